@@ -1,0 +1,33 @@
+# kvanta_layer(NAME): the object library kvanta_NAME from every .cc below src/NAME (fuzzers and tests live elsewhere).
+# Files named src/kernels/cpu/isa_<isa>.cc are compiled with that ISA's flags.
+set(KVANTA_LAYERS "" CACHE INTERNAL "")
+
+add_library(kvanta_options INTERFACE)
+target_include_directories(kvanta_options INTERFACE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
+target_compile_definitions(kvanta_options INTERFACE KVANTA_VERSION="${PROJECT_VERSION}" FMT_HEADER_ONLY=1)
+# No contraction: encoders are bit-exact by specification; kernels that want an FMA say so.
+target_compile_options(kvanta_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wno-psabi -ffp-contract=off
+                                                $<$<BOOL:${KVANTA_WERROR}>:-Werror>)
+if(KVANTA_SANITIZE)
+  target_compile_options(kvanta_options INTERFACE -fsanitize=${KVANTA_SANITIZE} -fno-omit-frame-pointer
+                                                  -fno-sanitize-recover=all)
+  target_link_options(kvanta_options INTERFACE -fsanitize=${KVANTA_SANITIZE})
+endif()
+
+set(KVANTA_ISA_FLAGS_portable "")
+set(KVANTA_ISA_FLAGS_avx2 -mavx2 -mfma -mf16c -mbmi2)
+set(KVANTA_ISA_FLAGS_avx512 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vbmi -mavx512vnni -mavx512bf16 -mfma
+                            -mf16c -mbmi2 -mprefer-vector-width=512)
+
+function(kvanta_layer name)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.cc)
+  add_library(kvanta_${name} OBJECT ${sources})
+  target_link_libraries(kvanta_${name} PUBLIC kvanta_options PRIVATE fmt::fmt-header-only
+                                                                     nlohmann_json::nlohmann_json Threads::Threads)
+  foreach(source IN LISTS sources)
+    if(source MATCHES "/isa_([a-z0-9]+)\\.cc$")
+      set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS ${KVANTA_ISA_FLAGS_${CMAKE_MATCH_1}} -O3)
+    endif()
+  endforeach()
+  set(KVANTA_LAYERS ${KVANTA_LAYERS} ${name} CACHE INTERNAL "")
+endfunction()

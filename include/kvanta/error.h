@@ -1,0 +1,28 @@
+// Errors that Kvanta throws. The library never prints and never aborts: it throws one of these, or returns.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace kvanta {
+
+// Base of every error. `what()` is one line: the thing, the value, the alternatives.
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// The caller's input is wrong: a name, a file, a prompt, a shape. Python: kvanta.InputError (a ValueError); CLI: exit 2.
+class InputError : public Error {
+ public:
+  using Error::Error;
+};
+
+// The input is fine but a resource (memory, threads, file system) does not suffice. Python: kvanta.ResourceError
+// (a ValueError too, with the figures); CLI: exit 1.
+class ResourceError : public Error {
+ public:
+  using Error::Error;
+};
+
+}  // namespace kvanta

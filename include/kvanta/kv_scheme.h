@@ -1,0 +1,51 @@
+// How a KV cache is stored: a side is K or V, a scheme is a pair of sides, and every layer may have its own scheme.
+// The names are those of docs/formats.md. Specification: docs/formats.md, section "Schemes".
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace kvanta {
+
+// Which pages a query reads in bf16 instead of quantized, by position alone (docs/formats.md, "The page rule").
+enum class ExactPages {
+  kNone,  // every page is read quantized, the query's own included
+  kOpen,  // the page that holds the query's own position is read in bf16
+};
+
+// One side as the user chose it: a number format by its canonical name, and modifiers.
+struct KvSide {
+  std::string format;     // canonical format name, e.g. "int8"; a name of kvanta::FormatNames()
+  bool hadamard = false;  // orthonormal Walsh-Hadamard over head_dim before encoding
+  bool mean = false;      // K only: a calibrated mean per (head, channel) is subtracted first
+
+  bool operator==(const KvSide&) const = default;
+};
+
+struct KvScheme {
+  KvSide k;
+  KvSide v;
+  ExactPages exact = ExactPages::kNone;
+  int sink_pages = 0;  // first pages of a sequence that are kept exact (0 or 1)
+
+  bool operator==(const KvScheme&) const = default;
+
+  // Parses a preset name or alias ("int4", "fp8"), or the explicit syntax "k=int8,v=int4+exact=none".
+  // Modifiers: +hadamard -hadamard +mean -mean +exact=none|open +sink=0|1.
+  // Throws InputError that names the value and lists the alternatives. "auto" is resolved by the engine, not here.
+  static KvScheme Parse(std::string_view text);
+
+  // The shortest text that Parse() turns back into this scheme.
+  std::string ToString() const;
+};
+
+// Canonical names of all number formats, in the order of src/formats/all.h.
+std::vector<std::string> FormatNames();
+
+// Applies per-layer overrides to `base`: "0,1,-1=bf16;2-5=int8" (indices, negative from the end, ranges).
+// Returns one scheme per layer. Throws InputError on an index out of range or a layer named twice.
+std::vector<KvScheme> ParseLayerSchemes(const KvScheme& base, std::string_view per_layer, int num_layers);
+
+}  // namespace kvanta

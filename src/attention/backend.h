@@ -1,0 +1,83 @@
+// The contract of an attention backend: Info / MakePlan / Append / Run. docs/engine-contract.md is normative.
+//
+// One plan per step describes every sequence of the batch; then, layer by layer, Append writes the new tokens' K and V
+// into the cache (quantizing what closes) and Run attends. A row's output depends only on its own position and the
+// bytes it reads: never on chunking, batch, prefix hits, or the number of threads.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cache/block_table.h"
+#include "cache/page_store.h"
+#include "formats/scheme.h"
+
+namespace kvanta::attention {
+
+// What a layer's attention computes; fixed for a model.
+struct LayerAttention {
+  int heads = 0;                // query heads; a multiple of kv_heads
+  int kv_heads = 0;
+  int head_dim = 0;             // 8..256, a multiple of 8
+  float softmax_scale = 0;      // usually 1/sqrt(head_dim)
+  float softcap = 0;            // 0: none; else logits = softcap * tanh(logits / softcap)
+  int sliding_window = 0;       // 0: none; else a query at p sees keys in (p - window, p]
+};
+
+// One sequence's part of a step: `tokens` new positions [start, start + tokens), whose pages all exist.
+struct SequenceSpan {
+  int64_t start = 0;                   // tokens already in the cache
+  int tokens = 0;                      // new tokens, >= 1
+  const cache::PageRef* pages = nullptr;  // ceil((start + tokens) / page_size) entries, valid during the step
+};
+
+struct BatchShape {
+  std::span<const SequenceSpan> sequences;  // rows of q, k, v are concatenated in this order
+};
+
+// Values that saturated or were NaN while quantizing, since the start.
+struct AppendCounts {
+  formats::EncodeCounts k;
+  formats::EncodeCounts v;
+};
+
+struct BackendInfo {
+  std::string name;                 // "cpu-avx512", "cpu-avx2", "cpu-portable", "reference", "cuda-sm90"
+  std::vector<formats::Code> codes; // codes it can read and write
+};
+
+// Opaque; made by MakePlan of the same backend; reused across steps to keep its memory.
+class Plan {
+ public:
+  virtual ~Plan() = default;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual BackendInfo Info() const = 0;
+
+  // Validates the batch against the cache's layout and prepares the step (work list, workspace). May throw; everything
+  // after it is noexcept. `plan` may be null or a plan of an earlier step, whose memory is reused.
+  virtual std::unique_ptr<Plan> MakePlan(const BatchShape& batch, std::unique_ptr<Plan> plan) = 0;
+
+  // k, v: f32 [rows][kv_heads * head_dim], row stride `kv_stride` floats, after RoPE. Quantizes on write.
+  virtual void Append(Plan& plan, int layer, const float* k, const float* v, int64_t kv_stride) noexcept = 0;
+
+  // q: f32 [rows][heads * head_dim], row stride `q_stride` floats, after RoPE; out: f32 [rows][heads * head_dim], dense.
+  virtual void Run(Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept = 0;
+
+  virtual AppendCounts Counts(int layer) const = 0;
+  // The scales that Append uses, read back from where it reads them.
+  virtual const formats::LayerScales& Scales(int layer) const = 0;
+};
+
+struct BackendConfig {
+  std::vector<LayerAttention> layers;
+  std::vector<formats::LayerScales> scales;  // per layer
+};
+
+}  // namespace kvanta::attention

@@ -1,0 +1,55 @@
+// Memory of a device. Weights, activations and cache pages live behind it, so that nothing above `kernels` knows where.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+namespace kvanta {
+
+// Owned memory of a device, 64-byte aligned (2 MiB when large), zeroed. Move-only.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(std::shared_ptr<void> data, size_t bytes) : data_(std::move(data)), bytes_(bytes) {}
+  uint8_t* data() const noexcept { return static_cast<uint8_t*>(data_.get()); }
+  template <class T>
+  T* as() const noexcept { return static_cast<T*>(data_.get()); }
+  size_t bytes() const noexcept { return bytes_; }
+  explicit operator bool() const noexcept { return data_ != nullptr; }
+
+ private:
+  std::shared_ptr<void> data_;
+  size_t bytes_ = 0;
+};
+
+// A reserved address range whose memory is taken on first touch and can be given back piecewise: page pools of
+// different record sizes can share one byte budget without fragmentation.
+class Reservation {
+ public:
+  virtual ~Reservation() = default;
+  virtual uint8_t* data() const noexcept = 0;
+  virtual size_t bytes() const noexcept = 0;
+  // Gives the memory of [offset, offset + bytes) back to the system; contents become undefined.
+  virtual void Release(size_t offset, size_t bytes) noexcept = 0;
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual std::string_view Name() const noexcept = 0;  // "cpu", "cuda:0"
+  // Throws ResourceError with the figure when memory does not suffice.
+  virtual Buffer Allocate(size_t bytes) = 0;
+  virtual std::unique_ptr<Reservation> Reserve(size_t bytes) = 0;
+  virtual void CopyIn(void* device, const void* host, size_t bytes) = 0;   // host -> device
+  virtual void CopyOut(void* host, const void* device, size_t bytes) = 0;  // device -> host
+  virtual void Fill(void* device, uint8_t byte, size_t bytes) = 0;
+  // Memory a new cache may take, bytes (CPU: MemAvailable of the system or the cgroup's rest, whichever is less).
+  virtual int64_t AvailableBytes() const = 0;
+};
+
+// The host's memory. One object for the process.
+Device& Cpu();
+
+}  // namespace kvanta

@@ -1,0 +1,78 @@
+// A scheme bound to a layer's shape: what the cache and the kernels use. KvScheme (public) names; this resolves.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "formats/cell.h"
+#include "kvanta/kv_scheme.h"
+
+namespace kvanta::formats {
+
+// One side of one layer, resolved.
+struct Side {
+  const Format* format = nullptr;
+  bool hadamard = false;
+  bool mean = false;
+  CellPlanes planes;
+
+  bool operator==(const Side& other) const {
+    return format == other.format && hadamard == other.hadamard && mean == other.mean;
+  }
+};
+
+// One layer's cache: scheme, shape, and where its cells lie in the page record.
+//
+// Page record (one page of all layers): for each layer, for each KV head: K cell | V cell.
+struct LayerScheme {
+  KvScheme scheme;
+  Side k;
+  Side v;
+  CellShape shape{};
+  int kv_heads = 0;
+  bool exact_open = false;     // own page read in bf16
+  int sink_pages = 0;          // first pages read in bf16 by everyone
+  int64_t offset = 0;          // of this layer in the quantized page record
+  int64_t bytes = 0;           // kv_heads * (k.planes.bytes + v.planes.bytes)
+  int64_t exact_offset = 0;    // of this layer in the exact (bf16) page record; meaningful if exact_open
+  int64_t exact_bytes = 0;     // kv_heads * 2 * bf16 cell; 0 unless exact_open
+
+  int64_t KCell(int head) const { return offset + head * (k.planes.bytes + v.planes.bytes); }
+  int64_t VCell(int head) const { return KCell(head) + k.planes.bytes; }
+  // bf16 cells of the exact record: [head][K, V], each shape.tokens * head_dim * 2 bytes, in the bf16 cache layout.
+  int64_t ExactCellBytes() const { return int64_t{2} * shape.tokens * shape.head_dim; }
+  int64_t ExactKCell(int head) const { return exact_offset + head * 2 * ExactCellBytes(); }
+  int64_t ExactVCell(int head) const { return ExactKCell(head) + ExactCellBytes(); }
+};
+
+// All layers of a model: the layout of page records.
+struct CacheLayout {
+  std::vector<LayerScheme> layers;
+  int page_size = 64;             // tokens per page
+  int64_t page_bytes = 0;         // quantized record, all layers
+  int64_t exact_page_bytes = 0;   // exact (bf16) record; 0 when no layer keeps exact pages
+  std::string Identity() const;   // everything that changes the bytes of a page, as text (for hashes and headers)
+};
+
+// Shape of one layer of a model.
+struct LayerShape {
+  int kv_heads;
+  int head_dim;
+};
+
+// Resolves and lays out. Throws InputError when a layer's shape cannot take its scheme.
+CacheLayout PlanCache(const std::vector<KvScheme>& schemes, const std::vector<LayerShape>& shapes, int page_size);
+
+// Static parameters of one side of one layer, used by Scale::kStatic and by key means. Index = KV head.
+struct SideScales {
+  std::vector<float> scale;  // [kv_heads]; 1.0 when nothing was given
+  std::vector<float> mean;   // [kv_heads * head_dim], empty without
+};
+
+struct LayerScales {
+  SideScales k;
+  SideScales v;
+};
+
+}  // namespace kvanta::formats

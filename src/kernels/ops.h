@@ -1,0 +1,50 @@
+// The operations a model's forward is written against, one object per device. Activations are f32 between them.
+// Every op gives a row the same bits whatever the number of rows or threads.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "base/device.h"
+#include "base/thread_pool.h"
+#include "kernels/linear.h"
+
+namespace kvanta::kernels {
+
+class Ops {
+ public:
+  virtual ~Ops() = default;
+  virtual Device& device() const noexcept = 0;
+  virtual ThreadPool& threads() const noexcept = 0;
+
+  // Packs the weights, stacked along `out` (q|k|v as one), for this device. `store` says how W is kept (f32 arithmetic
+  // for kF32; bf16: x rounded to bf16, f32 sums; f16: W f16, x f32). bias: f32 [sum of out] or empty.
+  // The views may be unmapped afterwards.
+  virtual std::unique_ptr<Linear> MakeLinear(std::span<const WeightView> stacked, std::span<const float> bias,
+                                             DType store) = 0;
+
+  // out[r] = row ids[r] of table's weight, f32 [rows][table.In()]. ids must be in range (checked by the caller).
+  virtual void Embed(const Linear& table, const int32_t* ids, int64_t rows, float* out) noexcept = 0;
+  // out = x / sqrt(mean(x^2) + eps) * weight; x, out: f32 [rows][width], row strides in floats; may alias.
+  virtual void RmsNorm(const float* x, int64_t x_stride, const float* weight, float eps, int64_t rows, int64_t width,
+                       float* out, int64_t out_stride) noexcept = 0;
+  // x += y, both f32 [n].
+  virtual void Add(float* x, const float* y, int64_t n) noexcept = 0;
+  // Rotates the first rotary_dim channels of each head in place (Hugging Face "half" order: channel i with
+  // i + rotary_dim/2). x: f32 [rows][heads * head_dim] with row stride `stride`; cos_sin: f32 [positions][rotary_dim],
+  // the first half cos, the second sin; positions: int64 [rows].
+  virtual void Rope(float* x, int64_t stride, int64_t rows, int heads, int head_dim, int rotary_dim,
+                    const float* cos_sin, const int64_t* positions) noexcept = 0;
+  // out[r][i] = silu(gate_up[r][i]) * gate_up[r][width + i]; gate_up: f32 [rows][2 * width]; out: f32 [rows][width].
+  virtual void SiluMul(const float* gate_up, int64_t rows, int64_t width, float* out) noexcept = 0;
+};
+
+// Names of the CPU's ISA units, best first: "avx512", "avx2", "portable"; only those this machine can run.
+std::span<const char* const> RunnableIsas();
+
+// Ops of the CPU. isa: a name of RunnableIsas(), or "auto" (environment KVANTA_ISA if set, else the best).
+// Throws InputError listing the units.
+std::unique_ptr<Ops> MakeCpuOps(std::shared_ptr<ThreadPool> threads, const char* isa = "auto");
+
+}  // namespace kvanta::kernels

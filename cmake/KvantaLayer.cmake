@@ -21,6 +21,9 @@ set(KVANTA_ISA_FLAGS_avx512 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512v
 
 function(kvanta_layer name)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.cc)
+  if(NOT sources)
+    return()
+  endif()
   add_library(kvanta_${name} OBJECT ${sources})
   target_link_libraries(kvanta_${name} PUBLIC kvanta_options PRIVATE fmt::fmt-header-only
                                                                      nlohmann_json::nlohmann_json Threads::Threads)

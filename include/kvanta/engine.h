@@ -17,33 +17,33 @@
 namespace kvanta {
 
 struct EngineConfig {
-  std::string model;                        // folder in Hugging Face layout
-  std::string kv_cache_dtype = "auto";      // scheme text, see KvScheme::Parse; "auto": the checkpoint's, else the dtype's
-  std::string kv_cache_dtype_layers;        // see ParseLayerSchemes
+  std::string model;                    // folder in Hugging Face layout
+  std::string kv_cache_dtype = "auto";  // scheme text, see KvScheme::Parse; "auto": the checkpoint's, else the dtype's
+  std::string kv_cache_dtype_layers;    // see ParseLayerSchemes
   std::vector<std::string> kv_cache_dtype_skip_layers;  // layers kept at the model's dtype: indices, "sliding_window"
-  std::string quantization_param_path;      // scale file, two schemas (docs/scales.md)
-  bool calculate_kv_scales = false;         // static scales from the first prompt
-  std::string dtype = "auto";               // weights: "auto", "bfloat16", "float16", "float32"
-  std::string weight_dtype = "auto";        // "auto", "bf16" (quantized weights come later)
-  int64_t max_model_len = 0;                // tokens per sequence; 0: the model's own limit
-  int max_num_seqs = 64;                    // running at once
-  int max_num_batched_tokens = 512;         // tokens per step; at least page_size
-  int page_size = 64;                       // 16, 32, 64, 128
-  int64_t kv_cache_memory_bytes = 0;        // 0: what max_num_seqs full sequences need, at most 40 % of available memory
+  std::string quantization_param_path;                  // scale file, two schemas (docs/scales.md)
+  bool calculate_kv_scales = false;                     // static scales from the first prompt
+  std::string dtype = "auto";                           // weights: "auto", "bfloat16", "float16", "float32"
+  std::string weight_dtype = "auto";                    // "auto", "bf16" (quantized weights come later)
+  int64_t max_model_len = 0;                            // tokens per sequence; 0: the model's own limit
+  int max_num_seqs = 64;                                // running at once
+  int max_num_batched_tokens = 512;                     // tokens per step; at least page_size
+  int page_size = 64;                                   // 16, 32, 64, 128
+  int64_t kv_cache_memory_bytes = 0;  // 0: what max_num_seqs full sequences need, at most 40 % of available memory
   bool enable_prefix_caching = true;
-  int threads = 0;                          // 0: all CPUs of the affinity mask
-  std::string device = "auto";              // "auto", "cpu"
-  std::string isa = "auto";                 // "auto", "avx512", "avx2", "portable"; environment KVANTA_ISA wins over auto
-  uint64_t seed = 0;                        // of requests without their own
-  std::optional<bool> poison_unused;        // fill unused cache memory with NaN; default: debug builds only
+  int threads = 0;                    // 0: all CPUs of the affinity mask
+  std::string device = "auto";        // "auto", "cpu"
+  std::string isa = "auto";           // "auto", "avx512", "avx2", "portable"; environment KVANTA_ISA wins over auto
+  uint64_t seed = 0;                  // of requests without their own
+  std::optional<bool> poison_unused;  // fill unused cache memory with NaN; default: debug builds only
 };
 
 struct Request {
-  std::string id;                           // unique among unfinished requests
-  std::vector<int32_t> prompt;              // at least one token
+  std::string id;               // unique among unfinished requests
+  std::vector<int32_t> prompt;  // at least one token
   SamplingParams sampling;
-  std::string cache_salt;                   // isolates prefix sharing
-  int priority = 0;                         // smaller runs first
+  std::string cache_salt;  // isolates prefix sharing
+  int priority = 0;        // smaller runs first
 };
 
 enum class FinishReason : uint8_t { kNone, kStop, kLength, kAbort, kError };
@@ -51,24 +51,24 @@ enum class FinishReason : uint8_t { kNone, kStop, kLength, kAbort, kError };
 struct TokenLogprob {
   int32_t token = 0;
   float logprob = 0;
-  int rank = 0;                             // 1: most likely
+  int rank = 0;  // 1: most likely
 };
 
 // One request's news of one step.
 struct RequestOutput {
   std::string id;
-  std::vector<int32_t> tokens;              // new tokens (0 or 1 today)
+  std::vector<int32_t> tokens;                             // new tokens (0 or 1 today)
   std::vector<std::vector<TokenLogprob>> logprobs;         // per new token: the chosen one first, then the most likely
   std::vector<std::vector<TokenLogprob>> prompt_logprobs;  // once, with the first token; entry 0 is empty
   FinishReason finish = FinishReason::kNone;
-  std::optional<int32_t> stop_token;        // the token that stopped it, if one did
-  int cached_tokens = 0;                    // prompt tokens taken from the prefix cache
-  std::string error;                        // with kError
+  std::optional<int32_t> stop_token;  // the token that stopped it, if one did
+  int cached_tokens = 0;              // prompt tokens taken from the prefix cache
+  std::string error;                  // with kError
 };
 
 struct LayerStats {
   std::string scheme;
-  std::vector<float> k_scale, v_scale;      // live static scales, read back from the attention backend; empty if unused
+  std::vector<float> k_scale, v_scale;  // live static scales, read back from the attention backend; empty if unused
   int64_t k_values = 0, k_saturated = 0, k_nan = 0;
   int64_t v_values = 0, v_saturated = 0, v_nan = 0;
 };
@@ -77,15 +77,15 @@ struct EngineStats {
   int64_t running = 0, waiting = 0, preemptions = 0, steps = 0;
   int64_t prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0;
   int64_t page_size = 0;
-  int64_t page_bytes = 0, exact_page_bytes = 0;            // one record, all layers
-  double bytes_per_token = 0;                              // page_bytes / page_size
+  int64_t page_bytes = 0, exact_page_bytes = 0;  // one record, all layers
+  double bytes_per_token = 0;                    // page_bytes / page_size
   int64_t pages_used = 0, pages_free = 0, exact_pages_used = 0;
   int64_t cache_used_bytes = 0, cache_budget_bytes = 0;
-  int64_t prefix_pages = 0;                                // pages held by the prefix cache
+  int64_t prefix_pages = 0;  // pages held by the prefix cache
   int64_t weight_bytes = 0;
   std::string backend, isa, device;
   int threads = 0;
-  double seconds_forward = 0, seconds_total = 0;           // inside steps
+  double seconds_forward = 0, seconds_total = 0;  // inside steps
   std::vector<LayerStats> layers;
 };
 
@@ -94,16 +94,16 @@ struct ModelInfo {
   std::string architecture, dtype;
   int layers = 0, hidden = 0, heads = 0, kv_heads = 0, head_dim = 0, vocab = 0;
   int64_t max_position = 0, weight_bytes = 0;
-  std::vector<int> sliding_window;          // per layer; 0: none
+  std::vector<int> sliding_window;  // per layer; 0: none
   std::vector<int32_t> eos_token_ids;
-  std::string declared_kv_cache;            // scheme that the checkpoint declares, "" if none
+  std::string declared_kv_cache;  // scheme that the checkpoint declares, "" if none
 };
 
 // Bytes of a cache, without building one (same code that lays out the engine's).
 struct CachePlan {
   double bits_per_element = 0;
   int64_t page_bytes = 0, exact_page_bytes = 0;
-  int64_t exact_pages_per_sequence = 0;     // open page + sink
+  int64_t exact_pages_per_sequence = 0;  // open page + sink
   double bytes_per_token = 0;
 };
 
@@ -139,12 +139,13 @@ class Engine {
   // demands and do not change a bit). Uses no prefix cache unless `use_prefix_cache`. Not while Start()ed.
   void Logits(std::span<const int32_t> tokens, int chunk_tokens, std::span<float> out, bool use_prefix_cache = false);
 
-  // Canonical bytes (docs/formats.md, "Page files") of page `index` of a cached prefix; throws InputError if not cached.
+  // Canonical bytes (docs/formats.md, "Page files") of page `index` of a cached prefix; throws InputError if not
+  // cached.
   std::vector<uint8_t> ExportPage(std::span<const int32_t> tokens, int index);
 
   EngineStats Stats() const;
   const ModelInfo& Info() const;
-  const EngineConfig& Config() const;       // with "auto" and 0 resolved
+  const EngineConfig& Config() const;  // with "auto" and 0 resolved
   // Drops every cached prefix that no running request uses.
   void ResetPrefixCache();
 

@@ -12,7 +12,8 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The caller's input is wrong: a name, a file, a prompt, a shape. Python: kvanta.InputError (a ValueError); CLI: exit 2.
+// The caller's input is wrong: a name, a file, a prompt, a shape. Python: kvanta.InputError (a ValueError); CLI:
+// exit 2.
 class InputError : public Error {
  public:
   using Error::Error;

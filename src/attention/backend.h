@@ -19,18 +19,18 @@ namespace kvanta::attention {
 
 // What a layer's attention computes; fixed for a model.
 struct LayerAttention {
-  int heads = 0;                // query heads; a multiple of kv_heads
+  int heads = 0;  // query heads; a multiple of kv_heads
   int kv_heads = 0;
-  int head_dim = 0;             // 8..256, a multiple of 8
-  float softmax_scale = 0;      // usually 1/sqrt(head_dim)
-  float softcap = 0;            // 0: none; else logits = softcap * tanh(logits / softcap)
-  int sliding_window = 0;       // 0: none; else a query at p sees keys in (p - window, p]
+  int head_dim = 0;         // 8..256, a multiple of 8
+  float softmax_scale = 0;  // usually 1/sqrt(head_dim)
+  float softcap = 0;        // 0: none; else logits = softcap * tanh(logits / softcap)
+  int sliding_window = 0;   // 0: none; else a query at p sees keys in (p - window, p]
 };
 
 // One sequence's part of a step: `tokens` new positions [start, start + tokens), whose pages all exist.
 struct SequenceSpan {
-  int64_t start = 0;                   // tokens already in the cache
-  int tokens = 0;                      // new tokens, >= 1
+  int64_t start = 0;                      // tokens already in the cache
+  int tokens = 0;                         // new tokens, >= 1
   const cache::PageRef* pages = nullptr;  // ceil((start + tokens) / page_size) entries, valid during the step
 };
 
@@ -45,8 +45,8 @@ struct AppendCounts {
 };
 
 struct BackendInfo {
-  std::string name;                 // "cpu-avx512", "cpu-avx2", "cpu-portable", "reference", "cuda-sm90"
-  std::vector<formats::Code> codes; // codes it can read and write
+  std::string name;                  // "cpu-avx512", "cpu-avx2", "cpu-portable", "reference", "cuda-sm90"
+  std::vector<formats::Code> codes;  // codes it can read and write
 };
 
 // Opaque; made by MakePlan of the same backend; reused across steps to keep its memory.
@@ -67,7 +67,8 @@ class Backend {
   // k, v: f32 [rows][kv_heads * head_dim], row stride `kv_stride` floats, after RoPE. Quantizes on write.
   virtual void Append(Plan& plan, int layer, const float* k, const float* v, int64_t kv_stride) noexcept = 0;
 
-  // q: f32 [rows][heads * head_dim], row stride `q_stride` floats, after RoPE; out: f32 [rows][heads * head_dim], dense.
+  // q: f32 [rows][heads * head_dim], row stride `q_stride` floats, after RoPE; out: f32 [rows][heads * head_dim],
+  // dense.
   virtual void Run(Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept = 0;
 
   virtual AppendCounts Counts(int layer) const = 0;

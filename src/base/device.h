@@ -15,7 +15,9 @@ class Buffer {
   Buffer(std::shared_ptr<void> data, size_t bytes) : data_(std::move(data)), bytes_(bytes) {}
   uint8_t* data() const noexcept { return static_cast<uint8_t*>(data_.get()); }
   template <class T>
-  T* as() const noexcept { return static_cast<T*>(data_.get()); }
+  T* as() const noexcept {
+    return static_cast<T*>(data_.get());
+  }
   size_t bytes() const noexcept { return bytes_; }
   explicit operator bool() const noexcept { return data_ != nullptr; }
 

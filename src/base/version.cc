@@ -2,6 +2,8 @@
 
 namespace kvanta {
 
-const char* Version() noexcept { return KVANTA_VERSION; }
+const char* Version() noexcept {
+  return KVANTA_VERSION;
+}
 
 }  // namespace kvanta

@@ -18,8 +18,8 @@ inline constexpr PageId kNoPage = -1;
 enum class PageKind : uint8_t { kQuantized, kExact };
 
 struct PageStoreConfig {
-  int64_t budget_bytes = 0;     // upper bound of committed records of both kinds
-  bool poison_unused = false;   // fill fresh and freed records with 0xFF (NaN in every float format); on in debug builds
+  int64_t budget_bytes = 0;    // upper bound of committed records of both kinds
+  bool poison_unused = false;  // fill fresh and freed records with 0xFF (NaN in every float format); on in debug builds
 };
 
 class PageStore {
@@ -39,7 +39,7 @@ class PageStore {
   int64_t RecordBytes(PageKind kind) const noexcept;
 
   int64_t BudgetBytes() const noexcept;
-  int64_t UsedBytes() const noexcept;                  // records with references, both kinds
+  int64_t UsedBytes() const noexcept;  // records with references, both kinds
   int64_t UsedPages(PageKind kind) const noexcept;
   // How many more records of `kind` could be allocated now if nothing else is.
   int64_t FreePages(PageKind kind) const noexcept;

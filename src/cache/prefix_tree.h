@@ -24,16 +24,16 @@ class PrefixTree {
   std::vector<PageRef> Match(std::span<const int32_t> tokens, uint64_t salt, int max_pages);
 
   // Inserts closed page number `index` (tokens[index*P, (index+1)*P)) below the path of its predecessors, which must be
-  // present, else nothing is inserted. The tree takes its own references. Returns the page that is in the tree: an equal page
-  // that was there already wins, so callers can share it.
+  // present, else nothing is inserted. The tree takes its own references. Returns the page that is in the tree: an
+  // equal page that was there already wins, so callers can share it.
   PageRef Insert(std::span<const int32_t> tokens, uint64_t salt, int index, PageRef page);
 
   // Releases least recently used leaves that nobody else references until a record of `kind` may be allocated or no
   // such leaf is left; returns whether anything was released.
   bool EvictOne(PageKind kind);
 
-  int64_t Pages() const noexcept;            // nodes in the tree
-  int64_t EvictablePages() const noexcept;   // nodes that only the tree references
+  int64_t Pages() const noexcept;           // nodes in the tree
+  int64_t EvictablePages() const noexcept;  // nodes that only the tree references
   void Clear();
 
  private:

@@ -23,9 +23,9 @@ struct CellPlanes {
   int64_t codes = 0;
   int64_t block_scales = 0;
   int64_t token_scales = 0;
-  int64_t bytes = 0;            // whole cell, a multiple of 16
-  int64_t row_bytes = 0;        // codes of one token
-  int blocks = 0;               // block scales of one token
+  int64_t bytes = 0;      // whole cell, a multiple of 16
+  int64_t row_bytes = 0;  // codes of one token
+  int blocks = 0;         // block scales of one token
 };
 
 // Throws InputError where the format cannot take the shape (block does not divide head_dim, row not whole 4-byte

@@ -28,7 +28,9 @@ void LoadRow(SideKind kind, const Format& format, CellShape shape, const CellPla
              const uint8_t* cell, RowPlanes row) noexcept;
 
 // Whole-cell bijections: cache layout <-> canonical bytes. `cell` and `canonical` are `planes.bytes` long.
-void ToCanonical(SideKind kind, const Format& format, CellShape shape, const uint8_t* cell, uint8_t* canonical) noexcept;
-void FromCanonical(SideKind kind, const Format& format, CellShape shape, const uint8_t* canonical, uint8_t* cell) noexcept;
+void ToCanonical(SideKind kind, const Format& format, CellShape shape, const uint8_t* cell,
+                 uint8_t* canonical) noexcept;
+void FromCanonical(SideKind kind, const Format& format, CellShape shape, const uint8_t* canonical,
+                   uint8_t* cell) noexcept;
 
 }  // namespace kvanta::formats

@@ -57,16 +57,16 @@ struct ConstRowPlanes {
 };
 
 struct Format {
-  std::string_view name;                        // canonical, e.g. "fp8_e4m3"
-  std::span<const std::string_view> aliases;    // e.g. {"fp8"}
-  std::string_view summary;                     // one line for --help and docs
+  std::string_view name;                      // canonical, e.g. "fp8_e4m3"
+  std::span<const std::string_view> aliases;  // e.g. {"fp8"}
+  std::string_view summary;                   // one line for --help and docs
   Code code;
-  int code_bits;                                // 32, 16, 8, 4
+  int code_bits;  // 32, 16, 8, 4
   Scale scale;
-  int block;                                    // channels per block scale; 0 without
-  bool hadamard;                                // default transform of the preset name
-  ExactPages exact;                             // default of the preset name
-  int sink_pages;                               // default of the preset name
+  int block;         // channels per block scale; 0 without
+  bool hadamard;     // default transform of the preset name
+  ExactPages exact;  // default of the preset name
+  int sink_pages;    // default of the preset name
 
   // Encodes one token's row of one head, already transformed: x[head_dim] f32 -> planes. `static_scale` is used by
   // Scale::kStatic only (stored value = x / static_scale). Bit-exact on every backend; never throws.

@@ -31,12 +31,12 @@ struct LayerScheme {
   Side v;
   CellShape shape{};
   int kv_heads = 0;
-  bool exact_open = false;     // own page read in bf16
-  int sink_pages = 0;          // first pages read in bf16 by everyone
-  int64_t offset = 0;          // of this layer in the quantized page record
-  int64_t bytes = 0;           // kv_heads * (k.planes.bytes + v.planes.bytes)
-  int64_t exact_offset = 0;    // of this layer in the exact (bf16) page record; meaningful if exact_open
-  int64_t exact_bytes = 0;     // kv_heads * 2 * bf16 cell; 0 unless exact_open
+  bool exact_open = false;   // own page read in bf16
+  int sink_pages = 0;        // first pages read in bf16 by everyone
+  int64_t offset = 0;        // of this layer in the quantized page record
+  int64_t bytes = 0;         // kv_heads * (k.planes.bytes + v.planes.bytes)
+  int64_t exact_offset = 0;  // of this layer in the exact (bf16) page record; meaningful if exact_open
+  int64_t exact_bytes = 0;   // kv_heads * 2 * bf16 cell; 0 unless exact_open
 
   int64_t KCell(int head) const { return offset + head * (k.planes.bytes + v.planes.bytes); }
   int64_t VCell(int head) const { return KCell(head) + k.planes.bytes; }
@@ -49,10 +49,10 @@ struct LayerScheme {
 // All layers of a model: the layout of page records.
 struct CacheLayout {
   std::vector<LayerScheme> layers;
-  int page_size = 64;             // tokens per page
-  int64_t page_bytes = 0;         // quantized record, all layers
-  int64_t exact_page_bytes = 0;   // exact (bf16) record; 0 when no layer keeps exact pages
-  std::string Identity() const;   // everything that changes the bytes of a page, as text (for hashes and headers)
+  int page_size = 64;            // tokens per page
+  int64_t page_bytes = 0;        // quantized record, all layers
+  int64_t exact_page_bytes = 0;  // exact (bf16) record; 0 when no layer keeps exact pages
+  std::string Identity() const;  // everything that changes the bytes of a page, as text (for hashes and headers)
 };
 
 // Shape of one layer of a model.

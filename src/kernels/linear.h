@@ -27,8 +27,8 @@ class Linear {
   virtual void Forward(const float* x, int64_t rows, float* y, int64_t y_stride) const noexcept = 0;
   // Row `index` of W as f32 [in] (tied embeddings read it).
   virtual void ReadRow(int64_t index, float* out) const noexcept = 0;
-  virtual int64_t WeightBytes() const noexcept = 0;        // bytes one forward of one row reads
-  virtual std::string_view Kind() const noexcept = 0;      // "bf16", "f32", "f16"
+  virtual int64_t WeightBytes() const noexcept = 0;    // bytes one forward of one row reads
+  virtual std::string_view Kind() const noexcept = 0;  // "bf16", "f32", "f16"
 };
 
 }  // namespace kvanta::kernels

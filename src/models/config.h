@@ -24,21 +24,21 @@ struct RopeConfig {
 };
 
 struct ModelConfig {
-  std::string architecture;           // e.g. "LlamaForCausalLM"
-  DType dtype = DType::kBf16;         // of the checkpoint
+  std::string architecture;    // e.g. "LlamaForCausalLM"
+  DType dtype = DType::kBf16;  // of the checkpoint
   int hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, ffn = 0, vocab = 0;
-  int rotary_dim = 0;                 // head_dim unless partial_rotary_factor says less
+  int rotary_dim = 0;  // head_dim unless partial_rotary_factor says less
   double rms_eps = 1e-5;
   bool tied_embeddings = false;
   bool qkv_bias = false, o_bias = false, mlp_bias = false;
-  bool qk_norm = false;               // RMS norm of each head's q and k before RoPE (Qwen3)
-  std::vector<int> sliding_window;    // per layer; 0: none
+  bool qk_norm = false;             // RMS norm of each head's q and k before RoPE (Qwen3)
+  std::vector<int> sliding_window;  // per layer; 0: none
   int64_t max_position = 0;
   RopeConfig rope;
-  std::vector<int32_t> eos_token_ids; // config.json and generation_config.json
+  std::vector<int32_t> eos_token_ids;  // config.json and generation_config.json
   int32_t bos_token_id = -1;
-  std::string declared_kv_cache;      // scheme text declared by quantization_config.kv_cache_scheme or
-                                      // hf_quant_config.json; "" when none. Unknown declarations throw.
+  std::string declared_kv_cache;  // scheme text declared by quantization_config.kv_cache_scheme or
+                                  // hf_quant_config.json; "" when none. Unknown declarations throw.
 };
 
 // Throws InputError naming the file, the key, the value and the alternatives.

@@ -14,8 +14,8 @@
 namespace kvanta::models {
 
 struct ForwardBatch {
-  std::span<const int32_t> tokens;      // [rows]
-  std::span<const int64_t> positions;   // [rows]
+  std::span<const int32_t> tokens;     // [rows]
+  std::span<const int64_t> positions;  // [rows]
 };
 
 class Model {
@@ -37,9 +37,9 @@ class Model {
 };
 
 struct LoadOptions {
-  DType store = DType::kBf16;   // how weights are kept
-  int64_t max_rows = 512;       // rows of the largest Forward
-  int64_t max_positions = 0;    // rope table length; 0: config.max_position
+  DType store = DType::kBf16;  // how weights are kept
+  int64_t max_rows = 512;      // rows of the largest Forward
+  int64_t max_positions = 0;   // rope table length; 0: config.max_position
 };
 
 // Loads a folder in Hugging Face layout. Throws InputError: unknown architecture (lists the known), missing or

@@ -15,9 +15,9 @@
 namespace kvanta::models {
 
 struct TensorView {
-  std::string dtype;                  // as in the file: "BF16", "F16", "F32", "F8_E4M3", "I64", ...
+  std::string dtype;  // as in the file: "BF16", "F16", "F32", "F8_E4M3", "I64", ...
   std::vector<int64_t> shape;
-  std::span<const uint8_t> data;      // in the mapped file
+  std::span<const uint8_t> data;  // in the mapped file
 };
 
 // Parses a header held in memory: name -> view into `data`. Throws InputError on anything that lies: lengths, offsets
@@ -28,8 +28,8 @@ std::map<std::string, TensorView, std::less<>> ParseSafetensors(std::span<const 
 class Checkpoint {
  public:
   static Checkpoint Open(const std::string& folder);
-  const TensorView* Find(std::string_view name) const;       // nullptr when absent
-  const TensorView& Get(std::string_view name) const;        // throws InputError naming the nearest names
+  const TensorView* Find(std::string_view name) const;  // nullptr when absent
+  const TensorView& Get(std::string_view name) const;   // throws InputError naming the nearest names
   std::vector<std::string> Names() const;
   int64_t TotalBytes() const;
 

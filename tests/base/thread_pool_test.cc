@@ -1,0 +1,60 @@
+#include "base/thread_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include "kvanta/error.h"
+
+namespace kvanta {
+namespace {
+
+TEST(ThreadPool, RunsEveryTaskOnceOnAValidWorker) {
+  for (const int threads : {1, 2, 3, 8}) {
+    ThreadPool pool(threads);
+    for (const int64_t tasks : {0, 1, 2, 7, 1000}) {
+      std::vector<std::atomic<int>> runs(static_cast<size_t>(tasks));
+      std::atomic<bool> worker_in_range{true};
+      auto body = [&](int64_t task, int worker) {
+        runs[static_cast<size_t>(task)].fetch_add(1);
+        if (worker < 0 || worker >= threads) worker_in_range = false;
+      };
+      pool.ForEach(tasks, body);
+      EXPECT_TRUE(std::ranges::all_of(runs, [](const auto& n) { return n.load() == 1; })) << threads << " " << tasks;
+      EXPECT_TRUE(worker_in_range);
+    }
+  }
+}
+
+// Plain (not atomic) writes of one region must be visible to the next: the sanitizer build would see a race.
+TEST(ThreadPool, RegionsAreOrdered) {
+  ThreadPool pool(4);
+  std::vector<int64_t> values(64, 0);
+  for (int round = 0; round < 2000; ++round) {
+    auto body = [&](int64_t task, int) {
+      const auto mirrored = values.size() - 1 - static_cast<size_t>(task);
+      if (round % 2 == 0) {
+        values[static_cast<size_t>(task)] += 1;
+      } else {
+        values[mirrored] += 1;
+      }
+    };
+    pool.ForEach(static_cast<int64_t>(values.size()), body);
+    if (round % 500 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));  // let the workers fall asleep
+  }
+  EXPECT_EQ(std::accumulate(values.begin(), values.end(), int64_t{0}), 64 * 2000);
+}
+
+TEST(ThreadPool, RefusesNonsense) {
+  EXPECT_THROW(ThreadPool(-1), InputError);
+  EXPECT_THROW(ThreadPool(100000), InputError);
+  EXPECT_GE(ThreadPool(0).Threads(), 1);
+}
+
+}  // namespace
+}  // namespace kvanta

@@ -1,0 +1,74 @@
+# Set-up that scripts/test and scripts/demo share; sourced, not run. Every function does only what is still missing, so
+# a second call costs about a second. Expects bash with `set -euo pipefail` and the repository's root as the current folder.
+
+# Debian's own tools come first: a pip-installed cmake in front of them would make every build folder depend on a shim.
+export PATH="$PWD/.venv/bin:/usr/bin:/bin:$PATH"
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+# The same file compiled in another clone of the repository is a hit, too.
+export CCACHE_BASEDIR="$PWD" CCACHE_NOHASHDIR=1
+
+# setup_packages: installs what is missing of scripts/apt-packages.txt.
+setup_packages() {
+  local package missing=() run_as=()
+  while read -r package _; do
+    [[ -z $package || $package == \#* ]] && continue
+    dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing+=("$package")
+  done <scripts/apt-packages.txt
+  if ((${#missing[@]} == 0)); then
+    echo "all packages of scripts/apt-packages.txt are installed"
+    return
+  fi
+  echo "missing packages: ${missing[*]}"
+  if ((EUID != 0)); then
+    if command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
+      run_as=(sudo)
+    else
+      echo "error: not root and no sudo without a password; run: sudo apt-get install ${missing[*]}" >&2
+      return 1
+    fi
+  fi
+  "${run_as[@]}" apt-get update -q
+  "${run_as[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "${missing[@]}"
+}
+
+# Debian's Python where it is new enough (its headers come with the packages above), else the first one on PATH.
+find_python() {
+  local python
+  for python in "${KVANTA_PYTHON:-}" /usr/bin/python3 python3; do
+    [[ -n $python ]] && "$python" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue
+    echo "$python"
+    return
+  done
+  echo "error: Python 3.11 or newer with the venv module is needed; set KVANTA_PYTHON to its path" >&2
+  return 1
+}
+
+# setup_python NAME...: the virtual environment .venv with requirements/NAME.txt of each NAME.
+setup_python() {
+  local name stamp python
+  if [[ ! -x .venv/bin/python ]]; then
+    python=$(find_python)
+    echo "creating .venv with $python"
+    "$python" -m venv .venv
+  fi
+  for name in "$@"; do
+    stamp=.venv/requirements-$name.sha256
+    if sha256sum --status -c "$stamp" 2>/dev/null; then
+      echo "requirements/$name.txt is installed"
+      continue
+    fi
+    if [[ $name == oracle ]]; then
+      # Alone and first: asked for through another package, pip would take the newest torch and gigabytes of CUDA.
+      .venv/bin/python -m pip install --progress-bar off "$(grep '^torch==' requirements/oracle.txt)"
+    fi
+    .venv/bin/python -m pip install --progress-bar off -r "requirements/$name.txt" -c requirements/constraints.txt
+    sha256sum "requirements/$name.txt" requirements/constraints.txt >"$stamp"
+  done
+}
+
+# setup_package: builds and installs the Python package of this checkout, incrementally, with the venv's build tools.
+setup_package() {
+  .venv/bin/python -m pip install --progress-bar off --no-deps --no-build-isolation --force-reinstall \
+    -C build-dir=build/python -C cmake.define.CMAKE_CXX_COMPILER_LAUNCHER=ccache \
+    -C cmake.define.KVANTA_WERROR=ON .
+}

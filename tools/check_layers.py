@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""Checks that includes point down, as src/LAYERS lists the layers.
+
+    tools/check_layers.py [ROOT]
+
+Rules: a file of a layer includes only its own layer and lower ones; a public header (include/kvanta) includes only public
+headers of its layer and lower ones; every folder of src and every public header stands in src/LAYERS; quoted includes are
+written from the root of src or include, never relative; CUDA headers are for src/kernels/cuda alone.
+Exit status 1 and one line per violation.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+CUDA_HEADER = re.compile(r"^(cuda|cublas|cudnn|cutlass|cute|cub|thrust|nccl|nvrtc|nvtx)|\.cuh$")
+SOURCE_SUFFIXES = {".h", ".cc", ".inc", ".cu", ".cuh"}
+CUDA_HOME = "src/kernels/cuda/"
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The layers, lowest first, and the layer of each public header."""
+
+    rank: dict[str, int]
+    public: dict[str, str]
+
+    @staticmethod
+    def read(root: Path) -> Layers:
+        rank: dict[str, int] = {}
+        public: dict[str, str] = {}
+        for line in (root / "src/LAYERS").read_text().splitlines():
+            layer, *headers = line.split("#")[0].split() or [""]
+            if layer:
+                rank[layer] = len(rank)
+                public |= dict.fromkeys(headers, layer)
+        return Layers(rank, public)
+
+
+def layer_of(path: str, layers: Layers) -> str | None:
+    """Layer of a file by its path below the root; None if it has none."""
+    if path.startswith("include/"):
+        return layers.public.get(path)
+    folder = path.split("/")[1] if path.count("/") >= 2 else ""
+    return folder if folder in layers.rank else None
+
+
+def resolve(root: Path, name: str) -> str | None:
+    """Path below the root of the file that `#include "name"` means; None if there is none."""
+    for base in ("include", "src"):
+        if (root / base / name).is_file():
+            return f"{base}/{name}"
+    return None
+
+
+def check_include(root: Path, path: str, quote: str, name: str, layers: Layers) -> str | None:
+    """What is wrong with one include of `path`, or None."""
+    if CUDA_HEADER.search(name) and not path.startswith(CUDA_HOME):
+        return f"includes the CUDA header {name}; only {CUDA_HOME} may"
+    if quote == "<":
+        return f"write #include \"{name}\" for the project's own header" if name.startswith("kvanta/") else None
+    target = resolve(root, name)
+    if target is None:
+        return f'#include "{name}" names no file below src or include'
+    own, other = layer_of(path, layers), layer_of(target, layers)
+    if own is None or other is None:
+        return None  # reported once, by check_files
+    if path.startswith("include/") and not target.startswith("include/"):
+        return f"a public header includes the private {name}"
+    if layers.rank[other] > layers.rank[own]:
+        return f"layer '{own}' includes {name} of the higher layer '{other}'"
+    return None
+
+
+def check(root: Path) -> tuple[int, list[str]]:
+    """Number of files looked at, and the violations as `path:line: text`."""
+    layers = Layers.read(root)
+    problems = [f"src/LAYERS: {header} does not exist" for header in layers.public if not (root / header).is_file()]
+    files = sorted(p for base in ("include", "src") for p in (root / base).rglob("*") if p.suffix in SOURCE_SUFFIXES)
+    for file in files:
+        path = file.relative_to(root).as_posix()
+        if layer_of(path, layers) is None:
+            problems.append(f"{path}: has no layer; name its folder or the public header in src/LAYERS")
+        for number, line in enumerate(file.read_text().splitlines(), 1):
+            if found := INCLUDE.match(line):
+                problem = check_include(root, path, found[1], found[2], layers)
+                if problem:
+                    problems.append(f"{path}:{number}: {problem}")
+    return len(files), problems
+
+
+def main() -> int:
+    root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent)
+    count, problems = check(root)
+    print(*problems, sep="\n", end="\n" if problems else "")
+    print(f"summary: {count} files in {len(Layers.read(root).rank)} layers, {len(problems)} includes or files out of place")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

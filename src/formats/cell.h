@@ -18,6 +18,9 @@ struct CellShape {
   bool operator==(const CellShape&) const = default;
 };
 
+inline constexpr int kMinHeadDim = 8;
+inline constexpr int kMaxHeadDim = 1024;
+
 // Byte offsets of the planes inside a cell, and its size. Planes that a format lacks have size 0.
 struct CellPlanes {
   int64_t codes = 0;
@@ -28,8 +31,8 @@ struct CellPlanes {
   int blocks = 0;         // block scales of one token
 };
 
-// Throws InputError where the format cannot take the shape (block does not divide head_dim, row not whole 4-byte
-// units, tokens not 16, 32, 64 or 128), naming the value and the alternatives.
+// Throws InputError where the format cannot take the shape (block does not divide head_dim, head_dim not a
+// multiple of 8 in range, tokens not 16, 32, 64 or 128), naming the value and the alternatives.
 CellPlanes PlanCell(const Format& format, CellShape shape);
 
 }  // namespace kvanta::formats

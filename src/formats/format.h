@@ -21,6 +21,24 @@ enum class Code : uint8_t {
   kInt4,  // offset binary: nibble = code + 8, low nibble = even channel
 };
 
+// Bits of one element in the codes plane.
+constexpr int CodeBits(Code code) noexcept {
+  switch (code) {
+    case Code::kFp32:
+      return 32;
+    case Code::kBf16:
+    case Code::kFp16:
+      return 16;
+    case Code::kE4M3:
+    case Code::kE5M2:
+    case Code::kInt8:
+      return 8;
+    case Code::kInt4:
+      return 4;
+  }
+  return 0;
+}
+
 // Where the scale of an element lives.
 enum class Scale : uint8_t {
   kNone,      // codes are values
@@ -45,15 +63,19 @@ struct EncodeCounts {
 };
 
 // Pointers to the planes of one token's row in one cell; a plane that the format lacks is ignored.
-struct RowPlanes {
-  uint8_t* codes;         // [head_dim * code_bits / 8]
-  uint8_t* block_scales;  // [head_dim / block] fp16, little endian
-  uint8_t* token_scales;  // [1] fp16, little endian
-};
 struct ConstRowPlanes {
-  const uint8_t* codes;
-  const uint8_t* block_scales;
-  const uint8_t* token_scales;
+  const uint8_t* codes;         // [head_dim * code_bits / 8]
+  const uint8_t* block_scales;  // [head_dim / block], block_scale_bytes each, little endian
+  const uint8_t* token_scales;  // [1], token_scale_bytes, little endian
+};
+struct RowPlanes {
+  uint8_t* codes;
+  uint8_t* block_scales;
+  uint8_t* token_scales;
+
+  operator ConstRowPlanes() const noexcept {  // NOLINT(google-explicit-constructor): pointers to const, nothing else
+    return {codes, block_scales, token_scales};
+  }
 };
 
 struct Format {
@@ -63,10 +85,12 @@ struct Format {
   Code code;
   int code_bits;  // 32, 16, 8, 4
   Scale scale;
-  int block;         // channels per block scale; 0 without
-  bool hadamard;     // default transform of the preset name
-  ExactPages exact;  // default of the preset name
-  int sink_pages;    // default of the preset name
+  int block;              // channels per block scale; 0 without
+  int block_scale_bytes;  // one element of the plane block_scales; 0 without
+  int token_scale_bytes;  // one element of the plane token_scales; 0 without
+  bool hadamard;          // default transform of the preset name
+  ExactPages exact;       // default of the preset name
+  int sink_pages;         // default of the preset name
 
   // Encodes one token's row of one head, already transformed: x[head_dim] f32 -> planes. `static_scale` is used by
   // Scale::kStatic only (stored value = x / static_scale). Bit-exact on every backend; never throws.
@@ -78,7 +102,8 @@ struct Format {
 // All formats, in the order of all.h.
 std::span<const Format> All() noexcept;
 
-// By canonical name or alias. Throws InputError listing the names.
+// By canonical name or alias; FindOrNull gives nullptr, Find throws InputError with the reason and the names.
+const Format* FindOrNull(std::string_view name) noexcept;
 const Format& Find(std::string_view name);
 
 }  // namespace kvanta::formats

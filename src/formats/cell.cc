@@ -1,0 +1,48 @@
+#include "formats/cell.h"
+
+#include <fmt/format.h>
+
+#include "kvanta/error.h"
+
+namespace kvanta::formats {
+namespace {
+
+// Names of the formats that take head_dim, for the error message.
+std::string FormatsFor(int head_dim) {
+  std::string names;
+  for (const Format& format : All()) {
+    if (format.block != 0 && head_dim % format.block != 0) continue;
+    names += names.empty() ? "" : ", ";
+    names += format.name;
+  }
+  return names;
+}
+
+}  // namespace
+
+CellPlanes PlanCell(const Format& format, CellShape shape) {
+  if (shape.tokens != 16 && shape.tokens != 32 && shape.tokens != 64 && shape.tokens != 128) {
+    throw InputError(fmt::format("page size {}: must be 16, 32, 64 or 128 tokens", shape.tokens));
+  }
+  if (shape.head_dim < kMinHeadDim || shape.head_dim > kMaxHeadDim || shape.head_dim % 8 != 0) {
+    throw InputError(
+        fmt::format("head_dim {}: must be a multiple of 8 from {} to {}", shape.head_dim, kMinHeadDim, kMaxHeadDim));
+  }
+  if (format.block != 0 && shape.head_dim % format.block != 0) {
+    throw InputError(fmt::format(
+        "{} has blocks of {} channels, which do not divide head_dim {} ({} % {} = {}); formats that take it: {}",
+        format.name, format.block, shape.head_dim, shape.head_dim, format.block, shape.head_dim % format.block,
+        FormatsFor(shape.head_dim)));
+  }
+  CellPlanes planes;
+  planes.row_bytes = int64_t{shape.head_dim} * format.code_bits / 8;
+  planes.blocks = format.block == 0 ? 0 : shape.head_dim / format.block;
+  // A page has a multiple of 16 tokens, so every plane has a multiple of 16 bytes: aligned without padding.
+  planes.codes = 0;
+  planes.block_scales = shape.tokens * planes.row_bytes;
+  planes.token_scales = planes.block_scales + int64_t{shape.tokens} * planes.blocks * format.block_scale_bytes;
+  planes.bytes = planes.token_scales + int64_t{shape.tokens} * format.token_scale_bytes;
+  return planes;
+}
+
+}  // namespace kvanta::formats

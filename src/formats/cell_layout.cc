@@ -1,0 +1,114 @@
+#include "formats/cell_layout.h"
+
+#include <cstring>
+
+#include "formats/bytes.h"
+
+namespace kvanta::formats {
+namespace {
+
+constexpr int kKeyUnit = 4;     // bytes of a row that stay together in K codes
+constexpr int kKeyTokens = 16;  // tokens in one line of K codes
+constexpr int kValueUnit = 4;   // bytes of V codes that hold the same element of consecutive tokens
+
+// Bytes of a V element: 4-bit codes move as bytes of two channels.
+int ElementBytes(const Format& format) noexcept {
+  return format.code_bits < 8 ? 1 : format.code_bits / 8;
+}
+
+// Calls copy(offset in the cell, offset in the row, bytes) for each run of bytes that stay together in the codes plane.
+template <class Copy>
+void ForEachCodeRun(SideKind kind, const Format& format, int64_t row_bytes, int token, Copy copy) noexcept {
+  if (kind == SideKind::kK) {
+    const int64_t base = token / kKeyTokens * (kKeyTokens * row_bytes) + token % kKeyTokens * kKeyUnit;
+    for (int64_t unit = 0; unit < row_bytes / kKeyUnit; ++unit) {
+      copy(base + unit * (kKeyTokens * kKeyUnit), unit * kKeyUnit, std::integral_constant<int, kKeyUnit>{});
+    }
+    return;
+  }
+  const auto elements = [&](auto bytes) {
+    const int tokens = kValueUnit / bytes;
+    const int64_t base = token / tokens * (tokens * row_bytes) + token % tokens * bytes;
+    for (int64_t i = 0; i < row_bytes / bytes; ++i) copy(base + i * kValueUnit, i * bytes, bytes);
+  };
+  switch (ElementBytes(format)) {
+    case 1:
+      return elements(std::integral_constant<int, 1>{});
+    case 2:
+      return elements(std::integral_constant<int, 2>{});
+    default:
+      return elements(std::integral_constant<int, 4>{});
+  }
+}
+
+// Canonical planes of one token inside a canonical cell.
+template <class Byte>
+struct TokenPlanes {
+  Byte* codes;
+  Byte* block_scales;
+  Byte* token_scales;
+};
+template <class Byte>
+TokenPlanes<Byte> CanonicalToken(const Format& format, const CellPlanes& planes, int token, Byte* canonical) noexcept {
+  return {canonical + planes.codes + token * planes.row_bytes,
+          canonical + planes.block_scales + int64_t{token} * planes.blocks * format.block_scale_bytes,
+          canonical + planes.token_scales + int64_t{token} * format.token_scale_bytes};
+}
+
+}  // namespace
+
+int64_t CodeOffset(SideKind kind, const Format& format, CellShape shape, int token, int64_t byte) noexcept {
+  const int64_t row_bytes = int64_t{shape.head_dim} * format.code_bits / 8;
+  const int unit = kind == SideKind::kK ? kKeyUnit : ElementBytes(format);
+  const int64_t tokens = kind == SideKind::kK ? kKeyTokens : kValueUnit / unit;
+  return token / tokens * (tokens * row_bytes) + byte / unit * (tokens * unit) + token % tokens * unit + byte % unit;
+}
+
+void StoreRow(SideKind kind, const Format& format, CellShape shape, const CellPlanes& planes, int token,
+              ConstRowPlanes row, uint8_t* cell) noexcept {
+  ForEachCodeRun(kind, format, planes.row_bytes, token, [&](int64_t to, int64_t from, auto bytes) {
+    std::memcpy(cell + planes.codes + to, row.codes + from, bytes);
+  });
+  for (int block = 0; block < planes.blocks; ++block) {
+    std::memcpy(cell + planes.block_scales + (int64_t{block} * shape.tokens + token) * format.block_scale_bytes,
+                row.block_scales + block * format.block_scale_bytes, static_cast<size_t>(format.block_scale_bytes));
+  }
+  if (format.token_scale_bytes != 0) {
+    std::memcpy(cell + planes.token_scales + int64_t{token} * format.token_scale_bytes, row.token_scales,
+                static_cast<size_t>(format.token_scale_bytes));
+  }
+}
+
+void LoadRow(SideKind kind, const Format& format, CellShape shape, const CellPlanes& planes, int token,
+             const uint8_t* cell, RowPlanes row) noexcept {
+  ForEachCodeRun(kind, format, planes.row_bytes, token, [&](int64_t from, int64_t to, auto bytes) {
+    std::memcpy(row.codes + to, cell + planes.codes + from, bytes);
+  });
+  for (int block = 0; block < planes.blocks; ++block) {
+    std::memcpy(row.block_scales + block * format.block_scale_bytes,
+                cell + planes.block_scales + (int64_t{block} * shape.tokens + token) * format.block_scale_bytes,
+                static_cast<size_t>(format.block_scale_bytes));
+  }
+  if (format.token_scale_bytes != 0) {
+    std::memcpy(row.token_scales, cell + planes.token_scales + int64_t{token} * format.token_scale_bytes,
+                static_cast<size_t>(format.token_scale_bytes));
+  }
+}
+
+void ToCanonical(SideKind kind, const Format& format, CellShape shape, const uint8_t* cell, uint8_t* canonical) {
+  const CellPlanes planes = PlanCell(format, shape);
+  for (int token = 0; token < shape.tokens; ++token) {
+    const auto row = CanonicalToken(format, planes, token, canonical);
+    LoadRow(kind, format, shape, planes, token, cell, {row.codes, row.block_scales, row.token_scales});
+  }
+}
+
+void FromCanonical(SideKind kind, const Format& format, CellShape shape, const uint8_t* canonical, uint8_t* cell) {
+  const CellPlanes planes = PlanCell(format, shape);
+  for (int token = 0; token < shape.tokens; ++token) {
+    const auto row = CanonicalToken(format, planes, token, canonical);
+    StoreRow(kind, format, shape, planes, token, {row.codes, row.block_scales, row.token_scales}, cell);
+  }
+}
+
+}  // namespace kvanta::formats

@@ -1,0 +1,26 @@
+// fp8_e4m3: OCP E4M3, one static scale per KV head (or one for all of them).
+#pragma once
+
+#include "formats/format_traits.h"
+#include "formats/minifloat.h"
+
+namespace kvanta::formats {
+
+struct Fp8E4m3 : FormatTraits {
+  static constexpr std::string_view kName = "fp8_e4m3";
+  static constexpr std::array<std::string_view, 1> kAliases = {"fp8"};
+  static constexpr std::string_view kSummary = "8-bit float, 4 exponent and 3 mantissa bits, largest 448; static scale";
+  static constexpr Code kCode = Code::kE4M3;
+  static constexpr Scale kScale = Scale::kStatic;
+
+  static void EncodeRow(const float* x, int head_dim, float static_scale, RowPlanes out,
+                        EncodeCounts& counts) noexcept {
+    EncodeMinifloatRow<E4m3>(x, head_dim, static_scale, out.codes, counts);
+  }
+
+  static void DecodeRow(ConstRowPlanes in, int head_dim, float static_scale, float* x) noexcept {
+    DecodeMinifloatRow<E4m3>(in.codes, head_dim, static_scale, x);
+  }
+};
+
+}  // namespace kvanta::formats

@@ -1,0 +1,26 @@
+// fp8_e5m2: OCP E5M2, one static scale per KV head (or one for all of them).
+#pragma once
+
+#include "formats/format_traits.h"
+#include "formats/minifloat.h"
+
+namespace kvanta::formats {
+
+struct Fp8E5m2 : FormatTraits {
+  static constexpr std::string_view kName = "fp8_e5m2";
+  static constexpr std::string_view kSummary =
+      "8-bit float, 5 exponent and 2 mantissa bits, largest 57344; static scale";
+  static constexpr Code kCode = Code::kE5M2;
+  static constexpr Scale kScale = Scale::kStatic;
+
+  static void EncodeRow(const float* x, int head_dim, float static_scale, RowPlanes out,
+                        EncodeCounts& counts) noexcept {
+    EncodeMinifloatRow<E5m2>(x, head_dim, static_scale, out.codes, counts);
+  }
+
+  static void DecodeRow(ConstRowPlanes in, int head_dim, float static_scale, float* x) noexcept {
+    DecodeMinifloatRow<E5m2>(in.codes, head_dim, static_scale, x);
+  }
+};
+
+}  // namespace kvanta::formats

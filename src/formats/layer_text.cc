@@ -1,0 +1,95 @@
+// Per-layer overrides: "0,1,-1=bf16;2-5=int8".
+#include <fmt/format.h>
+
+#include <charconv>
+
+#include "kvanta/error.h"
+#include "kvanta/kv_scheme.h"
+
+namespace kvanta {
+namespace {
+
+// "A" or "A-B", either end counted from the last layer if negative.
+struct LayerRange {
+  int first;
+  int last;
+};
+
+int ParseIndex(std::string_view& text, std::string_view whole, int num_layers) {
+  int index = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), index);
+  if (error != std::errc{}) {
+    throw InputError(
+        fmt::format("layers '{}': expected a layer number at '{}', as in 0,1,-1=bf16;2-5=int8", whole, text));
+  }
+  text.remove_prefix(static_cast<size_t>(end - text.data()));
+  if (index < -num_layers || index >= num_layers) {
+    throw InputError(fmt::format("layers '{}': layer {} is out of range, the model has {} (0 to {}, or -1 to -{})",
+                                 whole, index, num_layers, num_layers - 1, num_layers));
+  }
+  return index < 0 ? index + num_layers : index;
+}
+
+void SkipBlanks(std::string_view& text) {
+  while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
+}
+
+// Takes one range off the front of `text`.
+LayerRange TakeRange(std::string_view& text, std::string_view whole, int num_layers) {
+  SkipBlanks(text);
+  LayerRange range{};
+  range.first = ParseIndex(text, whole, num_layers);
+  range.last = range.first;
+  SkipBlanks(text);
+  if (!text.empty() && text.front() == '-') {
+    text.remove_prefix(1);
+    range.last = ParseIndex(text, whole, num_layers);
+    SkipBlanks(text);
+  }
+  if (range.last < range.first) {
+    throw InputError(fmt::format("layers '{}': the range {}-{} is empty", whole, range.first, range.last));
+  }
+  return range;
+}
+
+std::string_view TakeUntil(std::string_view& text, char separator) {
+  const size_t end = text.find(separator);
+  const std::string_view head = text.substr(0, end);
+  text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+  return head;
+}
+
+}  // namespace
+
+std::vector<KvScheme> ParseLayerSchemes(const KvScheme& base, std::string_view per_layer, int num_layers) {
+  std::vector<KvScheme> schemes(static_cast<size_t>(num_layers), base);
+  std::vector<bool> named(static_cast<size_t>(num_layers), false);
+  std::string_view rest = per_layer;
+  while (!rest.empty()) {
+    const std::string_view entry = TakeUntil(rest, ';');
+    const size_t equals = entry.find('=');
+    if (equals == std::string_view::npos) {
+      throw InputError(fmt::format("layers '{}': '{}' has no '=', write LAYERS=SCHEME as in 0,1,-1=bf16;2-5=int8",
+                                   per_layer, entry));
+    }
+    const KvScheme scheme = KvScheme::Parse(entry.substr(equals + 1));
+    std::string_view layers = entry.substr(0, equals);
+    do {
+      const LayerRange range = TakeRange(layers, per_layer, num_layers);
+      for (int layer = range.first; layer <= range.last; ++layer) {
+        const auto i = static_cast<size_t>(layer);
+        if (named[i]) throw InputError(fmt::format("layers '{}': layer {} is named twice", per_layer, layer));
+        named[i] = true;
+        schemes[i] = scheme;
+      }
+      if (layers.empty()) break;
+      if (layers.front() != ',') {
+        throw InputError(fmt::format("layers '{}': expected ',' or '=' at '{}'", per_layer, layers));
+      }
+      layers.remove_prefix(1);
+    } while (true);
+  }
+  return schemes;
+}
+
+}  // namespace kvanta

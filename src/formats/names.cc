@@ -1,0 +1,134 @@
+#include "formats/names.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <vector>
+
+#include "formats/format.h"
+#include "kvanta/error.h"
+
+namespace kvanta::formats {
+namespace {
+
+constexpr std::string_view kPlanned = "not available in this version";
+constexpr std::string_view kBlockEight =
+    "not available in this version (8-bit codes in blocks of 32); int8 is the nearest";
+constexpr std::string_view kBlockFive = "not available in this version (5-bit codes); int8 and int4 are the nearest";
+constexpr std::string_view kBlockFour =
+    "other bytes than any format here; int4 has the same blocks of 32, 4.5 bits, and a smaller error";
+constexpr std::string_view kModelDtype = "stands for the model's own dtype; write auto, bf16, fp16 or fp32";
+
+constexpr std::array kForeign = {
+    // LMDeploy's quant_policy, by number.
+    ForeignName{"0", "LMDeploy", "", kModelDtype},
+    ForeignName{"none", "LMDeploy", "", kModelDtype},
+    ForeignName{"4", "LMDeploy", "int4", ""},
+    ForeignName{"8", "LMDeploy", "int8", ""},
+    ForeignName{"16", "LMDeploy", "fp8_e4m3", ""},
+    ForeignName{"17", "LMDeploy", "fp8_e5m2", ""},
+    // llama.cpp's block formats: a name there is an exact layout of bytes, so none is silently replaced.
+    ForeignName{"q8_0", "llama.cpp", "", kBlockEight},
+    ForeignName{"q5_1", "llama.cpp", "", kBlockFive},
+    ForeignName{"q5_0", "llama.cpp", "", kBlockFive},
+    ForeignName{"q4_1", "llama.cpp", "", kBlockFour},
+    ForeignName{"q4_0", "llama.cpp", "", kBlockFour},
+    ForeignName{"iq4_nl", "llama.cpp", "", kBlockFour},
+    // Formats of the specification that later versions bring.
+    ForeignName{"fp8_per_token_head", "vLLM", "", kPlanned},
+    ForeignName{"int8_g32", "Kvanta", "", kPlanned},
+    ForeignName{"int6_g32", "Kvanta", "", kPlanned},
+    ForeignName{"int5_g32", "Kvanta", "", kPlanned},
+    ForeignName{"int4_per_token_head", "vLLM", "", kPlanned},
+    ForeignName{"int3_g32", "Kvanta", "", kPlanned},
+    ForeignName{"int2_g32", "Kvanta", "", kPlanned},
+    ForeignName{"nvfp4", "vLLM, SGLang, TensorRT-LLM", "", kPlanned},
+    ForeignName{"nvfp4_4over6", "vLLM", "", kPlanned},
+    ForeignName{"mxfp4", "OCP", "", kPlanned},
+    ForeignName{"fp4_e2m1", "SGLang", "", kPlanned},
+    ForeignName{"fp4_mx_block16", "SGLang", "", kPlanned},
+    ForeignName{"mxfp8", "SGLang", "", kPlanned},
+    ForeignName{"kivi4", "Kvanta", "", kPlanned},
+    ForeignName{"kivi2", "Kvanta", "", kPlanned},
+    ForeignName{"turboquant_k8v4", "vLLM", "", kPlanned},
+    ForeignName{"turboquant_4bit_nc", "vLLM", "", kPlanned},
+    ForeignName{"turboquant_k3v4_nc", "vLLM", "", kPlanned},
+    ForeignName{"turboquant_3bit_nc", "vLLM", "", kPlanned},
+    ForeignName{"mla_fp8", "Kvanta", "", kPlanned},
+    ForeignName{"fp8_ds_mla", "vLLM", "", kPlanned},
+    ForeignName{"mla_int4", "Kvanta", "", kPlanned},
+    ForeignName{"mla_nvfp4", "Kvanta", "", kPlanned},
+};
+
+// Levenshtein distance: insertions, deletions, substitutions.
+size_t EditDistance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
+    }
+  }
+  return row.back();
+}
+
+// The name that `name` was most likely meant to be, or "".
+std::string_view NearestName(std::string_view name) {
+  std::string_view nearest;
+  size_t least = 3;  // more than two edits is another word
+  const auto consider = [&](std::string_view candidate) {
+    const size_t distance = EditDistance(name, candidate);
+    if (distance < least && distance < candidate.size()) {
+      least = distance;
+      nearest = candidate;
+    }
+  };
+  consider("auto");
+  for (const Format& format : All()) {
+    consider(format.name);
+    for (const std::string_view alias : format.aliases) consider(alias);
+  }
+  return nearest;
+}
+
+}  // namespace
+
+std::span<const ForeignName> ForeignNames() noexcept {
+  return kForeign;
+}
+
+const ForeignName* FindForeign(std::string_view name) noexcept {
+  const auto* found =
+      std::find_if(kForeign.begin(), kForeign.end(), [&](const auto& entry) { return entry.name == name; });
+  return found == kForeign.end() ? nullptr : &*found;
+}
+
+std::string AvailableNames() {
+  std::string names = "auto";
+  for (const Format& format : All()) {
+    names += ", ";
+    names += format.name;
+  }
+  return names + ", or k=NAME,v=NAME";
+}
+
+void ThrowUnknownName(std::string_view name) {
+  // Names come from outside: a long or unprintable one must not spoil the message.
+  std::string shown;
+  for (const char c : name.substr(0, 64)) shown += c >= ' ' && c <= '~' ? c : '?';
+  if (name.size() > 64) shown += "...";
+  if (const ForeignName* foreign = FindForeign(name); foreign != nullptr && !foreign->reason.empty()) {
+    throw InputError(fmt::format("KV cache format '{}': {}; available: {}", shown, foreign->reason, AvailableNames()));
+  }
+  const std::string_view nearest = NearestName(name);
+  throw InputError(fmt::format("unknown KV cache format '{}'{}; available: {}", shown,
+                               nearest.empty() ? "" : fmt::format(", did you mean '{}'?", nearest), AvailableNames()));
+}
+
+}  // namespace kvanta::formats

@@ -1,0 +1,29 @@
+// Names that users type for a cache: those of All(), and those of other engines and of formats yet to come, which are
+// translated or refused with the reason.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace kvanta::formats {
+
+// A name that is no format's own. Exactly one of `scheme` and `reason` is set.
+struct ForeignName {
+  std::string_view name;
+  std::string_view origin;  // where users know it from
+  std::string_view scheme;  // the scheme text that it stands for
+  std::string_view reason;  // why it is refused
+};
+
+// In documentation order. A format that takes one of these names shadows the entry.
+std::span<const ForeignName> ForeignNames() noexcept;
+const ForeignName* FindForeign(std::string_view name) noexcept;
+
+// "auto, fp32, bf16, ...": what an error offers.
+std::string AvailableNames();
+
+// Refuses `name` with the reason, a near name if there is one, and what is available.
+[[noreturn]] void ThrowUnknownName(std::string_view name);
+
+}  // namespace kvanta::formats

@@ -1,0 +1,76 @@
+#include "formats/scheme.h"
+
+#include <fmt/format.h>
+
+#include "kvanta/error.h"
+
+namespace kvanta::formats {
+namespace {
+
+Side ResolveSide(const KvSide& side, CellShape shape) {
+  const Format& format = Find(side.format);
+  return Side{.format = &format, .hadamard = side.hadamard, .mean = side.mean, .planes = PlanCell(format, shape)};
+}
+
+void CheckScheme(const KvScheme& scheme) {
+  if (scheme.v.mean) throw InputError("scheme " + scheme.ToString() + ": only K takes +mean");
+  if (scheme.sink_pages < 0 || scheme.sink_pages > 1) {
+    throw InputError(fmt::format("sink={}: must be 0 or 1", scheme.sink_pages));
+  }
+  if (scheme.sink_pages > 0 && scheme.exact != ExactPages::kOpen) {
+    throw InputError("scheme " + scheme.ToString() + ": sink=1 needs exact=open");
+  }
+}
+
+}  // namespace
+
+CacheLayout PlanCache(const std::vector<KvScheme>& schemes, const std::vector<LayerShape>& shapes, int page_size) {
+  if (schemes.size() != shapes.size() || schemes.empty()) {
+    throw InputError(fmt::format("{} schemes for {} layers: one per layer is needed", schemes.size(), shapes.size()));
+  }
+  CacheLayout layout;
+  layout.page_size = page_size;
+  for (size_t i = 0; i < schemes.size(); ++i) {
+    LayerScheme layer;
+    layer.scheme = schemes[i];
+    layer.shape = {.tokens = page_size, .head_dim = shapes[i].head_dim};
+    layer.kv_heads = shapes[i].kv_heads;
+    if (layer.kv_heads < 1)
+      throw InputError(fmt::format("layer {}: kv_heads {} must be at least 1", i, layer.kv_heads));
+    CheckScheme(layer.scheme);
+    try {
+      layer.k = ResolveSide(layer.scheme.k, layer.shape);
+      layer.v = ResolveSide(layer.scheme.v, layer.shape);
+    } catch (const InputError& error) {
+      throw InputError(fmt::format("layer {}: {}", i, error.what()));
+    }
+    layer.exact_open = layer.scheme.exact == ExactPages::kOpen;
+    layer.sink_pages = layer.scheme.sink_pages;
+    layer.offset = layout.page_bytes;
+    layer.bytes = layer.kv_heads * (layer.k.planes.bytes + layer.v.planes.bytes);
+    layer.exact_offset = layout.exact_page_bytes;
+    layer.exact_bytes = layer.exact_open ? layer.kv_heads * 2 * layer.ExactCellBytes() : 0;
+    layout.page_bytes += layer.bytes;
+    layout.exact_page_bytes += layer.exact_bytes;
+    layout.layers.push_back(std::move(layer));
+  }
+  return layout;
+}
+
+std::string CacheLayout::Identity() const {
+  std::string text = fmt::format("kvanta-cells-1;page={}", page_size);
+  for (size_t first = 0; first < layers.size();) {
+    const LayerScheme& layer = layers[first];
+    size_t end = first + 1;
+    while (end < layers.size() && layers[end].scheme == layer.scheme && layers[end].shape == layer.shape &&
+           layers[end].kv_heads == layer.kv_heads) {
+      ++end;
+    }
+    text += fmt::format(";layers {}-{}: {} kv_heads={} head_dim={}", first, end - 1, layer.scheme.ToString(),
+                        layer.kv_heads, layer.shape.head_dim);
+    first = end;
+  }
+  return text;
+}
+
+}  // namespace kvanta::formats

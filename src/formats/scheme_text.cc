@@ -1,0 +1,167 @@
+// The text of schemes: presets, the explicit syntax, modifiers, per-layer overrides. Grammar in docs/formats.md.
+#include <fmt/format.h>
+
+#include <charconv>
+#include <optional>
+
+#include "formats/format.h"
+#include "formats/names.h"
+#include "kvanta/error.h"
+#include "kvanta/kv_scheme.h"
+
+namespace kvanta {
+namespace {
+
+using formats::Find;
+using formats::Format;
+
+constexpr std::string_view kModifiers =
+    "+hadamard, -hadamard, +mean, -mean, +exact=none, +exact=open, +sink=0, +sink=1";
+
+std::string_view Trim(std::string_view text) {
+  constexpr std::string_view kBlank = " \t\r\n";
+  const size_t begin = text.find_first_not_of(kBlank);
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find_last_not_of(kBlank) - begin + 1);
+}
+
+// The text up to `separator`, which is consumed with it.
+std::string_view TakeUntil(std::string_view& text, char separator) {
+  const size_t end = text.find(separator);
+  const std::string_view head = text.substr(0, end);
+  text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+  return head;
+}
+
+// One name with its modifiers, before defaults. Absent: the format's default.
+struct Term {
+  const Format* format = nullptr;
+  std::optional<bool> hadamard;
+  std::optional<bool> mean;
+};
+struct Exactness {
+  std::optional<ExactPages> pages;
+  std::optional<int> sink_pages;
+};
+
+template <class T>
+void SetOnce(std::optional<T>& slot, T value, std::string_view what, std::string_view text) {
+  if (slot) throw InputError(fmt::format("KV cache scheme '{}': {} is given twice", text, what));
+  slot = value;
+}
+
+void ApplyModifier(char sign, std::string_view modifier, std::string_view text, Term& term, Exactness& exact) {
+  if (modifier == "hadamard") return SetOnce(term.hadamard, sign == '+', modifier, text);
+  if (modifier == "mean") return SetOnce(term.mean, sign == '+', modifier, text);
+  if (sign == '+') {
+    if (modifier == "exact=none") return SetOnce(exact.pages, ExactPages::kNone, "exact", text);
+    if (modifier == "exact=open") return SetOnce(exact.pages, ExactPages::kOpen, "exact", text);
+    if (modifier == "sink=0") return SetOnce(exact.sink_pages, 0, "sink", text);
+    if (modifier == "sink=1") return SetOnce(exact.sink_pages, 1, "sink", text);
+  }
+  throw InputError(
+      fmt::format("KV cache scheme '{}': unknown modifier '{}{}'; modifiers are {}", text, sign, modifier, kModifiers));
+}
+
+// NAME[+modifier|-modifier]...
+Term ParseTerm(std::string_view term_text, std::string_view text, Exactness& exact) {
+  const size_t name_end = std::min(term_text.find_first_of("+-"), term_text.size());
+  Term term;
+  term.format = &Find(Trim(term_text.substr(0, name_end)));
+  for (size_t begin = name_end; begin < term_text.size();) {
+    const size_t end = std::min(term_text.find_first_of("+-", begin + 1), term_text.size());
+    ApplyModifier(term_text[begin], Trim(term_text.substr(begin + 1, end - begin - 1)), text, term, exact);
+    begin = end;
+  }
+  return term;
+}
+
+KvSide Resolve(const Term& term) {
+  return {.format = std::string(term.format->name),
+          .hadamard = term.hadamard.value_or(term.format->hadamard),
+          .mean = term.mean.value_or(false)};
+}
+
+// Exactness is the scheme's, not a side's: the default is that of the side that needs more of it.
+KvScheme Combine(const Term& k, const Term& v, const Exactness& exact, std::string_view text) {
+  const bool open = k.format->exact == ExactPages::kOpen || v.format->exact == ExactPages::kOpen;
+  KvScheme scheme{.k = Resolve(k), .v = Resolve(v)};
+  scheme.exact = exact.pages.value_or(open ? ExactPages::kOpen : ExactPages::kNone);
+  const int default_sink = scheme.exact == ExactPages::kOpen ? std::max(k.format->sink_pages, v.format->sink_pages) : 0;
+  scheme.sink_pages = exact.sink_pages.value_or(default_sink);
+  if (scheme.sink_pages > 0 && scheme.exact == ExactPages::kNone) {
+    throw InputError(fmt::format("KV cache scheme '{}': sink=1 keeps exact pages, so it needs exact=open", text));
+  }
+  return scheme;
+}
+
+KvScheme ParseExplicit(std::string_view text) {
+  std::optional<Term> k;
+  std::optional<Term> v;
+  Exactness exact;
+  std::string_view rest = text;
+  while (!rest.empty()) {
+    std::string_view part = TakeUntil(rest, ',');
+    const std::string_view side = Trim(TakeUntil(part, '='));
+    if (side != "k" && side != "v") {
+      throw InputError(
+          fmt::format("KV cache scheme '{}': side '{}' is neither k nor v; write k=NAME,v=NAME", text, side));
+    }
+    SetOnce(side == "k" ? k : v, ParseTerm(part, text, exact), side, text);
+  }
+  if (!k || !v) {
+    throw InputError(
+        fmt::format("KV cache scheme '{}': side {} is missing; name both, as in k=int8,v=int4", text, k ? "v" : "k"));
+  }
+  if (v->mean) throw InputError(fmt::format("KV cache scheme '{}': only K takes +mean or -mean", text));
+  return Combine(*k, *v, exact, text);
+}
+
+std::string SideText(const KvSide& side) {
+  const Format& format = Find(side.format);
+  std::string text(format.name);
+  if (side.hadamard != format.hadamard) text += side.hadamard ? "+hadamard" : "-hadamard";
+  if (side.mean) text += "+mean";
+  return text;
+}
+
+}  // namespace
+
+KvScheme KvScheme::Parse(std::string_view text) {
+  text = Trim(text);
+  if (text == "auto") throw InputError("KV cache scheme 'auto' depends on the model: the engine resolves it");
+  // Only a side's "k=" can come before the first comma or modifier; "exact=open" comes after one.
+  const size_t equals = text.find('=');
+  if (equals != std::string_view::npos && equals < text.find_first_of(",+-")) return ParseExplicit(text);
+  if (const formats::ForeignName* foreign = formats::FindForeign(text.substr(0, text.find_first_of("+-")));
+      foreign != nullptr && !foreign->scheme.empty()) {
+    return Parse(std::string(foreign->scheme).append(text.substr(foreign->name.size())));
+  }
+  Exactness exact;
+  const Term k = ParseTerm(text, text, exact);
+  Term v = k;
+  v.mean.reset();  // key means are K's alone
+  return Combine(k, v, exact, text);
+}
+
+std::string KvScheme::ToString() const {
+  const Format& k_format = Find(k.format);
+  const Format& v_format = Find(v.format);
+  const bool one_name = k_format.name == v_format.name && k.hadamard == v.hadamard && !v.mean;
+  std::string text = one_name ? SideText(k) : "k=" + SideText(k) + ",v=" + SideText(v);
+
+  const bool default_open = k_format.exact == ExactPages::kOpen || v_format.exact == ExactPages::kOpen;
+  const bool open = exact == ExactPages::kOpen;
+  if (open != default_open) text += open ? "+exact=open" : "+exact=none";
+  const int default_sink = open ? std::max(k_format.sink_pages, v_format.sink_pages) : 0;
+  if (sink_pages != default_sink) text += fmt::format("+sink={}", sink_pages);
+  return text;
+}
+
+std::vector<std::string> FormatNames() {
+  std::vector<std::string> names;
+  for (const Format& format : formats::All()) names.emplace_back(format.name);
+  return names;
+}
+
+}  // namespace kvanta

@@ -1,0 +1,186 @@
+"""tokenizer.json from the vocabulary that a GGUF file carries: byte-level BPE ("gpt2") or SentencePiece BPE ("llama")."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvanta.errors import InputError
+
+Json = dict[str, Any]
+
+# tokenizer.ggml.token_type
+_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6
+
+_GPT2_SPLIT: Json = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+_BYTES_ONLY: Json = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+_SINGLE_DIGITS: Json = {"type": "Digits", "individual_digits": True}
+
+
+def _split(pattern: str) -> Json:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+_LLAMA3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2_PATTERN = _LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
+
+_DIGITS_THEN_GPT2 = [_SINGLE_DIGITS, _GPT2_SPLIT]
+_LLAMA3 = [_split(_LLAMA3_PATTERN), _BYTES_ONLY]
+_QWEN2 = [_split(_QWEN2_PATTERN), _BYTES_ONLY]
+
+# tokenizer.ggml.pre -> how text is cut before byte-pair merges.
+PRE_TOKENIZERS: Mapping[str, Sequence[Json]] = {
+    "default": [_GPT2_SPLIT],
+    "gpt-2": [_GPT2_SPLIT],
+    "smollm": _DIGITS_THEN_GPT2,
+    "starcoder": _DIGITS_THEN_GPT2,
+    "refact": _DIGITS_THEN_GPT2,
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2,
+}
+_NFC = {"qwen2", "deepseek-r1-qwen"}
+_WHOLE_WORDS_FIRST = {"llama-bpe", "llama3", "llama-v3"}  # a word that is in the vocabulary is taken without merges
+
+
+def added_tokens(tokens: Sequence[str], types: Sequence[int]) -> list[Json]:
+    """Tokens that are matched in the text before anything else; control tokens are special (not shown in output)."""
+    return [
+        {
+            "id": index,
+            "content": token,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": kind != _USER_DEFINED,
+        }
+        for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
+        if kind in (_CONTROL, _USER_DEFINED, _UNKNOWN) and token
+    ]
+
+
+def _bos_processor(bos: str | None, bos_id: int | None) -> Json | None:
+    if bos is None or bos_id is None:
+        return None
+    return {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [
+            {"SpecialToken": {"id": bos, "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}},
+            {"SpecialToken": {"id": bos, "type_id": 1}},
+            {"Sequence": {"id": "B", "type_id": 1}},
+        ],
+        "special_tokens": {bos: {"id": bos, "ids": [bos_id], "tokens": [bos]}},
+    }
+
+
+def _vocabulary(tokens: Sequence[str]) -> dict[str, int]:
+    vocabulary: dict[str, int] = {}
+    for index, token in enumerate(tokens):
+        if token in vocabulary:
+            raise InputError(f"the GGUF vocabulary has {token!r} twice: tokens {vocabulary[token]} and {index}")
+        vocabulary[token] = index
+    return vocabulary
+
+
+def byte_level_bpe(
+    tokens: Sequence[str], types: Sequence[int], merges: Sequence[str], pre: str, bos_id: int | None
+) -> Json:
+    """The GPT-2 family. `pre` is tokenizer.ggml.pre; `bos_id` is put before every text unless None."""
+    if pre not in PRE_TOKENIZERS:
+        raise InputError(f"GGUF pre-tokenizer {pre!r} is not known; known: {', '.join(sorted(PRE_TOKENIZERS))}")
+    vocabulary = _vocabulary(tokens)
+    pairs = []
+    for merge in merges:
+        left, _, right = merge.partition(" ")
+        if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
+            raise InputError(f"GGUF merge {merge!r} does not join two tokens of the vocabulary to a third")
+        pairs.append([left, right])
+    steps = PRE_TOKENIZERS[pre]
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added_tokens(tokens, types),
+        "normalizer": {"type": "NFC"} if pre in _NFC else None,
+        "pre_tokenizer": steps[0] if len(steps) == 1 else {"type": "Sequence", "pretokenizers": list(steps)},
+        "post_processor": _bos_processor(None if bos_id is None else tokens[bos_id], bos_id),
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": pre in _WHOLE_WORDS_FIRST,
+            "vocab": vocabulary,
+            "merges": pairs,
+        },
+    }
+
+
+def _merges_by_score(vocabulary: Mapping[str, int], scores: Sequence[float], plain: set[str]) -> list[list[str]]:
+    """SentencePiece merges the adjacent pair whose union scores highest; BPE wants that order as a list of pairs."""
+    found: list[tuple[float, int, int, str, str]] = []
+    for piece in plain:
+        for cut in range(1, len(piece)):
+            left, right = piece[:cut], piece[cut:]
+            if left in plain and right in plain:
+                found.append((-scores[vocabulary[piece]], vocabulary[left], vocabulary[right], left, right))
+    return [[left, right] for _, _, _, left, right in sorted(found)]
+
+
+def sentencepiece_bpe(
+    tokens: Sequence[str],
+    types: Sequence[int],
+    scores: Sequence[float],
+    unknown_id: int,
+    bos_id: int | None,
+    add_space_prefix: bool,
+) -> Json:
+    """The Llama 2 family: spaces are U+2581, unknown characters fall back to byte tokens <0x00>..<0xFF>."""
+    vocabulary = _vocabulary(tokens)
+    plain = {
+        token
+        for token, kind in zip(tokens, types, strict=True)
+        if token and kind not in (_UNKNOWN, _CONTROL, _UNUSED, _BYTE)
+    }
+    to_blocks: list[Json] = [{"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]
+    from_blocks: list[Json] = [
+        {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    if add_space_prefix:
+        to_blocks.insert(0, {"type": "Prepend", "prepend": "\u2581"})
+        from_blocks.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added_tokens(tokens, types),
+        "normalizer": {"type": "Sequence", "normalizers": to_blocks},
+        "pre_tokenizer": None,
+        "post_processor": _bos_processor(None if bos_id is None else tokens[bos_id], bos_id),
+        "decoder": {"type": "Sequence", "decoders": from_blocks},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": tokens[unknown_id],
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "ignore_merges": False,
+            "vocab": vocabulary,
+            "merges": _merges_by_score(vocabulary, scores, plain),
+        },
+    }

@@ -1,0 +1,53 @@
+"""Writes a safetensors file tensor by tensor, so that a converted model never has to fit in memory.
+
+Layout (https://github.com/huggingface/safetensors#format): u64 length | JSON header | tensors, back to back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+_ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
+
+
+def to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """bfloat16 bits of float32 values, rounded to nearest even; NaN stays NaN, overflow becomes infinity."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    rounded = ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
+    nan = np.isnan(values)
+    if nan.any():  # rounding could carry a NaN's mantissa into infinity
+        rounded[nan] = ((bits[nan] >> np.uint32(16)) | np.uint32(0x40)).astype(np.uint16)
+    return rounded
+
+
+def write_safetensors(
+    path: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    tensors: Iterable[tuple[str, NDArray[np.float32]]],
+    dtype: str = "BF16",
+) -> None:
+    """Writes `tensors` (float32, in the order of `shapes`) as `dtype`: BF16 or F32."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, shape in shapes.items():
+        size = int(np.prod(shape, dtype=np.int64)) * _ITEM_BYTES[dtype]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the data starts 8-byte aligned
+
+    expected = iter(shapes.items())
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name, values in tensors:
+            if (name, values.shape) != next(expected):
+                raise AssertionError(f"tensor {name} {values.shape} is not the one announced")
+            data = to_bf16(values) if dtype == "BF16" else np.ascontiguousarray(values, dtype=np.float32)
+            file.write(data.tobytes())
+        if next(expected, None) is not None:
+            raise AssertionError("fewer tensors than announced")

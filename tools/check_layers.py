@@ -3,9 +3,9 @@
 
     tools/check_layers.py [ROOT]
 
-Rules: a file of a layer includes only its own layer and lower ones; a public header (include/kvanta) includes only public
-headers of its layer and lower ones; every folder of src and every public header stands in src/LAYERS; quoted includes are
-written from the root of src or include, never relative; CUDA headers are for src/kernels/cuda alone.
+Rules: a file of a layer includes only its own layer and lower ones; a public header (include/kvanta) includes only
+public headers of its layer and lower ones; every folder of src and every public header stands in src/LAYERS; quoted
+includes are written from the root of src or include, never relative; CUDA headers are for src/kernels/cuda alone.
 Exit status 1 and one line per violation.
 """
 
@@ -62,7 +62,7 @@ def check_include(root: Path, path: str, quote: str, name: str, layers: Layers) 
     if CUDA_HEADER.search(name) and not path.startswith(CUDA_HOME):
         return f"includes the CUDA header {name}; only {CUDA_HOME} may"
     if quote == "<":
-        return f"write #include \"{name}\" for the project's own header" if name.startswith("kvanta/") else None
+        return f'write #include "{name}" for the project\'s own header' if name.startswith("kvanta/") else None
     target = resolve(root, name)
     if target is None:
         return f'#include "{name}" names no file below src or include'
@@ -97,7 +97,7 @@ def main() -> int:
     root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent)
     count, problems = check(root)
     print(*problems, sep="\n", end="\n" if problems else "")
-    print(f"summary: {count} files in {len(Layers.read(root).rank)} layers, {len(problems)} includes or files out of place")
+    print(f"summary: {count} files, {len(problems)} includes or files out of place")
     return 1 if problems else 0
 
 

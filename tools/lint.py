@@ -3,8 +3,9 @@
 
     tools/lint.py [--build build/release] [--jobs N] [FILE ...]
 
-A file is looked at again only if it, a project header that it includes, its compile command or .clang-tidy changed: the key is
-a hash of all of them, kept in $XDG_CACHE_HOME/kvanta/lint. Tests are not linted: GoogleTest's macros expand to findings.
+A file is looked at again only if it, a project header that it includes, its compile command or .clang-tidy changed: the
+key is a hash of all of them, kept in $XDG_CACHE_HOME/kvanta/lint. Tests are not linted: GoogleTest's macros expand to
+findings.
 Exit status 1 and clang-tidy's output for every file with a finding.
 """
 

@@ -1,0 +1,17 @@
+# cmake --install: the public headers, one static library, and what find_package(kvanta) reads. JSON and text formatting are
+# compiled in, so that a program that links kvanta::kvanta needs threads and nothing else.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+set(KVANTA_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/kvanta)
+install(TARGETS kvanta EXPORT kvantaTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
+install(DIRECTORY include/kvanta DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development FILES_MATCHING PATTERN "*.h")
+install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT development)
+install(EXPORT kvantaTargets NAMESPACE kvanta:: DESTINATION ${KVANTA_PACKAGE_DIR} COMPONENT development)
+
+configure_package_config_file(cmake/kvantaConfig.cmake.in ${PROJECT_BINARY_DIR}/kvantaConfig.cmake
+                              INSTALL_DESTINATION ${KVANTA_PACKAGE_DIR})
+# Before 1.0 a minor version may change the interface.
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/kvantaConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/kvantaConfig.cmake ${PROJECT_BINARY_DIR}/kvantaConfigVersion.cmake
+        DESTINATION ${KVANTA_PACKAGE_DIR} COMPONENT development)

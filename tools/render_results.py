@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+"""Fills the tables of README.md and docs/ from the result files that commands wrote: no figure is typed by hand.
+
+    tools/render_results.py [--check] [ROOT]
+
+A block  <!-- results:NAME -->...<!-- /results -->  in a Markdown file gets the table of docs/results/NAME.json, as
+TABLES[NAME] lays it out, and a last line with the command and the machine that the file itself names. --check changes
+nothing and fails if a block differs from its file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+BLOCK = re.compile(r"(<!-- results:([a-z0-9-]+) -->\n).*?(<!-- /results -->)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Where a result file keeps its rows, and per column the title, the key in a row and how to print the value."""
+
+    rows: str
+    columns: tuple[tuple[str, str, str], ...]
+
+    def render(self, result: Mapping[str, Any]) -> str:
+        found = result[self.rows]
+        rows = [{"name": name, **row} for name, row in found.items()] if isinstance(found, dict) else found
+        lines = [[title for title, _, _ in self.columns]]
+        lines += [[self.cell(row.get(key), style) for _, key, style in self.columns] for row in rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        text = [" | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
+        text.insert(1, " | ".join("-" * (width - 1) + ("-" if i == 0 else ":") for i, width in enumerate(widths)))
+        return "".join(f"| {line} |\n" for line in text)
+
+    @staticmethod
+    def cell(value: object, style: str) -> str:
+        return "" if value is None else format(value, style)
+
+
+TABLES = {
+    "demo": Table(
+        "formats",
+        (
+            ("cache", "name", ""),
+            ("bytes per token", "bytes_per_token", ",.0f"),
+            ("tokens in 1 GiB", "tokens_per_gib", ",d"),
+            ("tokens/s", "tokens_per_second", ".1f"),
+            ("equal tokens", "equal_tokens", ".1%"),
+            ("mean KL (nats)", "kl_mean", ".5f"),
+        ),
+    ),
+}
+
+
+def render(name: str, root: Path) -> str:
+    """The inside of a block: the table and where it comes from."""
+    file = root / "docs/results" / f"{name}.json"
+    if name not in TABLES or not file.is_file():
+        raise SystemExit(
+            f"error: results:{name} needs {file.relative_to(root)} and a row in TABLES ({', '.join(TABLES)})"
+        )
+    result = json.loads(file.read_text())
+    source = f"`{result['command']}`" + (f", {result['machine']}" if "machine" in result else "")
+    return f"\n{TABLES[name].render(result)}\n({source}; [file](/{file.relative_to(root).as_posix()}))\n\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing, fail if a block is out of date")
+    parser.add_argument("root", type=Path, nargs="?", default=Path(__file__).parent.parent)
+    options = parser.parse_args()
+    root: Path = options.root
+    stale, blocks = [], 0
+    for page in [root / "README.md", *sorted((root / "docs").rglob("*.md"))]:
+        if not page.is_file():
+            continue
+        old = page.read_text()
+        new, count = BLOCK.subn(lambda m: m[1] + render(m[2], root) + m[3], old)
+        blocks += count
+        if new != old:
+            stale.append(page.relative_to(root).as_posix())
+            if not options.check:
+                page.write_text(new)
+    for path in stale:
+        print(f"{path}: out of date; run tools/render_results.py" if options.check else f"{path}: written")
+    print(f"summary: {blocks} result tables, {len(stale)} {'out of date' if options.check else 'changed'}")
+    return 1 if options.check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

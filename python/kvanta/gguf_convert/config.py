@@ -1,0 +1,100 @@
+"""config.json from the metadata of a GGUF file."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from kvanta.errors import InputError
+from kvanta.gguf_convert.metadata import Metadata
+
+# GGUF architecture -> (Hugging Face class, model_type)
+ARCHITECTURES = {
+    "llama": ("LlamaForCausalLM", "llama"),
+    "mistral": ("MistralForCausalLM", "mistral"),
+    "qwen2": ("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": ("Qwen3ForCausalLM", "qwen3"),
+}
+
+
+def _llama3_scaling(metadata: Metadata, factors: np.ndarray[Any, Any], head_dim: int, theta: float) -> dict[str, Any]:
+    """Llama 3.1's rope scaling from the per-frequency factors that GGUF stores instead of its parameters."""
+    low, high, original = 1.0, 4.0, 8192  # of every published Llama 3.x
+    factor = float(factors.max())
+    wavelength = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
+    smooth = np.clip((original / wavelength - low) / (high - low), 0.0, 1.0)
+    expected = 1.0 / ((1.0 - smooth) / factor + smooth)
+    if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-3):
+        raise InputError(f"{metadata.path}: the frequency factors in 'rope_freqs.weight' are not those of Llama 3.x")
+    return {
+        "rope_type": "llama3",
+        "factor": round(factor, 4),
+        "low_freq_factor": low,
+        "high_freq_factor": high,
+        "original_max_position_embeddings": original,
+    }
+
+
+def _rope_scaling(metadata: Metadata, head_dim: int, theta: float) -> dict[str, Any] | None:
+    for tensor in metadata.reader.tensors:
+        if tensor.name == "rope_freqs.weight":
+            return _llama3_scaling(metadata, np.asarray(tensor.data, dtype=np.float64).ravel(), head_dim, theta)
+    kind = metadata.optional_text(f"{metadata.architecture}.rope.scaling.type")
+    if kind in (None, "none"):
+        return None
+    if kind not in ("linear", "yarn"):
+        raise InputError(f"{metadata.path}: rope scaling {kind!r} is not known; known: none, linear, yarn, llama3")
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": metadata.number("rope.scaling.factor")}
+    if kind == "yarn":
+        scaling["original_max_position_embeddings"] = metadata.size("rope.scaling.original_context_length")
+    return scaling
+
+
+def hugging_face_config(metadata: Metadata, vocabulary: int) -> dict[str, Any]:
+    """Without the keys that depend on the tensors (tie_word_embeddings, biases)."""
+    architecture = metadata.architecture
+    if architecture not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise InputError(f"{metadata.path} has the architecture {architecture!r}; known: {known}")
+    if metadata.has("expert_count") and metadata.size("expert_count") > 1:
+        raise InputError(f"{metadata.path} is a mixture of experts, which is not supported")
+    class_name, model_type = ARCHITECTURES[architecture]
+    window = metadata.size("attention.sliding_window") if metadata.has("attention.sliding_window") else None
+    if architecture == "llama" and window is not None:
+        class_name, model_type = ARCHITECTURES["mistral"]
+
+    hidden, heads = metadata.size("embedding_length"), metadata.size("attention.head_count")
+    kv_heads = metadata.size("attention.head_count_kv", heads)
+    head_dim = metadata.size("attention.key_length", max(1, hidden // heads))
+    if heads % kv_heads != 0 or head_dim % 2 != 0:
+        raise InputError(f"{metadata.path} has {heads} heads of {head_dim} for {kv_heads} KV heads, which do not fit")
+    if metadata.size("attention.value_length", head_dim) != head_dim:
+        raise InputError(f"{metadata.path} has values of another size than its keys, which is not supported")
+    if metadata.size("rope.dimension_count", head_dim) != head_dim:
+        raise InputError(f"{metadata.path} rotates only a part of each head, which is not supported")
+    theta = metadata.number("rope.freq_base", 10000.0)
+    epsilon = metadata.number("attention.layer_norm_rms_epsilon")
+    config: dict[str, Any] = {
+        "architectures": [class_name],
+        "model_type": model_type,
+        "hidden_size": hidden,
+        "intermediate_size": metadata.size("feed_forward_length"),
+        "num_hidden_layers": metadata.size("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": metadata.size("context_length"),
+        "rms_norm_eps": float(f"{epsilon:.6g}"),  # stored as f32: 9.99999975e-06 means 1e-05
+        "rope_theta": theta,
+        "rope_scaling": _rope_scaling(metadata, head_dim, theta),
+        "hidden_act": "silu",
+        "torch_dtype": "bfloat16",
+    }
+    if model_type == "mistral":
+        config["sliding_window"] = window
+    if model_type in ("qwen2", "qwen3"):
+        config["use_sliding_window"] = False
+    return config

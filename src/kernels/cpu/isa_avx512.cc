@@ -1,0 +1,14 @@
+#include "kernels/cpu/lanes_avx512.h"
+// Primitives first, then the kernels written over them.
+#include "kernels/cpu/isa_table.h"
+#include "kernels/cpu/linear_kernels.h"
+#include "kernels/cpu/row_kernels.h"
+
+namespace kvanta::kernels {
+
+const IsaTable& Avx512Table() {
+  static constexpr IsaTable kTable{.name = "avx512", .linear = kLinearKernels, .rows = kRowKernels};
+  return kTable;
+}
+
+}  // namespace kvanta::kernels

@@ -1,0 +1,22 @@
+// What one ISA unit (isa_<isa>.cc) exports: one table of plain functions, chosen once at run time (select.h).
+#pragma once
+
+#include "kernels/cpu/linear_table.h"
+#include "kernels/cpu/row_table.h"
+
+namespace kvanta::kernels {
+
+struct AttentionKernels;
+
+struct IsaTable {
+  const char* name = nullptr;  // "avx512", "avx2", "portable"
+  LinearKernels linear;
+  RowKernels rows;
+  const AttentionKernels* attention = nullptr;
+};
+
+const IsaTable& PortableTable();
+const IsaTable& Avx2Table();
+const IsaTable& Avx512Table();
+
+}  // namespace kvanta::kernels

@@ -1,0 +1,99 @@
+// 16 lanes in one zmm register: AVX-512 F, BW, VL, DQ, VBMI, VNNI, BF16.
+#pragma once
+
+#ifdef KVANTA_EMULATE_AVX512  // tests only: SIMDe runs this unit's logic on any CPU
+#include "kernels/cpu/emulated_avx512.h"
+#else
+// GCC's own intrinsics start from an undefined register (`__m512 y = y`) and warn about it where they are inlined.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+#include <immintrin.h>
+#endif
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/cpu/inline.h"
+#include "kernels/cpu/lanes_exp.h"
+
+namespace kvanta::kernels {
+namespace {
+
+struct Lanes {
+  static constexpr int kLanes = 16;
+  using F = __m512;
+  using I = __m512i;
+
+  static KVANTA_INLINE F Load(const float* p) { return _mm512_loadu_ps(p); }
+  static KVANTA_INLINE void Store(float* p, F v) { _mm512_storeu_ps(p, v); }
+  static KVANTA_INLINE F Set1(float x) { return _mm512_set1_ps(x); }
+  static KVANTA_INLINE F Zero() { return _mm512_setzero_ps(); }
+  static KVANTA_INLINE F Add(F a, F b) { return _mm512_add_ps(a, b); }
+  static KVANTA_INLINE F Sub(F a, F b) { return _mm512_sub_ps(a, b); }
+  static KVANTA_INLINE F Mul(F a, F b) { return _mm512_mul_ps(a, b); }
+  static KVANTA_INLINE F Div(F a, F b) { return _mm512_div_ps(a, b); }
+  // b where a and b do not compare (NaN).
+  static KVANTA_INLINE F Max(F a, F b) { return _mm512_max_ps(a, b); }
+  static KVANTA_INLINE F Min(F a, F b) { return _mm512_min_ps(a, b); }
+  static KVANTA_INLINE F Fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  static KVANTA_INLINE F Sqrt(F a) { return _mm512_sqrt_ps(a); }
+
+  static KVANTA_INLINE F LoadTail(const float* p, int n) { return _mm512_maskz_loadu_ps(Mask(n), p); }
+  static KVANTA_INLINE void StoreTail(float* p, F v, int n) { _mm512_mask_storeu_ps(p, Mask(n), v); }
+
+  // Tree: lane i + lane i + 8, then + 4, + 2, + 1.
+  static KVANTA_INLINE float Sum(F v) {
+    const __m256 s8 = _mm256_add_ps(LowHalf(v), HighHalf(v));
+    const __m128 s4 = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
+    const __m128 s2 = _mm_add_ps(s4, _mm_movehl_ps(s4, s4));
+    return _mm_cvtss_f32(_mm_add_ss(s2, _mm_movehdup_ps(s2)));
+  }
+  static KVANTA_INLINE float MaxOf(F v) {
+    const __m256 s8 = _mm256_max_ps(LowHalf(v), HighHalf(v));
+    const __m128 s4 = _mm_max_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
+    const __m128 s2 = _mm_max_ps(s4, _mm_movehl_ps(s4, s4));
+    return _mm_cvtss_f32(_mm_max_ss(s2, _mm_movehdup_ps(s2)));
+  }
+
+  // To the nearest even integer.
+  static KVANTA_INLINE F Round(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static KVANTA_INLINE I RoundToInt(F x) { return _mm512_cvtps_epi32(x); }
+  static KVANTA_INLINE F FromInt(I x) { return _mm512_cvtepi32_ps(x); }
+  static KVANTA_INLINE F ScaleByPow2(F value, F n) { return _mm512_scalef_ps(value, n); }
+  static KVANTA_INLINE F Exp(F x) { return ExpOf<Lanes>(x); }
+
+  static KVANTA_INLINE F LoadFp16(const uint16_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  static KVANTA_INLINE F LoadBf16(const uint16_t* p) {
+    const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(codes), 16));
+  }
+
+  // bf16 weights: a block is [16 columns][2 k] codes, multiplied in kBf16Phases steps; a step broadcasts one Bf16X,
+  // here a pair of codes for vdpbf16ps.
+  using Bf16X = uint32_t;
+  using Bf16W = __m512bh;
+  static constexpr int kBf16Phases = 1;
+  template <int kPhase>
+  static KVANTA_INLINE Bf16W LoadBf16Block(const uint16_t* block) {
+    return (Bf16W)_mm512_loadu_si512(block);
+  }
+  static KVANTA_INLINE Bf16W SetBf16X(const Bf16X* x) { return (Bf16W)_mm512_set1_epi32(static_cast<int32_t>(*x)); }
+  static KVANTA_INLINE F DotBf16(Bf16W x, Bf16W w, F sum) { return _mm512_dpbf16_ps(sum, x, w); }
+
+  // Register tile of matrix kernels, in F: at most kTileSums sums, kRowTile rows, kColumnTile columns of lanes.
+  static constexpr int kTileSums = 24;
+  static constexpr int kRowTile = 12;
+  static constexpr int kColumnTile = 4;
+
+ private:
+  static KVANTA_INLINE __mmask16 Mask(int n) { return static_cast<__mmask16>((1U << n) - 1U); }
+  static KVANTA_INLINE __m256 LowHalf(F v) { return _mm512_castps512_ps256(v); }
+  static KVANTA_INLINE __m256 HighHalf(F v) { return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1)); }
+};
+
+}  // namespace
+}  // namespace kvanta::kernels

@@ -1,0 +1,69 @@
+// The matrix kernels of one ISA unit, one entry per way to store W.
+//
+// A step is 1 k (f32, f16) or 2 (bf16: the pairs that vdpbf16ps multiplies).
+// Packed W: panels of 16 columns (outputs), [ceil(out / 16)][steps][16][k of a step]; columns and k beyond W's shape
+// are zero. Packed x: [blocks of steps][rows][x_stride bytes]. The stride is a constant of the kernel, so a tile's rows
+// lie at fixed distances, and no power of two, so they do not fight for the same sets of the cache.
+//
+// Every (row, column) is one chain of sums over k in ascending steps, then the bias: the same bits whatever the tile,
+// the task or the thread it falls into.
+#pragma once
+
+#include <cstdint>
+
+namespace kvanta::kernels {
+
+inline constexpr int kPanelColumns = 16;
+// Steps of a block at most: 16 KiB of a bf16 or f32 panel, which stay in L1 while row tiles pass over them.
+inline constexpr int64_t kBlockSteps = 256;
+
+// The steps of a layer, dealt to blocks as evenly as whole steps allow.
+struct StepBlocks {
+  int64_t steps = 0;
+  int64_t blocks = 0;
+
+  static constexpr StepBlocks Of(int64_t steps) { return {steps, (steps + kBlockSteps - 1) / kBlockSteps}; }
+  constexpr int64_t First(int64_t block) const { return block * steps / blocks; }
+};
+
+// The product of some rows and some panels of columns.
+struct MultiplyTask {
+  const uint8_t* x = nullptr;  // packed, `x_rows` rows
+  int64_t x_rows = 0;
+  int64_t first_row = 0;
+  int64_t end_row = 0;
+  const uint8_t* w = nullptr;  // packed, all panels
+  int64_t first_panel = 0;
+  int64_t end_panel = 0;
+  StepBlocks steps;
+  int64_t out = 0;              // columns of W and of y
+  const float* bias = nullptr;  // [out] or null
+  float* y = nullptr;           // f32 [x_rows][out], row stride y_stride floats
+  int64_t y_stride = 0;
+};
+
+struct PackTask {
+  const float* x = nullptr;  // f32 [rows][k]
+  int64_t rows = 0;
+  int64_t k = 0;
+  int64_t first_row = 0;
+  int64_t end_row = 0;
+  StepBlocks steps;
+  uint8_t* out = nullptr;  // packed x
+};
+
+struct WeightKernels {
+  int step_k = 0;                // k of a step
+  int64_t x_stride = 0;          // bytes of a row in one block of packed x
+  int64_t panel_step_bytes = 0;  // bytes of a panel per step
+  void (*pack)(const PackTask& task) noexcept = nullptr;
+  void (*multiply)(const MultiplyTask& task) noexcept = nullptr;
+};
+
+struct LinearKernels {
+  WeightKernels bf16;
+  WeightKernels f32;
+  WeightKernels f16;
+};
+
+}  // namespace kvanta::kernels

@@ -1,0 +1,80 @@
+// The ways to store W as the matrix kernels see them: what a step of x is, how a step of a panel becomes lanes, and the
+// multiply-add of the two. Over the lanes of the including ISA unit.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/cpu/inline.h"
+
+namespace kvanta::kernels {
+namespace {
+
+// Round to nearest even; NaN stays a quiet NaN (base/dtype.h's rule, without a symbol for the linker to share).
+KVANTA_INLINE uint32_t RoundToBf16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  const uint32_t rounded = (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
+  const uint32_t quiet = (bits >> 16) | 0x40U;
+  return (bits & 0x7fffffffU) > 0x7f800000U ? quiet : rounded;
+}
+
+struct Bf16Weight {
+  using X = Lanes::Bf16X;
+  static constexpr int kStepK = 2;
+  static constexpr int kPhases = Lanes::kBf16Phases;
+  static constexpr int kPanelStepBytes = 64;
+  template <int kPhase>
+  static KVANTA_INLINE Lanes::Bf16W LoadW(const uint8_t* p) {
+    return Lanes::LoadBf16Block<kPhase>(reinterpret_cast<const uint16_t*>(p));
+  }
+  static KVANTA_INLINE auto SetX(const X* x) { return Lanes::SetBf16X(x); }
+  template <class XLanes>
+  static KVANTA_INLINE Lanes::F Dot(XLanes x, Lanes::Bf16W w, Lanes::F sum) {
+    return Lanes::DotBf16(x, w, sum);
+  }
+  // k values (of k_end - k_begin) become whole steps; the last odd one is paired with zero.
+  static KVANTA_INLINE void PackRow(const float* x, int64_t k, X* out) {
+    if constexpr (kPhases == 2) {  // rounded, but kept as f32
+      for (int64_t i = 0; i < k; ++i) {
+        const uint32_t bits = RoundToBf16(x[i]) << 16;
+        std::memcpy(&out[i], &bits, sizeof bits);
+      }
+      if (k % 2 != 0) out[k] = X{0};
+    } else {  // pairs of codes
+      for (int64_t i = 0; i + 1 < k; i += 2) out[i / 2] = RoundToBf16(x[i]) | (RoundToBf16(x[i + 1]) << 16);
+      if (k % 2 != 0) out[k / 2] = RoundToBf16(x[k - 1]);
+    }
+  }
+};
+
+// x in f32, one k a step.
+struct F32X {
+  using X = float;
+  static constexpr int kStepK = 1;
+  static constexpr int kPhases = 1;
+  static KVANTA_INLINE Lanes::F SetX(const float* x) { return Lanes::Set1(*x); }
+  static KVANTA_INLINE Lanes::F Dot(Lanes::F x, Lanes::F w, Lanes::F sum) { return Lanes::Fma(x, w, sum); }
+  static KVANTA_INLINE void PackRow(const float* x, int64_t k, float* out) {
+    std::memcpy(out, x, static_cast<size_t>(k) * sizeof(float));
+  }
+};
+
+struct F32Weight : F32X {
+  static constexpr int kPanelStepBytes = 64;
+  template <int>
+  static KVANTA_INLINE Lanes::F LoadW(const uint8_t* p) {
+    return Lanes::Load(reinterpret_cast<const float*>(p));
+  }
+};
+
+struct F16Weight : F32X {
+  static constexpr int kPanelStepBytes = 32;
+  template <int>
+  static KVANTA_INLINE Lanes::F LoadW(const uint8_t* p) {
+    return Lanes::LoadFp16(reinterpret_cast<const uint16_t*>(p));
+  }
+};
+
+}  // namespace
+}  // namespace kvanta::kernels

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/dtype.h"
@@ -17,31 +18,44 @@ struct RopeConfig {
   double factor = 1.0;
   double low_freq_factor = 1.0, high_freq_factor = 4.0;  // llama3
   double beta_fast = 32.0, beta_slow = 1.0;              // yarn
-  double attention_factor = 0.0;                         // yarn; 0: 0.1 ln(factor) + 1
+  double attention_factor = 0.0;                         // yarn; 0: from factor, mscale and mscale_all_dim
   double mscale = 0.0, mscale_all_dim = 0.0;             // yarn
   bool truncate = true;                                  // yarn
-  int64_t original_max_position = 0;                     // 0: max_position
+  int64_t original_max_position = 0;                     // before scaling; never 0 once read
+
+  bool operator==(const RopeConfig&) const = default;
 };
 
 struct ModelConfig {
   std::string architecture;    // e.g. "LlamaForCausalLM"
+  std::string model_type;      // e.g. "llama"
   DType dtype = DType::kBf16;  // of the checkpoint
   int hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, ffn = 0, vocab = 0;
-  int rotary_dim = 0;  // head_dim unless partial_rotary_factor says less
-  double rms_eps = 1e-5;
+  int rotary_dim = 0;  // head_dim: the known architectures rotate whole heads
+  double rms_eps = 1e-6;
   bool tied_embeddings = false;
   bool qkv_bias = false, o_bias = false, mlp_bias = false;
   bool qk_norm = false;             // RMS norm of each head's q and k before RoPE (Qwen3)
   std::vector<int> sliding_window;  // per layer; 0: none
-  int64_t max_position = 0;
+  int64_t max_position = 0;         // longest context; with linear, dynamic and yarn rope: after scaling
   RopeConfig rope;
-  std::vector<int32_t> eos_token_ids;  // config.json and generation_config.json
+  std::vector<int32_t> eos_token_ids;  // of config.json and generation_config.json
   int32_t bos_token_id = -1;
   std::string declared_kv_cache;  // scheme text declared by quantization_config.kv_cache_scheme or
-                                  // hf_quant_config.json; "" when none. Unknown declarations throw.
+                                  // hf_quant_config.json: "fp8_e4m3", "nvfp4"; "" when none
 };
 
+// Reads config.json and, where they exist, generation_config.json and hf_quant_config.json.
 // Throws InputError naming the file, the key, the value and the alternatives.
 ModelConfig ReadConfig(const std::string& folder);
+
+// The text of config.json alone. `dtype_missing` is set when it does not say how the weights are stored.
+ModelConfig ParseConfig(std::string_view text, const std::string& name, bool* dtype_missing = nullptr);
+
+// Adds the eos ids of the text of generation_config.json.
+void AddGenerationConfig(std::string_view text, const std::string& name, ModelConfig& config);
+
+// Adds the declaration in the text of hf_quant_config.json (ModelOpt); refuses quantized weights.
+void AddHfQuantConfig(std::string_view text, const std::string& name, ModelConfig& config);
 
 }  // namespace kvanta::models

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "formats/scheme.h"
@@ -18,12 +19,24 @@ struct KvScales {
 };
 
 // Scale file: the known schema (kv_cache.scaling_factor by TP rank and layer) or Kvanta's own ("kvanta_kv_scales": 1).
+// `fingerprint` is the model's (fingerprint.h); "" skips the comparison with the file's.
 // Throws InputError with the reason: unknown schema, missing layer or rank, not finite, not > 0, wrong model.
-KvScales ParseScaleFile(std::string_view json, const std::string& name, const ModelConfig& config);
+KvScales ParseScaleFile(std::string_view json, const std::string& name, const ModelConfig& config,
+                        std::string_view fingerprint = "");
 
-// File if `quantization_param_path` is set, else the checkpoint's tensors (every name of docs/scales.md), else kNone
-// with 1.0. A checkpoint that declares static KV scales but lacks or garbles one is an error.
+// The checkpoint's tensors, under every name of docs/scales.md; kNone with 1.0 when it neither has nor declares any, or
+// declares an NVFP4 cache (another convention). Throws InputError when one is declared and missing, or is malformed.
+KvScales ReadCheckpointScales(const Checkpoint& checkpoint, const ModelConfig& config);
+
+// File if `quantization_param_path` is set, else ReadCheckpointScales(). To be called when a layer has static scales:
+// a checkpoint that declares them and lacks one must not stop a cache that needs none.
 KvScales LoadKvScales(const std::string& quantization_param_path, const Checkpoint& checkpoint,
                       const ModelConfig& config);
+
+// Whether a tensor of this name is about the KV cache's scales (read or knowingly ignored), not a weight.
+bool IsKvScaleTensor(std::string_view name);
+
+// All layers at 1.0, no means.
+std::vector<formats::LayerScales> UnitScales(const ModelConfig& config);
 
 }  // namespace kvanta::models

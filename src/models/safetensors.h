@@ -17,12 +17,21 @@ namespace kvanta::models {
 struct TensorView {
   std::string dtype;  // as in the file: "BF16", "F16", "F32", "F8_E4M3", "I64", ...
   std::vector<int64_t> shape;
-  std::span<const uint8_t> data;  // in the mapped file
+  std::span<const uint8_t> data;  // in the mapped file; not necessarily aligned to the element
 };
 
-// Parses a header held in memory: name -> view into `data`. Throws InputError on anything that lies: lengths, offsets
-// out of range or overlapping, shapes whose product is not the byte count, duplicate names. For fuzzing and Open().
-std::map<std::string, TensorView, std::less<>> ParseSafetensors(std::span<const uint8_t> file, const std::string& name);
+using TensorMap = std::map<std::string, TensorView, std::less<>>;
+
+// Parses a file held in memory: name -> view into it. Throws InputError on anything that lies: lengths, offsets
+// out of range, overlapping or leaving holes, shapes whose product is not the byte count, duplicate names.
+TensorMap ParseSafetensors(std::span<const uint8_t> file, const std::string& name);
+
+// Shards of an index (the text of model.safetensors.index.json): tensor name -> file name in the same folder. Throws
+// InputError on names that are not plain file names (a path could leave the folder).
+std::map<std::string, std::string, std::less<>> ParseShardIndex(std::string_view text, const std::string& name);
+
+// "[2, 3]"; "[]" for a scalar.
+std::string ShapeText(std::span<const int64_t> shape);
 
 // All tensors of a folder: model.safetensors, or the shards of model.safetensors.index.json.
 class Checkpoint {
@@ -30,13 +39,18 @@ class Checkpoint {
   static Checkpoint Open(const std::string& folder);
   const TensorView* Find(std::string_view name) const;  // nullptr when absent
   const TensorView& Get(std::string_view name) const;   // throws InputError naming the nearest names
+  const TensorMap& Tensors() const { return tensors_; }
   std::vector<std::string> Names() const;
   int64_t TotalBytes() const;
+  const std::string& Folder() const { return folder_; }
 
  private:
   struct Mapping;
+  void AddFile(const std::string& path);
+
+  std::string folder_;
   std::vector<std::shared_ptr<Mapping>> mappings_;
-  std::map<std::string, TensorView, std::less<>> tensors_;
+  TensorMap tensors_;
 };
 
 }  // namespace kvanta::models

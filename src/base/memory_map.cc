@@ -1,0 +1,58 @@
+#include "base/memory_map.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "kvanta/error.h"
+
+namespace kvanta {
+namespace {
+
+struct Descriptor {
+  int fd;
+  ~Descriptor() {
+    if (fd >= 0) ::close(fd);
+  }
+};
+
+}  // namespace
+
+MemoryMap::MemoryMap(const std::string& path) {
+  // O_NONBLOCK: opening a named pipe must not wait for a writer; it is refused below.
+  const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
+  if (file.fd < 0) throw InputError(fmt::format("{}: cannot open: {}", path, std::strerror(errno)));
+  struct stat status {};
+  if (::fstat(file.fd, &status) != 0) {
+    throw InputError(fmt::format("{}: cannot read its size: {}", path, std::strerror(errno)));
+  }
+  if (!S_ISREG(status.st_mode)) throw InputError(fmt::format("{}: not a regular file", path));
+  bytes_ = static_cast<size_t>(status.st_size);
+  if (bytes_ == 0) return;
+  void* data = ::mmap(nullptr, bytes_, PROT_READ, MAP_PRIVATE, file.fd, 0);
+  if (data == MAP_FAILED) {
+    throw ResourceError(fmt::format("{}: cannot map {} bytes: {}", path, bytes_, std::strerror(errno)));
+  }
+  data_ = static_cast<const uint8_t*>(data);
+}
+
+MemoryMap::~MemoryMap() {
+  if (data_ != nullptr) ::munmap(const_cast<uint8_t*>(data_), bytes_);
+}
+
+MemoryMap::MemoryMap(MemoryMap&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+MemoryMap& MemoryMap::operator=(MemoryMap&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+}  // namespace kvanta

@@ -1,0 +1,31 @@
+// A read-only memory map of a regular file.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace kvanta {
+
+// Move-only. A file that another process shortens while it is mapped raises SIGBUS on access, as with every map: model
+// files are expected to stay as they are while they are read.
+class MemoryMap {
+ public:
+  MemoryMap() = default;
+  // Throws InputError when the path is missing, unreadable or not a regular file; ResourceError when mapping fails.
+  explicit MemoryMap(const std::string& path);
+  ~MemoryMap();
+  MemoryMap(MemoryMap&& other) noexcept;
+  MemoryMap& operator=(MemoryMap&& other) noexcept;
+  MemoryMap(const MemoryMap&) = delete;
+  MemoryMap& operator=(const MemoryMap&) = delete;
+
+  std::span<const uint8_t> Bytes() const noexcept { return {data_, bytes_}; }
+
+ private:
+  const uint8_t* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+}  // namespace kvanta

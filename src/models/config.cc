@@ -1,0 +1,166 @@
+#include "models/config.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "base/quote.h"
+#include "kvanta/error.h"
+#include "models/architecture.h"
+#include "models/json.h"
+#include "models/kv_declaration.h"
+#include "models/rope_config.h"
+
+namespace kvanta::models {
+namespace {
+
+// Far above every model, and small enough that no product of two of them overflows.
+constexpr int64_t kMaxWidth = int64_t{1} << 24, kMaxLayers = 4096, kMaxPositions = int64_t{1} << 27;
+
+const Architecture& ReadArchitecture(const JsonObject& json) {
+  constexpr const char* kKey = "architectures";
+  const std::vector<std::string> known = KnownArchitectures();
+  const Json* names = json.Find(kKey);
+  if (names == nullptr || !names->is_array() || names->empty() || !(*names)[0].is_string()) {
+    json.Fail(kKey, fmt::format("a list with one of {}", fmt::join(known, ", ")));
+  }
+  const auto& name = (*names)[0].get_ref<const std::string&>();
+  for (const Architecture* architecture : Architectures()) {
+    if (architecture->name == name) return *architecture;
+  }
+  throw InputError(
+      fmt::format("{}: unknown architecture {}; known: {}", json.File(), Quote(name), fmt::join(known, ", ")));
+}
+
+void ReadHeads(const JsonObject& json, const Architecture& architecture, ModelConfig& config) {
+  config.heads = static_cast<int>(json.Int("num_attention_heads", 1, 65536));
+  config.kv_heads = static_cast<int>(json.Int("num_key_value_heads", 1, config.heads, config.heads));
+  if (config.heads % config.kv_heads != 0) {
+    json.Fail("num_key_value_heads", fmt::format("a divisor of num_attention_heads ({})", config.heads));
+  }
+  constexpr int kUnit = 8, kMaxHeadDim = 256;  // what attention backends take
+  if (json.Has("head_dim")) {
+    config.head_dim = static_cast<int>(json.Int("head_dim", kUnit, kMaxHeadDim));
+  } else if (architecture.default_head_dim != 0) {
+    config.head_dim = architecture.default_head_dim;
+  } else {
+    if (config.hidden % config.heads != 0) {
+      json.Fail("num_attention_heads", fmt::format("a divisor of hidden_size ({}), or head_dim", config.hidden));
+    }
+    config.head_dim = config.hidden / config.heads;
+  }
+  if (config.head_dim % kUnit != 0 || config.head_dim > kMaxHeadDim) {
+    throw InputError(fmt::format("{}: heads of {} channels; supported are multiples of {} up to {}", json.File(),
+                                 config.head_dim, kUnit, kMaxHeadDim));
+  }
+  config.rotary_dim = config.head_dim;
+}
+
+// Token ids: one, a list, or none.
+void AddEosIds(const JsonObject& json, ModelConfig& config) {
+  constexpr const char* kKey = "eos_token_id";
+  const Json* ids = json.Find(kKey);
+  if (ids == nullptr) return;
+  const Json list = ids->is_array() ? *ids : Json::array({*ids});
+  for (const Json& id : list) {
+    if (!id.is_number_unsigned() || id.get<uint64_t>() >= static_cast<uint64_t>(config.vocab)) {
+      json.Fail(kKey, fmt::format("token ids below vocab_size ({})", config.vocab));
+    }
+    const auto token = static_cast<int32_t>(id.get<uint64_t>());
+    auto& known = config.eos_token_ids;
+    if (std::find(known.begin(), known.end(), token) == known.end()) known.push_back(token);
+  }
+}
+
+void Declare(const std::string& scheme, const std::string& file, ModelConfig& config) {
+  if (scheme.empty()) return;
+  if (!config.declared_kv_cache.empty() && config.declared_kv_cache != scheme) {
+    throw InputError(fmt::format("{}: declares a KV cache in {}, but config.json one in {}", file, scheme,
+                                 config.declared_kv_cache));
+  }
+  config.declared_kv_cache = scheme;
+}
+
+DType DTypeOfEmbeddings(const std::string& folder) {
+  const std::string& dtype = Checkpoint::Open(folder).Get("model.embed_tokens.weight").dtype;
+  if (dtype == "BF16") return DType::kBf16;
+  return dtype == "F16" ? DType::kF16 : DType::kF32;
+}
+
+}  // namespace
+
+ModelConfig ParseConfig(std::string_view text, const std::string& name, bool* dtype_missing) {
+  const Json root = ParseJson(text, name);
+  const JsonObject json(root, name);
+  const Architecture& architecture = ReadArchitecture(json);
+  ModelConfig config;
+  config.architecture = architecture.name;
+  config.model_type = architecture.model_type;
+  if (json.String("model_type", architecture.model_type) != architecture.model_type) {
+    json.Fail("model_type", fmt::format("'{}', as the architecture says", architecture.model_type));
+  }
+  const std::string_view dtype_key = json.Has("dtype") ? "dtype" : "torch_dtype";
+  if (dtype_missing != nullptr) *dtype_missing = !json.Has(dtype_key);
+  if (json.Has(dtype_key)) {
+    const std::string dtype = json.String(dtype_key);
+    if (dtype != Name(DType::kBf16) && dtype != Name(DType::kF16) && dtype != Name(DType::kF32)) {
+      json.Fail(dtype_key, "bfloat16, float16 or float32");
+    }
+    config.dtype = ParseDType(dtype);
+  }
+  config.hidden = static_cast<int>(json.Int("hidden_size", 1, kMaxWidth));
+  config.layers = static_cast<int>(json.Int("num_hidden_layers", 1, kMaxLayers));
+  config.ffn = static_cast<int>(json.Int("intermediate_size", 1, kMaxWidth));
+  config.vocab = static_cast<int>(json.Int("vocab_size", 1, kMaxWidth));
+  ReadHeads(json, architecture, config);
+  config.rms_eps = json.Number("rms_norm_eps", 0, 1, config.rms_eps);
+  config.tied_embeddings = json.Bool("tie_word_embeddings", false);
+  if (const std::string act = json.String("hidden_act", "silu"); act != "silu" && act != "swish") {
+    json.Fail("hidden_act", "silu");
+  }
+  const int64_t max_position = json.Int("max_position_embeddings", 1, kMaxPositions);
+  config.rope = ReadRopeConfig(json, max_position);
+  config.max_position = ScaledMaxPosition(config.rope, max_position);
+  config.sliding_window.assign(config.layers, 0);
+  architecture.read_config(json, config);
+  AddEosIds(json, config);
+  config.bos_token_id = static_cast<int32_t>(json.Int("bos_token_id", 0, config.vocab - 1, -1));
+  if (json.Has("quantization_config")) {
+    Declare(ReadQuantizationConfig(json.Object("quantization_config")), name, config);
+  }
+  return config;
+}
+
+void AddGenerationConfig(std::string_view text, const std::string& name, ModelConfig& config) {
+  const Json root = ParseJson(text, name);
+  AddEosIds(JsonObject(root, name), config);
+}
+
+void AddHfQuantConfig(std::string_view text, const std::string& name, ModelConfig& config) {
+  const Json root = ParseJson(text, name);
+  Declare(ReadHfQuantConfig(JsonObject(root, name)), name, config);
+}
+
+ModelConfig ReadConfig(const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  if (!fs::is_directory(folder, ignored)) {
+    throw InputError(
+        fmt::format("model {}: no such folder; expected one with config.json and *.safetensors", Quote(folder, 400)));
+  }
+  const auto path = [&](const char* file) { return (fs::path(folder) / file).string(); };
+  bool dtype_missing = false;
+  ModelConfig config = ParseConfig(ReadTextFile(path("config.json")), path("config.json"), &dtype_missing);
+  if (const std::string file = path("generation_config.json"); fs::exists(file, ignored)) {
+    AddGenerationConfig(ReadTextFile(file), file, config);
+  }
+  if (const std::string file = path("hf_quant_config.json"); fs::exists(file, ignored)) {
+    AddHfQuantConfig(ReadTextFile(file), file, config);
+  }
+  if (dtype_missing) config.dtype = DTypeOfEmbeddings(folder);
+  return config;
+}
+
+}  // namespace kvanta::models

@@ -1,0 +1,14 @@
+// A cheap identity of a checkpoint's weights, for files that belong to one model (scale files, page files).
+#pragma once
+
+#include <string>
+
+#include "models/safetensors.h"
+
+namespace kvanta::models {
+
+// "xxh3-0123456789abcdef" over every tensor's name, dtype, shape, first and last 256 bytes, in the order of names.
+// KV scale tensors are left out, so that a calibrated copy of a checkpoint is the same model.
+std::string Fingerprint(const Checkpoint& checkpoint);
+
+}  // namespace kvanta::models

@@ -1,0 +1,17 @@
+// What a checkpoint declares about its KV cache, and the refusal of quantized weights.
+#pragma once
+
+#include <string>
+
+#include "models/json.h"
+
+namespace kvanta::models {
+
+// config.json's "quantization_config" (compressed-tensors, ModelOpt, Quark): the scheme text of the declared cache, ""
+// without one. Throws InputError when weights are quantized or the declaration is unknown.
+std::string ReadQuantizationConfig(const JsonObject& quantization);
+
+// hf_quant_config.json of ModelOpt, the same way.
+std::string ReadHfQuantConfig(const JsonObject& root);
+
+}  // namespace kvanta::models

@@ -1,0 +1,231 @@
+#include "models/kv_scales.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <optional>
+
+#include "base/dtype.h"
+#include "base/quote.h"
+#include "kvanta/error.h"
+#include "models/fingerprint.h"
+#include "models/json.h"
+
+namespace kvanta::models {
+namespace {
+
+enum class Role : uint8_t {
+  kK,
+  kV,
+  kBoth,
+  kZero,     // zero point or bias of an affine quantizer: must be 0, the formats are symmetric
+  kIgnored,  // of queries and probabilities, which are not cached
+};
+
+struct ScaleName {
+  std::string_view tail;  // whole components at the end of the tensor's name
+  Role role;
+};
+
+// Every name under which producers store them (docs/scales.md, "Names in checkpoints").
+constexpr std::array kNames = std::to_array<ScaleName>({
+    {"kv_scale", Role::kBoth},  // before vLLM 0.6.3
+    {"self_attn.k_proj.k_scale", Role::kK},
+    {"self_attn.v_proj.v_scale", Role::kV},  // ModelOpt
+    {"self_attn.qkv_proj.k_scale", Role::kK},
+    {"self_attn.qkv_proj.v_scale", Role::kV},
+    {"self_attn.qkqkv_proj.k_scale", Role::kK},
+    {"self_attn.qkqkv_proj.v_scale", Role::kV},
+    {"self_attn.q_scale", Role::kIgnored},
+    {"self_attn.k_scale", Role::kK},  // llm-compressor
+    {"self_attn.v_scale", Role::kV},
+    {"self_attn.attn.q_scale", Role::kIgnored},
+    {"self_attn.attn.k_scale", Role::kK},
+    {"self_attn.attn.v_scale", Role::kV},
+    {"mixer.k_proj.k_scale", Role::kK},
+    {"mixer.v_proj.v_scale", Role::kV},
+    {"self_attn.q.scale", Role::kIgnored},
+    {"self_attn.k_cache.scale", Role::kK},
+    {"self_attn.v_cache.scale", Role::kV},
+    {"q_proj.output_scale", Role::kIgnored},  // Quark
+    {"k_proj.output_scale", Role::kK},
+    {"v_proj.output_scale", Role::kV},
+    {"self_attn.prob_output_scale", Role::kIgnored},
+    {"attention.kv_cache_scaling_factor", Role::kBoth},  // TensorRT-LLM
+    {"q_zero_point", Role::kIgnored},
+    {"k_zero_point", Role::kZero},
+    {"v_zero_point", Role::kZero},
+    {"k_proj.k_bias", Role::kZero},
+    {"v_proj.v_bias", Role::kZero},
+});
+
+const ScaleName* FindName(std::string_view tensor) {
+  for (const ScaleName& name : kNames) {
+    if (!tensor.ends_with(name.tail)) continue;
+    if (tensor.size() == name.tail.size() || tensor[tensor.size() - name.tail.size() - 1] == '.') return &name;
+  }
+  return nullptr;
+}
+
+// A last component that can only mean a KV scale, under a name that is not in the table: not to be passed over.
+bool LooksLikeKvScale(std::string_view tensor) {
+  const std::string_view last = tensor.substr(tensor.rfind('.') + 1);
+  for (const std::string_view side : {"k_", "v_", "kv_", "key_", "value_"}) {
+    for (const std::string_view what :
+         {"scale", "scales", "scale_inv", "cache_scale", "scaling_factor", "cache_scaling_factor"}) {
+      if (last.size() == side.size() + what.size() && last.starts_with(side) && last.ends_with(what)) return true;
+    }
+  }
+  return false;
+}
+
+// The index after "layers." in a tensor's name; nullopt without one.
+std::optional<int64_t> LayerOf(std::string_view tensor) {
+  constexpr std::string_view kMark = "layers.";
+  size_t at = tensor.find(kMark);
+  if (at == std::string_view::npos || (at != 0 && tensor[at - 1] != '.')) return std::nullopt;
+  at += kMark.size();
+  int64_t layer = 0;
+  size_t digits = 0;
+  for (; at < tensor.size() && tensor[at] >= '0' && tensor[at] <= '9' && digits < 9; ++at, ++digits) {
+    layer = layer * 10 + (tensor[at] - '0');
+  }
+  if (digits == 0 || at >= tensor.size() || tensor[at] != '.') return std::nullopt;
+  return layer;
+}
+
+double ReadElement(const TensorView& tensor, int64_t i, const std::string& name) {
+  const uint8_t* data = tensor.data.data();
+  const auto load = [&]<class T>(T value) {
+    std::memcpy(&value, data + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
+    return value;
+  };
+  if (tensor.dtype == "F32") return load(float{});
+  if (tensor.dtype == "F64") return load(double{});
+  if (tensor.dtype == "BF16") return Bf16ToFloat(load(uint16_t{}));
+  if (tensor.dtype == "F16") return Fp16ToFloat(load(uint16_t{}));
+  throw InputError(
+      fmt::format("KV scale {} is stored as {}; expected F32, F64, BF16 or F16", Quote(name), tensor.dtype));
+}
+
+// One value per KV head from [], [1], [kv_heads] or [kv_heads, 1, 1].
+std::vector<double> ReadValues(const TensorView& tensor, const std::string& name, int kv_heads) {
+  const auto& shape = tensor.shape;
+  const bool one = shape.empty() || (shape.size() == 1 && shape[0] == 1);
+  const bool per_head = (shape.size() == 1 && shape[0] == kv_heads) ||
+                        (shape.size() == 3 && shape[0] == kv_heads && shape[1] == 1 && shape[2] == 1);
+  if (!one && !per_head) {
+    throw InputError(fmt::format("KV scale {} has shape {}; expected [], [1], [{}] or [{}, 1, 1]", Quote(name),
+                                 ShapeText(shape), kv_heads, kv_heads));
+  }
+  std::vector<double> values(kv_heads);
+  for (int head = 0; head < kv_heads; ++head) values[head] = ReadElement(tensor, one ? 0 : head, name);
+  return values;
+}
+
+std::vector<float> ReadScale(const TensorView& tensor, const std::string& name, int kv_heads) {
+  std::vector<float> scales;
+  for (const double value : ReadValues(tensor, name, kv_heads)) {
+    const auto scale = static_cast<float>(value);
+    if (!std::isfinite(scale) || !(scale > 0)) {
+      throw InputError(fmt::format("KV scale {} is {}; expected a finite number above 0{}", Quote(name), value,
+                                   value == -1.0 ? " (-1 marks one that was never calibrated)" : ""));
+    }
+    scales.push_back(scale);
+  }
+  return scales;
+}
+
+void CheckZero(const TensorView& tensor, const std::string& name) {
+  int64_t count = 1;  // the reader of the file has checked that the product is the byte count
+  for (const int64_t size : tensor.shape) count *= size;
+  for (int64_t i = 0; i < count; ++i) {
+    if (ReadElement(tensor, i, name) == 0) continue;
+    throw InputError(fmt::format("{} is not 0: asymmetric KV quantization is not supported", Quote(name)));
+  }
+}
+
+struct Found {
+  std::vector<float> scale;  // empty: none yet
+  std::string name;
+};
+
+void Put(Found& found, const std::string& name, const std::vector<float>& scale) {
+  if (!found.scale.empty() && found.scale != scale) {
+    throw InputError(
+        fmt::format("KV scales {} and {} say different things about the same values", Quote(found.name), Quote(name)));
+  }
+  found = {scale, name};
+}
+
+}  // namespace
+
+bool IsKvScaleTensor(std::string_view name) {
+  return FindName(name) != nullptr && LayerOf(name).has_value();
+}
+
+std::vector<formats::LayerScales> UnitScales(const ModelConfig& config) {
+  formats::LayerScales layer;
+  layer.k.scale.assign(config.kv_heads, 1.0F);
+  layer.v.scale = layer.k.scale;
+  return std::vector(config.layers, layer);
+}
+
+KvScales ReadCheckpointScales(const Checkpoint& checkpoint, const ModelConfig& config) {
+  KvScales result{ScaleSource::kNone, UnitScales(config)};
+  // NVFP4 checkpoints keep amax/(6*448), a factor of another format's two-level scale.
+  if (config.declared_kv_cache == "nvfp4") return result;
+  std::vector<std::array<Found, 2>> layers(config.layers);
+  bool any = false;
+  for (const auto& [name, tensor] : checkpoint.Tensors()) {
+    const ScaleName* known = FindName(name);
+    const std::optional<int64_t> layer = LayerOf(name);
+    if (known == nullptr || !layer) {
+      if (!LooksLikeKvScale(name)) continue;
+      throw InputError(fmt::format("{}: tensor {} looks like a KV scale, but under no known name (docs/scales.md)",
+                                   checkpoint.Folder(), Quote(name)));
+    }
+    if (known->role == Role::kIgnored) continue;
+    if (*layer >= config.layers) {
+      throw InputError(fmt::format("{}: KV scale {} of layer {}; the model has {}", checkpoint.Folder(), Quote(name),
+                                   *layer, config.layers));
+    }
+    if (known->role == Role::kZero) {
+      CheckZero(tensor, name);
+      continue;
+    }
+    const std::vector<float> scale = ReadScale(tensor, name, config.kv_heads);
+    if (known->role != Role::kV) Put(layers[*layer][0], name, scale);
+    if (known->role != Role::kK) Put(layers[*layer][1], name, scale);
+    any = true;
+  }
+  if (!any && config.declared_kv_cache.empty()) return result;
+  result.source = ScaleSource::kCheckpoint;
+  for (int layer = 0; layer < config.layers; ++layer) {
+    for (int side = 0; side < 2; ++side) {
+      if (layers[layer][side].scale.empty()) {
+        throw InputError(
+            fmt::format("{}: {} but layer {} has no {} scale; give a file by --quantization-param-path, "
+                        "--calculate-kv-scales, or a "
+                        "format without static scales",
+                        checkpoint.Folder(), any ? "it has KV scales," : "it declares static KV scales,", layer,
+                        side == 0 ? "K" : "V"));
+      }
+    }
+    result.layers[layer].k.scale = layers[layer][0].scale;
+    result.layers[layer].v.scale = layers[layer][1].scale;
+  }
+  return result;
+}
+
+KvScales LoadKvScales(const std::string& quantization_param_path, const Checkpoint& checkpoint,
+                      const ModelConfig& config) {
+  if (quantization_param_path.empty()) return ReadCheckpointScales(checkpoint, config);
+  return ParseScaleFile(ReadTextFile(quantization_param_path), quantization_param_path, config,
+                        Fingerprint(checkpoint));
+}
+
+}  // namespace kvanta::models

@@ -1,0 +1,134 @@
+#include "models/rope.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+namespace kvanta::models {
+namespace {
+
+// base^(2i/dim) in f32, as torch computes `base ** (arange(0, dim, 2) / dim)`: the power of two rounded operands,
+// rounded once.
+std::vector<float> Powers(double base, int rotary_dim) {
+  std::vector<float> powers(rotary_dim / 2);
+  for (size_t i = 0; i < powers.size(); ++i) {
+    const float exponent = static_cast<float>(2 * i) / static_cast<float>(rotary_dim);
+    powers[i] = static_cast<float>(std::pow(static_cast<double>(static_cast<float>(base)), double{exponent}));
+  }
+  return powers;
+}
+
+std::vector<float> Inverse(std::vector<float> powers) {
+  for (float& power : powers) power = 1.0F / power;
+  return powers;
+}
+
+double DynamicBase(const RopeConfig& rope, int rotary_dim, int64_t positions) {
+  const auto trained = static_cast<double>(rope.original_max_position);
+  const double length = std::max(static_cast<double>(positions), trained);
+  const double stretch = rope.factor * length / trained - (rope.factor - 1);
+  return rope.theta * std::pow(stretch, static_cast<double>(rotary_dim) / (rotary_dim - 2));
+}
+
+// Llama 3.1: long waves are divided by the factor, short ones kept, those between interpolated.
+void ScaleLlama3(const RopeConfig& rope, std::vector<float>& inverse) {
+  const auto length = static_cast<float>(rope.original_max_position);
+  const auto low = static_cast<float>(rope.low_freq_factor);
+  const auto factor = static_cast<float>(rope.factor);
+  const auto low_wavelength =
+      static_cast<float>(static_cast<double>(rope.original_max_position) / rope.low_freq_factor);
+  const auto high_wavelength =
+      static_cast<float>(static_cast<double>(rope.original_max_position) / rope.high_freq_factor);
+  for (float& frequency : inverse) {
+    const float wavelength = static_cast<float>(2 * std::numbers::pi) / frequency;
+    if (wavelength < high_wavelength) continue;
+    if (wavelength > low_wavelength) {
+      frequency = frequency / factor;
+      continue;
+    }
+    const float smooth = (length / wavelength - low) / static_cast<float>(rope.high_freq_factor - rope.low_freq_factor);
+    frequency = (1.0F - smooth) * frequency / factor + smooth * frequency;
+  }
+}
+
+// The channel at which a wave turns `rotations` times within the original length (YaRN, arXiv:2309.00071, eq. 17).
+double CorrectionChannel(const RopeConfig& rope, int rotary_dim, double rotations) {
+  const auto length = static_cast<double>(rope.original_max_position);
+  return rotary_dim * std::log(length / (rotations * 2 * std::numbers::pi)) / (2 * std::log(rope.theta));
+}
+
+std::vector<float> YarnInverse(const RopeConfig& rope, int rotary_dim) {
+  double low = CorrectionChannel(rope, rotary_dim, rope.beta_fast);
+  double high = CorrectionChannel(rope, rotary_dim, rope.beta_slow);
+  if (rope.truncate) {
+    low = std::floor(low);
+    high = std::ceil(high);
+  }
+  low = std::max(low, 0.0);
+  high = std::min(high, static_cast<double>(rotary_dim - 1));
+  if (low == high) high += 0.001;  // as transformers: no division by zero
+  std::vector<float> inverse = Powers(rope.theta, rotary_dim);
+  const auto factor = static_cast<float>(rope.factor);
+  for (size_t i = 0; i < inverse.size(); ++i) {
+    const float linear = (static_cast<float>(i) - static_cast<float>(low)) / static_cast<float>(high - low);
+    const float extrapolated = 1.0F - std::clamp(linear, 0.0F, 1.0F);
+    const float power = inverse[i];
+    inverse[i] = 1.0F / (factor * power) * (1.0F - extrapolated) + 1.0F / power * extrapolated;
+  }
+  return inverse;
+}
+
+double YarnScale(double factor, double mscale) {
+  return factor <= 1 ? 1.0 : 0.1 * mscale * std::log(factor) + 1.0;
+}
+
+float YarnAttentionScaling(const RopeConfig& rope) {
+  if (rope.attention_factor != 0) return static_cast<float>(rope.attention_factor);
+  if (rope.mscale != 0 && rope.mscale_all_dim != 0) {
+    return static_cast<float>(YarnScale(rope.factor, rope.mscale) / YarnScale(rope.factor, rope.mscale_all_dim));
+  }
+  return static_cast<float>(YarnScale(rope.factor, 1));
+}
+
+}  // namespace
+
+RopeFrequencies MakeRopeFrequencies(const RopeConfig& rope, int rotary_dim, int64_t positions) {
+  RopeFrequencies result;
+  switch (rope.type) {
+    case RopeType::kDefault:
+      result.inverse = Inverse(Powers(rope.theta, rotary_dim));
+      break;
+    case RopeType::kLinear:
+      result.inverse = Inverse(Powers(rope.theta, rotary_dim));
+      for (float& frequency : result.inverse) frequency /= static_cast<float>(rope.factor);
+      break;
+    case RopeType::kDynamic:
+      result.inverse = Inverse(Powers(DynamicBase(rope, rotary_dim, positions), rotary_dim));
+      break;
+    case RopeType::kLlama3:
+      result.inverse = Inverse(Powers(rope.theta, rotary_dim));
+      ScaleLlama3(rope, result.inverse);
+      break;
+    case RopeType::kYarn:
+      result.inverse = YarnInverse(rope, rotary_dim);
+      result.attention_scaling = YarnAttentionScaling(rope);
+      break;
+  }
+  return result;
+}
+
+void FillRopeTable(const RopeFrequencies& frequencies, std::span<float> table) {
+  const size_t half = frequencies.inverse.size();
+  for (size_t row = 0; row * 2 * half < table.size(); ++row) {
+    float* cos = table.data() + row * 2 * half;
+    float* sin = cos + half;
+    for (size_t i = 0; i < half; ++i) {
+      // The angle is rounded to f32, as in transformers; its cosine and sine are then exact but for one rounding.
+      const double angle = static_cast<float>(row) * frequencies.inverse[i];
+      cos[i] = static_cast<float>(std::cos(angle)) * frequencies.attention_scaling;
+      sin[i] = static_cast<float>(std::sin(angle)) * frequencies.attention_scaling;
+    }
+  }
+}
+
+}  // namespace kvanta::models

@@ -1,0 +1,24 @@
+// Rotary position tables, computed with the same f32 operations as transformers (modeling_rope_utils.py).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "models/config.h"
+
+namespace kvanta::models {
+
+struct RopeFrequencies {
+  std::vector<float> inverse;      // [rotary_dim / 2], radians per position
+  float attention_scaling = 1.0F;  // multiplies cos and sin (yarn)
+};
+
+// `positions`: tokens that the engine is configured for. Only the dynamic type depends on it (docs/adr/0004): its base
+// is that of the configured length, so that a position's rotation never depends on what else is in the batch.
+RopeFrequencies MakeRopeFrequencies(const RopeConfig& rope, int rotary_dim, int64_t positions);
+
+// table: f32 [positions][rotary_dim], first half cos, second half sin; table.size() / rotary_dim positions from 0.
+void FillRopeTable(const RopeFrequencies& frequencies, std::span<float> table);
+
+}  // namespace kvanta::models

@@ -1,0 +1,179 @@
+// The two schemas of --quantization-param-path (docs/scales.md).
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "base/quote.h"
+#include "kvanta/error.h"
+#include "models/json.h"
+#include "models/kv_scales.h"
+
+namespace kvanta::models {
+namespace {
+
+// A scale as f32: finite and > 0 after rounding.
+float ReadScale(const JsonObject& object, const std::string& key, const Json& value, double factor = 1.0) {
+  if (value.is_number()) {
+    const auto scale = static_cast<float>(value.get<double>() * factor);
+    if (std::isfinite(scale) && scale > 0) return scale;
+  }
+  throw InputError(fmt::format("{} is {}; expected a finite number above 0{}", object.Name(key), Describe(value),
+                               value == -1 ? " (-1 marks a scale that was never calibrated)" : ""));
+}
+
+// Throws unless the keys of `object` are exactly "0" to "count - 1".
+void CheckIndices(const JsonObject& object, int64_t count, std::string_view what) {
+  for (int64_t i = 0; i < count; ++i) {
+    if (!object.Has(std::to_string(i))) {
+      throw InputError(
+          fmt::format("{} is missing; all {} {} must be there", object.Name(std::to_string(i)), count, what));
+    }
+  }
+  for (const auto& [key, value] : object.Value().items()) {
+    const bool canonical = !key.empty() && key.size() < 8 && key.find_first_not_of("0123456789") == key.npos &&
+                           std::to_string(std::stol(key)) == key && std::stol(key) < count;
+    if (!canonical) throw InputError(fmt::format("{} is not one of the {} {}", object.Name(key), count, what));
+  }
+}
+
+void AllowKeys(const JsonObject& object, std::initializer_list<std::string_view> known) {
+  for (const auto& [key, value] : object.Value().items()) {
+    if (std::find(known.begin(), known.end(), key) == known.end()) {
+      throw InputError(fmt::format("{} is not known; known keys: {}", object.Name(key), fmt::join(known, ", ")));
+    }
+  }
+}
+
+// {"model_type": ..., "kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"<TP rank>": {"<layer>": float}}}}:
+// one factor for K and V, per rank of a tensor-parallel run. Rank r of n held KV heads [r kv_heads / n, ...), so its
+// factors become those heads' scales; with more ranks than heads, the ranks that shared a head must agree.
+KvScales ReadByRank(const JsonObject& root, const ModelConfig& config) {
+  AllowKeys(root, {"model_type", "kv_cache"});
+  if (root.String("model_type", config.model_type) != config.model_type) {
+    root.Fail("model_type", fmt::format("'{}', as the model's config.json says", config.model_type));
+  }
+  const JsonObject cache = root.Object("kv_cache");
+  AllowKeys(cache, {"dtype", "scaling_factor"});
+  const std::string dtype = cache.String("dtype");
+  if (dtype != "float8_e4m3fn" && dtype != "float8_e4m3fnuz") cache.Fail("dtype", "float8_e4m3fn or float8_e4m3fnuz");
+  // A byte of E4M3FNUZ reads as half of its E4M3FN value, which Kvanta stores: the same bytes take half the scale.
+  const double factor = dtype == "float8_e4m3fnuz" ? 0.5 : 1.0;
+  const JsonObject ranks = cache.Object("scaling_factor");
+  const auto count = static_cast<int64_t>(ranks.Value().size());
+  const bool divides =
+      count > 0 && (count <= config.kv_heads ? config.kv_heads % count == 0 : count % config.kv_heads == 0);
+  if (!divides || count > 4096) {
+    cache.Fail("scaling_factor",
+               fmt::format("a number of ranks that divides the {} KV heads, or a multiple", config.kv_heads));
+  }
+  CheckIndices(ranks, count, "tensor-parallel ranks");
+  KvScales scales{ScaleSource::kFile, UnitScales(config)};
+  std::vector<bool> set(static_cast<size_t>(config.layers) * config.kv_heads);
+  for (int64_t rank = 0; rank < count; ++rank) {
+    const JsonObject layers = ranks.Object(std::to_string(rank));
+    CheckIndices(layers, config.layers, "layers");
+    const int64_t first = rank * config.kv_heads / count;
+    const int64_t last = std::max(first + 1, (rank + 1) * config.kv_heads / count);
+    for (int layer = 0; layer < config.layers; ++layer) {
+      const std::string key = std::to_string(layer);
+      const float scale = ReadScale(layers, key, layers.Get(key), factor);
+      for (int64_t head = first; head < last; ++head) {
+        float& k = scales.layers[layer].k.scale[head];
+        const size_t slot = static_cast<size_t>(layer) * config.kv_heads + head;
+        if (set[slot] && k != scale) {
+          throw InputError(fmt::format("{} is {}, but another rank with the same KV head {} has {}", layers.Name(key),
+                                       scale, head, k));
+        }
+        set[slot] = true;
+        k = scales.layers[layer].v.scale[head] = scale;
+      }
+    }
+  }
+  return scales;
+}
+
+void CheckModel(const JsonObject& root, const ModelConfig& config, std::string_view fingerprint) {
+  const JsonObject model = root.Object("model");
+  AllowKeys(model, {"architecture", "layers", "kv_heads", "head_dim", "hash"});
+  const auto check = [&](const char* key, int64_t expected) {
+    if (model.Int(key, 1, std::numeric_limits<int32_t>::max()) != expected) {
+      model.Fail(key, fmt::format("{}, as this model has: the file belongs to another", expected));
+    }
+  };
+  if (model.String("architecture", config.architecture) != config.architecture) {
+    model.Fail("architecture", fmt::format("'{}': the file belongs to another model", config.architecture));
+  }
+  check("layers", config.layers);
+  check("kv_heads", config.kv_heads);
+  check("head_dim", config.head_dim);
+  if (!fingerprint.empty() && model.String("hash", fingerprint) != fingerprint) {
+    model.Fail("hash", fmt::format("'{}', the hash of these weights: the file belongs to another model", fingerprint));
+  }
+}
+
+std::vector<float> ReadSide(const JsonObject& layer, const std::string& key, bool per_head, int kv_heads) {
+  const Json* value = layer.Find(key);
+  if (value == nullptr) layer.Fail(key, per_head ? "one number per KV head" : "a number");
+  if (!per_head) return std::vector<float>(kv_heads, ReadScale(layer, key, *value));
+  if (!value->is_array() || value->size() != static_cast<size_t>(kv_heads)) {
+    layer.Fail(key, fmt::format("a list of {} numbers, one per KV head", kv_heads));
+  }
+  std::vector<float> scales;
+  for (const Json& scale : *value) scales.push_back(ReadScale(layer, key, scale));
+  return scales;
+}
+
+std::vector<float> ReadMeans(const JsonObject& layer, const ModelConfig& config) {
+  constexpr const char* kKey = "k_mean";
+  std::vector<float> means;
+  const Json* heads = layer.Find(kKey);
+  if (heads == nullptr) return means;
+  const std::string expected = fmt::format("{} lists of {} finite numbers", config.kv_heads, config.head_dim);
+  if (!heads->is_array() || heads->size() != static_cast<size_t>(config.kv_heads)) layer.Fail(kKey, expected);
+  for (const Json& head : *heads) {
+    if (!head.is_array() || head.size() != static_cast<size_t>(config.head_dim)) layer.Fail(kKey, expected);
+    for (const Json& mean : head) {
+      if (!mean.is_number() || !std::isfinite(static_cast<float>(mean.get<double>()))) layer.Fail(kKey, expected);
+      means.push_back(static_cast<float>(mean.get<double>()));
+    }
+  }
+  return means;
+}
+
+KvScales ReadOwn(const JsonObject& root, const ModelConfig& config, std::string_view fingerprint) {
+  AllowKeys(root, {"kvanta_kv_scales", "model", "granularity", "layers", "comment"});
+  if (root.Get("kvanta_kv_scales") != 1) root.Fail("kvanta_kv_scales", "1, the version this reader knows");
+  CheckModel(root, config, fingerprint);
+  const std::string granularity = root.String("granularity");
+  if (granularity != "tensor" && granularity != "head") root.Fail("granularity", "\"tensor\" or \"head\"");
+  const JsonObject layers = root.Object("layers");
+  CheckIndices(layers, config.layers, "layers");
+  KvScales scales{ScaleSource::kFile, UnitScales(config)};
+  for (int i = 0; i < config.layers; ++i) {
+    const JsonObject layer = layers.Object(std::to_string(i));
+    AllowKeys(layer, {"k_scale", "v_scale", "k_mean"});
+    scales.layers[i].k.scale = ReadSide(layer, "k_scale", granularity == "head", config.kv_heads);
+    scales.layers[i].v.scale = ReadSide(layer, "v_scale", granularity == "head", config.kv_heads);
+    scales.layers[i].k.mean = ReadMeans(layer, config);
+  }
+  return scales;
+}
+
+}  // namespace
+
+KvScales ParseScaleFile(std::string_view json, const std::string& name, const ModelConfig& config,
+                        std::string_view fingerprint) {
+  const Json value = ParseJson(json, name);
+  const JsonObject root(value, name);
+  if (value.contains("kvanta_kv_scales")) return ReadOwn(root, config, fingerprint);
+  if (value.contains("kv_cache")) return ReadByRank(root, config);
+  throw InputError(
+      fmt::format("{}: not a scale file: it has neither key 'kv_cache' (scaling_factor by rank and layer) nor "
+                  "'kvanta_kv_scales'",
+                  name));
+}
+
+}  // namespace kvanta::models

@@ -1,0 +1,173 @@
+#include "models/weights.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "base/quote.h"
+#include "kvanta/error.h"
+#include "models/kv_scales.h"
+
+namespace kvanta::models {
+namespace {
+
+// Smallest f32 magnitude, as bits, that is not finite once stored.
+uint32_t FirstNotFinite(DType store) {
+  switch (store) {
+    case DType::kF16:
+      return std::bit_cast<uint32_t>(65520.0F);  // rounds to infinity
+    case DType::kBf16:
+      return 0x7f7f8000U;  // rounds to infinity
+    case DType::kF32:
+      break;
+  }
+  return 0x7f800000U;
+}
+
+// Magnitude of element `i` as f32 bits. f16 magnitudes are shifted to the same order with infinity at infinity.
+template <DType kType>
+uint32_t Magnitude(const void* data, int64_t i) {
+  if constexpr (kType == DType::kF32) {
+    return static_cast<const uint32_t*>(data)[i] & 0x7fffffffU;
+  } else {
+    const uint32_t bits = static_cast<const uint16_t*>(data)[i] & 0x7fffU;
+    if constexpr (kType == DType::kBf16) return bits << 16;
+    return bits >= 0x7c00U ? 0x7f800000U + bits : 0;  // every finite f16 fits every store
+  }
+}
+
+template <DType kType>
+uint32_t LargestMagnitude(const void* data, int64_t begin, int64_t end) {
+  uint32_t largest = 0;
+  for (int64_t i = begin; i < end; ++i) largest = std::max(largest, Magnitude<kType>(data, i));
+  return largest;
+}
+
+uint32_t LargestMagnitude(const kernels::WeightView& weight, int64_t begin, int64_t end) {
+  switch (weight.dtype) {
+    case DType::kF32:
+      return LargestMagnitude<DType::kF32>(weight.data, begin, end);
+    case DType::kBf16:
+      return LargestMagnitude<DType::kBf16>(weight.data, begin, end);
+    case DType::kF16:
+      break;
+  }
+  return LargestMagnitude<DType::kF16>(weight.data, begin, end);
+}
+
+float Value(const kernels::WeightView& weight, int64_t i) {
+  switch (weight.dtype) {
+    case DType::kF32:
+      return static_cast<const float*>(weight.data)[i];
+    case DType::kBf16:
+      return Bf16ToFloat(static_cast<const uint16_t*>(weight.data)[i]);
+    case DType::kF16:
+      break;
+  }
+  return Fp16ToFloat(static_cast<const uint16_t*>(weight.data)[i]);
+}
+
+DType TypeOf(const TensorView& tensor, const std::string& name) {
+  if (tensor.dtype == "BF16") return DType::kBf16;
+  if (tensor.dtype == "F16") return DType::kF16;
+  if (tensor.dtype == "F32") return DType::kF32;
+  throw InputError(
+      fmt::format("tensor {} is stored as {}; weights are read from BF16, F16 or F32", Quote(name), tensor.dtype));
+}
+
+// Throws at the first value that is NaN or infinite, or becomes so when stored as `store`.
+void CheckFinite(const kernels::WeightView& weight, const std::string& name, DType store, ThreadPool& threads) {
+  constexpr int64_t kChunk = int64_t{1} << 20;
+  const int64_t count = weight.out * weight.in;
+  const uint32_t limit = FirstNotFinite(store);
+  std::atomic<int64_t> bad_chunk{count};
+  auto check = [&](int64_t chunk, int) {
+    if (LargestMagnitude(weight, chunk * kChunk, std::min(count, (chunk + 1) * kChunk)) < limit) return;
+    int64_t seen = bad_chunk.load();
+    while (chunk < seen && !bad_chunk.compare_exchange_weak(seen, chunk)) {
+    }
+  };
+  threads.ForEach((count + kChunk - 1) / kChunk, check);
+  if (bad_chunk == count) return;
+  int64_t i = bad_chunk * kChunk;
+  while (LargestMagnitude(weight, i, i + 1) < limit) ++i;
+  const float value = Value(weight, i);
+  const char* what = std::isnan(value) ? "is NaN" : std::isinf(value) ? "is infinite" : "is out of range";
+  throw InputError(fmt::format("tensor {}: value {} (row {}, column {}) {} in {}", Quote(name), value, i / weight.in,
+                               i % weight.in, what, Name(store)));
+}
+
+}  // namespace
+
+WeightReader::WeightReader(const Checkpoint& checkpoint, kernels::Ops& ops, DType store)
+    : checkpoint_(checkpoint), ops_(ops), store_(store) {}
+
+kernels::WeightView WeightReader::Read(const std::string& name, std::span<const int64_t> shape) {
+  const TensorView& tensor = checkpoint_.Get(name);
+  if (!std::equal(shape.begin(), shape.end(), tensor.shape.begin(), tensor.shape.end())) {
+    throw InputError(fmt::format("{}: tensor {} has shape {}; config.json asks for {}", checkpoint_.Folder(),
+                                 Quote(name), ShapeText(tensor.shape), ShapeText(shape)));
+  }
+  const DType dtype = TypeOf(tensor, name);
+  const void* data = tensor.data.data();
+  if (reinterpret_cast<uintptr_t>(data) % SizeOf(dtype) != 0) {
+    aligned_.emplace_back((tensor.data.size() + 3) / 4);
+    std::memcpy(aligned_.back().data(), data, tensor.data.size());
+    data = aligned_.back().data();
+  }
+  read_.insert(name);
+  return {data, dtype, shape[0], shape.size() > 1 ? shape[1] : 1};
+}
+
+void WeightReader::AppendVector(const std::string& name, int64_t size, std::vector<float>& out) {
+  const kernels::WeightView view = Read(name, std::array{size});
+  CheckFinite(view, name, DType::kF32, ops_.threads());
+  for (int64_t i = 0; i < size; ++i) out.push_back(Value(view, i));
+  aligned_.clear();
+}
+
+Buffer WeightReader::Vector(const std::string& name, int64_t size) {
+  std::vector<float> values;
+  AppendVector(name, size, values);
+  const size_t bytes = values.size() * sizeof(float);
+  Buffer buffer = ops_.device().Allocate(bytes);
+  ops_.device().CopyIn(buffer.data(), values.data(), bytes);
+  bytes_ += static_cast<int64_t>(bytes);
+  return buffer;
+}
+
+std::unique_ptr<kernels::Linear> WeightReader::Linear(std::initializer_list<StackedWeight> stack, int64_t in,
+                                                      bool bias) {
+  std::vector<float> biases;
+  if (bias) {
+    for (const auto& [module, out] : stack) AppendVector(module + ".bias", out, biases);
+  }
+  std::vector<kernels::WeightView> views;
+  for (const auto& [module, out] : stack) {
+    const std::string name = module + ".weight";
+    views.push_back(Read(name, std::array{out, in}));
+    CheckFinite(views.back(), name, store_, ops_.threads());
+  }
+  std::unique_ptr<kernels::Linear> linear = ops_.MakeLinear(views, biases, store_);
+  aligned_.clear();
+  bytes_ += linear->WeightBytes();
+  return linear;
+}
+
+void WeightReader::RefuseUnread() const {
+  for (const auto& [name, tensor] : checkpoint_.Tensors()) {
+    const bool of_model = name.starts_with("model.") || name.starts_with("lm_head.");
+    // Old checkpoints carry the rope frequencies; a tied lm_head repeats the embeddings.
+    const bool known = name.ends_with(".rotary_emb.inv_freq") || name == "lm_head.weight" || IsKvScaleTensor(name);
+    if (!of_model || known || read_.contains(name)) continue;
+    throw InputError(fmt::format("{}: tensor {} would be ignored: config.json describes a model without it",
+                                 checkpoint_.Folder(), Quote(name)));
+  }
+}
+
+}  // namespace kvanta::models

@@ -1,0 +1,48 @@
+// Takes weights out of a checkpoint: asserts their shapes, refuses values that are not finite, and packs them.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/ops.h"
+#include "models/safetensors.h"
+
+namespace kvanta::models {
+
+// One matrix [out][in] of a stack, by the name of its module ("model.layers.0.mlp.up_proj").
+struct StackedWeight {
+  std::string module;
+  int64_t out = 0;
+};
+
+class WeightReader {
+ public:
+  WeightReader(const Checkpoint& checkpoint, kernels::Ops& ops, DType store);
+
+  // The modules' weights [out][in], and their biases [out] if `bias`, packed as one linear layer.
+  std::unique_ptr<kernels::Linear> Linear(std::initializer_list<StackedWeight> stack, int64_t in, bool bias);
+  // A vector of `size` values as f32 in the device's memory.
+  Buffer Vector(const std::string& name, int64_t size);
+  // Throws InputError if the checkpoint has weights of the model that were not asked for: they would be ignored.
+  void RefuseUnread() const;
+  // Bytes of all that was read, as kept.
+  int64_t Bytes() const { return bytes_; }
+
+ private:
+  kernels::WeightView Read(const std::string& name, std::span<const int64_t> shape);
+  void AppendVector(const std::string& name, int64_t size, std::vector<float>& out);
+
+  const Checkpoint& checkpoint_;
+  kernels::Ops& ops_;
+  DType store_;
+  int64_t bytes_ = 0;
+  std::set<std::string, std::less<>> read_;
+  std::vector<std::vector<uint32_t>> aligned_;  // copies of tensors that the file does not align
+};
+
+}  // namespace kvanta::models

@@ -66,9 +66,8 @@ std::string Describe(const Json& value) {
 JsonObject::JsonObject(const Json& value, std::string file, std::string where)
     : value_(&value), file_(std::move(file)), where_(std::move(where)) {
   if (value.is_object()) return;
-  throw InputError(where_.empty()
-                       ? fmt::format("{}: is {}; expected an object", file_, Describe(value))
-                       : fmt::format("{}: key '{}' is {}; expected an object", file_, where_, Describe(value)));
+  throw InputError(fmt::format("{}{} is {}; expected an object", file_,
+                               where_.empty() ? ":" : fmt::format(": key {}", Quote(where_)), Describe(value)));
 }
 
 const Json* JsonObject::Find(std::string_view key) const {

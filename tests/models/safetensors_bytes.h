@@ -27,8 +27,8 @@ class SafetensorsWriter {
     const size_t begin = data_.size();
     data_.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
     if (!header_.empty()) header_ += ",";
-    header_ += "\"" + name + "\":{\"dtype\":\"F32\",\"shape\":[" + sizes + "],\"data_offsets\":[" + std::to_string(begin) +
-               "," + std::to_string(data_.size()) + "]}";
+    header_ += "\"" + name + "\":{\"dtype\":\"F32\",\"shape\":[" + sizes + "],\"data_offsets\":[" +
+               std::to_string(begin) + "," + std::to_string(data_.size()) + "]}";
   }
   std::string File() const { return SafetensorsFile("{" + header_ + "}", data_); }
 

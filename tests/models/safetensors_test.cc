@@ -31,10 +31,10 @@ std::string Entry(const std::string& dtype, const std::string& shape, const std:
 }
 
 TEST(Safetensors, ReadsTensorsWithMetadataAndPadding) {
-  const std::string file =
-      SafetensorsFile("{\"__metadata__\":{\"format\":\"pt\"},\"b\":" + Entry("BF16", "[2,1]", "[4,8]") +
-                          ",\"a\":" + Entry("F32", "[]", "[0,4]") + ",\"none\":" + Entry("I64", "[3,0]", "[8,8]") + "}   ",
-                      "abcdefgh");
+  const std::string file = SafetensorsFile(
+      "{\"__metadata__\":{\"format\":\"pt\"},\"b\":" + Entry("BF16", "[2,1]", "[4,8]") +
+          ",\"a\":" + Entry("F32", "[]", "[0,4]") + ",\"none\":" + Entry("I64", "[3,0]", "[8,8]") + "}   ",
+      "abcdefgh");
   const TensorMap tensors = Parse(file);
   ASSERT_EQ(tensors.size(), 3U);
   EXPECT_EQ(tensors.at("b").dtype, "BF16");
@@ -46,7 +46,8 @@ TEST(Safetensors, ReadsTensorsWithMetadataAndPadding) {
 
 TEST(Safetensors, FourBitElementsTakeHalfBytes) {
   EXPECT_EQ(Parse(SafetensorsFile("{\"a\":" + Entry("F4", "[4]", "[0,2]") + "}", "xy")).size(), 1U);
-  EXPECT_THAT(ErrorOf(SafetensorsFile("{\"a\":" + Entry("F4", "[3]", "[0,2]") + "}", "xy")), HasSubstr("not whole bytes"));
+  EXPECT_THAT(ErrorOf(SafetensorsFile("{\"a\":" + Entry("F4", "[3]", "[0,2]") + "}", "xy")),
+              HasSubstr("not whole bytes"));
 }
 
 // Every way to lie that we know of: the file, and what the message must say.
@@ -99,19 +100,21 @@ INSTANTIATE_TEST_SUITE_P(
         {"OffsetHuge", One("U8", "[1]", "[0,18446744073709551615]", "x"), "truncated or lies"},
         {"WrongByteCount", One("F32", "[1]", "[0,2]", "xy"), "takes 4 bytes, its data_offsets hold 2"},
         {"Overlap",
-         SafetensorsFile("{\"a\":" + Entry("U8", "[2]", "[0,2]") + ",\"b\":" + Entry("U8", "[2]", "[1,3]") + "}", "xyz"),
+         SafetensorsFile("{\"a\":" + Entry("U8", "[2]", "[0,2]") + ",\"b\":" + Entry("U8", "[2]", "[1,3]") + "}",
+                         "xyz"),
          "inside another tensor"},
         {"Same",
          SafetensorsFile("{\"a\":" + Entry("U8", "[2]", "[0,2]") + ",\"b\":" + Entry("U8", "[2]", "[0,2]") + "}", "xy"),
          "inside another tensor"},
         {"Hole",
-         SafetensorsFile("{\"a\":" + Entry("U8", "[1]", "[0,1]") + ",\"b\":" + Entry("U8", "[1]", "[2,3]") + "}", "xyz"),
+         SafetensorsFile("{\"a\":" + Entry("U8", "[1]", "[0,1]") + ",\"b\":" + Entry("U8", "[1]", "[2,3]") + "}",
+                         "xyz"),
          "after a hole"},
         {"DataLeftOver", One("U8", "[1]", "[0,1]", "xy"), "2 bytes of data, but its tensors end at 1"},
         {"MetadataIsNotText", SafetensorsFile("{\"__metadata__\":{\"a\":1}}"), "'__metadata__.a' is 1"},
         {"NewlineInName", SafetensorsFile("{\"a\\nb\":1}"), "a\\x0ab"},
     }),
-    [](const auto& info) { return info.param.name; });
+    [](const auto& hostile) { return hostile.param.name; });
 
 TEST(ShardIndex, RefusesNamesThatLeaveTheFolder) {
   for (const char* name : {"../a.safetensors", "/etc/a.safetensors", "x/../../a.safetensors", "sub/a.safetensors",
@@ -147,7 +150,8 @@ class ShardedCheckpoint : public testing::Test {
 };
 
 TEST_F(ShardedCheckpoint, ReadsAllShards) {
-  folder_.Write("model.safetensors.index.json", R"({"metadata":{},"weight_map":{"a":"1.safetensors","b":"2.safetensors"}})");
+  folder_.Write("model.safetensors.index.json",
+                R"({"metadata":{},"weight_map":{"a":"1.safetensors","b":"2.safetensors"}})");
   const Checkpoint checkpoint = Checkpoint::Open(folder_.Path());
   EXPECT_THAT(checkpoint.Names(), ElementsAre("a", "b"));
   EXPECT_EQ(checkpoint.TotalBytes(), 12);

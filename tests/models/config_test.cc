@@ -1,0 +1,246 @@
+#include "models/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "kvanta/error.h"
+#include "models/temp_folder.h"
+
+namespace kvanta::models {
+namespace {
+
+using nlohmann::json;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+json Llama() {
+  return json::parse(R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
+    "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96,
+    "vocab_size": 100, "rms_norm_eps": 1e-5, "max_position_embeddings": 512, "hidden_act": "silu",
+    "torch_dtype": "bfloat16", "rope_theta": 10000.0, "tie_word_embeddings": true, "bos_token_id": 1,
+    "eos_token_id": 2})");
+}
+
+json Qwen2() {
+  json config = Llama();
+  config["architectures"] = {"Qwen2ForCausalLM"};
+  config["model_type"] = "qwen2";
+  return config;
+}
+
+ModelConfig Parse(const json& config) {
+  return ParseConfig(config.dump(), "config.json");
+}
+
+std::string ErrorOf(const json& config) {
+  try {
+    Parse(config);
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+// The base with one key changed.
+json With(json base, const std::string& key, const json& value) {
+  base[key] = value;
+  return base;
+}
+
+TEST(Config, Llama) {
+  const ModelConfig config = Parse(Llama());
+  EXPECT_EQ(config.architecture, "LlamaForCausalLM");
+  EXPECT_EQ(config.dtype, DType::kBf16);
+  EXPECT_EQ(config.head_dim, 16);
+  EXPECT_EQ(config.rotary_dim, 16);
+  EXPECT_EQ(config.kv_heads, 2);
+  EXPECT_TRUE(config.tied_embeddings);
+  EXPECT_FALSE(config.qkv_bias || config.o_bias || config.mlp_bias || config.qk_norm);
+  EXPECT_THAT(config.eos_token_ids, ElementsAre(2));
+  EXPECT_EQ(config.bos_token_id, 1);
+  EXPECT_EQ(config.declared_kv_cache, "");
+  EXPECT_THAT(config.sliding_window, ElementsAre(0, 0, 0));
+}
+
+TEST(Config, BothGenerationsSayTheSame) {
+  json old_config = Llama();
+  old_config["rope_scaling"] = {{"rope_type", "llama3"},
+                                {"factor", 8.0},
+                                {"low_freq_factor", 1.0},
+                                {"high_freq_factor", 4.0},
+                                {"original_max_position_embeddings", 128}};
+  json new_config = old_config;
+  new_config["rope_parameters"] = new_config["rope_scaling"];
+  new_config["rope_parameters"]["rope_theta"] = new_config["rope_theta"];
+  new_config["dtype"] = new_config["torch_dtype"];
+  for (const char* key : {"rope_scaling", "rope_theta", "torch_dtype"}) new_config.erase(key);
+  EXPECT_EQ(Parse(old_config).rope, Parse(new_config).rope);
+  EXPECT_EQ(Parse(old_config).rope.type, RopeType::kLlama3);
+  EXPECT_EQ(Parse(old_config).rope.original_max_position, 128);
+  EXPECT_EQ(Parse(old_config).dtype, Parse(new_config).dtype);
+  old_config["rope_scaling"].erase("rope_type");
+  old_config["rope_scaling"]["type"] = "llama3";  // the first name of the key
+  EXPECT_EQ(Parse(old_config).rope, Parse(new_config).rope);
+}
+
+TEST(Config, ScalingStretchesTheContext) {
+  const json linear = {{"rope_type", "linear"}, {"factor", 4.0}};
+  EXPECT_EQ(Parse(With(Llama(), "rope_scaling", linear)).max_position, 2048);
+  const json yarn = {{"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 256}};
+  EXPECT_EQ(Parse(With(Llama(), "rope_scaling", yarn)).max_position, 1024);
+}
+
+TEST(Config, HeadDimOfItsOwn) {
+  EXPECT_EQ(Parse(With(Llama(), "head_dim", 32)).head_dim, 32);
+  json qwen3 = With(Qwen2(), "architectures", {"Qwen3ForCausalLM"});
+  qwen3["model_type"] = "qwen3";
+  EXPECT_EQ(Parse(qwen3).head_dim, 128);  // the class's default, not hidden / heads
+  EXPECT_TRUE(Parse(qwen3).qk_norm);
+}
+
+TEST(Config, Biases) {
+  EXPECT_TRUE(Parse(Qwen2()).qkv_bias);
+  EXPECT_FALSE(Parse(Qwen2()).o_bias);
+  EXPECT_TRUE(Parse(With(Llama(), "attention_bias", true)).o_bias);
+  EXPECT_TRUE(Parse(With(Llama(), "mlp_bias", true)).mlp_bias);
+}
+
+TEST(Config, WindowsOfQwen2) {
+  json config = With(Qwen2(), "sliding_window", 16);
+  config["max_window_layers"] = 1;
+  EXPECT_THAT(Parse(config).sliding_window, ElementsAre(0, 0, 0));  // use_sliding_window is false
+  config["use_sliding_window"] = true;
+  EXPECT_THAT(Parse(config).sliding_window, ElementsAre(0, 16, 16));
+  config["layer_types"] = {"sliding_attention", "full_attention", "full_attention"};
+  EXPECT_THAT(Parse(config).sliding_window, ElementsAre(16, 0, 0));
+  config["layer_types"] = {"full_attention"};
+  EXPECT_THAT(ErrorOf(config), HasSubstr("one entry for each of 3"));
+  config["layer_types"] = {"full_attention", "linear_attention", "full_attention"};
+  EXPECT_THAT(ErrorOf(config), HasSubstr("'sliding_attention' only"));
+}
+
+TEST(Config, WindowOfMistral) {
+  json config = With(Llama(), "architectures", {"MistralForCausalLM"});
+  config["model_type"] = "mistral";
+  EXPECT_THAT(ErrorOf(config), HasSubstr("'sliding_window' is missing"));
+  config["sliding_window"] = 32;
+  EXPECT_THAT(Parse(config).sliding_window, ElementsAre(32, 32, 32));
+  config["sliding_window"] = nullptr;
+  EXPECT_THAT(Parse(config).sliding_window, ElementsAre(0, 0, 0));
+}
+
+TEST(Config, DeclaredKvCache) {
+  json scheme = {{"num_bits", 8}, {"type", "float"}, {"strategy", "tensor"}, {"dynamic", false}, {"symmetric", true}};
+  const auto with_scheme = [&] {
+    return With(
+        Llama(), "quantization_config",
+        {{"quant_method", "compressed-tensors"}, {"config_groups", json::object()}, {"kv_cache_scheme", scheme}});
+  };
+  EXPECT_EQ(Parse(with_scheme()).declared_kv_cache, "fp8_e4m3");
+  scheme["strategy"] = "attn_head";
+  EXPECT_EQ(Parse(with_scheme()).declared_kv_cache, "fp8_e4m3");
+  scheme["strategy"] = "channel";
+  EXPECT_THAT(ErrorOf(with_scheme()), HasSubstr("kv_cache_scheme.strategy' is 'channel'"));
+  scheme = {{"num_bits", 8}, {"type", "int"}};
+  EXPECT_THAT(ErrorOf(with_scheme()), HasSubstr("'int'; expected \"float\""));
+  scheme = {{"num_bits", 8}, {"type", "float"}, {"dynamic", true}};
+  EXPECT_THAT(ErrorOf(with_scheme()), HasSubstr("expected false"));
+  scheme = {{"num_bits", 4}, {"type", "float"}, {"group_size", 16}};
+  EXPECT_EQ(Parse(with_scheme()).declared_kv_cache, "nvfp4");
+}
+
+TEST(Config, HfQuantConfig) {
+  ModelConfig config = Parse(Llama());
+  AddHfQuantConfig(R"({"producer":{},"quantization":{"quant_algo":null,"kv_cache_quant_algo":"FP8"}})", "h", config);
+  EXPECT_EQ(config.declared_kv_cache, "fp8_e4m3");
+  EXPECT_THROW(AddHfQuantConfig(R"({"quantization":{"kv_cache_quant_algo":"NVFP4"}})", "h", config), InputError);
+  EXPECT_THROW(AddHfQuantConfig(R"({"quantization":{"kv_cache_quant_algo":"INT3"}})", "h", config), InputError);
+  EXPECT_THROW(AddHfQuantConfig(R"({"quantization":{"quant_algo":"FP8"}})", "h", config), InputError);
+  EXPECT_THROW(AddHfQuantConfig("{}", "h", config), InputError);
+}
+
+TEST(Config, QuantizedWeightsAreRefused) {
+  EXPECT_THAT(ErrorOf(With(Llama(), "quantization_config", {{"quant_method", "awq"}, {"bits", 4}})),
+              HasSubstr("the weights are quantized ('awq')"));
+  EXPECT_THAT(ErrorOf(With(Llama(), "quantization_config",
+                           {{"quant_method", "compressed-tensors"},
+                            {"config_groups", {{"group_0", {{"weights", {{"num_bits", 8}}}}}}}})),
+              HasSubstr("the weights are quantized"));
+}
+
+TEST(Config, EosIdsOfBothFiles) {
+  ModelConfig config = Parse(With(Llama(), "eos_token_id", {2, 5}));
+  AddGenerationConfig(R"({"eos_token_id": [5, 7]})", "g", config);
+  EXPECT_THAT(config.eos_token_ids, ElementsAre(2, 5, 7));
+  EXPECT_THROW(AddGenerationConfig(R"({"eos_token_id": 100})", "g", config), InputError);
+  EXPECT_THROW(AddGenerationConfig(R"({"eos_token_id": "x"})", "g", config), InputError);
+}
+
+struct BadValue {
+  const char* key;
+  const char* value;
+  const char* message;
+};
+
+TEST(Config, ErrorsNameKeyValueAndAlternatives) {
+  for (const auto& [key, value, message] : std::initializer_list<BadValue>{
+           {"architectures", "[\"GPT2LMHeadModel\"]", "known: LlamaForCausalLM, MistralForCausalLM, Qwen2"},
+           {"architectures", "[]", "a list with one of LlamaForCausalLM"},
+           {"model_type", "\"qwen2\"", "expected 'llama'"},
+           {"hidden_size", "-64", "key 'hidden_size' is -64; expected an integer from 1 to"},
+           {"hidden_size", "64.5", "is 64.5; expected an integer"},
+           {"hidden_size", "\"64\"", "is '64'; expected an integer"},
+           {"hidden_size", "18446744073709551615", "expected an integer"},
+           {"hidden_size", "null", "'hidden_size' is missing"},
+           {"hidden_size", "66", "a divisor of hidden_size (66), or head_dim"},
+           {"hidden_size", "48", "heads of 12 channels; supported are multiples of 8 up to 256"},
+           {"head_dim", "260", "from 8 to 256"},
+           {"num_key_value_heads", "3", "a divisor of num_attention_heads (4)"},
+           {"num_key_value_heads", "8", "from 1 to 4"},
+           {"num_hidden_layers", "0", "from 1 to 4096"},
+           {"hidden_act", "\"gelu\"", "expected silu"},
+           {"torch_dtype", "\"float8_e4m3fn\"", "bfloat16, float16 or float32"},
+           {"tie_word_embeddings", "1", "true or false"},
+           {"rms_norm_eps", "-1", "a number from 0 to 1"},
+           {"rms_norm_eps", "1e999", "not valid JSON"},
+           {"eos_token_id", "100", "token ids below vocab_size (100)"},
+           {"eos_token_id", "-1", "token ids below vocab_size (100)"},
+           {"rope_theta", "0", "'rope_theta' is 0"},
+           {"partial_rotary_factor", "0.5", "expected 1"},
+           {"rope_scaling", "{\"type\":\"longrope\"}", "default, linear, dynamic, llama3 or yarn"},
+           {"rope_scaling", "{\"type\":\"linear\"}", "'rope_scaling.factor' is missing"},
+           {"rope_scaling", "{\"type\":\"linear\",\"factor\":0.5}", "from 1"},
+           {"rope_scaling", "3", "expected an object"},
+           {"rope_parameters", "{\"rope_theta\":5.0}", "the same as at the top"},
+           {"rope_parameters", "{\"full_attention\":{\"rope_theta\":1e4}}", "no nested object"},
+           {"rope_scaling", R"({"rope_type":"llama3","factor":8,"low_freq_factor":4,"high_freq_factor":4})",
+            "more than low_freq_factor"}}) {
+    json config = Llama();
+    std::string text = With(config, key, "@").dump();
+    text.replace(text.find("\"@\""), 3, value);
+    try {
+      ParseConfig(text, "config.json");
+      ADD_FAILURE() << key << " = " << value << " was accepted";
+    } catch (const InputError& error) {
+      EXPECT_THAT(error.what(), HasSubstr(message)) << key;
+      EXPECT_THAT(error.what(), testing::StartsWith("config.json: ")) << key;
+    }
+  }
+}
+
+TEST(Config, ReadsAFolder) {
+  const TempFolder folder;
+  EXPECT_THROW(ReadConfig(folder.Path()), InputError);
+  EXPECT_THROW(ReadConfig(folder.Path() + "/none"), InputError);
+  folder.Write("config.json", Llama().dump());
+  folder.Write("generation_config.json", R"({"eos_token_id": 9})");
+  folder.Write("hf_quant_config.json", R"({"quantization": {"kv_cache_quant_algo": "FP8"}})");
+  const ModelConfig config = ReadConfig(folder.Path());
+  EXPECT_THAT(config.eos_token_ids, ElementsAre(2, 9));
+  EXPECT_EQ(config.declared_kv_cache, "fp8_e4m3");
+}
+
+}  // namespace
+}  // namespace kvanta::models

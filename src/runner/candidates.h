@@ -1,0 +1,52 @@
+// Token ids by descending logit, equal logits by ascending id, without sorting a vocabulary.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace kvanta::runner {
+
+struct Candidate {
+  float logit;
+  int32_t token;
+
+  // More likely first.
+  bool operator<(const Candidate& other) const noexcept {
+    return logit > other.logit || (logit == other.logit && token < other.token);
+  }
+};
+
+// The `count` most likely of those with logit >= floor, in order. One pass with a bounded heap: most tokens cost one
+// comparison.
+inline void SelectTop(std::span<const float> logits, int count, float floor, std::vector<Candidate>& out) {
+  out.clear();
+  if (count <= 0) return;
+  float bar = floor;  // tokens below cannot enter
+  for (size_t i = 0; i < logits.size(); ++i) {
+    if (!(logits[i] >= bar)) continue;
+    const Candidate candidate{logits[i], static_cast<int32_t>(i)};
+    if (static_cast<int>(out.size()) < count) {
+      out.push_back(candidate);
+      std::push_heap(out.begin(), out.end());
+    } else if (candidate < out.front()) {
+      std::pop_heap(out.begin(), out.end());
+      out.back() = candidate;
+      std::push_heap(out.begin(), out.end());
+    }
+    if (static_cast<int>(out.size()) == count) bar = std::max(floor, out.front().logit);
+  }
+  std::sort_heap(out.begin(), out.end());
+}
+
+// All with logit >= floor, in order.
+inline void SelectAbove(std::span<const float> logits, float floor, std::vector<Candidate>& out) {
+  out.clear();
+  for (size_t i = 0; i < logits.size(); ++i) {
+    if (logits[i] >= floor) out.push_back({logits[i], static_cast<int32_t>(i)});
+  }
+  std::sort(out.begin(), out.end());
+}
+
+}  // namespace kvanta::runner

@@ -1,0 +1,134 @@
+#include "runner/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "runner/philox.h"
+#include "runner/softmax.h"
+
+namespace kvanta::runner {
+namespace {
+
+bool Penalizes(const SamplingParams& params) {
+  return params.repetition_penalty != 1.0F || params.presence_penalty != 0.0F || params.frequency_penalty != 0.0F;
+}
+
+// Below it, division by the temperature would overflow: greedy, as in vLLM.
+constexpr float kMinTemperature = 1e-5F;
+
+// Inverse of the cumulative distribution over candidates; the last one catches rounding.
+int32_t Pick(std::span<const Candidate> candidates, float max, float scale, double target) {
+  double sum = 0;
+  for (const Candidate& candidate : candidates) {
+    sum += static_cast<double>(ExpOfNegative((candidate.logit - max) * scale));
+    if (sum > target) return candidate.token;
+  }
+  return candidates.back().token;
+}
+
+double Mass(std::span<const Candidate> candidates, float max, float scale) {
+  double sum = 0;
+  for (const Candidate& candidate : candidates) {
+    sum += static_cast<double>(ExpOfNegative((candidate.logit - max) * scale));
+  }
+  return sum;
+}
+
+// Shortest head whose mass reaches `wanted`, at least one.
+size_t HeadOfMass(std::span<const Candidate> candidates, float max, float scale, double wanted) {
+  double sum = 0;
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    sum += static_cast<double>(ExpOfNegative((candidates[i].logit - max) * scale));
+    if (sum >= wanted) return i + 1;
+  }
+  return candidates.size();
+}
+
+}  // namespace
+
+SamplerState::SamplerState(const SamplingParams& params, uint64_t seed, std::span<const int32_t> prompt,
+                           std::vector<int32_t> stop_tokens)
+    : counts_(Penalizes(params)), params_(params), seed_(seed), stop_tokens_(std::move(stop_tokens)) {
+  if (!counts_) return;
+  for (const int32_t token : prompt) seen_.try_emplace(token);
+}
+
+void SamplerState::Append(int32_t token) {
+  ++produced_;
+  if (counts_) ++seen_[token].output;
+}
+
+int32_t Sampler::Sample(std::span<float> logits, const SamplerState& state) {
+  const SamplingParams& params = state.params_;
+  // Before any mask: a NaN must not hide behind one.
+  if (!FindRange(logits).valid) return kInvalidLogits;
+  const auto at = [&](int32_t token) -> float& { return logits[static_cast<size_t>(token)]; };
+  if (state.produced_ < params.min_tokens) {
+    for (const int32_t token : state.stop_tokens_) at(token) = -INFINITY;
+  }
+  for (const auto& [token, bias] : params.logit_bias) at(token) += bias;
+  for (const auto& [token, occurrence] : state.seen_) {
+    float& x = at(token);
+    x = x > 0 ? x / params.repetition_penalty : x * params.repetition_penalty;
+    if (occurrence.output > 0) {
+      x -= params.frequency_penalty * static_cast<float>(occurrence.output) + params.presence_penalty;
+    }
+  }
+  const LogitRange range = FindRange(logits);
+  if (!range.valid) return kInvalidLogits;
+  if (params.temperature < kMinTemperature) {
+    return static_cast<int32_t>(std::find(logits.begin(), logits.end(), range.max) - logits.begin());
+  }
+  return Draw(logits, range.max, params, UniformDraw(state.seed_, static_cast<uint64_t>(state.produced_)));
+}
+
+int32_t Sampler::Draw(std::span<const float> logits, float max, const SamplingParams& params, double uniform) {
+  const float scale = 1.0F / params.temperature;
+  const auto vocab = static_cast<int>(logits.size());
+  const bool some = params.top_k > 0 && params.top_k < vocab;
+  float floor = -INFINITY;
+  if (params.min_p > 0) floor = max + std::log(params.min_p) * params.temperature;
+
+  if (some) {
+    SelectTop(logits, params.top_k, floor, candidates_);
+  } else if (params.top_p < 1.0F) {
+    // Only the head matters: lower the bar until what lies above it has the wanted mass.
+    const double wanted = static_cast<double>(params.top_p) * SumExp(logits, max, scale, floor);
+    float bar = floor;
+    for (const float depth : {3.0F, 7.0F, 12.0F}) {
+      const float trial = max - depth * params.temperature;
+      if (trial <= floor) break;
+      if (SumExp(logits, max, scale, trial) >= wanted) {
+        bar = trial;
+        break;
+      }
+    }
+    SelectAbove(logits, bar, candidates_);
+    const size_t kept = HeadOfMass(candidates_, max, scale, wanted);
+    const auto head = std::span(candidates_).first(kept);
+    return Pick(head, max, scale, uniform * Mass(head, max, scale));
+  } else {
+    // In order of ids: nothing to select.
+    const double target = uniform * SumExp(logits, max, scale, floor);
+    double sum = 0;
+    int32_t last = 0;
+    for (int32_t token = 0; token < vocab; ++token) {
+      const float x = logits[static_cast<size_t>(token)];
+      if (!(x >= floor)) continue;
+      const float term = ExpOfNegative((x - max) * scale);
+      if (term == 0.0F) continue;
+      sum += static_cast<double>(term);
+      last = token;  // catches rounding at the end
+      if (sum > target) break;
+    }
+    return last;
+  }
+  size_t kept = candidates_.size();
+  if (params.top_p < 1.0F) {
+    kept = HeadOfMass(candidates_, max, scale, static_cast<double>(params.top_p) * Mass(candidates_, max, scale));
+  }
+  const auto head = std::span(candidates_).first(kept);
+  return Pick(head, max, scale, uniform * Mass(head, max, scale));
+}
+
+}  // namespace kvanta::runner

@@ -1,0 +1,53 @@
+// Chooses a token from a row of logits. Order of operations, as in vLLM: min_tokens mask and logit_bias, repetition,
+// frequency and presence penalties, (greedy:) arg max, temperature, min_p, top_k, top_p, draw.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "kvanta/sampling.h"
+#include "runner/candidates.h"
+
+namespace kvanta::runner {
+
+// What a request's sampling remembers: parameters, seed and how often each token occurred.
+class SamplerState {
+ public:
+  // stop_tokens: masked until min_tokens have been produced. seed: the request's own or one derived for it.
+  SamplerState(const SamplingParams& params, uint64_t seed, std::span<const int32_t> prompt,
+               std::vector<int32_t> stop_tokens);
+
+  const SamplingParams& Params() const noexcept { return params_; }
+  // The token was taken.
+  void Append(int32_t token);
+
+ private:
+  friend class Sampler;
+  struct Occurrence {
+    int output = 0;
+  };
+  bool counts_;  // some penalty is on
+  SamplingParams params_;
+  uint64_t seed_;
+  std::vector<int32_t> stop_tokens_;
+  std::unordered_map<int32_t, Occurrence> seen_;  // prompt and output
+  int64_t produced_ = 0;
+};
+
+// Scratch memory; one per worker. Sample() is const in everything that matters: the same logits and state give the same
+// token on any thread.
+class Sampler {
+ public:
+  static constexpr int32_t kInvalidLogits = -1;
+
+  // logits: f32 [vocab], changed in place. kInvalidLogits if one is NaN or +infinity, or none is finite.
+  int32_t Sample(std::span<float> logits, const SamplerState& state);
+
+ private:
+  int32_t Draw(std::span<const float> logits, float max, const SamplingParams& params, double uniform);
+  std::vector<Candidate> candidates_;
+};
+
+}  // namespace kvanta::runner

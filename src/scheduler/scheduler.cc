@@ -1,0 +1,185 @@
+#include "scheduler/scheduler.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cassert>
+
+#include "kvanta/error.h"
+
+namespace kvanta::scheduler {
+namespace {
+
+bool Before(const Sequence* a, const Sequence* b) {
+  return a->priority != b->priority ? a->priority < b->priority : a->arrival < b->arrival;
+}
+
+void InsertInLine(std::vector<Sequence*>& line, Sequence* sequence) {
+  line.insert(std::upper_bound(line.begin(), line.end(), sequence, Before), sequence);
+}
+
+bool EraseFrom(std::vector<Sequence*>& line, const Sequence* sequence) {
+  const auto it = std::find(line.begin(), line.end(), sequence);
+  if (it == line.end()) return false;
+  line.erase(it);
+  return true;
+}
+
+}  // namespace
+
+Scheduler::Scheduler(SchedulerConfig config, cache::PageStore& store, cache::PrefixTree* tree, cache::PageDemand demand)
+    : config_(config), store_(store), tree_(tree), demand_(demand) {
+  if (config.max_step_tokens < config.page_size) {
+    throw InputError(fmt::format("max_num_batched_tokens = {}: must be at least the page size, {}",
+                                 config.max_step_tokens, config.page_size));
+  }
+  if (config.max_sequences < 1) {
+    throw InputError(fmt::format("max_num_seqs = {}: must be at least 1", config.max_sequences));
+  }
+}
+
+void Scheduler::Add(Sequence& sequence) {
+  sequence.arrival = arrivals_++;
+  InsertInLine(waiting_, &sequence);
+}
+
+void Scheduler::Remove(Sequence& sequence) {
+  if (!EraseFrom(running_, &sequence)) EraseFrom(waiting_, &sequence);
+  sequence.pages.Clear();
+}
+
+// Free bytes and those that eviction would free.
+int64_t Scheduler::AvailableBytes() const {
+  return store_.BudgetBytes() - store_.UsedBytes() + (tree_ == nullptr ? 0 : tree_->EvictableBytes());
+}
+
+// The largest chunk within `budget` that ends on a page boundary or at the sequence's end; 0 if there is none.
+int64_t Scheduler::ChunkTokens(const Sequence& sequence, int64_t budget) const {
+  const int64_t remaining = sequence.Remaining();
+  if (remaining <= budget) return remaining;
+  const int64_t start = sequence.pages.Length();
+  return std::max<int64_t>(0, (start + budget) / config_.page_size * config_.page_size - start);
+}
+
+void Scheduler::Append(Sequence& sequence, int64_t tokens) {
+  chunks_.push_back({&sequence, sequence.pages.Length(), static_cast<int>(tokens), tokens == sequence.Remaining()});
+  budget_ -= tokens;
+}
+
+void Scheduler::Preempt(Sequence& sequence) {
+  const auto chunk =
+      std::find_if(chunks_.begin(), chunks_.end(), [&](const Chunk& c) { return c.sequence == &sequence; });
+  if (chunk != chunks_.end()) {
+    budget_ += chunk->tokens;
+    chunks_.erase(chunk);
+  }
+  sequence.pages.Clear();
+  EraseFrom(running_, &sequence);
+  InsertInLine(waiting_, &sequence);
+  ++sequence.preemptions;
+  ++preemptions_;
+}
+
+// Reserves `tokens`; a chunk of a prompt first shrinks page by page, then those behind in line give way. False when
+// `sequence` itself had to go. Never preempts anyone ahead of it.
+bool Scheduler::ReserveOrPreempt(Sequence& sequence, int64_t& tokens) {
+  const int64_t start = sequence.pages.Length();
+  const int64_t one_page = std::min(tokens, config_.page_size - start % config_.page_size);
+  for (;;) {
+    if (sequence.pages.Reserve(tokens)) return true;
+    if (tokens > one_page) {
+      const int64_t pages = (start + tokens - 1) / config_.page_size - start / config_.page_size;
+      tokens = std::max(one_page, (start / config_.page_size + (pages + 1) / 2) * config_.page_size - start);
+      continue;
+    }
+    Sequence* last = running_.back();
+    Preempt(*last);
+    if (last == &sequence) return false;
+  }
+}
+
+void Scheduler::ScheduleRunning(bool decodes) {
+  // Preemption only takes sequences from the current one's place on, so the index stays good.
+  for (size_t i = 0; i < running_.size();) {
+    Sequence& sequence = *running_[i];
+    const bool decode = sequence.Remaining() == 1;
+    int64_t tokens = decode == decodes && sequence.pages.Reserved() == 0 ? ChunkTokens(sequence, budget_) : 0;
+    if (tokens == 0) {
+      ++i;
+      continue;
+    }
+    if (ReserveOrPreempt(sequence, tokens)) {
+      Append(sequence, tokens);
+      ++i;
+    }
+  }
+}
+
+// Takes what the prefix tree has, and lets the sequence in if the rest of its tokens would fit beside the others.
+bool Scheduler::Admit(Sequence& sequence) {
+  const int64_t matched = sequence.skip_prefix_match ? 0 : sequence.pages.MatchPrefix(sequence.tokens);
+  int64_t tokens = ChunkTokens(sequence, budget_);
+  if (tokens == 0) {
+    sequence.pages.Clear();
+    return false;
+  }
+  // Room for all its tokens, and a page for everyone else's next one: less would only preempt someone soon.
+  if (!running_.empty()) {
+    const auto length = static_cast<int64_t>(sequence.tokens.size());
+    const int64_t need = demand_.PeakBytes(length) - demand_.PeakBytes(matched, 0) +
+                         Running() * (demand_.page_bytes + demand_.exact_page_bytes);
+    if (need > store_.BudgetBytes() - store_.UsedBytes() && need > AvailableBytes()) {
+      sequence.pages.Clear();
+      return false;
+    }
+  }
+  const int64_t one_page = std::min<int64_t>(tokens, config_.page_size);
+  while (!sequence.pages.Reserve(tokens)) {
+    if (tokens == one_page) {
+      sequence.pages.Clear();
+      return false;
+    }
+    tokens = std::max<int64_t>(one_page, tokens / 2 / config_.page_size * config_.page_size);
+  }
+  if (sequence.cached_tokens < 0) sequence.cached_tokens = matched;
+  InsertInLine(running_, &sequence);
+  Append(sequence, tokens);
+  return true;
+}
+
+std::span<const Chunk> Scheduler::Schedule() {
+  chunks_.clear();
+  unschedulable_.clear();
+  budget_ = config_.max_step_tokens;
+  const int64_t preemptions = preemptions_;
+  ScheduleRunning(true);
+  ScheduleRunning(false);
+  // Nobody comes in while others are sent away, and nobody overtakes the first in line.
+  while (preemptions == preemptions_ && budget_ > 0 && !waiting_.empty() && Running() < config_.max_sequences) {
+    Sequence* first = waiting_.front();
+    waiting_.erase(waiting_.begin());
+    if (demand_.PeakBytes(static_cast<int64_t>(first->tokens.size())) > store_.BudgetBytes()) {
+      unschedulable_.push_back(first);
+      continue;
+    }
+    if (Admit(*first)) continue;
+    waiting_.insert(waiting_.begin(), first);
+    break;
+  }
+  if (chunks_.empty() && !waiting_.empty() && running_.empty()) {
+    // Alone in the cache and still no room. If preemption just emptied the line, it gets its try with everything freed.
+    Sequence* first = waiting_.front();
+    waiting_.erase(waiting_.begin());
+    budget_ = config_.max_step_tokens;
+    const bool fits = demand_.PeakBytes(static_cast<int64_t>(first->tokens.size())) <= store_.BudgetBytes();
+    if (!fits || !Admit(*first)) unschedulable_.push_back(first);
+  }
+  return chunks_;
+}
+
+void Scheduler::Commit() {
+  for (const Chunk& chunk : chunks_) chunk.sequence->pages.Commit(chunk.sequence->tokens);
+  chunks_.clear();
+}
+
+}  // namespace kvanta::scheduler

@@ -1,0 +1,26 @@
+// One sequence as the scheduler sees it: tokens, their pages, and its place in line. Knows no tensors.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cache/sequence_cache.h"
+
+namespace kvanta::scheduler {
+
+struct Sequence {
+  Sequence(cache::PageStore& store, cache::PrefixTree* tree, const cache::PageDemand& demand, uint64_t salt)
+      : pages(store, tree, demand, salt) {}
+
+  std::vector<int32_t> tokens;     // prompt and output
+  int64_t arrival = 0;             // order of Add, set by the scheduler
+  int priority = 0;                // smaller runs first
+  bool skip_prefix_match = false;  // every token must be computed (its logits are wanted)
+  int64_t cached_tokens = -1;      // taken from the prefix tree at the first admission; -1: not admitted yet
+  int preemptions = 0;
+  cache::SequenceCache pages;
+
+  int64_t Remaining() const noexcept { return static_cast<int64_t>(tokens.size()) - pages.Length(); }
+};
+
+}  // namespace kvanta::scheduler

@@ -1,0 +1,223 @@
+#include "scheduler/scheduler.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+
+#include "kvanta/error.h"
+
+namespace kvanta::scheduler {
+namespace {
+
+constexpr int kPage = 16;
+
+formats::CacheLayout Layout(bool exact, int sink) {
+  formats::CacheLayout layout;
+  layout.page_size = kPage;
+  layout.page_bytes = 1024;
+  layout.exact_page_bytes = exact ? 3072 : 0;
+  formats::LayerScheme layer;
+  layer.exact_open = exact;
+  layer.sink_pages = sink;
+  layout.layers.push_back(layer);
+  return layout;
+}
+
+struct World {
+  World(SchedulerConfig config, int64_t budget, bool exact = true, int sink = 1, bool prefix = true)
+      : layout(Layout(exact, sink)),
+        demand(layout),
+        store(Cpu(), layout, {.budget_bytes = budget, .poison_unused = false}),
+        tree(store, kPage),
+        sharing(prefix),
+        scheduler(config, store, prefix ? &tree : nullptr, demand) {}
+
+  std::unique_ptr<Sequence> Make(int64_t tokens, int32_t value = 3) {
+    auto sequence = std::make_unique<Sequence>(store, sharing ? &tree : nullptr, demand, 0);
+    sequence->tokens.assign(static_cast<size_t>(tokens), value);
+    return sequence;
+  }
+
+  formats::CacheLayout layout;
+  cache::PageDemand demand;
+  cache::PageStore store;
+  cache::PrefixTree tree;
+  bool sharing;
+  Scheduler scheduler;
+};
+
+SchedulerConfig Config(int sequences, int tokens) {
+  return {.max_sequences = sequences, .max_step_tokens = tokens, .page_size = kPage};
+}
+
+TEST(Scheduler, RefusesABudgetBelowAPage) {
+  EXPECT_THROW(World(Config(4, kPage - 1), 1 << 20), InputError);
+  EXPECT_THROW(World(Config(0, kPage), 1 << 20), InputError);
+}
+
+TEST(Scheduler, ChunksEndOnPageBoundariesExceptTheLast) {
+  World world(Config(4, 40), 1 << 20);
+  auto sequence = world.Make(100);
+  world.scheduler.Add(*sequence);
+  std::vector<int> sizes;
+  while (sequence->Remaining() > 0) {
+    const auto chunks = world.scheduler.Schedule();
+    ASSERT_EQ(chunks.size(), 1u);
+    EXPECT_EQ(chunks[0].last, chunks[0].start + chunks[0].tokens == 100);
+    sizes.push_back(chunks[0].tokens);
+    world.scheduler.Commit();
+  }
+  EXPECT_EQ(sizes, (std::vector<int>{32, 32, 36}));
+}
+
+TEST(Scheduler, DecodesGoBeforePrompts) {
+  World world(Config(4, 2 * kPage), 1 << 20, false, 0);
+  auto first = world.Make(5, 1);
+  auto second = world.Make(100, 2);
+  world.scheduler.Add(*first);
+  world.scheduler.Schedule();
+  world.scheduler.Commit();
+  first->tokens.push_back(9);
+  world.scheduler.Add(*second);
+  const auto chunks = world.scheduler.Schedule();
+  ASSERT_EQ(chunks.size(), 2u);
+  EXPECT_EQ(chunks[0].sequence, first.get());
+  EXPECT_EQ(chunks[0].tokens, 1);
+  EXPECT_EQ(chunks[1].tokens, kPage) << "31 tokens of budget are one whole page";
+}
+
+TEST(Scheduler, ServesByPriorityThenArrival) {
+  World world(Config(1, 64), 1 << 20);
+  auto late = world.Make(3, 1);
+  auto urgent = world.Make(3, 2);
+  auto last = world.Make(3, 3);
+  late->priority = 5;
+  last->priority = 5;
+  world.scheduler.Add(*late);
+  world.scheduler.Add(*last);
+  world.scheduler.Add(*urgent);
+  std::vector<Sequence*> order;
+  for (int i = 0; i < 3; ++i) {
+    order.push_back(world.scheduler.Schedule()[0].sequence);
+    world.scheduler.Commit();
+    world.scheduler.Remove(*order.back());
+  }
+  EXPECT_EQ(order, (std::vector<Sequence*>{urgent.get(), late.get(), last.get()}));
+}
+
+TEST(Scheduler, PreemptsTheLastInLineAndNeverTheFirst) {
+  World world(Config(4, 64), 6 * 1024, false, 0, false);
+  auto first = world.Make(2 * kPage, 1);
+  auto second = world.Make(2 * kPage, 2);
+  world.scheduler.Add(*first);
+  world.scheduler.Add(*second);
+  for (int i = 0; i < 3 * kPage; ++i) {
+    world.scheduler.Schedule();
+    world.scheduler.Commit();
+    for (Sequence* sequence : {first.get(), second.get()}) {
+      if (sequence->Remaining() == 0) sequence->tokens.push_back(7);
+    }
+  }
+  EXPECT_EQ(first->preemptions, 0);
+  EXPECT_GT(second->preemptions, 0);
+  EXPECT_EQ(world.scheduler.Preemptions(), second->preemptions);
+}
+
+TEST(Scheduler, HandsBackWhatCanNeverFit) {
+  World world(Config(4, 64), 4 * 1024 + 3072);
+  auto sequence = world.Make(100 * kPage);
+  world.scheduler.Add(*sequence);
+  EXPECT_TRUE(world.scheduler.Schedule().empty());
+  ASSERT_EQ(world.scheduler.Unschedulable().size(), 1u);
+  EXPECT_EQ(world.scheduler.Unschedulable()[0], sequence.get());
+  EXPECT_EQ(world.store.UsedBytes(), 0);
+  EXPECT_EQ(world.scheduler.Waiting(), 0);
+}
+
+TEST(Scheduler, RemoveFreesPagesAtOnce) {
+  World world(Config(4, 64), 1 << 20, true, 1, false);
+  auto sequence = world.Make(40);
+  world.scheduler.Add(*sequence);
+  world.scheduler.Schedule();
+  world.scheduler.Commit();
+  EXPECT_GT(world.store.UsedBytes(), 0);
+  world.scheduler.Remove(*sequence);
+  EXPECT_EQ(world.store.UsedBytes(), 0);
+  EXPECT_EQ(world.scheduler.Running(), 0);
+}
+
+// Random arrivals, lengths, priorities and aborts in caches that are too small for them: budgets are kept, chunks are
+// aligned, everyone finishes, every page comes back, and there were preemptions.
+TEST(Scheduler, EveryoneFinishesUnderRandomTraffic) {
+  int64_t preemptions = 0;
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    std::mt19937_64 random(seed);
+    const bool exact = seed % 2 == 0;
+    const int64_t most = 8 * kPage;
+    const SchedulerConfig config = Config(static_cast<int>(random() % 8 + 1), static_cast<int>(random() % 100 + kPage));
+    World probe(config, 1 << 20, exact, seed % 4 == 0);
+    const int64_t budget = probe.demand.PeakBytes(most) + static_cast<int64_t>(random() % 20000);
+    World world(config, budget, exact, seed % 4 == 0, seed % 3 != 0);
+    struct Live {
+      std::unique_ptr<Sequence> sequence;
+      int64_t goal;
+    };
+    std::vector<Live> live;
+    int added = 0;
+    int finished = 0;
+    int steps = 0;
+    while (added < 40 || !live.empty()) {
+      ASSERT_LT(++steps, 20000) << "no progress, seed " << seed;
+      if (added < 40 && random() % 3 == 0) {
+        const auto goal = static_cast<int64_t>(random() % most + 1);
+        Live fresh{world.Make(static_cast<int64_t>(random() % goal + 1), static_cast<int32_t>(random() % 2)), goal};
+        fresh.sequence->priority = static_cast<int>(random() % 2);
+        world.scheduler.Add(*fresh.sequence);
+        live.push_back(std::move(fresh));
+        ++added;
+      }
+      const auto chunks = world.scheduler.Schedule();
+      ASSERT_TRUE(world.scheduler.Unschedulable().empty());
+      int tokens = 0;
+      std::map<Sequence*, int> seen;
+      for (const Chunk& chunk : chunks) {
+        tokens += chunk.tokens;
+        ASSERT_EQ(++seen[chunk.sequence], 1);
+        ASSERT_GE(chunk.tokens, 1);
+        ASSERT_EQ(chunk.sequence->pages.Reserved(), chunk.tokens);
+        ASSERT_EQ(chunk.start, chunk.sequence->pages.Length());
+        const int64_t end = chunk.start + chunk.tokens;
+        ASSERT_EQ(chunk.last, end == static_cast<int64_t>(chunk.sequence->tokens.size()));
+        ASSERT_TRUE(chunk.last || end % kPage == 0);
+      }
+      ASSERT_LE(tokens, config.max_step_tokens);
+      ASSERT_LE(world.scheduler.Running(), config.max_sequences);
+      ASSERT_LE(world.store.UsedBytes(), budget);
+      ASSERT_TRUE(live.empty() || !chunks.empty()) << "a step with work computed nothing, seed " << seed;
+      std::vector<Sequence*> sampled;
+      for (const Chunk& chunk : chunks) {
+        if (chunk.last) sampled.push_back(chunk.sequence);
+      }
+      world.scheduler.Commit();
+      for (Sequence* sequence : sampled) sequence->tokens.push_back(static_cast<int32_t>(random() % 2));
+      for (auto it = live.begin(); it != live.end();) {
+        if (static_cast<int64_t>(it->sequence->tokens.size()) > it->goal || random() % 300 == 0) {
+          world.scheduler.Remove(*it->sequence);
+          it = live.erase(it);
+          ++finished;
+        } else {
+          ++it;
+        }
+      }
+    }
+    EXPECT_EQ(finished, 40);
+    world.tree.Clear();
+    EXPECT_EQ(world.store.UsedBytes(), 0);
+    preemptions += world.scheduler.Preemptions();
+  }
+  EXPECT_GT(preemptions, 100);
+}
+
+}  // namespace
+}  // namespace kvanta::scheduler

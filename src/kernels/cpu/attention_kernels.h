@@ -1,0 +1,305 @@
+// The attention kernels, written once over the codes of an ISA (codes_<isa>.h) and its lanes; included by
+// isa_<isa>.cc after them. A row's result does not depend on the rows it shares a tile with: every sum has one order,
+// over channels (QK) or tokens (PV) ascending.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/attention_table.h"
+#include "kernels/cpu/inline.h"
+#include "kernels/cpu/prefetcher.h"
+
+namespace kvanta::kernels {
+namespace {
+
+inline constexpr float kNegativeInfinity = -__builtin_inff();
+// Integer codes meet coefficients rounded to 16 bits. 127 * 256, so that both terms of a split fit signed bytes.
+inline constexpr float kLargestCoefficient = 32512;
+inline constexpr float kSmallestPeak = 1e-30f;  // keeps 32512 / peak finite
+
+KVANTA_INLINE int64_t RoundUp(int64_t value, int64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+KVANTA_INLINE Lanes::F Magnitude(Lanes::F x) {
+  return Lanes::Max(x, Lanes::Sub(Lanes::Zero(), x));
+}
+
+// Rounds x[0, n) to integers of magnitude up to 32512, in place; n a multiple of 16. Returns the unit.
+KVANTA_INLINE float RoundToIntegers(float* x, int n) {
+  Lanes::F peak = Lanes::Zero();
+  for (int i = 0; i < n; i += 16) peak = Lanes::Max(peak, Magnitude(Lanes::Load(x + i)));
+  float largest = Lanes::MaxOf(peak);
+  largest = largest > kSmallestPeak ? largest : kSmallestPeak;
+  const Lanes::F inverse = Lanes::Set1(kLargestCoefficient / largest);
+  for (int i = 0; i < n; i += 16) Lanes::Store(x + i, Lanes::Round(Lanes::Mul(Lanes::Load(x + i), inverse)));
+  return largest / kLargestCoefficient;
+}
+
+// What the codes' offset adds to an integer dot with x[0, n), negated. Sums of integers below 2^24: exact in f32.
+template <class Code>
+KVANTA_INLINE int32_t Bias(const float* x, int n) {
+  if (Code::kOffset == 0) return 0;
+  Lanes::F sum = Lanes::Zero();
+  for (int i = 0; i < n; i += 16) sum = Lanes::Add(sum, Lanes::LoadTail(x + i, n - i < 16 ? n - i : 16));
+  const float total = Lanes::Sum(sum);
+  // NaN coefficients have no bias; their result is NaN by the factor they are multiplied with.
+  return total == total ? -Code::kOffset * static_cast<int32_t>(total) : 0;
+}
+
+template <class Code>
+KVANTA_INLINE void PackAll(const float* x, int n, uint8_t* out) {
+  for (int i = 0; i < n; i += 16) Code::Pack(Lanes::Load(x + i), out + i * Code::kCoefficientBytes);
+}
+
+// ---- queries: [head_dim coefficients, padded][int32 bias per block], each 64-byte aligned
+
+template <class Code>
+KVANTA_INLINE int64_t BiasOffset(int head_dim) {
+  return RoundUp(RoundUp(head_dim, 16) * Code::kCoefficientBytes, 64);
+}
+
+template <class Code>
+int64_t QueryBytes(int head_dim) {
+  return BiasOffset<Code>(head_dim) + 64;
+}
+
+template <class Code>
+float PrepareQuery(const float* query, int head_dim, int block, uint8_t* out) {
+  alignas(64) float x[kMaxHeadDim];
+  Lanes::F sum = Lanes::Zero();
+  for (int i = 0; i < head_dim; i += 16) {
+    const Lanes::F part = Lanes::LoadTail(query + i, head_dim - i < 16 ? head_dim - i : 16);
+    sum = Lanes::Add(sum, part);
+    Lanes::Store(x + i, part);
+  }
+  const int padded = static_cast<int>(RoundUp(head_dim, 16));
+  float unit = 1;
+  if (Code::kInteger) {
+    unit = RoundToIntegers(x, padded) + 0 * Lanes::Sum(sum);  // NaN and infinities must not become numbers
+    int32_t* bias = reinterpret_cast<int32_t*>(out + BiasOffset<Code>(head_dim));
+    const int width = block > 0 ? block : head_dim;
+    for (int b = 0; b * width < head_dim; ++b) bias[b] = Bias<Code>(x + b * width, width);
+  }
+  PackAll<Code>(x, padded, out);
+  return unit;
+}
+
+// ---- QK
+
+template <class Code, int kRows>
+KVANTA_INLINE void ScoreTile(const KeyPass& pass, int group, int row, Prefetcher& prefetch) {
+  const CellView& cell = pass.cell;
+  constexpr int channels = Code::kSub;  // of a unit
+  const int units = cell.head_dim / channels;
+  const int blocks = cell.block_scales ? cell.head_dim / cell.block : 1;
+  const int units_of_block = units / blocks;
+  const uint8_t* lines = cell.codes + int64_t{group} * units * 64;
+  const int64_t bias_offset = BiasOffset<Code>(cell.head_dim);
+  Lanes::F sums[kRows];
+  for (int b = 0; b < blocks; ++b) {
+    const uint8_t* coefficients[kRows];
+    int32_t bias[kRows];
+    Lanes::F dots[kRows];
+    for (int r = 0; r < kRows; ++r) {
+      const uint8_t* query = pass.query + (row + r) * pass.query_stride;
+      coefficients[r] = query + int64_t{b} * units_of_block * channels * Code::kCoefficientBytes;
+      bias[r] = reinterpret_cast<const int32_t*>(query + bias_offset)[b];
+    }
+    Code::template Dot<kRows, false>(lines, 64, units_of_block, coefficients, bias, dots, prefetch);
+    lines += int64_t{units_of_block} * 64;
+    if (!cell.block_scales) {
+      for (int r = 0; r < kRows; ++r) sums[r] = dots[r];
+      break;
+    }
+    const Lanes::F scale = Lanes::LoadFp16(cell.block_scales + b * cell.page_tokens + group * 16);
+    for (int r = 0; r < kRows; ++r) {
+      sums[r] = b == 0 ? Lanes::Mul(dots[r], scale) : Lanes::Fma(dots[r], scale, sums[r]);
+    }
+  }
+  if (cell.token_scales) {
+    const Lanes::F scale = Lanes::LoadFp16(cell.token_scales + group * 16);
+    for (int r = 0; r < kRows; ++r) sums[r] = Lanes::Mul(sums[r], scale);
+  }
+  for (int r = 0; r < kRows; ++r) {
+    Lanes::Store(pass.scores + (row + r) * kMaxPageTokens + group * 16,
+                 Lanes::Mul(sums[r], Lanes::Set1(pass.row_scale[row + r])));
+  }
+}
+
+template <class Code>
+void Score(const KeyPass& pass) {
+  Prefetcher prefetch{pass.prefetch.next, pass.prefetch.end};
+  for (int group = 0; group < pass.groups; ++group) {
+    int row = 0;
+    for (; row + kQueryTile <= pass.rows; row += kQueryTile) ScoreTile<Code, kQueryTile>(pass, group, row, prefetch);
+    if (pass.rows - row == 3) ScoreTile<Code, 3>(pass, group, row, prefetch);
+    if (pass.rows - row == 2) ScoreTile<Code, 2>(pass, group, row, prefetch);
+    if (pass.rows - row == 1) ScoreTile<Code, 1>(pass, group, row, prefetch);
+  }
+  prefetch.Rest();
+}
+
+// ---- PV
+
+// p times the scales of the side, per row and block: [blocks][page_tokens] coefficients.
+struct Weights {
+  const uint8_t* rows;
+  int64_t row_stride;
+  int64_t block_stride;
+  float unit[kPassRows][kMaxHeadDim / 16];
+  int32_t bias[kPassRows][kMaxHeadDim / 16];
+};
+
+template <class Code>
+KVANTA_INLINE void Weigh(const ValuePass& pass, Weights& weights) {
+  const CellView& cell = pass.cell;
+  const int blocks = cell.block_scales ? cell.head_dim / cell.block : 1;
+  const int first = pass.begin / 16 * 16, count = static_cast<int>(RoundUp(pass.end, 16)) - first;
+  weights.rows = pass.weights;
+  weights.row_stride = kWeightBytes;
+  weights.block_stride = int64_t{cell.page_tokens} * Code::kCoefficientBytes;
+  alignas(64) float w[kMaxPageTokens];
+  for (int row = 0; row < pass.rows; ++row) {
+    for (int b = 0; b < blocks; ++b) {
+      for (int t = 0; t < count; t += 16) {
+        Lanes::F x = Lanes::Mul(Lanes::Load(pass.p + row * kMaxPageTokens + first + t), Lanes::Set1(pass.scale));
+        if (cell.block_scales) {
+          x = Lanes::Mul(x, Lanes::LoadFp16(cell.block_scales + b * cell.page_tokens + first + t));
+        } else if (cell.token_scales) {
+          x = Lanes::Mul(x, Lanes::LoadFp16(cell.token_scales + first + t));
+        }
+        // Scales of unused slots may be anything.
+        Lanes::Store(w + t, KeepOr(x, 0.0f, pass.begin - first - t, pass.end - first - t));
+      }
+      weights.unit[row][b] = Code::kInteger ? RoundToIntegers(w, count) : 1.0f;
+      weights.bias[row][b] = Code::kInteger ? Bias<Code>(w, count) : 0;
+      PackAll<Code>(w, count,
+                    pass.weights + row * kWeightBytes + b * weights.block_stride + first * Code::kCoefficientBytes);
+    }
+  }
+}
+
+// A run of whole units of 4 / element bytes tokens.
+struct Segment {
+  const uint8_t* lines;  // of the first unit
+  int first;             // its first token
+  int units;
+  bool rescale;          // the first segment of a pass rescales what `out` holds
+};
+
+template <class Code>
+inline constexpr int kLineColumns = 16;  // channels of a line
+template <>
+inline constexpr int kLineColumns<ValueInt4> = 32;
+
+template <class Code, int kRows, bool kHalf>
+KVANTA_INLINE void AddColumns(const ValuePass& pass, const Weights& weights, const Segment& segment, int column,
+                              int row, Prefetcher& prefetch) {
+  constexpr int kVectors = kLineColumns<Code> / 16;
+  const int block = pass.cell.block_scales ? column / pass.cell.block : 0;
+  const int64_t stride = int64_t{pass.cell.head_dim} * 64 / kLineColumns<Code>;
+  const uint8_t* coefficients[kRows];
+  int32_t bias[kRows];
+  Lanes::F dots[kRows * kVectors];
+  for (int r = 0; r < kRows; ++r) {
+    coefficients[r] = weights.rows + (row + r) * weights.row_stride + block * weights.block_stride +
+                      segment.first * Code::kCoefficientBytes;
+    bias[r] = weights.bias[row + r][block];
+  }
+  const uint8_t* lines = segment.lines + int64_t{column} * 64 / kLineColumns<Code>;
+  if constexpr (kVectors == 2) {
+    Code::template Dot2<kRows>(lines, stride, segment.units, coefficients, bias, dots, prefetch);
+  } else {
+    Code::template Dot<kRows, kHalf>(lines, stride, segment.units, coefficients, bias, dots, prefetch);
+  }
+  for (int r = 0; r < kRows; ++r) {
+    const Lanes::F rescale = Lanes::Set1(segment.rescale ? pass.rescale[row + r] : 1.0f);
+    const Lanes::F unit = Lanes::Set1(weights.unit[row + r][block]);
+    for (int v = 0; v < kVectors; ++v) {
+      float* out = pass.out + (row + r) * pass.out_stride + column + 16 * v;
+      const Lanes::F sum = Code::kInteger ? Lanes::Mul(dots[r * kVectors + v], unit) : dots[r * kVectors + v];
+      if constexpr (kHalf) {
+        Lanes::StoreTail(out, Lanes::Fma(Lanes::LoadTail(out, 8), rescale, sum), 8);
+      } else {
+        Lanes::Store(out, Lanes::Fma(Lanes::Load(out), rescale, sum));
+      }
+    }
+  }
+}
+
+template <class Code, int kRows>
+KVANTA_INLINE void AddTile(const ValuePass& pass, const Weights& weights, const Segment& segment, int row,
+                           Prefetcher& prefetch) {
+  constexpr int kColumns = kLineColumns<Code>;
+  int column = 0;
+  for (; column + kColumns <= pass.cell.head_dim; column += kColumns) {
+    AddColumns<Code, kRows, false>(pass, weights, segment, column, row, prefetch);
+  }
+  if constexpr (kColumns == 16) {
+    if (column < pass.cell.head_dim) AddColumns<Code, kRows, true>(pass, weights, segment, column, row, prefetch);
+  }
+}
+
+template <class Code>
+KVANTA_INLINE void AddSegment(const ValuePass& pass, const Weights& weights, const Segment& segment,
+                              Prefetcher& prefetch) {
+  int row = 0;
+  for (; row + kQueryTile <= pass.rows; row += kQueryTile) {
+    AddTile<Code, kQueryTile>(pass, weights, segment, row, prefetch);
+  }
+  if (pass.rows - row == 3) AddTile<Code, 3>(pass, weights, segment, row, prefetch);
+  if (pass.rows - row == 2) AddTile<Code, 2>(pass, weights, segment, row, prefetch);
+  if (pass.rows - row == 1) AddTile<Code, 1>(pass, weights, segment, row, prefetch);
+}
+
+// The unit of `first`, its tokens outside [begin, end) zeroed: unused slots may hold NaN, which no weight of 0 removes.
+template <class Code>
+KVANTA_INLINE void MaskUnit(const uint8_t* lines, int head_dim, int first, int begin, int end, uint8_t* out) {
+  uint32_t mask = 0;
+  for (int t = 0; t < Code::kSub; ++t) {
+    const uint32_t element = Code::kSub == 1 ? ~0U : (1U << (32 / Code::kSub)) - 1U;
+    if (first + t >= begin && first + t < end) mask |= element << (t * 32 / Code::kSub);
+  }
+  for (int c = 0; c < head_dim; ++c) {
+    uint32_t unit;
+    __builtin_memcpy(&unit, lines + 4 * c, 4);
+    unit &= mask;
+    __builtin_memcpy(out + 4 * c, &unit, 4);
+  }
+}
+
+template <class Code>
+void Accumulate(const ValuePass& pass) {
+  Prefetcher prefetch{pass.prefetch.next, pass.prefetch.end};
+  Weights weights;
+  Weigh<Code>(pass, weights);
+  const int64_t unit_bytes = int64_t{pass.cell.head_dim} * 64 / kLineColumns<Code>;
+  int begin = pass.begin / Code::kSub * Code::kSub;
+  int end = static_cast<int>(RoundUp(pass.end, Code::kSub));
+  bool rescale = true;
+  const auto add = [&](const uint8_t* lines, int first, int last) {
+    AddSegment<Code>(pass, weights, {lines, first, (last - first) / Code::kSub, rescale}, prefetch);
+    rescale = false;
+  };
+  const auto lines_of = [&](int token) { return pass.cell.codes + token / Code::kSub * unit_bytes; };
+  if (Code::kInteger || (begin == pass.begin && end == pass.end)) {
+    add(lines_of(begin), begin, end);
+  } else {
+    alignas(64) uint8_t masked[4 * kMaxHeadDim];
+    const auto add_masked = [&](int first) {
+      MaskUnit<Code>(lines_of(first), pass.cell.head_dim, first, pass.begin, pass.end, masked);
+      add(masked, first, first + Code::kSub);
+    };
+    if (begin != pass.begin) {
+      add_masked(begin);
+      begin += Code::kSub;
+    }
+    const int whole = pass.end / Code::kSub * Code::kSub;
+    if (begin < whole) add(lines_of(begin), begin, whole);
+    if (whole >= begin && whole != end) add_masked(whole);
+  }
+  prefetch.Rest();
+}
+
+}  // namespace
+}  // namespace kvanta::kernels

@@ -1,0 +1,102 @@
+// The attention kernels of one ISA unit. QK and PV are chosen per *side*, by its code, and called once per page and
+// tile of query rows, so formats never multiply. Cells are in the cache's layout (src/formats/cell_layout.h).
+//
+// Arithmetic of one row (the same in decode and prefill, for any tile of rows):
+//   score[t] = row_scale * token_scale[t] * sum_b block_scale[b][t] * <query_b, code[t]_b>       (KeyKernel)
+//   p[t]     = exp(score[t] - m), exactly 0 where masked                                         (softmax)
+//   out[c]   = out[c] * rescale + sum_t p[t] * scale[t, b(c)] * code[t][c]                       (ValueKernel)
+#pragma once
+
+#include <cstdint>
+
+namespace kvanta::kernels {
+
+inline constexpr int kCodes = 7;           // of formats::Code, in its order
+inline constexpr int kMaxPageTokens = 128;
+inline constexpr int kMaxHeadDim = 256;
+inline constexpr int kPassRows = 8;        // most rows of one call of a kernel
+
+// One cell as a kernel reads it.
+struct CellView {
+  const uint8_t* codes = nullptr;
+  const uint16_t* block_scales = nullptr;  // fp16 [blocks][page_tokens], or null
+  const uint16_t* token_scales = nullptr;  // fp16 [page_tokens], or null
+  int page_tokens = 0;                     // 16, 32, 64 or 128
+  int head_dim = 0;                        // multiple of 8, at most 256
+  int block = 0;                           // channels per block scale; 0 without
+};
+
+// What the next call will read: touched line by line while this call computes.
+struct Prefetch {
+  const uint8_t* next = nullptr;
+  const uint8_t* end = nullptr;
+};
+
+struct KeyPass {
+  CellView cell;
+  int groups = 0;                   // groups of 16 tokens to score, from token 0
+  int rows = 0;                     // 1..kPassRows
+  const uint8_t* query = nullptr;   // prepared rows, `query_stride` bytes apart
+  int64_t query_stride = 0;
+  const float* row_scale = nullptr; // [rows]
+  float* scores = nullptr;          // [rows][kMaxPageTokens]
+  Prefetch prefetch;
+};
+
+struct KeyKernel {
+  // Bytes of one prepared query row, a multiple of 64.
+  int64_t (*query_bytes)(int head_dim);
+  // Prepares a transformed query row (rounds it to 16 bits for integer codes, one run of `block` channels knows its
+  // own sum); returns the factor that its dots must be multiplied with.
+  float (*prepare)(const float* query, int head_dim, int block, uint8_t* out);
+  void (*score)(const KeyPass& pass);
+};
+
+struct ValuePass {
+  CellView cell;
+  int begin = 0;                  // visible tokens [begin, end) of the page, the same for all rows
+  int end = 0;
+  int rows = 0;                   // 1..kPassRows
+  const float* p = nullptr;       // [rows][kMaxPageTokens], 0 outside [begin, end)
+  float scale = 1;                // static scale of the side
+  const float* rescale = nullptr; // [rows], factor of what `out` holds
+  float* out = nullptr;           // [rows], `out_stride` floats apart: [head_dim]
+  int64_t out_stride = 0;
+  uint8_t* weights = nullptr;     // scratch of kPassRows * kWeightBytes, 64-byte aligned
+  Prefetch prefetch;
+};
+inline constexpr int64_t kWeightBytes = int64_t{4} * kMaxPageTokens * (kMaxHeadDim / 16) + 256;  // of one row
+
+struct ValueKernel {
+  void (*accumulate)(const ValuePass& pass);
+};
+
+// One row's online softmax over the pages seen so far.
+struct SoftmaxState {
+  float max;  // -infinity before the first page
+  float sum;
+};
+
+struct SoftmaxPass {
+  int begin = 0;                  // visible tokens [begin, end), at least one, the same for all rows
+  int end = 0;
+  int page_tokens = 0;
+  int rows = 0;                   // 1..kPassRows
+  float softcap = 0;              // 0: none
+  const float* bias = nullptr;    // [rows] added to the logits before the softcap, or null
+  float* scores = nullptr;        // in: scores, out: p; [rows][kMaxPageTokens]
+  SoftmaxState* state = nullptr;  // [rows]
+  float* rescale = nullptr;       // out: [rows]
+};
+
+struct AttentionKernels {
+  KeyKernel keys[kCodes];
+  ValueKernel values[kCodes];
+  void (*softmax)(const SoftmaxPass& pass);
+  // (state, out) := merge of itself and `other` by log-sum-exp; an empty state (max -infinity) is the identity.
+  void (*merge)(SoftmaxState& state, float* out, const SoftmaxState& other, const float* other_out, int head_dim);
+  // result = out / sum, f32 [head_dim].
+  void (*normalize)(const SoftmaxState& state, const float* out, int head_dim, float* result);
+};
+
+}  // namespace kvanta::kernels

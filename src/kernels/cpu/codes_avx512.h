@@ -1,0 +1,330 @@
+// The codes of the cache on AVX-512. What Dot() computes is described in codes_avx2.h. bf16 and fp8 ride vdpbf16ps
+// (fp8 by exact byte tables) with coefficients split into two bf16 terms, integers ride vpdpbusd with coefficients
+// split into two signed bytes, so nothing is lost beyond the 16 bits that every ISA keeps.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/inline.h"
+#include "kernels/cpu/lanes_avx512.h"
+#include "kernels/cpu/prefetcher.h"
+
+namespace kvanta::kernels {
+namespace {
+
+inline constexpr int kQueryTile = 4;
+
+// x where begin <= lane < end, else `other`.
+KVANTA_INLINE Lanes::F KeepOr(Lanes::F x, float other, int begin, int end) {
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __mmask16 in = static_cast<__mmask16>(_mm512_cmpge_epi32_mask(lane, _mm512_set1_epi32(begin)) &
+                                              _mm512_cmplt_epi32_mask(lane, _mm512_set1_epi32(end)));
+  return _mm512_mask_blend_ps(in, _mm512_set1_ps(other), x);
+}
+
+template <bool kHalf>
+KVANTA_INLINE __m512i LoadUnits(const uint8_t* bytes) {
+  if (kHalf) return _mm512_maskz_loadu_epi32(0xff, bytes);
+  return _mm512_loadu_si512(bytes);
+}
+KVANTA_INLINE __m512i Broadcast32(const uint8_t* bytes) {
+  int32_t value;
+  __builtin_memcpy(&value, bytes, 4);
+  return _mm512_set1_epi32(value);
+}
+
+// fp32 and fp16: f32 lanes and FMA.
+struct CodeFp32 {
+  static constexpr int kSub = 1;
+  static constexpr bool kInteger = false;
+  static constexpr int kOffset = 0;
+  static constexpr int kCoefficientBytes = 4;
+
+  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) { _mm512_storeu_ps(out, x); }
+
+  template <int kRows, bool kHalf>
+  static KVANTA_INLINE void Dot(const uint8_t* lines, int64_t stride, int count, const uint8_t* const* coefficients,
+                                const int32_t* /*bias*/, Lanes::F* sums, Prefetcher& prefetch) {
+    __m512 sum[kRows];
+    for (int r = 0; r < kRows; ++r) sum[r] = _mm512_setzero_ps();
+    for (int64_t i = 0; i < count; ++i) {
+      prefetch.Step();
+      const __m512 x = _mm512_castsi512_ps(LoadUnits<kHalf>(lines + i * stride));
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        sum[r] = _mm512_fmadd_ps(x, _mm512_castsi512_ps(Broadcast32(coefficients[r] + i * 4)), sum[r]);
+      }
+    }
+    for (int r = 0; r < kRows; ++r) sums[r] = sum[r];
+  }
+};
+
+struct CodeFp16 {
+  static constexpr int kSub = 2;
+  static constexpr bool kInteger = false;
+  static constexpr int kOffset = 0;
+  static constexpr int kCoefficientBytes = 4;
+
+  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) { _mm512_storeu_ps(out, x); }
+
+  template <int kRows, bool kHalf>
+  static KVANTA_INLINE void Dot(const uint8_t* lines, int64_t stride, int count, const uint8_t* const* coefficients,
+                                const int32_t* /*bias*/, Lanes::F* sums, Prefetcher& prefetch) {
+    __m512 sum[kRows];
+    for (int r = 0; r < kRows; ++r) sum[r] = _mm512_setzero_ps();
+    for (int64_t i = 0; i < count; ++i) {
+      prefetch.Step();
+      const __m512i units = LoadUnits<kHalf>(lines + i * stride);
+      const __m512 x = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(units));
+      const __m512 y = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(units, 16)));
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        const uint8_t* c = coefficients[r] + i * 8;
+        sum[r] = _mm512_fmadd_ps(x, _mm512_castsi512_ps(Broadcast32(c)), sum[r]);
+        sum[r] = _mm512_fmadd_ps(y, _mm512_castsi512_ps(Broadcast32(c + 4)), sum[r]);
+      }
+    }
+    for (int r = 0; r < kRows; ++r) sums[r] = sum[r];
+  }
+};
+
+// x rounded to bf16 (nearest even) in the upper halves of the lanes; NaN stays NaN.
+KVANTA_INLINE __m512i UpperBf16(__m512 x) {
+  const __m512i bits = _mm512_castps_si512(x);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+  const __m512i chosen = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q),
+                                               _mm512_or_si512(bits, _mm512_set1_epi32(0x400000)));
+  return _mm512_and_si512(chosen, _mm512_set1_epi32(-0x10000));
+}
+// Lanes (2 i, 2 i + 1), bf16 in their upper halves, as one pair in the low half of the 64-bit lane i.
+KVANTA_INLINE __m512i JoinPairs(__m512i upper) {
+  return _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi64(upper, 32), _mm512_set1_epi64(0xffff0000)),
+                         _mm512_and_si512(_mm512_srli_epi64(upper, 16), _mm512_set1_epi64(0xffff)));
+}
+
+// bf16 and fp8 as pairs of bf16 for vdpbf16ps; coefficients per pair: [2 high terms][2 low terms].
+template <class Decode>
+struct PairCode {
+  static constexpr int kSub = 2 * Decode::kPairs;
+  static constexpr bool kInteger = false;
+  static constexpr int kOffset = 0;
+  static constexpr int kCoefficientBytes = 4;
+
+  // fp8: elements 0, 2, 1, 3 of each unit, the order in which shifts bring them out.
+  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) {
+    if (Decode::kPairs == 2) x = _mm512_permute_ps(x, _MM_SHUFFLE(3, 1, 2, 0));
+    const __m512i high = UpperBf16(x);
+    const __m512i low = UpperBf16(_mm512_sub_ps(x, _mm512_castsi512_ps(high)));
+    _mm512_storeu_si512(out, _mm512_or_si512(JoinPairs(high), _mm512_slli_epi64(JoinPairs(low), 32)));
+  }
+
+  template <int kRows, bool kHalf>
+  static KVANTA_INLINE void Dot(const uint8_t* lines, int64_t stride, int count, const uint8_t* const* coefficients,
+                                const int32_t* /*bias*/, Lanes::F* sums, Prefetcher& prefetch) {
+    const Decode decode;
+    __m512 high[kRows], low[kRows];
+    for (int r = 0; r < kRows; ++r) high[r] = low[r] = _mm512_setzero_ps();
+    for (int64_t i = 0; i < count; ++i) {
+      prefetch.Step();
+      __m512i pairs[Decode::kPairs];
+      decode.Pairs(LoadUnits<kHalf>(lines + i * stride), pairs);
+#pragma GCC unroll 2
+      for (int pair = 0; pair < Decode::kPairs; ++pair) {
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) {
+          const uint8_t* c = coefficients[r] + (i * Decode::kPairs + pair) * 8;
+          high[r] = _mm512_dpbf16_ps(high[r], (__m512bh)pairs[pair], (__m512bh)Broadcast32(c));
+          low[r] = _mm512_dpbf16_ps(low[r], (__m512bh)pairs[pair], (__m512bh)Broadcast32(c + 4));
+        }
+      }
+    }
+    for (int r = 0; r < kRows; ++r) sums[r] = _mm512_add_ps(high[r], low[r]);
+  }
+};
+
+struct DecodeBf16 {
+  static constexpr int kPairs = 1;
+  KVANTA_INLINE void Pairs(__m512i units, __m512i* pairs) const { pairs[0] = units; }
+};
+
+// Lower and upper bytes of the bf16 of each code's magnitude.
+struct ByteTables {
+  uint8_t low[128];
+  uint8_t high[128];
+};
+// A code of `mantissa` mantissa bits and exponent bias `bias`; magnitudes from `special` on are NaN (or infinite).
+constexpr ByteTables MakeTables(int mantissa, int bias, int special, int infinity) {
+  ByteTables tables{};
+  for (int code = 0; code < 128; ++code) {
+    int exponent = code >> mantissa;
+    int fraction = code & ((1 << mantissa) - 1);
+    uint32_t bits = 0;
+    if (code >= special) {
+      bits = code == infinity ? 0x7f80 : 0x7fc0;
+    } else if (code != 0) {
+      if (exponent == 0) {  // subnormal: shift the leading one out of the fraction
+        exponent = 1;
+        while ((fraction >> mantissa) == 0) {
+          fraction <<= 1;
+          --exponent;
+        }
+        fraction &= (1 << mantissa) - 1;
+      }
+      bits = static_cast<uint32_t>(((exponent - bias + 127) << 7) | (fraction << (7 - mantissa)));
+    }
+    tables.low[code] = static_cast<uint8_t>(bits & 0xff);
+    tables.high[code] = static_cast<uint8_t>(bits >> 8);
+  }
+  return tables;
+}
+alignas(64) constexpr ByteTables kE4M3Tables = MakeTables(3, 7, 0x7f, -1);
+alignas(64) constexpr ByteTables kE5M2Tables = MakeTables(2, 15, 0x7c, 0x7c);
+
+// 64 codes by two table look-ups of 7 bits each: exact, subnormals and NaN included.
+template <const ByteTables& kTables>
+struct DecodeFp8 {
+  static constexpr int kPairs = 2;
+  __m512i low0 = _mm512_load_si512(kTables.low), low1 = _mm512_load_si512(kTables.low + 64);
+  __m512i high0 = _mm512_load_si512(kTables.high), high1 = _mm512_load_si512(kTables.high + 64);
+
+  KVANTA_INLINE void Pairs(__m512i units, __m512i* pairs) const {
+    const __m512i low = _mm512_permutex2var_epi8(low0, units, low1);
+    __m512i high = _mm512_permutex2var_epi8(high0, units, high1);
+    high = _mm512_ternarylogic_epi32(high, units, _mm512_set1_epi8(-128), 0xf8);  // high | (units & sign)
+    const __m512i even = _mm512_set1_epi16(0xff);
+    pairs[0] = _mm512_or_si512(_mm512_slli_epi16(high, 8), _mm512_and_si512(low, even));
+    pairs[1] = _mm512_or_si512(_mm512_andnot_si512(even, high), _mm512_srli_epi16(low, 8));
+  }
+};
+
+// 16 integers of magnitude up to 32512 as [4 high bytes][4 low bytes] per four: x = 256 high + low, both signed.
+KVANTA_INLINE void PackBytes(Lanes::F x, __m128i shuffle, uint8_t* out) {
+  const __m512i i = _mm512_cvtps_epi32(x);
+  const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(i, _mm512_set1_epi32(128)), 8);
+  const __m512i low = _mm512_sub_epi32(i, _mm512_slli_epi32(high, 8));
+  const __m128i h = _mm_shuffle_epi8(_mm512_cvtepi32_epi8(high), shuffle);
+  const __m128i l = _mm_shuffle_epi8(_mm512_cvtepi32_epi8(low), shuffle);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm_unpacklo_epi32(h, l));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 16), _mm_unpackhi_epi32(h, l));
+}
+KVANTA_INLINE void AddProducts(__m512i codes, const uint8_t* coefficients, __m512i& high, __m512i& low) {
+  high = _mm512_dpbusd_epi32(high, codes, Broadcast32(coefficients));
+  low = _mm512_dpbusd_epi32(low, codes, Broadcast32(coefficients + 4));
+}
+KVANTA_INLINE __m512 JoinTerms(__m512i high, __m512i low) {
+  return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low));
+}
+
+// Codes + 128 are the unsigned operand; the bias takes 128 * sum(coefficients) off again.
+struct CodeInt8 {
+  static constexpr int kSub = 4;
+  static constexpr bool kInteger = true;
+  static constexpr int kOffset = 128;
+  static constexpr int kCoefficientBytes = 2;
+
+  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) {
+    PackBytes(x, _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), out);
+  }
+
+  template <int kRows, bool kHalf>
+  static KVANTA_INLINE void Dot(const uint8_t* lines, int64_t stride, int count, const uint8_t* const* coefficients,
+                                const int32_t* bias, Lanes::F* sums, Prefetcher& prefetch) {
+    __m512i high[kRows], low[kRows];
+    for (int r = 0; r < kRows; ++r) {
+      high[r] = _mm512_setzero_si512();
+      low[r] = _mm512_set1_epi32(bias[r]);
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      prefetch.Step();
+      const __m512i codes = _mm512_xor_si512(LoadUnits<kHalf>(lines + i * stride), _mm512_set1_epi8(-128));
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) AddProducts(codes, coefficients[r] + i * 8, high[r], low[r]);
+    }
+    for (int r = 0; r < kRows; ++r) sums[r] = JoinTerms(high[r], low[r]);
+  }
+};
+
+KVANTA_INLINE __m512i LowNibbles(__m512i units) {
+  return _mm512_and_si512(units, _mm512_set1_epi8(15));
+}
+KVANTA_INLINE __m512i HighNibbles(__m512i units) {
+  return _mm512_and_si512(_mm512_srli_epi16(units, 4), _mm512_set1_epi8(15));
+}
+
+// K: a unit holds 8 channels of a token: the low nibbles are the even ones.
+struct KeyInt4 {
+  static constexpr int kSub = 8;
+  static constexpr bool kInteger = true;
+  static constexpr int kOffset = 8;
+  static constexpr int kCoefficientBytes = 2;
+
+  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) {
+    PackBytes(x, _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15), out);
+  }
+
+  template <int kRows, bool kHalf>
+  static KVANTA_INLINE void Dot(const uint8_t* lines, int64_t stride, int count, const uint8_t* const* coefficients,
+                                const int32_t* bias, Lanes::F* sums, Prefetcher& prefetch) {
+    __m512i high[kRows], low[kRows];
+    for (int r = 0; r < kRows; ++r) {
+      high[r] = _mm512_setzero_si512();
+      low[r] = _mm512_set1_epi32(bias[r]);
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      prefetch.Step();
+      const __m512i units = LoadUnits<kHalf>(lines + i * stride);
+      const __m512i even = LowNibbles(units), odd = HighNibbles(units);
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        AddProducts(even, coefficients[r] + i * 16, high[r], low[r]);
+        AddProducts(odd, coefficients[r] + i * 16 + 8, high[r], low[r]);
+      }
+    }
+    for (int r = 0; r < kRows; ++r) sums[r] = JoinTerms(high[r], low[r]);
+  }
+};
+
+// V: a unit holds 2 channels of 4 tokens. sums: [rows][first 16 channels, last 16 channels].
+struct ValueInt4 {
+  static constexpr int kSub = 4;
+  static constexpr bool kInteger = true;
+  static constexpr int kOffset = 8;
+  static constexpr int kCoefficientBytes = 2;
+
+  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) { CodeInt8::Pack(x, out); }
+
+  template <int kRows>
+  static KVANTA_INLINE void Dot2(const uint8_t* lines, int64_t stride, int count, const uint8_t* const* coefficients,
+                                 const int32_t* bias, Lanes::F* sums, Prefetcher& prefetch) {
+    __m512i even_high[kRows], even_low[kRows], odd_high[kRows], odd_low[kRows];
+    for (int r = 0; r < kRows; ++r) {
+      even_high[r] = odd_high[r] = _mm512_setzero_si512();
+      even_low[r] = odd_low[r] = _mm512_set1_epi32(bias[r]);
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      prefetch.Step();
+      const __m512i units = LoadUnits<false>(lines + i * stride);
+      const __m512i even = LowNibbles(units), odd = HighNibbles(units);
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        AddProducts(even, coefficients[r] + i * 8, even_high[r], even_low[r]);
+        AddProducts(odd, coefficients[r] + i * 8, odd_high[r], odd_low[r]);
+      }
+    }
+    const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i last = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    for (int r = 0; r < kRows; ++r) {
+      const __m512 e = JoinTerms(even_high[r], even_low[r]), o = JoinTerms(odd_high[r], odd_low[r]);
+      sums[2 * r] = _mm512_permutex2var_ps(e, first, o);
+      sums[2 * r + 1] = _mm512_permutex2var_ps(e, last, o);
+    }
+  }
+};
+
+using CodeBf16 = PairCode<DecodeBf16>;
+using CodeE4M3 = PairCode<DecodeFp8<kE4M3Tables>>;
+using CodeE5M2 = PairCode<DecodeFp8<kE5M2Tables>>;
+
+}  // namespace
+}  // namespace kvanta::kernels

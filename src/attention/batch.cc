@@ -1,0 +1,151 @@
+#include "attention/batch.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "kvanta/error.h"
+
+namespace kvanta::attention {
+namespace {
+
+using cache::PageKind;
+
+// Which records the layers of a model read, over all of them.
+struct Needs {
+  bool quantized = false;                                   // some layer keeps no exact pages
+  bool exact = false;                                       // some layer does
+  int exact_sinks = 0;                                      // pages that some layer reads exactly for ever
+  int quantized_from = std::numeric_limits<int>::max();     // first closed page that some exact layer reads quantized
+  int window = std::numeric_limits<int>::max();             // the widest sliding window; 0 when some layer has none
+};
+
+Needs NeedsOf(const formats::CacheLayout& layout, const BackendConfig& config) {
+  Needs needs;
+  for (size_t i = 0; i < layout.layers.size(); ++i) {
+    const formats::LayerScheme& layer = layout.layers[i];
+    if (layer.exact_open) {
+      needs.exact = true;
+      needs.exact_sinks = std::max(needs.exact_sinks, layer.sink_pages);
+      needs.quantized_from = std::min(needs.quantized_from, layer.sink_pages);
+    } else {
+      needs.quantized = true;
+    }
+    const int window = config.layers[i].sliding_window;
+    if (i == 0) needs.window = window;
+    needs.window = window == 0 || needs.window == 0 ? 0 : std::max(needs.window, window);
+  }
+  return needs;
+}
+
+void CheckRecord(const cache::PageStore& store, PageKind kind, cache::PageId id, size_t sequence, int64_t page) {
+  if (id >= 0 && store.References(kind, id) > 0) return;
+  throw InputError(fmt::format("sequence {} of the batch: page {} has no {} record (id {})", sequence, page,
+                               kind == PageKind::kExact ? "exact" : "quantized", id));
+}
+
+void CheckScales(const formats::SideScales& side, const LayerAttention& layer, bool mean, size_t index, char name) {
+  if (side.scale.size() != static_cast<size_t>(layer.kv_heads)) {
+    throw InputError(fmt::format("layer {}: {} {} scales for {} KV heads", index, side.scale.size(), name,
+                                 layer.kv_heads));
+  }
+  for (const float scale : side.scale) {
+    if (!(std::isfinite(scale) && scale > 0)) {
+      throw InputError(fmt::format("layer {}: {} scale {} is not a finite number above 0", index, name, scale));
+    }
+  }
+  const size_t expected = mean ? static_cast<size_t>(layer.kv_heads) * static_cast<size_t>(layer.head_dim) : 0;
+  if (mean && side.mean.size() != expected) {
+    throw InputError(fmt::format("layer {}: the scheme says +mean, but there are {} mean values instead of {}", index,
+                                 side.mean.size(), expected));
+  }
+}
+
+}  // namespace
+
+void MakeBatch(const BatchShape& shape, const cache::PageStore& store, const BackendConfig& config, Batch& batch) {
+  const formats::CacheLayout& layout = store.Layout();
+  const Needs needs = NeedsOf(layout, config);
+  const int64_t page_size = layout.page_size;
+  batch.sequences.clear();
+  batch.touched.clear();
+  batch.rows = 0;
+  for (size_t s = 0; s < shape.sequences.size(); ++s) {
+    const SequenceSpan& span = shape.sequences[s];
+    if (span.start < 0 || span.tokens < 1 || span.pages == nullptr) {
+      throw InputError(fmt::format("sequence {} of the batch: start {}, {} tokens, {} pages; needs start >= 0, tokens "
+                                   ">= 1 and a page table",
+                                   s, span.start, span.tokens, span.pages == nullptr ? "no" : "some"));
+    }
+    const int64_t end = span.start + span.tokens;
+    const int64_t touched = span.start / page_size;
+    for (int64_t page = FirstVisible(span.start, needs.window) / page_size; page * page_size < end; ++page) {
+      const bool closed = (page + 1) * page_size <= end;
+      if (needs.quantized || (closed && page >= needs.quantized_from)) {
+        CheckRecord(store, PageKind::kQuantized, span.pages[page].quantized, s, page);
+      }
+      if (needs.exact && (page >= touched || page < needs.exact_sinks)) {
+        CheckRecord(store, PageKind::kExact, span.pages[page].exact, s, page);
+      }
+    }
+    for (int64_t page = touched; page * page_size < end; ++page) {
+      const int64_t first = std::max(span.start, page * page_size);
+      const int64_t last = std::min(end, (page + 1) * page_size);
+      batch.touched.push_back({.page = span.pages[page],
+                               .first_slot = static_cast<int>(first - page * page_size),
+                               .last_slot = static_cast<int>(last - page * page_size),
+                               .first_row = batch.rows + first - span.start});
+    }
+    batch.sequences.push_back({span, batch.rows});
+    batch.rows += span.tokens;
+  }
+}
+
+BackendConfig CheckConfig(BackendConfig config, const formats::CacheLayout& layout) {
+  if (config.layers.size() != layout.layers.size()) {
+    throw InputError(fmt::format("the attention of {} layers, but a cache of {}", config.layers.size(),
+                                 layout.layers.size()));
+  }
+  if (config.scales.empty()) config.scales.resize(config.layers.size());
+  if (config.scales.size() != config.layers.size()) {
+    throw InputError(fmt::format("KV scales of {} layers, but a cache of {}", config.scales.size(),
+                                 layout.layers.size()));
+  }
+  for (size_t i = 0; i < config.layers.size(); ++i) {
+    const LayerAttention& layer = config.layers[i];
+    const formats::LayerScheme& scheme = layout.layers[i];
+    if (layer.kv_heads != scheme.kv_heads || layer.head_dim != scheme.shape.head_dim) {
+      throw InputError(fmt::format("layer {}: attention has {} KV heads of {}, the cache {} of {}", i, layer.kv_heads,
+                                   layer.head_dim, scheme.kv_heads, scheme.shape.head_dim));
+    }
+    if (layer.kv_heads < 1 || layer.heads < 1 || layer.heads % layer.kv_heads != 0) {
+      throw InputError(fmt::format("layer {}: {} query heads are not a multiple of {} KV heads", i, layer.heads,
+                                   layer.kv_heads));
+    }
+    if (layer.head_dim < 8 || layer.head_dim > 256 || layer.head_dim % 8 != 0) {
+      throw InputError(fmt::format("layer {}: head_dim {} is not a multiple of 8 from 8 to 256", i, layer.head_dim));
+    }
+    if (!(std::isfinite(layer.softmax_scale) && layer.softmax_scale > 0) || !(layer.softcap >= 0) ||
+        !std::isfinite(layer.softcap) || layer.sliding_window < 0) {
+      throw InputError(fmt::format("layer {}: softmax_scale {} must be above 0, softcap {} and sliding_window {} at "
+                                   "least 0 (0: none)",
+                                   i, layer.softmax_scale, layer.softcap, layer.sliding_window));
+    }
+    formats::LayerScales& scales = config.scales[i];
+    if (scales.k.scale.empty()) scales.k.scale.assign(static_cast<size_t>(layer.kv_heads), 1.0f);
+    if (scales.v.scale.empty()) scales.v.scale.assign(static_cast<size_t>(layer.kv_heads), 1.0f);
+    CheckScales(scales.k, layer, scheme.k.mean, i, 'k');
+    CheckScales(scales.v, layer, false, i, 'v');
+  }
+  return config;
+}
+
+const formats::Format& ExactFormat() noexcept {
+  static const formats::Format& format = *formats::FindOrNull("bf16");
+  return format;
+}
+
+}  // namespace kvanta::attention

@@ -1,0 +1,43 @@
+// Append, for every backend of the host: subtracts the mean, transforms, encodes on write, and encodes a page of an
+// exact layer as a whole when it closes. The bytes depend on positions and values alone.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "attention/batch.h"
+#include "base/thread_pool.h"
+
+namespace kvanta::attention {
+
+class CacheWriter {
+ public:
+  // `config` as CheckConfig gives it; it and `store` must outlive the writer.
+  CacheWriter(cache::PageStore& store, const BackendConfig& config);
+
+  // k, v: f32 [rows][kv_heads * head_dim], row stride `stride` floats.
+  void Write(const Batch& batch, int layer, const float* k, const float* v, int64_t stride,
+             ThreadPool& threads) noexcept;
+
+  AppendCounts Counts(int layer) const noexcept;
+
+ private:
+  struct AtomicCounts {
+    std::atomic<int64_t> values{0}, saturated{0}, nan{0};
+    void Add(const formats::EncodeCounts& counts) noexcept;
+    formats::EncodeCounts Read() const noexcept;
+  };
+  struct LayerCounts {
+    AtomicCounts k, v;
+  };
+
+  void WriteSide(const TouchedPage& touched, int layer, int head, formats::SideKind kind, const float* rows,
+                 int64_t stride) noexcept;
+
+  cache::PageStore& store_;
+  const BackendConfig& config_;
+  std::unique_ptr<LayerCounts[]> counts_;
+};
+
+}  // namespace kvanta::attention

@@ -1,0 +1,164 @@
+#include "attention/cpu_backend.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "attention/cache_writer.h"
+#include "attention/tile_attention.h"
+#include "attention/work_list.h"
+#include "kernels/cpu/select.h"
+#include "kvanta/error.h"
+
+namespace kvanta::attention {
+namespace {
+
+using cache::PageKind;
+
+// Partial results are kept in f32 beside their softmax state.
+class CpuPlan final : public Plan {
+ public:
+  Batch batch;
+  std::vector<WorkList> lists;  // one per distinct shape of the model's layers
+  std::vector<SoftmaxState> partial_states;
+  std::vector<float> partial_out;
+};
+
+class CpuBackend final : public Backend {
+ public:
+  CpuBackend(cache::PageStore& store, BackendConfig config, std::shared_ptr<ThreadPool> threads,
+             const kernels::IsaTable& isa)
+      : store_(store),
+        config_(CheckConfig(std::move(config), store.Layout())),
+        threads_(std::move(threads)),
+        isa_(isa),
+        kernels_(*isa.attention),
+        writer_(store, config_),
+        workspaces_(static_cast<size_t>(threads_->Threads())) {
+    int rows = kTileRows;
+    for (size_t i = 0; i < config_.layers.size(); ++i) {
+      const formats::LayerScheme& scheme = store.Layout().layers[i];
+      const LayerAttention& attention = config_.layers[i];
+      CheckScalePlanes(scheme, i);
+      const WorkShape shape{.heads = attention.heads,
+                            .kv_heads = attention.kv_heads,
+                            .head_dim = attention.head_dim,
+                            .sliding_window = attention.sliding_window};
+      const auto known = std::find(shapes_.begin(), shapes_.end(), shape);
+      list_of_layer_.push_back(static_cast<size_t>(known - shapes_.begin()));
+      if (known == shapes_.end()) shapes_.push_back(shape);
+      rows = std::max(rows, shape.Group());
+      layers_.push_back({.scheme = &scheme,
+                         .attention = &config_.layers[i],
+                         .scales = &config_.scales[i],
+                         .quantized = store.Base(PageKind::kQuantized),
+                         .exact = store.Base(PageKind::kExact),
+                         .quantized_bytes = store.RecordBytes(PageKind::kQuantized),
+                         .exact_bytes = store.RecordBytes(PageKind::kExact)});
+    }
+    for (TileWorkspace& workspace : workspaces_) workspace.Reserve(store.device(), rows, layers_, kernels_);
+  }
+
+  BackendInfo Info() const override {
+    BackendInfo info{.name = fmt::format("cpu-{}", isa_.name), .codes = {}};
+    for (int code = 0; code < kernels::kCodes; ++code) info.codes.push_back(static_cast<formats::Code>(code));
+    return info;
+  }
+
+  std::unique_ptr<Plan> MakePlan(const BatchShape& batch, std::unique_ptr<Plan> reused) override {
+    std::unique_ptr<Plan> plan = reused ? std::move(reused) : std::make_unique<CpuPlan>();
+    CpuPlan* cpu_plan = dynamic_cast<CpuPlan*>(plan.get());
+    if (cpu_plan == nullptr) throw InputError("MakePlan: the plan to reuse was made by another backend");
+    MakeBatch(batch, store_, config_, cpu_plan->batch);
+    cpu_plan->lists.resize(shapes_.size());
+    size_t rows = 0;
+    size_t floats = 0;
+    for (size_t i = 0; i < shapes_.size(); ++i) {
+      WorkList& list = cpu_plan->lists[i];
+      MakeWorkList(shapes_[i], cpu_plan->batch, store_.Layout().page_size, threads_->Threads(), list);
+      rows = std::max(rows, static_cast<size_t>(list.partial_rows));
+      floats = std::max(floats, static_cast<size_t>(list.partial_rows * shapes_[i].head_dim));
+    }
+    if (cpu_plan->partial_states.size() < rows) cpu_plan->partial_states.resize(rows);
+    if (cpu_plan->partial_out.size() < floats) cpu_plan->partial_out.resize(floats);
+    return plan;
+  }
+
+  void Append(Plan& plan, int layer, const float* k, const float* v, int64_t kv_stride) noexcept override {
+    writer_.Write(static_cast<CpuPlan&>(plan).batch, layer, k, v, kv_stride, *threads_);
+  }
+
+  void Run(Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept override {
+    CpuPlan& cpu_plan = static_cast<CpuPlan&>(plan);
+    const LayerView& view = layers_[static_cast<size_t>(layer)];
+    const WorkList& list = cpu_plan.lists[list_of_layer_[static_cast<size_t>(layer)]];
+    const int64_t out_stride = int64_t{view.attention->heads} * view.attention->head_dim;
+    const int group = list.shape.Group();
+    const auto row_of = [&](const Tile& tile) {
+      const SequenceRows& sequence = cpu_plan.batch.sequences[static_cast<size_t>(tile.sequence)];
+      return sequence.first_row + tile.first - sequence.span.start;
+    };
+    const auto attention_of = [&](const Tile& tile, int worker) {
+      return TileAttention(kernels_, view, tile,
+                           cpu_plan.batch.sequences[static_cast<size_t>(tile.sequence)].span.pages,
+                           workspaces_[static_cast<size_t>(worker)]);
+    };
+    auto attend = [&](int64_t index, int worker) {
+      const TileRuns& task = list.tasks[static_cast<size_t>(index)];
+      const Tile& tile = list.tiles[static_cast<size_t>(task.tile)];
+      TileAttention attention = attention_of(tile, worker);
+      attention.PrepareQueries({.data = q + row_of(tile) * q_stride, .stride = q_stride});
+      if (tile.partial < 0) {
+        attention.Finish(task.first_run, task.last_run, out + row_of(tile) * out_stride);
+      } else {
+        const int64_t slot = tile.partial + (task.first_run - tile.first_run) * tile.tokens * group;
+        attention.Partial(task.first_run, cpu_plan.partial_states.data() + slot,
+                          cpu_plan.partial_out.data() + slot * list.shape.head_dim);
+      }
+    };
+    threads_->ForEach(static_cast<int64_t>(list.tasks.size()), attend);
+    if (list.merges.empty()) return;
+    auto merge = [&](int64_t index, int worker) {
+      const Tile& tile = list.tiles[static_cast<size_t>(list.merges[static_cast<size_t>(index)])];
+      attention_of(tile, worker)
+          .MergePartials(tile.last_run - tile.first_run, cpu_plan.partial_states.data() + tile.partial,
+                         cpu_plan.partial_out.data() + tile.partial * list.shape.head_dim,
+                         out + row_of(tile) * out_stride);
+    };
+    threads_->ForEach(static_cast<int64_t>(list.merges.size()), merge);
+  }
+
+  AppendCounts Counts(int layer) const override { return writer_.Counts(layer); }
+  const formats::LayerScales& Scales(int layer) const override { return config_.scales.at(static_cast<size_t>(layer)); }
+
+ private:
+  static void CheckScalePlanes(const formats::LayerScheme& scheme, size_t layer) {
+    for (const formats::Side* side : {&scheme.k, &scheme.v}) {
+      const int bytes = std::max(side->format->block_scale_bytes, side->format->token_scale_bytes);
+      if (bytes == 0 || bytes == 2) continue;
+      throw InputError(fmt::format("layer {}: the CPU backend reads fp16 scales, '{}' has scales of {} bytes", layer,
+                                   side->format->name, bytes));
+    }
+  }
+
+  cache::PageStore& store_;
+  const BackendConfig config_;
+  std::shared_ptr<ThreadPool> threads_;
+  const kernels::IsaTable& isa_;
+  const kernels::AttentionKernels& kernels_;
+  CacheWriter writer_;
+  std::vector<LayerView> layers_;
+  std::vector<WorkShape> shapes_;
+  std::vector<size_t> list_of_layer_;
+  std::vector<TileWorkspace> workspaces_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> MakeCpuBackend(cache::PageStore& store, BackendConfig config,
+                                        std::shared_ptr<ThreadPool> threads, const char* isa) {
+  return std::make_unique<CpuBackend>(store, std::move(config), std::move(threads), kernels::SelectIsa(isa));
+}
+
+}  // namespace kvanta::attention

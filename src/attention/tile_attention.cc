@@ -1,0 +1,285 @@
+#include "attention/tile_attention.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "formats/transform.h"
+
+namespace kvanta::attention {
+namespace {
+
+using kernels::AttentionKernels;
+using kernels::CellView;
+using kernels::kMaxHeadDim;
+using kernels::kMaxPageTokens;
+using kernels::kPassRows;
+
+constexpr int64_t kLine = 64;
+constexpr SoftmaxState kEmpty = {-std::numeric_limits<float>::infinity(), 0.0f};
+
+int64_t Align(int64_t bytes) {
+  return (bytes + kLine - 1) / kLine * kLine;
+}
+
+CellView ViewOf(const formats::Side& side, formats::CellShape shape, const uint8_t* cell) noexcept {
+  CellView view{.codes = cell + side.planes.codes, .page_tokens = shape.tokens, .head_dim = shape.head_dim};
+  if (side.format->scale == formats::Scale::kPerBlock) {
+    view.block_scales = reinterpret_cast<const uint16_t*>(cell + side.planes.block_scales);
+    view.block = side.format->block;
+  }
+  if (side.format->scale == formats::Scale::kPerToken) {
+    view.token_scales = reinterpret_cast<const uint16_t*>(cell + side.planes.token_scales);
+  }
+  return view;
+}
+
+constexpr int Index(formats::Code code) {
+  return static_cast<int>(code);
+}
+
+}  // namespace
+
+// One page's cells of the tile's KV head, as the page rule has them read.
+struct TileAttention::PageCells {
+  CellView k, v;
+  int64_t bytes[2];  // of the two cells
+  formats::Code k_code, v_code;
+  bool exact;
+  float v_scale;
+};
+
+void TileWorkspace::Reserve(Device& device, int rows, const std::vector<LayerView>& layers,
+                            const AttentionKernels& kernels) {
+  int64_t query_bytes = 0;
+  int head_dim = 0;
+  for (const LayerView& layer : layers) {
+    head_dim = std::max(head_dim, layer.scheme->shape.head_dim);
+    for (const formats::Code code : {layer.scheme->k.format->code, formats::Code::kBf16}) {
+      query_bytes = std::max(query_bytes, kernels.keys[Index(code)].query_bytes(layer.scheme->shape.head_dim));
+    }
+  }
+  if (memory_ && rows <= rows_ && query_bytes <= query_stride_) return;
+  rows_ = rows;
+  query_stride_ = query_bytes;
+  const int64_t row_floats = Align(int64_t{4} * rows);
+  const int64_t states = Align(static_cast<int64_t>(sizeof(SoftmaxState)) * rows);
+  const int64_t out = Align(int64_t{4} * rows * head_dim);
+  const int64_t scores = int64_t{4} * kPassRows * kMaxPageTokens;
+  const int64_t total = 2 * rows * query_bytes + 3 * row_floats + 2 * states + 2 * out + kLine + scores +
+                        kPassRows * kernels::kWeightBytes;
+  memory_ = device.Allocate(static_cast<size_t>(total));
+  uint8_t* next = memory_.data();
+  const auto take = [&next](int64_t bytes) {
+    uint8_t* start = next;
+    next += bytes;
+    return start;
+  };
+  for (int i = 0; i < 2; ++i) {
+    queries_[i] = take(rows * query_bytes);
+    row_scale_[i] = reinterpret_cast<float*>(take(row_floats));
+  }
+  bias_ = reinterpret_cast<float*>(take(row_floats));
+  run_state_ = reinterpret_cast<SoftmaxState*>(take(states));
+  total_state_ = reinterpret_cast<SoftmaxState*>(take(states));
+  run_out_ = reinterpret_cast<float*>(take(out));
+  total_out_ = reinterpret_cast<float*>(take(out));
+  rescale_ = reinterpret_cast<float*>(take(kLine));
+  scores_ = reinterpret_cast<float*>(take(scores));
+  weights_ = take(kPassRows * kernels::kWeightBytes);
+}
+
+TileAttention::TileAttention(const AttentionKernels& kernels, const LayerView& layer, const Tile& tile,
+                             const cache::PageRef* pages, TileWorkspace& workspace) noexcept
+    : kernels_(kernels),
+      layer_(layer),
+      tile_(tile),
+      pages_(pages),
+      work_(workspace),
+      group_(layer.attention->heads / layer.attention->kv_heads),
+      head_dim_(layer.scheme->shape.head_dim),
+      page_size_(layer.scheme->shape.tokens),
+      own_page_(tile.first / layer.scheme->shape.tokens) {}
+
+void TileAttention::PrepareQueries(QueryRows q) noexcept {
+  const formats::Side& side = layer_.scheme->k;
+  const size_t head = static_cast<size_t>(tile_.kv_head);
+  const float softmax_scale = layer_.attention->softmax_scale;
+  const kernels::KeyKernel& quantized = kernels_.keys[Index(side.format->code)];
+  const kernels::KeyKernel& exact = kernels_.keys[Index(formats::Code::kBf16)];
+  const float* mean = side.mean ? layer_.scales->k.mean.data() + tile_.kv_head * int64_t{head_dim_} : nullptr;
+  alignas(64) float x[kMaxHeadDim];
+  for (int row = 0; row < Rows(); ++row) {
+    const int64_t offset = (tile_.kv_head * int64_t{group_} + row % group_) * head_dim_;
+    const float* query = q.data + row / group_ * q.stride + offset;
+    std::memcpy(x, query, sizeof(float) * static_cast<size_t>(head_dim_));
+    work_.bias_[row] = 0;
+    if (mean) {
+      double dot = 0;
+      for (int c = 0; c < head_dim_; ++c) dot += double{query[c]} * double{mean[c]};
+      work_.bias_[row] = static_cast<float>(dot * double{softmax_scale});
+    }
+    if (side.hadamard) formats::Hadamard(x, head_dim_);
+    uint8_t* prepared = work_.queries_[0] + row * work_.query_stride_;
+    const float static_scale = side.format->scale == formats::Scale::kStatic ? layer_.scales->k.scale[head] : 1.0f;
+    work_.row_scale_[0][row] =
+        quantized.prepare(x, head_dim_, side.format->block, prepared) * (softmax_scale * static_scale);
+    if (layer_.scheme->exact_open) {
+      prepared = work_.queries_[1] + row * work_.query_stride_;
+      work_.row_scale_[1][row] = exact.prepare(x, head_dim_, 0, prepared) * softmax_scale;
+    }
+  }
+}
+
+TileAttention::PageCells TileAttention::Cells(int64_t page) const noexcept {
+  const formats::LayerScheme& scheme = *layer_.scheme;
+  PageCells cells{};
+  cells.exact = ReadsExact(scheme, own_page_, page);
+  if (cells.exact) {
+    const uint8_t* record = layer_.exact + pages_[page].exact * layer_.exact_bytes;
+    cells.k = {.codes = record + scheme.ExactKCell(tile_.kv_head), .page_tokens = page_size_, .head_dim = head_dim_};
+    cells.v = {.codes = record + scheme.ExactVCell(tile_.kv_head), .page_tokens = page_size_, .head_dim = head_dim_};
+    cells.bytes[0] = cells.bytes[1] = scheme.ExactCellBytes();
+    cells.k_code = cells.v_code = formats::Code::kBf16;
+    cells.v_scale = 1;
+    return cells;
+  }
+  const uint8_t* record = layer_.quantized + pages_[page].quantized * layer_.quantized_bytes;
+  cells.k = ViewOf(scheme.k, scheme.shape, record + scheme.KCell(tile_.kv_head));
+  cells.v = ViewOf(scheme.v, scheme.shape, record + scheme.VCell(tile_.kv_head));
+  cells.bytes[0] = scheme.k.planes.bytes;
+  cells.bytes[1] = scheme.v.planes.bytes;
+  cells.k_code = scheme.k.format->code;
+  cells.v_code = scheme.v.format->code;
+  const bool is_static = scheme.v.format->scale == formats::Scale::kStatic;
+  cells.v_scale = is_static ? layer_.scales->v.scale[static_cast<size_t>(tile_.kv_head)] : 1.0f;
+  return cells;
+}
+
+void TileAttention::AttendRun(int64_t run) noexcept {
+  std::fill_n(work_.run_state_, Rows(), kEmpty);
+  std::memset(work_.run_out_, 0, sizeof(float) * static_cast<size_t>(Rows()) * static_cast<size_t>(head_dim_));
+  const int window = layer_.attention->sliding_window;
+  const int64_t pages_of_run = kRunTokens / page_size_;
+  const int64_t first = std::max(FirstVisible(tile_.first, window) / page_size_, run * pages_of_run);
+  const int64_t last = std::min(own_page_ + 1, (run + 1) * pages_of_run);
+  for (int64_t page = first; page < last; ++page) {
+    // Tokens that still see the page: those up to `window` - 1 positions behind its last slot.
+    int tokens = tile_.tokens;
+    if (window > 0) {
+      const int64_t seeing = (page + 1) * page_size_ - 1 + window - tile_.first;
+      tokens = static_cast<int>(std::min<int64_t>(tokens, seeing));
+    }
+    AttendPage(page, page + 1 < last ? page + 1 : -1, tokens);
+  }
+}
+
+void TileAttention::AttendPage(int64_t page, int64_t next_page, int tokens) noexcept {
+  const PageCells cells = Cells(page);
+  const uint8_t* next = nullptr;
+  int64_t next_bytes = 0;
+  if (next_page >= 0) {
+    const PageCells after = Cells(next_page);
+    next = after.k.codes;
+    next_bytes = after.bytes[0];
+  }
+  const int64_t start = page * page_size_;
+  const auto begin_of = [&](int token) {
+    return static_cast<int>(
+        std::max<int64_t>(0, FirstVisible(tile_.first + token, layer_.attention->sliding_window) - start));
+  };
+  const auto end_of = [&](int token) {
+    return static_cast<int>(std::min<int64_t>(page_size_, tile_.first + token + 1 - start));
+  };
+  // Rows that see the same slots go together; only the own page and the window's edge tell tokens apart.
+  for (int token = 0; token < tokens;) {
+    const int begin = begin_of(token), end = end_of(token);
+    int same = token + 1;
+    while (same < tokens && begin_of(same) == begin && end_of(same) == end) ++same;
+    for (int row = token * group_; row < same * group_; row += kPassRows) {
+      const int rows = std::min(kPassRows, same * group_ - row);
+      AttendRows(cells, begin, end, row, rows, next, next_bytes);
+      next = nullptr;
+      next_bytes = 0;
+    }
+    token = same;
+  }
+}
+
+void TileAttention::AttendRows(const PageCells& cells, int begin, int end, int first_row, int rows,
+                               const uint8_t* next, int64_t next_bytes) noexcept {
+  const bool prefetch = next != nullptr;
+  const int which = cells.exact ? 1 : 0;
+  kernels_.keys[Index(cells.k_code)].score(
+      {.cell = cells.k,
+       .groups = (end + 15) / 16,
+       .rows = rows,
+       .query = work_.queries_[which] + first_row * work_.query_stride_,
+       .query_stride = work_.query_stride_,
+       .row_scale = work_.row_scale_[which] + first_row,
+       .scores = work_.scores_,
+       .prefetch = {prefetch ? cells.v.codes : nullptr, prefetch ? cells.v.codes + cells.bytes[1] : nullptr}});
+  kernels_.softmax({.begin = begin,
+                    .end = end,
+                    .page_tokens = page_size_,
+                    .rows = rows,
+                    .softcap = layer_.attention->softcap,
+                    .bias = layer_.attention->softcap > 0 && layer_.scheme->k.mean ? work_.bias_ + first_row : nullptr,
+                    .scores = work_.scores_,
+                    .state = work_.run_state_ + first_row,
+                    .rescale = work_.rescale_});
+  kernels_.values[Index(cells.v_code)].accumulate({.cell = cells.v,
+                                                   .begin = begin,
+                                                   .end = end,
+                                                   .rows = rows,
+                                                   .p = work_.scores_,
+                                                   .scale = cells.v_scale,
+                                                   .rescale = work_.rescale_,
+                                                   .out = work_.run_out_ + int64_t{first_row} * head_dim_,
+                                                   .out_stride = head_dim_,
+                                                   .weights = work_.weights_,
+                                                   .prefetch = {next, next + next_bytes}});
+}
+
+void TileAttention::Finish(int64_t first, int64_t last, float* out) noexcept {
+  std::fill_n(work_.total_state_, Rows(), kEmpty);
+  for (int64_t run = first; run < last; ++run) {
+    AttendRun(run);
+    for (int row = 0; row < Rows(); ++row) {
+      kernels_.merge(work_.total_state_[row], work_.total_out_ + int64_t{row} * head_dim_, work_.run_state_[row],
+                     work_.run_out_ + int64_t{row} * head_dim_, head_dim_);
+    }
+  }
+  WriteRows(out);
+}
+
+void TileAttention::Partial(int64_t run, SoftmaxState* states, float* out) noexcept {
+  AttendRun(run);
+  std::copy_n(work_.run_state_, Rows(), states);
+  std::memcpy(out, work_.run_out_, sizeof(float) * static_cast<size_t>(Rows()) * static_cast<size_t>(head_dim_));
+}
+
+void TileAttention::MergePartials(int64_t runs, const SoftmaxState* states, const float* partial,
+                                  float* out) noexcept {
+  std::fill_n(work_.total_state_, Rows(), kEmpty);
+  for (int64_t run = 0; run < runs; ++run) {
+    for (int row = 0; row < Rows(); ++row) {
+      const int64_t slot = run * Rows() + row;
+      kernels_.merge(work_.total_state_[row], work_.total_out_ + int64_t{row} * head_dim_, states[slot],
+                     partial + slot * head_dim_, head_dim_);
+    }
+  }
+  WriteRows(out);
+}
+
+void TileAttention::WriteRows(float* out) noexcept {
+  const int64_t stride = int64_t{layer_.attention->heads} * head_dim_;
+  for (int row = 0; row < Rows(); ++row) {
+    const int64_t head = tile_.kv_head * int64_t{group_} + row % group_;
+    float* result = out + row / group_ * stride + head * head_dim_;
+    kernels_.normalize(work_.total_state_[row], work_.total_out_ + int64_t{row} * head_dim_, head_dim_, result);
+    if (layer_.scheme->v.hadamard) formats::Hadamard(result, head_dim_);
+  }
+}
+
+}  // namespace kvanta::attention

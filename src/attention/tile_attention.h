@@ -1,0 +1,94 @@
+// Attends one tile of query rows to runs of cached pages, with the kernels of one ISA unit: prepares the queries, walks
+// the pages by the page rule, keeps the online softmax. Memory: O(tile), one TileWorkspace per thread.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "attention/work_list.h"
+#include "base/device.h"
+#include "kernels/cpu/attention_table.h"
+
+namespace kvanta::attention {
+
+using kernels::SoftmaxState;
+
+// One layer as its tiles see it.
+struct LayerView {
+  const formats::LayerScheme* scheme = nullptr;
+  const LayerAttention* attention = nullptr;
+  const formats::LayerScales* scales = nullptr;
+  const uint8_t* quantized = nullptr;  // base of the pool of quantized records
+  const uint8_t* exact = nullptr;      // base of the pool of exact records
+  int64_t quantized_bytes = 0;         // of a record
+  int64_t exact_bytes = 0;
+};
+
+// Query rows of a sequence: f32 [tokens][heads * head_dim], row stride `stride` floats, from the tile's first token on.
+struct QueryRows {
+  const float* data = nullptr;
+  int64_t stride = 0;
+};
+
+// What a worker needs for its tile.
+class TileWorkspace {
+ public:
+  // Room for `rows` rows of any layer in `layers`. May throw (memory).
+  void Reserve(Device& device, int rows, const std::vector<LayerView>& layers, const kernels::AttentionKernels& kernels);
+
+ private:
+  friend class TileAttention;
+  Buffer memory_;
+  int rows_ = 0;
+  int64_t query_stride_ = 0;
+  uint8_t* queries_[2] = {};       // prepared for the quantized and for the exact code
+  float* row_scale_[2] = {};
+  float* bias_ = nullptr;          // q.mean, used with softcap
+  SoftmaxState* run_state_ = nullptr;
+  SoftmaxState* total_state_ = nullptr;
+  float* run_out_ = nullptr;       // [rows][head_dim]
+  float* total_out_ = nullptr;
+  float* rescale_ = nullptr;       // [kPassRows]
+  float* scores_ = nullptr;        // [kPassRows][kMaxPageTokens]
+  uint8_t* weights_ = nullptr;
+};
+
+class TileAttention {
+ public:
+  TileAttention(const kernels::AttentionKernels& kernels, const LayerView& layer, const Tile& tile,
+                const cache::PageRef* pages, TileWorkspace& workspace) noexcept;
+
+  // Transforms and prepares the tile's query rows.
+  void PrepareQueries(QueryRows q) noexcept;
+
+  // Attends runs [first, last) one after the other and writes the finished rows: out f32 [tokens][heads * head_dim].
+  void Finish(int64_t first, int64_t last, float* out) noexcept;
+
+  // Attends one run; its partial result: states [rows], out [rows][head_dim].
+  void Partial(int64_t run, SoftmaxState* states, float* out) noexcept;
+
+  // Merges partial results of `runs` runs, [run][rows], in order, and writes the finished rows.
+  void MergePartials(int64_t runs, const SoftmaxState* states, const float* partial, float* out) noexcept;
+
+ private:
+  struct PageCells;
+  PageCells Cells(int64_t page) const noexcept;
+  void AttendRun(int64_t run) noexcept;
+  void AttendPage(int64_t page, int64_t next_page, int tokens) noexcept;
+  void AttendRows(const PageCells& cells, int begin, int end, int first_row, int rows, const uint8_t* next,
+                  int64_t next_bytes) noexcept;
+  void WriteRows(float* out) noexcept;
+  int Rows() const noexcept { return tile_.tokens * group_; }
+
+  const kernels::AttentionKernels& kernels_;
+  const LayerView& layer_;
+  const Tile& tile_;
+  const cache::PageRef* pages_;
+  TileWorkspace& work_;
+  int group_;      // query heads of the KV head
+  int head_dim_;
+  int page_size_;
+  int64_t own_page_;
+};
+
+}  // namespace kvanta::attention

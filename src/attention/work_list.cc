@@ -1,0 +1,64 @@
+#include "attention/work_list.h"
+
+#include <algorithm>
+
+namespace kvanta::attention {
+namespace {
+
+// Pages of cache that a tile reads, times its rows and one more for the reading itself.
+int64_t Cost(const Tile& tile, const WorkShape& shape, int page_size) {
+  const int64_t seen = tile.first + tile.tokens - FirstVisible(tile.first, shape.sliding_window);
+  return (seen + page_size - 1) / page_size * (int64_t{tile.tokens} * shape.Group() + 1);
+}
+
+void AddTiles(const WorkShape& shape, const Batch& batch, int page_size, WorkList& list) {
+  const int tile_tokens = std::max(1, kTileRows / shape.Group());
+  for (int head = 0; head < shape.kv_heads; ++head) {
+    for (size_t s = 0; s < batch.sequences.size(); ++s) {
+      const SequenceRows& sequence = batch.sequences[s];
+      for (int64_t first = sequence.span.start; first < sequence.End();) {
+        const int64_t page_end = (first / page_size + 1) * page_size;
+        const int64_t last = std::min({sequence.End(), page_end, first + tile_tokens});
+        list.tiles.push_back({.sequence = static_cast<int>(s),
+                              .kv_head = head,
+                              .first = first,
+                              .tokens = static_cast<int>(last - first),
+                              .first_run = FirstVisible(first, shape.sliding_window) / kRunTokens,
+                              .last_run = (last - 1) / kRunTokens + 1});
+        first = last;
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void MakeWorkList(const WorkShape& shape, const Batch& batch, int page_size, int threads, WorkList& list) {
+  list.shape = shape;
+  list.tiles.clear();
+  list.tasks.clear();
+  list.merges.clear();
+  list.partial_rows = 0;
+  AddTiles(shape, batch, page_size, list);
+
+  int64_t total = 0;
+  for (const Tile& tile : list.tiles) total += Cost(tile, shape, page_size);
+  // Later tiles of a chunk see more: handed out first, they leave no straggler.
+  for (size_t i = list.tiles.size(); i-- > 0;) {
+    Tile& tile = list.tiles[i];
+    const bool spread = threads > 1 && tile.last_run - tile.first_run > 1 &&
+                        Cost(tile, shape, page_size) * 4 * threads > total;
+    if (!spread) {
+      list.tasks.push_back({static_cast<int32_t>(i), tile.first_run, tile.last_run});
+      continue;
+    }
+    tile.partial = list.partial_rows;
+    list.partial_rows += (tile.last_run - tile.first_run) * tile.tokens * shape.Group();
+    list.merges.push_back(static_cast<int32_t>(i));
+    for (int64_t run = tile.first_run; run < tile.last_run; ++run) {
+      list.tasks.push_back({static_cast<int32_t>(i), run, run + 1});
+    }
+  }
+}
+
+}  // namespace kvanta::attention

@@ -1,0 +1,56 @@
+// How a step's attention is cut into pieces: tiles of query rows (all query heads of a KV head, tokens of one page),
+// each either attended run by run in one task, or with its runs spread over tasks and merged afterwards. The arithmetic
+// is the same both ways: a run is 1,024 tokens at absolute positions, runs are merged in ascending order.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "attention/batch.h"
+
+namespace kvanta::attention {
+
+inline constexpr int kRunTokens = 1024;
+inline constexpr int kTileRows = 64;  // query rows of a tile, unless one token has more
+
+// Layers that cut a step in the same way share a work list.
+struct WorkShape {
+  int heads = 0;
+  int kv_heads = 0;
+  int head_dim = 0;
+  int sliding_window = 0;
+
+  bool operator==(const WorkShape&) const = default;
+  int Group() const noexcept { return heads / kv_heads; }
+};
+
+// Query tokens [first, first + tokens) of a sequence, all in one page, for one KV head.
+struct Tile {
+  int sequence = 0;
+  int kv_head = 0;
+  int64_t first = 0;       // position
+  int tokens = 0;
+  int64_t first_run = 0;   // runs [first_run, last_run) hold what its rows see
+  int64_t last_run = 0;
+  int64_t partial = -1;    // of its first run, where runs are spread over tasks: slots of rows(tile) rows per run
+};
+
+// A task: runs [first_run, last_run) of a tile.
+struct TileRuns {
+  int32_t tile = 0;
+  int64_t first_run = 0;
+  int64_t last_run = 0;
+};
+
+struct WorkList {
+  WorkShape shape;
+  std::vector<Tile> tiles;
+  std::vector<TileRuns> tasks;     // costly ones first
+  std::vector<int32_t> merges;     // tiles whose runs are spread
+  int64_t partial_rows = 0;        // rows of partial results that they need
+};
+
+// Fills `list`, reusing its memory. A tile's runs are spread when leaving it whole could keep the other threads idle.
+void MakeWorkList(const WorkShape& shape, const Batch& batch, int page_size, int threads, WorkList& list);
+
+}  // namespace kvanta::attention

@@ -1,0 +1,31 @@
+// The oracle: attention over the values that the cache's bytes stand for, in double precision, as plainly as it can be
+// written. Every kernel is held to it on the same bytes.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "formats/cell_layout.h"
+#include "formats/scheme.h"
+
+namespace kvanta::kernels::reference {
+
+// Decodes tokens [0, tokens) of a cell in the cache's layout: rows f32 [tokens][head_dim], still transformed.
+void DecodeCell(formats::SideKind kind, const formats::Format& format, formats::CellShape shape, const uint8_t* cell,
+                float static_scale, int tokens, float* rows);
+
+// The orthonormal Walsh-Hadamard transform of formats::Hadamard, in double, by its definition. x: [head_dim].
+void Hadamard(std::span<double> x);
+
+struct Logits {
+  double scale = 1;    // softmax_scale
+  double softcap = 0;  // 0: none
+  double bias = 0;     // added to <q, k> before the scale (q.mean where keys are stored less their mean)
+};
+
+// One query row over keys and values [count][head_dim]: out = sum softmax(logits) v. All in the same (transformed)
+// space. q, out: [head_dim].
+void Attend(std::span<const double> q, const float* keys, const float* values, int64_t count, const Logits& logits,
+            std::span<double> out);
+
+}  // namespace kvanta::kernels::reference

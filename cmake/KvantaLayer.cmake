@@ -16,8 +16,9 @@ endif()
 
 set(KVANTA_ISA_FLAGS_portable "")
 set(KVANTA_ISA_FLAGS_avx2 -mavx2 -mfma -mf16c -mbmi2)
-set(KVANTA_ISA_FLAGS_avx512 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vbmi -mavx512vnni -mavx512bf16 -mfma
-                            -mf16c -mbmi2 -mprefer-vector-width=512)
+# GCC 12's own AVX-512 headers start from undefined registers on purpose and then warn about them.
+set(KVANTA_ISA_FLAGS_avx512 -Wno-uninitialized -Wno-maybe-uninitialized -mavx512f -mavx512bw -mavx512vl
+                            -mavx512dq -mavx512vbmi -mavx512vnni -mavx512bf16 -mfma -mf16c -mbmi2 -mprefer-vector-width=512)
 
 function(kvanta_layer name)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.cc)

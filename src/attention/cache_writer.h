@@ -8,6 +8,7 @@
 
 #include "attention/batch.h"
 #include "base/thread_pool.h"
+#include "formats/cell_layout.h"
 
 namespace kvanta::attention {
 

@@ -96,6 +96,7 @@ KVANTA_INLINE void ScoreTile(const KeyPass& pass, int group, int row, Prefetcher
   const uint8_t* lines = cell.codes + int64_t{group} * units * 64;
   const int64_t bias_offset = BiasOffset<Code>(cell.head_dim);
   Lanes::F sums[kRows];
+  for (int r = 0; r < kRows; ++r) sums[r] = Lanes::Zero();
   for (int b = 0; b < blocks; ++b) {
     const uint8_t* coefficients[kRows];
     int32_t bias[kRows];
@@ -112,9 +113,7 @@ KVANTA_INLINE void ScoreTile(const KeyPass& pass, int group, int row, Prefetcher
       break;
     }
     const Lanes::F scale = Lanes::LoadFp16(cell.block_scales + b * cell.page_tokens + group * 16);
-    for (int r = 0; r < kRows; ++r) {
-      sums[r] = b == 0 ? Lanes::Mul(dots[r], scale) : Lanes::Fma(dots[r], scale, sums[r]);
-    }
+    for (int r = 0; r < kRows; ++r) sums[r] = Lanes::Fma(dots[r], scale, sums[r]);
   }
   if (cell.token_scales) {
     const Lanes::F scale = Lanes::LoadFp16(cell.token_scales + group * 16);

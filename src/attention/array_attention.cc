@@ -1,0 +1,84 @@
+#include "attention/array_attention.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <memory>
+
+#include "attention/backends.h"
+#include "base/device.h"
+#include "kvanta/error.h"
+
+namespace kvanta::attention {
+namespace {
+
+using cache::PageKind;
+
+// Rows of `width` values each.
+int64_t RowsOf(std::span<const float> values, int64_t width, const char* name) {
+  if (width <= 0 || values.empty() || static_cast<int64_t>(values.size()) % width != 0) {
+    throw InputError(fmt::format("{} has {} values, not one or more rows of {} (heads * head_dim)", name,
+                                 values.size(), width));
+  }
+  return static_cast<int64_t>(values.size()) / width;
+}
+
+}  // namespace
+
+ArrayAttentionResult RunArrayAttention(const ArrayAttention& options, std::span<const float> q,
+                                       std::span<const float> k, std::span<const float> v, int64_t query_start) {
+  const int64_t q_width = int64_t{options.heads} * options.head_dim;
+  const int64_t kv_width = int64_t{options.kv_heads} * options.head_dim;
+  const int64_t queries = RowsOf(q, q_width, "q");
+  const int64_t tokens = RowsOf(k, kv_width, "k");
+  if (v.size() != k.size()) throw InputError(fmt::format("k has {} values, v has {}", k.size(), v.size()));
+  if (query_start < 0 || query_start + queries != tokens) {
+    throw InputError(fmt::format("queries at positions [{}, {}) with {} keys: the last query must be the last token",
+                                 query_start, query_start + queries, tokens));
+  }
+  if (options.threads < 1) throw InputError(fmt::format("threads is {}, needs at least 1", options.threads));
+
+  const formats::CacheLayout layout =
+      formats::PlanCache({KvScheme::Parse(options.scheme)}, {{options.kv_heads, options.head_dim}}, options.page_size);
+  const int64_t pages = (tokens + options.page_size - 1) / options.page_size;
+  cache::PageStore store(Cpu(), layout,
+                         {.budget_bytes = pages * (layout.page_bytes + layout.exact_page_bytes), .poison_unused = true});
+  cache::BlockTable table(static_cast<size_t>(pages));
+  for (cache::PageRef& page : table) {
+    page.quantized = store.Allocate(PageKind::kQuantized);
+    if (layout.exact_page_bytes > 0) page.exact = store.Allocate(PageKind::kExact);
+  }
+
+  BackendConfig config;
+  const float scale = options.softmax_scale != 0 ? options.softmax_scale
+                                                 : 1.0f / std::sqrt(static_cast<float>(options.head_dim));
+  config.layers.push_back({.heads = options.heads,
+                           .kv_heads = options.kv_heads,
+                           .head_dim = options.head_dim,
+                           .softmax_scale = scale,
+                           .softcap = options.softcap,
+                           .sliding_window = options.sliding_window});
+  config.scales.push_back(options.scales);
+  const std::unique_ptr<Backend> backend =
+      MakeBackend(options.backend, store, std::move(config), std::make_shared<ThreadPool>(options.threads));
+
+  const auto step = [&](int64_t start, int64_t count, std::unique_ptr<Plan> plan) {
+    const SequenceSpan span{.start = start, .tokens = static_cast<int>(count), .pages = table.data()};
+    plan = backend->MakePlan({.sequences = {&span, 1}}, std::move(plan));
+    backend->Append(*plan, 0, k.data() + start * kv_width, v.data() + start * kv_width, kv_width);
+    return plan;
+  };
+  std::unique_ptr<Plan> plan;
+  if (query_start > 0) plan = step(0, query_start, std::move(plan));
+  plan = step(query_start, queries, std::move(plan));
+
+  ArrayAttentionResult result;
+  result.out.resize(q.size());
+  backend->Run(*plan, 0, q.data(), q_width, result.out.data());
+  result.cache_bytes = store.UsedBytes();
+  const AppendCounts counts = backend->Counts(0);
+  result.saturated = counts.k.saturated + counts.v.saturated;
+  return result;
+}
+
+}  // namespace kvanta::attention

@@ -1,0 +1,65 @@
+#include "attention/backends.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <utility>
+
+#include "attention/cpu_backend.h"
+#include "attention/reference_backend.h"
+#include "kernels/ops.h"
+#include "kvanta/error.h"
+
+namespace kvanta::attention {
+namespace {
+
+// A family of backends: its units on this machine ("" where it has only one), and how to make one.
+struct Family {
+  std::string_view name;
+  std::vector<std::string> (*units)();
+  std::unique_ptr<Backend> (*make)(cache::PageStore&, BackendConfig, std::shared_ptr<ThreadPool>, const std::string&);
+};
+
+std::vector<std::string> CpuUnits() {
+  const std::span<const char* const> isas = kernels::RunnableIsas();
+  return {isas.begin(), isas.end()};
+}
+
+const Family kFamilies[] = {
+    {"cpu", CpuUnits,
+     [](cache::PageStore& store, BackendConfig config, std::shared_ptr<ThreadPool> threads, const std::string& unit) {
+       return MakeCpuBackend(store, std::move(config), std::move(threads), unit.c_str());
+     }},
+    {"reference", [] { return std::vector<std::string>{""}; },
+     [](cache::PageStore& store, BackendConfig config, std::shared_ptr<ThreadPool>, const std::string&) {
+       return MakeReferenceBackend(store, std::move(config));
+     }},
+};
+
+std::string NameOf(const Family& family, const std::string& unit) {
+  return unit.empty() ? std::string(family.name) : fmt::format("{}-{}", family.name, unit);
+}
+
+}  // namespace
+
+std::vector<std::string> BackendNames() {
+  std::vector<std::string> names;
+  for (const Family& family : kFamilies) {
+    for (const std::string& unit : family.units()) names.push_back(NameOf(family, unit));
+  }
+  return names;
+}
+
+std::unique_ptr<Backend> MakeBackend(std::string_view name, cache::PageStore& store, BackendConfig config,
+                                     std::shared_ptr<ThreadPool> threads) {
+  if (name == "auto") return MakeCpuBackend(store, std::move(config), std::move(threads), "auto");
+  for (const Family& family : kFamilies) {
+    for (const std::string& unit : family.units()) {
+      if (name == NameOf(family, unit)) return family.make(store, std::move(config), std::move(threads), unit);
+    }
+  }
+  throw InputError(
+      fmt::format("unknown attention backend '{}'; this machine has: auto, {}", name, fmt::join(BackendNames(), ", ")));
+}
+
+}  // namespace kvanta::attention

@@ -1,0 +1,153 @@
+#include "attention/reference_backend.h"
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "attention/cache_writer.h"
+#include "kernels/reference/attention.h"
+#include "kvanta/error.h"
+
+namespace kvanta::attention {
+namespace {
+
+using cache::PageKind;
+namespace reference = kernels::reference;
+
+class ReferencePlan final : public Plan {
+ public:
+  Batch batch;
+};
+
+// The keys or values of one KV head of a sequence, decoded: f32 [tokens][head_dim], each page in both forms.
+struct DecodedSide {
+  std::vector<float> quantized;
+  std::vector<float> exact;
+};
+
+class ReferenceBackend final : public Backend {
+ public:
+  ReferenceBackend(cache::PageStore& store, BackendConfig config)
+      : store_(store), config_(CheckConfig(std::move(config), store.Layout())), threads_(1), writer_(store, config_) {}
+
+  BackendInfo Info() const override {
+    BackendInfo info{.name = "reference", .codes = {}};
+    for (const formats::Format& format : formats::All()) info.codes.push_back(format.code);
+    return info;
+  }
+
+  std::unique_ptr<Plan> MakePlan(const BatchShape& batch, std::unique_ptr<Plan> reused) override {
+    std::unique_ptr<Plan> plan = reused ? std::move(reused) : std::make_unique<ReferencePlan>();
+    ReferencePlan* reference_plan = dynamic_cast<ReferencePlan*>(plan.get());
+    if (reference_plan == nullptr) throw InputError("MakePlan: the plan to reuse was made by another backend");
+    MakeBatch(batch, store_, config_, reference_plan->batch);
+    return plan;
+  }
+
+  void Append(Plan& plan, int layer, const float* k, const float* v, int64_t kv_stride) noexcept override {
+    writer_.Write(static_cast<ReferencePlan&>(plan).batch, layer, k, v, kv_stride, threads_);
+  }
+
+  void Run(Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept override {
+    const LayerAttention& attention = config_.layers[static_cast<size_t>(layer)];
+    for (const SequenceRows& sequence : static_cast<ReferencePlan&>(plan).batch.sequences) {
+      for (int head = 0; head < attention.kv_heads; ++head) RunHead(sequence, layer, head, q, q_stride, out);
+    }
+  }
+
+  AppendCounts Counts(int layer) const override { return writer_.Counts(layer); }
+  const formats::LayerScales& Scales(int layer) const override { return config_.scales.at(static_cast<size_t>(layer)); }
+
+ private:
+  const formats::LayerScheme& Scheme(int layer) const { return store_.Layout().layers[static_cast<size_t>(layer)]; }
+
+  DecodedSide Decode(const SequenceRows& sequence, int layer, int head, formats::SideKind kind) const {
+    const formats::LayerScheme& scheme = Scheme(layer);
+    const bool is_key = kind == formats::SideKind::kK;
+    const formats::Side& side = is_key ? scheme.k : scheme.v;
+    const formats::LayerScales& scales = config_.scales[static_cast<size_t>(layer)];
+    const float static_scale = (is_key ? scales.k : scales.v).scale[static_cast<size_t>(head)];
+    const int64_t page_size = scheme.shape.tokens;
+    const int64_t window = config_.layers[static_cast<size_t>(layer)].sliding_window;
+    DecodedSide decoded;
+    const size_t size = static_cast<size_t>(sequence.End() * scheme.shape.head_dim);
+    decoded.quantized.resize(size);
+    decoded.exact.resize(size);
+    const int64_t first = FirstVisible(sequence.span.start, static_cast<int>(window)) / page_size;
+    for (int64_t page = first; page * page_size < sequence.End(); ++page) {
+      const cache::PageRef ref = sequence.span.pages[page];
+      const int tokens = static_cast<int>(std::min(page_size, sequence.End() - page * page_size));
+      const int64_t offset = page * page_size * scheme.shape.head_dim;
+      const bool closed = tokens == page_size;
+      if (ref.quantized != cache::kNoPage && (!scheme.exact_open || closed)) {
+        const uint8_t* record = store_.Base(PageKind::kQuantized) +
+                                ref.quantized * store_.RecordBytes(PageKind::kQuantized);
+        reference::DecodeCell(kind, *side.format, scheme.shape,
+                              record + (is_key ? scheme.KCell(head) : scheme.VCell(head)), static_scale, tokens,
+                              decoded.quantized.data() + offset);
+      }
+      if (ref.exact != cache::kNoPage && scheme.exact_open) {
+        const uint8_t* record = store_.Base(PageKind::kExact) + ref.exact * store_.RecordBytes(PageKind::kExact);
+        reference::DecodeCell(kind, ExactFormat(), scheme.shape,
+                              record + (is_key ? scheme.ExactKCell(head) : scheme.ExactVCell(head)), 1.0f, tokens,
+                              decoded.exact.data() + offset);
+      }
+    }
+    return decoded;
+  }
+
+  void RunHead(const SequenceRows& sequence, int layer, int head, const float* q, int64_t q_stride, float* out) {
+    const formats::LayerScheme& scheme = Scheme(layer);
+    const LayerAttention& attention = config_.layers[static_cast<size_t>(layer)];
+    const int64_t head_dim = attention.head_dim;
+    const int64_t page_size = scheme.shape.tokens;
+    const int group = attention.heads / attention.kv_heads;
+    const DecodedSide keys = Decode(sequence, layer, head, formats::SideKind::kK);
+    const DecodedSide values = Decode(sequence, layer, head, formats::SideKind::kV);
+    const std::vector<float>& mean = config_.scales[static_cast<size_t>(layer)].k.mean;
+    std::vector<float> row_keys, row_values;
+    std::vector<double> row_q(static_cast<size_t>(head_dim)), row_out(static_cast<size_t>(head_dim));
+    for (int token = 0; token < sequence.span.tokens; ++token) {
+      const int64_t position = sequence.span.start + token;
+      const int64_t first = FirstVisible(position, attention.sliding_window);
+      row_keys.clear();
+      row_values.clear();
+      for (int64_t t = first; t <= position; ++t) {
+        const bool exact = ReadsExact(scheme, position / page_size, t / page_size);
+        const float* key = (exact ? keys.exact : keys.quantized).data() + t * head_dim;
+        const float* value = (exact ? values.exact : values.quantized).data() + t * head_dim;
+        row_keys.insert(row_keys.end(), key, key + head_dim);
+        row_values.insert(row_values.end(), value, value + head_dim);
+      }
+      for (int g = 0; g < group; ++g) {
+        const int64_t column = (int64_t{head} * group + g) * head_dim;
+        const float* row = q + (sequence.first_row + token) * q_stride + column;
+        std::copy_n(row, head_dim, row_q.begin());
+        reference::Logits logits{.scale = attention.softmax_scale, .softcap = attention.softcap};
+        if (scheme.k.mean) {
+          for (int64_t c = 0; c < head_dim; ++c) {
+            logits.bias += row_q[static_cast<size_t>(c)] * double{mean[static_cast<size_t>(head * head_dim + c)]};
+          }
+        }
+        if (scheme.k.hadamard) reference::Hadamard(row_q);
+        reference::Attend(row_q, row_keys.data(), row_values.data(), position + 1 - first, logits, row_out);
+        if (scheme.v.hadamard) reference::Hadamard(row_out);
+        float* result = out + (sequence.first_row + token) * attention.heads * head_dim + column;
+        std::transform(row_out.begin(), row_out.end(), result, [](double x) { return static_cast<float>(x); });
+      }
+    }
+  }
+
+  cache::PageStore& store_;
+  const BackendConfig config_;
+  ThreadPool threads_;
+  CacheWriter writer_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> MakeReferenceBackend(cache::PageStore& store, BackendConfig config) {
+  return std::make_unique<ReferenceBackend>(store, std::move(config));
+}
+
+}  // namespace kvanta::attention

@@ -17,8 +17,8 @@ using cache::PageKind;
 // Rows of `width` values each.
 int64_t RowsOf(std::span<const float> values, int64_t width, const char* name) {
   if (width <= 0 || values.empty() || static_cast<int64_t>(values.size()) % width != 0) {
-    throw InputError(fmt::format("{} has {} values, not one or more rows of {} (heads * head_dim)", name,
-                                 values.size(), width));
+    throw InputError(
+        fmt::format("{} has {} values, not one or more rows of {} (heads * head_dim)", name, values.size(), width));
   }
   return static_cast<int64_t>(values.size()) / width;
 }
@@ -41,8 +41,8 @@ ArrayAttentionResult RunArrayAttention(const ArrayAttention& options, std::span<
   const formats::CacheLayout layout =
       formats::PlanCache({KvScheme::Parse(options.scheme)}, {{options.kv_heads, options.head_dim}}, options.page_size);
   const int64_t pages = (tokens + options.page_size - 1) / options.page_size;
-  cache::PageStore store(Cpu(), layout,
-                         {.budget_bytes = pages * (layout.page_bytes + layout.exact_page_bytes), .poison_unused = true});
+  cache::PageStore store(
+      Cpu(), layout, {.budget_bytes = pages * (layout.page_bytes + layout.exact_page_bytes), .poison_unused = true});
   cache::BlockTable table(static_cast<size_t>(pages));
   for (cache::PageRef& page : table) {
     page.quantized = store.Allocate(PageKind::kQuantized);
@@ -50,8 +50,8 @@ ArrayAttentionResult RunArrayAttention(const ArrayAttention& options, std::span<
   }
 
   BackendConfig config;
-  const float scale = options.softmax_scale != 0 ? options.softmax_scale
-                                                 : 1.0f / std::sqrt(static_cast<float>(options.head_dim));
+  const float scale =
+      options.softmax_scale != 0 ? options.softmax_scale : 1.0f / std::sqrt(static_cast<float>(options.head_dim));
   config.layers.push_back({.heads = options.heads,
                            .kv_heads = options.kv_heads,
                            .head_dim = options.head_dim,

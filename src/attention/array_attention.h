@@ -12,23 +12,23 @@
 namespace kvanta::attention {
 
 struct ArrayAttention {
-  std::string scheme = "bf16";     // KvScheme::Parse
-  std::string backend = "auto";    // BackendNames()
+  std::string scheme = "bf16";   // KvScheme::Parse
+  std::string backend = "auto";  // BackendNames()
   int heads = 1;
   int kv_heads = 1;
   int head_dim = 64;
   int page_size = 64;
   int threads = 1;
-  float softmax_scale = 0;         // 0: 1 / sqrt(head_dim)
-  float softcap = 0;               // 0: none
-  int sliding_window = 0;          // 0: none
-  formats::LayerScales scales;     // empty: 1.0; means only where the scheme says +mean
+  float softmax_scale = 0;      // 0: 1 / sqrt(head_dim)
+  float softcap = 0;            // 0: none
+  int sliding_window = 0;       // 0: none
+  formats::LayerScales scales;  // empty: 1.0; means only where the scheme says +mean
 };
 
 struct ArrayAttentionResult {
-  std::vector<float> out;          // [query_tokens][heads][head_dim]
-  int64_t cache_bytes = 0;         // of all pages written, exact records included
-  int64_t saturated = 0;           // values that did not fit the format
+  std::vector<float> out;   // [query_tokens][heads][head_dim]
+  int64_t cache_bytes = 0;  // of all pages written, exact records included
+  int64_t saturated = 0;    // values that did not fit the format
 };
 
 // q: f32 [query_tokens][heads][head_dim]; k, v: f32 [tokens][kv_heads][head_dim], dense. The queries are those of the

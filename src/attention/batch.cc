@@ -16,11 +16,11 @@ using cache::PageKind;
 
 // Which records the layers of a model read, over all of them.
 struct Needs {
-  bool quantized = false;                                   // some layer keeps no exact pages
-  bool exact = false;                                       // some layer does
-  int exact_sinks = 0;                                      // pages that some layer reads exactly for ever
-  int quantized_from = std::numeric_limits<int>::max();     // first closed page that some exact layer reads quantized
-  int window = std::numeric_limits<int>::max();             // the widest sliding window; 0 when some layer has none
+  bool quantized = false;                                // some layer keeps no exact pages
+  bool exact = false;                                    // some layer does
+  int exact_sinks = 0;                                   // pages that some layer reads exactly for ever
+  int quantized_from = std::numeric_limits<int>::max();  // first closed page that some exact layer reads quantized
+  int window = std::numeric_limits<int>::max();          // the widest sliding window; 0 when some layer has none
 };
 
 Needs NeedsOf(const formats::CacheLayout& layout, const BackendConfig& config) {
@@ -49,8 +49,8 @@ void CheckRecord(const cache::PageStore& store, PageKind kind, cache::PageId id,
 
 void CheckScales(const formats::SideScales& side, const LayerAttention& layer, bool mean, size_t index, char name) {
   if (side.scale.size() != static_cast<size_t>(layer.kv_heads)) {
-    throw InputError(fmt::format("layer {}: {} {} scales for {} KV heads", index, side.scale.size(), name,
-                                 layer.kv_heads));
+    throw InputError(
+        fmt::format("layer {}: {} {} scales for {} KV heads", index, side.scale.size(), name, layer.kv_heads));
   }
   for (const float scale : side.scale) {
     if (!(std::isfinite(scale) && scale > 0)) {
@@ -76,9 +76,10 @@ void MakeBatch(const BatchShape& shape, const cache::PageStore& store, const Bac
   for (size_t s = 0; s < shape.sequences.size(); ++s) {
     const SequenceSpan& span = shape.sequences[s];
     if (span.start < 0 || span.tokens < 1 || span.pages == nullptr) {
-      throw InputError(fmt::format("sequence {} of the batch: start {}, {} tokens, {} pages; needs start >= 0, tokens "
-                                   ">= 1 and a page table",
-                                   s, span.start, span.tokens, span.pages == nullptr ? "no" : "some"));
+      throw InputError(
+          fmt::format("sequence {} of the batch: start {}, {} tokens, {} pages; needs start >= 0, tokens "
+                      ">= 1 and a page table",
+                      s, span.start, span.tokens, span.pages == nullptr ? "no" : "some"));
     }
     const int64_t end = span.start + span.tokens;
     const int64_t touched = span.start / page_size;
@@ -106,13 +107,13 @@ void MakeBatch(const BatchShape& shape, const cache::PageStore& store, const Bac
 
 BackendConfig CheckConfig(BackendConfig config, const formats::CacheLayout& layout) {
   if (config.layers.size() != layout.layers.size()) {
-    throw InputError(fmt::format("the attention of {} layers, but a cache of {}", config.layers.size(),
-                                 layout.layers.size()));
+    throw InputError(
+        fmt::format("the attention of {} layers, but a cache of {}", config.layers.size(), layout.layers.size()));
   }
   if (config.scales.empty()) config.scales.resize(config.layers.size());
   if (config.scales.size() != config.layers.size()) {
-    throw InputError(fmt::format("KV scales of {} layers, but a cache of {}", config.scales.size(),
-                                 layout.layers.size()));
+    throw InputError(
+        fmt::format("KV scales of {} layers, but a cache of {}", config.scales.size(), layout.layers.size()));
   }
   for (size_t i = 0; i < config.layers.size(); ++i) {
     const LayerAttention& layer = config.layers[i];
@@ -122,17 +123,18 @@ BackendConfig CheckConfig(BackendConfig config, const formats::CacheLayout& layo
                                    layer.head_dim, scheme.kv_heads, scheme.shape.head_dim));
     }
     if (layer.kv_heads < 1 || layer.heads < 1 || layer.heads % layer.kv_heads != 0) {
-      throw InputError(fmt::format("layer {}: {} query heads are not a multiple of {} KV heads", i, layer.heads,
-                                   layer.kv_heads));
+      throw InputError(
+          fmt::format("layer {}: {} query heads are not a multiple of {} KV heads", i, layer.heads, layer.kv_heads));
     }
     if (layer.head_dim < 8 || layer.head_dim > 256 || layer.head_dim % 8 != 0) {
       throw InputError(fmt::format("layer {}: head_dim {} is not a multiple of 8 from 8 to 256", i, layer.head_dim));
     }
     if (!(std::isfinite(layer.softmax_scale) && layer.softmax_scale > 0) || !(layer.softcap >= 0) ||
         !std::isfinite(layer.softcap) || layer.sliding_window < 0) {
-      throw InputError(fmt::format("layer {}: softmax_scale {} must be above 0, softcap {} and sliding_window {} at "
-                                   "least 0 (0: none)",
-                                   i, layer.softmax_scale, layer.softcap, layer.sliding_window));
+      throw InputError(
+          fmt::format("layer {}: softmax_scale {} must be above 0, softcap {} and sliding_window {} at "
+                      "least 0 (0: none)",
+                      i, layer.softmax_scale, layer.softcap, layer.sliding_window));
     }
     formats::LayerScales& scales = config.scales[i];
     if (scales.k.scale.empty()) scales.k.scale.assign(static_cast<size_t>(layer.kv_heads), 1.0f);

@@ -20,7 +20,7 @@ struct SequenceRows {
 // The new tokens of one page of one sequence.
 struct TouchedPage {
   cache::PageRef page;
-  int first_slot = 0;     // slots [first_slot, last_slot) of the page are new
+  int first_slot = 0;  // slots [first_slot, last_slot) of the page are new
   int last_slot = 0;
   int64_t first_row = 0;  // row of k and v that goes to first_slot
 };

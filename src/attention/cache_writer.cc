@@ -66,15 +66,14 @@ void CacheWriter::WriteSide(const TouchedPage& touched, int layer, int head, Sid
   const bool is_key = kind == SideKind::kK;
   const formats::LayerScheme& scheme = store_.Layout().layers[static_cast<size_t>(layer)];
   const formats::Side& side = is_key ? scheme.k : scheme.v;
-  const formats::SideScales& scales = is_key ? config_.scales[static_cast<size_t>(layer)].k
-                                             : config_.scales[static_cast<size_t>(layer)].v;
+  const formats::SideScales& scales =
+      is_key ? config_.scales[static_cast<size_t>(layer)].k : config_.scales[static_cast<size_t>(layer)].v;
   const float static_scale = scales.scale[static_cast<size_t>(head)];
   const int head_dim = scheme.shape.head_dim;
   const float* mean = side.mean ? scales.mean.data() + int64_t{head} * head_dim : nullptr;
   uint8_t* quantized = nullptr;
   if (touched.page.quantized != cache::kNoPage) {
-    quantized = store_.Base(PageKind::kQuantized) +
-                touched.page.quantized * store_.RecordBytes(PageKind::kQuantized) +
+    quantized = store_.Base(PageKind::kQuantized) + touched.page.quantized * store_.RecordBytes(PageKind::kQuantized) +
                 (is_key ? scheme.KCell(head) : scheme.VCell(head));
   }
   uint8_t* exact = nullptr;

@@ -158,7 +158,12 @@ class CpuBackend final : public Backend {
 
 std::unique_ptr<Backend> MakeCpuBackend(cache::PageStore& store, BackendConfig config,
                                         std::shared_ptr<ThreadPool> threads, const char* isa) {
-  return std::make_unique<CpuBackend>(store, std::move(config), std::move(threads), kernels::SelectIsa(isa));
+  return MakeCpuBackend(store, std::move(config), std::move(threads), kernels::SelectIsa(isa));
+}
+
+std::unique_ptr<Backend> MakeCpuBackend(cache::PageStore& store, BackendConfig config,
+                                        std::shared_ptr<ThreadPool> threads, const kernels::IsaTable& isa) {
+  return std::make_unique<CpuBackend>(store, std::move(config), std::move(threads), isa);
 }
 
 }  // namespace kvanta::attention

@@ -80,8 +80,8 @@ class ReferenceBackend final : public Backend {
       const int64_t offset = page * page_size * scheme.shape.head_dim;
       const bool closed = tokens == page_size;
       if (ref.quantized != cache::kNoPage && (!scheme.exact_open || closed)) {
-        const uint8_t* record = store_.Base(PageKind::kQuantized) +
-                                ref.quantized * store_.RecordBytes(PageKind::kQuantized);
+        const uint8_t* record =
+            store_.Base(PageKind::kQuantized) + ref.quantized * store_.RecordBytes(PageKind::kQuantized);
         reference::DecodeCell(kind, *side.format, scheme.shape,
                               record + (is_key ? scheme.KCell(head) : scheme.VCell(head)), static_scale, tokens,
                               decoded.quantized.data() + offset);

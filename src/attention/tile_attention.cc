@@ -206,8 +206,8 @@ void TileAttention::AttendPage(int64_t page, int64_t next_page, int tokens) noex
   }
 }
 
-void TileAttention::AttendRows(const PageCells& cells, int begin, int end, int first_row, int rows,
-                               const uint8_t* next, int64_t next_bytes) noexcept {
+void TileAttention::AttendRows(const PageCells& cells, int begin, int end, int first_row, int rows, const uint8_t* next,
+                               int64_t next_bytes) noexcept {
   const bool prefetch = next != nullptr;
   const int which = cells.exact ? 1 : 0;
   kernels_.keys[Index(cells.k_code)].score(
@@ -259,8 +259,7 @@ void TileAttention::Partial(int64_t run, SoftmaxState* states, float* out) noexc
   std::memcpy(out, work_.run_out_, sizeof(float) * static_cast<size_t>(Rows()) * static_cast<size_t>(head_dim_));
 }
 
-void TileAttention::MergePartials(int64_t runs, const SoftmaxState* states, const float* partial,
-                                  float* out) noexcept {
+void TileAttention::MergePartials(int64_t runs, const SoftmaxState* states, const float* partial, float* out) noexcept {
   std::fill_n(work_.total_state_, Rows(), kEmpty);
   for (int64_t run = 0; run < runs; ++run) {
     for (int row = 0; row < Rows(); ++row) {

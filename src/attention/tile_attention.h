@@ -34,22 +34,23 @@ struct QueryRows {
 class TileWorkspace {
  public:
   // Room for `rows` rows of any layer in `layers`. May throw (memory).
-  void Reserve(Device& device, int rows, const std::vector<LayerView>& layers, const kernels::AttentionKernels& kernels);
+  void Reserve(Device& device, int rows, const std::vector<LayerView>& layers,
+               const kernels::AttentionKernels& kernels);
 
  private:
   friend class TileAttention;
   Buffer memory_;
   int rows_ = 0;
   int64_t query_stride_ = 0;
-  uint8_t* queries_[2] = {};       // prepared for the quantized and for the exact code
+  uint8_t* queries_[2] = {};  // prepared for the quantized and for the exact code
   float* row_scale_[2] = {};
-  float* bias_ = nullptr;          // q.mean, used with softcap
+  float* bias_ = nullptr;  // q.mean, used with softcap
   SoftmaxState* run_state_ = nullptr;
   SoftmaxState* total_state_ = nullptr;
-  float* run_out_ = nullptr;       // [rows][head_dim]
+  float* run_out_ = nullptr;  // [rows][head_dim]
   float* total_out_ = nullptr;
-  float* rescale_ = nullptr;       // [kPassRows]
-  float* scores_ = nullptr;        // [kPassRows][kMaxPageTokens]
+  float* rescale_ = nullptr;  // [kPassRows]
+  float* scores_ = nullptr;   // [kPassRows][kMaxPageTokens]
   uint8_t* weights_ = nullptr;
 };
 
@@ -85,7 +86,7 @@ class TileAttention {
   const Tile& tile_;
   const cache::PageRef* pages_;
   TileWorkspace& work_;
-  int group_;      // query heads of the KV head
+  int group_;  // query heads of the KV head
   int head_dim_;
   int page_size_;
   int64_t own_page_;

@@ -46,8 +46,8 @@ void MakeWorkList(const WorkShape& shape, const Batch& batch, int page_size, int
   // Later tiles of a chunk see more: handed out first, they leave no straggler.
   for (size_t i = list.tiles.size(); i-- > 0;) {
     Tile& tile = list.tiles[i];
-    const bool spread = threads > 1 && tile.last_run - tile.first_run > 1 &&
-                        Cost(tile, shape, page_size) * 4 * threads > total;
+    const bool spread =
+        threads > 1 && tile.last_run - tile.first_run > 1 && Cost(tile, shape, page_size) * 4 * threads > total;
     if (!spread) {
       list.tasks.push_back({static_cast<int32_t>(i), tile.first_run, tile.last_run});
       continue;

@@ -28,11 +28,11 @@ struct WorkShape {
 struct Tile {
   int sequence = 0;
   int kv_head = 0;
-  int64_t first = 0;       // position
+  int64_t first = 0;  // position
   int tokens = 0;
-  int64_t first_run = 0;   // runs [first_run, last_run) hold what its rows see
+  int64_t first_run = 0;  // runs [first_run, last_run) hold what its rows see
   int64_t last_run = 0;
-  int64_t partial = -1;    // of its first run, where runs are spread over tasks: slots of rows(tile) rows per run
+  int64_t partial = -1;  // of its first run, where runs are spread over tasks: slots of rows(tile) rows per run
 };
 
 // A task: runs [first_run, last_run) of a tile.
@@ -45,9 +45,9 @@ struct TileRuns {
 struct WorkList {
   WorkShape shape;
   std::vector<Tile> tiles;
-  std::vector<TileRuns> tasks;     // costly ones first
-  std::vector<int32_t> merges;     // tiles whose runs are spread
-  int64_t partial_rows = 0;        // rows of partial results that they need
+  std::vector<TileRuns> tasks;  // costly ones first
+  std::vector<int32_t> merges;  // tiles whose runs are spread
+  int64_t partial_rows = 0;     // rows of partial results that they need
 };
 
 // Fills `list`, reusing its memory. A tile's runs are spread when leaving it whole could keep the other threads idle.

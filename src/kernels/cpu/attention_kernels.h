@@ -183,7 +183,7 @@ struct Segment {
   const uint8_t* lines;  // of the first unit
   int first;             // its first token
   int units;
-  bool rescale;          // the first segment of a pass rescales what `out` holds
+  bool rescale;  // the first segment of a pass rescales what `out` holds
 };
 
 template <class Code>

@@ -11,10 +11,10 @@
 
 namespace kvanta::kernels {
 
-inline constexpr int kCodes = 7;           // of formats::Code, in its order
+inline constexpr int kCodes = 7;  // of formats::Code, in its order
 inline constexpr int kMaxPageTokens = 128;
 inline constexpr int kMaxHeadDim = 256;
-inline constexpr int kPassRows = 8;        // most rows of one call of a kernel
+inline constexpr int kPassRows = 8;  // most rows of one call of a kernel
 
 // One cell as a kernel reads it.
 struct CellView {
@@ -34,12 +34,12 @@ struct Prefetch {
 
 struct KeyPass {
   CellView cell;
-  int groups = 0;                   // groups of 16 tokens to score, from token 0
-  int rows = 0;                     // 1..kPassRows
-  const uint8_t* query = nullptr;   // prepared rows, `query_stride` bytes apart
+  int groups = 0;                  // groups of 16 tokens to score, from token 0
+  int rows = 0;                    // 1..kPassRows
+  const uint8_t* query = nullptr;  // prepared rows, `query_stride` bytes apart
   int64_t query_stride = 0;
-  const float* row_scale = nullptr; // [rows]
-  float* scores = nullptr;          // [rows][kMaxPageTokens]
+  const float* row_scale = nullptr;  // [rows]
+  float* scores = nullptr;           // [rows][kMaxPageTokens]
   Prefetch prefetch;
 };
 
@@ -54,15 +54,15 @@ struct KeyKernel {
 
 struct ValuePass {
   CellView cell;
-  int begin = 0;                  // visible tokens [begin, end) of the page, the same for all rows
+  int begin = 0;  // visible tokens [begin, end) of the page, the same for all rows
   int end = 0;
-  int rows = 0;                   // 1..kPassRows
-  const float* p = nullptr;       // [rows][kMaxPageTokens], 0 outside [begin, end)
-  float scale = 1;                // static scale of the side
-  const float* rescale = nullptr; // [rows], factor of what `out` holds
-  float* out = nullptr;           // [rows], `out_stride` floats apart: [head_dim]
+  int rows = 0;                    // 1..kPassRows
+  const float* p = nullptr;        // [rows][kMaxPageTokens], 0 outside [begin, end)
+  float scale = 1;                 // static scale of the side
+  const float* rescale = nullptr;  // [rows], factor of what `out` holds
+  float* out = nullptr;            // [rows], `out_stride` floats apart: [head_dim]
   int64_t out_stride = 0;
-  uint8_t* weights = nullptr;     // scratch of kPassRows * kWeightBytes, 64-byte aligned
+  uint8_t* weights = nullptr;  // scratch of kPassRows * kWeightBytes, 64-byte aligned
   Prefetch prefetch;
 };
 inline constexpr int64_t kWeightBytes = int64_t{4} * kMaxPageTokens * (kMaxHeadDim / 16) + 256;  // of one row
@@ -78,7 +78,7 @@ struct SoftmaxState {
 };
 
 struct SoftmaxPass {
-  int begin = 0;                  // visible tokens [begin, end), at least one, the same for all rows
+  int begin = 0;  // visible tokens [begin, end), at least one, the same for all rows
   int end = 0;
   int page_tokens = 0;
   int rows = 0;                   // 1..kPassRows

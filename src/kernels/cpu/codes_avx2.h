@@ -105,8 +105,8 @@ struct PairCode {
   }
 
   template <int kRows>
-  static KVANTA_INLINE void DotHalf(const uint8_t* lines, int64_t stride, int count,
-                                    const uint8_t* const* coefficients, __m256* sums, Prefetcher& prefetch) {
+  static KVANTA_INLINE void DotHalf(const uint8_t* lines, int64_t stride, int count, const uint8_t* const* coefficients,
+                                    __m256* sums, Prefetcher& prefetch) {
     __m256 low[kRows], high[kRows];
     for (int r = 0; r < kRows; ++r) low[r] = high[r] = _mm256_setzero_ps();
     __m256i nan = _mm256_setzero_si256();
@@ -133,8 +133,8 @@ struct PairCode {
     const __m256i ones = _mm256_set1_epi32(-1);
     const __m256 poison = _mm256_castsi256_ps(_mm256_xor_si256(_mm256_cmpeq_epi32(nan, _mm256_setzero_si256()), ones));
     for (int r = 0; r < kRows; ++r) {
-      const __m256 across = _mm256_castpd_ps(_mm256_permute4x64_pd(
-          _mm256_castps_pd(_mm256_hadd_ps(low[r], high[r])), _MM_SHUFFLE(3, 1, 2, 0)));
+      const __m256 across = _mm256_castpd_ps(
+          _mm256_permute4x64_pd(_mm256_castps_pd(_mm256_hadd_ps(low[r], high[r])), _MM_SHUFFLE(3, 1, 2, 0)));
       sums[r] = _mm256_or_ps(_mm256_mul_ps(across, _mm256_set1_ps(Decode::kFactor)), poison);
     }
   }
@@ -181,8 +181,7 @@ struct DecodeE5M2 {
 // 16 integers of magnitude up to 32512 to 16-bit lanes, then into the order of `shuffle` within each 128 bits.
 KVANTA_INLINE void PackInt16(Lanes::F x, __m128i shuffle, uint8_t* out) {
   const Lanes::I i = Lanes::RoundToInt(x);
-  const __m256i packed =
-      _mm256_permute4x64_epi64(_mm256_packs_epi32(i.lo, i.hi), _MM_SHUFFLE(3, 1, 2, 0));
+  const __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(i.lo, i.hi), _MM_SHUFFLE(3, 1, 2, 0));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
                       _mm256_shuffle_epi8(packed, _mm256_broadcastsi128_si256(shuffle)));
 }
@@ -283,9 +282,8 @@ struct ValueInt4 {
   static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) { CodeInt8::Pack(x, out); }
 
   template <int kRows>
-  static KVANTA_INLINE void DotHalf(const uint8_t* lines, int64_t stride, int count,
-                                    const uint8_t* const* coefficients, const int32_t* bias, Lanes::F* sums,
-                                    Prefetcher& prefetch) {
+  static KVANTA_INLINE void DotHalf(const uint8_t* lines, int64_t stride, int count, const uint8_t* const* coefficients,
+                                    const int32_t* bias, Lanes::F* sums, Prefetcher& prefetch) {
     __m256i even[kRows], odd[kRows];
     for (int r = 0; r < kRows; ++r) even[r] = odd[r] = _mm256_set1_epi32(bias[r]);
     for (int64_t i = 0; i < count; ++i) {

@@ -62,9 +62,7 @@ struct DecodeFp32 {
 };
 struct DecodeBf16 {
   static constexpr int kSub = 2;
-  static KVANTA_INLINE Lanes::F Element(Lanes::U units, int s) {
-    return (Lanes::F)((units >> (16 * s)) << 16);
-  }
+  static KVANTA_INLINE Lanes::F Element(Lanes::U units, int s) { return (Lanes::F)((units >> (16 * s)) << 16); }
 };
 // An fp16 in the low half of each lane: shifted into place and multiplied by 2^112, which is exact, subnormals
 // included; then infinities and NaN get their exponent.
@@ -87,9 +85,7 @@ struct DecodeE4M3 {
 };
 struct DecodeE5M2 {
   static constexpr int kSub = 4;
-  static KVANTA_INLINE Lanes::F Element(Lanes::U units, int s) {
-    return FromFp16(((units >> (8 * s)) & 0xffU) << 8);
-  }
+  static KVANTA_INLINE Lanes::F Element(Lanes::U units, int s) { return FromFp16(((units >> (8 * s)) & 0xffU) << 8); }
 };
 
 template <class Decode>

@@ -1,5 +1,8 @@
+#include "kernels/cpu/codes_avx2.h"
 #include "kernels/cpu/lanes_avx2.h"
 // Primitives first, then the kernels written over them.
+#include "kernels/cpu/attention_kernels.h"
+#include "kernels/cpu/attention_softmax.h"
 #include "kernels/cpu/isa_table.h"
 #include "kernels/cpu/linear_kernels.h"
 #include "kernels/cpu/row_kernels.h"
@@ -7,7 +10,8 @@
 namespace kvanta::kernels {
 
 const IsaTable& Avx2Table() {
-  static constexpr IsaTable kTable{.name = "avx2", .linear = kLinearKernels, .rows = kRowKernels};
+  static constexpr IsaTable kTable{
+      .name = "avx2", .linear = kLinearKernels, .rows = kRowKernels, .attention = &kAttentionKernels};
   return kTable;
 }
 

@@ -31,8 +31,24 @@ struct CellPlanes {
   int blocks = 0;         // block scales of one token
 };
 
-// Throws InputError where the format cannot take the shape (block does not divide head_dim, head_dim not a
-// multiple of 8 in range, tokens not 16, 32, 64 or 128), naming the value and the alternatives.
+// Throws InputError where the format cannot take the shape (block does not divide head_dim, head_dim not a multiple of
+// 8 in range, tokens not 16, 32, 64 or 128), naming the value and the alternatives.
 CellPlanes PlanCell(const Format& format, CellShape shape);
+
+// The same for any number of tokens from 1: rows outside a page.
+CellPlanes PlanRows(const Format& format, CellShape shape);
+
+// The planes of one token's row inside a canonical cell.
+inline RowPlanes CanonicalRow(const Format& format, const CellPlanes& planes, int token, uint8_t* cell) noexcept {
+  return {cell + planes.codes + token * planes.row_bytes,
+          cell + planes.block_scales + int64_t{token} * planes.blocks * format.block_scale_bytes,
+          cell + planes.token_scales + int64_t{token} * format.token_scale_bytes};
+}
+inline ConstRowPlanes CanonicalRow(const Format& format, const CellPlanes& planes, int token,
+                                   const uint8_t* cell) noexcept {
+  return {cell + planes.codes + token * planes.row_bytes,
+          cell + planes.block_scales + int64_t{token} * planes.blocks * format.block_scale_bytes,
+          cell + planes.token_scales + int64_t{token} * format.token_scale_bytes};
+}
 
 }  // namespace kvanta::formats

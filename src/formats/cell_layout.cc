@@ -41,20 +41,6 @@ void ForEachCodeRun(SideKind kind, const Format& format, int64_t row_bytes, int 
   }
 }
 
-// Canonical planes of one token inside a canonical cell.
-template <class Byte>
-struct TokenPlanes {
-  Byte* codes;
-  Byte* block_scales;
-  Byte* token_scales;
-};
-template <class Byte>
-TokenPlanes<Byte> CanonicalToken(const Format& format, const CellPlanes& planes, int token, Byte* canonical) noexcept {
-  return {canonical + planes.codes + token * planes.row_bytes,
-          canonical + planes.block_scales + int64_t{token} * planes.blocks * format.block_scale_bytes,
-          canonical + planes.token_scales + int64_t{token} * format.token_scale_bytes};
-}
-
 }  // namespace
 
 int64_t CodeOffset(SideKind kind, const Format& format, CellShape shape, int token, int64_t byte) noexcept {
@@ -98,16 +84,14 @@ void LoadRow(SideKind kind, const Format& format, CellShape shape, const CellPla
 void ToCanonical(SideKind kind, const Format& format, CellShape shape, const uint8_t* cell, uint8_t* canonical) {
   const CellPlanes planes = PlanCell(format, shape);
   for (int token = 0; token < shape.tokens; ++token) {
-    const auto row = CanonicalToken(format, planes, token, canonical);
-    LoadRow(kind, format, shape, planes, token, cell, {row.codes, row.block_scales, row.token_scales});
+    LoadRow(kind, format, shape, planes, token, cell, CanonicalRow(format, planes, token, canonical));
   }
 }
 
 void FromCanonical(SideKind kind, const Format& format, CellShape shape, const uint8_t* canonical, uint8_t* cell) {
   const CellPlanes planes = PlanCell(format, shape);
   for (int token = 0; token < shape.tokens; ++token) {
-    const auto row = CanonicalToken(format, planes, token, canonical);
-    StoreRow(kind, format, shape, planes, token, {row.codes, row.block_scales, row.token_scales}, cell);
+    StoreRow(kind, format, shape, planes, token, CanonicalRow(format, planes, token, canonical), cell);
   }
 }
 

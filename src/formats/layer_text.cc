@@ -3,11 +3,15 @@
 
 #include <charconv>
 
+#include "formats/typed_text.h"
 #include "kvanta/error.h"
 #include "kvanta/kv_scheme.h"
 
 namespace kvanta {
 namespace {
+
+using formats::Shown;
+using formats::TakeUntil;
 
 // "A" or "A-B", either end counted from the last layer if negative.
 struct LayerRange {
@@ -19,13 +23,13 @@ int ParseIndex(std::string_view& text, std::string_view whole, int num_layers) {
   int index = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), index);
   if (error != std::errc{}) {
-    throw InputError(
-        fmt::format("layers '{}': expected a layer number at '{}', as in 0,1,-1=bf16;2-5=int8", whole, text));
+    throw InputError(fmt::format("layers '{}': expected a layer number at '{}', as in 0,1,-1=bf16;2-5=int8",
+                                 Shown(whole), Shown(text)));
   }
   text.remove_prefix(static_cast<size_t>(end - text.data()));
   if (index < -num_layers || index >= num_layers) {
     throw InputError(fmt::format("layers '{}': layer {} is out of range, the model has {} (0 to {}, or -1 to -{})",
-                                 whole, index, num_layers, num_layers - 1, num_layers));
+                                 Shown(whole), index, num_layers, num_layers - 1, num_layers));
   }
   return index < 0 ? index + num_layers : index;
 }
@@ -47,16 +51,9 @@ LayerRange TakeRange(std::string_view& text, std::string_view whole, int num_lay
     SkipBlanks(text);
   }
   if (range.last < range.first) {
-    throw InputError(fmt::format("layers '{}': the range {}-{} is empty", whole, range.first, range.last));
+    throw InputError(fmt::format("layers '{}': the range {}-{} is empty", Shown(whole), range.first, range.last));
   }
   return range;
-}
-
-std::string_view TakeUntil(std::string_view& text, char separator) {
-  const size_t end = text.find(separator);
-  const std::string_view head = text.substr(0, end);
-  text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
-  return head;
 }
 
 }  // namespace
@@ -70,7 +67,7 @@ std::vector<KvScheme> ParseLayerSchemes(const KvScheme& base, std::string_view p
     const size_t equals = entry.find('=');
     if (equals == std::string_view::npos) {
       throw InputError(fmt::format("layers '{}': '{}' has no '=', write LAYERS=SCHEME as in 0,1,-1=bf16;2-5=int8",
-                                   per_layer, entry));
+                                   Shown(per_layer), Shown(entry)));
     }
     const KvScheme scheme = KvScheme::Parse(entry.substr(equals + 1));
     std::string_view layers = entry.substr(0, equals);
@@ -78,13 +75,13 @@ std::vector<KvScheme> ParseLayerSchemes(const KvScheme& base, std::string_view p
       const LayerRange range = TakeRange(layers, per_layer, num_layers);
       for (int layer = range.first; layer <= range.last; ++layer) {
         const auto i = static_cast<size_t>(layer);
-        if (named[i]) throw InputError(fmt::format("layers '{}': layer {} is named twice", per_layer, layer));
+        if (named[i]) throw InputError(fmt::format("layers '{}': layer {} is named twice", Shown(per_layer), layer));
         named[i] = true;
         schemes[i] = scheme;
       }
       if (layers.empty()) break;
       if (layers.front() != ',') {
-        throw InputError(fmt::format("layers '{}': expected ',' or '=' at '{}'", per_layer, layers));
+        throw InputError(fmt::format("layers '{}': expected ',' or '=' at '{}'", Shown(per_layer), Shown(layers)));
       }
       layers.remove_prefix(1);
     } while (true);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "formats/format.h"
+#include "formats/typed_text.h"
 #include "kvanta/error.h"
 
 namespace kvanta::formats {
@@ -119,10 +120,7 @@ std::string AvailableNames() {
 }
 
 void ThrowUnknownName(std::string_view name) {
-  // Names come from outside: a long or unprintable one must not spoil the message.
-  std::string shown;
-  for (const char c : name.substr(0, 64)) shown += c >= ' ' && c <= '~' ? c : '?';
-  if (name.size() > 64) shown += "...";
+  const std::string shown = Shown(name);
   if (const ForeignName* foreign = FindForeign(name); foreign != nullptr && !foreign->reason.empty()) {
     throw InputError(fmt::format("KV cache format '{}': {}; available: {}", shown, foreign->reason, AvailableNames()));
   }

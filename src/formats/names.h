@@ -8,11 +8,11 @@
 
 namespace kvanta::formats {
 
-// A name that is no format's own. Exactly one of `scheme` and `reason` is set.
+// A name that is no format's own. Exactly one of `format` and `reason` is set.
 struct ForeignName {
   std::string_view name;
   std::string_view origin;  // where users know it from
-  std::string_view scheme;  // the scheme text that it stands for
+  std::string_view format;  // the format that it stands for
   std::string_view reason;  // why it is refused
 };
 

@@ -1,11 +1,12 @@
 // The text of schemes: presets, the explicit syntax, modifiers, per-layer overrides. Grammar in docs/formats.md.
 #include <fmt/format.h>
 
-#include <charconv>
+#include <algorithm>
 #include <optional>
 
 #include "formats/format.h"
 #include "formats/names.h"
+#include "formats/typed_text.h"
 #include "kvanta/error.h"
 #include "kvanta/kv_scheme.h"
 
@@ -14,24 +15,12 @@ namespace {
 
 using formats::Find;
 using formats::Format;
+using formats::Shown;
+using formats::TakeUntil;
+using formats::Trim;
 
 constexpr std::string_view kModifiers =
     "+hadamard, -hadamard, +mean, -mean, +exact=none, +exact=open, +sink=0, +sink=1";
-
-std::string_view Trim(std::string_view text) {
-  constexpr std::string_view kBlank = " \t\r\n";
-  const size_t begin = text.find_first_not_of(kBlank);
-  if (begin == std::string_view::npos) return {};
-  return text.substr(begin, text.find_last_not_of(kBlank) - begin + 1);
-}
-
-// The text up to `separator`, which is consumed with it.
-std::string_view TakeUntil(std::string_view& text, char separator) {
-  const size_t end = text.find(separator);
-  const std::string_view head = text.substr(0, end);
-  text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
-  return head;
-}
 
 // One name with its modifiers, before defaults. Absent: the format's default.
 struct Term {
@@ -46,7 +35,7 @@ struct Exactness {
 
 template <class T>
 void SetOnce(std::optional<T>& slot, T value, std::string_view what, std::string_view text) {
-  if (slot) throw InputError(fmt::format("KV cache scheme '{}': {} is given twice", text, what));
+  if (slot) throw InputError(fmt::format("KV cache scheme '{}': {} is given twice", Shown(text), what));
   slot = value;
 }
 
@@ -59,15 +48,17 @@ void ApplyModifier(char sign, std::string_view modifier, std::string_view text, 
     if (modifier == "sink=0") return SetOnce(exact.sink_pages, 0, "sink", text);
     if (modifier == "sink=1") return SetOnce(exact.sink_pages, 1, "sink", text);
   }
-  throw InputError(
-      fmt::format("KV cache scheme '{}': unknown modifier '{}{}'; modifiers are {}", text, sign, modifier, kModifiers));
+  throw InputError(fmt::format("KV cache scheme '{}': unknown modifier '{}{}'; modifiers are {}", Shown(text), sign,
+                               Shown(modifier), kModifiers));
 }
 
 // NAME[+modifier|-modifier]...
 Term ParseTerm(std::string_view term_text, std::string_view text, Exactness& exact) {
   const size_t name_end = std::min(term_text.find_first_of("+-"), term_text.size());
   Term term;
-  term.format = &Find(Trim(term_text.substr(0, name_end)));
+  const std::string_view name = Trim(term_text.substr(0, name_end));
+  const formats::ForeignName* foreign = formats::FindForeign(name);
+  term.format = &Find(foreign != nullptr && !foreign->format.empty() ? foreign->format : name);
   for (size_t begin = name_end; begin < term_text.size();) {
     const size_t end = std::min(term_text.find_first_of("+-", begin + 1), term_text.size());
     ApplyModifier(term_text[begin], Trim(term_text.substr(begin + 1, end - begin - 1)), text, term, exact);
@@ -90,7 +81,8 @@ KvScheme Combine(const Term& k, const Term& v, const Exactness& exact, std::stri
   const int default_sink = scheme.exact == ExactPages::kOpen ? std::max(k.format->sink_pages, v.format->sink_pages) : 0;
   scheme.sink_pages = exact.sink_pages.value_or(default_sink);
   if (scheme.sink_pages > 0 && scheme.exact == ExactPages::kNone) {
-    throw InputError(fmt::format("KV cache scheme '{}': sink=1 keeps exact pages, so it needs exact=open", text));
+    throw InputError(
+        fmt::format("KV cache scheme '{}': sink=1 keeps exact pages, so it needs exact=open", Shown(text)));
   }
   return scheme;
 }
@@ -100,20 +92,21 @@ KvScheme ParseExplicit(std::string_view text) {
   std::optional<Term> v;
   Exactness exact;
   std::string_view rest = text;
-  while (!rest.empty()) {
+  for (bool more = true; more;) {
+    more = rest.find(',') != std::string_view::npos;
     std::string_view part = TakeUntil(rest, ',');
     const std::string_view side = Trim(TakeUntil(part, '='));
     if (side != "k" && side != "v") {
-      throw InputError(
-          fmt::format("KV cache scheme '{}': side '{}' is neither k nor v; write k=NAME,v=NAME", text, side));
+      throw InputError(fmt::format("KV cache scheme '{}': side '{}' is neither k nor v; write k=NAME,v=NAME",
+                                   Shown(text), Shown(side)));
     }
     SetOnce(side == "k" ? k : v, ParseTerm(part, text, exact), side, text);
   }
   if (!k || !v) {
-    throw InputError(
-        fmt::format("KV cache scheme '{}': side {} is missing; name both, as in k=int8,v=int4", text, k ? "v" : "k"));
+    throw InputError(fmt::format("KV cache scheme '{}': side {} is missing; name both, as in k=int8,v=int4",
+                                 Shown(text), k ? "v" : "k"));
   }
-  if (v->mean) throw InputError(fmt::format("KV cache scheme '{}': only K takes +mean or -mean", text));
+  if (v->mean) throw InputError(fmt::format("KV cache scheme '{}': only K takes +mean or -mean", Shown(text)));
   return Combine(*k, *v, exact, text);
 }
 
@@ -133,10 +126,6 @@ KvScheme KvScheme::Parse(std::string_view text) {
   // Only a side's "k=" can come before the first comma or modifier; "exact=open" comes after one.
   const size_t equals = text.find('=');
   if (equals != std::string_view::npos && equals < text.find_first_of(",+-")) return ParseExplicit(text);
-  if (const formats::ForeignName* foreign = formats::FindForeign(text.substr(0, text.find_first_of("+-")));
-      foreign != nullptr && !foreign->scheme.empty()) {
-    return Parse(std::string(foreign->scheme).append(text.substr(foreign->name.size())));
-  }
   Exactness exact;
   const Term k = ParseTerm(text, text, exact);
   Term v = k;

@@ -1,0 +1,60 @@
+#include "formats/page_record.h"
+
+#include <fmt/format.h>
+
+#include "formats/cell_layout.h"
+#include "kvanta/error.h"
+
+namespace kvanta::formats {
+namespace {
+
+// Calls visit(side kind, format, cell shape, offset in the record) for every cell of the record.
+template <class Visit>
+void ForEachCell(const CacheLayout& layout, RecordKind kind, Visit visit) {
+  const Format& bf16 = Find("bf16");
+  for (const LayerScheme& layer : layout.layers) {
+    for (int head = 0; head < layer.kv_heads; ++head) {
+      if (kind == RecordKind::kQuantized) {
+        visit(SideKind::kK, *layer.k.format, layer.shape, layer.KCell(head));
+        visit(SideKind::kV, *layer.v.format, layer.shape, layer.VCell(head));
+      } else if (layer.exact_open) {
+        visit(SideKind::kK, bf16, layer.shape, layer.ExactKCell(head));
+        visit(SideKind::kV, bf16, layer.shape, layer.ExactVCell(head));
+      }
+    }
+  }
+}
+
+void CheckSize(const CacheLayout& layout, RecordKind kind, size_t bytes) {
+  if (bytes != static_cast<size_t>(RecordBytes(layout, kind))) {
+    throw InputError(
+        fmt::format("a page of {} bytes for a cache whose pages have {}", bytes, RecordBytes(layout, kind)));
+  }
+}
+
+}  // namespace
+
+int64_t RecordBytes(const CacheLayout& layout, RecordKind kind) noexcept {
+  return kind == RecordKind::kQuantized ? layout.page_bytes : layout.exact_page_bytes;
+}
+
+std::vector<uint8_t> RecordToCanonical(const CacheLayout& layout, RecordKind kind, std::span<const uint8_t> record) {
+  CheckSize(layout, kind, record.size());
+  std::vector<uint8_t> canonical(record.size());
+  ForEachCell(layout, kind, [&](SideKind side, const Format& format, CellShape shape, int64_t offset) {
+    ToCanonical(side, format, shape, record.data() + offset, canonical.data() + offset);
+  });
+  return canonical;
+}
+
+std::vector<uint8_t> RecordFromCanonical(const CacheLayout& layout, RecordKind kind,
+                                         std::span<const uint8_t> canonical) {
+  CheckSize(layout, kind, canonical.size());
+  std::vector<uint8_t> record(canonical.size());
+  ForEachCell(layout, kind, [&](SideKind side, const Format& format, CellShape shape, int64_t offset) {
+    FromCanonical(side, format, shape, canonical.data() + offset, record.data() + offset);
+  });
+  return record;
+}
+
+}  // namespace kvanta::formats

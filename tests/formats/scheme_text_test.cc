@@ -1,0 +1,181 @@
+// Names, the explicit syntax, modifiers, per-layer overrides; every message names the value and the alternatives.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "formats/format.h"
+#include "formats/names.h"
+#include "kvanta/error.h"
+#include "kvanta/kv_scheme.h"
+
+namespace kvanta {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+// The message of the InputError that parsing `text` throws; "" if it throws none.
+std::string Refusal(std::string_view text) {
+  try {
+    KvScheme::Parse(text);
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+std::string LayersRefusal(std::string_view text) {
+  try {
+    ParseLayerSchemes(KvScheme::Parse("bf16"), text, 6);
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(SchemeText, PresetsHaveTheDefaultsOfTheirFormat) {
+  const KvScheme int4 = KvScheme::Parse("int4");
+  EXPECT_EQ(int4.k, (KvSide{.format = "int4", .hadamard = true, .mean = false}));
+  EXPECT_EQ(int4.v, int4.k);
+  EXPECT_EQ(int4.exact, ExactPages::kOpen);
+  EXPECT_EQ(int4.sink_pages, 1);
+  const KvScheme fp8 = KvScheme::Parse(" fp8 ");
+  EXPECT_EQ(fp8.k, (KvSide{.format = "fp8_e4m3", .hadamard = false, .mean = false}));
+  EXPECT_EQ(fp8.exact, ExactPages::kNone);
+  EXPECT_EQ(fp8.sink_pages, 0);
+}
+
+TEST(SchemeText, AliasesAndNamesOfOtherEngines) {
+  const std::vector<std::pair<const char*, const char*>> names = {
+      {"bfloat16", "bf16"}, {"float16", "fp16"},     {"f16", "fp16"}, {"half", "fp16"},
+      {"fp8", "fp8_e4m3"},  {"float32", "fp32"},     {"f32", "fp32"}, {"int8_per_token_head", "int8"},
+      {"int4_g32", "int4"}, {"4", "int4"},           {"8", "int8"},   {"16", "fp8_e4m3"},
+      {"17", "fp8_e5m2"},   {"fp8_e5m2", "fp8_e5m2"}};
+  for (const auto& [typed, meant] : names) {
+    EXPECT_EQ(KvScheme::Parse(typed).ToString(), meant) << typed;
+  }
+  EXPECT_EQ(KvScheme::Parse("k=8,v=4").ToString(), "k=int8,v=int4");
+}
+
+TEST(SchemeText, ExplicitSides) {
+  const KvScheme scheme = KvScheme::Parse("k=int8,v=int4");
+  EXPECT_EQ(scheme.k.format, "int8");
+  EXPECT_EQ(scheme.v.format, "int4");
+  EXPECT_EQ(scheme.exact, ExactPages::kOpen);  // the default of the side that needs more
+  EXPECT_EQ(scheme.sink_pages, 1);
+  const KvScheme none = KvScheme::Parse("v=int4+exact=none,k=int8-hadamard+mean");
+  EXPECT_EQ(none.k, (KvSide{.format = "int8", .hadamard = false, .mean = true}));
+  EXPECT_EQ(none.v.hadamard, true);
+  EXPECT_EQ(none.exact, ExactPages::kNone);
+  EXPECT_EQ(none.sink_pages, 0);
+  EXPECT_EQ(KvScheme::Parse("k=int4,v=int4"), KvScheme::Parse("int4"));
+}
+
+TEST(SchemeText, ModifiersOfAPresetApplyToBothSidesMeanToKeysOnly) {
+  const KvScheme scheme = KvScheme::Parse("int4-hadamard+mean+sink=0");
+  EXPECT_FALSE(scheme.k.hadamard);
+  EXPECT_FALSE(scheme.v.hadamard);
+  EXPECT_TRUE(scheme.k.mean);
+  EXPECT_FALSE(scheme.v.mean);
+  EXPECT_EQ(scheme.sink_pages, 0);
+  EXPECT_EQ(KvScheme::Parse("int8+exact=open").exact, ExactPages::kOpen);
+  EXPECT_EQ(KvScheme::Parse("int8+exact=open+sink=1").sink_pages, 1);
+}
+
+// Every scheme that can be written: all pairs of formats, all modifiers.
+TEST(SchemeText, ParseUndoesToStringForEveryScheme) {
+  int schemes = 0;
+  for (const std::string& k : FormatNames()) {
+    for (const std::string& v : FormatNames()) {
+      for (int bits = 0; bits < 32; ++bits) {
+        const bool open = (bits & 8) != 0;
+        const KvScheme scheme{.k = {.format = k, .hadamard = (bits & 1) != 0, .mean = (bits & 2) != 0},
+                              .v = {.format = v, .hadamard = (bits & 4) != 0},
+                              .exact = open ? ExactPages::kOpen : ExactPages::kNone,
+                              .sink_pages = open && (bits & 16) != 0 ? 1 : 0};
+        const std::string text = scheme.ToString();
+        EXPECT_EQ(KvScheme::Parse(text), scheme) << text;
+        EXPECT_EQ(KvScheme::Parse(text).ToString(), text);
+        ++schemes;
+      }
+    }
+  }
+  EXPECT_EQ(schemes, 32 * 49);
+}
+
+TEST(SchemeText, CanonicalTextIsShort) {
+  EXPECT_EQ(KvScheme::Parse("k=int4_g32+hadamard,v=int4+exact=open+sink=1").ToString(), "int4");
+  EXPECT_EQ(KvScheme::Parse("k=int4-hadamard,v=int4-hadamard").ToString(), "int4-hadamard");
+  EXPECT_EQ(KvScheme::Parse("k=int4-hadamard,v=int4").ToString(), "k=int4-hadamard,v=int4");
+  EXPECT_EQ(KvScheme::Parse("k=int8,v=int4+exact=none").ToString(), "k=int8,v=int4+exact=none");
+  EXPECT_EQ(KvScheme::Parse("int4+exact=none").ToString(), "int4+exact=none");
+}
+
+TEST(SchemeText, UnknownNamesListTheKnownAndSuggestTheNearest) {
+  EXPECT_THAT(Refusal("int9"), AllOf(HasSubstr("'int9'"), HasSubstr("did you mean 'int8'"), HasSubstr("fp8_e4m3")));
+  EXPECT_THAT(Refusal("fp8_e4m3fn"), HasSubstr("did you mean 'fp8_e4m3'"));
+  EXPECT_THAT(Refusal("zzzzzz"), AllOf(HasSubstr("available: auto, fp32, bf16"), Not(HasSubstr("did you mean"))));
+  EXPECT_THAT(Refusal(""), HasSubstr("available"));
+  EXPECT_THAT(Refusal(std::string(10000, 'x')).size(), testing::Lt(400U));
+  EXPECT_THAT(Refusal("int8\nint4"), Not(HasSubstr("\n")));
+}
+
+TEST(SchemeText, FormatsOfOtherVersionsAndEnginesAreRefusedWithTheReason) {
+  for (const formats::ForeignName& foreign : formats::ForeignNames()) {
+    EXPECT_NE(foreign.format.empty(), foreign.reason.empty()) << foreign.name;
+    EXPECT_EQ(formats::FindOrNull(foreign.name), nullptr) << foreign.name << " is a format now: remove its entry";
+    if (foreign.reason.empty()) continue;
+    EXPECT_THAT(Refusal(foreign.name), AllOf(HasSubstr(std::string(foreign.reason)), HasSubstr("available: auto")));
+    EXPECT_THAT(Refusal("k=int8,v=" + std::string(foreign.name)), HasSubstr(std::string(foreign.reason)));
+  }
+  EXPECT_THAT(Refusal("nvfp4"), HasSubstr("not available in this version"));
+  EXPECT_THAT(Refusal("auto"), HasSubstr("engine"));
+}
+
+TEST(SchemeText, BadSyntaxIsRefused) {
+  EXPECT_THAT(Refusal("k=int8"), AllOf(HasSubstr("side v is missing"), HasSubstr("k=int8,v=int4")));
+  EXPECT_THAT(Refusal("v=int8"), HasSubstr("side k is missing"));
+  EXPECT_THAT(Refusal("k=int8,k=int4"), HasSubstr("twice"));
+  EXPECT_THAT(Refusal("k=int8,v=int4,"), HasSubstr("side '' is neither k nor v"));
+  EXPECT_THAT(Refusal("k=int8,w=int4"), HasSubstr("'w' is neither k nor v"));
+  EXPECT_THAT(Refusal("k=int8,v="), HasSubstr("available"));
+  EXPECT_THAT(Refusal("int8,int4"), HasSubstr("unknown"));
+  EXPECT_THAT(Refusal("int4+exact=open+exact=none"), HasSubstr("exact is given twice"));
+  EXPECT_THAT(Refusal("k=int4+sink=1,v=int4+sink=1"), HasSubstr("sink is given twice"));
+  EXPECT_THAT(Refusal("int4+hadamard-hadamard"), HasSubstr("hadamard is given twice"));
+  EXPECT_THAT(Refusal("int4+sink=2"), AllOf(HasSubstr("+sink=2"), HasSubstr("+sink=1")));
+  EXPECT_THAT(Refusal("int4+outliers=4"), HasSubstr("modifiers are +hadamard"));
+  EXPECT_THAT(Refusal("int4-exact=open"), HasSubstr("unknown modifier '-exact=open'"));
+  EXPECT_THAT(Refusal("int4+"), HasSubstr("unknown modifier '+'"));
+  EXPECT_THAT(Refusal("k=int4,v=int4+mean"), HasSubstr("only K"));
+  EXPECT_THAT(Refusal("int8+sink=1"), HasSubstr("needs exact=open"));
+  EXPECT_THAT(Refusal("int4+exact=none+sink=1"), HasSubstr("needs exact=open"));
+}
+
+TEST(LayerText, IndicesRangesAndNegatives) {
+  const KvScheme base = KvScheme::Parse("int4");
+  const auto schemes = ParseLayerSchemes(base, "0, 1,-1=bf16;2-3=k=int8,v=int4+exact=none", 6);
+  std::vector<std::string> texts;
+  for (const KvScheme& scheme : schemes) texts.push_back(scheme.ToString());
+  EXPECT_THAT(texts, testing::ElementsAre("bf16", "bf16", "k=int8,v=int4+exact=none", "k=int8,v=int4+exact=none",
+                                          "int4", "bf16"));
+  EXPECT_THAT(ParseLayerSchemes(base, "", 3), testing::ElementsAre(base, base, base));
+  EXPECT_EQ(ParseLayerSchemes(base, "-3--1=bf16", 4)[1].ToString(), "bf16");
+  EXPECT_EQ(ParseLayerSchemes(base, "0=bf16;", 2)[0].ToString(), "bf16");
+}
+
+TEST(LayerText, BadTextIsRefused) {
+  EXPECT_THAT(LayersRefusal("6=int8"), AllOf(HasSubstr("layer 6 is out of range"), HasSubstr("0 to 5")));
+  EXPECT_THAT(LayersRefusal("-7=int8"), HasSubstr("out of range"));
+  EXPECT_THAT(LayersRefusal("0,1=int8;1=int4"), HasSubstr("layer 1 is named twice"));
+  EXPECT_THAT(LayersRefusal("3-2=int8"), HasSubstr("empty"));
+  EXPECT_THAT(LayersRefusal("0"), HasSubstr("no '='"));
+  EXPECT_THAT(LayersRefusal("=int8"), HasSubstr("expected a layer number"));
+  EXPECT_THAT(LayersRefusal("0,=int8"), HasSubstr("expected a layer number"));
+  EXPECT_THAT(LayersRefusal("0x=int8"), HasSubstr("expected"));
+  EXPECT_THAT(LayersRefusal("99999999999=int8"), HasSubstr("expected a layer number"));
+  EXPECT_THAT(LayersRefusal("0=int9"), HasSubstr("int8"));
+}
+
+}  // namespace
+}  // namespace kvanta

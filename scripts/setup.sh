@@ -7,15 +7,19 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1
 # The same file compiled in another clone of the repository is a hit, too.
 export CCACHE_BASEDIR="$PWD" CCACHE_NOHASHDIR=1
 
-# setup_packages: installs what is missing of scripts/apt-packages.txt.
+# setup_packages SECTION...: installs what is missing of these sections of scripts/apt-packages.txt.
 setup_packages() {
-  local package missing=() run_as=()
+  local package section= missing=() run_as=()
   while read -r package _; do
-    [[ -z $package || $package == \#* ]] && continue
+    case $package in
+      "" | \#*) continue ;;
+      \[*) section=${package//[\[\]]/} && continue ;;
+    esac
+    [[ " $* " == *" $section "* ]] || continue
     dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing+=("$package")
   done <scripts/apt-packages.txt
   if ((${#missing[@]} == 0)); then
-    echo "all packages of scripts/apt-packages.txt are installed"
+    echo "all packages are installed"
     return
   fi
   echo "missing packages: ${missing[*]}"
@@ -66,9 +70,10 @@ setup_python() {
   done
 }
 
-# setup_package: builds and installs the Python package of this checkout, incrementally, with the venv's build tools.
+# setup_package: builds and installs the Python package of this checkout with the venv's build tools. Without pip's build
+# isolation, whose fresh folder for nanobind would force a whole rebuild each time.
 setup_package() {
   .venv/bin/python -m pip install --progress-bar off --no-deps --no-build-isolation --force-reinstall \
-    -C build-dir=build/python -C cmake.define.CMAKE_CXX_COMPILER_LAUNCHER=ccache \
+    -C cmake.define.CMAKE_CXX_COMPILER_LAUNCHER=ccache \
     -C cmake.define.KVANTA_WERROR=ON .
 }

@@ -1,5 +1,6 @@
+# shellcheck shell=bash
 # Set-up that scripts/test and scripts/demo share; sourced, not run. Every function does only what is still missing, so
-# a second call costs about a second. Expects bash with `set -euo pipefail` and the repository's root as the current folder.
+# a second call costs about a second. Expects `set -euo pipefail` and the repository's root as the current folder.
 
 # Debian's own tools come first: a pip-installed cmake in front of them would make every build folder depend on a shim.
 export PATH="$PWD/.venv/bin:/usr/bin:/bin:$PATH"
@@ -70,8 +71,8 @@ setup_python() {
   done
 }
 
-# setup_package: builds and installs the Python package of this checkout with the venv's build tools. Without pip's build
-# isolation, whose fresh folder for nanobind would force a whole rebuild each time.
+# setup_package: builds and installs the Python package of this checkout with the venv's build tools. Without pip's
+# build isolation, whose fresh folder for nanobind would force a whole rebuild each time.
 setup_package() {
   .venv/bin/python -m pip install --progress-bar off --no-deps --no-build-isolation --force-reinstall \
     -C cmake.define.CMAKE_CXX_COMPILER_LAUNCHER=ccache \

@@ -1,9 +1,10 @@
+# shellcheck shell=bash
 # Numbered steps with times, logs and a summary; sourced by scripts/test and scripts/demo.
 #
 #   step NAME NEEDS TITLE   declares a step; the function step_NAME does it; NEEDS: steps it needs, "-" for none
 #   run_steps FOLDER        runs them in order; the output of each goes to FOLDER/NAME.log
 #
-# A step that exits with 77 is skipped (its last line says why), one that needs a step that did not pass is skipped, too.
+# A step that exits with 77 is skipped (its last line says why); so is one that needs a step that did not pass.
 
 step_names=() step_needs=() step_titles=()
 step() { step_names+=("$1") step_needs+=("$2") step_titles+=("$3"); }
@@ -11,7 +12,9 @@ step() { step_names+=("$1") step_needs+=("$2") step_titles+=("$3"); }
 minutes() { printf '%d:%02d' $(($1 / 60)) $(($1 % 60)); }
 
 # Lines worth repeating from a log: closing lines of ctest and pytest, and what our own tools conclude.
-closing_lines() { grep -E '^[0-9]+% tests passed|^=+ .*(passed|failed|error).* =+$|^(summary|warning): ' "$1" | tail -n 8 || true; }
+closing_lines() {
+  grep -E '^[0-9]+% tests passed|^=+ .*(passed|failed|error).* =+$|^(summary|warning): ' "$1" | tail -n 8 || true
+}
 
 # watch PID LOG: shows that the step lives: its last line on a terminal, a line every minute elsewhere.
 watch_step() {

@@ -7,7 +7,7 @@
 
 namespace kvanta::models {
 
-// "xxh3-0123456789abcdef" over every tensor's name, dtype, shape, first and last 256 bytes, in the order of names.
+// "fnv1a-0123456789abcdef" over every tensor's name, dtype, shape, first and last 256 bytes, in the order of names.
 // KV scale tensors are left out, so that a calibrated copy of a checkpoint is the same model.
 std::string Fingerprint(const Checkpoint& checkpoint);
 

@@ -1,6 +1,9 @@
 // Makes safetensors files, honest and lying ones.
 #pragma once
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -22,13 +25,10 @@ inline std::string SafetensorsFile(std::string_view header, std::string_view dat
 class SafetensorsWriter {
  public:
   void Add(const std::string& name, const std::vector<int64_t>& shape, const std::vector<float>& values) {
-    std::string sizes;
-    for (const int64_t size : shape) sizes += (sizes.empty() ? "" : ",") + std::to_string(size);
     const size_t begin = data_.size();
     data_.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
-    if (!header_.empty()) header_ += ",";
-    header_ += "\"" + name + "\":{\"dtype\":\"F32\",\"shape\":[" + sizes + "],\"data_offsets\":[" +
-               std::to_string(begin) + "," + std::to_string(data_.size()) + "]}";
+    header_ += fmt::format(R"({}"{}":{{"dtype":"F32","shape":[{}],"data_offsets":[{},{}]}})",
+                           header_.empty() ? "" : ",", name, fmt::join(shape, ","), begin, data_.size());
   }
   std::string File() const { return SafetensorsFile("{" + header_ + "}", data_); }
 

@@ -1,0 +1,76 @@
+#include "models/rope.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdlib>
+
+#include "models/rope_golden.h"
+
+namespace kvanta::models {
+namespace {
+
+int64_t UlpsApart(float a, float b) {
+  return std::abs(int64_t{std::bit_cast<int32_t>(a)} - int64_t{std::bit_cast<int32_t>(b)});
+}
+
+// transformers' power function errs by up to 1 ulp, its base (dynamic) by 1 more, the formulas round 2 to 4 times.
+constexpr int64_t kUlps = 4;
+
+void ExpectLike(const RopeConfig& rope, const golden::RopeGolden& expected, int64_t positions = 8192) {
+  const RopeFrequencies found = MakeRopeFrequencies(rope, 64, positions);
+  ASSERT_EQ(found.inverse.size(), expected.inverse.size());
+  EXPECT_LE(UlpsApart(found.attention_scaling, expected.attention_scaling), 1);
+  for (size_t i = 0; i < found.inverse.size(); ++i) {
+    EXPECT_LE(UlpsApart(found.inverse[i], expected.inverse[i]), kUlps) << i << ": " << found.inverse[i];
+  }
+}
+
+RopeConfig Rope(RopeType type, double theta, double factor, int64_t original) {
+  RopeConfig rope;
+  rope.type = type;
+  rope.theta = theta;
+  rope.factor = factor;
+  rope.original_max_position = original;
+  return rope;
+}
+
+TEST(Rope, FrequenciesOfTransformers) {
+  ExpectLike(Rope(RopeType::kDefault, 500000, 1, 8192), golden::kDefault);
+  ExpectLike(Rope(RopeType::kLinear, 10000, 3, 8192), golden::kLinear);
+  ExpectLike(Rope(RopeType::kDynamic, 10000, 2.5, 8192), golden::kDynamic, 12288);
+  ExpectLike(Rope(RopeType::kLlama3, 500000, 8, 2048), golden::kLlama3);
+  RopeConfig yarn = Rope(RopeType::kYarn, 10000, 4, 2048);
+  yarn.beta_fast = 24;
+  yarn.beta_slow = 2;
+  ExpectLike(yarn, golden::kYarn);
+  yarn = Rope(RopeType::kYarn, 1e6, 16, 1024);
+  yarn.mscale = 0.7;
+  yarn.mscale_all_dim = 1.1;
+  yarn.truncate = false;
+  ExpectLike(yarn, golden::kYarnUntruncated);
+}
+
+TEST(Rope, DynamicIsUnscaledUpToTheTrainedLength) {
+  const RopeConfig dynamic = Rope(RopeType::kDynamic, 10000, 4, 2048);
+  const RopeConfig plain = Rope(RopeType::kDefault, 10000, 1, 2048);
+  EXPECT_EQ(MakeRopeFrequencies(dynamic, 64, 2048).inverse, MakeRopeFrequencies(plain, 64, 2048).inverse);
+  EXPECT_EQ(MakeRopeFrequencies(dynamic, 64, 1).inverse, MakeRopeFrequencies(plain, 64, 1).inverse);
+  EXPECT_NE(MakeRopeFrequencies(dynamic, 64, 4096).inverse, MakeRopeFrequencies(plain, 64, 4096).inverse);
+}
+
+TEST(Rope, TableHoldsCosThenSin) {
+  RopeFrequencies frequencies{{1.0F, 0.125F}, 2.0F};
+  std::vector<float> table(3 * 4);
+  FillRopeTable(frequencies, table);
+  EXPECT_EQ(table[0], 2.0F);
+  EXPECT_EQ(table[2], 0.0F);
+  EXPECT_FLOAT_EQ(table[2 * 4 + 0], 2 * std::cos(2.0F));
+  EXPECT_FLOAT_EQ(table[2 * 4 + 1], 2 * std::cos(0.25F));
+  EXPECT_FLOAT_EQ(table[2 * 4 + 2], 2 * std::sin(2.0F));
+  EXPECT_FLOAT_EQ(table[2 * 4 + 3], 2 * std::sin(0.25F));
+}
+
+}  // namespace
+}  // namespace kvanta::models

@@ -2,7 +2,7 @@
 #pragma once
 
 #ifdef KVANTA_EMULATE_AVX512  // tests only: SIMDe runs this unit's logic on any CPU
-#include "kernels/cpu/emulated_avx512.h"
+#include "emulated/avx512.h"
 #else
 // GCC's own intrinsics start from an undefined register (`__m512 y = y`) and warn about it where they are inlined.
 #if defined(__GNUC__) && !defined(__clang__)
@@ -85,14 +85,26 @@ struct Lanes {
   static KVANTA_INLINE F DotBf16(Bf16W x, Bf16W w, F sum) { return _mm512_dpbf16_ps(sum, x, w); }
 
   // Register tile of matrix kernels, in F: at most kTileSums sums, kRowTile rows, kColumnTile columns of lanes.
+#ifdef KVANTA_EMULATE_AVX512  // fewer instances: they take long to compile
+  static constexpr int kTileSums = 8;
+  static constexpr int kRowTile = 5;
+  static constexpr int kColumnTile = 3;
+#else
   static constexpr int kTileSums = 24;
   static constexpr int kRowTile = 12;
   static constexpr int kColumnTile = 4;
+#endif
 
  private:
-  static KVANTA_INLINE __mmask16 Mask(int n) { return static_cast<__mmask16>((1U << n) - 1U); }
-  static KVANTA_INLINE __m256 LowHalf(F v) { return _mm512_castps512_ps256(v); }
-  static KVANTA_INLINE __m256 HighHalf(F v) { return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1)); }
+  static KVANTA_INLINE __mmask16 Mask(int n) {
+    return static_cast<__mmask16>((1U << n) - 1U);
+  }
+  static KVANTA_INLINE __m256 LowHalf(F v) {
+    return _mm512_castps512_ps256(v);
+  }
+  static KVANTA_INLINE __m256 HighHalf(F v) {
+    return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1));
+  }
 };
 
 }  // namespace

@@ -1,0 +1,97 @@
+#include "kernels/cpu/ops.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/cpu/packed_linear.h"
+#include "kernels/cpu/select.h"
+#include "kvanta/error.h"
+
+namespace kvanta::kernels {
+namespace {
+
+// A region of the pool costs a few microseconds: do not split fewer values than this.
+constexpr int64_t kMinTaskValues = 1 << 14;
+
+using MakeLinearFunction = std::unique_ptr<Linear> (*)(std::shared_ptr<LinearContext>, std::span<const WeightView>,
+                                                       std::span<const float>);
+
+// Every way to store W, by the type asked for.
+constexpr std::pair<DType, MakeLinearFunction> kStores[] = {
+    {DType::kBf16, MakeBf16Linear}, {DType::kF32, MakeF32Linear}, {DType::kF16, MakeF16Linear}};
+
+class CpuOps final : public Ops {
+ public:
+  CpuOps(std::shared_ptr<ThreadPool> threads, const IsaTable& isa)
+      : context_(std::make_shared<LinearContext>(LinearContext{isa, std::move(threads), {}})), rows_(isa.rows) {}
+
+  Device& device() const noexcept override { return Cpu(); }
+  ThreadPool& threads() const noexcept override { return *context_->threads; }
+
+  std::unique_ptr<Linear> MakeLinear(std::span<const WeightView> stacked, std::span<const float> bias,
+                                     DType store) override {
+    for (const auto& [type, make] : kStores) {
+      if (type == store) return make(context_, stacked, bias);
+    }
+    throw InputError("a linear layer's weight type is not one of bfloat16, float32, float16");
+  }
+
+  void Embed(const Linear& table, const int32_t* ids, int64_t rows, float* out) noexcept override {
+    const int64_t width = table.In();
+    ForRows(rows, width, [&](int64_t row) { table.ReadRow(ids[row], out + row * width); });
+  }
+
+  void RmsNorm(const float* x, int64_t x_stride, const float* weight, float eps, int64_t rows, int64_t width,
+               float* out, int64_t out_stride) noexcept override {
+    ForRows(rows, width,
+            [&](int64_t row) { rows_.rms_norm(x + row * x_stride, weight, eps, width, out + row * out_stride); });
+  }
+
+  void Add(float* x, const float* y, int64_t n) noexcept override {
+    const int64_t chunks = (n + kMinTaskValues - 1) / kMinTaskValues;
+    ForRows(chunks, kMinTaskValues, [&](int64_t chunk) {
+      const int64_t first = chunk * kMinTaskValues;
+      rows_.add(x + first, y + first, std::min(kMinTaskValues, n - first));
+    });
+  }
+
+  void Rope(float* x, int64_t stride, int64_t rows, int heads, int head_dim, int rotary_dim, const float* cos_sin,
+            const int64_t* positions) noexcept override {
+    ForRows(rows, int64_t{heads} * rotary_dim, [&](int64_t row) {
+      rows_.rope(x + row * stride, heads, head_dim, rotary_dim / 2, cos_sin + positions[row] * rotary_dim);
+    });
+  }
+
+  void SiluMul(const float* gate_up, int64_t rows, int64_t width, float* out) noexcept override {
+    ForRows(rows, width, [&](int64_t row) {
+      const float* gate = gate_up + row * 2 * width;
+      rows_.silu_mul(gate, gate + width, width, out + row * width);
+    });
+  }
+
+ private:
+  // Calls fn(row) for every row of `width` values, in parallel where it pays.
+  template <class Function>
+  void ForRows(int64_t rows, int64_t width, Function fn) noexcept {
+    const int64_t tasks = std::clamp<int64_t>(rows * width / kMinTaskValues, 1, std::max<int64_t>(rows, 1));
+    auto run = [&](int64_t task, int) {
+      for (int64_t row = task * rows / tasks; row < (task + 1) * rows / tasks; ++row) fn(row);
+    };
+    context_->threads->ForEach(tasks, run);
+  }
+
+  std::shared_ptr<LinearContext> context_;
+  const RowKernels& rows_;
+};
+
+}  // namespace
+
+std::unique_ptr<Ops> MakeCpuOps(std::shared_ptr<ThreadPool> threads, const IsaTable& isa) {
+  return std::make_unique<CpuOps>(std::move(threads), isa);
+}
+
+std::unique_ptr<Ops> MakeCpuOps(std::shared_ptr<ThreadPool> threads, const char* isa) {
+  return MakeCpuOps(std::move(threads), SelectIsa(isa));
+}
+
+}  // namespace kvanta::kernels

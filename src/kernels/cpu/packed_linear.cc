@@ -1,0 +1,112 @@
+#include "kernels/cpu/packed_linear.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "kvanta/error.h"
+
+namespace kvanta::kernels {
+namespace {
+
+// Rows whose packed x (a block of steps) stays in half of a 512 KiB L2; a multiple of every unit's row tile.
+constexpr int64_t kRowBlock = 120;
+// A region costs a few microseconds: do not split less than this.
+constexpr int64_t kMinTaskMacs = 1 << 16;
+constexpr int64_t kMinTaskPackedValues = 1 << 14;
+// Tasks per thread, so that a thread that lost its CPU for a while does not hold up the others; and not more weights a
+// task than this, for the same reason.
+constexpr int64_t kTasksPerThread = 4;
+constexpr int64_t kMaxTaskBytes = 512 << 10;
+
+constexpr int64_t CeilDiv(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+}  // namespace
+
+PackedLinear::PackedLinear(std::shared_ptr<LinearContext> context, const WeightKernels& kernels,
+                           std::span<const WeightView> stacked, std::span<const float> bias)
+    : context_(std::move(context)), kernels_(kernels) {
+  if (stacked.empty()) throw InputError("a linear layer has no weight");
+  in_ = stacked.front().in;
+  for (const WeightView& view : stacked) {
+    if (view.data == nullptr || view.out < 1 || view.in < 1 || view.in != in_) {
+      throw InputError(fmt::format("a linear layer's weight has shape [{}][{}]; expected [1 or more][{}]", view.out,
+                                   view.in, std::max<int64_t>(in_, 1)));
+    }
+    out_ += view.out;
+  }
+  if (!bias.empty() && std::ssize(bias) != out_) {
+    throw InputError(fmt::format("a linear layer's bias has {} values; expected {}", bias.size(), out_));
+  }
+  panels_ = CeilDiv(out_, kPanelColumns);
+  steps_ = StepBlocks::Of(CeilDiv(in_, kernels_.step_k));
+  panel_bytes_ = steps_.steps * kernels_.panel_step_bytes;
+  weights_ = Cpu().Allocate(static_cast<size_t>(panels_ * panel_bytes_));
+  if (!bias.empty()) {
+    bias_ = Cpu().Allocate(bias.size_bytes());
+    std::memcpy(bias_.data(), bias.data(), bias.size_bytes());
+  }
+  const auto x_bytes = static_cast<size_t>(steps_.blocks * kRowBlock * kernels_.x_stride);
+  if (context_->packed_x.bytes() < x_bytes) context_->packed_x = Cpu().Allocate(x_bytes);
+}
+
+void PackedLinear::Forward(const float* x, int64_t rows, float* y, int64_t y_stride) const noexcept {
+  for (int64_t row = 0; row < rows; row += kRowBlock) {
+    ForwardBlock(x + row * in_, std::min(kRowBlock, rows - row), y + row * y_stride, y_stride);
+  }
+}
+
+void PackedLinear::ForwardBlock(const float* x, int64_t rows, float* y, int64_t y_stride) const noexcept {
+  ThreadPool& threads = *context_->threads;
+  uint8_t* packed_x = context_->packed_x.data();
+
+  const int64_t pack_tasks = std::clamp<int64_t>(rows * in_ / kMinTaskPackedValues, 1, rows);
+  auto pack = [&](int64_t task, int) {
+    kernels_.pack({.x = x,
+                   .rows = rows,
+                   .k = in_,
+                   .first_row = task * rows / pack_tasks,
+                   .end_row = (task + 1) * rows / pack_tasks,
+                   .steps = steps_,
+                   .out = packed_x});
+  };
+  threads.ForEach(pack_tasks, pack);
+
+  const int64_t by_threads = std::min(threads.Threads() * kTasksPerThread, rows * in_ * out_ / kMinTaskMacs);
+  const int64_t by_bytes = CeilDiv(panels_ * panel_bytes_, kMaxTaskBytes);
+  const int64_t tasks = std::clamp<int64_t>(std::max(by_threads, by_bytes), 1, panels_);
+  auto multiply = [&](int64_t task, int) {
+    kernels_.multiply({.x = packed_x,
+                       .x_rows = rows,
+                       .first_row = 0,
+                       .end_row = rows,
+                       .w = weights_.data(),
+                       .first_panel = task * panels_ / tasks,
+                       .end_panel = (task + 1) * panels_ / tasks,
+                       .steps = steps_,
+                       .out = out_,
+                       .bias = bias_ ? bias_.as<float>() : nullptr,
+                       .y = y,
+                       .y_stride = y_stride});
+  };
+  threads.ForEach(tasks, multiply);
+}
+
+void ReadWeightRow(const WeightView& view, int64_t row, float* out) noexcept {
+  const uint8_t* bytes = static_cast<const uint8_t*>(view.data) + row * view.in * SizeOf(view.dtype);
+  if (view.dtype == DType::kF32) {
+    std::memcpy(out, bytes, static_cast<size_t>(view.in) * sizeof(float));
+    return;
+  }
+  const bool bf16 = view.dtype == DType::kBf16;
+  for (int64_t k = 0; k < view.in; ++k) {  // a checkpoint's tensor may lie at any address
+    uint16_t code;
+    std::memcpy(&code, bytes + 2 * k, sizeof code);
+    out[k] = bf16 ? Bf16ToFloat(code) : Fp16ToFloat(code);
+  }
+}
+
+}  // namespace kvanta::kernels

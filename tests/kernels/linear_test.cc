@@ -1,0 +1,217 @@
+// Linear layers against a double oracle on the same stored values, for every unit; and the rule that a row's bits
+// depend on nothing but the row.
+#include "kernels/linear.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "emulated/units.h"
+#include "kernels/cpu/ops.h"
+#include "kvanta/error.h"
+#include "tolerance.h"
+
+namespace kvanta::kernels {
+namespace {
+
+using kvanta::testing::DotTolerance;
+using kvanta::testing::Unit;
+using kvanta::testing::Units;
+
+std::vector<float> RandomValues(int64_t n, uint32_t seed) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(static_cast<size_t>(n));
+  for (float& value : values) value = normal(generator);
+  return values;
+}
+
+// A value as the store keeps it.
+float Stored(float value, DType store) {
+  if (store == DType::kBf16) return Bf16ToFloat(FloatToBf16(value));
+  return store == DType::kF16 ? Fp16ToFloat(FloatToFp16(value)) : value;
+}
+
+// x as the product sees it: only bf16 weights round it.
+float Activation(float value, DType store) {
+  return store == DType::kBf16 ? Stored(value, store) : value;
+}
+
+std::vector<float> Product(const Linear& linear, const std::vector<float>& x, int64_t rows, int64_t y_stride) {
+  std::vector<float> y(static_cast<size_t>(rows * y_stride), -77.0F);
+  linear.Forward(x.data(), rows, y.data(), y_stride);
+  return y;
+}
+
+struct Case {
+  Unit unit;
+  DType store;
+};
+
+class LinearTest : public ::testing::TestWithParam<Case> {
+ protected:
+  std::unique_ptr<Ops> MakeOps(int threads) const {
+    return MakeCpuOps(std::make_shared<ThreadPool>(threads), *GetParam().unit.table);
+  }
+  std::unique_ptr<Linear> MakeLinear(Ops& ops, const std::vector<float>& w, int64_t out, int64_t in,
+                                     const std::vector<float>& bias = {}) const {
+    const WeightView view{w.data(), DType::kF32, out, in};
+    return ops.MakeLinear({&view, 1}, bias, GetParam().store);
+  }
+  // Row 0 has y[out..y_stride) as the guard that nothing is written beyond a row.
+  void ExpectOracle(int64_t out, int64_t in, int64_t rows) const {
+    SCOPED_TRACE(::testing::Message() << "out " << out << " in " << in << " rows " << rows);
+    const DType store = GetParam().store;
+    const auto w = RandomValues(out * in, 1);
+    const auto x = RandomValues(rows * in, 2);
+    const auto bias = RandomValues(out, 3);
+    const auto ops = MakeOps(2);
+    const int64_t y_stride = out + 5;
+    const auto y = Product(*MakeLinear(*ops, w, out, in, bias), x, rows, y_stride);
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t column = 0; column < out; ++column) {
+        double sum = bias[column];
+        double magnitude = std::abs(sum);
+        for (int64_t k = 0; k < in; ++k) {
+          const double term = double{Activation(x[row * in + k], store)} * Stored(w[column * in + k], store);
+          sum += term;
+          magnitude += std::abs(term);
+        }
+        ASSERT_NEAR(y[row * y_stride + column], sum, DotTolerance(in, magnitude))
+            << "row " << row << " column " << column;
+      }
+      for (int64_t column = out; column < y_stride; ++column) ASSERT_EQ(y[row * y_stride + column], -77.0F);
+    }
+  }
+};
+
+TEST_P(LinearTest, MatchesTheOracleForAnyShape) {
+  for (const int64_t in : {1, 2, 3, 15, 16, 33, 64, 577}) {
+    for (const int64_t out : {1, 7, 16, 17, 50, 130}) {
+      for (const int64_t rows : {1, 3, 13}) ExpectOracle(out, in, rows);
+    }
+  }
+}
+
+TEST_P(LinearTest, MatchesTheOracleOverSeveralBlocksOfRowsAndSteps) {
+  ExpectOracle(40, 1200, 2);   // five blocks of f32 steps
+  ExpectOracle(40, 1200, 26);  // sums carried from block to block
+  ExpectOracle(33, 70, 250);   // three blocks of rows
+}
+
+TEST_P(LinearTest, ARowsBitsDoNotDependOnTheRowsBesideIt) {
+  const int64_t in = 611;
+  const int64_t out = 210;
+  const auto w = RandomValues(out * in, 4);
+  const auto x = RandomValues(200 * in, 5);
+  const auto bias = RandomValues(out, 6);
+  const auto ops = MakeOps(1);
+  const auto linear = MakeLinear(*ops, w, out, in, bias);
+  std::vector<float> expected(static_cast<size_t>(200 * out));
+  for (int64_t row = 0; row < 200; ++row) {
+    linear->Forward(x.data() + row * in, 1, expected.data() + row * out, out);
+  }
+  for (const int64_t rows : {2, 3, 4, 5, 6, 7, 8, 12, 13, 17, 64, 121, 200}) {
+    const auto y = Product(*linear, x, rows, out);
+    ASSERT_EQ(std::memcmp(y.data(), expected.data(), y.size() * sizeof(float)), 0) << rows << " rows";
+  }
+}
+
+TEST_P(LinearTest, BitsDoNotDependOnTheThreads) {
+  const int64_t in = 300;
+  const int64_t out = 1000;  // enough work for many tasks
+  const auto w = RandomValues(out * in, 7);
+  const auto x = RandomValues(64 * in, 8);
+  for (const int64_t rows : {1, 5, 64}) {
+    std::vector<float> expected;
+    for (const int threads : {1, 2, 4}) {
+      const auto ops = MakeOps(threads);
+      const auto y = Product(*MakeLinear(*ops, w, out, in), x, rows, out);
+      if (threads == 1) expected = y;
+      ASSERT_EQ(std::memcmp(y.data(), expected.data(), y.size() * sizeof(float)), 0) << threads << " threads";
+    }
+  }
+}
+
+TEST_P(LinearTest, StacksWeightsOfEveryTypeAndReadsRowsBack) {
+  const int64_t in = 21;
+  const auto values = RandomValues(3 * 18 * in, 9);
+  std::vector<uint16_t> bf16, f16;
+  std::vector<float> f32(values.begin(), values.begin() + 18 * in);
+  for (int64_t i = 0; i < 18 * in; ++i) bf16.push_back(FloatToBf16(values[18 * in + i]));
+  for (int64_t i = 0; i < 18 * in; ++i) f16.push_back(FloatToFp16(values[36 * in + i]));
+  const WeightView views[] = {
+      {f32.data(), DType::kF32, 18, in}, {bf16.data(), DType::kBf16, 18, in}, {f16.data(), DType::kF16, 18, in}};
+  const auto ops = MakeOps(2);
+  const auto linear = ops->MakeLinear(views, {}, GetParam().store);
+  EXPECT_EQ(linear->Out(), 54);
+  EXPECT_EQ(linear->In(), in);
+  std::vector<float> row(in);
+  for (int64_t index = 0; index < 54; ++index) {
+    linear->ReadRow(index, row.data());
+    for (int64_t k = 0; k < in; ++k) {
+      float expected = values[index * in + k];
+      if (index >= 36)
+        expected = Stored(expected, DType::kF16);
+      else if (index >= 18)
+        expected = Stored(expected, DType::kBf16);
+      ASSERT_EQ(row[k], Stored(expected, GetParam().store)) << index << ", " << k;
+    }
+  }
+}
+
+TEST_P(LinearTest, NanAndInfinityPass) {
+  std::vector<float> w(20 * 3, 1.0F);
+  w[3] = std::numeric_limits<float>::quiet_NaN();
+  w[6] = std::numeric_limits<float>::infinity();
+  const auto ops = MakeOps(1);
+  const auto y = Product(*MakeLinear(*ops, w, 20, 3), {1, 2, 4}, 1, 20);
+  EXPECT_EQ(y[0], 7.0F);
+  EXPECT_TRUE(std::isnan(y[1]));
+  EXPECT_EQ(y[2], std::numeric_limits<float>::infinity());
+  EXPECT_EQ(y[19], 7.0F);
+}
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const Unit& unit : Units()) {
+    for (const DType store : {DType::kBf16, DType::kF32, DType::kF16}) cases.push_back({unit, store});
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Units, LinearTest, ::testing::ValuesIn(Cases()), [](const auto& param) {
+  return param.param.unit.name + "_" + std::string(Name(param.param.store));
+});
+
+TEST(LinearUnits, Bf16BitsAreTheSameOnPortableAndAvx2) {
+  const auto w = RandomValues(70 * 333, 10);
+  const auto x = RandomValues(9 * 333, 11);
+  const WeightView view{w.data(), DType::kF32, 70, 333};
+  std::vector<float> expected;
+  for (const char* isa : RunnableIsas()) {
+    if (std::string_view(isa) == "avx512") continue;  // vdpbf16ps sums pairs its own way
+    const auto ops = MakeCpuOps(std::make_shared<ThreadPool>(1), isa);
+    const auto y = Product(*ops->MakeLinear({&view, 1}, {}, DType::kBf16), x, 9, 70);
+    if (expected.empty()) expected = y;
+    EXPECT_EQ(std::memcmp(y.data(), expected.data(), y.size() * sizeof(float)), 0) << isa;
+  }
+}
+
+TEST(LinearErrors, NameTheShape) {
+  const auto ops = MakeCpuOps(std::make_shared<ThreadPool>(1));
+  const std::vector<float> w(12, 1e6F);
+  const std::vector<float> bias(3);
+  const WeightView views[] = {{w.data(), DType::kF32, 2, 3}, {w.data(), DType::kF32, 3, 2}};
+  EXPECT_THROW(ops->MakeLinear({}, {}, DType::kF32), InputError);
+  EXPECT_THROW(ops->MakeLinear(views, {}, DType::kF32), InputError);
+  EXPECT_THROW(ops->MakeLinear({views, 1}, bias, DType::kF32), InputError);
+  EXPECT_THROW(ops->MakeLinear({views, 1}, {}, DType::kF16), InputError);  // 1e6 does not fit
+}
+
+}  // namespace
+}  // namespace kvanta::kernels

@@ -1,0 +1,170 @@
+// The CPU kernels, every unit that can run here, against the double-precision reference on the same bytes.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "attention/cache_harness.h"
+#include "kvanta/error.h"
+#include "tolerance.h"
+
+namespace kvanta::attention {
+namespace {
+
+using ::testing::TestParamInfo;
+
+// Every scheme of one format, and every pair (K, V) of formats.
+std::vector<std::string> Pairs() {
+  std::vector<std::string> pairs;
+  for (const formats::Format& k : formats::All()) {
+    for (const formats::Format& v : formats::All()) pairs.push_back(fmt::format("k={},v={}", k.name, v.name));
+  }
+  return pairs;
+}
+
+bool Fits(const std::string& scheme, int head_dim) {
+  try {
+    formats::PlanCache({KvScheme::Parse(scheme)}, {{1, head_dim}}, 16);
+    return true;
+  } catch (const InputError&) {
+    return false;
+  }
+}
+
+class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
+ protected:
+  // Runs the steps, after a step of `first_row` tokens that is not attended to, and compares every row.
+  void Check(const HarnessOptions& options, const std::vector<Step>& steps, uint32_t seed, int64_t first_row = 0) {
+    SCOPED_TRACE(fmt::format("{}: heads {}/{} of {}, page {}, window {}, softcap {}, magnitude {}", options.scheme,
+                             options.heads, options.kv_heads, options.head_dim, options.page_size,
+                             options.sliding_window, options.softcap, options.magnitude));
+    CacheHarness harness(options, seed);
+    const std::unique_ptr<Backend> reference = MakeReferenceBackend(harness.store(), harness.config());
+    const std::unique_ptr<Backend> backend = harness.CpuBackend(*GetParam().table, 2);
+    if (first_row > 0) harness.Append(*backend, {0, static_cast<int>(first_row)});
+    harness.Run(*backend, steps, reference.get());
+    const formats::LayerScheme& layer = harness.layout().layers[0];
+    for (CacheHarness::Sequence& sequence : harness.sequences()) {
+      if (sequence.expected.empty()) continue;
+      const double q_norm = LargestNorm(sequence.q, options.head_dim);
+      // What is stored may be longer than what was given: twice, where a value rounds up to the smallest subnormal.
+      const double k_norm = 2 * LargestNorm(sequence.k, options.head_dim) + (layer.k.mean ? q_norm : 0);
+      const double logit = harness.config().layers[0].softmax_scale * q_norm * k_norm;
+      const double logit_error = testing::LogitError(IsInteger(layer.k), options.head_dim, logit, options.softcap);
+      const double tolerance = testing::AttentionTolerance(logit_error, IsInteger(layer.v), options.page_size,
+                                                           2 * LargestNorm(sequence.v, options.head_dim));
+      const int64_t width = harness.QWidth();
+      for (int64_t i = first_row * width; i < sequence.start * width; ++i) {
+        const size_t index = static_cast<size_t>(i);
+        ASSERT_NEAR(sequence.out[index], sequence.expected[index], tolerance)
+            << "row " << i / width << " column " << i % width;
+      }
+    }
+  }
+
+ private:
+  static bool IsInteger(const formats::Side& side) {
+    return side.format->code == formats::Code::kInt8 || side.format->code == formats::Code::kInt4;
+  }
+  static double LargestNorm(const std::vector<float>& values, int head_dim) {
+    double largest = 0;
+    for (size_t first = 0; first < values.size(); first += static_cast<size_t>(head_dim)) {
+      double sum = 0;
+      for (size_t i = first; i < first + static_cast<size_t>(head_dim); ++i) sum += double{values[i]} * double{values[i]};
+      largest = std::max(largest, std::sqrt(sum));
+    }
+    return largest;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Units, AccuracyTest, ::testing::ValuesIn(testing::Units()),
+                         [](const TestParamInfo<testing::Unit>& unit) { return unit.param.name; });
+
+// A prefill, a decode step, and a chunk that crosses pages.
+const std::vector<Step> kThreeSteps = {{{0, 37}}, {{0, 1}}, {{0, 20}}};
+
+TEST_P(AccuracyTest, EveryPairOfFormats) {
+  uint32_t seed = 1;
+  for (const std::string& scheme : Pairs()) {
+    Check({.scheme = scheme, .heads = 3, .kv_heads = 1, .head_dim = 32, .static_scale = 0.37f, .lengths = {58}},
+          kThreeSteps, seed++);
+  }
+}
+
+TEST_P(AccuracyTest, EveryHeadDim) {
+  uint32_t seed = 100;
+  for (const formats::Format& format : formats::All()) {
+    for (const int head_dim : {8, 16, 24, 32, 40, 64, 80, 96, 128, 192, 256}) {
+      const std::string scheme(format.name);
+      if (!Fits(scheme, head_dim)) continue;
+      Check({.scheme = scheme, .heads = 2, .kv_heads = 1, .head_dim = head_dim, .lengths = {58}}, kThreeSteps, seed++);
+    }
+  }
+}
+
+TEST_P(AccuracyTest, EveryGroupOfHeads) {
+  uint32_t seed = 200;
+  for (const char* scheme : {"bf16", "fp8", "int8", "int4"}) {
+    for (const auto& [heads, kv_heads] : {std::pair{1, 1}, {2, 2}, {4, 2}, {3, 1}, {8, 2}, {7, 1}, {8, 1}, {15, 1},
+                                          {71, 1}}) {
+      Check({.scheme = scheme, .heads = heads, .kv_heads = kv_heads, .head_dim = 32, .lengths = {58}}, kThreeSteps,
+            seed++);
+    }
+  }
+}
+
+TEST_P(AccuracyTest, EveryPageSizeWindowAndSoftcap) {
+  uint32_t seed = 300;
+  for (const char* scheme : {"bf16", "fp8_e5m2", "int8", "int4"}) {
+    for (const int page_size : {16, 32, 64, 128}) {
+      for (const int window : {0, 1, 5, 33, 100}) {
+        Check({.scheme = scheme,
+               .heads = 2,
+               .kv_heads = 1,
+               .head_dim = 32,
+               .page_size = page_size,
+               .sliding_window = window,
+               .softcap = window == 33 ? 5.0f : 0.0f,
+               .lengths = {150}},
+              {{{0, 90}}, {{0, 1}}, {{0, 59}}}, seed++);
+      }
+    }
+  }
+}
+
+TEST_P(AccuracyTest, RaggedBatch) {
+  uint32_t seed = 400;
+  for (const formats::Format& format : formats::All()) {
+    Check({.scheme = std::string(format.name), .lengths = {70, 3, 49, 17}},
+          {{{0, 48}, {2, 16}}, {{0, 1}, {1, 2}, {2, 16}, {3, 17}}, {{1, 1}, {0, 21}, {2, 17}}}, seed++);
+  }
+}
+
+TEST_P(AccuracyTest, KeyMeanWithAndWithoutSoftcap) {
+  for (const char* scheme : {"k=int8+mean,v=int8", "k=int4+mean,v=int4", "k=bf16+mean,v=bf16"}) {
+    for (const float softcap : {0.0f, 3.0f}) {
+      Check({.scheme = scheme, .heads = 4, .head_dim = 64, .softcap = softcap, .lengths = {58}}, kThreeSteps, 500);
+    }
+  }
+}
+
+TEST_P(AccuracyTest, LargeTinyAndZeroInputs) {
+  for (const formats::Format& format : formats::All()) {
+    for (const float magnitude : {0.0f, 1e-6f, 8.0f, 30.0f}) {
+      Check({.scheme = std::string(format.name), .head_dim = 32, .magnitude = magnitude, .lengths = {58}}, kThreeSteps,
+            600);
+    }
+  }
+}
+
+// 8,192 tokens behind one query: sums in f32 do not drift.
+TEST_P(AccuracyTest, LongContext) {
+  for (const char* scheme : {"fp8", "int8", "int4"}) {
+    Check({.scheme = scheme, .heads = 4, .kv_heads = 1, .head_dim = 32, .page_size = 64, .lengths = {8200}},
+          {{{0, 6}}, {{0, 1}}}, 700, 8190);
+  }
+}
+
+}  // namespace
+}  // namespace kvanta::attention

@@ -1,0 +1,232 @@
+// The contract of a backend: what MakePlan and the constructors refuse, what Append writes, the list of backends.
+#include "attention/backend.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "attention/array_attention.h"
+#include "attention/attention_bench.h"
+#include "attention/backends.h"
+#include "attention/cache_harness.h"
+#include "attention/work_list.h"
+#include "formats/cell_layout.h"
+#include "formats/transform.h"
+#include "kvanta/error.h"
+
+namespace kvanta::attention {
+namespace {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
+
+template <class F>
+std::string ErrorOf(F f) {
+  try {
+    f();
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(BackendsTest, ListsTheMachinesUnitsAndTheReference) {
+  const std::vector<std::string> names = BackendNames();
+  EXPECT_THAT(names, Contains("cpu-portable"));
+  EXPECT_EQ(names.back(), "reference");
+  CacheHarness harness({}, 1);
+  for (const std::string& name : names) {
+    EXPECT_EQ(MakeBackend(name, harness.store(), harness.config(), std::make_shared<ThreadPool>(1))->Info().name, name);
+  }
+  EXPECT_THAT(ErrorOf([&] { MakeBackend("cuda", harness.store(), harness.config(), std::make_shared<ThreadPool>(1)); }),
+              HasSubstr("cpu-portable, reference"));
+}
+
+TEST(BackendTest, RefusesConfigsThatDoNotFitTheCache) {
+  CacheHarness harness({.scheme = "k=int8+mean,v=int8"}, 1);
+  const auto error = [&](auto change) {
+    BackendConfig config = harness.config();
+    change(config);
+    return ErrorOf([&] { MakeReferenceBackend(harness.store(), config); });
+  };
+  EXPECT_EQ(error([](BackendConfig&) {}), "no error");
+  EXPECT_THAT(error([](BackendConfig& c) { c.layers.clear(); }), HasSubstr("0 layers"));
+  EXPECT_THAT(error([](BackendConfig& c) { c.layers[0].heads = 3; }), HasSubstr("3 query heads"));
+  EXPECT_THAT(error([](BackendConfig& c) { c.layers[0].head_dim = 32; }), HasSubstr("2 KV heads of 32"));
+  EXPECT_THAT(error([](BackendConfig& c) { c.layers[0].softmax_scale = 0; }), HasSubstr("softmax_scale 0"));
+  EXPECT_THAT(error([](BackendConfig& c) { c.scales[0].k.scale = {1.0f}; }), HasSubstr("1 k scales for 2"));
+  EXPECT_THAT(error([](BackendConfig& c) { c.scales[0].v.scale = {1.0f, 0.0f}; }), HasSubstr("v scale 0"));
+  EXPECT_THAT(error([](BackendConfig& c) { c.scales[0].k.mean.clear(); }), HasSubstr("+mean"));
+}
+
+TEST(BackendTest, RefusesBatchesWithoutTheirPages) {
+  CacheHarness harness({.scheme = "int4", .lengths = {40}}, 1);
+  const std::unique_ptr<Backend> backend = harness.CpuBackend(*testing::Units().front().table);
+  cache::BlockTable& table = harness.sequences()[0].table;
+  const auto error = [&](int64_t start, int tokens) {
+    const SequenceSpan span{.start = start, .tokens = tokens, .pages = table.data()};
+    return ErrorOf([&] { backend->MakePlan({.sequences = {&span, 1}}, nullptr); });
+  };
+  EXPECT_THAT(error(-1, 1), HasSubstr("start -1"));
+  EXPECT_THAT(error(0, 0), HasSubstr("0 tokens"));
+  EXPECT_THAT(error(0, 5), HasSubstr("page 0 has no exact record"));
+  for (cache::PageRef& page : table) page.exact = harness.store().Allocate(cache::PageKind::kExact);
+  EXPECT_EQ(error(0, 40), "no error");
+  const cache::PageId closed = table[1].quantized;
+  table[1].quantized = cache::kNoPage;
+  EXPECT_THAT(error(0, 40), HasSubstr("page 1 has no quantized record"));
+  EXPECT_EQ(error(0, 20), "no error");  // open: it needs no quantized record yet
+  table[1].quantized = closed;
+  harness.store().Release(cache::PageKind::kExact, table[0].exact);
+  EXPECT_THAT(error(32, 1), HasSubstr("page 0 has no exact record"));  // the sink
+}
+
+TEST(BackendTest, PlansAreOfTheirBackend) {
+  CacheHarness harness({}, 1);
+  const std::unique_ptr<Backend> cpu = harness.CpuBackend(*testing::Units().front().table);
+  const std::unique_ptr<Backend> reference = MakeReferenceBackend(harness.store(), harness.config());
+  const SequenceSpan span{.start = 0, .tokens = 1, .pages = harness.sequences()[0].table.data()};
+  std::unique_ptr<Plan> plan = reference->MakePlan({.sequences = {&span, 1}}, nullptr);
+  EXPECT_THROW(cpu->MakePlan({.sequences = {&span, 1}}, std::move(plan)), InputError);
+}
+
+// Append's bytes are the encoder's, row by row, of the transformed row less its mean.
+TEST(BackendTest, AppendEncodesByTheSpecification) {
+  for (const char* scheme : {"fp32", "bf16", "fp8", "int8", "int4+exact=none", "k=int8+mean,v=fp16"}) {
+    const HarnessOptions options{.scheme = scheme, .lengths = {21}};
+    CacheHarness harness(options, 3);
+    const std::unique_ptr<Backend> backend = harness.CpuBackend(*testing::Units().front().table, 2);
+    harness.Append(*backend, {0, 21});
+    const formats::LayerScheme& layer = harness.layout().layers[0];
+    CacheHarness::Sequence& sequence = harness.sequences()[0];
+    formats::EncodeCounts counts;
+    for (int token = 0; token < 21; ++token) {
+      for (int head = 0; head < options.kv_heads; ++head) {
+        std::vector<float> x(64);
+        for (int c = 0; c < 64; ++c) {
+          x[static_cast<size_t>(c)] = sequence.k[static_cast<size_t>((token * options.kv_heads + head) * 64 + c)];
+          if (layer.k.mean) {
+            x[static_cast<size_t>(c)] -= harness.config().scales[0].k.mean[static_cast<size_t>(head * 64 + c)];
+          }
+        }
+        if (layer.k.hadamard) formats::Hadamard(x.data(), 64);
+        std::vector<uint8_t> codes(256), blocks(16), tokens(4);
+        const formats::RowPlanes row{codes.data(), blocks.data(), tokens.data()};
+        layer.k.format->encode_row(x.data(), 64, 1.0f, row, counts);
+        std::vector<float> expected(64), found(64);
+        layer.k.format->decode_row(row, 64, 1.0f, expected.data());
+        const uint8_t* cell = harness.store().Base(cache::PageKind::kQuantized) +
+                              sequence.table[static_cast<size_t>(token / 16)].quantized *
+                                  harness.store().RecordBytes(cache::PageKind::kQuantized) +
+                              layer.KCell(head);
+        formats::LoadRow(formats::SideKind::kK, *layer.k.format, layer.shape, layer.k.planes, token % 16, cell, row);
+        layer.k.format->decode_row(row, 64, 1.0f, found.data());
+        ASSERT_EQ(found, expected) << scheme << " token " << token << " head " << head;
+      }
+    }
+    EXPECT_EQ(backend->Counts(0).k.values, 21 * 2 * 64) << scheme;
+    EXPECT_EQ(backend->Counts(0).k.saturated, 0) << scheme;
+  }
+}
+
+TEST(BackendTest, CountsSaturation) {
+  HarnessOptions options{.scheme = "fp8", .lengths = {20}};
+  options.magnitude = 1;
+  CacheHarness harness(options, 3);
+  CacheHarness::Sequence& sequence = harness.sequences()[0];
+  sequence.k[5] = 1e4f;
+  sequence.v[7] = -1e4f;
+  sequence.v[8] = std::numeric_limits<float>::infinity();
+  const std::unique_ptr<Backend> backend = harness.CpuBackend(*testing::Units().front().table);
+  harness.Append(*backend, {0, 20});
+  EXPECT_EQ(backend->Counts(0).k.saturated, 1);
+  EXPECT_EQ(backend->Counts(0).v.saturated, 2);
+  EXPECT_EQ(backend->Scales(0).k.scale, harness.config().scales[0].k.scale);
+}
+
+// All keys equal: every token counts the same, the output is the mean of the stored values.
+TEST(BackendTest, EqualKeysGiveTheMean) {
+  for (const char* scheme : {"fp32", "bf16", "int8", "int4"}) {
+    CacheHarness harness({.scheme = scheme, .heads = 1, .kv_heads = 1, .head_dim = 32, .lengths = {100}}, 3);
+    CacheHarness::Sequence& sequence = harness.sequences()[0];
+    for (size_t i = 32; i < sequence.k.size(); ++i) sequence.k[i] = sequence.k[i % 32];
+    for (size_t i = 0; i < sequence.v.size(); ++i) sequence.v[i] = static_cast<float>(i / 32);
+    for (const testing::Unit& unit : testing::Units()) {
+      sequence.start = 0;
+      const std::unique_ptr<Backend> backend = harness.CpuBackend(*unit.table);
+      harness.RunStep(*backend, {{0, 100}});
+      for (size_t i = 0; i < sequence.out.size(); ++i) {
+        // Exact pages are bf16; int4 keeps constants to its scale's 11 bits, its sinks and keys differ from it a little.
+        const double mean = static_cast<double>(i / 32) / 2;
+        ASSERT_NEAR(sequence.out[i], mean, 0.01 * mean + 1e-4) << scheme << " " << unit.name << " row " << i / 32;
+      }
+    }
+  }
+}
+
+TEST(WorkListTest, SpreadsTheRunsOfFewRowsAndKeepsManyWhole) {
+  const WorkShape shape{.heads = 4, .kv_heads = 1, .head_dim = 64, .sliding_window = 0};
+  Batch batch;
+  batch.sequences.push_back({.span = {.start = 10000, .tokens = 1, .pages = nullptr}, .first_row = 0});
+  WorkList list;
+  MakeWorkList(shape, batch, 64, 2, list);
+  EXPECT_EQ(list.tiles.size(), 1u);
+  EXPECT_EQ(list.tasks.size(), 10u);
+  EXPECT_EQ(list.merges.size(), 1u);
+  EXPECT_EQ(list.partial_rows, 40);
+  MakeWorkList(shape, batch, 64, 1, list);
+  EXPECT_EQ(list.tasks.size(), 1u);
+  EXPECT_EQ(list.partial_rows, 0);
+  batch.sequences[0].span.tokens = 512;
+  MakeWorkList(shape, batch, 64, 2, list);
+  EXPECT_EQ(list.partial_rows, 0);  // workspace stays O(tile): the prefix of a chunk costs none
+  for (const Tile& tile : list.tiles) {
+    EXPECT_LE(tile.tokens * shape.Group(), kTileRows);
+    EXPECT_EQ(tile.first / 64, (tile.first + tile.tokens - 1) / 64);
+  }
+}
+
+TEST(ArrayAttentionTest, AgreesWithTheReferenceAndChecksShapes) {
+  ArrayAttention options{.scheme = "int8", .heads = 4, .kv_heads = 2, .head_dim = 32};
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  std::vector<float> q(3 * 128), k(40 * 64), v(40 * 64);
+  for (std::vector<float>* values : {&q, &k, &v}) {
+    for (float& x : *values) x = normal(random);
+  }
+  const ArrayAttentionResult cpu = RunArrayAttention(options, q, k, v, 37);
+  options.backend = "reference";
+  const ArrayAttentionResult reference = RunArrayAttention(options, q, k, v, 37);
+  ASSERT_EQ(cpu.out.size(), q.size());
+  for (size_t i = 0; i < q.size(); ++i) ASSERT_NEAR(cpu.out[i], reference.out[i], 2e-3);
+  EXPECT_GT(cpu.cache_bytes, 40 * 64 * 2);
+  EXPECT_THAT(ErrorOf([&] { RunArrayAttention(options, q, k, v, 36); }), HasSubstr("[36, 39) with 40 keys"));
+  EXPECT_THAT(ErrorOf([&] { RunArrayAttention(options, q, k, q, 37); }), HasSubstr("v has 384"));
+  options.scheme = "int9";
+  EXPECT_THAT(ErrorOf([&] { RunArrayAttention(options, q, k, v, 37); }), HasSubstr("int9"));
+}
+
+TEST(AttentionBenchTest, VerifiesAndReports) {
+  const std::vector<AttentionBenchRow> rows = RunAttentionBench({.formats = {"bf16", "int4"},
+                                                                 .threads = {1, 2},
+                                                                 .limit_gb_s = {1e6},
+                                                                 .heads = 4,
+                                                                 .kv_heads = 2,
+                                                                 .head_dim = 64,
+                                                                 .context = 4100,
+                                                                 .query_tokens = 3,
+                                                                 .seconds = 0});
+  ASSERT_EQ(rows.size(), 4u);
+  for (const AttentionBenchRow& row : rows) {
+    EXPECT_GT(row.ns_min, 0);
+    EXPECT_LE(row.ns_min, row.ns_median);
+    EXPECT_LT(row.max_error, 1e-3);
+    EXPECT_NEAR(row.gb_s, static_cast<double>(row.bytes) / row.ns_median, 1e-9 * row.gb_s);
+  }
+  EXPECT_EQ(rows[0].bytes, int64_t{4103} * 2 * 64 * 2 * 2);
+  EXPECT_GT(rows[0].share_of_limit, 0);
+  EXPECT_EQ(rows[1].share_of_limit, 0);
+}
+
+}  // namespace
+}  // namespace kvanta::attention

@@ -1,0 +1,214 @@
+// Sequences with random queries, keys and values, a cache for them, and steps that a test composes as it likes: any
+// chunking, any batch, any backend. Pages are taken in shuffled order, and the exact records of closed pages are given
+// back after each step, as the engine does; unused slots and freed records are NaN (0xFF).
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "attention/backend.h"
+#include "attention/batch.h"
+#include "attention/cpu_backend.h"
+#include "attention/reference_backend.h"
+#include "base/device.h"
+#include "emulated/units.h"
+#include "formats/scheme.h"
+
+namespace kvanta::attention {
+
+struct HarnessOptions {
+  std::string scheme = "bf16";
+  int heads = 4;
+  int kv_heads = 2;
+  int head_dim = 64;
+  int page_size = 16;
+  int sliding_window = 0;
+  float softcap = 0;
+  float magnitude = 1;               // standard deviation of q, k, v
+  float static_scale = 1;
+  std::vector<int> lengths = {100};  // tokens of each sequence
+  bool poison = true;
+};
+
+// Part of a step: the next `tokens` tokens of a sequence.
+struct Part {
+  int sequence;
+  int tokens;
+};
+using Step = std::vector<Part>;
+
+class CacheHarness {
+ public:
+  CacheHarness(const HarnessOptions& options, uint32_t seed)
+      : options_(options),
+        layout_(formats::PlanCache({KvScheme::Parse(options.scheme)}, {{options.kv_heads, options.head_dim}},
+                                   options.page_size)) {
+    std::mt19937 random(seed);
+    int64_t pages = 0;
+    for (const int length : options.lengths) {
+      Sequence sequence;
+      sequence.q = Normal(random, int64_t{length} * QWidth());
+      sequence.k = Normal(random, int64_t{length} * KvWidth());
+      sequence.v = Normal(random, int64_t{length} * KvWidth());
+      sequence.out.assign(sequence.q.size(), std::nanf(""));
+      sequence.table.resize(static_cast<size_t>((length + options.page_size - 1) / options.page_size));
+      pages += static_cast<int64_t>(sequence.table.size());
+      sequences_.push_back(std::move(sequence));
+    }
+    store_.emplace(Cpu(), layout_,
+                   cache::PageStoreConfig{.budget_bytes = (pages + 1) * (layout_.page_bytes + layout_.exact_page_bytes),
+                                          .poison_unused = options.poison});
+    std::vector<cache::PageId> ids;
+    for (int64_t i = 0; i < pages; ++i) ids.push_back(store_->Allocate(cache::PageKind::kQuantized));
+    std::shuffle(ids.begin(), ids.end(), random);
+    for (Sequence& sequence : sequences_) {
+      for (cache::PageRef& page : sequence.table) {
+        page.quantized = ids.back();
+        ids.pop_back();
+      }
+    }
+    config_.layers.push_back({.heads = options.heads,
+                              .kv_heads = options.kv_heads,
+                              .head_dim = options.head_dim,
+                              .softmax_scale = 1.0f / std::sqrt(static_cast<float>(options.head_dim)),
+                              .softcap = options.softcap,
+                              .sliding_window = options.sliding_window});
+    config_.scales.resize(1);
+    config_.scales[0].k.scale.assign(static_cast<size_t>(options.kv_heads), options.static_scale);
+    config_.scales[0].v.scale.assign(static_cast<size_t>(options.kv_heads), options.static_scale);
+    if (layout_.layers[0].k.mean) config_.scales[0].k.mean = Normal(random, KvWidth());
+  }
+
+  cache::PageStore& store() { return *store_; }
+  const BackendConfig& config() const { return config_; }
+  const formats::CacheLayout& layout() const { return layout_; }
+
+  struct Sequence {
+    std::vector<float> q, k, v, out;  // rows by position
+    std::vector<float> expected;      // the reference's rows, where RunStep was asked for them
+    cache::BlockTable table;
+    int64_t start = 0;
+  };
+  std::vector<Sequence>& sequences() { return sequences_; }
+
+  std::unique_ptr<Backend> CpuBackend(const kernels::IsaTable& isa, int threads = 1) {
+    return MakeCpuBackend(*store_, config_, std::make_shared<ThreadPool>(threads), isa);
+  }
+
+  // Appends and attends one step; with `reference`, that backend attends to the same bytes as well.
+  void RunStep(Backend& backend, const Step& step, Backend* reference = nullptr) {
+    std::vector<float> q, k, v;
+    std::vector<SequenceSpan> spans;
+    for (const Part& part : step) {
+      Sequence& sequence = sequences_[static_cast<size_t>(part.sequence)];
+      ProvideExact(sequence, part.tokens);
+      spans.push_back({.start = sequence.start, .tokens = part.tokens, .pages = sequence.table.data()});
+      Gather(sequence.q, sequence.start, part.tokens, QWidth(), q);
+      Gather(sequence.k, sequence.start, part.tokens, KvWidth(), k);
+      Gather(sequence.v, sequence.start, part.tokens, KvWidth(), v);
+    }
+    std::vector<float> out(q.size(), std::nanf(""));
+    plan_ = backend.MakePlan({.sequences = spans}, std::move(plan_));
+    backend.Append(*plan_, 0, k.data(), v.data(), KvWidth());
+    backend.Run(*plan_, 0, q.data(), QWidth(), out.data());
+    std::vector<float> expected(reference ? q.size() : 0);
+    if (reference) {
+      const std::unique_ptr<Plan> plan = reference->MakePlan({.sequences = spans}, nullptr);
+      reference->Run(*plan, 0, q.data(), QWidth(), expected.data());
+    }
+    int64_t row = 0;
+    for (const Part& part : step) {
+      Sequence& sequence = sequences_[static_cast<size_t>(part.sequence)];
+      const auto first = out.begin() + row * QWidth();
+      std::copy(first, first + part.tokens * QWidth(), sequence.out.begin() + sequence.start * QWidth());
+      if (reference) {
+        const auto rows = expected.begin() + row * QWidth();
+        sequence.expected.resize(sequence.q.size());
+        std::copy(rows, rows + part.tokens * QWidth(), sequence.expected.begin() + sequence.start * QWidth());
+      }
+      row += part.tokens;
+      sequence.start += part.tokens;
+      ReleaseExact(sequence);
+    }
+  }
+
+  // A step whose queries nobody asks for.
+  void Append(Backend& backend, Part part) {
+    Sequence& sequence = sequences_[static_cast<size_t>(part.sequence)];
+    ProvideExact(sequence, part.tokens);
+    const SequenceSpan span{.start = sequence.start, .tokens = part.tokens, .pages = sequence.table.data()};
+    plan_ = backend.MakePlan({.sequences = {&span, 1}}, std::move(plan_));
+    const int64_t offset = sequence.start * KvWidth();
+    backend.Append(*plan_, 0, sequence.k.data() + offset, sequence.v.data() + offset, KvWidth());
+    sequence.start += part.tokens;
+    ReleaseExact(sequence);
+  }
+
+  void Run(Backend& backend, const std::vector<Step>& steps, Backend* reference = nullptr) {
+    for (const Step& step : steps) RunStep(backend, step, reference);
+  }
+
+  // All bytes that a sequence's quantized pages and kept exact pages hold, in order.
+  std::vector<uint8_t> Bytes(int index) {
+    std::vector<uint8_t> bytes;
+    const auto add = [&](cache::PageKind kind, cache::PageId page) {
+      if (page == cache::kNoPage) return;
+      const uint8_t* record = store_->Base(kind) + page * store_->RecordBytes(kind);
+      bytes.insert(bytes.end(), record, record + store_->RecordBytes(kind));
+    };
+    for (const cache::PageRef& page : sequences_[static_cast<size_t>(index)].table) {
+      add(cache::PageKind::kQuantized, page.quantized);
+      add(cache::PageKind::kExact, page.exact);
+    }
+    return bytes;
+  }
+
+  int64_t QWidth() const { return int64_t{options_.heads} * options_.head_dim; }
+  int64_t KvWidth() const { return int64_t{options_.kv_heads} * options_.head_dim; }
+
+ private:
+  std::vector<float> Normal(std::mt19937& random, int64_t count) const {
+    std::normal_distribution<float> normal(0, options_.magnitude);
+    std::vector<float> values(static_cast<size_t>(count));
+    for (float& value : values) value = options_.magnitude == 0 ? 0.0f : normal(random);
+    return values;
+  }
+
+  static void Gather(const std::vector<float>& from, int64_t start, int64_t rows, int64_t width,
+                     std::vector<float>& to) {
+    to.insert(to.end(), from.begin() + start * width, from.begin() + (start + rows) * width);
+  }
+
+  void ProvideExact(Sequence& sequence, int tokens) {
+    if (layout_.exact_page_bytes == 0) return;
+    for (int64_t page = sequence.start / options_.page_size; page * options_.page_size < sequence.start + tokens;
+         ++page) {
+      cache::PageId& exact = sequence.table[static_cast<size_t>(page)].exact;
+      if (exact == cache::kNoPage) exact = store_->Allocate(cache::PageKind::kExact);
+    }
+  }
+
+  void ReleaseExact(Sequence& sequence) {
+    for (int64_t page = layout_.layers[0].sink_pages; (page + 1) * options_.page_size <= sequence.start; ++page) {
+      cache::PageId& exact = sequence.table[static_cast<size_t>(page)].exact;
+      if (exact != cache::kNoPage) store_->Release(cache::PageKind::kExact, exact);
+      exact = cache::kNoPage;
+    }
+  }
+
+  const HarnessOptions options_;
+  formats::CacheLayout layout_;
+  std::optional<cache::PageStore> store_;
+  BackendConfig config_;
+  std::vector<Sequence> sequences_;
+  std::unique_ptr<Plan> plan_;
+};
+
+}  // namespace kvanta::attention

@@ -1,0 +1,166 @@
+// A row's bits depend on its position and on the bytes it reads, on nothing else: not on chunking, batch, threads,
+// prefix pages computed by another step, or what unused slots hold. Pages' bytes depend on positions and values alone.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "attention/cache_harness.h"
+
+namespace kvanta::attention {
+namespace {
+
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+// Steps in which several sequences advance together, each by chunks of its own.
+std::vector<Step> RandomBatches(std::mt19937& random, const std::vector<int>& lengths) {
+  std::vector<int> left = lengths;
+  std::vector<Step> steps;
+  for (bool any = true; any;) {
+    any = false;
+    Step step;
+    for (size_t i = 0; i < left.size(); ++i) {
+      if (left[i] == 0) continue;
+      any = true;
+      if (std::uniform_int_distribution<int>(0, 2)(random) == 0) continue;
+      const int tokens = std::uniform_int_distribution<int>(1, std::min(left[i], 40))(random);
+      step.push_back({static_cast<int>(i), tokens});
+      left[i] -= tokens;
+    }
+    std::shuffle(step.begin(), step.end(), random);
+    if (!step.empty()) steps.push_back(step);
+  }
+  return steps;
+}
+
+class InvarianceTest : public ::testing::TestWithParam<std::tuple<testing::Unit, std::string>> {
+ protected:
+  const kernels::IsaTable& Isa() const { return *std::get<0>(GetParam()).table; }
+  std::string Scheme() const { return std::get<1>(GetParam()); }
+  // The emulated unit is slow: its logic gets fewer cases.
+  int Cases() const { return std::get<0>(GetParam()).name == "avx512_emulated" ? 4 : 200; }
+};
+
+std::vector<std::string> Schemes() {
+  std::vector<std::string> schemes;
+  for (const formats::Format& format : formats::All()) schemes.emplace_back(format.name);
+  schemes.insert(schemes.end(), {"k=int8,v=int4", "int4+exact=none", "fp8+exact=open", "int8+exact=open+sink=1"});
+  return schemes;
+}
+
+INSTANTIATE_TEST_SUITE_P(Units, InvarianceTest,
+                         ::testing::Combine(::testing::ValuesIn(testing::Units()), ::testing::ValuesIn(Schemes())),
+                         [](const auto& param) {
+                           std::string name = std::get<0>(param.param).name + "_" + std::get<1>(param.param);
+                           for (char& c : name) {
+                             if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
+                           }
+                           return name;
+                         });
+
+// The same sequences in the same cache: token by token on one thread, in random batches of random chunks on 1, 2 or 4.
+TEST_P(InvarianceTest, ChunksBatchesAndThreads) {
+  for (int seed = 0; seed < Cases(); ++seed) {
+    std::mt19937 random(static_cast<uint32_t>(seed));
+    const auto pick = [&](std::initializer_list<int> values) {
+      return values.begin()[std::uniform_int_distribution<size_t>(0, values.size() - 1)(random)];
+    };
+    HarnessOptions options{.scheme = Scheme(), .head_dim = 32, .page_size = pick({16, 16, 32, 64})};
+    options.kv_heads = pick({1, 2});
+    options.heads = options.kv_heads * pick({1, 2, 3, 4, 5, 7, 8});
+    options.sliding_window = pick({0, 0, 0, 7, 40});
+    options.softcap = seed % 8 == 0 ? 4.0f : 0.0f;
+    options.lengths = {pick({30, 61, 80}), pick({1, 17, 40}), pick({16, 33})};
+    SCOPED_TRACE(fmt::format("seed {}: heads {}/{}, page {}, window {}", seed, options.heads, options.kv_heads,
+                             options.page_size, options.sliding_window));
+
+    CacheHarness one(options, static_cast<uint32_t>(seed));
+    const std::unique_ptr<Backend> serial = one.CpuBackend(Isa());
+    for (size_t i = 0; i < options.lengths.size(); ++i) {
+      for (int token = 0; token < options.lengths[i]; ++token) one.RunStep(*serial, {{static_cast<int>(i), 1}});
+    }
+    CacheHarness two(options, static_cast<uint32_t>(seed));
+    const std::unique_ptr<Backend> parallel = two.CpuBackend(Isa(), pick({1, 2, 4}));
+    two.Run(*parallel, RandomBatches(random, options.lengths));
+    for (size_t i = 0; i < options.lengths.size(); ++i) {
+      ASSERT_TRUE(SameBits(one.sequences()[i].out, two.sequences()[i].out)) << "sequence " << i;
+      ASSERT_EQ(one.Bytes(static_cast<int>(i)), two.Bytes(static_cast<int>(i))) << "sequence " << i;
+    }
+  }
+}
+
+// Contexts of several runs: attended run by run in a chunk, spread over tasks and merged in a decode step.
+TEST_P(InvarianceTest, RunsSpreadOverThreads) {
+  const bool emulated = std::get<0>(GetParam()).name == "avx512_emulated";
+  const int length = emulated ? 1100 : 2500;
+  for (const int window : {0, 1500}) {
+    const HarnessOptions options{.scheme = Scheme(), .heads = 3, .kv_heads = 1, .head_dim = 32, .page_size = 64,
+                                 .sliding_window = window, .lengths = {length}};
+    CacheHarness one(options, 5);
+    const std::unique_ptr<Backend> serial = one.CpuBackend(Isa(), 1);
+    one.Append(*serial, {0, length - 40});
+    one.RunStep(*serial, {{0, 40}});
+    CacheHarness two(options, 5);
+    const std::unique_ptr<Backend> parallel = two.CpuBackend(Isa(), 4);
+    two.Append(*parallel, {0, length - 40});
+    for (int token = 0; token < 40; ++token) two.RunStep(*parallel, {{0, 1}});
+    const int64_t first = (length - 40) * one.QWidth();
+    ASSERT_EQ(std::memcmp(one.sequences()[0].out.data() + first, two.sequences()[0].out.data() + first,
+                          sizeof(float) * static_cast<size_t>(40 * one.QWidth())), 0) << "window " << window;
+    EXPECT_EQ(one.Bytes(0), two.Bytes(0));
+  }
+}
+
+// Unused slots and freed records: NaN bytes or zero bytes, the rows are the same and finite.
+TEST_P(InvarianceTest, UnusedSlotsDoNotMatter) {
+  for (const int length : {1, 2, 3, 5, 14, 19, 35}) {
+    HarnessOptions options{.scheme = Scheme(), .heads = 4, .kv_heads = 2, .head_dim = 32, .lengths = {length, 40}};
+    CacheHarness poisoned(options, 9);
+    const std::unique_ptr<Backend> first = poisoned.CpuBackend(Isa());
+    options.poison = false;
+    CacheHarness clean(options, 9);
+    const std::unique_ptr<Backend> second = clean.CpuBackend(Isa());
+    for (const Step& step : {Step{{1, 17}}, Step{{0, length}, {1, 23}}}) {
+      poisoned.RunStep(*first, step);
+      clean.RunStep(*second, step);
+    }
+    for (size_t i = 0; i < 2; ++i) {
+      ASSERT_TRUE(SameBits(poisoned.sequences()[i].out, clean.sequences()[i].out)) << "length " << length;
+      for (const float x : poisoned.sequences()[i].out) ASSERT_TRUE(std::isfinite(x)) << "length " << length;
+    }
+  }
+}
+
+// A NaN in a key or value reaches the rows that see it, and no other.
+TEST_P(InvarianceTest, NanStaysWithTheRowsThatSeeIt) {
+  const HarnessOptions options{.scheme = Scheme(), .heads = 2, .kv_heads = 2, .head_dim = 32, .page_size = 32,
+                               .sliding_window = 20, .lengths = {80}};
+  CacheHarness clean(options, 11);
+  CacheHarness dirty(options, 11);
+  constexpr int kToken = 37;
+  const bool keeps_nan = Scheme() == "fp32" || Scheme() == "bf16" || Scheme() == "fp16" || Scheme() == "fp8_e4m3" ||
+                         Scheme() == "fp8_e5m2";
+  dirty.sequences()[0].v[static_cast<size_t>(kToken * dirty.KvWidth() + 32 + 5)] = std::nanf("");  // KV head 1
+  const std::unique_ptr<Backend> first = clean.CpuBackend(Isa());
+  const std::unique_ptr<Backend> second = dirty.CpuBackend(Isa());
+  clean.RunStep(*first, {{0, 80}});
+  dirty.RunStep(*second, {{0, 80}});
+  for (int token = 0; token < 80; ++token) {
+    for (int channel = 0; channel < 64; ++channel) {
+      const size_t index = static_cast<size_t>(token * clean.QWidth() + channel);
+      const bool sees = channel >= 32 && token >= kToken && token < kToken + 20;
+      if (!sees) {
+        ASSERT_EQ(clean.sequences()[0].out[index], dirty.sequences()[0].out[index]) << token << " " << channel;
+      } else if (keeps_nan && channel == 37) {
+        ASSERT_TRUE(std::isnan(dirty.sequences()[0].out[index])) << token;
+      }
+    }
+  }
+  EXPECT_GE(second->Counts(0).v.nan, 1);
+  EXPECT_EQ(second->Counts(0).k.nan, 0);
+}
+
+}  // namespace
+}  // namespace kvanta::attention

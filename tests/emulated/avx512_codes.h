@@ -1,0 +1,66 @@
+// What SIMDe 0.7.4 lacks of the AVX-512 that the cache's codes use (src/kernels/cpu/codes_avx512.h), lane by lane as
+// Intel defines it. Included by avx512.h.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+inline __m512i EmulatedMaskzLoadEpi32(uint32_t mask, const void* p) {
+  int32_t lanes[16] = {};
+  for (int i = 0; i < 16; ++i) {
+    if ((mask >> i & 1) != 0) std::memcpy(&lanes[i], static_cast<const char*>(p) + 4 * i, sizeof(int32_t));
+  }
+  return _mm512_loadu_si512(lanes);
+}
+
+inline __m512i EmulatedSraiEpi32(__m512i v, int count) {
+  int32_t lanes[16];
+  _mm512_storeu_si512(lanes, v);
+  for (int32_t& lane : lanes) lane >>= count;
+  return _mm512_loadu_si512(lanes);
+}
+
+inline uint16_t EmulatedCmpltEpi32(__m512i a, __m512i b) {
+  int32_t x[16];
+  int32_t y[16];
+  _mm512_storeu_si512(x, a);
+  _mm512_storeu_si512(y, b);
+  unsigned mask = 0;
+  for (int i = 0; i < 16; ++i) mask |= static_cast<unsigned>(x[i] < y[i]) << i;
+  return static_cast<uint16_t>(mask);
+}
+
+inline __m256i EmulatedCvtEpi32Epi16(__m512i v) {
+  uint32_t lanes[16];
+  uint16_t out[16];
+  _mm512_storeu_si512(lanes, v);
+  for (int i = 0; i < 16; ++i) out[i] = static_cast<uint16_t>(lanes[i]);
+  return simde_mm256_loadu_si256(reinterpret_cast<const simde__m256i*>(out));
+}
+
+inline __m128i EmulatedCvtEpi32Epi8(__m512i v) {
+  uint32_t lanes[16];
+  uint8_t out[16];
+  _mm512_storeu_si512(lanes, v);
+  for (int i = 0; i < 16; ++i) out[i] = static_cast<uint8_t>(lanes[i]);
+  return simde_mm_loadu_si128(reinterpret_cast<const simde__m128i*>(out));
+}
+
+inline __m512 EmulatedPermutePs(__m512 v, int order) {
+  float lanes[16];
+  float out[16];
+  _mm512_storeu_ps(lanes, v);
+  for (int i = 0; i < 16; ++i) out[i] = lanes[i / 4 * 4 + (order >> (2 * (i % 4)) & 3)];
+  return _mm512_loadu_ps(out);
+}
+
+}  // namespace
+
+#define _mm512_maskz_loadu_epi32(mask, p) EmulatedMaskzLoadEpi32(mask, p)
+#define _mm512_srai_epi32(v, count) EmulatedSraiEpi32(v, count)
+#define _mm512_cmplt_epi32_mask(a, b) EmulatedCmpltEpi32(a, b)
+#define _mm512_cvtepi32_epi16(v) EmulatedCvtEpi32Epi16(v)
+#define _mm512_cvtepi32_epi8(v) EmulatedCvtEpi32Epi8(v)
+#define _mm512_permute_ps(v, order) EmulatedPermutePs(v, order)

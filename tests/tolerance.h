@@ -32,4 +32,24 @@ constexpr double RmsNormRelative(long width) {
 // a cos - b sin: three roundings, of magnitudes |a| + |b|.
 inline constexpr double kRopeAbsolute = 3 * kUnitF32;
 
+// ---- attention, against double on the same bytes
+
+// An integer code's query is rounded to 32512 steps of its largest value: each element errs by at most peak / 65024,
+// the row's norm by sqrt(head_dim) * |q| / 65024, a logit by that share of |q| |k| (Cauchy-Schwarz). A float code's
+// query is kept to 2^-17 (two bf16 terms), and its dot is a chain of head_dim f32 multiply-adds. A softcap only shrinks
+// the error, and adds three roundings of its own size.
+inline double LogitError(bool integer, int head_dim, double logit, double softcap) {
+  const double query = integer ? __builtin_sqrt(head_dim) / 65024 : 0x1p-17;
+  return (query + (head_dim + 8) * kUnitF32) * logit + (kExpRelative + 4 * kUnitF32) * softcap;
+}
+
+// exp turns a logit's error into a relative one, in the numerator and in the sum. An integer code's weights are rounded
+// to peak / 65024 each: over the slots of a page that is at most page_size / 65024 of the page's largest weight, and
+// the sum holds every page's largest weight. A float code's weights keep 2^-17. The rest are roundings of sums of
+// positive weights: a page's slots, 64 pages of a run, 64 runs.
+inline double AttentionTolerance(double logit_error, bool integer, int page_size, double largest_value) {
+  const double weights = integer ? page_size / 65024.0 : 0x1p-17;
+  return (__builtin_expm1(2 * (logit_error + kExpRelative)) + weights + (page_size + 128) * kUnitF32) * largest_value;
+}
+
 }  // namespace kvanta::testing

@@ -71,7 +71,8 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
     double largest = 0;
     for (size_t first = 0; first < values.size(); first += static_cast<size_t>(head_dim)) {
       double sum = 0;
-      for (size_t i = first; i < first + static_cast<size_t>(head_dim); ++i) sum += double{values[i]} * double{values[i]};
+      for (size_t i = first; i < first + static_cast<size_t>(head_dim); ++i)
+        sum += double{values[i]} * double{values[i]};
       largest = std::max(largest, std::sqrt(sum));
     }
     return largest;
@@ -106,8 +107,8 @@ TEST_P(AccuracyTest, EveryHeadDim) {
 TEST_P(AccuracyTest, EveryGroupOfHeads) {
   uint32_t seed = 200;
   for (const char* scheme : {"bf16", "fp8", "int8", "int4"}) {
-    for (const auto& [heads, kv_heads] : {std::pair{1, 1}, {2, 2}, {4, 2}, {3, 1}, {8, 2}, {7, 1}, {8, 1}, {15, 1},
-                                          {71, 1}}) {
+    for (const auto& [heads, kv_heads] :
+         {std::pair{1, 1}, {2, 2}, {4, 2}, {3, 1}, {8, 2}, {7, 1}, {8, 1}, {15, 1}, {71, 1}}) {
       Check({.scheme = scheme, .heads = heads, .kv_heads = kv_heads, .head_dim = 32, .lengths = {58}}, kThreeSteps,
             seed++);
     }

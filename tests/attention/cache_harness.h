@@ -31,7 +31,7 @@ struct HarnessOptions {
   int page_size = 16;
   int sliding_window = 0;
   float softcap = 0;
-  float magnitude = 1;               // standard deviation of q, k, v
+  float magnitude = 1;  // standard deviation of q, k, v
   float static_scale = 1;
   std::vector<int> lengths = {100};  // tokens of each sequence
   bool poison = true;

@@ -96,8 +96,13 @@ TEST_P(InvarianceTest, RunsSpreadOverThreads) {
   const bool emulated = std::get<0>(GetParam()).name == "avx512_emulated";
   const int length = emulated ? 1100 : 2500;
   for (const int window : {0, 1500}) {
-    const HarnessOptions options{.scheme = Scheme(), .heads = 3, .kv_heads = 1, .head_dim = 32, .page_size = 64,
-                                 .sliding_window = window, .lengths = {length}};
+    const HarnessOptions options{.scheme = Scheme(),
+                                 .heads = 3,
+                                 .kv_heads = 1,
+                                 .head_dim = 32,
+                                 .page_size = 64,
+                                 .sliding_window = window,
+                                 .lengths = {length}};
     CacheHarness one(options, 5);
     const std::unique_ptr<Backend> serial = one.CpuBackend(Isa(), 1);
     one.Append(*serial, {0, length - 40});
@@ -108,7 +113,9 @@ TEST_P(InvarianceTest, RunsSpreadOverThreads) {
     for (int token = 0; token < 40; ++token) two.RunStep(*parallel, {{0, 1}});
     const int64_t first = (length - 40) * one.QWidth();
     ASSERT_EQ(std::memcmp(one.sequences()[0].out.data() + first, two.sequences()[0].out.data() + first,
-                          sizeof(float) * static_cast<size_t>(40 * one.QWidth())), 0) << "window " << window;
+                          sizeof(float) * static_cast<size_t>(40 * one.QWidth())),
+              0)
+        << "window " << window;
     EXPECT_EQ(one.Bytes(0), two.Bytes(0));
   }
 }
@@ -135,8 +142,13 @@ TEST_P(InvarianceTest, UnusedSlotsDoNotMatter) {
 
 // A NaN in a key or value reaches the rows that see it, and no other.
 TEST_P(InvarianceTest, NanStaysWithTheRowsThatSeeIt) {
-  const HarnessOptions options{.scheme = Scheme(), .heads = 2, .kv_heads = 2, .head_dim = 32, .page_size = 32,
-                               .sliding_window = 20, .lengths = {80}};
+  const HarnessOptions options{.scheme = Scheme(),
+                               .heads = 2,
+                               .kv_heads = 2,
+                               .head_dim = 32,
+                               .page_size = 32,
+                               .sliding_window = 20,
+                               .lengths = {80}};
   CacheHarness clean(options, 11);
   CacheHarness dirty(options, 11);
   constexpr int kToken = 37;

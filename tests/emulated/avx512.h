@@ -101,3 +101,5 @@ inline __m512 EmulatedScalefPs(__m512 a, __m512 b) {
 #if __has_include("emulated/avx512_codes.h")
 #include "emulated/avx512_codes.h"
 #endif
+
+#include "emulated/avx512_codes.h"

@@ -1,5 +1,7 @@
 // The AVX-512 unit compiled against SIMDe, under another name.
 #define KVANTA_EMULATE_AVX512 1
+#include "emulated/avx512.h"
+
 #define Avx512Table EmulatedAvx512Table
 #if __has_include("emulated/avx512_codes.h")
 #include "kernels/cpu/isa_avx512.cc"  // NOLINT(bugprone-suspicious-include): the unit under test

@@ -34,6 +34,10 @@ inline constexpr double kRopeAbsolute = 3 * kUnitF32;
 
 // ---- attention, against double on the same bytes
 
+// One coefficient, the largest of its row, is 32512 steps exactly; it, the row's unit, a scale and their products round
+// once each.
+inline constexpr double kCoefficientRelative = 6 * kUnitF32;
+
 // An integer code's query is rounded to 32512 steps of its largest value: each element errs by at most peak / 65024,
 // the row's norm by sqrt(head_dim) * |q| / 65024, a logit by that share of |q| |k| (Cauchy-Schwarz). A float code's
 // query is kept to 2^-17 (two bf16 terms), and its dot is a chain of head_dim f32 multiply-adds. A softcap only shrinks

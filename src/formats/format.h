@@ -39,6 +39,27 @@ constexpr int CodeBits(Code code) noexcept {
   return 0;
 }
 
+// As page files and documentation call it.
+constexpr std::string_view Name(Code code) noexcept {
+  switch (code) {
+    case Code::kFp32:
+      return "fp32";
+    case Code::kBf16:
+      return "bf16";
+    case Code::kFp16:
+      return "fp16";
+    case Code::kE4M3:
+      return "e4m3";
+    case Code::kE5M2:
+      return "e5m2";
+    case Code::kInt8:
+      return "int8";
+    case Code::kInt4:
+      return "int4";
+  }
+  return "unknown";
+}
+
 // Where the scale of an element lives.
 enum class Scale : uint8_t {
   kNone,      // codes are values
@@ -46,6 +67,21 @@ enum class Scale : uint8_t {
   kPerToken,  // fp16 per (token, head), plane token_scales
   kPerBlock,  // fp16 per block of `block` channels of one token, plane block_scales
 };
+
+// As page files and documentation call it.
+constexpr std::string_view Name(Scale scale) noexcept {
+  switch (scale) {
+    case Scale::kNone:
+      return "none";
+    case Scale::kStatic:
+      return "static";
+    case Scale::kPerToken:
+      return "per_token";
+    case Scale::kPerBlock:
+      return "per_block";
+  }
+  return "unknown";
+}
 
 // Counted while encoding. A saturated value was above the format's largest finite value (infinities included);
 // a NaN was stored as the format's NaN, or as 0 where the format has none.

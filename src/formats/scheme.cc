@@ -57,15 +57,21 @@ CacheLayout PlanCache(const std::vector<KvScheme>& schemes, const std::vector<La
   return layout;
 }
 
+size_t CacheLayout::RunEnd(size_t first) const {
+  const auto same = [&](const LayerScheme& layer) {
+    return layer.scheme == layers[first].scheme && layer.shape == layers[first].shape &&
+           layer.kv_heads == layers[first].kv_heads;
+  };
+  size_t end = first + 1;
+  while (end < layers.size() && same(layers[end])) ++end;
+  return end;
+}
+
 std::string CacheLayout::Identity() const {
   std::string text = fmt::format("kvanta-cells-1;page={}", page_size);
   for (size_t first = 0; first < layers.size();) {
     const LayerScheme& layer = layers[first];
-    size_t end = first + 1;
-    while (end < layers.size() && layers[end].scheme == layer.scheme && layers[end].shape == layer.shape &&
-           layers[end].kv_heads == layer.kv_heads) {
-      ++end;
-    }
+    const size_t end = RunEnd(first);
     text += fmt::format(";layers {}-{}: {} kv_heads={} head_dim={}", first, end - 1, layer.scheme.ToString(),
                         layer.kv_heads, layer.shape.head_dim);
     first = end;

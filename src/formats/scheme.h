@@ -53,6 +53,8 @@ struct CacheLayout {
   int64_t page_bytes = 0;        // quantized record, all layers
   int64_t exact_page_bytes = 0;  // exact (bf16) record; 0 when no layer keeps exact pages
   std::string Identity() const;  // everything that changes the bytes of a page, as text (for hashes and headers)
+  // Index after the last layer of the run of layers from `first` on that have the same scheme and shape.
+  size_t RunEnd(size_t first) const;
 };
 
 // Shape of one layer of a model.

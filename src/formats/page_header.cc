@@ -1,0 +1,188 @@
+#include "formats/page_header.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "formats/transform.h"
+#include "formats/typed_text.h"
+#include "kvanta/error.h"
+
+namespace kvanta::formats {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int64_t kMaxLayers = 4096;
+constexpr int64_t kMaxKvHeads = 65536;
+
+// The exact encoding of one side, spelled out: a reader compares it with its own.
+Json SideJson(const Side& side, int head_dim) {
+  const Format& format = *side.format;
+  Json json = {{"format", format.name},
+               {"code", Name(format.code)},
+               {"code_bits", format.code_bits},
+               {"scale", Name(format.scale)}};
+  if (format.block_scale_bytes != 0) {
+    json["block"] = format.block;
+    json["block_scale_bytes"] = format.block_scale_bytes;
+  }
+  if (format.token_scale_bytes != 0) json["token_scale_bytes"] = format.token_scale_bytes;
+  json["hadamard_block"] = side.hadamard ? HadamardBlock(head_dim) : 0;
+  json["mean"] = side.mean;
+  return json;
+}
+
+bool UsesScales(const Side& side) {
+  return side.format->scale == Scale::kStatic || side.mean;
+}
+
+// Consecutive layers of one scheme and shape are one entry.
+Json LayersJson(const CacheLayout& layout) {
+  Json entries = Json::array();
+  for (size_t first = 0; first < layout.layers.size();) {
+    const LayerScheme& layer = layout.layers[first];
+    const size_t end = layout.RunEnd(first);
+    entries.push_back({{"layers", {first, end - 1}},
+                       {"scheme", layer.scheme.ToString()},
+                       {"kv_heads", layer.kv_heads},
+                       {"head_dim", layer.shape.head_dim},
+                       {"k", SideJson(layer.k, layer.shape.head_dim)},
+                       {"v", SideJson(layer.v, layer.shape.head_dim)}});
+    first = end;
+  }
+  return entries;
+}
+
+Json ScalesJson(const PageHeader& header) {
+  Json layers = Json::object();
+  for (size_t i = 0; i < header.scales.size(); ++i) {
+    const LayerScheme& layer = header.layout.layers[i];
+    Json json = Json::object();
+    const auto add = [&](const char* prefix, const Side& side, const SideScales& scales) {
+      if (side.format->scale == Scale::kStatic) json[std::string(prefix) + "_scale"] = scales.scale;
+      if (side.mean) json[std::string(prefix) + "_mean"] = scales.mean;
+    };
+    add("k", layer.k, header.scales[i].k);
+    add("v", layer.v, header.scales[i].v);
+    if (!json.empty()) layers[std::to_string(i)] = std::move(json);
+  }
+  return layers;
+}
+
+const Json& Member(const Json& object, const char* key) {
+  if (!object.is_object() || !object.contains(key)) throw InputError(fmt::format("the header lacks '{}'", key));
+  return object.at(key);
+}
+
+std::string Text(const Json& object, const char* key) {
+  const Json& value = Member(object, key);
+  if (!value.is_string()) throw InputError(fmt::format("'{}' is not a text", key));
+  return value.get<std::string>();
+}
+
+int64_t Integer(const Json& value, const char* key, int64_t least, int64_t most) {
+  // Unsigned values above the largest int64 would wrap: compare as what they are.
+  const bool fits = value.is_number_unsigned() ? value.get<uint64_t>() <= static_cast<uint64_t>(most)
+                                               : value.is_number_integer() && value.get<int64_t>() <= most;
+  if (!fits || value.get<int64_t>() < least) {
+    throw InputError(fmt::format("'{}' is not an integer from {} to {}", key, least, most));
+  }
+  return value.get<int64_t>();
+}
+
+std::vector<float> Floats(const Json& object, const std::string& key, int64_t size, bool positive) {
+  const Json& value = Member(object, key.c_str());
+  if (!value.is_array() || value.size() != static_cast<size_t>(size)) {
+    throw InputError(fmt::format("'{}' is not a list of {} numbers", key, size));
+  }
+  std::vector<float> floats;
+  for (const Json& element : value) {
+    const float number = element.is_number() ? element.get<float>() : std::nanf("");
+    if (!std::isfinite(number) || (positive && !(number > 0.0F))) {
+      throw InputError(fmt::format("'{}' has a value that is not finite{}", key, positive ? " and above 0" : ""));
+    }
+    floats.push_back(number);
+  }
+  return floats;
+}
+
+CacheLayout ReadLayout(const Json& root) {
+  const int64_t page_size = Integer(Member(root, "page_size"), "page_size", 16, 128);
+  const Json& entries = Member(root, "layers");
+  if (!entries.is_array()) throw InputError("'layers' is not a list");
+  std::vector<KvScheme> schemes;
+  std::vector<LayerShape> shapes;
+  for (const Json& entry : entries) {
+    const Json& range = Member(entry, "layers");
+    if (!range.is_array() || range.size() != 2) throw InputError("an entry's 'layers' is not [first, last]");
+    const auto next = static_cast<int64_t>(schemes.size());
+    if (Integer(range[0], "layers", 0, kMaxLayers - 1) != next) throw InputError("'layers' leaves a layer out");
+    const int64_t last = Integer(range[1], "layers", next, kMaxLayers - 1);
+    const KvScheme scheme = KvScheme::Parse(Text(entry, "scheme"));
+    const LayerShape shape = {
+        .kv_heads = static_cast<int>(Integer(Member(entry, "kv_heads"), "kv_heads", 1, kMaxKvHeads)),
+        .head_dim = static_cast<int>(Integer(Member(entry, "head_dim"), "head_dim", kMinHeadDim, kMaxHeadDim))};
+    schemes.insert(schemes.end(), static_cast<size_t>(last - next + 1), scheme);
+    shapes.insert(shapes.end(), static_cast<size_t>(last - next + 1), shape);
+  }
+  CacheLayout layout = PlanCache(schemes, shapes, static_cast<int>(page_size));
+  // Same names but another encoding, of another version: refuse rather than misread.
+  if (LayersJson(layout) != entries)
+    throw InputError("its encodings are not those that this version has by these names");
+  return layout;
+}
+
+std::vector<LayerScales> ReadScales(const Json& root, const CacheLayout& layout) {
+  const Json& scales = Member(root, "scales");
+  if (!scales.is_object()) throw InputError("'scales' is not an object");
+  std::vector<LayerScales> layers(layout.layers.size());
+  size_t used = 0;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const LayerScheme& layer = layout.layers[i];
+    if (!UsesScales(layer.k) && !UsesScales(layer.v)) continue;
+    ++used;
+    const Json& json = Member(scales, std::to_string(i).c_str());
+    const auto read = [&](const std::string& prefix, const Side& side, SideScales& out) {
+      if (side.format->scale == Scale::kStatic) out.scale = Floats(json, prefix + "_scale", layer.kv_heads, true);
+      if (side.mean) {
+        out.mean = Floats(json, prefix + "_mean", int64_t{layer.kv_heads} * layer.shape.head_dim, false);
+      }
+    };
+    read("k", layer.k, layers[i].k);
+    read("v", layer.v, layers[i].v);
+  }
+  if (used != scales.size()) throw InputError("'scales' names layers that have none");
+  if (used == 0) layers.clear();
+  return layers;
+}
+
+}  // namespace
+
+std::string PageHeaderToJson(const PageHeader& header) {
+  const Json json = {{"model", header.model},
+                     {"record", header.record == RecordKind::kQuantized ? "quantized" : "exact"},
+                     {"page_size", header.layout.page_size},
+                     {"layers", LayersJson(header.layout)},
+                     {"scales", ScalesJson(header)}};
+  // A model's identity may hold a path of any bytes; what is not UTF-8 is replaced rather than thrown.
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+PageHeader PageHeaderFromJson(std::string_view text) {
+  const Json json = Json::parse(text, nullptr, false);
+  if (json.is_discarded()) throw InputError("its header is not JSON");
+  PageHeader header;
+  header.model = Text(json, "model");
+  const std::string record = Text(json, "record");
+  if (record != "quantized" && record != "exact") {
+    throw InputError(fmt::format("record '{}': must be quantized or exact", Shown(record)));
+  }
+  header.record = record == "quantized" ? RecordKind::kQuantized : RecordKind::kExact;
+  header.layout = ReadLayout(json);
+  header.scales = ReadScales(json, header.layout);
+  return header;
+}
+
+}  // namespace kvanta::formats

@@ -1,0 +1,239 @@
+// Page files: what is written is read back, and nothing else is.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "formats/bytes.h"
+#include "formats/page_file.h"
+#include "kvanta/error.h"
+
+namespace kvanta::formats {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using Json = nlohmann::ordered_json;
+
+PageHeader Header(const std::vector<std::string>& schemes, LayerShape shape = {2, 32}, int page_size = 16) {
+  std::vector<KvScheme> parsed;
+  for (const std::string& text : schemes) parsed.push_back(KvScheme::Parse(text));
+  return {.model = "test-model",
+          .layout = PlanCache(parsed, std::vector<LayerShape>(parsed.size(), shape), page_size),
+          .scales = {}};
+}
+
+std::vector<uint8_t> Payload(const PageHeader& header) {
+  std::mt19937 random(1);
+  std::vector<uint8_t> payload(static_cast<size_t>(RecordBytes(header.layout, header.record)));
+  for (uint8_t& byte : payload) byte = static_cast<uint8_t>(random());
+  return payload;
+}
+
+std::string Refusal(std::span<const uint8_t> file) {
+  try {
+    ReadPageFile(file, "x.page");
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+void Seal(std::vector<uint8_t>& file) {
+  std::vector<uint8_t> summed(file.begin(), file.begin() + 24);
+  summed.insert(summed.end(), file.begin() + 32, file.end());
+  StoreBytes(file.data() + 24, uint64_t{XXH64(summed.data(), summed.size(), 0)});
+}
+
+// A file with the given header text and a right checksum: what a hostile writer would make.
+std::vector<uint8_t> Forge(std::string json, const std::vector<uint8_t>& payload) {
+  json.resize((json.size() + 15) / 16 * 16, ' ');
+  std::vector<uint8_t> file(32);
+  const std::string magic = "KVANTAPG";
+  std::copy(magic.begin(), magic.end(), file.begin());
+  StoreBytes(file.data() + 8, uint32_t{1});
+  StoreBytes(file.data() + 12, static_cast<uint32_t>(json.size()));
+  StoreBytes(file.data() + 16, uint64_t{payload.size()});
+  file.insert(file.end(), json.begin(), json.end());
+  file.insert(file.end(), payload.begin(), payload.end());
+  Seal(file);
+  return file;
+}
+
+Json HeaderJson(const std::vector<uint8_t>& file) {
+  const auto bytes = LoadBytes<uint32_t>(file.data() + 12);
+  return Json::parse(file.begin() + 32, file.begin() + 32 + bytes);
+}
+
+TEST(PageFile, RoundTripsEveryFormat) {
+  for (const Format& format : All()) {
+    for (const RecordKind kind : {RecordKind::kQuantized, RecordKind::kExact}) {
+      PageHeader header = Header({std::string(format.name), "k=int8,v=int4", "k=int8,v=int4"});
+      header.record = kind;
+      if (format.scale == Scale::kStatic) {
+        header.scales.resize(3);
+        header.scales[0].k.scale = {0.1F, 1e-7F};
+        header.scales[0].v.scale = {3.0F, 1.0F / 3.0F};
+      }
+      const auto payload = Payload(header);
+      const auto file = WritePageFile(header, payload);
+      // The bar on disk: a file is its header and exactly the bytes that the cache plans for a page.
+      const size_t header_bytes = 32 + LoadBytes<uint32_t>(file.data() + 12);
+      EXPECT_EQ(header_bytes % 16, 0U);
+      EXPECT_EQ(static_cast<int64_t>(file.size() - header_bytes), RecordBytes(header.layout, kind));
+      const PageFile page = ReadPageFile(file, "x.page");
+      EXPECT_TRUE(std::equal(page.payload.begin(), page.payload.end(), payload.begin(), payload.end()));
+      EXPECT_EQ(page.header.model, "test-model");
+      EXPECT_EQ(page.header.record, kind);
+      EXPECT_EQ(page.header.layout.Identity(), header.layout.Identity());
+      if (format.scale == Scale::kStatic) {
+        EXPECT_EQ(page.header.scales[0].k.scale, header.scales[0].k.scale);
+        EXPECT_EQ(page.header.scales[0].v.scale, header.scales[0].v.scale);
+      }
+      EXPECT_NO_THROW(CheckPageFits(page.header, header, "x.page"));
+    }
+  }
+}
+
+TEST(PageFile, KeyMeansAreCarried) {
+  PageHeader header = Header({"int4+mean"});
+  header.scales.resize(1);
+  header.scales[0].k.mean.assign(64, -1.5F);
+  const auto file = WritePageFile(header, Payload(header));
+  EXPECT_EQ(ReadPageFile(file, "x").header.scales[0].k.mean, header.scales[0].k.mean);
+}
+
+TEST(PageFile, HeaderSpellsOutTheEncoding) {
+  const PageHeader header = Header({"k=int8,v=int4", "k=int8,v=int4"});
+  const Json json = HeaderJson(WritePageFile(header, Payload(header)));
+  EXPECT_EQ(json.dump(),
+            R"({"model":"test-model","record":"quantized","page_size":16,"layers":[{"layers":[0,1],)"
+            R"("scheme":"k=int8,v=int4","kv_heads":2,"head_dim":32,)"
+            R"("k":{"format":"int8","code":"int8","code_bits":8,"scale":"per_token","token_scale_bytes":2,)"
+            R"("hadamard_block":32,"mean":false},)"
+            R"("v":{"format":"int4","code":"int4","code_bits":4,"scale":"per_block","block":32,"block_scale_bytes":2,)"
+            R"("hadamard_block":32,"mean":false}}],"scales":{}})");
+}
+
+TEST(PageFile, EveryFlippedBitAndEveryTruncationIsNoticed) {
+  const PageHeader header = Header({"int4"});
+  auto file = WritePageFile(header, Payload(header));
+  ASSERT_EQ(Refusal(file), "");
+  for (size_t i = 0; i < file.size(); ++i) {
+    file[i] ^= 0x10;
+    EXPECT_THAT(Refusal(file), HasSubstr("page file x.page: ")) << i;
+    file[i] ^= 0x10;
+    EXPECT_THAT(Refusal(std::span(file).first(i)), HasSubstr("page file x.page: ")) << i;
+  }
+  file.push_back(0);
+  EXPECT_THAT(Refusal(file), HasSubstr("do not make a file"));
+}
+
+TEST(PageFile, LyingLengthsAreRefused) {
+  const PageHeader header = Header({"int4"});
+  const auto good = WritePageFile(header, Payload(header));
+  for (const uint32_t length : {0U, 1U, 16U, 0xfffffff0U, 0xffffffffU}) {
+    auto file = good;
+    StoreBytes(file.data() + 12, length);
+    Seal(file);
+    EXPECT_NE(Refusal(file), "") << length;
+  }
+  for (const uint64_t length : {uint64_t{0}, ~uint64_t{0}, ~uint64_t{0} - 31, uint64_t{1} << 63U}) {
+    auto file = good;
+    StoreBytes(file.data() + 16, length);
+    Seal(file);
+    EXPECT_NE(Refusal(file), "") << length;
+  }
+  auto later = good;
+  StoreBytes(later.data() + 8, uint32_t{2});
+  Seal(later);
+  EXPECT_THAT(Refusal(later), HasSubstr("version 2"));
+}
+
+TEST(PageFile, HostileHeadersAreRefusedWithTheReason) {
+  PageHeader header = Header({"fp8", "int4", "int4"});
+  header.scales.resize(3);
+  header.scales[0].k.scale = {1.0F, 2.0F};
+  header.scales[0].v.scale = {1.0F, 2.0F};
+  const auto payload = Payload(header);
+  const Json good = HeaderJson(WritePageFile(header, payload));
+  ASSERT_EQ(Refusal(Forge(good.dump(), payload)), "");
+
+  const auto refusal = [&](const char* pointer, const Json& value) {
+    Json json = good;
+    json[Json::json_pointer(pointer)] = value;
+    return Refusal(Forge(json.dump(), payload));
+  };
+  EXPECT_THAT(refusal("/model", 5), HasSubstr("'model' is not a text"));
+  EXPECT_THAT(refusal("/record", "other"), HasSubstr("quantized or exact"));
+  EXPECT_THAT(refusal("/record", "exact"), HasSubstr("payload"));
+  EXPECT_THAT(refusal("/page_size", 48), HasSubstr("48"));
+  EXPECT_THAT(refusal("/page_size", -1), HasSubstr("page_size"));
+  EXPECT_THAT(refusal("/page_size", 18446744073709551615ULL), HasSubstr("page_size"));
+  EXPECT_THAT(refusal("/page_size", 32.5), HasSubstr("page_size"));
+  EXPECT_THAT(refusal("/page_size", 32), HasSubstr("payload"));
+  EXPECT_THAT(refusal("/layers", 1), HasSubstr("not a list"));
+  EXPECT_THAT(refusal("/layers", Json::array()), HasSubstr("layers"));
+  EXPECT_THAT(refusal("/layers/0", Json()), HasSubstr("lacks"));
+  EXPECT_THAT(refusal("/layers/0/layers", {0, 1000000000}), HasSubstr("4095"));
+  EXPECT_THAT(refusal("/layers/1/layers", {2, 2}), HasSubstr("leaves a layer out"));
+  EXPECT_THAT(refusal("/layers/1/layers", {1, 0}), HasSubstr("layers"));
+  EXPECT_THAT(refusal("/layers/0/scheme", "int9"), HasSubstr("int9"));
+  EXPECT_THAT(refusal("/layers/0/scheme", "nvfp4"), HasSubstr("not available"));
+  EXPECT_THAT(refusal("/layers/0/kv_heads", 65537), HasSubstr("kv_heads"));
+  EXPECT_THAT(refusal("/layers/0/head_dim", 33), HasSubstr("33"));
+  EXPECT_THAT(refusal("/layers/1/head_dim", 80), HasSubstr("80"));
+  EXPECT_THAT(refusal("/layers/1/k/block", 16), HasSubstr("encodings"));
+  EXPECT_THAT(refusal("/layers/1/k/code", "u4"), HasSubstr("encodings"));
+  EXPECT_THAT(refusal("/scales", 0), HasSubstr("scales"));
+  EXPECT_THAT(refusal("/scales/0/k_scale", {1.0}), HasSubstr("2 numbers"));
+  EXPECT_THAT(refusal("/scales/0/k_scale", {1.0, 0.0}), HasSubstr("above 0"));
+  EXPECT_THAT(refusal("/scales/0/k_scale", {1.0, 1e300}), HasSubstr("finite"));
+  EXPECT_THAT(refusal("/scales/0/k_scale", {1.0, "x"}), HasSubstr("finite"));
+  EXPECT_THAT(refusal("/scales/1", Json::object()), HasSubstr("names layers"));
+  for (const char* text : {"", "null", "[]", "{", "{\"model\":\"\xff\"}", "5"}) {
+    EXPECT_NE(Refusal(Forge(text, payload)), "") << text;
+  }
+  EXPECT_NE(Refusal(Forge(std::string(100000, '['), payload)), "");
+}
+
+TEST(PageFile, FitsOnlyTheSameModelLayoutAndScales) {
+  PageHeader cache = Header({"fp8"});
+  cache.scales.resize(1);
+  cache.scales[0].k.scale = {1.0F, 2.0F};
+  cache.scales[0].v.scale = {1.0F, 2.0F};
+  const auto refusal = [&](const PageHeader& page) -> std::string {
+    try {
+      CheckPageFits(page, cache, "x.page");
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  PageHeader page = cache;
+  EXPECT_EQ(refusal(page), "");
+  page.model = "other";
+  EXPECT_THAT(refusal(page), AllOf(HasSubstr("other"), HasSubstr("test-model")));
+  page = cache;
+  page.scales[0].v.scale[1] = 2.5F;
+  EXPECT_THAT(refusal(page), HasSubstr("scales"));
+  page = cache;
+  page.layout = Header({"int8"}).layout;
+  page.scales.clear();
+  EXPECT_THAT(refusal(page), AllOf(HasSubstr("int8"), HasSubstr("fp8_e4m3")));
+}
+
+TEST(PageFile, WriterRefusesAWrongPayload) {
+  const PageHeader header = Header({"int4"});
+  EXPECT_THROW(WritePageFile(header, std::vector<uint8_t>(16)), InputError);
+  PageHeader scales = header;
+  scales.scales.resize(2);
+  EXPECT_THROW(WritePageFile(scales, Payload(header)), InputError);
+}
+
+}  // namespace
+}  // namespace kvanta::formats

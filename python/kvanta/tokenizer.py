@@ -1,0 +1,157 @@
+"""The tokenizer of a model folder: tokenizer.json through Hugging Face `tokenizers`, and its chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from kvanta.chat_template import ChatTemplate
+from kvanta.detokenize import Detokenizer, TokenBytes
+from kvanta.errors import InputError
+
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; {} if there is no such file. Raises InputError for anything else."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError, OSError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{path} holds a JSON {type(value).__name__}, not an object")
+    return value
+
+
+class Tokenizer:
+    """Text to token ids and back. All errors are InputError."""
+
+    def __init__(self, folder: str | Path) -> None:
+        folder = Path(folder)
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise InputError(f"{folder} has no tokenizer.json (only fast tokenizers are read)")
+        description = read_json(path)
+        try:
+            self._fast = tokenizers.Tokenizer.from_str(json.dumps(description))
+        except BaseException as error:  # Rust panics arrive as BaseException
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
+            raise InputError(f"{path} is not a usable tokenizer: {' '.join(str(error).split())}") from None
+        self._fast.no_truncation()
+        self._fast.no_padding()
+        config = read_json(folder / "tokenizer_config.json")
+        self.special_texts = self._read_special_texts(config, read_json(folder / "special_tokens_map.json"))
+        self.bytes = self._token_bytes(path, description)
+        add_bos = config.get("add_bos_token")
+        self._add_bos = add_bos if isinstance(add_bos, bool) else None  # None: what tokenizer.json does by itself
+        self.bos_id = self._id_of("bos_token")
+        self.eos_id = self._id_of("eos_token")
+        self.chat_template = self._read_chat_template(folder, config)
+
+    def _id_of(self, name: str) -> int | None:
+        text = self.special_texts.get(name)
+        return None if text is None else self._fast.token_to_id(text)
+
+    @staticmethod
+    def _read_special_texts(*sources: Mapping[str, Any]) -> dict[str, str]:
+        texts: dict[str, str] = {}
+        for name in _SPECIAL_NAMES:
+            for source in sources:
+                value = source.get(name)
+                if isinstance(value, Mapping):  # an AddedToken with its flags
+                    value = value.get("content")
+                if isinstance(value, str) and name not in texts:
+                    texts[name] = value
+        return texts
+
+    def _token_bytes(self, path: Path, description: Mapping[str, Any]) -> TokenBytes:
+        vocabulary = self._fast.get_vocab(with_added_tokens=True)
+        size = max(vocabulary.values(), default=-1) + 1
+        if size > 16 * len(vocabulary) + 65536:
+            raise InputError(f"{path} has {len(vocabulary)} tokens but ids up to {size - 1}")
+        tokens: list[str | None] = [None] * size
+        for token, index in vocabulary.items():
+            tokens[index] = token
+        added = self._fast.get_added_tokens_decoder()
+        return TokenBytes(
+            tokens,
+            {index: token.content for index, token in added.items()},
+            [index for index, token in added.items() if token.special],
+            description.get("decoder"),
+        )
+
+    def _read_chat_template(self, folder: Path, config: Mapping[str, Any]) -> ChatTemplate | None:
+        source: Any = config.get("chat_template")
+        file = folder / "chat_template.jinja"
+        if file.is_file():
+            try:
+                source = file.read_text(encoding="utf-8")
+            except (OSError, ValueError) as error:
+                raise InputError(f"{file} cannot be read: {error}") from None
+        elif source is None:
+            source = read_json(folder / "chat_template.json").get("chat_template")
+        if isinstance(source, list):  # several templates by name
+            named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, Mapping)}
+            source = named.get("default")
+        if source is None:
+            return None
+        if not isinstance(source, str):
+            raise InputError(f"the chat template of {folder} is a {type(source).__name__}, not a text")
+        return ChatTemplate(source, self.special_texts)
+
+    def __len__(self) -> int:
+        """One more than the largest token id."""
+        return len(self.bytes)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids; with `add_special_tokens`, behind the beginning-of-sequence token if the model wants one."""
+        if not isinstance(text, str):
+            raise InputError(f"a text is needed, not {type(text).__name__}")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"the text is not valid Unicode: lone surrogate at character {error.start}") from None
+        ids = list(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
+        if add_special_tokens and self._add_bos is not None and self.bos_id is not None:
+            has_bos = ids[:1] == [self.bos_id]
+            if self._add_bos and not has_bos:
+                ids.insert(0, self.bos_id)
+            elif not self._add_bos and has_bos and not text.startswith(self.special_texts["bos_token"]):
+                del ids[0]
+        return ids
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of a whole sequence; ids that the tokenizer does not know are skipped."""
+        detokenizer = Detokenizer(self.bytes, skip_special_tokens=skip_special_tokens, at_start=True)
+        return detokenizer.add(tokens) + detokenizer.finish()
+
+    def detokenizer(self, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> Detokenizer:
+        """For the text that follows `prompt`."""
+        at_start = all(token in self.bytes.special for token in prompt)
+        return Detokenizer(self.bytes, skip_special_tokens=skip_special_tokens, at_start=at_start)
+
+    def token_text(self, token: int) -> str:
+        """One token by itself, for tables of log-probabilities; unfinished characters show as U+FFFD."""
+        return self.bytes[token].decode(errors="replace")
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt of a chat as text; encode it with add_special_tokens=False, since it has its own."""
+        if self.chat_template is None:
+            raise InputError("this model has no chat template; give a plain prompt instead")
+        return self.chat_template.render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
+        )

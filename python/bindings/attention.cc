@@ -1,0 +1,138 @@
+// Attention on the caller's arrays, and its benchmark.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "arrays.h"
+#include "attention/array_attention.h"
+#include "attention/attention_bench.h"
+#include "attention/backends.h"
+#include "bindings.h"
+#include "kvanta/error.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kvanta::python {
+namespace {
+
+using attention::ArrayAttention;
+using attention::ArrayAttentionResult;
+using attention::AttentionBench;
+using attention::AttentionBenchRow;
+
+template <typename Array>
+std::span<const float> Span(const Array& array) {
+  return {array.data(), array.size()};
+}
+
+formats::SideScales Scales(std::optional<std::vector<float>> scale, std::optional<std::vector<float>> mean) {
+  formats::SideScales scales;
+  if (scale) scales.scale = std::move(*scale);
+  if (mean) scales.mean = std::move(*mean);
+  return scales;
+}
+
+nb::tuple RunArrays(FloatCube q, FloatCube k, FloatCube v, const std::string& scheme, const std::string& backend,
+                    int64_t query_start, int page_size, int threads, float softmax_scale, float softcap,
+                    int sliding_window, std::optional<std::vector<float>> k_scale,
+                    std::optional<std::vector<float>> v_scale, std::optional<std::vector<float>> k_mean) {
+  for (size_t axis = 0; axis < 3; ++axis) {
+    if (k.shape(axis) != v.shape(axis)) throw InputError("k and v must have the same shape [tokens, kv_heads, head_dim]");
+  }
+  if (q.shape(2) != k.shape(2)) throw InputError("q, k and v must have the same head_dim, their last axis");
+  ArrayAttention options;
+  options.scheme = scheme;
+  options.backend = backend;
+  options.heads = static_cast<int>(q.shape(1));
+  options.kv_heads = static_cast<int>(k.shape(1));
+  options.head_dim = static_cast<int>(q.shape(2));
+  options.page_size = page_size;
+  options.threads = threads;
+  options.softmax_scale = softmax_scale;
+  options.softcap = softcap;
+  options.sliding_window = sliding_window;
+  options.scales.k = Scales(std::move(k_scale), std::move(k_mean));
+  options.scales.v = Scales(std::move(v_scale), std::nullopt);
+  ArrayAttentionResult result;
+  {
+    nb::gil_scoped_release release;
+    result = attention::RunArrayAttention(options, Span(q), Span(k), Span(v), query_start);
+  }
+  nb::object out = ToNumpy(std::move(result.out), {q.shape(0), q.shape(1), q.shape(2)});
+  return nb::make_tuple(out, result.cache_bytes, result.saturated);
+}
+
+nb::dict RowDict(const AttentionBenchRow& row) {
+  nb::dict result;
+  result["format"] = row.format;
+  result["isa"] = row.isa;
+  result["threads"] = row.threads;
+  result["batch"] = row.batch;
+  result["context"] = row.context;
+  result["query_tokens"] = row.query_tokens;
+  result["bytes"] = row.bytes;
+  result["ns_min"] = row.ns_min;
+  result["ns_median"] = row.ns_median;
+  result["gb_s"] = row.gb_s;
+  result["gelem_s"] = row.gelem_s;
+  result["share_of_limit"] = row.share_of_limit;
+  result["max_error"] = row.max_error;
+  return result;
+}
+
+std::vector<nb::dict> RunBench(std::vector<std::string> formats, const std::string& isa, std::vector<int> threads,
+                               std::vector<double> limit_gb_s, int heads, int kv_heads, int head_dim, int page_size,
+                               int batch, int64_t context, int query_tokens, double seconds) {
+  AttentionBench options;
+  options.formats = std::move(formats);
+  options.isa = isa;
+  options.threads = std::move(threads);
+  options.limit_gb_s = std::move(limit_gb_s);
+  options.heads = heads;
+  options.kv_heads = kv_heads;
+  options.head_dim = head_dim;
+  options.page_size = page_size;
+  options.batch = batch;
+  options.context = context;
+  options.query_tokens = query_tokens;
+  options.seconds = seconds;
+  std::vector<AttentionBenchRow> rows;
+  {
+    nb::gil_scoped_release release;
+    rows = attention::RunAttentionBench(options);
+  }
+  std::vector<nb::dict> result;
+  for (const AttentionBenchRow& row : rows) result.push_back(RowDict(row));
+  return result;
+}
+
+}  // namespace
+
+void BindAttention(nb::module_& module) {
+  module.def("backend_names", &attention::BackendNames, "Backends that this machine runs, best first.");
+  module.def("run_array_attention", &RunArrays, "q"_a, "k"_a, "v"_a, "scheme"_a, "backend"_a, "query_start"_a,
+             "page_size"_a, "threads"_a, "softmax_scale"_a, "softcap"_a, "sliding_window"_a, "k_scale"_a.none(),
+             "v_scale"_a.none(), "k_mean"_a.none(),
+             nb::sig("def run_array_attention(q: numpy.typing.NDArray[numpy.float32], k: "
+                     "numpy.typing.NDArray[numpy.float32], v: numpy.typing.NDArray[numpy.float32], scheme: str, backend: "
+                     "str, query_start: int, page_size: int, threads: int, softmax_scale: float, softcap: float, "
+                     "sliding_window: int, k_scale: collections.abc.Sequence[float] | None, v_scale: "
+                     "collections.abc.Sequence[float] | None, k_mean: collections.abc.Sequence[float] | None) -> "
+                     "tuple[numpy.typing.NDArray[numpy.float32], int, int]"),
+             "(out [query_tokens, heads, head_dim], cache_bytes, saturated)");
+  module.def("run_attention_bench", &RunBench, "formats"_a, "isa"_a, "threads"_a, "limit_gb_s"_a, "heads"_a,
+             "kv_heads"_a, "head_dim"_a, "page_size"_a, "batch"_a, "context"_a, "query_tokens"_a, "seconds"_a,
+             nb::sig("def run_attention_bench(formats: collections.abc.Sequence[str], isa: str, threads: "
+                     "collections.abc.Sequence[int], limit_gb_s: collections.abc.Sequence[float], heads: int, kv_heads: "
+                     "int, head_dim: int, page_size: int, batch: int, context: int, query_tokens: int, seconds: float) "
+                     "-> list[dict[str, typing.Any]]"));
+}
+
+}  // namespace kvanta::python

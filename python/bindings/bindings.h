@@ -1,0 +1,14 @@
+// The parts of the module kvanta._core: one function per public header, each in the file of its name.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace kvanta::python {
+
+void BindErrors(nanobind::module_& module);
+void BindFormats(nanobind::module_& module);
+void BindSampling(nanobind::module_& module);
+void BindAttention(nanobind::module_& module);
+void BindEngine(nanobind::module_& module);
+
+}  // namespace kvanta::python

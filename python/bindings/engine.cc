@@ -1,0 +1,236 @@
+#include "kvanta/engine.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "arrays.h"
+#include "bindings.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kvanta::python {
+namespace {
+
+using ReleaseGil = nb::call_guard<nb::gil_scoped_release>;
+
+using LogitsOut = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+void BindConfig(nb::module_& module) {
+  nb::class_<EngineConfig>(module, "EngineConfig", "See include/kvanta/engine.h.")
+      .def(nb::init<>())
+      .def_rw("model", &EngineConfig::model)
+      .def_rw("kv_cache_dtype", &EngineConfig::kv_cache_dtype)
+      .def_rw("kv_cache_dtype_layers", &EngineConfig::kv_cache_dtype_layers)
+      .def_rw("kv_cache_dtype_skip_layers", &EngineConfig::kv_cache_dtype_skip_layers)
+      .def_rw("quantization_param_path", &EngineConfig::quantization_param_path)
+      .def_rw("calculate_kv_scales", &EngineConfig::calculate_kv_scales)
+      .def_rw("dtype", &EngineConfig::dtype)
+      .def_rw("weight_dtype", &EngineConfig::weight_dtype)
+      .def_rw("max_model_len", &EngineConfig::max_model_len)
+      .def_rw("max_num_seqs", &EngineConfig::max_num_seqs)
+      .def_rw("max_num_batched_tokens", &EngineConfig::max_num_batched_tokens)
+      .def_rw("page_size", &EngineConfig::page_size)
+      .def_rw("kv_cache_memory_bytes", &EngineConfig::kv_cache_memory_bytes)
+      .def_rw("enable_prefix_caching", &EngineConfig::enable_prefix_caching)
+      .def_rw("threads", &EngineConfig::threads)
+      .def_rw("device", &EngineConfig::device)
+      .def_rw("isa", &EngineConfig::isa)
+      .def_rw("seed", &EngineConfig::seed)
+      .def_rw("poison_unused", &EngineConfig::poison_unused, nb::arg().none());
+}
+
+void BindOutputs(nb::module_& module) {
+  nb::enum_<FinishReason>(module, "FinishReason")
+      .value("NONE", FinishReason::kNone)
+      .value("STOP", FinishReason::kStop)
+      .value("LENGTH", FinishReason::kLength)
+      .value("ABORT", FinishReason::kAbort)
+      .value("ERROR", FinishReason::kError);
+  nb::class_<TokenLogprob>(module, "TokenLogprob")
+      .def_ro("token", &TokenLogprob::token)
+      .def_ro("logprob", &TokenLogprob::logprob)
+      .def_ro("rank", &TokenLogprob::rank);
+  nb::class_<RequestOutput>(module, "EngineOutput", "One request's news of one step.")
+      .def_ro("id", &RequestOutput::id)
+      .def_ro("tokens", &RequestOutput::tokens)
+      .def_ro("logprobs", &RequestOutput::logprobs)
+      .def_ro("prompt_logprobs", &RequestOutput::prompt_logprobs)
+      .def_ro("finish", &RequestOutput::finish)
+      .def_ro("stop_token", &RequestOutput::stop_token)
+      .def_ro("cached_tokens", &RequestOutput::cached_tokens)
+      .def_ro("error", &RequestOutput::error);
+}
+
+nb::dict Counts(int64_t values, int64_t saturated, int64_t nan) {
+  nb::dict counts;
+  counts["values"] = values;
+  counts["saturated"] = saturated;
+  counts["nan"] = nan;
+  return counts;
+}
+
+// Plain dictionaries: what users log and what --json writes.
+nb::dict StatsDict(const EngineStats& stats) {
+  nb::dict result;
+  result["running"] = stats.running;
+  result["waiting"] = stats.waiting;
+  result["preemptions"] = stats.preemptions;
+  result["steps"] = stats.steps;
+  result["prompt_tokens"] = stats.prompt_tokens;
+  result["cached_tokens"] = stats.cached_tokens;
+  result["generated_tokens"] = stats.generated_tokens;
+  result["page_size"] = stats.page_size;
+  result["page_bytes"] = stats.page_bytes;
+  result["exact_page_bytes"] = stats.exact_page_bytes;
+  result["bytes_per_token"] = stats.bytes_per_token;
+  result["pages_used"] = stats.pages_used;
+  result["pages_free"] = stats.pages_free;
+  result["exact_pages_used"] = stats.exact_pages_used;
+  result["cache_used_bytes"] = stats.cache_used_bytes;
+  result["cache_budget_bytes"] = stats.cache_budget_bytes;
+  result["prefix_pages"] = stats.prefix_pages;
+  result["weight_bytes"] = stats.weight_bytes;
+  result["backend"] = stats.backend;
+  result["isa"] = stats.isa;
+  result["device"] = stats.device;
+  result["threads"] = stats.threads;
+  result["seconds_forward"] = stats.seconds_forward;
+  result["seconds_total"] = stats.seconds_total;
+  int64_t saturated = 0;
+  int64_t nan = 0;
+  nb::list layers;
+  for (const LayerStats& layer : stats.layers) {
+    saturated += layer.k_saturated + layer.v_saturated;
+    nan += layer.k_nan + layer.v_nan;
+    nb::dict row;
+    row["scheme"] = layer.scheme;
+    row["k_scale"] = nb::cast(layer.k_scale);
+    row["v_scale"] = nb::cast(layer.v_scale);
+    row["k"] = Counts(layer.k_values, layer.k_saturated, layer.k_nan);
+    row["v"] = Counts(layer.v_values, layer.v_saturated, layer.v_nan);
+    layers.append(row);
+  }
+  result["saturated"] = saturated;
+  result["nan"] = nan;
+  result["layers"] = layers;
+  return result;
+}
+
+void BindInfo(nb::module_& module) {
+  nb::class_<ModelInfo>(module, "ModelInfo", "What a model is.")
+      .def_ro("architecture", &ModelInfo::architecture)
+      .def_ro("dtype", &ModelInfo::dtype)
+      .def_ro("layers", &ModelInfo::layers)
+      .def_ro("hidden", &ModelInfo::hidden)
+      .def_ro("heads", &ModelInfo::heads)
+      .def_ro("kv_heads", &ModelInfo::kv_heads)
+      .def_ro("head_dim", &ModelInfo::head_dim)
+      .def_ro("vocab", &ModelInfo::vocab)
+      .def_ro("max_position", &ModelInfo::max_position)
+      .def_ro("weight_bytes", &ModelInfo::weight_bytes)
+      .def_ro("sliding_window", &ModelInfo::sliding_window)
+      .def_ro("eos_token_ids", &ModelInfo::eos_token_ids)
+      .def_ro("declared_kv_cache", &ModelInfo::declared_kv_cache);
+  nb::class_<CachePlan>(module, "CachePlan", "Bytes of a cache.")
+      .def_ro("bits_per_element", &CachePlan::bits_per_element)
+      .def_ro("page_bytes", &CachePlan::page_bytes)
+      .def_ro("exact_page_bytes", &CachePlan::exact_page_bytes)
+      .def_ro("exact_pages_per_sequence", &CachePlan::exact_pages_per_sequence)
+      .def_ro("bytes_per_token", &CachePlan::bytes_per_token);
+  module.def("read_model_info", &ReadModelInfo, "model"_a, "dtype"_a = "auto", ReleaseGil(),
+             "Reads the configuration and the tensor headers only.");
+  module.def("plan_cache_bytes", &PlanCacheBytes, "config"_a, ReleaseGil(), "Bytes of a cache, without building one.");
+}
+
+// Destroying an Engine waits for its thread, which may be waiting for the GIL to deliver a callback: let go of it first.
+struct EngineOwner {
+  explicit EngineOwner(EngineConfig config) : engine(std::make_unique<Engine>(std::move(config))) {}
+  ~EngineOwner() {
+    nb::gil_scoped_release release;
+    engine.reset();
+  }
+  EngineOwner(const EngineOwner&) = delete;
+  EngineOwner& operator=(const EngineOwner&) = delete;
+
+  std::unique_ptr<Engine> engine;
+};
+
+void Add(EngineOwner& owner, std::string id, std::vector<int32_t> prompt, SamplingParams sampling, std::string cache_salt,
+         int priority) {
+  owner.engine->Add({.id = std::move(id), .prompt = std::move(prompt), .sampling = std::move(sampling),
+                     .cache_salt = std::move(cache_salt), .priority = priority});
+}
+
+std::optional<std::vector<RequestOutput>> Step(EngineOwner& owner) {
+  std::vector<RequestOutput> outputs;
+  if (!owner.engine->Step(outputs)) return std::nullopt;
+  return outputs;
+}
+
+void Start(EngineOwner& owner, nb::callable callback) {
+  // Shared, because std::function copies; freed with the GIL held, whichever thread lets go of it last.
+  std::shared_ptr<nb::callable> shared(new nb::callable(std::move(callback)), [](nb::callable* held) {
+    nb::gil_scoped_acquire gil;
+    delete held;
+  });
+  nb::gil_scoped_release release;
+  owner.engine->Start([shared](std::span<const RequestOutput> outputs) {
+    nb::gil_scoped_acquire gil;
+    try {
+      (*shared)(std::vector<RequestOutput>(outputs.begin(), outputs.end()));
+    } catch (nb::python_error& error) {
+      error.discard_as_unraisable("kvanta engine callback");  // must not end the engine's thread
+    }
+  });
+}
+
+void Logits(EngineOwner& owner, TokenVector tokens, int chunk_tokens, LogitsOut out, bool use_prefix_cache) {
+  nb::gil_scoped_release release;
+  owner.engine->Logits({tokens.data(), tokens.size()}, chunk_tokens, {out.data(), out.size()}, use_prefix_cache);
+}
+
+nb::bytes ExportPage(EngineOwner& owner, TokenVector tokens, int index) {
+  std::vector<uint8_t> bytes;
+  {
+    nb::gil_scoped_release release;
+    bytes = owner.engine->ExportPage({tokens.data(), tokens.size()}, index);
+  }
+  return nb::bytes(bytes.data(), bytes.size());
+}
+
+}  // namespace
+
+void BindEngine(nb::module_& module) {
+  BindConfig(module);
+  BindOutputs(module);
+  BindInfo(module);
+  nb::class_<EngineOwner>(module, "Engine", "See include/kvanta/engine.h. Calls that may take long release the GIL.")
+      .def(nb::init<EngineConfig>(), "config"_a, ReleaseGil())
+      .def("add", &Add, "id"_a, "prompt"_a, "sampling"_a, "cache_salt"_a = "", "priority"_a = 0, ReleaseGil())
+      .def("abort", [](EngineOwner& owner, const std::string& id) { owner.engine->Abort(id); }, "id"_a, ReleaseGil())
+      .def("step", &Step, ReleaseGil(), "One step on this thread: its news, or None when there was nothing to do.")
+      .def("start", &Start, "callback"_a,
+           nb::sig("def start(self, callback: collections.abc.Callable[[list[EngineOutput]], object]) -> None"),
+           "The engine's own thread runs; one call of `callback` per step, with the news of all requests.")
+      .def("stop", [](EngineOwner& owner) { owner.engine->Stop(); }, ReleaseGil())
+      .def("logits", &Logits, "tokens"_a, "chunk_tokens"_a, "out"_a, "use_prefix_cache"_a = false,
+           "Fills `out`, float32 [tokens, vocab].")
+      .def("export_page", &ExportPage, "tokens"_a, "index"_a, "Canonical bytes of a page of a cached prefix.")
+      .def("stats", [](const EngineOwner& owner) { return StatsDict(owner.engine->Stats()); },
+           nb::sig("def stats(self) -> dict[str, typing.Any]"))
+      .def("reset_prefix_cache", [](EngineOwner& owner) { owner.engine->ResetPrefixCache(); }, ReleaseGil())
+      .def_prop_ro("info", [](const EngineOwner& owner) { return owner.engine->Info(); })
+      .def_prop_ro("config", [](const EngineOwner& owner) { return owner.engine->Config(); });
+}
+
+}  // namespace kvanta::python

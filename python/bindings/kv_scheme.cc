@@ -1,0 +1,107 @@
+#include "kvanta/kv_scheme.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "arrays.h"
+#include "bindings.h"
+#include "formats/cell.h"
+#include "formats/cell_codec.h"
+#include "formats/format.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kvanta::python {
+namespace {
+
+// A row of `kvanta formats`: plain values, so that nothing of the format's inside is promised.
+nb::dict Describe(const formats::Format& format) {
+  nb::dict row;
+  std::vector<std::string> aliases(format.aliases.begin(), format.aliases.end());
+  row["name"] = std::string(format.name);
+  row["aliases"] = nb::cast(aliases);
+  row["summary"] = std::string(format.summary);
+  row["code_bits"] = format.code_bits;
+  row["block"] = format.block;
+  row["hadamard"] = format.hadamard;
+  row["exact"] = format.exact == ExactPages::kOpen ? "open" : "none";
+  row["sink_pages"] = format.sink_pages;
+  row["scale"] = [&] {
+    switch (format.scale) {
+      case formats::Scale::kNone: return "none";
+      case formats::Scale::kStatic: return "static";
+      case formats::Scale::kPerToken: return "per token and head";
+      case formats::Scale::kPerBlock: return "per block";
+    }
+    return "";
+  }();
+  // Of one token at a head size of 128, scales included.
+  const formats::CellPlanes planes = formats::PlanCell(format, {.tokens = 64, .head_dim = 128});
+  row["bits_per_element"] = static_cast<double>(planes.bytes) * 8 / (64 * 128);
+  return row;
+}
+
+formats::CellParameters Parameters(float static_scale, const std::optional<FloatVector>& mean, bool through_exact_page) {
+  formats::CellParameters parameters;
+  parameters.static_scale = static_scale;
+  if (mean) parameters.mean = {mean->data(), mean->size()};
+  parameters.through_exact_page = through_exact_page;
+  return parameters;
+}
+
+nb::bytes Encode(const std::string& scheme, const std::string& side, FloatMatrix x, float static_scale,
+                 const std::optional<FloatVector>& mean, bool through_exact_page) {
+  const auto bytes = formats::EncodeCell(KvScheme::Parse(scheme), formats::ParseSideKind(side), {x.data(), x.size()},
+                                         {static_cast<int>(x.shape(0)), static_cast<int>(x.shape(1))},
+                                         Parameters(static_scale, mean, through_exact_page));
+  return nb::bytes(bytes.data(), bytes.size());
+}
+
+nb::object Decode(const std::string& scheme, const std::string& side, nb::bytes data, std::pair<int, int> shape,
+                  float static_scale, const std::optional<FloatVector>& mean) {
+  return ToNumpy(formats::DecodeCell(KvScheme::Parse(scheme), formats::ParseSideKind(side),
+                                     {static_cast<const uint8_t*>(data.data()), data.size()},
+                                     {shape.first, shape.second}, Parameters(static_scale, mean, false)),
+                 {static_cast<size_t>(shape.first), static_cast<size_t>(shape.second)});
+}
+
+}  // namespace
+
+void BindFormats(nb::module_& module) {
+  nb::class_<KvSide>(module, "KvSide", "One side (K or V) of a cache scheme.")
+      .def_ro("format", &KvSide::format)
+      .def_ro("hadamard", &KvSide::hadamard)
+      .def_ro("mean", &KvSide::mean);
+  nb::class_<KvScheme>(module, "KvScheme", "How K and V are stored.")
+      .def_static("parse", [](const std::string& text) { return KvScheme::Parse(text); }, "text"_a,
+                  "From a name or the explicit syntax; raises InputError with the alternatives.")
+      .def_ro("k", &KvScheme::k)
+      .def_ro("v", &KvScheme::v)
+      .def_prop_ro("exact_open", [](const KvScheme& scheme) { return scheme.exact == ExactPages::kOpen; })
+      .def_ro("sink_pages", &KvScheme::sink_pages)
+      .def("__str__", &KvScheme::ToString);
+  module.def("format_names", &FormatNames, "Canonical names of all number formats.");
+  module.def(
+      "format_table",
+      [] {
+        std::vector<nb::dict> rows;
+        for (const formats::Format& format : formats::All()) rows.push_back(Describe(format));
+        return rows;
+      },
+      nb::sig("def format_table() -> list[dict[str, typing.Any]]"), "What `kvanta formats` shows.");
+  module.def("encode_cell", &Encode, "scheme"_a, "side"_a, "x"_a, "static_scale"_a, "mean"_a.none(),
+             "through_exact_page"_a);
+  module.def("decode_cell", &Decode, "scheme"_a, "side"_a, "data"_a, "shape"_a, "static_scale"_a, "mean"_a.none(),
+             nb::sig("def decode_cell(scheme: str, side: str, data: bytes, shape: tuple[int, int], static_scale: float, "
+                     "mean: typing.Any | None) -> numpy.typing.NDArray[numpy.float32]"));
+}
+
+}  // namespace kvanta::python

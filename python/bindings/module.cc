@@ -1,0 +1,13 @@
+// kvanta._core: the C++ library as Python sees it. The package kvanta is the interface; this module is its inside.
+#include "bindings.h"
+#include "kvanta/version.h"
+
+NB_MODULE(_core, module) {
+  module.doc() = "The C++ library behind kvanta. Use the package kvanta; names here may change.";
+  module.def("version", &kvanta::Version, "major.minor.patch");
+  kvanta::python::BindErrors(module);
+  kvanta::python::BindFormats(module);
+  kvanta::python::BindSampling(module);
+  kvanta::python::BindAttention(module);
+  kvanta::python::BindEngine(module);
+}

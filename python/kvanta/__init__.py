@@ -1,0 +1,28 @@
+"""Kvanta: LLM inference on a quantized KV cache.
+
+from kvanta import LLM, SamplingParams
+llm = LLM(model="smollm2", kv_cache_dtype="int4")
+print(llm.generate("Once upon a time", SamplingParams(max_tokens=64))[0].outputs[0].text)
+"""
+
+from kvanta import attention, formats
+from kvanta._core import version as _version
+from kvanta.errors import InputError, ResourceError
+from kvanta.llm import LLM
+from kvanta.outputs import CompletionOutput, Logprob, RequestOutput
+from kvanta.sampling_params import SamplingParams
+
+__version__ = _version()
+
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "InputError",
+    "Logprob",
+    "RequestOutput",
+    "ResourceError",
+    "SamplingParams",
+    "__version__",
+    "attention",
+    "formats",
+]

@@ -1,0 +1,109 @@
+"""Attention on arrays of one's own, through a really quantized cache: for tests and researchers.
+
+Shapes: q [query_tokens, heads, head_dim]; k and v [tokens, kv_heads, head_dim]; the queries stand at the last
+`query_tokens` positions, and each sees the keys up to its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from kvanta import _core
+from kvanta.errors import InputError
+
+
+def backends() -> list[str]:
+    """Backends that this machine runs, best first; "reference" computes in double precision."""
+    return _core.backend_names()
+
+
+def run(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    scheme: str = "bf16",
+    backend: str = "auto",
+    page_size: int = 64,
+    threads: int = 1,
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    sliding_window: int = 0,
+    k_scale: Sequence[float] | None = None,
+    v_scale: Sequence[float] | None = None,
+    k_mean: ArrayLike | None = None,
+) -> NDArray[np.float32]:
+    """float32 [query_tokens, heads, head_dim]. Raises InputError for shapes, names or scales that do not fit.
+
+    `softmax_scale`: default 1 / sqrt(head_dim). `k_scale`, `v_scale`: per KV head, of formats with static scales.
+    `k_mean` [kv_heads, head_dim]: of schemes with +mean.
+    """
+    queries, keys = _cube("q", q), _cube("k", k)
+    out, _, _ = _core.run_array_attention(
+        queries,
+        keys,
+        _cube("v", v),
+        scheme=scheme,
+        backend=backend,
+        query_start=len(keys) - len(queries),
+        page_size=page_size,
+        threads=threads,
+        softmax_scale=softmax_scale or 0.0,
+        softcap=softcap,
+        sliding_window=sliding_window,
+        k_scale=None if k_scale is None else list(k_scale),
+        v_scale=None if v_scale is None else list(v_scale),
+        k_mean=None if k_mean is None else np.asarray(k_mean, dtype=np.float32).ravel().tolist(),
+    )
+    return out
+
+
+def reference(q: ArrayLike, k: ArrayLike, v: ArrayLike, **options: Any) -> NDArray[np.float32]:
+    """Like run, in double precision on the same bytes: the oracle of every backend."""
+    return run(q, k, v, **{**options, "backend": "reference"})
+
+
+def bench(
+    *,
+    formats: Sequence[str],
+    isa: str = "auto",
+    threads: Sequence[int] = (1,),
+    limit_gb_s: Sequence[float] = (),
+    heads: int = 32,
+    kv_heads: int = 8,
+    head_dim: int = 128,
+    page_size: int = 64,
+    batch: int = 1,
+    context: int = 32768,
+    query_tokens: int = 1,
+    seconds: float = 0.5,
+) -> list[dict[str, Any]]:
+    """The rows of `kvanta bench attention`: every result is verified against the reference, then timed."""
+    return _core.run_attention_bench(
+        list(formats),
+        isa,
+        list(threads),
+        list(limit_gb_s),
+        heads,
+        kv_heads,
+        head_dim,
+        page_size,
+        batch,
+        context,
+        query_tokens,
+        seconds,
+    )
+
+
+def _cube(name: str, values: ArrayLike) -> NDArray[np.float32]:
+    try:
+        array = np.ascontiguousarray(values, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name} is not an array of numbers: {error}") from None
+    if array.ndim != 3 or 0 in array.shape:
+        raise InputError(f"{name} has shape {array.shape}; three axes are needed: tokens, heads, head_dim")
+    return array

@@ -1,0 +1,62 @@
+"""One text as it grows: the engine's tokens become text, log-probabilities, and a reason to stop."""
+
+from __future__ import annotations
+
+from kvanta import _core
+from kvanta.errors import ResourceError
+from kvanta.outputs import CompletionOutput, Logprob, TokenLogprobs
+from kvanta.sampling_params import SamplingParams
+from kvanta.stop_strings import StopStrings
+from kvanta.tokenizer import Tokenizer
+
+_FINISH = {_core.FinishReason.STOP: "stop", _core.FinishReason.LENGTH: "length", _core.FinishReason.ABORT: "abort"}
+
+
+def named_logprobs(entries: list[_core.TokenLogprob], tokenizer: Tokenizer) -> TokenLogprobs:
+    """By token id, in the engine's order: the token that stands there first."""
+    return {entry.token: Logprob(entry.logprob, entry.rank, tokenizer.token_text(entry.token)) for entry in entries}
+
+
+class Completion:
+    """One of the `n` texts of a request."""
+
+    def __init__(self, index: int, prompt: list[int], params: SamplingParams, tokenizer: Tokenizer) -> None:
+        self.output = CompletionOutput(index=index)
+        if params.logprobs is not None:
+            self.output.logprobs = []
+            self.output.cumulative_logprob = 0.0
+        self._params = params
+        self._tokenizer = tokenizer
+        self._text = tokenizer.detokenizer(prompt, skip_special_tokens=params.skip_special_tokens)
+        self._stops = StopStrings(params.stop_strings, params.include_stop_str_in_output)
+
+    def take(self, news: _core.EngineOutput) -> str:
+        """Adds one step's news; returns the text that it makes certain. Raises ResourceError if the engine failed."""
+        output = self.output
+        if output.finished:  # the engine had not yet heard that a stop string ended it
+            return ""
+        if news.finish == _core.FinishReason.ERROR:
+            raise ResourceError(f"the engine gave up on request {news.id!r}: {news.error}")
+        tokens = news.tokens
+        output.token_ids += tokens
+        if output.logprobs is not None:
+            for entries in news.logprobs:
+                output.logprobs.append(named_logprobs(entries, self._tokenizer))
+                output.cumulative_logprob = (output.cumulative_logprob or 0.0) + entries[0].logprob
+        finished = news.finish != _core.FinishReason.NONE
+        shown = tokens
+        if news.stop_token is not None and not self._params.include_stop_str_in_output:
+            shown = [token for token in tokens if token != news.stop_token]
+        text = self._text.add(shown)
+        if finished:
+            text += self._text.finish()
+        if len(output.token_ids) > self._params.min_tokens:
+            text = self._stops.add(text, final=finished)
+        output.text += text
+        if self._stops.found is not None:
+            output.finish_reason, output.stop_reason = "stop", self._stops.found
+        elif finished:
+            output.finish_reason = _FINISH[news.finish]
+            if news.stop_token is not None and news.stop_token in (self._params.stop_token_ids or ()):
+                output.stop_reason = news.stop_token
+        return text

@@ -1,0 +1,282 @@
+"""LLM: a model with its tokenizer and its engine, for use inside one program."""
+
+from __future__ import annotations
+
+import random
+import threading
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvanta import _core
+from kvanta.completion import Completion, named_logprobs
+from kvanta.engine_options import engine_config, known_arguments
+from kvanta.errors import InputError
+from kvanta.models import resolve_model
+from kvanta.outputs import RequestOutput
+from kvanta.progress import progress_bar
+from kvanta.prompts import Prompt, TokenPrompt, read_prompt, split_prompts, token_list
+from kvanta.sampling_params import SamplingParams
+from kvanta.tokenizer import Tokenizer
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass
+class _Request:
+    """One prompt on its way: its output, and its texts by the engine's request ids."""
+
+    output: RequestOutput
+    completions: dict[str, Completion]
+
+
+class LLM:
+    """Loads a model and reserves its cache; see the README for the options. Raises InputError or ResourceError.
+
+    One call runs at a time; calls from several threads wait for each other.
+    """
+
+    def __init__(
+        self,
+        model: str | PathLike[str],
+        *,
+        tokenizer: str | PathLike[str] | None = None,
+        kv_cache_dtype: str = "auto",
+        kv_cache_dtype_layers: str = "",
+        kv_cache_dtype_skip_layers: Sequence[str | int] | str = (),
+        quantization_param_path: str = "",
+        calculate_kv_scales: bool = False,
+        max_model_len: int | None = None,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
+        block_size: int | None = None,
+        kv_cache_memory_bytes: int | str | None = None,
+        enable_prefix_caching: bool | None = None,
+        dtype: str = "auto",
+        weight_dtype: str = "auto",
+        device: str = "auto",
+        isa: str = "auto",
+        threads: int | None = None,
+        seed: int | None = None,
+        **others: Any,
+    ) -> None:
+        """`tokenizer`: another folder to take it from. `others`: aliases, and options of other engines."""
+        named = {
+            "kv_cache_dtype": kv_cache_dtype,
+            "kv_cache_dtype_layers": kv_cache_dtype_layers,
+            "kv_cache_dtype_skip_layers": kv_cache_dtype_skip_layers,
+            "quantization_param_path": quantization_param_path,
+            "calculate_kv_scales": calculate_kv_scales,
+            "max_model_len": max_model_len,
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "block_size": block_size,
+            "kv_cache_memory_bytes": kv_cache_memory_bytes,
+            "enable_prefix_caching": enable_prefix_caching,
+            "dtype": dtype,
+            "weight_dtype": weight_dtype,
+            "device": device,
+            "isa": isa,
+            "threads": threads,
+            "seed": seed,
+        }
+        extra, notes = known_arguments(others)
+        for note in notes:
+            warnings.warn(note, stacklevel=2)
+        named.update(extra)
+
+        folder = resolve_model(model)
+        self.model = folder.name
+        config = engine_config(str(folder.path), named)
+        self.tokenizer = Tokenizer(folder.path if tokenizer is None else resolve_model(tokenizer).path)
+        self._engine = _core.Engine(config)
+        self._lock = threading.Lock()
+        self._count = 0
+        self._seeds = random.Random(config.seed)
+
+    @property
+    def config(self) -> _core.EngineConfig:
+        """The engine's configuration, with every "auto" resolved."""
+        return self._engine.config
+
+    @property
+    def model_info(self) -> _core.ModelInfo:
+        """Sizes of the model."""
+        return self._engine.info
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | None = None,
+    ) -> list[RequestOutput]:
+        """One output per prompt, in their order. Several parameters: one per prompt.
+
+        `use_tqdm`: a progress bar; None means for several prompts on a terminal.
+        """
+        entries = [read_prompt(prompt, self.tokenizer) for prompt in split_prompts(prompts)]
+        return self._generate(entries, self._one_each(sampling_params, len(entries)), use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        use_tqdm: bool | None = None,
+    ) -> list[RequestOutput]:
+        """The assistant's answers to one conversation, or to several."""
+        several = bool(messages) and isinstance(messages, Sequence) and isinstance(messages[0], (list, tuple))
+        conversations: Any = messages if several else [messages]
+        entries = [self.chat_prompt(chat, tools, chat_template_kwargs) for chat in conversations]
+        return self._generate(entries, self._one_each(sampling_params, len(entries)), use_tqdm)
+
+    def chat_prompt(
+        self,
+        messages: Messages,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> TokenPrompt:
+        """The prompt that the model's chat template makes of a conversation."""
+        text = self.tokenizer.apply_chat_template(messages, tools=tools, variables=chat_template_kwargs)
+        return TokenPrompt(text, self.tokenizer.encode(text, add_special_tokens=False))
+
+    def stream(
+        self, prompt: Prompt | TokenPrompt, sampling_params: SamplingParams | None = None
+    ) -> Iterator[tuple[str, RequestOutput]]:
+        """Generates for one prompt and yields, step by step, the new text and the output so far.
+
+        The same output object grows and is yielded every time. Leaving the loop early aborts the request.
+        """
+        entry = prompt if isinstance(prompt, TokenPrompt) else read_prompt(prompt, self.tokenizer)
+        params = sampling_params or SamplingParams()
+        if params.n != 1:
+            raise InputError(f"stream gives one text; n is {params.n}")
+        with self._lock:
+            request = self._prepare(entry, params)
+            for _, text in self._run([(request, params)]):
+                yield text, request.output
+
+    def logits(
+        self,
+        token_ids: Sequence[int] | NDArray[Any],
+        chunk_tokens: int | None = None,
+        *,
+        use_prefix_cache: bool = False,
+    ) -> NDArray[np.float32]:
+        """float32 [tokens, vocab]: row i predicts token i + 1, teacher-forced through the paged, quantized cache.
+
+        `chunk_tokens` (default: max_num_batched_tokens) changes the speed, not one bit of the result.
+        """
+        tokens = np.asarray(token_list(token_ids), dtype=np.int32)
+        if chunk_tokens is not None and (not isinstance(chunk_tokens, int) or not 0 < chunk_tokens < 2**31):
+            raise InputError(f"chunk_tokens is {chunk_tokens!r}, not a positive whole number or None")
+        with self._lock:
+            out = np.empty((len(tokens), self._engine.info.vocab), dtype=np.float32)
+            self._engine.logits(tokens, chunk_tokens or 0, out, use_prefix_cache)
+        return out
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of the engine: bytes per token, pages used and free, prefix hits, saturated values, and more."""
+        return {"model": self.model, "kv_cache_dtype": self.config.kv_cache_dtype, **self._engine.stats()}
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets every cached beginning."""
+        self._engine.reset_prefix_cache()
+
+    @staticmethod
+    def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        if params is None or isinstance(params, SamplingParams):
+            return [params or SamplingParams()] * count
+        each = list(params)
+        if len(each) != count or not all(isinstance(entry, SamplingParams) for entry in each):
+            raise InputError(f"there are {len(each)} sampling parameters for {count} prompts")
+        return each
+
+    def _generate(
+        self, entries: list[TokenPrompt], params: list[SamplingParams], use_tqdm: bool | None
+    ) -> list[RequestOutput]:
+        show = use_tqdm if use_tqdm is not None or len(entries) > 1 else False
+        with self._lock:
+            requests = [self._prepare(entry, each) for entry, each in zip(entries, params, strict=True)]
+            with progress_bar(len(requests), "generating", "prompt", show) as bar:
+                for request, _ in self._run(list(zip(requests, params, strict=True))):
+                    if request.output.finished:
+                        bar.update()
+        return [request.output for request in requests]
+
+    def _prepare(self, entry: TokenPrompt, params: SamplingParams) -> _Request:
+        name = str(self._count)
+        self._count += 1
+        completions = {
+            f"{name}-{index}": Completion(index, entry.token_ids, params, self.tokenizer) for index in range(params.n)
+        }
+        output = RequestOutput(
+            request_id=name,
+            prompt=entry.text,
+            prompt_token_ids=list(entry.token_ids),
+            outputs=[completion.output for completion in completions.values()],
+        )
+        return _Request(output, completions)
+
+    def _engine_params(self, request: _Request, params: SamplingParams, index: int) -> _core.SamplingParams:
+        room = self.config.max_model_len - len(request.output.prompt_token_ids)
+        sampling = _core.SamplingParams()
+        sampling.max_tokens = max(1, room) if params.max_tokens is None else params.max_tokens
+        for name in ("min_tokens", "temperature", "top_k", "top_p", "min_p", "ignore_eos"):
+            setattr(sampling, name, getattr(params, name))
+        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+            setattr(sampling, name, getattr(params, name))
+        sampling.stop_token_ids = token_list(params.stop_token_ids or [])
+        bias = params.logit_bias or {}
+        sampling.logit_bias = list(zip(token_list(bias.keys()), map(float, bias.values()), strict=True))
+        sampling.seed = self._seeds.getrandbits(64) if params.seed is None else (params.seed + index) % 2**64
+        sampling.logprobs = -1 if params.logprobs is None else params.logprobs
+        if params.prompt_logprobs is not None and index == 0:
+            sampling.prompt_logprobs = params.prompt_logprobs
+        return sampling
+
+    def _run(self, requests: list[tuple[_Request, SamplingParams]]) -> Iterator[tuple[_Request, str]]:
+        """Adds the requests and steps the engine until all are finished; yields each request's news."""
+        owners: dict[str, _Request] = {}
+        try:
+            for request, params in requests:
+                for index, name in enumerate(request.completions):
+                    self._engine.add(name, request.output.prompt_token_ids, self._engine_params(request, params, index))
+                    owners[name] = request
+            while owners:
+                step = self._engine.step()
+                if step is None:
+                    raise RuntimeError(f"the engine has nothing to do, but {len(owners)} requests are not finished")
+                for news in step:
+                    if news.id not in owners:  # the last word on a request that a stop string has ended
+                        continue
+                    request = owners[news.id]
+                    text = self._take(request, news)
+                    if request.completions[news.id].output.finished:
+                        del owners[news.id]
+                        if news.finish == _core.FinishReason.NONE:  # a stop string, of which the engine knows nothing
+                            self._engine.abort(news.id)
+                    yield request, text
+        finally:
+            for name in owners:  # an error, Ctrl-C, or a caller that has left the loop
+                self._engine.abort(name)
+            while self._engine.step() is not None:
+                pass
+
+    def _take(self, request: _Request, news: _core.EngineOutput) -> str:
+        completion = request.completions[news.id]
+        if completion.output.index == 0:
+            request.output.num_cached_tokens = max(request.output.num_cached_tokens, news.cached_tokens)
+            if news.prompt_logprobs:
+                request.output.prompt_logprobs = [
+                    named_logprobs(entries, self.tokenizer) if entries else None for entries in news.prompt_logprobs
+                ]
+        return completion.take(news)

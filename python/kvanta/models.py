@@ -1,0 +1,88 @@
+"""What MODEL means: a folder, a .gguf file, one of a few names, or a hub id."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvanta.errors import InputError, ResourceError
+
+SHIPPED = Path(__file__).parent / "shipped"
+NAMES = ("stories260k", "smollm2")
+# Part of the name of every converted folder: a new converter converts again.
+_CONVERTER_VERSION = 1
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A model on this machine, in Hugging Face layout."""
+
+    name: str
+    """As the user said it, for reports."""
+    path: Path
+
+
+def kvanta_home() -> Path:
+    """Where converted models are kept: $KVANTA_HOME, or ~/.cache/kvanta."""
+    home = os.environ.get("KVANTA_HOME")
+    return Path(home).expanduser() if home else Path.home() / ".cache" / "kvanta"
+
+
+def _converted_gguf(file: Path) -> Path:
+    # The whole file is not hashed: it may be tens of gigabytes.
+    status = file.stat()
+    identity = f"{file.resolve()}|{status.st_size}|{status.st_mtime_ns}|{_CONVERTER_VERSION}"
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
+    folder = kvanta_home() / "models" / f"{file.stem}-{digest}"
+    if not (folder / "config.json").is_file():
+        from kvanta.gguf_convert import convert_gguf
+
+        convert_gguf(file, folder)
+    return folder
+
+
+def _from_hub(name: str) -> Path:
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise InputError(f"there is no folder {name!r}, and a hub id needs the package huggingface_hub") from None
+    try:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=_HUB_FILES))
+    except ValueError as error:
+        raise InputError(f"{name!r} is neither a folder nor a hub id: {' '.join(str(error).split())[:300]}") from None
+    except Exception as error:  # network, disk, missing repository: the package has no common base for them
+        reason = " ".join(str(error).split())[:300]
+        raise ResourceError(f"there is no folder {name!r}, and the hub does not give it: {reason}") from None
+
+
+def resolve_model(model: str | os.PathLike[str]) -> ModelFolder:
+    """Finds, or downloads and converts, what `model` means. Raises InputError or ResourceError."""
+    name = os.fspath(model)
+    if not isinstance(name, str) or not name:
+        raise InputError(f"MODEL is {name!r}; give a folder, a .gguf file, or one of: {', '.join(NAMES)}")
+    path = Path(name).expanduser()
+    try:
+        if path.is_dir():
+            return ModelFolder(name, path)
+        if path.is_file():
+            if path.suffix.lower() == ".gguf":
+                return ModelFolder(name, _converted_gguf(path))
+            raise InputError(f"{name!r} is a file, but neither a folder nor a .gguf file")
+    except (OSError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{name[:100]!r} is not a path: {error}") from None
+    if name == "stories260k":
+        return ModelFolder(name, SHIPPED / name)
+    if name == "smollm2":
+        from kvanta.smollm2 import smollm2_folder
+
+        return ModelFolder(name, smollm2_folder())
+    if _HUB_ID.fullmatch(name) and path.suffix.lower() != ".gguf":
+        return ModelFolder(name, _from_hub(name))
+    raise InputError(f"there is no model {name!r}: not a folder, not a .gguf file, not one of: {', '.join(NAMES)}")

@@ -1,0 +1,58 @@
+"""What LLM.generate returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Logprob:
+    """One token's log-probability (natural logarithm) at one position."""
+
+    logprob: float
+    rank: int
+    """1: the most likely token."""
+    decoded_token: str
+
+
+TokenLogprobs = dict[int, Logprob]
+"""By token id: the token that stands there, first, and the most likely ones."""
+
+
+@dataclass
+class CompletionOutput:
+    """One text that follows a prompt."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: str | None = None
+    """"stop": a stop string or token, or the end of the sequence; "length": max_tokens or the context; "abort"."""
+    stop_reason: str | int | None = None
+    """The stop string or stop token that ended it; None at an end-of-sequence token."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing will follow."""
+        return self.finish_reason is not None
+
+
+@dataclass
+class RequestOutput:
+    """All texts of one prompt."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """Per prompt token; None for the first."""
+    num_cached_tokens: int = 0
+    """Prompt tokens that were taken from the prefix cache."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether every text is finished."""
+        return all(output.finished for output in self.outputs)

@@ -1,0 +1,67 @@
+"""Prompts as users give them: text, token ids, or mappings with either."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvanta.errors import InputError
+from kvanta.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TokenPrompt:
+    """A prompt, ready for the engine."""
+
+    text: str | None
+    token_ids: list[int]
+
+
+def token_list(values: Any) -> list[int]:
+    """Token ids from any sequence of whole numbers, numpy arrays included. The engine checks the vocabulary."""
+    try:
+        tokens = [operator.index(value) for value in values]
+    except TypeError:
+        raise InputError(f"token ids must be whole numbers, not {values!r:.80}") from None
+    for token in tokens:
+        if not 0 <= token < 2**31:
+            raise InputError(f"token id {token} is not in 0..2^31-1")
+    return tokens
+
+
+def read_prompt(prompt: Any, tokenizer: Tokenizer) -> TokenPrompt:
+    """Raises InputError for anything that is no prompt, and for one without tokens."""
+    text: str | None = None
+    tokens: Any = prompt
+    if isinstance(prompt, Mapping):
+        known = prompt.keys() & {"prompt", "prompt_token_ids"}
+        if not known:
+            raise InputError(f"a prompt mapping needs 'prompt' or 'prompt_token_ids', not {sorted(map(str, prompt))}")
+        text, tokens = prompt.get("prompt"), prompt.get("prompt_token_ids")
+        if tokens is None:
+            tokens = text
+    if isinstance(tokens, str):
+        text = tokens
+        tokens = tokenizer.encode(text)
+    elif isinstance(tokens, (bytes, bytearray)) or not hasattr(tokens, "__iter__"):
+        raise InputError(f"a prompt is a text, token ids or {{'prompt_token_ids': [...]}}, not {type(tokens).__name__}")
+    ids = token_list(tokens)
+    if not ids:
+        raise InputError("the prompt is empty: it has no tokens")
+    return TokenPrompt(text, ids)
+
+
+def split_prompts(prompts: Any) -> list[Any]:
+    """A list of prompts from one prompt or several; a list of whole numbers is one."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if isinstance(prompts, (bytes, bytearray)) or not hasattr(prompts, "__iter__"):
+        raise InputError(f"prompts are texts or token ids, not {type(prompts).__name__}")
+    entries = list(prompts)
+    if entries and all(hasattr(entry, "__index__") for entry in entries):
+        return [entries]
+    return entries

@@ -1,0 +1,84 @@
+"""How tokens are chosen and when a text ends: the arguments of vLLM's SamplingParams, with its defaults."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kvanta.errors import InputError
+
+
+@dataclass(kw_only=True)
+class SamplingParams:
+    """Raises InputError, naming the field and its range, when a value is out of range."""
+
+    n: int = 1
+    """Texts per prompt; with a seed, text i uses seed + i."""
+    max_tokens: int | None = 16
+    """None: as many as the context holds."""
+    min_tokens: int = 0
+    """No end-of-sequence or stop token is taken before; stop strings are looked for after."""
+    temperature: float = 1.0
+    """0: always the most likely token."""
+    top_k: int = 0
+    """0 or -1: all tokens."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    """The same seed and prompt give the same tokens, whatever else is in the batch."""
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    ignore_eos: bool = False
+    logit_bias: Mapping[int, float] | None = None
+    logprobs: int | None = None
+    """The log-probabilities of the chosen token and of that many most likely ones, for every new token."""
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks types and ranges."""
+        self._whole("n", 1, 1024)
+        self._whole("max_tokens", 1, 2**31 - 1, optional=True)
+        self._whole("min_tokens", 0, 2**31 - 1)
+        self._whole("top_k", -1, 2**31 - 1)
+        self._whole("logprobs", 0, 2**31 - 1, optional=True)
+        self._whole("prompt_logprobs", 0, 2**31 - 1, optional=True)
+        self._whole("seed", 0, 2**64 - 1, optional=True)
+        self._number("temperature", 0.0, math.inf)
+        self._number("top_p", 0.0, 1.0, open_below=True)
+        self._number("min_p", 0.0, 1.0)
+        self._number("repetition_penalty", 0.0, math.inf, open_below=True)
+        self._number("presence_penalty", -2.0, 2.0)
+        self._number("frequency_penalty", -2.0, 2.0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InputError(f"min_tokens is {self.min_tokens}, more than max_tokens, {self.max_tokens}")
+        stops = self.stop_strings
+        if not all(isinstance(stop, str) and stop for stop in stops):
+            raise InputError(f"stop is {self.stop!r}, not a text or a list of texts that are not empty")
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """`stop` as a list."""
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop)
+
+    def _whole(self, name: str, low: int, high: int, *, optional: bool = False) -> None:
+        value = getattr(self, name)
+        if value is None and optional:
+            return
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            none = " or None" if optional else ""
+            raise InputError(f"{name} is {value!r}, not a whole number in {low}..{high}{none}")
+
+    def _number(self, name: str, low: float, high: float, *, open_below: bool = False) -> None:
+        value = getattr(self, name)
+        good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if not (good and low <= value <= high and not (open_below and value == low)):
+            bracket = "(" if open_below else "["
+            raise InputError(f"{name} is {value!r}, not a number in {bracket}{low:g}, {high:g}]")

@@ -2,7 +2,7 @@
 
 
 class InputError(ValueError):
-    """The caller's input is wrong: a name, a file, a prompt, a shape. The message names the value and the alternatives."""
+    """The caller's input is wrong: a name, a file, a prompt, a shape. The message names value and alternatives."""
 
 
 class ResourceError(ValueError):

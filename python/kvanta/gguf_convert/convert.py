@@ -88,7 +88,11 @@ def _write_folder(source: Path, folder: Path) -> None:
     config["tie_word_embeddings"] = tied
     config["attention_bias"] = "model.layers.0.self_attn.q_proj.bias" in weights and metadata.architecture == "llama"
     config["mlp_bias"] = False
-    ids = {"bos_token_id": vocabulary.bos, "eos_token_id": vocabulary.endings or None, "pad_token_id": vocabulary.padding}
+    ids = {
+        "bos_token_id": vocabulary.bos,
+        "eos_token_id": vocabulary.endings or None,
+        "pad_token_id": vocabulary.padding,
+    }
     ids = {name: value for name, value in ids.items() if value is not None}
     config.update(ids)
 
@@ -108,7 +112,7 @@ def convert_gguf(source: str | Path, folder: str | Path) -> Path:
     """Converts the GGUF file `source` to the new folder `folder` and returns it.
 
     The folder appears complete or not at all; one that two processes make at once is made by the faster.
-    Raises InputError for a file that is damaged, hostile or of an unknown kind, or when `folder` has files in it already.
+    Raises InputError for a file that is damaged, hostile or of an unknown kind, or when `folder` has files already.
     """
     source, folder = Path(source).expanduser(), Path(folder).expanduser()
     if not source.is_file():

@@ -48,7 +48,7 @@ def hugging_face_name(name: str) -> str | None:
 
 
 def rotate_halves(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """Undoes the row order of GGUF's llama architecture: there rope turns rows (2i, 2i+1) of a head, here (i, i + d/2)."""
+    """Undoes the row order of GGUF's llama architecture: rope turns rows (2i, 2i+1) there, (i, i + d/2) here."""
     head_dim = rows.shape[0] // heads
     split = rows.reshape(heads, head_dim // 2, 2, *rows.shape[1:])
     return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(rows.shape)

@@ -1,0 +1,80 @@
+"""The command kvanta. Exit status: 0 done, 2 bad input, 1 failure; errors are one line on stderr."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+
+# Command -> its line in --help. Each is the module of its name here, with parser() and run().
+COMMANDS = {
+    "generate": "text from a model, streamed, on any cache format",
+    "plan": "how many tokens and users fit in a memory, per cache format",
+    "formats": "the table of cache formats",
+    "convert": "a GGUF file to a folder in Hugging Face layout",
+    "bench": "speed of the attention kernels, as a share of the machine's limit",
+}
+
+
+def _help() -> str:
+    lines = [f"  {name:<10} {text}" for name, text in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: kvanta COMMAND ...",
+            "",
+            "LLM inference on a quantized KV cache.",
+            "",
+            *lines,
+            "",
+            "kvanta COMMAND --help tells the options of a command; kvanta --version the version.",
+            "First look, without a network: kvanta generate stories260k 'Once upon a time'",
+        ]
+    )
+
+
+def _run(words: Sequence[str]) -> int:
+    from kvanta.engine_options import nearest
+    from kvanta.errors import InputError
+
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0
+    if words[0] in ("-V", "--version"):
+        from kvanta import __version__
+
+        print(f"kvanta {__version__}")
+        return 0
+    if words[0] not in COMMANDS:
+        what = "option" if words[0].startswith("-") else "command"
+        raise InputError(f"unknown {what} {words[0]!r}{nearest(words[0], COMMANDS)}; commands: {', '.join(COMMANDS)}")
+    command = importlib.import_module(f"kvanta.cli.{words[0]}")
+    return int(command.run(command.parser().parse_exactly(words[1:])))
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    print(f"kvanta: {message}", file=sys.stderr)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; `arguments` default to the process's own. Returns the exit status."""
+    from kvanta.errors import InputError, ResourceError
+
+    warnings.showwarning = _show_warning
+    try:
+        status = _run(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()
+        return status
+    except InputError as error:
+        print(f"kvanta: error: {error}", file=sys.stderr)
+        return 2
+    except ResourceError as error:
+        print(f"kvanta: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nkvanta: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1

@@ -1,0 +1,130 @@
+"""Parsing the command line: one-line errors with exit status 2, and the engine's options from their one list."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from kvanta.engine_options import FOREIGN, OPPOSITES, OPTIONS, foreign_note, nearest
+from kvanta.errors import InputError
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Raises InputError instead of printing its usage, and names the option that is nearest to an unknown one."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        named.setdefault("allow_abbrev", False)
+        named.setdefault("formatter_class", _Formatter)
+        super().__init__(*arguments, **named)
+
+    def error(self, message: str) -> NoReturn:
+        """Called by argparse for everything that it does not like."""
+        raise InputError(f"{message} (see {self.prog} --help)")
+
+    def parse_exactly(self, words: Sequence[str]) -> argparse.Namespace:
+        """Like parse_args."""
+        values, unknown = self.parse_known_intermixed_args(self._join_values(words))
+        options = [word for word in unknown if word.startswith("-")]
+        if options:
+            name = options[0].split("=")[0]
+            known = [flag for action in self._actions for flag in action.option_strings]
+            self.error(f"unknown option {name}{nearest(name, known)}")
+        if unknown:
+            self.error(f"one argument too many: {unknown[0]!r}")
+        return values
+
+    def _join_values(self, words: Sequence[str]) -> list[str]:
+        """--kv-cache-dtype-layers -1=bf16: argparse takes a value that begins with a dash for an option."""
+        joined: list[str] = []
+        for word in words:
+            if joined and joined[-1] in _DASHED_VALUES and re.match(r"-\d", word):
+                joined[-1] += f"={word}"
+            else:
+                joined.append(word)
+        return joined
+
+
+_DASHED_VALUES = {
+    flag
+    for option in OPTIONS
+    if option.name in ("kv_cache_dtype_layers", "kv_cache_dtype_skip_layers")
+    for flag in option.flags
+}
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34, width=110)
+
+
+class _ForeignOption(argparse.Action):
+    """Prints its line once."""
+
+    def __call__(self, parser: object, namespace: object, values: object, option_string: str | None = None) -> None:
+        print(f"kvanta: {foreign_note(self.dest.removeprefix('foreign_'))}", file=sys.stderr)
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """MODEL, or --model / --model-path as the known servers have it."""
+    parser.add_argument("MODEL", nargs="?", help="folder in Hugging Face layout, .gguf file, stories260k or smollm2")
+    parser.add_argument("--model", "--model-path", dest="model_option", metavar="MODEL", help=argparse.SUPPRESS)
+
+
+def model_of(values: argparse.Namespace) -> str:
+    """Moves a misplaced positional along: with --model, the first positional is what follows MODEL."""
+    if values.model_option is None and values.MODEL is None:
+        raise InputError("MODEL is missing: give a folder, a .gguf file, stories260k or smollm2")
+    if values.model_option is not None and values.MODEL is not None:
+        if getattr(values, "PROMPT", ...) is not None:
+            raise InputError(f"MODEL is given twice: {values.MODEL!r} and --model {values.model_option!r}")
+        values.PROMPT = values.MODEL
+    return str(values.MODEL if values.model_option is None else values.model_option)
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Every option of the list, its aliases, and the options of other engines that do nothing here."""
+    group = parser.add_argument_group("engine options")
+    for option in OPTIONS:
+        text = option.help.replace("%", "%%")
+        if option.is_flag:
+            action: Any = argparse.BooleanOptionalAction if option.default else "store_true"
+            group.add_argument(option.flags[0], dest=option.name, action=action, default=None, help=text)
+            for flag in option.flags[1:]:
+                group.add_argument(flag, dest=option.name, action=action, default=None, help=argparse.SUPPRESS)
+            continue
+        text += f" [{option.default}]" if option.default not in ("", 0, ()) else ""
+        many = "+" if option.is_list else None
+        group.add_argument(*option.flags, dest=option.name, nargs=many, metavar=option.metavar, help=text)
+    for name, opposite in OPPOSITES.items():
+        flag = f"--{name.replace('_', '-')}"
+        group.add_argument(flag, dest=opposite, action="store_false", default=None, help=argparse.SUPPRESS)
+    for name, takes_value in FOREIGN.items():
+        flag = f"--{name.replace('_', '-')}"
+        shown = "accepted; no code of a model is ever run" if name == "trust_remote_code" else argparse.SUPPRESS
+        nargs = None if takes_value else 0
+        parser.add_argument(flag, dest=f"foreign_{name}", action=_ForeignOption, nargs=nargs, help=shown)
+
+
+def engine_arguments(values: argparse.Namespace) -> dict[str, Any]:
+    """The engine options that were given, as arguments for LLM."""
+    given = {option.name: getattr(values, option.name) for option in OPTIONS}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def whole_number(text: str) -> int:
+    """For `type=` of options."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def real_number(text: str) -> float:
+    """For `type=` of options."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None

@@ -1,0 +1,41 @@
+"""`kvanta formats`: the table of cache formats, and what reads them on this machine."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from kvanta import attention, formats
+from kvanta.cli.arguments import CommandParser
+from kvanta.cli.report import add_json, write_report
+from kvanta.text_table import render_table
+
+_DESCRIPTION = """\
+The cache formats that --kv-cache-dtype takes. K and V may differ: k=int8,v=int4. Modifiers: +hadamard -hadamard +mean
++exact=none|open +sink=0|1, as in int8-hadamard or k=int8+mean,v=int4."""
+
+
+def parser() -> CommandParser:
+    """The command's options."""
+    result = CommandParser(prog="kvanta formats", description=_DESCRIPTION)
+    add_json(result)
+    return result
+
+
+def _text(report: dict[str, Any]) -> str:
+    rows = []
+    for row in report["formats"]:
+        exact = "open page" if row["exact"] == "open" else ""
+        if row["sink_pages"]:
+            exact += " + first page"
+        rows.append([row["name"], ", ".join(row["aliases"]), f"{row['bits_per_element']:g}", exact, row["summary"]])
+    table = render_table(["format", "also", "bits", "kept in bf16", "what it is"], rows, left=(0, 1, 3, 4))
+    backends = f"Every format is attended to without unpacking by: {', '.join(report['backends'])}"
+    return f"{table}\n\nBits per element at a head size of 128, scales included.\n{backends}"
+
+
+def run(values: argparse.Namespace) -> int:
+    """Runs the command."""
+    report = {"formats": formats.table(), "backends": attention.backends()}
+    write_report(values.json, report, _text(report))
+    return 0

@@ -1,0 +1,155 @@
+"""`kvanta generate`: text from a model, streamed to the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import Any
+
+from kvanta.cli.arguments import (
+    CommandParser,
+    add_engine_options,
+    add_model,
+    engine_arguments,
+    model_of,
+    real_number,
+    whole_number,
+)
+from kvanta.cli.report import add_json, write_json_file, write_report
+from kvanta.errors import InputError
+from kvanta.llm import LLM
+from kvanta.outputs import RequestOutput
+from kvanta.prompts import TokenPrompt, read_prompt
+from kvanta.sampling_params import SamplingParams
+from kvanta.text_table import human_bytes
+
+_DESCRIPTION = """\
+Text from a model, streamed. The text goes to the standard output, everything else to stderr.
+
+  kvanta generate smollm2 "What is a KV cache?" --kv-cache-dtype int4
+  kvanta generate stories260k "Once upon a time"
+  kvanta generate ./my-model --raw < prompt.txt"""
+
+
+def parser() -> CommandParser:
+    """The command's options."""
+    result = CommandParser(prog="kvanta generate", description=_DESCRIPTION)
+    add_model(result)
+    result.add_argument("PROMPT", nargs="?", help="the prompt; from the standard input when absent")
+    style = result.add_mutually_exclusive_group()
+    style.add_argument(
+        "--chat", action="store_true", help="ask through the chat template (default when the model has one)"
+    )
+    style.add_argument("--raw", action="store_true", help="continue the prompt as it is")
+    result.add_argument("--system", metavar="TEXT", help="system message of the chat")
+    result.add_argument("--max-tokens", type=whole_number, default=256, metavar="N", help="most new tokens [256]")
+    result.add_argument("--temperature", type=real_number, default=0.0, metavar="T", help="0: the likeliest token [0]")
+    result.add_argument("--top-p", type=real_number, default=1.0, metavar="P", help="nucleus, in (0, 1] [1]")
+    result.add_argument("--top-k", type=whole_number, default=0, metavar="K", help="most likely tokens, 0: all [0]")
+    result.add_argument("--min-p", type=real_number, default=0.0, metavar="P", help="share of the likeliest [0]")
+    result.add_argument("--repetition-penalty", type=real_number, default=1.0, metavar="X", help="1: none [1]")
+    result.add_argument("--stop", nargs="+", default=[], metavar="TEXT", help="end before any of these texts")
+    result.add_argument("--ignore-eos", action="store_true", help="go on after the model's end token")
+    add_json(result)
+    add_engine_options(result)
+    return result
+
+
+def _read_prompt(values: argparse.Namespace) -> str:
+    if values.PROMPT is not None:
+        return str(values.PROMPT)
+    if sys.stdin.isatty():
+        print("kvanta: type the prompt, then Ctrl-D", file=sys.stderr)
+    try:
+        return sys.stdin.buffer.read().decode().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"the standard input is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}"
+        ) from None
+
+
+def _make_prompt(llm: LLM, text: str, values: argparse.Namespace) -> TokenPrompt:
+    chat = values.chat or (llm.tokenizer.chat_template is not None and not values.raw)
+    if not chat:
+        if values.system is not None:
+            raise InputError("--system needs a chat; this is a plain prompt")
+        return read_prompt(text, llm.tokenizer)
+    messages = [{"role": "user", "content": text}]
+    if values.system is not None:
+        messages.insert(0, {"role": "system", "content": values.system})
+    return llm.chat_prompt(messages)
+
+
+def _report(llm: LLM, output: RequestOutput, prompt_seconds: float, decode_seconds: float) -> dict[str, Any]:
+    stats = llm.stats()
+    text = output.outputs[0]
+    tokens = len(output.prompt_token_ids) + len(text.token_ids)
+    return {
+        "model": llm.model,
+        "prompt_tokens": len(output.prompt_token_ids),
+        "generated_tokens": len(text.token_ids),
+        "text": text.text,
+        "token_ids": text.token_ids,
+        "finish_reason": text.finish_reason,
+        "seconds_to_first_token": prompt_seconds,
+        "tokens_per_second": (len(text.token_ids) - 1) / decode_seconds if len(text.token_ids) > 1 else 0.0,
+        "kv_cache_dtype": stats["kv_cache_dtype"],
+        "bytes_per_token": stats["bytes_per_token"],
+        "cache_bytes": int(tokens * stats["bytes_per_token"]),
+        "saturated": stats["saturated"],
+        "backend": stats["backend"],
+    }
+
+
+def _closing_line(report: dict[str, Any]) -> str:
+    line = (
+        f"[{report['generated_tokens']} tokens, {report['tokens_per_second']:.1f} tokens/s, "
+        f"first after {report['seconds_to_first_token']:.2f} s | {report['kv_cache_dtype']} cache: "
+        f"{report['bytes_per_token']:,.0f} bytes/token, {human_bytes(report['cache_bytes'])} for "
+        f"{report['prompt_tokens'] + report['generated_tokens']} tokens]"
+    )
+    if report["saturated"]:
+        line += f"\n[{report['saturated']} values did not fit the cache format and were clipped: it needs scales]"
+    return line
+
+
+def run(values: argparse.Namespace) -> int:
+    """Runs the command."""
+    model = model_of(values)
+    params = SamplingParams(
+        max_tokens=values.max_tokens,
+        temperature=values.temperature,
+        top_p=values.top_p,
+        top_k=values.top_k,
+        min_p=values.min_p,
+        repetition_penalty=values.repetition_penalty,
+        stop=values.stop,
+        ignore_eos=values.ignore_eos,
+    )
+    arguments = {"max_num_seqs": 1, **engine_arguments(values)}
+    text = _read_prompt(values)
+    llm = LLM(model, **arguments)
+    prompt = _make_prompt(llm, text, values)
+
+    to_terminal = values.json != "-"
+    begin = first = time.perf_counter()
+    output: RequestOutput | None = None
+    for piece, output in llm.stream(prompt, params):
+        if len(output.outputs[0].token_ids) <= 1:
+            first = time.perf_counter()
+        if to_terminal:
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+    end = time.perf_counter()
+    assert output is not None, "a request that ends without news"
+    report = _report(llm, output, first - begin, end - first)
+    if not to_terminal:
+        write_report("-", report, "")
+        return 0
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    print(_closing_line(report), file=sys.stderr)
+    if values.json is not None:
+        write_json_file(values.json, report)
+    return 0

@@ -1,0 +1,35 @@
+"""--json FILE|-: what a command reports, for programs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from kvanta.errors import ResourceError
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Adds the option."""
+    parser.add_argument("--json", metavar="FILE", help="write the figures as JSON to FILE; - is the standard output")
+
+
+def write_report(target: str | None, report: dict[str, Any], text: str) -> None:
+    """Prints `text` for people, unless the JSON report goes to the standard output."""
+    if target == "-":
+        json.dump(report, sys.stdout, indent=1, ensure_ascii=False)
+        sys.stdout.write("\n")
+        return
+    print(text)
+    if target is not None:
+        write_json_file(target, report)
+
+
+def write_json_file(target: str, report: dict[str, Any]) -> None:
+    """Raises ResourceError if the file cannot be written."""
+    try:
+        Path(target).write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ResourceError(f"cannot write {target!r}: {error.strerror}") from None

@@ -44,7 +44,8 @@ nb::tuple RunArrays(FloatCube q, FloatCube k, FloatCube v, const std::string& sc
                     int sliding_window, std::optional<std::vector<float>> k_scale,
                     std::optional<std::vector<float>> v_scale, std::optional<std::vector<float>> k_mean) {
   for (size_t axis = 0; axis < 3; ++axis) {
-    if (k.shape(axis) != v.shape(axis)) throw InputError("k and v must have the same shape [tokens, kv_heads, head_dim]");
+    if (k.shape(axis) != v.shape(axis))
+      throw InputError("k and v must have the same shape [tokens, kv_heads, head_dim]");
   }
   if (q.shape(2) != k.shape(2)) throw InputError("q, k and v must have the same head_dim, their last axis");
   ArrayAttention options;
@@ -117,22 +118,24 @@ std::vector<nb::dict> RunBench(std::vector<std::string> formats, const std::stri
 
 void BindAttention(nb::module_& module) {
   module.def("backend_names", &attention::BackendNames, "Backends that this machine runs, best first.");
-  module.def("run_array_attention", &RunArrays, "q"_a, "k"_a, "v"_a, "scheme"_a, "backend"_a, "query_start"_a,
-             "page_size"_a, "threads"_a, "softmax_scale"_a, "softcap"_a, "sliding_window"_a, "k_scale"_a.none(),
-             "v_scale"_a.none(), "k_mean"_a.none(),
-             nb::sig("def run_array_attention(q: numpy.typing.NDArray[numpy.float32], k: "
-                     "numpy.typing.NDArray[numpy.float32], v: numpy.typing.NDArray[numpy.float32], scheme: str, backend: "
-                     "str, query_start: int, page_size: int, threads: int, softmax_scale: float, softcap: float, "
-                     "sliding_window: int, k_scale: collections.abc.Sequence[float] | None, v_scale: "
-                     "collections.abc.Sequence[float] | None, k_mean: collections.abc.Sequence[float] | None) -> "
-                     "tuple[numpy.typing.NDArray[numpy.float32], int, int]"),
-             "(out [query_tokens, heads, head_dim], cache_bytes, saturated)");
-  module.def("run_attention_bench", &RunBench, "formats"_a, "isa"_a, "threads"_a, "limit_gb_s"_a, "heads"_a,
-             "kv_heads"_a, "head_dim"_a, "page_size"_a, "batch"_a, "context"_a, "query_tokens"_a, "seconds"_a,
-             nb::sig("def run_attention_bench(formats: collections.abc.Sequence[str], isa: str, threads: "
-                     "collections.abc.Sequence[int], limit_gb_s: collections.abc.Sequence[float], heads: int, kv_heads: "
-                     "int, head_dim: int, page_size: int, batch: int, context: int, query_tokens: int, seconds: float) "
-                     "-> list[dict[str, typing.Any]]"));
+  module.def(
+      "run_array_attention", &RunArrays, "q"_a, "k"_a, "v"_a, "scheme"_a, "backend"_a, "query_start"_a, "page_size"_a,
+      "threads"_a, "softmax_scale"_a, "softcap"_a, "sliding_window"_a, "k_scale"_a.none(), "v_scale"_a.none(),
+      "k_mean"_a.none(),
+      nb::sig("def run_array_attention(q: numpy.typing.NDArray[numpy.float32], k: "
+              "numpy.typing.NDArray[numpy.float32], v: numpy.typing.NDArray[numpy.float32], scheme: str, backend: "
+              "str, query_start: int, page_size: int, threads: int, softmax_scale: float, softcap: float, "
+              "sliding_window: int, k_scale: collections.abc.Sequence[float] | None, v_scale: "
+              "collections.abc.Sequence[float] | None, k_mean: collections.abc.Sequence[float] | None) -> "
+              "tuple[numpy.typing.NDArray[numpy.float32], int, int]"),
+      "(out [query_tokens, heads, head_dim], cache_bytes, saturated)");
+  module.def(
+      "run_attention_bench", &RunBench, "formats"_a, "isa"_a, "threads"_a, "limit_gb_s"_a, "heads"_a, "kv_heads"_a,
+      "head_dim"_a, "page_size"_a, "batch"_a, "context"_a, "query_tokens"_a, "seconds"_a,
+      nb::sig("def run_attention_bench(formats: collections.abc.Sequence[str], isa: str, threads: "
+              "collections.abc.Sequence[int], limit_gb_s: collections.abc.Sequence[float], heads: int, kv_heads: "
+              "int, head_dim: int, page_size: int, batch: int, context: int, query_tokens: int, seconds: float) "
+              "-> list[dict[str, typing.Any]]"));
 }
 
 }  // namespace kvanta::python

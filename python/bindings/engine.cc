@@ -152,7 +152,8 @@ void BindInfo(nb::module_& module) {
   module.def("plan_cache_bytes", &PlanCacheBytes, "config"_a, ReleaseGil(), "Bytes of a cache, without building one.");
 }
 
-// Destroying an Engine waits for its thread, which may be waiting for the GIL to deliver a callback: let go of it first.
+// Destroying an Engine waits for its thread, which may be waiting for the GIL to deliver a callback: let go of it
+// first.
 struct EngineOwner {
   explicit EngineOwner(EngineConfig config) : engine(std::make_unique<Engine>(std::move(config))) {}
   ~EngineOwner() {
@@ -165,10 +166,13 @@ struct EngineOwner {
   std::unique_ptr<Engine> engine;
 };
 
-void Add(EngineOwner& owner, std::string id, std::vector<int32_t> prompt, SamplingParams sampling, std::string cache_salt,
-         int priority) {
-  owner.engine->Add({.id = std::move(id), .prompt = std::move(prompt), .sampling = std::move(sampling),
-                     .cache_salt = std::move(cache_salt), .priority = priority});
+void Add(EngineOwner& owner, std::string id, std::vector<int32_t> prompt, SamplingParams sampling,
+         std::string cache_salt, int priority) {
+  owner.engine->Add({.id = std::move(id),
+                     .prompt = std::move(prompt),
+                     .sampling = std::move(sampling),
+                     .cache_salt = std::move(cache_salt),
+                     .priority = priority});
 }
 
 std::optional<std::vector<RequestOutput>> Step(EngineOwner& owner) {
@@ -217,18 +221,22 @@ void BindEngine(nb::module_& module) {
   nb::class_<EngineOwner>(module, "Engine", "See include/kvanta/engine.h. Calls that may take long release the GIL.")
       .def(nb::init<EngineConfig>(), "config"_a, ReleaseGil())
       .def("add", &Add, "id"_a, "prompt"_a, "sampling"_a, "cache_salt"_a = "", "priority"_a = 0, ReleaseGil())
-      .def("abort", [](EngineOwner& owner, const std::string& id) { owner.engine->Abort(id); }, "id"_a, ReleaseGil())
+      .def(
+          "abort", [](EngineOwner& owner, const std::string& id) { owner.engine->Abort(id); }, "id"_a, ReleaseGil())
       .def("step", &Step, ReleaseGil(), "One step on this thread: its news, or None when there was nothing to do.")
       .def("start", &Start, "callback"_a,
            nb::sig("def start(self, callback: collections.abc.Callable[[list[EngineOutput]], object]) -> None"),
            "The engine's own thread runs; one call of `callback` per step, with the news of all requests.")
-      .def("stop", [](EngineOwner& owner) { owner.engine->Stop(); }, ReleaseGil())
+      .def(
+          "stop", [](EngineOwner& owner) { owner.engine->Stop(); }, ReleaseGil())
       .def("logits", &Logits, "tokens"_a, "chunk_tokens"_a, "out"_a, "use_prefix_cache"_a = false,
            "Fills `out`, float32 [tokens, vocab].")
       .def("export_page", &ExportPage, "tokens"_a, "index"_a, "Canonical bytes of a page of a cached prefix.")
-      .def("stats", [](const EngineOwner& owner) { return StatsDict(owner.engine->Stats()); },
-           nb::sig("def stats(self) -> dict[str, typing.Any]"))
-      .def("reset_prefix_cache", [](EngineOwner& owner) { owner.engine->ResetPrefixCache(); }, ReleaseGil())
+      .def(
+          "stats", [](const EngineOwner& owner) { return StatsDict(owner.engine->Stats()); },
+          nb::sig("def stats(self) -> dict[str, typing.Any]"))
+      .def(
+          "reset_prefix_cache", [](EngineOwner& owner) { owner.engine->ResetPrefixCache(); }, ReleaseGil())
       .def_prop_ro("info", [](const EngineOwner& owner) { return owner.engine->Info(); })
       .def_prop_ro("config", [](const EngineOwner& owner) { return owner.engine->Config(); });
 }

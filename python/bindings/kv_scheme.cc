@@ -36,10 +36,14 @@ nb::dict Describe(const formats::Format& format) {
   row["sink_pages"] = format.sink_pages;
   row["scale"] = [&] {
     switch (format.scale) {
-      case formats::Scale::kNone: return "none";
-      case formats::Scale::kStatic: return "static";
-      case formats::Scale::kPerToken: return "per token and head";
-      case formats::Scale::kPerBlock: return "per block";
+      case formats::Scale::kNone:
+        return "none";
+      case formats::Scale::kStatic:
+        return "static";
+      case formats::Scale::kPerToken:
+        return "per token and head";
+      case formats::Scale::kPerBlock:
+        return "per block";
     }
     return "";
   }();
@@ -49,7 +53,8 @@ nb::dict Describe(const formats::Format& format) {
   return row;
 }
 
-formats::CellParameters Parameters(float static_scale, const std::optional<FloatVector>& mean, bool through_exact_page) {
+formats::CellParameters Parameters(float static_scale, const std::optional<FloatVector>& mean,
+                                   bool through_exact_page) {
   formats::CellParameters parameters;
   parameters.static_scale = static_scale;
   if (mean) parameters.mean = {mean->data(), mean->size()};
@@ -81,8 +86,9 @@ void BindFormats(nb::module_& module) {
       .def_ro("hadamard", &KvSide::hadamard)
       .def_ro("mean", &KvSide::mean);
   nb::class_<KvScheme>(module, "KvScheme", "How K and V are stored.")
-      .def_static("parse", [](const std::string& text) { return KvScheme::Parse(text); }, "text"_a,
-                  "From a name or the explicit syntax; raises InputError with the alternatives.")
+      .def_static(
+          "parse", [](const std::string& text) { return KvScheme::Parse(text); }, "text"_a,
+          "From a name or the explicit syntax; raises InputError with the alternatives.")
       .def_ro("k", &KvScheme::k)
       .def_ro("v", &KvScheme::v)
       .def_prop_ro("exact_open", [](const KvScheme& scheme) { return scheme.exact == ExactPages::kOpen; })
@@ -99,9 +105,10 @@ void BindFormats(nb::module_& module) {
       nb::sig("def format_table() -> list[dict[str, typing.Any]]"), "What `kvanta formats` shows.");
   module.def("encode_cell", &Encode, "scheme"_a, "side"_a, "x"_a, "static_scale"_a, "mean"_a.none(),
              "through_exact_page"_a);
-  module.def("decode_cell", &Decode, "scheme"_a, "side"_a, "data"_a, "shape"_a, "static_scale"_a, "mean"_a.none(),
-             nb::sig("def decode_cell(scheme: str, side: str, data: bytes, shape: tuple[int, int], static_scale: float, "
-                     "mean: typing.Any | None) -> numpy.typing.NDArray[numpy.float32]"));
+  module.def(
+      "decode_cell", &Decode, "scheme"_a, "side"_a, "data"_a, "shape"_a, "static_scale"_a, "mean"_a.none(),
+      nb::sig("def decode_cell(scheme: str, side: str, data: bytes, shape: tuple[int, int], static_scale: float, "
+              "mean: typing.Any | None) -> numpy.typing.NDArray[numpy.float32]"));
 }
 
 }  // namespace kvanta::python

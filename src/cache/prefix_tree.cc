@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <list>
+#include <map>
+#include <string>
 #include <unordered_map>
 
 namespace kvanta::cache {
@@ -21,7 +23,8 @@ uint64_t HashPage(std::span<const int32_t> tokens) {
 
 struct PrefixTree::Node {
   Node* parent = nullptr;  // nullptr: a root
-  uint64_t hash = 0;       // of tokens; a root's salt
+  uint64_t hash = 0;       // of tokens
+  std::string salt;        // of a root
   std::vector<int32_t> tokens;
   PageRef page;
   std::unordered_multimap<uint64_t, std::unique_ptr<Node>> children;
@@ -39,7 +42,7 @@ struct PrefixTree::Node {
 struct PrefixTree::State {
   PageStore& store;
   int page_size;
-  std::unordered_map<uint64_t, std::unique_ptr<Node>> roots;  // by salt
+  std::map<std::string, std::unique_ptr<Node>, std::less<>> roots;  // by salt
   std::list<Node*> uses;                                      // most recent first; a child never before its parent
   int64_t nodes = 0;
 
@@ -48,7 +51,7 @@ struct PrefixTree::State {
   }
 
   // The node `depth` pages below the root of `salt`, or as deep as the tree goes; nullptr if there is no such root.
-  Node* Descend(std::span<const int32_t> tokens, uint64_t salt, int64_t depth, int64_t& reached) const {
+  Node* Descend(std::span<const int32_t> tokens, std::string_view salt, int64_t depth, int64_t& reached) const {
     reached = 0;
     const auto root = roots.find(salt);
     if (root == roots.end()) return nullptr;
@@ -100,7 +103,7 @@ struct PrefixTree::State {
         break;
       }
     }
-    if (parent->parent == nullptr && parent->children.empty()) roots.erase(parent->hash);
+    if (parent->parent == nullptr && parent->children.empty()) roots.erase(std::string(parent->salt));
   }
 
   bool EvictLeaf() {
@@ -133,7 +136,7 @@ PrefixTree::~PrefixTree() {
   for (Node* node : state_->uses) state_->Release(node->page);
 }
 
-std::vector<PageRef> PrefixTree::Match(std::span<const int32_t> tokens, uint64_t salt, int64_t max_pages) {
+std::vector<PageRef> PrefixTree::Match(std::span<const int32_t> tokens, std::string_view salt, int64_t max_pages) {
   max_pages = std::min<int64_t>(max_pages, static_cast<int64_t>(tokens.size()) / state_->page_size);
   int64_t found = 0;
   Node* node = state_->Descend(tokens, salt, max_pages, found);
@@ -147,12 +150,12 @@ std::vector<PageRef> PrefixTree::Match(std::span<const int32_t> tokens, uint64_t
   return pages;
 }
 
-PageRef PrefixTree::Insert(std::span<const int32_t> tokens, uint64_t salt, int64_t index, PageRef page) {
+PageRef PrefixTree::Insert(std::span<const int32_t> tokens, std::string_view salt, int64_t index, PageRef page) {
   State& state = *state_;
   if (index == 0) {
-    auto& root = state.roots[salt];
+    auto& root = state.roots[std::string(salt)];
     if (!root) root = std::make_unique<Node>();
-    root->hash = salt;
+    root->salt = salt;
   }
   int64_t found = 0;
   Node* parent = state.Descend(tokens, salt, index, found);
@@ -176,7 +179,7 @@ PageRef PrefixTree::Insert(std::span<const int32_t> tokens, uint64_t salt, int64
   return page;
 }
 
-const PageRef* PrefixTree::Peek(std::span<const int32_t> tokens, uint64_t salt, int64_t index) const {
+const PageRef* PrefixTree::Peek(std::span<const int32_t> tokens, std::string_view salt, int64_t index) const {
   if (index < 0 || (index + 1) * state_->page_size > static_cast<int64_t>(tokens.size())) return nullptr;
   int64_t found = 0;
   const Node* node = state_->Descend(tokens, salt, index + 1, found);

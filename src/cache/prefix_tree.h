@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "cache/block_table.h"
@@ -22,15 +23,15 @@ class PrefixTree {
 
   // Longest cached prefix of `tokens` in whole pages, at most max_pages. The records are retained for the caller, who
   // releases them. Marks the path as recently used.
-  std::vector<PageRef> Match(std::span<const int32_t> tokens, uint64_t salt, int64_t max_pages);
+  std::vector<PageRef> Match(std::span<const int32_t> tokens, std::string_view salt, int64_t max_pages);
 
   // Inserts closed page number `index` (tokens[index*P, (index+1)*P)) below the path of its predecessors, which must be
   // present, else nothing is inserted and `page` returned. The tree takes its own references. Returns the page that is
   // in the tree: an equal page that was there already wins. It is not retained for the caller.
-  PageRef Insert(std::span<const int32_t> tokens, uint64_t salt, int64_t index, PageRef page);
+  PageRef Insert(std::span<const int32_t> tokens, std::string_view salt, int64_t index, PageRef page);
 
   // The page at `index` of the path of `tokens`, without retaining it or touching the order of use; nullptr if absent.
-  const PageRef* Peek(std::span<const int32_t> tokens, uint64_t salt, int64_t index) const;
+  const PageRef* Peek(std::span<const int32_t> tokens, std::string_view salt, int64_t index) const;
 
   // Releases least recently used leaves that nobody else references until a record of `kind` may be allocated or no
   // such leaf is left; returns whether anything was released.

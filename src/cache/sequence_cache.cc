@@ -37,8 +37,9 @@ int64_t PageDemand::PeakBytes(int64_t tokens, int64_t step_pages) const noexcept
   return quantized * page_bytes + exact * exact_page_bytes;
 }
 
-SequenceCache::SequenceCache(PageStore& store, PrefixTree* tree, const PageDemand& demand, uint64_t salt)
-    : store_(store), tree_(tree), demand_(demand), salt_(salt) {}
+SequenceCache::SequenceCache(PageStore& store, PrefixTree* tree, const PageDemand& demand,
+                             std::string salt)
+    : store_(store), tree_(tree), demand_(demand), salt_(std::move(salt)) {}
 
 SequenceCache::~SequenceCache() {
   Clear();

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "cache/block_table.h"
 #include "cache/prefix_tree.h"
@@ -37,7 +38,7 @@ struct PageDemand {
 class SequenceCache {
  public:
   // `tree` may be null: nothing is shared. Both must outlive it.
-  SequenceCache(PageStore& store, PrefixTree* tree, const PageDemand& demand, uint64_t salt);
+  SequenceCache(PageStore& store, PrefixTree* tree, const PageDemand& demand, std::string salt);
   ~SequenceCache();
   SequenceCache(const SequenceCache&) = delete;
   SequenceCache& operator=(const SequenceCache&) = delete;
@@ -67,7 +68,7 @@ class SequenceCache {
   PageStore& store_;
   PrefixTree* tree_;
   PageDemand demand_;
-  uint64_t salt_;
+  std::string salt_;
   BlockTable pages_;
   int64_t length_ = 0;
   int64_t reserved_ = 0;

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "cache/sequence_cache.h"
@@ -9,8 +11,9 @@
 namespace kvanta::scheduler {
 
 struct Sequence {
-  Sequence(cache::PageStore& store, cache::PrefixTree* tree, const cache::PageDemand& demand, uint64_t salt)
-      : pages(store, tree, demand, salt) {}
+  Sequence(cache::PageStore& store, cache::PrefixTree* tree, const cache::PageDemand& demand,
+           std::string salt)
+      : pages(store, tree, demand, std::move(salt)) {}
 
   std::vector<int32_t> tokens;     // prompt and output
   int64_t arrival = 0;             // order of Add, set by the scheduler

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <random>
+#include <string>
 
 namespace kvanta::cache {
 namespace {
@@ -29,7 +30,7 @@ class PrefixTreeTest : public ::testing::Test {
   PageRef Page() { return {store_.Allocate(PageKind::kQuantized), kNoPage}; }
   void Drop(PageRef page) { store_.Release(PageKind::kQuantized, page.quantized); }
   // Inserts and gives the own reference away.
-  PageRef Put(const std::vector<int32_t>& tokens, int64_t index, uint64_t salt = 0) {
+  PageRef Put(const std::vector<int32_t>& tokens, int64_t index, const std::string& salt = "") {
     const PageRef page = Page();
     const PageRef in_tree = tree_.Insert(tokens, salt, index, page);
     Drop(page);
@@ -44,24 +45,24 @@ TEST_F(PrefixTreeTest, FindsWholePagesOnly) {
   const auto tokens = Tokens(3 * kPage);
   const PageRef first = Put(tokens, 0);
   const PageRef second = Put(tokens, 1);
-  EXPECT_EQ(tree_.Match(std::span(tokens).first(kPage - 1), 0, 9).size(), 0u);
-  EXPECT_EQ(tree_.Match(std::span(tokens).first(2 * kPage), 0, 1), std::vector<PageRef>{first});
-  EXPECT_EQ(tree_.Match(tokens, 0, 9), (std::vector<PageRef>{first, second}));
+  EXPECT_EQ(tree_.Match(std::span(tokens).first(kPage - 1), "", 9).size(), 0u);
+  EXPECT_EQ(tree_.Match(std::span(tokens).first(2 * kPage), "", 1), std::vector<PageRef>{first});
+  EXPECT_EQ(tree_.Match(tokens, "", 9), (std::vector<PageRef>{first, second}));
   EXPECT_EQ(store_.References(PageKind::kQuantized, first.quantized), 3);
   EXPECT_EQ(store_.References(PageKind::kQuantized, second.quantized), 2);
 }
 
 TEST_F(PrefixTreeTest, KeepsSaltsApart) {
   const auto tokens = Tokens(kPage);
-  Put(tokens, 0, 1);
-  EXPECT_EQ(tree_.Match(tokens, 0, 9).size(), 0u);
-  EXPECT_EQ(tree_.Match(tokens, 1, 9).size(), 1u);
+  Put(tokens, 0, "one");
+  EXPECT_EQ(tree_.Match(tokens, "", 9).size(), 0u);
+  EXPECT_EQ(tree_.Match(tokens, "one", 9).size(), 1u);
 }
 
 TEST_F(PrefixTreeTest, RefusesAPageWithoutItsPredecessors) {
   const auto tokens = Tokens(2 * kPage);
   const PageRef page = Page();
-  EXPECT_EQ(tree_.Insert(tokens, 0, 1, page), page);
+  EXPECT_EQ(tree_.Insert(tokens, "", 1, page), page);
   EXPECT_EQ(tree_.Pages(), 0);
   EXPECT_EQ(store_.References(PageKind::kQuantized, page.quantized), 1);
 }
@@ -70,7 +71,7 @@ TEST_F(PrefixTreeTest, TheFirstOfEqualPagesWins) {
   const auto tokens = Tokens(kPage);
   const PageRef first = Put(tokens, 0);
   const PageRef second = Page();
-  EXPECT_EQ(tree_.Insert(tokens, 0, 0, second), first);
+  EXPECT_EQ(tree_.Insert(tokens, "", 0, second), first);
   EXPECT_EQ(tree_.Pages(), 1);
   EXPECT_EQ(store_.References(PageKind::kQuantized, second.quantized), 1);
 }
@@ -82,7 +83,7 @@ TEST_F(PrefixTreeTest, ComparesTokensNotHashes) {
     tokens[random() % kPage] ^= 1 << (random() % 20);
     Put(tokens, 0);
     const auto other = Tokens(kPage, i + 1);
-    EXPECT_EQ(tree_.Match(other, 0, 1).size(), 0u);
+    EXPECT_EQ(tree_.Match(other, "", 1).size(), 0u);
     tree_.EvictOne(PageKind::kQuantized);
   }
 }
@@ -94,20 +95,20 @@ TEST_F(PrefixTreeTest, EvictsTheLeastRecentlyUsedLeaf) {
     Put(prompts.back(), 0);
     Put(prompts.back(), 1);
   }
-  for (const PageRef& page : tree_.Match(prompts[0], 0, 9)) Drop(page);  // the oldest, but used again
+  for (const PageRef& page : tree_.Match(prompts[0], "", 9)) Drop(page);  // the oldest, but used again
   EXPECT_EQ(tree_.EvictablePages(), tree_.Pages());
   ASSERT_TRUE(tree_.EvictOne(PageKind::kQuantized));
   EXPECT_EQ(store_.FreePages(PageKind::kQuantized), 1);
-  EXPECT_NE(tree_.Peek(prompts[0], 0, 1), nullptr);
-  EXPECT_NE(tree_.Peek(prompts[1], 0, 0), nullptr) << "an inner page went before its leaf";
-  EXPECT_EQ(tree_.Peek(prompts[1], 0, 1), nullptr);
+  EXPECT_NE(tree_.Peek(prompts[0], "", 1), nullptr);
+  EXPECT_NE(tree_.Peek(prompts[1], "", 0), nullptr) << "an inner page went before its leaf";
+  EXPECT_EQ(tree_.Peek(prompts[1], "", 1), nullptr);
 }
 
 TEST_F(PrefixTreeTest, NeverEvictsPagesInUse) {
   const auto tokens = Tokens(2 * kPage);
   Put(tokens, 0);
   Put(tokens, 1);
-  const auto held = tree_.Match(tokens, 0, 9);
+  const auto held = tree_.Match(tokens, "", 9);
   EXPECT_EQ(tree_.EvictablePages(), 0);
   EXPECT_EQ(tree_.EvictableBytes(), 0);
   std::vector<PageId> rest;
@@ -126,11 +127,11 @@ TEST_F(PrefixTreeTest, NeverEvictsPagesInUse) {
 // with the same page, and no reference is lost.
 TEST_F(PrefixTreeTest, AgreesWithAMapUnderRandomTraffic) {
   std::mt19937 random(7);
-  std::map<std::pair<uint64_t, std::vector<int32_t>>, PageRef> known;  // every page ever inserted, by path
+  std::map<std::pair<std::string, std::vector<int32_t>>, PageRef> known;  // every page ever inserted, by path
   for (int step = 0; step < 3000; ++step) {
     std::vector<int32_t> tokens;
     for (int page = 0; page < 4; ++page) tokens.insert(tokens.end(), kPage, static_cast<int32_t>(random() % 3));
-    const uint64_t salt = random() % 2;
+    const std::string salt = random() % 2 == 0 ? "" : "salt";
     const auto held = tree_.Match(tokens, salt, 9);
     for (size_t i = 0; i < held.size(); ++i) {
       const std::vector<int32_t> path(tokens.begin(), tokens.begin() + static_cast<long>(i + 1) * kPage);

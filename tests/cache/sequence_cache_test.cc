@@ -65,7 +65,7 @@ TEST(SequenceCache, HasTheRecordsThatThePageRuleNeeds) {
   for (const auto& layers : layouts) {
     World world(layers);
     for (int round = 0; round < 50; ++round) {
-      SequenceCache sequence(world.store, round % 2 == 0 ? nullptr : &world.tree, world.demand, 1000 + round);
+      SequenceCache sequence(world.store, round % 2 == 0 ? nullptr : &world.tree, world.demand, std::to_string(round));
       while (sequence.Length() < 5 * kPage) {
         const int64_t start = sequence.Length();
         const auto count = static_cast<int64_t>(random() % (2 * kPage) + 1);
@@ -86,7 +86,7 @@ TEST(SequenceCache, HasTheRecordsThatThePageRuleNeeds) {
 
 TEST(SequenceCache, ReservesAllOrNothing) {
   World world({{true, 0}}, 4 * 1024 + 2048);
-  SequenceCache sequence(world.store, nullptr, world.demand, 0);
+  SequenceCache sequence(world.store, nullptr, world.demand, "");
   EXPECT_FALSE(sequence.Reserve(3 * kPage));  // 3 quantized and 3 exact records
   EXPECT_EQ(world.store.UsedBytes(), 0);
   EXPECT_EQ(sequence.PageCount(), 0);
@@ -101,26 +101,26 @@ TEST(SequenceCache, ReservesAllOrNothing) {
 TEST(SequenceCache, SharesClosedPagesAndTheSink) {
   World world({{true, 1}});
   const auto tokens = Tokens(3 * kPage + 3);
-  SequenceCache first(world.store, &world.tree, world.demand, 0);
+  SequenceCache first(world.store, &world.tree, world.demand, "");
   EXPECT_EQ(first.MatchPrefix(tokens), 0);
   ASSERT_TRUE(first.Reserve(3 * kPage + 3));
   first.Commit(tokens);
   EXPECT_EQ(world.tree.Pages(), 3);
-  SequenceCache second(world.store, &world.tree, world.demand, 0);
+  SequenceCache second(world.store, &world.tree, world.demand, "");
   EXPECT_EQ(second.MatchPrefix(tokens), 3 * kPage);
   EXPECT_EQ(second.Pages()[0].exact, first.Pages()[0].exact);
   EXPECT_NE(second.Pages()[0].exact, kNoPage);
   EXPECT_EQ(second.Pages()[0].quantized, kNoPage);
   EXPECT_EQ(second.Pages()[2], first.Pages()[2]);
-  SequenceCache third(world.store, &world.tree, world.demand, 0);
+  SequenceCache third(world.store, &world.tree, world.demand, "");
   EXPECT_EQ(third.MatchPrefix(std::span(tokens).first(3 * kPage)), 2 * kPage) << "one token must be left to compute";
 }
 
 TEST(SequenceCache, AdoptsTheTreesEqualPage) {
   World world({{false, 0}});
   const auto tokens = Tokens(kPage);
-  SequenceCache first(world.store, &world.tree, world.demand, 0);
-  SequenceCache second(world.store, &world.tree, world.demand, 0);
+  SequenceCache first(world.store, &world.tree, world.demand, "");
+  SequenceCache second(world.store, &world.tree, world.demand, "");
   ASSERT_TRUE(first.Reserve(kPage));
   ASSERT_TRUE(second.Reserve(kPage));
   EXPECT_EQ(world.store.UsedPages(PageKind::kQuantized), 2);
@@ -132,7 +132,7 @@ TEST(SequenceCache, AdoptsTheTreesEqualPage) {
 
 TEST(SequenceCache, FreesPagesBehindTheWindow) {
   World world({{true, 0}}, 1 << 20, 2 * kPage);
-  SequenceCache sequence(world.store, nullptr, world.demand, 0);
+  SequenceCache sequence(world.store, nullptr, world.demand, "");
   for (int64_t length = 1; length <= 10 * kPage; ++length) {
     ASSERT_TRUE(sequence.Reserve(1));
     sequence.Commit(Tokens(length));
@@ -148,7 +148,7 @@ TEST(SequenceCache, FreesPagesBehindTheWindow) {
 TEST(SequenceCache, EvictsFromTheTreeWhenItMust) {
   World world({{false, 0}}, 4 * 1024);
   for (int32_t value = 0; value < 20; ++value) {
-    SequenceCache sequence(world.store, &world.tree, world.demand, 0);
+    SequenceCache sequence(world.store, &world.tree, world.demand, "");
     const auto tokens = Tokens(2 * kPage, value);
     ASSERT_TRUE(sequence.Reserve(2 * kPage));
     sequence.Commit(tokens);
@@ -168,7 +168,7 @@ TEST(SequenceCache, LeaksNothingUnderRandomTraffic) {
     std::list<Live> live;
     for (int step = 0; step < 500; ++step) {
       if (live.size() < 6 && random() % 3 == 0) {
-        Live fresh{std::make_unique<SequenceCache>(world.store, &world.tree, world.demand, random() % 2), {}};
+        Live fresh{std::make_unique<SequenceCache>(world.store, &world.tree, world.demand, random() % 2 == 0 ? "" : "salt"), {}};
         fresh.tokens = Tokens(static_cast<int64_t>(random() % 80 + 1), static_cast<int32_t>(random() % 2));
         fresh.cache->MatchPrefix(fresh.tokens);
         live.push_back(std::move(fresh));

@@ -34,7 +34,7 @@ struct World {
         scheduler(config, store, prefix ? &tree : nullptr, demand) {}
 
   std::unique_ptr<Sequence> Make(int64_t tokens, int32_t value = 3) {
-    auto sequence = std::make_unique<Sequence>(store, sharing ? &tree : nullptr, demand, 0);
+    auto sequence = std::make_unique<Sequence>(store, sharing ? &tree : nullptr, demand, "");
     sequence->tokens.assign(static_cast<size_t>(tokens), value);
     return sequence;
   }

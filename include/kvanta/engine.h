@@ -36,6 +36,9 @@ struct EngineConfig {
   std::string isa = "auto";           // "auto", "avx512", "avx2", "portable"; environment KVANTA_ISA wins over auto
   uint64_t seed = 0;                  // of requests without their own
   std::optional<bool> poison_unused;  // fill unused cache memory with NaN; default: debug builds only
+  // Told what an operator should know: scales that were guessed or measured, limits that were cut. May be called from
+  // the engine's thread; must not call the engine. The library itself never prints.
+  std::function<void(const std::string&)> on_warning;
 };
 
 struct Request {
@@ -135,9 +138,11 @@ class Engine {
   void Stop();
 
   // Logits of a whole sequence, teacher-forced through the paged, quantized cache, f32 [tokens][vocab] into `out`,
-  // in chunks of at most `chunk_tokens` tokens (0: max_num_batched_tokens; other values are rounded as the page rule
-  // demands and do not change a bit). Uses no prefix cache unless `use_prefix_cache`. Not while Start()ed.
-  void Logits(std::span<const int32_t> tokens, int chunk_tokens, std::span<float> out, bool use_prefix_cache = false);
+  // in chunks of at most `chunk_tokens` tokens (0, or more than it: max_num_batched_tokens); they do not change a bit.
+  // With use_prefix_cache, whole pages of a cached prefix are not computed again: returns their number of tokens, whose
+  // rows of `out` are left as they were (0 otherwise), and closed pages are offered to the cache. Not while Start()ed.
+  int64_t Logits(std::span<const int32_t> tokens, int chunk_tokens, std::span<float> out,
+                 bool use_prefix_cache = false);
 
   // Canonical bytes (docs/formats.md, "Page files") of page `index` of a cached prefix; throws InputError if not
   // cached.

@@ -38,8 +38,8 @@ int64_t PageDemand::PeakBytes(int64_t tokens, int64_t step_pages) const noexcept
 }
 
 SequenceCache::SequenceCache(PageStore& store, PrefixTree* tree, const PageDemand& demand,
-                             std::string salt)
-    : store_(store), tree_(tree), demand_(demand), salt_(std::move(salt)) {}
+                             std::string salt, Sharing sharing)
+    : store_(store), tree_(tree), demand_(demand), salt_(std::move(salt)), sharing_(sharing) {}
 
 SequenceCache::~SequenceCache() {
   Clear();
@@ -62,7 +62,7 @@ void SequenceCache::Clear() noexcept {
 
 int64_t SequenceCache::MatchPrefix(std::span<const int32_t> tokens) {
   assert(pages_.empty());
-  if (tree_ == nullptr || tokens.empty()) return 0;
+  if (tree_ == nullptr || sharing_ == Sharing::kPrivate || tokens.empty()) return 0;
   pages_ = tree_->Match(tokens, salt_, (static_cast<int64_t>(tokens.size()) - 1) / demand_.page_size);
   length_ = static_cast<int64_t>(pages_.size()) * demand_.page_size;
   FreeBehindWindow();
@@ -125,7 +125,7 @@ void SequenceCache::Commit(std::span<const int32_t> tokens) {
   for (int64_t index = first_open; (index + 1) * size <= length_; ++index) {
     PageRef& page = pages_[static_cast<size_t>(index)];
     if (!demand_.NeedsExact(index, false)) Drop(PageKind::kExact, page.exact);
-    if (tree_ == nullptr) continue;
+    if (tree_ == nullptr || sharing_ == Sharing::kPrivate) continue;
     const PageRef shared = tree_->Insert(tokens.first(static_cast<size_t>(length_)), salt_, index, page);
     if (shared == page) continue;
     if (shared.quantized != kNoPage) store_.Retain(PageKind::kQuantized, shared.quantized);

@@ -35,10 +35,16 @@ struct PageDemand {
   int64_t PeakBytes(int64_t tokens, int64_t step_pages = 1) const noexcept;
 };
 
+enum class Sharing : uint8_t {
+  kShared,   // takes pages from the prefix tree and offers its own
+  kPrivate,  // only makes the tree evict
+};
+
 class SequenceCache {
  public:
-  // `tree` may be null: nothing is shared. Both must outlive it.
-  SequenceCache(PageStore& store, PrefixTree* tree, const PageDemand& demand, std::string salt);
+  // `tree` may be null: nothing is shared or evicted. Both must outlive it.
+  SequenceCache(PageStore& store, PrefixTree* tree, const PageDemand& demand, std::string salt,
+                Sharing sharing = Sharing::kShared);
   ~SequenceCache();
   SequenceCache(const SequenceCache&) = delete;
   SequenceCache& operator=(const SequenceCache&) = delete;
@@ -69,6 +75,7 @@ class SequenceCache {
   PrefixTree* tree_;
   PageDemand demand_;
   std::string salt_;
+  Sharing sharing_;
   BlockTable pages_;
   int64_t length_ = 0;
   int64_t reserved_ = 0;

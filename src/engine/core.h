@@ -1,0 +1,120 @@
+// The engine behind Engine's public face. One thread at a time has the turn: it alone touches scheduler, cache and
+// model; everyone else leaves a note under the mutex (docs/engine-contract.md).
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "cache/prefix_tree.h"
+#include "engine/parts.h"
+#include "engine/request_state.h"
+#include "engine/resolve.h"
+#include "runner/row_sampler.h"
+#include "runner/runner.h"
+#include "scheduler/scheduler.h"
+
+namespace kvanta::engine {
+
+class Core {
+ public:
+  explicit Core(Parts parts);
+  ~Core();
+  Core(const Core&) = delete;
+  Core& operator=(const Core&) = delete;
+
+  // As in kvanta/engine.h.
+  void Add(Request request);
+  void Abort(const std::string& id);
+  bool Step(std::vector<RequestOutput>& outputs);
+  void Start(StepCallback callback);
+  void Stop();
+  int64_t Logits(std::span<const int32_t> tokens, int chunk_tokens, std::span<float> out, bool use_prefix_cache);
+  std::vector<uint8_t> ExportPage(std::span<const int32_t> tokens, int index);
+  EngineStats Stats() const;
+  const ModelInfo& Info() const noexcept { return parts_.info; }
+  const EngineConfig& Config() const noexcept { return parts_.config; }
+  void ResetPrefixCache();
+
+ private:
+  class Turn;
+  // A row of the step's hidden states whose logits are wanted: to sample, or for the log-probability of the prompt's
+  // next token.
+  struct WantedRow {
+    RequestState* request;
+    int64_t row;
+    int64_t prompt_position;  // of the token that the row predicts; -1: sample
+  };
+  struct Sampled {
+    RequestState* request;
+    int32_t token;
+    std::vector<TokenLogprob> logprobs;
+  };
+
+  void CheckRequest(const Request& request) const;
+  void CheckTokens(std::span<const int32_t> tokens, const char* what) const;
+  void RefuseWhileStarted(const char* what) const;
+  void Warn(const std::string& message) const;
+  std::vector<int32_t> StopTokens(const SamplingParams& params) const;
+
+  // With the turn.
+  bool StepWithTurn(std::vector<RequestOutput>& outputs);
+  void TakeNotes(std::vector<RequestOutput>& outputs);
+  void RunChunks(std::span<const scheduler::Chunk> chunks);
+  void SampleRows();
+  void Accept(Sampled& sampled, std::vector<RequestOutput>& outputs);
+  void Finish(RequestState& request);
+  void Forget(RequestState& request);
+  void MeasureScales(std::span<const int32_t> tokens);
+  void WarnAboutUnitScales();
+  void MakeBackend();
+  RequestOutput OutputOf(const RequestState& request) const;
+
+  // With the mutex, and either with the turn or while nobody has it.
+  void AbortNow(const std::string& id);
+  void RefreshStats();
+
+  void Loop(const std::stop_token& stop, const StepCallback& callback);
+
+  Parts parts_;
+  cache::PageDemand demand_;
+  std::unique_ptr<cache::PageStore> store_;
+  std::unique_ptr<cache::PrefixTree> tree_;  // null without prefix caching
+  std::unique_ptr<attention::Backend> backend_;
+  std::unique_ptr<scheduler::Scheduler> scheduler_;
+  std::unique_ptr<runner::Runner> runner_;
+  std::unique_ptr<runner::RowSampler> row_sampler_;
+  bool measure_scales_ = false;  // on the first prompt
+
+  // Of the step, kept for their memory.
+  std::vector<scheduler::Chunk> chunks_;
+  std::vector<runner::RunItem> items_;
+  std::vector<WantedRow> wanted_;
+  std::vector<int64_t> rows_;
+  std::vector<runner::RowTask> tasks_;
+  std::vector<Sampled> sampled_;
+
+  std::unordered_map<std::string, std::unique_ptr<RequestState>> requests_;  // handed to the scheduler
+  std::unordered_map<const scheduler::Sequence*, RequestState*> by_sequence_;
+  EngineStats counters_;  // of the turn's owner
+
+  mutable std::mutex mutex_;  // never held during a forward pass
+  std::condition_variable turn_free_;
+  std::condition_variable_any noted_;
+  bool busy_ = false;                                 // someone has the turn
+  bool started_ = false;                              // the own thread runs
+  std::vector<std::unique_ptr<RequestState>> inbox_;  // added, not yet seen by the scheduler
+  std::vector<std::string> aborts_;                   // noted while someone had the turn
+  std::unordered_set<std::string> ids_;               // unfinished
+  std::vector<RequestOutput> pending_;                // outputs that the next step gives out
+  EngineStats stats_;
+  std::jthread thread_;
+};
+
+}  // namespace kvanta::engine

@@ -1,0 +1,48 @@
+#include "kvanta/engine.h"
+
+#include "engine/core.h"
+
+namespace kvanta {
+
+struct Engine::State {
+  engine::Core core;
+};
+
+Engine::Engine(EngineConfig config) : state_(new State{engine::Core(engine::LoadParts(std::move(config)))}) {}
+Engine::~Engine() = default;
+
+void Engine::Add(Request request) {
+  state_->core.Add(std::move(request));
+}
+void Engine::Abort(const std::string& id) {
+  state_->core.Abort(id);
+}
+bool Engine::Step(std::vector<RequestOutput>& outputs) {
+  return state_->core.Step(outputs);
+}
+void Engine::Start(StepCallback callback) {
+  state_->core.Start(std::move(callback));
+}
+void Engine::Stop() {
+  state_->core.Stop();
+}
+int64_t Engine::Logits(std::span<const int32_t> tokens, int chunk_tokens, std::span<float> out, bool use_prefix_cache) {
+  return state_->core.Logits(tokens, chunk_tokens, out, use_prefix_cache);
+}
+std::vector<uint8_t> Engine::ExportPage(std::span<const int32_t> tokens, int index) {
+  return state_->core.ExportPage(tokens, index);
+}
+EngineStats Engine::Stats() const {
+  return state_->core.Stats();
+}
+const ModelInfo& Engine::Info() const {
+  return state_->core.Info();
+}
+const EngineConfig& Engine::Config() const {
+  return state_->core.Config();
+}
+void Engine::ResetPrefixCache() {
+  state_->core.ResetPrefixCache();
+}
+
+}  // namespace kvanta

@@ -1,0 +1,80 @@
+// Teacher-forced logits and page export: what researchers and tests ask of the cache itself.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "engine/turn.h"
+#include "formats/page_file.h"
+#include "kvanta/error.h"
+
+namespace kvanta::engine {
+
+int64_t Core::Logits(std::span<const int32_t> tokens, int chunk_tokens, std::span<float> out, bool use_prefix_cache) {
+  RefuseWhileStarted("Logits");
+  CheckTokens(tokens, "sequence");
+  const auto count = static_cast<int64_t>(tokens.size());
+  const int64_t vocab = parts_.info.vocab;
+  if (count > parts_.config.max_model_len) {
+    throw InputError(fmt::format("the sequence has {} tokens, max_model_len is {}", count, parts_.config.max_model_len));
+  }
+  if (static_cast<int64_t>(out.size()) != count * vocab) {
+    throw InputError(fmt::format("room for {} logits, but {} tokens times a vocabulary of {} are {}", out.size(), count,
+                                 vocab, count * vocab));
+  }
+  if (chunk_tokens < 0) throw InputError(fmt::format("chunk_tokens = {}: must be at least 0", chunk_tokens));
+  const int64_t most = parts_.config.max_num_batched_tokens;
+  const int64_t chunk = chunk_tokens == 0 ? most : std::min<int64_t>(chunk_tokens, most);
+
+  const Turn turn(*this);
+  if (measure_scales_) MeasureScales(tokens);
+  cache::SequenceCache pages(*store_, tree_.get(), demand_, "",
+                             use_prefix_cache ? cache::Sharing::kShared : cache::Sharing::kPrivate);
+  const int64_t cached = pages.MatchPrefix(tokens);
+  while (pages.Length() < count) {
+    const int64_t start = pages.Length();
+    int64_t rows = std::min(chunk, count - start);
+    while (!pages.Reserve(rows)) {
+      rows /= 2;  // a smaller step needs fewer exact pages at once
+      if (rows == 0) {
+        throw ResourceError(fmt::format("the cache of {} bytes has no room for token {} beside {} running requests",
+                                        store_->BudgetBytes(), start, scheduler_->Running()));
+      }
+    }
+    const runner::RunItem item{.tokens = tokens.subspan(static_cast<size_t>(start), static_cast<size_t>(rows)),
+                               .start = start,
+                               .pages = pages.Pages()};
+    runner_->Forward({&item, 1}, *backend_);
+    for (int64_t row = 0; row < rows; row += runner_->MaxLogitRows()) {
+      const int64_t some = std::min(runner_->MaxLogitRows(), rows - row);
+      runner_->Logits(row, some, out.data() + (start + row) * vocab);
+    }
+    pages.Commit(tokens);
+  }
+  return cached;
+}
+
+std::vector<uint8_t> Core::ExportPage(std::span<const int32_t> tokens, int index) {
+  CheckTokens(tokens, "prefix");
+  const Turn turn(*this);
+  const cache::PageRef* page = tree_ ? tree_->Peek(tokens, "", index) : nullptr;
+  if (page == nullptr) {
+    throw InputError(fmt::format("page {} of this prefix of {} tokens is not in the prefix cache", index,
+                                 tokens.size()));
+  }
+  // A page that every layer reads exactly has only its exact record.
+  const bool exact = page->quantized == cache::kNoPage;
+  const cache::PageKind kind = exact ? cache::PageKind::kExact : cache::PageKind::kQuantized;
+  const cache::PageId id = exact ? page->exact : page->quantized;
+  formats::PageHeader header;
+  header.model = parts_.model_identity;
+  header.record = exact ? formats::RecordKind::kExact : formats::RecordKind::kQuantized;
+  header.layout = parts_.layout;
+  const bool scaled = HasStaticScales(parts_.layout) ||
+                      std::ranges::any_of(parts_.layout.layers, [](const auto& layer) { return layer.k.mean; });
+  if (scaled) header.scales = parts_.scales;
+  std::vector<uint8_t> record(static_cast<size_t>(store_->RecordBytes(kind)));
+  store_->device().CopyOut(record.data(), store_->Base(kind) + id * store_->RecordBytes(kind), record.size());
+  return formats::WritePageFile(header, formats::RecordToCanonical(parts_.layout, header.record, record));
+}
+
+}  // namespace kvanta::engine

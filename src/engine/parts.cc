@@ -1,0 +1,68 @@
+#include "engine/parts.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "attention/backends.h"
+#include "engine/resolve.h"
+#include "models/fingerprint.h"
+#include "models/kv_scales.h"
+
+namespace kvanta::engine {
+namespace {
+
+bool NeedsScales(const formats::CacheLayout& layout) {
+  return HasStaticScales(layout) || std::ranges::any_of(layout.layers, [](const auto& layer) { return layer.k.mean; });
+}
+
+std::string ChosenIsa(const std::string& isa) {
+  if (isa != "auto") return isa;
+  const char* forced = std::getenv("KVANTA_ISA");
+  return forced != nullptr && *forced != '\0' ? forced : kernels::RunnableIsas().front();
+}
+
+}  // namespace
+
+Parts LoadParts(EngineConfig config) {
+  CheckConfig(config);
+  const models::ModelConfig model = models::ReadConfig(config.model);
+  const DType dtype = ResolveDType(config.dtype, model);
+  const DType store = ResolveWeights(config, dtype);
+  const std::vector<KvScheme> schemes = ResolveSchemes(config, model, dtype);
+
+  Parts parts;
+  parts.layout = PlanLayout(schemes, model, config.page_size);
+  const models::Checkpoint checkpoint = models::Checkpoint::Open(config.model);
+  parts.model_identity = models::Fingerprint(checkpoint);
+  parts.scales = models::UnitScales(model);
+  if (NeedsScales(parts.layout)) {
+    models::KvScales found = models::LoadKvScales(config.quantization_param_path, checkpoint, model);
+    parts.scales_given = found.source != models::ScaleSource::kNone;
+    parts.scales = std::move(found.layers);
+  }
+  parts.threads = std::make_shared<ThreadPool>(config.threads);
+  parts.ops = kernels::MakeCpuOps(parts.threads, config.isa.c_str());
+  parts.isa = ChosenIsa(config.isa);
+  parts.model = models::Load(config.model, *parts.ops, {.store = store, .max_rows = config.max_num_batched_tokens});
+  const std::string backend = config.isa == "auto" ? "auto" : "cpu-" + config.isa;
+  parts.make_backend = [threads = parts.threads, backend](cache::PageStore& pages, attention::BackendConfig setup) {
+    return attention::MakeBackend(backend, pages, std::move(setup), threads);
+  };
+
+  parts.info = MakeModelInfo(model, dtype);
+  parts.info.weight_bytes = WeightBytes(checkpoint, store);
+  config.dtype = parts.info.dtype;
+  config.weight_dtype = store == DType::kBf16 ? "bf16" : "auto";
+  config.device = "cpu";
+  config.threads = parts.threads->Threads();
+  if (config.kv_cache_dtype == "auto") {
+    config.kv_cache_dtype =
+        model.declared_kv_cache.empty() ? std::string(UnquantizedScheme(dtype)) : model.declared_kv_cache;
+  }
+  parts.config = std::move(config);
+  return parts;
+}
+
+}  // namespace kvanta::engine

@@ -1,0 +1,55 @@
+// Looks at the keys and values that a model really produces: the largest magnitude per layer and head, and how many a
+// scale of 1.0 would saturate. Runs on a 16-bit cache of its own, so nothing that it writes is ever read again.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "attention/backend.h"
+#include "formats/scheme.h"
+#include "models/model.h"
+
+namespace kvanta::engine {
+
+using BackendFactory = std::function<std::unique_ptr<attention::Backend>(cache::PageStore&, attention::BackendConfig)>;
+
+// One side of one layer, in the space in which it is encoded: T(x - mean).
+struct SideProbe {
+  std::vector<float> amax;  // [kv_heads]
+  int64_t values = 0;
+  int64_t above_unit = 0;  // values that saturate at scale 1.0 (static formats only)
+  bool finite = true;
+};
+
+struct LayerProbe {
+  SideProbe k;
+  SideProbe v;
+};
+
+inline constexpr int64_t kMostProbedTokens = 2048;  // of a prompt: bounds the probe's memory
+
+// Forwards the first kMostProbedTokens of `tokens`, at most max_rows at a time. `layout` is the engine's (formats,
+// transforms); `scales` holds the means.
+std::vector<LayerProbe> ProbeKv(models::Model& model, const BackendFactory& make_backend,
+                                const formats::CacheLayout& layout, const std::vector<formats::LayerScales>& scales,
+                                std::span<const int32_t> tokens, int64_t max_rows);
+
+// Largest finite value of a format with static scales, found by encoding infinity.
+float LargestFinite(const formats::Format& format);
+
+// Whether the side's bytes depend on a static scale.
+bool IsStatic(const formats::Side& side);
+bool HasStaticScales(const formats::CacheLayout& layout);
+
+// Scales that leave a factor of two above what the probe saw (a floating-point format loses nothing by it, and later
+// tokens go beyond the first prompt's). Throws InputError naming the layer when a value was not finite.
+void ApplyProbe(const std::vector<LayerProbe>& probe, const formats::CacheLayout& layout,
+                std::vector<formats::LayerScales>& scales);
+
+// "0-29": the layers with static sides, as ranges.
+std::string StaticLayers(const formats::CacheLayout& layout);
+
+}  // namespace kvanta::engine

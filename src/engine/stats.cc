@@ -1,0 +1,51 @@
+#include "engine/core.h"
+
+namespace kvanta::engine {
+
+void Core::RefreshStats() {
+  const auto quantized = cache::PageKind::kQuantized;
+  counters_.running = scheduler_->Running();
+  counters_.waiting = scheduler_->Waiting();
+  counters_.preemptions = scheduler_->Preemptions();
+  counters_.page_size = parts_.layout.page_size;
+  counters_.page_bytes = parts_.layout.page_bytes;
+  counters_.exact_page_bytes = parts_.layout.exact_page_bytes;
+  counters_.bytes_per_token = static_cast<double>(parts_.layout.page_bytes) / parts_.layout.page_size;
+  counters_.pages_used = store_->UsedPages(quantized);
+  counters_.pages_free = store_->FreePages(quantized);
+  counters_.exact_pages_used = store_->UsedPages(cache::PageKind::kExact);
+  counters_.cache_used_bytes = store_->UsedBytes();
+  counters_.cache_budget_bytes = store_->BudgetBytes();
+  counters_.prefix_pages = tree_ ? tree_->Pages() : 0;
+  stats_ = counters_;
+}
+
+EngineStats Core::Stats() const {
+  const std::lock_guard lock(mutex_);
+  EngineStats stats = stats_;
+  stats.waiting += static_cast<int64_t>(inbox_.size());
+  stats.weight_bytes = parts_.model->WeightBytes();
+  stats.backend = backend_->Info().name;
+  stats.isa = parts_.isa;
+  stats.device = parts_.config.device;
+  stats.threads = parts_.config.threads;
+  stats.layers.resize(parts_.layout.layers.size());
+  for (size_t i = 0; i < stats.layers.size(); ++i) {
+    LayerStats& layer = stats.layers[i];
+    const formats::LayerScheme& scheme = parts_.layout.layers[i];
+    layer.scheme = scheme.scheme.ToString();
+    const attention::AppendCounts counts = backend_->Counts(static_cast<int>(i));
+    const formats::LayerScales& scales = backend_->Scales(static_cast<int>(i));
+    if (IsStatic(scheme.k)) layer.k_scale = scales.k.scale;
+    if (IsStatic(scheme.v)) layer.v_scale = scales.v.scale;
+    layer.k_values = counts.k.values;
+    layer.k_saturated = counts.k.saturated;
+    layer.k_nan = counts.k.nan;
+    layer.v_values = counts.v.values;
+    layer.v_saturated = counts.v.saturated;
+    layer.v_nan = counts.v.nan;
+  }
+  return stats;
+}
+
+}  // namespace kvanta::engine

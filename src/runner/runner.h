@@ -1,0 +1,51 @@
+// A batch becomes one forward pass: token ids, positions and page tables in, hidden states and logits out.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "attention/backend.h"
+#include "base/device.h"
+#include "models/model.h"
+
+namespace kvanta::runner {
+
+// New tokens of one sequence; the pages for [0, start + tokens.size()) exist.
+struct RunItem {
+  std::span<const int32_t> tokens;
+  int64_t start = 0;
+  const cache::PageRef* pages = nullptr;
+};
+
+class Runner {
+ public:
+  // max_rows: of a Forward (the model was loaded for it). max_logit_rows: of a Logits.
+  Runner(models::Model& model, int64_t max_rows, int64_t max_logit_rows);
+
+  // Rows are the items' tokens in order. Throws what MakePlan throws; nothing is written then.
+  void Forward(std::span<const RunItem> items, attention::Backend& backend);
+
+  int64_t MaxRows() const noexcept { return max_rows_; }
+  int64_t MaxLogitRows() const noexcept { return max_logit_rows_; }
+  // Logits of chosen rows of the last Forward, f32 [rows.size()][vocab], valid until the next call.
+  std::span<float> Logits(std::span<const int64_t> rows);
+  // Logits of rows [first, first + rows) of the last Forward, f32 [rows][vocab], into `out`.
+  void Logits(int64_t first, int64_t rows, float* out);
+
+ private:
+  models::Model& model_;
+  int64_t max_rows_;
+  int64_t max_logit_rows_;
+  Buffer hidden_;    // f32 [max_rows][hidden]
+  Buffer gathered_;  // f32 [max_logit_rows][hidden]
+  Buffer logits_;    // f32 [max_logit_rows][vocab]
+  std::unique_ptr<attention::Plan> plan_;
+  attention::Backend* planned_for_ = nullptr;
+  std::vector<int32_t> tokens_;
+  std::vector<int64_t> positions_;
+  std::vector<attention::SequenceSpan> spans_;
+};
+
+}  // namespace kvanta::runner

@@ -42,11 +42,11 @@ struct EngineConfig {
 };
 
 struct Request {
-  std::string id;               // unique among unfinished requests
-  std::vector<int32_t> prompt;  // at least one token
-  SamplingParams sampling;
-  std::string cache_salt;  // isolates prefix sharing
-  int priority = 0;        // smaller runs first
+  std::string id = {};               // unique among unfinished requests
+  std::vector<int32_t> prompt = {};  // at least one token
+  SamplingParams sampling = {};
+  std::string cache_salt = {};  // isolates prefix sharing
+  int priority = 0;             // smaller runs first
 };
 
 enum class FinishReason : uint8_t { kNone, kStop, kLength, kAbort, kError };

@@ -43,7 +43,7 @@ struct PrefixTree::State {
   PageStore& store;
   int page_size;
   std::map<std::string, std::unique_ptr<Node>, std::less<>> roots;  // by salt
-  std::list<Node*> uses;                                      // most recent first; a child never before its parent
+  std::list<Node*> uses;  // most recent first; a child never before its parent
   int64_t nodes = 0;
 
   std::span<const int32_t> Page(std::span<const int32_t> tokens, int64_t index) const {

@@ -37,8 +37,8 @@ int64_t PageDemand::PeakBytes(int64_t tokens, int64_t step_pages) const noexcept
   return quantized * page_bytes + exact * exact_page_bytes;
 }
 
-SequenceCache::SequenceCache(PageStore& store, PrefixTree* tree, const PageDemand& demand,
-                             std::string salt, Sharing sharing)
+SequenceCache::SequenceCache(PageStore& store, PrefixTree* tree, const PageDemand& demand, std::string salt,
+                             Sharing sharing)
     : store_(store), tree_(tree), demand_(demand), salt_(std::move(salt)), sharing_(sharing) {}
 
 SequenceCache::~SequenceCache() {

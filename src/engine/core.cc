@@ -33,8 +33,7 @@ uint64_t DeriveSeed(uint64_t seed, const std::string& id) {
 
 }  // namespace
 
-Core::Core(Parts parts)
-    : parts_(std::move(parts)), demand_(parts_.layout, CommonWindow(parts_.model->Config())) {
+Core::Core(Parts parts) : parts_(std::move(parts)), demand_(parts_.layout, CommonWindow(parts_.model->Config())) {
   EngineConfig& config = parts_.config;
   CheckConfig(config);
   const CacheSize size = SizeCache(config, demand_, parts_.model->Config().max_position, Cpu().AvailableBytes());
@@ -92,10 +91,10 @@ void Core::WarnAboutUnitScales() {
       above += seen->above_unit;
     }
   }
-  Warn(fmt::format("no KV scales were given: layers {} use 1.0; {:.4f} % of the values of a probe of {} tokens "
-                   "saturated; see quantization_param_path and calculate_kv_scales",
-                   StaticLayers(parts_.layout), 100.0 * static_cast<double>(above) / static_cast<double>(values),
-                   tokens.size()));
+  Warn(fmt::format(
+      "no KV scales were given: layers {} use 1.0; {:.4f} % of the values of a probe of {} tokens "
+      "saturated; see quantization_param_path and calculate_kv_scales",
+      StaticLayers(parts_.layout), 100.0 * static_cast<double>(above) / static_cast<double>(values), tokens.size()));
 }
 
 void Core::MeasureScales(std::span<const int32_t> tokens) {

@@ -1,10 +1,9 @@
-// Teacher-forced logits and page export: what researchers and tests ask of the cache itself.
+// Teacher-forced logits through the cache.
 #include <fmt/format.h>
 
 #include <algorithm>
 
 #include "engine/turn.h"
-#include "formats/page_file.h"
 #include "kvanta/error.h"
 
 namespace kvanta::engine {
@@ -15,7 +14,8 @@ int64_t Core::Logits(std::span<const int32_t> tokens, int chunk_tokens, std::spa
   const auto count = static_cast<int64_t>(tokens.size());
   const int64_t vocab = parts_.info.vocab;
   if (count > parts_.config.max_model_len) {
-    throw InputError(fmt::format("the sequence has {} tokens, max_model_len is {}", count, parts_.config.max_model_len));
+    throw InputError(
+        fmt::format("the sequence has {} tokens, max_model_len is {}", count, parts_.config.max_model_len));
   }
   if (static_cast<int64_t>(out.size()) != count * vocab) {
     throw InputError(fmt::format("room for {} logits, but {} tokens times a vocabulary of {} are {}", out.size(), count,
@@ -51,30 +51,6 @@ int64_t Core::Logits(std::span<const int32_t> tokens, int chunk_tokens, std::spa
     pages.Commit(tokens);
   }
   return cached;
-}
-
-std::vector<uint8_t> Core::ExportPage(std::span<const int32_t> tokens, int index) {
-  CheckTokens(tokens, "prefix");
-  const Turn turn(*this);
-  const cache::PageRef* page = tree_ ? tree_->Peek(tokens, "", index) : nullptr;
-  if (page == nullptr) {
-    throw InputError(fmt::format("page {} of this prefix of {} tokens is not in the prefix cache", index,
-                                 tokens.size()));
-  }
-  // A page that every layer reads exactly has only its exact record.
-  const bool exact = page->quantized == cache::kNoPage;
-  const cache::PageKind kind = exact ? cache::PageKind::kExact : cache::PageKind::kQuantized;
-  const cache::PageId id = exact ? page->exact : page->quantized;
-  formats::PageHeader header;
-  header.model = parts_.model_identity;
-  header.record = exact ? formats::RecordKind::kExact : formats::RecordKind::kQuantized;
-  header.layout = parts_.layout;
-  const bool scaled = HasStaticScales(parts_.layout) ||
-                      std::ranges::any_of(parts_.layout.layers, [](const auto& layer) { return layer.k.mean; });
-  if (scaled) header.scales = parts_.scales;
-  std::vector<uint8_t> record(static_cast<size_t>(store_->RecordBytes(kind)));
-  store_->device().CopyOut(record.data(), store_->Base(kind) + id * store_->RecordBytes(kind), record.size());
-  return formats::WritePageFile(header, formats::RecordToCanonical(parts_.layout, header.record, record));
 }
 
 }  // namespace kvanta::engine

@@ -14,15 +14,15 @@
 namespace kvanta::engine {
 
 struct Parts {
-  EngineConfig config;                  // resolved but for max_model_len and kv_cache_memory_bytes
+  EngineConfig config;  // resolved but for max_model_len and kv_cache_memory_bytes
   ModelInfo info;
   std::shared_ptr<ThreadPool> threads;
-  std::unique_ptr<kernels::Ops> ops;    // may be null: whatever the model needs to live
+  std::unique_ptr<kernels::Ops> ops;  // may be null: whatever the model needs to live
   std::unique_ptr<models::Model> model;
-  std::string model_identity;           // of page files
+  std::string model_identity;  // of page files
   formats::CacheLayout layout;
   std::vector<formats::LayerScales> scales;  // per layer
-  bool scales_given = true;             // false: 1.0 stands for "nobody said"
+  bool scales_given = true;                  // false: 1.0 stands for "nobody said"
   BackendFactory make_backend;
   std::string isa;
 };

@@ -16,9 +16,10 @@ int ParseLayerIndex(const std::string& text, int layers) {
   int index = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), index);
   if (error != std::errc() || end != text.data() + text.size() || index < -layers || index >= layers) {
-    throw InputError(fmt::format("kv_cache_dtype_skip_layers: '{}' is neither a layer index from {} to {} nor "
-                                 "'sliding_window'",
-                                 text, -layers, layers - 1));
+    throw InputError(
+        fmt::format("kv_cache_dtype_skip_layers: '{}' is neither a layer index from {} to {} nor "
+                    "'sliding_window'",
+                    text, -layers, layers - 1));
   }
   return index < 0 ? index + layers : index;
 }
@@ -55,8 +56,7 @@ std::vector<KvScheme> ResolveSchemes(const EngineConfig& config, const models::M
   const std::string unquantized(UnquantizedScheme(dtype));
   std::string base = config.kv_cache_dtype;
   if (base == "auto") base = model.declared_kv_cache.empty() ? unquantized : model.declared_kv_cache;
-  std::vector<KvScheme> schemes =
-      ParseLayerSchemes(KvScheme::Parse(base), config.kv_cache_dtype_layers, model.layers);
+  std::vector<KvScheme> schemes = ParseLayerSchemes(KvScheme::Parse(base), config.kv_cache_dtype_layers, model.layers);
   for (const std::string& entry : config.kv_cache_dtype_skip_layers) {
     if (entry == "sliding_window") {
       for (size_t layer = 0; layer < model.sliding_window.size(); ++layer) {
@@ -110,8 +110,8 @@ int64_t LongestSequence(const cache::PageDemand& demand, int64_t budget_bytes, i
 CacheSize SizeCache(const EngineConfig& config, const cache::PageDemand& demand, int64_t model_max_position,
                     int64_t available_bytes) {
   if (config.max_model_len > model_max_position) {
-    throw InputError(fmt::format("max_model_len = {}: the model's limit is {} tokens", config.max_model_len,
-                                 model_max_position));
+    throw InputError(
+        fmt::format("max_model_len = {}: the model's limit is {} tokens", config.max_model_len, model_max_position));
   }
   const int64_t wanted = config.max_model_len > 0 ? config.max_model_len : model_max_position;
   CacheSize size;

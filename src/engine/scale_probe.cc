@@ -90,8 +90,8 @@ void ApplySide(const SideProbe& probe, const formats::Side& side, size_t layer, 
                std::vector<float>& scale) {
   if (!IsStatic(side)) return;
   if (!probe.finite) {
-    throw InputError(fmt::format("cannot calculate KV scales: layer {} has values in {} that are not finite", layer,
-                                 name));
+    throw InputError(
+        fmt::format("cannot calculate KV scales: layer {} has values in {} that are not finite", layer, name));
   }
   const float limit = LargestFinite(*side.format) / kHeadroom;
   scale.resize(probe.amax.size());
@@ -102,7 +102,9 @@ void ApplySide(const SideProbe& probe, const formats::Side& side, size_t layer, 
 
 }  // namespace
 
-bool IsStatic(const formats::Side& side) { return side.format->scale == formats::Scale::kStatic; }
+bool IsStatic(const formats::Side& side) {
+  return side.format->scale == formats::Scale::kStatic;
+}
 
 bool HasStaticScales(const formats::CacheLayout& layout) {
   return std::ranges::any_of(layout.layers, [](const auto& layer) { return IsStatic(layer.k) || IsStatic(layer.v); });

@@ -50,9 +50,8 @@ bool Core::StepWithTurn(std::vector<RequestOutput>& outputs) {
   const auto scheduled = scheduler_->Schedule();
   chunks_.assign(scheduled.begin(), scheduled.end());
   for (scheduler::Sequence* sequence : scheduler_->Unschedulable()) {
-    fail(*by_sequence_.at(sequence),
-         fmt::format("{} tokens need more pages than the cache of {} bytes has", sequence->tokens.size(),
-                     store_->BudgetBytes()));
+    fail(*by_sequence_.at(sequence), fmt::format("{} tokens need more pages than the cache of {} bytes has",
+                                                 sequence->tokens.size(), store_->BudgetBytes()));
   }
   if (chunks_.empty()) return !outputs.empty();
   try {

@@ -1,0 +1,30 @@
+// A page of the prefix cache as a file.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "engine/turn.h"
+#include "formats/page_record.h"
+#include "kvanta/error.h"
+
+namespace kvanta::engine {
+
+std::vector<uint8_t> Core::ExportPage(std::span<const int32_t> tokens, int index) {
+  CheckTokens(tokens, "prefix");
+  const Turn turn(*this);
+  const cache::PageRef* page = tree_ ? tree_->Peek(tokens, "", index) : nullptr;
+  if (page == nullptr) {
+    throw InputError(
+        fmt::format("page {} of this prefix of {} tokens is not in the prefix cache", index, tokens.size()));
+  }
+  // A page that every layer reads exactly has only its exact record.
+  const bool exact = page->quantized == cache::kNoPage;
+  const cache::PageKind kind = exact ? cache::PageKind::kExact : cache::PageKind::kQuantized;
+  const cache::PageId id = exact ? page->exact : page->quantized;
+  std::vector<uint8_t> record(static_cast<size_t>(store_->RecordBytes(kind)));
+  store_->device().CopyOut(record.data(), store_->Base(kind) + id * store_->RecordBytes(kind), record.size());
+  return formats::RecordToCanonical(parts_.layout,
+                                    exact ? formats::RecordKind::kExact : formats::RecordKind::kQuantized, record);
+}
+
+}  // namespace kvanta::engine

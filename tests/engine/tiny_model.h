@@ -1,0 +1,91 @@
+// A random tiny Llama in a folder of its own, large enough for every format: heads of 32, two layers.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "models/safetensors_bytes.h"
+#include "models/temp_folder.h"
+
+namespace kvanta::engine {
+
+struct TinyShape {
+  int vocab = 96;
+  int hidden = 64;
+  int heads = 4;
+  int kv_heads = 2;
+  int head_dim = 32;
+  int ffn = 64;
+  int layers = 2;
+  int max_position = 512;
+  int sliding_window = 0;
+  std::string extra;  // more lines of config.json, each beginning with a comma
+};
+
+class TinyModel {
+ public:
+  // overflowing_head: the value of all weights of token 0 in the head; 0: random like the others.
+  explicit TinyModel(const TinyShape& shape = {}, float overflowing_head = 0.0F) {
+    std::mt19937 random(17);
+    models::SafetensorsWriter writer;
+    const auto add = [&](const std::string& name, int64_t out, int64_t in, float gain) {
+      std::normal_distribution<float> normal(0.0F, gain / std::sqrt(static_cast<float>(in)));
+      std::vector<float> values(static_cast<size_t>(out * in));
+      for (float& x : values) x = normal(random);
+      if (overflowing_head != 0 && name == "lm_head.weight") std::fill_n(values.begin(), in, overflowing_head);
+      writer.Add(name, {out, in}, values);
+    };
+    const auto ones = [&](const std::string& name) {
+      writer.Add(name, {shape.hidden}, std::vector<float>(static_cast<size_t>(shape.hidden), 1.0F));
+    };
+    add("model.embed_tokens.weight", shape.vocab, shape.hidden, std::sqrt(static_cast<float>(shape.hidden)));
+    for (int layer = 0; layer < shape.layers; ++layer) {
+      const std::string prefix = fmt::format("model.layers.{}.", layer);
+      ones(prefix + "input_layernorm.weight");
+      ones(prefix + "post_attention_layernorm.weight");
+      // Keys and queries with a gain, so that attention is not nearly uniform.
+      add(prefix + "self_attn.q_proj.weight", shape.heads * shape.head_dim, shape.hidden, 2.0F);
+      add(prefix + "self_attn.k_proj.weight", shape.kv_heads * shape.head_dim, shape.hidden, 2.0F);
+      add(prefix + "self_attn.v_proj.weight", shape.kv_heads * shape.head_dim, shape.hidden, 1.0F);
+      add(prefix + "self_attn.o_proj.weight", shape.hidden, shape.heads * shape.head_dim, 2.0F);
+      add(prefix + "mlp.gate_proj.weight", shape.ffn, shape.hidden, 1.0F);
+      add(prefix + "mlp.up_proj.weight", shape.ffn, shape.hidden, 1.0F);
+      add(prefix + "mlp.down_proj.weight", shape.hidden, shape.ffn, 1.0F);
+    }
+    ones("model.norm.weight");
+    add("lm_head.weight", shape.vocab, shape.hidden, 3.0F);
+    folder_.Write("model.safetensors", writer.File());
+    folder_.Write("config.json", Config(shape));
+  }
+
+  std::string Path() const { return folder_.Path(); }
+
+ private:
+  static std::string Config(const TinyShape& shape) {
+    const std::string window =
+        shape.sliding_window == 0 ? "" : fmt::format(", \"sliding_window\": {}", shape.sliding_window);
+    return fmt::format(
+        R"({{"architectures": ["{}"], "model_type": "{}", "vocab_size": {}, "hidden_size": {},
+"intermediate_size": {}, "num_hidden_layers": {}, "num_attention_heads": {}, "num_key_value_heads": {},
+"head_dim": {}, "max_position_embeddings": {}, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+"tie_word_embeddings": false, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "float32"{}{}}})",
+        shape.sliding_window == 0 ? "LlamaForCausalLM" : "MistralForCausalLM",
+        shape.sliding_window == 0 ? "llama" : "mistral", shape.vocab, shape.hidden, shape.ffn, shape.layers,
+        shape.heads, shape.kv_heads, shape.head_dim, shape.max_position, window, shape.extra);
+  }
+
+  models::TempFolder folder_;
+};
+
+inline std::vector<int32_t> RandomTokens(std::mt19937_64& random, int64_t count, int vocab = 96) {
+  std::vector<int32_t> tokens(static_cast<size_t>(count));
+  for (int32_t& token : tokens) token = static_cast<int32_t>(random() % static_cast<uint64_t>(vocab));
+  return tokens;
+}
+
+}  // namespace kvanta::engine

@@ -17,7 +17,8 @@ namespace {
 struct Family {
   std::string_view name;
   std::vector<std::string> (*units)();
-  std::unique_ptr<Backend> (*make)(cache::PageStore&, BackendConfig, std::shared_ptr<ThreadPool>, const std::string&);
+  std::unique_ptr<Backend> (*make)(cache::PageStore&, BackendConfig, const std::shared_ptr<ThreadPool>&,
+                                   const std::string&);
 };
 
 std::vector<std::string> CpuUnits() {
@@ -27,11 +28,10 @@ std::vector<std::string> CpuUnits() {
 
 const Family kFamilies[] = {
     {"cpu", CpuUnits,
-     [](cache::PageStore& store, BackendConfig config, std::shared_ptr<ThreadPool> threads, const std::string& unit) {
-       return MakeCpuBackend(store, std::move(config), std::move(threads), unit.c_str());
-     }},
+     [](cache::PageStore& store, BackendConfig config, const std::shared_ptr<ThreadPool>& threads,
+        const std::string& unit) { return MakeCpuBackend(store, std::move(config), threads, unit.c_str()); }},
     {"reference", [] { return std::vector<std::string>{""}; },
-     [](cache::PageStore& store, BackendConfig config, std::shared_ptr<ThreadPool>, const std::string&) {
+     [](cache::PageStore& store, BackendConfig config, const std::shared_ptr<ThreadPool>&, const std::string&) {
        return MakeReferenceBackend(store, std::move(config));
      }},
 };
@@ -55,7 +55,7 @@ std::unique_ptr<Backend> MakeBackend(std::string_view name, cache::PageStore& st
   if (name == "auto") return MakeCpuBackend(store, std::move(config), std::move(threads), "auto");
   for (const Family& family : kFamilies) {
     for (const std::string& unit : family.units()) {
-      if (name == NameOf(family, unit)) return family.make(store, std::move(config), std::move(threads), unit);
+      if (name == NameOf(family, unit)) return family.make(store, std::move(config), threads, unit);
     }
   }
   throw InputError(

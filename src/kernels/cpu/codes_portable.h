@@ -18,7 +18,7 @@ inline constexpr int kQueryTile = 2;
 KVANTA_INLINE Lanes::F KeepOr(Lanes::F x, float other, int begin, int end) {
   constexpr Lanes::I lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const Lanes::F others = Lanes::Set1(other);
-  return (lane >= begin) & (lane < end) ? x : others;
+  return ((lane >= begin) & (lane < end)) ? x : others;
 }
 
 template <bool kHalf>

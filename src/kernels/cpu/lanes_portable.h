@@ -13,9 +13,9 @@ namespace {
 
 struct Lanes {
   static constexpr int kLanes = 16;
-  typedef float F __attribute__((vector_size(64)));
-  typedef int32_t I __attribute__((vector_size(64)));
-  typedef uint32_t U __attribute__((vector_size(64)));
+  using F = float __attribute__((vector_size(64)));
+  using I = int32_t __attribute__((vector_size(64)));
+  using U = uint32_t __attribute__((vector_size(64)));
 
   static KVANTA_INLINE F Load(const float* p) {
     F v;

@@ -30,8 +30,8 @@ class Bf16Linear final : public PackedLinear {
 
 }  // namespace
 
-std::unique_ptr<Linear> MakeBf16Linear(std::shared_ptr<LinearContext> context, std::span<const WeightView> stacked,
-                                       std::span<const float> bias) {
+std::unique_ptr<Linear> MakeBf16Linear(const std::shared_ptr<LinearContext>& context,
+                                       std::span<const WeightView> stacked, std::span<const float> bias) {
   return std::make_unique<Bf16Linear>(context, stacked, bias);
 }
 

@@ -40,8 +40,8 @@ class F16Linear final : public PackedLinear {
 
 }  // namespace
 
-std::unique_ptr<Linear> MakeF16Linear(std::shared_ptr<LinearContext> context, std::span<const WeightView> stacked,
-                                      std::span<const float> bias) {
+std::unique_ptr<Linear> MakeF16Linear(const std::shared_ptr<LinearContext>& context,
+                                      std::span<const WeightView> stacked, std::span<const float> bias) {
   return std::make_unique<F16Linear>(context, stacked, bias);
 }
 

@@ -25,8 +25,8 @@ class F32Linear final : public PackedLinear {
 
 }  // namespace
 
-std::unique_ptr<Linear> MakeF32Linear(std::shared_ptr<LinearContext> context, std::span<const WeightView> stacked,
-                                      std::span<const float> bias) {
+std::unique_ptr<Linear> MakeF32Linear(const std::shared_ptr<LinearContext>& context,
+                                      std::span<const WeightView> stacked, std::span<const float> bias) {
   return std::make_unique<F32Linear>(context, stacked, bias);
 }
 

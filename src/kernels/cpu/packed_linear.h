@@ -55,12 +55,12 @@ class PackedLinear : public Linear {
 // Row `row` of a checkpoint's weight as f32 [view.in].
 void ReadWeightRow(const WeightView& view, int64_t row, float* out) noexcept;
 
-std::unique_ptr<Linear> MakeBf16Linear(std::shared_ptr<LinearContext> context, std::span<const WeightView> stacked,
-                                       std::span<const float> bias);
-std::unique_ptr<Linear> MakeF32Linear(std::shared_ptr<LinearContext> context, std::span<const WeightView> stacked,
-                                      std::span<const float> bias);
-std::unique_ptr<Linear> MakeF16Linear(std::shared_ptr<LinearContext> context, std::span<const WeightView> stacked,
-                                      std::span<const float> bias);
+std::unique_ptr<Linear> MakeBf16Linear(const std::shared_ptr<LinearContext>& context,
+                                       std::span<const WeightView> stacked, std::span<const float> bias);
+std::unique_ptr<Linear> MakeF32Linear(const std::shared_ptr<LinearContext>& context,
+                                      std::span<const WeightView> stacked, std::span<const float> bias);
+std::unique_ptr<Linear> MakeF16Linear(const std::shared_ptr<LinearContext>& context,
+                                      std::span<const WeightView> stacked, std::span<const float> bias);
 
 template <class PackColumn>
 void PackedLinear::PackColumns(std::span<const WeightView> stacked, PackColumn pack) {

@@ -22,32 +22,11 @@ int64_t Align(int64_t bytes) {
   return (bytes + kLine - 1) / kLine * kLine;
 }
 
-CellView ViewOf(const formats::Side& side, formats::CellShape shape, const uint8_t* cell) noexcept {
-  CellView view{.codes = cell + side.planes.codes, .page_tokens = shape.tokens, .head_dim = shape.head_dim};
-  if (side.format->scale == formats::Scale::kPerBlock) {
-    view.block_scales = reinterpret_cast<const uint16_t*>(cell + side.planes.block_scales);
-    view.block = side.format->block;
-  }
-  if (side.format->scale == formats::Scale::kPerToken) {
-    view.token_scales = reinterpret_cast<const uint16_t*>(cell + side.planes.token_scales);
-  }
-  return view;
-}
-
 constexpr int Index(formats::Code code) {
   return static_cast<int>(code);
 }
 
 }  // namespace
-
-// One page's cells of the tile's KV head, as the page rule has them read.
-struct TileAttention::PageCells {
-  CellView k, v;
-  int64_t bytes[2];  // of the two cells
-  formats::Code k_code, v_code;
-  bool exact;
-  float v_scale;
-};
 
 void TileWorkspace::Reserve(Device& device, int rows, const std::vector<LayerView>& layers,
                             const AttentionKernels& kernels) {
@@ -99,7 +78,47 @@ TileAttention::TileAttention(const AttentionKernels& kernels, const LayerView& l
       group_(layer.attention->heads / layer.attention->kv_heads),
       head_dim_(layer.scheme->shape.head_dim),
       page_size_(layer.scheme->shape.tokens),
-      own_page_(tile.first / layer.scheme->shape.tokens) {}
+      own_page_(tile.first / layer.scheme->shape.tokens) {
+  const formats::LayerScheme& scheme = *layer.scheme;
+  const size_t head = static_cast<size_t>(tile.kv_head);
+  quantized_ = {SideOf(scheme.k, scheme.shape, scheme.KCell(tile.kv_head)),
+                SideOf(scheme.v, scheme.shape, scheme.VCell(tile.kv_head))};
+  if (scheme.v.format->scale == formats::Scale::kStatic) quantized_.v_scale = layer.scales->v.scale[head];
+  if (scheme.exact_open) {
+    const int64_t bytes = scheme.ExactCellBytes();
+    const CellSide side{.code = formats::Code::kBf16, .tokens = page_size_, .head_dim = head_dim_, .bytes = bytes};
+    exact_ = {side, side};
+    exact_.k.codes = scheme.ExactKCell(tile.kv_head);
+    exact_.v.codes = scheme.ExactVCell(tile.kv_head);
+  }
+}
+
+TileAttention::CellSide TileAttention::SideOf(const formats::Side& side, formats::CellShape shape,
+                                              int64_t cell) noexcept {
+  CellSide result{.code = side.format->code,
+                  .tokens = shape.tokens,
+                  .head_dim = shape.head_dim,
+                  .bytes = side.planes.bytes,
+                  .codes = cell + side.planes.codes};
+  if (side.format->scale == formats::Scale::kPerBlock) {
+    result.block_scales = cell + side.planes.block_scales;
+    result.block = side.format->block;
+  }
+  if (side.format->scale == formats::Scale::kPerToken) result.token_scales = cell + side.planes.token_scales;
+  return result;
+}
+
+CellView TileAttention::CellSide::At(const uint8_t* record) const noexcept {
+  const auto plane = [record](int64_t offset) {
+    return offset < 0 ? nullptr : reinterpret_cast<const uint16_t*>(record + offset);
+  };
+  return {.codes = record + codes,
+          .block_scales = plane(block_scales),
+          .token_scales = plane(token_scales),
+          .page_tokens = tokens,
+          .head_dim = head_dim,
+          .block = block};
+}
 
 void TileAttention::PrepareQueries(QueryRows q) noexcept {
   const formats::Side& side = layer_.scheme->k;
@@ -131,29 +150,11 @@ void TileAttention::PrepareQueries(QueryRows q) noexcept {
   }
 }
 
-TileAttention::PageCells TileAttention::Cells(int64_t page) const noexcept {
-  const formats::LayerScheme& scheme = *layer_.scheme;
-  PageCells cells{};
-  cells.exact = ReadsExact(scheme, own_page_, page);
-  if (cells.exact) {
-    const uint8_t* record = layer_.exact + pages_[page].exact * layer_.exact_bytes;
-    cells.k = {.codes = record + scheme.ExactKCell(tile_.kv_head), .page_tokens = page_size_, .head_dim = head_dim_};
-    cells.v = {.codes = record + scheme.ExactVCell(tile_.kv_head), .page_tokens = page_size_, .head_dim = head_dim_};
-    cells.bytes[0] = cells.bytes[1] = scheme.ExactCellBytes();
-    cells.k_code = cells.v_code = formats::Code::kBf16;
-    cells.v_scale = 1;
-    return cells;
+TileAttention::PageView TileAttention::View(int64_t page) const noexcept {
+  if (ReadsExact(*layer_.scheme, own_page_, page)) {
+    return {&exact_, layer_.exact + pages_[page].exact * layer_.exact_bytes, true};
   }
-  const uint8_t* record = layer_.quantized + pages_[page].quantized * layer_.quantized_bytes;
-  cells.k = ViewOf(scheme.k, scheme.shape, record + scheme.KCell(tile_.kv_head));
-  cells.v = ViewOf(scheme.v, scheme.shape, record + scheme.VCell(tile_.kv_head));
-  cells.bytes[0] = scheme.k.planes.bytes;
-  cells.bytes[1] = scheme.v.planes.bytes;
-  cells.k_code = scheme.k.format->code;
-  cells.v_code = scheme.v.format->code;
-  const bool is_static = scheme.v.format->scale == formats::Scale::kStatic;
-  cells.v_scale = is_static ? layer_.scales->v.scale[static_cast<size_t>(tile_.kv_head)] : 1.0f;
-  return cells;
+  return {&quantized_, layer_.quantized + pages_[page].quantized * layer_.quantized_bytes, false};
 }
 
 void TileAttention::AttendRun(int64_t run) noexcept {
@@ -163,6 +164,8 @@ void TileAttention::AttendRun(int64_t run) noexcept {
   const int64_t pages_of_run = kRunTokens / page_size_;
   const int64_t first = std::max(FirstVisible(tile_.first, window) / page_size_, run * pages_of_run);
   const int64_t last = std::min(own_page_ + 1, (run + 1) * pages_of_run);
+  if (first >= last) return;
+  PageView view = View(first);
   for (int64_t page = first; page < last; ++page) {
     // Tokens that still see the page: those up to `window` - 1 positions behind its last slot.
     int tokens = tile_.tokens;
@@ -170,19 +173,19 @@ void TileAttention::AttendRun(int64_t run) noexcept {
       const int64_t seeing = (page + 1) * page_size_ - 1 + window - tile_.first;
       tokens = static_cast<int>(std::min<int64_t>(tokens, seeing));
     }
-    AttendPage(page, page + 1 < last ? page + 1 : -1, tokens);
+    kernels::Prefetch after;
+    PageView next = view;
+    if (page + 1 < last) {
+      next = View(page + 1);
+      after.next = next.record + next.cells->k.codes;
+      after.end = after.next + next.cells->k.bytes;
+    }
+    AttendPage(page, view, after, tokens);
+    view = next;
   }
 }
 
-void TileAttention::AttendPage(int64_t page, int64_t next_page, int tokens) noexcept {
-  const PageCells cells = Cells(page);
-  const uint8_t* next = nullptr;
-  int64_t next_bytes = 0;
-  if (next_page >= 0) {
-    const PageCells after = Cells(next_page);
-    next = after.k.codes;
-    next_bytes = after.bytes[0];
-  }
+void TileAttention::AttendPage(int64_t page, const PageView& view, kernels::Prefetch after, int tokens) noexcept {
   const int64_t start = page * page_size_;
   const auto begin_of = [&](int token) {
     return static_cast<int>(
@@ -198,27 +201,28 @@ void TileAttention::AttendPage(int64_t page, int64_t next_page, int tokens) noex
     while (same < tokens && begin_of(same) == begin && end_of(same) == end) ++same;
     for (int row = token * group_; row < same * group_; row += kPassRows) {
       const int rows = std::min(kPassRows, same * group_ - row);
-      AttendRows(cells, begin, end, row, rows, next, next_bytes);
-      next = nullptr;
-      next_bytes = 0;
+      AttendRows(view, begin, end, row, rows, after);
+      after = {};  // once is enough
     }
     token = same;
   }
 }
 
-void TileAttention::AttendRows(const PageCells& cells, int begin, int end, int first_row, int rows, const uint8_t* next,
-                               int64_t next_bytes) noexcept {
-  const bool prefetch = next != nullptr;
-  const int which = cells.exact ? 1 : 0;
-  kernels_.keys[Index(cells.k_code)].score(
-      {.cell = cells.k,
-       .groups = (end + 15) / 16,
-       .rows = rows,
-       .query = work_.queries_[which] + first_row * work_.query_stride_,
-       .query_stride = work_.query_stride_,
-       .row_scale = work_.row_scale_[which] + first_row,
-       .scores = work_.scores_,
-       .prefetch = {prefetch ? cells.v.codes : nullptr, prefetch ? cells.v.codes + cells.bytes[1] : nullptr}});
+void TileAttention::AttendRows(const PageView& view, int begin, int end, int first_row, int rows,
+                               kernels::Prefetch after) noexcept {
+  const PageCells& cells = *view.cells;
+  const CellView values = cells.v.At(view.record);
+  const int which = view.exact ? 1 : 0;
+  kernels::Prefetch value_lines;
+  if (after.next != nullptr || first_row == 0) value_lines = {values.codes, values.codes + cells.v.bytes};
+  kernels_.keys[Index(cells.k.code)].score({.cell = cells.k.At(view.record),
+                                            .groups = (end + 15) / 16,
+                                            .rows = rows,
+                                            .query = work_.queries_[which] + first_row * work_.query_stride_,
+                                            .query_stride = work_.query_stride_,
+                                            .row_scale = work_.row_scale_[which] + first_row,
+                                            .scores = work_.scores_,
+                                            .prefetch = value_lines});
   kernels_.softmax({.begin = begin,
                     .end = end,
                     .page_tokens = page_size_,
@@ -228,7 +232,7 @@ void TileAttention::AttendRows(const PageCells& cells, int begin, int end, int f
                     .scores = work_.scores_,
                     .state = work_.run_state_ + first_row,
                     .rescale = work_.rescale_});
-  kernels_.values[Index(cells.v_code)].accumulate({.cell = cells.v,
+  kernels_.values[Index(cells.v.code)].accumulate({.cell = values,
                                                    .begin = begin,
                                                    .end = end,
                                                    .rows = rows,
@@ -238,7 +242,7 @@ void TileAttention::AttendRows(const PageCells& cells, int begin, int end, int f
                                                    .out = work_.run_out_ + int64_t{first_row} * head_dim_,
                                                    .out_stride = head_dim_,
                                                    .weights = work_.weights_,
-                                                   .prefetch = {next, next + next_bytes}});
+                                                   .prefetch = after});
 }
 
 void TileAttention::Finish(int64_t first, int64_t last, float* out) noexcept {

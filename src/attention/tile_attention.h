@@ -72,12 +72,33 @@ class TileAttention {
   void MergePartials(int64_t runs, const SoftmaxState* states, const float* partial, float* out) noexcept;
 
  private:
-  struct PageCells;
-  PageCells Cells(int64_t page) const noexcept;
+  // Where one side of the tile's KV head lies in a page record: offsets in bytes, -1 for a plane that it lacks.
+  struct CellSide {
+    formats::Code code = formats::Code::kBf16;
+    int tokens = 0;
+    int head_dim = 0;
+    int64_t bytes = 0;  // of the cell
+    int64_t codes = 0;
+    int64_t block_scales = -1;
+    int64_t token_scales = -1;
+    int block = 0;
+    kernels::CellView At(const uint8_t* record) const noexcept;
+  };
+  struct PageCells {
+    CellSide k, v;
+    float v_scale = 1;
+  };
+  // A page as the page rule has the tile read it.
+  struct PageView {
+    const PageCells* cells;
+    const uint8_t* record;
+    bool exact;
+  };
+  static CellSide SideOf(const formats::Side& side, formats::CellShape shape, int64_t cell) noexcept;
+  PageView View(int64_t page) const noexcept;
   void AttendRun(int64_t run) noexcept;
-  void AttendPage(int64_t page, int64_t next_page, int tokens) noexcept;
-  void AttendRows(const PageCells& cells, int begin, int end, int first_row, int rows, const uint8_t* next,
-                  int64_t next_bytes) noexcept;
+  void AttendPage(int64_t page, const PageView& view, kernels::Prefetch after, int tokens) noexcept;
+  void AttendRows(const PageView& view, int begin, int end, int first_row, int rows, kernels::Prefetch after) noexcept;
   void WriteRows(float* out) noexcept;
   int Rows() const noexcept { return tile_.tokens * group_; }
 
@@ -90,6 +111,8 @@ class TileAttention {
   int head_dim_;
   int page_size_;
   int64_t own_page_;
+  PageCells quantized_;
+  PageCells exact_;
 };
 
 }  // namespace kvanta::attention

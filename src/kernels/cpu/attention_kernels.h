@@ -24,31 +24,38 @@ KVANTA_INLINE Lanes::F Magnitude(Lanes::F x) {
   return Lanes::Max(x, Lanes::Sub(Lanes::Zero(), x));
 }
 
-// Rounds x[0, n) to integers of magnitude up to 32512, in place; n a multiple of 16. Returns the unit.
-KVANTA_INLINE float RoundToIntegers(float* x, int n) {
-  Lanes::F peak = Lanes::Zero();
-  for (int i = 0; i < n; i += 16) peak = Lanes::Max(peak, Magnitude(Lanes::Load(x + i)));
+// Coefficients of an integer code: x = integer * unit, integers of magnitude up to 32512.
+struct Quantizer {
+  float unit;
+  float inverse;
+};
+KVANTA_INLINE Quantizer QuantizerOf(Lanes::F peak) {
   float largest = Lanes::MaxOf(peak);
   largest = largest > kSmallestPeak ? largest : kSmallestPeak;
-  const Lanes::F inverse = Lanes::Set1(kLargestCoefficient / largest);
-  for (int i = 0; i < n; i += 16) Lanes::Store(x + i, Lanes::Round(Lanes::Mul(Lanes::Load(x + i), inverse)));
-  return largest / kLargestCoefficient;
+  return {largest / kLargestCoefficient, kLargestCoefficient / largest};
 }
 
-// What the codes' offset adds to an integer dot with x[0, n), negated. Sums of integers below 2^24: exact in f32.
+// Packs x[0, n) as coefficients of a code, rounded to integers where the code is one; n a multiple of 16. Returns their
+// sum if the code's offset needs it: integers below 2^24, exact in f32.
 template <class Code>
-KVANTA_INLINE int32_t Bias(const float* x, int n) {
-  if (Code::kOffset == 0) return 0;
+KVANTA_INLINE Lanes::F PackRun(const float* x, int n, float inverse, uint8_t* out) {
   Lanes::F sum = Lanes::Zero();
-  for (int i = 0; i < n; i += 16) sum = Lanes::Add(sum, Lanes::LoadTail(x + i, n - i < 16 ? n - i : 16));
-  const float total = Lanes::Sum(sum);
+  for (int i = 0; i < n; i += 16) {
+    Lanes::F value = Lanes::Load(x + i);
+    if (Code::kInteger) value = Lanes::Round(Lanes::Mul(value, Lanes::Set1(inverse)));
+    if (Code::kOffset != 0) sum = Lanes::Add(sum, value);
+    Code::Pack(value, out + i * Code::kCoefficientBytes);
+  }
+  return sum;
+}
+
+// What a dot with these coefficients starts from, to take the codes' offset off again.
+template <class Code>
+KVANTA_INLINE int32_t Bias(Lanes::F coefficients) {
+  if (Code::kOffset == 0) return 0;
+  const float total = Lanes::Sum(coefficients);
   // NaN coefficients have no bias; their result is NaN by the factor they are multiplied with.
   return total == total ? -Code::kOffset * static_cast<int32_t>(total) : 0;
-}
-
-template <class Code>
-KVANTA_INLINE void PackAll(const float* x, int n, uint8_t* out) {
-  for (int i = 0; i < n; i += 16) Code::Pack(Lanes::Load(x + i), out + i * Code::kCoefficientBytes);
 }
 
 // ---- queries: [head_dim coefficients, padded][int32 bias per block], each 64-byte aligned
@@ -67,21 +74,21 @@ template <class Code>
 float PrepareQuery(const float* query, int head_dim, int block, uint8_t* out) {
   alignas(64) float x[kMaxHeadDim];
   Lanes::F sum = Lanes::Zero();
+  Lanes::F peak = Lanes::Zero();
   for (int i = 0; i < head_dim; i += 16) {
     const Lanes::F part = Lanes::LoadTail(query + i, head_dim - i < 16 ? head_dim - i : 16);
     sum = Lanes::Add(sum, part);
+    peak = Lanes::Max(peak, Magnitude(part));
     Lanes::Store(x + i, part);
   }
-  const int padded = static_cast<int>(RoundUp(head_dim, 16));
-  float unit = 1;
-  if (Code::kInteger) {
-    unit = RoundToIntegers(x, padded) + 0 * Lanes::Sum(sum);  // NaN and infinities must not become numbers
-    int32_t* bias = reinterpret_cast<int32_t*>(out + BiasOffset<Code>(head_dim));
-    const int width = block > 0 ? block : head_dim;
-    for (int b = 0; b * width < head_dim; ++b) bias[b] = Bias<Code>(x + b * width, width);
+  const Quantizer quantizer = QuantizerOf(peak);
+  int32_t* bias = reinterpret_cast<int32_t*>(out + BiasOffset<Code>(head_dim));
+  const int width = block > 0 ? block : static_cast<int>(RoundUp(head_dim, 16));
+  for (int first = 0, b = 0; first < head_dim; first += width, ++b) {
+    bias[b] = Bias<Code>(PackRun<Code>(x + first, width, quantizer.inverse, out + first * Code::kCoefficientBytes));
   }
-  PackAll<Code>(x, padded, out);
-  return unit;
+  // NaN and infinities must not become numbers.
+  return Code::kInteger ? quantizer.unit + 0 * Lanes::Sum(sum) : 1.0f;
 }
 
 // ---- QK
@@ -158,22 +165,25 @@ KVANTA_INLINE void Weigh(const ValuePass& pass, Weights& weights) {
   weights.row_stride = kWeightBytes;
   weights.block_stride = int64_t{cell.page_tokens} * Code::kCoefficientBytes;
   alignas(64) float w[kMaxPageTokens];
-  for (int row = 0; row < pass.rows; ++row) {
-    for (int b = 0; b < blocks; ++b) {
-      for (int t = 0; t < count; t += 16) {
-        Lanes::F x = Lanes::Mul(Lanes::Load(pass.p + row * kMaxPageTokens + first + t), Lanes::Set1(pass.scale));
-        if (cell.block_scales) {
-          x = Lanes::Mul(x, Lanes::LoadFp16(cell.block_scales + b * cell.page_tokens + first + t));
-        } else if (cell.token_scales) {
-          x = Lanes::Mul(x, Lanes::LoadFp16(cell.token_scales + first + t));
-        }
+  for (int b = 0; b < blocks; ++b) {
+    const uint16_t* scales = cell.block_scales ? cell.block_scales + b * cell.page_tokens : cell.token_scales;
+    for (int row = 0; row < pass.rows; ++row) {
+      const float* p = pass.p + row * kMaxPageTokens;
+      Lanes::F peak = Lanes::Zero();
+      for (int t = first; t < first + count; t += 16) {
+        Lanes::F x = Lanes::Mul(Lanes::Load(p + t), Lanes::Set1(pass.scale));
+        if (scales) x = Lanes::Mul(x, Lanes::LoadFp16(scales + t));
         // Scales of unused slots may be anything.
-        Lanes::Store(w + t, KeepOr(x, 0.0f, pass.begin - first - t, pass.end - first - t));
+        if (t < pass.begin || pass.end < t + 16) x = KeepOr(x, 0.0f, pass.begin - t, pass.end - t);
+        if (Code::kInteger) peak = Lanes::Max(peak, Magnitude(x));
+        Lanes::Store(w + t, x);
       }
-      weights.unit[row][b] = Code::kInteger ? RoundToIntegers(w, count) : 1.0f;
-      weights.bias[row][b] = Code::kInteger ? Bias<Code>(w, count) : 0;
-      PackAll<Code>(w, count,
-                    pass.weights + row * kWeightBytes + b * weights.block_stride + first * Code::kCoefficientBytes);
+      Quantizer quantizer{1, 1};
+      if (Code::kInteger) quantizer = QuantizerOf(peak);
+      weights.unit[row][b] = quantizer.unit;
+      weights.bias[row][b] = Bias<Code>(PackRun<Code>(
+          w + first, count, quantizer.inverse,
+          pass.weights + row * kWeightBytes + b * weights.block_stride + first * Code::kCoefficientBytes));
     }
   }
 }

@@ -19,38 +19,70 @@ KVANTA_INLINE Lanes::F Softcap(Lanes::F x, float softcap) {
   return Lanes::Mul(tanh, Lanes::Set1(softcap));
 }
 
+// exp of one number, by the lanes' polynomial.
 KVANTA_INLINE float ExpOne(float x) {
   float lanes[16];
   Lanes::Store(lanes, Lanes::Exp(Lanes::Set1(x)));
   return lanes[0];
 }
 
+// The logits of a row, masked outside [begin, end); returns the largest.
+KVANTA_INLINE float MaskLogits(const SoftmaxPass& pass, int row, int first, int last) {
+  float* scores = pass.scores + row * kMaxPageTokens;
+  Lanes::F peak = Lanes::Set1(kNegativeInfinity);
+  for (int t = first; t < last; t += 16) {
+    Lanes::F x = Lanes::Load(scores + t);
+    const bool whole = pass.begin <= t && t + 16 <= pass.end;
+    if (pass.softcap > 0) {
+      if (pass.bias) x = Lanes::Add(x, Lanes::Set1(pass.bias[row]));
+      x = Softcap(x, pass.softcap);
+    }
+    if (!whole) x = KeepOr(x, kNegativeInfinity, pass.begin - t, pass.end - t);
+    if (!whole || pass.softcap > 0) Lanes::Store(scores + t, x);
+    peak = Lanes::Max(peak, x);
+  }
+  return Lanes::MaxOf(peak);
+}
+
 void Softmax(const SoftmaxPass& pass) {
   const int first = pass.begin / 16 * 16, last = static_cast<int>(RoundUp(pass.end, 16));
+  // Rows in two sweeps, so that the long chains of one row's reductions overlap with the next row's.
+  float top[16] = {};
+  float change[16] = {};
+  for (int row = 0; row < pass.rows; ++row) {
+    const float page = MaskLogits(pass, row, first, last);
+    const float before = pass.state[row].max;
+    top[row] = before > page ? before : page;
+    change[row] = before - top[row];  // -infinity before the first page: exp gives 0
+  }
+  float rescale[16];
+  Lanes::Store(rescale, Lanes::Exp(Lanes::Load(change)));
   for (int row = 0; row < pass.rows; ++row) {
     float* scores = pass.scores + row * kMaxPageTokens;
-    Lanes::F peak = Lanes::Set1(kNegativeInfinity);
-    for (int t = first; t < last; t += 16) {
-      Lanes::F x = Lanes::Load(scores + t);
-      if (pass.bias) x = Lanes::Add(x, Lanes::Set1(pass.bias[row]));
-      if (pass.softcap > 0) x = Softcap(x, pass.softcap);
-      x = KeepOr(x, kNegativeInfinity, pass.begin - t, pass.end - t);
-      Lanes::Store(scores + t, x);
-      peak = Lanes::Max(peak, x);
-    }
-    SoftmaxState& state = pass.state[row];
-    const float page = Lanes::MaxOf(peak);
-    const float top = state.max > page ? state.max : page;
+    const Lanes::F highest = Lanes::Set1(top[row]);
     Lanes::F sum = Lanes::Zero();
     for (int t = first; t < last; t += 16) {
-      Lanes::F p = Lanes::Exp(Lanes::Sub(Lanes::Load(scores + t), Lanes::Set1(top)));
-      p = KeepOr(p, 0.0f, pass.begin - t, pass.end - t);
+      const Lanes::F p = Lanes::Exp(Lanes::Sub(Lanes::Load(scores + t), highest));  // masked: exp(-infinity) = 0
       Lanes::Store(scores + t, p);
       sum = Lanes::Add(sum, p);
     }
-    pass.rescale[row] = state.max == kNegativeInfinity ? 0.0f : ExpOne(state.max - top);
-    state.sum = state.sum * pass.rescale[row] + Lanes::Sum(sum);
-    state.max = top;
+    SoftmaxState& state = pass.state[row];
+    state.sum = state.sum * rescale[row] + Lanes::Sum(sum);
+    state.max = top[row];
+    pass.rescale[row] = rescale[row];
+  }
+}
+
+// A vector of a row: 16 channels, or the last 8 of a head_dim that 16 does not divide. Loads and stores by mask, which
+// some CPUs are slow at, only there.
+KVANTA_INLINE Lanes::F LoadChannels(const float* row, int channel, int head_dim) {
+  return channel + 16 <= head_dim ? Lanes::Load(row + channel) : Lanes::LoadTail(row + channel, head_dim - channel);
+}
+KVANTA_INLINE void StoreChannels(float* row, int channel, int head_dim, Lanes::F x) {
+  if (channel + 16 <= head_dim) {
+    Lanes::Store(row + channel, x);
+  } else {
+    Lanes::StoreTail(row + channel, x, head_dim - channel);
   }
 }
 
@@ -61,10 +93,9 @@ void Merge(SoftmaxState& state, float* out, const SoftmaxState& other, const flo
   const float keep = empty ? 0.0f : ExpOne(state.max - top);
   const float add = ExpOne(other.max - top);
   for (int c = 0; c < head_dim; c += 16) {
-    const int lanes = head_dim - c < 16 ? head_dim - c : 16;
-    const Lanes::F mine = empty ? Lanes::Zero() : Lanes::Mul(Lanes::LoadTail(out + c, lanes), Lanes::Set1(keep));
-    const Lanes::F theirs = Lanes::Mul(Lanes::LoadTail(other_out + c, lanes), Lanes::Set1(add));
-    Lanes::StoreTail(out + c, Lanes::Add(mine, theirs), lanes);
+    const Lanes::F mine = empty ? Lanes::Zero() : Lanes::Mul(LoadChannels(out, c, head_dim), Lanes::Set1(keep));
+    const Lanes::F theirs = Lanes::Mul(LoadChannels(other_out, c, head_dim), Lanes::Set1(add));
+    StoreChannels(out, c, head_dim, Lanes::Add(mine, theirs));
   }
   state.sum = (empty ? 0.0f : state.sum * keep) + other.sum * add;
   state.max = top;
@@ -73,8 +104,7 @@ void Merge(SoftmaxState& state, float* out, const SoftmaxState& other, const flo
 void Normalize(const SoftmaxState& state, const float* out, int head_dim, float* result) {
   const Lanes::F inverse = Lanes::Set1(1.0f / state.sum);
   for (int c = 0; c < head_dim; c += 16) {
-    const int lanes = head_dim - c < 16 ? head_dim - c : 16;
-    Lanes::StoreTail(result + c, Lanes::Mul(Lanes::LoadTail(out + c, lanes), inverse), lanes);
+    StoreChannels(result, c, head_dim, Lanes::Mul(LoadChannels(out, c, head_dim), inverse));
   }
 }
 

@@ -104,7 +104,7 @@ def _encode_int4(x: F32) -> Cell:
     scale = np.where(scale == 0, np.float16(0), scale)  # no negative zero
     codes = np.where(scale[:, None] == 0, np.float32(0), codes)
     nibbles = (codes + 8).astype(np.uint8)
-    packed = (nibbles[:, 0::2] | (nibbles[:, 1::2] << 4)).reshape(tokens, head_dim // 2)
+    packed = (nibbles[:, 0::2] + np.uint8(16) * nibbles[:, 1::2]).astype(np.uint8).reshape(tokens, head_dim // 2)
     scales = scale.astype(np.float16).reshape(tokens, head_dim // BLOCK)
     return Cell(packed, block_scales=scales.view(np.uint8), saturated=saturated, nan=nan)
 

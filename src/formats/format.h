@@ -118,6 +118,7 @@ struct Format {
   std::string_view name;                      // canonical, e.g. "fp8_e4m3"
   std::span<const std::string_view> aliases;  // e.g. {"fp8"}
   std::string_view summary;                   // one line for --help and docs
+  std::string_view rule;                      // how a row becomes codes and scales, for docs
   Code code;
   int code_bits;  // 32, 16, 8, 4
   Scale scale;

@@ -1,6 +1,6 @@
 // What a format's type may leave out, and the run-time view made of it. A format is a type with
 //
-//   kName, kSummary, kCode                      always
+//   kName, kSummary, kRule, kCode               always
 //   kAliases, kScale, kBlock, kBlockScaleBytes, kTokenScaleBytes, kHadamard, kExact, kSinkPages
 //                                               where they differ from FormatTraits
 //   EncodeRow, DecodeRow                        as Format::encode_row and Format::decode_row
@@ -33,6 +33,7 @@ constexpr Format MakeFormat() noexcept {
   return Format{.name = T::kName,
                 .aliases = T::kAliases,
                 .summary = T::kSummary,
+                .rule = T::kRule,
                 .code = T::kCode,
                 .code_bits = CodeBits(T::kCode),
                 .scale = T::kScale,

@@ -13,6 +13,7 @@ struct Fp32 : FormatTraits {
   static constexpr std::string_view kName = "fp32";
   static constexpr std::array<std::string_view, 2> kAliases = {"float32", "f32"};
   static constexpr std::string_view kSummary = "32-bit float, the value itself";
+  static constexpr std::string_view kRule = "code = x; infinities become the largest finite value";
   static constexpr Code kCode = Code::kFp32;
   static constexpr float kMax = std::numeric_limits<float>::max();
 

@@ -10,6 +10,8 @@ struct Fp8E4m3 : FormatTraits {
   static constexpr std::string_view kName = "fp8_e4m3";
   static constexpr std::array<std::string_view, 1> kAliases = {"fp8"};
   static constexpr std::string_view kSummary = "8-bit float, 4 exponent and 3 mantissa bits, largest 448; static scale";
+  static constexpr std::string_view kRule =
+      "code = e4m3(x / s), s the head's static scale (1.0 if none was given); above 448 saturates";
   static constexpr Code kCode = Code::kE4M3;
   static constexpr Scale kScale = Scale::kStatic;
 

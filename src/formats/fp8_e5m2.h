@@ -10,6 +10,8 @@ struct Fp8E5m2 : FormatTraits {
   static constexpr std::string_view kName = "fp8_e5m2";
   static constexpr std::string_view kSummary =
       "8-bit float, 5 exponent and 2 mantissa bits, largest 57344; static scale";
+  static constexpr std::string_view kRule =
+      "code = e5m2(x / s), s the head's static scale (1.0 if none was given); above 57344 saturates";
   static constexpr Code kCode = Code::kE5M2;
   static constexpr Scale kScale = Scale::kStatic;
 

@@ -18,6 +18,9 @@ struct Int4 : FormatTraits {
   static constexpr std::array<std::string_view, 1> kAliases = {"int4_g32"};
   static constexpr std::string_view kSummary =
       "4-bit integers, fp16 least-squares scale per 32 channels, hadamard, open and first page exact";
+  static constexpr std::string_view kRule =
+      "d = m / -8, m the block's first element of largest magnitude; code = clamp(rne(x / d), -8, 7); "
+      "s = fp16(sum(x code) / sum(code code))";
   static constexpr Code kCode = Code::kInt4;
   static constexpr Scale kScale = Scale::kPerBlock;
   static constexpr int kBlock = 32;

@@ -1,0 +1,14 @@
+// The parts of docs/formats.md that come from the list of formats.
+#pragma once
+
+#include <string>
+
+namespace kvanta::formats_doc {
+
+std::string FormatTable();    // name, aliases, bits, shape, defaults, measured distortion
+std::string FormatDetails();  // each format: its rule, its code's bits, its cell drawn
+std::string SchemeTable();    // scheme texts and what they mean
+std::string ForeignTable();   // names of other engines and of later versions
+std::string GoldenVectors();  // bytes of one row in every format
+
+}  // namespace kvanta::formats_doc

@@ -4,14 +4,18 @@
 #include "kernels/cpu/attention_kernels.h"
 #include "kernels/cpu/attention_softmax.h"
 #include "kernels/cpu/isa_table.h"
+#include "kernels/cpu/limits_kernels.h"
 #include "kernels/cpu/linear_kernels.h"
 #include "kernels/cpu/row_kernels.h"
 
 namespace kvanta::kernels {
 
 const IsaTable& Avx2Table() {
-  static constexpr IsaTable kTable{
-      .name = "avx2", .linear = kLinearKernels, .rows = kRowKernels, .attention = &kAttentionKernels};
+  static constexpr IsaTable kTable{.name = "avx2",
+                                   .linear = kLinearKernels,
+                                   .rows = kRowKernels,
+                                   .limits = kLimitKernels,
+                                   .attention = &kAttentionKernels};
   return kTable;
 }
 

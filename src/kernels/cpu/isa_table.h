@@ -1,6 +1,7 @@
 // What one ISA unit (isa_<isa>.cc) exports: one table of plain functions, chosen once at run time (select.h).
 #pragma once
 
+#include "kernels/cpu/limits_table.h"
 #include "kernels/cpu/linear_table.h"
 #include "kernels/cpu/row_table.h"
 
@@ -12,6 +13,7 @@ struct IsaTable {
   const char* name = nullptr;  // "avx512", "avx2", "portable"
   LinearKernels linear;
   RowKernels rows;
+  LimitKernels limits;
   const AttentionKernels* attention = nullptr;
 };
 

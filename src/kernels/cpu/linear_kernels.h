@@ -49,17 +49,36 @@ KVANTA_INLINE void ForPanels(int64_t columns, Visit visit) {
   }
 }
 
+// The fewer of the two operands stays in registers, the other streams.
 template <class W, int kRows, int kPanels, int kPhase>
 KVANTA_INLINE void AddPhase(const uint8_t* x, const uint8_t* w, int64_t w_panel, Sums<kRows, kPanels>& sums) {
-  decltype(W::template LoadW<kPhase>(w)) weights[kPanels];
-#pragma GCC unroll 8
-  for (int panel = 0; panel < kPanels; ++panel) weights[panel] = W::template LoadW<kPhase>(w + panel * w_panel);
+  const auto load_x = [&](int row) __attribute__((always_inline)) {
+    return W::SetX(reinterpret_cast<const typename W::X*>(x + row * kXStride<W>) + kPhase);
+  };
+  const auto load_w = [&](int panel) __attribute__((always_inline)) {
+    return W::template LoadW<kPhase>(w + panel * w_panel);
+  };
+  if constexpr (kRows < kPanels) {
+    decltype(load_x(0)) values[kRows];
 #pragma GCC unroll 16
-  for (int row = 0; row < kRows; ++row) {
-    const auto value = W::SetX(reinterpret_cast<const typename W::X*>(x + row * kXStride<W>) + kPhase);
+    for (int row = 0; row < kRows; ++row) values[row] = load_x(row);
 #pragma GCC unroll 8
     for (int panel = 0; panel < kPanels; ++panel) {
-      sums.v[row][panel] = W::Dot(value, weights[panel], sums.v[row][panel]);
+      const auto weight = load_w(panel);
+#pragma GCC unroll 16
+      for (int row = 0; row < kRows; ++row) sums.v[row][panel] = W::Dot(values[row], weight, sums.v[row][panel]);
+    }
+  } else {
+    decltype(load_w(0)) weights[kPanels];
+#pragma GCC unroll 8
+    for (int panel = 0; panel < kPanels; ++panel) weights[panel] = load_w(panel);
+#pragma GCC unroll 16
+    for (int row = 0; row < kRows; ++row) {
+      const auto value = load_x(row);
+#pragma GCC unroll 8
+      for (int panel = 0; panel < kPanels; ++panel) {
+        sums.v[row][panel] = W::Dot(value, weights[panel], sums.v[row][panel]);
+      }
     }
   }
 }

@@ -1,0 +1,122 @@
+// Limit loops over the lanes of the including ISA unit.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/inline.h"
+#include "kernels/cpu/limits_table.h"
+
+namespace kvanta::kernels {
+namespace {
+
+template <int kStreams>
+float ReadStreams(const float* data, int64_t bytes, int64_t ahead) noexcept {
+  const int64_t part = bytes / kStreams / static_cast<int64_t>(sizeof(float));
+  const int64_t ahead_floats = ahead / static_cast<int64_t>(sizeof(float));
+  Lanes::F largest[kStreams];
+#pragma GCC unroll 8
+  for (int stream = 0; stream < kStreams; ++stream) largest[stream] = Lanes::Zero();
+  for (int64_t i = 0; i < part; i += Lanes::kLanes) {
+#pragma GCC unroll 8
+    for (int stream = 0; stream < kStreams; ++stream) {
+      const float* p = data + stream * part + i;
+      __builtin_prefetch(p + ahead_floats);
+      largest[stream] = Lanes::Max(Lanes::Load(p), largest[stream]);
+    }
+  }
+  Lanes::F all = largest[0];
+#pragma GCC unroll 8
+  for (int stream = 1; stream < kStreams; ++stream) all = Lanes::Max(largest[stream], all);
+  return Lanes::MaxOf(all);
+}
+
+float ReadAll(const float* data, int64_t bytes, int streams, int64_t ahead) noexcept {
+  switch (streams) {
+    case 8:
+      return ReadStreams<8>(data, bytes, ahead);
+    case 4:
+      return ReadStreams<4>(data, bytes, ahead);
+    case 2:
+      return ReadStreams<2>(data, bytes, ahead);
+    default:
+      return ReadStreams<1>(data, bytes, ahead);
+  }
+}
+
+// First values of the sums, which the compiler cannot know: else it would merge equal sums into one.
+KVANTA_INLINE void FillUnknown(float* values, int count) {
+  for (int i = 0; i < count; ++i) values[i] = static_cast<float>(i);
+  __asm__ volatile("" : "+r"(values) : : "memory");
+}
+
+KVANTA_INLINE float SumOf(const Lanes::F* sums) {
+  Lanes::F all = sums[0];
+#pragma GCC unroll 32
+  for (int i = 1; i < Lanes::kTileSums; ++i) all = Lanes::Add(all, sums[i]);
+  return Lanes::Sum(all);
+}
+
+// Multiply-adds with sums that shrink towards a fixed point: never denormal, never infinite.
+float F32FmaLoop(int64_t rounds, double* operations) noexcept {
+  float values[Lanes::kTileSums * Lanes::kLanes];
+  FillUnknown(values, Lanes::kTileSums * Lanes::kLanes);
+  Lanes::F sums[Lanes::kTileSums];
+#pragma GCC unroll 32
+  for (int i = 0; i < Lanes::kTileSums; ++i) sums[i] = Lanes::Load(values + i * Lanes::kLanes);
+  const Lanes::F half = Lanes::Set1(0.5f), one = Lanes::Set1(1.0f);
+  for (int64_t round = 0; round < rounds; ++round) {
+#pragma GCC unroll 32
+    for (int i = 0; i < Lanes::kTileSums; ++i) sums[i] = Lanes::Fma(sums[i], half, one);
+  }
+  *operations = 2.0 * Lanes::kLanes * Lanes::kTileSums * static_cast<double>(rounds);
+  return SumOf(sums);
+}
+
+// Adds 0 * 1: the sums stay.
+float Bf16DotLoop(int64_t rounds, double* operations) noexcept {
+  float values[Lanes::kTileSums * Lanes::kLanes];
+  FillUnknown(values, Lanes::kTileSums * Lanes::kLanes);
+  uint16_t ones[2 * Lanes::kLanes];
+  for (uint16_t& code : ones) code = 0x3f80;
+  const uint16_t* block = ones;
+  __asm__ volatile("" : "+r"(block) : : "memory");
+  Lanes::Bf16X zero = 0;
+  __asm__ volatile("" : "+m"(zero));
+  const Lanes::Bf16W w = Lanes::LoadBf16Block<0>(block);
+  const auto x = Lanes::SetBf16X(&zero);
+  Lanes::F sums[Lanes::kTileSums];
+#pragma GCC unroll 32
+  for (int i = 0; i < Lanes::kTileSums; ++i) sums[i] = Lanes::Load(values + i * Lanes::kLanes);
+  for (int64_t round = 0; round < rounds; ++round) {
+#pragma GCC unroll 32
+    for (int i = 0; i < Lanes::kTileSums; ++i) sums[i] = Lanes::DotBf16(x, w, sums[i]);
+  }
+  *operations = 2.0 * 2 / Lanes::kBf16Phases * Lanes::kLanes * Lanes::kTileSums * static_cast<double>(rounds);
+  return SumOf(sums);
+}
+
+// Each sum is an operand too, against zeros, so that no product can be taken out of the loop.
+float Int8DotLoop(int64_t rounds, double* operations) noexcept {
+  float values[(Lanes::kTileSums + 1) * Lanes::kLanes];
+  for (float& value : values) value = 0;
+  FillUnknown(values, Lanes::kTileSums * Lanes::kLanes);
+  const Lanes::I zeros = Lanes::RoundToInt(Lanes::Load(values + Lanes::kTileSums * Lanes::kLanes));
+  Lanes::I sums[Lanes::kTileSums];
+#pragma GCC unroll 32
+  for (int i = 0; i < Lanes::kTileSums; ++i) sums[i] = Lanes::RoundToInt(Lanes::Load(values + i * Lanes::kLanes));
+  for (int64_t round = 0; round < rounds; ++round) {
+#pragma GCC unroll 32
+    for (int i = 0; i < Lanes::kTileSums; ++i) sums[i] = Lanes::DotInt8(sums[i], sums[i], zeros);
+  }
+  *operations = 2.0 * Lanes::kInt8DotProducts * Lanes::kTileSums * static_cast<double>(rounds);
+  float all = 0;
+#pragma GCC unroll 32
+  for (int i = 0; i < Lanes::kTileSums; ++i) all += Lanes::Sum(Lanes::FromInt(sums[i]));
+  return all;
+}
+
+constexpr LimitKernels kLimitKernels{
+    .read = ReadAll, .bf16_dot = Bf16DotLoop, .f32_fma = F32FmaLoop, .int8_dot = Int8DotLoop};
+
+}  // namespace
+}  // namespace kvanta::kernels

@@ -1,0 +1,82 @@
+#include "kernels/cpu/machine_limits.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <functional>
+
+#include "base/device.h"
+#include "base/thread_pool.h"
+
+namespace kvanta::kernels {
+namespace {
+
+constexpr int64_t kReadBytes = int64_t{256} << 20;  // beyond any L3 that one process has to itself
+constexpr int kReadPasses = 4;
+constexpr int64_t kChunkBytes = int64_t{4} << 20;  // of one task: a thread that lost its CPU holds nobody up
+constexpr int64_t kPeakRounds = 200'000;
+constexpr int kPeakPasses = 12;
+
+std::atomic<float> sink;  // keeps the loops' results
+
+double Seconds(const std::function<void()>& run) {
+  const auto start = std::chrono::steady_clock::now();
+  run();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+using PeakLoop = float (*)(int64_t, double*) noexcept;
+
+double MeasurePeak(int threads, PeakLoop loop) {
+  ThreadPool pool(threads);
+  double best = 0;
+  for (int pass = 0; pass < kPeakPasses; ++pass) {
+    double operations = 0;  // of one task, the same for all
+    auto run = [&](int64_t task, int) {
+      double done = 0;
+      sink.store(loop(kPeakRounds, &done), std::memory_order_relaxed);
+      if (task == 0) operations = done;
+    };
+    const double seconds = Seconds([&] { pool.ForEach(threads, run); });
+    best = std::max(best, operations * threads / seconds);
+  }
+  return best;
+}
+
+}  // namespace
+
+double MeasureReadBandwidth(int threads, const IsaTable& isa) {
+  const Buffer buffer = Cpu().Allocate(kReadBytes);
+  ThreadPool pool(threads);
+  auto* data = buffer.as<float>();
+  constexpr int64_t kChunks = kReadBytes / kChunkBytes;
+  constexpr int64_t kChunkFloats = kChunkBytes / static_cast<int64_t>(sizeof(float));
+  auto touch = [&](int64_t chunk, int) { std::fill_n(data + chunk * kChunkFloats, kChunkFloats, 1.0F); };
+  pool.ForEach(kChunks, touch);
+
+  double best = 0;
+  for (const int streams : {1, 2, 4, 8}) {
+    for (const int64_t ahead : {256, 512, 1024, 2048, 4096}) {
+      auto read = [&](int64_t chunk, int) {
+        sink.store(isa.limits.read(data + chunk * kChunkFloats, kChunkBytes, streams, ahead),
+                   std::memory_order_relaxed);
+      };
+      for (int pass = 0; pass < kReadPasses; ++pass) {
+        best = std::max(best, static_cast<double>(kReadBytes) / Seconds([&] { pool.ForEach(kChunks, read); }));
+      }
+    }
+  }
+  return best;
+}
+
+double MeasureBf16DotPeak(int threads, const IsaTable& isa) {
+  return MeasurePeak(threads, isa.limits.bf16_dot);
+}
+double MeasureF32FmaPeak(int threads, const IsaTable& isa) {
+  return MeasurePeak(threads, isa.limits.f32_fma);
+}
+double MeasureInt8DotPeak(int threads, const IsaTable& isa) {
+  return MeasurePeak(threads, isa.limits.int8_dot);
+}
+
+}  // namespace kvanta::kernels

@@ -1,0 +1,19 @@
+// What this machine can do at most, measured: the denominators of every benchmark. Each call takes some tenths of a
+// second and must run beside the measurement that is compared with it.
+#pragma once
+
+#include "kernels/cpu/isa_table.h"
+
+namespace kvanta::kernels {
+
+// Bytes per second that `threads` threads read from memory (a buffer far beyond the caches, huge pages where the system
+// gives them): the best of several passes over several access patterns. Throws ResourceError.
+double MeasureReadBandwidth(int threads, const IsaTable& isa);
+
+// Operations per second (two per multiply-add) of the unit's bf16 dot, f32 multiply-add and exact 8-bit integer dot,
+// with all operands in registers. On units without a bf16 instruction the bf16 dot is an f32 multiply-add.
+double MeasureBf16DotPeak(int threads, const IsaTable& isa);
+double MeasureF32FmaPeak(int threads, const IsaTable& isa);
+double MeasureInt8DotPeak(int threads, const IsaTable& isa);
+
+}  // namespace kvanta::kernels

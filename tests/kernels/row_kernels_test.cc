@@ -1,0 +1,194 @@
+// Row kernels of every unit against double; rows in parallel against rows alone.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "emulated/units.h"
+#include "kernels/cpu/ops.h"
+#include "tolerance.h"
+
+namespace kvanta::kernels {
+namespace {
+
+using kvanta::testing::Unit;
+
+std::vector<float> RandomValues(int64_t n, uint32_t seed, float scale = 1) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(static_cast<size_t>(n));
+  for (float& value : values) value = scale * normal(generator);
+  return values;
+}
+
+class RowTest : public ::testing::TestWithParam<Unit> {
+ protected:
+  const RowKernels& rows() const { return GetParam().table->rows; }
+};
+
+constexpr int64_t kWidths[] = {1, 5, 15, 16, 17, 40, 576};
+
+TEST_P(RowTest, ExpIsAccurateOverItsWholeRange) {
+  constexpr double kHighest = 88.72;  // below ln(FLT_MAX)
+  std::vector<float> x;
+  for (double value = -104; value < kHighest; value += 0.00137) x.push_back(static_cast<float>(value));
+  for (int i = 0; i < 3000; ++i) x.push_back(static_cast<float>((i - 1500) * 1e-6));
+  std::vector<float> out(x.size());
+  rows().exp(x.data(), std::ssize(x), out.data());
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double expected = std::exp(double{x[i]});
+    ASSERT_NEAR(out[i], expected, kvanta::testing::kExpRelative * expected + kvanta::testing::kSubnormalStep) << x[i];
+  }
+}
+
+TEST_P(RowTest, ExpOfLimits) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const float x[] = {-kInfinity, -1e30F, -200, 0, -0.0F, 89, 1e30F, kInfinity, std::nanf("")};
+  float out[9];
+  rows().exp(x, 9, out);
+  const float expected[] = {0, 0, 0, 1, 1, kInfinity, kInfinity, kInfinity};
+  for (int i = 0; i < 8; ++i) EXPECT_EQ(out[i], expected[i]) << x[i];
+  EXPECT_TRUE(std::isnan(out[8]));
+}
+
+TEST_P(RowTest, RmsNormMatchesDouble) {
+  for (const int64_t width : kWidths) {
+    const auto x = RandomValues(width, 1, 3);
+    const auto weight = RandomValues(width, 2);
+    double squares = 0;
+    for (const float value : x) squares += double{value} * value;
+    const float eps = 1e-5F;
+    std::vector<float> out(static_cast<size_t>(width) + 1, -77.0F);
+    rows().rms_norm(x.data(), weight.data(), eps, width, out.data());
+    for (int64_t i = 0; i < width; ++i) {
+      const double expected = x[i] / std::sqrt(squares / static_cast<double>(width) + eps) * weight[i];
+      ASSERT_NEAR(out[i], expected, kvanta::testing::RmsNormRelative(width) * std::abs(expected)) << width << ", " << i;
+    }
+    EXPECT_EQ(out[width], -77.0F);
+    auto in_place = x;
+    rows().rms_norm(in_place.data(), weight.data(), eps, width, in_place.data());
+    EXPECT_TRUE(std::equal(in_place.begin(), in_place.end(), out.begin()));
+  }
+}
+
+TEST_P(RowTest, SiluMulMatchesDouble) {
+  for (const int64_t width : kWidths) {
+    auto gate = RandomValues(width, 3, 10);
+    gate[0] = -90;  // exp(90) is infinite in f32
+    const auto up = RandomValues(width, 4);
+    std::vector<float> out(static_cast<size_t>(width) + 1, -77.0F);
+    rows().silu_mul(gate.data(), up.data(), width, out.data());
+    for (int64_t i = 0; i < width; ++i) {
+      const double expected = gate[i] / (1 + std::exp(-double{gate[i]})) * up[i];
+      ASSERT_NEAR(out[i], expected, kvanta::testing::kSiluRelative * std::abs(expected) + 0x1p-120) << gate[i];
+    }
+    EXPECT_EQ(out[width], -77.0F);
+  }
+}
+
+TEST_P(RowTest, RopeRotatesPairsOfEachHead) {
+  for (const int half : {1, 4, 16, 20, 32}) {
+    const int heads = 3;
+    const int head_dim = 2 * half + 8;  // channels beyond the rotary ones stay
+    const auto x = RandomValues(heads * head_dim, 5);
+    std::vector<float> cos_sin(static_cast<size_t>(2 * half));
+    for (int i = 0; i < half; ++i) {
+      cos_sin[i] = std::cos(0.3F * static_cast<float>(i + 1));
+      cos_sin[half + i] = std::sin(0.3F * static_cast<float>(i + 1));
+    }
+    auto out = x;
+    rows().rope(out.data(), heads, head_dim, half, cos_sin.data());
+    for (int head = 0; head < heads; ++head) {
+      const float* in = x.data() + head * head_dim;
+      const float* got = out.data() + head * head_dim;
+      for (int i = 0; i < half; ++i) {
+        const double a = in[i], b = in[half + i], cos = cos_sin[i], sin = cos_sin[half + i];
+        const double tolerance = kvanta::testing::kRopeAbsolute * (std::abs(a) + std::abs(b));
+        ASSERT_NEAR(got[i], a * cos - b * sin, tolerance);
+        ASSERT_NEAR(got[half + i], b * cos + a * sin, tolerance);
+      }
+      for (int i = 2 * half; i < head_dim; ++i) ASSERT_EQ(got[i], in[i]);
+    }
+  }
+}
+
+TEST_P(RowTest, AddIsOneRounding) {
+  for (const int64_t width : kWidths) {
+    const auto x = RandomValues(width, 6);
+    const auto y = RandomValues(width, 7);
+    auto out = x;
+    rows().add(out.data(), y.data(), width);
+    for (int64_t i = 0; i < width; ++i) ASSERT_EQ(out[i], x[i] + y[i]);
+  }
+}
+
+TEST_P(RowTest, OpsGiveEveryRowItsOwnBitsForAnyThreads) {
+  constexpr int64_t kRows = 90;
+  constexpr int64_t kWidth = 576;  // enough values for several tasks
+  const auto x = RandomValues(kRows * kWidth, 8);
+  const auto weight = RandomValues(kWidth, 9);
+  std::vector<int64_t> positions;
+  for (int64_t row = 0; row < kRows; ++row) positions.push_back(row % 7);
+  const auto angles = RandomValues(7 * 64, 10);
+  for (const int threads : {1, 3}) {
+    const auto ops = MakeCpuOps(std::make_shared<ThreadPool>(threads), *GetParam().table);
+    std::vector<float> out(kRows * kWidth);
+    std::vector<float> alone(kWidth);
+    ops->RmsNorm(x.data(), kWidth, weight.data(), 1e-5F, kRows, kWidth, out.data(), kWidth);
+    for (int64_t row = 0; row < kRows; ++row) {
+      rows().rms_norm(x.data() + row * kWidth, weight.data(), 1e-5F, kWidth, alone.data());
+      ASSERT_TRUE(std::equal(alone.begin(), alone.end(), out.begin() + row * kWidth));
+    }
+    ops->SiluMul(x.data(), kRows / 2, kWidth, out.data());
+    for (int64_t row = 0; row < kRows / 2; ++row) {
+      rows().silu_mul(x.data() + 2 * row * kWidth, x.data() + (2 * row + 1) * kWidth, kWidth, alone.data());
+      ASSERT_TRUE(std::equal(alone.begin(), alone.end(), out.begin() + row * kWidth));
+    }
+    out = x;
+    ops->Rope(out.data(), kWidth, kRows, 9, 64, 64, angles.data(), positions.data());
+    for (int64_t row = 0; row < kRows; ++row) {
+      alone.assign(x.begin() + row * kWidth, x.begin() + (row + 1) * kWidth);
+      rows().rope(alone.data(), 9, 64, 32, angles.data() + positions[row] * 64);
+      ASSERT_TRUE(std::equal(alone.begin(), alone.end(), out.begin() + row * kWidth));
+    }
+    out = x;
+    ops->Add(out.data(), x.data(), kRows * kWidth - 3);
+    for (int64_t i = 0; i < kRows * kWidth; ++i) ASSERT_EQ(out[i], i < kRows * kWidth - 3 ? 2 * x[i] : x[i]);
+    const WeightView table{x.data(), DType::kF32, kRows, kWidth};
+    const auto linear = ops->MakeLinear({&table, 1}, {}, DType::kF32);
+    std::vector<int32_t> ids;
+    for (int32_t row = 0; row < kRows; ++row) ids.push_back((row * 37) % kRows);
+    ops->Embed(*linear, ids.data(), kRows, out.data());
+    for (int64_t row = 0; row < kRows; ++row) {
+      ASSERT_TRUE(
+          std::equal(out.begin() + row * kWidth, out.begin() + (row + 1) * kWidth, x.begin() + ids[row] * kWidth));
+    }
+  }
+}
+
+TEST_P(RowTest, LimitLoopsDoWhatTheyCount) {
+  const LimitKernels& limits = GetParam().table->limits;
+  double operations = 0;
+  const float sums = limits.bf16_dot(3, &operations);  // adds zeros
+  EXPECT_GT(operations, 0);
+  EXPECT_EQ(limits.bf16_dot(7, &operations), sums);
+  EXPECT_EQ(limits.int8_dot(7, &operations), sums);           // the same first values
+  const float fixed_point = limits.f32_fma(60, &operations);  // every sum ends at 2
+  EXPECT_EQ(fixed_point, static_cast<float>(operations / 60));
+  std::vector<float> data(4096, 1.0F);
+  for (const int streams : {1, 2, 4, 8}) {
+    data[4096 / streams * (streams - 1) + 3] = static_cast<float>(streams + 1);  // in the last stream
+    EXPECT_EQ(limits.read(data.data(), 4 * 4096, streams, 512), static_cast<float>(streams + 1));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Units, RowTest, ::testing::ValuesIn(kvanta::testing::Units()),
+                         [](const auto& param) { return param.param.name; });
+
+}  // namespace
+}  // namespace kvanta::kernels

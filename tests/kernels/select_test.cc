@@ -1,0 +1,64 @@
+// The choice of the ISA unit: by name, by KVANTA_ISA, and the error that lists the units.
+#include "kernels/cpu/select.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "kernels/ops.h"
+#include "kvanta/error.h"
+
+namespace kvanta::kernels {
+namespace {
+
+// Sets KVANTA_ISA, and puts back what the test run was started with.
+class IsaEnvironment {
+ public:
+  explicit IsaEnvironment(const char* value) {
+    if (const char* before = std::getenv("KVANTA_ISA")) before_ = before;
+    value == nullptr ? unsetenv("KVANTA_ISA") : setenv("KVANTA_ISA", value, 1);
+  }
+  ~IsaEnvironment() { before_.empty() ? unsetenv("KVANTA_ISA") : setenv("KVANTA_ISA", before_.c_str(), 1); }
+  IsaEnvironment(const IsaEnvironment&) = delete;
+  IsaEnvironment& operator=(const IsaEnvironment&) = delete;
+
+ private:
+  std::string before_;
+};
+
+std::string ErrorOf(const char* isa) {
+  try {
+    SelectIsa(isa);
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(SelectIsa, EveryRunnableUnitByName) {
+  ASSERT_FALSE(RunnableIsas().empty());
+  EXPECT_STREQ(RunnableIsas().back(), "portable");
+  for (const char* isa : RunnableIsas()) EXPECT_STREQ(SelectIsa(isa).name, isa);
+}
+
+TEST(SelectIsa, AutoIsTheBestUnlessTheEnvironmentSaysOtherwise) {
+  {
+    const IsaEnvironment none(nullptr);
+    EXPECT_STREQ(SelectIsa("auto").name, RunnableIsas().front());
+  }
+  const IsaEnvironment portable("portable");
+  EXPECT_STREQ(SelectIsa("auto").name, "portable");
+  EXPECT_STREQ(SelectIsa(RunnableIsas().front()).name, RunnableIsas().front());  // a name beats the environment
+}
+
+TEST(SelectIsa, AnUnknownUnitIsAnErrorThatListsTheUnits) {
+  EXPECT_THAT(ErrorOf("sse9"),
+              ::testing::AllOf(::testing::HasSubstr("isa is 'sse9'"), ::testing::HasSubstr("portable")));
+  const IsaEnvironment wrong("neon");
+  EXPECT_THAT(ErrorOf("auto"), ::testing::HasSubstr("KVANTA_ISA is 'neon'"));
+}
+
+}  // namespace
+}  // namespace kvanta::kernels

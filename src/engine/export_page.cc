@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "engine/turn.h"
-#include "formats/page_record.h"
+#include "formats/page_file.h"
 #include "kvanta/error.h"
 
 namespace kvanta::engine {
@@ -21,10 +21,16 @@ std::vector<uint8_t> Core::ExportPage(std::span<const int32_t> tokens, int index
   const bool exact = page->quantized == cache::kNoPage;
   const cache::PageKind kind = exact ? cache::PageKind::kExact : cache::PageKind::kQuantized;
   const cache::PageId id = exact ? page->exact : page->quantized;
+  formats::PageHeader header;
+  header.model = parts_.model_identity;
+  header.record = exact ? formats::RecordKind::kExact : formats::RecordKind::kQuantized;
+  header.layout = parts_.layout;
+  const bool scaled = HasStaticScales(parts_.layout) ||
+                      std::ranges::any_of(parts_.layout.layers, [](const auto& layer) { return layer.k.mean; });
+  if (scaled) header.scales = parts_.scales;
   std::vector<uint8_t> record(static_cast<size_t>(store_->RecordBytes(kind)));
   store_->device().CopyOut(record.data(), store_->Base(kind) + id * store_->RecordBytes(kind), record.size());
-  return formats::RecordToCanonical(parts_.layout,
-                                    exact ? formats::RecordKind::kExact : formats::RecordKind::kQuantized, record);
+  return formats::WritePageFile(header, formats::RecordToCanonical(parts_.layout, header.record, record));
 }
 
 }  // namespace kvanta::engine

@@ -123,11 +123,11 @@ bool Scheduler::Admit(Sequence& sequence) {
     sequence.pages.Clear();
     return false;
   }
-  // Room for all its tokens, and a page for everyone else's next one: less would only preempt someone soon.
+  // Room for all its tokens, and one more page for everyone else (whose exact pages go as new ones come): less would
+  // only preempt someone soon.
   if (!running_.empty()) {
     const auto length = static_cast<int64_t>(sequence.tokens.size());
-    const int64_t need = demand_.PeakBytes(length) - demand_.PeakBytes(matched, 0) +
-                         Running() * (demand_.page_bytes + demand_.exact_page_bytes);
+    const int64_t need = demand_.PeakBytes(length) - demand_.PeakBytes(matched, 0) + Running() * demand_.page_bytes;
     if (need > store_.BudgetBytes() - store_.UsedBytes() && need > AvailableBytes()) {
       sequence.pages.Clear();
       return false;

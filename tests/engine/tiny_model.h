@@ -24,7 +24,8 @@ struct TinyShape {
   int layers = 2;
   int max_position = 512;
   int sliding_window = 0;
-  std::string extra;  // more lines of config.json, each beginning with a comma
+  float key_gain = 2.0F;   // with a gain, so that attention is not nearly uniform
+  std::string extra = {};  // more lines of config.json, each beginning with a comma
 };
 
 class TinyModel {
@@ -48,9 +49,8 @@ class TinyModel {
       const std::string prefix = fmt::format("model.layers.{}.", layer);
       ones(prefix + "input_layernorm.weight");
       ones(prefix + "post_attention_layernorm.weight");
-      // Keys and queries with a gain, so that attention is not nearly uniform.
       add(prefix + "self_attn.q_proj.weight", shape.heads * shape.head_dim, shape.hidden, 2.0F);
-      add(prefix + "self_attn.k_proj.weight", shape.kv_heads * shape.head_dim, shape.hidden, 2.0F);
+      add(prefix + "self_attn.k_proj.weight", shape.kv_heads * shape.head_dim, shape.hidden, shape.key_gain);
       add(prefix + "self_attn.v_proj.weight", shape.kv_heads * shape.head_dim, shape.hidden, 1.0F);
       add(prefix + "self_attn.o_proj.weight", shape.hidden, shape.heads * shape.head_dim, 2.0F);
       add(prefix + "mlp.gate_proj.weight", shape.ffn, shape.hidden, 1.0F);

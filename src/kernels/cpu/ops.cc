@@ -13,8 +13,8 @@ namespace {
 // A region of the pool costs a few microseconds: do not split fewer values than this.
 constexpr int64_t kMinTaskValues = 1 << 14;
 
-using MakeLinearFunction = std::unique_ptr<Linear> (*)(std::shared_ptr<LinearContext>, std::span<const WeightView>,
-                                                       std::span<const float>);
+using MakeLinearFunction = std::unique_ptr<Linear> (*)(const std::shared_ptr<LinearContext>&,
+                                                       std::span<const WeightView>, std::span<const float>);
 
 // Every way to store W, by the type asked for.
 constexpr std::pair<DType, MakeLinearFunction> kStores[] = {

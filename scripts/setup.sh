@@ -75,6 +75,6 @@ setup_python() {
 # build isolation, whose fresh folder for nanobind would force a whole rebuild each time.
 setup_package() {
   .venv/bin/python -m pip install --progress-bar off --no-deps --no-build-isolation --force-reinstall \
-    -C cmake.define.CMAKE_CXX_COMPILER_LAUNCHER=ccache \
-    -C cmake.define.KVANTA_WERROR=ON .
+    --config-settings=cmake.define.CMAKE_CXX_COMPILER_LAUNCHER=ccache \
+    --config-settings=cmake.define.KVANTA_WERROR=ON .
 }

@@ -4,8 +4,8 @@
     tools/render_results.py [--check] [ROOT]
 
 A block  <!-- results:NAME -->...<!-- /results -->  in a Markdown file gets the table of docs/results/NAME.json, as
-TABLES[NAME] lays it out, and a last line with the command and the machine that the file itself names. --check changes
-nothing and fails if a block differs from its file.
+TABLES[NAME] lays it out, and a last line with the command that wrote it. --check changes nothing and fails if a block
+differs from its file.
 """
 
 from __future__ import annotations
@@ -24,36 +24,33 @@ BLOCK = re.compile(r"(<!-- results:([a-z0-9-]+) -->\n).*?(<!-- /results -->)", r
 
 @dataclass(frozen=True)
 class Table:
-    """Where a result file keeps its rows, and per column the title, the key in a row and how to print the value."""
+    """The command that writes a result file, where it keeps its rows, and per column: title, key, format."""
 
+    command: str
     rows: str
     columns: tuple[tuple[str, str, str], ...]
 
     def render(self, result: Mapping[str, Any]) -> str:
-        found = result[self.rows]
-        rows = [{"name": name, **row} for name, row in found.items()] if isinstance(found, dict) else found
         lines = [[title for title, _, _ in self.columns]]
-        lines += [[self.cell(row.get(key), style) for _, key, style in self.columns] for row in rows]
+        lines += [[format(row[key], style) for _, key, style in self.columns] for row in result[self.rows]]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         text = [" | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
         text.insert(1, " | ".join("-" * (width - 1) + ("-" if i == 0 else ":") for i, width in enumerate(widths)))
         return "".join(f"| {line} |\n" for line in text)
 
-    @staticmethod
-    def cell(value: object, style: str) -> str:
-        return "" if value is None else format(value, style)
-
 
 TABLES = {
     "demo": Table(
+        "scripts/demo --json docs/results/demo.json",
         "formats",
+        # No tokens per second: a time without its machine's limit says nothing.
         (
-            ("cache", "name", ""),
+            ("cache", "format", ""),
+            ("bits", "bits_per_element", ".4g"),
             ("bytes per token", "bytes_per_token", ",.0f"),
-            ("tokens in 1 GiB", "tokens_per_gib", ",d"),
-            ("tokens/s", "tokens_per_second", ".1f"),
-            ("equal tokens", "equal_tokens", ".1%"),
-            ("mean KL (nats)", "kl_mean", ".5f"),
+            ("tokens in 1 GiB", "tokens_in_1_gib", ",d"),
+            ("same most likely token", "equal_top_tokens", ".1%"),
+            ("mean KL to bf16 (nats)", "mean_kl", ".5f"),
         ),
     ),
 }
@@ -66,9 +63,9 @@ def render(name: str, root: Path) -> str:
         raise SystemExit(
             f"error: results:{name} needs {file.relative_to(root)} and a row in TABLES ({', '.join(TABLES)})"
         )
-    result = json.loads(file.read_text())
-    source = f"`{result['command']}`" + (f", {result['machine']}" if "machine" in result else "")
-    return f"\n{TABLES[name].render(result)}\n({source}; [file](/{file.relative_to(root).as_posix()}))\n\n"
+    table = TABLES[name]
+    rendered = table.render(json.loads(file.read_text()))
+    return f"\n{rendered}\n(Written by `{table.command}`.)\n\n"
 
 
 def main() -> int:

@@ -24,7 +24,8 @@ int main(int argc, char** argv) try {
   std::vector<kvanta::RequestOutput> outputs;
   while (engine.Step(outputs)) {
     for (const kvanta::RequestOutput& output : outputs) {
-      for (int32_t token : output.tokens) std::printf("%d ", token);
+      if (!output.error.empty()) throw kvanta::Error(output.error);
+      for (const int32_t token : output.tokens) std::printf("%d ", token);
     }
   }
   const kvanta::EngineStats stats = engine.Stats();

@@ -90,8 +90,9 @@ def test_sizes_looks_at_scripts_without_a_suffix_but_not_at_data(tmp_path: Path)
 @pytest.fixture
 def page(tmp_path: Path) -> Path:
     """A README with an empty block, and the result file that belongs there."""
-    rows = {"int8": {"bytes_per_token": 12345.0, "tokens_per_gib": 86978, "tokens_per_second": 50, "equal_tokens": 1.0}}
-    write(tmp_path, "docs/results/demo.json", json.dumps({"command": "scripts/demo", "formats": rows}))
+    row = {"format": "int8", "bits_per_element": 8.25, "bytes_per_token": 12345.0, "tokens_in_1_gib": 86978}
+    row |= {"equal_top_tokens": 0.99, "mean_kl": 0.0003}
+    write(tmp_path, "docs/results/demo.json", json.dumps({"formats": [row]}))
     write(tmp_path, "README.md", "before\n<!-- results:demo -->\n<!-- /results -->\nafter\n")
     return tmp_path
 

@@ -56,4 +56,15 @@ inline double AttentionTolerance(double logit_error, bool integer, int page_size
   return (__builtin_expm1(2 * (logit_error + kExpRelative)) + weights + (page_size + 128) * kUnitF32) * largest_value;
 }
 
+// The bounds above add up worst cases. Rounding errors are independent, and over many outputs their root mean square
+// shows a lost term that no single output would: a step of peak / 32512 has a standard deviation of a step / sqrt(12),
+// a logit sums head_dim of them against |k|, a weighted mean does not exceed its values. Four times that.
+inline double AttentionRms(bool integer_k, bool integer_v, double scale, double q_peak, double q_norm, double k_norm,
+                           int page_size, double value_rms) {
+  const double step = 1 / (32512 * __builtin_sqrt(12));
+  const double logit = scale * k_norm * (integer_k ? q_peak * step : q_norm * 0x1p-17);
+  const double weights = integer_v ? step * __builtin_sqrt(page_size) : 0x1p-17;
+  return 4 * (logit + weights + (page_size + 32) * kUnitF32) * value_rms;
+}
+
 }  // namespace kvanta::testing

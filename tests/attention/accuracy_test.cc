@@ -60,12 +60,34 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
         ASSERT_NEAR(sequence.out[index], sequence.expected[index], tolerance)
             << "row " << i / width << " column " << i % width;
       }
+      if (options.magnitude == 1) CheckRms(harness, options, sequence, first_row);
     }
   }
 
  private:
   static bool IsInteger(const formats::Side& side) {
     return side.format->code == formats::Code::kInt8 || side.format->code == formats::Code::kInt4;
+  }
+  static double Peak(const std::vector<float>& values) {
+    double largest = 0;
+    for (const float x : values) largest = std::max(largest, std::abs(double{x}));
+    return largest;
+  }
+  // Of unit normal inputs, that is: q, k and v of standard deviation 1.
+  static void CheckRms(CacheHarness& harness, const HarnessOptions& options, const CacheHarness::Sequence& sequence,
+                       int64_t first_row) {
+    const formats::LayerScheme& layer = harness.layout().layers[0];
+    double sum = 0;
+    int64_t count = 0;
+    for (int64_t i = first_row * harness.QWidth(); i < sequence.start * harness.QWidth(); ++i, ++count) {
+      const double error = double{sequence.out[static_cast<size_t>(i)]} - sequence.expected[static_cast<size_t>(i)];
+      sum += error * error;
+    }
+    const double k_norm = std::sqrt(options.head_dim) * (layer.k.mean ? 1.5 : 1.0);
+    EXPECT_LE(
+        std::sqrt(sum / static_cast<double>(count)),
+        testing::AttentionRms(IsInteger(layer.k), IsInteger(layer.v), double{harness.config().layers[0].softmax_scale},
+                              Peak(sequence.q), std::sqrt(options.head_dim), k_norm, options.page_size, 1.0));
   }
   static double LargestNorm(const std::vector<float>& values, int head_dim) {
     double largest = 0;

@@ -144,6 +144,67 @@ TEST(BackendTest, CountsSaturation) {
   EXPECT_EQ(backend->Scales(0).k.scale, harness.config().scales[0].k.scale);
 }
 
+// Layers of different schemes, windows and heads in one cache: each agrees with the reference, in one plan.
+TEST(BackendTest, LayersOfDifferentKinds) {
+  const formats::CacheLayout layout = formats::PlanCache(
+      {KvScheme::Parse("bf16"), KvScheme::Parse("int4"), KvScheme::Parse("fp8")}, {{2, 32}, {1, 64}, {2, 32}}, 16);
+  constexpr int kTokens = 75;
+  cache::PageStore store(Cpu(), layout,
+                         {.budget_bytes = 6 * (layout.page_bytes + layout.exact_page_bytes), .poison_unused = true});
+  cache::BlockTable table(5);
+  for (cache::PageRef& page : table) {
+    page = {.quantized = store.Allocate(cache::PageKind::kQuantized), .exact = store.Allocate(cache::PageKind::kExact)};
+  }
+  BackendConfig config;
+  config.layers = {{.heads = 4, .kv_heads = 2, .head_dim = 32, .softmax_scale = 0.2f},
+                   {.heads = 2, .kv_heads = 1, .head_dim = 64, .softmax_scale = 0.1f, .sliding_window = 20},
+                   {.heads = 2, .kv_heads = 2, .head_dim = 32, .softmax_scale = 0.2f}};
+  for (const testing::Unit& unit : testing::Units()) {
+    const std::unique_ptr<Backend> cpu = MakeCpuBackend(store, config, std::make_shared<ThreadPool>(2), *unit.table);
+    const std::unique_ptr<Backend> reference = MakeReferenceBackend(store, config);
+    std::unique_ptr<Plan> plan;
+    int64_t start = 0;
+    for (const int tokens : {40, 1, 34}) {
+      const SequenceSpan span{.start = start, .tokens = tokens, .pages = table.data()};
+      plan = cpu->MakePlan({.sequences = {&span, 1}}, std::move(plan));
+      const std::unique_ptr<Plan> reference_plan = reference->MakePlan({.sequences = {&span, 1}}, nullptr);
+      std::mt19937 random(static_cast<uint32_t>(start));
+      std::normal_distribution<float> normal;
+      for (int layer = 0; layer < 3; ++layer) {
+        const LayerAttention& attention = config.layers[static_cast<size_t>(layer)];
+        const int64_t width = int64_t{attention.heads} * attention.head_dim;
+        const int64_t stride = width + 2 * 64;  // q | k | v, as a model's one projection leaves them
+        std::vector<float> qkv(static_cast<size_t>(tokens * stride));
+        for (float& x : qkv) x = normal(random);
+        cpu->Append(*plan, layer, qkv.data() + width, qkv.data() + width + 64, stride);
+        std::vector<float> out(static_cast<size_t>(tokens * width)), expected(out.size());
+        cpu->Run(*plan, layer, qkv.data(), stride, out.data());
+        reference->Run(*reference_plan, layer, qkv.data(), stride, expected.data());
+        for (size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], expected[i], 1e-3) << unit.name << " " << layer;
+      }
+      start += tokens;
+    }
+    ASSERT_EQ(start, kTokens);
+  }
+}
+
+// A page that no layer sees any more needs no record.
+TEST(BackendTest, PagesBeyondTheWindowMayBeGone) {
+  CacheHarness harness({.scheme = "int8", .sliding_window = 20, .lengths = {70}}, 1);
+  const std::unique_ptr<Backend> backend = harness.CpuBackend(*testing::Units().front().table);
+  const std::unique_ptr<Backend> reference = MakeReferenceBackend(harness.store(), harness.config());
+  harness.Append(*backend, {0, 60});
+  CacheHarness::Sequence& sequence = harness.sequences()[0];
+  for (size_t page = 0; page < 2; ++page) {
+    harness.store().Release(cache::PageKind::kQuantized, sequence.table[page].quantized);
+    sequence.table[page] = {};
+  }
+  harness.RunStep(*backend, {{0, 10}}, reference.get());  // position 60 sees 41 to 60: page 2 on
+  for (size_t i = static_cast<size_t>(60 * harness.QWidth()); i < sequence.out.size(); ++i) {
+    ASSERT_NEAR(sequence.out[i], sequence.expected[i], 1e-3);
+  }
+}
+
 // All keys equal: every token counts the same, the output is the mean of the stored values.
 TEST(BackendTest, EqualKeysGiveTheMean) {
   for (const char* scheme : {"fp32", "bf16", "int8", "int4+exact=none"}) {

@@ -174,32 +174,33 @@ std::vector<formats::LayerScales> UnitScales(const ModelConfig& config) {
   return std::vector(config.layers, layer);
 }
 
-KvScales ReadCheckpointScales(const Checkpoint& checkpoint, const ModelConfig& config) {
+KvScales ReadScaleTensors(const TensorMap& tensors, const std::string& name, const ModelConfig& config) {
   KvScales result{ScaleSource::kNone, UnitScales(config)};
   // NVFP4 checkpoints keep amax/(6*448), a factor of another format's two-level scale.
   if (config.declared_kv_cache == "nvfp4") return result;
   std::vector<std::array<Found, 2>> layers(config.layers);
   bool any = false;
-  for (const auto& [name, tensor] : checkpoint.Tensors()) {
-    const ScaleName* known = FindName(name);
-    const std::optional<int64_t> layer = LayerOf(name);
+  for (const auto& [tensor_name, tensor] : tensors) {
+    const ScaleName* known = FindName(tensor_name);
+    const std::optional<int64_t> layer = LayerOf(tensor_name);
     if (known == nullptr || !layer) {
-      if (!LooksLikeKvScale(name)) continue;
-      throw InputError(fmt::format("{}: tensor {} looks like a KV scale, but under no known name (docs/scales.md)",
-                                   checkpoint.Folder(), Quote(name)));
+      if (!LooksLikeKvScale(tensor_name)) continue;
+      throw InputError(
+          fmt::format("{}: tensor {} looks like a KV scale, but under no known tensor_name (docs/scales.md)", name,
+                      Quote(tensor_name)));
     }
     if (known->role == Role::kIgnored) continue;
     if (*layer >= config.layers) {
-      throw InputError(fmt::format("{}: KV scale {} of layer {}; the model has {}", checkpoint.Folder(), Quote(name),
-                                   *layer, config.layers));
+      throw InputError(fmt::format("{}: KV scale {} of layer {}; the model has {}", name, Quote(tensor_name), *layer,
+                                   config.layers));
     }
     if (known->role == Role::kZero) {
-      CheckZero(tensor, name);
+      CheckZero(tensor, tensor_name);
       continue;
     }
-    const std::vector<float> scale = ReadScale(tensor, name, config.kv_heads);
-    if (known->role != Role::kV) Put(layers[*layer][0], name, scale);
-    if (known->role != Role::kK) Put(layers[*layer][1], name, scale);
+    const std::vector<float> scale = ReadScale(tensor, tensor_name, config.kv_heads);
+    if (known->role != Role::kV) Put(layers[*layer][0], tensor_name, scale);
+    if (known->role != Role::kK) Put(layers[*layer][1], tensor_name, scale);
     any = true;
   }
   if (!any && config.declared_kv_cache.empty()) return result;
@@ -207,12 +208,11 @@ KvScales ReadCheckpointScales(const Checkpoint& checkpoint, const ModelConfig& c
   for (int layer = 0; layer < config.layers; ++layer) {
     for (int side = 0; side < 2; ++side) {
       if (layers[layer][side].scale.empty()) {
-        throw InputError(
-            fmt::format("{}: {} but layer {} has no {} scale; give a file by --quantization-param-path, "
-                        "--calculate-kv-scales, or a "
-                        "format without static scales",
-                        checkpoint.Folder(), any ? "it has KV scales," : "it declares static KV scales,", layer,
-                        side == 0 ? "K" : "V"));
+        throw InputError(fmt::format(
+            "{}: {} but layer {} has no {} scale; give a file by --quantization-param-path, "
+            "--calculate-kv-scales, or a "
+            "format without static scales",
+            name, any ? "it has KV scales," : "it declares static KV scales,", layer, side == 0 ? "K" : "V"));
       }
     }
     result.layers[layer].k.scale = layers[layer][0].scale;
@@ -223,7 +223,7 @@ KvScales ReadCheckpointScales(const Checkpoint& checkpoint, const ModelConfig& c
 
 KvScales LoadKvScales(const std::string& quantization_param_path, const Checkpoint& checkpoint,
                       const ModelConfig& config) {
-  if (quantization_param_path.empty()) return ReadCheckpointScales(checkpoint, config);
+  if (quantization_param_path.empty()) return ReadScaleTensors(checkpoint.Tensors(), checkpoint.Folder(), config);
   return ParseScaleFile(ReadTextFile(quantization_param_path), quantization_param_path, config,
                         Fingerprint(checkpoint));
 }

@@ -25,10 +25,11 @@ KvScales ParseScaleFile(std::string_view json, const std::string& name, const Mo
                         std::string_view fingerprint = "");
 
 // The checkpoint's tensors, under every name of docs/scales.md; kNone with 1.0 when it neither has nor declares any, or
-// declares an NVFP4 cache (another convention). Throws InputError when one is declared and missing, or is malformed.
-KvScales ReadCheckpointScales(const Checkpoint& checkpoint, const ModelConfig& config);
+// declares an NVFP4 cache (another convention). Throws InputError when one is declared and missing, or is malformed;
+// `name` is the checkpoint's in messages.
+KvScales ReadScaleTensors(const TensorMap& tensors, const std::string& name, const ModelConfig& config);
 
-// File if `quantization_param_path` is set, else ReadCheckpointScales(). To be called when a layer has static scales:
+// File if `quantization_param_path` is set, else ReadScaleTensors(). To be called when a layer has static scales:
 // a checkpoint that declares them and lacks one must not stop a cache that needs none.
 KvScales LoadKvScales(const std::string& quantization_param_path, const Checkpoint& checkpoint,
                       const ModelConfig& config);

@@ -191,6 +191,10 @@ TEST(ScaleFile, EveryFaultOfTheOwnSchemaIsNamed) {
 
 using Tensor = std::pair<std::string, std::vector<float>>;
 
+KvScales ScalesOf(const Checkpoint& checkpoint, const ModelConfig& config) {
+  return ReadScaleTensors(checkpoint.Tensors(), "checkpoint", config);
+}
+
 class CheckpointScales : public testing::Test {
  protected:
   // A checkpoint with these tensors of shape [] (one value) or [n], and one weight.
@@ -215,7 +219,7 @@ class CheckpointScales : public testing::Test {
     return tensors;
   }
   std::string Error(const std::vector<Tensor>& tensors, const ModelConfig& config = Config()) {
-    return ErrorOf([&] { ReadCheckpointScales(Make(tensors), config); });
+    return ErrorOf([&] { ScalesOf(Make(tensors), config); });
   }
   TempFolder folder_;
 };
@@ -233,7 +237,7 @@ TEST_F(CheckpointScales, EveryNameOfTheField) {
       {"self_attn.kv_scale", "self_attn.kv_scale"},
       {"attention.kv_cache_scaling_factor", "attention.kv_cache_scaling_factor"}};
   for (const auto& [k, v] : names) {
-    const KvScales scales = ReadCheckpointScales(Make(BothLayers(k, v)), Config());
+    const KvScales scales = ScalesOf(Make(BothLayers(k, v)), Config());
     const float v0 = std::string(k) == v ? 0.5F : 0.25F;
     EXPECT_EQ(scales.source, ScaleSource::kCheckpoint) << k;
     EXPECT_THAT(scales.layers[0].k.scale, ElementsAre(0.5F, 0.5F)) << k;
@@ -243,8 +247,7 @@ TEST_F(CheckpointScales, EveryNameOfTheField) {
   }
   for (const char* ignored : {"self_attn.q_scale", "self_attn.q.scale", "self_attn.prob_output_scale",
                               "self_attn.q_proj.output_scale", "self_attn.attn.q_scale", "self_attn.q_zero_point"}) {
-    EXPECT_EQ(ReadCheckpointScales(Make({{std::string("model.layers.0.") + ignored, {-1}}}), Config()).source,
-              ScaleSource::kNone);
+    EXPECT_EQ(ScalesOf(Make({{std::string("model.layers.0.") + ignored, {-1}}}), Config()).source, ScaleSource::kNone);
   }
   EXPECT_FALSE(IsKvScaleTensor("model.layers.0.self_attn.k_proj.weight"));
 }
@@ -257,13 +260,13 @@ TEST_F(CheckpointScales, PerHeadAndThreeDimensional) {
     writer.Add(prefix + "v_scale", {2}, {3, 4});
   }
   folder_.Write("model.safetensors", writer.File());
-  const KvScales scales = ReadCheckpointScales(Checkpoint::Open(folder_.Path()), Config());
+  const KvScales scales = ScalesOf(Checkpoint::Open(folder_.Path()), Config());
   EXPECT_THAT(scales.layers[1].k.scale, ElementsAre(1, 2));
   EXPECT_THAT(scales.layers[1].v.scale, ElementsAre(3, 4));
 }
 
 TEST_F(CheckpointScales, NoneIsOne) {
-  const KvScales scales = ReadCheckpointScales(Make({}), Config());
+  const KvScales scales = ScalesOf(Make({}), Config());
   EXPECT_EQ(scales.source, ScaleSource::kNone);
   ASSERT_EQ(scales.layers.size(), 2U);
   EXPECT_THAT(scales.layers[1].v.scale, ElementsAre(1.0F, 1.0F));
@@ -294,8 +297,7 @@ TEST_F(CheckpointScales, FailsClosed) {
 TEST_F(CheckpointScales, NvFp4IsAnotherConvention) {
   ModelConfig config = Config();
   config.declared_kv_cache = "nvfp4";
-  EXPECT_EQ(ReadCheckpointScales(Make(BothLayers("self_attn.k_scale", "self_attn.v_scale")), config).source,
-            ScaleSource::kNone);
+  EXPECT_EQ(ScalesOf(Make(BothLayers("self_attn.k_scale", "self_attn.v_scale")), config).source, ScaleSource::kNone);
 }
 
 TEST_F(CheckpointScales, TheFileComesFirst) {

@@ -45,7 +45,10 @@ Parts LoadParts(EngineConfig config) {
   parts.threads = std::make_shared<ThreadPool>(config.threads);
   parts.ops = kernels::MakeCpuOps(parts.threads, config.isa.c_str());
   parts.isa = ChosenIsa(config.isa);
-  parts.model = models::Load(config.model, *parts.ops, {.store = store, .max_rows = config.max_num_batched_tokens});
+  // Too large a max_model_len is refused later, by name.
+  const int64_t positions = std::min(config.max_model_len, model.max_position);
+  parts.model = models::Load(config.model, *parts.ops,
+                             {.store = store, .max_rows = config.max_num_batched_tokens, .max_positions = positions});
   const std::string backend = config.isa == "auto" ? "auto" : "cpu-" + config.isa;
   parts.make_backend = [threads = parts.threads, backend](cache::PageStore& pages, attention::BackendConfig setup) {
     return attention::MakeBackend(backend, pages, std::move(setup), threads);

@@ -1,6 +1,6 @@
 """Prints tests/models/rope_golden.h: inverse frequencies as transformers computes them.
 
-    python tests/oracle/make_rope_golden.py > tests/models/rope_golden.h
+python tests/oracle/make_rope_golden.py > tests/models/rope_golden.h
 """
 
 import torch

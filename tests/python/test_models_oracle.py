@@ -1,0 +1,256 @@
+"""Logits of random tiny checkpoints against transformers; and faults that the comparison must notice."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import tiny_models
+import tolerance
+import torch
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+import kvanta
+
+TOKENS = np.random.default_rng(7).integers(0, tiny_models.VOCAB, 150).astype(np.int32)  # three pages, one of them open
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+ROPES: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default", "rope_theta": 10000.0},
+    "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+    "llama3": LLAMA3 | {"rope_theta": 500.0, "original_max_position_embeddings": 64},
+    "yarn": YARN | {"rope_theta": 10000.0},
+    "yarn_mscale": YARN | {"rope_theta": 10000.0, "mscale": 0.7, "mscale_all_dim": 1.2, "truncate": False},
+    "yarn_factor": YARN | {"rope_theta": 10000.0, "attention_factor": 1.3, "beta_fast": 16.0, "beta_slow": 2.0},
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{f"llama_{name}": ("Llama", {"rope_parameters": rope}) for name, rope in ROPES.items()},
+    "llama_tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama_mha_biases": ("Llama", {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True}),
+    "llama_mqa_head_dim": ("Llama", {"num_key_value_heads": 1, "head_dim": 40}),
+    "mistral": ("Mistral", {"sliding_window": 24}),
+    "mistral_no_window": ("Mistral", {"sliding_window": None, "head_dim": 32}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2_windows": ("Qwen2", {"use_sliding_window": True, "sliding_window": 70, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+    "qwen3_windows": (
+        "Qwen3",
+        {"head_dim": 16, "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 2},
+    ),
+}
+
+
+def logits(folder: Path, dtype: str = "float32", kv_cache_dtype: str = "fp32", **options: Any) -> NDArray[np.float32]:
+    options = {"max_model_len": len(TOKENS), "max_num_batched_tokens": 64, "threads": 2, **options}
+    llm = kvanta.LLM(folder, tokenizer="stories260k", dtype=dtype, kv_cache_dtype=kv_cache_dtype, **options)
+    return llm.logits(TOKENS)
+
+
+def largest_error(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+def rms_error(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
+    return float(np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2)))
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, NDArray[np.float32]]:
+    """A checkpoint in float32, and what transformers makes of it."""
+    architecture, settings = MODELS[request.param]
+    model = tiny_models.make_model(architecture, **settings)
+    folder = tmp_path_factory.mktemp(request.param)
+    tiny_models.save(model, folder)
+    return folder, tiny_models.expected_logits(model, TOKENS)
+
+
+def test_float32_logits_equal_transformers(case: tuple[Path, NDArray[np.float32]]) -> None:
+    folder, expected = case
+    assert largest_error(logits(folder), expected) < tolerance.F32_LOGITS
+
+
+def test_first_generation_of_config(case: tuple[Path, NDArray[np.float32]], tmp_path: Path) -> None:
+    folder, expected = case
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    tiny_models.as_first_generation(tmp_path)
+    assert largest_error(logits(tmp_path), expected) < tolerance.F32_LOGITS
+
+
+ARCHITECTURES = ["Llama", "Mistral", "Qwen2", "Qwen3"]
+SIXTEEN_BITS = [
+    ("bf16", torch.bfloat16, torch.bfloat16),
+    ("fp16", torch.float16, torch.float32),
+]  # cache, weights, inputs
+
+
+def errors_in_16_bits(
+    folder: Path, model: PreTrainedModel, cache: str, weights: torch.dtype, inputs: torch.dtype
+) -> tuple[float, float]:
+    """Distance from the exact logits, and from the rounded ones, in units of what rounding costs."""
+    exact = tiny_models.expected_logits(model, TOKENS)
+    rounded = tiny_models.rounded_logits(model, TOKENS, inputs, weights)
+    cost = rms_error(rounded, exact)
+    found = logits(folder, "auto", cache)
+    return rms_error(found, exact) / cost, rms_error(found, rounded) / cost
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("cache", "weights", "inputs"), SIXTEEN_BITS)
+def test_logits_in_16_bits(
+    architecture: str, cache: str, weights: torch.dtype, inputs: torch.dtype, tmp_path: Path
+) -> None:
+    model = tiny_models.make_model(architecture)
+    tiny_models.save(model, tmp_path, weights)
+    to_exact, to_rounded = errors_in_16_bits(tmp_path, model, cache, weights, inputs)
+    assert to_exact < tolerance.ROUNDING_ERROR_RATIO
+    assert to_rounded < tolerance.ROUNDED_SHARE[cache]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("weights", [torch.bfloat16, torch.float16])
+def test_16_bit_checkpoints_in_float32(architecture: str, weights: torch.dtype, tmp_path: Path) -> None:
+    model = tiny_models.make_model(architecture)
+    tiny_models.save(model, tmp_path, weights)
+    expected = tiny_models.expected_logits(model, TOKENS)
+    assert largest_error(logits(tmp_path), expected) < tolerance.F32_LOGITS
+
+
+def test_shards(tmp_path: Path) -> None:
+    model = tiny_models.make_model("Llama")
+    tiny_models.save(model, tmp_path, max_shard_size="60KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 3
+    assert largest_error(logits(tmp_path), tiny_models.expected_logits(model, TOKENS)) < tolerance.F32_LOGITS
+
+
+@pytest.mark.parametrize("trained", [150, 64])
+def test_dynamic_rope_of_the_configured_length(trained: int, tmp_path: Path) -> None:
+    """transformers stretches to the sequence, Kvanta to max_model_len: the same for one sequence of that length."""
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    model = tiny_models.make_model("Llama", rope_parameters=rope, max_position_embeddings=trained)
+    tiny_models.save(model, tmp_path)
+    expected = tiny_models.expected_logits(model, TOKENS)
+    assert largest_error(logits(tmp_path), expected) < tolerance.F32_LOGITS
+    if trained < len(TOKENS):
+        assert largest_error(logits(tmp_path, max_model_len=256), expected) > 10 * tolerance.F32_LOGITS
+
+
+# --- The power of the comparison: one fault in the checkpoint that Kvanta reads, and it must fail. ---
+
+
+def edit_tensor(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        file = folder / "model.safetensors"
+        tensors = safetensors.torch.load_file(file)
+        tensors[name] = change(tensors[name]).contiguous()
+        safetensors.torch.save_file(tensors, file, metadata={"format": "pt"})
+
+    return apply
+
+
+def edit_config(**changes: Any) -> Callable[[Path], None]:
+    return lambda folder: tiny_models.edit_config(folder, **changes)
+
+
+def swapped_heads(weight: torch.Tensor) -> torch.Tensor:
+    heads = weight.unflatten(0, (-1, 16)).clone()
+    heads[[0, 1]] = heads[[1, 0]]
+    return heads.flatten(0, 1)
+
+
+def interleaved(weight: torch.Tensor) -> torch.Tensor:
+    """Channels in the order of the other rope convention: (0, 1), (2, 3), ... are the pairs."""
+    return weight.unflatten(0, (-1, 2, 8)).transpose(1, 2).flatten(0, 2)
+
+
+ATTENTION = "model.layers.1.self_attn."
+FAULTS: dict[str, tuple[str, dict[str, Any], Callable[[Path], None]]] = {
+    "rope_theta": ("Llama", {}, edit_config(**{"rope_parameters.rope_theta": 11000.0})),
+    "rope_pairs_of_k": ("Llama", {}, edit_tensor(ATTENTION + "k_proj.weight", interleaved)),
+    "rope_factor": (
+        "Llama",
+        {"rope_parameters": ROPES["linear"]},
+        edit_config(**{"rope_parameters.factor": 4.1}),
+    ),
+    "llama3_low_freq_factor": (
+        "Llama",
+        {"rope_parameters": ROPES["llama3"]},
+        edit_config(**{"rope_parameters.low_freq_factor": 1.2}),
+    ),
+    "yarn_beta_fast": (
+        "Llama",
+        {"rope_parameters": ROPES["yarn_mscale"]},
+        edit_config(**{"rope_parameters.beta_fast": 2.0}),
+    ),
+    "yarn_attention_factor": (
+        "Llama",
+        {"rope_parameters": ROPES["yarn"]},
+        edit_config(**{"rope_parameters.attention_factor": 1.0}),
+    ),
+    "norm_eps": ("Llama", {}, edit_config(rms_norm_eps=1.5e-5)),
+    "norm_weight": ("Llama", {}, edit_tensor("model.norm.weight", lambda weight: weight * 1.001)),
+    "k_heads": ("Llama", {}, edit_tensor(ATTENTION + "k_proj.weight", swapped_heads)),
+    "v_heads": ("Llama", {}, edit_tensor(ATTENTION + "v_proj.weight", swapped_heads)),
+    "q_heads_of_one_group": ("Llama", {}, edit_tensor(ATTENTION + "q_proj.weight", swapped_heads)),
+    "embeddings_tied": ("Llama", {}, edit_config(tie_word_embeddings=True)),
+    "window": ("Mistral", {"sliding_window": 24}, edit_config(sliding_window=25)),
+    "window_layer": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 70, "max_window_layers": 1},
+        edit_config(layer_types=["full_attention"] * 2 + ["sliding_attention"]),
+    ),
+    "bias": ("Qwen2", {}, edit_tensor(ATTENTION + "v_proj.bias", lambda bias: bias.roll(1))),
+    "q_norm": ("Qwen3", {"head_dim": 16}, edit_tensor(ATTENTION + "q_norm.weight", lambda weight: weight.roll(1))),
+    "k_norm": ("Qwen3", {"head_dim": 16}, edit_tensor(ATTENTION + "k_norm.weight", torch.ones_like)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_noticed(fault: str, tmp_path: Path) -> None:
+    architecture, settings, inject = FAULTS[fault]
+    model = tiny_models.make_model(architecture, **settings)
+    tiny_models.save(model, tmp_path)
+    expected = tiny_models.expected_logits(model, TOKENS)
+    assert largest_error(logits(tmp_path), expected) < tolerance.F32_LOGITS
+    inject(tmp_path)
+    assert largest_error(logits(tmp_path), expected) > 3 * tolerance.F32_LOGITS
+
+
+@pytest.mark.parametrize(("cache", "weights", "inputs"), SIXTEEN_BITS)
+def test_a_small_fault_in_16_bits_is_noticed(
+    cache: str, weights: torch.dtype, inputs: torch.dtype, tmp_path: Path
+) -> None:
+    model = tiny_models.make_model("Llama")
+    tiny_models.save(model, tmp_path, weights)
+    edit_config(**{"rope_parameters.rope_theta": 10200.0})(tmp_path)
+    to_exact, to_rounded = errors_in_16_bits(tmp_path, model, cache, weights, inputs)
+    assert to_exact > 1.3 * tolerance.ROUNDING_ERROR_RATIO
+    assert to_rounded > 1.3 * tolerance.ROUNDED_SHARE[cache]
+
+
+# --- Checkpoints that must be refused ---
+
+
+@pytest.mark.parametrize(
+    ("inject", "message"),
+    [
+        (edit_tensor("model.norm.weight", lambda weight: weight * float("nan")), "'model.norm.weight': value nan"),
+        (edit_tensor(ATTENTION + "q_proj.weight", lambda weight: weight / 0), "q_proj.weight': value"),
+        (edit_config(num_key_value_heads=1), r"shape \[32, 64\]; config.json asks for \[16, 64\]"),
+        (edit_config(num_hidden_layers=4), "no tensor 'model.layers.3"),
+        (edit_config(num_hidden_layers=2), "'model.layers.2.*would be ignored"),
+        (edit_config(architectures=["GPT2LMHeadModel"]), "unknown architecture 'GPT2LMHeadModel'; known: Llama"),
+        (edit_config(**{"rope_parameters.rope_type": "longrope"}), "default, linear, dynamic, llama3 or yarn"),
+    ],
+)
+def test_bad_checkpoints_are_refused(inject: Callable[[Path], None], message: str, tmp_path: Path) -> None:
+    tiny_models.save(tiny_models.make_model("Llama"), tmp_path)
+    inject(tmp_path)
+    with pytest.raises(kvanta.InputError, match=message):
+        logits(tmp_path)

@@ -1,0 +1,116 @@
+"""Random tiny checkpoints of every architecture, made and saved by transformers, and its logits for them."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+from transformers.masking_utils import eager_mask
+from transformers.models.llama.modeling_llama import eager_attention_forward
+
+VOCAB = 96
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LAYERS = SIZES["num_hidden_layers"]
+
+
+def make_model(architecture: str, seed: int = 0, **settings: Any) -> transformers.PreTrainedModel:
+    """A model whose every part matters: attention is peaked, norms differ from one, biases from zero."""
+    config_class = getattr(transformers, f"{architecture}Config")
+    model = getattr(transformers, f"{architecture}ForCausalLM")(config_class(**{**SIZES, **settings}))
+    model.config._attn_implementation = "eager"
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "norm" in name:
+                parameter.copy_(1 + 0.3 * noise)
+            elif name.endswith("bias"):
+                parameter.copy_(0.5 * noise)
+            elif "embed_tokens" in name:
+                parameter.copy_(0.05 * noise)  # small, so that the norms' eps matters in the first block
+            elif "lm_head" in name:
+                parameter.copy_(0.3 * noise)
+            else:
+                gain = 2.0 if "q_proj" in name or "k_proj" in name else 1.0
+                parameter.copy_(gain * noise / parameter.shape[1] ** 0.5)
+    return model.eval()
+
+
+def save(model: transformers.PreTrainedModel, folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> None:
+    """Saves in `dtype`, and leaves in `model` the values that were saved (to(dtype) would round rope's buffers too)."""
+    copy.deepcopy(model).to(dtype).save_pretrained(folder, **options)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.to(dtype))
+
+
+def expected_logits(model: transformers.PreTrainedModel, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+    with torch.no_grad():
+        return model(torch.from_numpy(tokens.astype(np.int64))[None], use_cache=False).logits[0].float().numpy()
+
+
+def rounded_logits(
+    model: transformers.PreTrainedModel, tokens: NDArray[np.int32], inputs: torch.dtype, cache: torch.dtype
+) -> NDArray[np.float32]:
+    """The same in float32, but with the inputs of linear layers and K and V rounded, as the engine rounds them."""
+
+    def attend(module, query, key, value, *arguments, **others):  # type: ignore[no-untyped-def]
+        return eager_attention_forward(
+            module, query, key.to(cache).float(), value.to(cache).float(), *arguments, **others
+        )
+
+    transformers.AttentionInterface.register("rounded", attend)
+    transformers.AttentionMaskInterface.register("rounded", eager_mask)
+    model.config._attn_implementation = "rounded"
+    linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    hooks = [module.register_forward_pre_hook(lambda _, x: (x[0].to(inputs).float(),)) for module in linear]
+    try:
+        return expected_logits(model, tokens)
+    finally:
+        model.config._attn_implementation = "eager"
+        for hook in hooks:
+            hook.remove()
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    """Changes keys of config.json; ... removes one; keys of an object inside are given as "outer.inner"."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    for key, value in changes.items():
+        *outer, last = key.split(".")
+        target = config
+        for name in outer:
+            target = target[name]
+        if value is ...:
+            target.pop(last, None)
+        else:
+            target[last] = value
+    path.write_text(json.dumps(config))
+
+
+def as_first_generation(folder: Path) -> None:
+    """Rewrites config.json as transformers 4 wrote it."""
+    config = json.loads((folder / "config.json").read_text())
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    config["torch_dtype"] = config.pop("dtype")
+    config.pop("layer_types", None)
+    (folder / "config.json").write_text(json.dumps(config))

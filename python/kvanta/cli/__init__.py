@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 # Command -> its line in --help. Each is the module of its name here, with parser() and run().
 COMMANDS = {
@@ -57,24 +57,26 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     print(f"kvanta: {message}", file=sys.stderr)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; `arguments` default to the process's own. Returns the exit status."""
+def report_errors(command: Callable[[], int]) -> int:
+    """Runs `command` and turns what it raises into one line on stderr and an exit status."""
     from kvanta.errors import InputError, ResourceError
 
     warnings.showwarning = _show_warning
     try:
-        status = _run(sys.argv[1:] if arguments is None else arguments)
+        status = command()
         sys.stdout.flush()
-        return status
-    except InputError as error:
+    except (InputError, ResourceError) as error:
         print(f"kvanta: error: {error}", file=sys.stderr)
-        return 2
-    except ResourceError as error:
-        print(f"kvanta: error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, InputError) else 1
     except KeyboardInterrupt:
         print("\nkvanta: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    return status
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; `arguments` default to the process's own. Returns the exit status."""
+    return report_errors(lambda: _run(sys.argv[1:] if arguments is None else arguments))

@@ -1,0 +1,142 @@
+"""Chat templates: what published models write in theirs, and what hostile ones might."""
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvanta import InputError
+from kvanta.chat_template import ChatTemplate
+from kvanta.models import SHIPPED
+from kvanta.tokenizer import Tokenizer
+
+CHATML = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou help.<|im_end|>\n' }}{% endif %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+HELLO = [{"role": "user", "content": "Hello"}]
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+def render(source: str, messages: Any = HELLO, **named: Any) -> str:
+    return ChatTemplate(source, SPECIAL).render(messages, **named)
+
+
+def test_chatml() -> None:
+    assert render(CHATML) == (
+        "<|im_start|>system\nYou help.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert render(CHATML, [{"role": "system", "content": "S"}, *HELLO], add_generation_prompt=False) == (
+        "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n"
+    )
+
+
+TEMPLATES = [
+    CHATML,
+    "{{ bos_token }}{% for m in messages %}\n  {% if m.role == 'user' %}\n    [INST] {{ m.content | trim }} [/INST]\n"
+    "  {% else %}\n    {{ m.content }}{{ eos_token }}\n  {% endif %}\n{% endfor %}",
+    "{%- for m in messages %}{%- if m.role == 'tool' %}{%- continue %}{%- endif %}{{ m.content }}{%- endfor %}",
+    "{% generation %}{{ messages[0].content }}{% endgeneration %}",
+    "{{ messages | tojson }} {{ {'a': 'é<&'} | tojson(indent=2) }}",
+    "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+    "{% macro show(x) %}<{{ x }}>{% endmacro %}{{ show(messages[-1]['content']) }}{{ messages[0].get('name', '-') }}",
+]
+
+
+@pytest.mark.parametrize("source", TEMPLATES)
+def test_rendering_equals_transformers(source: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    oracle = transformers.AutoTokenizer.from_pretrained(SHIPPED / "stories260k")
+    messages = [*HELLO, {"role": "assistant", "content": " Hé \"<&>' 👩‍👧 "}, {"role": "user", "content": "Bye"}]
+    expected = oracle.apply_chat_template(messages, chat_template=source, tokenize=False, add_generation_prompt=True)
+    assert render(source, messages) == expected
+
+
+def test_functions_that_templates_expect() -> None:
+    year = str(datetime.datetime.now().year)
+    assert render("{{ strftime_now('%Y') }}") == year
+    with pytest.raises(InputError, match="roles must alternate"):
+        render("{{ raise_exception('roles must alternate') }}")
+    assert render("{{ x }}", variables={"x": "thinking"}) == "thinking"
+    assert render("{{ tools | tojson }}", tools=[{"type": "function"}]) == '[{"type": "function"}]'
+    assert json.loads(render("{{ messages | tojson }}")) == HELLO
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.__class__.__base__.__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.system('true') }}",
+        "{% for i in range(10**9) %}x{% endfor %}",
+        "{{ messages.append(1) }}",
+        "{{ 1 / 0 }}",
+        "{{ undefined_name.field }}",
+        "{% include 'x' %}",
+    ],
+)
+def test_a_hostile_template_is_one_clear_error(source: str) -> None:
+    try:
+        text = render(source)
+    except InputError as error:
+        assert "\n" not in str(error)
+    else:
+        assert "subclass" not in text
+        assert text in ("", "None")
+
+
+@pytest.mark.parametrize("source", ["{% for %}", "{{ x", "{% unknown %}"])
+def test_a_template_that_cannot_be_read(source: str) -> None:
+    with pytest.raises(InputError, match="chat template cannot be read"):
+        ChatTemplate(source, {})
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        ([], "at least one"),
+        ("hello", "list"),
+        ({"role": "user", "content": "x"}, "list"),
+        (["hello"], "message 0"),
+        ([{"content": "x"}], "role"),
+        ([{"role": "user"}], "content"),
+    ],
+)
+def test_bad_messages(messages: Any, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        render(CHATML, messages)
+
+
+def model_folder(tmp_path: Path, config: dict[str, Any]) -> Path:
+    source = SHIPPED / "stories260k"
+    (tmp_path / "tokenizer.json").write_bytes((source / "tokenizer.json").read_bytes())
+    merged = {**json.loads((source / "tokenizer_config.json").read_text()), **config}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(merged))
+    return tmp_path
+
+
+def test_where_a_template_may_stand(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path, {"chat_template": "config {{ bos_token }}"})
+    assert Tokenizer(folder).apply_chat_template(HELLO) == "config <s>"
+    model_folder(tmp_path, {"chat_template": [{"name": "default", "template": "named"}, {"name": "rag", "template": ""}]})
+    assert Tokenizer(folder).apply_chat_template(HELLO) == "named"
+    model_folder(tmp_path, {})
+    assert Tokenizer(folder).chat_template is None
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "json"}))
+    assert Tokenizer(folder).apply_chat_template(HELLO) == "json"
+    (folder / "chat_template.jinja").write_text("jinja")
+    assert Tokenizer(folder).apply_chat_template(HELLO) == "jinja"
+
+
+def test_a_model_without_a_template_says_so() -> None:
+    with pytest.raises(InputError, match="no chat template"):
+        Tokenizer(SHIPPED / "stories260k").apply_chat_template(HELLO)
+
+
+def test_a_template_of_the_wrong_type(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not a text"):
+        Tokenizer(model_folder(tmp_path, {"chat_template": 5}))

@@ -122,7 +122,9 @@ def model_folder(tmp_path: Path, config: dict[str, Any]) -> Path:
 def test_where_a_template_may_stand(tmp_path: Path) -> None:
     folder = model_folder(tmp_path, {"chat_template": "config {{ bos_token }}"})
     assert Tokenizer(folder).apply_chat_template(HELLO) == "config <s>"
-    model_folder(tmp_path, {"chat_template": [{"name": "default", "template": "named"}, {"name": "rag", "template": ""}]})
+    model_folder(
+        tmp_path, {"chat_template": [{"name": "default", "template": "named"}, {"name": "rag", "template": ""}]}
+    )
     assert Tokenizer(folder).apply_chat_template(HELLO) == "named"
     model_folder(tmp_path, {})
     assert Tokenizer(folder).chat_template is None

@@ -1,0 +1,168 @@
+"""Damaged and lying GGUF files: one InputError each, quickly, and nothing is left behind."""
+
+import random
+import struct
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+from tiny_gguf import TinyModel, write_gguf
+
+from kvanta import InputError
+from kvanta.gguf_convert import convert_gguf
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    model = TinyModel(layers=1, head_dim=4, ffn=8)
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "m.gguf", model, model.weights()).read_bytes()
+
+
+def expect_error(tmp_path: Path, data: bytes, match: str | None = None) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=match) as caught:
+        convert_gguf(path, tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["m.gguf"]
+
+
+def test_the_good_one_is_good(good: bytes, tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(good)
+    convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
+
+
+def test_truncated_anywhere(good: bytes, tmp_path: Path) -> None:
+    for length in [*range(0, 200, 7), *range(200, len(good) - 1, len(good) // 40), len(good) - 1]:
+        expect_error(tmp_path, good[:length])
+
+
+def test_other_files(tmp_path: Path) -> None:
+    expect_error(tmp_path, b"")
+    expect_error(tmp_path, b"PK\x03\x04 a zip file", "does not begin with 'GGUF'")
+    expect_error(tmp_path, b"GGUF" + struct.pack("<I", 1), "version 1")
+    expect_error(tmp_path, b"GGUF" + struct.pack(">I", 3), "version")
+
+
+@pytest.mark.parametrize("count", [2**24 + 1, 2**32, 2**63, 2**64 - 1])
+def test_lying_counts(good: bytes, tmp_path: Path, count: int) -> None:
+    expect_error(tmp_path, good[:8] + struct.pack("<Q", count) + good[16:])  # tensors
+    expect_error(tmp_path, good[:16] + struct.pack("<Q", count) + good[24:])  # keys
+    expect_error(tmp_path, good[:24] + struct.pack("<Q", count) + good[32:])  # the first key's length
+
+
+def test_an_endless_array(tmp_path: Path) -> None:
+    # The gguf package would read 2^40 empty elements beyond the end of the file.
+    key = struct.pack("<Q", 1) + b"a" + struct.pack("<IIQ", 9, 4, 2**40)
+    expect_error(tmp_path, b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key)
+    key = struct.pack("<Q", 1) + b"a" + struct.pack("<IIQ", 9, 4, 2**22)
+    expect_error(tmp_path, b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key, "beyond the end")
+
+
+def test_random_damage_gives_an_error_or_a_model(good: bytes, tmp_path: Path) -> None:
+    random_numbers = random.Random(7)
+    path = tmp_path / "m.gguf"
+    header = 9000  # keys, vocabulary and tensor table
+    for case in range(150):
+        data = bytearray(good)
+        for _ in range(random_numbers.choice([1, 1, 4])):
+            data[random_numbers.randrange(min(header, len(data)))] = random_numbers.randrange(256)
+        path.write_bytes(data)
+        try:
+            convert_gguf(path, tmp_path / f"out{case}")
+        except InputError as error:
+            assert "\n" not in str(error)
+
+
+def test_nan_weights(tmp_path: Path) -> None:
+    model = TinyModel()
+    weights = model.weights()
+    weights["model.layers.1.mlp.up_proj.weight"][3, 4] = float("nan")
+    write_gguf(tmp_path / "m.gguf", model, weights)
+    with pytest.raises(InputError, match=r"'blk\.1\.ffn_up\.weight' has values that are not finite"):
+        convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("extra", "reason"),
+    [
+        ({"attention.head_count": 0}, "head_count"),
+        ({"attention.head_count": 3}, "do not fit"),
+        ({"attention.head_count_kv": 3}, "do not fit"),
+        ({"block_count": 2**30}, "layers in"),
+        ({"expert_count": 8}, "mixture of experts"),
+        ({"rope.scaling.type": "longrope"}, "longrope.*known"),
+        ({"rope.dimension_count": 8}, "part of each head"),
+        ({"attention.value_length": 8}, "another size"),
+        ({"embedding_length": 128}, "shape"),
+        ({"attention.layer_norm_rms_epsilon": 0.0}, "positive"),
+        ({"context_length": "long"}, "whole number"),
+    ],
+)
+def test_metadata_that_does_not_fit(extra: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    model = TinyModel()
+    path = write_gguf(tmp_path / "m.gguf", model, model.weights())
+    rewrite(path, {f"llama.{key}": value for key, value in extra.items()})
+    with pytest.raises(InputError, match=reason):
+        convert_gguf(path, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"general.architecture": "gpt2"}, "architecture 'gpt2'; known: llama"),
+        ({"tokenizer.ggml.model": "t5"}, "tokenizer 't5'; known"),
+        ({"tokenizer.ggml.eos_token_id": 300}, "outside the vocabulary"),
+        ({"tokenizer.ggml.tokens": ["a", "b"]}, "entries"),
+        ({"tokenizer.ggml.tokens": None}, "lacks the key 'tokenizer.ggml.tokens'"),
+    ],
+)
+def test_tokenizers_that_do_not_fit(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    model = TinyModel()
+    path = write_gguf(tmp_path / "m.gguf", model, model.weights())
+    rewrite(path, changes)
+    with pytest.raises(InputError, match=reason):
+        convert_gguf(path, tmp_path / "out")
+
+
+def test_a_missing_and_a_strange_tensor(tmp_path: Path) -> None:
+    model = TinyModel()
+    weights = model.weights()
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    with pytest.raises(InputError, match="lacks the tensor for 'model.layers.1.mlp.up_proj.weight'"):
+        convert_gguf(write_gguf(tmp_path / "a.gguf", model, weights), tmp_path / "out")
+    weights = model.weights()
+    weights["model.layers.7.mlp.up_proj.weight"] = weights["model.layers.1.mlp.up_proj.weight"]
+    with pytest.raises(InputError, match=r"'blk\.7\.ffn_up\.weight' does not belong"):
+        convert_gguf(write_gguf(tmp_path / "b.gguf", model, weights), tmp_path / "out")
+
+
+def rewrite(path: Path, changes: dict[str, Any]) -> None:
+    """Replaces keys of a GGUF file; None removes one."""
+    reader = gguf.GGUFReader(path)
+    target = path.with_suffix(".new")
+    writer = gguf.GGUFWriter(target, changes.get("general.architecture", "llama"))
+    values = {
+        name: (value.contents(), value.types[0], value.types[-1])
+        for name, value in reader.fields.items()
+        if not name.startswith("GGUF.") and name != "general.architecture"
+    }
+    for name, value in changes.items():
+        if name == "general.architecture":
+            continue
+        if value is None:
+            del values[name]
+            continue
+        kind = gguf.GGUFValueType.get_type(value)
+        kind = gguf.GGUFValueType.UINT32 if kind == gguf.GGUFValueType.INT32 else kind
+        values[name] = (value, kind, gguf.GGUFValueType.STRING)
+    for name, (contents, kind, sub) in values.items():
+        writer.add_key_value(name, contents, kind, sub_type=sub if kind == gguf.GGUFValueType.ARRAY else None)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data.copy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    target.replace(path)

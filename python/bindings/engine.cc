@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -24,6 +25,23 @@ namespace {
 using ReleaseGil = nb::call_guard<nb::gil_scoped_release>;
 
 using LogitsOut = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// A Python callable that may be copied and freed on any thread. What it raises must not reach the engine.
+template <typename... Arguments>
+std::function<void(Arguments...)> Hear(nb::callable callable) {
+  std::shared_ptr<nb::callable> shared(new nb::callable(std::move(callable)), [](nb::callable* held) {
+    const nb::gil_scoped_acquire gil;
+    delete held;
+  });
+  return [shared](Arguments... arguments) {
+    const nb::gil_scoped_acquire gil;
+    try {
+      (*shared)(arguments...);
+    } catch (nb::python_error& error) {
+      error.discard_as_unraisable("kvanta callback");
+    }
+  };
+}
 
 void BindConfig(nb::module_& module) {
   nb::class_<EngineConfig>(module, "EngineConfig", "See include/kvanta/engine.h.")
@@ -46,7 +64,14 @@ void BindConfig(nb::module_& module) {
       .def_rw("device", &EngineConfig::device)
       .def_rw("isa", &EngineConfig::isa)
       .def_rw("seed", &EngineConfig::seed)
-      .def_rw("poison_unused", &EngineConfig::poison_unused, nb::arg().none());
+      .def_rw("poison_unused", &EngineConfig::poison_unused, nb::arg().none())
+      .def(
+          "set_on_warning",
+          [](EngineConfig& config, nb::callable hear) {
+            config.on_warning = Hear<const std::string&>(std::move(hear));
+          },
+          "hear"_a, nb::sig("def set_on_warning(self, hear: collections.abc.Callable[[str], object]) -> None"),
+          "`hear` gets one line at a time, perhaps on the engine's thread.");
 }
 
 void BindOutputs(nb::module_& module) {
@@ -182,19 +207,10 @@ std::optional<std::vector<RequestOutput>> Step(EngineOwner& owner) {
 }
 
 void Start(EngineOwner& owner, nb::callable callback) {
-  // Shared, because std::function copies; freed with the GIL held, whichever thread lets go of it last.
-  std::shared_ptr<nb::callable> shared(new nb::callable(std::move(callback)), [](nb::callable* held) {
-    nb::gil_scoped_acquire gil;
-    delete held;
-  });
-  nb::gil_scoped_release release;
-  owner.engine->Start([shared](std::span<const RequestOutput> outputs) {
-    nb::gil_scoped_acquire gil;
-    try {
-      (*shared)(std::vector<RequestOutput>(outputs.begin(), outputs.end()));
-    } catch (nb::python_error& error) {
-      error.discard_as_unraisable("kvanta engine callback");  // must not end the engine's thread
-    }
+  auto hear = Hear<std::vector<RequestOutput>>(std::move(callback));
+  const nb::gil_scoped_release release;
+  owner.engine->Start([hear = std::move(hear)](std::span<const RequestOutput> outputs) {
+    hear(std::vector<RequestOutput>(outputs.begin(), outputs.end()));
   });
 }
 

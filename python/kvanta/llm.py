@@ -94,7 +94,10 @@ class LLM:
         self.model = folder.name
         config = engine_config(str(folder.path), named)
         self.tokenizer = Tokenizer(folder.path if tokenizer is None else resolve_model(tokenizer).path)
+        self._warnings: list[str] = []
+        config.set_on_warning(self._warnings.append)
         self._engine = _core.Engine(config)
+        self._warn(stacklevel=3)
         self._lock = threading.Lock()
         self._count = 0
         self._seeds = random.Random(config.seed)
@@ -181,6 +184,7 @@ class LLM:
         with self._lock:
             out = np.empty((len(tokens), self._engine.info.vocab), dtype=np.float32)
             self._engine.logits(tokens, chunk_tokens or 0, out, use_prefix_cache)
+            self._warn(stacklevel=3)
         return out
 
     def stats(self) -> dict[str, Any]:
@@ -253,6 +257,7 @@ class LLM:
                     owners[name] = request
             while owners:
                 step = self._engine.step()
+                self._warn(stacklevel=5)
                 if step is None:
                     raise RuntimeError(f"the engine has nothing to do, but {len(owners)} requests are not finished")
                 for news in step:
@@ -270,6 +275,11 @@ class LLM:
                 self._engine.abort(name)
             while self._engine.step() is not None:
                 pass
+
+    def _warn(self, stacklevel: int) -> None:
+        """Passes on what the engine has to say, on the caller's thread."""
+        while self._warnings:
+            warnings.warn(self._warnings.pop(0), stacklevel=stacklevel)
 
     def _take(self, request: _Request, news: _core.EngineOutput) -> str:
         completion = request.completions[news.id]

@@ -80,13 +80,8 @@ def test_functions_that_templates_expect() -> None:
     ],
 )
 def test_a_hostile_template_is_one_clear_error(source: str) -> None:
-    try:
-        text = render(source)
-    except InputError as error:
-        assert "\n" not in str(error)
-    else:
-        assert "subclass" not in text
-        assert text in ("", "None")
+    with pytest.raises(InputError, match=r"^the model's chat template refuses these messages: [^\n]+$"):
+        render(source)
 
 
 @pytest.mark.parametrize("source", ["{% for %}", "{{ x", "{% unknown %}"])

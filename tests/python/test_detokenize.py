@@ -1,5 +1,6 @@
 """Streaming detokenization: however a sequence is cut into steps, its text is the same and no character is split."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -20,12 +21,15 @@ BYTE_LEVEL = TokenBytes([_ALPHABET[byte] for byte in range(256)], {}, [], {"type
 
 # Text that has broken detokenizers: several bytes a character, combining marks, joined emoji, surrogate-pair range,
 # right-to-left, the replacement character itself, byte order marks, controls.
-TORTURE = "naïve café 日本語テキスト 👩‍👩‍👧‍👦 🏳️‍🌈 e\u0301 \u202eabc\u202c العربية \ufffd \ufeff \x00\x07\t\r\n \u2028 𝔘𝔫𝔦 ﷽ 🇩🇪 \u200b|"
+TORTURE = (
+    "naïve café 日本語テキスト 👩‍👩‍👧‍👦 🏳️‍🌈 e\u0301 \u202eabc\u202c العربية \ufffd \ufeff "
+    "\x00\x07\t\r\n \u2028 𝔘𝔫𝔦 ﷽ 🇩🇪 \u200b|"
+)
 
 
 def cut(tokens: list[int], borders: list[int]) -> list[list[int]]:
     edges = [0, *sorted(border % (len(tokens) + 1) for border in borders), len(tokens)]
-    return [tokens[begin:end] for begin, end in zip(edges, edges[1:], strict=False)]
+    return [tokens[begin:end] for begin, end in itertools.pairwise(edges)]
 
 
 def stream(table: TokenBytes, pieces: list[list[int]], *, at_start: bool = True) -> list[str]:

@@ -221,7 +221,7 @@ def test_byte_level_bpe_round_trips(pre: str) -> None:
 
 
 def test_an_unknown_pre_tokenizer_is_refused() -> None:
-    with pytest.raises(InputError, match="'bloom'.*known: .*smollm"):
+    with pytest.raises(InputError, match=r"'bloom'.*known: .*smollm"):
         byte_level_bpe(["a"], [1], [], "bloom", None)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvanta import _core, attention
-from kvanta.cli.arguments import CommandParser, whole_number
+from kvanta.cli.arguments import CommandParser, real_number, whole_number
 from kvanta.cli.report import add_json, write_report
 from kvanta.errors import InputError
 from kvanta.progress import progress_bar
@@ -38,6 +38,7 @@ def parser() -> CommandParser:
     result.add_argument("--page-size", "--block-size", type=whole_number, default=64, metavar="N", help="[64]")
     result.add_argument("--threads", type=whole_number, nargs="+", metavar="N", help="numbers of threads [1 and all]")
     result.add_argument("--isa", default="auto", metavar="ISA", help="auto, avx512, avx2 or portable [auto]")
+    result.add_argument("--seconds", type=real_number, default=0.5, metavar="S", help="measured per row [0.5]")
     add_json(result)
     return result
 
@@ -93,6 +94,7 @@ def run(values: argparse.Namespace) -> int:
                     batch=values.batch,
                     context=values.context,
                     query_tokens=values.query_tokens,
+                    seconds=values.seconds,
                 )
                 bar.update()
     machine = {"cpu": _cpu_name(), "cpus": cpus, "system": platform.platform(), "backends": attention.backends()}

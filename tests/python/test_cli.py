@@ -1,0 +1,259 @@
+"""The command kvanta as a user meets it: in a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_gguf import TinyModel, write_gguf
+
+from kvanta import __version__
+
+SMALL = ["--kv-cache-memory-bytes", "8MiB", "--threads", "1"]
+
+
+def kvanta(*words: str, stdin: str | bytes = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    data = stdin if isinstance(stdin, bytes) else stdin.encode()
+    done = subprocess.run(
+        [sys.executable, "-m", "kvanta", *words],
+        input=data,
+        capture_output=True,
+        env={**os.environ, **environment},
+        timeout=300,
+        check=False,
+    )
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def test_version_and_help() -> None:
+    assert kvanta("--version").stdout == f"kvanta {__version__}\n"
+    for words in ([], ["--help"]):
+        done = kvanta(*words)
+        assert done.returncode == 0
+        for command in ("generate", "plan", "formats", "convert", "bench"):
+            assert command in done.stdout
+
+
+@pytest.mark.parametrize("command", ["generate", "plan", "formats", "convert", "bench"])
+def test_every_command_has_help(command: str) -> None:
+    done = kvanta(command, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"kvanta {command}" in done.stdout
+
+
+def test_generate() -> None:
+    done = kvanta("generate", "stories260k", "Once upon a time", "--max-tokens", "12", *SMALL)
+    assert done.returncode == 0
+    assert done.stdout.startswith(", there was a little girl")
+    assert done.stdout.endswith("\n")
+    (line,) = done.stderr.splitlines()
+    assert "12 tokens" in line
+    assert "tokens/s" in line
+    assert "1,280 bytes/token" in line
+
+
+def test_generate_reads_the_prompt_from_stdin() -> None:
+    piped = kvanta("generate", "--model-path", "stories260k", "--max-tokens", "12", *SMALL, stdin="Once upon a time\n")
+    given = kvanta("generate", "stories260k", "Once upon a time", "--max-tokens", "12", *SMALL)
+    assert piped.stdout == given.stdout
+
+
+def test_generate_json(tmp_path: Path) -> None:
+    words = ["generate", "stories260k", "--kv-cache-dtype", "int8", "Once upon a time", "--max-tokens", "9", *SMALL]
+    report = json.loads(kvanta(*words, "--json", "-").stdout)
+    assert report["generated_tokens"] == len(report["token_ids"]) == 9
+    assert report["finish_reason"] == "length"
+    assert report["kv_cache_dtype"] == "int8"
+    assert report["prompt_tokens"] == 5
+    done = kvanta(*words, "--json", str(tmp_path / "report.json"))
+    assert done.stdout == report["text"] + "\n"
+    assert json.loads((tmp_path / "report.json").read_text())["token_ids"] == report["token_ids"]
+
+
+def test_generate_stops() -> None:
+    words = ["generate", "stories260k", "Once upon a time", *SMALL, "--max-tokens", "40"]
+    assert kvanta(*words, "--stop", "girl", "xyz").stdout == ", there was a little \n"
+
+
+def test_sampling_repeats_with_its_seed() -> None:
+    words = ["generate", "stories260k", "Once upon a time", *SMALL, "--max-tokens", "20", "--temperature", "1"]
+    assert kvanta(*words, "--seed", "3").stdout == kvanta(*words, "--seed", "3").stdout
+    assert kvanta(*words, "--seed", "3").stdout != kvanta(*words, "--seed", "4").stdout
+
+
+def test_options_of_other_engines_are_accepted_with_a_line() -> None:
+    words = [
+        "--trust-remote-code",
+        "--gpu-memory-utilization",
+        "0.9",
+        "--tensor-parallel-size=1",
+        "--disable-radix-cache",
+    ]
+    done = kvanta("generate", "stories260k", "Hi", "--max-tokens", "2", *SMALL, *words)
+    assert done.returncode == 0
+    notes = [line for line in done.stderr.splitlines() if line.startswith("kvanta:")]
+    assert len(notes) == 3
+    assert "no code of a model is ever run" in notes[0]
+
+
+BAD: dict[str, tuple[list[str], str]] = {
+    "no such command": (["gnerate"], "did you mean generate"),
+    "no such option": (["--frobnicate"], "--frobnicate"),
+    "misspelt option": (["generate", "stories260k", "x", "--kv-cache-dtpye", "int8"], "did you mean --kv-cache-dtype"),
+    "no model": (["generate"], "MODEL is missing"),
+    "no such model": (["generate", "nosuch", "x"], "stories260k, smollm2"),
+    "no such folder": (["plan", "/no/such/folder"], "/no/such/folder"),
+    "model twice": (["plan", "stories260k", "--model", "stories260k"], "twice"),
+    "too many words": (["generate", "stories260k", "x", "y"], "'y'"),
+    "no such format": (["generate", "stories260k", "x", "--kv-cache-dtype", "int9"], "int9.*int8"),
+    "not a number": (["generate", "stories260k", "x", "--max-tokens", "many"], "many"),
+    "out of range": (["generate", "stories260k", "x", "--top-p", "1.5"], "top_p is 1.5"),
+    "a value missing": (["generate", "stories260k", "x", "--max-tokens"], "--max-tokens"),
+    "chat and raw": (["generate", "stories260k", "x", "--chat", "--raw"], "--raw"),
+    "chat without template": (["generate", "stories260k", "x", "--chat", *SMALL], "no chat template"),
+    "prompt too long": (["generate", "stories260k", "a " * 600, *SMALL], "512"),
+    "not a size": (["plan", "stories260k", "--memory", "lots"], "lots"),
+    "context too long": (["plan", "stories260k", "--context", "4096"], "4096"),
+    "format that does not fit": (["plan", "stories260k", "--formats", "int4"], "int4"),
+    "not a GGUF": (["convert", "/etc/hostname", "out"], "GGUF"),
+    "nothing to convert": (["convert", "nowhere.gguf", "out"], "nowhere.gguf"),
+    "no such benchmark": (["bench", "everything"], "everything"),
+    "no threads": (["bench", "attention", "--threads", "0"], "threads"),
+}
+
+
+@pytest.mark.parametrize(("words", "reason"), BAD.values(), ids=BAD.keys())
+def test_bad_input_is_one_line_and_status_2(words: list[str], reason: str, tmp_path: Path) -> None:
+    done = kvanta(*words)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("kvanta: error: ")
+    import re
+
+    assert re.search(reason, line)
+
+
+def test_stdin_that_is_not_utf8() -> None:
+    done = kvanta("generate", "stories260k", stdin=b"ab\xff")
+    assert done.returncode == 2
+    assert "byte 2 is 0xff" in done.stderr
+
+
+def test_memory_that_does_not_suffice_is_a_failure() -> None:
+    done = kvanta("generate", "stories260k", "x", "--kv-cache-memory-bytes", "1000TiB")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("kvanta: error: ")
+
+
+def test_a_report_that_cannot_be_written() -> None:
+    done = kvanta("formats", "--json", "/no/such/folder/report.json")
+    assert done.returncode == 1
+    assert "cannot write" in done.stderr
+
+
+def test_formats() -> None:
+    done = kvanta("formats")
+    report: dict[str, Any] = json.loads(kvanta("formats", "--json", "-").stdout)
+    names = {row["name"]: row for row in report["formats"]}
+    for name, row in names.items():
+        assert name in done.stdout
+        assert row["summary"] in done.stdout
+    assert names["int8"]["bits_per_element"] == 8.125
+    assert names["int4"]["bits_per_element"] == 4.5
+    assert "fp8" in names["fp8_e4m3"]["aliases"]
+    assert "reference" in report["backends"]
+
+
+def test_plan_counts_what_the_engine_allocates(tmp_path: Path) -> None:
+    from kvanta import LLM
+
+    model = TinyModel(head_dim=64, heads=2, kv_heads=1)
+    home = {"KVANTA_HOME": str(tmp_path / "home")}
+    gguf_file = str(write_gguf(tmp_path / "m.gguf", model, model.weights()))
+    done = kvanta("plan", gguf_file, "--memory", "64MiB", "--context", "200", "--json", "-", **home)
+    report = json.loads(done.stdout)
+    assert report["memory_bytes"] == 64 * 2**20
+    rows = {row["name"]: row for row in report["formats"]}
+    assert {"bf16", "fp8_e4m3", "int8", "int4"} <= rows.keys()
+    folder = next((tmp_path / "home" / "models").iterdir())
+    for name, row in rows.items():
+        import warnings
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of scales that were not given
+            llm = LLM(folder, kv_cache_dtype=name, kv_cache_memory_bytes="8MiB", threads=1)
+        assert row["bytes_per_token"] == llm.stats()["bytes_per_token"]
+        cache = report["memory_bytes"] - report["weight_bytes"]
+        assert 0 <= cache - row["tokens"] * row["bytes_per_token"] < 64 * row["bytes_per_token"] * 4
+        assert row["sequences"] <= cache // (200 * row["bytes_per_token"])
+        assert row["ratio_to_bf16"] == pytest.approx(rows["bf16"]["bytes_per_token"] / row["bytes_per_token"])
+    assert rows["int8"]["bits_per_element"] == 8 + 16 / 64
+    assert rows["int4"]["bits_per_element"] == 4.5
+    assert rows["bf16"]["bytes_per_token"] == 2 * 2 * 64 * 2  # layers, sides, channels, bytes
+
+
+def test_convert(tmp_path: Path) -> None:
+    model = TinyModel()
+    gguf_file = write_gguf(tmp_path / "m.gguf", model, model.weights())
+    done = kvanta("convert", str(gguf_file), str(tmp_path / "out"))
+    assert done.returncode == 0
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+    from_file = kvanta("generate", str(gguf_file), "A", "--max-tokens", "5", *SMALL, KVANTA_HOME=str(tmp_path / "home"))
+    from_folder = kvanta("generate", str(tmp_path / "out"), "A", "--max-tokens", "5", *SMALL)
+    assert from_file.returncode == from_folder.returncode == 0
+    assert from_file.stdout == from_folder.stdout
+
+
+def test_bench_attention(tmp_path: Path) -> None:
+    words = ["--heads", "4", "--kv-heads", "2", "--head-dim", "64", "--context", "256", "--threads", "1"]
+    report_file = tmp_path / "bench.json"
+    done = kvanta(
+        "bench", "attention", "--formats", "bf16", "int4", *words, "--seconds", "0.01", "--json", str(report_file)
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(report_file.read_text())
+    assert [row["format"] for row in report["rows"]] == ["bf16", "int4"]
+    for row in report["rows"]:
+        assert row["ns_min"] > 0
+        assert row["max_error"] < 1e-3
+        assert row["format"] in done.stdout
+    assert set(report["limit_gb_s"]) == {"1"}
+
+
+def test_ctrl_c_ends_quietly() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "kvanta", "generate", "stories260k", "Once upon a time", "--ignore-eos", *SMALL]
+        + ["--max-tokens", "100000000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.read(5)
+    process.send_signal(signal.SIGINT)
+    begin = time.monotonic()
+    _, complaint = process.communicate(timeout=60)
+    assert time.monotonic() - begin < 60
+    if process.returncode != 0:  # it may have reached the end of the context first
+        assert process.returncode == 130
+        assert complaint.decode().strip() == "kvanta: interrupted"
+
+
+def test_a_closed_pipe_ends_quietly() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvanta", "generate", "stories260k", "Once", *SMALL, "--max-tokens", "200"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.read(1)
+    process.stdout.close()
+    assert process.stderr is not None
+    assert b"Traceback" not in process.stderr.read()
+    process.wait(timeout=60)

@@ -1,0 +1,343 @@
+"""LLM on the shipped model: generate, chat, stream, stop, seeds, log-probabilities, logits, stats, bad input."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvanta import LLM, InputError, ResourceError, SamplingParams
+from kvanta.divergence import log_softmax
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+PROMPT = "Once upon a time"
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("stories260k", kv_cache_memory_bytes="32MiB", threads=1)
+
+
+@pytest.fixture(scope="module")
+def story(llm: LLM) -> list[int]:
+    return llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
+
+
+def test_a_story(llm: LLM) -> None:
+    (output,) = llm.generate(PROMPT, GREEDY)
+    (text,) = output.outputs
+    assert text.text.startswith(", there was a little girl named Lily.")
+    assert output.prompt == PROMPT
+    assert output.prompt_token_ids == [1, 403, 407, 261, 378]
+    assert len(text.token_ids) == 24
+    assert text.finish_reason == "length"
+    assert output.finished
+
+
+def test_prompts_of_every_kind_give_the_same(llm: LLM, story: list[int]) -> None:
+    ids = llm.tokenizer.encode(PROMPT)
+    kinds: list[Any] = [PROMPT, ids, np.array(ids), {"prompt": PROMPT}, {"prompt_token_ids": ids}, tuple(ids)]
+    for kind in kinds:
+        assert llm.generate(kind, GREEDY)[0].outputs[0].token_ids == story
+    together = llm.generate([PROMPT, ids, {"prompt_token_ids": ids}], GREEDY)
+    assert [output.outputs[0].token_ids for output in together] == [story] * 3
+
+
+def test_outputs_keep_the_order_and_parameters_of_their_prompts(llm: LLM) -> None:
+    prompts = [PROMPT, "Lily", "The dog"]
+    params = [SamplingParams(temperature=0.0, max_tokens=count) for count in (9, 3, 6)]
+    outputs = llm.generate(prompts, params)
+    assert [output.prompt for output in outputs] == prompts
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [9, 3, 6]
+    for prompt, each, output in zip(prompts, params, outputs, strict=True):
+        assert llm.generate(prompt, each)[0].outputs[0].token_ids == output.outputs[0].token_ids
+    assert llm.generate([], GREEDY) == []
+
+
+def test_streaming_shows_what_generate_returns(llm: LLM) -> None:
+    whole = llm.generate(PROMPT, GREEDY)[0].outputs[0].text
+    pieces = [piece for piece, _ in llm.stream(PROMPT, GREEDY)]
+    assert "".join(pieces) == whole
+    assert len(pieces) == 24
+
+
+def test_leaving_a_stream_frees_its_request(llm: LLM, story: list[int]) -> None:
+    for _, output in llm.stream(PROMPT, SamplingParams(temperature=0.0, max_tokens=200)):
+        if len(output.outputs[0].token_ids) == 3:
+            break
+    assert llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == story
+    assert llm.stats()["running"] == llm.stats()["waiting"] == 0
+
+
+def test_stop_strings_across_tokens(llm: LLM) -> None:
+    whole = llm.generate(PROMPT, GREEDY)[0].outputs[0].text
+    stop = "girl nam"  # begins and ends inside tokens
+    params = SamplingParams(temperature=0.0, max_tokens=24, stop=["never", stop])
+    (text,) = llm.generate(PROMPT, params)[0].outputs
+    assert text.text == whole[: whole.index(stop)]
+    assert (text.finish_reason, text.stop_reason) == ("stop", stop)
+    assert llm.tokenizer.decode(text.token_ids).startswith(text.text.strip())
+    assert "".join(piece for piece, _ in llm.stream(PROMPT, params)) == text.text
+    params.include_stop_str_in_output = True
+    assert llm.generate(PROMPT, params)[0].outputs[0].text == whole[: whole.index(stop) + len(stop)]
+
+
+def test_stop_strings_wait_for_min_tokens(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=24, stop=["a"], min_tokens=10)
+    (text,) = llm.generate(PROMPT, params)[0].outputs
+    assert len(text.token_ids) > 10
+    assert text.stop_reason == "a"
+
+
+def test_stop_tokens(llm: LLM, story: list[int]) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=24, stop_token_ids=[story[6]])
+    (text,) = llm.generate(PROMPT, params)[0].outputs
+    position = story.index(story[6])
+    assert text.token_ids == story[: position + 1]
+    assert (text.finish_reason, text.stop_reason) == ("stop", story[6])
+    shown = llm.tokenizer.detokenizer(llm.tokenizer.encode(PROMPT))
+    assert text.text == shown.add(story[:position]) + shown.finish()
+
+
+def test_the_end_of_the_sequence(llm: LLM) -> None:
+    (text,) = llm.generate(PROMPT, SamplingParams(temperature=0.0, max_tokens=500))[0].outputs
+    if text.finish_reason == "stop":
+        assert text.stop_reason is None
+    (longer,) = llm.generate(PROMPT, SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True))[0].outputs
+    assert longer.finish_reason == "length"
+    assert len(longer.token_ids) + 5 == llm.config.max_model_len
+    assert longer.token_ids[: len(text.token_ids)] == text.token_ids
+
+
+def test_seeds(llm: LLM) -> None:
+    def sample(seed: int | None, others: int = 0) -> list[int]:
+        params = SamplingParams(temperature=1.0, max_tokens=20, seed=seed)
+        crowd = [SamplingParams(temperature=1.0, max_tokens=20, seed=1000 + other) for other in range(others)]
+        return llm.generate([PROMPT] * (1 + others), [params, *crowd])[0].outputs[0].token_ids
+
+    assert sample(7) == sample(7)
+    assert sample(7) == sample(7, others=3)
+    assert sample(7) != sample(8)
+    assert len({tuple(sample(None)) for _ in range(4)}) > 1
+
+
+def test_a_fresh_engine_with_the_same_seed_repeats_itself() -> None:
+    def sample(seed: int) -> list[list[int]]:
+        fresh = LLM("stories260k", seed=seed, kv_cache_memory_bytes="8MiB", threads=1)
+        params = SamplingParams(max_tokens=12)
+        return [output.outputs[0].token_ids for output in fresh.generate([PROMPT, PROMPT], params)]
+
+    assert sample(1) == sample(1)
+    assert sample(1) != sample(2)
+
+
+def test_several_texts_per_prompt(llm: LLM) -> None:
+    (output,) = llm.generate(PROMPT, SamplingParams(n=3, seed=5, max_tokens=12))
+    assert [text.index for text in output.outputs] == [0, 1, 2]
+    assert len({tuple(text.token_ids) for text in output.outputs}) == 3
+    (second,) = llm.generate(PROMPT, SamplingParams(seed=6, max_tokens=12))
+    assert second.outputs[0].token_ids == output.outputs[1].token_ids
+
+
+def test_logprobs_equal_those_of_the_logits(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=8, logprobs=3, prompt_logprobs=2)
+    (output,) = llm.generate(PROMPT, params)
+    (text,) = output.outputs
+    everything = [*output.prompt_token_ids, *text.token_ids]
+    expected = log_softmax(llm.logits(everything))
+    assert text.logprobs is not None
+    assert output.prompt_logprobs is not None
+    assert output.prompt_logprobs[0] is None
+    total = 0.0
+    for position, entries in enumerate([*output.prompt_logprobs[1:], *text.logprobs], start=1):
+        assert entries is not None
+        row = expected[position - 1]
+        order = np.argsort(-row, kind="stable")
+        token = everything[position]
+        assert next(iter(entries)) == token
+        count = 2 if position < len(output.prompt_token_ids) else 3
+        assert set(entries) == {token, *order[:count].tolist()}
+        for index, entry in entries.items():
+            assert entry.logprob == pytest.approx(row[index], abs=1e-5)  # f32 against double
+            assert entry.rank == 1 + int((row > row[index]).sum())
+            assert entry.decoded_token == llm.tokenizer.token_text(index)
+        total += entries[token].logprob if position >= len(output.prompt_token_ids) else 0.0
+    assert text.cumulative_logprob == pytest.approx(total)
+
+
+def test_logits(llm: LLM) -> None:
+    tokens = llm.tokenizer.encode("Once upon a time there was a little girl named Lily. " * 8)
+    logits = llm.logits(tokens)
+    assert logits.shape == (len(tokens), 512)
+    assert logits.dtype == np.float32
+    assert np.isfinite(logits).all()
+    np.testing.assert_array_equal(logits, llm.logits(np.array(tokens), chunk_tokens=64))
+    np.testing.assert_array_equal(logits[:100], llm.logits(tokens[:100]))
+    assert int(logits[4].argmax()) == llm.generate([tokens[:5]], GREEDY)[0].outputs[0].token_ids[0]
+
+
+def test_the_logits_are_those_of_transformers() -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from kvanta.models import SHIPPED
+
+    exact = LLM("stories260k", dtype="float32", kv_cache_dtype="fp32", kv_cache_memory_bytes="32MiB", threads=1)
+    tokens = exact.tokenizer.encode("One day, Lily and her dog went to the park to play. " * 8)
+    model = transformers.AutoModelForCausalLM.from_pretrained(SHIPPED / "stories260k", dtype=torch.float32)
+    with torch.no_grad():
+        expected = model(torch.tensor([tokens])).logits[0].numpy()
+    found = exact.logits(tokens)
+    assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+def test_a_second_request_reads_the_prefix_from_the_cache(llm: LLM) -> None:
+    llm.reset_prefix_cache()
+    prompt = "There was a red ball in the park and a boy who liked it very much. " * 6
+    first, second = (llm.generate(prompt, GREEDY)[0] for _ in range(2))
+    assert first.num_cached_tokens == 0
+    assert second.num_cached_tokens >= 64
+    assert second.num_cached_tokens % 64 == 0
+    assert first.outputs[0].token_ids == second.outputs[0].token_ids
+    assert llm.stats()["prefix_pages"] > 0
+
+
+def test_stats(llm: LLM) -> None:
+    llm.generate(PROMPT, GREEDY)
+    stats = llm.stats()
+    assert stats["model"] == "stories260k"
+    # 5 layers, K and V of 4 heads of 8, float32
+    assert stats["kv_cache_dtype"] == "fp32"
+    assert stats["bytes_per_token"] == 5 * 2 * 4 * 8 * 4
+    assert stats["saturated"] == 0
+    assert stats["generated_tokens"] >= 24
+    assert len(stats["layers"]) == 5
+    assert stats["threads"] == 1
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16", "fp8", "fp8_e5m2", "int8", "k=int8,v=bf16"])
+def test_every_format_that_the_model_takes(name: str) -> None:
+    with pytest.warns(UserWarning) if "fp8" in name else _nothing():
+        llm = LLM("stories260k", kv_cache_dtype=name, kv_cache_memory_bytes="8MiB", threads=1)
+    (output,) = llm.generate(PROMPT, GREEDY)
+    assert output.outputs[0].text.startswith(", there was a little")
+
+
+def test_a_format_that_the_heads_cannot_take() -> None:
+    with pytest.raises(InputError, match=r"int4.*32.*8"):
+        LLM("stories260k", kv_cache_dtype="int4", kv_cache_memory_bytes="8MiB")
+
+
+BAD_CALLS: dict[str, tuple[Callable[[LLM], Any], str]] = {
+    "no tokens": (lambda llm: llm.generate([{"prompt_token_ids": []}]), "empty"),
+    "token beyond the vocabulary": (lambda llm: llm.generate([[1, 512]]), "512"),
+    "negative token": (lambda llm: llm.generate([[1, -1]]), "-1"),
+    "huge token": (lambda llm: llm.generate([[2**40]]), "1099511627776"),
+    "tokens that are text": (lambda llm: llm.generate([["a"]]), "whole numbers"),
+    "bytes": (lambda llm: llm.generate(b"abc"), "bytes"),  # type: ignore[arg-type]
+    "a number": (lambda llm: llm.generate(5), "int"),  # type: ignore[arg-type]
+    "a mapping without a prompt": (lambda llm: llm.generate({"text": "x"}), "prompt_token_ids"),
+    "longer than the model": (lambda llm: llm.generate([[1] * 600]), "512"),
+    "lone surrogate": (lambda llm: llm.generate("\ud800"), "surrogate"),
+    "parameters for another number of prompts": (lambda llm: llm.generate(["a", "b"], [GREEDY]), "1 .* 2 prompts"),
+    "chat without a template": (lambda llm: llm.chat([{"role": "user", "content": "x"}]), "no chat template"),
+    "several texts in a stream": (lambda llm: list(llm.stream("a", SamplingParams(n=2))), "n is 2"),
+    "logits of nothing": (lambda llm: llm.logits([]), ""),
+    "logits beyond the vocabulary": (lambda llm: llm.logits([512]), "512"),
+    "logits longer than the model": (lambda llm: llm.logits([1] * 600), "512"),
+    "chunks of nothing": (lambda llm: llm.logits([1], chunk_tokens=0), "chunk_tokens"),
+    "a stop token beyond the vocabulary": (
+        lambda llm: llm.generate("a", SamplingParams(stop_token_ids=[9999])),
+        "9999",
+    ),
+    "a bias beyond the vocabulary": (lambda llm: llm.generate("a", SamplingParams(logit_bias={9999: 1.0})), "9999"),
+}
+
+
+@pytest.mark.parametrize(("call", "reason"), BAD_CALLS.values(), ids=BAD_CALLS.keys())
+def test_bad_calls(llm: LLM, story: list[int], call: Callable[[LLM], Any], reason: str) -> None:
+    with pytest.raises(InputError, match=reason or None) as caught:
+        call(llm)
+    assert "\n" not in str(caught.value)
+    assert llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == story  # and the engine goes on
+
+
+def test_one_bad_prompt_leaves_nothing_running(llm: LLM) -> None:
+    with pytest.raises(InputError):
+        llm.generate([[1, 2, 3], [1, 2, 3], [512]], GREEDY)
+    assert llm.stats()["running"] == llm.stats()["waiting"] == 0
+
+
+BAD_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown format": ({"kv_cache_dtype": "int9"}, "int9.*int8"),
+    "unknown option": ({"kv_cache_dtyp": "int8"}, "kv_cache_dtyp.*did you mean kv_cache_dtype"),
+    "unknown dtype": ({"dtype": "int3"}, "dtype.*int3.*bfloat16"),
+    "weights that are not there yet": ({"weight_dtype": "int4"}, "int4"),
+    "no such device": ({"device": "tpu"}, "tpu.*cpu"),
+    "no such isa": ({"isa": "sse"}, "sse"),
+    "odd pages": ({"block_size": 48}, "48.*64"),
+    "pages twice": ({"block_size": 64, "page_size": 64}, "twice"),
+    "longer than the model": ({"max_model_len": 513}, "513.*512"),
+    "negative length": ({"max_model_len": -1}, "-1"),
+    "no sequences": ({"max_num_seqs": -1}, "-1"),
+    "too many threads": ({"threads": 10**6}, "1000000"),
+    "negative seed": ({"seed": -1}, "seed"),
+    "huge page": ({"block_size": 2**40}, "1099511627776"),
+    "a layer that is not there": ({"kv_cache_dtype_layers": "5=bf16"}, "5"),
+    "a scale file that is not there": (
+        {"kv_cache_dtype": "fp8", "quantization_param_path": "/nowhere.json"},
+        "nowhere",
+    ),
+    "a size that is none": ({"kv_cache_memory_bytes": "much"}, "much"),
+}
+
+
+@pytest.mark.parametrize(("options", "reason"), BAD_OPTIONS.values(), ids=BAD_OPTIONS.keys())
+def test_bad_options(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InputError, match=reason) as caught:
+        LLM("stories260k", **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_memory_that_does_not_suffice() -> None:
+    with pytest.raises((ResourceError, InputError), match=r"bytes|memory"):
+        LLM("stories260k", kv_cache_memory_bytes=1000)
+    with pytest.raises(ResourceError):
+        LLM("stories260k", kv_cache_memory_bytes="1000TiB")
+
+
+def test_aliases_and_options_of_other_engines() -> None:
+    with pytest.warns(UserWarning, match="gpu_memory_utilization"):
+        llm = LLM(
+            "stories260k", context_length=256, page_size=32, gpu_memory_utilization=0.9, kv_cache_memory_bytes="8MiB"
+        )
+    assert (llm.config.max_model_len, llm.config.page_size) == (256, 32)
+
+
+def test_skip_layers_keep_the_models_precision() -> None:
+    llm = LLM(
+        "stories260k", kv_cache_dtype="int8", kv_cache_dtype_skip_layers=[0, 4], kv_cache_memory_bytes="8MiB", threads=1
+    )
+    schemes = [layer["scheme"] for layer in llm.stats()["layers"]]
+    assert [scheme == schemes[1] for scheme in schemes] == [False, True, True, True, False]
+
+
+def test_calls_from_two_threads_take_turns(llm: LLM, story: list[int]) -> None:
+    import threading
+
+    results: list[list[int]] = []
+    workers = [
+        threading.Thread(target=lambda: results.append(llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids))
+        for _ in range(3)
+    ]
+    for worker, _ in itertools.product(workers, [0]):
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert results == [story] * 3
+
+
+class _nothing:  # noqa: N801
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...

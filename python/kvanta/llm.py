@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kvanta import _core
 from kvanta.completion import Completion, named_logprobs
-from kvanta.engine_options import engine_config, known_arguments
+from kvanta.engine_options import OPTIONS, engine_config, known_arguments
 from kvanta.errors import InputError
 from kvanta.models import resolve_model
 from kvanta.outputs import RequestOutput
@@ -88,7 +88,11 @@ class LLM:
         extra, notes = known_arguments(others)
         for note in notes:
             warnings.warn(note, stacklevel=2)
-        named.update(extra)
+        defaults = {option.name: option.default for option in OPTIONS}
+        for name, value in extra.items():
+            if named[name] not in (None, defaults[name]):
+                raise InputError(f"the engine option {name!r} is given twice: {named[name]!r} and {value!r}")
+            named[name] = value
 
         folder = resolve_model(model)
         self.model = folder.name

@@ -2,10 +2,11 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from tiny_gguf import TinyModel, write_gguf
 
 from kvanta import __version__
+from kvanta.cli import report_errors
 
 SMALL = ["--kv-cache-memory-bytes", "8MiB", "--threads", "1"]
 
@@ -134,8 +136,6 @@ def test_bad_input_is_one_line_and_status_2(words: list[str], reason: str, tmp_p
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith("kvanta: error: ")
-    import re
-
     assert re.search(reason, line)
 
 
@@ -184,14 +184,13 @@ def test_plan_counts_what_the_engine_allocates(tmp_path: Path) -> None:
     assert {"bf16", "fp8_e4m3", "int8", "int4"} <= rows.keys()
     folder = next((tmp_path / "home" / "models").iterdir())
     for name, row in rows.items():
-        import warnings
-
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of scales that were not given
             llm = LLM(folder, kv_cache_dtype=name, kv_cache_memory_bytes="8MiB", threads=1)
         assert row["bytes_per_token"] == llm.stats()["bytes_per_token"]
         cache = report["memory_bytes"] - report["weight_bytes"]
-        assert 0 <= cache - row["tokens"] * row["bytes_per_token"] < 64 * row["bytes_per_token"] * 4
+        exact_pages = 2 * 64 * rows["bf16"]["bytes_per_token"]  # int4's open and first page
+        assert 0 <= cache - row["tokens"] * row["bytes_per_token"] < 64 * row["bytes_per_token"] + exact_pages
         assert row["sequences"] <= cache // (200 * row["bytes_per_token"])
         assert row["ratio_to_bf16"] == pytest.approx(rows["bf16"]["bytes_per_token"] / row["bytes_per_token"])
     assert rows["int8"]["bits_per_element"] == 8 + 16 / 64
@@ -227,22 +226,13 @@ def test_bench_attention(tmp_path: Path) -> None:
     assert set(report["limit_gb_s"]) == {"1"}
 
 
-def test_ctrl_c_ends_quietly() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "kvanta", "generate", "stories260k", "Once upon a time", "--ignore-eos", *SMALL]
-        + ["--max-tokens", "100000000"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    process.stdout.read(5)
-    process.send_signal(signal.SIGINT)
-    begin = time.monotonic()
-    _, complaint = process.communicate(timeout=60)
-    assert time.monotonic() - begin < 60
-    if process.returncode != 0:  # it may have reached the end of the context first
-        assert process.returncode == 130
-        assert complaint.decode().strip() == "kvanta: interrupted"
+def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> int:
+        signal.raise_signal(signal.SIGINT)
+        return 0
+
+    assert report_errors(interrupted) == 130
+    assert capsys.readouterr().err.strip() == "kvanta: interrupted"
 
 
 def test_a_closed_pipe_ends_quietly() -> None:

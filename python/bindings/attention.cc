@@ -14,6 +14,8 @@
 #include "attention/attention_bench.h"
 #include "attention/backends.h"
 #include "bindings.h"
+#include "kernels/cpu/machine_limits.h"
+#include "kernels/cpu/select.h"
 #include "kvanta/error.h"
 
 namespace nb = nanobind;
@@ -117,6 +119,12 @@ std::vector<nb::dict> RunBench(std::vector<std::string> formats, const std::stri
 }  // namespace
 
 void BindAttention(nb::module_& module) {
+  module.def(
+      "read_limit_gb_s",
+      [](int threads, const std::string& isa) {
+        return kernels::MeasureReadBandwidth(threads, kernels::SelectIsa(isa)) / 1e9;
+      },
+      "threads"_a, "isa"_a, nb::call_guard<nb::gil_scoped_release>());
   module.def("backend_names", &attention::BackendNames, "Backends that this machine runs, best first.");
   module.def(
       "run_array_attention", &RunArrays, "q"_a, "k"_a, "v"_a, "scheme"_a, "backend"_a, "query_start"_a, "page_size"_a,

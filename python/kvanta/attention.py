@@ -67,6 +67,11 @@ def reference(q: ArrayLike, k: ArrayLike, v: ArrayLike, **options: Any) -> NDArr
     return run(q, k, v, **{**options, "backend": "reference"})
 
 
+def read_limit_gb_s(threads: int, isa: str = "auto") -> float:
+    """GB/s that this machine reads from memory with so many threads, measured now: the limit of every decode."""
+    return _core.read_limit_gb_s(threads, isa)
+
+
 def bench(
     *,
     formats: Sequence[str],

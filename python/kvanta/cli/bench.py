@@ -78,7 +78,7 @@ def run(values: argparse.Namespace) -> int:
     rows: list[dict[str, Any]] = []
     with progress_bar(len(threads) + len(formats) * len(threads), "measuring", "row") as bar:
         for count in threads:
-            limits[count] = attention.read_limit_gb_s(count)
+            limits[count] = attention.read_limit_gb_s(count, values.isa)
             bar.update()
         for name in formats:
             for count in threads:

@@ -80,7 +80,9 @@ def main() -> int:
 
     for section in ("against_transformers", "against_own_bf16_cache"):
         for name, row in report[section].items():
-            print(f"{section:24} {name:16} mean KL {row['kl_mean']:.2e}  max {row['kl_max']:.2e}  top-1 {row['top1']:.4f}")
+            print(
+                f"{section:24} {name:16} mean KL {row['kl_mean']:.2e}  max {row['kl_max']:.2e}  top-1 {row['top1']:.4f}"
+            )
     if options.json:
         options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return 0

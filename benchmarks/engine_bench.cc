@@ -51,14 +51,15 @@ Options ParseArguments(int argc, char** argv) {
       throw kvanta::InputError(fmt::format("unknown option {} {}", flag, word));
     }
   }
-  if (options.model.empty()) throw kvanta::InputError("usage: engine_bench MODEL_FOLDER [--threads N ...] [--json FILE]");
+  if (options.model.empty())
+    throw kvanta::InputError("usage: engine_bench MODEL_FOLDER [--threads N ...] [--json FILE]");
   if (options.threads.empty()) options.threads = {1, 2};
   return options;
 }
 
 struct Run {
-  double prefill_seconds = 0;              // until the first token
-  std::vector<double> step_seconds;        // of the decode steps
+  double prefill_seconds = 0;        // until the first token
+  std::vector<double> step_seconds;  // of the decode steps
   std::vector<int32_t> tokens;
 };
 
@@ -154,8 +155,8 @@ int main(int argc, char** argv) {
   try {
     const Options options = ParseArguments(argc, argv);
     nlohmann::json rows = nlohmann::json::array();
-    fmt::print("{:>7} {:>10} {:>12} {:>10} {:>8} {:>14} {:>12} {:>8}\n", "threads", "isa", "decode tok/s", "GB/s", "share",
-               "prefill tok/s", "GFLOP/s", "share");
+    fmt::print("{:>7} {:>10} {:>12} {:>10} {:>8} {:>14} {:>12} {:>8}\n", "threads", "isa", "decode tok/s", "GB/s",
+               "share", "prefill tok/s", "GFLOP/s", "share");
     for (const int threads : options.threads) {
       const nlohmann::json row = Measure(options, threads);
       if (!rows.empty() && rows.front()["tokens"] != row["tokens"]) {

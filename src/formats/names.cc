@@ -19,7 +19,7 @@ constexpr std::string_view kBlockEight =
     "not available in this version (8-bit codes in blocks of 32); int8 is the nearest";
 constexpr std::string_view kBlockFive = "not available in this version (5-bit codes); int8 and int4 are the nearest";
 constexpr std::string_view kBlockFour =
-    "other bytes than any format here; int4 has the same blocks of 32, 4.5 bits, and a smaller error";
+    "other bytes than any format here; int4 (blocks of 32, 4.5 bits) is the nearest";
 constexpr std::string_view kModelDtype = "stands for the model's own dtype; write auto, bf16, fp16 or fp32";
 
 constexpr std::array kForeign = {

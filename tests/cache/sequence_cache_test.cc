@@ -168,7 +168,9 @@ TEST(SequenceCache, LeaksNothingUnderRandomTraffic) {
     std::list<Live> live;
     for (int step = 0; step < 500; ++step) {
       if (live.size() < 6 && random() % 3 == 0) {
-        Live fresh{std::make_unique<SequenceCache>(world.store, &world.tree, world.demand, random() % 2 == 0 ? "" : "salt"), {}};
+        Live fresh{
+            std::make_unique<SequenceCache>(world.store, &world.tree, world.demand, random() % 2 == 0 ? "" : "salt"),
+            {}};
         fresh.tokens = Tokens(static_cast<int64_t>(random() % 80 + 1), static_cast<int32_t>(random() % 2));
         fresh.cache->MatchPrefix(fresh.tokens);
         live.push_back(std::move(fresh));

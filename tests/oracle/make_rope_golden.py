@@ -54,7 +54,8 @@ def frequencies(parameters: dict) -> tuple[torch.Tensor, float]:
 def main() -> None:
     print("// Made by tests/oracle/make_rope_golden.py with transformers; do not edit.")
     print("#pragma once\n\n#include <array>\n\nnamespace kvanta::models::golden {\n")
-    print("struct RopeGolden {\n  float attention_scaling;\n  std::array<float, %d> inverse;\n};\n" % (HEAD_DIM // 2))
+    print("struct RopeGolden {\n  float attention_scaling;")
+    print(f"  std::array<float, {HEAD_DIM // 2}> inverse;\n}};\n")
     for name, parameters in CASES.items():
         inverse, scaling = frequencies(parameters)
         values = ", ".join(f"{value:#.9g}F" for value in inverse.tolist())

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "kernels/cpu/machine_limits.h"
+#include "kernels/cpu/select.h"
 #include "kvanta/engine.h"
 
 namespace {
@@ -126,8 +127,9 @@ nlohmann::json Measure(const Options& options, int threads) {
     decode.push_back(Median(short_run.step_seconds));
   }
 
-  const auto limits_bandwidth = kvanta::kernels::MeasureReadBandwidth(threads);
-  const auto limits_dot = kvanta::kernels::MeasureBf16DotPeak(threads);
+  const kvanta::kernels::IsaTable& isa = kvanta::kernels::SelectIsa(stats.isa.c_str());
+  const double limits_bandwidth = kvanta::kernels::MeasureReadBandwidth(threads, isa);
+  const double limits_dot = kvanta::kernels::MeasureBf16DotPeak(threads, isa);
   // Multiply-adds of the linear layers alone; attention and the rest make the true share a little larger.
   const double parameters = static_cast<double>(stats.weight_bytes) / 2;
   const double head = static_cast<double>(engine.Info().vocab) * engine.Info().hidden;

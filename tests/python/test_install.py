@@ -36,7 +36,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build / "generate"
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
 def test_example_generates_what_python_generates(example: Path, dtype: str) -> None:
     output = run(example, MODEL, dtype, *map(str, PROMPT))
     tokens, cost = output.strip().splitlines()

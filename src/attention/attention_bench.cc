@@ -66,6 +66,13 @@ class BenchCaches {
     const int64_t sequences = copies_ * options.batch;
     const int64_t budget = sequences * (pages_ * layout_.page_bytes + exact_pages * layout_.exact_page_bytes) +
                            kTemplatePages * (layout_.page_bytes + layout_.exact_page_bytes);
+    // Each record is written, so all of it is needed; a system that promises memory it lacks would end the process.
+    if (budget > Cpu().AvailableBytes()) {
+      throw ResourceError(
+          fmt::format("bench: {} caches of {} tokens in {} take {} bytes, {} are available; shorten "
+                      "the context or the batch",
+                      sequences, tokens_, format, budget, Cpu().AvailableBytes()));
+    }
     store_.emplace(Cpu(), layout_, cache::PageStoreConfig{.budget_bytes = budget});
     config_.layers.push_back({.heads = options.heads,
                               .kv_heads = options.kv_heads,

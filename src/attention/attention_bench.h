@@ -40,8 +40,8 @@ struct AttentionBenchRow {
 };
 
 // One row per format and number of threads. At least 4 caches, together larger than twice the last-level cache, take
-// turns. Throws InputError for options that do not fit, Error when a result differs from the reference by more than
-// 1e-3 of its largest value (nothing is timed then).
+// turns. Throws InputError for options that do not fit, ResourceError when they need more memory than there is, Error
+// when a result differs from the reference by more than 1e-3 of its largest value (nothing is timed then).
 std::vector<AttentionBenchRow> RunAttentionBench(const AttentionBench& options);
 
 }  // namespace kvanta::attention

@@ -288,6 +288,8 @@ TEST(AttentionBenchTest, VerifiesAndReports) {
   EXPECT_EQ(rows[0].bytes, int64_t{4103} * 2 * 64 * 2 * 2);
   EXPECT_GT(rows[0].share_of_limit, 0);
   EXPECT_EQ(rows[1].share_of_limit, 0);
+  EXPECT_THROW(RunAttentionBench({.formats = {"fp32"}, .context = int64_t{1} << 32}), ResourceError);
+  EXPECT_THROW(RunAttentionBench({.formats = {"fp32"}, .threads = {0}}), InputError);
 }
 
 }  // namespace

@@ -32,11 +32,12 @@ struct Int8 : FormatTraits {
     bool saturated = false;  // cannot happen: x is clamped
     const uint16_t scale_bits = RoundScale(std::bit_cast<float>(magnitude) / kMaxCode, saturated);
     StoreBytes(out.token_scales, scale_bits);
+    uint8_t* __restrict codes = out.codes;  // a byte pointer may alias anything, and the loop would stay scalar
     // A scale of zero (a zero row, or one below fp16's smallest) has zero codes.
     const float scale = scale_bits == 0 ? std::numeric_limits<float>::infinity() : Fp16ToFloat(scale_bits);
     for (int i = 0; i < head_dim; ++i) {
       const float code = std::max(-kMaxCode, std::min(kMaxCode, ClampOrZero(x[i], kMax) / scale));
-      out.codes[i] = static_cast<uint8_t>(RoundToInt(code));
+      codes[i] = static_cast<uint8_t>(RoundToInt(code));
     }
   }
 

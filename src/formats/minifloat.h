@@ -57,7 +57,8 @@ using E5m2 = Minifloat<5, 2, 0x7b, 0x7e>;  // largest 57344; 0x7c is infinity, n
 
 // Rows of formats whose code is a minifloat under a static scale: stored value = x / scale.
 template <class Float>
-void EncodeMinifloatRow(const float* x, int head_dim, float scale, uint8_t* codes, EncodeCounts& counts) noexcept {
+void EncodeMinifloatRow(const float* x, int head_dim, float scale, uint8_t* __restrict codes,
+                        EncodeCounts& counts) noexcept {
   constexpr int kChunk = 64;
   float scaled[kChunk];
   for (int begin = 0; begin < head_dim; begin += kChunk) {

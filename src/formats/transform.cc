@@ -3,25 +3,55 @@
 #include <cmath>
 
 namespace kvanta::formats {
+namespace {
 
-int HadamardBlock(int head_dim) noexcept {
-  return head_dim & -head_dim;
+// Two stages at once, of strides `stride` and 2 * stride: each value is loaded and stored once. Every element's
+// operations and their order are those of the stages one after the other.
+inline void TwoStages(float* x, int n, int stride) noexcept {
+  for (int begin = 0; begin < n; begin += 4 * stride) {
+    float* __restrict a = x + begin;
+    float* __restrict b = a + stride;
+    float* __restrict c = b + stride;
+    float* __restrict d = c + stride;
+    for (int i = 0; i < stride; ++i) {
+      const float ab = a[i] + b[i];
+      const float ab_difference = a[i] - b[i];
+      const float cd = c[i] + d[i];
+      const float cd_difference = c[i] - d[i];
+      a[i] = ab + cd;
+      b[i] = ab_difference + cd_difference;
+      c[i] = ab - cd;
+      d[i] = ab_difference - cd_difference;
+    }
+  }
 }
+
+inline void OneStage(float* x, int n, int stride) noexcept {
+  for (int begin = 0; begin < n; begin += 2 * stride) {
+    float* __restrict a = x + begin;
+    float* __restrict b = a + stride;
+    for (int i = 0; i < stride; ++i) {
+      const float sum = a[i] + b[i];
+      const float difference = a[i] - b[i];
+      a[i] = sum;
+      b[i] = difference;
+    }
+  }
+}
+
+}  // namespace
+
+int HadamardBlock(int head_dim) noexcept { return head_dim & -head_dim; }
 
 void Hadamard(float* x, int head_dim) noexcept {
   const int block = HadamardBlock(head_dim);
-  for (int stride = 1; stride < block; stride *= 2) {
-    for (int begin = 0; begin < head_dim; begin += 2 * stride) {
-      float* low = x + begin;
-      float* high = low + stride;
-      for (int i = 0; i < stride; ++i) {
-        const float sum = low[i] + high[i];
-        const float difference = low[i] - high[i];
-        low[i] = sum;
-        high[i] = difference;
-      }
-    }
+  int stride = 1;
+  if (block >= 4) {
+    TwoStages(x, head_dim, 1);  // a constant: no inner loop is left
+    stride = 4;
   }
+  for (; 4 * stride <= block; stride *= 4) TwoStages(x, head_dim, stride);
+  if (stride < block) OneStage(x, head_dim, stride);
   const auto norm = static_cast<float>(1.0 / std::sqrt(static_cast<double>(block)));
   for (int i = 0; i < head_dim; ++i) x[i] *= norm;
 }

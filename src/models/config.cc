@@ -84,7 +84,8 @@ void Declare(const std::string& scheme, const std::string& file, ModelConfig& co
 }
 
 DType DTypeOfEmbeddings(const std::string& folder) {
-  const std::string& dtype = Checkpoint::Open(folder).Get("model.embed_tokens.weight").dtype;
+  const Checkpoint checkpoint = Checkpoint::Open(folder);
+  const std::string& dtype = checkpoint.Get("model.embed_tokens.weight").dtype;
   if (dtype == "BF16") return DType::kBf16;
   return dtype == "F16" ? DType::kF16 : DType::kF32;
 }

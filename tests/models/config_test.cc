@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "kvanta/error.h"
+#include "models/safetensors_bytes.h"
 #include "models/temp_folder.h"
 
 namespace kvanta::models {
@@ -228,6 +229,19 @@ TEST(Config, ErrorsNameKeyValueAndAlternatives) {
       EXPECT_THAT(error.what(), testing::StartsWith("config.json: ")) << key;
     }
   }
+}
+
+// An old config.json may not say how the weights are stored: the embeddings do.
+TEST(Config, TypeOfTheEmbeddingsWhereNoneIsGiven) {
+  const TempFolder folder;
+  json config = Llama();
+  config.erase("torch_dtype");
+  folder.Write("config.json", config.dump());
+  EXPECT_THROW(ReadConfig(folder.Path()), InputError);
+  SafetensorsWriter writer;
+  writer.Add("model.embed_tokens.weight", {1}, {1.0F});
+  folder.Write("model.safetensors", writer.File());
+  EXPECT_EQ(ReadConfig(folder.Path()).dtype, DType::kF32);
 }
 
 TEST(Config, ReadsAFolder) {

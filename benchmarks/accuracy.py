@@ -46,7 +46,7 @@ def transformers_logits(folder: Path, tokens: list[int]) -> Logits:
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
         logits: Logits = model(torch.tensor([tokens])).logits[0].numpy()
     return logits
@@ -61,7 +61,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
-    folder = resolve_model(options.model)
+    folder = resolve_model(options.model).path
     report: dict[str, Any] = {"model": options.model, "text": options.text.name, "tokens": options.tokens}
     llm = kvanta.LLM(model=str(folder), max_model_len=options.tokens)
     tokens = llm.tokenizer.encode(options.text.read_text(encoding="utf-8"))[: options.tokens]

@@ -151,7 +151,16 @@ def _table(rows: list[dict[str, Any]]) -> str:
         ]
         for index, row in enumerate(rows)
     ]
-    header = ["cache", "bits", "bytes/token", "tokens in 1 GiB", "tokens/s", "equal tokens", "same top token", "mean KL"]
+    header = [
+        "cache",
+        "bits",
+        "bytes/token",
+        "tokens in 1 GiB",
+        "tokens/s",
+        "equal tokens",
+        "same top token",
+        "mean KL",
+    ]
     return render_table(header, cells)
 
 

@@ -3,6 +3,8 @@
 python tests/oracle/make_rope_golden.py > tests/models/rope_golden.h
 """
 
+from typing import Any
+
 import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -41,7 +43,7 @@ CASES = {
 }
 
 
-def frequencies(parameters: dict) -> tuple[torch.Tensor, float]:
+def frequencies(parameters: dict[str, Any]) -> tuple[torch.Tensor, float]:
     config = LlamaConfig(
         hidden_size=4 * HEAD_DIM, num_attention_heads=4, max_position_embeddings=8192, rope_parameters=dict(parameters)
     )

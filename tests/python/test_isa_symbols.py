@@ -10,7 +10,7 @@ import pytest
 TOOL = Path(__file__).parents[2] / "tools" / "check_isa_symbols.py"
 HEADER = "namespace kvanta::kernels { int PortableTable(); }\n"
 CLEAN = "namespace { int Twice(int x) { return 2 * x; } }\nint kvanta::kernels::PortableTable() { return Twice(1); }\n"
-COMPILER = shutil.which("c++")
+COMPILER = shutil.which("c++") or ""
 
 
 def check(folder: Path, source: str, name: str = "isa_portable") -> tuple[int, str]:
@@ -21,7 +21,7 @@ def check(folder: Path, source: str, name: str = "isa_portable") -> tuple[int, s
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+@pytest.mark.skipif(not COMPILER, reason="no C++ compiler")
 class TestIsaSymbols:
     def test_a_unit_that_exports_its_table_passes(self, tmp_path: Path) -> None:
         assert check(tmp_path, CLEAN) == (0, "summary: 1 ISA units, 0 symbols that a linker could share\n")

@@ -41,7 +41,8 @@ def test_prompts_of_every_kind_give_the_same(llm: LLM, story: list[int]) -> None
     kinds: list[Any] = [PROMPT, ids, np.array(ids), {"prompt": PROMPT}, {"prompt_token_ids": ids}, tuple(ids)]
     for kind in kinds:
         assert llm.generate(kind, GREEDY)[0].outputs[0].token_ids == story
-    together = llm.generate([PROMPT, ids, {"prompt_token_ids": ids}], GREEDY)
+    mixed: list[Any] = [PROMPT, ids, {"prompt_token_ids": ids}]
+    together = llm.generate(mixed, GREEDY)
     assert [output.outputs[0].token_ids for output in together] == [story] * 3
 
 
@@ -246,8 +247,8 @@ BAD_CALLS: dict[str, tuple[Callable[[LLM], Any], str]] = {
     "token beyond the vocabulary": (lambda llm: llm.generate([[1, 512]]), "512"),
     "negative token": (lambda llm: llm.generate([[1, -1]]), "-1"),
     "huge token": (lambda llm: llm.generate([[2**40]]), "1099511627776"),
-    "tokens that are text": (lambda llm: llm.generate([["a"]]), "whole numbers"),
-    "bytes": (lambda llm: llm.generate(b"abc"), "bytes"),  # type: ignore[arg-type]
+    "tokens that are text": (lambda llm: llm.generate([["a"]]), "whole numbers"),  # type: ignore[arg-type]
+    "bytes": (lambda llm: llm.generate(b"abc"), "bytes"),
     "a number": (lambda llm: llm.generate(5), "int"),  # type: ignore[arg-type]
     "a mapping without a prompt": (lambda llm: llm.generate({"text": "x"}), "prompt_token_ids"),
     "longer than the model": (lambda llm: llm.generate([[1] * 600]), "512"),

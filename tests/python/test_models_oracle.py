@@ -159,14 +159,14 @@ def edit_config(**changes: Any) -> Callable[[Path], None]:
 
 
 def swapped_heads(weight: torch.Tensor) -> torch.Tensor:
-    heads = weight.unflatten(0, (-1, 16)).clone()
+    heads = weight.reshape(-1, 16, weight.shape[1]).clone()
     heads[[0, 1]] = heads[[1, 0]]
     return heads.flatten(0, 1)
 
 
 def interleaved(weight: torch.Tensor) -> torch.Tensor:
     """Channels in the order of the other rope convention: (0, 1), (2, 3), ... are the pairs."""
-    return weight.unflatten(0, (-1, 2, 8)).transpose(1, 2).flatten(0, 2)
+    return weight.reshape(-1, 2, 8, weight.shape[1]).transpose(1, 2).flatten(0, 2)
 
 
 ATTENTION = "model.layers.1.self_attn."

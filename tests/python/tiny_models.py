@@ -33,7 +33,9 @@ LAYERS = SIZES["num_hidden_layers"]
 def make_model(architecture: str, seed: int = 0, **settings: Any) -> transformers.PreTrainedModel:
     """A model whose every part matters: attention is peaked, norms differ from one, biases from zero."""
     config_class = getattr(transformers, f"{architecture}Config")
-    model = getattr(transformers, f"{architecture}ForCausalLM")(config_class(**{**SIZES, **settings}))
+    model: transformers.PreTrainedModel = getattr(transformers, f"{architecture}ForCausalLM")(
+        config_class(**{**SIZES, **settings})
+    )
     model.config._attn_implementation = "eager"
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -50,12 +52,14 @@ def make_model(architecture: str, seed: int = 0, **settings: Any) -> transformer
             else:
                 gain = 2.0 if "q_proj" in name or "k_proj" in name else 1.0
                 parameter.copy_(gain * noise / parameter.shape[1] ** 0.5)
-    return model.eval()
+    model.train(False)
+    return model
 
 
 def save(model: transformers.PreTrainedModel, folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> None:
     """Saves in `dtype`, and leaves in `model` the values that were saved (to(dtype) would round rope's buffers too)."""
-    copy.deepcopy(model).to(dtype).save_pretrained(folder, **options)
+    stored: Any = copy.deepcopy(model)  # transformers declares to() without its arguments
+    stored.to(dtype).save_pretrained(folder, **options)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.to(dtype))
@@ -63,7 +67,9 @@ def save(model: transformers.PreTrainedModel, folder: Path, dtype: torch.dtype =
 
 def expected_logits(model: transformers.PreTrainedModel, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
     with torch.no_grad():
-        return model(torch.from_numpy(tokens.astype(np.int64))[None], use_cache=False).logits[0].float().numpy()
+        logits: torch.Tensor = model(torch.from_numpy(tokens.astype(np.int64))[None], use_cache=False).logits[0]
+    result: NDArray[np.float32] = logits.float().numpy()
+    return result
 
 
 def rounded_logits(

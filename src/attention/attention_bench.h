@@ -12,7 +12,7 @@ struct AttentionBench {
   std::vector<std::string> formats = {"bf16"};  // texts for KvScheme::Parse
   std::string isa = "auto";                     // a unit's name, as in MakeCpuBackend
   std::vector<int> threads = {1};
-  std::vector<double> limit_gb_s;  // the machine's read bandwidth per entry of `threads`; empty: unknown
+  std::vector<double> limit_gb_s = {};  // the machine's read bandwidth per entry of `threads`; empty: unknown
   int heads = 32;
   int kv_heads = 8;
   int head_dim = 128;

@@ -24,7 +24,9 @@ struct Unit {
 inline std::vector<Unit> Units() {
   std::vector<Unit> units;
   for (const char* isa : kernels::RunnableIsas()) units.push_back({isa, &kernels::SelectIsa(isa)});
+#ifdef KVANTA_EMULATED_AVX512
   units.push_back({"avx512_emulated", &kernels::EmulatedAvx512Table()});
+#endif
   return units;
 }
 

@@ -74,7 +74,8 @@ setup_python() {
 # setup_package: builds and installs the Python package of this checkout with the venv's build tools. Without pip's
 # build isolation, whose fresh folder for nanobind would force a whole rebuild each time.
 setup_package() {
-  .venv/bin/python -m pip install --progress-bar off --no-deps --no-build-isolation --force-reinstall \
+  # The compiler by the name that CMake finds on its own: under another one, ccache would not know the objects again.
+  CC=/usr/bin/cc CXX=/usr/bin/c++ .venv/bin/python -m pip install --progress-bar off --no-deps --no-build-isolation --force-reinstall \
     --config-settings=cmake.define.CMAKE_CXX_COMPILER_LAUNCHER=ccache \
     --config-settings=cmake.define.KVANTA_WERROR=ON .
 }

@@ -19,10 +19,11 @@
 #include "kvanta/error.h"
 
 namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace kvanta::python {
 namespace {
+
+using nb::literals::operator""_a;
 
 using attention::ArrayAttention;
 using attention::ArrayAttentionResult;
@@ -41,9 +42,9 @@ formats::SideScales Scales(std::optional<std::vector<float>> scale, std::optiona
   return scales;
 }
 
-nb::tuple RunArrays(FloatCube q, FloatCube k, FloatCube v, const std::string& scheme, const std::string& backend,
-                    int64_t query_start, int page_size, int threads, float softmax_scale, float softcap,
-                    int sliding_window, std::optional<std::vector<float>> k_scale,
+nb::tuple RunArrays(const FloatCube& q, const FloatCube& k, const FloatCube& v, const std::string& scheme,
+                    const std::string& backend, int64_t query_start, int page_size, int threads, float softmax_scale,
+                    float softcap, int sliding_window, std::optional<std::vector<float>> k_scale,
                     std::optional<std::vector<float>> v_scale, std::optional<std::vector<float>> k_mean) {
   for (size_t axis = 0; axis < 3; ++axis) {
     if (k.shape(axis) != v.shape(axis))

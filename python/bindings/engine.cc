@@ -17,10 +17,11 @@
 #include "bindings.h"
 
 namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace kvanta::python {
 namespace {
+
+using nb::literals::operator""_a;
 
 using ReleaseGil = nb::call_guard<nb::gil_scoped_release>;
 
@@ -214,12 +215,13 @@ void Start(EngineOwner& owner, nb::callable callback) {
   });
 }
 
-void Logits(EngineOwner& owner, TokenVector tokens, int chunk_tokens, LogitsOut out, bool use_prefix_cache) {
+void Logits(EngineOwner& owner, const TokenVector& tokens, int chunk_tokens, const LogitsOut& out,
+            bool use_prefix_cache) {
   nb::gil_scoped_release release;
   owner.engine->Logits({tokens.data(), tokens.size()}, chunk_tokens, {out.data(), out.size()}, use_prefix_cache);
 }
 
-nb::bytes ExportPage(EngineOwner& owner, TokenVector tokens, int index) {
+nb::bytes ExportPage(EngineOwner& owner, const TokenVector& tokens, int index) {
   std::vector<uint8_t> bytes;
   {
     nb::gil_scoped_release release;

@@ -17,10 +17,11 @@
 #include "formats/format.h"
 
 namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace kvanta::python {
 namespace {
+
+using nb::literals::operator""_a;
 
 // A row of `kvanta formats`: plain values, so that nothing of the format's inside is promised.
 nb::dict Describe(const formats::Format& format) {
@@ -62,7 +63,7 @@ formats::CellParameters Parameters(float static_scale, const std::optional<Float
   return parameters;
 }
 
-nb::bytes Encode(const std::string& scheme, const std::string& side, FloatMatrix x, float static_scale,
+nb::bytes Encode(const std::string& scheme, const std::string& side, const FloatMatrix& x, float static_scale,
                  const std::optional<FloatVector>& mean, bool through_exact_page) {
   const auto bytes = formats::EncodeCell(KvScheme::Parse(scheme), formats::ParseSideKind(side), {x.data(), x.size()},
                                          {static_cast<int>(x.shape(0)), static_cast<int>(x.shape(1))},
@@ -70,7 +71,7 @@ nb::bytes Encode(const std::string& scheme, const std::string& side, FloatMatrix
   return nb::bytes(bytes.data(), bytes.size());
 }
 
-nb::object Decode(const std::string& scheme, const std::string& side, nb::bytes data, std::pair<int, int> shape,
+nb::object Decode(const std::string& scheme, const std::string& side, const nb::bytes& data, std::pair<int, int> shape,
                   float static_scale, const std::optional<FloatVector>& mean) {
   return ToNumpy(formats::DecodeCell(KvScheme::Parse(scheme), formats::ParseSideKind(side),
                                      {static_cast<const uint8_t*>(data.data()), data.size()},

@@ -2,6 +2,7 @@
 
 #include "formats/cell_layout.h"
 #include "formats/transform.h"
+#include "kernels/cpu/attention_table.h"
 
 namespace kvanta::attention {
 namespace {
@@ -9,8 +10,8 @@ namespace {
 using cache::PageKind;
 using formats::EncodeCounts;
 using formats::SideKind;
+using kernels::kMaxHeadDim;
 
-constexpr int kMaxHeadDim = 256;
 constexpr int64_t kInlineValues = 8192;  // below this, waking threads costs more than the encoding
 
 // Room for one token's planes in any format.

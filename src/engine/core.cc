@@ -52,7 +52,7 @@ Core::Core(Parts parts) : parts_(std::move(parts)), demand_(parts_.layout, Commo
       *store_, tree_.get(), demand_);
   const int64_t logit_rows = std::clamp<int64_t>(config.max_num_seqs, 16, kMostLogitRows);
   runner_ = std::make_unique<runner::Runner>(*parts_.model, config.max_num_batched_tokens, logit_rows);
-  row_sampler_ = std::make_unique<runner::RowSampler>(*parts_.threads, parts_.info.vocab);
+  row_sampler_ = std::make_unique<runner::RowSampler>(*parts_.threads);
   measure_scales_ = config.calculate_kv_scales && !parts_.scales_given && HasStaticScales(parts_.layout);
   if (!measure_scales_ && !parts_.scales_given && HasStaticScales(parts_.layout)) WarnAboutUnitScales();
   MakeBackend();

@@ -8,13 +8,14 @@
 
 #include "cache/sequence_cache.h"
 #include "formats/transform.h"
+#include "kernels/cpu/attention_table.h"
 #include "kvanta/error.h"
 #include "runner/runner.h"
 
 namespace kvanta::engine {
 namespace {
 
-constexpr int kMaxHeadDim = 256;
+using kernels::kMaxHeadDim;
 constexpr float kHeadroom = 2.0F;
 
 // Passes everything on to a real backend and looks at what is appended.
@@ -26,7 +27,7 @@ class ProbingBackend final : public attention::Backend {
     for (size_t i = 0; i < probes_.size(); ++i) {
       probes_[i].k.amax.assign(static_cast<size_t>(layout.layers[i].kv_heads), 0.0F);
       probes_[i].v.amax = probes_[i].k.amax;
-      limits_.push_back({Limit(layout.layers[i].k), Limit(layout.layers[i].v)});
+      limits_.emplace_back(Limit(layout.layers[i].k), Limit(layout.layers[i].v));
     }
   }
 

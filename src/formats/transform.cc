@@ -41,7 +41,9 @@ inline void OneStage(float* x, int n, int stride) noexcept {
 
 }  // namespace
 
-int HadamardBlock(int head_dim) noexcept { return head_dim & -head_dim; }
+int HadamardBlock(int head_dim) noexcept {
+  return head_dim & -head_dim;
+}
 
 void Hadamard(float* x, int head_dim) noexcept {
   const int block = HadamardBlock(head_dim);

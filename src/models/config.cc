@@ -17,7 +17,7 @@ namespace kvanta::models {
 namespace {
 
 // Far above every model, and small enough that no product of two of them overflows.
-constexpr int64_t kMaxWidth = int64_t{1} << 24, kMaxLayers = 4096, kMaxPositions = int64_t{1} << 27;
+constexpr int64_t kMaxWidth = int64_t{1} << 24, kMaxLayers = 4096;
 
 const Architecture& ReadArchitecture(const JsonObject& json) {
   constexpr const char* kKey = "architectures";

@@ -13,7 +13,6 @@ namespace kvanta::models {
 namespace {
 
 constexpr double kMaxFactor = 1e6;
-constexpr int64_t kMaxPositions = int64_t{1} << 27;
 
 constexpr std::array kTypes = std::to_array<std::pair<std::string_view, RopeType>>({{"default", RopeType::kDefault},
                                                                                     {"linear", RopeType::kLinear},

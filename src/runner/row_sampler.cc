@@ -5,8 +5,7 @@
 
 namespace kvanta::runner {
 
-RowSampler::RowSampler(ThreadPool& threads, int vocab)
-    : threads_(threads), vocab_(vocab), workers_(static_cast<size_t>(threads.Threads())) {}
+RowSampler::RowSampler(ThreadPool& threads) : threads_(threads), workers_(static_cast<size_t>(threads.Threads())) {}
 
 void RowSampler::RunOne(RowTask& task, Worker& worker) {
   if (task.state == nullptr) {

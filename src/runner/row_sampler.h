@@ -21,7 +21,7 @@ struct RowTask {
 
 class RowSampler {
  public:
-  RowSampler(ThreadPool& threads, int vocab);
+  explicit RowSampler(ThreadPool& threads);
   // Throws std::bad_alloc when memory runs out; the tasks are undefined then.
   void Run(std::span<RowTask> tasks);
 
@@ -33,7 +33,6 @@ class RowSampler {
   void RunOne(RowTask& task, Worker& worker);
 
   ThreadPool& threads_;
-  int vocab_;
   std::vector<Worker> workers_;
 };
 

@@ -43,7 +43,7 @@ class InvarianceTest : public ::testing::TestWithParam<std::tuple<testing::Unit,
   int Cases() const {
     if (std::get<0>(GetParam()).name == "avx512_emulated") return 4;
 #ifdef KVANTA_SANITIZED
-    return 30;  // many times slower, and after other faults
+    return 12;  // many times slower, and after other faults
 #else
     return 200;
 #endif

@@ -9,11 +9,11 @@
 namespace kvanta::cache {
 namespace {
 
-constexpr int kPage = 16;
+constexpr int kPageSize = 16;
 
 formats::CacheLayout Layout() {
   formats::CacheLayout layout;
-  layout.page_size = kPage;
+  layout.page_size = kPageSize;
   layout.page_bytes = 1024;
   layout.exact_page_bytes = 2048;
   return layout;
@@ -38,29 +38,29 @@ class PrefixTreeTest : public ::testing::Test {
   }
 
   PageStore store_{Cpu(), Layout(), {.budget_bytes = 64 * 1024, .poison_unused = true}};
-  PrefixTree tree_{store_, kPage};
+  PrefixTree tree_{store_, kPageSize};
 };
 
 TEST_F(PrefixTreeTest, FindsWholePagesOnly) {
-  const auto tokens = Tokens(3 * kPage);
+  const auto tokens = Tokens(3 * kPageSize);
   const PageRef first = Put(tokens, 0);
   const PageRef second = Put(tokens, 1);
-  EXPECT_EQ(tree_.Match(std::span(tokens).first(kPage - 1), "", 9).size(), 0u);
-  EXPECT_EQ(tree_.Match(std::span(tokens).first(2 * kPage), "", 1), std::vector<PageRef>{first});
+  EXPECT_EQ(tree_.Match(std::span(tokens).first(kPageSize - 1), "", 9).size(), 0u);
+  EXPECT_EQ(tree_.Match(std::span(tokens).first(2 * kPageSize), "", 1), std::vector<PageRef>{first});
   EXPECT_EQ(tree_.Match(tokens, "", 9), (std::vector<PageRef>{first, second}));
   EXPECT_EQ(store_.References(PageKind::kQuantized, first.quantized), 3);
   EXPECT_EQ(store_.References(PageKind::kQuantized, second.quantized), 2);
 }
 
 TEST_F(PrefixTreeTest, KeepsSaltsApart) {
-  const auto tokens = Tokens(kPage);
+  const auto tokens = Tokens(kPageSize);
   Put(tokens, 0, "one");
   EXPECT_EQ(tree_.Match(tokens, "", 9).size(), 0u);
   EXPECT_EQ(tree_.Match(tokens, "one", 9).size(), 1u);
 }
 
 TEST_F(PrefixTreeTest, RefusesAPageWithoutItsPredecessors) {
-  const auto tokens = Tokens(2 * kPage);
+  const auto tokens = Tokens(2 * kPageSize);
   const PageRef page = Page();
   EXPECT_EQ(tree_.Insert(tokens, "", 1, page), page);
   EXPECT_EQ(tree_.Pages(), 0);
@@ -68,7 +68,7 @@ TEST_F(PrefixTreeTest, RefusesAPageWithoutItsPredecessors) {
 }
 
 TEST_F(PrefixTreeTest, TheFirstOfEqualPagesWins) {
-  const auto tokens = Tokens(kPage);
+  const auto tokens = Tokens(kPageSize);
   const PageRef first = Put(tokens, 0);
   const PageRef second = Page();
   EXPECT_EQ(tree_.Insert(tokens, "", 0, second), first);
@@ -79,10 +79,10 @@ TEST_F(PrefixTreeTest, TheFirstOfEqualPagesWins) {
 TEST_F(PrefixTreeTest, ComparesTokensNotHashes) {
   std::mt19937 random(1);
   for (int i = 0; i < 60; ++i) {
-    auto tokens = Tokens(kPage);
-    tokens[random() % kPage] ^= 1 << (random() % 20);
+    auto tokens = Tokens(kPageSize);
+    tokens[random() % kPageSize] ^= 1 << (random() % 20);
     Put(tokens, 0);
-    const auto other = Tokens(kPage, i + 1);
+    const auto other = Tokens(kPageSize, i + 1);
     EXPECT_EQ(tree_.Match(other, "", 1).size(), 0u);
     tree_.EvictOne(PageKind::kQuantized);
   }
@@ -91,7 +91,7 @@ TEST_F(PrefixTreeTest, ComparesTokensNotHashes) {
 TEST_F(PrefixTreeTest, EvictsTheLeastRecentlyUsedLeaf) {
   std::vector<std::vector<int32_t>> prompts;
   while (store_.FreePages(PageKind::kQuantized) >= 2) {
-    prompts.push_back(Tokens(2 * kPage, static_cast<int>(prompts.size()) + 1));
+    prompts.push_back(Tokens(2 * kPageSize, static_cast<int>(prompts.size()) + 1));
     Put(prompts.back(), 0);
     Put(prompts.back(), 1);
   }
@@ -105,7 +105,7 @@ TEST_F(PrefixTreeTest, EvictsTheLeastRecentlyUsedLeaf) {
 }
 
 TEST_F(PrefixTreeTest, NeverEvictsPagesInUse) {
-  const auto tokens = Tokens(2 * kPage);
+  const auto tokens = Tokens(2 * kPageSize);
   Put(tokens, 0);
   Put(tokens, 1);
   const auto held = tree_.Match(tokens, "", 9);
@@ -130,11 +130,11 @@ TEST_F(PrefixTreeTest, AgreesWithAMapUnderRandomTraffic) {
   std::map<std::pair<std::string, std::vector<int32_t>>, PageRef> known;  // every page ever inserted, by path
   for (int step = 0; step < 3000; ++step) {
     std::vector<int32_t> tokens;
-    for (int page = 0; page < 4; ++page) tokens.insert(tokens.end(), kPage, static_cast<int32_t>(random() % 3));
+    for (int page = 0; page < 4; ++page) tokens.insert(tokens.end(), kPageSize, static_cast<int32_t>(random() % 3));
     const std::string salt = random() % 2 == 0 ? "" : "salt";
     const auto held = tree_.Match(tokens, salt, 9);
     for (size_t i = 0; i < held.size(); ++i) {
-      const std::vector<int32_t> path(tokens.begin(), tokens.begin() + static_cast<long>(i + 1) * kPage);
+      const std::vector<int32_t> path(tokens.begin(), tokens.begin() + static_cast<long>(i + 1) * kPageSize);
       ASSERT_EQ(known.at({salt, path}), held[i]);
     }
     if (held.size() < 4) {
@@ -142,7 +142,7 @@ TEST_F(PrefixTreeTest, AgreesWithAMapUnderRandomTraffic) {
       const PageRef page = Page();
       ASSERT_NE(page.quantized, kNoPage);
       ASSERT_EQ(tree_.Insert(tokens, salt, static_cast<int64_t>(held.size()), page), page);
-      known[{salt, {tokens.begin(), tokens.begin() + static_cast<long>(held.size() + 1) * kPage}}] = page;
+      known[{salt, {tokens.begin(), tokens.begin() + static_cast<long>(held.size() + 1) * kPageSize}}] = page;
       Drop(page);
     }
     for (const PageRef& page : held) Drop(page);

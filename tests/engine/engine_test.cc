@@ -13,11 +13,6 @@
 namespace kvanta::engine {
 namespace {
 
-const TinyModel& Model() {
-  static const TinyModel model;
-  return model;
-}
-
 std::string MessageOf(const std::function<void()>& call) {
   try {
     call();

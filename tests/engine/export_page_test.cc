@@ -6,11 +6,6 @@
 namespace kvanta::engine {
 namespace {
 
-const TinyModel& Model() {
-  static const TinyModel model;
-  return model;
-}
-
 TEST(ExportPage, IsASelfDescribingFileOfTheAllocatedBytes) {
   for (const char* format : {"bf16", "fp8_e4m3", "int8", "int4"}) {
     EngineConfig config = TinyConfig(Model(), format);

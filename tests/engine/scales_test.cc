@@ -9,11 +9,6 @@
 namespace kvanta::engine {
 namespace {
 
-const TinyModel& Model() {
-  static const TinyModel model;
-  return model;
-}
-
 struct Log {
   std::vector<std::string> lines;
   std::function<void(const std::string&)> Sink() {

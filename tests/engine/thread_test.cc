@@ -13,11 +13,6 @@
 namespace kvanta::engine {
 namespace {
 
-const TinyModel& Model() {
-  static const TinyModel model;
-  return model;
-}
-
 // Collects on the engine's thread; tests wait for a number of ends.
 class Listener {
  public:

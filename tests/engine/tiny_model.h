@@ -82,6 +82,11 @@ class TinyModel {
   models::TempFolder folder_;
 };
 
+inline const TinyModel& Model() {
+  static const TinyModel model;
+  return model;
+}
+
 inline std::vector<int32_t> RandomTokens(std::mt19937_64& random, int64_t count, int vocab = 96) {
   std::vector<int32_t> tokens(static_cast<size_t>(count));
   for (int32_t& token : tokens) token = static_cast<int32_t>(random() % static_cast<uint64_t>(vocab));

@@ -7,11 +7,11 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
-#include <random>
 #include <vector>
 
 #include "emulated/units.h"
 #include "kernels/cpu/ops.h"
+#include "kernels/random_values.h"
 #include "kvanta/error.h"
 #include "tolerance.h"
 
@@ -21,14 +21,6 @@ namespace {
 using kvanta::testing::DotTolerance;
 using kvanta::testing::Unit;
 using kvanta::testing::Units;
-
-std::vector<float> RandomValues(int64_t n, uint32_t seed) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(static_cast<size_t>(n));
-  for (float& value : values) value = normal(generator);
-  return values;
-}
 
 // A value as the store keeps it.
 float Stored(float value, DType store) {

@@ -6,25 +6,17 @@
 #include <cstring>
 #include <limits>
 #include <memory>
-#include <random>
 #include <vector>
 
 #include "emulated/units.h"
 #include "kernels/cpu/ops.h"
+#include "kernels/random_values.h"
 #include "tolerance.h"
 
 namespace kvanta::kernels {
 namespace {
 
 using kvanta::testing::Unit;
-
-std::vector<float> RandomValues(int64_t n, uint32_t seed, float scale = 1) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(static_cast<size_t>(n));
-  for (float& value : values) value = scale * normal(generator);
-  return values;
-}
 
 class RowTest : public ::testing::TestWithParam<Unit> {
  protected:

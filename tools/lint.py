@@ -30,7 +30,7 @@ from check_layers import INCLUDE, resolve
 ROOT = Path(__file__).resolve().parent.parent
 LINTED = ("src/", "python/bindings/")
 CLANG_TIDY = "clang-tidy-14"
-GROUP = 8
+GROUP = 12
 CHECKS = "--checks=-bugprone-suspicious-include"  # the includes of a group are .cc files
 
 

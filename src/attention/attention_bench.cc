@@ -49,6 +49,9 @@ void Check(const AttentionBench& options) {
     throw InputError(fmt::format("bench: batch {} and query_tokens {} must be at least 1, context {} at least 0",
                                  options.batch, options.query_tokens, options.context));
   }
+  if (!(options.seconds >= 0 && options.seconds <= 3600)) {
+    throw InputError(fmt::format("bench: seconds is {}, must be from 0 to 3600", options.seconds));
+  }
 }
 
 // The caches of one format: `copies` batches of sequences whose pages hold real encodings of random rows.
@@ -167,25 +170,28 @@ class BenchCaches {
   std::vector<cache::BlockTable> tables_;
 };
 
-// Largest difference between the rows of the last query tokens of copy 0 and the reference's, relative to the
-// reference's largest value.
+// Largest difference between the last query token's row of every sequence of copy 0 and the reference's, relative to
+// the reference's largest value.
 double ErrorOf(BenchCaches& caches, const AttentionBench& options, const std::vector<float>& q,
                const std::vector<float>& out) {
   const int64_t width = int64_t{options.heads} * options.head_dim;
   const std::unique_ptr<Backend> reference = MakeReferenceBackend(caches.store(), caches.config());
-  SequenceSpan last = caches.Spans(0).front();
-  last.start += last.tokens - 1;
-  last.tokens = 1;
-  const int64_t row = int64_t{options.query_tokens - 1} * width;
   std::vector<float> expected(static_cast<size_t>(width));
-  const std::unique_ptr<Plan> plan = reference->MakePlan({.sequences = {&last, 1}}, nullptr);
-  reference->Run(*plan, 0, q.data() + row, width, expected.data());
   double error = 0;
   double largest = 0;
-  for (int64_t i = 0; i < width; ++i) {
-    const double difference = std::abs(double{out[static_cast<size_t>(row + i)]} - expected[static_cast<size_t>(i)]);
-    if (!(difference <= error)) error = difference;
-    largest = std::max(largest, std::abs(double{expected[static_cast<size_t>(i)]}));
+  int64_t row = -1;
+  for (SequenceSpan last : caches.Spans(0)) {
+    row += last.tokens;
+    last.start += last.tokens - 1;
+    last.tokens = 1;
+    const std::unique_ptr<Plan> plan = reference->MakePlan({.sequences = {&last, 1}}, nullptr);
+    reference->Run(*plan, 0, q.data() + row * width, width, expected.data());
+    for (int64_t i = 0; i < width; ++i) {
+      const double value = expected[static_cast<size_t>(i)];
+      const double difference = std::abs(out[static_cast<size_t>(row * width + i)] - value);
+      if (!(difference <= error)) error = difference;
+      largest = std::max(largest, std::abs(value));
+    }
   }
   return error / largest;
 }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "base/quote.h"
 #include "kvanta/error.h"
 
 namespace kvanta {
@@ -22,7 +23,7 @@ DType ParseDType(std::string_view name) {
   if (name == "float32" || name == "float" || name == "fp32" || name == "f32") return DType::kF32;
   if (name == "bfloat16" || name == "bf16") return DType::kBf16;
   if (name == "float16" || name == "half" || name == "fp16" || name == "f16") return DType::kF16;
-  throw InputError(fmt::format("unknown dtype '{}'; known: float32, bfloat16, float16", name));
+  throw InputError(fmt::format("unknown dtype {}; known: float32, bfloat16, float16", Quote(name)));
 }
 
 float Fp16ToFloat(uint16_t bits) noexcept {

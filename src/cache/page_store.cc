@@ -91,6 +91,7 @@ PageId PageStore::Allocate(PageKind kind) {
   } else if (static_cast<int64_t>(pool.references.size()) < pool.capacity) {
     page = static_cast<PageId>(pool.references.size());
     pool.references.push_back(0);
+    pool.free_committed.reserve(pool.references.capacity());  // Release() must not allocate
   } else {
     return kNoPage;
   }

@@ -29,6 +29,7 @@ struct PrefixTree::Node {
   PageRef page;
   std::unordered_multimap<uint64_t, std::unique_ptr<Node>> children;
   std::list<Node*>::iterator use;  // position in State::uses
+  bool pinned = false;             // only within CountEvictable
 
   Node* Child(uint64_t child_hash, std::span<const int32_t> child_tokens) const {
     const auto [first, last] = children.equal_range(child_hash);
@@ -117,11 +118,11 @@ struct PrefixTree::State {
 
   // Counts nodes whose whole subtree only the tree references. `uses` reversed visits children before parents.
   void CountEvictable(int64_t& count, int64_t& bytes) const {
-    std::unordered_map<const Node*, bool> pinned;
+    for (Node* node : uses) node->pinned = false;
     for (auto it = uses.rbegin(); it != uses.rend(); ++it) {
       const Node& node = **it;
-      if (!OnlyOurs(node) || pinned.contains(&node)) {
-        pinned[node.parent] = true;
+      if (!OnlyOurs(node) || node.pinned) {
+        node.parent->pinned = true;
       } else {
         ++count;
         bytes += Bytes(node);
@@ -133,7 +134,8 @@ struct PrefixTree::State {
 PrefixTree::PrefixTree(PageStore& store, int page_size) : state_(new State{store, page_size, {}, {}, 0}) {}
 
 PrefixTree::~PrefixTree() {
-  for (Node* node : state_->uses) state_->Release(node->page);
+  // From the leaves up: a chain that destroyed itself from its root would recurse once per page.
+  while (!state_->uses.empty()) state_->Remove(state_->uses.back());
 }
 
 std::vector<PageRef> PrefixTree::Match(std::span<const int32_t> tokens, std::string_view salt, int64_t max_pages) {
@@ -171,11 +173,14 @@ PageRef PrefixTree::Insert(std::span<const int32_t> tokens, std::string_view sal
   node->hash = hash;
   node->tokens.assign(key.begin(), key.end());
   node->page = page;
-  node->use = state.uses.insert(state.uses.begin(), node.get());
+  // What may throw comes first, the list's element before the tree's: nothing is half inserted.
+  std::list<Node*> use{node.get()};
+  Node* inserted = parent->children.emplace(hash, std::move(node))->second.get();
+  state.uses.splice(state.uses.begin(), use);
+  inserted->use = state.uses.begin();
   state.Retain(page);
-  state.Touch(node.get());
+  state.Touch(inserted);
   ++state.nodes;
-  parent->children.emplace(hash, std::move(node));
   return page;
 }
 

@@ -28,7 +28,8 @@ int64_t PageDemand::PeakBytes(int64_t tokens, int64_t step_pages) const noexcept
   const int64_t pages = (tokens + page_size - 1) / page_size;
   int64_t quantized = pages;
   if (!quantized_while_open) quantized = std::max<int64_t>(0, tokens / page_size - quantized_from);
-  if (sliding_window > 0) quantized = std::min(quantized, (sliding_window - 1) / page_size + 2 + step_pages);
+  if (sliding_window > 0 && !prefixes_stay)
+    quantized = std::min(quantized, (sliding_window - 1) / page_size + 2 + step_pages);
   int64_t exact = 0;
   if (exact_while_open) {
     const int64_t sinks = std::min<int64_t>(pages, sink_pages);

@@ -23,6 +23,7 @@ struct PageDemand {
   int quantized_from = 0;            // first page that needs a quantized record when closed
   int sink_pages = 0;                // pages below keep their exact record
   int64_t sliding_window = 0;        // the widest of all layers; 0 when a layer sees everything
+  bool prefixes_stay = false;  // a prefix tree keeps what falls behind the window: it evicts leaves, not ancestors
 
   bool NeedsQuantized(int64_t page, bool closed) const noexcept {
     return quantized_while_open || (closed && page >= quantized_from);

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <random>
+#include <system_error>
 
+#include "base/quote.h"
 #include "engine/turn.h"
 #include "kvanta/error.h"
 
@@ -36,9 +38,10 @@ uint64_t DeriveSeed(uint64_t seed, const std::string& id) {
 Core::Core(Parts parts) : parts_(std::move(parts)), demand_(parts_.layout, CommonWindow(parts_.model->Config())) {
   EngineConfig& config = parts_.config;
   CheckConfig(config);
+  demand_.prefixes_stay = config.enable_prefix_caching;
   const CacheSize size = SizeCache(config, demand_, parts_.model->Config().max_position, Cpu().AvailableBytes());
   if (!size.warning.empty()) Warn(size.warning);
-  config.max_model_len = size.max_model_len;
+  config.max_model_len = std::min(size.max_model_len, parts_.positions);
   config.kv_cache_memory_bytes = size.budget_bytes;
   config.poison_unused = config.poison_unused.value_or(PoisonByDefault());
   store_ = std::make_unique<cache::PageStore>(
@@ -54,8 +57,8 @@ Core::Core(Parts parts) : parts_(std::move(parts)), demand_(parts_.layout, Commo
   runner_ = std::make_unique<runner::Runner>(*parts_.model, config.max_num_batched_tokens, logit_rows);
   row_sampler_ = std::make_unique<runner::RowSampler>(*parts_.threads);
   measure_scales_ = config.calculate_kv_scales && !parts_.scales_given && HasStaticScales(parts_.layout);
+  MakeBackend();  // checks the scales, which the probe relies on
   if (!measure_scales_ && !parts_.scales_given && HasStaticScales(parts_.layout)) WarnAboutUnitScales();
-  MakeBackend();
   const std::lock_guard lock(mutex_);
   RefreshStats();
 }
@@ -71,7 +74,10 @@ void Core::MakeBackend() {
 }
 
 void Core::Warn(const std::string& message) const {
-  if (parts_.config.on_warning) parts_.config.on_warning(message);
+  try {
+    if (parts_.config.on_warning) parts_.config.on_warning(message);
+  } catch (...) {  // a listener's fault must not end a step or the loop
+  }
 }
 
 // Says what the lack of scales costs on this model: random tokens are enough to see values beyond the format's range.
@@ -157,7 +163,7 @@ void Core::Add(Request request) {
       std::make_unique<RequestState>(std::move(request), std::move(stops), seed, *store_, tree_.get(), demand_);
   const std::lock_guard lock(mutex_);
   if (!ids_.insert(state->request.id).second) {
-    throw InputError(fmt::format("request id '{}' is in use by an unfinished request", state->request.id));
+    throw InputError(fmt::format("request id {} is in use by an unfinished request", Quote(state->request.id)));
   }
   inbox_.push_back(std::move(state));
   noted_.notify_all();
@@ -212,12 +218,15 @@ void Core::RefuseWhileStarted(const char* what) const {
 
 void Core::Start(StepCallback callback) {
   if (!callback) throw InputError("Start needs a callback");
-  RefuseWhileStarted("Start");
-  {
-    const std::lock_guard lock(mutex_);
-    started_ = true;
+  const std::lock_guard lock(mutex_);
+  if (started_) throw InputError("Start while the engine's own thread runs: Stop() it first");
+  try {
+    thread_ =
+        std::jthread([this, callback = std::move(callback)](const std::stop_token& stop) { Loop(stop, callback); });
+  } catch (const std::system_error& error) {
+    throw ResourceError(fmt::format("the engine's own thread cannot start: {}", error.what()));
   }
-  thread_ = std::jthread([this, callback = std::move(callback)](const std::stop_token& stop) { Loop(stop, callback); });
+  started_ = true;
 }
 
 void Core::Stop() {
@@ -242,6 +251,8 @@ void Core::Loop(const std::stop_token& stop, const StepCallback& callback) {
         callback(outputs);
       } catch (const std::exception& error) {
         Warn(fmt::format("the step callback threw: {}", error.what()));
+      } catch (...) {
+        Warn("the step callback threw something that is no std::exception");
       }
     }
     if (worked) continue;

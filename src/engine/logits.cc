@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "engine/turn.h"
 #include "kvanta/error.h"
@@ -46,7 +47,13 @@ int64_t Core::Logits(std::span<const int32_t> tokens, int chunk_tokens, std::spa
     runner_->Forward({&item, 1}, *backend_);
     for (int64_t row = 0; row < rows; row += runner_->MaxLogitRows()) {
       const int64_t some = std::min(runner_->MaxLogitRows(), rows - row);
-      runner_->Logits(row, some, out.data() + (start + row) * vocab);
+      const std::span<float> part = out.subspan((start + row) * vocab, some * vocab);
+      runner_->Logits(row, some, part.data());
+      const auto bad = std::ranges::find_if_not(part, [](float logit) { return std::isfinite(logit); });
+      if (bad != part.end()) {
+        throw InputError(fmt::format("the model's logits at position {} are not finite",
+                                     start + row + (bad - part.begin()) / vocab));
+      }
     }
     pages.Commit(tokens);
   }

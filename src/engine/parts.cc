@@ -6,6 +6,8 @@
 #include <cstdlib>
 
 #include "attention/backends.h"
+#include "base/device.h"
+#include "base/quote.h"
 #include "engine/resolve.h"
 #include "models/fingerprint.h"
 #include "models/kv_scales.h"
@@ -41,14 +43,24 @@ Parts LoadParts(EngineConfig config) {
     models::KvScales found = models::LoadKvScales(config.quantization_param_path, checkpoint, model);
     parts.scales_given = found.source != models::ScaleSource::kNone;
     parts.scales = std::move(found.layers);
+  } else if (!config.quantization_param_path.empty()) {
+    // A file that the caller named is checked, or a typo in the format's name would drop it without a word.
+    models::LoadKvScales(config.quantization_param_path, checkpoint, model);
+    if (config.on_warning) {
+      config.on_warning(fmt::format("quantization_param_path = {}: not used, no layer's format has static scales",
+                                    Quote(config.quantization_param_path)));
+    }
   }
   parts.threads = std::make_shared<ThreadPool>(config.threads);
   parts.ops = kernels::MakeCpuOps(parts.threads, config.isa.c_str());
   parts.isa = ChosenIsa(config.isa);
-  // Too large a max_model_len is refused later, by name.
-  const int64_t positions = std::min(config.max_model_len, model.max_position);
-  parts.model = models::Load(config.model, *parts.ops,
-                             {.store = store, .max_rows = config.max_num_batched_tokens, .max_positions = positions});
+  // The rope table is made for what the cache can hold at most; a model may claim any number of positions.
+  cache::PageDemand demand(parts.layout, CommonWindow(model));
+  demand.prefixes_stay = config.enable_prefix_caching;
+  parts.positions = SizeCache(config, demand, model.max_position, Cpu().AvailableBytes()).max_model_len;
+  parts.model =
+      models::Load(config.model, *parts.ops,
+                   {.store = store, .max_rows = config.max_num_batched_tokens, .max_positions = parts.positions});
   const std::string backend = config.isa == "auto" ? "auto" : "cpu-" + config.isa;
   parts.make_backend = [threads = parts.threads, backend](cache::PageStore& pages, attention::BackendConfig setup) {
     return attention::MakeBackend(backend, pages, std::move(setup), threads);

@@ -22,6 +22,7 @@ struct Parts {
   std::string model_identity;  // of page files
   formats::CacheLayout layout;
   std::vector<formats::LayerScales> scales;  // per layer
+  int64_t positions = 0;                     // that the model was loaded for; max_model_len is not above it
   bool scales_given = true;                  // false: 1.0 stands for "nobody said"
   BackendFactory make_backend;
   std::string isa;

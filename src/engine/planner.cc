@@ -12,9 +12,11 @@ ModelInfo ReadModelInfo(const std::string& model, const std::string& dtype) {
 }
 
 CachePlan PlanCacheBytes(const EngineConfig& config) {
+  engine::CheckConfig(config);
   const models::ModelConfig model = models::ReadConfig(config.model);
-  const std::vector<KvScheme> schemes =
-      engine::ResolveSchemes(config, model, engine::ResolveDType(config.dtype, model));
+  const DType dtype = engine::ResolveDType(config.dtype, model);
+  engine::ResolveWeights(config, dtype);  // refuses what no engine would take
+  const std::vector<KvScheme> schemes = engine::ResolveSchemes(config, model, dtype);
   const formats::CacheLayout layout = engine::PlanLayout(schemes, model, config.page_size);
   const cache::PageDemand demand(layout);
   CachePlan plan;

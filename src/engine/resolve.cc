@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "base/quote.h"
 #include "kvanta/error.h"
 
 namespace kvanta::engine {
@@ -17,9 +18,9 @@ int ParseLayerIndex(const std::string& text, int layers) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), index);
   if (error != std::errc() || end != text.data() + text.size() || index < -layers || index >= layers) {
     throw InputError(
-        fmt::format("kv_cache_dtype_skip_layers: '{}' is neither a layer index from {} to {} nor "
+        fmt::format("kv_cache_dtype_skip_layers: {} is neither a layer index from {} to {} nor "
                     "'sliding_window'",
-                    text, -layers, layers - 1));
+                    Quote(text), -layers, layers - 1));
   }
   return index < 0 ? index + layers : index;
 }
@@ -37,7 +38,8 @@ DType ResolveDType(const std::string& dtype, const models::ModelConfig& model) {
 DType ResolveWeights(const EngineConfig& config, DType dtype) {
   if (config.weight_dtype == "auto") return dtype;
   if (config.weight_dtype == "bf16") return DType::kBf16;
-  throw InputError(fmt::format("weight_dtype '{}' is not implemented; there are: auto, bf16", config.weight_dtype));
+  throw InputError(
+      fmt::format("weight_dtype {} is not implemented; there are: auto, bf16", Quote(config.weight_dtype)));
 }
 
 std::string_view UnquantizedScheme(DType dtype) noexcept {
@@ -93,7 +95,7 @@ void CheckConfig(const EngineConfig& config) {
                                  config.max_num_batched_tokens, config.page_size));
   }
   if (config.device != "auto" && config.device != "cpu") {
-    throw InputError(fmt::format("device '{}' is not in this build; there are: auto, cpu", config.device));
+    throw InputError(fmt::format("device {} is not in this build; there are: auto, cpu", Quote(config.device)));
   }
 }
 
@@ -123,9 +125,11 @@ CacheSize SizeCache(const EngineConfig& config, const cache::PageDemand& demand,
     }
   } else {
     const int64_t step_pages = config.max_num_batched_tokens / demand.page_size + 1;
-    const int64_t all = config.max_num_seqs * demand.PeakBytes(wanted) +
-                        (demand.exact_while_open ? step_pages * demand.exact_page_bytes : 0);
-    size.budget_bytes = std::min(all, static_cast<int64_t>(kShareOfAvailable * static_cast<double>(available_bytes)));
+    const auto share = static_cast<int64_t>(kShareOfAvailable * static_cast<double>(available_bytes));
+    const int64_t steps = demand.exact_while_open ? step_pages * demand.exact_page_bytes : 0;
+    int64_t all = 0;
+    if (__builtin_mul_overflow(config.max_num_seqs, demand.PeakBytes(wanted), &all)) all = share;
+    size.budget_bytes = std::min(all, share - std::min(steps, share)) + std::min(steps, share);
   }
   const int64_t longest = LongestSequence(demand, size.budget_bytes, wanted);
   size.max_model_len = longest;

@@ -47,8 +47,15 @@ bool Core::StepWithTurn(std::vector<RequestOutput>& outputs) {
     outputs.push_back(std::move(output));
     Finish(request);
   };
-  const auto scheduled = scheduler_->Schedule();
-  chunks_.assign(scheduled.begin(), scheduled.end());
+  try {
+    const auto scheduled = scheduler_->Schedule();
+    chunks_.assign(scheduled.begin(), scheduled.end());
+  } catch (const std::exception& error) {  // out of memory: nobody knows whose
+    std::vector<RequestState*> all;
+    for (const auto& [id, request] : requests_) all.push_back(request.get());
+    for (RequestState* request : all) fail(*request, error.what());
+    return true;
+  }
   for (scheduler::Sequence* sequence : scheduler_->Unschedulable()) {
     fail(*by_sequence_.at(sequence), fmt::format("{} tokens need more pages than the cache of {} bytes has",
                                                  sequence->tokens.size(), store_->BudgetBytes()));

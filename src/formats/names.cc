@@ -124,6 +124,12 @@ void ThrowUnknownName(std::string_view name) {
   if (const ForeignName* foreign = FindForeign(name); foreign != nullptr && !foreign->reason.empty()) {
     throw InputError(fmt::format("KV cache format '{}': {}; available: {}", shown, foreign->reason, AvailableNames()));
   }
+  if (name == "auto") {
+    throw InputError(
+        fmt::format("KV cache format 'auto' stands for the model's own, for K and V alike, and is resolved "
+                    "by the engine; name a format here: {}",
+                    AvailableNames()));
+  }
   const std::string_view nearest = NearestName(name);
   throw InputError(fmt::format("unknown KV cache format '{}'{}; available: {}", shown,
                                nearest.empty() ? "" : fmt::format(", did you mean '{}'?", nearest), AvailableNames()));

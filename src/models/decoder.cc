@@ -106,9 +106,10 @@ class Decoder final : public Model {
     if (positions < 1 || positions > config_.max_position) {
       throw InputError(fmt::format("{} positions; this model takes 1 to {}", positions, config_.max_position));
     }
+    // First what is checked against the machine's memory.
+    rope_table_ = ops_.device().Allocate(positions * config_.rotary_dim * sizeof(float));
     std::vector<float> table(positions * config_.rotary_dim);
     FillRopeTable(MakeRopeFrequencies(config_.rope, config_.rotary_dim, positions), table);
-    rope_table_ = ops_.device().Allocate(table.size() * sizeof(float));
     ops_.device().CopyIn(rope_table_.data(), table.data(), rope_table_.bytes());
   }
 

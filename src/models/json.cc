@@ -41,6 +41,9 @@ Json ParseJson(std::string_view text, const std::string& name) {
   try {
     return Json::parse(text.begin(), text.end(), check);
   } catch (const Json::parse_error& error) {
+    if (error.byte > text.size()) {
+      throw InputError(fmt::format("{}: not valid JSON: {}", name, text.empty() ? "empty" : "it ends too early"));
+    }
     throw InputError(fmt::format("{}: not valid JSON at byte {} of {}", name, error.byte, text.size()));
   } catch (const Json::exception& error) {
     throw InputError(fmt::format("{}: not valid JSON: {}", name, Quote(error.what())));

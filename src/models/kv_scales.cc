@@ -209,9 +209,8 @@ KvScales ReadScaleTensors(const TensorMap& tensors, const std::string& name, con
     for (int side = 0; side < 2; ++side) {
       if (layers[layer][side].scale.empty()) {
         throw InputError(fmt::format(
-            "{}: {} but layer {} has no {} scale; give a file by --quantization-param-path, "
-            "--calculate-kv-scales, or a "
-            "format without static scales",
+            "{}: {} but layer {} has no {} scale; give a file by --quantization-param-path, or a format without "
+            "static scales by --kv-cache-dtype",
             name, any ? "it has KV scales," : "it declares static KV scales,", layer, side == 0 ? "K" : "V"));
       }
     }

@@ -6,7 +6,7 @@
 
 namespace kvanta::models {
 
-inline constexpr int64_t kMaxPositions = int64_t{1} << 27;  // far above every model
+inline constexpr int64_t kMaxPositions = int64_t{1} << 24;  // far above every model
 
 // `max_position` is max_position_embeddings as config.json gives it.
 RopeConfig ReadRopeConfig(const JsonObject& json, int64_t max_position);

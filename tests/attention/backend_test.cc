@@ -290,6 +290,8 @@ TEST(AttentionBenchTest, VerifiesAndReports) {
   EXPECT_EQ(rows[1].share_of_limit, 0);
   EXPECT_THROW(RunAttentionBench({.formats = {"fp32"}, .context = int64_t{1} << 32}), ResourceError);
   EXPECT_THROW(RunAttentionBench({.formats = {"fp32"}, .threads = {0}}), InputError);
+  EXPECT_THROW(RunAttentionBench({.formats = {"fp32"}, .seconds = INFINITY}), InputError);
+  EXPECT_THROW(RunAttentionBench({.formats = {"fp32"}, .seconds = NAN}), InputError);
 }
 
 }  // namespace

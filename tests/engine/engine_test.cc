@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <set>
 
 #include "engine/requests.h"
@@ -219,6 +220,42 @@ TEST(Engine, LogitsThatAreNotFiniteEndTheRequestAlone) {
   EXPECT_EQ(result.finish, FinishReason::kError);
   EXPECT_EQ(result.error, "the model's logits are not finite");
   EXPECT_EQ(engine.Stats().running, 0);
+}
+
+// Behind the window a sequence gives its pages back, but the prefix tree, which evicts leaves only, keeps them as long
+// as the sequence lives: what may be admitted must count them.
+TEST(Engine, WindowsAndPrefixesFitTheCacheTogether) {
+  const TinyModel windowed({.sliding_window = 40});
+  for (const bool prefixes : {true, false}) {
+    EngineConfig config = TinyConfig(windowed, "int8");
+    config.enable_prefix_caching = prefixes;
+    config.max_model_len = 0;
+    config.max_num_batched_tokens = 16;
+    config.kv_cache_memory_bytes = 6 * PlanCacheBytes(config).page_bytes;
+    Engine engine(config);
+    const int64_t most = engine.Config().max_model_len;
+    EXPECT_EQ(most, prefixes ? 6 * 16 : 512);
+    std::mt19937_64 random(1);
+    for (int i = 0; i < 3; ++i) {
+      const auto prompt = RandomTokens(random, most - 5);
+      const Collected got = RunOne(engine, {.id = "a", .prompt = prompt, .sampling = Greedy(100)});
+      EXPECT_EQ(got.error, "");
+      EXPECT_EQ(got.tokens.size(), 5u);
+    }
+  }
+}
+
+TEST(Engine, AMeanWithoutAFileIsAnErrorNotACrash) {
+  for (const char* scheme : {"fp8_e4m3+mean", "k=int8+mean,v=fp8_e4m3"}) {
+    EXPECT_THROW(Engine engine(TinyConfig(Model(), scheme)), InputError) << scheme;
+  }
+}
+
+TEST(Engine, SequencesWithoutNumberDoNotOverflowTheBudget) {
+  EngineConfig config = TinyConfig(Model(), "bf16");
+  config.kv_cache_memory_bytes = 0;
+  config.max_num_seqs = std::numeric_limits<int>::max();
+  EXPECT_EQ(Engine(config).Config().max_model_len, 128);
 }
 
 }  // namespace

@@ -1,14 +1,21 @@
 #include <gtest/gtest.h>
 
 #include "engine/requests.h"
+#include "formats/format.h"
 #include "formats/page_file.h"
 
 namespace kvanta::engine {
 namespace {
 
+// Three counts of the same bytes: the plan's, the engine's and those of a page on disk without its header.
 TEST(ExportPage, IsASelfDescribingFileOfTheAllocatedBytes) {
-  for (const char* format : {"bf16", "fp8_e4m3", "int8", "int4"}) {
-    EngineConfig config = TinyConfig(Model(), format);
+  const TinyModel windowed({.sliding_window = 40});
+  std::vector<std::string> schemes = {"k=int8,v=int4", "k=bf16,v=fp8", "int4+exact=none", "int8+exact=open+sink=1"};
+  for (const formats::Format& format : formats::All()) schemes.emplace_back(format.name);
+  for (size_t i = 0; i < 2 * schemes.size(); ++i) {
+    const std::string& scheme = schemes[i / 2];
+    SCOPED_TRACE(scheme);
+    EngineConfig config = TinyConfig(i % 2 == 0 ? Model() : windowed, scheme);
     Engine engine(config);
     std::mt19937_64 random(1);
     const auto prompt = RandomTokens(random, 64);
@@ -18,10 +25,14 @@ TEST(ExportPage, IsASelfDescribingFileOfTheAllocatedBytes) {
       const std::vector<uint8_t> file = engine.ExportPage(prompt, index);
       const formats::PageFile page = formats::ReadPageFile(file, "page");
       const bool exact = page.header.record == formats::RecordKind::kExact;
-      EXPECT_EQ(exact, std::string(format) == "int4" && index == 0) << "only a sink has no quantized record";
+      const bool sink = scheme == "int4" || scheme == "k=int8,v=int4" || scheme.ends_with("sink=1");
+      EXPECT_EQ(exact, sink && index == 0) << "only a sink has no quantized record";
       EXPECT_EQ(static_cast<int64_t>(page.payload.size()), exact ? plan.exact_page_bytes : plan.page_bytes);
+      if (!exact) {
+        EXPECT_EQ(static_cast<double>(page.payload.size()), 16 * engine.Stats().bytes_per_token);
+      }
       EXPECT_EQ(page.header.layout.layers.size(), 2u);
-      EXPECT_EQ(page.header.scales.empty(), std::string(format) != "fp8_e4m3");
+      EXPECT_EQ(page.header.scales.empty(), scheme.find("fp8") == std::string::npos) << "static scales";
     }
   }
 }

@@ -124,6 +124,7 @@ TEST(EngineThread, SurvivesACallbackThatThrows) {
   config.on_warning = [&](const std::string& warning) {
     const std::lock_guard lock(mutex);
     warnings.push_back(warning);
+    throw std::runtime_error("nor may this end the loop");
   };
   Engine engine(config);
   std::atomic<int> ends = 0;
@@ -132,6 +133,7 @@ TEST(EngineThread, SurvivesACallbackThatThrows) {
       ++ends;
       ends.notify_all();
     }
+    if (ends > 0) throw 42;  // not even an exception
     throw std::runtime_error("no");
   });
   engine.Add({.id = "a", .prompt = {1, 2}, .sampling = Greedy(3)});

@@ -47,10 +47,13 @@ def frequencies(parameters: dict[str, Any]) -> tuple[torch.Tensor, float]:
     config = LlamaConfig(
         hidden_size=4 * HEAD_DIM, num_attention_heads=4, max_position_embeddings=8192, rope_parameters=dict(parameters)
     )
+    result: tuple[torch.Tensor, float]
     if parameters["rope_type"] == "default":
-        return LlamaRotaryEmbedding.compute_default_rope_parameters(config)
-    seq_len = 12288 if parameters["rope_type"] == "dynamic" else None
-    return ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, seq_len=seq_len)
+        result = LlamaRotaryEmbedding.compute_default_rope_parameters(config)
+    else:
+        seq_len = 12288 if parameters["rope_type"] == "dynamic" else None
+        result = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, seq_len=seq_len)
+    return result
 
 
 def main() -> None:

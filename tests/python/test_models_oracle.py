@@ -254,3 +254,11 @@ def test_bad_checkpoints_are_refused(inject: Callable[[Path], None], message: st
     inject(tmp_path)
     with pytest.raises(kvanta.InputError, match=message):
         logits(tmp_path)
+
+
+def test_logits_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    tiny_models.save(tiny_models.make_model("Llama"), tmp_path)
+    for name in (ATTENTION + "v_proj.weight", "model.layers.1.mlp.down_proj.weight"):
+        edit_tensor(name, lambda weight: torch.full_like(weight, 3e38))(tmp_path)
+    with pytest.raises(kvanta.InputError, match="position 0 are not finite"):
+        logits(tmp_path)

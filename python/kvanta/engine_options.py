@@ -10,6 +10,7 @@ from typing import Any
 
 from kvanta import _core
 from kvanta.errors import InputError
+from kvanta.values import one_line, truth
 
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _UNITS |= {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
@@ -68,10 +69,14 @@ class EngineOption:
 
     def read(self, value: Any) -> Any:
         """The value for EngineConfig; raises InputError that names the option."""
+        if self.is_flag:
+            return truth(self.name, value)
         try:
             converted = self.convert(value)
         except InputError as error:
             raise InputError(f"{self.name}: {error}") from None
+        except TypeError:
+            raise InputError(f"{self.name} is {one_line(value)}, not {self.metavar}") from None
         if self.choices and converted not in self.choices:
             raise InputError(f"{self.name} is {value!r}; known: {', '.join(self.choices)}")
         return converted
@@ -218,7 +223,7 @@ def known_arguments(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
         if name in options:
             target = options[name].name
         elif name in OPPOSITES:
-            target, value = OPPOSITES[name], not value  # noqa: PLW2901
+            target, value = OPPOSITES[name], not truth(name, value)  # noqa: PLW2901
         elif name in FOREIGN:
             notes.append(foreign_note(name))
             continue
@@ -233,16 +238,21 @@ def known_arguments(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
 def engine_config(folder: str, arguments: Mapping[str, Any]) -> _core.EngineConfig:
     """The C++ configuration for a model folder; options that are absent or None keep their defaults."""
     config = _core.EngineConfig()
-    config.model = folder
+    _set_field(config, "model", folder, folder)
     for option in OPTIONS:
         value = arguments.get(option.name)
         if value is None:
             value = option.default
-        try:
-            setattr(config, option.config_field, option.read(value))
-        except (TypeError, OverflowError):
-            raise InputError(f"{option.name} is {value!r}, which is out of range") from None
+        _set_field(config, option.config_field, option.read(value), value)
     return config
+
+
+def _set_field(config: _core.EngineConfig, name: str, converted: Any, value: Any) -> None:
+    try:
+        setattr(config, name, converted)
+    except (TypeError, ValueError, OverflowError):  # the bindings: too large a number, a text that is not UTF-8
+        reason = "not valid UTF-8" if isinstance(converted, str) else "out of range"
+        raise InputError(f"{name} is {one_line(value)}, which is {reason}") from None
 
 
 def option_names(options: Sequence[EngineOption] = OPTIONS) -> list[str]:

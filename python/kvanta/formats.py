@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from kvanta import _core
 from kvanta.errors import InputError
+from kvanta.values import one_line, real_number, truth, whole_number
 
 
 def names() -> list[str]:
@@ -37,7 +38,9 @@ def encode(
     """
     values = _floats("x", x, 2)
     centre = None if mean is None else _floats("mean", mean, 1)
-    return _core.encode_cell(scheme, side, values, static_scale, centre, through_exact_page)
+    _check_texts(scheme, side)
+    scale = real_number("static_scale", static_scale, 0.0, _FLOAT32_MAX, open_below=True)
+    return _core.encode_cell(scheme, side, values, scale, centre, truth("through_exact_page", through_exact_page))
 
 
 def decode(
@@ -51,7 +54,32 @@ def decode(
 ) -> NDArray[np.float32]:
     """float32 [tokens, head_dim] = `shape` from canonical bytes: what attention reads. Raises InputError."""
     centre = None if mean is None else _floats("mean", mean, 1)
-    return _core.decode_cell(scheme, side, bytes(data), shape, static_scale, centre)
+    _check_texts(scheme, side)
+    scale = real_number("static_scale", static_scale, 0.0, _FLOAT32_MAX, open_below=True)
+    return _core.decode_cell(scheme, side, _bytes(data), _cell_shape(shape), scale, centre)
+
+
+_FLOAT32_MAX = 3.4e38
+
+
+def _check_texts(scheme: object, side: object) -> None:
+    for name, value in (("scheme", scheme), ("side", side)):
+        if not isinstance(value, str):
+            raise InputError(f"{name} is {one_line(value)}, not a text")
+
+
+def _bytes(data: Any) -> bytes:
+    try:
+        return memoryview(data).tobytes()
+    except TypeError:  # a number too: bytes(n) would make n zeros of it
+        raise InputError(f"data is {one_line(data)}, not bytes") from None
+
+
+def _cell_shape(shape: Any) -> tuple[int, int]:
+    if not isinstance(shape, (tuple, list)) or len(shape) != 2:
+        raise InputError(f"shape is {one_line(shape)}, not two numbers: tokens, head_dim")
+    tokens, head_dim = (whole_number("an axis of shape", axis, 1, 2**31 - 1) for axis in shape)
+    return tokens, head_dim
 
 
 def _floats(name: str, values: ArrayLike, axes: int) -> NDArray[np.float32]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import threading
 import warnings
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -23,6 +25,7 @@ from kvanta.progress import progress_bar
 from kvanta.prompts import Prompt, TokenPrompt, read_prompt, split_prompts, token_list
 from kvanta.sampling_params import SamplingParams
 from kvanta.tokenizer import Tokenizer
+from kvanta.values import one_line, truth, whole_number
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -38,7 +41,7 @@ class _Request:
 class LLM:
     """Loads a model and reserves its cache; see the README for the options. Raises InputError or ResourceError.
 
-    One call runs at a time; calls from several threads wait for each other.
+    Calls may overlap, from several threads or while a stream is open: each step of the engine serves all of them.
     """
 
     def __init__(
@@ -102,7 +105,9 @@ class LLM:
         config.set_on_warning(self._warnings.append)
         self._engine = _core.Engine(config)
         self._warn(stacklevel=3)
-        self._lock = threading.Lock()
+        # Reentrant: a forgotten stream may be collected, and so closed, while this thread holds the lock.
+        self._lock = threading.RLock()
+        self._inboxes: dict[str, deque[_core.EngineOutput]] = {}  # by request id: the news of calls that are open
         self._count = 0
         self._seeds = random.Random(config.seed)
 
@@ -160,16 +165,16 @@ class LLM:
     ) -> Iterator[tuple[str, RequestOutput]]:
         """Generates for one prompt and yields, step by step, the new text and the output so far.
 
-        The same output object grows and is yielded every time. Leaving the loop early aborts the request.
+        The same output object grows and is yielded every time. Leaving the loop early, or closing the iterator, aborts
+        the request; other calls may go on in between.
         """
         entry = prompt if isinstance(prompt, TokenPrompt) else read_prompt(prompt, self.tokenizer)
-        params = sampling_params or SamplingParams()
+        (params,) = self._one_each(sampling_params, 1)
         if params.n != 1:
             raise InputError(f"stream gives one text; n is {params.n}")
-        with self._lock:
-            request = self._prepare(entry, params)
-            for _, text in self._run([(request, params)]):
-                yield text, request.output
+        request = self._prepare(entry, params)
+        for _, text in self._run([(request, params)]):
+            yield text, request.output
 
     def logits(
         self,
@@ -182,12 +187,15 @@ class LLM:
 
         `chunk_tokens` (default: max_num_batched_tokens) changes the speed, not one bit of the result.
         """
-        tokens = np.asarray(token_list(token_ids), dtype=np.int32)
-        if chunk_tokens is not None and (not isinstance(chunk_tokens, int) or not 0 < chunk_tokens < 2**31):
-            raise InputError(f"chunk_tokens is {chunk_tokens!r}, not a positive whole number or None")
+        vocab, limit = self.model_info.vocab, self.config.max_model_len
+        tokens = np.asarray(token_list(token_ids, vocab), dtype=np.int32)
+        if len(tokens) > limit:  # before memory is taken for them
+            raise InputError(f"the sequence has {len(tokens)} tokens, max_model_len is {limit}")
+        chunk = 0 if chunk_tokens is None else whole_number("chunk_tokens", chunk_tokens, 1, 2**31 - 1, " or None")
+        from_cache = truth("use_prefix_cache", use_prefix_cache)
         with self._lock:
-            out = np.empty((len(tokens), self._engine.info.vocab), dtype=np.float32)
-            self._engine.logits(tokens, chunk_tokens or 0, out, use_prefix_cache)
+            out = np.empty((len(tokens), vocab), dtype=np.float32)
+            self._engine.logits(tokens, chunk, out, from_cache)
             self._warn(stacklevel=3)
         return out
 
@@ -202,27 +210,28 @@ class LLM:
     @staticmethod
     def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
-            return [params or SamplingParams()] * count
-        each = list(params)
-        if len(each) != count or not all(isinstance(entry, SamplingParams) for entry in each):
-            raise InputError(f"there are {len(each)} sampling parameters for {count} prompts")
-        return each
+            params = [params or SamplingParams()] * count
+        if not isinstance(params, (list, tuple)) or not all(isinstance(entry, SamplingParams) for entry in params):
+            raise InputError(f"sampling_params is {one_line(params)}, not a SamplingParams or a list of them")
+        if len(params) != count:
+            raise InputError(f"there are {len(params)} sampling parameters for {count} prompts")
+        return [dataclasses.replace(each) for each in params]  # checks again: fields may have been assigned since
 
     def _generate(
         self, entries: list[TokenPrompt], params: list[SamplingParams], use_tqdm: bool | None
     ) -> list[RequestOutput]:
         show = use_tqdm if use_tqdm is not None or len(entries) > 1 else False
-        with self._lock:
-            requests = [self._prepare(entry, each) for entry, each in zip(entries, params, strict=True)]
-            with progress_bar(len(requests), "generating", "prompt", show) as bar:
-                for request, _ in self._run(list(zip(requests, params, strict=True))):
-                    if request.output.finished:
-                        bar.update()
+        requests = [self._prepare(entry, each) for entry, each in zip(entries, params, strict=True)]
+        with progress_bar(len(requests), "generating", "prompt", show) as bar:
+            for request, _ in self._run(list(zip(requests, params, strict=True))):
+                if request.output.finished:
+                    bar.update()
         return [request.output for request in requests]
 
     def _prepare(self, entry: TokenPrompt, params: SamplingParams) -> _Request:
-        name = str(self._count)
-        self._count += 1
+        with self._lock:
+            name = str(self._count)
+            self._count += 1
         completions = {
             f"{name}-{index}": Completion(index, entry.token_ids, params, self.tokenizer) for index in range(params.n)
         }
@@ -242,9 +251,8 @@ class LLM:
             setattr(sampling, name, getattr(params, name))
         for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
             setattr(sampling, name, getattr(params, name))
-        sampling.stop_token_ids = token_list(params.stop_token_ids or [])
-        bias = params.logit_bias or {}
-        sampling.logit_bias = list(zip(token_list(bias.keys()), map(float, bias.values()), strict=True))
+        sampling.stop_token_ids = list(params.stop_token_ids or [])
+        sampling.logit_bias = list((params.logit_bias or {}).items())
         sampling.seed = self._seeds.getrandbits(64) if params.seed is None else (params.seed + index) % 2**64
         sampling.logprobs = -1 if params.logprobs is None else params.logprobs
         if params.prompt_logprobs is not None and index == 0:
@@ -252,32 +260,58 @@ class LLM:
         return sampling
 
     def _run(self, requests: list[tuple[_Request, SamplingParams]]) -> Iterator[tuple[_Request, str]]:
-        """Adds the requests and steps the engine until all are finished; yields each request's news."""
+        """Adds the requests and steps the engine until all are finished; yields each request's news.
+
+        The lock is held for single steps only, never while the caller has the news.
+        """
+        inbox: deque[_core.EngineOutput] = deque()
         owners: dict[str, _Request] = {}
         try:
-            for request, params in requests:
-                for index, name in enumerate(request.completions):
-                    self._engine.add(name, request.output.prompt_token_ids, self._engine_params(request, params, index))
-                    owners[name] = request
+            with self._lock:
+                for request, params in requests:
+                    for index, name in enumerate(request.completions):
+                        sampling = self._engine_params(request, params, index)
+                        self._engine.add(name, request.output.prompt_token_ids, sampling)
+                        owners[name] = request
+                        self._inboxes[name] = inbox
             while owners:
-                step = self._engine.step()
-                self._warn(stacklevel=5)
-                if step is None:
-                    raise RuntimeError(f"the engine has nothing to do, but {len(owners)} requests are not finished")
-                for news in step:
-                    if news.id not in owners:  # the last word on a request that a stop string has ended
-                        continue
-                    request = owners[news.id]
-                    text = self._take(request, news)
-                    if request.completions[news.id].output.finished:
-                        del owners[news.id]
-                        if news.finish == _core.FinishReason.NONE:  # a stop string, of which the engine knows nothing
-                            self._engine.abort(news.id)
-                    yield request, text
+                self._wait_for_news(inbox)
+                news = inbox.popleft()
+                if news.id not in owners:  # the last word on a request that a stop string has ended
+                    continue
+                request = owners[news.id]
+                text = self._take(request, news)
+                if request.completions[news.id].output.finished:
+                    del owners[news.id]
+                    self._leave([news.id], abort=news.finish == _core.FinishReason.NONE)  # a stop string ended it
+                yield request, text
         finally:
-            for name in owners:  # an error, Ctrl-C, or a caller that has left the loop
-                self._engine.abort(name)
-            while self._engine.step() is not None:
+            self._leave(list(owners), abort=True)  # an error, Ctrl-C, or a caller that has left the loop
+
+    def _wait_for_news(self, inbox: deque[_core.EngineOutput]) -> None:
+        """Steps until something is in `inbox`; the steps of other calls may put it there as well."""
+        while not inbox:
+            with self._lock:
+                if not inbox and not self._step():
+                    raise RuntimeError("the engine has nothing to do, but requests are not finished")
+
+    def _step(self) -> bool:
+        """One step of the engine, its news to those who wait for them; False when there was nothing to do."""
+        step = self._engine.step()
+        for news in step or ():
+            if news.id in self._inboxes:
+                self._inboxes[news.id].append(news)
+        self._warn(stacklevel=7)
+        return step is not None
+
+    def _leave(self, names: list[str], *, abort: bool) -> None:
+        """Forgets requests; the last to leave takes what the engine has still to say, so that it is idle after."""
+        with self._lock:
+            for name in names:
+                self._inboxes.pop(name, None)
+                if abort:
+                    self._engine.abort(name)
+            while not self._inboxes and self._step():
                 pass
 
     def _warn(self, stacklevel: int) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvanta.errors import InputError, ResourceError
+from kvanta.values import one_line
 
 SHIPPED = Path(__file__).parent / "shipped"
 NAMES = ("stories260k", "smollm2")
@@ -62,11 +63,12 @@ def _from_hub(name: str) -> Path:
 
 def resolve_model(model: str | os.PathLike[str]) -> ModelFolder:
     """Finds, or downloads and converts, what `model` means. Raises InputError or ResourceError."""
-    name = os.fspath(model)
+    name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else ""
     if not isinstance(name, str) or not name:
-        raise InputError(f"MODEL is {name!r}; give a folder, a .gguf file, or one of: {', '.join(NAMES)}")
+        raise InputError(f"MODEL is {one_line(model)}; give a folder, a .gguf file, or one of: {', '.join(NAMES)}")
     path = Path(name).expanduser()
     try:
+        str(path).encode()  # what the C++ library takes
         if path.is_dir():
             return ModelFolder(name, path)
         if path.is_file():

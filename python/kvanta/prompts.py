@@ -9,6 +9,7 @@ from typing import Any
 
 from kvanta.errors import InputError
 from kvanta.tokenizer import Tokenizer
+from kvanta.values import one_line
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
@@ -21,15 +22,15 @@ class TokenPrompt:
     token_ids: list[int]
 
 
-def token_list(values: Any) -> list[int]:
-    """Token ids from any sequence of whole numbers, numpy arrays included. The engine checks the vocabulary."""
+def token_list(values: Any, vocab: int = 2**31) -> list[int]:
+    """Token ids below `vocab` from any sequence of whole numbers, numpy arrays included."""
     try:
         tokens = [operator.index(value) for value in values]
     except TypeError:
-        raise InputError(f"token ids must be whole numbers, not {values!r:.80}") from None
+        raise InputError(f"token ids must be whole numbers in a row, not {one_line(values, 80)}") from None
     for token in tokens:
-        if not 0 <= token < 2**31:
-            raise InputError(f"token id {token} is not in 0..2^31-1")
+        if not 0 <= token < vocab:
+            raise InputError(f"token id {token} is not in 0..{vocab - 1}")
     return tokens
 
 
@@ -45,6 +46,8 @@ def read_prompt(prompt: Any, tokenizer: Tokenizer) -> TokenPrompt:
         if tokens is None:
             tokens = text
     if isinstance(tokens, str):
+        if not tokens:
+            raise InputError("the prompt is empty: give a text, or tokens such as {'prompt_token_ids': [bos]}")
         text = tokens
         tokens = tokenizer.encode(text)
     elif isinstance(tokens, (bytes, bytearray)) or not hasattr(tokens, "__iter__"):

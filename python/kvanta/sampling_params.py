@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvanta.errors import InputError
+from kvanta.values import one_line, real_number, truth, whole_number
 
 
 @dataclass(kw_only=True)
@@ -41,7 +42,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
-        """Checks types and ranges."""
+        """Checks types and ranges; numpy's numbers become Python's."""
         self._whole("n", 1, 1024)
         self._whole("max_tokens", 1, 2**31 - 1, optional=True)
         self._whole("min_tokens", 0, 2**31 - 1)
@@ -57,9 +58,10 @@ class SamplingParams:
         self._number("frequency_penalty", -2.0, 2.0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InputError(f"min_tokens is {self.min_tokens}, more than max_tokens, {self.max_tokens}")
-        stops = self.stop_strings
-        if not all(isinstance(stop, str) and stop for stop in stops):
-            raise InputError(f"stop is {self.stop!r}, not a text or a list of texts that are not empty")
+        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
+            setattr(self, name, truth(name, getattr(self, name)))
+        self._read_stops()
+        self._read_bias()
 
     @property
     def stop_strings(self) -> list[str]:
@@ -68,17 +70,39 @@ class SamplingParams:
             return []
         return [self.stop] if isinstance(self.stop, str) else list(self.stop)
 
+    def _read_stops(self) -> None:
+        stops = self.stop
+        if stops is not None and not isinstance(stops, str):
+            self.stop = list(stops) if isinstance(stops, Iterable) else [""]
+        if not all(isinstance(stop, str) and stop for stop in self.stop_strings):
+            raise InputError(f"stop is {one_line(stops)}, not a text or a list of texts that are not empty")
+        tokens = self.stop_token_ids
+        if tokens is None:
+            return
+        if isinstance(tokens, (str, bytes)) or not isinstance(tokens, Iterable):
+            raise InputError(f"stop_token_ids is {one_line(tokens)}, not a list of token ids or None")
+        self.stop_token_ids = [whole_number("a token of stop_token_ids", token, 0, 2**31 - 1) for token in tokens]
+
+    def _read_bias(self) -> None:
+        bias = self.logit_bias
+        if bias is None:
+            return
+        if not isinstance(bias, Mapping):
+            raise InputError(f"logit_bias is {one_line(bias)}, not a mapping of token ids to numbers or None")
+        self.logit_bias = {
+            whole_number("a token of logit_bias", token, 0, 2**31 - 1): real_number(
+                f"logit_bias of token {token}", value, -_FLOAT32_MAX, _FLOAT32_MAX
+            )
+            for token, value in bias.items()
+        }
+
     def _whole(self, name: str, low: int, high: int, *, optional: bool = False) -> None:
         value = getattr(self, name)
-        if value is None and optional:
-            return
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            none = " or None" if optional else ""
-            raise InputError(f"{name} is {value!r}, not a whole number in {low}..{high}{none}")
+        if value is not None or not optional:
+            setattr(self, name, whole_number(name, value, low, high, " or None" if optional else ""))
 
     def _number(self, name: str, low: float, high: float, *, open_below: bool = False) -> None:
-        value = getattr(self, name)
-        good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        if not (good and low <= value <= high and not (open_below and value == low)):
-            bracket = "(" if open_below else "["
-            raise InputError(f"{name} is {value!r}, not a number in {bracket}{low:g}, {high:g}]")
+        setattr(self, name, real_number(name, getattr(self, name), low, high, open_below=open_below))
+
+
+_FLOAT32_MAX = 3.4e38

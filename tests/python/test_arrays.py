@@ -63,9 +63,11 @@ def test_a_mean_is_taken_off_and_put_back() -> None:
         ("int4", "k", rows(head_dim=8), "int4.*32.*8"),
         ("int8", "k", np.zeros(5), "axes"),
         ("int8", "k", "text", "numbers"),
+        (5, "k", rows(), "scheme is 5"),
+        ("int8", None, rows(), "side is None"),
     ],
 )
-def test_bad_arguments_of_encode(scheme: str, side: str, x: Any, reason: str) -> None:
+def test_bad_arguments_of_encode(scheme: Any, side: Any, x: Any, reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         formats.encode(scheme, side, x)
 
@@ -73,6 +75,20 @@ def test_bad_arguments_of_encode(scheme: str, side: str, x: Any, reason: str) ->
 def test_bad_arguments_of_decode() -> None:
     with pytest.raises(InputError):
         formats.decode("int8", "k", b"short", (64, 64))
+    shapes: list[Any] = [(64,), (64, 64, 1), 64, (0, 64), (64, 2**40), ("a", "b"), (2**31 - 1, 2**31 - 1)]
+    for shape in shapes:
+        with pytest.raises(InputError):
+            formats.decode("int8", "k", bytes(64), shape)
+    numbers: list[Any] = [2**40, None, [1]]
+    for data in numbers:
+        with pytest.raises(InputError, match="not bytes"):
+            formats.decode("int8", "k", data, (64, 64))
+
+
+@pytest.mark.parametrize("options", [{"static_scale": "x"}, {"static_scale": 0.0}, {"through_exact_page": "no"}])
+def test_bad_options_of_encode(options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=next(iter(options))):
+        formats.encode("fp8", "k", rows(), **options)
 
 
 def cubes(query_tokens: int = 3, tokens: int = 150, heads: int = 4, kv_heads: int = 2) -> list[NDArray[np.float32]]:

@@ -1,6 +1,7 @@
 """LLM on the shipped model: generate, chat, stream, stop, seeds, log-probabilities, logits, stats, bad input."""
 
 import contextlib
+import gc
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -69,6 +70,54 @@ def test_leaving_a_stream_frees_its_request(llm: LLM, story: list[int]) -> None:
         if len(output.outputs[0].token_ids) == 3:
             break
     assert llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == story
+    assert llm.stats()["running"] == llm.stats()["waiting"] == 0
+
+
+def test_other_calls_go_on_while_a_stream_is_open(llm: LLM, story: list[int]) -> None:
+    stream = llm.stream(PROMPT, GREEDY)
+    other = llm.stream(PROMPT, GREEDY)
+    pieces = [next(stream)[0], next(other)[0]]
+    results: list[Any] = []
+
+    def call() -> None:
+        results.append(llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids)
+        results.append(llm.logits(story))
+
+    worker = threading.Thread(target=call, daemon=True)
+    worker.start()
+    worker.join(timeout=60)  # a hang would be for ever
+    assert not worker.is_alive()
+    call()
+    assert results[0] == results[2] == story
+    np.testing.assert_array_equal(results[1], results[3])
+    whole = llm.generate(PROMPT, GREEDY)[0].outputs[0].text
+    other.close()
+    assert "".join([pieces[0], *(piece for piece, _ in stream)]) == whole
+    assert llm.stats()["running"] == llm.stats()["waiting"] == 0
+
+
+def test_streams_of_several_threads(llm: LLM, story: list[int]) -> None:
+    results: list[list[int]] = []
+
+    def call() -> None:
+        for _, output in llm.stream(PROMPT, GREEDY):
+            tokens = output.outputs[0].token_ids
+        results.append(tokens)
+
+    workers = [threading.Thread(target=call, daemon=True) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(timeout=60)
+    assert results == [story] * 4
+
+
+def test_a_forgotten_stream_is_closed(llm: LLM) -> None:
+    stream = llm.stream(PROMPT, SamplingParams(temperature=0.0, max_tokens=200))
+    next(stream)
+    assert llm.stats()["running"] == 1
+    del stream
+    gc.collect()
     assert llm.stats()["running"] == llm.stats()["waiting"] == 0
 
 
@@ -242,7 +291,32 @@ def test_a_format_that_the_heads_cannot_take() -> None:
         LLM("stories260k", kv_cache_dtype="int4", kv_cache_memory_bytes="8MiB")
 
 
+def changed(**fields: Any) -> SamplingParams:
+    params = SamplingParams()
+    for name, value in fields.items():
+        setattr(params, name, value)
+    return params
+
+
 BAD_CALLS: dict[str, tuple[Callable[[LLM], Any], str]] = {
+    "an empty text": (lambda llm: llm.generate(""), "the prompt is empty.*prompt_token_ids"),
+    "an empty text of several": (lambda llm: llm.generate(["a", ""]), "the prompt is empty"),
+    "an empty text in a mapping": (lambda llm: llm.generate({"prompt": ""}), "the prompt is empty"),
+    "parameters that are a number": (lambda llm: llm.generate("a", 5), "sampling_params is 5"),  # type: ignore[arg-type]
+    "parameters that are a mapping": (
+        lambda llm: llm.generate("a", {"max_tokens": 3}),  # type: ignore[arg-type]
+        "sampling_params is .*max_tokens.*SamplingParams",
+    ),
+    "parameters of a stream": (lambda llm: list(llm.stream("a", 5)), "sampling_params is 5"),  # type: ignore[arg-type]
+    "parameters that were changed": (lambda llm: llm.generate("a", changed(stop=5)), "stop is 5"),
+    "logits of a negative token": (lambda llm: llm.logits([-1]), r"-1 is not in 0\.\.511"),
+    "logits of two axes": (lambda llm: llm.logits(np.zeros((40, 3), np.int32)), "whole numbers"),
+    "logits of a number": (lambda llm: llm.logits(5), "whole numbers"),  # type: ignore[arg-type]
+    "logits far longer than the model": (lambda llm: llm.logits([1] * 10**6), "1000000 tokens.*512"),
+    "a part of the cache": (
+        lambda llm: llm.logits([1], use_prefix_cache="no"),  # type: ignore[arg-type]
+        "use_prefix_cache is 'no'",
+    ),
     "no tokens": (lambda llm: llm.generate([{"prompt_token_ids": []}]), "empty"),
     "token beyond the vocabulary": (lambda llm: llm.generate([[1, 512]]), "512"),
     "negative token": (lambda llm: llm.generate([[1, -1]]), "-1"),
@@ -302,6 +376,12 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
         {"kv_cache_dtype": "fp8", "quantization_param_path": "/nowhere.json"},
         "nowhere",
     ),
+    "a text for a flag": ({"enable_prefix_caching": "false"}, "enable_prefix_caching is 'false', not True or False"),
+    "a number for a flag": ({"calculate_kv_scales": 1}, "calculate_kv_scales is 1"),
+    "a text for the opposite": ({"disable_radix_cache": "false"}, "disable_radix_cache is 'false'"),
+    "a number for a list": ({"kv_cache_dtype_skip_layers": 1.5}, "kv_cache_dtype_skip_layers is 1.5"),
+    "a text that is not UTF-8": ({"kv_cache_dtype": "\ud800"}, "kv_cache_dtype.*UTF-8"),
+    "a tokenizer that is a number": ({"tokenizer": 5}, "MODEL is 5"),
     "a size that is none": ({"kv_cache_memory_bytes": "much"}, "much"),
 }
 
@@ -310,6 +390,13 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
 def test_bad_options(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(InputError, match=reason) as caught:
         LLM("stories260k", **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("model", [None, 5, b"stories260k", "", "\udcff"])
+def test_models_that_are_none(model: Any) -> None:
+    with pytest.raises(InputError, match=r"MODEL is|not a path") as caught:
+        LLM(model)
     assert "\n" not in str(caught.value)
 
 

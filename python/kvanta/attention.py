@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from kvanta import _core
 from kvanta.errors import InputError
+from kvanta.values import real_number, whole_number
 
 
 def backends() -> list[str]:
@@ -69,6 +70,7 @@ def reference(q: ArrayLike, k: ArrayLike, v: ArrayLike, **options: Any) -> NDArr
 
 def read_limit_gb_s(threads: int, isa: str = "auto") -> float:
     """GB/s that this machine reads from memory with so many threads, measured now: the limit of every decode."""
+    whole_number("threads", threads, 1, 2**31 - 1)
     return _core.read_limit_gb_s(threads, isa)
 
 
@@ -88,6 +90,12 @@ def bench(
     seconds: float = 0.5,
 ) -> list[dict[str, Any]]:
     """The rows of `kvanta bench attention`: every result is verified against the reference, then timed."""
+    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "page_size": page_size, "batch": batch}
+    for name, value in {**sizes, "context": context, "query_tokens": query_tokens}.items():
+        whole_number(name, value, 1, 2**31 - 1)
+    for count in threads:
+        whole_number("threads", count, 1, 2**31 - 1)
+    real_number("seconds", seconds, 0.0, 3600.0)
     return _core.run_attention_bench(
         list(formats),
         isa,

@@ -238,20 +238,20 @@ def known_arguments(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
 def engine_config(folder: str, arguments: Mapping[str, Any]) -> _core.EngineConfig:
     """The C++ configuration for a model folder; options that are absent or None keep their defaults."""
     config = _core.EngineConfig()
-    _set_field(config, "model", folder, folder)
+    _set_field(config, "model", "model", folder)
     for option in OPTIONS:
         value = arguments.get(option.name)
         if value is None:
             value = option.default
-        _set_field(config, option.config_field, option.read(value), value)
+        _set_field(config, option.config_field, option.name, option.read(value))
     return config
 
 
-def _set_field(config: _core.EngineConfig, name: str, converted: Any, value: Any) -> None:
+def _set_field(config: _core.EngineConfig, field: str, name: str, value: Any) -> None:
     try:
-        setattr(config, name, converted)
+        setattr(config, field, value)
     except (TypeError, ValueError, OverflowError):  # the bindings: too large a number, a text that is not UTF-8
-        reason = "not valid UTF-8" if isinstance(converted, str) else "out of range"
+        reason = "not valid UTF-8" if isinstance(value, str) else "out of range"
         raise InputError(f"{name} is {one_line(value)}, which is {reason}") from None
 
 

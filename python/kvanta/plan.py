@@ -7,7 +7,7 @@ from typing import Any
 
 from kvanta import _core
 from kvanta.engine_options import engine_config
-from kvanta.errors import InputError
+from kvanta.errors import InputError, ResourceError
 from kvanta.models import resolve_model
 
 
@@ -22,6 +22,7 @@ def plan(
 
     Per format: `tokens`, of one sequence however long; `sequences`, of `context` tokens each (default: the model's
     limit). Whole pages count, and the exact pages that a scheme keeps. `formats`: default all that the model can take.
+    Raises ResourceError if the weights alone do not fit.
     """
     folder = resolve_model(model)
     options = dict(options or {})
@@ -31,7 +32,12 @@ def plan(
     context = limit if context is None else context
     if not 0 < context <= limit:
         raise InputError(f"context is {context}, not in 1..{limit}, which is what {folder.name!r} allows")
-    cache_bytes = max(0, memory_bytes - info.weight_bytes)
+    cache_bytes = memory_bytes - info.weight_bytes
+    if cache_bytes <= 0:
+        raise ResourceError(
+            f"{memory_bytes} bytes of memory leave no room for a cache: {folder.name!r} has {info.weight_bytes} bytes "
+            "of weights"
+        )
 
     def cache_plan(name: str) -> _core.CachePlan:
         return _core.plan_cache_bytes(engine_config(str(folder.path), {**options, "kv_cache_dtype": name}))

@@ -77,6 +77,33 @@ def test_generate_json(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "report.json").read_text())["token_ids"] == report["token_ids"]
 
 
+def test_generate_reports_the_bytes_that_were_held() -> None:
+    words = ["generate", "stories260k", "Once upon a time", *SMALL, "--block-size", "16"]
+    report = json.loads(kvanta(*words, "--json", "-", "--max-tokens", "30").stdout)
+    assert report["cache_bytes"] == 3 * 16 * report["bytes_per_token"]  # 34 tokens in pages of 16
+    assert kvanta(*words, "--max-tokens", "30").stderr.endswith("bytes/token, 60.0 KiB held]\n")
+    assert kvanta(*words, "--max-tokens", "1").stderr.endswith("bytes/token]\n")  # freed with its only token
+
+
+@pytest.mark.parametrize(("unit", "ending"), [(True, "clipped: it needs scales]"), (False, "clipped]")])
+def test_what_to_do_about_clipped_values(unit: bool, ending: str) -> None:
+    from kvanta.cli.generate import _closing_line
+
+    figures = {"generated_tokens": 1, "tokens_per_second": 0.0, "seconds_to_first_token": 0.0, "cache_bytes": None}
+    cache = {"kv_cache_dtype": "fp8", "bytes_per_token": 1, "saturated": 7, "unit_scales": unit}
+    assert _closing_line({**figures, **cache}).endswith(ending)
+
+
+def test_generate_with_the_tokenizer_of_another_folder(tmp_path: Path) -> None:
+    from kvanta.models import SHIPPED
+
+    source = SHIPPED / "stories260k"
+    (tmp_path / "tokenizer.json").write_bytes((source / "tokenizer.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "Once upon a time"}))
+    words = ["generate", "stories260k", "anything", "--max-tokens", "12", *SMALL, "--tokenizer", str(tmp_path)]
+    assert ", there was a little girl" in kvanta(*words).stdout
+
+
 def test_generate_stops() -> None:
     words = ["generate", "stories260k", "Once upon a time", *SMALL, "--max-tokens", "40"]
     assert kvanta(*words, "--stop", "girl", "xyz").stdout == ", there was a little \n"
@@ -124,6 +151,12 @@ BAD: dict[str, tuple[list[str], str]] = {
     "format that does not fit": (["plan", "stories260k", "--formats", "int4"], "int4"),
     "not a GGUF": (["convert", "/etc/hostname", "out"], "GGUF"),
     "nothing to convert": (["convert", "nowhere.gguf", "out"], "nowhere.gguf"),
+    "an empty prompt": (["generate", "stories260k", ""], "the prompt is empty"),
+    "an empty standard input": (["generate", "stories260k"], "the prompt is empty"),
+    "length that is a word": (["plan", "stories260k", "--max-model-len", "abc"], "max_model_len.*'abc'"),
+    "length with a fraction": (["plan", "stories260k", "--max-model-len", "100.5"], "max_model_len.*'100.5'"),
+    "no such tokenizer": (["generate", "stories260k", "x", "--tokenizer", "nosuch"], "no model 'nosuch'"),
+    "too many heads": (["bench", "attention", "--threads", "1", "--heads", str(4 * 10**12)], "heads is 4000000000000"),
     "no such benchmark": (["bench", "everything"], "everything"),
     "no threads": (["bench", "attention", "--threads", "0"], "threads"),
 }
@@ -139,6 +172,39 @@ def test_bad_input_is_one_line_and_status_2(words: list[str], reason: str, tmp_p
     assert re.search(reason, line)
 
 
+@pytest.mark.parametrize("command", ["generate", "plan"])
+def test_a_folder_whose_name_is_not_utf8(command: str, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"\xff")
+    folder.mkdir()
+    done = kvanta(command, str(folder), stdin="x")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert re.search("not a path.*utf-8", line)
+
+
+def test_a_terminal_without_unicode() -> None:
+    done = kvanta("plan", "stories260k", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "?" in done.stdout
+    words = ["generate", "stories260k", "\u65e5\u672c", "--max-tokens", "3", *SMALL, "--json", "-"]
+    report = kvanta(*words, PYTHONIOENCODING="ascii").stdout
+    assert json.loads(report)["token_ids"] == json.loads(kvanta(*words).stdout)["token_ids"]
+
+
+def test_a_fault_of_ours_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def faulty() -> int:
+        raise KeyError("two\nlines")
+
+    monkeypatch.delenv("KVANTA_DEBUG", raising=False)
+    assert report_errors(faulty) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("kvanta: error: internal error: KeyError: ")
+    assert "please report it; KVANTA_DEBUG=1" in line
+    monkeypatch.setenv("KVANTA_DEBUG", "1")
+    assert report_errors(faulty) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
 def test_stdin_that_is_not_utf8() -> None:
     done = kvanta("generate", "stories260k", stdin=b"ab\xff")
     assert done.returncode == 2
@@ -150,6 +216,13 @@ def test_memory_that_does_not_suffice_is_a_failure() -> None:
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("kvanta: error: ")
+
+
+def test_weights_that_do_not_fit_are_a_failure() -> None:
+    done = kvanta("plan", "stories260k", "--memory", "1")
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert re.search(r"1 bytes of memory .*'stories260k' has \d{7} bytes of weights", line)
 
 
 def test_a_report_that_cannot_be_written() -> None:

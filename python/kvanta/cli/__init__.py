@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 
@@ -62,6 +64,8 @@ def report_errors(command: Callable[[], int]) -> int:
     from kvanta.errors import InputError, ResourceError
 
     warnings.showwarning = _show_warning
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a model may write what the terminal's encoding does not have
+        sys.stdout.reconfigure(errors="replace")
     try:
         status = command()
         sys.stdout.flush()
@@ -74,7 +78,20 @@ def report_errors(command: Callable[[], int]) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except MemoryError:
+        print("kvanta: error: there is not enough memory", file=sys.stderr)
+        return 1
+    except Exception as error:  # a fault of ours, but still one line
+        return _report_fault(error)
     return status
+
+
+def _report_fault(error: Exception) -> int:
+    if os.environ.get("KVANTA_DEBUG", "0") not in ("", "0"):
+        traceback.print_exc()
+    text = f"internal error: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
+    print(f"kvanta: error: {text} (please report it; KVANTA_DEBUG=1 shows the traceback)", file=sys.stderr)
+    return 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

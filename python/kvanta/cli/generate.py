@@ -51,6 +51,7 @@ def parser() -> CommandParser:
     result.add_argument("--repetition-penalty", type=real_number, default=1.0, metavar="X", help="1: none [1]")
     result.add_argument("--stop", nargs="+", default=[], metavar="TEXT", help="end before any of these texts")
     result.add_argument("--ignore-eos", action="store_true", help="go on after the model's end token")
+    result.add_argument("--tokenizer", metavar="MODEL", help="take the tokenizer and the chat template from there")
     add_json(result)
     add_engine_options(result)
     return result
@@ -81,10 +82,30 @@ def _make_prompt(llm: LLM, text: str, values: argparse.Namespace) -> TokenPrompt
     return llm.chat_prompt(messages)
 
 
-def _report(llm: LLM, output: RequestOutput, prompt_seconds: float, decode_seconds: float) -> dict[str, Any]:
+class _CachePeak:
+    """The most bytes that the engine held for the sequence: its pages are freed with its last token."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        self._page_size = llm.config.page_size
+        self._page = -1
+        self.bytes = 0
+
+    def look(self, output: RequestOutput) -> None:
+        """Asks the engine once per page: what it holds grows by pages."""
+        tokens = len(output.prompt_token_ids) + len(output.outputs[0].token_ids) - 1  # the newest is not in the cache
+        page = (tokens - 1) // self._page_size
+        if page != self._page and not output.finished:
+            self._page = page
+            self.bytes = max(self.bytes, int(self._llm.stats()["cache_used_bytes"]))
+
+
+def _report(
+    llm: LLM, output: RequestOutput, cache_bytes: int, prompt_seconds: float, decode_seconds: float
+) -> dict[str, Any]:
     stats = llm.stats()
     text = output.outputs[0]
-    tokens = len(output.prompt_token_ids) + len(text.token_ids)
+    scales = [scale for layer in stats["layers"] for side in ("k_scale", "v_scale") for scale in layer[side]]
     return {
         "model": llm.model,
         "prompt_tokens": len(output.prompt_token_ids),
@@ -96,21 +117,23 @@ def _report(llm: LLM, output: RequestOutput, prompt_seconds: float, decode_secon
         "tokens_per_second": (len(text.token_ids) - 1) / decode_seconds if len(text.token_ids) > 1 else 0.0,
         "kv_cache_dtype": stats["kv_cache_dtype"],
         "bytes_per_token": stats["bytes_per_token"],
-        "cache_bytes": int(tokens * stats["bytes_per_token"]),
+        "cache_bytes": cache_bytes or None,
         "saturated": stats["saturated"],
+        "unit_scales": bool(scales) and all(scale == 1.0 for scale in scales),
         "backend": stats["backend"],
     }
 
 
 def _closing_line(report: dict[str, Any]) -> str:
+    held = "" if report["cache_bytes"] is None else f", {human_bytes(report['cache_bytes'])} held"
     line = (
         f"[{report['generated_tokens']} tokens, {report['tokens_per_second']:.1f} tokens/s, "
         f"first after {report['seconds_to_first_token']:.2f} s | {report['kv_cache_dtype']} cache: "
-        f"{report['bytes_per_token']:,.0f} bytes/token, {human_bytes(report['cache_bytes'])} for "
-        f"{report['prompt_tokens'] + report['generated_tokens']} tokens]"
+        f"{report['bytes_per_token']:,.0f} bytes/token{held}]"
     )
     if report["saturated"]:
-        line += f"\n[{report['saturated']} values did not fit the cache format and were clipped: it needs scales]"
+        line += f"\n[{report['saturated']} values did not fit the cache format and were clipped"
+        line += ": it needs scales]" if report["unit_scales"] else "]"
     return line
 
 
@@ -127,12 +150,15 @@ def run(values: argparse.Namespace) -> int:
         stop=values.stop,
         ignore_eos=values.ignore_eos,
     )
-    arguments = {"max_num_seqs": 1, **engine_arguments(values)}
+    arguments = {"max_num_seqs": 1, "tokenizer": values.tokenizer, **engine_arguments(values)}
     text = _read_prompt(values)
+    if not text:
+        raise InputError("the prompt is empty: give a text as PROMPT or on the standard input")
     llm = LLM(model, **arguments)
     prompt = _make_prompt(llm, text, values)
 
     to_terminal = values.json != "-"
+    peak = _CachePeak(llm)
     begin = first = time.perf_counter()
     output: RequestOutput | None = None
     for piece, output in llm.stream(prompt, params):
@@ -141,9 +167,10 @@ def run(values: argparse.Namespace) -> int:
         if to_terminal:
             sys.stdout.write(piece)
             sys.stdout.flush()
+        peak.look(output)
     end = time.perf_counter()
     assert output is not None, "a request that ends without news"
-    report = _report(llm, output, first - begin, end - first)
+    report = _report(llm, output, peak.bytes, first - begin, end - first)
     if not to_terminal:
         write_report("-", report, "")
         return 0

@@ -7,7 +7,7 @@ from typing import Any
 
 from kvanta.cli.arguments import CommandParser, add_engine_options, add_model, engine_arguments, model_of, whole_number
 from kvanta.cli.report import add_json, write_report
-from kvanta.engine_options import parse_bytes
+from kvanta.engine_options import by_name, parse_bytes
 from kvanta.plan import plan
 from kvanta.text_table import human_bytes, render_table
 
@@ -56,9 +56,10 @@ def run(values: argparse.Namespace) -> int:
     options = engine_arguments(values)
     named = options.pop("kv_cache_dtype", None)
     formats = values.formats or ([named] if named else None)
-    context = values.context if values.context is not None else options.pop("max_model_len", None)
-    report = plan(
-        model_of(values), parse_bytes(values.memory), formats, None if context is None else int(context), options
-    )
+    longest = options.pop("max_model_len", None)
+    context = values.context
+    if context is None and longest is not None:
+        context = by_name()["max_model_len"].read(longest)
+    report = plan(model_of(values), parse_bytes(values.memory), formats, context, options)
     write_report(values.json, report, _text(report))
     return 0

@@ -19,7 +19,8 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 def write_report(target: str | None, report: dict[str, Any], text: str) -> None:
     """Prints `text` for people, unless the JSON report goes to the standard output."""
     if target == "-":
-        json.dump(report, sys.stdout, indent=1, ensure_ascii=False)
+        only_ascii = "utf" not in (sys.stdout.encoding or "").lower()  # else other characters would become "?"
+        json.dump(report, sys.stdout, indent=1, ensure_ascii=only_ascii)
         sys.stdout.write("\n")
         return
     print(text)
@@ -30,6 +31,7 @@ def write_report(target: str | None, report: dict[str, Any], text: str) -> None:
 def write_json_file(target: str, report: dict[str, Any]) -> None:
     """Raises ResourceError if the file cannot be written."""
     try:
-        Path(target).write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ResourceError(f"cannot write {target!r}: {error.strerror}") from None
+        text = json.dumps(report, indent=1, ensure_ascii=False) + "\n"
+        Path(target).write_text(text, encoding="utf-8", errors="replace")
+    except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
+        raise ResourceError(f"cannot write {target!r}: {getattr(error, 'strerror', error)}") from None

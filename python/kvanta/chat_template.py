@@ -2,22 +2,66 @@
 
 Semantics follow transformers' apply_chat_template: whitespace control, loop controls, the functions raise_exception
 and strftime_now, a tojson that keeps characters as they are, and {% generation %} blocks, which change nothing here.
+Jinja's sandbox keeps a template from the machine, not from running for ever: loops and calls are counted here.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import jinja2
+from jinja2 import nodes
 from jinja2.ext import Extension
-from jinja2.nodes import Node
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.runtime import Context, LoopContext
+from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 
 from kvanta.errors import InputError
+
+# Of one rendering: rounds of loops, calls, and numbers of ranges. A chat of a thousand messages takes some thousands.
+_MOST_STEPS = 500_000
+_steps_left: ContextVar[list[int]] = ContextVar("steps_left")
+
+
+def _spend(steps: int) -> None:
+    left = _steps_left.get()
+    left[0] -= steps
+    if left[0] < 0:
+        raise jinja2.TemplateError(f"it takes more than {_MOST_STEPS} steps")
+
+
+@jinja2.pass_context  # not to be evaluated while compiling
+def _counted(_: Context, values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        _spend(1)
+        yield value
+
+
+def _range(*arguments: int) -> range:
+    numbers = safe_range(*arguments)
+    _spend(len(numbers))
+    return numbers
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Counts the rounds of every loop and every call."""
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        template = super()._parse(source, name, filename)
+        for loop in template.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None)
+        return template
+
+    def call(self, context: Context, target: Any, *arguments: Any, **named: Any) -> Any:  # type: ignore[override]
+        """What a template's calls become."""
+        _spend(1)
+        if isinstance(target, LoopContext) and arguments:  # a recursive loop goes down
+            arguments = (_counted(context, arguments[0]), *arguments[1:])
+        return super().call(context, target, *arguments, **named)
 
 
 class _GenerationBlock(Extension):
@@ -25,7 +69,7 @@ class _GenerationBlock(Extension):
 
     tags = {"generation"}  # noqa: RUF012  (the base class declares it as an instance attribute)
 
-    def parse(self, parser: Parser) -> list[Node]:
+    def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -52,15 +96,17 @@ class ChatTemplate:
     """A compiled template; `special` holds the texts of bos_token, eos_token and so on, if the model has them."""
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
-        environment = ImmutableSandboxedEnvironment(
+        environment = _Sandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
         )
         environment.filters["tojson"] = _tojson
+        environment.filters["counted"] = _counted
+        environment.globals["range"] = _range
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         try:
             self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
+        except Exception as error:  # Jinja2 makes Python of it, so that anything can come of it: SyntaxError, ...
             raise InputError(f"the model's chat template cannot be read: {_one_line(error)}") from None
         self._special = dict(special)
 
@@ -82,6 +128,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
             **(variables or {}),
         }
+        _steps_left.set([_MOST_STEPS])
         try:
             return self._template.render(names)
         except Exception as error:  # a template may raise anything that Python can

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,17 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+@contextlib.contextmanager
+def _input_errors(what: str) -> Iterator[None]:
+    """Whatever comes out of the Rust library is the file's fault."""
+    try:
+        yield
+    except BaseException as error:  # Rust panics arrive as BaseException
+        if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
+            raise
+        raise InputError(f"{what}: {' '.join(str(error).split())}") from None
+
+
 class Tokenizer:
     """Text to token ids and back. All errors are InputError."""
 
@@ -38,16 +50,13 @@ class Tokenizer:
         if not path.is_file():
             raise InputError(f"{folder} has no tokenizer.json (only fast tokenizers are read)")
         description = read_json(path)
-        try:
+        self._path = path
+        with _input_errors(f"{path} is not a usable tokenizer"):
             self._fast = tokenizers.Tokenizer.from_str(json.dumps(description))
-        except BaseException as error:  # Rust panics arrive as BaseException
-            if isinstance(error, (KeyboardInterrupt, SystemExit)):
-                raise
-            raise InputError(f"{path} is not a usable tokenizer: {' '.join(str(error).split())}") from None
         self._fast.no_truncation()
         self._fast.no_padding()
         config = read_json(folder / "tokenizer_config.json")
-        self.special_texts = self._read_special_texts(config, read_json(folder / "special_tokens_map.json"))
+        self.special_texts = self._read_special_texts(folder, config, read_json(folder / "special_tokens_map.json"))
         self.bytes = self._token_bytes(path, description)
         add_bos = config.get("add_bos_token")
         self._add_bos = add_bos if isinstance(add_bos, bool) else None  # None: what tokenizer.json does by itself
@@ -60,7 +69,7 @@ class Tokenizer:
         return None if text is None else self._fast.token_to_id(text)
 
     @staticmethod
-    def _read_special_texts(*sources: Mapping[str, Any]) -> dict[str, str]:
+    def _read_special_texts(folder: Path, *sources: Mapping[str, Any]) -> dict[str, str]:
         texts: dict[str, str] = {}
         for name in _SPECIAL_NAMES:
             for source in sources:
@@ -68,6 +77,8 @@ class Tokenizer:
                 if isinstance(value, Mapping):  # an AddedToken with its flags
                     value = value.get("content")
                 if isinstance(value, str) and name not in texts:
+                    if any("\ud800" <= character <= "\udfff" for character in value):
+                        raise InputError(f"{name} of {folder} is {value!r:.60}, which is not valid Unicode")
                     texts[name] = value
         return texts
 
@@ -98,8 +109,8 @@ class Tokenizer:
         elif source is None:
             source = read_json(folder / "chat_template.json").get("chat_template")
         if isinstance(source, list):  # several templates by name
-            named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, Mapping)}
-            source = named.get("default")
+            entries = [entry for entry in source if isinstance(entry, Mapping)]
+            source = next((entry.get("template") for entry in entries if entry.get("name") == "default"), None)
         if source is None:
             return None
         if not isinstance(source, str):
@@ -118,7 +129,8 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise InputError(f"the text is not valid Unicode: lone surrogate at character {error.start}") from None
-        ids = list(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
+        with _input_errors(f"{self._path} cannot encode the text"):
+            ids = list(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
         if add_special_tokens and self._add_bos is not None and self.bos_id is not None:
             has_bos = ids[:1] == [self.bos_id]
             if self._add_bos and not has_bos:

@@ -43,6 +43,12 @@ TEMPLATES = [
     "{% generation %}{{ messages[0].content }}{% endgeneration %}",
     "{{ messages | tojson }} {{ {'a': 'é<&'} | tojson(indent=2) }}",
     "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+    "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ loop.last }}"
+    "{% if loop.previtem is defined %}{{ loop.previtem.role }}{% endif %}{% endfor %}",
+    "{% for m in messages if m.role == 'user' %}{{ loop.revindex }}{{ m.content }}{% else %}none{% endfor %}",
+    "{% for k, v in {'a': [1, [2]]}.items() %}{{ k }}{% for x in v recursive %}"
+    "{% if x is sequence %}<{{ loop(x) }}>{% else %}{{ x }}{% endif %}{% endfor %}{% endfor %}",
+    "{% for x in no %}{{ x }}{% else %}none{% endfor %}",
     "{% macro show(x) %}<{{ x }}>{% endmacro %}{{ show(messages[-1]['content']) }}{{ messages[0].get('name', '-') }}",
 ]
 
@@ -77,6 +83,12 @@ def test_functions_that_templates_expect() -> None:
         "{{ 1 / 0 }}",
         "{{ undefined_name.field }}",
         "{% include 'x' %}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% set r = range(99999) | list %}{% for i in r %}{% for j in r %}{% endfor %}{% endfor %}",
+        "{% set s = 'x' * 99999 %}{% for i in s %}{% for j in s %}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{% set r = range(99999) | list %}{% endfor %}",
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+        "{% set s = 'x' * 9999 %}{% for i in s recursive %}{% if loop.depth < 9 %}{{ loop(s) }}{% endif %}{% endfor %}",
     ],
 )
 def test_a_hostile_template_is_one_clear_error(source: str) -> None:
@@ -84,10 +96,27 @@ def test_a_hostile_template_is_one_clear_error(source: str) -> None:
         render(source)
 
 
-@pytest.mark.parametrize("source", ["{% for %}", "{{ x", "{% unknown %}"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for %}",
+        "{{ x",
+        "{% unknown %}",
+        "{{ " + "(" * 3000 + ")" * 3000 + " }}",
+        "{{ 1" + "+1" * 5000 + " }}",
+        "{% for x in messages %}" * 100 + "{% endfor %}" * 100,
+        "{% if a %}" * 120 + "{% endif %}" * 120,
+    ],
+    ids=lambda source: source[:12],
+)
 def test_a_template_that_cannot_be_read(source: str) -> None:
-    with pytest.raises(InputError, match="chat template cannot be read"):
+    with pytest.raises(InputError, match=r"^the model's chat template cannot be read: [^\n]+$"):
         ChatTemplate(source, {})
+
+
+def test_every_rendering_has_its_own_steps() -> None:
+    template = ChatTemplate("{% for i in range(90000) %}{% endfor %}{{ messages[0].content }}", {})
+    assert [template.render(HELLO) for _ in range(8)] == ["Hello"] * 8
 
 
 @pytest.mark.parametrize(

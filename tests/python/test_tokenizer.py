@@ -108,6 +108,35 @@ def test_a_damaged_configuration(tmp_path: Path) -> None:
         Tokenizer(folder)
 
 
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"bos_token": "\ud800"}, "bos_token of .*not valid Unicode"),
+        ({"eos_token": {"content": "a\udfff"}}, "eos_token of .*not valid Unicode"),
+        ({"chat_template": "{{ '\ud800' if }}"}, "chat template"),
+    ],
+)
+def test_a_hostile_configuration(config: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=reason) as caught:
+        Tokenizer(folder_with(tmp_path, **config))
+    assert str(caught.value).isprintable()
+
+
+def test_templates_with_strange_names(tmp_path: Path) -> None:
+    templates = [{"name": [], "template": "a"}, 5, {"name": "default", "template": "b"}]
+    template = Tokenizer(folder_with(tmp_path, chat_template=templates)).chat_template
+    assert template is not None
+    assert template.render([{"role": "user", "content": "x"}]) == "b"
+
+
+@pytest.mark.parametrize("kind", ["WordLevel", "BPE"])
+def test_a_vocabulary_without_its_unknown_token(kind: str, tmp_path: Path) -> None:
+    model = {"type": kind, "vocab": {}, "merges": [], "unk_token": "x"}
+    tokenizer = Tokenizer(folder_with(tmp_path, json.dumps({"model": model})))
+    with pytest.raises(InputError, match=r"tokenizer\.json cannot encode the text: [^\n]*$"):
+        tokenizer.encode("a")
+
+
 def test_agreement_with_transformers() -> None:
     transformers = pytest.importorskip("transformers")
     oracle = transformers.AutoTokenizer.from_pretrained(SHIPPED / "stories260k")

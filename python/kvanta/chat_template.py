@@ -56,7 +56,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None)
         return template
 
-    def call(self, context: Context, target: Any, *arguments: Any, **named: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Context, target: Any, *arguments: Any, **named: Any) -> Any:
         """What a template's calls become."""
         _spend(1)
         if isinstance(target, LoopContext) and arguments:  # a recursive loop goes down

@@ -7,7 +7,7 @@ import random
 import threading
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -162,10 +162,10 @@ class LLM:
 
     def stream(
         self, prompt: Prompt | TokenPrompt, sampling_params: SamplingParams | None = None
-    ) -> Iterator[tuple[str, RequestOutput]]:
+    ) -> Generator[tuple[str, RequestOutput], None, None]:
         """Generates for one prompt and yields, step by step, the new text and the output so far.
 
-        The same output object grows and is yielded every time. Leaving the loop early, or closing the iterator, aborts
+        The same output object grows and is yielded every time. Leaving the loop early, or closing the generator, aborts
         the request; other calls may go on in between.
         """
         entry = prompt if isinstance(prompt, TokenPrompt) else read_prompt(prompt, self.tokenizer)

@@ -38,7 +38,7 @@ def whole_number(name: str, value: Any, low: int, high: int, otherwise: str = ""
 def real_number(name: str, value: Any, low: float, high: float, *, open_below: bool = False) -> float:
     """A finite number in [low, high], or in (low, high] with `open_below`; numpy's included."""
     try:
-        number = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
+        number = math.nan if isinstance(value, bool) or not isinstance(value, numbers.Real) else float(value)
     except OverflowError:  # a whole number beyond every float
         number = math.inf
     if not (math.isfinite(number) and low <= number <= high and not (open_below and number == low)):

@@ -3,20 +3,24 @@
 import contextlib
 import random
 import struct
+import warnings
 from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 from tiny_gguf import TinyModel, write_gguf
 
 from kvanta import InputError
 from kvanta.gguf_convert import convert_gguf
 
+BFLOAT16_MAX = (2 - 2.0**-7) * 2.0**127
+
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    model = TinyModel(layers=1, head_dim=4, ffn=8)
+    model = TinyModel(layers=1, head_dim=8, ffn=8)
     return write_gguf(tmp_path_factory.mktemp("gguf") / "m.gguf", model, model.weights()).read_bytes()
 
 
@@ -37,6 +41,10 @@ def test_the_good_one_is_good(good: bytes, tmp_path: Path) -> None:
 def test_truncated_anywhere(good: bytes, tmp_path: Path) -> None:
     for length in [*range(0, 200, 7), *range(200, len(good) - 1, len(good) // 40), len(good) - 1]:
         expect_error(tmp_path, good[:length])
+
+
+def test_cut_by_one_byte(good: bytes, tmp_path: Path) -> None:
+    expect_error(tmp_path, good[:-1], r"m\.gguf is not a usable GGUF file: its \d+ bytes do not hold what")
 
 
 def test_other_files(tmp_path: Path) -> None:
@@ -83,6 +91,29 @@ def test_nan_weights(tmp_path: Path) -> None:
         convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
 
 
+def test_weights_beyond_bfloat16(tmp_path: Path) -> None:
+    model = TinyModel()
+    weights = model.weights()
+    matrix = weights["model.layers.1.mlp.up_proj.weight"]
+    matrix[3, 4] = -BFLOAT16_MAX
+    convert_gguf(write_gguf(tmp_path / "a.gguf", model, weights), tmp_path / "good")
+    matrix[3, 4] = -3.4e38
+    with pytest.raises(InputError, match=r"'blk\.1\.ffn_up\.weight' has the value 3\.4e\+38, beyond bfloat16"):
+        convert_gguf(write_gguf(tmp_path / "b.gguf", model, weights), tmp_path / "out")
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan"), -1.0])
+def test_strange_rope_factors(value: float, tmp_path: Path) -> None:
+    model = TinyModel()
+    weights = model.weights()
+    path = write_gguf(tmp_path / "m.gguf", model, weights)
+    rewrite(path, {}, {"rope_freqs.weight": np.full(model.head_dim // 2, value, dtype=np.float32)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(InputError, match=r"'rope_freqs\.weight' are not those of Llama"):
+            convert_gguf(path, tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("extra", "reason"),
     [
@@ -97,14 +128,19 @@ def test_nan_weights(tmp_path: Path) -> None:
         ({"embedding_length": 128}, "shape"),
         ({"attention.layer_norm_rms_epsilon": 0.0}, "positive"),
         ({"context_length": "long"}, "whole number"),
+        ({"context_length": 2**31 - 1}, r"m\.gguf makes no usable model: config\.json.*max_position_embeddings"),
+        ({"rope.freq_base": 0.5}, r"m\.gguf makes no usable model: config\.json.*rope_theta"),
+        ({"vocab_size": 299}, "a vocabulary of 299 tokens, but lists 300"),
     ],
 )
 def test_metadata_that_does_not_fit(extra: dict[str, Any], reason: str, tmp_path: Path) -> None:
     model = TinyModel()
     path = write_gguf(tmp_path / "m.gguf", model, model.weights())
     rewrite(path, {f"llama.{key}": value for key, value in extra.items()})
-    with pytest.raises(InputError, match=reason):
+    with pytest.raises(InputError, match=reason) as caught:
         convert_gguf(path, tmp_path / "out")
+    assert "m.gguf" in str(caught.value)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["m.gguf"]
 
 
 @pytest.mark.parametrize(
@@ -114,6 +150,8 @@ def test_metadata_that_does_not_fit(extra: dict[str, Any], reason: str, tmp_path
         ({"tokenizer.ggml.model": "t5"}, "tokenizer 't5'; known"),
         ({"tokenizer.ggml.eos_token_id": 300}, "outside the vocabulary"),
         ({"tokenizer.ggml.tokens": ["a", "b"]}, "entries"),
+        ({"tokenizer.ggml.scores": [float("nan")] * 300}, r"'tokenizer\.ggml\.scores' has values that are not finite"),
+        ({"tokenizer.ggml.tokens": ["a", "b" * 300_000]}, "token 1 has 300000 bytes; at most 4096"),
         ({"tokenizer.ggml.tokens": None}, "lacks the key 'tokenizer.ggml.tokens'"),
     ],
 )
@@ -137,8 +175,8 @@ def test_a_missing_and_a_strange_tensor(tmp_path: Path) -> None:
         convert_gguf(write_gguf(tmp_path / "b.gguf", model, weights), tmp_path / "out")
 
 
-def rewrite(path: Path, changes: dict[str, Any]) -> None:
-    """Replaces keys of a GGUF file; None removes one."""
+def rewrite(path: Path, changes: dict[str, Any], tensors: dict[str, Any] | None = None) -> None:
+    """Replaces keys of a GGUF file, None removes one; adds `tensors`."""
     reader = gguf.GGUFReader(path)
     target = path.with_suffix(".new")
     writer = gguf.GGUFWriter(target, changes.get("general.architecture", "llama"))
@@ -155,11 +193,14 @@ def rewrite(path: Path, changes: dict[str, Any]) -> None:
             continue
         kind = gguf.GGUFValueType.get_type(value)
         kind = gguf.GGUFValueType.UINT32 if kind == gguf.GGUFValueType.INT32 else kind
-        values[name] = (value, kind, gguf.GGUFValueType.STRING)
+        item = gguf.GGUFValueType.get_type(value[0]) if isinstance(value, list) else kind
+        values[name] = (value, kind, item)
     for name, (contents, kind, sub) in values.items():
         writer.add_key_value(name, contents, kind, sub_type=sub if kind == gguf.GGUFValueType.ARRAY else None)
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data.copy())
+    for name, values in (tensors or {}).items():
+        writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

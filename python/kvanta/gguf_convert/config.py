@@ -22,10 +22,11 @@ ARCHITECTURES = {
 def _llama3_scaling(metadata: Metadata, factors: np.ndarray[Any, Any], head_dim: int, theta: float) -> dict[str, Any]:
     """Llama 3.1's rope scaling from the per-frequency factors that GGUF stores instead of its parameters."""
     low, high, original = 1.0, 4.0, 8192  # of every published Llama 3.x
-    factor = float(factors.max())
-    wavelength = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
-    smooth = np.clip((original / wavelength - low) / (high - low), 0.0, 1.0)
-    expected = 1.0 / ((1.0 - smooth) / factor + smooth)
+    factor = float(factors.max(initial=0.0))
+    with np.errstate(all="ignore"):  # zeros, NaN: they will not be close to what is expected
+        wavelength = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
+        smooth = np.clip((original / wavelength - low) / (high - low), 0.0, 1.0)
+        expected = 1.0 / ((1.0 - smooth) / np.float64(factor) + smooth)
     if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-3):
         raise InputError(f"{metadata.path}: the frequency factors in 'rope_freqs.weight' are not those of Llama 3.x")
     return {
@@ -74,6 +75,9 @@ def hugging_face_config(metadata: Metadata, vocabulary: int) -> dict[str, Any]:
         raise InputError(f"{metadata.path} has values of another size than its keys, which is not supported")
     if metadata.size("rope.dimension_count", head_dim) != head_dim:
         raise InputError(f"{metadata.path} rotates only a part of each head, which is not supported")
+    if metadata.size("vocab_size", vocabulary) != vocabulary:
+        said = metadata.size("vocab_size")
+        raise InputError(f"{metadata.path} says a vocabulary of {said} tokens, but lists {vocabulary}")
     theta = metadata.number("rope.freq_base", 10000.0)
     epsilon = metadata.number("attention.layer_norm_rms_epsilon")
     config: dict[str, Any] = {

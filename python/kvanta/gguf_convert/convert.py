@@ -8,16 +8,19 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from kvanta import _core
 from kvanta.errors import InputError, ResourceError
 from kvanta.gguf_convert.config import hugging_face_config
 from kvanta.gguf_convert.metadata import Metadata
 from kvanta.gguf_convert.tokenizer import byte_level_bpe, sentencepiece_bpe
 from kvanta.gguf_convert.weights import Weights
 from kvanta.safetensors_writer import write_safetensors
+from kvanta.tokenizer import Tokenizer
 
 # Control tokens that end a text or a turn, whatever eos_token_id says (llama.cpp has the same rule).
 _ENDINGS = {"<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>"}
 _CONTROL = 3
+_MOST_TOKEN_BYTES = 4096  # far above every vocabulary; splitting a token at every place takes the square of it
 
 
 class _Vocabulary:
@@ -26,6 +29,12 @@ class _Vocabulary:
     def __init__(self, metadata: Metadata) -> None:
         self.tokens: list[str] = metadata.array("tokenizer.ggml.tokens", str)
         count = len(self.tokens)
+        for index, token in enumerate(self.tokens):
+            if len(token.encode()) > _MOST_TOKEN_BYTES:
+                size = len(token.encode())
+                raise InputError(
+                    f"{metadata.path}: token {index} has {size} bytes; at most {_MOST_TOKEN_BYTES} are read"
+                )
         self.types: list[int] = metadata.array("tokenizer.ggml.token_type", int, count)
         self.bos = metadata.token_id("tokenizer.ggml.bos_token_id", count)
         self.eos = metadata.token_id("tokenizer.ggml.eos_token_id", count)
@@ -108,6 +117,16 @@ def _write_folder(source: Path, folder: Path) -> None:
     )
 
 
+def _check_folder(source: Path, folder: Path) -> None:
+    """Opens what was written, so that nothing is kept that the engine or the tokenizer refuses."""
+    try:
+        _core.read_model_info(str(folder))
+        Tokenizer(folder)
+    except InputError as error:
+        reason = str(error).replace(f"{folder}/", "")
+        raise InputError(f"{source} makes no usable model: {reason}") from None
+
+
 def convert_gguf(source: str | Path, folder: str | Path) -> Path:
     """Converts the GGUF file `source` to the new folder `folder` and returns it.
 
@@ -126,6 +145,7 @@ def convert_gguf(source: str | Path, folder: str | Path) -> Path:
         raise ResourceError(f"cannot write to {str(folder.parent)!r}: {error.strerror}") from None
     try:
         _write_folder(source, work)
+        _check_folder(source, work)
         work.chmod(0o755)
         try:
             work.rename(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,11 @@ class Metadata:
         self.path = path
         try:
             self.reader = gguf.GGUFReader(path)
-        except Exception as error:  # the package raises whatever comes; all of it means a bad file
-            raise InputError(f"{path} is not a usable GGUF file: {error}") from None
+        except Exception:  # the package raises whatever comes, numpy's texts too; all of it means a bad file
+            size = path.stat().st_size
+            raise InputError(
+                f"{path} is not a usable GGUF file: its {size} bytes do not hold what its header says"
+            ) from None
         self.architecture = self.text("general.architecture")
 
     def _value(self, key: str) -> Any:
@@ -57,6 +61,8 @@ class Metadata:
         values = self._typed(key, (list,), "a list", _REQUIRED)
         if not all(isinstance(value, kind) for value in values):
             raise InputError(f"{self.path}: key {key!r} is not a list of {kind.__name__}")
+        if kind is float and not all(map(math.isfinite, values)):
+            raise InputError(f"{self.path}: key {key!r} has values that are not finite")
         if length is not None and len(values) != length:
             raise InputError(f"{self.path}: key {key!r} has {len(values)} entries, not {length}")
         return list(values)

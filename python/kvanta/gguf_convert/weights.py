@@ -32,6 +32,8 @@ _BLOCK_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+# From here on float32 values round to infinity in bfloat16.
+_BFLOAT16_END = float(np.uint32(0x7F7F8000).view(np.float32))
 _IGNORED = {"rope_freqs.weight"}  # read by config.py: Llama 3's rope scaling
 
 
@@ -138,12 +140,15 @@ class Weights:
                     raise InputError(
                         f"{self.path}: tensor {tensor.name!r} is {tensor.tensor_type.name}, which cannot be dequantized"
                     ) from None
-                except ValueError as error:
-                    raise InputError(f"{self.path}: tensor {tensor.name!r} cannot be read: {error}") from None
+                except ValueError:
+                    raise InputError(f"{self.path}: tensor {tensor.name!r} does not have its shape's bytes") from None
                 module = name.split(".")[-2]
                 if module in self._heads:
                     values = rotate_halves(values, self._heads[module])
                 if not np.isfinite(values).all():
                     raise InputError(f"{self.path}: tensor {tensor.name!r} has values that are not finite")
+                largest = float(max(values.max(), -values.min()))
+                if largest >= _BFLOAT16_END:
+                    raise InputError(f"{self.path}: tensor {tensor.name!r} has the value {largest:g}, beyond bfloat16")
                 yield name, values
                 bar.update(int(tensor.n_bytes))

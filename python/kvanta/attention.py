@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from kvanta import _core
 from kvanta.errors import InputError
-from kvanta.values import real_number, whole_number
+from kvanta.values import real_number, text, whole_number
 
 
 def backends() -> list[str]:
@@ -44,6 +44,8 @@ def run(
     `k_mean` [kv_heads, head_dim]: of schemes with +mean.
     """
     queries, keys = _cube("q", q), _cube("k", k)
+    text("scheme", scheme)
+    text("backend", backend)
     out, _, _ = _core.run_array_attention(
         queries,
         keys,
@@ -71,6 +73,7 @@ def reference(q: ArrayLike, k: ArrayLike, v: ArrayLike, **options: Any) -> NDArr
 def read_limit_gb_s(threads: int, isa: str = "auto") -> float:
     """GB/s that this machine reads from memory with so many threads, measured now: the limit of every decode."""
     whole_number("threads", threads, 1, 2**31 - 1)
+    text("isa", isa)
     return _core.read_limit_gb_s(threads, isa)
 
 
@@ -95,6 +98,9 @@ def bench(
         whole_number(name, value, 1, 2**31 - 1)
     for count in threads:
         whole_number("threads", count, 1, 2**31 - 1)
+    for name in formats:
+        text("a format", name)
+    text("isa", isa)
     real_number("seconds", seconds, 0.0, 3600.0)
     return _core.run_attention_bench(
         list(formats),

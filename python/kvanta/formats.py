@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from kvanta import _core
 from kvanta.errors import InputError
-from kvanta.values import one_line, real_number, truth, whole_number
+from kvanta.values import one_line, real_number, text, truth, whole_number
 
 
 def names() -> list[str]:
@@ -39,7 +39,7 @@ def encode(
     values = _floats("x", x, 2)
     centre = None if mean is None else _floats("mean", mean, 1)
     _check_texts(scheme, side)
-    scale = real_number("static_scale", static_scale, 0.0, _FLOAT32_MAX, open_below=True)
+    scale = real_number("static_scale", static_scale, -_FLOAT32_MAX, _FLOAT32_MAX)
     return _core.encode_cell(scheme, side, values, scale, centre, truth("through_exact_page", through_exact_page))
 
 
@@ -55,17 +55,17 @@ def decode(
     """float32 [tokens, head_dim] = `shape` from canonical bytes: what attention reads. Raises InputError."""
     centre = None if mean is None else _floats("mean", mean, 1)
     _check_texts(scheme, side)
-    scale = real_number("static_scale", static_scale, 0.0, _FLOAT32_MAX, open_below=True)
+    scale = real_number("static_scale", static_scale, -_FLOAT32_MAX, _FLOAT32_MAX)
     return _core.decode_cell(scheme, side, _bytes(data), _cell_shape(shape), scale, centre)
 
 
+# Types and what C++'s types hold are checked here, ranges by the library.
 _FLOAT32_MAX = 3.4e38
 
 
 def _check_texts(scheme: object, side: object) -> None:
-    for name, value in (("scheme", scheme), ("side", side)):
-        if not isinstance(value, str):
-            raise InputError(f"{name} is {one_line(value)}, not a text")
+    text("scheme", scheme)
+    text("side", side)
 
 
 def _bytes(data: Any) -> bytes:
@@ -78,7 +78,7 @@ def _bytes(data: Any) -> bytes:
 def _cell_shape(shape: Any) -> tuple[int, int]:
     if not isinstance(shape, (tuple, list)) or len(shape) != 2:
         raise InputError(f"shape is {one_line(shape)}, not two numbers: tokens, head_dim")
-    tokens, head_dim = (whole_number("an axis of shape", axis, 1, 2**31 - 1) for axis in shape)
+    tokens, head_dim = (whole_number("an axis of shape", axis, -(2**31), 2**31 - 1) for axis in shape)
     return tokens, head_dim
 
 

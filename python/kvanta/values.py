@@ -17,6 +17,13 @@ def one_line(value: object, most: int = 60) -> str:
     return " ".join(repr(value).split())[:most]
 
 
+def text(name: str, value: Any) -> str:
+    """A text that UTF-8 can hold, as the C++ library wants it."""
+    if not isinstance(value, str) or any("\ud800" <= character <= "\udfff" for character in value):
+        raise InputError(f"{name} is {one_line(value)}, not a text of valid Unicode")
+    return value
+
+
 def truth(name: str, value: Any) -> bool:
     """True or False, numpy's included; not "false", which Python takes for true."""
     if not isinstance(value, (bool, np.bool_)):

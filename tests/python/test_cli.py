@@ -157,6 +157,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "length with a fraction": (["plan", "stories260k", "--max-model-len", "100.5"], "max_model_len.*'100.5'"),
     "no such tokenizer": (["generate", "stories260k", "x", "--tokenizer", "nosuch"], "no model 'nosuch'"),
     "too many heads": (["bench", "attention", "--threads", "1", "--heads", str(4 * 10**12)], "heads is 4000000000000"),
+    "a format that is not UTF-8": (["bench", "attention", "--threads", "1", "--formats", "\udcff"], "a format is"),
     "no such benchmark": (["bench", "everything"], "everything"),
     "no threads": (["bench", "attention", "--threads", "0"], "threads"),
 }

@@ -40,6 +40,20 @@ class Table:
 
 
 TABLES = {
+    "engine": Table(
+        "build/release/benchmarks/engine_bench FOLDER --threads 1 2 --json docs/results/engine.json",
+        "rows",
+        (
+            ("threads", "threads", "d"),
+            ("unit", "isa", ""),
+            ("decode reads (GB/s)", "decode_gb_s", ".1f"),
+            ("machine reads (GB/s)", "read_gb_s", ".1f"),
+            ("share", "decode_share_of_bandwidth", ".0%"),
+            ("prefill (GFLOP/s)", "prefill_gflop_s", ".0f"),
+            ("dot peak (GFLOP/s)", "bf16_dot_gflop_s", ".0f"),
+            ("share", "prefill_share_of_peak", ".0%"),
+        ),
+    ),
     "demo": Table(
         "scripts/demo --json docs/results/demo.json",
         "formats",

@@ -14,6 +14,7 @@ namespace {
 constexpr int64_t kReadBytes = int64_t{256} << 20;  // beyond any L3 that one process has to itself
 constexpr int kReadPasses = 4;
 constexpr int64_t kChunkBytes = int64_t{4} << 20;  // of one task: a thread that lost its CPU holds nobody up
+constexpr int64_t kChunkFloats = kChunkBytes / static_cast<int64_t>(sizeof(float));
 constexpr int64_t kPeakRounds = 200'000;
 constexpr int kPeakPasses = 12;
 
@@ -45,28 +46,55 @@ double MeasurePeak(int threads, PeakLoop loop) {
 
 }  // namespace
 
-double MeasureReadBandwidth(int threads, const IsaTable& isa) {
-  const Buffer buffer = Cpu().Allocate(kReadBytes);
-  ThreadPool pool(threads);
-  auto* data = buffer.as<float>();
-  constexpr int64_t kChunks = kReadBytes / kChunkBytes;
-  constexpr int64_t kChunkFloats = kChunkBytes / static_cast<int64_t>(sizeof(float));
-  auto touch = [&](int64_t chunk, int) { std::fill_n(data + chunk * kChunkFloats, kChunkFloats, 1.0F); };
-  pool.ForEach(kChunks, touch);
+struct ReadLimit::State {
+  State(int threads, const IsaTable& table) : isa(table), pool(threads), buffer(Cpu().Allocate(kReadBytes)) {
+    auto touch = [this](int64_t chunk, int) { std::fill_n(Chunk(chunk), kChunkFloats, 1.0F); };
+    pool.ForEach(kReadBytes / kChunkBytes, touch);
+  }
 
+  float* Chunk(int64_t chunk) { return buffer.as<float>() + chunk * kChunkFloats; }
+
+  double Pass(int streams, int64_t ahead) {
+    auto read = [&](int64_t chunk, int) {
+      sink.store(isa.limits.read(Chunk(chunk), kChunkBytes, streams, ahead), std::memory_order_relaxed);
+    };
+    return static_cast<double>(kReadBytes) / Seconds([&] { pool.ForEach(kReadBytes / kChunkBytes, read); });
+  }
+
+  const IsaTable& isa;
+  ThreadPool pool;
+  Buffer buffer;
   double best = 0;
+  int best_streams = 1;
+  int64_t best_ahead = 0;
+};
+
+ReadLimit::ReadLimit(int threads, const IsaTable& isa) : state_(std::make_unique<State>(threads, isa)) {
   for (const int streams : {1, 2, 4, 8}) {
     for (const int64_t ahead : {256, 512, 1024, 2048, 4096}) {
-      auto read = [&](int64_t chunk, int) {
-        sink.store(isa.limits.read(data + chunk * kChunkFloats, kChunkBytes, streams, ahead),
-                   std::memory_order_relaxed);
-      };
       for (int pass = 0; pass < kReadPasses; ++pass) {
-        best = std::max(best, static_cast<double>(kReadBytes) / Seconds([&] { pool.ForEach(kChunks, read); }));
+        const double rate = state_->Pass(streams, ahead);
+        if (rate <= state_->best) continue;
+        state_->best = rate;
+        state_->best_streams = streams;
+        state_->best_ahead = ahead;
       }
     }
   }
-  return best;
+}
+
+ReadLimit::~ReadLimit() = default;
+
+double ReadLimit::Best() const noexcept {
+  return state_->best;
+}
+
+double ReadLimit::Now() {
+  return state_->Pass(state_->best_streams, state_->best_ahead);
+}
+
+double MeasureReadBandwidth(int threads, const IsaTable& isa) {
+  return ReadLimit(threads, isa).Best();
 }
 
 double MeasureBf16DotPeak(int threads, const IsaTable& isa) {

@@ -2,12 +2,29 @@
 // second and must run beside the measurement that is compared with it.
 #pragma once
 
+#include <memory>
+
 #include "kernels/cpu/isa_table.h"
 
 namespace kvanta::kernels {
 
-// Bytes per second that `threads` threads read from memory (a buffer far beyond the caches, huge pages where the system
-// gives them): the best of several passes over several access patterns. Throws ResourceError.
+// Bytes per second that `threads` threads read from memory: a buffer far beyond the caches, huge pages where the system
+// gives them. On a shared machine the rate comes and goes: what is to be a share of it takes turns with Now().
+class ReadLimit {
+ public:
+  // Finds the fastest of several access patterns. Throws ResourceError.
+  ReadLimit(int threads, const IsaTable& isa);
+  ~ReadLimit();
+
+  double Best() const noexcept;  // of all passes of the search
+  double Now();                  // of one more pass over the fastest pattern, some milliseconds
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// ReadLimit's Best().
 double MeasureReadBandwidth(int threads, const IsaTable& isa);
 
 // Operations per second (two per multiply-add) of the unit's bf16 dot, f32 multiply-add and exact 8-bit integer dot,

@@ -31,26 +31,17 @@ nb::dict Describe(const formats::Format& format) {
   row["aliases"] = nb::cast(aliases);
   row["summary"] = std::string(format.summary);
   row["code_bits"] = format.code_bits;
-  row["block"] = format.block;
+  row["block"] = format.scaling.channels;
   row["hadamard"] = format.hadamard;
   row["exact"] = format.exact == ExactPages::kOpen ? "open" : "none";
   row["sink_pages"] = format.sink_pages;
-  row["scale"] = [&] {
-    switch (format.scale) {
-      case formats::Scale::kNone:
-        return "none";
-      case formats::Scale::kStatic:
-        return "static";
-      case formats::Scale::kPerToken:
-        return "per token and head";
-      case formats::Scale::kPerBlock:
-        return "per block";
-    }
-    return "";
-  }();
+  row["scale"] = formats::DescribeScaling(format.scaling);
   // Of one token at a head size of 128, scales included.
-  const formats::CellPlanes planes = formats::PlanCell(format, {.tokens = 64, .head_dim = 128});
-  row["bits_per_element"] = static_cast<double>(planes.bytes) * 8 / (64 * 128);
+  const auto bits = [&](bool is_key) {
+    const formats::CellShape shape = {.tokens = 64, .head_dim = 128};
+    return static_cast<double>(formats::PlanCell(formats::OnSide(format, is_key), shape).bytes) * 8 / (64 * 128);
+  };
+  row["bits_per_element"] = (bits(true) + bits(false)) / 2;
   return row;
 }
 

@@ -1,5 +1,7 @@
 #include "attention/cache_writer.h"
 
+#include <algorithm>
+
 #include "formats/cell_layout.h"
 #include "formats/transform.h"
 #include "kernels/cpu/attention_table.h"
@@ -14,12 +16,54 @@ using kernels::kMaxHeadDim;
 
 constexpr int64_t kInlineValues = 8192;  // below this, waking threads costs more than the encoding
 
-// Room for one token's planes in any format.
-struct RowBuffer {
-  alignas(64) uint8_t codes[kMaxHeadDim * 4];
-  alignas(64) uint8_t block_scales[kMaxHeadDim];
-  alignas(64) uint8_t token_scales[16];
-  formats::RowPlanes Planes() noexcept { return {codes, block_scales, token_scales}; }
+constexpr int kLongestTile = 32;
+
+// A closed page's rows, from its exact cell to its quantized one.
+class PageCloser {
+ public:
+  PageCloser(SideKind kind, const formats::Side& side, formats::CellShape shape, float static_scale,
+             EncodeCounts& counts) noexcept
+      : kind_(kind), side_(side), shape_(shape), static_scale_(static_scale), counts_(counts) {}
+
+  void Close(const formats::CellPlanes& exact_planes, const uint8_t* exact, uint8_t* quantized) noexcept {
+    const formats::Format& format = *side_.format;
+    const int step = std::max(1, format.scaling.tile);
+    for (int slot = 0; slot < shape_.tokens; slot += step) {
+      for (int row = 0; row < step; ++row) {
+        formats::LoadRow(kind_, ExactFormat(), shape_, exact_planes, slot + row, exact, buffer_.Planes());
+        ExactFormat().decode_row(buffer_.Planes(), shape_.head_dim, 1.0f, x_ + row * shape_.head_dim);
+      }
+      if (format.encode_tile != nullptr) {
+        CloseTile(slot, quantized);
+      } else {
+        format.encode_row(x_, shape_.head_dim, static_scale_, buffer_.Planes(), counts_);
+        formats::StoreRow(kind_, format, shape_, side_.planes, slot, buffer_.Planes(), quantized);
+      }
+    }
+  }
+
+ private:
+  void CloseTile(int slot, uint8_t* quantized) noexcept {
+    const formats::Format& format = *side_.format;
+    const formats::CellPlanes& planes = side_.planes;
+    formats::TilePlanes tile =
+        formats::CanonicalTile(format, planes, shape_.head_dim, slot / format.scaling.tile, quantized);
+    tile.codes = codes_;  // the channel planes lie alike in every layout
+    format.encode_tile(x_, shape_.head_dim, tile, counts_);
+    for (int row = 0; row < format.scaling.tile; ++row) {
+      formats::StoreRow(kind_, format, shape_, planes, slot + row, {.codes = codes_ + row * planes.row_bytes},
+                        quantized);
+    }
+  }
+
+  SideKind kind_;
+  const formats::Side& side_;
+  formats::CellShape shape_;
+  float static_scale_;
+  EncodeCounts& counts_;
+  formats::RowBuffer buffer_;
+  alignas(64) float x_[kLongestTile * kMaxHeadDim];
+  uint8_t codes_[kLongestTile * kMaxHeadDim];
 };
 
 }  // namespace
@@ -87,7 +131,7 @@ void CacheWriter::WriteSide(const TouchedPage& touched, int layer, int head, Sid
     exact_planes.bytes = scheme.ExactCellBytes();
   }
 
-  RowBuffer buffer;
+  formats::RowBuffer buffer;
   alignas(64) float x[kMaxHeadDim];
   EncodeCounts counts;
   for (int slot = touched.first_slot; slot < touched.last_slot; ++slot) {
@@ -101,12 +145,7 @@ void CacheWriter::WriteSide(const TouchedPage& touched, int layer, int head, Sid
   }
   if (exact && quantized && touched.last_slot == scheme.shape.tokens) {
     EncodeCounts closing;
-    for (int slot = 0; slot < scheme.shape.tokens; ++slot) {
-      formats::LoadRow(kind, exact_format, scheme.shape, exact_planes, slot, exact, buffer.Planes());
-      exact_format.decode_row(buffer.Planes(), head_dim, 1.0f, x);
-      side.format->encode_row(x, head_dim, static_scale, buffer.Planes(), closing);
-      formats::StoreRow(kind, *side.format, scheme.shape, side.planes, slot, buffer.Planes(), quantized);
-    }
+    PageCloser(kind, side, scheme.shape, static_scale, closing).Close(exact_planes, exact, quantized);
     counts.saturated += closing.saturated;  // values and NaN were counted when they were written
   }
   LayerCounts& total = counts_[static_cast<size_t>(layer)];

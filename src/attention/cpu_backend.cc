@@ -40,7 +40,6 @@ class CpuBackend final : public Backend {
     for (size_t i = 0; i < config_.layers.size(); ++i) {
       const formats::LayerScheme& scheme = store.Layout().layers[i];
       const LayerAttention& attention = config_.layers[i];
-      CheckScalePlanes(scheme, i);
       const WorkShape shape{.heads = attention.heads,
                             .kv_heads = attention.kv_heads,
                             .head_dim = attention.head_dim,
@@ -62,7 +61,7 @@ class CpuBackend final : public Backend {
 
   BackendInfo Info() const override {
     BackendInfo info{.name = fmt::format("cpu-{}", isa_.name), .codes = {}};
-    for (int code = 0; code < kernels::kCodes; ++code) info.codes.push_back(static_cast<formats::Code>(code));
+    for (int code = 0; code < formats::kCodes; ++code) info.codes.push_back(static_cast<formats::Code>(code));
     return info;
   }
 
@@ -133,15 +132,6 @@ class CpuBackend final : public Backend {
   const formats::LayerScales& Scales(int layer) const override { return config_.scales.at(static_cast<size_t>(layer)); }
 
  private:
-  static void CheckScalePlanes(const formats::LayerScheme& scheme, size_t layer) {
-    for (const formats::Side* side : {&scheme.k, &scheme.v}) {
-      const int bytes = std::max(side->format->block_scale_bytes, side->format->token_scale_bytes);
-      if (bytes == 0 || bytes == 2) continue;
-      throw InputError(fmt::format("layer {}: the CPU backend reads fp16 scales, '{}' has scales of {} bytes", layer,
-                                   side->format->name, bytes));
-    }
-  }
-
   cache::PageStore& store_;
   const BackendConfig config_;
   std::shared_ptr<ThreadPool> threads_;

@@ -34,9 +34,11 @@ void TileWorkspace::Reserve(Device& device, int rows, const std::vector<LayerVie
   int head_dim = 0;
   for (const LayerView& layer : layers) {
     head_dim = std::max(head_dim, layer.scheme->shape.head_dim);
-    for (const formats::Code code : {layer.scheme->k.format->code, formats::Code::kBf16}) {
-      query_bytes = std::max(query_bytes, kernels.keys[Index(code)].query_bytes(layer.scheme->shape.head_dim));
-    }
+    const int64_t dim = layer.scheme->shape.head_dim;
+    const formats::Format& keys = *layer.scheme->k.format;
+    const auto& kernel = keys.scaling.tile != 0 ? kernels.tiled_keys : kernels.keys;
+    query_bytes = std::max({query_bytes, kernel[Index(keys.code)].query_bytes(static_cast<int>(dim)),
+                            kernels.keys[Index(formats::Code::kBf16)].query_bytes(static_cast<int>(dim))});
   }
   if (memory_ && rows <= rows_ && query_bytes <= query_stride_) return;
   rows_ = rows;
@@ -83,7 +85,7 @@ TileAttention::TileAttention(const AttentionKernels& kernels, const LayerView& l
   const size_t head = static_cast<size_t>(tile.kv_head);
   quantized_ = {SideOf(scheme.k, scheme.shape, scheme.KCell(tile.kv_head)),
                 SideOf(scheme.v, scheme.shape, scheme.VCell(tile.kv_head))};
-  if (scheme.v.format->scale == formats::Scale::kStatic) quantized_.v_scale = layer.scales->v.scale[head];
+  if (scheme.v.format->scaling.per_head) quantized_.v_scale = layer.scales->v.scale[head];
   if (scheme.exact_open) {
     const int64_t bytes = scheme.ExactCellBytes();
     const CellSide side{.code = formats::Code::kBf16, .tokens = page_size_, .head_dim = head_dim_, .bytes = bytes};
@@ -95,36 +97,49 @@ TileAttention::TileAttention(const AttentionKernels& kernels, const LayerView& l
 
 TileAttention::CellSide TileAttention::SideOf(const formats::Side& side, formats::CellShape shape,
                                               int64_t cell) noexcept {
-  CellSide result{.code = side.format->code,
-                  .tokens = shape.tokens,
-                  .head_dim = shape.head_dim,
-                  .bytes = side.planes.bytes,
-                  .codes = cell + side.planes.codes};
-  if (side.format->scale == formats::Scale::kPerBlock) {
-    result.block_scales = cell + side.planes.block_scales;
-    result.block = side.format->block;
-  }
-  if (side.format->scale == formats::Scale::kPerToken) result.token_scales = cell + side.planes.token_scales;
-  return result;
+  const formats::CellPlanes& planes = side.planes;
+  return {.code = side.format->code,
+          .tokens = shape.tokens,
+          .head_dim = shape.head_dim,
+          .bytes = planes.bytes,
+          .codes = cell + planes.codes,
+          .scaling = side.format->scaling,
+          .block_scales = cell + planes.block_scales,
+          .block_zeros = cell + planes.block_zeros,
+          .token_scales = cell + planes.token_scales,
+          .token_zeros = cell + planes.token_zeros,
+          .channel_scales = cell + planes.channel_scales,
+          .channel_zeros = cell + planes.channel_zeros};
 }
 
 CellView TileAttention::CellSide::At(const uint8_t* record) const noexcept {
-  const auto plane = [record](int64_t offset) {
-    return offset < 0 ? nullptr : reinterpret_cast<const uint16_t*>(record + offset);
-  };
-  return {.codes = record + codes,
-          .block_scales = plane(block_scales),
-          .token_scales = plane(token_scales),
-          .page_tokens = tokens,
-          .head_dim = head_dim,
-          .block = block};
+  CellView view{.codes = record + codes,
+                .page_tokens = tokens,
+                .head_dim = head_dim,
+                .block = scaling.channels,
+                .tile = scaling.tile};
+  const auto fp16 = [record](int64_t plane) { return reinterpret_cast<const uint16_t*>(record + plane); };
+  if (scaling.block != formats::ScaleType::kNone) view.block_scales = {record + block_scales, scaling.block};
+  if (scaling.token != formats::ScaleType::kNone) view.token_scales = {record + token_scales, scaling.token};
+  if (scaling.block_zero) view.block_zeros = fp16(block_zeros);
+  if (scaling.token_zero) view.token_zeros = fp16(token_zeros);
+  if (scaling.tile != 0) {
+    view.channel_scales = fp16(channel_scales);
+    view.channel_zeros = fp16(channel_zeros);
+  }
+  return view;
+}
+
+const kernels::KeyKernel& TileAttention::KeyKernelOf(formats::Code code,
+                                                     const formats::Scaling& scaling) const noexcept {
+  return scaling.tile != 0 ? kernels_.tiled_keys[Index(code)] : kernels_.keys[Index(code)];
 }
 
 void TileAttention::PrepareQueries(QueryRows q) noexcept {
   const formats::Side& side = layer_.scheme->k;
   const size_t head = static_cast<size_t>(tile_.kv_head);
   const float softmax_scale = layer_.attention->softmax_scale;
-  const kernels::KeyKernel& quantized = kernels_.keys[Index(side.format->code)];
+  const kernels::KeyKernel& quantized = KeyKernelOf(side.format->code, side.format->scaling);
   const kernels::KeyKernel& exact = kernels_.keys[Index(formats::Code::kBf16)];
   const float* mean = side.mean ? layer_.scales->k.mean.data() + tile_.kv_head * int64_t{head_dim_} : nullptr;
   alignas(64) float x[kMaxHeadDim];
@@ -140,9 +155,9 @@ void TileAttention::PrepareQueries(QueryRows q) noexcept {
     }
     if (side.hadamard) formats::Hadamard(x, head_dim_);
     uint8_t* prepared = work_.queries_[0] + row * work_.query_stride_;
-    const float static_scale = side.format->scale == formats::Scale::kStatic ? layer_.scales->k.scale[head] : 1.0f;
+    const float static_scale = side.format->scaling.per_head ? layer_.scales->k.scale[head] : 1.0f;
     work_.row_scale_[0][row] =
-        quantized.prepare(x, head_dim_, side.format->block, prepared) * (softmax_scale * static_scale);
+        quantized.prepare(x, head_dim_, side.format->scaling.channels, prepared) * (softmax_scale * static_scale);
     if (layer_.scheme->exact_open) {
       prepared = work_.queries_[1] + row * work_.query_stride_;
       work_.row_scale_[1][row] = exact.prepare(x, head_dim_, 0, prepared) * softmax_scale;
@@ -215,14 +230,15 @@ void TileAttention::AttendRows(const PageView& view, int begin, int end, int fir
   const int which = view.exact ? 1 : 0;
   kernels::Prefetch value_lines;
   if (after.next != nullptr || first_row == 0) value_lines = {values.codes, values.codes + cells.v.bytes};
-  kernels_.keys[Index(cells.k.code)].score({.cell = cells.k.At(view.record),
-                                            .groups = (end + 15) / 16,
-                                            .rows = rows,
-                                            .query = work_.queries_[which] + first_row * work_.query_stride_,
-                                            .query_stride = work_.query_stride_,
-                                            .row_scale = work_.row_scale_[which] + first_row,
-                                            .scores = work_.scores_,
-                                            .prefetch = value_lines});
+  KeyKernelOf(cells.k.code, cells.k.scaling)
+      .score({.cell = cells.k.At(view.record),
+              .groups = (end + 15) / 16,
+              .rows = rows,
+              .query = work_.queries_[which] + first_row * work_.query_stride_,
+              .query_stride = work_.query_stride_,
+              .row_scale = work_.row_scale_[which] + first_row,
+              .scores = work_.scores_,
+              .prefetch = value_lines});
   kernels_.softmax({.begin = begin,
                     .end = end,
                     .page_tokens = page_size_,

@@ -72,16 +72,20 @@ class TileAttention {
   void MergePartials(int64_t runs, const SoftmaxState* states, const float* partial, float* out) noexcept;
 
  private:
-  // Where one side of the tile's KV head lies in a page record: offsets in bytes, -1 for a plane that it lacks.
+  // Where one side of the tile's KV head lies in a page record: offsets in bytes.
   struct CellSide {
     formats::Code code = formats::Code::kBf16;
     int tokens = 0;
     int head_dim = 0;
     int64_t bytes = 0;  // of the cell
     int64_t codes = 0;
-    int64_t block_scales = -1;
-    int64_t token_scales = -1;
-    int block = 0;
+    formats::Scaling scaling = {};
+    int64_t block_scales = 0;  // the planes that `scaling` names
+    int64_t block_zeros = 0;
+    int64_t token_scales = 0;
+    int64_t token_zeros = 0;
+    int64_t channel_scales = 0;
+    int64_t channel_zeros = 0;
     kernels::CellView At(const uint8_t* record) const noexcept;
   };
   struct PageCells {
@@ -95,6 +99,7 @@ class TileAttention {
     bool exact;
   };
   static CellSide SideOf(const formats::Side& side, formats::CellShape shape, int64_t cell) noexcept;
+  const kernels::KeyKernel& KeyKernelOf(formats::Code code, const formats::Scaling& scaling) const noexcept;
   PageView View(int64_t page) const noexcept;
   void AttendRun(int64_t run) noexcept;
   void AttendPage(int64_t page, const PageView& view, kernels::Prefetch after, int tokens) noexcept;

@@ -104,7 +104,7 @@ void ApplySide(const SideProbe& probe, const formats::Side& side, size_t layer, 
 }  // namespace
 
 bool IsStatic(const formats::Side& side) {
-  return side.format->scale == formats::Scale::kStatic;
+  return side.format->scaling.per_head;
 }
 
 bool HasStaticScales(const formats::CacheLayout& layout) {
@@ -115,10 +115,8 @@ float LargestFinite(const formats::Format& format) {
   constexpr int kChannels = 16;
   float x[kChannels];
   std::fill(x, x + kChannels, std::numeric_limits<float>::infinity());
-  uint8_t codes[kChannels * sizeof(float)] = {};
-  uint8_t block_scales[kChannels * sizeof(float)] = {};
-  uint8_t token_scales[sizeof(double)] = {};
-  const formats::RowPlanes planes{codes, block_scales, token_scales};
+  formats::RowBuffer buffer;
+  const formats::RowPlanes planes = buffer.Planes();
   formats::EncodeCounts counts;
   format.encode_row(x, kChannels, 1.0F, planes, counts);
   format.decode_row(planes, kChannels, 1.0F, x);

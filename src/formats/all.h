@@ -7,8 +7,21 @@
 #include "formats/fp32.h"
 #include "formats/fp8_e4m3.h"
 #include "formats/fp8_e5m2.h"
+#include "formats/fp8_per_token_head.h"
+#include "formats/int2_g32.h"
+#include "formats/int3_g32.h"
 #include "formats/int4.h"
+#include "formats/int4_per_token_head.h"
+#include "formats/int5_g32.h"
+#include "formats/int6_g32.h"
 #include "formats/int8.h"
+#include "formats/int8_g32.h"
+#include "formats/kivi2.h"
+#include "formats/kivi4.h"
+#include "formats/mxfp4.h"
+#include "formats/mxfp8.h"
+#include "formats/nvfp4.h"
+#include "formats/turboquant.h"
 
 namespace kvanta::formats {
 
@@ -21,7 +34,25 @@ using FormatList = TypeList<  //
     Fp16,                     //
     Fp8E4m3,                  //
     Fp8E5m2,                  //
+    Fp8PerTokenHead,          //
+    Mxfp8,                    //
     Int8,                     //
-    Int4>;
+    Int8Block,                //
+    Int6Block,                //
+    Int5Block,                //
+    Int4,                     //
+    Int4PerTokenHead,         //
+    Int3Block,                //
+    Int2Block,                //
+    Nvfp4,                    //
+    Nvfp4FourOverSix,         //
+    Mxfp4,                    //
+    Fp4E2m1,                  //
+    Kivi4,                    //
+    Kivi2,                    //
+    TurboquantK8V4,           //
+    Turboquant4BitNc,         //
+    TurboquantK3V4Nc,         //
+    Turboquant3BitNc>;
 
 }  // namespace kvanta::formats

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <string>
+
 #include "kvanta/error.h"
 
 namespace kvanta::formats {
@@ -12,15 +15,39 @@ int64_t AlignPlane(int64_t bytes) {
   return (bytes + 15) / 16 * 16;
 }
 
+// Channels that head_dim must be a multiple of.
+int ChannelStep(const Format& format) {
+  return std::max(format.scaling.channels, CodeChannels(format.code));
+}
+
 // Names of the formats that take head_dim, for the error message.
 std::string FormatsFor(int head_dim) {
   std::string names;
   for (const Format& format : All()) {
-    if (format.block != 0 && head_dim % format.block != 0) continue;
+    if (head_dim % ChannelStep(format) != 0 || head_dim % ChannelStep(OnSide(format, false)) != 0) continue;
     names += names.empty() ? "" : ", ";
     names += format.name;
   }
   return names;
+}
+
+// The planes of `format` that a row starts at: RowPlanes or ConstRowPlanes.
+template <class Planes, class Byte>
+Planes RowAt(const Format& format, const CellPlanes& planes, int token, Byte* cell) noexcept {
+  const auto at = [&](int64_t plane, int elements, int bytes) {
+    return cell + plane + int64_t{token} * elements * bytes;
+  };
+  const Scaling& scaling = format.scaling;
+  return {cell + planes.codes + token * planes.row_bytes, at(planes.block_scales, planes.blocks, Bytes(scaling.block)),
+          at(planes.block_zeros, planes.blocks, 2), at(planes.token_scales, 1, Bytes(scaling.token)),
+          at(planes.token_zeros, 1, 2)};
+}
+
+template <class Planes, class Byte>
+Planes TileAt(const Format& format, const CellPlanes& planes, int head_dim, int tile, Byte* cell) noexcept {
+  const int64_t meta = int64_t{tile} * head_dim * 2;
+  return {cell + planes.codes + tile * format.scaling.tile * planes.row_bytes, cell + planes.channel_scales + meta,
+          cell + planes.channel_zeros + meta};
 }
 
 }  // namespace
@@ -38,21 +65,55 @@ CellPlanes PlanRows(const Format& format, CellShape shape) {
     throw InputError(
         fmt::format("head_dim {}: must be a multiple of 8 from {} to {}", shape.head_dim, kMinHeadDim, kMaxHeadDim));
   }
-  if (format.block != 0 && shape.head_dim % format.block != 0) {
-    throw InputError(fmt::format(
-        "{} has blocks of {} channels, which do not divide head_dim {} ({} % {} = {}); formats that take it: {}",
-        format.name, format.block, shape.head_dim, shape.head_dim, format.block, shape.head_dim % format.block,
-        FormatsFor(shape.head_dim)));
+  const int step = ChannelStep(format);
+  if (shape.head_dim % step != 0) {
+    throw InputError(
+        fmt::format("{} has {} of {} channels, which do not divide head_dim {} ({} % {} = {}); formats that "
+                    "take it: {}",
+                    format.name, step == format.scaling.channels ? "blocks" : "units", step, shape.head_dim,
+                    shape.head_dim, step, shape.head_dim % step, FormatsFor(shape.head_dim)));
+  }
+  const Scaling& scaling = format.scaling;
+  if (scaling.tile != 0 && shape.tokens % scaling.tile != 0) {
+    throw InputError(fmt::format("{} has scales over {} tokens, which do not divide the page of {}; take pages of {}",
+                                 format.name, scaling.tile, shape.tokens,
+                                 scaling.tile == 32 ? "32, 64 or 128" : "128"));
   }
   CellPlanes planes;
   planes.row_bytes = int64_t{shape.head_dim} * format.code_bits / 8;
-  planes.blocks = format.block == 0 ? 0 : shape.head_dim / format.block;
-  planes.codes = 0;
-  planes.block_scales = AlignPlane(shape.tokens * planes.row_bytes);
-  planes.token_scales =
-      planes.block_scales + AlignPlane(int64_t{shape.tokens} * planes.blocks * format.block_scale_bytes);
-  planes.bytes = planes.token_scales + AlignPlane(int64_t{shape.tokens} * format.token_scale_bytes);
+  planes.blocks = scaling.channels == 0 ? 0 : shape.head_dim / scaling.channels;
+  const int64_t tiles = scaling.tile == 0 ? 0 : shape.tokens / scaling.tile;
+  int64_t end = 0;
+  const auto plane = [&end](int64_t bytes) {
+    const int64_t begin = end;
+    end += AlignPlane(bytes);
+    return begin;
+  };
+  const int64_t tokens = shape.tokens;
+  planes.codes = plane(tokens * planes.row_bytes);
+  planes.block_scales = plane(tokens * planes.blocks * Bytes(scaling.block));
+  planes.block_zeros = plane(scaling.block_zero ? tokens * planes.blocks * 2 : 0);
+  planes.token_scales = plane(tokens * Bytes(scaling.token));
+  planes.token_zeros = plane(scaling.token_zero ? tokens * 2 : 0);
+  planes.channel_scales = plane(tiles * shape.head_dim * 2);
+  planes.channel_zeros = plane(tiles * shape.head_dim * 2);
+  planes.bytes = end;
   return planes;
+}
+
+RowPlanes CanonicalRow(const Format& format, const CellPlanes& planes, int token, uint8_t* cell) noexcept {
+  return RowAt<RowPlanes>(format, planes, token, cell);
+}
+ConstRowPlanes CanonicalRow(const Format& format, const CellPlanes& planes, int token, const uint8_t* cell) noexcept {
+  return RowAt<ConstRowPlanes>(format, planes, token, cell);
+}
+TilePlanes CanonicalTile(const Format& format, const CellPlanes& planes, int head_dim, int tile,
+                         uint8_t* cell) noexcept {
+  return TileAt<TilePlanes>(format, planes, head_dim, tile, cell);
+}
+ConstTilePlanes CanonicalTile(const Format& format, const CellPlanes& planes, int head_dim, int tile,
+                              const uint8_t* cell) noexcept {
+  return TileAt<ConstTilePlanes>(format, planes, head_dim, tile, cell);
 }
 
 }  // namespace kvanta::formats

@@ -1,6 +1,8 @@
-// A cell: one side of one KV head in one page, as bytes. Canonical order of the planes, each 16-byte aligned:
+// A cell: one side of one KV head in one page, as bytes. Canonical order of the planes, each 16-byte aligned; those
+// that a format lacks have no bytes:
 //
-//   codes [tokens][row_bytes] | block scales [tokens][blocks] | token scales [tokens]
+//   codes [tokens][row_bytes] | block scales [tokens][blocks] | block zeros [tokens][blocks]
+//   | token scales [tokens] | token zeros [tokens] | channel scales [tiles][head_dim] | channel zeros [tiles][head_dim]
 //
 // Inside the cache a backend may permute bytes within a plane (src/formats/cell_layout.h); sizes stay the same.
 #pragma once
@@ -25,30 +27,61 @@ inline constexpr int kMaxHeadDim = 1024;
 struct CellPlanes {
   int64_t codes = 0;
   int64_t block_scales = 0;
+  int64_t block_zeros = 0;
   int64_t token_scales = 0;
+  int64_t token_zeros = 0;
+  int64_t channel_scales = 0;
+  int64_t channel_zeros = 0;
   int64_t bytes = 0;      // whole cell, a multiple of 16
   int64_t row_bytes = 0;  // codes of one token
   int blocks = 0;         // block scales of one token
 };
 
-// Throws InputError where the format cannot take the shape (block does not divide head_dim, head_dim not a multiple of
-// 8 in range, tokens not 16, 32, 64 or 128), naming the value and the alternatives.
+// Calls visit(offset in CellPlanes, pointer in Planes, elements of a row, bytes of an element) for every plane of
+// scales and zeros that a row of `format` has. Planes: RowPlanes or ConstRowPlanes.
+template <class Planes, class Visit>
+constexpr void ForEachRowPlane(const Format& format, int blocks, Visit visit) {
+  constexpr int kZeroBytes = 2;
+  const Scaling& scaling = format.scaling;
+  if (scaling.block != ScaleType::kNone) {
+    visit(&CellPlanes::block_scales, &Planes::block_scales, blocks, Bytes(scaling.block));
+  }
+  if (scaling.block_zero) visit(&CellPlanes::block_zeros, &Planes::block_zeros, blocks, kZeroBytes);
+  if (scaling.token != ScaleType::kNone) {
+    visit(&CellPlanes::token_scales, &Planes::token_scales, 1, Bytes(scaling.token));
+  }
+  if (scaling.token_zero) visit(&CellPlanes::token_zeros, &Planes::token_zeros, 1, kZeroBytes);
+}
+
+// Throws InputError where the format cannot take the shape (block or code do not divide head_dim, tile does not divide
+// the page, head_dim not a multiple of 8 in range, tokens not 16, 32, 64 or 128), naming the value and the
+// alternatives.
 CellPlanes PlanCell(const Format& format, CellShape shape);
 
-// The same for any number of tokens from 1: rows outside a page.
+// The same for any number of tokens from 1 (of tiles: whole tiles): rows outside a page.
 CellPlanes PlanRows(const Format& format, CellShape shape);
 
 // The planes of one token's row inside a canonical cell.
-inline RowPlanes CanonicalRow(const Format& format, const CellPlanes& planes, int token, uint8_t* cell) noexcept {
-  return {cell + planes.codes + token * planes.row_bytes,
-          cell + planes.block_scales + int64_t{token} * planes.blocks * format.block_scale_bytes,
-          cell + planes.token_scales + int64_t{token} * format.token_scale_bytes};
-}
-inline ConstRowPlanes CanonicalRow(const Format& format, const CellPlanes& planes, int token,
-                                   const uint8_t* cell) noexcept {
-  return {cell + planes.codes + token * planes.row_bytes,
-          cell + planes.block_scales + int64_t{token} * planes.blocks * format.block_scale_bytes,
-          cell + planes.token_scales + int64_t{token} * format.token_scale_bytes};
-}
+RowPlanes CanonicalRow(const Format& format, const CellPlanes& planes, int token, uint8_t* cell) noexcept;
+ConstRowPlanes CanonicalRow(const Format& format, const CellPlanes& planes, int token, const uint8_t* cell) noexcept;
+
+// The planes of one tile inside a canonical cell. The channel planes lie so in every layout.
+TilePlanes CanonicalTile(const Format& format, const CellPlanes& planes, int head_dim, int tile,
+                         uint8_t* cell) noexcept;
+ConstTilePlanes CanonicalTile(const Format& format, const CellPlanes& planes, int head_dim, int tile,
+                              const uint8_t* cell) noexcept;
+
+// Room for the planes of one row of any format.
+class RowBuffer {
+ public:
+  RowPlanes Planes() noexcept { return {codes_, block_scales_, block_zeros_, token_scales_, token_zeros_}; }
+
+ private:
+  alignas(64) uint8_t codes_[kMaxHeadDim * 4];
+  uint8_t block_scales_[kMaxHeadDim];
+  uint8_t block_zeros_[kMaxHeadDim];
+  uint8_t token_scales_[16];
+  uint8_t token_zeros_[16];
+};
 
 }  // namespace kvanta::formats

@@ -34,7 +34,7 @@ SideKind ParseSideKind(std::string_view text) {
 std::vector<uint8_t> EncodeCell(const KvScheme& scheme, SideKind kind, std::span<const float> x, CellShape shape,
                                 const CellParameters& parameters, EncodeCounts* counts) {
   const KvSide& side = kind == SideKind::kK ? scheme.k : scheme.v;
-  const Format& format = Find(side.format);
+  const Format& format = OnSide(Find(side.format), kind == SideKind::kK);
   const CellPlanes planes = PlanRows(format, shape);
   CheckParameters(parameters, side, shape);
   const auto head_dim = static_cast<size_t>(shape.head_dim);
@@ -42,18 +42,26 @@ std::vector<uint8_t> EncodeCell(const KvScheme& scheme, SideKind kind, std::span
     throw InputError(fmt::format("{} values for {} tokens of head_dim {}", x.size(), shape.tokens, shape.head_dim));
   }
   std::vector<uint8_t> bytes(static_cast<size_t>(planes.bytes), 0);
-  std::vector<float> row(head_dim);
-  EncodeCounts total;
+  std::vector<float> rows(x.begin(), x.end());
   for (int token = 0; token < shape.tokens; ++token) {
-    const float* source = x.data() + static_cast<size_t>(token) * head_dim;
-    std::copy(source, source + head_dim, row.begin());
+    float* row = rows.data() + static_cast<size_t>(token) * head_dim;
     for (size_t i = 0; i < parameters.mean.size(); ++i) row[i] -= parameters.mean[i];
-    if (side.hadamard) Hadamard(row.data(), shape.head_dim);
+    if (side.hadamard) Hadamard(row, shape.head_dim);
     if (parameters.through_exact_page) {
-      for (float& value : row) value = Bf16ToFloat(Bf16::Encode(value));
+      for (size_t i = 0; i < head_dim; ++i) row[i] = Bf16ToFloat(Bf16::Encode(row[i]));
     }
-    format.encode_row(row.data(), shape.head_dim, parameters.static_scale,
-                      CanonicalRow(format, planes, token, bytes.data()), total);
+  }
+  EncodeCounts total;
+  const int step = std::max(1, format.scaling.tile);
+  for (int token = 0; token < shape.tokens; token += step) {
+    const float* first = rows.data() + static_cast<size_t>(token) * head_dim;
+    if (format.encode_tile != nullptr) {
+      format.encode_tile(first, shape.head_dim,
+                         CanonicalTile(format, planes, shape.head_dim, token / step, bytes.data()), total);
+    } else {
+      format.encode_row(first, shape.head_dim, parameters.static_scale,
+                        CanonicalRow(format, planes, token, bytes.data()), total);
+    }
   }
   if (counts != nullptr) *counts += total;
   return bytes;
@@ -62,7 +70,7 @@ std::vector<uint8_t> EncodeCell(const KvScheme& scheme, SideKind kind, std::span
 std::vector<float> DecodeCell(const KvScheme& scheme, SideKind kind, std::span<const uint8_t> bytes, CellShape shape,
                               const CellParameters& parameters) {
   const KvSide& side = kind == SideKind::kK ? scheme.k : scheme.v;
-  const Format& format = Find(side.format);
+  const Format& format = OnSide(Find(side.format), kind == SideKind::kK);
   const CellPlanes planes = PlanRows(format, shape);
   CheckParameters(parameters, side, shape);
   if (bytes.size() != static_cast<size_t>(planes.bytes)) {
@@ -71,9 +79,19 @@ std::vector<float> DecodeCell(const KvScheme& scheme, SideKind kind, std::span<c
   }
   const auto head_dim = static_cast<size_t>(shape.head_dim);
   std::vector<float> x(static_cast<size_t>(shape.tokens) * head_dim);
+  const int step = std::max(1, format.scaling.tile);
+  for (int token = 0; token < shape.tokens; token += step) {
+    float* first = x.data() + static_cast<size_t>(token) * head_dim;
+    if (format.decode_tile != nullptr) {
+      format.decode_tile(CanonicalTile(format, planes, shape.head_dim, token / step, bytes.data()), shape.head_dim,
+                         first);
+    } else {
+      format.decode_row(CanonicalRow(format, planes, token, bytes.data()), shape.head_dim, parameters.static_scale,
+                        first);
+    }
+  }
   for (int token = 0; token < shape.tokens; ++token) {
     float* row = x.data() + static_cast<size_t>(token) * head_dim;
-    format.decode_row(CanonicalRow(format, planes, token, bytes.data()), shape.head_dim, parameters.static_scale, row);
     if (side.hadamard) Hadamard(row, shape.head_dim);
     for (size_t i = 0; i < parameters.mean.size(); ++i) row[i] += parameters.mean[i];
   }

@@ -16,7 +16,7 @@ namespace kvanta::formats {
 SideKind ParseSideKind(std::string_view text);
 
 struct CellParameters {
-  float static_scale = 1.0F;         // of formats with Scale::kStatic: stored value = x / static_scale; > 0
+  float static_scale = 1.0F;         // of formats with scaling.per_head: stored value = x / static_scale; > 0
   std::span<const float> mean = {};  // [head_dim], of sides with +mean; empty: none
   // Rounds each transformed row to bf16 before encoding. The cache does so for schemes with exact pages, where a page
   // is written in bf16 first and quantized from that when it closes; without, the row is encoded as it is.

@@ -41,6 +41,17 @@ void ForEachCodeRun(SideKind kind, const Format& format, int64_t row_bytes, int 
   }
 }
 
+// Calls copy(offset in the cell, plane of the row, offset in it, bytes) for every scale and zero of a token.
+template <class Planes, class Copy>
+void ForEachScale(const Format& format, CellShape shape, const CellPlanes& planes, int token, Copy copy) noexcept {
+  ForEachRowPlane<Planes>(format, planes.blocks, [&](auto offset, auto plane, int elements, int bytes) {
+    for (int element = 0; element < elements; ++element) {
+      copy(planes.*offset + (int64_t{element} * shape.tokens + token) * bytes, plane, element * bytes,
+           static_cast<size_t>(bytes));
+    }
+  });
+}
+
 }  // namespace
 
 int64_t CodeOffset(SideKind kind, const Format& format, CellShape shape, int token, int64_t byte) noexcept {
@@ -55,14 +66,9 @@ void StoreRow(SideKind kind, const Format& format, CellShape shape, const CellPl
   ForEachCodeRun(kind, format, planes.row_bytes, token, [&](int64_t to, int64_t from, auto bytes) {
     std::memcpy(cell + planes.codes + to, row.codes + from, bytes);
   });
-  for (int block = 0; block < planes.blocks; ++block) {
-    std::memcpy(cell + planes.block_scales + (int64_t{block} * shape.tokens + token) * format.block_scale_bytes,
-                row.block_scales + block * format.block_scale_bytes, static_cast<size_t>(format.block_scale_bytes));
-  }
-  if (format.token_scale_bytes != 0) {
-    std::memcpy(cell + planes.token_scales + int64_t{token} * format.token_scale_bytes, row.token_scales,
-                static_cast<size_t>(format.token_scale_bytes));
-  }
+  ForEachScale<ConstRowPlanes>(format, shape, planes, token, [&](int64_t to, auto plane, int from, size_t bytes) {
+    std::memcpy(cell + to, row.*plane + from, bytes);
+  });
 }
 
 void LoadRow(SideKind kind, const Format& format, CellShape shape, const CellPlanes& planes, int token,
@@ -70,15 +76,9 @@ void LoadRow(SideKind kind, const Format& format, CellShape shape, const CellPla
   ForEachCodeRun(kind, format, planes.row_bytes, token, [&](int64_t from, int64_t to, auto bytes) {
     std::memcpy(row.codes + to, cell + planes.codes + from, bytes);
   });
-  for (int block = 0; block < planes.blocks; ++block) {
-    std::memcpy(row.block_scales + block * format.block_scale_bytes,
-                cell + planes.block_scales + (int64_t{block} * shape.tokens + token) * format.block_scale_bytes,
-                static_cast<size_t>(format.block_scale_bytes));
-  }
-  if (format.token_scale_bytes != 0) {
-    std::memcpy(row.token_scales, cell + planes.token_scales + int64_t{token} * format.token_scale_bytes,
-                static_cast<size_t>(format.token_scale_bytes));
-  }
+  ForEachScale<RowPlanes>(format, shape, planes, token, [&](int64_t from, auto plane, int to, size_t bytes) {
+    std::memcpy(row.*plane + to, cell + from, bytes);
+  });
 }
 
 void ToCanonical(SideKind kind, const Format& format, CellShape shape, const uint8_t* cell, uint8_t* canonical) {
@@ -86,6 +86,8 @@ void ToCanonical(SideKind kind, const Format& format, CellShape shape, const uin
   for (int token = 0; token < shape.tokens; ++token) {
     LoadRow(kind, format, shape, planes, token, cell, CanonicalRow(format, planes, token, canonical));
   }
+  std::memcpy(canonical + planes.channel_scales, cell + planes.channel_scales,
+              static_cast<size_t>(planes.bytes - planes.channel_scales));
 }
 
 void FromCanonical(SideKind kind, const Format& format, CellShape shape, const uint8_t* canonical, uint8_t* cell) {
@@ -93,6 +95,8 @@ void FromCanonical(SideKind kind, const Format& format, CellShape shape, const u
   for (int token = 0; token < shape.tokens; ++token) {
     StoreRow(kind, format, shape, planes, token, CanonicalRow(format, planes, token, canonical), cell);
   }
+  std::memcpy(cell + planes.channel_scales, canonical + planes.channel_scales,
+              static_cast<size_t>(planes.bytes - planes.channel_scales));
 }
 
 }  // namespace kvanta::formats

@@ -1,13 +1,13 @@
 // Write-time layout of a cell in the cache of the CPU backend: a bijection on the bytes of each plane, chosen so that
 // a kernel's load is one contiguous vector. It depends on the code's width only, never on the ISA.
 //
-// K codes: 4-byte units of a row (1 channel at 32 bits, 2 at 16, 4 at 8, 8 at 4), transposed within groups of 16
+// K codes: 4-byte units of a row (1 channel at 32 bits, 2 at 16, 4 at 8, 8 at 4, ...), transposed within groups of 16
 // tokens, so a 64-byte line holds the same channels of 16 tokens:
 //     canonical [t][u]  ->  [t / 16][u][t % 16]            (u = byte / 4)
-// V codes: elements of e bytes (e = 4, 2, 1; 4-bit: a byte with 2 channels), interleaved over 4/e tokens, so a 4-byte
-// unit holds the same channel(s) of 4/e consecutive tokens:
+// V codes: elements of e bytes (e = 4, 2, 1; below 8 bits a byte with several channels), interleaved over 4/e tokens,
+// so a 4-byte unit holds the same channel(s) of 4/e consecutive tokens:
 //     canonical [t][j]  ->  [t / (4/e)][j][t % (4/e)]      (j = element in the row)
-// Block scales (both sides): canonical [t][b] -> [b][t].   Token scales: unchanged.
+// Block scales and zeros (both sides): canonical [t][b] -> [b][t].   Token and channel planes: unchanged.
 #pragma once
 
 #include <cstdint>

@@ -1,15 +1,17 @@
 // What a format's type may leave out, and the run-time view made of it. A format is a type with
 //
 //   kName, kSummary, kRule, kCode               always
-//   kAliases, kScale, kBlock, kBlockScaleBytes, kTokenScaleBytes, kHadamard, kExact, kSinkPages
+//   kAliases, kScaling, kHadamard, kExact, kSinkPages, kEdgeLayers, Values
 //                                               where they differ from FormatTraits
-//   EncodeRow, DecodeRow                        as Format::encode_row and Format::decode_row
+//   EncodeRow, DecodeRow                        as Format::encode_row and Format::decode_row, or, of tiles,
+//   EncodeTile, DecodeTile                      as Format::encode_tile and Format::decode_tile
 //
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <string_view>
+#include <type_traits>
 
 #include "formats/format.h"
 
@@ -17,34 +19,54 @@ namespace kvanta::formats {
 
 struct FormatTraits {
   static constexpr std::array<std::string_view, 0> kAliases = {};
-  static constexpr Scale kScale = Scale::kNone;
-  static constexpr int kBlock = 0;
-  static constexpr int kBlockScaleBytes = 0;
-  static constexpr int kTokenScaleBytes = 0;
+  static constexpr Scaling kScaling = {};
   static constexpr bool kHadamard = false;
   static constexpr ExactPages kExact = ExactPages::kNone;
   static constexpr int kSinkPages = 0;
+  static constexpr int kEdgeLayers = 0;
+  using Values = void;  // the type of V, where the name means another one there
 };
 
 template <class T>
+constexpr Format MakeFormat() noexcept;
+
+// The run-time view of a type that is not in the list: V's side of a name.
+template <class T>
+inline constexpr Format kValueSide = MakeFormat<T>();
+
+template <class T>
 constexpr Format MakeFormat() noexcept {
-  static_assert((T::kBlock != 0) == (T::kBlockScaleBytes != 0));
+  constexpr Scaling kScaling = T::kScaling;
+  static_assert((kScaling.channels != 0) == (kScaling.block != ScaleType::kNone));
+  static_assert(kScaling.block != ScaleType::kNone || !kScaling.block_zero);
+  static_assert(kScaling.tile == 0 || kScaling == Scaling{.tile = kScaling.tile}, "tiles have no other scales");
+  static_assert(kScaling.tile == 0 || T::kExact == ExactPages::kOpen, "a tile is encoded when its page closes");
   static_assert(T::kSinkPages == 0 || T::kExact == ExactPages::kOpen, "sinks are exact pages");
-  return Format{.name = T::kName,
+  Format format{.name = T::kName,
                 .aliases = T::kAliases,
                 .summary = T::kSummary,
                 .rule = T::kRule,
                 .code = T::kCode,
                 .code_bits = CodeBits(T::kCode),
-                .scale = T::kScale,
-                .block = T::kBlock,
-                .block_scale_bytes = T::kBlockScaleBytes,
-                .token_scale_bytes = T::kTokenScaleBytes,
+                .scaling = kScaling,
                 .hadamard = T::kHadamard,
                 .exact = T::kExact,
                 .sink_pages = T::kSinkPages,
-                .encode_row = &T::EncodeRow,
-                .decode_row = &T::DecodeRow};
+                .edge_layers = T::kEdgeLayers,
+                .encode_row = nullptr,
+                .decode_row = nullptr,
+                .encode_tile = nullptr,
+                .decode_tile = nullptr,
+                .value_side = nullptr};
+  if constexpr (kScaling.tile == 0) {
+    format.encode_row = &T::EncodeRow;
+    format.decode_row = &T::DecodeRow;
+  } else {
+    format.encode_tile = &T::EncodeTile;
+    format.decode_tile = &T::DecodeTile;
+  }
+  if constexpr (!std::is_void_v<typename T::Values>) format.value_side = &kValueSide<typename T::Values>;
+  return format;
 }
 
 }  // namespace kvanta::formats

@@ -13,7 +13,7 @@ struct Fp8E5m2 : FormatTraits {
   static constexpr std::string_view kRule =
       "code = e5m2(x / s), s the head's static scale (1.0 if none was given); above 57344 saturates";
   static constexpr Code kCode = Code::kE5M2;
-  static constexpr Scale kScale = Scale::kStatic;
+  static constexpr Scaling kScaling = {.per_head = true};
 
   static void EncodeRow(const float* x, int head_dim, float static_scale, RowPlanes out,
                         EncodeCounts& counts) noexcept {

@@ -17,8 +17,7 @@ struct Int8 : FormatTraits {
   static constexpr std::string_view kSummary = "8-bit integers, fp16 scale per (token, head), hadamard";
   static constexpr std::string_view kRule = "s = fp16(amax / 127); code = clamp(rne(x / s), -127, 127)";
   static constexpr Code kCode = Code::kInt8;
-  static constexpr Scale kScale = Scale::kPerToken;
-  static constexpr int kTokenScaleBytes = 2;
+  static constexpr Scaling kScaling = {.token = ScaleType::kFp16};
   static constexpr bool kHadamard = true;
 
   static constexpr float kMaxCode = 127.0F;

@@ -1,5 +1,6 @@
-// Small floats in one byte, by their bit fields: sign | exponent | mantissa (OCP 8-bit Floating Point Specification,
-// revision 1.0; e4m3 is the variant without infinities, also called E4M3FN).
+// Small floats of at most a byte, by their bit fields: sign | exponent | mantissa (OCP 8-bit Floating Point
+// Specification, revision 1.0, and Microscaling Formats, revision 1.0; e4m3 is the variant without infinities, also
+// called E4M3FN).
 #pragma once
 
 #include <bit>
@@ -54,6 +55,15 @@ struct Minifloat {
 
 using E4m3 = Minifloat<4, 3, 0x7e, 0x7f>;  // largest 448, no infinities
 using E5m2 = Minifloat<5, 2, 0x7b, 0x7e>;  // largest 57344; 0x7c is infinity, never written
+using E2m1 = Minifloat<2, 1, 0x7, 0x0>;    // largest 6, neither infinities nor NaN: 4 bits
+
+// A power of two: 2^(byte - 127). 255, NaN, is never written.
+struct E8m0 {
+  static constexpr float Decode(uint8_t byte) noexcept {
+    if (byte == 255) return std::bit_cast<float>(0x7fc00000U);
+    return std::bit_cast<float>(byte == 0 ? 0x00400000U : uint32_t{byte} << 23U);
+  }
+};
 
 // Rows of formats whose code is a minifloat under a static scale: stored value = x / scale.
 template <class Float>

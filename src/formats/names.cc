@@ -15,9 +15,8 @@ namespace kvanta::formats {
 namespace {
 
 constexpr std::string_view kPlanned = "not available in this version";
-constexpr std::string_view kBlockEight =
-    "not available in this version (8-bit codes in blocks of 32); int8 is the nearest";
-constexpr std::string_view kBlockFive = "not available in this version (5-bit codes); int8 and int4 are the nearest";
+constexpr std::string_view kBlockEight = "other bytes than any format here; int8_g32 (8.5 bits) is the nearest";
+constexpr std::string_view kBlockFive = "other bytes than any format here; int5_g32 (5.5 bits) is the nearest";
 constexpr std::string_view kBlockFour =
     "other bytes than any format here; int4 (blocks of 32, 4.5 bits) is the nearest";
 constexpr std::string_view kModelDtype = "stands for the model's own dtype; write auto, bf16, fp16 or fp32";
@@ -38,25 +37,6 @@ constexpr std::array kForeign = {
     ForeignName{"q4_0", "llama.cpp", "", kBlockFour},
     ForeignName{"iq4_nl", "llama.cpp", "", kBlockFour},
     // Formats of the specification that later versions bring.
-    ForeignName{"fp8_per_token_head", "vLLM", "", kPlanned},
-    ForeignName{"int8_g32", "Kvanta", "", kPlanned},
-    ForeignName{"int6_g32", "Kvanta", "", kPlanned},
-    ForeignName{"int5_g32", "Kvanta", "", kPlanned},
-    ForeignName{"int4_per_token_head", "vLLM", "", kPlanned},
-    ForeignName{"int3_g32", "Kvanta", "", kPlanned},
-    ForeignName{"int2_g32", "Kvanta", "", kPlanned},
-    ForeignName{"nvfp4", "vLLM, SGLang, TensorRT-LLM", "", kPlanned},
-    ForeignName{"nvfp4_4over6", "vLLM", "", kPlanned},
-    ForeignName{"mxfp4", "OCP", "", kPlanned},
-    ForeignName{"fp4_e2m1", "SGLang", "", kPlanned},
-    ForeignName{"fp4_mx_block16", "SGLang", "", kPlanned},
-    ForeignName{"mxfp8", "SGLang", "", kPlanned},
-    ForeignName{"kivi4", "Kvanta", "", kPlanned},
-    ForeignName{"kivi2", "Kvanta", "", kPlanned},
-    ForeignName{"turboquant_k8v4", "vLLM", "", kPlanned},
-    ForeignName{"turboquant_4bit_nc", "vLLM", "", kPlanned},
-    ForeignName{"turboquant_k3v4_nc", "vLLM", "", kPlanned},
-    ForeignName{"turboquant_3bit_nc", "vLLM", "", kPlanned},
     ForeignName{"mla_fp8", "Kvanta", "", kPlanned},
     ForeignName{"fp8_ds_mla", "vLLM", "", kPlanned},
     ForeignName{"mla_int4", "Kvanta", "", kPlanned},

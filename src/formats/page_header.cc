@@ -20,22 +20,27 @@ constexpr int64_t kMaxKvHeads = 65536;
 // The exact encoding of one side, spelled out: a reader compares it with its own.
 Json SideJson(const Side& side, int head_dim) {
   const Format& format = *side.format;
-  Json json = {{"format", format.name},
-               {"code", Name(format.code)},
-               {"code_bits", format.code_bits},
-               {"scale", Name(format.scale)}};
-  if (format.block_scale_bytes != 0) {
-    json["block"] = format.block;
-    json["block_scale_bytes"] = format.block_scale_bytes;
+  const Scaling& scaling = format.scaling;
+  Json json = {{"format", side.format->name}, {"code", Name(format.code)}, {"code_bits", format.code_bits}};
+  if (scaling.per_head) json["head_scale"] = "f32";
+  if (scaling.block != ScaleType::kNone) {
+    json["block"] = scaling.channels;
+    json["block_scale"] = Name(scaling.block);
   }
-  if (format.token_scale_bytes != 0) json["token_scale_bytes"] = format.token_scale_bytes;
+  if (scaling.block_zero) json["block_zero"] = "fp16";
+  if (scaling.token != ScaleType::kNone) json["token_scale"] = Name(scaling.token);
+  if (scaling.token_zero) json["token_zero"] = "fp16";
+  if (scaling.tile != 0) {
+    json["tile"] = scaling.tile;
+    json["channel_scale"] = json["channel_zero"] = "fp16";
+  }
   json["hadamard_block"] = side.hadamard ? HadamardBlock(head_dim) : 0;
   json["mean"] = side.mean;
   return json;
 }
 
 bool UsesScales(const Side& side) {
-  return side.format->scale == Scale::kStatic || side.mean;
+  return side.format->scaling.per_head || side.mean;
 }
 
 // Consecutive layers of one scheme and shape are one entry.
@@ -61,7 +66,7 @@ Json ScalesJson(const PageHeader& header) {
     const LayerScheme& layer = header.layout.layers[i];
     Json json = Json::object();
     const auto add = [&](const char* prefix, const Side& side, const SideScales& scales) {
-      if (side.format->scale == Scale::kStatic) json[std::string(prefix) + "_scale"] = scales.scale;
+      if (side.format->scaling.per_head) json[std::string(prefix) + "_scale"] = scales.scale;
       if (side.mean) json[std::string(prefix) + "_mean"] = scales.mean;
     };
     add("k", layer.k, header.scales[i].k);
@@ -145,7 +150,7 @@ std::vector<LayerScales> ReadScales(const Json& root, const CacheLayout& layout)
     ++used;
     const Json& json = Member(scales, std::to_string(i).c_str());
     const auto read = [&](const std::string& prefix, const Side& side, SideScales& out) {
-      if (side.format->scale == Scale::kStatic) out.scale = Floats(json, prefix + "_scale", layer.kv_heads, true);
+      if (side.format->scaling.per_head) out.scale = Floats(json, prefix + "_scale", layer.kv_heads, true);
       if (side.mean) {
         out.mean = Floats(json, prefix + "_mean", int64_t{layer.kv_heads} * layer.shape.head_dim, false);
       }

@@ -2,13 +2,14 @@
 
 #include <fmt/format.h>
 
+#include "formats/format.h"
 #include "kvanta/error.h"
 
 namespace kvanta::formats {
 namespace {
 
-Side ResolveSide(const KvSide& side, CellShape shape) {
-  const Format& format = Find(side.format);
+Side ResolveSide(const KvSide& side, bool is_key, CellShape shape) {
+  const Format& format = OnSide(Find(side.format), is_key);
   return Side{.format = &format, .hadamard = side.hadamard, .mean = side.mean, .planes = PlanCell(format, shape)};
 }
 
@@ -19,6 +20,11 @@ void CheckScheme(const KvScheme& scheme) {
   }
   if (scheme.sink_pages > 0 && scheme.exact != ExactPages::kOpen) {
     throw InputError("scheme " + scheme.ToString() + ": sink=1 needs exact=open");
+  }
+  const Format& k = Find(scheme.k.format);
+  if (k.scaling.tile != 0 && scheme.exact != ExactPages::kOpen) {
+    throw InputError(fmt::format("scheme {}: {} encodes keys when their page closes, so it needs exact=open",
+                                 scheme.ToString(), k.name));
   }
 }
 
@@ -39,8 +45,8 @@ CacheLayout PlanCache(const std::vector<KvScheme>& schemes, const std::vector<La
       throw InputError(fmt::format("layer {}: kv_heads {} must be at least 1", i, layer.kv_heads));
     CheckScheme(layer.scheme);
     try {
-      layer.k = ResolveSide(layer.scheme.k, layer.shape);
-      layer.v = ResolveSide(layer.scheme.v, layer.shape);
+      layer.k = ResolveSide(layer.scheme.k, true, layer.shape);
+      layer.v = ResolveSide(layer.scheme.v, false, layer.shape);
     } catch (const InputError& error) {
       throw InputError(fmt::format("layer {}: {}", i, error.what()));
     }

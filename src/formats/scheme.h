@@ -66,7 +66,7 @@ struct LayerShape {
 // Resolves and lays out. Throws InputError when a layer's shape cannot take its scheme.
 CacheLayout PlanCache(const std::vector<KvScheme>& schemes, const std::vector<LayerShape>& shapes, int page_size);
 
-// Static parameters of one side of one layer, used by Scale::kStatic and by key means. Index = KV head.
+// Static parameters of one side of one layer, used by formats with scaling.per_head and by key means. Index = KV head.
 struct SideScales {
   std::vector<float> scale;  // [kv_heads]; 1.0 when nothing was given
   std::vector<float> mean;   // [kv_heads * head_dim], empty without

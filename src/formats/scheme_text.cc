@@ -67,16 +67,16 @@ Term ParseTerm(std::string_view term_text, std::string_view text, Exactness& exa
   return term;
 }
 
-KvSide Resolve(const Term& term) {
+KvSide Resolve(const Term& term, bool is_key) {
   return {.format = std::string(term.format->name),
-          .hadamard = term.hadamard.value_or(term.format->hadamard),
+          .hadamard = term.hadamard.value_or(formats::OnSide(*term.format, is_key).hadamard),
           .mean = term.mean.value_or(false)};
 }
 
 // Exactness is the scheme's, not a side's: the default is that of the side that needs more of it.
 KvScheme Combine(const Term& k, const Term& v, const Exactness& exact, std::string_view text) {
   const bool open = k.format->exact == ExactPages::kOpen || v.format->exact == ExactPages::kOpen;
-  KvScheme scheme{.k = Resolve(k), .v = Resolve(v)};
+  KvScheme scheme{.k = Resolve(k, true), .v = Resolve(v, false)};
   scheme.exact = exact.pages.value_or(open ? ExactPages::kOpen : ExactPages::kNone);
   const int default_sink = scheme.exact == ExactPages::kOpen ? std::max(k.format->sink_pages, v.format->sink_pages) : 0;
   scheme.sink_pages = exact.sink_pages.value_or(default_sink);
@@ -110,9 +110,9 @@ KvScheme ParseExplicit(std::string_view text) {
   return Combine(*k, *v, exact, text);
 }
 
-std::string SideText(const KvSide& side) {
-  const Format& format = Find(side.format);
-  std::string text(format.name);
+std::string SideText(const KvSide& side, bool is_key) {
+  const Format& format = formats::OnSide(Find(side.format), is_key);
+  std::string text(side.format);
   if (side.hadamard != format.hadamard) text += side.hadamard ? "+hadamard" : "-hadamard";
   if (side.mean) text += "+mean";
   return text;
@@ -136,8 +136,15 @@ KvScheme KvScheme::Parse(std::string_view text) {
 std::string KvScheme::ToString() const {
   const Format& k_format = Find(k.format);
   const Format& v_format = Find(v.format);
-  const bool one_name = k_format.name == v_format.name && k.hadamard == v.hadamard && !v.mean;
-  std::string text = one_name ? SideText(k) : "k=" + SideText(k) + ",v=" + SideText(v);
+  // One name sets a modifier on both sides: it says it all where both sides have their defaults or the same other.
+  const auto is_default = [](const Format& format, const KvSide& side, bool is_key) {
+    return side.hadamard == formats::OnSide(format, is_key).hadamard;
+  };
+  const bool both_default = is_default(k_format, k, true) && is_default(v_format, v, false);
+  const bool one_name = k_format.name == v_format.name && !v.mean && (both_default || k.hadamard == v.hadamard);
+  std::string text = one_name && (both_default || !is_default(k_format, k, true))
+                         ? SideText(k, true)
+                         : "k=" + SideText(k, true) + ",v=" + SideText(v, false);
 
   const bool default_open = k_format.exact == ExactPages::kOpen || v_format.exact == ExactPages::kOpen;
   const bool open = exact == ExactPages::kOpen;

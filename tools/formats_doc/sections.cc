@@ -22,8 +22,19 @@ using formats::SideKind;
 
 constexpr CellShape kShape = {.tokens = 64, .head_dim = 128};
 
+// K and V, of which most names mean the same.
+std::vector<const Format*> Sides(const Format& format) {
+  if (format.value_side == nullptr) return {&format};
+  return {&format, format.value_side};
+}
+
 double Bits(const Format& format) {
-  return static_cast<double>(formats::PlanCell(format, kShape).bytes) * 8 / (kShape.tokens * kShape.head_dim);
+  double bits = 0;
+  for (const bool is_key : {true, false}) {
+    const int64_t bytes = formats::PlanCell(formats::OnSide(format, is_key), kShape).bytes;
+    bits += static_cast<double>(bytes) * 8 / (kShape.tokens * kShape.head_dim) / 2;
+  }
+  return bits;
 }
 
 // N(0, 1) by splitmix64 and Box-Muller: the same everywhere, whatever the standard library.
@@ -45,12 +56,12 @@ std::vector<float> Normal(size_t n) {
 }
 
 // Mean squared error over mean square, of rows that went through the format's preset.
-double Distortion(const Format& format) {
+double Distortion(const Format& format, SideKind kind) {
   constexpr CellShape kRows = {.tokens = 4096, .head_dim = 128};
   static const std::vector<float> x = Normal(size_t{kRows.tokens} * kRows.head_dim);
   const KvScheme scheme = KvScheme::Parse(format.name);
-  const auto bytes = EncodeCell(scheme, SideKind::kV, x, kRows);
-  const auto decoded = DecodeCell(scheme, SideKind::kV, bytes, kRows);
+  const auto bytes = EncodeCell(scheme, kind, x, kRows);
+  const auto decoded = DecodeCell(scheme, kind, bytes, kRows);
   double error = 0;
   double square = 0;
   for (size_t i = 0; i < x.size(); ++i) {
@@ -68,22 +79,18 @@ std::string_view CodeDrawing(Code code) {
       {Code::kE4M3, "s eeee mmm                             bias 7; 0x7f and 0xff are NaN, no infinities (E4M3FN)"},
       {Code::kE5M2, "s eeeee mm                             bias 15; 0x7c infinity (never written), 0x7d.. NaN"},
       {Code::kInt8, "iiiiiiii                               two's complement, -128 unused"},
-      {Code::kInt4, "hhhh llll                              low nibble: even channel, high: odd; nibble = code + 8"}};
+      {Code::kInt6, "llll + hh                              planes of 4 and 2 bits; field = code + 32"},
+      {Code::kInt5, "llll + h                               planes of 4 and 1 bits; field = code + 16"},
+      {Code::kInt4, "hhhh llll                              low nibble: even channel, high: odd; field = code + 8"},
+      {Code::kInt3, "ll + h                                 planes of 2 and 1 bits; field = code + 4"},
+      {Code::kInt2, "ll                                     a plane of 2 bits; field = code + 2"},
+      {Code::kUint4, "hhhh llll                              low nibble: even channel, high: odd; field = code"},
+      {Code::kUint3, "ll + h                                 planes of 2 and 1 bits; field = code"},
+      {Code::kUint2, "ll                                     a plane of 2 bits; field = code"},
+      {Code::kE2M1, "s ee m                                 0, 0.5, 1, 1.5, 2, 3, 4, 6; low nibble: even channel"},
+      {Code::kLloyd4, "hhhh llll                              field: index of the level, ascending"},
+      {Code::kLloyd3, "ll + h                                 planes of 2 and 1 bits; field: index of the level"}};
   return kDrawings.at(code);
-}
-
-std::string ScaleText(const Format& format) {
-  switch (format.scale) {
-    case formats::Scale::kNone:
-      return "none";
-    case formats::Scale::kStatic:
-      return "static, f32 per head, outside the page";
-    case formats::Scale::kPerToken:
-      return "fp16 per (token, head)";
-    case formats::Scale::kPerBlock:
-      return fmt::format("fp16 per {} channels", format.block);
-  }
-  return "";
 }
 
 std::string Hex(const uint8_t* bytes, size_t n) {
@@ -94,17 +101,36 @@ std::string Hex(const uint8_t* bytes, size_t n) {
 
 std::string CellDrawing(const Format& format) {
   const formats::CellPlanes planes = PlanCell(format, kShape);
-  std::string text =
-      fmt::format("    {:>6}  codes         {} tokens x {} bytes\n", planes.codes, kShape.tokens, planes.row_bytes);
-  if (planes.blocks != 0) {
-    text += fmt::format("    {:>6}  block scales  {} tokens x {} blocks x {} bytes\n", planes.block_scales,
-                        kShape.tokens, planes.blocks, format.block_scale_bytes);
+  std::string text;
+  const auto line = [&text](int64_t offset, std::string_view name, const std::string& shape) {
+    text += fmt::format("    {:>6}  {:<14} {}\n", offset, name, shape);
+  };
+  line(planes.codes, "codes", fmt::format("{} tokens x {} bytes", kShape.tokens, planes.row_bytes));
+  const formats::Scaling& scaling = format.scaling;
+  const auto per_row = [&](int64_t offset, std::string_view name, int blocks, int bytes) {
+    const std::string of_block = blocks == 0 ? "" : fmt::format(" x {} blocks", blocks);
+    line(offset, name, fmt::format("{} tokens{} x {} bytes", kShape.tokens, of_block, bytes));
+  };
+  if (planes.blocks != 0) per_row(planes.block_scales, "block scales", planes.blocks, Bytes(scaling.block));
+  if (scaling.block_zero) per_row(planes.block_zeros, "block zeros", planes.blocks, 2);
+  if (scaling.token != formats::ScaleType::kNone) {
+    per_row(planes.token_scales, "token scales", 0, Bytes(scaling.token));
   }
-  if (format.token_scale_bytes != 0) {
-    text += fmt::format("    {:>6}  token scales  {} tokens x {} bytes\n", planes.token_scales, kShape.tokens,
-                        format.token_scale_bytes);
+  if (scaling.token_zero) per_row(planes.token_zeros, "token zeros", 0, 2);
+  if (scaling.tile != 0) {
+    const std::string shape =
+        fmt::format("{} tiles x {} channels x 2 bytes", kShape.tokens / scaling.tile, kShape.head_dim);
+    line(planes.channel_scales, "channel scales", shape);
+    line(planes.channel_zeros, "channel zeros", shape);
   }
   return text + fmt::format("    {:>6}  end\n", planes.bytes);
+}
+
+// One text where both sides agree, else "K: ..., V: ...".
+template <class TextOf>
+std::string OfSides(const Format& format, TextOf text_of) {
+  const std::string k = text_of(format, SideKind::kK), v = text_of(OnSide(format, false), SideKind::kV);
+  return k == v ? k : fmt::format("K: {}, V: {}", k, v);
 }
 
 }  // namespace
@@ -114,12 +140,20 @@ std::string FormatTable() {
       "| name | aliases | bits | scale | head_dim | hadamard | exact | sink | distortion |\n"
       "|---|---|---|---|---|---|---|---|---|\n";
   for (const Format& format : formats::All()) {
-    const double distortion = Distortion(format);
-    text += fmt::format("| `{}` | {} | {} | {} | multiple of {} | {} | {} | {} | {} |\n", format.name,
-                        fmt::join(format.aliases, ", "), Bits(format), ScaleText(format),
-                        format.block == 0 ? 8 : format.block, format.hadamard ? "yes" : "no",
-                        format.exact == ExactPages::kOpen ? "open" : "none", format.sink_pages,
-                        distortion == 0 ? "0" : fmt::format("{:.2e}", distortion));
+    const std::string scaling =
+        OfSides(format, [](const Format& side, SideKind) { return DescribeScaling(side.scaling); });
+    const std::string multiple = OfSides(format, [](const Format& side, SideKind) {
+      return fmt::format("{}", std::max(side.scaling.channels, formats::CodeChannels(side.code)));
+    });
+    const std::string hadamard =
+        OfSides(format, [](const Format& side, SideKind) { return std::string(side.hadamard ? "yes" : "no"); });
+    const std::string distortion = OfSides(format, [&format](const Format&, SideKind kind) {
+      const double value = Distortion(format, kind);
+      return value == 0 ? "0" : fmt::format("{:.2e}", value);
+    });
+    text += fmt::format("| `{}` | {} | {} | {} | {} | {} | {} | {} | {} |\n", format.name,
+                        fmt::join(format.aliases, ", "), Bits(format), scaling, multiple, hadamard,
+                        format.exact == ExactPages::kOpen ? "open" : "none", format.sink_pages, distortion);
   }
   return text;
 }
@@ -128,10 +162,16 @@ std::string FormatDetails() {
   std::string text;
   for (const Format& format : formats::All()) {
     text += fmt::format("### `{}`\n{}.\n\n", format.name, format.summary);
-    text += fmt::format("    element   {}\n", CodeDrawing(format.code));
+    for (const Format* side : Sides(format)) {
+      const char* label = format.value_side == nullptr ? "" : side == &format ? " of K" : " of V";
+      text += fmt::format("    element{}   {}\n", label, CodeDrawing(side->code));
+    }
     text += fmt::format("    encode    {}\n\n", format.rule);
-    text +=
-        fmt::format("A cell of {} tokens at head_dim {}:\n\n{}\n", kShape.tokens, kShape.head_dim, CellDrawing(format));
+    for (const Format* side : Sides(format)) {
+      const char* label = format.value_side == nullptr ? "A" : side == &format ? "A K" : "A V";
+      text += fmt::format("{} cell of {} tokens at head_dim {}:\n\n{}\n", label, kShape.tokens, kShape.head_dim,
+                          CellDrawing(*side));
+    }
   }
   text.pop_back();
   return text;
@@ -167,28 +207,41 @@ std::string ForeignTable() {
 }
 
 std::string GoldenVectors() {
-  std::vector<float> x(32);
-  for (size_t i = 0; i < x.size(); ++i) x[i] = (static_cast<float>(i) - 12.5F) * 0.375F;
   std::string text;
   for (const Format& format : formats::All()) {
-    for (const bool rotated : {false, true}) {
-      if (rotated && !format.hadamard) continue;
-      const KvScheme scheme =
-          KvScheme::Parse(fmt::format("{}{}", format.name, !rotated && format.hadamard ? "-hadamard" : ""));
-      const CellShape row = {.tokens = 1, .head_dim = 32};
-      const formats::CellPlanes planes = PlanRows(format, row);
-      const auto bytes = EncodeCell(scheme, SideKind::kK, x, row);
-      constexpr size_t kShown = 16;
-      const auto code_bytes = static_cast<size_t>(planes.row_bytes);
-      text += fmt::format("    {:<14}codes  {}{}\n",
-                          rotated || !format.hadamard ? format.name : std::string(format.name) + "-hadamard",
-                          Hex(bytes.data(), std::min(code_bytes, kShown)), code_bytes > kShown ? " ..." : "");
-      const auto scale = [&](int64_t offset, int scale_bytes) {
-        if (scale_bytes == 0) return;
-        text += fmt::format("    {:<14}scale  {}\n", "", Hex(bytes.data() + offset, static_cast<size_t>(scale_bytes)));
-      };
-      scale(planes.block_scales, format.block_scale_bytes);
-      scale(planes.token_scales, format.token_scale_bytes);
+    for (const SideKind kind : {SideKind::kK, SideKind::kV}) {
+      const Format& side = OnSide(format, kind == SideKind::kK);
+      if (kind == SideKind::kV && &side == &format) continue;
+      for (const bool rotated : {false, true}) {
+        if (rotated && !side.hadamard) continue;
+        const bool plain = !rotated && side.hadamard;
+        const KvScheme scheme = KvScheme::Parse(fmt::format("{}{}", format.name, plain ? "-hadamard" : ""));
+        const CellShape rows = {.tokens = std::max(1, side.scaling.tile), .head_dim = 32};
+        std::vector<float> x(static_cast<size_t>(rows.tokens) * 32);
+        for (size_t i = 0; i < x.size(); ++i) x[i] = (static_cast<float>(i % 32) - 12.5F + i / 32) * 0.375F;
+        const formats::CellPlanes planes = PlanRows(side, rows);
+        const auto bytes = EncodeCell(scheme, kind, x, rows);
+        constexpr size_t kShown = 16;
+        const auto code_bytes = static_cast<size_t>(planes.row_bytes);
+        const std::string name = fmt::format("{}{}{}", format.name, plain ? "-hadamard" : "",
+                                             format.value_side == nullptr ? ""
+                                             : kind == SideKind::kK       ? ", K"
+                                                                          : ", V");
+        text += fmt::format("    {:<29}codes  {}{}\n", name, Hex(bytes.data(), std::min(code_bytes, kShown)),
+                            code_bytes > kShown ? " ..." : "");
+        const auto plane = [&](const char* label, int64_t offset, int element_bytes) {
+          if (element_bytes == 0) return;
+          text += fmt::format("    {:<29}{}  {}\n", "", label,
+                              Hex(bytes.data() + offset, static_cast<size_t>(element_bytes)));
+        };
+        const formats::Scaling& scaling = side.scaling;
+        plane("scale", planes.block_scales, Bytes(scaling.block));
+        plane("zero ", planes.block_zeros, scaling.block_zero ? 2 : 0);
+        plane("scale", planes.token_scales, Bytes(scaling.token));
+        plane("zero ", planes.token_zeros, scaling.token_zero ? 2 : 0);
+        plane("scale", planes.channel_scales, scaling.tile != 0 ? 2 : 0);
+        plane("zero ", planes.channel_zeros, scaling.tile != 0 ? 2 : 0);
+      }
     }
   }
   return text;

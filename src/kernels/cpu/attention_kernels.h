@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kernels/cpu/attention_scales.h"
 #include "kernels/cpu/attention_table.h"
 #include "kernels/cpu/inline.h"
 #include "kernels/cpu/prefetcher.h"
@@ -17,7 +18,7 @@ inline constexpr float kNegativeInfinity = -__builtin_inff();
 inline constexpr float kLargestCoefficient = 32512;
 inline constexpr float kSmallestPeak = 1e-30f;  // keeps 32512 / peak finite
 
-KVANTA_INLINE int64_t RoundUp(int64_t value, int64_t unit) {
+KVANTA_INLINE constexpr int64_t RoundUp(int64_t value, int64_t unit) {
   return (value + unit - 1) / unit * unit;
 }
 KVANTA_INLINE Lanes::F Magnitude(Lanes::F x) {
@@ -35,15 +36,15 @@ KVANTA_INLINE Quantizer QuantizerOf(Lanes::F peak) {
   return {largest / kLargestCoefficient, kLargestCoefficient / largest};
 }
 
-// Packs x[0, n) as coefficients of a code, rounded to integers where the code is one; n a multiple of 16. Returns their
-// sum if the code's offset needs it: integers below 2^24, exact in f32.
+// Packs x[0, n) as coefficients of a code, rounded to integers where the code is one; n a multiple of 16. Returns the
+// integers' sum: below 2^24, exact in f32.
 template <class Code>
 KVANTA_INLINE Lanes::F PackRun(const float* x, int n, float inverse, uint8_t* out) {
   Lanes::F sum = Lanes::Zero();
   for (int i = 0; i < n; i += 16) {
     Lanes::F value = Lanes::Load(x + i);
     if (Code::kInteger) value = Lanes::Round(Lanes::Mul(value, Lanes::Set1(inverse)));
-    if (Code::kOffset != 0) sum = Lanes::Add(sum, value);
+    if (Code::kInteger) sum = Lanes::Add(sum, value);
     Code::Pack(value, out + i * Code::kCoefficientBytes);
   }
   return sum;
@@ -51,14 +52,15 @@ KVANTA_INLINE Lanes::F PackRun(const float* x, int n, float inverse, uint8_t* ou
 
 // What a dot with these coefficients starts from, to take the codes' offset off again.
 template <class Code>
-KVANTA_INLINE int32_t Bias(Lanes::F coefficients) {
+KVANTA_INLINE int32_t Bias(float total) {
   if (Code::kOffset == 0) return 0;
-  const float total = Lanes::Sum(coefficients);
   // NaN coefficients have no bias; their result is NaN by the factor they are multiplied with.
   return total == total ? -Code::kOffset * static_cast<int32_t>(total) : 0;
 }
 
-// ---- queries: [head_dim coefficients, padded][int32 bias per block], each 64-byte aligned
+// ---- queries: [head_dim coefficients, padded][int32 bias per block][f32 sum per block], each 64-byte aligned
+
+constexpr int kMaxBlocks = kMaxHeadDim / 16;
 
 template <class Code>
 KVANTA_INLINE int64_t BiasOffset(int head_dim) {
@@ -67,7 +69,7 @@ KVANTA_INLINE int64_t BiasOffset(int head_dim) {
 
 template <class Code>
 int64_t QueryBytes(int head_dim) {
-  return BiasOffset<Code>(head_dim) + 64;
+  return BiasOffset<Code>(head_dim) + 2 * 4 * kMaxBlocks;
 }
 
 template <class Code>
@@ -83,9 +85,11 @@ float PrepareQuery(const float* query, int head_dim, int block, uint8_t* out) {
   }
   const Quantizer quantizer = QuantizerOf(peak);
   int32_t* bias = reinterpret_cast<int32_t*>(out + BiasOffset<Code>(head_dim));
+  float* totals = reinterpret_cast<float*>(bias + kMaxBlocks);
   const int width = block > 0 ? block : static_cast<int>(RoundUp(head_dim, 16));
   for (int first = 0, b = 0; first < head_dim; first += width, ++b) {
-    bias[b] = Bias<Code>(PackRun<Code>(x + first, width, quantizer.inverse, out + first * Code::kCoefficientBytes));
+    totals[b] = Lanes::Sum(PackRun<Code>(x + first, width, quantizer.inverse, out + first * Code::kCoefficientBytes));
+    bias[b] = Bias<Code>(totals[b]);
   }
   // NaN and infinities must not become numbers.
   return Code::kInteger ? quantizer.unit + 0 * Lanes::Sum(sum) : 1.0f;
@@ -93,14 +97,21 @@ float PrepareQuery(const float* query, int head_dim, int block, uint8_t* out) {
 
 // ---- QK
 
+// What a prepared query's coefficients sum up to, block by block.
+template <class Code>
+KVANTA_INLINE const float* Totals(const KeyPass& pass, int row) {
+  const uint8_t* query = pass.query + row * pass.query_stride;
+  return reinterpret_cast<const float*>(query + BiasOffset<Code>(pass.cell.head_dim)) + kMaxBlocks;
+}
+
+// Rows [row, row + kRows) on one group of 16 tokens, whose codes are `lines`.
 template <class Code, int kRows>
-KVANTA_INLINE void ScoreTile(const KeyPass& pass, int group, int row, Prefetcher& prefetch) {
+KVANTA_INLINE void ScoreTile(const KeyPass& pass, const uint8_t* lines, int group, int row, Prefetcher& prefetch) {
   const CellView& cell = pass.cell;
   constexpr int channels = Code::kSub;  // of a unit
   const int units = cell.head_dim / channels;
   const int blocks = cell.block_scales ? cell.head_dim / cell.block : 1;
   const int units_of_block = units / blocks;
-  const uint8_t* lines = cell.codes + int64_t{group} * units * 64;
   const int64_t bias_offset = BiasOffset<Code>(cell.head_dim);
   Lanes::F sums[kRows];
   for (int r = 0; r < kRows; ++r) sums[r] = Lanes::Zero();
@@ -119,12 +130,21 @@ KVANTA_INLINE void ScoreTile(const KeyPass& pass, int group, int row, Prefetcher
       for (int r = 0; r < kRows; ++r) sums[r] = dots[r];
       break;
     }
-    const Lanes::F scale = Lanes::LoadFp16(cell.block_scales + b * cell.page_tokens + group * 16);
+    const int first = b * cell.page_tokens + group * 16;
+    const Lanes::F scale = LoadScales(cell.block_scales, first);
     for (int r = 0; r < kRows; ++r) sums[r] = Lanes::Fma(dots[r], scale, sums[r]);
+    if (cell.block_zeros) {
+      const Lanes::F zero = Lanes::LoadFp16(cell.block_zeros + first);
+      for (int r = 0; r < kRows; ++r) sums[r] = Lanes::Fma(Lanes::Set1(Totals<Code>(pass, row + r)[b]), zero, sums[r]);
+    }
   }
   if (cell.token_scales) {
-    const Lanes::F scale = Lanes::LoadFp16(cell.token_scales + group * 16);
+    const Lanes::F scale = LoadScales(cell.token_scales, group * 16);
     for (int r = 0; r < kRows; ++r) sums[r] = Lanes::Mul(sums[r], scale);
+  }
+  if (cell.token_zeros) {
+    const Lanes::F zero = Lanes::LoadFp16(cell.token_zeros + group * 16);
+    for (int r = 0; r < kRows; ++r) sums[r] = Lanes::Fma(Lanes::Set1(Totals<Code>(pass, row + r)[0]), zero, sums[r]);
   }
   for (int r = 0; r < kRows; ++r) {
     Lanes::Store(pass.scores + (row + r) * kMaxPageTokens + group * 16,
@@ -133,14 +153,22 @@ KVANTA_INLINE void ScoreTile(const KeyPass& pass, int group, int row, Prefetcher
 }
 
 template <class Code>
+KVANTA_INLINE void ScoreGroup(const KeyPass& pass, const uint8_t* lines, int group, Prefetcher& prefetch) {
+  int row = 0;
+  for (; row + kQueryTile <= pass.rows; row += kQueryTile) {
+    ScoreTile<Code, kQueryTile>(pass, lines, group, row, prefetch);
+  }
+  if (pass.rows - row == 3) ScoreTile<Code, 3>(pass, lines, group, row, prefetch);
+  if (pass.rows - row == 2) ScoreTile<Code, 2>(pass, lines, group, row, prefetch);
+  if (pass.rows - row == 1) ScoreTile<Code, 1>(pass, lines, group, row, prefetch);
+}
+
+template <class Code>
 void Score(const KeyPass& pass) {
   Prefetcher prefetch{pass.prefetch.next, pass.prefetch.end};
+  const int64_t group_bytes = int64_t{pass.cell.head_dim} / Code::kSub * 64;
   for (int group = 0; group < pass.groups; ++group) {
-    int row = 0;
-    for (; row + kQueryTile <= pass.rows; row += kQueryTile) ScoreTile<Code, kQueryTile>(pass, group, row, prefetch);
-    if (pass.rows - row == 3) ScoreTile<Code, 3>(pass, group, row, prefetch);
-    if (pass.rows - row == 2) ScoreTile<Code, 2>(pass, group, row, prefetch);
-    if (pass.rows - row == 1) ScoreTile<Code, 1>(pass, group, row, prefetch);
+    ScoreGroup<Code>(pass, pass.cell.codes + group * group_bytes, group, prefetch);
   }
   prefetch.Rest();
 }
@@ -152,8 +180,9 @@ struct Weights {
   const uint8_t* rows;
   int64_t row_stride;
   int64_t block_stride;
-  float unit[kPassRows][kMaxHeadDim / 16];
-  int32_t bias[kPassRows][kMaxHeadDim / 16];
+  float unit[kPassRows][kMaxBlocks];
+  int32_t bias[kPassRows][kMaxBlocks];
+  float zero[kPassRows][kMaxBlocks];  // sum of p times the zeros
 };
 
 template <class Code>
@@ -161,29 +190,38 @@ KVANTA_INLINE void Weigh(const ValuePass& pass, Weights& weights) {
   const CellView& cell = pass.cell;
   const int blocks = cell.block_scales ? cell.head_dim / cell.block : 1;
   const int first = pass.begin / 16 * 16, count = static_cast<int>(RoundUp(pass.end, 16)) - first;
+  const ScalePlane& scales = cell.block_scales ? cell.block_scales : cell.token_scales;
+  const uint16_t* zeros = cell.block_scales ? cell.block_zeros : cell.token_zeros;
   weights.rows = pass.weights;
   weights.row_stride = kWeightBytes;
   weights.block_stride = int64_t{cell.page_tokens} * Code::kCoefficientBytes;
   alignas(64) float w[kMaxPageTokens];
   for (int b = 0; b < blocks; ++b) {
-    const uint16_t* scales = cell.block_scales ? cell.block_scales + b * cell.page_tokens : cell.token_scales;
     for (int row = 0; row < pass.rows; ++row) {
       const float* p = pass.p + row * kMaxPageTokens;
       Lanes::F peak = Lanes::Zero();
+      Lanes::F zero = Lanes::Zero();
       for (int t = first; t < first + count; t += 16) {
-        Lanes::F x = Lanes::Mul(Lanes::Load(p + t), Lanes::Set1(pass.scale));
-        if (scales) x = Lanes::Mul(x, Lanes::LoadFp16(scales + t));
         // Scales of unused slots may be anything.
-        if (t < pass.begin || pass.end < t + 16) x = KeepOr(x, 0.0f, pass.begin - t, pass.end - t);
+        const bool whole = pass.begin <= t && t + 16 <= pass.end;
+        Lanes::F x = Lanes::Mul(Lanes::Load(p + t), Lanes::Set1(pass.scale));
+        if (zeros) {
+          Lanes::F z = Lanes::Mul(x, Lanes::LoadFp16(zeros + b * cell.page_tokens + t));
+          if (!whole) z = KeepOr(z, 0.0f, pass.begin - t, pass.end - t);
+          zero = Lanes::Add(zero, z);
+        }
+        if (scales) x = Lanes::Mul(x, LoadScales(scales, b * cell.page_tokens + t));
+        if (!whole) x = KeepOr(x, 0.0f, pass.begin - t, pass.end - t);
         if (Code::kInteger) peak = Lanes::Max(peak, Magnitude(x));
         Lanes::Store(w + t, x);
       }
       Quantizer quantizer{1, 1};
       if (Code::kInteger) quantizer = QuantizerOf(peak);
       weights.unit[row][b] = quantizer.unit;
-      weights.bias[row][b] = Bias<Code>(PackRun<Code>(
+      weights.zero[row][b] = zeros ? Lanes::Sum(zero) : 0.0f;
+      weights.bias[row][b] = Bias<Code>(Lanes::Sum(PackRun<Code>(
           w + first, count, quantizer.inverse,
-          pass.weights + row * kWeightBytes + b * weights.block_stride + first * Code::kCoefficientBytes));
+          pass.weights + row * kWeightBytes + b * weights.block_stride + first * Code::kCoefficientBytes)));
     }
   }
 }
@@ -224,9 +262,11 @@ KVANTA_INLINE void AddColumns(const ValuePass& pass, const Weights& weights, con
   for (int r = 0; r < kRows; ++r) {
     const Lanes::F rescale = Lanes::Set1(segment.rescale ? pass.rescale[row + r] : 1.0f);
     const Lanes::F unit = Lanes::Set1(weights.unit[row + r][block]);
+    const Lanes::F zero = Lanes::Set1(weights.zero[row + r][block]);
     for (int v = 0; v < kVectors; ++v) {
       float* out = pass.out + (row + r) * pass.out_stride + column + 16 * v;
-      const Lanes::F sum = Code::kInteger ? Lanes::Mul(dots[r * kVectors + v], unit) : dots[r * kVectors + v];
+      const Lanes::F dot = dots[r * kVectors + v];
+      const Lanes::F sum = Code::kInteger ? Lanes::Fma(dot, unit, zero) : dot;
       if constexpr (kHalf) {
         Lanes::StoreTail(out, Lanes::Fma(Lanes::LoadTail(out, 8), rescale, sum), 8);
       } else {

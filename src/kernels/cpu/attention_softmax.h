@@ -6,6 +6,7 @@
 
 #include "kernels/cpu/attention_kernels.h"
 #include "kernels/cpu/attention_table.h"
+#include "kernels/cpu/attention_unpack.h"
 #include "kernels/cpu/inline.h"
 
 namespace kvanta::kernels {
@@ -113,21 +114,40 @@ constexpr KeyKernel MakeKeyKernel() {
   return {QueryBytes<Code>, PrepareQuery<Code>, Score<Code>};
 }
 
-// In the order of formats::Code.
-constexpr AttentionKernels kAttentionKernels = {
-    {MakeKeyKernel<CodeFp32>(), MakeKeyKernel<CodeBf16>(), MakeKeyKernel<CodeFp16>(), MakeKeyKernel<CodeE4M3>(),
-     MakeKeyKernel<CodeE5M2>(), MakeKeyKernel<CodeInt8>(), MakeKeyKernel<KeyInt4>()},
-    {{Accumulate<CodeFp32>},
-     {Accumulate<CodeBf16>},
-     {Accumulate<CodeFp16>},
-     {Accumulate<CodeE4M3>},
-     {Accumulate<CodeE5M2>},
-     {Accumulate<CodeInt8>},
-     {Accumulate<ValueInt4>}},
-    Softmax,
-    Merge,
-    Normalize,
-};
+// The kernels of the codes that are unpacked first.
+template <formats::Code... kCode>
+constexpr void SetUnpacked(AttentionKernels& kernels) {
+  ((kernels.keys[static_cast<int>(kCode)] = {QueryBytes<CodeInt8>, PrepareUnpacked<kCode>, ScoreUnpacked<kCode>},
+    kernels.tiled_keys[static_cast<int>(kCode)] = {TiledQueryBytes, PrepareTiled, ScoreTiled<kCode>},
+    kernels.values[static_cast<int>(kCode)] = {AccumulateUnpacked<kCode>}),
+   ...);
+}
+
+template <class KeyCode, class ValueCode = KeyCode>
+constexpr void Set(AttentionKernels& kernels, formats::Code code) {
+  kernels.keys[static_cast<int>(code)] = MakeKeyKernel<KeyCode>();
+  kernels.values[static_cast<int>(code)] = {Accumulate<ValueCode>};
+}
+
+constexpr AttentionKernels MakeAttentionKernels() {
+  using formats::Code;
+  AttentionKernels kernels{};
+  Set<CodeFp32>(kernels, Code::kFp32);
+  Set<CodeBf16>(kernels, Code::kBf16);
+  Set<CodeFp16>(kernels, Code::kFp16);
+  Set<CodeE4M3>(kernels, Code::kE4M3);
+  Set<CodeE5M2>(kernels, Code::kE5M2);
+  Set<CodeInt8>(kernels, Code::kInt8);
+  SetUnpacked<Code::kInt6, Code::kInt5, Code::kInt4, Code::kInt3, Code::kInt2, Code::kUint4, Code::kUint3, Code::kUint2,
+              Code::kE2M1, Code::kLloyd4, Code::kLloyd3>(kernels);
+  Set<KeyInt4, ValueInt4>(kernels, Code::kInt4);  // has arithmetic of its own
+  kernels.softmax = Softmax;
+  kernels.merge = Merge;
+  kernels.normalize = Normalize;
+  return kernels;
+}
+
+constexpr AttentionKernels kAttentionKernels = MakeAttentionKernels();
 
 }  // namespace
 }  // namespace kvanta::kernels

@@ -2,28 +2,44 @@
 // tile of query rows, so formats never multiply. Cells are in the cache's layout (src/formats/cell_layout.h).
 //
 // Arithmetic of one row (the same in decode and prefill, for any tile of rows):
-//   score[t] = row_scale * token_scale[t] * sum_b block_scale[b][t] * <query_b, code[t]_b>       (KeyKernel)
+//   score[t] = row_scale * (token_scale[t] * sum_b (block_scale[b][t] * <query_b, code[t]_b> + block_zero[b][t] *
+//              sum(query_b)) + token_zero[t] * sum(query))                                       (KeyKernel)
 //   p[t]     = exp(score[t] - m), exactly 0 where masked                                         (softmax)
-//   out[c]   = out[c] * rescale + sum_t p[t] * scale[t, b(c)] * code[t][c]                       (ValueKernel)
+//   out[c]   = out[c] * rescale + sum_t p[t] * (scale[t, b(c)] * code[t][c] + zero[t, b(c)])     (ValueKernel)
+// Keys with scales per channel meet queries that were multiplied with these first, tile by tile.
 #pragma once
 
 #include <cstdint>
 
+#include "formats/code.h"
+#include "formats/scale_type.h"
+
 namespace kvanta::kernels {
 
-inline constexpr int kCodes = 7;  // of formats::Code, in its order
 inline constexpr int kMaxPageTokens = 128;
 inline constexpr int kMaxHeadDim = 256;
 inline constexpr int kPassRows = 8;  // most rows of one call of a kernel
 
-// One cell as a kernel reads it.
+struct ScalePlane {
+  const uint8_t* data = nullptr;  // null: there is none
+  formats::ScaleType type = formats::ScaleType::kNone;
+
+  explicit operator bool() const noexcept { return data != nullptr; }
+};
+
+// One cell as a kernel reads it. Zeros and channel scales are fp16.
 struct CellView {
   const uint8_t* codes = nullptr;
-  const uint16_t* block_scales = nullptr;  // fp16 [blocks][page_tokens], or null
-  const uint16_t* token_scales = nullptr;  // fp16 [page_tokens], or null
-  int page_tokens = 0;                     // 16, 32, 64 or 128
-  int head_dim = 0;                        // multiple of 8, at most 256
-  int block = 0;                           // channels per block scale; 0 without
+  ScalePlane block_scales = {};              // [blocks][page_tokens]
+  ScalePlane token_scales = {};              // [page_tokens]
+  const uint16_t* block_zeros = nullptr;     // [blocks][page_tokens], or null
+  const uint16_t* token_zeros = nullptr;     // [page_tokens], or null
+  const uint16_t* channel_scales = nullptr;  // [page_tokens / tile][head_dim], or null
+  const uint16_t* channel_zeros = nullptr;   // the same
+  int page_tokens = 0;                       // 16, 32, 64 or 128
+  int head_dim = 0;                          // multiple of 8, at most 256
+  int block = 0;                             // channels per block scale; 0 without
+  int tile = 0;                              // tokens per channel scale; 0 without
 };
 
 // What the next call will read: touched line by line while this call computes.
@@ -90,8 +106,9 @@ struct SoftmaxPass {
 };
 
 struct AttentionKernels {
-  KeyKernel keys[kCodes];
-  ValueKernel values[kCodes];
+  KeyKernel keys[formats::kCodes];        // by formats::Code
+  KeyKernel tiled_keys[formats::kCodes];  // of keys with scales per channel; integer codes below 8 bits only
+  ValueKernel values[formats::kCodes];
   void (*softmax)(const SoftmaxPass& pass);
   // (state, out) := merge of itself and `other` by log-sum-exp; an empty state (max -infinity) is the identity.
   void (*merge)(SoftmaxState& state, float* out, const SoftmaxState& other, const float* other_out, int head_dim);

@@ -314,6 +314,14 @@ struct ValueInt4 {
   }
 };
 
+// bytes[i] = table[bytes[i]] of 16 entries; n a multiple of 32.
+KVANTA_INLINE void LookUpBytes(const int8_t* table, uint8_t* bytes, int n) {
+  const __m256i entries = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+  for (int i = 0; i < n; i += 32) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(bytes + i), _mm256_shuffle_epi8(entries, Load256(bytes + i)));
+  }
+}
+
 using CodeFp32 = LaneCode<DecodeFp32>;
 using CodeBf16 = LaneCode<DecodeBf16>;
 using CodeFp16 = PairCode<DecodeFp16>;

@@ -322,6 +322,15 @@ struct ValueInt4 {
   }
 };
 
+// bytes[i] = table[bytes[i]] of 16 entries; n a multiple of 32.
+KVANTA_INLINE void LookUpBytes(const int8_t* table, uint8_t* bytes, int n) {
+  const __m256i entries = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+  for (int i = 0; i < n; i += 32) {
+    const __m256i fields = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes + i));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(bytes + i), _mm256_shuffle_epi8(entries, fields));
+  }
+}
+
 using CodeBf16 = PairCode<DecodeBf16>;
 using CodeE4M3 = PairCode<DecodeFp8<kE4M3Tables>>;
 using CodeE5M2 = PairCode<DecodeFp8<kE5M2Tables>>;

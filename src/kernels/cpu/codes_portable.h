@@ -168,6 +168,11 @@ struct ValueInt4 {
   }
 };
 
+// bytes[i] = table[bytes[i]] of 16 entries; n a multiple of 32.
+KVANTA_INLINE void LookUpBytes(const int8_t* table, uint8_t* bytes, int n) {
+  for (int i = 0; i < n; ++i) bytes[i] = static_cast<uint8_t>(table[bytes[i]]);
+}
+
 using CodeFp32 = FloatCode<DecodeFp32>;
 using CodeBf16 = FloatCode<DecodeBf16>;
 using CodeFp16 = FloatCode<DecodeFp16>;

@@ -13,13 +13,24 @@ namespace kvanta::kernels::reference {
 void DecodeCell(formats::SideKind kind, const formats::Format& format, formats::CellShape shape, const uint8_t* cell,
                 float static_scale, int tokens, float* rows) {
   const formats::CellPlanes planes = formats::PlanCell(format, shape);
-  std::vector<uint8_t> codes(static_cast<size_t>(planes.row_bytes));
-  std::vector<uint8_t> block_scales(static_cast<size_t>(planes.blocks * format.block_scale_bytes) + 1);
-  std::vector<uint8_t> token_scales(static_cast<size_t>(format.token_scale_bytes) + 1);
-  const formats::RowPlanes row{codes.data(), block_scales.data(), token_scales.data()};
+  const int64_t head_dim = shape.head_dim;
+  if (format.decode_tile != nullptr) {
+    std::vector<uint8_t> canonical(static_cast<size_t>(planes.bytes));
+    formats::ToCanonical(kind, format, shape, cell, canonical.data());
+    std::vector<float> all(static_cast<size_t>(shape.tokens * head_dim));
+    for (int tile = 0; tile * format.scaling.tile < shape.tokens; ++tile) {
+      const uint8_t* bytes = canonical.data();
+      format.decode_tile(formats::CanonicalTile(format, planes, shape.head_dim, tile, bytes), shape.head_dim,
+                         all.data() + tile * format.scaling.tile * head_dim);
+    }
+    std::copy_n(all.begin(), tokens * head_dim, rows);
+    return;
+  }
+  formats::RowBuffer buffer;
+  const formats::RowPlanes row = buffer.Planes();
   for (int token = 0; token < tokens; ++token) {
     formats::LoadRow(kind, format, shape, planes, token, cell, row);
-    format.decode_row(row, shape.head_dim, static_scale, rows + int64_t{token} * shape.head_dim);
+    format.decode_row(row, shape.head_dim, static_scale, rows + token * head_dim);
   }
 }
 

@@ -1,0 +1,79 @@
+// Rows of codes below 8 bits as bit planes (the order of fields: formats/code.h), and their levels.
+#pragma once
+
+#include <cstdint>
+
+#include "formats/code.h"
+
+namespace kvanta::formats {
+
+// Packs bits [shift, shift + kBits) of fields[n] into a plane of kBits bits; n a multiple of 32 / kBits.
+template <int kBits>
+void PackPlane(const uint8_t* fields, int n, int shift, uint8_t* plane) noexcept {
+  constexpr int kFields = 8 / kBits;  // of a byte
+  constexpr unsigned kMask = (1U << kBits) - 1U;
+  for (int begin = 0; begin < n; begin += 4 * kFields) {
+    for (int byte = 0; byte < 4; ++byte) {
+      unsigned packed = 0;
+      for (int i = 0; i < kFields; ++i) {
+        const unsigned field = fields[begin + 8 * (i / 2) + 2 * byte + i % 2];
+        packed |= ((field >> static_cast<unsigned>(shift)) & kMask) << static_cast<unsigned>(kBits * i);
+      }
+      *plane++ = static_cast<uint8_t>(packed);
+    }
+  }
+}
+
+// Adds the plane's bits to fields[n] at `shift`.
+template <int kBits>
+void UnpackPlane(const uint8_t* plane, int n, int shift, uint8_t* fields) noexcept {
+  constexpr int kFields = 8 / kBits;
+  constexpr unsigned kMask = (1U << kBits) - 1U;
+  for (int begin = 0; begin < n; begin += 4 * kFields) {
+    for (int byte = 0; byte < 4; ++byte) {
+      const unsigned packed = *plane++;
+      for (int i = 0; i < kFields; ++i) {
+        uint8_t& field = fields[begin + 8 * (i / 2) + 2 * byte + i % 2];
+        field = static_cast<uint8_t>(
+            field | (((packed >> static_cast<unsigned>(kBits * i)) & kMask) << static_cast<unsigned>(shift)));
+      }
+    }
+  }
+}
+
+// A row's fields [head_dim] to its codes, and back. head_dim: a multiple of CodeChannels(kCode).
+template <Code kCode>
+void PackFields(const uint8_t* fields, int head_dim, uint8_t* codes) noexcept {
+  constexpr CodeInfo kInfo = Info(kCode);
+  PackPlane<kInfo.low_bits>(fields, head_dim, 0, codes);
+  if constexpr (kInfo.high_bits != 0) {
+    PackPlane<kInfo.high_bits>(fields, head_dim, kInfo.low_bits, codes + head_dim * kInfo.low_bits / 8);
+  }
+}
+template <Code kCode>
+void UnpackFields(const uint8_t* codes, int head_dim, uint8_t* fields) noexcept {
+  constexpr CodeInfo kInfo = Info(kCode);
+  for (int i = 0; i < head_dim; ++i) fields[i] = 0;
+  UnpackPlane<kInfo.low_bits>(codes, head_dim, 0, fields);
+  if constexpr (kInfo.high_bits != 0) {
+    UnpackPlane<kInfo.high_bits>(codes + head_dim * kInfo.low_bits / 8, head_dim, kInfo.low_bits, fields);
+  }
+}
+
+// Longest row that any cell has.
+inline constexpr int kLongestRow = 1024;
+
+template <Code kCode>
+inline constexpr CodeLevels kLevels = Levels(kCode);
+
+// value(code) of a row: unit * level.
+template <Code kCode>
+void DecodeLevels(const uint8_t* codes, int head_dim, float* values) noexcept {
+  uint8_t fields[kLongestRow];
+  UnpackFields<kCode>(codes, head_dim, fields);
+  for (int i = 0; i < head_dim; ++i) {
+    values[i] = static_cast<float>(kLevels<kCode>.level[fields[i]]) * kLevels<kCode>.unit;
+  }
+}
+
+}  // namespace kvanta::formats

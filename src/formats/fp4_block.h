@@ -1,0 +1,67 @@
+// What the formats of E2M1 in blocks share: rows of blocks, each with a one-byte scale.
+//
+//   code = e2m1(x / (s_head s)),   x_hat = value(code) * s * s_head
+//
+// NaN becomes 0 and is counted: E2M1 has none.
+#pragma once
+
+#include "formats/bit_planes.h"
+#include "formats/bytes.h"
+#include "formats/format_traits.h"
+#include "formats/minifloat.h"
+#include "formats/rounding.h"
+
+namespace kvanta::formats {
+
+// Writes the codes of a block under `scale`, which may be 0: then they are 0.
+inline void EncodeE2m1(const float* x, int n, float scale, uint8_t* fields) noexcept {
+  for (int i = 0; i < n; ++i) fields[i] = scale == 0.0F ? uint8_t{0} : E2m1::Encode(x[i] / scale);
+}
+
+// `Rule`: kBlock, kMax (the largest value that does not saturate), kScaleType, and
+// Encode(x [kBlock] clamped to kMax, amax, fields [kBlock]) -> scale byte.
+template <class Rule>
+struct Fp4Block : FormatTraits {
+  static constexpr Code kCode = Code::kE2M1;
+  static constexpr int kBlock = Rule::kBlock;
+  static constexpr ExactPages kExact = ExactPages::kOpen;
+  static constexpr int kSinkPages = 1;
+  static constexpr Scaling kScaling = {.per_head = Rule::kPerHead, .block = Rule::kScaleType, .channels = Rule::kBlock};
+
+  static void EncodeRow(const float* x, int head_dim, float static_scale, RowPlanes out,
+                        EncodeCounts& counts) noexcept {
+    uint8_t fields[kLongestRow];
+    float scaled[kBlock];
+    for (int begin = 0; begin < head_dim; begin += kBlock) {
+      for (int i = 0; i < kBlock; ++i) scaled[i] = Rule::kPerHead ? x[begin + i] / static_scale : x[begin + i];
+      CountRow(scaled, kBlock, Rule::kMax, counts);
+      int32_t magnitude = 0;
+      for (float& value : scaled) {
+        value = ClampOrZero(value, Rule::kMax);
+        magnitude = std::max(magnitude, MagnitudeBits(value));
+      }
+      out.block_scales[begin / kBlock] = Rule::Encode(scaled, std::bit_cast<float>(magnitude), fields + begin);
+    }
+    PackFields<kCode>(fields, head_dim, out.codes);
+  }
+
+  static void DecodeRow(ConstRowPlanes in, int head_dim, float static_scale, float* x) noexcept {
+    DecodeLevels<kCode>(in.codes, head_dim, x);
+    for (int i = 0; i < head_dim; ++i) {
+      const uint8_t byte = in.block_scales[i / kBlock];
+      x[i] *= Rule::kScaleType == ScaleType::kE4M3 ? E4m3::Decode(byte) : E8m0::Decode(byte);
+      if (Rule::kPerHead) x[i] *= static_scale;
+    }
+  }
+};
+
+// E8M0 scales: the byte of 2^exponent, clamped to what it holds.
+inline uint8_t ExponentByte(int exponent) noexcept {
+  return static_cast<uint8_t>(std::max(0, std::min(254, exponent + 127)));
+}
+// floor(log2 x) by the bits of x > 0; below f32's normal numbers -127.
+inline int FloorLog2(float x) noexcept {
+  return (MagnitudeBits(x) >> 23) - 127;
+}
+
+}  // namespace kvanta::formats

@@ -1,0 +1,15 @@
+// int3_g32: 3-bit codes in blocks of 32 channels (formats/signed_block.h).
+#pragma once
+
+#include "formats/signed_block.h"
+
+namespace kvanta::formats {
+
+struct Int3Block : SignedBlock<Code::kInt3> {
+  static constexpr std::string_view kName = "int3_g32";
+  static constexpr std::string_view kSummary =
+      "3-bit integers, fp16 least-squares scale per 32 channels, hadamard, open and first page exact";
+  static constexpr int kSinkPages = 1;
+};
+
+}  // namespace kvanta::formats

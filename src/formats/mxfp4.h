@@ -1,0 +1,56 @@
+// mxfp4: E2M1 in blocks of 32 channels with a power of two as scale (OCP Microscaling Formats, revision 1.0).
+// fp4_e2m1: blocks of 16, and the power of two rounded up, so that no value is clipped (SGLang's fp4_mx_block16).
+#pragma once
+
+#include <limits>
+
+#include "formats/fp4_block.h"
+
+namespace kvanta::formats {
+
+struct MxRule {
+  static constexpr bool kPerHead = false;
+  static constexpr ScaleType kScaleType = ScaleType::kE8M0;
+  static constexpr float kMax = std::numeric_limits<float>::max();
+};
+
+struct Mxfp4Rule : MxRule {
+  static constexpr int kBlock = 32;
+
+  // floor(log2 amax) - 2: the block's largest value lies in [4, 8) scales, and what is above 6 is clipped.
+  static uint8_t Encode(const float* x, float amax, uint8_t* fields) noexcept {
+    const uint8_t scale = amax == 0.0F ? uint8_t{0} : ExponentByte(FloorLog2(amax) - 2);
+    EncodeE2m1(x, kBlock, E8m0::Decode(scale), fields);
+    return scale;
+  }
+};
+
+struct Fp4CeilRule : MxRule {
+  static constexpr int kBlock = 16;
+
+  // ceil(log2(amax / 6)): the largest value lies in (3, 6] scales.
+  static uint8_t Encode(const float* x, float amax, uint8_t* fields) noexcept {
+    const float sixth = amax / E2m1::kMax;
+    const bool is_power = (MagnitudeBits(sixth) & 0x7fffff) == 0;
+    const uint8_t scale = sixth == 0.0F ? uint8_t{0} : ExponentByte(FloorLog2(sixth) + (is_power ? 0 : 1));
+    EncodeE2m1(x, kBlock, E8m0::Decode(scale), fields);
+    return scale;
+  }
+};
+
+struct Mxfp4 : Fp4Block<Mxfp4Rule> {
+  static constexpr std::string_view kName = "mxfp4";
+  static constexpr std::string_view kSummary =
+      "4-bit float E2M1, power-of-two scale per 32 channels (OCP); open and first page exact";
+  static constexpr std::string_view kRule = "s = 2^(floor(log2(amax)) - 2) of 32 channels; code = e2m1(x / s)";
+};
+
+struct Fp4E2m1 : Fp4Block<Fp4CeilRule> {
+  static constexpr std::string_view kName = "fp4_e2m1";
+  static constexpr std::array<std::string_view, 1> kAliases = {"fp4_mx_block16"};
+  static constexpr std::string_view kSummary =
+      "4-bit float E2M1, power-of-two scale per 16 channels, rounded up (SGLang's); open and first page exact";
+  static constexpr std::string_view kRule = "s = 2^ceil(log2(amax / 6)) of 16 channels; code = e2m1(x / s)";
+};
+
+}  // namespace kvanta::formats

@@ -1,0 +1,71 @@
+// Where the scales of a format lie, and how one is stored.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace kvanta::formats {
+
+enum class ScaleType : uint8_t {
+  kNone,
+  kF32,
+  kFp16,
+  kE4M3,
+  kE8M0,  // a power of two: 2^(byte - 127); 255 is NaN
+};
+
+constexpr int Bytes(ScaleType type) noexcept {
+  switch (type) {
+    case ScaleType::kNone:
+      return 0;
+    case ScaleType::kF32:
+      return 4;
+    case ScaleType::kFp16:
+      return 2;
+    case ScaleType::kE4M3:
+    case ScaleType::kE8M0:
+      return 1;
+  }
+  return 0;
+}
+
+// As page files and documentation call it.
+constexpr std::string_view Name(ScaleType type) noexcept {
+  switch (type) {
+    case ScaleType::kNone:
+      return "none";
+    case ScaleType::kF32:
+      return "f32";
+    case ScaleType::kFp16:
+      return "fp16";
+    case ScaleType::kE4M3:
+      return "e4m3";
+    case ScaleType::kE8M0:
+      return "e8m0";
+  }
+  return "unknown";
+}
+
+// One stored form covers all formats; what a format lacks is the identity:
+//
+//   x[t][c] = s_head * s_token[t] * s_block[t][c / block] * value(code) + z_token[t] + z_block[t][c / block]
+//   x[t][c] = s_channel[t / tile][c] * value(code) + z_channel[t / tile][c]                       (tiles)
+//
+// Zeros, and the scales of tiles, are fp16.
+struct Scaling {
+  bool per_head = false;               // static: one f32 per KV head, outside the page; 1.0 when nothing was given
+  ScaleType token = ScaleType::kNone;  // per (token, head)
+  bool token_zero = false;
+  ScaleType block = ScaleType::kNone;  // per `channels` channels of one token
+  int channels = 0;
+  bool block_zero = false;
+  int tile = 0;  // tokens of a page that share one scale and one zero per channel; 0: rows stand alone
+
+  bool operator==(const Scaling&) const = default;
+};
+
+// "fp16 per (token, head), zero too": for --help and documentation. "none" for codes that are values.
+std::string DescribeScaling(const Scaling& scaling);
+
+}  // namespace kvanta::formats

@@ -1,0 +1,139 @@
+// Asymmetric codes: a group's values from its least to its greatest in 2^b - 1 equal steps.
+//
+//   scale = fp16((max - min) / (2^b - 1)),   zero = fp16(min)
+//   code = clamp(rne((x - zero) / scale), 0, 2^b - 1),   x_hat = scale * code + zero
+//
+// max and min are of the values clamped to fp16's range, NaN taken as 0. A constant group has scale 0 and codes 0.
+#pragma once
+
+#include <limits>
+
+#include "formats/bit_planes.h"
+#include "formats/bytes.h"
+#include "formats/format_traits.h"
+#include "formats/rounding.h"
+
+namespace kvanta::formats {
+
+struct AsymmetricScale {
+  uint16_t scale;  // fp16
+  uint16_t zero;   // fp16
+};
+
+// Encodes x[0], x[stride], ... (n of them) to fields with the same stride.
+template <int kBits>
+AsymmetricScale EncodeGroup(const float* x, int n, int stride, uint8_t* fields, EncodeCounts& counts) noexcept {
+  constexpr auto kTop = static_cast<float>((1 << kBits) - 1);
+  float low = std::numeric_limits<float>::infinity();
+  float high = -low;
+  for (int i = 0; i < n; ++i) {
+    CountRow(x + i * stride, 1, kFp16Max, counts);
+    const float value = ClampOrZero(x[i * stride], kFp16Max);
+    low = std::min(low, value);
+    high = std::max(high, value);
+  }
+  bool saturated = false;  // cannot happen: the range is at most 131,008 / 3
+  const uint16_t zero_bits = RoundScale(low, saturated);
+  const uint16_t scale_bits = RoundScale((high - low) / kTop, saturated);
+  const float zero = Fp16ToFloat(zero_bits);
+  const float scale = scale_bits == 0 ? std::numeric_limits<float>::infinity() : Fp16ToFloat(scale_bits);
+  for (int i = 0; i < n; ++i) {
+    const float code = (ClampOrZero(x[i * stride], kFp16Max) - zero) / scale;
+    fields[i * stride] = static_cast<uint8_t>(RoundToInt(std::max(0.0F, std::min(kTop, code))));
+  }
+  return {scale_bits, zero_bits};
+}
+
+inline float DecodeAsymmetric(float value, const uint8_t* scale, const uint8_t* zero) noexcept {
+  return value * Fp16ToFloat(LoadBytes<uint16_t>(scale)) + Fp16ToFloat(LoadBytes<uint16_t>(zero));
+}
+
+// One group per (token, head).
+template <Code kUnsignedCode>
+struct UnsignedRow : FormatTraits {
+  static constexpr Code kCode = kUnsignedCode;
+  static constexpr Scaling kScaling = {.token = ScaleType::kFp16, .token_zero = true};
+  static constexpr std::string_view kRule =
+      "s = fp16((max - min) / (2^bits - 1)), z = fp16(min) of the row; code = clamp(rne((x - z) / s), 0, 2^bits - 1)";
+
+  static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
+                        EncodeCounts& counts) noexcept {
+    uint8_t fields[kLongestRow];
+    const AsymmetricScale scale = EncodeGroup<CodeBits(kCode)>(x, head_dim, 1, fields, counts);
+    StoreBytes(out.token_scales, scale.scale);
+    StoreBytes(out.token_zeros, scale.zero);
+    PackFields<kCode>(fields, head_dim, out.codes);
+  }
+
+  static void DecodeRow(ConstRowPlanes in, int head_dim, float /*static_scale*/, float* x) noexcept {
+    DecodeLevels<kCode>(in.codes, head_dim, x);
+    for (int i = 0; i < head_dim; ++i) x[i] = DecodeAsymmetric(x[i], in.token_scales, in.token_zeros);
+  }
+};
+
+// One group per 32 channels of a token.
+template <Code kUnsignedCode>
+struct UnsignedBlock : FormatTraits {
+  static constexpr Code kCode = kUnsignedCode;
+  static constexpr int kBlock = 32;
+  static constexpr Scaling kScaling = {.block = ScaleType::kFp16, .channels = kBlock, .block_zero = true};
+  static constexpr std::string_view kRule =
+      "s = fp16((max - min) / (2^bits - 1)), z = fp16(min) of 32 channels; code = clamp(rne((x - z) / s), 0, 2^bits - "
+      "1)";
+
+  static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
+                        EncodeCounts& counts) noexcept {
+    uint8_t fields[kLongestRow];
+    for (int begin = 0; begin < head_dim; begin += kBlock) {
+      const AsymmetricScale scale = EncodeGroup<CodeBits(kCode)>(x + begin, kBlock, 1, fields + begin, counts);
+      StoreBytes(out.block_scales + begin / kBlock * 2, scale.scale);
+      StoreBytes(out.block_zeros + begin / kBlock * 2, scale.zero);
+    }
+    PackFields<kCode>(fields, head_dim, out.codes);
+  }
+
+  static void DecodeRow(ConstRowPlanes in, int head_dim, float /*static_scale*/, float* x) noexcept {
+    DecodeLevels<kCode>(in.codes, head_dim, x);
+    for (int i = 0; i < head_dim; ++i) {
+      x[i] = DecodeAsymmetric(x[i], in.block_scales + i / kBlock * 2, in.block_zeros + i / kBlock * 2);
+    }
+  }
+};
+
+// One group per channel of 32 tokens.
+template <Code kUnsignedCode>
+struct UnsignedTile : FormatTraits {
+  static constexpr Code kCode = kUnsignedCode;
+  static constexpr int kTile = 32;
+  static constexpr Scaling kScaling = {.tile = kTile};
+  static constexpr ExactPages kExact = ExactPages::kOpen;
+  static constexpr int kSinkPages = 1;
+  static constexpr std::string_view kRule =
+      "K: s = fp16((max - min) / (2^bits - 1)), z = fp16(min) of a channel of 32 tokens; V: of 32 channels of a token; "
+      "code = clamp(rne((x - z) / s), 0, 2^bits - 1)";
+
+  static void EncodeTile(const float* x, int head_dim, TilePlanes out, EncodeCounts& counts) noexcept {
+    uint8_t fields[kTile * kLongestRow];
+    for (int channel = 0; channel < head_dim; ++channel) {
+      const AsymmetricScale scale =
+          EncodeGroup<CodeBits(kCode)>(x + channel, kTile, head_dim, fields + channel, counts);
+      StoreBytes(out.channel_scales + 2 * channel, scale.scale);
+      StoreBytes(out.channel_zeros + 2 * channel, scale.zero);
+    }
+    for (int token = 0; token < kTile; ++token) {
+      PackFields<kCode>(fields + token * head_dim, head_dim, out.codes + token * (head_dim * CodeBits(kCode) / 8));
+    }
+  }
+
+  static void DecodeTile(ConstTilePlanes in, int head_dim, float* x) noexcept {
+    for (int token = 0; token < kTile; ++token) {
+      float* row = x + token * head_dim;
+      DecodeLevels<kCode>(in.codes + token * (head_dim * CodeBits(kCode) / 8), head_dim, row);
+      for (int i = 0; i < head_dim; ++i) {
+        row[i] = DecodeAsymmetric(row[i], in.channel_scales + 2 * i, in.channel_zeros + 2 * i);
+      }
+    }
+  }
+};
+
+}  // namespace kvanta::formats

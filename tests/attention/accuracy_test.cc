@@ -14,18 +14,28 @@ namespace {
 
 using ::testing::TestParamInfo;
 
-// Every scheme of one format, and every pair (K, V) of formats.
+// Every format on each side, beside itself, a float and an integer format. Kernels are chosen per side, so pairs of all
+// with all would find nothing more.
 std::vector<std::string> Pairs() {
   std::vector<std::string> pairs;
-  for (const formats::Format& k : formats::All()) {
-    for (const formats::Format& v : formats::All()) pairs.push_back(fmt::format("k={},v={}", k.name, v.name));
+  for (const formats::Format& format : formats::All()) {
+    pairs.emplace_back(format.name);
+    for (const char* other : {"bf16", "fp8_e4m3", "int8", "int4"}) {
+      pairs.push_back(fmt::format("k={},v={}", format.name, other));
+      pairs.push_back(fmt::format("k={},v={}", other, format.name));
+    }
   }
   return pairs;
 }
 
+// The smallest page that a scheme's tiles fit.
+int SmallestPage(const std::string& scheme) {
+  return formats::Find(KvScheme::Parse(scheme).k.format).scaling.tile > 16 ? 32 : 16;
+}
+
 bool Fits(const std::string& scheme, int head_dim) {
   try {
-    formats::PlanCache({KvScheme::Parse(scheme)}, {{1, head_dim}}, 16);
+    formats::PlanCache({KvScheme::Parse(scheme)}, {{1, head_dim}}, 32);
     return true;
   } catch (const InputError&) {
     return false;
@@ -48,12 +58,13 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
     for (CacheHarness::Sequence& sequence : harness.sequences()) {
       if (sequence.expected.empty()) continue;
       const double q_norm = LargestNorm(sequence.q, options.head_dim);
-      // What is stored may be longer than what was given: twice, where a value rounds up to the smallest subnormal.
-      const double k_norm = 2 * LargestNorm(sequence.k, options.head_dim) + (layer.k.mean ? q_norm : 0);
+      // What is stored may be longer than what was given: twice, where a value rounds up to the smallest subnormal; a
+      // row less its zero, about four times.
+      const double k_norm = Growth(layer.k) * LargestNorm(sequence.k, options.head_dim) + (layer.k.mean ? q_norm : 0);
       const double logit = harness.config().layers[0].softmax_scale * q_norm * k_norm;
       const double logit_error = testing::LogitError(IsInteger(layer.k), options.head_dim, logit, options.softcap);
       const double tolerance = testing::AttentionTolerance(logit_error, IsInteger(layer.v), options.page_size,
-                                                           2 * LargestNorm(sequence.v, options.head_dim));
+                                                           Growth(layer.v) * LargestNorm(sequence.v, options.head_dim));
       const int64_t width = harness.QWidth();
       for (int64_t i = first_row * width; i < sequence.start * width; ++i) {
         const size_t index = static_cast<size_t>(i);
@@ -65,8 +76,10 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
   }
 
  private:
-  static bool IsInteger(const formats::Side& side) {
-    return side.format->code == formats::Code::kInt8 || side.format->code == formats::Code::kInt4;
+  static bool IsInteger(const formats::Side& side) { return formats::Info(side.format->code).integer; }
+  static double Growth(const formats::Side& side) {
+    const formats::Scaling& scaling = side.format->scaling;
+    return scaling.block_zero || scaling.token_zero || scaling.tile != 0 ? 4 : 2;
   }
   static double Peak(const std::vector<float>& values) {
     double largest = 0;
@@ -83,11 +96,11 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
       const double error = double{sequence.out[static_cast<size_t>(i)]} - sequence.expected[static_cast<size_t>(i)];
       sum += error * error;
     }
-    const double k_norm = std::sqrt(options.head_dim) * (layer.k.mean ? 1.5 : 1.0);
-    EXPECT_LE(
-        std::sqrt(sum / static_cast<double>(count)),
-        testing::AttentionRms(IsInteger(layer.k), IsInteger(layer.v), double{harness.config().layers[0].softmax_scale},
-                              Peak(sequence.q), std::sqrt(options.head_dim), k_norm, options.page_size, 1.0));
+    const double k_norm = std::sqrt(options.head_dim) * (layer.k.mean ? 1.5 : 1.0) * Growth(layer.k) / 2;
+    EXPECT_LE(std::sqrt(sum / static_cast<double>(count)),
+              testing::AttentionRms(IsInteger(layer.k), IsInteger(layer.v),
+                                    double{harness.config().layers[0].softmax_scale}, Peak(sequence.q),
+                                    std::sqrt(options.head_dim), k_norm, options.page_size, Growth(layer.v) / 2));
   }
   static double LargestNorm(const std::vector<float>& values, int head_dim) {
     double largest = 0;
@@ -110,7 +123,13 @@ const std::vector<Step> kThreeSteps = {{{0, 37}}, {{0, 1}}, {{0, 20}}};
 TEST_P(AccuracyTest, EveryPairOfFormats) {
   uint32_t seed = 1;
   for (const std::string& scheme : Pairs()) {
-    Check({.scheme = scheme, .heads = 3, .kv_heads = 1, .head_dim = 32, .static_scale = 0.37f, .lengths = {58}},
+    Check({.scheme = scheme,
+           .heads = 3,
+           .kv_heads = 1,
+           .head_dim = 32,
+           .page_size = SmallestPage(scheme),
+           .static_scale = 0.37f,
+           .lengths = {58}},
           kThreeSteps, seed++);
   }
 }
@@ -121,14 +140,20 @@ TEST_P(AccuracyTest, EveryHeadDim) {
     for (const int head_dim : {8, 16, 24, 32, 40, 64, 80, 96, 128, 192, 256}) {
       const std::string scheme(format.name);
       if (!Fits(scheme, head_dim)) continue;
-      Check({.scheme = scheme, .heads = 2, .kv_heads = 1, .head_dim = head_dim, .lengths = {58}}, kThreeSteps, seed++);
+      Check({.scheme = scheme,
+             .heads = 2,
+             .kv_heads = 1,
+             .head_dim = head_dim,
+             .page_size = SmallestPage(scheme),
+             .lengths = {58}},
+            kThreeSteps, seed++);
     }
   }
 }
 
 TEST_P(AccuracyTest, EveryGroupOfHeads) {
   uint32_t seed = 200;
-  for (const char* scheme : {"bf16", "fp8", "int8", "int4"}) {
+  for (const char* scheme : {"bf16", "fp8", "int8", "int4", "int5_g32", "nvfp4"}) {
     for (const auto& [heads, kv_heads] :
          {std::pair{1, 1}, {2, 2}, {4, 2}, {3, 1}, {8, 2}, {7, 1}, {8, 1}, {15, 1}, {71, 1}}) {
       Check({.scheme = scheme, .heads = heads, .kv_heads = kv_heads, .head_dim = 32, .lengths = {58}}, kThreeSteps,
@@ -139,8 +164,9 @@ TEST_P(AccuracyTest, EveryGroupOfHeads) {
 
 TEST_P(AccuracyTest, EveryPageSizeWindowAndSoftcap) {
   uint32_t seed = 300;
-  for (const char* scheme : {"bf16", "fp8_e5m2", "int8", "int4"}) {
+  for (const char* scheme : {"bf16", "fp8_e5m2", "int8", "int4", "kivi2", "k=turboquant_3bit_nc,v=int6_g32"}) {
     for (const int page_size : {16, 32, 64, 128}) {
+      if (page_size < SmallestPage(scheme)) continue;
       for (const int window : {0, 1, 5, 33, 100}) {
         Check({.scheme = scheme,
                .heads = 2,
@@ -159,7 +185,8 @@ TEST_P(AccuracyTest, EveryPageSizeWindowAndSoftcap) {
 TEST_P(AccuracyTest, RaggedBatch) {
   uint32_t seed = 400;
   for (const formats::Format& format : formats::All()) {
-    Check({.scheme = std::string(format.name), .lengths = {70, 3, 49, 17}},
+    const std::string scheme(format.name);
+    Check({.scheme = scheme, .page_size = SmallestPage(scheme), .lengths = {70, 3, 49, 17}},
           {{{0, 48}, {2, 16}}, {{0, 1}, {1, 2}, {2, 16}, {3, 17}}, {{1, 1}, {0, 21}, {2, 17}}}, seed++);
   }
 }
@@ -175,15 +202,20 @@ TEST_P(AccuracyTest, KeyMeanWithAndWithoutSoftcap) {
 TEST_P(AccuracyTest, LargeTinyAndZeroInputs) {
   for (const formats::Format& format : formats::All()) {
     for (const float magnitude : {0.0f, 1e-6f, 8.0f, 30.0f}) {
-      Check({.scheme = std::string(format.name), .head_dim = 32, .magnitude = magnitude, .lengths = {58}}, kThreeSteps,
-            600);
+      const std::string scheme(format.name);
+      Check({.scheme = scheme,
+             .head_dim = 32,
+             .page_size = SmallestPage(scheme),
+             .magnitude = magnitude,
+             .lengths = {58}},
+            kThreeSteps, 600);
     }
   }
 }
 
 // 8,192 tokens behind one query: sums in f32 do not drift.
 TEST_P(AccuracyTest, LongContext) {
-  for (const char* scheme : {"fp8", "int8", "int4"}) {
+  for (const char* scheme : {"fp8", "int8", "int4", "nvfp4", "kivi4"}) {
     Check({.scheme = scheme, .heads = 4, .kv_heads = 1, .head_dim = 32, .page_size = 64, .lengths = {8200}},
           {{{0, 6}}, {{0, 1}}}, 700, 8190);
   }

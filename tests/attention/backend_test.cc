@@ -92,7 +92,8 @@ TEST(BackendTest, PlansAreOfTheirBackend) {
 
 // Append's bytes are the encoder's, row by row, of the transformed row less its mean.
 TEST(BackendTest, AppendEncodesByTheSpecification) {
-  for (const char* scheme : {"fp32", "bf16", "fp8", "int8", "int4+exact=none", "k=int8+mean,v=fp16"}) {
+  for (const char* scheme : {"fp32", "bf16", "fp8", "int8", "int4+exact=none", "k=int8+mean,v=fp16",
+                             "turboquant_3bit_nc", "nvfp4+exact=none", "k=int5_g32+exact=none,v=mxfp8"}) {
     const HarnessOptions options{.scheme = scheme, .lengths = {21}};
     CacheHarness harness(options, 3);
     const std::unique_ptr<Backend> backend = harness.CpuBackend(*testing::Units().front().table, 2);
@@ -110,8 +111,8 @@ TEST(BackendTest, AppendEncodesByTheSpecification) {
           }
         }
         if (layer.k.hadamard) formats::Hadamard(x.data(), 64);
-        std::vector<uint8_t> codes(256), blocks(16), tokens(4);
-        const formats::RowPlanes row{codes.data(), blocks.data(), tokens.data()};
+        formats::RowBuffer buffer;
+        const formats::RowPlanes row = buffer.Planes();
         layer.k.format->encode_row(x.data(), 64, 1.0f, row, counts);
         std::vector<float> expected(64), found(64);
         layer.k.format->decode_row(row, 64, 1.0f, expected.data());

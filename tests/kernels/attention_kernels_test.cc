@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -10,8 +11,10 @@
 #include <vector>
 
 #include "emulated/units.h"
+#include "formats/bytes.h"
 #include "formats/cell_layout.h"
 #include "kernels/cpu/attention_table.h"
+#include "kernels/reference/attention.h"
 #include "tolerance.h"
 
 namespace kvanta::kernels {
@@ -28,43 +31,95 @@ struct Cell {
   CellView view;
 };
 
-Cell MakeCell(const formats::Format& format, SideKind kind, int head_dim, uint32_t first) {
-  Cell cell{.shape = {.tokens = 16, .head_dim = head_dim}, .planes = {}, .bytes = {}, .values = {}, .view = {}};
-  cell.planes = formats::PlanCell(format, cell.shape);
-  cell.bytes.resize(static_cast<size_t>(cell.planes.bytes));
-  cell.values.resize(static_cast<size_t>(16 * head_dim));
-  uint32_t code = first;
-  for (int token = 0; token < 16; ++token) {
-    std::vector<uint8_t> codes(static_cast<size_t>(cell.planes.row_bytes));
-    if (format.code_bits == 4) {
-      for (uint8_t& byte : codes) byte = static_cast<uint8_t>(code++);
-    } else {
-      for (int c = 0; c < head_dim; ++c, ++code)
-        std::memcpy(&codes[static_cast<size_t>(c * format.code_bits / 8)], &code,
-                    static_cast<size_t>(format.code_bits / 8));
+// Scales near 1 that differ from element to element, and zeros near -2, as each is stored.
+void FillScales(formats::ScaleType type, uint8_t* bytes, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float value = 1.0f + static_cast<float>(i % 7) / 1024.0f;
+    switch (type) {
+      case formats::ScaleType::kNone:
+        return;
+      case formats::ScaleType::kF32:
+        formats::StoreBytes(bytes + 4 * i, value);
+        break;
+      case formats::ScaleType::kFp16:
+        formats::StoreBytes(bytes + 2 * i, static_cast<uint16_t>(0x3c00 + i % 7));
+        break;
+      case formats::ScaleType::kE4M3:
+        bytes[i] = static_cast<uint8_t>(0x30 + i % 16);
+        break;
+      case formats::ScaleType::kE8M0:
+        bytes[i] = static_cast<uint8_t>(125 + i % 5);
     }
-    std::vector<uint16_t> scales(16, static_cast<uint16_t>(0x3c00 + token));  // fp16 of 1 + token / 1024
-    const formats::ConstRowPlanes row{codes.data(), reinterpret_cast<const uint8_t*>(scales.data()),
-                                      reinterpret_cast<const uint8_t*>(scales.data())};
-    formats::StoreRow(kind, format, cell.shape, cell.planes, token, row, cell.bytes.data());
-    format.decode_row(row, head_dim, 1.0f, &cell.values[static_cast<size_t>(token * head_dim)]);
   }
-  cell.view = {.codes = cell.bytes.data() + cell.planes.codes, .page_tokens = 16, .head_dim = head_dim};
-  if (format.scale == formats::Scale::kPerBlock) {
-    cell.view.block_scales = reinterpret_cast<const uint16_t*>(cell.bytes.data() + cell.planes.block_scales);
-    cell.view.block = format.block;
+}
+void FillZeros(bool present, uint8_t* bytes, int64_t count) {
+  for (int64_t i = 0; present && i < count; ++i) {
+    formats::StoreBytes(bytes + 2 * i, static_cast<uint16_t>(0xc000 + i % 5));
   }
-  if (format.scale == formats::Scale::kPerToken) {
-    cell.view.token_scales = reinterpret_cast<const uint16_t*>(cell.bytes.data() + cell.planes.token_scales);
+}
+
+int Tokens(const formats::Format& format) {
+  return std::max(16, format.scaling.tile);
+}
+int LeastHeadDim(const formats::Format& format) {
+  return std::max({8, format.scaling.channels, formats::CodeChannels(format.code)});
+}
+
+Cell MakeCell(const formats::Format& format, SideKind kind, int head_dim, uint32_t first) {
+  const formats::Scaling& scaling = format.scaling;
+  const int tokens = Tokens(format);
+  Cell cell{.shape = {.tokens = tokens, .head_dim = head_dim}, .planes = {}, .bytes = {}, .values = {}, .view = {}};
+  cell.planes = formats::PlanCell(format, cell.shape);
+  std::vector<uint8_t> canonical(static_cast<size_t>(cell.planes.bytes));
+  uint32_t code = first;
+  for (int64_t i = 0; i < tokens * cell.planes.row_bytes; ++code) {
+    const int width = std::max(1, format.code_bits / 8);
+    std::memcpy(&canonical[static_cast<size_t>(i)], &code, static_cast<size_t>(width));
+    i += width;
+  }
+  const int64_t blocks = int64_t{tokens} * cell.planes.blocks;
+  FillScales(scaling.block, canonical.data() + cell.planes.block_scales, blocks);
+  FillZeros(scaling.block_zero, canonical.data() + cell.planes.block_zeros, blocks);
+  FillScales(scaling.token, canonical.data() + cell.planes.token_scales, tokens);
+  FillZeros(scaling.token_zero, canonical.data() + cell.planes.token_zeros, tokens);
+  if (scaling.tile != 0) {
+    FillScales(formats::ScaleType::kFp16, canonical.data() + cell.planes.channel_scales, head_dim);
+    FillZeros(true, canonical.data() + cell.planes.channel_zeros, head_dim);
+  }
+  cell.bytes.resize(canonical.size());
+  formats::FromCanonical(kind, format, cell.shape, canonical.data(), cell.bytes.data());
+  cell.values.resize(static_cast<size_t>(tokens * head_dim));
+  reference::DecodeCell(kind, format, cell.shape, cell.bytes.data(), 1.0f, tokens, cell.values.data());
+  const auto fp16 = [&cell](int64_t plane) { return reinterpret_cast<const uint16_t*>(cell.bytes.data() + plane); };
+  cell.view = {.codes = cell.bytes.data() + cell.planes.codes,
+               .page_tokens = tokens,
+               .head_dim = head_dim,
+               .block = scaling.channels,
+               .tile = scaling.tile};
+  if (scaling.block != formats::ScaleType::kNone) {
+    cell.view.block_scales = {cell.bytes.data() + cell.planes.block_scales, scaling.block};
+  }
+  if (scaling.token != formats::ScaleType::kNone) {
+    cell.view.token_scales = {cell.bytes.data() + cell.planes.token_scales, scaling.token};
+  }
+  if (scaling.block_zero) cell.view.block_zeros = fp16(cell.planes.block_zeros);
+  if (scaling.token_zero) cell.view.token_zeros = fp16(cell.planes.token_zeros);
+  if (scaling.tile != 0) {
+    cell.view.channel_scales = fp16(cell.planes.channel_scales);
+    cell.view.channel_zeros = fp16(cell.planes.channel_zeros);
   }
   return cell;
 }
 
-// Equal, both NaN, or within the roundings of an integer code's scales; subnormals may be flushed (vdpbf16ps does).
-::testing::AssertionResult SameValue(float found, float expected, bool integer) {
+// Equal, both NaN, or within the roundings of an integer code's scales and of a zero beside it; subnormals may be
+// flushed (vdpbf16ps does).
+::testing::AssertionResult SameValue(float found, float expected, const formats::Format& format) {
+  const bool integer = formats::Info(format.code).integer;
+  const formats::Scaling& scaling = format.scaling;
+  const double zero = scaling.block_zero || scaling.token_zero || scaling.tile != 0 ? 2.1 : 0.0;
   if (std::isnan(expected)) return std::isnan(found) ? ::testing::AssertionSuccess() : ::testing::AssertionFailure();
   if (std::abs(expected) < std::numeric_limits<float>::min() && found == 0) return ::testing::AssertionSuccess();
-  const double tolerance = integer ? testing::kCoefficientRelative * std::abs(expected) : 0;
+  const double tolerance = integer ? testing::kCoefficientRelative * (std::abs(expected) + 2 * zero) : 0;
   if (std::abs(double{found} - expected) <= tolerance) return ::testing::AssertionSuccess();
   return ::testing::AssertionFailure() << found << " instead of " << expected;
 }
@@ -72,16 +127,17 @@ Cell MakeCell(const formats::Format& format, SideKind kind, int head_dim, uint32
 class AttentionKernelsTest : public ::testing::TestWithParam<testing::Unit> {
  protected:
   const AttentionKernels& Kernels() const { return *GetParam().table->attention; }
-  const KeyKernel& Key(formats::Code code) const { return Kernels().keys[static_cast<int>(code)]; }
-  const ValueKernel& Value(formats::Code code) const { return Kernels().values[static_cast<int>(code)]; }
+  const KeyKernel& Key(const formats::Format& format) const {
+    return (format.scaling.tile != 0 ? Kernels().tiled_keys : Kernels().keys)[static_cast<int>(format.code)];
+  }
+  const ValueKernel& Value(const formats::Format& format) const {
+    return Kernels().values[static_cast<int>(format.code)];
+  }
 };
 
 INSTANTIATE_TEST_SUITE_P(Units, AttentionKernelsTest, ::testing::ValuesIn(testing::Units()),
                          [](const ::testing::TestParamInfo<testing::Unit>& unit) { return unit.param.name; });
 
-bool IsInteger(formats::Code code) {
-  return code == formats::Code::kInt8 || code == formats::Code::kInt4;
-}
 // Infinities never reach a cell (encoders saturate), and infinity times a coefficient of 0 is NaN.
 bool HasInfinity(const Cell& cell) {
   for (const float value : cell.values) {
@@ -90,33 +146,39 @@ bool HasInfinity(const Cell& cell) {
   return false;
 }
 
+// Cells that hold every code between them; of 32 bits, codes all over the range. Without those that hold an infinity.
+std::vector<Cell> EveryCode(const formats::Format& format, SideKind kind, int head_dim) {
+  const uint32_t codes_of_cell =
+      static_cast<uint32_t>(Tokens(format) * head_dim * format.code_bits / std::max(8, format.code_bits));
+  const uint32_t count = format.code_bits >= 16 ? 1U << 16 : 256;
+  const uint32_t step = format.code_bits == 32 ? 0x10001 * codes_of_cell : codes_of_cell;
+  std::vector<Cell> cells;
+  for (uint32_t i = 0; i * codes_of_cell < count; ++i) {
+    cells.push_back(MakeCell(format, kind, head_dim, i * step));
+    if (HasInfinity(cells.back())) cells.pop_back();
+  }
+  return cells;
+}
+
 // Every code of every format, as a key met by unit vectors and as a value met by one-hot weights.
-TEST_P(AttentionKernelsTest, EveryCodeComesBack) {
+TEST_P(AttentionKernelsTest, EveryCodeOfKeysComesBack) {
   for (const formats::Format& format : formats::All()) {
     SCOPED_TRACE(format.name);
-    const int head_dim = format.block > 0 ? 32 : 8;
-    const uint32_t codes_per_cell = static_cast<uint32_t>(format.code_bits == 4 ? 8 * head_dim : 16 * head_dim);
-    const uint32_t count = format.code_bits >= 16 ? 1U << 16 : 256;
-    const uint32_t step = format.code_bits == 32 ? 0x10001 * codes_per_cell : codes_per_cell;
-    const bool integer = IsInteger(format.code);
-    const KeyKernel& key = Key(format.code);
+    const int head_dim = LeastHeadDim(format);
+    const KeyKernel& key = Key(format);
     const int64_t stride = key.query_bytes(head_dim);
     alignas(64) static uint8_t queries[kPassRows * 4096];
     alignas(64) static float scores[kPassRows * kMaxPageTokens];
-    alignas(64) static uint8_t weights[kPassRows * kWeightBytes];
-    for (uint32_t i = 0; i * codes_per_cell < count; ++i) {
-      const Cell keys = MakeCell(format, SideKind::kK, head_dim, i * step);
-      const Cell values = MakeCell(format, SideKind::kV, head_dim, i * step);
-      if (HasInfinity(keys)) continue;
+    for (const Cell& keys : EveryCode(format, SideKind::kK, head_dim)) {
       for (int first = 0; first < head_dim; first += kPassRows) {
         float row_scale[kPassRows];
         for (int row = 0; row < kPassRows; ++row) {
           std::vector<float> q(static_cast<size_t>(head_dim));
           q[static_cast<size_t>(first + row)] = 1;
-          row_scale[row] = key.prepare(q.data(), head_dim, format.block, queries + row * stride);
+          row_scale[row] = key.prepare(q.data(), head_dim, format.scaling.channels, queries + row * stride);
         }
         key.score({.cell = keys.view,
-                   .groups = 1,
+                   .groups = Tokens(format) / 16,
                    .rows = kPassRows,
                    .query = queries,
                    .query_stride = stride,
@@ -124,37 +186,47 @@ TEST_P(AttentionKernelsTest, EveryCodeComesBack) {
                    .scores = scores,
                    .prefetch = {}});
         for (int row = 0; row < kPassRows; ++row) {
-          for (int token = 0; token < 16; ++token) {
+          for (int token = 0; token < Tokens(format); ++token) {
             const float* stored = &keys.values[static_cast<size_t>(token * head_dim)];
             // A NaN anywhere in a token's row makes its logit NaN.
             bool nan = false;
             for (int c = 0; c < head_dim; ++c) nan = nan || std::isnan(stored[c]);
             const float expected = nan ? std::nanf("") : stored[first + row];
-            ASSERT_TRUE(SameValue(scores[row * kMaxPageTokens + token], expected, integer))
-                << "channel " << first + row << " token " << token << " cell " << i;
+            ASSERT_TRUE(SameValue(scores[row * kMaxPageTokens + token], expected, format))
+                << "channel " << first + row << " token " << token;
           }
         }
       }
+    }
+  }
+}
+
+TEST_P(AttentionKernelsTest, EveryCodeOfValuesComesBack) {
+  for (const formats::Format& name : formats::All()) {
+    const formats::Format& format = formats::OnSide(name, false);
+    SCOPED_TRACE(format.name);
+    const int head_dim = LeastHeadDim(format);
+    alignas(64) static uint8_t weights[kPassRows * kWeightBytes];
+    for (const Cell& values : EveryCode(format, SideKind::kV, head_dim)) {
       const float rescale[1] = {0};
-      for (int token = 0; token < 16; ++token) {
+      for (int token = 0; token < Tokens(format); ++token) {
         std::vector<float> p(kMaxPageTokens), out(static_cast<size_t>(head_dim));
         p[static_cast<size_t>(token)] = 1;
-        Value(format.code)
-            .accumulate({.cell = values.view,
-                         .begin = token,
-                         .end = token + 1,
-                         .rows = 1,
-                         .p = p.data(),
-                         .scale = 1,
-                         .rescale = rescale,
-                         .out = out.data(),
-                         .out_stride = head_dim,
-                         .weights = weights,
-                         .prefetch = {}});
+        Value(format).accumulate({.cell = values.view,
+                                  .begin = token,
+                                  .end = token + 1,
+                                  .rows = 1,
+                                  .p = p.data(),
+                                  .scale = 1,
+                                  .rescale = rescale,
+                                  .out = out.data(),
+                                  .out_stride = head_dim,
+                                  .weights = weights,
+                                  .prefetch = {}});
         for (int c = 0; c < head_dim; ++c) {
           ASSERT_TRUE(
-              SameValue(out[static_cast<size_t>(c)], values.values[static_cast<size_t>(token * head_dim + c)], integer))
-              << "channel " << c << " token " << token << " cell " << i;
+              SameValue(out[static_cast<size_t>(c)], values.values[static_cast<size_t>(token * head_dim + c)], format))
+              << "channel " << c << " token " << token;
         }
       }
     }
@@ -175,9 +247,10 @@ TEST_P(AttentionKernelsTest, RowsDoNotDependOnTheirTile) {
   std::normal_distribution<float> normal;
   constexpr int kHeadDim = 64;
   for (const formats::Format& format : formats::All()) {
+    const formats::Format& value_format = formats::OnSide(format, false);
     const Cell keys = MakeCell(format, SideKind::kK, kHeadDim, 3);
-    const Cell values = MakeCell(format, SideKind::kV, kHeadDim, 3);
-    const KeyKernel& key = Key(format.code);
+    const Cell values = MakeCell(value_format, SideKind::kV, kHeadDim, 3);
+    const KeyKernel& key = Key(format);
     const int64_t stride = key.query_bytes(kHeadDim);
     alignas(64) static uint8_t queries[kPassRows * 4096];
     alignas(64) static uint8_t weights[kPassRows * kWeightBytes];
@@ -186,7 +259,7 @@ TEST_P(AttentionKernelsTest, RowsDoNotDependOnTheirTile) {
     for (int row = 0; row < kPassRows; ++row) {
       std::vector<float> q(kHeadDim);
       for (float& x : q) x = normal(random);
-      row_scale[row] = key.prepare(q.data(), kHeadDim, format.block, queries + row * stride);
+      row_scale[row] = key.prepare(q.data(), kHeadDim, format.scaling.channels, queries + row * stride);
       rescale[row] = 0.5f;
       for (int t = 2; t < 15; ++t) p[static_cast<size_t>(row * kMaxPageTokens + t)] = std::abs(normal(random));
     }
@@ -202,7 +275,7 @@ TEST_P(AttentionKernelsTest, RowsDoNotDependOnTheirTile) {
                  .row_scale = row_scale + first,
                  .scores = &scores[static_cast<size_t>(first * kMaxPageTokens)],
                  .prefetch = {}});
-      Value(format.code)
+      Value(value_format)
           .accumulate({.cell = values.view,
                        .begin = 2,
                        .end = 15,

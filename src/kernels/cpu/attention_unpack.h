@@ -16,6 +16,16 @@ using Word = uint32_t __attribute__((may_alias));
 template <formats::Code kCode>
 constexpr formats::CodeLevels kCodeLevels = formats::Levels(kCode);
 
+// Whether the level is the field plus a constant.
+template <formats::Code kCode>
+constexpr bool kEvenLevels = [] {
+  const formats::CodeLevels levels = formats::Levels(kCode);
+  for (int field = 1; field < 1 << formats::CodeBits(kCode); ++field) {
+    if (levels.level[field] != levels.level[0] + field) return false;
+  }
+  return true;
+}();
+
 // A word's four fields of `bits` bits at `shift`.
 template <int kBits>
 KVANTA_INLINE uint32_t Fields(uint32_t word, int shift) {
@@ -25,10 +35,8 @@ KVANTA_INLINE uint32_t Fields(uint32_t word, int shift) {
 // Fields to levels in place, one per byte; n words.
 template <formats::Code kCode>
 KVANTA_INLINE void ToLevels(Word* words, int n) {
-  constexpr int8_t kFirst = kCodeLevels<kCode>.level[0];
-  if constexpr (kCodeLevels<kCode>.level[1] == kFirst + 1 && kCodeLevels<kCode>.level[2] == kFirst + 2) {
-    // level = field + kFirst, without a carry from byte to byte
-    constexpr uint32_t kOffset = static_cast<uint32_t>(-kFirst) * 0x01010101U;
+  if constexpr (kEvenLevels<kCode>) {  // without a borrow from byte to byte
+    constexpr uint32_t kOffset = static_cast<uint32_t>(-kCodeLevels<kCode>.level[0]) * 0x01010101U;
     for (int i = 0; i < n; ++i) words[i] = ((words[i] | 0x80808080U) - kOffset) ^ 0x80808080U;
   } else {
     LookUpBytes(kCodeLevels<kCode>.level, reinterpret_cast<uint8_t*>(words), 4 * n);

@@ -109,7 +109,7 @@ constexpr CodeLevels Levels(Code code) noexcept {
     case Code::kLloyd3: {
       constexpr int kSteps[] = {-127, -79, -45, -14, 14, 45, 79, 127};
       set(kSteps);
-      levels.unit = 2.1520F / 127.0F;
+      levels.unit = 2.1519F / 127.0F;
       break;
     }
     default: {

@@ -2,8 +2,6 @@
 // fp4_e2m1: blocks of 16, and the power of two rounded up, so that no value is clipped (SGLang's fp4_mx_block16).
 #pragma once
 
-#include <limits>
-
 #include "formats/fp4_block.h"
 
 namespace kvanta::formats {
@@ -11,7 +9,7 @@ namespace kvanta::formats {
 struct MxRule {
   static constexpr bool kPerHead = false;
   static constexpr ScaleType kScaleType = ScaleType::kE8M0;
-  static constexpr float kMax = std::numeric_limits<float>::max();
+  static constexpr float kMax = E2m1::kMax * 0x1p125F;  // with the next scale, a code of 4 or 6 would not fit f32
 };
 
 struct Mxfp4Rule : MxRule {
@@ -28,11 +26,10 @@ struct Mxfp4Rule : MxRule {
 struct Fp4CeilRule : MxRule {
   static constexpr int kBlock = 16;
 
-  // ceil(log2(amax / 6)): the largest value lies in (3, 6] scales.
+  // ceil(log2(amax / 6)): the largest value lies in (3, 6] scales. By the bits, for a quotient would be rounded.
   static uint8_t Encode(const float* x, float amax, uint8_t* fields) noexcept {
-    const float sixth = amax / E2m1::kMax;
-    const bool is_power = (MagnitudeBits(sixth) & 0x7fffff) == 0;
-    const uint8_t scale = sixth == 0.0F ? uint8_t{0} : ExponentByte(FloorLog2(sixth) + (is_power ? 0 : 1));
+    const bool above_six = (MagnitudeBits(amax) & 0x7fffff) > 0x400000;  // 6 = 1.5 * 2^2
+    const uint8_t scale = amax == 0.0F ? uint8_t{0} : ExponentByte(FloorLog2(amax) - 2 + (above_six ? 1 : 0));
     EncodeE2m1(x, kBlock, E8m0::Decode(scale), fields);
     return scale;
   }

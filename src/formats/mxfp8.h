@@ -1,8 +1,6 @@
 // mxfp8: OCP E4M3 in blocks of 32 channels with a power of two as scale (OCP Microscaling Formats, revision 1.0).
 #pragma once
 
-#include <limits>
-
 #include "formats/fp4_block.h"
 
 namespace kvanta::formats {
@@ -17,7 +15,7 @@ struct Mxfp8 : FormatTraits {
 
   static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
                         EncodeCounts& counts) noexcept {
-    constexpr float kLimit = std::numeric_limits<float>::max();
+    constexpr float kLimit = E4m3::kMax * 0x1p119F;  // a larger scale would not fit f32
     CountRow(x, head_dim, kLimit, counts);
     for (int begin = 0; begin < head_dim; begin += kBlock) {
       int32_t magnitude = 0;

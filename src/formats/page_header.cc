@@ -32,7 +32,8 @@ Json SideJson(const Side& side, int head_dim) {
   if (scaling.token_zero) json["token_zero"] = "fp16";
   if (scaling.tile != 0) {
     json["tile"] = scaling.tile;
-    json["channel_scale"] = json["channel_zero"] = "fp16";
+    json["channel_scale"] = "fp16";
+    json["channel_zero"] = "fp16";
   }
   json["hadamard_block"] = side.hadamard ? HadamardBlock(head_dim) : 0;
   json["mean"] = side.mean;

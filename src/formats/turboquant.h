@@ -3,6 +3,7 @@
 // and last two layers stay in bf16. (TurboQuant, Zandieh et al. 2025. The bytes are Kvanta's own.)
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "formats/fp8_e4m3.h"
@@ -24,6 +25,7 @@ struct LloydRow : FormatTraits {
                         EncodeCounts& counts) noexcept {
     constexpr int kCount = 1 << CodeBits(kCode);
     constexpr CodeLevels kTable = Levels(kCode);
+    const int64_t saturated_before = counts.saturated;
     CountRow(x, head_dim, kFp16Max, counts);
     double square = 0;  // in channel order: the order is part of the format
     for (int i = 0; i < head_dim; ++i) {
@@ -40,9 +42,13 @@ struct LloydRow : FormatTraits {
       fields[i] = static_cast<uint8_t>(field);
       level_square += kTable.level[field] * kTable.level[field];
     }
-    bool saturated = false;  // only by the norm correction of rows near the largest values; they were counted
-    StoreBytes(out.token_scales,
-               RoundScale(static_cast<float>(std::sqrt(square / level_square) / double{kTable.unit}), saturated));
+    bool saturated = false;
+    const uint16_t scale =
+        RoundScale(static_cast<float>(std::sqrt(square / level_square) / double{kTable.unit}), saturated);
+    // The values can pass while the norm correction makes their scale grow: one counts.
+    if (saturated && counts.saturated == saturated_before) ++counts.saturated;
+    if (scale == 0) std::fill_n(fields, head_dim, static_cast<uint8_t>(kCount / 2 - 1));  // as of a row of zeros
+    StoreBytes(out.token_scales, scale);
     PackFields<kCode>(fields, head_dim, out.codes);
   }
 
@@ -66,6 +72,9 @@ struct TurboquantK8V4 : Fp8E4m3 {
   static constexpr std::array<std::string_view, 0> kAliases = {};
   static constexpr std::string_view kSummary =
       "K: E4M3, static scale; V: 4-bit steps, fp16 scale and zero per (token, head); two layers at either end bf16";
+  static constexpr std::string_view kRule =
+      "K: code = e4m3(x / s), s the head's static scale (1.0 if none was given); V: s = fp16((max - min) / (2^bits - "
+      "1)), z = fp16(min) of the row; code = clamp(rne((x - z) / s), 0, 2^bits - 1)";
   static constexpr int kEdgeLayers = 2;
   using Values = TurboquantValues4;
 };

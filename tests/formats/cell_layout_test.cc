@@ -2,12 +2,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <set>
 
 #include "formats/cell_layout.h"
 #include "formats/page_record.h"
 #include "formats/scheme.h"
+#include "formats/sides.h"
 #include "kvanta/error.h"
 
 namespace kvanta::formats {
@@ -15,6 +17,7 @@ namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 
 std::vector<uint8_t> RandomBytes(int64_t n, uint32_t seed) {
   std::mt19937 random(seed);
@@ -23,44 +26,97 @@ std::vector<uint8_t> RandomBytes(int64_t n, uint32_t seed) {
   return bytes;
 }
 
-std::string Refusal(std::string_view format, CellShape shape) {
+std::string Refusal(std::string_view format, CellShape shape, bool is_key = true) {
   try {
-    PlanCell(Find(format), shape);
+    PlanCell(OnSide(Find(format), is_key), shape);
   } catch (const InputError& error) {
     return error.what();
   }
   return "";
 }
 
-TEST(PlanCell, BytesOfEveryFormatAtHeadDim128) {
-  const std::vector<std::pair<const char*, double>> bits = {
-      {"fp32", 32}, {"bf16", 16}, {"fp16", 16}, {"fp8_e4m3", 8}, {"fp8_e5m2", 8}, {"int8", 8.125}, {"int4", 4.5}};
+struct SideBits {
+  const char* name;
+  double k;
+  double v;
+};
+
+// The specification's table, side by side.
+TEST(PlanCell, BitsOfEveryFormatAtHeadDim128) {
+  const std::vector<SideBits> bits = {{"fp32", 32, 32},
+                                      {"bf16", 16, 16},
+                                      {"fp16", 16, 16},
+                                      {"fp8_e4m3", 8, 8},
+                                      {"fp8_e5m2", 8, 8},
+                                      {"fp8_per_token_head", 8.25, 8.25},
+                                      {"mxfp8", 8.25, 8.25},
+                                      {"int8", 8.125, 8.125},
+                                      {"int8_g32", 8.5, 8.5},
+                                      {"int6_g32", 6.5, 6.5},
+                                      {"int5_g32", 5.5, 5.5},
+                                      {"int4", 4.5, 4.5},
+                                      {"int4_per_token_head", 4.25, 4.25},
+                                      {"int3_g32", 3.5, 3.5},
+                                      {"int2_g32", 2.5, 2.5},
+                                      {"nvfp4", 4.5, 4.5},
+                                      {"nvfp4_4over6", 4.5, 4.5},
+                                      {"mxfp4", 4.25, 4.25},
+                                      {"fp4_e2m1", 4.5, 4.5},
+                                      {"kivi4", 5, 5},
+                                      {"kivi2", 3, 3},
+                                      {"turboquant_k8v4", 8, 4.25},
+                                      {"turboquant_4bit_nc", 4.125, 4.25},
+                                      {"turboquant_k3v4_nc", 3.125, 4.25},
+                                      {"turboquant_3bit_nc", 3.125, 3.25}};
   ASSERT_EQ(bits.size(), All().size());
-  for (const auto& [name, expected] : bits) {
-    for (const int tokens : {16, 32, 64, 128}) {
-      const CellPlanes planes = PlanCell(Find(name), {tokens, 128});
-      EXPECT_EQ(static_cast<double>(planes.bytes) * 8 / (tokens * 128), expected) << name;
+  for (const SideBits& expected : bits) {
+    for (const int tokens : {32, 64, 128}) {
+      const CellShape shape{tokens, 128};
+      const auto of = [&](bool is_key) {
+        return static_cast<double>(PlanCell(OnSide(Find(expected.name), is_key), shape).bytes) * 8 / (tokens * 128);
+      };
+      EXPECT_EQ(of(true), expected.k) << expected.name;
+      EXPECT_EQ(of(false), expected.v) << expected.name;
     }
   }
 }
 
+// codes | block scales | block zeros | token scales | token zeros | channel scales | channel zeros, whatever is there.
 TEST(PlanCell, PlanesFollowEachOtherAligned) {
-  for (const Format& format : All()) {
-    for (const int head_dim : {32, 64, 96, 128, 256}) {
-      const CellPlanes planes = PlanCell(format, {64, head_dim});
-      EXPECT_EQ(planes.codes, 0);
-      EXPECT_EQ(planes.block_scales, 64 * head_dim * format.code_bits / 8);
-      EXPECT_EQ(planes.token_scales - planes.block_scales,
-                format.scale == Scale::kPerBlock ? 64 * head_dim / 32 * 2 : 0);
-      EXPECT_EQ(planes.bytes - planes.token_scales, format.scale == Scale::kPerToken ? 128 : 0);
-      EXPECT_EQ(planes.block_scales % 16 + planes.token_scales % 16 + planes.bytes % 16, 0);
+  int planned = 0;
+  for (const NamedSide& side : EverySide()) {
+    for (const int tokens : {16, 32, 64, 128}) {
+      for (const int head_dim : {8, 16, 32, 64, 80, 96, 128, 256, 1024}) {
+        if (!Takes(*side.format, {tokens, head_dim})) continue;
+        ++planned;
+        const CellPlanes planes = PlanCell(*side.format, {tokens, head_dim});
+        const Scaling& scaling = side.format->scaling;
+        const int64_t blocks = scaling.channels == 0 ? 0 : int64_t{tokens} * head_dim / scaling.channels;
+        const int64_t channels = scaling.tile == 0 ? 0 : int64_t{tokens} / scaling.tile * head_dim;
+        const std::vector<std::pair<int64_t, int64_t>> expected = {
+            {planes.codes, int64_t{tokens} * head_dim * side.format->code_bits / 8},
+            {planes.block_scales, blocks * Bytes(scaling.block)},
+            {planes.block_zeros, scaling.block_zero ? blocks * 2 : 0},
+            {planes.token_scales, int64_t{tokens} * Bytes(scaling.token)},
+            {planes.token_zeros, scaling.token_zero ? int64_t{tokens} * 2 : 0},
+            {planes.channel_scales, channels * 2},
+            {planes.channel_zeros, channels * 2}};
+        int64_t end = 0;
+        for (const auto& [begin, bytes] : expected) {
+          EXPECT_EQ(begin, end) << side.text << " " << tokens << " " << head_dim;
+          EXPECT_EQ(begin % 16, 0) << side.text;
+          end = begin + (bytes + 15) / 16 * 16;
+        }
+        EXPECT_EQ(planes.bytes, end) << side.text << " " << tokens << " " << head_dim;
+      }
     }
   }
+  EXPECT_GT(planned, 1000);
 }
 
 TEST(PlanCell, RefusesShapesWithTheAlternatives) {
   EXPECT_THAT(Refusal("int4", {64, 80}), AllOf(HasSubstr("32"), HasSubstr("80"), HasSubstr("16"), HasSubstr("int8")));
-  EXPECT_THAT(Refusal("int4", {64, 80}), testing::Not(HasSubstr("int4,")));
+  EXPECT_THAT(Refusal("int4", {64, 80}), Not(HasSubstr("int4,")));
   EXPECT_THAT(Refusal("int4", {64, 8}), HasSubstr("int8"));
   EXPECT_EQ(Refusal("int8", {64, 8}), "");
   EXPECT_EQ(Refusal("int8", {64, 80}), "");
@@ -69,6 +125,25 @@ TEST(PlanCell, RefusesShapesWithTheAlternatives) {
   EXPECT_THAT(Refusal("bf16", {64, 12}), HasSubstr("12"));
   EXPECT_THAT(Refusal("bf16", {64, 0}), HasSubstr("0"));
   EXPECT_THAT(Refusal("bf16", {64, 1 << 20}), HasSubstr("1024"));
+  EXPECT_THAT(Refusal("int5_g32", {64, 80}),
+              AllOf(HasSubstr("int5_g32 has blocks of 32 channels, which do not divide head_dim 80"),
+                    HasSubstr("nvfp4"), Not(HasSubstr("int6_g32"))));
+  EXPECT_THAT(Refusal("nvfp4", {64, 72}), AllOf(HasSubstr("16"), HasSubstr("turboquant_k8v4")));
+}
+
+TEST(PlanCell, RefusesTilesThatDoNotDivideThePage) {
+  for (const char* name : {"kivi4", "kivi2"}) {
+    EXPECT_THAT(Refusal(name, {16, 64}),
+                AllOf(HasSubstr(name), HasSubstr("32 tokens"), HasSubstr("page of 16"), HasSubstr("32, 64 or 128")));
+    EXPECT_EQ(Refusal(name, {32, 64}), "");
+    EXPECT_EQ(Refusal(name, {16, 64}, false), "");  // V has no tiles
+    EXPECT_THROW(PlanRows(Find(name), {33, 64}), InputError);
+    EXPECT_EQ(PlanRows(Find(name), {96, 64}).channel_zeros % 16, 0);
+  }
+  EXPECT_EQ(Refusal("kivi4", {64, 72}), "");  // K: any head_dim; V: blocks of 32
+  EXPECT_THAT(Refusal("kivi4", {64, 72}, false), HasSubstr("blocks of 32"));
+  EXPECT_THAT(Refusal("kivi2", {64, 72}), HasSubstr("units of 16"));
+  EXPECT_THAT(Refusal("turboquant_3bit_nc", {64, 80}), AllOf(HasSubstr("units of 32"), HasSubstr("head_dim 80")));
 }
 
 // The drawing in cell_layout.h, written out.
@@ -84,50 +159,67 @@ TEST(CellLayout, OffsetsAreThoseOfTheDrawing) {
   EXPECT_EQ(CodeOffset(SideKind::kV, bf16, shape, 1, 3), 4 + 2 + 1);  // channel 1, second of 2 tokens, high byte
   EXPECT_EQ(CodeOffset(SideKind::kV, Find("fp32"), shape, 3, 5), 3 * 128 + 5);
   EXPECT_EQ(CodeOffset(SideKind::kV, Find("int4"), shape, 6, 2), 64 + 8 + 2);
+  EXPECT_EQ(CodeOffset(SideKind::kK, Find("int5_g32"), shape, 18, 17), 16 * 20 + 4 * 64 + 2 * 4 + 1);  // high plane
+  EXPECT_EQ(CodeOffset(SideKind::kV, Find("int3_g32"), shape, 7, 9), 4 * 12 + 9 * 4 + 3);
+}
+
+std::vector<CellShape> LayoutShapes(const Format& format) {
+  std::vector<CellShape> shapes;
+  for (const CellShape shape : {CellShape{16, 32}, CellShape{32, 96}, CellShape{64, 64}, CellShape{128, 80}}) {
+    if (Takes(format, shape)) shapes.push_back(shape);
+  }
+  EXPECT_GE(shapes.size(), 2U) << format.name;
+  return shapes;
 }
 
 TEST(CellLayout, CodesArePermutedOneToOne) {
-  for (const Format& format : All()) {
-    for (const SideKind kind : {SideKind::kK, SideKind::kV}) {
-      for (const CellShape shape : {CellShape{16, 32}, CellShape{32, 96}, CellShape{64, 64}}) {
-        const CellPlanes planes = PlanCell(format, shape);
-        std::vector<bool> hit(static_cast<size_t>(planes.block_scales), false);
-        for (int token = 0; token < shape.tokens; ++token) {
-          for (int64_t byte = 0; byte < planes.row_bytes; ++byte) {
-            const int64_t offset = CodeOffset(kind, format, shape, token, byte);
-            ASSERT_GE(offset, 0);
-            ASSERT_LT(offset, planes.block_scales);
-            ASSERT_FALSE(hit[static_cast<size_t>(offset)]) << format.name << " " << token << " " << byte;
-            hit[static_cast<size_t>(offset)] = true;
-          }
+  for (const NamedSide& side : EverySide()) {
+    for (const CellShape shape : LayoutShapes(*side.format)) {
+      const CellPlanes planes = PlanCell(*side.format, shape);
+      std::vector<bool> hit(static_cast<size_t>(planes.block_scales), false);
+      for (int token = 0; token < shape.tokens; ++token) {
+        for (int64_t byte = 0; byte < planes.row_bytes; ++byte) {
+          const int64_t offset = CodeOffset(side.kind, *side.format, shape, token, byte);
+          ASSERT_GE(offset, 0);
+          ASSERT_LT(offset, planes.block_scales);
+          ASSERT_FALSE(hit[static_cast<size_t>(offset)]) << side.text << " " << token << " " << byte;
+          hit[static_cast<size_t>(offset)] = true;
         }
       }
     }
   }
 }
 
-TEST(CellLayout, ConversionsAreInverseAndFollowCodeOffset) {
-  for (const Format& format : All()) {
-    for (const SideKind kind : {SideKind::kK, SideKind::kV}) {
-      for (const CellShape shape : {CellShape{16, 64}, CellShape{128, 96}}) {
-        const CellPlanes planes = PlanCell(format, shape);
-        const auto canonical = RandomBytes(planes.bytes, 7);
-        std::vector<uint8_t> cell(canonical.size());
-        FromCanonical(kind, format, shape, canonical.data(), cell.data());
-        std::vector<uint8_t> back(canonical.size());
-        ToCanonical(kind, format, shape, cell.data(), back.data());
-        EXPECT_EQ(back, canonical) << format.name;
-        for (int token = 0; token < shape.tokens; ++token) {
-          for (int64_t byte = 0; byte < planes.row_bytes; ++byte) {
-            ASSERT_EQ(cell[static_cast<size_t>(CodeOffset(kind, format, shape, token, byte))],
-                      canonical[static_cast<size_t>(token * planes.row_bytes + byte)]);
-          }
-          for (int block = 0; block < planes.blocks; ++block) {  // [t][b] -> [b][t], two bytes each
-            ASSERT_EQ(cell[static_cast<size_t>(planes.block_scales + (block * shape.tokens + token) * 2)],
-                      canonical[static_cast<size_t>(planes.block_scales + (token * planes.blocks + block) * 2)]);
-          }
+TEST(CellLayout, ConversionsAreInverseAndFollowTheDrawing) {
+  for (const NamedSide& side : EverySide()) {
+    for (const CellShape shape : LayoutShapes(*side.format)) {
+      const CellPlanes planes = PlanCell(*side.format, shape);
+      const auto canonical = RandomBytes(planes.bytes, 7);
+      std::vector<uint8_t> cell(canonical.size());
+      FromCanonical(side.kind, *side.format, shape, canonical.data(), cell.data());
+      std::vector<uint8_t> back(canonical.size());
+      ToCanonical(side.kind, *side.format, shape, cell.data(), back.data());
+      EXPECT_EQ(back, canonical) << side.text;
+      for (int token = 0; token < shape.tokens; ++token) {
+        for (int64_t byte = 0; byte < planes.row_bytes; ++byte) {
+          ASSERT_EQ(cell[static_cast<size_t>(CodeOffset(side.kind, *side.format, shape, token, byte))],
+                    canonical[static_cast<size_t>(token * planes.row_bytes + byte)]);
         }
       }
+      // Scales and zeros of blocks: [t][b] -> [b][t].
+      const auto transposed = [&](int64_t plane, int bytes) {
+        for (int64_t i = 0; i < int64_t{shape.tokens} * planes.blocks * bytes; ++i) {
+          const int64_t token = i / bytes / planes.blocks;
+          const int64_t block = i / bytes % planes.blocks;
+          ASSERT_EQ(cell[static_cast<size_t>(plane + (block * shape.tokens + token) * bytes + i % bytes)],
+                    canonical[static_cast<size_t>(plane + i)])
+              << side.text;
+        }
+      };
+      transposed(planes.block_scales, Bytes(side.format->scaling.block));
+      if (side.format->scaling.block_zero) transposed(planes.block_zeros, 2);
+      const auto rest = static_cast<std::ptrdiff_t>(planes.token_scales);  // of tokens and channels: unchanged
+      EXPECT_TRUE(std::equal(cell.begin() + rest, cell.end(), canonical.begin() + rest)) << side.text;
     }
   }
 }
@@ -139,7 +231,8 @@ CacheLayout Plan(const std::vector<std::string>& schemes, LayerShape shape, int 
 }
 
 TEST(PlanCache, CellsTileTheRecordsWithoutGapOrOverlap) {
-  const CacheLayout layout = Plan({"bf16", "k=int8,v=int4", "int4+exact=none", "int4", "fp8"}, {3, 64}, 64);
+  const CacheLayout layout =
+      Plan({"bf16", "k=int8,v=int4", "int4+exact=none", "int4", "fp8", "turboquant_k3v4_nc"}, {3, 64}, 64);
   std::vector<int> covered(static_cast<size_t>(layout.page_bytes), 0);
   std::vector<int> exact_covered(static_cast<size_t>(layout.exact_page_bytes), 0);
   const auto cover = [](std::vector<int>& bytes, int64_t begin, int64_t n) {
@@ -181,10 +274,36 @@ TEST(PlanCache, RefusesWhatALayerCannotTake) {
   scheme.v.mean = false;
   scheme.sink_pages = 1;
   EXPECT_THROW(PlanCache({scheme}, {{3, 64}}, 64), InputError);
+  EXPECT_THROW(Plan({"kivi4"}, {3, 64}, 16), InputError);
+  EXPECT_THROW(Plan({"kivi4"}, {3, 80}, 64), InputError);  // V
+}
+
+TEST(PlanCache, TilesNeedThatTheirPageIsExactWhileItIsOpen) {
+  for (const char* text : {"kivi4+exact=none", "k=kivi4,v=int8+exact=none"}) {
+    try {
+      Plan({text}, {3, 64}, 64);
+      ADD_FAILURE() << text;
+    } catch (const InputError& error) {
+      EXPECT_THAT(error.what(), AllOf(HasSubstr(text), HasSubstr("kivi4 encodes keys when their page closes"),
+                                      HasSubstr("exact=open")));
+    }
+  }
+  EXPECT_EQ(Plan({"k=int8,v=kivi4+exact=none"}, {3, 64}, 64).exact_page_bytes, 0);  // V has no tiles
+}
+
+TEST(PlanCache, ANameIsAnotherFormatOnEitherSide) {
+  const CacheLayout layout = Plan({"kivi4", "turboquant_k8v4", "k=int8,v=kivi2"}, {2, 64}, 32);
+  EXPECT_EQ(layout.layers[0].k.format->scaling.tile, 32);
+  EXPECT_TRUE(layout.layers[0].v.format->scaling.block_zero);
+  EXPECT_EQ(layout.layers[1].k.format->code, Code::kE4M3);
+  EXPECT_EQ(layout.layers[1].v.format->code, Code::kUint4);
+  EXPECT_EQ(layout.layers[2].v.format->code, Code::kUint2);
+  EXPECT_EQ(layout.layers[2].v.planes.channel_scales, layout.layers[2].v.planes.bytes);
 }
 
 TEST(PageRecord, CanonicalAndBack) {
-  const CacheLayout layout = Plan({"bf16", "k=int8,v=int4", "int4"}, {2, 96}, 32);
+  const CacheLayout layout =
+      Plan({"bf16", "k=int8,v=int4", "int4", "kivi2", "turboquant_3bit_nc", "k=mxfp4,v=nvfp4"}, {2, 96}, 32);
   for (const RecordKind kind : {RecordKind::kQuantized, RecordKind::kExact}) {
     const auto record = RandomBytes(RecordBytes(layout, kind), 3);
     const auto canonical = RecordToCanonical(layout, kind, record);

@@ -7,36 +7,14 @@
 #include <vector>
 
 #include "formats/all.h"
-#include "formats/cell.h"
 #include "formats/minifloat.h"
+#include "formats/sides.h"
 
 namespace kvanta::formats {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
-// One row through a format's own planes.
-struct Row {
-  std::vector<uint8_t> codes;
-  std::vector<uint8_t> block_scales;
-  std::vector<uint8_t> token_scales;
-  EncodeCounts counts;
-  std::vector<float> decoded;
-};
-
-Row EncodeRow(const Format& format, const std::vector<float>& x, float static_scale = 1.0F) {
-  const int head_dim = static_cast<int>(x.size());
-  Row row;
-  row.codes.resize(x.size() * static_cast<size_t>(format.code_bits) / 8);
-  row.block_scales.resize(64);
-  row.token_scales.resize(4);
-  const RowPlanes planes{row.codes.data(), row.block_scales.data(), row.token_scales.data()};
-  format.encode_row(x.data(), head_dim, static_scale, planes, row.counts);
-  row.decoded.resize(x.size());
-  format.decode_row(planes, head_dim, static_scale, row.decoded.data());
-  return row;
-}
 
 float Scale(const std::vector<uint8_t>& bytes) {
   return Fp16ToFloat(LoadBytes<uint16_t>(bytes.data()));

@@ -1,7 +1,9 @@
 // Every encoder against the independent implementation in tests/oracle/kv_formats.py, byte for byte.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <fstream>
@@ -12,6 +14,7 @@
 #include "formats/all.h"
 #include "formats/bytes.h"
 #include "formats/cell_codec.h"
+#include "formats/minifloat.h"
 
 namespace kvanta::formats {
 namespace {
@@ -48,29 +51,6 @@ std::map<std::string, Input> Inputs() {
   return inputs;
 }
 
-class GoldenTest : public testing::TestWithParam<std::string> {};
-
-TEST_P(GoldenTest, BytesAndCounts) {
-  const auto inputs = Inputs();
-  const json cases = Golden(GetParam())["cases"];
-  ASSERT_GE(cases.size(), 4U);
-  for (const json& entry : cases) {
-    const Input& input = inputs.at(entry["input"]);
-    const KvScheme scheme = KvScheme::Parse(entry["scheme"].get<std::string>());
-    const CellParameters parameters{.static_scale = entry["static_scale"]};
-    EncodeCounts counts;
-    const auto bytes = EncodeCell(scheme, SideKind::kK, input.x, input.shape, parameters, &counts);
-    EXPECT_EQ(bytes, FromHex(entry["bytes"])) << entry["scheme"] << " of " << entry["input"];
-    EXPECT_EQ(counts.saturated, entry["saturated"]) << entry["scheme"] << " of " << entry["input"];
-    EXPECT_EQ(counts.nan, entry["nan"]) << entry["scheme"] << " of " << entry["input"];
-    EXPECT_EQ(counts.values, std::ssize(input.x));
-    EXPECT_EQ(EncodeCell(scheme, SideKind::kV, input.x, input.shape, parameters), bytes);
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(AllFormats, GoldenTest, testing::ValuesIn(FormatNames()),
-                         [](const auto& instance) { return instance.param; });
-
 // FNV-1a-64 of each run of `chunk` values.
 template <class T>
 std::vector<std::string> ChunkHashes(const std::vector<T>& values, size_t chunk) {
@@ -86,6 +66,51 @@ std::vector<std::string> ChunkHashes(const std::vector<T>& values, size_t chunk)
   }
   return hashes;
 }
+
+// Hashes of the bits of numbers; a NaN's payload is no part of a format.
+json ValueHashes(const std::vector<float>& x, size_t chunk) {
+  std::vector<uint32_t> bits(x.size());
+  for (size_t i = 0; i < x.size(); ++i) bits[i] = std::isnan(x[i]) ? 0x7fffffffU : std::bit_cast<uint32_t>(x[i]);
+  return ChunkHashes(bits, chunk);
+}
+
+class GoldenTest : public testing::TestWithParam<std::string> {};
+
+TEST_P(GoldenTest, BytesCountsAndValuesOnBothSides) {
+  const auto inputs = Inputs();
+  const json cases = Golden(GetParam())["cases"];
+  std::map<SideKind, int> seen;
+  for (const json& entry : cases) {
+    const Input& input = inputs.at(entry["input"]);
+    const KvScheme scheme = KvScheme::Parse(entry["scheme"].get<std::string>());
+    // The vectors' values are still transformed: decoded by the scheme without its transform.
+    KvScheme plain = scheme;
+    plain.k.hadamard = plain.v.hadamard = false;
+    const CellParameters parameters{.static_scale = entry["static_scale"]};
+    const auto sides = entry["side"].get<std::string>();
+    for (const char side : sides) {
+      const SideKind kind = ParseSideKind(std::string(1, side));
+      const std::string what = fmt::format("{} of {}, {}", scheme.ToString(), entry["input"].get<std::string>(), side);
+      EncodeCounts counts;
+      const auto bytes = EncodeCell(scheme, kind, input.x, input.shape, parameters, &counts);
+      const auto expected = FromHex(entry["bytes"]);
+      ASSERT_EQ(bytes.size(), expected.size()) << what;
+      const auto differing = std::mismatch(bytes.begin(), bytes.end(), expected.begin()).first;
+      EXPECT_EQ(differing - bytes.begin(), std::ssize(bytes)) << "first byte that differs of " << what;
+      EXPECT_EQ(counts.saturated, entry["saturated"]) << what;
+      EXPECT_EQ(counts.nan, entry["nan"]) << what;
+      EXPECT_EQ(counts.values, std::ssize(input.x));
+      const auto values = DecodeCell(plain, kind, expected, input.shape, parameters);
+      EXPECT_EQ(ValueHashes(values, values.size())[0], entry["decoded"]) << what;
+      ++seen[kind];
+    }
+  }
+  EXPECT_GE(seen[SideKind::kK], 2);
+  EXPECT_GE(seen[SideKind::kV], 4);
+}
+
+INSTANTIATE_TEST_SUITE_P(AllFormats, GoldenTest, testing::ValuesIn(FormatNames()),
+                         [](const auto& instance) { return instance.param; });
 
 // A NaN's payload is no part of a format.
 uint16_t CanonicalNan(uint16_t bits, float value) {
@@ -111,7 +136,7 @@ TEST(Exhaustive, EveryBf16AndFp16ValueEncodesAsMlDtypes) {
       EncodeCounts counts;
       for (size_t i = 0; i < x.size(); i += 64) {
         format.encode_row(x.data() + i, 64, 1.0F,
-                          {codes.data() + i * static_cast<size_t>(format.code_bits) / 8, {}, {}}, counts);
+                          {.codes = codes.data() + i * static_cast<size_t>(format.code_bits) / 8}, counts);
       }
       const json& expected = golden[target + " from " + source];
       if (format.code_bits == 8) {
@@ -136,10 +161,45 @@ TEST(Exhaustive, EveryCodeDecodesAsMlDtypes) {
       if (format.code_bits == 16) StoreBytes(codes.data() + 2 * i, static_cast<uint16_t>(i));
     }
     std::vector<float> x(n);
-    format.decode_row({codes.data(), nullptr, nullptr}, static_cast<int>(n), 1.0F, x.data());
-    std::vector<uint32_t> bits(n);
-    for (size_t i = 0; i < n; ++i) bits[i] = std::isnan(x[i]) ? 0x7fffffffU : std::bit_cast<uint32_t>(x[i]);
-    EXPECT_EQ(json(ChunkHashes(bits, std::min<size_t>(n, 1024))), golden["fp32 from " + target]) << target;
+    format.decode_row({.codes = codes.data()}, static_cast<int>(n), 1.0F, x.data());
+    EXPECT_EQ(ValueHashes(x, std::min<size_t>(n, 1024)), golden["fp32 from " + target]) << target;
+  }
+}
+
+TEST(Exhaustive, E2m1EncodesAndDecodesAsMlDtypes) {
+  const json golden = Golden("exhaustive");
+  for (const std::string source : {"bf16", "fp16"}) {
+    std::vector<uint8_t> codes;
+    for (const float x : AllValues(source)) codes.push_back(E2m1::Encode(std::isnan(x) ? 0.0F : x));
+    EXPECT_EQ(json(ChunkHashes(codes, 1024)), golden["e2m1 from " + source]) << source;
+  }
+  std::vector<float> values;
+  for (uint8_t code = 0; code < 16; ++code) values.push_back(E2m1::Decode(code));
+  EXPECT_EQ(ValueHashes(values, 16), golden["fp32 from e2m1"]);
+  // The kernels' table of the same code.
+  constexpr CodeLevels kTable = Levels(Code::kE2M1);
+  for (size_t code = 0; code < 16; ++code)
+    EXPECT_EQ(static_cast<float>(kTable.level[code]) * kTable.unit, values[code]);
+}
+
+TEST(Exhaustive, PowerOfTwoScales) {
+  const json golden = Golden("exhaustive");
+  std::vector<float> values;
+  for (int byte = 0; byte < 256; ++byte) values.push_back(E8m0::Decode(static_cast<uint8_t>(byte)));
+  EXPECT_EQ(ValueHashes(values, 256), golden["fp32 from e8m0"]);
+  for (const std::string source : {"bf16", "fp16"}) {
+    for (const std::string name : {"mxfp8", "mxfp4", "fp4_e2m1"}) {
+      std::vector<uint8_t> scales;
+      for (const float x : AllValues(source)) {
+        float block[32] = {x};
+        uint8_t codes[32];
+        uint8_t scale[2];
+        EncodeCounts counts;
+        Find(name).encode_row(block, 32, 1.0F, {.codes = codes, .block_scales = scale}, counts);
+        scales.push_back(scale[0]);
+      }
+      EXPECT_EQ(json(ChunkHashes(scales, 1024)), golden[name + " scale from " + source]) << name;
+    }
   }
 }
 

@@ -72,13 +72,13 @@ Json HeaderJson(const std::vector<uint8_t>& file) {
 TEST(PageFile, RoundTripsEveryFormat) {
   for (const Format& format : All()) {
     for (const RecordKind kind : {RecordKind::kQuantized, RecordKind::kExact}) {
-      PageHeader header = Header({std::string(format.name), "k=int8,v=int4", "k=int8,v=int4"});
+      PageHeader header = Header({std::string(format.name), "k=int8,v=int4", "k=int8,v=int4"}, {2, 32}, 32);
       header.record = kind;
-      if (format.scale == Scale::kStatic) {
-        header.scales.resize(3);
-        header.scales[0].k.scale = {0.1F, 1e-7F};
-        header.scales[0].v.scale = {3.0F, 1.0F / 3.0F};
-      }
+      const bool k_scales = format.scaling.per_head;
+      const bool v_scales = OnSide(format, false).scaling.per_head;
+      if (k_scales || v_scales) header.scales.resize(3);
+      if (k_scales) header.scales[0].k.scale = {0.1F, 1e-7F};
+      if (v_scales) header.scales[0].v.scale = {3.0F, 1.0F / 3.0F};
       const auto payload = Payload(header);
       const auto file = WritePageFile(header, payload);
       // The bar on disk: a file is its header and exactly the bytes that the cache plans for a page.
@@ -90,7 +90,8 @@ TEST(PageFile, RoundTripsEveryFormat) {
       EXPECT_EQ(page.header.model, "test-model");
       EXPECT_EQ(page.header.record, kind);
       EXPECT_EQ(page.header.layout.Identity(), header.layout.Identity());
-      if (format.scale == Scale::kStatic) {
+      ASSERT_EQ(page.header.scales.size(), header.scales.size()) << format.name;
+      if (!header.scales.empty()) {
         EXPECT_EQ(page.header.scales[0].k.scale, header.scales[0].k.scale);
         EXPECT_EQ(page.header.scales[0].v.scale, header.scales[0].v.scale);
       }
@@ -110,13 +111,38 @@ TEST(PageFile, KeyMeansAreCarried) {
 TEST(PageFile, HeaderSpellsOutTheEncoding) {
   const PageHeader header = Header({"k=int8,v=int4", "k=int8,v=int4"});
   const Json json = HeaderJson(WritePageFile(header, Payload(header)));
-  EXPECT_EQ(json.dump(),
-            R"({"model":"test-model","record":"quantized","page_size":16,"layers":[{"layers":[0,1],)"
-            R"("scheme":"k=int8,v=int4","kv_heads":2,"head_dim":32,)"
-            R"("k":{"format":"int8","code":"int8","code_bits":8,"scale":"per_token","token_scale_bytes":2,)"
-            R"("hadamard_block":32,"mean":false},)"
-            R"("v":{"format":"int4","code":"int4","code_bits":4,"scale":"per_block","block":32,"block_scale_bytes":2,)"
-            R"("hadamard_block":32,"mean":false}}],"scales":{}})");
+  EXPECT_EQ(json.dump(), R"({"model":"test-model","record":"quantized","page_size":16,"layers":[{"layers":[0,1],)"
+                         R"("scheme":"k=int8,v=int4","kv_heads":2,"head_dim":32,)"
+                         R"("k":{"format":"int8","code":"int8","code_bits":8,"token_scale":"fp16",)"
+                         R"("hadamard_block":32,"mean":false},)"
+                         R"("v":{"format":"int4","code":"int4","code_bits":4,"block":32,"block_scale":"fp16",)"
+                         R"("hadamard_block":32,"mean":false}}],"scales":{}})");
+}
+
+TEST(PageFile, HeaderSpellsOutZerosTilesAndScalesOfHeads) {
+  const auto side = [](const char* scheme, const char* kind) {
+    PageHeader header = Header({scheme}, {1, 96}, 32);
+    header.scales.resize(1);
+    header.scales[0].k.scale = header.scales[0].v.scale = {1.0F};
+    return HeaderJson(WritePageFile(header, Payload(header)))["layers"][0][kind].dump();
+  };
+  EXPECT_EQ(side("kivi2", "k"),
+            R"({"format":"kivi2","code":"uint2","code_bits":2,"tile":32,"channel_scale":"fp16","channel_zero":"fp16",)"
+            R"("hadamard_block":0,"mean":false})");
+  EXPECT_EQ(side("kivi2", "v"),
+            R"({"format":"kivi2","code":"uint2","code_bits":2,"block":32,"block_scale":"fp16","block_zero":"fp16",)"
+            R"("hadamard_block":0,"mean":false})");
+  EXPECT_EQ(side("turboquant_3bit_nc", "k"),
+            R"({"format":"turboquant_3bit_nc","code":"lloyd3","code_bits":3,"token_scale":"fp16",)"
+            R"("hadamard_block":32,"mean":false})");
+  EXPECT_EQ(side("turboquant_3bit_nc", "v"),
+            R"({"format":"turboquant_v3","code":"uint3","code_bits":3,"token_scale":"fp16","token_zero":"fp16",)"
+            R"("hadamard_block":0,"mean":false})");
+  EXPECT_EQ(side("nvfp4", "k"),
+            R"({"format":"nvfp4","code":"e2m1","code_bits":4,"head_scale":"f32","block":16,"block_scale":"e4m3",)"
+            R"("hadamard_block":0,"mean":false})");
+  EXPECT_EQ(side("mxfp8", "v"), R"({"format":"mxfp8","code":"e4m3","code_bits":8,"block":32,"block_scale":"e8m0",)"
+                                R"("hadamard_block":0,"mean":false})");
 }
 
 TEST(PageFile, EveryFlippedBitAndEveryTruncationIsNoticed) {
@@ -183,7 +209,7 @@ TEST(PageFile, HostileHeadersAreRefusedWithTheReason) {
   EXPECT_THAT(refusal("/layers/1/layers", {2, 2}), HasSubstr("leaves a layer out"));
   EXPECT_THAT(refusal("/layers/1/layers", {1, 0}), HasSubstr("layers"));
   EXPECT_THAT(refusal("/layers/0/scheme", "int9"), HasSubstr("int9"));
-  EXPECT_THAT(refusal("/layers/0/scheme", "nvfp4"), HasSubstr("not available"));
+  EXPECT_THAT(refusal("/layers/0/scheme", "mla_fp8"), HasSubstr("not available"));
   EXPECT_THAT(refusal("/layers/0/kv_heads", 65537), HasSubstr("kv_heads"));
   EXPECT_THAT(refusal("/layers/0/head_dim", 33), HasSubstr("33"));
   EXPECT_THAT(refusal("/layers/1/head_dim", 80), HasSubstr("80"));
@@ -199,6 +225,24 @@ TEST(PageFile, HostileHeadersAreRefusedWithTheReason) {
     EXPECT_NE(Refusal(Forge(text, payload)), "") << text;
   }
   EXPECT_NE(Refusal(Forge(std::string(100000, '['), payload)), "");
+}
+
+TEST(PageFile, HostileHeadersOfTilesAreRefused) {
+  const PageHeader header = Header({"kivi4"}, {2, 32}, 32);
+  const auto payload = Payload(header);
+  const Json good = HeaderJson(WritePageFile(header, payload));
+  ASSERT_EQ(Refusal(Forge(good.dump(), payload)), "");
+  const auto refusal = [&](const char* pointer, const Json& value) {
+    Json json = good;
+    json[Json::json_pointer(pointer)] = value;
+    return Refusal(Forge(json.dump(), payload));
+  };
+  EXPECT_THAT(refusal("/page_size", 16), HasSubstr("32 tokens"));
+  EXPECT_THAT(refusal("/page_size", 64), HasSubstr("payload"));
+  EXPECT_THAT(refusal("/layers/0/scheme", "kivi4+exact=none"), HasSubstr("exact=open"));
+  EXPECT_THAT(refusal("/layers/0/k/tile", 16), HasSubstr("encodings"));
+  EXPECT_THAT(refusal("/layers/0/v/block_zero", "none"), HasSubstr("encodings"));
+  EXPECT_THAT(refusal("/layers/0/k", good["layers"][0]["v"]), HasSubstr("encodings"));
 }
 
 TEST(PageFile, FitsOnlyTheSameModelLayoutAndScales) {

@@ -1,136 +1,178 @@
 """The cache formats once more, in numpy and ml_dtypes, written from the specification and not from the C++.
 
-Rows in, canonical cell bytes out. What this and src/formats agree on is what docs/formats.md says.
+Rows in, canonical cell bytes out, and back. What this and src/formats agree on is what docs/formats.md says.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
-import ml_dtypes
 import numpy as np
+from kv_encoders import (
+    BF16,
+    E2M1,
+    E4M3,
+    E5M2,
+    E8M0,
+    ENCODERS,
+    F32,
+    FP16,
+    FP32,
+    U8,
+    Cell,
+    DType,
+    Format,
+    cast_saturating,
+    hadamard,
+    lloyd_max,
+    unpack_fields,
+)
 from numpy.typing import NDArray
 
-F32 = NDArray[np.float32]
-U8 = NDArray[np.uint8]
-
-FP16_MAX = np.float32(65504.0)
-BLOCK = 32
+__all__ = ["DEFAULT_HADAMARD", "FORMATS", "NAMES", "Cell", "cast_saturating", "decode", "encode", "hadamard"]
 
 
-@dataclass
-class Cell:
-    """Planes of one cell, a row per token, and what was counted."""
-
-    codes: U8
-    block_scales: U8 | None = None
-    token_scales: U8 | None = None
-    saturated: int = 0
-    nan: int = 0
-
-    def canonical(self) -> bytes:
-        """The planes in order, each padded with zeros to 16 bytes."""
-        planes = [plane.tobytes() for plane in (self.codes, self.block_scales, self.token_scales) if plane is not None]
-        return b"".join(plane + bytes(-len(plane) % 16) for plane in planes)
+def _float(code: DType, *, per_head: bool = False) -> Format:
+    return Format("cast", float_code=code, per_head=per_head)
 
 
-def hadamard(x: F32) -> F32:
-    """Orthonormal Walsh-Hadamard over the last axis, in blocks of its largest power-of-two divisor, all in f32."""
-    head_dim = x.shape[-1]
-    block = head_dim & -head_dim
-    y = x.astype(np.float32)
-    stride = 1
-    while stride < block:
-        pairs = y.reshape(*x.shape[:-1], head_dim // (2 * stride), 2, stride)
-        low, high = pairs[..., 0, :], pairs[..., 1, :]
-        y = np.stack([low + high, low - high], axis=-2).reshape(x.shape)
-        stride *= 2
-    return y * np.float32(1.0 / np.sqrt(float(block)))
+def _signed(bits: int) -> Format:
+    lowest = -(1 << (bits - 1))
+    return Format("signed", bits=bits, lowest=lowest, block_scale=FP16, block=32, hadamard=True)
 
 
-def _count(x: F32, largest: np.float32) -> tuple[int, int]:
-    """Values above the largest finite one (infinities included), and NaNs."""
-    return int(np.sum(np.abs(x) > largest)), int(np.sum(np.isnan(x)))
+def _row_steps(bits: int, *, rotated: bool = False) -> Format:
+    return Format("unsigned", bits=bits, token_scale=FP16, token_zero=True, hadamard=rotated)
 
 
-def largest_finite(dtype: np.dtype[np.generic]) -> np.float32:
-    return np.float32(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
+def _block_steps(bits: int) -> Format:
+    return Format("unsigned", bits=bits, block_scale=FP16, block=32, block_zero=True)
 
 
-def cast_saturating(x: F32, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
-    """Nearest even, clamped to the largest finite value before the cast; NaN stays NaN."""
-    largest = largest_finite(dtype)
-    return np.clip(x, -largest, largest).astype(dtype)
+def _lloyd(bits: int) -> Format:
+    return Format("lloyd", bits=bits, token_scale=FP16, hadamard=True)
 
 
-def _cast_cell(x: F32, dtype: np.dtype[np.generic]) -> Cell:
-    saturated, nan = _count(x, largest_finite(dtype))
-    return Cell(cast_saturating(x, dtype).view(np.uint8), saturated=saturated, nan=nan)
+def _e2m1(rule: str, scale: DType, block: int, *, per_head: bool = False) -> Format:
+    return Format(rule, bits=4, block_scale=scale, block=block, per_head=per_head)
 
 
-def _clean(x: F32, largest: np.float32) -> F32:
-    return np.where(np.isnan(x), np.float32(0), np.clip(x, -largest, largest)).astype(np.float32)
+_E4M3_PER_HEAD = _float(E4M3, per_head=True)
+
+FORMATS: dict[str, tuple[Format, Format]] = {
+    name: entry if isinstance(entry, tuple) else (entry, entry)
+    for name, entry in {
+        "fp32": _float(FP32),
+        "bf16": _float(BF16),
+        "fp16": _float(FP16),
+        "fp8_e4m3": _E4M3_PER_HEAD,
+        "fp8_e5m2": _float(E5M2, per_head=True),
+        "fp8_per_token_head": Format("fp8_row", float_code=E4M3, token_scale=FP32),
+        "mxfp8": Format("mxfp8", float_code=E4M3, block_scale=E8M0, block=32),
+        "int8": Format("int8", token_scale=FP16, hadamard=True),
+        "int8_g32": Format("int8", block_scale=FP16, block=32, hadamard=True),
+        "int6_g32": _signed(6),
+        "int5_g32": _signed(5),
+        "int4": _signed(4),
+        "int4_per_token_head": _row_steps(4, rotated=True),
+        "int3_g32": _signed(3),
+        "int2_g32": _signed(2),
+        "nvfp4": _e2m1("nvfp4", E4M3, 16, per_head=True),
+        "nvfp4_4over6": _e2m1("nvfp4_4over6", E4M3, 16, per_head=True),
+        "mxfp4": _e2m1("mxfp4", E8M0, 32),
+        "fp4_e2m1": _e2m1("fp4_ceil", E8M0, 16),
+        "kivi4": (Format("unsigned", bits=4, tile=32), _block_steps(4)),
+        "kivi2": (Format("unsigned", bits=2, tile=32), _block_steps(2)),
+        "turboquant_k8v4": (_E4M3_PER_HEAD, _row_steps(4)),
+        "turboquant_4bit_nc": (_lloyd(4), _row_steps(4)),
+        "turboquant_k3v4_nc": (_lloyd(3), _row_steps(4)),
+        "turboquant_3bit_nc": (_lloyd(3), _row_steps(3)),
+    }.items()
+}
+"""What a name means on K and on V."""
+
+NAMES = tuple(FORMATS)
+DEFAULT_HADAMARD = {name for name, (k, v) in FORMATS.items() if k.hadamard and v.hadamard}
 
 
-def _encode_int8(x: F32) -> Cell:
-    largest = np.float32(127) * FP16_MAX
-    saturated, nan = _count(x, largest)
-    x = _clean(x, largest)
-    scale = (np.abs(x).max(axis=1) / np.float32(127)).astype(np.float16)
-    divisor = np.where(scale == 0, np.float32(np.inf), scale.astype(np.float32))
-    codes: U8 = np.clip(np.rint(x / divisor[:, None]), -127, 127).astype(np.int8).view(np.uint8)
-    return Cell(codes, token_scales=scale[:, None].view(np.uint8), saturated=saturated, nan=nan)
+def on_side(name: str, side: str) -> Format:
+    return FORMATS[name]["kv".index(side)]
 
 
-def _encode_int4(x: F32) -> Cell:
-    tokens, head_dim = x.shape
-    largest = np.float32(8) * FP16_MAX
-    saturated, nan = _count(x, largest)
-    above = np.any(np.abs(x.reshape(-1, BLOCK)) > largest, axis=1)
-    blocks = _clean(x, largest).reshape(-1, BLOCK)
-    first = np.abs(blocks).argmax(axis=1)  # the first of equals
-    d = np.take_along_axis(blocks, first[:, None], axis=1)[:, 0] / np.float32(-8)
-    divisor = np.where(d == 0, np.float32(np.inf), d)
-    codes = np.clip(np.rint(blocks / divisor[:, None]), -8, 7).astype(np.float32)
-    xq = np.zeros(len(blocks), np.float32)
-    qq = np.zeros(len(blocks), np.float32)
-    for channel in range(BLOCK):
-        xq = xq + blocks[:, channel] * codes[:, channel]
-        qq = qq + codes[:, channel] * codes[:, channel]
-    with np.errstate(over="ignore"):
-        scale = np.where(qq == 0, np.float32(0), xq / np.where(qq == 0, np.float32(1), qq)).astype(np.float16)
-    saturated += int(np.sum(np.isinf(scale) & ~above))
-    scale = np.clip(scale, np.float16(-65504), np.float16(65504))
-    scale = np.where(scale == 0, np.float16(0), scale)  # no negative zero
-    codes = np.where(scale[:, None] == 0, np.float32(0), codes)
-    nibbles = (codes + 8).astype(np.uint8)
-    packed = (nibbles[:, 0::2] + np.uint8(16) * nibbles[:, 1::2]).astype(np.uint8).reshape(tokens, head_dim // 2)
-    scales = scale.astype(np.float16).reshape(tokens, head_dim // BLOCK)
-    return Cell(packed, block_scales=scales.view(np.uint8), saturated=saturated, nan=nan)
-
-
-def encode(name: str, x: F32, *, static_scale: float = 1.0) -> Cell:
-    """Encodes transformed rows, f32 [tokens, head_dim], in the format of that canonical name."""
-    x = np.ascontiguousarray(x, np.float32)
+def encode(name: str, x: F32, *, side: str = "k", static_scale: float = 1.0) -> Cell:
+    """Encodes transformed rows, f32 [tokens, head_dim], in what that canonical name means on that side."""
+    form = on_side(name, side)
     # Division by the scale may overflow to infinity, which saturates; casts of NaN are meant.
-    with np.errstate(over="ignore", invalid="ignore"):
-        match name:
-            case "fp32":
-                return _cast_cell(x, np.dtype(np.float32))
-            case "bf16":
-                return _cast_cell(x, np.dtype(ml_dtypes.bfloat16))
-            case "fp16":
-                return _cast_cell(x, np.dtype(np.float16))
-            case "fp8_e4m3":
-                return _cast_cell(x / np.float32(static_scale), np.dtype(ml_dtypes.float8_e4m3fn))
-            case "fp8_e5m2":
-                return _cast_cell(x / np.float32(static_scale), np.dtype(ml_dtypes.float8_e5m2))
-            case "int8":
-                return _encode_int8(x)
-            case "int4":
-                return _encode_int4(x)
-    raise ValueError(f"no format {name!r} here")
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        return ENCODERS[form.rule](np.ascontiguousarray(x, np.float32), form, np.float32(static_scale))
 
 
-DEFAULT_HADAMARD = {"int8", "int4"}
-NAMES = ("fp32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "int4")
+def plane_sizes(form: Format, tokens: int, head_dim: int) -> dict[str, tuple[int, DType]]:
+    """Elements and dtype of every plane of a cell, in canonical order."""
+    blocks = tokens * head_dim // form.block if form.block else 0
+    channels = tokens // form.tile * head_dim if form.tile else 0
+    planes: dict[str, tuple[int, DType | None]] = {
+        "codes": (tokens * head_dim * form.row_bits // 8, np.dtype(np.uint8)),
+        "block_scales": (blocks, form.block_scale),
+        "block_zeros": (blocks, FP16 if form.block_zero else None),
+        "token_scales": (tokens, form.token_scale),
+        "token_zeros": (tokens, FP16 if form.token_zero else None),
+        "channel_scales": (channels, FP16 if form.tile else None),
+        "channel_zeros": (channels, FP16 if form.tile else None),
+    }
+    return {name: (size, dtype) for name, (size, dtype) in planes.items() if dtype is not None}
+
+
+def split(form: Format, data: bytes, tokens: int, head_dim: int) -> dict[str, NDArray[Any]]:
+    """The planes of a cell's canonical bytes; codes as bytes, scales and zeros as f32."""
+    planes: dict[str, NDArray[Any]] = {}
+    offset = 0
+    for name, (size, dtype) in plane_sizes(form, tokens, head_dim).items():
+        plane = np.frombuffer(data, dtype, size, offset)
+        planes[name] = plane if name == "codes" else plane.astype(np.float32)
+        offset += -(-size * dtype.itemsize // 16) * 16
+    assert offset == len(data)
+    return planes
+
+
+def _values(form: Format, codes: U8, head_dim: int) -> F32:
+    """What the codes stand for, before any scale."""
+    if form.float_code is not None:
+        return codes.view(form.float_code).astype(np.float32)
+    if form.bits == 8:
+        return codes.view(np.int8).astype(np.float32)
+    fields = unpack_fields(codes, head_dim, form.bits)
+    if form.rule == "lloyd":
+        levels, step = lloyd_max(form.bits)
+        return np.asarray(np.array(levels, np.float32)[fields] * step)
+    if form.rule in {"nvfp4", "nvfp4_4over6", "mxfp4", "fp4_ceil"}:
+        return np.asarray(fields.view(E2M1).astype(np.float32) + np.float32(0))  # -0 reads as +0
+    return fields.astype(np.float32) + np.float32(form.lowest)
+
+
+def decode(name: str, data: bytes, shape: tuple[int, int], *, side: str = "k", static_scale: float = 1.0) -> F32:
+    """The inverse of encode and canonical: rows f32, still transformed. Scales multiply in the order of the planes."""
+    form = on_side(name, side)
+    tokens, head_dim = shape
+    planes = split(form, data, tokens, head_dim)
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        x = _values(form, planes["codes"].reshape(tokens, -1), head_dim)
+
+        def spread(plane: str) -> F32:
+            """A plane with a number per element."""
+            values = planes[plane]
+            if plane.startswith("block"):
+                return np.repeat(values.reshape(tokens, -1), form.block, axis=1)
+            if plane.startswith("channel"):
+                return np.repeat(values.reshape(-1, head_dim), form.tile, axis=0)
+            return values[:, None]
+
+        for plane in planes:
+            if plane.endswith("_scales"):
+                x = x * spread(plane)
+        if form.per_head:
+            x = x * np.float32(static_scale)
+        for plane in planes:
+            if plane.endswith("_zeros"):
+                x = x + spread(plane)
+    return x

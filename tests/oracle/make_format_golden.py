@@ -3,13 +3,16 @@
 python tests/oracle/make_format_golden.py [FOLDER]
 
 inputs.json      rows as f32 bits, hexadecimal, little endian
-<format>.json    canonical cell bytes of these rows, per scheme and static scale, with what was counted
-exhaustive.json  FNV-1a-64 of every 1,024 results: each 8- and 16-bit float from all bf16 and all fp16 values, and
-                 the value of each of their codes; NaNs are hashed as all ones below the sign
+<format>.json    canonical cell bytes of these rows, per scheme, side and static scale, with what was counted, and
+                 FNV-1a-64 of what the bytes decode to, still transformed
+exhaustive.json  FNV-1a-64 of every 1,024 results: each float of 4 to 16 bits from all bf16 and all fp16 values, and
+                 the value of each of their codes; the power-of-two scale of a block of which each of these values is
+                 the largest. NaNs are hashed as all ones below the sign
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -18,7 +21,7 @@ from typing import Any
 import kv_formats
 import ml_dtypes
 import numpy as np
-from kv_formats import F32
+from kv_encoders import BF16, E2M1, E4M3, E5M2, E8M0, F32, FP16
 
 FOLDER = Path(__file__).resolve().parent.parent / "data" / "golden"
 CHUNK = 1024
@@ -73,38 +76,126 @@ def biased() -> F32:
     return (random.standard_normal((5, 80)) + random.standard_normal(80) * 20).astype(np.float32)
 
 
-INPUTS = {"normal": normal, "ties": ties, "extremes": extremes, "wide": wide, "biased": biased}
+def asymmetric() -> F32:
+    """Groups with a zero: ties between steps, constants that fp16 does not have, zeros of either sign."""
+    random = np.random.default_rng(7)
+    rows = [
+        [-8, 7, *(k / 2 - 8 for k in range(30))],  # 15 steps of 1
+        [5, 8, *(5 + k / 10 for k in range(30))],  # 3 steps of 1
+        [100, 107, *(100 + k / 4 for k in range(30))],  # 7 steps of 1
+        [0.1] * 32,
+        [1000.3] * 31 + [1000.4],
+        [0.0, -0.0] * 16,
+        [-0.0] * 31 + [1.0],
+        [1e-9] * 31 + [-1e-9],
+        [65504.0, -65504.0, *range(30)],
+        [-65504.0] * 32,
+        [65504.0, 65519.0, 65505.0, 65503.0] * 8,
+        [40000.0] * 16 + [-65504.0] * 16,
+        list(random.standard_normal(32) + 50),
+        list(random.exponential(size=32)),
+        list(random.standard_normal(32) * 1e-5),
+        [1e-7 * k for k in range(32)],
+    ]
+    return np.array(rows, np.float32)
+
+
+def powers() -> F32:
+    """Around what power-of-two and E4M3 scales decide: 4, 6 and 448 times powers of two, and the largest f32."""
+    up, down = np.float32(np.inf), np.float32(0)
+
+    def block(largest: float, toward: np.float32 | None = None) -> list[float]:
+        amax = np.float32(largest)
+        if toward is not None:
+            amax = np.nextafter(amax, toward)
+        fractions = [1, 0, -0.0, *(k / 24 for k in range(1, 14))]
+        return [float(amax * np.float32(fraction)) for fraction in fractions]
+
+    rows = [
+        [*block(6), *block(6, up)],
+        [*block(6, down), *block(-6 * 2.0**9)],
+        [*block(4), *block(4, down)],
+        [*block(8), *block(8, down)],
+        [*block(448), *block(449)],
+        [*block(2.0**-126), *block(6 * 2.0**-127)],
+        [*block(6 * 2.0**-127, up), *block(1e-40)],
+        [*block(6 * 2.0**-128, up), *block(-3e-45)],
+        [*block(6 * 2.0**125), *block(6 * 2.0**125, up)],
+        [*block(448 * 2.0**119), *block(448 * 2.0**119, up)],
+        [*block(3.4e38), *block(2.0**127)],
+        [*block(2688), *block(2688, up)],
+        [*block(1792), *block(6 * 2.0**-10)],  # 4 * 448; below, and at, half the least E4M3
+        [*block(6 * 1.0625), *block(6 * 2.0**-10, up)],  # a scale halfway between two
+        [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, -0.25, -0.75, -1.25, -1.75, -2.5, -3.5, -5.0, 6.0, -6.0] * 2,
+        [0.1] * 15 + [4.0] + [-3.0] * 15 + [4.4],  # fits of four and of six
+    ]
+    return np.array(rows, np.float32)
+
+
+def keys() -> F32:
+    """Two tiles of 32 tokens: channels with large means of their own."""
+    random = np.random.default_rng(8)
+    return (random.standard_normal((64, 32)) + random.standard_normal(32) * 10).astype(np.float32)
+
+
+def columns() -> F32:
+    """A tile whose channels are the groups of `asymmetric` and of `extremes`, and a tail of its own."""
+    return np.concatenate([asymmetric(), extremes(), powers()[:5]]).T.copy()
+
+
+INPUTS = {
+    "normal": normal,
+    "ties": ties,
+    "extremes": extremes,
+    "wide": wide,
+    "biased": biased,
+    "asymmetric": asymmetric,
+    "powers": powers,
+    "keys": keys,
+    "columns": columns,
+}
+TILES = ("keys", "columns")  # for the formats of tiles; to the others of these names nothing new
+WILD = ("extremes", "asymmetric", "powers", "columns")  # infinities and NaN would spread over a transformed row
+
+
+def sides(name: str) -> list[str]:
+    k, v = kv_formats.FORMATS[name]
+    return ["kv"] if k == v else ["k", "v"]
 
 
 def cases(name: str) -> list[dict[str, Any]]:
-    """All vectors of one format: every input as it is, and the finite ones through its default transform."""
+    """All vectors of one format: every input as it is, and the tame ones through its default transform."""
     out = []
-    for label, make in INPUTS.items():
-        x = make()
-        if name == "int4" and x.shape[1] % kv_formats.BLOCK:
+    for side, label in itertools.product(sides(name), INPUTS):
+        x = INPUTS[label]()
+        form = kv_formats.on_side(name, side[0])
+        if not form.takes(*x.shape) or (label in TILES and form.tile == 0):
             continue
-        transforms = [False, True] if name in kv_formats.DEFAULT_HADAMARD and label != "extremes" else [False]
-        scales = [1.0, 0.037] if name.startswith("fp8") else [1.0]
-        for rotate in transforms:
-            for scale in scales:
-                cell = kv_formats.encode(name, kv_formats.hadamard(x) if rotate else x, static_scale=scale)
-                minus = "" if rotate or name not in kv_formats.DEFAULT_HADAMARD else "-hadamard"
-                out.append(
-                    {
-                        "input": label,
-                        "scheme": name + minus,
-                        "static_scale": scale,
-                        "saturated": cell.saturated,
-                        "nan": cell.nan,
-                        "bytes": cell.canonical().hex(),
-                    }
-                )
+        transforms = [False, True] if form.hadamard and label not in WILD else [False]
+        scales = [1.0, 0.037] if form.per_head else [1.0]
+        for rotate, scale in itertools.product(transforms, scales):
+            rows = kv_formats.hadamard(x) if rotate else x
+            cell = kv_formats.encode(name, rows, side=side[0], static_scale=scale)
+            decoded = kv_formats.decode(name, cell.canonical(), rows.shape, side=side[0], static_scale=scale)
+            modifier = "" if rotate == form.hadamard else "+hadamard" if rotate else "-hadamard"
+            out.append(
+                {
+                    "input": label,
+                    "scheme": name + modifier,
+                    "side": side,
+                    "static_scale": scale,
+                    "saturated": cell.saturated,
+                    "nan": cell.nan,
+                    "bytes": cell.canonical().hex(),
+                    "decoded": chunk_hashes(canonical_nan(decoded.reshape(-1)), decoded.size)[0],
+                }
+            )
     return out
 
 
-def chunk_hashes(values: np.ndarray[Any, Any]) -> list[str]:
+def chunk_hashes(values: np.ndarray[Any, Any], chunk: int = CHUNK) -> list[str]:
     """FNV-1a-64 of each run of 1,024 values' little-endian bytes."""
-    data = np.ascontiguousarray(values).view(np.uint8).reshape(-1, min(CHUNK, len(values)) * values.itemsize)
+    data = np.ascontiguousarray(values).view(np.uint8).reshape(-1, min(chunk, len(values)) * values.itemsize)
     hashes = np.full(len(data), 0xCBF29CE484222325, np.uint64)
     for column in data.T:
         hashes = (hashes ^ column.astype(np.uint64)) * np.uint64(0x100000001B3)
@@ -118,15 +209,19 @@ def canonical_nan(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.where(np.isnan(values.astype(np.float32)), ones, values.view(unsigned))
 
 
+def power_scales(name: str, x: F32) -> np.ndarray[Any, Any]:
+    """The scale byte of a block that has one value and zeros."""
+    rows = np.zeros((len(x), 32), np.float32)
+    rows[:, 0] = x
+    scales = kv_formats.encode(name, rows).block_scales
+    assert scales is not None
+    return np.ascontiguousarray(scales[:, 0])
+
+
 def exhaustive() -> dict[str, list[str]]:
     all_codes = np.arange(65536, dtype=np.uint16)
     sources = {"bf16": all_codes.view(ml_dtypes.bfloat16), "fp16": all_codes.view(np.float16)}
-    targets = {
-        "fp8_e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
-        "fp8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
-        "bf16": np.dtype(ml_dtypes.bfloat16),
-        "fp16": np.dtype(np.float16),
-    }
+    targets = {"fp8_e4m3": E4M3, "fp8_e5m2": E5M2, "bf16": BF16, "fp16": FP16}
     hashes = {}
     with np.errstate(invalid="ignore", over="ignore"):
         for source, values in sources.items():
@@ -135,8 +230,13 @@ def exhaustive() -> dict[str, list[str]]:
                 encoded = kv_formats.cast_saturating(x, dtype)
                 result = encoded.view(np.uint8) if dtype.itemsize == 1 else canonical_nan(encoded)
                 hashes[f"{target} from {source}"] = chunk_hashes(result)
-        for target, dtype in targets.items():
+            numbers = np.where(np.isnan(x), np.float32(0), x)  # E2M1 has no NaN
+            hashes[f"e2m1 from {source}"] = chunk_hashes(kv_formats.cast_saturating(numbers, E2M1).view(np.uint8))
+            for name in ("mxfp8", "mxfp4", "fp4_e2m1"):
+                hashes[f"{name} scale from {source}"] = chunk_hashes(power_scales(name, x))
+        for target, dtype in {**targets, "e2m1": E2M1, "e8m0": E8M0}.items():
             codes = np.arange(256, dtype=np.uint8) if dtype.itemsize == 1 else all_codes
+            codes = codes[:16] if dtype == E2M1 else codes
             hashes[f"fp32 from {target}"] = chunk_hashes(canonical_nan(codes.view(dtype).astype(np.float32)))
     return hashes
 

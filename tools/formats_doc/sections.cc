@@ -177,6 +177,31 @@ std::string FormatDetails() {
   return text;
 }
 
+std::string LevelTable() {
+  std::string text = "| code | bit planes | levels by field | unit |\n|---|---|---|---|\n";
+  for (int i = 0; i < formats::kCodes; ++i) {
+    const auto code = static_cast<Code>(i);
+    const formats::CodeInfo info = formats::Info(code);
+    if (info.low_bits >= 8) continue;
+    const formats::CodeLevels table = formats::Levels(code);
+    const int count = 1 << formats::CodeBits(code);
+    std::vector<int> levels(table.level, table.level + count);
+    const bool consecutive =
+        levels.back() - levels.front() == count - 1 && std::is_sorted(levels.begin(), levels.end());
+    const std::string listed = consecutive ? fmt::format("{} .. {}", levels.front(), levels.back())
+                                           : fmt::format("{}", fmt::join(levels, ", "));
+    // A Lloyd-Max unit is its largest value, of four digits, over 127.
+    const std::string unit = table.unit == 1        ? "1"
+                             : levels.back() == 127 ? fmt::format("{:.4f} / 127", table.unit * 127)
+                                                    : fmt::format("{}", table.unit);
+    text += fmt::format(
+        "| `{}` | {} | {} | {} |\n", info.name,
+        info.high_bits == 0 ? fmt::format("{}", info.low_bits) : fmt::format("{} + {}", info.low_bits, info.high_bits),
+        listed, unit);
+  }
+  return text;
+}
+
 std::string SchemeTable() {
   std::string text = "| text | means | exact | sink |\n|---|---|---|---|\n";
   for (const char* typed : {"int8", "int4", "fp8", "int4+exact=none", "int4+sink=0", "int8-hadamard", "int8+exact=open",
@@ -227,11 +252,11 @@ std::string GoldenVectors() {
                                              format.value_side == nullptr ? ""
                                              : kind == SideKind::kK       ? ", K"
                                                                           : ", V");
-        text += fmt::format("    {:<29}codes  {}{}\n", name, Hex(bytes.data(), std::min(code_bytes, kShown)),
+        text += fmt::format("    {:<33}codes  {}{}\n", name, Hex(bytes.data(), std::min(code_bytes, kShown)),
                             code_bytes > kShown ? " ..." : "");
         const auto plane = [&](const char* label, int64_t offset, int element_bytes) {
           if (element_bytes == 0) return;
-          text += fmt::format("    {:<29}{}  {}\n", "", label,
+          text += fmt::format("    {:<33}{}  {}\n", "", label,
                               Hex(bytes.data() + offset, static_cast<size_t>(element_bytes)));
         };
         const formats::Scaling& scaling = side.scaling;

@@ -1,0 +1,378 @@
+"""The encoders of the cache formats, in numpy and ml_dtypes, written from the specification and not from the C++.
+
+The names, and the whole of a cell there and back: kv_formats.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+U8 = NDArray[np.uint8]
+DType = np.dtype[np.generic]
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+E5M2 = np.dtype(ml_dtypes.float8_e5m2)
+E2M1 = np.dtype(ml_dtypes.float4_e2m1fn)
+E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
+FP16 = np.dtype(np.float16)
+FP32 = np.dtype(np.float32)
+
+FP16_MAX = np.float32(65504.0)
+F32_MAX = np.finfo(np.float32).max
+FIELD_PLANES = {6: (4, 2), 5: (4, 1), 4: (4,), 3: (2, 1), 2: (2,)}  # bits of an element: widths of its bit planes
+
+
+@dataclass(frozen=True)
+class Format:
+    """How one side of a name is stored. Scales are the dtypes of their planes; zeros are fp16."""
+
+    rule: str
+    float_code: DType | None = None  # of 8 bits and more; else:
+    bits: int = 8
+    lowest: int = 0  # the value of field 0 of an integer code
+    block_scale: DType | None = None
+    block: int = 0
+    block_zero: bool = False
+    token_scale: DType | None = None
+    token_zero: bool = False
+    tile: int = 0
+    per_head: bool = False
+    hadamard: bool = False
+
+    @property
+    def row_bits(self) -> int:
+        return self.float_code.itemsize * 8 if self.float_code is not None else self.bits
+
+    @property
+    def head_dim_step(self) -> int:
+        """What head_dim must be a multiple of."""
+        narrowest = min(FIELD_PLANES.get(self.row_bits, (8,)))
+        return max(8, self.block, 32 // narrowest)
+
+    def takes(self, tokens: int, head_dim: int) -> bool:
+        return head_dim % self.head_dim_step == 0 and (self.tile == 0 or tokens % self.tile == 0)
+
+
+@dataclass
+class Cell:
+    """Planes of one cell, in canonical order, and what was counted."""
+
+    codes: U8
+    block_scales: U8 | None = None
+    block_zeros: U8 | None = None
+    token_scales: U8 | None = None
+    token_zeros: U8 | None = None
+    channel_scales: U8 | None = None
+    channel_zeros: U8 | None = None
+    saturated: int = 0
+    nan: int = 0
+
+    def planes(self) -> list[U8]:
+        every = (
+            *(self.codes, self.block_scales, self.block_zeros, self.token_scales, self.token_zeros),
+            *(self.channel_scales, self.channel_zeros),
+        )
+        return [plane for plane in every if plane is not None]
+
+    def canonical(self) -> bytes:
+        """The planes in order, each padded with zeros to 16 bytes."""
+        planes = [plane.tobytes() for plane in self.planes()]
+        return b"".join(plane + bytes(-len(plane) % 16) for plane in planes)
+
+
+def hadamard(x: F32) -> F32:
+    """Orthonormal Walsh-Hadamard over the last axis, in blocks of its largest power-of-two divisor, all in f32."""
+    head_dim = x.shape[-1]
+    block = head_dim & -head_dim
+    y = x.astype(np.float32)
+    stride = 1
+    while stride < block:
+        pairs = y.reshape(*x.shape[:-1], head_dim // (2 * stride), 2, stride)
+        low, high = pairs[..., 0, :], pairs[..., 1, :]
+        y = np.stack([low + high, low - high], axis=-2).reshape(x.shape)
+        stride *= 2
+    return y * np.float32(1.0 / np.sqrt(float(block)))
+
+
+# ---- bit planes
+
+
+def channel_of_field(width: int, index: int) -> tuple[int, int]:
+    """Where the channel `index` of a plane of `width` bits lies: its byte, and its lowest bit in there."""
+    per_byte = 8 // width
+    unit, rest = divmod(index, 4 * per_byte)
+    for byte in range(4):
+        for i in range(per_byte):
+            if 8 * (i // 2) + 2 * byte + i % 2 == rest:
+                return 4 * unit + byte, width * i
+    raise AssertionError("every channel has its place")
+
+
+def pack_fields(fields: U8, bits: int) -> U8:
+    """Fields [tokens, head_dim] to rows of bit planes: low bits of all channels, then high bits."""
+    tokens, head_dim = fields.shape
+    planes = []
+    shift = 0
+    for width in FIELD_PLANES[bits]:
+        plane = np.zeros((tokens, head_dim * width // 8), np.uint8)
+        for channel in range(head_dim):
+            byte, low_bit = channel_of_field(width, channel)
+            plane[:, byte] |= ((fields[:, channel] >> shift) & ((1 << width) - 1)) << low_bit
+        planes.append(plane)
+        shift += width
+    return np.concatenate(planes, axis=1)
+
+
+def unpack_fields(codes: U8, head_dim: int, bits: int) -> U8:
+    fields = np.zeros((len(codes), head_dim), np.uint8)
+    shift = 0
+    begin = 0
+    for width in FIELD_PLANES[bits]:
+        for channel in range(head_dim):
+            byte, low_bit = channel_of_field(width, channel)
+            fields[:, channel] |= ((codes[:, begin + byte] >> low_bit) & ((1 << width) - 1)) << shift
+        begin += head_dim * width // 8
+        shift += width
+    return fields
+
+
+# ---- pieces of encoders
+
+
+def _count(x: F32, largest: np.float32) -> tuple[int, int]:
+    """Values above the largest finite one (infinities included), and NaNs."""
+    return int(np.sum(np.abs(x) > largest)), int(np.sum(np.isnan(x)))
+
+
+def largest_finite(dtype: DType) -> np.float32:
+    return np.float32(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
+
+
+def cast_saturating(x: NDArray[Any], dtype: DType) -> NDArray[np.generic]:
+    """Nearest even, clamped to the largest finite value before the cast; NaN stays NaN."""
+    largest = largest_finite(dtype)
+    clipped: NDArray[np.generic] = np.clip(x, -largest, largest).astype(dtype)
+    return clipped
+
+
+def _clean(x: F32, largest: np.float32) -> F32:
+    return np.where(np.isnan(x), np.float32(0), np.clip(x, -largest, largest)).astype(np.float32)
+
+
+def _divisor(scale: NDArray[Any]) -> F32:
+    """The scale in f32; infinity where it is zero, so that codes become zero."""
+    wide = scale.astype(np.float32)
+    return np.where(wide == 0, np.float32(np.inf), wide)
+
+
+def fp16_scale(x: F32) -> tuple[NDArray[np.float16], NDArray[np.bool_]]:
+    """Nearest fp16, never -0, clamped to +-65504; and where it was."""
+    with np.errstate(over="ignore"):
+        scale = x.astype(np.float16)
+    above = np.isinf(scale)
+    scale = np.clip(scale, np.float16(-65504), np.float16(65504))
+    return np.where(scale == 0, np.float16(0), scale), above
+
+
+def scale_bytes(scale: NDArray[Any], rows: int) -> U8:
+    return np.ascontiguousarray(scale).reshape(rows, -1).view(np.uint8)
+
+
+def floor_log2(x: F32) -> NDArray[np.int64]:
+    """Exact, of subnormal numbers as well; of zero: the least that a scale can hold."""
+    _, exponent = np.frexp(x.astype(np.float64))
+    return np.where(x == 0, -127, exponent.astype(np.int64) - 1)
+
+
+def e8m0_scale(exponent: NDArray[np.int64]) -> NDArray[Any]:
+    return np.ldexp(1.0, np.clip(exponent, -127, 127)).astype(E8M0)
+
+
+# ---- encoders: rows f32 [tokens, head_dim] -> Cell
+
+
+def _cast(x: F32, form: Format, static_scale: np.float32) -> Cell:
+    assert form.float_code is not None
+    y = x / static_scale if form.per_head else x
+    saturated, nan = _count(y, largest_finite(form.float_code))
+    return Cell(cast_saturating(y, form.float_code).view(np.uint8), saturated=saturated, nan=nan)
+
+
+def _fp8_row(x: F32, form: Format, _: np.float32) -> Cell:
+    saturated, nan = _count(x, F32_MAX)
+    scale = (np.abs(_clean(x, F32_MAX)).max(axis=1) / np.float32(448)).astype(np.float32)[:, None]
+    codes = cast_saturating(np.clip(x, -F32_MAX, F32_MAX) / _divisor(scale), E4M3)
+    return Cell(codes.view(np.uint8), token_scales=scale_bytes(scale, len(x)), saturated=saturated, nan=nan)
+
+
+def _mxfp8(x: F32, form: Format, _: np.float32) -> Cell:
+    largest = np.float32(448 * 2.0**119)
+    saturated, nan = _count(x, largest)
+    amax = np.abs(_clean(x, largest)).reshape(len(x), -1, form.block).max(axis=2)
+    scale = e8m0_scale(floor_log2(amax) - 8)
+    codes = cast_saturating(x / np.repeat(scale.astype(np.float32), form.block, axis=1), E4M3)
+    return Cell(codes.view(np.uint8), block_scales=scale_bytes(scale, len(x)), saturated=saturated, nan=nan)
+
+
+def _int8(x: F32, form: Format, _: np.float32) -> Cell:
+    largest = np.float32(127) * FP16_MAX
+    saturated, nan = _count(x, largest)
+    groups = _clean(x, largest).reshape(-1, form.block or x.shape[1])
+    scale, _above = fp16_scale(np.abs(groups).max(axis=1) / np.float32(127))
+    codes: U8 = np.clip(np.rint(groups / _divisor(scale)[:, None]), -127, 127).astype(np.int8).view(np.uint8)
+    cell = Cell(codes.reshape(x.shape), saturated=saturated, nan=nan)
+    if form.block:
+        cell.block_scales = scale_bytes(scale, len(x))
+    else:
+        cell.token_scales = scale_bytes(scale, len(x))
+    return cell
+
+
+def _signed(x: F32, form: Format, _: np.float32) -> Cell:
+    half = np.float32(1 << (form.bits - 1))
+    largest = half * FP16_MAX
+    saturated, nan = _count(x, largest)
+    above = np.any(np.abs(x.reshape(-1, form.block)) > largest, axis=1)
+    blocks = _clean(x, largest).reshape(-1, form.block)
+    first = np.abs(blocks).argmax(axis=1)  # the first of equals
+    d = np.take_along_axis(blocks, first[:, None], axis=1)[:, 0] / -half
+    codes = np.clip(np.rint(blocks / _divisor(d)[:, None]), -half, half - 1).astype(np.float32)
+    xq = np.zeros(len(blocks), np.float32)
+    qq = np.zeros(len(blocks), np.float32)
+    for channel in range(form.block):
+        xq = xq + blocks[:, channel] * codes[:, channel]
+        qq = qq + codes[:, channel] * codes[:, channel]
+    scale, scale_above = fp16_scale(np.where(qq == 0, np.float32(0), xq / np.where(qq == 0, np.float32(1), qq)))
+    saturated += int(np.sum(scale_above & ~above))
+    codes = np.where(scale[:, None] == 0, np.float32(0), codes)
+    fields = (codes + half).astype(np.uint8).reshape(x.shape)
+    packed = pack_fields(fields, form.bits)
+    return Cell(packed, block_scales=scale_bytes(scale, len(x)), saturated=saturated, nan=nan)
+
+
+def _unsigned(x: F32, form: Format, _: np.float32) -> Cell:
+    saturated, nan = _count(x, FP16_MAX)
+    tokens, head_dim = x.shape
+    top = np.float32((1 << form.bits) - 1)
+    # Groups of values that share a scale along the last axis.
+    groups = _clean(x, FP16_MAX)
+    if form.tile:
+        groups = groups.reshape(-1, form.tile, head_dim).transpose(0, 2, 1)
+    else:
+        groups = groups.reshape(tokens, -1, form.block or head_dim)
+    low, high = groups.min(axis=2), groups.max(axis=2)
+    scale, _above = fp16_scale((high - low) / top)
+    zero, _above = fp16_scale(low)
+    steps = np.rint((groups - zero.astype(np.float32)[..., None]) / _divisor(scale)[..., None])
+    fields = np.clip(steps, 0, top).astype(np.uint8)
+    if form.tile:
+        fields = fields.transpose(0, 2, 1)
+    cell = Cell(pack_fields(fields.reshape(x.shape), form.bits), saturated=saturated, nan=nan)
+    rows = len(scale)
+    name = "channel" if form.tile else "block" if form.block else "token"
+    setattr(cell, f"{name}_scales", scale_bytes(scale, rows))
+    setattr(cell, f"{name}_zeros", scale_bytes(zero, rows))
+    return cell
+
+
+def _e2m1_cell(codes: NDArray[Any], scale: NDArray[Any], counted: tuple[int, int]) -> Cell:
+    packed = pack_fields(codes.view(np.uint8), 4)
+    return Cell(packed, block_scales=scale_bytes(scale, len(codes)), saturated=counted[0], nan=counted[1])
+
+
+def _mxfp4(x: F32, form: Format, _: np.float32) -> Cell:
+    largest = np.float32(6 * 2.0**125)  # times 8 / 6 it would be more than f32 holds
+    blocks = _clean(x, largest).reshape(len(x), -1, form.block)
+    amax = np.abs(blocks).max(axis=2)
+    exponent = floor_log2(amax) - 2
+    if form.rule == "fp4_ceil":  # the least power of two of which amax is at most six
+        exponent += amax.astype(np.float64) > 6 * np.ldexp(1.0, exponent)
+    scale = e8m0_scale(exponent)
+    codes = cast_saturating(blocks / scale.astype(np.float32)[..., None], E2M1)
+    return _e2m1_cell(codes.reshape(x.shape), scale, _count(x, largest))
+
+
+def _nvfp4(x: F32, form: Format, static_scale: np.float32) -> Cell:
+    largest = np.float32(6 * 448)
+    y = x / static_scale
+    blocks = _clean(y, largest).reshape(len(x), -1, form.block)
+    amax = np.abs(blocks).max(axis=2)
+
+    def under(divisor: int) -> tuple[NDArray[Any], NDArray[Any], F32]:
+        """Scale, codes and squared error, summed in channel order."""
+        scale = cast_saturating(amax / np.float32(divisor), E4M3)
+        wide = scale.astype(np.float32)[..., None]
+        codes = cast_saturating(blocks / np.where(wide == 0, np.float32(np.inf), wide), E2M1)
+        codes = np.where(wide == 0, np.zeros((), E2M1), codes)
+        difference = blocks - codes.astype(np.float32) * wide
+        error = np.zeros(amax.shape, np.float32)
+        for channel in range(form.block):
+            error = error + difference[..., channel] * difference[..., channel]
+        return scale, codes, error
+
+    scale, codes, error = under(6)
+    if form.rule == "nvfp4_4over6":
+        other_scale, other_codes, other_error = under(4)
+        better = other_error < error
+        scale = np.where(better, other_scale, scale)
+        codes = np.where(better[..., None], other_codes, codes)
+    return _e2m1_cell(codes.reshape(x.shape), scale, _count(y, largest))
+
+
+@cache
+def lloyd_max(bits: int) -> tuple[tuple[int, ...], np.float32]:
+    """Levels that err least on N(0, 1), by Lloyd's iteration, in steps of the largest / 127; and the step."""
+    count = 1 << bits
+    levels = [(2 * i + 1 - count) * 3.0 / count for i in range(count)]
+    for _ in range(5000):
+        edges = [-math.inf, *((a + b) / 2 for a, b in itertools.pairwise(levels)), math.inf]
+        density = [math.exp(-edge * edge / 2) / math.sqrt(2 * math.pi) for edge in edges]
+        below = [(1 + math.erf(edge / math.sqrt(2))) / 2 for edge in edges]
+        levels = [(density[i] - density[i + 1]) / (below[i + 1] - below[i]) for i in range(count)]
+    step = np.float32(round(levels[-1], 4)) / np.float32(127)
+    return tuple(round(level / float(step)) for level in levels), step
+
+
+def _lloyd(x: F32, form: Format, _: np.float32) -> Cell:
+    levels, step = lloyd_max(form.bits)
+    saturated, nan = _count(x, FP16_MAX)
+    y = _clean(x, FP16_MAX).astype(np.float64)
+    square = np.zeros(len(y))
+    for channel in range(y.shape[1]):
+        square = square + y[:, channel] * y[:, channel]
+    unit = np.sqrt(square / y.shape[1]) * np.float64(step)
+    steps = y / np.where(unit == 0, np.inf, unit)[:, None]
+    fields = np.abs(steps[..., None] - np.array(levels)).argmin(axis=2)  # the lower of two that are equally near
+    level_square = np.square(np.array(levels)[fields]).sum(axis=1).astype(np.float64)
+    scale, above = fp16_scale((np.sqrt(square / level_square) / np.float64(step)).astype(np.float32))
+    saturated += int(np.sum(above & ~np.any(np.abs(x) > FP16_MAX, axis=1)))
+    fields[scale == 0] = len(levels) // 2 - 1  # as of a row of zeros
+    codes = pack_fields(fields.astype(np.uint8), form.bits)
+    return Cell(codes, token_scales=scale_bytes(scale, len(x)), saturated=saturated, nan=nan)
+
+
+ENCODERS: dict[str, Callable[[F32, Format, np.float32], Cell]] = {
+    "cast": _cast,
+    "fp8_row": _fp8_row,
+    "mxfp8": _mxfp8,
+    "int8": _int8,
+    "signed": _signed,
+    "unsigned": _unsigned,
+    "mxfp4": _mxfp4,
+    "fp4_ceil": _mxfp4,
+    "nvfp4": _nvfp4,
+    "nvfp4_4over6": _nvfp4,
+    "lloyd": _lloyd,
+}

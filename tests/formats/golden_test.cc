@@ -19,12 +19,12 @@
 namespace kvanta::formats {
 namespace {
 
-using nlohmann::json;
+using GoldenJson = nlohmann::json;
 
-json Golden(const std::string& name) {
+GoldenJson Golden(const std::string& name) {
   std::ifstream file(std::string(KVANTA_TEST_DATA) + "/golden/" + name + ".json");
   if (!file) ADD_FAILURE() << "no golden vectors of " << name << ": run tests/oracle/make_format_golden.py";
-  return json::parse(file);
+  return GoldenJson::parse(file);
 }
 
 std::vector<uint8_t> FromHex(const std::string& hex) {
@@ -41,8 +41,8 @@ struct Input {
 
 std::map<std::string, Input> Inputs() {
   std::map<std::string, Input> inputs;
-  const json golden = Golden("inputs");
-  for (const json& entry : golden["inputs"]) {
+  const GoldenJson golden = Golden("inputs");
+  for (const GoldenJson& entry : golden["inputs"]) {
     Input input{.shape = {entry["tokens"], entry["head_dim"]}, .x = {}};
     const auto bytes = FromHex(entry["x"]);
     for (size_t i = 0; i < bytes.size(); i += 4) input.x.push_back(LoadBytes<float>(bytes.data() + i));
@@ -68,7 +68,7 @@ std::vector<std::string> ChunkHashes(const std::vector<T>& values, size_t chunk)
 }
 
 // Hashes of the bits of numbers; a NaN's payload is no part of a format.
-json ValueHashes(const std::vector<float>& x, size_t chunk) {
+GoldenJson ValueHashes(const std::vector<float>& x, size_t chunk) {
   std::vector<uint32_t> bits(x.size());
   for (size_t i = 0; i < x.size(); ++i) bits[i] = std::isnan(x[i]) ? 0x7fffffffU : std::bit_cast<uint32_t>(x[i]);
   return ChunkHashes(bits, chunk);
@@ -78,9 +78,9 @@ class GoldenTest : public testing::TestWithParam<std::string> {};
 
 TEST_P(GoldenTest, BytesCountsAndValuesOnBothSides) {
   const auto inputs = Inputs();
-  const json cases = Golden(GetParam())["cases"];
+  const GoldenJson cases = Golden(GetParam())["cases"];
   std::map<SideKind, int> seen;
-  for (const json& entry : cases) {
+  for (const GoldenJson& entry : cases) {
     const Input& input = inputs.at(entry["input"]);
     const KvScheme scheme = KvScheme::Parse(entry["scheme"].get<std::string>());
     // The vectors' values are still transformed: decoded by the scheme without its transform.
@@ -127,7 +127,7 @@ std::vector<float> AllValues(const std::string& source) {
 }
 
 TEST(Exhaustive, EveryBf16AndFp16ValueEncodesAsMlDtypes) {
-  const json golden = Golden("exhaustive");
+  const GoldenJson golden = Golden("exhaustive");
   for (const std::string source : {"bf16", "fp16"}) {
     const auto x = AllValues(source);
     for (const std::string target : {"fp8_e4m3", "fp8_e5m2", "bf16", "fp16"}) {
@@ -138,20 +138,20 @@ TEST(Exhaustive, EveryBf16AndFp16ValueEncodesAsMlDtypes) {
         format.encode_row(x.data() + i, 64, 1.0F,
                           {.codes = codes.data() + i * static_cast<size_t>(format.code_bits) / 8}, counts);
       }
-      const json& expected = golden[target + " from " + source];
+      const GoldenJson& expected = golden[target + " from " + source];
       if (format.code_bits == 8) {
-        EXPECT_EQ(json(ChunkHashes(codes, 1024)), expected) << target << " from " << source;
+        EXPECT_EQ(GoldenJson(ChunkHashes(codes, 1024)), expected) << target << " from " << source;
         continue;
       }
       std::vector<uint16_t> bits(x.size());
       for (size_t i = 0; i < x.size(); ++i) bits[i] = CanonicalNan(LoadBytes<uint16_t>(codes.data() + 2 * i), x[i]);
-      EXPECT_EQ(json(ChunkHashes(bits, 1024)), expected) << target << " from " << source;
+      EXPECT_EQ(GoldenJson(ChunkHashes(bits, 1024)), expected) << target << " from " << source;
     }
   }
 }
 
 TEST(Exhaustive, EveryCodeDecodesAsMlDtypes) {
-  const json golden = Golden("exhaustive");
+  const GoldenJson golden = Golden("exhaustive");
   for (const std::string target : {"fp8_e4m3", "fp8_e5m2", "bf16", "fp16"}) {
     const Format& format = Find(target);
     const size_t n = format.code_bits == 8 ? 256 : 65536;
@@ -167,11 +167,11 @@ TEST(Exhaustive, EveryCodeDecodesAsMlDtypes) {
 }
 
 TEST(Exhaustive, E2m1EncodesAndDecodesAsMlDtypes) {
-  const json golden = Golden("exhaustive");
+  const GoldenJson golden = Golden("exhaustive");
   for (const std::string source : {"bf16", "fp16"}) {
     std::vector<uint8_t> codes;
     for (const float x : AllValues(source)) codes.push_back(E2m1::Encode(std::isnan(x) ? 0.0F : x));
-    EXPECT_EQ(json(ChunkHashes(codes, 1024)), golden["e2m1 from " + source]) << source;
+    EXPECT_EQ(GoldenJson(ChunkHashes(codes, 1024)), golden["e2m1 from " + source]) << source;
   }
   std::vector<float> values;
   for (uint8_t code = 0; code < 16; ++code) values.push_back(E2m1::Decode(code));
@@ -183,7 +183,7 @@ TEST(Exhaustive, E2m1EncodesAndDecodesAsMlDtypes) {
 }
 
 TEST(Exhaustive, PowerOfTwoScales) {
-  const json golden = Golden("exhaustive");
+  const GoldenJson golden = Golden("exhaustive");
   std::vector<float> values;
   for (int byte = 0; byte < 256; ++byte) values.push_back(E8m0::Decode(static_cast<uint8_t>(byte)));
   EXPECT_EQ(ValueHashes(values, 256), golden["fp32 from e8m0"]);
@@ -198,7 +198,7 @@ TEST(Exhaustive, PowerOfTwoScales) {
         Find(name).encode_row(block, 32, 1.0F, {.codes = codes, .block_scales = scale}, counts);
         scales.push_back(scale[0]);
       }
-      EXPECT_EQ(json(ChunkHashes(scales, 1024)), golden[name + " scale from " + source]) << name;
+      EXPECT_EQ(GoldenJson(ChunkHashes(scales, 1024)), golden[name + " scale from " + source]) << name;
     }
   }
 }

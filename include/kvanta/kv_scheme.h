@@ -13,6 +13,7 @@ namespace kvanta {
 enum class ExactPages {
   kNone,  // every page is read quantized, the query's own included
   kOpen,  // the page that holds the query's own position is read in bf16
+  kTwo,   // that page and the one before it
 };
 
 // One side as the user chose it: a number format by its canonical name, and modifiers.
@@ -28,12 +29,16 @@ struct KvScheme {
   KvSide k;
   KvSide v;
   ExactPages exact = ExactPages::kNone;
-  int sink_pages = 0;  // first pages of a sequence that are kept exact (0 or 1)
+  int sink_pages = 0;   // first pages of a sequence that are kept exact, 0 to kMaxSinkPages
+  int edge_layers = 0;  // first and last layers of a model that stay in bf16; 0 in the scheme of a single layer
+
+  static constexpr int kMaxSinkPages = 64;
+  static constexpr int kMaxEdgeLayers = 1024;
 
   bool operator==(const KvScheme&) const = default;
 
   // Parses a preset name or alias ("int4", "fp8"), or the explicit syntax "k=int8,v=int4+exact=none".
-  // Modifiers: +hadamard -hadamard +mean -mean +exact=none|open +sink=0|1.
+  // Modifiers: +hadamard -hadamard +mean -mean +exact=none|open|2 +sink=N +edges=N.
   // Throws InputError that names the value and lists the alternatives. "auto" is resolved by the engine, not here.
   static KvScheme Parse(std::string_view text);
 
@@ -44,7 +49,8 @@ struct KvScheme {
 // Canonical names of all number formats, in the order of src/formats/all.h.
 std::vector<std::string> FormatNames();
 
-// Applies per-layer overrides to `base`: "0,1,-1=bf16;2-5=int8" (indices, negative from the end, ranges).
+// Applies base.edge_layers (those layers become bf16), then per-layer overrides: "0,1,-1=bf16;2-5=int8" (indices,
+// negative from the end, ranges).
 // Returns one scheme per layer. Throws InputError on an index out of range or a layer named twice.
 std::vector<KvScheme> ParseLayerSchemes(const KvScheme& base, std::string_view per_layer, int num_layers);
 

@@ -114,7 +114,11 @@ class BenchCaches {
   // The sink pages, and every page that the query tokens or the tokens before them on their page are written to.
   int64_t ExactPagesOfSequence() const {
     if (layout_.exact_page_bytes == 0) return 0;
-    return std::min<int64_t>(pages_, layout_.layers.front().sink_pages) + pages_ - FirstWrittenPage();
+    return std::min<int64_t>(pages_, layout_.layers.front().sink_pages) + pages_ - FirstExactPage();
+  }
+  // The first page that some query token reads exactly though it is no sink.
+  int64_t FirstExactPage() const {
+    return std::max<int64_t>(0, FirstWrittenPage() + 1 - layout_.layers.front().exact_pages);
   }
   int64_t FirstWrittenPage() const { return options_.context / options_.page_size; }
 
@@ -150,7 +154,7 @@ class BenchCaches {
             templates[page == 0 ? 0 : (static_cast<size_t>(page) + i) % static_cast<size_t>(kTemplatePages)];
         ref.quantized = store_->Allocate(PageKind::kQuantized);
         Copy(PageKind::kQuantized, source.quantized, ref.quantized);
-        if (exact && (page >= written || page < layout_.layers.front().sink_pages)) {
+        if (exact && (page >= FirstExactPage() || page < layout_.layers.front().sink_pages)) {
           ref.exact = store_->Allocate(PageKind::kExact);
           Copy(PageKind::kExact, source.exact, ref.exact);
         }

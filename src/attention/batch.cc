@@ -18,6 +18,7 @@ using cache::PageKind;
 struct Needs {
   bool quantized = false;                                // some layer keeps no exact pages
   bool exact = false;                                    // some layer does
+  int exact_pages = 0;                                   // pages up to its own that some query reads exactly
   int exact_sinks = 0;                                   // pages that some layer reads exactly for ever
   int quantized_from = std::numeric_limits<int>::max();  // first closed page that some exact layer reads quantized
   int window = std::numeric_limits<int>::max();          // the widest sliding window; 0 when some layer has none
@@ -29,6 +30,7 @@ Needs NeedsOf(const formats::CacheLayout& layout, const BackendConfig& config) {
     const formats::LayerScheme& layer = layout.layers[i];
     if (layer.exact_open) {
       needs.exact = true;
+      needs.exact_pages = std::max(needs.exact_pages, layer.exact_pages);
       needs.exact_sinks = std::max(needs.exact_sinks, layer.sink_pages);
       needs.quantized_from = std::min(needs.quantized_from, layer.sink_pages);
     } else {
@@ -88,7 +90,7 @@ void MakeBatch(const BatchShape& shape, const cache::PageStore& store, const Bac
       if (needs.quantized || (closed && page >= needs.quantized_from)) {
         CheckRecord(store, PageKind::kQuantized, span.pages[page].quantized, s, page);
       }
-      if (needs.exact && (page >= touched || page < needs.exact_sinks)) {
+      if (needs.exact && (page > touched - needs.exact_pages || page < needs.exact_sinks)) {
         CheckRecord(store, PageKind::kExact, span.pages[page].exact, s, page);
       }
     }

@@ -45,7 +45,7 @@ inline int64_t FirstVisible(int64_t position, int sliding_window) noexcept {
 
 // Whether a query on page `own` reads page `page` of this layer from its exact record: the page rule.
 inline bool ReadsExact(const formats::LayerScheme& layer, int64_t own, int64_t page) noexcept {
-  return layer.exact_open && (page == own || page < layer.sink_pages);
+  return page > own - layer.exact_pages || (layer.exact_open && page < layer.sink_pages);
 }
 
 // The bf16 format, in which exact records are kept.

@@ -184,6 +184,14 @@ PageRef PrefixTree::Insert(std::span<const int32_t> tokens, std::string_view sal
   return page;
 }
 
+void PrefixTree::KeepExact(std::span<const int32_t> tokens, std::string_view salt, int64_t index, PageId exact) {
+  int64_t found = 0;
+  Node* node = state_->Descend(tokens, salt, index + 1, found);
+  if (found != index + 1 || node->page.exact != kNoPage) return;
+  state_->store.Retain(PageKind::kExact, exact);
+  node->page.exact = exact;
+}
+
 const PageRef* PrefixTree::Peek(std::span<const int32_t> tokens, std::string_view salt, int64_t index) const {
   if (index < 0 || (index + 1) * state_->page_size > static_cast<int64_t>(tokens.size())) return nullptr;
   int64_t found = 0;

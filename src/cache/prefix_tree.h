@@ -30,6 +30,10 @@ class PrefixTree {
   // in the tree: an equal page that was there already wins. It is not retained for the caller.
   PageRef Insert(std::span<const int32_t> tokens, std::string_view salt, int64_t index, PageRef page);
 
+  // Gives the page at `index` of the path of `tokens` an exact record, if it is there and has none. The tree takes its
+  // own reference.
+  void KeepExact(std::span<const int32_t> tokens, std::string_view salt, int64_t index, PageId exact);
+
   // The page at `index` of the path of `tokens`, without retaining it or touching the order of use; nullptr if absent.
   const PageRef* Peek(std::span<const int32_t> tokens, std::string_view salt, int64_t index) const;
 

@@ -16,6 +16,7 @@ PageDemand::PageDemand(const formats::CacheLayout& layout, int64_t window)
   for (const formats::LayerScheme& layer : layout.layers) {
     if (layer.exact_open) {
       exact_while_open = true;
+      exact_behind = std::max(exact_behind, layer.exact_pages - 1);
       sink_pages = std::max(sink_pages, layer.sink_pages);
       quantized_from = std::min(quantized_from, layer.sink_pages);
     } else {
@@ -33,7 +34,7 @@ int64_t PageDemand::PeakBytes(int64_t tokens, int64_t step_pages) const noexcept
   int64_t exact = 0;
   if (exact_while_open) {
     const int64_t sinks = std::min<int64_t>(pages, sink_pages);
-    exact = sinks + std::min(pages - sinks, step_pages);
+    exact = sinks + std::min(pages - sinks, step_pages + exact_behind);
   }
   return quantized * page_bytes + exact * exact_page_bytes;
 }
@@ -59,12 +60,24 @@ void SequenceCache::Clear() noexcept {
   }
   pages_.clear();
   length_ = reserved_ = behind_window_ = 0;
+  branch_ = -1;
 }
 
 int64_t SequenceCache::MatchPrefix(std::span<const int32_t> tokens) {
   assert(pages_.empty());
   if (tree_ == nullptr || sharing_ == Sharing::kPrivate || tokens.empty()) return 0;
-  pages_ = tree_->Match(tokens, salt_, (static_cast<int64_t>(tokens.size()) - 1) / demand_.page_size);
+  const int64_t most = (static_cast<int64_t>(tokens.size()) - 1) / demand_.page_size;
+  pages_ = tree_->Match(tokens, salt_, most);
+  // The next query reads the last of these exactly, in some layers: the hit ends where that record is.
+  const int64_t found = PageCount();
+  while (demand_.exact_behind > 0 && !pages_.empty() && pages_.back().exact == kNoPage) {
+    Drop(PageKind::kQuantized, pages_.back().quantized);
+    pages_.pop_back();
+  }
+  branch_ = PageCount() < found ? found - 1 : -1;
+  for (int64_t page = demand_.sink_pages; page < PageCount() - demand_.exact_behind; ++page) {
+    Drop(PageKind::kExact, pages_[static_cast<size_t>(page)].exact);  // of another sequence's end
+  }
   length_ = static_cast<int64_t>(pages_.size()) * demand_.page_size;
   FreeBehindWindow();
   return length_;
@@ -117,25 +130,56 @@ bool SequenceCache::Reserve(int64_t count) {
   return true;
 }
 
+// Offers a page that has closed to the tree; returns what the sequence goes on with, whose records it owns.
+PageRef SequenceCache::Share(std::span<const int32_t> tokens, int64_t index, PageRef page) {
+  const bool is_sink = demand_.NeedsExact(index, false);
+  // Of a page that is exact only for a while, the tree gets the quantized record; the exact one stays with the
+  // sequence.
+  const PageRef offered{page.quantized, is_sink ? page.exact : kNoPage};
+  PageRef shared = tree_->Insert(tokens.first(static_cast<size_t>(length_)), salt_, index, offered);
+  if (!is_sink) shared.exact = page.exact;
+  if (shared == page) return page;
+  if (shared.quantized != page.quantized) {
+    if (shared.quantized != kNoPage) store_.Retain(PageKind::kQuantized, shared.quantized);
+    Drop(PageKind::kQuantized, page.quantized);
+  }
+  if (shared.exact != page.exact) {
+    if (shared.exact != kNoPage) store_.Retain(PageKind::kExact, shared.exact);
+    Drop(PageKind::kExact, page.exact);
+  }
+  return shared;
+}
+
+// Lets the tree keep the exact record of a closed page, so that a later prefix hit may end there.
+void SequenceCache::LendExact(std::span<const int32_t> tokens, int64_t index) {
+  if (tree_ == nullptr || sharing_ == Sharing::kPrivate || index < 0 || index >= PageCount()) return;
+  const PageId exact = pages_[static_cast<size_t>(index)].exact;
+  if (exact != kNoPage) tree_->KeepExact(tokens.first(static_cast<size_t>(length_)), salt_, index, exact);
+}
+
 void SequenceCache::Commit(std::span<const int32_t> tokens) {
   const int64_t size = demand_.page_size;
   const int64_t first_open = length_ / size;
   length_ += reserved_;
   reserved_ = 0;
   assert(static_cast<int64_t>(tokens.size()) >= length_);
-  for (int64_t index = first_open; (index + 1) * size <= length_; ++index) {
+  const int64_t open = length_ / size;
+  for (int64_t index = first_open; index < open; ++index) {
     PageRef& page = pages_[static_cast<size_t>(index)];
-    if (!demand_.NeedsExact(index, false)) Drop(PageKind::kExact, page.exact);
-    if (tree_ == nullptr || sharing_ == Sharing::kPrivate) continue;
-    const PageRef shared = tree_->Insert(tokens.first(static_cast<size_t>(length_)), salt_, index, page);
-    if (shared == page) continue;
-    if (shared.quantized != kNoPage) store_.Retain(PageKind::kQuantized, shared.quantized);
-    if (shared.exact != kNoPage) store_.Retain(PageKind::kExact, shared.exact);
-    Drop(PageKind::kQuantized, page.quantized);
-    Drop(PageKind::kExact, page.exact);
-    page = shared;
+    if (tree_ != nullptr && sharing_ == Sharing::kShared) page = Share(tokens, index, page);
+    if (index == branch_) LendExact(tokens, index);
+  }
+  // The next query's page and those behind it that it reads exactly stay so.
+  for (int64_t index = std::max<int64_t>(0, first_open - demand_.exact_behind); index < open - demand_.exact_behind;
+       ++index) {
+    if (!demand_.NeedsExact(index, false)) Drop(PageKind::kExact, pages_[static_cast<size_t>(index)].exact);
   }
   FreeBehindWindow();
+}
+
+void SequenceCache::Finish(std::span<const int32_t> tokens) {
+  if (demand_.exact_behind > 0) LendExact(tokens, length_ / demand_.page_size - 1);
+  Clear();
 }
 
 void SequenceCache::FreeBehindWindow() noexcept {

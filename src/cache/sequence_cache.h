@@ -20,6 +20,7 @@ struct PageDemand {
   int64_t exact_page_bytes = 0;
   bool quantized_while_open = true;  // some layer writes the quantized record directly
   bool exact_while_open = false;     // some layer keeps its open page exact
+  int exact_behind = 0;              // closed pages before the open one that some layer reads exactly: 0 or 1
   int quantized_from = 0;            // first page that needs a quantized record when closed
   int sink_pages = 0;                // pages below keep their exact record
   int64_t sliding_window = 0;        // the widest of all layers; 0 when a layer sees everything
@@ -50,8 +51,8 @@ class SequenceCache {
   SequenceCache(const SequenceCache&) = delete;
   SequenceCache& operator=(const SequenceCache&) = delete;
 
-  // Takes the longest cached prefix of `tokens` in whole pages that leaves at least one token to compute. Only when
-  // empty. Returns Length().
+  // Takes the longest cached prefix of `tokens` in whole pages that leaves at least one token to compute, and whose
+  // last pages' exact records are there where the next query reads them. Only when empty. Returns Length().
   int64_t MatchPrefix(std::span<const int32_t> tokens);
 
   // Bytes that Reserve(count) would take.
@@ -62,6 +63,9 @@ class SequenceCache {
   void Commit(std::span<const int32_t> tokens);
   // Gives every reference back; empty afterwards.
   void Clear() noexcept;
+  // The same, at the end of a sequence whose tokens these are: the tree may keep what lets a longer one go on from
+  // here.
+  void Finish(std::span<const int32_t> tokens);
 
   int64_t Length() const noexcept { return length_; }  // tokens whose K and V are in the cache
   int64_t Reserved() const noexcept { return reserved_; }
@@ -71,6 +75,8 @@ class SequenceCache {
  private:
   void Drop(PageKind kind, PageId& page) noexcept;
   void FreeBehindWindow() noexcept;
+  PageRef Share(std::span<const int32_t> tokens, int64_t index, PageRef page);
+  void LendExact(std::span<const int32_t> tokens, int64_t index);
 
   PageStore& store_;
   PrefixTree* tree_;
@@ -81,6 +87,7 @@ class SequenceCache {
   int64_t length_ = 0;
   int64_t reserved_ = 0;
   int64_t behind_window_ = 0;  // pages below were freed
+  int64_t branch_ = -1;        // a page whose exact record would have made the last prefix hit longer
 };
 
 }  // namespace kvanta::cache

@@ -33,6 +33,11 @@ Parts LoadParts(EngineConfig config) {
   const DType dtype = ResolveDType(config.dtype, model);
   const DType store = ResolveWeights(config, dtype);
   const std::vector<KvScheme> schemes = ResolveSchemes(config, model, dtype);
+  const int edges = ResolveBaseScheme(config, model, dtype).edge_layers;
+  if (edges > 0 && config.on_warning) {
+    config.on_warning(fmt::format("kv_cache_dtype = {}: the first and last {} layers stay in bf16; +edges=0 takes all",
+                                  Quote(config.kv_cache_dtype), edges));
+  }
 
   Parts parts;
   parts.layout = PlanLayout(schemes, model, config.page_size);

@@ -22,7 +22,7 @@ CachePlan PlanCacheBytes(const EngineConfig& config) {
   CachePlan plan;
   plan.page_bytes = layout.page_bytes;
   plan.exact_page_bytes = layout.exact_page_bytes;
-  plan.exact_pages_per_sequence = demand.exact_while_open ? 1 + demand.sink_pages : 0;
+  plan.exact_pages_per_sequence = demand.exact_while_open ? 1 + demand.exact_behind + demand.sink_pages : 0;
   plan.bytes_per_token = static_cast<double>(layout.page_bytes) / layout.page_size;
   plan.bits_per_element = plan.bytes_per_token * 8 / (2.0 * model.layers * model.kv_heads * model.head_dim);
   return plan;

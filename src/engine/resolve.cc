@@ -54,11 +54,15 @@ std::string_view UnquantizedScheme(DType dtype) noexcept {
   return "bf16";
 }
 
+KvScheme ResolveBaseScheme(const EngineConfig& config, const models::ModelConfig& model, DType dtype) {
+  if (config.kv_cache_dtype != "auto") return KvScheme::Parse(config.kv_cache_dtype);
+  return KvScheme::Parse(model.declared_kv_cache.empty() ? UnquantizedScheme(dtype) : model.declared_kv_cache);
+}
+
 std::vector<KvScheme> ResolveSchemes(const EngineConfig& config, const models::ModelConfig& model, DType dtype) {
   const std::string unquantized(UnquantizedScheme(dtype));
-  std::string base = config.kv_cache_dtype;
-  if (base == "auto") base = model.declared_kv_cache.empty() ? unquantized : model.declared_kv_cache;
-  std::vector<KvScheme> schemes = ParseLayerSchemes(KvScheme::Parse(base), config.kv_cache_dtype_layers, model.layers);
+  std::vector<KvScheme> schemes =
+      ParseLayerSchemes(ResolveBaseScheme(config, model, dtype), config.kv_cache_dtype_layers, model.layers);
   for (const std::string& entry : config.kv_cache_dtype_skip_layers) {
     if (entry == "sliding_window") {
       for (size_t layer = 0; layer < model.sliding_window.size(); ++layer) {

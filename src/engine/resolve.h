@@ -22,6 +22,9 @@ DType ResolveWeights(const EngineConfig& config, DType dtype);
 // Scheme text of a cache at a weight dtype: "bf16", "fp16", "fp32".
 std::string_view UnquantizedScheme(DType dtype) noexcept;
 
+// The scheme of the layers that nothing else is said of. Throws InputError.
+KvScheme ResolveBaseScheme(const EngineConfig& config, const models::ModelConfig& model, DType dtype);
+
 // One scheme per layer: base ("auto": declared by the checkpoint, else the dtype's), layer overrides, skipped layers.
 std::vector<KvScheme> ResolveSchemes(const EngineConfig& config, const models::ModelConfig& model, DType dtype);
 

@@ -1,6 +1,7 @@
 // Per-layer overrides: "0,1,-1=bf16;2-5=int8".
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 
 #include "formats/typed_text.h"
@@ -59,7 +60,13 @@ LayerRange TakeRange(std::string_view& text, std::string_view whole, int num_lay
 }  // namespace
 
 std::vector<KvScheme> ParseLayerSchemes(const KvScheme& base, std::string_view per_layer, int num_layers) {
-  std::vector<KvScheme> schemes(static_cast<size_t>(num_layers), base);
+  KvScheme of_layer = base;
+  of_layer.edge_layers = 0;
+  std::vector<KvScheme> schemes(static_cast<size_t>(num_layers), of_layer);
+  for (int layer = 0; layer < std::min(base.edge_layers, num_layers); ++layer) {
+    schemes[static_cast<size_t>(layer)] = schemes[static_cast<size_t>(num_layers - 1 - layer)] =
+        KvScheme::Parse("bf16");
+  }
   std::vector<bool> named(static_cast<size_t>(num_layers), false);
   std::string_view rest = per_layer;
   while (!rest.empty()) {
@@ -69,7 +76,8 @@ std::vector<KvScheme> ParseLayerSchemes(const KvScheme& base, std::string_view p
       throw InputError(fmt::format("layers '{}': '{}' has no '=', write LAYERS=SCHEME as in 0,1,-1=bf16;2-5=int8",
                                    Shown(per_layer), Shown(entry)));
     }
-    const KvScheme scheme = KvScheme::Parse(entry.substr(equals + 1));
+    KvScheme scheme = KvScheme::Parse(entry.substr(equals + 1));
+    scheme.edge_layers = 0;  // the layers are named
     std::string_view layers = entry.substr(0, equals);
     do {
       const LayerRange range = TakeRange(layers, per_layer, num_layers);

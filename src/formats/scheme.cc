@@ -15,15 +15,16 @@ Side ResolveSide(const KvSide& side, bool is_key, CellShape shape) {
 
 void CheckScheme(const KvScheme& scheme) {
   if (scheme.v.mean) throw InputError("scheme " + scheme.ToString() + ": only K takes +mean");
-  if (scheme.sink_pages < 0 || scheme.sink_pages > 1) {
-    throw InputError(fmt::format("sink={}: must be 0 or 1", scheme.sink_pages));
+  if (scheme.sink_pages < 0 || scheme.sink_pages > KvScheme::kMaxSinkPages) {
+    throw InputError(fmt::format("sink={}: must be from 0 to {}", scheme.sink_pages, KvScheme::kMaxSinkPages));
   }
-  if (scheme.sink_pages > 0 && scheme.exact != ExactPages::kOpen) {
-    throw InputError("scheme " + scheme.ToString() + ": sink=1 needs exact=open");
+  if (scheme.sink_pages > 0 && scheme.exact == ExactPages::kNone) {
+    throw InputError(
+        fmt::format("scheme {}: sink={} needs exact=open or exact=2", scheme.ToString(), scheme.sink_pages));
   }
   const Format& k = Find(scheme.k.format);
-  if (k.scaling.tile != 0 && scheme.exact != ExactPages::kOpen) {
-    throw InputError(fmt::format("scheme {}: {} encodes keys when their page closes, so it needs exact=open",
+  if (k.scaling.tile != 0 && scheme.exact == ExactPages::kNone) {
+    throw InputError(fmt::format("scheme {}: {} encodes keys when their page closes, so it needs exact=open or exact=2",
                                  scheme.ToString(), k.name));
   }
 }
@@ -50,7 +51,8 @@ CacheLayout PlanCache(const std::vector<KvScheme>& schemes, const std::vector<La
     } catch (const InputError& error) {
       throw InputError(fmt::format("layer {}: {}", i, error.what()));
     }
-    layer.exact_open = layer.scheme.exact == ExactPages::kOpen;
+    layer.exact_open = layer.scheme.exact != ExactPages::kNone;
+    layer.exact_pages = static_cast<int>(layer.scheme.exact);
     layer.sink_pages = layer.scheme.sink_pages;
     layer.offset = layout.page_bytes;
     layer.bytes = layer.kv_heads * (layer.k.planes.bytes + layer.v.planes.bytes);

@@ -32,6 +32,7 @@ struct LayerScheme {
   CellShape shape{};
   int kv_heads = 0;
   bool exact_open = false;   // own page read in bf16
+  int exact_pages = 0;       // pages up to a query's own that it reads in bf16: 0, 1, 2
   int sink_pages = 0;        // first pages read in bf16 by everyone
   int64_t offset = 0;        // of this layer in the quantized page record
   int64_t bytes = 0;         // kv_heads * (k.planes.bytes + v.planes.bytes)

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <optional>
 
 #include "formats/format.h"
@@ -20,7 +21,7 @@ using formats::TakeUntil;
 using formats::Trim;
 
 constexpr std::string_view kModifiers =
-    "+hadamard, -hadamard, +mean, -mean, +exact=none, +exact=open, +sink=0, +sink=1";
+    "+hadamard, -hadamard, +mean, -mean, +exact=none, +exact=open, +exact=2, +sink=N, +edges=N";
 
 // One name with its modifiers, before defaults. Absent: the format's default.
 struct Term {
@@ -31,6 +32,7 @@ struct Term {
 struct Exactness {
   std::optional<ExactPages> pages;
   std::optional<int> sink_pages;
+  std::optional<int> edge_layers;
 };
 
 template <class T>
@@ -39,14 +41,31 @@ void SetOnce(std::optional<T>& slot, T value, std::string_view what, std::string
   slot = value;
 }
 
+// The N of "sink=N".
+int ParseCount(std::string_view modifier, int most, std::string_view text) {
+  const std::string_view digits = modifier.substr(modifier.find('=') + 1);
+  int count = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), count);
+  if (error != std::errc() || end != digits.data() + digits.size() || count < 0 || count > most) {
+    throw InputError(
+        fmt::format("KV cache scheme '{}': '+{}' must be a number from 0 to {}", Shown(text), Shown(modifier), most));
+  }
+  return count;
+}
+
 void ApplyModifier(char sign, std::string_view modifier, std::string_view text, Term& term, Exactness& exact) {
   if (modifier == "hadamard") return SetOnce(term.hadamard, sign == '+', modifier, text);
   if (modifier == "mean") return SetOnce(term.mean, sign == '+', modifier, text);
   if (sign == '+') {
     if (modifier == "exact=none") return SetOnce(exact.pages, ExactPages::kNone, "exact", text);
     if (modifier == "exact=open") return SetOnce(exact.pages, ExactPages::kOpen, "exact", text);
-    if (modifier == "sink=0") return SetOnce(exact.sink_pages, 0, "sink", text);
-    if (modifier == "sink=1") return SetOnce(exact.sink_pages, 1, "sink", text);
+    if (modifier == "exact=2") return SetOnce(exact.pages, ExactPages::kTwo, "exact", text);
+    if (modifier.starts_with("sink=")) {
+      return SetOnce(exact.sink_pages, ParseCount(modifier, KvScheme::kMaxSinkPages, text), "sink", text);
+    }
+    if (modifier.starts_with("edges=")) {
+      return SetOnce(exact.edge_layers, ParseCount(modifier, KvScheme::kMaxEdgeLayers, text), "edges", text);
+    }
   }
   throw InputError(fmt::format("KV cache scheme '{}': unknown modifier '{}{}'; modifiers are {}", Shown(text), sign,
                                Shown(modifier), kModifiers));
@@ -74,15 +93,25 @@ KvSide Resolve(const Term& term, bool is_key) {
 }
 
 // Exactness is the scheme's, not a side's: the default is that of the side that needs more of it.
+ExactPages DefaultExact(const Format& k, const Format& v) {
+  return std::max(k.exact, v.exact);
+}
+int DefaultSink(const Format& k, const Format& v, ExactPages exact) {
+  return exact == ExactPages::kNone ? 0 : std::max(k.sink_pages, v.sink_pages);
+}
+// Only a name that stands for both sides is a preset of whole models.
+int DefaultEdges(const Format& k, const Format& v) {
+  return &k == &v ? k.edge_layers : 0;
+}
+
 KvScheme Combine(const Term& k, const Term& v, const Exactness& exact, std::string_view text) {
-  const bool open = k.format->exact == ExactPages::kOpen || v.format->exact == ExactPages::kOpen;
   KvScheme scheme{.k = Resolve(k, true), .v = Resolve(v, false)};
-  scheme.exact = exact.pages.value_or(open ? ExactPages::kOpen : ExactPages::kNone);
-  const int default_sink = scheme.exact == ExactPages::kOpen ? std::max(k.format->sink_pages, v.format->sink_pages) : 0;
-  scheme.sink_pages = exact.sink_pages.value_or(default_sink);
+  scheme.exact = exact.pages.value_or(DefaultExact(*k.format, *v.format));
+  scheme.sink_pages = exact.sink_pages.value_or(DefaultSink(*k.format, *v.format, scheme.exact));
+  scheme.edge_layers = exact.edge_layers.value_or(DefaultEdges(*k.format, *v.format));
   if (scheme.sink_pages > 0 && scheme.exact == ExactPages::kNone) {
-    throw InputError(
-        fmt::format("KV cache scheme '{}': sink=1 keeps exact pages, so it needs exact=open", Shown(text)));
+    throw InputError(fmt::format("KV cache scheme '{}': +sink={} keeps exact pages, so it needs exact=open or exact=2",
+                                 Shown(text), scheme.sink_pages));
   }
   return scheme;
 }
@@ -146,11 +175,11 @@ std::string KvScheme::ToString() const {
                          ? SideText(k, true)
                          : "k=" + SideText(k, true) + ",v=" + SideText(v, false);
 
-  const bool default_open = k_format.exact == ExactPages::kOpen || v_format.exact == ExactPages::kOpen;
-  const bool open = exact == ExactPages::kOpen;
-  if (open != default_open) text += open ? "+exact=open" : "+exact=none";
-  const int default_sink = open ? std::max(k_format.sink_pages, v_format.sink_pages) : 0;
-  if (sink_pages != default_sink) text += fmt::format("+sink={}", sink_pages);
+  if (exact != DefaultExact(k_format, v_format)) {
+    text += exact == ExactPages::kNone ? "+exact=none" : exact == ExactPages::kOpen ? "+exact=open" : "+exact=2";
+  }
+  if (sink_pages != DefaultSink(k_format, v_format, exact)) text += fmt::format("+sink={}", sink_pages);
+  if (edge_layers != DefaultEdges(k_format, v_format)) text += fmt::format("+edges={}", edge_layers);
   return text;
 }
 

@@ -45,7 +45,7 @@ void Scheduler::Add(Sequence& sequence) {
 
 void Scheduler::Remove(Sequence& sequence) {
   if (!EraseFrom(running_, &sequence)) EraseFrom(waiting_, &sequence);
-  sequence.pages.Clear();
+  sequence.pages.Finish(sequence.tokens);
 }
 
 // Free bytes and those that eviction would free.
@@ -73,7 +73,7 @@ void Scheduler::Preempt(Sequence& sequence) {
     budget_ += chunk->tokens;
     chunks_.erase(chunk);
   }
-  sequence.pages.Clear();
+  sequence.pages.Finish(sequence.tokens);
   EraseFrom(running_, &sequence);
   InsertInLine(waiting_, &sequence);
   ++sequence.preemptions;

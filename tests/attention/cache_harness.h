@@ -196,7 +196,9 @@ class CacheHarness {
   }
 
   void ReleaseExact(Sequence& sequence) {
-    for (int64_t page = layout_.layers[0].sink_pages; (page + 1) * options_.page_size <= sequence.start; ++page) {
+    if (layout_.exact_page_bytes == 0) return;
+    const formats::LayerScheme& layer = layout_.layers[0];
+    for (int64_t page = layer.sink_pages; (page + layer.exact_pages) * options_.page_size <= sequence.start; ++page) {
       cache::PageId& exact = sequence.table[static_cast<size_t>(page)].exact;
       if (exact != cache::kNoPage) store_->Release(cache::PageKind::kExact, exact);
       exact = cache::kNoPage;

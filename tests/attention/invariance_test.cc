@@ -57,7 +57,8 @@ class InvarianceTest : public ::testing::TestWithParam<std::tuple<testing::Unit,
 std::vector<std::string> Schemes() {
   std::vector<std::string> schemes;
   for (const formats::Format& format : formats::All()) schemes.emplace_back(format.name);
-  schemes.insert(schemes.end(), {"k=int8,v=int4", "int4+exact=none", "fp8+exact=open", "int8+exact=open+sink=1"});
+  schemes.insert(schemes.end(), {"k=int8,v=int4", "int4+exact=none", "fp8+exact=open", "int8+exact=open+sink=1",
+                                 "int4+exact=2", "kivi2+exact=2+sink=3"});
   return schemes;
 }
 

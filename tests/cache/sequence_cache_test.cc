@@ -10,23 +10,26 @@ namespace {
 
 constexpr int kPage = 16;
 
-// Layers by (exact_open, sink_pages).
-formats::CacheLayout Layout(const std::vector<std::pair<bool, int>>& layers) {
+// Layers by (exact_pages, sink_pages).
+using Layers = std::vector<std::pair<int, int>>;
+
+formats::CacheLayout Layout(const Layers& layers) {
   formats::CacheLayout layout;
   layout.page_size = kPage;
   layout.page_bytes = 1024;
   for (const auto& [exact, sink] : layers) {
     formats::LayerScheme layer;
-    layer.exact_open = exact;
+    layer.exact_open = exact > 0;
+    layer.exact_pages = exact;
     layer.sink_pages = sink;
-    if (exact) layout.exact_page_bytes += 2048;
+    if (exact > 0) layout.exact_page_bytes += 2048;
     layout.layers.push_back(layer);
   }
   return layout;
 }
 
 struct World {
-  explicit World(const std::vector<std::pair<bool, int>>& layers, int64_t budget = 1 << 20, int64_t window = 0)
+  explicit World(const Layers& layers, int64_t budget = 1 << 20, int64_t window = 0)
       : layout(Layout(layers)),
         demand(layout, window),
         store(Cpu(), layout, {.budget_bytes = budget, .poison_unused = true}),
@@ -50,7 +53,7 @@ void ExpectRecords(const World& world, const SequenceCache& sequence, int64_t st
     const bool closed = (page + 1) * kPage <= end;
     for (const auto& layer : world.layout.layers) {
       quantized |= !layer.exact_open || (closed && page >= layer.sink_pages);
-      exact |= layer.exact_open && (active || page < layer.sink_pages);
+      exact |= layer.exact_open && (active || page > start / kPage - layer.exact_pages || page < layer.sink_pages);
     }
     EXPECT_EQ(sequence.Pages()[page].quantized != kNoPage, quantized)
         << "page " << page << " of " << start << ".." << end;
@@ -59,8 +62,8 @@ void ExpectRecords(const World& world, const SequenceCache& sequence, int64_t st
 }
 
 TEST(SequenceCache, HasTheRecordsThatThePageRuleNeeds) {
-  const std::vector<std::vector<std::pair<bool, int>>> layouts = {
-      {{false, 0}}, {{true, 0}}, {{true, 1}}, {{true, 1}, {false, 0}}, {{true, 0}, {true, 1}}};
+  const std::vector<Layers> layouts = {{{0, 0}}, {{1, 0}}, {{1, 1}},         {{1, 1}, {0, 0}}, {{1, 0}, {1, 1}},
+                                       {{2, 0}}, {{2, 1}}, {{2, 0}, {1, 3}}, {{0, 0}, {2, 2}}};
   std::mt19937 random(3);
   for (const auto& layers : layouts) {
     World world(layers);
@@ -85,7 +88,7 @@ TEST(SequenceCache, HasTheRecordsThatThePageRuleNeeds) {
 }
 
 TEST(SequenceCache, ReservesAllOrNothing) {
-  World world({{true, 0}}, 4 * 1024 + 2048);
+  World world({{1, 0}}, 4 * 1024 + 2048);
   SequenceCache sequence(world.store, nullptr, world.demand, "");
   EXPECT_FALSE(sequence.Reserve(3 * kPage));  // 3 quantized and 3 exact records
   EXPECT_EQ(world.store.UsedBytes(), 0);
@@ -99,7 +102,7 @@ TEST(SequenceCache, ReservesAllOrNothing) {
 }
 
 TEST(SequenceCache, SharesClosedPagesAndTheSink) {
-  World world({{true, 1}});
+  World world({{1, 1}});
   const auto tokens = Tokens(3 * kPage + 3);
   SequenceCache first(world.store, &world.tree, world.demand, "");
   EXPECT_EQ(first.MatchPrefix(tokens), 0);
@@ -116,8 +119,39 @@ TEST(SequenceCache, SharesClosedPagesAndTheSink) {
   EXPECT_EQ(third.MatchPrefix(std::span(tokens).first(3 * kPage)), 2 * kPage) << "one token must be left to compute";
 }
 
+// exact=2: a hit may end only where the last page's exact record is, at a sequence's end, or, once learned, at a
+// branch.
+TEST(SequenceCache, HitsEndWhereTheExactRecordIs) {
+  World world({{2, 0}});
+  const auto long_tokens = Tokens(4 * kPage + 3);
+  auto branched = long_tokens;  // leaves after 2 pages
+  for (size_t i = 2 * kPage; i < branched.size(); ++i) branched[i] = 9;
+  const auto run = [&](const std::vector<int32_t>& tokens) {
+    SequenceCache sequence(world.store, &world.tree, world.demand, "");
+    const int64_t hit = sequence.MatchPrefix(tokens);
+    if (hit > 0) {
+      EXPECT_NE(sequence.Pages()[hit / kPage - 1].exact, kNoPage);
+    }
+    for (int64_t page = 0; page + 1 < hit / kPage; ++page) EXPECT_EQ(sequence.Pages()[page].exact, kNoPage);
+    EXPECT_TRUE(sequence.Reserve(static_cast<int64_t>(tokens.size()) - hit));
+    sequence.Commit(tokens);
+    sequence.Finish(tokens);
+    return hit;
+  };
+  EXPECT_EQ(run(long_tokens), 0);
+  EXPECT_EQ(run(long_tokens), 4 * kPage) << "the end of the first is a place to go on";
+  EXPECT_EQ(run(branched), 0) << "nothing exact at the branch yet";
+  EXPECT_EQ(run(branched), 4 * kPage);
+  auto third = long_tokens;
+  for (size_t i = 2 * kPage; i < third.size(); ++i) third[i] = 7;
+  EXPECT_EQ(run(third), 2 * kPage) << "the branch was learned";
+  EXPECT_EQ(world.store.UsedBytes(), world.tree.EvictableBytes());
+  world.tree.Clear();
+  EXPECT_EQ(world.store.UsedBytes(), 0);
+}
+
 TEST(SequenceCache, AdoptsTheTreesEqualPage) {
-  World world({{false, 0}});
+  World world({{0, 0}});
   const auto tokens = Tokens(kPage);
   SequenceCache first(world.store, &world.tree, world.demand, "");
   SequenceCache second(world.store, &world.tree, world.demand, "");
@@ -131,7 +165,7 @@ TEST(SequenceCache, AdoptsTheTreesEqualPage) {
 }
 
 TEST(SequenceCache, FreesPagesBehindTheWindow) {
-  World world({{true, 0}}, 1 << 20, 2 * kPage);
+  World world({{1, 0}}, 1 << 20, 2 * kPage);
   SequenceCache sequence(world.store, nullptr, world.demand, "");
   for (int64_t length = 1; length <= 10 * kPage; ++length) {
     ASSERT_TRUE(sequence.Reserve(1));
@@ -146,7 +180,7 @@ TEST(SequenceCache, FreesPagesBehindTheWindow) {
 }
 
 TEST(SequenceCache, EvictsFromTheTreeWhenItMust) {
-  World world({{false, 0}}, 4 * 1024);
+  World world({{0, 0}}, 4 * 1024);
   for (int32_t value = 0; value < 20; ++value) {
     SequenceCache sequence(world.store, &world.tree, world.demand, "");
     const auto tokens = Tokens(2 * kPage, value);
@@ -159,7 +193,7 @@ TEST(SequenceCache, EvictsFromTheTreeWhenItMust) {
 TEST(SequenceCache, LeaksNothingUnderRandomTraffic) {
   std::mt19937 random(11);
   for (int round = 0; round < 30; ++round) {
-    World world({{true, round % 2}, {round % 3 == 0, 0}}, 40000 + static_cast<int64_t>(random() % 40000),
+    World world({{1, round % 2}, {round % 3 == 0, 0}}, 40000 + static_cast<int64_t>(random() % 40000),
                 round % 5 == 0 ? 40 : 0);
     struct Live {
       std::unique_ptr<SequenceCache> cache;

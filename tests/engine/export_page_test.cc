@@ -25,14 +25,16 @@ TEST(ExportPage, IsASelfDescribingFileOfTheAllocatedBytes) {
       const std::vector<uint8_t> file = engine.ExportPage(prompt, index);
       const formats::PageFile page = formats::ReadPageFile(file, "page");
       const bool exact = page.header.record == formats::RecordKind::kExact;
-      const bool sink = scheme == "int4" || scheme == "k=int8,v=int4" || scheme.ends_with("sink=1");
+      const bool sink = KvScheme::Parse(scheme).sink_pages > 0;
       EXPECT_EQ(exact, sink && index == 0) << "only a sink has no quantized record";
       EXPECT_EQ(static_cast<int64_t>(page.payload.size()), exact ? plan.exact_page_bytes : plan.page_bytes);
       if (!exact) {
         EXPECT_EQ(static_cast<double>(page.payload.size()), 16 * engine.Stats().bytes_per_token);
       }
       EXPECT_EQ(page.header.layout.layers.size(), 2u);
-      EXPECT_EQ(page.header.scales.empty(), scheme.find("fp8") == std::string::npos) << "static scales";
+      const formats::LayerScheme& layer = page.header.layout.layers[0];
+      const bool has_scales = layer.k.format->scaling.per_head || layer.v.format->scaling.per_head;
+      EXPECT_EQ(page.header.scales.empty(), !has_scales) << "static scales";
     }
   }
 }

@@ -216,13 +216,38 @@ TEST(SchemeText, BadSyntaxIsRefused) {
   EXPECT_THAT(Refusal("int4+exact=open+exact=none"), HasSubstr("exact is given twice"));
   EXPECT_THAT(Refusal("k=int4+sink=1,v=int4+sink=1"), HasSubstr("sink is given twice"));
   EXPECT_THAT(Refusal("int4+hadamard-hadamard"), HasSubstr("hadamard is given twice"));
-  EXPECT_THAT(Refusal("int4+sink=2"), AllOf(HasSubstr("+sink=2"), HasSubstr("+sink=1")));
+  EXPECT_THAT(Refusal("int4+sink=65"), AllOf(HasSubstr("+sink=65"), HasSubstr("0 to 64")));
+  EXPECT_THAT(Refusal("int4+sink=-1"), HasSubstr("sink="));
+  EXPECT_THAT(Refusal("int4+sink=x"), HasSubstr("0 to 64"));
+  EXPECT_THAT(Refusal("int4+exact=3"), HasSubstr("+exact=2"));
+  EXPECT_THAT(Refusal("int4+edges=99999"), HasSubstr("0 to 1024"));
   EXPECT_THAT(Refusal("int4+outliers=4"), HasSubstr("modifiers are +hadamard"));
   EXPECT_THAT(Refusal("int4-exact=open"), HasSubstr("unknown modifier '-exact=open'"));
   EXPECT_THAT(Refusal("int4+"), HasSubstr("unknown modifier '+'"));
   EXPECT_THAT(Refusal("k=int4,v=int4+mean"), HasSubstr("only K"));
   EXPECT_THAT(Refusal("int8+sink=1"), HasSubstr("needs exact=open"));
   EXPECT_THAT(Refusal("int4+exact=none+sink=1"), HasSubstr("needs exact=open"));
+}
+
+TEST(SchemeText, ExactPagesSinksAndEdges) {
+  const KvScheme two = KvScheme::Parse("int4+exact=2+sink=3");
+  EXPECT_EQ(two.exact, ExactPages::kTwo);
+  EXPECT_EQ(two.sink_pages, 3);
+  EXPECT_EQ(two.ToString(), "int4+exact=2+sink=3");
+  EXPECT_EQ(KvScheme::Parse("int8+exact=2").ToString(), "int8+exact=2");
+  EXPECT_EQ(KvScheme::Parse("int4+edges=1").edge_layers, 1);
+  EXPECT_EQ(KvScheme::Parse("turboquant_4bit_nc").edge_layers, 2) << "vLLM's preset";
+  EXPECT_EQ(KvScheme::Parse("turboquant_4bit_nc+edges=0").ToString(), "turboquant_4bit_nc+edges=0");
+  EXPECT_EQ(KvScheme::Parse("k=turboquant_4bit_nc,v=int4").edge_layers, 0) << "no preset";
+}
+
+TEST(LayerText, EdgesStayUnlessTheyAreNamed) {
+  std::vector<std::string> texts;
+  for (const KvScheme& scheme : ParseLayerSchemes(KvScheme::Parse("int8+edges=2"), "1=int4", 6)) {
+    texts.push_back(scheme.ToString());
+  }
+  EXPECT_THAT(texts, testing::ElementsAre("bf16", "int4", "int8", "int8", "bf16", "bf16"));
+  EXPECT_EQ(ParseLayerSchemes(KvScheme::Parse("int8+edges=9"), "", 3)[1].ToString(), "bf16");
 }
 
 TEST(LayerText, IndicesRangesAndNegatives) {

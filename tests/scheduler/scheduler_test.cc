@@ -19,6 +19,7 @@ formats::CacheLayout Layout(bool exact, int sink) {
   layout.exact_page_bytes = exact ? 3072 : 0;
   formats::LayerScheme layer;
   layer.exact_open = exact;
+  layer.exact_pages = exact ? 1 : 0;
   layer.sink_pages = sink;
   layout.layers.push_back(layer);
   return layout;

@@ -153,7 +153,7 @@ std::string FormatTable() {
     });
     text += fmt::format("| `{}` | {} | {} | {} | {} | {} | {} | {} | {} |\n", format.name,
                         fmt::join(format.aliases, ", "), Bits(format), scaling, multiple, hadamard,
-                        format.exact == ExactPages::kOpen ? "open" : "none", format.sink_pages, distortion);
+                        format.exact == ExactPages::kNone ? "none" : "open", format.sink_pages, distortion);
   }
   return text;
 }
@@ -205,13 +205,16 @@ std::string LevelTable() {
 std::string SchemeTable() {
   std::string text = "| text | means | exact | sink |\n|---|---|---|---|\n";
   for (const char* typed : {"int8", "int4", "fp8", "int4+exact=none", "int4+sink=0", "int8-hadamard", "int8+exact=open",
-                            "k=int8,v=int4", "k=int4+mean,v=int4", "k=bf16,v=int8+exact=none"}) {
+                            "int4+exact=2", "k=int8,v=int4", "k=int4+mean,v=int4", "k=bf16,v=int8+exact=none"}) {
     const KvScheme scheme = KvScheme::Parse(typed);
     const auto side = [](const KvSide& s) {
       return fmt::format("{}{}{}", s.format, s.hadamard ? " + hadamard" : "", s.mean ? " + mean" : "");
     };
     text += fmt::format("| `{}` | K {}, V {} | {} | {} |\n", typed, side(scheme.k), side(scheme.v),
-                        scheme.exact == ExactPages::kOpen ? "open" : "none", scheme.sink_pages);
+                        scheme.exact == ExactPages::kNone   ? "none"
+                        : scheme.exact == ExactPages::kOpen ? "open"
+                                                            : "2",
+                        scheme.sink_pages);
   }
   return text;
 }

@@ -12,7 +12,7 @@ from kvanta.text_table import render_table
 
 _DESCRIPTION = """\
 The cache formats that --kv-cache-dtype takes. K and V may differ: k=int8,v=int4. Modifiers: +hadamard -hadamard +mean
-+exact=none|open +sink=0|1, as in int8-hadamard or k=int8+mean,v=int4."""
++exact=none|open|2 +sink=N +edges=N, as in int8-hadamard or k=int8+mean,v=int4."""
 
 
 def parser() -> CommandParser:
@@ -30,7 +30,7 @@ def _text(report: dict[str, Any]) -> str:
             exact += " + first page"
         rows.append([row["name"], ", ".join(row["aliases"]), f"{row['bits_per_element']:g}", exact, row["summary"]])
     table = render_table(["format", "also", "bits", "kept in bf16", "what it is"], rows, left=(0, 1, 3, 4))
-    backends = f"Every format is attended to without unpacking by: {', '.join(report['backends'])}"
+    backends = f"Every format is attended to as it is stored by: {', '.join(report['backends'])}"
     return f"{table}\n\nBits per element at a head size of 128, scales included.\n{backends}"
 
 

@@ -1,5 +1,5 @@
-// Codes below 8 bits whose kernels have no arithmetic of their own: a page's fields become bytes on the stack, a group
-// of tokens at a time, and the kernels of int8 go over these. Included by isa_<isa>.cc after attention_kernels.h.
+// Codes below 8 bits whose kernels have no arithmetic of their own: fields become bytes on the stack (K: 16 tokens at a
+// time, V: a page), and the kernels of int8 go over these. Included by isa_<isa>.cc after attention_kernels.h.
 #pragma once
 
 #include <cstdint>

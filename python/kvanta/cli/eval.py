@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import shlex
 import sys
 from typing import Any
@@ -18,10 +19,13 @@ from kvanta.cli.arguments import (
 )
 from kvanta.cli.report import add_json, write_json_file, write_report
 from kvanta.engine_options import by_name
+from kvanta.errors import InputError
 from kvanta.evaluate import TASKS, Evaluation, Settings
 from kvanta.evaluate.plot import check_plot, write_plot
 from kvanta.evaluate.recommend import parse_conditions, recommend
+from kvanta.evaluate.search import Found, Search, about
 from kvanta.evaluate.table import EvaluationTable
+from kvanta.scheme_file import is_scheme_file, write_scheme_file
 
 _DESCRIPTION = """\
 What each cache format does to a model: its predictions on a text against those of the bf16 cache, computed by this
@@ -146,6 +150,20 @@ def _measure(evaluation: Evaluation, to_terminal: bool) -> bool:
     return complete
 
 
+def _search(evaluation: Evaluation, values: argparse.Namespace, to_terminal: bool) -> Found:
+    """Writes the scheme file, and puts it and the best uniform scheme among the formats to be measured."""
+    if not is_scheme_file(values.scheme):
+        raise InputError(f"--scheme: {values.scheme!r} does not end in .json")
+    passages = evaluation.calibration_passages(values.search_tokens)
+    found = Search(evaluation.subject, passages, values.search).run()
+    write_scheme_file(values.scheme, found.layers, about(found, evaluation.subject.model, passages))
+    added = [values.scheme, *([] if found.uniform is None else [found.uniform])]
+    evaluation.formats = list(dict.fromkeys([*evaluation.formats, *added]))
+    if to_terminal:
+        print(f"{values.scheme}: {found.bits_per_element:.4g} bits per element\n")
+    return found
+
+
 def _serve_command(model: str, name: str) -> str:
     from kvanta.cli import COMMANDS
 
@@ -161,8 +179,11 @@ def run(values: argparse.Namespace) -> int:
         check_plot(values.plot, settings.tasks)
     evaluation = Evaluation(model_of(values), settings)
     to_terminal = values.json != "-"
+    found = None if values.search is None else _search(evaluation, values, to_terminal)
     complete = _measure(evaluation, to_terminal)
     report: dict[str, Any] = {**evaluation.report(), "interrupted": not complete}
+    if found is not None:
+        report["search"] = {"budget": values.search, "file": values.scheme, **dataclasses.asdict(found)}
     if conditions is not None:
         best = recommend(evaluation.rows, conditions)
         command = None if best is None else _serve_command(evaluation.subject.model, best)

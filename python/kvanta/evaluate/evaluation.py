@@ -17,6 +17,7 @@ from kvanta.llm import LLM
 from kvanta.progress import progress_bar
 from kvanta.values import whole_number
 
+_SEARCH_WINDOW = 1024  # tokens
 TASKS = ("kl", "needle", "generation")
 
 
@@ -81,6 +82,17 @@ class Evaluation:
         if longest >= subject.context:
             raise InputError(f"a context of {subject.context} tokens has no room for answers to {longest} tokens")
         return GenerationTask(prompts, min(settings.generation_tokens, subject.context - longest), identity, vocab)
+
+    def calibration_passages(self, tokens: int) -> list[Passage]:
+        """Windows of `tokens` tokens that no task scores: what follows in the text, or else the shipped text."""
+        tokenizer = self.subject.tokenizer()
+        whole, beginning = tokenize(read_text(self.settings.text), tokenizer)
+        rest = whole[self.settings.tokens :]
+        if len(rest) < tokens and self.settings.text is not None:
+            rest, beginning = tokenize(read_text(None), tokenizer)
+        if len(rest) < tokens:
+            raise InputError(f"the text has {len(rest)} tokens left for the search, which wants {tokens}")
+        return windows(rest[:tokens], beginning, min(self.subject.context, tokens, _SEARCH_WINDOW))
 
     def run(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """The reference, then each format's name and figures, as soon as it is done; `rows` keeps them."""

@@ -23,6 +23,7 @@ def _offsets() -> list[tuple[float, float, str]]:
 
 def place_labels(axes: Any, places: Mapping[str, tuple[float, float]]) -> None:
     """Writes each name beside its dot, in the axes' data coordinates; far ones get a thin line to their dot."""
+    from matplotlib.patheffects import withStroke
     from matplotlib.transforms import Bbox
 
     figure = axes.figure
@@ -36,6 +37,7 @@ def place_labels(axes: Any, places: Mapping[str, tuple[float, float]]) -> None:
     legend = axes.get_legend()
     if legend is not None:
         taken.append(legend.get_window_extent(renderer))
+    halo = [withStroke(linewidth=2.5, foreground="white")]
     for name, place in places.items():
         label = None
         for x, y, side in _offsets():
@@ -51,6 +53,7 @@ def place_labels(axes: Any, places: Mapping[str, tuple[float, float]]) -> None:
                 va="center",
                 fontsize=_FONT_SIZE,
                 arrowprops=line,
+                path_effects=halo,
                 zorder=4,
             )
             box = label.get_window_extent(renderer) if line is None else _text_box(label, renderer)

@@ -45,7 +45,7 @@ _LAST = (_Column("clipped", 7, lambda row: f"{row['saturated']:,}"),)
 _MEANING = {
     "kl": "KL(reference || format) in nats per token; same top: share of equal likeliest tokens.",
     "needle": "needles: share of the hidden facts that were found.",
-    "generation": "equal start: tokens of a greedy answer before the first that differs; KL there: along the reference's.",
+    "generation": "equal start: tokens of a greedy answer up to the first that differs; KL there: along the reference",
 }
 
 

@@ -132,11 +132,12 @@ def _measure(evaluation: Evaluation, to_terminal: bool) -> bool:
     """Prints the table line by line. False if the user has stopped it after the first formats."""
     table = EvaluationTable(evaluation.formats, evaluation.settings.tasks)
     complete = True
+    evaluation.prepare()
+    if to_terminal:
+        print(f"{_title(evaluation)}\n\n{table.header()}", flush=True)
     try:
         for name, row in evaluation.run():
             if to_terminal:
-                if len(evaluation.rows) == 1:
-                    print(f"{_title(evaluation)}\n\n{table.header()}")
                 print(table.row(name, row), flush=True)
     except KeyboardInterrupt:
         if not evaluation.rows:
@@ -189,10 +190,8 @@ def run(values: argparse.Namespace) -> int:
         command = None if best is None else _serve_command(evaluation.subject.model, best)
         report["recommended"] = {"conditions": values.recommend, "format": best, "command": command}
         if to_terminal:
-            found = (
-                f"no format holds {values.recommend}" if best is None else f"{values.recommend}: {best}\n  {command}"
-            )
-            print(f"\n{found}")
+            none = f"no format holds {values.recommend}"
+            print("\n" + (none if best is None else f"{values.recommend}: {best}\n  {command}"))
     if not to_terminal:
         write_report("-", report, "")
     elif values.json is not None:

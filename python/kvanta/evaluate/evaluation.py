@@ -95,8 +95,7 @@ class Evaluation:
         return windows(rest[:tokens], beginning, min(self.subject.context, tokens, _SEARCH_WINDOW))
 
     def run(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The reference, then each format's name and figures, as soon as it is done; `rows` keeps them."""
-        self._prepare()
+        """Each format's name and figures, as soon as it is done; `rows` keeps them. After prepare."""
         tokens = sum(task.tokens for task in self._tasks)
         for name in self.formats:
             with progress_bar(tokens, name, " tokens") as bar:
@@ -113,7 +112,8 @@ class Evaluation:
             self.rows[name] = row
             yield name, row
 
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
+        """The reference: `reference` has its figures."""
         engines: list[LLM] = []
 
         def open_engine() -> LLM:
@@ -149,6 +149,7 @@ class Evaluation:
 def evaluate(model: str, settings: Settings | None = None) -> dict[str, Any]:
     """The report of `kvanta eval`, all formats done. Raises InputError or ResourceError."""
     evaluation = Evaluation(model, settings or Settings())
+    evaluation.prepare()
     for _ in evaluation.run():
         pass
     return evaluation.report()

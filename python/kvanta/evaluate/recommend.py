@@ -10,8 +10,8 @@ from typing import Any
 
 from kvanta.errors import InputError
 
-FIGURES = ("kl_mean", "kl_median", "kl_p99", "kl_max", "top1", "ppl", "ppl_ratio", "needle", "saturated")
-FIGURES += ("bits_per_element", "bytes_per_token")
+_KL = ("kl_mean", "kl_median", "kl_p99", "kl_max")
+FIGURES = (*_KL, "top1", "ppl", "ppl_ratio", "needle", "saturated", "bits_per_element", "bytes_per_token")
 _OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     "<=": operator.le,

@@ -125,7 +125,11 @@ class Search:
         chosen = allocate(items, self._budget)
         pairs = zip(chosen[: self._layers], chosen[self._layers :], strict=True)
         mixed = [f"k={k.name},v={v.name}" for k, v in pairs]
-        same = [(k.harm + v.harm, f"k={k.name},v={v.name}") for k in uniform[0] for v in uniform[1]]
+        same = [
+            (k.harm + v.harm, k.name if k.name == v.name else f"k={k.name},v={v.name}")
+            for k in uniform[0]
+            for v in uniform[1]
+        ]
         same = [each for each in same if self._subject.plan(each[1]).bits_per_element <= self._budget + 1e-9]
         best = min(same)[1] if same else None
         with progress_bar(tokens * (2 if best else 1), "search: the result", " tokens") as bar:

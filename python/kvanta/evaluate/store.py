@@ -63,7 +63,7 @@ def load(key: str, passages: Iterable[Passage] | None, vocab: int) -> tuple[list
 def _checksum(codes: np.ndarray[Any, Any]) -> int:
     value = 0
     for begin in range(0, len(codes), 64):
-        value = zlib.crc32(np.ascontiguousarray(codes[begin : begin + 64]), value)
+        value = zlib.crc32(codes[begin : begin + 64].data, value)
     return value
 
 
@@ -83,7 +83,7 @@ def save(key: str, passages: list[Passage], vocab: int, parts: Iterable[Referenc
                 table = np.empty(len(part), dtype=_ROW)
                 table["scale"], table["top"], table["target"] = part.scales, part.top, part.target
                 codes = np.ascontiguousarray(part.codes, dtype="<u2")
-                sums = [zlib.crc32(codes, sums[0]), zlib.crc32(table.tobytes(), sums[1])]
+                sums = [zlib.crc32(codes.data, sums[0]), zlib.crc32(table.tobytes(), sums[1])]
                 codes.tofile(codes_file)
                 table.tofile(rows_file)
         header = {

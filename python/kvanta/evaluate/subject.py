@@ -93,7 +93,11 @@ class Subject:
     def identity(self, scheme: str) -> dict[str, Any]:
         """All that the logits on `scheme` depend on, but for the tokens: files, precision, and this very library."""
         weights = sorted(path for path in self.folder.iterdir() if path.suffix in (".json", ".safetensors"))
-        options = {name: self.options.get(name) for name in ("dtype", "weight_dtype", "quantization_param_path", "isa")}
+        scales = self.options.get("quantization_param_path")
+        if scales and Path(scales).is_file():
+            weights.append(Path(scales))
+        names = ("dtype", "weight_dtype", "quantization_param_path", "calculate_kv_scales", "isa")
+        options = {name: self.options.get(name) for name in names}
         library = Path(_core.__file__).stat()
         return {
             "files": [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in weights],

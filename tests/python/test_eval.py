@@ -19,7 +19,7 @@ from kvanta import LLM, InputError
 from kvanta.cli import main
 from kvanta.divergence import kl_divergence, log_softmax
 from kvanta.evaluate import Evaluation, Settings, evaluate, store
-from kvanta.evaluate.passages import Passage
+from kvanta.evaluate.passages import Passage, beginning_of, read_text, tokenize
 from kvanta.evaluate.predictions import predictions
 from kvanta.evaluate.subject import Subject
 
@@ -307,3 +307,13 @@ def test_bad_input_is_one_line(words: list[str], reason: str, capsys: pytest.Cap
     assert main(["eval", MODEL, "--threads", "1", "--tokens", "256", *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert re.search(reason, line)
+
+
+def test_a_long_text_is_not_read_to_its_end() -> None:
+    tokenizer = Subject.find(MODEL, 128, 1, {}).tokenizer()
+    text = read_text(None)
+    whole = tokenizer.encode(text, add_special_tokens=False)
+    assert tokenize(text, tokenizer, 1000) == whole[:1000]
+    assert tokenize(text, tokenizer, 10**7) == whole
+    assert tokenize("a", tokenizer, 5) == tokenizer.encode("a", add_special_tokens=False)
+    assert beginning_of(tokenizer) == [1]

@@ -10,7 +10,7 @@ from kvanta.errors import InputError
 from kvanta.evaluate.divergence_task import DivergenceTask
 from kvanta.evaluate.generation_task import GenerationTask, make_prompts
 from kvanta.evaluate.needle_task import NeedleTask, hide
-from kvanta.evaluate.passages import SHIPPED_TEXT, Passage, read_text, tokenize, windows
+from kvanta.evaluate.passages import SHIPPED_TEXT, Passage, beginning_of, read_text, tokenize, windows
 from kvanta.evaluate.subject import Subject
 from kvanta.evaluate.task import Task
 from kvanta.llm import LLM
@@ -66,8 +66,9 @@ class Evaluation:
         self._tasks = [self._task(name) for name in dict.fromkeys(settings.tasks)]
 
     def _passages(self) -> list[Passage]:
-        tokens, beginning = tokenize(read_text(self.settings.text), self.subject.tokenizer())
-        return windows(tokens[: self.settings.tokens], beginning, self.subject.context)
+        tokenizer = self.subject.tokenizer()
+        tokens = tokenize(read_text(self.settings.text), tokenizer, self.settings.tokens)
+        return windows(tokens, beginning_of(tokenizer), self.subject.context)
 
     def _task(self, name: str) -> Task:
         subject, settings = self.subject, self.settings
@@ -86,13 +87,12 @@ class Evaluation:
     def calibration_passages(self, tokens: int) -> list[Passage]:
         """Windows of `tokens` tokens that no task scores: what follows in the text, or else the shipped text."""
         tokenizer = self.subject.tokenizer()
-        whole, beginning = tokenize(read_text(self.settings.text), tokenizer)
-        rest = whole[self.settings.tokens :]
+        rest = tokenize(read_text(self.settings.text), tokenizer, self.settings.tokens + tokens)[self.settings.tokens :]
         if len(rest) < tokens and self.settings.text is not None:
-            rest, beginning = tokenize(read_text(None), tokenizer)
+            rest = tokenize(read_text(None), tokenizer, tokens)
         if len(rest) < tokens:
             raise InputError(f"the text has {len(rest)} tokens left for the search, which wants {tokens}")
-        return windows(rest[:tokens], beginning, min(self.subject.context, tokens, _SEARCH_WINDOW))
+        return windows(rest, beginning_of(tokenizer), min(self.subject.context, tokens, _SEARCH_WINDOW))
 
     def run(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Each format's name and figures, as soon as it is done; `rows` keeps them. After prepare."""

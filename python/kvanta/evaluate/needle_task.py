@@ -16,8 +16,8 @@ from kvanta.tokenizer import Tokenizer
 
 _ANSWER_TOKENS = 24
 _FACTS = (("London", "7413"), ("Paris", "2856"), ("Rome", "9047"), ("Madrid", "5162"))
-_FACT = "The special magic number for {city} is {number}."
-_QUESTION = "What is the special magic number for {city} in the text above?"
+_FACT = "The secret number of {city} is {number}."
+_QUESTION = "What is the secret number of {city}? Answer with the number."
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def _prompt(tokenizer: Tokenizer, sentences: Sequence[str], depth: float, city: 
     fact, question = _FACT.format(city=city, number=number), _QUESTION.format(city=city)
     text = " ".join([*sentences[:place], fact, *sentences[place:]])
     if tokenizer.chat_template is None:
-        return tokenizer.encode(f"{text}\n\nQuestion: {question}\nAnswer: The special magic number for {city} is")
+        return tokenizer.encode(f"{text}\n\nQuestion: {question}\nAnswer: The secret number of {city} is")
     chat = tokenizer.apply_chat_template([{"role": "user", "content": f"{text}\n\n{question}"}])
     return tokenizer.encode(chat, add_special_tokens=False)
 

@@ -11,6 +11,7 @@ from kvanta.tokenizer import Tokenizer
 
 SHIPPED_TEXT = Path(__file__).parents[1] / "texts" / "treasure_island.txt"
 _FEWEST_TOKENS = 16
+_CHARACTERS_PER_TOKEN = 8  # more than texts have on average
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,19 @@ def read_text(file: str | Path | None) -> str:
         raise InputError(f"the text {str(file)!r} cannot be read: {reason}") from None
 
 
-def tokenize(text: str, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """The text's tokens, and what the model wants before each passage: its beginning-of-sequence token or nothing."""
-    tokens = tokenizer.encode(text)
-    plain = tokenizer.encode(text, add_special_tokens=False)
-    return plain, tokens[: max(0, len(tokens) - len(plain))] if tokens[-len(plain) :] == plain else []
+def tokenize(text: str, tokenizer: Tokenizer, most: int) -> list[int]:
+    """The text's first `most` tokens, without special ones; of a long text no more is read than that takes."""
+    characters = _CHARACTERS_PER_TOKEN * most
+    tokens = tokenizer.encode(text[:characters], add_special_tokens=False)
+    if len(tokens) <= most and len(text) > characters:  # tokens of many characters, or the cut is within the last one
+        tokens = tokenizer.encode(text, add_special_tokens=False)
+    return tokens[:most]
+
+
+def beginning_of(tokenizer: Tokenizer) -> list[int]:
+    """What the model wants before each passage: its beginning-of-sequence token, or nothing."""
+    with_it, plain = tokenizer.encode("a"), tokenizer.encode("a", add_special_tokens=False)
+    return with_it[: len(with_it) - len(plain)] if with_it[-len(plain) :] == plain else []
 
 
 def windows(tokens: Sequence[int], beginning: Sequence[int], context: int) -> list[Passage]:

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -121,9 +122,13 @@ def test_old_references_make_room(home: Path, monkeypatch: pytest.MonkeyPatch) -
         for path in (home / "eval").iterdir():
             os.utime(path, (path.stat().st_mtime - 100, path.stat().st_mtime - 100 + age))
     assert len(list((home / "eval").iterdir())) == 3
+    for name, age in ((".killed", 2 * 86400), (".working", 60)):
+        (home / "eval" / name).mkdir()
+        os.utime(home / "eval" / name, (time.time() - age, time.time() - age))
     monkeypatch.setattr(store, "MOST_BYTES", 640_000)  # 512 tokens take 262144, 384 take 196608, 256 take 131072
     evaluate(MODEL, SMALL)
-    sizes = sorted((path / "codes.u16").stat().st_size for path in (home / "eval").iterdir())
+    assert [path.name for path in (home / "eval").glob(".*")] == [".working"]
+    sizes = sorted(path.stat().st_size for path in (home / "eval").glob("*/codes.u16"))
     assert sizes == [131072, 196608, 262144]
 
 

@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import shutil
+import time
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -26,6 +27,7 @@ LAYOUT_VERSION = 1
 MOST_BYTES = 4 * 2**30
 """That the folder may hold: the references that were not used for longest go first."""
 
+_LONGEST_WRITING = 24 * 3600  # seconds
 _ROW = np.dtype([("scale", "<f4"), ("top", "<i4"), ("target", "<f4")])
 _HEADER, _CODES, _ROWS = "header.json", "codes.u16", "rows.bin"
 
@@ -106,13 +108,14 @@ def save(key: str, passages: list[Passage], vocab: int, parts: Iterable[Referenc
 
 
 def _remove_oldest(keep: Path) -> None:
-    """Until the folder holds at most MOST_BYTES; never `keep`."""
+    """Until the folder holds at most MOST_BYTES; never `keep`. What a killed process has left goes as well."""
     with contextlib.suppress(OSError):  # another process may do the same
         others = [path for path in keep.parent.iterdir() if path.is_dir() and path != keep]
         room = MOST_BYTES - _size(keep)
         for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
             room -= _size(path)
-            if room < 0 and not path.name.startswith("."):
+            being_written = path.name.startswith(".") and time.time() - path.stat().st_mtime < _LONGEST_WRITING
+            if (room < 0 or path.name.startswith(".")) and not being_written:
                 shutil.rmtree(path, ignore_errors=True)
 
 

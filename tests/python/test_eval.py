@@ -22,6 +22,7 @@ from kvanta.divergence import kl_divergence, log_softmax
 from kvanta.evaluate import Evaluation, Settings, evaluate, store
 from kvanta.evaluate.passages import Passage, beginning_of, read_text, tokenize
 from kvanta.evaluate.predictions import predictions
+from kvanta.evaluate.search import Search
 from kvanta.evaluate.subject import Subject
 
 MODEL = "stories260k"
@@ -234,6 +235,13 @@ def test_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "s.json cache" in capsys.readouterr().err
     assert main(["plan", MODEL, "--formats", "s.json", "--json", "p.json"]) == 0
     assert json.loads(Path("p.json").read_text())["formats"][0]["bits_per_element"] == scheme["bits_per_element"]
+    monkeypatch.setattr(Subject, "engine", refuse)  # what was measured is kept
+    search = Search(
+        Subject.find(MODEL, 128, 1, {"threads": 1}), Evaluation(MODEL, SMALL).calibration_passages(256), 9.5
+    )
+    assert search.run().layers == scheme["layers"]
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
     layers = [row["scheme"] for row in engine("s.json").stats()["layers"]]
     assert layers == [row["scheme"] for row in engine("bf16", kv_cache_dtype_layers=map_of(scheme)).stats()["layers"]]
 
@@ -301,6 +309,8 @@ BAD: dict[str, tuple[list[str], str]] = {
     "needles": (["--tasks", "needle", "--needles", "9"], "needles is 9"),
     "no figure": (["--recommend", "speed>3"], "speed"),
     "too few bits": (["--search", "3"], "no scheme has 3 bits"),
+    "a search among schemes": (["--search", "9", "--search-formats", "k=int8,v=fp8"], "k=int8,v=fp8"),
+    "a search among unknown formats": (["--search", "9", "--search-formats", "int9"], "int9.*int8"),
     "a scheme file's name": (["--search", "9", "--scheme", "s.txt"], "s.txt"),
     "no text for the search": (["--tokens", "10000000", "--search", "9"], "left for the search"),
     "a picture without kl": (["--tasks", "needle", "--plot", "p.png"], "kl"),

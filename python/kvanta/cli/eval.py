@@ -85,6 +85,9 @@ def parser() -> CommandParser:
     result.add_argument(
         "--search-tokens", type=whole_number, default=1024, metavar="N", help="of text that --search looks at [1024]"
     )
+    result.add_argument(
+        "--search-formats", nargs="+", metavar="FORMAT", help="that --search chooses among, beside bf16 [all]"
+    )
     add_json(result)
     add_engine_options(result)
     return result
@@ -156,7 +159,7 @@ def _search(evaluation: Evaluation, values: argparse.Namespace, to_terminal: boo
     if not is_scheme_file(values.scheme):
         raise InputError(f"--scheme: {values.scheme!r} does not end in .json")
     passages = evaluation.calibration_passages(values.search_tokens)
-    found = Search(evaluation.subject, passages, values.search).run()
+    found = Search(evaluation.subject, passages, values.search, values.search_formats).run()
     write_scheme_file(values.scheme, found.layers, about(found, evaluation.subject.model, passages))
     added = [values.scheme, *([] if found.uniform is None else [found.uniform])]
     evaluation.formats = list(dict.fromkeys([*evaluation.formats, *added]))

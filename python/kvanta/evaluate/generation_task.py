@@ -66,7 +66,7 @@ class GenerationTask:
             pairs = zip(self._prompts, answers, strict=True)
             passages = [Passage((*prompt, *answer), len(prompt) - 1) for prompt, answer in pairs]
             found = save_reference(self._key, self._vocab, passages, llm, progress)
-        self._reference = Reference(*found)
+        self._reference = Reference(*found, self._key)
         return {"generation": {"prompts": len(self._prompts), "tokens": len(self._reference.rows)}}
 
     def measure(self, llm: LLM, progress: Progress) -> dict[str, Any]:

@@ -25,6 +25,8 @@ class Reference:
 
     passages: list[Passage]
     rows: ReferenceRows
+    key: str
+    """Its name on disk."""
 
     def log_probabilities(self) -> list[float]:
         """Of the tokens that stand there, nats."""
@@ -68,7 +70,7 @@ def make_reference(
     found = store.load(key, passages, vocab)
     if found is None:
         found = save_reference(key, vocab, passages, open_engine(), progress)
-    return Reference(*found)
+    return Reference(*found, key)
 
 
 def save_reference(

@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from kvanta import formats
+from kvanta import _core, formats
 from kvanta.errors import InputError
 from kvanta.evaluate.allocation import Choice, allocate, undominated
+from kvanta.evaluate.divergence_log import DivergenceLog
 from kvanta.evaluate.passages import Passage
 from kvanta.evaluate.reference import Progress, make_reference
+from kvanta.evaluate.store import folder_of
 from kvanta.evaluate.subject import Subject
 from kvanta.progress import progress_bar
 from kvanta.scheme_file import join_layers
@@ -45,19 +47,26 @@ def _scheme(side: str, name: str) -> str:
 class Search:
     """For one model, on some passages that are not those on which the result is judged. Raises InputError."""
 
-    def __init__(self, subject: Subject, passages: Sequence[Passage], budget: float) -> None:
+    def __init__(
+        self, subject: Subject, passages: Sequence[Passage], budget: float, names: Sequence[str] | None = None
+    ) -> None:
+        """`budget`: bits per element. `names`: the formats to choose among, beside bf16; None: all."""
         mixed = ("kv_cache_dtype_layers", "kv_cache_dtype_skip_layers")
         self._subject = replace(subject, options={n: v for n, v in subject.options.items() if n not in mixed})
         self._passages = list(passages)
         self._budget = budget
         self._layers = subject.info().layers
-        self._sides = [self._candidates(side) for side in _SIDES]
+        for name in names or ():
+            if "," in name:
+                raise InputError(f"the search chooses among formats of one side, such as int4; {name!r} is not one")
+            _core.KvScheme.parse(name)
+        self._sides = [self._candidates(side, names) for side in _SIDES]
         allocate([choices for choices in self._sides for _ in range(self._layers)], budget)  # refuses what cannot be
 
-    def _candidates(self, side: str) -> list[Choice]:
-        """Every quantized format that this side takes; their harm is not known yet."""
+    def _candidates(self, side: str, names: Sequence[str] | None) -> list[Choice]:
+        """Those formats that this side takes and that are smaller than bf16; their harm is not known yet."""
         choices = [Choice(_EXACT, 16.0, 0.0)]
-        for name in formats.names():
+        for name in dict.fromkeys(names or formats.names()):
             try:
                 bits = 2 * self._subject.plan(_scheme(side, name)).bits_per_element - 16
             except InputError:
@@ -76,9 +85,17 @@ class Search:
                 identity, vocab, self._passages, lambda: self._subject.reference_engine(_EXACT), bar.update
             )
 
+        log = DivergenceLog(folder_of(reference.key))
+
         def divergence(scheme: str, layers: str, progress: Progress) -> float:
+            value = log.get(scheme, layers)
+            if value is not None:
+                progress(tokens)
+                return value
             llm, _ = self._subject.engine(scheme, layers)
-            return float(np.concatenate([part.kl for part in reference.compare(llm, progress)]).mean())
+            value = float(np.concatenate([part.kl for part in reference.compare(llm, progress)]).mean())
+            log.add(scheme, layers, value)
+            return value
 
         uniform = [self._uniform(divergence, side, tokens) for side in _SIDES]
         items = self._sensitivities(divergence, uniform, tokens)

@@ -32,7 +32,8 @@ _ROW = np.dtype([("scale", "<f4"), ("top", "<i4"), ("target", "<f4")])
 _HEADER, _CODES, _ROWS = "header.json", "codes.u16", "rows.bin"
 
 
-def _folder(key: str) -> Path:
+def folder_of(key: str) -> Path:
+    """Where the reference of that key is, or will be."""
     return kvanta_home() / "eval" / key
 
 
@@ -41,7 +42,7 @@ def load(key: str, passages: Iterable[Passage] | None, vocab: int) -> tuple[list
 
     `passages`: that they must be of; None: whichever they are of.
     """
-    folder = _folder(key)
+    folder = folder_of(key)
     try:
         header = json.loads((folder / _HEADER).read_text(encoding="utf-8"))
         found = [Passage(tuple(tokens), first) for tokens, first in header["passages"]]
@@ -71,7 +72,7 @@ def _checksum(codes: np.ndarray[Any, Any]) -> int:
 
 def save(key: str, passages: list[Passage], vocab: int, parts: Iterable[ReferenceRows]) -> None:
     """Writes the rows as `parts` brings them. Raises ResourceError if there is no room, or no right to write."""
-    target = _folder(key)
+    target = folder_of(key)
     working = target.with_name(f".{key}.{os.getpid()}")
     needed = sum(passage.rows for passage in passages) * (2 * vocab + _ROW.itemsize)
     try:

@@ -147,6 +147,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     report = json.loads(file.read_text())
     assert {"model", "text", "context", "tokens", "reference_ppl", "formats"} <= report.keys()
     assert (report["model"], report["context"], report["tokens"], report["scored_tokens"]) == (MODEL, 160, 480, 240)
+    assert report["ci95_over"] == "blocks of 128 tokens"
+    assert report["ci95_over"] in printed.out
     assert list(report["formats"]) == ["int8", "k=int8,v=fp8"]
     for name, row in report["formats"].items():
         assert row.keys() >= KL_KEYS | {"bits_per_element", "bytes_per_token", "saturated", "needle", "generation"}

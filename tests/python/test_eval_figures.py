@@ -16,7 +16,7 @@ from kvanta.evaluate.passages import windows
 from kvanta.evaluate.plot import pareto_front
 from kvanta.evaluate.recommend import parse_conditions, recommend
 from kvanta.evaluate.row_figures import RowFigures, compare, pack_rows
-from kvanta.evaluate.summary import bootstrap_units, confidence_interval, perplexity, summarize
+from kvanta.evaluate.summary import bootstrap_unit, bootstrap_units, confidence_interval, perplexity, summarize
 
 
 def peaked_logits(rows: int, vocab: int, seed: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
@@ -90,11 +90,10 @@ def test_the_interval_covers_the_true_mean() -> None:
 
 def test_what_the_bootstrap_draws() -> None:
     many = [figures(*[0.0] * 10)] * 4
-    assert bootstrap_units(many)[0] == "windows"
-    name, units = bootstrap_units([figures(*[0.0] * 300)])
-    assert name == "blocks of 128 tokens"
-    assert [len(unit) for unit in units] == [150, 150]
-    assert len(bootstrap_units([figures(0.0)])[1]) == 1
+    assert [len(unit) for unit in bootstrap_units(many)] == [10] * 4
+    assert [len(unit) for unit in bootstrap_units([figures(*[0.0] * 300)])] == [150, 150]
+    assert len(bootstrap_units([figures(0.0)])) == 1
+    assert (bootstrap_unit(4), bootstrap_unit(3)) == ("windows", "blocks of 128 tokens")
 
 
 def test_windows() -> None:

@@ -147,7 +147,7 @@ def _measure(evaluation: Evaluation, to_terminal: bool) -> bool:
             raise
         complete = False
     if to_terminal:
-        print(f"\n{table.footer()}")
+        print(f"\n{table.footer(evaluation.report()['ci95_over'])}")
         notes = {note: None for row in evaluation.rows.values() for note in row["notes"]}
         for note in notes:
             print(f"kvanta: {note}", file=sys.stderr)

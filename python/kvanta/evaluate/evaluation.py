@@ -12,6 +12,7 @@ from kvanta.evaluate.generation_task import GenerationTask, make_prompts
 from kvanta.evaluate.needle_task import NeedleTask, hide
 from kvanta.evaluate.passages import SHIPPED_TEXT, Passage, beginning_of, read_text, tokenize, windows
 from kvanta.evaluate.subject import Subject
+from kvanta.evaluate.summary import bootstrap_unit
 from kvanta.evaluate.task import Task
 from kvanta.llm import LLM
 from kvanta.progress import progress_bar
@@ -125,17 +126,21 @@ class Evaluation:
             for task in self._tasks:
                 self.reference |= task.prepare(open_engine, bar.update)
 
+    def _text_name(self) -> str:
+        return SHIPPED_TEXT.name if self.settings.text is None else self.settings.text
+
     def report(self) -> dict[str, Any]:
         """What --json writes, of the formats that are done."""
         from kvanta import __version__
 
         result: dict[str, Any] = {
             "model": self.subject.model,
-            "text": SHIPPED_TEXT.name if self.settings.text is None else self.settings.text,
+            "text": self._text_name() if self.passages else None,
             "context": self.subject.context,
             "tokens": sum(len(passage.tokens) for passage in self.passages),
             "scored_tokens": sum(passage.rows for passage in self.passages),
             "windows": len(self.passages),
+            "ci95_over": bootstrap_unit(len(self.passages)) if self.passages else None,
             "model_limit": int(self.subject.info().max_position),
             "reference": self.settings.reference,
             "reference_ppl": self.reference.get("ppl"),

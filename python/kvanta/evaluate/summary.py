@@ -16,15 +16,17 @@ _BLOCK_TOKENS = 128
 _SEED = 20240229
 
 
-def bootstrap_units(parts: Sequence[RowFigures]) -> tuple[str, list[NDArray[np.float64]]]:
-    """What is drawn again and again: whole windows, since tokens of one are alike, or blocks if there are few windows.
+def bootstrap_unit(windows: int) -> str:
+    """What is drawn again and again: whole windows, since tokens of one are alike, or blocks if there are few."""
+    return "windows" if windows >= _FEWEST_WINDOWS else f"blocks of {_BLOCK_TOKENS} tokens"
 
-    A name for reports, and the KL of each unit's tokens.
-    """
+
+def bootstrap_units(parts: Sequence[RowFigures]) -> list[NDArray[np.float64]]:
+    """The KL of each unit's tokens."""
     if len(parts) >= _FEWEST_WINDOWS:
-        return "windows", [part.kl for part in parts]
+        return [part.kl for part in parts]
     joined = np.concatenate([part.kl for part in parts])
-    return f"blocks of {_BLOCK_TOKENS} tokens", np.array_split(joined, max(1, len(joined) // _BLOCK_TOKENS))
+    return np.array_split(joined, max(1, len(joined) // _BLOCK_TOKENS))
 
 
 def confidence_interval(units: Sequence[NDArray[np.float64]]) -> list[float]:
@@ -47,7 +49,7 @@ def summarize(parts: Sequence[RowFigures], reference_perplexity: float) -> dict[
     own = perplexity(rows.target)
     return {
         "kl_mean": float(rows.kl.mean()),
-        "kl_mean_ci95": confidence_interval(bootstrap_units(parts)[1]),
+        "kl_mean_ci95": confidence_interval(bootstrap_units(parts)),
         "kl_median": float(np.median(rows.kl)),
         "kl_p99": float(np.quantile(rows.kl, 0.99)),
         "kl_max": float(rows.kl.max()),

@@ -71,6 +71,7 @@ class EvaluationTable:
         """One format's line."""
         return self._line(name, [column.cell(figures) for column in self._columns])
 
-    def footer(self) -> str:
-        """What the columns mean."""
-        return "\n".join(f"  {_MEANING[name]}" for name in self._tasks)
+    def footer(self, ci95_over: str | None) -> str:
+        """What the columns mean; `ci95_over`: what the confidence intervals are drawn from."""
+        lines = [f"  {_MEANING[name]}" for name in self._tasks]
+        return "\n".join([*lines, *([f"  95 %: bootstrap over {ci95_over}."] if ci95_over else [])])

@@ -34,9 +34,6 @@ def place_labels(axes: Any, places: Mapping[str, tuple[float, float]]) -> None:
     for place in places.values():
         x, y = axes.transData.transform(place)
         taken.append(Bbox.from_bounds(x - _DOT_PIXELS, y - _DOT_PIXELS, 2 * _DOT_PIXELS, 2 * _DOT_PIXELS))
-    legend = axes.get_legend()
-    if legend is not None:
-        taken.append(legend.get_window_extent(renderer))
     halo = [withStroke(linewidth=2.5, foreground="white")]
     for name, place in places.items():
         label = None

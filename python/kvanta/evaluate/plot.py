@@ -52,6 +52,9 @@ def write_plot(file: str, report: Mapping[str, Any]) -> None:
         f"{report['model']}: cache formats against {report['reference']}, {report['scored_tokens']:,} tokens of "
         f"{Path(report['text']).name} in windows of {report['context']:,}"
     )
+    for color, label in ((_FRONT, "Pareto front: none is both smaller and of less divergence"), (_DOT, "others")):
+        left.plot([], [], "o", color=color, label=label)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=9, frameon=False)
     _accuracy(left, rows, front)
     _memory(right, report, front)
     try:
@@ -60,12 +63,10 @@ def write_plot(file: str, report: Mapping[str, Any]) -> None:
         raise ResourceError(f"cannot write {file!r}: {error.strerror or error}") from None
 
 
-def _draw(axes: Any, places: Mapping[str, tuple[float, float]], front: Sequence[str], label: str) -> None:
+def _draw(axes: Any, places: Mapping[str, tuple[float, float]], front: Sequence[str]) -> None:
     axes.plot(*zip(*(places[name] for name in front), strict=True), "-", color=_FRONT, alpha=0.4, zorder=1)
-    for chosen, color, legend in ((False, _DOT, "beaten by another"), (True, _FRONT, label)):
-        dots = [place for name, place in places.items() if (name in front) == chosen]
-        if dots:
-            axes.plot(*zip(*dots, strict=True), "o", color=color, label=legend, zorder=3)
+    for name, (x, y) in places.items():
+        axes.plot([x], [y], "o", color=_FRONT if name in front else _DOT, zorder=3)
     axes.grid(True, which="both", alpha=0.25, linewidth=0.6)
     axes.margins(0.12)
 
@@ -74,7 +75,7 @@ def _accuracy(axes: Any, rows: Mapping[str, Mapping[str, Any]], front: Sequence[
     least = 1e-7  # what a logarithmic axis can show; below it figures are rounding
     places = {name: (row["bits_per_element"], max(row["kl_mean"], least)) for name, row in rows.items()}
     axes.set_yscale("log")
-    _draw(axes, places, front, "Pareto front")
+    _draw(axes, places, front)
     for name, (bits, mean) in places.items():
         low, high = rows[name]["kl_mean_ci95"]
         ends = [[max(0.0, mean - max(low, least / 2))], [max(0.0, high - mean)]]
@@ -83,7 +84,6 @@ def _accuracy(axes: Any, rows: Mapping[str, Mapping[str, Any]], front: Sequence[
     axes.set_xlabel("bits per element of the cache, scales included")
     axes.set_ylabel("mean KL divergence (nats per token), bars: 95 %")
     axes.set_title("Accuracy over bits: down and left is better", fontsize=11)
-    axes.legend(loc="lower left", fontsize=9)
     place_labels(axes, places)
 
 
@@ -92,13 +92,12 @@ def _memory(axes: Any, report: Mapping[str, Any], front: Sequence[str]) -> None:
     unit, name_of_unit = (2**30, "GiB") if limit * _largest(report) >= 2**30 else (2**20, "MiB")
     rows = report["formats"]
     places = {name: (row["bytes_per_token"] * limit / unit, 100 * row["top1"]) for name, row in rows.items()}
-    _draw(axes, places, front, "Pareto front of the left picture")
+    _draw(axes, places, front)
     axes.set_xlabel(f"{name_of_unit} of cache for a full context of {limit:,} tokens")
     axes.set_ylabel("same most likely token as the reference (%)")
     axes.set_title("Precision over memory: up and left is better", fontsize=11)
     above = axes.secondary_xaxis("top", functions=(lambda x: x * unit / limit, lambda x: x * limit / unit))
     above.set_xlabel("bytes per token", fontsize=9)
-    axes.legend(loc="lower right", fontsize=9)
     place_labels(axes, places)
 
 

@@ -51,7 +51,7 @@ def place_labels(axes: Any, places: Mapping[str, tuple[float, float]]) -> None:
                 fontsize=_FONT_SIZE,
                 arrowprops=line,
                 path_effects=halo,
-                zorder=4,
+                zorder=5,
             )
             box = label.get_window_extent(renderer) if line is None else _text_box(label, renderer)
             inside = frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1

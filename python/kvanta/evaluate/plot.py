@@ -66,7 +66,7 @@ def write_plot(file: str, report: Mapping[str, Any]) -> None:
 def _draw(axes: Any, places: Mapping[str, tuple[float, float]], front: Sequence[str]) -> None:
     axes.plot(*zip(*(places[name] for name in front), strict=True), "-", color=_FRONT, alpha=0.4, zorder=1)
     for name, (x, y) in places.items():
-        axes.plot([x], [y], "o", color=_FRONT if name in front else _DOT, zorder=3)
+        axes.plot([x], [y], "o", color=_FRONT if name in front else _DOT, zorder=4 if name in front else 3)
     axes.grid(True, which="both", alpha=0.25, linewidth=0.6)
     axes.margins(0.12)
 

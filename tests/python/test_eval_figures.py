@@ -11,6 +11,7 @@ from kvanta.divergence import kl_divergence, log_softmax
 from kvanta.errors import InputError
 from kvanta.evaluate.allocation import Choice, allocate, undominated
 from kvanta.evaluate.generation_task import agreement
+from kvanta.evaluate.layer_harms import layer_harms
 from kvanta.evaluate.packed_rows import pack, unpack
 from kvanta.evaluate.passages import windows
 from kvanta.evaluate.plot import pareto_front
@@ -163,3 +164,20 @@ def test_agreement() -> None:
     assert agreement([1, 2, 3], [1, 5, 3]) == 1
     assert agreement([1, 2, 3], [1, 2]) == 2
     assert agreement([], [1]) == 0
+
+
+def test_layers_harm_without_the_noise() -> None:
+    noise = np.array([4.0, 3.0, 2.0])  # of the least change in a layer
+    k = np.array(
+        [noise + np.array([6.0, 0.0, 12.0]), noise + np.array([0.2, 0.0, 0.1])]
+    )  # a coarse format and a fine one
+    v = np.array([noise + np.array([0.0, 1.0, 0.0])])
+    k_harms, v_harms = layer_harms([k, v], [np.array([22.0, 4.9]), np.array([5.0])])
+    np.testing.assert_allclose(
+        k_harms, np.array([[6, 0, 12], [0.3, 0, 0.6]])
+    )  # the fine one has the coarse one's shares
+    np.testing.assert_allclose(v_harms, [[0, 1, 0]])
+    nothing = np.zeros((0, 3))
+    found = layer_harms([nothing, np.array([noise])], [np.zeros(0), np.array([3.5])])
+    np.testing.assert_array_equal(found[0], nothing)
+    np.testing.assert_allclose(found[1], [[0, 0, 0]])

@@ -1,7 +1,7 @@
 """--search: a scheme per layer, K and V apart, of least divergence within a budget of bits per element.
 
-Each side of each layer is quantized alone, all else exact; the divergences of one side in all layers at once scale
-these to what they add up to, and dynamic programming chooses. The best uniform scheme of the budget competes.
+Each side of each layer is quantized alone, all else exact; with the divergences of one side in all layers at once these
+give harms that add up (layer_harms), and dynamic programming chooses. The best uniform scheme of the budget competes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from kvanta import _core, formats
 from kvanta.errors import InputError
 from kvanta.evaluate.allocation import Choice, allocate, undominated
 from kvanta.evaluate.divergence_log import DivergenceLog
+from kvanta.evaluate.layer_harms import layer_harms
 from kvanta.evaluate.passages import Passage
 from kvanta.evaluate.reference import Progress, make_reference
 from kvanta.evaluate.store import folder_of
@@ -109,31 +110,30 @@ class Search:
                 0.0 if choice.name == _EXACT else divergence(_scheme(side, choice.name), "", bar.update)
                 for choice in choices
             ]
-        return undominated([replace(choice, harm=harm) for choice, harm in zip(choices, harms, strict=True)])
+        kept = undominated([replace(choice, harm=harm) for choice, harm in zip(choices, harms, strict=True)])
+        return kept if kept[-1].name == _EXACT else [*kept, choices[0]]
 
     def _sensitivities(self, divergence: _Divergence, uniform: list[list[Choice]], tokens: int) -> list[list[Choice]]:
         """The choices of every layer's K, then of every layer's V."""
         count = self._layers * sum(len(choices) - 1 for choices in uniform)
-        items = []
+        single = []
         with progress_bar(tokens * count, "search: layer by layer", " tokens") as bar:
             for side, choices in zip(_SIDES, uniform, strict=True):
-                single = np.array(
-                    [
-                        [
-                            0.0
-                            if choice.name == _EXACT
-                            else divergence(_EXACT, f"{layer}={_scheme(side, choice.name)}", bar.update)
-                            for choice in choices
-                        ]
-                        for layer in range(self._layers)
-                    ]
-                )
-                sums = np.maximum(single.sum(axis=0), 1e-12)
-                single *= np.array([choice.harm for choice in choices]) / sums
-                items += [
-                    [replace(choice, harm=float(harm)) for choice, harm in zip(choices, row, strict=True)]
-                    for row in single
+                names = [choice.name for choice in choices if choice.name != _EXACT]
+                rows = [
+                    [divergence(_EXACT, f"{layer}={_scheme(side, name)}", bar.update) for layer in range(self._layers)]
+                    for name in names
                 ]
+                single.append(np.array(rows).reshape(len(names), self._layers))
+        # uniform ends with bf16, which harms nothing
+        totals = [np.array([choice.harm for choice in choices[:-1]]) for choices in uniform]
+        items: list[list[Choice]] = []
+        for choices, harms in zip(uniform, layer_harms(single, totals), strict=True):
+            every = np.vstack([harms, np.zeros(self._layers)])
+            items += [
+                [replace(choice, harm=float(harm)) for choice, harm in zip(choices, column, strict=True)]
+                for column in every.T
+            ]
         return items
 
     def _choose(

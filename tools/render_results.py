@@ -32,14 +32,53 @@ class Table:
 
     def render(self, result: Mapping[str, Any]) -> str:
         lines = [[title for title, _, _ in self.columns]]
-        lines += [[format(row[key], style) for _, key, style in self.columns] for row in result[self.rows]]
+        rows = result[self.rows]
+        if isinstance(rows, Mapping):  # by name
+            rows = [{"name": name, **row} for name, row in rows.items()]
+        lines += [[format(_value(row, key), style) for _, key, style in self.columns] for row in rows]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         text = [" | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
         text.insert(1, " | ".join("-" * (width - 1) + ("-" if i == 0 else ":") for i, width in enumerate(widths)))
         return "".join(f"| {line} |\n" for line in text)
 
 
+def _value(row: Any, key: str) -> Any:
+    """row["a"]["b"] for "a.b"."""
+    for part in key.split("."):
+        row = row[part]
+    return row
+
+
 TABLES = {
+    "eval-tasks": Table(
+        "kvanta eval smollm2 --tasks needle generation --context 512 --needles 1 --generation-tokens 96 "
+        "--formats int4 fp8_e5m2 --json docs/results/eval-tasks.json",
+        "formats",
+        (
+            ("cache", "name", ""),
+            ("bits", "bits_per_element", ".4g"),
+            ("needles", "needle", ".0%"),
+            ("equal start (tokens)", "generation.equal_tokens_mean", ".1f"),
+            ("mean KL there", "generation.kl_mean", ".5f"),
+            ("same top token there", "generation.top1", ".1%"),
+        ),
+    ),
+    "eval": Table(
+        "kvanta eval smollm2 --text wiki.test.raw --json docs/results/eval.json --plot docs/results/eval.png",
+        "formats",
+        (
+            ("cache", "name", ""),
+            ("bits", "bits_per_element", ".4g"),
+            ("bytes per token", "bytes_per_token", ",.0f"),
+            ("mean KL", "kl_mean", ".5f"),
+            ("median", "kl_median", ".5f"),
+            ("99 %", "kl_p99", ".4f"),
+            ("max", "kl_max", ".2f"),
+            ("same top token", "top1", ".1%"),
+            ("perplexity ratio", "ppl_ratio", ".4f"),
+            ("clipped", "saturated", "d"),
+        ),
+    ),
     "engine": Table(
         "build/release/benchmarks/engine_bench FOLDER --threads 1 2 --json docs/results/engine.json",
         "rows",

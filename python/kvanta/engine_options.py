@@ -10,6 +10,7 @@ from typing import Any
 
 from kvanta import _core
 from kvanta.errors import InputError
+from kvanta.scheme_file import is_scheme_file, read_scheme_file
 from kvanta.values import one_line, truth
 
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -85,7 +86,7 @@ class EngineOption:
 OPTIONS: tuple[EngineOption, ...] = (
     EngineOption(
         "kv_cache_dtype",
-        "format of the KV cache: auto, a name of `kvanta formats`, or K and V apart, as in k=int8,v=int4",
+        "format of the KV cache: auto, a name of `kvanta formats`, K and V apart (k=int8,v=int4), or a scheme file",
         "auto",
         str,
         metavar="FORMAT",
@@ -239,12 +240,24 @@ def engine_config(folder: str, arguments: Mapping[str, Any]) -> _core.EngineConf
     """The C++ configuration for a model folder; options that are absent or None keep their defaults."""
     config = _core.EngineConfig()
     _set_field(config, "model", "model", folder)
+    arguments = _without_scheme_file(folder, arguments)
     for option in OPTIONS:
         value = arguments.get(option.name)
         if value is None:
             value = option.default
         _set_field(config, option.config_field, option.name, option.read(value))
     return config
+
+
+def _without_scheme_file(folder: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schemes of a file in its place."""
+    file = arguments.get("kv_cache_dtype")
+    if not is_scheme_file(file):
+        return arguments
+    if arguments.get("kv_cache_dtype_layers"):
+        raise InputError(f"the scheme file {file!r} names every layer; kv_cache_dtype_layers cannot be given with it")
+    layers = _core.read_model_info(folder, arguments.get("dtype") or "auto").layers
+    return {**arguments, "kv_cache_dtype": "bf16", "kv_cache_dtype_layers": read_scheme_file(str(file), layers)}
 
 
 def _set_field(config: _core.EngineConfig, field: str, name: str, value: Any) -> None:

@@ -24,6 +24,7 @@ from kvanta.outputs import RequestOutput
 from kvanta.progress import progress_bar
 from kvanta.prompts import Prompt, TokenPrompt, read_prompt, split_prompts, token_list
 from kvanta.sampling_params import SamplingParams
+from kvanta.scheme_file import is_scheme_file
 from kvanta.tokenizer import Tokenizer
 from kvanta.values import one_line, truth, whole_number
 
@@ -100,6 +101,7 @@ class LLM:
         folder = resolve_model(model)
         self.model = folder.name
         config = engine_config(str(folder.path), named)
+        self._scheme_file = named["kv_cache_dtype"] if is_scheme_file(named["kv_cache_dtype"]) else None
         self.tokenizer = Tokenizer(folder.path if tokenizer is None else resolve_model(tokenizer).path)
         self._warnings: list[str] = []
         config.set_on_warning(self._warnings.append)
@@ -201,7 +203,8 @@ class LLM:
 
     def stats(self) -> dict[str, Any]:
         """Counters of the engine: bytes per token, pages used and free, prefix hits, saturated values, and more."""
-        return {"model": self.model, "kv_cache_dtype": self.config.kv_cache_dtype, **self._engine.stats()}
+        cache = self._scheme_file or self.config.kv_cache_dtype
+        return {"model": self.model, "kv_cache_dtype": cache, **self._engine.stats()}
 
     def reset_prefix_cache(self) -> None:
         """Forgets every cached beginning."""

@@ -111,6 +111,16 @@ def test_results_fill_a_block_and_notice_a_changed_figure(page: Path) -> None:
     assert "README.md: out of date" in output
 
 
+def test_results_that_are_kept_by_name(page: Path) -> None:
+    row = dict.fromkeys(("bits_per_element", "bytes_per_token", "kl_mean", "kl_median", "kl_p99", "kl_max"), 1.5)
+    row |= {"top1": 0.5, "ppl_ratio": 1.0, "saturated": 0}
+    write(page, "docs/results/eval.json", json.dumps({"formats": {"int8": row, "int4": row}}))
+    write(page, "docs/eval.md", "<!-- results:eval -->\n<!-- /results -->\n")
+    assert run("render_results.py", page)[0] == 0
+    text = (page / "docs/eval.md").read_text()
+    assert text.index("| int8 ") < text.index("| int4 ")
+
+
 def test_results_refuse_a_block_without_a_file(page: Path) -> None:
     (page / "docs/results/demo.json").unlink()
     status, output = run("render_results.py", "--check", page)

@@ -1,0 +1,206 @@
+"""`kvanta eval`: what each cache format does to a model's predictions."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import shlex
+import sys
+from typing import Any
+
+from kvanta.cli.arguments import (
+    CommandParser,
+    add_engine_options,
+    add_model,
+    engine_arguments,
+    model_of,
+    real_number,
+    whole_number,
+)
+from kvanta.cli.report import add_json, write_json_file, write_report
+from kvanta.engine_options import by_name
+from kvanta.errors import InputError
+from kvanta.evaluate import TASKS, Evaluation, Settings
+from kvanta.evaluate.plot import check_plot, write_plot
+from kvanta.evaluate.recommend import parse_conditions, recommend
+from kvanta.evaluate.search import Found, Search, about
+from kvanta.evaluate.table import EvaluationTable
+from kvanta.scheme_file import is_scheme_file, write_scheme_file
+
+_DESCRIPTION = """\
+What each cache format does to a model: its predictions on a text against those of the bf16 cache, computed by this
+engine on really quantized pages. The reference is computed once and kept in $KVANTA_HOME/eval.
+
+  kvanta eval smollm2
+  kvanta eval smollm2 --formats int8 'k=int8,v=int4' int4 --text my.txt --context 8192 --plot eval.png
+  kvanta eval smollm2 --recommend "kl_mean<0.005,top1>0.95"
+  kvanta eval smollm2 --search 6 --scheme mixed.json      then: kvanta generate smollm2 --kv-cache-dtype mixed.json"""
+
+
+def parser() -> CommandParser:
+    """The command's options."""
+    result = CommandParser(prog="kvanta eval", description=_DESCRIPTION)
+    add_model(result)
+    result.add_argument(
+        "--formats", nargs="+", metavar="FORMAT", help="formats, schemes or scheme files [all quantized ones]"
+    )
+    result.add_argument("--text", metavar="FILE", help="text to predict [a shipped one: Treasure Island]")
+    result.add_argument(
+        "--context", type=whole_number, metavar="N", help="tokens of a window [2048 or the model's limit]"
+    )
+    result.add_argument("--tokens", type=whole_number, default=16384, metavar="N", help="of the text, in all [16384]")
+    result.add_argument(
+        "--reference", default="bf16", metavar="FORMAT", help="what the others are compared with [bf16]"
+    )
+    result.add_argument(
+        "--tasks", nargs="+", choices=TASKS, default=["kl"], metavar="TASK", help=f"{' '.join(TASKS)} [kl]"
+    )
+    result.add_argument(
+        "--depths",
+        type=real_number,
+        nargs="+",
+        default=[0, 25, 50, 75, 100],
+        metavar="PERCENT",
+        help="where needles are hidden [0 25 50 75 100]",
+    )
+    result.add_argument("--needles", type=whole_number, default=2, metavar="N", help="facts per depth, 1 to 4 [2]")
+    result.add_argument(
+        "--generation-tokens", type=whole_number, default=256, metavar="N", help="of each greedy answer, at most [256]"
+    )
+    result.add_argument("--plot", metavar="FILE", help="draw accuracy over size into FILE, as .png, .svg or .pdf")
+    result.add_argument(
+        "--recommend",
+        metavar="CONDITIONS",
+        help="name the smallest format that holds them, as in 'kl_mean<0.005,top1>0.97'",
+    )
+    result.add_argument(
+        "--search",
+        type=real_number,
+        metavar="BITS",
+        help="find a scheme per layer and side of at most BITS per element",
+    )
+    result.add_argument(
+        "--scheme", default="scheme.json", metavar="FILE", help="where --search writes it [scheme.json]"
+    )
+    result.add_argument(
+        "--search-tokens", type=whole_number, default=1024, metavar="N", help="of text that --search looks at [1024]"
+    )
+    result.add_argument(
+        "--search-formats", nargs="+", metavar="FORMAT", help="that --search chooses among, beside bf16 [all]"
+    )
+    add_json(result)
+    add_engine_options(result)
+    return result
+
+
+def _settings(values: argparse.Namespace) -> Settings:
+    engine = engine_arguments(values)
+    named = engine.pop("kv_cache_dtype", None)
+    engine.pop("enable_prefix_caching", None)  # eval needs it, and no bit depends on it
+    longest = engine.pop("max_model_len", None)
+    context = values.context
+    if context is None and longest is not None:
+        context = by_name()["max_model_len"].read(longest)
+    return Settings(
+        formats=values.formats or ([named] if named else None),
+        text=values.text,
+        context=context,
+        tokens=values.tokens,
+        reference=values.reference,
+        tasks=values.tasks,
+        depths=[depth / 100 for depth in values.depths],
+        needles=values.needles,
+        generation_tokens=values.generation_tokens,
+        engine=engine,
+    )
+
+
+def _title(evaluation: Evaluation) -> str:
+    report = evaluation.report()
+    parts = [report["model"]]
+    if report["tokens"]:
+        parts.append(f"{report['tokens']:,} tokens of {report['text']} in windows of {report['context']:,}")
+    parts.append(f"against {report['reference']}")
+    if report["reference_ppl"] is not None:
+        parts[-1] += f" of perplexity {report['reference_ppl']:.3f}"
+    figures = report["reference_figures"]
+    if "needle" in figures:
+        parts[-1] += f", which finds {figures['needle']:.0%} of the needles"
+    if "generation" in figures:
+        parts[-1] += f" and answers with {figures['generation']['tokens']} tokens"
+    return "; ".join(parts)
+
+
+def _measure(evaluation: Evaluation, to_terminal: bool) -> bool:
+    """Prints the table line by line. False if the user has stopped it after the first formats."""
+    table = EvaluationTable(evaluation.formats, evaluation.settings.tasks)
+    complete = True
+    evaluation.prepare()
+    if to_terminal:
+        print(f"{_title(evaluation)}\n\n{table.header()}", flush=True)
+    try:
+        for name, row in evaluation.run():
+            if to_terminal:
+                print(table.row(name, row), flush=True)
+    except KeyboardInterrupt:
+        if not evaluation.rows:
+            raise
+        complete = False
+    if to_terminal:
+        print(f"\n{table.footer(evaluation.report()['ci95_over'])}")
+        notes = {note: None for row in evaluation.rows.values() for note in row["notes"]}
+        for note in notes:
+            print(f"kvanta: {note}", file=sys.stderr)
+    return complete
+
+
+def _search(evaluation: Evaluation, values: argparse.Namespace, to_terminal: bool) -> Found:
+    """Writes the scheme file, and puts it and the best uniform scheme among the formats to be measured."""
+    if not is_scheme_file(values.scheme):
+        raise InputError(f"--scheme: {values.scheme!r} does not end in .json")
+    passages = evaluation.calibration_passages(values.search_tokens)
+    found = Search(evaluation.subject, passages, values.search, values.search_formats).run()
+    write_scheme_file(values.scheme, found.layers, about(found, evaluation.subject.model, passages))
+    added = [values.scheme, *([] if found.uniform is None else [found.uniform])]
+    evaluation.formats = list(dict.fromkeys([*evaluation.formats, *added]))
+    if to_terminal:
+        print(f"{values.scheme}: {found.bits_per_element:.4g} bits per element\n")
+    return found
+
+
+def _serve_command(model: str, name: str) -> str:
+    from kvanta.cli import COMMANDS
+
+    command = "serve" if "serve" in COMMANDS else "generate"
+    return shlex.join(["kvanta", command, model, "--kv-cache-dtype", name])
+
+
+def run(values: argparse.Namespace) -> int:
+    """Runs the command."""
+    settings = _settings(values)
+    conditions = parse_conditions(values.recommend) if values.recommend is not None else None
+    if values.plot is not None:
+        check_plot(values.plot, settings.tasks)
+    evaluation = Evaluation(model_of(values), settings)
+    to_terminal = values.json != "-"
+    found = None if values.search is None else _search(evaluation, values, to_terminal)
+    complete = _measure(evaluation, to_terminal)
+    report: dict[str, Any] = {**evaluation.report(), "interrupted": not complete}
+    if found is not None:
+        report["search"] = {"budget": values.search, "file": values.scheme, **dataclasses.asdict(found)}
+    if conditions is not None:
+        best = recommend(evaluation.rows, conditions)
+        command = None if best is None else _serve_command(evaluation.subject.model, best)
+        report["recommended"] = {"conditions": values.recommend, "format": best, "command": command}
+        if to_terminal:
+            none = f"no format holds {values.recommend}"
+            print("\n" + (none if best is None else f"{values.recommend}: {best}\n  {command}"))
+    if not to_terminal:
+        write_report("-", report, "")
+    elif values.json is not None:
+        write_json_file(values.json, report)
+    if values.plot is not None:
+        write_plot(values.plot, report)
+    if not complete:
+        raise KeyboardInterrupt
+    return 0

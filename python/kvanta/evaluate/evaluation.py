@@ -1,0 +1,160 @@
+"""An evaluation: the reference once, then one format after another, each by every task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvanta.errors import InputError
+from kvanta.evaluate.divergence_task import DivergenceTask
+from kvanta.evaluate.generation_task import GenerationTask, make_prompts
+from kvanta.evaluate.needle_task import NeedleTask, hide
+from kvanta.evaluate.passages import SHIPPED_TEXT, Passage, beginning_of, read_text, tokenize, windows
+from kvanta.evaluate.subject import Subject
+from kvanta.evaluate.summary import bootstrap_unit
+from kvanta.evaluate.task import Task
+from kvanta.llm import LLM
+from kvanta.progress import progress_bar
+from kvanta.values import whole_number
+
+_SEARCH_WINDOW = 1024  # tokens
+TASKS = ("kl", "needle", "generation")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to evaluate; the arguments of `kvanta eval`."""
+
+    formats: Sequence[str] | None = None
+    """Names, schemes or scheme files; None: all quantized formats that the model takes."""
+    text: str | None = None
+    """A file; None: the shipped text."""
+    context: int | None = None
+    """Tokens of a window; None: 2048 or the model's limit."""
+    tokens: int = 16384
+    """Of the text, in all windows."""
+    reference: str = "bf16"
+    tasks: Sequence[str] = ("kl",)
+    depths: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    """Of the needles; 0: at the beginning."""
+    needles: int = 2
+    """Facts per depth, 1..4."""
+    generation_tokens: int = 256
+    """At most, per prompt."""
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    """Further engine options, by the names of LLM's arguments."""
+
+
+class Evaluation:
+    """Checks everything first, so that no wrong name ends a long run. Raises InputError or ResourceError."""
+
+    def __init__(self, model: str, settings: Settings) -> None:
+        self.settings = settings
+        for task in settings.tasks:
+            if task not in TASKS:
+                raise InputError(f"unknown task {task!r}; known: {', '.join(TASKS)}")
+        whole_number("tokens", settings.tokens, 1, 2**40)
+        whole_number("needles", settings.needles, 1, 4)
+        whole_number("generation_tokens", settings.generation_tokens, 1, 2**20)
+        sequences = 4 if "generation" in settings.tasks else 1
+        self.subject = Subject.find(model, settings.context, sequences, settings.engine)
+        self.subject.plan(settings.reference)
+        self.formats = self.subject.usable_formats(settings.formats)
+        self.passages = self._passages() if "kl" in settings.tasks else []
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.reference: dict[str, Any] = {}
+        self._tasks = [self._task(name) for name in dict.fromkeys(settings.tasks)]
+
+    def _passages(self) -> list[Passage]:
+        tokenizer = self.subject.tokenizer()
+        tokens = tokenize(read_text(self.settings.text), tokenizer, self.settings.tokens)
+        return windows(tokens, beginning_of(tokenizer), self.subject.context)
+
+    def _task(self, name: str) -> Task:
+        subject, settings = self.subject, self.settings
+        if name == "needle":
+            return NeedleTask(hide(subject.tokenizer(), subject.context, settings.depths, settings.needles))
+        identity = subject.identity(settings.reference)
+        vocab = subject.info().vocab
+        if name == "kl":
+            return DivergenceTask(self.passages, identity, vocab)
+        prompts = make_prompts(subject.tokenizer())
+        longest = max(map(len, prompts))
+        if longest >= subject.context:
+            raise InputError(f"a context of {subject.context} tokens has no room for answers to {longest} tokens")
+        return GenerationTask(prompts, min(settings.generation_tokens, subject.context - longest), identity, vocab)
+
+    def calibration_passages(self, tokens: int) -> list[Passage]:
+        """Windows of `tokens` tokens that no task scores: what follows in the text, or else the shipped text."""
+        tokenizer = self.subject.tokenizer()
+        rest = tokenize(read_text(self.settings.text), tokenizer, self.settings.tokens + tokens)[self.settings.tokens :]
+        if len(rest) < tokens and self.settings.text is not None:
+            rest = tokenize(read_text(None), tokenizer, tokens)
+        if len(rest) < tokens:
+            raise InputError(f"the text has {len(rest)} tokens left for the search, which wants {tokens}")
+        return windows(rest, beginning_of(tokenizer), min(self.subject.context, tokens, _SEARCH_WINDOW))
+
+    def run(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Each format's name and figures, as soon as it is done; `rows` keeps them. After prepare."""
+        tokens = sum(task.tokens for task in self._tasks)
+        for name in self.formats:
+            with progress_bar(tokens, name, " tokens") as bar:
+                llm, notes = self.subject.engine(name)
+                row: dict[str, Any] = {
+                    "bits_per_element": self.subject.plan(name).bits_per_element,
+                    "bytes_per_token": llm.stats()["bytes_per_token"],
+                }
+                for task in self._tasks:
+                    row |= task.measure(llm, bar.update)
+                row["saturated"] = llm.stats()["saturated"]
+                row["notes"] = notes
+            del llm  # its memory, before the next one is made
+            self.rows[name] = row
+            yield name, row
+
+    def prepare(self) -> None:
+        """The reference: `reference` has its figures."""
+        engines: list[LLM] = []
+
+        def open_engine() -> LLM:
+            if not engines:
+                engines.append(self.subject.reference_engine(self.settings.reference))
+            return engines[0]
+
+        with progress_bar(sum(task.tokens for task in self._tasks), self.settings.reference, " tokens") as bar:
+            for task in self._tasks:
+                self.reference |= task.prepare(open_engine, bar.update)
+
+    def _text_name(self) -> str:
+        return SHIPPED_TEXT.name if self.settings.text is None else self.settings.text
+
+    def report(self) -> dict[str, Any]:
+        """What --json writes, of the formats that are done."""
+        from kvanta import __version__
+
+        result: dict[str, Any] = {
+            "model": self.subject.model,
+            "text": self._text_name() if self.passages else None,
+            "context": self.subject.context,
+            "tokens": sum(len(passage.tokens) for passage in self.passages),
+            "scored_tokens": sum(passage.rows for passage in self.passages),
+            "windows": len(self.passages),
+            "ci95_over": bootstrap_unit(len(self.passages)) if self.passages else None,
+            "model_limit": int(self.subject.info().max_position),
+            "reference": self.settings.reference,
+            "reference_ppl": self.reference.get("ppl"),
+            "reference_figures": self.reference,
+            "version": __version__,
+            "formats": self.rows,
+        }
+        return result
+
+
+def evaluate(model: str, settings: Settings | None = None) -> dict[str, Any]:
+    """The report of `kvanta eval`, all formats done. Raises InputError or ResourceError."""
+    evaluation = Evaluation(model, settings or Settings())
+    evaluation.prepare()
+    for _ in evaluation.run():
+        pass
+    return evaluation.report()

@@ -1,0 +1,171 @@
+"""--search: a scheme per layer, K and V apart, of least divergence within a budget of bits per element.
+
+Each side of each layer is quantized alone, all else exact; with the divergences of one side in all layers at once these
+give harms that add up (layer_harms), and dynamic programming chooses. The best uniform scheme of the budget competes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from kvanta import _core, formats
+from kvanta.errors import InputError
+from kvanta.evaluate.allocation import Choice, allocate, undominated
+from kvanta.evaluate.divergence_log import DivergenceLog
+from kvanta.evaluate.layer_harms import layer_harms
+from kvanta.evaluate.passages import Passage
+from kvanta.evaluate.reference import Progress, make_reference
+from kvanta.evaluate.store import folder_of
+from kvanta.evaluate.subject import Subject
+from kvanta.progress import progress_bar
+from kvanta.scheme_file import join_layers
+
+_SIDES = ("k", "v")
+_EXACT = "bf16"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the search has found; divergences are means on the calibration text, nats per token."""
+
+    layers: list[str]
+    """A scheme per layer."""
+    bits_per_element: float
+    kl_mean: float
+    uniform: str | None
+    """The best scheme that is the same in all layers, if one fits the budget."""
+    uniform_kl_mean: float | None
+
+
+def _scheme(side: str, name: str) -> str:
+    return f"k={name},v={_EXACT}" if side == "k" else f"k={_EXACT},v={name}"
+
+
+class Search:
+    """For one model, on some passages that are not those on which the result is judged. Raises InputError."""
+
+    def __init__(
+        self, subject: Subject, passages: Sequence[Passage], budget: float, names: Sequence[str] | None = None
+    ) -> None:
+        """`budget`: bits per element. `names`: the formats to choose among, beside bf16; None: all."""
+        mixed = ("kv_cache_dtype_layers", "kv_cache_dtype_skip_layers")
+        self._subject = replace(subject, options={n: v for n, v in subject.options.items() if n not in mixed})
+        self._passages = list(passages)
+        self._budget = budget
+        self._layers = subject.info().layers
+        for name in names or ():
+            if "," in name:
+                raise InputError(f"the search chooses among formats of one side, such as int4; {name!r} is not one")
+            _core.KvScheme.parse(name)
+        self._sides = [self._candidates(side, names) for side in _SIDES]
+        allocate([choices for choices in self._sides for _ in range(self._layers)], budget)  # refuses what cannot be
+
+    def _candidates(self, side: str, names: Sequence[str] | None) -> list[Choice]:
+        """Those formats that this side takes and that are smaller than bf16; their harm is not known yet."""
+        choices = [Choice(_EXACT, 16.0, 0.0)]
+        for name in dict.fromkeys(names or formats.names()):
+            try:
+                bits = 2 * self._subject.plan(_scheme(side, name)).bits_per_element - 16
+            except InputError:
+                continue
+            if bits < 16:
+                choices.append(Choice(name, bits, 0.0))
+        return choices
+
+    def run(self) -> Found:
+        """Measures and chooses, with a progress bar."""
+        vocab = self._subject.info().vocab
+        tokens = sum(len(passage.tokens) for passage in self._passages)
+        identity = self._subject.identity(_EXACT)
+        with progress_bar(tokens, f"search: {_EXACT}", " tokens") as bar:
+            reference = make_reference(
+                identity, vocab, self._passages, lambda: self._subject.reference_engine(_EXACT), bar.update
+            )
+
+        log = DivergenceLog(folder_of(reference.key))
+
+        def divergence(scheme: str, layers: str, progress: Progress) -> float:
+            value = log.get(scheme, layers)
+            if value is not None:
+                progress(tokens)
+                return value
+            llm, _ = self._subject.engine(scheme, layers)
+            value = float(np.concatenate([part.kl for part in reference.compare(llm, progress)]).mean())
+            log.add(scheme, layers, value)
+            return value
+
+        uniform = [self._uniform(divergence, side, tokens) for side in _SIDES]
+        items = self._sensitivities(divergence, uniform, tokens)
+        return self._choose(divergence, uniform, items, tokens)
+
+    def _uniform(self, divergence: _Divergence, side: str, tokens: int) -> list[Choice]:
+        """The candidates of a side that are worth their bits when all layers have them."""
+        choices = self._sides[_SIDES.index(side)]
+        with progress_bar(tokens * (len(choices) - 1), f"search: all of {side}", " tokens") as bar:
+            harms = [
+                0.0 if choice.name == _EXACT else divergence(_scheme(side, choice.name), "", bar.update)
+                for choice in choices
+            ]
+        kept = undominated([replace(choice, harm=harm) for choice, harm in zip(choices, harms, strict=True)])
+        return kept if kept[-1].name == _EXACT else [*kept, choices[0]]
+
+    def _sensitivities(self, divergence: _Divergence, uniform: list[list[Choice]], tokens: int) -> list[list[Choice]]:
+        """The choices of every layer's K, then of every layer's V."""
+        count = self._layers * sum(len(choices) - 1 for choices in uniform)
+        single = []
+        with progress_bar(tokens * count, "search: layer by layer", " tokens") as bar:
+            for side, choices in zip(_SIDES, uniform, strict=True):
+                names = [choice.name for choice in choices if choice.name != _EXACT]
+                rows = [
+                    [divergence(_EXACT, f"{layer}={_scheme(side, name)}", bar.update) for layer in range(self._layers)]
+                    for name in names
+                ]
+                single.append(np.array(rows).reshape(len(names), self._layers))
+        # uniform ends with bf16, which harms nothing
+        totals = [np.array([choice.harm for choice in choices[:-1]]) for choices in uniform]
+        items: list[list[Choice]] = []
+        for choices, harms in zip(uniform, layer_harms(single, totals), strict=True):
+            every = np.vstack([harms, np.zeros(self._layers)])
+            items += [
+                [replace(choice, harm=float(harm)) for choice, harm in zip(choices, column, strict=True)]
+                for column in every.T
+            ]
+        return items
+
+    def _choose(
+        self, divergence: _Divergence, uniform: list[list[Choice]], items: list[list[Choice]], tokens: int
+    ) -> Found:
+        chosen = allocate(items, self._budget)
+        pairs = zip(chosen[: self._layers], chosen[self._layers :], strict=True)
+        mixed = [f"k={k.name},v={v.name}" for k, v in pairs]
+        same = [
+            (k.harm + v.harm, k.name if k.name == v.name else f"k={k.name},v={v.name}")
+            for k in uniform[0]
+            for v in uniform[1]
+        ]
+        same = [each for each in same if self._subject.plan(each[1]).bits_per_element <= self._budget + 1e-9]
+        best = min(same)[1] if same else None
+        with progress_bar(tokens * (2 if best else 1), "search: the result", " tokens") as bar:
+            kl_mean = divergence(_EXACT, join_layers(mixed), bar.update)
+            uniform_kl_mean = divergence(best, "", bar.update) if best else None
+        if best is not None and uniform_kl_mean is not None and uniform_kl_mean <= kl_mean:
+            mixed, kl_mean = [best] * self._layers, uniform_kl_mean
+        bits = self._subject.plan(_EXACT, join_layers(mixed)).bits_per_element
+        return Found(mixed, bits, kl_mean, best, uniform_kl_mean)
+
+
+_Divergence = Callable[[str, str, Progress], float]
+
+
+def about(found: Found, model: str, passages: Sequence[Passage]) -> dict[str, Any]:
+    """What a scheme file says of itself."""
+    return {
+        "model": model,
+        "bits_per_element": found.bits_per_element,
+        "kl_mean_on_calibration_text": found.kl_mean,
+        "calibration_tokens": sum(len(passage.tokens) for passage in passages),
+    }

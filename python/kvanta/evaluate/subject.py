@@ -1,0 +1,109 @@
+"""The model that is evaluated: how its engines are made, and what identifies their results."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from kvanta import _core, formats
+from kvanta.engine_options import engine_config
+from kvanta.errors import InputError
+from kvanta.llm import LLM
+from kvanta.models import resolve_model
+from kvanta.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model folder, the engine options that all formats share, and the longest passage."""
+
+    model: str
+    """As the user said it."""
+    folder: Path
+    context: int
+    """Tokens."""
+    sequences: int
+    """That an engine runs at once."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def find(model: str, context: int | None, sequences: int, options: Mapping[str, Any]) -> Subject:
+        """`context`: default 2048 or the model's limit. Raises InputError."""
+        folder = resolve_model(model)
+        limit = int(_core.read_model_info(str(folder.path), options.get("dtype") or "auto").max_position)
+        if context is None:
+            context = min(2048, limit)
+        if not 0 < context <= limit:
+            raise InputError(f"context is {context}, not in 1..{limit}, which is what {folder.name!r} allows")
+        return Subject(folder.name, folder.path, context, sequences, dict(options))
+
+    def _arguments(self, scheme: str, layers: str) -> dict[str, Any]:
+        fixed = {"kv_cache_dtype": scheme, "max_model_len": self.context, "enable_prefix_caching": True}
+        if layers:
+            fixed["kv_cache_dtype_layers"] = layers
+        return {"max_num_seqs": self.sequences, **self.options, **fixed}
+
+    def engine(self, scheme: str, layers: str = "") -> tuple[LLM, list[str]]:
+        """An engine on that cache, and what it warns of."""
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            llm = LLM(self.folder, **self._arguments(scheme, layers))
+        return llm, [str(each.message) for each in heard]
+
+    def reference_engine(self, scheme: str) -> LLM:
+        """An engine on that cache in every layer."""
+        mixed = ("kv_cache_dtype_layers", "kv_cache_dtype_skip_layers")
+        plain = {name: value for name, value in self.options.items() if name not in mixed}
+        return replace(self, options=plain).engine(scheme)[0]
+
+    def plan(self, scheme: str, layers: str = "") -> _core.CachePlan:
+        """Bytes of that cache, without an engine. Raises InputError if the model cannot take it."""
+        return _core.plan_cache_bytes(engine_config(str(self.folder), self._arguments(scheme, layers)))
+
+    def tokenizer(self) -> Tokenizer:
+        """The model's."""
+        return Tokenizer(self.folder)
+
+    def info(self) -> _core.ModelInfo:
+        """Sizes of the model."""
+        return _core.read_model_info(str(self.folder), self.options.get("dtype") or "auto")
+
+    def usable_formats(self, names: Sequence[str] | None) -> list[str]:
+        """`names`, each of which the model must take, or all quantized formats that it can take."""
+        if names is not None:
+            for name in names:
+                self.plan(name)
+            return list(dict.fromkeys(names))
+        usable = []
+        for row in formats.table():
+            try:
+                if row["code_bits"] < 16:
+                    self.plan(row["name"])
+                    usable.append(str(row["name"]))
+            except InputError:
+                continue  # heads of a size that this format does not take
+        if not usable:
+            raise InputError(f"no quantized cache format fits the heads of {self.model!r}")
+        return usable
+
+    def identity(self, scheme: str) -> dict[str, Any]:
+        """All that the logits on `scheme` depend on, but for the tokens: files, precision, and this very library."""
+        weights = sorted(path for path in self.folder.iterdir() if path.suffix in (".json", ".safetensors"))
+        scales = self.options.get("quantization_param_path")
+        if scales and Path(scales).is_file():
+            weights.append(Path(scales))
+        names = ("dtype", "weight_dtype", "quantization_param_path", "calculate_kv_scales", "isa")
+        options = {name: self.options.get(name) for name in names}
+        library = Path(_core.__file__).stat()
+        return {
+            "files": [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in weights],
+            "scheme": scheme,
+            "options": {name: value for name, value in options.items() if value is not None},
+            "page_size": engine_config(str(self.folder), self.options).page_size,
+            "unit": [os.environ.get("KVANTA_ISA", ""), _core.backend_names()[0]],
+            "version": [_core.version(), library.st_size, library.st_mtime_ns],
+        }

@@ -1,0 +1,59 @@
+"""From figures of single tokens to those of a format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvanta.evaluate.row_figures import RowFigures
+
+_SAMPLES = 2000
+_FEWEST_WINDOWS = 4
+_BLOCK_TOKENS = 128
+_SEED = 20240229
+
+
+def bootstrap_unit(windows: int) -> str:
+    """What is drawn again and again: whole windows, since tokens of one are alike, or blocks if there are few."""
+    return "windows" if windows >= _FEWEST_WINDOWS else f"blocks of {_BLOCK_TOKENS} tokens"
+
+
+def bootstrap_units(parts: Sequence[RowFigures]) -> list[NDArray[np.float64]]:
+    """The KL of each unit's tokens."""
+    if len(parts) >= _FEWEST_WINDOWS:
+        return [part.kl for part in parts]
+    joined = np.concatenate([part.kl for part in parts])
+    return np.array_split(joined, max(1, len(joined) // _BLOCK_TOKENS))
+
+
+def confidence_interval(units: Sequence[NDArray[np.float64]]) -> list[float]:
+    """Of the mean over all tokens: 95 % of bootstrap samples over the units; the same units give the same interval."""
+    sums = np.array([unit.sum() for unit in units])
+    counts = np.array([len(unit) for unit in units])
+    drawn = np.random.default_rng(_SEED).integers(len(units), size=(_SAMPLES, len(units)))
+    means = sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
+    return [float(value) for value in np.quantile(means, [0.025, 0.975])]
+
+
+def perplexity(log_probabilities: Sequence[float] | NDArray[np.float64]) -> float:
+    """Of log-probabilities in nats."""
+    return float(np.exp(-np.mean(np.asarray(log_probabilities, dtype=np.float64))))
+
+
+def summarize(parts: Sequence[RowFigures], reference_perplexity: float) -> dict[str, Any]:
+    """The report's figures; KL in nats per token, top1 a share. One part per window."""
+    rows = RowFigures.join(parts)
+    own = perplexity(rows.target)
+    return {
+        "kl_mean": float(rows.kl.mean()),
+        "kl_mean_ci95": confidence_interval(bootstrap_units(parts)),
+        "kl_median": float(np.median(rows.kl)),
+        "kl_p99": float(np.quantile(rows.kl, 0.99)),
+        "kl_max": float(rows.kl.max()),
+        "top1": float(rows.same_top.mean()),
+        "ppl": own,
+        "ppl_ratio": own / reference_perplexity,
+    }

@@ -77,7 +77,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--formats", nargs="+", default=FORMATS)
     parser.add_argument("--json", type=Path)

@@ -73,7 +73,7 @@ def test_statistics_add_up(reader: LLM) -> None:
 
 
 def test_statistics_do_not_depend_on_threads_or_chunks(folder: Path, reader: LLM) -> None:
-    other = LLM(folder, kv_cache_dtype="int8", max_model_len=128, max_num_batched_tokens=64, block_size=16, threads=1)
+    other = LLM(folder, kv_cache_dtype="int8", max_model_len=128, max_num_batched_tokens=64, threads=1)
     expected = reader.kv_statistics(TOKENS[:120])
     found = other.kv_statistics(TOKENS[:120])
     for name in ("histogram", "amax", "sum", "square_sum"):
@@ -143,7 +143,8 @@ def test_outlier_channels() -> None:
     amax[0, 0, 1, [7, 1]] = 3, 4
     square_sum = np.ones((1, 2, 2, 8))
     square_sum[0, 0, :, 6] = 50
-    found = KvStatistics(1, np.zeros(1), np.zeros(1, dtype=np.int64), amax, np.zeros((1, 2, 2, 8)), square_sum)
+    edges, histogram = np.zeros(1, dtype=np.float32), np.zeros(1, dtype=np.int64)
+    found = KvStatistics(1, edges, histogram, amax, np.zeros((1, 2, 2, 8)), square_sum)
     assert _outlier_channels(found, 2, "amax").tolist() == [[[2, 5], [1, 7]]]
     assert _outlier_channels(found, 1, "variance").tolist() == [[[6], [6]]]
 
@@ -200,7 +201,7 @@ def test_a_copy_of_shards(reader: LLM, copy: tuple[Path, Calibration], tmp_path:
 
 
 def test_compressed_tensors_reads_the_copy(copy: tuple[Path, Calibration]) -> None:
-    """Their own reader of config.json; the names and shapes of the tensors are those that it then looks for."""
+    """Their own reader of config.json; and loaded by it, the attention of every layer has our scales."""
     quantization = pytest.importorskip("compressed_tensors.quantization")
     path, found = copy
     declared = json.loads((path / "config.json").read_text())["quantization_config"]
@@ -213,6 +214,12 @@ def test_compressed_tensors_reads_the_copy(copy: tuple[Path, Calibration]) -> No
     assert scheme.symmetric
     assert scheme.dynamic is False
     assert config.quantization_status == quantization.QuantizationStatus.FROZEN
+
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(path)
+    for layer, block in enumerate(model.model.layers):
+        np.testing.assert_array_equal(block.self_attn.k_scale.detach().flatten(), found.k_scale[layer])
+        np.testing.assert_array_equal(block.self_attn.v_scale.detach().flatten(), found.v_scale[layer])
 
 
 def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kvanta import LLM, InputError, _core, formats
 from kvanta.calibration import calibrate, write_scale_file
+from kvanta.calibration.statistics import KvStatistics
 from kvanta.divergence import kl_divergence
 
 PAIRS = 3
@@ -82,6 +83,8 @@ def test_biased_keys_leave_the_exact_logits(biased: Path, exact: NDArray[np.floa
     assert mean_kl(exact, logits(biased, "fp32")) < 1e-6
     key_amax = llm(biased, "fp32").kv_statistics(TOKENS)["amax"][:, 0]
     assert (key_amax.max(axis=-1) > BIAS).all(), "the bias is in every head"
+    statistics = KvStatistics(**llm(biased, "fp32").kv_statistics(TOKENS))
+    assert (statistics.mean_shares()[:, 0] > 0.9).all()
 
 
 def test_biased_keys_break_four_bits_and_means_mend_them(

@@ -228,7 +228,7 @@ def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     words += ["--context-length", "64", "--granularity", "head", "--method", "percentile", "--key-mean"]
     out, target = tmp_path / "scales.json", tmp_path / "copy"
     assert main([*words, "--out", str(out), "--save-checkpoint", str(target), "--json", str(tmp_path / "r.json")]) == 0
-    assert "K bias" in capsys.readouterr().out
+    assert "K constant" in capsys.readouterr().out
     report = json.loads((tmp_path / "r.json").read_text())
     assert (report["tokens"], report["window"], report["method"]) == (150, 64, "percentile 99.99")
     scales = json.loads(out.read_text())["layers"]["0"]["k_scale"]

@@ -43,6 +43,12 @@ class KvStatistics:
         variance: NDArray[np.float64] = self.square_sum / self.tokens - self.means() ** 2
         return np.sqrt(np.maximum(variance, 0))
 
+    def mean_shares(self) -> NDArray[np.float64]:
+        """[layers, 2, kv_heads]: 0 to 1, the part of a head's squared size that is its means'."""
+        squares: NDArray[np.float64] = (self.square_sum / self.tokens).sum(axis=-1)
+        shares: NDArray[np.float64] = (self.means() ** 2).sum(axis=-1) / np.maximum(squares, np.finfo(np.float64).tiny)
+        return shares
+
 
 def collect_statistics(
     llm: LLM,

@@ -72,7 +72,7 @@ def _text(report: dict[str, Any]) -> str:
             str(row["layer"]),
             f"{row['k_amax']:.4g}",
             f"{row['k_scale_max']:.4g}",
-            f"{row['k_bias']:.1f}",
+            f"{row['k_mean_share']:.0%}",
             f"{row['v_amax']:.4g}",
             f"{row['v_scale_max']:.4g}",
         ]
@@ -82,9 +82,9 @@ def _text(report: dict[str, Any]) -> str:
         f"{report['model']}: {report['tokens']:,} tokens in windows of {report['window']:,}, {report['method']} per "
         f"{report['granularity']}"
     )
-    table = render_table(["layer", "K largest", "K scale", "K bias", "V largest", "V scale"], rows)
+    table = render_table(["layer", "K largest", "K scale", "K constant", "V largest", "V scale"], rows)
     notes = [
-        "K bias: the largest |mean| of a channel in standard deviations; above about 4, a 4-bit cache wants +mean."
+        "K constant: share of K's squared size that all tokens have in common, in the worst head; +mean removes it."
     ]
     notes += [
         f"{what}: {report[key]}" for key, what in (("out", "scale file"), ("checkpoint", "checkpoint")) if report[key]
@@ -144,8 +144,7 @@ def run(values: argparse.Namespace) -> int:
         save_checkpoint(folder.path, values.save_checkpoint, found)
 
     amax = found.statistics.amax.max(axis=(2, 3))
-    deviations = found.statistics.deviations()[:, 0]
-    bias = abs(found.statistics.means()[:, 0]) / deviations.clip(min=1e-30)
+    constant = found.statistics.mean_shares()[:, 0].max(axis=-1)
     rows = [
         {
             "layer": layer,
@@ -155,7 +154,7 @@ def run(values: argparse.Namespace) -> int:
             "k_scale_max": float(found.k_scale[layer].max()),
             "v_scale_min": float(found.v_scale[layer].min()),
             "v_scale_max": float(found.v_scale[layer].max()),
-            "k_bias": float(bias[layer].max()),
+            "k_mean_share": float(constant[layer]),
         }
         for layer in range(len(amax))
     ]

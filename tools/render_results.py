@@ -93,6 +93,17 @@ TABLES = {
             ("share", "prefill_share_of_peak", ".0%"),
         ),
     ),
+    "biased-keys": Table(
+        "benchmarks/biased_keys.py smollm2 --text wiki.test.raw --json docs/results/biased-keys.json",
+        "rows",
+        (
+            ("keys", "keys", ""),
+            ("cache", "format", ""),
+            ("mean KL (nats)", "kl_mean", ".5f"),
+            ("times the base's", "times_base", ".1f"),
+            ("same most likely token", "top1", ".1%"),
+        ),
+    ),
     "demo": Table(
         "scripts/demo --json docs/results/demo.json",
         "formats",

@@ -96,10 +96,12 @@ struct EngineStats {
 struct ModelInfo {
   std::string architecture, dtype;
   int layers = 0, hidden = 0, heads = 0, kv_heads = 0, head_dim = 0, vocab = 0;
-  int64_t max_position = 0, weight_bytes = 0;
-  std::vector<int> sliding_window;  // per layer; 0: none
+  int64_t max_position = 0;
+  int64_t parameters = 0, weight_bytes = 0;  // from the shapes; bytes as kept, norms and biases as f32
+  std::vector<int> sliding_window;           // per layer; 0: none
   std::vector<int32_t> eos_token_ids;
   std::string declared_kv_cache;  // scheme that the checkpoint declares, "" if none
+  std::string hash;               // of the weights, as scale files carry it; "" where no weights were read
 };
 
 // Bytes of a cache, without building one (same code that lays out the engine's).
@@ -108,11 +110,26 @@ struct CachePlan {
   int64_t page_bytes = 0, exact_page_bytes = 0;
   int64_t exact_pages_per_sequence = 0;  // open page + sink
   double bytes_per_token = 0;
+  // Most that one sequence of max_model_len tokens holds (0: the model's limit): whole pages, exact pages, and no pages
+  // behind a sliding window that all layers have, unless the prefix cache keeps them.
+  int64_t sequence_bytes = 0;
 };
 
-// Reads config and tensor headers only. Throws InputError.
-ModelInfo ReadModelInfo(const std::string& model, const std::string& dtype = "auto");
+// Both need no weights: `model` may be a folder, or the path of a config.json. Throw InputError.
+ModelInfo ReadModelInfo(const std::string& model, const std::string& dtype = "auto",
+                        const std::string& weight_dtype = "auto");
 CachePlan PlanCacheBytes(const EngineConfig& config);
+
+// Magnitudes and moments of the keys and values of a text, for calibration. Side 0 is K after RoPE, 1 is V. Figures of
+// several texts add up: counts and sums by +, amax by max.
+struct KvStatistics {
+  int64_t tokens = 0;
+  int layers = 0, kv_heads = 0, head_dim = 0;
+  std::vector<float> edges;        // [bins + 1]: histogram[..][i] counts magnitudes in [edges[i], edges[i + 1])
+  std::vector<int64_t> histogram;  // [layers][2][kv_heads][bins]; the first and last bin also take what lies beyond
+  std::vector<float> amax;         // [layers][2][kv_heads][head_dim], as all below
+  std::vector<double> sum, square_sum;
+};
 
 // One callback per step, on the engine's thread, with every request's news. Must not call Engine methods that wait.
 using StepCallback = std::function<void(std::span<const RequestOutput>)>;
@@ -147,6 +164,11 @@ class Engine {
   // Canonical bytes (docs/formats.md, "Page files") of page `index` of a cached prefix; throws InputError if not
   // cached.
   std::vector<uint8_t> ExportPage(std::span<const int32_t> tokens, int index);
+
+  // Statistics of the keys and values of `tokens`, at most max_model_len, as one sequence through a cache of exact
+  // pages of its own; nothing is kept. key_means: f32 [layers][kv_heads][head_dim] to subtract from K first, or empty.
+  // Not while Start()ed. Throws InputError also when a key or value is not finite.
+  KvStatistics CollectStatistics(std::span<const int32_t> tokens, std::span<const float> key_means = {});
 
   EngineStats Stats() const;
   const ModelInfo& Info() const;

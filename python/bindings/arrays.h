@@ -19,10 +19,11 @@ using FloatCube = ArrayIn<float, 3>;
 using TokenVector = ArrayIn<int32_t, 1>;
 
 // Gives the vector's memory to numpy without copying.
-inline nanobind::object ToNumpy(std::vector<float> values, std::initializer_list<size_t> shape) {
-  auto* owned = new std::vector<float>(std::move(values));
-  const nanobind::capsule owner(owned, [](void* data) noexcept { delete static_cast<std::vector<float>*>(data); });
-  return nanobind::cast(nanobind::ndarray<nanobind::numpy, float>(owned->data(), shape, owner));
+template <typename T>
+nanobind::object ToNumpy(std::vector<T> values, std::initializer_list<size_t> shape) {
+  auto* owned = new std::vector<T>(std::move(values));
+  const nanobind::capsule owner(owned, [](void* data) noexcept { delete static_cast<std::vector<T>*>(data); });
+  return nanobind::cast(nanobind::ndarray<nanobind::numpy, T>(owned->data(), shape, owner));
 }
 
 }  // namespace kvanta::python

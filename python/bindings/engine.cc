@@ -163,18 +163,21 @@ void BindInfo(nb::module_& module) {
       .def_ro("head_dim", &ModelInfo::head_dim)
       .def_ro("vocab", &ModelInfo::vocab)
       .def_ro("max_position", &ModelInfo::max_position)
+      .def_ro("parameters", &ModelInfo::parameters)
       .def_ro("weight_bytes", &ModelInfo::weight_bytes)
       .def_ro("sliding_window", &ModelInfo::sliding_window)
       .def_ro("eos_token_ids", &ModelInfo::eos_token_ids)
-      .def_ro("declared_kv_cache", &ModelInfo::declared_kv_cache);
+      .def_ro("declared_kv_cache", &ModelInfo::declared_kv_cache)
+      .def_ro("hash", &ModelInfo::hash);
   nb::class_<CachePlan>(module, "CachePlan", "Bytes of a cache.")
       .def_ro("bits_per_element", &CachePlan::bits_per_element)
       .def_ro("page_bytes", &CachePlan::page_bytes)
       .def_ro("exact_page_bytes", &CachePlan::exact_page_bytes)
       .def_ro("exact_pages_per_sequence", &CachePlan::exact_pages_per_sequence)
-      .def_ro("bytes_per_token", &CachePlan::bytes_per_token);
-  module.def("read_model_info", &ReadModelInfo, "model"_a, "dtype"_a = "auto", ReleaseGil(),
-             "Reads the configuration and the tensor headers only.");
+      .def_ro("bytes_per_token", &CachePlan::bytes_per_token)
+      .def_ro("sequence_bytes", &CachePlan::sequence_bytes);
+  module.def("read_model_info", &ReadModelInfo, "model"_a, "dtype"_a = "auto", "weight_dtype"_a = "auto", ReleaseGil(),
+             "Reads the configuration only; weights are not needed.");
   module.def("plan_cache_bytes", &PlanCacheBytes, "config"_a, ReleaseGil(), "Bytes of a cache, without building one.");
 }
 
@@ -221,6 +224,28 @@ void Logits(EngineOwner& owner, const TokenVector& tokens, int chunk_tokens, con
   owner.engine->Logits({tokens.data(), tokens.size()}, chunk_tokens, {out.data(), out.size()}, use_prefix_cache);
 }
 
+// The arrays of KvStatistics with their shapes.
+nb::dict Statistics(EngineOwner& owner, const TokenVector& tokens, const std::optional<FloatCube>& key_means) {
+  KvStatistics found;
+  {
+    nb::gil_scoped_release release;
+    const std::span<const float> means =
+        key_means ? std::span<const float>(key_means->data(), key_means->size()) : std::span<const float>();
+    found = owner.engine->CollectStatistics({tokens.data(), tokens.size()}, means);
+  }
+  const auto layers = static_cast<size_t>(found.layers), heads = static_cast<size_t>(found.kv_heads);
+  const auto channels = static_cast<size_t>(found.head_dim);
+  const size_t edges = found.edges.size();
+  nb::dict result;
+  result["tokens"] = found.tokens;
+  result["edges"] = ToNumpy(std::move(found.edges), {edges});
+  result["histogram"] = ToNumpy(std::move(found.histogram), {layers, 2, heads, edges - 1});
+  result["amax"] = ToNumpy(std::move(found.amax), {layers, 2, heads, channels});
+  result["sum"] = ToNumpy(std::move(found.sum), {layers, 2, heads, channels});
+  result["square_sum"] = ToNumpy(std::move(found.square_sum), {layers, 2, heads, channels});
+  return result;
+}
+
 nb::bytes ExportPage(EngineOwner& owner, const TokenVector& tokens, int index) {
   std::vector<uint8_t> bytes;
   {
@@ -249,6 +274,10 @@ void BindEngine(nb::module_& module) {
           "stop", [](EngineOwner& owner) { owner.engine->Stop(); }, ReleaseGil())
       .def("logits", &Logits, "tokens"_a, "chunk_tokens"_a, "out"_a, "use_prefix_cache"_a = false,
            "Fills `out`, float32 [tokens, vocab].")
+      .def("statistics", &Statistics, "tokens"_a, "key_means"_a.none() = nb::none(),
+           nb::sig("def statistics(self, tokens: numpy.typing.NDArray[numpy.int32], "
+                   "key_means: numpy.typing.NDArray[numpy.float32] | None = None) -> dict[str, typing.Any]"),
+           "See KvStatistics in include/kvanta/engine.h: a dictionary of numpy arrays.")
       .def("export_page", &ExportPage, "tokens"_a, "index"_a, "Canonical bytes of a page of a cached prefix.")
       .def(
           "stats", [](const EngineOwner& owner) { return StatsDict(owner.engine->Stats()); },

@@ -201,6 +201,20 @@ class LLM:
             self._warn(stacklevel=3)
         return out
 
+    def kv_statistics(
+        self, token_ids: Sequence[int] | NDArray[Any], key_means: NDArray[np.float32] | None = None
+    ) -> dict[str, Any]:
+        """Magnitudes and moments of the keys and values of one sequence, through exact pages that are not kept.
+
+        `key_means`: float32 [layers, kv_heads, head_dim], subtracted from K first. Keys of the result: tokens; edges
+        [bins + 1] and histogram [layers, 2, kv_heads, bins] of magnitudes; amax, sum, square_sum [layers, 2, kv_heads,
+        head_dim]; axis 1 is K, V. kvanta.calibration makes scales of it.
+        """
+        tokens = np.asarray(token_list(token_ids, self.model_info.vocab), dtype=np.int32)
+        means = None if key_means is None else np.ascontiguousarray(key_means, dtype=np.float32)
+        with self._lock:
+            return self._engine.statistics(tokens, means)
+
     def stats(self) -> dict[str, Any]:
         """Counters of the engine: bytes per token, pages used and free, prefix hits, saturated values, and more."""
         cache = self._scheme_file or self.config.kv_cache_dtype

@@ -13,6 +13,7 @@ from kvanta.values import one_line
 
 SHIPPED = Path(__file__).parent / "shipped"
 NAMES = ("stories260k", "smollm2")
+_EXAMPLE_CONFIGS = Path(__file__).parent / "example_configs"
 # Part of the name of every converted folder: a new converter converts again.
 _CONVERTER_VERSION = 1
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -47,13 +48,13 @@ def _converted_gguf(file: Path) -> Path:
     return folder
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, files: list[str]) -> Path:
     try:
         import huggingface_hub
     except ImportError:
         raise InputError(f"there is no folder {name!r}, and a hub id needs the package huggingface_hub") from None
     try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=_HUB_FILES))
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=files))
     except ValueError as error:
         raise InputError(f"{name!r} is neither a folder nor a hub id: {' '.join(str(error).split())[:300]}") from None
     except Exception as error:  # network, disk, missing repository: the package has no common base for them
@@ -86,5 +87,30 @@ def resolve_model(model: str | os.PathLike[str]) -> ModelFolder:
 
         return ModelFolder(name, smollm2_folder())
     if _HUB_ID.fullmatch(name) and path.suffix.lower() != ".gguf":
-        return ModelFolder(name, _from_hub(name))
+        return ModelFolder(name, _from_hub(name, _HUB_FILES))
     raise InputError(f"there is no model {name!r}: not a folder, not a .gguf file, not one of: {', '.join(NAMES)}")
+
+
+def example_configs() -> list[str]:
+    """Names of the shipped configs: shapes of well-known models, to plan with, without weights."""
+    return sorted(file.stem for file in _EXAMPLE_CONFIGS.glob("*.json"))
+
+
+def resolve_config(model: str | os.PathLike[str]) -> ModelFolder:
+    """Like resolve_model, for what needs no weights: MODEL may also be a config.json or the name of an example config.
+
+    `path` is then the JSON file. Of a hub id, only JSON files are downloaded.
+    """
+    name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else ""
+    if isinstance(name, str) and name:
+        path = Path(name).expanduser()
+        if path.suffix.lower() == ".json" and path.is_file():
+            return ModelFolder(name, path)
+        if name.lower() in example_configs() and not path.exists():
+            return ModelFolder(name, _EXAMPLE_CONFIGS / f"{name.lower()}.json")
+        if _HUB_ID.fullmatch(name) and path.suffix.lower() != ".gguf" and not path.exists():
+            return ModelFolder(name, _from_hub(name, ["*.json"]))
+    try:
+        return resolve_model(model)
+    except InputError as error:
+        raise InputError(f"{error}; example configs: {', '.join(example_configs())}") from None

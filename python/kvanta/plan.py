@@ -8,66 +8,89 @@ from typing import Any
 from kvanta import _core
 from kvanta.engine_options import engine_config
 from kvanta.errors import InputError, ResourceError
-from kvanta.models import resolve_model
+from kvanta.models import resolve_config
+
+_LEAST_MEMORY = 8 << 30
+
+
+def default_memory(weight_bytes: int) -> int:
+    """In bytes: 8 GiB, or the next power of two that leaves a fifth of it to the cache."""
+    memory = _LEAST_MEMORY
+    while memory * 4 < weight_bytes * 5:
+        memory *= 2
+    return memory
 
 
 def plan(
     model: str,
-    memory_bytes: int,
+    memory_bytes: int | None = None,
     formats: Sequence[str] | None = None,
     context: int | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The report of `kvanta plan`: what fits in `memory_bytes` beside the weights.
+    """The report of `kvanta plan`: what fits in `memory_bytes` (default: default_memory) beside the weights.
 
-    Per format: `tokens`, of one sequence however long; `sequences`, of `context` tokens each (default: the model's
-    limit). Whole pages count, and the exact pages that a scheme keeps. `formats`: default all that the model can take.
-    Raises ResourceError if the weights alone do not fit.
+    `model`: as anywhere, or a config.json alone, or the name of an example config; weights are not needed. Per format:
+    `tokens` that the cache holds, of one sequence; `sequences`, of `context` tokens each (default: the model's limit),
+    and `sequence_bytes`, the most that one of them takes. Whole pages count, exact pages that a scheme keeps too, and
+    pages that a sliding window frees do not. `formats`: default all that the model can take. `options`: the engine's.
+    Raises InputError, or ResourceError if the weights alone do not fit.
     """
-    folder = resolve_model(model)
-    options = dict(options or {})
-    dtype = options.get("dtype") or "auto"
-    info = _core.read_model_info(str(folder.path), dtype)
+    folder = resolve_config(model)
+    path = str(folder.path)
+    options = {name: value for name, value in dict(options or {}).items() if name != "max_model_len"}
+    info = _core.read_model_info(path, options.get("dtype") or "auto", options.get("weight_dtype") or "auto")
     limit = int(info.max_position)
     context = limit if context is None else context
     if not 0 < context <= limit:
         raise InputError(f"context is {context}, not in 1..{limit}, which is what {folder.name!r} allows")
-    cache_bytes = memory_bytes - info.weight_bytes
+    memory = default_memory(info.weight_bytes) if memory_bytes is None else memory_bytes
+    cache_bytes = memory - info.weight_bytes
     if cache_bytes <= 0:
         raise ResourceError(
-            f"{memory_bytes} bytes of memory leave no room for a cache: {folder.name!r} has {info.weight_bytes} bytes "
-            "of weights"
+            f"{memory} bytes of memory leave no room for a cache: {folder.name!r} has {info.weight_bytes} bytes of "
+            "weights"
         )
 
-    def cache_plan(name: str) -> _core.CachePlan:
-        return _core.plan_cache_bytes(engine_config(str(folder.path), {**options, "kv_cache_dtype": name}))
+    def cache_plan(name: str, others: Mapping[str, Any]) -> _core.CachePlan:
+        arguments = {**others, "kv_cache_dtype": name, "max_model_len": context}
+        return _core.plan_cache_bytes(engine_config(path, arguments))
 
-    page_size = engine_config(str(folder.path), options).page_size
-    reference = cache_plan("bf16")
+    page_size = engine_config(path, options).page_size
+    of_layers = ("kv_cache_dtype_layers", "kv_cache_dtype_skip_layers")
+    reference = cache_plan("bf16", {name: value for name, value in options.items() if name not in of_layers})
     rows = []
+    refusal: InputError | None = None
     for name in formats or _core.format_names():
         try:
-            layout = cache_plan(name)
-        except InputError:
+            layout = cache_plan(name, options)
+        except InputError as error:
             if formats:
                 raise
+            refusal = error
             continue  # this model's heads do not take this format
         exact_bytes = layout.exact_pages_per_sequence * layout.exact_page_bytes
-        pages = max(0, cache_bytes - exact_bytes) // layout.page_bytes
-        one_sequence = -(-context // page_size) * layout.page_bytes + exact_bytes
         rows.append(
             {
                 "name": name,
                 "bits_per_element": layout.bits_per_element,
                 "bytes_per_token": layout.bytes_per_token,
-                "tokens": pages * page_size,
-                "sequences": cache_bytes // one_sequence,
+                "page_bytes": layout.page_bytes,
+                "exact_bytes_per_sequence": exact_bytes,
+                "sequence_bytes": layout.sequence_bytes,
+                "tokens": max(0, cache_bytes - exact_bytes) // layout.page_bytes * page_size,
+                "sequences": cache_bytes // layout.sequence_bytes,
                 "ratio_to_bf16": reference.bytes_per_token / layout.bytes_per_token,
             }
         )
+    if refusal is not None and not rows:  # then it is not about single formats
+        raise refusal
     return {
         "model": folder.name,
-        "memory_bytes": memory_bytes,
+        "architecture": info.architecture,
+        "parameters": info.parameters,
+        "dtype": info.dtype,
+        "memory_bytes": memory,
         "weight_bytes": info.weight_bytes,
         "cache_bytes": cache_bytes,
         "context": context,

@@ -1,4 +1,4 @@
-"""Writes a safetensors file tensor by tensor, so that a converted model never has to fit in memory.
+"""Writes a safetensors file tensor by tensor, so that a converted model never has to fit in memory; lists one's names.
 
 Layout (https://github.com/huggingface/safetensors#format): u64 length | JSON header | tensors, back to back.
 """
@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from kvanta.errors import InputError
 
 _ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 
@@ -51,3 +53,16 @@ def write_safetensors(
             file.write(data.tobytes())
         if next(expected, None) is not None:
             raise AssertionError("fewer tensors than announced")
+
+
+def read_tensor_names(path: Path) -> list[str]:
+    """Names of the tensors in a file, in its order. Raises InputError."""
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(size, 100_000_000)))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not a safetensors file: {error}") from None
+    if not isinstance(header, dict):
+        raise InputError(f"{path} is not a safetensors file: its header is no JSON object")
+    return [str(name) for name in header if name != "__metadata__"]

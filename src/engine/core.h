@@ -37,6 +37,7 @@ class Core {
   void Stop();
   int64_t Logits(std::span<const int32_t> tokens, int chunk_tokens, std::span<float> out, bool use_prefix_cache);
   std::vector<uint8_t> ExportPage(std::span<const int32_t> tokens, int index);
+  KvStatistics CollectStatistics(std::span<const int32_t> tokens, std::span<const float> key_means);
   EngineStats Stats() const;
   const ModelInfo& Info() const noexcept { return parts_.info; }
   const EngineConfig& Config() const noexcept { return parts_.config; }
@@ -59,6 +60,7 @@ class Core {
 
   void CheckRequest(const Request& request) const;
   void CheckTokens(std::span<const int32_t> tokens, const char* what) const;
+  void CheckSequence(std::span<const int32_t> tokens) const;
   void RefuseWhileStarted(const char* what) const;
   void Warn(const std::string& message) const;
   std::vector<int32_t> StopTokens(const SamplingParams& params) const;

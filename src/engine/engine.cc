@@ -32,6 +32,9 @@ int64_t Engine::Logits(std::span<const int32_t> tokens, int chunk_tokens, std::s
 std::vector<uint8_t> Engine::ExportPage(std::span<const int32_t> tokens, int index) {
   return state_->core.ExportPage(tokens, index);
 }
+KvStatistics Engine::CollectStatistics(std::span<const int32_t> tokens, std::span<const float> key_means) {
+  return state_->core.CollectStatistics(tokens, key_means);
+}
 EngineStats Engine::Stats() const {
   return state_->core.Stats();
 }

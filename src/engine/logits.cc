@@ -1,23 +1,36 @@
-// Teacher-forced logits through the cache.
+// Whole sequences outside of requests: teacher-forced logits through the cache, statistics of keys and values.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 
+#include "engine/kv_statistics.h"
 #include "engine/turn.h"
 #include "kvanta/error.h"
 
 namespace kvanta::engine {
 
+void Core::CheckSequence(std::span<const int32_t> tokens) const {
+  CheckTokens(tokens, "sequence");
+  if (static_cast<int64_t>(tokens.size()) > parts_.config.max_model_len) {
+    throw InputError(
+        fmt::format("the sequence has {} tokens, max_model_len is {}", tokens.size(), parts_.config.max_model_len));
+  }
+}
+
+KvStatistics Core::CollectStatistics(std::span<const int32_t> tokens, std::span<const float> key_means) {
+  RefuseWhileStarted("CollectStatistics");
+  CheckSequence(tokens);
+  const Turn turn(*this);
+  return CollectKvStatistics(*parts_.model, parts_.make_backend, parts_.layout, tokens, key_means,
+                             parts_.config.max_num_batched_tokens);
+}
+
 int64_t Core::Logits(std::span<const int32_t> tokens, int chunk_tokens, std::span<float> out, bool use_prefix_cache) {
   RefuseWhileStarted("Logits");
-  CheckTokens(tokens, "sequence");
+  CheckSequence(tokens);
   const auto count = static_cast<int64_t>(tokens.size());
   const int64_t vocab = parts_.info.vocab;
-  if (count > parts_.config.max_model_len) {
-    throw InputError(
-        fmt::format("the sequence has {} tokens, max_model_len is {}", count, parts_.config.max_model_len));
-  }
   if (static_cast<int64_t>(out.size()) != count * vocab) {
     throw InputError(fmt::format("room for {} logits, but {} tokens times a vocabulary of {} are {}", out.size(), count,
                                  vocab, count * vocab));

@@ -31,7 +31,7 @@ Parts LoadParts(EngineConfig config) {
   CheckConfig(config);
   const models::ModelConfig model = models::ReadConfig(config.model);
   const DType dtype = ResolveDType(config.dtype, model);
-  const DType store = ResolveWeights(config, dtype);
+  const DType store = ResolveWeights(config.weight_dtype, dtype);
   const std::vector<KvScheme> schemes = ResolveSchemes(config, model, dtype);
   const int edges = ResolveBaseScheme(config, model, dtype).edge_layers;
   if (edges > 0 && config.on_warning) {
@@ -71,8 +71,9 @@ Parts LoadParts(EngineConfig config) {
     return attention::MakeBackend(backend, pages, std::move(setup), threads);
   };
 
-  parts.info = MakeModelInfo(model, dtype);
-  parts.info.weight_bytes = WeightBytes(checkpoint, store);
+  parts.info = MakeModelInfo(model, dtype, store);
+  parts.info.weight_bytes = parts.model->WeightBytes();  // with what packing adds
+  parts.info.hash = parts.model_identity;
   config.dtype = parts.info.dtype;
   config.weight_dtype = store == DType::kBf16 ? "bf16" : "auto";
   config.device = "cpu";

@@ -7,6 +7,7 @@
 
 #include "base/quote.h"
 #include "kvanta/error.h"
+#include "models/weight_count.h"
 
 namespace kvanta::engine {
 namespace {
@@ -32,14 +33,19 @@ void RequireAtLeast(const char* field, int64_t value, int64_t least) {
 }  // namespace
 
 DType ResolveDType(const std::string& dtype, const models::ModelConfig& model) {
-  return dtype == "auto" ? model.dtype : ParseDType(dtype);
+  if (dtype != "auto") return ParseDType(dtype);
+  if (!model.dtype_known) {
+    throw InputError(
+        "config.json has neither dtype nor torch_dtype, and no weights lie beside it: choose a dtype: bfloat16, "
+        "float16, float32");
+  }
+  return model.dtype;
 }
 
-DType ResolveWeights(const EngineConfig& config, DType dtype) {
-  if (config.weight_dtype == "auto") return dtype;
-  if (config.weight_dtype == "bf16") return DType::kBf16;
-  throw InputError(
-      fmt::format("weight_dtype {} is not implemented; there are: auto, bf16", Quote(config.weight_dtype)));
+DType ResolveWeights(const std::string& weight_dtype, DType dtype) {
+  if (weight_dtype == "auto") return dtype;
+  if (weight_dtype == "bf16") return DType::kBf16;
+  throw InputError(fmt::format("weight_dtype {} is not implemented; there are: auto, bf16", Quote(weight_dtype)));
 }
 
 std::string_view UnquantizedScheme(DType dtype) noexcept {
@@ -150,7 +156,8 @@ CacheSize SizeCache(const EngineConfig& config, const cache::PageDemand& demand,
   throw ResourceError(figures);
 }
 
-ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype) {
+ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype, DType store) {
+  const models::WeightCount weights = models::CountWeights(model);
   ModelInfo info;
   info.architecture = model.architecture;
   info.dtype = std::string(Name(dtype));
@@ -164,17 +171,9 @@ ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype) {
   info.sliding_window = model.sliding_window;
   info.eos_token_ids = model.eos_token_ids;
   info.declared_kv_cache = model.declared_kv_cache;
+  info.parameters = weights.Parameters();
+  info.weight_bytes = weights.Bytes(store);
   return info;
-}
-
-int64_t WeightBytes(const models::Checkpoint& checkpoint, DType store) {
-  int64_t elements = 0;
-  for (const std::string& name : checkpoint.Names()) {
-    int64_t count = 1;
-    for (const int64_t extent : checkpoint.Get(name).shape) count *= extent;
-    elements += count;
-  }
-  return elements * SizeOf(store);
 }
 
 }  // namespace kvanta::engine

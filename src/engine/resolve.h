@@ -10,14 +10,13 @@
 #include "formats/scheme.h"
 #include "kvanta/engine.h"
 #include "models/config.h"
-#include "models/safetensors.h"
 
 namespace kvanta::engine {
 
 // "auto": the checkpoint's. Throws InputError with the alternatives.
 DType ResolveDType(const std::string& dtype, const models::ModelConfig& model);
 // How weights are stored: weight_dtype, or the dtype where that is "auto".
-DType ResolveWeights(const EngineConfig& config, DType dtype);
+DType ResolveWeights(const std::string& weight_dtype, DType dtype);
 
 // Scheme text of a cache at a weight dtype: "bf16", "fp16", "fp32".
 std::string_view UnquantizedScheme(DType dtype) noexcept;
@@ -49,9 +48,7 @@ CacheSize SizeCache(const EngineConfig& config, const cache::PageDemand& demand,
 // Longest sequence, at most `most` tokens, that fits in `budget_bytes` alone.
 int64_t LongestSequence(const cache::PageDemand& demand, int64_t budget_bytes, int64_t most);
 
-ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype);
-
-// Bytes of the checkpoint's weights when stored at `store`.
-int64_t WeightBytes(const models::Checkpoint& checkpoint, DType store);
+// `store`: how the weights are kept.
+ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype, DType store);
 
 }  // namespace kvanta::engine

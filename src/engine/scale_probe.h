@@ -3,18 +3,14 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
-#include "attention/backend.h"
+#include "engine/append_listener.h"
 #include "formats/scheme.h"
-#include "models/model.h"
 
 namespace kvanta::engine {
-
-using BackendFactory = std::function<std::unique_ptr<attention::Backend>(cache::PageStore&, attention::BackendConfig)>;
 
 // One side of one layer, in the space in which it is encoded: T(x - mean).
 struct SideProbe {

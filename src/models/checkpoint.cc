@@ -53,6 +53,12 @@ void Checkpoint::AddFile(const std::string& path) {
   }
 }
 
+bool Checkpoint::Exists(const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  return fs::exists(fs::path(folder) / kSingleFile, ignored) || fs::exists(fs::path(folder) / kIndexFile, ignored);
+}
+
 Checkpoint Checkpoint::Open(const std::string& folder) {
   namespace fs = std::filesystem;
   Checkpoint checkpoint;

@@ -16,6 +16,7 @@
 namespace kvanta::models {
 namespace {
 
+constexpr const char* kConfigFile = "config.json";
 // Far above every model, and small enough that no product of two of them overflows.
 constexpr int64_t kMaxWidth = int64_t{1} << 24, kMaxLayers = 4096;
 
@@ -83,11 +84,33 @@ void Declare(const std::string& scheme, const std::string& file, ModelConfig& co
   config.declared_kv_cache = scheme;
 }
 
-DType DTypeOfEmbeddings(const std::string& folder) {
+// Of the weights in the folder, where there are any.
+void ReadDType(const std::string& folder, ModelConfig& config) {
+  config.dtype_known = Checkpoint::Exists(folder);
+  if (!config.dtype_known) return;
   const Checkpoint checkpoint = Checkpoint::Open(folder);
   const std::string& dtype = checkpoint.Get("model.embed_tokens.weight").dtype;
-  if (dtype == "BF16") return DType::kBf16;
-  return dtype == "F16" ? DType::kF16 : DType::kF32;
+  config.dtype = dtype == "BF16" ? DType::kBf16 : dtype == "F16" ? DType::kF16 : DType::kF32;
+}
+
+ModelConfig ReadFolder(const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  if (!fs::is_directory(folder, ignored)) {
+    throw InputError(
+        fmt::format("model {}: no such folder; expected one with config.json and *.safetensors", Quote(folder, 400)));
+  }
+  const auto path = [&](const char* file) { return (fs::path(folder) / file).string(); };
+  bool dtype_missing = false;
+  ModelConfig config = ParseConfig(ReadTextFile(path(kConfigFile)), path(kConfigFile), &dtype_missing);
+  if (const std::string file = path("generation_config.json"); fs::exists(file, ignored)) {
+    AddGenerationConfig(ReadTextFile(file), file, config);
+  }
+  if (const std::string file = path("hf_quant_config.json"); fs::exists(file, ignored)) {
+    AddHfQuantConfig(ReadTextFile(file), file, config);
+  }
+  if (dtype_missing) ReadDType(folder, config);
+  return config;
 }
 
 }  // namespace
@@ -144,23 +167,14 @@ void AddHfQuantConfig(std::string_view text, const std::string& name, ModelConfi
   Declare(ReadHfQuantConfig(JsonObject(root, name)), name, config);
 }
 
-ModelConfig ReadConfig(const std::string& folder) {
+ModelConfig ReadConfig(const std::string& path) {
   namespace fs = std::filesystem;
   std::error_code ignored;
-  if (!fs::is_directory(folder, ignored)) {
-    throw InputError(
-        fmt::format("model {}: no such folder; expected one with config.json and *.safetensors", Quote(folder, 400)));
-  }
-  const auto path = [&](const char* file) { return (fs::path(folder) / file).string(); };
+  if (!fs::is_regular_file(path, ignored)) return ReadFolder(path);
+  if (fs::path(path).filename() == kConfigFile) return ReadFolder(fs::absolute(path, ignored).parent_path().string());
   bool dtype_missing = false;
-  ModelConfig config = ParseConfig(ReadTextFile(path("config.json")), path("config.json"), &dtype_missing);
-  if (const std::string file = path("generation_config.json"); fs::exists(file, ignored)) {
-    AddGenerationConfig(ReadTextFile(file), file, config);
-  }
-  if (const std::string file = path("hf_quant_config.json"); fs::exists(file, ignored)) {
-    AddHfQuantConfig(ReadTextFile(file), file, config);
-  }
-  if (dtype_missing) config.dtype = DTypeOfEmbeddings(folder);
+  ModelConfig config = ParseConfig(ReadTextFile(path), path, &dtype_missing);
+  config.dtype_known = !dtype_missing;
   return config;
 }
 

@@ -30,6 +30,7 @@ struct ModelConfig {
   std::string architecture;    // e.g. "LlamaForCausalLM"
   std::string model_type;      // e.g. "llama"
   DType dtype = DType::kBf16;  // of the checkpoint
+  bool dtype_known = true;     // false: config.json does not say it, and no weights lie beside it
   int hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, ffn = 0, vocab = 0;
   int rotary_dim = 0;  // head_dim: the known architectures rotate whole heads
   double rms_eps = 1e-6;
@@ -45,9 +46,10 @@ struct ModelConfig {
                                   // hf_quant_config.json: "fp8_e4m3", "nvfp4"; "" when none
 };
 
-// Reads config.json and, where they exist, generation_config.json and hf_quant_config.json.
+// Reads config.json of a folder and, where they exist, generation_config.json and hf_quant_config.json. Weights are not
+// needed. `path` may also be the config itself: a JSON file of any name, which is read alone unless it is config.json.
 // Throws InputError naming the file, the key, the value and the alternatives.
-ModelConfig ReadConfig(const std::string& folder);
+ModelConfig ReadConfig(const std::string& path);
 
 // The text of config.json alone. `dtype_missing` is set when it does not say how the weights are stored.
 ModelConfig ParseConfig(std::string_view text, const std::string& name, bool* dtype_missing = nullptr);

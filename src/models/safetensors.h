@@ -37,6 +37,8 @@ std::string ShapeText(std::span<const int64_t> shape);
 class Checkpoint {
  public:
   static Checkpoint Open(const std::string& folder);
+  // Whether the folder has one of the two files.
+  static bool Exists(const std::string& folder);
   const TensorView* Find(std::string_view name) const;  // nullptr when absent
   const TensorView& Get(std::string_view name) const;   // throws InputError naming the nearest names
   const TensorMap& Tensors() const { return tensors_; }

@@ -70,7 +70,7 @@ KvScales ReadByRank(const JsonObject& root, const ModelConfig& config) {
                fmt::format("a number of ranks that divides the {} KV heads, or a multiple", config.kv_heads));
   }
   CheckIndices(ranks, count, "tensor-parallel ranks");
-  KvScales scales{ScaleSource::kFile, UnitScales(config)};
+  KvScales scales{ScaleSource::kFile, UnitScales(config), {}};
   std::vector<bool> set(static_cast<size_t>(config.layers) * config.kv_heads);
   for (int64_t rank = 0; rank < count; ++rank) {
     const JsonObject layers = ranks.Object(std::to_string(rank));
@@ -143,6 +143,30 @@ std::vector<float> ReadMeans(const JsonObject& layer, const ModelConfig& config)
   return means;
 }
 
+// Lists of channels, ascending, as many for every head.
+std::vector<int> ReadOutliers(const JsonObject& layer, const ModelConfig& config) {
+  constexpr const char* kKey = "k_outliers";
+  std::vector<int> channels;
+  const Json* heads = layer.Find(kKey);
+  if (heads == nullptr) return channels;
+  const std::string expected =
+      fmt::format("{} lists of equally many channels, ascending, from 0 to {}", config.kv_heads, config.head_dim - 1);
+  if (!heads->is_array() || heads->size() != static_cast<size_t>(config.kv_heads)) layer.Fail(kKey, expected);
+  for (const Json& head : *heads) {
+    if (!head.is_array() || head.empty() || head.size() != (*heads)[0].size()) layer.Fail(kKey, expected);
+    int64_t last = -1;
+    for (const Json& channel : head) {
+      if (!channel.is_number_unsigned() || channel.get<uint64_t>() >= static_cast<uint64_t>(config.head_dim) ||
+          channel.get<int64_t>() <= last) {
+        layer.Fail(kKey, expected);
+      }
+      last = channel.get<int64_t>();
+      channels.push_back(static_cast<int>(last));
+    }
+  }
+  return channels;
+}
+
 KvScales ReadOwn(const JsonObject& root, const ModelConfig& config, std::string_view fingerprint) {
   AllowKeys(root, {"kvanta_kv_scales", "model", "granularity", "layers", "comment"});
   if (root.Get("kvanta_kv_scales") != 1) root.Fail("kvanta_kv_scales", "1, the version this reader knows");
@@ -151,13 +175,14 @@ KvScales ReadOwn(const JsonObject& root, const ModelConfig& config, std::string_
   if (granularity != "tensor" && granularity != "head") root.Fail("granularity", "\"tensor\" or \"head\"");
   const JsonObject layers = root.Object("layers");
   CheckIndices(layers, config.layers, "layers");
-  KvScales scales{ScaleSource::kFile, UnitScales(config)};
+  KvScales scales{ScaleSource::kFile, UnitScales(config), {}};
   for (int i = 0; i < config.layers; ++i) {
     const JsonObject layer = layers.Object(std::to_string(i));
-    AllowKeys(layer, {"k_scale", "v_scale", "k_mean"});
+    AllowKeys(layer, {"k_scale", "v_scale", "k_mean", "k_outliers"});
     scales.layers[i].k.scale = ReadSide(layer, "k_scale", granularity == "head", config.kv_heads);
     scales.layers[i].v.scale = ReadSide(layer, "v_scale", granularity == "head", config.kv_heads);
     scales.layers[i].k.mean = ReadMeans(layer, config);
+    scales.k_outliers.push_back(ReadOutliers(layer, config));
   }
   return scales;
 }

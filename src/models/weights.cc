@@ -155,7 +155,7 @@ std::unique_ptr<kernels::Linear> WeightReader::Linear(std::initializer_list<Stac
   }
   std::unique_ptr<kernels::Linear> linear = ops_.MakeLinear(views, biases, store_);
   aligned_.clear();
-  bytes_ += linear->WeightBytes();
+  bytes_ += linear->WeightBytes() + static_cast<int64_t>(biases.size() * sizeof(float));
   return linear;
 }
 

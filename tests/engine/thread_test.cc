@@ -152,6 +152,7 @@ TEST(EngineThread, StartsOnceAndAgainAfterStop) {
   std::vector<float> logits(96);
   const int32_t token = 1;
   EXPECT_THROW(engine.Logits({&token, 1}, 0, logits), InputError);
+  EXPECT_THROW(engine.CollectStatistics({&token, 1}), InputError);
   engine.Stop();
   engine.Stop();
   engine.Start(listener.Callback());

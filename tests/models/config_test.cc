@@ -237,11 +237,24 @@ TEST(Config, TypeOfTheEmbeddingsWhereNoneIsGiven) {
   json config = Llama();
   config.erase("torch_dtype");
   folder.Write("config.json", config.dump());
-  EXPECT_THROW(ReadConfig(folder.Path()), InputError);
+  EXPECT_FALSE(ReadConfig(folder.Path()).dtype_known);
   SafetensorsWriter writer;
   writer.Add("model.embed_tokens.weight", {1}, {1.0F});
   folder.Write("model.safetensors", writer.File());
   EXPECT_EQ(ReadConfig(folder.Path()).dtype, DType::kF32);
+  EXPECT_TRUE(ReadConfig(folder.Path()).dtype_known);
+}
+
+TEST(Config, ReadsAFileOfAnyName) {
+  const TempFolder folder;
+  const std::string config = folder.Write("config.json", Llama().dump());
+  const std::string other = folder.Write("shape.json", Llama().dump());
+  folder.Write("generation_config.json", R"({"eos_token_id": 9})");
+  EXPECT_THAT(ReadConfig(config).eos_token_ids, ElementsAre(2, 9)) << "that of its folder";
+  EXPECT_THAT(ReadConfig(other).eos_token_ids, ElementsAre(2)) << "read alone";
+  json silent = Llama();
+  silent.erase("torch_dtype");
+  EXPECT_FALSE(ReadConfig(folder.Write("shape.json", silent.dump())).dtype_known);
 }
 
 TEST(Config, ReadsAFolder) {

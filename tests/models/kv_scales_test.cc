@@ -160,6 +160,9 @@ TEST(ScaleFile, OwnSchema) {
   scales = ParseScaleFile(file.dump(), "s.json", Config(), "fnv1a-0");
   EXPECT_THAT(scales.layers[0].k.scale, ElementsAre(0.5F, 0.5F));
   EXPECT_EQ(scales.layers[0].k.mean, std::vector<float>(16, 1.5F));
+  EXPECT_TRUE(scales.k_outliers[0].empty());
+  file["layers"]["1"]["k_outliers"] = {{0, 7}, {2, 3}};
+  EXPECT_THAT(ParseScaleFile(file.dump(), "s.json", Config()).k_outliers[1], ElementsAre(0, 7, 2, 3));
 }
 
 TEST(ScaleFile, EveryFaultOfTheOwnSchemaIsNamed) {
@@ -179,7 +182,16 @@ TEST(ScaleFile, EveryFaultOfTheOwnSchemaIsNamed) {
            {"/layers/0/k_scale", "[1]", "a list of 2 numbers"},
            {"/layers/0/v_scale", "[1, -1]", "never calibrated"},
            {"/layers/0/v_scale", "[1, 0]", "above 0"},
-           {"/layers/0/k_zero", "[1, 0]", "known keys: k_scale, v_scale, k_mean"},
+           {"/layers/0/k_scale", "[1, 1e60]", "above 0"},
+           {"/layers/0/k_zero", "[1, 0]", "known keys: k_scale, v_scale, k_mean, k_outliers"},
+           {"/layers/0/k_outliers", "[[1]]", "2 lists of equally many channels, ascending, from 0 to 7"},
+           {"/layers/0/k_outliers", "[[1], []]", "2 lists of equally many channels"},
+           {"/layers/0/k_outliers", "[[], []]", "2 lists of equally many channels"},
+           {"/layers/0/k_outliers", "[[1], 2]", "2 lists of equally many channels"},
+           {"/layers/0/k_outliers", "[[1], [8]]", "2 lists of equally many channels"},
+           {"/layers/0/k_outliers", "[[1], [-1]]", "2 lists of equally many channels"},
+           {"/layers/0/k_outliers", "[[1], [1.5]]", "2 lists of equally many channels"},
+           {"/layers/0/k_outliers", "[[1, 3], [3, 3]]", "ascending"},
            {"/layers/0/k_mean", "[[1], [2]]", "2 lists of 8 finite numbers"},
            {"/layers/0/k_mean", "[[1,2,3,4,5,6,7,8], [1,2,3,4,5,6,7,1e60]]", "finite numbers"},
        }) {

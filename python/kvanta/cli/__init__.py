@@ -15,6 +15,7 @@ COMMANDS = {
     "generate": "text from a model, streamed, on any cache format",
     "eval": "what each cache format does to a model's predictions",
     "plan": "how many tokens and users fit in a memory, per cache format",
+    "calibrate": "static scales and key means of a model, from a text",
     "formats": "the table of cache formats",
     "convert": "a GGUF file to a folder in Hugging Face layout",
     "bench": "speed of the attention kernels, as a share of the machine's limit",

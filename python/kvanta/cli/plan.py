@@ -8,13 +8,17 @@ from typing import Any
 from kvanta.cli.arguments import CommandParser, add_engine_options, add_model, engine_arguments, model_of, whole_number
 from kvanta.cli.report import add_json, write_report
 from kvanta.engine_options import by_name, parse_bytes
+from kvanta.models import example_configs
 from kvanta.plan import plan
 from kvanta.text_table import human_bytes, render_table
 
-_DESCRIPTION = """\
-How many tokens and users fit in a memory, per cache format: what is really allocated, padding included.
+_DESCRIPTION = f"""\
+How many tokens and users fit in a memory, per cache format: what the engine really allocates, padding included. No
+weights are needed: MODEL may be a config.json, or the name of an example config:
+{", ".join(example_configs())}.
 
-  kvanta plan smollm2 --memory 8GiB --context 8192
+  kvanta plan llama-3.1-8b --memory 24GiB --context 32768
+  kvanta plan ./my-model/config.json
   kvanta plan smollm2 --memory 2GiB --formats bf16 int8 'k=int8,v=int4' --json plan.json"""
 
 
@@ -22,7 +26,9 @@ def parser() -> CommandParser:
     """The command's options."""
     result = CommandParser(prog="kvanta plan", description=_DESCRIPTION)
     add_model(result)
-    result.add_argument("--memory", default="8GiB", metavar="SIZE", help="memory for weights and cache [8GiB]")
+    result.add_argument(
+        "--memory", metavar="SIZE", help="memory for weights and cache [8GiB, or what leaves the weights some room]"
+    )
     result.add_argument("--context", type=whole_number, metavar="N", help="tokens per user [the model's limit]")
     result.add_argument("--formats", nargs="+", metavar="FORMAT", help="cache formats [all that the model can take]")
     add_json(result)
@@ -44,7 +50,8 @@ def _text(report: dict[str, Any]) -> str:
     ]
     title = (
         f"{report['model']} in {human_bytes(report['memory_bytes'])}: "
-        f"{human_bytes(report['weight_bytes'])} of weights, "
+        f"{human_bytes(report['weight_bytes'])} of weights ({report['parameters'] / 1e9:.2f} billion, "
+        f"{report['dtype']}), "
         f"{human_bytes(report['cache_bytes'])} of cache in pages of {report['page_size']} tokens"
     )
     header = ["format", "bits", "bytes/token", "tokens", f"users of {report['context']:,}", "to bf16"]
@@ -60,6 +67,7 @@ def run(values: argparse.Namespace) -> int:
     context = values.context
     if context is None and longest is not None:
         context = by_name()["max_model_len"].read(longest)
-    report = plan(model_of(values), parse_bytes(values.memory), formats, context, options)
+    memory = None if values.memory is None else parse_bytes(values.memory)
+    report = plan(model_of(values), memory, formats, context, options)
     write_report(values.json, report, _text(report))
     return 0

@@ -1,0 +1,116 @@
+"""Calibration of a model on a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvanta.calibration.scale_methods import METHODS, static_scale
+from kvanta.calibration.statistics import KvStatistics, collect_statistics
+from kvanta.errors import InputError
+from kvanta.llm import LLM
+from kvanta.prompts import token_list
+from kvanta.values import real_number, whole_number
+
+DEFAULT_TEXT = Path(__file__).parent.parent / "texts" / "treasure_island.txt"
+GRANULARITIES = ("tensor", "head")
+OUTLIER_MEASURES = ("amax", "variance")
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What calibrate() found."""
+
+    granularity: str
+    """"tensor": one scale per layer and side; "head": one per KV head."""
+    method: str
+    window: int
+    """Tokens of the sequences in which the text was read."""
+    k_scale: NDArray[np.float32]
+    """[layers, 1] or [layers, kv_heads]; as v_scale."""
+    v_scale: NDArray[np.float32]
+    k_mean: NDArray[np.float32] | None
+    """[layers, kv_heads, head_dim]"""
+    k_outliers: NDArray[np.int64] | None
+    """[layers, kv_heads, n]: channels, ascending."""
+    statistics: KvStatistics
+
+    @property
+    def strategy(self) -> str:
+        """The granularity as compressed-tensors calls it."""
+        return "attn_head" if self.granularity == "head" else "tensor"
+
+
+def _scales(found: KvStatistics, side: int, granularity: str, method: str, percentile: float) -> NDArray[np.float32]:
+    histogram, amax = found.histogram[:, side], found.amax[:, side].max(axis=-1)
+    if granularity == "tensor":
+        histogram, amax = histogram.sum(axis=1, keepdims=True), amax.max(axis=1, keepdims=True)
+    scales = np.empty(amax.shape, dtype=np.float32)
+    for place in np.ndindex(*amax.shape):
+        scales[place] = static_scale(method, found.edges, histogram[place], float(amax[place]), percentile)
+    # A head of denormal values: a scale must be a positive float32.
+    return np.maximum(scales, np.finfo(np.float32).tiny)
+
+
+def _outlier_channels(found: KvStatistics, count: int, measure: str) -> NDArray[np.int64]:
+    size = found.amax[:, 0] if measure == "amax" else found.deviations()[:, 0]
+    # Stable, so that of equal channels the first are taken.
+    return np.sort(np.argsort(-size, axis=-1, kind="stable")[..., :count], axis=-1)
+
+
+def calibrate(
+    llm: LLM,
+    token_ids: Sequence[int] | NDArray[np.integer],
+    *,
+    window: int | None = None,
+    granularity: str = "tensor",
+    method: str = "amax",
+    percentile: float = 99.99,
+    key_mean: bool = False,
+    outliers: int = 0,
+    outliers_by: str = "amax",
+) -> Calibration:
+    """Static E4M3 scales, and with `key_mean` the key means, from the keys and values that `llm` makes of a text.
+
+    The text is read in windows of `window` tokens (default: max_model_len) on exact pages, whatever the format of
+    `llm`. `method`: "amax", "percentile" (that share of the values, in per cent, does not saturate) or "mse" (least
+    squared error). With `key_mean` the text is read twice, and a scale of K is the larger of what K and K - mean need:
+    it serves a cache with +mean and one without. `outliers`: that many channels of K per head, those with the largest
+    magnitude or (`outliers_by` "variance") the largest variance. Raises InputError.
+    """
+    info, longest = llm.model_info, llm.config.max_model_len
+    tokens = token_list(token_ids, info.vocab)
+    if not tokens:
+        raise InputError("the text is empty: it has no tokens")
+    window = whole_number("window", longest if window is None else window, 1, longest)
+    percentile = real_number("percentile", percentile, 0, 100, open_below=True)
+    outliers = whole_number("outliers", outliers, 0, info.head_dim)
+    for name, value, known in (
+        ("granularity", granularity, GRANULARITIES),
+        ("method", method, METHODS),
+        ("outliers_by", outliers_by, OUTLIER_MEASURES),
+    ):
+        if value not in known:
+            raise InputError(f"{name} is {value!r}; known: {', '.join(known)}")
+
+    found = collect_statistics(llm, tokens, window)
+    k_scale = _scales(found, 0, granularity, method, percentile)
+    means = None
+    if key_mean:
+        means = np.ascontiguousarray(found.means()[:, 0], dtype=np.float32)
+        centred = collect_statistics(llm, tokens, window, means, "reading again without the key means")
+        k_scale = np.maximum(k_scale, _scales(centred, 0, granularity, method, percentile))
+    return Calibration(
+        granularity=granularity,
+        method=f"percentile {percentile:g}" if method == "percentile" else method,
+        window=window,
+        k_scale=k_scale,
+        v_scale=_scales(found, 1, granularity, method, percentile),
+        k_mean=means,
+        k_outliers=_outlier_channels(found, outliers, outliers_by) if outliers else None,
+        statistics=found,
+    )

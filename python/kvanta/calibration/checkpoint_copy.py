@@ -1,0 +1,126 @@
+"""A copy of a checkpoint with its KV scales, under the names that vLLM and compressed-tensors read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvanta.calibration.calibrate import Calibration
+from kvanta.errors import InputError, ResourceError
+from kvanta.progress import progress_bar
+from kvanta.safetensors_writer import read_tensor_names, write_safetensors
+from kvanta.tokenizer import read_json
+
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_FIRST, _SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+_SCALES = "model-kv-scales.safetensors"
+_BLOCK = 1 << 24
+
+
+def quantization_config(strategy: str) -> dict[str, Any]:
+    """compressed-tensors' description: weights as they are, KV cache in E4M3 with static scales."""
+    scheme = {"num_bits": 8, "type": "float", "strategy": strategy, "symmetric": True, "dynamic": False}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "dense",
+        "quantization_status": "frozen",
+        "config_groups": {},
+        "ignore": [],
+        "kv_cache_scheme": scheme,
+    }
+
+
+def check_target(source: Path, folder: str | Path) -> Path:
+    """The folder, if a copy of `source` with scales can be made there. Raises InputError."""
+    folder = Path(folder).expanduser()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{str(folder)!r} exists already and is not an empty folder")
+    if "quantization_config" in read_json(source / "config.json"):
+        raise InputError(
+            f"{str(source)!r} has a quantization_config already; calibrate the checkpoint it was made from"
+        )
+    return folder
+
+
+def _weight_map(source: Path) -> dict[str, str]:
+    """Tensor -> file, in the copy's names."""
+    if (source / _SINGLE).is_file():
+        return dict.fromkeys(read_tensor_names(source / _SINGLE), _FIRST)
+    found = read_json(source / _INDEX).get("weight_map")
+    if not isinstance(found, dict):
+        raise InputError(f"{str(source)!r} has neither {_SINGLE} nor a weight_map in {_INDEX}")
+    return {str(name): str(file) for name, file in found.items()}
+
+
+def _scale_tensors(calibration: Calibration) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """[1] per tensor, [kv_heads, 1, 1] per head, as compressed-tensors has them."""
+    for layer in range(len(calibration.k_scale)):
+        for side, scales in (("k", calibration.k_scale), ("v", calibration.v_scale)):
+            values = scales[layer]
+            shaped = values[:, None, None] if calibration.granularity == "head" else values
+            yield f"model.layers.{layer}.self_attn.{side}_scale", shaped
+
+
+def _copy_file(source: Path, target: Path, what: str) -> None:
+    with source.open("rb") as reader, target.open("wb") as writer, progress_bar(source.stat().st_size, what) as bar:
+        while block := reader.read(_BLOCK):
+            bar.update(writer.write(block))
+
+
+def _write_copy(source: Path, work: Path, calibration: Calibration) -> None:
+    weight_map = _weight_map(source)
+    single = (source / _SINGLE).is_file()
+    scale_file = _SECOND if single else _SCALES
+    tensors = dict(_scale_tensors(calibration))
+    taken = sorted(tensors.keys() & weight_map.keys())
+    if taken:
+        raise InputError(f"{str(source)!r} has KV scales already: tensor {taken[0]!r}")
+    left_out = {"config.json", _INDEX}
+    for file in sorted(source.iterdir()):
+        if not file.is_file() or file.name in left_out or file.name.startswith("."):
+            continue
+        if file.suffix == ".safetensors" and file.name != _SINGLE and file.name not in weight_map.values():
+            continue  # the engine would not read it either
+        target = _FIRST if single and file.name == _SINGLE else file.name
+        _copy_file(file, work / target, f"copying {file.name}")
+    write_safetensors(
+        work / scale_file, {name: values.shape for name, values in tensors.items()}, tensors.items(), "F32"
+    )
+    weight_map |= dict.fromkeys(tensors, scale_file)
+    size = sum((work / file).stat().st_size for file in set(weight_map.values()))
+    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))}
+    (work / _INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+    config = read_json(source / "config.json")
+    config["quantization_config"] = quantization_config(calibration.strategy)
+    (work / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+
+
+def save_checkpoint(source: str | Path, folder: str | Path, calibration: Calibration) -> Path:
+    """Copies the model folder `source` to the new folder `folder`, with the scales as tensors and in config.json.
+
+    The folder appears complete or not at all. Key means and outlier channels have no such names and stay out. Raises
+    InputError when `folder` has files, or `source` has scales already, and ResourceError when it cannot be written.
+    """
+    source = Path(source)
+    folder = check_target(source, folder)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        raise ResourceError(f"cannot write to {str(folder.parent)!r}: {error.strerror}") from None
+    try:
+        _write_copy(source, work, calibration)
+        work.chmod(0o755)
+        work.rename(folder)
+    except OSError as error:
+        raise ResourceError(f"cannot write {str(folder)!r}: {error.strerror}") from None
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return folder

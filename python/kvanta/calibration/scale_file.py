@@ -1,0 +1,61 @@
+"""Kvanta's own scale file (docs/scales.md)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvanta import _core
+from kvanta.calibration.calibrate import Calibration
+from kvanta.errors import ResourceError
+
+
+def _numbers(values: NDArray[np.float32]) -> Any:
+    """Nested lists of the shortest decimals that read back as the same float32."""
+    if values.ndim == 0:
+        return float(str(values.astype(np.float32)))
+    return [_numbers(part) for part in values]
+
+
+def scale_file(calibration: Calibration, info: _core.ModelInfo) -> dict[str, Any]:
+    """The file's content."""
+    layers: dict[str, Any] = {}
+    for layer in range(info.layers):
+        entry: dict[str, Any] = {}
+        for key, scales in (("k_scale", calibration.k_scale), ("v_scale", calibration.v_scale)):
+            entry[key] = _numbers(scales[layer] if calibration.granularity == "head" else scales[layer, 0])
+        if calibration.k_mean is not None:
+            entry["k_mean"] = _numbers(calibration.k_mean[layer])
+        if calibration.k_outliers is not None:
+            entry["k_outliers"] = calibration.k_outliers[layer].tolist()
+        layers[str(layer)] = entry
+    tokens = calibration.statistics.tokens
+    return {
+        "kvanta_kv_scales": 1,
+        "comment": f"kvanta calibrate: {calibration.method} of {tokens} tokens in windows of {calibration.window}",
+        "model": {
+            "architecture": info.architecture,
+            "layers": info.layers,
+            "kv_heads": info.kv_heads,
+            "head_dim": info.head_dim,
+            "hash": info.hash,
+        },
+        "granularity": calibration.granularity,
+        "layers": layers,
+    }
+
+
+def write_scale_file(path: str | Path, calibration: Calibration, info: _core.ModelInfo) -> None:
+    """Writes the file, whole or not at all. Raises ResourceError."""
+    path = Path(path).expanduser()
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(json.dumps(scale_file(calibration, info)) + "\n", encoding="utf-8")
+        partial.replace(path)
+    except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
+        partial.unlink(missing_ok=True)
+        raise ResourceError(f"cannot write {str(path)!r}: {getattr(error, 'strerror', error)}") from None

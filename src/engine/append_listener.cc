@@ -1,0 +1,66 @@
+#include "engine/append_listener.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "cache/sequence_cache.h"
+#include "runner/runner.h"
+
+namespace kvanta::engine {
+namespace {
+
+// Passes everything on to a real backend and tells the listener what is appended.
+class ListeningBackend final : public attention::Backend {
+ public:
+  ListeningBackend(std::unique_ptr<attention::Backend> inner, AppendListener& listener)
+      : inner_(std::move(inner)), listener_(listener) {}
+
+  attention::BackendInfo Info() const override { return inner_->Info(); }
+  std::unique_ptr<attention::Plan> MakePlan(const attention::BatchShape& batch,
+                                            std::unique_ptr<attention::Plan> plan) override {
+    rows_ = 0;
+    for (const attention::SequenceSpan& span : batch.sequences) rows_ += span.tokens;
+    return inner_->MakePlan(batch, std::move(plan));
+  }
+  void Append(attention::Plan& plan, int layer, const float* k, const float* v, int64_t kv_stride) noexcept override {
+    listener_.Hear(layer, k, v, kv_stride, rows_);
+    inner_->Append(plan, layer, k, v, kv_stride);
+  }
+  void Run(attention::Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept override {
+    inner_->Run(plan, layer, q, q_stride, out);
+  }
+  attention::AppendCounts Counts(int layer) const override { return inner_->Counts(layer); }
+  const formats::LayerScales& Scales(int layer) const override { return inner_->Scales(layer); }
+
+ private:
+  std::unique_ptr<attention::Backend> inner_;
+  AppendListener& listener_;
+  int64_t rows_ = 0;
+};
+
+}  // namespace
+
+void ForwardListening(models::Model& model, const BackendFactory& make_backend, const formats::CacheLayout& layout,
+                      std::span<const int32_t> tokens, int64_t max_rows, AppendListener& listener) {
+  const std::vector<KvScheme> schemes(layout.layers.size(), KvScheme::Parse("bf16"));
+  std::vector<formats::LayerShape> shapes;
+  for (const auto& layer : layout.layers) shapes.push_back({layer.kv_heads, layer.shape.head_dim});
+  const formats::CacheLayout plain = formats::PlanCache(schemes, shapes, layout.page_size);
+  const cache::PageDemand demand(plain);
+  const auto count = static_cast<int64_t>(tokens.size());
+  cache::PageStore store(Cpu(), plain, {.budget_bytes = demand.PeakBytes(count), .poison_unused = false});
+  cache::SequenceCache pages(store, nullptr, demand, "");
+  ListeningBackend backend(make_backend(store, {.layers = model.AttentionLayers(), .scales = {}}), listener);
+  runner::Runner runner(model, max_rows, 1);
+  while (pages.Length() < count) {
+    const int64_t rows = std::min(max_rows, count - pages.Length());
+    pages.Reserve(rows);
+    const runner::RunItem item{.tokens = tokens.subspan(static_cast<size_t>(pages.Length()), static_cast<size_t>(rows)),
+                               .start = pages.Length(),
+                               .pages = pages.Pages()};
+    runner.Forward({&item, 1}, backend);
+    pages.Commit(tokens);
+  }
+}
+
+}  // namespace kvanta::engine

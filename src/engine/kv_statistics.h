@@ -1,0 +1,29 @@
+// What a text's keys and values are like, for calibration: magnitudes and moments per layer, side, head and channel.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/append_listener.h"
+#include "kvanta/engine.h"
+
+namespace kvanta::engine {
+
+// Bins of KvStatistics::histogram: 64 per octave of magnitude, from 2^-40 up to 2^40. The first also counts what is
+// smaller, zero included, the last what is larger.
+inline constexpr int kBinsPerOctave = 64, kLowestExponent = -40, kHighestExponent = 40;
+inline constexpr int kMagnitudeBins = (kHighestExponent - kLowestExponent) * kBinsPerOctave;
+
+// The bin of a finite magnitude >= 0.
+int MagnitudeBin(float magnitude) noexcept;
+// Lower edge of a bin; of kMagnitudeBins: the upper edge of the last.
+float MagnitudeEdge(int bin) noexcept;
+
+// Forwards `tokens` as one sequence. key_means: f32 [layers][kv_heads][head_dim], subtracted from K before anything is
+// counted; empty: none. Throws InputError naming the layer when a key or a value is not finite.
+KvStatistics CollectKvStatistics(models::Model& model, const BackendFactory& make_backend,
+                                 const formats::CacheLayout& layout, std::span<const int32_t> tokens,
+                                 std::span<const float> key_means, int64_t max_rows);
+
+}  // namespace kvanta::engine

@@ -1,0 +1,59 @@
+#include "models/weight_count.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "kvanta/error.h"
+
+namespace kvanta::models {
+namespace {
+
+// hidden 8, two heads of 8 with one KV head, ffn 16, vocabulary 10.
+ModelConfig Small() {
+  ModelConfig config;
+  config.hidden = 8;
+  config.layers = 3;
+  config.heads = 2;
+  config.kv_heads = 1;
+  config.head_dim = 8;
+  config.ffn = 16;
+  config.vocab = 10;
+  return config;
+}
+
+constexpr int64_t kBlock = 8 * (16 + 2 * 8) + 16 * 8 + 3 * 8 * 16;
+
+TEST(WeightCount, CountsMatricesAndNorms) {
+  const WeightCount count = CountWeights(Small());
+  EXPECT_EQ(count.matrices, 3 * kBlock + 2 * 80);
+  EXPECT_EQ(count.vectors, 3 * 16 + 8);
+  EXPECT_EQ(count.Parameters(), count.matrices + count.vectors);
+  EXPECT_EQ(count.Bytes(DType::kBf16), 2 * count.matrices + 4 * count.vectors);
+  EXPECT_EQ(count.Bytes(DType::kF32), 4 * count.Parameters());
+}
+
+TEST(WeightCount, CountsWhatArchitecturesAdd) {
+  ModelConfig config = Small();
+  const int64_t plain = CountWeights(config).vectors;
+  config.qkv_bias = true;
+  EXPECT_EQ(CountWeights(config).vectors, plain + 3 * 32);
+  config.o_bias = true;
+  EXPECT_EQ(CountWeights(config).vectors, plain + 3 * (32 + 8));
+  config.mlp_bias = true;
+  EXPECT_EQ(CountWeights(config).vectors, plain + 3 * (32 + 8 + 2 * 16 + 8));
+  config.qk_norm = true;
+  EXPECT_EQ(CountWeights(config).vectors, plain + 3 * (32 + 8 + 2 * 16 + 8 + 16));
+  config.tied_embeddings = true;
+  EXPECT_EQ(CountWeights(config).matrices, 3 * kBlock + 80);
+}
+
+TEST(WeightCount, RefusesWhatNoMachineHolds) {
+  ModelConfig config = Small();
+  config.hidden = config.ffn = 1 << 24;
+  config.layers = 4096;
+  EXPECT_THROW(CountWeights(config), InputError);
+}
+
+}  // namespace
+}  // namespace kvanta::models

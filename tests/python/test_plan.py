@@ -1,0 +1,180 @@
+"""kvanta plan: bytes from a config alone, equal to what a running engine counts and allocates."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_checkpoints
+
+from kvanta import LLM, InputError, ResourceError, SamplingParams, formats
+from kvanta.models import example_configs, resolve_config
+from kvanta.plan import plan
+
+GIB = 2**30
+# As their makers publish them.
+PARAMETERS = {
+    "llama-2-7b": 6_738_415_616,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-70b": 70_553_706_496,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-32b": 32_762_123_264,
+    "mistral-7b": 7_248_023_552,
+    "mistral-7b-v0.1": 7_241_732_096,
+}
+# Ratios of the field to bf16, by bits per element at a head size of 128.
+RATIOS = {"fp8_e4m3": 2.0, "int4": 3.56, "nvfp4": 3.56, "int4_per_token_head": 3.76, "mxfp4": 3.76, "kivi2": 5.33}
+
+
+def rows(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in report["formats"]}
+
+
+def engine(folder: Path, name: str, **options: Any) -> LLM:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of scales that were not given
+        return LLM(folder, kv_cache_dtype=name, threads=1, **{"kv_cache_memory_bytes": "8MiB", **options})
+
+
+def test_every_example_config_has_the_published_size() -> None:
+    assert example_configs() == sorted(PARAMETERS)
+    for name, parameters in PARAMETERS.items():
+        report = plan(name, 256 * GIB)
+        assert report["parameters"] == parameters, name
+        assert 2 * parameters <= report["weight_bytes"] < 2.001 * parameters, "16 bits, norms and biases 32"
+
+
+@pytest.mark.parametrize("name", sorted(PARAMETERS))
+def test_known_ratios_to_bf16(name: str) -> None:
+    found = rows(plan(name))
+    bits = {row["name"]: row["bits_per_element"] for row in formats.table()}
+    assert found.keys() >= bits.keys(), "heads of 128 take every format"
+    for format_name, expected in bits.items():
+        assert found[format_name]["bits_per_element"] == expected
+        assert found[format_name]["ratio_to_bf16"] == pytest.approx(16 / expected)
+    for format_name, ratio in RATIOS.items():
+        if format_name in found:
+            assert round(found[format_name]["ratio_to_bf16"], 2) == ratio
+
+
+def test_bytes_per_token_of_a_known_model() -> None:
+    bf16 = rows(plan("llama-3.1-8b", 24 * GIB, context=8192))["bf16"]
+    assert bf16["bytes_per_token"] == 2 * 32 * 8 * 128 * 2
+    assert bf16["sequence_bytes"] == 8192 * bf16["bytes_per_token"] == GIB
+    assert bf16["sequences"] == (24 * GIB - plan("llama-3.1-8b")["weight_bytes"]) // GIB == 9
+
+
+def test_the_config_alone_says_what_the_folder_says(tmp_path: Path) -> None:
+    folder = tiny_checkpoints.write_checkpoint(tmp_path / "model")
+    (tmp_path / "alone").mkdir()
+    shutil.copyfile(folder / "config.json", tmp_path / "alone" / "config.json")
+    shutil.copyfile(folder / "config.json", tmp_path / "shape.json")
+    expected = plan(str(folder), GIB)
+    for model in (
+        folder / "config.json",
+        tmp_path / "alone",
+        tmp_path / "alone" / "config.json",
+        tmp_path / "shape.json",
+    ):
+        assert {**plan(str(model), GIB), "model": str(folder)} == expected, model
+
+
+def test_a_config_that_does_not_say_its_dtype(tmp_path: Path) -> None:
+    config = {name: value for name, value in tiny_checkpoints.CONFIG.items() if name != "torch_dtype"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="choose a dtype: bfloat16"):
+        plan(str(tmp_path), GIB)
+    assert plan(str(tmp_path), GIB, options={"dtype": "float16"})["dtype"] == "float16"
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_weight_bytes_are_the_engines(tmp_path: Path, model_type: str, tied: bool) -> None:
+    changes: dict[str, Any] = {"model_type": model_type, "tie_word_embeddings": tied, "sliding_window": None}
+    changes["architectures"] = [f"{model_type.capitalize()}ForCausalLM"]
+    folder = tiny_checkpoints.write_checkpoint(tmp_path / "model", **changes)
+    shapes = tiny_checkpoints.shapes(tiny_checkpoints.CONFIG | changes)
+    for dtype in ("float32", "bfloat16"):
+        report = plan(str(folder), GIB, options={"dtype": dtype})
+        llm = engine(folder, "bf16", dtype=dtype)
+        assert report["weight_bytes"] == llm.stats()["weight_bytes"] == llm.model_info.weight_bytes
+        assert report["parameters"] == sum(int(_product(shape)) for shape in shapes.values())
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    return shape[0] * (shape[1] if len(shape) > 1 else 1)
+
+
+LAYER_MAPS: dict[str, dict[str, Any]] = {
+    "one format": {},
+    "layers apart": {"kv_cache_dtype_layers": "0=int8"},
+    "layers skipped": {"kv_cache_dtype_skip_layers": ["1"]},
+}
+
+
+@pytest.mark.parametrize("options", LAYER_MAPS.values(), ids=LAYER_MAPS.keys())
+@pytest.mark.parametrize("window", [0, 100])
+def test_the_engine_holds_as_many_sequences_as_planned(tmp_path: Path, window: int, options: dict[str, Any]) -> None:
+    """As many as planned run beside each other without a preemption, in exactly the bytes planned."""
+    context, sequences = 300, 3
+    changes: dict[str, Any] = {"num_hidden_layers": 2}
+    if window:
+        changes |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
+    folder = tiny_checkpoints.write_checkpoint(tmp_path / "model", **changes)
+    options = {**options, "enable_prefix_caching": False}
+    report = plan(str(folder), GIB, None, context, options)
+    for name, row in rows(report).items():
+        memory = sequences * row["sequence_bytes"]
+        (again,) = plan(str(folder), report["weight_bytes"] + memory, [name], context, options)["formats"]
+        assert again["sequences"] == sequences
+        pages = {"max_num_batched_tokens": 64, "block_size": 64}  # a page at a time, as sequence_bytes counts
+        llm = engine(folder, name, kv_cache_memory_bytes=memory, max_model_len=context, **pages, **options)
+        stats = llm.stats()
+        assert row["bytes_per_token"] == stats["bytes_per_token"]
+        assert row["page_bytes"] == stats["page_bytes"]
+        assert stats["cache_budget_bytes"] == memory
+        prompts = [{"prompt_token_ids": [3 + i] * (context - 40)} for i in range(sequences)]
+        params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+        outputs = llm.generate(prompts, params)
+        assert [len(output.outputs[0].token_ids) for output in outputs] == [40] * sequences
+        assert llm.stats()["preemptions"] == 0, name
+
+
+def test_a_sliding_window_frees_pages() -> None:
+    options = {"enable_prefix_caching": False}
+    windowed = rows(plan("mistral-7b-v0.1", 32 * GIB, context=32768, options=options))["bf16"]
+    whole = rows(plan("mistral-7b", 32 * GIB, context=32768, options=options))["bf16"]
+    assert windowed["bytes_per_token"] == whole["bytes_per_token"]
+    assert windowed["sequence_bytes"] == (4095 // 64 + 3) * windowed["page_bytes"], "window, open page, page in step"
+    assert windowed["sequences"] > 6 * whole["sequences"]
+    kept = rows(plan("mistral-7b-v0.1", 32 * GIB, context=32768))["bf16"]
+    assert kept["sequence_bytes"] == whole["sequence_bytes"], "a prefix cache keeps what falls behind the window"
+
+
+def test_layer_maps_do_not_move_the_reference() -> None:
+    mixed = rows(plan("llama-3.1-8b", options={"kv_cache_dtype_layers": "0-15=fp8"}))
+    assert mixed["bf16"]["ratio_to_bf16"] == pytest.approx(4 / 3)
+    assert mixed["fp8_e4m3"]["ratio_to_bf16"] == 2
+
+
+def test_faults_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"llama-3\.1-8b, mistral-7b"):
+        plan("llama-9")
+    with pytest.raises(ResourceError, match="no room for a cache"):
+        plan("llama-3.1-70b", 8 * GIB)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(InputError, match="'architectures' is missing"):
+        plan(str(tmp_path / "config.json"))
+    (tmp_path / "config.json").write_text(
+        json.dumps(tiny_checkpoints.CONFIG | {"hidden_size": 2**24, "intermediate_size": 2**24})
+    )
+    with pytest.raises(InputError, match="more than any machine holds"):
+        plan(str(tmp_path / "config.json"))
+    with pytest.raises(InputError, match="int9"):
+        plan("llama-3.1-8b", options={"kv_cache_dtype_layers": "0=int9"})
+    assert resolve_config("LLAMA-3.1-8B").path.name == "llama-3.1-8b.json"

@@ -35,6 +35,7 @@ nb::dict Describe(const formats::Format& format) {
   row["hadamard"] = format.hadamard;
   row["exact"] = format.exact == ExactPages::kOpen ? "open" : "none";
   row["sink_pages"] = format.sink_pages;
+  row["edge_layers"] = format.edge_layers;
   row["scale"] = formats::DescribeScaling(format.scaling);
   // Of one token at a head size of 128, scales included.
   const auto bits = [&](bool is_key) {

@@ -16,9 +16,13 @@ TEST(ExportPage, IsASelfDescribingFileOfTheAllocatedBytes) {
     const std::string& scheme = schemes[i / 2];
     SCOPED_TRACE(scheme);
     EngineConfig config = TinyConfig(i % 2 == 0 ? Model() : windowed, scheme);
+    const bool tiled = formats::Find(KvScheme::Parse(scheme).k.format).scaling.tile != 0;
+    config.page_size = tiled ? 32 : 16;
+    config.max_model_len = 4 * config.page_size + 1;
+    config.max_num_batched_tokens = std::max<int64_t>(config.max_num_batched_tokens, config.page_size);
     Engine engine(config);
     std::mt19937_64 random(1);
-    const auto prompt = RandomTokens(random, 64);
+    const auto prompt = RandomTokens(random, 4 * config.page_size);
     RunOne(engine, {.id = "a", .prompt = prompt, .sampling = Greedy(1)});
     const CachePlan plan = PlanCacheBytes(config);
     for (int index = 0; index < 4; ++index) {
@@ -29,7 +33,7 @@ TEST(ExportPage, IsASelfDescribingFileOfTheAllocatedBytes) {
       EXPECT_EQ(exact, sink && index == 0) << "only a sink has no quantized record";
       EXPECT_EQ(static_cast<int64_t>(page.payload.size()), exact ? plan.exact_page_bytes : plan.page_bytes);
       if (!exact) {
-        EXPECT_EQ(static_cast<double>(page.payload.size()), 16 * engine.Stats().bytes_per_token);
+        EXPECT_EQ(static_cast<double>(page.payload.size()), config.page_size * engine.Stats().bytes_per_token);
       }
       EXPECT_EQ(page.header.layout.layers.size(), 2u);
       const formats::LayerScheme& layer = page.header.layout.layers[0];

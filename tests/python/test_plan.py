@@ -51,8 +51,9 @@ def test_every_example_config_has_the_published_size() -> None:
 
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
 def test_known_ratios_to_bf16(name: str) -> None:
-    found = rows(plan(name))
-    bits = {row["name"]: row["bits_per_element"] for row in formats.table()}
+    # Of the layers that the format has: some names keep the first and last in bf16.
+    bits = {row["name"] + "+edges=0" * (row["edge_layers"] > 0): row["bits_per_element"] for row in formats.table()}
+    found = rows(plan(name, formats=list(bits)))
     assert found.keys() >= bits.keys(), "heads of 128 take every format"
     for format_name, expected in bits.items():
         assert found[format_name]["bits_per_element"] == expected

@@ -26,6 +26,11 @@ constexpr int Index(formats::Code code) {
   return static_cast<int>(code);
 }
 
+const kernels::KeyKernel& KeyKernelOf(const AttentionKernels& kernels, formats::Code code,
+                                      const formats::Scaling& scaling) noexcept {
+  return (scaling.tile != 0 ? kernels.tiled_keys : kernels.keys)[Index(code)];
+}
+
 }  // namespace
 
 void TileWorkspace::Reserve(Device& device, int rows, const std::vector<LayerView>& layers,
@@ -34,11 +39,10 @@ void TileWorkspace::Reserve(Device& device, int rows, const std::vector<LayerVie
   int head_dim = 0;
   for (const LayerView& layer : layers) {
     head_dim = std::max(head_dim, layer.scheme->shape.head_dim);
-    const int64_t dim = layer.scheme->shape.head_dim;
-    const formats::Format& keys = *layer.scheme->k.format;
-    const auto& kernel = keys.scaling.tile != 0 ? kernels.tiled_keys : kernels.keys;
-    query_bytes = std::max({query_bytes, kernel[Index(keys.code)].query_bytes(static_cast<int>(dim)),
-                            kernels.keys[Index(formats::Code::kBf16)].query_bytes(static_cast<int>(dim))});
+    for (const formats::Format* keys : {layer.scheme->k.format, &ExactFormat()}) {
+      const kernels::KeyKernel& kernel = KeyKernelOf(kernels, keys->code, keys->scaling);
+      query_bytes = std::max(query_bytes, kernel.query_bytes(layer.scheme->shape.head_dim));
+    }
   }
   if (memory_ && rows <= rows_ && query_bytes <= query_stride_) return;
   rows_ = rows;
@@ -130,16 +134,11 @@ CellView TileAttention::CellSide::At(const uint8_t* record) const noexcept {
   return view;
 }
 
-const kernels::KeyKernel& TileAttention::KeyKernelOf(formats::Code code,
-                                                     const formats::Scaling& scaling) const noexcept {
-  return scaling.tile != 0 ? kernels_.tiled_keys[Index(code)] : kernels_.keys[Index(code)];
-}
-
 void TileAttention::PrepareQueries(QueryRows q) noexcept {
   const formats::Side& side = layer_.scheme->k;
   const size_t head = static_cast<size_t>(tile_.kv_head);
   const float softmax_scale = layer_.attention->softmax_scale;
-  const kernels::KeyKernel& quantized = KeyKernelOf(side.format->code, side.format->scaling);
+  const kernels::KeyKernel& quantized = KeyKernelOf(kernels_, side.format->code, side.format->scaling);
   const kernels::KeyKernel& exact = kernels_.keys[Index(formats::Code::kBf16)];
   const float* mean = side.mean ? layer_.scales->k.mean.data() + tile_.kv_head * int64_t{head_dim_} : nullptr;
   alignas(64) float x[kMaxHeadDim];
@@ -230,7 +229,7 @@ void TileAttention::AttendRows(const PageView& view, int begin, int end, int fir
   const int which = view.exact ? 1 : 0;
   kernels::Prefetch value_lines;
   if (after.next != nullptr || first_row == 0) value_lines = {values.codes, values.codes + cells.v.bytes};
-  KeyKernelOf(cells.k.code, cells.k.scaling)
+  KeyKernelOf(kernels_, cells.k.code, cells.k.scaling)
       .score({.cell = cells.k.At(view.record),
               .groups = (end + 15) / 16,
               .rows = rows,

@@ -99,7 +99,6 @@ class TileAttention {
     bool exact;
   };
   static CellSide SideOf(const formats::Side& side, formats::CellShape shape, int64_t cell) noexcept;
-  const kernels::KeyKernel& KeyKernelOf(formats::Code code, const formats::Scaling& scaling) const noexcept;
   PageView View(int64_t page) const noexcept;
   void AttendRun(int64_t run) noexcept;
   void AttendPage(int64_t page, const PageView& view, kernels::Prefetch after, int tokens) noexcept;

@@ -104,13 +104,18 @@ float PrepareUnpacked(const float* query, int head_dim, int block, uint8_t* out)
   return PrepareQuery<CodeInt8>(x, head_dim, block, out) * kCodeLevels<kCode>.unit;
 }
 
+// One function for all codes: inlined into each, it would be most of the unit's code and of the time to compile it.
+__attribute__((noinline)) void ScoreBytes(const KeyPass& pass, const Word* lines, int group, Prefetcher& prefetch) {
+  ScoreGroup<CodeInt8>(pass, reinterpret_cast<const uint8_t*>(lines), group, prefetch);
+}
+
 template <formats::Code kCode>
 KVANTA_INLINE void ScoreUnpackedGroup(const KeyPass& pass, int group, Prefetcher& prefetch) {
   alignas(64) Word lines[4 * kMaxHeadDim];
   constexpr int kBits = formats::CodeBits(kCode);
   const int64_t group_bytes = int64_t{16} * pass.cell.head_dim * kBits / 8;
   UnpackKeys<kCode>(pass.cell.codes + group * group_bytes, pass.cell.head_dim, lines);
-  ScoreGroup<CodeInt8>(pass, reinterpret_cast<const uint8_t*>(lines), group, prefetch);
+  ScoreBytes(pass, lines, group, prefetch);
 }
 
 template <formats::Code kCode>

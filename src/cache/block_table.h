@@ -7,8 +7,7 @@
 //   quantized  iff some layer is without exact_open, or the page is closed (filled to its last token before or in this
 //              step) and j >= sink_pages of some layer
 //   exact      iff some layer has exact_open, and the page holds one of the step's positions, or lies less than the
-//   most
-//              exact_pages of a layer before the first of these, or j < the most sink_pages of a layer
+//              most exact_pages of a layer before the first of these, or j < the most sink_pages of a layer
 // Pages wholly behind the sliding window of every layer may have neither.
 #pragma once
 

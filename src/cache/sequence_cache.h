@@ -63,8 +63,7 @@ class SequenceCache {
   void Commit(std::span<const int32_t> tokens);
   // Gives every reference back; empty afterwards.
   void Clear() noexcept;
-  // The same, at the end of a sequence whose tokens these are: the tree may keep what lets a longer one go on from
-  // here.
+  // The same, at the end of the sequence of these tokens: the tree may keep what lets a longer one go on from here.
   void Finish(std::span<const int32_t> tokens);
 
   int64_t Length() const noexcept { return length_; }  // tokens whose K and V are in the cache

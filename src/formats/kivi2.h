@@ -9,8 +9,6 @@ namespace kvanta::formats {
 struct Kivi2Values : UnsignedBlock<Code::kUint2> {
   static constexpr std::string_view kName = "kivi2";
   static constexpr std::string_view kSummary = "V of kivi2: per token, groups of 32 channels";
-  static constexpr ExactPages kExact = ExactPages::kOpen;
-  static constexpr int kSinkPages = 1;
 };
 
 struct Kivi2 : UnsignedTile<Code::kUint2> {

@@ -9,8 +9,6 @@ namespace kvanta::formats {
 struct Kivi4Values : UnsignedBlock<Code::kUint4> {
   static constexpr std::string_view kName = "kivi4";
   static constexpr std::string_view kSummary = "V of kivi4: per token, groups of 32 channels";
-  static constexpr ExactPages kExact = ExactPages::kOpen;
-  static constexpr int kSinkPages = 1;
 };
 
 struct Kivi4 : UnsignedTile<Code::kUint4> {

@@ -1,13 +1,14 @@
 # shellcheck shell=bash
 # Numbered steps with times, logs and a summary; sourced by scripts/test and scripts/demo.
 #
-#   step NAME NEEDS TITLE   declares a step; the function step_NAME does it; NEEDS: steps it needs, "-" for none
-#   run_steps FOLDER        runs them in order; the output of each goes to FOLDER/NAME.log
+#   step NAME NEEDS TITLE [beside]   declares a step; the function step_NAME does it; NEEDS: steps it needs, "-" for none;
+#                                    beside: it goes on beside the next ones, until one needs it
+#   run_steps FOLDER                 runs them in order; the output of each goes to FOLDER/NAME.log
 #
 # A step that exits with 77 is skipped (its last line says why); so is one that needs a step that did not pass.
 
-step_names=() step_needs=() step_titles=()
-step() { step_names+=("$1") step_needs+=("$2") step_titles+=("$3"); }
+step_names=() step_needs=() step_titles=() step_beside=()
+step() { step_names+=("$1") step_needs+=("$2") step_titles+=("$3") step_beside+=("${4:-}"); }
 
 minutes() { printf '%d:%02d' $(($1 / 60)) $(($1 % 60)); }
 
@@ -35,48 +36,66 @@ watch_step() {
   return 0
 }
 
-current=
-trap '[[ -n $current ]] && kill -TERM -- "-$current" 2>/dev/null; exit 130' INT TERM
+declare -A step_pid=() step_began=() step_state=()
+step_times=()
+trap 'for name in "${!step_pid[@]}"; do kill -TERM -- "-${step_pid[$name]}" 2>/dev/null; done; exit 130' INT TERM
+
+# start_step NAME LOG: when the step ends, it touches its log.
+start_step() {
+  step_began[$1]=$EPOCHSECONDS
+  set -m  # a process group of its own, so that an interrupt ends all of it
+  (trap 'touch "$2"' EXIT && set -euo pipefail && "step_$1") >"$2" 2>&1 </dev/null &
+  step_pid[$1]=$!
+  set +m
+}
+
+# finish_step NAME LOG: waits for a step and says how it ended.
+finish_step() {
+  local name=$1 log=$2 rc=0 took which=
+  watch_step "${step_pid[$name]}" "$log"
+  wait "${step_pid[$name]}" || rc=$?
+  unset "step_pid[$name]"
+  took=$(minutes $(($(stat -c %Y "$log") - step_began[$name])))  # a step beside others may have ended long ago
+  [[ -z ${3:-} ]] || which="$name: "
+  closing_lines "$log" | sed "s/^/      $which/"
+  case $rc in
+    0) step_state[$name]=passed && echo "      ${which}passed in $took" ;;
+    77) step_state[$name]=skipped && echo "      ${which}skipped: $(tail -n 1 "$log")" ;;
+    *)
+      step_state[$name]=failed
+      tail -n 60 "$log" | sed 's/^/      | /'
+      echo "      ${which}FAILED in $took, exit $rc; whole output: $log"
+      ;;
+  esac
+  step_times+=("$(printf '%6s  %-8s %s' "$took" "${step_state[$name]}" "$name")")
+}
 
 run_steps() {
-  local folder=$1 i name need log rc began blocked total=${#step_names[@]}
-  local passed=0 failed=0 skipped=0 times=()
-  declare -A state=()
+  local folder=$1 i name need blocked total=${#step_names[@]} state
+  declare -A count=([passed]=0 [failed]=0 [skipped]=0)
   mkdir -p "$folder"
   for i in "${!step_names[@]}"; do
-    name=${step_names[i]} log=$folder/${step_names[i]}.log began=$SECONDS blocked=
+    name=${step_names[i]} blocked=
     printf '[%2d/%d] %s  %s\n' $((i + 1)) "$total" "$(minutes $SECONDS)" "${step_titles[i]}"
     for need in ${step_needs[i]}; do
-      [[ $need == - || ${state[$need]:-passed} == passed ]] || blocked=$need
+      [[ -z ${step_pid[$need]:-} ]] || finish_step "$need" "$folder/$need.log" beside
+      [[ $need == - || ${step_state[$need]} == passed ]] || blocked=$need
     done
     if [[ -n $blocked ]]; then
-      state[$name]=skipped skipped=$((skipped + 1))
+      step_state[$name]=skipped
       echo "      skipped: needs '$blocked'"
       continue
     fi
-    set -m  # a process group of its own, so that an interrupt ends all of it
-    (set -euo pipefail && "step_$name") >"$log" 2>&1 </dev/null &
-    current=$!
-    set +m
-    watch_step "$current" "$log"
-    rc=0
-    wait "$current" || rc=$?
-    current=
-    closing_lines "$log" | sed 's/^/      /'
-    if ((rc == 0)); then
-      state[$name]=passed passed=$((passed + 1))
-      echo "      passed in $(minutes $((SECONDS - began)))"
-    elif ((rc == 77)); then
-      state[$name]=skipped skipped=$((skipped + 1))
-      echo "      skipped: $(tail -n 1 "$log")"
+    start_step "$name" "$folder/$name.log"
+    if [[ -n ${step_beside[i]} ]]; then
+      echo "      goes on beside the next"
     else
-      state[$name]=failed failed=$((failed + 1))
-      tail -n 60 "$log" | sed 's/^/      | /'
-      echo "      FAILED in $(minutes $((SECONDS - began))), exit $rc; whole output: $log"
+      finish_step "$name" "$folder/$name.log"
     fi
-    times+=("$(printf '%6s  %-8s %s' "$(minutes $((SECONDS - began)))" "${state[$name]}" "$name")")
   done
-  printf '\n%s\n%6s  total\n' "$(printf '%s\n' "${times[@]}")" "$(minutes $SECONDS)"
-  echo "$passed passed, $failed failed, $skipped skipped"
-  ((failed == 0))
+  for name in "${!step_pid[@]}"; do finish_step "$name" "$folder/$name.log" beside; done
+  for state in "${step_state[@]}"; do count[$state]=$((count[$state] + 1)); done
+  printf '\n%s\n%6s  total\n' "$(printf '%s\n' "${step_times[@]}")" "$(minutes $SECONDS)"
+  echo "${count[passed]} passed, ${count[failed]} failed, ${count[skipped]} skipped"
+  ((count[failed] == 0))
 }

@@ -44,7 +44,7 @@ trap 'for name in "${!step_pid[@]}"; do kill -TERM -- "-${step_pid[$name]}" 2>/d
 start_step() {
   step_began[$1]=$EPOCHSECONDS
   set -m  # a process group of its own, so that an interrupt ends all of it
-  (trap 'touch "$2"' EXIT && set -euo pipefail && "step_$1") >"$2" 2>&1 </dev/null &
+  (trap "touch ${2@Q}" EXIT && set -euo pipefail && "step_$1") >"$2" 2>&1 </dev/null &
   step_pid[$1]=$!
   set +m
 }

@@ -24,23 +24,24 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "python")
 
 import biased_twins
 
-from kvanta import LLM, InputError, _core
+from kvanta import LLM
 from kvanta.calibration import DEFAULT_TEXT, calibrate, write_scale_file
 from kvanta.divergence import kl_divergence
 from kvanta.models import resolve_model
 
 PAIRS, BIAS = 3, 64.0
 OUTLIER_PAIRS, OUTLIER_FACTOR = 2, 32.0
-# Plain, rotated, and with what is meant to hold it; those that this version does not know are left out.
-FORMATS = ("int4-hadamard", "int4", "int4+mean", "int4+outliers=4", "kivi4", "int8", "int8+mean")
-
-
-def known(name: str) -> bool:
-    try:
-        _core.KvScheme.parse(name)
-    except InputError:
-        return False
-    return True
+# Plain, rotated, and with what is meant to hold it.
+FORMATS = (
+    "int4-hadamard",
+    "int4",
+    "int4+mean",
+    "int4+outliers=4",
+    "int4+mean+outliers=4",
+    "kivi4",
+    "int8",
+    "int8+mean",
+)
 
 
 class Reader:
@@ -111,7 +112,7 @@ def main() -> int:
         plain: dict[str, float] = {}
         for keys, folder in twins.items():
             scales = calibrated(folder, place / f"{folder.name}.json")
-            for name in filter(known, options.formats):
+            for name in options.formats:
                 logits = reader.logits(folder, name, scales)
                 kl = float(kl_divergence(reference, logits).mean())
                 if folder is base:

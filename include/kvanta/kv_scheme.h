@@ -21,6 +21,7 @@ struct KvSide {
   std::string format;     // canonical format name, e.g. "int8"; a name of kvanta::FormatNames()
   bool hadamard = false;  // orthonormal Walsh-Hadamard over head_dim before encoding
   bool mean = false;      // K only: a calibrated mean per (head, channel) is subtracted first
+  int outliers = 0;       // K only: calibrated channels per head that are kept in bf16 beside the codes; even
 
   bool operator==(const KvSide&) const = default;
 };
@@ -34,11 +35,13 @@ struct KvScheme {
 
   static constexpr int kMaxSinkPages = 64;
   static constexpr int kMaxEdgeLayers = 1024;
+  static constexpr int kMaxOutliers = 64;
 
   bool operator==(const KvScheme&) const = default;
 
   // Parses a preset name or alias ("int4", "fp8"), or the explicit syntax "k=int8,v=int4+exact=none".
-  // Modifiers: +hadamard -hadamard +mean -mean +exact=none|open|2 +sink=N +edges=N.
+  // Modifiers: +hadamard -hadamard +mean -mean +outliers=N +exact=none|open|2 +sink=N
+  // +edges=N.
   // Throws InputError that names the value and lists the alternatives. "auto" is resolved by the engine, not here.
   static KvScheme Parse(std::string_view text);
 

@@ -35,17 +35,20 @@ std::span<const float> Span(const Array& array) {
   return {array.data(), array.size()};
 }
 
-formats::SideScales Scales(std::optional<std::vector<float>> scale, std::optional<std::vector<float>> mean) {
+formats::SideScales Scales(std::optional<std::vector<float>> scale, std::optional<std::vector<float>> mean,
+                           std::vector<int> outliers) {
   formats::SideScales scales;
   if (scale) scales.scale = std::move(*scale);
   if (mean) scales.mean = std::move(*mean);
+  scales.outliers = std::move(outliers);
   return scales;
 }
 
 nb::tuple RunArrays(const FloatCube& q, const FloatCube& k, const FloatCube& v, const std::string& scheme,
                     const std::string& backend, int64_t query_start, int page_size, int threads, float softmax_scale,
                     float softcap, int sliding_window, std::optional<std::vector<float>> k_scale,
-                    std::optional<std::vector<float>> v_scale, std::optional<std::vector<float>> k_mean) {
+                    std::optional<std::vector<float>> v_scale, std::optional<std::vector<float>> k_mean,
+                    std::vector<int> k_outliers) {
   for (size_t axis = 0; axis < 3; ++axis) {
     if (k.shape(axis) != v.shape(axis))
       throw InputError("k and v must have the same shape [tokens, kv_heads, head_dim]");
@@ -62,8 +65,8 @@ nb::tuple RunArrays(const FloatCube& q, const FloatCube& k, const FloatCube& v, 
   options.softmax_scale = softmax_scale;
   options.softcap = softcap;
   options.sliding_window = sliding_window;
-  options.scales.k = Scales(std::move(k_scale), std::move(k_mean));
-  options.scales.v = Scales(std::move(v_scale), std::nullopt);
+  options.scales.k = Scales(std::move(k_scale), std::move(k_mean), std::move(k_outliers));
+  options.scales.v = Scales(std::move(v_scale), std::nullopt, {});
   ArrayAttentionResult result;
   {
     nb::gil_scoped_release release;
@@ -130,12 +133,13 @@ void BindAttention(nb::module_& module) {
   module.def(
       "run_array_attention", &RunArrays, "q"_a, "k"_a, "v"_a, "scheme"_a, "backend"_a, "query_start"_a, "page_size"_a,
       "threads"_a, "softmax_scale"_a, "softcap"_a, "sliding_window"_a, "k_scale"_a.none(), "v_scale"_a.none(),
-      "k_mean"_a.none(),
+      "k_mean"_a.none(), "k_outliers"_a,
       nb::sig("def run_array_attention(q: numpy.typing.NDArray[numpy.float32], k: "
               "numpy.typing.NDArray[numpy.float32], v: numpy.typing.NDArray[numpy.float32], scheme: str, backend: "
               "str, query_start: int, page_size: int, threads: int, softmax_scale: float, softcap: float, "
               "sliding_window: int, k_scale: collections.abc.Sequence[float] | None, v_scale: "
-              "collections.abc.Sequence[float] | None, k_mean: collections.abc.Sequence[float] | None) -> "
+              "collections.abc.Sequence[float] | None, k_mean: collections.abc.Sequence[float] | None, "
+              "k_outliers: collections.abc.Sequence[int]) -> "
               "tuple[numpy.typing.NDArray[numpy.float32], int, int]"),
       "(out [query_tokens, heads, head_dim], cache_bytes, saturated)");
   module.def(

@@ -47,27 +47,28 @@ nb::dict Describe(const formats::Format& format) {
 }
 
 formats::CellParameters Parameters(float static_scale, const std::optional<FloatVector>& mean,
-                                   bool through_exact_page) {
+                                   const std::vector<int>& outliers, bool through_exact_page) {
   formats::CellParameters parameters;
   parameters.static_scale = static_scale;
   if (mean) parameters.mean = {mean->data(), mean->size()};
+  parameters.outliers = outliers;
   parameters.through_exact_page = through_exact_page;
   return parameters;
 }
 
 nb::bytes Encode(const std::string& scheme, const std::string& side, const FloatMatrix& x, float static_scale,
-                 const std::optional<FloatVector>& mean, bool through_exact_page) {
+                 const std::optional<FloatVector>& mean, const std::vector<int>& outliers, bool through_exact_page) {
   const auto bytes = formats::EncodeCell(KvScheme::Parse(scheme), formats::ParseSideKind(side), {x.data(), x.size()},
                                          {static_cast<int>(x.shape(0)), static_cast<int>(x.shape(1))},
-                                         Parameters(static_scale, mean, through_exact_page));
+                                         Parameters(static_scale, mean, outliers, through_exact_page));
   return nb::bytes(bytes.data(), bytes.size());
 }
 
 nb::object Decode(const std::string& scheme, const std::string& side, const nb::bytes& data, std::pair<int, int> shape,
-                  float static_scale, const std::optional<FloatVector>& mean) {
+                  float static_scale, const std::optional<FloatVector>& mean, const std::vector<int>& outliers) {
   return ToNumpy(formats::DecodeCell(KvScheme::Parse(scheme), formats::ParseSideKind(side),
                                      {static_cast<const uint8_t*>(data.data()), data.size()},
-                                     {shape.first, shape.second}, Parameters(static_scale, mean, false)),
+                                     {shape.first, shape.second}, Parameters(static_scale, mean, outliers, false)),
                  {static_cast<size_t>(shape.first), static_cast<size_t>(shape.second)});
 }
 
@@ -77,7 +78,8 @@ void BindFormats(nb::module_& module) {
   nb::class_<KvSide>(module, "KvSide", "One side (K or V) of a cache scheme.")
       .def_ro("format", &KvSide::format)
       .def_ro("hadamard", &KvSide::hadamard)
-      .def_ro("mean", &KvSide::mean);
+      .def_ro("mean", &KvSide::mean)
+      .def_ro("outliers", &KvSide::outliers);
   nb::class_<KvScheme>(module, "KvScheme", "How K and V are stored.")
       .def_static(
           "parse", [](const std::string& text) { return KvScheme::Parse(text); }, "text"_a,
@@ -96,12 +98,14 @@ void BindFormats(nb::module_& module) {
         return rows;
       },
       nb::sig("def format_table() -> list[dict[str, typing.Any]]"), "What `kvanta formats` shows.");
-  module.def("encode_cell", &Encode, "scheme"_a, "side"_a, "x"_a, "static_scale"_a, "mean"_a.none(),
+  module.def("encode_cell", &Encode, "scheme"_a, "side"_a, "x"_a, "static_scale"_a, "mean"_a.none(), "outliers"_a,
              "through_exact_page"_a);
   module.def(
       "decode_cell", &Decode, "scheme"_a, "side"_a, "data"_a, "shape"_a, "static_scale"_a, "mean"_a.none(),
-      nb::sig("def decode_cell(scheme: str, side: str, data: bytes, shape: tuple[int, int], static_scale: float, "
-              "mean: typing.Any | None) -> numpy.typing.NDArray[numpy.float32]"));
+      "outliers"_a,
+      nb::sig(
+          "def decode_cell(scheme: str, side: str, data: bytes, shape: tuple[int, int], static_scale: float, "
+          "mean: typing.Any | None, outliers: collections.abc.Sequence[int]) -> numpy.typing.NDArray[numpy.float32]"));
 }
 
 }  // namespace kvanta::python

@@ -37,11 +37,13 @@ def run(
     k_scale: Sequence[float] | None = None,
     v_scale: Sequence[float] | None = None,
     k_mean: ArrayLike | None = None,
+    k_outliers: ArrayLike | None = None,
 ) -> NDArray[np.float32]:
     """float32 [query_tokens, heads, head_dim]. Raises InputError for shapes, names or scales that do not fit.
 
     `softmax_scale`: default 1 / sqrt(head_dim). `k_scale`, `v_scale`: per KV head, of formats with static scales.
-    `k_mean` [kv_heads, head_dim]: of schemes with +mean.
+    `k_mean` [kv_heads, head_dim]: of schemes with +mean. `k_outliers` [kv_heads, N]: channels, of schemes with
+    +outliers=N.
     """
     queries, keys = _cube("q", q), _cube("k", k)
     text("scheme", scheme)
@@ -61,6 +63,7 @@ def run(
         k_scale=None if k_scale is None else list(k_scale),
         v_scale=None if v_scale is None else list(v_scale),
         k_mean=None if k_mean is None else np.asarray(k_mean, dtype=np.float32).ravel().tolist(),
+        k_outliers=[] if k_outliers is None else _channels(k_outliers),
     )
     return out
 
@@ -116,6 +119,10 @@ def bench(
         query_tokens,
         seconds,
     )
+
+
+def _channels(values: ArrayLike) -> list[int]:
+    return [whole_number("an outlier channel", channel, 0, 2**31 - 1) for channel in np.ravel(values).tolist()]
 
 
 def _cube(name: str, values: ArrayLike) -> NDArray[np.float32]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,18 +30,21 @@ def encode(
     *,
     static_scale: float = 1.0,
     mean: ArrayLike | None = None,
+    outliers: Sequence[int] = (),
     through_exact_page: bool = False,
 ) -> bytes:
     """The canonical bytes of one cell (one KV head, one page) from float32 [tokens, head_dim].
 
     `scheme` is a name or the explicit syntax, `side` "k" or "v". `through_exact_page`: round the transformed rows to
-    bfloat16 first, as the cache does for schemes that keep the open page exact. Raises InputError.
+    bfloat16 first, as the cache does for schemes that keep the open page exact. `outliers`: channels of K, ascending,
+    as many as +outliers=N says; they follow the cell in bfloat16. Raises InputError.
     """
     values = _floats("x", x, 2)
     centre = None if mean is None else _floats("mean", mean, 1)
     _check_texts(scheme, side)
     scale = real_number("static_scale", static_scale, -_FLOAT32_MAX, _FLOAT32_MAX)
-    return _core.encode_cell(scheme, side, values, scale, centre, truth("through_exact_page", through_exact_page))
+    exact = truth("through_exact_page", through_exact_page)
+    return _core.encode_cell(scheme, side, values, scale, centre, _channels(outliers), exact)
 
 
 def decode(
@@ -51,12 +55,13 @@ def decode(
     *,
     static_scale: float = 1.0,
     mean: ArrayLike | None = None,
+    outliers: Sequence[int] = (),
 ) -> NDArray[np.float32]:
     """float32 [tokens, head_dim] = `shape` from canonical bytes: what attention reads. Raises InputError."""
     centre = None if mean is None else _floats("mean", mean, 1)
     _check_texts(scheme, side)
     scale = real_number("static_scale", static_scale, -_FLOAT32_MAX, _FLOAT32_MAX)
-    return _core.decode_cell(scheme, side, _bytes(data), _cell_shape(shape), scale, centre)
+    return _core.decode_cell(scheme, side, _bytes(data), _cell_shape(shape), scale, centre, _channels(outliers))
 
 
 # Types and what C++'s types hold are checked here, ranges by the library.
@@ -66,6 +71,10 @@ _FLOAT32_MAX = 3.4e38
 def _check_texts(scheme: object, side: object) -> None:
     text("scheme", scheme)
     text("side", side)
+
+
+def _channels(values: Sequence[int]) -> list[int]:
+    return [whole_number("an outlier channel", channel, -(2**31), 2**31 - 1) for channel in values]
 
 
 def _bytes(data: Any) -> bytes:

@@ -49,6 +49,23 @@ void CheckRecord(const cache::PageStore& store, PageKind kind, cache::PageId id,
                                kind == PageKind::kExact ? "exact" : "quantized", id));
 }
 
+void CheckOutliers(const std::vector<int>& channels, const LayerAttention& layer, int count, size_t index) {
+  const auto expected = static_cast<size_t>(layer.kv_heads) * static_cast<size_t>(count);
+  if (channels.size() != expected) {
+    throw InputError(
+        fmt::format("layer {}: the scheme says +outliers={}, but there are {} outlier channels for {} KV "
+                    "heads instead of {}; a scale file lists them (kvanta calibrate --outliers {})",
+                    index, count, channels.size(), layer.kv_heads, expected, count));
+  }
+  for (size_t i = 0; i < channels.size(); ++i) {
+    const int least = i % static_cast<size_t>(count) == 0 ? 0 : channels[i - 1] + 1;
+    if (channels[i] < least || channels[i] >= layer.head_dim) {
+      throw InputError(fmt::format("layer {}: outlier channel {}: a head's channels ascend, from 0 to {}", index,
+                                   channels[i], layer.head_dim - 1));
+    }
+  }
+}
+
 void CheckScales(const formats::SideScales& side, const LayerAttention& layer, bool mean, size_t index, char name) {
   if (side.scale.size() != static_cast<size_t>(layer.kv_heads)) {
     throw InputError(
@@ -143,6 +160,7 @@ BackendConfig CheckConfig(BackendConfig config, const formats::CacheLayout& layo
     if (scales.v.scale.empty()) scales.v.scale.assign(static_cast<size_t>(layer.kv_heads), 1.0f);
     CheckScales(scales.k, layer, scheme.k.mean, i, 'k');
     CheckScales(scales.v, layer, false, i, 'v');
+    if (scheme.k.outliers != 0) CheckOutliers(scales.k.outliers, layer, scheme.k.outliers, i);
   }
   return config;
 }

@@ -1,6 +1,7 @@
 #include "attention/cache_writer.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "formats/cell_layout.h"
 #include "formats/transform.h"
@@ -114,39 +115,47 @@ void CacheWriter::WriteSide(const TouchedPage& touched, int layer, int head, Sid
   const formats::SideScales& scales =
       is_key ? config_.scales[static_cast<size_t>(layer)].k : config_.scales[static_cast<size_t>(layer)].v;
   const float static_scale = scales.scale[static_cast<size_t>(head)];
-  const int head_dim = scheme.shape.head_dim;
-  const float* mean = side.mean ? scales.mean.data() + int64_t{head} * head_dim : nullptr;
+  const formats::RowTransform transform = formats::TransformOf(side, scales, head, scheme.shape.head_dim);
   uint8_t* quantized = nullptr;
+  uint8_t* outliers = nullptr;  // those of the record that is written first
   if (touched.page.quantized != cache::kNoPage) {
-    quantized = store_.Base(PageKind::kQuantized) + touched.page.quantized * store_.RecordBytes(PageKind::kQuantized) +
-                (is_key ? scheme.KCell(head) : scheme.VCell(head));
+    uint8_t* record =
+        store_.Base(PageKind::kQuantized) + touched.page.quantized * store_.RecordBytes(PageKind::kQuantized);
+    quantized = record + (is_key ? scheme.KCell(head) : scheme.VCell(head));
+    outliers = record + scheme.KOutliers(head);
   }
   uint8_t* exact = nullptr;
-  const formats::Format& exact_format = ExactFormat();
-  formats::CellPlanes exact_planes;
+  const formats::CellPlanes exact_planes = formats::Bf16Planes(scheme.shape);
   if (scheme.exact_open) {
-    exact = store_.Base(PageKind::kExact) + touched.page.exact * store_.RecordBytes(PageKind::kExact) +
-            (is_key ? scheme.ExactKCell(head) : scheme.ExactVCell(head));
-    exact_planes.row_bytes = int64_t{2} * head_dim;
-    exact_planes.bytes = scheme.ExactCellBytes();
+    uint8_t* record = store_.Base(PageKind::kExact) + touched.page.exact * store_.RecordBytes(PageKind::kExact);
+    exact = record + (is_key ? scheme.ExactKCell(head) : scheme.ExactVCell(head));
+    outliers = record + scheme.ExactKOutliers(head);
   }
 
   formats::RowBuffer buffer;
   alignas(64) float x[kMaxHeadDim];
-  EncodeCounts counts;
+  float taken[KvScheme::kMaxOutliers];
+  EncodeCounts counts, taken_counts;
   for (int slot = touched.first_slot; slot < touched.last_slot; ++slot) {
-    const float* row = rows + (slot - touched.first_slot) * stride;
-    for (int c = 0; c < head_dim; ++c) x[c] = mean ? row[c] - mean[c] : row[c];
-    if (side.hadamard) formats::Hadamard(x, head_dim);
-    const formats::Format& format = exact ? exact_format : *side.format;
-    format.encode_row(x, head_dim, static_scale, buffer.Planes(), counts);
+    transform.Forward(rows + (slot - touched.first_slot) * stride, x, taken);
+    const formats::Format& format = exact ? ExactFormat() : *side.format;
+    format.encode_row(x, scheme.shape.head_dim, static_scale, buffer.Planes(), counts);
     formats::StoreRow(kind, format, scheme.shape, exact ? exact_planes : side.planes, slot, buffer.Planes(),
                       exact ? exact : quantized);
+    if (side.outliers == 0) continue;
+    ExactFormat().encode_row(taken, side.outliers, 1.0F, buffer.Planes(), taken_counts);
+    formats::StoreRow(kind, ExactFormat(), scheme.OutlierShape(), formats::Bf16Planes(scheme.OutlierShape()), slot,
+                      buffer.Planes(), outliers);
   }
+  counts.saturated += taken_counts.saturated;  // as values they count among the row's
+  counts.nan += taken_counts.nan;
   if (exact && quantized && touched.last_slot == scheme.shape.tokens) {
     EncodeCounts closing;
     PageCloser(kind, side, scheme.shape, static_scale, closing).Close(exact_planes, exact, quantized);
     counts.saturated += closing.saturated;  // values and NaN were counted when they were written
+    if (side.outliers != 0) {
+      std::memcpy(quantized + side.planes.bytes, outliers, static_cast<size_t>(scheme.OutlierBytes()));
+    }
   }
   LayerCounts& total = counts_[static_cast<size_t>(layer)];
   (is_key ? total.k : total.v).Add(counts);

@@ -19,8 +19,10 @@ class ReferencePlan final : public Plan {
   Batch batch;
 };
 
-// The keys or values of one KV head of a sequence, decoded: f32 [tokens][head_dim], each page in both forms.
+// The keys or values of one KV head of a sequence, decoded: f32 [tokens][width], each page in both forms. A key's
+// outlier channels follow its transformed ones.
 struct DecodedSide {
+  int64_t width = 0;
   std::vector<float> quantized;
   std::vector<float> exact;
 };
@@ -61,6 +63,22 @@ class ReferenceBackend final : public Backend {
  private:
   const formats::LayerScheme& Scheme(int layer) const { return store_.Layout().layers[static_cast<size_t>(layer)]; }
 
+  // The cell of a page, and the outliers that follow it: rows f32 [tokens][head_dim + outliers].
+  static void DecodeRows(formats::SideKind kind, const formats::LayerScheme& scheme, const formats::Side& side,
+                         const formats::Format& format, const formats::CellPlanes& planes, const uint8_t* cell,
+                         float static_scale, int tokens, float* rows) {
+    const int head_dim = scheme.shape.head_dim;
+    std::vector<float> main(static_cast<size_t>(tokens * head_dim));
+    std::vector<float> taken(static_cast<size_t>(tokens * side.outliers));
+    reference::DecodeCell(kind, format, scheme.shape, planes, cell, static_scale, tokens, main.data());
+    reference::DecodeCell(kind, ExactFormat(), scheme.OutlierShape(), formats::Bf16Planes(scheme.OutlierShape()),
+                          cell + planes.bytes, 1.0f, side.outliers == 0 ? 0 : tokens, taken.data());
+    for (int token = 0; token < tokens; ++token) {
+      rows = std::copy_n(main.data() + token * head_dim, head_dim, rows);
+      rows = std::copy_n(taken.data() + token * side.outliers, side.outliers, rows);
+    }
+  }
+
   DecodedSide Decode(const SequenceRows& sequence, int layer, int head, formats::SideKind kind) const {
     const formats::LayerScheme& scheme = Scheme(layer);
     const bool is_key = kind == formats::SideKind::kK;
@@ -70,27 +88,28 @@ class ReferenceBackend final : public Backend {
     const int64_t page_size = scheme.shape.tokens;
     const int64_t window = config_.layers[static_cast<size_t>(layer)].sliding_window;
     DecodedSide decoded;
-    const size_t size = static_cast<size_t>(sequence.End() * scheme.shape.head_dim);
+    decoded.width = scheme.shape.head_dim + side.outliers;
+    const size_t size = static_cast<size_t>(sequence.End() * decoded.width);
     decoded.quantized.resize(size);
     decoded.exact.resize(size);
     const int64_t first = FirstVisible(sequence.span.start, static_cast<int>(window)) / page_size;
     for (int64_t page = first; page * page_size < sequence.End(); ++page) {
       const cache::PageRef ref = sequence.span.pages[page];
       const int tokens = static_cast<int>(std::min(page_size, sequence.End() - page * page_size));
-      const int64_t offset = page * page_size * scheme.shape.head_dim;
+      const int64_t offset = page * page_size * decoded.width;
       const bool closed = tokens == page_size;
       if (ref.quantized != cache::kNoPage && (!scheme.exact_open || closed)) {
         const uint8_t* record =
             store_.Base(PageKind::kQuantized) + ref.quantized * store_.RecordBytes(PageKind::kQuantized);
-        reference::DecodeCell(kind, *side.format, scheme.shape,
-                              record + (is_key ? scheme.KCell(head) : scheme.VCell(head)), static_scale, tokens,
-                              decoded.quantized.data() + offset);
+        DecodeRows(kind, scheme, side, *side.format, side.planes,
+                   record + (is_key ? scheme.KCell(head) : scheme.VCell(head)), static_scale, tokens,
+                   decoded.quantized.data() + offset);
       }
       if (ref.exact != cache::kNoPage && scheme.exact_open) {
         const uint8_t* record = store_.Base(PageKind::kExact) + ref.exact * store_.RecordBytes(PageKind::kExact);
-        reference::DecodeCell(kind, ExactFormat(), scheme.shape,
-                              record + (is_key ? scheme.ExactKCell(head) : scheme.ExactVCell(head)), 1.0f, tokens,
-                              decoded.exact.data() + offset);
+        DecodeRows(kind, scheme, side, ExactFormat(), formats::Bf16Planes(scheme.shape),
+                   record + (is_key ? scheme.ExactKCell(head) : scheme.ExactVCell(head)), 1.0f, tokens,
+                   decoded.exact.data() + offset);
       }
     }
     return decoded;
@@ -106,7 +125,10 @@ class ReferenceBackend final : public Backend {
     const DecodedSide values = Decode(sequence, layer, head, formats::SideKind::kV);
     const std::vector<float>& mean = config_.scales[static_cast<size_t>(layer)].k.mean;
     std::vector<float> row_keys, row_values;
-    std::vector<double> row_q(static_cast<size_t>(head_dim)), row_out(static_cast<size_t>(head_dim));
+    // Outlier channels meet the query's own channels; the rest meets the query without them, transformed.
+    std::vector<double> rest(static_cast<size_t>(head_dim)), row_q, row_out(static_cast<size_t>(head_dim));
+    const formats::RowTransform transform =
+        formats::TransformOf(scheme.k, config_.scales[static_cast<size_t>(layer)].k, head, attention.head_dim);
     for (int token = 0; token < sequence.span.tokens; ++token) {
       const int64_t position = sequence.span.start + token;
       const int64_t first = FirstVisible(position, attention.sliding_window);
@@ -114,22 +136,25 @@ class ReferenceBackend final : public Backend {
       row_values.clear();
       for (int64_t t = first; t <= position; ++t) {
         const bool exact = ReadsExact(scheme, position / page_size, t / page_size);
-        const float* key = (exact ? keys.exact : keys.quantized).data() + t * head_dim;
+        const float* key = (exact ? keys.exact : keys.quantized).data() + t * keys.width;
         const float* value = (exact ? values.exact : values.quantized).data() + t * head_dim;
-        row_keys.insert(row_keys.end(), key, key + head_dim);
+        row_keys.insert(row_keys.end(), key, key + keys.width);
         row_values.insert(row_values.end(), value, value + head_dim);
       }
       for (int g = 0; g < group; ++g) {
         const int64_t column = (int64_t{head} * group + g) * head_dim;
         const float* row = q + (sequence.first_row + token) * q_stride + column;
-        std::copy_n(row, head_dim, row_q.begin());
+        std::copy_n(row, head_dim, rest.begin());
         reference::Logits logits{.scale = attention.softmax_scale, .softcap = attention.softcap};
         if (scheme.k.mean) {
           for (int64_t c = 0; c < head_dim; ++c) {
-            logits.bias += row_q[static_cast<size_t>(c)] * double{mean[static_cast<size_t>(head * head_dim + c)]};
+            logits.bias += double{row[c]} * double{mean[static_cast<size_t>(head * head_dim + c)]};
           }
         }
-        if (scheme.k.hadamard) reference::Hadamard(row_q);
+        for (const int channel : transform.outliers) rest[static_cast<size_t>(channel)] = 0;
+        if (scheme.k.hadamard) reference::Hadamard(rest);
+        row_q = rest;
+        for (const int channel : transform.outliers) row_q.push_back(double{row[channel]});
         reference::Attend(row_q, row_keys.data(), row_values.data(), position + 1 - first, logits, row_out);
         if (scheme.v.hadamard) reference::Hadamard(row_out);
         float* result = out + (sequence.first_row + token) * attention.heads * head_dim + column;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "formats/transform.h"
 
@@ -51,7 +52,7 @@ void TileWorkspace::Reserve(Device& device, int rows, const std::vector<LayerVie
   const int64_t states = Align(static_cast<int64_t>(sizeof(SoftmaxState)) * rows);
   const int64_t out = Align(int64_t{4} * rows * head_dim);
   const int64_t scores = int64_t{4} * kPassRows * kMaxPageTokens;
-  const int64_t total = 2 * rows * query_bytes + 3 * row_floats + 2 * states + 2 * out + kLine + scores +
+  const int64_t total = 3 * rows * query_bytes + 4 * row_floats + 2 * states + 2 * out + kLine + 2 * scores +
                         kPassRows * kernels::kWeightBytes;
   memory_ = device.Allocate(static_cast<size_t>(total));
   uint8_t* next = memory_.data();
@@ -60,7 +61,7 @@ void TileWorkspace::Reserve(Device& device, int rows, const std::vector<LayerVie
     next += bytes;
     return start;
   };
-  for (int i = 0; i < 2; ++i) {
+  for (int i = 0; i < 3; ++i) {
     queries_[i] = take(rows * query_bytes);
     row_scale_[i] = reinterpret_cast<float*>(take(row_floats));
   }
@@ -71,6 +72,7 @@ void TileWorkspace::Reserve(Device& device, int rows, const std::vector<LayerVie
   total_out_ = reinterpret_cast<float*>(take(out));
   rescale_ = reinterpret_cast<float*>(take(kLine));
   scores_ = reinterpret_cast<float*>(take(scores));
+  outlier_scores_ = reinterpret_cast<float*>(take(scores));
   weights_ = take(kPassRows * kernels::kWeightBytes);
 }
 
@@ -87,13 +89,16 @@ TileAttention::TileAttention(const AttentionKernels& kernels, const LayerView& l
       own_page_(tile.first / layer.scheme->shape.tokens) {
   const formats::LayerScheme& scheme = *layer.scheme;
   const size_t head = static_cast<size_t>(tile.kv_head);
+  CellSide outliers{.tokens = page_size_, .head_dim = scheme.k.outliers, .bytes = scheme.OutlierBytes()};
+  outliers.codes = scheme.KOutliers(tile.kv_head);
   quantized_ = {SideOf(scheme.k, scheme.shape, scheme.KCell(tile.kv_head)),
-                SideOf(scheme.v, scheme.shape, scheme.VCell(tile.kv_head))};
+                SideOf(scheme.v, scheme.shape, scheme.VCell(tile.kv_head)), outliers};
   if (scheme.v.format->scaling.per_head) quantized_.v_scale = layer.scales->v.scale[head];
   if (scheme.exact_open) {
     const int64_t bytes = scheme.ExactCellBytes();
     const CellSide side{.code = formats::Code::kBf16, .tokens = page_size_, .head_dim = head_dim_, .bytes = bytes};
-    exact_ = {side, side};
+    outliers.codes = scheme.ExactKOutliers(tile.kv_head);
+    exact_ = {side, side, outliers};
     exact_.k.codes = scheme.ExactKCell(tile.kv_head);
     exact_.v.codes = scheme.ExactVCell(tile.kv_head);
   }
@@ -140,19 +145,20 @@ void TileAttention::PrepareQueries(QueryRows q) noexcept {
   const float softmax_scale = layer_.attention->softmax_scale;
   const kernels::KeyKernel& quantized = KeyKernelOf(kernels_, side.format->code, side.format->scaling);
   const kernels::KeyKernel& exact = kernels_.keys[Index(formats::Code::kBf16)];
-  const float* mean = side.mean ? layer_.scales->k.mean.data() + tile_.kv_head * int64_t{head_dim_} : nullptr;
+  formats::RowTransform transform = formats::TransformOf(side, layer_.scales->k, tile_.kv_head, head_dim_);
+  const float* mean = std::exchange(transform.mean, nullptr);
   alignas(64) float x[kMaxHeadDim];
+  float taken[KvScheme::kMaxOutliers];
   for (int row = 0; row < Rows(); ++row) {
     const int64_t offset = (tile_.kv_head * int64_t{group_} + row % group_) * head_dim_;
     const float* query = q.data + row / group_ * q.stride + offset;
-    std::memcpy(x, query, sizeof(float) * static_cast<size_t>(head_dim_));
     work_.bias_[row] = 0;
     if (mean) {
       double dot = 0;
       for (int c = 0; c < head_dim_; ++c) dot += double{query[c]} * double{mean[c]};
       work_.bias_[row] = static_cast<float>(dot * double{softmax_scale});
     }
-    if (side.hadamard) formats::Hadamard(x, head_dim_);
+    transform.Forward(query, x, taken);
     uint8_t* prepared = work_.queries_[0] + row * work_.query_stride_;
     const float static_scale = side.format->scaling.per_head ? layer_.scales->k.scale[head] : 1.0f;
     work_.row_scale_[0][row] =
@@ -160,6 +166,10 @@ void TileAttention::PrepareQueries(QueryRows q) noexcept {
     if (layer_.scheme->exact_open) {
       prepared = work_.queries_[1] + row * work_.query_stride_;
       work_.row_scale_[1][row] = exact.prepare(x, head_dim_, 0, prepared) * softmax_scale;
+    }
+    if (side.outliers != 0) {
+      prepared = work_.queries_[2] + row * work_.query_stride_;
+      work_.row_scale_[2][row] = exact.prepare(taken, side.outliers, 0, prepared) * softmax_scale;
     }
   }
 }
@@ -192,7 +202,7 @@ void TileAttention::AttendRun(int64_t run) noexcept {
     if (page + 1 < last) {
       next = View(page + 1);
       after.next = next.record + next.cells->k.codes;
-      after.end = after.next + next.cells->k.bytes;
+      after.end = after.next + next.cells->k.bytes + next.cells->outliers.bytes;
     }
     AttendPage(page, view, after, tokens);
     view = next;
@@ -222,22 +232,37 @@ void TileAttention::AttendPage(int64_t page, const PageView& view, kernels::Pref
   }
 }
 
+// scores_ of `rows` rows from first_row on, for tokens [0, 16 * groups) of the page.
+void TileAttention::ScoreRows(const PageView& view, int groups, int first_row, int rows,
+                              kernels::Prefetch prefetch) noexcept {
+  const auto pass = [&](const CellSide& keys, int which, float* scores, kernels::Prefetch next) {
+    KeyKernelOf(kernels_, keys.code, keys.scaling)
+        .score({.cell = keys.At(view.record),
+                .groups = groups,
+                .rows = rows,
+                .query = work_.queries_[which] + first_row * work_.query_stride_,
+                .query_stride = work_.query_stride_,
+                .row_scale = work_.row_scale_[which] + first_row,
+                .scores = scores,
+                .prefetch = next});
+  };
+  pass(view.cells->k, view.exact ? 1 : 0, work_.scores_, prefetch);
+  if (view.cells->outliers.bytes == 0) return;
+  pass(view.cells->outliers, 2, work_.outlier_scores_, {});
+  for (int row = 0; row < rows; ++row) {
+    float* scores = work_.scores_ + row * kMaxPageTokens;
+    const float* more = work_.outlier_scores_ + row * kMaxPageTokens;
+    for (int t = 0; t < 16 * groups; ++t) scores[t] += more[t];
+  }
+}
+
 void TileAttention::AttendRows(const PageView& view, int begin, int end, int first_row, int rows,
                                kernels::Prefetch after) noexcept {
   const PageCells& cells = *view.cells;
   const CellView values = cells.v.At(view.record);
-  const int which = view.exact ? 1 : 0;
   kernels::Prefetch value_lines;
   if (after.next != nullptr || first_row == 0) value_lines = {values.codes, values.codes + cells.v.bytes};
-  KeyKernelOf(kernels_, cells.k.code, cells.k.scaling)
-      .score({.cell = cells.k.At(view.record),
-              .groups = (end + 15) / 16,
-              .rows = rows,
-              .query = work_.queries_[which] + first_row * work_.query_stride_,
-              .query_stride = work_.query_stride_,
-              .row_scale = work_.row_scale_[which] + first_row,
-              .scores = work_.scores_,
-              .prefetch = value_lines});
+  ScoreRows(view, (end + 15) / 16, first_row, rows, value_lines);
   kernels_.softmax({.begin = begin,
                     .end = end,
                     .page_tokens = page_size_,

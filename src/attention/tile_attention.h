@@ -42,8 +42,9 @@ class TileWorkspace {
   Buffer memory_;
   int rows_ = 0;
   int64_t query_stride_ = 0;
-  uint8_t* queries_[2] = {};  // prepared for the quantized and for the exact code
-  float* row_scale_[2] = {};
+  // Prepared for the quantized code, for the exact one, and (the outlier channels alone) for that of K's outliers.
+  uint8_t* queries_[3] = {};
+  float* row_scale_[3] = {};
   float* bias_ = nullptr;  // q.mean, used with softcap
   SoftmaxState* run_state_ = nullptr;
   SoftmaxState* total_state_ = nullptr;
@@ -51,6 +52,7 @@ class TileWorkspace {
   float* total_out_ = nullptr;
   float* rescale_ = nullptr;  // [kPassRows]
   float* scores_ = nullptr;   // [kPassRows][kMaxPageTokens]
+  float* outlier_scores_ = nullptr;
   uint8_t* weights_ = nullptr;
 };
 
@@ -90,6 +92,7 @@ class TileAttention {
   };
   struct PageCells {
     CellSide k, v;
+    CellSide outliers;  // of K; no bytes without
     float v_scale = 1;
   };
   // A page as the page rule has the tile read it.
@@ -102,6 +105,7 @@ class TileAttention {
   PageView View(int64_t page) const noexcept;
   void AttendRun(int64_t run) noexcept;
   void AttendPage(int64_t page, const PageView& view, kernels::Prefetch after, int tokens) noexcept;
+  void ScoreRows(const PageView& view, int groups, int first_row, int rows, kernels::Prefetch prefetch) noexcept;
   void AttendRows(const PageView& view, int begin, int end, int first_row, int rows, kernels::Prefetch after) noexcept;
   void WriteRows(float* out) noexcept;
   int Rows() const noexcept { return tile_.tokens * group_; }

@@ -1,8 +1,6 @@
 // A page of the prefix cache as a file.
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "engine/turn.h"
 #include "formats/page_file.h"
 #include "kvanta/error.h"
@@ -25,9 +23,7 @@ std::vector<uint8_t> Core::ExportPage(std::span<const int32_t> tokens, int index
   header.model = parts_.model_identity;
   header.record = exact ? formats::RecordKind::kExact : formats::RecordKind::kQuantized;
   header.layout = parts_.layout;
-  const bool scaled = HasStaticScales(parts_.layout) ||
-                      std::ranges::any_of(parts_.layout.layers, [](const auto& layer) { return layer.k.mean; });
-  if (scaled) header.scales = parts_.scales;
+  if (parts_.layout.UsesScales()) header.scales = parts_.scales;
   std::vector<uint8_t> record(static_cast<size_t>(store_->RecordBytes(kind)));
   store_->device().CopyOut(record.data(), store_->Base(kind) + id * store_->RecordBytes(kind), record.size());
   return formats::WritePageFile(header, formats::RecordToCanonical(parts_.layout, header.record, record));

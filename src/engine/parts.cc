@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstdlib>
 
 #include "attention/backends.h"
@@ -14,10 +13,6 @@
 
 namespace kvanta::engine {
 namespace {
-
-bool NeedsScales(const formats::CacheLayout& layout) {
-  return HasStaticScales(layout) || std::ranges::any_of(layout.layers, [](const auto& layer) { return layer.k.mean; });
-}
 
 std::string ChosenIsa(const std::string& isa) {
   if (isa != "auto") return isa;
@@ -44,7 +39,7 @@ Parts LoadParts(EngineConfig config) {
   const models::Checkpoint checkpoint = models::Checkpoint::Open(config.model);
   parts.model_identity = models::Fingerprint(checkpoint);
   parts.scales = models::UnitScales(model);
-  if (NeedsScales(parts.layout)) {
+  if (parts.layout.UsesScales()) {
     models::KvScales found = models::LoadKvScales(config.quantization_param_path, checkpoint, model);
     parts.scales_given = found.source != models::ScaleSource::kNone;
     parts.scales = std::move(found.layers);

@@ -44,13 +44,11 @@ class Probe final : public AppendListener {
   static void Look(const formats::LayerScheme& layer, const formats::Side& side, const formats::SideScales& scales,
                    const float* x_rows, int64_t stride, int64_t rows, float limit, SideProbe& probe) noexcept {
     const int head_dim = layer.shape.head_dim;
-    float x[kMaxHeadDim];
+    float x[kMaxHeadDim], taken[KvScheme::kMaxOutliers];
     for (int64_t row = 0; row < rows; ++row) {
       for (int head = 0; head < layer.kv_heads; ++head) {
         const float* values = x_rows + row * stride + int64_t{head} * head_dim;
-        const float* mean = side.mean ? scales.mean.data() + int64_t{head} * head_dim : nullptr;
-        for (int c = 0; c < head_dim; ++c) x[c] = mean != nullptr ? values[c] - mean[c] : values[c];
-        if (side.hadamard) formats::Hadamard(x, head_dim);
+        formats::TransformOf(side, scales, head, head_dim).Forward(values, x, taken);
         float& amax = probe.amax[static_cast<size_t>(head)];
         for (int c = 0; c < head_dim; ++c) {
           const float magnitude = std::abs(x[c]);

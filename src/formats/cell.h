@@ -61,6 +61,15 @@ CellPlanes PlanCell(const Format& format, CellShape shape);
 // The same for any number of tokens from 1 (of tiles: whole tiles): rows outside a page.
 CellPlanes PlanRows(const Format& format, CellShape shape);
 
+// A bf16 cell of any even number of channels, in a page.
+constexpr CellPlanes Bf16Planes(CellShape shape) {
+  CellPlanes planes;
+  planes.row_bytes = int64_t{2} * shape.head_dim;
+  planes.bytes = planes.row_bytes * shape.tokens;
+  planes.channel_scales = planes.channel_zeros = planes.bytes;  // no bytes
+  return planes;
+}
+
 // The planes of one token's row inside a canonical cell.
 RowPlanes CanonicalRow(const Format& format, const CellPlanes& planes, int token, uint8_t* cell) noexcept;
 ConstRowPlanes CanonicalRow(const Format& format, const CellPlanes& planes, int token, const uint8_t* cell) noexcept;

@@ -21,6 +21,33 @@ void CheckParameters(const CellParameters& parameters, const KvSide& side, CellS
   }
   if (!parameters.mean.empty() && !side.mean)
     throw InputError("a mean is given, but the scheme has no +mean on this side");
+  if (parameters.outliers.size() != static_cast<size_t>(side.outliers)) {
+    throw InputError(fmt::format("{} outlier channels are given, but the scheme has +outliers={} on this side",
+                                 parameters.outliers.size(), side.outliers));
+  }
+  int last = -1;
+  for (const int channel : parameters.outliers) {
+    if (channel <= last || channel >= shape.head_dim) {
+      throw InputError(fmt::format("outlier channel {}: channels ascend, from 0 to {}", channel, shape.head_dim - 1));
+    }
+    last = channel;
+  }
+}
+
+RowTransform TransformOf(const KvSide& side, const CellParameters& parameters, CellShape shape) {
+  return {.head_dim = shape.head_dim,
+          .hadamard = side.hadamard,
+          .mean = parameters.mean.empty() ? nullptr : parameters.mean.data(),
+          .outliers = parameters.outliers};
+}
+
+float ThroughBf16(float x) {
+  return Bf16ToFloat(Bf16::Encode(x));
+}
+
+// Bytes of the bf16 cell of outlier channels; of any number of tokens, so filled up to 16 bytes.
+int64_t OutlierBytes(const KvSide& side, CellShape shape) {
+  return (Bf16Planes({shape.tokens, side.outliers}).bytes + 15) / 16 * 16;
 }
 
 }  // namespace
@@ -41,15 +68,18 @@ std::vector<uint8_t> EncodeCell(const KvScheme& scheme, SideKind kind, std::span
   if (x.size() != static_cast<size_t>(shape.tokens) * head_dim) {
     throw InputError(fmt::format("{} values for {} tokens of head_dim {}", x.size(), shape.tokens, shape.head_dim));
   }
-  std::vector<uint8_t> bytes(static_cast<size_t>(planes.bytes), 0);
-  std::vector<float> rows(x.begin(), x.end());
+  std::vector<uint8_t> bytes(static_cast<size_t>(planes.bytes + OutlierBytes(side, shape)), 0);
+  std::vector<float> rows(x.size());
+  std::vector<float> taken(parameters.outliers.size());
+  const RowTransform transform = TransformOf(side, parameters, shape);
+  uint8_t* const outliers = bytes.data() + planes.bytes;
+  EncodeCounts taken_counts;
   for (int token = 0; token < shape.tokens; ++token) {
     float* row = rows.data() + static_cast<size_t>(token) * head_dim;
-    for (size_t i = 0; i < parameters.mean.size(); ++i) row[i] -= parameters.mean[i];
-    if (side.hadamard) Hadamard(row, shape.head_dim);
-    if (parameters.through_exact_page) {
-      for (size_t i = 0; i < head_dim; ++i) row[i] = Bf16ToFloat(Bf16::Encode(row[i]));
-    }
+    transform.Forward(x.data() + static_cast<size_t>(token) * head_dim, row, taken.data());
+    if (parameters.through_exact_page) std::transform(row, row + head_dim, row, ThroughBf16);
+    Bf16::EncodeRow(taken.data(), side.outliers, 1.0F, {.codes = outliers + int64_t{2} * token * side.outliers},
+                    taken_counts);
   }
   EncodeCounts total;
   const int step = std::max(1, format.scaling.tile);
@@ -63,6 +93,8 @@ std::vector<uint8_t> EncodeCell(const KvScheme& scheme, SideKind kind, std::span
                         CanonicalRow(format, planes, token, bytes.data()), total);
     }
   }
+  total.saturated += taken_counts.saturated;  // as values they count among the row's
+  total.nan += taken_counts.nan;
   if (counts != nullptr) *counts += total;
   return bytes;
 }
@@ -73,9 +105,10 @@ std::vector<float> DecodeCell(const KvScheme& scheme, SideKind kind, std::span<c
   const Format& format = OnSide(Find(side.format), kind == SideKind::kK);
   const CellPlanes planes = PlanRows(format, shape);
   CheckParameters(parameters, side, shape);
-  if (bytes.size() != static_cast<size_t>(planes.bytes)) {
+  const int64_t expected = planes.bytes + OutlierBytes(side, shape);
+  if (bytes.size() != static_cast<size_t>(expected)) {
     throw InputError(fmt::format("{} bytes for a {} cell of {} tokens of head_dim {}, which has {}", bytes.size(),
-                                 format.name, shape.tokens, shape.head_dim, planes.bytes));
+                                 format.name, shape.tokens, shape.head_dim, expected));
   }
   const auto head_dim = static_cast<size_t>(shape.head_dim);
   std::vector<float> x(static_cast<size_t>(shape.tokens) * head_dim);
@@ -90,10 +123,12 @@ std::vector<float> DecodeCell(const KvScheme& scheme, SideKind kind, std::span<c
                         first);
     }
   }
+  std::vector<float> taken(parameters.outliers.size());
+  const RowTransform transform = TransformOf(side, parameters, shape);
   for (int token = 0; token < shape.tokens; ++token) {
-    float* row = x.data() + static_cast<size_t>(token) * head_dim;
-    if (side.hadamard) Hadamard(row, shape.head_dim);
-    for (size_t i = 0; i < parameters.mean.size(); ++i) row[i] += parameters.mean[i];
+    Bf16::DecodeRow({.codes = bytes.data() + planes.bytes + int64_t{2} * token * side.outliers}, side.outliers, 1.0F,
+                    taken.data());
+    transform.Inverse(x.data() + static_cast<size_t>(token) * head_dim, taken.data());
   }
   return x;
 }

@@ -81,8 +81,8 @@ void LoadRow(SideKind kind, const Format& format, CellShape shape, const CellPla
   });
 }
 
-void ToCanonical(SideKind kind, const Format& format, CellShape shape, const uint8_t* cell, uint8_t* canonical) {
-  const CellPlanes planes = PlanCell(format, shape);
+void ToCanonical(SideKind kind, const Format& format, CellShape shape, const CellPlanes& planes, const uint8_t* cell,
+                 uint8_t* canonical) noexcept {
   for (int token = 0; token < shape.tokens; ++token) {
     LoadRow(kind, format, shape, planes, token, cell, CanonicalRow(format, planes, token, canonical));
   }
@@ -90,8 +90,8 @@ void ToCanonical(SideKind kind, const Format& format, CellShape shape, const uin
               static_cast<size_t>(planes.bytes - planes.channel_scales));
 }
 
-void FromCanonical(SideKind kind, const Format& format, CellShape shape, const uint8_t* canonical, uint8_t* cell) {
-  const CellPlanes planes = PlanCell(format, shape);
+void FromCanonical(SideKind kind, const Format& format, CellShape shape, const CellPlanes& planes,
+                   const uint8_t* canonical, uint8_t* cell) noexcept {
   for (int token = 0; token < shape.tokens; ++token) {
     StoreRow(kind, format, shape, planes, token, CanonicalRow(format, planes, token, canonical), cell);
   }

@@ -27,9 +27,10 @@ void StoreRow(SideKind kind, const Format& format, CellShape shape, const CellPl
 void LoadRow(SideKind kind, const Format& format, CellShape shape, const CellPlanes& planes, int token,
              const uint8_t* cell, RowPlanes row) noexcept;
 
-// Whole-cell bijections: cache layout <-> canonical bytes, both PlanCell(format, shape).bytes long. Throws
-// InputError where PlanCell does.
-void ToCanonical(SideKind kind, const Format& format, CellShape shape, const uint8_t* cell, uint8_t* canonical);
-void FromCanonical(SideKind kind, const Format& format, CellShape shape, const uint8_t* canonical, uint8_t* cell);
+// Whole-cell bijections: cache layout <-> canonical bytes, both planes.bytes long.
+void ToCanonical(SideKind kind, const Format& format, CellShape shape, const CellPlanes& planes, const uint8_t* cell,
+                 uint8_t* canonical) noexcept;
+void FromCanonical(SideKind kind, const Format& format, CellShape shape, const CellPlanes& planes,
+                   const uint8_t* canonical, uint8_t* cell) noexcept;
 
 }  // namespace kvanta::formats

@@ -107,7 +107,8 @@ void CheckPageFits(const PageHeader& page, const PageHeader& cache, std::string_
   PageHeader same_record = cache;
   same_record.record = page.record;
   if (PageHeaderToJson(page) != PageHeaderToJson(same_record)) {
-    throw InputError(fmt::format("page file {}: its static scales or means are not this cache's", Shown(name)));
+    throw InputError(
+        fmt::format("page file {}: its static scales, means or outlier channels are not this cache's", Shown(name)));
   }
 }
 

@@ -37,11 +37,8 @@ Json SideJson(const Side& side, int head_dim) {
   }
   json["hadamard_block"] = side.hadamard ? HadamardBlock(head_dim) : 0;
   json["mean"] = side.mean;
+  if (side.outliers != 0) json["outliers"] = side.outliers;
   return json;
-}
-
-bool UsesScales(const Side& side) {
-  return side.format->scaling.per_head || side.mean;
 }
 
 // Consecutive layers of one scheme and shape are one entry.
@@ -69,6 +66,7 @@ Json ScalesJson(const PageHeader& header) {
     const auto add = [&](const char* prefix, const Side& side, const SideScales& scales) {
       if (side.format->scaling.per_head) json[std::string(prefix) + "_scale"] = scales.scale;
       if (side.mean) json[std::string(prefix) + "_mean"] = scales.mean;
+      if (side.outliers != 0) json[std::string(prefix) + "_outliers"] = scales.outliers;
     };
     add("k", layer.k, header.scales[i].k);
     add("v", layer.v, header.scales[i].v);
@@ -114,6 +112,21 @@ std::vector<float> Floats(const Json& object, const std::string& key, int64_t si
   return floats;
 }
 
+// Lists of channels of all heads, one behind the other, each ascending.
+std::vector<int> Channels(const Json& object, const std::string& key, const LayerScheme& layer, int count) {
+  const Json& value = Member(object, key.c_str());
+  if (!value.is_array() || value.size() != static_cast<size_t>(layer.kv_heads) * static_cast<size_t>(count)) {
+    throw InputError(fmt::format("'{}' is not a list of {} channels for each of {} heads", key, count, layer.kv_heads));
+  }
+  std::vector<int> channels;
+  for (const Json& element : value) {
+    const bool first = channels.size() % static_cast<size_t>(count) == 0;
+    const int64_t least = first ? 0 : channels.back() + 1;
+    channels.push_back(static_cast<int>(Integer(element, key.c_str(), least, layer.shape.head_dim - 1)));
+  }
+  return channels;
+}
+
 CacheLayout ReadLayout(const Json& root) {
   const int64_t page_size = Integer(Member(root, "page_size"), "page_size", 16, 128);
   const Json& entries = Member(root, "layers");
@@ -147,7 +160,7 @@ std::vector<LayerScales> ReadScales(const Json& root, const CacheLayout& layout)
   size_t used = 0;
   for (size_t i = 0; i < layers.size(); ++i) {
     const LayerScheme& layer = layout.layers[i];
-    if (!UsesScales(layer.k) && !UsesScales(layer.v)) continue;
+    if (!layer.k.UsesScales() && !layer.v.UsesScales()) continue;
     ++used;
     const Json& json = Member(scales, std::to_string(i).c_str());
     const auto read = [&](const std::string& prefix, const Side& side, SideScales& out) {
@@ -155,6 +168,7 @@ std::vector<LayerScales> ReadScales(const Json& root, const CacheLayout& layout)
       if (side.mean) {
         out.mean = Floats(json, prefix + "_mean", int64_t{layer.kv_heads} * layer.shape.head_dim, false);
       }
+      if (side.outliers != 0) out.outliers = Channels(json, prefix + "_outliers", layer, side.outliers);
     };
     read("k", layer.k, layers[i].k);
     read("v", layer.v, layers[i].v);

@@ -8,18 +8,21 @@
 namespace kvanta::formats {
 namespace {
 
-// Calls visit(side kind, format, cell shape, offset in the record) for every cell of the record.
+// Calls visit(side kind, format, cell shape, its planes, offset in the record) for every cell of the record.
 template <class Visit>
 void ForEachCell(const CacheLayout& layout, RecordKind kind, Visit visit) {
   const Format& bf16 = Find("bf16");
   for (const LayerScheme& layer : layout.layers) {
+    const CellPlanes exact = Bf16Planes(layer.shape), outliers = Bf16Planes(layer.OutlierShape());
     for (int head = 0; head < layer.kv_heads; ++head) {
       if (kind == RecordKind::kQuantized) {
-        visit(SideKind::kK, *layer.k.format, layer.shape, layer.KCell(head));
-        visit(SideKind::kV, *layer.v.format, layer.shape, layer.VCell(head));
+        visit(SideKind::kK, *layer.k.format, layer.shape, layer.k.planes, layer.KCell(head));
+        visit(SideKind::kK, bf16, layer.OutlierShape(), outliers, layer.KOutliers(head));
+        visit(SideKind::kV, *layer.v.format, layer.shape, layer.v.planes, layer.VCell(head));
       } else if (layer.exact_open) {
-        visit(SideKind::kK, bf16, layer.shape, layer.ExactKCell(head));
-        visit(SideKind::kV, bf16, layer.shape, layer.ExactVCell(head));
+        visit(SideKind::kK, bf16, layer.shape, exact, layer.ExactKCell(head));
+        visit(SideKind::kK, bf16, layer.OutlierShape(), outliers, layer.ExactKOutliers(head));
+        visit(SideKind::kV, bf16, layer.shape, exact, layer.ExactVCell(head));
       }
     }
   }
@@ -41,9 +44,10 @@ int64_t RecordBytes(const CacheLayout& layout, RecordKind kind) noexcept {
 std::vector<uint8_t> RecordToCanonical(const CacheLayout& layout, RecordKind kind, std::span<const uint8_t> record) {
   CheckSize(layout, kind, record.size());
   std::vector<uint8_t> canonical(record.size());
-  ForEachCell(layout, kind, [&](SideKind side, const Format& format, CellShape shape, int64_t offset) {
-    ToCanonical(side, format, shape, record.data() + offset, canonical.data() + offset);
-  });
+  ForEachCell(layout, kind,
+              [&](SideKind side, const Format& format, CellShape shape, const CellPlanes& planes, int64_t offset) {
+                ToCanonical(side, format, shape, planes, record.data() + offset, canonical.data() + offset);
+              });
   return canonical;
 }
 
@@ -51,9 +55,10 @@ std::vector<uint8_t> RecordFromCanonical(const CacheLayout& layout, RecordKind k
                                          std::span<const uint8_t> canonical) {
   CheckSize(layout, kind, canonical.size());
   std::vector<uint8_t> record(canonical.size());
-  ForEachCell(layout, kind, [&](SideKind side, const Format& format, CellShape shape, int64_t offset) {
-    FromCanonical(side, format, shape, canonical.data() + offset, record.data() + offset);
-  });
+  ForEachCell(layout, kind,
+              [&](SideKind side, const Format& format, CellShape shape, const CellPlanes& planes, int64_t offset) {
+                FromCanonical(side, format, shape, planes, canonical.data() + offset, record.data() + offset);
+              });
   return record;
 }
 

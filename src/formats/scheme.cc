@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "formats/format.h"
 #include "kvanta/error.h"
 
@@ -10,11 +12,24 @@ namespace {
 
 Side ResolveSide(const KvSide& side, bool is_key, CellShape shape) {
   const Format& format = OnSide(Find(side.format), is_key);
-  return Side{.format = &format, .hadamard = side.hadamard, .mean = side.mean, .planes = PlanCell(format, shape)};
+  return Side{.format = &format,
+              .hadamard = side.hadamard,
+              .mean = side.mean,
+              .outliers = side.outliers,
+              .planes = PlanCell(format, shape)};
 }
 
-void CheckScheme(const KvScheme& scheme) {
-  if (scheme.v.mean) throw InputError("scheme " + scheme.ToString() + ": only K takes +mean");
+void CheckScheme(const KvScheme& scheme, CellShape shape) {
+  if (scheme.v.mean || scheme.v.outliers != 0) {
+    throw InputError(
+        fmt::format("scheme {}: only K takes +{}", scheme.ToString(), scheme.v.mean ? "mean" : "outliers"));
+  }
+  const int outliers = scheme.k.outliers;
+  if (outliers < 0 || outliers > std::min(KvScheme::kMaxOutliers, shape.head_dim) || outliers % 2 != 0) {
+    throw InputError(fmt::format("scheme {}: outliers={} must be an even number from 0 to {} at head_dim {}",
+                                 scheme.ToString(), outliers, std::min(KvScheme::kMaxOutliers, shape.head_dim),
+                                 shape.head_dim));
+  }
   if (scheme.sink_pages < 0 || scheme.sink_pages > KvScheme::kMaxSinkPages) {
     throw InputError(fmt::format("sink={}: must be from 0 to {}", scheme.sink_pages, KvScheme::kMaxSinkPages));
   }
@@ -44,8 +59,8 @@ CacheLayout PlanCache(const std::vector<KvScheme>& schemes, const std::vector<La
     layer.kv_heads = shapes[i].kv_heads;
     if (layer.kv_heads < 1)
       throw InputError(fmt::format("layer {}: kv_heads {} must be at least 1", i, layer.kv_heads));
-    CheckScheme(layer.scheme);
     try {
+      CheckScheme(layer.scheme, layer.shape);
       layer.k = ResolveSide(layer.scheme.k, true, layer.shape);
       layer.v = ResolveSide(layer.scheme.v, false, layer.shape);
     } catch (const InputError& error) {
@@ -55,14 +70,28 @@ CacheLayout PlanCache(const std::vector<KvScheme>& schemes, const std::vector<La
     layer.exact_pages = static_cast<int>(layer.scheme.exact);
     layer.sink_pages = layer.scheme.sink_pages;
     layer.offset = layout.page_bytes;
-    layer.bytes = layer.kv_heads * (layer.k.planes.bytes + layer.v.planes.bytes);
+    layer.bytes = layer.kv_heads * layer.HeadBytes();
     layer.exact_offset = layout.exact_page_bytes;
-    layer.exact_bytes = layer.exact_open ? layer.kv_heads * 2 * layer.ExactCellBytes() : 0;
+    layer.exact_bytes = layer.exact_open ? layer.kv_heads * layer.ExactHeadBytes() : 0;
     layout.page_bytes += layer.bytes;
     layout.exact_page_bytes += layer.exact_bytes;
     layout.layers.push_back(std::move(layer));
   }
   return layout;
+}
+
+RowTransform TransformOf(const Side& side, const SideScales& scales, int head, int head_dim) noexcept {
+  RowTransform transform{.head_dim = head_dim, .hadamard = side.hadamard};
+  if (side.mean) transform.mean = scales.mean.data() + int64_t{head} * head_dim;
+  if (side.outliers != 0) {
+    const auto count = static_cast<size_t>(side.outliers);
+    transform.outliers = std::span(scales.outliers).subspan(static_cast<size_t>(head) * count, count);
+  }
+  return transform;
+}
+
+bool CacheLayout::UsesScales() const {
+  return std::ranges::any_of(layers, [](const auto& layer) { return layer.k.UsesScales() || layer.v.UsesScales(); });
 }
 
 size_t CacheLayout::RunEnd(size_t first) const {

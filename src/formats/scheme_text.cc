@@ -21,13 +21,14 @@ using formats::TakeUntil;
 using formats::Trim;
 
 constexpr std::string_view kModifiers =
-    "+hadamard, -hadamard, +mean, -mean, +exact=none, +exact=open, +exact=2, +sink=N, +edges=N";
+    "+hadamard, -hadamard, +mean, -mean, +outliers=N, +exact=none, +exact=open, +exact=2, +sink=N, +edges=N";
 
 // One name with its modifiers, before defaults. Absent: the format's default.
 struct Term {
   const Format* format = nullptr;
   std::optional<bool> hadamard;
   std::optional<bool> mean;
+  std::optional<int> outliers;
 };
 struct Exactness {
   std::optional<ExactPages> pages;
@@ -57,6 +58,13 @@ void ApplyModifier(char sign, std::string_view modifier, std::string_view text, 
   if (modifier == "hadamard") return SetOnce(term.hadamard, sign == '+', modifier, text);
   if (modifier == "mean") return SetOnce(term.mean, sign == '+', modifier, text);
   if (sign == '+') {
+    if (modifier.starts_with("outliers=")) {
+      const int count = ParseCount(modifier, KvScheme::kMaxOutliers, text);
+      if (count % 2 != 0) {  // channels turn in pairs, and the cache stores pairs
+        throw InputError(fmt::format("KV cache scheme '{}': +outliers={} must be even", Shown(text), count));
+      }
+      return SetOnce(term.outliers, count, "outliers", text);
+    }
     if (modifier == "exact=none") return SetOnce(exact.pages, ExactPages::kNone, "exact", text);
     if (modifier == "exact=open") return SetOnce(exact.pages, ExactPages::kOpen, "exact", text);
     if (modifier == "exact=2") return SetOnce(exact.pages, ExactPages::kTwo, "exact", text);
@@ -89,7 +97,8 @@ Term ParseTerm(std::string_view term_text, std::string_view text, Exactness& exa
 KvSide Resolve(const Term& term, bool is_key) {
   return {.format = std::string(term.format->name),
           .hadamard = term.hadamard.value_or(formats::OnSide(*term.format, is_key).hadamard),
-          .mean = term.mean.value_or(false)};
+          .mean = term.mean.value_or(false),
+          .outliers = term.outliers.value_or(0)};
 }
 
 // Exactness is the scheme's, not a side's: the default is that of the side that needs more of it.
@@ -136,6 +145,7 @@ KvScheme ParseExplicit(std::string_view text) {
                                  Shown(text), k ? "v" : "k"));
   }
   if (v->mean) throw InputError(fmt::format("KV cache scheme '{}': only K takes +mean or -mean", Shown(text)));
+  if (v->outliers) throw InputError(fmt::format("KV cache scheme '{}': only K takes +outliers", Shown(text)));
   return Combine(*k, *v, exact, text);
 }
 
@@ -144,6 +154,7 @@ std::string SideText(const KvSide& side, bool is_key) {
   std::string text(side.format);
   if (side.hadamard != format.hadamard) text += side.hadamard ? "+hadamard" : "-hadamard";
   if (side.mean) text += "+mean";
+  if (side.outliers != 0) text += fmt::format("+outliers={}", side.outliers);
   return text;
 }
 
@@ -158,7 +169,8 @@ KvScheme KvScheme::Parse(std::string_view text) {
   Exactness exact;
   const Term k = ParseTerm(text, text, exact);
   Term v = k;
-  v.mean.reset();  // key means are K's alone
+  v.mean.reset();  // key means and outlier channels are K's alone
+  v.outliers.reset();
   return Combine(k, v, exact, text);
 }
 
@@ -170,7 +182,8 @@ std::string KvScheme::ToString() const {
     return side.hadamard == formats::OnSide(format, is_key).hadamard;
   };
   const bool both_default = is_default(k_format, k, true) && is_default(v_format, v, false);
-  const bool one_name = k_format.name == v_format.name && !v.mean && (both_default || k.hadamard == v.hadamard);
+  const bool one_name =
+      k_format.name == v_format.name && !v.mean && v.outliers == 0 && (both_default || k.hadamard == v.hadamard);
   std::string text = one_name && (both_default || !is_default(k_format, k, true))
                          ? SideText(k, true)
                          : "k=" + SideText(k, true) + ",v=" + SideText(v, false);

@@ -58,4 +58,19 @@ void Hadamard(float* x, int head_dim) noexcept {
   for (int i = 0; i < head_dim; ++i) x[i] *= norm;
 }
 
+void RowTransform::Forward(const float* row, float* x, float* taken) const noexcept {
+  for (int c = 0; c < head_dim; ++c) x[c] = mean != nullptr ? row[c] - mean[c] : row[c];
+  for (const int channel : outliers) {
+    *taken++ = x[channel];
+    x[channel] = 0;
+  }
+  if (hadamard) Hadamard(x, head_dim);
+}
+
+void RowTransform::Inverse(float* x, const float* taken) const noexcept {
+  if (hadamard) Hadamard(x, head_dim);
+  for (const int channel : outliers) x[channel] = *taken++;
+  for (int c = 0; mean != nullptr && c < head_dim; ++c) x[c] += mean[c];
+}
+
 }  // namespace kvanta::formats

@@ -175,7 +175,7 @@ std::vector<formats::LayerScales> UnitScales(const ModelConfig& config) {
 }
 
 KvScales ReadScaleTensors(const TensorMap& tensors, const std::string& name, const ModelConfig& config) {
-  KvScales result{ScaleSource::kNone, UnitScales(config), {}};
+  KvScales result{ScaleSource::kNone, UnitScales(config)};
   // NVFP4 checkpoints keep amax/(6*448), a factor of another format's two-level scale.
   if (config.declared_kv_cache == "nvfp4") return result;
   std::vector<std::array<Found, 2>> layers(config.layers);

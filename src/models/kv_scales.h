@@ -15,8 +15,7 @@ enum class ScaleSource : uint8_t { kNone, kFile, kCheckpoint };
 
 struct KvScales {
   ScaleSource source = ScaleSource::kNone;
-  std::vector<formats::LayerScales> layers;  // per layer; scale.size() == kv_heads
-  std::vector<std::vector<int>> k_outliers;  // per layer: channels of K, [kv_heads][n]; empty: none were given
+  std::vector<formats::LayerScales> layers;  // per layer; scale.size() == kv_heads; means, outliers: K's, where given
 };
 
 // Scale file: the known schema (kv_cache.scaling_factor by TP rank and layer) or Kvanta's own ("kvanta_kv_scales": 1).

@@ -70,7 +70,7 @@ KvScales ReadByRank(const JsonObject& root, const ModelConfig& config) {
                fmt::format("a number of ranks that divides the {} KV heads, or a multiple", config.kv_heads));
   }
   CheckIndices(ranks, count, "tensor-parallel ranks");
-  KvScales scales{ScaleSource::kFile, UnitScales(config), {}};
+  KvScales scales{ScaleSource::kFile, UnitScales(config)};
   std::vector<bool> set(static_cast<size_t>(config.layers) * config.kv_heads);
   for (int64_t rank = 0; rank < count; ++rank) {
     const JsonObject layers = ranks.Object(std::to_string(rank));
@@ -175,14 +175,14 @@ KvScales ReadOwn(const JsonObject& root, const ModelConfig& config, std::string_
   if (granularity != "tensor" && granularity != "head") root.Fail("granularity", "\"tensor\" or \"head\"");
   const JsonObject layers = root.Object("layers");
   CheckIndices(layers, config.layers, "layers");
-  KvScales scales{ScaleSource::kFile, UnitScales(config), {}};
+  KvScales scales{ScaleSource::kFile, UnitScales(config)};
   for (int i = 0; i < config.layers; ++i) {
     const JsonObject layer = layers.Object(std::to_string(i));
     AllowKeys(layer, {"k_scale", "v_scale", "k_mean", "k_outliers"});
     scales.layers[i].k.scale = ReadSide(layer, "k_scale", granularity == "head", config.kv_heads);
     scales.layers[i].v.scale = ReadSide(layer, "v_scale", granularity == "head", config.kv_heads);
     scales.layers[i].k.mean = ReadMeans(layer, config);
-    scales.k_outliers.push_back(ReadOutliers(layer, config));
+    scales.layers[i].k.outliers = ReadOutliers(layer, config);
   }
   return scales;
 }

@@ -199,6 +199,24 @@ TEST_P(AccuracyTest, KeyMeanWithAndWithoutSoftcap) {
   }
 }
 
+TEST_P(AccuracyTest, OutlierChannels) {
+  uint32_t seed = 550;
+  for (const char* scheme : {"int4+outliers=2", "int4+mean+outliers=4+exact=none", "fp8+outliers=8", "int8+outliers=32",
+                             "k=kivi2+outliers=6,v=int4+exact=2+sink=2", "k=nvfp4+outliers=4,v=bf16"}) {
+    for (const int window : {0, 33}) {
+      Check({.scheme = scheme,
+             .heads = 6,
+             .kv_heads = 2,
+             .head_dim = 32,
+             .page_size = 32,
+             .sliding_window = window,
+             .softcap = window == 0 ? 3.0f : 0.0f,
+             .lengths = {150}},
+            {{{0, 90}}, {{0, 1}}, {{0, 59}}}, seed++);
+    }
+  }
+}
+
 TEST_P(AccuracyTest, LargeTinyAndZeroInputs) {
   for (const formats::Format& format : formats::All()) {
     for (const float magnitude : {0.0f, 1e-6f, 8.0f, 30.0f}) {

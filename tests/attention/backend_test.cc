@@ -43,7 +43,7 @@ TEST(BackendsTest, ListsTheMachinesUnitsAndTheReference) {
 }
 
 TEST(BackendTest, RefusesConfigsThatDoNotFitTheCache) {
-  CacheHarness harness({.scheme = "k=int8+mean,v=int8"}, 1);
+  CacheHarness harness({.scheme = "k=int8+mean+outliers=2,v=int8"}, 1);
   const auto error = [&](auto change) {
     BackendConfig config = harness.config();
     change(config);
@@ -57,6 +57,9 @@ TEST(BackendTest, RefusesConfigsThatDoNotFitTheCache) {
   EXPECT_THAT(error([](BackendConfig& c) { c.scales[0].k.scale = {1.0f}; }), HasSubstr("1 k scales for 2"));
   EXPECT_THAT(error([](BackendConfig& c) { c.scales[0].v.scale = {1.0f, 0.0f}; }), HasSubstr("v scale 0"));
   EXPECT_THAT(error([](BackendConfig& c) { c.scales[0].k.mean.clear(); }), HasSubstr("+mean"));
+  EXPECT_THAT(error([](BackendConfig& c) { c.scales[0].k.outliers.pop_back(); }), HasSubstr("+outliers=2"));
+  EXPECT_THAT(error([](BackendConfig& c) { c.scales[0].k.outliers = {0, 64, 0, 1}; }), HasSubstr("channel 64"));
+  EXPECT_THAT(error([](BackendConfig& c) { c.scales[0].k.outliers = {0, 1, 5, 5}; }), HasSubstr("channel 5"));
 }
 
 TEST(BackendTest, RefusesBatchesWithoutTheirPages) {

@@ -84,6 +84,7 @@ class CacheHarness {
     config_.scales[0].k.scale.assign(static_cast<size_t>(options.kv_heads), options.static_scale);
     config_.scales[0].v.scale.assign(static_cast<size_t>(options.kv_heads), options.static_scale);
     if (layout_.layers[0].k.mean) config_.scales[0].k.mean = Normal(random, KvWidth());
+    AddOutliers();
   }
 
   cache::PageStore& store() { return *store_; }
@@ -179,6 +180,25 @@ class CacheHarness {
     std::vector<float> values(static_cast<size_t>(count));
     for (float& value : values) value = options_.magnitude == 0 ? 0.0f : normal(random);
     return values;
+  }
+
+  // Channels of K that are ten times as large, others in every head.
+  void AddOutliers() {
+    const int count = layout_.layers[0].k.outliers;
+    std::vector<int>& channels = config_.scales[0].k.outliers;
+    for (int head = 0; count != 0 && head < options_.kv_heads; ++head) {
+      const int step = options_.head_dim / count;
+      for (int i = 0; i < count; ++i) channels.push_back(i * step + head % step);
+    }
+    for (Sequence& sequence : sequences_) {
+      for (size_t row = 0; row < sequence.k.size(); row += static_cast<size_t>(options_.head_dim)) {
+        const size_t head = row / static_cast<size_t>(options_.head_dim) % static_cast<size_t>(options_.kv_heads);
+        for (int i = 0; i < count; ++i) {
+          sequence.k[row + static_cast<size_t>(channels[head * static_cast<size_t>(count) + static_cast<size_t>(i)])] *=
+              10;
+        }
+      }
+    }
   }
 
   static void Gather(const std::vector<float>& from, int64_t start, int64_t rows, int64_t width,

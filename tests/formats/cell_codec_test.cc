@@ -219,6 +219,46 @@ TEST(CellCodec, StaticScaleAndMeanAreUndone) {
   EXPECT_GT(counts.saturated, 400);
 }
 
+TEST(CellCodec, OutlierChannelsStandBesideTheCodes) {
+  const CellShape shape{5, 32};
+  auto x = Normal(static_cast<size_t>(5 * 32), 1.0F, 4);
+  const std::vector<int> channels = {3, 19};
+  for (size_t row = 0; row < 5; ++row) {
+    for (const int channel : channels) x[row * 32 + static_cast<size_t>(channel)] *= 100;
+  }
+  const KvScheme scheme = KvScheme::Parse("int4+outliers=2");
+  const CellParameters parameters{.outliers = channels};
+  EncodeCounts counts;
+  const auto bytes = EncodeCell(scheme, SideKind::kK, x, shape, parameters, &counts);
+  EXPECT_EQ(counts.values, 5 * 32);
+  // The cell is that of the rows without them; a bf16 cell follows, filled up to 16 bytes.
+  auto rest = x;
+  std::vector<uint8_t> expected(32);
+  for (size_t row = 0; row < 5; ++row) {
+    for (size_t i = 0; i < 2; ++i) {
+      float& value = rest[row * 32 + static_cast<size_t>(channels[i])];
+      StoreBytes(expected.data() + (row * 2 + i) * 2, FloatToBf16(value));
+      value = 0;
+    }
+  }
+  const auto cell = EncodeCell(KvScheme::Parse("int4"), SideKind::kK, rest, shape);
+  expected.insert(expected.begin(), cell.begin(), cell.end());
+  EXPECT_EQ(bytes, expected);
+  const auto y = DecodeCell(scheme, SideKind::kK, bytes, shape, parameters);
+  for (size_t i = 0; i < x.size(); ++i) {
+    const bool outlier = i % 32 == 3 || i % 32 == 19;
+    EXPECT_NEAR(y[i], x[i], outlier ? std::abs(x[i]) / 256 : 1.0F) << i;
+    if (outlier) {
+      EXPECT_EQ(y[i], Bf16ToFloat(FloatToBf16(x[i])));
+    }
+  }
+  EXPECT_THROW(EncodeCell(scheme, SideKind::kK, x, shape), InputError);
+  EXPECT_NO_THROW(EncodeCell(scheme, SideKind::kV, x, shape));  // only K has them
+  for (const std::vector<int>& wrong : std::vector<std::vector<int>>{{3}, {3, 3}, {19, 3}, {3, 32}, {-1, 3}}) {
+    EXPECT_THROW(EncodeCell(scheme, SideKind::kK, x, shape, {.outliers = wrong}), InputError);
+  }
+}
+
 TEST(CellCodec, ThroughExactPageEncodesBf16Rows) {
   const CellShape shape{16, 32};
   const auto x = Normal(static_cast<size_t>(16 * 32), 1.0F, 9);

@@ -196,9 +196,9 @@ TEST(CellLayout, ConversionsAreInverseAndFollowTheDrawing) {
       const CellPlanes planes = PlanCell(*side.format, shape);
       const auto canonical = RandomBytes(planes.bytes, 7);
       std::vector<uint8_t> cell(canonical.size());
-      FromCanonical(side.kind, *side.format, shape, canonical.data(), cell.data());
+      FromCanonical(side.kind, *side.format, shape, planes, canonical.data(), cell.data());
       std::vector<uint8_t> back(canonical.size());
-      ToCanonical(side.kind, *side.format, shape, cell.data(), back.data());
+      ToCanonical(side.kind, *side.format, shape, planes, cell.data(), back.data());
       EXPECT_EQ(back, canonical) << side.text;
       for (int token = 0; token < shape.tokens; ++token) {
         for (int64_t byte = 0; byte < planes.row_bytes; ++byte) {
@@ -232,7 +232,8 @@ CacheLayout Plan(const std::vector<std::string>& schemes, LayerShape shape, int 
 
 TEST(PlanCache, CellsTileTheRecordsWithoutGapOrOverlap) {
   const CacheLayout layout =
-      Plan({"bf16", "k=int8,v=int4", "int4+exact=none", "int4", "fp8", "turboquant_k3v4_nc"}, {3, 64}, 64);
+      Plan({"bf16", "k=int8,v=int4", "int4+exact=none+outliers=6", "int4+outliers=2", "fp8", "turboquant_k3v4_nc"},
+           {3, 64}, 64);
   std::vector<int> covered(static_cast<size_t>(layout.page_bytes), 0);
   std::vector<int> exact_covered(static_cast<size_t>(layout.exact_page_bytes), 0);
   const auto cover = [](std::vector<int>& bytes, int64_t begin, int64_t n) {
@@ -241,25 +242,28 @@ TEST(PlanCache, CellsTileTheRecordsWithoutGapOrOverlap) {
   for (const LayerScheme& layer : layout.layers) {
     for (int head = 0; head < layer.kv_heads; ++head) {
       cover(covered, layer.KCell(head), layer.k.planes.bytes);
+      cover(covered, layer.KOutliers(head), layer.OutlierBytes());
       cover(covered, layer.VCell(head), layer.v.planes.bytes);
       if (!layer.exact_open) continue;
       cover(exact_covered, layer.ExactKCell(head), layer.ExactCellBytes());
+      cover(exact_covered, layer.ExactKOutliers(head), layer.OutlierBytes());
       cover(exact_covered, layer.ExactVCell(head), layer.ExactCellBytes());
     }
   }
   EXPECT_THAT(covered, testing::Each(1));
   EXPECT_THAT(exact_covered, testing::Each(1));
-  EXPECT_EQ(layout.exact_page_bytes, 2 * 3 * 2 * 64 * 64 * 2);  // two of the layers keep exact pages
+  EXPECT_EQ(layout.exact_page_bytes, 2 * 3 * 2 * 64 * 64 * 2 + 3 * 2 * 64 * 2);  // two layers keep exact pages
 }
 
 TEST(PlanCache, IdentityTellsApartWhatChangesBytes) {
   std::set<std::string> identities;
-  for (const char* scheme : {"int4", "int4-hadamard", "int4+mean", "int4+exact=none", "int8", "k=int8,v=int4"}) {
+  for (const char* scheme :
+       {"int4", "int4-hadamard", "int4+mean", "int4+exact=none", "int4+outliers=2", "int8", "k=int8,v=int4"}) {
     for (const LayerShape shape : {LayerShape{3, 64}, LayerShape{6, 32}, LayerShape{3, 32}}) {
       for (const int page_size : {32, 64}) identities.insert(Plan({scheme, scheme}, shape, page_size).Identity());
     }
   }
-  EXPECT_EQ(identities.size(), 6U * 3U * 2U);
+  EXPECT_EQ(identities.size(), 7U * 3U * 2U);
   EXPECT_NE(Plan({"int4", "int8"}, {3, 64}, 64).Identity(), Plan({"int8", "int4"}, {3, 64}, 64).Identity());
 }
 
@@ -272,6 +276,14 @@ TEST(PlanCache, RefusesWhatALayerCannotTake) {
   scheme.v.mean = true;
   EXPECT_THROW(PlanCache({scheme}, {{3, 64}}, 64), InputError);
   scheme.v.mean = false;
+  for (const int outliers : {-2, 3, 66}) {
+    scheme.k.outliers = outliers;
+    EXPECT_THROW(PlanCache({scheme}, {{3, 64}}, 64), InputError) << outliers;
+  }
+  scheme.k.outliers = 10;
+  EXPECT_THROW(PlanCache({scheme}, {{3, 8}}, 64), InputError);
+  EXPECT_NO_THROW(PlanCache({scheme}, {{3, 64}}, 64));
+  scheme.k.outliers = 0;
   scheme.sink_pages = 1;
   EXPECT_THROW(PlanCache({scheme}, {{3, 64}}, 64), InputError);
   EXPECT_THROW(Plan({"kivi4"}, {3, 64}, 16), InputError);
@@ -303,7 +315,7 @@ TEST(PlanCache, ANameIsAnotherFormatOnEitherSide) {
 
 TEST(PageRecord, CanonicalAndBack) {
   const CacheLayout layout =
-      Plan({"bf16", "k=int8,v=int4", "int4", "kivi2", "turboquant_3bit_nc", "k=mxfp4,v=nvfp4"}, {2, 96}, 32);
+      Plan({"bf16", "k=int8,v=int4", "int4+outliers=4", "kivi2", "turboquant_3bit_nc", "k=mxfp4,v=nvfp4"}, {2, 96}, 32);
   for (const RecordKind kind : {RecordKind::kQuantized, RecordKind::kExact}) {
     const auto record = RandomBytes(RecordBytes(layout, kind), 3);
     const auto canonical = RecordToCanonical(layout, kind, record);

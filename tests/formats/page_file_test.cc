@@ -108,6 +108,24 @@ TEST(PageFile, KeyMeansAreCarried) {
   EXPECT_EQ(ReadPageFile(file, "x").header.scales[0].k.mean, header.scales[0].k.mean);
 }
 
+TEST(PageFile, OutlierChannelsAreCarriedAndChecked) {
+  PageHeader header = Header({"int4+outliers=2"});
+  header.scales.resize(1);
+  header.scales[0].k.outliers = {3, 19, 0, 31};
+  const auto file = WritePageFile(header, Payload(header));
+  const PageHeader read = ReadPageFile(file, "x").header;
+  EXPECT_EQ(read.scales[0].k.outliers, header.scales[0].k.outliers);
+  EXPECT_EQ(read.layout.layers[0].k.outliers, 2);
+  EXPECT_NO_THROW(CheckPageFits(read, header, "x"));
+  PageHeader other = header;
+  other.scales[0].k.outliers = {3, 19, 0, 30};
+  EXPECT_THROW(CheckPageFits(read, other, "x"), InputError);
+  for (const std::vector<int>& wrong : std::vector<std::vector<int>>{{3, 19, 0}, {3, 3, 0, 31}, {3, 19, 0, 32}}) {
+    header.scales[0].k.outliers = wrong;
+    EXPECT_THROW(ReadPageFile(WritePageFile(header, Payload(header)), "x"), InputError);
+  }
+}
+
 TEST(PageFile, HeaderSpellsOutTheEncoding) {
   const PageHeader header = Header({"k=int8,v=int4", "k=int8,v=int4"});
   const Json json = HeaderJson(WritePageFile(header, Payload(header)));

@@ -137,12 +137,14 @@ TEST(SchemeText, ExplicitSides) {
   EXPECT_EQ(KvScheme::Parse("k=int4,v=int4"), KvScheme::Parse("int4"));
 }
 
-TEST(SchemeText, ModifiersOfAPresetApplyToBothSidesMeanToKeysOnly) {
-  const KvScheme scheme = KvScheme::Parse("int4-hadamard+mean+sink=0");
+TEST(SchemeText, ModifiersOfAPresetApplyToBothSidesMeanAndOutliersToKeysOnly) {
+  const KvScheme scheme = KvScheme::Parse("int4-hadamard+mean+outliers=4+sink=0");
   EXPECT_FALSE(scheme.k.hadamard);
   EXPECT_FALSE(scheme.v.hadamard);
   EXPECT_TRUE(scheme.k.mean);
   EXPECT_FALSE(scheme.v.mean);
+  EXPECT_EQ(scheme.k.outliers, 4);
+  EXPECT_EQ(scheme.v.outliers, 0);
   EXPECT_EQ(scheme.sink_pages, 0);
   EXPECT_EQ(KvScheme::Parse("int8+exact=open").exact, ExactPages::kOpen);
   EXPECT_EQ(KvScheme::Parse("int8+exact=open+sink=1").sink_pages, 1);
@@ -155,10 +157,11 @@ TEST(SchemeText, ParseUndoesToStringForEveryScheme) {
     for (const std::string& v : FormatNames()) {
       for (int bits = 0; bits < 32; ++bits) {
         const bool open = (bits & 8) != 0;
-        const KvScheme scheme{.k = {.format = k, .hadamard = (bits & 1) != 0, .mean = (bits & 2) != 0},
-                              .v = {.format = v, .hadamard = (bits & 4) != 0},
-                              .exact = open ? ExactPages::kOpen : ExactPages::kNone,
-                              .sink_pages = open && (bits & 16) != 0 ? 1 : 0};
+        const KvScheme scheme{
+            .k = {.format = k, .hadamard = (bits & 1) != 0, .mean = (bits & 2) != 0, .outliers = bits & 2},
+            .v = {.format = v, .hadamard = (bits & 4) != 0},
+            .exact = open ? ExactPages::kOpen : ExactPages::kNone,
+            .sink_pages = open && (bits & 16) != 0 ? 1 : 0};
         const std::string text = scheme.ToString();
         EXPECT_EQ(KvScheme::Parse(text), scheme) << text;
         EXPECT_EQ(KvScheme::Parse(text).ToString(), text);
@@ -221,7 +224,11 @@ TEST(SchemeText, BadSyntaxIsRefused) {
   EXPECT_THAT(Refusal("int4+sink=x"), HasSubstr("0 to 64"));
   EXPECT_THAT(Refusal("int4+exact=3"), HasSubstr("+exact=2"));
   EXPECT_THAT(Refusal("int4+edges=99999"), HasSubstr("0 to 1024"));
-  EXPECT_THAT(Refusal("int4+outliers=4"), HasSubstr("modifiers are +hadamard"));
+  EXPECT_THAT(Refusal("int4+outlier=4"), HasSubstr("modifiers are +hadamard"));
+  EXPECT_THAT(Refusal("int4+outliers=3"), HasSubstr("must be even"));
+  EXPECT_THAT(Refusal("int4+outliers=66"), HasSubstr("0 to 64"));
+  EXPECT_THAT(Refusal("int4+outliers=2+outliers=2"), HasSubstr("outliers is given twice"));
+  EXPECT_THAT(Refusal("k=int4,v=int4+outliers=2"), HasSubstr("only K"));
   EXPECT_THAT(Refusal("int4-exact=open"), HasSubstr("unknown modifier '-exact=open'"));
   EXPECT_THAT(Refusal("int4+"), HasSubstr("unknown modifier '+'"));
   EXPECT_THAT(Refusal("k=int4,v=int4+mean"), HasSubstr("only K"));

@@ -87,9 +87,9 @@ Cell MakeCell(const formats::Format& format, SideKind kind, int head_dim, uint32
     FillZeros(true, canonical.data() + cell.planes.channel_zeros, head_dim);
   }
   cell.bytes.resize(canonical.size());
-  formats::FromCanonical(kind, format, cell.shape, canonical.data(), cell.bytes.data());
+  formats::FromCanonical(kind, format, cell.shape, cell.planes, canonical.data(), cell.bytes.data());
   cell.values.resize(static_cast<size_t>(tokens * head_dim));
-  reference::DecodeCell(kind, format, cell.shape, cell.bytes.data(), 1.0f, tokens, cell.values.data());
+  reference::DecodeCell(kind, format, cell.shape, cell.planes, cell.bytes.data(), 1.0f, tokens, cell.values.data());
   const auto fp16 = [&cell](int64_t plane) { return reinterpret_cast<const uint16_t*>(cell.bytes.data() + plane); };
   cell.view = {.codes = cell.bytes.data() + cell.planes.codes,
                .page_tokens = tokens,

@@ -160,9 +160,9 @@ TEST(ScaleFile, OwnSchema) {
   scales = ParseScaleFile(file.dump(), "s.json", Config(), "fnv1a-0");
   EXPECT_THAT(scales.layers[0].k.scale, ElementsAre(0.5F, 0.5F));
   EXPECT_EQ(scales.layers[0].k.mean, std::vector<float>(16, 1.5F));
-  EXPECT_TRUE(scales.k_outliers[0].empty());
+  EXPECT_TRUE(scales.layers[0].k.outliers.empty());
   file["layers"]["1"]["k_outliers"] = {{0, 7}, {2, 3}};
-  EXPECT_THAT(ParseScaleFile(file.dump(), "s.json", Config()).k_outliers[1], ElementsAre(0, 7, 2, 3));
+  EXPECT_THAT(ParseScaleFile(file.dump(), "s.json", Config()).layers[1].k.outliers, ElementsAre(0, 7, 2, 3));
 }
 
 TEST(ScaleFile, EveryFaultOfTheOwnSchemaIsNamed) {

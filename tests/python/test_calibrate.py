@@ -116,6 +116,8 @@ def test_the_file_reaches_the_live_cache(folder: Path, reader: LLM, tmp_path: Pa
         assert text["kvanta_kv_scales"] == 1
         assert text["model"]["hash"] == reader.model_info.hash
         assert np.shape(text["layers"]["1"]["k_outliers"]) == (2, 3)
+        with pytest.raises(InputError, match=r"\+outliers=2, but there are 6 outlier channels for 2 KV heads"):
+            quiet_llm(folder, kv_cache_dtype="int4+outliers=2", quantization_param_path=str(file))
         for name in ("fp8", "fp8+mean", "int4+mean"):
             llm = quiet_llm(folder, kv_cache_dtype=name, quantization_param_path=str(file))
             llm.logits(TOKENS)

@@ -203,6 +203,21 @@ def test_k_mean_is_subtracted_and_added() -> None:
     assert np.mean(error**2) < 0.01
 
 
+def test_outlier_channels_follow_the_cell_in_bf16() -> None:
+    x = np.random.default_rng(7).standard_normal((16, 64), np.float32)
+    channels = [5, 9, 37, 41]
+    x[:, channels] *= 50
+    rest = x.copy()
+    rest[:, channels] = 0
+    taken = x[:, channels].astype(ml_dtypes.bfloat16)
+    data = kvanta.formats.encode("int4+outliers=4", "k", x, outliers=channels)
+    assert data == kv_formats.encode("int4", kv_formats.hadamard(rest)).canonical() + taken.tobytes()
+    decoded = kvanta.formats.decode("int4+outliers=4", "k", data, (16, 64), outliers=channels)
+    np.testing.assert_array_equal(decoded[:, channels], taken.astype(np.float32))
+    rest_of_it = [c for c in range(64) if c not in channels]
+    assert np.mean((decoded - x)[:, rest_of_it] ** 2) < 0.01
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -211,6 +226,9 @@ def test_k_mean_is_subtracted_and_added() -> None:
         (lambda: kvanta.formats.encode("kivi4", "k", np.zeros((16, 32))), "32 tokens.*page of 16"),
         (lambda: kvanta.formats.encode("int5_g32", "v", np.zeros((1, 80))), "int5_g32.*32.*head_dim 80.*int8"),
         (lambda: kvanta.formats.encode("int8", "q", np.zeros((1, 32))), "must be k or v"),
+        (lambda: kvanta.formats.encode("int8+outliers=2", "k", np.zeros((1, 32))), "0 outlier channels"),
+        (lambda: kvanta.formats.encode("int8+outliers=2", "k", np.zeros((1, 32)), outliers=[4, 32]), "channel 32"),
+        (lambda: kvanta.formats.encode("int8+outliers=2", "k", np.zeros((1, 32)), outliers=[1, 0.5]), "whole number"),  # type: ignore[list-item]
         (lambda: kvanta.formats.encode("int8", "k", np.zeros(32)), "axes"),
         (lambda: kvanta.formats.encode("int8", "k", np.zeros((0, 32))), "at least one"),
         (lambda: kvanta.formats.encode("int8", "k", np.zeros((1, 12))), "multiple of 8"),

@@ -10,13 +10,12 @@
 
 namespace kvanta::kernels::reference {
 
-void DecodeCell(formats::SideKind kind, const formats::Format& format, formats::CellShape shape, const uint8_t* cell,
-                float static_scale, int tokens, float* rows) {
-  const formats::CellPlanes planes = formats::PlanCell(format, shape);
+void DecodeCell(formats::SideKind kind, const formats::Format& format, formats::CellShape shape,
+                const formats::CellPlanes& planes, const uint8_t* cell, float static_scale, int tokens, float* rows) {
   const int64_t head_dim = shape.head_dim;
   if (format.decode_tile != nullptr) {
     std::vector<uint8_t> canonical(static_cast<size_t>(planes.bytes));
-    formats::ToCanonical(kind, format, shape, cell, canonical.data());
+    formats::ToCanonical(kind, format, shape, planes, cell, canonical.data());
     std::vector<float> all(static_cast<size_t>(shape.tokens * head_dim));
     for (int tile = 0; tile * format.scaling.tile < shape.tokens; ++tile) {
       const uint8_t* bytes = canonical.data();
@@ -50,12 +49,12 @@ void Hadamard(std::span<double> x) {
 
 void Attend(std::span<const double> q, const float* keys, const float* values, int64_t count, const Logits& logits,
             std::span<double> out) {
-  const size_t head_dim = q.size();
+  const size_t key_dim = q.size(), value_dim = out.size();
   std::vector<double> p(static_cast<size_t>(count));
   double peak = -std::numeric_limits<double>::infinity();
   for (size_t t = 0; t < p.size(); ++t) {
     double dot = logits.bias;
-    for (size_t c = 0; c < head_dim; ++c) dot += q[c] * double{keys[t * head_dim + c]};
+    for (size_t c = 0; c < key_dim; ++c) dot += q[c] * double{keys[t * key_dim + c]};
     double logit = dot * logits.scale;
     if (logits.softcap > 0) logit = logits.softcap * std::tanh(logit / logits.softcap);
     p[t] = logit;
@@ -68,7 +67,7 @@ void Attend(std::span<const double> q, const float* keys, const float* values, i
   }
   std::fill(out.begin(), out.end(), 0.0);
   for (size_t t = 0; t < p.size(); ++t) {
-    for (size_t c = 0; c < head_dim; ++c) out[c] += p[t] / sum * double{values[t * head_dim + c]};
+    for (size_t c = 0; c < value_dim; ++c) out[c] += p[t] / sum * double{values[t * value_dim + c]};
   }
 }
 

@@ -11,8 +11,8 @@
 namespace kvanta::kernels::reference {
 
 // Decodes tokens [0, tokens) of a cell in the cache's layout: rows f32 [tokens][head_dim], still transformed.
-void DecodeCell(formats::SideKind kind, const formats::Format& format, formats::CellShape shape, const uint8_t* cell,
-                float static_scale, int tokens, float* rows);
+void DecodeCell(formats::SideKind kind, const formats::Format& format, formats::CellShape shape,
+                const formats::CellPlanes& planes, const uint8_t* cell, float static_scale, int tokens, float* rows);
 
 // The orthonormal Walsh-Hadamard transform of formats::Hadamard, in double, by its definition. x: [head_dim].
 void Hadamard(std::span<double> x);
@@ -23,8 +23,8 @@ struct Logits {
   double bias = 0;     // added to <q, k> before the scale (q.mean where keys are stored less their mean)
 };
 
-// One query row over keys and values [count][head_dim]: out = sum softmax(logits) v. All in the same (transformed)
-// space. q, out: [head_dim].
+// One query row over keys [count][q.size()] and values [count][out.size()]: out = sum softmax(logits) v. All in the
+// same (transformed) space.
 void Attend(std::span<const double> q, const float* keys, const float* values, int64_t count, const Logits& logits,
             std::span<double> out);
 

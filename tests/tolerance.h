@@ -34,37 +34,45 @@ inline constexpr double kRopeAbsolute = 3 * kUnitF32;
 
 // ---- attention, against double on the same bytes
 
-// One coefficient, the largest of its row, is 32512 steps exactly; it, the row's unit, a scale and their products round
+// One coefficient, the largest of its row, is all steps exactly; it, the row's unit, a scale and their products round
 // once each.
 inline constexpr double kCoefficientRelative = 6 * kUnitF32;
 
-// An integer code's query is rounded to 32512 steps of its largest value: each element errs by at most peak / 65024,
-// the row's norm by sqrt(head_dim) * |q| / 65024, a logit by that share of |q| |k| (Cauchy-Schwarz). A float code's
-// query is kept to 2^-17 (two bf16 terms), and its dot is a chain of head_dim f32 multiply-adds. A softcap only shrinks
-// the error, and adds three roundings of its own size.
-inline double LogitError(bool integer, int head_dim, double logit, double softcap) {
-  const double query = integer ? __builtin_sqrt(head_dim) / 65024 : 0x1p-17;
+// Steps of the largest of a row's coefficients that a kernel keeps: 16 bits for whole bytes (and for codes that become
+// such), 8 for narrower integers. 0: floats.
+inline constexpr double kByteSteps = 32512;
+inline constexpr double kNarrowSteps = 127;
+
+// An integer code's query is rounded to steps of its largest value: each element errs by at most half a step, the row's
+// norm by sqrt(head_dim) * |q| / (2 steps), a logit by that share of |q| |k| (Cauchy-Schwarz). A float code's query is
+// kept to 2^-17 (two bf16 terms), and its dot is a chain of head_dim f32 multiply-adds. A softcap only shrinks the
+// error, and adds three roundings of its own size.
+inline double LogitError(double steps, int head_dim, double logit, double softcap) {
+  const double query = steps > 0 ? __builtin_sqrt(head_dim) / (2 * steps) : 0x1p-17;
   return (query + (head_dim + 8) * kUnitF32) * logit + (kExpRelative + 4 * kUnitF32) * softcap;
 }
 
 // exp turns a logit's error into a relative one, in the numerator and in the sum. An integer code's weights are rounded
-// to peak / 65024 each: over the slots of a page that is at most page_size / 65024 of the page's largest weight, and
-// the sum holds every page's largest weight. A float code's weights keep 2^-17. The rest are roundings of sums of
-// positive weights: a page's slots, 64 pages of a run, 64 runs.
-inline double AttentionTolerance(double logit_error, bool integer, int page_size, double largest_value) {
-  const double weights = integer ? page_size / 65024.0 : 0x1p-17;
+// to half a step of the largest each: over the slots of a page that is at most page_size / (2 steps) of the page's
+// largest weight, and the sum holds every page's largest weight. A float code's weights keep 2^-17. The rest are
+// roundings of sums of positive weights: a page's slots, 64 pages of a run, 64 runs.
+inline double AttentionTolerance(double logit_error, double steps, int page_size, double largest_value) {
+  const double weights = steps > 0 ? page_size / (2 * steps) : 0x1p-17;
   return (__builtin_expm1(2 * (logit_error + kExpRelative)) + weights + (page_size + 128) * kUnitF32) * largest_value;
 }
 
 // The bounds above add up worst cases. Rounding errors are independent, and over many outputs their root mean square
-// shows a lost term that no single output would: a step of peak / 32512 has a standard deviation of a step / sqrt(12),
+// shows a lost term that no single output would: rounding to a step has a standard deviation of a step / sqrt(12),
 // a logit sums head_dim of them against |k|, a weighted mean does not exceed its values. Four times that.
-inline double AttentionRms(bool integer_k, bool integer_v, double scale, double q_peak, double q_norm, double k_norm,
+inline double AttentionRms(double k_steps, double v_steps, double scale, double q_peak, double q_norm, double k_norm,
                            int page_size, double value_rms) {
-  const double step = 1 / (32512 * __builtin_sqrt(12));
-  const double logit = scale * k_norm * (integer_k ? q_peak * step : q_norm * 0x1p-17);
-  const double weights = integer_v ? step * __builtin_sqrt(page_size) : 0x1p-17;
+  const double logit = scale * k_norm * (k_steps > 0 ? q_peak / (k_steps * __builtin_sqrt(12)) : q_norm * 0x1p-17);
+  const double weights = v_steps > 0 ? __builtin_sqrt(page_size) / (v_steps * __builtin_sqrt(12)) : 0x1p-17;
   return 4 * (logit + weights + (page_size + 32) * kUnitF32) * value_rms;
 }
+
+// What coefficients of 8 bits may add to a narrow format's own error, as a factor: both are independent, and 8 bits of
+// q or p are finer than the 6 or fewer of a key or a value.
+inline constexpr double kNarrowErrorGrowth = 1.1;
 
 }  // namespace kvanta::testing

@@ -6,6 +6,8 @@
 #include <cmath>
 
 #include "attention/cache_harness.h"
+#include "kernels/cpu/attention_table.h"
+#include "kernels/reference/attention.h"
 #include "kvanta/error.h"
 #include "tolerance.h"
 
@@ -62,8 +64,8 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
       // row less its zero, about four times.
       const double k_norm = Growth(layer.k) * LargestNorm(sequence.k, options.head_dim) + (layer.k.mean ? q_norm : 0);
       const double logit = harness.config().layers[0].softmax_scale * q_norm * k_norm;
-      const double logit_error = testing::LogitError(IsInteger(layer.k), options.head_dim, logit, options.softcap);
-      const double tolerance = testing::AttentionTolerance(logit_error, IsInteger(layer.v), options.page_size,
+      const double logit_error = testing::LogitError(Steps(layer.k), options.head_dim, logit, options.softcap);
+      const double tolerance = testing::AttentionTolerance(logit_error, Steps(layer.v), options.page_size,
                                                            Growth(layer.v) * LargestNorm(sequence.v, options.head_dim));
       const int64_t width = harness.QWidth();
       for (int64_t i = first_row * width; i < sequence.start * width; ++i) {
@@ -76,7 +78,11 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
   }
 
  private:
-  static bool IsInteger(const formats::Side& side) { return formats::Info(side.format->code).integer; }
+  static double Steps(const formats::Side& side) {
+    const formats::Code code = side.format->code;
+    if (!formats::Info(code).integer) return 0;
+    return kernels::IsNarrow(code) ? testing::kNarrowSteps : testing::kByteSteps;
+  }
   static double Growth(const formats::Side& side) {
     const formats::Scaling& scaling = side.format->scaling;
     return scaling.block_zero || scaling.token_zero || scaling.tile != 0 ? 4 : 2;
@@ -98,10 +104,25 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
     }
     const double k_norm = std::sqrt(options.head_dim) * (layer.k.mean ? 1.5 : 1.0) * Growth(layer.k) / 2;
     EXPECT_LE(std::sqrt(sum / static_cast<double>(count)),
-              testing::AttentionRms(IsInteger(layer.k), IsInteger(layer.v),
-                                    double{harness.config().layers[0].softmax_scale}, Peak(sequence.q),
-                                    std::sqrt(options.head_dim), k_norm, options.page_size, Growth(layer.v) / 2));
+              testing::AttentionRms(Steps(layer.k), Steps(layer.v), double{harness.config().layers[0].softmax_scale},
+                                    Peak(sequence.q), std::sqrt(options.head_dim), k_norm, options.page_size,
+                                    Growth(layer.v) / 2));
   }
+
+ protected:
+  // Attention of one row (of a query head) over the keys and values as they were given.
+  static std::vector<double> ExactRow(CacheHarness& harness, int64_t row) {
+    const LayerAttention& layer = harness.config().layers[0];
+    const CacheHarness::Sequence& sequence = harness.sequences()[0];
+    const int64_t position = row / layer.heads;
+    const float* q = sequence.q.data() + row * layer.head_dim;
+    std::vector<double> query(q, q + layer.head_dim), out(query.size());
+    kernels::reference::Attend(query, sequence.k.data(), sequence.v.data(), position + 1,
+                               {.scale = layer.softmax_scale}, out);
+    return out;
+  }
+
+ private:
   static double LargestNorm(const std::vector<float>& values, int head_dim) {
     double largest = 0;
     for (size_t first = 0; first < values.size(); first += static_cast<size_t>(head_dim)) {
@@ -227,6 +248,35 @@ TEST_P(AccuracyTest, LargeTinyAndZeroInputs) {
              .magnitude = magnitude,
              .lengths = {58}},
             kThreeSteps, 600);
+    }
+  }
+}
+
+// Keys and queries as a model has them: a spread of logits of `sharpness`. Against what attention over the values as
+// they were would give, a kernel errs hardly more than exact arithmetic on the same bytes.
+TEST_P(AccuracyTest, NarrowCoefficientsAddLittle) {
+  for (const char* format : {"int6_g32", "int5_g32", "int4", "int3_g32", "int2_g32", "int4_per_token_head", "kivi4",
+                             "kivi2", "nvfp4", "nvfp4_4over6", "mxfp4", "fp4_e2m1"}) {
+    for (const float sharpness : {0.5f, 2.0f, 4.0f}) {
+      const std::string scheme = std::string(format) + "-hadamard";  // the values are without structure as they are
+      CacheHarness harness({.scheme = scheme, .heads = 4, .kv_heads = 1, .page_size = 64, .lengths = {256}}, 800);
+      CacheHarness::Sequence& sequence = harness.sequences()[0];
+      for (float& x : sequence.q) x *= sharpness;
+      const std::unique_ptr<Backend> reference = MakeReferenceBackend(harness.store(), harness.config());
+      const std::unique_ptr<Backend> backend = harness.CpuBackend(*GetParam().table, 2);
+      harness.Append(*backend, {0, 192});
+      harness.RunStep(*backend, {{0, 64}}, reference.get());
+      double kernel = 0, exact = 0;
+      for (int64_t row = 192 * 4; row < 256 * 4; ++row) {
+        const std::vector<double> truth = ExactRow(harness, row);
+        for (size_t c = 0; c < truth.size(); ++c) {
+          const size_t index = static_cast<size_t>(row) * truth.size() + c;
+          kernel += std::pow(sequence.out[index] - truth[c], 2);
+          exact += std::pow(sequence.expected[index] - truth[c], 2);
+        }
+      }
+      EXPECT_LE(std::sqrt(kernel), testing::kNarrowErrorGrowth * std::sqrt(exact)) << scheme << " " << sharpness;
+      EXPECT_GT(exact, 0);
     }
   }
 }

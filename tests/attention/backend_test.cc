@@ -13,6 +13,7 @@
 #include "formats/cell_layout.h"
 #include "formats/transform.h"
 #include "kvanta/error.h"
+#include "tolerance.h"
 
 namespace kvanta::attention {
 namespace {
@@ -184,7 +185,10 @@ TEST(BackendTest, LayersOfDifferentKinds) {
         std::vector<float> out(static_cast<size_t>(tokens * width)), expected(out.size());
         cpu->Run(*plan, layer, qkv.data(), stride, out.data());
         reference->Run(*reference_plan, layer, qkv.data(), stride, expected.data());
-        for (size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], expected[i], 1e-3) << unit.name << " " << layer;
+        // Queries and weights meet int4 within half a step of 1 / 127 each, values reach 3.5.
+        const double tolerance = layer == 1 ? 3.5 / testing::kNarrowSteps : 1e-3;
+        for (size_t i = 0; i < out.size(); ++i)
+          ASSERT_NEAR(out[i], expected[i], tolerance) << unit.name << " " << layer;
       }
       start += tokens;
     }
@@ -286,7 +290,7 @@ TEST(AttentionBenchTest, VerifiesAndReports) {
   for (const AttentionBenchRow& row : rows) {
     EXPECT_GT(row.ns_min, 0);
     EXPECT_LE(row.ns_min, row.ns_median);
-    EXPECT_LT(row.max_error, 1e-3);
+    EXPECT_LT(row.max_error, row.format == "int4" ? 5e-2 : 1e-3);  // 8-bit coefficients
     EXPECT_NEAR(row.gb_s, static_cast<double>(row.bytes) / row.ns_median, 1e-9 * row.gb_s);
   }
   EXPECT_EQ(rows[0].bytes, int64_t{4103} * 2 * 64 * 2 * 2);

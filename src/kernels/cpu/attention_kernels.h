@@ -25,14 +25,16 @@ KVANTA_INLINE Lanes::F Magnitude(Lanes::F x) {
   return Lanes::Max(x, Lanes::Sub(Lanes::Zero(), x));
 }
 
-// Coefficients of an integer code: x = integer * unit, integers of magnitude up to 32512.
+// Coefficients of an integer code: x = integer * unit, integers of magnitude up to 32512 or Code::kLargest.
 struct Quantizer {
   float unit;
   float inverse;
 };
+template <class Code>
 KVANTA_INLINE Quantizer QuantizerOf(Lanes::F peak) {
   float largest = Lanes::MaxOf(peak);
   largest = largest > kSmallestPeak ? largest : kSmallestPeak;
+  if constexpr (requires { Code::kLargest; }) return {largest / Code::kLargest, Code::kLargest / largest};
   return {largest / kLargestCoefficient, kLargestCoefficient / largest};
 }
 
@@ -51,11 +53,10 @@ KVANTA_INLINE Lanes::F PackRun(const float* x, int n, float inverse, uint8_t* ou
 }
 
 // What a dot with these coefficients starts from, to take the codes' offset off again.
-template <class Code>
-KVANTA_INLINE int32_t Bias(float total) {
-  if (Code::kOffset == 0) return 0;
+KVANTA_INLINE int32_t Bias(float total, int offset) {
+  if (offset == 0) return 0;
   // NaN coefficients have no bias; their result is NaN by the factor they are multiplied with.
-  return total == total ? -Code::kOffset * static_cast<int32_t>(total) : 0;
+  return total == total ? -offset * static_cast<int32_t>(total) : 0;
 }
 
 // ---- queries: [head_dim coefficients, padded][int32 bias per block][f32 sum per block], each 64-byte aligned
@@ -73,7 +74,7 @@ int64_t QueryBytes(int head_dim) {
 }
 
 template <class Code>
-float PrepareQuery(const float* query, int head_dim, int block, uint8_t* out) {
+KVANTA_INLINE float PrepareFor(const float* query, int head_dim, int block, int offset, uint8_t* out) {
   alignas(64) float x[kMaxHeadDim];
   Lanes::F sum = Lanes::Zero();
   Lanes::F peak = Lanes::Zero();
@@ -83,16 +84,21 @@ float PrepareQuery(const float* query, int head_dim, int block, uint8_t* out) {
     peak = Lanes::Max(peak, Magnitude(part));
     Lanes::Store(x + i, part);
   }
-  const Quantizer quantizer = QuantizerOf(peak);
+  const Quantizer quantizer = QuantizerOf<Code>(peak);
   int32_t* bias = reinterpret_cast<int32_t*>(out + BiasOffset<Code>(head_dim));
   float* totals = reinterpret_cast<float*>(bias + kMaxBlocks);
   const int width = block > 0 ? block : static_cast<int>(RoundUp(head_dim, 16));
   for (int first = 0, b = 0; first < head_dim; first += width, ++b) {
     totals[b] = Lanes::Sum(PackRun<Code>(x + first, width, quantizer.inverse, out + first * Code::kCoefficientBytes));
-    bias[b] = Bias<Code>(totals[b]);
+    bias[b] = Bias(totals[b], offset);
   }
   // NaN and infinities must not become numbers.
   return Code::kInteger ? quantizer.unit + 0 * Lanes::Sum(sum) : 1.0f;
+}
+
+template <class Code>
+float PrepareQuery(const float* query, int head_dim, int block, uint8_t* out) {
+  return PrepareFor<Code>(query, head_dim, block, Code::kOffset, out);
 }
 
 // ---- QK
@@ -104,14 +110,34 @@ KVANTA_INLINE const float* Totals(const KeyPass& pass, int row) {
   return reinterpret_cast<const float*>(query + BiasOffset<Code>(pass.cell.head_dim)) + kMaxBlocks;
 }
 
+// Bits of a code in the cache.
+template <class Code>
+constexpr int BitsOf() {
+  if constexpr (requires { Code::kBits; }) {
+    return Code::kBits;
+  } else {
+    return 32 / Code::kSub;
+  }
+}
+
+// Dots of channels [first, first + count) of one group of 16 tokens.
+template <class Code, int kRows>
+KVANTA_INLINE void KeyDots(const uint8_t* lines, int head_dim, int first, int count, const uint8_t* const* coefficients,
+                           const int32_t* bias, Lanes::F* dots, Prefetcher& prefetch) {
+  if constexpr (requires { Code::kBits; }) {
+    Code::template DotKeys<kRows>(lines, head_dim, first, count, coefficients, bias, dots, prefetch);
+  } else {
+    Code::template Dot<kRows, false>(lines + int64_t{first} / Code::kSub * 64, 64, count / Code::kSub, coefficients,
+                                     bias, dots, prefetch);
+  }
+}
+
 // Rows [row, row + kRows) on one group of 16 tokens, whose codes are `lines`.
 template <class Code, int kRows>
 KVANTA_INLINE void ScoreTile(const KeyPass& pass, const uint8_t* lines, int group, int row, Prefetcher& prefetch) {
   const CellView& cell = pass.cell;
-  constexpr int channels = Code::kSub;  // of a unit
-  const int units = cell.head_dim / channels;
   const int blocks = cell.block_scales ? cell.head_dim / cell.block : 1;
-  const int units_of_block = units / blocks;
+  const int channels = cell.head_dim / blocks;  // of a block
   const int64_t bias_offset = BiasOffset<Code>(cell.head_dim);
   Lanes::F sums[kRows];
   for (int r = 0; r < kRows; ++r) sums[r] = Lanes::Zero();
@@ -121,11 +147,10 @@ KVANTA_INLINE void ScoreTile(const KeyPass& pass, const uint8_t* lines, int grou
     Lanes::F dots[kRows];
     for (int r = 0; r < kRows; ++r) {
       const uint8_t* query = pass.query + (row + r) * pass.query_stride;
-      coefficients[r] = query + int64_t{b} * units_of_block * channels * Code::kCoefficientBytes;
+      coefficients[r] = query + int64_t{b} * channels * Code::kCoefficientBytes;
       bias[r] = reinterpret_cast<const int32_t*>(query + bias_offset)[b];
     }
-    Code::template Dot<kRows, false>(lines, 64, units_of_block, coefficients, bias, dots, prefetch);
-    lines += int64_t{units_of_block} * 64;
+    KeyDots<Code, kRows>(lines, cell.head_dim, b * channels, channels, coefficients, bias, dots, prefetch);
     if (!cell.block_scales) {
       for (int r = 0; r < kRows; ++r) sums[r] = dots[r];
       break;
@@ -158,15 +183,19 @@ KVANTA_INLINE void ScoreGroup(const KeyPass& pass, const uint8_t* lines, int gro
   for (; row + kQueryTile <= pass.rows; row += kQueryTile) {
     ScoreTile<Code, kQueryTile>(pass, lines, group, row, prefetch);
   }
-  if (pass.rows - row == 3) ScoreTile<Code, 3>(pass, lines, group, row, prefetch);
-  if (pass.rows - row == 2) ScoreTile<Code, 2>(pass, lines, group, row, prefetch);
+  if constexpr (kQueryTile > 3) {
+    if (pass.rows - row == 3) ScoreTile<Code, 3>(pass, lines, group, row, prefetch);
+  }
+  if constexpr (kQueryTile > 2) {
+    if (pass.rows - row == 2) ScoreTile<Code, 2>(pass, lines, group, row, prefetch);
+  }
   if (pass.rows - row == 1) ScoreTile<Code, 1>(pass, lines, group, row, prefetch);
 }
 
 template <class Code>
 void Score(const KeyPass& pass) {
   Prefetcher prefetch{pass.prefetch.next, pass.prefetch.end};
-  const int64_t group_bytes = int64_t{pass.cell.head_dim} / Code::kSub * 64;
+  const int64_t group_bytes = int64_t{pass.cell.head_dim} * BitsOf<Code>() * 2;
   for (int group = 0; group < pass.groups; ++group) {
     ScoreGroup<Code>(pass, pass.cell.codes + group * group_bytes, group, prefetch);
   }
@@ -185,8 +214,9 @@ struct Weights {
   float zero[kPassRows][kMaxBlocks];  // sum of p times the zeros
 };
 
+// Codes are met less `offset`: what makes signed values of them, or, beside zeros, which then stand for that code.
 template <class Code>
-KVANTA_INLINE void Weigh(const ValuePass& pass, Weights& weights) {
+KVANTA_INLINE void Weigh(const ValuePass& pass, int offset, Weights& weights) {
   const CellView& cell = pass.cell;
   const int blocks = cell.block_scales ? cell.head_dim / cell.block : 1;
   const int first = pass.begin / 16 * 16, count = static_cast<int>(RoundUp(pass.end, 16)) - first;
@@ -205,23 +235,26 @@ KVANTA_INLINE void Weigh(const ValuePass& pass, Weights& weights) {
         // Scales of unused slots may be anything.
         const bool whole = pass.begin <= t && t + 16 <= pass.end;
         Lanes::F x = Lanes::Mul(Lanes::Load(p + t), Lanes::Set1(pass.scale));
+        const Lanes::F unscaled = x;
+        if (scales) x = Lanes::Mul(x, LoadScales(scales, b * cell.page_tokens + t));
         if (zeros) {
-          Lanes::F z = Lanes::Mul(x, Lanes::LoadFp16(zeros + b * cell.page_tokens + t));
+          Lanes::F z = Lanes::Mul(unscaled, Lanes::LoadFp16(zeros + b * cell.page_tokens + t));
+          z = Lanes::Fma(x, Lanes::Set1(static_cast<float>(offset)), z);
           if (!whole) z = KeepOr(z, 0.0f, pass.begin - t, pass.end - t);
           zero = Lanes::Add(zero, z);
         }
-        if (scales) x = Lanes::Mul(x, LoadScales(scales, b * cell.page_tokens + t));
         if (!whole) x = KeepOr(x, 0.0f, pass.begin - t, pass.end - t);
         if (Code::kInteger) peak = Lanes::Max(peak, Magnitude(x));
         Lanes::Store(w + t, x);
       }
       Quantizer quantizer{1, 1};
-      if (Code::kInteger) quantizer = QuantizerOf(peak);
+      if (Code::kInteger) quantizer = QuantizerOf<Code>(peak);
       weights.unit[row][b] = quantizer.unit;
       weights.zero[row][b] = zeros ? Lanes::Sum(zero) : 0.0f;
-      weights.bias[row][b] = Bias<Code>(Lanes::Sum(PackRun<Code>(
-          w + first, count, quantizer.inverse,
-          pass.weights + row * kWeightBytes + b * weights.block_stride + first * Code::kCoefficientBytes)));
+      const Lanes::F total =
+          PackRun<Code>(w + first, count, quantizer.inverse,
+                        pass.weights + row * kWeightBytes + b * weights.block_stride + first * Code::kCoefficientBytes);
+      weights.bias[row][b] = Bias(Lanes::Sum(total), offset);
     }
   }
 }
@@ -234,44 +267,37 @@ struct Segment {
   bool rescale;  // the first segment of a pass rescales what `out` holds
 };
 
-template <class Code>
-inline constexpr int kLineColumns = 16;  // channels of a line
-template <>
-inline constexpr int kLineColumns<ValueInt4> = 32;
+inline constexpr int kColumns = 16;  // channels of a line
 
 template <class Code, int kRows, bool kHalf>
 KVANTA_INLINE void AddColumns(const ValuePass& pass, const Weights& weights, const Segment& segment, int column,
                               int row, Prefetcher& prefetch) {
-  constexpr int kVectors = kLineColumns<Code> / 16;
   const int block = pass.cell.block_scales ? column / pass.cell.block : 0;
-  const int64_t stride = int64_t{pass.cell.head_dim} * 64 / kLineColumns<Code>;
   const uint8_t* coefficients[kRows];
   int32_t bias[kRows];
-  Lanes::F dots[kRows * kVectors];
+  Lanes::F dots[kRows];
   for (int r = 0; r < kRows; ++r) {
     coefficients[r] = weights.rows + (row + r) * weights.row_stride + block * weights.block_stride +
                       segment.first * Code::kCoefficientBytes;
     bias[r] = weights.bias[row + r][block];
   }
-  const uint8_t* lines = segment.lines + int64_t{column} * 64 / kLineColumns<Code>;
-  if constexpr (kVectors == 2) {
-    Code::template Dot2<kRows>(lines, stride, segment.units, coefficients, bias, dots, prefetch);
+  if constexpr (requires { Code::kBits; }) {
+    Code::template DotValues<kRows, kHalf>(segment.lines, pass.cell.head_dim, column, segment.units, coefficients, bias,
+                                           dots, prefetch);
   } else {
-    Code::template Dot<kRows, kHalf>(lines, stride, segment.units, coefficients, bias, dots, prefetch);
+    Code::template Dot<kRows, kHalf>(segment.lines + int64_t{column} * 4, int64_t{pass.cell.head_dim} * 4,
+                                     segment.units, coefficients, bias, dots, prefetch);
   }
   for (int r = 0; r < kRows; ++r) {
     const Lanes::F rescale = Lanes::Set1(segment.rescale ? pass.rescale[row + r] : 1.0f);
     const Lanes::F unit = Lanes::Set1(weights.unit[row + r][block]);
     const Lanes::F zero = Lanes::Set1(weights.zero[row + r][block]);
-    for (int v = 0; v < kVectors; ++v) {
-      float* out = pass.out + (row + r) * pass.out_stride + column + 16 * v;
-      const Lanes::F dot = dots[r * kVectors + v];
-      const Lanes::F sum = Code::kInteger ? Lanes::Fma(dot, unit, zero) : dot;
-      if constexpr (kHalf) {
-        Lanes::StoreTail(out, Lanes::Fma(Lanes::LoadTail(out, 8), rescale, sum), 8);
-      } else {
-        Lanes::Store(out, Lanes::Fma(Lanes::Load(out), rescale, sum));
-      }
+    float* out = pass.out + (row + r) * pass.out_stride + column;
+    const Lanes::F sum = Code::kInteger ? Lanes::Fma(dots[r], unit, zero) : dots[r];
+    if constexpr (kHalf) {
+      Lanes::StoreTail(out, Lanes::Fma(Lanes::LoadTail(out, 8), rescale, sum), 8);
+    } else {
+      Lanes::Store(out, Lanes::Fma(Lanes::Load(out), rescale, sum));
     }
   }
 }
@@ -279,14 +305,11 @@ KVANTA_INLINE void AddColumns(const ValuePass& pass, const Weights& weights, con
 template <class Code, int kRows>
 KVANTA_INLINE void AddTile(const ValuePass& pass, const Weights& weights, const Segment& segment, int row,
                            Prefetcher& prefetch) {
-  constexpr int kColumns = kLineColumns<Code>;
   int column = 0;
   for (; column + kColumns <= pass.cell.head_dim; column += kColumns) {
     AddColumns<Code, kRows, false>(pass, weights, segment, column, row, prefetch);
   }
-  if constexpr (kColumns == 16) {
-    if (column < pass.cell.head_dim) AddColumns<Code, kRows, true>(pass, weights, segment, column, row, prefetch);
-  }
+  if (column < pass.cell.head_dim) AddColumns<Code, kRows, true>(pass, weights, segment, column, row, prefetch);
 }
 
 template <class Code>
@@ -296,8 +319,12 @@ KVANTA_INLINE void AddSegment(const ValuePass& pass, const Weights& weights, con
   for (; row + kQueryTile <= pass.rows; row += kQueryTile) {
     AddTile<Code, kQueryTile>(pass, weights, segment, row, prefetch);
   }
-  if (pass.rows - row == 3) AddTile<Code, 3>(pass, weights, segment, row, prefetch);
-  if (pass.rows - row == 2) AddTile<Code, 2>(pass, weights, segment, row, prefetch);
+  if constexpr (kQueryTile > 3) {
+    if (pass.rows - row == 3) AddTile<Code, 3>(pass, weights, segment, row, prefetch);
+  }
+  if constexpr (kQueryTile > 2) {
+    if (pass.rows - row == 2) AddTile<Code, 2>(pass, weights, segment, row, prefetch);
+  }
   if (pass.rows - row == 1) AddTile<Code, 1>(pass, weights, segment, row, prefetch);
 }
 
@@ -321,8 +348,8 @@ template <class Code>
 void Accumulate(const ValuePass& pass) {
   Prefetcher prefetch{pass.prefetch.next, pass.prefetch.end};
   Weights weights;
-  Weigh<Code>(pass, weights);
-  const int64_t unit_bytes = int64_t{pass.cell.head_dim} * 64 / kLineColumns<Code>;
+  Weigh<Code>(pass, Code::kOffset, weights);
+  const int64_t unit_bytes = int64_t{pass.cell.head_dim} * 4;
   int begin = pass.begin / Code::kSub * Code::kSub;
   int end = static_cast<int>(RoundUp(pass.end, Code::kSub));
   bool rescale = true;

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/cpu/attention_kernels.h"
+#include "kernels/cpu/attention_narrow.h"
 #include "kernels/cpu/attention_table.h"
 #include "kernels/cpu/attention_unpack.h"
 #include "kernels/cpu/inline.h"
@@ -118,15 +119,27 @@ constexpr KeyKernel MakeKeyKernel() {
 template <formats::Code... kCode>
 constexpr void SetUnpacked(AttentionKernels& kernels) {
   ((kernels.keys[static_cast<int>(kCode)] = {QueryBytes<CodeInt8>, PrepareUnpacked<kCode>, ScoreUnpacked<kCode>},
-    kernels.tiled_keys[static_cast<int>(kCode)] = {TiledQueryBytes, PrepareTiled, ScoreTiled<kCode>},
     kernels.values[static_cast<int>(kCode)] = {AccumulateUnpacked<kCode>}),
    ...);
 }
 
-template <class KeyCode, class ValueCode = KeyCode>
+template <formats::Code... kCode>
+constexpr void SetNarrow(AttentionKernels& kernels) {
+  ((kernels.keys[static_cast<int>(kCode)] = {QueryBytes<NarrowQuery>, PrepareNarrow<kCode>,
+                                             Score<NarrowKey<NarrowCodeOf<kCode>>>},
+    kernels.values[static_cast<int>(kCode)] = {AccumulateNarrow<kCode>}),
+   ...);
+}
+
+template <formats::Code... kCode>
+constexpr void SetTiled(AttentionKernels& kernels) {
+  ((kernels.tiled_keys[static_cast<int>(kCode)] = {TiledQueryBytes, PrepareTiled, ScoreTiled<kCode>}), ...);
+}
+
+template <class Code>
 constexpr void Set(AttentionKernels& kernels, formats::Code code) {
-  kernels.keys[static_cast<int>(code)] = MakeKeyKernel<KeyCode>();
-  kernels.values[static_cast<int>(code)] = {Accumulate<ValueCode>};
+  kernels.keys[static_cast<int>(code)] = MakeKeyKernel<Code>();
+  kernels.values[static_cast<int>(code)] = {Accumulate<Code>};
 }
 
 constexpr AttentionKernels MakeAttentionKernels() {
@@ -138,9 +151,10 @@ constexpr AttentionKernels MakeAttentionKernels() {
   Set<CodeE4M3>(kernels, Code::kE4M3);
   Set<CodeE5M2>(kernels, Code::kE5M2);
   Set<CodeInt8>(kernels, Code::kInt8);
-  SetUnpacked<Code::kInt6, Code::kInt5, Code::kInt4, Code::kInt3, Code::kInt2, Code::kUint4, Code::kUint3, Code::kUint2,
-              Code::kE2M1, Code::kLloyd4, Code::kLloyd3>(kernels);
-  Set<KeyInt4, ValueInt4>(kernels, Code::kInt4);  // has arithmetic of its own
+  SetNarrow<Code::kInt6, Code::kInt5, Code::kInt4, Code::kInt3, Code::kInt2, Code::kUint4, Code::kUint3, Code::kUint2,
+            Code::kE2M1>(kernels);
+  SetUnpacked<Code::kLloyd4, Code::kLloyd3>(kernels);
+  SetTiled<Code::kUint4, Code::kUint2>(kernels);
   kernels.softmax = Softmax;
   kernels.merge = Merge;
   kernels.normalize = Normalize;

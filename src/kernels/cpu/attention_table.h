@@ -20,6 +20,12 @@ inline constexpr int kMaxPageTokens = 128;
 inline constexpr int kMaxHeadDim = 256;
 inline constexpr int kPassRows = 8;  // most rows of one call of a kernel
 
+// Whether queries and weights that meet the code are kept to 8 bits (codes_narrow.h). Other integers: to 16.
+constexpr bool IsNarrow(formats::Code code) noexcept {
+  return formats::Info(code).integer && formats::CodeBits(code) < 8 && code != formats::Code::kLloyd4 &&
+         code != formats::Code::kLloyd3;
+}
+
 struct ScalePlane {
   const uint8_t* data = nullptr;  // null: there is none
   formats::ScaleType type = formats::ScaleType::kNone;
@@ -107,7 +113,7 @@ struct SoftmaxPass {
 
 struct AttentionKernels {
   KeyKernel keys[formats::kCodes];        // by formats::Code
-  KeyKernel tiled_keys[formats::kCodes];  // of keys with scales per channel; integer codes below 8 bits only
+  KeyKernel tiled_keys[formats::kCodes];  // of keys with scales per channel; uint4 and uint2 only
   ValueKernel values[formats::kCodes];
   void (*softmax)(const SoftmaxPass& pass);
   // (state, out) := merge of itself and `other` by log-sum-exp; an empty state (max -infinity) is the identity.

@@ -232,85 +232,87 @@ struct CodeInt8 {
   }
 };
 
-KVANTA_INLINE __m256i Nibble(__m256i unit, int n) {
-  return n == 3 ? _mm256_srli_epi16(unit, 12)
-                : _mm256_and_si256(n == 0 ? unit : _mm256_srli_epi16(unit, 4 * n), _mm256_set1_epi16(15));
-}
+// 8 lanes of 4 bytes, for codes_narrow.h. Products of unsigned and signed bytes are added in pairs of 16 bits.
+struct Bytes8 {
+  using V = __m256i;
+  using Run = __m256i;  // 16-bit sums
+  using Sum = __m256i;
+  static constexpr int64_t kLargestSum = 32767;
 
-// K: a unit holds 8 channels of a token; nibble n of its 16-bit halves is the pair (n, n + 4).
-struct KeyInt4 {
-  static constexpr int kSub = 8;
-  static constexpr bool kInteger = true;
-  static constexpr int kOffset = 8;
-  static constexpr int kCoefficientBytes = 2;
-
-  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) {
-    PackInt16(x, _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15), out);
+  static KVANTA_INLINE V And(V x, int mask) { return _mm256_and_si256(x, _mm256_set1_epi8(static_cast<char>(mask))); }
+  static KVANTA_INLINE V Or(V a, V b) { return _mm256_or_si256(a, b); }
+  static KVANTA_INLINE V Right(V x, int bits) { return _mm256_srli_epi16(x, bits); }
+  static KVANTA_INLINE V Left(V x, int bits) { return _mm256_slli_epi16(x, bits); }
+  static KVANTA_INLINE V LookUp(V x, const uint8_t* table) {
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))),
+                               x);
   }
-
-  template <int kRows, bool kHalf>
-  static KVANTA_INLINE void Dot(const uint8_t* lines, int64_t stride, int count, const uint8_t* const* coefficients,
-                                const int32_t* bias, Lanes::F* sums, Prefetcher& prefetch) {
-    __m256i lo[kRows], hi[kRows];
-    for (int r = 0; r < kRows; ++r) lo[r] = hi[r] = _mm256_set1_epi32(bias[r]);
-    for (int64_t i = 0; i < count; ++i) {
-      prefetch.Step();
-      const __m256i a = Load256(lines + i * stride), b = Load256(lines + i * stride + 32);
-#pragma GCC unroll 4
-      for (int n = 0; n < 4; ++n) {
-        const __m256i x = Nibble(a, n), y = Nibble(b, n);
-#pragma GCC unroll 4
-        for (int r = 0; r < kRows; ++r) {
-          const __m256i c = BroadcastPair(coefficients[r] + i * 16 + n * 4);
-          AddProducts(x, c, lo[r]);
-          AddProducts(y, c, hi[r]);
-        }
-      }
-    }
-    for (int r = 0; r < kRows; ++r) sums[r] = {ToFloat(lo[r]), ToFloat(hi[r])};
+  // Channels [16 group, 16 group + 16) of a plane of kWidth bits: two sets of 8, whose even channels are the fields at
+  // bit 0 and the odd ones those at bit kWidth.
+  template <int kWidth, bool kHalf>
+  static KVANTA_INLINE V LoadSets(const uint8_t* plane, int group) {
+    const auto load = [](const uint8_t* unit) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(unit)); };
+    if constexpr (kWidth == 4 && kHalf) return _mm256_zextsi128_si256(load(plane + group * 32));
+    if constexpr (kWidth == 4) return Load256(plane + group * 32);
+    const int first = kWidth == 2 ? 0 : group % 2 * 4;
+    const __m256i shifts = _mm256_add_epi32(
+        _mm256_set1_epi32(first), _mm256_setr_epi32(0, 0, 0, 0, 2 * kWidth, 2 * kWidth, 2 * kWidth, 2 * kWidth));
+    return _mm256_srlv_epi32(_mm256_broadcastsi128_si256(load(plane + group * kWidth / 2 * 16)), shifts);
+  }
+  static KVANTA_INLINE Run Start() { return _mm256_setzero_si256(); }
+  static KVANTA_INLINE Run MulAdd(Run run, V x, const uint8_t* coefficients) {
+    return _mm256_add_epi16(run, _mm256_maddubs_epi16(x, BroadcastPair(coefficients)));
+  }
+  static KVANTA_INLINE Sum Set(int32_t x) { return _mm256_set1_epi32(x); }
+  static KVANTA_INLINE Sum Add(Sum sum, Run run) {
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(run, _mm256_set1_epi16(1)));
+  }
+  static KVANTA_INLINE Lanes::F Interleave(Sum even, Sum odd) {
+    const __m256 e = ToFloat(even), o = ToFloat(odd);
+    const __m256 a = _mm256_unpacklo_ps(e, o), b = _mm256_unpackhi_ps(e, o);
+    return {_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31)};
   }
 };
 
-// V: a unit holds 2 channels of 4 tokens; nibbles 0 and 2 of its 16-bit halves are the even channel of the tokens
-// (0, 2) and (1, 3), nibbles 1 and 3 the odd channel. sums: [rows][first 16 channels, last 16 channels].
-struct ValueInt4 {
-  static constexpr int kSub = 4;
-  static constexpr bool kInteger = true;
-  static constexpr int kOffset = 8;
-  static constexpr int kCoefficientBytes = 2;
+// 16 lanes of 4 bytes.
+struct Bytes16 {
+  struct V {
+    __m256i lo, hi;
+  };
+  using Run = V;
+  using Sum = V;
+  static constexpr int64_t kLargestSum = Bytes8::kLargestSum;
 
-  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) { CodeInt8::Pack(x, out); }
+  static KVANTA_INLINE V Load(const uint8_t* p) { return {Load256(p), Load256(p + 32)}; }
+  static KVANTA_INLINE V And(V x, int mask) { return {Bytes8::And(x.lo, mask), Bytes8::And(x.hi, mask)}; }
+  static KVANTA_INLINE V Or(V a, V b) { return {Bytes8::Or(a.lo, b.lo), Bytes8::Or(a.hi, b.hi)}; }
+  static KVANTA_INLINE V Right(V x, int bits) { return {Bytes8::Right(x.lo, bits), Bytes8::Right(x.hi, bits)}; }
+  static KVANTA_INLINE V Left(V x, int bits) { return {Bytes8::Left(x.lo, bits), Bytes8::Left(x.hi, bits)}; }
+  static KVANTA_INLINE V LookUp(V x, const uint8_t* table) {
+    return {Bytes8::LookUp(x.lo, table), Bytes8::LookUp(x.hi, table)};
+  }
+  static KVANTA_INLINE Run Start() { return {Bytes8::Start(), Bytes8::Start()}; }
+  static KVANTA_INLINE Run MulAdd(Run run, V x, const uint8_t* coefficients) {
+    return {Bytes8::MulAdd(run.lo, x.lo, coefficients), Bytes8::MulAdd(run.hi, x.hi, coefficients)};
+  }
+  static KVANTA_INLINE Sum Set(int32_t x) { return {Bytes8::Set(x), Bytes8::Set(x)}; }
+  static KVANTA_INLINE Sum Add(Sum sum, Run run) { return {Bytes8::Add(sum.lo, run.lo), Bytes8::Add(sum.hi, run.hi)}; }
+  static KVANTA_INLINE Lanes::F ToFloat(Sum sum) { return {kernels::ToFloat(sum.lo), kernels::ToFloat(sum.hi)}; }
 
-  template <int kRows>
-  static KVANTA_INLINE void DotHalf(const uint8_t* lines, int64_t stride, int count, const uint8_t* const* coefficients,
-                                    const int32_t* bias, Lanes::F* sums, Prefetcher& prefetch) {
-    __m256i even[kRows], odd[kRows];
-    for (int r = 0; r < kRows; ++r) even[r] = odd[r] = _mm256_set1_epi32(bias[r]);
-    for (int64_t i = 0; i < count; ++i) {
-      prefetch.Step();
-      const __m256i unit = Load256(lines + i * stride);
-      const __m256i n0 = Nibble(unit, 0), n1 = Nibble(unit, 1), n2 = Nibble(unit, 2), n3 = Nibble(unit, 3);
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) {
-        const __m256i c02 = BroadcastPair(coefficients[r] + i * 8), c13 = BroadcastPair(coefficients[r] + i * 8 + 4);
-        AddProducts(n0, c02, even[r]);
-        AddProducts(n1, c02, odd[r]);
-        AddProducts(n2, c13, even[r]);
-        AddProducts(n3, c13, odd[r]);
-      }
-    }
-    for (int r = 0; r < kRows; ++r) {
-      const __m256 e = ToFloat(even[r]), o = ToFloat(odd[r]);
-      const __m256 a = _mm256_unpacklo_ps(e, o), b = _mm256_unpackhi_ps(e, o);
-      sums[2 * r] = {_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31)};
-    }
+  // 16 integers of magnitude up to 127 as bytes.
+  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) { Store(ToBytes(x), out); }
+  static KVANTA_INLINE void PackEvenFirst(Lanes::F x, uint8_t* out) {
+    Store(_mm_shuffle_epi8(ToBytes(x), _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15)), out);
   }
 
-  template <int kRows>
-  static KVANTA_INLINE void Dot2(const uint8_t* lines, int64_t stride, int count, const uint8_t* const* coefficients,
-                                 const int32_t* bias, Lanes::F* sums, Prefetcher& prefetch) {
-    DotHalf<kRows>(lines, stride, count, coefficients, bias, sums, prefetch);
-    DotHalf<kRows>(lines + 32, stride, count, coefficients, bias, sums + 1, prefetch);
+ private:
+  static KVANTA_INLINE __m128i ToBytes(Lanes::F x) {
+    const Lanes::I i = Lanes::RoundToInt(x);
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(i.lo, i.hi), _MM_SHUFFLE(3, 1, 2, 0));
+    return _mm_packs_epi16(_mm256_castsi256_si128(packed), _mm256_extracti128_si256(packed, 1));
+  }
+  static KVANTA_INLINE void Store(__m128i bytes, uint8_t* out) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), bytes);
   }
 };
 

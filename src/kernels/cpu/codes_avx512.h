@@ -245,80 +245,80 @@ struct CodeInt8 {
   }
 };
 
-KVANTA_INLINE __m512i LowNibbles(__m512i units) {
-  return _mm512_and_si512(units, _mm512_set1_epi8(15));
-}
-KVANTA_INLINE __m512i HighNibbles(__m512i units) {
-  return _mm512_and_si512(_mm512_srli_epi16(units, 4), _mm512_set1_epi8(15));
-}
+// 8 lanes of 4 bytes, for codes_narrow.h: products are added in 32 bits.
+struct Bytes8 {
+  using V = __m256i;
+  using Run = __m256i;
+  using Sum = __m256i;
+  static constexpr int64_t kLargestSum = int64_t{1} << 30;
 
-// K: a unit holds 8 channels of a token: the low nibbles are the even ones.
-struct KeyInt4 {
-  static constexpr int kSub = 8;
-  static constexpr bool kInteger = true;
-  static constexpr int kOffset = 8;
-  static constexpr int kCoefficientBytes = 2;
-
-  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) {
-    PackBytes(x, _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15), out);
+  static KVANTA_INLINE V And(V x, int mask) { return _mm256_and_si256(x, _mm256_set1_epi8(static_cast<char>(mask))); }
+  static KVANTA_INLINE V Or(V a, V b) { return _mm256_or_si256(a, b); }
+  static KVANTA_INLINE V Right(V x, int bits) { return _mm256_srli_epi16(x, bits); }
+  static KVANTA_INLINE V Left(V x, int bits) { return _mm256_slli_epi16(x, bits); }
+  static KVANTA_INLINE V LookUp(V x, const uint8_t* table) {
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))),
+                               x);
   }
-
-  template <int kRows, bool kHalf>
-  static KVANTA_INLINE void Dot(const uint8_t* lines, int64_t stride, int count, const uint8_t* const* coefficients,
-                                const int32_t* bias, Lanes::F* sums, Prefetcher& prefetch) {
-    __m512i high[kRows], low[kRows];
-    for (int r = 0; r < kRows; ++r) {
-      high[r] = _mm512_setzero_si512();
-      low[r] = _mm512_set1_epi32(bias[r]);
-    }
-    for (int64_t i = 0; i < count; ++i) {
-      prefetch.Step();
-      const __m512i units = LoadUnits<kHalf>(lines + i * stride);
-      const __m512i even = LowNibbles(units), odd = HighNibbles(units);
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) {
-        AddProducts(even, coefficients[r] + i * 16, high[r], low[r]);
-        AddProducts(odd, coefficients[r] + i * 16 + 8, high[r], low[r]);
-      }
-    }
-    for (int r = 0; r < kRows; ++r) sums[r] = JoinTerms(high[r], low[r]);
+  // As on AVX2.
+  template <int kWidth, bool kHalf>
+  static KVANTA_INLINE V LoadSets(const uint8_t* plane, int group) {
+    const auto load = [](const uint8_t* unit) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(unit)); };
+    if constexpr (kWidth == 4 && kHalf)
+      return _mm256_inserti128_si256(_mm256_setzero_si256(), load(plane + group * 32), 0);
+    if constexpr (kWidth == 4) return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(plane + group * 32));
+    const int first = kWidth == 2 ? 0 : group % 2 * 4;
+    const __m256i shifts = _mm256_add_epi32(
+        _mm256_set1_epi32(first), _mm256_setr_epi32(0, 0, 0, 0, 2 * kWidth, 2 * kWidth, 2 * kWidth, 2 * kWidth));
+    return _mm256_srlv_epi32(_mm256_broadcastsi128_si256(load(plane + group * kWidth / 2 * 16)), shifts);
+  }
+  static KVANTA_INLINE Run Start() { return _mm256_setzero_si256(); }
+  static KVANTA_INLINE Run MulAdd(Run run, V x, const uint8_t* coefficients) {
+    int32_t value;
+    __builtin_memcpy(&value, coefficients, 4);
+    return _mm256_dpbusd_epi32(run, x, _mm256_set1_epi32(value));
+  }
+  static KVANTA_INLINE Sum Set(int32_t x) { return _mm256_set1_epi32(x); }
+  static KVANTA_INLINE Sum Add(Sum sum, Run run) { return _mm256_add_epi32(sum, run); }
+  static KVANTA_INLINE Lanes::F Interleave(Sum even, Sum odd) {
+    const __m512 both = _mm512_cvtepi32_ps(_mm512_inserti64x4(_mm512_castsi256_si512(even), odd, 1));
+    return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15), both);
   }
 };
 
-// V: a unit holds 2 channels of 4 tokens. sums: [rows][first 16 channels, last 16 channels].
-struct ValueInt4 {
-  static constexpr int kSub = 4;
-  static constexpr bool kInteger = true;
-  static constexpr int kOffset = 8;
-  static constexpr int kCoefficientBytes = 2;
+// 16 lanes of 4 bytes.
+struct Bytes16 {
+  using V = __m512i;
+  using Run = __m512i;
+  using Sum = __m512i;
+  static constexpr int64_t kLargestSum = Bytes8::kLargestSum;
 
-  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) { CodeInt8::Pack(x, out); }
+  static KVANTA_INLINE V Load(const uint8_t* p) { return _mm512_loadu_si512(p); }
+  static KVANTA_INLINE V And(V x, int mask) { return _mm512_and_si512(x, _mm512_set1_epi8(static_cast<char>(mask))); }
+  static KVANTA_INLINE V Or(V a, V b) { return _mm512_or_si512(a, b); }
+  static KVANTA_INLINE V Right(V x, int bits) { return _mm512_srli_epi16(x, static_cast<unsigned>(bits)); }
+  static KVANTA_INLINE V Left(V x, int bits) { return _mm512_slli_epi16(x, static_cast<unsigned>(bits)); }
+  static KVANTA_INLINE V LookUp(V x, const uint8_t* table) {
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))), x);
+  }
+  static KVANTA_INLINE Run Start() { return _mm512_setzero_si512(); }
+  static KVANTA_INLINE Run MulAdd(Run run, V x, const uint8_t* coefficients) {
+    return _mm512_dpbusd_epi32(run, x, Broadcast32(coefficients));
+  }
+  static KVANTA_INLINE Sum Set(int32_t x) { return _mm512_set1_epi32(x); }
+  static KVANTA_INLINE Sum Add(Sum sum, Run run) { return _mm512_add_epi32(sum, run); }
+  static KVANTA_INLINE Lanes::F ToFloat(Sum sum) { return _mm512_cvtepi32_ps(sum); }
 
-  template <int kRows>
-  static KVANTA_INLINE void Dot2(const uint8_t* lines, int64_t stride, int count, const uint8_t* const* coefficients,
-                                 const int32_t* bias, Lanes::F* sums, Prefetcher& prefetch) {
-    __m512i even_high[kRows], even_low[kRows], odd_high[kRows], odd_low[kRows];
-    for (int r = 0; r < kRows; ++r) {
-      even_high[r] = odd_high[r] = _mm512_setzero_si512();
-      even_low[r] = odd_low[r] = _mm512_set1_epi32(bias[r]);
-    }
-    for (int64_t i = 0; i < count; ++i) {
-      prefetch.Step();
-      const __m512i units = LoadUnits<false>(lines + i * stride);
-      const __m512i even = LowNibbles(units), odd = HighNibbles(units);
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) {
-        AddProducts(even, coefficients[r] + i * 8, even_high[r], even_low[r]);
-        AddProducts(odd, coefficients[r] + i * 8, odd_high[r], odd_low[r]);
-      }
-    }
-    const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-    const __m512i last = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-    for (int r = 0; r < kRows; ++r) {
-      const __m512 e = JoinTerms(even_high[r], even_low[r]), o = JoinTerms(odd_high[r], odd_low[r]);
-      sums[2 * r] = _mm512_permutex2var_ps(e, first, o);
-      sums[2 * r + 1] = _mm512_permutex2var_ps(e, last, o);
-    }
+  // 16 integers of magnitude up to 127 as bytes.
+  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) { Store(ToBytes(x), out); }
+  static KVANTA_INLINE void PackEvenFirst(Lanes::F x, uint8_t* out) {
+    Store(_mm_shuffle_epi8(ToBytes(x), _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15)), out);
+  }
+
+ private:
+  static KVANTA_INLINE __m128i ToBytes(Lanes::F x) { return _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)); }
+  static KVANTA_INLINE void Store(__m128i bytes, uint8_t* out) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), bytes);
   }
 };
 

@@ -126,45 +126,87 @@ struct DecodeInt8 {
   static constexpr int kOffset = 0;
   static KVANTA_INLINE Lanes::I Element(Lanes::U units, int s) { return (Lanes::I)(units << (24 - 8 * s)) >> 24; }
 };
-struct DecodeKeyInt4 {
-  static constexpr int kSub = 8;
-  static constexpr int kOffset = 8;
-  static KVANTA_INLINE Lanes::I Element(Lanes::U units, int s) { return (Lanes::I)((units >> (4 * s)) & 15U); }
+// Lanes of 4 bytes, for codes_narrow.h; W: a vector of them.
+template <class W, class I>
+struct ByteLanes {
+  using V = W;
+  using Run = I;
+  using Sum = I;
+  static constexpr int64_t kLargestSum = int64_t{1} << 30;
+
+  static KVANTA_INLINE V Load(const uint8_t* p) {
+    V x;
+    std::memcpy(&x, p, sizeof x);
+    return x;
+  }
+  static KVANTA_INLINE V And(V x, int mask) { return x & (static_cast<uint32_t>(mask) * 0x01010101U); }
+  static KVANTA_INLINE V Or(V a, V b) { return a | b; }
+  static KVANTA_INLINE V Right(V x, int bits) { return x >> static_cast<uint32_t>(bits); }
+  static KVANTA_INLINE V Left(V x, int bits) { return x << static_cast<uint32_t>(bits); }
+  static KVANTA_INLINE V LookUp(V x, const uint8_t* table) {
+    LookUpAll(reinterpret_cast<uint8_t*>(&x), table);
+    return x;
+  }
+  static KVANTA_INLINE Run Start() { return Run{}; }
+  static KVANTA_INLINE Run MulAdd(Run run, V x, const uint8_t* coefficients) {
+    AddProducts(run, x, coefficients);
+    return run;
+  }
+  static KVANTA_INLINE Sum Set(int32_t x) { return Sum{} + x; }
+  static KVANTA_INLINE Sum Add(Sum sum, Run run) { return sum + run; }
+
+ private:
+  // Not inlined: vectors that the machine does not have become much code.
+  static __attribute__((noinline)) void LookUpAll(uint8_t* bytes, const uint8_t* table) {
+    for (size_t i = 0; i < sizeof(V); ++i) bytes[i] = table[bytes[i]];
+  }
+  static __attribute__((noinline)) void AddProducts(Run& run, const V& x, const uint8_t* coefficients) {
+    for (int b = 0; b < 4; ++b) {
+      run += (Run)((x >> (8U * static_cast<uint32_t>(b))) & 255U) * static_cast<int8_t>(coefficients[b]);
+    }
+  }
 };
 
-// V: a unit holds 2 channels of 4 tokens. sums: [rows][first 16 channels, last 16 channels].
-struct ValueInt4 {
-  static constexpr int kSub = 4;
-  static constexpr bool kInteger = true;
-  static constexpr int kOffset = 8;
-  static constexpr int kCoefficientBytes = 4;
+using Words8 = uint32_t __attribute__((vector_size(32)));
+using Ints8 = int32_t __attribute__((vector_size(32)));
 
-  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) { IntegerCode<DecodeInt8>::Pack(x, out); }
+struct Bytes8 : ByteLanes<Words8, Ints8> {
+  // As on AVX2.
+  template <int kWidth, bool kHalf>
+  static KVANTA_INLINE V LoadSets(const uint8_t* plane, int group) {
+    V x{};
+    if constexpr (kWidth == 4) {
+      std::memcpy(&x, plane + group * 32, kHalf ? 16 : 32);
+      return x;
+    }
+    const uint8_t* unit = plane + group * kWidth / 2 * 16;
+    uint8_t twice[32];
+    std::memcpy(twice, unit, 16);
+    std::memcpy(twice + 16, unit, 16);
+    const uint32_t first = kWidth == 2 ? 0 : static_cast<uint32_t>(group % 2 * 4);
+    constexpr uint32_t k = 2 * kWidth;
+    return Load(twice) >> (Words8{0, 0, 0, 0, k, k, k, k} + first);
+  }
+  static KVANTA_INLINE Lanes::F Interleave(Sum even, Sum odd) {
+    Lanes::F x{};
+    for (int i = 0; i < 8; ++i) {
+      x[2 * i] = static_cast<float>(even[i]);
+      x[2 * i + 1] = static_cast<float>(odd[i]);
+    }
+    return x;
+  }
+};
 
-  template <int kRows>
-  static KVANTA_INLINE void Dot2(const uint8_t* lines, int64_t stride, int count, const uint8_t* const* coefficients,
-                                 const int32_t* bias, Lanes::F* sums, Prefetcher& prefetch) {
-    Lanes::I even[kRows], odd[kRows];
-    for (int r = 0; r < kRows; ++r) even[r] = odd[r] = Lanes::I{} + bias[r];
-    for (int64_t i = 0; i < count; ++i) {
-      prefetch.Step();
-      const Lanes::U units = LoadUnits<false>(lines + i * stride);
-      for (int s = 0; s < kSub; ++s) {
-        const Lanes::I x = (Lanes::I)((units >> (8 * s)) & 15U), y = (Lanes::I)((units >> (8 * s + 4)) & 15U);
-        for (int r = 0; r < kRows; ++r) {
-          int32_t c;
-          std::memcpy(&c, coefficients[r] + (i * kSub + s) * 4, 4);
-          even[r] += x * c;
-          odd[r] += y * c;
-        }
-      }
-    }
-    for (int r = 0; r < kRows; ++r) {
-      for (int j = 0; j < 16; ++j) {
-        sums[2 * r + j / 8][2 * j % 16] = static_cast<float>(even[r][j]);
-        sums[2 * r + j / 8][2 * j % 16 + 1] = static_cast<float>(odd[r][j]);
-      }
-    }
+struct Bytes16 : ByteLanes<Lanes::U, Lanes::I> {
+  static KVANTA_INLINE Lanes::F ToFloat(Sum sum) { return Lanes::FromInt(sum); }
+  // 16 integers of magnitude up to 127 as bytes.
+  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) {
+    const Lanes::I i = Lanes::RoundToInt(x);
+    for (int b = 0; b < 16; ++b) out[b] = static_cast<uint8_t>(i[b]);
+  }
+  static KVANTA_INLINE void PackEvenFirst(Lanes::F x, uint8_t* out) {
+    const Lanes::I i = Lanes::RoundToInt(x);
+    for (int b = 0; b < 16; ++b) out[b] = static_cast<uint8_t>(i[b / 8 * 8 + b % 4 * 2 + b % 8 / 4]);
   }
 };
 
@@ -179,7 +221,6 @@ using CodeFp16 = FloatCode<DecodeFp16>;
 using CodeE4M3 = FloatCode<DecodeE4M3>;
 using CodeE5M2 = FloatCode<DecodeE5M2>;
 using CodeInt8 = IntegerCode<DecodeInt8>;
-using KeyInt4 = IntegerCode<DecodeKeyInt4>;
 
 }  // namespace
 }  // namespace kvanta::kernels

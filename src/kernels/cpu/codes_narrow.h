@@ -1,0 +1,179 @@
+// Integer and e2m1 codes of up to 6 bits, once for all ISAs, over the bytes of codes_<isa>.h: fields become unsigned
+// bytes in registers and meet coefficients of 8 bits, signed; sums are exact in 32 bits. 8 bits of a query or a weight
+// are finer than what these codes keep of a key or a value (tests/attention/narrow_error_test.cc holds them to that),
+// and cost half of 16.
+#pragma once
+
+#include <cstdint>
+
+#include "formats/code.h"
+#include "kernels/cpu/inline.h"
+#include "kernels/cpu/prefetcher.h"
+
+namespace kvanta::kernels {
+namespace {
+
+// How a code's fields become bytes: level + offset, from 0 to `largest`.
+struct NarrowLevels {
+  uint8_t byte[16];  // of the first fields
+  int offset;
+  int largest;
+};
+
+constexpr NarrowLevels NarrowLevelsOf(formats::Code code) {
+  const formats::CodeLevels levels = formats::Levels(code);
+  const int count = 1 << formats::CodeBits(code);
+  NarrowLevels result{.byte = {}, .offset = 0, .largest = 0};
+  for (int field = 0; field < count; ++field) {
+    if (-levels.level[field] > result.offset) result.offset = -levels.level[field];
+  }
+  for (int field = 0; field < count; ++field) {
+    const int byte = levels.level[field] + result.offset;
+    if (byte > result.largest) result.largest = byte;
+    if (field < 16) result.byte[field] = static_cast<uint8_t>(byte);
+  }
+  return result;
+}
+
+// Coefficients of narrow codes: signed bytes.
+struct NarrowCoefficients {
+  static constexpr bool kInteger = true;
+  static constexpr int kCoefficientBytes = 1;
+  static constexpr float kLargest = 127;
+};
+
+// What keys and values of a code share. Codes with the same planes whose bytes are their fields share all of it.
+template <int kLowBits, int kHighBits, bool kIsE2M1>
+struct NarrowCode : NarrowCoefficients {
+  static constexpr int kLow = kLowBits, kHigh = kHighBits, kBits = kLow + kHigh;
+  static constexpr NarrowLevels kLevels = NarrowLevelsOf(formats::Code::kE2M1);  // where kIsE2M1
+  static constexpr int kLargestByte = kIsE2M1 ? kLevels.largest : (1 << kBits) - 1;
+  // Products that a register takes before it is added to the sum: a power of two.
+  template <class B>
+  static constexpr int kRun = [] {
+    static_assert(2 * 127 * kLargestByte <= B::kLargestSum);
+    int run = 1;
+    while (2 * run * 2 * 127 * kLargestByte <= B::kLargestSum && run < 1024) run *= 2;
+    return run;
+  }();
+
+  // Fields of `low` at bit `shift` and of `high` at bit `high_shift`, as bytes.
+  template <class B>
+  static KVANTA_INLINE typename B::V Bytes(typename B::V low, int shift, typename B::V high, int high_shift) {
+    typename B::V x = B::And(shift == 0 ? low : B::Right(low, shift), (1 << kLow) - 1);
+    if constexpr (kHigh != 0) {
+      constexpr int kMask = ((1 << kHigh) - 1) << kLow;
+      x = B::Or(
+          x, B::And(high_shift > kLow ? B::Right(high, high_shift - kLow) : B::Left(high, kLow - high_shift), kMask));
+    }
+    if constexpr (kIsE2M1) x = B::LookUp(x, kLevels.byte);
+    return x;
+  }
+};
+
+template <formats::Code kCode>
+using NarrowCodeOf =
+    NarrowCode<formats::Info(kCode).low_bits, formats::Info(kCode).high_bits, kCode == formats::Code::kE2M1>;
+
+// The coefficients of a query: of every 8 the even ones first, the order in which fields come out.
+struct NarrowQuery : NarrowCoefficients {
+  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) { Bytes16::PackEvenFirst(x, out); }
+};
+
+// Those of weights.
+struct NarrowWeights : NarrowCoefficients {
+  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) { Bytes16::Pack(x, out); }
+};
+
+// K: a line holds a unit of 16 tokens; equal fields of its bytes are four channels.
+template <class Base>
+struct NarrowKey : Base {
+  static constexpr int kNarrowest = Base::kHigh != 0 ? Base::kHigh : Base::kLow;
+  static constexpr int kStep = 32 / kNarrowest;  // channels of a unit of the narrowest plane
+  static constexpr int kLines = kStep / 4;       // of bytes
+
+  template <int kRows>
+  static KVANTA_INLINE void DotKeys(const uint8_t* codes, int head_dim, int first, int count,
+                                    const uint8_t* const* coefficients, const int32_t* bias, Lanes::F* dots,
+                                    Prefetcher& prefetch) {
+    using B = Bytes16;
+    constexpr int kRun = Base::template kRun<B>;
+    constexpr int kSteps = kRun > kLines ? kRun / kLines : 1;  // between additions to the sums
+    const uint8_t* low = codes + int64_t{first} * Base::kLow * 2;
+    const uint8_t* high = codes + int64_t{head_dim} * Base::kLow * 2 + int64_t{first} * Base::kHigh * 2;
+    typename B::Sum sum[kRows];
+    for (int r = 0; r < kRows; ++r) sum[r] = B::Set(bias[r]);
+    for (int step = 0; step < count / kStep; step += kSteps) {
+      typename B::Run run[kRows];
+      for (int r = 0; r < kRows; ++r) run[r] = B::Start();
+      const int end = step + kSteps < count / kStep ? step + kSteps : count / kStep;
+      for (int s = step; s < end; ++s) {
+        const typename B::V top = Base::kHigh != 0 ? B::Load(high + int64_t{64} * s) : B::Load(low);
+#pragma GCC unroll 8
+        for (int line = 0; line < kLines; ++line) {
+          constexpr int kFields = 8 / Base::kLow;
+          const uint8_t* from = low + (int64_t{s} * (kLines / kFields) + line / kFields) * 64;
+          if (line % kFields == 0) prefetch.Step();
+          const typename B::V x =
+              Base::template Bytes<B>(B::Load(from), line % kFields * Base::kLow, top, line * Base::kHigh);
+#pragma GCC unroll 4
+          for (int r = 0; r < kRows; ++r) run[r] = B::MulAdd(run[r], x, coefficients[r] + (s * kLines + line) * 4);
+          if (kRun < kLines && (line + 1) % kRun == 0 && line + 1 < kLines) {
+            for (int r = 0; r < kRows; ++r) {
+              sum[r] = B::Add(sum[r], run[r]);
+              run[r] = B::Start();
+            }
+          }
+        }
+      }
+      for (int r = 0; r < kRows; ++r) sum[r] = B::Add(sum[r], run[r]);
+    }
+    for (int r = 0; r < kRows; ++r) dots[r] = B::ToFloat(sum[r]);
+  }
+};
+
+// V: a unit holds the same bytes of four tokens; 16 channels at a time, even and odd ones apart.
+template <class Base>
+struct NarrowValue : Base {
+  static constexpr int kSub = 4;
+
+  // dots[r]: channels [column, column + 16), or half of them.
+  template <int kRows, bool kHalf>
+  static KVANTA_INLINE void DotValues(const uint8_t* units, int head_dim, int column, int count,
+                                      const uint8_t* const* coefficients, const int32_t* bias, Lanes::F* dots,
+                                      Prefetcher& prefetch) {
+    using B = Bytes8;
+    constexpr int kRun = Base::template kRun<B>;
+    const int64_t stride = int64_t{head_dim} * Base::kBits / 2;
+    const int64_t high = int64_t{head_dim} * Base::kLow / 2;
+    typename B::Sum even[kRows], odd[kRows];
+    for (int r = 0; r < kRows; ++r) even[r] = odd[r] = B::Set(bias[r]);
+    for (int begin = 0; begin < count; begin += kRun) {
+      typename B::Run run_even[kRows], run_odd[kRows];
+      for (int r = 0; r < kRows; ++r) run_even[r] = run_odd[r] = B::Start();
+      const int end = begin + kRun < count ? begin + kRun : count;
+      for (int i = begin; i < end; ++i) {
+        prefetch.Step();
+        const uint8_t* unit = units + i * stride;
+        const typename B::V low = B::template LoadSets<Base::kLow, kHalf>(unit, column / 16);
+        typename B::V top = low;
+        if constexpr (Base::kHigh != 0) top = B::template LoadSets<Base::kHigh, kHalf>(unit + high, column / 16);
+        const typename B::V x = Base::template Bytes<B>(low, 0, top, 0);
+        const typename B::V y = Base::template Bytes<B>(low, Base::kLow, top, Base::kHigh);
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) {
+          run_even[r] = B::MulAdd(run_even[r], x, coefficients[r] + i * 4);
+          run_odd[r] = B::MulAdd(run_odd[r], y, coefficients[r] + i * 4);
+        }
+      }
+      for (int r = 0; r < kRows; ++r) {
+        even[r] = B::Add(even[r], run_even[r]);
+        odd[r] = B::Add(odd[r], run_odd[r]);
+      }
+    }
+    for (int r = 0; r < kRows; ++r) dots[r] = B::Interleave(even[r], odd[r]);
+  }
+};
+
+}  // namespace
+}  // namespace kvanta::kernels

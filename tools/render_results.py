@@ -14,40 +14,57 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from peer_rows import beside
+
+Rows = Sequence[Mapping[str, Any]]
+_NOTHING = "-"
 BLOCK = re.compile(r"(<!-- results:([a-z0-9-]+) -->\n).*?(<!-- /results -->)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Table:
-    """The command that writes a result file, where it keeps its rows, and per column: title, key, format."""
+    """The command that writes a result file, where it keeps its rows, and per column: title, key, format.
+
+    `rows` may also make them of the result and the folder of all results; `source`: the file, unless the block's name.
+    """
 
     command: str
-    rows: str
+    rows: str | Callable[[Mapping[str, Any], Path], Rows]
     columns: tuple[tuple[str, str, str], ...]
+    source: str = ""
 
-    def render(self, result: Mapping[str, Any]) -> str:
-        lines = [[title for title, _, _ in self.columns]]
-        rows = result[self.rows]
+    def render(self, result: Mapping[str, Any], folder: Path) -> str:
+        rows = result[self.rows] if isinstance(self.rows, str) else self.rows(result, folder)
         if isinstance(rows, Mapping):  # by name
             rows = [{"name": name, **row} for name, row in rows.items()]
-        lines += [[format(_value(row, key), style) for _, key, style in self.columns] for row in rows]
+        cells = [[title, *(_cell(row, key, style) for row in rows)] for title, key, style in self.columns]
+        # What was measured for no row, such as a unit that the machine lacks, is no column.
+        lines = list(zip(*(column for column in cells if set(column[1:]) != {_NOTHING}), strict=True))
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         text = [" | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
         text.insert(1, " | ".join("-" * (width - 1) + ("-" if i == 0 else ":") for i, width in enumerate(widths)))
         return "".join(f"| {line} |\n" for line in text)
 
 
-def _value(row: Any, key: str) -> Any:
-    """row["a"]["b"] for "a.b"."""
+def _cell(row: Any, key: str, style: str) -> str:
+    """row["a"]["b"] for "a.b"; a dash where it was not measured."""
     for part in key.split("."):
+        if not isinstance(row, Mapping) or row.get(part) is None:
+            return _NOTHING
         row = row[part]
-    return row
+    return format(("no", "yes")[row] if isinstance(row, bool) else row, style)
 
+
+def _beside_own(result: Mapping[str, Any], folder: Path) -> Rows:
+    return beside(result, json.loads((folder / "eval.json").read_text()))
+
+
+_LLAMA_CPP = "benchmarks/llama_cpp.py --llama-perplexity PATH --text wiki.test.raw --json docs/results/llama-cpp.json"
 
 TABLES = {
     "eval-tasks": Table(
@@ -77,6 +94,49 @@ TABLES = {
             ("same top token", "top1", ".1%"),
             ("perplexity ratio", "ppl_ratio", ".4f"),
             ("clipped", "saturated", "d"),
+        ),
+    ),
+    "llama-cpp": Table(
+        _LLAMA_CPP,
+        "rows",
+        (
+            ("llama.cpp's cache", "format", ""),
+            ("rotated", "rotated", ""),
+            ("bits", "bits_per_element", ".4g"),
+            ("mean KL", "kl_mean", ".5f"),
+            ("standard error", "kl_mean_error", ".5f"),
+            ("median", "kl_median", ".5f"),
+            ("99 %", "kl_p99", ".4f"),
+            ("max", "kl_max", ".2f"),
+            ("same top token", "top1", ".1%"),
+            ("perplexity ratio", "ppl_ratio", ".4f"),
+        ),
+    ),
+    "llama-cpp-beside": Table(
+        _LLAMA_CPP,
+        _beside_own,
+        (
+            ("llama.cpp's (bits)", "label", ""),
+            ("mean KL", "kl_mean", ".5f"),
+            ("Kvanta's of at most these bits", "by_pages.label", ""),
+            ("mean KL", "by_pages.kl_mean", ".5f"),
+            ("times less", "by_pages.times", ".1f"),
+            ("with its exact pages counted", "by_window.label", ""),
+            ("mean KL", "by_window.kl_mean", ".5f"),
+            ("times less", "by_window.times", ".1f"),
+        ),
+        source="llama-cpp",
+    ),
+    "support": Table(
+        "tools/support_matrix.py build/release/tests/attention_test",
+        "rows",
+        (
+            ("cache", "format", ""),
+            *(
+                (f"{unit.replace('_', ' ')}, {phase}", f"{unit}.{phase}", ".2%")
+                for unit in ("portable", "avx2", "avx512_emulated", "avx512")
+                for phase in ("decode", "prefill")
+            ),
         ),
     ),
     "engine": Table(
@@ -122,13 +182,14 @@ TABLES = {
 
 def render(name: str, root: Path) -> str:
     """The inside of a block: the table and where it comes from."""
-    file = root / "docs/results" / f"{name}.json"
+    source = TABLES[name].source if name in TABLES else ""
+    file = root / "docs/results" / f"{source or name}.json"
     if name not in TABLES or not file.is_file():
         raise SystemExit(
             f"error: results:{name} needs {file.relative_to(root)} and a row in TABLES ({', '.join(TABLES)})"
         )
     table = TABLES[name]
-    rendered = table.render(json.loads(file.read_text()))
+    rendered = table.render(json.loads(file.read_text()), file.parent)
     return f"\n{rendered}\n(Written by `{table.command}`.)\n\n"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -181,6 +182,7 @@ def test_a_text_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "my.txt").write_text("Once upon a time there was a little girl. " * 20)
     report = evaluate(MODEL, Settings(**{**vars(SMALL), "text": str(tmp_path / "my.txt"), "context": 64}))
     assert report["text"] == str(tmp_path / "my.txt")
+    assert report["text_sha256"] == hashlib.sha256((tmp_path / "my.txt").read_bytes()).hexdigest()
     assert report["reference_ppl"] < 6  # it repeats itself
 
 

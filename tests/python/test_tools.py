@@ -121,6 +121,17 @@ def test_results_that_are_kept_by_name(page: Path) -> None:
     assert text.index("| int8 ") < text.index("| int4 ")
 
 
+def test_results_that_are_not_there_yet(page: Path) -> None:
+    rows = [{"format": "int8", "avx2": {"decode": 0.5, "prefill": 0.25}}, {"format": "int4", "avx2": {"decode": 0.1}}]
+    write(page, "docs/results/support.json", json.dumps({"rows": rows}))
+    write(page, "docs/support.md", "<!-- results:support -->\n<!-- /results -->\n")
+    assert run("render_results.py", page)[0] == 0
+    table = [line for line in (page / "docs/support.md").read_text().splitlines() if line.startswith("|")]
+    assert [cell.strip() for cell in table[0].split("|")] == ["", "cache", "avx2, decode", "avx2, prefill", ""]
+    assert [cell.strip() for cell in table[2].split("|")] == ["", "int8", "50.00%", "25.00%", ""]
+    assert [cell.strip() for cell in table[3].split("|")] == ["", "int4", "10.00%", "-", ""]
+
+
 def test_results_refuse_a_block_without_a_file(page: Path) -> None:
     (page / "docs/results/demo.json").unlink()
     status, output = run("render_results.py", "--check", page)

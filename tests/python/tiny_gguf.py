@@ -82,7 +82,8 @@ class TinyModel:
         return result
 
 
-def _gguf_name(name: str) -> str:
+def gguf_name(name: str) -> str:
+    """llama.cpp's name for a tensor of a Hugging Face checkpoint."""
     top = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
     module, kind = name.rsplit(".", 1)
     if module in top:
@@ -91,8 +92,8 @@ def _gguf_name(name: str) -> str:
     return f"blk.{layer}.{_LAYER_NAMES[rest]}.{kind}"
 
 
-def _interleave(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """llama.cpp's LlamaModel.permute."""
+def interleave(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+    """llama.cpp's order of the rows of q and k."""
     return (
         rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape).copy()
     )
@@ -145,13 +146,13 @@ def write_gguf(
     for name, values in weights.items():
         stored = values
         if model.architecture == "llama" and "q_proj" in name:
-            stored = _interleave(values, model.heads)
+            stored = interleave(values, model.heads)
         if model.architecture == "llama" and "k_proj" in name:
-            stored = _interleave(values, model.kv_heads)
+            stored = interleave(values, model.kv_heads)
         if values.ndim == 2 and kind != gguf.GGMLQuantizationType.F32:
-            writer.add_tensor(_gguf_name(name), gguf.quantize(stored, kind), raw_dtype=kind)
+            writer.add_tensor(gguf_name(name), gguf.quantize(stored, kind), raw_dtype=kind)
         else:
-            writer.add_tensor(_gguf_name(name), stored)
+            writer.add_tensor(gguf_name(name), stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

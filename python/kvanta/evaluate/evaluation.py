@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,6 +62,7 @@ class Evaluation:
         self.subject = Subject.find(model, settings.context, sequences, settings.engine)
         self.subject.plan(settings.reference)
         self.formats = self.subject.usable_formats(settings.formats)
+        self.text_sha256: str | None = None
         self.passages = self._passages() if "kl" in settings.tasks else []
         self.rows: dict[str, dict[str, Any]] = {}
         self.reference: dict[str, Any] = {}
@@ -68,7 +70,9 @@ class Evaluation:
 
     def _passages(self) -> list[Passage]:
         tokenizer = self.subject.tokenizer()
-        tokens = tokenize(read_text(self.settings.text), tokenizer, self.settings.tokens)
+        text = read_text(self.settings.text)
+        self.text_sha256 = hashlib.sha256(text.encode()).hexdigest()
+        tokens = tokenize(text, tokenizer, self.settings.tokens)
         return windows(tokens, beginning_of(tokenizer), self.subject.context)
 
     def _task(self, name: str) -> Task:
@@ -136,6 +140,7 @@ class Evaluation:
         result: dict[str, Any] = {
             "model": self.subject.model,
             "text": self._text_name() if self.passages else None,
+            "text_sha256": self.text_sha256,
             "context": self.subject.context,
             "tokens": sum(len(passage.tokens) for passage in self.passages),
             "scored_tokens": sum(passage.rows for passage in self.passages),

@@ -1,6 +1,6 @@
 // Integer and e2m1 codes of up to 6 bits, once for all ISAs, over the bytes of codes_<isa>.h: fields become unsigned
 // bytes in registers and meet coefficients of 8 bits, signed; sums are exact in 32 bits. 8 bits of a query or a weight
-// are finer than what these codes keep of a key or a value (tests/attention/narrow_error_test.cc holds them to that),
+// are finer than what these codes keep of a key or a value (NarrowCoefficientsAddLittle in the tests holds them to that),
 // and cost half of 16.
 #pragma once
 

@@ -136,12 +136,11 @@ KVANTA_INLINE void KeyDots(const uint8_t* lines, int head_dim, int first, int co
 template <class Code, int kRows>
 KVANTA_INLINE void ScoreTile(const KeyPass& pass, const uint8_t* lines, int group, int row, Prefetcher& prefetch) {
   const CellView& cell = pass.cell;
-  const int blocks = cell.block_scales ? cell.head_dim / cell.block : 1;
-  const int channels = cell.head_dim / blocks;  // of a block
+  const int channels = cell.block_scales ? cell.block : cell.head_dim;  // of a block
   const int64_t bias_offset = BiasOffset<Code>(cell.head_dim);
   Lanes::F sums[kRows];
   for (int r = 0; r < kRows; ++r) sums[r] = Lanes::Zero();
-  for (int b = 0; b < blocks; ++b) {
+  for (int b = 0; b * channels < cell.head_dim; ++b) {
     const uint8_t* coefficients[kRows];
     int32_t bias[kRows];
     Lanes::F dots[kRows];
@@ -226,7 +225,11 @@ KVANTA_INLINE void Weigh(const ValuePass& pass, int offset, Weights& weights) {
   weights.row_stride = kWeightBytes;
   weights.block_stride = int64_t{cell.page_tokens} * Code::kCoefficientBytes;
   alignas(64) float w[kMaxPageTokens];
+  alignas(64) float scale[kMaxPageTokens];  // of the block, for all rows
   for (int b = 0; b < blocks; ++b) {
+    for (int t = first; scales && t < first + count; t += 16) {
+      Lanes::Store(scale + t, LoadScales(scales, b * cell.page_tokens + t));
+    }
     for (int row = 0; row < pass.rows; ++row) {
       const float* p = pass.p + row * kMaxPageTokens;
       Lanes::F peak = Lanes::Zero();
@@ -236,7 +239,7 @@ KVANTA_INLINE void Weigh(const ValuePass& pass, int offset, Weights& weights) {
         const bool whole = pass.begin <= t && t + 16 <= pass.end;
         Lanes::F x = Lanes::Mul(Lanes::Load(p + t), Lanes::Set1(pass.scale));
         const Lanes::F unscaled = x;
-        if (scales) x = Lanes::Mul(x, LoadScales(scales, b * cell.page_tokens + t));
+        if (scales) x = Lanes::Mul(x, Lanes::Load(scale + t));
         if (zeros) {
           Lanes::F z = Lanes::Mul(unscaled, Lanes::LoadFp16(zeros + b * cell.page_tokens + t));
           z = Lanes::Fma(x, Lanes::Set1(static_cast<float>(offset)), z);

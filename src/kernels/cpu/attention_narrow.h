@@ -90,8 +90,58 @@ void ScoreTiled(const KeyPass& pass) {
 
 // ---- PV
 
+// Weigh() of a run of 16 kVectors slots, whose weights stay in registers until they are rounded.
+template <int kVectors>
+KVANTA_INLINE void WeighRun(const ValuePass& pass, int first, int offset, Weights& weights) {
+  const CellView& cell = pass.cell;
+  const bool in_blocks = static_cast<bool>(cell.block_scales);
+  const ScalePlane& scales = in_blocks ? cell.block_scales : cell.token_scales;
+  const uint16_t* zeros = in_blocks ? cell.block_zeros : cell.token_zeros;
+  const bool whole = pass.begin <= first && first + 16 * kVectors <= pass.end;
+  weights.rows = pass.weights;
+  weights.row_stride = kWeightBytes;
+  weights.block_stride = cell.page_tokens;
+  for (int b = 0; b * (in_blocks ? cell.block : cell.head_dim) < cell.head_dim; ++b) {
+    Lanes::F scale[kVectors], level[kVectors];
+    for (int v = 0; v < kVectors; ++v) {
+      const int slot = b * cell.page_tokens + first + 16 * v;
+      scale[v] = scales ? LoadScales(scales, slot) : Lanes::Set1(1);
+      level[v] = zeros ? Lanes::LoadFp16(zeros + slot) : Lanes::Zero();
+    }
+    for (int row = 0; row < pass.rows; ++row) {
+      Lanes::F x[kVectors];
+      Lanes::F peak = Lanes::Zero(), zero = Lanes::Zero(), total = Lanes::Zero();
+      for (int v = 0; v < kVectors; ++v) {
+        const int t = first + 16 * v;
+        const Lanes::F p = Lanes::Mul(Lanes::Load(pass.p + row * kMaxPageTokens + t), Lanes::Set1(pass.scale));
+        x[v] = Lanes::Mul(p, scale[v]);
+        if (zeros) {
+          Lanes::F z = Lanes::Fma(x[v], Lanes::Set1(static_cast<float>(offset)), Lanes::Mul(p, level[v]));
+          if (!whole) z = KeepOr(z, 0.0f, pass.begin - t, pass.end - t);
+          zero = Lanes::Add(zero, z);
+        }
+        if (!whole) x[v] = KeepOr(x[v], 0.0f, pass.begin - t, pass.end - t);
+        peak = Lanes::Max(peak, Magnitude(x[v]));
+      }
+      const Quantizer quantizer = QuantizerOf<NarrowWeights>(peak);
+      uint8_t* out = pass.weights + row * kWeightBytes + b * weights.block_stride + first;
+      for (int v = 0; v < kVectors; ++v) {
+        const Lanes::F value = Lanes::Round(Lanes::Mul(x[v], Lanes::Set1(quantizer.inverse)));
+        total = Lanes::Add(total, value);
+        NarrowWeights::Pack(value, out + 16 * v);
+      }
+      weights.unit[row][b] = quantizer.unit;
+      weights.zero[row][b] = zeros ? Lanes::Sum(zero) : 0.0f;
+      weights.bias[row][b] = offset == 0 ? 0 : Bias(Lanes::Sum(total), offset);
+    }
+  }
+}
+
 // One function for all codes, as its instructions are the same.
 __attribute__((noinline)) void WeighNarrow(const ValuePass& pass, int offset, Weights& weights) {
+  const int first = pass.begin / 16 * 16, last = static_cast<int>(RoundUp(pass.end, 16));
+  if (last - first == 32) return WeighRun<2>(pass, first, offset, weights);
+  if (last - first == 16) return WeighRun<1>(pass, first, offset, weights);
   Weigh<NarrowWeights>(pass, offset, weights);
 }
 

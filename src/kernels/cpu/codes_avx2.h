@@ -239,6 +239,7 @@ struct Bytes8 {
   using Sum = __m256i;
   static constexpr int64_t kLargestSum = 32767;
 
+  static KVANTA_INLINE V Load(const uint8_t* p) { return Load256(p); }
   static KVANTA_INLINE V And(V x, int mask) { return _mm256_and_si256(x, _mm256_set1_epi8(static_cast<char>(mask))); }
   static KVANTA_INLINE V Or(V a, V b) { return _mm256_or_si256(a, b); }
   static KVANTA_INLINE V Right(V x, int bits) { return _mm256_srli_epi16(x, bits); }
@@ -276,27 +277,11 @@ struct Bytes8 {
 
 // 16 lanes of 4 bytes.
 struct Bytes16 {
-  struct V {
+  static constexpr bool kInHalves = true;
+  struct Sum {
     __m256i lo, hi;
   };
-  using Run = V;
-  using Sum = V;
-  static constexpr int64_t kLargestSum = Bytes8::kLargestSum;
 
-  static KVANTA_INLINE V Load(const uint8_t* p) { return {Load256(p), Load256(p + 32)}; }
-  static KVANTA_INLINE V And(V x, int mask) { return {Bytes8::And(x.lo, mask), Bytes8::And(x.hi, mask)}; }
-  static KVANTA_INLINE V Or(V a, V b) { return {Bytes8::Or(a.lo, b.lo), Bytes8::Or(a.hi, b.hi)}; }
-  static KVANTA_INLINE V Right(V x, int bits) { return {Bytes8::Right(x.lo, bits), Bytes8::Right(x.hi, bits)}; }
-  static KVANTA_INLINE V Left(V x, int bits) { return {Bytes8::Left(x.lo, bits), Bytes8::Left(x.hi, bits)}; }
-  static KVANTA_INLINE V LookUp(V x, const uint8_t* table) {
-    return {Bytes8::LookUp(x.lo, table), Bytes8::LookUp(x.hi, table)};
-  }
-  static KVANTA_INLINE Run Start() { return {Bytes8::Start(), Bytes8::Start()}; }
-  static KVANTA_INLINE Run MulAdd(Run run, V x, const uint8_t* coefficients) {
-    return {Bytes8::MulAdd(run.lo, x.lo, coefficients), Bytes8::MulAdd(run.hi, x.hi, coefficients)};
-  }
-  static KVANTA_INLINE Sum Set(int32_t x) { return {Bytes8::Set(x), Bytes8::Set(x)}; }
-  static KVANTA_INLINE Sum Add(Sum sum, Run run) { return {Bytes8::Add(sum.lo, run.lo), Bytes8::Add(sum.hi, run.hi)}; }
   static KVANTA_INLINE Lanes::F ToFloat(Sum sum) { return {kernels::ToFloat(sum.lo), kernels::ToFloat(sum.hi)}; }
 
   // 16 integers of magnitude up to 127 as bytes.

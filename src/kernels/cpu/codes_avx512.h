@@ -288,6 +288,7 @@ struct Bytes8 {
 
 // 16 lanes of 4 bytes.
 struct Bytes16 {
+  static constexpr bool kInHalves = false;
   using V = __m512i;
   using Run = __m512i;
   using Sum = __m512i;

@@ -1,7 +1,7 @@
 // Integer and e2m1 codes of up to 6 bits, once for all ISAs, over the bytes of codes_<isa>.h: fields become unsigned
 // bytes in registers and meet coefficients of 8 bits, signed; sums are exact in 32 bits. 8 bits of a query or a weight
-// are finer than what these codes keep of a key or a value (NarrowCoefficientsAddLittle in the tests holds them to that),
-// and cost half of 16.
+// are finer than what these codes keep of a key or a value (NarrowCoefficientsAddLittle in the tests holds them to
+// that), and cost half of 16.
 #pragma once
 
 #include <cstdint>
@@ -47,6 +47,7 @@ template <int kLowBits, int kHighBits, bool kIsE2M1>
 struct NarrowCode : NarrowCoefficients {
   static constexpr int kLow = kLowBits, kHigh = kHighBits, kBits = kLow + kHigh;
   static constexpr NarrowLevels kLevels = NarrowLevelsOf(formats::Code::kE2M1);  // where kIsE2M1
+  static constexpr bool kLevelsOfE2M1 = kIsE2M1;
   static constexpr int kLargestByte = kIsE2M1 ? kLevels.largest : (1 << kBits) - 1;
   // Products that a register takes before it is added to the sum: a power of two.
   template <class B>
@@ -96,22 +97,51 @@ struct NarrowKey : Base {
   static KVANTA_INLINE void DotKeys(const uint8_t* codes, int head_dim, int first, int count,
                                     const uint8_t* const* coefficients, const int32_t* bias, Lanes::F* dots,
                                     Prefetcher& prefetch) {
-    using B = Bytes16;
-    constexpr int kRun = Base::template kRun<B>;
-    constexpr int kSteps = kRun > kLines ? kRun / kLines : 1;  // between additions to the sums
     const uint8_t* low = codes + int64_t{first} * Base::kLow * 2;
     const uint8_t* high = codes + int64_t{head_dim} * Base::kLow * 2 + int64_t{first} * Base::kHigh * 2;
-    typename B::Sum sum[kRows];
+    // Counts that the compiler knows: those of the formats' blocks.
+    constexpr int kBlock = Base::kLevelsOfE2M1 ? 16 : 32;
+    if (count == kBlock) {
+      SumAll<kRows, kBlock>(low, high, count, coefficients, bias, dots, prefetch);
+    } else {
+      SumAll<kRows, 0>(low, high, count, coefficients, bias, dots, prefetch);
+    }
+  }
+
+ private:
+  template <int kRows, int kCount>
+  static KVANTA_INLINE void SumAll(const uint8_t* low, const uint8_t* high, int count,
+                                   const uint8_t* const* coefficients, const int32_t* bias, Lanes::F* dots,
+                                   Prefetcher& prefetch) {
+    if constexpr (Bytes16::kInHalves) {  // where sums of 16 lanes would not fit the registers
+      Bytes8::Sum first[kRows], last[kRows];
+      SumKeys<Bytes8, kRows, kCount>(low, high, count, coefficients, bias, first, prefetch);
+      SumKeys<Bytes8, kRows, kCount>(low + 32, high + 32, count, coefficients, bias, last, prefetch);
+      for (int r = 0; r < kRows; ++r) dots[r] = Bytes16::ToFloat({first[r], last[r]});
+    } else {
+      Bytes16::Sum sums[kRows];
+      SumKeys<Bytes16, kRows, kCount>(low, high, count, coefficients, bias, sums, prefetch);
+      for (int r = 0; r < kRows; ++r) dots[r] = Bytes16::ToFloat(sums[r]);
+    }
+  }
+
+  template <class B, int kRows, int kCount>
+  static KVANTA_INLINE void SumKeys(const uint8_t* low, const uint8_t* high, int count,
+                                    const uint8_t* const* coefficients, const int32_t* bias, typename B::Sum* sum,
+                                    Prefetcher& prefetch) {
+    if constexpr (kCount != 0) count = kCount;
+    constexpr int kRun = Base::template kRun<B>;
+    constexpr int kSteps = kRun > kLines ? kRun / kLines : 1;  // between additions to the sums
+    constexpr int kFields = 8 / Base::kLow;
     for (int r = 0; r < kRows; ++r) sum[r] = B::Set(bias[r]);
     for (int step = 0; step < count / kStep; step += kSteps) {
       typename B::Run run[kRows];
       for (int r = 0; r < kRows; ++r) run[r] = B::Start();
       const int end = step + kSteps < count / kStep ? step + kSteps : count / kStep;
       for (int s = step; s < end; ++s) {
-        const typename B::V top = Base::kHigh != 0 ? B::Load(high + int64_t{64} * s) : B::Load(low);
+        const typename B::V top = B::Load((Base::kHigh != 0 ? high : low) + int64_t{64} * s);
 #pragma GCC unroll 8
         for (int line = 0; line < kLines; ++line) {
-          constexpr int kFields = 8 / Base::kLow;
           const uint8_t* from = low + (int64_t{s} * (kLines / kFields) + line / kFields) * 64;
           if (line % kFields == 0) prefetch.Step();
           const typename B::V x =
@@ -128,7 +158,6 @@ struct NarrowKey : Base {
       }
       for (int r = 0; r < kRows; ++r) sum[r] = B::Add(sum[r], run[r]);
     }
-    for (int r = 0; r < kRows; ++r) dots[r] = B::ToFloat(sum[r]);
   }
 };
 
@@ -142,6 +171,20 @@ struct NarrowValue : Base {
   static KVANTA_INLINE void DotValues(const uint8_t* units, int head_dim, int column, int count,
                                       const uint8_t* const* coefficients, const int32_t* bias, Lanes::F* dots,
                                       Prefetcher& prefetch) {
+    // 32 slots, the most common count, as one that the compiler knows.
+    if (count == 8) {
+      SumValues<kRows, kHalf, 8>(units, head_dim, column, count, coefficients, bias, dots, prefetch);
+    } else {
+      SumValues<kRows, kHalf, 0>(units, head_dim, column, count, coefficients, bias, dots, prefetch);
+    }
+  }
+
+ private:
+  template <int kRows, bool kHalf, int kCount>
+  static KVANTA_INLINE void SumValues(const uint8_t* units, int head_dim, int column, int count,
+                                      const uint8_t* const* coefficients, const int32_t* bias, Lanes::F* dots,
+                                      Prefetcher& prefetch) {
+    if constexpr (kCount != 0) count = kCount;
     using B = Bytes8;
     constexpr int kRun = Base::template kRun<B>;
     const int64_t stride = int64_t{head_dim} * Base::kBits / 2;

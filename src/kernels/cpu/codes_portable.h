@@ -198,6 +198,7 @@ struct Bytes8 : ByteLanes<Words8, Ints8> {
 };
 
 struct Bytes16 : ByteLanes<Lanes::U, Lanes::I> {
+  static constexpr bool kInHalves = false;
   static KVANTA_INLINE Lanes::F ToFloat(Sum sum) { return Lanes::FromInt(sum); }
   // 16 integers of magnitude up to 127 as bytes.
   static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) {

@@ -81,7 +81,8 @@ TABLES = {
         ),
     ),
     "eval": Table(
-        "kvanta eval smollm2 --text wiki.test.raw --json docs/results/eval.json --plot docs/results/eval.png",
+        "kvanta eval smollm2 --text wiki.test.raw --formats NAMES --json docs/results/eval.json "
+        "--plot docs/results/eval.png",
         "formats",
         (
             ("cache", "name", ""),

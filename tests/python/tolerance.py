@@ -16,3 +16,8 @@ ROUNDING_ERROR_RATIO = 1.1
 # of them in the next layer: scaling the weights by 1 + 1e-7 in transformers itself gives up to 0.63 (Qwen3, whose q and
 # k are normed to unit size). fp16 rounds only K and V, and does not cascade: measured 0.07.
 ROUNDED_SHARE = {"bf16": 0.9, "fp16": 0.2}
+
+# Attention against the reference on the same bytes, as a share of the largest output: ten times what coefficients of 16
+# bits cost, and of the 8 bits that codes below 8 bits meet (tests/tolerance.h derives the bounds).
+ATTENTION = 1e-3
+NARROW_ATTENTION = 5e-2

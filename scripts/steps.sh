@@ -49,7 +49,7 @@ start_step() {
   set +m
 }
 
-# finish_step NAME LOG: waits for a step and says how it ended.
+# finish_step NAME LOG [beside]: waits for a step and says how it ended; with its name, where others went on beside it.
 finish_step() {
   local name=$1 log=$2 rc=0 took which=
   watch_step "${step_pid[$name]}" "$log"

@@ -40,8 +40,7 @@ struct KvScheme {
   bool operator==(const KvScheme&) const = default;
 
   // Parses a preset name or alias ("int4", "fp8"), or the explicit syntax "k=int8,v=int4+exact=none".
-  // Modifiers: +hadamard -hadamard +mean -mean +outliers=N +exact=none|open|2 +sink=N
-  // +edges=N.
+  // Modifiers: +hadamard -hadamard +mean -mean +outliers=N +exact=none|open|2 +sink=N +edges=N.
   // Throws InputError that names the value and lists the alternatives. "auto" is resolved by the engine, not here.
   static KvScheme Parse(std::string_view text);
 

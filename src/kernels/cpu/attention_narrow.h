@@ -162,7 +162,8 @@ KVANTA_INLINE int ValueOffset(const CellView& cell) {
   return zeros ? 1 << (formats::CodeBits(kCode) - 1) : NarrowLevelsOf(kCode).offset;
 }
 
-// Slots of a page that share the unit of their weights: for codes of 6 bits fewer, or the weights' error would show.
+// Slots of a page that share the unit of their weights: fewer for codes of 4 bits and more, or the weights' error would
+// show.
 template <formats::Code kCode>
 inline constexpr int kWeightRun = formats::CodeBits(kCode) > 3 ? 32 : kMaxPageTokens;
 

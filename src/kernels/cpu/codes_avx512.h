@@ -13,7 +13,11 @@
 namespace kvanta::kernels {
 namespace {
 
+#ifdef KVANTA_EMULATE_AVX512  // fewer instances: they take long to compile
+inline constexpr int kQueryTile = 2;
+#else
 inline constexpr int kQueryTile = 4;
+#endif
 
 // x where begin <= lane < end, else `other`.
 KVANTA_INLINE Lanes::F KeepOr(Lanes::F x, float other, int begin, int end) {

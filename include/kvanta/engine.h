@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "kvanta/constraint.h"
 #include "kvanta/error.h"
 #include "kvanta/kv_scheme.h"
 #include "kvanta/sampling.h"
@@ -28,6 +29,7 @@ struct EngineConfig {
   int64_t max_model_len = 0;                            // tokens per sequence; 0: the model's own limit
   int max_num_seqs = 64;                                // running at once
   int max_num_batched_tokens = 512;                     // tokens per step; at least page_size
+  int max_queued_requests = 0;                          // waiting to run; more are refused. 0: any number
   int page_size = 64;                                   // 16, 32, 64, 128
   int64_t kv_cache_memory_bytes = 0;  // 0: what max_num_seqs full sequences need, at most 40 % of available memory
   bool enable_prefix_caching = true;
@@ -36,6 +38,7 @@ struct EngineConfig {
   std::string isa = "auto";           // "auto", "avx512", "avx2", "portable"; environment KVANTA_ISA wins over auto
   uint64_t seed = 0;                  // of requests without their own
   std::optional<bool> poison_unused;  // fill unused cache memory with NaN; default: debug builds only
+  MaskFiller fill_masks;              // of requests with a constraint; kvanta/constraint.h
   // Told what an operator should know: scales that were guessed or measured, limits that were cut. May be called from
   // the engine's thread; must not call the engine. The library itself never prints.
   std::function<void(const std::string&)> on_warning;
@@ -45,16 +48,24 @@ struct Request {
   std::string id = {};               // unique among unfinished requests
   std::vector<int32_t> prompt = {};  // at least one token
   SamplingParams sampling = {};
-  std::string cache_salt = {};  // isolates prefix sharing
-  int priority = 0;             // smaller runs first
+  std::string cache_salt = {};                       // isolates prefix sharing
+  int priority = 0;                                  // smaller runs first
+  std::shared_ptr<TokenConstraint> constraint = {};  // needs EngineConfig::fill_masks; null: any token
+  double timeout_seconds = 0;                        // since Add; ends with kTimeout when they are over. 0: none
 };
 
-enum class FinishReason : uint8_t { kNone, kStop, kLength, kAbort, kError };
+enum class FinishReason : uint8_t { kNone, kStop, kLength, kAbort, kError, kTimeout };
 
 struct TokenLogprob {
   int32_t token = 0;
   float logprob = 0;
   int rank = 0;  // 1: most likely
+};
+
+// When things happened to a request: seconds of std::chrono::steady_clock (on Linux also Python's time.monotonic()); 0:
+// not yet. first_token and last_token are the ends of the steps that made them.
+struct RequestTimes {
+  double added = 0, scheduled = 0, first_token = 0, last_token = 0;
 };
 
 // One request's news of one step.
@@ -66,11 +77,14 @@ struct RequestOutput {
   FinishReason finish = FinishReason::kNone;
   std::optional<int32_t> stop_token;  // the token that stopped it, if one did
   int cached_tokens = 0;              // prompt tokens taken from the prefix cache
-  std::string error;                  // with kError
+  int preemptions = 0;                // times that its pages were taken and computed again
+  RequestTimes times;
+  std::string error;  // with kError and kTimeout: why; with kAbort: the reason that Abort was given
 };
 
 struct LayerStats {
   std::string scheme;
+  int64_t page_bytes = 0;               // of this layer in a quantized record
   std::vector<float> k_scale, v_scale;  // live static scales, read back from the attention backend; empty if unused
   int64_t k_values = 0, k_saturated = 0, k_nan = 0;
   int64_t v_values = 0, v_saturated = 0, v_nan = 0;
@@ -78,7 +92,11 @@ struct LayerStats {
 
 struct EngineStats {
   int64_t running = 0, waiting = 0, preemptions = 0, steps = 0;
-  int64_t prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0;
+  int64_t prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0;  // computed; taken from the prefix cache; sampled
+  int64_t prefix_queries = 0;                                          // prompt tokens that were looked up there
+  int64_t prefix_evictions = 0;                                        // pages that it gave up for others
+  int64_t finished_stop = 0, finished_length = 0, finished_abort = 0, finished_error = 0, finished_timeout = 0;
+  int64_t refused = 0;  // by Add with QueueFullError
   int64_t page_size = 0;
   int64_t page_bytes = 0, exact_page_bytes = 0;  // one record, all layers
   double bytes_per_token = 0;                    // page_bytes / page_size
@@ -143,16 +161,18 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   // Validates and queues. Throws InputError (empty prompt, token id out of range, prompt longer than the model or than
-  // the whole cache, duplicate id, bad sampling parameter).
+  // the whole cache, duplicate id, bad sampling parameter), QueueFullError (max_queued_requests wait already), and
+  // ResourceError while Stop() drains.
   void Add(Request request);
-  // Ends a request; its last output has FinishReason::kAbort. Unknown ids are ignored.
-  void Abort(const std::string& id);
+  // Ends a request; its last output has FinishReason::kAbort and the reason. Unknown ids are ignored.
+  void Abort(const std::string& id, const std::string& reason = "");
 
   // Either drive the loop yourself: one step on the calling thread; false when there was nothing to do ...
   bool Step(std::vector<RequestOutput>& outputs);
-  // ... or let the engine's thread do it. Stop() waits for the step in progress.
+  // ... or let the engine's thread do it. Stop() waits for the step in progress; with drain, until every request has
+  // ended, and nothing is added meanwhile.
   void Start(StepCallback callback);
-  void Stop();
+  void Stop(bool drain = false);
 
   // Logits of a whole sequence, teacher-forced through the paged, quantized cache, f32 [tokens][vocab] into `out`,
   // in chunks of at most `chunk_tokens` tokens (0, or more than it: max_num_batched_tokens); they do not change a bit.

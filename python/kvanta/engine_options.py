@@ -122,6 +122,13 @@ OPTIONS: tuple[EngineOption, ...] = (
         metavar="N",
     ),
     EngineOption(
+        "max_queued_requests",
+        "most requests that wait to run; more are refused (0: any number)",
+        0,
+        _whole,
+        metavar="N",
+    ),
+    EngineOption(
         "block_size",
         "tokens of a cache page: 16, 32, 64 or 128",
         64,

@@ -25,6 +25,7 @@ from kvanta.progress import progress_bar
 from kvanta.prompts import Prompt, TokenPrompt, read_prompt, split_prompts, token_list
 from kvanta.sampling_params import SamplingParams
 from kvanta.scheme_file import is_scheme_file
+from kvanta.structured_output import GrammarCompiler, fill_masks
 from kvanta.tokenizer import Tokenizer
 from kvanta.values import one_line, truth, whole_number
 
@@ -37,6 +38,7 @@ class _Request:
 
     output: RequestOutput
     completions: dict[str, Completion]
+    constraints: dict[str, _core.TokenConstraint]
 
 
 class LLM:
@@ -58,6 +60,7 @@ class LLM:
         max_model_len: int | None = None,
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
+        max_queued_requests: int | None = None,
         block_size: int | None = None,
         kv_cache_memory_bytes: int | str | None = None,
         enable_prefix_caching: bool | None = None,
@@ -79,6 +82,7 @@ class LLM:
             "max_model_len": max_model_len,
             "max_num_seqs": max_num_seqs,
             "max_num_batched_tokens": max_num_batched_tokens,
+            "max_queued_requests": max_queued_requests,
             "block_size": block_size,
             "kv_cache_memory_bytes": kv_cache_memory_bytes,
             "enable_prefix_caching": enable_prefix_caching,
@@ -105,8 +109,10 @@ class LLM:
         self.tokenizer = Tokenizer(folder.path if tokenizer is None else resolve_model(tokenizer).path)
         self._warnings: list[str] = []
         config.set_on_warning(self._warnings.append)
+        config.set_fill_masks(fill_masks)
         self._engine = _core.Engine(config)
         self._warn(stacklevel=3)
+        self._grammars = GrammarCompiler(self.tokenizer, self._engine.info)
         # Reentrant: a forgotten stream may be collected, and so closed, while this thread holds the lock.
         self._lock = threading.RLock()
         self._inboxes: dict[str, deque[_core.EngineOutput]] = {}  # by request id: the news of calls that are open
@@ -258,7 +264,9 @@ class LLM:
             prompt_token_ids=list(entry.token_ids),
             outputs=[completion.output for completion in completions.values()],
         )
-        return _Request(output, completions)
+        form = params.structured_outputs
+        constraints = {} if form is None else {name: self._grammars.constraint(form) for name in completions}
+        return _Request(output, completions, constraints)
 
     def _engine_params(self, request: _Request, params: SamplingParams, index: int) -> _core.SamplingParams:
         room = self.config.max_model_len - len(request.output.prompt_token_ids)
@@ -288,7 +296,8 @@ class LLM:
                 for request, params in requests:
                     for index, name in enumerate(request.completions):
                         sampling = self._engine_params(request, params, index)
-                        self._engine.add(name, request.output.prompt_token_ids, sampling)
+                        constraint = request.constraints.get(name)
+                        self._engine.add(name, request.output.prompt_token_ids, sampling, constraint=constraint)
                         owners[name] = request
                         self._inboxes[name] = inbox
             while owners:

@@ -33,10 +33,14 @@ struct EngineConfig {
   int page_size = 64;                                   // 16, 32, 64, 128
   int64_t kv_cache_memory_bytes = 0;  // 0: what max_num_seqs full sequences need, at most 40 % of available memory
   bool enable_prefix_caching = true;
-  int threads = 0;                    // 0: all CPUs of the affinity mask
-  std::string device = "auto";        // "auto", "cpu"
-  std::string isa = "auto";           // "auto", "avx512", "avx2", "portable"; environment KVANTA_ISA wins over auto
-  uint64_t seed = 0;                  // of requests without their own
+  int threads = 0;              // 0: all CPUs of the affinity mask
+  std::string device = "auto";  // "auto", "cpu"
+  std::string isa = "auto";     // "auto", "avx512", "avx2", "portable"; environment KVANTA_ISA wins over auto
+  uint64_t seed = 0;            // of requests without their own
+  // Share of the finished requests, in [0, 1], whose served distribution is compared with an exact cache's while the
+  // engine is idle (EngineStats::quality).
+  double quality_sample_rate = 0;
+  bool profile = false;               // EngineStats::profile
   std::optional<bool> poison_unused;  // fill unused cache memory with NaN; default: debug builds only
   MaskFiller fill_masks;              // of requests with a constraint; kvanta/constraint.h
   // Told what an operator should know: scales that were guessed or measured, limits that were cut. May be called from
@@ -88,6 +92,25 @@ struct LayerStats {
   std::vector<float> k_scale, v_scale;  // live static scales, read back from the attention backend; empty if unused
   int64_t k_values = 0, k_saturated = 0, k_nan = 0;
   int64_t v_values = 0, v_saturated = 0, v_nan = 0;
+  // Scales of blocks, or of rows where these have one, and those that are zero: their values are read as zeros. None
+  // where the format has no such scale, or a zero point beside it, or shares it among tokens.
+  int64_t k_blocks = 0, k_zero_blocks = 0, v_blocks = 0, v_zero_blocks = 0;
+};
+
+// KL(exact cache || served cache) in nats at every generated token of the sampled requests; 2,048 tokens of each at
+// most.
+struct QualityStats {
+  int64_t requests = 0, tokens = 0;  // compared
+  int64_t pending = 0;               // requests that wait for idle time
+  int64_t skipped = 0;               // sampled, but too many waited, the prompt was too long, or memory was short
+  double kl_sum = 0, kl_max = 0;     // mean: kl_sum / tokens
+};
+
+// One operation of the model: "attention", "append", "norm", "linear q_proj|k_proj|v_proj", ...
+struct ProfileRow {
+  std::string name;
+  double seconds = 0;
+  int64_t calls = 0;
 };
 
 struct EngineStats {
@@ -106,7 +129,12 @@ struct EngineStats {
   int64_t weight_bytes = 0;
   std::string backend, isa, device;
   int threads = 0;
-  double seconds_forward = 0, seconds_total = 0;  // inside steps
+  // Inside steps: all of it; the model, logits included; choosing chunks; asking for masks; sampling. Beside them: the
+  // callback of Start().
+  double seconds_total = 0, seconds_forward = 0, seconds_schedule = 0, seconds_masks = 0, seconds_sample = 0;
+  double seconds_callback = 0;
+  std::vector<ProfileRow> profile;  // parts of seconds_forward, with EngineConfig::profile
+  QualityStats quality;
   std::vector<LayerStats> layers;
 };
 
@@ -189,6 +217,10 @@ class Engine {
   // pages of its own; nothing is kept. key_means: f32 [layers][kv_heads][head_dim] to subtract from K first, or empty.
   // Not while Start()ed. Throws InputError also when a key or value is not finite.
   KvStatistics CollectStatistics(std::span<const int32_t> tokens, std::span<const float> key_means = {});
+
+  // One chunk of the comparisons that quality_sample_rate asks for; false when none is left. The engine's own thread
+  // does it while it has nothing else to do; not while Start()ed.
+  bool MeasureQuality();
 
   EngineStats Stats() const;
   const ModelInfo& Info() const;

@@ -67,6 +67,8 @@ void BindConfig(nb::module_& module) {
       .def_rw("device", &EngineConfig::device)
       .def_rw("isa", &EngineConfig::isa)
       .def_rw("seed", &EngineConfig::seed)
+      .def_rw("quality_sample_rate", &EngineConfig::quality_sample_rate)
+      .def_rw("profile", &EngineConfig::profile)
       .def_rw("poison_unused", &EngineConfig::poison_unused, nb::arg().none())
       .def(
           "set_on_warning",
@@ -116,11 +118,24 @@ void BindOutputs(nb::module_& module) {
       .def_ro("error", &RequestOutput::error);
 }
 
-nb::dict Counts(int64_t values, int64_t saturated, int64_t nan) {
+nb::dict Quality(const QualityStats& quality) {
+  nb::dict result;
+  result["requests"] = quality.requests;
+  result["tokens"] = quality.tokens;
+  result["pending"] = quality.pending;
+  result["skipped"] = quality.skipped;
+  result["kl_mean"] = quality.tokens > 0 ? quality.kl_sum / static_cast<double>(quality.tokens) : 0.0;
+  result["kl_max"] = quality.kl_max;
+  return result;
+}
+
+nb::dict Counts(int64_t values, int64_t saturated, int64_t nan, int64_t blocks, int64_t zero_blocks) {
   nb::dict counts;
   counts["values"] = values;
   counts["saturated"] = saturated;
   counts["nan"] = nan;
+  counts["blocks"] = blocks;
+  counts["zero_blocks"] = zero_blocks;
   return counts;
 }
 
@@ -159,8 +174,22 @@ nb::dict StatsDict(const EngineStats& stats) {
   result["isa"] = stats.isa;
   result["device"] = stats.device;
   result["threads"] = stats.threads;
-  result["seconds_forward"] = stats.seconds_forward;
   result["seconds_total"] = stats.seconds_total;
+  result["seconds_forward"] = stats.seconds_forward;
+  result["seconds_schedule"] = stats.seconds_schedule;
+  result["seconds_masks"] = stats.seconds_masks;
+  result["seconds_sample"] = stats.seconds_sample;
+  result["seconds_callback"] = stats.seconds_callback;
+  nb::list profile;
+  for (const ProfileRow& row : stats.profile) {
+    nb::dict entry;
+    entry["name"] = row.name;
+    entry["seconds"] = row.seconds;
+    entry["calls"] = row.calls;
+    profile.append(entry);
+  }
+  result["profile"] = profile;
+  result["quality"] = Quality(stats.quality);
   int64_t saturated = 0;
   int64_t nan = 0;
   nb::list layers;
@@ -172,8 +201,8 @@ nb::dict StatsDict(const EngineStats& stats) {
     row["page_bytes"] = layer.page_bytes;
     row["k_scale"] = nb::cast(layer.k_scale);
     row["v_scale"] = nb::cast(layer.v_scale);
-    row["k"] = Counts(layer.k_values, layer.k_saturated, layer.k_nan);
-    row["v"] = Counts(layer.v_values, layer.v_saturated, layer.v_nan);
+    row["k"] = Counts(layer.k_values, layer.k_saturated, layer.k_nan, layer.k_blocks, layer.k_zero_blocks);
+    row["v"] = Counts(layer.v_values, layer.v_saturated, layer.v_nan, layer.v_blocks, layer.v_zero_blocks);
     layers.append(row);
   }
   result["saturated"] = saturated;
@@ -315,6 +344,9 @@ void BindEngine(nb::module_& module) {
            nb::sig("def statistics(self, tokens: numpy.typing.NDArray[numpy.int32], "
                    "key_means: numpy.typing.NDArray[numpy.float32] | None = None) -> dict[str, typing.Any]"),
            "See KvStatistics in include/kvanta/engine.h: a dictionary of numpy arrays.")
+      .def(
+          "measure_quality", [](EngineOwner& owner) { return owner.engine->MeasureQuality(); }, ReleaseGil(),
+          "One chunk of the comparisons of quality_sample_rate; False when none is left.")
       .def("export_page", &ExportPage, "tokens"_a, "index"_a, "Canonical bytes of a page of a cached prefix.")
       .def(
           "stats", [](const EngineOwner& owner) { return StatsDict(owner.engine->Stats()); },

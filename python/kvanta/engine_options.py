@@ -41,6 +41,13 @@ def _whole(value: Any) -> int:
     return int(value)
 
 
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise InputError(f"{value!r} is not a number") from None
+
+
 @dataclass(frozen=True)
 class EngineOption:
     """One option. `field` of EngineConfig is set to convert(value)."""
@@ -167,6 +174,13 @@ OPTIONS: tuple[EngineOption, ...] = (
     EngineOption("device", "where to compute", "auto", str, choices=("auto", "cpu", "cuda"), metavar="DEVICE"),
     EngineOption("isa", "CPU instructions: auto, avx512, avx2 or portable", "auto", str, metavar="ISA"),
     EngineOption("threads", "CPU threads (default: every CPU that this process may use)", 0, _whole, metavar="N"),
+    EngineOption(
+        "quality_sample_rate",
+        "share of the served requests, 0 to 1, compared with an exact cache while the engine is idle",
+        0.0,
+        _number,
+        metavar="SHARE",
+    ),
     EngineOption("seed", "of requests without a seed of their own", 0, _whole, ("random_seed",), metavar="N"),
 )
 

@@ -69,6 +69,7 @@ class LLM:
         device: str = "auto",
         isa: str = "auto",
         threads: int | None = None,
+        quality_sample_rate: float | None = None,
         seed: int | None = None,
         **others: Any,
     ) -> None:
@@ -91,6 +92,7 @@ class LLM:
             "device": device,
             "isa": isa,
             "threads": threads,
+            "quality_sample_rate": quality_sample_rate,
             "seed": seed,
         }
         extra, notes = known_arguments(others)
@@ -225,6 +227,16 @@ class LLM:
         """Counters of the engine: bytes per token, pages used and free, prefix hits, saturated values, and more."""
         cache = self._scheme_file or self.config.kv_cache_dtype
         return {"model": self.model, "kv_cache_dtype": cache, **self._engine.stats()}
+
+    def measure_quality(self) -> dict[str, Any]:
+        """How far what was generated is from an exact cache's distribution: requests compared, their tokens, kl_mean
+        and kl_max in nats. Compares now what quality_sample_rate has chosen since the last call.
+        """
+        with self._lock:
+            while self._engine.measure_quality():
+                pass
+        quality: dict[str, Any] = self._engine.stats()["quality"]
+        return quality
 
     def reset_prefix_cache(self) -> None:
         """Forgets every cached beginning."""

@@ -45,6 +45,9 @@ Core::Core(Parts parts) : parts_(std::move(parts)), demand_(parts_.layout, Commo
   const int64_t logit_rows = std::clamp<int64_t>(config.max_num_seqs, 16, kMostLogitRows);
   runner_ = std::make_unique<runner::Runner>(*parts_.model, config.max_num_batched_tokens, logit_rows);
   masks_ = std::make_unique<StepMasks>(config.fill_masks, parts_.info.vocab);
+  if (config.quality_sample_rate > 0) {
+    quality_ = std::make_unique<QualityMonitor>(parts_, config.quality_sample_rate);
+  }
   row_sampler_ = std::make_unique<runner::RowSampler>(*parts_.threads);
   measure_scales_ = config.calculate_kv_scales && !parts_.scales_given && HasStaticScales(parts_.layout);
   MakeBackend();  // checks the scales, which the probe relies on
@@ -59,6 +62,7 @@ Core::~Core() {
 
 void Core::MakeBackend() {
   auto fresh = parts_.make_backend(*store_, {.layers = parts_.model->AttentionLayers(), .scales = parts_.scales});
+  if (parts_.profile) fresh = Profiled(std::move(fresh), parts_.profile);
   const std::lock_guard lock(mutex_);  // Stats() reads it
   backend_ = std::move(fresh);
 }

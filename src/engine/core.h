@@ -2,6 +2,7 @@
 // model; everyone else leaves a note under the mutex (docs/engine-contract.md).
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -14,6 +15,7 @@
 
 #include "cache/prefix_tree.h"
 #include "engine/parts.h"
+#include "engine/quality.h"
 #include "engine/request_state.h"
 #include "engine/resolve.h"
 #include "engine/step_masks.h"
@@ -39,6 +41,7 @@ class Core {
   int64_t Logits(std::span<const int32_t> tokens, int chunk_tokens, std::span<float> out, bool use_prefix_cache);
   std::vector<uint8_t> ExportPage(std::span<const int32_t> tokens, int index);
   KvStatistics CollectStatistics(std::span<const int32_t> tokens, std::span<const float> key_means);
+  bool MeasureQuality();
   EngineStats Stats() const;
   const ModelInfo& Info() const noexcept { return parts_.info; }
   const EngineConfig& Config() const noexcept { return parts_.config; }
@@ -72,6 +75,7 @@ class Core {
 
   // With the turn.
   bool StepWithTurn(std::vector<RequestOutput>& outputs);
+  bool WorkOnQuality();
   void TakeNotes(std::vector<RequestOutput>& outputs);
   void EndOverdue(double now, std::vector<RequestOutput>& outputs);
   void Fail(RequestState& request, FinishReason finish, std::string error, std::vector<RequestOutput>& outputs);
@@ -111,11 +115,14 @@ class Core {
   std::vector<runner::RowTask> tasks_;
   std::vector<Sampled> sampled_;
   std::unique_ptr<StepMasks> masks_;
+  std::unique_ptr<QualityMonitor> quality_;  // null unless wanted
 
   std::unordered_map<std::string, std::unique_ptr<RequestState>> requests_;  // handed to the scheduler
   std::unordered_map<const scheduler::Sequence*, RequestState*> by_sequence_;
   EngineStats counters_;                // of the turn's owner
   double next_deadline_ = kNoDeadline;  // not after the first of requests_
+
+  std::atomic<double> seconds_callback_ = 0;  // written by the loop alone
 
   mutable std::mutex mutex_;  // never held during a forward pass
   std::condition_variable turn_free_;

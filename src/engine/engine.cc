@@ -35,6 +35,9 @@ std::vector<uint8_t> Engine::ExportPage(std::span<const int32_t> tokens, int ind
 KvStatistics Engine::CollectStatistics(std::span<const int32_t> tokens, std::span<const float> key_means) {
   return state_->core.CollectStatistics(tokens, key_means);
 }
+bool Engine::MeasureQuality() {
+  return state_->core.MeasureQuality();
+}
 EngineStats Engine::Stats() const {
   return state_->core.Stats();
 }

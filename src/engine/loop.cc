@@ -60,6 +60,7 @@ void Core::Loop(const std::stop_token& stop, const StepCallback& callback) {
       worked = StepWithTurn(outputs);
     }
     if (!outputs.empty()) {
+      const double start = Now();
       try {
         callback(outputs);
       } catch (const std::exception& error) {
@@ -67,12 +68,31 @@ void Core::Loop(const std::stop_token& stop, const StepCallback& callback) {
       } catch (...) {
         Warn("the step callback threw something that is no std::exception");
       }
+      seconds_callback_ = seconds_callback_ + (Now() - start);
     }
     if (worked) continue;
+    if (quality_ && WorkOnQuality()) continue;
     std::unique_lock lock(mutex_);
     noted_.wait(lock, stop, [&] { return !inbox_.empty() || !pending_.empty() || draining_; });
     if (draining_ && ids_.empty() && pending_.empty()) return;
   }
+}
+
+// False when nothing is left, or who drains the engine waits.
+bool Core::WorkOnQuality() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (draining_) return false;
+  }
+  const Turn turn(*this);
+  if (!quality_->HasWork()) return false;
+  quality_->Work();
+  return true;
+}
+
+bool Core::MeasureQuality() {
+  RefuseWhileStarted("MeasureQuality");
+  return quality_ && WorkOnQuality();
 }
 
 bool Core::Step(std::vector<RequestOutput>& outputs) {

@@ -132,6 +132,9 @@ void Core::Forget(RequestState& request) {
 // Its last output is the caller's to give out.
 void Core::Finish(RequestState& request, FinishReason finish) {
   CountFinish(finish);
+  if (quality_ && (finish == FinishReason::kStop || finish == FinishReason::kLength)) {
+    quality_->Offer(request.sequence.tokens, request.PromptTokens(), request.sampler.Seed());
+  }
   {
     const std::lock_guard lock(mutex_);
     ids_.erase(request.request.id);

@@ -42,6 +42,8 @@ void Core::RefreshStats() {
   counters_.cache_used_bytes = store_->UsedBytes();
   counters_.cache_budget_bytes = store_->BudgetBytes();
   counters_.prefix_pages = tree_ ? tree_->Pages() : 0;
+  if (quality_) counters_.quality = quality_->Stats();
+  if (parts_.profile) counters_.profile = parts_.profile->Rows();
   stats_ = counters_;
 }
 
@@ -50,6 +52,7 @@ EngineStats Core::Stats() const {
   EngineStats stats = stats_;
   stats.waiting += static_cast<int64_t>(inbox_.size());
   stats.refused = refused_;
+  stats.seconds_callback = seconds_callback_;
   stats.weight_bytes = parts_.model->WeightBytes();
   stats.backend = backend_->Info().name;
   stats.isa = parts_.isa;
@@ -71,6 +74,10 @@ EngineStats Core::Stats() const {
     layer.v_values = counts.v.values;
     layer.v_saturated = counts.v.saturated;
     layer.v_nan = counts.v.nan;
+    layer.k_blocks = counts.k.blocks;
+    layer.k_zero_blocks = counts.k.zero_blocks;
+    layer.v_blocks = counts.v.blocks;
+    layer.v_zero_blocks = counts.v.zero_blocks;
   }
   return stats;
 }

@@ -28,6 +28,7 @@ bool Core::StepWithTurn(std::vector<RequestOutput>& outputs) {
   try {
     const auto scheduled = scheduler_->Schedule();
     chunks_.assign(scheduled.begin(), scheduled.end());
+    counters_.seconds_schedule += Now() - start;
   } catch (const std::exception& error) {  // out of memory: nobody knows whose
     std::vector<RequestState*> all;
     for (const auto& [id, request] : requests_) all.push_back(request.get());
@@ -96,7 +97,9 @@ void Core::RunChunks(std::span<const scheduler::Chunk> chunks, double now) {
 
 void Core::SampleRows() {
   sampled_.clear();
+  const double asked = Now();
   masks_->Fill();
+  counters_.seconds_masks += Now() - asked;
   const auto vocab = static_cast<size_t>(parts_.info.vocab);
   const auto most = static_cast<size_t>(runner_->MaxLogitRows());
   for (size_t first = 0; first < wanted_.size(); first += most) {
@@ -105,7 +108,8 @@ void Core::SampleRows() {
     for (const WantedRow& want : wanted) rows_.push_back(want.row);
     const double start = Now();
     const std::span<float> logits = runner_->Logits(rows_);
-    counters_.seconds_forward += Now() - start;
+    const double done = Now();
+    counters_.seconds_forward += done - start;
     tasks_.resize(wanted.size());
     for (size_t i = 0; i < wanted.size(); ++i) {
       const RequestState& request = *wanted[i].request;
@@ -123,6 +127,7 @@ void Core::SampleRows() {
       }
     }
     row_sampler_->Run(tasks_);
+    counters_.seconds_sample += Now() - done;
     for (size_t i = 0; i < wanted.size(); ++i) {
       RequestState& request = *wanted[i].request;
       if (wanted[i].prompt_position < 0) {

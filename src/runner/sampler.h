@@ -20,6 +20,7 @@ class SamplerState {
                std::vector<int32_t> stop_tokens);
 
   const SamplingParams& Params() const noexcept { return params_; }
+  uint64_t Seed() const noexcept { return seed_; }
   // The token was taken.
   void Append(int32_t token);
 

@@ -13,13 +13,19 @@ from kvanta.text_table import render_table
 _MOST_BYTES = 1 << 26
 _HEADER = ["label", "requests/s", "at once", "done", "failed", "output tok/s", "all tok/s"]
 _LATENCIES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "end to end"}
+_EXTRA = {"cached_tokens": "from cache", "goodput": "goodput"}  # shown where a run has it
 
 
 def text_of(reports: Sequence[Mapping[str, Any]]) -> str:
     """A table with a row per run, and what the reader should know about them."""
-    with_goodput = any(run["goodput"] for report in reports for run in report["runs"])
-    header = [*_HEADER, *(f"{name} p50/p99 ms" for name in _LATENCIES.values()), *(["goodput"] if with_goodput else [])]
-    rows = [_cells(report["label"], run, with_goodput) for report in reports for run in report["runs"]]
+    runs = [(report["label"], run) for report in reports for run in report["runs"]]
+    extra = [name for name in _EXTRA if any(run[name] for _, run in runs)]
+    header = [
+        *_HEADER,
+        *(f"{name} p50/p99 ms" for name in _LATENCIES.values()),
+        *(title for name, title in _EXTRA.items() if name in extra),
+    ]
+    rows = [_cells(label, run, extra) for label, run in runs]
     table = render_table(header, rows)
     return "\n".join([_title(reports[0]), "", table, *(note for report in reports for note in _notes(report))])
 
@@ -34,7 +40,7 @@ def _title(report: Mapping[str, Any]) -> str:
     return f"{report['model']} at {report['url']}: {lengths}"
 
 
-def _cells(label: str, run: Mapping[str, Any], with_goodput: bool) -> list[str]:
+def _cells(label: str, run: Mapping[str, Any], extra: Sequence[str]) -> list[str]:
     cells = [
         label,
         "all at once" if run["rate"] is None else f"{run['rate']:.4g}",
@@ -47,7 +53,9 @@ def _cells(label: str, run: Mapping[str, Any], with_goodput: bool) -> list[str]:
     for name in _LATENCIES:
         figures = run[name]
         cells.append(f"{figures['p50']:,.1f} / {figures['p99']:,.1f}" if figures else "-")
-    if with_goodput:
+    if "cached_tokens" in extra:
+        cells.append(f"{run['cached_tokens'] / max(1, run['input_tokens']):.0%}")
+    if "goodput" in extra:
         cells.append(f"{run['goodput']['share']:.0%}" if run["goodput"] else "-")
     return cells
 

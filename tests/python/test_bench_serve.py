@@ -293,6 +293,15 @@ def test_reports_beside_each_other_and_a_picture(tmp_path: Path, capsys: pytest.
     assert capsys.readouterr().out.count("  one ") == 4
 
 
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The file of one."""
+    file = str(tmp_path_factory.mktemp("report") / "report.json")
+    with FakeServer() as server:
+        assert main(["bench", "serve", server.url, *FEW, "--json", file]) == 0
+    return file
+
+
 BAD = {
     "no URL": ([], "URL is missing"),
     "no address": (["localhost"], "'localhost' is no address"),
@@ -312,14 +321,15 @@ BAD = {
     ),
     "no trace": (["http://x", "--trace", "/no/such"], "cannot read the trace '/no/such'"),
     "no picture": (["http://x", "--plot", "x.bmp"], "x.bmp"),
+    "nothing measured": (["--beside", "REPORT", "--json", "-"], "--json writes what was measured"),
     "no report": (["--beside", "/no/such"], "cannot read the report '/no/such'"),
     "ids for a chat": (["http://x", "--api", "chat", "--prompts", "ids"], "a chat takes no token ids"),
 }
 
 
 @pytest.mark.parametrize(("words", "reason"), BAD.values(), ids=BAD.keys())
-def test_bad_input_is_one_line(words: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "serve", *words]) == 2
+def test_bad_input_is_one_line(words: list[str], reason: str, report: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "serve", *(report if word == "REPORT" else word for word in words)]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
     (line,) = shown.err.splitlines()

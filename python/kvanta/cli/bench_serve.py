@@ -42,7 +42,7 @@ def parser() -> CommandParser:
     shown.add_argument("--label", metavar="NAME", help="of this server [its cache's format, or the model]")
     shown.add_argument("--beside", nargs="+", default=[], metavar="FILE", help="reports to show beside this one")
     shown.add_argument("--plot", metavar="FILE", help="picture of throughput and latency over load: .png, .svg or .pdf")
-    add_json(shown)  # type: ignore[arg-type]
+    add_json(result)
     return result
 
 
@@ -103,20 +103,17 @@ def run(values: argparse.Namespace) -> int:
     if values.URL is None:
         if not earlier:
             raise InputError("URL is missing; an example: kvanta bench serve http://127.0.0.1:8000")
-        return _show(values, None, earlier)
-    measured = _measure(values, targets)
-    status = _show(values, measured, earlier)
-    if not any(run["completed"] for run in measured["runs"]):
-        raise ResourceError("not one request was answered")
-    return status
-
-
-def _show(values: argparse.Namespace, measured: dict[str, Any] | None, earlier: list[dict[str, Any]]) -> int:
-    reports = [*earlier, *([measured] if measured else [])]
-    shown = measured or (earlier[0] if len(earlier) == 1 else {"reports": earlier})
-    write_report(values.json, shown, report.text_of(reports))
+        if values.json is not None:
+            raise InputError("--json writes what was measured; without a URL nothing is")
+        print(report.text_of(earlier))
+        measured = []
+    else:
+        measured = [_measure(values, targets)]
+        write_report(values.json, measured[0], report.text_of([*earlier, *measured]))
     if values.plot is not None:
-        plot.write_plot(values.plot, reports)
+        plot.write_plot(values.plot, [*earlier, *measured])
+    if measured and not any(run["completed"] for run in measured[0]["runs"]):
+        raise ResourceError("not one request was answered")
     return 0
 
 

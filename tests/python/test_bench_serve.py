@@ -309,6 +309,7 @@ BAD = {
     "a port beyond all": (["http://x:99999"], "is no address"),
     "rates and concurrencies": (["http://x", "--rate", "1", "2", "--concurrency", "1", "2"], "differ in one"),
     "no rate": (["http://x", "--rate", "0"], "rate is 0"),
+    "a seed below 0": (["http://x", "--seed", "-1"], "seed: -1"),
     "no places": (["http://x", "--concurrency", "0"], "concurrency is 0"),
     "an odd target": (["http://x", "--goodput", "speed:1"], "names none of ttft, tpot, e2e"),
     "an odd body": (["http://x", "--extra-body", "[]"], "--extra-body"),

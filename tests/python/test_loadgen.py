@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvanta.errors import InputError
 from kvanta.loadgen.prompts import WORDS, PromptMaker
-from kvanta.loadgen.records import LoadError, RequestRecord
+from kvanta.loadgen.records import ERROR_KINDS, LoadError, RequestRecord
 from kvanta.loadgen.report import read_report, text_of
 from kvanta.loadgen.server_metrics import parse_metrics
 from kvanta.loadgen.sse import EventReader
@@ -71,6 +71,7 @@ def test_a_workload_is_stretched_to_a_rate() -> None:
         ({"rate": -1.0}, "rate is -1"),
         ({"rate": math.nan}, "rate is nan"),
         ({"burstiness": 0.0}, "burstiness is 0"),
+        ({"seed": -1}, "seed: -1"),
         ({"input_tokens": 0}, "input tokens: 0"),
         ({"output_tokens": 10**9}, "output tokens: 1000000000"),
         ({"spread": 1.5}, "spread: 1.5"),
@@ -149,6 +150,12 @@ def test_figures_of_a_run() -> None:
     }
     assert report["peak_concurrency"] == 4
     json.dumps(report, allow_nan=False)
+
+
+def test_every_key_and_kind_of_error_is_documented() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "bench-serve.md").read_text(encoding="utf-8")
+    keys = [*summarize([record(0)], 1.0), *ERROR_KINDS]
+    assert [key for key in keys if f"`{key}`" not in page] == []
 
 
 def test_a_run_without_answers_has_figures_too() -> None:

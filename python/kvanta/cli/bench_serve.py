@@ -206,6 +206,7 @@ def _workload(values: argparse.Namespace, load: Load) -> workload.Workload:
         if getattr(values, name) is not None:
             flag, only = f"--{name.replace('_', '-')}", "without" if values.trace is not None else "with"
             raise InputError(f"{flag} has a meaning only {only} --trace")
+    workload.check_seed(values.seed)
     if values.trace is None:
         return workload.synthetic(
             requests=_or(values.requests, _REQUESTS),

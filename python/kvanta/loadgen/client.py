@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,8 +20,14 @@ _READ = 1 << 16
 
 @asynccontextmanager
 async def open_session(timeout_s: float, api_key: str | None) -> AsyncIterator[aiohttp.ClientSession]:
-    """A session with as many connections as requests are on their way. `timeout_s`: of one request as a whole."""
+    """A session with as many connections as requests are on their way, which this process is then allowed to have.
+
+    `timeout_s`: of one request as a whole.
+    """
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    usual, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= usual < most:  # one file per connection: the usual 1,024 are soon used up
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
         timeout=aiohttp.ClientTimeout(total=timeout_s),

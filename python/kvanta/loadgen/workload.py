@@ -92,8 +92,9 @@ def synthetic(
     _check("shared prefix", shared_prefix, 0, MOST_TOKENS)
     _check("spread", spread, 0.0, 1.0)
     check_rate(rate)
-    if not 0 < burstiness < float("inf"):
-        raise InputError(f"the burstiness is {burstiness:g}, not above 0; 1 is a Poisson process")
+    if not 0.01 <= burstiness <= 1000:
+        raise InputError(f"the burstiness is {burstiness:g}, not in 0.01..1000; 1 is a Poisson process")
+    check_seed(seed)
     random = np.random.default_rng([seed, 1])
     times = arrival_times(requests, rate, burstiness, random)
     inputs, outputs = (_lengths(mean, spread, requests, random) for mean in (input_tokens, output_tokens))
@@ -125,6 +126,11 @@ def check_rate(rate: float) -> None:
     """Raises InputError unless it is a rate in requests per second; infinity is one."""
     if not rate > 0:
         raise InputError(f"the rate is {rate:g} requests per second, not above 0; inf sends all at once")
+
+
+def check_seed(seed: int) -> None:
+    """Raises InputError unless it is a seed."""
+    _check("seed", seed, 0, 2**63)
 
 
 def _lengths(mean: int, spread: float, count: int, random: np.random.Generator) -> Sequence[int]:

@@ -35,7 +35,7 @@ async function read(url) {
 function say(text, up) {
   $("trouble").textContent = text;
   $("health").className = up ? "dot up" : "dot down";
-  $("health").setAttribute("aria-label", up ? "the server answers" : "the server does not answer");
+  $("health").setAttribute("aria-label", up ? "the server answers" : text);
 }
 
 async function look(charts) {

@@ -18,7 +18,7 @@ COMMANDS = {
     "calibrate": "static scales and key means of a model, from a text",
     "formats": "the table of cache formats",
     "convert": "a GGUF file to a folder in Hugging Face layout",
-    "bench": "speed of the attention kernels, as a share of the machine's limit",
+    "bench": "speed of the attention kernels, and of a server under load",
 }
 
 

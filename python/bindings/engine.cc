@@ -272,10 +272,13 @@ std::optional<std::vector<RequestOutput>> Step(EngineOwner& owner) {
 }
 
 void Start(EngineOwner& owner, nb::callable callback) {
-  auto hear = Hear<std::vector<RequestOutput>>(std::move(callback));
+  auto hear = Hear<nb::list>(std::move(callback));
   const nb::gil_scoped_release release;
   owner.engine->Start([hear = std::move(hear)](std::span<const RequestOutput> outputs) {
-    hear(std::vector<RequestOutput>(outputs.begin(), outputs.end()));
+    const nb::gil_scoped_acquire gil;
+    nb::list news;
+    for (const RequestOutput& output : outputs) news.append(nb::cast(RequestOutput(output), nb::rv_policy::move));
+    hear(std::move(news));
   });
 }
 

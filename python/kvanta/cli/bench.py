@@ -11,6 +11,7 @@ from kvanta.cli.arguments import CommandParser
 # Subject -> its line in --help. Each is the module bench_SUBJECT here, with parser() and run().
 SUBJECTS = {
     "attention": "speed of the attention kernels, as a share of the machine's limit",
+    "engine": "the engine under load, without HTTP: throughput, latencies, what a step costs beside the model",
     "serve": "an OpenAI-compatible server under load: latencies, throughput, goodput",
 }
 

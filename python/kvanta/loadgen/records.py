@@ -11,6 +11,9 @@ ERROR_KINDS = {
     "disconnected": "the server closed the connection before the answer was complete",
     "bad_response": "the answer is no event stream of OpenAI's form",
     "server_error": "an error inside the stream",
+    "queue_full": "the engine's queue was full (bench engine)",
+    "refused": "the engine took it for wrong (bench engine)",
+    "engine_error": "the engine ended it with an error (bench engine)",
     "http_NNN": "the server answered with this status",
 }
 

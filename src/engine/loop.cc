@@ -44,7 +44,10 @@ void Core::Stop(bool drain) {
   source.request_stop();
   if (loop == std::this_thread::get_id()) return;  // from the callback: the loop ends after it
   const std::lock_guard joining(join_mutex_);      // a Stop() may cut short another's drain
-  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!started_ || loop_thread_ != loop) return;  // the other has joined it
+  }
   thread_.join();
   const std::lock_guard lock(mutex_);
   started_ = false;

@@ -39,9 +39,10 @@ inline constexpr double kRopeAbsolute = 3 * kUnitF32;
 inline constexpr double kCoefficientRelative = 6 * kUnitF32;
 
 // Steps of the largest of a row's coefficients that a kernel keeps: 16 bits for whole bytes (and for codes that become
-// such), 8 for narrower integers. 0: floats.
+// such), 8 for narrower integers, where weights have no sign. 0: floats.
 inline constexpr double kByteSteps = 32512;
 inline constexpr double kNarrowSteps = 127;
+inline constexpr double kNarrowWeightSteps = 255;
 
 // An integer code's query is rounded to steps of its largest value: each element errs by at most half a step, the row's
 // norm by sqrt(head_dim) * |q| / (2 steps), a logit by that share of |q| |k| (Cauchy-Schwarz). A float code's query is
@@ -53,8 +54,8 @@ inline double LogitError(double steps, int head_dim, double logit, double softca
 }
 
 // exp turns a logit's error into a relative one, in the numerator and in the sum. An integer code's weights are rounded
-// to half a step of the largest each: over the slots of a page that is at most page_size / (2 steps) of the page's
-// largest weight, and the sum holds every page's largest weight. A float code's weights keep 2^-17. The rest are
+// to half a step of the largest each (narrow codes': of the largest p times the largest scale): over the slots of a page
+// that is at most page_size / (2 steps) of the page's largest weight, and the sum holds every page's largest weight. A float code's weights keep 2^-17. The rest are
 // roundings of sums of positive weights: a page's slots, 64 pages of a run, 64 runs.
 inline double AttentionTolerance(double logit_error, double steps, int page_size, double largest_value) {
   const double weights = steps > 0 ? page_size / (2 * steps) : 0x1p-17;

@@ -76,8 +76,8 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
       // row less its zero, about four times.
       const double k_norm = Growth(layer.k) * LargestNorm(sequence.k, options.head_dim) + (layer.k.mean ? q_norm : 0);
       const double logit = harness.config().layers[0].softmax_scale * q_norm * k_norm;
-      const double logit_error = testing::LogitError(Steps(layer.k), options.head_dim, logit, options.softcap);
-      const double tolerance = testing::AttentionTolerance(logit_error, Steps(layer.v), options.page_size,
+      const double logit_error = testing::LogitError(KeySteps(layer), options.head_dim, logit, options.softcap);
+      const double tolerance = testing::AttentionTolerance(logit_error, ValueSteps(layer), options.page_size,
                                                            Growth(layer.v) * LargestNorm(sequence.v, options.head_dim));
       int64_t row = first_row;
       for (const Step& step : steps) {
@@ -98,11 +98,13 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
   bool Compared(std::string_view format, bool decode) const { return worst_.contains(Cell(format, decode)); }
 
  private:
-  static double Steps(const formats::Side& side) {
+  static double Steps(const formats::Side& side, double narrow) {
     const formats::Code code = side.format->code;
     if (!formats::Info(code).integer) return 0;
-    return kernels::IsNarrow(code) ? testing::kNarrowSteps : testing::kByteSteps;
+    return kernels::IsNarrow(code) ? narrow : testing::kByteSteps;
   }
+  static double KeySteps(const formats::LayerScheme& layer) { return Steps(layer.k, testing::kNarrowSteps); }
+  static double ValueSteps(const formats::LayerScheme& layer) { return Steps(layer.v, testing::kNarrowWeightSteps); }
 
   static std::string Cell(std::string_view format, bool decode) {
     return fmt::format("{}.{}", decode ? "decode" : "prefill", format);
@@ -148,9 +150,9 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
     }
     const double k_norm = std::sqrt(options.head_dim) * (layer.k.mean ? 1.5 : 1.0) * Growth(layer.k) / 2;
     EXPECT_LE(std::sqrt(sum / static_cast<double>(count)),
-              testing::AttentionRms(Steps(layer.k), Steps(layer.v), double{harness.config().layers[0].softmax_scale},
-                                    Peak(sequence.q), std::sqrt(options.head_dim), k_norm, options.page_size,
-                                    Growth(layer.v) / 2));
+              testing::AttentionRms(KeySteps(layer), ValueSteps(layer),
+                                    double{harness.config().layers[0].softmax_scale}, Peak(sequence.q),
+                                    std::sqrt(options.head_dim), k_norm, options.page_size, Growth(layer.v) / 2));
   }
 
  protected:

@@ -48,6 +48,15 @@ inline __m128i EmulatedCvtEpi32Epi8(__m512i v) {
   return simde_mm_loadu_si128(reinterpret_cast<const simde__m128i*>(out));
 }
 
+// Clamped from above.
+inline __m128i EmulatedCvtusEpi32Epi8(__m512i v) {
+  uint32_t lanes[16];
+  uint8_t out[16];
+  _mm512_storeu_si512(lanes, v);
+  for (int i = 0; i < 16; ++i) out[i] = static_cast<uint8_t>(lanes[i] < 255 ? lanes[i] : 255);
+  return simde_mm_loadu_si128(reinterpret_cast<const simde__m128i*>(out));
+}
+
 inline __m512 EmulatedPermutePs(__m512 v, int order) {
   float lanes[16];
   float out[16];
@@ -63,4 +72,5 @@ inline __m512 EmulatedPermutePs(__m512 v, int order) {
 #define _mm512_cmplt_epi32_mask(a, b) EmulatedCmpltEpi32(a, b)
 #define _mm512_cvtepi32_epi16(v) EmulatedCvtEpi32Epi16(v)
 #define _mm512_cvtepi32_epi8(v) EmulatedCvtEpi32Epi8(v)
+#define _mm512_cvtusepi32_epi8(v) EmulatedCvtusEpi32Epi8(v)
 #define _mm512_permute_ps(v, order) EmulatedPermutePs(v, order)

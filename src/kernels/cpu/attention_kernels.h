@@ -208,6 +208,7 @@ struct Weights {
   const uint8_t* rows;
   int64_t row_stride;
   int64_t block_stride;
+  const uint8_t* signs;  // of the scales, of one row; narrow codes only
   float unit[kPassRows][kMaxBlocks];
   int32_t bias[kPassRows][kMaxBlocks];
   float zero[kPassRows][kMaxBlocks];  // sum of p times the zeros
@@ -276,18 +277,16 @@ template <class Code, int kRows, bool kHalf>
 KVANTA_INLINE void AddColumns(const ValuePass& pass, const Weights& weights, const Segment& segment, int column,
                               int row, Prefetcher& prefetch) {
   const int block = pass.cell.block_scales ? column / pass.cell.block : 0;
+  const int64_t of_block = block * weights.block_stride + segment.first * Code::kCoefficientBytes;
   const uint8_t* coefficients[kRows];
-  int32_t bias[kRows];
   Lanes::F dots[kRows];
-  for (int r = 0; r < kRows; ++r) {
-    coefficients[r] = weights.rows + (row + r) * weights.row_stride + block * weights.block_stride +
-                      segment.first * Code::kCoefficientBytes;
-    bias[r] = weights.bias[row + r][block];
-  }
+  for (int r = 0; r < kRows; ++r) coefficients[r] = weights.rows + (row + r) * weights.row_stride + of_block;
   if constexpr (requires { Code::kBits; }) {
-    Code::template DotValues<kRows, kHalf>(segment.lines, pass.cell.head_dim, column, segment.units, coefficients, bias,
-                                           dots, prefetch);
+    Code::template DotValues<kRows, kHalf>(segment.lines, pass.cell.head_dim, column, segment.units, coefficients,
+                                           weights.signs + of_block, dots, prefetch);
   } else {
+    int32_t bias[kRows];
+    for (int r = 0; r < kRows; ++r) bias[r] = weights.bias[row + r][block];
     Code::template Dot<kRows, kHalf>(segment.lines + int64_t{column} * 4, int64_t{pass.cell.head_dim} * 4,
                                      segment.units, coefficients, bias, dots, prefetch);
   }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "formats/code.h"
 #include "kernels/cpu/attention_kernels.h"
 #include "kernels/cpu/codes_narrow.h"
 #include "kernels/cpu/inline.h"
@@ -90,59 +91,99 @@ void ScoreTiled(const KeyPass& pass) {
 
 // ---- PV
 
-// Weigh() of a run of 16 kVectors slots, whose weights stay in registers until they are rounded.
-template <int kVectors>
-KVANTA_INLINE void WeighRun(const ValuePass& pass, int first, int offset, Weights& weights) {
+// Scales of slots [first, last) of a page, and what of them all rows share.
+struct SlotScales {
+  alignas(64) float share[kMaxBlocks][kMaxPageTokens + 16];  // of the block's largest, without signs
+  alignas(64) float zero[kMaxBlocks][kMaxPageTokens];        // of the code that values are met less
+  alignas(64) float most[kMaxPageTokens];                    // largest share of a slot
+  alignas(64) uint8_t signs[kMaxBlocks * kMaxPageTokens];    // [blocks][page_tokens], 1 or -1
+  float largest[kMaxBlocks];
+};
+
+// `middle`: the code that values with zeros are met less.
+template <bool kScaleSigns>
+__attribute__((noinline)) void LoadSlots(const ValuePass& pass, int first, int last, int middle, SlotScales& slots) {
   const CellView& cell = pass.cell;
   const bool in_blocks = static_cast<bool>(cell.block_scales);
   const ScalePlane& scales = in_blocks ? cell.block_scales : cell.token_scales;
   const uint16_t* zeros = in_blocks ? cell.block_zeros : cell.token_zeros;
-  const bool whole = pass.begin <= first && first + 16 * kVectors <= pass.end;
-  weights.rows = pass.weights;
-  weights.row_stride = kWeightBytes;
-  weights.block_stride = cell.page_tokens;
+  for (int t = first; t < last; t += 16) Lanes::Store(slots.most + t, Lanes::Zero());
   for (int b = 0; b * (in_blocks ? cell.block : cell.head_dim) < cell.head_dim; ++b) {
-    Lanes::F scale[kVectors], level[kVectors];
-    for (int v = 0; v < kVectors; ++v) {
-      const int slot = b * cell.page_tokens + first + 16 * v;
-      scale[v] = scales ? LoadScales(scales, slot) : Lanes::Set1(1);
-      level[v] = zeros ? Lanes::LoadFp16(zeros + slot) : Lanes::Zero();
-    }
-    for (int row = 0; row < pass.rows; ++row) {
-      Lanes::F x[kVectors];
-      Lanes::F peak = Lanes::Zero(), zero = Lanes::Zero(), total = Lanes::Zero();
-      for (int v = 0; v < kVectors; ++v) {
-        const int t = first + 16 * v;
-        const Lanes::F p = Lanes::Mul(Lanes::Load(pass.p + row * kMaxPageTokens + t), Lanes::Set1(pass.scale));
-        x[v] = Lanes::Mul(p, scale[v]);
-        if (zeros) {
-          Lanes::F z = Lanes::Fma(x[v], Lanes::Set1(static_cast<float>(offset)), Lanes::Mul(p, level[v]));
-          if (!whole) z = KeepOr(z, 0.0f, pass.begin - t, pass.end - t);
-          zero = Lanes::Add(zero, z);
-        }
-        if (!whole) x[v] = KeepOr(x[v], 0.0f, pass.begin - t, pass.end - t);
-        peak = Lanes::Max(peak, Magnitude(x[v]));
+    float* share = slots.share[b];
+    Lanes::F peak = Lanes::Zero();
+    for (int t = first; t < last; t += 16) {
+      const int slot = b * cell.page_tokens + t;
+      // Scales and zeros of unused slots may be anything.
+      const bool whole = pass.begin <= t && t + 16 <= pass.end;
+      Lanes::F scale = scales ? LoadScales(scales, slot) : Lanes::Set1(1);
+      if (!whole) scale = KeepOr(scale, 0.0f, pass.begin - t, pass.end - t);
+      if (zeros) {
+        Lanes::F zero = Lanes::LoadFp16(zeros + slot);
+        if (!whole) zero = KeepOr(zero, 0.0f, pass.begin - t, pass.end - t);
+        Lanes::Store(slots.zero[b] + t, Lanes::Fma(scale, Lanes::Set1(static_cast<float>(middle)), zero));
       }
-      const Quantizer quantizer = QuantizerOf<NarrowWeights>(peak);
-      uint8_t* out = pass.weights + row * kWeightBytes + b * weights.block_stride + first;
-      for (int v = 0; v < kVectors; ++v) {
-        const Lanes::F value = Lanes::Round(Lanes::Mul(x[v], Lanes::Set1(quantizer.inverse)));
-        total = Lanes::Add(total, value);
-        NarrowWeights::Pack(value, out + 16 * v);
+      if constexpr (kScaleSigns) {
+        Bytes16::Signs(scale, slots.signs + slot);
+        scale = Magnitude(scale);
       }
-      weights.unit[row][b] = quantizer.unit;
-      weights.zero[row][b] = zeros ? Lanes::Sum(zero) : 0.0f;
-      weights.bias[row][b] = offset == 0 ? 0 : Bias(Lanes::Sum(total), offset);
+      peak = Lanes::Max(peak, scale);
+      Lanes::Store(share + t, scale);
     }
+    const float largest = Lanes::MaxOf(peak);
+    const Lanes::F inverse = Lanes::Set1(largest > kSmallestPeak ? 1 / largest : 0.0f);
+    slots.largest[b] = largest;
+    for (int t = first; t < last; t += 16) {
+      const Lanes::F part = Lanes::Mul(Lanes::Load(share + t), inverse);
+      Lanes::Store(share + t, part);
+      Lanes::Store(slots.most + t, Lanes::Max(Lanes::Load(slots.most + t), part));
+    }
+    Lanes::Store(share + last, Lanes::Zero());  // they are packed in 32s
   }
 }
 
-// One function for all codes, as its instructions are the same.
-__attribute__((noinline)) void WeighNarrow(const ValuePass& pass, int offset, Weights& weights) {
-  const int first = pass.begin / 16 * 16, last = static_cast<int>(RoundUp(pass.end, 16));
-  if (last - first == 32) return WeighRun<2>(pass, first, offset, weights);
-  if (last - first == 16) return WeighRun<1>(pass, first, offset, weights);
-  Weigh<NarrowWeights>(pass, offset, weights);
+// p times the slots' scales as bytes. A row's unit is that of its largest p times a slot's largest share, so its p are
+// scaled once for all blocks; units are somewhat larger than if each block had its own.
+__attribute__((noinline)) void WeighSlots(const ValuePass& pass, int first, int last, const SlotScales& slots,
+                                          Weights& weights) {
+  const CellView& cell = pass.cell;
+  const int blocks = cell.block_scales ? cell.head_dim / cell.block : 1;
+  const bool zeros = cell.block_zeros != nullptr || cell.token_zeros != nullptr;
+  weights.rows = pass.weights;
+  weights.row_stride = kWeightBytes;
+  weights.block_stride = cell.page_tokens;
+  weights.signs = slots.signs;
+  for (int row = 0; row < pass.rows; ++row) {
+    const float* p = pass.p + row * kMaxPageTokens;
+    Lanes::F peak = Lanes::Zero();
+    for (int t = first; t < last; t += 16) {
+      peak = Lanes::Max(peak, Lanes::Mul(Lanes::Load(p + t), Lanes::Load(slots.most + t)));
+    }
+    float largest = Lanes::MaxOf(peak);
+    largest = largest > kSmallestPeak ? largest : kSmallestPeak;
+    alignas(64) float scaled[kMaxPageTokens + 16];
+    for (int t = first; t < last; t += 16) {
+      Lanes::Store(scaled + t, Lanes::Mul(Lanes::Load(p + t), Lanes::Set1(kLargestWeight / largest)));
+    }
+    Lanes::Store(scaled + last, Lanes::Zero());
+    const float unit = largest * (pass.scale / kLargestWeight);
+    for (int b = 0; b < blocks; ++b) {
+      const float* share = slots.share[b];
+      uint8_t* out = pass.weights + row * kWeightBytes + b * weights.block_stride;
+      for (int t = first; t < last; t += 32) {
+        Bytes16::PackUnsigned(Lanes::Mul(Lanes::Load(scaled + t), Lanes::Load(share + t)),
+                              Lanes::Mul(Lanes::Load(scaled + t + 16), Lanes::Load(share + t + 16)), out + t);
+      }
+      weights.unit[row][b] = unit * slots.largest[b];
+      weights.zero[row][b] = 0;
+      if (zeros) {
+        Lanes::F zero = Lanes::Zero();
+        for (int t = first; t < last; t += 16) {
+          zero = Lanes::Fma(Lanes::Load(p + t), Lanes::Load(slots.zero[b] + t), zero);
+        }
+        weights.zero[row][b] = Lanes::Sum(zero) * pass.scale;
+      }
+    }
+  }
 }
 
 // The same for the codes that share their planes.
@@ -155,20 +196,19 @@ __attribute__((noinline)) void AddNarrow(const ValuePass& pass, const Weights& w
   prefetch.Rest();
 }
 
-// Zeros meet the weights as they are, so they are taken in the middle of the codes, as keys' are.
+// Signed codes may have negative scales; the others' formats have none.
 template <formats::Code kCode>
-KVANTA_INLINE int ValueOffset(const CellView& cell) {
-  const bool zeros = cell.block_zeros != nullptr || cell.token_zeros != nullptr;
-  return zeros ? 1 << (formats::CodeBits(kCode) - 1) : NarrowLevelsOf(kCode).offset;
-}
+inline constexpr bool kNegativeScales = formats::Levels(kCode).level[0] < 0;
 
 // Slots of a page that share the unit of their weights: fewer for codes of 4 bits and more, or the weights' error would
 // show.
 template <formats::Code kCode>
-inline constexpr int kWeightRun = formats::CodeBits(kCode) > 3 ? 32 : kMaxPageTokens;
+inline constexpr int kWeightRun = formats::CodeBits(kCode) > 3 ? 64 : kMaxPageTokens;
 
 template <formats::Code kCode>
 void AccumulateNarrow(const ValuePass& pass) {
+  using Value = NarrowValue<NarrowCodeOf<kCode>, kNegativeScales<kCode>>;
+  SlotScales slots;
   Weights weights;
   ValuePass part = pass;
   part.scale *= formats::Levels(kCode).unit;
@@ -176,8 +216,10 @@ void AccumulateNarrow(const ValuePass& pass) {
     const int run_end = (begin / kWeightRun<kCode> + 1) * kWeightRun<kCode>;
     part.begin = begin;
     part.end = run_end < pass.end ? run_end : pass.end;
-    WeighNarrow(part, ValueOffset<kCode>(pass.cell), weights);
-    AddNarrow<NarrowValue<NarrowCodeOf<kCode>>>(part, weights, begin == pass.begin);
+    const int first = part.begin / 16 * 16, last = static_cast<int>(RoundUp(part.end, 16));
+    LoadSlots<Value::kHasScaleSigns>(part, first, last, Value::kMiddle, slots);
+    WeighSlots(part, first, last, slots, weights);
+    AddNarrow<Value>(part, weights, begin == pass.begin);
     part.prefetch = {};  // once is enough
   }
 }

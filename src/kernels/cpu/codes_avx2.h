@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "kernels/cpu/bytes_256.h"
 #include "kernels/cpu/inline.h"
 #include "kernels/cpu/lanes_avx2.h"
 #include "kernels/cpu/prefetcher.h"
@@ -233,36 +234,22 @@ struct CodeInt8 {
 };
 
 // 8 lanes of 4 bytes, for codes_narrow.h. Products of unsigned and signed bytes are added in pairs of 16 bits.
-struct Bytes8 {
-  using V = __m256i;
+struct Bytes8 : Bytes256 {
   using Run = __m256i;  // 16-bit sums
   using Sum = __m256i;
   static constexpr int64_t kLargestSum = 32767;
 
-  static KVANTA_INLINE V Load(const uint8_t* p) { return Load256(p); }
-  static KVANTA_INLINE V And(V x, int mask) { return _mm256_and_si256(x, _mm256_set1_epi8(static_cast<char>(mask))); }
-  static KVANTA_INLINE V Or(V a, V b) { return _mm256_or_si256(a, b); }
-  static KVANTA_INLINE V Right(V x, int bits) { return _mm256_srli_epi16(x, bits); }
-  static KVANTA_INLINE V Left(V x, int bits) { return _mm256_slli_epi16(x, bits); }
-  static KVANTA_INLINE V LookUp(V x, const uint8_t* table) {
-    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))),
-                               x);
-  }
-  // Channels [16 group, 16 group + 16) of a plane of kWidth bits: two sets of 8, whose even channels are the fields at
-  // bit 0 and the odd ones those at bit kWidth.
-  template <int kWidth, bool kHalf>
-  static KVANTA_INLINE V LoadSets(const uint8_t* plane, int group) {
-    const auto load = [](const uint8_t* unit) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(unit)); };
-    if constexpr (kWidth == 4 && kHalf) return _mm256_zextsi128_si256(load(plane + group * 32));
-    if constexpr (kWidth == 4) return Load256(plane + group * 32);
-    const int first = kWidth == 2 ? 0 : group % 2 * 4;
-    const __m256i shifts = _mm256_add_epi32(
-        _mm256_set1_epi32(first), _mm256_setr_epi32(0, 0, 0, 0, 2 * kWidth, 2 * kWidth, 2 * kWidth, 2 * kWidth));
-    return _mm256_srlv_epi32(_mm256_broadcastsi128_si256(load(plane + group * kWidth / 2 * 16)), shifts);
-  }
   static KVANTA_INLINE Run Start() { return _mm256_setzero_si256(); }
   static KVANTA_INLINE Run MulAdd(Run run, V x, const uint8_t* coefficients) {
-    return _mm256_add_epi16(run, _mm256_maddubs_epi16(x, BroadcastPair(coefficients)));
+    return InOrder(_mm256_add_epi16(run, _mm256_maddubs_epi16(x, Broadcast(coefficients))));
+  }
+  static KVANTA_INLINE Run MulAddSigned(Run run, const uint8_t* coefficients, V x) {
+    return InOrder(_mm256_add_epi16(run, _mm256_maddubs_epi16(Broadcast(coefficients), x)));
+  }
+  // Left to itself the compiler multiplies first and adds up a tree, and has no registers for that many products.
+  static KVANTA_INLINE Run InOrder(Run run) {
+    asm("" : "+x"(run));
+    return run;
   }
   static KVANTA_INLINE Sum Set(int32_t x) { return _mm256_set1_epi32(x); }
   static KVANTA_INLINE Sum Add(Sum sum, Run run) {
@@ -284,15 +271,28 @@ struct Bytes16 {
 
   static KVANTA_INLINE Lanes::F ToFloat(Sum sum) { return {kernels::ToFloat(sum.lo), kernels::ToFloat(sum.hi)}; }
 
-  // 16 integers of magnitude up to 127 as bytes.
-  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) { Store(ToBytes(x), out); }
+  // 16 integers of magnitude up to 127 as bytes, of every 8 the even ones first.
   static KVANTA_INLINE void PackEvenFirst(Lanes::F x, uint8_t* out) {
-    Store(_mm_shuffle_epi8(ToBytes(x), _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15)), out);
+    const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+    Store(_mm_shuffle_epi8(ToBytes(Lanes::RoundToInt(x)), order), out);
+  }
+  // 32 numbers from 0 to 255, rounded.
+  static KVANTA_INLINE void PackUnsigned(Lanes::F a, Lanes::F b, uint8_t* out) {
+    const Lanes::I x = Lanes::RoundToInt(a), y = Lanes::RoundToInt(b);
+    const __m256i bytes = _mm256_packus_epi16(_mm256_packs_epi32(x.lo, x.hi), _mm256_packs_epi32(y.lo, y.hi));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
+                        _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+  }
+  // -1 where x is negative, else 1.
+  static KVANTA_INLINE void Signs(Lanes::F x, uint8_t* out) {
+    const auto sign = [](__m256 half) {
+      return _mm256_or_si256(_mm256_srai_epi32(_mm256_castps_si256(half), 31), _mm256_set1_epi32(1));
+    };
+    Store(ToBytes({sign(x.lo), sign(x.hi)}), out);
   }
 
  private:
-  static KVANTA_INLINE __m128i ToBytes(Lanes::F x) {
-    const Lanes::I i = Lanes::RoundToInt(x);
+  static KVANTA_INLINE __m128i ToBytes(Lanes::I i) {
     const __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(i.lo, i.hi), _MM_SHUFFLE(3, 1, 2, 0));
     return _mm_packs_epi16(_mm256_castsi256_si128(packed), _mm256_extracti128_si256(packed, 1));
   }

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kernels/cpu/bytes_256.h"
 #include "kernels/cpu/inline.h"
 #include "kernels/cpu/lanes_avx512.h"
 #include "kernels/cpu/prefetcher.h"
@@ -246,37 +247,14 @@ struct CodeInt8 {
 };
 
 // 8 lanes of 4 bytes, for codes_narrow.h: products are added in 32 bits.
-struct Bytes8 {
-  using V = __m256i;
+struct Bytes8 : Bytes256 {
   using Run = __m256i;
   using Sum = __m256i;
   static constexpr int64_t kLargestSum = int64_t{1} << 30;
 
-  static KVANTA_INLINE V And(V x, int mask) { return _mm256_and_si256(x, _mm256_set1_epi8(static_cast<char>(mask))); }
-  static KVANTA_INLINE V Or(V a, V b) { return _mm256_or_si256(a, b); }
-  static KVANTA_INLINE V Right(V x, int bits) { return _mm256_srli_epi16(x, bits); }
-  static KVANTA_INLINE V Left(V x, int bits) { return _mm256_slli_epi16(x, bits); }
-  static KVANTA_INLINE V LookUp(V x, const uint8_t* table) {
-    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))),
-                               x);
-  }
-  // As on AVX2.
-  template <int kWidth, bool kHalf>
-  static KVANTA_INLINE V LoadSets(const uint8_t* plane, int group) {
-    const auto load = [](const uint8_t* unit) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(unit)); };
-    if constexpr (kWidth == 4 && kHalf)
-      return _mm256_inserti128_si256(_mm256_setzero_si256(), load(plane + group * 32), 0);
-    if constexpr (kWidth == 4) return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(plane + group * 32));
-    const int first = kWidth == 2 ? 0 : group % 2 * 4;
-    const __m256i shifts = _mm256_add_epi32(
-        _mm256_set1_epi32(first), _mm256_setr_epi32(0, 0, 0, 0, 2 * kWidth, 2 * kWidth, 2 * kWidth, 2 * kWidth));
-    return _mm256_srlv_epi32(_mm256_broadcastsi128_si256(load(plane + group * kWidth / 2 * 16)), shifts);
-  }
   static KVANTA_INLINE Run Start() { return _mm256_setzero_si256(); }
-  static KVANTA_INLINE Run MulAdd(Run run, V x, const uint8_t* coefficients) {
-    int32_t value;
-    __builtin_memcpy(&value, coefficients, 4);
-    return _mm256_dpbusd_epi32(run, x, _mm256_set1_epi32(value));
+  static KVANTA_INLINE Run MulAddSigned(Run run, const uint8_t* coefficients, V x) {
+    return _mm256_dpbusd_epi32(run, Broadcast(coefficients), x);
   }
   static KVANTA_INLINE Sum Set(int32_t x) { return _mm256_set1_epi32(x); }
   static KVANTA_INLINE Sum Add(Sum sum, Run run) { return _mm256_add_epi32(sum, run); }
@@ -310,14 +288,23 @@ struct Bytes16 {
   static KVANTA_INLINE Sum Add(Sum sum, Run run) { return _mm512_add_epi32(sum, run); }
   static KVANTA_INLINE Lanes::F ToFloat(Sum sum) { return _mm512_cvtepi32_ps(sum); }
 
-  // 16 integers of magnitude up to 127 as bytes.
-  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) { Store(ToBytes(x), out); }
+  // 16 integers of magnitude up to 127 as bytes, of every 8 the even ones first.
   static KVANTA_INLINE void PackEvenFirst(Lanes::F x, uint8_t* out) {
-    Store(_mm_shuffle_epi8(ToBytes(x), _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15)), out);
+    const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x));
+    Store(_mm_shuffle_epi8(bytes, _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15)), out);
+  }
+  // 32 numbers from 0 to 255, rounded.
+  static KVANTA_INLINE void PackUnsigned(Lanes::F a, Lanes::F b, uint8_t* out) {
+    Store(_mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(a)), out);
+    Store(_mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(b)), out + 16);
+  }
+  // -1 where x is negative, else 1.
+  static KVANTA_INLINE void Signs(Lanes::F x, uint8_t* out) {
+    const __m512i signs = _mm512_srai_epi32(_mm512_castps_si512(x), 31);
+    Store(_mm512_cvtepi32_epi8(_mm512_or_si512(signs, _mm512_set1_epi32(1))), out);
   }
 
  private:
-  static KVANTA_INLINE __m128i ToBytes(Lanes::F x) { return _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)); }
   static KVANTA_INLINE void Store(__m128i bytes, uint8_t* out) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out), bytes);
   }

@@ -1,7 +1,8 @@
-// Integer and e2m1 codes of up to 6 bits, once for all ISAs, over the bytes of codes_<isa>.h: fields become unsigned
-// bytes in registers and meet coefficients of 8 bits, signed; sums are exact in 32 bits. 8 bits of a query or a weight
-// are finer than what these codes keep of a key or a value (NarrowCoefficientsAddLittle in the tests holds them to
-// that), and cost half of 16.
+// Integer and e2m1 codes of up to 6 bits, once for all ISAs, over the bytes of codes_<isa>.h: fields become bytes in
+// registers and meet coefficients of 8 bits; sums are exact in 32 bits. Machines multiply unsigned bytes with signed
+// ones: of keys the codes are unsigned, with an offset that a bias takes off again; of values the weights are, which
+// are not negative, and the codes have their signs. 8 bits of a query or a weight are finer than what these codes keep
+// of a key or a value (NarrowCoefficientsAddLittle in the tests holds them to that), and cost half of 16.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +14,10 @@
 namespace kvanta::kernels {
 namespace {
 
-// How a code's fields become bytes: level + offset, from 0 to `largest`.
+// How a code's fields become bytes: level + offset, from 0 to `largest`, or the level.
 struct NarrowLevels {
-  uint8_t byte[16];  // of the first fields
+  uint8_t byte[16];   // of the first fields
+  uint8_t level[16];  // in two's complement
   int offset;
   int largest;
 };
@@ -23,52 +25,48 @@ struct NarrowLevels {
 constexpr NarrowLevels NarrowLevelsOf(formats::Code code) {
   const formats::CodeLevels levels = formats::Levels(code);
   const int count = 1 << formats::CodeBits(code);
-  NarrowLevels result{.byte = {}, .offset = 0, .largest = 0};
+  NarrowLevels result{.byte = {}, .level = {}, .offset = 0, .largest = 0};
   for (int field = 0; field < count; ++field) {
     if (-levels.level[field] > result.offset) result.offset = -levels.level[field];
   }
   for (int field = 0; field < count; ++field) {
     const int byte = levels.level[field] + result.offset;
     if (byte > result.largest) result.largest = byte;
-    if (field < 16) result.byte[field] = static_cast<uint8_t>(byte);
+    if (field < 16) {
+      result.byte[field] = static_cast<uint8_t>(byte);
+      result.level[field] = static_cast<uint8_t>(levels.level[field]);
+    }
   }
   return result;
 }
 
-// Coefficients of narrow codes: signed bytes.
-struct NarrowCoefficients {
-  static constexpr bool kInteger = true;
-  static constexpr int kCoefficientBytes = 1;
-  static constexpr float kLargest = 127;
-};
-
 // What keys and values of a code share. Codes with the same planes whose bytes are their fields share all of it.
 template <int kLowBits, int kHighBits, bool kIsE2M1>
-struct NarrowCode : NarrowCoefficients {
+struct NarrowCode {
+  static constexpr bool kInteger = true;
+  static constexpr int kCoefficientBytes = 1;
   static constexpr int kLow = kLowBits, kHigh = kHighBits, kBits = kLow + kHigh;
-  static constexpr NarrowLevels kLevels = NarrowLevelsOf(formats::Code::kE2M1);  // where kIsE2M1
+  static constexpr NarrowLevels kLevels = NarrowLevelsOf(formats::Code::kE2M1);  // where kLevelsOfE2M1
   static constexpr bool kLevelsOfE2M1 = kIsE2M1;
-  static constexpr int kLargestByte = kIsE2M1 ? kLevels.largest : (1 << kBits) - 1;
-  // Products that a register takes before it is added to the sum: a power of two.
-  template <class B>
-  static constexpr int kRun = [] {
-    static_assert(2 * 127 * kLargestByte <= B::kLargestSum);
-    int run = 1;
-    while (2 * run * 2 * 127 * kLargestByte <= B::kLargestSum && run < 1024) run *= 2;
-    return run;
-  }();
 
   // Fields of `low` at bit `shift` and of `high` at bit `high_shift`, as bytes.
   template <class B>
-  static KVANTA_INLINE typename B::V Bytes(typename B::V low, int shift, typename B::V high, int high_shift) {
+  static KVANTA_INLINE typename B::V Fields(typename B::V low, int shift, typename B::V high, int high_shift) {
     typename B::V x = B::And(shift == 0 ? low : B::Right(low, shift), (1 << kLow) - 1);
     if constexpr (kHigh != 0) {
       constexpr int kMask = ((1 << kHigh) - 1) << kLow;
       x = B::Or(
           x, B::And(high_shift > kLow ? B::Right(high, high_shift - kLow) : B::Left(high, kLow - high_shift), kMask));
     }
-    if constexpr (kIsE2M1) x = B::LookUp(x, kLevels.byte);
     return x;
+  }
+
+  // Products of bytes up to `x` and `y` in magnitude that a register takes before it is added to the sum: a power of 2.
+  template <class B>
+  static constexpr int RunOf(int64_t x, int64_t y) {
+    int run = 1;
+    while (2 * run * 2 * x * y <= B::kLargestSum && run < 1024) run *= 2;
+    return run;
   }
 };
 
@@ -76,15 +74,16 @@ template <formats::Code kCode>
 using NarrowCodeOf =
     NarrowCode<formats::Info(kCode).low_bits, formats::Info(kCode).high_bits, kCode == formats::Code::kE2M1>;
 
-// The coefficients of a query: of every 8 the even ones first, the order in which fields come out.
-struct NarrowQuery : NarrowCoefficients {
+// The coefficients of a query: signed bytes, of every 8 the even ones first, the order in which fields come out.
+struct NarrowQuery {
+  static constexpr bool kInteger = true;
+  static constexpr int kCoefficientBytes = 1;
+  static constexpr float kLargest = 127;
   static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) { Bytes16::PackEvenFirst(x, out); }
 };
 
-// Those of weights.
-struct NarrowWeights : NarrowCoefficients {
-  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) { Bytes16::Pack(x, out); }
-};
+// The largest weight of a value: an unsigned byte.
+inline constexpr float kLargestWeight = 255;
 
 // K: a line holds a unit of 16 tokens; equal fields of its bytes are four channels.
 template <class Base>
@@ -92,6 +91,7 @@ struct NarrowKey : Base {
   static constexpr int kNarrowest = Base::kHigh != 0 ? Base::kHigh : Base::kLow;
   static constexpr int kStep = 32 / kNarrowest;  // channels of a unit of the narrowest plane
   static constexpr int kLines = kStep / 4;       // of bytes
+  static constexpr int kLargestByte = Base::kLevelsOfE2M1 ? Base::kLevels.largest : (1 << Base::kBits) - 1;
 
   template <int kRows>
   static KVANTA_INLINE void DotKeys(const uint8_t* codes, int head_dim, int first, int count,
@@ -116,6 +116,7 @@ struct NarrowKey : Base {
     if constexpr (Bytes16::kInHalves) {  // where sums of 16 lanes would not fit the registers
       Bytes8::Sum first[kRows], last[kRows];
       SumKeys<Bytes8, kRows, kCount>(low, high, count, coefficients, bias, first, prefetch);
+      asm volatile("" ::: "memory");  // or the second half keeps the first one's coefficients, all of them, in memory
       SumKeys<Bytes8, kRows, kCount>(low + 32, high + 32, count, coefficients, bias, last, prefetch);
       for (int r = 0; r < kRows; ++r) dots[r] = Bytes16::ToFloat({first[r], last[r]});
     } else {
@@ -130,7 +131,7 @@ struct NarrowKey : Base {
                                     const uint8_t* const* coefficients, const int32_t* bias, typename B::Sum* sum,
                                     Prefetcher& prefetch) {
     if constexpr (kCount != 0) count = kCount;
-    constexpr int kRun = Base::template kRun<B>;
+    constexpr int kRun = Base::template RunOf<B>(kLargestByte, 127);
     constexpr int kSteps = kRun > kLines ? kRun / kLines : 1;  // between additions to the sums
     constexpr int kFields = 8 / Base::kLow;
     for (int r = 0; r < kRows; ++r) sum[r] = B::Set(bias[r]);
@@ -144,8 +145,9 @@ struct NarrowKey : Base {
         for (int line = 0; line < kLines; ++line) {
           const uint8_t* from = low + (int64_t{s} * (kLines / kFields) + line / kFields) * 64;
           if (line % kFields == 0) prefetch.Step();
-          const typename B::V x =
-              Base::template Bytes<B>(B::Load(from), line % kFields * Base::kLow, top, line * Base::kHigh);
+          typename B::V x =
+              Base::template Fields<B>(B::Load(from), line % kFields * Base::kLow, top, line * Base::kHigh);
+          if constexpr (Base::kLevelsOfE2M1) x = B::LookUp(x, Base::kLevels.byte);
 #pragma GCC unroll 4
           for (int r = 0; r < kRows; ++r) run[r] = B::MulAdd(run[r], x, coefficients[r] + (s * kLines + line) * 4);
           if (kRun < kLines && (line + 1) % kRun == 0 && line + 1 < kLines) {
@@ -161,36 +163,51 @@ struct NarrowKey : Base {
   }
 };
 
-// V: a unit holds the same bytes of four tokens; 16 channels at a time, even and odd ones apart.
-template <class Base>
+// V: a unit holds the same bytes of four tokens; 16 channels at a time, even and odd ones apart. Codes are met by their
+// levels; those of unsigned codes, which have zeros, less the middle one. kScaleSigns: scales may be negative.
+template <class Base, bool kScaleSigns>
 struct NarrowValue : Base {
   static constexpr int kSub = 4;
+  static constexpr bool kHasScaleSigns = kScaleSigns;
+  static constexpr int kMiddle = 1 << (Base::kBits - 1);
+  static constexpr int kLargestLevel = Base::kLevelsOfE2M1 ? Base::kLevels.offset : kMiddle;
 
-  // dots[r]: channels [column, column + 16), or half of them.
+  // dots[r]: channels [column, column + 16), or half of them. `signs` of the units' tokens: bytes of 1 or -1.
   template <int kRows, bool kHalf>
   static KVANTA_INLINE void DotValues(const uint8_t* units, int head_dim, int column, int count,
-                                      const uint8_t* const* coefficients, const int32_t* bias, Lanes::F* dots,
+                                      const uint8_t* const* weights, const uint8_t* signs, Lanes::F* dots,
                                       Prefetcher& prefetch) {
-    // 32 slots, the most common count, as one that the compiler knows.
-    if (count == 8) {
-      SumValues<kRows, kHalf, 8>(units, head_dim, column, count, coefficients, bias, dots, prefetch);
+    // 64 slots, the most common count, as one that the compiler knows.
+    if (count == 16) {
+      SumValues<kRows, kHalf, 16>(units, head_dim, column, count, weights, signs, dots, prefetch);
     } else {
-      SumValues<kRows, kHalf, 0>(units, head_dim, column, count, coefficients, bias, dots, prefetch);
+      SumValues<kRows, kHalf, 0>(units, head_dim, column, count, weights, signs, dots, prefetch);
     }
   }
 
  private:
+  template <class B>
+  static KVANTA_INLINE typename B::V Levels(typename B::V fields, const uint8_t* signs) {
+    typename B::V x;
+    if constexpr (Base::kLevelsOfE2M1) {
+      x = B::LookUp(fields, Base::kLevels.level);
+    } else {
+      x = B::Sub(fields, kMiddle);
+    }
+    return kScaleSigns ? B::Sign(x, signs) : x;
+  }
+
   template <int kRows, bool kHalf, int kCount>
   static KVANTA_INLINE void SumValues(const uint8_t* units, int head_dim, int column, int count,
-                                      const uint8_t* const* coefficients, const int32_t* bias, Lanes::F* dots,
+                                      const uint8_t* const* weights, const uint8_t* signs, Lanes::F* dots,
                                       Prefetcher& prefetch) {
     if constexpr (kCount != 0) count = kCount;
     using B = Bytes8;
-    constexpr int kRun = Base::template kRun<B>;
+    constexpr int kRun = Base::template RunOf<B>(kLargestLevel, static_cast<int64_t>(kLargestWeight));
     const int64_t stride = int64_t{head_dim} * Base::kBits / 2;
     const int64_t high = int64_t{head_dim} * Base::kLow / 2;
     typename B::Sum even[kRows], odd[kRows];
-    for (int r = 0; r < kRows; ++r) even[r] = odd[r] = B::Set(bias[r]);
+    for (int r = 0; r < kRows; ++r) even[r] = odd[r] = B::Set(0);
     for (int begin = 0; begin < count; begin += kRun) {
       typename B::Run run_even[kRows], run_odd[kRows];
       for (int r = 0; r < kRows; ++r) run_even[r] = run_odd[r] = B::Start();
@@ -201,12 +218,12 @@ struct NarrowValue : Base {
         const typename B::V low = B::template LoadSets<Base::kLow, kHalf>(unit, column / 16);
         typename B::V top = low;
         if constexpr (Base::kHigh != 0) top = B::template LoadSets<Base::kHigh, kHalf>(unit + high, column / 16);
-        const typename B::V x = Base::template Bytes<B>(low, 0, top, 0);
-        const typename B::V y = Base::template Bytes<B>(low, Base::kLow, top, Base::kHigh);
+        const typename B::V x = Levels<B>(Base::template Fields<B>(low, 0, top, 0), signs + i * 4);
+        const typename B::V y = Levels<B>(Base::template Fields<B>(low, Base::kLow, top, Base::kHigh), signs + i * 4);
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
-          run_even[r] = B::MulAdd(run_even[r], x, coefficients[r] + i * 4);
-          run_odd[r] = B::MulAdd(run_odd[r], y, coefficients[r] + i * 4);
+          run_even[r] = B::MulAddSigned(run_even[r], weights[r] + i * 4, x);
+          run_odd[r] = B::MulAddSigned(run_odd[r], weights[r] + i * 4, y);
         }
       }
       for (int r = 0; r < kRows; ++r) {

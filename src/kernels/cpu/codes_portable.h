@@ -143,6 +143,18 @@ struct ByteLanes {
   static KVANTA_INLINE V Or(V a, V b) { return a | b; }
   static KVANTA_INLINE V Right(V x, int bits) { return x >> static_cast<uint32_t>(bits); }
   static KVANTA_INLINE V Left(V x, int bits) { return x << static_cast<uint32_t>(bits); }
+  static KVANTA_INLINE V Sub(V x, int y) {  // x - y in every byte, for bytes and y below 128
+    return ((x | 0x80808080U) - static_cast<uint32_t>(y) * 0x01010101U) ^ 0x80808080U;
+  }
+  // Bytes of a lane times four signs, 1 or -1.
+  static KVANTA_INLINE V Sign(V x, const uint8_t* signs) {
+    uint32_t negative = 0;
+    for (uint32_t b = 0; b < 4; ++b) negative |= (signs[b] > 127 ? 0xffU : 0U) << (8 * b);
+    // In each byte: minus x is the complement of x, plus 1.
+    const V ones = V{} + (negative & 0x01010101U);
+    const V y = x ^ negative;
+    return ((y & 0x7f7f7f7fU) + ones) ^ (y & 0x80808080U);
+  }
   static KVANTA_INLINE V LookUp(V x, const uint8_t* table) {
     LookUpAll(reinterpret_cast<uint8_t*>(&x), table);
     return x;
@@ -150,6 +162,10 @@ struct ByteLanes {
   static KVANTA_INLINE Run Start() { return Run{}; }
   static KVANTA_INLINE Run MulAdd(Run run, V x, const uint8_t* coefficients) {
     AddProducts(run, x, coefficients);
+    return run;
+  }
+  static KVANTA_INLINE Run MulAddSigned(Run run, const uint8_t* coefficients, V x) {
+    AddSignedProducts(run, coefficients, x);
     return run;
   }
   static KVANTA_INLINE Sum Set(int32_t x) { return Sum{} + x; }
@@ -163,6 +179,11 @@ struct ByteLanes {
   static __attribute__((noinline)) void AddProducts(Run& run, const V& x, const uint8_t* coefficients) {
     for (int b = 0; b < 4; ++b) {
       run += (Run)((x >> (8U * static_cast<uint32_t>(b))) & 255U) * static_cast<int8_t>(coefficients[b]);
+    }
+  }
+  static __attribute__((noinline)) void AddSignedProducts(Run& run, const uint8_t* coefficients, const V& x) {
+    for (int b = 0; b < 4; ++b) {
+      run += ((Run)(x << (24U - 8U * static_cast<uint32_t>(b))) >> 24) * static_cast<int32_t>(coefficients[b]);
     }
   }
 };
@@ -200,15 +221,24 @@ struct Bytes8 : ByteLanes<Words8, Ints8> {
 struct Bytes16 : ByteLanes<Lanes::U, Lanes::I> {
   static constexpr bool kInHalves = false;
   static KVANTA_INLINE Lanes::F ToFloat(Sum sum) { return Lanes::FromInt(sum); }
-  // 16 integers of magnitude up to 127 as bytes.
-  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) {
-    const Lanes::I i = Lanes::RoundToInt(x);
-    for (int b = 0; b < 16; ++b) out[b] = static_cast<uint8_t>(i[b]);
+  // 32 numbers from 0 to 255, rounded; others become one of these.
+  static KVANTA_INLINE void PackUnsigned(Lanes::F a, Lanes::F b, uint8_t* out) {
+    const Lanes::I x = Lanes::RoundToInt(a), y = Lanes::RoundToInt(b);
+    for (int i = 0; i < 16; ++i) out[i] = Clamp(x[i]);
+    for (int i = 0; i < 16; ++i) out[16 + i] = Clamp(y[i]);
   }
+  // -1 where x is negative, else 1.
+  static KVANTA_INLINE void Signs(Lanes::F x, uint8_t* out) {
+    for (int b = 0; b < 16; ++b) out[b] = x[b] < 0 ? 0xff : 1;
+  }
+  // 16 integers of magnitude up to 127 as bytes, of every 8 the even ones first.
   static KVANTA_INLINE void PackEvenFirst(Lanes::F x, uint8_t* out) {
     const Lanes::I i = Lanes::RoundToInt(x);
     for (int b = 0; b < 16; ++b) out[b] = static_cast<uint8_t>(i[b / 8 * 8 + b % 4 * 2 + b % 8 / 4]);
   }
+
+ private:
+  static KVANTA_INLINE uint8_t Clamp(int32_t x) { return static_cast<uint8_t>(x < 0 ? 0 : x > 255 ? 255 : x); }
 };
 
 // bytes[i] = table[bytes[i]] of 16 entries; n a multiple of 32.

@@ -1,0 +1,52 @@
+// What a unit with 256-bit registers does with 8 lanes of 4 bytes, for codes_narrow.h; included by codes_avx2.h and
+// codes_avx512.h.
+#pragma once
+
+#ifndef KVANTA_EMULATE_AVX512  // tests put SIMDe in its place, and run this unit's logic on any CPU
+#include <immintrin.h>
+#endif
+
+#include <cstdint>
+
+#include "kernels/cpu/inline.h"
+
+namespace kvanta::kernels {
+namespace {
+
+struct Bytes256 {
+  using V = __m256i;
+
+  static KVANTA_INLINE V Load(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  static KVANTA_INLINE V And(V x, int mask) { return _mm256_and_si256(x, _mm256_set1_epi8(static_cast<char>(mask))); }
+  static KVANTA_INLINE V Or(V a, V b) { return _mm256_or_si256(a, b); }
+  static KVANTA_INLINE V Right(V x, int bits) { return _mm256_srli_epi16(x, bits); }
+  static KVANTA_INLINE V Left(V x, int bits) { return _mm256_slli_epi16(x, bits); }
+  static KVANTA_INLINE V Sub(V x, int y) { return _mm256_sub_epi8(x, _mm256_set1_epi8(static_cast<char>(y))); }
+  // Bytes of a lane times four signs, 1 or -1.
+  static KVANTA_INLINE V Sign(V x, const uint8_t* signs) { return _mm256_sign_epi8(x, Broadcast(signs)); }
+  static KVANTA_INLINE V LookUp(V x, const uint8_t* table) {
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))),
+                               x);
+  }
+  // Channels [16 group, 16 group + 16) of a plane of kWidth bits: two sets of 8, whose even channels are the fields at
+  // bit 0 and the odd ones those at bit kWidth.
+  template <int kWidth, bool kHalf>
+  static KVANTA_INLINE V LoadSets(const uint8_t* plane, int group) {
+    const auto load = [](const uint8_t* unit) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(unit)); };
+    if constexpr (kWidth == 4 && kHalf)
+      return _mm256_inserti128_si256(_mm256_setzero_si256(), load(plane + group * 32), 0);
+    if constexpr (kWidth == 4) return Load(plane + group * 32);
+    const int first = kWidth == 2 ? 0 : group % 2 * 4;
+    const __m256i shifts = _mm256_add_epi32(
+        _mm256_set1_epi32(first), _mm256_setr_epi32(0, 0, 0, 0, 2 * kWidth, 2 * kWidth, 2 * kWidth, 2 * kWidth));
+    return _mm256_srlv_epi32(_mm256_broadcastsi128_si256(load(plane + group * kWidth / 2 * 16)), shifts);
+  }
+  static KVANTA_INLINE V Broadcast(const uint8_t* four) {
+    int32_t value;
+    __builtin_memcpy(&value, four, 4);
+    return _mm256_set1_epi32(value);
+  }
+};
+
+}  // namespace
+}  // namespace kvanta::kernels

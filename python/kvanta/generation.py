@@ -36,15 +36,25 @@ class Generation:
         self._constraints = {} if form is None else {name: grammars.constraint(form) for name in self.completions}
         self._tokenizer = tokenizer
 
-    def add_to(self, engine: _core.Engine, seeds: random.Random, cache_salt: str = "", priority: int = 0) -> None:
-        """Queues every text. `seeds` gives those of parameters without one. Raises InputError on the first text."""
+    def add_to(
+        self,
+        engine: _core.Engine,
+        seeds: random.Random,
+        cache_salt: str = "",
+        priority: int = 0,
+        timeout_seconds: float = 0.0,
+    ) -> None:
+        """Queues every text. `seeds` gives those of parameters without one.
+
+        Raises InputError on the first text, QueueFullError on any.
+        """
         prompt = self.output.prompt_token_ids
         room = max(1, engine.config.max_model_len - len(prompt))
         for index, name in enumerate(self.completions):
             seed = seeds.getrandbits(64) if self.params.seed is None else (self.params.seed + index) % 2**64
             sampling = _engine_params(self.params, index, seed, room)
             constraint = self._constraints.get(name)
-            engine.add(name, prompt, sampling, cache_salt, priority, constraint=constraint)
+            engine.add(name, prompt, sampling, cache_salt, priority, timeout_seconds, constraint)
 
     def take(self, news: _core.EngineOutput) -> str:
         """Adds one step's news; returns the text that it makes certain. Raises ResourceError if the engine failed."""

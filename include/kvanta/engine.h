@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "kvanta/constraint.h"
 #include "kvanta/error.h"
 #include "kvanta/kv_scheme.h"
 #include "kvanta/sampling.h"
@@ -28,14 +29,20 @@ struct EngineConfig {
   int64_t max_model_len = 0;                            // tokens per sequence; 0: the model's own limit
   int max_num_seqs = 64;                                // running at once
   int max_num_batched_tokens = 512;                     // tokens per step; at least page_size
+  int max_queued_requests = 0;                          // waiting to run; more are refused. 0: any number
   int page_size = 64;                                   // 16, 32, 64, 128
   int64_t kv_cache_memory_bytes = 0;  // 0: what max_num_seqs full sequences need, at most 40 % of available memory
   bool enable_prefix_caching = true;
-  int threads = 0;                    // 0: all CPUs of the affinity mask
-  std::string device = "auto";        // "auto", "cpu"
-  std::string isa = "auto";           // "auto", "avx512", "avx2", "portable"; environment KVANTA_ISA wins over auto
-  uint64_t seed = 0;                  // of requests without their own
+  int threads = 0;              // 0: all CPUs of the affinity mask
+  std::string device = "auto";  // "auto", "cpu"
+  std::string isa = "auto";     // "auto", "avx512", "avx2", "portable"; environment KVANTA_ISA wins over auto
+  uint64_t seed = 0;            // of requests without their own
+  // Share of the finished requests, in [0, 1], whose served distribution is compared with an exact cache's while the
+  // engine is idle (EngineStats::quality).
+  double quality_sample_rate = 0;
+  bool profile = false;               // EngineStats::profile
   std::optional<bool> poison_unused;  // fill unused cache memory with NaN; default: debug builds only
+  MaskFiller fill_masks;              // of requests with a constraint; kvanta/constraint.h
   // Told what an operator should know: scales that were guessed or measured, limits that were cut. May be called from
   // the engine's thread; must not call the engine. The library itself never prints.
   std::function<void(const std::string&)> on_warning;
@@ -45,16 +52,24 @@ struct Request {
   std::string id = {};               // unique among unfinished requests
   std::vector<int32_t> prompt = {};  // at least one token
   SamplingParams sampling = {};
-  std::string cache_salt = {};  // isolates prefix sharing
-  int priority = 0;             // smaller runs first
+  std::string cache_salt = {};                       // isolates prefix sharing
+  int priority = 0;                                  // smaller runs first
+  std::shared_ptr<TokenConstraint> constraint = {};  // needs EngineConfig::fill_masks; null: any token
+  double timeout_seconds = 0;                        // since Add; ends with kTimeout when they are over. 0: none
 };
 
-enum class FinishReason : uint8_t { kNone, kStop, kLength, kAbort, kError };
+enum class FinishReason : uint8_t { kNone, kStop, kLength, kAbort, kError, kTimeout };
 
 struct TokenLogprob {
   int32_t token = 0;
   float logprob = 0;
   int rank = 0;  // 1: most likely
+};
+
+// When things happened to a request: seconds of std::chrono::steady_clock (on Linux also Python's time.monotonic()); 0:
+// not yet. first_token and last_token are the ends of the steps that made them.
+struct RequestTimes {
+  double added = 0, scheduled = 0, first_token = 0, last_token = 0;
 };
 
 // One request's news of one step.
@@ -66,19 +81,45 @@ struct RequestOutput {
   FinishReason finish = FinishReason::kNone;
   std::optional<int32_t> stop_token;  // the token that stopped it, if one did
   int cached_tokens = 0;              // prompt tokens taken from the prefix cache
-  std::string error;                  // with kError
+  int preemptions = 0;                // times that its pages were taken and computed again
+  RequestTimes times;
+  std::string error;  // with kError and kTimeout: why; with kAbort: the reason that Abort was given
 };
 
 struct LayerStats {
   std::string scheme;
+  int64_t page_bytes = 0;               // of this layer in a quantized record
   std::vector<float> k_scale, v_scale;  // live static scales, read back from the attention backend; empty if unused
   int64_t k_values = 0, k_saturated = 0, k_nan = 0;
   int64_t v_values = 0, v_saturated = 0, v_nan = 0;
+  // Scales of blocks, or of rows where these have one, and those that are zero: their values are read as zeros. None
+  // where the format has no such scale, or a zero point beside it, or shares it among tokens.
+  int64_t k_blocks = 0, k_zero_blocks = 0, v_blocks = 0, v_zero_blocks = 0;
+};
+
+// KL(exact cache || served cache) in nats at every generated token of the sampled requests; 2,048 tokens of each at
+// most.
+struct QualityStats {
+  int64_t requests = 0, tokens = 0;  // compared
+  int64_t pending = 0;               // requests that wait for idle time
+  int64_t skipped = 0;               // sampled, but too many waited, the prompt was too long, or memory was short
+  double kl_sum = 0, kl_max = 0;     // mean: kl_sum / tokens
+};
+
+// One operation of the model: "attention", "append", "norm", "linear q_proj|k_proj|v_proj", ...
+struct ProfileRow {
+  std::string name;
+  double seconds = 0;
+  int64_t calls = 0;
 };
 
 struct EngineStats {
   int64_t running = 0, waiting = 0, preemptions = 0, steps = 0;
-  int64_t prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0;
+  int64_t prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0;  // computed; taken from the prefix cache; sampled
+  int64_t prefix_queries = 0;                                          // prompt tokens that were looked up there
+  int64_t prefix_evictions = 0;                                        // pages that it gave up for others
+  int64_t finished_stop = 0, finished_length = 0, finished_abort = 0, finished_error = 0, finished_timeout = 0;
+  int64_t refused = 0;  // by Add with QueueFullError
   int64_t page_size = 0;
   int64_t page_bytes = 0, exact_page_bytes = 0;  // one record, all layers
   double bytes_per_token = 0;                    // page_bytes / page_size
@@ -88,7 +129,12 @@ struct EngineStats {
   int64_t weight_bytes = 0;
   std::string backend, isa, device;
   int threads = 0;
-  double seconds_forward = 0, seconds_total = 0;  // inside steps
+  // Inside steps: all of it; the model, logits included; choosing chunks; asking for masks; sampling. Beside them: the
+  // callback of Start().
+  double seconds_total = 0, seconds_forward = 0, seconds_schedule = 0, seconds_masks = 0, seconds_sample = 0;
+  double seconds_callback = 0;
+  std::vector<ProfileRow> profile;  // parts of seconds_forward, with EngineConfig::profile
+  QualityStats quality;
   std::vector<LayerStats> layers;
 };
 
@@ -143,16 +189,18 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   // Validates and queues. Throws InputError (empty prompt, token id out of range, prompt longer than the model or than
-  // the whole cache, duplicate id, bad sampling parameter).
+  // the whole cache, duplicate id, bad sampling parameter), QueueFullError (max_queued_requests wait already), and
+  // ResourceError while Stop() drains.
   void Add(Request request);
-  // Ends a request; its last output has FinishReason::kAbort. Unknown ids are ignored.
-  void Abort(const std::string& id);
+  // Ends a request; its last output has FinishReason::kAbort and the reason. Unknown ids are ignored.
+  void Abort(const std::string& id, const std::string& reason = "");
 
   // Either drive the loop yourself: one step on the calling thread; false when there was nothing to do ...
   bool Step(std::vector<RequestOutput>& outputs);
-  // ... or let the engine's thread do it. Stop() waits for the step in progress.
+  // ... or let the engine's thread do it. Stop() waits for the step in progress; with drain, until every request has
+  // ended, and nothing is added meanwhile.
   void Start(StepCallback callback);
-  void Stop();
+  void Stop(bool drain = false);
 
   // Logits of a whole sequence, teacher-forced through the paged, quantized cache, f32 [tokens][vocab] into `out`,
   // in chunks of at most `chunk_tokens` tokens (0, or more than it: max_num_batched_tokens); they do not change a bit.
@@ -169,6 +217,10 @@ class Engine {
   // pages of its own; nothing is kept. key_means: f32 [layers][kv_heads][head_dim] to subtract from K first, or empty.
   // Not while Start()ed. Throws InputError also when a key or value is not finite.
   KvStatistics CollectStatistics(std::span<const int32_t> tokens, std::span<const float> key_means = {});
+
+  // One chunk of the comparisons that quality_sample_rate asks for; false when none is left. The engine's own thread
+  // does it while it has nothing else to do; not while Start()ed.
+  bool MeasureQuality();
 
   EngineStats Stats() const;
   const ModelInfo& Info() const;

@@ -26,4 +26,11 @@ class ResourceError : public Error {
   using Error::Error;
 };
 
+// The engine's queue is full: nothing was taken, the same request may succeed later. Python: kvanta.QueueFullError (a
+// ResourceError); a server answers 429 or 503.
+class QueueFullError : public ResourceError {
+ public:
+  using ResourceError::ResourceError;
+};
+
 }  // namespace kvanta

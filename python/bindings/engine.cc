@@ -15,6 +15,7 @@
 
 #include "arrays.h"
 #include "bindings.h"
+#include "constraint.h"
 
 namespace nb = nanobind;
 
@@ -58,6 +59,7 @@ void BindConfig(nb::module_& module) {
       .def_rw("max_model_len", &EngineConfig::max_model_len)
       .def_rw("max_num_seqs", &EngineConfig::max_num_seqs)
       .def_rw("max_num_batched_tokens", &EngineConfig::max_num_batched_tokens)
+      .def_rw("max_queued_requests", &EngineConfig::max_queued_requests)
       .def_rw("page_size", &EngineConfig::page_size)
       .def_rw("kv_cache_memory_bytes", &EngineConfig::kv_cache_memory_bytes)
       .def_rw("enable_prefix_caching", &EngineConfig::enable_prefix_caching)
@@ -65,6 +67,8 @@ void BindConfig(nb::module_& module) {
       .def_rw("device", &EngineConfig::device)
       .def_rw("isa", &EngineConfig::isa)
       .def_rw("seed", &EngineConfig::seed)
+      .def_rw("quality_sample_rate", &EngineConfig::quality_sample_rate)
+      .def_rw("profile", &EngineConfig::profile)
       .def_rw("poison_unused", &EngineConfig::poison_unused, nb::arg().none())
       .def(
           "set_on_warning",
@@ -72,7 +76,16 @@ void BindConfig(nb::module_& module) {
             config.on_warning = Hear<const std::string&>(std::move(hear));
           },
           "hear"_a, nb::sig("def set_on_warning(self, hear: collections.abc.Callable[[str], object]) -> None"),
-          "`hear` gets one line at a time, perhaps on the engine's thread.");
+          "`hear` gets one line at a time, perhaps on the engine's thread.")
+      .def(
+          "set_fill_masks",
+          [](EngineConfig& config, nb::callable fill) { config.fill_masks = AskPython(std::move(fill)); }, "fill"_a,
+          nb::sig("def set_fill_masks(self, fill: collections.abc.Callable[[list[typing.Any], list[list[int]], "
+                  "numpy.typing.NDArray[numpy.uint32]], list[str]]) -> None"),
+          "`fill(states, taken, masks)` is called once per step: the states of the constrained requests, the tokens "
+          "that "
+          "each has taken since, and masks [states, words] to fill; returns an error or \"\" for each. See "
+          "kvanta.structured_output.fill_masks.");
 }
 
 void BindOutputs(nb::module_& module) {
@@ -81,7 +94,13 @@ void BindOutputs(nb::module_& module) {
       .value("STOP", FinishReason::kStop)
       .value("LENGTH", FinishReason::kLength)
       .value("ABORT", FinishReason::kAbort)
-      .value("ERROR", FinishReason::kError);
+      .value("ERROR", FinishReason::kError)
+      .value("TIMEOUT", FinishReason::kTimeout);
+  nb::class_<RequestTimes>(module, "RequestTimes", "Seconds as time.monotonic() counts them; 0.0: not yet.")
+      .def_ro("added", &RequestTimes::added)
+      .def_ro("scheduled", &RequestTimes::scheduled)
+      .def_ro("first_token", &RequestTimes::first_token)
+      .def_ro("last_token", &RequestTimes::last_token);
   nb::class_<TokenLogprob>(module, "TokenLogprob")
       .def_ro("token", &TokenLogprob::token)
       .def_ro("logprob", &TokenLogprob::logprob)
@@ -94,14 +113,29 @@ void BindOutputs(nb::module_& module) {
       .def_ro("finish", &RequestOutput::finish)
       .def_ro("stop_token", &RequestOutput::stop_token)
       .def_ro("cached_tokens", &RequestOutput::cached_tokens)
+      .def_ro("preemptions", &RequestOutput::preemptions)
+      .def_ro("times", &RequestOutput::times)
       .def_ro("error", &RequestOutput::error);
 }
 
-nb::dict Counts(int64_t values, int64_t saturated, int64_t nan) {
+nb::dict Quality(const QualityStats& quality) {
+  nb::dict result;
+  result["requests"] = quality.requests;
+  result["tokens"] = quality.tokens;
+  result["pending"] = quality.pending;
+  result["skipped"] = quality.skipped;
+  result["kl_mean"] = quality.tokens > 0 ? quality.kl_sum / static_cast<double>(quality.tokens) : 0.0;
+  result["kl_max"] = quality.kl_max;
+  return result;
+}
+
+nb::dict Counts(int64_t values, int64_t saturated, int64_t nan, int64_t blocks, int64_t zero_blocks) {
   nb::dict counts;
   counts["values"] = values;
   counts["saturated"] = saturated;
   counts["nan"] = nan;
+  counts["blocks"] = blocks;
+  counts["zero_blocks"] = zero_blocks;
   return counts;
 }
 
@@ -115,6 +149,16 @@ nb::dict StatsDict(const EngineStats& stats) {
   result["prompt_tokens"] = stats.prompt_tokens;
   result["cached_tokens"] = stats.cached_tokens;
   result["generated_tokens"] = stats.generated_tokens;
+  result["prefix_queries"] = stats.prefix_queries;
+  result["prefix_evictions"] = stats.prefix_evictions;
+  result["refused"] = stats.refused;
+  nb::dict finished;
+  finished["stop"] = stats.finished_stop;
+  finished["length"] = stats.finished_length;
+  finished["abort"] = stats.finished_abort;
+  finished["error"] = stats.finished_error;
+  finished["timeout"] = stats.finished_timeout;
+  result["finished"] = finished;
   result["page_size"] = stats.page_size;
   result["page_bytes"] = stats.page_bytes;
   result["exact_page_bytes"] = stats.exact_page_bytes;
@@ -130,8 +174,22 @@ nb::dict StatsDict(const EngineStats& stats) {
   result["isa"] = stats.isa;
   result["device"] = stats.device;
   result["threads"] = stats.threads;
-  result["seconds_forward"] = stats.seconds_forward;
   result["seconds_total"] = stats.seconds_total;
+  result["seconds_forward"] = stats.seconds_forward;
+  result["seconds_schedule"] = stats.seconds_schedule;
+  result["seconds_masks"] = stats.seconds_masks;
+  result["seconds_sample"] = stats.seconds_sample;
+  result["seconds_callback"] = stats.seconds_callback;
+  nb::list profile;
+  for (const ProfileRow& row : stats.profile) {
+    nb::dict entry;
+    entry["name"] = row.name;
+    entry["seconds"] = row.seconds;
+    entry["calls"] = row.calls;
+    profile.append(entry);
+  }
+  result["profile"] = profile;
+  result["quality"] = Quality(stats.quality);
   int64_t saturated = 0;
   int64_t nan = 0;
   nb::list layers;
@@ -140,10 +198,11 @@ nb::dict StatsDict(const EngineStats& stats) {
     nan += layer.k_nan + layer.v_nan;
     nb::dict row;
     row["scheme"] = layer.scheme;
+    row["page_bytes"] = layer.page_bytes;
     row["k_scale"] = nb::cast(layer.k_scale);
     row["v_scale"] = nb::cast(layer.v_scale);
-    row["k"] = Counts(layer.k_values, layer.k_saturated, layer.k_nan);
-    row["v"] = Counts(layer.v_values, layer.v_saturated, layer.v_nan);
+    row["k"] = Counts(layer.k_values, layer.k_saturated, layer.k_nan, layer.k_blocks, layer.k_zero_blocks);
+    row["v"] = Counts(layer.v_values, layer.v_saturated, layer.v_nan, layer.v_blocks, layer.v_zero_blocks);
     layers.append(row);
   }
   result["saturated"] = saturated;
@@ -196,12 +255,14 @@ struct EngineOwner {
 };
 
 void Add(EngineOwner& owner, std::string id, std::vector<int32_t> prompt, SamplingParams sampling,
-         std::string cache_salt, int priority) {
+         std::string cache_salt, int priority, double timeout_seconds, const ConstraintHandle* constraint) {
   owner.engine->Add({.id = std::move(id),
                      .prompt = std::move(prompt),
                      .sampling = std::move(sampling),
                      .cache_salt = std::move(cache_salt),
-                     .priority = priority});
+                     .priority = priority,
+                     .constraint = constraint == nullptr ? nullptr : constraint->constraint,
+                     .timeout_seconds = timeout_seconds});
 }
 
 std::optional<std::vector<RequestOutput>> Step(EngineOwner& owner) {
@@ -211,10 +272,13 @@ std::optional<std::vector<RequestOutput>> Step(EngineOwner& owner) {
 }
 
 void Start(EngineOwner& owner, nb::callable callback) {
-  auto hear = Hear<std::vector<RequestOutput>>(std::move(callback));
+  auto hear = Hear<nb::list>(std::move(callback));
   const nb::gil_scoped_release release;
   owner.engine->Start([hear = std::move(hear)](std::span<const RequestOutput> outputs) {
-    hear(std::vector<RequestOutput>(outputs.begin(), outputs.end()));
+    const nb::gil_scoped_acquire gil;
+    nb::list news;
+    for (const RequestOutput& output : outputs) news.append(nb::cast(RequestOutput(output), nb::rv_policy::move));
+    hear(std::move(news));
   });
 }
 
@@ -263,21 +327,29 @@ void BindEngine(nb::module_& module) {
   BindInfo(module);
   nb::class_<EngineOwner>(module, "Engine", "See include/kvanta/engine.h. Calls that may take long release the GIL.")
       .def(nb::init<EngineConfig>(), "config"_a, ReleaseGil())
-      .def("add", &Add, "id"_a, "prompt"_a, "sampling"_a, "cache_salt"_a = "", "priority"_a = 0, ReleaseGil())
+      .def("add", &Add, "id"_a, "prompt"_a, "sampling"_a, "cache_salt"_a = "", "priority"_a = 0,
+           "timeout_seconds"_a = 0.0, "constraint"_a.none() = nb::none(), ReleaseGil(),
+           "Queues a request. Raises InputError, QueueFullError, or ResourceError while stop(drain=True) waits.")
       .def(
-          "abort", [](EngineOwner& owner, const std::string& id) { owner.engine->Abort(id); }, "id"_a, ReleaseGil())
+          "abort",
+          [](EngineOwner& owner, const std::string& id, const std::string& reason) { owner.engine->Abort(id, reason); },
+          "id"_a, "reason"_a = "", ReleaseGil(), "Its pages are free at once, or after the step in progress.")
       .def("step", &Step, ReleaseGil(), "One step on this thread: its news, or None when there was nothing to do.")
       .def("start", &Start, "callback"_a,
            nb::sig("def start(self, callback: collections.abc.Callable[[list[EngineOutput]], object]) -> None"),
            "The engine's own thread runs; one call of `callback` per step, with the news of all requests.")
       .def(
-          "stop", [](EngineOwner& owner) { owner.engine->Stop(); }, ReleaseGil())
+          "stop", [](EngineOwner& owner, bool drain) { owner.engine->Stop(drain); }, "drain"_a = false, ReleaseGil(),
+          "Waits for the step in progress; with `drain`, until every request has ended.")
       .def("logits", &Logits, "tokens"_a, "chunk_tokens"_a, "out"_a, "use_prefix_cache"_a = false,
            "Fills `out`, float32 [tokens, vocab].")
       .def("statistics", &Statistics, "tokens"_a, "key_means"_a.none() = nb::none(),
            nb::sig("def statistics(self, tokens: numpy.typing.NDArray[numpy.int32], "
                    "key_means: numpy.typing.NDArray[numpy.float32] | None = None) -> dict[str, typing.Any]"),
            "See KvStatistics in include/kvanta/engine.h: a dictionary of numpy arrays.")
+      .def(
+          "measure_quality", [](EngineOwner& owner) { return owner.engine->MeasureQuality(); }, ReleaseGil(),
+          "One chunk of the comparisons of quality_sample_rate; False when none is left.")
       .def("export_page", &ExportPage, "tokens"_a, "index"_a, "Canonical bytes of a page of a cached prefix.")
       .def(
           "stats", [](const EngineOwner& owner) { return StatsDict(owner.engine->Stats()); },

@@ -14,6 +14,8 @@ void BindErrors(nb::module_& module) {
       std::rethrow_exception(thrown);
     } catch (const InputError& error) {
       PyErr_SetString(nb::module_::import_("kvanta.errors").attr("InputError").ptr(), error.what());
+    } catch (const QueueFullError& error) {
+      PyErr_SetString(nb::module_::import_("kvanta.errors").attr("QueueFullError").ptr(), error.what());
     } catch (const ResourceError& error) {
       PyErr_SetString(nb::module_::import_("kvanta.errors").attr("ResourceError").ptr(), error.what());
     }

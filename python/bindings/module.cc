@@ -9,5 +9,6 @@ NB_MODULE(_core, module) {
   kvanta::python::BindFormats(module);
   kvanta::python::BindSampling(module);
   kvanta::python::BindAttention(module);
+  kvanta::python::BindConstraint(module);
   kvanta::python::BindEngine(module);
 }

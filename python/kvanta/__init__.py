@@ -7,10 +7,11 @@ print(llm.generate("Once upon a time", SamplingParams(max_tokens=64))[0].outputs
 
 from kvanta import attention, formats
 from kvanta._core import version as _version
-from kvanta.errors import InputError, ResourceError
+from kvanta.errors import InputError, QueueFullError, ResourceError
 from kvanta.llm import LLM
 from kvanta.outputs import CompletionOutput, Logprob, RequestOutput
 from kvanta.sampling_params import SamplingParams
+from kvanta.structured_output import StructuredOutputsParams
 
 __version__ = _version()
 
@@ -19,9 +20,11 @@ __all__ = [
     "CompletionOutput",
     "InputError",
     "Logprob",
+    "QueueFullError",
     "RequestOutput",
     "ResourceError",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
     "attention",
     "formats",

@@ -115,14 +115,24 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt's text. `variables` are further names that this model's template understands."""
+        """The prompt's text. `variables` are further names that this model's template understands.
+
+        `continue_final_message`: the prompt ends within the last message, so that the model goes on with it; then
+        `add_generation_prompt` must be off.
+        """
         check_messages(messages)
+        chat = [dict(message) for message in messages]
+        if continue_final_message:
+            if add_generation_prompt:
+                raise InputError("continue_final_message and add_generation_prompt exclude each other")
+            _mark_end(chat[-1])
         names: dict[str, Any] = {
             **self._special,
-            "messages": [dict(message) for message in messages],
+            "messages": chat,
             "tools": None if tools is None else [dict(tool) for tool in tools],
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
@@ -130,9 +140,28 @@ class ChatTemplate:
         }
         _steps_left.set([_MOST_STEPS])
         try:
-            return self._template.render(names)
+            text = self._template.render(names)
         except Exception as error:  # a template may raise anything that Python can
             raise InputError(f"the model's chat template refuses these messages: {_one_line(error)}") from None
+        return _up_to_mark(text) if continue_final_message else text
+
+
+_END_MARK = "END_OF_THE_MESSAGE_TO_CONTINUE "
+
+
+def _mark_end(message: dict[str, Any]) -> None:
+    if not isinstance(message.get("content"), str):
+        raise InputError("continue_final_message needs a last message whose content is a text")
+    message["content"] += _END_MARK
+
+
+def _up_to_mark(text: str) -> str:
+    end = text.rfind(_END_MARK.rstrip())
+    if end < 0:
+        raise InputError("continue_final_message: the model's chat template does not show the last message")
+    if text.startswith(_END_MARK, end):
+        return text[:end]
+    return text[:end].rstrip()  # the template takes spaces away from the end of messages
 
 
 def _one_line(error: Exception) -> str:

@@ -9,7 +9,12 @@ from kvanta.sampling_params import SamplingParams
 from kvanta.stop_strings import StopStrings
 from kvanta.tokenizer import Tokenizer
 
-_FINISH = {_core.FinishReason.STOP: "stop", _core.FinishReason.LENGTH: "length", _core.FinishReason.ABORT: "abort"}
+_FINISH = {
+    _core.FinishReason.STOP: "stop",
+    _core.FinishReason.LENGTH: "length",
+    _core.FinishReason.ABORT: "abort",
+    _core.FinishReason.TIMEOUT: "timeout",
+}
 
 
 def named_logprobs(entries: list[_core.TokenLogprob], tokenizer: Tokenizer) -> TokenLogprobs:

@@ -41,6 +41,13 @@ def _whole(value: Any) -> int:
     return int(value)
 
 
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise InputError(f"{value!r} is not a number") from None
+
+
 @dataclass(frozen=True)
 class EngineOption:
     """One option. `field` of EngineConfig is set to convert(value)."""
@@ -122,6 +129,13 @@ OPTIONS: tuple[EngineOption, ...] = (
         metavar="N",
     ),
     EngineOption(
+        "max_queued_requests",
+        "most requests that wait to run; more are refused (0: any number)",
+        0,
+        _whole,
+        metavar="N",
+    ),
+    EngineOption(
         "block_size",
         "tokens of a cache page: 16, 32, 64 or 128",
         64,
@@ -160,6 +174,13 @@ OPTIONS: tuple[EngineOption, ...] = (
     EngineOption("device", "where to compute", "auto", str, choices=("auto", "cpu", "cuda"), metavar="DEVICE"),
     EngineOption("isa", "CPU instructions: auto, avx512, avx2 or portable", "auto", str, metavar="ISA"),
     EngineOption("threads", "CPU threads (default: every CPU that this process may use)", 0, _whole, metavar="N"),
+    EngineOption(
+        "quality_sample_rate",
+        "share of the served requests, 0 to 1, compared with an exact cache while the engine is idle",
+        0.0,
+        _number,
+        metavar="SHARE",
+    ),
     EngineOption("seed", "of requests without a seed of their own", 0, _whole, ("random_seed",), metavar="N"),
 )
 
@@ -171,10 +192,26 @@ FOREIGN: Mapping[str, bool] = {
     "tensor_parallel_size": True,
     "tp_size": True,
     "tp": True,
+    "pp": True,
+    "dp": True,
     "pipeline_parallel_size": True,
     "data_parallel_size": True,
     "enforce_eager": False,
     "disable_cuda_graph": False,
+    "speculative_config": True,
+    "speculative_algorithm": True,
+    "compilation_config": True,
+    "async_scheduling": False,
+    "scheduling_policy": True,
+    "disable_overlap_schedule": False,
+    "enable_mixed_chunk": False,
+    "cuda_graph_max_bs": True,
+    "num_gpu_blocks_override": True,
+    "max_total_tokens": True,
+    "max_prefill_tokens": True,
+    "dp_size": True,
+    "pp_size": True,
+    "download_dir": True,
     "swap_space": True,
     "cpu_offload_gb": True,
     "load_format": True,

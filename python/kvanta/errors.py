@@ -7,3 +7,7 @@ class InputError(ValueError):
 
 class ResourceError(ValueError):
     """The input is fine, but memory, disk, network or threads do not suffice. The message gives the figures."""
+
+
+class QueueFullError(ResourceError):
+    """The engine's queue is full (max_queued_requests): nothing was taken, and the same request may succeed later."""

@@ -8,7 +8,6 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
@@ -16,27 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvanta import _core
-from kvanta.completion import Completion, named_logprobs
-from kvanta.engine_options import OPTIONS, engine_config, known_arguments
+from kvanta.engine_options import OPTIONS, known_arguments
 from kvanta.errors import InputError
-from kvanta.models import resolve_model
+from kvanta.generation import Generation
+from kvanta.loaded_model import LoadedModel
 from kvanta.outputs import RequestOutput
 from kvanta.progress import progress_bar
 from kvanta.prompts import Prompt, TokenPrompt, read_prompt, split_prompts, token_list
 from kvanta.sampling_params import SamplingParams
-from kvanta.scheme_file import is_scheme_file
-from kvanta.tokenizer import Tokenizer
 from kvanta.values import one_line, truth, whole_number
 
 Messages = Sequence[Mapping[str, Any]]
-
-
-@dataclass
-class _Request:
-    """One prompt on its way: its output, and its texts by the engine's request ids."""
-
-    output: RequestOutput
-    completions: dict[str, Completion]
 
 
 class LLM:
@@ -58,6 +47,7 @@ class LLM:
         max_model_len: int | None = None,
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
+        max_queued_requests: int | None = None,
         block_size: int | None = None,
         kv_cache_memory_bytes: int | str | None = None,
         enable_prefix_caching: bool | None = None,
@@ -66,6 +56,7 @@ class LLM:
         device: str = "auto",
         isa: str = "auto",
         threads: int | None = None,
+        quality_sample_rate: float | None = None,
         seed: int | None = None,
         **others: Any,
     ) -> None:
@@ -79,6 +70,7 @@ class LLM:
             "max_model_len": max_model_len,
             "max_num_seqs": max_num_seqs,
             "max_num_batched_tokens": max_num_batched_tokens,
+            "max_queued_requests": max_queued_requests,
             "block_size": block_size,
             "kv_cache_memory_bytes": kv_cache_memory_bytes,
             "enable_prefix_caching": enable_prefix_caching,
@@ -87,6 +79,7 @@ class LLM:
             "device": device,
             "isa": isa,
             "threads": threads,
+            "quality_sample_rate": quality_sample_rate,
             "seed": seed,
         }
         extra, notes = known_arguments(others)
@@ -98,20 +91,17 @@ class LLM:
                 raise InputError(f"the engine option {name!r} is given twice: {named[name]!r} and {value!r}")
             named[name] = value
 
-        folder = resolve_model(model)
-        self.model = folder.name
-        config = engine_config(str(folder.path), named)
-        self._scheme_file = named["kv_cache_dtype"] if is_scheme_file(named["kv_cache_dtype"]) else None
-        self.tokenizer = Tokenizer(folder.path if tokenizer is None else resolve_model(tokenizer).path)
-        self._warnings: list[str] = []
-        config.set_on_warning(self._warnings.append)
-        self._engine = _core.Engine(config)
+        self._loaded = LoadedModel(model, named, tokenizer)
+        self.model = self._loaded.name
+        self.tokenizer = self._loaded.tokenizer
+        self._warnings = self._loaded.warnings
+        self._engine = self._loaded.engine
         self._warn(stacklevel=3)
         # Reentrant: a forgotten stream may be collected, and so closed, while this thread holds the lock.
         self._lock = threading.RLock()
         self._inboxes: dict[str, deque[_core.EngineOutput]] = {}  # by request id: the news of calls that are open
         self._count = 0
-        self._seeds = random.Random(config.seed)
+        self._seeds = random.Random(self.config.seed)
 
     @property
     def config(self) -> _core.EngineConfig:
@@ -175,7 +165,7 @@ class LLM:
         if params.n != 1:
             raise InputError(f"stream gives one text; n is {params.n}")
         request = self._prepare(entry, params)
-        for _, text in self._run([(request, params)]):
+        for _, text in self._run([request]):
             yield text, request.output
 
     def logits(
@@ -217,8 +207,17 @@ class LLM:
 
     def stats(self) -> dict[str, Any]:
         """Counters of the engine: bytes per token, pages used and free, prefix hits, saturated values, and more."""
-        cache = self._scheme_file or self.config.kv_cache_dtype
-        return {"model": self.model, "kv_cache_dtype": cache, **self._engine.stats()}
+        return self._loaded.stats()
+
+    def measure_quality(self) -> dict[str, Any]:
+        """How far what was generated is from an exact cache's distribution: requests compared, their tokens, kl_mean
+        and kl_max in nats. Compares now what quality_sample_rate has chosen since the last call.
+        """
+        with self._lock:
+            while self._engine.measure_quality():
+                pass
+        quality: dict[str, Any] = self._engine.stats()["quality"]
+        return quality
 
     def reset_prefix_cache(self) -> None:
         """Forgets every cached beginning."""
@@ -240,64 +239,38 @@ class LLM:
         show = use_tqdm if use_tqdm is not None or len(entries) > 1 else False
         requests = [self._prepare(entry, each) for entry, each in zip(entries, params, strict=True)]
         with progress_bar(len(requests), "generating", "prompt", show) as bar:
-            for request, _ in self._run(list(zip(requests, params, strict=True))):
+            for request, _ in self._run(requests):
                 if request.output.finished:
                     bar.update()
         return [request.output for request in requests]
 
-    def _prepare(self, entry: TokenPrompt, params: SamplingParams) -> _Request:
+    def _prepare(self, entry: TokenPrompt, params: SamplingParams) -> Generation:
         with self._lock:
             name = str(self._count)
             self._count += 1
-        completions = {
-            f"{name}-{index}": Completion(index, entry.token_ids, params, self.tokenizer) for index in range(params.n)
-        }
-        output = RequestOutput(
-            request_id=name,
-            prompt=entry.text,
-            prompt_token_ids=list(entry.token_ids),
-            outputs=[completion.output for completion in completions.values()],
-        )
-        return _Request(output, completions)
+        return Generation(name, entry, params, self.tokenizer, self._loaded.grammars)
 
-    def _engine_params(self, request: _Request, params: SamplingParams, index: int) -> _core.SamplingParams:
-        room = self.config.max_model_len - len(request.output.prompt_token_ids)
-        sampling = _core.SamplingParams()
-        sampling.max_tokens = max(1, room) if params.max_tokens is None else params.max_tokens
-        for name in ("min_tokens", "temperature", "top_k", "top_p", "min_p", "ignore_eos"):
-            setattr(sampling, name, getattr(params, name))
-        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
-            setattr(sampling, name, getattr(params, name))
-        sampling.stop_token_ids = list(params.stop_token_ids or [])
-        sampling.logit_bias = list((params.logit_bias or {}).items())
-        sampling.seed = self._seeds.getrandbits(64) if params.seed is None else (params.seed + index) % 2**64
-        sampling.logprobs = -1 if params.logprobs is None else params.logprobs
-        if params.prompt_logprobs is not None and index == 0:
-            sampling.prompt_logprobs = params.prompt_logprobs
-        return sampling
-
-    def _run(self, requests: list[tuple[_Request, SamplingParams]]) -> Iterator[tuple[_Request, str]]:
+    def _run(self, requests: list[Generation]) -> Iterator[tuple[Generation, str]]:
         """Adds the requests and steps the engine until all are finished; yields each request's news.
 
         The lock is held for single steps only, never while the caller has the news.
         """
         inbox: deque[_core.EngineOutput] = deque()
-        owners: dict[str, _Request] = {}
+        owners: dict[str, Generation] = {}
         try:
             with self._lock:
-                for request, params in requests:
-                    for index, name in enumerate(request.completions):
-                        sampling = self._engine_params(request, params, index)
-                        self._engine.add(name, request.output.prompt_token_ids, sampling)
+                for request in requests:
+                    for name in request.completions:
                         owners[name] = request
                         self._inboxes[name] = inbox
+                    request.add_to(self._engine, self._seeds)
             while owners:
                 self._wait_for_news(inbox)
                 news = inbox.popleft()
                 if news.id not in owners:  # the last word on a request that a stop string has ended
                     continue
                 request = owners[news.id]
-                text = self._take(request, news)
+                text = request.take(news)
                 if request.completions[news.id].output.finished:
                     del owners[news.id]
                     self._leave([news.id], abort=news.finish == _core.FinishReason.NONE)  # a stop string ended it
@@ -335,13 +308,3 @@ class LLM:
         """Passes on what the engine has to say, on the caller's thread."""
         while self._warnings:
             warnings.warn(self._warnings.pop(0), stacklevel=stacklevel)
-
-    def _take(self, request: _Request, news: _core.EngineOutput) -> str:
-        completion = request.completions[news.id]
-        if completion.output.index == 0:
-            request.output.num_cached_tokens = max(request.output.num_cached_tokens, news.cached_tokens)
-            if news.prompt_logprobs:
-                request.output.prompt_logprobs = [
-                    named_logprobs(entries, self.tokenizer) if entries else None for entries in news.prompt_logprobs
-                ]
-        return completion.take(news)

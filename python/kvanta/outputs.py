@@ -29,7 +29,9 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: str | None = None
-    """"stop": a stop string or token, or the end of the sequence; "length": max_tokens or the context; "abort"."""
+    """"stop": a stop string or token, or the end of the sequence; "length": max_tokens or the context; "abort";
+    "timeout".
+    """
     stop_reason: str | int | None = None
     """The stop string or stop token that ended it; None at an end-of-sequence token."""
 

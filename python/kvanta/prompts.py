@@ -34,7 +34,7 @@ def token_list(values: Any, vocab: int = 2**31) -> list[int]:
     return tokens
 
 
-def read_prompt(prompt: Any, tokenizer: Tokenizer) -> TokenPrompt:
+def read_prompt(prompt: Any, tokenizer: Tokenizer, *, add_special_tokens: bool = True) -> TokenPrompt:
     """Raises InputError for anything that is no prompt, and for one without tokens."""
     text: str | None = None
     tokens: Any = prompt
@@ -49,7 +49,7 @@ def read_prompt(prompt: Any, tokenizer: Tokenizer) -> TokenPrompt:
         if not tokens:
             raise InputError("the prompt is empty: give a text, or tokens such as {'prompt_token_ids': [bos]}")
         text = tokens
-        tokens = tokenizer.encode(text)
+        tokens = tokenizer.encode(text, add_special_tokens=add_special_tokens)
     elif isinstance(tokens, (bytes, bytearray)) or not hasattr(tokens, "__iter__"):
         raise InputError(f"a prompt is a text, token ids or {{'prompt_token_ids': [...]}}, not {type(tokens).__name__}")
     ids = token_list(tokens)

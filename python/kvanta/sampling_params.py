@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvanta.errors import InputError
+from kvanta.structured_output import StructuredOutputsParams
 from kvanta.values import one_line, real_number, truth, whole_number
 
 
@@ -40,6 +41,8 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    structured_outputs: StructuredOutputsParams | None = None
+    """The form that the text must have: JSON, a regular expression, a choice, a grammar."""
 
     def __post_init__(self) -> None:
         """Checks types and ranges; numpy's numbers become Python's."""
@@ -60,6 +63,10 @@ class SamplingParams:
             raise InputError(f"min_tokens is {self.min_tokens}, more than max_tokens, {self.max_tokens}")
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
             setattr(self, name, truth(name, getattr(self, name)))
+        if not isinstance(self.structured_outputs, (StructuredOutputsParams, type(None))):
+            raise InputError(
+                f"structured_outputs is {one_line(self.structured_outputs)}, not StructuredOutputsParams or None"
+            )
         self._read_stops()
         self._read_bias()
 

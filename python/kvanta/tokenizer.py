@@ -58,6 +58,7 @@ class Tokenizer:
         config = read_json(folder / "tokenizer_config.json")
         self.special_texts = self._read_special_texts(folder, config, read_json(folder / "special_tokens_map.json"))
         self.bytes = self._token_bytes(path, description)
+        self.longest_token = max((len(self.bytes[token]) for token in range(len(self.bytes))), default=0)  # in bytes
         add_bos = config.get("add_bos_token")
         self._add_bos = add_bos if isinstance(add_bos, bool) else None  # None: what tokenizer.json does by itself
         self.bos_id = self._id_of("bos_token")
@@ -130,7 +131,8 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             raise InputError(f"the text is not valid Unicode: lone surrogate at character {error.start}") from None
         with _input_errors(f"{self._path} cannot encode the text"):
-            ids = list(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
+            # As a batch of one: only for batches does the Rust library let other threads of Python run.
+            ids = list(self._fast.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids)
         if add_special_tokens and self._add_bos is not None and self.bos_id is not None:
             has_bos = ids[:1] == [self.bos_id]
             if self._add_bos and not has_bos:
@@ -158,6 +160,7 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
@@ -165,5 +168,13 @@ class Tokenizer:
         if self.chat_template is None:
             raise InputError("this model has no chat template; give a plain prompt instead")
         return self.chat_template.render(
-            messages, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            variables=variables,
         )
+
+    def use_chat_template(self, source: str) -> None:
+        """Replaces the model's own. Raises InputError if it cannot be compiled."""
+        self.chat_template = ChatTemplate(source, self.special_texts)

@@ -14,7 +14,11 @@ from kvanta.errors import InputError
 
 def one_line(value: object, most: int = 60) -> str:
     """The beginning of repr(value), in one line."""
-    return " ".join(repr(value).split())[:most]
+    try:
+        shown = repr(value)
+    except RecursionError:  # JSON may be nested as deeply as it could just be read
+        shown = f"a deeply nested {type(value).__name__}"
+    return " ".join(shown.split())[:most]
 
 
 def text(name: str, value: Any) -> str:

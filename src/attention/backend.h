@@ -38,10 +38,14 @@ struct BatchShape {
   std::span<const SequenceSpan> sequences;  // rows of q, k, v are concatenated in this order
 };
 
-// Values that saturated or were NaN while quantizing, since the start.
+// Values that saturated or were NaN while quantizing, since the start, and blocks (or rows, where a row has one scale)
+// whose scale is zero, so that they are read as zeros. Blocks are those of symmetric formats whose rows stand alone.
+struct SideCounts : formats::EncodeCounts {
+  int64_t blocks = 0, zero_blocks = 0;
+};
 struct AppendCounts {
-  formats::EncodeCounts k;
-  formats::EncodeCounts v;
+  SideCounts k;
+  SideCounts v;
 };
 
 struct BackendInfo {

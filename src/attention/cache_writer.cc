@@ -19,11 +19,33 @@ constexpr int64_t kInlineValues = 8192;  // below this, waking threads costs mor
 
 constexpr int kLongestTile = 32;
 
+// Of a row as encode_row leaves it.
+void CountZeroScales(const formats::Format& format, int head_dim, const formats::RowPlanes& row,
+                     SideCounts& counts) noexcept {
+  const formats::Scaling& scaling = format.scaling;
+  const auto count = [&](formats::ScaleType type, const uint8_t* scales, int blocks) {
+    if (type == formats::ScaleType::kE8M0) return;  // has no zero
+    const auto bytes = static_cast<size_t>(formats::Bytes(type));
+    for (int block = 0; block < blocks; ++block) {
+      const uint8_t* scale = scales + static_cast<size_t>(block) * bytes;
+      counts.zero_blocks += std::all_of(scale, scale + bytes, [](uint8_t byte) { return byte == 0; }) ? 1 : 0;
+    }
+    counts.blocks += blocks;
+  };
+  // With a zero of its own a block of equal values has scale 0 and loses nothing.
+  if (scaling.block != formats::ScaleType::kNone && !scaling.block_zero) {
+    count(scaling.block, row.block_scales, head_dim / scaling.channels);
+  } else if (scaling.block == formats::ScaleType::kNone && scaling.token != formats::ScaleType::kNone &&
+             !scaling.token_zero) {
+    count(scaling.token, row.token_scales, 1);
+  }
+}
+
 // A closed page's rows, from its exact cell to its quantized one.
 class PageCloser {
  public:
   PageCloser(SideKind kind, const formats::Side& side, formats::CellShape shape, float static_scale,
-             EncodeCounts& counts) noexcept
+             SideCounts& counts) noexcept
       : kind_(kind), side_(side), shape_(shape), static_scale_(static_scale), counts_(counts) {}
 
   void Close(const formats::CellPlanes& exact_planes, const uint8_t* exact, uint8_t* quantized) noexcept {
@@ -38,6 +60,7 @@ class PageCloser {
         CloseTile(slot, quantized);
       } else {
         format.encode_row(x_, shape_.head_dim, static_scale_, buffer_.Planes(), counts_);
+        CountZeroScales(format, shape_.head_dim, buffer_.Planes(), counts_);
         formats::StoreRow(kind_, format, shape_, side_.planes, slot, buffer_.Planes(), quantized);
       }
     }
@@ -61,7 +84,7 @@ class PageCloser {
   const formats::Side& side_;
   formats::CellShape shape_;
   float static_scale_;
-  EncodeCounts& counts_;
+  SideCounts& counts_;
   formats::RowBuffer buffer_;
   alignas(64) float x_[kLongestTile * kMaxHeadDim];
   uint8_t codes_[kLongestTile * kMaxHeadDim];
@@ -72,16 +95,22 @@ class PageCloser {
 CacheWriter::CacheWriter(cache::PageStore& store, const BackendConfig& config)
     : store_(store), config_(config), counts_(std::make_unique<LayerCounts[]>(config.layers.size())) {}
 
-void CacheWriter::AtomicCounts::Add(const EncodeCounts& counts) noexcept {
+void CacheWriter::AtomicCounts::Add(const SideCounts& counts) noexcept {
+  if (counts.blocks != 0) blocks.fetch_add(counts.blocks, std::memory_order_relaxed);
+  if (counts.zero_blocks != 0) zero_blocks.fetch_add(counts.zero_blocks, std::memory_order_relaxed);
   values.fetch_add(counts.values, std::memory_order_relaxed);
   if (counts.saturated != 0) saturated.fetch_add(counts.saturated, std::memory_order_relaxed);
   if (counts.nan != 0) nan.fetch_add(counts.nan, std::memory_order_relaxed);
 }
 
-EncodeCounts CacheWriter::AtomicCounts::Read() const noexcept {
-  return {.values = values.load(std::memory_order_relaxed),
-          .saturated = saturated.load(std::memory_order_relaxed),
-          .nan = nan.load(std::memory_order_relaxed)};
+SideCounts CacheWriter::AtomicCounts::Read() const noexcept {
+  SideCounts counts;
+  counts.values = values.load(std::memory_order_relaxed);
+  counts.saturated = saturated.load(std::memory_order_relaxed);
+  counts.nan = nan.load(std::memory_order_relaxed);
+  counts.blocks = blocks.load(std::memory_order_relaxed);
+  counts.zero_blocks = zero_blocks.load(std::memory_order_relaxed);
+  return counts;
 }
 
 AppendCounts CacheWriter::Counts(int layer) const noexcept {
@@ -135,11 +164,13 @@ void CacheWriter::WriteSide(const TouchedPage& touched, int layer, int head, Sid
   formats::RowBuffer buffer;
   alignas(64) float x[kMaxHeadDim];
   float taken[KvScheme::kMaxOutliers];
-  EncodeCounts counts, taken_counts;
+  SideCounts counts;
+  EncodeCounts taken_counts;
   for (int slot = touched.first_slot; slot < touched.last_slot; ++slot) {
     transform.Forward(rows + (slot - touched.first_slot) * stride, x, taken);
     const formats::Format& format = exact ? ExactFormat() : *side.format;
     format.encode_row(x, scheme.shape.head_dim, static_scale, buffer.Planes(), counts);
+    if (!exact) CountZeroScales(format, scheme.shape.head_dim, buffer.Planes(), counts);
     formats::StoreRow(kind, format, scheme.shape, exact ? exact_planes : side.planes, slot, buffer.Planes(),
                       exact ? exact : quantized);
     if (side.outliers == 0) continue;
@@ -150,9 +181,11 @@ void CacheWriter::WriteSide(const TouchedPage& touched, int layer, int head, Sid
   counts.saturated += taken_counts.saturated;  // as values they count among the row's
   counts.nan += taken_counts.nan;
   if (exact && quantized && touched.last_slot == scheme.shape.tokens) {
-    EncodeCounts closing;
+    SideCounts closing;
     PageCloser(kind, side, scheme.shape, static_scale, closing).Close(exact_planes, exact, quantized);
     counts.saturated += closing.saturated;  // values and NaN were counted when they were written
+    counts.blocks += closing.blocks;
+    counts.zero_blocks += closing.zero_blocks;
     if (side.outliers != 0) {
       std::memcpy(quantized + side.planes.bytes, outliers, static_cast<size_t>(scheme.OutlierBytes()));
     }

@@ -25,9 +25,9 @@ class CacheWriter {
 
  private:
   struct AtomicCounts {
-    std::atomic<int64_t> values{0}, saturated{0}, nan{0};
-    void Add(const formats::EncodeCounts& counts) noexcept;
-    formats::EncodeCounts Read() const noexcept;
+    std::atomic<int64_t> values{0}, saturated{0}, nan{0}, blocks{0}, zero_blocks{0};
+    void Add(const SideCounts& counts) noexcept;
+    SideCounts Read() const noexcept;
   };
   struct LayerCounts {
     AtomicCounts k, v;

@@ -46,6 +46,7 @@ struct PrefixTree::State {
   std::map<std::string, std::unique_ptr<Node>, std::less<>> roots;  // by salt
   std::list<Node*> uses;  // most recent first; a child never before its parent
   int64_t nodes = 0;
+  int64_t evictions = 0;
 
   std::span<const int32_t> Page(std::span<const int32_t> tokens, int64_t index) const {
     return tokens.subspan(static_cast<size_t>(index * page_size), static_cast<size_t>(page_size));
@@ -111,6 +112,7 @@ struct PrefixTree::State {
     for (auto it = uses.rbegin(); it != uses.rend(); ++it) {
       if (!(*it)->children.empty() || !OnlyOurs(**it)) continue;
       Remove(*it);
+      ++evictions;
       return true;
     }
     return false;
@@ -131,7 +133,7 @@ struct PrefixTree::State {
   }
 };
 
-PrefixTree::PrefixTree(PageStore& store, int page_size) : state_(new State{store, page_size, {}, {}, 0}) {}
+PrefixTree::PrefixTree(PageStore& store, int page_size) : state_(new State{store, page_size, {}, {}, 0, 0}) {}
 
 PrefixTree::~PrefixTree() {
   // From the leaves up: a chain that destroyed itself from its root would recurse once per page.
@@ -207,6 +209,10 @@ bool PrefixTree::EvictOne(PageKind kind) {
 
 int64_t PrefixTree::Pages() const noexcept {
   return state_->nodes;
+}
+
+int64_t PrefixTree::Evictions() const noexcept {
+  return state_->evictions;
 }
 
 int64_t PrefixTree::EvictablePages() const noexcept {

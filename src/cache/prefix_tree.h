@@ -42,6 +42,7 @@ class PrefixTree {
   bool EvictOne(PageKind kind);
 
   int64_t Pages() const noexcept;           // nodes in the tree
+  int64_t Evictions() const noexcept;       // nodes that EvictOne has released
   int64_t EvictablePages() const noexcept;  // nodes that eviction could release; walks the tree
   int64_t EvictableBytes() const noexcept;  // of their records
   void Clear();                             // drops every page that nobody else references

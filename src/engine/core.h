@@ -2,6 +2,7 @@
 // model; everyone else leaves a note under the mutex (docs/engine-contract.md).
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -14,8 +15,10 @@
 
 #include "cache/prefix_tree.h"
 #include "engine/parts.h"
+#include "engine/quality.h"
 #include "engine/request_state.h"
 #include "engine/resolve.h"
+#include "engine/step_masks.h"
 #include "runner/row_sampler.h"
 #include "runner/runner.h"
 #include "scheduler/scheduler.h"
@@ -31,13 +34,14 @@ class Core {
 
   // As in kvanta/engine.h.
   void Add(Request request);
-  void Abort(const std::string& id);
+  void Abort(const std::string& id, const std::string& reason);
   bool Step(std::vector<RequestOutput>& outputs);
   void Start(StepCallback callback);
-  void Stop();
+  void Stop(bool drain = false);
   int64_t Logits(std::span<const int32_t> tokens, int chunk_tokens, std::span<float> out, bool use_prefix_cache);
   std::vector<uint8_t> ExportPage(std::span<const int32_t> tokens, int index);
   KvStatistics CollectStatistics(std::span<const int32_t> tokens, std::span<const float> key_means);
+  bool MeasureQuality();
   EngineStats Stats() const;
   const ModelInfo& Info() const noexcept { return parts_.info; }
   const EngineConfig& Config() const noexcept { return parts_.config; }
@@ -51,11 +55,15 @@ class Core {
     RequestState* request;
     int64_t row;
     int64_t prompt_position;  // of the token that the row predicts; -1: sample
+    int mask = -1;            // of masks_
   };
   struct Sampled {
     RequestState* request;
     int32_t token;
     std::vector<TokenLogprob> logprobs;
+  };
+  struct Noted {  // an abort
+    std::string id, reason;
   };
 
   void CheckRequest(const Request& request) const;
@@ -63,24 +71,29 @@ class Core {
   void CheckSequence(std::span<const int32_t> tokens) const;
   void RefuseWhileStarted(const char* what) const;
   void Warn(const std::string& message) const;
-  std::vector<int32_t> StopTokens(const SamplingParams& params) const;
+  std::vector<int32_t> StopTokens(const Request& request) const;
 
   // With the turn.
   bool StepWithTurn(std::vector<RequestOutput>& outputs);
+  bool WorkOnQuality();
   void TakeNotes(std::vector<RequestOutput>& outputs);
-  void RunChunks(std::span<const scheduler::Chunk> chunks);
+  void EndOverdue(double now, std::vector<RequestOutput>& outputs);
+  void Fail(RequestState& request, FinishReason finish, std::string error, std::vector<RequestOutput>& outputs);
+  void RunChunks(std::span<const scheduler::Chunk> chunks, double now);
   void SampleRows();
-  void Accept(Sampled& sampled, std::vector<RequestOutput>& outputs);
-  void Finish(RequestState& request);
+  void Accept(Sampled& sampled, double now, std::vector<RequestOutput>& outputs);
+  void Finish(RequestState& request, FinishReason finish);
   void Forget(RequestState& request);
   void MeasureScales(std::span<const int32_t> tokens);
   void WarnAboutUnitScales();
   void MakeBackend();
-  RequestOutput OutputOf(const RequestState& request) const;
 
   // With the mutex, and either with the turn or while nobody has it.
-  void AbortNow(const std::string& id);
+  void AbortNow(const Noted& abort);
+  void CountFinish(FinishReason finish) noexcept;
   void RefreshStats();
+  // With the mutex.
+  void RefuseIfFull();
 
   void Loop(const std::stop_token& stop, const StepCallback& callback);
 
@@ -101,22 +114,31 @@ class Core {
   std::vector<int64_t> rows_;
   std::vector<runner::RowTask> tasks_;
   std::vector<Sampled> sampled_;
+  std::unique_ptr<StepMasks> masks_;
+  std::unique_ptr<QualityMonitor> quality_;  // null unless wanted
 
   std::unordered_map<std::string, std::unique_ptr<RequestState>> requests_;  // handed to the scheduler
   std::unordered_map<const scheduler::Sequence*, RequestState*> by_sequence_;
-  EngineStats counters_;  // of the turn's owner
+  EngineStats counters_;                // of the turn's owner
+  double next_deadline_ = kNoDeadline;  // not after the first of requests_
+
+  std::atomic<double> seconds_callback_ = 0;  // written by the loop alone
 
   mutable std::mutex mutex_;  // never held during a forward pass
   std::condition_variable turn_free_;
   std::condition_variable_any noted_;
-  bool busy_ = false;                                 // someone has the turn
-  bool started_ = false;                              // the own thread runs
+  bool busy_ = false;      // someone has the turn
+  bool started_ = false;   // the own thread runs
+  bool draining_ = false;  // it ends with the last request
+  int64_t refused_ = 0;
   std::vector<std::unique_ptr<RequestState>> inbox_;  // added, not yet seen by the scheduler
-  std::vector<std::string> aborts_;                   // noted while someone had the turn
+  std::vector<Noted> aborts_;                         // noted while someone had the turn
   std::unordered_set<std::string> ids_;               // unfinished
   std::vector<RequestOutput> pending_;                // outputs that the next step gives out
   EngineStats stats_;
   std::jthread thread_;
+  std::thread::id loop_thread_;
+  std::mutex join_mutex_;
 };
 
 }  // namespace kvanta::engine

@@ -14,8 +14,8 @@ Engine::~Engine() = default;
 void Engine::Add(Request request) {
   state_->core.Add(std::move(request));
 }
-void Engine::Abort(const std::string& id) {
-  state_->core.Abort(id);
+void Engine::Abort(const std::string& id, const std::string& reason) {
+  state_->core.Abort(id, reason);
 }
 bool Engine::Step(std::vector<RequestOutput>& outputs) {
   return state_->core.Step(outputs);
@@ -23,8 +23,8 @@ bool Engine::Step(std::vector<RequestOutput>& outputs) {
 void Engine::Start(StepCallback callback) {
   state_->core.Start(std::move(callback));
 }
-void Engine::Stop() {
-  state_->core.Stop();
+void Engine::Stop(bool drain) {
+  state_->core.Stop(drain);
 }
 int64_t Engine::Logits(std::span<const int32_t> tokens, int chunk_tokens, std::span<float> out, bool use_prefix_cache) {
   return state_->core.Logits(tokens, chunk_tokens, out, use_prefix_cache);
@@ -34,6 +34,9 @@ std::vector<uint8_t> Engine::ExportPage(std::span<const int32_t> tokens, int ind
 }
 KvStatistics Engine::CollectStatistics(std::span<const int32_t> tokens, std::span<const float> key_means) {
   return state_->core.CollectStatistics(tokens, key_means);
+}
+bool Engine::MeasureQuality() {
+  return state_->core.MeasureQuality();
 }
 EngineStats Engine::Stats() const {
   return state_->core.Stats();

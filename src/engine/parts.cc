@@ -53,6 +53,10 @@ Parts LoadParts(EngineConfig config) {
   }
   parts.threads = std::make_shared<ThreadPool>(config.threads);
   parts.ops = kernels::MakeCpuOps(parts.threads, config.isa.c_str());
+  if (config.profile) {
+    parts.profile = std::make_shared<StepProfile>();
+    parts.ops = Profiled(std::move(parts.ops), parts.profile);
+  }
   parts.isa = ChosenIsa(config.isa);
   // The rope table is made for what the cache can hold at most; a model may claim any number of positions.
   cache::PageDemand demand(parts.layout, CommonWindow(model));

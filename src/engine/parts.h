@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/profile.h"
 #include "engine/scale_probe.h"
 #include "formats/scheme.h"
 #include "kernels/ops.h"
@@ -17,7 +18,8 @@ struct Parts {
   EngineConfig config;  // resolved but for max_model_len and kv_cache_memory_bytes
   ModelInfo info;
   std::shared_ptr<ThreadPool> threads;
-  std::unique_ptr<kernels::Ops> ops;  // may be null: whatever the model needs to live
+  std::shared_ptr<StepProfile> profile;  // null unless wanted
+  std::unique_ptr<kernels::Ops> ops;     // may be null: whatever the model needs to live
   std::unique_ptr<models::Model> model;
   std::string model_identity;  // of page files
   formats::CacheLayout layout;

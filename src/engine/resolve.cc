@@ -98,6 +98,10 @@ int64_t CommonWindow(const models::ModelConfig& model) {
 void CheckConfig(const EngineConfig& config) {
   RequireAtLeast("max_model_len", config.max_model_len, 0);
   RequireAtLeast("max_num_seqs", config.max_num_seqs, 1);
+  RequireAtLeast("max_queued_requests", config.max_queued_requests, 0);
+  if (!(config.quality_sample_rate >= 0 && config.quality_sample_rate <= 1)) {
+    throw InputError(fmt::format("quality_sample_rate = {}: must be between 0 and 1", config.quality_sample_rate));
+  }
   RequireAtLeast("kv_cache_memory_bytes", config.kv_cache_memory_bytes, 0);
   RequireAtLeast("threads", config.threads, 0);
   if (config.max_num_batched_tokens < config.page_size) {

@@ -2,11 +2,36 @@
 
 namespace kvanta::engine {
 
+void Core::CountFinish(FinishReason finish) noexcept {
+  switch (finish) {
+    case FinishReason::kNone:
+      break;
+    case FinishReason::kStop:
+      ++counters_.finished_stop;
+      break;
+    case FinishReason::kLength:
+      ++counters_.finished_length;
+      break;
+    case FinishReason::kAbort:
+      ++counters_.finished_abort;
+      break;
+    case FinishReason::kError:
+      ++counters_.finished_error;
+      break;
+    case FinishReason::kTimeout:
+      ++counters_.finished_timeout;
+      break;
+  }
+}
+
 void Core::RefreshStats() {
   const auto quantized = cache::PageKind::kQuantized;
   counters_.running = scheduler_->Running();
   counters_.waiting = scheduler_->Waiting();
   counters_.preemptions = scheduler_->Preemptions();
+  counters_.prefix_queries = scheduler_->PrefixQueries();
+  counters_.cached_tokens = scheduler_->PrefixHits();
+  counters_.prefix_evictions = tree_ ? tree_->Evictions() : 0;
   counters_.page_size = parts_.layout.page_size;
   counters_.page_bytes = parts_.layout.page_bytes;
   counters_.exact_page_bytes = parts_.layout.exact_page_bytes;
@@ -17,6 +42,8 @@ void Core::RefreshStats() {
   counters_.cache_used_bytes = store_->UsedBytes();
   counters_.cache_budget_bytes = store_->BudgetBytes();
   counters_.prefix_pages = tree_ ? tree_->Pages() : 0;
+  if (quality_) counters_.quality = quality_->Stats();
+  if (parts_.profile) counters_.profile = parts_.profile->Rows();
   stats_ = counters_;
 }
 
@@ -24,6 +51,8 @@ EngineStats Core::Stats() const {
   const std::lock_guard lock(mutex_);
   EngineStats stats = stats_;
   stats.waiting += static_cast<int64_t>(inbox_.size());
+  stats.refused = refused_;
+  stats.seconds_callback = seconds_callback_;
   stats.weight_bytes = parts_.model->WeightBytes();
   stats.backend = backend_->Info().name;
   stats.isa = parts_.isa;
@@ -34,6 +63,7 @@ EngineStats Core::Stats() const {
     LayerStats& layer = stats.layers[i];
     const formats::LayerScheme& scheme = parts_.layout.layers[i];
     layer.scheme = scheme.scheme.ToString();
+    layer.page_bytes = scheme.bytes;
     const attention::AppendCounts counts = backend_->Counts(static_cast<int>(i));
     const formats::LayerScales& scales = backend_->Scales(static_cast<int>(i));
     if (IsStatic(scheme.k)) layer.k_scale = scales.k.scale;
@@ -44,6 +74,10 @@ EngineStats Core::Stats() const {
     layer.v_values = counts.v.values;
     layer.v_saturated = counts.v.saturated;
     layer.v_nan = counts.v.nan;
+    layer.k_blocks = counts.k.blocks;
+    layer.k_zero_blocks = counts.k.zero_blocks;
+    layer.v_blocks = counts.v.blocks;
+    layer.v_zero_blocks = counts.v.zero_blocks;
   }
   return stats;
 }

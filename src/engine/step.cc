@@ -2,18 +2,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 
 #include "engine/core.h"
 
 namespace kvanta::engine {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double SecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 std::vector<TokenLogprob> Public(const std::vector<runner::Logprob>& logprobs) {
   std::vector<TokenLogprob> result;
@@ -24,32 +17,18 @@ std::vector<TokenLogprob> Public(const std::vector<runner::Logprob>& logprobs) {
 
 }  // namespace
 
-void Core::TakeNotes(std::vector<RequestOutput>& outputs) {
-  const std::lock_guard lock(mutex_);
-  outputs.swap(pending_);
-  pending_.clear();
-  for (auto& state : inbox_) {
-    scheduler_->Add(state->sequence);
-    by_sequence_[&state->sequence] = state.get();
-    requests_[state->request.id] = std::move(state);
-  }
-  inbox_.clear();
-}
-
 bool Core::StepWithTurn(std::vector<RequestOutput>& outputs) {
-  const Clock::time_point start = Clock::now();
+  const double start = Now();
   outputs.clear();
   TakeNotes(outputs);
-  const auto fail = [&](RequestState& request, const std::string& error) {
-    RequestOutput output = OutputOf(request);
-    output.finish = FinishReason::kError;
-    output.error = error;
-    outputs.push_back(std::move(output));
-    Finish(request);
+  EndOverdue(start, outputs);
+  const auto fail = [&](RequestState& request, std::string error) {
+    Fail(request, FinishReason::kError, std::move(error), outputs);
   };
   try {
     const auto scheduled = scheduler_->Schedule();
     chunks_.assign(scheduled.begin(), scheduled.end());
+    counters_.seconds_schedule += Now() - start;
   } catch (const std::exception& error) {  // out of memory: nobody knows whose
     std::vector<RequestState*> all;
     for (const auto& [id, request] : requests_) all.push_back(request.get());
@@ -62,14 +41,15 @@ bool Core::StepWithTurn(std::vector<RequestOutput>& outputs) {
   }
   if (chunks_.empty()) return !outputs.empty();
   try {
-    RunChunks(chunks_);
+    RunChunks(chunks_, start);
     scheduler_->Commit();
     SampleRows();
   } catch (const std::exception& error) {
     for (const scheduler::Chunk& chunk : chunks_) fail(*by_sequence_.at(chunk.sequence), error.what());
     sampled_.clear();
   }
-  for (Sampled& sampled : sampled_) Accept(sampled, outputs);
+  const double sampled_at = Now();
+  for (Sampled& sampled : sampled_) Accept(sampled, sampled_at, outputs);
   for (const scheduler::Chunk& chunk : chunks_) {
     const auto request = by_sequence_.find(chunk.sequence);
     if (request != by_sequence_.end() && !request->second->failure.empty()) {
@@ -77,14 +57,15 @@ bool Core::StepWithTurn(std::vector<RequestOutput>& outputs) {
     }
   }
   ++counters_.steps;
-  counters_.seconds_total += SecondsSince(start);
+  counters_.seconds_total += Now() - start;
   return true;
 }
 
-void Core::RunChunks(std::span<const scheduler::Chunk> chunks) {
+void Core::RunChunks(std::span<const scheduler::Chunk> chunks, double now) {
   if (measure_scales_) MeasureScales(chunks.front().sequence->tokens);
   items_.clear();
   wanted_.clear();
+  masks_->Clear();
   int64_t row = 0;
   for (const scheduler::Chunk& chunk : chunks) {
     RequestState& request = *by_sequence_.at(chunk.sequence);
@@ -99,29 +80,36 @@ void Core::RunChunks(std::span<const scheduler::Chunk> chunks) {
       }
     }
     row += chunk.tokens;
-    if (chunk.last) wanted_.push_back({&request, row - 1, -1});
-    if (request.sequence.preemptions == 0 && chunk.start < request.PromptTokens()) {
-      counters_.prompt_tokens += std::min<int64_t>(chunk.tokens, request.PromptTokens() - chunk.start);
-      // The first chunk starts behind what the prefix cache had.
-      if (chunk.start == request.sequence.cached_tokens) counters_.cached_tokens += chunk.start;
+    if (chunk.last) wanted_.push_back({&request, row - 1, -1, masks_->Want(request)});
+    if (request.times.scheduled == 0) {
+      request.times.scheduled = now;
+      request.counted = chunk.start;  // the prefix cache had what lies before
     }
+    // Not what is computed again after a preemption.
+    const int64_t prompt_end = std::min(chunk.start + chunk.tokens, request.PromptTokens());
+    counters_.prompt_tokens += std::max<int64_t>(0, prompt_end - request.counted);
+    request.counted = std::max(request.counted, prompt_end);
   }
-  const Clock::time_point start = Clock::now();
+  const double start = Now();
   runner_->Forward(items_, *backend_);
-  counters_.seconds_forward += SecondsSince(start);
+  counters_.seconds_forward += Now() - start;
 }
 
 void Core::SampleRows() {
   sampled_.clear();
+  const double asked = Now();
+  masks_->Fill();
+  counters_.seconds_masks += Now() - asked;
   const auto vocab = static_cast<size_t>(parts_.info.vocab);
   const auto most = static_cast<size_t>(runner_->MaxLogitRows());
   for (size_t first = 0; first < wanted_.size(); first += most) {
     const auto wanted = std::span(wanted_).subspan(first, std::min(most, wanted_.size() - first));
     rows_.clear();
     for (const WantedRow& want : wanted) rows_.push_back(want.row);
-    const Clock::time_point start = Clock::now();
+    const double start = Now();
     const std::span<float> logits = runner_->Logits(rows_);
-    counters_.seconds_forward += SecondsSince(start);
+    const double done = Now();
+    counters_.seconds_forward += done - start;
     tasks_.resize(wanted.size());
     for (size_t i = 0; i < wanted.size(); ++i) {
       const RequestState& request = *wanted[i].request;
@@ -134,10 +122,12 @@ void Core::SampleRows() {
         tasks_[i].logprobs = params.prompt_logprobs;
       } else {
         tasks_[i].state = &request.sampler;
+        tasks_[i].mask = masks_->Mask(wanted[i].mask);
         tasks_[i].logprobs = params.logprobs;
       }
     }
     row_sampler_->Run(tasks_);
+    counters_.seconds_sample += Now() - done;
     for (size_t i = 0; i < wanted.size(); ++i) {
       RequestState& request = *wanted[i].request;
       if (wanted[i].prompt_position < 0) {
@@ -151,38 +141,38 @@ void Core::SampleRows() {
   }
 }
 
-void Core::Finish(RequestState& request) {
-  {
-    const std::lock_guard lock(mutex_);
-    ids_.erase(request.request.id);
-    std::erase(aborts_, request.request.id);  // it must not hit a later request of the same id
-  }
-  Forget(request);
-}
-
 // Takes a sampled token: output, stop conditions, or the request's end.
-void Core::Accept(Sampled& sampled, std::vector<RequestOutput>& outputs) {
+void Core::Accept(Sampled& sampled, double now, std::vector<RequestOutput>& outputs) {
   RequestState& request = *sampled.request;
   const SamplingParams& params = request.sampler.Params();
   if (sampled.token == runner::Sampler::kInvalidLogits) request.failure = "the model's logits are not finite";
   if (!request.failure.empty()) return;
-  RequestOutput output = OutputOf(request);
+  request.times.last_token = now;
+  if (request.Produced() == 0) request.times.first_token = now;
+  RequestOutput output = request.Output();
   if (request.Produced() == 0) output.prompt_logprobs = std::move(request.prompt_logprobs);
+  if (sampled.token == runner::Sampler::kNothingAllowed) {
+    output.finish = FinishReason::kStop;
+    outputs.push_back(std::move(output));
+    Finish(request, FinishReason::kStop);
+    return;
+  }
   request.sequence.tokens.push_back(sampled.token);
   request.sampler.Append(sampled.token);
   ++counters_.generated_tokens;
   output.tokens.push_back(sampled.token);
   if (params.logprobs >= 0) output.logprobs.push_back(std::move(sampled.logprobs));
-  if (request.Stops(sampled.token) && request.Produced() > params.min_tokens) {
+  const bool may_stop = request.Produced() > params.min_tokens || request.request.constraint;
+  if (request.Stops(sampled.token) && may_stop) {
     output.finish = FinishReason::kStop;
     output.stop_token = sampled.token;
   } else if (request.Produced() >= params.max_tokens ||
              static_cast<int64_t>(request.sequence.tokens.size()) >= parts_.config.max_model_len) {
     output.finish = FinishReason::kLength;
   }
-  const bool finished = output.finish != FinishReason::kNone;
+  const FinishReason finish = output.finish;
   outputs.push_back(std::move(output));
-  if (finished) Finish(request);
+  if (finish != FinishReason::kNone) Finish(request, finish);
 }
 
 }  // namespace kvanta::engine

@@ -14,7 +14,7 @@ class Core::Turn {
   }
   ~Turn() {
     const std::lock_guard lock(core_.mutex_);
-    for (const std::string& id : core_.aborts_) core_.AbortNow(id);
+    for (const Noted& abort : core_.aborts_) core_.AbortNow(abort);
     core_.aborts_.clear();
     core_.RefreshStats();
     core_.busy_ = false;

@@ -15,6 +15,7 @@ struct WeightView {
   DType dtype = DType::kF32;
   int64_t out = 0;
   int64_t in = 0;
+  std::string_view module = {};  // its name in the checkpoint, for reports
 };
 
 class Linear {

@@ -151,6 +151,7 @@ std::unique_ptr<kernels::Linear> WeightReader::Linear(std::initializer_list<Stac
   for (const auto& [module, out] : stack) {
     const std::string name = module + ".weight";
     views.push_back(Read(name, std::array{out, in}));
+    views.back().module = module;
     CheckFinite(views.back(), name, store_, ops_.threads());
   }
   std::unique_ptr<kernels::Linear> linear = ops_.MakeLinear(views, biases, store_);

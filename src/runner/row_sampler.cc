@@ -13,8 +13,8 @@ void RowSampler::RunOne(RowTask& task, Worker& worker) {
     return;
   }
   if (task.logprobs >= 0) worker.raw.assign(task.logits.begin(), task.logits.end());
-  task.token = worker.sampler.Sample(task.logits, *task.state);
-  if (task.logprobs >= 0 && task.token != Sampler::kInvalidLogits) {
+  task.token = worker.sampler.Sample(task.logits, *task.state, task.mask);
+  if (task.logprobs >= 0 && task.token >= 0) {
     task.result = ComputeLogprobs(worker.raw, task.token, task.logprobs);
   }
 }

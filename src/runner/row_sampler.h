@@ -14,7 +14,8 @@ namespace kvanta::runner {
 struct RowTask {
   std::span<float> logits;              // f32 [vocab]; changed in place by sampling
   const SamplerState* state = nullptr;  // nullptr: only the log-probabilities of `token`
-  int32_t token = 0;                    // in, without a state; out, with one (Sampler::kInvalidLogits: refused)
+  std::span<const uint32_t> mask;       // as Sampler::Sample takes it
+  int32_t token = 0;                    // in, without a state; out, with one (negative: Sampler says why there is none)
   int logprobs = -1;                    // -1: none
   std::vector<Logprob> result;          // of the raw logits; empty when those are invalid
 };

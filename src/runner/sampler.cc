@@ -5,6 +5,7 @@
 
 #include "runner/philox.h"
 #include "runner/softmax.h"
+#include "runner/token_mask.h"
 
 namespace kvanta::runner {
 namespace {
@@ -58,12 +59,19 @@ void SamplerState::Append(int32_t token) {
   if (counts_) ++seen_[token].output;
 }
 
-int32_t Sampler::Sample(std::span<float> logits, const SamplerState& state) {
+int32_t Sampler::Sample(std::span<float> logits, const SamplerState& state, std::span<const uint32_t> mask) {
   const SamplingParams& params = state.params_;
   // Before any mask: a NaN must not hide behind one.
   if (!FindRange(logits).valid) return kInvalidLogits;
   const auto at = [&](int32_t token) -> float& { return logits[static_cast<size_t>(token)]; };
-  if (state.produced_ < params.min_tokens) {
+  bool may_stop = state.produced_ >= params.min_tokens;
+  if (!mask.empty()) {
+    const int64_t allowed = ApplyMask(mask, logits);
+    if (allowed == 0) return kNothingAllowed;
+    const auto is_allowed = [&](int32_t token) { return Allows(mask, token); };
+    may_stop = may_stop || allowed == std::ranges::count_if(state.stop_tokens_, is_allowed);
+  }
+  if (!may_stop) {
     for (const int32_t token : state.stop_tokens_) at(token) = -INFINITY;
   }
   for (const auto& [token, bias] : params.logit_bias) at(token) += bias;

@@ -1,5 +1,5 @@
-// Chooses a token from a row of logits. Order of operations, as in vLLM: min_tokens mask and logit_bias, repetition,
-// frequency and presence penalties, (greedy:) arg max, temperature, min_p, top_k, top_p, draw.
+// Chooses a token from a row of logits. Order of operations, as in vLLM: the constraint's mask, min_tokens mask and
+// logit_bias, repetition, frequency and presence penalties, (greedy:) arg max, temperature, min_p, top_k, top_p, draw.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +20,7 @@ class SamplerState {
                std::vector<int32_t> stop_tokens);
 
   const SamplingParams& Params() const noexcept { return params_; }
+  uint64_t Seed() const noexcept { return seed_; }
   // The token was taken.
   void Append(int32_t token);
 
@@ -41,9 +42,12 @@ class SamplerState {
 class Sampler {
  public:
   static constexpr int32_t kInvalidLogits = -1;
+  static constexpr int32_t kNothingAllowed = -2;
 
   // logits: f32 [vocab], changed in place. kInvalidLogits if one is NaN or +infinity, or none is finite.
-  int32_t Sample(std::span<float> logits, const SamplerState& state);
+  // mask: empty, or bit t % 32 of word t / 32 allows token t; kNothingAllowed if it allows none. Where it allows stop
+  // tokens only, they are taken before min_tokens, too.
+  int32_t Sample(std::span<float> logits, const SamplerState& state, std::span<const uint32_t> mask = {});
 
  private:
   int32_t Draw(std::span<const float> logits, float max, const SamplingParams& params, double uniform);

@@ -141,7 +141,12 @@ bool Scheduler::Admit(Sequence& sequence) {
     }
     tokens = std::max<int64_t>(one_page, tokens / 2 / config_.page_size * config_.page_size);
   }
-  if (sequence.cached_tokens < 0) sequence.cached_tokens = matched;
+  if (sequence.cached_tokens < 0) {
+    sequence.cached_tokens = matched;
+    if (tree_ != nullptr && !sequence.skip_prefix_match)
+      prefix_queries_ += static_cast<int64_t>(sequence.tokens.size());
+    prefix_hits_ += matched;
+  }
   InsertInLine(running_, &sequence);
   Append(sequence, tokens);
   return true;

@@ -50,6 +50,9 @@ class Scheduler {
   int64_t Running() const noexcept { return static_cast<int64_t>(running_.size()); }
   int64_t Waiting() const noexcept { return static_cast<int64_t>(waiting_.size()); }
   int64_t Preemptions() const noexcept { return preemptions_; }
+  // Tokens of newcomers that were looked up in the prefix tree, and those found.
+  int64_t PrefixQueries() const noexcept { return prefix_queries_; }
+  int64_t PrefixHits() const noexcept { return prefix_hits_; }
 
  private:
   int64_t ChunkTokens(const Sequence& sequence, int64_t budget) const;
@@ -71,6 +74,8 @@ class Scheduler {
   int64_t budget_ = 0;  // tokens left in the step
   int64_t arrivals_ = 0;
   int64_t preemptions_ = 0;
+  int64_t prefix_queries_ = 0;
+  int64_t prefix_hits_ = 0;
 };
 
 }  // namespace kvanta::scheduler

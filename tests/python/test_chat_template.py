@@ -166,3 +166,19 @@ def test_a_model_without_a_template_says_so() -> None:
 def test_a_template_of_the_wrong_type(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a text"):
         Tokenizer(model_folder(tmp_path, {"chat_template": 5}))
+
+
+def test_the_last_message_can_be_continued() -> None:
+    chat = [*HELLO, {"role": "assistant", "content": "Well, "}]
+    named: dict[str, Any] = {"add_generation_prompt": False, "continue_final_message": True}
+    assert render(CHATML, chat, **named).endswith("<|im_start|>assistant\nWell, ")
+    trims = CHATML.replace("message['content']", "message['content'] | trim")
+    assert render(trims, chat, **named).endswith("<|im_start|>assistant\nWell,")
+    assert render(CHATML, [*HELLO, {"role": "assistant", "content": ""}], **named).endswith("assistant\n")
+    assert chat[-1]["content"] == "Well, "  # the caller's own
+    with pytest.raises(InputError, match="exclude each other"):
+        render(CHATML, chat, continue_final_message=True)
+    with pytest.raises(InputError, match="does not show the last message"):
+        render("{{ messages[0]['content'] }}", chat, **named)
+    with pytest.raises(InputError, match="content is a text"):
+        render(CHATML, [{"role": "assistant", "content": None, "tool_calls": []}], **named)

@@ -38,11 +38,11 @@ def test_version_and_help() -> None:
     for words in ([], ["--help"]):
         done = kvanta(*words)
         assert done.returncode == 0
-        for command in ("generate", "eval", "plan", "calibrate", "formats", "convert", "bench"):
+        for command in ("generate", "serve", "eval", "plan", "calibrate", "formats", "convert", "bench"):
             assert command in done.stdout
 
 
-@pytest.mark.parametrize("command", ["generate", "eval", "plan", "calibrate", "formats", "convert", "bench"])
+@pytest.mark.parametrize("command", ["generate", "serve", "eval", "plan", "calibrate", "formats", "convert", "bench"])
 def test_every_command_has_help(command: str) -> None:
     done = kvanta(command, "--help")
     assert (done.returncode, done.stderr) == (0, "")

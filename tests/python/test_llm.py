@@ -11,6 +11,7 @@ import pytest
 
 from kvanta import LLM, InputError, ResourceError, SamplingParams
 from kvanta.divergence import log_softmax
+from kvanta.generation import Generation
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 PROMPT = "Once upon a time"
@@ -126,7 +127,7 @@ def test_ctrl_c_leaves_nothing_running(llm: LLM, story: list[int], monkeypatch: 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm, "_take", interrupt)
+        patch.setattr(Generation, "take", interrupt)
         with pytest.raises(KeyboardInterrupt):
             llm.generate([PROMPT, PROMPT], GREEDY)
     assert llm.stats()["running"] == llm.stats()["waiting"] == 0

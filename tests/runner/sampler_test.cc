@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -12,6 +13,7 @@
 #include "runner/logprobs.h"
 #include "runner/philox.h"
 #include "runner/softmax.h"
+#include "runner/token_mask.h"
 
 namespace kvanta::runner {
 namespace {
@@ -270,6 +272,64 @@ TEST(SamplingParams, RefusesWithNameValueAndRange) {
   EXPECT_NE(message([](SamplingParams& p) { p.stop_token_ids = {100}; }), "");
   EXPECT_NE(message([](SamplingParams& p) { p.logit_bias = {{-1, 0.0F}}; }), "");
   EXPECT_NE(message([](SamplingParams& p) { p.logprobs = 101; }), "");
+}
+
+TEST(Mask, OnlyWhatIsAllowedIsTaken) {
+  constexpr int kVocab = 77;  // the last word is not full
+  SamplingParams params;
+  Sampler sampler;
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    std::mt19937_64 random(seed);
+    std::vector<uint32_t> mask(3);
+    for (uint32_t& word : mask) word = static_cast<uint32_t>(random() & random() & random());
+    mask[seed % 3] = seed % 2 == 0 ? 0U : ~0U;
+    params.temperature = seed % 3 == 0 ? 0.0F : 1.0F;
+    auto logits = RandomLogits(kVocab, seed);
+    std::vector<int32_t> allowed;
+    for (int32_t token = 0; token < kVocab; ++token) {
+      if (Allows(mask, token)) allowed.push_back(token);
+    }
+    const auto best = std::ranges::max_element(allowed, {}, [&](int32_t t) { return logits[static_cast<size_t>(t)]; });
+    const int32_t want = allowed.empty() ? Sampler::kNothingAllowed : *best;
+    const int32_t got = sampler.Sample(logits, SamplerState(params, seed, {}, {}), mask);
+    if (params.temperature == 0 || allowed.empty()) {
+      EXPECT_EQ(got, want);
+    } else {
+      EXPECT_TRUE(Allows(mask, got)) << got;
+    }
+  }
+}
+
+TEST(Mask, BitsBeyondTheVocabularyMeanNothing) {
+  auto logits = RandomLogits(40, 1);
+  const std::vector<uint32_t> mask = {0, ~0U << 8};
+  EXPECT_EQ(Sampler().Sample(logits, SamplerState(Greedy(), 1, {}, {}), mask), Sampler::kNothingAllowed);
+}
+
+TEST(Mask, AllowingEverythingChangesNothing) {
+  const std::vector<uint32_t> all(4, ~0U);
+  SamplingParams params;
+  params.top_p = 0.9F;
+  for (uint64_t seed = 0; seed < 50; ++seed) {
+    auto logits = RandomLogits(100, seed);
+    auto same = logits;
+    const SamplerState state(params, seed, {}, {});
+    EXPECT_EQ(Sampler().Sample(logits, state, all), Sampler().Sample(same, state));
+  }
+}
+
+TEST(Mask, AnEndThatIsAllThatIsAllowedComesBeforeMinTokens) {
+  SamplingParams params = Greedy();
+  params.min_tokens = 5;
+  params.max_tokens = 9;
+  const SamplerState state(params, 1, {}, {7});
+  std::vector<uint32_t> mask = {1U << 7};
+  auto logits = RandomLogits(32, 2);
+  EXPECT_EQ(Sampler().Sample(logits, state, mask), 7);
+  mask[0] |= 1U << 9;
+  logits = RandomLogits(32, 2);
+  logits[7] = 100;
+  EXPECT_EQ(Sampler().Sample(logits, state, mask), 9);
 }
 
 }  // namespace

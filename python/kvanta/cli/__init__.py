@@ -13,12 +13,13 @@ from collections.abc import Callable, Sequence
 # Command -> its line in --help. Each is the module of its name here, with parser() and run().
 COMMANDS = {
     "generate": "text from a model, streamed, on any cache format",
+    "serve": "an HTTP server that speaks OpenAI's API",
     "eval": "what each cache format does to a model's predictions",
     "plan": "how many tokens and users fit in a memory, per cache format",
     "calibrate": "static scales and key means of a model, from a text",
     "formats": "the table of cache formats",
     "convert": "a GGUF file to a folder in Hugging Face layout",
-    "bench": "speed of the attention kernels, as a share of the machine's limit",
+    "bench": "speed of the attention kernels, and of a server under load",
 }
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from kvanta.engine_options import FOREIGN, OPPOSITES, OPTIONS, foreign_note, nearest
+from kvanta.engine_options import FOREIGN, OPPOSITES, OPTIONS, EngineOption, foreign_note, nearest
 from kvanta.errors import InputError
 
 
@@ -84,10 +84,16 @@ def model_of(values: argparse.Namespace) -> str:
     return str(values.MODEL if values.model_option is None else values.model_option)
 
 
-def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Every option of the list, its aliases, and the options of other engines that do nothing here."""
-    group = parser.add_argument_group("engine options")
-    for option in OPTIONS:
+def add_engine_options(parser: argparse.ArgumentParser, *, foreign: bool = True) -> None:
+    """Every option of the list, its aliases, and, with `foreign`, the options of other engines that do nothing here."""
+    add_options(parser.add_argument_group("engine options"), OPTIONS, OPPOSITES)
+    if foreign:
+        add_foreign_options(parser, FOREIGN)
+
+
+def add_options(group: Any, options: Sequence[EngineOption], opposites: Mapping[str, str]) -> None:
+    """A list of options, their aliases, and names for the opposite of some."""
+    for option in options:
         text = option.help.replace("%", "%%")
         if option.is_flag:
             action: Any = argparse.BooleanOptionalAction if option.default else "store_true"
@@ -95,23 +101,34 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
             for flag in option.flags[1:]:
                 group.add_argument(flag, dest=option.name, action=action, default=None, help=argparse.SUPPRESS)
             continue
-        text += f" [{option.default}]" if option.default not in ("", 0, ()) else ""
+        text += f" [{option.default}]" if option.default not in ("", 0, ()) and not option.is_list else ""
         many = "+" if option.is_list else None
         group.add_argument(*option.flags, dest=option.name, nargs=many, metavar=option.metavar, help=text)
-    for name, opposite in OPPOSITES.items():
+    for name, opposite in opposites.items():
         flag = f"--{name.replace('_', '-')}"
         group.add_argument(flag, dest=opposite, action="store_false", default=None, help=argparse.SUPPRESS)
-    for name, takes_value in FOREIGN.items():
-        flag = f"--{name.replace('_', '-')}"
+
+
+def add_foreign_options(parser: argparse.ArgumentParser, foreign: Mapping[str, bool]) -> None:
+    """Options that are accepted with one line; True: it takes a value."""
+    for name, takes_value in foreign.items():
+        flags = [f"--{name.replace('_', '-')}"]
+        if name in ("tp", "pp", "dp"):
+            flags.append(f"-{name}")
         shown = "accepted; no code of a model is ever run" if name == "trust_remote_code" else argparse.SUPPRESS
         nargs = None if takes_value else 0
-        parser.add_argument(flag, dest=f"foreign_{name}", action=_ForeignOption, nargs=nargs, help=shown)
+        parser.add_argument(*flags, dest=f"foreign_{name}", action=_ForeignOption, nargs=nargs, help=shown)
+
+
+def given_options(values: argparse.Namespace, options: Sequence[EngineOption]) -> dict[str, Any]:
+    """Those of the list that were given, by name."""
+    given = {option.name: getattr(values, option.name) for option in options}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def engine_arguments(values: argparse.Namespace) -> dict[str, Any]:
     """The engine options that were given, as arguments for LLM."""
-    given = {option.name: getattr(values, option.name) for option in OPTIONS}
-    return {name: value for name, value in given.items() if value is not None}
+    return given_options(values, OPTIONS)
 
 
 def whole_number(text: str) -> int:

@@ -6,23 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvanta.errors import InputError, ResourceError
+from kvanta.errors import InputError
 from kvanta.evaluate.label_places import place_labels
+from kvanta.picture import check_picture, new_figure, save_figure
 
-_SUFFIXES = (".png", ".svg", ".pdf")
 _DOT, _FRONT = "#7a8794", "#0b6e99"
 
 
 def check_plot(file: str, tasks: Sequence[str]) -> None:
     """Raises InputError, before the long work, if the picture could not be drawn."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise InputError("--plot needs the package matplotlib; install it with: pip install 'kvanta[plot]'") from None
-    if Path(file).suffix.lower() not in _SUFFIXES:
-        raise InputError(f"--plot: {file!r} does not end in one of {', '.join(_SUFFIXES)}")
-    if not Path(file).absolute().parent.is_dir():
-        raise InputError(f"--plot: there is no folder {str(Path(file).parent)!r}")
+    check_picture(file)
     if "kl" not in tasks:
         raise InputError(f"--plot draws the figures of the task kl; the tasks are {', '.join(tasks)}")
 
@@ -40,13 +33,9 @@ def pareto_front(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def write_plot(file: str, report: Mapping[str, Any]) -> None:
     """Draws the formats of an evaluation's report. Raises ResourceError if the file cannot be written."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     rows = report["formats"]
     front = pareto_front(rows)
-    figure = Figure(figsize=(13, 5.6), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)  # which can measure the labels
+    figure = new_figure(13, 5.6)
     left, right = figure.subplots(1, 2)
     figure.suptitle(
         f"{report['model']}: cache formats against {report['reference']}, {report['scored_tokens']:,} tokens of "
@@ -57,10 +46,7 @@ def write_plot(file: str, report: Mapping[str, Any]) -> None:
     figure.legend(loc="outside lower center", ncols=2, fontsize=9, frameon=False)
     _accuracy(left, rows, front)
     _memory(right, report, front)
-    try:
-        figure.savefig(file)
-    except OSError as error:
-        raise ResourceError(f"cannot write {file!r}: {error.strerror or error}") from None
+    save_figure(figure, file)
 
 
 def _draw(axes: Any, places: Mapping[str, tuple[float, float]], front: Sequence[str]) -> None:

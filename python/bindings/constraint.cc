@@ -1,0 +1,107 @@
+#include "constraint.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings.h"
+
+namespace nb = nanobind;
+
+namespace kvanta::python {
+namespace {
+
+using nb::literals::operator""_a;
+
+// Python objects that nobody needs any more. A constraint dies on any thread and while the engine is locked; to wait
+// for the GIL there could wait for ever, so its object is left here for the next who holds it.
+class Leftovers {
+ public:
+  void Add(PyObject* object) noexcept {
+    const std::lock_guard lock(mutex_);
+    try {
+      objects_.push_back(object);
+    } catch (...) {  // no memory: the object is never freed
+    }
+  }
+  // With the GIL.
+  void Free() {
+    std::vector<PyObject*> objects;
+    {
+      const std::lock_guard lock(mutex_);
+      objects.swap(objects_);
+    }
+    for (PyObject* object : objects) Py_DECREF(object);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<PyObject*> objects_;
+};
+
+Leftovers& TheLeftovers() {
+  static auto* leftovers = new Leftovers;  // outlives every engine
+  return *leftovers;
+}
+
+struct PythonConstraint final : TokenConstraint {
+  explicit PythonConstraint(nb::object held) : state(held.release().ptr()) {}
+  ~PythonConstraint() override { TheLeftovers().Add(state); }
+  PythonConstraint(const PythonConstraint&) = delete;
+  PythonConstraint& operator=(const PythonConstraint&) = delete;
+
+  PyObject* state;
+};
+
+void Ask(const nb::callable& fill, std::span<MaskTask> tasks) {
+  TheLeftovers().Free();
+  nb::list states, taken;
+  for (const MaskTask& task : tasks) {
+    states.append(nb::borrow(dynamic_cast<PythonConstraint&>(*task.constraint).state));
+    taken.append(nb::cast(std::vector<int32_t>(task.taken.begin(), task.taken.end())));
+  }
+  const nb::ndarray<nb::numpy, uint32_t, nb::ndim<2>> masks(tasks[0].mask.data(), {tasks.size(), tasks[0].mask.size()},
+                                                            nb::handle());
+  const auto errors =
+      nb::cast<std::vector<std::string>>(fill(states, taken, nb::cast(masks, nb::rv_policy::reference)));
+  if (errors.size() != tasks.size()) throw std::runtime_error("fill_masks returned the wrong number of errors");
+  for (size_t i = 0; i < tasks.size(); ++i) tasks[i].error = errors[i];
+}
+
+}  // namespace
+
+MaskFiller AskPython(nb::callable fill) {
+  std::shared_ptr<nb::callable> shared(new nb::callable(std::move(fill)), [](nb::callable* held) {
+    const nb::gil_scoped_acquire gil;
+    delete held;
+  });
+  return [shared](std::span<MaskTask> tasks) {
+    const nb::gil_scoped_acquire gil;
+    try {
+      Ask(*shared, tasks);
+    } catch (nb::python_error& error) {  // must not leave the GIL's scope
+      const std::string message = error.what();
+      throw std::runtime_error(message.substr(message.find_last_of('\n') + 1));
+    }
+  };
+}
+
+void BindConstraint(nb::module_& module) {
+  nb::class_<ConstraintHandle>(module, "TokenConstraint",
+                               "Where one request stands in its grammar; see kvanta.structured_output.")
+      .def(
+          "__init__",
+          [](ConstraintHandle* self, nb::object state) {
+            TheLeftovers().Free();
+            new (self) ConstraintHandle{std::make_shared<PythonConstraint>(std::move(state))};
+          },
+          "state"_a, "`state` is handed to the callable of EngineConfig.set_fill_masks. For one request only.");
+}
+
+}  // namespace kvanta::python

@@ -1,0 +1,84 @@
+"""One prompt on its way through the engine: its texts, and what the engine is told about each."""
+
+from __future__ import annotations
+
+import random
+
+from kvanta import _core
+from kvanta.completion import Completion, named_logprobs
+from kvanta.outputs import RequestOutput
+from kvanta.prompts import TokenPrompt
+from kvanta.sampling_params import SamplingParams
+from kvanta.structured_output import GrammarCompiler
+from kvanta.tokenizer import Tokenizer
+
+
+class Generation:
+    """The `n` texts of one prompt; text i is the engine's request "NAME-i".
+
+    Compiling a grammar may take seconds. Raises InputError when it cannot be used.
+    """
+
+    def __init__(
+        self, name: str, prompt: TokenPrompt, params: SamplingParams, tokenizer: Tokenizer, grammars: GrammarCompiler
+    ) -> None:
+        self.params = params
+        self.completions = {
+            f"{name}-{index}": Completion(index, prompt.token_ids, params, tokenizer) for index in range(params.n)
+        }
+        self.output = RequestOutput(
+            request_id=name,
+            prompt=prompt.text,
+            prompt_token_ids=list(prompt.token_ids),
+            outputs=[completion.output for completion in self.completions.values()],
+        )
+        form = params.structured_outputs
+        self._constraints = {} if form is None else {name: grammars.constraint(form) for name in self.completions}
+        self._tokenizer = tokenizer
+
+    def add_to(
+        self,
+        engine: _core.Engine,
+        seeds: random.Random,
+        cache_salt: str = "",
+        priority: int = 0,
+        timeout_seconds: float = 0.0,
+    ) -> None:
+        """Queues every text. `seeds` gives those of parameters without one.
+
+        Raises InputError on the first text, QueueFullError on any.
+        """
+        prompt = self.output.prompt_token_ids
+        room = max(1, engine.config.max_model_len - len(prompt))
+        for index, name in enumerate(self.completions):
+            seed = seeds.getrandbits(64) if self.params.seed is None else (self.params.seed + index) % 2**64
+            sampling = _engine_params(self.params, index, seed, room)
+            constraint = self._constraints.get(name)
+            engine.add(name, prompt, sampling, cache_salt, priority, timeout_seconds, constraint)
+
+    def take(self, news: _core.EngineOutput) -> str:
+        """Adds one step's news; returns the text that it makes certain. Raises ResourceError if the engine failed."""
+        completion = self.completions[news.id]
+        if completion.output.index == 0:
+            self.output.num_cached_tokens = max(self.output.num_cached_tokens, news.cached_tokens)
+            if news.prompt_logprobs:
+                self.output.prompt_logprobs = [
+                    named_logprobs(entries, self._tokenizer) if entries else None for entries in news.prompt_logprobs
+                ]
+        return completion.take(news)
+
+
+def _engine_params(params: SamplingParams, index: int, seed: int, room: int) -> _core.SamplingParams:
+    sampling = _core.SamplingParams()
+    sampling.max_tokens = room if params.max_tokens is None else params.max_tokens
+    for name in ("min_tokens", "temperature", "top_k", "top_p", "min_p", "ignore_eos"):
+        setattr(sampling, name, getattr(params, name))
+    for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+        setattr(sampling, name, getattr(params, name))
+    sampling.stop_token_ids = list(params.stop_token_ids or [])
+    sampling.logit_bias = list((params.logit_bias or {}).items())
+    sampling.seed = seed
+    sampling.logprobs = -1 if params.logprobs is None else params.logprobs
+    if params.prompt_logprobs is not None and index == 0:
+        sampling.prompt_logprobs = params.prompt_logprobs
+    return sampling

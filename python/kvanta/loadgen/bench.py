@@ -1,0 +1,112 @@
+"""The measurement of `kvanta bench serve`: a workload against one server, at one load after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvanta.errors import InputError
+from kvanta.loadgen.client import open_session
+from kvanta.loadgen.records import RequestRecord
+from kvanta.loadgen.runner import Clock, run_load
+from kvanta.loadgen.server_metrics import read_metrics
+from kvanta.loadgen.summary import summarize
+from kvanta.loadgen.target import Target, find_target
+from kvanta.loadgen.workload import PlannedRequest, Workload
+
+
+@dataclass(frozen=True)
+class Load:
+    """One run: requests per second (infinite: all at once; None: as the workload has it) and the most on their way."""
+
+    rate: float | None
+    concurrency: int | None
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """How to talk to a server; see find_target."""
+
+    url: str
+    model: str | None = None
+    api: str = "completions"
+    prompts: str = "auto"
+    api_key: str | None = None
+    timeout_s: float = 600.0
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    ids: tuple[int, ...] = ()
+
+
+async def bench_server(
+    options: ServerOptions,
+    workload_at: Callable[[Load], Workload],
+    loads: Sequence[Load],
+    *,
+    seed: int = 0,
+    targets: Mapping[str, float] | None = None,
+    label: str | None = None,
+    finished: Callable[[], object] = lambda: None,
+) -> dict[str, Any]:
+    """The report (docs/bench-serve.md). Raises InputError, or ResourceError if the server does not answer at all."""
+    async with open_session(options.timeout_s, options.api_key) as session:
+        target = await find_target(
+            session,
+            options.url,
+            model=options.model,
+            api=options.api,
+            prompts=options.prompts,
+            extra=options.extra,
+            ids=options.ids,
+        )
+        maker = target.maker(seed)
+        workloads = [workload_at(load) for load in loads]
+        for workload in workloads:
+            _check_lengths(workload, target)
+        runs = []
+        metrics = await read_metrics(session, target.base)
+        for number, (load, workload) in enumerate(zip(loads, workloads, strict=True)):
+
+            async def send(request: PlannedRequest, record: RequestRecord, clock: Clock, run: int = number) -> None:
+                await target.send(session, target.prompt(maker, request, run), record, clock)
+
+            records, seconds = await run_load(workload, send, concurrency=load.concurrency, finished=finished)
+            earlier, metrics = metrics, await read_metrics(session, target.base)
+            runs.append(
+                {
+                    "rate": _finite(load.rate if load.rate is not None else workload.mean_rate),
+                    "concurrency": load.concurrency,
+                    **summarize(records, seconds, targets),
+                    "server": metrics.since(earlier),
+                }
+            )
+    return {
+        "url": target.base,
+        "model": target.model,
+        "label": label or metrics.cache_dtype or target.model,
+        "engine": metrics.engine,
+        "cache_dtype": metrics.cache_dtype,
+        "max_model_len": target.max_model_len,
+        "api": target.api,
+        "prompts": target.prompt_kind,
+        "exact_lengths": target.exact,
+        "workload": workloads[0].source,
+        "runs": runs,
+    }
+
+
+def _finite(rate: float) -> float | None:
+    return rate if rate < float("inf") else None
+
+
+def _check_lengths(workload: Workload, target: Target) -> None:
+    most = target.max_model_len
+    if most is None:
+        return
+    for request in workload.requests:
+        if request.input_tokens + request.output_tokens > most:
+            raise InputError(
+                f"request {request.index} has {request.input_tokens} + {request.output_tokens} tokens, the server's "
+                f"max_model_len is {most}; make requests shorter, or those of a trace with --length-scale, "
+                "--max-input-len and --max-output-len"
+            )

@@ -1,0 +1,169 @@
+"""The measurement of `kvanta bench engine`: a workload against an engine of this process, without HTTP or text."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvanta import _core
+from kvanta.errors import InputError, QueueFullError, ResourceError
+from kvanta.loadgen.prompts import PromptMaker
+from kvanta.loadgen.records import LoadError, RequestRecord
+from kvanta.loadgen.runner import Clock, run_load
+from kvanta.loadgen.summary import summarize
+from kvanta.loadgen.workload import PlannedRequest, Workload
+
+# What a run spends, by the engine's counters; parts of a step, but for the last, which follows it.
+_PARTS = ("seconds_schedule", "seconds_masks", "seconds_sample", "seconds_callback")
+
+
+@dataclass(frozen=True)
+class EngineLoad:
+    """One run: requests per second (None: all at once) and the most on their way (None: any number)."""
+
+    workload: Workload
+    rate: float | None
+    concurrency: int | None
+
+
+def bench_engine(
+    config: _core.EngineConfig,
+    loads: Sequence[EngineLoad],
+    *,
+    seed: int = 0,
+    targets: Mapping[str, float] | None = None,
+    finished: Callable[[], object] = lambda: None,
+) -> tuple[_core.Engine, list[dict[str, Any]]]:
+    """The engine, stopped, and a run for each load: the keys of docs/bench-serve.md, and those of _engine_figures."""
+    engine = _core.Engine(config)
+    for load in loads:
+        for request in load.workload.requests:
+            if request.input_tokens + request.output_tokens > engine.config.max_model_len:
+                raise InputError(
+                    f"request {request.index} has {request.input_tokens} + {request.output_tokens} tokens, "
+                    f"max_model_len is {engine.config.max_model_len}"
+                )
+    desk = _Desk(engine, seed)
+    engine.start(desk.hear)
+    try:
+        runs = [asyncio.run(_run(engine, desk, number, load, targets, finished)) for number, load in enumerate(loads)]
+    finally:
+        engine.stop()
+    return engine, runs
+
+
+async def _run(
+    engine: _core.Engine,
+    desk: _Desk,
+    number: int,
+    load: EngineLoad,
+    targets: Mapping[str, float] | None,
+    finished: Callable[[], object],
+) -> dict[str, Any]:
+    before = engine.stats()
+    desk.begin(number)
+    records, seconds = await run_load(load.workload, desk.send, concurrency=load.concurrency, finished=finished)
+    after = engine.stats()
+    return {
+        "rate": load.rate,
+        "concurrency": load.concurrency,
+        **summarize(records, seconds, targets),
+        "engine": _engine_figures(before, after, desk.most_running),
+    }
+
+
+@dataclass
+class _Pending:
+    record: RequestRecord
+    clock: Clock
+    done: asyncio.Event
+    loop: asyncio.AbstractEventLoop
+    error: str = ""
+
+
+class _Desk:
+    """Hands requests in and takes the news, which come once per step on the engine's thread."""
+
+    def __init__(self, engine: _core.Engine, seed: int) -> None:
+        self._engine = engine
+        special = {*engine.info.eos_token_ids, 0}
+        self._maker = PromptMaker([token for token in range(engine.info.vocab) if token not in special], seed)
+        self._number = 0
+        self._pending: dict[str, _Pending] = {}
+        self.most_running = 0
+
+    def begin(self, number: int) -> None:
+        """A run; its prompts share nothing with those of others."""
+        self._number = number
+        self.most_running = 0
+
+    async def send(self, request: PlannedRequest, record: RequestRecord, clock: Clock) -> None:
+        """One request, to its end. Raises LoadError."""
+        sampling = _core.SamplingParams()
+        sampling.max_tokens = request.output_tokens
+        sampling.temperature = 0.0
+        sampling.ignore_eos = True
+        name = f"{self._number}-{request.index}"
+        pending = _Pending(record, clock, asyncio.Event(), asyncio.get_running_loop())
+        self._pending[name] = pending
+        try:
+            self._engine.add(name, self._maker.pieces(request, self._number), sampling)
+            await pending.done.wait()
+        except QueueFullError as error:
+            raise LoadError("queue_full", str(error)) from None
+        except (InputError, ResourceError) as error:
+            raise LoadError("refused", str(error)) from None
+        finally:
+            del self._pending[name]
+        if pending.error:
+            raise LoadError("engine_error", pending.error)
+
+    def hear(self, news: list[_core.EngineOutput]) -> None:
+        """For Engine.start."""
+        self.most_running = max(self.most_running, len(news))
+        now: float | None = None
+        for entry in news:
+            pending = self._pending.get(entry.id)
+            if pending is None:
+                continue
+            record = pending.record
+            if entry.tokens:
+                if now is None:
+                    now = pending.clock()
+                record.news_s.append(now)
+                record.output_tokens += len(entry.tokens)
+            if entry.finish != _core.FinishReason.NONE:
+                record.cached_tokens = entry.cached_tokens
+                pending.error = entry.error
+                pending.loop.call_soon_threadsafe(pending.done.set)
+
+
+def _engine_figures(before: Mapping[str, Any], after: Mapping[str, Any], most: int) -> dict[str, Any]:
+    """What a run cost: milliseconds per step of the model, and of all beside it, by part."""
+
+    def gained(name: str) -> Any:
+        return after[name] - before[name]
+
+    steps = max(1, gained("steps"))
+    model, total = gained("seconds_forward"), gained("seconds_total") + gained("seconds_callback")
+    parts = {f"{name.removeprefix('seconds_')}_ms": 1e3 * gained(name) / steps for name in _PARTS}
+    earlier = {row["name"]: row for row in before["profile"]}
+    profile = []
+    for row in after["profile"]:
+        old = earlier.get(row["name"], {"seconds": 0.0, "calls": 0})
+        seconds, calls = row["seconds"] - old["seconds"], row["calls"] - old["calls"]
+        profile.append({"name": row["name"], "ms_per_step": 1e3 * seconds / steps, "calls": calls})
+    return {
+        "steps": gained("steps"),
+        "most_tokens_per_step": most,
+        "step_ms": 1e3 * total / steps,
+        "model_ms": 1e3 * model / steps,
+        "outside_model_ms": 1e3 * (total - model) / steps,
+        **parts,
+        "preemptions": gained("preemptions"),
+        "prefix_queried_tokens": gained("prefix_queries"),
+        "prefix_hit_tokens": gained("cached_tokens"),
+        "profile": sorted(profile, key=lambda row: -row["ms_per_step"]),
+    }

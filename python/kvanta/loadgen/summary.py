@@ -1,0 +1,113 @@
+"""The figures of a run: percentiles of latencies, throughput, goodput, errors by kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from kvanta.errors import InputError
+from kvanta.loadgen.records import RequestRecord
+
+PERCENTILES = (50, 90, 95, 99)
+TARGETS = ("ttft", "tpot", "e2e")
+_OTHER_NAMES = {"e2el": "e2e"}
+
+
+def parse_targets(texts: Sequence[str]) -> dict[str, float]:
+    """Milliseconds by name from ["ttft:500", "tpot:50"]."""
+    targets: dict[str, float] = {}
+    for text in texts:
+        name, _, value = text.partition(":")
+        name = _OTHER_NAMES.get(name, name)
+        if name not in TARGETS:
+            raise InputError(f"the goodput target {text!r} names none of {', '.join(TARGETS)}; an example: ttft:500")
+        if name in targets:
+            raise InputError(f"the goodput target {name} is given twice")
+        try:
+            targets[name] = float(value)
+        except ValueError:
+            targets[name] = 0.0
+        if not 0 < targets[name] < float("inf"):
+            raise InputError(
+                f"the goodput target {text!r} has no number of milliseconds above 0; an example: {name}:500"
+            )
+    return targets
+
+
+def summarize(
+    records: Sequence[RequestRecord], duration_s: float, targets: Mapping[str, float] | None = None
+) -> dict[str, Any]:
+    """See docs/bench-serve.md for the keys. Latencies are those of requests that have succeeded."""
+    good = [record for record in records if record.succeeded]
+    seconds = max(duration_s, 1e-9)
+    inputs, outputs = (sum(getattr(each, name) for each in good) for name in ("input_tokens", "output_tokens"))
+    return {
+        "requests": len(records),
+        "completed": len(good),
+        "failed": len(records) - len(good),
+        "duration_s": duration_s,
+        "input_tokens": inputs,
+        "output_tokens": outputs,
+        "cached_tokens": sum(each.cached_tokens for each in good),
+        "short_answers": sum(each.output_tokens < each.wanted_tokens for each in good),
+        "request_throughput": len(good) / seconds,
+        "output_throughput": outputs / seconds,
+        "total_throughput": (inputs + outputs) / seconds,
+        "peak_concurrency": peak_concurrency(records),
+        "ttft_ms": _distribution([each.ttft_s for each in good]),
+        "tpot_ms": _distribution([each.tpot_s for each in good if each.tpot_s is not None]),
+        "itl_ms": _distribution([gap for each in good for gap in each.gaps_s]),
+        "e2e_ms": _distribution([each.e2e_s for each in good]),
+        "queue_ms": _distribution([each.sent_s - each.ready_s for each in good]),
+        "generator_lag_ms": _distribution([each.ready_s - each.due_s for each in records]),
+        "goodput": _goodput(good, len(records), seconds, targets) if targets else None,
+        "errors": _errors(records),
+    }
+
+
+def peak_concurrency(records: Sequence[RequestRecord]) -> int:
+    """The most requests that were on their way at one time."""
+    ends = [(record.done_s, -1) for record in records if record.done_s is not None]
+    changes = sorted([*ends, *((record.sent_s, 1) for record in records if record.done_s is not None)])
+    most = now = 0
+    for _, change in changes:
+        now += change
+        most = max(most, now)
+    return most
+
+
+def _distribution(seconds: Sequence[float]) -> dict[str, float] | None:
+    """In milliseconds; None where there is nothing."""
+    if not seconds:
+        return None
+    values = 1000 * np.asarray(seconds, dtype=np.float64)
+    points = np.percentile(values, PERCENTILES)
+    named = {f"p{point}": float(value) for point, value in zip(PERCENTILES, points, strict=True)}
+    return {"mean": float(values.mean()), **named, "max": float(values.max())}
+
+
+def _goodput(good: Sequence[RequestRecord], sent: int, seconds: float, targets: Mapping[str, float]) -> dict[str, Any]:
+    def meets(record: RequestRecord) -> bool:
+        figures = {"ttft": record.ttft_s, "tpot": record.tpot_s or 0.0, "e2e": record.e2e_s}
+        return all(1000 * figures[name] <= most for name, most in targets.items())
+
+    count = sum(map(meets, good))
+    return {
+        "targets_ms": dict(targets),
+        "requests": count,
+        "share": count / sent if sent else 0.0,
+        "request_throughput": count / seconds,
+    }
+
+
+def _errors(records: Sequence[RequestRecord]) -> dict[str, dict[str, Any]]:
+    """By kind, the most frequent first: how many, and what the first one said."""
+    kinds: dict[str, dict[str, Any]] = {}
+    for record in records:
+        if not record.succeeded:
+            kind = record.error.kind if record.error else "bad_response"
+            detail = record.error.detail if record.error else "the answer has no token"
+            kinds.setdefault(kind, {"count": 0, "example": detail})["count"] += 1
+    return dict(sorted(kinds.items(), key=lambda item: -item[1]["count"]))

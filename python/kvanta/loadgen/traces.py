@@ -1,0 +1,200 @@
+"""Real serving traces as workloads: arrival times and lengths, and for Mooncake's also which prompt parts are shared.
+
+Azure (Splitwise, ISCA 2024): CSV with the columns TIMESTAMP, ContextTokens, GeneratedTokens; of 2023 and 2024.
+Mooncake (FAST 2025): JSON lines with timestamp in milliseconds, input_length, output_length and hash_ids, one id for
+each 512 tokens of the prompt; requests with equal leading ids have that part of the prompt in common.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+from kvanta.errors import InputError
+from kvanta.loadgen.workload import MOST_REQUESTS, MOST_TOKENS, PlannedRequest, Workload
+from kvanta.values import one_line
+
+MOONCAKE_BLOCK = 512
+_LONGEST_LINE = 1 << 20
+_AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+
+
+@dataclass(frozen=True)
+class _Row:
+    time_s: float
+    input_tokens: int
+    output_tokens: int
+    blocks: tuple[int, ...] = ()
+
+
+def read_trace(
+    file: str | os.PathLike[str],
+    *,
+    trace_format: str = "auto",
+    requests: int | None = None,
+    length_scale: float = 1.0,
+    max_input: int | None = None,
+    max_output: int | None = None,
+) -> Workload:
+    """The first `requests` rows by time (all: None), arrivals from 0 on.
+
+    Lengths are multiplied by `length_scale`, shared blocks with them, then cut at the maxima; none becomes less than 1.
+    Raises InputError that names the line.
+    """
+    if trace_format not in ("auto", *_READERS):
+        raise InputError(f"no trace format {trace_format!r}; known: auto, {', '.join(_READERS)}")
+    if not 0 < length_scale < math.inf:
+        raise InputError(f"the length scale is {length_scale:g}, not above 0")
+    for name, most in (("input", max_input), ("output", max_output), ("request", requests)):
+        if most is not None and most < 1:
+            raise InputError(f"the most {name}s are {most}; it must be at least 1")
+    try:
+        with Path(file).open(encoding="utf-8-sig", newline="") as lines:
+            kind = _detect(lines, file) if trace_format == "auto" else trace_format
+            rows = list(itertools.islice(_READERS[kind](lines, str(file)), MOST_REQUESTS + 1))
+    except (OSError, ValueError) as error:  # ValueError: a path with a zero byte, or not UTF-8
+        if isinstance(error, InputError):
+            raise
+        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", error)
+        raise InputError(f"cannot read the trace {os.fspath(file)!r}: {reason}") from None
+    if not rows:
+        raise InputError(f"the trace {os.fspath(file)!r} has no requests")
+    if len(rows) > MOST_REQUESTS:
+        raise InputError(f"the trace {os.fspath(file)!r} has more than {MOST_REQUESTS:,} requests")
+    rows.sort(key=lambda row: row.time_s)
+    rows = rows[:requests]
+    block_tokens = max(1, round(MOONCAKE_BLOCK * length_scale))
+    planned = [
+        PlannedRequest(
+            index=index,
+            arrival_s=row.time_s - rows[0].time_s,
+            input_tokens=_scaled(row.input_tokens, length_scale, max_input),
+            output_tokens=_scaled(row.output_tokens, length_scale, max_output),
+            blocks=row.blocks,
+            block_tokens=block_tokens if row.blocks else 0,
+        )
+        for index, row in enumerate(rows)
+    ]
+    source = {
+        "kind": kind,
+        "file": Path(file).name,
+        "length_scale": length_scale,
+        "max_input_len": max_input,
+        "max_output_len": max_output,
+    }
+    return Workload(tuple(planned), source)
+
+
+def _scaled(tokens: int, scale: float, most: int | None) -> int:
+    scaled = max(1, round(tokens * scale))
+    return scaled if most is None else min(scaled, most)
+
+
+def _detect(lines: TextIO, file: str | os.PathLike[str]) -> str:
+    start = lines.read(4096).lstrip()
+    lines.seek(0)
+    if start.startswith("{"):
+        return "mooncake"
+    if start.startswith(_AZURE_COLUMNS[0]):
+        return "azure"
+    raise InputError(
+        f"the trace {os.fspath(file)!r} begins with {one_line(start[:40])}: neither Azure's header "
+        f"({','.join(_AZURE_COLUMNS)}) nor a JSON object as Mooncake's lines are"
+    )
+
+
+def _bounded(lines: TextIO, file: str) -> Iterator[tuple[int, str]]:
+    """Lines with their numbers from 1, without blank ones."""
+    for number in itertools.count(1):
+        line = lines.readline(_LONGEST_LINE)
+        if not line:
+            return
+        if len(line) == _LONGEST_LINE:
+            raise InputError(f"{file}:{number}: a line of more than {_LONGEST_LINE:,} characters")
+        if line.strip():
+            yield number, line
+
+
+def _azure(lines: TextIO, file: str) -> Iterator[_Row]:
+    rows = _bounded(lines, file)
+    header: list[str] | None = None
+    zone: tuple[bool, int] | None = None
+    for number, line in rows:
+        try:
+            (cells,) = csv.reader([line], strict=True)
+        except (csv.Error, ValueError) as error:
+            raise InputError(f"{file}:{number}: {error}") from None
+        if header is None:
+            header = [cell.strip() for cell in cells]
+            missing = [name for name in _AZURE_COLUMNS if name not in header]
+            if missing:
+                raise InputError(f"{file}:{number}: no column {missing[0]} in the header {one_line(line.strip())}")
+            continue
+        if len(cells) != len(header):
+            raise InputError(f"{file}:{number}: {len(cells)} columns, the header has {len(header)}")
+        row = dict(zip(header, cells, strict=True))
+        time = _moment(row["TIMESTAMP"], file, number)
+        if zone is not None and zone[0] != (time.tzinfo is not None):
+            raise InputError(f"{file}:{number}: a time with a zone and, in line {zone[1]}, one without")
+        zone = zone or (time.tzinfo is not None, number)
+        yield _Row(
+            time.replace(tzinfo=time.tzinfo or UTC).timestamp(),
+            _tokens(row["ContextTokens"], "ContextTokens", file, number),
+            _tokens(row["GeneratedTokens"], "GeneratedTokens", file, number),
+        )
+
+
+def _moment(text: str, file: str, number: int) -> datetime:
+    try:
+        return datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise InputError(f"{file}:{number}: TIMESTAMP is {one_line(text)}, not a time as 2023-11-16 18:15:46") from None
+
+
+def _mooncake(lines: TextIO, file: str) -> Iterator[_Row]:
+    for number, line in _bounded(lines, file):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            raise InputError(f"{file}:{number}: {one_line(line.strip())} is not a JSON object") from None
+        if not isinstance(row, Mapping):
+            raise InputError(f"{file}:{number}: {one_line(row)} is not a JSON object")
+        absent = [name for name in ("timestamp", "input_length", "output_length") if name not in row]
+        if absent:
+            raise InputError(f"{file}:{number}: no {absent[0]!r}")
+        tokens = _tokens(row["input_length"], "input_length", file, number)
+        time = row["timestamp"]
+        if isinstance(time, bool) or not isinstance(time, (int, float)) or not 0 <= time < 1e15:
+            raise InputError(f"{file}:{number}: timestamp is {one_line(time)}, not milliseconds from 0 on")
+        answer = _tokens(row["output_length"], "output_length", file, number)
+        yield _Row(time / 1000, tokens, answer, _blocks(row.get("hash_ids", []), tokens, file, number))
+
+
+def _blocks(ids: Any, tokens: int, file: str, number: int) -> tuple[int, ...]:
+    if not isinstance(ids, list) or not all(type(each) is int and 0 <= each < 2**62 for each in ids):
+        raise InputError(f"{file}:{number}: hash_ids is {one_line(ids)}, not a list of whole numbers from 0 on")
+    if len(ids) > -(-tokens // MOONCAKE_BLOCK):
+        raise InputError(
+            f"{file}:{number}: {len(ids)} hash_ids for {tokens} tokens; there is one for each {MOONCAKE_BLOCK}"
+        )
+    return tuple(ids)
+
+
+def _tokens(value: Any, name: str, file: str, number: int) -> int:
+    """A length; 0 is taken for what it is in the traces, a request that was cut off at once."""
+    text = str(value).strip() if type(value) in (int, str) else ""
+    if not (text.isascii() and text.isdigit() and len(text) < 12 and int(text) <= MOST_TOKENS):
+        raise InputError(f"{file}:{number}: {name} is {one_line(value)}, not a number of tokens in 0..{MOST_TOKENS:,}")
+    return int(text)
+
+
+_READERS: dict[str, Callable[[TextIO, str], Iterator[_Row]]] = {"azure": _azure, "mooncake": _mooncake}
+FORMATS = tuple(_READERS)

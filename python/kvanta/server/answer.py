@@ -1,0 +1,99 @@
+"""The answer to a request for texts: whole, or as a stream of server-sent events."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from typing import Any
+
+from kvanta.server.errors import ApiError, json_bytes
+from kvanta.server.job import Delta, Job
+from kvanta.server.protocol import SamplingFields
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(value: object) -> bytes:
+    """One server-sent event."""
+    return b"data: " + json_bytes(value) + b"\n\n"
+
+
+class Answer(ABC):
+    """What both endpoints have in common; they differ in the shape of a choice."""
+
+    whole_object: str
+    chunk_object: str
+    id_prefix: str
+
+    def __init__(self, request_id: str, model: str, request: SamplingFields, job: Job) -> None:
+        self._job = job
+        self._usage_last, self._usage_every = request.usage_in_stream
+        self._token_ids = bool(request.return_token_ids)
+        self._head = {"id": self.id_prefix + request_id, "created": int(time.time()), "model": model}
+
+    @abstractmethod
+    def _choice(self, index: int) -> dict[str, Any]:
+        """A finished text."""
+
+    @abstractmethod
+    def _opening(self) -> list[dict[str, Any]]:
+        """Choices of the chunks that come before the first token."""
+
+    @abstractmethod
+    def _piece(self, delta: Delta) -> dict[str, Any] | None:
+        """What is new in a text; None if there is nothing to tell."""
+
+    def _top_level(self) -> dict[str, Any]:
+        """Fields beside the choices, in a whole answer and in a stream's first chunk."""
+        return {}
+
+    def _completion_tokens(self) -> int:
+        return sum(len(output.token_ids) for output in self._job.outputs)
+
+    def usage(self) -> dict[str, Any]:
+        """So far."""
+        prompt = sum(len(generation.output.prompt_token_ids) for generation in self._job.generations)
+        cached = sum(generation.output.num_cached_tokens for generation in self._job.generations)
+        completion = self._completion_tokens()
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+    def whole(self) -> dict[str, Any]:
+        """When the job is finished."""
+        choices = [self._choice(index) for index in range(len(self._job.outputs))]
+        return {
+            **self._head,
+            "object": self.whole_object,
+            "choices": choices,
+            "usage": self.usage(),
+            **self._top_level(),
+        }
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Until the job is finished; an error in between is an event, too, since the status has been sent."""
+        extra = self._top_level()
+        for choice in self._opening():
+            yield event({**self._chunk([choice]), **extra})
+            extra = {}
+        try:
+            async for deltas in self._job.deltas():
+                pieces = [piece for delta in deltas if (piece := self._piece(delta)) is not None]
+                if pieces:
+                    yield b"".join(event(self._chunk([piece])) for piece in pieces)
+        except ApiError as error:
+            yield event(error.body())
+        else:
+            if self._usage_last:
+                yield event({**self._chunk([]), "usage": self.usage()})
+        yield DONE
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        chunk = {**self._head, "object": self.chunk_object, "choices": choices}
+        if self._usage_last:
+            chunk["usage"] = self.usage() if self._usage_every else None
+        return chunk

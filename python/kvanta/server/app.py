@@ -1,0 +1,244 @@
+"""The application: every endpoint, and what stands before them."""
+
+from __future__ import annotations
+
+import functools
+import mimetypes
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Scope
+
+from kvanta import __version__
+from kvanta.errors import InputError, ResourceError
+from kvanta.prompts import token_list
+from kvanta.server import prompts
+from kvanta.server.chat import ChatAnswer
+from kvanta.server.completions import CompletionAnswer
+from kvanta.server.errors import ApiError, JsonResponse, api_error, error_response
+from kvanta.server.gate import OPEN_PREFIX, Gate, Observer
+from kvanta.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from kvanta.server.service import Service
+from kvanta.values import one_line
+
+_PAGE = Path(__file__).parent / "page"
+_PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-cache",
+}
+
+
+def make_app(service: Service, *, cors: Mapping[str, Any] | None = None) -> ASGIApp:
+    """`cors`: arguments of Starlette's CORSMiddleware; None allows no other origin. The engine must be started."""
+    app = FastAPI(title="Kvanta", version=__version__, docs_url=None, redoc_url=None)
+    _add_error_handlers(app)
+    _add_texts(app, service)
+    _add_tokenizer(app, service)
+    _add_models(app, service)
+    _add_state(app, service)
+    if _PAGE.is_dir():
+        app.include_router(page_router(_PAGE))
+    gated: ASGIApp = Gate(app, service.api_keys, service.max_body_bytes)
+    if cors is not None:
+        gated = CORSMiddleware(gated, **cors)
+    known = {getattr(route, "path", "") for route in app.routes}
+
+    def answered(scope: Scope, status: int) -> None:
+        path = scope["path"] if scope["path"] in known else "other"
+        service.front.metrics.responses[path, str(status)] += 1
+
+    return Observer(gated, answered, log_requests=service.log_requests)
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    async def ours(_: Request, error: Exception) -> Response:
+        return error_response(api_error(error))
+
+    async def too_deep(_: Request, __: Exception) -> Response:
+        return error_response(ApiError(400, "the body is nested too deeply"))
+
+    async def of_starlette(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if isinstance(error, ApiError):
+            return error_response(error)
+        return error_response(ApiError(error.status_code, str(error.detail), headers=error.headers))
+
+    async def of_fastapi(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        if isinstance(first.get("input"), bytes):
+            return error_response(ApiError(400, "the body must be JSON, with Content-Type: application/json"))
+        where = ".".join(str(part) for part in first["loc"][1:])
+        given = "" if first["type"] == "missing" else f", not {one_line(first.get('input'))}"
+        message = f"{where or 'the body'}: {first['msg']}{given}"
+        return error_response(ApiError(400, message, param=where or None))
+
+    async def fault(http: Request, _: Exception) -> Response:  # raised again afterwards, for the log
+        where = f"request {http.state.request_id}; the server's log has the details"
+        return error_response(ApiError(500, f"internal error ({where})"))
+
+    app.add_exception_handler(InputError, ours)
+    app.add_exception_handler(ResourceError, ours)
+    app.add_exception_handler(RecursionError, too_deep)
+    app.add_exception_handler(Exception, fault)
+    app.add_exception_handler(HTTPException, of_starlette)
+    app.add_exception_handler(RequestValidationError, of_fastapi)
+
+
+def _add_texts(app: FastAPI, service: Service) -> None:
+    front, tokenizer = service.front, service.front.tokenizer
+
+    @app.post("/v1/completions")
+    async def completions(http: Request, request: CompletionRequest) -> Response:
+        """Texts that follow prompts."""
+        service.check_model(request.model)
+        echo = bool(request.echo)
+        max_tokens = 16 if request.max_tokens is None else request.max_tokens
+        params = request.sampling_params(
+            max_tokens=1 if echo and max_tokens == 0 else max_tokens,  # the engine always makes one token
+            max_logprobs=service.max_logprobs,
+            logprobs=request.logprobs,
+            echo=echo,
+        )
+        entries = prompts.split(request.prompt)
+        special = request.add_special_tokens is not False
+        encode = functools.partial(prompts.encode, entries, tokenizer, front.max_model_len, add_special_tokens=special)
+        return await service.texts(
+            *(http, request, params, len(entries), encode, prompts.size(entries)),
+            lambda name, job: CompletionAnswer(name, service.names[0], request, job, tokenizer),
+        )
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(http: Request, request: ChatRequest) -> Response:
+        """The assistant's answer to a conversation."""
+        service.check_model(request.model)
+        max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+        params = request.sampling_params(
+            max_tokens=max_tokens, max_logprobs=service.max_logprobs, logprobs=request.logprobs_wanted
+        )
+        return await service.texts(
+            *(http, request, params, 1),
+            lambda: [prompts.chat_prompt(request, tokenizer, front.max_model_len)],
+            prompts.chat_size(request),
+            lambda name, job: ChatAnswer(name, service.names[0], request, job, tokenizer),
+        )
+
+
+def _add_tokenizer(app: FastAPI, service: Service) -> None:
+    front, tokenizer = service.front, service.front.tokenizer
+
+    @app.post("/tokenize")
+    async def tokenize(request: TokenizeRequest) -> Response:
+        """Token ids of a prompt, or of a conversation."""
+        service.check_model(request.model)
+        if (request.prompt is None) == (request.messages is None):
+            raise InputError("give either prompt or messages")
+
+        def encode() -> list[int]:
+            if request.messages is not None:
+                text = prompts.chat_text(request, tokenizer)
+                return tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
+            return tokenizer.encode(request.prompt or "", add_special_tokens=request.add_special_tokens is not False)
+
+        tokens = await front.off_loop(encode)
+        answer = {"count": len(tokens), "max_model_len": front.max_model_len, "tokens": tokens}
+        if request.return_token_strs:
+            answer["token_strs"] = [tokenizer.token_text(token) for token in tokens]
+        return JsonResponse(answer)
+
+    @app.post("/detokenize")
+    async def detokenize(request: DetokenizeRequest) -> Response:
+        """The text of token ids."""
+        service.check_model(request.model)
+        if not isinstance(request.tokens, list):
+            raise InputError(f"tokens is {one_line(request.tokens)}, not a list of token ids")
+        tokens = token_list(request.tokens, int(front.loaded.engine.info.vocab))
+        return JsonResponse({"prompt": tokenizer.decode(tokens, skip_special_tokens=False)})
+
+
+def _add_models(app: FastAPI, service: Service) -> None:
+    created = int(time.time())
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        """The one model, under each of its names."""
+        return JsonResponse({"object": "list", "data": [service.model_card(name, created) for name in service.names]})
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        """One of them."""
+        service.check_model(name)
+        return JsonResponse(service.model_card(name, created))
+
+
+def _add_state(app: FastAPI, service: Service) -> None:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(service.front.metrics)
+
+    @app.get("/health")
+    async def health() -> Response:
+        """200 while requests are taken, 503 while the server shuts down."""
+        if service.front.draining:
+            raise ApiError(503, "the server is shutting down")
+        return Response()
+
+    @app.api_route("/ping", methods=["GET", "POST"], include_in_schema=False)
+    async def ping() -> Response:
+        return await health()
+
+    @app.get("/version")
+    async def version() -> Response:
+        """Of the server."""
+        return JsonResponse({"version": __version__})
+
+    @app.get("/metrics")
+    async def metrics(http: Request) -> Response:
+        """For Prometheus."""
+        encode, kind = choose_encoder(http.headers.get("accept", ""))
+        return Response(encode(registry), media_type=kind)
+
+
+def page_router(folder: Path) -> APIRouter:
+    """GET / and the files beside it, read once: no path of a request ever meets the file system."""
+    files = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+    router = APIRouter(include_in_schema=False)
+
+    def answer(name: str) -> Response:
+        if name not in files:
+            raise ApiError(404, f"there is no page {name[:100]!r}")
+        kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
+        return Response(files[name], media_type=kind, headers=_PAGE_HEADERS)
+
+    @router.get("/")
+    async def index() -> Response:
+        return answer("index.html")
+
+    @router.get(OPEN_PREFIX + "{name}")
+    async def page(name: str) -> Response:
+        return answer(name)
+
+    return router
+
+
+def cors_arguments(
+    origins: Sequence[str], *, credentials: bool, methods: Sequence[str], headers: Sequence[str]
+) -> dict[str, Any] | None:
+    """Arguments for `cors`."""
+    if not origins:
+        return None
+    return {
+        "allow_origins": list(origins),
+        "allow_credentials": credentials,
+        "allow_methods": list(methods),
+        "allow_headers": list(headers),
+        "expose_headers": ["X-Request-Id", "Retry-After"],
+    }

@@ -1,0 +1,190 @@
+"""The engine for an event loop: its thread hands over every step's news once; text is made on the loop's thread."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from kvanta import _core
+from kvanta.errors import QueueFullError
+from kvanta.generation import Generation
+from kvanta.loaded_model import LoadedModel
+from kvanta.prompts import TokenPrompt
+from kvanta.sampling_params import SamplingParams
+from kvanta.server.errors import ApiError
+from kvanta.server.job import Job
+from kvanta.server.metrics import Metrics
+
+Result = TypeVar("Result")
+
+_FINISHES_REMEMBERED = 64
+
+
+class AsyncLLM:
+    """Requests to one engine from one event loop. Every method is called on the loop's thread.
+
+    As many sequences as the engine's max_num_seqs and max_queued_requests have a place; more are refused with 429.
+    `time_limit`: seconds from a request's submission to its end; 0: none.
+    """
+
+    def __init__(self, loaded: LoadedModel, *, time_limit: float = 0.0) -> None:
+        self.loaded = loaded
+        self.tokenizer = loaded.tokenizer
+        config = loaded.engine.config
+        self.max_model_len = int(config.max_model_len)
+        self.capacity = config.max_num_seqs + config.max_queued_requests if config.max_queued_requests else sys.maxsize
+        self.metrics = Metrics(loaded.name, loaded.stats)
+        self.draining = False
+        self._time_limit = time_limit
+        self._admitted = 0
+        self._jobs: dict[str, Job] = {}  # by the engine's request id
+        self._count = 0
+        self._seeds = random.Random(config.seed)
+        self._finishes: deque[float] = deque(maxlen=_FINISHES_REMEMBERED)
+        self._workers = ThreadPoolExecutor(2, thread_name_prefix="kvanta-tokenizer")
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Starts the engine's thread; the running event loop gets its news."""
+        self._loop = asyncio.get_running_loop()
+        self.loaded.engine.start(self._hear)
+
+    async def stop(self) -> None:
+        """Waits for the step in progress. What still runs is aborted."""
+        self.draining = True
+        self.abort_all()
+        await asyncio.get_running_loop().run_in_executor(self._workers, self.loaded.engine.stop)
+        self._workers.shutdown(wait=False)
+
+    def admit(self, sequences: int) -> Callable[[], None]:
+        """A place in the queue for as many sequences; what is returned gives it back.
+
+        Raises ApiError: 429 when the queue is full, 503 when the server shuts down.
+        """
+        if self.draining:
+            raise ApiError(503, "the server is shutting down", headers={"Retry-After": "10"})
+        if sequences > self.capacity:
+            raise ApiError(400, f"the request asks for {sequences} texts; this server takes {self.capacity} at once")
+        if self._admitted + sequences > self.capacity:
+            taken = f"{self._admitted} of {self.capacity} sequences"
+            raise self._queue_full(f"the queue is full: {taken}, {sequences} more do not fit", sequences)
+        self._admitted += sequences
+        held = [sequences]
+
+        def give_back() -> None:
+            self._admitted -= held.pop() if held else 0
+
+        return give_back
+
+    async def off_loop(self, function: Callable[[], Result]) -> Result:
+        """Runs what takes long, such as tokenizing, on another thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._workers, function)
+
+    async def submit(
+        self,
+        encode: Callable[[], Sequence[TokenPrompt]],
+        params: SamplingParams,
+        done: Callable[[], None],
+        *,
+        arrival: float,
+        at_once: bool = False,
+        cache_salt: str = "",
+        priority: int = 0,
+    ) -> Job:
+        """Queues the `n` texts of every prompt that `encode` makes. When it raises, nothing is queued.
+
+        `encode` runs on another thread, unless it is done `at_once`; so does compiling a grammar. `done` is called when
+        the engine has no more of the texts. `arrival`: time.perf_counter() when the request came.
+        """
+        name = f"{self._count:x}"
+        self._count += 1
+
+        def make() -> list[Generation]:
+            return [
+                Generation(f"{name}.{index}", prompt, params, self.tokenizer, self.loaded.grammars)
+                for index, prompt in enumerate(encode())
+            ]
+
+        quick = at_once and params.structured_outputs is None
+        generations = make() if quick else await self.off_loop(make)
+        engine = self.loaded.engine
+        job = Job(generations, self._ended, engine.abort, done, arrival)
+        try:
+            for generation in generations:
+                generation.add_to(engine, self._seeds, cache_salt, priority, self._time_limit)
+        except QueueFullError as error:
+            job.cancel()
+            raise self._queue_full(str(error), len(job.outputs)) from None
+        except Exception:
+            job.cancel()
+            raise
+        self._jobs.update(dict.fromkeys(job.open, job))
+        return job
+
+    def abort_all(self) -> None:
+        """Ends every request; its client gets an error."""
+        for job in set(self._jobs.values()):
+            job.fail(ApiError(503, "the server is shutting down", headers={"Retry-After": "10"}))
+
+    @property
+    def admitted(self) -> int:
+        """Sequences that have a place."""
+        return self._admitted
+
+    def _queue_full(self, message: str, sequences: int) -> ApiError:
+        headers = {"Retry-After": str(self._retry_after(sequences))}
+        return ApiError(429, message, code="queue_full", headers=headers)
+
+    def _retry_after(self, sequences: int) -> int:
+        """Seconds until that many places should be free, from the pace of the last finishes; 1 to 60."""
+        if len(self._finishes) < 2:
+            return 1
+        pace = (self._finishes[-1] - self._finishes[0]) / (len(self._finishes) - 1)
+        return min(60, max(1, math.ceil(pace * sequences)))
+
+    def _hear(self, news: list[_core.EngineOutput]) -> None:
+        """On the engine's thread."""
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(self._deliver, news)
+        except RuntimeError:  # the loop is closed: nobody is there any more
+            return
+
+    def _deliver(self, step: list[_core.EngineOutput]) -> None:
+        now = time.perf_counter()
+        metrics = self.metrics
+        for news in step:
+            job = self._jobs.get(news.id)
+            if job is None:  # a client that has gone, or a stop string that was found
+                continue
+            if news.tokens:
+                last = job.last_token.get(news.id)
+                if last is None:
+                    metrics.time_to_first_token.observe(now - job.arrival)
+                    metrics.queue_seconds.observe(news.times.scheduled - news.times.added)
+                else:
+                    metrics.inter_token.observe(now - last)
+                job.last_token[news.id] = now
+            job.take(news)
+
+    def _ended(self, job: Job, name: str, outcome: str) -> None:
+        """A job's sequence needs no more news."""
+        if self._jobs.pop(name, None) is None:  # it was never queued
+            return
+        self.metrics.outcomes[outcome] += 1
+        if outcome in ("abort", "error"):
+            return
+        now = time.perf_counter()
+        self._finishes.append(now)
+        generation, _ = job.owner(name)
+        output = generation.completions[name].output
+        self.metrics.request_seconds.observe(now - job.arrival)
+        self.metrics.prompt_tokens.observe(len(generation.output.prompt_token_ids))
+        self.metrics.generated_tokens.observe(len(output.token_ids))

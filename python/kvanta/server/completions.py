@@ -1,0 +1,86 @@
+"""The answers of /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvanta.outputs import TokenLogprobs
+from kvanta.server.answer import Answer
+from kvanta.server.job import Delta, Job
+from kvanta.server.logprobs import LogprobsWriter, prompt_logprobs
+from kvanta.server.protocol import CompletionRequest
+from kvanta.tokenizer import Tokenizer
+
+
+class CompletionAnswer(Answer):
+    """Texts that follow prompts; with `echo`, behind them."""
+
+    whole_object = chunk_object = "text_completion"
+    id_prefix = "cmpl-"
+
+    def __init__(self, request_id: str, model: str, request: CompletionRequest, job: Job, tokenizer: Tokenizer) -> None:
+        super().__init__(request_id, model, request, job)
+        self._tokenizer = tokenizer
+        self._echo = bool(request.echo)
+        self._prompt_only = self._echo and request.max_tokens == 0
+        self._wants_prompt_logprobs = request.prompt_logprobs is not None
+        self._logprobs = request.logprobs
+        as_ids = bool(request.return_tokens_as_token_ids)
+        self._writers = [LogprobsWriter(tokenizer, request.logprobs or 0, as_ids=as_ids) for _ in job.outputs]
+
+    def _completion_tokens(self) -> int:
+        return 0 if self._prompt_only else super()._completion_tokens()
+
+    def _prompt(self, index: int) -> Any:
+        """The output of the prompt that a choice belongs to."""
+        texts = len(self._job.outputs) // len(self._job.generations)
+        return self._job.generations[index // texts].output
+
+    def _prompt_text(self, index: int) -> str:
+        prompt = self._prompt(index)
+        return prompt.prompt if prompt.prompt is not None else self._tokenizer.decode(prompt.prompt_token_ids)
+
+    def _fields(self, index: int, text: str, begin: int, end: int, *, with_prompt: bool) -> dict[str, Any]:
+        """A choice with the new tokens in [begin, end) of its output."""
+        output, prompt = self._job.outputs[index], self._prompt(index)
+        if self._prompt_only:
+            text, end = "", begin
+        tokens = output.token_ids[begin:end]
+        echoes = with_prompt and self._echo
+        if echoes:
+            text = self._prompt_text(index) + text
+        logprobs = None
+        if self._logprobs is not None:
+            entries: list[TokenLogprobs | None] = [*(output.logprobs or [])[begin:end]]
+            of_prompt = list(prompt.prompt_token_ids) if echoes else []
+            if echoes:
+                entries = [*(prompt.prompt_logprobs or [None] * len(of_prompt)), *entries]
+            logprobs = self._writers[index].completions([*of_prompt, *tokens], entries)
+        choice = {
+            "index": index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": output.finish_reason,
+            "stop_reason": output.stop_reason,
+        }
+        if with_prompt and self._wants_prompt_logprobs:
+            choice["prompt_logprobs"] = prompt_logprobs(prompt.prompt_logprobs)
+        if self._token_ids:
+            choice["token_ids"] = tokens
+            if with_prompt:
+                choice["prompt_token_ids"] = prompt.prompt_token_ids
+        return choice
+
+    def _choice(self, index: int) -> dict[str, Any]:
+        output = self._job.outputs[index]
+        return self._fields(index, output.text, 0, len(output.token_ids), with_prompt=True)
+
+    def _opening(self) -> list[dict[str, Any]]:
+        return []
+
+    def _piece(self, delta: Delta) -> dict[str, Any] | None:
+        first = delta.begin == 0
+        tells = delta.text or self._token_ids or self._logprobs is not None or (first and self._echo)
+        if not tells and not self._job.outputs[delta.choice].finished:
+            return None
+        return self._fields(delta.choice, delta.text, delta.begin, delta.end, with_prompt=first)

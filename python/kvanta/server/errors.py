@@ -1,0 +1,73 @@
+"""Errors as OpenAI's clients know them: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from kvanta.errors import InputError
+
+_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+
+
+class ApiError(HTTPException):
+    """Becomes an answer with `status` and OpenAI's body."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, headers)
+        self.code = code
+        self.param = param
+
+    def body(self) -> dict[str, Any]:
+        """The JSON of the answer, or of an event in a stream that has already begun."""
+        kind = _TYPES.get(self.status_code, "invalid_request_error")
+        error = {"message": self.detail, "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+
+def api_error(error: Exception) -> ApiError:
+    """What a client is told about an error of the library: its own fault or ours."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, InputError):
+        return ApiError(400, str(error))
+    return ApiError(500, str(error) or type(error).__name__)
+
+
+def json_bytes(value: object) -> bytes:
+    """JSON in UTF-8; a lone surrogate, which UTF-8 has not, becomes "?"."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+class JsonResponse(Response):
+    """Any JSON value."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """The body."""
+        return json_bytes(content)
+
+
+def error_response(error: ApiError) -> JsonResponse:
+    """The whole answer."""
+    return JsonResponse(error.body(), error.status_code, error.headers)

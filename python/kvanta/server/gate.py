@@ -1,0 +1,159 @@
+"""What every request passes before the application: a name, a log line, limits, the API key."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import random
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kvanta.server.errors import ApiError, error_response
+
+_log = logging.getLogger("kvanta.server")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+_BODY_SECONDS = 60.0
+OPEN_PATHS = frozenset({"/", "/health", "/ping", "/version", "/metrics"})
+OPEN_PREFIX = "/page/"
+
+
+class Observer:
+    """Outermost: gives each request an id, and logs one line for it, and the traceback of a fault of ours.
+
+    `answered(path, status)` is told of every answer.
+    """
+
+    def __init__(self, app: ASGIApp, answered: Callable[[Scope, int], None], *, log_requests: bool) -> None:
+        self._app = app
+        self._answered = answered
+        self._log_requests = log_requests
+        self._ids = random.Random()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = Headers(scope=scope).get("x-request-id", "")
+        if not _REQUEST_ID.fullmatch(request_id):
+            request_id = f"{self._ids.getrandbits(128):032x}"  # no secret, and a call of the system less
+        begin = time.perf_counter()
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        state["arrival"] = begin
+        status = 0
+
+        async def send_named(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_named)
+        except Exception:
+            _log.exception("internal error, request %s", request_id)  # the application has answered with 500
+        finally:
+            self._answered(scope, status)
+            if self._log_requests:
+                self._log_line(scope, status, time.perf_counter() - begin)
+
+    def _log_line(self, scope: Scope, status: int, seconds: float) -> None:
+        state = scope["state"]
+        host, port = scope.get("client") or ("-", 0)
+        path = scope.get("raw_path", b"").decode("ascii", "backslashreplace")[:200]
+        _log.info(
+            '%s:%s "%s %s" %d %.1f ms%s id=%s',
+            *(host, port, scope["method"], path, status, seconds * 1e3, tokens_note(state), state["request_id"]),
+        )
+
+
+def tokens_note(state: dict[str, Any]) -> str:
+    """For the log: how many tokens a request had."""
+    answer = state.get("answer")
+    if answer is None:
+        return ""
+    usage = answer.usage()
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    return f", prompt {usage['prompt_tokens']} (cached {cached}), new {usage['completion_tokens']}"
+
+
+class Gate:
+    """Refuses requests without a key (401), and bodies that are too large (413) or come too slowly (408)."""
+
+    def __init__(self, app: ASGIApp, api_keys: Sequence[str], max_body_bytes: int) -> None:
+        self._app = app
+        self._digests = [_digest(key.encode()) for key in api_keys]
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        try:
+            self._check_key(scope["path"], headers)
+            self._check_length(headers)
+        except ApiError as error:
+            await error_response(error)(scope, receive, send)
+            return
+        await self._app(scope, self._limited(receive), send)
+
+    def _check_key(self, path: str, headers: Headers) -> None:
+        if not self._digests or path in OPEN_PATHS or path.startswith(OPEN_PREFIX):
+            return
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        sent = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        given = _digest(sent.encode("latin-1"))  # the bytes as they came
+        # Every key is compared, each in constant time.
+        if sum([hmac.compare_digest(given, digest) for digest in self._digests]) == 0:
+            raise ApiError(
+                401,
+                "the API key is missing or wrong; send it as: Authorization: Bearer KEY",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+    def _check_length(self, headers: Headers) -> None:
+        length = headers.get("content-length", "")
+        if length.isdecimal() and (len(length) > 18 or int(length) > self._max_body_bytes):
+            raise self._too_large()
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"the body has more than {self._max_body_bytes} bytes (--max-body-bytes)")
+
+    def _limited(self, receive: Receive) -> Receive:
+        received = 0
+        complete = False
+
+        async def limited() -> Message:
+            nonlocal received, complete
+            if complete:  # what comes now is the client's leaving
+                return await receive()
+            try:
+                async with asyncio.timeout(_BODY_SECONDS):
+                    message = await receive()
+            except TimeoutError:
+                raise ApiError(408, f"no more of the body came for {_BODY_SECONDS:g} s") from None
+            if message["type"] == "http.request":
+                received += len(message.get("body", b""))
+                complete = not message.get("more_body", False)
+                if received > self._max_body_bytes:
+                    raise self._too_large()
+            return message
+
+        return limited
+
+
+def _digest(key: bytes) -> bytes:
+    """Of equal length for all keys."""
+    return hashlib.sha256(key).digest()

@@ -1,0 +1,135 @@
+"""One HTTP request in the engine: the texts of its prompts, as they grow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+
+from kvanta import _core
+from kvanta.generation import Generation
+from kvanta.outputs import CompletionOutput
+from kvanta.server.errors import ApiError, api_error
+
+
+@dataclass
+class Delta:
+    """What is new in one text since the last look."""
+
+    choice: int
+    """Over all prompts: prompt * n + text."""
+    text: str
+    begin: int
+    end: int
+    """The new tokens: output.token_ids[begin:end]."""
+
+
+class Job:
+    """Written by AsyncLLM, read by the one who answers the client; both on the event loop's thread.
+
+    `ended(job, name, outcome)` is called once for each sequence, with its finish reason, "abort" or "error";
+    `abort(name)` for those that the engine must drop; `done()` when none is open any more.
+    """
+
+    def __init__(
+        self,
+        generations: Sequence[Generation],
+        ended: Callable[[Job, str, str], None],
+        abort: Callable[[str], None],
+        done: Callable[[], None],
+        arrival: float,
+    ) -> None:
+        self.generations = list(generations)
+        self.arrival = arrival
+        self.cancelled = False
+        self.last_token: dict[str, float] = {}
+        self._owners: dict[str, tuple[Generation, int]] = {}
+        self.outputs: list[CompletionOutput] = []
+        """By choice."""
+        for generation in generations:
+            for name, completion in generation.completions.items():
+                self._owners[name] = (generation, len(self.outputs))
+                self.outputs.append(completion.output)
+        self.open = set(self._owners)
+        self._ended = ended
+        self._abort = abort
+        self._when_done = done
+        self._pending: dict[int, Delta] = {}
+        self._error: ApiError | None = None
+        self._wake = asyncio.Event()
+        self._done = asyncio.Event()
+
+    def owner(self, name: str) -> tuple[Generation, int]:
+        """The generation of one of the engine's requests, and its choice."""
+        return self._owners[name]
+
+    def take(self, news: _core.EngineOutput) -> None:
+        """Adds one step's news of one sequence."""
+        generation, choice = self._owners[news.id]
+        output = self.outputs[choice]
+        begin = len(output.token_ids)
+        try:
+            text = generation.take(news)
+        except Exception as error:  # the engine gave it up, or a fault of ours; other requests must go on
+            self.fail(api_error(error))
+            return
+        if output.finish_reason == "timeout":
+            self.fail(ApiError(504, news.error, code="request_timeout"))
+            return
+        if output.finish_reason == "abort":  # neither the client nor a stop string wanted it
+            self.fail(ApiError(503, news.error or "the request was aborted"))
+            return
+        delta = self._pending.get(choice)
+        if delta is None:
+            self._pending[choice] = Delta(choice, text, begin, len(output.token_ids))
+        else:
+            delta.text += text
+            delta.end = len(output.token_ids)
+        if output.finish_reason is not None:
+            self._close(news.id, output.finish_reason)
+            if news.finish == _core.FinishReason.NONE:  # a stop string
+                self._abort(news.id)
+        self._wake.set()
+
+    def fail(self, error: ApiError) -> None:
+        """Ends everything that is not finished; whoever waits gets the error."""
+        if self.open:
+            self._error = error
+            self._drop("error")
+
+    def cancel(self) -> None:
+        """Nobody wants the rest: pages are freed at once."""
+        self.cancelled = self.cancelled or bool(self.open)
+        self._drop("abort")
+
+    def _drop(self, outcome: str) -> None:
+        for name in list(self.open):
+            self._close(name, outcome)
+            self._abort(name)
+        self._wake.set()
+
+    def _close(self, name: str, outcome: str) -> None:
+        self.open.discard(name)
+        self._ended(self, name, outcome)
+        if not self.open:
+            self._done.set()
+            self._when_done()
+
+    async def deltas(self) -> AsyncIterator[list[Delta]]:
+        """News as they come; what came since the last look is joined. Raises ApiError when the job failed."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            pending, self._pending = self._pending, {}
+            if pending:
+                yield list(pending.values())
+            if self._error is not None:
+                raise self._error
+            if not self.open and not self._pending:
+                return
+
+    async def finish(self) -> None:
+        """Waits for every text. Raises ApiError when the job failed."""
+        await self._done.wait()
+        if self._error is not None:
+            raise self._error

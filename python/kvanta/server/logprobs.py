@@ -1,0 +1,80 @@
+"""Log-probabilities in the two shapes that OpenAI has for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from kvanta.outputs import Logprob, TokenLogprobs
+from kvanta.tokenizer import Tokenizer
+
+_LEAST = -9999.0  # JSON has no minus infinity
+
+
+class LogprobsWriter:
+    """Writes positions of one text. `as_ids`: tokens are called "token_id:17", which is never ambiguous."""
+
+    def __init__(self, tokenizer: Tokenizer, most_likely: int, *, as_ids: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._most_likely = most_likely
+        self._as_ids = as_ids
+        self._offset = 0
+
+    def completions(self, tokens: Sequence[int], entries: Iterable[TokenLogprobs | None]) -> dict[str, Any]:
+        """For /v1/completions. An entry of None is the prompt's first token."""
+        result: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
+        for token, entry in zip(tokens, entries, strict=True):
+            name = self._name(token)
+            result["text_offset"].append(self._offset)
+            self._offset += len(name)
+            result["tokens"].append(name)
+            result["token_logprobs"].append(None if entry is None else _finite(entry[token].logprob))
+            result["top_logprobs"].append(None if entry is None else self._by_name(token, entry))
+        return result
+
+    def chat(self, tokens: Sequence[int], entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
+        """For /v1/chat/completions."""
+        content = []
+        for token, entry in zip(tokens, entries, strict=True):
+            top = [self._chat_token(other, logprob) for other, logprob in self._top(entry)]
+            content.append({**self._chat_token(token, entry[token]), "top_logprobs": top})
+        return {"content": content}
+
+    def _by_name(self, token: int, entry: TokenLogprobs) -> dict[str, float]:
+        """The token that stands there and the most likely ones. Of tokens with one name, the likeliest."""
+        named: dict[str, float] = {}
+        for other, logprob in (*self._top(entry), (token, entry[token])):
+            named.setdefault(self._name(other), _finite(logprob.logprob))
+        return named
+
+    def _top(self, entry: TokenLogprobs) -> list[tuple[int, Logprob]]:
+        return [(token, logprob) for token, logprob in entry.items() if logprob.rank <= self._most_likely]
+
+    def _chat_token(self, token: int, logprob: Logprob) -> dict[str, Any]:
+        return {
+            "token": self._name(token),
+            "logprob": _finite(logprob.logprob),
+            "bytes": list(self._tokenizer.bytes[token]),
+        }
+
+    def _name(self, token: int) -> str:
+        return f"token_id:{token}" if self._as_ids else self._tokenizer.token_text(token)
+
+
+def prompt_logprobs(entries: Sequence[TokenLogprobs | None] | None) -> list[Any] | None:
+    """As vLLM answers `prompt_logprobs`."""
+    if entries is None:
+        return None
+    return [
+        None
+        if entry is None
+        else {
+            str(token): {"logprob": _finite(each.logprob), "rank": each.rank, "decoded_token": each.decoded_token}
+            for token, each in entry.items()
+        }
+        for entry in entries
+    ]
+
+
+def _finite(logprob: float) -> float:
+    return max(_LEAST, logprob)

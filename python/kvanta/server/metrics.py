@@ -1,0 +1,190 @@
+"""What Prometheus reads: the engine's counters, asked for at every scrape, and what the server itself has seen.
+
+Names follow vLLM's, with the prefix kvanta: instead of vllm:.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter as Counts
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+from prometheus_client.registry import Collector
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+
+_STEP_PARTS = {
+    "forward": "Of it, in the model itself.",
+    "schedule": "Of it, choosing what to compute.",
+    "masks": "Of it, asking which tokens a form allows.",
+    "sample": "Of it, choosing tokens.",
+    "callback": "Beside steps: handing over their news.",
+}
+_LAYER_COUNTS = {
+    "values": ("kv_values", "Values quantized into the cache."),
+    "saturated": ("kv_saturated_values", "Values beyond the format's range."),
+    "nan": ("kv_nan_values", "Values that were not a number."),
+    "blocks": ("kv_blocks", "Scales of blocks."),
+    "zero_blocks": ("kv_zero_blocks", "Scales of blocks that are zero."),
+}
+
+
+class Histogram:
+    """Counts by upper bound. prometheus_client's own would cost a lock and a loop for every token."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Counts one value."""
+        self._counts[bisect.bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def family(self, name: str, text: str, model: str) -> HistogramMetricFamily:
+        """As Prometheus wants it: cumulative."""
+        family = HistogramMetricFamily(name, text, labels=["model_name"])
+        buckets: list[tuple[str, float]] = []
+        total = 0
+        for bound, count in zip((*map(str, map(float, self._bounds)), "+Inf"), self._counts, strict=True):
+            total += count
+            buckets.append((bound, total))
+        family.add_metric([model], buckets, self._sum)
+        return family
+
+
+class Metrics(Collector):
+    """Written by the event loop's thread alone; `stats` gives the engine's counters."""
+
+    def __init__(self, model: str, stats: Callable[[], dict[str, Any]]) -> None:
+        self._model = model
+        self._stats = stats
+        self.time_to_first_token = Histogram(_SECONDS)
+        self.queue_seconds = Histogram(_SECONDS)
+        self.inter_token = Histogram(_SECONDS)
+        self.request_seconds = Histogram(_SECONDS)
+        self.prompt_tokens = Histogram(_TOKENS)
+        self.generated_tokens = Histogram(_TOKENS)
+        self.outcomes: Counts[str] = Counts({"stop": 0, "length": 0, "abort": 0, "error": 0})
+        """Sequences that the engine has ended, by finish reason."""
+        self.responses: Counts[tuple[str, str]] = Counts()
+        """HTTP answers by (endpoint, status)."""
+
+    def collect(self) -> Iterable[Metric]:
+        """Called for every scrape."""
+        stats = self._stats()
+        yield from self._engine_gauges(stats)
+        yield from self._engine_counters(stats)
+        yield from self._layers(stats)
+        yield from self._quality(stats["quality"])
+        yield from self._server()
+
+    def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(f"kvanta:{name}", text, labels=["model_name"])
+        family.add_metric([self._model], value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> CounterMetricFamily:
+        family = CounterMetricFamily(f"kvanta:{name}", text, labels=["model_name"])
+        family.add_metric([self._model], value)
+        return family
+
+    def _engine_gauges(self, stats: dict[str, Any]) -> Iterator[Metric]:
+        used, free = stats["pages_used"], stats["pages_free"]
+        yield self._gauge("num_requests_running", "Sequences that the engine computes now.", stats["running"])
+        yield self._gauge("num_requests_waiting", "Sequences in the queue.", stats["waiting"])
+        budget = stats["cache_budget_bytes"]
+        share = stats["cache_used_bytes"] / budget
+        yield self._gauge("kv_cache_usage_perc", "Share of the cache's memory in use, prefix cache included.", share)
+        yield self._gauge("kv_cache_pages_used", "Pages with tokens, those of the prefix cache included.", used)
+        yield self._gauge("kv_cache_pages_free", "Pages that the memory left would hold.", free)
+        yield self._gauge("kv_cache_exact_pages_used", "Exact (bf16) records of pages.", stats["exact_pages_used"])
+        yield self._gauge("kv_cache_prefix_pages", "Pages that the prefix cache knows.", stats["prefix_pages"])
+        yield self._gauge("kv_cache_budget_bytes", "Memory of the cache.", budget)
+        yield self._gauge("kv_cache_bytes_per_token", "Cache bytes of one token, all layers.", stats["bytes_per_token"])
+        used_bytes = GaugeMetricFamily(
+            "kvanta:kv_cache_used_bytes", "Cache memory in use, by format.", labels=["model_name", "format"]
+        )
+        by_format: Counts[str] = Counts()
+        for layer in stats["layers"]:
+            by_format[layer["scheme"]] += layer["page_bytes"] * used
+        for name, count in by_format.items():
+            used_bytes.add_metric([self._model, name], count)
+        exact = stats["exact_pages_used"] * stats["exact_page_bytes"]
+        if stats["exact_page_bytes"]:
+            used_bytes.add_metric([self._model, "exact"], exact)
+        yield used_bytes
+        yield self._gauge("weight_bytes", "Memory of the weights.", stats["weight_bytes"])
+
+    def _engine_counters(self, stats: dict[str, Any]) -> Iterator[Metric]:
+        cached, prompt = stats["cached_tokens"], stats["prompt_tokens"]
+        yield self._counter("num_preemptions", "Sequences sent back to wait for pages.", stats["preemptions"])
+        yield self._counter("prefix_cache_queries", "Prompt tokens looked up in it.", stats["prefix_queries"])
+        yield self._counter("prefix_cache_hits", "Prompt tokens found there.", cached)
+        yield self._counter("prefix_cache_evictions", "Pages that it gave up for others.", stats["prefix_evictions"])
+        yield self._counter("prompt_tokens", "Prompt tokens, cached ones included.", prompt + cached)
+        yield self._counter("generation_tokens", "New tokens.", stats["generated_tokens"])
+        yield self._counter("engine_steps", "Forward passes.", stats["steps"])
+        yield self._counter("engine_step_seconds", "Time in steps.", stats["seconds_total"])
+        for part, text in _STEP_PARTS.items():
+            yield self._counter(f"engine_{part}_seconds", text, stats[f"seconds_{part}"])
+
+    def _layers(self, stats: dict[str, Any]) -> Iterator[Metric]:
+        for key, (name, text) in _LAYER_COUNTS.items():
+            family = CounterMetricFamily(f"kvanta:{name}", text, labels=["model_name", "layer", "side"])
+            for index, layer in enumerate(stats["layers"]):
+                for side in ("k", "v"):
+                    family.add_metric([self._model, str(index), side], layer[side][key])
+            yield family
+
+    def _quality(self, quality: dict[str, Any]) -> Iterator[Metric]:
+        divergence = SummaryMetricFamily(
+            "kvanta:sampled_kl_divergence_nats",
+            "KL(exact cache || served cache) per generated token of sampled requests.",
+            labels=["model_name"],
+        )
+        tokens = quality["tokens"]
+        divergence.add_metric([self._model], count_value=tokens, sum_value=quality["kl_mean"] * tokens)
+        yield divergence
+        yield self._gauge("sampled_kl_divergence_max_nats", "The largest of them.", quality["kl_max"])
+        yield self._counter("sampled_requests", "Requests that were compared.", quality["requests"])
+        yield self._counter("sampled_requests_skipped", "Sampled, but not compared.", quality["skipped"])
+        yield self._gauge("sampled_requests_pending", "That wait for idle time.", quality["pending"])
+
+    def _server(self) -> Iterator[Metric]:
+        yield self.time_to_first_token.family(
+            "kvanta:time_to_first_token_seconds", "From a request's arrival to its first token.", self._model
+        )
+        yield self.queue_seconds.family(
+            "kvanta:request_queue_time_seconds", "In the engine's queue, until first scheduled.", self._model
+        )
+        yield self.inter_token.family(
+            "kvanta:inter_token_latency_seconds", "Between two tokens of a sequence.", self._model
+        )
+        yield self.request_seconds.family(
+            "kvanta:e2e_request_latency_seconds", "From a request's arrival to a sequence's end.", self._model
+        )
+        yield self.prompt_tokens.family("kvanta:request_prompt_tokens", "Prompt tokens of a sequence.", self._model)
+        yield self.generated_tokens.family("kvanta:request_generation_tokens", "New tokens of a sequence.", self._model)
+        outcomes = CounterMetricFamily(
+            "kvanta:request_success", "Sequences that have ended.", labels=["model_name", "finished_reason"]
+        )
+        for reason, count in self.outcomes.items():
+            outcomes.add_metric([self._model, reason], count)
+        yield outcomes
+        responses = CounterMetricFamily(
+            "kvanta:http_responses", "HTTP answers.", labels=["model_name", "endpoint", "status"]
+        )
+        for (endpoint, status), count in sorted(self.responses.items()):
+            responses.add_metric([self._model, endpoint, status], count)
+        yield responses

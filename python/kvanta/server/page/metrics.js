@@ -1,0 +1,118 @@
+// The server's /metrics in Prometheus' text format, and the readings that the charts show.
+
+const SAMPLE = /^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)/;
+const LABEL = /(\w+)="((?:[^"\\]|\\.)*)"/g;
+
+// Text to Map: name -> [{labels, value}]; lines that are no samples say nothing.
+export function parseMetrics(text) {
+  const metrics = new Map();
+  for (const line of text.split("\n")) {
+    const found = line.startsWith("#") ? null : SAMPLE.exec(line);
+    if (!found) continue;
+    const value = found[3] === "+Inf" ? Infinity : Number(found[3]);
+    if (Number.isNaN(value)) continue;
+    const labels = {};
+    for (const [, name, quoted] of (found[2] ?? "").matchAll(LABEL)) {
+      labels[name] = quoted.replace(/\\(.)/g, (_, character) => (character === "n" ? "\n" : character));
+    }
+    if (!metrics.has(found[1])) metrics.set(found[1], []);
+    metrics.get(found[1]).push({ labels, value });
+  }
+  return metrics;
+}
+
+// The sum over all labels, or null where the server has no such metric.
+export function total(metrics, name) {
+  const samples = metrics.get(name);
+  return samples ? samples.reduce((sum, sample) => sum + sample.value, 0) : null;
+}
+
+// Sums by the value of one label, in the order in which they come.
+export function byLabel(metrics, name, label) {
+  const sums = {};
+  for (const sample of metrics.get(name) ?? []) {
+    const key = sample.labels[label] ?? "";
+    sums[key] = (sums[key] ?? 0) + sample.value;
+  }
+  return sums;
+}
+
+// What a counter has gained between two looks; null where one lacks it, 0 after the server's restart.
+export function gained(before, now, name) {
+  const [from, to] = [total(before, name), total(now, name)];
+  return from === null || to === null ? null : Math.max(0, to - from);
+}
+
+// The quantile of what a histogram has gained, by linear interpolation inside a bucket; null where it gained nothing.
+export function gainedQuantile(before, now, name, quantile) {
+  const earlier = byLabel(before, `${name}_bucket`, "le");
+  const buckets = Object.entries(byLabel(now, `${name}_bucket`, "le"))
+    .map(([edge, count]) => [edge === "+Inf" ? Infinity : Number(edge), count - (earlier[edge] ?? 0)])
+    .sort((a, b) => a[0] - b[0]);
+  const count = buckets.length ? buckets[buckets.length - 1][1] : 0;
+  if (!(count > 0)) return null;
+  const wanted = quantile * count;
+  let [low, below] = [0, 0];
+  for (const [edge, upTo] of buckets) {
+    if (upTo >= wanted) {
+      return edge === Infinity ? low : low + ((edge - low) * (wanted - below)) / Math.max(upTo - below, 1e-9);
+    }
+    [low, below] = [edge, upTo];
+  }
+  return low;
+}
+
+// The mean of what a histogram has gained; null where it gained nothing.
+export function gainedMean(before, now, name) {
+  const [sum, count] = [gained(before, now, `${name}_sum`), gained(before, now, `${name}_count`)];
+  return count > 0 && sum !== null ? sum / count : null;
+}
+
+function share(part, whole) {
+  return part === null || !(whole > 0) ? null : (100 * part) / whole;
+}
+
+function scaled(value, factor) {
+  return value === null ? null : value * factor;
+}
+
+// What each chart shows after `seconds`: chart -> series -> value, or null where there is none.
+export function readings(before, now, seconds) {
+  const rate = (name) => scaled(gained(before, now, name), 1 / seconds);
+  const gainedAs = (name) => gained(before, now, `kvanta:${name}`);
+  const milliseconds = (name, quantile) => scaled(gainedQuantile(before, now, `kvanta:${name}`, quantile), 1000);
+  return {
+    throughput: {
+      "answers": rate("kvanta:generation_tokens_total"),
+      "prompts": rate("kvanta:prompt_tokens_total"),
+    },
+    requests: {
+      "running": total(now, "kvanta:num_requests_running"),
+      "waiting": total(now, "kvanta:num_requests_waiting"),
+    },
+    cache: cacheBytes(now),
+    prefix: { "hit": share(gainedAs("prefix_cache_hits_total"), gainedAs("prefix_cache_queries_total")) },
+    first: {
+      "median": milliseconds("time_to_first_token_seconds", 0.5),
+      "99 %": milliseconds("time_to_first_token_seconds", 0.99),
+    },
+    next: {
+      "median": milliseconds("inter_token_latency_seconds", 0.5),
+      "99 %": milliseconds("inter_token_latency_seconds", 0.99),
+    },
+    divergence: { "mean": gainedMean(before, now, "kvanta:sampled_kl_divergence_nats") },
+    clipped: { "values": scaled(share(gainedAs("kv_saturated_values_total"), gainedAs("kv_values_total")), 1e4) },
+  };
+}
+
+// MiB in use by format.
+function cacheBytes(now) {
+  const bytes = byLabel(now, "kvanta:kv_cache_used_bytes", "format");
+  return Object.fromEntries(Object.entries(bytes).map(([format, count]) => [format, count / 2 ** 20]));
+}
+
+// What does not change: the cache's format, and its budget in MiB.
+export function facts(metrics) {
+  const formats = Object.keys(byLabel(metrics, "kvanta:kv_cache_used_bytes", "format")).filter((name) => name !== "exact");
+  return { format: formats[0] ?? null, budget: scaled(total(metrics, "kvanta:kv_cache_budget_bytes"), 2 ** -20) };
+}

@@ -1,0 +1,156 @@
+"""From what a request says to token ids. Runs on a worker thread: texts may be long and templates slow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from kvanta.chat_template import check_messages
+from kvanta.errors import InputError
+from kvanta.prompts import TokenPrompt, read_prompt, split_prompts
+from kvanta.server.errors import ApiError
+from kvanta.server.protocol import ChatFields
+from kvanta.tokenizer import Tokenizer
+from kvanta.values import one_line
+
+
+def split(prompt: Any) -> list[Any]:
+    """The prompts of a completion request: a text, texts, token ids, or lists of them."""
+    if not isinstance(prompt, (str, list)):
+        raise InputError(f"prompt is {one_line(prompt)}, not a text, texts, token ids or lists of token ids")
+    prompts = split_prompts(prompt)
+    if not prompts:
+        raise InputError("prompt is an empty list")
+    if not all(isinstance(entry, (str, list)) for entry in prompts):
+        raise InputError(f"prompt is {one_line(prompt)}, not a text, texts, token ids or lists of token ids")
+    return prompts
+
+
+def size(prompts: list[Any]) -> int:
+    """Characters to tokenize."""
+    return sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
+
+
+def chat_size(request: ChatFields) -> int:
+    """Characters of a conversation, roughly; a template may make more of them."""
+    return len(repr((request.messages, request.tools, request.chat_template_kwargs)))
+
+
+def encode(
+    prompts: list[Any], tokenizer: Tokenizer, max_model_len: int, *, add_special_tokens: bool = True
+) -> list[TokenPrompt]:
+    """One prompt each. Raises InputError or ApiError."""
+    entries = []
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            _check_length(prompt, tokenizer, max_model_len)
+        entry = read_prompt(prompt, tokenizer, add_special_tokens=add_special_tokens)
+        entries.append(_check_tokens(entry, max_model_len))
+    return entries
+
+
+def chat_prompt(request: ChatFields, tokenizer: Tokenizer, max_model_len: int) -> TokenPrompt:
+    """The prompt that the chat template makes. Raises InputError or ApiError."""
+    text = chat_text(request, tokenizer)
+    _check_length(text, tokenizer, max_model_len)
+    if not text:
+        raise InputError("the model's chat template makes an empty prompt of these messages")
+    ids = tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
+    return _check_tokens(TokenPrompt(text, ids), max_model_len)
+
+
+def chat_text(request: ChatFields, tokenizer: Tokenizer) -> str:
+    """The conversation as the model reads it."""
+    check_messages(request.messages)
+    messages = [_plain(index, message) for index, message in enumerate(request.messages)]
+    variables = request.chat_template_kwargs or {}
+    reserved = sorted(variables.keys() & {"messages", "tools", "add_generation_prompt", "continue_final_message"})
+    if reserved:
+        raise InputError(f"chat_template_kwargs has {reserved[0]!r}, which is a field of the request itself")
+    continues = bool(request.continue_final_message)
+    generates = not continues if request.add_generation_prompt is None else request.add_generation_prompt
+    return tokenizer.apply_chat_template(
+        messages,
+        add_generation_prompt=generates,
+        continue_final_message=continues,
+        tools=_tools(request.tools, request.tool_choice),
+        variables=variables,
+    )
+
+
+def _tools(tools: Any, choice: Any) -> list[Any] | None:
+    """What the template is told. The model's answer is a text in any case."""
+    if choice not in (None, "auto", "none"):
+        raise ApiError(400, f"tool_choice is {one_line(choice)}: not built, only auto or none", param="tool_choice")
+    if tools is None or tools == []:
+        return None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise InputError(f"tools is {one_line(tools)}, not a list of objects")
+    return None if choice == "none" else tools
+
+
+def _plain(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as templates expect it: its content a text, the arguments of its tool calls objects."""
+    plain = dict(message)
+    plain["content"] = _content(index, message.get("content"))
+    calls = message.get("tool_calls")
+    if calls:
+        plain["tool_calls"] = _tool_calls(index, calls)
+    elif "tool_calls" in plain:
+        del plain["tool_calls"]
+    return plain
+
+
+def _content(index: int, content: Any) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InputError(f"the content of chat message {index} is {one_line(content)}, not a text or a list of parts")
+    texts = []
+    for part in content:
+        kind = part.get("type", "text") if isinstance(part, Mapping) else None
+        if kind != "text" or not isinstance(part.get("text"), str):
+            what = kind or one_line(part)
+            raise InputError(f"chat message {index} has a part {what!r}: only {{'type': 'text', 'text': ...}} is built")
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def _tool_calls(index: int, calls: Any) -> list[Any]:
+    wrong = InputError(f"the tool_calls of chat message {index} are {one_line(calls)}, not a list of function calls")
+    if not isinstance(calls, list):
+        raise wrong
+    plain = []
+    for call in calls:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping):
+            raise wrong
+        arguments = function.get("arguments", {})
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments or "{}")
+            except (ValueError, RecursionError):
+                raise InputError(f"the arguments of a tool call of chat message {index} are not JSON") from None
+        plain.append({**call, "function": {**function, "arguments": arguments}})
+    return plain
+
+
+def _check_length(text: str, tokenizer: Tokenizer, max_model_len: int) -> None:
+    """Without tokenizing: no token stands for more bytes than the longest one."""
+    most = max_model_len * max(1, tokenizer.longest_token)
+    if len(text) > most:
+        raise _too_long(f"the prompt has {len(text)} characters")
+
+
+def _check_tokens(entry: TokenPrompt, max_model_len: int) -> TokenPrompt:
+    if len(entry.token_ids) >= max_model_len:
+        what = f"the prompt has {len(entry.token_ids)} tokens: with one to generate, max_model_len = {max_model_len} "
+        raise _too_long(f"{what}allows {max_model_len - 1}")
+    return entry
+
+
+def _too_long(message: str) -> ApiError:
+    return ApiError(400, message, code="context_length_exceeded", param="prompt")

@@ -1,0 +1,238 @@
+"""`kvanta serve`: binds the port, loads the model, serves until a signal, and lets running requests finish."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+import socket
+import ssl
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from kvanta.errors import InputError, ResourceError
+from kvanta.loaded_model import LoadedModel
+from kvanta.server.app import cors_arguments, make_app
+from kvanta.server.async_llm import AsyncLLM
+from kvanta.server.options import ServerOptions
+from kvanta.server.service import Service
+
+_log = logging.getLogger("kvanta.server")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_AFTER_ABORT = 5.0  # seconds for the last answers to reach their clients
+# The engine's thread asks for the interpreter once per step; Python's default makes it wait 5 ms for a busy event loop.
+_SWITCH_SECONDS = 0.0005
+_MOST_QUEUED = 1024  # unless --max-queued-requests says otherwise
+
+
+def serve(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> int:
+    """Returns the exit status. Raises InputError or ResourceError before it listens."""
+    _set_up_log(options.log_level)
+    _check_certificate(options)
+    with contextlib.closing(_bind(options)) as listener:
+        _log.info("loading %s", model)
+        begin = time.perf_counter()
+        loaded = load(model, {"max_queued_requests": _MOST_QUEUED, **arguments}, options)
+        sys.setswitchinterval(_SWITCH_SECONDS)
+        front = AsyncLLM(loaded, time_limit=options.request_timeout)
+        service = Service(
+            front,
+            options.served_model_name or [model],
+            max_logprobs=options.max_logprobs,
+            api_keys=options.api_key,
+            max_body_bytes=options.max_body_bytes,
+            log_requests=options.log_requests,
+        )
+        origins = cors_arguments(
+            options.allowed_origins,
+            credentials=options.allow_credentials,
+            methods=options.allowed_methods,
+            headers=options.allowed_headers,
+        )
+        app = make_app(service, cors=origins)
+        _listen(listener, options)
+        gc.collect()
+        gc.freeze()  # what lives for ever need not be looked at again
+        _log.info("%s", _banner(service, listener, options, time.perf_counter() - begin))
+        server = _Server(_uvicorn_config(app, options), front, options.shutdown_timeout)
+        try:
+            with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+                runner.run(server.serve_model(listener))
+        finally:
+            gc.unfreeze()  # else the engine would not be freed at exit
+    return 0
+
+
+class _Server(uvicorn.Server):
+    """The first signal lets running requests finish, up to a limit; the second ends them."""
+
+    def __init__(self, config: uvicorn.Config, front: AsyncLLM, shutdown_timeout: float) -> None:
+        super().__init__(config)
+        self._front = front
+        self._shutdown_timeout = shutdown_timeout
+
+    async def serve_model(self, listener: socket.socket) -> None:
+        """Until a signal."""
+        self._front.start()
+        warnings = asyncio.create_task(self._pass_warnings_on())
+        try:
+            await self.serve(sockets=[listener])
+        finally:
+            warnings.cancel()
+            await self._front.stop()
+            self._log_warnings()
+        _log.info("stopped")
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """In place of uvicorn's, which raises the signal again at the end."""
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._signalled)
+        try:
+            yield
+        finally:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+
+    def _signalled(self) -> None:
+        if not self.should_exit:
+            running = self._front.admitted
+            if running:
+                limit = self._shutdown_timeout
+                _log.info("finishing %d sequences, at most %g s; another signal ends them", running, limit)
+            self.should_exit = self._front.draining = True
+            asyncio.get_running_loop().call_later(self._shutdown_timeout, self._end_requests)
+        else:
+            self._end_requests()
+
+    def _end_requests(self) -> None:
+        if self._front.admitted:
+            _log.warning("ending %d sequences that are not finished", self._front.admitted)
+        self._front.abort_all()
+        asyncio.get_running_loop().call_later(_AFTER_ABORT, self._end_connections)
+
+    def _end_connections(self) -> None:
+        self.force_exit = True
+
+    async def _pass_warnings_on(self) -> None:
+        while True:
+            self._log_warnings()
+            await asyncio.sleep(1)
+
+    def _log_warnings(self) -> None:
+        warnings = self._front.loaded.warnings
+        while warnings:
+            _log.warning("%s", warnings.pop(0))
+
+
+def _uvicorn_config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
+    config = uvicorn.Config(
+        app,
+        http="h11",  # bounds a request's header to 64 KiB
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=30,
+        root_path=options.root_path,
+        ssl_keyfile=options.ssl_keyfile or None,
+        ssl_certfile=options.ssl_certfile or None,
+    )
+    config.load()
+    return config
+
+
+def _check_certificate(options: ServerOptions) -> None:
+    """Before the model is loaded."""
+    if not options.ssl_certfile:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(options.ssl_certfile, options.ssl_keyfile)
+    except (OSError, ValueError) as error:
+        raise InputError(f"the certificate or its key cannot be read: {error}") from None
+
+
+def _set_up_log(level: str) -> None:
+    """One line each on stderr. A log that cannot be written, as on a full disk, must not end a request."""
+    logging.raiseExceptions = False
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr, level=level.upper())
+    logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.getLogger().level))
+    logging.getLogger("asyncio").setLevel(max(logging.WARNING, logging.getLogger().level))
+
+
+def _bind(options: ServerOptions) -> socket.socket:
+    """Before the model is loaded: a port that is taken is told at once."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError) as error:
+        raise InputError(f"host is {options.host!r}, which is no address of this machine: {error}") from None
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise _cannot_listen(options, error) from None
+    return listener
+
+
+def _listen(listener: socket.socket, options: ServerOptions) -> None:
+    try:
+        listener.listen(2048)
+    except OSError as error:  # somebody else was faster
+        raise _cannot_listen(options, error) from None
+
+
+def _cannot_listen(options: ServerOptions, error: OSError) -> ResourceError:
+    return ResourceError(
+        f"cannot listen on {options.host} port {options.port}: {error.strerror}; see --host and --port"
+    )
+
+
+def load(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> LoadedModel:
+    """The model with the tokenizer and chat template that the options want. What is odd about them is logged."""
+    loaded = LoadedModel(model, arguments, options.tokenizer or None)
+    if options.chat_template:
+        loaded.tokenizer.use_chat_template(_read_template(options.chat_template))
+    vocab = int(loaded.engine.info.vocab)
+    if len(loaded.tokenizer) > vocab:
+        _log.warning(
+            "the tokenizer has ids up to %d, the model only up to %d: is it another model's tokenizer?",
+            *(len(loaded.tokenizer) - 1, vocab - 1),
+        )
+    while loaded.warnings:
+        _log.warning("%s", loaded.warnings.pop(0))
+    return loaded
+
+
+def _read_template(source: str) -> str:
+    """A file, or the template itself, as vLLM takes it."""
+    if "{" in source and "}" in source:
+        return source
+    try:
+        return Path(source).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InputError(f"the chat template {source!r} cannot be read: {error}") from None
+
+
+def _banner(service: Service, listener: socket.socket, options: ServerOptions, seconds: float) -> str:
+    stats = service.front.loaded.stats()
+    host, port = listener.getsockname()[:2]
+    scheme = "https" if options.ssl_certfile else "http"
+    tokens = int(stats["cache_budget_bytes"] / stats["bytes_per_token"])
+    address = f"[{host}]" if ":" in host else host
+    where = f"{scheme}://{address}:{port}, loaded in {seconds:.1f} s"
+    lengths = f"{tokens:,} tokens, {service.front.max_model_len:,} per sequence"
+    return f"serving {service.names[0]} on {where}: {stats['kv_cache_dtype']} cache of {lengths}; Ctrl-C stops"

@@ -1,0 +1,90 @@
+"""What the endpoints share: the engine, the model's names, the limits; and the way from a request to its texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from kvanta.prompts import TokenPrompt
+from kvanta.sampling_params import SamplingParams
+from kvanta.server.answer import Answer
+from kvanta.server.async_llm import AsyncLLM
+from kvanta.server.errors import ApiError, JsonResponse
+from kvanta.server.job import Job
+from kvanta.server.protocol import SamplingFields
+from kvanta.server.stream import CLIENT_GONE, EventStream, cancelled_with_client
+
+_AT_ONCE = 2048
+
+
+@dataclass
+class Service:
+    """One model behind HTTP."""
+
+    front: AsyncLLM
+    names: list[str]
+    """Under which clients may ask for the model; answers carry the first."""
+    max_logprobs: int = 20
+    api_keys: list[str] = field(default_factory=list)
+    max_body_bytes: int = 4 << 20
+    log_requests: bool = True
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ApiError 404 for a model that is not ours."""
+        if name is not None and name not in self.names:
+            known = ", ".join(self.names)
+            raise ApiError(
+                404, f"there is no model {name[:100]!r} here; known: {known}", code="model_not_found", param="model"
+            )
+
+    async def texts(
+        self,
+        http: Request,
+        request: SamplingFields,
+        params: SamplingParams,
+        prompts: int,
+        encode: Callable[[], list[TokenPrompt]],
+        characters: int,
+        answer: Callable[[str, Job], Answer],
+    ) -> Response:
+        """`encode` makes the `prompts` many prompts of `characters`; `answer` gets the request's id and job."""
+        fields = request.engine_fields()
+        give_back = self.front.admit(prompts * params.n)
+        at_once = characters <= _AT_ONCE  # to hand it to another thread would take longer
+        try:
+            arrival = http.state.arrival
+            job = await self.front.submit(encode, params, give_back, arrival=arrival, at_once=at_once, **fields)
+        except BaseException:
+            give_back()
+            raise
+        try:
+            writer = answer(http.state.request_id, job)
+        except BaseException:
+            job.cancel()
+            raise
+        http.state.answer = writer
+        if request.stream:
+            return EventStream(writer.events(), job)
+        async with cancelled_with_client(http.receive, job):
+            await job.finish()
+            if job.cancelled:
+                return Response(status_code=CLIENT_GONE)
+            return JsonResponse(writer.whole())
+
+    def model_card(self, name: str, created: int) -> dict[str, Any]:
+        """As /v1/models lists it."""
+        stats = self.front.loaded.stats()
+        return {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "kvanta",
+            "root": self.front.loaded.name,
+            "parent": None,
+            "max_model_len": self.front.max_model_len,
+            "kv_cache_dtype": stats["kv_cache_dtype"],
+        }

@@ -1,0 +1,51 @@
+"""Answers that take a while, to clients that may go away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from kvanta.server.job import Job
+
+CLIENT_GONE = 499  # nginx's number, for logs: nobody reads it
+
+
+@asynccontextmanager
+async def cancelled_with_client(receive: Receive, job: Job) -> AsyncIterator[None]:
+    """Cancels the job when the client disconnects, and in any case at the end. The body has been read."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        job.cancel()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watcher.cancel()
+        job.cancel()
+
+
+class EventStream(Response):
+    """Server-sent events of a job."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes], job: Job) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._job = job
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends every event as it comes."""
+        async with cancelled_with_client(receive, self._job):
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            async for data in self._events:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,224 @@
+"""Texts of a given form: JSON, a regular expression, a choice, a grammar. The parsing is the package llguidance's.
+
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(json={"type": "array"}), max_tokens=200)
+
+A server keeps one GrammarCompiler, gives `compiler.constraint(params)` to Engine.add for every request, and sets
+`config.set_fill_masks(fill_masks)` before it makes the engine; `LLM` does the same.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvanta import _core
+from kvanta.errors import InputError
+from kvanta.values import one_line, text, truth
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+    from kvanta.tokenizer import Tokenizer
+
+_MOST_CHARACTERS = 2**18  # of a grammar: what is longer is not written by hand
+_KEPT = 64  # compiled grammars
+# Between two parts of a JSON text: a space, or a new line with its indentation. Without a bound a weak model would go
+# on with spaces for ever.
+_SPACE = r"( |\n[ ]{0,16}|\n\t{0,8})"
+
+
+@dataclass(kw_only=True)
+class StructuredOutputsParams:
+    """What a text must be: exactly one of these. Names are those of vLLM's class. Raises InputError.
+
+    The model's end token ends the text where the form is complete, even with ignore_eos or before min_tokens; a text
+    that max_tokens or a stop string ends may be incomplete (finish_reason tells).
+    """
+
+    json: str | Mapping[str, Any] | None = None
+    """A JSON schema, as a text or as an object."""
+    json_object: bool = False
+    """Any JSON object."""
+    regex: str | None = None
+    """In the syntax of Rust's crate regex (no look-around, no back references); the whole text must match."""
+    choice: Sequence[str] | None = None
+    """One of these texts."""
+    grammar: str | None = None
+    """Lark (rule `start`, of llguidance's dialect) or GBNF (rule `root`, of llama.cpp)."""
+
+    def __post_init__(self) -> None:
+        """Checks types; the grammar itself is checked by GrammarCompiler."""
+        self.json_object = truth("json_object", self.json_object)
+        if self.json is not None and not isinstance(self.json, (str, Mapping)):
+            raise InputError(f"json is {one_line(self.json)}, not a JSON schema as a text or an object")
+        given = self._given()
+        if len(given) != 1:
+            names = ", ".join(field.name for field in fields(self))
+            raise InputError(f"structured_outputs has {' and '.join(given) or 'nothing'}: one of {names} is needed")
+        for name in ("regex", "grammar"):
+            if getattr(self, name) is not None:
+                text(name, getattr(self, name))
+        if self.choice is not None:
+            if isinstance(self.choice, str) or not isinstance(self.choice, Sequence) or not self.choice:
+                raise InputError(f"choice is {one_line(self.choice)}, not a list of texts")
+            self.choice = [text("an entry of choice", entry) for entry in self.choice]
+
+    @property
+    def kind(self) -> str:
+        """The field that is given."""
+        return self._given()[0]
+
+    def _given(self) -> list[str]:
+        return [field.name for field in fields(self) if getattr(self, field.name) not in (None, False)]
+
+
+class GrammarCompiler:
+    """Makes constraints for the requests of one model. Threads may share it; a constraint may take seconds to make."""
+
+    def __init__(self, tokenizer: Tokenizer, info: _core.ModelInfo) -> None:
+        self._tokenizer = tokenizer
+        self._info = info
+        self._lock = threading.Lock()
+        self._vocabulary: LLTokenizer | None = None
+        self._matchers: OrderedDict[str, LLMatcher] = OrderedDict()  # by grammar, at their beginning
+
+    def constraint(self, params: StructuredOutputsParams) -> _core.TokenConstraint:
+        """For one request, or one of its `n` texts. Raises InputError when the grammar cannot be used."""
+        try:
+            import llguidance  # noqa: F401
+        except ImportError:
+            raise InputError(
+                "structured_outputs needs the package llguidance; install it with: pip install 'kvanta[structured]'"
+            ) from None
+        grammar = _grammar(params)
+        with self._lock:
+            matcher = self._matchers.get(grammar)
+            if matcher is None:
+                matcher = self._matcher(grammar, params.kind)
+                self._matchers[grammar] = matcher
+                if len(self._matchers) > _KEPT:
+                    self._matchers.popitem(last=False)
+            self._matchers.move_to_end(grammar)
+            return _core.TokenConstraint(matcher.deep_copy())
+
+    def _matcher(self, grammar: str, kind: str) -> LLMatcher:
+        from llguidance import LLMatcher, LLParserLimits
+
+        if self._vocabulary is None:
+            self._vocabulary = self._read_vocabulary()
+        matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # some grammars show only here that they are too large
+        if matcher.is_error():
+            raise InputError(f"{kind} cannot be used: {_line(matcher.get_error())}")
+        return matcher
+
+    def _read_vocabulary(self) -> LLTokenizer:
+        """The bytes of every token as our own detokenizer has them, so that what was checked is what users see."""
+        from llguidance import LLTokenizer, TokenizerWrapper
+
+        vocabulary = _Vocabulary(self._tokenizer, self._info)
+        return LLTokenizer(TokenizerWrapper(vocabulary), eos_token=vocabulary.eos_token_ids)
+
+
+class _Vocabulary:
+    """What TokenizerWrapper reads."""
+
+    def __init__(self, tokenizer: Tokenizer, info: _core.ModelInfo) -> None:
+        self._tokenizer = tokenizer
+        self.tokens = [tokenizer.bytes[token] for token in range(info.vocab)]
+        self.eos_token_ids = [token for token in info.eos_token_ids if 0 <= token < info.vocab]
+        if not self.eos_token_ids:  # one that the model does not have: then nothing may follow a complete text
+            self.eos_token_ids = [len(self.tokens)]
+            self.tokens.append(b"")
+        special = {*tokenizer.bytes.special, *self.eos_token_ids}
+        self.special_token_ids = sorted(token for token in special if token < len(self.tokens))
+        self.eos_token_id = self.eos_token_ids[0]
+        self.bos_token_id = tokenizer.bos_id
+        ordinary = [(data, token) for token, data in enumerate(self.tokens) if data and token not in special]
+        self._ids = dict(reversed(ordinary))  # of equal bytes the first
+        self._longest = max((len(data) for data in self._ids), default=0)
+
+    def __call__(self, part: str) -> list[int]:
+        """Token ids that spell exactly this text: masks would be wrong if they did not.
+
+        As the model's own tokenizer has it, unless that adds something (SentencePiece: a space in front).
+        """
+        if not isinstance(part, str):
+            raise TypeError("a text is needed")
+        data = part.encode()
+        ids = self._tokenizer.encode(part, add_special_tokens=False)
+        if b"".join(self.tokens[token] for token in ids) == data:
+            return ids
+        ids = []
+        begin = 0
+        while begin < len(data):
+            ends = range(min(len(data), begin + self._longest), begin, -1)
+            end = next((end for end in ends if data[begin:end] in self._ids), None)
+            if end is None:
+                raise ValueError(f"the vocabulary has no token for byte 0x{data[begin]:02x}")
+            ids.append(self._ids[data[begin:end]])
+            begin = end
+        return ids
+
+
+def fill_masks(states: list[LLMatcher], taken: list[list[int]], masks: NDArray[np.uint32]) -> list[str]:
+    """For EngineConfig.set_fill_masks: one step of all constrained requests. Returns an error or "" for each."""
+    errors = []
+    for matcher, tokens, mask in zip(states, taken, masks, strict=True):
+        if matcher.consume_tokens(tokens):
+            bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint32)
+            mask[:] = bits[: len(mask)]
+        errors.append(_line(matcher.get_error()) if matcher.is_error() else "")
+    return errors
+
+
+def _line(message: str) -> str:
+    if message.startswith("panic"):  # and a backtrace
+        return "the parser gave up"
+    return " ".join(message.removesuffix("<non-verbose/>").split())[:300]
+
+
+def _grammar(params: StructuredOutputsParams) -> str:
+    """In llguidance's own form. Raises InputError for what is not even a schema."""
+    from llguidance import LLMatcher, grammar_from
+
+    kind = params.kind
+    try:
+        if kind in ("json", "json_object"):
+            grammar = LLMatcher.grammar_from_json_schema(_schema(params), overrides={"whitespace_pattern": _SPACE})
+        elif kind == "choice":
+            texts = " | ".join(json.dumps(entry, ensure_ascii=False) for entry in params.choice or ())
+            grammar = LLMatcher.grammar_from_lark(f"start: {texts}")
+        else:
+            grammar = grammar_from("regex" if kind == "regex" else "grammar", getattr(params, kind))
+    except ValueError as error:
+        raise InputError(f"{kind} cannot be used: {_line(str(error))}") from None
+    if len(grammar) > _MOST_CHARACTERS:
+        raise InputError(f"{kind} has {len(grammar)} characters; at most {_MOST_CHARACTERS} are read")
+    return grammar
+
+
+def _schema(params: StructuredOutputsParams) -> str:
+    if params.json_object:
+        return '{"type": "object"}'
+    if isinstance(params.json, str):
+        schema = params.json
+    else:
+        try:
+            schema = json.dumps(dict(params.json or {}))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InputError(f"json is not a JSON schema: {_line(str(error))}") from None
+    try:
+        if not isinstance(json.loads(schema), dict):
+            raise InputError(f"json is {one_line(schema)}, not a JSON schema (an object)")
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"json is not a JSON schema: {_line(str(error))}") from None
+    return schema

@@ -1,0 +1,107 @@
+// Who drives the engine: the caller, step by step, or the engine's own thread.
+#include <fmt/format.h>
+
+#include <system_error>
+
+#include "engine/turn.h"
+#include "kvanta/error.h"
+
+namespace kvanta::engine {
+
+void Core::RefuseWhileStarted(const char* what) const {
+  const std::lock_guard lock(mutex_);
+  if (started_) throw InputError(fmt::format("{} while the engine's own thread runs: Stop() it first", what));
+}
+
+void Core::Start(StepCallback callback) {
+  if (!callback) throw InputError("Start needs a callback");
+  const std::lock_guard lock(mutex_);
+  if (started_) throw InputError("Start while the engine's own thread runs: Stop() it first");
+  try {
+    thread_ =
+        std::jthread([this, callback = std::move(callback)](const std::stop_token& stop) { Loop(stop, callback); });
+  } catch (const std::system_error& error) {
+    throw ResourceError(fmt::format("the engine's own thread cannot start: {}", error.what()));
+  }
+  loop_thread_ = thread_.get_id();
+  started_ = true;
+}
+
+void Core::Stop(bool drain) {
+  std::stop_source source(std::nostopstate);
+  std::thread::id loop;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!started_) return;
+    loop = loop_thread_;
+    if (drain) {
+      draining_ = true;
+      noted_.notify_all();
+    } else {
+      source = thread_.get_stop_source();
+    }
+  }
+  source.request_stop();
+  if (loop == std::this_thread::get_id()) return;  // from the callback: the loop ends after it
+  const std::lock_guard joining(join_mutex_);      // a Stop() may cut short another's drain
+  {
+    const std::lock_guard lock(mutex_);
+    if (!started_ || loop_thread_ != loop) return;  // the other has joined it
+  }
+  thread_.join();
+  const std::lock_guard lock(mutex_);
+  started_ = false;
+  draining_ = false;
+}
+
+void Core::Loop(const std::stop_token& stop, const StepCallback& callback) {
+  std::vector<RequestOutput> outputs;
+  while (!stop.stop_requested()) {
+    bool worked = false;
+    {
+      const Turn turn(*this);
+      worked = StepWithTurn(outputs);
+    }
+    if (!outputs.empty()) {
+      const double start = Now();
+      try {
+        callback(outputs);
+      } catch (const std::exception& error) {
+        Warn(fmt::format("the step callback threw: {}", error.what()));
+      } catch (...) {
+        Warn("the step callback threw something that is no std::exception");
+      }
+      seconds_callback_ = seconds_callback_ + (Now() - start);
+    }
+    if (worked) continue;
+    if (quality_ && WorkOnQuality()) continue;
+    std::unique_lock lock(mutex_);
+    noted_.wait(lock, stop, [&] { return !inbox_.empty() || !pending_.empty() || draining_; });
+    if (draining_ && ids_.empty() && pending_.empty()) return;
+  }
+}
+
+// False when nothing is left, or who drains the engine waits.
+bool Core::WorkOnQuality() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (draining_) return false;
+  }
+  const Turn turn(*this);
+  if (!quality_->HasWork()) return false;
+  quality_->Work();
+  return true;
+}
+
+bool Core::MeasureQuality() {
+  RefuseWhileStarted("MeasureQuality");
+  return quality_ && WorkOnQuality();
+}
+
+bool Core::Step(std::vector<RequestOutput>& outputs) {
+  RefuseWhileStarted("Step");
+  const Turn turn(*this);
+  return StepWithTurn(outputs);
+}
+
+}  // namespace kvanta::engine

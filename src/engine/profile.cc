@@ -1,0 +1,152 @@
+#include "engine/profile.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/request_state.h"
+
+namespace kvanta::engine {
+namespace {
+
+class Timer {
+ public:
+  explicit Timer(ProfileRow& row) : row_(row), start_(Now()) {}
+  ~Timer() {
+    row_.seconds += Now() - start_;
+    ++row_.calls;
+  }
+  Timer(const Timer&) = delete;
+  Timer& operator=(const Timer&) = delete;
+
+ private:
+  ProfileRow& row_;
+  double start_;
+};
+
+class ProfiledLinear final : public kernels::Linear {
+ public:
+  ProfiledLinear(std::unique_ptr<kernels::Linear> inner, ProfileRow& row) : inner_(std::move(inner)), row_(row) {}
+
+  const kernels::Linear& Inner() const noexcept { return *inner_; }
+  int64_t In() const noexcept override { return inner_->In(); }
+  int64_t Out() const noexcept override { return inner_->Out(); }
+  void Forward(const float* x, int64_t rows, float* y, int64_t y_stride) const noexcept override {
+    const Timer timer(row_);
+    inner_->Forward(x, rows, y, y_stride);
+  }
+  void ReadRow(int64_t index, float* out) const noexcept override { inner_->ReadRow(index, out); }
+  int64_t WeightBytes() const noexcept override { return inner_->WeightBytes(); }
+  std::string_view Kind() const noexcept override { return inner_->Kind(); }
+
+ private:
+  std::unique_ptr<kernels::Linear> inner_;
+  ProfileRow& row_;
+};
+
+// "linear q_proj|k_proj|v_proj": the last words of the modules' names.
+std::string LinearName(std::span<const kernels::WeightView> stacked) {
+  std::string name = "linear ";
+  for (size_t i = 0; i < stacked.size(); ++i) {
+    if (i > 0) name += '|';
+    name += stacked[i].module.substr(stacked[i].module.rfind('.') + 1);
+  }
+  return name;
+}
+
+class ProfiledOps final : public kernels::Ops {
+ public:
+  ProfiledOps(std::unique_ptr<kernels::Ops> inner, std::shared_ptr<StepProfile> profile)
+      : inner_(std::move(inner)),
+        profile_(std::move(profile)),
+        embed_(profile_->Row("embed")),
+        norm_(profile_->Row("norm")),
+        rope_(profile_->Row("rope")),
+        silu_(profile_->Row("silu")),
+        add_(profile_->Row("add")) {}
+
+  Device& device() const noexcept override { return inner_->device(); }
+  ThreadPool& threads() const noexcept override { return inner_->threads(); }
+  std::unique_ptr<kernels::Linear> MakeLinear(std::span<const kernels::WeightView> stacked, std::span<const float> bias,
+                                              DType store) override {
+    ProfileRow& row = profile_->Row(LinearName(stacked));
+    return std::make_unique<ProfiledLinear>(inner_->MakeLinear(stacked, bias, store), row);
+  }
+  void Embed(const kernels::Linear& table, const int32_t* ids, int64_t rows, float* out) noexcept override {
+    const Timer timer(embed_);
+    inner_->Embed(static_cast<const ProfiledLinear&>(table).Inner(), ids, rows, out);  // every Linear is ours
+  }
+  void RmsNorm(const float* x, int64_t x_stride, const float* weight, float eps, int64_t rows, int64_t width,
+               float* out, int64_t out_stride) noexcept override {
+    const Timer timer(norm_);
+    inner_->RmsNorm(x, x_stride, weight, eps, rows, width, out, out_stride);
+  }
+  void Add(float* x, const float* y, int64_t n) noexcept override {
+    const Timer timer(add_);
+    inner_->Add(x, y, n);
+  }
+  void Rope(float* x, int64_t stride, int64_t rows, int heads, int head_dim, int rotary_dim, const float* cos_sin,
+            const int64_t* positions) noexcept override {
+    const Timer timer(rope_);
+    inner_->Rope(x, stride, rows, heads, head_dim, rotary_dim, cos_sin, positions);
+  }
+  void SiluMul(const float* gate_up, int64_t rows, int64_t width, float* out) noexcept override {
+    const Timer timer(silu_);
+    inner_->SiluMul(gate_up, rows, width, out);
+  }
+
+ private:
+  std::unique_ptr<kernels::Ops> inner_;
+  std::shared_ptr<StepProfile> profile_;
+  ProfileRow &embed_, &norm_, &rope_, &silu_, &add_;
+};
+
+class ProfiledBackend final : public attention::Backend {
+ public:
+  ProfiledBackend(std::unique_ptr<attention::Backend> inner, std::shared_ptr<StepProfile> profile)
+      : inner_(std::move(inner)),
+        profile_(std::move(profile)),
+        plan_(profile_->Row("attention plan")),
+        append_(profile_->Row("append")),
+        run_(profile_->Row("attention")) {}
+
+  attention::BackendInfo Info() const override { return inner_->Info(); }
+  std::unique_ptr<attention::Plan> MakePlan(const attention::BatchShape& batch,
+                                            std::unique_ptr<attention::Plan> plan) override {
+    const Timer timer(plan_);
+    return inner_->MakePlan(batch, std::move(plan));
+  }
+  void Append(attention::Plan& plan, int layer, const float* k, const float* v, int64_t kv_stride) noexcept override {
+    const Timer timer(append_);
+    inner_->Append(plan, layer, k, v, kv_stride);
+  }
+  void Run(attention::Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept override {
+    const Timer timer(run_);
+    inner_->Run(plan, layer, q, q_stride, out);
+  }
+  attention::AppendCounts Counts(int layer) const override { return inner_->Counts(layer); }
+  const formats::LayerScales& Scales(int layer) const override { return inner_->Scales(layer); }
+
+ private:
+  std::unique_ptr<attention::Backend> inner_;
+  std::shared_ptr<StepProfile> profile_;
+  ProfileRow &plan_, &append_, &run_;
+};
+
+}  // namespace
+
+ProfileRow& StepProfile::Row(std::string_view name) {
+  const auto found = std::ranges::find(rows_, name, &ProfileRow::name);
+  if (found != rows_.end()) return *found;
+  return rows_.emplace_back(ProfileRow{.name = std::string(name)});
+}
+
+std::unique_ptr<kernels::Ops> Profiled(std::unique_ptr<kernels::Ops> ops, std::shared_ptr<StepProfile> profile) {
+  return std::make_unique<ProfiledOps>(std::move(ops), std::move(profile));
+}
+
+std::unique_ptr<attention::Backend> Profiled(std::unique_ptr<attention::Backend> backend,
+                                             std::shared_ptr<StepProfile> profile) {
+  return std::make_unique<ProfiledBackend>(std::move(backend), std::move(profile));
+}
+
+}  // namespace kvanta::engine

@@ -1,0 +1,29 @@
+// Kullback-Leibler divergence between the distributions that two rows of logits stand for.
+#pragma once
+
+#include <cmath>
+#include <span>
+
+#include "runner/softmax.h"
+
+namespace kvanta::runner {
+
+// KL(reference || other) in nats; NaN when a row is not valid (softmax.h). f32 [vocab] both; a token that `other` gives
+// no probability to must have none in `reference`, or the result is infinite.
+inline double KlDivergence(std::span<const float> reference, std::span<const float> other) noexcept {
+  const LogitRange p = FindRange(reference);
+  const LogitRange q = FindRange(other);
+  if (!p.valid || !q.valid) return NAN;
+  const double p_sum = SumExp(reference, p.max);
+  const double shift =
+      (static_cast<double>(p.max) + std::log(p_sum)) - (static_cast<double>(q.max) + std::log(SumExp(other, q.max)));
+  double sum = 0;  // of exp(reference - max) * (reference - other): terms as small as the rows are alike
+  for (size_t i = 0; i < reference.size(); ++i) {
+    const float weight = ExpOfNegative(reference[i] - p.max);
+    if (weight == 0.0F) continue;
+    sum += static_cast<double>(weight) * (static_cast<double>(reference[i]) - static_cast<double>(other[i]) - shift);
+  }
+  return std::max(0.0, sum / p_sum);  // rounding may leave -1e-16 where the rows are equal
+}
+
+}  // namespace kvanta::runner

@@ -1,0 +1,114 @@
+"""A server in this process: its engine can be looked at, its clients are real ones."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx2
+import uvicorn
+
+from kvanta.loaded_model import LoadedModel
+from kvanta.server.app import make_app
+from kvanta.server.async_llm import AsyncLLM
+from kvanta.server.service import Service
+
+Result = TypeVar("Result")
+
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
+    "{% for message in messages %}{{ message.role }}: {{ message.content | trim }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+@dataclass
+class LiveServer:
+    """What a test needs to know of it."""
+
+    url: str
+    client: httpx2.Client
+    service: Service
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def front(self) -> AsyncLLM:
+        return self.service.front
+
+    def on_loop(self, function: Callable[[], Result]) -> Result:
+        """Calls it on the server's own thread."""
+
+        async def call() -> Result:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(call(), self.loop).result(60)
+
+    def post(self, path: str, **body: Any) -> httpx2.Response:
+        return self.client.post(path, json=body)
+
+    def completion(self, **body: Any) -> dict[str, Any]:
+        response = self.post("/v1/completions", **body)
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()
+        return answer
+
+
+@contextmanager
+def live_server(
+    *,
+    cors: dict[str, Any] | None = None,
+    kv_cache_dtype: str = "auto",
+    quality_sample_rate: float = 0.0,
+    **settings: Any,
+) -> Iterator[LiveServer]:
+    """stories260k with a chat template, on a free port. `settings` are fields of Service."""
+    sizes: dict[str, Any] = {
+        "kv_cache_memory_bytes": "16MiB",
+        "threads": 1,
+        "max_num_seqs": 8,
+        "max_queued_requests": 256,
+    }
+    sizes["quality_sample_rate"] = quality_sample_rate
+    arguments = {"kv_cache_dtype": kv_cache_dtype, **sizes}
+    loaded = LoadedModel("stories260k", arguments)
+    loaded.tokenizer.use_chat_template(CHAT_TEMPLATE)
+    service = Service(AsyncLLM(loaded), ["stories260k", "tiny"], **{"log_requests": False, **settings})
+    config = uvicorn.Config(make_app(service, cors=cors), port=0, http="h11", lifespan="off", log_config=None)
+    server = uvicorn.Server(config)
+    started = threading.Event()
+    place: dict[str, Any] = {}
+
+    async def serve() -> None:
+        service.front.start()
+        place["loop"] = asyncio.get_running_loop()
+        running = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        place["port"] = server.servers[0].sockets[0].getsockname()[1]
+        started.set()
+        await running
+        await service.front.stop()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    try:
+        assert started.wait(60)
+        url = f"http://127.0.0.1:{place['port']}"
+        with httpx2.Client(base_url=url, timeout=120) as client:
+            yield LiveServer(url, client, service, place["loop"])
+    finally:
+        server.should_exit = True
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def events(response: httpx2.Response) -> Iterator[str]:
+    """The data of server-sent events."""
+    for line in response.iter_lines():
+        if line:
+            assert line.startswith("data: "), line
+            yield line.removeprefix("data: ")

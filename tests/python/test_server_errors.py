@@ -1,0 +1,396 @@
+"""What the server refuses, and how: OpenAI's error bodies, limits, keys, a full queue; and a storm of nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fastapi
+import httpx2
+import pytest
+from live_server import LiveServer, events, live_server
+
+from kvanta import InputError
+from kvanta import server as server_package
+from kvanta.errors import QueueFullError
+from kvanta.generation import Generation
+from kvanta.server.app import page_router
+from kvanta.server.errors import ApiError
+from kvanta.server.options import OPTIONS, read_options
+
+CHAT = [{"role": "user", "content": "Lily"}]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    with live_server() as running:
+        yield running
+
+
+def error_of(response: httpx2.Response) -> dict[str, Any]:
+    error: dict[str, Any] = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["message"]
+    return error
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({}, "prompt"),
+        ({"prompt": ""}, "empty"),
+        ({"prompt": []}, "empty"),
+        ({"prompt": [[]]}, "empty"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": {"prompt": "a"}}, "prompt"),
+        ({"prompt": [{"prompt": "a"}]}, "prompt"),
+        ({"prompt": ["a", 1]}, "token ids"),
+        ({"prompt": [1.5]}, "prompt"),
+        ({"prompt": [1, 512]}, "512"),
+        ({"prompt": [-1]}, "-1"),
+        ({"prompt": [2**70]}, "token id"),
+        ({"prompt": "\ud800"}, "Unicode"),
+        ({"prompt": [1] * 512}, "max_model_len"),
+        ({"prompt": "a" * 100_000}, "characters"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
+        ({"prompt": "a", "max_tokens": "5"}, "max_tokens"),
+        ({"prompt": "a", "max_tokens": 2**80}, "max_tokens"),
+        ({"prompt": "a", "temperature": -1}, "temperature"),
+        ({"prompt": "a", "temperature": True}, "temperature"),
+        ({"prompt": "a", "top_p": 0}, "top_p"),
+        ({"prompt": "a", "top_k": -7}, "top_k"),
+        ({"prompt": "a", "min_p": 2}, "min_p"),
+        ({"prompt": "a", "repetition_penalty": 0}, "repetition_penalty"),
+        ({"prompt": "a", "n": 0}, "n is 0"),
+        ({"prompt": "a", "n": 500}, "500 texts"),
+        ({"prompt": "a", "best_of": 3}, "best_of"),
+        ({"prompt": "a", "logprobs": 21}, "--max-logprobs"),
+        ({"prompt": "a", "logprobs": True}, "logprobs"),
+        ({"prompt": "a", "seed": 2**64}, "seed"),
+        ({"prompt": "a", "stop": [""]}, "stop"),
+        ({"prompt": "a", "stop": 5}, "stop"),
+        ({"prompt": "a", "stop_token_ids": "x"}, "stop_token_ids"),
+        ({"prompt": "a", "stop_token_ids": [512]}, "512"),
+        ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
+        ({"prompt": "a", "logit_bias": {"9999": 1}}, "9999"),
+        ({"prompt": "a", "logit_bias": [1]}, "logit_bias"),
+        ({"prompt": "a", "min_tokens": 99}, "min_tokens"),
+        ({"prompt": "a", "priority": 2**31}, "priority"),
+        ({"prompt": "a", "cache_salt": "\ud800"}, "cache_salt"),
+        ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream"),
+        ({"prompt": "a", "stream": True, "stream_options": 1}, "stream_options"),
+        ({"prompt": "a", "suffix": "b"}, "suffix"),
+        ({"prompt": "a", "use_beam_search": True}, "use_beam_search"),
+        ({"prompt": "a", "response_format": "json"}, "json_schema"),
+        ({"prompt": "a", "response_format": {"type": "json_schema"}}, "json_schema"),
+        ({"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 5}}}}, "json"),
+        ({"prompt": "a", "guided_regex": "("}, "regex"),
+        ({"prompt": "a", "guided_regex": "a", "guided_choice": ["a"]}, "exclude"),
+        ({"prompt": "a", "structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs"),
+        ({"prompt": "a", "structured_outputs": {"xml": 1}}, "xml"),
+        ({"prompt": "a", "guided_choice": []}, "guided_choice"),
+    ],
+)
+def test_bad_completions(server: LiveServer, body: dict[str, Any], said: str) -> None:
+    data = json.dumps(body)  # with escapes, so that lone surrogates arrive
+    response = server.client.post("/v1/completions", content=data, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400
+    error = error_of(response)
+    assert said in error["message"]
+    assert error["type"] == "invalid_request_error"
+    assert "\n" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"messages": []}, "at least one"),
+        ({"messages": "Hi"}, "list"),
+        ({"messages": ["Hi"]}, "message 0"),
+        ({"messages": [{"content": "Hi"}]}, "role"),
+        ({"messages": [{"role": "user"}]}, "content"),
+        ({"messages": [{"role": "user", "content": 5}]}, "message 0"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]}, "not JSON"),
+        ({"messages": CHAT, "top_logprobs": 3}, "logprobs: true"),
+        ({"messages": CHAT, "tool_choice": "required"}, "tool_choice"),
+        ({"messages": CHAT, "tools": [1]}, "tools"),
+        ({"messages": CHAT, "add_generation_prompt": True, "continue_final_message": True}, "exclude"),
+        ({"messages": CHAT, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"messages": CHAT, "chat_template": "{{ 1 }}"}, "chat_template"),
+    ],
+)
+def test_bad_chats(server: LiveServer, body: dict[str, Any], said: str) -> None:
+    response = server.post("/v1/chat/completions", **body)
+    assert response.status_code == 400
+    assert said in error_of(response)["message"]
+
+
+def test_other_statuses(server: LiveServer) -> None:
+    missing = server.post("/v1/completions", model="gpt-4", prompt="a")
+    assert missing.status_code == 404
+    assert error_of(missing)["code"] == "model_not_found"
+    assert "stories260k" in error_of(missing)["message"]
+    assert error_of(server.client.get("/v1/other"))["type"] == "not_found_error"
+    assert server.client.get("/v1/completions").status_code == 405
+    too_long = server.post("/v1/completions", prompt=[1] * 600)
+    assert error_of(too_long)["code"] == "context_length_exceeded"
+    for data in (b"", b"{", b"[]", b"nul", b"\xff\xfe", b"[" * 100_000, b'{"prompt": ' + b"9" * 5000 + b"}"):
+        response = server.client.post("/v1/completions", content=data, headers={"Content-Type": "application/json"})
+        assert response.status_code == 400, data[:20]
+        error_of(response)
+    untyped = server.client.post("/v1/completions", content=b'{"prompt": "a"}')
+    assert untyped.status_code == 400
+    assert "Content-Type: application/json" in error_of(untyped)["message"]
+
+
+def test_deep_nesting(server: LiveServer) -> None:
+    """Python reads nearly as deep as it can go, and then has little left for anything else."""
+    for depth in (*range(880, 1000, 20), 5000):
+        for field in ("prompt", "messages", "logit_bias", "tools", "user", "seed"):
+            body = f'{{"prompt": "a", "max_tokens": 1, "messages": [], "{field}": {"[" * depth}1{"]" * depth}}}'
+            path = "/v1/chat/completions" if field in ("messages", "tools") else "/v1/completions"
+            response = server.client.post(path, content=body, headers={"Content-Type": "application/json"})
+            assert response.status_code == 400 or (field == "user" and response.status_code == 200), response.text
+
+
+def test_request_ids(server: LiveServer) -> None:
+    given = server.client.get("/health", headers={"X-Request-Id": "my-id.7"})
+    assert given.headers["x-request-id"] == "my-id.7"
+    for bad in ("a b", "x" * 65, "<script>"):
+        made = server.client.get("/health", headers={"X-Request-Id": bad}).headers["x-request-id"]
+        assert made != bad
+        assert len(made) == 32
+    headers = {"X-Request-Id": "abc"}
+    answer = server.client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers=headers)
+    assert answer.json()["id"] == "cmpl-abc"
+
+
+def test_a_full_queue_and_a_server_that_stops(server: LiveServer) -> None:
+    front = server.front
+    give_back = server.on_loop(lambda: front.admit(front.capacity))
+    full = server.post("/v1/completions", prompt="a", max_tokens=1)
+    assert full.status_code == 429
+    assert 1 <= int(full.headers["retry-after"]) <= 60
+    assert error_of(full)["code"] == "queue_full"
+    server.on_loop(give_back)
+    server.on_loop(give_back)  # twice is once
+    assert server.post("/v1/completions", prompt="a", max_tokens=1).status_code == 200
+    front.draining = True
+    try:
+        refused = server.post("/v1/completions", prompt="a")
+        assert refused.status_code == server.client.get("/health").status_code == 503
+        assert refused.headers["retry-after"]
+    finally:
+        front.draining = False
+
+
+def test_the_engines_own_queue_may_be_full(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when memory lets fewer sequences run than max_num_seqs says."""
+
+    def refuse(*_: Any) -> None:
+        raise QueueFullError("the queue is full")
+
+    monkeypatch.setattr(Generation, "add_to", refuse)
+    refused = server.post("/v1/completions", prompt="a", n=2)
+    assert refused.status_code == 429
+    assert refused.headers["retry-after"]
+    assert server.on_loop(lambda: server.front.admitted) == 0
+
+
+def test_a_time_limit_ends_a_request(server: LiveServer) -> None:
+    front = server.front
+    front._time_limit = 1e-6  # seconds
+    try:
+        late = server.post("/v1/completions", prompt="a", max_tokens=400, ignore_eos=True)
+        assert late.status_code == 504
+        assert error_of(late)["code"] == "request_timeout"
+        body = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "stream": True}
+        with server.client.stream("POST", "/v1/completions", json=body) as response:
+            data = list(events(response))
+        assert json.loads(data[-2])["error"]["code"] == "request_timeout"
+        assert data[-1] == "[DONE]"
+    finally:
+        front._time_limit = 0.0
+
+
+def test_an_engine_error_reaches_its_client_alone(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault while taking one request's news must not touch the others of the same step."""
+    take = Generation.take
+
+    def broken(self: Generation, news: Any) -> str:
+        if self.output.prompt_token_ids == [1, 400]:
+            raise RuntimeError("boom")
+        return take(self, news)
+
+    monkeypatch.setattr(Generation, "take", broken)
+    assert server.post("/v1/completions", prompt=[1, 400]).status_code == 500
+    assert server.post("/v1/completions", prompt=[1, 401]).status_code == 200
+
+
+def test_keys_limits_and_origins() -> None:
+    cors = {"allow_origins": ["https://a.example"], "allow_methods": ["*"], "allow_headers": ["*"]}
+    with live_server(api_keys=["first", "sécond"], max_body_bytes=2000, cors=cors) as running:
+        body = {"prompt": "a", "max_tokens": 1}
+        for headers in (
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": "first"},
+            {"X-Api-Key": "x"},
+        ):
+            response = running.client.post("/v1/completions", json=body, headers=headers)
+            assert response.status_code == 401
+            assert error_of(response)["type"] == "authentication_error"
+        for key in ("first", "sécond"):
+            authorization = f"Bearer {key}".encode()
+            response = running.client.post("/v1/completions", json=body, headers={b"Authorization": authorization})
+            assert response.status_code == 200
+        for path in ("/health", "/metrics", "/version"):
+            assert running.client.get(path).status_code == 200
+        for path in ("/v1/models", "/openapi.json"):
+            assert running.client.get(path).status_code == 401
+        signed = {"Authorization": "Bearer first", "Content-Type": "application/json"}
+        large = b'{"prompt": "' + b"a" * 3000 + b'"}'
+        pieces = [large[:1500], large[1500:]]
+        for content in (large, iter(pieces)):  # with a length, and without
+            response = running.client.post("/v1/completions", content=content, headers=signed)
+            assert response.status_code == 413
+            assert "2000" in error_of(response)["message"]
+        mine = running.client.get("/v1/models", headers={"Origin": "https://a.example"})
+        assert mine.status_code == 401
+        assert mine.headers["access-control-allow-origin"] == "https://a.example"
+        other = running.client.get("/health", headers={"Origin": "https://b.example"})
+        assert "access-control-allow-origin" not in other.headers
+
+
+def test_a_page(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text("<h1>hello</h1>")
+    (tmp_path / "page.js").write_text("1")
+    (tmp_path.parent / "secret").write_text("no")
+    app = fastapi.FastAPI()
+    app.include_router(page_router(tmp_path))
+    transport = httpx2.ASGITransport(app)
+
+    async def get(path: str) -> httpx2.Response:
+        async with httpx2.AsyncClient(transport=transport, base_url="http://x") as client:
+            return await client.get(path)
+
+    index, script, wrong, outside = (
+        asyncio.run(get(path)) for path in ("/", "/page/page.js", "/page/x", "/page/..%2fsecret")
+    )
+    assert index.text == "<h1>hello</h1>"
+    assert "text/html" in index.headers["content-type"]
+    assert "javascript" in script.headers["content-type"]
+    assert wrong.status_code == outside.status_code == 404
+
+
+def test_options() -> None:
+    given = {"port": "0", "allowed_origins": ['["https://a", "https://b"]'], "api_key": ["a,b", "c"]}
+    options = read_options(given)
+    assert (options.port, options.allowed_origins) == (0, ["https://a", "https://b"])
+    assert options.api_key == ["a", "b", "c"]
+    for bad in (
+        {"port": "70000"},
+        {"port": "x"},
+        {"request_timeout": "-1"},
+        {"log_level": "loud"},
+        {"allowed_origins": ["[1]"]},
+        {"ssl_keyfile": "key.pem"},
+        {"api_key": ["a\nb"]},
+        {"api_key": [""]},
+        {"max_body_bytes": "1"},
+    ):
+        with pytest.raises(InputError, match=next(iter(bad))):
+            read_options(bad)
+
+
+def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVANTA_API_KEY", "secret")
+    assert read_options({}).api_key == ["secret"]
+    assert read_options({"api_key": ["other"]}).api_key == ["other"]
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "fastapi" else name)
+    with pytest.raises(InputError, match=r"fastapi.*pip install 'kvanta\[serve\]'"):
+        server_package.check_packages()
+
+
+def test_a_request_for_more_than_the_queue_holds(server: LiveServer) -> None:
+    front = server.front
+    with pytest.raises(ApiError, match="takes"):
+        server.on_loop(lambda: front.admit(front.capacity + 1))
+
+
+FIELDS = [
+    *("prompt", "messages", "model", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "n"),
+    *("stop", "stop_token_ids", "logit_bias", "logprobs", "top_logprobs", "echo", "stream", "stream_options", "user"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "ignore_eos", "prompt_logprobs", "cache_salt"),
+    *("priority", "return_token_ids", "tools", "tool_choice", "add_generation_prompt", "continue_final_message"),
+    *(
+        "best_of",
+        "response_format",
+        "structured_outputs",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "chat_template_kwargs",
+        "tokens",
+        "max_completion_tokens",
+        "x",
+    ),
+]
+
+
+def nonsense(generator: random.Random, depth: int = 0) -> Any:
+    """Any JSON value, with a liking for those that are nearly right."""
+    simple: list[Any] = [
+        *(None, True, False, 0, 1, -1, 5, 2**31, -(2**63), 2**64, 10**30, 0.5, -0.0, 1e308, 1e-320, float("nan")),
+        *(float("inf"), "", "a", "Once upon a time", "\ud800", "\x00", "é€😀", "{{ 1 }}", "a" * 2000, "1", "user"),
+    ]
+    kind = generator.randrange(8 if depth < 3 else 5)
+    if kind < 5:
+        return generator.choice(simple)
+    if kind == 5:
+        return [nonsense(generator, depth + 1) for _ in range(generator.randrange(4))]
+    if kind == 6:
+        return [generator.randrange(600) for _ in range(generator.randrange(9))]
+    keys = ["role", "content", "type", "text", "function", "arguments", "include_usage", "5", *FIELDS[:3]]
+    return {generator.choice(keys): nonsense(generator, depth + 1) for _ in range(generator.randrange(4))}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nonsense_gives_no_server_error(server: LiveServer, seed: int) -> None:
+    generator = random.Random(seed)
+    right: dict[str, Any] = {"prompt": "Lily", "messages": CHAT, "max_tokens": 2, "tokens": [1, 2]}
+    for round_ in range(150):
+        body = dict(right)
+        for _ in range(generator.randrange(1, 4)):
+            body[generator.choice(FIELDS)] = nonsense(generator)
+        path = generator.choice(["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+        data = json.dumps(body).encode()
+        if generator.random() < 0.1:  # cut or damaged
+            at = generator.randrange(len(data))
+            data = data[:at] + bytes([generator.randrange(256)]) + data[at + generator.randrange(3) :]
+        response = server.client.post(path, content=data, headers={"Content-Type": "application/json"})
+        assert response.status_code in (200, 400, 404), (seed, round_, path, data, response.text)
+        if response.status_code != 200:
+            error_of(response)
+        elif not response.headers["content-type"].startswith("text/event-stream"):
+            json.loads(response.content.decode())
+    assert server.client.get("/health").status_code == 200
+
+
+def test_the_document_names_every_option_metric_and_alias(server: LiveServer) -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs/serve.md").read_text(encoding="utf-8")
+    for option in OPTIONS:
+        for flag in option.flags:
+            assert f"`{flag}" in text or f"`{flag.replace('--', '--no-')}" in text, flag
+    for name in set(re.findall(r"^# TYPE kvanta:(\S+)", server.client.get("/metrics").text, re.MULTILINE)):
+        assert f"`{name}" in text, name

@@ -165,6 +165,30 @@ TABLES = {
             ("same most likely token", "top1", ".1%"),
         ),
     ),
+    "more-users": Table(
+        "benchmarks/more_users.py smollm2 --json docs/results/more-users.json --plot docs/results/more-users.png",
+        "rows",
+        (
+            ("cache", "format", ""),
+            ("page (tokens)", "page_size", "d"),
+            ("bytes per token", "bytes_per_token", ",.0f"),
+            ("users", "users", "d"),
+            ("times bf16's", "times.users", ".2f"),
+            ("new tokens/s while all decode (times bf16's)", "times.decode", ".2f"),
+            ("all tokens/s at saturation (times bf16's)", "times.saturated", ".2f"),
+        ),
+    ),
+    "returning-users": Table(
+        "benchmarks/returning_users.py smollm2 --json docs/results/returning-users.json",
+        "rows",
+        (
+            ("cache", "format", ""),
+            ("users that it holds", "fitting_users", "d"),
+            ("prompt tokens from the cache", "cached_share", ".0%"),
+            ("turns per second", "turns_per_s", ".3f"),
+            ("times bf16's", "times.turns", ".1f"),
+        ),
+    ),
     "demo": Table(
         "scripts/demo --json docs/results/demo.json",
         "formats",

@@ -4,8 +4,8 @@
 //   engine_bench MODEL_FOLDER [--threads N ...] [--weight-dtypes auto ...] [--prompt 1024] [--decode 64] [--json FILE]
 //
 // On a shared machine the limits come and go, so both sides take turns: a decode step and a read of memory, a prompt
-// and the dot's peak. Figures are medians. Before any is printed, every run must have generated the same tokens. Several
-// kinds of weights take turns, too, prompt by prompt.
+// and the dot's peak. Figures are medians. Before any is printed, every run must have generated the same tokens.
+// Several kinds of weights take turns, too, prompt by prompt.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -133,8 +133,7 @@ void MeasureOnce(const Options& options, int threads, kvanta::kernels::ReadLimit
   const kvanta::kernels::IsaTable& isa = kvanta::kernels::SelectIsa(subject.engine->Stats().isa);
   subject.peaks.push_back(kvanta::kernels::MeasureBf16DotPeak(threads, isa));
   const Run long_run = Generate(*subject.engine, options.prompt, 0, [] {});
-  const Run short_run =
-      Generate(*subject.engine, 16, options.decode, [&] { subject.reads.push_back(memory.Now()); });
+  const Run short_run = Generate(*subject.engine, 16, options.decode, [&] { subject.reads.push_back(memory.Now()); });
   const bool first = subject.prefill.empty();
   if (!first && (long_run.tokens != subject.long_tokens || short_run.tokens != subject.short_tokens)) {
     throw kvanta::Error("two runs of the same prompt gave different tokens; no figure is worth printing");

@@ -170,9 +170,10 @@ nlohmann::json Measure(const Options& options, const Store& store, const Layer& 
     const double bytes = static_cast<double>(copies.front()->WeightBytes()) / seconds;
     const double operations = 2.0 * static_cast<double>(rows * layer.in * layer.out) / seconds;
     fmt::print(
-        "{:4} {:8} {:5} -> {:5} rows {:5} threads {}: {:6.1f} GB/s {:5.1f} % of memory, {:7.1f} GFLOP/s {:5.1f} % of peak\n",
-        store.name, layer.name, layer.in, layer.out, rows, threads, bytes / 1e9, 100 * bytes / limits.read_bytes, operations / 1e9,
-        100 * operations / limits.operations);
+        "{:4} {:8} {:5} -> {:5} rows {:5} threads {}: {:6.1f} GB/s {:5.1f} % of memory, {:7.1f} GFLOP/s {:5.1f} % of "
+        "peak\n",
+        store.name, layer.name, layer.in, layer.out, rows, threads, bytes / 1e9, 100 * bytes / limits.read_bytes,
+        operations / 1e9, 100 * operations / limits.operations);
     std::fflush(stdout);
     results.push_back({{"store", store.name},
                        {"layer", layer.name},
@@ -229,7 +230,8 @@ void Run(const Options& options, const std::string& command) {
   for (const int64_t threads : options.threads) {
     for (const std::string& name : options.stores) {
       const auto store = std::ranges::find(kStores, name, &Store::name);
-      if (store == kStores.end()) throw std::runtime_error(fmt::format("no store '{}': bf16, f32, f16, int8, int4", name));
+      if (store == kStores.end())
+        throw std::runtime_error(fmt::format("no store '{}': bf16, f32, f16, int8, int4", name));
       const auto& unit = kvanta::kernels::SelectIsa(isa);
       const int count = static_cast<int>(threads);
       const Limits limits{kvanta::kernels::MeasureReadBandwidth(count, unit), store->peak(count, unit)};

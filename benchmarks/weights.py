@@ -2,10 +2,10 @@
 
     python benchmarks/weights.py smollm2 --text wiki.test.raw --json docs/results/weights.json
 
-Each weight_dtype against bf16 weights, both on the bf16 cache: mean KL divergence in nats per token, teacher-forced over
-windows from the start of the text, the second half of each scored. Where the model was converted from a GGUF file whose
-blocks are kept, both compute with the same weights, and the figure is what rounding activations costs; the copy without
-that file has its bf16 weights quantized when it is loaded.
+Each weight_dtype against bf16 weights, both on the bf16 cache: mean KL divergence in nats per token, teacher-forced
+over windows from the start of the text, the second half of each scored. Where the model was converted from a GGUF file
+whose blocks are kept, both compute with the same weights, and the figure is what rounding activations costs; the copy
+without that file has its bf16 weights quantized when it is loaded.
 """
 
 from __future__ import annotations

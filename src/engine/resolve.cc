@@ -47,8 +47,7 @@ kernels::WeightType ResolveWeights(const std::string& weight_dtype, DType dtype)
   if (weight_dtype == "bf16") return kernels::WeightType::kBf16;
   if (weight_dtype == "int8") return kernels::WeightType::kInt8;
   if (weight_dtype == "int4") return kernels::WeightType::kInt4;
-  throw InputError(
-      fmt::format("weight_dtype {} is not known; there are: auto, bf16, int8, int4", Quote(weight_dtype)));
+  throw InputError(fmt::format("weight_dtype {} is not known; there are: auto, bf16, int8, int4", Quote(weight_dtype)));
 }
 
 std::string_view UnquantizedScheme(DType dtype) noexcept {

@@ -73,8 +73,8 @@ std::optional<kernels::WeightView> BlockFile::Find(const std::string& tensor, co
   for (const int64_t row : std::array<int64_t, 2>{0, elements.out - 1}) {
     if (!IsSameRow(view, elements, row)) {
       throw InputError(fmt::format(
-          "{}: row {} of tensor {} is not that of the model's weights, which were changed after the conversion: convert "
-          "the GGUF file again, or remove this file",
+          "{}: row {} of tensor {} is not that of the model's weights, which were changed after the conversion: "
+          "convert the GGUF file again, or remove this file",
           path_, row, Quote(tensor)));
     }
   }

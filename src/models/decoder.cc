@@ -17,6 +17,9 @@ namespace {
 using kernels::Linear;
 using kernels::Ops;
 
+// Where weights are blocks, q, k, v and logits take activations of 16 bits: most for the least work (docs/weights.md).
+constexpr bool kWideX = true;
+
 // Weights of one block. Norm weights: f32 in device memory.
 struct Block {
   Buffer attention_norm, mlp_norm;        // [hidden]
@@ -33,13 +36,13 @@ class Decoder final : public Model {
     config_ = config;
     WeightReader reader(checkpoint, ops);
     const kernels::WeightType embedding_type = EmbeddingType(options.store);
-    embedding_ = reader.Linear({{"model.embed_tokens", config.vocab}}, config.hidden, false, embedding_type);
+    embedding_ = reader.Linear({{"model.embed_tokens", config.vocab}}, config.hidden, false, {embedding_type, kWideX});
     for (int layer = 0; layer < config.layers; ++layer) {
       blocks_.push_back(ReadBlock(reader, layer, options.store));
     }
     final_norm_ = reader.Vector("model.norm.weight", config.hidden);
     if (!config.tied_embeddings) {
-      lm_head_ = reader.Linear({{"lm_head", config.vocab}}, config.hidden, false, embedding_type);
+      lm_head_ = reader.Linear({{"lm_head", config.vocab}}, config.hidden, false, {embedding_type, kWideX});
     }
     reader.RefuseUnread();
     weight_bytes_ = reader.Bytes();
@@ -100,7 +103,7 @@ class Decoder final : public Model {
     }
     block.qkv = reader.Linear(
         {{attention + "q_proj", QWidth()}, {attention + "k_proj", KvWidth()}, {attention + "v_proj", KvWidth()}},
-        config_.hidden, config_.qkv_bias, store);
+        config_.hidden, config_.qkv_bias, {store, kWideX});
     block.attention_out = reader.Linear({{attention + "o_proj", config_.hidden}}, QWidth(), config_.o_bias, store);
     block.gate_up = reader.Linear({{mlp + "gate_proj", config_.ffn}, {mlp + "up_proj", config_.ffn}}, config_.hidden,
                                   config_.mlp_bias, store);

@@ -8,14 +8,14 @@
 
 namespace kvanta::models {
 
-// How the embeddings and the output matrix are kept where the blocks' are kept as `store`: in 8 bits where those have 4,
-// for logits show every error of these.
+// How the embeddings and the output matrix are kept where the other matrices are kept as `store`: in 8 bits where those
+// have 4, for logits show every error of these.
 constexpr kernels::WeightType EmbeddingType(kernels::WeightType store) noexcept {
   return store == kernels::WeightType::kInt4 ? kernels::WeightType::kInt8 : store;
 }
 
 struct WeightCount {
-  int64_t matrices = 0;    // elements of the blocks' matrices
+  int64_t matrices = 0;    // elements of the layers' matrices
   int64_t embeddings = 0;  // elements of the embeddings, and of the output matrix where it is another
   int64_t vectors = 0;     // elements that are kept as f32: norms and biases
 

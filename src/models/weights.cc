@@ -137,8 +137,8 @@ Buffer WeightReader::Vector(const std::string& name, int64_t size) {
   return buffer;
 }
 
-std::unique_ptr<kernels::Linear> WeightReader::Linear(std::initializer_list<StackedWeight> stack, int64_t in,
-                                                      bool bias, WeightType store) {
+std::unique_ptr<kernels::Linear> WeightReader::Linear(std::initializer_list<StackedWeight> stack, int64_t in, bool bias,
+                                                      kernels::LinearKind kind) {
   std::vector<float> biases;
   if (bias) {
     for (const auto& [module, out] : stack) AppendVector(module + ".bias", out, biases);
@@ -147,14 +147,14 @@ std::unique_ptr<kernels::Linear> WeightReader::Linear(std::initializer_list<Stac
   for (const auto& [module, out] : stack) {
     const std::string name = module + ".weight";
     kernels::WeightView view = Read(name, std::array{out, in});
-    if (store == WeightType::kInt8 || store == WeightType::kInt4) {
+    if (kind.weights == WeightType::kInt8 || kind.weights == WeightType::kInt4) {
       if (!blocks_) blocks_.emplace(checkpoint_.Folder());
-      view = blocks_->Find(name, view, store).value_or(view);
+      view = blocks_->Find(name, view, kind.weights).value_or(view);
     }
-    if (view.blocks == kernels::BlockFormat::kNone) CheckFinite(view, name, store, ops_.threads());
+    if (view.blocks == kernels::BlockFormat::kNone) CheckFinite(view, name, kind.weights, ops_.threads());
     views.push_back(view);
   }
-  std::unique_ptr<kernels::Linear> linear = ops_.MakeLinear(views, biases, store);
+  std::unique_ptr<kernels::Linear> linear = ops_.MakeLinear(views, biases, kind);
   aligned_.clear();
   bytes_ += linear->WeightBytes() + static_cast<int64_t>(biases.size() * sizeof(float));
   return linear;

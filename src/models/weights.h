@@ -27,9 +27,9 @@ class WeightReader {
   WeightReader(const Checkpoint& checkpoint, kernels::Ops& ops);
 
   // The modules' weights [out][in], and their biases [out] if `bias`, packed as one linear layer that keeps them as
-  // `store`. Of int8 and int4, the blocks of the file that the model was converted from where it has such.
+  // `kind` says. Of int8 and int4, the blocks of the file that the model was converted from where it has such.
   std::unique_ptr<kernels::Linear> Linear(std::initializer_list<StackedWeight> stack, int64_t in, bool bias,
-                                          kernels::WeightType store);
+                                          kernels::LinearKind kind);
   // A vector of `size` values as f32 in the device's memory.
   Buffer Vector(const std::string& name, int64_t size);
   // Throws InputError if the checkpoint has weights of the model that were not asked for: they would be ignored.

@@ -59,13 +59,13 @@ struct ActivationBlock {
   int codes[kBlockWeights] = {};
 };
 
-ActivationBlock RoundActivations(const float* x, int64_t n) {
+ActivationBlock RoundActivations(const float* x, int64_t n, float steps) {
   ActivationBlock block;
   float largest = 0;
   for (int64_t i = 0; i < n; ++i) largest = std::max(largest, std::abs(x[i]));
   if (largest == 0) return block;
-  const float inverse = 127 / largest;
-  block.unit = largest / 127;
+  const float inverse = steps / largest;
+  block.unit = largest / steps;
   for (int64_t i = 0; i < n; ++i) block.codes[i] = static_cast<int>(std::nearbyint(x[i] * inverse));
   return block;
 }
@@ -75,10 +75,11 @@ struct Expected {
   double magnitude = 0;  // of the terms that are added
 };
 
-Expected Oracle(const WeightBlock* w, const float* x, int64_t in, double bias) {
+Expected Oracle(const WeightBlock* w, const float* x, int64_t in, double bias, bool wide) {
   Expected sum{bias, std::abs(bias)};
   for (int64_t begin = 0; begin < in; begin += kBlockWeights) {
-    const ActivationBlock a = RoundActivations(x + begin, std::min<int64_t>(kBlockWeights, in - begin));
+    const ActivationBlock a =
+        RoundActivations(x + begin, std::min<int64_t>(kBlockWeights, in - begin), wide ? 32512 : 127);
     const WeightBlock& block = w[begin / kBlockWeights];
     int dot = 0, total = 0;
     for (int i = 0; i < kBlockWeights; ++i) {
@@ -100,6 +101,9 @@ WeightType StoreOf(BlockFormat format) {
 struct BlockCase {
   Unit unit;
   BlockFormat format;
+  bool wide;
+
+  LinearKind Kind() const { return {StoreOf(format), wide}; }
 };
 
 class BlockLinearTest : public ::testing::TestWithParam<BlockCase> {
@@ -113,13 +117,13 @@ class BlockLinearTest : public ::testing::TestWithParam<BlockCase> {
     const auto bias = RandomValues(out, 3);
     const auto ops = MakeOps();
     const WeightView view = w.View();
-    const auto linear = ops->MakeLinear({&view, 1}, bias, StoreOf(w.format));
+    const auto linear = ops->MakeLinear({&view, 1}, bias, GetParam().Kind());
     const int64_t y_stride = out + 5;
     const auto y = Product(*linear, x, rows, y_stride);
     const int64_t blocks = in / kBlockWeights;
     for (int64_t row = 0; row < rows; ++row) {
       for (int64_t column = 0; column < out; ++column) {
-        const Expected expected = Oracle(&w.blocks[column * blocks], &x[row * in], in, bias[column]);
+        const Expected expected = Oracle(&w.blocks[column * blocks], &x[row * in], in, bias[column], GetParam().wide);
         ASSERT_NEAR(y[row * y_stride + column], expected.value, BlockDotTolerance(blocks, expected.magnitude))
             << "row " << row << " column " << column;
       }
@@ -142,7 +146,7 @@ TEST_P(BlockLinearTest, KeepsTheFilesBlocks) {
   const BlockMatrix w = RandomBlocks(37, 96, GetParam().format, 4);
   const WeightView view = w.View();
   const auto ops = MakeOps();
-  const auto linear = ops->MakeLinear({&view, 1}, {}, StoreOf(w.format));
+  const auto linear = ops->MakeLinear({&view, 1}, {}, GetParam().Kind());
   std::vector<float> row(96);
   for (int64_t index = 0; index < 37; ++index) {
     linear->ReadRow(index, row.data());
@@ -155,7 +159,8 @@ TEST_P(BlockLinearTest, KeepsTheFilesBlocks) {
   EXPECT_EQ(linear->WeightBytes(), 48 * 3 * BlockBytes(w.format)) << "48 columns, three panels";
 }
 
-// The largest codes of one sign meet the largest activations: no sum of 16 or 32 bits may overflow.
+// The largest codes of one sign meet the largest activations (127, or 32,512 = 127 * 256): no sum of 16 or 32 bits may
+// overflow. All that is added is exact in f32.
 TEST_P(BlockLinearTest, ExtremeCodesAreExact) {
   BlockMatrix w{16, 64, GetParam().format, {}, {}};
   for (int i = 0; i < 32; ++i) {
@@ -174,13 +179,13 @@ TEST_P(BlockLinearTest, ExtremeCodesAreExact) {
   }
   const WeightView view = w.View();
   const auto ops = MakeOps();
-  const auto linear = ops->MakeLinear({&view, 1}, {}, StoreOf(w.format));
+  const auto linear = ops->MakeLinear({&view, 1}, {}, GetParam().Kind());
   for (const float sign : {1.0F, -1.0F}) {
-    const auto y = Product(*linear, std::vector<float>(64, 127 * sign), 1, 16);
+    const auto y = Product(*linear, std::vector<float>(64, 32512 * sign), 1, 16);
     for (int64_t column = 0; column < 16; ++column) {
       const auto* blocks = &w.blocks[column * 2];
       const int sum = 32 * (blocks[0].codes[0] + blocks[1].codes[0]);
-      EXPECT_EQ(y[column], 127 * sign * static_cast<float>(sum)) << column;
+      EXPECT_EQ(y[column], 32512 * sign * static_cast<float>(sum)) << column;
     }
   }
 }
@@ -189,7 +194,7 @@ TEST_P(BlockLinearTest, ValuesThatAreNotFiniteStayInTheirRow) {
   const BlockMatrix w = RandomBlocks(20, 64, GetParam().format, 5);
   const WeightView view = w.View();
   const auto ops = MakeOps();
-  const auto linear = ops->MakeLinear({&view, 1}, {}, StoreOf(w.format));
+  const auto linear = ops->MakeLinear({&view, 1}, {}, GetParam().Kind());
   auto x = RandomValues(4 * 64, 6);
   x[64 + 3] = std::numeric_limits<float>::quiet_NaN();
   x[128 + 40] = -std::numeric_limits<float>::infinity();
@@ -207,14 +212,15 @@ std::vector<BlockCase> BlockCases() {
   std::vector<BlockCase> cases;
   for (const Unit& unit : Units()) {
     for (const BlockFormat format : {BlockFormat::kQ8_0, BlockFormat::kQ4_0, BlockFormat::kQ4_1}) {
-      cases.push_back({unit, format});
+      cases.push_back({unit, format, false});
+      cases.push_back({unit, format, true});
     }
   }
   return cases;
 }
 
 INSTANTIATE_TEST_SUITE_P(Units, BlockLinearTest, ::testing::ValuesIn(BlockCases()), [](const auto& param) {
-  return param.param.unit.name + "_" + std::string(Name(param.param.format));
+  return param.param.unit.name + "_" + std::string(Name(param.param.format)) + (param.param.wide ? "_wide" : "");
 });
 
 TEST(BlockLinear, StacksWhatIsKeptAndWhatIsQuantized) {

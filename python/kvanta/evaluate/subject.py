@@ -103,7 +103,7 @@ class Subject:
         return usable
 
     def identity(self, scheme: str) -> dict[str, Any]:
-        """All that the reference on `scheme` depends on, but for the tokens: files, precision, and this very library."""
+        """All that the reference on `scheme` depends on but the tokens: files, precision, and this very library."""
         weights = sorted(path for path in self.folder.iterdir() if path.suffix in (".json", ".safetensors"))
         scales = self.options.get("quantization_param_path")
         if scales and Path(scales).is_file():

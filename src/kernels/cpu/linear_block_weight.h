@@ -6,7 +6,8 @@
 //     4 bits: [4 pairs of quads][16 columns][4 k], the first quad of a pair in the low halves of the bytes
 //   fp16 scales [16] | fp16 minimums [16] where there are any
 //
-// x is rounded to 127 steps of the largest of its block, on every ISA to the same codes. With s the unit of x's block:
+// x is rounded to 127 steps of the largest of its block, or wide to 32,512, on every ISA to the same codes. With s the
+// unit of x's block:
 // y += (scale * s) * (the exact dot) + minimum * (s * the sum of x's codes), blocks in ascending order.
 #pragma once
 
@@ -15,6 +16,7 @@
 
 #include "kernels/cpu/inline.h"
 #include "kernels/cpu/linear_table.h"
+#include "kernels/cpu/linear_two_terms.h"
 
 namespace kvanta::kernels {
 namespace {
@@ -22,12 +24,12 @@ namespace {
 // Below this x counts as zero: its inverse would overflow.
 constexpr float kLeastBlockOfX = 0x1p-100f;
 
-template <class Dots, int kBits, bool kHasMinimum>
+template <class Dots, int kBits, bool kHasMinimum, bool kIsWide>
 struct BlockWeight {
   struct X {
     typename Dots::X codes;
     float unit;
-    int32_t start;     // what makes up for the offset of W's codes
+    int32_t start;  // what makes up for the offset of W's codes
     float unit_times_sum;
   };
   static constexpr bool kIsBlock = true;
@@ -39,6 +41,7 @@ struct BlockWeight {
   static constexpr int kRowTile = kBlockRowTile;
   static constexpr int kTileSums = kBlockRowTile;
   static constexpr int kColumnTile = 1;
+  static constexpr float kStepsOfX = kIsWide ? 32512 : 127;
   static constexpr int32_t kOffset = kHasMinimum ? 0 : 1 << (kBits - 1);
 
   // Rows of x `x_stride` bytes apart, at the step; w: the panel's step.
@@ -75,33 +78,36 @@ struct BlockWeight {
  private:
   static KVANTA_INLINE void PackBlock(const float* x, X& out) {
     const Lanes::F a = Lanes::Load(x), b = Lanes::Load(x + Lanes::kLanes), zero = Lanes::Zero();
-    const float largest = Lanes::MaxOf(Lanes::Max(Lanes::Max(a, Lanes::Sub(zero, a)), Lanes::Max(b, Lanes::Sub(zero, b))));
+    const float largest =
+        Lanes::MaxOf(Lanes::Max(Lanes::Max(a, Lanes::Sub(zero, a)), Lanes::Max(b, Lanes::Sub(zero, b))));
     // NaN unless all are finite.
     const float check = Lanes::Sum(Lanes::Mul(Lanes::Add(Lanes::Mul(a, zero), Lanes::Mul(b, zero)), zero));
     const bool counts = check == 0 && largest >= kLeastBlockOfX;
     float steps[kStepK] = {};
     if (counts) {
-      const Lanes::F inverse = Lanes::Set1(127 / largest);
+      const Lanes::F inverse = Lanes::Set1(kStepsOfX / largest);
       Lanes::Store(steps, Lanes::Round(Lanes::Mul(a, inverse)));
       Lanes::Store(steps + Lanes::kLanes, Lanes::Round(Lanes::Mul(b, inverse)));
     }
-    int8_t codes[kStepK];
+    int32_t codes[kStepK];
     int32_t sum = 0;
     for (int i = 0; i < kStepK; ++i) {
-      const auto code = static_cast<int32_t>(steps[i]);
-      codes[i] = static_cast<int8_t>(code);
-      sum += code;
+      codes[i] = static_cast<int32_t>(steps[i]);
+      sum += codes[i];
     }
     Dots::Store(codes, out.codes);
-    out.unit = counts ? largest / 127 : check;
+    out.unit = counts ? largest / kStepsOfX : check;
     out.start = -kOffset * sum;
     out.unit_times_sum = out.unit * static_cast<float>(sum);
   }
 };
 
-using Int8Weight = BlockWeight<Int8Dot, 8, false>;
-using Int4Weight = BlockWeight<Int4Dot, 4, false>;
-using Int4MinimumWeight = BlockWeight<Int4Dot, 4, true>;
+using Int8Weight = BlockWeight<Int8Dot, 8, false, false>;
+using Int8WideWeight = BlockWeight<Int8WideDot, 8, false, true>;
+using Int4Weight = BlockWeight<Int4Dot, 4, false, false>;
+using Int4WideWeight = BlockWeight<TwoTermDot<Int4Dot>, 4, false, true>;
+using Int4MinimumWeight = BlockWeight<Int4Dot, 4, true, false>;
+using Int4MinimumWideWeight = BlockWeight<TwoTermDot<Int4Dot>, 4, true, true>;
 
 }  // namespace
 }  // namespace kvanta::kernels

@@ -54,9 +54,16 @@ struct StepLayout {
   }
 };
 
-const WeightKernels& KernelsOf(Blocks kind, const LinearKernels& kernels) {
-  if (kind == Blocks::kInt8) return kernels.int8;
-  return kind == Blocks::kInt4 ? kernels.int4 : kernels.int4_minimum;
+const WeightKernels& KernelsOf(Blocks kind, bool wide_x, const LinearKernels& kernels) {
+  switch (kind) {
+    case Blocks::kInt8:
+      return wide_x ? kernels.int8_wide : kernels.int8;
+    case Blocks::kInt4:
+      return wide_x ? kernels.int4_wide : kernels.int4;
+    case Blocks::kInt4Minimum:
+      break;
+  }
+  return wide_x ? kernels.int4_minimum_wide : kernels.int4_minimum;
 }
 
 bool IsKept(BlockFormat format, Blocks kind) {
@@ -67,8 +74,8 @@ bool IsKept(BlockFormat format, Blocks kind) {
 class BlockLinear final : public PackedLinear {
  public:
   BlockLinear(const std::shared_ptr<LinearContext>& context, std::span<const WeightView> stacked,
-              std::span<const float> bias, Blocks kind)
-      : PackedLinear(context, KernelsOf(kind, context->isa.linear), stacked, bias), kind_(kind) {
+              std::span<const float> bias, Blocks kind, bool wide_x)
+      : PackedLinear(context, KernelsOf(kind, wide_x, context->isa.linear), stacked, bias), kind_(kind) {
     const StepLayout layout(kind);
     std::atomic<bool> infinite = false;
     PackRows(stacked, [&](int column, const WeightView& view, int64_t index, float* row, uint8_t* panel) {
@@ -124,15 +131,16 @@ class BlockLinear final : public PackedLinear {
 }  // namespace
 
 std::unique_ptr<Linear> MakeInt8Linear(const std::shared_ptr<LinearContext>& context,
-                                       std::span<const WeightView> stacked, std::span<const float> bias) {
-  return std::make_unique<BlockLinear>(context, stacked, bias, Blocks::kInt8);
+                                       std::span<const WeightView> stacked, std::span<const float> bias, bool wide_x) {
+  return std::make_unique<BlockLinear>(context, stacked, bias, Blocks::kInt8, wide_x);
 }
 
 std::unique_ptr<Linear> MakeInt4Linear(const std::shared_ptr<LinearContext>& context,
-                                       std::span<const WeightView> stacked, std::span<const float> bias) {
+                                       std::span<const WeightView> stacked, std::span<const float> bias, bool wide_x) {
   const bool symmetric = std::all_of(stacked.begin(), stacked.end(),
                                      [](const WeightView& view) { return view.blocks == BlockFormat::kQ4_0; });
-  return std::make_unique<BlockLinear>(context, stacked, bias, symmetric ? Blocks::kInt4 : Blocks::kInt4Minimum);
+  const Blocks kind = symmetric ? Blocks::kInt4 : Blocks::kInt4Minimum;
+  return std::make_unique<BlockLinear>(context, stacked, bias, kind, wide_x);
 }
 
 }  // namespace kvanta::kernels

@@ -1,8 +1,8 @@
 // Dots of blocks of 32 k with 16 columns: AVX2. Exact in int32.
 //
-// What Dot<kRows>(w, x, stride, dots) computes, on every unit: dots[row] lane c = sum over the block's k of code(c, k) *
-// x(row, k). w: the block's codes of 16 columns (linear_block_weight.h has their order), unsigned; x: what Store() made
-// of a row's 32 codes of magnitude up to 127, rows `stride` bytes apart.
+// What Dot<kRows>(w, x, stride, dots) computes, on every unit: dots[row] lane c = sum over the block's k of code(c, k)
+// times x(row, k). w: the block's codes of 16 columns (linear_block_weight.h has their order), unsigned; x: what
+// Store() made of a row's 32 codes, of magnitude up to 127 unless the type says more, rows `stride` bytes apart.
 #pragma once
 
 #include <immintrin.h>
@@ -34,12 +34,14 @@ KVANTA_INLINE void KeepChain(__m256i& sum) {
   __asm__("" : "+x"(sum));
 }
 
-// Products of unsigned and signed bytes. A lane's sum of 16 products is 15 * 127 * 16 < 2^15 at most: the whole block
+// Products of unsigned and signed bytes. A lane's sum of 16 products is at most 15 * 128 * 16 < 2^15: the whole block
 // is added in 16 bits.
 struct Int4Dot {
   using X = int8_t[32];
 
-  static KVANTA_INLINE void Store(const int8_t* codes, X& out) { std::memcpy(out, codes, sizeof(X)); }
+  static KVANTA_INLINE void Store(const int32_t* codes, X& out) {
+    for (int i = 0; i < 32; ++i) out[i] = static_cast<int8_t>(codes[i]);
+  }
 
   template <int kRows>
   static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Lanes::I* dots) {
@@ -55,7 +57,8 @@ struct Int4Dot {
 #pragma GCC unroll 8
         for (int row = 0; row < kRows; ++row) {
           const __m256i codes = BroadcastCodes(x + row * stride + pair * 8 + half * 4);
-          const __m256i products_lo = _mm256_maddubs_epi16(w_lo, codes), products_hi = _mm256_maddubs_epi16(w_hi, codes);
+          const __m256i products_lo = _mm256_maddubs_epi16(w_lo, codes);
+          const __m256i products_hi = _mm256_maddubs_epi16(w_hi, codes);
           lo[row] = pair + half == 0 ? products_lo : _mm256_add_epi16(lo[row], products_lo);
           hi[row] = pair + half == 0 ? products_hi : _mm256_add_epi16(hi[row], products_hi);
           KeepChain(lo[row]);
@@ -71,16 +74,16 @@ struct Int4Dot {
 };
 
 // Bytes do not fit the 16 bits of vpmaddubsw: the even and the odd ones of a quad meet x in 16 bits, in the order
-// (0, 2), (1, 3).
+// (0, 2), (1, 3). So x may have 16 bits: up to 32,512.
 struct Int8Dot {
   using X = int16_t[32];
 
-  static KVANTA_INLINE void Store(const int8_t* codes, X& out) {
+  static KVANTA_INLINE void Store(const int32_t* codes, X& out) {
     for (int i = 0; i < 32; i += 4) {
-      out[i] = codes[i];
-      out[i + 1] = codes[i + 2];
-      out[i + 2] = codes[i + 1];
-      out[i + 3] = codes[i + 3];
+      out[i] = static_cast<int16_t>(codes[i]);
+      out[i + 1] = static_cast<int16_t>(codes[i + 2]);
+      out[i + 2] = static_cast<int16_t>(codes[i + 1]);
+      out[i + 3] = static_cast<int16_t>(codes[i + 3]);
     }
   }
 
@@ -111,6 +114,13 @@ struct Int8Dot {
   }
 };
 
+using Int8WideDot = Int8Dot;
+
+// 256 high + low.
+KVANTA_INLINE Lanes::I CombineTerms(Lanes::I high, Lanes::I low) {
+  return {_mm256_add_epi32(_mm256_slli_epi32(high.lo, 8), low.lo),
+          _mm256_add_epi32(_mm256_slli_epi32(high.hi, 8), low.hi)};
+}
 KVANTA_INLINE Lanes::I AddInt(Lanes::I x, int32_t y) {
   const __m256i v = _mm256_set1_epi32(y);
   return {_mm256_add_epi32(x.lo, v), _mm256_add_epi32(x.hi, v)};

@@ -22,7 +22,9 @@ KVANTA_INLINE __m512i BroadcastCodes(const uint8_t* p) {
 struct Int4Dot {
   using X = int8_t[32];
 
-  static KVANTA_INLINE void Store(const int8_t* codes, X& out) { std::memcpy(out, codes, sizeof(X)); }
+  static KVANTA_INLINE void Store(const int32_t* codes, X& out) {
+    for (int i = 0; i < 32; ++i) out[i] = static_cast<int8_t>(codes[i]);
+  }
 
   template <int kRows>
   static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Lanes::I* dots) {
@@ -37,8 +39,7 @@ struct Int4Dot {
         const __m512i codes = _mm512_and_si512(half == 0 ? packed : _mm512_srli_epi32(packed, 4), mask);
 #pragma GCC unroll 16
         for (int row = 0; row < kRows; ++row) {
-          dots[row] =
-              _mm512_dpbusd_epi32(dots[row], codes, BroadcastCodes(x + row * stride + pair * 8 + half * 4));
+          dots[row] = _mm512_dpbusd_epi32(dots[row], codes, BroadcastCodes(x + row * stride + pair * 8 + half * 4));
         }
       }
     }
@@ -48,7 +49,9 @@ struct Int4Dot {
 struct Int8Dot {
   using X = int8_t[32];
 
-  static KVANTA_INLINE void Store(const int8_t* codes, X& out) { std::memcpy(out, codes, sizeof(X)); }
+  static KVANTA_INLINE void Store(const int32_t* codes, X& out) {
+    for (int i = 0; i < 32; ++i) out[i] = static_cast<int8_t>(codes[i]);
+  }
 
   template <int kRows>
   static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Lanes::I* dots) {
@@ -65,9 +68,17 @@ struct Int8Dot {
   }
 };
 
+// 256 high + low.
+KVANTA_INLINE Lanes::I CombineTerms(Lanes::I high, Lanes::I low) {
+  return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
+}
 KVANTA_INLINE Lanes::I AddInt(Lanes::I x, int32_t y) {
   return _mm512_add_epi32(x, _mm512_set1_epi32(y));
 }
+
+template <class Dots>
+struct TwoTermDot;  // linear_two_terms.h
+using Int8WideDot = TwoTermDot<Int8Dot>;
 
 }  // namespace
 }  // namespace kvanta::kernels

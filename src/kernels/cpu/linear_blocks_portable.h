@@ -15,7 +15,9 @@ inline constexpr int kBlockRowTile = 2;
 struct Int4Dot {
   using X = int8_t[32];
 
-  static KVANTA_INLINE void Store(const int8_t* codes, X& out) { std::memcpy(out, codes, sizeof(X)); }
+  static KVANTA_INLINE void Store(const int32_t* codes, X& out) {
+    for (int i = 0; i < 32; ++i) out[i] = static_cast<int8_t>(codes[i]);
+  }
 
   template <int kRows>
   static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Lanes::I* dots) {
@@ -36,7 +38,9 @@ struct Int4Dot {
 struct Int8Dot {
   using X = int8_t[32];
 
-  static KVANTA_INLINE void Store(const int8_t* codes, X& out) { std::memcpy(out, codes, sizeof(X)); }
+  static KVANTA_INLINE void Store(const int32_t* codes, X& out) {
+    for (int i = 0; i < 32; ++i) out[i] = static_cast<int8_t>(codes[i]);
+  }
 
   template <int kRows>
   static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Lanes::I* dots) {
@@ -54,9 +58,17 @@ struct Int8Dot {
   }
 };
 
+// 256 high + low.
+KVANTA_INLINE Lanes::I CombineTerms(Lanes::I high, Lanes::I low) {
+  return high * 256 + low;
+}
 KVANTA_INLINE Lanes::I AddInt(Lanes::I x, int32_t y) {
   return x + y;
 }
+
+template <class Dots>
+struct TwoTermDot;  // linear_two_terms.h
+using Int8WideDot = TwoTermDot<Int8Dot>;
 
 }  // namespace
 }  // namespace kvanta::kernels

@@ -231,8 +231,11 @@ constexpr LinearKernels kLinearKernels{.bf16 = kWeightKernels<Bf16Weight>,
                                        .f32 = kWeightKernels<F32Weight>,
                                        .f16 = kWeightKernels<F16Weight>,
                                        .int8 = kWeightKernels<Int8Weight>,
+                                       .int8_wide = kWeightKernels<Int8WideWeight>,
                                        .int4 = kWeightKernels<Int4Weight>,
-                                       .int4_minimum = kWeightKernels<Int4MinimumWeight>};
+                                       .int4_wide = kWeightKernels<Int4WideWeight>,
+                                       .int4_minimum = kWeightKernels<Int4MinimumWeight>,
+                                       .int4_minimum_wide = kWeightKernels<Int4MinimumWideWeight>};
 
 }  // namespace
 }  // namespace kvanta::kernels

@@ -64,9 +64,10 @@ struct LinearKernels {
   WeightKernels bf16;
   WeightKernels f32;
   WeightKernels f16;
-  WeightKernels int8;
-  WeightKernels int4;          // without minimums
-  WeightKernels int4_minimum;  // with
+  // Blocks; wide: x in 16 bits.
+  WeightKernels int8, int8_wide;
+  WeightKernels int4, int4_wide;                  // without minimums
+  WeightKernels int4_minimum, int4_minimum_wide;  // with
 };
 
 }  // namespace kvanta::kernels

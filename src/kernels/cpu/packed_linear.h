@@ -66,9 +66,9 @@ std::unique_ptr<Linear> MakeF32Linear(const std::shared_ptr<LinearContext>& cont
 std::unique_ptr<Linear> MakeF16Linear(const std::shared_ptr<LinearContext>& context,
                                       std::span<const WeightView> stacked, std::span<const float> bias);
 std::unique_ptr<Linear> MakeInt8Linear(const std::shared_ptr<LinearContext>& context,
-                                       std::span<const WeightView> stacked, std::span<const float> bias);
+                                       std::span<const WeightView> stacked, std::span<const float> bias, bool wide_x);
 std::unique_ptr<Linear> MakeInt4Linear(const std::shared_ptr<LinearContext>& context,
-                                       std::span<const WeightView> stacked, std::span<const float> bias);
+                                       std::span<const WeightView> stacked, std::span<const float> bias, bool wide_x);
 
 template <class PackRow>
 void PackedLinear::PackRows(std::span<const WeightView> stacked, PackRow pack) {

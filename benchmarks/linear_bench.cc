@@ -1,8 +1,8 @@
 // Speed of the linear layers, as shares of what this machine can do: one row by the read bandwidth of memory, many rows
 // by the peak of the dot product. Each layer's result is verified against double before it is timed.
 //
-//   linear_bench [--isa NAME] [--threads 1,2] [--rows 1,8,64,256,1024] [--layers NAME,...] [--store bfloat16]
-//                [--seconds 0.3] [--json FILE]
+//   linear_bench [--isa NAME] [--threads 1,2] [--rows 1,8,64,256,1024] [--layers NAME,...]
+//                [--stores bf16,int8,int4] [--seconds 0.3] [--json FILE]
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -28,7 +28,9 @@
 namespace {
 
 using kvanta::DType;
+using kvanta::kernels::kBlockWeights;
 using kvanta::kernels::Linear;
+using kvanta::kernels::WeightType;
 using kvanta::kernels::WeightView;
 
 struct Layer {
@@ -49,10 +51,22 @@ struct Options {
   std::vector<int64_t> threads = {1, 2};
   std::vector<int64_t> rows = {1, 8, 64, 256, 1024};
   std::vector<std::string> layers;
-  DType store = DType::kBf16;
+  std::vector<std::string> stores = {"bf16", "int8", "int4"};
   double seconds = 0.3;
   std::string json;
 };
+
+struct Store {
+  std::string name;
+  WeightType type;
+  double (*peak)(int threads, const kvanta::kernels::IsaTable& isa);  // operations per second of its dot
+};
+
+const std::vector<Store> kStores = {{"bf16", WeightType::kBf16, kvanta::kernels::MeasureBf16DotPeak},
+                                    {"f32", WeightType::kF32, kvanta::kernels::MeasureF32FmaPeak},
+                                    {"f16", WeightType::kF16, kvanta::kernels::MeasureF32FmaPeak},
+                                    {"int8", WeightType::kInt8, kvanta::kernels::MeasureInt8DotPeak},
+                                    {"int4", WeightType::kInt4, kvanta::kernels::MeasureInt8DotPeak}};
 
 struct Limits {
   double read_bytes;  // per second
@@ -67,8 +81,30 @@ std::vector<float> RandomValues(int64_t n, uint32_t seed) {
   return values;
 }
 
-// Some elements of every row against double on the stored weights; the rows against one row alone, bit by bit.
-void Verify(const Linear& linear, const std::vector<float>& x, const std::vector<float>& y, int64_t rows, DType store) {
+bool HasBlocks(WeightType store) {
+  return store == WeightType::kInt8 || store == WeightType::kInt4;
+}
+
+// Row x [in] as the product sees it.
+std::vector<double> Rounded(const float* x, int64_t in, WeightType store) {
+  std::vector<double> values(x, x + in);
+  if (store == WeightType::kBf16) {
+    for (double& value : values) value = kvanta::Bf16ToFloat(kvanta::FloatToBf16(static_cast<float>(value)));
+  }
+  for (int64_t begin = 0; HasBlocks(store) && begin < in; begin += kBlockWeights) {
+    const int64_t end = std::min(in, begin + kBlockWeights);
+    float largest = 0;
+    for (int64_t k = begin; k < end; ++k) largest = std::max(largest, std::abs(x[k]));
+    for (int64_t k = begin; k < end; ++k) values[k] = std::nearbyint(x[k] * (127 / largest)) * double{largest / 127};
+  }
+  return values;
+}
+
+// Some elements of every row against double on the stored weights; the rows against one row alone, bit by bit. With
+// blocks, a row's terms are a code and a minimum, each up to twice the largest weight.
+void Verify(const Linear& linear, const std::vector<float>& x, const std::vector<float>& y, int64_t rows,
+            WeightType store) {
+  const double terms = static_cast<double>(linear.In() + 3) * (HasBlocks(store) ? 4 : 1);
   std::vector<float> w(static_cast<size_t>(linear.In()));
   std::vector<float> alone(static_cast<size_t>(linear.Out()));
   for (int64_t row = 0; row < rows; row += std::max<int64_t>(1, rows / 7)) {
@@ -76,18 +112,17 @@ void Verify(const Linear& linear, const std::vector<float>& x, const std::vector
     if (!std::equal(alone.begin(), alone.end(), y.begin() + row * linear.Out())) {
       throw std::runtime_error(fmt::format("row {} of {} differs from the row alone", row, rows));
     }
+    const std::vector<double> values = Rounded(x.data() + row * linear.In(), linear.In(), store);
     for (int64_t column = 0; column < linear.Out(); column += std::max<int64_t>(1, linear.Out() / 61)) {
       linear.ReadRow(column, w.data());
       double sum = 0;
       double magnitude = 0;
       for (int64_t k = 0; k < linear.In(); ++k) {
-        float value = x[row * linear.In() + k];
-        if (store == DType::kBf16) value = kvanta::Bf16ToFloat(kvanta::FloatToBf16(value));
-        sum += double{value} * w[k];
-        magnitude += std::abs(double{value} * w[k]);
+        sum += values[k] * w[k];
+        magnitude += std::abs(values[k] * w[k]);
       }
       const double error = std::abs(alone[column] - sum);
-      if (!(error <= static_cast<double>(linear.In() + 3) * 0x1p-24 * magnitude)) {
+      if (!(error <= terms * 0x1p-24 * magnitude)) {
         throw std::runtime_error(fmt::format("row {}, column {}: {} instead of {}", row, column, alone[column], sum));
       }
     }
@@ -110,35 +145,38 @@ double TimeCalls(const std::vector<std::unique_ptr<Linear>>& copies, const std::
   return best;
 }
 
-nlohmann::json Measure(const Options& options, const Layer& layer, int64_t threads, const Limits& limits) {
+nlohmann::json Measure(const Options& options, const Store& store, const Layer& layer, int64_t threads,
+                       const Limits& limits) {
   const auto pool = std::make_shared<kvanta::ThreadPool>(static_cast<int>(threads));
   const auto ops = kvanta::kernels::MakeCpuOps(pool, options.isa.c_str());
   const auto w = RandomValues(layer.in * layer.out, 1);
   const WeightView view{w.data(), DType::kF32, layer.out, layer.in};
   std::vector<std::unique_ptr<Linear>> copies;
-  copies.push_back(ops->MakeLinear({&view, 1}, {}, options.store));
+  copies.push_back(ops->MakeLinear({&view, 1}, {}, store.type));
   const int64_t cold_copies = std::max<int64_t>(2, kColdBytes / copies.front()->WeightBytes());
 
   auto results = nlohmann::json::array();
   for (const int64_t rows : options.rows) {
     const bool streamed = rows <= kStreamedRows;
     const auto wanted = static_cast<size_t>(streamed ? cold_copies : 1);
-    while (copies.size() < wanted) copies.push_back(ops->MakeLinear({&view, 1}, {}, options.store));
+    while (copies.size() < wanted) copies.push_back(ops->MakeLinear({&view, 1}, {}, store.type));
     copies.resize(wanted);
     const auto x = RandomValues(rows * layer.in, 2);
     std::vector<float> y(static_cast<size_t>(rows * layer.out));
     copies.front()->Forward(x.data(), rows, y.data(), layer.out);
-    Verify(*copies.front(), x, y, rows, options.store);
+    Verify(*copies.front(), x, y, rows, store.type);
 
     const double seconds = TimeCalls(copies, x, rows, y, options.seconds);
     const double bytes = static_cast<double>(copies.front()->WeightBytes()) / seconds;
     const double operations = 2.0 * static_cast<double>(rows * layer.in * layer.out) / seconds;
     fmt::print(
-        "{:8} {:5} -> {:5} rows {:5} threads {}: {:6.1f} GB/s {:5.1f} % of memory, {:7.1f} GFLOP/s {:5.1f} % of peak\n",
-        layer.name, layer.in, layer.out, rows, threads, bytes / 1e9, 100 * bytes / limits.read_bytes, operations / 1e9,
-        100 * operations / limits.operations);
+        "{:4} {:8} {:5} -> {:5} rows {:5} threads {}: {:6.1f} GB/s {:5.1f} % of memory, {:7.1f} GFLOP/s {:5.1f} % of "
+        "peak\n",
+        store.name, layer.name, layer.in, layer.out, rows, threads, bytes / 1e9, 100 * bytes / limits.read_bytes,
+        operations / 1e9, 100 * operations / limits.operations);
     std::fflush(stdout);
-    results.push_back({{"layer", layer.name},
+    results.push_back({{"store", store.name},
+                       {"layer", layer.name},
                        {"in", layer.in},
                        {"out", layer.out},
                        {"rows", rows},
@@ -149,13 +187,6 @@ nlohmann::json Measure(const Options& options, const Layer& layer, int64_t threa
                        {"share_of_peak", operations / limits.operations}});
   }
   return results;
-}
-
-Limits MeasureLimits(const Options& options, int threads) {
-  const auto& isa = kvanta::kernels::SelectIsa(options.isa);
-  return {kvanta::kernels::MeasureReadBandwidth(threads, isa), options.store == DType::kBf16
-                                                                   ? kvanta::kernels::MeasureBf16DotPeak(threads, isa)
-                                                                   : kvanta::kernels::MeasureF32FmaPeak(threads, isa)};
 }
 
 std::vector<std::string> Split(const std::string& text) {
@@ -178,7 +209,7 @@ Options Parse(const std::vector<std::string>& words) {
       {"--threads", [&](const std::string& v) { options.threads = Numbers(v); }},
       {"--rows", [&](const std::string& v) { options.rows = Numbers(v); }},
       {"--layers", [&](const std::string& v) { options.layers = Split(v); }},
-      {"--store", [&](const std::string& v) { options.store = kvanta::ParseDType(v); }},
+      {"--stores", [&](const std::string& v) { options.stores = Split(v); }},
       {"--seconds", [&](const std::string& v) { options.seconds = std::stod(v); }},
       {"--json", [&](const std::string& v) { options.json = v; }},
   };
@@ -194,17 +225,26 @@ Options Parse(const std::vector<std::string>& words) {
 
 void Run(const Options& options, const std::string& command) {
   const std::string isa = kvanta::kernels::SelectIsa(options.isa).name;
-  nlohmann::json report = {{"command", command}, {"isa", isa}, {"store", Name(options.store)}};
+  nlohmann::json report = {{"command", command}, {"isa", isa}};
   auto& results = report["results"] = nlohmann::json::array();
   for (const int64_t threads : options.threads) {
-    const Limits limits = MeasureLimits(options, static_cast<int>(threads));
-    fmt::print("{}, {} threads: memory {:.1f} GB/s, dot {:.1f} GFLOP/s\n", isa, threads, limits.read_bytes / 1e9,
-               limits.operations / 1e9);
-    report["limits"].push_back(
-        {{"threads", threads}, {"read_bytes_per_second", limits.read_bytes}, {"flops", limits.operations}});
-    for (const Layer& layer : kLayers) {
-      if (!options.layers.empty() && std::ranges::find(options.layers, layer.name) == options.layers.end()) continue;
-      for (auto& result : Measure(options, layer, threads, limits)) results.push_back(std::move(result));
+    for (const std::string& name : options.stores) {
+      const auto store = std::ranges::find(kStores, name, &Store::name);
+      if (store == kStores.end())
+        throw std::runtime_error(fmt::format("no store '{}': bf16, f32, f16, int8, int4", name));
+      const auto& unit = kvanta::kernels::SelectIsa(isa);
+      const int count = static_cast<int>(threads);
+      const Limits limits{kvanta::kernels::MeasureReadBandwidth(count, unit), store->peak(count, unit)};
+      fmt::print("{}, {}, {} threads: memory {:.1f} GB/s, dot {:.1f} GFLOP/s\n", isa, name, threads,
+                 limits.read_bytes / 1e9, limits.operations / 1e9);
+      report["limits"].push_back({{"store", name},
+                                  {"threads", threads},
+                                  {"read_bytes_per_second", limits.read_bytes},
+                                  {"flops", limits.operations}});
+      for (const Layer& layer : kLayers) {
+        if (!options.layers.empty() && std::ranges::find(options.layers, layer.name) == options.layers.end()) continue;
+        for (auto& result : Measure(options, *store, layer, threads, limits)) results.push_back(std::move(result));
+      }
     }
   }
   if (!options.json.empty()) std::ofstream(options.json) << report.dump(1) << '\n';

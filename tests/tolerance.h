@@ -14,6 +14,13 @@ constexpr double DotTolerance(long terms, double sum_of_magnitudes) {
   return static_cast<double>(terms + 3) * kUnitF32 * sum_of_magnitudes;
 }
 
+// A linear layer on blocks: integer dots are exact. A block adds a product of the dot with the rounded product of two
+// scales, and a minimum times a rounded sum: two steps of the chain above, whose terms are rounded twice more (a dot
+// with activations of 16 bits is more than f32 holds).
+constexpr double BlockDotTolerance(long blocks, double sum_of_magnitudes) {
+  return DotTolerance(2 * blocks + 2, sum_of_magnitudes);
+}
+
 // exp over lanes: the reduction and the polynomial err by under 1.5 u each, the last sum and the scaling by u each.
 inline constexpr double kExpRelative = 4 * kUnitF32;
 // Below 2^-126 the result has a fixed step.

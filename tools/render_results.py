@@ -154,6 +154,38 @@ TABLES = {
             ("share", "prefill_share_of_peak", ".0%"),
         ),
     ),
+    "weights": Table(
+        "benchmarks/weights.py smollm2 --text wiki.test.raw --json docs/results/weights.json",
+        "rows",
+        (
+            ("weights", "weights", ""),
+            ("from", "from", ""),
+            ("bytes", "weight_bytes", ",d"),
+            ("bytes as bf16", "bf16_weight_bytes", ",d"),
+            ("mean KL", "kl_mean", ".5f"),
+            ("median", "kl_median", ".5f"),
+            ("99 %", "kl_p99", ".4f"),
+            ("max", "kl_max", ".2f"),
+            ("same top token", "top1", ".1%"),
+            ("perplexity ratio", "ppl_ratio", ".4f"),
+        ),
+    ),
+    "engine-weights": Table(
+        "build/release/benchmarks/engine_bench FOLDER --weight-dtypes bf16 int8 int4 --threads 1 2 "
+        "--json docs/results/engine-weights.json",
+        "rows",
+        (
+            ("threads", "threads", "d"),
+            ("weights", "weight_dtype", ""),
+            ("unit", "isa", ""),
+            ("bytes", "weight_bytes", ",d"),
+            ("decode, times bf16", "decode_times_first", ".2f"),
+            ("decode reads (GB/s)", "decode_gb_s", ".1f"),
+            ("machine reads (GB/s)", "read_gb_s", ".1f"),
+            ("share", "decode_share_of_bandwidth", ".0%"),
+            ("prefill, times bf16", "prefill_times_first", ".2f"),
+        ),
+    ),
     "biased-keys": Table(
         "benchmarks/biased_keys.py smollm2 --text wiki.test.raw --json docs/results/biased-keys.json",
         "rows",

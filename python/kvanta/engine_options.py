@@ -169,7 +169,12 @@ OPTIONS: tuple[EngineOption, ...] = (
         metavar="DTYPE",
     ),
     EngineOption(
-        "weight_dtype", "storage of the weights", "auto", str, choices=("auto", "bf16", "int8", "int4"), metavar="DTYPE"
+        "weight_dtype",
+        "storage of the weights: auto (as dtype), bf16, or blocks of int8 or int4, a GGUF file's own where it has such",
+        "auto",
+        str,
+        choices=("auto", "bf16", "int8", "int4"),
+        metavar="DTYPE",
     ),
     EngineOption("device", "where to compute", "auto", str, choices=("auto", "cpu", "cuda"), metavar="DEVICE"),
     EngineOption("isa", "CPU instructions: auto, avx512, avx2 or portable", "auto", str, metavar="ISA"),

@@ -15,7 +15,7 @@ SHIPPED = Path(__file__).parent / "shipped"
 NAMES = ("stories260k", "smollm2")
 _EXAMPLE_CONFIGS = Path(__file__).parent / "example_configs"
 # Part of the name of every converted folder: a new converter converts again.
-_CONVERTER_VERSION = 1
+CONVERTER_VERSION = 2
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 
@@ -38,7 +38,7 @@ def kvanta_home() -> Path:
 def _converted_gguf(file: Path) -> Path:
     # The whole file is not hashed: it may be tens of gigabytes.
     status = file.stat()
-    identity = f"{file.resolve()}|{status.st_size}|{status.st_mtime_ns}|{_CONVERTER_VERSION}"
+    identity = f"{file.resolve()}|{status.st_size}|{status.st_mtime_ns}|{CONVERTER_VERSION}"
     digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
     folder = kvanta_home() / "models" / f"{file.stem}-{digest}"
     if not (folder / "config.json").is_file():

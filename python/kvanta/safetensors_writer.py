@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvanta.errors import InputError
 
-_ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
+_ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "U8": 1}
 
 
 def to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
@@ -27,13 +28,19 @@ def to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     return rounded
 
 
+def _encode(values: NDArray[Any], dtype: str) -> NDArray[Any]:
+    if dtype == "BF16":
+        return to_bf16(values)
+    return np.ascontiguousarray(values, dtype=np.uint8 if dtype == "U8" else np.float32)
+
+
 def write_safetensors(
     path: Path,
     shapes: Mapping[str, tuple[int, ...]],
-    tensors: Iterable[tuple[str, NDArray[np.float32]]],
+    tensors: Iterable[tuple[str, NDArray[Any]]],
     dtype: str = "BF16",
 ) -> None:
-    """Writes `tensors` (float32, in the order of `shapes`) as `dtype`: BF16 or F32."""
+    """Writes `tensors` (in the order of `shapes`) as `dtype`: float32 as BF16 or F32, bytes as U8."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, shape in shapes.items():
@@ -49,8 +56,7 @@ def write_safetensors(
         for name, values in tensors:
             if (name, values.shape) != next(expected):
                 raise AssertionError(f"tensor {name} {values.shape} is not the one announced")
-            data = to_bf16(values) if dtype == "BF16" else np.ascontiguousarray(values, dtype=np.float32)
-            file.write(data.tobytes())
+            file.write(_encode(values, dtype).tobytes())
         if next(expected, None) is not None:
             raise AssertionError("fewer tensors than announced")
 

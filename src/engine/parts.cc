@@ -26,7 +26,7 @@ Parts LoadParts(EngineConfig config) {
   CheckConfig(config);
   const models::ModelConfig model = models::ReadConfig(config.model);
   const DType dtype = ResolveDType(config.dtype, model);
-  const DType store = ResolveWeights(config.weight_dtype, dtype);
+  const kernels::WeightType store = ResolveWeights(config.weight_dtype, dtype);
   const std::vector<KvScheme> schemes = ResolveSchemes(config, model, dtype);
   const int edges = ResolveBaseScheme(config, model, dtype).edge_layers;
   if (edges > 0 && config.on_warning) {
@@ -74,7 +74,7 @@ Parts LoadParts(EngineConfig config) {
   parts.info.weight_bytes = parts.model->WeightBytes();  // with what packing adds
   parts.info.hash = parts.model_identity;
   config.dtype = parts.info.dtype;
-  config.weight_dtype = store == DType::kBf16 ? "bf16" : "auto";
+  if (store == kernels::WeightType::kBf16) config.weight_dtype = "bf16";
   config.device = "cpu";
   config.threads = parts.threads->Threads();
   if (config.kv_cache_dtype == "auto") {

@@ -42,10 +42,12 @@ DType ResolveDType(const std::string& dtype, const models::ModelConfig& model) {
   return model.dtype;
 }
 
-DType ResolveWeights(const std::string& weight_dtype, DType dtype) {
-  if (weight_dtype == "auto") return dtype;
-  if (weight_dtype == "bf16") return DType::kBf16;
-  throw InputError(fmt::format("weight_dtype {} is not implemented; there are: auto, bf16", Quote(weight_dtype)));
+kernels::WeightType ResolveWeights(const std::string& weight_dtype, DType dtype) {
+  if (weight_dtype == "auto") return kernels::WeightTypeOf(dtype);
+  if (weight_dtype == "bf16") return kernels::WeightType::kBf16;
+  if (weight_dtype == "int8") return kernels::WeightType::kInt8;
+  if (weight_dtype == "int4") return kernels::WeightType::kInt4;
+  throw InputError(fmt::format("weight_dtype {} is not known; there are: auto, bf16, int8, int4", Quote(weight_dtype)));
 }
 
 std::string_view UnquantizedScheme(DType dtype) noexcept {
@@ -160,7 +162,7 @@ CacheSize SizeCache(const EngineConfig& config, const cache::PageDemand& demand,
   throw ResourceError(figures);
 }
 
-ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype, DType store) {
+ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype, kernels::WeightType store) {
   const models::WeightCount weights = models::CountWeights(model);
   ModelInfo info;
   info.architecture = model.architecture;

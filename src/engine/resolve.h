@@ -8,6 +8,7 @@
 
 #include "cache/sequence_cache.h"
 #include "formats/scheme.h"
+#include "kernels/linear.h"
 #include "kvanta/engine.h"
 #include "models/config.h"
 
@@ -15,8 +16,8 @@ namespace kvanta::engine {
 
 // "auto": the checkpoint's. Throws InputError with the alternatives.
 DType ResolveDType(const std::string& dtype, const models::ModelConfig& model);
-// How weights are stored: weight_dtype, or the dtype where that is "auto".
-DType ResolveWeights(const std::string& weight_dtype, DType dtype);
+// How weights are stored: weight_dtype, or the dtype where that is "auto". Throws InputError with the alternatives.
+kernels::WeightType ResolveWeights(const std::string& weight_dtype, DType dtype);
 
 // Scheme text of a cache at a weight dtype: "bf16", "fp16", "fp32".
 std::string_view UnquantizedScheme(DType dtype) noexcept;
@@ -49,6 +50,6 @@ CacheSize SizeCache(const EngineConfig& config, const cache::PageDemand& demand,
 int64_t LongestSequence(const cache::PageDemand& demand, int64_t budget_bytes, int64_t most);
 
 // `store`: how the weights are kept.
-ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype, DType store);
+ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype, kernels::WeightType store);
 
 }  // namespace kvanta::engine

@@ -6,15 +6,35 @@
 #include <string_view>
 
 #include "base/dtype.h"
+#include "kernels/weight_blocks.h"
 
 namespace kvanta::kernels {
 
-// A weight as the checkpoint has it: row-major [out][in].
+// How a layer keeps its W. Elements: W in that type. Blocks of 32 along a row with fp16 scales (weight_blocks.h): 8
+// bits, or 4 bits with minimums where a weight has them; x then is rounded to steps of the largest of each 32.
+enum class WeightType : uint8_t { kF32, kBf16, kF16, kInt8, kInt4 };
+
+constexpr WeightType WeightTypeOf(DType type) noexcept {
+  return type == DType::kF32 ? WeightType::kF32 : type == DType::kBf16 ? WeightType::kBf16 : WeightType::kF16;
+}
+
+// How a layer is kept, and what it multiplies with.
+struct LinearKind {
+  WeightType weights;
+  // Of blocks: x is rounded to 32,512 steps of the largest of each 32 instead of 127, two dots instead of one on most
+  // instruction sets.
+  bool wide_x = false;
+
+  constexpr LinearKind(WeightType type, bool wide = false) : weights(type), wide_x(wide) {}  // NOLINT: meant to convert
+};
+
+// A weight as the checkpoint has it: row-major [out][in], elements or blocks (then `in` is a multiple of 32).
 struct WeightView {
   const void* data = nullptr;
-  DType dtype = DType::kF32;
+  DType dtype = DType::kF32;  // of elements
   int64_t out = 0;
   int64_t in = 0;
+  BlockFormat blocks = BlockFormat::kNone;
   std::string_view module = {};  // its name in the checkpoint, for reports
 };
 
@@ -29,7 +49,7 @@ class Linear {
   // Row `index` of W as f32 [in] (tied embeddings read it).
   virtual void ReadRow(int64_t index, float* out) const noexcept = 0;
   virtual int64_t WeightBytes() const noexcept = 0;    // bytes one forward of one row reads
-  virtual std::string_view Kind() const noexcept = 0;  // "bf16", "f32", "f16"
+  virtual std::string_view Kind() const noexcept = 0;  // "bf16", "f32", "f16", "int8", "int4"
 };
 
 }  // namespace kvanta::kernels

@@ -18,11 +18,12 @@ class Ops {
   virtual Device& device() const noexcept = 0;
   virtual ThreadPool& threads() const noexcept = 0;
 
-  // Packs the weights, stacked along `out` (q|k|v as one), for this device. `store` says how W is kept (f32 arithmetic
-  // for kF32; bf16: x rounded to bf16, f32 sums; f16: W f16, x f32). bias: f32 [sum of out] or empty.
-  // The views may be unmapped afterwards.
+  // Packs the weights, stacked along `out` (q|k|v as one), for this device. `kind` says how W is kept (f32 arithmetic
+  // for kF32; bf16: x rounded to bf16, f32 sums; f16: W f16, x f32; int8, int4: x in 8 or 16 bits, exact dots of 32,
+  // f32 sums). int8 keeps Q8_0 and int4 keeps Q4_0 and Q4_1 as they are; everything else is quantized. bias: f32 [sum
+  // of out] or empty. The views may be unmapped afterwards.
   virtual std::unique_ptr<Linear> MakeLinear(std::span<const WeightView> stacked, std::span<const float> bias,
-                                             DType store) = 0;
+                                             LinearKind kind) = 0;
 
   // out[r] = row ids[r] of table's weight, f32 [rows][table.In()]. ids must be in range (checked by the caller).
   virtual void Embed(const Linear& table, const int32_t* ids, int64_t rows, float* out) noexcept = 0;

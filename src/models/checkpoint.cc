@@ -53,6 +53,15 @@ void Checkpoint::AddFile(const std::string& path) {
   }
 }
 
+Checkpoint Checkpoint::OpenFile(const std::string& folder, const std::string& file) {
+  Checkpoint checkpoint;
+  checkpoint.folder_ = folder;
+  const std::filesystem::path path = std::filesystem::path(folder) / file;
+  std::error_code ignored;
+  if (std::filesystem::exists(path, ignored)) checkpoint.AddFile(path.string());
+  return checkpoint;
+}
+
 bool Checkpoint::Exists(const std::string& folder) {
   namespace fs = std::filesystem;
   std::error_code ignored;

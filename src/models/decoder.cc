@@ -8,6 +8,7 @@
 
 #include "kvanta/error.h"
 #include "models/rope.h"
+#include "models/weight_count.h"
 #include "models/weights.h"
 
 namespace kvanta::models {
@@ -15,6 +16,9 @@ namespace {
 
 using kernels::Linear;
 using kernels::Ops;
+
+// Where weights are blocks, q, k, v and logits take activations of 16 bits: most for the least work (docs/weights.md).
+constexpr bool kWideX = true;
 
 // Weights of one block. Norm weights: f32 in device memory.
 struct Block {
@@ -30,11 +34,16 @@ class Decoder final : public Model {
  public:
   Decoder(const ModelConfig& config, const Checkpoint& checkpoint, Ops& ops, const LoadOptions& options) : ops_(ops) {
     config_ = config;
-    WeightReader reader(checkpoint, ops, options.store);
-    embedding_ = reader.Linear({{"model.embed_tokens", config.vocab}}, config.hidden, false);
-    for (int layer = 0; layer < config.layers; ++layer) blocks_.push_back(ReadBlock(reader, layer));
+    WeightReader reader(checkpoint, ops);
+    const kernels::WeightType embedding_type = EmbeddingType(options.store);
+    embedding_ = reader.Linear({{"model.embed_tokens", config.vocab}}, config.hidden, false, {embedding_type, kWideX});
+    for (int layer = 0; layer < config.layers; ++layer) {
+      blocks_.push_back(ReadBlock(reader, layer, options.store));
+    }
     final_norm_ = reader.Vector("model.norm.weight", config.hidden);
-    if (!config.tied_embeddings) lm_head_ = reader.Linear({{"lm_head", config.vocab}}, config.hidden, false);
+    if (!config.tied_embeddings) {
+      lm_head_ = reader.Linear({{"lm_head", config.vocab}}, config.hidden, false, {embedding_type, kWideX});
+    }
     reader.RefuseUnread();
     weight_bytes_ = reader.Bytes();
     MakeRopeTable(options.max_positions == 0 ? config.max_position : options.max_positions);
@@ -82,7 +91,7 @@ class Decoder final : public Model {
   int64_t KvWidth() const { return int64_t{config_.kv_heads} * config_.head_dim; }
   int64_t QkvWidth() const { return QWidth() + 2 * KvWidth(); }
 
-  Block ReadBlock(WeightReader& reader, int layer) const {
+  Block ReadBlock(WeightReader& reader, int layer, kernels::WeightType store) const {
     const std::string prefix = fmt::format("model.layers.{}.", layer);
     const std::string attention = prefix + "self_attn.", mlp = prefix + "mlp.";
     Block block;
@@ -94,11 +103,11 @@ class Decoder final : public Model {
     }
     block.qkv = reader.Linear(
         {{attention + "q_proj", QWidth()}, {attention + "k_proj", KvWidth()}, {attention + "v_proj", KvWidth()}},
-        config_.hidden, config_.qkv_bias);
-    block.attention_out = reader.Linear({{attention + "o_proj", config_.hidden}}, QWidth(), config_.o_bias);
+        config_.hidden, config_.qkv_bias, {store, kWideX});
+    block.attention_out = reader.Linear({{attention + "o_proj", config_.hidden}}, QWidth(), config_.o_bias, store);
     block.gate_up = reader.Linear({{mlp + "gate_proj", config_.ffn}, {mlp + "up_proj", config_.ffn}}, config_.hidden,
-                                  config_.mlp_bias);
-    block.down = reader.Linear({{mlp + "down_proj", config_.hidden}}, config_.ffn, config_.mlp_bias);
+                                  config_.mlp_bias, store);
+    block.down = reader.Linear({{mlp + "down_proj", config_.hidden}}, config_.ffn, config_.mlp_bias, store);
     return block;
   }
 

@@ -37,9 +37,9 @@ class Model {
 };
 
 struct LoadOptions {
-  DType store = DType::kBf16;  // how weights are kept
-  int64_t max_rows = 512;      // rows of the largest Forward
-  int64_t max_positions = 0;   // rope table length; 0: config.max_position
+  kernels::WeightType store = kernels::WeightType::kBf16;  // how matrices are kept; embeddings: EmbeddingType()
+  int64_t max_rows = 512;                                  // rows of the largest Forward
+  int64_t max_positions = 0;                               // rope table length; 0: config.max_position
 };
 
 // Loads a folder in Hugging Face layout. Throws InputError: unknown architecture (lists the known), missing or

@@ -37,6 +37,8 @@ std::string ShapeText(std::span<const int64_t> shape);
 class Checkpoint {
  public:
   static Checkpoint Open(const std::string& folder);
+  // The tensors of one file in a folder; none if there is no such file.
+  static Checkpoint OpenFile(const std::string& folder, const std::string& file);
   // Whether the folder has one of the two files.
   static bool Exists(const std::string& folder);
   const TensorView* Find(std::string_view name) const;  // nullptr when absent

@@ -5,6 +5,25 @@
 #include "kvanta/error.h"
 
 namespace kvanta::models {
+namespace {
+
+int64_t BytesAs(int64_t elements, kernels::WeightType type) noexcept {
+  using kernels::BlockFormat;
+  switch (type) {
+    case kernels::WeightType::kInt8:
+      return elements * BlockBytes(BlockFormat::kQ8_0) / kernels::kBlockWeights;
+    case kernels::WeightType::kInt4:
+      return elements * BlockBytes(BlockFormat::kQ4_1) / kernels::kBlockWeights;
+    case kernels::WeightType::kF32:
+      return elements * 4;
+    case kernels::WeightType::kBf16:
+    case kernels::WeightType::kF16:
+      break;
+  }
+  return elements * 2;
+}
+
+}  // namespace
 
 WeightCount CountWeights(const ModelConfig& config) {
   const int64_t hidden = config.hidden, ffn = config.ffn;
@@ -21,7 +40,12 @@ WeightCount CountWeights(const ModelConfig& config) {
                                  config.layers, block_matrices));
   }
   const int64_t embeddings = int64_t{config.vocab} * hidden * (config.tied_embeddings ? 1 : 2);
-  return {config.layers * block_matrices + embeddings, config.layers * block_vectors + hidden};
+  return {config.layers * block_matrices, embeddings, config.layers * block_vectors + hidden};
+}
+
+int64_t WeightCount::Bytes(kernels::WeightType store) const noexcept {
+  constexpr int64_t kVectorBytes = SizeOf(DType::kF32);
+  return BytesAs(matrices, store) + BytesAs(embeddings, EmbeddingType(store)) + vectors * kVectorBytes;
 }
 
 }  // namespace kvanta::models

@@ -3,17 +3,26 @@
 
 #include <cstdint>
 
+#include "kernels/linear.h"
 #include "models/config.h"
 
 namespace kvanta::models {
 
-struct WeightCount {
-  int64_t matrices = 0;  // elements that are kept at the weights' dtype
-  int64_t vectors = 0;   // elements that are kept as f32: norms and biases
+// How the embeddings and the output matrix are kept where the other matrices are kept as `store`: in 8 bits where those
+// have 4, for logits show every error of these.
+constexpr kernels::WeightType EmbeddingType(kernels::WeightType store) noexcept {
+  return store == kernels::WeightType::kInt4 ? kernels::WeightType::kInt8 : store;
+}
 
-  int64_t Parameters() const noexcept { return matrices + vectors; }
-  // What a loaded model keeps, but for the zeros that fill up the last panel of a matrix (Model::WeightBytes).
-  int64_t Bytes(DType store) const noexcept { return matrices * SizeOf(store) + vectors * SizeOf(DType::kF32); }
+struct WeightCount {
+  int64_t matrices = 0;    // elements of the layers' matrices
+  int64_t embeddings = 0;  // elements of the embeddings, and of the output matrix where it is another
+  int64_t vectors = 0;     // elements that are kept as f32: norms and biases
+
+  int64_t Parameters() const noexcept { return matrices + embeddings + vectors; }
+  // What a loaded model keeps, but for the zeros that fill up the last panel of a matrix (Model::WeightBytes), and with
+  // minimums in every block of 4 bits.
+  int64_t Bytes(kernels::WeightType store) const noexcept;
 };
 
 // Throws InputError when there are more than any machine holds.

@@ -16,17 +16,26 @@
 namespace kvanta::models {
 namespace {
 
+using kernels::WeightType;
+
 // Smallest f32 magnitude, as bits, that is not finite once stored.
-uint32_t FirstNotFinite(DType store) {
+uint32_t FirstNotFinite(WeightType store) {
   switch (store) {
-    case DType::kF16:
+    case WeightType::kF16:
       return std::bit_cast<uint32_t>(65520.0F);  // rounds to infinity
-    case DType::kBf16:
+    case WeightType::kBf16:
       return 0x7f7f8000U;  // rounds to infinity
-    case DType::kF32:
+    case WeightType::kF32:
+    case WeightType::kInt8:
+    case WeightType::kInt4:
       break;
   }
   return 0x7f800000U;
+}
+
+std::string_view StoreName(WeightType store) {
+  if (store == WeightType::kF16) return Name(DType::kF16);
+  return store == WeightType::kBf16 ? Name(DType::kBf16) : Name(DType::kF32);
 }
 
 // Magnitude of element `i` as f32 bits. f16 magnitudes are shifted to the same order with infinity at infinity.
@@ -60,18 +69,6 @@ uint32_t LargestMagnitude(const kernels::WeightView& weight, int64_t begin, int6
   return LargestMagnitude<DType::kF16>(weight.data, begin, end);
 }
 
-float Value(const kernels::WeightView& weight, int64_t i) {
-  switch (weight.dtype) {
-    case DType::kF32:
-      return static_cast<const float*>(weight.data)[i];
-    case DType::kBf16:
-      return Bf16ToFloat(static_cast<const uint16_t*>(weight.data)[i]);
-    case DType::kF16:
-      break;
-  }
-  return Fp16ToFloat(static_cast<const uint16_t*>(weight.data)[i]);
-}
-
 DType TypeOf(const TensorView& tensor, const std::string& name) {
   if (tensor.dtype == "BF16") return DType::kBf16;
   if (tensor.dtype == "F16") return DType::kF16;
@@ -81,7 +78,7 @@ DType TypeOf(const TensorView& tensor, const std::string& name) {
 }
 
 // Throws at the first value that is NaN or infinite, or becomes so when stored as `store`.
-void CheckFinite(const kernels::WeightView& weight, const std::string& name, DType store, ThreadPool& threads) {
+void CheckFinite(const kernels::WeightView& weight, const std::string& name, WeightType store, ThreadPool& threads) {
   constexpr int64_t kChunk = int64_t{1} << 20;
   const int64_t count = weight.out * weight.in;
   const uint32_t limit = FirstNotFinite(store);
@@ -96,16 +93,15 @@ void CheckFinite(const kernels::WeightView& weight, const std::string& name, DTy
   if (bad_chunk == count) return;
   int64_t i = bad_chunk * kChunk;
   while (LargestMagnitude(weight, i, i + 1) < limit) ++i;
-  const float value = Value(weight, i);
+  const float value = ElementValue(weight, i);
   const char* what = std::isnan(value) ? "is NaN" : std::isinf(value) ? "is infinite" : "is out of range";
   throw InputError(fmt::format("tensor {}: value {} (row {}, column {}) {} in {}", Quote(name), value, i / weight.in,
-                               i % weight.in, what, Name(store)));
+                               i % weight.in, what, StoreName(store)));
 }
 
 }  // namespace
 
-WeightReader::WeightReader(const Checkpoint& checkpoint, kernels::Ops& ops, DType store)
-    : checkpoint_(checkpoint), ops_(ops), store_(store) {}
+WeightReader::WeightReader(const Checkpoint& checkpoint, kernels::Ops& ops) : checkpoint_(checkpoint), ops_(ops) {}
 
 kernels::WeightView WeightReader::Read(const std::string& name, std::span<const int64_t> shape) {
   const TensorView& tensor = checkpoint_.Get(name);
@@ -126,8 +122,8 @@ kernels::WeightView WeightReader::Read(const std::string& name, std::span<const 
 
 void WeightReader::AppendVector(const std::string& name, int64_t size, std::vector<float>& out) {
   const kernels::WeightView view = Read(name, std::array{size});
-  CheckFinite(view, name, DType::kF32, ops_.threads());
-  for (int64_t i = 0; i < size; ++i) out.push_back(Value(view, i));
+  CheckFinite(view, name, WeightType::kF32, ops_.threads());
+  for (int64_t i = 0; i < size; ++i) out.push_back(ElementValue(view, i));
   aligned_.clear();
 }
 
@@ -141,8 +137,8 @@ Buffer WeightReader::Vector(const std::string& name, int64_t size) {
   return buffer;
 }
 
-std::unique_ptr<kernels::Linear> WeightReader::Linear(std::initializer_list<StackedWeight> stack, int64_t in,
-                                                      bool bias) {
+std::unique_ptr<kernels::Linear> WeightReader::Linear(std::initializer_list<StackedWeight> stack, int64_t in, bool bias,
+                                                      kernels::LinearKind kind) {
   std::vector<float> biases;
   if (bias) {
     for (const auto& [module, out] : stack) AppendVector(module + ".bias", out, biases);
@@ -150,11 +146,16 @@ std::unique_ptr<kernels::Linear> WeightReader::Linear(std::initializer_list<Stac
   std::vector<kernels::WeightView> views;
   for (const auto& [module, out] : stack) {
     const std::string name = module + ".weight";
-    views.push_back(Read(name, std::array{out, in}));
-    views.back().module = module;
-    CheckFinite(views.back(), name, store_, ops_.threads());
+    kernels::WeightView view = Read(name, std::array{out, in});
+    if (kind.weights == WeightType::kInt8 || kind.weights == WeightType::kInt4) {
+      if (!blocks_) blocks_.emplace(checkpoint_.Folder());
+      view = blocks_->Find(name, view, kind.weights).value_or(view);
+    }
+    if (view.blocks == kernels::BlockFormat::kNone) CheckFinite(view, name, kind.weights, ops_.threads());
+    view.module = module;
+    views.push_back(view);
   }
-  std::unique_ptr<kernels::Linear> linear = ops_.MakeLinear(views, biases, store_);
+  std::unique_ptr<kernels::Linear> linear = ops_.MakeLinear(views, biases, kind);
   aligned_.clear();
   bytes_ += linear->WeightBytes() + static_cast<int64_t>(biases.size() * sizeof(float));
   return linear;

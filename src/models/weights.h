@@ -4,12 +4,14 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "kernels/ops.h"
+#include "models/block_file.h"
 #include "models/safetensors.h"
 
 namespace kvanta::models {
@@ -22,10 +24,12 @@ struct StackedWeight {
 
 class WeightReader {
  public:
-  WeightReader(const Checkpoint& checkpoint, kernels::Ops& ops, DType store);
+  WeightReader(const Checkpoint& checkpoint, kernels::Ops& ops);
 
-  // The modules' weights [out][in], and their biases [out] if `bias`, packed as one linear layer.
-  std::unique_ptr<kernels::Linear> Linear(std::initializer_list<StackedWeight> stack, int64_t in, bool bias);
+  // The modules' weights [out][in], and their biases [out] if `bias`, packed as one linear layer that keeps them as
+  // `kind` says. Of int8 and int4, the blocks of the file that the model was converted from where it has such.
+  std::unique_ptr<kernels::Linear> Linear(std::initializer_list<StackedWeight> stack, int64_t in, bool bias,
+                                          kernels::LinearKind kind);
   // A vector of `size` values as f32 in the device's memory.
   Buffer Vector(const std::string& name, int64_t size);
   // Throws InputError if the checkpoint has weights of the model that were not asked for: they would be ignored.
@@ -39,7 +43,7 @@ class WeightReader {
 
   const Checkpoint& checkpoint_;
   kernels::Ops& ops_;
-  DType store_;
+  std::optional<BlockFile> blocks_;  // opened when first needed
   int64_t bytes_ = 0;
   std::set<std::string, std::less<>> read_;
   std::vector<std::vector<uint32_t>> aligned_;  // copies of tensors that the file does not align

@@ -11,6 +11,7 @@
 
 #include "emulated/units.h"
 #include "kernels/cpu/ops.h"
+#include "kernels/product.h"
 #include "kernels/random_values.h"
 #include "kvanta/error.h"
 #include "tolerance.h"
@@ -33,17 +34,12 @@ float Activation(float value, DType store) {
   return store == DType::kBf16 ? Stored(value, store) : value;
 }
 
-std::vector<float> Product(const Linear& linear, const std::vector<float>& x, int64_t rows, int64_t y_stride) {
-  std::vector<float> y(static_cast<size_t>(rows * y_stride), -77.0F);
-  linear.Forward(x.data(), rows, y.data(), y_stride);
-  return y;
-}
-
 struct Case {
   Unit unit;
-  DType store;
+  WeightType store;
 };
 
+// What every way to store W promises.
 class LinearTest : public ::testing::TestWithParam<Case> {
  protected:
   std::unique_ptr<Ops> MakeOps(int threads) const {
@@ -54,10 +50,19 @@ class LinearTest : public ::testing::TestWithParam<Case> {
     const WeightView view{w.data(), DType::kF32, out, in};
     return ops.MakeLinear({&view, 1}, bias, GetParam().store);
   }
+};
+
+// W kept by elements; blocks have a test of their own (block_linear_test.cc).
+class ElementLinearTest : public LinearTest {
+ protected:
+  DType StoredAs() const {
+    if (GetParam().store == WeightType::kF32) return DType::kF32;
+    return GetParam().store == WeightType::kBf16 ? DType::kBf16 : DType::kF16;
+  }
   // Row 0 has y[out..y_stride) as the guard that nothing is written beyond a row.
   void ExpectOracle(int64_t out, int64_t in, int64_t rows) const {
     SCOPED_TRACE(::testing::Message() << "out " << out << " in " << in << " rows " << rows);
-    const DType store = GetParam().store;
+    const DType store = StoredAs();
     const auto w = RandomValues(out * in, 1);
     const auto x = RandomValues(rows * in, 2);
     const auto bias = RandomValues(out, 3);
@@ -81,7 +86,7 @@ class LinearTest : public ::testing::TestWithParam<Case> {
   }
 };
 
-TEST_P(LinearTest, MatchesTheOracleForAnyShape) {
+TEST_P(ElementLinearTest, MatchesTheOracleForAnyShape) {
   for (const int64_t in : {1, 2, 3, 15, 16, 33, 64, 577}) {
     for (const int64_t out : {1, 7, 16, 17, 50, 130}) {
       for (const int64_t rows : {1, 3, 13}) ExpectOracle(out, in, rows);
@@ -89,7 +94,7 @@ TEST_P(LinearTest, MatchesTheOracleForAnyShape) {
   }
 }
 
-TEST_P(LinearTest, MatchesTheOracleOverSeveralBlocksOfRowsAndSteps) {
+TEST_P(ElementLinearTest, MatchesTheOracleOverSeveralBlocksOfRowsAndSteps) {
   ExpectOracle(40, 1200, 2);   // five blocks of f32 steps
   ExpectOracle(40, 1200, 26);  // sums carried from block to block
   ExpectOracle(33, 70, 250);   // three blocks of rows
@@ -129,7 +134,7 @@ TEST_P(LinearTest, BitsDoNotDependOnTheThreads) {
   }
 }
 
-TEST_P(LinearTest, StacksWeightsOfEveryTypeAndReadsRowsBack) {
+TEST_P(ElementLinearTest, StacksWeightsOfEveryTypeAndReadsRowsBack) {
   const int64_t in = 21;
   const auto values = RandomValues(3 * 18 * in, 9);
   std::vector<uint16_t> bf16, f16;
@@ -151,12 +156,12 @@ TEST_P(LinearTest, StacksWeightsOfEveryTypeAndReadsRowsBack) {
         expected = Stored(expected, DType::kF16);
       else if (index >= 18)
         expected = Stored(expected, DType::kBf16);
-      ASSERT_EQ(row[k], Stored(expected, GetParam().store)) << index << ", " << k;
+      ASSERT_EQ(row[k], Stored(expected, StoredAs())) << index << ", " << k;
     }
   }
 }
 
-TEST_P(LinearTest, NanAndInfinityPass) {
+TEST_P(ElementLinearTest, NanAndInfinityPass) {
   std::vector<float> w(20 * 3, 1.0F);
   w[3] = std::numeric_limits<float>::quiet_NaN();
   w[6] = std::numeric_limits<float>::infinity();
@@ -168,17 +173,23 @@ TEST_P(LinearTest, NanAndInfinityPass) {
   EXPECT_EQ(y[19], 7.0F);
 }
 
-std::vector<Case> Cases() {
+std::vector<Case> Cases(std::initializer_list<WeightType> stores) {
   std::vector<Case> cases;
   for (const Unit& unit : Units()) {
-    for (const DType store : {DType::kBf16, DType::kF32, DType::kF16}) cases.push_back({unit, store});
+    for (const WeightType store : stores) cases.push_back({unit, store});
   }
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(Units, LinearTest, ::testing::ValuesIn(Cases()), [](const auto& param) {
-  return param.param.unit.name + "_" + std::string(Name(param.param.store));
-});
+std::string CaseName(const ::testing::TestParamInfo<Case>& info) {
+  constexpr const char* kNames[] = {"float32", "bfloat16", "float16", "int8", "int4"};
+  return info.param.unit.name + "_" + kNames[static_cast<int>(info.param.store)];
+}
+
+constexpr auto kElements = {WeightType::kBf16, WeightType::kF32, WeightType::kF16};
+INSTANTIATE_TEST_SUITE_P(Units, ElementLinearTest, ::testing::ValuesIn(Cases(kElements)), CaseName);
+constexpr auto kAll = {WeightType::kBf16, WeightType::kF32, WeightType::kF16, WeightType::kInt8, WeightType::kInt4};
+INSTANTIATE_TEST_SUITE_P(Units, LinearTest, ::testing::ValuesIn(Cases(kAll)), CaseName);
 
 TEST(LinearUnits, Bf16BitsAreTheSameOnPortableAndAvx2) {
   const auto w = RandomValues(70 * 333, 10);
@@ -188,7 +199,7 @@ TEST(LinearUnits, Bf16BitsAreTheSameOnPortableAndAvx2) {
   for (const char* isa : RunnableIsas()) {
     if (std::string_view(isa) == "avx512") continue;  // vdpbf16ps sums pairs its own way
     const auto ops = MakeCpuOps(std::make_shared<ThreadPool>(1), isa);
-    const auto y = Product(*ops->MakeLinear({&view, 1}, {}, DType::kBf16), x, 9, 70);
+    const auto y = Product(*ops->MakeLinear({&view, 1}, {}, WeightType::kBf16), x, 9, 70);
     if (expected.empty()) expected = y;
     EXPECT_EQ(std::memcmp(y.data(), expected.data(), y.size() * sizeof(float)), 0) << isa;
   }
@@ -199,10 +210,10 @@ TEST(LinearErrors, NameTheShape) {
   const std::vector<float> w(12, 1e6F);
   const std::vector<float> bias(3);
   const WeightView views[] = {{w.data(), DType::kF32, 2, 3}, {w.data(), DType::kF32, 3, 2}};
-  EXPECT_THROW(ops->MakeLinear({}, {}, DType::kF32), InputError);
-  EXPECT_THROW(ops->MakeLinear(views, {}, DType::kF32), InputError);
-  EXPECT_THROW(ops->MakeLinear({views, 1}, bias, DType::kF32), InputError);
-  EXPECT_THROW(ops->MakeLinear({views, 1}, {}, DType::kF16), InputError);  // 1e6 does not fit
+  EXPECT_THROW(ops->MakeLinear({}, {}, WeightType::kF32), InputError);
+  EXPECT_THROW(ops->MakeLinear(views, {}, WeightType::kF32), InputError);
+  EXPECT_THROW(ops->MakeLinear({views, 1}, bias, WeightType::kF32), InputError);
+  EXPECT_THROW(ops->MakeLinear({views, 1}, {}, WeightType::kF16), InputError);  // 1e6 does not fit
 }
 
 }  // namespace

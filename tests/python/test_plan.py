@@ -105,6 +105,10 @@ def test_weight_bytes_are_the_engines(tmp_path: Path, model_type: str, tied: boo
         llm = engine(folder, "bf16", dtype=dtype)
         assert report["weight_bytes"] == llm.stats()["weight_bytes"] == llm.model_info.weight_bytes
         assert report["parameters"] == sum(int(_product(shape)) for shape in shapes.values())
+    for weight_dtype in ("int8", "int4"):
+        options = {"dtype": "bfloat16", "weight_dtype": weight_dtype}
+        smaller = plan(str(folder), GIB, options=options)["weight_bytes"]
+        assert smaller == engine(folder, "bf16", **options).stats()["weight_bytes"] < report["weight_bytes"]
 
 
 def _product(shape: tuple[int, ...]) -> int:

@@ -33,6 +33,7 @@ engine on really quantized pages. The reference is computed once and kept in $KV
 
   kvanta eval smollm2
   kvanta eval smollm2 --formats int8 'k=int8,v=int4' int4 --text my.txt --context 8192 --plot eval.png
+  kvanta eval smollm2 --formats bf16 --weight-dtype int4 --reference-weights bf16
   kvanta eval smollm2 --recommend "kl_mean<0.005,top1>0.95"
   kvanta eval smollm2 --search 6 --scheme mixed.json      then: kvanta generate smollm2 --kv-cache-dtype mixed.json"""
 
@@ -51,6 +52,11 @@ def parser() -> CommandParser:
     result.add_argument("--tokens", type=whole_number, default=16384, metavar="N", help="of the text, in all [16384]")
     result.add_argument(
         "--reference", default="bf16", metavar="FORMAT", help="what the others are compared with [bf16]"
+    )
+    result.add_argument(
+        "--reference-weights",
+        metavar="DTYPE",
+        help="weight_dtype of the reference, to see what --weight-dtype does [the same]",
     )
     result.add_argument(
         "--tasks", nargs="+", choices=TASKS, default=["kl"], metavar="TASK", help=f"{' '.join(TASKS)} [kl]"
@@ -107,6 +113,7 @@ def _settings(values: argparse.Namespace) -> Settings:
         context=context,
         tokens=values.tokens,
         reference=values.reference,
+        reference_weights=values.reference_weights,
         tasks=values.tasks,
         depths=[depth / 100 for depth in values.depths],
         needles=values.needles,
@@ -120,7 +127,8 @@ def _title(evaluation: Evaluation) -> str:
     parts = [report["model"]]
     if report["tokens"]:
         parts.append(f"{report['tokens']:,} tokens of {report['text']} in windows of {report['context']:,}")
-    parts.append(f"against {report['reference']}")
+    weights = "" if report["reference_weights"] is None else f" with {report['reference_weights']} weights"
+    parts.append(f"against {report['reference']}{weights}")
     if report["reference_ppl"] is not None:
         parts[-1] += f" of perplexity {report['reference_ppl']:.3f}"
     figures = report["reference_figures"]

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvanta.engine_options import by_name
 from kvanta.errors import InputError
 from kvanta.evaluate.divergence_task import DivergenceTask
 from kvanta.evaluate.generation_task import GenerationTask, make_prompts
@@ -36,6 +37,8 @@ class Settings:
     tokens: int = 16384
     """Of the text, in all windows."""
     reference: str = "bf16"
+    reference_weights: str | None = None
+    """weight_dtype of the reference; None: that of `engine`."""
     tasks: Sequence[str] = ("kl",)
     depths: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0)
     """Of the needles; 0: at the beginning."""
@@ -59,7 +62,10 @@ class Evaluation:
         whole_number("needles", settings.needles, 1, 4)
         whole_number("generation_tokens", settings.generation_tokens, 1, 2**20)
         sequences = 4 if "generation" in settings.tasks else 1
-        self.subject = Subject.find(model, settings.context, sequences, settings.engine)
+        weights = settings.reference_weights
+        if weights is not None:
+            by_name()["weight_dtype"].read(weights)
+        self.subject = Subject.find(model, settings.context, sequences, settings.engine, weights)
         self.subject.plan(settings.reference)
         self.formats = self.subject.usable_formats(settings.formats)
         self.text_sha256: str | None = None
@@ -147,7 +153,9 @@ class Evaluation:
             "windows": len(self.passages),
             "ci95_over": bootstrap_unit(len(self.passages)) if self.passages else None,
             "model_limit": int(self.subject.info().max_position),
+            "weight_dtype": self.settings.engine.get("weight_dtype") or "auto",
             "reference": self.settings.reference,
+            "reference_weights": self.settings.reference_weights,
             "reference_ppl": self.reference.get("ppl"),
             "reference_figures": self.reference,
             "version": __version__,

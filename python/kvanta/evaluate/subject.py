@@ -29,9 +29,17 @@ class Subject:
     sequences: int
     """That an engine runs at once."""
     options: Mapping[str, Any] = field(default_factory=dict)
+    reference_weights: str | None = None
+    """weight_dtype of the reference; None: that of the options."""
 
     @staticmethod
-    def find(model: str, context: int | None, sequences: int, options: Mapping[str, Any]) -> Subject:
+    def find(
+        model: str,
+        context: int | None,
+        sequences: int,
+        options: Mapping[str, Any],
+        reference_weights: str | None = None,
+    ) -> Subject:
         """`context`: default 2048 or the model's limit. Raises InputError."""
         folder = resolve_model(model)
         limit = int(_core.read_model_info(str(folder.path), options.get("dtype") or "auto").max_position)
@@ -39,7 +47,7 @@ class Subject:
             context = min(2048, limit)
         if not 0 < context <= limit:
             raise InputError(f"context is {context}, not in 1..{limit}, which is what {folder.name!r} allows")
-        return Subject(folder.name, folder.path, context, sequences, dict(options))
+        return Subject(folder.name, folder.path, context, sequences, dict(options), reference_weights)
 
     def _arguments(self, scheme: str, layers: str) -> dict[str, Any]:
         fixed = {"kv_cache_dtype": scheme, "max_model_len": self.context, "enable_prefix_caching": True}
@@ -57,8 +65,12 @@ class Subject:
     def reference_engine(self, scheme: str) -> LLM:
         """An engine on that cache in every layer."""
         mixed = ("kv_cache_dtype_layers", "kv_cache_dtype_skip_layers")
-        plain = {name: value for name, value in self.options.items() if name not in mixed}
+        plain = {name: value for name, value in self._reference_options().items() if name not in mixed}
         return replace(self, options=plain).engine(scheme)[0]
+
+    def _reference_options(self) -> dict[str, Any]:
+        changed = {} if self.reference_weights is None else {"weight_dtype": self.reference_weights}
+        return {**self.options, **changed}
 
     def plan(self, scheme: str, layers: str = "") -> _core.CachePlan:
         """Bytes of that cache, without an engine. Raises InputError if the model cannot take it."""
@@ -91,13 +103,13 @@ class Subject:
         return usable
 
     def identity(self, scheme: str) -> dict[str, Any]:
-        """All that the logits on `scheme` depend on, but for the tokens: files, precision, and this very library."""
+        """All that the reference on `scheme` depends on but the tokens: files, precision, and this very library."""
         weights = sorted(path for path in self.folder.iterdir() if path.suffix in (".json", ".safetensors"))
         scales = self.options.get("quantization_param_path")
         if scales and Path(scales).is_file():
             weights.append(Path(scales))
         names = ("dtype", "weight_dtype", "quantization_param_path", "calculate_kv_scales", "isa")
-        options = {name: self.options.get(name) for name in names}
+        options = {name: self._reference_options().get(name) for name in names}
         library = Path(_core.__file__).stat()
         return {
             "files": [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in weights],

@@ -1,4 +1,7 @@
-"""A GGUF file becomes a folder in Hugging Face layout, weights in bfloat16. Whole or not at all."""
+"""A GGUF file becomes a folder in Hugging Face layout, weights in bfloat16. Whole or not at all.
+
+Quantized blocks that linear layers can keep are written beside them, for weight_dtype int8 and int4.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from kvanta.tokenizer import Tokenizer
 
 # Control tokens that end a text or a turn, whatever eos_token_id says (llama.cpp has the same rule).
 _ENDINGS = {"<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>"}
+BLOCK_FILE = "gguf_blocks.safetensors"
 _CONTROL = 3
 _MOST_TOKEN_BYTES = 4096  # far above every vocabulary; splitting a token at every place takes the square of it
 
@@ -115,6 +119,9 @@ def _write_folder(source: Path, folder: Path) -> None:
     write_safetensors(
         folder / "model.safetensors", {name: weights.shapes[name] for name in names}, weights.values(names)
     )
+    block_shapes = weights.block_shapes(names)
+    if block_shapes:
+        write_safetensors(folder / BLOCK_FILE, block_shapes, weights.blocks(block_shapes), "U8")
 
 
 def _check_folder(source: Path, folder: Path) -> None:

@@ -34,6 +34,16 @@ _BLOCK_NAMES = {
 }
 # From here on float32 values round to infinity in bfloat16.
 _BFLOAT16_END = float(np.uint32(0x7F7F8000).view(np.float32))
+# Formats that linear layers keep (docs/weights.md): blocks of 32 along a row, of this many bytes.
+_BLOCK_BYTES = {
+    kind: gguf.GGML_QUANT_SIZES[kind][1]
+    for kind in (
+        gguf.GGMLQuantizationType.Q8_0,
+        gguf.GGMLQuantizationType.Q4_0,
+        gguf.GGMLQuantizationType.Q4_1,
+    )
+}
+_BLOCK_WEIGHTS = 32
 _IGNORED = {"rope_freqs.weight"}  # read by config.py: Llama 3's rope scaling
 
 
@@ -49,7 +59,7 @@ def hugging_face_name(name: str) -> str | None:
     return f"model.layers.{int(block[1])}.{_BLOCK_NAMES[block[2]]}.{block[3]}"
 
 
-def rotate_halves(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+def rotate_halves(rows: NDArray[Any], heads: int) -> NDArray[Any]:
     """Undoes the row order of GGUF's llama architecture: rope turns rows (2i, 2i+1) there, (i, i + d/2) here."""
     head_dim = rows.shape[0] // heads
     split = rows.reshape(heads, head_dim // 2, 2, *rows.shape[1:])
@@ -127,6 +137,26 @@ class Weights:
             return True
         return head.tensor_type == embedding.tensor_type and np.array_equal(head.data, embedding.data)
 
+    def block_shapes(self, names: list[str]) -> dict[str, tuple[int, ...]]:
+        """Those of `names` that have blocks which linear layers keep: (rows, blocks of a row, bytes of a block)."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name in names:
+            size = _BLOCK_BYTES.get(self._tensors[name].tensor_type)
+            if size is not None and len(self.shapes[name]) == 2:
+                rows, columns = self.shapes[name]
+                shapes[name] = (rows, columns // _BLOCK_WEIGHTS, size)
+        return shapes
+
+    def blocks(self, shapes: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+        """The tensors of block_shapes() as the file has them, but for the order of rows."""
+        for name, shape in shapes.items():
+            blocks = np.asarray(self._tensors[name].data).view(np.uint8).reshape(shape)
+            yield name, self._in_order(name, blocks)
+
+    def _in_order(self, name: str, rows: NDArray[Any]) -> NDArray[Any]:
+        module = name.split(".")[-2]
+        return rotate_halves(rows, self._heads[module]) if module in self._heads else rows
+
     def values(self, names: list[str]) -> Iterator[tuple[str, NDArray[np.float32]]]:
         """float32 tensors, one at a time, with a progress bar."""
         total = sum(int(self._tensors[name].n_bytes) for name in names)
@@ -142,9 +172,7 @@ class Weights:
                     ) from None
                 except ValueError:
                     raise InputError(f"{self.path}: tensor {tensor.name!r} does not have its shape's bytes") from None
-                module = name.split(".")[-2]
-                if module in self._heads:
-                    values = rotate_halves(values, self._heads[module])
+                values = self._in_order(name, values)
                 if not np.isfinite(values).all():
                     raise InputError(f"{self.path}: tensor {tensor.name!r} has values that are not finite")
                 largest = float(max(values.max(), -values.min()))

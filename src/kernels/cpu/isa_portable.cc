@@ -1,5 +1,6 @@
 #include "kernels/cpu/codes_portable.h"
 #include "kernels/cpu/lanes_portable.h"
+#include "kernels/cpu/linear_blocks_portable.h"
 // Primitives first, then the kernels written over them.
 #include "kernels/cpu/attention_kernels.h"
 #include "kernels/cpu/attention_softmax.h"

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/cpu/inline.h"
+#include "kernels/cpu/linear_block_weight.h"
 #include "kernels/cpu/linear_table.h"
 #include "kernels/cpu/linear_weights.h"
 
@@ -17,7 +18,7 @@ namespace {
 constexpr int64_t kPrefetchBytes = 768;
 
 template <class W>
-constexpr int64_t kXStride = kBlockSteps* W::kPhases* static_cast<int64_t>(sizeof(typename W::X)) + 64;
+constexpr int64_t kXStride = W::kBlockSteps* W::kPhases* static_cast<int64_t>(sizeof(typename W::X)) + 64;
 
 // One register tile over blocks [first_block, end_block) of steps.
 struct TileTask {
@@ -111,9 +112,18 @@ void MultiplyTile(const TileTask& t) noexcept {
     const uint8_t* w = t.w + first * W::kPanelStepBytes;
     for (; x != x_end; x += kXStepBytes, w += W::kPanelStepBytes) {
 #pragma GCC unroll 8
-      for (int panel = 0; panel < kPanels; ++panel) __builtin_prefetch(w + panel * t.w_panel + kPrefetchBytes);
-      AddPhase<W, kRows, kPanels, 0>(x, w, t.w_panel, sums);
-      if constexpr (W::kPhases == 2) AddPhase<W, kRows, kPanels, 1>(x, w, t.w_panel, sums);
+      for (int panel = 0; panel < kPanels; ++panel) {
+#pragma GCC unroll 16
+        for (int line = 0; line < W::kPanelStepBytes; line += 64) {
+          __builtin_prefetch(w + panel * t.w_panel + kPrefetchBytes + line);
+        }
+      }
+      if constexpr (W::kIsBlock) {
+        W::template AddStep<kRows>(x, kXStride<W>, w, sums.v);
+      } else {
+        AddPhase<W, kRows, kPanels, 0>(x, w, t.w_panel, sums);
+        if constexpr (W::kPhases == 2) AddPhase<W, kRows, kPanels, 1>(x, w, t.w_panel, sums);
+      }
     }
   }
 
@@ -135,9 +145,10 @@ void MultiplyTile(const TileTask& t) noexcept {
 }
 
 // Most panels of a tile of `rows` rows.
+template <class W>
 constexpr int PanelsOf(int rows) {
-  const int fit = Lanes::kTileSums / rows;
-  return fit < 1 ? 1 : (fit < Lanes::kColumnTile ? fit : Lanes::kColumnTile);
+  const int fit = W::kTileSums / rows;
+  return fit < 1 ? 1 : (fit < W::kColumnTile ? fit : W::kColumnTile);
 }
 
 using TileFunction = void (*)(const TileTask&) noexcept;
@@ -151,21 +162,21 @@ TileFunction FindPanels(int panels) {
   return MultiplyTile<W, kRows, kPanels>;
 }
 
-template <class W, int kRows = Lanes::kRowTile>
+template <class W, int kRows = W::kRowTile>
 TileFunction FindTile(int rows, int panels) {
   if constexpr (kRows > 1) {
     if (rows < kRows) return FindTile<W, kRows - 1>(rows, panels);
   }
-  return FindPanels<W, kRows, PanelsOf(kRows)>(panels);
+  return FindPanels<W, kRows, PanelsOf<W>(kRows)>(panels);
 }
 
 template <class W>
 void Multiply(const MultiplyTask& task) noexcept {
   const int64_t rows = task.end_row - task.first_row;
-  const int64_t tiles = (rows + Lanes::kRowTile - 1) / Lanes::kRowTile;
+  const int64_t tiles = (rows + W::kRowTile - 1) / W::kRowTile;
   const int tallest = static_cast<int>((rows + tiles - 1) / tiles);
   const int64_t panels = task.end_panel - task.first_panel;
-  const int64_t groups = (panels + PanelsOf(tallest) - 1) / PanelsOf(tallest);
+  const int64_t groups = (panels + PanelsOf<W>(tallest) - 1) / PanelsOf<W>(tallest);
 
   TileTask t;
   t.x_block = task.x_rows * kXStride<W>;
@@ -210,13 +221,21 @@ void Pack(const PackTask& task) noexcept {
 
 template <class W>
 constexpr WeightKernels kWeightKernels{.step_k = W::kStepK,
+                                       .block_steps = W::kBlockSteps,
                                        .x_stride = kXStride<W>,
                                        .panel_step_bytes = W::kPanelStepBytes,
                                        .pack = Pack<W>,
                                        .multiply = Multiply<W>};
 
-constexpr LinearKernels kLinearKernels{
-    .bf16 = kWeightKernels<Bf16Weight>, .f32 = kWeightKernels<F32Weight>, .f16 = kWeightKernels<F16Weight>};
+constexpr LinearKernels kLinearKernels{.bf16 = kWeightKernels<Bf16Weight>,
+                                       .f32 = kWeightKernels<F32Weight>,
+                                       .f16 = kWeightKernels<F16Weight>,
+                                       .int8 = kWeightKernels<Int8Weight>,
+                                       .int8_wide = kWeightKernels<Int8WideWeight>,
+                                       .int4 = kWeightKernels<Int4Weight>,
+                                       .int4_wide = kWeightKernels<Int4WideWeight>,
+                                       .int4_minimum = kWeightKernels<Int4MinimumWeight>,
+                                       .int4_minimum_wide = kWeightKernels<Int4MinimumWideWeight>};
 
 }  // namespace
 }  // namespace kvanta::kernels

@@ -1,7 +1,7 @@
 // The matrix kernels of one ISA unit, one entry per way to store W.
 //
-// A step is 1 k (f32, f16) or 2 (bf16: the pairs that vdpbf16ps multiplies).
-// Packed W: panels of 16 columns (outputs), [ceil(out / 16)][steps][16][k of a step]; columns and k beyond W's shape
+// A step is 1 k (f32, f16), 2 (bf16: the pairs that vdpbf16ps multiplies) or 32 (blocks: linear_block_weight.h).
+// Packed W: panels of 16 columns (outputs), [ceil(out / 16)][steps][bytes of a step]; columns and k beyond W's shape
 // are zero. Packed x: [blocks of steps][rows][x_stride bytes]. The stride is a constant of the kernel, so a tile's rows
 // lie at fixed distances, and no power of two, so they do not fight for the same sets of the cache.
 //
@@ -14,15 +14,14 @@
 namespace kvanta::kernels {
 
 inline constexpr int kPanelColumns = 16;
-// Steps of a block at most: 16 KiB of a bf16 or f32 panel, which stay in L1 while row tiles pass over them.
-inline constexpr int64_t kBlockSteps = 256;
-
-// The steps of a layer, dealt to blocks as evenly as whole steps allow.
+// The steps of a layer, dealt to blocks of at most `block_steps` as evenly as whole steps allow.
 struct StepBlocks {
   int64_t steps = 0;
   int64_t blocks = 0;
 
-  static constexpr StepBlocks Of(int64_t steps) { return {steps, (steps + kBlockSteps - 1) / kBlockSteps}; }
+  static constexpr StepBlocks Of(int64_t steps, int64_t block_steps) {
+    return {steps, (steps + block_steps - 1) / block_steps};
+  }
   constexpr int64_t First(int64_t block) const { return block * steps / blocks; }
 };
 
@@ -54,6 +53,7 @@ struct PackTask {
 
 struct WeightKernels {
   int step_k = 0;                // k of a step
+  int block_steps = 0;           // of a block at most: a panel's part stays in L1 while row tiles pass over it
   int64_t x_stride = 0;          // bytes of a row in one block of packed x
   int64_t panel_step_bytes = 0;  // bytes of a panel per step
   void (*pack)(const PackTask& task) noexcept = nullptr;
@@ -64,6 +64,10 @@ struct LinearKernels {
   WeightKernels bf16;
   WeightKernels f32;
   WeightKernels f16;
+  // Blocks; wide: x in 16 bits.
+  WeightKernels int8, int8_wide;
+  WeightKernels int4, int4_wide;                  // without minimums
+  WeightKernels int4_minimum, int4_minimum_wide;  // with
 };
 
 }  // namespace kvanta::kernels

@@ -19,7 +19,16 @@ KVANTA_INLINE uint32_t RoundToBf16(float value) {
   return (bits & 0x7fffffffU) > 0x7f800000U ? quiet : rounded;
 }
 
-struct Bf16Weight {
+// Tiles of weights that are elements; a block of steps is 16 KiB of a bf16 or f32 panel.
+struct ElementTile {
+  static constexpr bool kIsBlock = false;
+  static constexpr int kBlockSteps = 256;
+  static constexpr int kRowTile = Lanes::kRowTile;
+  static constexpr int kTileSums = Lanes::kTileSums;
+  static constexpr int kColumnTile = Lanes::kColumnTile;
+};
+
+struct Bf16Weight : ElementTile {
   using X = Lanes::Bf16X;
   static constexpr int kStepK = 2;
   static constexpr int kPhases = Lanes::kBf16Phases;
@@ -49,7 +58,7 @@ struct Bf16Weight {
 };
 
 // x in f32, one k a step.
-struct F32X {
+struct F32X : ElementTile {
   using X = float;
   static constexpr int kStepK = 1;
   static constexpr int kPhases = 1;

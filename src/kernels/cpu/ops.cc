@@ -16,9 +16,9 @@ constexpr int64_t kMinTaskValues = 1 << 14;
 using MakeLinearFunction = std::unique_ptr<Linear> (*)(const std::shared_ptr<LinearContext>&,
                                                        std::span<const WeightView>, std::span<const float>);
 
-// Every way to store W, by the type asked for.
-constexpr std::pair<DType, MakeLinearFunction> kStores[] = {
-    {DType::kBf16, MakeBf16Linear}, {DType::kF32, MakeF32Linear}, {DType::kF16, MakeF16Linear}};
+// Every way to store W by elements.
+constexpr std::pair<WeightType, MakeLinearFunction> kStores[] = {
+    {WeightType::kBf16, MakeBf16Linear}, {WeightType::kF32, MakeF32Linear}, {WeightType::kF16, MakeF16Linear}};
 
 class CpuOps final : public Ops {
  public:
@@ -29,11 +29,13 @@ class CpuOps final : public Ops {
   ThreadPool& threads() const noexcept override { return *context_->threads; }
 
   std::unique_ptr<Linear> MakeLinear(std::span<const WeightView> stacked, std::span<const float> bias,
-                                     DType store) override {
+                                     LinearKind kind) override {
+    if (kind.weights == WeightType::kInt8) return MakeInt8Linear(context_, stacked, bias, kind.wide_x);
+    if (kind.weights == WeightType::kInt4) return MakeInt4Linear(context_, stacked, bias, kind.wide_x);
     for (const auto& [type, make] : kStores) {
-      if (type == store) return make(context_, stacked, bias);
+      if (type == kind.weights) return make(context_, stacked, bias);
     }
-    throw InputError("a linear layer's weight type is not one of bfloat16, float32, float16");
+    throw InputError("a linear layer's weight type is not one of bf16, f32, f16, int8, int4");
   }
 
   void Embed(const Linear& table, const int32_t* ids, int64_t rows, float* out) noexcept override {

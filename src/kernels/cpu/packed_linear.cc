@@ -36,13 +36,16 @@ PackedLinear::PackedLinear(std::shared_ptr<LinearContext> context, const WeightK
       throw InputError(fmt::format("a linear layer's weight has shape [{}][{}]; expected [1 or more][{}]", view.out,
                                    view.in, std::max<int64_t>(in_, 1)));
     }
+    if (view.blocks != BlockFormat::kNone && view.in % kBlockWeights != 0) {
+      throw InputError(fmt::format("a linear layer's weight has blocks of {} in rows of {}", kBlockWeights, view.in));
+    }
     out_ += view.out;
   }
   if (!bias.empty() && std::ssize(bias) != out_) {
     throw InputError(fmt::format("a linear layer's bias has {} values; expected {}", bias.size(), out_));
   }
   panels_ = CeilDiv(out_, kPanelColumns);
-  steps_ = StepBlocks::Of(CeilDiv(in_, kernels_.step_k));
+  steps_ = StepBlocks::Of(CeilDiv(in_, kernels_.step_k), kernels_.block_steps);
   panel_bytes_ = steps_.steps * kernels_.panel_step_bytes;
   weights_ = Cpu().Allocate(static_cast<size_t>(panels_ * panel_bytes_));
   if (!bias.empty()) {
@@ -96,6 +99,15 @@ void PackedLinear::ForwardBlock(const float* x, int64_t rows, float* y, int64_t 
 }
 
 void ReadWeightRow(const WeightView& view, int64_t row, float* out) noexcept {
+  if (view.blocks != BlockFormat::kNone) {
+    const int64_t blocks = view.in / kBlockWeights;
+    const int64_t size = BlockBytes(view.blocks);
+    const uint8_t* bytes = static_cast<const uint8_t*>(view.data) + row * blocks * size;
+    for (int64_t block = 0; block < blocks; ++block) {
+      BlockValues(ReadBlock(bytes + block * size, view.blocks), out + block * kBlockWeights);
+    }
+    return;
+  }
   const uint8_t* bytes = static_cast<const uint8_t*>(view.data) + row * view.in * SizeOf(view.dtype);
   if (view.dtype == DType::kF32) {
     std::memcpy(out, bytes, static_cast<size_t>(view.in) * sizeof(float));

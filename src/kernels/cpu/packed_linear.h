@@ -35,7 +35,11 @@ class PackedLinear : public Linear {
   // `pack` must not throw.
   template <class PackColumn>
   void PackColumns(std::span<const WeightView> stacked, PackColumn pack);
+  // The same with (column of the panel, view, row of it, room for f32 [in], panel's bytes).
+  template <class PackRow>
+  void PackRows(std::span<const WeightView> stacked, PackRow pack);
 
+  int64_t Steps() const noexcept { return steps_.steps; }
   const uint8_t* Panel(int64_t panel) const noexcept { return weights_.data() + panel * panel_bytes_; }
 
  private:
@@ -52,7 +56,7 @@ class PackedLinear : public Linear {
   Buffer bias_;  // f32 [out], or none
 };
 
-// Row `row` of a checkpoint's weight as f32 [view.in].
+// Row `row` of a checkpoint's weight as f32 [view.in], blocks dequantized.
 void ReadWeightRow(const WeightView& view, int64_t row, float* out) noexcept;
 
 std::unique_ptr<Linear> MakeBf16Linear(const std::shared_ptr<LinearContext>& context,
@@ -61,9 +65,13 @@ std::unique_ptr<Linear> MakeF32Linear(const std::shared_ptr<LinearContext>& cont
                                       std::span<const WeightView> stacked, std::span<const float> bias);
 std::unique_ptr<Linear> MakeF16Linear(const std::shared_ptr<LinearContext>& context,
                                       std::span<const WeightView> stacked, std::span<const float> bias);
+std::unique_ptr<Linear> MakeInt8Linear(const std::shared_ptr<LinearContext>& context,
+                                       std::span<const WeightView> stacked, std::span<const float> bias, bool wide_x);
+std::unique_ptr<Linear> MakeInt4Linear(const std::shared_ptr<LinearContext>& context,
+                                       std::span<const WeightView> stacked, std::span<const float> bias, bool wide_x);
 
-template <class PackColumn>
-void PackedLinear::PackColumns(std::span<const WeightView> stacked, PackColumn pack) {
+template <class PackRow>
+void PackedLinear::PackRows(std::span<const WeightView> stacked, PackRow pack) {
   const auto threads = static_cast<size_t>(context_->threads->Threads());
   const auto rows = std::make_unique<float[]>(threads * static_cast<size_t>(in_));
   auto pack_panel = [&](int64_t panel, int worker) {
@@ -73,11 +81,18 @@ void PackedLinear::PackColumns(std::span<const WeightView> stacked, PackColumn p
       if (index >= out_) break;
       size_t view = 0;
       for (; index >= stacked[view].out; ++view) index -= stacked[view].out;
-      ReadWeightRow(stacked[view], index, row);
-      pack(column, row, weights_.data() + panel * panel_bytes_);
+      pack(column, stacked[view], index, row, weights_.data() + panel * panel_bytes_);
     }
   };
   context_->threads->ForEach(panels_, pack_panel);
+}
+
+template <class PackColumn>
+void PackedLinear::PackColumns(std::span<const WeightView> stacked, PackColumn pack) {
+  PackRows(stacked, [&](int column, const WeightView& view, int64_t index, float* row, uint8_t* panel) {
+    ReadWeightRow(view, index, row);
+    pack(column, row, panel);
+  });
 }
 
 }  // namespace kvanta::kernels

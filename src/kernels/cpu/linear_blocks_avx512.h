@@ -1,0 +1,84 @@
+// Dots of blocks of 32 k with 16 columns, as linear_blocks_avx2.h describes them: AVX-512 VNNI.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/cpu/inline.h"
+#include "kernels/cpu/lanes_avx512.h"
+
+namespace kvanta::kernels {
+namespace {
+
+// As many sums in int32 and in f32, and the weights.
+inline constexpr int kBlockRowTile = Lanes::kRowTile;
+
+KVANTA_INLINE __m512i BroadcastCodes(const uint8_t* p) {
+  int32_t codes;
+  std::memcpy(&codes, p, sizeof codes);
+  return _mm512_set1_epi32(codes);
+}
+
+struct Int4Dot {
+  using X = int8_t[32];
+
+  static KVANTA_INLINE void Store(const int32_t* codes, X& out) {
+    for (int i = 0; i < 32; ++i) out[i] = static_cast<int8_t>(codes[i]);
+  }
+
+  template <int kRows>
+  static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Lanes::I* dots) {
+    const __m512i mask = _mm512_set1_epi32(0x0f0f0f0f);
+#pragma GCC unroll 16
+    for (int row = 0; row < kRows; ++row) dots[row] = _mm512_setzero_si512();
+#pragma GCC unroll 8
+    for (int pair = 0; pair < 4; ++pair) {
+      const __m512i packed = _mm512_loadu_si512(w + pair * 64);
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        const __m512i codes = _mm512_and_si512(half == 0 ? packed : _mm512_srli_epi32(packed, 4), mask);
+#pragma GCC unroll 16
+        for (int row = 0; row < kRows; ++row) {
+          dots[row] = _mm512_dpbusd_epi32(dots[row], codes, BroadcastCodes(x + row * stride + pair * 8 + half * 4));
+        }
+      }
+    }
+  }
+};
+
+struct Int8Dot {
+  using X = int8_t[32];
+
+  static KVANTA_INLINE void Store(const int32_t* codes, X& out) {
+    for (int i = 0; i < 32; ++i) out[i] = static_cast<int8_t>(codes[i]);
+  }
+
+  template <int kRows>
+  static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Lanes::I* dots) {
+#pragma GCC unroll 16
+    for (int row = 0; row < kRows; ++row) dots[row] = _mm512_setzero_si512();
+#pragma GCC unroll 8
+    for (int quad = 0; quad < 8; ++quad) {
+      const __m512i codes = _mm512_loadu_si512(w + quad * 64);
+#pragma GCC unroll 16
+      for (int row = 0; row < kRows; ++row) {
+        dots[row] = _mm512_dpbusd_epi32(dots[row], codes, BroadcastCodes(x + row * stride + quad * 4));
+      }
+    }
+  }
+};
+
+// 256 high + low.
+KVANTA_INLINE Lanes::I CombineTerms(Lanes::I high, Lanes::I low) {
+  return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
+}
+KVANTA_INLINE Lanes::I AddInt(Lanes::I x, int32_t y) {
+  return _mm512_add_epi32(x, _mm512_set1_epi32(y));
+}
+
+template <class Dots>
+struct TwoTermDot;  // linear_two_terms.h
+using Int8WideDot = TwoTermDot<Int8Dot>;
+
+}  // namespace
+}  // namespace kvanta::kernels

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/linear.h"
+
+namespace kvanta::kernels {
+
+// y [rows][y_stride] of x [rows][in]; what is not written stays -77.
+inline std::vector<float> Product(const Linear& linear, const std::vector<float>& x, int64_t rows, int64_t y_stride) {
+  std::vector<float> y(static_cast<size_t>(rows * y_stride), -77.0F);
+  linear.Forward(x.data(), rows, y.data(), y_stride);
+  return y;
+}
+
+}  // namespace kvanta::kernels

@@ -67,9 +67,9 @@ class ProfiledOps final : public kernels::Ops {
   Device& device() const noexcept override { return inner_->device(); }
   ThreadPool& threads() const noexcept override { return inner_->threads(); }
   std::unique_ptr<kernels::Linear> MakeLinear(std::span<const kernels::WeightView> stacked, std::span<const float> bias,
-                                              DType store) override {
+                                              kernels::LinearKind kind) override {
     ProfileRow& row = profile_->Row(LinearName(stacked));
-    return std::make_unique<ProfiledLinear>(inner_->MakeLinear(stacked, bias, store), row);
+    return std::make_unique<ProfiledLinear>(inner_->MakeLinear(stacked, bias, kind), row);
   }
   void Embed(const kernels::Linear& table, const int32_t* ids, int64_t rows, float* out) noexcept override {
     const Timer timer(embed_);

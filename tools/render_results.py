@@ -170,22 +170,6 @@ TABLES = {
             ("perplexity ratio", "ppl_ratio", ".4f"),
         ),
     ),
-    "engine-weights": Table(
-        "build/release/benchmarks/engine_bench FOLDER --weight-dtypes bf16 int8 int4 --threads 1 2 "
-        "--json docs/results/engine-weights.json",
-        "rows",
-        (
-            ("threads", "threads", "d"),
-            ("weights", "weight_dtype", ""),
-            ("unit", "isa", ""),
-            ("bytes", "weight_bytes", ",d"),
-            ("decode, times bf16", "decode_times_first", ".2f"),
-            ("decode reads (GB/s)", "decode_gb_s", ".1f"),
-            ("machine reads (GB/s)", "read_gb_s", ".1f"),
-            ("share", "decode_share_of_bandwidth", ".0%"),
-            ("prefill, times bf16", "prefill_times_first", ".2f"),
-        ),
-    ),
     "biased-keys": Table(
         "benchmarks/biased_keys.py smollm2 --text wiki.test.raw --json docs/results/biased-keys.json",
         "rows",

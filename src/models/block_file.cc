@@ -31,7 +31,7 @@ bool IsSameRow(const kernels::WeightView& blocks, const kernels::WeightView& ele
     BlockValues(ReadBlock(data + block * bytes, blocks.blocks), values);
     for (int i = 0; i < kBlockWeights; ++i) {
       const float element = ElementValue(elements, row * blocks.in + block * kBlockWeights + i);
-      if (FloatToBf16(values[i]) != FloatToBf16(element)) return false;
+      if (Bf16ToFloat(FloatToBf16(values[i])) != Bf16ToFloat(FloatToBf16(element))) return false;  // -0 equals 0
     }
   }
   return true;

@@ -155,7 +155,7 @@ TABLES = {
         ),
     ),
     "weights": Table(
-        "benchmarks/weights.py smollm2 --text wiki.test.raw --json docs/results/weights.json",
+        "benchmarks/weights.py smollm2 --text wiki.test.raw --tokens 4096 --json docs/results/weights.json",
         "rows",
         (
             ("weights", "weights", ""),

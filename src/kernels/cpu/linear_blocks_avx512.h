@@ -11,7 +11,11 @@ namespace kvanta::kernels {
 namespace {
 
 // As many sums in int32 and in f32, and the weights.
+#ifdef KVANTA_EMULATE_AVX512  // fewer instances: they take long to compile
+inline constexpr int kBlockRowTile = 2;
+#else
 inline constexpr int kBlockRowTile = Lanes::kRowTile;
+#endif
 
 KVANTA_INLINE __m512i BroadcastCodes(const uint8_t* p) {
   int32_t codes;

@@ -61,9 +61,10 @@ inline double LogitError(double steps, int head_dim, double logit, double softca
 }
 
 // exp turns a logit's error into a relative one, in the numerator and in the sum. An integer code's weights are rounded
-// to half a step of the largest each (narrow codes': of the largest p times the largest scale): over the slots of a page
-// that is at most page_size / (2 steps) of the page's largest weight, and the sum holds every page's largest weight. A float code's weights keep 2^-17. The rest are
-// roundings of sums of positive weights: a page's slots, 64 pages of a run, 64 runs.
+// to half a step of the largest each (narrow codes': of the largest p times the largest scale): over the slots of a
+// page that is at most page_size / (2 steps) of the page's largest weight, and the sum holds every page's largest
+// weight. A float code's weights keep 2^-17. The rest are roundings of sums of positive weights: a page's slots, 64
+// pages of a run, 64 runs.
 inline double AttentionTolerance(double logit_error, double steps, int page_size, double largest_value) {
   const double weights = steps > 0 ? page_size / (2 * steps) : 0x1p-17;
   return (__builtin_expm1(2 * (logit_error + kExpRelative)) + weights + (page_size + 128) * kUnitF32) * largest_value;

@@ -48,7 +48,8 @@ find_python() {
   return 1
 }
 
-# setup_python NAME...: the virtual environment .venv with requirements/NAME.txt of each NAME.
+# setup_python NAME...: the virtual environment .venv with requirements/NAME.txt of each NAME. Python compiles modules when
+# they are first imported; most of torch's never are.
 setup_python() {
   local name stamp python
   if [[ ! -x .venv/bin/python ]]; then
@@ -64,9 +65,9 @@ setup_python() {
     fi
     if [[ $name == oracle ]]; then
       # Alone and first: asked for through another package, pip would take the newest torch and gigabytes of CUDA.
-      .venv/bin/python -m pip install --progress-bar off "$(grep '^torch==' requirements/oracle.txt)"
+      .venv/bin/python -m pip install --no-compile --progress-bar off "$(grep '^torch==' requirements/oracle.txt)"
     fi
-    .venv/bin/python -m pip install --progress-bar off -r "requirements/$name.txt" -c requirements/constraints.txt
+    .venv/bin/python -m pip install --no-compile --progress-bar off -r "requirements/$name.txt" -c requirements/constraints.txt
     sha256sum "requirements/$name.txt" requirements/constraints.txt >"$stamp"
   done
 }

@@ -22,8 +22,10 @@ formats::CacheLayout ExactLayout(const Parts& parts) {
   return PlanLayout(schemes, parts.model->Config(), parts.layout.page_size);
 }
 
+}  // namespace
+
 // One sequence through a cache of its own.
-class Pass {
+class QualityMonitor::Pass {
  public:
   Pass(const Parts& parts, const formats::CacheLayout& layout, int64_t tokens, int64_t chunk)
       : layout_(layout),
@@ -52,8 +54,6 @@ class Pass {
   std::unique_ptr<attention::Backend> backend_;
   runner::Runner runner_;
 };
-
-}  // namespace
 
 class QualityMonitor::Comparison {
  public:

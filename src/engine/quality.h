@@ -38,6 +38,7 @@ class QualityMonitor {
     std::vector<int32_t> tokens;
     int64_t first;
   };
+  class Pass;
   class Comparison;
 
   const Parts& parts_;

@@ -9,12 +9,14 @@ namespace kvanta::kernels {
 
 inline constexpr int kBlockWeights = 32;
 
+// NOLINTBEGIN(readability-identifier-naming): GGUF's names
 enum class BlockFormat : uint8_t {
   kNone,  // elements
   kQ8_0,  // fp16 scale | int8 [32]
   kQ4_0,  // fp16 scale | u4 [32], code - 8; byte i holds the weights i and i + 16, low half first
   kQ4_1,  // fp16 scale | fp16 minimum | u4 [32] as in Q4_0, code
 };
+// NOLINTEND(readability-identifier-naming)
 
 // One block on its way into a panel: weight i is scale * codes[i] + minimum.
 struct WeightBlock {

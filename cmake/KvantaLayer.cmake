@@ -56,9 +56,6 @@ function(kvanta_layer name)
       endif()
       if(KVANTA_SANITIZE)
         list(APPEND options -O1)  # with -O3 these few files alone would take minutes each
-        if(KVANTA_SANITIZE MATCHES "address" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-          list(APPEND options --param asan-instrumentation-with-call-threshold=0)  # checks as calls: half the code
-        endif()
         if(isa STREQUAL "avx512" AND NOT KVANTA_RUNS_AVX512)
           list(APPEND options -fno-sanitize=all)  # nothing will run that could be found at fault
         endif()

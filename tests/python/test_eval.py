@@ -214,6 +214,16 @@ def test_ctrl_c_keeps_what_is_done(
     assert "int8" in printed.out
 
 
+def test_json_is_written_after_each_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[tuple[list[str], bool]] = []
+    monkeypatch.setattr(
+        "kvanta.cli.eval.write_json_file",
+        lambda target, report: written.append((list(report["formats"]), report["interrupted"])),
+    )
+    assert main([*WORDS, "--formats", "int8", "fp8", "--json", str(tmp_path / "r.json")]) == 0
+    assert written == [(["int8"], True), (["int8", "fp8"], True), (["int8", "fp8"], False)]
+
+
 def test_ctrl_c_before_the_first_format(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

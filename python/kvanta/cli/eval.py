@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import shlex
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from kvanta.cli.arguments import (
@@ -139,8 +140,8 @@ def _title(evaluation: Evaluation) -> str:
     return "; ".join(parts)
 
 
-def _measure(evaluation: Evaluation, to_terminal: bool) -> bool:
-    """Prints the table line by line. False if the user has stopped it after the first formats."""
+def _measure(evaluation: Evaluation, to_terminal: bool, keep: Callable[[], None]) -> bool:
+    """Prints the table line by line, and calls `keep` after each. False if the user has stopped it after the first."""
     table = EvaluationTable(evaluation.formats, evaluation.settings.tasks)
     complete = True
     evaluation.prepare()
@@ -148,6 +149,7 @@ def _measure(evaluation: Evaluation, to_terminal: bool) -> bool:
         print(f"{_title(evaluation)}\n\n{table.header()}", flush=True)
     try:
         for name, row in evaluation.run():
+            keep()
             if to_terminal:
                 print(table.row(name, row), flush=True)
     except KeyboardInterrupt:
@@ -192,10 +194,19 @@ def run(values: argparse.Namespace) -> int:
     evaluation = Evaluation(model_of(values), settings)
     to_terminal = values.json != "-"
     found = None if values.search is None else _search(evaluation, values, to_terminal)
-    complete = _measure(evaluation, to_terminal)
-    report: dict[str, Any] = {**evaluation.report(), "interrupted": not complete}
-    if found is not None:
-        report["search"] = {"budget": values.search, "file": values.scheme, **dataclasses.asdict(found)}
+
+    def report_of(interrupted: bool) -> dict[str, Any]:
+        result = {**evaluation.report(), "interrupted": interrupted}
+        if found is not None:
+            result["search"] = {"budget": values.search, "file": values.scheme, **dataclasses.asdict(found)}
+        return result
+
+    def keep() -> None:
+        if values.json is not None and to_terminal:
+            write_json_file(values.json, report_of(interrupted=True))  # should the process be killed
+
+    complete = _measure(evaluation, to_terminal, keep)
+    report = report_of(interrupted=not complete)
     if conditions is not None:
         best = recommend(evaluation.rows, conditions)
         command = None if best is None else _serve_command(evaluation.subject.model, best)

@@ -214,14 +214,13 @@ struct Weights {
   float zero[kPassRows][kMaxBlocks];  // sum of p times the zeros
 };
 
-// Codes are met less `offset`: what makes signed values of them, or, beside zeros, which then stand for that code.
+// For all but narrow codes, which are met by attention_narrow.h; these have no zeros.
 template <class Code>
-KVANTA_INLINE void Weigh(const ValuePass& pass, int offset, Weights& weights) {
+KVANTA_INLINE void Weigh(const ValuePass& pass, Weights& weights) {
   const CellView& cell = pass.cell;
   const int blocks = cell.block_scales ? cell.head_dim / cell.block : 1;
   const int first = pass.begin / 16 * 16, count = static_cast<int>(RoundUp(pass.end, 16)) - first;
   const ScalePlane& scales = cell.block_scales ? cell.block_scales : cell.token_scales;
-  const uint16_t* zeros = cell.block_scales ? cell.block_zeros : cell.token_zeros;
   weights.rows = pass.weights;
   weights.row_stride = kWeightBytes;
   weights.block_stride = int64_t{cell.page_tokens} * Code::kCoefficientBytes;
@@ -234,31 +233,22 @@ KVANTA_INLINE void Weigh(const ValuePass& pass, int offset, Weights& weights) {
     for (int row = 0; row < pass.rows; ++row) {
       const float* p = pass.p + row * kMaxPageTokens;
       Lanes::F peak = Lanes::Zero();
-      Lanes::F zero = Lanes::Zero();
       for (int t = first; t < first + count; t += 16) {
-        // Scales of unused slots may be anything.
-        const bool whole = pass.begin <= t && t + 16 <= pass.end;
         Lanes::F x = Lanes::Mul(Lanes::Load(p + t), Lanes::Set1(pass.scale));
-        const Lanes::F unscaled = x;
         if (scales) x = Lanes::Mul(x, Lanes::Load(scale + t));
-        if (zeros) {
-          Lanes::F z = Lanes::Mul(unscaled, Lanes::LoadFp16(zeros + b * cell.page_tokens + t));
-          z = Lanes::Fma(x, Lanes::Set1(static_cast<float>(offset)), z);
-          if (!whole) z = KeepOr(z, 0.0f, pass.begin - t, pass.end - t);
-          zero = Lanes::Add(zero, z);
-        }
-        if (!whole) x = KeepOr(x, 0.0f, pass.begin - t, pass.end - t);
+        // Scales of unused slots may be anything.
+        if (t < pass.begin || pass.end < t + 16) x = KeepOr(x, 0.0f, pass.begin - t, pass.end - t);
         if (Code::kInteger) peak = Lanes::Max(peak, Magnitude(x));
         Lanes::Store(w + t, x);
       }
       Quantizer quantizer{1, 1};
       if (Code::kInteger) quantizer = QuantizerOf<Code>(peak);
       weights.unit[row][b] = quantizer.unit;
-      weights.zero[row][b] = zeros ? Lanes::Sum(zero) : 0.0f;
+      weights.zero[row][b] = 0;
       const Lanes::F total =
           PackRun<Code>(w + first, count, quantizer.inverse,
                         pass.weights + row * kWeightBytes + b * weights.block_stride + first * Code::kCoefficientBytes);
-      weights.bias[row][b] = Bias(Lanes::Sum(total), offset);
+      weights.bias[row][b] = Bias(Lanes::Sum(total), Code::kOffset);
     }
   }
 }
@@ -350,7 +340,7 @@ template <class Code>
 void Accumulate(const ValuePass& pass) {
   Prefetcher prefetch{pass.prefetch.next, pass.prefetch.end};
   Weights weights;
-  Weigh<Code>(pass, Code::kOffset, weights);
+  Weigh<Code>(pass, weights);
   const int64_t unit_bytes = int64_t{pass.cell.head_dim} * 4;
   int begin = pass.begin / Code::kSub * Code::kSub;
   int end = static_cast<int>(RoundUp(pass.end, Code::kSub));

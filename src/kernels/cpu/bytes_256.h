@@ -1,5 +1,4 @@
-// What a unit with 256-bit registers does with 8 lanes of 4 bytes, for codes_narrow.h; included by codes_avx2.h and
-// codes_avx512.h.
+// Loads of 256-bit registers, and what a unit that has them does with 8 lanes of 4 bytes, for codes_narrow.h.
 #pragma once
 
 #ifndef KVANTA_EMULATE_AVX512  // tests put SIMDe in its place, and run this unit's logic on any CPU
@@ -13,17 +12,32 @@
 namespace kvanta::kernels {
 namespace {
 
+KVANTA_INLINE __m256i Load256(const uint8_t* bytes) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes));
+}
+KVANTA_INLINE __m256i BroadcastQuad(const uint8_t* four) {
+  int32_t value;
+  __builtin_memcpy(&value, four, 4);
+  return _mm256_set1_epi32(value);
+}
+// Keeps a sum a chain. The compiler knows that integer sums may be taken in any order, makes trees of them, and spills
+// the products that wait.
+KVANTA_INLINE __m256i InOrder(__m256i sum) {
+  __asm__("" : "+x"(sum));
+  return sum;
+}
+
 struct Bytes256 {
   using V = __m256i;
 
-  static KVANTA_INLINE V Load(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  static KVANTA_INLINE V Load(const uint8_t* bytes) { return Load256(bytes); }
   static KVANTA_INLINE V And(V x, int mask) { return _mm256_and_si256(x, _mm256_set1_epi8(static_cast<char>(mask))); }
   static KVANTA_INLINE V Or(V a, V b) { return _mm256_or_si256(a, b); }
   static KVANTA_INLINE V Right(V x, int bits) { return _mm256_srli_epi16(x, bits); }
   static KVANTA_INLINE V Left(V x, int bits) { return _mm256_slli_epi16(x, bits); }
   static KVANTA_INLINE V Sub(V x, int y) { return _mm256_sub_epi8(x, _mm256_set1_epi8(static_cast<char>(y))); }
   // Bytes of a lane times four signs, 1 or -1.
-  static KVANTA_INLINE V Sign(V x, const uint8_t* signs) { return _mm256_sign_epi8(x, Broadcast(signs)); }
+  static KVANTA_INLINE V Sign(V x, const uint8_t* signs) { return _mm256_sign_epi8(x, BroadcastQuad(signs)); }
   static KVANTA_INLINE V LookUp(V x, const uint8_t* table) {
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))),
                                x);
@@ -40,11 +54,6 @@ struct Bytes256 {
     const __m256i shifts = _mm256_add_epi32(
         _mm256_set1_epi32(first), _mm256_setr_epi32(0, 0, 0, 0, 2 * kWidth, 2 * kWidth, 2 * kWidth, 2 * kWidth));
     return _mm256_srlv_epi32(_mm256_broadcastsi128_si256(load(plane + group * kWidth / 2 * 16)), shifts);
-  }
-  static KVANTA_INLINE V Broadcast(const uint8_t* four) {
-    int32_t value;
-    __builtin_memcpy(&value, four, 4);
-    return _mm256_set1_epi32(value);
   }
 };
 

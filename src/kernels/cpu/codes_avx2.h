@@ -17,7 +17,8 @@
 namespace kvanta::kernels {
 namespace {
 
-inline constexpr int kQueryTile = 4;  // query rows that share a loaded line: 8 sums, and room for what is decoded
+// Query rows that share a loaded line: 8 sums, and room for what is decoded.
+inline constexpr int kQueryTile = kSmallTiles ? 2 : 4;
 
 // x where begin <= lane < end, else `other`.
 KVANTA_INLINE Lanes::F KeepOr(Lanes::F x, float other, int begin, int end) {
@@ -30,9 +31,6 @@ KVANTA_INLINE Lanes::F KeepOr(Lanes::F x, float other, int begin, int end) {
   return {keep(x.lo, 0), keep(x.hi, 8)};
 }
 
-KVANTA_INLINE __m256i Load256(const uint8_t* bytes) {
-  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes));
-}
 KVANTA_INLINE __m256 Broadcast32(const uint8_t* bytes) {
   return _mm256_broadcast_ss(reinterpret_cast<const float*>(bytes));
 }
@@ -186,9 +184,6 @@ KVANTA_INLINE void PackInt16(Lanes::F x, __m128i shuffle, uint8_t* out) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
                       _mm256_shuffle_epi8(packed, _mm256_broadcastsi128_si256(shuffle)));
 }
-KVANTA_INLINE __m256i BroadcastPair(const uint8_t* pair) {
-  return _mm256_castps_si256(Broadcast32(pair));
-}
 KVANTA_INLINE void AddProducts(__m256i a, __m256i b, __m256i& sum) {
   sum = _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
 }
@@ -220,7 +215,7 @@ struct CodeInt8 {
       const __m256i b02 = _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8), b13 = _mm256_srai_epi16(b, 8);
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
-        const __m256i c02 = BroadcastPair(coefficients[r] + i * 8), c13 = BroadcastPair(coefficients[r] + i * 8 + 4);
+        const __m256i c02 = BroadcastQuad(coefficients[r] + i * 8), c13 = BroadcastQuad(coefficients[r] + i * 8 + 4);
         AddProducts(a02, c02, lo[r]);
         AddProducts(a13, c13, lo[r]);
         if (!kHalf) {
@@ -241,15 +236,10 @@ struct Bytes8 : Bytes256 {
 
   static KVANTA_INLINE Run Start() { return _mm256_setzero_si256(); }
   static KVANTA_INLINE Run MulAdd(Run run, V x, const uint8_t* coefficients) {
-    return InOrder(_mm256_add_epi16(run, _mm256_maddubs_epi16(x, Broadcast(coefficients))));
+    return InOrder(_mm256_add_epi16(run, _mm256_maddubs_epi16(x, BroadcastQuad(coefficients))));
   }
   static KVANTA_INLINE Run MulAddSigned(Run run, const uint8_t* coefficients, V x) {
-    return InOrder(_mm256_add_epi16(run, _mm256_maddubs_epi16(Broadcast(coefficients), x)));
-  }
-  // Left to itself the compiler multiplies first and adds up a tree, and has no registers for that many products.
-  static KVANTA_INLINE Run InOrder(Run run) {
-    asm("" : "+x"(run));
-    return run;
+    return InOrder(_mm256_add_epi16(run, _mm256_maddubs_epi16(BroadcastQuad(coefficients), x)));
   }
   static KVANTA_INLINE Sum Set(int32_t x) { return _mm256_set1_epi32(x); }
   static KVANTA_INLINE Sum Add(Sum sum, Run run) {

@@ -13,11 +13,7 @@
 namespace kvanta::kernels {
 namespace {
 
-#ifdef KVANTA_EMULATE_AVX512  // fewer instances: they take long to compile
-inline constexpr int kQueryTile = 2;
-#else
-inline constexpr int kQueryTile = 4;
-#endif
+inline constexpr int kQueryTile = kSmallTiles ? 2 : 4;
 
 // x where begin <= lane < end, else `other`.
 KVANTA_INLINE Lanes::F KeepOr(Lanes::F x, float other, int begin, int end) {
@@ -31,11 +27,6 @@ template <bool kHalf>
 KVANTA_INLINE __m512i LoadUnits(const uint8_t* bytes) {
   if (kHalf) return _mm512_maskz_loadu_epi32(0xff, bytes);
   return _mm512_loadu_si512(bytes);
-}
-KVANTA_INLINE __m512i Broadcast32(const uint8_t* bytes) {
-  int32_t value;
-  __builtin_memcpy(&value, bytes, 4);
-  return _mm512_set1_epi32(value);
 }
 
 // fp32 and fp16: f32 lanes and FMA.
@@ -258,7 +249,7 @@ struct Bytes8 : Bytes256 {
 
   static KVANTA_INLINE Run Start() { return _mm256_setzero_si256(); }
   static KVANTA_INLINE Run MulAddSigned(Run run, const uint8_t* coefficients, V x) {
-    return _mm256_dpbusd_epi32(run, Broadcast(coefficients), x);
+    return _mm256_dpbusd_epi32(run, BroadcastQuad(coefficients), x);
   }
   static KVANTA_INLINE Sum Set(int32_t x) { return _mm256_set1_epi32(x); }
   static KVANTA_INLINE Sum Add(Sum sum, Run run) { return _mm256_add_epi32(sum, run); }

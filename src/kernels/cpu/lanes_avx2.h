@@ -117,8 +117,8 @@ struct Lanes {
   // Register tile of matrix kernels, in F: at most kTileSums sums, kRowTile rows, kColumnTile columns of lanes. 6 x 1:
   // 12 of the 16 registers hold sums, two a column of weights, one the broadcast, one the mask of odd codes.
   static constexpr int kTileSums = 6;
-  static constexpr int kRowTile = 6;
-  static constexpr int kColumnTile = 4;
+  static constexpr int kRowTile = kSmallTiles ? 3 : 6;
+  static constexpr int kColumnTile = kSmallTiles ? 2 : 4;
 
  private:
   // All ones in the first n of 8 lanes.

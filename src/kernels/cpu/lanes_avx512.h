@@ -19,6 +19,12 @@
 namespace kvanta::kernels {
 namespace {
 
+KVANTA_INLINE __m512i Broadcast32(const uint8_t* bytes) {
+  int32_t value;
+  std::memcpy(&value, bytes, sizeof value);
+  return _mm512_set1_epi32(value);
+}
+
 struct Lanes {
   static constexpr int kLanes = 16;
   using F = __m512;
@@ -87,26 +93,14 @@ struct Lanes {
   static KVANTA_INLINE I DotInt8(I sum, I a, I b) { return _mm512_dpbusd_epi32(sum, a, b); }
 
   // Register tile of matrix kernels, in F: at most kTileSums sums, kRowTile rows, kColumnTile columns of lanes.
-#ifdef KVANTA_EMULATE_AVX512  // fewer instances: they take long to compile
-  static constexpr int kTileSums = 8;
-  static constexpr int kRowTile = 5;
-  static constexpr int kColumnTile = 3;
-#else
-  static constexpr int kTileSums = 24;
-  static constexpr int kRowTile = 12;
-  static constexpr int kColumnTile = 4;
-#endif
+  static constexpr int kTileSums = kSmallTiles ? 8 : 24;
+  static constexpr int kRowTile = kSmallTiles ? 5 : 12;
+  static constexpr int kColumnTile = kSmallTiles ? 3 : 4;
 
  private:
-  static KVANTA_INLINE __mmask16 Mask(int n) {
-    return static_cast<__mmask16>((1U << n) - 1U);
-  }
-  static KVANTA_INLINE __m256 LowHalf(F v) {
-    return _mm512_castps512_ps256(v);
-  }
-  static KVANTA_INLINE __m256 HighHalf(F v) {
-    return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1));
-  }
+  static KVANTA_INLINE __mmask16 Mask(int n) { return static_cast<__mmask16>((1U << n) - 1U); }
+  static KVANTA_INLINE __m256 LowHalf(F v) { return _mm512_castps512_ps256(v); }
+  static KVANTA_INLINE __m256 HighHalf(F v) { return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1)); }
 };
 
 }  // namespace

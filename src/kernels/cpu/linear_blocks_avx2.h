@@ -8,61 +8,39 @@
 #include <immintrin.h>
 
 #include <cstdint>
-#include <cstring>
 
+#include "kernels/cpu/bytes_256.h"
 #include "kernels/cpu/inline.h"
 #include "kernels/cpu/lanes_avx2.h"
+#include "kernels/cpu/linear_codes.h"
 
 namespace kvanta::kernels {
 namespace {
 
 // Four sums of 16 columns, two halves of weights, the broadcast and a mask.
-inline constexpr int kBlockRowTile = 4;
-
-KVANTA_INLINE __m256i LoadCodes(const uint8_t* p) {
-  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-}
-KVANTA_INLINE __m256i BroadcastCodes(const uint8_t* p) {
-  int32_t codes;
-  std::memcpy(&codes, p, sizeof codes);
-  return _mm256_set1_epi32(codes);
-}
-
-// Keeps a sum a chain. The compiler knows that integer sums may be taken in any order, makes trees of them, and spills
-// the products that wait.
-KVANTA_INLINE void KeepChain(__m256i& sum) {
-  __asm__("" : "+x"(sum));
-}
+inline constexpr int kBlockRowTile = kSmallTiles ? 2 : 4;
 
 // Products of unsigned and signed bytes. A lane's sum of 16 products is at most 15 * 128 * 16 < 2^15: the whole block
 // is added in 16 bits.
-struct Int4Dot {
-  using X = int8_t[32];
-
-  static KVANTA_INLINE void Store(const int32_t* codes, X& out) {
-    for (int i = 0; i < 32; ++i) out[i] = static_cast<int8_t>(codes[i]);
-  }
-
+struct Int4Dot : ByteCodes {
   template <int kRows>
   static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Lanes::I* dots) {
     const __m256i mask = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
     __m256i lo[kRows], hi[kRows];
 #pragma GCC unroll 8
     for (int pair = 0; pair < 4; ++pair) {
-      const __m256i packed_lo = LoadCodes(w + pair * 64), packed_hi = LoadCodes(w + pair * 64 + 32);
+      const __m256i packed_lo = Load256(w + pair * 64), packed_hi = Load256(w + pair * 64 + 32);
 #pragma GCC unroll 2
       for (int half = 0; half < 2; ++half) {
         const __m256i w_lo = _mm256_and_si256(half == 0 ? packed_lo : _mm256_srli_epi16(packed_lo, 4), mask);
         const __m256i w_hi = _mm256_and_si256(half == 0 ? packed_hi : _mm256_srli_epi16(packed_hi, 4), mask);
 #pragma GCC unroll 8
         for (int row = 0; row < kRows; ++row) {
-          const __m256i codes = BroadcastCodes(x + row * stride + pair * 8 + half * 4);
+          const __m256i codes = BroadcastQuad(x + row * stride + pair * 8 + half * 4);
           const __m256i products_lo = _mm256_maddubs_epi16(w_lo, codes);
           const __m256i products_hi = _mm256_maddubs_epi16(w_hi, codes);
-          lo[row] = pair + half == 0 ? products_lo : _mm256_add_epi16(lo[row], products_lo);
-          hi[row] = pair + half == 0 ? products_hi : _mm256_add_epi16(hi[row], products_hi);
-          KeepChain(lo[row]);
-          KeepChain(hi[row]);
+          lo[row] = InOrder(pair + half == 0 ? products_lo : _mm256_add_epi16(lo[row], products_lo));
+          hi[row] = InOrder(pair + half == 0 ? products_hi : _mm256_add_epi16(hi[row], products_hi));
         }
       }
     }
@@ -93,19 +71,17 @@ struct Int8Dot {
     __m256i lo[kRows], hi[kRows];
 #pragma GCC unroll 8
     for (int quad = 0; quad < 8; ++quad) {
-      const __m256i bytes_lo = LoadCodes(w + quad * 64), bytes_hi = LoadCodes(w + quad * 64 + 32);
+      const __m256i bytes_lo = Load256(w + quad * 64), bytes_hi = Load256(w + quad * 64 + 32);
 #pragma GCC unroll 2
       for (int half = 0; half < 2; ++half) {
         const __m256i w_lo = half == 0 ? _mm256_and_si256(bytes_lo, even) : _mm256_srli_epi16(bytes_lo, 8);
         const __m256i w_hi = half == 0 ? _mm256_and_si256(bytes_hi, even) : _mm256_srli_epi16(bytes_hi, 8);
 #pragma GCC unroll 8
         for (int row = 0; row < kRows; ++row) {
-          const __m256i codes = BroadcastCodes(x + row * stride + quad * 8 + half * 4);
+          const __m256i codes = BroadcastQuad(x + row * stride + quad * 8 + half * 4);
           const __m256i products_lo = _mm256_madd_epi16(w_lo, codes), products_hi = _mm256_madd_epi16(w_hi, codes);
-          lo[row] = quad + half == 0 ? products_lo : _mm256_add_epi32(lo[row], products_lo);
-          hi[row] = quad + half == 0 ? products_hi : _mm256_add_epi32(hi[row], products_hi);
-          KeepChain(lo[row]);
-          KeepChain(hi[row]);
+          lo[row] = InOrder(quad + half == 0 ? products_lo : _mm256_add_epi32(lo[row], products_lo));
+          hi[row] = InOrder(quad + half == 0 ? products_hi : _mm256_add_epi32(hi[row], products_hi));
         }
       }
     }

@@ -2,34 +2,18 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 
 #include "kernels/cpu/inline.h"
 #include "kernels/cpu/lanes_avx512.h"
+#include "kernels/cpu/linear_codes.h"
 
 namespace kvanta::kernels {
 namespace {
 
 // As many sums in int32 and in f32, and the weights.
-#ifdef KVANTA_EMULATE_AVX512  // fewer instances: they take long to compile
-inline constexpr int kBlockRowTile = 2;
-#else
-inline constexpr int kBlockRowTile = Lanes::kRowTile;
-#endif
+inline constexpr int kBlockRowTile = kSmallTiles ? 2 : Lanes::kRowTile;
 
-KVANTA_INLINE __m512i BroadcastCodes(const uint8_t* p) {
-  int32_t codes;
-  std::memcpy(&codes, p, sizeof codes);
-  return _mm512_set1_epi32(codes);
-}
-
-struct Int4Dot {
-  using X = int8_t[32];
-
-  static KVANTA_INLINE void Store(const int32_t* codes, X& out) {
-    for (int i = 0; i < 32; ++i) out[i] = static_cast<int8_t>(codes[i]);
-  }
-
+struct Int4Dot : ByteCodes {
   template <int kRows>
   static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Lanes::I* dots) {
     const __m512i mask = _mm512_set1_epi32(0x0f0f0f0f);
@@ -43,20 +27,14 @@ struct Int4Dot {
         const __m512i codes = _mm512_and_si512(half == 0 ? packed : _mm512_srli_epi32(packed, 4), mask);
 #pragma GCC unroll 16
         for (int row = 0; row < kRows; ++row) {
-          dots[row] = _mm512_dpbusd_epi32(dots[row], codes, BroadcastCodes(x + row * stride + pair * 8 + half * 4));
+          dots[row] = _mm512_dpbusd_epi32(dots[row], codes, Broadcast32(x + row * stride + pair * 8 + half * 4));
         }
       }
     }
   }
 };
 
-struct Int8Dot {
-  using X = int8_t[32];
-
-  static KVANTA_INLINE void Store(const int32_t* codes, X& out) {
-    for (int i = 0; i < 32; ++i) out[i] = static_cast<int8_t>(codes[i]);
-  }
-
+struct Int8Dot : ByteCodes {
   template <int kRows>
   static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Lanes::I* dots) {
 #pragma GCC unroll 16
@@ -66,7 +44,7 @@ struct Int8Dot {
       const __m512i codes = _mm512_loadu_si512(w + quad * 64);
 #pragma GCC unroll 16
       for (int row = 0; row < kRows; ++row) {
-        dots[row] = _mm512_dpbusd_epi32(dots[row], codes, BroadcastCodes(x + row * stride + quad * 4));
+        dots[row] = _mm512_dpbusd_epi32(dots[row], codes, Broadcast32(x + row * stride + quad * 4));
       }
     }
   }

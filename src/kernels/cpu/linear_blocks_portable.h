@@ -6,19 +6,14 @@
 
 #include "kernels/cpu/inline.h"
 #include "kernels/cpu/lanes_portable.h"
+#include "kernels/cpu/linear_codes.h"
 
 namespace kvanta::kernels {
 namespace {
 
 inline constexpr int kBlockRowTile = 2;
 
-struct Int4Dot {
-  using X = int8_t[32];
-
-  static KVANTA_INLINE void Store(const int32_t* codes, X& out) {
-    for (int i = 0; i < 32; ++i) out[i] = static_cast<int8_t>(codes[i]);
-  }
-
+struct Int4Dot : ByteCodes {
   template <int kRows>
   static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Lanes::I* dots) {
     for (int row = 0; row < kRows; ++row) dots[row] = Lanes::I{};
@@ -35,13 +30,7 @@ struct Int4Dot {
   }
 };
 
-struct Int8Dot {
-  using X = int8_t[32];
-
-  static KVANTA_INLINE void Store(const int32_t* codes, X& out) {
-    for (int i = 0; i < 32; ++i) out[i] = static_cast<int8_t>(codes[i]);
-  }
-
+struct Int8Dot : ByteCodes {
   template <int kRows>
   static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Lanes::I* dots) {
     for (int row = 0; row < kRows; ++row) dots[row] = Lanes::I{};

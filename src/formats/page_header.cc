@@ -51,8 +51,12 @@ Json LayersJson(const CacheLayout& layout) {
                        {"scheme", layer.scheme.ToString()},
                        {"kv_heads", layer.kv_heads},
                        {"head_dim", layer.shape.head_dim},
-                       {"k", SideJson(layer.k, layer.shape.head_dim)},
-                       {"v", SideJson(layer.v, layer.shape.head_dim)}});
+                       {"k", SideJson(layer.k, layer.shape.head_dim)}});
+    if (layer.SharesCell()) {
+      entries.back()["rope_dim"] = layer.rope_dim;
+    } else {
+      entries.back()["v"] = SideJson(layer.v, layer.shape.head_dim);
+    }
     first = end;
   }
   return entries;
@@ -142,7 +146,10 @@ CacheLayout ReadLayout(const Json& root) {
     const KvScheme scheme = KvScheme::Parse(Text(entry, "scheme"));
     const LayerShape shape = {
         .kv_heads = static_cast<int>(Integer(Member(entry, "kv_heads"), "kv_heads", 1, kMaxKvHeads)),
-        .head_dim = static_cast<int>(Integer(Member(entry, "head_dim"), "head_dim", kMinHeadDim, kMaxHeadDim))};
+        .head_dim = static_cast<int>(Integer(Member(entry, "head_dim"), "head_dim", kMinHeadDim, kMaxHeadDim)),
+        .rope_dim = entry.contains("rope_dim")
+                        ? static_cast<int>(Integer(entry.at("rope_dim"), "rope_dim", 2, kMaxRopeDim))
+                        : 0};
     schemes.insert(schemes.end(), static_cast<size_t>(last - next + 1), scheme);
     shapes.insert(shapes.end(), static_cast<size_t>(last - next + 1), shape);
   }

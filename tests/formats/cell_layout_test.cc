@@ -242,17 +242,50 @@ TEST(PlanCache, CellsTileTheRecordsWithoutGapOrOverlap) {
   for (const LayerScheme& layer : layout.layers) {
     for (int head = 0; head < layer.kv_heads; ++head) {
       cover(covered, layer.KCell(head), layer.k.planes.bytes);
-      cover(covered, layer.KOutliers(head), layer.OutlierBytes());
+      cover(covered, layer.KPlain(head), layer.PlainBytes());
       cover(covered, layer.VCell(head), layer.v.planes.bytes);
       if (!layer.exact_open) continue;
       cover(exact_covered, layer.ExactKCell(head), layer.ExactCellBytes());
-      cover(exact_covered, layer.ExactKOutliers(head), layer.OutlierBytes());
+      cover(exact_covered, layer.ExactKPlain(head), layer.PlainBytes());
       cover(exact_covered, layer.ExactVCell(head), layer.ExactCellBytes());
     }
   }
   EXPECT_THAT(covered, testing::Each(1));
   EXPECT_THAT(exact_covered, testing::Each(1));
   EXPECT_EQ(layout.exact_page_bytes, 2 * 3 * 2 * 64 * 64 * 2 + 3 * 2 * 64 * 2);  // two layers keep exact pages
+}
+
+std::string Refused(const std::string& scheme, LayerShape shape) {
+  try {
+    Plan({scheme}, shape, 64);
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+TEST(PlanCache, LatentsAreStoredOnce) {
+  const CacheLayout layout = Plan({"bf16", "fp32"}, {1, 512, 64}, 64);
+  EXPECT_EQ(layout.page_bytes, 64 * 576 * (2 + 4));
+  for (const LayerScheme& layer : layout.layers) {
+    const int bytes = layer.k.format->code_bits / 8;
+    EXPECT_EQ(layer.VCell(0), layer.KCell(0));
+    EXPECT_EQ(layer.KPlain(0), layer.KCell(0) + 64 * 512 * bytes);
+    EXPECT_EQ(layer.PlainBytes(), 64 * 64 * bytes);
+  }
+  EXPECT_NE(Plan({"bf16"}, {1, 64, 16}, 64).Identity(), Plan({"bf16"}, {1, 64}, 64).Identity());
+}
+
+TEST(PlanCache, RefusesWhatLatentsCannotTake) {
+  EXPECT_THAT(Refused("int8", {1, 512, 64}),
+              testing::HasSubstr("scheme int8: this model's layers store K and V as one latent (MLA); formats for it: "
+                                 "fp32, bf16, fp16"));
+  EXPECT_THAT(Refused("k=bf16,v=fp16", {1, 512, 64}), testing::HasSubstr("as one latent"));
+  EXPECT_THAT(Refused("bf16+hadamard", {1, 512, 64}), testing::HasSubstr("stored as they are"));
+  EXPECT_THAT(Refused("bf16+exact=open", {1, 512, 64}), testing::HasSubstr("exact without exact pages"));
+  EXPECT_THAT(Refused("bf16", {2, 512, 64}), testing::HasSubstr("2 latents of rank 512"));
+  EXPECT_THAT(Refused("bf16", {1, 520, 64}), testing::HasSubstr("rank up to 512"));
+  EXPECT_THAT(Refused("bf16", {1, 512, 63}), testing::HasSubstr("an even number of channels up to 256"));
 }
 
 TEST(PlanCache, IdentityTellsApartWhatChangesBytes) {

@@ -21,9 +21,14 @@ using Json = nlohmann::ordered_json;
 
 PageHeader Header(const std::vector<std::string>& schemes, LayerShape shape = {2, 32}, int page_size = 16) {
   std::vector<KvScheme> parsed;
-  for (const std::string& text : schemes) parsed.push_back(KvScheme::Parse(text));
+  std::vector<LayerShape> shapes;
+  for (const std::string& text : schemes) {
+    parsed.push_back(KvScheme::Parse(text));
+    const bool latents = Find(parsed.back().k.format).latents == Latents::kOnly;
+    shapes.push_back(latents ? LayerShape{1, shape.head_dim, 16} : shape);
+  }
   return {.model = "test-model",
-          .layout = PlanCache(parsed, std::vector<LayerShape>(parsed.size(), shape), page_size),
+          .layout = PlanCache(parsed, shapes, page_size),
           .scales = {}};
 }
 

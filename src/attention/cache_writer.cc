@@ -34,7 +34,7 @@ void CountZeroScales(const formats::Format& format, int head_dim, const formats:
   };
   // With a zero of its own a block of equal values has scale 0 and loses nothing.
   if (scaling.block != formats::ScaleType::kNone && !scaling.block_zero) {
-    count(scaling.block, row.block_scales, head_dim / scaling.channels);
+    count(scaling.block, row.block_scales, head_dim / formats::BlockChannels(scaling, head_dim));
   } else if (scaling.block == formats::ScaleType::kNone && scaling.token != formats::ScaleType::kNone &&
              !scaling.token_zero) {
     count(scaling.token, row.token_scales, 1);

@@ -134,7 +134,7 @@ CellView TileAttention::CellSide::At(const uint8_t* record) const noexcept {
   CellView view{.codes = record + codes,
                 .page_tokens = tokens,
                 .head_dim = head_dim,
-                .block = scaling.channels,
+                .block = formats::BlockChannels(scaling, head_dim),
                 .tile = scaling.tile};
   const auto fp16 = [record](int64_t plane) { return reinterpret_cast<const uint16_t*>(record + plane); };
   if (scaling.block != formats::ScaleType::kNone) view.block_scales = {record + block_scales, scaling.block};
@@ -171,8 +171,8 @@ void TileAttention::PrepareQueries(QueryRows q) noexcept {
     transform.Forward(query, x, taken);
     uint8_t* prepared = work_.queries_[0] + row * work_.query_stride_;
     const float static_scale = side.format->scaling.per_head ? layer_.scales->k.scale[head] : 1.0f;
-    work_.row_scale_[0][row] =
-        quantized.prepare(x, head_dim_, side.format->scaling.channels, prepared) * (softmax_scale * static_scale);
+    const int block = formats::BlockChannels(side.format->scaling, head_dim_);
+    work_.row_scale_[0][row] = quantized.prepare(x, head_dim_, block, prepared) * (softmax_scale * static_scale);
     if (layer_.scheme->exact_open) {
       prepared = work_.queries_[1] + row * work_.query_stride_;
       work_.row_scale_[1][row] = exact.prepare(x, head_dim_, 0, prepared) * softmax_scale;

@@ -24,7 +24,7 @@ Json SideJson(const Side& side, int head_dim) {
   Json json = {{"format", side.format->name}, {"code", Name(format.code)}, {"code_bits", format.code_bits}};
   if (scaling.per_head) json["head_scale"] = "f32";
   if (scaling.block != ScaleType::kNone) {
-    json["block"] = scaling.channels;
+    json["block"] = BlockChannels(scaling, head_dim);
     json["block_scale"] = Name(scaling.block);
   }
   if (scaling.block_zero) json["block_zero"] = "fp16";

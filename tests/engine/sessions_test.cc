@@ -22,7 +22,7 @@ void ExpectSame(const Collected& got, const Collected& want, const std::string& 
 TEST(Sessions, HitsGiveTheBitsOfAColdRunForEveryFormat) {
   constexpr int kSessions = 4, kTurns = 5;
   for (const formats::Format& format : formats::All()) {
-    EngineConfig config = TinyConfig(Model(), std::string(format.name));
+    EngineConfig config = TinyConfig(ModelFor(std::string(format.name)), std::string(format.name));
     config.page_size = std::max(config.page_size, format.scaling.tile);
     config.max_model_len = 256;
     EngineConfig cold_config = config;

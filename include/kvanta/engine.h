@@ -142,6 +142,8 @@ struct EngineStats {
 struct ModelInfo {
   std::string architecture, dtype;
   int layers = 0, hidden = 0, heads = 0, kv_heads = 0, head_dim = 0, vocab = 0;
+  int rope_dim =
+      0;  // 0: K and V are apart; else both are one latent of head_dim (MLA), and a key has these channels more
   int64_t max_position = 0;
   int64_t parameters = 0, weight_bytes = 0;  // from the shapes; bytes as kept, norms and biases as f32
   std::vector<int> sliding_window;           // per layer; 0: none

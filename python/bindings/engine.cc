@@ -220,6 +220,7 @@ void BindInfo(nb::module_& module) {
       .def_ro("heads", &ModelInfo::heads)
       .def_ro("kv_heads", &ModelInfo::kv_heads)
       .def_ro("head_dim", &ModelInfo::head_dim)
+      .def_ro("rope_dim", &ModelInfo::rope_dim)
       .def_ro("vocab", &ModelInfo::vocab)
       .def_ro("max_position", &ModelInfo::max_position)
       .def_ro("parameters", &ModelInfo::parameters)

@@ -15,6 +15,7 @@
 #include "formats/cell.h"
 #include "formats/cell_codec.h"
 #include "formats/format.h"
+#include "formats/scheme.h"
 
 namespace nb = nanobind;
 
@@ -37,6 +38,15 @@ nb::dict Describe(const formats::Format& format) {
   row["sink_pages"] = format.sink_pages;
   row["edge_layers"] = format.edge_layers;
   row["scale"] = formats::DescribeScaling(format.scaling);
+  constexpr const char* kLatents[] = {"never", "also", "only"};
+  row["latents"] = kLatents[static_cast<int>(format.latents)];
+  if (format.latents == formats::Latents::kOnly) {
+    constexpr int kRank = 512, kRopeDim = 64, kTokens = 64;
+    const KvScheme scheme = KvScheme::Parse(format.name);
+    const int64_t bytes = formats::PlanCache({scheme}, {{1, kRank, kRopeDim}}, kTokens).page_bytes;
+    row["bits_per_element"] = static_cast<double>(bytes) * 8 / (kTokens * (kRank + kRopeDim));
+    return row;
+  }
   // Of one token at a head size of 128, scales included.
   const auto bits = [&](bool is_key) {
     const formats::CellShape shape = {.tokens = 64, .head_dim = 128};

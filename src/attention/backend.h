@@ -21,10 +21,13 @@ namespace kvanta::attention {
 struct LayerAttention {
   int heads = 0;  // query heads; a multiple of kv_heads
   int kv_heads = 0;
-  int head_dim = 0;         // 8..256, a multiple of 8
+  int head_dim = 0;         // 8..256, a multiple of 8; the rank of latents (MLA): 8..512
+  int rope_dim = 0;         // 0: K and V are apart; else both are one latent, and a key has this many channels more
   float softmax_scale = 0;  // usually 1/sqrt(head_dim)
   float softcap = 0;        // 0: none; else logits = softcap * tanh(logits / softcap)
   int sliding_window = 0;   // 0: none; else a query at p sees keys in (p - window, p]
+
+  int KeyDim() const noexcept { return head_dim + rope_dim; }
 };
 
 // One sequence's part of a step: `tokens` new positions [start, start + tokens), whose pages all exist.
@@ -68,10 +71,11 @@ class Backend {
   // after it is noexcept. `plan` may be null or a plan of an earlier step, whose memory is reused.
   virtual std::unique_ptr<Plan> MakePlan(const BatchShape& batch, std::unique_ptr<Plan> plan) = 0;
 
-  // k, v: f32 [rows][kv_heads * head_dim], row stride `kv_stride` floats, after RoPE. Quantizes on write.
+  // k, v: f32 [rows][kv_heads * head_dim], row stride `kv_stride` floats, after RoPE. Quantizes on write. Of latents, k
+  // is f32 [rows][head_dim + rope_dim], the latent and the rotated channels, and v is not read.
   virtual void Append(Plan& plan, int layer, const float* k, const float* v, int64_t kv_stride) noexcept = 0;
 
-  // q: f32 [rows][heads * head_dim], row stride `q_stride` floats, after RoPE; out: f32 [rows][heads * head_dim],
+  // q: f32 [rows][heads * KeyDim()], row stride `q_stride` floats, after RoPE; out: f32 [rows][heads * head_dim],
   // dense.
   virtual void Run(Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept = 0;
 

@@ -137,16 +137,20 @@ BackendConfig CheckConfig(BackendConfig config, const formats::CacheLayout& layo
   for (size_t i = 0; i < config.layers.size(); ++i) {
     const LayerAttention& layer = config.layers[i];
     const formats::LayerScheme& scheme = layout.layers[i];
-    if (layer.kv_heads != scheme.kv_heads || layer.head_dim != scheme.shape.head_dim) {
-      throw InputError(fmt::format("layer {}: attention has {} KV heads of {}, the cache {} of {}", i, layer.kv_heads,
-                                   layer.head_dim, scheme.kv_heads, scheme.shape.head_dim));
+    if (layer.kv_heads != scheme.kv_heads || layer.head_dim != scheme.shape.head_dim ||
+        layer.rope_dim != scheme.rope_dim) {
+      throw InputError(fmt::format("layer {}: attention has {} KV heads of {} + {}, the cache {} of {} + {}", i,
+                                   layer.kv_heads, layer.head_dim, layer.rope_dim, scheme.kv_heads,
+                                   scheme.shape.head_dim, scheme.rope_dim));
     }
     if (layer.kv_heads < 1 || layer.heads < 1 || layer.heads % layer.kv_heads != 0) {
       throw InputError(
           fmt::format("layer {}: {} query heads are not a multiple of {} KV heads", i, layer.heads, layer.kv_heads));
     }
-    if (layer.head_dim < 8 || layer.head_dim > 256 || layer.head_dim % 8 != 0) {
-      throw InputError(fmt::format("layer {}: head_dim {} is not a multiple of 8 from 8 to 256", i, layer.head_dim));
+    const int longest = scheme.SharesCell() ? formats::kMaxLatentRank : 256;
+    if (layer.head_dim < 8 || layer.head_dim > longest || layer.head_dim % 8 != 0) {
+      throw InputError(
+          fmt::format("layer {}: head_dim {} is not a multiple of 8 from 8 to {}", i, layer.head_dim, longest));
     }
     if (!(std::isfinite(layer.softmax_scale) && layer.softmax_scale > 0) || !(layer.softcap >= 0) ||
         !std::isfinite(layer.softcap) || layer.sliding_window < 0) {

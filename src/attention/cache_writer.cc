@@ -34,7 +34,7 @@ void CountZeroScales(const formats::Format& format, int head_dim, const formats:
   };
   // With a zero of its own a block of equal values has scale 0 and loses nothing.
   if (scaling.block != formats::ScaleType::kNone && !scaling.block_zero) {
-    count(scaling.block, row.block_scales, head_dim / scaling.channels);
+    count(scaling.block, row.block_scales, head_dim / formats::BlockChannels(scaling, head_dim));
   } else if (scaling.block == formats::ScaleType::kNone && scaling.token != formats::ScaleType::kNone &&
              !scaling.token_zero) {
     count(scaling.token, row.token_scales, 1);
@@ -126,7 +126,7 @@ void CacheWriter::Write(const Batch& batch, int layer, const float* k, const flo
     const int head = static_cast<int>(task % scheme.kv_heads);
     const int64_t offset = touched.first_row * stride + head * head_dim;
     WriteSide(touched, layer, head, SideKind::kK, k + offset, stride);
-    WriteSide(touched, layer, head, SideKind::kV, v + offset, stride);
+    if (!scheme.SharesCell()) WriteSide(touched, layer, head, SideKind::kV, v + offset, stride);
   };
   const int64_t tasks = static_cast<int64_t>(batch.touched.size()) * scheme.kv_heads;
   if (batch.rows * scheme.kv_heads * head_dim * 2 <= kInlineValues) {
@@ -146,48 +146,51 @@ void CacheWriter::WriteSide(const TouchedPage& touched, int layer, int head, Sid
   const float static_scale = scales.scale[static_cast<size_t>(head)];
   const formats::RowTransform transform = formats::TransformOf(side, scales, head, scheme.shape.head_dim);
   uint8_t* quantized = nullptr;
-  uint8_t* outliers = nullptr;  // those of the record that is written first
+  const formats::CellShape plain_shape{.tokens = scheme.shape.tokens,
+                                       .head_dim = is_key ? scheme.PlainShape().head_dim : 0};
+  uint8_t* plain = nullptr;  // the channels of the record that is written first
   if (touched.page.quantized != cache::kNoPage) {
     uint8_t* record =
         store_.Base(PageKind::kQuantized) + touched.page.quantized * store_.RecordBytes(PageKind::kQuantized);
     quantized = record + (is_key ? scheme.KCell(head) : scheme.VCell(head));
-    outliers = record + scheme.KOutliers(head);
+    plain = record + scheme.KPlain(head);
   }
   uint8_t* exact = nullptr;
   const formats::CellPlanes exact_planes = formats::Bf16Planes(scheme.shape);
   if (scheme.exact_open) {
     uint8_t* record = store_.Base(PageKind::kExact) + touched.page.exact * store_.RecordBytes(PageKind::kExact);
     exact = record + (is_key ? scheme.ExactKCell(head) : scheme.ExactVCell(head));
-    outliers = record + scheme.ExactKOutliers(head);
+    plain = record + scheme.ExactKPlain(head);
   }
 
   formats::RowBuffer buffer;
   alignas(64) float x[kMaxHeadDim];
   float taken[KvScheme::kMaxOutliers];
   SideCounts counts;
-  EncodeCounts taken_counts;
+  EncodeCounts plain_counts;
   for (int slot = touched.first_slot; slot < touched.last_slot; ++slot) {
-    transform.Forward(rows + (slot - touched.first_slot) * stride, x, taken);
+    const float* row = rows + (slot - touched.first_slot) * stride;
+    transform.Forward(row, x, taken);
     const formats::Format& format = exact ? ExactFormat() : *side.format;
     format.encode_row(x, scheme.shape.head_dim, static_scale, buffer.Planes(), counts);
     if (!exact) CountZeroScales(format, scheme.shape.head_dim, buffer.Planes(), counts);
     formats::StoreRow(kind, format, scheme.shape, exact ? exact_planes : side.planes, slot, buffer.Planes(),
                       exact ? exact : quantized);
-    if (side.outliers == 0) continue;
-    ExactFormat().encode_row(taken, side.outliers, 1.0F, buffer.Planes(), taken_counts);
-    formats::StoreRow(kind, ExactFormat(), scheme.OutlierShape(), formats::Bf16Planes(scheme.OutlierShape()), slot,
-                      buffer.Planes(), outliers);
+    if (plain_shape.head_dim == 0) continue;
+    const float* channels = scheme.SharesCell() ? row + scheme.shape.head_dim : taken;
+    scheme.plain->encode_row(channels, plain_shape.head_dim, 1.0F, buffer.Planes(), plain_counts);
+    formats::StoreRow(kind, *scheme.plain, plain_shape, scheme.PlainPlanes(), slot, buffer.Planes(), plain);
   }
-  counts.saturated += taken_counts.saturated;  // as values they count among the row's
-  counts.nan += taken_counts.nan;
+  if (!scheme.SharesCell()) plain_counts.values = 0;  // outliers count among the row's
+  counts += plain_counts;
   if (exact && quantized && touched.last_slot == scheme.shape.tokens) {
     SideCounts closing;
     PageCloser(kind, side, scheme.shape, static_scale, closing).Close(exact_planes, exact, quantized);
     counts.saturated += closing.saturated;  // values and NaN were counted when they were written
     counts.blocks += closing.blocks;
     counts.zero_blocks += closing.zero_blocks;
-    if (side.outliers != 0) {
-      std::memcpy(quantized + side.planes.bytes, outliers, static_cast<size_t>(scheme.OutlierBytes()));
+    if (plain_shape.head_dim != 0) {
+      std::memcpy(quantized + side.planes.bytes, plain, static_cast<size_t>(scheme.PlainBytes()));
     }
   }
   LayerCounts& total = counts_[static_cast<size_t>(layer)];

@@ -17,7 +17,7 @@ class CacheWriter {
   // `config` as CheckConfig gives it; it and `store` must outlive the writer.
   CacheWriter(cache::PageStore& store, const BackendConfig& config);
 
-  // k, v: f32 [rows][kv_heads * head_dim], row stride `stride` floats.
+  // k, v: f32 [rows][kv_heads * head_dim], row stride `stride` floats; of latents k alone, as Backend::Append says.
   void Write(const Batch& batch, int layer, const float* k, const float* v, int64_t stride,
              ThreadPool& threads) noexcept;
 

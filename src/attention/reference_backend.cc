@@ -19,8 +19,8 @@ class ReferencePlan final : public Plan {
   Batch batch;
 };
 
-// The keys or values of one KV head of a sequence, decoded: f32 [tokens][width], each page in both forms. A key's
-// outlier channels follow its transformed ones.
+// The keys or values of one KV head of a sequence, decoded: f32 [tokens][width], each page in both forms. A key's plain
+// channels follow its transformed ones.
 struct DecodedSide {
   int64_t width = 0;
   std::vector<float> quantized;
@@ -63,32 +63,33 @@ class ReferenceBackend final : public Backend {
  private:
   const formats::LayerScheme& Scheme(int layer) const { return store_.Layout().layers[static_cast<size_t>(layer)]; }
 
-  // The cell of a page, and the outliers that follow it: rows f32 [tokens][head_dim + outliers].
-  static void DecodeRows(formats::SideKind kind, const formats::LayerScheme& scheme, const formats::Side& side,
-                         const formats::Format& format, const formats::CellPlanes& planes, const uint8_t* cell,
-                         float static_scale, int tokens, float* rows) {
+  // The cell of a page, and `plain` channels that follow it: rows f32 [tokens][head_dim + plain].
+  static void DecodeRows(formats::SideKind kind, const formats::LayerScheme& scheme, const formats::Format& format,
+                         const formats::CellPlanes& planes, const uint8_t* cell, float static_scale, int tokens,
+                         int plain, float* rows) {
     const int head_dim = scheme.shape.head_dim;
     std::vector<float> main(static_cast<size_t>(tokens * head_dim));
-    std::vector<float> taken(static_cast<size_t>(tokens * side.outliers));
+    std::vector<float> beside(static_cast<size_t>(tokens * plain));
     reference::DecodeCell(kind, format, scheme.shape, planes, cell, static_scale, tokens, main.data());
-    reference::DecodeCell(kind, ExactFormat(), scheme.OutlierShape(), formats::Bf16Planes(scheme.OutlierShape()),
-                          cell + planes.bytes, 1.0f, side.outliers == 0 ? 0 : tokens, taken.data());
+    reference::DecodeCell(kind, *scheme.plain, scheme.PlainShape(), scheme.PlainPlanes(), cell + planes.bytes, 1.0f,
+                          plain == 0 ? 0 : tokens, beside.data());
     for (int token = 0; token < tokens; ++token) {
       rows = std::copy_n(main.data() + token * head_dim, head_dim, rows);
-      rows = std::copy_n(taken.data() + token * side.outliers, side.outliers, rows);
+      rows = std::copy_n(beside.data() + token * plain, plain, rows);
     }
   }
 
-  DecodedSide Decode(const SequenceRows& sequence, int layer, int head, formats::SideKind kind) const {
+  DecodedSide Decode(const SequenceRows& sequence, int layer, int head, bool is_key) const {
     const formats::LayerScheme& scheme = Scheme(layer);
-    const bool is_key = kind == formats::SideKind::kK;
+    const formats::SideKind kind = is_key || scheme.SharesCell() ? formats::SideKind::kK : formats::SideKind::kV;
+    const int plain = is_key ? scheme.PlainShape().head_dim : 0;
     const formats::Side& side = is_key ? scheme.k : scheme.v;
     const formats::LayerScales& scales = config_.scales[static_cast<size_t>(layer)];
     const float static_scale = (is_key ? scales.k : scales.v).scale[static_cast<size_t>(head)];
     const int64_t page_size = scheme.shape.tokens;
     const int64_t window = config_.layers[static_cast<size_t>(layer)].sliding_window;
     DecodedSide decoded;
-    decoded.width = scheme.shape.head_dim + side.outliers;
+    decoded.width = scheme.shape.head_dim + plain;
     const size_t size = static_cast<size_t>(sequence.End() * decoded.width);
     decoded.quantized.resize(size);
     decoded.exact.resize(size);
@@ -101,14 +102,13 @@ class ReferenceBackend final : public Backend {
       if (ref.quantized != cache::kNoPage && (!scheme.exact_open || closed)) {
         const uint8_t* record =
             store_.Base(PageKind::kQuantized) + ref.quantized * store_.RecordBytes(PageKind::kQuantized);
-        DecodeRows(kind, scheme, side, *side.format, side.planes,
-                   record + (is_key ? scheme.KCell(head) : scheme.VCell(head)), static_scale, tokens,
-                   decoded.quantized.data() + offset);
+        DecodeRows(kind, scheme, *side.format, side.planes, record + (is_key ? scheme.KCell(head) : scheme.VCell(head)),
+                   static_scale, tokens, plain, decoded.quantized.data() + offset);
       }
       if (ref.exact != cache::kNoPage && scheme.exact_open) {
         const uint8_t* record = store_.Base(PageKind::kExact) + ref.exact * store_.RecordBytes(PageKind::kExact);
-        DecodeRows(kind, scheme, side, ExactFormat(), formats::Bf16Planes(scheme.shape),
-                   record + (is_key ? scheme.ExactKCell(head) : scheme.ExactVCell(head)), 1.0f, tokens,
+        DecodeRows(kind, scheme, ExactFormat(), formats::Bf16Planes(scheme.shape),
+                   record + (is_key ? scheme.ExactKCell(head) : scheme.ExactVCell(head)), 1.0f, tokens, plain,
                    decoded.exact.data() + offset);
       }
     }
@@ -121,11 +121,11 @@ class ReferenceBackend final : public Backend {
     const int64_t head_dim = attention.head_dim;
     const int64_t page_size = scheme.shape.tokens;
     const int group = attention.heads / attention.kv_heads;
-    const DecodedSide keys = Decode(sequence, layer, head, formats::SideKind::kK);
-    const DecodedSide values = Decode(sequence, layer, head, formats::SideKind::kV);
+    const DecodedSide keys = Decode(sequence, layer, head, true);
+    const DecodedSide values = Decode(sequence, layer, head, false);
     const std::vector<float>& mean = config_.scales[static_cast<size_t>(layer)].k.mean;
     std::vector<float> row_keys, row_values;
-    // Outlier channels meet the query's own channels; the rest meets the query without them, transformed.
+    // Plain channels meet the query's own channels; the rest meets the query without them, transformed.
     std::vector<double> rest(static_cast<size_t>(head_dim)), row_q, row_out(static_cast<size_t>(head_dim));
     const formats::RowTransform transform =
         formats::TransformOf(scheme.k, config_.scales[static_cast<size_t>(layer)].k, head, attention.head_dim);
@@ -142,8 +142,8 @@ class ReferenceBackend final : public Backend {
         row_values.insert(row_values.end(), value, value + head_dim);
       }
       for (int g = 0; g < group; ++g) {
-        const int64_t column = (int64_t{head} * group + g) * head_dim;
-        const float* row = q + (sequence.first_row + token) * q_stride + column;
+        const int64_t query_head = int64_t{head} * group + g;
+        const float* row = q + (sequence.first_row + token) * q_stride + query_head * attention.KeyDim();
         std::copy_n(row, head_dim, rest.begin());
         reference::Logits logits{.scale = attention.softmax_scale, .softcap = attention.softcap};
         if (scheme.k.mean) {
@@ -155,9 +155,10 @@ class ReferenceBackend final : public Backend {
         if (scheme.k.hadamard) reference::Hadamard(rest);
         row_q = rest;
         for (const int channel : transform.outliers) row_q.push_back(double{row[channel]});
+        row_q.insert(row_q.end(), row + head_dim, row + attention.KeyDim());
         reference::Attend(row_q, row_keys.data(), row_values.data(), position + 1 - first, logits, row_out);
         if (scheme.v.hadamard) reference::Hadamard(row_out);
-        float* result = out + (sequence.first_row + token) * attention.heads * head_dim + column;
+        float* result = out + (sequence.first_row + token) * attention.heads * head_dim + query_head * head_dim;
         std::transform(row_out.begin(), row_out.end(), result, [](double x) { return static_cast<float>(x); });
       }
     }

@@ -36,7 +36,7 @@ const kernels::KeyKernel& KeyKernelOf(const AttentionKernels& kernels, formats::
 
 void TileWorkspace::Reserve(Device& device, int rows, const std::vector<LayerView>& layers,
                             const AttentionKernels& kernels) {
-  int64_t query_bytes = 0;
+  int64_t query_bytes = 0, latent_bytes = 0;
   int head_dim = 0;
   for (const LayerView& layer : layers) {
     head_dim = std::max(head_dim, layer.scheme->shape.head_dim);
@@ -44,6 +44,11 @@ void TileWorkspace::Reserve(Device& device, int rows, const std::vector<LayerVie
       const kernels::KeyKernel& kernel = KeyKernelOf(kernels, keys->code, keys->scaling);
       query_bytes = std::max(query_bytes, kernel.query_bytes(layer.scheme->shape.head_dim));
     }
+    const formats::LayerScheme& scheme = *layer.scheme;
+    const kernels::KeyKernel& plain = KeyKernelOf(kernels, scheme.plain->code, {});
+    query_bytes = std::max(query_bytes, plain.query_bytes(scheme.PlainShape().head_dim));
+    if (!scheme.SharesCell()) continue;
+    latent_bytes = std::max({latent_bytes, scheme.k.planes.row_bytes * scheme.shape.tokens, scheme.ExactCellBytes()});
   }
   if (memory_ && rows <= rows_ && query_bytes <= query_stride_) return;
   rows_ = rows;
@@ -53,7 +58,7 @@ void TileWorkspace::Reserve(Device& device, int rows, const std::vector<LayerVie
   const int64_t out = Align(int64_t{4} * rows * head_dim);
   const int64_t scores = int64_t{4} * kPassRows * kMaxPageTokens;
   const int64_t total = 3 * rows * query_bytes + 4 * row_floats + 2 * states + 2 * out + kLine + 2 * scores +
-                        kPassRows * kernels::kWeightBytes;
+                        kPassRows * kernels::kWeightBytes + latent_bytes;
   memory_ = device.Allocate(static_cast<size_t>(total));
   uint8_t* next = memory_.data();
   const auto take = [&next](int64_t bytes) {
@@ -72,8 +77,9 @@ void TileWorkspace::Reserve(Device& device, int rows, const std::vector<LayerVie
   total_out_ = reinterpret_cast<float*>(take(out));
   rescale_ = reinterpret_cast<float*>(take(kLine));
   scores_ = reinterpret_cast<float*>(take(scores));
-  outlier_scores_ = reinterpret_cast<float*>(take(scores));
+  plain_scores_ = reinterpret_cast<float*>(take(scores));
   weights_ = take(kPassRows * kernels::kWeightBytes);
+  values_ = take(latent_bytes);
 }
 
 TileAttention::TileAttention(const AttentionKernels& kernels, const LayerView& layer, const Tile& tile,
@@ -89,16 +95,19 @@ TileAttention::TileAttention(const AttentionKernels& kernels, const LayerView& l
       own_page_(tile.first / layer.scheme->shape.tokens) {
   const formats::LayerScheme& scheme = *layer.scheme;
   const size_t head = static_cast<size_t>(tile.kv_head);
-  CellSide outliers{.tokens = page_size_, .head_dim = scheme.k.outliers, .bytes = scheme.OutlierBytes()};
-  outliers.codes = scheme.KOutliers(tile.kv_head);
+  CellSide plain{.code = scheme.plain->code,
+                 .tokens = page_size_,
+                 .head_dim = scheme.PlainShape().head_dim,
+                 .bytes = scheme.PlainBytes()};
+  plain.codes = scheme.KPlain(tile.kv_head);
   quantized_ = {SideOf(scheme.k, scheme.shape, scheme.KCell(tile.kv_head)),
-                SideOf(scheme.v, scheme.shape, scheme.VCell(tile.kv_head)), outliers};
+                SideOf(scheme.v, scheme.shape, scheme.VCell(tile.kv_head)), plain};
   if (scheme.v.format->scaling.per_head) quantized_.v_scale = layer.scales->v.scale[head];
   if (scheme.exact_open) {
     const int64_t bytes = scheme.ExactCellBytes();
     const CellSide side{.code = formats::Code::kBf16, .tokens = page_size_, .head_dim = head_dim_, .bytes = bytes};
-    outliers.codes = scheme.ExactKOutliers(tile.kv_head);
-    exact_ = {side, side, outliers};
+    plain.codes = scheme.ExactKPlain(tile.kv_head);
+    exact_ = {side, side, plain};
     exact_.k.codes = scheme.ExactKCell(tile.kv_head);
     exact_.v.codes = scheme.ExactVCell(tile.kv_head);
   }
@@ -125,7 +134,7 @@ CellView TileAttention::CellSide::At(const uint8_t* record) const noexcept {
   CellView view{.codes = record + codes,
                 .page_tokens = tokens,
                 .head_dim = head_dim,
-                .block = scaling.channels,
+                .block = formats::BlockChannels(scaling, head_dim),
                 .tile = scaling.tile};
   const auto fp16 = [record](int64_t plane) { return reinterpret_cast<const uint16_t*>(record + plane); };
   if (scaling.block != formats::ScaleType::kNone) view.block_scales = {record + block_scales, scaling.block};
@@ -145,12 +154,13 @@ void TileAttention::PrepareQueries(QueryRows q) noexcept {
   const float softmax_scale = layer_.attention->softmax_scale;
   const kernels::KeyKernel& quantized = KeyKernelOf(kernels_, side.format->code, side.format->scaling);
   const kernels::KeyKernel& exact = kernels_.keys[Index(formats::Code::kBf16)];
+  const kernels::KeyKernel& plain = kernels_.keys[Index(layer_.scheme->plain->code)];
   formats::RowTransform transform = formats::TransformOf(side, layer_.scales->k, tile_.kv_head, head_dim_);
   const float* mean = std::exchange(transform.mean, nullptr);
   alignas(64) float x[kMaxHeadDim];
   float taken[KvScheme::kMaxOutliers];
   for (int row = 0; row < Rows(); ++row) {
-    const int64_t offset = (tile_.kv_head * int64_t{group_} + row % group_) * head_dim_;
+    const int64_t offset = (tile_.kv_head * int64_t{group_} + row % group_) * layer_.attention->KeyDim();
     const float* query = q.data + row / group_ * q.stride + offset;
     work_.bias_[row] = 0;
     if (mean) {
@@ -161,15 +171,16 @@ void TileAttention::PrepareQueries(QueryRows q) noexcept {
     transform.Forward(query, x, taken);
     uint8_t* prepared = work_.queries_[0] + row * work_.query_stride_;
     const float static_scale = side.format->scaling.per_head ? layer_.scales->k.scale[head] : 1.0f;
-    work_.row_scale_[0][row] =
-        quantized.prepare(x, head_dim_, side.format->scaling.channels, prepared) * (softmax_scale * static_scale);
+    const int block = formats::BlockChannels(side.format->scaling, head_dim_);
+    work_.row_scale_[0][row] = quantized.prepare(x, head_dim_, block, prepared) * (softmax_scale * static_scale);
     if (layer_.scheme->exact_open) {
       prepared = work_.queries_[1] + row * work_.query_stride_;
       work_.row_scale_[1][row] = exact.prepare(x, head_dim_, 0, prepared) * softmax_scale;
     }
-    if (side.outliers != 0) {
+    if (quantized_.plain.head_dim != 0) {
       prepared = work_.queries_[2] + row * work_.query_stride_;
-      work_.row_scale_[2][row] = exact.prepare(taken, side.outliers, 0, prepared) * softmax_scale;
+      const float* channels = layer_.scheme->SharesCell() ? query + head_dim_ : taken;
+      work_.row_scale_[2][row] = plain.prepare(channels, quantized_.plain.head_dim, 0, prepared) * softmax_scale;
     }
   }
 }
@@ -202,14 +213,27 @@ void TileAttention::AttendRun(int64_t run) noexcept {
     if (page + 1 < last) {
       next = View(page + 1);
       after.next = next.record + next.cells->k.codes;
-      after.end = after.next + next.cells->k.bytes + next.cells->outliers.bytes;
+      after.end = after.next + next.cells->k.bytes + next.cells->plain.bytes;
     }
     AttendPage(page, view, after, tokens);
     view = next;
   }
 }
 
+// Codes of a page of latents as values: tokens beside each other instead of channels. Once for all rows of the tile.
+void TileAttention::TurnLatents(int64_t page, const PageView& view, int tokens) noexcept {
+  const CellSide& latents = view.cells->k;
+  const int64_t seen = std::min<int64_t>(page_size_, tile_.first + tokens - page * page_size_);
+  const int bits = formats::CodeBits(latents.code);
+  kernels_.turn({.keys = view.record + latents.codes,
+                 .row_bytes = int64_t{latents.head_dim} * bits / 8,
+                 .element_bytes = std::max(8, bits) / 8,
+                 .groups = static_cast<int>((seen + 15) / 16),
+                 .values = work_.values_});
+}
+
 void TileAttention::AttendPage(int64_t page, const PageView& view, kernels::Prefetch after, int tokens) noexcept {
+  if (layer_.scheme->SharesCell()) TurnLatents(page, view, tokens);
   const int64_t start = page * page_size_;
   const auto begin_of = [&](int token) {
     return static_cast<int>(
@@ -247,11 +271,11 @@ void TileAttention::ScoreRows(const PageView& view, int groups, int first_row, i
                 .prefetch = next});
   };
   pass(view.cells->k, view.exact ? 1 : 0, work_.scores_, prefetch);
-  if (view.cells->outliers.bytes == 0) return;
-  pass(view.cells->outliers, 2, work_.outlier_scores_, {});
+  if (view.cells->plain.bytes == 0) return;
+  pass(view.cells->plain, 2, work_.plain_scores_, {});
   for (int row = 0; row < rows; ++row) {
     float* scores = work_.scores_ + row * kMaxPageTokens;
-    const float* more = work_.outlier_scores_ + row * kMaxPageTokens;
+    const float* more = work_.plain_scores_ + row * kMaxPageTokens;
     for (int t = 0; t < 16 * groups; ++t) scores[t] += more[t];
   }
 }
@@ -259,9 +283,13 @@ void TileAttention::ScoreRows(const PageView& view, int groups, int first_row, i
 void TileAttention::AttendRows(const PageView& view, int begin, int end, int first_row, int rows,
                                kernels::Prefetch after) noexcept {
   const PageCells& cells = *view.cells;
-  const CellView values = cells.v.At(view.record);
+  CellView values = cells.v.At(view.record);
   kernels::Prefetch value_lines;
-  if (after.next != nullptr || first_row == 0) value_lines = {values.codes, values.codes + cells.v.bytes};
+  if (layer_.scheme->SharesCell()) {
+    values.codes = work_.values_;
+  } else if (after.next != nullptr || first_row == 0) {
+    value_lines = {values.codes, values.codes + cells.v.bytes};
+  }
   ScoreRows(view, (end + 15) / 16, first_row, rows, value_lines);
   kernels_.softmax({.begin = begin,
                     .end = end,

@@ -24,7 +24,7 @@ struct LayerView {
   int64_t exact_bytes = 0;
 };
 
-// Query rows of a sequence: f32 [tokens][heads * head_dim], row stride `stride` floats, from the tile's first token on.
+// Query rows of a sequence: f32 [tokens][heads * KeyDim()], row stride `stride` floats, from the tile's first token on.
 struct QueryRows {
   const float* data = nullptr;
   int64_t stride = 0;
@@ -42,7 +42,7 @@ class TileWorkspace {
   Buffer memory_;
   int rows_ = 0;
   int64_t query_stride_ = 0;
-  // Prepared for the quantized code, for the exact one, and (the outlier channels alone) for that of K's outliers.
+  // Prepared for the quantized code, for the exact one, and (K's plain channels alone) for theirs.
   uint8_t* queries_[3] = {};
   float* row_scale_[3] = {};
   float* bias_ = nullptr;  // q.mean, used with softcap
@@ -52,8 +52,9 @@ class TileWorkspace {
   float* total_out_ = nullptr;
   float* rescale_ = nullptr;  // [kPassRows]
   float* scores_ = nullptr;   // [kPassRows][kMaxPageTokens]
-  float* outlier_scores_ = nullptr;
+  float* plain_scores_ = nullptr;
   uint8_t* weights_ = nullptr;
+  uint8_t* values_ = nullptr;  // codes of a page of latents, in V's order
 };
 
 class TileAttention {
@@ -92,7 +93,7 @@ class TileAttention {
   };
   struct PageCells {
     CellSide k, v;
-    CellSide outliers;  // of K; no bytes without
+    CellSide plain;  // channels of K; no bytes without
     float v_scale = 1;
   };
   // A page as the page rule has the tile read it.
@@ -104,6 +105,7 @@ class TileAttention {
   static CellSide SideOf(const formats::Side& side, formats::CellShape shape, int64_t cell) noexcept;
   PageView View(int64_t page) const noexcept;
   void AttendRun(int64_t run) noexcept;
+  void TurnLatents(int64_t page, const PageView& view, int tokens) noexcept;
   void AttendPage(int64_t page, const PageView& view, kernels::Prefetch after, int tokens) noexcept;
   void ScoreRows(const PageView& view, int groups, int first_row, int rows, kernels::Prefetch prefetch) noexcept;
   void AttendRows(const PageView& view, int begin, int end, int first_row, int rows, kernels::Prefetch after) noexcept;

@@ -44,7 +44,7 @@ void ForwardListening(models::Model& model, const BackendFactory& make_backend, 
                       std::span<const int32_t> tokens, int64_t max_rows, AppendListener& listener) {
   const std::vector<KvScheme> schemes(layout.layers.size(), KvScheme::Parse("bf16"));
   std::vector<formats::LayerShape> shapes;
-  for (const auto& layer : layout.layers) shapes.push_back({layer.kv_heads, layer.shape.head_dim});
+  for (const auto& layer : layout.layers) shapes.push_back({layer.kv_heads, layer.shape.head_dim, layer.rope_dim});
   const formats::CacheLayout plain = formats::PlanCache(schemes, shapes, layout.page_size);
   const cache::PageDemand demand(plain);
   const auto count = static_cast<int64_t>(tokens.size());

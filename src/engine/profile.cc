@@ -62,6 +62,7 @@ class ProfiledOps final : public kernels::Ops {
         norm_(profile_->Row("norm")),
         rope_(profile_->Row("rope")),
         silu_(profile_->Row("silu")),
+        copy_(profile_->Row("copy")),
         add_(profile_->Row("add")) {}
 
   Device& device() const noexcept override { return inner_->device(); }
@@ -80,6 +81,11 @@ class ProfiledOps final : public kernels::Ops {
     const Timer timer(norm_);
     inner_->RmsNorm(x, x_stride, weight, eps, rows, width, out, out_stride);
   }
+  void Copy(const float* x, int64_t x_stride, int64_t rows, int64_t width, float* out,
+            int64_t out_stride) noexcept override {
+    const Timer timer(copy_);
+    inner_->Copy(x, x_stride, rows, width, out, out_stride);
+  }
   void Add(float* x, const float* y, int64_t n) noexcept override {
     const Timer timer(add_);
     inner_->Add(x, y, n);
@@ -97,7 +103,7 @@ class ProfiledOps final : public kernels::Ops {
  private:
   std::unique_ptr<kernels::Ops> inner_;
   std::shared_ptr<StepProfile> profile_;
-  ProfileRow &embed_, &norm_, &rope_, &silu_, &add_;
+  ProfileRow &embed_, &norm_, &rope_, &silu_, &copy_, &add_;
 };
 
 class ProfiledBackend final : public attention::Backend {

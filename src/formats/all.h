@@ -18,6 +18,7 @@
 #include "formats/int8_g32.h"
 #include "formats/kivi2.h"
 #include "formats/kivi4.h"
+#include "formats/mla.h"
 #include "formats/mxfp4.h"
 #include "formats/mxfp8.h"
 #include "formats/nvfp4.h"
@@ -53,6 +54,9 @@ using FormatList = TypeList<  //
     TurboquantK8V4,           //
     Turboquant4BitNc,         //
     TurboquantK3V4Nc,         //
-    Turboquant3BitNc>;
+    Turboquant3BitNc,         //
+    MlaFp8,                   //
+    MlaInt4,                  //
+    MlaNvfp4>;
 
 }  // namespace kvanta::formats

@@ -13,6 +13,7 @@ struct Bf16 : FormatTraits {
   static constexpr std::string_view kSummary = "bfloat16, converted by value";
   static constexpr std::string_view kRule = "code = bf16(x), nearest even; above 3.39e38 saturates";
   static constexpr Code kCode = Code::kBf16;
+  static constexpr Latents kLatents = Latents::kAlso;
   static constexpr uint16_t kMaxBits = 0x7f7f;
 
   // The nearest bf16; above the largest finite value that one; NaN stays NaN.

@@ -16,15 +16,16 @@ int64_t AlignPlane(int64_t bytes) {
 }
 
 // Channels that head_dim must be a multiple of.
-int ChannelStep(const Format& format) {
-  return std::max(format.scaling.channels, CodeChannels(format.code));
+int ChannelStep(const Format& format, int head_dim) {
+  return std::max(BlockChannels(format.scaling, head_dim), CodeChannels(format.code));
 }
 
 // Names of the formats that take head_dim, for the error message.
 std::string FormatsFor(int head_dim) {
   std::string names;
   for (const Format& format : All()) {
-    if (head_dim % ChannelStep(format) != 0 || head_dim % ChannelStep(OnSide(format, false)) != 0) continue;
+    const Format& values = OnSide(format, false);
+    if (head_dim % ChannelStep(format, head_dim) != 0 || head_dim % ChannelStep(values, head_dim) != 0) continue;
     names += names.empty() ? "" : ", ";
     names += format.name;
   }
@@ -65,7 +66,7 @@ CellPlanes PlanRows(const Format& format, CellShape shape) {
     throw InputError(
         fmt::format("head_dim {}: must be a multiple of 8 from {} to {}", shape.head_dim, kMinHeadDim, kMaxHeadDim));
   }
-  const int step = ChannelStep(format);
+  const int step = ChannelStep(format, shape.head_dim);
   if (shape.head_dim % step != 0) {
     throw InputError(
         fmt::format("{} has {} of {} channels, which do not divide head_dim {} ({} % {} = {}); formats that "
@@ -81,7 +82,7 @@ CellPlanes PlanRows(const Format& format, CellShape shape) {
   }
   CellPlanes planes;
   planes.row_bytes = int64_t{shape.head_dim} * format.code_bits / 8;
-  planes.blocks = scaling.channels == 0 ? 0 : shape.head_dim / scaling.channels;
+  planes.blocks = scaling.channels == 0 ? 0 : shape.head_dim / BlockChannels(scaling, shape.head_dim);
   const int64_t tiles = scaling.tile == 0 ? 0 : shape.tokens / scaling.tile;
   int64_t end = 0;
   const auto plane = [&end](int64_t bytes) {

@@ -61,13 +61,16 @@ CellPlanes PlanCell(const Format& format, CellShape shape);
 // The same for any number of tokens from 1 (of tiles: whole tiles): rows outside a page.
 CellPlanes PlanRows(const Format& format, CellShape shape);
 
-// A bf16 cell of any even number of channels, in a page.
-constexpr CellPlanes Bf16Planes(CellShape shape) {
+// A cell without scales, of any even number of channels of 16 or 32 bits, in a page.
+constexpr CellPlanes PlainPlanes(int code_bits, CellShape shape) {
   CellPlanes planes;
-  planes.row_bytes = int64_t{2} * shape.head_dim;
+  planes.row_bytes = int64_t{shape.head_dim} * code_bits / 8;
   planes.bytes = planes.row_bytes * shape.tokens;
   planes.channel_scales = planes.channel_zeros = planes.bytes;  // no bytes
   return planes;
+}
+constexpr CellPlanes Bf16Planes(CellShape shape) {
+  return PlainPlanes(16, shape);
 }
 
 // The planes of one token's row inside a canonical cell.

@@ -63,6 +63,9 @@ struct TilePlanes {
   }
 };
 
+// Whether a format stores the latents of MLA: K and V as one, with the rotated channels of K beside them in bf16.
+enum class Latents : uint8_t { kNever, kAlso, kOnly };
+
 struct Format {
   std::string_view name;                      // canonical, e.g. "fp8_e4m3"
   std::span<const std::string_view> aliases;  // e.g. {"fp8"}
@@ -75,6 +78,7 @@ struct Format {
   ExactPages exact;  // default of the preset name
   int sink_pages;    // default of the preset name
   int edge_layers;   // first and last layers that the preset name keeps in bf16
+  Latents latents;
 
   // Encodes one token's row of one head, already transformed: x[head_dim] f32 -> planes. `static_scale` is used where
   // scaling.per_head only (stored value = x / static_scale). Bit-exact on every backend; never throws.

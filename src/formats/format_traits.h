@@ -1,7 +1,7 @@
 // What a format's type may leave out, and the run-time view made of it. A format is a type with
 //
 //   kName, kSummary, kRule, kCode               always
-//   kAliases, kScaling, kHadamard, kExact, kSinkPages, kEdgeLayers, Values
+//   kAliases, kScaling, kHadamard, kExact, kSinkPages, kEdgeLayers, kLatents, Values
 //                                               where they differ from FormatTraits
 //   EncodeRow, DecodeRow                        as Format::encode_row and Format::decode_row, or, of tiles,
 //   EncodeTile, DecodeTile                      as Format::encode_tile and Format::decode_tile
@@ -24,6 +24,7 @@ struct FormatTraits {
   static constexpr ExactPages kExact = ExactPages::kNone;
   static constexpr int kSinkPages = 0;
   static constexpr int kEdgeLayers = 0;
+  static constexpr Latents kLatents = Latents::kNever;
   using Values = void;  // the type of V, where the name means another one there
 };
 
@@ -41,6 +42,7 @@ constexpr Format MakeFormat() noexcept {
   static_assert(kScaling.block != ScaleType::kNone || !kScaling.block_zero);
   static_assert(kScaling.tile == 0 || kScaling == Scaling{.tile = kScaling.tile}, "tiles have no other scales");
   static_assert(kScaling.tile == 0 || T::kExact == ExactPages::kOpen, "a tile is encoded when its page closes");
+  static_assert(T::kLatents == Latents::kNever || (!T::kHadamard && !kScaling.per_head && kScaling.tile == 0));
   static_assert(T::kSinkPages == 0 || T::kExact == ExactPages::kOpen, "sinks are exact pages");
   Format format{.name = T::kName,
                 .aliases = T::kAliases,
@@ -53,6 +55,7 @@ constexpr Format MakeFormat() noexcept {
                 .exact = T::kExact,
                 .sink_pages = T::kSinkPages,
                 .edge_layers = T::kEdgeLayers,
+                .latents = T::kLatents,
                 .encode_row = nullptr,
                 .decode_row = nullptr,
                 .encode_tile = nullptr,

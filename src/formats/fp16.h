@@ -13,6 +13,7 @@ struct Fp16 : FormatTraits {
   static constexpr std::string_view kSummary = "IEEE half precision, converted by value";
   static constexpr std::string_view kRule = "code = fp16(x), nearest even; above 65504 saturates";
   static constexpr Code kCode = Code::kFp16;
+  static constexpr Latents kLatents = Latents::kAlso;
 
   static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
                         EncodeCounts& counts) noexcept {

@@ -15,6 +15,7 @@ struct Fp32 : FormatTraits {
   static constexpr std::string_view kSummary = "32-bit float, the value itself";
   static constexpr std::string_view kRule = "code = x; infinities become the largest finite value";
   static constexpr Code kCode = Code::kFp32;
+  static constexpr Latents kLatents = Latents::kAlso;
   static constexpr float kMax = std::numeric_limits<float>::max();
 
   static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,

@@ -5,6 +5,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <limits>
 
 #include "formats/rounding.h"
 
@@ -77,6 +78,23 @@ void EncodeMinifloatRow(const float* x, int head_dim, float scale, uint8_t* __re
     CountRow(scaled, n, Float::kMax, counts);
     for (int i = 0; i < n; ++i) codes[begin + i] = Float::Encode(scaled[i]);
   }
+}
+
+// A run of values under a scale of its own, amax / the largest code, which is returned. A scale of zero (of zeros, or
+// of the least subnormals) has zero codes. NaN stays NaN.
+template <class Float>
+float EncodeMinifloatRun(const float* x, int n, uint8_t* codes, EncodeCounts& counts) noexcept {
+  constexpr float kLimit = std::numeric_limits<float>::max();
+  CountRow(x, n, kLimit, counts);
+  int32_t magnitude = 0;
+  for (int i = 0; i < n; ++i) magnitude = std::max(magnitude, MagnitudeBits(ClampOrZero(x[i], kLimit)));
+  const float scale = std::bit_cast<float>(magnitude) / Float::kMax;
+  const float divisor = scale == 0.0F ? std::numeric_limits<float>::infinity() : scale;
+  for (int i = 0; i < n; ++i) {
+    const float value = MagnitudeBits(x[i]) > kInfinityBits ? x[i] : ClampOrZero(x[i], kLimit);
+    codes[i] = Float::Encode(value / divisor);
+  }
+  return scale;
 }
 
 template <class Float>

@@ -14,7 +14,6 @@
 namespace kvanta::formats {
 namespace {
 
-constexpr std::string_view kPlanned = "not available in this version";
 constexpr std::string_view kBlockEight = "other bytes than any format here; int8_g32 (8.5 bits) is the nearest";
 constexpr std::string_view kBlockFive = "other bytes than any format here; int5_g32 (5.5 bits) is the nearest";
 constexpr std::string_view kBlockFour =
@@ -36,11 +35,6 @@ constexpr std::array kForeign = {
     ForeignName{"q4_1", "llama.cpp", "", kBlockFour},
     ForeignName{"q4_0", "llama.cpp", "", kBlockFour},
     ForeignName{"iq4_nl", "llama.cpp", "", kBlockFour},
-    // Formats of the specification that later versions bring.
-    ForeignName{"mla_fp8", "Kvanta", "", kPlanned},
-    ForeignName{"fp8_ds_mla", "vLLM", "", kPlanned},
-    ForeignName{"mla_int4", "Kvanta", "", kPlanned},
-    ForeignName{"mla_nvfp4", "Kvanta", "", kPlanned},
 };
 
 // Levenshtein distance: insertions, deletions, substitutions.

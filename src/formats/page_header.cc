@@ -24,7 +24,7 @@ Json SideJson(const Side& side, int head_dim) {
   Json json = {{"format", side.format->name}, {"code", Name(format.code)}, {"code_bits", format.code_bits}};
   if (scaling.per_head) json["head_scale"] = "f32";
   if (scaling.block != ScaleType::kNone) {
-    json["block"] = scaling.channels;
+    json["block"] = BlockChannels(scaling, head_dim);
     json["block_scale"] = Name(scaling.block);
   }
   if (scaling.block_zero) json["block_zero"] = "fp16";
@@ -51,8 +51,12 @@ Json LayersJson(const CacheLayout& layout) {
                        {"scheme", layer.scheme.ToString()},
                        {"kv_heads", layer.kv_heads},
                        {"head_dim", layer.shape.head_dim},
-                       {"k", SideJson(layer.k, layer.shape.head_dim)},
-                       {"v", SideJson(layer.v, layer.shape.head_dim)}});
+                       {"k", SideJson(layer.k, layer.shape.head_dim)}});
+    if (layer.SharesCell()) {
+      entries.back()["rope_dim"] = layer.rope_dim;
+    } else {
+      entries.back()["v"] = SideJson(layer.v, layer.shape.head_dim);
+    }
     first = end;
   }
   return entries;
@@ -142,7 +146,10 @@ CacheLayout ReadLayout(const Json& root) {
     const KvScheme scheme = KvScheme::Parse(Text(entry, "scheme"));
     const LayerShape shape = {
         .kv_heads = static_cast<int>(Integer(Member(entry, "kv_heads"), "kv_heads", 1, kMaxKvHeads)),
-        .head_dim = static_cast<int>(Integer(Member(entry, "head_dim"), "head_dim", kMinHeadDim, kMaxHeadDim))};
+        .head_dim = static_cast<int>(Integer(Member(entry, "head_dim"), "head_dim", kMinHeadDim, kMaxHeadDim)),
+        .rope_dim = entry.contains("rope_dim")
+                        ? static_cast<int>(Integer(entry.at("rope_dim"), "rope_dim", 2, kMaxRopeDim))
+                        : 0};
     schemes.insert(schemes.end(), static_cast<size_t>(last - next + 1), scheme);
     shapes.insert(shapes.end(), static_cast<size_t>(last - next + 1), shape);
   }

@@ -13,16 +13,16 @@ template <class Visit>
 void ForEachCell(const CacheLayout& layout, RecordKind kind, Visit visit) {
   const Format& bf16 = Find("bf16");
   for (const LayerScheme& layer : layout.layers) {
-    const CellPlanes exact = Bf16Planes(layer.shape), outliers = Bf16Planes(layer.OutlierShape());
+    const CellPlanes exact = Bf16Planes(layer.shape), plain = layer.PlainPlanes();
     for (int head = 0; head < layer.kv_heads; ++head) {
       if (kind == RecordKind::kQuantized) {
         visit(SideKind::kK, *layer.k.format, layer.shape, layer.k.planes, layer.KCell(head));
-        visit(SideKind::kK, bf16, layer.OutlierShape(), outliers, layer.KOutliers(head));
-        visit(SideKind::kV, *layer.v.format, layer.shape, layer.v.planes, layer.VCell(head));
+        visit(SideKind::kK, *layer.plain, layer.PlainShape(), plain, layer.KPlain(head));
+        if (!layer.SharesCell()) visit(SideKind::kV, *layer.v.format, layer.shape, layer.v.planes, layer.VCell(head));
       } else if (layer.exact_open) {
         visit(SideKind::kK, bf16, layer.shape, exact, layer.ExactKCell(head));
-        visit(SideKind::kK, bf16, layer.OutlierShape(), outliers, layer.ExactKOutliers(head));
-        visit(SideKind::kV, bf16, layer.shape, exact, layer.ExactVCell(head));
+        visit(SideKind::kK, *layer.plain, layer.PlainShape(), plain, layer.ExactKPlain(head));
+        if (!layer.SharesCell()) visit(SideKind::kV, bf16, layer.shape, exact, layer.ExactVCell(head));
       }
     }
   }

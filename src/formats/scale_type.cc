@@ -11,7 +11,8 @@ std::string DescribeScaling(const Scaling& scaling) {
     return fmt::format("{}{} per {}", Name(type), zero ? " with a zero" : "", group);
   };
   if (scaling.block != ScaleType::kNone) {
-    add(plane(scaling.block, scaling.block_zero, fmt::format("{} channels", scaling.channels)));
+    add(plane(scaling.block, scaling.block_zero,
+              fmt::format("{}{} channels", scaling.short_rows ? "up to " : "", scaling.channels)));
   }
   if (scaling.token != ScaleType::kNone) add(plane(scaling.token, scaling.token_zero, "(token, head)"));
   if (scaling.tile != 0) add(plane(ScaleType::kFp16, true, fmt::format("channel of {} tokens", scaling.tile)));

@@ -60,10 +60,16 @@ struct Scaling {
   ScaleType block = ScaleType::kNone;  // per `channels` channels of one token
   int channels = 0;
   bool block_zero = false;
-  int tile = 0;  // tokens of a page that share one scale and one zero per channel; 0: rows stand alone
+  bool short_rows = false;  // a row of fewer channels is one block
+  int tile = 0;             // tokens of a page that share one scale and one zero per channel; 0: rows stand alone
 
   bool operator==(const Scaling&) const = default;
 };
+
+// Channels per block scale in rows of head_dim; 0 without blocks.
+constexpr int BlockChannels(const Scaling& scaling, int head_dim) noexcept {
+  return scaling.short_rows && head_dim < scaling.channels ? head_dim : scaling.channels;
+}
 
 // "fp16 per (token, head), zero too": for --help and documentation. "none" for codes that are values.
 std::string DescribeScaling(const Scaling& scaling);

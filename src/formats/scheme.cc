@@ -44,6 +44,53 @@ void CheckScheme(const KvScheme& scheme, CellShape shape) {
   }
 }
 
+// Names of the formats that layers with latents, or with K and V apart, may have.
+std::string FormatsFor(bool latents) {
+  std::string names;
+  for (const Format& format : All()) {
+    if (format.latents == (latents ? Latents::kNever : Latents::kOnly)) continue;
+    names += names.empty() ? "" : ", ";
+    names += format.name;
+  }
+  return names;
+}
+
+void CheckApart(const KvScheme& scheme) {
+  for (const KvSide* side : {&scheme.k, &scheme.v}) {
+    const Format& format = Find(side->format);
+    if (format.latents != Latents::kOnly) continue;
+    throw InputError(
+        fmt::format("{} stores the latents of MLA, but this model's layers have K and V apart; formats "
+                    "for them: {}",
+                    format.name, FormatsFor(false)));
+  }
+}
+
+void CheckLatents(const KvScheme& scheme, const LayerShape& shape) {
+  const Format& format = Find(scheme.k.format);
+  if (scheme.k.format != scheme.v.format || format.latents == Latents::kNever) {
+    throw InputError(fmt::format("scheme {}: this model's layers store K and V as one latent (MLA); formats for it: {}",
+                                 scheme.ToString(), FormatsFor(true)));
+  }
+  if (scheme.k.hadamard || scheme.v.hadamard || scheme.k.mean || scheme.k.outliers != 0) {
+    throw InputError(
+        fmt::format("scheme {}: latents (MLA) are stored as they are, without +hadamard, +mean or "
+                    "+outliers",
+                    scheme.ToString()));
+  }
+  if (format.latents == Latents::kAlso && scheme.exact != ExactPages::kNone) {
+    throw InputError(
+        fmt::format("scheme {}: latents (MLA) in {} are exact without exact pages", scheme.ToString(), format.name));
+  }
+  if (shape.kv_heads != 1 || shape.head_dim > kMaxLatentRank || shape.rope_dim < 2 || shape.rope_dim > kMaxRopeDim ||
+      shape.rope_dim % 2 != 0) {
+    throw InputError(
+        fmt::format("{} latents of rank {} with {} rotated channels: one of rank up to {}, with an even "
+                    "number of channels up to {}, is supported",
+                    shape.kv_heads, shape.head_dim, shape.rope_dim, kMaxLatentRank, kMaxRopeDim));
+  }
+}
+
 }  // namespace
 
 CacheLayout PlanCache(const std::vector<KvScheme>& schemes, const std::vector<LayerShape>& shapes, int page_size) {
@@ -57,15 +104,22 @@ CacheLayout PlanCache(const std::vector<KvScheme>& schemes, const std::vector<La
     layer.scheme = schemes[i];
     layer.shape = {.tokens = page_size, .head_dim = shapes[i].head_dim};
     layer.kv_heads = shapes[i].kv_heads;
+    layer.rope_dim = shapes[i].rope_dim;
     if (layer.kv_heads < 1)
       throw InputError(fmt::format("layer {}: kv_heads {} must be at least 1", i, layer.kv_heads));
     try {
+      if (layer.SharesCell()) {
+        CheckLatents(layer.scheme, shapes[i]);
+      } else {
+        CheckApart(layer.scheme);
+      }
       CheckScheme(layer.scheme, layer.shape);
       layer.k = ResolveSide(layer.scheme.k, true, layer.shape);
       layer.v = ResolveSide(layer.scheme.v, false, layer.shape);
     } catch (const InputError& error) {
       throw InputError(fmt::format("layer {}: {}", i, error.what()));
     }
+    layer.plain = layer.SharesCell() && layer.k.format->latents == Latents::kAlso ? layer.k.format : &Find("bf16");
     layer.exact_open = layer.scheme.exact != ExactPages::kNone;
     layer.exact_pages = static_cast<int>(layer.scheme.exact);
     layer.sink_pages = layer.scheme.sink_pages;
@@ -97,7 +151,7 @@ bool CacheLayout::UsesScales() const {
 size_t CacheLayout::RunEnd(size_t first) const {
   const auto same = [&](const LayerScheme& layer) {
     return layer.scheme == layers[first].scheme && layer.shape == layers[first].shape &&
-           layer.kv_heads == layers[first].kv_heads;
+           layer.kv_heads == layers[first].kv_heads && layer.rope_dim == layers[first].rope_dim;
   };
   size_t end = first + 1;
   while (end < layers.size() && same(layers[end])) ++end;
@@ -111,6 +165,7 @@ std::string CacheLayout::Identity() const {
     const size_t end = RunEnd(first);
     text += fmt::format(";layers {}-{}: {} kv_heads={} head_dim={}", first, end - 1, layer.scheme.ToString(),
                         layer.kv_heads, layer.shape.head_dim);
+    if (layer.SharesCell()) text += fmt::format(" rope_dim={}", layer.rope_dim);
     first = end;
   }
   return text;

@@ -28,34 +28,41 @@ struct Side {
 
 // One layer's cache: scheme, shape, and where its cells lie in the page record.
 //
-// Page record (one page of all layers): for each layer, for each KV head: K cell | K's outliers | V cell.
+// Page record (one page of all layers): for each layer, for each KV head: K cell | K's plain channels | V cell. Where K
+// and V are one latent (MLA), V is the K cell, stored once.
 struct LayerScheme {
   KvScheme scheme;
   Side k;
   Side v;
   CellShape shape{};
   int kv_heads = 0;
-  bool exact_open = false;   // own page read in bf16
-  int exact_pages = 0;       // pages up to a query's own that it reads in bf16: 0, 1, 2
-  int sink_pages = 0;        // first pages read in bf16 by everyone
-  int64_t offset = 0;        // of this layer in the quantized page record
-  int64_t bytes = 0;         // kv_heads * HeadBytes()
-  int64_t exact_offset = 0;  // of this layer in the exact (bf16) page record; meaningful if exact_open
-  int64_t exact_bytes = 0;   // kv_heads * ExactHeadBytes(); 0 unless exact_open
+  int rope_dim = 0;               // as LayerShape's
+  const Format* plain = nullptr;  // bf16; of latents in a format for other layers too, that format
+  bool exact_open = false;        // own page read in bf16
+  int exact_pages = 0;            // pages up to a query's own that it reads in bf16: 0, 1, 2
+  int sink_pages = 0;             // first pages read in bf16 by everyone
+  int64_t offset = 0;             // of this layer in the quantized page record
+  int64_t bytes = 0;              // kv_heads * HeadBytes()
+  int64_t exact_offset = 0;       // of this layer in the exact (bf16) page record; meaningful if exact_open
+  int64_t exact_bytes = 0;        // kv_heads * ExactHeadBytes(); 0 unless exact_open
 
-  int64_t HeadBytes() const { return k.planes.bytes + OutlierBytes() + v.planes.bytes; }
+  // K and V are one cell, in K's layout: the latents of MLA.
+  bool SharesCell() const { return rope_dim != 0; }
+  int64_t HeadBytes() const { return k.planes.bytes + PlainBytes() + (SharesCell() ? 0 : v.planes.bytes); }
   int64_t KCell(int head) const { return offset + head * HeadBytes(); }
-  int64_t KOutliers(int head) const { return KCell(head) + k.planes.bytes; }
-  int64_t VCell(int head) const { return KOutliers(head) + OutlierBytes(); }
-  // Cells of the exact record: [head][K, K's outliers, V], all in the bf16 cache layout.
-  int64_t ExactHeadBytes() const { return 2 * ExactCellBytes() + OutlierBytes(); }
+  int64_t KPlain(int head) const { return KCell(head) + k.planes.bytes; }
+  int64_t VCell(int head) const { return SharesCell() ? KCell(head) : KPlain(head) + PlainBytes(); }
+  // Cells of the exact record: [head][K, K's plain channels, V], all in the bf16 cache layout.
+  int64_t ExactHeadBytes() const { return (SharesCell() ? 1 : 2) * ExactCellBytes() + PlainBytes(); }
   int64_t ExactKCell(int head) const { return exact_offset + head * ExactHeadBytes(); }
-  int64_t ExactKOutliers(int head) const { return ExactKCell(head) + ExactCellBytes(); }
-  int64_t ExactVCell(int head) const { return ExactKOutliers(head) + OutlierBytes(); }
-  // K's outliers are a bf16 cell [tokens][outliers], the same in both records.
-  CellShape OutlierShape() const { return {.tokens = shape.tokens, .head_dim = k.outliers}; }
+  int64_t ExactKPlain(int head) const { return ExactKCell(head) + ExactCellBytes(); }
+  int64_t ExactVCell(int head) const { return SharesCell() ? ExactKCell(head) : ExactKPlain(head) + PlainBytes(); }
+  // K's plain channels (its outliers, or the rotated part of a latent's key) are a cell of `plain`, the same in both
+  // records.
+  CellShape PlainShape() const { return {.tokens = shape.tokens, .head_dim = k.outliers + rope_dim}; }
   int64_t ExactCellBytes() const { return Bf16Planes(shape).bytes; }
-  int64_t OutlierBytes() const { return Bf16Planes(OutlierShape()).bytes; }
+  CellPlanes PlainPlanes() const { return formats::PlainPlanes(plain->code_bits, PlainShape()); }
+  int64_t PlainBytes() const { return PlainPlanes().bytes; }
 };
 
 // All layers of a model: the layout of page records.
@@ -73,10 +80,16 @@ struct CacheLayout {
 // Shape of one layer of a model.
 struct LayerShape {
   int kv_heads;
-  int head_dim;
+  int head_dim;  // of latents (MLA): their rank
+  // 0: K and V are apart. Else they are one latent, the same for all query heads, and a key has this many channels
+  // more, which position rotates: they stay in bf16, or in the format of latents that are not quantized.
+  int rope_dim = 0;
 };
 
-// Resolves and lays out. Throws InputError when a layer's shape cannot take its scheme.
+inline constexpr int kMaxLatentRank = 512;
+inline constexpr int kMaxRopeDim = 256;
+
+// Resolves and lays out. Throws InputError when a layer's shape cannot take its scheme, naming those that it can.
 CacheLayout PlanCache(const std::vector<KvScheme>& schemes, const std::vector<LayerShape>& shapes, int page_size);
 
 // Static parameters of one side of one layer, used by formats with scaling.per_head, key means and outlier channels.

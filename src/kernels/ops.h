@@ -30,6 +30,9 @@ class Ops {
   // out = x / sqrt(mean(x^2) + eps) * weight; x, out: f32 [rows][width], row strides in floats; may alias.
   virtual void RmsNorm(const float* x, int64_t x_stride, const float* weight, float eps, int64_t rows, int64_t width,
                        float* out, int64_t out_stride) noexcept = 0;
+  // out[r] = x[r]: f32 [rows][width], row strides in floats.
+  virtual void Copy(const float* x, int64_t x_stride, int64_t rows, int64_t width, float* out,
+                    int64_t out_stride) noexcept = 0;
   // x += y, both f32 [n].
   virtual void Add(float* x, const float* y, int64_t n) noexcept = 0;
   // Rotates the first rotary_dim channels of each head in place (Hugging Face "half" order: channel i with

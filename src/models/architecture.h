@@ -22,7 +22,7 @@ struct Architecture {
                                  const LoadOptions& options);
 };
 
-extern const Architecture kLlama, kMistral, kQwen2, kQwen3;
+extern const Architecture kLlama, kMistral, kQwen2, kQwen3, kDeepseekV2, kDeepseekV3;
 
 // The one list of architectures.
 std::span<const Architecture* const> Architectures();

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 
 #include "base/quote.h"
@@ -114,6 +115,15 @@ ModelConfig ReadFolder(const std::string& folder) {
 }
 
 }  // namespace
+
+double ModelConfig::SoftmaxScale() const {
+  if (latent.rank == 0) return 1.0 / std::sqrt(static_cast<double>(head_dim));
+  // transformers: with YaRN, the attention's temperature is on the logits instead of on the rotation.
+  const double mscale = rope.type == RopeType::kYarn && rope.mscale_all_dim != 0 && rope.factor > 1
+                            ? 0.1 * rope.mscale_all_dim * std::log(rope.factor) + 1.0
+                            : 1.0;
+  return mscale * mscale / std::sqrt(static_cast<double>(latent.nope_dim + latent.rope_dim));
+}
 
 ModelConfig ParseConfig(std::string_view text, const std::string& name, bool* dtype_missing) {
   const Json root = ParseJson(text, name);

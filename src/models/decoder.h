@@ -1,4 +1,4 @@
-// The decoder that Llama, Mistral, Qwen2 and Qwen3 share: embedding, blocks of attention and gated MLP, final norm.
+// The decoder that all architectures share: embedding, layers of an attention and an MLP block, final norm.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace kvanta::models {
 
-// What tells the four apart is in `config`: biases, q/k norms, windows, tied embeddings.
+// What tells them apart is in `config`: biases, q/k norms, windows, latents, experts, tied embeddings.
 std::unique_ptr<Model> LoadDecoder(const ModelConfig& config, const Checkpoint& checkpoint, kernels::Ops& ops,
                                    const LoadOptions& options);
 

@@ -6,7 +6,8 @@
 namespace kvanta::models {
 
 std::span<const Architecture* const> Architectures() {
-  static constexpr std::array<const Architecture*, 4> kAll = {&kLlama, &kMistral, &kQwen2, &kQwen3};
+  static constexpr std::array<const Architecture*, 6> kAll = {&kLlama, &kMistral,    &kQwen2,
+                                                              &kQwen3, &kDeepseekV2, &kDeepseekV3};
   return kAll;
 }
 

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "kvanta/error.h"
 
 namespace kvanta::models {
@@ -23,24 +25,66 @@ int64_t BytesAs(int64_t elements, kernels::WeightType type) noexcept {
   return elements * 2;
 }
 
+struct BlockCount {
+  int64_t matrices = 0;
+  int64_t vectors = 0;
+};
+
+BlockCount CountGroupedAttention(const ModelConfig& config) {
+  const int64_t hidden = config.hidden;
+  const int64_t q = int64_t{config.heads} * config.head_dim, kv = int64_t{config.kv_heads} * config.head_dim;
+  BlockCount count{.matrices = hidden * (q + 2 * kv) + q * hidden};
+  if (config.qkv_bias) count.vectors += q + 2 * kv;
+  if (config.o_bias) count.vectors += hidden;
+  if (config.qk_norm) count.vectors += int64_t{2} * config.head_dim;
+  return count;
+}
+
+BlockCount CountLatentAttention(const ModelConfig& config) {
+  const LatentConfig& latent = config.latent;
+  const int64_t hidden = config.hidden, heads = config.heads, rank = latent.rank, low = latent.query_rank;
+  const int64_t q = heads * (latent.nope_dim + latent.rope_dim), value = heads * latent.value_dim;
+  BlockCount count{.matrices = hidden * (rank + latent.rope_dim) + rank * (heads * latent.nope_dim + value) +
+                               value * hidden + (low == 0 ? hidden * q : hidden * low + low * q),
+                   .vectors = rank + low};
+  if (config.qkv_bias) count.vectors += low + rank + latent.rope_dim;
+  if (config.o_bias) count.vectors += hidden;
+  return count;
+}
+
+BlockCount CountMlp(int64_t hidden, int64_t ffn, bool bias) {
+  return {.matrices = 3 * hidden * ffn, .vectors = bias ? 2 * ffn + hidden : 0};
+}
+
+BlockCount CountExperts(const ModelConfig& config) {
+  const ExpertsConfig& experts = config.experts;
+  const int64_t hidden = config.hidden;
+  BlockCount count = CountMlp(hidden, int64_t{experts.shared} * experts.ffn, config.mlp_bias && experts.shared != 0);
+  count.matrices += experts.count * CountMlp(hidden, experts.ffn, false).matrices;
+  count.vectors += experts.count * (hidden + (experts.sigmoid ? 1 : 0));  // the router
+  return count;
+}
+
 }  // namespace
 
 WeightCount CountWeights(const ModelConfig& config) {
-  const int64_t hidden = config.hidden, ffn = config.ffn;
-  const int64_t q = int64_t{config.heads} * config.head_dim, kv = int64_t{config.kv_heads} * config.head_dim;
-  const int64_t block_matrices = hidden * (q + 2 * kv) + q * hidden + 3 * hidden * ffn;
-  int64_t block_vectors = 2 * hidden;
-  if (config.qkv_bias) block_vectors += q + 2 * kv;
-  if (config.o_bias) block_vectors += hidden;
-  if (config.mlp_bias) block_vectors += 2 * ffn + hidden;
-  if (config.qk_norm) block_vectors += int64_t{2} * config.head_dim;
+  const int64_t hidden = config.hidden;
+  const BlockCount attention = config.latent.rank != 0 ? CountLatentAttention(config) : CountGroupedAttention(config);
+  const BlockCount mlp = CountMlp(hidden, config.ffn, config.mlp_bias);
+  const BlockCount experts = config.experts.count != 0 ? CountExperts(config) : mlp;
+  const int64_t most = attention.matrices + std::max(mlp.matrices, experts.matrices);
   constexpr int64_t kMost = int64_t{1} << 50;
-  if (block_matrices > kMost / config.layers) {
-    throw InputError(fmt::format("config.json describes {} layers of {} weights, more than any machine holds",
-                                 config.layers, block_matrices));
+  if (most > kMost / config.layers) {
+    throw InputError(
+        fmt::format("config.json describes {} layers of {} weights, more than any machine holds", config.layers, most));
   }
-  const int64_t embeddings = int64_t{config.vocab} * hidden * (config.tied_embeddings ? 1 : 2);
-  return {config.layers * block_matrices, embeddings, config.layers * block_vectors + hidden};
+  const int64_t plain = config.experts.count != 0 ? config.experts.first_layer : config.layers;
+  const auto total = [&](int64_t BlockCount::*part) {
+    return config.layers * attention.*part + plain * mlp.*part + (config.layers - plain) * experts.*part;
+  };
+  return {.matrices = total(&BlockCount::matrices),
+          .embeddings = int64_t{config.vocab} * hidden * (config.tied_embeddings ? 1 : 2),
+          .vectors = total(&BlockCount::vectors) + (2 * config.layers + 1) * hidden};
 }
 
 int64_t WeightCount::Bytes(kernels::WeightType store) const noexcept {

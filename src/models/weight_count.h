@@ -17,7 +17,7 @@ constexpr kernels::WeightType EmbeddingType(kernels::WeightType store) noexcept 
 struct WeightCount {
   int64_t matrices = 0;    // elements of the layers' matrices
   int64_t embeddings = 0;  // elements of the embeddings, and of the output matrix where it is another
-  int64_t vectors = 0;     // elements that are kept as f32: norms and biases
+  int64_t vectors = 0;     // elements that are kept as f32: norms, biases and routers
 
   int64_t Parameters() const noexcept { return matrices + embeddings + vectors; }
   // What a loaded model keeps, but for the zeros that fill up the last panel of a matrix (Model::WeightBytes), and with

@@ -127,9 +127,35 @@ void WeightReader::AppendVector(const std::string& name, int64_t size, std::vect
   aligned_.clear();
 }
 
-Buffer WeightReader::Vector(const std::string& name, int64_t size) {
+std::vector<float> WeightReader::Matrix(const std::string& name, int64_t out, int64_t in, WeightType store) {
+  const kernels::WeightView view = Read(name, std::array{out, in});
+  CheckFinite(view, name, store, ops_.threads());
+  std::vector<float> values(static_cast<size_t>(out * in));
+  auto read = [&](int64_t row, int) {
+    for (int64_t i = row * in; i < (row + 1) * in; ++i) values[static_cast<size_t>(i)] = ElementValue(view, i);
+  };
+  ops_.threads().ForEach(out, read);
+  aligned_.clear();
+  return values;
+}
+
+std::unique_ptr<kernels::Linear> WeightReader::Pack(std::span<const float> values, int64_t out, int64_t in,
+                                                    std::span<const float> bias, kernels::LinearKind kind,
+                                                    std::string_view module) {
+  const kernels::WeightView view{.data = values.data(), .dtype = DType::kF32, .out = out, .in = in, .module = module};
+  std::unique_ptr<kernels::Linear> linear = ops_.MakeLinear({&view, 1}, bias, kind);
+  bytes_ += linear->WeightBytes() + static_cast<int64_t>(bias.size_bytes());
+  return linear;
+}
+
+std::vector<float> WeightReader::Values(const std::string& name, int64_t size) {
   std::vector<float> values;
   AppendVector(name, size, values);
+  return values;
+}
+
+Buffer WeightReader::Vector(const std::string& name, int64_t size) {
+  const std::vector<float> values = Values(name, size);
   const size_t bytes = values.size() * sizeof(float);
   Buffer buffer = ops_.device().Allocate(bytes);
   ops_.device().CopyIn(buffer.data(), values.data(), bytes);
@@ -161,12 +187,18 @@ std::unique_ptr<kernels::Linear> WeightReader::Linear(std::initializer_list<Stac
   return linear;
 }
 
-void WeightReader::RefuseUnread() const {
+void WeightReader::RefuseUnread(int layers, int spare) const {
+  const auto is_spare = [&](std::string_view name) {
+    for (int layer = layers; layer < layers + spare; ++layer) {
+      if (name.starts_with(fmt::format("model.layers.{}.", layer))) return true;
+    }
+    return false;
+  };
   for (const auto& [name, tensor] : checkpoint_.Tensors()) {
     const bool of_model = name.starts_with("model.") || name.starts_with("lm_head.");
     // Old checkpoints carry the rope frequencies; a tied lm_head repeats the embeddings.
     const bool known = name.ends_with(".rotary_emb.inv_freq") || name == "lm_head.weight" || IsKvScaleTensor(name);
-    if (!of_model || known || read_.contains(name)) continue;
+    if (!of_model || known || read_.contains(name) || is_spare(name)) continue;
     throw InputError(fmt::format("{}: tensor {} would be ignored: config.json describes a model without it",
                                  checkpoint_.Folder(), Quote(name)));
   }

@@ -30,10 +30,18 @@ class WeightReader {
   // `kind` says. Of int8 and int4, the blocks of the file that the model was converted from where it has such.
   std::unique_ptr<kernels::Linear> Linear(std::initializer_list<StackedWeight> stack, int64_t in, bool bias,
                                           kernels::LinearKind kind);
+  // A matrix [out][in] as f32, for a model that cuts or turns it before it is packed; finite in `store`.
+  std::vector<float> Matrix(const std::string& name, int64_t out, int64_t in, kernels::WeightType store);
+  // Packs such values [out][in], with biases [out] or none. `module`: where they come from, for reports.
+  std::unique_ptr<kernels::Linear> Pack(std::span<const float> values, int64_t out, int64_t in,
+                                        std::span<const float> bias, kernels::LinearKind kind, std::string_view module);
+  // A vector of `size` values as f32 here.
+  std::vector<float> Values(const std::string& name, int64_t size);
   // A vector of `size` values as f32 in the device's memory.
   Buffer Vector(const std::string& name, int64_t size);
-  // Throws InputError if the checkpoint has weights of the model that were not asked for: they would be ignored.
-  void RefuseUnread() const;
+  // Throws InputError if the checkpoint has weights of the model that were not asked for: they would be ignored. Those
+  // of `spare` layers behind the model's `layers` may be.
+  void RefuseUnread(int layers, int spare) const;
   // Bytes of all that was read, as kept.
   int64_t Bytes() const { return bytes_; }
 

@@ -23,6 +23,7 @@ std::vector<std::string> Pairs() {
   std::vector<std::string> pairs;
   for (const formats::Format& format : formats::All()) {
     pairs.emplace_back(format.name);
+    if (format.latents == formats::Latents::kOnly) continue;
     for (const char* other : {"bf16", "fp8_e4m3", "int8", "int4"}) {
       pairs.push_back(fmt::format("k={},v={}", format.name, other));
       pairs.push_back(fmt::format("k={},v={}", other, format.name));
@@ -38,7 +39,9 @@ int SmallestPage(const std::string& scheme) {
 
 bool Fits(const std::string& scheme, int head_dim) {
   try {
-    formats::PlanCache({KvScheme::Parse(scheme)}, {{1, head_dim}}, 32);
+    const KvScheme parsed = KvScheme::Parse(scheme);
+    const bool latents = formats::Find(parsed.k.format).latents == formats::Latents::kOnly;
+    formats::PlanCache({parsed}, {{1, head_dim, latents ? 16 : 0}}, 32);
     return true;
   } catch (const InputError&) {
     return false;
@@ -58,11 +61,12 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
   }
 
   // Runs the steps, after a step of `first_row` tokens that is not attended to, and compares every row.
-  void Check(const HarnessOptions& options, const std::vector<Step>& steps, uint32_t seed, int64_t first_row = 0) {
-    SCOPED_TRACE(fmt::format("{}: heads {}/{} of {}, page {}, window {}, softcap {}, magnitude {}", options.scheme,
-                             options.heads, options.kv_heads, options.head_dim, options.page_size,
+  void Check(const HarnessOptions& wanted, const std::vector<Step>& steps, uint32_t seed, int64_t first_row = 0) {
+    CacheHarness harness(wanted, seed);
+    const HarnessOptions& options = harness.options();
+    SCOPED_TRACE(fmt::format("{}: heads {}/{} of {} + {}, page {}, window {}, softcap {}, magnitude {}", options.scheme,
+                             options.heads, options.kv_heads, options.head_dim, options.rope_dim, options.page_size,
                              options.sliding_window, options.softcap, options.magnitude));
-    CacheHarness harness(options, seed);
     const std::unique_ptr<Backend> reference = MakeReferenceBackend(harness.store(), harness.config());
     const std::unique_ptr<Backend> backend = harness.CpuBackend(*GetParam().table, 2);
     if (first_row > 0) harness.Append(*backend, {0, static_cast<int>(first_row)});
@@ -71,20 +75,22 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
     for (size_t index = 0; index < harness.sequences().size(); ++index) {
       const CacheHarness::Sequence& sequence = harness.sequences()[index];
       if (sequence.expected.empty()) continue;
-      const double q_norm = LargestNorm(sequence.q, options.head_dim);
+      const double q_norm = LargestNorm(sequence.q, harness.KeyDim());
+      const std::vector<float>& values = layer.SharesCell() ? sequence.k : sequence.v;
+      const int value_dim = layer.SharesCell() ? harness.KeyDim() : options.head_dim;
       // What is stored may be longer than what was given: twice, where a value rounds up to the smallest subnormal; a
       // row less its zero, about four times.
-      const double k_norm = Growth(layer.k) * LargestNorm(sequence.k, options.head_dim) + (layer.k.mean ? q_norm : 0);
+      const double k_norm = Growth(layer.k) * LargestNorm(sequence.k, harness.KeyDim()) + (layer.k.mean ? q_norm : 0);
       const double logit = harness.config().layers[0].softmax_scale * q_norm * k_norm;
-      const double logit_error = testing::LogitError(KeySteps(layer), options.head_dim, logit, options.softcap);
+      const double logit_error = testing::LogitError(KeySteps(layer), harness.KeyDim(), logit, options.softcap);
       const double tolerance = testing::AttentionTolerance(logit_error, ValueSteps(layer), options.page_size,
-                                                           Growth(layer.v) * LargestNorm(sequence.v, options.head_dim));
+                                                           Growth(layer.v) * LargestNorm(values, value_dim));
       int64_t row = first_row;
       for (const Step& step : steps) {
         for (const Part& part : step) {
           if (part.sequence != static_cast<int>(index)) continue;
           for (const int64_t end = row + part.tokens; row < end; ++row) {
-            const double largest = LargestError(sequence, row, harness.QWidth());
+            const double largest = LargestError(sequence, row, harness.OutWidth());
             ASSERT_LE(largest, tolerance) << "row " << row;
             if (ReadsPacked(layer, options, row)) Note(options.scheme, part.tokens == 1, largest, tolerance);
           }
@@ -144,15 +150,15 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
     const formats::LayerScheme& layer = harness.layout().layers[0];
     double sum = 0;
     int64_t count = 0;
-    for (int64_t i = first_row * harness.QWidth(); i < sequence.start * harness.QWidth(); ++i, ++count) {
+    for (int64_t i = first_row * harness.OutWidth(); i < sequence.start * harness.OutWidth(); ++i, ++count) {
       const double error = double{sequence.out[static_cast<size_t>(i)]} - sequence.expected[static_cast<size_t>(i)];
       sum += error * error;
     }
-    const double k_norm = std::sqrt(options.head_dim) * (layer.k.mean ? 1.5 : 1.0) * Growth(layer.k) / 2;
+    const double k_norm = std::sqrt(harness.KeyDim()) * (layer.k.mean ? 1.5 : 1.0) * Growth(layer.k) / 2;
     EXPECT_LE(std::sqrt(sum / static_cast<double>(count)),
               testing::AttentionRms(KeySteps(layer), ValueSteps(layer),
                                     double{harness.config().layers[0].softmax_scale}, Peak(sequence.q),
-                                    std::sqrt(options.head_dim), k_norm, options.page_size, Growth(layer.v) / 2));
+                                    std::sqrt(harness.KeyDim()), k_norm, options.page_size, Growth(layer.v) / 2));
   }
 
  protected:
@@ -292,6 +298,28 @@ TEST_P(AccuracyTest, OutlierChannels) {
              .softcap = window == 0 ? 3.0f : 0.0f,
              .lengths = {150}},
             {{{0, 90}}, {{0, 1}}, {{0, 59}}}, seed++);
+    }
+  }
+}
+
+// K and V are one cell of latents, with the rotated channels of K beside it.
+TEST_P(AccuracyTest, Latents) {
+  uint32_t seed = 570;
+  for (const formats::Format& format : formats::All()) {
+    if (format.latents == formats::Latents::kNever) continue;
+    for (const auto& [rank, rope_dim] : {std::pair{512, 64}, {64, 16}, {32, 8}, {128, 2}, {256, 32}, {160, 256}}) {
+      const std::string scheme(format.name);
+      if (!Fits(scheme, rank)) continue;
+      const int page_size = seed % 2 == 0 ? 16 : 64;
+      Check({.scheme = scheme,
+             .heads = 3,
+             .head_dim = rank,
+             .rope_dim = rope_dim,
+             .page_size = page_size,
+             .sliding_window = rank == 64 ? 21 : 0,
+             .softcap = rank == 32 ? 4.0f : 0.0f,
+             .lengths = {ThreeStepsTokens(page_size)}},
+            ThreeSteps(page_size), seed++);
     }
   }
 }

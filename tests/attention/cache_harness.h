@@ -26,8 +26,9 @@ namespace kvanta::attention {
 struct HarnessOptions {
   std::string scheme = "bf16";
   int heads = 4;
-  int kv_heads = 2;
+  int kv_heads = 2;  // 1 where there are latents
   int head_dim = 64;
+  int rope_dim = 0;  // above 0: latents of head_dim channels; of formats for nothing else 16 where it is 0
   int page_size = 16;
   int sliding_window = 0;
   float softcap = 0;
@@ -47,9 +48,9 @@ using Step = std::vector<Part>;
 class CacheHarness {
  public:
   CacheHarness(const HarnessOptions& options, uint32_t seed)
-      : options_(options),
-        layout_(formats::PlanCache({KvScheme::Parse(options.scheme)}, {{options.kv_heads, options.head_dim}},
-                                   options.page_size)) {
+      : options_(WithLatents(options)),
+        layout_(formats::PlanCache({KvScheme::Parse(options.scheme)},
+                                   {{options_.kv_heads, options_.head_dim, options_.rope_dim}}, options.page_size)) {
     std::mt19937 random(seed);
     int64_t pages = 0;
     for (const int length : options.lengths) {
@@ -57,7 +58,7 @@ class CacheHarness {
       sequence.q = Normal(random, int64_t{length} * QWidth());
       sequence.k = Normal(random, int64_t{length} * KvWidth());
       sequence.v = Normal(random, int64_t{length} * KvWidth());
-      sequence.out.assign(sequence.q.size(), std::nanf(""));
+      sequence.out.assign(static_cast<size_t>(int64_t{length} * OutWidth()), std::nanf(""));
       sequence.table.resize(static_cast<size_t>((length + options.page_size - 1) / options.page_size));
       pages += static_cast<int64_t>(sequence.table.size());
       sequences_.push_back(std::move(sequence));
@@ -75,24 +76,26 @@ class CacheHarness {
       }
     }
     config_.layers.push_back({.heads = options.heads,
-                              .kv_heads = options.kv_heads,
+                              .kv_heads = options_.kv_heads,
                               .head_dim = options.head_dim,
-                              .softmax_scale = 1.0f / std::sqrt(static_cast<float>(options.head_dim)),
+                              .rope_dim = options_.rope_dim,
+                              .softmax_scale = 1.0f / std::sqrt(static_cast<float>(KeyDim())),
                               .softcap = options.softcap,
                               .sliding_window = options.sliding_window});
     config_.scales.resize(1);
-    config_.scales[0].k.scale.assign(static_cast<size_t>(options.kv_heads), options.static_scale);
-    config_.scales[0].v.scale.assign(static_cast<size_t>(options.kv_heads), options.static_scale);
+    config_.scales[0].k.scale.assign(static_cast<size_t>(options_.kv_heads), options.static_scale);
+    config_.scales[0].v.scale.assign(static_cast<size_t>(options_.kv_heads), options.static_scale);
     if (layout_.layers[0].k.mean) config_.scales[0].k.mean = Normal(random, KvWidth());
     AddOutliers();
   }
 
   cache::PageStore& store() { return *store_; }
   const BackendConfig& config() const { return config_; }
+  const HarnessOptions& options() const { return options_; }
   const formats::CacheLayout& layout() const { return layout_; }
 
   struct Sequence {
-    std::vector<float> q, k, v, out;  // rows by position
+    std::vector<float> q, k, v, out;  // rows by position; of latents, k is what is stored
     std::vector<float> expected;      // the reference's rows, where RunStep was asked for them
     cache::BlockTable table;
     int64_t start = 0;
@@ -115,11 +118,12 @@ class CacheHarness {
       Gather(sequence.k, sequence.start, part.tokens, KvWidth(), k);
       Gather(sequence.v, sequence.start, part.tokens, KvWidth(), v);
     }
-    std::vector<float> out(q.size(), std::nanf(""));
+    const size_t out_size = q.size() / static_cast<size_t>(QWidth()) * static_cast<size_t>(OutWidth());
+    std::vector<float> out(out_size, std::nanf(""));
     plan_ = backend.MakePlan({.sequences = spans}, std::move(plan_));
     backend.Append(*plan_, 0, k.data(), v.data(), KvWidth());
     backend.Run(*plan_, 0, q.data(), QWidth(), out.data());
-    std::vector<float> expected(reference ? q.size() : 0);
+    std::vector<float> expected(reference ? out_size : 0);
     if (reference) {
       const std::unique_ptr<Plan> plan = reference->MakePlan({.sequences = spans}, nullptr);
       reference->Run(*plan, 0, q.data(), QWidth(), expected.data());
@@ -127,12 +131,12 @@ class CacheHarness {
     int64_t row = 0;
     for (const Part& part : step) {
       Sequence& sequence = sequences_[static_cast<size_t>(part.sequence)];
-      const auto first = out.begin() + row * QWidth();
-      std::copy(first, first + part.tokens * QWidth(), sequence.out.begin() + sequence.start * QWidth());
+      const auto first = out.begin() + row * OutWidth();
+      std::copy(first, first + part.tokens * OutWidth(), sequence.out.begin() + sequence.start * OutWidth());
       if (reference) {
-        const auto rows = expected.begin() + row * QWidth();
-        sequence.expected.resize(sequence.q.size());
-        std::copy(rows, rows + part.tokens * QWidth(), sequence.expected.begin() + sequence.start * QWidth());
+        const auto rows = expected.begin() + row * OutWidth();
+        sequence.expected.resize(sequence.out.size());
+        std::copy(rows, rows + part.tokens * OutWidth(), sequence.expected.begin() + sequence.start * OutWidth());
       }
       row += part.tokens;
       sequence.start += part.tokens;
@@ -171,10 +175,19 @@ class CacheHarness {
     return bytes;
   }
 
-  int64_t QWidth() const { return int64_t{options_.heads} * options_.head_dim; }
-  int64_t KvWidth() const { return int64_t{options_.kv_heads} * options_.head_dim; }
+  int KeyDim() const { return options_.head_dim + options_.rope_dim; }
+  int64_t QWidth() const { return int64_t{options_.heads} * KeyDim(); }
+  int64_t KvWidth() const { return int64_t{options_.kv_heads} * KeyDim(); }
+  int64_t OutWidth() const { return int64_t{options_.heads} * options_.head_dim; }
 
  private:
+  static HarnessOptions WithLatents(HarnessOptions options) {
+    const bool only = formats::Find(KvScheme::Parse(options.scheme).k.format).latents == formats::Latents::kOnly;
+    if (only && options.rope_dim == 0) options.rope_dim = 16;
+    if (options.rope_dim != 0) options.kv_heads = 1;
+    return options;
+  }
+
   std::vector<float> Normal(std::mt19937& random, int64_t count) const {
     std::normal_distribution<float> normal(0, options_.magnitude);
     std::vector<float> values(static_cast<size_t>(count));

@@ -20,21 +20,25 @@ constexpr int kChunkCases = 500 / kShare;    // per format
 constexpr int kPrefixCases = 200 / kShare;   // per format
 constexpr int kRequestCases = 320 / kShare;  // per format, over all batches
 
-const TinyModel& ModelOf(bool windowed) {
-  static const TinyModel sliding({.sliding_window = 40});
-  return windowed ? sliding : Model();
-}
-
 struct Case {
   const char* format;
   bool windowed;
+  bool latents = false;
 };
+
+const TinyModel& ModelOf(const Case& what) {
+  static const TinyModel sliding({.sliding_window = 40});
+  return what.latents ? LatentModel() : what.windowed ? sliding : Model();
+}
 
 // Every format, mixed sides, mixed layers (exact pages in one layer only), and sliding windows. Sanitizers look for
 // faults of memory and threads, which formats share.
 #ifdef KVANTA_SANITIZED
-const Case kCases[] = {
-    {"bf16", true}, {"k=int8,v=int4", false}, {"int5_g32+exact=2+sink=2", true}, {"kivi4+exact=2", false}};
+const Case kCases[] = {{"bf16", true},
+                       {"k=int8,v=int4", false},
+                       {"int5_g32+exact=2+sink=2", true},
+                       {"kivi4+exact=2", false},
+                       {"mla_fp8", false, true}};
 #else
 const Case kCases[] = {{"fp32", false},
                        {"bf16", false},
@@ -51,13 +55,17 @@ const Case kCases[] = {{"fp32", false},
                        {"nvfp4", false},
                        {"k=int6_g32,v=int4_per_token_head", false},
                        {"turboquant_4bit_nc+edges=0", false},
-                       {"kivi4+exact=2", false}};
+                       {"kivi4+exact=2", false},
+                       {"bf16", false, true},
+                       {"mla_fp8", false, true},
+                       {"mla_int4", false, true},
+                       {"mla_nvfp4+exact=none", false, true}};
 #endif
 
 class BitEquality : public testing::TestWithParam<Case> {
  protected:
   EngineConfig Config() const {
-    EngineConfig config = TinyConfig(ModelOf(GetParam().windowed), GetParam().format);
+    EngineConfig config = TinyConfig(ModelOf(GetParam()), GetParam().format);
     // Tiles of 32 tokens do not fit pages of 16.
     const formats::Format& keys = formats::Find(KvScheme::Parse(config.kv_cache_dtype).k.format);
     config.page_size = std::max(config.page_size, keys.scaling.tile);
@@ -230,7 +238,7 @@ TEST_P(BitEquality, IsNotVacuous) {
 INSTANTIATE_TEST_SUITE_P(Formats, BitEquality, testing::ValuesIn(kCases), [](const auto& tested) {
   std::string name = tested.param.format;
   for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '_';
-  return name + (tested.param.windowed ? "_window" : "");
+  return name + (tested.param.windowed ? "_window" : tested.param.latents ? "_latents" : "");
 });
 
 }  // namespace

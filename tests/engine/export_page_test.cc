@@ -15,7 +15,8 @@ TEST(ExportPage, IsASelfDescribingFileOfTheAllocatedBytes) {
   for (size_t i = 0; i < 2 * schemes.size(); ++i) {
     const std::string& scheme = schemes[i / 2];
     SCOPED_TRACE(scheme);
-    EngineConfig config = TinyConfig(i % 2 == 0 ? Model() : windowed, scheme);
+    const TinyModel& model = ModelFor(scheme);
+    EngineConfig config = TinyConfig(i % 2 == 0 || &model != &Model() ? model : windowed, scheme);
     const bool tiled = formats::Find(KvScheme::Parse(scheme).k.format).scaling.tile != 0;
     config.page_size = tiled ? 32 : 16;
     config.max_model_len = 4 * config.page_size + 1;
@@ -40,6 +41,27 @@ TEST(ExportPage, IsASelfDescribingFileOfTheAllocatedBytes) {
       const bool has_scales = layer.k.format->scaling.per_head || layer.v.format->scaling.per_head;
       EXPECT_EQ(page.header.scales.empty(), !has_scales) << "static scales";
     }
+  }
+}
+
+// Latents are stored once: rank 64 and 16 rotated channels.
+TEST(ExportPage, BytesOfLatents) {
+  const std::pair<const char*, int> schemes[] = {{"fp32", 80 * 4},
+                                                 {"bf16", 80 * 2},
+                                                 {"mla_fp8", 64 + 4 + 32},
+                                                 {"mla_int4", 32 + 4 + 32},
+                                                 {"mla_nvfp4", 32 + 4 + 32}};
+  for (const auto& [scheme, bytes] : schemes) {
+    const EngineConfig config = TinyConfig(LatentModel(), scheme);
+    EXPECT_EQ(PlanCacheBytes(config).bytes_per_token, 2.0 * bytes) << scheme;
+    Engine engine(config);
+    EXPECT_EQ(engine.Stats().bytes_per_token, 2.0 * bytes) << scheme;
+    std::mt19937_64 random(4);
+    const auto prompt = RandomTokens(random, 3 * config.page_size);
+    RunOne(engine, {.id = "a", .prompt = prompt, .sampling = Greedy(1)});
+    const formats::PageFile page = formats::ReadPageFile(engine.ExportPage(prompt, 1), "page");
+    EXPECT_EQ(static_cast<int64_t>(page.payload.size()), int64_t{2} * bytes * config.page_size) << scheme;
+    EXPECT_EQ(page.header.layout.layers[1].rope_dim, 16) << scheme;
   }
 }
 

@@ -1,6 +1,7 @@
 // What is counted of keys and values: against the keys of pages, which take another way through the engine.
 #include "engine/kv_statistics.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -117,6 +118,16 @@ TEST(KvStatistics, RefusesWhatItCannotCount) {
   const TinyModel overflowing(shape);
   Engine other(TinyConfig(overflowing, "bf16"));
   EXPECT_THROW(other.CollectStatistics(RandomTokens(random, 4)), InputError);
+}
+
+TEST(KvStatistics, LatentsHaveNone) {
+  Engine engine(TinyConfig(LatentModel(), "mla_fp8"));
+  try {
+    engine.CollectStatistics(std::vector<int32_t>{1, 2, 3});
+    ADD_FAILURE() << "accepted";
+  } catch (const InputError& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("stores latents (MLA), whose formats have no scales to calibrate"));
+  }
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ void ExpectSame(const Collected& got, const Collected& want, const std::string& 
 // Sanitizers look for faults of memory and threads, which formats share.
 bool IsTested([[maybe_unused]] const formats::Format& format) {
 #ifdef KVANTA_SANITIZED
-  return format.name == "bf16" || format.name == "int4" || format.name == "kivi4";
+  return format.name == "bf16" || format.name == "int4" || format.name == "kivi4" || format.name == "mla_int4";
 #else
   return true;
 #endif
@@ -32,7 +32,7 @@ TEST(Sessions, HitsGiveTheBitsOfAColdRunForEveryFormat) {
   constexpr int kSessions = 4, kTurns = 5;
   for (const formats::Format& format : formats::All()) {
     if (!IsTested(format)) continue;
-    EngineConfig config = TinyConfig(Model(), std::string(format.name));
+    EngineConfig config = TinyConfig(ModelFor(std::string(format.name)), std::string(format.name));
     config.page_size = std::max(config.page_size, format.scaling.tile);
     config.max_model_len = 256;
     EngineConfig cold_config = config;

@@ -1,4 +1,5 @@
-// A random tiny Llama in a folder of its own, large enough for every format: heads of 32, two layers.
+// A random tiny Llama in a folder of its own, large enough for every format: heads of 32, two layers. Or a tiny
+// DeepSeek V2, for the formats of latents.
 #pragma once
 
 #include <fmt/format.h>
@@ -7,8 +8,10 @@
 #include <cmath>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "formats/format.h"
 #include "models/safetensors_bytes.h"
 #include "models/temp_folder.h"
 
@@ -24,6 +27,8 @@ struct TinyShape {
   int layers = 2;
   int max_position = 512;
   int sliding_window = 0;
+  int rank = 0;  // above 0: latents of this many channels, and rope_dim rotated ones
+  int rope_dim = 16;
   float key_gain = 2.0F;   // with a gain, so that attention is not nearly uniform
   std::string extra = {};  // more lines of config.json, each beginning with a comma
 };
@@ -49,9 +54,17 @@ class TinyModel {
       const std::string prefix = fmt::format("model.layers.{}.", layer);
       ones(prefix + "input_layernorm.weight");
       ones(prefix + "post_attention_layernorm.weight");
-      add(prefix + "self_attn.q_proj.weight", shape.heads * shape.head_dim, shape.hidden, 2.0F);
-      add(prefix + "self_attn.k_proj.weight", shape.kv_heads * shape.head_dim, shape.hidden, shape.key_gain);
-      add(prefix + "self_attn.v_proj.weight", shape.kv_heads * shape.head_dim, shape.hidden, 1.0F);
+      if (shape.rank != 0) {
+        add(prefix + "self_attn.q_proj.weight", shape.heads * (shape.head_dim + shape.rope_dim), shape.hidden, 2.0F);
+        add(prefix + "self_attn.kv_a_proj_with_mqa.weight", shape.rank + shape.rope_dim, shape.hidden, shape.key_gain);
+        writer.Add(prefix + "self_attn.kv_a_layernorm.weight", {shape.rank},
+                   std::vector<float>(static_cast<size_t>(shape.rank), 1.0F));
+        add(prefix + "self_attn.kv_b_proj.weight", shape.heads * 2 * shape.head_dim, shape.rank, 1.0F);
+      } else {
+        add(prefix + "self_attn.q_proj.weight", shape.heads * shape.head_dim, shape.hidden, 2.0F);
+        add(prefix + "self_attn.k_proj.weight", shape.kv_heads * shape.head_dim, shape.hidden, shape.key_gain);
+        add(prefix + "self_attn.v_proj.weight", shape.kv_heads * shape.head_dim, shape.hidden, 1.0F);
+      }
       add(prefix + "self_attn.o_proj.weight", shape.hidden, shape.heads * shape.head_dim, 2.0F);
       add(prefix + "mlp.gate_proj.weight", shape.ffn, shape.hidden, 1.0F);
       add(prefix + "mlp.up_proj.weight", shape.ffn, shape.hidden, 1.0F);
@@ -67,16 +80,24 @@ class TinyModel {
 
  private:
   static std::string Config(const TinyShape& shape) {
-    const std::string window =
-        shape.sliding_window == 0 ? "" : fmt::format(", \"sliding_window\": {}", shape.sliding_window);
+    std::string more;
+    if (shape.sliding_window != 0) more = fmt::format(", \"sliding_window\": {}", shape.sliding_window);
+    if (shape.rank != 0) {
+      more = fmt::format(
+          R"(, "kv_lora_rank": {}, "q_lora_rank": null, "qk_nope_head_dim": {}, "qk_rope_head_dim": {}, "v_head_dim": {})",
+          shape.rank, shape.head_dim, shape.rope_dim, shape.head_dim);
+    }
+    const std::pair<const char*, const char*> name = shape.rank != 0 ? std::pair{"DeepseekV2ForCausalLM", "deepseek_v2"}
+                                                     : shape.sliding_window != 0
+                                                         ? std::pair{"MistralForCausalLM", "mistral"}
+                                                         : std::pair{"LlamaForCausalLM", "llama"};
     return fmt::format(
         R"({{"architectures": ["{}"], "model_type": "{}", "vocab_size": {}, "hidden_size": {},
 "intermediate_size": {}, "num_hidden_layers": {}, "num_attention_heads": {}, "num_key_value_heads": {},
 "head_dim": {}, "max_position_embeddings": {}, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
 "tie_word_embeddings": false, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "float32"{}{}}})",
-        shape.sliding_window == 0 ? "LlamaForCausalLM" : "MistralForCausalLM",
-        shape.sliding_window == 0 ? "llama" : "mistral", shape.vocab, shape.hidden, shape.ffn, shape.layers,
-        shape.heads, shape.kv_heads, shape.head_dim, shape.max_position, window, shape.extra);
+        name.first, name.second, shape.vocab, shape.hidden, shape.ffn, shape.layers, shape.heads, shape.kv_heads,
+        shape.head_dim, shape.max_position, more, shape.extra);
   }
 
   models::TempFolder folder_;
@@ -85,6 +106,16 @@ class TinyModel {
 inline const TinyModel& Model() {
   static const TinyModel model;
   return model;
+}
+
+inline const TinyModel& LatentModel() {
+  static const TinyModel model({.rank = 64});
+  return model;
+}
+// A model that takes the scheme.
+inline const TinyModel& ModelFor(const std::string& scheme) {
+  const bool latents = formats::Find(KvScheme::Parse(scheme).k.format).latents == formats::Latents::kOnly;
+  return latents ? LatentModel() : Model();
 }
 
 inline std::vector<int32_t> RandomTokens(std::mt19937_64& random, int64_t count, int vocab = 96) {

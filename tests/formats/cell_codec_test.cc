@@ -165,7 +165,10 @@ TEST(CellCodec, DistortionIsThatOfTheFormat) {
                                                 {"turboquant_k8v4", 7.05e-4, 9.94e-3},
                                                 {"turboquant_4bit_nc", 9.29e-3, 9.94e-3},
                                                 {"turboquant_k3v4_nc", 3.39e-2, 9.94e-3},
-                                                {"turboquant_3bit_nc", 3.39e-2, 4.56e-2}};
+                                                {"turboquant_3bit_nc", 3.39e-2, 4.56e-2},
+                                                {"mla_fp8", 6.62e-4, 6.62e-4},
+                                                {"mla_int4", 7.10e-3, 7.10e-3},
+                                                {"mla_nvfp4", 9.15e-3, 9.15e-3}};
   ASSERT_EQ(expected.size(), FormatNames().size());
   for (const SideDistortion& entry : expected) {
     const KvScheme scheme = KvScheme::Parse(entry.name);

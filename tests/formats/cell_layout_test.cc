@@ -67,7 +67,10 @@ TEST(PlanCell, BitsOfEveryFormatAtHeadDim128) {
                                       {"turboquant_k8v4", 8, 4.25},
                                       {"turboquant_4bit_nc", 4.125, 4.25},
                                       {"turboquant_k3v4_nc", 3.125, 4.25},
-                                      {"turboquant_3bit_nc", 3.125, 3.25}};
+                                      {"turboquant_3bit_nc", 3.125, 3.25},
+                                      {"mla_fp8", 8.25, 8.25},
+                                      {"mla_int4", 4.5, 4.5},
+                                      {"mla_nvfp4", 4.5, 4.5}};
   ASSERT_EQ(bits.size(), All().size());
   for (const SideBits& expected : bits) {
     for (const int tokens : {32, 64, 128}) {
@@ -91,7 +94,8 @@ TEST(PlanCell, PlanesFollowEachOtherAligned) {
         ++planned;
         const CellPlanes planes = PlanCell(*side.format, {tokens, head_dim});
         const Scaling& scaling = side.format->scaling;
-        const int64_t blocks = scaling.channels == 0 ? 0 : int64_t{tokens} * head_dim / scaling.channels;
+        const int64_t blocks =
+            scaling.channels == 0 ? 0 : int64_t{tokens} * head_dim / BlockChannels(scaling, head_dim);
         const int64_t channels = scaling.tile == 0 ? 0 : int64_t{tokens} / scaling.tile * head_dim;
         const std::vector<std::pair<int64_t, int64_t>> expected = {
             {planes.codes, int64_t{tokens} * head_dim * side.format->code_bits / 8},
@@ -242,17 +246,61 @@ TEST(PlanCache, CellsTileTheRecordsWithoutGapOrOverlap) {
   for (const LayerScheme& layer : layout.layers) {
     for (int head = 0; head < layer.kv_heads; ++head) {
       cover(covered, layer.KCell(head), layer.k.planes.bytes);
-      cover(covered, layer.KOutliers(head), layer.OutlierBytes());
+      cover(covered, layer.KPlain(head), layer.PlainBytes());
       cover(covered, layer.VCell(head), layer.v.planes.bytes);
       if (!layer.exact_open) continue;
       cover(exact_covered, layer.ExactKCell(head), layer.ExactCellBytes());
-      cover(exact_covered, layer.ExactKOutliers(head), layer.OutlierBytes());
+      cover(exact_covered, layer.ExactKPlain(head), layer.PlainBytes());
       cover(exact_covered, layer.ExactVCell(head), layer.ExactCellBytes());
     }
   }
   EXPECT_THAT(covered, testing::Each(1));
   EXPECT_THAT(exact_covered, testing::Each(1));
   EXPECT_EQ(layout.exact_page_bytes, 2 * 3 * 2 * 64 * 64 * 2 + 3 * 2 * 64 * 2);  // two layers keep exact pages
+}
+
+std::string Refused(const std::string& scheme, LayerShape shape) {
+  try {
+    Plan({scheme}, shape, 64);
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+TEST(PlanCache, LatentsAreStoredOnce) {
+  const CacheLayout layout = Plan({"bf16", "fp32"}, {1, 512, 64}, 64);
+  EXPECT_EQ(layout.page_bytes, 64 * 576 * (2 + 4));
+  for (const LayerScheme& layer : layout.layers) {
+    const int bytes = layer.k.format->code_bits / 8;
+    EXPECT_EQ(layer.VCell(0), layer.KCell(0));
+    EXPECT_EQ(layer.KPlain(0), layer.KCell(0) + 64 * 512 * bytes);
+    EXPECT_EQ(layer.PlainBytes(), 64 * 64 * bytes);
+  }
+  EXPECT_EQ(Plan({"mla_fp8"}, {1, 512, 64}, 64).page_bytes, 64 * 656);
+  EXPECT_EQ(Plan({"mla_fp8"}, {1, 64, 16}, 64).page_bytes, 64 * (64 + 4 + 32)) << "one scale for a short row";
+  const CacheLayout exact = Plan({"mla_int4"}, {1, 512, 64}, 64);
+  EXPECT_EQ(exact.page_bytes, 64 * (256 + 32 + 128));
+  EXPECT_EQ(exact.exact_page_bytes, 64 * 576 * 2);
+  EXPECT_EQ(exact.layers[0].ExactVCell(0), exact.layers[0].ExactKCell(0));
+  EXPECT_NE(Plan({"bf16"}, {1, 64, 16}, 64).Identity(), Plan({"bf16"}, {1, 64}, 64).Identity());
+}
+
+TEST(PlanCache, RefusesWhatLatentsCannotTake) {
+  EXPECT_THAT(Refused("int8", {1, 512, 64}),
+              testing::HasSubstr("scheme int8: this model's layers store K and V as one latent (MLA); formats for it: "
+                                 "fp32, bf16, fp16, mla_fp8, mla_int4, mla_nvfp4"));
+  EXPECT_THAT(Refused("mla_fp8", {3, 64}),
+              testing::HasSubstr("mla_fp8 stores the latents of MLA, but this model's "
+                                 "layers have K and V apart; formats for them: fp32, bf16"));
+  EXPECT_THAT(Refused("mla_fp8", {1, 192, 64}), testing::HasSubstr("blocks of 128 channels"));
+  EXPECT_THAT(Refused("mla_int4+hadamard", {1, 512, 64}), testing::HasSubstr("stored as they are"));
+  EXPECT_THAT(Refused("k=bf16,v=fp16", {1, 512, 64}), testing::HasSubstr("as one latent"));
+  EXPECT_THAT(Refused("bf16+hadamard", {1, 512, 64}), testing::HasSubstr("stored as they are"));
+  EXPECT_THAT(Refused("bf16+exact=open", {1, 512, 64}), testing::HasSubstr("exact without exact pages"));
+  EXPECT_THAT(Refused("bf16", {2, 512, 64}), testing::HasSubstr("2 latents of rank 512"));
+  EXPECT_THAT(Refused("bf16", {1, 520, 64}), testing::HasSubstr("rank up to 512"));
+  EXPECT_THAT(Refused("bf16", {1, 512, 63}), testing::HasSubstr("an even number of channels up to 256"));
 }
 
 TEST(PlanCache, IdentityTellsApartWhatChangesBytes) {

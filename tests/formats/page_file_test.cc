@@ -21,10 +21,13 @@ using Json = nlohmann::ordered_json;
 
 PageHeader Header(const std::vector<std::string>& schemes, LayerShape shape = {2, 32}, int page_size = 16) {
   std::vector<KvScheme> parsed;
-  for (const std::string& text : schemes) parsed.push_back(KvScheme::Parse(text));
-  return {.model = "test-model",
-          .layout = PlanCache(parsed, std::vector<LayerShape>(parsed.size(), shape), page_size),
-          .scales = {}};
+  std::vector<LayerShape> shapes;
+  for (const std::string& text : schemes) {
+    parsed.push_back(KvScheme::Parse(text));
+    const bool latents = Find(parsed.back().k.format).latents == Latents::kOnly;
+    shapes.push_back(latents ? LayerShape{1, shape.head_dim, 16} : shape);
+  }
+  return {.model = "test-model", .layout = PlanCache(parsed, shapes, page_size), .scales = {}};
 }
 
 std::vector<uint8_t> Payload(const PageHeader& header) {
@@ -227,7 +230,7 @@ TEST(PageFile, HostileHeadersAreRefusedWithTheReason) {
   EXPECT_THAT(refusal("/layers/1/layers", {2, 2}), HasSubstr("leaves a layer out"));
   EXPECT_THAT(refusal("/layers/1/layers", {1, 0}), HasSubstr("layers"));
   EXPECT_THAT(refusal("/layers/0/scheme", "int9"), HasSubstr("int9"));
-  EXPECT_THAT(refusal("/layers/0/scheme", "mla_fp8"), HasSubstr("not available"));
+  EXPECT_THAT(refusal("/layers/0/scheme", "mla_fp8"), HasSubstr("stores the latents of MLA"));
   EXPECT_THAT(refusal("/layers/0/kv_heads", 65537), HasSubstr("kv_heads"));
   EXPECT_THAT(refusal("/layers/0/head_dim", 33), HasSubstr("33"));
   EXPECT_THAT(refusal("/layers/1/head_dim", 80), HasSubstr("80"));

@@ -78,7 +78,10 @@ TEST(SchemeText, DefaultsOfEveryName) {
                                        {"turboquant_k8v4", false, false, false, 0},
                                        {"turboquant_4bit_nc", true, false, false, 0},
                                        {"turboquant_k3v4_nc", true, false, false, 0},
-                                       {"turboquant_3bit_nc", true, false, false, 0}};
+                                       {"turboquant_3bit_nc", true, false, false, 0},
+                                       {"mla_fp8", false, false, false, 0},
+                                       {"mla_int4", false, false, true, 1},
+                                       {"mla_nvfp4", false, false, true, 1}};
   std::vector<std::string> names;
   for (const Preset& preset : presets) {
     names.emplace_back(preset.name);
@@ -169,7 +172,7 @@ TEST(SchemeText, ParseUndoesToStringForEveryScheme) {
       }
     }
   }
-  EXPECT_EQ(schemes, 32 * 25 * 25);
+  EXPECT_EQ(schemes, 32 * 28 * 28);
 }
 
 TEST(SchemeText, CanonicalTextIsShort) {
@@ -204,7 +207,7 @@ TEST(SchemeText, FormatsOfOtherVersionsAndEnginesAreRefusedWithTheReason) {
     EXPECT_THAT(Refusal(foreign.name), AllOf(HasSubstr(std::string(foreign.reason)), HasSubstr("available: auto")));
     EXPECT_THAT(Refusal("k=int8,v=" + std::string(foreign.name)), HasSubstr(std::string(foreign.reason)));
   }
-  EXPECT_THAT(Refusal("mla_fp8"), HasSubstr("not available in this version"));
+  EXPECT_EQ(KvScheme::Parse("fp8_ds_mla"), KvScheme::Parse("mla_fp8"));
   EXPECT_THAT(Refusal("auto"), HasSubstr("engine"));
 }
 

@@ -62,7 +62,7 @@ int Tokens(const formats::Format& format) {
   return std::max(16, format.scaling.tile);
 }
 int LeastHeadDim(const formats::Format& format) {
-  return std::max({8, format.scaling.channels, formats::CodeChannels(format.code)});
+  return std::max({8, format.scaling.short_rows ? 8 : format.scaling.channels, formats::CodeChannels(format.code)});
 }
 
 Cell MakeCell(const formats::Format& format, SideKind kind, int head_dim, uint32_t first) {
@@ -94,7 +94,7 @@ Cell MakeCell(const formats::Format& format, SideKind kind, int head_dim, uint32
   cell.view = {.codes = cell.bytes.data() + cell.planes.codes,
                .page_tokens = tokens,
                .head_dim = head_dim,
-               .block = scaling.channels,
+               .block = formats::BlockChannels(scaling, head_dim),
                .tile = scaling.tile};
   if (scaling.block != formats::ScaleType::kNone) {
     cell.view.block_scales = {cell.bytes.data() + cell.planes.block_scales, scaling.block};
@@ -175,7 +175,8 @@ TEST_P(AttentionKernelsTest, EveryCodeOfKeysComesBack) {
         for (int row = 0; row < kPassRows; ++row) {
           std::vector<float> q(static_cast<size_t>(head_dim));
           q[static_cast<size_t>(first + row)] = 1;
-          row_scale[row] = key.prepare(q.data(), head_dim, format.scaling.channels, queries + row * stride);
+          row_scale[row] =
+              key.prepare(q.data(), head_dim, formats::BlockChannels(format.scaling, head_dim), queries + row * stride);
         }
         key.score({.cell = keys.view,
                    .groups = Tokens(format) / 16,
@@ -259,7 +260,8 @@ TEST_P(AttentionKernelsTest, RowsDoNotDependOnTheirTile) {
     for (int row = 0; row < kPassRows; ++row) {
       std::vector<float> q(kHeadDim);
       for (float& x : q) x = normal(random);
-      row_scale[row] = key.prepare(q.data(), kHeadDim, format.scaling.channels, queries + row * stride);
+      row_scale[row] =
+          key.prepare(q.data(), kHeadDim, formats::BlockChannels(format.scaling, kHeadDim), queries + row * stride);
       rescale[row] = 0.5f;
       for (int t = 2; t < 15; ++t) p[static_cast<size_t>(row * kMaxPageTokens + t)] = std::abs(normal(random));
     }

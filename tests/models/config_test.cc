@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "kvanta/error.h"
 #include "models/safetensors_bytes.h"
@@ -28,6 +30,16 @@ json Qwen2() {
   json config = Llama();
   config["architectures"] = {"Qwen2ForCausalLM"};
   config["model_type"] = "qwen2";
+  return config;
+}
+
+// DeepSeek V2 with layers of experts.
+json Latents() {
+  json config = Llama();
+  config.update(json::parse(R"({"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2",
+    "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": null, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16,
+    "v_head_dim": 20, "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 3,
+    "n_shared_experts": 2, "moe_intermediate_size": 24, "n_group": 4, "topk_group": 2})"));
   return config;
 }
 
@@ -130,6 +142,57 @@ TEST(Config, WindowOfMistral) {
   EXPECT_THAT(Parse(config).sliding_window, ElementsAre(32, 32, 32));
   config["sliding_window"] = nullptr;
   EXPECT_THAT(Parse(config).sliding_window, ElementsAre(0, 0, 0));
+}
+
+TEST(Config, Latents) {
+  json config = Latents();
+  ModelConfig parsed = Parse(config);
+  EXPECT_EQ(parsed.kv_heads, 1);
+  EXPECT_EQ(parsed.head_dim, 32);
+  EXPECT_EQ(parsed.rotary_dim, 16);
+  EXPECT_EQ(parsed.latent,
+            (LatentConfig{.rank = 32, .query_rank = 0, .nope_dim = 24, .rope_dim = 16, .value_dim = 20}));
+  EXPECT_DOUBLE_EQ(parsed.SoftmaxScale(), 1 / std::sqrt(40.0));
+  EXPECT_EQ(parsed.experts,
+            (ExpertsConfig{.count = 8, .chosen = 3, .shared = 2, .ffn = 24, .first_layer = 1}));  // greedy: no groups
+  EXPECT_FALSE(parsed.experts.In(0));
+  EXPECT_TRUE(parsed.experts.In(1));
+  config["topk_method"] = "group_limited_greedy";
+  EXPECT_EQ(Parse(config).experts.groups, 4);
+  config["first_k_dense_replace"] = 3;
+  EXPECT_EQ(Parse(config).experts, ExpertsConfig{});
+
+  config = Latents();
+  config["architectures"] = {"DeepseekV3ForCausalLM"};
+  config["model_type"] = "deepseek_v3";
+  config["q_lora_rank"] = 48;
+  config["num_nextn_predict_layers"] = 1;
+  config["rope_scaling"] = {{"type", "yarn"}, {"factor", 40}, {"mscale", 1.0}, {"mscale_all_dim", 0.5}};
+  parsed = Parse(config);
+  EXPECT_EQ(parsed.latent.query_rank, 48);
+  EXPECT_EQ(parsed.unread_layers, 1);
+  EXPECT_TRUE(parsed.experts.sigmoid && parsed.experts.normalized);
+  EXPECT_EQ(parsed.experts.chosen_groups, 2);
+  const double mscale = 0.1 * 0.5 * std::log(40.0) + 1;
+  EXPECT_DOUBLE_EQ(parsed.SoftmaxScale(), mscale * mscale / std::sqrt(40.0));
+}
+
+TEST(Config, ErrorsOfLatents) {
+  for (const auto& [key, value, message] : std::initializer_list<std::tuple<const char*, json, const char*>>{
+           {"kv_lora_rank", 1024, "'kv_lora_rank' is 1024; expected an integer from 8 to 512"},
+           {"kv_lora_rank", 20, "a multiple of 8"},
+           {"qk_rope_head_dim", 15, "an even number"},
+           {"v_head_dim", nullptr, "'v_head_dim' is missing"},
+           {"num_experts_per_tok", 9, "from 1 to 8"},
+           {"moe_layer_freq", 2, "expected"},
+           {"scoring_func", "sigmoid", "expected softmax"},
+           {"topk_method", "noaux_tc", "greedy or group_limited_greedy"},
+           {"norm_topk_prob", true, "expected false"}}) {
+    EXPECT_THAT(ErrorOf(With(Latents(), key, value)), HasSubstr(message)) << key;
+  }
+  json groups = With(Latents(), "topk_method", "group_limited_greedy");
+  EXPECT_THAT(ErrorOf(With(groups, "n_group", 3)), HasSubstr("a divisor of n_routed_experts (8)"));
+  EXPECT_THAT(ErrorOf(With(groups, "topk_group", 1)), HasSubstr("at least num_experts_per_tok (3)"));
 }
 
 TEST(Config, DeclaredKvCache) {

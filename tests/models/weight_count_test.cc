@@ -54,6 +54,19 @@ TEST(WeightCount, CountsWhatArchitecturesAdd) {
   EXPECT_EQ(CountWeights(config).embeddings, 80);
 }
 
+// DeepSeek-V2-Lite has 15,706,484,224 parameters by its own count.
+TEST(WeightCount, CountsLatentsAndExperts) {
+  ModelConfig config;
+  config.hidden = 2048;
+  config.layers = 27;
+  config.heads = 16;
+  config.ffn = 10944;
+  config.vocab = 102400;
+  config.latent = {.rank = 512, .nope_dim = 128, .rope_dim = 64, .value_dim = 128};
+  config.experts = {.count = 64, .chosen = 6, .shared = 2, .ffn = 1408, .first_layer = 1};
+  EXPECT_EQ(CountWeights(config).Parameters(), 15'706'484'224);
+}
+
 TEST(WeightCount, RefusesWhatNoMachineHolds) {
   ModelConfig config = Small();
   config.hidden = config.ffn = 1 << 24;

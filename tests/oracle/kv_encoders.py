@@ -44,6 +44,7 @@ class Format:
     lowest: int = 0  # the value of field 0 of an integer code
     block_scale: DType | None = None
     block: int = 0
+    short_rows: bool = False  # a row of fewer channels is one block
     block_zero: bool = False
     token_scale: DType | None = None
     token_zero: bool = False
@@ -55,14 +56,17 @@ class Format:
     def row_bits(self) -> int:
         return self.float_code.itemsize * 8 if self.float_code is not None else self.bits
 
-    @property
-    def head_dim_step(self) -> int:
+    def block_of(self, head_dim: int) -> int:
+        """Channels per block scale."""
+        return min(self.block, head_dim) if self.short_rows else self.block
+
+    def head_dim_step(self, head_dim: int) -> int:
         """What head_dim must be a multiple of."""
         narrowest = min(FIELD_PLANES.get(self.row_bits, (8,)))
-        return max(8, self.block, 32 // narrowest)
+        return max(8, self.block_of(head_dim), 32 // narrowest)
 
     def takes(self, tokens: int, head_dim: int) -> bool:
-        return head_dim % self.head_dim_step == 0 and (self.tile == 0 or tokens % self.tile == 0)
+        return head_dim % self.head_dim_step(head_dim) == 0 and (self.tile == 0 or tokens % self.tile == 0)
 
 
 @dataclass
@@ -217,6 +221,17 @@ def _fp8_row(x: F32, form: Format, _: np.float32) -> Cell:
     return Cell(codes.view(np.uint8), token_scales=scale_bytes(scale, len(x)), saturated=saturated, nan=nan)
 
 
+def _fp8_block(x: F32, form: Format, static_scale: np.float32) -> Cell:
+    """Each block as a row of its own."""
+    blocks = x.reshape(-1, form.block_of(x.shape[1]))
+    cell = _fp8_row(blocks, form, static_scale)
+    assert cell.token_scales is not None
+    cell.block_scales = cell.token_scales.reshape(len(x), -1)
+    cell.token_scales = None
+    cell.codes = cell.codes.reshape(x.shape)
+    return cell
+
+
 def _mxfp8(x: F32, form: Format, _: np.float32) -> Cell:
     largest = np.float32(448 * 2.0**119)
     saturated, nan = _count(x, largest)
@@ -306,7 +321,7 @@ def _mxfp4(x: F32, form: Format, _: np.float32) -> Cell:
 
 def _nvfp4(x: F32, form: Format, static_scale: np.float32) -> Cell:
     largest = np.float32(6 * 448)
-    y = x / static_scale
+    y = x / static_scale if form.per_head else x
     blocks = _clean(y, largest).reshape(len(x), -1, form.block)
     amax = np.abs(blocks).max(axis=2)
 
@@ -366,6 +381,7 @@ def _lloyd(x: F32, form: Format, _: np.float32) -> Cell:
 ENCODERS: dict[str, Callable[[F32, Format, np.float32], Cell]] = {
     "cast": _cast,
     "fp8_row": _fp8_row,
+    "fp8_block": _fp8_block,
     "mxfp8": _mxfp8,
     "int8": _int8,
     "signed": _signed,

@@ -87,6 +87,9 @@ FORMATS: dict[str, tuple[Format, Format]] = {
         "turboquant_4bit_nc": (_lloyd(4), _row_steps(4)),
         "turboquant_k3v4_nc": (_lloyd(3), _row_steps(4)),
         "turboquant_3bit_nc": (_lloyd(3), _row_steps(3)),
+        "mla_fp8": Format("fp8_block", float_code=E4M3, block_scale=FP32, block=128, short_rows=True),
+        "mla_int4": Format("signed", bits=4, lowest=-8, block_scale=FP16, block=32),
+        "mla_nvfp4": _e2m1("nvfp4", E4M3, 16),
     }.items()
 }
 """What a name means on K and on V."""
@@ -109,7 +112,7 @@ def encode(name: str, x: F32, *, side: str = "k", static_scale: float = 1.0) -> 
 
 def plane_sizes(form: Format, tokens: int, head_dim: int) -> dict[str, tuple[int, DType]]:
     """Elements and dtype of every plane of a cell, in canonical order."""
-    blocks = tokens * head_dim // form.block if form.block else 0
+    blocks = tokens * head_dim // form.block_of(head_dim) if form.block else 0
     channels = tokens // form.tile * head_dim if form.tile else 0
     planes: dict[str, tuple[int, DType | None]] = {
         "codes": (tokens * head_dim * form.row_bits // 8, np.dtype(np.uint8)),
@@ -162,7 +165,7 @@ def decode(name: str, data: bytes, shape: tuple[int, int], *, side: str = "k", s
             """A plane with a number per element."""
             values = planes[plane]
             if plane.startswith("block"):
-                return np.repeat(values.reshape(tokens, -1), form.block, axis=1)
+                return np.repeat(values.reshape(tokens, -1), form.block_of(head_dim), axis=1)
             if plane.startswith("channel"):
                 return np.repeat(values.reshape(-1, head_dim), form.tile, axis=0)
             return values[:, None]

@@ -111,6 +111,8 @@ def rows(draw: st.DrawFn) -> F32:
 @given(rows(), st.sampled_from(SIDES), st.sampled_from([1.0, 0.25, 0.03, 57.0]))
 def test_random_rows_encode_and_decode_as_the_oracle(x: F32, named: tuple[str, str], static_scale: float) -> None:
     name, side = named
+    if not kv_formats.on_side(name, side).takes(32, x.shape[1]):
+        x = x[:, :96]
     if kv_formats.on_side(name, side).tile:
         x = np.concatenate([x] * 32)[: max(1, len(x) // 32) * 32]
     scheme = plain(name, side)
@@ -138,7 +140,7 @@ def test_hadamard_is_applied_and_undone(name: str, side: str, head_dim: int) -> 
     x = np.random.default_rng(4).standard_normal((32, head_dim), np.float32)
     form = kv_formats.on_side(name, side)
     if not form.takes(*x.shape):
-        with pytest.raises(InputError, match=rf"{form.head_dim_step}.*head_dim {head_dim}.*int8"):
+        with pytest.raises(InputError, match=rf"{form.head_dim_step(head_dim)}.*head_dim {head_dim}.*int8"):
             kvanta.formats.encode(name, side, x)
         return
     scheme = name if form.hadamard else f"{name}+hadamard"
@@ -178,10 +180,15 @@ def test_bits_per_element_are_those_of_the_specification() -> None:
         "turboquant_4bit_nc": 4.1875,
         "turboquant_k3v4_nc": 3.6875,
         "turboquant_3bit_nc": 3.1875,
+        "mla_fp8": 656 * 8 / 576,
+        "mla_int4": 416 * 8 / 576,
+        "mla_nvfp4": 416 * 8 / 576,
     }
     assert bits == expected
     x = np.zeros((64, 128), np.float32)
     for name in kv_formats.NAMES:
+        if name.startswith("mla_"):  # K and V are one, with rotated channels beside them: test_plan.py
+            continue
         size = sum(len(kv_formats.encode(name, x, side=side).canonical()) for side in "kv")
         assert size * 8 / (2 * x.size) == expected[name]
 
@@ -222,7 +229,7 @@ def test_outlier_channels_follow_the_cell_in_bf16() -> None:
     ("call", "message"),
     [
         (lambda: kvanta.formats.encode("int9", "k", np.zeros((1, 32))), "did you mean 'int8'"),
-        (lambda: kvanta.formats.encode("mla_fp8", "k", np.zeros((1, 32))), "not available in this version"),
+        (lambda: kvanta.formats.encode("mla_fp8", "k", np.zeros((1, 160))), "mla_fp8.*128.*head_dim 160.*int8"),
         (lambda: kvanta.formats.encode("kivi4", "k", np.zeros((16, 32))), "32 tokens.*page of 16"),
         (lambda: kvanta.formats.encode("int5_g32", "v", np.zeros((1, 80))), "int5_g32.*32.*head_dim 80.*int8"),
         (lambda: kvanta.formats.encode("int8", "q", np.zeros((1, 32))), "must be k or v"),

@@ -30,6 +30,25 @@ ROPES: dict[str, dict[str, Any]] = {
     "yarn_mscale": YARN | {"rope_theta": 10000.0, "mscale": 0.7, "mscale_all_dim": 1.2, "truncate": False},
     "yarn_factor": YARN | {"rope_theta": 10000.0, "attention_factor": 1.3, "beta_fast": 16.0, "beta_slow": 2.0},
 }
+# Attention over latents; without experts.
+LATENTS: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 48,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "first_k_dense_replace": 3,
+}
+EXPERTS: dict[str, Any] = LATENTS | {
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 24,
+    "routed_scaling_factor": 1.7,
+}
+GROUPS = {"n_group": 4, "topk_group": 2}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"llama_{name}": ("Llama", {"rope_parameters": rope}) for name, rope in ROPES.items()},
     "llama_tied": ("Llama", {"tie_word_embeddings": True}),
@@ -44,6 +63,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3",
         {"head_dim": 16, "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 2},
     ),
+    "deepseek_v2": ("DeepseekV2", LATENTS | {"q_lora_rank": None}),
+    "deepseek_v2_experts": ("DeepseekV2", EXPERTS | {"attention_bias": True, "mlp_bias": True}),
+    "deepseek_v2_groups": ("DeepseekV2", EXPERTS | GROUPS | {"topk_method": "group_limited_greedy"}),
+    "deepseek_v2_yarn": ("DeepseekV2", LATENTS | {"rope_parameters": ROPES["yarn_mscale"]}),
+    "deepseek_v3": ("DeepseekV3", EXPERTS | GROUPS | {"rope_parameters": ROPES["yarn_mscale"]}),
+    "deepseek_v3_one_group": ("DeepseekV3", EXPERTS | {"n_group": 1, "topk_group": 1, "norm_topk_prob": False}),
+    "deepseek_v3_rope_halves": ("DeepseekV3", LATENTS | {"rope_interleave": False, "q_lora_rank": None}),
 }
 
 
@@ -111,6 +137,15 @@ def test_logits_in_16_bits(
     to_exact, to_rounded = errors_in_16_bits(tmp_path, model, cache, weights, inputs)
     assert to_exact < tolerance.ROUNDING_ERROR_RATIO
     assert to_rounded < tolerance.ROUNDED_SHARE[cache]
+
+
+@pytest.mark.parametrize(("cache", "weights", "inputs"), SIXTEEN_BITS)
+def test_latents_in_16_bits(cache: str, weights: torch.dtype, inputs: torch.dtype, tmp_path: Path) -> None:
+    """What is rounded differs from transformers (the latent instead of keys and values), what it costs does not."""
+    model = tiny_models.make_model("DeepseekV2", **LATENTS)
+    tiny_models.save(model, tmp_path, weights)
+    to_exact, _ = errors_in_16_bits(tmp_path, model, cache, weights, inputs)
+    assert to_exact < tolerance.LATENT_ROUNDING_RATIO
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -208,6 +243,25 @@ FAULTS: dict[str, tuple[str, dict[str, Any], Callable[[Path], None]]] = {
     "bias": ("Qwen2", {}, edit_tensor(ATTENTION + "v_proj.bias", lambda bias: bias.roll(1))),
     "q_norm": ("Qwen3", {"head_dim": 16}, edit_tensor(ATTENTION + "q_norm.weight", lambda weight: weight.roll(1))),
     "k_norm": ("Qwen3", {"head_dim": 16}, edit_tensor(ATTENTION + "k_norm.weight", torch.ones_like)),
+    "latent_rope_pairs": ("DeepseekV3", LATENTS, edit_config(rope_interleave=False)),
+    "latent_norm": ("DeepseekV2", LATENTS, edit_tensor(ATTENTION + "kv_a_layernorm.weight", torch.ones_like)),
+    "latent_heads": (
+        "DeepseekV2",
+        LATENTS,
+        edit_tensor(ATTENTION + "kv_b_proj.weight", lambda weight: weight.roll(44, 0)),
+    ),
+    "latent_mscale": (
+        "DeepseekV2",
+        LATENTS | {"rope_parameters": ROPES["yarn_mscale"]},
+        edit_config(**{"rope_parameters.mscale_all_dim": 1.3}),
+    ),
+    "expert_correction": (
+        "DeepseekV3",
+        EXPERTS | GROUPS,
+        edit_tensor("model.layers.1.mlp.gate.e_score_correction_bias", lambda bias: bias.roll(1)),
+    ),
+    "expert_scale": ("DeepseekV2", EXPERTS, edit_config(routed_scaling_factor=1.8)),
+    "expert_groups": ("DeepseekV3", EXPERTS | GROUPS, edit_config(topk_group=4)),
 }
 
 

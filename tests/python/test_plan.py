@@ -18,6 +18,7 @@ from kvanta.plan import plan
 GIB = 2**30
 # As their makers publish them.
 PARAMETERS = {
+    "deepseek-v2-lite": 15_706_484_224,
     "llama-2-7b": 6_738_415_616,
     "llama-3.1-8b": 8_030_261_248,
     "llama-3.1-70b": 70_553_706_496,
@@ -49,10 +50,28 @@ def test_every_example_config_has_the_published_size() -> None:
         assert 2 * parameters <= report["weight_bytes"] < 2.001 * parameters, "16 bits, norms and biases 32"
 
 
-@pytest.mark.parametrize("name", sorted(PARAMETERS))
+def test_latents_are_counted_once() -> None:
+    found = rows(plan("deepseek-v2-lite", 64 * GIB))
+    assert {name: row["bytes_per_token"] / 27 for name, row in found.items()} == {
+        "fp32": 576 * 4,
+        "bf16": 576 * 2,
+        "fp16": 576 * 2,
+        "mla_fp8": 656,
+        "mla_int4": 256 + 32 + 128,
+        "mla_nvfp4": 256 + 32 + 128,
+    }
+    assert found["mla_fp8"]["bits_per_element"] == 656 * 8 / 576
+    with pytest.raises(InputError, match=r"int8: this model's layers store K and V as one latent.*mla_fp8"):
+        plan("deepseek-v2-lite", 64 * GIB, formats=["int8"])
+    with pytest.raises(InputError, match=r"mla_fp8 stores the latents of MLA.*formats for them: fp32, bf16"):
+        plan("llama-3.1-8b", 64 * GIB, formats=["mla_fp8"])
+
+
+@pytest.mark.parametrize("name", sorted(PARAMETERS.keys() - {"deepseek-v2-lite"}))
 def test_known_ratios_to_bf16(name: str) -> None:
     # Of the layers that the format has: some names keep the first and last in bf16.
-    bits = {row["name"] + "+edges=0" * (row["edge_layers"] > 0): row["bits_per_element"] for row in formats.table()}
+    apart = [row for row in formats.table() if row["latents"] != "only"]
+    bits = {row["name"] + "+edges=0" * (row["edge_layers"] > 0): row["bits_per_element"] for row in apart}
     found = rows(plan(name, formats=list(bits)))
     assert found.keys() >= bits.keys(), "heads of 128 take every format"
     for format_name, expected in bits.items():

@@ -50,8 +50,11 @@ def make_model(architecture: str, seed: int = 0, **settings: Any) -> transformer
             elif "lm_head" in name:
                 parameter.copy_(0.3 * noise)
             else:
-                gain = 2.0 if "q_proj" in name or "k_proj" in name else 1.0
-                parameter.copy_(gain * noise / parameter.shape[1] ** 0.5)
+                gain = 2.0 if any(part in name for part in ("q_proj", "q_b_proj", "k_proj")) else 1.0
+                parameter.copy_(gain * noise / parameter.shape[-1] ** 0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
     model.train(False)
     return model
 

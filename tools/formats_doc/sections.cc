@@ -143,7 +143,8 @@ std::string FormatTable() {
     const std::string scaling =
         OfSides(format, [](const Format& side, SideKind) { return DescribeScaling(side.scaling); });
     const std::string multiple = OfSides(format, [](const Format& side, SideKind) {
-      return fmt::format("{}", std::max(side.scaling.channels, formats::CodeChannels(side.code)));
+      const int channels = std::max(side.scaling.channels, formats::CodeChannels(side.code));
+      return fmt::format("{}{}", channels, side.scaling.short_rows ? " or less" : "");
     });
     const std::string hadamard =
         OfSides(format, [](const Format& side, SideKind) { return std::string(side.hadamard ? "yes" : "no"); });

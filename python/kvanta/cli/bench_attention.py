@@ -72,7 +72,8 @@ def run(values: argparse.Namespace) -> int:
     threads = values.threads or sorted({1, cpus})
     if any(count < 1 for count in threads):
         raise InputError(f"threads are {threads}; each must be at least 1")
-    formats = values.formats or _core.format_names()
+    # The shapes are those of K and V apart.
+    formats = values.formats or [row["name"] for row in _core.format_table() if row["latents"] != "only"]
     limits: dict[int, float] = {}
     rows: list[dict[str, Any]] = []
     with progress_bar(len(threads) + len(formats) * len(threads), "measuring", "row") as bar:

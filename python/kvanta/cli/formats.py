@@ -31,7 +31,8 @@ def _text(report: dict[str, Any]) -> str:
         rows.append([row["name"], ", ".join(row["aliases"]), f"{row['bits_per_element']:g}", exact, row["summary"]])
     table = render_table(["format", "also", "bits", "kept in bf16", "what it is"], rows, left=(0, 1, 3, 4))
     backends = f"Every format is attended to as it is stored by: {', '.join(report['backends'])}"
-    return f"{table}\n\nBits per element at a head size of 128, scales included.\n{backends}"
+    sizes = "Bits per element at a head size of 128, scales included; of latents at 512 + 64 rotated channels."
+    return f"{table}\n\n{sizes}\n{backends}"
 
 
 def run(values: argparse.Namespace) -> int:

@@ -56,7 +56,10 @@ class Search:
         self._subject = replace(subject, options={n: v for n, v in subject.options.items() if n not in mixed})
         self._passages = list(passages)
         self._budget = budget
-        self._layers = subject.info().layers
+        info = subject.info()
+        if info.rope_dim:
+            raise InputError(f"{info.architecture} stores K and V as one latent: there are no sides to search apart")
+        self._layers = info.layers
         for name in names or ():
             if "," in name:
                 raise InputError(f"the search chooses among formats of one side, such as int4; {name!r} is not one")

@@ -7,6 +7,7 @@
 #include "kernels/cpu/attention_kernels.h"
 #include "kernels/cpu/attention_narrow.h"
 #include "kernels/cpu/attention_table.h"
+#include "kernels/cpu/attention_turn.h"
 #include "kernels/cpu/attention_unpack.h"
 #include "kernels/cpu/inline.h"
 
@@ -155,6 +156,7 @@ constexpr AttentionKernels MakeAttentionKernels() {
             Code::kE2M1>(kernels);
   SetUnpacked<Code::kLloyd4, Code::kLloyd3>(kernels);
   SetTiled<Code::kUint4, Code::kUint2>(kernels);
+  kernels.turn = Turn;
   kernels.softmax = Softmax;
   kernels.merge = Merge;
   kernels.normalize = Normalize;

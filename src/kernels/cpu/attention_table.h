@@ -17,8 +17,8 @@
 namespace kvanta::kernels {
 
 inline constexpr int kMaxPageTokens = 128;
-inline constexpr int kMaxHeadDim = 256;
-inline constexpr int kPassRows = 8;  // most rows of one call of a kernel
+inline constexpr int kMaxHeadDim = 512;  // the rank of latents; other heads have up to 256
+inline constexpr int kPassRows = 8;      // most rows of one call of a kernel
 
 // Whether queries and weights that meet the code are kept to 8 bits (codes_narrow.h). Other integers: to 16.
 constexpr bool IsNarrow(formats::Code code) noexcept {
@@ -43,7 +43,7 @@ struct CellView {
   const uint16_t* channel_scales = nullptr;  // [page_tokens / tile][head_dim], or null
   const uint16_t* channel_zeros = nullptr;   // the same
   int page_tokens = 0;                       // 16, 32, 64 or 128
-  int head_dim = 0;                          // multiple of 8, at most 256
+  int head_dim = 0;                          // multiple of 8, at most kMaxHeadDim
   int block = 0;                             // channels per block scale; 0 without
   int tile = 0;                              // tokens per channel scale; 0 without
 };
@@ -111,10 +111,20 @@ struct SoftmaxPass {
   float* rescale = nullptr;       // out: [rows]
 };
 
+// Codes of latents, which lie in K's order (src/formats/cell_layout.h), in V's.
+struct TurnPass {
+  const uint8_t* keys = nullptr;
+  int64_t row_bytes = 0;  // of a token
+  int element_bytes = 0;  // 4, 2 or 1: what stays together in V's order
+  int groups = 0;         // of 16 tokens, from token 0
+  uint8_t* values = nullptr;
+};
+
 struct AttentionKernels {
   KeyKernel keys[formats::kCodes];        // by formats::Code
   KeyKernel tiled_keys[formats::kCodes];  // of keys with scales per channel; uint4 and uint2 only
   ValueKernel values[formats::kCodes];
+  void (*turn)(const TurnPass& pass);
   void (*softmax)(const SoftmaxPass& pass);
   // (state, out) := merge of itself and `other` by log-sum-exp; an empty state (max -infinity) is the identity.
   void (*merge)(SoftmaxState& state, float* out, const SoftmaxState& other, const float* other_out, int head_dim);

@@ -49,6 +49,11 @@ class CpuOps final : public Ops {
             [&](int64_t row) { rows_.rms_norm(x + row * x_stride, weight, eps, width, out + row * out_stride); });
   }
 
+  void Copy(const float* x, int64_t x_stride, int64_t rows, int64_t width, float* out,
+            int64_t out_stride) noexcept override {
+    ForRows(rows, width, [&](int64_t row) { std::copy_n(x + row * x_stride, width, out + row * out_stride); });
+  }
+
   void Add(float* x, const float* y, int64_t n) noexcept override {
     const int64_t chunks = (n + kMinTaskValues - 1) / kMinTaskValues;
     ForRows(chunks, kMinTaskValues, [&](int64_t chunk) {

@@ -1,0 +1,65 @@
+// The formats of latents (MLA): one row per token that is key and value in one, stored once and not rotated; the part
+// of the key that position rotates stays in bf16 beside it (formats/scheme.h).
+#pragma once
+
+#include <algorithm>
+
+#include "formats/minifloat.h"
+#include "formats/nvfp4.h"
+#include "formats/signed_block.h"
+
+namespace kvanta::formats {
+
+// 656 bytes per token at rank 512 and 64 rotated channels: 512 codes, 4 scales, 128 bytes of bf16.
+struct MlaFp8 : FormatTraits {
+  static constexpr std::string_view kName = "mla_fp8";
+  static constexpr std::array<std::string_view, 1> kAliases = {"fp8_ds_mla"};
+  static constexpr std::string_view kSummary =
+      "latents of MLA: 8-bit float E4M3, f32 scale per 128 channels; rotated part in bf16";
+  static constexpr std::string_view kRule =
+      "s = f32(amax / 448) of 128 channels, or of the row where it has fewer; code = e4m3(x / s)";
+  static constexpr Code kCode = Code::kE4M3;
+  static constexpr Scaling kScaling = {.block = ScaleType::kF32, .channels = 128, .short_rows = true};
+  static constexpr Latents kLatents = Latents::kOnly;
+
+  static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
+                        EncodeCounts& counts) noexcept {
+    const int block = BlockChannels(kScaling, head_dim);
+    for (int begin = 0; begin < head_dim; begin += block) {
+      StoreBytes(out.block_scales + begin / block * 4,
+                 EncodeMinifloatRun<E4m3>(x + begin, block, out.codes + begin, counts));
+    }
+  }
+
+  static void DecodeRow(ConstRowPlanes in, int head_dim, float /*static_scale*/, float* x) noexcept {
+    const int block = BlockChannels(kScaling, head_dim);
+    for (int begin = 0; begin < head_dim; begin += block) {
+      const float scale = LoadBytes<float>(in.block_scales + begin / block * 4);
+      DecodeMinifloatRow<E4m3>(in.codes + begin, block, scale, x + begin);
+    }
+  }
+};
+
+struct MlaInt4 : SignedBlock<Code::kInt4> {
+  static constexpr std::string_view kName = "mla_int4";
+  static constexpr std::string_view kSummary =
+      "latents of MLA: int4 without hadamard; rotated part in bf16; open and first page exact";
+  static constexpr bool kHadamard = false;
+  static constexpr int kSinkPages = 1;
+  static constexpr Latents kLatents = Latents::kOnly;
+};
+
+// Without nvfp4's static scale: a norm's output is in range.
+struct MlaNvfp4Rule : Nvfp4Rule {
+  static constexpr bool kPerHead = false;
+};
+
+struct MlaNvfp4 : Fp4Block<MlaNvfp4Rule> {
+  static constexpr std::string_view kName = "mla_nvfp4";
+  static constexpr std::string_view kSummary =
+      "latents of MLA: E2M1, E4M3 scale per 16 channels; rotated part in bf16; open and first page exact";
+  static constexpr std::string_view kRule = "s = e4m3(amax(x) / 6) of 16 channels; code = e2m1(x / s)";
+  static constexpr Latents kLatents = Latents::kOnly;
+};
+
+}  // namespace kvanta::formats

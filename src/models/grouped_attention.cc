@@ -1,0 +1,81 @@
+// Attention whose query heads share K and V heads in groups, with what Llama, Mistral, Qwen2 and Qwen3 add to it.
+#include "models/layer_blocks.h"
+
+namespace kvanta::models {
+namespace {
+
+class GroupedAttention final : public AttentionBlock {
+ public:
+  GroupedAttention(const BlockSource& source, const std::string& prefix) : ops_(source.ops), config_(source.config) {
+    const std::string module = prefix + "self_attn.";
+    if (config_.qk_norm) {
+      q_norm_ = source.reader.Vector(module + "q_norm.weight", config_.head_dim);
+      k_norm_ = source.reader.Vector(module + "k_norm.weight", config_.head_dim);
+    }
+    qkv_ = source.reader.Linear(
+        {{module + "q_proj", QWidth()}, {module + "k_proj", KvWidth()}, {module + "v_proj", KvWidth()}}, config_.hidden,
+        config_.qkv_bias, {source.store, kWideX});
+    out_ = source.reader.Linear({{module + "o_proj", config_.hidden}}, QWidth(), config_.o_bias, source.store);
+  }
+
+  void Place(Scratch& scratch, int64_t rows) noexcept override {
+    projected_ = scratch.Take(rows * QkvWidth());
+    attended_ = scratch.Take(rows * QWidth());
+  }
+
+  void Forward(const AttentionStep& step, const float* x, float* out) noexcept override {
+    const int64_t rows = step.rows;
+    qkv_->Forward(x, rows, projected_, QkvWidth());
+    float* q = projected_;
+    float* k = q + QWidth();
+    float* v = k + KvWidth();
+    if (config_.qk_norm) {
+      NormHeads(q_norm_, config_.heads, rows, q);
+      NormHeads(k_norm_, config_.kv_heads, rows, k);
+    }
+    ops_.Rope(q, QkvWidth(), rows, config_.heads, config_.head_dim, config_.rotary_dim, step.rope_table,
+              step.positions);
+    ops_.Rope(k, QkvWidth(), rows, config_.kv_heads, config_.head_dim, config_.rotary_dim, step.rope_table,
+              step.positions);
+    step.backend->Append(*step.plan, step.layer, k, v, QkvWidth());
+    step.backend->Run(*step.plan, step.layer, q, QkvWidth(), attended_);
+    out_->Forward(attended_, rows, out, config_.hidden);
+  }
+
+ private:
+  int64_t QWidth() const { return int64_t{config_.heads} * config_.head_dim; }
+  int64_t KvWidth() const { return int64_t{config_.kv_heads} * config_.head_dim; }
+  int64_t QkvWidth() const { return QWidth() + 2 * KvWidth(); }
+
+  // Norms every head of x [rows][heads * head_dim], row stride QkvWidth(), in place: one call per row or per head,
+  // whichever are fewer (a row's bits do not depend on which).
+  void NormHeads(const Buffer& weight, int heads, int64_t rows, float* x) noexcept {
+    const auto eps = static_cast<float>(config_.rms_eps);
+    const int64_t width = config_.head_dim, stride = QkvWidth();
+    if (rows < heads) {
+      for (int64_t row = 0; row < rows; ++row) {
+        ops_.RmsNorm(x + row * stride, width, weight.as<float>(), eps, heads, width, x + row * stride, width);
+      }
+    } else {
+      for (int64_t head = 0; head < heads; ++head) {
+        ops_.RmsNorm(x + head * width, stride, weight.as<float>(), eps, rows, width, x + head * width, stride);
+      }
+    }
+  }
+
+  kernels::Ops& ops_;
+  const ModelConfig& config_;
+  Buffer q_norm_, k_norm_;                // f32 [head_dim]; empty without q/k norms
+  std::unique_ptr<kernels::Linear> qkv_;  // hidden -> (heads + 2 kv_heads) * head_dim: q | k | v
+  std::unique_ptr<kernels::Linear> out_;  // heads * head_dim -> hidden
+  float* projected_ = nullptr;            // [rows][QkvWidth()]
+  float* attended_ = nullptr;             // [rows][QWidth()]
+};
+
+}  // namespace
+
+std::unique_ptr<AttentionBlock> ReadGroupedAttention(const BlockSource& source, const std::string& prefix) {
+  return std::make_unique<GroupedAttention>(source, prefix);
+}
+
+}  // namespace kvanta::models

@@ -1,0 +1,176 @@
+// Attention over latents (MLA, arXiv:2405.04434, section 2.1), absorbed: K = W_UK c and V = W_UV c of a token's latent
+// c are never made. A query goes through W_UK to the latents' space and meets them there, beside the rotated channels
+// that all heads share; what attention returns is a latent, too, and goes through W_UV.
+#include <algorithm>
+
+#include "models/layer_blocks.h"
+
+namespace kvanta::models {
+namespace {
+
+// transformers' RMS norms of latents take their class's default, whatever config.json says.
+constexpr float kLatentEps = 1e-6F;
+
+// Rows of a matrix [out][in] as the reader gave them, in another order.
+std::vector<float> TakeRows(const std::vector<float>& rows, int64_t in, int64_t first, int64_t count) {
+  return {rows.begin() + first * in, rows.begin() + (first + count) * in};
+}
+
+std::vector<float> Transposed(const std::vector<float>& matrix, int64_t out, int64_t in) {
+  std::vector<float> result(matrix.size());
+  for (int64_t row = 0; row < out; ++row) {
+    for (int64_t column = 0; column < in; ++column) result[column * out + row] = matrix[row * in + column];
+  }
+  return result;
+}
+
+class LatentAttention final : public AttentionBlock {
+ public:
+  LatentAttention(const BlockSource& source, const std::string& prefix)
+      : ops_(source.ops), config_(source.config), latent_(source.config.latent) {
+    const std::string module = prefix + "self_attn.";
+    ReadQueries(source, module);
+    ReadLatents(source, module);
+    ReadHeads(source, module);
+    out_ = source.reader.Linear({{module + "o_proj", config_.hidden}}, config_.heads * latent_.value_dim,
+                                config_.o_bias, source.store);
+  }
+
+  void Place(Scratch& scratch, int64_t rows) noexcept override {
+    low_ = scratch.Take(rows * latent_.query_rank);
+    projected_ = scratch.Take(rows * config_.heads * HeadDim());
+    latents_ = scratch.Take(rows * KeyDim());
+    queries_ = scratch.Take(rows * config_.heads * KeyDim());
+    attended_ = scratch.Take(rows * config_.heads * latent_.rank);
+    part_ = scratch.Take(rows * std::max(latent_.rank, latent_.nope_dim));
+    values_ = scratch.Take(rows * config_.heads * latent_.value_dim);
+  }
+
+  void Forward(const AttentionStep& step, const float* x, float* out) noexcept override {
+    const int64_t rows = step.rows, rank = latent_.rank;
+    const int heads = config_.heads;
+    MakeLatents(step, x);
+    MakeQueries(step, x);
+    step.backend->Append(*step.plan, step.layer, latents_, nullptr, KeyDim());
+    step.backend->Run(*step.plan, step.layer, queries_, heads * KeyDim(), attended_);
+    const int64_t width = int64_t{heads} * latent_.value_dim;
+    for (int head = 0; head < heads; ++head) {
+      ops_.Copy(attended_ + head * rank, heads * rank, rows, rank, part_, rank);
+      from_latent_[head]->Forward(part_, rows, values_ + int64_t{head} * latent_.value_dim, width);
+    }
+    out_->Forward(values_, rows, out, config_.hidden);
+  }
+
+ private:
+  int64_t HeadDim() const { return int64_t{latent_.nope_dim} + latent_.rope_dim; }  // of a query as it is projected
+  int64_t KeyDim() const { return int64_t{latent_.rank} + latent_.rope_dim; }
+
+  // Rotated channels in the order of Ops::Rope: pairs (2 i, 2 i + 1) of the checkpoint become (i, i + half). The same
+  // for queries and keys, so their products stay.
+  template <class T>
+  void SortRotated(std::vector<T>& rows, int64_t in, int64_t first) const {
+    if (!latent_.interleaved) return;
+    const std::vector<T> before(rows.begin() + first * in, rows.begin() + (first + latent_.rope_dim) * in);
+    const int64_t half = latent_.rope_dim / 2;
+    for (int64_t i = 0; i < latent_.rope_dim; ++i) {
+      const auto from = before.begin() + (i < half ? 2 * i : 2 * (i - half) + 1) * in;
+      std::copy(from, from + in, rows.begin() + (first + i) * in);
+    }
+  }
+
+  void ReadQueries(const BlockSource& source, const std::string& module) {
+    const int64_t rows = config_.heads * HeadDim();
+    const int64_t in = latent_.query_rank != 0 ? latent_.query_rank : config_.hidden;
+    if (latent_.query_rank != 0) {
+      to_low_ = source.reader.Linear({{module + "q_a_proj", latent_.query_rank}}, config_.hidden, config_.qkv_bias,
+                                     {source.store, kWideX});
+      low_norm_ = source.reader.Vector(module + "q_a_layernorm.weight", latent_.query_rank);
+    }
+    const std::string name = module + (latent_.query_rank != 0 ? "q_b_proj" : "q_proj");
+    std::vector<float> weight = source.reader.Matrix(name + ".weight", rows, in, source.store);
+    for (int head = 0; head < config_.heads; ++head) SortRotated(weight, in, head * HeadDim() + latent_.nope_dim);
+    to_queries_ = source.reader.Pack(weight, rows, in, {}, {source.store, kWideX}, name);
+  }
+
+  void ReadLatents(const BlockSource& source, const std::string& module) {
+    const std::string name = module + "kv_a_proj_with_mqa";
+    std::vector<float> weight = source.reader.Matrix(name + ".weight", KeyDim(), config_.hidden, source.store);
+    SortRotated(weight, config_.hidden, latent_.rank);
+    std::vector<float> bias;
+    if (config_.qkv_bias) {
+      bias = source.reader.Values(name + ".bias", KeyDim());
+      SortRotated(bias, 1, latent_.rank);
+    }
+    to_latent_ = source.reader.Pack(weight, KeyDim(), config_.hidden, bias, {source.store, kWideX}, name);
+    latent_norm_ = source.reader.Vector(module + "kv_a_layernorm.weight", latent_.rank);
+  }
+
+  void ReadHeads(const BlockSource& source, const std::string& module) {
+    const std::string name = module + "kv_b_proj";
+    const int64_t rank = latent_.rank, nope = latent_.nope_dim, value = latent_.value_dim;
+    const std::vector<float> both =
+        source.reader.Matrix(name + ".weight", config_.heads * (nope + value), rank, source.store);
+    for (int64_t head = 0; head < config_.heads; ++head) {
+      const int64_t first = head * (nope + value);
+      to_latent_space_.push_back(source.reader.Pack(Transposed(TakeRows(both, rank, first, nope), nope, rank), rank,
+                                                    nope, {}, {source.store, kWideX}, name));
+      from_latent_.push_back(
+          source.reader.Pack(TakeRows(both, rank, first + nope, value), value, rank, {}, source.store, name));
+    }
+  }
+
+  void MakeLatents(const AttentionStep& step, const float* x) noexcept {
+    to_latent_->Forward(x, step.rows, latents_, KeyDim());
+    ops_.RmsNorm(latents_, KeyDim(), latent_norm_.as<float>(), kLatentEps, step.rows, latent_.rank, latents_, KeyDim());
+    ops_.Rope(latents_ + latent_.rank, KeyDim(), step.rows, 1, latent_.rope_dim, latent_.rope_dim, step.rope_table,
+              step.positions);
+  }
+
+  void MakeQueries(const AttentionStep& step, const float* x) noexcept {
+    const int64_t rows = step.rows, width = config_.heads * HeadDim(), stride = config_.heads * KeyDim();
+    if (to_low_) {
+      to_low_->Forward(x, rows, low_, latent_.query_rank);
+      ops_.RmsNorm(low_, latent_.query_rank, low_norm_.as<float>(), kLatentEps, rows, latent_.query_rank, low_,
+                   latent_.query_rank);
+      x = low_;
+    }
+    to_queries_->Forward(x, rows, projected_, width);
+    for (int head = 0; head < config_.heads; ++head) {
+      const float* from = projected_ + head * HeadDim();
+      float* to = queries_ + head * KeyDim();
+      ops_.Copy(from, width, rows, latent_.nope_dim, part_, latent_.nope_dim);
+      to_latent_space_[head]->Forward(part_, rows, to, stride);
+      ops_.Copy(from + latent_.nope_dim, width, rows, latent_.rope_dim, to + latent_.rank, stride);
+    }
+    ops_.Rope(queries_ + latent_.rank, stride, rows, config_.heads, static_cast<int>(KeyDim()), latent_.rope_dim,
+              step.rope_table, step.positions);
+  }
+
+  kernels::Ops& ops_;
+  const ModelConfig& config_;
+  const LatentConfig& latent_;
+  std::unique_ptr<kernels::Linear> to_low_;      // hidden -> query_rank; null where queries are projected at once
+  Buffer low_norm_;                              // f32 [query_rank]
+  std::unique_ptr<kernels::Linear> to_queries_;  // -> heads * (nope | rope)
+  std::unique_ptr<kernels::Linear> to_latent_;   // hidden -> rank | rope
+  Buffer latent_norm_;                           // f32 [rank]
+  std::vector<std::unique_ptr<kernels::Linear>> to_latent_space_;  // per head, nope -> rank: W_UK transposed
+  std::vector<std::unique_ptr<kernels::Linear>> from_latent_;      // per head, rank -> value: W_UV
+  std::unique_ptr<kernels::Linear> out_;                           // heads * value -> hidden
+  // f32 [rows][...]:
+  float* low_ = nullptr;        // query_rank
+  float* projected_ = nullptr;  // heads * HeadDim()
+  float* latents_ = nullptr;    // KeyDim()
+  float* queries_ = nullptr;    // heads * KeyDim()
+  float* attended_ = nullptr;   // heads * rank
+  float* part_ = nullptr;       // of one head, dense
+  float* values_ = nullptr;     // heads * value_dim
+};
+
+}  // namespace
+
+std::unique_ptr<AttentionBlock> ReadLatentAttention(const BlockSource& source, const std::string& prefix) {
+  return std::make_unique<LatentAttention>(source, prefix);
+}
+
+}  // namespace kvanta::models

@@ -16,6 +16,7 @@
 #include "arrays.h"
 #include "bindings.h"
 #include "constraint.h"
+#include "mailbox.h"
 
 namespace nb = nanobind;
 
@@ -246,11 +247,13 @@ struct EngineOwner {
   explicit EngineOwner(EngineConfig config) : engine(std::make_unique<Engine>(std::move(config))) {}
   ~EngineOwner() {
     nb::gil_scoped_release release;
+    if (mailbox) mailbox->Close();
     engine.reset();
   }
   EngineOwner(const EngineOwner&) = delete;
   EngineOwner& operator=(const EngineOwner&) = delete;
 
+  std::shared_ptr<Mailbox> mailbox;
   std::unique_ptr<Engine> engine;
 };
 
@@ -280,6 +283,22 @@ void Start(EngineOwner& owner, nb::callable callback) {
     for (const RequestOutput& output : outputs) news.append(nb::cast(RequestOutput(output), nb::rv_policy::move));
     hear(std::move(news));
   });
+}
+
+int StartQueued(EngineOwner& owner) {
+  auto mailbox = std::make_shared<Mailbox>();
+  owner.engine->Start([mailbox](std::span<const RequestOutput> news) { mailbox->Put(news); });
+  owner.mailbox = mailbox;
+  return mailbox->Descriptor();
+}
+
+std::vector<RequestOutput> TakeNews(EngineOwner& owner, size_t most) {
+  return owner.mailbox ? owner.mailbox->Take(most) : std::vector<RequestOutput>();
+}
+
+void Stop(EngineOwner& owner, bool drain) {
+  if (!drain && owner.mailbox) owner.mailbox->Close();
+  owner.engine->Stop(drain);
 }
 
 void Logits(EngineOwner& owner, const TokenVector& tokens, int chunk_tokens, const LogitsOut& out,
@@ -338,9 +357,13 @@ void BindEngine(nb::module_& module) {
       .def("start", &Start, "callback"_a,
            nb::sig("def start(self, callback: collections.abc.Callable[[list[EngineOutput]], object]) -> None"),
            "The engine's own thread runs; one call of `callback` per step, with the news of all requests.")
-      .def(
-          "stop", [](EngineOwner& owner, bool drain) { owner.engine->Stop(drain); }, "drain"_a = false, ReleaseGil(),
-          "Waits for the step in progress; with `drain`, until every request has ended.")
+      .def("start_queued", &StartQueued, ReleaseGil(),
+           "As start, without a callback: news wait until take_news. The file descriptor is readable while there are "
+           "some; it is closed with the engine.")
+      .def("take_news", &TakeNews, "most"_a,
+           "The oldest news that nobody has taken, at most `most`. The engine waits when there are too many of them.")
+      .def("stop", &Stop, "drain"_a = false, ReleaseGil(),
+           "Waits for the step in progress; with `drain`, until every request has ended.")
       .def("logits", &Logits, "tokens"_a, "chunk_tokens"_a, "out"_a, "use_prefix_cache"_a = false,
            "Fills `out`, float32 [tokens, vocab].")
       .def("statistics", &Statistics, "tokens"_a, "key_means"_a.none() = nb::none(),

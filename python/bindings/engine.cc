@@ -2,6 +2,7 @@
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -301,6 +302,12 @@ void Stop(EngineOwner& owner, bool drain) {
   owner.engine->Stop(drain);
 }
 
+std::vector<std::pair<int, float>> RecentSteps(const EngineOwner& owner) {
+  std::vector<std::pair<int, float>> steps;
+  for (const StepCost& step : owner.engine->RecentSteps()) steps.emplace_back(step.sequences, step.outside_seconds);
+  return steps;
+}
+
 void Logits(EngineOwner& owner, const TokenVector& tokens, int chunk_tokens, const LogitsOut& out,
             bool use_prefix_cache) {
   nb::gil_scoped_release release;
@@ -377,6 +384,10 @@ void BindEngine(nb::module_& module) {
       .def(
           "stats", [](const EngineOwner& owner) { return StatsDict(owner.engine->Stats()); },
           nb::sig("def stats(self) -> dict[str, typing.Any]"))
+      .def(
+          "recent_steps", &RecentSteps,
+          "Of the last steps of the engine's own thread, at most 4,096: how many requests got a token, and the seconds "
+          "outside the model, with handing over the news.")
       .def(
           "reset_prefix_cache", [](EngineOwner& owner) { owner.engine->ResetPrefixCache(); }, ReleaseGil())
       .def_prop_ro("info", [](const EngineOwner& owner) { return owner.engine->Info(); })

@@ -32,7 +32,7 @@ from typing import Any
 
 import aiohttp
 from server_process import KVANTA, ServerProcess, health_seconds, resident_bytes, server_process
-from soak_clients import Clients, idle_answers, make_questions
+from soak_clients import OUTCOMES, Clients, idle_answers, make_questions
 
 from kvanta.loadgen.client import fetch_text, open_session
 from kvanta.loadgen.summary import distribution, peak_concurrency
@@ -122,7 +122,7 @@ async def soak(server: ServerProcess, options: argparse.Namespace) -> dict[str, 
         "duration_s": seconds,
         "visits": visits,
         "most_on_their_way": peak_concurrency(records),
-        "outcomes": dict(findings.outcomes),
+        "outcomes": {name: findings.outcomes[name] for name in OUTCOMES},
         "examples": findings.examples,
         "health_ms": health_figures(seen),
         "memory": memory_figures(seen),
@@ -151,11 +151,13 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=600, metavar="S", help="of one request")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--port", type=int, default=8600)
-    parser.add_argument("--serve", default="", metavar="OPTIONS", help="of kvanta serve, in one word")
+    parser.add_argument("--serve", default="", metavar="OPTIONS", help="further ones of kvanta serve, in one word")
+    parser.add_argument("--memory", default="256MiB", help="of the cache; more would grow for long before it is full")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     queued = options.clients // 4  # so that the queue is full most of the time
     command = [*KVANTA, options.model, "--port", str(options.port), "--max-queued-requests", str(queued)]
+    command += ["--kv-cache-memory-bytes", options.memory]
     with server_process([*command, *shlex.split(options.serve)], options.port) as server:
         report = asyncio.run(soak(server, options))
     for name, good in report["verdicts"].items():

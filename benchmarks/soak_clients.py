@@ -63,13 +63,17 @@ def make_questions(
     ]
 
 
+OUTCOMES = ("right", "refused", "told", "left", "error", "wrong", "improper")
+"""told: a malformed one's 400. error: a proper one. What must not be: wrong (another answer than an idle server's),
+improper (no answer, or none of OpenAI's form)."""
+
+
 @dataclass
 class Findings:
     """What became of the visits."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
-    """right, refused (429), told (a malformed one's 400), left, error (a proper one), and what must not be: wrong
-    (another answer than an idle server's), improper (no answer, or none of OpenAI's form)."""
+    """Of OUTCOMES."""
     examples: list[str] = field(default_factory=list)
     """Of errors and of what must not be."""
 

@@ -102,12 +102,11 @@ def commands(options: argparse.Namespace, folder: Path) -> dict[str, tuple[list[
     common = ["--port", str(options.port), "--max-model-len", str(options.input_len + options.output_len)]
     common += ["--max-num-seqs", str(options.requests), "--served-model-name", "model"]
     memory = ["--kv-cache-memory-bytes", f"{_CACHE_GIB}GiB"]
+    environment = {"VLLM_CPU_KVCACHE_SPACE": str(_CACHE_GIB), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    environment["VLLM_CPU_OMP_THREADS_BIND"] = options.vllm_threads
     return {
         "kvanta": ([*KVANTA, str(folder), *common, *memory], {}),
-        "vllm": (
-            [str(options.vllm), "serve", str(folder), *common],
-            {"VLLM_CPU_KVCACHE_SPACE": str(_CACHE_GIB), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
-        ),
+        "vllm": ([str(options.vllm), "serve", str(folder), *common], environment),
     }
 
 
@@ -169,6 +168,7 @@ def measure(name: str, folder: Path, options: argparse.Namespace) -> dict[str, A
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", type=Path, required=True, help="the program")
+    parser.add_argument("--vllm-threads", default="auto", metavar="CPUS", help="VLLM_CPU_OMP_THREADS_BIND")
     parser.add_argument("--models", nargs="+", choices=list(BARS), default=list(BARS))
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--requests", type=int, default=64)
@@ -185,7 +185,7 @@ def main() -> int:
             rows.append(measure(name, folder, options))
     report = {
         "vllm": version.split()[-1],
-        **{key: getattr(options, key) for key in ("pairs", "requests", "input_len", "output_len")},
+        **{key: getattr(options, key) for key in ("vllm_threads", "pairs", "requests", "input_len", "output_len")},
         "rows": rows,
     }
     text = json.dumps(report, indent=1)

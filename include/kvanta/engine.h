@@ -138,6 +138,13 @@ struct EngineStats {
   std::vector<LayerStats> layers;
 };
 
+// A step of the engine's own thread: how many requests got a token, and its time outside the model, the callback
+// included.
+struct StepCost {
+  int sequences = 0;
+  float outside_seconds = 0;
+};
+
 // What a model is, for planners and front ends.
 struct ModelInfo {
   std::string architecture, dtype;
@@ -225,6 +232,8 @@ class Engine {
   bool MeasureQuality();
 
   EngineStats Stats() const;
+  // The last ones, at most 4,096, the oldest first.
+  std::vector<StepCost> RecentSteps() const;
   const ModelInfo& Info() const;
   const EngineConfig& Config() const;  // with "auto" and 0 resolved
   // Drops every cached prefix that no running request uses.

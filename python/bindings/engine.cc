@@ -2,6 +2,7 @@
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -16,6 +17,7 @@
 #include "arrays.h"
 #include "bindings.h"
 #include "constraint.h"
+#include "mailbox.h"
 
 namespace nb = nanobind;
 
@@ -247,11 +249,13 @@ struct EngineOwner {
   explicit EngineOwner(EngineConfig config) : engine(std::make_unique<Engine>(std::move(config))) {}
   ~EngineOwner() {
     nb::gil_scoped_release release;
+    if (mailbox) mailbox->Close();
     engine.reset();
   }
   EngineOwner(const EngineOwner&) = delete;
   EngineOwner& operator=(const EngineOwner&) = delete;
 
+  std::shared_ptr<Mailbox> mailbox;
   std::unique_ptr<Engine> engine;
 };
 
@@ -281,6 +285,28 @@ void Start(EngineOwner& owner, nb::callable callback) {
     for (const RequestOutput& output : outputs) news.append(nb::cast(RequestOutput(output), nb::rv_policy::move));
     hear(std::move(news));
   });
+}
+
+int StartQueued(EngineOwner& owner) {
+  auto mailbox = std::make_shared<Mailbox>();
+  owner.engine->Start([mailbox](std::span<const RequestOutput> news) { mailbox->Put(news); });
+  owner.mailbox = mailbox;
+  return mailbox->Descriptor();
+}
+
+std::vector<RequestOutput> TakeNews(EngineOwner& owner, size_t most) {
+  return owner.mailbox ? owner.mailbox->Take(most) : std::vector<RequestOutput>();
+}
+
+void Stop(EngineOwner& owner, bool drain) {
+  if (!drain && owner.mailbox) owner.mailbox->Close();
+  owner.engine->Stop(drain);
+}
+
+std::vector<std::pair<int, float>> RecentSteps(const EngineOwner& owner) {
+  std::vector<std::pair<int, float>> steps;
+  for (const StepCost& step : owner.engine->RecentSteps()) steps.emplace_back(step.sequences, step.outside_seconds);
+  return steps;
 }
 
 void Logits(EngineOwner& owner, const TokenVector& tokens, int chunk_tokens, const LogitsOut& out,
@@ -339,9 +365,13 @@ void BindEngine(nb::module_& module) {
       .def("start", &Start, "callback"_a,
            nb::sig("def start(self, callback: collections.abc.Callable[[list[EngineOutput]], object]) -> None"),
            "The engine's own thread runs; one call of `callback` per step, with the news of all requests.")
-      .def(
-          "stop", [](EngineOwner& owner, bool drain) { owner.engine->Stop(drain); }, "drain"_a = false, ReleaseGil(),
-          "Waits for the step in progress; with `drain`, until every request has ended.")
+      .def("start_queued", &StartQueued, ReleaseGil(),
+           "As start, without a callback: news wait until take_news. The file descriptor is readable while there are "
+           "some; it is closed with the engine.")
+      .def("take_news", &TakeNews, "most"_a,
+           "The oldest news that nobody has taken, at most `most`. The engine waits when there are too many of them.")
+      .def("stop", &Stop, "drain"_a = false, ReleaseGil(),
+           "Waits for the step in progress; with `drain`, until every request has ended.")
       .def("logits", &Logits, "tokens"_a, "chunk_tokens"_a, "out"_a, "use_prefix_cache"_a = false,
            "Fills `out`, float32 [tokens, vocab].")
       .def("statistics", &Statistics, "tokens"_a, "key_means"_a.none() = nb::none(),
@@ -355,6 +385,10 @@ void BindEngine(nb::module_& module) {
       .def(
           "stats", [](const EngineOwner& owner) { return StatsDict(owner.engine->Stats()); },
           nb::sig("def stats(self) -> dict[str, typing.Any]"))
+      .def(
+          "recent_steps", &RecentSteps,
+          "Of the last steps of the engine's own thread, at most 4,096: how many requests got a token, and the seconds "
+          "outside the model, with handing over the news.")
       .def(
           "reset_prefix_cache", [](EngineOwner& owner) { owner.engine->ResetPrefixCache(); }, ReleaseGil())
       .def_prop_ro("info", [](const EngineOwner& owner) { return owner.engine->Info(); })

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -43,6 +44,7 @@ class Core {
   KvStatistics CollectStatistics(std::span<const int32_t> tokens, std::span<const float> key_means);
   bool MeasureQuality();
   EngineStats Stats() const;
+  std::vector<StepCost> RecentSteps() const;
   const ModelInfo& Info() const noexcept { return parts_.info; }
   const EngineConfig& Config() const noexcept { return parts_.config; }
   void ResetPrefixCache();
@@ -96,6 +98,7 @@ class Core {
   void RefuseIfFull();
 
   void Loop(const std::stop_token& stop, const StepCallback& callback);
+  void Remember(StepCost cost);
 
   Parts parts_;
   cache::PageDemand demand_;
@@ -136,6 +139,7 @@ class Core {
   std::unordered_set<std::string> ids_;               // unfinished
   std::vector<RequestOutput> pending_;                // outputs that the next step gives out
   EngineStats stats_;
+  std::deque<StepCost> recent_steps_;
   std::jthread thread_;
   std::thread::id loop_thread_;
   std::mutex join_mutex_;

@@ -41,6 +41,9 @@ bool Engine::MeasureQuality() {
 EngineStats Engine::Stats() const {
   return state_->core.Stats();
 }
+std::vector<StepCost> Engine::RecentSteps() const {
+  return state_->core.RecentSteps();
+}
 const ModelInfo& Engine::Info() const {
   return state_->core.Info();
 }

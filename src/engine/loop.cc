@@ -7,6 +7,11 @@
 #include "kvanta/error.h"
 
 namespace kvanta::engine {
+namespace {
+
+constexpr size_t kStepsRemembered = 4096;
+
+}  // namespace
 
 void Core::RefuseWhileStarted(const char* what) const {
   const std::lock_guard lock(mutex_);
@@ -58,9 +63,16 @@ void Core::Loop(const std::stop_token& stop, const StepCallback& callback) {
   std::vector<RequestOutput> outputs;
   while (!stop.stop_requested()) {
     bool worked = false;
+    const double begin = Now();
+    double forward = 0;
+    int64_t tokens = 0;
     {
       const Turn turn(*this);
+      forward -= counters_.seconds_forward;
+      tokens -= counters_.generated_tokens;
       worked = StepWithTurn(outputs);
+      forward += counters_.seconds_forward;
+      tokens += counters_.generated_tokens;
     }
     if (!outputs.empty()) {
       const double start = Now();
@@ -73,12 +85,24 @@ void Core::Loop(const std::stop_token& stop, const StepCallback& callback) {
       }
       seconds_callback_ = seconds_callback_ + (Now() - start);
     }
+    if (tokens > 0) Remember({static_cast<int>(tokens), static_cast<float>(Now() - begin - forward)});
     if (worked) continue;
     if (quality_ && WorkOnQuality()) continue;
     std::unique_lock lock(mutex_);
     noted_.wait(lock, stop, [&] { return !inbox_.empty() || !pending_.empty() || draining_; });
     if (draining_ && ids_.empty() && pending_.empty()) return;
   }
+}
+
+void Core::Remember(StepCost cost) {
+  const std::lock_guard lock(mutex_);
+  if (recent_steps_.size() == kStepsRemembered) recent_steps_.pop_front();
+  recent_steps_.push_back(cost);
+}
+
+std::vector<StepCost> Core::RecentSteps() const {
+  const std::lock_guard lock(mutex_);
+  return {recent_steps_.begin(), recent_steps_.end()};
 }
 
 // False when nothing is left, or who drains the engine waits.

@@ -32,6 +32,9 @@ def test_counts_add_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     engine = run["engine"]
     assert 9 <= engine["steps"] <= 6 * 9
     assert engine["model_ms"] + engine["outside_model_ms"] == pytest.approx(engine["step_ms"])
+    assert 1 <= engine["most_tokens_per_step"] <= 6
+    assert 1 <= engine["full_steps"] <= engine["steps"]
+    assert 0 < engine["full_step_outside_model_ms"]["p50"] <= engine["full_step_outside_model_ms"]["p99"]
     parts = sum(engine[f"{name}_ms"] for name in ("schedule", "masks", "sample", "callback"))
     assert 0 < parts <= engine["outside_model_ms"]
     rows = {row["name"]: row for row in engine["profile"]}

@@ -275,6 +275,10 @@ def test_counters_of_the_server_are_differences(capsys: pytest.CaptureFixture[st
         report = bench(server, *FEW, "--goodput", "e2e:600000", capsys=capsys)
     assert (report["engine"], report["cache_dtype"], report["label"]) == ("vllm", "fp8", "fp8")
     assert report["runs"][0]["server"] == {"preemptions": 0}
+    models = {"data": [{"id": "fake", "kv_cache_dtype": "int4"}]}
+    with FakeServer(models=models, metrics="kvanta:num_preemptions_total 4\n") as server:
+        report = bench(server, *FEW, "--goodput", "e2e:600000", capsys=capsys)
+    assert (report["engine"], report["cache_dtype"], report["label"]) == ("kvanta", "int4", "int4")
     assert report["runs"][0]["goodput"]["share"] == 1
 
 

@@ -207,14 +207,13 @@ def test_metrics_of_a_server() -> None:
 kvanta:num_preemptions_total 3.0
 kvanta:prefix_cache_hits_total{model_name="a \\" b}"} 100
 kvanta:prefix_cache_hits_total{model_name="c"} 20
-kvanta:kv_cache_used_bytes{model_name="m",format="int4"} 4096.0
-kvanta:kv_cache_used_bytes{model_name="m",format="exact"} 0.0
+vllm:cache_config_info{block_size="64",cache_dtype="fp8"} 1.0
 kvanta:damaged_total{a="b" nonsense
 kvanta:num_preemptions_total NaN
 python_gc_objects_collected_total 5
 """
     found = parse_metrics(text)
-    assert (found.engine, found.cache_dtype) == ("kvanta", "int4")
+    assert (found.engine, found.cache_dtype) == ("kvanta", "fp8")
     assert found.counters == {"preemptions": 3.0, "prefix_hit_tokens": 120.0}
     assert found.since(parse_metrics("kvanta:num_preemptions_total 1")) == {"preemptions": 2, "prefix_hit_tokens": 120}
     assert parse_metrics("<html>\x00" * 1000).engine is None

@@ -125,7 +125,7 @@ def test_the_scripts_read_metrics_and_streams(tmp_path: Path) -> None:
     run_script(
         tmp_path,
         r"""
-import { gainedQuantile, parseMetrics, readings, facts } from "./metrics.js";
+import { budget, gainedQuantile, parseMetrics, readings } from "./metrics.js";
 import { EventReader, errorMessage } from "./stream.js";
 import { niceCeiling, show } from "./chart.js";
 import { figures } from "./chat.js";
@@ -138,6 +138,8 @@ kvanta:prefix_cache_hits_total{model_name="a"} ${hits}
 kvanta:kv_cache_used_bytes{format="int4",model_name="a"} 2097152
 kvanta:kv_cache_used_bytes{format="exact",model_name="a"} 1048576
 kvanta:kv_cache_budget_bytes{model_name="a"} 8388608
+kvanta:sampled_kl_divergence_nats_sum{model_name="a"} 1
+kvanta:sampled_kl_divergence_nats_count{model_name="a"} 4
 kvanta:time_to_first_token_seconds_bucket{le="0.1",model_name="a"} ${fast}
 kvanta:time_to_first_token_seconds_bucket{le="0.5",model_name="a"} ${fast + slow}
 kvanta:time_to_first_token_seconds_bucket{le="+Inf",model_name="a"} ${fast + slow}
@@ -156,8 +158,9 @@ assert.equal(shown.prefix.hit, 50);
 assert.deepEqual(shown.cache, { int4: 2, exact: 1 });
 assert.ok(Math.abs(shown.first.median - 200) < 1e-6); // 7.5 of 15: a quarter of the way from 0.1 to 0.5
 assert.equal(shown.next.median, null);
-assert.equal(shown.divergence.mean, null);
-assert.deepEqual(facts(now), { format: "int4", budget: 8 });
+assert.deepEqual(shown.divergence, { lately: null, "so far": 0.25 });
+assert.equal(budget(now), 8);
+assert.equal(budget(new Map()), null);
 assert.equal(readings(now, before, 2).throughput.answers, 0); // the server has been started again
 assert.equal(gainedQuantile(now, now, "kvanta:time_to_first_token_seconds", 0.5), null);
 assert.equal(readings(parseMetrics(""), parseMetrics("<html>"), 1).prefix.hit, null);
@@ -206,10 +209,12 @@ def expressions(panel: dict[str, Any]) -> Iterator[str]:
 def test_every_metric_of_the_page_exists(served: set[str]) -> None:
     script = (PAGE / "metrics.js").read_text(encoding="utf-8")
     histograms = set(re.findall(r'milliseconds\("(\w+)"', script))
+    means = set(re.findall(r'gainedMean\([^"]*"(kvanta:\w+)"', script))
     named = metrics_in(script) | {f"kvanta:{name}" for name in re.findall(r'gainedAs\("(\w+)"', script)}
     named |= {f"kvanta:{name}_bucket" for name in histograms}
-    assert len(histograms) == 2
-    assert named - served == {"kvanta:sampled_kl_divergence_nats"}  # drawn where a server has it
+    named |= {f"{name}_{part}" for name in means for part in ("sum", "count")}
+    assert (len(histograms), len(means)) == (2, 1)
+    assert named - means <= served
 
 
 def test_every_metric_of_the_dashboard_exists(served: set[str]) -> None:

@@ -40,6 +40,12 @@ def error_of(response: httpx2.Response) -> dict[str, Any]:
     return error
 
 
+def test_no_web_page_may_reset_the_cache(server: LiveServer) -> None:
+    response = server.client.post("/reset_prefix_cache", headers={"Origin": "http://elsewhere"})
+    assert response.status_code == 403
+    assert "web pages" in error_of(response)["message"]
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [

@@ -103,16 +103,21 @@ def run(values: argparse.Namespace) -> int:
     return 0
 
 
+def _median(distribution: dict[str, float] | None) -> str:
+    return "-" if distribution is None else f"{distribution['p50']:.3f}"
+
+
 def _text(result: dict[str, Any]) -> str:
     header = ["requests/s", "steps", "ms per step", "model", "beside it", "schedule", "sample", "callback", "preempted"]
+    header += ["running", "then beside it (p50)"]
     names = ("step_ms", "model_ms", "outside_model_ms", "schedule_ms", "sample_ms", "callback_ms")
     rows, parts = [], []
     for each in result["runs"]:
         figures = each["engine"]
         rate = "all at once" if each["rate"] is None else f"{each['rate']:.4g}"
-        rows.append(
-            [rate, f"{figures['steps']:,}", *(f"{figures[name]:.3f}" for name in names), f"{figures['preemptions']:,}"]
-        )
+        row = [rate, f"{figures['steps']:,}", *(f"{figures[name]:.3f}" for name in names)]
+        row += [f"{figures[name]:,}" for name in ("preemptions", "most_tokens_per_step")]
+        rows.append([*row, _median(figures["full_step_outside_model_ms"])])
         if figures["profile"]:
             cells = [
                 [row["name"], f"{row['ms_per_step']:.3f}", f"{row['ms_per_step'] / figures['step_ms']:.1%}"]

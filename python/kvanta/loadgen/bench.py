@@ -80,12 +80,13 @@ async def bench_server(
                     "server": metrics.since(earlier),
                 }
             )
+    cache_dtype = target.cache_dtype or metrics.cache_dtype
     return {
         "url": target.base,
         "model": target.model,
-        "label": label or metrics.cache_dtype or target.model,
+        "label": label or cache_dtype or target.model,
         "engine": metrics.engine,
-        "cache_dtype": metrics.cache_dtype,
+        "cache_dtype": cache_dtype,
         "max_model_len": target.max_model_len,
         "api": target.api,
         "prompts": target.prompt_kind,

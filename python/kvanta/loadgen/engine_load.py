@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from kvanta import _core
 from kvanta.errors import InputError, QueueFullError, ResourceError
 from kvanta.loadgen.prompts import PromptMaker
@@ -15,6 +17,7 @@ from kvanta.loadgen.runner import Clock, run_load
 from kvanta.loadgen.summary import summarize
 from kvanta.loadgen.workload import PlannedRequest, Workload
 
+_MOST_NEWS = 256  # taken at once
 # What a run spends, by the engine's counters; parts of a step, but for the last, which follows it.
 _PARTS = ("seconds_schedule", "seconds_masks", "seconds_sample", "seconds_callback")
 
@@ -46,9 +49,11 @@ def bench_engine(
                     f"max_model_len is {engine.config.max_model_len}"
                 )
     desk = _Desk(engine, seed)
-    engine.start(desk.hear)
+    news = engine.start_queued()
     try:
-        runs = [asyncio.run(_run(engine, desk, number, load, targets, finished)) for number, load in enumerate(loads)]
+        runs = [
+            asyncio.run(_run(engine, desk, news, number, load, targets, finished)) for number, load in enumerate(loads)
+        ]
     finally:
         engine.stop()
     return engine, runs
@@ -57,6 +62,7 @@ def bench_engine(
 async def _run(
     engine: _core.Engine,
     desk: _Desk,
+    news: int,
     number: int,
     load: EngineLoad,
     targets: Mapping[str, float] | None,
@@ -64,13 +70,14 @@ async def _run(
 ) -> dict[str, Any]:
     before = engine.stats()
     desk.begin(number)
+    asyncio.get_running_loop().add_reader(news, desk.collect)
     records, seconds = await run_load(load.workload, desk.send, concurrency=load.concurrency, finished=finished)
     after = engine.stats()
     return {
         "rate": load.rate,
         "concurrency": load.concurrency,
         **summarize(records, seconds, targets),
-        "engine": _engine_figures(before, after, desk.most_running),
+        "engine": {**_engine_figures(before, after), **_full_steps(engine, after["steps"] - before["steps"])},
     }
 
 
@@ -79,12 +86,11 @@ class _Pending:
     record: RequestRecord
     clock: Clock
     done: asyncio.Event
-    loop: asyncio.AbstractEventLoop
     error: str = ""
 
 
 class _Desk:
-    """Hands requests in and takes the news, which come once per step on the engine's thread."""
+    """Hands requests in and takes the news, as the server does."""
 
     def __init__(self, engine: _core.Engine, seed: int) -> None:
         self._engine = engine
@@ -92,12 +98,10 @@ class _Desk:
         self._maker = PromptMaker([token for token in range(engine.info.vocab) if token not in special], seed)
         self._number = 0
         self._pending: dict[str, _Pending] = {}
-        self.most_running = 0
 
     def begin(self, number: int) -> None:
         """A run; its prompts share nothing with those of others."""
         self._number = number
-        self.most_running = 0
 
     async def send(self, request: PlannedRequest, record: RequestRecord, clock: Clock) -> None:
         """One request, to its end. Raises LoadError."""
@@ -106,7 +110,7 @@ class _Desk:
         sampling.temperature = 0.0
         sampling.ignore_eos = True
         name = f"{self._number}-{request.index}"
-        pending = _Pending(record, clock, asyncio.Event(), asyncio.get_running_loop())
+        pending = _Pending(record, clock, asyncio.Event())
         self._pending[name] = pending
         try:
             self._engine.add(name, self._maker.pieces(request, self._number), sampling)
@@ -120,11 +124,10 @@ class _Desk:
         if pending.error:
             raise LoadError("engine_error", pending.error)
 
-    def hear(self, news: list[_core.EngineOutput]) -> None:
-        """For Engine.start."""
-        self.most_running = max(self.most_running, len(news))
+    def collect(self) -> None:
+        """On the event loop, when there are news."""
         now: float | None = None
-        for entry in news:
+        for entry in self._engine.take_news(_MOST_NEWS):
             pending = self._pending.get(entry.id)
             if pending is None:
                 continue
@@ -137,10 +140,19 @@ class _Desk:
             if entry.finish != _core.FinishReason.NONE:
                 record.cached_tokens = entry.cached_tokens
                 pending.error = entry.error
-                pending.loop.call_soon_threadsafe(pending.done.set)
+                pending.done.set()
 
 
-def _engine_figures(before: Mapping[str, Any], after: Mapping[str, Any], most: int) -> dict[str, Any]:
+def _full_steps(engine: _core.Engine, steps: int) -> dict[str, Any]:
+    """What steps cost beside the model, among the last ones, when as many requests as ever got a token."""
+    recent = engine.recent_steps()[-steps:] if steps else []
+    most = max((sequences for sequences, _ in recent), default=0)
+    costs = [1e3 * seconds for sequences, seconds in recent if sequences == most]
+    beside = dict(zip(("p50", "p99"), map(float, np.percentile(costs, (50, 99))), strict=True)) if costs else None
+    return {"most_tokens_per_step": most, "full_steps": len(costs), "full_step_outside_model_ms": beside}
+
+
+def _engine_figures(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     """What a run cost: milliseconds per step of the model, and of all beside it, by part."""
 
     def gained(name: str) -> Any:
@@ -157,7 +169,6 @@ def _engine_figures(before: Mapping[str, Any], after: Mapping[str, Any], most: i
         profile.append({"name": row["name"], "ms_per_step": 1e3 * seconds / steps, "calls": calls})
     return {
         "steps": gained("steps"),
-        "most_tokens_per_step": most,
         "step_ms": 1e3 * total / steps,
         "model_ms": 1e3 * model / steps,
         "outside_model_ms": 1e3 * (total - model) / steps,

@@ -42,8 +42,6 @@ def parse_metrics(text: str) -> ServerMetrics:
         engine = engine or prefix
         if name == "cache_config_info":  # vLLM's
             cache_dtype = labels.get("cache_dtype")
-        elif name == "kv_cache_used_bytes" and labels.get("format") != "exact":  # Kvanta's
-            cache_dtype = labels.get("format")
         for counter, metric in _COUNTERS.items():
             if name == metric:
                 counters[counter] = counters.get(counter, 0.0) + value

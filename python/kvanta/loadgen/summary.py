@@ -56,12 +56,12 @@ def summarize(
         "output_throughput": outputs / seconds,
         "total_throughput": (inputs + outputs) / seconds,
         "peak_concurrency": peak_concurrency(records),
-        "ttft_ms": _distribution([each.ttft_s for each in good]),
-        "tpot_ms": _distribution([each.tpot_s for each in good if each.tpot_s is not None]),
-        "itl_ms": _distribution([gap for each in good for gap in each.gaps_s]),
-        "e2e_ms": _distribution([each.e2e_s for each in good]),
-        "queue_ms": _distribution([each.sent_s - each.ready_s for each in good]),
-        "generator_lag_ms": _distribution([each.ready_s - each.due_s for each in records]),
+        "ttft_ms": distribution([each.ttft_s for each in good]),
+        "tpot_ms": distribution([each.tpot_s for each in good if each.tpot_s is not None]),
+        "itl_ms": distribution([gap for each in good for gap in each.gaps_s]),
+        "e2e_ms": distribution([each.e2e_s for each in good]),
+        "queue_ms": distribution([each.sent_s - each.ready_s for each in good]),
+        "generator_lag_ms": distribution([each.ready_s - each.due_s for each in records]),
         "goodput": _goodput(good, len(records), seconds, targets) if targets else None,
         "errors": _errors(records),
     }
@@ -78,8 +78,8 @@ def peak_concurrency(records: Sequence[RequestRecord]) -> int:
     return most
 
 
-def _distribution(seconds: Sequence[float]) -> dict[str, float] | None:
-    """In milliseconds; None where there is nothing."""
+def distribution(seconds: Sequence[float]) -> dict[str, float] | None:
+    """Mean, percentiles and maximum in milliseconds; None where there is nothing."""
     if not seconds:
         return None
     values = 1000 * np.asarray(seconds, dtype=np.float64)

@@ -48,6 +48,7 @@ class Target:
     exact: bool = True
     """Whether answers are exactly as long as asked for."""
     max_model_len: int | None = None
+    cache_dtype: str | None = None
     ids: tuple[int, ...] = ()
     """Token ids to make prompts of; () where prompts are words."""
     tokens_per_word: float = 1.0
@@ -114,10 +115,13 @@ async def find_target(
     if api == "chat" and prompts == "ids":
         raise InputError("a chat takes no token ids; ask for --prompts text, or for --api completions")
     try:
-        name, longest = await _served_model(session, base, model)
+        name, card = await _served_model(session, base, model)
     except LoadError as error:
         raise ResourceError(f"{base}/v1/models: {error.kind}: {error.detail}") from None
-    target = Target(base, name, api, dict(extra or {}), max_model_len=longest)
+    target = Target(base, name, api, dict(extra or {}))
+    longest, cache = card.get("max_model_len"), card.get("kv_cache_dtype")
+    target.max_model_len = longest if type(longest) is int and longest > 0 else None
+    target.cache_dtype = cache if isinstance(cache, str) else None
     if api == "completions" and prompts != "text":
         target.ids = tuple(ids) or await _some_ids(session, target)
         if not target.ids and prompts == "ids":
@@ -126,7 +130,8 @@ async def find_target(
     return target
 
 
-async def _served_model(session: aiohttp.ClientSession, base: str, wanted: str | None) -> tuple[str, int | None]:
+async def _served_model(session: aiohttp.ClientSession, base: str, wanted: str | None) -> tuple[str, dict[str, Any]]:
+    """Its name, and what the server's list says of it."""
     answer = await fetch_json(session, "GET", f"{base}/v1/models")
     listed = answer.get("data") if isinstance(answer, dict) else None
     cards = (
@@ -140,8 +145,7 @@ async def _served_model(session: aiohttp.ClientSession, base: str, wanted: str |
     if wanted is not None and names and wanted not in names:
         raise InputError(f"the server has no model {wanted!r}; it has {', '.join(names[:10])}")
     card: dict[str, Any] = next((card for card in cards if card["id"] == wanted), cards[0] if cards else {})
-    longest = card.get("max_model_len")
-    return wanted or names[0], longest if type(longest) is int and longest > 0 else None
+    return wanted or names[0], card
 
 
 async def _some_ids(session: aiohttp.ClientSession, target: Target) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ from kvanta.server.errors import ApiError, JsonResponse, api_error, error_respon
 from kvanta.server.gate import OPEN_PREFIX, Gate, Observer
 from kvanta.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from kvanta.server.service import Service
+from kvanta.server.turnstile import Turnstile
 from kvanta.values import one_line
 
 _PAGE = Path(__file__).parent / "page"
@@ -47,7 +48,7 @@ def make_app(service: Service, *, cors: Mapping[str, Any] | None = None) -> ASGI
     _add_state(app, service)
     if _PAGE.is_dir():
         app.include_router(page_router(_PAGE))
-    gated: ASGIApp = Gate(app, service.api_keys, service.max_body_bytes)
+    gated: ASGIApp = Gate(Turnstile(app), service.api_keys, service.max_body_bytes)
     if cors is not None:
         gated = CORSMiddleware(gated, **cors)
     known = {getattr(route, "path", "") for route in app.routes}
@@ -199,6 +200,14 @@ def _add_state(app: FastAPI, service: Service) -> None:
     async def version() -> Response:
         """Of the server."""
         return JsonResponse({"version": __version__})
+
+    @app.post("/reset_prefix_cache")
+    async def reset_prefix_cache(http: Request) -> Response:
+        """Gives up every cached prefix that no running request uses."""
+        if "origin" in http.headers:  # a browser sends such a request for any page, without asking the server
+            raise ApiError(403, "not for web pages")
+        await service.front.off_loop(service.front.loaded.engine.reset_prefix_cache)
+        return Response()
 
     @app.get("/metrics")
     async def metrics(http: Request) -> Response:

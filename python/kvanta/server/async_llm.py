@@ -1,4 +1,4 @@
-"""The engine for an event loop: its thread hands over every step's news once; text is made on the loop's thread."""
+"""The engine for an event loop, which takes the news of its steps like data of a connection, and makes text of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from kvanta import _core
 from kvanta.errors import QueueFullError
 from kvanta.generation import Generation
 from kvanta.loaded_model import LoadedModel
@@ -25,6 +24,8 @@ from kvanta.server.metrics import Metrics
 Result = TypeVar("Result")
 
 _FINISHES_REMEMBERED = 64
+_MOST_NEWS = 256
+"""Taken in one turn of the event loop; others want their turn, too."""
 
 
 class AsyncLLM:
@@ -49,18 +50,19 @@ class AsyncLLM:
         self._seeds = random.Random(config.seed)
         self._finishes: deque[float] = deque(maxlen=_FINISHES_REMEMBERED)
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="kvanta-tokenizer")
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
         """Starts the engine's thread; the running event loop gets its news."""
-        self._loop = asyncio.get_running_loop()
-        self.loaded.engine.start(self._hear)
+        self._mailbox = self.loaded.engine.start_queued()
+        asyncio.get_running_loop().add_reader(self._mailbox, self._deliver)
 
     async def stop(self) -> None:
         """Waits for the step in progress. What still runs is aborted."""
         self.draining = True
         self.abort_all()
-        await asyncio.get_running_loop().run_in_executor(self._workers, self.loaded.engine.stop)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._workers, self.loaded.engine.stop)
+        loop.remove_reader(self._mailbox)
         self._workers.shutdown(wait=False)
 
     def admit(self, sequences: int) -> Callable[[], None]:
@@ -149,18 +151,10 @@ class AsyncLLM:
         pace = (self._finishes[-1] - self._finishes[0]) / (len(self._finishes) - 1)
         return min(60, max(1, math.ceil(pace * sequences)))
 
-    def _hear(self, news: list[_core.EngineOutput]) -> None:
-        """On the engine's thread."""
-        assert self._loop is not None
-        try:
-            self._loop.call_soon_threadsafe(self._deliver, news)
-        except RuntimeError:  # the loop is closed: nobody is there any more
-            return
-
-    def _deliver(self, step: list[_core.EngineOutput]) -> None:
+    def _deliver(self) -> None:
         now = time.perf_counter()
         metrics = self.metrics
-        for news in step:
+        for news in self.loaded.engine.take_news(_MOST_NEWS):
             job = self._jobs.get(news.id)
             if job is None:  # a client that has gone, or a stop string that was found
                 continue

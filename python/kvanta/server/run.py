@@ -28,8 +28,10 @@ from kvanta.server.service import Service
 _log = logging.getLogger("kvanta.server")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _AFTER_ABORT = 5.0  # seconds for the last answers to reach their clients
-# The engine's thread asks for the interpreter once per step; Python's default makes it wait 5 ms for a busy event loop.
+# The engine's thread asks for the interpreter where a text has a form; Python's default would make each step wait 5 ms.
 _SWITCH_SECONDS = 0.0005
+# uvloop takes one new connection of each listener in a turn of the event loop; a turn may take 20 ms under load.
+_LISTENERS = 16
 _MOST_QUEUED = 1024  # unless --max-queued-requests says otherwise
 
 
@@ -84,7 +86,7 @@ class _Server(uvicorn.Server):
         self._front.start()
         warnings = asyncio.create_task(self._pass_warnings_on())
         try:
-            await self.serve(sockets=[listener])
+            await self.serve(sockets=[listener, *(listener.dup() for _ in range(_LISTENERS - 1))])
         finally:
             warnings.cancel()
             await self._front.stop()

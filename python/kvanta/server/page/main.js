@@ -2,7 +2,7 @@
 
 import { Chart } from "./chart.js";
 import { Chat } from "./chat.js";
-import { facts, parseMetrics, readings } from "./metrics.js";
+import { budget, parseMetrics, readings } from "./metrics.js";
 
 const PERIOD_MS = 2000;
 const CHARTS = {
@@ -13,11 +13,12 @@ const CHARTS = {
   first: { title: "Time to first token", unit: "ms" },
   next: { title: "Time between tokens", unit: "ms" },
   divergence: { title: "Divergence from the exact cache, sampled", unit: "nats", optional: true },
+  zeros: { title: "Blocks whose values are all zero", unit: "%", optional: true },
   clipped: { title: "Values clipped by the format", unit: "per million", least: 1 },
 };
 
 const $ = (id) => document.getElementById(id);
-let model = "";
+let [model, format] = ["", ""];
 let looked = null; // {metrics, at} of the last look
 
 function headers() {
@@ -42,18 +43,19 @@ async function look(charts) {
   if (!model) {
     const { data } = await (await read("v1/models")).json();
     model = data[0].id;
+    format = data[0].kv_cache_dtype ?? "";
     $("model").textContent = model;
     document.title = `${model} – Kvanta`;
   }
   const metrics = parseMetrics(await (await read("metrics")).text());
   const at = performance.now();
-  const { format, budget } = facts(metrics);
-  $("facts").textContent = [format && `cache ${format}`, budget && `${Math.round(budget).toLocaleString("en")} MiB`]
+  const size = budget(metrics);
+  $("facts").textContent = [format && `cache ${format}`, size && `${Math.round(size).toLocaleString("en")} MiB`]
     .filter(Boolean)
     .join(" · ");
   if (looked) {
     const shown = readings(looked.metrics, metrics, (at - looked.at) / 1000);
-    for (const [name, values] of Object.entries(shown)) charts[name].push(values, name === "cache" ? budget : null);
+    for (const [name, values] of Object.entries(shown)) charts[name].push(values, name === "cache" ? size : null);
   }
   looked = { metrics, at };
 }

@@ -37,10 +37,10 @@ export function byLabel(metrics, name, label) {
   return sums;
 }
 
-// What a counter has gained between two looks; null where one lacks it, 0 after the server's restart.
+// What a counter has gained between two looks; null where the server lacks it, 0 after its restart.
 export function gained(before, now, name) {
-  const [from, to] = [total(before, name), total(now, name)];
-  return from === null || to === null ? null : Math.max(0, to - from);
+  const to = total(now, name);
+  return to === null ? null : Math.max(0, to - (total(before, name) ?? 0));
 }
 
 // The quantile of what a histogram has gained, by linear interpolation inside a bucket; null where it gained nothing.
@@ -100,8 +100,12 @@ export function readings(before, now, seconds) {
       "median": milliseconds("inter_token_latency_seconds", 0.5),
       "99 %": milliseconds("inter_token_latency_seconds", 0.99),
     },
-    divergence: { "mean": gainedMean(before, now, "kvanta:sampled_kl_divergence_nats") },
+    divergence: {
+      "lately": gainedMean(before, now, "kvanta:sampled_kl_divergence_nats"),
+      "so far": gainedMean(new Map(), now, "kvanta:sampled_kl_divergence_nats"),
+    },
     clipped: { "values": scaled(share(gainedAs("kv_saturated_values_total"), gainedAs("kv_values_total")), 1e4) },
+    zeros: { "blocks": share(gainedAs("kv_zero_blocks_total"), gainedAs("kv_blocks_total")) },
   };
 }
 
@@ -111,8 +115,7 @@ function cacheBytes(now) {
   return Object.fromEntries(Object.entries(bytes).map(([format, count]) => [format, count / 2 ** 20]));
 }
 
-// What does not change: the cache's format, and its budget in MiB.
-export function facts(metrics) {
-  const formats = Object.keys(byLabel(metrics, "kvanta:kv_cache_used_bytes", "format")).filter((name) => name !== "exact");
-  return { format: formats[0] ?? null, budget: scaled(total(metrics, "kvanta:kv_cache_budget_bytes"), 2 ** -20) };
+// The budget of the cache in MiB, or null.
+export function budget(metrics) {
+  return scaled(total(metrics, "kvanta:kv_cache_budget_bytes"), 2 ** -20);
 }

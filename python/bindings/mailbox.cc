@@ -1,0 +1,58 @@
+#include "mailbox.h"
+
+#include <kvanta/error.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <system_error>
+
+namespace kvanta::python {
+namespace {
+
+constexpr size_t kMostWaiting = 1024;
+
+}  // namespace
+
+Mailbox::Mailbox() : descriptor_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+  if (descriptor_ < 0) throw ResourceError("no eventfd: " + std::generic_category().message(errno));
+}
+
+Mailbox::~Mailbox() {
+  close(descriptor_);
+}
+
+void Mailbox::Put(std::span<const RequestOutput> news) {
+  std::unique_lock lock(mutex_);
+  taken_.wait(lock, [&] { return news_.size() < kMostWaiting || closed_; });
+  const bool first = news_.empty();
+  news_.insert(news_.end(), news.begin(), news.end());
+  if (first) Signal();
+}
+
+std::vector<RequestOutput> Mailbox::Take(size_t most) {
+  const std::lock_guard lock(mutex_);
+  uint64_t signals = 0;
+  [[maybe_unused]] const ssize_t got = read(descriptor_, &signals, sizeof(signals));
+  const auto end = news_.begin() + static_cast<std::ptrdiff_t>(std::min(most, news_.size()));
+  std::vector<RequestOutput> oldest(std::make_move_iterator(news_.begin()), std::make_move_iterator(end));
+  news_.erase(news_.begin(), end);
+  if (!news_.empty()) Signal();
+  taken_.notify_one();
+  return oldest;
+}
+
+void Mailbox::Close() {
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+  taken_.notify_one();
+}
+
+void Mailbox::Signal() const noexcept {
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t put = write(descriptor_, &one, sizeof(one));
+}
+
+}  // namespace kvanta::python

@@ -1,0 +1,67 @@
+"""News of an engine that wait for an event loop, behind a file descriptor."""
+
+import select
+
+import pytest
+
+from kvanta import _core
+from kvanta.engine_options import engine_config
+from kvanta.models import resolve_model
+
+
+@pytest.fixture
+def engine() -> _core.Engine:
+    options = {"kv_cache_memory_bytes": "8MiB", "threads": 1, "max_num_seqs": 4}
+    return _core.Engine(engine_config(str(resolve_model("stories260k").path), options))
+
+
+def sampling(tokens: int) -> _core.SamplingParams:
+    params = _core.SamplingParams()
+    params.temperature, params.ignore_eos, params.max_tokens = 0.0, True, tokens
+    return params
+
+
+def readable(descriptor: int, seconds: float) -> bool:
+    return bool(select.select([descriptor], [], [], seconds)[0])
+
+
+def test_news_come_in_order_and_as_many_as_asked_for(engine: _core.Engine) -> None:
+    descriptor = engine.start_queued()
+    assert not readable(descriptor, 0)
+    for name in "ab":
+        engine.add(name, [1, 5, 9], sampling(20))
+    tokens: dict[str, list[int]] = {"a": [], "b": []}
+    finished = 0
+    while finished < 2:
+        assert readable(descriptor, 60)
+        news = engine.take_news(3)
+        assert len(news) <= 3
+        for entry in news:
+            tokens[entry.id] += entry.tokens
+            finished += entry.finish != _core.FinishReason.NONE
+    assert not readable(descriptor, 0)
+    assert engine.take_news(3) == []
+    assert tokens["a"] == tokens["b"]
+    assert len(tokens["a"]) == 20
+    engine.stop()
+
+
+def test_an_engine_waits_for_its_reader_and_stops_without_one(engine: _core.Engine) -> None:
+    descriptor = engine.start_queued()
+    for name in range(8):
+        engine.add(str(name), [1], sampling(400))
+    assert readable(descriptor, 60)
+    while engine.stats()["generated_tokens"] < 1024:
+        select.select([], [], [], 0.001)
+    engine.stop()  # 3,200 tokens would have come
+    assert engine.stats()["generated_tokens"] < 1100
+    assert 1024 <= len(engine.take_news(5000)) < 1100
+
+
+def test_an_engine_that_nobody_reads_can_be_dropped(engine: _core.Engine) -> None:
+    engine.start_queued()
+    for name in range(8):
+        engine.add(str(name), [1], sampling(400))
+    while engine.stats()["generated_tokens"] < 1024:
+        select.select([], [], [], 0.001)
+    del engine

@@ -227,12 +227,14 @@ TABLES = {
         ),
     ),
     "vllm-cpu": Table(
-        "benchmarks/vllm_cpu.py --vllm PATH --json docs/results/vllm-cpu.json",
+        "benchmarks/vllm_cpu.py --vllm V --vllm-threads 0-1 --models 15m --pairs 1 --json docs/results/vllm-cpu.json",
         "rows",
         (
             ("model", "model", ""),
-            ("new tokens/s of vLLM's", "times", ".2f"),
-            ("as a share of bench engine's", "serve_share", ".0%"),
+            ("new tokens/s", "kvanta.output_throughput", ",.0f"),
+            ("vLLM's", "vllm.output_throughput", ",.0f"),
+            ("times", "times", ".1f"),
+            ("of bench engine's", "serve_share", ".0%"),
             ("start (s)", "kvanta.start_s", ".1f"),
             ("vLLM's", "vllm.start_s", ".1f"),
             ("memory beside the weights (MiB)", "beside_weights_mib", ".0f"),

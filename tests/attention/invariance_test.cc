@@ -45,11 +45,12 @@ class InvarianceTest : public ::testing::TestWithParam<std::tuple<testing::Unit,
   }
   // The emulated unit is slow: its logic gets fewer cases.
   int Cases() const {
-    if (std::get<0>(GetParam()).name == "avx512_emulated") return 4;
+    const std::string& unit = std::get<0>(GetParam()).name;
+    if (unit == "avx512_emulated") return 4;
 #ifdef KVANTA_SANITIZED
     return 12;  // many times slower, and after other faults
 #else
-    return 200;
+    return unit == "portable" ? 100 : 200;
 #endif
   }
 };
@@ -109,7 +110,7 @@ TEST_P(InvarianceTest, ChunksBatchesAndThreads) {
 
 // Contexts of several runs: attended run by run in a chunk, spread over tasks and merged in a decode step.
 TEST_P(InvarianceTest, RunsSpreadOverThreads) {
-  const int length = Cases() < 200 ? 1100 : 2500;
+  const int length = Cases() < 100 ? 1100 : 2500;
   for (const int window : {0, 1500}) {
     const HarnessOptions options{.scheme = Scheme(),
                                  .heads = 3,

@@ -12,7 +12,7 @@
 namespace kvanta::kernels {
 namespace {
 
-inline constexpr int kQueryTile = 2;
+inline constexpr int kQueryTile = kSmallTiles ? 1 : 2;
 
 // x where begin <= lane < end, else `other`.
 KVANTA_INLINE Lanes::F KeepOr(Lanes::F x, float other, int begin, int end) {

@@ -115,7 +115,7 @@ struct Lanes {
 
   // Register tile of matrix kernels, in F: at most kTileSums sums, kRowTile rows, kColumnTile columns of lanes.
   static constexpr int kTileSums = 3;
-  static constexpr int kRowTile = 3;
+  static constexpr int kRowTile = kSmallTiles ? 2 : 3;
   static constexpr int kColumnTile = 2;
 
  private:

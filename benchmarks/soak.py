@@ -114,6 +114,7 @@ async def soak(server: ServerProcess, options: argparse.Namespace) -> dict[str, 
         left = await left_over(session, server.url)
         again = await idle_answers(session, server.url, questions)
     findings = clients.findings
+    health, memory = health_figures(seen), memory_figures(seen)
     return {
         "model": options.model,
         "clients": options.clients,
@@ -124,16 +125,16 @@ async def soak(server: ServerProcess, options: argparse.Namespace) -> dict[str, 
         "most_on_their_way": peak_concurrency(records),
         "outcomes": {name: findings.outcomes[name] for name in OUTCOMES},
         "examples": findings.examples,
-        "health_ms": health_figures(seen),
-        "memory": memory_figures(seen),
+        "health_ms": health,
+        "memory": memory,
         "left_over": left,
         "verdicts": {
             "every answer right or a proper error": findings.count("wrong", "improper") == 0
             and fair.findings.count("right") == options.warm_up,
             "answers those of an idle server, before and after": findings.count("wrong") == 0 and again == answers,
             "nothing runs, waits or holds a page": not any(left.values()),
-            "memory flat": memory_figures(seen)["growth"] < MOST_GROWTH,
-            f"p99 of /health below {HEALTH_MS:g} ms": health_figures(seen).get("p99", math.inf) < HEALTH_MS,
+            "memory flat": memory["growth"] < MOST_GROWTH,
+            f"p99 of /health below {HEALTH_MS:g} ms": health.get("p99", math.inf) < HEALTH_MS,
         },
     }
 

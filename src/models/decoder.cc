@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -124,17 +123,11 @@ class Decoder final : public Model {
     Scratch shared(memory);
     normed_ = shared.Take(rows * config_.hidden);
     change_ = shared.Take(rows * config_.hidden);
-    int64_t used = shared.Used();
     for (Layer& layer : layers_) {
-      const auto place = [&](auto& block) {
-        Scratch scratch = shared;
-        block.Place(scratch, rows);
-        used = std::max(used, scratch.Used());
-      };
-      place(*layer.attention);
-      place(*layer.mlp);
+      shared.PlaceInTurn(*layer.attention, rows);
+      shared.PlaceInTurn(*layer.mlp, rows);
     }
-    return used;
+    return shared.Used();
   }
 
   void RmsNorm(const Buffer& weight, const float* x, int64_t rows, float* out) noexcept {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "formats/scheme.h"
 #include "models/architecture.h"
 #include "models/decoder.h"
 
@@ -11,17 +12,16 @@ namespace kvanta::models {
 namespace {
 
 constexpr int64_t kMaxDim = 1024;  // of a head's parts
-constexpr int64_t kMaxRank = 512;  // what attention backends take
 constexpr int64_t kMaxInner = int64_t{1} << 20;
 constexpr int kMaxExperts = 4096;
 
 void ReadLatents(const JsonObject& json, ModelConfig& config) {
   LatentConfig& latent = config.latent;
-  latent.rank = static_cast<int>(json.Int("kv_lora_rank", 8, kMaxRank));
+  latent.rank = static_cast<int>(json.Int("kv_lora_rank", 8, formats::kMaxLatentRank));
   if (latent.rank % 8 != 0) json.Fail("kv_lora_rank", "a multiple of 8");
   latent.query_rank = static_cast<int>(json.Int("q_lora_rank", 1, kMaxInner, 0));
   latent.nope_dim = static_cast<int>(json.Int("qk_nope_head_dim", 1, kMaxDim));
-  latent.rope_dim = static_cast<int>(json.Int("qk_rope_head_dim", 2, 256));
+  latent.rope_dim = static_cast<int>(json.Int("qk_rope_head_dim", 2, formats::kMaxRopeDim));
   if (latent.rope_dim % 2 != 0) json.Fail("qk_rope_head_dim", "an even number");
   latent.value_dim = static_cast<int>(json.Int("v_head_dim", 1, kMaxDim));
   config.kv_heads = 1;

@@ -51,15 +51,8 @@ class Experts final : public MlpBlock {
     weights_ = scratch.Take(rows * experts_.count);
     gathered_ = scratch.Take(rows * config_.hidden);
     made_ = scratch.Take(rows * config_.hidden);
-    int64_t used = 0;
-    const auto place = [&](MlpBlock& mlp) {
-      Scratch own = scratch;
-      mlp.Place(own, rows);
-      used = std::max(used, own.Used());
-    };
-    for (const auto& mlp : mlps_) place(*mlp);
-    if (shared_) place(*shared_);
-    scratch.Take(used - scratch.Used());
+    for (const auto& mlp : mlps_) scratch.PlaceInTurn(*mlp, rows);
+    if (shared_) scratch.PlaceInTurn(*shared_, rows);
   }
 
   void Forward(const float* x, int64_t rows, float* out) noexcept override {

@@ -2,6 +2,7 @@
 // when it is made, and computes in scratch that all blocks of a model share.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -22,15 +23,25 @@ class Scratch {
 
   float* Take(int64_t floats) noexcept {
     constexpr int64_t kLine = 16;  // floats of 64 bytes
+    used_ = Used();
     float* part = memory_ == nullptr ? nullptr : memory_ + used_;
     used_ += (floats + kLine - 1) / kLine * kLine;
     return part;
   }
-  int64_t Used() const noexcept { return used_; }
+  // For blocks that compute one after the other: each gets the memory behind what is taken, the same as the others.
+  template <class Block>
+  void PlaceInTurn(Block& block, int64_t rows) noexcept {
+    Scratch own(memory_);
+    own.used_ = used_;
+    block.Place(own, rows);
+    end_of_turns_ = std::max(end_of_turns_, own.Used());
+  }
+  int64_t Used() const noexcept { return std::max(used_, end_of_turns_); }
 
  private:
   float* memory_;
   int64_t used_ = 0;
+  int64_t end_of_turns_ = 0;
 };
 
 struct AttentionStep {

@@ -1,4 +1,4 @@
-"""What all tests need: the oracles of tests/oracle can be imported, and Ctrl-C works."""
+"""What all tests need: the oracles of tests/oracle can be imported, and Ctrl-C works; the shipped model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,22 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+from stories import GREEDY, PROMPT
+
+from kvanta import LLM
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "oracle"))
 
 # A run in the background inherits interrupts that are ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("stories260k", kv_cache_memory_bytes="32MiB", threads=1)
+
+
+@pytest.fixture(scope="module")
+def story(llm: LLM) -> list[int]:
+    return llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids

@@ -7,23 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stories import GREEDY, PROMPT
 
 from kvanta import LLM, SamplingParams
 from kvanta.divergence import log_softmax
 from kvanta.generation import Generation
-
-GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
-PROMPT = "Once upon a time"
-
-
-@pytest.fixture(scope="module")
-def llm() -> LLM:
-    return LLM("stories260k", kv_cache_memory_bytes="32MiB", threads=1)
-
-
-@pytest.fixture(scope="module")
-def story(llm: LLM) -> list[int]:
-    return llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
 
 
 def test_a_story(llm: LLM) -> None:

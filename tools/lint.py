@@ -93,7 +93,7 @@ def lint(paths: list[str], command: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--build", type=Path, nargs="+", default=[ROOT / "build/release"], help="folders with compile_commands.json"
+        "--build", type=Path, nargs="+", default=[ROOT / "build/debug"], help="folders with compile_commands.json"
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("files", nargs="*", help="only these files")
@@ -109,6 +109,12 @@ def main() -> int:
     }
     wanted = {Path(f).resolve().relative_to(ROOT).as_posix() for f in options.files}
     paths = sorted(p for p in commands if p in wanted or (not wanted and p.startswith(LINTED)))
+    everything = {file.relative_to(ROOT).as_posix() for folder in LINTED for file in (ROOT / folder).rglob("*.cc")}
+    if missing := sorted((wanted or everything) - set(paths)):
+        parser.error(
+            f"no compile command of {', '.join(missing[:4])} ({len(missing)} files); a build by fours "
+            "(KVANTA_UNITY) has none: run cmake --preset debug"
+        )
     keys = {path: key_of(path, commands[path]) for path in paths}
     stale = [path for path in paths if not (cache / keys[path]).exists()]
 

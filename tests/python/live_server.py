@@ -57,6 +57,14 @@ class LiveServer:
         return answer
 
 
+def error_of(response: httpx2.Response) -> dict[str, Any]:
+    """The body of a refusal, which is OpenAI's."""
+    error: dict[str, Any] = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["message"]
+    return error
+
+
 @contextmanager
 def live_server(
     *,

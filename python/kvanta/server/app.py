@@ -130,7 +130,7 @@ def _add_texts(app: FastAPI, service: Service) -> None:
             *(http, request, params, 1),
             lambda: [prompts.chat_prompt(request, tokenizer, front.max_model_len)],
             prompts.chat_size(request),
-            lambda name, job: ChatAnswer(name, service.names[0], request, job, tokenizer),
+            lambda name, job: ChatAnswer(name, service.names[0], request, job, tokenizer, service.tool_call_parser),
         )
 
 

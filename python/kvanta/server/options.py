@@ -12,6 +12,7 @@ from typing import Any
 from kvanta.engine_options import EngineOption as Option
 from kvanta.engine_options import parse_bytes
 from kvanta.errors import InputError
+from kvanta.server.tool_calls import PARSERS, parser_name
 from kvanta.values import whole_number
 
 KEY_VARIABLE = "KVANTA_API_KEY"
@@ -95,6 +96,14 @@ OPTIONS: tuple[Option, ...] = (
     Option("request_timeout", "seconds until a request is given up with 504; 0: never", 0, _seconds, metavar="S"),
     Option("shutdown_timeout", "seconds that running requests get to finish after SIGTERM", 60, _seconds, metavar="S"),
     Option("max_logprobs", "most log-probabilities per token", 20, _count, metavar="N"),
+    Option(
+        "tool_call_parser",
+        f"how the model writes calls of functions: {', '.join(PARSERS)}; without, they stay text",
+        "",
+        parser_name,
+        metavar="NAME",
+    ),
+    Option("enable_auto_tool_choice", "as vLLM has it; implied by --tool-call-parser", False, bool, is_flag=True),
     Option("max_body_bytes", "largest body of a request", 4 << 20, parse_bytes, metavar="SIZE"),
     Option(
         "allowed_origins",
@@ -135,8 +144,6 @@ FOREIGN: Mapping[str, bool] = {
     "enable_log_requests": False,
     "enable_cache_report": False,
     "enable_metrics": False,
-    "enable_auto_tool_choice": False,
-    "tool_call_parser": True,
     "reasoning_parser": True,
     "response_role": True,
     "generation_config": True,
@@ -185,6 +192,8 @@ class ServerOptions:
     request_timeout: float
     shutdown_timeout: float
     max_logprobs: int
+    tool_call_parser: str
+    enable_auto_tool_choice: bool
     max_body_bytes: int
     allowed_origins: list[str]
     allow_credentials: bool
@@ -210,6 +219,8 @@ def read_options(given: Mapping[str, Any]) -> ServerOptions:
         raise InputError("api_key is empty; leave the option out for a server without keys")
     if any(not key.isprintable() or key != key.strip() for key in options.api_key):
         raise InputError("api_key: a key has characters that a header cannot carry")
+    if options.enable_auto_tool_choice and not options.tool_call_parser:
+        raise InputError(f"enable_auto_tool_choice needs tool_call_parser: {', '.join(PARSERS)}")
     if bool(options.ssl_keyfile) != bool(options.ssl_certfile):
         raise InputError("HTTPS needs both ssl_keyfile and ssl_certfile")
     whole_number("max_body_bytes", options.max_body_bytes, 1024, 2**40)

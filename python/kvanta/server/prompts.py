@@ -74,20 +74,9 @@ def chat_text(request: ChatFields, tokenizer: Tokenizer) -> str:
         messages,
         add_generation_prompt=generates,
         continue_final_message=continues,
-        tools=_tools(request.tools, request.tool_choice),
+        tools=request.functions.for_template,
         variables=variables,
     )
-
-
-def _tools(tools: Any, choice: Any) -> list[Any] | None:
-    """What the template is told. The model's answer is a text in any case."""
-    if choice not in (None, "auto", "none"):
-        raise ApiError(400, f"tool_choice is {one_line(choice)}: not built, only auto or none", param="tool_choice")
-    if tools is None or tools == []:
-        return None
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise InputError(f"tools is {one_line(tools)}, not a list of objects")
-    return None if choice == "none" else tools
 
 
 def _plain(index: int, message: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from kvanta.errors import InputError
 from kvanta.sampling_params import SamplingParams
 from kvanta.server.errors import ApiError
 from kvanta.server.structured import read_form
+from kvanta.server.tools import Tools
+from kvanta.structured_output import StructuredOutputsParams
 from kvanta.values import one_line, text, whole_number
 
 _TOKENS = {"type": "array", "items": {"type": "integer"}}
@@ -109,13 +111,17 @@ class SamplingFields(_Body):
             given["seed"] = whole_number("seed", self.seed, -(2**63), 2**64 - 1) % 2**64
         if self.logit_bias is not None:
             given["logit_bias"] = _read_bias(self.logit_bias)
-        given["structured_outputs"] = read_form(self.response_format, self.model_extra or {})
+        given["structured_outputs"] = self._form()
         given["logprobs"] = logprobs
         given["prompt_logprobs"] = logprobs if echo and self.prompt_logprobs is None else self.prompt_logprobs
         for name in ("logprobs", "prompt_logprobs"):
             if given[name] is not None:
                 whole_number(name, given[name], 0, max_logprobs, " (--max-logprobs) or null")
         return SamplingParams(**given)
+
+    def _form(self) -> StructuredOutputsParams | None:
+        """What every text must be."""
+        return read_form(self.response_format, self.model_extra or {})
 
     def engine_fields(self) -> dict[str, Any]:
         """What the engine is told beside the sampling parameters."""
@@ -191,10 +197,16 @@ class ChatFields(_Body):
         Any, WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "object"}}, {"type": "null"}]})
     ] = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def functions(self) -> Tools:
+        """Raises InputError that names the field."""
+        return Tools.read(self.tools, self.tool_choice, self.parallel_tool_calls)
 
 
 class ChatRequest(ChatFields, SamplingFields):
@@ -204,6 +216,14 @@ class ChatRequest(ChatFields, SamplingFields):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     echo: bool | None = None
+
+    def _form(self) -> StructuredOutputsParams | None:
+        form, functions = super()._form(), self.functions
+        if not functions.forced:
+            return form
+        if form is not None:
+            raise InputError(f"tool_choice {one_line(self.tool_choice)} and a form for the text exclude each other")
+        return functions.form()
 
     @property
     def logprobs_wanted(self) -> int | None:

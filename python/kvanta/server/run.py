@@ -52,6 +52,7 @@ def serve(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> i
             api_keys=options.api_key,
             max_body_bytes=options.max_body_bytes,
             log_requests=options.log_requests,
+            tool_call_parser=options.tool_call_parser,
         )
         origins = cors_arguments(
             options.allowed_origins,

@@ -32,6 +32,8 @@ class Service:
     api_keys: list[str] = field(default_factory=list)
     max_body_bytes: int = 4 << 20
     log_requests: bool = True
+    tool_call_parser: str = ""
+    """A name of tool_calls.PARSERS; empty: what a model writes of its own accord stays text."""
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError 404 for a model that is not ours."""

@@ -1,0 +1,108 @@
+"""The functions that a chat may call: OpenAI's `tools`, `tool_choice` and `parallel_tool_calls`.
+
+With `tool_choice` "required" or a named function the answer is held to JSON (structured output), whatever the model was
+trained to write; with "auto" the model decides, and the server's --tool-call-parser finds its calls (tool_calls.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvanta.errors import InputError
+from kvanta.structured_output import StructuredOutputsParams
+from kvanta.values import one_line, truth
+
+AUTO, NONE, REQUIRED = "auto", "none", "required"
+_CHOICES = "'auto', 'none', 'required' or {'type': 'function', 'function': {'name': ...}}"
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What a request says of functions. Raises InputError that names the field."""
+
+    offered: Sequence[Mapping[str, Any]]
+    """As the chat template gets them."""
+    choice: str
+    """AUTO, NONE, REQUIRED, or with `named` the function's name."""
+    named: bool
+    parallel: bool
+    """More than one call in an answer."""
+
+    @classmethod
+    def read(cls, tools: Any, choice: Any, parallel: Any) -> Tools:
+        """Of a request's fields; None where it has none."""
+        if not isinstance(tools, list | None) or not all(isinstance(tool, dict) for tool in tools or []):
+            raise InputError(f"tools is {one_line(tools)}, not a list of objects")
+        function = choice.get("function") if isinstance(choice, Mapping) and choice.get("type") == "function" else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        named = isinstance(name, str)
+        if not named and choice not in (None, AUTO, NONE, REQUIRED):
+            raise InputError(f"tool_choice is {one_line(choice)}, not {_CHOICES}")
+        several = parallel is None or truth("parallel_tool_calls", parallel)
+        read = cls(tools or [], name if isinstance(name, str) else choice or AUTO, named, several)
+        if read.forced:
+            read.form()
+        return read
+
+    @property
+    def forced(self) -> bool:
+        """The answer is a call, or several."""
+        return self.named or self.choice == REQUIRED
+
+    @property
+    def may_call(self) -> bool:
+        """The model decides."""
+        return bool(self.offered) and not self.named and self.choice == AUTO
+
+    @property
+    def for_template(self) -> list[Mapping[str, Any]] | None:
+        """None: a chat without functions."""
+        silent = not self.named and self.choice == NONE
+        return None if silent or not self.offered else list(self.offered)
+
+    def form(self) -> StructuredOutputsParams:
+        """Of a forced answer: a named function's arguments, or a list of {"name", "parameters"}."""
+        schemas = dict(map(_function, self.offered))
+        if self.named:
+            if self.choice not in schemas:
+                known = ", ".join(schemas) or "none"
+                raise InputError(f"tool_choice names the function {one_line(self.choice)}; tools has: {known}")
+            return StructuredOutputsParams(json=schemas[self.choice])
+        if not schemas:
+            raise InputError("tool_choice is 'required', and tools is empty")
+        definitions: dict[str, Any] = {}
+        calls = [_call(name, schema, definitions) for name, schema in schemas.items()]
+        schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+        if not self.parallel:
+            schema["maxItems"] = 1
+        return StructuredOutputsParams(json={**schema, **definitions})
+
+
+def _function(tool: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """The name and the schema of the arguments."""
+    function = tool.get("function")
+    name = function.get("name") if isinstance(function, Mapping) else None
+    schema = function.get("parameters") if isinstance(function, Mapping) else None
+    if not isinstance(name, str) or not name or not isinstance(schema, Mapping | None):
+        known = "{'type': 'function', 'function': {'name': ..., 'parameters': {...}}}"
+        raise InputError(f"tools has {one_line(tool)}, not {known}")
+    return name, schema or {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def _call(name: str, schema: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a call. References count from the root, so what they point to moves there."""
+    own = dict(schema)
+    for key in ("$defs", "definitions"):
+        moved = own.pop(key, {})
+        there = definitions.setdefault(key, {}) if moved else {}
+        if not isinstance(moved, Mapping) or any(there.get(each, moved[each]) != moved[each] for each in moved):
+            raise InputError(f"the {key} of the function {one_line(name)} and of another one of tools differ")
+        there.update(moved)
+    return {
+        "type": "object",
+        "properties": {"name": {"const": name}, "parameters": own},
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+    }

@@ -1,0 +1,182 @@
+"""Calls of functions: demanded ones, and those that a model writes of its own accord."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from live_server import LiveServer, live_server
+
+from kvanta.errors import InputError
+from kvanta.server.options import read_options
+from kvanta.server.tool_calls import PARSERS, CallReader, Found, NamedCall, parser_name, whole
+from kvanta.server.tools import Tools
+
+CHAT = [{"role": "user", "content": "Where is Lily?"}]
+COLOUR = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
+TOOLS = [
+    {"type": "function", "function": {"name": "paint", "parameters": {**COLOUR, "additionalProperties": False}}},
+    {"type": "function", "function": {"name": "walk"}},
+]
+PAINT = '{"name": "paint", "arguments": {"colour": "réd"}}'
+WALK = '{"name": "walk", "parameters": {}}'
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    with live_server(tool_call_parser="hermes") as live:
+        yield live
+
+
+def in_pieces(reader: CallReader, text: str, size: int) -> Found:
+    all_found = Found()
+    for begin in range(0, len(text), size):
+        found = reader.take(text[begin : begin + size])
+        all_found.content += found.content
+        all_found.calls += found.calls
+    rest = reader.end()
+    return Found(all_found.content + rest.content, all_found.calls + rest.calls)
+
+
+def summary(found: Found) -> tuple[str, list[tuple[str, Any]]]:
+    assert [call["index"] for call in found.calls] == list(range(len(found.calls)))
+    assert len({call["id"] for call in found.calls}) == len(found.calls)
+    return found.content, [(call["function"]["name"], call["function"]["arguments"]) for call in found.calls]
+
+
+PAINTED, WALKED = ("paint", '{"colour": "réd"}'), ("walk", "{}")
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "content", "calls"),
+    [
+        ("hermes", "No call < here <tool", "No call < here <tool", []),
+        ("hermes", f"<tool_call>{PAINT}</tool_call>", "", [PAINTED]),
+        (
+            "hermes",
+            f"Well.\n<tool_call>\n{PAINT}\n</tool_call>\n<tool_call>{WALK}</tool_call>\n",
+            "Well.\n",
+            [PAINTED, WALKED],
+        ),
+        ("hermes", f"<tool_call>[{PAINT}, {WALK}]</tool_call>", "", [PAINTED, WALKED]),
+        ("hermes", f"<tool_call>{PAINT}", "", [PAINTED]),
+        ("hermes", "<tool_call>{}</tool_call> a <b>", "<tool_call>{}</tool_call> a <b>", []),
+        ("hermes", f"<tool_call>{PAINT[:-4]}", f"<tool_call>{PAINT[:-4]}", []),
+        ("hermes", "<tool_call>" + "[" * 5000 + "</tool_call>", "<tool_call>" + "[" * 5000 + "</tool_call>", []),
+        ("llama3_json", f" {PAINT}; {WALK}", "", [PAINTED, WALKED]),
+        ("llama3_json", f"<|python_tag|>{WALK}", "", [WALKED]),
+        ("llama3_json", f"[{WALK}, {PAINT}]", "", [WALKED, PAINTED]),
+        ("llama3_json", f"I say {WALK}", f"I say {WALK}", []),
+        ("llama3_json", '{"a": 1}', '{"a": 1}', []),
+        ("llama3_json", "<|python", "<|python", []),
+        ("llama3_json", "  ", "  ", []),
+    ],
+)
+def test_any_pieces_of_a_text_hold_the_same_calls(
+    parser: str, text: str, content: str, calls: list[tuple[str, str]]
+) -> None:
+    assert summary(whole(PARSERS[parser](), text)) == (content, calls)
+    for size in (1, 2, 3, 7, 20):
+        assert summary(in_pieces(PARSERS[parser](), text, size)) == (content, calls)
+    one = in_pieces(PARSERS[parser](parallel=False), text, 3)
+    assert summary(one) == (content, calls[:1])
+
+
+def test_arguments_of_a_named_function_come_as_they_are_written() -> None:
+    reader = NamedCall("paint")
+    first, second = reader.take('{"colour"').calls, reader.take(": 1}").calls
+    assert first[0]["function"] == {"name": "paint", "arguments": '{"colour"'}
+    assert second == [{"index": 0, "function": {"arguments": ": 1}"}}]
+    assert reader.take("").calls == reader.end().calls == []
+
+
+def test_what_is_demanded_over_http(server: LiveServer) -> None:
+    body = {"messages": CHAT, "tools": TOOLS, "max_tokens": 200, "temperature": 1, "seed": 5}
+    choice = server.post("/v1/chat/completions", **body, tool_choice="required", parallel_tool_calls=False).json()[
+        "choices"
+    ][0]
+    assert choice["finish_reason"] == "tool_calls"
+    message = choice["message"]
+    assert message["content"] is None
+    (call,) = message["tool_calls"]
+    assert call["type"] == "function"
+    assert call["function"]["name"] in ("paint", "walk")
+    json.loads(call["function"]["arguments"])
+
+    named = {"type": "function", "function": {"name": "paint"}}
+    choice = server.post("/v1/chat/completions", **body, tool_choice=named).json()["choices"][0]
+    assert choice["finish_reason"] == "stop"  # as OpenAI has it
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "paint"
+    assert json.loads(call["function"]["arguments"])["colour"] in ("red", "blue")
+
+    streamed = deltas(server, **body, tool_choice=named)
+    pieces = [call for delta, _ in streamed for call in delta.get("tool_calls", [])]
+    assert [piece["function"].get("name") for piece in pieces] == ["paint"] + [None] * (len(pieces) - 1)
+    assert "".join(piece["function"]["arguments"] for piece in pieces) == call["function"]["arguments"]
+
+
+def deltas(server: LiveServer, **body: Any) -> list[tuple[dict[str, Any], str | None]]:
+    text = server.post("/v1/chat/completions", **body, stream=True).text
+    chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    return [(chunk["choices"][0]["delta"], chunk["choices"][0]["finish_reason"]) for chunk in chunks]
+
+
+def test_what_a_model_writes_of_its_own_accord_over_http(server: LiveServer) -> None:
+    # A form stands in for a model that was trained to call.
+    form = r"Yes\. <tool_call>\{\"name\": \"walk\", \"arguments\": \{\"to\": [0-9]\}\}</tool_call>"
+    body = {"messages": CHAT, "tools": TOOLS, "max_tokens": 200, "temperature": 0, "guided_regex": form}
+    choice = server.post("/v1/chat/completions", **body).json()["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == "Yes. "
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "walk"
+    streamed = deltas(server, **body)
+    assert "".join(delta.get("content", "") for delta, _ in streamed) == "Yes. "
+    ((_, one),) = [(i, call) for i, (delta, _) in enumerate(streamed) for call in delta.get("tool_calls", [])]
+    assert one["function"] == call["function"]
+    assert streamed[-1][1] == "tool_calls"
+    silences: list[dict[str, Any]] = [{"tool_choice": "none"}, {"tools": []}]
+    for silent in silences:
+        message = server.post("/v1/chat/completions", **{**body, **silent}).json()["choices"][0]["message"]
+        assert "<tool_call>" in message["content"]
+        assert "tool_calls" not in message
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"tool_choice": "required"}, "tools is empty"),
+        ({"tool_choice": "maybe", "tools": TOOLS}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "run"}}, "tools": TOOLS}, "paint, walk"),
+        ({"tool_choice": "required", "tools": [{"type": "function"}]}, "tools has"),
+        ({"tool_choice": "required", "tools": TOOLS, "guided_choice": ["a"]}, "exclude"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
+    ],
+)
+def test_bad_fields(server: LiveServer, fields: dict[str, Any], said: str) -> None:
+    response = server.post("/v1/chat/completions", messages=CHAT, **fields)
+    assert response.status_code == 400
+    assert said in response.json()["error"]["message"]
+
+
+def test_definitions_move_to_the_root() -> None:
+    def tool(name: str, kind: str) -> dict[str, Any]:
+        schema = {"$ref": "#/$defs/thing", "$defs": {"thing": {"type": kind}}}
+        return {"type": "function", "function": {"name": name, "parameters": schema}}
+
+    form = Tools.read([tool("a", "object"), tool("b", "object")], "required", None).form().json
+    assert isinstance(form, dict)
+    assert form["$defs"] == {"thing": {"type": "object"}}
+    with pytest.raises(InputError, match="differ"):
+        Tools.read([tool("a", "object"), tool("b", "array")], "required", None)
+
+
+def test_options() -> None:
+    assert read_options({"tool_call_parser": "qwen25"}).tool_call_parser == parser_name("hermes")
+    with pytest.raises(InputError, match="hermes, llama3_json"):
+        read_options({"tool_call_parser": "pythonic"})
+    with pytest.raises(InputError, match="needs tool_call_parser"):
+        read_options({"enable_auto_tool_choice": True})

@@ -113,6 +113,13 @@ struct Lanes {
     return {_mm256_add_epi32(sum.lo, _mm256_madd_epi16(a.lo, b.lo)),
             _mm256_add_epi32(sum.hi, _mm256_madd_epi16(a.hi, b.hi))};
   }
+  // Of codes that leave room in 16-bit sums: sum += two products of u8 a and s8 b.
+  static constexpr int kNarrowDotProducts = 64;
+  static KVANTA_INLINE I DotNarrow(I sum, I a, I b) {
+    return {_mm256_add_epi16(sum.lo, _mm256_maddubs_epi16(a.lo, b.lo)),
+            _mm256_add_epi16(sum.hi, _mm256_maddubs_epi16(a.hi, b.hi))};
+  }
+  static constexpr int kCoefficientTerms = 1;
 
   // Register tile of matrix kernels, in F: at most kTileSums sums, kRowTile rows, kColumnTile columns of lanes. 6 x 1:
   // 12 of the 16 registers hold sums, two a column of weights, one the broadcast, one the mask of odd codes.

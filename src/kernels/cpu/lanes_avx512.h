@@ -91,6 +91,9 @@ struct Lanes {
   // The unit's cheapest exact dot of 8-bit codes: sum += four products of u8 a and s8 b.
   static constexpr int kInt8DotProducts = 64;
   static KVANTA_INLINE I DotInt8(I sum, I a, I b) { return _mm512_dpbusd_epi32(sum, a, b); }
+  static constexpr int kNarrowDotProducts = kInt8DotProducts;
+  static KVANTA_INLINE I DotNarrow(I sum, I a, I b) { return DotInt8(sum, a, b); }
+  static constexpr int kCoefficientTerms = 2;
 
   // Register tile of matrix kernels, in F: at most kTileSums sums, kRowTile rows, kColumnTile columns of lanes.
   static constexpr int kTileSums = kSmallTiles ? 8 : 24;

@@ -112,6 +112,9 @@ struct Lanes {
   // The unit's cheapest exact dot of 8-bit codes: sum + a b, here lane by lane.
   static constexpr int kInt8DotProducts = 16;
   static KVANTA_INLINE I DotInt8(I sum, I a, I b) { return sum + a * b; }
+  static constexpr int kNarrowDotProducts = kInt8DotProducts;
+  static KVANTA_INLINE I DotNarrow(I sum, I a, I b) { return DotInt8(sum, a, b); }
+  static constexpr int kCoefficientTerms = 1;
 
   // Register tile of matrix kernels, in F: at most kTileSums sums, kRowTile rows, kColumnTile columns of lanes.
   static constexpr int kTileSums = 3;

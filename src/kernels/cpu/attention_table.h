@@ -4,7 +4,7 @@
 // Arithmetic of one row (the same in decode and prefill, for any tile of rows):
 //   score[t] = row_scale * (token_scale[t] * sum_b (block_scale[b][t] * <query_b, code[t]_b> + block_zero[b][t] *
 //              sum(query_b)) + token_zero[t] * sum(query))                                       (KeyKernel)
-//   p[t]     = exp(score[t] - m), exactly 0 where masked                                         (softmax)
+//   p[t]     = exp(score[t] - m), exactly 0 where masked or below e^-86                         (softmax)
 //   out[c]   = out[c] * rescale + sum_t p[t] * (scale[t, b(c)] * code[t][c] + zero[t, b(c)])     (ValueKernel)
 // Keys with scales per channel meet queries that were multiplied with these first, tile by tile.
 #pragma once

@@ -87,21 +87,26 @@ nb::dict RowDict(const AttentionBenchRow& row) {
   result["bytes"] = row.bytes;
   result["ns_min"] = row.ns_min;
   result["ns_median"] = row.ns_median;
+  result["bf16_ns"] = row.bf16_ns;
+  result["memory_ns"] = row.memory_ns;
+  result["dot_ns"] = row.dot_ns;
+  result["share_of_limit"] = row.share_of_limit;
+  result["share_of_bf16_peak"] = row.share_of_bf16_peak;
+  result["times_bf16"] = row.times_bf16;
+  result["read_gb_s"] = row.read_gb_s;
   result["gb_s"] = row.gb_s;
   result["gelem_s"] = row.gelem_s;
-  result["share_of_limit"] = row.share_of_limit;
   result["max_error"] = row.max_error;
   return result;
 }
 
 std::vector<nb::dict> RunBench(std::vector<std::string> formats, const std::string& isa, std::vector<int> threads,
-                               std::vector<double> limit_gb_s, int heads, int kv_heads, int head_dim, int page_size,
-                               int batch, int64_t context, int query_tokens, double seconds) {
+                               int heads, int kv_heads, int head_dim, int page_size, int batch, int64_t context,
+                               int query_tokens, double seconds, const nb::callable& measured) {
   AttentionBench options;
   options.formats = std::move(formats);
   options.isa = isa;
   options.threads = std::move(threads);
-  options.limit_gb_s = std::move(limit_gb_s);
   options.heads = heads;
   options.kv_heads = kv_heads;
   options.head_dim = head_dim;
@@ -113,7 +118,10 @@ std::vector<nb::dict> RunBench(std::vector<std::string> formats, const std::stri
   std::vector<AttentionBenchRow> rows;
   {
     nb::gil_scoped_release release;
-    rows = attention::RunAttentionBench(options);
+    rows = attention::RunAttentionBench(options, [&measured] {
+      nb::gil_scoped_acquire acquire;
+      measured();
+    });
   }
   std::vector<nb::dict> result;
   for (const AttentionBenchRow& row : rows) result.push_back(RowDict(row));
@@ -143,11 +151,11 @@ void BindAttention(nb::module_& module) {
               "tuple[numpy.typing.NDArray[numpy.float32], int, int]"),
       "(out [query_tokens, heads, head_dim], cache_bytes, saturated)");
   module.def(
-      "run_attention_bench", &RunBench, "formats"_a, "isa"_a, "threads"_a, "limit_gb_s"_a, "heads"_a, "kv_heads"_a,
-      "head_dim"_a, "page_size"_a, "batch"_a, "context"_a, "query_tokens"_a, "seconds"_a,
+      "run_attention_bench", &RunBench, "formats"_a, "isa"_a, "threads"_a, "heads"_a, "kv_heads"_a, "head_dim"_a,
+      "page_size"_a, "batch"_a, "context"_a, "query_tokens"_a, "seconds"_a, "measured"_a,
       nb::sig("def run_attention_bench(formats: collections.abc.Sequence[str], isa: str, threads: "
-              "collections.abc.Sequence[int], limit_gb_s: collections.abc.Sequence[float], heads: int, kv_heads: "
-              "int, head_dim: int, page_size: int, batch: int, context: int, query_tokens: int, seconds: float) "
+              "collections.abc.Sequence[int], heads: int, kv_heads: int, head_dim: int, page_size: int, batch: int, "
+              "context: int, query_tokens: int, seconds: float, measured: collections.abc.Callable[[], object]) "
               "-> list[dict[str, typing.Any]]"));
 }
 

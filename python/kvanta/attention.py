@@ -6,7 +6,7 @@ Shapes: q [query_tokens, heads, head_dim]; k and v [tokens, kv_heads, head_dim];
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,7 +85,6 @@ def bench(
     formats: Sequence[str],
     isa: str = "auto",
     threads: Sequence[int] = (1,),
-    limit_gb_s: Sequence[float] = (),
     heads: int = 32,
     kv_heads: int = 8,
     head_dim: int = 128,
@@ -94,8 +93,14 @@ def bench(
     context: int = 32768,
     query_tokens: int = 1,
     seconds: float = 0.5,
+    measured: Callable[[], object] = lambda: None,
 ) -> list[dict[str, Any]]:
-    """The rows of `kvanta bench attention`: every result is verified against the reference, then timed."""
+    """The rows of one shape of `kvanta bench attention`: each result is verified against the reference, then timed in
+    turns with a bf16 cache, a pass over memory and the peaks of the kernels' dots. Times are medians in ns.
+
+    `share_of_limit`: the larger of `memory_ns` (the stored bytes at the rate that the machine reads at) and `dot_ns`
+    (the multiply-adds at their peak) / `ns_median`. `measured` is called after each row.
+    """
     sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "page_size": page_size, "batch": batch}
     for name, value in {**sizes, "context": context, "query_tokens": query_tokens}.items():
         whole_number(name, value, 1, 2**31 - 1)
@@ -109,7 +114,6 @@ def bench(
         list(formats),
         isa,
         list(threads),
-        list(limit_gb_s),
         heads,
         kv_heads,
         head_dim,
@@ -118,6 +122,7 @@ def bench(
         context,
         query_tokens,
         seconds,
+        measured,
     )
 
 

@@ -277,25 +277,30 @@ TEST(ArrayAttentionTest, AgreesWithTheReferenceAndChecksShapes) {
 }
 
 TEST(AttentionBenchTest, VerifiesAndReports) {
+  size_t measured = 0;
   const std::vector<AttentionBenchRow> rows = RunAttentionBench({.formats = {"bf16", "int4"},
                                                                  .threads = {1, 2},
-                                                                 .limit_gb_s = {1e6},
                                                                  .heads = 4,
                                                                  .kv_heads = 2,
                                                                  .head_dim = 64,
                                                                  .context = 4100,
                                                                  .query_tokens = 3,
-                                                                 .seconds = 0});
+                                                                 .seconds = 0},
+                                                                [&] { ++measured; });
   ASSERT_EQ(rows.size(), 4u);
+  EXPECT_EQ(measured, rows.size());
   for (const AttentionBenchRow& row : rows) {
     EXPECT_GT(row.ns_min, 0);
     EXPECT_LE(row.ns_min, row.ns_median);
     EXPECT_LT(row.max_error, row.format == "int4" ? 5e-2 : 1e-3);  // 8-bit coefficients
     EXPECT_NEAR(row.gb_s, static_cast<double>(row.bytes) / row.ns_median, 1e-9 * row.gb_s);
+    EXPECT_NEAR(row.share_of_limit * row.ns_median, std::max(row.memory_ns, row.dot_ns), 1e-6 * row.ns_median);
+    EXPECT_GT(std::min(row.memory_ns, row.dot_ns), 0);
+    EXPECT_NEAR(row.times_bf16 * row.ns_median, row.bf16_ns, 1e-6 * row.bf16_ns);
   }
   EXPECT_EQ(rows[0].bytes, int64_t{4103} * 2 * 64 * 2 * 2);
-  EXPECT_GT(rows[0].share_of_limit, 0);
-  EXPECT_EQ(rows[1].share_of_limit, 0);
+  EXPECT_NEAR(rows[0].gelem_s * rows[0].ns_median, 2.0 * (4101 + 4102 + 4103) * 2 * 64, 1);
+  EXPECT_LT(rows[2].dot_ns, rows[0].dot_ns);
   EXPECT_THROW(RunAttentionBench({.formats = {"fp32"}, .context = int64_t{1} << 32}), ResourceError);
   EXPECT_THROW(RunAttentionBench({.formats = {"fp32"}, .threads = {0}}), InputError);
   EXPECT_THROW(RunAttentionBench({.formats = {"fp32"}, .seconds = INFINITY}), InputError);

@@ -161,6 +161,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "a format that is not UTF-8": (["bench", "attention", "--threads", "1", "--formats", "\udcff"], "a format is"),
     "no such benchmark": (["bench", "everything"], "everything"),
     "no threads": (["bench", "attention", "--threads", "0"], "threads"),
+    "two shapes": (["bench", "attention", "--shapes", "short", "--context", "9"], "--shapes and --context"),
 }
 
 
@@ -287,18 +288,19 @@ def test_convert(tmp_path: Path) -> None:
 
 def test_bench_attention(tmp_path: Path) -> None:
     words = ["--heads", "4", "--kv-heads", "2", "--head-dim", "64", "--context", "256", "--threads", "1"]
-    report_file = tmp_path / "bench.json"
-    done = kvanta(
-        "bench", "attention", "--formats", "bf16", "int4", *words, "--seconds", "0.01", "--json", str(report_file)
-    )
+    report_file, picture = tmp_path / "bench.json", tmp_path / "bench.png"
+    words += ["--seconds", "0.01", "--json", str(report_file), "--plot", str(picture)]
+    done = kvanta("bench", "attention", "--formats", "bf16", "int4", *words)
     assert done.returncode == 0, done.stderr
     report = json.loads(report_file.read_text())
     assert [row["format"] for row in report["rows"]] == ["bf16", "int4"]
     for row in report["rows"]:
         assert row["ns_min"] > 0
         assert row["max_error"] < (tolerance.NARROW_ATTENTION if row["format"] == "int4" else tolerance.ATTENTION)
+        assert row["binds"] == ("dot" if row["dot_ns"] > row["memory_ns"] else "memory")
         assert row["format"] in done.stdout
     assert set(report["limit_gb_s"]) == {"1"}
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

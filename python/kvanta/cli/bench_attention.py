@@ -6,20 +6,34 @@ import argparse
 import os
 import platform
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from kvanta import _core, attention
+from kvanta.attention_picture import write_plot
 from kvanta.cli.arguments import CommandParser, real_number, whole_number
 from kvanta.cli.report import add_json, write_report
 from kvanta.errors import InputError
+from kvanta.picture import check_picture
 from kvanta.progress import progress_bar
 from kvanta.text_table import human_bytes, render_table
 
 _DESCRIPTION = """\
-Speed of the attention kernels, every result verified against the reference first. GB/s are stored cache bytes; the
-share is of what this machine reads from memory with as many threads.
+Speed of the attention kernels, every result verified against the reference first. Each row stands beside what this
+machine would need at least, measured in turns with it: the time to read the stored bytes from memory, and the time of
+the multiply-adds at the peak of those that the format's kernels are made of. The limit is the larger of both.
 
-  kvanta bench attention --formats bf16 int8 int4 --threads 1 2"""
+  kvanta bench attention --formats bf16 int8 int4 --threads 1 2
+  kvanta bench attention --shapes all --json attention.json --plot attention.png"""
+
+_SHAPES: dict[str, dict[str, Any]] = {
+    "decode": {"title": "decode at 32,768 tokens", "batch": 1, "context": 32768, "query_tokens": 1},
+    "batch": {"title": "decode of 8 x 4,096 tokens", "batch": 8, "context": 4096, "query_tokens": 1},
+    "decode-1k": {"title": "decode at 1,024 tokens", "batch": 1, "context": 1024, "query_tokens": 1},
+    "short": {"title": "decode of 1,000 x 64 tokens", "batch": 1000, "context": 64, "query_tokens": 1},
+    "prefill": {"title": "512 tokens at depth 16,384", "batch": 1, "context": 16384, "query_tokens": 512},
+}
+_OWN = {"batch": 1, "context": 32768, "query_tokens": 1}
 
 
 def parser() -> CommandParser:
@@ -29,15 +43,25 @@ def parser() -> CommandParser:
     result.add_argument("--heads", type=whole_number, default=32, metavar="N", help="query heads [32]")
     result.add_argument("--kv-heads", type=whole_number, default=8, metavar="N", help="key and value heads [8]")
     result.add_argument("--head-dim", type=whole_number, default=128, metavar="N", help="size of a head [128]")
-    result.add_argument("--context", type=whole_number, default=32768, metavar="N", help="tokens in the cache [32768]")
-    result.add_argument("--batch", type=whole_number, default=1, metavar="N", help="sequences [1]")
+    result.add_argument("--context", type=whole_number, metavar="N", help="tokens in the cache [32768]")
+    result.add_argument("--batch", type=whole_number, metavar="N", help="sequences [1]")
+    result.add_argument("--query-tokens", type=whole_number, metavar="N", help="1: decode; more: prefill [1]")
     result.add_argument(
-        "--query-tokens", type=whole_number, default=1, metavar="N", help="1: decode; more: prefill [1]"
+        "--shapes",
+        nargs="+",
+        choices=[*_SHAPES, "all"],
+        metavar="SHAPE",
+        help="instead of these three: "
+        + "; ".join(f"{name}: {shape['title']}" for name, shape in _SHAPES.items())
+        + "; all",
     )
     result.add_argument("--page-size", "--block-size", type=whole_number, default=64, metavar="N", help="[64]")
     result.add_argument("--threads", type=whole_number, nargs="+", metavar="N", help="numbers of threads [1 and all]")
     result.add_argument("--isa", default="auto", metavar="ISA", help="auto, avx512, avx2 or portable [auto]")
     result.add_argument("--seconds", type=real_number, default=0.5, metavar="S", help="measured per row [0.5]")
+    result.add_argument(
+        "--plot", metavar="FILE", help="picture of shares and of speed against bf16: .png, .svg or .pdf"
+    )
     add_json(result)
     return result
 
@@ -59,11 +83,28 @@ def _row_cells(row: dict[str, Any]) -> list[str]:
         str(row["threads"]),
         human_bytes(row["bytes"]),
         f"{row['ns_median'] / 1e6:.3f}",
-        f"{row['gb_s']:.2f}",
-        f"{row['gelem_s']:.2f}",
+        f"{row['memory_ns'] / 1e6:.3f}",
+        f"{row['dot_ns'] / 1e6:.3f}",
+        row["binds"],
         f"{row['share_of_limit']:.0%}",
+        f"{row['share_of_bf16_peak']:.0%}",
+        f"{row['times_bf16']:.2f}",
         f"{row['max_error']:.1e}",
     ]
+
+
+_HEADER = ["format", "isa", "threads", "cache", "ms", "memory ms", "dot ms", "bound by", "of limit"]
+_HEADER += ["of bf16 peak", "times bf16", "max error"]
+
+
+def _shapes(values: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    own = {name: getattr(values, name) for name in _OWN if getattr(values, name) is not None}
+    if values.shapes is None:
+        shape = {**_OWN, **own}
+        return {"own": {"title": "{batch:,} x {context:,} tokens, {query_tokens:,} new".format(**shape), **shape}}
+    for name in own:
+        raise InputError(f"--shapes and --{name.replace('_', '-')} both say what is measured; give one of them")
+    return {name: shape for name, shape in _SHAPES.items() if name in values.shapes or "all" in values.shapes}
 
 
 def run(values: argparse.Namespace) -> int:
@@ -72,38 +113,54 @@ def run(values: argparse.Namespace) -> int:
     threads = values.threads or sorted({1, cpus})
     if any(count < 1 for count in threads):
         raise InputError(f"threads are {threads}; each must be at least 1")
+    shapes = _shapes(values)
+    if values.plot is not None:
+        check_picture(values.plot)
     # The shapes are those of K and V apart.
     formats = values.formats or [row["name"] for row in _core.format_table() if row["latents"] != "only"]
-    limits: dict[int, float] = {}
     rows: list[dict[str, Any]] = []
-    with progress_bar(len(threads) + len(formats) * len(threads), "measuring", "row") as bar:
-        for count in threads:
-            limits[count] = attention.read_limit_gb_s(count, values.isa)
-            bar.update()
-        for name in formats:
-            for count in threads:
-                rows += attention.bench(
-                    formats=[name],
-                    isa=values.isa,
-                    threads=[count],
-                    limit_gb_s=[limits[count]],
-                    heads=values.heads,
-                    kv_heads=values.kv_heads,
-                    head_dim=values.head_dim,
-                    page_size=values.page_size,
-                    batch=values.batch,
-                    context=values.context,
-                    query_tokens=values.query_tokens,
-                    seconds=values.seconds,
-                )
-                bar.update()
-    machine = {"cpu": _cpu_name(), "cpus": cpus, "system": platform.platform(), "backends": attention.backends()}
-    report = {"machine": machine, "limit_gb_s": {str(count): limit for count, limit in limits.items()}, "rows": rows}
-    header = ["format", "isa", "threads", "cache", "ms", "GB/s", "Gelem/s", "of limit", "max error"]
-    title = f"{machine['cpu']}, {cpus} CPUs; memory reads " + ", ".join(
-        f"{limit:.1f} GB/s with {count} thread{'s' if count > 1 else ''}" for count, limit in limits.items()
-    )
-    write_report(
-        values.json, report, f"{title}\n\n{render_table(header, [_row_cells(row) for row in rows], left=(0, 1))}"
-    )
+    with progress_bar(len(shapes) * len(formats) * len(threads), "measuring", "row") as bar:
+        for name, shape in shapes.items():
+            measured = attention.bench(
+                formats=formats,
+                isa=values.isa,
+                threads=threads,
+                heads=values.heads,
+                kv_heads=values.kv_heads,
+                head_dim=values.head_dim,
+                page_size=values.page_size,
+                batch=shape["batch"],
+                context=shape["context"],
+                query_tokens=shape["query_tokens"],
+                seconds=values.seconds,
+                measured=bar.update,
+            )
+            rows += [
+                {"shape": name, **row, "binds": "memory" if row["memory_ns"] >= row["dot_ns"] else "dot"}
+                for row in measured
+            ]
+    report = {
+        "machine": {"cpu": _cpu_name(), "cpus": cpus, "system": platform.platform(), "backends": attention.backends()},
+        "limit_gb_s": {
+            str(count): median(row["read_gb_s"] for row in rows if row["threads"] == count) for count in threads
+        },
+        "shapes": shapes,
+        "rows": rows,
+    }
+    write_report(values.json, report, _text(report))
+    if values.plot is not None:
+        write_plot(values.plot, report)
     return 0
+
+
+def _text(report: dict[str, Any]) -> str:
+    machine = report["machine"]
+    limits = ", ".join(
+        f"{limit:.1f} GB/s with {count} thread{'s' if count != '1' else ''}"
+        for count, limit in report["limit_gb_s"].items()
+    )
+    parts = [f"{machine['cpu']}, {machine['cpus']} CPUs; memory reads {limits}"]
+    for name, shape in report["shapes"].items():
+        cells = [_row_cells(row) for row in report["rows"] if row["shape"] == name]
+        parts += ["", f"{shape['title']}:", "", render_table(_HEADER, cells, left=(0, 1))]
+    return "\n".join(parts)

@@ -110,28 +110,6 @@ KVANTA_INLINE const float* Totals(const KeyPass& pass, int row) {
   return reinterpret_cast<const float*>(query + BiasOffset<Code>(pass.cell.head_dim)) + kMaxBlocks;
 }
 
-// Bits of a code in the cache.
-template <class Code>
-constexpr int BitsOf() {
-  if constexpr (requires { Code::kBits; }) {
-    return Code::kBits;
-  } else {
-    return 32 / Code::kSub;
-  }
-}
-
-// Dots of channels [first, first + count) of one group of 16 tokens.
-template <class Code, int kRows>
-KVANTA_INLINE void KeyDots(const uint8_t* lines, int head_dim, int first, int count, const uint8_t* const* coefficients,
-                           const int32_t* bias, Lanes::F* dots, Prefetcher& prefetch) {
-  if constexpr (requires { Code::kBits; }) {
-    Code::template DotKeys<kRows>(lines, head_dim, first, count, coefficients, bias, dots, prefetch);
-  } else {
-    Code::template Dot<kRows, false>(lines + int64_t{first} / Code::kSub * 64, 64, count / Code::kSub, coefficients,
-                                     bias, dots, prefetch);
-  }
-}
-
 // Rows [row, row + kRows) on one group of 16 tokens, whose codes are `lines`.
 template <class Code, int kRows>
 KVANTA_INLINE void ScoreTile(const KeyPass& pass, const uint8_t* lines, int group, int row, Prefetcher& prefetch) {
@@ -149,7 +127,8 @@ KVANTA_INLINE void ScoreTile(const KeyPass& pass, const uint8_t* lines, int grou
       coefficients[r] = query + int64_t{b} * channels * Code::kCoefficientBytes;
       bias[r] = reinterpret_cast<const int32_t*>(query + bias_offset)[b];
     }
-    KeyDots<Code, kRows>(lines, cell.head_dim, b * channels, channels, coefficients, bias, dots, prefetch);
+    Code::template Dot<kRows, false>(lines + int64_t{b} * channels / Code::kSub * 64, 64, channels / Code::kSub,
+                                     coefficients, bias, dots, prefetch);
     if (!cell.block_scales) {
       for (int r = 0; r < kRows; ++r) sums[r] = dots[r];
       break;
@@ -157,18 +136,10 @@ KVANTA_INLINE void ScoreTile(const KeyPass& pass, const uint8_t* lines, int grou
     const int first = b * cell.page_tokens + group * 16;
     const Lanes::F scale = LoadScales(cell.block_scales, first);
     for (int r = 0; r < kRows; ++r) sums[r] = Lanes::Fma(dots[r], scale, sums[r]);
-    if (cell.block_zeros) {
-      const Lanes::F zero = Lanes::LoadFp16(cell.block_zeros + first);
-      for (int r = 0; r < kRows; ++r) sums[r] = Lanes::Fma(Lanes::Set1(Totals<Code>(pass, row + r)[b]), zero, sums[r]);
-    }
   }
   if (cell.token_scales) {
     const Lanes::F scale = LoadScales(cell.token_scales, group * 16);
     for (int r = 0; r < kRows; ++r) sums[r] = Lanes::Mul(sums[r], scale);
-  }
-  if (cell.token_zeros) {
-    const Lanes::F zero = Lanes::LoadFp16(cell.token_zeros + group * 16);
-    for (int r = 0; r < kRows; ++r) sums[r] = Lanes::Fma(Lanes::Set1(Totals<Code>(pass, row + r)[0]), zero, sums[r]);
   }
   for (int r = 0; r < kRows; ++r) {
     Lanes::Store(pass.scores + (row + r) * kMaxPageTokens + group * 16,
@@ -194,7 +165,7 @@ KVANTA_INLINE void ScoreGroup(const KeyPass& pass, const uint8_t* lines, int gro
 template <class Code>
 void Score(const KeyPass& pass) {
   Prefetcher prefetch{pass.prefetch.next, pass.prefetch.end};
-  const int64_t group_bytes = int64_t{pass.cell.head_dim} * BitsOf<Code>() * 2;
+  const int64_t group_bytes = int64_t{pass.cell.head_dim} * (32 / Code::kSub) * 2;
   for (int group = 0; group < pass.groups; ++group) {
     ScoreGroup<Code>(pass, pass.cell.codes + group * group_bytes, group, prefetch);
   }
@@ -294,6 +265,12 @@ KVANTA_INLINE void AddColumns(const ValuePass& pass, const Weights& weights, con
   }
 }
 
+template <class Code>
+__attribute__((noinline)) void AddHalfColumns(const ValuePass& pass, const Weights& weights, const Segment& segment,
+                                              int column, int row, Prefetcher& prefetch) {
+  AddColumns<Code, 1, true>(pass, weights, segment, column, row, prefetch);
+}
+
 template <class Code, int kRows>
 KVANTA_INLINE void AddTile(const ValuePass& pass, const Weights& weights, const Segment& segment, int row,
                            Prefetcher& prefetch) {
@@ -301,7 +278,10 @@ KVANTA_INLINE void AddTile(const ValuePass& pass, const Weights& weights, const 
   for (; column + kColumns <= pass.cell.head_dim; column += kColumns) {
     AddColumns<Code, kRows, false>(pass, weights, segment, column, row, prefetch);
   }
-  if (column < pass.cell.head_dim) AddColumns<Code, kRows, true>(pass, weights, segment, column, row, prefetch);
+  // Half a line ends few heads: one instance, row by row.
+  for (int r = 0; column < pass.cell.head_dim && r < kRows; ++r) {
+    AddHalfColumns<Code>(pass, weights, segment, column, row + r, prefetch);
+  }
 }
 
 template <class Code>

@@ -18,6 +18,118 @@ float PrepareNarrow(const float* query, int head_dim, int block, uint8_t* out) {
          formats::Levels(kCode).unit;
 }
 
+// ---- QK
+
+// Scales and zeros of a page as f32, [blocks][page_tokens]; scales of 1 where there are none.
+struct KeyScales {
+  alignas(64) float scale[kMaxBlocks * kMaxPageTokens];
+  alignas(64) float zero[kMaxBlocks * kMaxPageTokens];
+};
+__attribute__((noinline)) void LoadKeyScales(const CellView& cell, int groups, KeyScales& scales) {
+  const int blocks = cell.block_scales ? cell.head_dim / cell.block : 1;
+  for (int b = 0; b < blocks; ++b) {
+    for (int group = 0; group < groups; ++group) {
+      const int slot = b * cell.page_tokens + group * 16;
+      Lanes::Store(scales.scale + slot, cell.block_scales ? LoadScales(cell.block_scales, slot) : Lanes::Set1(1));
+      if (cell.block_zeros) Lanes::Store(scales.zero + slot, Lanes::LoadFp16(cell.block_zeros + slot));
+    }
+  }
+}
+
+// Rows [row, row + kRows) on one group of 16 tokens, whose codes are `lines`.
+template <class Key, int kRows>
+KVANTA_INLINE void ScoreNarrowTile(const KeyPass& pass, const KeyScales& scales, const uint8_t* lines, int group,
+                                   int row, Prefetcher& prefetch) {
+  const CellView& cell = pass.cell;
+  const int64_t bias_offset = BiasOffset<Key>(cell.head_dim);
+  const int block = cell.block_scales ? cell.block : cell.head_dim;
+  const uint8_t* low = lines;
+  const uint8_t* high = lines + int64_t{cell.head_dim} * Key::kLow * 2;
+  const uint8_t* query[kRows];
+  const int32_t* bias[kRows];
+  Lanes::F sums[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    query[r] = pass.query + (row + r) * pass.query_stride;
+    bias[r] = reinterpret_cast<const int32_t*>(query[r] + bias_offset);
+    sums[r] = Lanes::Zero();
+  }
+  const float* scale_of_block = scales.scale + group * 16;
+  for (int first = 0, of_block = 0, b = 0; first < cell.head_dim;) {
+    // Parts of a block are as good as the whole: integers below 2^24 are exact in f32.
+    Bytes16::Sum dots[kRows];
+    const bool whole = block - of_block >= Key::kBlock;
+    if (whole) {
+      Key::template Dot<kRows, Key::kBlock>(low, high, query, dots);
+    } else {
+      Key::template Dot<kRows, Key::kStep>(low, high, query, dots);
+    }
+    const int channels = whole ? Key::kBlock : Key::kStep;
+    prefetch.Lines(channels * Key::kBits / 32);
+    const Lanes::F scale = Lanes::Load(scale_of_block);
+    for (int r = 0; r < kRows; ++r) {
+      sums[r] =
+          Lanes::Fma(Bytes16::ToFloat(of_block == 0 ? Bytes16::Plus(dots[r], bias[r][b]) : dots[r]), scale, sums[r]);
+      query[r] += channels;
+    }
+    low += channels * Key::kLow * 2;
+    high += channels * Key::kHigh * 2;
+    first += channels;
+    of_block += channels;
+    if (of_block == block) {
+      of_block = 0;
+      ++b;
+      scale_of_block += cell.page_tokens;
+    }
+  }
+  const auto add_zeros = [&](const float* zeros, int b) {
+    const Lanes::F zero = Lanes::Load(zeros);
+    for (int r = 0; r < kRows; ++r) sums[r] = Lanes::Fma(Lanes::Set1(Totals<Key>(pass, row + r)[b]), zero, sums[r]);
+  };
+  for (int b = 0; cell.block_zeros && b < cell.head_dim / block; ++b) {
+    add_zeros(scales.zero + b * cell.page_tokens + group * 16, b);
+  }
+  if (cell.token_scales) {
+    const Lanes::F scale = LoadScales(cell.token_scales, group * 16);
+    for (int r = 0; r < kRows; ++r) sums[r] = Lanes::Mul(sums[r], scale);
+  }
+  if (cell.token_zeros) {
+    const Lanes::F zero = Lanes::LoadFp16(cell.token_zeros + group * 16);
+    for (int r = 0; r < kRows; ++r) sums[r] = Lanes::Fma(Lanes::Set1(Totals<Key>(pass, row + r)[0]), zero, sums[r]);
+  }
+  for (int r = 0; r < kRows; ++r) {
+    Lanes::Store(pass.scores + (row + r) * kMaxPageTokens + group * 16,
+                 Lanes::Mul(sums[r], Lanes::Set1(pass.row_scale[row + r])));
+  }
+}
+
+template <class Key>
+KVANTA_INLINE void ScoreNarrowGroup(const KeyPass& pass, const KeyScales& scales, const uint8_t* lines, int group,
+                                    Prefetcher& prefetch) {
+  int row = 0;
+  for (; row + kQueryTile <= pass.rows; row += kQueryTile) {
+    ScoreNarrowTile<Key, kQueryTile>(pass, scales, lines, group, row, prefetch);
+  }
+  if constexpr (kQueryTile > 3) {
+    if (pass.rows - row == 3) ScoreNarrowTile<Key, 3>(pass, scales, lines, group, row, prefetch);
+  }
+  if constexpr (kQueryTile > 2) {
+    if (pass.rows - row == 2) ScoreNarrowTile<Key, 2>(pass, scales, lines, group, row, prefetch);
+  }
+  if (pass.rows - row == 1) ScoreNarrowTile<Key, 1>(pass, scales, lines, group, row, prefetch);
+}
+
+template <class Key>
+void ScoreNarrow(const KeyPass& pass) {
+  KeyScales scales;
+  LoadKeyScales(pass.cell, pass.groups, scales);
+  Prefetcher prefetch{pass.prefetch.next, pass.prefetch.end};
+  const int64_t group_bytes = int64_t{pass.cell.head_dim} * Key::kBits * 2;
+  for (int group = 0; group < pass.groups; ++group) {
+    ScoreNarrowGroup<Key>(pass, scales, pass.cell.codes + group * group_bytes, group, prefetch);
+  }
+  prefetch.Rest();
+}
+
 // ---- keys with a scale and a zero per channel: prepared queries are f32, and become coefficients tile by tile
 
 inline int64_t TiledQueryBytes(int head_dim) {
@@ -64,6 +176,8 @@ void ScoreTiled(const KeyPass& pass) {
   const CellView& cell = pass.cell;
   const int groups_of_tile = cell.tile / 16;
   const int64_t group_bytes = int64_t{cell.head_dim} * Key::kBits * 2;
+  KeyScales scales;
+  LoadKeyScales(cell, pass.groups, scales);
   KeyPass tile_pass = pass;
   tile_pass.query = queries;
   tile_pass.query_stride = QueryBytes<Key>(cell.head_dim);
@@ -79,7 +193,7 @@ void ScoreTiled(const KeyPass& pass) {
       factors[row] *= pass.row_scale[row];
     }
     for (int group = first; group < first + groups_of_tile && group < pass.groups; ++group) {
-      ScoreGroup<Key>(tile_pass, cell.codes + group * group_bytes, group, prefetch);
+      ScoreNarrowGroup<Key>(tile_pass, scales, cell.codes + group * group_bytes, group, prefetch);
       for (int row = 0; row < pass.rows; ++row) {
         float* scores = pass.scores + row * kMaxPageTokens + group * 16;
         Lanes::Store(scores, Lanes::Add(Lanes::Load(scores), Lanes::Set1(zeros[row])));

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/cpu/attention_halves.h"
 #include "kernels/cpu/attention_kernels.h"
 #include "kernels/cpu/attention_narrow.h"
 #include "kernels/cpu/attention_table.h"
@@ -47,6 +48,9 @@ KVANTA_INLINE float MaskLogits(const SoftmaxPass& pass, int row, int first, int 
   return Lanes::MaxOf(peak);
 }
 
+template <int kCount>
+struct Many {};
+
 void Softmax(const SoftmaxPass& pass) {
   const int first = pass.begin / 16 * 16, last = static_cast<int>(RoundUp(pass.end, 16));
   // Rows in two sweeps, so that the long chains of one row's reductions overlap with the next row's.
@@ -59,16 +63,23 @@ void Softmax(const SoftmaxPass& pass) {
     change[row] = before - top[row];  // -infinity before the first page: exp gives 0
   }
   float rescale[16];
-  Lanes::Store(rescale, Lanes::Exp(Lanes::Load(change)));
+  Lanes::F changes = Lanes::Load(change);
+  ExpOfNegative<Lanes, 1>(&changes);
+  Lanes::Store(rescale, changes);
   for (int row = 0; row < pass.rows; ++row) {
     float* scores = pass.scores + row * kMaxPageTokens;
     const Lanes::F highest = Lanes::Set1(top[row]);
     Lanes::F sum = Lanes::Zero();
-    for (int t = first; t < last; t += 16) {
-      const Lanes::F p = Lanes::Exp(Lanes::Sub(Lanes::Load(scores + t), highest));  // masked: exp(-infinity) = 0
-      Lanes::Store(scores + t, p);
-      sum = Lanes::Add(sum, p);
-    }
+    const auto add = [&]<int kCount>(Many<kCount>, int t) {
+      Lanes::F p[kCount];  // masked: exp(-infinity) = 0
+      for (int i = 0; i < kCount; ++i) p[i] = Lanes::Sub(Lanes::Load(scores + t + 16 * i), highest);
+      ExpOfNegative<Lanes, kCount>(p);
+      for (int i = 0; i < kCount; ++i) Lanes::Store(scores + t + 16 * i, p[i]);
+      for (int i = 0; i < kCount; ++i) sum = Lanes::Add(sum, p[i]);
+    };
+    int t = first;
+    for (; t + 32 <= last; t += 32) add(Many<2>{}, t);
+    if (t < last) add(Many<1>{}, t);
     SoftmaxState& state = pass.state[row];
     state.sum = state.sum * rescale[row] + Lanes::Sum(sum);
     state.max = top[row];
@@ -127,7 +138,7 @@ constexpr void SetUnpacked(AttentionKernels& kernels) {
 template <formats::Code... kCode>
 constexpr void SetNarrow(AttentionKernels& kernels) {
   ((kernels.keys[static_cast<int>(kCode)] = {QueryBytes<NarrowQuery>, PrepareNarrow<kCode>,
-                                             Score<NarrowKey<NarrowCodeOf<kCode>>>},
+                                             ScoreNarrow<NarrowKey<NarrowCodeOf<kCode>>>},
     kernels.values[static_cast<int>(kCode)] = {AccumulateNarrow<kCode>}),
    ...);
 }
@@ -139,8 +150,13 @@ constexpr void SetTiled(AttentionKernels& kernels) {
 
 template <class Code>
 constexpr void Set(AttentionKernels& kernels, formats::Code code) {
-  kernels.keys[static_cast<int>(code)] = MakeKeyKernel<Code>();
-  kernels.values[static_cast<int>(code)] = {Accumulate<Code>};
+  if constexpr (requires { typename Code::Halves; }) {
+    kernels.keys[static_cast<int>(code)] = {QueryBytes<Code>, PrepareHalves<Code>, ScoreHalves<Code>};
+    kernels.values[static_cast<int>(code)] = {AccumulateHalves<Code>};
+  } else {
+    kernels.keys[static_cast<int>(code)] = MakeKeyKernel<Code>();
+    kernels.values[static_cast<int>(code)] = {Accumulate<Code>};
+  }
 }
 
 constexpr AttentionKernels MakeAttentionKernels() {

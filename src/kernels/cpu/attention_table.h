@@ -4,7 +4,7 @@
 // Arithmetic of one row (the same in decode and prefill, for any tile of rows):
 //   score[t] = row_scale * (token_scale[t] * sum_b (block_scale[b][t] * <query_b, code[t]_b> + block_zero[b][t] *
 //              sum(query_b)) + token_zero[t] * sum(query))                                       (KeyKernel)
-//   p[t]     = exp(score[t] - m), exactly 0 where masked                                         (softmax)
+//   p[t]     = exp(score[t] - m), exactly 0 where masked or below e^-86                         (softmax)
 //   out[c]   = out[c] * rescale + sum_t p[t] * (scale[t, b(c)] * code[t][c] + zero[t, b(c)])     (ValueKernel)
 // Keys with scales per channel meet queries that were multiplied with these first, tile by tile.
 #pragma once
@@ -24,6 +24,21 @@ inline constexpr int kPassRows = 8;      // most rows of one call of a kernel
 constexpr bool IsNarrow(formats::Code code) noexcept {
   return formats::Info(code).integer && formats::CodeBits(code) < 8 && code != formats::Code::kLloyd4 &&
          code != formats::Code::kLloyd3;
+}
+
+// The multiply-adds that attention over a code is made of: what its kernels cannot be faster than (machine_limits.h).
+//
+//   dot       codes                           avx512                     avx2                    portable
+//   kF32      fp32, fp16                      f32 multiply-add           f32 multiply-add        the same
+//   kBf16     bf16, fp8                       vdpbf16ps, two per product f32 multiply-add        the same
+//   kWide     8 bits, Lloyd-Max levels        vpdpbusd, two per product  vpmaddwd of 16 bits     32-bit products
+//   kNarrow   integers up to 6 bits, e2m1     vpdpbusd                   vpmaddubsw              32-bit products
+enum class Dot : uint8_t { kF32, kBf16, kWide, kNarrow };
+inline constexpr int kDots = static_cast<int>(Dot::kNarrow) + 1;
+
+constexpr Dot DotOf(formats::Code code) noexcept {
+  if (formats::Info(code).integer) return IsNarrow(code) ? Dot::kNarrow : Dot::kWide;
+  return code == formats::Code::kFp32 || code == formats::Code::kFp16 ? Dot::kF32 : Dot::kBf16;
 }
 
 struct ScalePlane {

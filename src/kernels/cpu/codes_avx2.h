@@ -31,6 +31,9 @@ KVANTA_INLINE Lanes::F KeepOr(Lanes::F x, float other, int begin, int end) {
   return {keep(x.lo, 0), keep(x.hi, 8)};
 }
 
+KVANTA_INLINE void Store256(__m256i x, uint8_t* out) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), x);
+}
 KVANTA_INLINE __m256 Broadcast32(const uint8_t* bytes) {
   return _mm256_broadcast_ss(reinterpret_cast<const float*>(bytes));
 }
@@ -85,56 +88,42 @@ struct DecodeBf16 {
   }
 };
 
-// fp16 and fp8, by F16C: vcvtph2ps gives pairs of elements side by side, so a sum is kept as two halves of a pair
-// and added across at the end. 8 lanes at a time: 2 sums per row.
-template <class Decode>
-struct PairCode {
-  static constexpr int kSub = 2 * Decode::kPairs;
+// fp16, by F16C: vcvtph2ps, twice as fast from memory as from a register, gives pairs of elements side by side, so a
+// sum is kept as two halves of a pair and added across at the end. 8 lanes at a time: 2 sums per row.
+struct CodeFp16 {
+  static constexpr int kSub = 2;
   static constexpr bool kInteger = false;
   static constexpr int kOffset = 0;
   static constexpr int kCoefficientBytes = 4;
 
-  // fp8: elements 0, 2, 1, 3 of each unit, the order in which shifts bring them out.
-  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) {
-    if (Decode::kPairs == 2) {
-      x.lo = _mm256_permute_ps(x.lo, _MM_SHUFFLE(3, 1, 2, 0));
-      x.hi = _mm256_permute_ps(x.hi, _MM_SHUFFLE(3, 1, 2, 0));
-    }
-    Lanes::Store(reinterpret_cast<float*>(out), x);
-  }
+  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) { Lanes::Store(reinterpret_cast<float*>(out), x); }
 
   template <int kRows>
   static KVANTA_INLINE void DotHalf(const uint8_t* lines, int64_t stride, int count, const uint8_t* const* coefficients,
                                     __m256* sums, Prefetcher& prefetch) {
     __m256 low[kRows], high[kRows];
     for (int r = 0; r < kRows; ++r) low[r] = high[r] = _mm256_setzero_ps();
-    __m256i nan = _mm256_setzero_si256();
-    for (int64_t i = 0; i < count; ++i) {
-      prefetch.Step();
-      const __m256i unit = Load256(lines + i * stride);
-      if (Decode::kNan != 0) {
-        const __m256i code = _mm256_set1_epi8(Decode::kNan);
-        nan = _mm256_or_si256(nan, _mm256_cmpeq_epi8(_mm256_and_si256(unit, code), code));
-      }
-#pragma GCC unroll 2
-      for (int pair = 0; pair < Decode::kPairs; ++pair) {
-        const __m256i half = Decode::Halves(unit, pair);
-        const __m256 x = _mm256_cvtph_ps(_mm256_castsi256_si128(half));
-        const __m256 y = _mm256_cvtph_ps(_mm256_extracti128_si256(half, 1));
+    const auto add = [&](int64_t i) {
+      const __m128i* units = reinterpret_cast<const __m128i*>(lines + i * stride);
+      const __m256 x = _mm256_cvtph_ps(_mm_loadu_si128(units));
+      const __m256 y = _mm256_cvtph_ps(_mm_loadu_si128(units + 1));
 #pragma GCC unroll 4
-        for (int r = 0; r < kRows; ++r) {
-          const __m256 c = Broadcast64(coefficients[r] + (i * Decode::kPairs + pair) * 8);
-          low[r] = _mm256_fmadd_ps(x, c, low[r]);
-          high[r] = _mm256_fmadd_ps(y, c, high[r]);
-        }
+      for (int r = 0; r < kRows; ++r) {
+        const __m256 c = Broadcast64(coefficients[r] + i * 8);
+        low[r] = _mm256_fmadd_ps(x, c, low[r]);
+        high[r] = _mm256_fmadd_ps(y, c, high[r]);
       }
+    };
+    int64_t i = 0;
+    for (; i + 2 <= count; i += 2) {
+      prefetch.Step();
+      add(i);
+      add(i + 1);
     }
-    const __m256i ones = _mm256_set1_epi32(-1);
-    const __m256 poison = _mm256_castsi256_ps(_mm256_xor_si256(_mm256_cmpeq_epi32(nan, _mm256_setzero_si256()), ones));
+    if (i < count) add(i);
     for (int r = 0; r < kRows; ++r) {
-      const __m256 across = _mm256_castpd_ps(
+      sums[r] = _mm256_castpd_ps(
           _mm256_permute4x64_pd(_mm256_castps_pd(_mm256_hadd_ps(low[r], high[r])), _MM_SHUFFLE(3, 1, 2, 0)));
-      sums[r] = _mm256_or_ps(_mm256_mul_ps(across, _mm256_set1_ps(Decode::kFactor)), poison);
     }
   }
 
@@ -150,16 +139,51 @@ struct PairCode {
   }
 };
 
-struct DecodeFp16 {
-  static constexpr int kPairs = 1;
-  static constexpr char kNan = 0;
-  static constexpr float kFactor = 1;
-  static KVANTA_INLINE __m256i Halves(__m256i unit, int) { return unit; }
+// fp8 becomes fp16 first (attention_halves.h): of each unit of 4 elements two, elements 0 and 2, then 1 and 3, the
+// order in which shifts bring them out.
+template <class Decode>
+struct Fp8Code {
+  using Halves = CodeFp16;
+  static constexpr int kSub = 4;
+  static constexpr bool kInteger = false;
+  static constexpr int kOffset = 0;
+  static constexpr int kCoefficientBytes = 4;
+  static constexpr float kFactor = Decode::kFactor;
+
+  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) {
+    x.lo = _mm256_permute_ps(x.lo, _MM_SHUFFLE(3, 1, 2, 0));
+    x.hi = _mm256_permute_ps(x.hi, _MM_SHUFFLE(3, 1, 2, 0));
+    Lanes::Store(reinterpret_cast<float*>(out), x);
+  }
+
+  // `rows` rows of `lanes` units, a multiple of 8, each become two rows of as many units of fp16, 1 / kFactor of the
+  // value.
+  __attribute__((noinline)) static void Unpack(const uint8_t* from, int rows, int lanes, uint8_t* to) {
+    const int64_t row_bytes = int64_t{4} * lanes;
+    __m256i most = _mm256_setzero_si256();
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t i = 0; i < row_bytes; i += 32) {
+        const __m256i unit = Load256(from + row * row_bytes + i);
+        if (Decode::kNan != 0) most = _mm256_max_epu8(most, _mm256_and_si256(unit, _mm256_set1_epi8(0x7f)));
+        Store256(Decode::Halves(unit, 0), to + 2 * row * row_bytes + i);
+        Store256(Decode::Halves(unit, 1), to + (2 * row + 1) * row_bytes + i);
+      }
+    }
+    if (Decode::kNan == 0) return;
+    const __m256i code = _mm256_set1_epi8(Decode::kNan);
+    if (_mm256_testz_si256(_mm256_cmpeq_epi8(most, code), code)) return;
+    for (int64_t i = 0; i < 2 * rows * row_bytes; i += 32) {
+      const __m256i halves = Load256(to + i);
+      const __m256i nan =
+          _mm256_cmpeq_epi16(_mm256_and_si256(halves, _mm256_set1_epi16(0x7fff)), _mm256_set1_epi16(Decode::kNan << 7));
+      Store256(_mm256_or_si256(halves, _mm256_and_si256(nan, _mm256_set1_epi16(0x7e00))), to + i);
+    }
+  }
 };
+
 // seeeemmm -> s0eeeemmm0000000 is an fp16 of 2^-8 times the value, subnormals included; the NaN code 0x7f is no NaN
 // there and is looked for by itself.
 struct DecodeE4M3 {
-  static constexpr int kPairs = 2;
   static constexpr char kNan = 0x7f;
   static constexpr float kFactor = 256;
   static KVANTA_INLINE __m256i Halves(__m256i unit, int pair) {
@@ -169,7 +193,6 @@ struct DecodeE4M3 {
 };
 // seeeeemm is the upper byte of an fp16.
 struct DecodeE5M2 {
-  static constexpr int kPairs = 2;
   static constexpr char kNan = 0;
   static constexpr float kFactor = 1;
   static KVANTA_INLINE __m256i Halves(__m256i unit, int pair) {
@@ -235,16 +258,20 @@ struct Bytes8 : Bytes256 {
   static constexpr int64_t kLargestSum = 32767;
 
   static KVANTA_INLINE Run Start() { return _mm256_setzero_si256(); }
+  // The compiler knows that integer sums may be taken in any order, makes trees of them, and spills what waits.
+  static KVANTA_INLINE Run AddInPlace(Run run, __m256i x) {
+    __asm__("vpaddw %1, %0, %0" : "+x"(run) : "x"(x));
+    return run;
+  }
   static KVANTA_INLINE Run MulAdd(Run run, V x, const uint8_t* coefficients) {
-    return InOrder(_mm256_add_epi16(run, _mm256_maddubs_epi16(x, BroadcastQuad(coefficients))));
+    return AddInPlace(run, _mm256_maddubs_epi16(x, BroadcastQuad(coefficients)));
   }
   static KVANTA_INLINE Run MulAddSigned(Run run, const uint8_t* coefficients, V x) {
-    return InOrder(_mm256_add_epi16(run, _mm256_maddubs_epi16(BroadcastQuad(coefficients), x)));
+    return AddInPlace(run, _mm256_maddubs_epi16(BroadcastQuad(coefficients), x));
   }
   static KVANTA_INLINE Sum Set(int32_t x) { return _mm256_set1_epi32(x); }
-  static KVANTA_INLINE Sum Add(Sum sum, Run run) {
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(run, _mm256_set1_epi16(1)));
-  }
+  static KVANTA_INLINE Sum Widen(Run run) { return _mm256_madd_epi16(run, _mm256_set1_epi16(1)); }
+  static KVANTA_INLINE Sum Add(Sum sum, Run run) { return _mm256_add_epi32(sum, Widen(run)); }
   static KVANTA_INLINE Lanes::F Interleave(Sum even, Sum odd) {
     const __m256 e = ToFloat(even), o = ToFloat(odd);
     const __m256 a = _mm256_unpacklo_ps(e, o), b = _mm256_unpackhi_ps(e, o);
@@ -254,11 +281,33 @@ struct Bytes8 : Bytes256 {
 
 // 16 lanes of 4 bytes.
 struct Bytes16 {
-  static constexpr bool kInHalves = true;
-  struct Sum {
+  struct V {
     __m256i lo, hi;
   };
+  using Run = V;
+  using Sum = V;
+  static constexpr int64_t kLargestSum = Bytes8::kLargestSum;
 
+  static KVANTA_INLINE V Load(const uint8_t* p) { return {Load256(p), Load256(p + 32)}; }
+  static KVANTA_INLINE V And(V x, int mask) { return {Bytes8::And(x.lo, mask), Bytes8::And(x.hi, mask)}; }
+  static KVANTA_INLINE V Or(V a, V b) { return {Bytes8::Or(a.lo, b.lo), Bytes8::Or(a.hi, b.hi)}; }
+  static KVANTA_INLINE V Right(V x, int bits) { return {Bytes8::Right(x.lo, bits), Bytes8::Right(x.hi, bits)}; }
+  static KVANTA_INLINE V Left(V x, int bits) { return {Bytes8::Left(x.lo, bits), Bytes8::Left(x.hi, bits)}; }
+  static KVANTA_INLINE V LookUp(V x, const uint8_t* table) {
+    return {Bytes8::LookUp(x.lo, table), Bytes8::LookUp(x.hi, table)};
+  }
+  static KVANTA_INLINE Run Start() { return {Bytes8::Start(), Bytes8::Start()}; }
+  static KVANTA_INLINE Run MulAdd(Run run, V x, const uint8_t* coefficients) {
+    const __m256i c = BroadcastQuad(coefficients);
+    return {Bytes8::AddInPlace(run.lo, _mm256_maddubs_epi16(x.lo, c)),
+            Bytes8::AddInPlace(run.hi, _mm256_maddubs_epi16(x.hi, c))};
+  }
+  static KVANTA_INLINE Sum Widen(Run run) { return {Bytes8::Widen(run.lo), Bytes8::Widen(run.hi)}; }
+  static KVANTA_INLINE Sum Add(Sum sum, Run run) { return {Bytes8::Add(sum.lo, run.lo), Bytes8::Add(sum.hi, run.hi)}; }
+  static KVANTA_INLINE Sum Plus(Sum sum, int32_t x) {
+    const __m256i all = _mm256_set1_epi32(x);
+    return {_mm256_add_epi32(sum.lo, all), _mm256_add_epi32(sum.hi, all)};
+  }
   static KVANTA_INLINE Lanes::F ToFloat(Sum sum) { return {kernels::ToFloat(sum.lo), kernels::ToFloat(sum.hi)}; }
 
   // 16 integers of magnitude up to 127 as bytes, of every 8 the even ones first.
@@ -301,9 +350,8 @@ KVANTA_INLINE void LookUpBytes(const int8_t* table, uint8_t* bytes, int n) {
 
 using CodeFp32 = LaneCode<DecodeFp32>;
 using CodeBf16 = LaneCode<DecodeBf16>;
-using CodeFp16 = PairCode<DecodeFp16>;
-using CodeE4M3 = PairCode<DecodeE4M3>;
-using CodeE5M2 = PairCode<DecodeE5M2>;
+using CodeE4M3 = Fp8Code<DecodeE4M3>;
+using CodeE5M2 = Fp8Code<DecodeE5M2>;
 
 }  // namespace
 }  // namespace kvanta::kernels

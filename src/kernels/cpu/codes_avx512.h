@@ -261,7 +261,6 @@ struct Bytes8 : Bytes256 {
 
 // 16 lanes of 4 bytes.
 struct Bytes16 {
-  static constexpr bool kInHalves = false;
   using V = __m512i;
   using Run = __m512i;
   using Sum = __m512i;
@@ -279,8 +278,9 @@ struct Bytes16 {
   static KVANTA_INLINE Run MulAdd(Run run, V x, const uint8_t* coefficients) {
     return _mm512_dpbusd_epi32(run, x, Broadcast32(coefficients));
   }
-  static KVANTA_INLINE Sum Set(int32_t x) { return _mm512_set1_epi32(x); }
+  static KVANTA_INLINE Sum Widen(Run run) { return run; }
   static KVANTA_INLINE Sum Add(Sum sum, Run run) { return _mm512_add_epi32(sum, run); }
+  static KVANTA_INLINE Sum Plus(Sum sum, int32_t x) { return _mm512_add_epi32(sum, _mm512_set1_epi32(x)); }
   static KVANTA_INLINE Lanes::F ToFloat(Sum sum) { return _mm512_cvtepi32_ps(sum); }
 
   // 16 integers of magnitude up to 127 as bytes, of every 8 the even ones first.

@@ -90,75 +90,35 @@ template <class Base>
 struct NarrowKey : Base {
   static constexpr int kNarrowest = Base::kHigh != 0 ? Base::kHigh : Base::kLow;
   static constexpr int kStep = 32 / kNarrowest;  // channels of a unit of the narrowest plane
-  static constexpr int kLines = kStep / 4;       // of bytes
+  static constexpr int kBlock = Base::kLevelsOfE2M1 ? 16 : 32;
   static constexpr int kLargestByte = Base::kLevelsOfE2M1 ? Base::kLevels.largest : (1 << Base::kBits) - 1;
 
-  template <int kRows>
-  static KVANTA_INLINE void DotKeys(const uint8_t* codes, int head_dim, int first, int count,
-                                    const uint8_t* const* coefficients, const int32_t* bias, Lanes::F* dots,
-                                    Prefetcher& prefetch) {
-    const uint8_t* low = codes + int64_t{first} * Base::kLow * 2;
-    const uint8_t* high = codes + int64_t{head_dim} * Base::kLow * 2 + int64_t{first} * Base::kHigh * 2;
-    // Counts that the compiler knows: those of the formats' blocks.
-    constexpr int kBlock = Base::kLevelsOfE2M1 ? 16 : 32;
-    if (count == kBlock) {
-      SumAll<kRows, kBlock>(low, high, count, coefficients, bias, dots, prefetch);
-    } else {
-      SumAll<kRows, 0>(low, high, count, coefficients, bias, dots, prefetch);
-    }
-  }
-
- private:
-  template <int kRows, int kCount>
-  static KVANTA_INLINE void SumAll(const uint8_t* low, const uint8_t* high, int count,
-                                   const uint8_t* const* coefficients, const int32_t* bias, Lanes::F* dots,
-                                   Prefetcher& prefetch) {
-    if constexpr (Bytes16::kInHalves) {  // where sums of 16 lanes would not fit the registers
-      Bytes8::Sum first[kRows], last[kRows];
-      SumKeys<Bytes8, kRows, kCount>(low, high, count, coefficients, bias, first, prefetch);
-      asm volatile("" ::: "memory");  // or the second half keeps the first one's coefficients, all of them, in memory
-      SumKeys<Bytes8, kRows, kCount>(low + 32, high + 32, count, coefficients, bias, last, prefetch);
-      for (int r = 0; r < kRows; ++r) dots[r] = Bytes16::ToFloat({first[r], last[r]});
-    } else {
-      Bytes16::Sum sums[kRows];
-      SumKeys<Bytes16, kRows, kCount>(low, high, count, coefficients, bias, sums, prefetch);
-      for (int r = 0; r < kRows; ++r) dots[r] = Bytes16::ToFloat(sums[r]);
-    }
-  }
-
-  template <class B, int kRows, int kCount>
-  static KVANTA_INLINE void SumKeys(const uint8_t* low, const uint8_t* high, int count,
-                                    const uint8_t* const* coefficients, const int32_t* bias, typename B::Sum* sum,
-                                    Prefetcher& prefetch) {
-    if constexpr (kCount != 0) count = kCount;
-    constexpr int kRun = Base::template RunOf<B>(kLargestByte, 127);
-    constexpr int kSteps = kRun > kLines ? kRun / kLines : 1;  // between additions to the sums
-    constexpr int kFields = 8 / Base::kLow;
-    for (int r = 0; r < kRows; ++r) sum[r] = B::Set(bias[r]);
-    for (int step = 0; step < count / kStep; step += kSteps) {
-      typename B::Run run[kRows];
-      for (int r = 0; r < kRows; ++r) run[r] = B::Start();
-      const int end = step + kSteps < count / kStep ? step + kSteps : count / kStep;
-      for (int s = step; s < end; ++s) {
-        const typename B::V top = B::Load((Base::kHigh != 0 ? high : low) + int64_t{64} * s);
+  // Products of channels [0, kChannels), a multiple of kStep, of 16 tokens with `coefficients`. `low`, `high`: the
+  // planes from the first channel on.
+  template <int kRows, int kChannels>
+  static KVANTA_INLINE void Dot(const uint8_t* low, const uint8_t* high, const uint8_t* const* coefficients,
+                                Bytes16::Sum* sums) {
+    using B = Bytes16;
+    constexpr int kRun = Base::template RunOf<B>(kLargestByte, 127);  // lines of bytes
+    constexpr int kLines = kChannels / 4;
+    constexpr int kLowFields = 8 / Base::kLow, kHighFields = 8 / kNarrowest;
+    typename B::Run run[kRows];
 #pragma GCC unroll 8
-        for (int line = 0; line < kLines; ++line) {
-          const uint8_t* from = low + (int64_t{s} * (kLines / kFields) + line / kFields) * 64;
-          if (line % kFields == 0) prefetch.Step();
-          typename B::V x =
-              Base::template Fields<B>(B::Load(from), line % kFields * Base::kLow, top, line * Base::kHigh);
-          if constexpr (Base::kLevelsOfE2M1) x = B::LookUp(x, Base::kLevels.byte);
+    for (int line = 0; line < kLines; ++line) {
+      const typename B::V unit = B::Load(low + line / kLowFields * 64);
+      typename B::V top = unit;
+      if constexpr (Base::kHigh != 0) top = B::Load(high + line / kHighFields * 64);
+      typename B::V x =
+          Base::template Fields<B>(unit, line % kLowFields * Base::kLow, top, line % kHighFields * Base::kHigh);
+      if constexpr (Base::kLevelsOfE2M1) x = B::LookUp(x, Base::kLevels.byte);
 #pragma GCC unroll 4
-          for (int r = 0; r < kRows; ++r) run[r] = B::MulAdd(run[r], x, coefficients[r] + (s * kLines + line) * 4);
-          if (kRun < kLines && (line + 1) % kRun == 0 && line + 1 < kLines) {
-            for (int r = 0; r < kRows; ++r) {
-              sum[r] = B::Add(sum[r], run[r]);
-              run[r] = B::Start();
-            }
-          }
-        }
+      for (int r = 0; r < kRows; ++r) {
+        run[r] = B::MulAdd(line % kRun == 0 ? B::Start() : run[r], x, coefficients[r] + line * 4);
       }
-      for (int r = 0; r < kRows; ++r) sum[r] = B::Add(sum[r], run[r]);
+      if ((line + 1) % kRun == 0 || line + 1 == kLines) {
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) sums[r] = line < kRun ? B::Widen(run[r]) : B::Add(sums[r], run[r]);
+      }
     }
   }
 };

@@ -169,7 +169,9 @@ struct ByteLanes {
     return run;
   }
   static KVANTA_INLINE Sum Set(int32_t x) { return Sum{} + x; }
+  static KVANTA_INLINE Sum Widen(Run run) { return run; }
   static KVANTA_INLINE Sum Add(Sum sum, Run run) { return sum + run; }
+  static KVANTA_INLINE Sum Plus(Sum sum, int32_t x) { return sum + x; }
 
  private:
   // Not inlined: vectors that the machine does not have become much code.
@@ -219,7 +221,6 @@ struct Bytes8 : ByteLanes<Words8, Ints8> {
 };
 
 struct Bytes16 : ByteLanes<Lanes::U, Lanes::I> {
-  static constexpr bool kInHalves = false;
   static KVANTA_INLINE Lanes::F ToFloat(Sum sum) { return Lanes::FromInt(sum); }
   // 32 numbers from 0 to 255, rounded; others become one of these.
   static KVANTA_INLINE void PackUnsigned(Lanes::F a, Lanes::F b, uint8_t* out) {

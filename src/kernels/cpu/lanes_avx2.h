@@ -77,6 +77,20 @@ struct Lanes {
     return {ScaleHalf(value.lo, _mm256_cvtps_epi32(n.lo)), ScaleHalf(value.hi, _mm256_cvtps_epi32(n.hi))};
   }
   static KVANTA_INLINE F Exp(F x) { return ExpOf<Lanes>(x); }
+  // value * 2^n where n is the lowest 9 bits of `bits`; the result must be normal.
+  static KVANTA_INLINE F AddToExponent(F value, F bits) {
+    const auto add = [](__m256 x, __m256 n) {
+      return _mm256_castsi256_ps(
+          _mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(_mm256_castps_si256(n), 23)));
+    };
+    return {add(value.lo, bits.lo), add(value.hi, bits.hi)};
+  }
+  // value, or 0 where x < limit.
+  static KVANTA_INLINE F ZeroBelow(F value, F x, float limit) {
+    const __m256 l = _mm256_set1_ps(limit);
+    return {_mm256_andnot_ps(_mm256_cmp_ps(x.lo, l, _CMP_LT_OQ), value.lo),
+            _mm256_andnot_ps(_mm256_cmp_ps(x.hi, l, _CMP_LT_OQ), value.hi)};
+  }
 
   static KVANTA_INLINE F LoadFp16(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
@@ -86,6 +100,26 @@ struct Lanes {
     const __m128i* v = reinterpret_cast<const __m128i*>(p);
     return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(v)), 16)),
             _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(v + 1)), 16))};
+  }
+
+  static KVANTA_INLINE F LoadE4M3(const uint8_t* p) {
+    // As an f32 with the exponent field unshifted: the value times 2^(7 - 127), subnormals included.
+    const auto half = [](const uint8_t* bytes) {
+      const __m256i x = Widened(bytes);
+      const __m256i bits = _mm256_or_si256(_mm256_slli_epi32(_mm256_and_si256(x, _mm256_set1_epi32(0x7f)), 20),
+                                           _mm256_slli_epi32(_mm256_and_si256(x, _mm256_set1_epi32(0x80)), 24));
+      return _mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(0x1p120f));
+    };
+    return {half(p), half(p + 8)};
+  }
+  static KVANTA_INLINE F LoadE8M0(const uint8_t* p) {
+    const auto half = [](const uint8_t* bytes) {
+      const __m256i x = Widened(bytes);
+      const __m256i smallest =
+          _mm256_and_si256(_mm256_cmpeq_epi32(x, _mm256_setzero_si256()), _mm256_set1_epi32(0x00400000));
+      return _mm256_castsi256_ps(_mm256_or_si256(_mm256_slli_epi32(x, 23), smallest));
+    };
+    return {half(p), half(p + 8)};
   }
 
   // bf16 weights: a block is [16 columns][2 k] codes, multiplied in kBf16Phases steps; a step broadcasts one Bf16X.
@@ -113,6 +147,13 @@ struct Lanes {
     return {_mm256_add_epi32(sum.lo, _mm256_madd_epi16(a.lo, b.lo)),
             _mm256_add_epi32(sum.hi, _mm256_madd_epi16(a.hi, b.hi))};
   }
+  // Of codes that leave room in 16-bit sums: sum += two products of u8 a and s8 b.
+  static constexpr int kNarrowDotProducts = 64;
+  static KVANTA_INLINE I DotNarrow(I sum, I a, I b) {
+    return {_mm256_add_epi16(sum.lo, _mm256_maddubs_epi16(a.lo, b.lo)),
+            _mm256_add_epi16(sum.hi, _mm256_maddubs_epi16(a.hi, b.hi))};
+  }
+  static constexpr int kCoefficientTerms = 1;
 
   // Register tile of matrix kernels, in F: at most kTileSums sums, kRowTile rows, kColumnTile columns of lanes. 6 x 1:
   // 12 of the 16 registers hold sums, two a column of weights, one the broadcast, one the mask of odd codes.
@@ -121,6 +162,9 @@ struct Lanes {
   static constexpr int kColumnTile = kSmallTiles ? 2 : 4;
 
  private:
+  static KVANTA_INLINE __m256i Widened(const uint8_t* p) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  }
   // All ones in the first n of 8 lanes.
   static KVANTA_INLINE __m256i Mask(int n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));

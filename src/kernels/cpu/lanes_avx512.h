@@ -67,6 +67,16 @@ struct Lanes {
   static KVANTA_INLINE F FromInt(I x) { return _mm512_cvtepi32_ps(x); }
   static KVANTA_INLINE F ScaleByPow2(F value, F n) { return _mm512_scalef_ps(value, n); }
   static KVANTA_INLINE F Exp(F x) { return ExpOf<Lanes>(x); }
+  // value * 2^n where n is the lowest 9 bits of `bits`; the result must be normal.
+  static KVANTA_INLINE F AddToExponent(F value, F bits) {
+    const __m512i n = _mm512_slli_epi32(_mm512_castps_si512(bits), 23);
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(value), n));
+  }
+  // value, or 0 where x < limit.
+  static KVANTA_INLINE F ZeroBelow(F value, F x, float limit) {
+    const __mmask16 below = _mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_LT_OQ);
+    return _mm512_castsi512_ps(_mm512_mask_mov_epi32(_mm512_castps_si512(value), below, _mm512_setzero_si512()));
+  }
 
   static KVANTA_INLINE F LoadFp16(const uint16_t* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
@@ -74,6 +84,19 @@ struct Lanes {
   static KVANTA_INLINE F LoadBf16(const uint16_t* p) {
     const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(codes), 16));
+  }
+
+  static KVANTA_INLINE F LoadE4M3(const uint8_t* p) {
+    // As an f32 with the exponent field unshifted: the value times 2^(7 - 127), subnormals included.
+    const __m512i x = Widened(p);
+    const __m512i bits = _mm512_or_si512(_mm512_slli_epi32(_mm512_and_si512(x, _mm512_set1_epi32(0x7f)), 20),
+                                         _mm512_slli_epi32(_mm512_and_si512(x, _mm512_set1_epi32(0x80)), 24));
+    return _mm512_mul_ps(_mm512_castsi512_ps(bits), _mm512_set1_ps(0x1p120f));
+  }
+  static KVANTA_INLINE F LoadE8M0(const uint8_t* p) {
+    const __m512i x = Widened(p);
+    const __mmask16 zero = _mm512_cmpeq_epi32_mask(x, _mm512_setzero_si512());
+    return _mm512_castsi512_ps(_mm512_mask_mov_epi32(_mm512_slli_epi32(x, 23), zero, _mm512_set1_epi32(0x00400000)));
   }
 
   // bf16 weights: a block is [16 columns][2 k] codes, multiplied in kBf16Phases steps; a step broadcasts one Bf16X,
@@ -91,6 +114,9 @@ struct Lanes {
   // The unit's cheapest exact dot of 8-bit codes: sum += four products of u8 a and s8 b.
   static constexpr int kInt8DotProducts = 64;
   static KVANTA_INLINE I DotInt8(I sum, I a, I b) { return _mm512_dpbusd_epi32(sum, a, b); }
+  static constexpr int kNarrowDotProducts = kInt8DotProducts;
+  static KVANTA_INLINE I DotNarrow(I sum, I a, I b) { return DotInt8(sum, a, b); }
+  static constexpr int kCoefficientTerms = 2;
 
   // Register tile of matrix kernels, in F: at most kTileSums sums, kRowTile rows, kColumnTile columns of lanes.
   static constexpr int kTileSums = kSmallTiles ? 8 : 24;
@@ -98,6 +124,9 @@ struct Lanes {
   static constexpr int kColumnTile = kSmallTiles ? 3 : 4;
 
  private:
+  static KVANTA_INLINE __m512i Widened(const uint8_t* p) {
+    return _mm512_cvtepu16_epi32(_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  }
   static KVANTA_INLINE __mmask16 Mask(int n) { return static_cast<__mmask16>((1U << n) - 1U); }
   static KVANTA_INLINE __m256 LowHalf(F v) { return _mm512_castps512_ps256(v); }
   static KVANTA_INLINE __m256 HighHalf(F v) { return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1)); }

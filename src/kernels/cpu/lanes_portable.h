@@ -79,6 +79,10 @@ struct Lanes {
     return value * Pow2(half) * Pow2(i - half);
   }
   static KVANTA_INLINE F Exp(F x) { return ExpOf<Lanes>(x); }
+  // value * 2^n where n is the lowest 9 bits of `bits`; the result must be normal.
+  static KVANTA_INLINE F AddToExponent(F value, F bits) { return (F)((U)value + ((U)bits << 23)); }
+  // value, or 0 where x < limit.
+  static KVANTA_INLINE F ZeroBelow(F value, F x, float limit) { return (F)((U)value & ~(U)(x < Set1(limit))); }
 
   static KVANTA_INLINE F LoadFp16(const uint16_t* p) {
     U h;
@@ -94,6 +98,18 @@ struct Lanes {
     U h;
     for (int i = 0; i < kLanes; ++i) h[i] = uint32_t{p[i]} << 16;
     return (F)h;
+  }
+
+  static KVANTA_INLINE F LoadE4M3(const uint8_t* p) {
+    U x;
+    for (int i = 0; i < kLanes; ++i) x[i] = p[i];
+    // As an f32 with the exponent field unshifted: the value times 2^(7 - 127), subnormals included.
+    return (F)((x & 0x7fU) << 20 | (x & 0x80U) << 24) * Set1(0x1p120f);
+  }
+  static KVANTA_INLINE F LoadE8M0(const uint8_t* p) {
+    U x;
+    for (int i = 0; i < kLanes; ++i) x[i] = p[i] == 0 ? 0x00400000U : uint32_t{p[i]} << 23U;
+    return (F)x;
   }
 
   // bf16 weights: a block is [16 columns][2 k] codes, multiplied in kBf16Phases steps; a step broadcasts one Bf16X.
@@ -112,6 +128,9 @@ struct Lanes {
   // The unit's cheapest exact dot of 8-bit codes: sum + a b, here lane by lane.
   static constexpr int kInt8DotProducts = 16;
   static KVANTA_INLINE I DotInt8(I sum, I a, I b) { return sum + a * b; }
+  static constexpr int kNarrowDotProducts = kInt8DotProducts;
+  static KVANTA_INLINE I DotNarrow(I sum, I a, I b) { return DotInt8(sum, a, b); }
+  static constexpr int kCoefficientTerms = 1;
 
   // Register tile of matrix kernels, in F: at most kTileSums sums, kRowTile rows, kColumnTile columns of lanes.
   static constexpr int kTileSums = 3;

@@ -95,8 +95,18 @@ float Bf16DotLoop(int64_t rounds, double* operations) noexcept {
   return SumOf(sums);
 }
 
+struct WideProducts {
+  static constexpr int kProducts = Lanes::kInt8DotProducts;
+  static KVANTA_INLINE Lanes::I Add(Lanes::I sum, Lanes::I a, Lanes::I b) { return Lanes::DotInt8(sum, a, b); }
+};
+struct NarrowProducts {
+  static constexpr int kProducts = Lanes::kNarrowDotProducts;
+  static KVANTA_INLINE Lanes::I Add(Lanes::I sum, Lanes::I a, Lanes::I b) { return Lanes::DotNarrow(sum, a, b); }
+};
+
 // Each sum is an operand too, against zeros, so that no product can be taken out of the loop.
-float Int8DotLoop(int64_t rounds, double* operations) noexcept {
+template <class Dot>
+float IntegerDotLoop(int64_t rounds, double* operations) noexcept {
   float values[(Lanes::kTileSums + 1) * Lanes::kLanes];
   for (float& value : values) value = 0;
   FillUnknown(values, Lanes::kTileSums * Lanes::kLanes);
@@ -106,17 +116,21 @@ float Int8DotLoop(int64_t rounds, double* operations) noexcept {
   for (int i = 0; i < Lanes::kTileSums; ++i) sums[i] = Lanes::RoundToInt(Lanes::Load(values + i * Lanes::kLanes));
   for (int64_t round = 0; round < rounds; ++round) {
 #pragma GCC unroll 32
-    for (int i = 0; i < Lanes::kTileSums; ++i) sums[i] = Lanes::DotInt8(sums[i], sums[i], zeros);
+    for (int i = 0; i < Lanes::kTileSums; ++i) sums[i] = Dot::Add(sums[i], sums[i], zeros);
   }
-  *operations = 2.0 * Lanes::kInt8DotProducts * Lanes::kTileSums * static_cast<double>(rounds);
+  *operations = 2.0 * Dot::kProducts * Lanes::kTileSums * static_cast<double>(rounds);
   float all = 0;
 #pragma GCC unroll 32
   for (int i = 0; i < Lanes::kTileSums; ++i) all += Lanes::Sum(Lanes::FromInt(sums[i]));
   return all;
 }
 
-constexpr LimitKernels kLimitKernels{
-    .read = ReadAll, .bf16_dot = Bf16DotLoop, .f32_fma = F32FmaLoop, .int8_dot = Int8DotLoop};
+constexpr LimitKernels kLimitKernels{.read = ReadAll,
+                                     .bf16_dot = Bf16DotLoop,
+                                     .f32_fma = F32FmaLoop,
+                                     .int8_dot = IntegerDotLoop<WideProducts>,
+                                     .narrow_dot = IntegerDotLoop<NarrowProducts>,
+                                     .coefficient_terms = Lanes::kCoefficientTerms};
 
 }  // namespace
 }  // namespace kvanta::kernels

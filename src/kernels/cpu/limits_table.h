@@ -14,6 +14,9 @@ struct LimitKernels {
   float (*bf16_dot)(int64_t rounds, double* operations) noexcept = nullptr;
   float (*f32_fma)(int64_t rounds, double* operations) noexcept = nullptr;
   float (*int8_dot)(int64_t rounds, double* operations) noexcept = nullptr;
+  float (*narrow_dot)(int64_t rounds, double* operations) noexcept = nullptr;
+  // Dots that attention takes to multiply with a coefficient of 16 bits, or of a bf16 code with one of f32.
+  int coefficient_terms = 1;
 };
 
 }  // namespace kvanta::kernels

@@ -17,6 +17,7 @@ constexpr int64_t kChunkBytes = int64_t{4} << 20;  // of one task: a thread that
 constexpr int64_t kChunkFloats = kChunkBytes / static_cast<int64_t>(sizeof(float));
 constexpr int64_t kPeakRounds = 200'000;
 constexpr int kPeakPasses = 12;
+constexpr int kPassesNow = 3;
 
 std::atomic<float> sink;  // keeps the loops' results
 
@@ -28,10 +29,10 @@ double Seconds(const std::function<void()>& run) {
 
 using PeakLoop = float (*)(int64_t, double*) noexcept;
 
-double MeasurePeak(int threads, PeakLoop loop) {
-  ThreadPool pool(threads);
+double BestOf(int passes, ThreadPool& pool, PeakLoop loop) {
+  const int threads = pool.Threads();
   double best = 0;
-  for (int pass = 0; pass < kPeakPasses; ++pass) {
+  for (int pass = 0; pass < passes; ++pass) {
     double operations = 0;  // of one task, the same for all
     auto run = [&](int64_t task, int) {
       double done = 0;
@@ -42,6 +43,11 @@ double MeasurePeak(int threads, PeakLoop loop) {
     best = std::max(best, operations * threads / seconds);
   }
   return best;
+}
+
+double MeasurePeak(int threads, PeakLoop loop) {
+  ThreadPool pool(threads);
+  return BestOf(kPeakPasses, pool, loop);
 }
 
 }  // namespace
@@ -91,6 +97,22 @@ double ReadLimit::Best() const noexcept {
 
 double ReadLimit::Now() {
   return state_->Pass(state_->best_streams, state_->best_ahead);
+}
+
+struct DotLimit::State {
+  const IsaTable& isa;
+  ThreadPool pool;
+};
+
+DotLimit::DotLimit(int threads, const IsaTable& isa) : state_(new State{isa, ThreadPool(threads)}) {}
+
+DotLimit::~DotLimit() = default;
+
+double DotLimit::Now(Dot dot) {
+  const LimitKernels& limits = state_->isa.limits;
+  const PeakLoop loops[kDots] = {limits.f32_fma, limits.bf16_dot, limits.int8_dot, limits.narrow_dot};
+  const int terms = dot == Dot::kBf16 || dot == Dot::kWide ? limits.coefficient_terms : 1;
+  return BestOf(kPassesNow, state_->pool, loops[static_cast<int>(dot)]) / (2.0 * terms);
 }
 
 double MeasureReadBandwidth(int threads, const IsaTable& isa) {

@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "kernels/cpu/attention_table.h"
 #include "kernels/cpu/isa_table.h"
 
 namespace kvanta::kernels {
@@ -18,6 +19,19 @@ class ReadLimit {
 
   double Best() const noexcept;  // of all passes of the search
   double Now();                  // of one more pass over the fastest pattern, some milliseconds
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// Products per second that `threads` threads do of one of attention's dots, all operands in registers.
+class DotLimit {
+ public:
+  DotLimit(int threads, const IsaTable& isa);
+  ~DotLimit();
+
+  double Now(Dot dot);  // the best of a few passes, a millisecond
 
  private:
   struct State;

@@ -18,6 +18,9 @@ struct Prefetcher {
       next += 64;
     }
   }
+  KVANTA_INLINE void Lines(int count) {
+    for (int i = 0; i < count; ++i) Step();
+  }
   KVANTA_INLINE void Rest() {
     while (next < end) Step();
   }

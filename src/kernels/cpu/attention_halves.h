@@ -1,0 +1,71 @@
+// The attention kernels of fp8 on units that make fp16 of it first, on the stack (K: 16 tokens at a time, V: up to 64):
+// each code is converted once for all rows of a pass, and the kernels of fp16 go over it. Included by isa_<isa>.cc
+// after attention_kernels.h.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/attention_kernels.h"
+#include "kernels/cpu/inline.h"
+
+namespace kvanta::kernels {
+namespace {
+
+template <class Code>
+float PrepareHalves(const float* query, int head_dim, int block, uint8_t* out) {
+  return PrepareQuery<Code>(query, head_dim, block, out) * Code::kFactor;
+}
+
+// Not inlined into the kernels of each code: they would be twice as long to compile.
+template <class Halves>
+__attribute__((noinline)) void ScoreHalvesGroup(const KeyPass& pass, const uint8_t* lines, int group,
+                                                Prefetcher& prefetch) {
+  ScoreGroup<Halves>(pass, lines, group, prefetch);
+}
+
+template <class Code>
+void ScoreHalves(const KeyPass& pass) {
+  alignas(64) uint8_t halves[2 * 16 * kMaxHeadDim];
+  Prefetcher prefetch{pass.prefetch.next, pass.prefetch.end};
+  for (int group = 0; group < pass.groups; ++group) {
+    Code::Unpack(pass.cell.codes + int64_t{group} * 16 * pass.cell.head_dim, pass.cell.head_dim / 4, 16, halves);
+    ScoreHalvesGroup<typename Code::Halves>(pass, halves, group, prefetch);
+  }
+  prefetch.Rest();
+}
+
+template <class Halves>
+__attribute__((noinline)) void AddHalves(const ValuePass& pass, const Weights& weights, const Segment& segment,
+                                         Prefetcher& prefetch) {
+  AddSegment<Halves>(pass, weights, segment, prefetch);
+}
+
+inline constexpr int kHalvesTokens = 64;
+
+template <class Code>
+void AccumulateHalves(const ValuePass& pass) {
+  alignas(64) uint8_t halves[2 * kHalvesTokens * kMaxHeadDim];
+  Prefetcher prefetch{pass.prefetch.next, pass.prefetch.end};
+  Weights weights;
+  ValuePass scaled = pass;
+  scaled.scale *= Code::kFactor;
+  Weigh<Code>(scaled, weights);
+  const int head_dim = pass.cell.head_dim;
+  const int begin = pass.begin / 4 * 4, end = static_cast<int>(RoundUp(pass.end, 4));
+  for (int first = begin; first < end; first += kHalvesTokens) {
+    const int last = first + kHalvesTokens < end ? first + kHalvesTokens : end;
+    Code::Unpack(pass.cell.codes + int64_t{first} * head_dim, (last - first) / 4, head_dim, halves);
+    // Unused slots may hold NaN, which no weight of 0 removes.
+    for (int t = first; t < last; ++t) {
+      if (pass.begin <= t && t < pass.end) continue;
+      const int place = (t - first) / 4 * 2 + t % 2;  // of its row of units
+      uint8_t* units = halves + int64_t{place} * 4 * head_dim + t % 4 / 2 * 2;
+      for (int c = 0; c < head_dim; ++c) __builtin_memset(units + 4 * c, 0, 2);
+    }
+    AddHalves<typename Code::Halves>(pass, weights, {halves, first, (last - first) / 2, first == begin}, prefetch);
+  }
+  prefetch.Rest();
+}
+
+}  // namespace
+}  // namespace kvanta::kernels

@@ -36,6 +36,7 @@ def write_plot(file: str, report: Mapping[str, Any]) -> None:
             axes.tick_params(axis="x", labelsize=8)
             axes.grid(True, axis="x", alpha=0.25, linewidth=0.6)
             axes.margins(x=0.12)
+            axes.set_xlim(left=0)
     panels[0][0].invert_yaxis()  # shared by all
     for number, count in enumerate(threads):
         color = _THREADS[number % len(_THREADS)]

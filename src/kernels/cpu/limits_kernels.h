@@ -104,24 +104,26 @@ struct NarrowProducts {
   static KVANTA_INLINE Lanes::I Add(Lanes::I sum, Lanes::I a, Lanes::I b) { return Lanes::DotNarrow(sum, a, b); }
 };
 
+inline constexpr int kIntegerSums = Lanes::kTileSums * 2 / 3;  // a spilled sum would cost more than its products
+
 // Each sum is an operand too, against zeros, so that no product can be taken out of the loop.
 template <class Dot>
 float IntegerDotLoop(int64_t rounds, double* operations) noexcept {
-  float values[(Lanes::kTileSums + 1) * Lanes::kLanes];
+  float values[(kIntegerSums + 1) * Lanes::kLanes];
   for (float& value : values) value = 0;
-  FillUnknown(values, Lanes::kTileSums * Lanes::kLanes);
-  const Lanes::I zeros = Lanes::RoundToInt(Lanes::Load(values + Lanes::kTileSums * Lanes::kLanes));
-  Lanes::I sums[Lanes::kTileSums];
+  FillUnknown(values, kIntegerSums * Lanes::kLanes);
+  const Lanes::I zeros = Lanes::RoundToInt(Lanes::Load(values + kIntegerSums * Lanes::kLanes));
+  Lanes::I sums[kIntegerSums];
 #pragma GCC unroll 32
-  for (int i = 0; i < Lanes::kTileSums; ++i) sums[i] = Lanes::RoundToInt(Lanes::Load(values + i * Lanes::kLanes));
+  for (int i = 0; i < kIntegerSums; ++i) sums[i] = Lanes::RoundToInt(Lanes::Load(values + i * Lanes::kLanes));
   for (int64_t round = 0; round < rounds; ++round) {
 #pragma GCC unroll 32
-    for (int i = 0; i < Lanes::kTileSums; ++i) sums[i] = Dot::Add(sums[i], sums[i], zeros);
+    for (int i = 0; i < kIntegerSums; ++i) sums[i] = Dot::Add(sums[i], sums[i], zeros);
   }
-  *operations = 2.0 * Dot::kProducts * Lanes::kTileSums * static_cast<double>(rounds);
+  *operations = 2.0 * Dot::kProducts * kIntegerSums * static_cast<double>(rounds);
   float all = 0;
 #pragma GCC unroll 32
-  for (int i = 0; i < Lanes::kTileSums; ++i) all += Lanes::Sum(Lanes::FromInt(sums[i]));
+  for (int i = 0; i < kIntegerSums; ++i) all += Lanes::Sum(Lanes::FromInt(sums[i]));
   return all;
 }
 

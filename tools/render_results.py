@@ -154,6 +154,22 @@ TABLES = {
             ("share", "prefill_share_of_peak", ".0%"),
         ),
     ),
+    "llama-speed": Table(
+        "benchmarks/llama_speed.py SmolLM2-135M-Instruct.Q4_1.gguf --llama-bench PATH "
+        "--json docs/results/llama-speed.json",
+        "works",
+        (
+            ("work", "work", ""),
+            ("bf16 cache (tokens/s)", "ours.bf16", ".1f"),
+            ("int8 cache", "ours.int8", ".1f"),
+            ("int4 cache", "ours.int4", ".1f"),
+            ("llama.cpp's best", "llama_cpp.tokens_s", ".1f"),
+            ("with cache", "llama_cpp.cache", ""),
+            ("ik_llama.cpp's best", "ik_llama_cpp.tokens_s", ".1f"),
+            ("with cache", "ik_llama_cpp.cache", ""),
+            ("times the best of theirs", "times_best", ".2f"),
+        ),
+    ),
     "weights": Table(
         "benchmarks/weights.py smollm2 --text wiki.test.raw --tokens 4096 --json docs/results/weights.json",
         "rows",

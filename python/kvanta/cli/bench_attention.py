@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-from pathlib import Path
 from typing import Any
 
 from kvanta import _core, attention
 from kvanta.cli.arguments import CommandParser, real_number, whole_number
+from kvanta.cli.machine import cpu_name
 from kvanta.cli.report import add_json, write_report
 from kvanta.errors import InputError
 from kvanta.progress import progress_bar
@@ -40,16 +40,6 @@ def parser() -> CommandParser:
     result.add_argument("--seconds", type=real_number, default=0.5, metavar="S", help="measured per row [0.5]")
     add_json(result)
     return result
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _row_cells(row: dict[str, Any]) -> list[str]:
@@ -97,7 +87,7 @@ def run(values: argparse.Namespace) -> int:
                     seconds=values.seconds,
                 )
                 bar.update()
-    machine = {"cpu": _cpu_name(), "cpus": cpus, "system": platform.platform(), "backends": attention.backends()}
+    machine = {"cpu": cpu_name(), "cpus": cpus, "system": platform.platform(), "backends": attention.backends()}
     report = {"machine": machine, "limit_gb_s": {str(count): limit for count, limit in limits.items()}, "rows": rows}
     header = ["format", "isa", "threads", "cache", "ms", "GB/s", "Gelem/s", "of limit", "max error"]
     title = f"{machine['cpu']}, {cpus} CPUs; memory reads " + ", ".join(

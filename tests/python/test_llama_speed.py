@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from depth_speed import Work
 _BENCH = """#!/bin/sh
 echo "$@" >>{log}
 echo 'loading [x]' >&2
-echo '[ {{"build_commit": "abc", "build_number": 7, "samples_ts": [ 10.0, 30.0 ]}} ]'
+echo '[ {{"build_commit": "abc", "build_number": 7, "n_prompt": 64, "n_gen": 0, "samples_ts": [ 10.0, 30.0 ]}},'
+echo '{{"build_commit": "abc", "build_number": 7, "n_prompt": 0, "n_gen": 8, "samples_ts": [ 5.0 ]}} ]'
 """
 _SWEEP = """#!/bin/sh
 echo "$@" >>{log}
@@ -44,46 +46,47 @@ def run(tmp_path: Path) -> llama_speed.Run:
 def test_what_llama_bench_is_asked_and_says(tmp_path: Path, run: llama_speed.Run) -> None:
     log = tmp_path / "log"
     peer = llama_speed.LlamaCpp(program(tmp_path / "llama-bench", _BENCH, log), run)
-    assert peer.rates("q8_0", True, Work("decode", 4096, 64)) == [10.0, 30.0]
-    assert peer.rates("f16", False, Work("prefill", 512, 100)) == [10.0, 30.0]
+    works = [Work("decode", 4096, 8), Work("prefill", 4096, 64)]
+    assert peer.rates("q8_0", True, works) == [[5.0], [10.0, 30.0]]
+    assert peer.rates("f16", False, works[:1]) == [[5.0]]
     assert peer.version == "7 (abc)"
-    decode, prefill = log.read_text().splitlines()
+    both, decode = log.read_text().splitlines()
     common = f"-m {run.gguf} -t 2 -r 2 -o json"
-    assert decode == f"{common} -ctk q8_0 -ctv q8_0 -fa 1 -p 0 -n 64 -d 4096"
-    assert prefill == f"{common} -ctk f16 -ctv f16 -fa 0 -p 100 -n 0 -d 512"
+    assert both == f"{common} -ctk q8_0 -ctv q8_0 -fa 1 -d 4096 -p 64 -n 8"
+    assert decode == f"{common} -ctk f16 -ctv f16 -fa 0 -d 4096 -p 0 -n 8"
 
 
 def test_what_ik_llama_is_asked_and_says(tmp_path: Path, run: llama_speed.Run) -> None:
     log = tmp_path / "log"
     peer = llama_speed.IkLlamaCpp(program(tmp_path / "llama-bench", _BENCH, log), run)
     program(tmp_path / "llama-sweep-bench", _SWEEP, log)
-    assert peer.rates("q4_0", True, Work("decode", 100, 8)) == [10.0, 30.0]
-    assert peer.rates("q4_0", True, Work("prefill", 0, 64)) == [10.0, 30.0]
-    assert peer.rates("q4_0", True, Work("prefill", 512, 508)) == [4.0]
+    assert peer.rates("q4_0", True, [Work("decode", 100, 8)]) == [[10.0, 30.0]]  # the only row is of both
+    assert peer.rates("q4_0", True, [Work("prefill", 0, 64)]) == [[10.0, 30.0]]
+    assert peer.rates("q4_0", True, [Work("prefill", 512, 508)]) == [[4.0]]
     decode, prefill, sweep = log.read_text().splitlines()
     assert decode.endswith("-p 0 -n 0 -gp 100,8")
-    assert prefill.endswith("-p 64 -n 0")
+    assert prefill.endswith("-d 0 -p 64 -n 0")
     assert " -c 1024 " in sweep
     with pytest.raises(SystemExit, match="no row at depth 700"):
-        peer.rates("q4_0", True, Work("prefill", 700, 64))
+        peer.rates("q4_0", True, [Work("prefill", 700, 64)])
 
 
 def test_a_program_that_fails_or_says_nothing(tmp_path: Path, run: llama_speed.Run) -> None:
     broken = program(tmp_path / "broken", "#!/bin/sh\necho no such model >&2; exit 3\n", tmp_path)
     with pytest.raises(SystemExit, match="broken ended with 3: no such model"):
-        llama_speed.LlamaCpp(broken, run).rates("f16", True, Work("decode", 0, 8))
+        llama_speed.LlamaCpp(broken, run).rates("f16", True, [Work("decode", 0, 8)])
     silent = program(tmp_path / "silent", "#!/bin/sh\necho done\n", tmp_path)
     with pytest.raises(SystemExit, match="no samples"):
-        llama_speed.LlamaCpp(silent, run).rates("f16", True, Work("decode", 0, 8))
+        llama_speed.LlamaCpp(silent, run).rates("f16", True, [Work("decode", 0, 8)])
 
 
 def test_works_take_turns_and_the_best_are_compared() -> None:
-    turns: list[tuple[str, str]] = []
+    turns: list[tuple[str, int, int]] = []
 
     def subject(name: str, cache: str, rates: list[float]) -> llama_speed.Subject:
-        def measured(work: Work) -> list[float]:
-            turns.append((name, work.kind))
-            return rates
+        def measured(works: Sequence[Work]) -> list[list[float]]:
+            turns.append((name, works[0].depth, len(works)))
+            return [rates] * len(works)
 
         return llama_speed.Subject(name, cache, measured)
 
@@ -93,17 +96,18 @@ def test_works_take_turns_and_the_best_are_compared() -> None:
         subject("ik_llama.cpp", "f16", [40.0]),
         subject("kvanta", "int4", [60.0]),
     ]
-    works = [Work("decode", 0, 8), Work("prefill", 0, 64)]
+    works = [Work("decode", 0, 8), Work("decode", 64, 8), Work("prefill", 0, 64)]
     rows = llama_speed.measure(works, subjects, rounds=2)
-    assert [kind for _, kind in turns] == ["decode"] * 8 + ["prefill"] * 8
-    assert [name for name, _ in turns[:4]] == [each.program for each in subjects] == [name for name, _ in turns[4:8]]
+    assert [(depth, many) for _, depth, many in turns] == [(0, 2)] * 8 + [(64, 1)] * 8
+    names = [each.program for each in subjects]
+    assert [name for name, _, _ in turns] == names * 4
     assert rows[0]["tokens_s"] == 10.0
     assert len(rows[0]["rates"]) == 6
-    (decode, prefill) = llama_speed.beside(rows)
+    decode, prefill, deep = llama_speed.beside(rows)
     assert decode["llama_cpp"] == {"cache": "q8_0", "tokens_s": 20.0}
     assert decode["ik_llama_cpp"] == {"cache": "f16", "tokens_s": 40.0}
     assert decode["ours"] == {"int4": 60.0}
-    assert prefill["times_best"] == 1.5
+    assert (prefill["times_best"], deep["depth"]) == (1.5, 64)
 
     report = {"gguf": "a"}
     again = [row for row in rows if row["kind"] == "decode"]
@@ -132,7 +136,7 @@ def test_own_rates_are_verified(capsys: pytest.CaptureFixture[str]) -> None:
 def test_runs_that_differ_give_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([[1, 2], [1, 2], [1, 3]])
     subject = depth_speed.Subject.__new__(depth_speed.Subject)
-    monkeypatch.setattr(subject, "_prompt", lambda tokens: [1] * tokens, raising=False)
+    monkeypatch.setattr(subject, "_prompt", lambda tokens, *seed: [1] * tokens, raising=False)
     monkeypatch.setattr(subject, "_run", lambda prompt, tokens: (next(answers), 1.0, 1.0), raising=False)
     with pytest.raises(SystemExit, match="no figure is worth printing"):
         subject.rates(Work("decode", 4, 1), repeats=2)
@@ -146,4 +150,4 @@ def test_works_fit_the_model() -> None:
 
 def test_own_rates_run_as_a_program() -> None:
     run = llama_speed.Run(resolve_model("stories260k").path, ("env", "KVANTA_ISA=portable"), threads=1, repeats=1)
-    assert len(llama_speed.own_rates(run, "int4", "int8", Work("prefill", 0, 20))) == 1
+    assert len(llama_speed.own_rates(run, "int4", "int8", [Work("prefill", 64, 20), Work("decode", 64, 3)])) == 2

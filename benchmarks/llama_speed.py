@@ -33,8 +33,13 @@ from kvanta.models import resolve_model
 
 OWN = "kvanta"
 CACHES = ("bf16", "int8", "int4")
-# llama.cpp quantizes V only with flash attention; f16 may be faster without.
-PEER_CACHES = (("f16", True), ("f16", False), ("q8_0", True), ("q4_0", True))
+# By name: cache type and flash attention. llama.cpp quantizes V only with it; f16 may be faster without.
+PEER_CACHES = {
+    "f16": ("f16", True),
+    "f16, no flash attention": ("f16", False),
+    "q8_0": ("q8_0", True),
+    "q4_0": ("q4_0", True),
+}
 Rows = Sequence[Mapping[str, Any]]
 _UBATCH = 512  # tokens that llama.cpp computes at a time, its default
 
@@ -229,6 +234,7 @@ def main() -> int:
     parser.add_argument("--llama-bench", type=Path, required=True, help="llama.cpp's program")
     parser.add_argument("--ik-bench", type=Path, help="the llama-bench of ik_llama.cpp")
     parser.add_argument("--caches", nargs="+", default=CACHES, help="Kvanta's")
+    parser.add_argument("--peer-caches", nargs="+", default=[*PEER_CACHES], choices=[*PEER_CACHES], help="theirs")
     parser.add_argument("--weight-dtype", default="int4", help="of Kvanta; int4 takes the blocks of the file")
     parser.add_argument("--rounds", type=int, default=1, help="of all programs, per kind of work")
     parser.add_argument(
@@ -245,9 +251,9 @@ def main() -> int:
     if options.ik_bench:
         peers.append(IkLlamaCpp(options.ik_bench.resolve(), run))
     subjects = [
-        Subject(peer.name, cache if flash else f"{cache}, no flash attention", partial(peer.rates, cache, flash))
+        Subject(peer.name, name, partial(peer.rates, *PEER_CACHES[name]))
         for peer in peers
-        for cache, flash in PEER_CACHES
+        for name in options.peer_caches
     ]
     subjects += [Subject(OWN, cache, partial(own_rates, run, options.weight_dtype, cache)) for cache in options.caches]
     rows = measure(works, subjects, options.rounds)

@@ -9,6 +9,7 @@ void BindErrors(nanobind::module_& module);
 void BindFormats(nanobind::module_& module);
 void BindSampling(nanobind::module_& module);
 void BindAttention(nanobind::module_& module);
+void BindLinearBench(nanobind::module_& module);
 void BindConstraint(nanobind::module_& module);
 void BindEngine(nanobind::module_& module);
 

@@ -9,6 +9,7 @@ NB_MODULE(_core, module) {
   kvanta::python::BindFormats(module);
   kvanta::python::BindSampling(module);
   kvanta::python::BindAttention(module);
+  kvanta::python::BindLinearBench(module);
   kvanta::python::BindConstraint(module);
   kvanta::python::BindEngine(module);
 }

@@ -19,6 +19,8 @@ class Buffer {
     return static_cast<T*>(data_.get());
   }
   size_t bytes() const noexcept { return bytes_; }
+  // `bytes` of it from `offset` on, which must lie inside; the memory is freed when no part is left.
+  Buffer Part(size_t offset, size_t bytes) const { return {std::shared_ptr<void>(data_, data() + offset), bytes}; }
   explicit operator bool() const noexcept { return data_ != nullptr; }
 
  private:

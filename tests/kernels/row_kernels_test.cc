@@ -169,10 +169,14 @@ TEST_P(RowTest, LimitLoopsDoWhatTheyCount) {
   const float sums = limits.bf16_dot(3, &operations);  // adds zeros
   EXPECT_GT(operations, 0);
   EXPECT_EQ(limits.bf16_dot(7, &operations), sums);
-  const float integer_sums = limits.int8_dot(3, &operations);
-  EXPECT_EQ(limits.int8_dot(7, &operations), integer_sums);
+  const float integer_sums = limits.wide_dot(3, &operations);
+  EXPECT_EQ(limits.wide_dot(7, &operations), integer_sums);
   EXPECT_EQ(limits.narrow_dot(7, &operations), integer_sums);  // the same first values
-  const float fixed_point = limits.f32_fma(60, &operations);   // every sum ends at 2
+  for (const auto dot : {limits.int8_dot, limits.int4_dot}) {  // ones by ones
+    const float products = dot(7, &operations);
+    EXPECT_EQ(products, static_cast<float>(operations / 2));
+  }
+  const float fixed_point = limits.f32_fma(60, &operations);  // every sum ends at 2
   EXPECT_EQ(fixed_point, static_cast<float>(operations / 60));
   std::vector<float> data(4096, 1.0F);
   for (const int streams : {1, 2, 4, 8}) {

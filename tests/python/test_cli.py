@@ -160,6 +160,10 @@ BAD: dict[str, tuple[list[str], str]] = {
     "too many heads": (["bench", "attention", "--threads", "1", "--heads", str(4 * 10**12)], "heads is 4000000000000"),
     "a format that is not UTF-8": (["bench", "attention", "--threads", "1", "--formats", "\udcff"], "a format is"),
     "no such benchmark": (["bench", "everything"], "everything"),
+    "no such weights": (["bench", "linear", "--threads", "1", "--weights", "int3"], "int3.*int8"),
+    "no layer": (["bench", "linear", "--layers", "576"], "a layer is '576'"),
+    "too large a layer": (["bench", "linear", "--threads", "1", "--layers", "1x9999999"], "1 x 9999999"),
+    "no rows": (["bench", "linear", "--rows", "0"], "rows are"),
     "no threads": (["bench", "attention", "--threads", "0"], "threads"),
     "two shapes": (["bench", "attention", "--shapes", "short", "--context", "9"], "--shapes and --context"),
 }
@@ -301,6 +305,22 @@ def test_bench_attention(tmp_path: Path) -> None:
         assert row["format"] in done.stdout
     assert set(report["limit_gb_s"]) == {"1"}
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_bench_linear(tmp_path: Path) -> None:
+    words = ["--layers", "96x40", "--rows", "1", "20", "--threads", "1", "--seconds", "0"]
+    report_file = tmp_path / "bench.json"
+    done = kvanta("bench", "linear", "--weights", "bf16", "int4", *words, "--json", str(report_file))
+    assert done.returncode == 0, done.stderr
+    report = json.loads(report_file.read_text())
+    assert [(row["weights"], row["rows"]) for row in report["rows"]] == [
+        (w, n) for w in ("bf16", "int4") for n in (1, 20)
+    ]
+    for row in report["rows"]:
+        assert 0 < row["max_error"] <= 1  # verified: unlike double, but within its roundings
+        assert row["share_of_read"] > 0
+        assert row["operations_per_second"] == pytest.approx(2 * row["rows"] * 96 * 40 / row["ns"] * 1e9)
+    assert [limit["weights"] for limit in report["limits"]] == ["bf16", "int4"]
 
 
 def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,7 @@ def write_gguf(
     weights: Weights,
     *,
     kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    encode: Callable[[NDArray[np.float32], gguf.GGMLQuantizationType], NDArray[Any]] = gguf.quantize,
     tokenizer: bool = True,
 ) -> Path:
     """Writes `weights` (Hugging Face names and order) as llama.cpp's converter would; matrices as `kind`."""
@@ -150,7 +152,7 @@ def write_gguf(
         if model.architecture == "llama" and "k_proj" in name:
             stored = interleave(values, model.kv_heads)
         if values.ndim == 2 and kind != gguf.GGMLQuantizationType.F32:
-            writer.add_tensor(gguf_name(name), gguf.quantize(stored, kind), raw_dtype=kind)
+            writer.add_tensor(gguf_name(name), encode(stored, kind), raw_dtype=kind)
         else:
             writer.add_tensor(gguf_name(name), stored)
     writer.write_header_to_file()

@@ -12,6 +12,7 @@ from kvanta.cli.arguments import CommandParser
 SUBJECTS = {
     "attention": "speed of the attention kernels, as a share of the machine's limit",
     "engine": "the engine under load, without HTTP: throughput, latencies, what a step costs beside the model",
+    "linear": "speed of linear layers per weight type, as shares of the machine's limits",
     "serve": "an OpenAI-compatible server under load: latencies, throughput, goodput",
 }
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from kvanta import _core, attention
 from kvanta.attention_picture import write_plot
 from kvanta.cli.arguments import CommandParser, real_number, whole_number
+from kvanta.cli.machine import cpu_name
 from kvanta.cli.report import add_json, write_report
 from kvanta.errors import InputError
 from kvanta.picture import check_picture
@@ -64,16 +64,6 @@ def parser() -> CommandParser:
     )
     add_json(result)
     return result
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _row_cells(row: dict[str, Any]) -> list[str]:
@@ -140,7 +130,7 @@ def run(values: argparse.Namespace) -> int:
                 for row in measured
             ]
     report = {
-        "machine": {"cpu": _cpu_name(), "cpus": cpus, "system": platform.platform(), "backends": attention.backends()},
+        "machine": {"cpu": cpu_name(), "cpus": cpus, "system": platform.platform(), "backends": attention.backends()},
         "limit_gb_s": {
             str(count): median(row["read_gb_s"] for row in rows if row["threads"] == count) for count in threads
         },

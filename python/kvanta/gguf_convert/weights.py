@@ -164,7 +164,8 @@ class Weights:
             for name in names:
                 tensor = self._tensors[name]
                 try:
-                    values = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+                    with np.errstate(all="ignore"):  # what is not finite is refused below
+                        values = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
                     values = values.reshape(self.shapes[name])
                 except NotImplementedError:
                     raise InputError(

@@ -5,6 +5,7 @@
 
 #include "kernels/cpu/inline.h"
 #include "kernels/cpu/limits_table.h"
+#include "kernels/cpu/linear_table.h"
 
 namespace kvanta::kernels {
 namespace {
@@ -127,12 +128,43 @@ float IntegerDotLoop(int64_t rounds, double* operations) noexcept {
   return all;
 }
 
+// The exact dots of blocks, as the matrix product takes them but for the scales: ones by ones, operands in L1, a
+// register tile of rows at a time.
+template <class Dots, int kBits>
+float BlockDotLoop(int64_t rounds, double* operations) noexcept {
+  uint8_t weights[kPanelColumns * 32 * kBits / 8];
+  for (uint8_t& codes : weights) codes = kBits == 4 ? 0x11 : 1;
+  int32_t ones[32];
+  for (int32_t& code : ones) code = 1;
+  typename Dots::X rows[kBlockRowTile];
+  for (auto& row : rows) Dots::Store(ones, row);
+  const uint8_t* w = weights;
+  const auto* x = reinterpret_cast<const uint8_t*>(rows);
+  Lanes::F sums[kBlockRowTile];
+#pragma GCC unroll 16
+  for (int i = 0; i < kBlockRowTile; ++i) sums[i] = Lanes::Zero();
+  for (int64_t round = 0; round < rounds; ++round) {
+    __asm__ volatile("" : "+r"(w), "+r"(x) : : "memory");  // no dot can be taken out of the loop
+    Lanes::I dots[kBlockRowTile];
+    Dots::template Dot<kBlockRowTile>(w, x, sizeof(typename Dots::X), dots);
+#pragma GCC unroll 16
+    for (int i = 0; i < kBlockRowTile; ++i) sums[i] = Lanes::Add(sums[i], Lanes::FromInt(dots[i]));
+  }
+  *operations = 2.0 * kPanelColumns * 32 * kBlockRowTile * static_cast<double>(rounds);
+  float all = 0;
+#pragma GCC unroll 16
+  for (int i = 0; i < kBlockRowTile; ++i) all += Lanes::Sum(sums[i]);
+  return all;
+}
+
 constexpr LimitKernels kLimitKernels{.read = ReadAll,
                                      .bf16_dot = Bf16DotLoop,
                                      .f32_fma = F32FmaLoop,
-                                     .int8_dot = IntegerDotLoop<WideProducts>,
+                                     .wide_dot = IntegerDotLoop<WideProducts>,
                                      .narrow_dot = IntegerDotLoop<NarrowProducts>,
-                                     .coefficient_terms = Lanes::kCoefficientTerms};
+                                     .coefficient_terms = Lanes::kCoefficientTerms,
+                                     .int8_dot = BlockDotLoop<Int8Dot, 8>,
+                                     .int4_dot = BlockDotLoop<Int4Dot, 4>};
 
 }  // namespace
 }  // namespace kvanta::kernels

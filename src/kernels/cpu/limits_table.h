@@ -13,10 +13,15 @@ struct LimitKernels {
   // multiply-add. The sums stay finite. The result depends on all of them.
   float (*bf16_dot)(int64_t rounds, double* operations) noexcept = nullptr;
   float (*f32_fma)(int64_t rounds, double* operations) noexcept = nullptr;
-  float (*int8_dot)(int64_t rounds, double* operations) noexcept = nullptr;
+  // Integer dots of attention, 8-bit codes and narrower ones; how many of them it takes to multiply with a coefficient
+  // of 16 bits (or of bf16 dots for a bf16 code with one of f32).
+  float (*wide_dot)(int64_t rounds, double* operations) noexcept = nullptr;
   float (*narrow_dot)(int64_t rounds, double* operations) noexcept = nullptr;
-  // Dots that attention takes to multiply with a coefficient of 16 bits, or of a bf16 code with one of f32.
   int coefficient_terms = 1;
+  // Dots of linear layers: 32 codes of 8 and of 4 bits with 8-bit ones, ones by ones: the result is half the
+  // operations.
+  float (*int8_dot)(int64_t rounds, double* operations) noexcept = nullptr;
+  float (*int4_dot)(int64_t rounds, double* operations) noexcept = nullptr;
 };
 
 }  // namespace kvanta::kernels

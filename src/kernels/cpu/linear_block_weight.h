@@ -41,6 +41,7 @@ struct BlockWeight {
   static constexpr int kRowTile = kBlockRowTile;
   static constexpr int kTileSums = kBlockRowTile;
   static constexpr int kColumnTile = 1;
+  static constexpr int64_t kPrefetchBytes = 3072;  // one stream at a time: alone it must cover the way to memory
   static constexpr float kStepsOfX = kIsWide ? 32512 : 127;
   static constexpr int32_t kOffset = kHasMinimum ? 0 : 1 << (kBits - 1);
 

@@ -14,9 +14,6 @@
 namespace kvanta::kernels {
 namespace {
 
-// Bytes ahead of each panel's stream to ask for.
-constexpr int64_t kPrefetchBytes = 768;
-
 template <class W>
 constexpr int64_t kXStride = W::kBlockSteps* W::kPhases* static_cast<int64_t>(sizeof(typename W::X)) + 64;
 
@@ -115,7 +112,7 @@ void MultiplyTile(const TileTask& t) noexcept {
       for (int panel = 0; panel < kPanels; ++panel) {
 #pragma GCC unroll 16
         for (int line = 0; line < W::kPanelStepBytes; line += 64) {
-          __builtin_prefetch(w + panel * t.w_panel + kPrefetchBytes + line);
+          __builtin_prefetch(w + panel * t.w_panel + W::kPrefetchBytes + line);
         }
       }
       if constexpr (W::kIsBlock) {

@@ -26,6 +26,7 @@ struct ElementTile {
   static constexpr int kRowTile = Lanes::kRowTile;
   static constexpr int kTileSums = Lanes::kTileSums;
   static constexpr int kColumnTile = Lanes::kColumnTile;
+  static constexpr int64_t kPrefetchBytes = 768;  // ahead of each panel's stream
 };
 
 struct Bf16Weight : ElementTile {

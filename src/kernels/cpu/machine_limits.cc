@@ -110,7 +110,7 @@ DotLimit::~DotLimit() = default;
 
 double DotLimit::Now(Dot dot) {
   const LimitKernels& limits = state_->isa.limits;
-  const PeakLoop loops[kDots] = {limits.f32_fma, limits.bf16_dot, limits.int8_dot, limits.narrow_dot};
+  const PeakLoop loops[kDots] = {limits.f32_fma, limits.bf16_dot, limits.wide_dot, limits.narrow_dot};
   const int terms = dot == Dot::kBf16 || dot == Dot::kWide ? limits.coefficient_terms : 1;
   return BestOf(kPassesNow, state_->pool, loops[static_cast<int>(dot)]) / (2.0 * terms);
 }
@@ -127,6 +127,9 @@ double MeasureF32FmaPeak(int threads, const IsaTable& isa) {
 }
 double MeasureInt8DotPeak(int threads, const IsaTable& isa) {
   return MeasurePeak(threads, isa.limits.int8_dot);
+}
+double MeasureInt4DotPeak(int threads, const IsaTable& isa) {
+  return MeasurePeak(threads, isa.limits.int4_dot);
 }
 
 }  // namespace kvanta::kernels

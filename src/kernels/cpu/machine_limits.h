@@ -41,10 +41,12 @@ class DotLimit {
 // ReadLimit's Best().
 double MeasureReadBandwidth(int threads, const IsaTable& isa);
 
-// Operations per second (two per multiply-add) of the unit's bf16 dot, f32 multiply-add and exact 8-bit integer dot,
-// with all operands in registers. On units without a bf16 instruction the bf16 dot is an f32 multiply-add.
+// Operations per second (two per multiply-add) of the unit's bf16 dot and f32 multiply-add, with all operands in
+// registers, and of its exact integer dots of blocks of 8- and 4-bit codes, with operands in L1. On units without a
+// bf16 instruction the bf16 dot is an f32 multiply-add.
 double MeasureBf16DotPeak(int threads, const IsaTable& isa);
 double MeasureF32FmaPeak(int threads, const IsaTable& isa);
 double MeasureInt8DotPeak(int threads, const IsaTable& isa);
+double MeasureInt4DotPeak(int threads, const IsaTable& isa);
 
 }  // namespace kvanta::kernels

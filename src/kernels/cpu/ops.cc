@@ -23,7 +23,8 @@ constexpr std::pair<WeightType, MakeLinearFunction> kStores[] = {
 class CpuOps final : public Ops {
  public:
   CpuOps(std::shared_ptr<ThreadPool> threads, const IsaTable& isa)
-      : context_(std::make_shared<LinearContext>(LinearContext{isa, std::move(threads), {}})), rows_(isa.rows) {}
+      : context_(std::make_shared<LinearContext>(LinearContext{.isa = isa, .threads = std::move(threads)})),
+        rows_(isa.rows) {}
 
   Device& device() const noexcept override { return Cpu(); }
   ThreadPool& threads() const noexcept override { return *context_->threads; }

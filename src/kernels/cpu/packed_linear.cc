@@ -20,11 +20,29 @@ constexpr int64_t kMinTaskPackedValues = 1 << 14;
 constexpr int64_t kTasksPerThread = 4;
 constexpr int64_t kMaxTaskBytes = 512 << 10;
 
+// What WeightMemory takes from the system at a time, and the largest part of it: larger layers fill huge pages alone,
+// and the smallest ones, of tiny models, are not worth one.
+constexpr size_t kPieceBytes = size_t{16} << 20;
+constexpr size_t kLargestPart = size_t{4} << 20;
+constexpr size_t kSmallestPart = size_t{64} << 10;
+constexpr size_t kPartAlignment = 64;
+
 constexpr int64_t CeilDiv(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
 }  // namespace
+
+Buffer WeightMemory::Take(size_t bytes) {
+  if (bytes < kSmallestPart || bytes > kLargestPart) return Cpu().Allocate(bytes);
+  if (used_ + bytes > piece_.bytes()) {
+    piece_ = Cpu().Allocate(kPieceBytes);
+    used_ = 0;
+  }
+  Buffer part = piece_.Part(used_, bytes);
+  used_ += (bytes + kPartAlignment - 1) / kPartAlignment * kPartAlignment;
+  return part;
+}
 
 PackedLinear::PackedLinear(std::shared_ptr<LinearContext> context, const WeightKernels& kernels,
                            std::span<const WeightView> stacked, std::span<const float> bias)
@@ -47,7 +65,7 @@ PackedLinear::PackedLinear(std::shared_ptr<LinearContext> context, const WeightK
   panels_ = CeilDiv(out_, kPanelColumns);
   steps_ = StepBlocks::Of(CeilDiv(in_, kernels_.step_k), kernels_.block_steps);
   panel_bytes_ = steps_.steps * kernels_.panel_step_bytes;
-  weights_ = Cpu().Allocate(static_cast<size_t>(panels_ * panel_bytes_));
+  weights_ = context_->weights.Take(static_cast<size_t>(panels_ * panel_bytes_));
   if (!bias.empty()) {
     bias_ = Cpu().Allocate(bias.size_bytes());
     std::memcpy(bias_.data(), bias.data(), bias.size_bytes());

@@ -12,11 +12,24 @@
 
 namespace kvanta::kernels {
 
+// Memory of weights, layer after layer in large pieces: alone, a layer of a small model would fill no huge page, and
+// page walks would cost a step a part of the bandwidth.
+class WeightMemory {
+ public:
+  // Zeroed, 64-byte aligned. Throws ResourceError.
+  Buffer Take(size_t bytes);
+
+ private:
+  Buffer piece_;
+  size_t used_ = 0;
+};
+
 // Shared by the layers of one Ops, which run one after the other.
 struct LinearContext {
   const IsaTable& isa;
   std::shared_ptr<ThreadPool> threads;
-  Buffer packed_x;  // large enough for every layer: Forward allocates nothing
+  Buffer packed_x = {};  // large enough for every layer: Forward allocates nothing
+  WeightMemory weights = {};
 };
 
 class PackedLinear : public Linear {

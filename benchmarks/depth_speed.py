@@ -1,0 +1,163 @@
+"""Tokens per second at depth: decode after so many cached tokens, prefill behind so many, per cache format.
+
+    python benchmarks/depth_speed.py smollm2 --weight-dtype int4 --caches bf16 int8 int4 --decode 0 4096 7680
+
+One sequence, its first tokens in the prefix cache. Decode is --new-tokens steps after DEPTH tokens, prefill the time
+to the first token after TOKENS new ones. Nothing is printed unless it is verified: every repeat generates the same
+tokens, the first one after computing the whole prompt, the others on cached pages; and a prompt that was timed in
+pieces generates the same again when its pages are taken from the cache. Rates are medians over --repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from kvanta import _core
+from kvanta.engine_options import engine_config
+from kvanta.models import resolve_model
+
+_CHECKED_TOKENS = 4  # generated after a prompt that was timed
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is timed: `tokens` steps of decode after `depth` tokens, or a prompt of `tokens` behind them."""
+
+    kind: str
+    """decode or prefill."""
+    depth: int
+    tokens: int
+
+
+def works_of(options: argparse.Namespace, limit: int) -> list[Work]:
+    """In the order of --decode, then --prefill; prompts as long as a context of `limit` tokens has room for."""
+    works = [Work("decode", depth, options.new_tokens) for depth in options.decode]
+    for text in options.prefill:
+        tokens, _, depth = text.partition("@")
+        works.append(Work("prefill", int(depth or 0), min(int(tokens), limit - _CHECKED_TOKENS - int(depth or 0))))
+    for work in works:
+        if work.tokens < 1 or work.depth < 0 or work.depth + work.tokens >= limit:
+            raise SystemExit(f"error: {work.kind} of {work.tokens} after {work.depth} tokens: the model takes {limit}")
+    return works
+
+
+def add_works(parser: argparse.ArgumentParser) -> None:
+    """The options that works_of reads."""
+    parser.add_argument("--decode", type=int, nargs="*", default=[0, 4096, 7680], metavar="DEPTH")
+    parser.add_argument("--prefill", nargs="*", default=["1024@0", "512@7680"], metavar="TOKENS@DEPTH")
+    parser.add_argument("--new-tokens", type=int, default=64, help="of decode")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+
+
+class Subject:
+    """An engine, and its verified rates."""
+
+    def __init__(self, engine: _core.Engine) -> None:
+        self._engine = engine
+        self._names = (f"{number}" for number in count())
+        self._seeds = count()
+
+    def _prompt(self, tokens: int, *seed: int) -> list[int]:
+        random = np.random.default_rng([7, *seed])
+        return [int(token) for token in random.integers(1, self._engine.info.vocab, size=tokens)]
+
+    def _run(self, prompt: Sequence[int], new_tokens: int) -> tuple[list[int], float, float]:
+        """The tokens, the seconds until the first, and those of all others."""
+        sampling = _core.SamplingParams()
+        sampling.max_tokens, sampling.ignore_eos, sampling.temperature = new_tokens, True, 0.0
+        self._engine.add(next(self._names), prompt, sampling)
+        tokens: list[int] = []
+        begin = first = last = time.perf_counter()
+        while (news := self._engine.step()) is not None:
+            last = time.perf_counter()
+            for each in news:
+                if each.error:
+                    raise SystemExit(f"error: {each.error}")
+                first = first if tokens else last
+                tokens += each.tokens
+        return tokens, first - begin, last - first
+
+    def rates(self, work: Work, repeats: int) -> list[float]:
+        """Tokens per second of every repeat."""
+        return self._decode(work, repeats) if work.kind == "decode" else self._prefill(work, repeats)
+
+    def _decode(self, work: Work, repeats: int) -> list[float]:
+        prompt = self._prompt(max(1, work.depth), work.depth)
+        expected, _, _ = self._run(prompt, work.tokens + 1)
+        rates = []
+        for _ in range(repeats):
+            tokens, _, seconds = self._run(prompt, work.tokens + 1)
+            self._compare(work, tokens, expected)
+            rates.append(work.tokens / seconds)
+        return rates
+
+    def _prefill(self, work: Work, repeats: int) -> list[float]:
+        before = self._prompt(work.depth, work.depth)
+        if before:
+            self._run(before, 1)
+        rates = []
+        for repeat in range(repeats + 1):  # the first one warms up
+            prompt = before + self._prompt(work.tokens, work.depth, next(self._seeds))
+            expected, seconds, _ = self._run(prompt, _CHECKED_TOKENS)
+            tokens, _, _ = self._run(prompt, _CHECKED_TOKENS)
+            self._compare(work, tokens, expected)
+            if repeat > 0:
+                rates.append(work.tokens / seconds)
+        return rates
+
+    @staticmethod
+    def _compare(work: Work, tokens: list[int], expected: list[int]) -> None:
+        if tokens != expected:
+            raise SystemExit(f"error: {work} generated {tokens}, before {expected}; no figure is worth printing")
+
+
+def measure(folder: Path, cache: str, works: Sequence[Work], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row per work."""
+    arguments = {
+        "kv_cache_dtype": cache,
+        "weight_dtype": options.weight_dtype,
+        "threads": options.threads,
+        "max_num_seqs": 2,  # sequences' worth of pages: the prompt of a repeat must not push out the shared prefix
+    }
+    engine = _core.Engine(engine_config(str(folder), arguments))
+    subject = Subject(engine)
+    rows = []
+    for work in works:
+        rates = subject.rates(work, options.repeats)
+        row = {"cache": cache, "kind": work.kind, "depth": work.depth, "tokens": work.tokens, "rates": rates}
+        rows.append({**row, "tokens_s": median(rates), "weights": engine.config.weight_dtype})
+        print(f"{cache:8} {work.kind:7} {work.tokens:5} at {work.depth:5}: {median(rates):8.1f} tokens/s", flush=True)
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--caches", nargs="+", default=["bf16", "int8", "int4"])
+    parser.add_argument("--weight-dtype", default="auto")
+    add_works(parser)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    folder = resolve_model(options.model).path
+    works = works_of(options, _core.read_model_info(str(folder)).max_position)
+    rows = [row for cache in options.caches for row in measure(folder, cache, works, options)]
+    if options.json:
+        options.json.write_text(json.dumps({"threads": options.threads, "rows": rows}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

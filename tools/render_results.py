@@ -154,22 +154,6 @@ TABLES = {
             ("share", "prefill_share_of_peak", ".0%"),
         ),
     ),
-    "engine-weights": Table(
-        "build/release/benchmarks/engine_bench FOLDER --weight-dtypes bf16 int8 int4 --threads 1 2 "
-        "--json docs/results/engine-weights.json",
-        "rows",
-        (
-            ("threads", "threads", "d"),
-            ("weights", "weight_dtype", ""),
-            ("bytes", "weight_bytes", ",d"),
-            ("decode reads (GB/s)", "decode_gb_s", ".1f"),
-            ("machine reads (GB/s)", "read_gb_s", ".1f"),
-            ("share", "decode_share_of_bandwidth", ".0%"),
-            ("decode, times bf16's", "decode_times_first", ".2f"),
-            ("prefill (GFLOP/s)", "prefill_gflop_s", ".0f"),
-            ("times bf16's", "prefill_times_first", ".2f"),
-        ),
-    ),
     "llama-speed": Table(
         "benchmarks/llama_speed.py SmolLM2-135M-Instruct.Q4_1.gguf --llama-bench PATH "
         "--json docs/results/llama-speed.json",

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from attention_rows import of_shape
 from peer_rows import beside
 
 Rows = Sequence[Mapping[str, Any]]
@@ -66,7 +67,33 @@ def _beside_own(result: Mapping[str, Any], folder: Path) -> Rows:
 
 _LLAMA_CPP = "benchmarks/llama_cpp.py --llama-perplexity PATH --text wiki.test.raw --json docs/results/llama-cpp.json"
 
+_ATTENTION = (
+    "kvanta bench attention --shapes all --formats NAMES --json docs/results/attention.json "
+    "--plot docs/results/attention.png"
+)
+
+
+def _attention(shape: str, *columns: tuple[str, str, str]) -> Table:
+    threads = tuple(
+        (title.format(count), f"t{count}.{key}", style)
+        for count in (1, 2)
+        for title, key, style in (
+            ("{} thread: memory" if count == 1 else "{} threads: memory", "memory", ".0%"),
+            ("dot", "dot", ".0%"),
+            ("bound by", "binds", ""),
+            *columns,
+            ("times bf16", "times_bf16", ".2f"),
+        )
+    )
+    return Table(_ATTENTION, of_shape(shape), (("cache", "format", ""), *threads), source="attention")
+
+
 TABLES = {
+    "attention-decode": _attention("decode"),
+    "attention-batch": _attention("batch"),
+    "attention-decode-1k": _attention("decode-1k"),
+    "attention-short": _attention("short"),
+    "attention-prefill": _attention("prefill", ("of bf16 peak", "share_of_bf16_peak", ".0%")),
     "eval-tasks": Table(
         "kvanta eval smollm2 --tasks needle generation --context 512 --needles 1 --generation-tokens 96 "
         "--formats int4 fp8_e5m2 --json docs/results/eval-tasks.json",

@@ -25,7 +25,8 @@ using kernels::Dot;
 // Of the largest output: ten times what coefficients of 16 and of 8 bits may cost.
 constexpr double kLargestError = 1e-3;
 constexpr double kLargestNarrowError = 5e-2;
-constexpr size_t kFewestRuns = 3;
+constexpr int kFewestTurns = 3;
+constexpr double kTurnNs = 10e6;  // at least: a pass over memory takes about as long
 
 void Check(const AttentionBench& options) {
   if (options.formats.empty() || options.threads.empty()) throw InputError("bench: no formats or no thread counts");
@@ -63,6 +64,16 @@ class Attended {
   }
 
   // Nanoseconds of a run over the next copy; the first, made by the constructor, was over copy 0.
+  // Adds the times of the runs of one turn, in nanoseconds; returns their sum.
+  double Turn(std::vector<double>& times) {
+    double sum = 0;
+    while (sum < kTurnNs) {
+      times.push_back(Run());
+      sum += times.back();
+    }
+    return sum;
+  }
+
   double Run() {
     using Clock = std::chrono::steady_clock;
     const Clock::time_point begin = Clock::now();
@@ -165,11 +176,10 @@ class Bench {
     Limits& limits = limits_.at(threads);
     std::vector<double> times, base_times, memory_times, dot_times, bf16_rates;
     double total = 0;
-    while (total < options_.seconds * 1e9 || times.size() < kFewestRuns) {
-      times.push_back(attended.Run());
-      total += times.back();
+    for (int turn = 0; turn < kFewestTurns || total < options_.seconds * 1e9; ++turn) {
+      total += attended.Turn(times);
       memory_times.push_back(static_cast<double>(work.bytes) / limits.read.Now() * 1e9);
-      base_times.push_back(base.Run());
+      base.Turn(base_times);
       double dot_ns = 0;
       for (int dot = 0; dot < kernels::kDots; ++dot) {
         const double products = work.products[static_cast<size_t>(dot)];

@@ -12,10 +12,15 @@
 namespace kvanta::kernels {
 namespace {
 
+// Constants: where a compiler does not inline a call, the function is one that a linker might share between units.
+template <formats::Code kCode>
+inline constexpr float kLevelUnit = formats::Levels(kCode).unit;
+template <formats::Code kCode>
+inline constexpr int kLevelOffset = NarrowLevelsOf(kCode).offset;
+
 template <formats::Code kCode>
 float PrepareNarrow(const float* query, int head_dim, int block, uint8_t* out) {
-  return PrepareFor<NarrowQuery>(query, head_dim, block, NarrowLevelsOf(kCode).offset, out) *
-         formats::Levels(kCode).unit;
+  return PrepareFor<NarrowQuery>(query, head_dim, block, kLevelOffset<kCode>, out) * kLevelUnit<kCode>;
 }
 
 // ---- QK
@@ -325,7 +330,7 @@ void AccumulateNarrow(const ValuePass& pass) {
   SlotScales slots;
   Weights weights;
   ValuePass part = pass;
-  part.scale *= formats::Levels(kCode).unit;
+  part.scale *= kLevelUnit<kCode>;
   for (int begin = pass.begin; begin < pass.end; begin = part.end) {
     const int run_end = (begin / kWeightRun<kCode> + 1) * kWeightRun<kCode>;
     part.begin = begin;

@@ -65,7 +65,10 @@ def _beside_own(result: Mapping[str, Any], folder: Path) -> Rows:
     return beside(result, json.loads((folder / "eval.json").read_text()))
 
 
-_LLAMA_CPP = "benchmarks/llama_cpp.py --llama-perplexity PATH --text wiki.test.raw --json docs/results/llama-cpp.json"
+_LLAMA_CPP = (
+    "benchmarks/llama_cpp.py --llama-perplexity PATH --text wiki.test.raw --formats q8_0 q4_0 "
+    "--json docs/results/llama-cpp.json"
+)
 
 _ATTENTION = (
     "kvanta bench attention --shapes all --formats NAMES --json docs/results/attention.json "

@@ -22,6 +22,32 @@ import exact_gguf
 import llama_cpp
 from peer_rows import beside
 
+OUTPUT = (Path(__file__).parents[1] / "data" / "llama_cpp" / "kl_divergence.txt").read_text(encoding="utf-8")
+"""Of llama-perplexity --kl-divergence, from the first figure on."""
+
+
+def test_figures_of_the_real_output() -> None:
+    assert llama_cpp.parse_figures(OUTPUT) == {
+        "kl_mean": 0.00039,
+        "kl_mean_error": 7e-06,
+        "kl_median": 0.000233,
+        "kl_p99": 0.002944,
+        "kl_max": 0.017292,
+        "top1": 0.98803,
+        "top1_error": 0.0012,
+        "ppl": 17.449051,
+        "ppl_ratio": 1.000992,
+    }
+
+
+@pytest.mark.parametrize("line", ["Mean    KLD", "Same top p", "99.0%   KLD"])
+def test_a_figure_that_is_missing_or_not_finite(line: str) -> None:
+    (whole,) = (each for each in OUTPUT.splitlines() if each.startswith(line))
+    with pytest.raises(SystemExit, match="said no"):
+        llama_cpp.parse_figures(OUTPUT.replace(whole, ""))
+    with pytest.raises(SystemExit, match="said no"):
+        llama_cpp.parse_figures(OUTPUT.replace(whole, f"{line}: nan ± nan %"))
+
 
 def test_version() -> None:
     assert llama_cpp.parse_version("load: x\nversion: 6123 (abcdef1)\nbuilt with cc\n") == "6123 (abcdef1)"

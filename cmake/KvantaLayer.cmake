@@ -31,7 +31,8 @@ set(KVANTA_ISA_FLAGS_portable "")
 set(KVANTA_ISA_FLAGS_avx2 -mavx2 -mfma -mf16c -mbmi2)
 # GCC 12's own AVX-512 headers start from undefined registers on purpose and then warn about them.
 set(KVANTA_ISA_FLAGS_avx512 -Wno-uninitialized $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>
-                            -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vbmi -mavx512vnni -mavx512bf16 -mfma -mf16c -mbmi2 -mprefer-vector-width=512)
+                            -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vbmi -mavx512vnni
+                            -mavx512bf16 -mfma -mf16c -mbmi2 -mprefer-vector-width=512)
 
 set(KVANTA_RUNS_AVX512 FALSE)
 if(EXISTS /proc/cpuinfo)

@@ -11,7 +11,7 @@ from live_server import LiveServer, live_server
 
 from kvanta.errors import InputError
 from kvanta.server.options import read_options
-from kvanta.server.tool_calls import PARSERS, CallReader, Found, NamedCall, parser_name, whole
+from kvanta.server.tool_calls import PARSERS, CallReader, Found, NamedCall, parser_name, rest_of
 from kvanta.server.tools import Tools
 
 CHAT = [{"role": "user", "content": "Where is Lily?"}]
@@ -77,7 +77,7 @@ PAINTED, WALKED = ("paint", '{"colour": "réd"}'), ("walk", "{}")
 def test_any_pieces_of_a_text_hold_the_same_calls(
     parser: str, text: str, content: str, calls: list[tuple[str, str]]
 ) -> None:
-    assert summary(whole(PARSERS[parser](), text)) == (content, calls)
+    assert summary(rest_of(PARSERS[parser](), text)) == (content, calls)
     for size in (1, 2, 3, 7, 20):
         assert summary(in_pieces(PARSERS[parser](), text, size)) == (content, calls)
     one = in_pieces(PARSERS[parser](parallel=False), text, 3)

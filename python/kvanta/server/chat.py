@@ -8,7 +8,7 @@ from kvanta.server.answer import Answer
 from kvanta.server.job import Delta, Job
 from kvanta.server.logprobs import LogprobsWriter, prompt_logprobs
 from kvanta.server.protocol import ChatRequest
-from kvanta.server.tool_calls import CallReader, Found, make_reader, whole
+from kvanta.server.tool_calls import Found, make_reader, rest_of
 from kvanta.tokenizer import Tokenizer
 
 
@@ -24,8 +24,8 @@ class ChatAnswer(Answer):
     ) -> None:
         """`parser` finds calls where the model decides; empty: they stay text."""
         super().__init__(request_id, model, request, job)
-        self._tools, self._parser = request.functions, parser
-        self._readers = [self._reader() for _ in job.outputs]
+        self._named = request.functions.named
+        self._readers = [make_reader(request.functions, parser) for _ in job.outputs]
         as_ids = bool(request.return_tokens_as_token_ids)
         self._logprobs = LogprobsWriter(tokenizer, request.logprobs_wanted or 0, as_ids=as_ids)
         self._wants_logprobs = request.logprobs_wanted is not None
@@ -33,9 +33,6 @@ class ChatAnswer(Answer):
         # With echo, the message that is continued stands at the beginning of its continuation.
         continued = request.messages[-1].get("content") if request.continue_final_message and request.echo else None
         self._begin = continued if isinstance(continued, str) else ""
-
-    def _reader(self) -> CallReader | None:
-        return make_reader(self._tools, self._parser)
 
     def _top_level(self) -> dict[str, Any]:
         return {"prompt_token_ids": self._job.generations[0].output.prompt_token_ids} if self._token_ids else {}
@@ -57,19 +54,19 @@ class ChatAnswer(Answer):
 
     def _choice(self, index: int) -> dict[str, Any]:
         output = self._job.outputs[index]
-        reader = self._reader()
-        found = Found(output.text) if reader is None else whole(reader, output.text)
+        reader = self._readers[index]
+        found = Found(output.text) if reader is None else rest_of(reader, output.text)
         content = self._begin + found.content
         message: dict[str, Any] = {"role": "assistant", "content": content}
         if found.calls:
             message["content"] = content if content.strip() else None
             message["tool_calls"] = [{key: call[key] for key in ("id", "type", "function")} for call in found.calls]
-        return {**self._common(index, 0, len(output.token_ids)), **self._ending(index, reader), "message": message}
+        return {**self._common(index, 0, len(output.token_ids)), **self._ending(index), "message": message}
 
-    def _ending(self, index: int, reader: CallReader | None) -> dict[str, Any]:
+    def _ending(self, index: int) -> dict[str, Any]:
         """As OpenAI says it: an answer of calls ends with them, unless the client chose the function itself."""
-        ends = self._job.outputs[index].finish_reason == "stop"
-        calls = ends and reader is not None and reader.calls > 0 and not self._tools.named
+        reader, ends = self._readers[index], self._job.outputs[index].finish_reason == "stop"
+        calls = ends and reader is not None and reader.calls > 0 and not self._named
         return {"finish_reason": "tool_calls"} if calls else {}
 
     def _opening(self) -> list[dict[str, Any]]:
@@ -89,15 +86,14 @@ class ChatAnswer(Answer):
     def _piece(self, delta: Delta) -> dict[str, Any] | None:
         finished = self._job.outputs[delta.choice].finished
         reader = self._readers[delta.choice]
-        content, calls = delta.text, []
-        if reader is not None:
-            found = reader.take(delta.text)
-            rest = reader.end() if finished else Found()
-            content, calls = found.content + rest.content, found.calls + rest.calls
-        if not (content or calls or self._token_ids or self._wants_logprobs or finished):
+        if reader is None:
+            found = Found(delta.text)
+        else:
+            found = rest_of(reader, delta.text) if finished else reader.take(delta.text)
+        if not (found.content or found.calls or self._token_ids or self._wants_logprobs or finished):
             return None
-        new: dict[str, Any] = {"content": content} if content else {}
-        if calls:
-            new["tool_calls"] = calls
-        ending = self._ending(delta.choice, reader) if finished else {}
+        new: dict[str, Any] = {"content": found.content} if found.content else {}
+        if found.calls:
+            new["tool_calls"] = found.calls
+        ending = self._ending(delta.choice) if finished else {}
         return {**self._common(delta.choice, delta.begin, delta.end), **ending, "delta": new}

@@ -5,6 +5,7 @@ Fields that may be long lists are Any with a schema of their own: pydantic would
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -203,7 +204,7 @@ class ChatFields(_Body):
     add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    @property
+    @functools.cached_property
     def functions(self) -> Tools:
         """Raises InputError that names the field."""
         return Tools.read(self.tools, self.tool_choice, self.parallel_tool_calls)

@@ -1,6 +1,6 @@
 """Calls of functions in a model's text, as it grows.
 
-    reader = make_reader(tools, PARSERS["hermes"])
+    reader = make_reader(tools, "hermes")
     for delta in deltas:
         found = reader.take(delta)
     rest = reader.end()
@@ -208,8 +208,8 @@ def make_reader(tools: Tools, parser: str) -> CallReader | None:
     return PARSERS[parser](parallel=tools.parallel) if tools.may_call and parser else None
 
 
-def whole(reader: CallReader, text: str) -> Found:
-    """All of a finished text."""
+def rest_of(reader: CallReader, text: str) -> Found:
+    """The last of a text, which may be all of it."""
     found, rest = reader.take(text), reader.end()
     return Found(found.content + rest.content, found.calls + rest.calls)
 

@@ -165,6 +165,15 @@ def measure(name: str, folder: Path, options: argparse.Namespace) -> dict[str, A
     return row
 
 
+def kept_rows(path: Path, settings: Mapping[str, Any], measured: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows of an earlier report with the same settings, of the models that were not measured now."""
+    if not path.exists():
+        return []
+    earlier: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    rows = earlier.pop("rows")
+    return [row for row in rows if row["model"] not in measured] if earlier == settings else []
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", type=Path, required=True, help="the program")
@@ -175,7 +184,7 @@ def main() -> int:
     parser.add_argument("--input-len", type=int, default=256)
     parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--port", type=int, default=8700)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="a report; it keeps rows of --models that are not measured now")
     options = parser.parse_args()
     version = subprocess.run([options.vllm, "--version"], capture_output=True, text=True, check=True).stdout
     with tempfile.TemporaryDirectory() as scratch:
@@ -183,12 +192,13 @@ def main() -> int:
         for name in options.models:
             folder = make_small_model(Path(scratch) / name) if name == "15m" else resolve_model(name).path
             rows.append(measure(name, folder, options))
-    report = {
+    settings = {
         "vllm": version.split()[-1],
         **{key: getattr(options, key) for key in ("vllm_threads", "pairs", "requests", "input_len", "output_len")},
-        "rows": rows,
     }
-    text = json.dumps(report, indent=1)
+    if options.json:
+        rows = kept_rows(options.json, settings, options.models) + rows
+    text = json.dumps({**settings, "rows": rows}, indent=1)
     print(text)
     if options.json:
         options.json.write_text(text + "\n", encoding="utf-8")

@@ -15,9 +15,9 @@ SHIPPED = Path(__file__).parent / "shipped"
 NAMES = ("stories260k", "smollm2")
 _EXAMPLE_CONFIGS = Path(__file__).parent / "example_configs"
 # Part of the name of every converted folder: a new converter converts again.
-CONVERTER_VERSION = 2
+CONVERTER_VERSION = 3
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "gguf_blocks.kvanta"]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ namespace kvanta::models {
 
 class BlockFile {
  public:
-  static constexpr const char* kName = "gguf_blocks.safetensors";
+  // A safetensors file of another ending: some loaders read every *.safetensors of a folder as weights (vLLM does).
+  static constexpr const char* kName = "gguf_blocks.kvanta";
 
   // Without such a file in the folder, nothing is found.
   explicit BlockFile(const std::string& folder);

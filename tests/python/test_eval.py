@@ -242,18 +242,27 @@ def test_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert len(scheme["layers"]) == 5
     assert scheme["bits_per_element"] <= 9.5
     found = report["formats"]["s.json"]
-    assert found["bits_per_element"] == scheme["bits_per_element"] == report["search"]["bits_per_element"]
-    assert report["search"]["kl_mean"] <= report["search"]["uniform_kl_mean"]
+    assert found["bits_per_element"] == scheme["bits_per_element"] == report["search"][0]["bits_per_element"]
+    assert report["search"][0]["kl_mean"] <= report["search"][0]["uniform_kl_mean"]
+    assert report["search"][0]["held_out"]["kl_mean"] == found["kl_mean"]
+    assert "s.json: mean KL" in capsys.readouterr().out
     assert found["kl_mean"] < report["formats"]["fp8"]["kl_mean"]
     assert main(["generate", MODEL, "Once", "--threads", "1", "--max-tokens", "3", "--kv-cache-dtype", "s.json"]) == 0
     assert "s.json cache" in capsys.readouterr().err
     assert main(["plan", MODEL, "--formats", "s.json", "--json", "p.json"]) == 0
     assert json.loads(Path("p.json").read_text())["formats"][0]["bits_per_element"] == scheme["bits_per_element"]
+    monkeypatch.chdir(tmp_path)
+    words = ["--formats", "fp8", "--search", "9.5", "8.5", "--search-tokens", "256", "--scheme", "t.json"]
+    assert main([*WORDS, *words]) == 0
+    assert json.loads(Path("t-9.5.json").read_text())["layers"] == scheme["layers"]
+    assert json.loads(Path("t-8.5.json").read_text())["bits_per_element"] <= 8.5
+    assert main([*WORDS, *words, "--search-formats", "int8", "fp8", "--search-modifiers", "+sink=0"]) == 0
+    assert all("+sink=0" in layer for layer in json.loads(Path("t-8.5.json").read_text())["layers"])
     monkeypatch.setattr(Subject, "engine", refuse)  # what was measured is kept
     search = Search(
-        Subject.find(MODEL, 128, 1, {"threads": 1}), Evaluation(MODEL, SMALL).calibration_passages(256), 9.5
+        Subject.find(MODEL, 128, 1, {"threads": 1}), Evaluation(MODEL, SMALL).calibration_passages(256), [9.5]
     )
-    assert search.run().layers == scheme["layers"]
+    assert search.run()[0].layers == scheme["layers"]
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     layers = [row["scheme"] for row in engine("s.json").stats()["layers"]]
@@ -325,6 +334,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "too few bits": (["--search", "3"], "no scheme has 3 bits"),
     "a search among schemes": (["--search", "9", "--search-formats", "k=int8,v=fp8"], "k=int8,v=fp8"),
     "a search among unknown formats": (["--search", "9", "--search-formats", "int9"], "int9.*int8"),
+    "a search with an unknown modifier": (["--search", "9", "--search-modifiers", "+sunk=1"], "sunk"),
     "a scheme file's name": (["--search", "9", "--scheme", "s.txt"], "s.txt"),
     "no text for the search": (["--tokens", "10000000", "--search", "9"], "left for the search"),
     "a picture without kl": (["--tasks", "needle", "--plot", "p.png"], "kl"),

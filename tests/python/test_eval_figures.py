@@ -11,13 +11,21 @@ from kvanta.divergence import kl_divergence, log_softmax
 from kvanta.errors import InputError
 from kvanta.evaluate.allocation import Choice, allocate, undominated
 from kvanta.evaluate.generation_task import agreement
+from kvanta.evaluate.held_out import against_uniform, line_of
 from kvanta.evaluate.layer_harms import layer_harms
 from kvanta.evaluate.packed_rows import pack, unpack
 from kvanta.evaluate.passages import windows
 from kvanta.evaluate.plot import pareto_front
 from kvanta.evaluate.recommend import parse_conditions, recommend
 from kvanta.evaluate.row_figures import RowFigures, compare, pack_rows
-from kvanta.evaluate.summary import bootstrap_unit, bootstrap_units, confidence_interval, perplexity, summarize
+from kvanta.evaluate.summary import (
+    bootstrap_unit,
+    bootstrap_units,
+    confidence_interval,
+    paired_difference,
+    perplexity,
+    summarize,
+)
 
 
 def peaked_logits(rows: int, vocab: int, seed: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
@@ -95,6 +103,27 @@ def test_what_the_bootstrap_draws() -> None:
     assert [len(unit) for unit in bootstrap_units([figures(*[0.0] * 300)])] == [150, 150]
     assert len(bootstrap_units([figures(0.0)])) == 1
     assert (bootstrap_unit(4), bootstrap_unit(3)) == ("windows", "blocks of 128 tokens")
+
+
+def test_a_difference_on_the_same_texts() -> None:
+    texts = np.random.default_rng(3).exponential(size=20)
+    rows = {
+        "a.json": {"kl_mean": 1.0, "kl_means": list(texts), "bits_per_element": 4.9},
+        "near": {"kl_mean": 1.1, "kl_means": list(texts + 0.01), "bits_per_element": 5.0},
+        "far": {"kl_mean": 1.2, "kl_means": list(texts + 0.1), "bits_per_element": 4.5},
+        "large": {"kl_mean": 0.1, "kl_means": list(texts / 10), "bits_per_element": 5.5},
+    }
+    found = against_uniform(rows, "a.json", 5.0)
+    assert found is not None
+    assert found["uniform"] == "near"
+    assert found["difference"] == pytest.approx(-0.01)
+    assert found["difference_ci95"] == pytest.approx([-0.01, -0.01])
+    assert line_of("a.json", 5.0, found).endswith("better")
+    assert against_uniform(rows, "b.json", 5.0) is None
+    assert against_uniform(rows, "a.json", 4.0) is None
+    difference, (low, high) = paired_difference([1.0, 3.0, 1.0, 3.0], [2.0, 2.0, 2.0, 2.0])
+    assert difference == 0
+    assert low < 0 < high
 
 
 def test_windows() -> None:

@@ -106,6 +106,8 @@ def test_blocks_are_kept_and_used(kind: str, tmp_path: Path) -> None:
     source = write_gguf(tmp_path / "m.gguf", model, model.weights(), kind=kind_id)
     folder = convert_gguf(source, tmp_path / "out")
     values = read_bf16(folder)
+    others_read = [file.name for file in folder.glob("*.safetensors")]
+    assert others_read == ["model.safetensors"], "vLLM takes every such file for weights"
     blocks = safetensors_numpy.load_file(folder / BLOCK_FILE)
     assert blocks.keys() == {name for name in values if values[name].ndim == 2}
     for name, data in blocks.items():

@@ -8,7 +8,7 @@ import pytest
 from tiny_gguf import TinyModel, write_gguf
 
 from kvanta import InputError, ResourceError, smollm2
-from kvanta.models import SHIPPED, kvanta_home, resolve_model
+from kvanta.models import CONVERTER_VERSION, SHIPPED, kvanta_home, resolve_model
 
 
 def test_a_folder_and_a_name() -> None:
@@ -60,7 +60,7 @@ def leftovers(tmp_path: Path) -> list[str]:
 def test_smollm2_from_a_wheel_at_hand(fake_wheel: Path, tmp_path: Path) -> None:
     folder = resolve_model("smollm2").path
     assert (folder / "config.json").is_file()
-    assert leftovers(tmp_path) == ["smollm2-2"]
+    assert leftovers(tmp_path) == [f"smollm2-{CONVERTER_VERSION}"]
     fake_wheel.unlink()
     assert resolve_model("smollm2").path == folder  # kept
 

@@ -21,7 +21,6 @@ from kvanta.tokenizer import read_json
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _FIRST, _SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 _SCALES = "model-kv-scales.safetensors"
-_BLOCKS = "gguf_blocks.safetensors"
 _BLOCK = 1 << 24
 
 
@@ -87,7 +86,7 @@ def _write_copy(source: Path, work: Path, calibration: Calibration) -> None:
     for file in sorted(source.iterdir()):
         if not file.is_file() or file.name in left_out or file.name.startswith("."):
             continue
-        if file.suffix == ".safetensors" and file.name not in (_SINGLE, _BLOCKS, *weight_map.values()):
+        if file.suffix == ".safetensors" and file.name not in (_SINGLE, *weight_map.values()):
             continue  # the engine would not read it either
         target = _FIRST if single and file.name == _SINGLE else file.name
         _copy_file(file, work / target, f"copying {file.name}")

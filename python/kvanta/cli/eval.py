@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvanta.cli.arguments import (
@@ -22,6 +22,7 @@ from kvanta.cli.report import add_json, write_json_file, write_report
 from kvanta.engine_options import by_name
 from kvanta.errors import InputError
 from kvanta.evaluate import TASKS, Evaluation, Settings
+from kvanta.evaluate.held_out import against_uniform, line_of
 from kvanta.evaluate.plot import check_plot, write_plot
 from kvanta.evaluate.recommend import parse_conditions, recommend
 from kvanta.evaluate.search import Found, Search, about
@@ -83,17 +84,24 @@ def parser() -> CommandParser:
     result.add_argument(
         "--search",
         type=real_number,
+        nargs="+",
         metavar="BITS",
-        help="find a scheme per layer and side of at most BITS per element",
+        help="find a scheme per layer and side of at most BITS per element; several share their measurements",
     )
     result.add_argument(
-        "--scheme", default="scheme.json", metavar="FILE", help="where --search writes it [scheme.json]"
+        "--scheme",
+        default="scheme.json",
+        metavar="FILE",
+        help="where --search writes it; of several BITS, into scheme-BITS.json [scheme.json]",
     )
     result.add_argument(
         "--search-tokens", type=whole_number, default=1024, metavar="N", help="of text that --search looks at [1024]"
     )
     result.add_argument(
         "--search-formats", nargs="+", metavar="FORMAT", help="that --search chooses among, beside bf16 [all]"
+    )
+    result.add_argument(
+        "--search-modifiers", default="", metavar="MODIFIERS", help="of every scheme of --search, such as +exact=2"
     )
     add_json(result)
     add_engine_options(result)
@@ -164,18 +172,31 @@ def _measure(evaluation: Evaluation, to_terminal: bool, keep: Callable[[], None]
     return complete
 
 
-def _search(evaluation: Evaluation, values: argparse.Namespace, to_terminal: bool) -> Found:
-    """Writes the scheme file, and puts it and the best uniform scheme among the formats to be measured."""
+def _search(evaluation: Evaluation, values: argparse.Namespace, to_terminal: bool) -> dict[str, Found]:
+    """Writes scheme files, by whose names it returns them, and has them and the best uniform schemes measured."""
     if not is_scheme_file(values.scheme):
         raise InputError(f"--scheme: {values.scheme!r} does not end in .json")
     passages = evaluation.calibration_passages(values.search_tokens)
-    found = Search(evaluation.subject, passages, values.search, values.search_formats).run()
-    write_scheme_file(values.scheme, found.layers, about(found, evaluation.subject.model, passages))
-    added = [values.scheme, *([] if found.uniform is None else [found.uniform])]
-    evaluation.formats = list(dict.fromkeys([*evaluation.formats, *added]))
+    choices = (values.search, values.search_formats, values.search_modifiers)
+    schemes = Search(evaluation.subject, passages, *choices).run()
+    stem = values.scheme[: -len(".json")]
+    result = {values.scheme if len(schemes) == 1 else f"{stem}-{each.budget:g}.json": each for each in schemes}
+    for file, found in result.items():
+        write_scheme_file(file, found.layers, about(found, evaluation.subject.model, passages))
+        if to_terminal:
+            print(f"{file}: {found.bits_per_element:.4g} bits per element")
     if to_terminal:
-        print(f"{values.scheme}: {found.bits_per_element:.4g} bits per element\n")
-    return found
+        print()
+    uniform = [found.uniform for found in schemes if found.uniform is not None]
+    evaluation.formats = list(dict.fromkeys([*evaluation.formats, *result, *uniform]))
+    return result
+
+
+def _about_search(found: Mapping[str, Found], rows: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {"file": file, **dataclasses.asdict(each), "held_out": against_uniform(rows, file, each.budget)}
+        for file, each in found.items()
+    ]
 
 
 def _serve_command(model: str, name: str) -> str:
@@ -193,12 +214,12 @@ def run(values: argparse.Namespace) -> int:
         check_plot(values.plot, settings.tasks)
     evaluation = Evaluation(model_of(values), settings)
     to_terminal = values.json != "-"
-    found = None if values.search is None else _search(evaluation, values, to_terminal)
+    found = {} if values.search is None else _search(evaluation, values, to_terminal)
 
     def report_of(interrupted: bool) -> dict[str, Any]:
         result = {**evaluation.report(), "interrupted": interrupted}
-        if found is not None:
-            result["search"] = {"budget": values.search, "file": values.scheme, **dataclasses.asdict(found)}
+        if found:
+            result["search"] = _about_search(found, evaluation.rows)
         return result
 
     def keep() -> None:
@@ -207,6 +228,9 @@ def run(values: argparse.Namespace) -> int:
 
     complete = _measure(evaluation, to_terminal, keep)
     report = report_of(interrupted=not complete)
+    compared = [each for each in report.get("search", []) if each["held_out"] is not None]
+    if to_terminal and compared:
+        print("\n" + "\n".join(line_of(each["file"], each["budget"], each["held_out"]) for each in compared))
     if conditions is not None:
         best = recommend(evaluation.rows, conditions)
         command = None if best is None else _serve_command(evaluation.subject.model, best)

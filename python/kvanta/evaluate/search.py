@@ -1,7 +1,7 @@
-"""--search: a scheme per layer, K and V apart, of least divergence within a budget of bits per element.
+"""--search: schemes per layer, K and V apart, of least divergence within budgets of bits per element.
 
 Each side of each layer is quantized alone, all else exact; with the divergences of one side in all layers at once these
-give harms that add up (layer_harms), and dynamic programming chooses. The best uniform scheme of the budget competes.
+give harms that add up (layer_harms), and dynamic programming chooses. The best uniform scheme of a budget competes.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ _EXACT = "bf16"
 class Found:
     """What the search has found; divergences are means on the calibration text, nats per token."""
 
+    budget: float
+    """Bits per element that were allowed."""
     layers: list[str]
     """A scheme per layer."""
     bits_per_element: float
@@ -41,46 +43,58 @@ class Found:
     uniform_kl_mean: float | None
 
 
-def _scheme(side: str, name: str) -> str:
-    return f"k={name},v={_EXACT}" if side == "k" else f"k={_EXACT},v={name}"
-
-
 class Search:
     """For one model, on some passages that are not those on which the result is judged. Raises InputError."""
 
     def __init__(
-        self, subject: Subject, passages: Sequence[Passage], budget: float, names: Sequence[str] | None = None
+        self,
+        subject: Subject,
+        passages: Sequence[Passage],
+        budgets: Sequence[float],
+        names: Sequence[str] | None = None,
+        modifiers: str = "",
     ) -> None:
-        """`budget`: bits per element. `names`: the formats to choose among, beside bf16; None: all."""
+        """`budgets`: bits per element. `names`: the formats to choose among, beside bf16; None: all.
+
+        `modifiers`: of every scheme, such as +exact=2.
+        """
         mixed = ("kv_cache_dtype_layers", "kv_cache_dtype_skip_layers")
         self._subject = replace(subject, options={n: v for n, v in subject.options.items() if n not in mixed})
         self._passages = list(passages)
-        self._budget = budget
+        self._budgets = list(dict.fromkeys(budgets))
+        self._modifiers = modifiers
         info = subject.info()
         if info.rope_dim:
             raise InputError(f"{info.architecture} stores K and V as one latent: there are no sides to search apart")
         self._layers = info.layers
-        for name in names or ():
+        for name in names or (_EXACT,):
             if "," in name:
                 raise InputError(f"the search chooses among formats of one side, such as int4; {name!r} is not one")
-            _core.KvScheme.parse(name)
+            _core.KvScheme.parse(name + modifiers)
         self._sides = [self._candidates(side, names) for side in _SIDES]
-        allocate([choices for choices in self._sides for _ in range(self._layers)], budget)  # refuses what cannot be
+        for budget in self._budgets:  # refuses what cannot be
+            allocate([choices for choices in self._sides for _ in range(self._layers)], budget)
+
+    def _scheme(self, k: str, v: str) -> str:
+        return (k if k == v else f"k={k},v={v}") + ("" if k == v == _EXACT else self._modifiers)
+
+    def _one_side(self, side: str, name: str) -> str:
+        return self._scheme(name, _EXACT) if side == "k" else self._scheme(_EXACT, name)
 
     def _candidates(self, side: str, names: Sequence[str] | None) -> list[Choice]:
         """Those formats that this side takes and that are smaller than bf16; their harm is not known yet."""
         choices = [Choice(_EXACT, 16.0, 0.0)]
         for name in dict.fromkeys(names or formats.names()):
             try:
-                bits = 2 * self._subject.plan(_scheme(side, name)).bits_per_element - 16
+                bits = 2 * self._subject.plan(self._one_side(side, name)).bits_per_element - 16
             except InputError:
                 continue
             if bits < 16:
                 choices.append(Choice(name, bits, 0.0))
         return choices
 
-    def run(self) -> Found:
-        """Measures and chooses, with a progress bar."""
+    def run(self) -> list[Found]:
+        """Measures, and chooses for each budget, with a progress bar."""
         vocab = self._subject.info().vocab
         tokens = sum(len(passage.tokens) for passage in self._passages)
         identity = self._subject.identity(_EXACT)
@@ -103,14 +117,17 @@ class Search:
 
         uniform = [self._uniform(divergence, side, tokens) for side in _SIDES]
         items = self._sensitivities(divergence, uniform, tokens)
-        return self._choose(divergence, uniform, items, tokens)
+        schemes = [(budget, self._mixed(items, budget), self._best(uniform, budget)) for budget in self._budgets]
+        count = sum(1 if best is None else 2 for _, _, best in schemes)
+        with progress_bar(tokens * count, "search: the results", " tokens") as bar:
+            return [self._compete(divergence, *each, bar.update) for each in schemes]
 
     def _uniform(self, divergence: _Divergence, side: str, tokens: int) -> list[Choice]:
         """The candidates of a side that are worth their bits when all layers have them."""
         choices = self._sides[_SIDES.index(side)]
         with progress_bar(tokens * (len(choices) - 1), f"search: all of {side}", " tokens") as bar:
             harms = [
-                0.0 if choice.name == _EXACT else divergence(_scheme(side, choice.name), "", bar.update)
+                0.0 if choice.name == _EXACT else divergence(self._one_side(side, choice.name), "", bar.update)
                 for choice in choices
             ]
         kept = undominated([replace(choice, harm=harm) for choice, harm in zip(choices, harms, strict=True)])
@@ -124,7 +141,10 @@ class Search:
             for side, choices in zip(_SIDES, uniform, strict=True):
                 names = [choice.name for choice in choices if choice.name != _EXACT]
                 rows = [
-                    [divergence(_EXACT, f"{layer}={_scheme(side, name)}", bar.update) for layer in range(self._layers)]
+                    [
+                        divergence(_EXACT, f"{layer}={self._one_side(side, name)}", bar.update)
+                        for layer in range(self._layers)
+                    ]
                     for name in names
                 ]
                 single.append(np.array(rows).reshape(len(names), self._layers))
@@ -139,26 +159,27 @@ class Search:
             ]
         return items
 
-    def _choose(
-        self, divergence: _Divergence, uniform: list[list[Choice]], items: list[list[Choice]], tokens: int
-    ) -> Found:
-        chosen = allocate(items, self._budget)
+    def _mixed(self, items: list[list[Choice]], budget: float) -> list[str]:
+        """A scheme per layer."""
+        chosen = allocate(items, budget)
         pairs = zip(chosen[: self._layers], chosen[self._layers :], strict=True)
-        mixed = [f"k={k.name},v={v.name}" for k, v in pairs]
-        same = [
-            (k.harm + v.harm, k.name if k.name == v.name else f"k={k.name},v={v.name}")
-            for k in uniform[0]
-            for v in uniform[1]
-        ]
-        same = [each for each in same if self._subject.plan(each[1]).bits_per_element <= self._budget + 1e-9]
-        best = min(same)[1] if same else None
-        with progress_bar(tokens * (2 if best else 1), "search: the result", " tokens") as bar:
-            kl_mean = divergence(_EXACT, join_layers(mixed), bar.update)
-            uniform_kl_mean = divergence(best, "", bar.update) if best else None
+        return [self._scheme(k.name, v.name) for k, v in pairs]
+
+    def _best(self, uniform: list[list[Choice]], budget: float) -> str | None:
+        """The scheme of the least harm that is the same in all layers."""
+        same = sorted((k.harm + v.harm, self._scheme(k.name, v.name)) for k in uniform[0] for v in uniform[1])
+        fits = (name for _, name in same if self._subject.plan(name).bits_per_element <= budget + 1e-9)
+        return next(fits, None)
+
+    def _compete(
+        self, divergence: _Divergence, budget: float, mixed: list[str], best: str | None, progress: Progress
+    ) -> Found:
+        kl_mean = divergence(_EXACT, join_layers(mixed), progress)
+        uniform_kl_mean = None if best is None else divergence(best, "", progress)
         if best is not None and uniform_kl_mean is not None and uniform_kl_mean <= kl_mean:
             mixed, kl_mean = [best] * self._layers, uniform_kl_mean
         bits = self._subject.plan(_EXACT, join_layers(mixed)).bits_per_element
-        return Found(mixed, bits, kl_mean, best, uniform_kl_mean)
+        return Found(budget, mixed, bits, kl_mean, best, uniform_kl_mean)
 
 
 _Divergence = Callable[[str, str, Progress], float]

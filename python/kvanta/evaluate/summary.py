@@ -38,6 +38,15 @@ def confidence_interval(units: Sequence[NDArray[np.float64]]) -> list[float]:
     return [float(value) for value in np.quantile(means, [0.025, 0.975])]
 
 
+def paired_difference(one: Sequence[float], other: Sequence[float]) -> tuple[float, list[float]]:
+    """Mean of one - other, and the interval of that mean; both are means over the same bootstrap units, in order.
+
+    Texts differ more than formats do: on the same units a difference shows that two intervals would hide.
+    """
+    differences = np.asarray(one, dtype=np.float64) - np.asarray(other, dtype=np.float64)
+    return float(differences.mean()), confidence_interval(list(differences.reshape(-1, 1)))
+
+
 def perplexity(log_probabilities: Sequence[float] | NDArray[np.float64]) -> float:
     """Of log-probabilities in nats."""
     return float(np.exp(-np.mean(np.asarray(log_probabilities, dtype=np.float64))))
@@ -47,9 +56,11 @@ def summarize(parts: Sequence[RowFigures], reference_perplexity: float) -> dict[
     """The report's figures; KL in nats per token, top1 a share. One part per window."""
     rows = RowFigures.join(parts)
     own = perplexity(rows.target)
+    units = bootstrap_units(parts)
     return {
         "kl_mean": float(rows.kl.mean()),
-        "kl_mean_ci95": confidence_interval(bootstrap_units(parts)),
+        "kl_mean_ci95": confidence_interval(units),
+        "kl_means": [float(unit.mean()) for unit in units],
         "kl_median": float(np.median(rows.kl)),
         "kl_p99": float(np.quantile(rows.kl, 0.99)),
         "kl_max": float(rows.kl.max()),

@@ -22,7 +22,7 @@ from kvanta.tokenizer import Tokenizer
 
 # Control tokens that end a text or a turn, whatever eos_token_id says (llama.cpp has the same rule).
 _ENDINGS = {"<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>"}
-BLOCK_FILE = "gguf_blocks.safetensors"
+BLOCK_FILE = "gguf_blocks.kvanta"
 _CONTROL = 3
 _MOST_TOKEN_BYTES = 4096  # far above every vocabulary; splitting a token at every place takes the square of it
 

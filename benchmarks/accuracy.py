@@ -18,28 +18,17 @@ import numpy as np
 import numpy.typing as npt
 
 import kvanta
+from kvanta.divergence import kl_divergence
 from kvanta.models import resolve_model
 
 Logits = npt.NDArray[np.float32]
 
 
-def log_softmax(logits: Logits) -> npt.NDArray[np.float64]:
-    wide = logits.astype(np.float64)
-    wide -= wide.max(axis=-1, keepdims=True)
-    result: npt.NDArray[np.float64] = wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))
-    return result
-
-
-def compare(reference: Logits, other: Logits, block: int = 128) -> dict[str, float]:
+def compare(reference: Logits, other: Logits) -> dict[str, float]:
     """Mean and maximum KL(reference || other), nats per token, and the share of equal most likely tokens."""
-    kl = []
-    for first in range(0, len(reference), block):
-        p = log_softmax(reference[first : first + block])
-        q = log_softmax(other[first : first + block])
-        kl.append((np.exp(p) * (p - q)).sum(axis=-1))
-    values = np.concatenate(kl)
+    kl = kl_divergence(reference, other)
     top1 = float((reference.argmax(-1) == other.argmax(-1)).mean())
-    return {"kl_mean": float(values.mean()), "kl_max": float(values.max()), "top1": top1}
+    return {"kl_mean": float(kl.mean()), "kl_max": float(kl.max()), "top1": top1}
 
 
 def transformers_logits(folder: Path, tokens: list[int]) -> Logits:

@@ -140,11 +140,15 @@ def serve_figures(command: Sequence[str], environment: dict[str, str], options: 
     }
 
 
-def measure(name: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """A row of the report."""
-    runs: dict[str, list[dict[str, float]]] = {"kvanta": [], "vllm": []}
+def measure(
+    name: str, folder: Path, options: argparse.Namespace, kept: Mapping[str, float] | None = None
+) -> dict[str, Any]:
+    """A row of the report; `kept`: vLLM's figures, if they are not measured again."""
+    runs: dict[str, list[dict[str, float]]] = {"kvanta": [], "vllm": [] if kept is None else [dict(kept)]}
     engine = []
     servers = commands(options, folder)
+    if kept is not None:
+        del servers["vllm"]
     for pair in range(options.pairs):
         for server in sorted(servers, reverse=pair % 2 == 1):
             runs[server].append(serve_figures(*servers[server], options))
@@ -154,10 +158,11 @@ def measure(name: str, folder: Path, options: argparse.Namespace) -> dict[str, A
     row: dict[str, Any] = {"model": name, "bar": BARS[name]}
     for server, figures in runs.items():
         row[server] = {key: median(each[key] for each in figures) for key in figures[0]}
+    others = runs["vllm"] if kept is None else runs["vllm"] * options.pairs
     row["times"] = median(
-        own["output_throughput"] / other["output_throughput"]
-        for own, other in zip(runs["kvanta"], runs["vllm"], strict=True)
+        own["output_throughput"] / other["output_throughput"] for own, other in zip(runs["kvanta"], others, strict=True)
     )
+    row["at_one_time"] = kept is None
     row["engine_throughput"] = median(engine)
     row["serve_share"] = row["kvanta"]["output_throughput"] / row["engine_throughput"]
     row["weights_mib"] = _core.read_model_info(str(folder)).weight_bytes / 2**20
@@ -165,13 +170,13 @@ def measure(name: str, folder: Path, options: argparse.Namespace) -> dict[str, A
     return row
 
 
-def kept_rows(path: Path, settings: Mapping[str, Any], measured: Sequence[str]) -> list[dict[str, Any]]:
-    """Rows of an earlier report with the same settings, of the models that were not measured now."""
-    if not path.exists():
-        return []
-    earlier: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    rows = earlier.pop("rows")
-    return [row for row in rows if row["model"] not in measured] if earlier == settings else []
+def earlier_rows(path: Path | None, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Rows of an earlier report with the same settings, by model."""
+    if path is None or not path.exists():
+        return {}
+    report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    rows = report.pop("rows")
+    return {row["model"]: row for row in rows} if report == settings else {}
 
 
 def main() -> int:
@@ -180,6 +185,9 @@ def main() -> int:
     parser.add_argument("--vllm-threads", default="auto", metavar="CPUS", help="VLLM_CPU_OMP_THREADS_BIND")
     parser.add_argument("--models", nargs="+", choices=list(BARS), default=list(BARS))
     parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument(
+        "--keep-vllm", action="store_true", help="measure Kvanta again, beside vLLM's figures of the earlier report"
+    )
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--input-len", type=int, default=256)
     parser.add_argument("--output-len", type=int, default=128)
@@ -187,18 +195,18 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="a report; it keeps rows of --models that are not measured now")
     options = parser.parse_args()
     version = subprocess.run([options.vllm, "--version"], capture_output=True, text=True, check=True).stdout
-    with tempfile.TemporaryDirectory() as scratch:
-        rows = []
-        for name in options.models:
-            folder = make_small_model(Path(scratch) / name) if name == "15m" else resolve_model(name).path
-            rows.append(measure(name, folder, options))
     settings = {
         "vllm": version.split()[-1],
         **{key: getattr(options, key) for key in ("vllm_threads", "pairs", "requests", "input_len", "output_len")},
     }
-    if options.json:
-        rows = kept_rows(options.json, settings, options.models) + rows
-    text = json.dumps({**settings, "rows": rows}, indent=1)
+    rows = earlier_rows(options.json, settings)
+    if options.keep_vllm and not rows.keys() >= set(options.models):
+        raise SystemExit("error: --keep-vllm: --json is no earlier report of these models and settings")
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in options.models:
+            folder = make_small_model(Path(scratch) / name) if name == "15m" else resolve_model(name).path
+            rows[name] = measure(name, folder, options, rows[name]["vllm"] if options.keep_vllm else None)
+    text = json.dumps({**settings, "rows": list(rows.values())}, indent=1)
     print(text)
     if options.json:
         options.json.write_text(text + "\n", encoding="utf-8")

@@ -65,6 +65,17 @@ def _beside_own(result: Mapping[str, Any], folder: Path) -> Rows:
     return beside(result, json.loads((folder / "eval.json").read_text()))
 
 
+def _held_out(result: Mapping[str, Any], _: Path) -> Rows:
+    rows = []
+    for each in result["search"]:
+        low, high = each["held_out"]["difference_ci95"]
+        interval = f"{low:+.5f} to {high:+.5f}"
+        rows.append(
+            {**each["held_out"], "budget": each["budget"], "bits": each["bits_per_element"], "interval": interval}
+        )
+    return rows
+
+
 _LLAMA_CPP = (
     "benchmarks/llama_cpp.py --llama-perplexity PATH --text wiki.test.raw --formats q8_0 q4_0 "
     "--json docs/results/llama-cpp.json"
@@ -272,8 +283,32 @@ TABLES = {
             ("pages left in use", "left_over.kv_cache_pages_used", "d"),
         ),
     ),
+    "search": Table(
+        "kvanta eval smollm2 --text wiki.test.raw --search 4.5 5 5.5 6 6.5 --search-tokens 2048 --search-formats int8 "
+        "int6_g32 int5_g32 int4 int3_g32 --search-modifiers +exact=2 --formats NAMES --json docs/results/search.json",
+        _held_out,
+        (
+            ("at most (bits)", "budget", ".4g"),
+            ("per layer (bits)", "bits", ".4g"),
+            ("mean KL", "kl_mean", ".5f"),
+            ("best that is the same in all layers", "uniform", ""),
+            ("bits", "uniform_bits_per_element", ".4g"),
+            ("mean KL", "uniform_kl_mean", ".5f"),
+            ("difference", "difference", "+.5f"),
+            ("95 %", "interval", ""),
+        ),
+    ),
+    "eval-speed": Table(
+        "benchmarks/eval_speed.py smollm2 --text wiki.test.raw --json docs/results/eval-speed.json",
+        "rows",
+        (
+            ("cache", "format", ""),
+            ("tokens", "tokens", ",d"),
+            ("times of their prefill", "times", ".2f"),
+        ),
+    ),
     "vllm-cpu": Table(
-        "benchmarks/vllm_cpu.py --vllm V --vllm-threads 0-1 --models 15m --pairs 1 --json docs/results/vllm-cpu.json",
+        "benchmarks/vllm_cpu.py --vllm V --vllm-threads 0-1 --pairs 1 --json docs/results/vllm-cpu.json",
         "rows",
         (
             ("model", "model", ""),

@@ -284,7 +284,7 @@ TABLES = {
         ),
     ),
     "search": Table(
-        "kvanta eval smollm2 --text wiki.test.raw --search 4.5 5 5.5 6 6.5 --search-tokens 2048 --search-formats int8 "
+        "kvanta eval smollm2 --text wiki.test.raw --search 4.5 5 5.5 6 6.5 --search-tokens 1024 --search-formats int8 "
         "int6_g32 int5_g32 int4 int3_g32 --search-modifiers +exact=2 --formats NAMES --json docs/results/search.json",
         _held_out,
         (

@@ -143,7 +143,7 @@ TEST(Engine, RefusesBadConfigs) {
   EXPECT_NE(with([](auto& c) { c.kv_cache_dtype = "int9"; }).find("int9"), std::string::npos);
   EXPECT_NE(with([](auto& c) { c.dtype = "float8"; }).find("float8"), std::string::npos);
   EXPECT_NE(with([](auto& c) { c.weight_dtype = "int3"; }).find("'int3'"), std::string::npos);
-  EXPECT_NE(with([](auto& c) { c.device = "cuda"; }).find("cuda"), std::string::npos);
+  EXPECT_NE(with([](auto& c) { c.device = "cuda"; }).find("auto, cpu"), std::string::npos);
   EXPECT_NE(with([](auto& c) { c.isa = "avx9"; }).find("avx9"), std::string::npos);
   EXPECT_NE(with([](auto& c) { c.page_size = 24; }).find("24"), std::string::npos);
   EXPECT_NE(with([](auto& c) { c.max_num_batched_tokens = 15; }).find("15"), std::string::npos);

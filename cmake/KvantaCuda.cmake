@@ -1,0 +1,92 @@
+# The CUDA backend, where there is an nvcc that works: kvanta_cuda(TARGET) adds its objects and the static runtime.
+#
+# The units are compiled by commands of our own rather than by CMake's CUDA language, which would try the compiler anew in
+# every build folder, and would link its device runtime into everything. Machine code for Ampere and Hopper, PTX for what
+# comes after. Nothing of it needs a driver to start: the static runtime looks for one when it is first called.
+set(KVANTA_CUDA "AUTO" CACHE STRING "CUDA backend: AUTO (where a usable nvcc is found), ON or OFF")
+set(KVANTA_CUDA_TARGETS -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90a,code=sm_90a
+                        -gencode=arch=compute_90,code=compute_90)
+
+# Sets KVANTA_NVCC and KVANTA_CUDART, or says in `missing` what there is not.
+function(kvanta_find_cuda missing)
+  set(${missing} "" PARENT_SCOPE)
+  find_program(KVANTA_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda/bin
+               DOC "nvcc of the CUDA toolkit, 12.4 or later")
+  if(NOT KVANTA_NVCC)
+    set(${missing} "no nvcc is on the PATH, in CUDA_HOME or in /usr/local/cuda" PARENT_SCOPE)
+    return()
+  endif()
+  execute_process(COMMAND ${KVANTA_NVCC} --version OUTPUT_VARIABLE version ERROR_QUIET)
+  string(REGEX MATCH "release ([0-9]+\\.[0-9]+)" found "${version}")
+  if(NOT found OR CMAKE_MATCH_1 VERSION_LESS 12.4)
+    set(${missing} "${KVANTA_NVCC} is older than 12.4, or does not run" PARENT_SCOPE)
+    return()
+  endif()
+  execute_process(COMMAND ${KVANTA_NVCC} --dryrun -c none.cu ERROR_VARIABLE plan OUTPUT_QUIET)
+  string(REGEX MATCH "#\\$ TOP=([^\n]+)" found "${plan}")  # what is called nvcc may be a link or a script
+  set(root ${CMAKE_MATCH_1})
+  find_library(KVANTA_CUDART cudart_static HINTS ${root}/lib64 ${root}/targets/x86_64-linux/lib ${root}/lib
+               DOC "the CUDA runtime as a static library")
+  if(NOT KVANTA_CUDART)
+    set(${missing} "${KVANTA_NVCC} has no libcudart_static.a beside it" PARENT_SCOPE)
+    return()
+  endif()
+  if(NOT DEFINED KVANTA_NVCC_WORKS)
+    # Its host compiler may be one that this nvcc does not take.
+    file(WRITE ${PROJECT_BINARY_DIR}/cuda/works.cu "#include <cuda_runtime.h>\n__global__ void Nothing() {}\n")
+    execute_process(COMMAND ${KVANTA_NVCC} -std=c++20 -arch=sm_80 -c works.cu -o works.o
+                    WORKING_DIRECTORY ${PROJECT_BINARY_DIR}/cuda RESULT_VARIABLE failed OUTPUT_QUIET ERROR_QUIET)
+    if(failed)
+      set(works FALSE)
+    else()
+      set(works TRUE)
+    endif()
+    set(KVANTA_NVCC_WORKS ${works} CACHE INTERNAL "")
+  endif()
+  if(NOT KVANTA_NVCC_WORKS)
+    set(${missing} "${KVANTA_NVCC} cannot compile C++20 with its host compiler" PARENT_SCOPE)
+  endif()
+endfunction()
+
+if(NOT KVANTA_CUDA MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "KVANTA_CUDA=${KVANTA_CUDA}; expected AUTO, ON or OFF")
+endif()
+set(KVANTA_HAS_CUDA FALSE)
+# A sanitizer sees nothing of what runs on a GPU; the kernels' source is tested under it by emulation.
+if(KVANTA_CUDA STREQUAL "ON" OR (KVANTA_CUDA STREQUAL "AUTO" AND NOT KVANTA_SANITIZE))
+  kvanta_find_cuda(missing)
+  if(missing STREQUAL "")
+    set(KVANTA_HAS_CUDA TRUE)
+  elseif(KVANTA_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "KVANTA_CUDA=ON: ${missing}; use AUTO (builds without) or OFF")
+  endif()
+  message(STATUS "CUDA backend: ${KVANTA_HAS_CUDA} ${missing}")
+endif()
+
+# One object from every src/kernels/cuda/*.cu.
+function(kvanta_cuda target)
+  if(NOT KVANTA_HAS_CUDA)
+    return()
+  endif()
+  set_property(SOURCE ${PROJECT_SOURCE_DIR}/src/kernels/cuda/gpu.cc APPEND PROPERTY COMPILE_DEFINITIONS KVANTA_HAS_CUDA)
+  file(GLOB units CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/kernels/cuda/*.cu)
+  set(warnings -Xcompiler=-Wall,-Wextra,-Wno-psabi)
+  if(KVANTA_WERROR)
+    list(APPEND warnings -Xcompiler=-Werror --Werror=all-warnings)
+  endif()
+  foreach(unit IN LISTS units)
+    get_filename_component(name ${unit} NAME_WE)
+    set(object ${PROJECT_BINARY_DIR}/cuda/${name}.o)
+    # No contraction, as everywhere (KvantaLayer.cmake): bytes of pages are bit-exact, and kernels that want an FMA say so.
+    add_custom_command(
+      OUTPUT ${object}
+      COMMAND ${CMAKE_CXX_COMPILER_LAUNCHER} ${KVANTA_NVCC} -std=c++20 -O3 -fmad=false --expt-relaxed-constexpr
+              ${KVANTA_CUDA_TARGETS} --threads 2 ${warnings} -Xcompiler=-fPIC,-fvisibility=hidden
+              -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/src -MD -MF ${object}.d -c ${unit} -o ${object}
+      DEPENDS ${unit} DEPFILE ${object}.d COMMENT "Building CUDA object ${name}.o" VERBATIM COMMAND_EXPAND_LISTS)
+    target_sources(${target} PRIVATE ${object})
+    set_source_files_properties(${object} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
+  endforeach()
+  # An archive cannot hold another: programs link the runtime themselves.
+  target_link_libraries(${target} PUBLIC ${KVANTA_CUDART} ${CMAKE_DL_LIBS} rt)
+endfunction()

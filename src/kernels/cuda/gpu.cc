@@ -1,0 +1,32 @@
+#include "kernels/cuda/gpu.h"
+
+#include <fmt/format.h>
+
+#include "kernels/cuda/probe.h"
+
+namespace kvanta::kernels {
+
+#ifdef KVANTA_HAS_CUDA
+std::string MissingForCuda() {
+  const CudaProbe probe = ProbeCuda();
+  const auto version = [](int number) { return fmt::format("{}.{}", number / 1000, number % 1000 / 10); };
+  if (probe.driver_missing) return "this machine has no NVIDIA driver";
+  if (probe.driver_old) {
+    return fmt::format("the NVIDIA driver knows CUDA {}, this build needs {}", version(probe.driver_version),
+                       version(probe.runtime_version));
+  }
+  if (probe.error != 0) return fmt::format("the CUDA runtime says: {}", probe.error_text);
+  if (probe.devices == 0) return "this machine has an NVIDIA driver, but no GPU that it may use";
+  if (probe.capability < kLeastCapability) {
+    return fmt::format("{} has compute capability {}.{}, the kernels need {}.{} or more", probe.name,
+                       probe.capability / 10, probe.capability % 10, kLeastCapability / 10, kLeastCapability % 10);
+  }
+  return "";
+}
+#else
+std::string MissingForCuda() {
+  return "this build is without CUDA (KVANTA_CUDA=OFF, or no usable nvcc was found)";
+}
+#endif
+
+}  // namespace kvanta::kernels

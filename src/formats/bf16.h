@@ -17,7 +17,7 @@ struct Bf16 : FormatTraits {
   static constexpr uint16_t kMaxBits = 0x7f7f;
 
   // The nearest bf16; above the largest finite value that one; NaN stays NaN.
-  static uint16_t Encode(float x) noexcept {
+  KVANTA_HD static uint16_t Encode(float x) noexcept {
     const auto bits = std::bit_cast<uint32_t>(x);
     const uint32_t magnitude = bits & 0x7fffffffU;
     const uint32_t rounded = (magnitude + 0x7fffU + ((magnitude >> 16U) & 1U)) >> 16U;
@@ -26,8 +26,8 @@ struct Bf16 : FormatTraits {
     return static_cast<uint16_t>(((bits >> 16U) & 0x8000U) | (magnitude > 0x7f800000U ? nan : finite));
   }
 
-  static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
-                        EncodeCounts& counts) noexcept {
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
+                                  EncodeCounts& counts) noexcept {
     CountRow(x, head_dim, Bf16ToFloat(kMaxBits), counts);
     for (int i = 0; i < head_dim; ++i) StoreBytes(out.codes + 2 * i, Encode(x[i]));
   }

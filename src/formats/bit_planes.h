@@ -3,13 +3,14 @@
 
 #include <cstdint>
 
+#include "base/host_device.h"
 #include "formats/code.h"
 
 namespace kvanta::formats {
 
 // Packs bits [shift, shift + kBits) of fields[n] into a plane of kBits bits; n a multiple of 32 / kBits.
 template <int kBits>
-void PackPlane(const uint8_t* fields, int n, int shift, uint8_t* plane) noexcept {
+KVANTA_HD void PackPlane(const uint8_t* fields, int n, int shift, uint8_t* plane) noexcept {
   constexpr int kFields = 8 / kBits;  // of a byte
   constexpr unsigned kMask = (1U << kBits) - 1U;
   for (int begin = 0; begin < n; begin += 4 * kFields) {
@@ -43,7 +44,7 @@ void UnpackPlane(const uint8_t* plane, int n, int shift, uint8_t* fields) noexce
 
 // A row's fields [head_dim] to its codes, and back. head_dim: a multiple of CodeChannels(kCode).
 template <Code kCode>
-void PackFields(const uint8_t* fields, int head_dim, uint8_t* codes) noexcept {
+KVANTA_HD void PackFields(const uint8_t* fields, int head_dim, uint8_t* codes) noexcept {
   constexpr CodeInfo kInfo = Info(kCode);
   PackPlane<kInfo.low_bits>(fields, head_dim, 0, codes);
   if constexpr (kInfo.high_bits != 0) {

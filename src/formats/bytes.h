@@ -5,19 +5,21 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/host_device.h"
+
 namespace kvanta::formats {
 
 static_assert(std::endian::native == std::endian::little, "cells are little endian");
 
 template <class T>
-T LoadBytes(const uint8_t* bytes) noexcept {
+KVANTA_HD T LoadBytes(const uint8_t* bytes) noexcept {
   T value;
   std::memcpy(&value, bytes, sizeof(T));
   return value;
 }
 
 template <class T>
-void StoreBytes(uint8_t* bytes, T value) noexcept {
+KVANTA_HD void StoreBytes(uint8_t* bytes, T value) noexcept {
   std::memcpy(bytes, &value, sizeof(T));
 }
 

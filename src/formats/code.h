@@ -90,7 +90,8 @@ struct CodeLevels {
 constexpr CodeLevels Levels(Code code) noexcept {
   CodeLevels levels{.level = {}, .unit = 1};
   const auto set = [&levels](const auto& values) {
-    for (int i = 0; int value : values) levels.level[i++] = static_cast<int8_t>(value);
+    int i = 0;  // not in the loop's head: nvcc could not evaluate it
+    for (const int value : values) levels.level[i++] = static_cast<int8_t>(value);
   };
   switch (code) {
     case Code::kE2M1: {  // halves

@@ -6,6 +6,7 @@
 #include <span>
 #include <string_view>
 
+#include "base/host_device.h"
 #include "formats/code.h"
 #include "formats/scale_type.h"
 #include "kvanta/kv_scheme.h"
@@ -19,7 +20,7 @@ struct EncodeCounts {
   int64_t saturated = 0;
   int64_t nan = 0;
 
-  EncodeCounts& operator+=(const EncodeCounts& other) {
+  KVANTA_HD EncodeCounts& operator+=(const EncodeCounts& other) {
     values += other.values;
     saturated += other.saturated;
     nan += other.nan;
@@ -42,7 +43,8 @@ struct RowPlanes {
   uint8_t* token_scales = nullptr;
   uint8_t* token_zeros = nullptr;
 
-  operator ConstRowPlanes() const noexcept {  // NOLINT(google-explicit-constructor): pointers to const, nothing else
+  KVANTA_HD operator ConstRowPlanes()
+      const noexcept {  // NOLINT(google-explicit-constructor): pointers to const, nothing else
     return {codes, block_scales, block_zeros, token_scales, token_zeros};
   }
 };

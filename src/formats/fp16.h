@@ -15,8 +15,8 @@ struct Fp16 : FormatTraits {
   static constexpr Code kCode = Code::kFp16;
   static constexpr Latents kLatents = Latents::kAlso;
 
-  static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
-                        EncodeCounts& counts) noexcept {
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
+                                  EncodeCounts& counts) noexcept {
     CountRow(x, head_dim, kFp16Max, counts);
     for (int i = 0; i < head_dim; ++i) {
       const uint16_t rounded = FloatToFp16(x[i]);

@@ -18,8 +18,8 @@ struct Fp32 : FormatTraits {
   static constexpr Latents kLatents = Latents::kAlso;
   static constexpr float kMax = std::numeric_limits<float>::max();
 
-  static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
-                        EncodeCounts& counts) noexcept {
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
+                                  EncodeCounts& counts) noexcept {
     CountRow(x, head_dim, kMax, counts);
     for (int i = 0; i < head_dim; ++i) {
       const int32_t magnitude = MagnitudeBits(x[i]);

@@ -14,7 +14,7 @@
 namespace kvanta::formats {
 
 // Writes the codes of a block under `scale`, which may be 0: then they are 0.
-inline void EncodeE2m1(const float* x, int n, float scale, uint8_t* fields) noexcept {
+KVANTA_HD inline void EncodeE2m1(const float* x, int n, float scale, uint8_t* fields) noexcept {
   for (int i = 0; i < n; ++i) fields[i] = scale == 0.0F ? uint8_t{0} : E2m1::Encode(x[i] / scale);
 }
 
@@ -28,8 +28,8 @@ struct Fp4Block : FormatTraits {
   static constexpr int kSinkPages = 1;
   static constexpr Scaling kScaling = {.per_head = Rule::kPerHead, .block = Rule::kScaleType, .channels = Rule::kBlock};
 
-  static void EncodeRow(const float* x, int head_dim, float static_scale, RowPlanes out,
-                        EncodeCounts& counts) noexcept {
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float static_scale, RowPlanes out,
+                                  EncodeCounts& counts) noexcept {
     uint8_t fields[kLongestRow];
     float scaled[kBlock];
     for (int begin = 0; begin < head_dim; begin += kBlock) {
@@ -56,11 +56,11 @@ struct Fp4Block : FormatTraits {
 };
 
 // E8M0 scales: the byte of 2^exponent, clamped to what it holds.
-inline uint8_t ExponentByte(int exponent) noexcept {
+KVANTA_HD inline uint8_t ExponentByte(int exponent) noexcept {
   return static_cast<uint8_t>(std::max(0, std::min(254, exponent + 127)));
 }
 // floor(log2 x) by the bits of x > 0; below f32's normal numbers -127.
-inline int FloorLog2(float x) noexcept {
+KVANTA_HD inline int FloorLog2(float x) noexcept {
   return (MagnitudeBits(x) >> 23) - 127;
 }
 

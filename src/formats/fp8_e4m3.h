@@ -15,8 +15,8 @@ struct Fp8E4m3 : FormatTraits {
   static constexpr Code kCode = Code::kE4M3;
   static constexpr Scaling kScaling = {.per_head = true};
 
-  static void EncodeRow(const float* x, int head_dim, float static_scale, RowPlanes out,
-                        EncodeCounts& counts) noexcept {
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float static_scale, RowPlanes out,
+                                  EncodeCounts& counts) noexcept {
     EncodeMinifloatRow<E4m3>(x, head_dim, static_scale, out.codes, counts);
   }
 

@@ -15,8 +15,8 @@ struct Fp8E5m2 : FormatTraits {
   static constexpr Code kCode = Code::kE5M2;
   static constexpr Scaling kScaling = {.per_head = true};
 
-  static void EncodeRow(const float* x, int head_dim, float static_scale, RowPlanes out,
-                        EncodeCounts& counts) noexcept {
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float static_scale, RowPlanes out,
+                                  EncodeCounts& counts) noexcept {
     EncodeMinifloatRow<E5m2>(x, head_dim, static_scale, out.codes, counts);
   }
 

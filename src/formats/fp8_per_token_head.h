@@ -14,8 +14,8 @@ struct Fp8PerTokenHead : FormatTraits {
   static constexpr Code kCode = Code::kE4M3;
   static constexpr Scaling kScaling = {.token = ScaleType::kF32};
 
-  static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
-                        EncodeCounts& counts) noexcept {
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
+                                  EncodeCounts& counts) noexcept {
     StoreBytes(out.token_scales, EncodeMinifloatRun<E4m3>(x, head_dim, out.codes, counts));
   }
 

@@ -23,8 +23,8 @@ struct Int8 : FormatTraits {
   static constexpr float kMaxCode = 127.0F;
   static constexpr float kMax = kMaxCode * kFp16Max;  // largest value that any scale can hold
 
-  static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
-                        EncodeCounts& counts) noexcept {
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
+                                  EncodeCounts& counts) noexcept {
     CountRow(x, head_dim, kMax, counts);
     int32_t magnitude = 0;
     for (int i = 0; i < head_dim; ++i) magnitude = std::max(magnitude, MagnitudeBits(ClampOrZero(x[i], kMax)));
@@ -34,8 +34,9 @@ struct Int8 : FormatTraits {
     uint8_t* __restrict codes = out.codes;  // a byte pointer may alias anything, and the loop would stay scalar
     // A scale of zero (a zero row, or one below fp16's smallest) has zero codes.
     const float scale = scale_bits == 0 ? std::numeric_limits<float>::infinity() : Fp16ToFloat(scale_bits);
+    constexpr float kTop = kMaxCode;  // a GPU has no address of a member
     for (int i = 0; i < head_dim; ++i) {
-      const float code = std::max(-kMaxCode, std::min(kMaxCode, ClampOrZero(x[i], kMax) / scale));
+      const float code = std::max(-kTop, std::min(kTop, ClampOrZero(x[i], kMax) / scale));
       codes[i] = static_cast<uint8_t>(RoundToInt(code));
     }
   }

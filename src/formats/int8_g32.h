@@ -15,8 +15,8 @@ struct Int8Block : FormatTraits {
   static constexpr Scaling kScaling = {.block = ScaleType::kFp16, .channels = kBlock};
   static constexpr bool kHadamard = true;
 
-  static void EncodeRow(const float* x, int head_dim, float static_scale, RowPlanes out,
-                        EncodeCounts& counts) noexcept {
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float static_scale, RowPlanes out,
+                                  EncodeCounts& counts) noexcept {
     for (int begin = 0; begin < head_dim; begin += kBlock) {
       Int8::EncodeRow(x + begin, kBlock, static_scale,
                       {.codes = out.codes + begin, .token_scales = out.block_scales + begin / kBlock * 2}, counts);

@@ -17,7 +17,7 @@ struct Minifloat {
   static constexpr int kSignBit = kExponentBits + kMantissaBits;
   static constexpr int kDropped = 23 - kMantissaBits;  // mantissa bits that f32 has and this lacks
 
-  static constexpr float Decode(uint8_t code) noexcept {
+  KVANTA_HD static constexpr float Decode(uint8_t code) noexcept {
     const uint32_t sign = static_cast<uint32_t>(code >> kSignBit) << 31U;
     const uint32_t magnitude = code & ((1U << kSignBit) - 1U);
     if (magnitude > kMaxCode) {
@@ -33,11 +33,12 @@ struct Minifloat {
   static constexpr float kMax = Decode(kMaxCode);
 
   // Nearest even; |x| above kMax gives +-kMax; NaN gives the NaN code with x's sign.
-  static uint8_t Encode(float x) noexcept {
+  KVANTA_HD static uint8_t Encode(float x) noexcept {
     const auto bits = std::bit_cast<uint32_t>(x);
     const uint32_t sign = (bits >> 31U) << kSignBit;
     const uint32_t magnitude = bits & 0x7fffffffU;
-    const uint32_t clamped = std::min(magnitude, std::bit_cast<uint32_t>(kMax));
+    constexpr auto kMaxBits = std::bit_cast<uint32_t>(kMax);
+    const uint32_t clamped = std::min(magnitude, kMaxBits);
 
     // Normal numbers: round the mantissa by integer arithmetic, then move the exponent's bias.
     constexpr uint32_t kRebias = static_cast<uint32_t>(127 - kBias) << 23U;
@@ -60,7 +61,7 @@ using E2m1 = Minifloat<2, 1, 0x7, 0x0>;    // largest 6, neither infinities nor 
 
 // A power of two: 2^(byte - 127). 255, NaN, is never written.
 struct E8m0 {
-  static constexpr float Decode(uint8_t byte) noexcept {
+  KVANTA_HD static constexpr float Decode(uint8_t byte) noexcept {
     if (byte == 255) return std::bit_cast<float>(0x7fc00000U);
     return std::bit_cast<float>(byte == 0 ? 0x00400000U : uint32_t{byte} << 23U);
   }
@@ -68,8 +69,8 @@ struct E8m0 {
 
 // Rows of formats whose code is a minifloat under a static scale: stored value = x / scale.
 template <class Float>
-void EncodeMinifloatRow(const float* x, int head_dim, float scale, uint8_t* __restrict codes,
-                        EncodeCounts& counts) noexcept {
+KVANTA_HD void EncodeMinifloatRow(const float* x, int head_dim, float scale, uint8_t* __restrict codes,
+                                  EncodeCounts& counts) noexcept {
   constexpr int kChunk = 64;
   float scaled[kChunk];
   for (int begin = 0; begin < head_dim; begin += kChunk) {
@@ -83,7 +84,7 @@ void EncodeMinifloatRow(const float* x, int head_dim, float scale, uint8_t* __re
 // A run of values under a scale of its own, amax / the largest code, which is returned. A scale of zero (of zeros, or
 // of the least subnormals) has zero codes. NaN stays NaN.
 template <class Float>
-float EncodeMinifloatRun(const float* x, int n, uint8_t* codes, EncodeCounts& counts) noexcept {
+KVANTA_HD float EncodeMinifloatRun(const float* x, int n, uint8_t* codes, EncodeCounts& counts) noexcept {
   constexpr float kLimit = std::numeric_limits<float>::max();
   CountRow(x, n, kLimit, counts);
   int32_t magnitude = 0;
@@ -98,7 +99,7 @@ float EncodeMinifloatRun(const float* x, int n, uint8_t* codes, EncodeCounts& co
 }
 
 template <class Float>
-void DecodeMinifloatRow(const uint8_t* codes, int head_dim, float scale, float* x) noexcept {
+KVANTA_HD void DecodeMinifloatRow(const uint8_t* codes, int head_dim, float scale, float* x) noexcept {
   for (int i = 0; i < head_dim; ++i) x[i] = Float::Decode(codes[i]) * scale;
 }
 

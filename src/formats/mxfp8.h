@@ -13,8 +13,8 @@ struct Mxfp8 : FormatTraits {
   static constexpr int kBlock = 32;
   static constexpr Scaling kScaling = {.block = ScaleType::kE8M0, .channels = kBlock};
 
-  static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
-                        EncodeCounts& counts) noexcept {
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
+                                  EncodeCounts& counts) noexcept {
     constexpr float kLimit = E4m3::kMax * 0x1p119F;  // a larger scale would not fit f32
     CountRow(x, head_dim, kLimit, counts);
     for (int begin = 0; begin < head_dim; begin += kBlock) {

@@ -13,7 +13,7 @@ struct Nvfp4Rule {
   static constexpr ScaleType kScaleType = ScaleType::kE4M3;
   static constexpr float kMax = E2m1::kMax * E4m3::kMax;
 
-  static uint8_t Encode(const float* x, float amax, uint8_t* fields) noexcept {
+  KVANTA_HD static uint8_t Encode(const float* x, float amax, uint8_t* fields) noexcept {
     const uint8_t scale = E4m3::Encode(amax / E2m1::kMax);
     EncodeE2m1(x, kBlock, E4m3::Decode(scale), fields);
     return scale;
@@ -21,7 +21,7 @@ struct Nvfp4Rule {
 };
 
 struct FourOverSixRule : Nvfp4Rule {
-  static uint8_t Encode(const float* x, float amax, uint8_t* fields) noexcept {
+  KVANTA_HD static uint8_t Encode(const float* x, float amax, uint8_t* fields) noexcept {
     uint8_t other[kBlock];
     const uint8_t six = Nvfp4Rule::Encode(x, amax, fields);
     const uint8_t four = E4m3::Encode(amax / 4.0F);
@@ -32,7 +32,7 @@ struct FourOverSixRule : Nvfp4Rule {
   }
 
  private:
-  static float Error(const float* x, float scale, const uint8_t* fields) noexcept {
+  KVANTA_HD static float Error(const float* x, float scale, const uint8_t* fields) noexcept {
     float sum = 0.0F;  // in channel order: the order is part of the format
     for (int i = 0; i < kBlock; ++i) {
       const float difference = x[i] - E2m1::Decode(fields[i]) * scale;

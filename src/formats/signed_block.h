@@ -28,8 +28,8 @@ struct SignedBlock : FormatTraits {
   static constexpr int kHalf = 1 << (CodeBits(kCode) - 1);
   static constexpr float kMax = static_cast<float>(kHalf) * kFp16Max;  // largest value that any scale can hold
 
-  static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
-                        EncodeCounts& counts) noexcept {
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
+                                  EncodeCounts& counts) noexcept {
     uint8_t fields[kLongestRow];
     for (int begin = 0; begin < head_dim; begin += kBlock) {
       const uint16_t scale = EncodeBlock(x + begin, fields + begin, counts);
@@ -45,7 +45,7 @@ struct SignedBlock : FormatTraits {
 
  private:
   // Writes the fields (code + kHalf) of a block and returns its scale.
-  static uint16_t EncodeBlock(const float* values, uint8_t* fields, EncodeCounts& counts) noexcept {
+  KVANTA_HD static uint16_t EncodeBlock(const float* values, uint8_t* fields, EncodeCounts& counts) noexcept {
     const int64_t saturated_before = counts.saturated;
     CountRow(values, kBlock, kMax, counts);
     float x[kBlock];

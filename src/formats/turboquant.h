@@ -21,8 +21,8 @@ struct LloydRow : FormatTraits {
       "K: code = nearest Lloyd-Max level to x / rms(x); s = fp16(|x| / |levels of the codes|); V: s = fp16((max - min) "
       "/ (2^bits - 1)), z = fp16(min) of the row; code = clamp(rne((x - z) / s), 0, 2^bits - 1)";
 
-  static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
-                        EncodeCounts& counts) noexcept {
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
+                                  EncodeCounts& counts) noexcept {
     constexpr int kCount = 1 << CodeBits(kCode);
     constexpr CodeLevels kTable = Levels(kCode);
     const int64_t saturated_before = counts.saturated;

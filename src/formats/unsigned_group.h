@@ -22,7 +22,8 @@ struct AsymmetricScale {
 
 // Encodes x[0], x[stride], ... (n of them) to fields with the same stride.
 template <int kBits>
-AsymmetricScale EncodeGroup(const float* x, int n, int stride, uint8_t* fields, EncodeCounts& counts) noexcept {
+KVANTA_HD AsymmetricScale EncodeGroup(const float* x, int n, int stride, uint8_t* fields,
+                                      EncodeCounts& counts) noexcept {
   constexpr auto kTop = static_cast<float>((1 << kBits) - 1);
   float low = std::numeric_limits<float>::infinity();
   float high = -low;
@@ -56,8 +57,8 @@ struct UnsignedRow : FormatTraits {
   static constexpr std::string_view kRule =
       "s = fp16((max - min) / (2^bits - 1)), z = fp16(min) of the row; code = clamp(rne((x - z) / s), 0, 2^bits - 1)";
 
-  static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
-                        EncodeCounts& counts) noexcept {
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
+                                  EncodeCounts& counts) noexcept {
     uint8_t fields[kLongestRow];
     const AsymmetricScale scale = EncodeGroup<CodeBits(kCode)>(x, head_dim, 1, fields, counts);
     StoreBytes(out.token_scales, scale.scale);
@@ -81,8 +82,8 @@ struct UnsignedBlock : FormatTraits {
       "s = fp16((max - min) / (2^bits - 1)), z = fp16(min) of 32 channels; code = clamp(rne((x - z) / s), 0, 2^bits - "
       "1)";
 
-  static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
-                        EncodeCounts& counts) noexcept {
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
+                                  EncodeCounts& counts) noexcept {
     uint8_t fields[kLongestRow];
     for (int begin = 0; begin < head_dim; begin += kBlock) {
       const AsymmetricScale scale = EncodeGroup<CodeBits(kCode)>(x + begin, kBlock, 1, fields + begin, counts);

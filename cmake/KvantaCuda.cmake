@@ -4,8 +4,7 @@
 # every build folder, and would link its device runtime into everything. Machine code for Ampere and Hopper, PTX for what
 # comes after. Nothing of it needs a driver to start: the static runtime looks for one when it is first called.
 set(KVANTA_CUDA "AUTO" CACHE STRING "CUDA backend: AUTO (where a usable nvcc is found), ON or OFF")
-set(KVANTA_CUDA_TARGETS -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90a,code=sm_90a
-                        -gencode=arch=compute_90,code=compute_90)
+set(KVANTA_CUDA_TARGETS -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90,code=[sm_90,compute_90])
 
 # Sets KVANTA_NVCC and KVANTA_CUDART, or says in `missing` what there is not.
 function(kvanta_find_cuda missing)
@@ -77,11 +76,16 @@ function(kvanta_cuda target)
   foreach(unit IN LISTS units)
     get_filename_component(name ${unit} NAME_WE)
     set(object ${PROJECT_BINARY_DIR}/cuda/${name}.o)
+    # Only these have kernels; the others only call the runtime, and are the host compiler's.
+    set(language ${KVANTA_CUDA_TARGETS} --threads 2)
+    if(NOT name MATCHES "_entries$")
+      set(language -x c++)
+    endif()
     # No contraction, as everywhere (KvantaLayer.cmake): bytes of pages are bit-exact, and kernels that want an FMA say so.
     add_custom_command(
       OUTPUT ${object}
       COMMAND ${CMAKE_CXX_COMPILER_LAUNCHER} ${KVANTA_NVCC} -std=c++20 -O3 -fmad=false --expt-relaxed-constexpr
-              ${KVANTA_CUDA_TARGETS} --threads 2 ${warnings} -Xcompiler=-fPIC,-fvisibility=hidden
+              ${language} ${warnings} -Xcompiler=-fPIC,-fvisibility=hidden
               -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/src -MD -MF ${object}.d -c ${unit} -o ${object}
       DEPENDS ${unit} DEPFILE ${object}.d COMMENT "Building CUDA object ${name}.o" VERBATIM COMMAND_EXPAND_LISTS)
     target_sources(${target} PRIVATE ${object})

@@ -41,6 +41,8 @@ inline constexpr double kRopeAbsolute = 3 * kUnitF32;
 
 // ---- attention, against double on the same bytes
 
+inline constexpr int kSlotsOfRun = 1024;
+
 // One coefficient, the largest of its row, is all steps exactly; it, the row's unit, a scale and their products round
 // once each.
 inline constexpr double kCoefficientRelative = 6 * kUnitF32;
@@ -79,6 +81,20 @@ inline double AttentionRms(double k_steps, double v_steps, double scale, double 
   const double weights = v_steps > 0 ? __builtin_sqrt(page_size) / (v_steps * __builtin_sqrt(12)) : 0x1p-17;
   return 4 * (logit + weights + (page_size + 32) * kUnitF32) * value_rms;
 }
+
+// The same of a GPU. An element of a query and a weight are f16 (2^-12 of themselves), or two bf16 terms (2^-17).
+// Tensor cores sum in f32 but cut terms off instead of rounding them: 2 u of the largest for each of a product's 16
+// terms and its sum, and head_dim / 16 products follow one another. ex2.approx and tanhf err by 2^-22 of their result
+// and by 2 u.
+inline double GpuAttentionTolerance(int head_dim, double logit, double softcap, double largest_value) {
+  const double error = (0x1p-12 + (2 * head_dim + 16) * kUnitF32) * logit + 8 * kUnitF32 * softcap;
+  return (__builtin_expm1(2 * (error + 0x1p-22)) + 0x1p-11 + (2 * kSlotsOfRun + 128) * kUnitF32) * largest_value +
+         1e-37;
+}
+// Of unit normal inputs the root mean square is far below: a logit of head_dim 128 errs by 2^-12 / sqrt(3) of its
+// standard deviation, 1, and a weight by as much of itself; values are of standard deviation 1, and 4 times that is
+// room.
+inline constexpr double kGpuAttentionRms = 4 * 2 * 0x1p-12 / 1.7;
 
 // What coefficients of 8 bits may add to a narrow format's own error, as a factor: both are independent, and 8 bits of
 // q or p are finer than the 6 or fewer of a key or a value.

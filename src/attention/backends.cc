@@ -6,7 +6,9 @@
 #include <utility>
 
 #include "attention/cpu_backend.h"
+#include "attention/gpu_backend.h"
 #include "attention/reference_backend.h"
+#include "kernels/cuda/gpu.h"
 #include "kernels/ops.h"
 #include "kvanta/error.h"
 
@@ -26,10 +28,20 @@ std::vector<std::string> CpuUnits() {
   return {isas.begin(), isas.end()};
 }
 
+std::vector<std::string> CudaUnits() {
+  std::vector<std::string> units;
+  if (std::string unit = kernels::CudaUnit(); !unit.empty()) units.push_back(std::move(unit));
+  return units;
+}
+
 const Family kFamilies[] = {
     {"cpu", CpuUnits,
      [](cache::PageStore& store, BackendConfig config, const std::shared_ptr<ThreadPool>& threads,
         const std::string& unit) { return MakeCpuBackend(store, std::move(config), threads, unit.c_str()); }},
+    {"cuda", CudaUnits,
+     [](cache::PageStore& store, BackendConfig config, const std::shared_ptr<ThreadPool>&, const std::string&) {
+       return MakeGpuBackend(store, std::move(config), kernels::MakeCudaGpu());
+     }},
     {"reference", [] { return std::vector<std::string>{""}; },
      [](cache::PageStore& store, BackendConfig config, const std::shared_ptr<ThreadPool>&, const std::string&) {
        return MakeReferenceBackend(store, std::move(config));

@@ -36,6 +36,7 @@ struct HarnessOptions {
   float static_scale = 1;
   std::vector<int> lengths = {100};  // tokens of each sequence
   bool poison = true;
+  Device* device = &Cpu();  // where the cache lies, in memory that the host can read
 };
 
 // Part of a step: the next `tokens` tokens of a sequence.
@@ -63,7 +64,7 @@ class CacheHarness {
       pages += static_cast<int64_t>(sequence.table.size());
       sequences_.push_back(std::move(sequence));
     }
-    store_.emplace(Cpu(), layout_,
+    store_.emplace(*options.device, layout_,
                    cache::PageStoreConfig{.budget_bytes = (pages + 1) * (layout_.page_bytes + layout_.exact_page_bytes),
                                           .poison_unused = options.poison});
     std::vector<cache::PageId> ids;
@@ -121,8 +122,10 @@ class CacheHarness {
     const size_t out_size = q.size() / static_cast<size_t>(QWidth()) * static_cast<size_t>(OutWidth());
     std::vector<float> out(out_size, std::nanf(""));
     plan_ = backend.MakePlan({.sequences = spans}, std::move(plan_));
-    backend.Append(*plan_, 0, k.data(), v.data(), KvWidth());
-    backend.Run(*plan_, 0, q.data(), QWidth(), out.data());
+    const Buffer device_q = Upload(q), device_k = Upload(k), device_v = Upload(v), device_out = Upload(out);
+    backend.Append(*plan_, 0, device_k.as<float>(), device_v.as<float>(), KvWidth());
+    backend.Run(*plan_, 0, device_q.as<float>(), QWidth(), device_out.as<float>());
+    options_.device->CopyOut(out.data(), device_out.data(), out_size * sizeof(float));
     std::vector<float> expected(reference ? out_size : 0);
     if (reference) {
       const std::unique_ptr<Plan> plan = reference->MakePlan({.sequences = spans}, nullptr);
@@ -150,8 +153,12 @@ class CacheHarness {
     ProvideExact(sequence, part.tokens);
     const SequenceSpan span{.start = sequence.start, .tokens = part.tokens, .pages = sequence.table.data()};
     plan_ = backend.MakePlan({.sequences = {&span, 1}}, std::move(plan_));
-    const int64_t offset = sequence.start * KvWidth();
-    backend.Append(*plan_, 0, sequence.k.data() + offset, sequence.v.data() + offset, KvWidth());
+    std::vector<float> k, v;
+    Gather(sequence.k, sequence.start, part.tokens, KvWidth(), k);
+    Gather(sequence.v, sequence.start, part.tokens, KvWidth(), v);
+    const Buffer device_k = Upload(k), device_v = Upload(v);
+    backend.Append(*plan_, 0, device_k.as<float>(), device_v.as<float>(), KvWidth());
+    options_.device->CopyOut(k.data(), device_k.data(), sizeof(float));  // waits: the buffers go
     sequence.start += part.tokens;
     ReleaseExact(sequence);
   }
@@ -212,6 +219,12 @@ class CacheHarness {
         }
       }
     }
+  }
+
+  Buffer Upload(const std::vector<float>& values) const {
+    const Buffer buffer = options_.device->Allocate(values.size() * sizeof(float));
+    options_.device->CopyIn(buffer.data(), values.data(), values.size() * sizeof(float));
+    return buffer;
   }
 
   static void Gather(const std::vector<float>& from, int64_t start, int64_t rows, int64_t width,

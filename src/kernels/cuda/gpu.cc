@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "kernels/cuda/probe.h"
+#include "kvanta/error.h"
 
 namespace kvanta::kernels {
 
@@ -23,9 +24,22 @@ std::string MissingForCuda() {
   }
   return "";
 }
+
+std::string CudaUnit() {
+  if (!MissingForCuda().empty()) return "";
+  return ProbeCuda().capability >= 90 ? "sm90" : "sm80";  // what the code is made for
+}
 #else
 std::string MissingForCuda() {
   return "this build is without CUDA (KVANTA_CUDA=OFF, or no usable nvcc was found)";
+}
+
+std::string CudaUnit() {
+  return "";
+}
+
+std::shared_ptr<Gpu> MakeCudaGpu() {
+  throw ResourceError(MissingForCuda());
 }
 #endif
 

@@ -1,9 +1,32 @@
 // NVIDIA GPUs as the layers above see them: no header of CUDA is needed to use this, nor to build without.
 #pragma once
 
+#include <cstddef>
+#include <memory>
 #include <string>
 
+#include "base/device.h"
+#include "kernels/cuda/launch.h"
+
 namespace kvanta::kernels {
+
+// One GPU: its memory and its kernels, in one order. Tests have one that is emulated.
+class Gpu {
+ public:
+  virtual ~Gpu() = default;
+  virtual std::string Name() const = 0;  // "cuda-sm90"
+  virtual Device& device() noexcept = 0;
+
+  // Launches; `kernel` is an index that cuda::FindAppend or FindAttend gave. They run in the order of the calls, after
+  // copies that began before; an error is kept for Check.
+  virtual void Append(int kernel, const cuda::AppendSide& side) noexcept = 0;
+  virtual void Attend(int kernel, const cuda::AttendLayer& layer) noexcept = 0;  // all runs, and their merge
+  // Within the GPU's memory, in that order, too.
+  virtual void Copy(void* to, const void* from, size_t bytes) noexcept = 0;
+
+  // Waits for all launches. Throws ResourceError with the first one's error.
+  virtual void Check() = 0;
+};
 
 // The least compute capability that the kernels are compiled for, times 10: Ampere.
 inline constexpr int kLeastCapability = 80;
@@ -11,5 +34,12 @@ inline constexpr int kLeastCapability = 80;
 // Why this program cannot compute on a GPU of this machine, in words ("this build is without CUDA", "no NVIDIA driver
 // ..."); empty where it can. Starts no work on a GPU and keeps no memory there.
 std::string MissingForCuda();
+
+// "sm90" or "sm80", by the best GPU of this machine; empty where MissingForCuda has words.
+std::string CudaUnit();
+
+// The best GPU of this machine, the same object for all who hold it at a time. Throws ResourceError with
+// MissingForCuda()'s words.
+std::shared_ptr<Gpu> MakeCudaGpu();
 
 }  // namespace kvanta::kernels

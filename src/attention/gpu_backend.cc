@@ -1,0 +1,344 @@
+#include "attention/gpu_backend.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "formats/transform.h"
+#include "kernels/cuda/kernel_list.h"
+#include "kvanta/error.h"
+
+namespace kvanta::attention {
+namespace {
+
+using cache::PageKind;
+using kernels::cuda::AppendSide;
+using kernels::cuda::AppendSums;
+using kernels::cuda::AttendLayer;
+using kernels::cuda::CellPlace;
+using kernels::cuda::PageIds;
+using kernels::cuda::RowPlace;
+
+// A host vector's copy on the GPU; grows and is reused.
+class DeviceArray {
+ public:
+  template <class T>
+  const T* Upload(Device& device, const std::vector<T>& values) {
+    const size_t bytes = values.size() * sizeof(T);
+    if (buffer_.bytes() < bytes) buffer_ = device.Allocate(bytes + bytes / 2);
+    if (bytes != 0) device.CopyIn(buffer_.data(), values.data(), bytes);
+    return buffer_.as<T>();
+  }
+  template <class T>
+  T* Reserve(Device& device, int64_t count) {
+    const size_t bytes = static_cast<size_t>(count) * sizeof(T);
+    if (buffer_.bytes() < bytes) buffer_ = device.Allocate(bytes + bytes / 2);
+    return buffer_.as<T>();
+  }
+
+ private:
+  Buffer buffer_;
+};
+
+// What the launches of layers of one shape are told of the step.
+struct ShapePlan {
+  GpuWork work;
+  DeviceArray tiles_memory, tasks_memory;
+  const kernels::cuda::QueryTile* tiles = nullptr;
+  const kernels::cuda::RunTask* tasks = nullptr;
+};
+
+class GpuPlan final : public Plan {
+ public:
+  Batch batch;
+  std::vector<ShapePlan> shapes;
+  std::vector<RowPlace> rows, closing;  // of Append
+  std::vector<PageIds> pages;
+  std::vector<int32_t> first_pages;
+  DeviceArray rows_memory, closing_memory, pages_memory, out_memory, states_memory;
+  const RowPlace* device_rows = nullptr;
+  const RowPlace* device_closing = nullptr;
+  const PageIds* device_pages = nullptr;
+  float* partial_out = nullptr;
+  float* partial_state = nullptr;
+};
+
+CellPlace PlaceOf(const formats::CellPlanes& planes, int64_t first, int64_t stride) {
+  return {.first = first,
+          .stride = stride,
+          .codes = planes.codes,
+          .block_scales = planes.block_scales,
+          .token_scales = planes.token_scales};
+}
+
+// What a layer needs and no kernel does, or "".
+std::string Missing(const formats::LayerScheme& scheme) {
+  using kernels::cuda::FindAppend;
+  if (scheme.SharesCell()) return "latents";
+  if (scheme.k.outliers != 0) return "outlier channels";
+  if (scheme.shape.tokens < kernels::cuda::kChunkTokens) return fmt::format("pages of {} tokens", scheme.shape.tokens);
+  for (const formats::Format* format : {scheme.k.format, scheme.v.format}) {
+    if (format->scaling.tile != 0 || FindAppend(*format) < 0) return fmt::format("format {}", format->name);
+  }
+  if (kernels::cuda::FindAttend(*scheme.k.format, *scheme.v.format, scheme.shape.head_dim) < 0) {
+    return fmt::format("k={},v={} of head_dim {}", scheme.k.format->name, scheme.v.format->name, scheme.shape.head_dim);
+  }
+  return "";
+}
+
+class GpuBackend final : public Backend {
+ public:
+  GpuBackend(cache::PageStore& store, BackendConfig config, std::shared_ptr<kernels::Gpu> gpu, int64_t most_spread_runs)
+      : store_(store),
+        config_(CheckConfig(std::move(config), store.Layout())),
+        gpu_(std::move(gpu)),
+        most_spread_runs_(most_spread_runs) {
+    if (&store.device() != &gpu_->device()) {
+      throw InputError(fmt::format("the cache lies in the memory of {}, attention would run on {}",
+                                   store.device().Name(), gpu_->device().Name()));
+    }
+    const size_t layers = config_.layers.size();
+    sums_ = device().Allocate(layers * 2 * sizeof(AppendSums));
+    for (size_t i = 0; i < layers; ++i) AddLayer(i);
+  }
+
+  BackendInfo Info() const override {
+    BackendInfo info{.name = gpu_->Name(), .codes = {}};
+    for (const formats::Format& format : formats::All()) {
+      const bool known = std::find(info.codes.begin(), info.codes.end(), format.code) != info.codes.end();
+      if (!known && kernels::cuda::FindAppend(format) >= 0) info.codes.push_back(format.code);
+    }
+    return info;
+  }
+
+  std::unique_ptr<Plan> MakePlan(const BatchShape& batch, std::unique_ptr<Plan> reused) override {
+    std::unique_ptr<Plan> plan = reused ? std::move(reused) : std::make_unique<GpuPlan>();
+    GpuPlan* gpu_plan = dynamic_cast<GpuPlan*>(plan.get());
+    if (gpu_plan == nullptr) throw InputError("MakePlan: the plan to reuse was made by another backend");
+    gpu_->Check();
+    MakeBatch(batch, store_, config_, gpu_plan->batch);
+    FillRows(*gpu_plan);
+    FillWork(*gpu_plan);
+    return plan;
+  }
+
+  void Append(Plan& plan, int layer, const float* k, const float* v, int64_t kv_stride) noexcept override {
+    const GpuPlan& step = static_cast<const GpuPlan&>(plan);
+    const LayerLaunches& launches = layers_[static_cast<size_t>(layer)];
+    for (const SideLaunch* launch : {&launches.k, &launches.v}) {
+      AppendSide side = launch->side;
+      side.rows = side.is_key ? k : v;
+      side.stride = kv_stride;
+      side.places = step.device_rows;
+      side.count = static_cast<int32_t>(step.rows.size());
+      side.to_exact = launches.exact_open;
+      gpu_->Append(side.to_exact ? exact_kernel_ : launch->kernel, side);
+      if (!launches.exact_open || step.closing.empty()) continue;
+      side.places = step.device_closing;
+      side.count = static_cast<int32_t>(step.closing.size());
+      side.to_exact = false;
+      side.from_exact = true;
+      gpu_->Append(launch->kernel, side);
+    }
+  }
+
+  void Run(Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept override {
+    const GpuPlan& step = static_cast<const GpuPlan&>(plan);
+    const LayerLaunches& launches = layers_[static_cast<size_t>(layer)];
+    const ShapePlan& shape = step.shapes[launches.shape];
+    AttendLayer attend = launches.attend;
+    attend.q = q;
+    attend.q_stride = q_stride;
+    attend.out = out;
+    attend.pages = step.device_pages;
+    attend.tiles = shape.tiles;
+    attend.tasks = shape.tasks;
+    attend.tile_count = static_cast<int32_t>(shape.work.tiles.size());
+    attend.task_count = static_cast<int32_t>(shape.work.tasks.size());
+    attend.partial_out = step.partial_out;
+    attend.partial_state = step.partial_state;
+    gpu_->Attend(launches.attend_kernel, attend);
+  }
+
+  AppendCounts Counts(int layer) const override {
+    gpu_->Check();
+    AppendSums sums[2];
+    device().CopyOut(sums, sums_.as<AppendSums>() + int64_t{2} * layer, sizeof(sums));
+    const auto counts = [](const AppendSums& side) {
+      SideCounts result;
+      result.values = side.values;
+      result.saturated = side.saturated;
+      result.nan = side.nan;
+      result.blocks = side.blocks;
+      result.zero_blocks = side.zero_blocks;
+      return result;
+    };
+    return {.k = counts(sums[0]), .v = counts(sums[1])};
+  }
+
+  const formats::LayerScales& Scales(int layer) const override { return config_.scales.at(static_cast<size_t>(layer)); }
+
+ private:
+  struct SideLaunch {
+    int kernel = -1;
+    AppendSide side;
+  };
+  struct LayerLaunches {
+    SideLaunch k, v;
+    bool exact_open = false;
+    int attend_kernel = -1;
+    AttendLayer attend;
+    size_t shape = 0;  // in shapes_
+  };
+
+  Device& device() const { return gpu_->device(); }
+
+  const float* Upload(const std::vector<float>& values) { return constants_.emplace_back().Upload(device(), values); }
+
+  void AddLayer(size_t index) {
+    const formats::LayerScheme& scheme = store_.Layout().layers[index];
+    const LayerAttention& attention = config_.layers[index];
+    const formats::LayerScales& scales = config_.scales[index];
+    if (const std::string missing = Missing(scheme); !missing.empty()) {
+      throw InputError(
+          fmt::format("layer {}: {} has no kernel for {}; the CPU's backends have", index, gpu_->Name(), missing));
+    }
+    LayerLaunches launches;
+    launches.exact_open = scheme.exact_open;
+    launches.k = SideOf(index, true);
+    launches.v = SideOf(index, false);
+    const WorkShape shape{.heads = attention.heads,
+                          .kv_heads = attention.kv_heads,
+                          .head_dim = attention.head_dim,
+                          .sliding_window = attention.sliding_window};
+    const auto known = std::find(shapes_.begin(), shapes_.end(), shape);
+    launches.shape = static_cast<size_t>(known - shapes_.begin());
+    if (known == shapes_.end()) shapes_.push_back(shape);
+
+    const auto static_scales = [&](const formats::Side& side, const formats::SideScales& given) {
+      return Upload(side.format->scaling.per_head ? given.scale : std::vector<float>(given.scale.size(), 1.0F));
+    };
+    AttendLayer& attend = launches.attend;
+    const AppendSide& k = launches.k.side;
+    const AppendSide& v = launches.v.side;
+    attend.heads = attention.heads;
+    attend.kv_heads = attention.kv_heads;
+    attend.head_dim = attention.head_dim;
+    attend.page_size = scheme.shape.tokens;
+    attend.sliding_window = attention.sliding_window;
+    attend.softmax_scale = attention.softmax_scale;
+    attend.softcap = attention.softcap;
+    attend.exact_pages = scheme.exact_pages;
+    attend.exact_sinks = scheme.exact_open ? scheme.sink_pages : 0;
+    attend.k_hadamard = scheme.k.hadamard;
+    attend.v_hadamard = scheme.v.hadamard;
+    attend.hadamard_norm = k.hadamard_norm;
+    attend.hadamard_block = k.hadamard_block;
+    attend.k_mean = k.mean;
+    attend.k_scale = static_scales(scheme.k, scales.k);
+    attend.v_scale = static_scales(scheme.v, scales.v);
+    attend.quantized = k.quantized;
+    attend.exact = k.exact;
+    attend.k = k.cell;
+    attend.v = v.cell;
+    attend.exact_k = k.exact_cell;
+    attend.exact_v = v.exact_cell;
+    launches.attend_kernel = kernels::cuda::FindAttend(*scheme.k.format, *scheme.v.format, attention.head_dim);
+    layers_.push_back(launches);
+  }
+
+  SideLaunch SideOf(size_t index, bool is_key) {
+    const formats::LayerScheme& scheme = store_.Layout().layers[index];
+    const formats::Side& side = is_key ? scheme.k : scheme.v;
+    const formats::SideScales& scales = is_key ? config_.scales[index].k : config_.scales[index].v;
+    const int block = formats::HadamardBlock(scheme.shape.head_dim);
+    SideLaunch launch;
+    launch.kernel = kernels::cuda::FindAppend(*side.format);
+    AppendSide& append = launch.side;
+    append.kv_heads = scheme.kv_heads;
+    append.head_dim = scheme.shape.head_dim;
+    append.page_size = scheme.shape.tokens;
+    append.is_key = is_key;
+    append.hadamard = side.hadamard;
+    append.hadamard_norm = static_cast<float>(1.0 / std::sqrt(static_cast<double>(block)));
+    append.hadamard_block = block;
+    if (side.mean) append.mean = Upload(scales.mean);
+    append.scale = Upload(scales.scale);
+    append.quantized = {store_.Base(PageKind::kQuantized), store_.RecordBytes(PageKind::kQuantized)};
+    append.cell = PlaceOf(side.planes, is_key ? scheme.KCell(0) : scheme.VCell(0), scheme.HeadBytes());
+    if (scheme.exact_open) {
+      append.exact = {store_.Base(PageKind::kExact), store_.RecordBytes(PageKind::kExact)};
+      append.exact_cell = PlaceOf(formats::Bf16Planes(scheme.shape),
+                                  is_key ? scheme.ExactKCell(0) : scheme.ExactVCell(0), scheme.ExactHeadBytes());
+    }
+    append.sums = sums_.as<AppendSums>() + 2 * index + (is_key ? 0 : 1);
+    return launch;
+  }
+
+  // Where each row goes, and the slots of pages that close.
+  void FillRows(GpuPlan& plan) {
+    plan.rows.clear();
+    plan.closing.clear();
+    const int page_size = store_.Layout().page_size;
+    for (const TouchedPage& touched : plan.batch.touched) {
+      const auto place = [&](int slot) {
+        return RowPlace{.quantized = touched.page.quantized,
+                        .exact = touched.page.exact,
+                        .slot = slot,
+                        .row = static_cast<int32_t>(touched.first_row + slot - touched.first_slot)};
+      };
+      for (int slot = touched.first_slot; slot < touched.last_slot; ++slot) plan.rows.push_back(place(slot));
+      if (touched.last_slot != page_size || touched.page.quantized == cache::kNoPage) continue;
+      for (int slot = 0; slot < page_size; ++slot) plan.closing.push_back(place(slot));
+    }
+    plan.device_rows = plan.rows_memory.Upload(device(), plan.rows);
+    plan.device_closing = plan.closing_memory.Upload(device(), plan.closing);
+  }
+
+  void FillWork(GpuPlan& plan) {
+    const int page_size = store_.Layout().page_size;
+    plan.pages.clear();
+    plan.first_pages.clear();
+    for (const SequenceRows& sequence : plan.batch.sequences) {
+      plan.first_pages.push_back(static_cast<int32_t>(plan.pages.size()));
+      for (int64_t page = 0; page * page_size < sequence.End(); ++page) {
+        plan.pages.push_back({sequence.span.pages[page].quantized, sequence.span.pages[page].exact});
+      }
+    }
+    plan.device_pages = plan.pages_memory.Upload(device(), plan.pages);
+    plan.shapes.resize(shapes_.size());
+    int64_t slots = 0;
+    int64_t floats = 0;
+    for (size_t i = 0; i < shapes_.size(); ++i) {
+      ShapePlan& shape = plan.shapes[i];
+      MakeGpuWork(shapes_[i], plan.batch, plan.first_pages, page_size, most_spread_runs_, shape.work);
+      shape.tiles = shape.tiles_memory.Upload(device(), shape.work.tiles);
+      shape.tasks = shape.tasks_memory.Upload(device(), shape.work.tasks);
+      slots = std::max(slots, shape.work.slots);
+      floats = std::max(floats, shape.work.slots * shapes_[i].head_dim);
+    }
+    plan.partial_out = plan.out_memory.Reserve<float>(device(), floats);
+    plan.partial_state = plan.states_memory.Reserve<float>(device(), 2 * slots);
+  }
+
+  cache::PageStore& store_;
+  const BackendConfig config_;
+  std::shared_ptr<kernels::Gpu> gpu_;
+  const int64_t most_spread_runs_;
+  const int exact_kernel_ = kernels::cuda::FindAppend(ExactFormat());
+  Buffer sums_;  // AppendSums [layers][k, v]
+  std::vector<DeviceArray> constants_;
+  std::vector<LayerLaunches> layers_;
+  std::vector<WorkShape> shapes_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> MakeGpuBackend(cache::PageStore& store, BackendConfig config,
+                                        std::shared_ptr<kernels::Gpu> gpu, int64_t most_spread_runs) {
+  return std::make_unique<GpuBackend>(store, std::move(config), std::move(gpu), most_spread_runs);
+}
+
+}  // namespace kvanta::attention

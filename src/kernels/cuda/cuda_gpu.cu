@@ -1,0 +1,176 @@
+// The machine's best GPU: its memory, one stream, and launches on it.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "kernels/cuda/entries.h"
+#include "kernels/cuda/gpu.h"
+#include "kernels/cuda/probe.h"
+#include "kvanta/error.h"
+
+namespace kvanta::kernels {
+namespace {
+
+// Throws with what was tried; the runtime forgets the error.
+void Require(cudaError_t error, const std::string& what) {
+  if (error == cudaSuccess) return;
+  cudaGetLastError();
+  throw ResourceError(what + ": " + cudaGetErrorString(error));
+}
+
+// Addresses whose memory a GPU takes when it is first touched, and may take back once discarded.
+class CudaReservation final : public Reservation {
+ public:
+  CudaReservation(size_t bytes, int device, cudaStream_t stream) : bytes_(bytes), stream_(stream) {
+    Require(cudaMallocManaged(&data_, std::max<size_t>(bytes, 1)), "reserving " + std::to_string(bytes) + " bytes");
+#if CUDART_VERSION >= 13000
+    cudaMemLocation place{};
+    place.type = cudaMemLocationTypeDevice;
+    place.id = device;
+#else
+    const int place = device;
+#endif
+    cudaMemAdvise(data_, bytes, cudaMemAdviseSetPreferredLocation, place);
+  }
+  ~CudaReservation() override {
+    cudaFree(data_);
+  }
+  CudaReservation(const CudaReservation&) = delete;
+  CudaReservation& operator=(const CudaReservation&) = delete;
+
+  uint8_t* data() const noexcept override {
+    return static_cast<uint8_t*>(data_);
+  }
+  size_t bytes() const noexcept override {
+    return bytes_;
+  }
+  void Release(size_t offset, size_t bytes) noexcept override {
+#if CUDART_VERSION >= 13000
+    constexpr size_t kUnit = size_t{2} << 20;  // only pages wholly inside; neighbours may be in use
+    const size_t first = (offset + kUnit - 1) / kUnit * kUnit;
+    const size_t last = (offset + bytes) / kUnit * kUnit;
+    if (last <= first) return;
+    void* begin = data() + first;
+    size_t count = last - first;
+    cudaMemDiscardBatchAsync(&begin, &count, 1, 0, stream_);
+#else
+    static_cast<void>(offset);
+    static_cast<void>(bytes);
+#endif
+  }
+
+ private:
+  void* data_ = nullptr;
+  size_t bytes_;
+  cudaStream_t stream_;
+};
+
+class CudaDevice final : public Device {
+ public:
+  CudaDevice(int device, cudaStream_t stream)
+      : device_(device), stream_(stream), name_("cuda:" + std::to_string(device)) {}
+
+  std::string_view Name() const noexcept override { return name_; }
+
+  Buffer Allocate(size_t bytes) override {
+    void* data = nullptr;
+    Require(cudaMalloc(&data, std::max<size_t>(bytes, 1)),
+            "allocating " + std::to_string(bytes) + " bytes of GPU memory");
+    std::shared_ptr<void> owned(data, [](void* memory) { cudaFree(memory); });
+    Require(cudaMemsetAsync(data, 0, bytes, stream_), "clearing GPU memory");
+    return {std::move(owned), bytes};
+  }
+  std::unique_ptr<Reservation> Reserve(size_t bytes) override {
+    return std::make_unique<CudaReservation>(bytes, device_, stream_);
+  }
+  // From pageable memory the runtime has taken the bytes when the call comes back.
+  void CopyIn(void* device, const void* host, size_t bytes) override {
+    Require(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_), "copying to the GPU");
+  }
+  void CopyOut(void* host, const void* device, size_t bytes) override {
+    Require(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_), "copying from the GPU");
+    Require(cudaStreamSynchronize(stream_), "waiting for the GPU");
+  }
+  void Fill(void* device, uint8_t byte, size_t bytes) override {
+    Require(cudaMemsetAsync(device, byte, bytes, stream_), "filling GPU memory");
+  }
+  int64_t AvailableBytes() const override {
+    size_t available = 0;
+    size_t total = 0;
+    Require(cudaMemGetInfo(&available, &total), "asking for the GPU's memory");
+    return static_cast<int64_t>(available);
+  }
+
+ private:
+  int device_;
+  cudaStream_t stream_;
+  std::string name_;
+};
+
+class CudaGpu final : public Gpu {
+ public:
+  explicit CudaGpu(const CudaProbe& probe) : name_("cuda-" + CudaUnit()) {
+    Require(cudaSetDevice(probe.best), "choosing the GPU");
+    Require(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream");
+    cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, probe.best);
+    device_ = std::make_unique<CudaDevice>(probe.best, stream_);
+  }
+  ~CudaGpu() override { cudaStreamDestroy(stream_); }
+  CudaGpu(const CudaGpu&) = delete;
+  CudaGpu& operator=(const CudaGpu&) = delete;
+
+  std::string Name() const override { return name_; }
+  Device& device() noexcept override { return *device_; }
+
+  void Append(int kernel, const cuda::AppendSide& side) noexcept override {
+    cuda::LaunchAppend(kernel, side, stream_);
+    Keep(cudaPeekAtLastError(), "an append kernel");
+  }
+  void Attend(int kernel, const cuda::AttendLayer& layer) noexcept override {
+    constexpr int kBlocksOfOne = 4;  // of a multiprocessor; more than fit wait their turn
+    cuda::LaunchAttend(kernel, layer, kBlocksOfOne * multiprocessors_, stream_);
+    Keep(cudaPeekAtLastError(), "an attention kernel");
+    cuda::LaunchMerge(layer, stream_);
+    Keep(cudaPeekAtLastError(), "a merge kernel");
+  }
+  void Copy(void* to, const void* from, size_t bytes) noexcept override {
+    Keep(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_), "a copy");
+  }
+  void Check() override {
+    Keep(cudaStreamSynchronize(stream_), "a kernel");
+    if (error_ == cudaSuccess) return;
+    throw ResourceError(std::string(where_) + " failed on " + name_ + ": " + cudaGetErrorString(error_));
+  }
+
+ private:
+  void Keep(cudaError_t error, const char* where) noexcept {
+    if (error == cudaSuccess || error_ != cudaSuccess) return;
+    error_ = error;
+    where_ = where;
+  }
+
+  std::string name_;
+  cudaStream_t stream_ = nullptr;
+  int multiprocessors_ = 1;
+  std::unique_ptr<CudaDevice> device_;
+  cudaError_t error_ = cudaSuccess;  // the first
+  const char* where_ = "";
+};
+
+}  // namespace
+
+std::shared_ptr<Gpu> MakeCudaGpu() {
+  if (const std::string missing = MissingForCuda(); !missing.empty()) throw ResourceError(missing);
+  static std::mutex mutex;
+  static std::weak_ptr<Gpu> made;
+  const std::lock_guard lock(mutex);
+  std::shared_ptr<Gpu> gpu = made.lock();
+  if (gpu == nullptr) made = gpu = std::make_shared<CudaGpu>(ProbeCuda());
+  return gpu;
+}
+
+}  // namespace kvanta::kernels

@@ -1,0 +1,16 @@
+// Launches of the kernels that nvcc compiles.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/cuda/kernel_list.h"
+#include "kernels/cuda/launch.h"
+
+namespace kvanta::kernels::cuda {
+
+void LaunchAppend(int kernel, const AppendSide& side, cudaStream_t stream);
+// blocks: of the grid, which takes tasks by turns.
+void LaunchAttend(int kernel, const AttendLayer& layer, int blocks, cudaStream_t stream);
+void LaunchMerge(const AttendLayer& layer, cudaStream_t stream);
+
+}  // namespace kvanta::kernels::cuda

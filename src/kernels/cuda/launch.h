@@ -1,0 +1,127 @@
+// What the kernels for a GPU are told: plain data, the same for nvcc, for the emulation and for who fills it in. All
+// pointers are of device memory.
+#pragma once
+
+#include <cstdint>
+
+namespace kvanta::kernels::cuda {
+
+inline constexpr int kRunTokens = 1024;     // engine-contract 6.5
+inline constexpr int kQuarterTokens = 256;  // a warp's part of a run
+inline constexpr int kChunkTokens = 32;     // tokens of one page that a warp attends to at once
+inline constexpr int kQueryRows = 16;       // query rows of a tile: a product's M
+inline constexpr int kAttendWarps = kRunTokens / kQuarterTokens;
+
+// Where a side's cells lie in a page record, and its planes in a cell; bytes.
+struct CellPlace {
+  int64_t first = 0;   // of KV head 0's cell in the record
+  int64_t stride = 0;  // from one KV head's to the next
+  int64_t codes = 0;
+  int64_t block_scales = 0;
+  int64_t token_scales = 0;
+};
+
+// A pool of page records.
+struct Records {
+  uint8_t* base = nullptr;
+  int64_t bytes = 0;  // of one
+};
+
+// ---- Append
+
+// A row that is written: a token's place, in both kinds of record (-1: none).
+struct RowPlace {
+  int32_t quantized = -1;
+  int32_t exact = -1;
+  int32_t slot = 0;  // in the page
+  int32_t row = 0;   // of the step's rows; not read when a page is closed
+};
+
+// Sums over all launches since the backend was made.
+struct AppendSums {
+  int64_t values = 0, saturated = 0, nan = 0, blocks = 0, zero_blocks = 0;
+};
+
+// One side of one layer: rows are transformed and encoded into `cells`, or (from_exact) taken from exact cells.
+struct AppendSide {
+  const float* rows = nullptr;  // f32 [rows][stride], KV head after KV head
+  int64_t stride = 0;
+  const RowPlace* places = nullptr;
+  int32_t count = 0;
+  int32_t kv_heads = 0;
+  int32_t head_dim = 0;
+  int32_t page_size = 0;
+  bool is_key = false;
+  bool to_exact = false;    // encoded as bf16 into exact records
+  bool from_exact = false;  // values are exact cells'; only what saturates then is counted (and blocks)
+  bool hadamard = false;
+  float hadamard_norm = 0;  // 1 / sqrt(block)
+  int32_t hadamard_block = 0;
+  const float* mean = nullptr;   // [kv_heads][head_dim], or none
+  const float* scale = nullptr;  // [kv_heads], static
+  Records quantized, exact;
+  CellPlace cell;        // in quantized records
+  CellPlace exact_cell;  // in exact ones
+  AppendSums* sums = nullptr;
+};
+
+// ---- Attend
+
+struct PageIds {
+  int32_t quantized = -1;
+  int32_t exact = -1;
+};
+
+// Query rows of one KV head: `tokens` tokens of one page, `heads` of the group's query heads, token by token. At most
+// kQueryRows together.
+struct QueryTile {
+  int32_t pages = 0;  // where the sequence's pages begin in AttendLayer::pages
+  int32_t first = 0;  // position of its first token
+  int32_t row = 0;    // that token's row of q and out
+  int16_t tokens = 0;
+  int16_t heads = 0;
+  int16_t kv_head = 0;
+  int16_t first_head = 0;  // query head
+  int32_t parts = 0;       // partial results, of one or several runs each, in order
+  int32_t slot = 0;        // of the first, which take kQueryRows slots each
+};
+// A tile's runs [first_run, last_run), which give one partial result.
+struct RunTask {
+  int32_t tile = 0;
+  int32_t slot = 0;
+  int32_t first_run = 0;
+  int32_t last_run = 0;
+};
+
+// One layer. Partial results: f32 [slot][head_dim] and [slot] of (peak, sum); logits in powers of 2.
+struct AttendLayer {
+  const float* q = nullptr;  // f32 [rows][q_stride]
+  int64_t q_stride = 0;
+  float* out = nullptr;  // f32 [rows][heads * head_dim]
+  int32_t heads = 0;
+  int32_t kv_heads = 0;
+  int32_t head_dim = 0;
+  int32_t page_size = 0;
+  int32_t sliding_window = 0;
+  float softmax_scale = 0;
+  float softcap = 0;
+  int32_t exact_pages = 0;
+  int32_t exact_sinks = 0;  // 0 unless the layer has exact pages
+  bool k_hadamard = false, v_hadamard = false;
+  float hadamard_norm = 0;
+  int32_t hadamard_block = 0;
+  const float* k_mean = nullptr;
+  const float* k_scale = nullptr;  // [kv_heads]; ones where the format has no static scale
+  const float* v_scale = nullptr;
+  Records quantized, exact;
+  CellPlace k, v, exact_k, exact_v;
+  const PageIds* pages = nullptr;
+  const QueryTile* tiles = nullptr;
+  const RunTask* tasks = nullptr;
+  int32_t tile_count = 0;
+  int32_t task_count = 0;
+  float* partial_out = nullptr;
+  float* partial_state = nullptr;
+};
+
+}  // namespace kvanta::kernels::cuda

@@ -1,0 +1,89 @@
+#include "emulated/cuda_gpu.h"
+
+#include <cstring>
+#include <string>
+
+#include "emulated/cuda_primitives.h"
+// Primitives first.
+#include "kernels/cuda/append_kernel.h"
+#include "kernels/cuda/attention_block.h"
+#include "kernels/cuda/kernel_list.h"
+
+namespace kvanta::testing {
+namespace {
+
+using namespace kernels::cuda;  // NOLINT(google-build-using-namespace): this is the unit of those kernels
+using emulated::EmulationError;
+using emulated::RunGrid;
+
+template <class Format>
+void RunAppend(const AppendSide& side) {
+  RunGrid({.blocks = (side.count * side.kv_heads + kAppendWarps - 1) / kAppendWarps,
+           .threads = kAppendWarps * kWarp,
+           .shared_bytes = kAppendWarps * kAppendBytes},
+          [&] { AppendBlock<Format>(side); });
+}
+
+template <class Pair>
+void RunAttend(const AttendLayer& layer) {
+  using Block = AttendBlock<typename Pair::K, typename Pair::V, Pair::kDim>;
+  constexpr int kBlocks = 3;  // tasks are taken by turns
+  RunGrid({.blocks = kBlocks, .threads = kAttendWarps * kWarp, .shared_bytes = Block::kSharedBytes},
+          [&] { Block::Run(layer); });
+}
+
+template <class... Format>
+void AppendOf(TypeList<Format...> /*list*/, int kernel, const AppendSide& side) {
+  constexpr void (*kRuns[])(const AppendSide&) = {&RunAppend<Format>...};
+  kRuns[kernel](side);
+}
+
+template <class... Pair>
+void AttendOf(TypeList<Pair...> /*list*/, int kernel, const AttendLayer& layer) {
+  constexpr void (*kRuns[])(const AttendLayer&) = {&RunAttend<Pair>...};
+  kRuns[kernel](layer);
+}
+
+class EmulatedGpu final : public kernels::Gpu {
+ public:
+  std::string Name() const override { return "cuda-emulated"; }
+  Device& device() noexcept override { return Cpu(); }
+
+  void Append(int kernel, const AppendSide& side) noexcept override {
+    Try([&] { AppendOf(AppendFormats{}, kernel, side); });
+  }
+  void Attend(int kernel, const AttendLayer& layer) noexcept override {
+    Try([&] {
+      AttendOf(AttendPairs{}, kernel, layer);
+      RunGrid({.blocks = (layer.tile_count * kQueryRows + kMergeWarps - 1) / kMergeWarps,
+               .threads = kMergeWarps * kWarp,
+               .shared_bytes = kMergeWarps * kMergeBytes},
+              [&] { MergeBlock(layer); });
+    });
+  }
+  void Copy(void* to, const void* from, size_t bytes) noexcept override { std::memcpy(to, from, bytes); }
+  void Check() override {
+    if (!error_.empty()) throw EmulationError(error_);
+  }
+
+ private:
+  template <class F>
+  void Try(F run) noexcept {
+    if (!error_.empty()) return;
+    try {
+      run();
+    } catch (const EmulationError& error) {
+      error_ = error.what();
+    }
+  }
+
+  std::string error_;
+};
+
+}  // namespace
+
+std::shared_ptr<kernels::Gpu> MakeEmulatedGpu() {
+  return std::make_shared<EmulatedGpu>();
+}
+
+}  // namespace kvanta::testing

@@ -1,0 +1,13 @@
+// A GPU that is emulated: host memory, and the kernels' own source run by emulated/cuda_grid.h.
+#pragma once
+
+#include <memory>
+
+#include "kernels/cuda/gpu.h"
+
+namespace kvanta::testing {
+
+// Launches throw nothing; what the emulation stopped at is thrown by Check, as EmulationError.
+std::shared_ptr<kernels::Gpu> MakeEmulatedGpu();
+
+}  // namespace kvanta::testing

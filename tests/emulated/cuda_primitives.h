@@ -1,0 +1,185 @@
+// What src/kernels/cuda is written in (src/kernels/cuda/primitives_nvcc.h), for a kernel on the host: the emulated grid
+// (emulated/cuda_grid.h) and, lane by lane, what the instructions compute by PTX's specification.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "base/dtype.h"
+#include "emulated/cuda_grid.h"
+#include "formats/minifloat.h"
+#include "kernels/cuda/words.h"
+
+#define KVANTA_DEVICE inline
+#define KVANTA_UNROLL
+
+namespace kvanta::emulated {
+
+using kernels::cuda::Words2;
+using kernels::cuda::Words4;
+
+template <class T>
+T ShuffleXor(T value, int mask) {
+  struct Operand {
+    T given, taken;
+    int mask;
+  } operand{value, value, mask};
+  Meet("ShuffleXor", &operand, [](void* const* lanes) {
+    for (int lane = 0; lane < kWarp; ++lane) {
+      auto* own = static_cast<Operand*>(lanes[lane]);
+      own->taken = static_cast<Operand*>(lanes[lane ^ own->mask])->given;
+    }
+  });
+  return operand.taken;
+}
+
+inline void AtomicAdd(int64_t* sum, int64_t value) {
+  CheckAlignment(sum, alignof(int64_t));
+  *sum += value;
+}
+
+template <class T>
+T LoadAligned(const uint8_t* from) {
+  CheckAlignment(from, alignof(T));
+  T value;
+  std::memcpy(&value, from, sizeof(T));
+  return value;
+}
+inline Words4 LoadWords4(const uint8_t* from) {
+  return LoadAligned<Words4>(from);
+}
+inline Words2 LoadWords2(const uint8_t* from) {
+  return LoadAligned<Words2>(from);
+}
+inline uint32_t LoadWord(const uint8_t* from) {
+  return LoadAligned<uint32_t>(from);
+}
+
+template <class T>
+T LoadShared(int64_t offset) {
+  T value;
+  std::memcpy(&value, Shared(offset, sizeof(T), alignof(T), Access::kRead), sizeof(T));
+  return value;
+}
+template <class T>
+void StoreShared(int64_t offset, T value) {
+  std::memcpy(Shared(offset, sizeof(T), alignof(T), Access::kWrite), &value, sizeof(T));
+}
+
+// Sums of 16 exact products and c, rounded once: a GPU rounds otherwise, by no more than a few units in the last place
+// of the largest term.
+struct MmaOperand {
+  float* c;
+  const Words4* a;
+  uint32_t b[2];
+};
+template <float (*Value)(uint16_t)>
+void MmaLanes(void* const* lanes) {
+  const auto operand = [&](int lane) -> const MmaOperand& { return *static_cast<const MmaOperand*>(lanes[lane]); };
+  const auto half = [](uint32_t word, int which) {
+    return double{Value(static_cast<uint16_t>(word >> static_cast<unsigned>(16 * which)))};
+  };
+  double a[16][16];  // [row][k]
+  double b[8][16];   // [column][k]
+  for (int lane = 0; lane < kWarp; ++lane) {
+    for (int i = 0; i < 8; ++i)
+      a[lane / 4 + i / 2 % 2 * 8][lane % 4 * 2 + i % 2 + i / 4 * 8] = half(operand(lane).a->word[i / 2], i % 2);
+    for (int i = 0; i < 4; ++i) b[lane / 4][lane % 4 * 2 + i % 2 + i / 2 * 8] = half(operand(lane).b[i / 2], i % 2);
+  }
+  for (int lane = 0; lane < kWarp; ++lane) {
+    for (int i = 0; i < 4; ++i) {
+      const double* x = a[lane / 4 + i / 2 * 8];
+      const double* y = b[lane % 4 * 2 + i % 2];
+      double sum = double{operand(lane).c[i]};
+      for (int k = 0; k < 16; ++k) sum += x[k] * y[k];
+      operand(lane).c[i] = static_cast<float>(sum);
+    }
+  }
+}
+inline float F16Value(uint16_t bits) {
+  return Fp16ToFloat(bits);
+}
+inline float Bf16Value(uint16_t bits) {
+  return Bf16ToFloat(bits);
+}
+
+inline void MmaF16(float (&c)[4], const Words4& a, uint32_t b0, uint32_t b1) {
+  MmaOperand operand{.c = c, .a = &a, .b = {b0, b1}};
+  Meet("MmaF16", &operand, &MmaLanes<F16Value>);
+}
+inline void MmaBf16(float (&c)[4], const Words4& a, uint32_t b0, uint32_t b1) {
+  MmaOperand operand{.c = c, .a = &a, .b = {b0, b1}};
+  Meet("MmaBf16", &operand, &MmaLanes<Bf16Value>);
+}
+
+inline uint32_t Pair(uint16_t first, uint16_t second) {
+  return first | (uint32_t{second} << 16U);
+}
+inline uint16_t First(uint32_t pair) {
+  return static_cast<uint16_t>(pair);
+}
+inline uint16_t Second(uint32_t pair) {
+  return static_cast<uint16_t>(pair >> 16U);
+}
+
+inline uint32_t PermuteBytes(uint32_t low, uint32_t high, uint32_t selector) {
+  const uint64_t bytes = low | (uint64_t{high} << 32U);
+  uint32_t result = 0;
+  for (unsigned i = 0; i < 4; ++i) {
+    const unsigned which = (selector >> (4 * i)) & 7U;
+    result |= static_cast<uint32_t>((bytes >> (8 * which)) & 0xffU) << (8 * i);
+  }
+  return result;
+}
+inline uint32_t PackF16(float first, float second) {
+  return Pair(FloatToFp16(first), FloatToFp16(second));
+}
+inline uint32_t PackBf16(float first, float second) {
+  return Pair(FloatToBf16(first), FloatToBf16(second));
+}
+inline float F16ToFloat(uint16_t bits) {
+  return Fp16ToFloat(bits);
+}
+// A double holds every product of two, and every sum of it with a third to far below its rounding.
+inline uint16_t RoundToF16(double x) {
+  const auto rounded = static_cast<float>(x);
+  // To odd, so that the second rounding cannot be a tie that the first has made.
+  const double lost = x - double{rounded};
+  auto bits = std::bit_cast<uint32_t>(rounded);
+  if (lost != 0 && (bits & 1U) == 0) bits += (lost > 0) == (rounded > 0 || (rounded == 0 && x > 0)) ? 1U : ~0U;
+  return FloatToFp16(std::bit_cast<float>(bits));
+}
+inline uint32_t MultiplyF16(uint32_t x, uint32_t y) {
+  return Pair(FloatToFp16(F16Value(First(x)) * F16Value(First(y))),
+              FloatToFp16(F16Value(Second(x)) * F16Value(Second(y))));
+}
+inline uint32_t MultiplyAddF16(uint32_t x, uint32_t y, uint32_t z) {
+  const auto of = [](uint16_t a, uint16_t b, uint16_t c) {
+    return RoundToF16(double{F16Value(a)} * double{F16Value(b)} + double{F16Value(c)});
+  };
+  return Pair(of(First(x), First(y), First(z)), of(Second(x), Second(y), Second(z)));
+}
+inline constexpr bool kConvertsE4m3 = true;
+inline uint32_t E4m3ToF16(uint32_t bytes) {
+  const auto of = [](uint32_t byte) { return FloatToFp16(formats::E4m3::Decode(static_cast<uint8_t>(byte))); };
+  return Pair(of(bytes & 0xffU), of((bytes >> 8U) & 0xffU));
+}
+
+inline float Exp2(float x) {
+  return std::exp2(x);
+}
+inline float Tanh(float x) {
+  return std::tanh(x);
+}
+inline float MultiplyAdd(float x, float y, float z) {
+  return std::fma(x, y, z);
+}
+
+}  // namespace kvanta::emulated
+
+namespace kvanta::kernels::cuda {
+using namespace emulated;  // NOLINT(google-build-using-namespace): the kernels are written in it
+}  // namespace kvanta::kernels::cuda

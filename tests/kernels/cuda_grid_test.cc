@@ -1,0 +1,101 @@
+// The emulation of a GPU's blocks: that it computes, and that it stops at what a GPU would punish.
+#include "emulated/cuda_grid.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "emulated/cuda_primitives.h"
+
+namespace kvanta::emulated {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string ErrorOf(const GridShape& shape, const std::function<void()>& kernel) {
+  try {
+    RunGrid(shape, kernel);
+  } catch (const EmulationError& error) {
+    return error.what();
+  }
+  return "none";
+}
+
+TEST(CudaGridTest, BlocksThreadsShufflesAndBarriers) {
+  std::vector<int> sums(3 * 4);
+  RunGrid({.blocks = 3, .threads = 128, .shared_bytes = 128 * 4}, [&] {
+    const int thread = ThreadIndex();
+    int sum = thread;
+    for (int mask = 1; mask < kWarp; mask *= 2) sum += ShuffleXor(sum, mask);
+    StoreShared(thread * 4, sum + 1000 * BlockIndex());
+    SyncBlock();
+    const int other = (thread + 32) % 128;  // another warp's
+    if (thread % kWarp == 0) sums.data()[BlockIndex() * 4 + thread / kWarp] = LoadShared<int>(other * 4);
+  });
+  for (int block = 0; block < 3; ++block) {
+    for (int warp = 0; warp < 4; ++warp) {
+      const int next = (warp + 1) % 4;
+      EXPECT_EQ(sums.data()[block * 4 + warp], next * 1024 + 496 + 1000 * block);
+    }
+  }
+}
+
+TEST(CudaGridTest, StopsWhereLanesPart) {
+  EXPECT_THAT(ErrorOf({},
+                      [] {
+                        if (ThreadIndex() < 5) SyncWarp();
+                      }),
+              HasSubstr("5 meet, 0 are at a barrier of the block, 27 have ended"));
+  EXPECT_THAT(ErrorOf({},
+                      [] {
+                        if (ThreadIndex() < 5) {
+                          SyncWarp();
+                        } else {
+                          ShuffleXor(1, 1);
+                        }
+                      }),
+              HasSubstr("meets at different places"));
+  EXPECT_THAT(ErrorOf({.threads = 64},
+                      [] {
+                        if (ThreadIndex() < 32) SyncBlock();
+                      }),
+              HasSubstr("32 of 64 threads wait"));
+}
+
+TEST(CudaGridTest, StopsAtBadSharedMemory) {
+  const GridShape shape{.threads = 64, .shared_bytes = 64};
+  EXPECT_EQ(ErrorOf(shape,
+                    [] {
+                      if (ThreadIndex() == 0) StoreShared(60, 1);
+                    }),
+            "none");
+  EXPECT_THAT(ErrorOf(shape, [] { StoreShared(64, 1); }), HasSubstr("[64, 68) of 64 bytes"));
+  EXPECT_THAT(ErrorOf(shape, [] { StoreShared(2, 1); }), HasSubstr("not a multiple of 4"));
+  EXPECT_THAT(ErrorOf(shape, [] { LoadShared<int>(0); }), HasSubstr("read before it was written"));
+  EXPECT_THAT(ErrorOf(shape, [] { StoreShared(0, 1); }), HasSubstr("no barrier is between"));
+  // A reader of another warp without a barrier of the block; a barrier of the warp is not enough.
+  EXPECT_THAT(ErrorOf(shape,
+                      [] {
+                        if (ThreadIndex() == 0) StoreShared(0, 1);
+                        SyncWarp();
+                        LoadShared<int>(0);
+                      }),
+              HasSubstr("thread 0 wrote it"));
+  // A writer behind readers.
+  EXPECT_THAT(ErrorOf(shape,
+                      [] {
+                        if (ThreadIndex() == 0) StoreShared(0, 1);
+                        SyncBlock();
+                        LoadShared<int>(0);
+                        if (ThreadIndex() == 40) StoreShared(0, 2);
+                      }),
+              HasSubstr("read it, and no barrier is between"));
+}
+
+TEST(CudaGridTest, StopsAtMisalignedGlobalMemory) {
+  alignas(16) static const uint8_t bytes[32] = {};
+  EXPECT_EQ(ErrorOf({}, [] { LoadWords4(bytes + 16); }), "none");
+  EXPECT_THAT(ErrorOf({}, [] { LoadWords4(bytes + 8); }), HasSubstr("not a multiple of 16"));
+}
+
+}  // namespace
+}  // namespace kvanta::emulated

@@ -1,0 +1,110 @@
+// Append's kernels against the formats: every format that they encode, both sides, values of every sign, exponent and
+// upper mantissa, into the same bytes of a cell.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "emulated/gpus.h"
+#include "formats/cell.h"
+#include "formats/cell_layout.h"
+#include "kernels/cuda/kernel_list.h"
+
+namespace kvanta::kernels::cuda {
+namespace {
+
+using formats::CellPlanes;
+using formats::CellShape;
+using formats::Format;
+using formats::SideKind;
+
+class GpuAppendTest : public testing::GpuTestBase, public ::testing::WithParamInterface<std::string> {
+ protected:
+  void SetUp() override { Start(GetParam()); }
+
+  template <class T>
+  Buffer Upload(const std::vector<T>& values) {
+    Buffer buffer = gpu_->device().Allocate(values.size() * sizeof(T));
+    gpu_->device().CopyIn(buffer.data(), values.data(), values.size() * sizeof(T));
+    return buffer;
+  }
+
+  // Rows of one KV head into cells, one record a page; `x`: f32 [tokens][head_dim], whole pages.
+  void Check(const Format& format, SideKind kind, int head_dim, const std::vector<float>& x) {
+    constexpr int kPage = 64;
+    constexpr float kScale = 0.37F;
+    const CellShape shape{.tokens = kPage, .head_dim = head_dim};
+    const CellPlanes planes = formats::PlanCell(format, shape);
+    const int tokens = static_cast<int>(x.size()) / head_dim;
+    const int pages = tokens / kPage;
+    std::vector<uint8_t> expected(static_cast<size_t>(pages * planes.bytes), 0xFF);
+    std::vector<RowPlace> places;
+    formats::EncodeCounts counts;
+    formats::RowBuffer buffer;
+    for (int token = 0; token < tokens; ++token) {
+      places.push_back({.quantized = token / kPage, .slot = token % kPage, .row = token});
+      format.encode_row(x.data() + int64_t{token} * head_dim, head_dim, kScale, buffer.Planes(), counts);
+      formats::StoreRow(kind, format, shape, planes, token % kPage, buffer.Planes(),
+                        expected.data() + token / kPage * planes.bytes);
+    }
+    const Buffer rows = Upload(x), where = Upload(places), scale = Upload(std::vector<float>{kScale});
+    const Buffer cells = Upload(std::vector<uint8_t>(expected.size(), 0xFF));
+    const Buffer sums = Upload(std::vector<AppendSums>(1));
+    AppendSide side;
+    side.rows = rows.as<float>();
+    side.stride = head_dim;
+    side.places = where.as<RowPlace>();
+    side.count = tokens;
+    side.kv_heads = 1;
+    side.head_dim = head_dim;
+    side.page_size = kPage;
+    side.is_key = kind == SideKind::kK;
+    side.scale = scale.as<float>();
+    side.quantized = {cells.data(), planes.bytes};
+    side.cell = {.codes = planes.codes, .block_scales = planes.block_scales, .token_scales = planes.token_scales};
+    side.sums = sums.as<AppendSums>();
+    gpu_->Append(FindAppend(format), side);
+    gpu_->Check();
+    std::vector<uint8_t> found(expected.size());
+    gpu_->device().CopyOut(found.data(), cells.data(), found.size());
+    AppendSums counted;
+    gpu_->device().CopyOut(&counted, sums.data(), sizeof(counted));
+    const std::string name = fmt::format("{} {} {}", format.name, head_dim, side.is_key ? "k" : "v");
+    ASSERT_EQ(found, expected) << name;
+    EXPECT_EQ(counted.values, counts.values) << name;
+    EXPECT_EQ(counted.saturated, counts.saturated) << name;
+    EXPECT_EQ(counted.nan, counts.nan) << name;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Gpus, GpuAppendTest, ::testing::ValuesIn(testing::Gpus()),
+                         [](const auto& param) { return param.param; });
+
+TEST_P(GpuAppendTest, EveryFormatSideAndKindOfValue) {
+  std::mt19937 random(3);
+  // A GPU makes its own NaN of arithmetic: the sign of one that was divided is not the CPU's.
+  std::vector<float> every;
+  for (uint32_t upper = 0; upper < 0x10000; ++upper) {
+    const float x = std::bit_cast<float>(static_cast<uint32_t>((upper << 16U) | (random() & 0xffffU)));
+    every.push_back(std::isnan(x) ? std::bit_cast<float>(0x7fffffffU) : x);
+  }
+  std::shuffle(every.begin(), every.end(), random);
+  std::normal_distribution<float> normal;
+  int checked = 0;
+  for (const Format& format : formats::All()) {
+    if (FindAppend(format) < 0) continue;
+    ++checked;
+    for (const SideKind kind : {SideKind::kK, SideKind::kV}) {
+      Check(format, kind, 128, every);
+      for (const int head_dim : {64, 96, 256}) {
+        std::vector<float> rows(static_cast<size_t>(head_dim * 64));
+        for (float& x : rows) x = normal(random);
+        Check(format, kind, head_dim, rows);
+      }
+    }
+  }
+  EXPECT_EQ(checked, 8);
+}
+
+}  // namespace
+}  // namespace kvanta::kernels::cuda

@@ -87,6 +87,7 @@ class CpuReservation final : public Reservation {
   uint8_t* data() const noexcept override { return data_; }
   size_t bytes() const noexcept override { return bytes_; }
 
+  bool Commit(size_t /*offset*/, size_t /*bytes*/) noexcept override { return true; }
   void Release(size_t offset, size_t bytes) noexcept override {
     const size_t first = RoundUp(offset, kOsPage);  // only OS pages wholly inside; neighbours may be in use
     const size_t last = (offset + bytes) / kOsPage * kOsPage;

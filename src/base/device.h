@@ -28,14 +28,17 @@ class Buffer {
   size_t bytes_ = 0;
 };
 
-// A reserved address range whose memory is taken on first touch and can be given back piecewise: page pools of
-// different record sizes can share one byte budget without fragmentation.
+// A reserved address range whose memory is taken and given back piecewise: page pools of different record sizes can
+// share one byte budget without fragmentation.
 class Reservation {
  public:
   virtual ~Reservation() = default;
   virtual uint8_t* data() const noexcept = 0;
   virtual size_t bytes() const noexcept = 0;
-  // Gives the memory of [offset, offset + bytes) back to the system; contents become undefined.
+  // Before the first use of [offset, offset + bytes), and after its Release: has memory taken for it. False if there is
+  // none left. (On the CPU the first touch takes it; GPUs have no such thing.)
+  virtual bool Commit(size_t offset, size_t bytes) noexcept = 0;
+  // Gives the memory of a part that was committed, as a whole, back to the system; contents become undefined.
   virtual void Release(size_t offset, size_t bytes) noexcept = 0;
 };
 

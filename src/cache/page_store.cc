@@ -52,6 +52,10 @@ struct PageStore::State {
     }
     return fits();
   }
+
+  static bool Commit(Pool& pool, PageId page) {
+    return pool.memory->Commit(static_cast<size_t>(page * pool.record_bytes), static_cast<size_t>(pool.record_bytes));
+  }
 };
 
 PageStore::PageStore(Device& device, const formats::CacheLayout& layout, PageStoreConfig config)
@@ -86,10 +90,12 @@ PageId PageStore::Allocate(PageKind kind) {
   } else if (!state_->MakeRoom(state_->Other(kind), pool.record_bytes)) {
     return kNoPage;
   } else if (!pool.released.empty()) {
+    if (!State::Commit(pool, pool.released.back())) return kNoPage;
     page = pool.released.back();
     pool.released.pop_back();
   } else if (static_cast<int64_t>(pool.references.size()) < pool.capacity) {
     page = static_cast<PageId>(pool.references.size());
+    if (!State::Commit(pool, page)) return kNoPage;
     pool.references.push_back(0);
     pool.free_committed.reserve(pool.references.capacity());  // Release() must not allocate
   } else {

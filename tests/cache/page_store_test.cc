@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <random>
+#include <set>
+#include <string_view>
 #include <vector>
 
 #include "kvanta/error.h"
@@ -53,6 +56,69 @@ TEST(PageStore, MovesBudgetBetweenPools) {
   EXPECT_EQ(store.Allocate(PageKind::kQuantized), kNoPage);
   store.Release(PageKind::kExact, exact);
   EXPECT_NE(store.Allocate(PageKind::kQuantized), kNoPage);
+}
+
+// The host's memory, of which at most `limit` bytes are committed at one time.
+class ScarceDevice final : public Device {
+ public:
+  class Part final : public Reservation {
+   public:
+    Part(ScarceDevice& device, size_t bytes) : device_(device), memory_(Cpu().Reserve(bytes)) {}
+    uint8_t* data() const noexcept override { return memory_->data(); }
+    size_t bytes() const noexcept override { return memory_->bytes(); }
+    bool Commit(size_t offset, size_t bytes) noexcept override {
+      if (device_.committed + bytes > device_.limit) return false;
+      device_.committed += bytes;
+      EXPECT_TRUE(offsets_.insert(offset).second) << "committed twice";
+      return true;
+    }
+    void Release(size_t offset, size_t bytes) noexcept override {
+      device_.committed -= bytes;
+      EXPECT_EQ(offsets_.erase(offset), 1u) << "never committed";
+      memory_->Release(offset, bytes);
+    }
+
+   private:
+    ScarceDevice& device_;
+    std::unique_ptr<Reservation> memory_;
+    std::set<size_t> offsets_;
+  };
+
+  std::string_view Name() const noexcept override { return "scarce"; }
+  Buffer Allocate(size_t bytes) override { return Cpu().Allocate(bytes); }
+  std::unique_ptr<Reservation> Reserve(size_t bytes) override { return std::make_unique<Part>(*this, bytes); }
+  void CopyIn(void* device, const void* host, size_t bytes) override { Cpu().CopyIn(device, host, bytes); }
+  void CopyOut(void* host, const void* device, size_t bytes) override { Cpu().CopyOut(host, device, bytes); }
+  void Fill(void* device, uint8_t byte, size_t bytes) override { Cpu().Fill(device, byte, bytes); }
+  int64_t AvailableBytes() const override { return static_cast<int64_t>(limit - committed); }
+
+  size_t limit = 0;
+  size_t committed = 0;
+};
+
+TEST(PageStore, CommitsWhatItHandsOut) {
+  ScarceDevice device;
+  device.limit = 5 * 4096;
+  PageStore store(device, Layout(4096, 12288), {.budget_bytes = 6 * 4096});
+  std::vector<PageId> pages;
+  for (PageId page = 0; (page = store.Allocate(PageKind::kQuantized)) != kNoPage;) pages.push_back(page);
+  EXPECT_EQ(pages.size(), 5u) << "the sixth has no memory";
+  EXPECT_EQ(device.committed, static_cast<size_t>(store.CommittedBytes()));
+  for (const PageId page : pages) store.Release(PageKind::kQuantized, page);
+  EXPECT_EQ(device.committed, 5u * 4096) << "free records keep their memory";
+
+  device.limit = 6 * 4096;  // an exact record takes the room of three, of which two are given back for it
+  const PageId exact = store.Allocate(PageKind::kExact);
+  ASSERT_NE(exact, kNoPage);
+  EXPECT_EQ(device.committed, 6u * 4096);
+  for (int i = 0; i < 3; ++i) EXPECT_NE(store.Allocate(PageKind::kQuantized), kNoPage);
+  store.Release(PageKind::kExact, exact);
+  device.limit = 3 * 4096;
+  EXPECT_EQ(store.Allocate(PageKind::kQuantized), kNoPage) << "one that was given back finds no memory";
+  EXPECT_EQ(device.committed, 3u * 4096);
+  device.limit = 6 * 4096;
+  EXPECT_NE(store.Allocate(PageKind::kQuantized), kNoPage);
+  EXPECT_EQ(device.committed, static_cast<size_t>(store.CommittedBytes()));
 }
 
 TEST(PageStore, PoisonsFreshAndFreedRecords) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/entries.h"
 #include "kernels/cuda/gpu.h"
 #include "kernels/cuda/probe.h"
@@ -21,53 +22,6 @@ void Require(cudaError_t error, const std::string& what) {
   cudaGetLastError();
   throw ResourceError(what + ": " + cudaGetErrorString(error));
 }
-
-// Addresses whose memory a GPU takes when it is first touched, and may take back once discarded.
-class CudaReservation final : public Reservation {
- public:
-  CudaReservation(size_t bytes, int device, cudaStream_t stream) : bytes_(bytes), stream_(stream) {
-    Require(cudaMallocManaged(&data_, std::max<size_t>(bytes, 1)), "reserving " + std::to_string(bytes) + " bytes");
-#if CUDART_VERSION >= 13000
-    cudaMemLocation place{};
-    place.type = cudaMemLocationTypeDevice;
-    place.id = device;
-#else
-    const int place = device;
-#endif
-    cudaMemAdvise(data_, bytes, cudaMemAdviseSetPreferredLocation, place);
-  }
-  ~CudaReservation() override {
-    cudaFree(data_);
-  }
-  CudaReservation(const CudaReservation&) = delete;
-  CudaReservation& operator=(const CudaReservation&) = delete;
-
-  uint8_t* data() const noexcept override {
-    return static_cast<uint8_t*>(data_);
-  }
-  size_t bytes() const noexcept override {
-    return bytes_;
-  }
-  void Release(size_t offset, size_t bytes) noexcept override {
-#if CUDART_VERSION >= 13000
-    constexpr size_t kUnit = size_t{2} << 20;  // only pages wholly inside; neighbours may be in use
-    const size_t first = (offset + kUnit - 1) / kUnit * kUnit;
-    const size_t last = (offset + bytes) / kUnit * kUnit;
-    if (last <= first) return;
-    void* begin = data() + first;
-    size_t count = last - first;
-    cudaMemDiscardBatchAsync(&begin, &count, 1, 0, stream_);
-#else
-    static_cast<void>(offset);
-    static_cast<void>(bytes);
-#endif
-  }
-
- private:
-  void* data_ = nullptr;
-  size_t bytes_;
-  cudaStream_t stream_;
-};
 
 class CudaDevice final : public Device {
  public:
@@ -84,9 +38,7 @@ class CudaDevice final : public Device {
     Require(cudaMemsetAsync(data, 0, bytes, stream_), "clearing GPU memory");
     return {std::move(owned), bytes};
   }
-  std::unique_ptr<Reservation> Reserve(size_t bytes) override {
-    return std::make_unique<CudaReservation>(bytes, device_, stream_);
-  }
+  std::unique_ptr<Reservation> Reserve(size_t bytes) override { return ReserveCudaMemory(bytes, device_, stream_); }
   // From pageable memory the runtime has taken the bytes when the call comes back.
   void CopyIn(void* device, const void* host, size_t bytes) override {
     Require(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_), "copying to the GPU");

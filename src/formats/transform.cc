@@ -1,6 +1,7 @@
 #include "formats/transform.h"
 
 #include <cmath>
+#include <cstring>
 
 namespace kvanta::formats {
 namespace {
@@ -26,6 +27,31 @@ inline void TwoStages(float* x, int n, int stride) noexcept {
   }
 }
 
+using Four = float __attribute__((vector_size(16)));
+
+// The stages of strides 1 and 2 of 16 values: as columns of a square, whose rows meet.
+inline void FirstStages(float* x) noexcept {
+  Four r[4];
+  std::memcpy(r, x, sizeof(r));
+  const auto transpose = [](Four* m) {
+    const Four a = __builtin_shufflevector(m[0], m[1], 0, 4, 1, 5), b = __builtin_shufflevector(m[2], m[3], 0, 4, 1, 5);
+    const Four c = __builtin_shufflevector(m[0], m[1], 2, 6, 3, 7), d = __builtin_shufflevector(m[2], m[3], 2, 6, 3, 7);
+    m[0] = __builtin_shufflevector(a, b, 0, 1, 4, 5);
+    m[1] = __builtin_shufflevector(a, b, 2, 3, 6, 7);
+    m[2] = __builtin_shufflevector(c, d, 0, 1, 4, 5);
+    m[3] = __builtin_shufflevector(c, d, 2, 3, 6, 7);
+  };
+  transpose(r);
+  const Four ab = r[0] + r[1], ab_difference = r[0] - r[1];
+  const Four cd = r[2] + r[3], cd_difference = r[2] - r[3];
+  r[0] = ab + cd;
+  r[1] = ab_difference + cd_difference;
+  r[2] = ab - cd;
+  r[3] = ab_difference - cd_difference;
+  transpose(r);
+  std::memcpy(x, r, sizeof(r));
+}
+
 inline void OneStage(float* x, int n, int stride) noexcept {
   for (int begin = 0; begin < n; begin += 2 * stride) {
     float* __restrict a = x + begin;
@@ -49,8 +75,19 @@ void Hadamard(float* x, int head_dim) noexcept {
   const int block = HadamardBlock(head_dim);
   int stride = 1;
   if (block >= 4) {
-    TwoStages(x, head_dim, 1);  // a constant: no inner loop is left
+    int done = 0;
+    for (; done + 16 <= head_dim; done += 16) FirstStages(x + done);
+    TwoStages(x + done, head_dim - done, 1);
     stride = 4;
+  }
+  // Constants: the compiler unrolls them.
+  if (block >= 16) {
+    TwoStages(x, head_dim, 4);
+    stride = 16;
+  }
+  if (block >= 64) {
+    TwoStages(x, head_dim, 16);
+    stride = 64;
   }
   for (; 4 * stride <= block; stride *= 4) TwoStages(x, head_dim, stride);
   if (stride < block) OneStage(x, head_dim, stride);

@@ -107,11 +107,12 @@ class CpuBackend final : public Backend {
       const TileRuns& task = list.tasks[static_cast<size_t>(index)];
       const Tile& tile = list.tiles[static_cast<size_t>(task.tile)];
       TileAttention attention = attention_of(tile, worker);
-      attention.PrepareQueries({.data = q + row_of(tile) * q_stride, .stride = q_stride});
+      attention.PrepareQueries({.data = q + row_of(tile) * q_stride, .stride = q_stride}, task.first_run,
+                               task.last_run);
       if (tile.partial < 0) {
         attention.Finish(task.first_run, task.last_run, out + row_of(tile) * out_stride);
       } else {
-        const int64_t slot = tile.partial + (task.first_run - tile.first_run) * tile.tokens * group;
+        const int64_t slot = tile.partial + (task.first_run - tile.first_run) * tile.kv_heads * tile.tokens * group;
         attention.Partial(task.first_run, cpu_plan.partial_states.data() + slot,
                           cpu_plan.partial_out.data() + slot * list.shape.head_dim);
       }
@@ -119,9 +120,10 @@ class CpuBackend final : public Backend {
     threads_->ForEach(static_cast<int64_t>(list.tasks.size()), attend);
     if (list.merges.empty()) return;
     auto merge = [&](int64_t index, int worker) {
-      const Tile& tile = list.tiles[static_cast<size_t>(list.merges[static_cast<size_t>(index)])];
+      const TileMerge& merged = list.merges[static_cast<size_t>(index)];
+      const Tile& tile = list.tiles[static_cast<size_t>(merged.tile)];
       attention_of(tile, worker)
-          .MergePartials(tile.last_run - tile.first_run, cpu_plan.partial_states.data() + tile.partial,
+          .MergePartials(merged.head, tile.last_run - tile.first_run, cpu_plan.partial_states.data() + tile.partial,
                          cpu_plan.partial_out.data() + tile.partial * list.shape.head_dim,
                          out + row_of(tile) * out_stride);
     };

@@ -17,6 +17,7 @@ using kernels::kMaxPageTokens;
 using kernels::kPassRows;
 
 constexpr int64_t kLine = 64;
+constexpr int64_t kBytesAhead = 16 << 10;  // that are touched before they are read, at least: some microseconds of work
 constexpr SoftmaxState kEmpty = {-std::numeric_limits<float>::infinity(), 0.0f};
 
 int64_t Align(int64_t bytes) {
@@ -30,6 +31,11 @@ constexpr int Index(formats::Code code) {
 const kernels::KeyKernel& KeyKernelOf(const AttentionKernels& kernels, formats::Code code,
                                       const formats::Scaling& scaling) noexcept {
   return (scaling.tile != 0 ? kernels.tiled_keys : kernels.keys)[Index(code)];
+}
+
+kernels::Prefetch Lines(const uint8_t* begin, int64_t bytes) noexcept {
+  const int64_t half = (bytes + 2 * kLine - 1) / (2 * kLine);
+  return {.next = begin, .end = begin + half * kLine, .second = half * kLine};
 }
 
 }  // namespace
@@ -94,7 +100,6 @@ TileAttention::TileAttention(const AttentionKernels& kernels, const LayerView& l
       page_size_(layer.scheme->shape.tokens),
       own_page_(tile.first / layer.scheme->shape.tokens) {
   const formats::LayerScheme& scheme = *layer.scheme;
-  const size_t head = static_cast<size_t>(tile.kv_head);
   CellSide plain{.code = scheme.plain->code,
                  .tokens = page_size_,
                  .head_dim = scheme.PlainShape().head_dim,
@@ -102,12 +107,12 @@ TileAttention::TileAttention(const AttentionKernels& kernels, const LayerView& l
   plain.codes = scheme.KPlain(tile.kv_head);
   quantized_ = {SideOf(scheme.k, scheme.shape, scheme.KCell(tile.kv_head)),
                 SideOf(scheme.v, scheme.shape, scheme.VCell(tile.kv_head)), plain};
-  if (scheme.v.format->scaling.per_head) quantized_.v_scale = layer.scales->v.scale[head];
+  quantized_.head_bytes = scheme.HeadBytes();
   if (scheme.exact_open) {
     const int64_t bytes = scheme.ExactCellBytes();
     const CellSide side{.code = formats::Code::kBf16, .tokens = page_size_, .head_dim = head_dim_, .bytes = bytes};
     plain.codes = scheme.ExactKPlain(tile.kv_head);
-    exact_ = {side, side, plain};
+    exact_ = {side, side, plain, scheme.ExactHeadBytes()};
     exact_.k.codes = scheme.ExactKCell(tile.kv_head);
     exact_.v.codes = scheme.ExactVCell(tile.kv_head);
   }
@@ -148,20 +153,41 @@ CellView TileAttention::CellSide::At(const uint8_t* record) const noexcept {
   return view;
 }
 
-void TileAttention::PrepareQueries(QueryRows q) noexcept {
+void TileAttention::PrepareQueries(QueryRows q, int64_t first, int64_t last) noexcept {
+  const int64_t pages_of_run = kRunTokens / page_size_;
+  ahead_page_ =
+      std::max(FirstVisible(tile_.first, layer_.attention->sliding_window) / page_size_, first * pages_of_run);
+  ahead_end_ = std::min(own_page_ + 1, last * pages_of_run);
+  for (int64_t bytes = 0; bytes < kBytesAhead; bytes += quantized_.head_bytes) {
+    const Ahead ahead = NextAhead();
+    for (const kernels::Prefetch& part : {ahead.scoring, ahead.adding}) {
+      for (const uint8_t* line = part.next; line < part.end; line += kLine) {
+        __builtin_prefetch(line);
+        __builtin_prefetch(line + part.second);
+      }
+    }
+  }
+  for (int head = 0; head < tile_.kv_heads; ++head) PrepareHead(q, head);
+}
+
+void TileAttention::PrepareHead(QueryRows q, int head) noexcept {
   const formats::Side& side = layer_.scheme->k;
-  const size_t head = static_cast<size_t>(tile_.kv_head);
+  const int kv_head = tile_.kv_head + head;
   const float softmax_scale = layer_.attention->softmax_scale;
   const kernels::KeyKernel& quantized = KeyKernelOf(kernels_, side.format->code, side.format->scaling);
   const kernels::KeyKernel& exact = kernels_.keys[Index(formats::Code::kBf16)];
   const kernels::KeyKernel& plain = kernels_.keys[Index(layer_.scheme->plain->code)];
-  formats::RowTransform transform = formats::TransformOf(side, layer_.scales->k, tile_.kv_head, head_dim_);
+  const float static_scale =
+      side.format->scaling.per_head ? layer_.scales->k.scale[static_cast<size_t>(kv_head)] : 1.0f;
+  const int block = formats::BlockChannels(side.format->scaling, head_dim_);
+  formats::RowTransform transform = formats::TransformOf(side, layer_.scales->k, kv_head, head_dim_);
   const float* mean = std::exchange(transform.mean, nullptr);
   alignas(64) float x[kMaxHeadDim];
   float taken[KvScheme::kMaxOutliers];
-  for (int row = 0; row < Rows(); ++row) {
-    const int64_t offset = (tile_.kv_head * int64_t{group_} + row % group_) * layer_.attention->KeyDim();
-    const float* query = q.data + row / group_ * q.stride + offset;
+  for (int of_head = 0; of_head < HeadRows(); ++of_head) {
+    const int row = head * HeadRows() + of_head;
+    const int64_t offset = (kv_head * int64_t{group_} + of_head % group_) * layer_.attention->KeyDim();
+    const float* query = q.data + of_head / group_ * q.stride + offset;
     work_.bias_[row] = 0;
     if (mean) {
       double dot = 0;
@@ -170,8 +196,6 @@ void TileAttention::PrepareQueries(QueryRows q) noexcept {
     }
     transform.Forward(query, x, taken);
     uint8_t* prepared = work_.queries_[0] + row * work_.query_stride_;
-    const float static_scale = side.format->scaling.per_head ? layer_.scales->k.scale[head] : 1.0f;
-    const int block = formats::BlockChannels(side.format->scaling, head_dim_);
     work_.row_scale_[0][row] = quantized.prepare(x, head_dim_, block, prepared) * (softmax_scale * static_scale);
     if (layer_.scheme->exact_open) {
       prepared = work_.queries_[1] + row * work_.query_stride_;
@@ -185,11 +209,40 @@ void TileAttention::PrepareQueries(QueryRows q) noexcept {
   }
 }
 
-TileAttention::PageView TileAttention::View(int64_t page) const noexcept {
+TileAttention::PageView TileAttention::View(int64_t page, int head) const noexcept {
   if (ReadsExact(*layer_.scheme, own_page_, page)) {
-    return {&exact_, layer_.exact + pages_[page].exact * layer_.exact_bytes, true};
+    return {&exact_, layer_.exact + pages_[page].exact * layer_.exact_bytes + head * exact_.head_bytes, head, true};
   }
-  return {&quantized_, layer_.quantized + pages_[page].quantized * layer_.quantized_bytes, false};
+  return {&quantized_,
+          layer_.quantized + pages_[page].quantized * layer_.quantized_bytes + head * quantized_.head_bytes, head,
+          false};
+}
+
+TileAttention::Ahead TileAttention::AheadOf(int64_t page, int head) const noexcept {
+  const PageView view = View(page, head);
+  const CellSide &k = view.cells->k, &v = view.cells->v;
+  const uint8_t* keys = view.record + k.codes;
+  const int64_t seen = tile_.first + tile_.tokens - page * page_size_;
+  if (seen < page_size_ && !layer_.scheme->SharesCell()) {  // the own page: no more than it holds so far
+    const int64_t groups = (seen + 15) / 16, quads = (seen + 3) / 4;
+    return {Lines(keys, k.bytes * 16 * groups / page_size_),
+            Lines(view.record + v.codes, v.bytes * 4 * quads / page_size_)};
+  }
+  // All cells of the head, which lie one behind the other.
+  kernels::Prefetch scoring = Lines(keys, view.cells->head_bytes), adding = scoring;
+  scoring.end = adding.next = scoring.next + (scoring.end - scoring.next) / (2 * kLine) * kLine;
+  return {scoring, adding};
+}
+
+// Of the page and head that is next, none behind the last.
+TileAttention::Ahead TileAttention::NextAhead() noexcept {
+  if (ahead_page_ >= ahead_end_) return {};
+  const Ahead ahead = AheadOf(ahead_page_, ahead_head_);
+  if (++ahead_head_ == tile_.kv_heads) {
+    ahead_head_ = 0;
+    ++ahead_page_;
+  }
+  return ahead;
 }
 
 void TileAttention::AttendRun(int64_t run) noexcept {
@@ -199,8 +252,6 @@ void TileAttention::AttendRun(int64_t run) noexcept {
   const int64_t pages_of_run = kRunTokens / page_size_;
   const int64_t first = std::max(FirstVisible(tile_.first, window) / page_size_, run * pages_of_run);
   const int64_t last = std::min(own_page_ + 1, (run + 1) * pages_of_run);
-  if (first >= last) return;
-  PageView view = View(first);
   for (int64_t page = first; page < last; ++page) {
     // Tokens that still see the page: those up to `window` - 1 positions behind its last slot.
     int tokens = tile_.tokens;
@@ -208,15 +259,7 @@ void TileAttention::AttendRun(int64_t run) noexcept {
       const int64_t seeing = (page + 1) * page_size_ - 1 + window - tile_.first;
       tokens = static_cast<int>(std::min<int64_t>(tokens, seeing));
     }
-    kernels::Prefetch after;
-    PageView next = view;
-    if (page + 1 < last) {
-      next = View(page + 1);
-      after.next = next.record + next.cells->k.codes;
-      after.end = after.next + next.cells->k.bytes + next.cells->plain.bytes;
-    }
-    AttendPage(page, view, after, tokens);
-    view = next;
+    for (int head = 0; head < tile_.kv_heads; ++head) AttendPage(page, View(page, head), NextAhead(), tokens);
   }
 }
 
@@ -232,7 +275,7 @@ void TileAttention::TurnLatents(int64_t page, const PageView& view, int tokens) 
                  .values = work_.values_});
 }
 
-void TileAttention::AttendPage(int64_t page, const PageView& view, kernels::Prefetch after, int tokens) noexcept {
+void TileAttention::AttendPage(int64_t page, const PageView& view, Ahead ahead, int tokens) noexcept {
   if (layer_.scheme->SharesCell()) TurnLatents(page, view, tokens);
   const int64_t start = page * page_size_;
   const auto begin_of = [&](int token) {
@@ -249,8 +292,8 @@ void TileAttention::AttendPage(int64_t page, const PageView& view, kernels::Pref
     while (same < tokens && begin_of(same) == begin && end_of(same) == end) ++same;
     for (int row = token * group_; row < same * group_; row += kPassRows) {
       const int rows = std::min(kPassRows, same * group_ - row);
-      AttendRows(view, begin, end, row, rows, after);
-      after = {};  // once is enough
+      AttendRows(view, begin, end, view.head * HeadRows() + row, rows, ahead);
+      ahead = {};  // once is enough
     }
     token = same;
   }
@@ -281,48 +324,49 @@ void TileAttention::ScoreRows(const PageView& view, int groups, int first_row, i
 }
 
 void TileAttention::AttendRows(const PageView& view, int begin, int end, int first_row, int rows,
-                               kernels::Prefetch after) noexcept {
+                               const Ahead& ahead) noexcept {
   const PageCells& cells = *view.cells;
+  const formats::LayerScheme& scheme = *layer_.scheme;
   CellView values = cells.v.At(view.record);
-  kernels::Prefetch value_lines;
-  if (layer_.scheme->SharesCell()) {
-    values.codes = work_.values_;
-  } else if (after.next != nullptr || first_row == 0) {
-    value_lines = {values.codes, values.codes + cells.v.bytes};
-  }
-  ScoreRows(view, (end + 15) / 16, first_row, rows, value_lines);
+  if (scheme.SharesCell()) values.codes = work_.values_;
+  const bool scaled = !view.exact && scheme.v.format->scaling.per_head;
+  ScoreRows(view, (end + 15) / 16, first_row, rows, ahead.scoring);
   kernels_.softmax({.begin = begin,
                     .end = end,
                     .page_tokens = page_size_,
                     .rows = rows,
                     .softcap = layer_.attention->softcap,
-                    .bias = layer_.attention->softcap > 0 && layer_.scheme->k.mean ? work_.bias_ + first_row : nullptr,
+                    .bias = layer_.attention->softcap > 0 && scheme.k.mean ? work_.bias_ + first_row : nullptr,
                     .scores = work_.scores_,
                     .state = work_.run_state_ + first_row,
                     .rescale = work_.rescale_});
-  kernels_.values[Index(cells.v.code)].accumulate({.cell = values,
-                                                   .begin = begin,
-                                                   .end = end,
-                                                   .rows = rows,
-                                                   .p = work_.scores_,
-                                                   .scale = cells.v_scale,
-                                                   .rescale = work_.rescale_,
-                                                   .out = work_.run_out_ + int64_t{first_row} * head_dim_,
-                                                   .out_stride = head_dim_,
-                                                   .weights = work_.weights_,
-                                                   .prefetch = after});
+  kernels_.values[Index(cells.v.code)].accumulate(
+      {.cell = values,
+       .begin = begin,
+       .end = end,
+       .rows = rows,
+       .p = work_.scores_,
+       .scale = scaled ? layer_.scales->v.scale[static_cast<size_t>(tile_.kv_head + view.head)] : 1.0f,
+       .rescale = work_.rescale_,
+       .out = work_.run_out_ + int64_t{first_row} * head_dim_,
+       .out_stride = head_dim_,
+       .weights = work_.weights_,
+       .prefetch = ahead.adding});
 }
 
 void TileAttention::Finish(int64_t first, int64_t last, float* out) noexcept {
+  const bool merges = last - first > 1;  // a merge with nothing would be a copy
+  const SoftmaxState* states = merges ? work_.total_state_ : work_.run_state_;
+  const float* sums = merges ? work_.total_out_ : work_.run_out_;
   std::fill_n(work_.total_state_, Rows(), kEmpty);
   for (int64_t run = first; run < last; ++run) {
     AttendRun(run);
-    for (int row = 0; row < Rows(); ++row) {
+    for (int row = 0; merges && row < Rows(); ++row) {
       kernels_.merge(work_.total_state_[row], work_.total_out_ + int64_t{row} * head_dim_, work_.run_state_[row],
                      work_.run_out_ + int64_t{row} * head_dim_, head_dim_);
     }
   }
-  WriteRows(out);
+  for (int row = 0; row < Rows(); ++row) WriteRow(row, states[row], sums + int64_t{row} * head_dim_, out);
 }
 
 void TileAttention::Partial(int64_t run, SoftmaxState* states, float* out) noexcept {
@@ -331,26 +375,26 @@ void TileAttention::Partial(int64_t run, SoftmaxState* states, float* out) noexc
   std::memcpy(out, work_.run_out_, sizeof(float) * static_cast<size_t>(Rows()) * static_cast<size_t>(head_dim_));
 }
 
-void TileAttention::MergePartials(int64_t runs, const SoftmaxState* states, const float* partial, float* out) noexcept {
-  std::fill_n(work_.total_state_, Rows(), kEmpty);
-  for (int64_t run = 0; run < runs; ++run) {
-    for (int row = 0; row < Rows(); ++row) {
+void TileAttention::MergePartials(int head, int64_t runs, const SoftmaxState* states, const float* partial,
+                                  float* out) noexcept {
+  for (int row = head * HeadRows(); row < (head + 1) * HeadRows(); ++row) {
+    SoftmaxState& total = work_.total_state_[0];
+    total = kEmpty;
+    for (int64_t run = 0; run < runs; ++run) {
       const int64_t slot = run * Rows() + row;
-      kernels_.merge(work_.total_state_[row], work_.total_out_ + int64_t{row} * head_dim_, states[slot],
-                     partial + slot * head_dim_, head_dim_);
+      kernels_.merge(total, work_.total_out_, states[slot], partial + slot * head_dim_, head_dim_);
     }
+    WriteRow(row, total, work_.total_out_, out);
   }
-  WriteRows(out);
 }
 
-void TileAttention::WriteRows(float* out) noexcept {
-  const int64_t stride = int64_t{layer_.attention->heads} * head_dim_;
-  for (int row = 0; row < Rows(); ++row) {
-    const int64_t head = tile_.kv_head * int64_t{group_} + row % group_;
-    float* result = out + row / group_ * stride + head * head_dim_;
-    kernels_.normalize(work_.total_state_[row], work_.total_out_ + int64_t{row} * head_dim_, head_dim_, result);
-    if (layer_.scheme->v.hadamard) formats::Hadamard(result, head_dim_);
-  }
+// out f32 [tokens][heads * head_dim].
+void TileAttention::WriteRow(int row, const SoftmaxState& state, const float* sums, float* out) noexcept {
+  const int of_head = row % HeadRows();
+  const int64_t head = (tile_.kv_head + row / HeadRows()) * int64_t{group_} + of_head % group_;
+  float* result = out + (of_head / group_ * int64_t{layer_.attention->heads} + head) * head_dim_;
+  kernels_.normalize(state, sums, head_dim_, result);
+  if (layer_.scheme->v.hadamard) formats::Hadamard(result, head_dim_);
 }
 
 }  // namespace kvanta::attention

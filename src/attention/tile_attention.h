@@ -62,20 +62,21 @@ class TileAttention {
   TileAttention(const kernels::AttentionKernels& kernels, const LayerView& layer, const Tile& tile,
                 const cache::PageRef* pages, TileWorkspace& workspace) noexcept;
 
-  // Transforms and prepares the tile's query rows.
-  void PrepareQueries(QueryRows q) noexcept;
+  // Transforms and prepares the tile's query rows to attend runs [first, last), whose first pages it touches.
+  void PrepareQueries(QueryRows q, int64_t first, int64_t last) noexcept;
 
-  // Attends runs [first, last) one after the other and writes the finished rows: out f32 [tokens][heads * head_dim].
+  // Attends these runs one after the other and writes the finished rows: out f32 [tokens][heads * head_dim].
   void Finish(int64_t first, int64_t last, float* out) noexcept;
 
   // Attends one run; its partial result: states [rows], out [rows][head_dim].
   void Partial(int64_t run, SoftmaxState* states, float* out) noexcept;
 
-  // Merges partial results of `runs` runs, [run][rows], in order, and writes the finished rows.
-  void MergePartials(int64_t runs, const SoftmaxState* states, const float* partial, float* out) noexcept;
+  // Merges partial results of `runs` runs, [run][rows], in order, and writes the finished rows of KV head `head` of the
+  // tile's.
+  void MergePartials(int head, int64_t runs, const SoftmaxState* states, const float* partial, float* out) noexcept;
 
  private:
-  // Where one side of the tile's KV head lies in a page record: offsets in bytes.
+  // Where one side of the tile's first KV head lies in a page record: offsets in bytes.
   struct CellSide {
     formats::Code code = formats::Code::kBf16;
     int tokens = 0;
@@ -93,24 +94,33 @@ class TileAttention {
   };
   struct PageCells {
     CellSide k, v;
-    CellSide plain;  // channels of K; no bytes without
-    float v_scale = 1;
+    CellSide plain;          // channels of K; no bytes without
+    int64_t head_bytes = 0;  // from a KV head's cells to the next one's
   };
-  // A page as the page rule has the tile read it.
+  // A page of one KV head as the page rule has the tile read it.
   struct PageView {
     const PageCells* cells;
-    const uint8_t* record;
+    const uint8_t* record;  // whose cells are the head's
+    int head;               // of the tile's, from 0
     bool exact;
   };
+  // What the kernels touch while they attend a page of a head: some of it while they score, the rest after that.
+  struct Ahead {
+    kernels::Prefetch scoring, adding;
+  };
   static CellSide SideOf(const formats::Side& side, formats::CellShape shape, int64_t cell) noexcept;
-  PageView View(int64_t page) const noexcept;
+  void PrepareHead(QueryRows q, int head) noexcept;
+  PageView View(int64_t page, int head) const noexcept;
+  Ahead NextAhead() noexcept;
+  Ahead AheadOf(int64_t page, int head) const noexcept;
   void AttendRun(int64_t run) noexcept;
   void TurnLatents(int64_t page, const PageView& view, int tokens) noexcept;
-  void AttendPage(int64_t page, const PageView& view, kernels::Prefetch after, int tokens) noexcept;
+  void AttendPage(int64_t page, const PageView& view, Ahead ahead, int tokens) noexcept;
   void ScoreRows(const PageView& view, int groups, int first_row, int rows, kernels::Prefetch prefetch) noexcept;
-  void AttendRows(const PageView& view, int begin, int end, int first_row, int rows, kernels::Prefetch after) noexcept;
-  void WriteRows(float* out) noexcept;
-  int Rows() const noexcept { return tile_.tokens * group_; }
+  void AttendRows(const PageView& view, int begin, int end, int first_row, int rows, const Ahead& ahead) noexcept;
+  void WriteRow(int row, const SoftmaxState& state, const float* sums, float* out) noexcept;
+  int HeadRows() const noexcept { return tile_.tokens * group_; }
+  int Rows() const noexcept { return tile_.kv_heads * HeadRows(); }
 
   const kernels::AttentionKernels& kernels_;
   const LayerView& layer_;
@@ -123,6 +133,10 @@ class TileAttention {
   int64_t own_page_;
   PageCells quantized_;
   PageCells exact_;
+  // The page and head that is touched next, some before they are attended, and where touching ends.
+  int64_t ahead_page_ = 0;
+  int64_t ahead_end_ = 0;
+  int ahead_head_ = 0;
 };
 
 }  // namespace kvanta::attention

@@ -5,29 +5,52 @@
 namespace kvanta::attention {
 namespace {
 
+// Tasks per thread that let threads finish together; of a chunk's tiles, whose partial results are larger, fewer.
+constexpr int kTasksOfThread = 8;
+constexpr int kChunkTasksOfThread = 4;
+
 // Pages of cache that a tile reads, times its rows and one more for the reading itself.
 int64_t Cost(const Tile& tile, const WorkShape& shape, int page_size) {
   const int64_t seen = tile.first + tile.tokens - FirstVisible(tile.first, shape.sliding_window);
-  return (seen + page_size - 1) / page_size * (int64_t{tile.tokens} * shape.Group() + 1);
+  return (seen + page_size - 1) / page_size * (int64_t{tile.tokens} * shape.Group() + 1) * tile.kv_heads;
 }
 
-void AddTiles(const WorkShape& shape, const Batch& batch, int page_size, WorkList& list) {
+// Calls visit(Tile) for every tile of one KV head.
+template <class Visit>
+void VisitTiles(const WorkShape& shape, const Batch& batch, int page_size, Visit visit) {
   const int tile_tokens = std::max(1, kTileRows / shape.Group());
-  for (int head = 0; head < shape.kv_heads; ++head) {
-    for (size_t s = 0; s < batch.sequences.size(); ++s) {
-      const SequenceRows& sequence = batch.sequences[s];
-      for (int64_t first = sequence.span.start; first < sequence.End();) {
-        const int64_t page_end = (first / page_size + 1) * page_size;
-        const int64_t last = std::min({sequence.End(), page_end, first + tile_tokens});
-        list.tiles.push_back({.sequence = static_cast<int>(s),
-                              .kv_head = head,
-                              .first = first,
-                              .tokens = static_cast<int>(last - first),
-                              .first_run = FirstVisible(first, shape.sliding_window) / kRunTokens,
-                              .last_run = (last - 1) / kRunTokens + 1});
-        first = last;
-      }
+  for (size_t s = 0; s < batch.sequences.size(); ++s) {
+    const SequenceRows& sequence = batch.sequences[s];
+    for (int64_t first = sequence.span.start; first < sequence.End();) {
+      const int64_t page_end = (first / page_size + 1) * page_size;
+      const int64_t last = std::min({sequence.End(), page_end, first + tile_tokens});
+      visit(Tile{.sequence = static_cast<int>(s),
+                 .first = first,
+                 .tokens = static_cast<int>(last - first),
+                 .first_run = FirstVisible(first, shape.sliding_window) / kRunTokens,
+                 .last_run = (last - 1) / kRunTokens + 1});
+      first = last;
     }
+  }
+}
+
+void AddTiles(const WorkShape& shape, const Batch& batch, int page_size, int threads, WorkList& list) {
+  int64_t runs = 0;
+  VisitTiles(shape, batch, page_size, [&](const Tile& tile) { runs += tile.last_run - tile.first_run; });
+  int most_heads = shape.kv_heads;
+  if (threads > 1) {
+    const int64_t heads = runs * shape.kv_heads / (int64_t{kTasksOfThread} * threads);
+    const int parts = (shape.kv_heads - 1) / static_cast<int>(std::clamp<int64_t>(heads, 1, shape.kv_heads)) + 1;
+    most_heads = (shape.kv_heads - 1) / parts + 1;  // parts of about the same size
+  }
+  for (int head = 0; head < shape.kv_heads; ++head) {
+    VisitTiles(shape, batch, page_size, [&](Tile tile) {
+      const int heads = std::clamp(kTileRows / (tile.tokens * shape.Group()), 1, most_heads);
+      if (head % heads != 0) return;
+      tile.kv_head = head;
+      tile.kv_heads = std::min(heads, shape.kv_heads - head);
+      list.tiles.push_back(tile);
+    });
   }
 }
 
@@ -39,22 +62,23 @@ void MakeWorkList(const WorkShape& shape, const Batch& batch, int page_size, int
   list.tasks.clear();
   list.merges.clear();
   list.partial_rows = 0;
-  AddTiles(shape, batch, page_size, list);
+  AddTiles(shape, batch, page_size, threads, list);
 
   int64_t total = 0;
   for (const Tile& tile : list.tiles) total += Cost(tile, shape, page_size);
   // Later tiles of a chunk see more: handed out first, they leave no straggler.
   for (size_t i = list.tiles.size(); i-- > 0;) {
     Tile& tile = list.tiles[i];
+    const int64_t tasks = int64_t{tile.tokens == 1 ? kTasksOfThread : kChunkTasksOfThread} * threads;
     const bool spread =
-        threads > 1 && tile.last_run - tile.first_run > 1 && Cost(tile, shape, page_size) * 4 * threads > total;
+        threads > 1 && tile.last_run - tile.first_run > 1 && Cost(tile, shape, page_size) * tasks > total;
     if (!spread) {
       list.tasks.push_back({static_cast<int32_t>(i), tile.first_run, tile.last_run});
       continue;
     }
     tile.partial = list.partial_rows;
-    list.partial_rows += (tile.last_run - tile.first_run) * tile.tokens * shape.Group();
-    list.merges.push_back(static_cast<int32_t>(i));
+    list.partial_rows += (tile.last_run - tile.first_run) * tile.kv_heads * tile.tokens * shape.Group();
+    for (int head = 0; head < tile.kv_heads; ++head) list.merges.push_back({static_cast<int32_t>(i), head});
     for (int64_t run = tile.first_run; run < tile.last_run; ++run) {
       list.tasks.push_back({static_cast<int32_t>(i), run, run + 1});
     }

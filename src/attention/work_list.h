@@ -1,6 +1,8 @@
-// How a step's attention is cut into pieces: tiles of query rows (all query heads of a KV head, tokens of one page),
-// each either attended run by run in one task, or with its runs spread over tasks and merged afterwards. The arithmetic
-// is the same both ways: a run is 1,024 tokens at absolute positions, runs are merged in ascending order.
+// How a step's attention is cut into pieces: tiles of query rows (all query heads of some KV heads, tokens of one
+// page), each either attended run by run in one task, or with its runs spread over tasks and merged afterwards. The
+// arithmetic is the same both ways: a run is 1,024 tokens at absolute positions, runs are merged in ascending order.
+// Few tokens take all KV heads together where that leaves enough tasks: these lie side by side in a page, and memory is
+// read fastest in order.
 #pragma once
 
 #include <cstdint>
@@ -24,10 +26,12 @@ struct WorkShape {
   int Group() const noexcept { return heads / kv_heads; }
 };
 
-// Query tokens [first, first + tokens) of a sequence, all in one page, for one KV head.
+// Query tokens [first, first + tokens) of a sequence, all in one page, for KV heads [kv_head, kv_head + kv_heads). Rows
+// are in the order [KV head][token][query head of the KV head].
 struct Tile {
   int sequence = 0;
   int kv_head = 0;
+  int kv_heads = 1;
   int64_t first = 0;  // position
   int tokens = 0;
   int64_t first_run = 0;  // runs [first_run, last_run) hold what its rows see
@@ -42,12 +46,18 @@ struct TileRuns {
   int64_t last_run = 0;
 };
 
+// A KV head of a tile whose runs are spread.
+struct TileMerge {
+  int32_t tile = 0;
+  int32_t head = 0;  // of the tile's, from 0
+};
+
 struct WorkList {
   WorkShape shape;
   std::vector<Tile> tiles;
   std::vector<TileRuns> tasks;  // costly ones first
-  std::vector<int32_t> merges;  // tiles whose runs are spread
-  int64_t partial_rows = 0;     // rows of partial results that they need
+  std::vector<TileMerge> merges;
+  int64_t partial_rows = 0;  // rows of partial results that they need
 };
 
 // Fills `list`, reusing its memory. A tile's runs are spread when leaving it whole could keep the other threads idle.

@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "attention/array_attention.h"
 #include "attention/attention_bench.h"
 #include "attention/backends.h"
@@ -257,6 +259,38 @@ TEST(WorkListTest, SpreadsTheRunsOfFewRowsAndKeepsManyWhole) {
   for (const Tile& tile : list.tiles) {
     EXPECT_LE(tile.tokens * shape.Group(), kTileRows);
     EXPECT_EQ(tile.first / 64, (tile.first + tile.tokens - 1) / 64);
+  }
+}
+
+TEST(WorkListTest, TakesHeadsOfFewTokensTogetherAndEachOnce) {
+  const WorkShape shape{.heads = 12, .kv_heads = 6, .head_dim = 64, .sliding_window = 0};
+  Batch batch;
+  batch.sequences.push_back({.span = {.start = 20000, .tokens = 1, .pages = nullptr}, .first_row = 0});
+  WorkList list;
+  MakeWorkList(shape, batch, 64, 2, list);
+  ASSERT_EQ(list.tiles.size(), 1u);
+  EXPECT_EQ(list.tiles[0].kv_heads, 6);
+  EXPECT_EQ(list.merges.size(), 6u);
+  batch.sequences[0].span.start = 500;  // one run: two threads need several tiles
+  MakeWorkList(shape, batch, 64, 2, list);
+  EXPECT_EQ(list.tiles.size(), 6u);
+  MakeWorkList(shape, batch, 64, 1, list);
+  EXPECT_EQ(list.tiles.size(), 1u);
+  batch.sequences.push_back({.span = {.start = 70, .tokens = 200, .pages = nullptr}, .first_row = 1});
+  batch.sequences.push_back({.span = {.start = 7000, .tokens = 7, .pages = nullptr}, .first_row = 201});
+  for (const int threads : {1, 2, 4}) {
+    MakeWorkList(shape, batch, 64, threads, list);
+    std::map<std::pair<int, int64_t>, std::vector<int>> times;  // (sequence, token) -> per KV head
+    for (const Tile& tile : list.tiles) {
+      EXPECT_LE(tile.kv_heads * tile.tokens * shape.Group(), kTileRows);
+      for (int64_t token = tile.first; token < tile.first + tile.tokens; ++token) {
+        std::vector<int>& of_token = times[{tile.sequence, token}];
+        of_token.resize(6);
+        for (int head = 0; head < tile.kv_heads; ++head) ++of_token.at(static_cast<size_t>(tile.kv_head + head));
+      }
+    }
+    EXPECT_EQ(times.size(), 1u + 200u + 7u);
+    for (const auto& [token, heads] : times) EXPECT_EQ(heads, std::vector<int>(6, 1)) << token.second;
   }
 }
 

@@ -26,7 +26,7 @@ __attribute__((noinline)) void ScoreHalvesGroup(const KeyPass& pass, const uint8
 template <class Code>
 void ScoreHalves(const KeyPass& pass) {
   alignas(64) uint8_t halves[2 * 16 * kMaxHeadDim];
-  Prefetcher prefetch{pass.prefetch.next, pass.prefetch.end};
+  Prefetcher prefetch{pass.prefetch};
   for (int group = 0; group < pass.groups; ++group) {
     Code::Unpack(pass.cell.codes + int64_t{group} * 16 * pass.cell.head_dim, pass.cell.head_dim / 4, 16, halves);
     ScoreHalvesGroup<typename Code::Halves>(pass, halves, group, prefetch);
@@ -45,7 +45,7 @@ inline constexpr int kHalvesTokens = 64;
 template <class Code>
 void AccumulateHalves(const ValuePass& pass) {
   alignas(64) uint8_t halves[2 * kHalvesTokens * kMaxHeadDim];
-  Prefetcher prefetch{pass.prefetch.next, pass.prefetch.end};
+  Prefetcher prefetch{pass.prefetch};
   Weights weights;
   ValuePass scaled = pass;
   scaled.scale *= Code::kFactor;

@@ -25,6 +25,12 @@ KVANTA_INLINE Lanes::F Magnitude(Lanes::F x) {
   return Lanes::Max(x, Lanes::Sub(Lanes::Zero(), x));
 }
 
+// A vector of a row: 16 channels, or the last 8 of a head_dim that 16 does not divide. Loads and stores by mask, which
+// some CPUs are slow at, only there.
+KVANTA_INLINE Lanes::F LoadChannels(const float* row, int channel, int head_dim) {
+  return channel + 16 <= head_dim ? Lanes::Load(row + channel) : Lanes::LoadTail(row + channel, head_dim - channel);
+}
+
 // Coefficients of an integer code: x = integer * unit, integers of magnitude up to 32512 or Code::kLargest.
 struct Quantizer {
   float unit;
@@ -79,7 +85,7 @@ KVANTA_INLINE float PrepareFor(const float* query, int head_dim, int block, int 
   Lanes::F sum = Lanes::Zero();
   Lanes::F peak = Lanes::Zero();
   for (int i = 0; i < head_dim; i += 16) {
-    const Lanes::F part = Lanes::LoadTail(query + i, head_dim - i < 16 ? head_dim - i : 16);
+    const Lanes::F part = LoadChannels(query, i, head_dim);
     sum = Lanes::Add(sum, part);
     peak = Lanes::Max(peak, Magnitude(part));
     Lanes::Store(x + i, part);
@@ -164,7 +170,7 @@ KVANTA_INLINE void ScoreGroup(const KeyPass& pass, const uint8_t* lines, int gro
 
 template <class Code>
 void Score(const KeyPass& pass) {
-  Prefetcher prefetch{pass.prefetch.next, pass.prefetch.end};
+  Prefetcher prefetch{pass.prefetch};
   const int64_t group_bytes = int64_t{pass.cell.head_dim} * (32 / Code::kSub) * 2;
   for (int group = 0; group < pass.groups; ++group) {
     ScoreGroup<Code>(pass, pass.cell.codes + group * group_bytes, group, prefetch);
@@ -195,12 +201,13 @@ KVANTA_INLINE void Weigh(const ValuePass& pass, Weights& weights) {
   weights.rows = pass.weights;
   weights.row_stride = kWeightBytes;
   weights.block_stride = int64_t{cell.page_tokens} * Code::kCoefficientBytes;
-  alignas(64) float w[kMaxPageTokens];
+  alignas(64) float w[kPassRows][kMaxPageTokens];
   alignas(64) float scale[kMaxPageTokens];  // of the block, for all rows
   for (int b = 0; b < blocks; ++b) {
     for (int t = first; scales && t < first + count; t += 16) {
       Lanes::Store(scale + t, LoadScales(scales, b * cell.page_tokens + t));
     }
+    Quantizer quantizers[kPassRows];
     for (int row = 0; row < pass.rows; ++row) {
       const float* p = pass.p + row * kMaxPageTokens;
       Lanes::F peak = Lanes::Zero();
@@ -210,15 +217,16 @@ KVANTA_INLINE void Weigh(const ValuePass& pass, Weights& weights) {
         // Scales of unused slots may be anything.
         if (t < pass.begin || pass.end < t + 16) x = KeepOr(x, 0.0f, pass.begin - t, pass.end - t);
         if (Code::kInteger) peak = Lanes::Max(peak, Magnitude(x));
-        Lanes::Store(w + t, x);
+        Lanes::Store(w[row] + t, x);
       }
-      Quantizer quantizer{1, 1};
-      if (Code::kInteger) quantizer = QuantizerOf<Code>(peak);
-      weights.unit[row][b] = quantizer.unit;
+      quantizers[row] = {1, 1};
+      if (Code::kInteger) quantizers[row] = QuantizerOf<Code>(peak);
+    }
+    for (int row = 0; row < pass.rows; ++row) {  // apart, so that the rows' reductions overlap
+      uint8_t* out = pass.weights + row * kWeightBytes + b * weights.block_stride + first * Code::kCoefficientBytes;
+      const Lanes::F total = PackRun<Code>(w[row] + first, count, quantizers[row].inverse, out);
+      weights.unit[row][b] = quantizers[row].unit;
       weights.zero[row][b] = 0;
-      const Lanes::F total =
-          PackRun<Code>(w + first, count, quantizer.inverse,
-                        pass.weights + row * kWeightBytes + b * weights.block_stride + first * Code::kCoefficientBytes);
       weights.bias[row][b] = Bias(Lanes::Sum(total), Code::kOffset);
     }
   }
@@ -318,7 +326,7 @@ KVANTA_INLINE void MaskUnit(const uint8_t* lines, int head_dim, int first, int b
 
 template <class Code>
 void Accumulate(const ValuePass& pass) {
-  Prefetcher prefetch{pass.prefetch.next, pass.prefetch.end};
+  Prefetcher prefetch{pass.prefetch};
   Weights weights;
   Weigh<Code>(pass, weights);
   const int64_t unit_bytes = int64_t{pass.cell.head_dim} * 4;

@@ -127,7 +127,7 @@ template <class Key>
 void ScoreNarrow(const KeyPass& pass) {
   KeyScales scales;
   LoadKeyScales(pass.cell, pass.groups, scales);
-  Prefetcher prefetch{pass.prefetch.next, pass.prefetch.end};
+  Prefetcher prefetch{pass.prefetch};
   const int64_t group_bytes = int64_t{pass.cell.head_dim} * Key::kBits * 2;
   for (int group = 0; group < pass.groups; ++group) {
     ScoreNarrowGroup<Key>(pass, scales, pass.cell.codes + group * group_bytes, group, prefetch);
@@ -187,7 +187,7 @@ void ScoreTiled(const KeyPass& pass) {
   tile_pass.query = queries;
   tile_pass.query_stride = QueryBytes<Key>(cell.head_dim);
   tile_pass.row_scale = factors;
-  Prefetcher prefetch{pass.prefetch.next, pass.prefetch.end};
+  Prefetcher prefetch{pass.prefetch};
   for (int first = 0; first < pass.groups; first += groups_of_tile) {
     const int64_t meta = int64_t{first} / groups_of_tile * cell.head_dim;
     for (int row = 0; row < pass.rows; ++row) {
@@ -308,7 +308,7 @@ __attribute__((noinline)) void WeighSlots(const ValuePass& pass, int first, int 
 // The same for the codes that share their planes.
 template <class Value>
 __attribute__((noinline)) void AddNarrow(const ValuePass& pass, const Weights& weights, bool rescale) {
-  Prefetcher prefetch{pass.prefetch.next, pass.prefetch.end};
+  Prefetcher prefetch{pass.prefetch};
   const int first = pass.begin / 4 * 4, last = static_cast<int>(RoundUp(pass.end, 4));
   const uint8_t* units = pass.cell.codes + int64_t{first} * pass.cell.head_dim * Value::kBits / 8;
   AddSegment<Value>(pass, weights, {units, first, (last - first) / 4, rescale}, prefetch);

@@ -87,11 +87,7 @@ void Softmax(const SoftmaxPass& pass) {
   }
 }
 
-// A vector of a row: 16 channels, or the last 8 of a head_dim that 16 does not divide. Loads and stores by mask, which
-// some CPUs are slow at, only there.
-KVANTA_INLINE Lanes::F LoadChannels(const float* row, int channel, int head_dim) {
-  return channel + 16 <= head_dim ? Lanes::Load(row + channel) : Lanes::LoadTail(row + channel, head_dim - channel);
-}
+// As LoadChannels().
 KVANTA_INLINE void StoreChannels(float* row, int channel, int head_dim, Lanes::F x) {
   if (channel + 16 <= head_dim) {
     Lanes::Store(row + channel, x);
@@ -102,16 +98,20 @@ KVANTA_INLINE void StoreChannels(float* row, int channel, int head_dim, Lanes::F
 
 void Merge(SoftmaxState& state, float* out, const SoftmaxState& other, const float* other_out, int head_dim) {
   if (other.max == kNegativeInfinity) return;
-  const bool empty = state.max == kNegativeInfinity;
-  const float top = !empty && state.max > other.max ? state.max : other.max;
-  const float keep = empty ? 0.0f : ExpOne(state.max - top);
+  if (state.max == kNegativeInfinity) {
+    state = other;
+    __builtin_memcpy(out, other_out, sizeof(float) * static_cast<size_t>(head_dim));
+    return;
+  }
+  const float top = state.max > other.max ? state.max : other.max;
+  const float keep = ExpOne(state.max - top);
   const float add = ExpOne(other.max - top);
   for (int c = 0; c < head_dim; c += 16) {
-    const Lanes::F mine = empty ? Lanes::Zero() : Lanes::Mul(LoadChannels(out, c, head_dim), Lanes::Set1(keep));
+    const Lanes::F mine = Lanes::Mul(LoadChannels(out, c, head_dim), Lanes::Set1(keep));
     const Lanes::F theirs = Lanes::Mul(LoadChannels(other_out, c, head_dim), Lanes::Set1(add));
     StoreChannels(out, c, head_dim, Lanes::Add(mine, theirs));
   }
-  state.sum = (empty ? 0.0f : state.sum * keep) + other.sum * add;
+  state.sum = state.sum * keep + other.sum * add;
   state.max = top;
 }
 

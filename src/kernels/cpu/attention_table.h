@@ -63,10 +63,12 @@ struct CellView {
   int tile = 0;                              // tokens per channel scale; 0 without
 };
 
-// What the next call will read: touched line by line while this call computes.
+// What a later call will read: touched line by line while this call computes, in two streams, from the start and from
+// the middle. One stream keeps too few reads in flight.
 struct Prefetch {
   const uint8_t* next = nullptr;
-  const uint8_t* end = nullptr;
+  const uint8_t* end = nullptr;  // of the first stream
+  int64_t second = 0;            // bytes from the first stream to the second, which is as long
 };
 
 struct KeyPass {

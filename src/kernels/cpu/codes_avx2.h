@@ -57,7 +57,7 @@ struct LaneCode {
     __m256 lo[kRows], hi[kRows];
     for (int r = 0; r < kRows; ++r) lo[r] = hi[r] = _mm256_setzero_ps();
     for (int64_t i = 0; i < count; ++i) {
-      prefetch.Step();
+      if (i % 2 == 0) prefetch.Step();
       const __m256i a = Load256(lines + i * stride);
       const __m256i b = kHalf ? _mm256_setzero_si256() : Load256(lines + i * stride + 32);
 #pragma GCC unroll 2
@@ -116,7 +116,7 @@ struct CodeFp16 {
     };
     int64_t i = 0;
     for (; i + 2 <= count; i += 2) {
-      prefetch.Step();
+      if (i % 4 == 0) prefetch.Step();
       add(i);
       add(i + 1);
     }
@@ -231,7 +231,7 @@ struct CodeInt8 {
     __m256i lo[kRows], hi[kRows];
     for (int r = 0; r < kRows; ++r) lo[r] = hi[r] = _mm256_setzero_si256();
     for (int64_t i = 0; i < count; ++i) {
-      prefetch.Step();
+      if (i % 2 == 0) prefetch.Step();
       const __m256i a = Load256(lines + i * stride);
       const __m256i b = kHalf ? _mm256_setzero_si256() : Load256(lines + i * stride + 32);
       const __m256i a02 = _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8), a13 = _mm256_srai_epi16(a, 8);

@@ -44,7 +44,7 @@ struct CodeFp32 {
     __m512 sum[kRows];
     for (int r = 0; r < kRows; ++r) sum[r] = _mm512_setzero_ps();
     for (int64_t i = 0; i < count; ++i) {
-      prefetch.Step();
+      if (i % 2 == 0) prefetch.Step();
       const __m512 x = _mm512_castsi512_ps(LoadUnits<kHalf>(lines + i * stride));
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
@@ -69,7 +69,7 @@ struct CodeFp16 {
     __m512 sum[kRows];
     for (int r = 0; r < kRows; ++r) sum[r] = _mm512_setzero_ps();
     for (int64_t i = 0; i < count; ++i) {
-      prefetch.Step();
+      if (i % 2 == 0) prefetch.Step();
       const __m512i units = LoadUnits<kHalf>(lines + i * stride);
       const __m512 x = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(units));
       const __m512 y = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(units, 16)));
@@ -122,7 +122,7 @@ struct PairCode {
     __m512 high[kRows], low[kRows];
     for (int r = 0; r < kRows; ++r) high[r] = low[r] = _mm512_setzero_ps();
     for (int64_t i = 0; i < count; ++i) {
-      prefetch.Step();
+      if (i % 2 == 0) prefetch.Step();
       __m512i pairs[Decode::kPairs];
       decode.Pairs(LoadUnits<kHalf>(lines + i * stride), pairs);
 #pragma GCC unroll 2
@@ -232,7 +232,7 @@ struct CodeInt8 {
       low[r] = _mm512_set1_epi32(bias[r]);
     }
     for (int64_t i = 0; i < count; ++i) {
-      prefetch.Step();
+      if (i % 2 == 0) prefetch.Step();
       const __m512i codes = _mm512_xor_si512(LoadUnits<kHalf>(lines + i * stride), _mm512_set1_epi8(-128));
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) AddProducts(codes, coefficients[r] + i * 8, high[r], low[r]);

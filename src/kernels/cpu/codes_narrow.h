@@ -172,8 +172,8 @@ struct NarrowValue : Base {
       typename B::Run run_even[kRows], run_odd[kRows];
       for (int r = 0; r < kRows; ++r) run_even[r] = run_odd[r] = B::Start();
       const int end = begin + kRun < count ? begin + kRun : count;
+      prefetch.Lines(end - begin);
       for (int i = begin; i < end; ++i) {
-        prefetch.Step();
         const uint8_t* unit = units + i * stride;
         const typename B::V low = B::template LoadSets<Base::kLow, kHalf>(unit, column / 16);
         typename B::V top = low;

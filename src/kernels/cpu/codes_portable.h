@@ -42,7 +42,7 @@ struct FloatCode {
                                 const int32_t* /*bias*/, Lanes::F* sums, Prefetcher& prefetch) {
     for (int r = 0; r < kRows; ++r) sums[r] = Lanes::Zero();
     for (int64_t i = 0; i < count; ++i) {
-      prefetch.Step();
+      if (i % 2 == 0) prefetch.Step();
       const Lanes::U units = LoadUnits<kHalf>(lines + i * stride);
       for (int s = 0; s < kSub; ++s) {
         const Lanes::F x = Decode::Element(units, s);
@@ -106,7 +106,7 @@ struct IntegerCode {
     Lanes::I dots[kRows];
     for (int r = 0; r < kRows; ++r) dots[r] = Lanes::I{} + bias[r];
     for (int64_t i = 0; i < count; ++i) {
-      prefetch.Step();
+      if (i % 2 == 0) prefetch.Step();
       const Lanes::U units = LoadUnits<kHalf>(lines + i * stride);
       for (int s = 0; s < kSub; ++s) {
         const Lanes::I x = Decode::Element(units, s);

@@ -142,34 +142,64 @@ inline int64_t TiledQueryBytes(int head_dim) {
 }
 
 inline float PrepareTiled(const float* query, int head_dim, int /*block*/, uint8_t* out) {
+  __builtin_memset(out, 0, static_cast<size_t>(TiledQueryBytes(head_dim)));
   __builtin_memcpy(out, query, sizeof(float) * static_cast<size_t>(head_dim));
   return 1.0f;
 }
 
-// One row's query for one tile: coefficients of q * scale; returns <q, zero>. The zero meets the query as it is, so it
-// is taken in the middle of the codes: far from it, codes would multiply what the coefficients lost.
+// A tile's scales and zeros as f32, 0 behind the last channel. The zero is taken in the middle of the codes: it meets
+// the query as it is, and far from it codes would multiply what the coefficients lost.
 template <formats::Code kCode>
-KVANTA_INLINE float ScaleQuery(const float* query, const uint16_t* scales, const uint16_t* zeros, int head_dim,
-                               uint8_t* out, float& factor) {
+KVANTA_INLINE void LoadTile(const CellView& cell, int64_t meta, float* scales, float* zeros) {
   constexpr int kMiddle = 1 << (formats::CodeBits(kCode) - 1);
-  alignas(64) float x[kMaxHeadDim];
-  Lanes::F sum = Lanes::Zero();
-  const auto add = [&](int c, Lanes::F q, Lanes::F scale, Lanes::F zero) {
-    sum = Lanes::Fma(q, Lanes::Fma(Lanes::Set1(kMiddle), scale, zero), sum);
-    Lanes::Store(x + c, Lanes::Mul(q, scale));
-  };
-  for (int c = 0; c < head_dim; c += 16) {
-    if (c + 16 <= head_dim) {
-      add(c, Lanes::Load(query + c), Lanes::LoadFp16(scales + c), Lanes::LoadFp16(zeros + c));
-    } else {  // the last 8 channels: fp16 is read by 16, so from a copy
-      uint16_t scale[16] = {}, zero[16] = {};
-      __builtin_memcpy(scale, scales + c, 16);
-      __builtin_memcpy(zero, zeros + c, 16);
-      add(c, Lanes::LoadTail(query + c, 8), Lanes::LoadFp16(scale), Lanes::LoadFp16(zero));
+  for (int c = 0; c < cell.head_dim; c += 16) {
+    const uint16_t* scale = cell.channel_scales + meta + c;
+    const uint16_t* zero = cell.channel_zeros + meta + c;
+    uint16_t last_scale[16] = {}, last_zero[16] = {};
+    if (c + 16 > cell.head_dim) {  // the last 8 channels: fp16 is read by 16, so from a copy
+      __builtin_memcpy(last_scale, scale, 16);
+      __builtin_memcpy(last_zero, zero, 16);
+      scale = last_scale;
+      zero = last_zero;
     }
+    Lanes::Store(scales + c, Lanes::LoadFp16(scale));
+    Lanes::Store(zeros + c, Lanes::Fma(Lanes::Set1(kMiddle), Lanes::LoadFp16(scale), Lanes::LoadFp16(zero)));
   }
-  factor = PrepareFor<NarrowQuery>(x, head_dim, 0, kMiddle, out);
-  return Lanes::Sum(sum);
+}
+
+// The rows' queries for one tile: coefficients of q * scale, `stride` bytes apart. factors[row]: what their dots must
+// be multiplied with; offsets[row]: <q, zero>.
+template <formats::Code kCode>
+KVANTA_INLINE void ScaleQueries(const KeyPass& pass, int64_t meta, uint8_t* queries, int64_t stride, float* factors,
+                                float* offsets) {
+  constexpr int kMiddle = 1 << (formats::CodeBits(kCode) - 1);
+  const int head_dim = pass.cell.head_dim, width = static_cast<int>(RoundUp(head_dim, 16));
+  alignas(64) float scales[kMaxHeadDim], zeros[kMaxHeadDim];
+  alignas(64) float scaled[kPassRows * kMaxHeadDim];
+  LoadTile<kCode>(pass.cell, meta, scales, zeros);
+  Quantizer quantizers[kPassRows];
+  for (int row = 0; row < pass.rows; ++row) {
+    const float* query = reinterpret_cast<const float*>(pass.query + row * pass.query_stride);
+    Lanes::F offset = Lanes::Zero(), sum = Lanes::Zero(), peak = Lanes::Zero();
+    for (int c = 0; c < head_dim; c += 16) {
+      const Lanes::F q = Lanes::Load(query + c);
+      const Lanes::F x = Lanes::Mul(q, Lanes::Load(scales + c));
+      offset = Lanes::Fma(q, Lanes::Load(zeros + c), offset);
+      sum = Lanes::Add(sum, x);
+      peak = Lanes::Max(peak, Magnitude(x));
+      Lanes::Store(scaled + row * width + c, x);
+    }
+    quantizers[row] = QuantizerOf<NarrowQuery>(peak);
+    factors[row] = quantizers[row].unit + 0 * Lanes::Sum(sum);  // NaN and infinities must not become numbers
+    offsets[row] = Lanes::Sum(offset);
+  }
+  for (int row = 0; row < pass.rows; ++row) {  // apart, so that the rows' reductions overlap
+    uint8_t* out = queries + row * stride;
+    int32_t* bias = reinterpret_cast<int32_t*>(out + BiasOffset<NarrowQuery>(head_dim));
+    float* totals = reinterpret_cast<float*>(bias + kMaxBlocks);
+    totals[0] = Lanes::Sum(PackRun<NarrowQuery>(scaled + row * width, width, quantizers[row].inverse, out));
+    bias[0] = Bias(totals[0], kMiddle);
+  }
 }
 
 template <formats::Code kCode>
@@ -190,11 +220,9 @@ void ScoreTiled(const KeyPass& pass) {
   Prefetcher prefetch{pass.prefetch};
   for (int first = 0; first < pass.groups; first += groups_of_tile) {
     const int64_t meta = int64_t{first} / groups_of_tile * cell.head_dim;
+    ScaleQueries<kCode>(pass, meta, queries, tile_pass.query_stride, factors, zeros);
     for (int row = 0; row < pass.rows; ++row) {
-      const float* query = reinterpret_cast<const float*>(pass.query + row * pass.query_stride);
-      zeros[row] = ScaleQuery<kCode>(query, cell.channel_scales + meta, cell.channel_zeros + meta, cell.head_dim,
-                                     queries + row * tile_pass.query_stride, factors[row]) *
-                   pass.row_scale[row];
+      zeros[row] *= pass.row_scale[row];
       factors[row] *= pass.row_scale[row];
     }
     for (int group = first; group < first + groups_of_tile && group < pass.groups; ++group) {

@@ -17,7 +17,7 @@ using kernels::kMaxPageTokens;
 using kernels::kPassRows;
 
 constexpr int64_t kLine = 64;
-constexpr int64_t kBytesAhead = 16 << 10;  // that are touched before they are read, at least: some microseconds of work
+constexpr int64_t kBytesAhead = 4 << 10;  // at least, that are touched before they are read: a microsecond of work
 constexpr SoftmaxState kEmpty = {-std::numeric_limits<float>::infinity(), 0.0f};
 
 int64_t Align(int64_t bytes) {
@@ -329,6 +329,7 @@ void TileAttention::AttendRows(const PageView& view, int begin, int end, int fir
   const formats::LayerScheme& scheme = *layer_.scheme;
   CellView values = cells.v.At(view.record);
   if (scheme.SharesCell()) values.codes = work_.values_;
+  const size_t kv_head = static_cast<size_t>(tile_.kv_head) + static_cast<size_t>(view.head);
   const bool scaled = !view.exact && scheme.v.format->scaling.per_head;
   ScoreRows(view, (end + 15) / 16, first_row, rows, ahead.scoring);
   kernels_.softmax({.begin = begin,
@@ -340,18 +341,17 @@ void TileAttention::AttendRows(const PageView& view, int begin, int end, int fir
                     .scores = work_.scores_,
                     .state = work_.run_state_ + first_row,
                     .rescale = work_.rescale_});
-  kernels_.values[Index(cells.v.code)].accumulate(
-      {.cell = values,
-       .begin = begin,
-       .end = end,
-       .rows = rows,
-       .p = work_.scores_,
-       .scale = scaled ? layer_.scales->v.scale[static_cast<size_t>(tile_.kv_head + view.head)] : 1.0f,
-       .rescale = work_.rescale_,
-       .out = work_.run_out_ + int64_t{first_row} * head_dim_,
-       .out_stride = head_dim_,
-       .weights = work_.weights_,
-       .prefetch = ahead.adding});
+  kernels_.values[Index(cells.v.code)].accumulate({.cell = values,
+                                                   .begin = begin,
+                                                   .end = end,
+                                                   .rows = rows,
+                                                   .p = work_.scores_,
+                                                   .scale = scaled ? layer_.scales->v.scale[kv_head] : 1.0f,
+                                                   .rescale = work_.rescale_,
+                                                   .out = work_.run_out_ + int64_t{first_row} * head_dim_,
+                                                   .out_stride = head_dim_,
+                                                   .weights = work_.weights_,
+                                                   .prefetch = ahead.adding});
 }
 
 void TileAttention::Finish(int64_t first, int64_t last, float* out) noexcept {

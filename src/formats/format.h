@@ -43,8 +43,8 @@ struct RowPlanes {
   uint8_t* token_scales = nullptr;
   uint8_t* token_zeros = nullptr;
 
-  KVANTA_HD operator ConstRowPlanes()
-      const noexcept {  // NOLINT(google-explicit-constructor): pointers to const, nothing else
+  // NOLINTNEXTLINE(google-explicit-constructor): pointers to const, nothing else
+  KVANTA_HD operator ConstRowPlanes() const noexcept {
     return {codes, block_scales, block_zeros, token_scales, token_zeros};
   }
 };

@@ -143,8 +143,8 @@ TEST(EngineThread, SurvivesACallbackThatThrows) {
 }
 
 TEST(EngineThread, StartsOnceAndAgainAfterStop) {
+  Listener listener;  // outlives the engine, which calls it until it has stopped
   Engine engine(TinyConfig(Model(), "int8"));
-  Listener listener;
   engine.Start(listener.Callback());
   EXPECT_THROW(engine.Start(listener.Callback()), InputError);
   std::vector<RequestOutput> outputs;

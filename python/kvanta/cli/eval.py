@@ -37,7 +37,7 @@ engine on really quantized pages. The reference is computed once and kept in $KV
   kvanta eval smollm2 --formats int8 'k=int8,v=int4' int4 --text my.txt --context 8192 --plot eval.png
   kvanta eval smollm2 --formats bf16 --weight-dtype int4 --reference-weights bf16
   kvanta eval smollm2 --recommend "kl_mean<0.005,top1>0.95"
-  kvanta eval smollm2 --search 6 --scheme mixed.json      then: kvanta generate smollm2 --kv-cache-dtype mixed.json"""
+  kvanta eval smollm2 --search 4.5 --scheme mixed.json    then: kvanta generate smollm2 --kv-cache-dtype mixed.json"""
 
 
 def parser() -> CommandParser:

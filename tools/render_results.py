@@ -299,7 +299,8 @@ TABLES = {
         ),
     ),
     "eval-speed": Table(
-        "benchmarks/eval_speed.py smollm2 --text wiki.test.raw --formats int4 --pairs 1 --json docs/results/eval-speed.json",
+        "benchmarks/eval_speed.py smollm2 --text wiki.test.raw --formats int4 --pairs 1 "
+        "--json docs/results/eval-speed.json",
         "rows",
         (
             ("cache", "format", ""),

@@ -240,41 +240,57 @@ struct Segment {
   bool rescale;  // the first segment of a pass rescales what `out` holds
 };
 
-inline constexpr int kColumns = 16;  // channels of a line
+// Channels that one call of a code's dot goes over.
+template <class Code>
+KVANTA_INLINE constexpr int ColumnsOf() {
+  if constexpr (requires { Code::kChannels; }) return Code::kChannels;
+  return 16;
+}
 
-template <class Code, int kRows, bool kHalf>
+// kTail: the channels that are left are fewer than ColumnsOf<Code>().
+template <class Code, int kRows, bool kTail>
 KVANTA_INLINE void AddColumns(const ValuePass& pass, const Weights& weights, const Segment& segment, int column,
                               int row, Prefetcher& prefetch) {
-  const int block = pass.cell.block_scales ? column / pass.cell.block : 0;
-  const int64_t of_block = block * weights.block_stride + segment.first * Code::kCoefficientBytes;
-  const uint8_t* coefficients[kRows];
-  Lanes::F dots[kRows];
-  for (int r = 0; r < kRows; ++r) coefficients[r] = weights.rows + (row + r) * weights.row_stride + of_block;
+  constexpr int kVectors = ColumnsOf<Code>() / 16;
+  int blocks[kVectors];
+  const uint8_t* coefficients[kVectors][kRows];
+  for (int v = 0; v < kVectors; ++v) {
+    const int channel = !kTail || column + 16 * v < pass.cell.head_dim ? column + 16 * v : column;
+    blocks[v] = pass.cell.block_scales ? channel / pass.cell.block : 0;
+    const int64_t of_block = blocks[v] * weights.block_stride + segment.first * Code::kCoefficientBytes;
+    for (int r = 0; r < kRows; ++r) coefficients[v][r] = weights.rows + (row + r) * weights.row_stride + of_block;
+  }
+  Lanes::F dots[kRows * kVectors];
   if constexpr (requires { Code::kBits; }) {
-    Code::template DotValues<kRows, kHalf>(segment.lines, pass.cell.head_dim, column, segment.units, coefficients,
-                                           weights.signs + of_block, dots, prefetch);
+    const uint8_t* signs = weights.signs + blocks[0] * weights.block_stride + segment.first;
+    Code::template DotValues<kRows, kTail>(segment.lines, pass.cell.head_dim, column, segment.units, coefficients,
+                                           signs, dots, prefetch);
   } else {
     int32_t bias[kRows];
-    for (int r = 0; r < kRows; ++r) bias[r] = weights.bias[row + r][block];
-    Code::template Dot<kRows, kHalf>(segment.lines + int64_t{column} * 4, int64_t{pass.cell.head_dim} * 4,
-                                     segment.units, coefficients, bias, dots, prefetch);
+    for (int r = 0; r < kRows; ++r) bias[r] = weights.bias[row + r][blocks[0]];
+    Code::template Dot<kRows, kTail>(segment.lines + int64_t{column} * 4, int64_t{pass.cell.head_dim} * 4,
+                                     segment.units, coefficients[0], bias, dots, prefetch);
   }
   for (int r = 0; r < kRows; ++r) {
     const Lanes::F rescale = Lanes::Set1(segment.rescale ? pass.rescale[row + r] : 1.0f);
-    const Lanes::F unit = Lanes::Set1(weights.unit[row + r][block]);
-    const Lanes::F zero = Lanes::Set1(weights.zero[row + r][block]);
-    float* out = pass.out + (row + r) * pass.out_stride + column;
-    const Lanes::F sum = Code::kInteger ? Lanes::Fma(dots[r], unit, zero) : dots[r];
-    if constexpr (kHalf) {
-      Lanes::StoreTail(out, Lanes::Fma(Lanes::LoadTail(out, 8), rescale, sum), 8);
-    } else {
-      Lanes::Store(out, Lanes::Fma(Lanes::Load(out), rescale, sum));
+    for (int v = 0; v < kVectors; ++v) {
+      const Lanes::F unit = Lanes::Set1(weights.unit[row + r][blocks[v]]);
+      const Lanes::F zero = Lanes::Set1(weights.zero[row + r][blocks[v]]);
+      float* out = pass.out + (row + r) * pass.out_stride + column + 16 * v;
+      const Lanes::F dot = dots[r * kVectors + v];
+      const Lanes::F sum = Code::kInteger ? Lanes::Fma(dot, unit, zero) : dot;
+      const int left = pass.cell.head_dim - column - 16 * v;
+      if (!kTail || left >= 16) {
+        Lanes::Store(out, Lanes::Fma(Lanes::Load(out), rescale, sum));
+      } else if (left > 0) {
+        Lanes::StoreTail(out, Lanes::Fma(Lanes::LoadTail(out, left), rescale, sum), left);
+      }
     }
   }
 }
 
 template <class Code>
-__attribute__((noinline)) void AddHalfColumns(const ValuePass& pass, const Weights& weights, const Segment& segment,
+__attribute__((noinline)) void AddTailColumns(const ValuePass& pass, const Weights& weights, const Segment& segment,
                                               int column, int row, Prefetcher& prefetch) {
   AddColumns<Code, 1, true>(pass, weights, segment, column, row, prefetch);
 }
@@ -282,13 +298,14 @@ __attribute__((noinline)) void AddHalfColumns(const ValuePass& pass, const Weigh
 template <class Code, int kRows>
 KVANTA_INLINE void AddTile(const ValuePass& pass, const Weights& weights, const Segment& segment, int row,
                            Prefetcher& prefetch) {
+  constexpr int kColumns = ColumnsOf<Code>();
   int column = 0;
   for (; column + kColumns <= pass.cell.head_dim; column += kColumns) {
     AddColumns<Code, kRows, false>(pass, weights, segment, column, row, prefetch);
   }
-  // Half a line ends few heads: one instance, row by row.
+  // Few heads have a tail: one instance, row by row.
   for (int r = 0; column < pass.cell.head_dim && r < kRows; ++r) {
-    AddHalfColumns<Code>(pass, weights, segment, column, row + r, prefetch);
+    AddTailColumns<Code>(pass, weights, segment, column, row + r, prefetch);
   }
 }
 

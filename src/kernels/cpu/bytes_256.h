@@ -29,6 +29,7 @@ KVANTA_INLINE __m256i InOrder(__m256i sum) {
 
 struct Bytes256 {
   using V = __m256i;
+  static constexpr int kChannels = 16;  // whose values one register holds
 
   static KVANTA_INLINE V Load(const uint8_t* bytes) { return Load256(bytes); }
   static KVANTA_INLINE V And(V x, int mask) { return _mm256_and_si256(x, _mm256_set1_epi8(static_cast<char>(mask))); }
@@ -36,18 +37,25 @@ struct Bytes256 {
   static KVANTA_INLINE V Right(V x, int bits) { return _mm256_srli_epi16(x, bits); }
   static KVANTA_INLINE V Left(V x, int bits) { return _mm256_slli_epi16(x, bits); }
   static KVANTA_INLINE V Sub(V x, int y) { return _mm256_sub_epi8(x, _mm256_set1_epi8(static_cast<char>(y))); }
-  // Bytes of a lane times four signs, 1 or -1.
-  static KVANTA_INLINE V Sign(V x, const uint8_t* signs) { return _mm256_sign_epi8(x, BroadcastQuad(signs)); }
+  // x - kMiddle, times the signs, 1 or -1, of a lane's four bytes.
+  template <int kMiddle>
+  static KVANTA_INLINE V SignedSub(V x, const uint8_t* signs) {
+    return _mm256_sign_epi8(Sub(x, kMiddle), BroadcastQuad(signs));
+  }
+  template <bool kSmallBlocks>
+  static KVANTA_INLINE V Weights(const uint8_t* four, const uint8_t* /*the same*/) {
+    return BroadcastQuad(four);
+  }
   static KVANTA_INLINE V LookUp(V x, const uint8_t* table) {
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))),
                                x);
   }
   // Channels [16 group, 16 group + 16) of a plane of kWidth bits: two sets of 8, whose even channels are the fields at
   // bit 0 and the odd ones those at bit kWidth.
-  template <int kWidth, bool kHalf>
-  static KVANTA_INLINE V LoadSets(const uint8_t* plane, int group) {
+  template <int kWidth, bool kTail>
+  static KVANTA_INLINE V LoadSets(const uint8_t* plane, int group, int /*left: 8 of a tail*/) {
     const auto load = [](const uint8_t* unit) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(unit)); };
-    if constexpr (kWidth == 4 && kHalf)
+    if constexpr (kWidth == 4 && kTail)
       return _mm256_inserti128_si256(_mm256_setzero_si256(), load(plane + group * 32), 0);
     if constexpr (kWidth == 4) return Load(plane + group * 32);
     const int first = kWidth == 2 ? 0 : group % 2 * 4;

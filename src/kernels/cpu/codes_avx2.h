@@ -266,18 +266,19 @@ struct Bytes8 : Bytes256 {
   static KVANTA_INLINE Run MulAdd(Run run, V x, const uint8_t* coefficients) {
     return AddInPlace(run, _mm256_maddubs_epi16(x, BroadcastQuad(coefficients)));
   }
-  static KVANTA_INLINE Run MulAddSigned(Run run, const uint8_t* coefficients, V x) {
-    return AddInPlace(run, _mm256_maddubs_epi16(BroadcastQuad(coefficients), x));
+  static KVANTA_INLINE Run MulAddSigned(Run run, V weights, V x) {
+    return AddInPlace(run, _mm256_maddubs_epi16(weights, x));
   }
   static KVANTA_INLINE Sum Set(int32_t x) { return _mm256_set1_epi32(x); }
   static KVANTA_INLINE Sum Widen(Run run) { return _mm256_madd_epi16(run, _mm256_set1_epi16(1)); }
   static KVANTA_INLINE Sum Add(Sum sum, Run run) { return _mm256_add_epi32(sum, Widen(run)); }
-  static KVANTA_INLINE Lanes::F Interleave(Sum even, Sum odd) {
+  static KVANTA_INLINE void Interleave(Sum even, Sum odd, Lanes::F* out) {
     const __m256 e = ToFloat(even), o = ToFloat(odd);
     const __m256 a = _mm256_unpacklo_ps(e, o), b = _mm256_unpackhi_ps(e, o);
-    return {_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31)};
+    *out = {_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31)};
   }
 };
+using ValueBytes = Bytes8;
 
 // 16 lanes of 4 bytes.
 struct Bytes16 {

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 
-#include "kernels/cpu/bytes_256.h"
 #include "kernels/cpu/inline.h"
 #include "kernels/cpu/lanes_avx512.h"
 #include "kernels/cpu/prefetcher.h"
@@ -27,6 +26,12 @@ template <bool kHalf>
 KVANTA_INLINE __m512i LoadUnits(const uint8_t* bytes) {
   if (kHalf) return _mm512_maskz_loadu_epi32(0xff, bytes);
   return _mm512_loadu_si512(bytes);
+}
+
+KVANTA_INLINE __m512 BroadcastFloat(const uint8_t* bytes) {
+  float value;
+  __builtin_memcpy(&value, bytes, sizeof value);
+  return _mm512_set1_ps(value);
 }
 
 // fp32 and fp16: f32 lanes and FMA.
@@ -84,22 +89,8 @@ struct CodeFp16 {
   }
 };
 
-// x rounded to bf16 (nearest even) in the upper halves of the lanes; NaN stays NaN.
-KVANTA_INLINE __m512i UpperBf16(__m512 x) {
-  const __m512i bits = _mm512_castps_si512(x);
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-  const __m512i chosen = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q),
-                                               _mm512_or_si512(bits, _mm512_set1_epi32(0x400000)));
-  return _mm512_and_si512(chosen, _mm512_set1_epi32(-0x10000));
-}
-// Lanes (2 i, 2 i + 1), bf16 in their upper halves, as one pair in the low half of the 64-bit lane i.
-KVANTA_INLINE __m512i JoinPairs(__m512i upper) {
-  return _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi64(upper, 32), _mm512_set1_epi64(0xffff0000)),
-                         _mm512_and_si512(_mm512_srli_epi64(upper, 16), _mm512_set1_epi64(0xffff)));
-}
-
-// bf16 and fp8 as pairs of bf16 for vdpbf16ps; coefficients per pair: [2 high terms][2 low terms].
+// bf16 and fp8 as pairs of bf16 in a lane, which shifts and masks make f32 of. vdpbf16ps would multiply pairs, but with
+// two terms for every f32 coefficient, and takes four times as long as a multiply-add on some CPUs.
 template <class Decode>
 struct PairCode {
   static constexpr int kSub = 2 * Decode::kPairs;
@@ -107,35 +98,37 @@ struct PairCode {
   static constexpr int kOffset = 0;
   static constexpr int kCoefficientBytes = 4;
 
-  // fp8: elements 0, 2, 1, 3 of each unit, the order in which shifts bring them out.
-  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) {
-    if (Decode::kPairs == 2) x = _mm512_permute_ps(x, _MM_SHUFFLE(3, 1, 2, 0));
-    const __m512i high = UpperBf16(x);
-    const __m512i low = UpperBf16(_mm512_sub_ps(x, _mm512_castsi512_ps(high)));
-    _mm512_storeu_si512(out, _mm512_or_si512(JoinPairs(high), _mm512_slli_epi64(JoinPairs(low), 32)));
-  }
+  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) { _mm512_storeu_ps(out, x); }
 
   template <int kRows, bool kHalf>
   static KVANTA_INLINE void Dot(const uint8_t* lines, int64_t stride, int count, const uint8_t* const* coefficients,
                                 const int32_t* /*bias*/, Lanes::F* sums, Prefetcher& prefetch) {
     const Decode decode;
-    __m512 high[kRows], low[kRows];
-    for (int r = 0; r < kRows; ++r) high[r] = low[r] = _mm512_setzero_ps();
-    for (int64_t i = 0; i < count; ++i) {
-      if (i % 2 == 0) prefetch.Step();
+    __m512 low[kRows], high[kRows];  // two chains a row: one would wait for itself
+    for (int r = 0; r < kRows; ++r) low[r] = high[r] = _mm512_setzero_ps();
+    const auto add = [&](int64_t i) __attribute__((always_inline)) {
       __m512i pairs[Decode::kPairs];
       decode.Pairs(LoadUnits<kHalf>(lines + i * stride), pairs);
 #pragma GCC unroll 2
       for (int pair = 0; pair < Decode::kPairs; ++pair) {
+        const __m512 x = _mm512_castsi512_ps(_mm512_slli_epi32(pairs[pair], 16));
+        const __m512 y = _mm512_castsi512_ps(_mm512_and_si512(pairs[pair], _mm512_set1_epi32(-0x10000)));
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
-          const uint8_t* c = coefficients[r] + (i * Decode::kPairs + pair) * 8;
-          high[r] = _mm512_dpbf16_ps(high[r], (__m512bh)pairs[pair], (__m512bh)Broadcast32(c));
-          low[r] = _mm512_dpbf16_ps(low[r], (__m512bh)pairs[pair], (__m512bh)Broadcast32(c + 4));
+          const uint8_t* c = coefficients[r] + (i * kSub + pair) * 4;
+          low[r] = _mm512_fmadd_ps(x, BroadcastFloat(c), low[r]);
+          high[r] = _mm512_fmadd_ps(y, BroadcastFloat(c + 4 * Decode::kPairs), high[r]);
         }
       }
+    };
+    int64_t i = 0;
+    for (; i + 2 <= count; i += 2) {
+      prefetch.Step();
+      add(i);
+      add(i + 1);
     }
-    for (int r = 0; r < kRows; ++r) sums[r] = _mm512_add_ps(high[r], low[r]);
+    if (i < count) add(i);
+    for (int r = 0; r < kRows; ++r) sums[r] = _mm512_add_ps(low[r], high[r]);
   }
 };
 
@@ -189,8 +182,8 @@ struct DecodeFp8 {
     __m512i high = _mm512_permutex2var_epi8(high0, units, high1);
     high = _mm512_ternarylogic_epi32(high, units, _mm512_set1_epi8(-128), 0xf8);  // high | (units & sign)
     const __m512i even = _mm512_set1_epi16(0xff);
-    pairs[0] = _mm512_or_si512(_mm512_slli_epi16(high, 8), _mm512_and_si512(low, even));
-    pairs[1] = _mm512_or_si512(_mm512_andnot_si512(even, high), _mm512_srli_epi16(low, 8));
+    pairs[0] = _mm512_ternarylogic_epi32(_mm512_slli_epi16(high, 8), low, even, 0xf8);   // a | (b & c)
+    pairs[1] = _mm512_ternarylogic_epi32(_mm512_srli_epi16(low, 8), high, even, 0xf4);  // a | (b & ~c)
   }
 };
 
@@ -241,36 +234,27 @@ struct CodeInt8 {
   }
 };
 
-// 8 lanes of 4 bytes, for codes_narrow.h: products are added in 32 bits.
-struct Bytes8 : Bytes256 {
-  using Run = __m256i;
-  using Sum = __m256i;
-  static constexpr int64_t kLargestSum = int64_t{1} << 30;
-
-  static KVANTA_INLINE Run Start() { return _mm256_setzero_si256(); }
-  static KVANTA_INLINE Run MulAddSigned(Run run, const uint8_t* coefficients, V x) {
-    return _mm256_dpbusd_epi32(run, BroadcastQuad(coefficients), x);
-  }
-  static KVANTA_INLINE Sum Set(int32_t x) { return _mm256_set1_epi32(x); }
-  static KVANTA_INLINE Sum Add(Sum sum, Run run) { return _mm256_add_epi32(sum, run); }
-  static KVANTA_INLINE Lanes::F Interleave(Sum even, Sum odd) {
-    const __m512 both = _mm512_cvtepi32_ps(_mm512_inserti64x4(_mm512_castsi256_si512(even), odd, 1));
-    return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15), both);
-  }
-};
-
-// 16 lanes of 4 bytes.
+// 16 lanes of 4 bytes, for codes_narrow.h: products are added in 32 bits.
 struct Bytes16 {
   using V = __m512i;
   using Run = __m512i;
   using Sum = __m512i;
-  static constexpr int64_t kLargestSum = Bytes8::kLargestSum;
+  static constexpr int64_t kLargestSum = int64_t{1} << 30;
+  static constexpr int kChannels = 32;  // whose values one register holds
 
   static KVANTA_INLINE V Load(const uint8_t* p) { return _mm512_loadu_si512(p); }
   static KVANTA_INLINE V And(V x, int mask) { return _mm512_and_si512(x, _mm512_set1_epi8(static_cast<char>(mask))); }
   static KVANTA_INLINE V Or(V a, V b) { return _mm512_or_si512(a, b); }
   static KVANTA_INLINE V Right(V x, int bits) { return _mm512_srli_epi16(x, static_cast<unsigned>(bits)); }
   static KVANTA_INLINE V Left(V x, int bits) { return _mm512_slli_epi16(x, static_cast<unsigned>(bits)); }
+  static KVANTA_INLINE V Sub(V x, int y) { return _mm512_sub_epi8(x, _mm512_set1_epi8(static_cast<char>(y))); }
+  // x - kMiddle, negated where a lane's byte of `signs` is -1 and not 0: there the complement of x is kMiddle - 1 - x.
+  template <int kMiddle>
+  static KVANTA_INLINE V SignedSub(V x, const uint8_t* signs) {
+    const V flips = Broadcast32(signs);
+    const V offset = _mm512_add_epi8(flips, _mm512_set1_epi8(kMiddle));
+    return _mm512_sub_epi8(_mm512_xor_si512(x, And(flips, 2 * kMiddle - 1)), offset);
+  }
   static KVANTA_INLINE V LookUp(V x, const uint8_t* table) {
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))), x);
   }
@@ -278,6 +262,8 @@ struct Bytes16 {
   static KVANTA_INLINE Run MulAdd(Run run, V x, const uint8_t* coefficients) {
     return _mm512_dpbusd_epi32(run, x, Broadcast32(coefficients));
   }
+  static KVANTA_INLINE Run MulAddSigned(Run run, V weights, V x) { return _mm512_dpbusd_epi32(run, weights, x); }
+  static KVANTA_INLINE Sum Set(int32_t x) { return _mm512_set1_epi32(x); }
   static KVANTA_INLINE Sum Widen(Run run) { return run; }
   static KVANTA_INLINE Sum Add(Sum sum, Run run) { return _mm512_add_epi32(sum, run); }
   static KVANTA_INLINE Sum Plus(Sum sum, int32_t x) { return _mm512_add_epi32(sum, _mm512_set1_epi32(x)); }
@@ -293,10 +279,42 @@ struct Bytes16 {
     Store(_mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(a)), out);
     Store(_mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(b)), out + 16);
   }
-  // -1 where x is negative, else 1.
+  // What SignedSub() takes for a sign: -1 where x is negative, else 0.
   static KVANTA_INLINE void Signs(Lanes::F x, uint8_t* out) {
-    const __m512i signs = _mm512_srai_epi32(_mm512_castps_si512(x), 31);
-    Store(_mm512_cvtepi32_epi8(_mm512_or_si512(signs, _mm512_set1_epi32(1))), out);
+    Store(_mm512_cvtepi32_epi8(_mm512_srai_epi32(_mm512_castps_si512(x), 31)), out);
+  }
+
+  // Channels [32 group, 32 group + 32) of a plane of kWidth bits, four sets of 8 whose even channels are the fields at
+  // bit 0 and the odd ones those at bit kWidth. Of a tail `left` channels are read.
+  template <int kWidth, bool kTail>
+  static KVANTA_INLINE V LoadSets(const uint8_t* plane, int group, int left) {
+    const uint8_t* unit = plane + group * kWidth * 16;
+    if constexpr (kWidth == 4) {
+      return kTail ? _mm512_maskz_loadu_epi32(static_cast<__mmask16>((1U << (left / 2)) - 1U), unit) : Load(unit);
+    }
+    if constexpr (kWidth == 2) {
+      const __mmask8 lanes = kTail ? static_cast<__mmask8>((1U << (left / 4)) - 1U) : 0xff;
+      const V twice = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 1, 0, 1, 2, 3, 2, 3),
+                                               _mm512_castsi256_si512(_mm256_maskz_loadu_epi32(lanes, unit)));
+      return _mm512_srlv_epi32(twice, _mm512_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4, 0, 0, 0, 0, 4, 4, 4, 4));
+    }
+    const V four = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(unit)));
+    return _mm512_srlv_epi32(four, _mm512_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2, 4, 4, 4, 4, 6, 6, 6, 6));
+  }
+  // Four weights for all lanes, or, where blocks are small, `second` for the upper 16 channels.
+  template <bool kSmallBlocks>
+  static KVANTA_INLINE V Weights(const uint8_t* first, const uint8_t* second) {
+    const V x = Broadcast32(first);
+    if constexpr (!kSmallBlocks) return x;
+    int32_t upper;
+    __builtin_memcpy(&upper, second, sizeof upper);
+    return _mm512_mask_set1_epi32(x, 0xff00, upper);
+  }
+  static KVANTA_INLINE void Interleave(Sum even, Sum odd, Lanes::F* out) {
+    const Lanes::F e = ToFloat(even), o = ToFloat(odd);
+    const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    out[0] = _mm512_permutex2var_ps(e, first, o);
+    out[1] = _mm512_permutex2var_ps(e, _mm512_add_epi32(first, _mm512_set1_epi32(8)), o);
   }
 
  private:
@@ -304,6 +322,8 @@ struct Bytes16 {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out), bytes);
   }
 };
+
+using ValueBytes = Bytes16;
 
 // bytes[i] = table[bytes[i]] of 16 entries; n a multiple of 32.
 KVANTA_INLINE void LookUpBytes(const int8_t* table, uint8_t* bytes, int n) {

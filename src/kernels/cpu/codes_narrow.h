@@ -123,67 +123,73 @@ struct NarrowKey : Base {
   }
 };
 
-// V: a unit holds the same bytes of four tokens; 16 channels at a time, even and odd ones apart. Codes are met by their
-// levels; those of unsigned codes, which have zeros, less the middle one. kScaleSigns: scales may be negative.
+// V: a unit holds the same bytes of four tokens; even and odd channels come out apart. Codes are met by their levels;
+// those of unsigned codes, which have zeros, less the middle one. kScaleSigns: scales may be negative.
 template <class Base, bool kScaleSigns>
 struct NarrowValue : Base {
   static constexpr int kSub = 4;
   static constexpr bool kHasScaleSigns = kScaleSigns;
+  static constexpr bool kSmallBlocks = Base::kLevelsOfE2M1;  // blocks of 16 channels; others have 32 or more
   static constexpr int kMiddle = 1 << (Base::kBits - 1);
   static constexpr int kLargestLevel = Base::kLevelsOfE2M1 ? Base::kLevels.offset : kMiddle;
 
-  // dots[r]: channels [column, column + 16), or half of them. `signs` of the units' tokens: bytes of 1 or -1.
-  template <int kRows, bool kHalf>
+  static constexpr int kChannels = ValueBytes::kChannels;  // of one call, 16 or 32
+
+  // dots[r * kChannels / 16 + v]: row r on the v-th 16 channels from `column` on. kTail: fewer than kChannels are left.
+  // weights[v][r]: of the row, for the v-th 16 channels, which share them unless blocks are small; `signs` likewise.
+  template <int kRows, bool kTail>
   static KVANTA_INLINE void DotValues(const uint8_t* units, int head_dim, int column, int count,
-                                      const uint8_t* const* weights, const uint8_t* signs, Lanes::F* dots,
+                                      const uint8_t* const (*weights)[kRows], const uint8_t* signs, Lanes::F* dots,
                                       Prefetcher& prefetch) {
     // 64 slots, the most common count, as one that the compiler knows.
-    if (count == 16) {
-      SumValues<kRows, kHalf, 16>(units, head_dim, column, count, weights, signs, dots, prefetch);
+    if (count == 16 && !kTail) {
+      SumValues<kRows, kTail, 16>(units, head_dim, column, count, weights, signs, dots, prefetch);
     } else {
-      SumValues<kRows, kHalf, 0>(units, head_dim, column, count, weights, signs, dots, prefetch);
+      SumValues<kRows, kTail, 0>(units, head_dim, column, count, weights, signs, dots, prefetch);
     }
   }
 
  private:
   template <class B>
   static KVANTA_INLINE typename B::V Levels(typename B::V fields, const uint8_t* signs) {
-    typename B::V x;
     if constexpr (Base::kLevelsOfE2M1) {
-      x = B::LookUp(fields, Base::kLevels.level);
+      return B::LookUp(fields, Base::kLevels.level);
+    } else if constexpr (kScaleSigns) {
+      return B::template SignedSub<kMiddle>(fields, signs);
     } else {
-      x = B::Sub(fields, kMiddle);
+      return B::Sub(fields, kMiddle);
     }
-    return kScaleSigns ? B::Sign(x, signs) : x;
   }
 
-  template <int kRows, bool kHalf, int kCount>
+  template <int kRows, bool kTail, int kCount>
   static KVANTA_INLINE void SumValues(const uint8_t* units, int head_dim, int column, int count,
-                                      const uint8_t* const* weights, const uint8_t* signs, Lanes::F* dots,
+                                      const uint8_t* const (*weights)[kRows], const uint8_t* signs, Lanes::F* dots,
                                       Prefetcher& prefetch) {
     if constexpr (kCount != 0) count = kCount;
-    using B = Bytes8;
+    using B = ValueBytes;
     constexpr int kRun = Base::template RunOf<B>(kLargestLevel, static_cast<int64_t>(kLargestWeight));
     const int64_t stride = int64_t{head_dim} * Base::kBits / 2;
     const int64_t high = int64_t{head_dim} * Base::kLow / 2;
+    const int group = column / kChannels, left = head_dim - column;
     typename B::Sum even[kRows], odd[kRows];
     for (int r = 0; r < kRows; ++r) even[r] = odd[r] = B::Set(0);
     for (int begin = 0; begin < count; begin += kRun) {
       typename B::Run run_even[kRows], run_odd[kRows];
       for (int r = 0; r < kRows; ++r) run_even[r] = run_odd[r] = B::Start();
       const int end = begin + kRun < count ? begin + kRun : count;
-      prefetch.Lines(end - begin);
+      prefetch.Lines((end - begin) * kChannels / 16);
       for (int i = begin; i < end; ++i) {
         const uint8_t* unit = units + i * stride;
-        const typename B::V low = B::template LoadSets<Base::kLow, kHalf>(unit, column / 16);
+        const typename B::V low = B::template LoadSets<Base::kLow, kTail>(unit, group, left);
         typename B::V top = low;
-        if constexpr (Base::kHigh != 0) top = B::template LoadSets<Base::kHigh, kHalf>(unit + high, column / 16);
+        if constexpr (Base::kHigh != 0) top = B::template LoadSets<Base::kHigh, kTail>(unit + high, group, left);
         const typename B::V x = Levels<B>(Base::template Fields<B>(low, 0, top, 0), signs + i * 4);
         const typename B::V y = Levels<B>(Base::template Fields<B>(low, Base::kLow, top, Base::kHigh), signs + i * 4);
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
-          run_even[r] = B::MulAddSigned(run_even[r], weights[r] + i * 4, x);
-          run_odd[r] = B::MulAddSigned(run_odd[r], weights[r] + i * 4, y);
+          const auto w = B::template Weights<kSmallBlocks>(weights[0][r] + i * 4, weights[kChannels / 16 - 1][r] + i * 4);
+          run_even[r] = B::MulAddSigned(run_even[r], w, x);
+          run_odd[r] = B::MulAddSigned(run_odd[r], w, y);
         }
       }
       for (int r = 0; r < kRows; ++r) {
@@ -191,7 +197,7 @@ struct NarrowValue : Base {
         odd[r] = B::Add(odd[r], run_odd[r]);
       }
     }
-    for (int r = 0; r < kRows; ++r) dots[r] = B::Interleave(even[r], odd[r]);
+    for (int r = 0; r < kRows; ++r) B::Interleave(even[r], odd[r], dots + r * (kChannels / 16));
   }
 };
 

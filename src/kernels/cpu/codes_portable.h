@@ -146,13 +146,14 @@ struct ByteLanes {
   static KVANTA_INLINE V Sub(V x, int y) {  // x - y in every byte, for bytes and y below 128
     return ((x | 0x80808080U) - static_cast<uint32_t>(y) * 0x01010101U) ^ 0x80808080U;
   }
-  // Bytes of a lane times four signs, 1 or -1.
-  static KVANTA_INLINE V Sign(V x, const uint8_t* signs) {
+  // x - kMiddle, times the signs, 1 or -1, of a lane's four bytes.
+  template <int kMiddle>
+  static KVANTA_INLINE V SignedSub(V x, const uint8_t* signs) {
     uint32_t negative = 0;
     for (uint32_t b = 0; b < 4; ++b) negative |= (signs[b] > 127 ? 0xffU : 0U) << (8 * b);
     // In each byte: minus x is the complement of x, plus 1.
     const V ones = V{} + (negative & 0x01010101U);
-    const V y = x ^ negative;
+    const V y = Sub(x, kMiddle) ^ negative;
     return ((y & 0x7f7f7f7fU) + ones) ^ (y & 0x80808080U);
   }
   static KVANTA_INLINE V LookUp(V x, const uint8_t* table) {
@@ -164,8 +165,12 @@ struct ByteLanes {
     AddProducts(run, x, coefficients);
     return run;
   }
-  static KVANTA_INLINE Run MulAddSigned(Run run, const uint8_t* coefficients, V x) {
-    AddSignedProducts(run, coefficients, x);
+  template <bool kSmallBlocks>
+  static KVANTA_INLINE const uint8_t* Weights(const uint8_t* four, const uint8_t* /*the same*/) {
+    return four;
+  }
+  static KVANTA_INLINE Run MulAddSigned(Run run, const uint8_t* weights, V x) {
+    AddSignedProducts(run, weights, x);
     return run;
   }
   static KVANTA_INLINE Sum Set(int32_t x) { return Sum{} + x; }
@@ -194,12 +199,14 @@ using Words8 = uint32_t __attribute__((vector_size(32)));
 using Ints8 = int32_t __attribute__((vector_size(32)));
 
 struct Bytes8 : ByteLanes<Words8, Ints8> {
+  static constexpr int kChannels = 16;
+
   // As on AVX2.
-  template <int kWidth, bool kHalf>
-  static KVANTA_INLINE V LoadSets(const uint8_t* plane, int group) {
+  template <int kWidth, bool kTail>
+  static KVANTA_INLINE V LoadSets(const uint8_t* plane, int group, int /*left*/) {
     V x{};
     if constexpr (kWidth == 4) {
-      std::memcpy(&x, plane + group * 32, kHalf ? 16 : 32);
+      std::memcpy(&x, plane + group * 32, kTail ? 16 : 32);
       return x;
     }
     const uint8_t* unit = plane + group * kWidth / 2 * 16;
@@ -210,15 +217,14 @@ struct Bytes8 : ByteLanes<Words8, Ints8> {
     constexpr uint32_t k = 2 * kWidth;
     return Load(twice) >> (Words8{0, 0, 0, 0, k, k, k, k} + first);
   }
-  static KVANTA_INLINE Lanes::F Interleave(Sum even, Sum odd) {
-    Lanes::F x{};
+  static KVANTA_INLINE void Interleave(Sum even, Sum odd, Lanes::F* out) {
     for (int i = 0; i < 8; ++i) {
-      x[2 * i] = static_cast<float>(even[i]);
-      x[2 * i + 1] = static_cast<float>(odd[i]);
+      (*out)[2 * i] = static_cast<float>(even[i]);
+      (*out)[2 * i + 1] = static_cast<float>(odd[i]);
     }
-    return x;
   }
 };
+using ValueBytes = Bytes8;
 
 struct Bytes16 : ByteLanes<Lanes::U, Lanes::I> {
   static KVANTA_INLINE Lanes::F ToFloat(Sum sum) { return Lanes::FromInt(sum); }

@@ -240,12 +240,18 @@ void ScoreTiled(const KeyPass& pass) {
 
 // Scales of slots [first, last) of a page, and what of them all rows share.
 struct SlotScales {
-  alignas(64) float share[kMaxBlocks][kMaxPageTokens + 16];  // of the block's largest, without signs
-  alignas(64) float zero[kMaxBlocks][kMaxPageTokens];        // of the code that values are met less
-  alignas(64) float most[kMaxPageTokens];                    // largest share of a slot
-  alignas(64) uint8_t signs[kMaxBlocks * kMaxPageTokens];    // [blocks][page_tokens], 1 or -1
+  alignas(64) float share[kMaxBlocks][kMaxPageTokens];     // of the block's largest, without signs
+  alignas(64) float zero[kMaxBlocks][kMaxPageTokens];      // of the code that values are met less
+  alignas(64) float most[kMaxPageTokens];                  // largest share of a slot
+  alignas(64) uint8_t signs[kMaxBlocks * kMaxPageTokens];  // [blocks][page_tokens], as Bytes16 writes them
   float largest[kMaxBlocks];
 };
+
+// largest[i]: the largest lane of peaks[i]; both have room for a multiple of 4.
+KVANTA_INLINE void LargestOf(Lanes::F* peaks, int count, float* largest) {
+  for (int i = count; i % 4 != 0; ++i) peaks[i] = Lanes::Zero();
+  for (int i = 0; i < count; i += 4) Lanes::MaximaOf(peaks + i, largest + i);
+}
 
 // `middle`: the code that values with zeros are met less.
 template <bool kScaleSigns>
@@ -254,10 +260,10 @@ __attribute__((noinline)) void LoadSlots(const ValuePass& pass, int first, int l
   const bool in_blocks = static_cast<bool>(cell.block_scales);
   const ScalePlane& scales = in_blocks ? cell.block_scales : cell.token_scales;
   const uint16_t* zeros = in_blocks ? cell.block_zeros : cell.token_zeros;
-  for (int t = first; t < last; t += 16) Lanes::Store(slots.most + t, Lanes::Zero());
-  for (int b = 0; b * (in_blocks ? cell.block : cell.head_dim) < cell.head_dim; ++b) {
-    float* share = slots.share[b];
-    Lanes::F peak = Lanes::Zero();
+  const int blocks = in_blocks ? cell.head_dim / cell.block : 1;
+  Lanes::F peaks[kMaxBlocks];
+  for (int b = 0; b < blocks; ++b) {
+    peaks[b] = Lanes::Zero();
     for (int t = first; t < last; t += 16) {
       const int slot = b * cell.page_tokens + t;
       // Scales and zeros of unused slots may be anything.
@@ -273,18 +279,21 @@ __attribute__((noinline)) void LoadSlots(const ValuePass& pass, int first, int l
         Bytes16::Signs(scale, slots.signs + slot);
         scale = Magnitude(scale);
       }
-      peak = Lanes::Max(peak, scale);
-      Lanes::Store(share + t, scale);
+      peaks[b] = Lanes::Max(peaks[b], scale);
+      Lanes::Store(slots.share[b] + t, scale);
     }
-    const float largest = Lanes::MaxOf(peak);
-    const Lanes::F inverse = Lanes::Set1(largest > kSmallestPeak ? 1 / largest : 0.0f);
-    slots.largest[b] = largest;
-    for (int t = first; t < last; t += 16) {
-      const Lanes::F part = Lanes::Mul(Lanes::Load(share + t), inverse);
-      Lanes::Store(share + t, part);
-      Lanes::Store(slots.most + t, Lanes::Max(Lanes::Load(slots.most + t), part));
+  }
+  LargestOf(peaks, blocks, slots.largest);
+  float inverse[kMaxBlocks];
+  for (int b = 0; b < blocks; ++b) inverse[b] = slots.largest[b] > kSmallestPeak ? 1 / slots.largest[b] : 0.0f;
+  for (int t = first; t < last; t += 16) {
+    Lanes::F most = Lanes::Zero();
+    for (int b = 0; b < blocks; ++b) {
+      const Lanes::F part = Lanes::Mul(Lanes::Load(slots.share[b] + t), Lanes::Set1(inverse[b]));
+      Lanes::Store(slots.share[b] + t, part);
+      most = Lanes::Max(most, part);
     }
-    Lanes::Store(share + last, Lanes::Zero());  // they are packed in 32s
+    Lanes::Store(slots.most + t, most);
   }
 }
 
@@ -299,36 +308,44 @@ __attribute__((noinline)) void WeighSlots(const ValuePass& pass, int first, int 
   weights.row_stride = kWeightBytes;
   weights.block_stride = cell.page_tokens;
   weights.signs = slots.signs;
+  Lanes::F peaks[kPassRows];
   for (int row = 0; row < pass.rows; ++row) {
     const float* p = pass.p + row * kMaxPageTokens;
-    Lanes::F peak = Lanes::Zero();
+    peaks[row] = Lanes::Zero();
     for (int t = first; t < last; t += 16) {
-      peak = Lanes::Max(peak, Lanes::Mul(Lanes::Load(p + t), Lanes::Load(slots.most + t)));
+      peaks[row] = Lanes::Max(peaks[row], Lanes::Mul(Lanes::Load(p + t), Lanes::Load(slots.most + t)));
     }
-    float largest = Lanes::MaxOf(peak);
-    largest = largest > kSmallestPeak ? largest : kSmallestPeak;
-    alignas(64) float scaled[kMaxPageTokens + 16];
-    for (int t = first; t < last; t += 16) {
-      Lanes::Store(scaled + t, Lanes::Mul(Lanes::Load(p + t), Lanes::Set1(kLargestWeight / largest)));
-    }
-    Lanes::Store(scaled + last, Lanes::Zero());
-    const float unit = largest * (pass.scale / kLargestWeight);
-    for (int b = 0; b < blocks; ++b) {
-      const float* share = slots.share[b];
-      uint8_t* out = pass.weights + row * kWeightBytes + b * weights.block_stride;
-      for (int t = first; t < last; t += 32) {
-        Bytes16::PackUnsigned(Lanes::Mul(Lanes::Load(scaled + t), Lanes::Load(share + t)),
-                              Lanes::Mul(Lanes::Load(scaled + t + 16), Lanes::Load(share + t + 16)), out + t);
+  }
+  float largest[kPassRows];
+  LargestOf(peaks, pass.rows, largest);
+  for (int row = 0; row < pass.rows; ++row) {
+    const float* p = pass.p + row * kMaxPageTokens;
+    largest[row] = largest[row] > kSmallestPeak ? largest[row] : kSmallestPeak;
+    const Lanes::F factor = Lanes::Set1(kLargestWeight / largest[row]);
+    uint8_t* out = pass.weights + row * kWeightBytes;
+    for (int t = first; t < last; t += 64) {
+      Lanes::F scaled[4];
+      for (int i = 0; i < 4; ++i) {
+        scaled[i] = t + 16 * i < last ? Lanes::Mul(Lanes::Load(p + t + 16 * i), factor) : Lanes::Zero();
       }
-      weights.unit[row][b] = unit * slots.largest[b];
-      weights.zero[row][b] = 0;
-      if (zeros) {
-        Lanes::F zero = Lanes::Zero();
-        for (int t = first; t < last; t += 16) {
-          zero = Lanes::Fma(Lanes::Load(p + t), Lanes::Load(slots.zero[b] + t), zero);
+      for (int b = 0; b < blocks; ++b) {
+        const float* share = slots.share[b] + t;
+        Lanes::F x[4];
+        for (int i = 0; i < 4; ++i) {
+          x[i] = t + 16 * i < last ? Lanes::Mul(scaled[i], Lanes::Load(share + 16 * i)) : Lanes::Zero();
         }
-        weights.zero[row][b] = Lanes::Sum(zero) * pass.scale;
+        Bytes16::PackUnsigned(x, out + b * weights.block_stride + t);
       }
+    }
+    const float unit = largest[row] * (pass.scale / kLargestWeight);
+    for (int b = 0; b < blocks; ++b) weights.unit[row][b] = unit * slots.largest[b];
+    for (int b = 0; b < blocks; ++b) weights.zero[row][b] = 0;
+    for (int b = 0; zeros && b < blocks; ++b) {
+      Lanes::F zero = Lanes::Zero();
+      for (int t = first; t < last; t += 16) {
+        zero = Lanes::Fma(Lanes::Load(p + t), Lanes::Load(slots.zero[b] + t), zero);
+      }
+      weights.zero[row][b] = Lanes::Sum(zero) * pass.scale;
     }
   }
 }

@@ -316,12 +316,14 @@ struct Bytes16 {
     const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
     Store(_mm_shuffle_epi8(ToBytes(Lanes::RoundToInt(x)), order), out);
   }
-  // 32 numbers from 0 to 255, rounded.
-  static KVANTA_INLINE void PackUnsigned(Lanes::F a, Lanes::F b, uint8_t* out) {
-    const Lanes::I x = Lanes::RoundToInt(a), y = Lanes::RoundToInt(b);
-    const __m256i bytes = _mm256_packus_epi16(_mm256_packs_epi32(x.lo, x.hi), _mm256_packs_epi32(y.lo, y.hi));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
-                        _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+  // 64 numbers from 0 to 255, rounded.
+  static KVANTA_INLINE void PackUnsigned(const Lanes::F* x, uint8_t* out) {
+    for (int i = 0; i < 4; i += 2) {
+      const Lanes::I a = Lanes::RoundToInt(x[i]), b = Lanes::RoundToInt(x[i + 1]);
+      const __m256i bytes = _mm256_packus_epi16(_mm256_packs_epi32(a.lo, a.hi), _mm256_packs_epi32(b.lo, b.hi));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 16 * i),
+                          _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+    }
   }
   // -1 where x is negative, else 1.
   static KVANTA_INLINE void Signs(Lanes::F x, uint8_t* out) {

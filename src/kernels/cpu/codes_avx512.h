@@ -198,8 +198,8 @@ KVANTA_INLINE void PackBytes(Lanes::F x, __m128i shuffle, uint8_t* out) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 16), _mm_unpackhi_epi32(h, l));
 }
 KVANTA_INLINE void AddProducts(__m512i codes, const uint8_t* coefficients, __m512i& high, __m512i& low) {
-  high = _mm512_dpbusd_epi32(high, codes, Broadcast32(coefficients));
-  low = _mm512_dpbusd_epi32(low, codes, Broadcast32(coefficients + 4));
+  high = DotBytes(high, codes, Broadcast32(coefficients));
+  low = DotBytes(low, codes, Broadcast32(coefficients + 4));
 }
 KVANTA_INLINE __m512 JoinTerms(__m512i high, __m512i low) {
   return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low));
@@ -260,9 +260,9 @@ struct Bytes16 {
   }
   static KVANTA_INLINE Run Start() { return _mm512_setzero_si512(); }
   static KVANTA_INLINE Run MulAdd(Run run, V x, const uint8_t* coefficients) {
-    return _mm512_dpbusd_epi32(run, x, Broadcast32(coefficients));
+    return DotBytes(run, x, Broadcast32(coefficients));
   }
-  static KVANTA_INLINE Run MulAddSigned(Run run, V weights, V x) { return _mm512_dpbusd_epi32(run, weights, x); }
+  static KVANTA_INLINE Run MulAddSigned(Run run, V weights, V x) { return DotBytes(run, weights, x); }
   static KVANTA_INLINE Sum Set(int32_t x) { return _mm512_set1_epi32(x); }
   static KVANTA_INLINE Sum Widen(Run run) { return run; }
   static KVANTA_INLINE Sum Add(Sum sum, Run run) { return _mm512_add_epi32(sum, run); }
@@ -274,14 +274,16 @@ struct Bytes16 {
     const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x));
     Store(_mm_shuffle_epi8(bytes, _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15)), out);
   }
-  // 32 numbers from 0 to 255, rounded.
-  static KVANTA_INLINE void PackUnsigned(Lanes::F a, Lanes::F b, uint8_t* out) {
-    Store(_mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(a)), out);
-    Store(_mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(b)), out + 16);
+  // 64 numbers from 0 to 255, rounded.
+  static KVANTA_INLINE void PackUnsigned(const Lanes::F* x, uint8_t* out) {
+    const V a = _mm512_packus_epi32(_mm512_cvtps_epi32(x[0]), _mm512_cvtps_epi32(x[1]));
+    const V b = _mm512_packus_epi32(_mm512_cvtps_epi32(x[2]), _mm512_cvtps_epi32(x[3]));
+    const V order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    _mm512_storeu_si512(out, _mm512_permutexvar_epi32(order, _mm512_packus_epi16(a, b)));
   }
   // What SignedSub() takes for a sign: -1 where x is negative, else 0.
   static KVANTA_INLINE void Signs(Lanes::F x, uint8_t* out) {
-    Store(_mm512_cvtepi32_epi8(_mm512_srai_epi32(_mm512_castps_si512(x), 31)), out);
+    Store(_mm_movm_epi8(_mm512_movepi32_mask(_mm512_castps_si512(x))), out);
   }
 
   // Channels [32 group, 32 group + 32) of a plane of kWidth bits, four sets of 8 whose even channels are the fields at

@@ -178,6 +178,7 @@ struct NarrowValue : Base {
       for (int r = 0; r < kRows; ++r) run_even[r] = run_odd[r] = B::Start();
       const int end = begin + kRun < count ? begin + kRun : count;
       prefetch.Lines((end - begin) * kChannels / 16);
+#pragma GCC unroll 4
       for (int i = begin; i < end; ++i) {
         const uint8_t* unit = units + i * stride;
         const typename B::V low = B::template LoadSets<Base::kLow, kTail>(unit, group, left);

@@ -228,11 +228,12 @@ using ValueBytes = Bytes8;
 
 struct Bytes16 : ByteLanes<Lanes::U, Lanes::I> {
   static KVANTA_INLINE Lanes::F ToFloat(Sum sum) { return Lanes::FromInt(sum); }
-  // 32 numbers from 0 to 255, rounded; others become one of these.
-  static KVANTA_INLINE void PackUnsigned(Lanes::F a, Lanes::F b, uint8_t* out) {
-    const Lanes::I x = Lanes::RoundToInt(a), y = Lanes::RoundToInt(b);
-    for (int i = 0; i < 16; ++i) out[i] = Clamp(x[i]);
-    for (int i = 0; i < 16; ++i) out[16 + i] = Clamp(y[i]);
+  // 64 numbers from 0 to 255, rounded; others become one of these.
+  static KVANTA_INLINE void PackUnsigned(const Lanes::F* x, uint8_t* out) {
+    for (int v = 0; v < 4; ++v) {
+      const Lanes::I integers = Lanes::RoundToInt(x[v]);
+      for (int i = 0; i < 16; ++i) out[16 * v + i] = Clamp(integers[i]);
+    }
   }
   // -1 where x is negative, else 1.
   static KVANTA_INLINE void Signs(Lanes::F x, uint8_t* out) {

@@ -25,6 +25,16 @@ KVANTA_INLINE __m512i Broadcast32(const uint8_t* bytes) {
   return _mm512_set1_epi32(value);
 }
 
+// sum + four products of u8 a and s8 b in every lane. The intrinsic makes GCC 12 copy every sum before and after.
+KVANTA_INLINE __m512i DotBytes(__m512i sum, __m512i a, __m512i b) {
+#ifdef KVANTA_EMULATE_AVX512
+  return _mm512_dpbusd_epi32(sum, a, b);
+#else
+  __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+  return sum;
+#endif
+}
+
 struct Lanes {
   static constexpr int kLanes = 16;
   using F = __m512;
@@ -59,6 +69,14 @@ struct Lanes {
     const __m128 s4 = _mm_max_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
     const __m128 s2 = _mm_max_ps(s4, _mm_movehl_ps(s4, s4));
     return _mm_cvtss_f32(_mm_max_ss(s2, _mm_movehdup_ps(s2)));
+  }
+
+  // Sum() and MaxOf() of four vectors at a time, in the same order.
+  static KVANTA_INLINE void Sums(const F* v, float* out) {
+    Fold(v, out, [](F a, F b) { return _mm512_add_ps(a, b); });
+  }
+  static KVANTA_INLINE void MaximaOf(const F* v, float* out) {
+    Fold(v, out, [](F a, F b) { return _mm512_max_ps(a, b); });
   }
 
   // To the nearest even integer.
@@ -113,7 +131,7 @@ struct Lanes {
 
   // The unit's cheapest exact dot of 8-bit codes: sum += four products of u8 a and s8 b.
   static constexpr int kInt8DotProducts = 64;
-  static KVANTA_INLINE I DotInt8(I sum, I a, I b) { return _mm512_dpbusd_epi32(sum, a, b); }
+  static KVANTA_INLINE I DotInt8(I sum, I a, I b) { return DotBytes(sum, a, b); }
   static constexpr int kNarrowDotProducts = kInt8DotProducts;
   static KVANTA_INLINE I DotNarrow(I sum, I a, I b) { return DotInt8(sum, a, b); }
   static constexpr int kCoefficientTerms = 2;
@@ -124,6 +142,15 @@ struct Lanes {
   static constexpr int kColumnTile = kSmallTiles ? 3 : 4;
 
  private:
+  template <class Add>
+  static KVANTA_INLINE void Fold(const F* v, float* out, Add add) {
+    const F a8 = add(_mm512_shuffle_f32x4(v[0], v[1], 0x44), _mm512_shuffle_f32x4(v[0], v[1], 0xee));
+    const F b8 = add(_mm512_shuffle_f32x4(v[2], v[3], 0x44), _mm512_shuffle_f32x4(v[2], v[3], 0xee));
+    const F x4 = add(_mm512_shuffle_f32x4(a8, b8, 0x88), _mm512_shuffle_f32x4(a8, b8, 0xdd));
+    const F x2 = add(x4, _mm512_permute_ps(x4, _MM_SHUFFLE(1, 0, 3, 2)));
+    const F x1 = add(x2, _mm512_permute_ps(x2, _MM_SHUFFLE(2, 3, 0, 1)));
+    _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, x1)));
+  }
   static KVANTA_INLINE __m512i Widened(const uint8_t* p) {
     return _mm512_cvtepu16_epi32(_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
   }

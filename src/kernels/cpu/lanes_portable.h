@@ -64,6 +64,13 @@ struct Lanes {
     }
     return s[0];
   }
+  // Of four vectors at a time.
+  static KVANTA_INLINE void Sums(const F* v, float* out) {
+    for (int i = 0; i < 4; ++i) out[i] = Sum(v[i]);
+  }
+  static KVANTA_INLINE void MaximaOf(const F* v, float* out) {
+    for (int i = 0; i < 4; ++i) out[i] = MaxOf(v[i]);
+  }
 
   // To the nearest even integer, |x| < 2^22.
   static KVANTA_INLINE F Round(F x) {

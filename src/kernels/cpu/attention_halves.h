@@ -20,7 +20,7 @@ float PrepareHalves(const float* query, int head_dim, int block, uint8_t* out) {
 template <class Halves>
 __attribute__((noinline)) void ScoreHalvesGroup(const KeyPass& pass, const uint8_t* lines, int group,
                                                 Prefetcher& prefetch) {
-  ScoreGroup<Halves>(pass, lines, group, prefetch);
+  ScoreGroups<Halves, 1>(pass, lines, group, prefetch);
 }
 
 template <class Code>

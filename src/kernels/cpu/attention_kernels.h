@@ -8,6 +8,7 @@
 #include "kernels/cpu/attention_scales.h"
 #include "kernels/cpu/attention_table.h"
 #include "kernels/cpu/inline.h"
+#include "kernels/cpu/line_run.h"
 #include "kernels/cpu/prefetcher.h"
 
 namespace kvanta::kernels {
@@ -116,65 +117,71 @@ KVANTA_INLINE const float* Totals(const KeyPass& pass, int row) {
   return reinterpret_cast<const float*>(query + BiasOffset<Code>(pass.cell.head_dim)) + kMaxBlocks;
 }
 
-// Rows [row, row + kRows) on one group of 16 tokens, whose codes are `lines`.
-template <class Code, int kRows>
+// Rows [row, row + kRows) on kGroups groups of 16 tokens from `group` on, whose codes are `lines`.
+template <class Code, int kGroups, int kRows>
 KVANTA_INLINE void ScoreTile(const KeyPass& pass, const uint8_t* lines, int group, int row, Prefetcher& prefetch) {
   const CellView& cell = pass.cell;
   const int channels = cell.block_scales ? cell.block : cell.head_dim;  // of a block
   const int64_t bias_offset = BiasOffset<Code>(cell.head_dim);
-  Lanes::F sums[kRows];
-  for (int r = 0; r < kRows; ++r) sums[r] = Lanes::Zero();
+  const int64_t group_bytes = int64_t{cell.head_dim} * (32 / Code::kSub) * 2;
+  Lanes::F sums[kRows * kGroups];
+  for (int i = 0; i < kRows * kGroups; ++i) sums[i] = Lanes::Zero();
   for (int b = 0; b * channels < cell.head_dim; ++b) {
     const uint8_t* coefficients[kRows];
     int32_t bias[kRows];
-    Lanes::F dots[kRows];
+    Lanes::F dots[kRows * kGroups];
     for (int r = 0; r < kRows; ++r) {
       const uint8_t* query = pass.query + (row + r) * pass.query_stride;
       coefficients[r] = query + int64_t{b} * channels * Code::kCoefficientBytes;
       bias[r] = reinterpret_cast<const int32_t*>(query + bias_offset)[b];
     }
-    Code::template Dot<kRows, false>(lines + int64_t{b} * channels / Code::kSub * 64, 64, channels / Code::kSub,
-                                     coefficients, bias, dots, prefetch);
+    const LineRun run{lines + int64_t{b} * channels / Code::kSub * 64, 64, channels / Code::kSub, group_bytes,
+                      16 * kGroups};
+    Code::template Dot<kGroups, kRows, false>(run, coefficients, bias, dots, prefetch);
     if (!cell.block_scales) {
-      for (int r = 0; r < kRows; ++r) sums[r] = dots[r];
+      for (int i = 0; i < kRows * kGroups; ++i) sums[i] = dots[i];
       break;
     }
-    const int first = b * cell.page_tokens + group * 16;
-    const Lanes::F scale = LoadScales(cell.block_scales, first);
-    for (int r = 0; r < kRows; ++r) sums[r] = Lanes::Fma(dots[r], scale, sums[r]);
+    for (int g = 0; g < kGroups; ++g) {
+      const Lanes::F scale = LoadScales(cell.block_scales, b * cell.page_tokens + (group + g) * 16);
+      for (int i = g; i < kRows * kGroups; i += kGroups) sums[i] = Lanes::Fma(dots[i], scale, sums[i]);
+    }
   }
-  if (cell.token_scales) {
-    const Lanes::F scale = LoadScales(cell.token_scales, group * 16);
-    for (int r = 0; r < kRows; ++r) sums[r] = Lanes::Mul(sums[r], scale);
+  for (int g = 0; cell.token_scales && g < kGroups; ++g) {
+    const Lanes::F scale = LoadScales(cell.token_scales, (group + g) * 16);
+    for (int i = g; i < kRows * kGroups; i += kGroups) sums[i] = Lanes::Mul(sums[i], scale);
   }
-  for (int r = 0; r < kRows; ++r) {
-    Lanes::Store(pass.scores + (row + r) * kMaxPageTokens + group * 16,
-                 Lanes::Mul(sums[r], Lanes::Set1(pass.row_scale[row + r])));
+  for (int i = 0; i < kRows * kGroups; ++i) {
+    const int r = row + i / kGroups;
+    Lanes::Store(pass.scores + r * kMaxPageTokens + (group + i % kGroups) * 16,
+                 Lanes::Mul(sums[i], Lanes::Set1(pass.row_scale[r])));
   }
 }
 
-template <class Code>
-KVANTA_INLINE void ScoreGroup(const KeyPass& pass, const uint8_t* lines, int group, Prefetcher& prefetch) {
+template <class Code, int kGroups>
+KVANTA_INLINE void ScoreGroups(const KeyPass& pass, const uint8_t* lines, int group, Prefetcher& prefetch) {
   int row = 0;
   for (; row + kQueryTile <= pass.rows; row += kQueryTile) {
-    ScoreTile<Code, kQueryTile>(pass, lines, group, row, prefetch);
+    ScoreTile<Code, kGroups, kQueryTile>(pass, lines, group, row, prefetch);
   }
   if constexpr (kQueryTile > 3) {
-    if (pass.rows - row == 3) ScoreTile<Code, 3>(pass, lines, group, row, prefetch);
+    if (pass.rows - row == 3) ScoreTile<Code, kGroups, 3>(pass, lines, group, row, prefetch);
   }
   if constexpr (kQueryTile > 2) {
-    if (pass.rows - row == 2) ScoreTile<Code, 2>(pass, lines, group, row, prefetch);
+    if (pass.rows - row == 2) ScoreTile<Code, kGroups, 2>(pass, lines, group, row, prefetch);
   }
-  if (pass.rows - row == 1) ScoreTile<Code, 1>(pass, lines, group, row, prefetch);
+  if (pass.rows - row == 1) ScoreTile<Code, kGroups, 1>(pass, lines, group, row, prefetch);
 }
 
 template <class Code>
 void Score(const KeyPass& pass) {
   Prefetcher prefetch{pass.prefetch};
   const int64_t group_bytes = int64_t{pass.cell.head_dim} * (32 / Code::kSub) * 2;
-  for (int group = 0; group < pass.groups; ++group) {
-    ScoreGroup<Code>(pass, pass.cell.codes + group * group_bytes, group, prefetch);
+  int group = 0;
+  for (; group + kRunsBeside <= pass.groups; group += kRunsBeside) {
+    ScoreGroups<Code, kRunsBeside>(pass, pass.cell.codes + group * group_bytes, group, prefetch);
   }
+  if (group < pass.groups) ScoreGroups<Code, 1>(pass, pass.cell.codes + group * group_bytes, group, prefetch);
   prefetch.Rest();
 }
 
@@ -244,7 +251,7 @@ struct Segment {
 template <class Code>
 KVANTA_INLINE constexpr int ColumnsOf() {
   if constexpr (requires { Code::kChannels; }) return Code::kChannels;
-  return 16;
+  return 16 * kRunsBeside;  // which share a block: blocks of these codes are not smaller
 }
 
 // kTail: the channels that are left are fewer than ColumnsOf<Code>().
@@ -268,8 +275,9 @@ KVANTA_INLINE void AddColumns(const ValuePass& pass, const Weights& weights, con
   } else {
     int32_t bias[kRows];
     for (int r = 0; r < kRows; ++r) bias[r] = weights.bias[row + r][blocks[0]];
-    Code::template Dot<kRows, kTail>(segment.lines + int64_t{column} * 4, int64_t{pass.cell.head_dim} * 4,
-                                     segment.units, coefficients[0], bias, dots, prefetch);
+    const LineRun run{segment.lines + int64_t{column} * 4, int64_t{pass.cell.head_dim} * 4, segment.units, 64,
+                      pass.cell.head_dim - column};
+    Code::template Dot<kVectors, kRows, kTail>(run, coefficients[0], bias, dots, prefetch);
   }
   for (int r = 0; r < kRows; ++r) {
     const Lanes::F rescale = Lanes::Set1(segment.rescale ? pass.rescale[row + r] : 1.0f);

@@ -41,41 +41,42 @@ __attribute__((noinline)) void LoadKeyScales(const CellView& cell, int groups, K
   }
 }
 
-// Rows [row, row + kRows) on one group of 16 tokens, whose codes are `lines`.
-template <class Key, int kRows>
+// Rows [row, row + kRows) on kGroups groups of 16 tokens from `group` on, whose codes are `lines`.
+template <class Key, int kGroups, int kRows>
 KVANTA_INLINE void ScoreNarrowTile(const KeyPass& pass, const KeyScales& scales, const uint8_t* lines, int group,
                                    int row, Prefetcher& prefetch) {
   const CellView& cell = pass.cell;
   const int64_t bias_offset = BiasOffset<Key>(cell.head_dim);
   const int block = cell.block_scales ? cell.block : cell.head_dim;
+  const int64_t group_bytes = int64_t{cell.head_dim} * Key::kBits * 2;
   const uint8_t* low = lines;
   const uint8_t* high = lines + int64_t{cell.head_dim} * Key::kLow * 2;
   const uint8_t* query[kRows];
   const int32_t* bias[kRows];
-  Lanes::F sums[kRows];
+  constexpr int kSums = kRows * kGroups;
+  Lanes::F sums[kSums];
   for (int r = 0; r < kRows; ++r) {
     query[r] = pass.query + (row + r) * pass.query_stride;
     bias[r] = reinterpret_cast<const int32_t*>(query[r] + bias_offset);
-    sums[r] = Lanes::Zero();
   }
+  for (int i = 0; i < kSums; ++i) sums[i] = Lanes::Zero();
   const float* scale_of_block = scales.scale + group * 16;
   for (int first = 0, of_block = 0, b = 0; first < cell.head_dim;) {
     // Parts of a block are as good as the whole: integers below 2^24 are exact in f32.
-    Bytes16::Sum dots[kRows];
+    Bytes16::Sum dots[kSums];
     const bool whole = block - of_block >= Key::kBlock;
     if (whole) {
-      Key::template Dot<kRows, Key::kBlock>(low, high, query, dots);
+      Key::template Dot<kGroups, kRows, Key::kBlock>(low, high, group_bytes, query, dots);
     } else {
-      Key::template Dot<kRows, Key::kStep>(low, high, query, dots);
+      Key::template Dot<kGroups, kRows, Key::kStep>(low, high, group_bytes, query, dots);
     }
     const int channels = whole ? Key::kBlock : Key::kStep;
-    prefetch.Lines(channels * Key::kBits / 32);
-    const Lanes::F scale = Lanes::Load(scale_of_block);
-    for (int r = 0; r < kRows; ++r) {
-      sums[r] =
-          Lanes::Fma(Bytes16::ToFloat(of_block == 0 ? Bytes16::Plus(dots[r], bias[r][b]) : dots[r]), scale, sums[r]);
-      query[r] += channels;
+    prefetch.Lines(kGroups * channels * Key::kBits / 32);
+    for (int i = 0; i < kSums; ++i) {
+      const Bytes16::Sum dot = of_block == 0 ? Bytes16::Plus(dots[i], bias[i / kGroups][b]) : dots[i];
+      sums[i] = Lanes::Fma(Bytes16::ToFloat(dot), Lanes::Load(scale_of_block + 16 * (i % kGroups)), sums[i]);
     }
+    for (int r = 0; r < kRows; ++r) query[r] += channels;
     low += channels * Key::kLow * 2;
     high += channels * Key::kHigh * 2;
     first += channels;
@@ -86,41 +87,48 @@ KVANTA_INLINE void ScoreNarrowTile(const KeyPass& pass, const KeyScales& scales,
       scale_of_block += cell.page_tokens;
     }
   }
-  const auto add_zeros = [&](const float* zeros, int b) {
-    const Lanes::F zero = Lanes::Load(zeros);
-    for (int r = 0; r < kRows; ++r) sums[r] = Lanes::Fma(Lanes::Set1(Totals<Key>(pass, row + r)[b]), zero, sums[r]);
-  };
   for (int b = 0; cell.block_zeros && b < cell.head_dim / block; ++b) {
-    add_zeros(scales.zero + b * cell.page_tokens + group * 16, b);
+    const float* zeros = scales.zero + b * cell.page_tokens + group * 16;
+    for (int i = 0; i < kSums; ++i) {
+      const Lanes::F total = Lanes::Set1(Totals<Key>(pass, row + i / kGroups)[b]);
+      sums[i] = Lanes::Fma(total, Lanes::Load(zeros + 16 * (i % kGroups)), sums[i]);
+    }
   }
-  if (cell.token_scales) {
-    const Lanes::F scale = LoadScales(cell.token_scales, group * 16);
-    for (int r = 0; r < kRows; ++r) sums[r] = Lanes::Mul(sums[r], scale);
-  }
-  if (cell.token_zeros) {
-    const Lanes::F zero = Lanes::LoadFp16(cell.token_zeros + group * 16);
-    for (int r = 0; r < kRows; ++r) sums[r] = Lanes::Fma(Lanes::Set1(Totals<Key>(pass, row + r)[0]), zero, sums[r]);
-  }
-  for (int r = 0; r < kRows; ++r) {
-    Lanes::Store(pass.scores + (row + r) * kMaxPageTokens + group * 16,
-                 Lanes::Mul(sums[r], Lanes::Set1(pass.row_scale[row + r])));
+  for (int i = 0; i < kSums; ++i) {
+    const int r = row + i / kGroups, first = (group + i % kGroups) * 16;
+    if (cell.token_scales) sums[i] = Lanes::Mul(sums[i], LoadScales(cell.token_scales, first));
+    if (cell.token_zeros) {
+      sums[i] = Lanes::Fma(Lanes::Set1(Totals<Key>(pass, r)[0]), Lanes::LoadFp16(cell.token_zeros + first), sums[i]);
+    }
+    Lanes::Store(pass.scores + r * kMaxPageTokens + first, Lanes::Mul(sums[i], Lanes::Set1(pass.row_scale[r])));
   }
 }
 
-template <class Key>
-KVANTA_INLINE void ScoreNarrowGroup(const KeyPass& pass, const KeyScales& scales, const uint8_t* lines, int group,
+template <class Key, int kGroups>
+KVANTA_INLINE void ScoreNarrowGroups(const KeyPass& pass, const KeyScales& scales, const uint8_t* lines, int group,
                                     Prefetcher& prefetch) {
   int row = 0;
   for (; row + kQueryTile <= pass.rows; row += kQueryTile) {
-    ScoreNarrowTile<Key, kQueryTile>(pass, scales, lines, group, row, prefetch);
+    ScoreNarrowTile<Key, kGroups, kQueryTile>(pass, scales, lines, group, row, prefetch);
   }
   if constexpr (kQueryTile > 3) {
-    if (pass.rows - row == 3) ScoreNarrowTile<Key, 3>(pass, scales, lines, group, row, prefetch);
+    if (pass.rows - row == 3) ScoreNarrowTile<Key, kGroups, 3>(pass, scales, lines, group, row, prefetch);
   }
   if constexpr (kQueryTile > 2) {
-    if (pass.rows - row == 2) ScoreNarrowTile<Key, 2>(pass, scales, lines, group, row, prefetch);
+    if (pass.rows - row == 2) ScoreNarrowTile<Key, kGroups, 2>(pass, scales, lines, group, row, prefetch);
   }
-  if (pass.rows - row == 1) ScoreNarrowTile<Key, 1>(pass, scales, lines, group, row, prefetch);
+  if (pass.rows - row == 1) ScoreNarrowTile<Key, kGroups, 1>(pass, scales, lines, group, row, prefetch);
+}
+
+// Groups [first, last).
+template <class Key>
+KVANTA_INLINE void AddScores(const KeyPass& pass, const KeyScales& scales, int first, int last, Prefetcher& prefetch) {
+  const int64_t group_bytes = int64_t{pass.cell.head_dim} * Key::kBits * 2;
+  int group = first;
+  for (; group + kRunsBeside <= last; group += kRunsBeside) {
+    ScoreNarrowGroups<Key, kRunsBeside>(pass, scales, pass.cell.codes + group * group_bytes, group, prefetch);
+  }
+  if (group < last) ScoreNarrowGroups<Key, 1>(pass, scales, pass.cell.codes + group * group_bytes, group, prefetch);
 }
 
 template <class Key>
@@ -128,10 +136,7 @@ void ScoreNarrow(const KeyPass& pass) {
   KeyScales scales;
   LoadKeyScales(pass.cell, pass.groups, scales);
   Prefetcher prefetch{pass.prefetch};
-  const int64_t group_bytes = int64_t{pass.cell.head_dim} * Key::kBits * 2;
-  for (int group = 0; group < pass.groups; ++group) {
-    ScoreNarrowGroup<Key>(pass, scales, pass.cell.codes + group * group_bytes, group, prefetch);
-  }
+  AddScores<Key>(pass, scales, 0, pass.groups, prefetch);
   prefetch.Rest();
 }
 
@@ -210,7 +215,6 @@ void ScoreTiled(const KeyPass& pass) {
   float factors[kPassRows], zeros[kPassRows];
   const CellView& cell = pass.cell;
   const int groups_of_tile = cell.tile / 16;
-  const int64_t group_bytes = int64_t{cell.head_dim} * Key::kBits * 2;
   KeyScales scales;
   LoadKeyScales(cell, pass.groups, scales);
   KeyPass tile_pass = pass;
@@ -225,8 +229,9 @@ void ScoreTiled(const KeyPass& pass) {
       zeros[row] *= pass.row_scale[row];
       factors[row] *= pass.row_scale[row];
     }
-    for (int group = first; group < first + groups_of_tile && group < pass.groups; ++group) {
-      ScoreNarrowGroup<Key>(tile_pass, scales, cell.codes + group * group_bytes, group, prefetch);
+    const int last = first + groups_of_tile < pass.groups ? first + groups_of_tile : pass.groups;
+    AddScores<Key>(tile_pass, scales, first, last, prefetch);
+    for (int group = first; group < last; ++group) {
       for (int row = 0; row < pass.rows; ++row) {
         float* scores = pass.scores + row * kMaxPageTokens + group * 16;
         Lanes::Store(scores, Lanes::Add(Lanes::Load(scores), Lanes::Set1(zeros[row])));

@@ -85,7 +85,7 @@ float PrepareUnpacked(const float* query, int head_dim, int block, uint8_t* out)
 
 // One function for all codes: inlined into each, it would be most of the unit's code and of the time to compile it.
 __attribute__((noinline)) void ScoreBytes(const KeyPass& pass, const Word* lines, int group, Prefetcher& prefetch) {
-  ScoreGroup<CodeInt8>(pass, reinterpret_cast<const uint8_t*>(lines), group, prefetch);
+  ScoreGroups<CodeInt8, 1>(pass, reinterpret_cast<const uint8_t*>(lines), group, prefetch);
 }
 
 template <formats::Code kCode>

@@ -12,6 +12,7 @@
 #include "kernels/cpu/bytes_256.h"
 #include "kernels/cpu/inline.h"
 #include "kernels/cpu/lanes_avx2.h"
+#include "kernels/cpu/line_run.h"
 #include "kernels/cpu/prefetcher.h"
 
 namespace kvanta::kernels {
@@ -19,6 +20,7 @@ namespace {
 
 // Query rows that share a loaded line: 8 sums, and room for what is decoded.
 inline constexpr int kQueryTile = kSmallTiles ? 2 : 4;
+inline constexpr int kRunsBeside = 1;
 
 // x where begin <= lane < end, else `other`.
 KVANTA_INLINE Lanes::F KeepOr(Lanes::F x, float other, int begin, int end) {
@@ -51,24 +53,24 @@ struct LaneCode {
 
   static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) { Lanes::Store(reinterpret_cast<float*>(out), x); }
 
-  template <int kRows, bool kHalf>
-  static KVANTA_INLINE void Dot(const uint8_t* lines, int64_t stride, int count, const uint8_t* const* coefficients,
+  template <int kBeside, int kRows, bool kTail>
+  static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients,
                                 const int32_t* /*bias*/, Lanes::F* sums, Prefetcher& prefetch) {
     __m256 lo[kRows], hi[kRows];
     for (int r = 0; r < kRows; ++r) lo[r] = hi[r] = _mm256_setzero_ps();
-    for (int64_t i = 0; i < count; ++i) {
+    for (int64_t i = 0; i < run.count; ++i) {
       if (i % 2 == 0) prefetch.Step();
-      const __m256i a = Load256(lines + i * stride);
-      const __m256i b = kHalf ? _mm256_setzero_si256() : Load256(lines + i * stride + 32);
+      const __m256i a = Load256(run.lines + i * run.stride);
+      const __m256i b = kTail ? _mm256_setzero_si256() : Load256(run.lines + i * run.stride + 32);
 #pragma GCC unroll 2
       for (int s = 0; s < kSub; ++s) {
         const __m256 x = Decode::Element(a, s);
-        const __m256 y = kHalf ? _mm256_setzero_ps() : Decode::Element(b, s);
+        const __m256 y = kTail ? _mm256_setzero_ps() : Decode::Element(b, s);
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
           const __m256 c = Broadcast32(coefficients[r] + (i * kSub + s) * 4);
           lo[r] = _mm256_fmadd_ps(x, c, lo[r]);
-          if (!kHalf) hi[r] = _mm256_fmadd_ps(y, c, hi[r]);
+          if (!kTail) hi[r] = _mm256_fmadd_ps(y, c, hi[r]);
         }
       }
     }
@@ -127,14 +129,14 @@ struct CodeFp16 {
     }
   }
 
-  template <int kRows, bool kHalf>
-  static KVANTA_INLINE void Dot(const uint8_t* lines, int64_t stride, int count, const uint8_t* const* coefficients,
+  template <int kBeside, int kRows, bool kTail>
+  static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients,
                                 const int32_t* /*bias*/, Lanes::F* sums, Prefetcher& prefetch) {
     __m256 half[kRows];
-    DotHalf<kRows>(lines, stride, count, coefficients, half, prefetch);
+    DotHalf<kRows>(run.lines, run.stride, run.count, coefficients, half, prefetch);
     for (int r = 0; r < kRows; ++r) sums[r] = {half[r], _mm256_setzero_ps()};
-    if (kHalf) return;
-    DotHalf<kRows>(lines + 32, stride, count, coefficients, half, prefetch);
+    if (kTail) return;
+    DotHalf<kRows>(run.lines + 32, run.stride, run.count, coefficients, half, prefetch);
     for (int r = 0; r < kRows; ++r) sums[r].hi = half[r];
   }
 };
@@ -225,15 +227,15 @@ struct CodeInt8 {
     PackInt16(x, _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15), out);
   }
 
-  template <int kRows, bool kHalf>
-  static KVANTA_INLINE void Dot(const uint8_t* lines, int64_t stride, int count, const uint8_t* const* coefficients,
+  template <int kBeside, int kRows, bool kTail>
+  static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients,
                                 const int32_t* /*bias*/, Lanes::F* sums, Prefetcher& prefetch) {
     __m256i lo[kRows], hi[kRows];
     for (int r = 0; r < kRows; ++r) lo[r] = hi[r] = _mm256_setzero_si256();
-    for (int64_t i = 0; i < count; ++i) {
+    for (int64_t i = 0; i < run.count; ++i) {
       if (i % 2 == 0) prefetch.Step();
-      const __m256i a = Load256(lines + i * stride);
-      const __m256i b = kHalf ? _mm256_setzero_si256() : Load256(lines + i * stride + 32);
+      const __m256i a = Load256(run.lines + i * run.stride);
+      const __m256i b = kTail ? _mm256_setzero_si256() : Load256(run.lines + i * run.stride + 32);
       const __m256i a02 = _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8), a13 = _mm256_srai_epi16(a, 8);
       const __m256i b02 = _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8), b13 = _mm256_srai_epi16(b, 8);
 #pragma GCC unroll 4
@@ -241,7 +243,7 @@ struct CodeInt8 {
         const __m256i c02 = BroadcastQuad(coefficients[r] + i * 8), c13 = BroadcastQuad(coefficients[r] + i * 8 + 4);
         AddProducts(a02, c02, lo[r]);
         AddProducts(a13, c13, lo[r]);
-        if (!kHalf) {
+        if (!kTail) {
           AddProducts(b02, c02, hi[r]);
           AddProducts(b13, c13, hi[r]);
         }

@@ -7,12 +7,14 @@
 
 #include "kernels/cpu/inline.h"
 #include "kernels/cpu/lanes_avx512.h"
+#include "kernels/cpu/line_run.h"
 #include "kernels/cpu/prefetcher.h"
 
 namespace kvanta::kernels {
 namespace {
 
 inline constexpr int kQueryTile = kSmallTiles ? 2 : 4;
+inline constexpr int kRunsBeside = 2;
 
 // x where begin <= lane < end, else `other`.
 KVANTA_INLINE Lanes::F KeepOr(Lanes::F x, float other, int begin, int end) {
@@ -22,10 +24,23 @@ KVANTA_INLINE Lanes::F KeepOr(Lanes::F x, float other, int begin, int end) {
   return _mm512_mask_blend_ps(in, _mm512_set1_ps(other), x);
 }
 
-template <bool kHalf>
-KVANTA_INLINE __m512i LoadUnits(const uint8_t* bytes) {
-  if (kHalf) return _mm512_maskz_loadu_epi32(0xff, bytes);
-  return _mm512_loadu_si512(bytes);
+// Units of 16 lanes from `bytes` on, of a tail those of the first `left` lanes.
+template <bool kTail>
+KVANTA_INLINE __m512i LoadUnits(const uint8_t* bytes, int left) {
+  if constexpr (!kTail) return _mm512_loadu_si512(bytes);
+  const unsigned lanes = left >= 16 ? 16U : left > 0 ? static_cast<unsigned>(left) : 0U;
+  return _mm512_maskz_loadu_epi32(static_cast<__mmask16>((1U << lanes) - 1U), bytes);
+}
+// f(line): for every line of a run, two lines a prefetch.
+template <class F>
+KVANTA_INLINE void ForLines(const LineRun& run, Prefetcher& prefetch, F f) {
+  int64_t i = 0;
+  for (; i + 2 <= run.count; i += 2) {
+    prefetch.Step();
+    f(i);
+    f(i + 1);
+  }
+  if (i < run.count) f(i);
 }
 
 KVANTA_INLINE __m512 BroadcastFloat(const uint8_t* bytes) {
@@ -43,20 +58,20 @@ struct CodeFp32 {
 
   static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) { _mm512_storeu_ps(out, x); }
 
-  template <int kRows, bool kHalf>
-  static KVANTA_INLINE void Dot(const uint8_t* lines, int64_t stride, int count, const uint8_t* const* coefficients,
-                                const int32_t* /*bias*/, Lanes::F* sums, Prefetcher& prefetch) {
-    __m512 sum[kRows];
-    for (int r = 0; r < kRows; ++r) sum[r] = _mm512_setzero_ps();
-    for (int64_t i = 0; i < count; ++i) {
-      if (i % 2 == 0) prefetch.Step();
-      const __m512 x = _mm512_castsi512_ps(LoadUnits<kHalf>(lines + i * stride));
+  template <int kBeside, int kRows, bool kTail>
+  static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients, const int32_t* /*bias*/,
+                                Lanes::F* sums, Prefetcher& prefetch) {
+    for (int i = 0; i < kRows * kBeside; ++i) sums[i] = Lanes::Zero();
+    ForLines(run, prefetch, [&](int64_t i) __attribute__((always_inline)) {
+#pragma GCC unroll 2
+      for (int v = 0; v < kBeside; ++v) {
+        const __m512 x = _mm512_castsi512_ps(LoadUnits<kTail>(run.lines + i * run.stride + v * run.beside, run.left - 16 * v));
 #pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) {
-        sum[r] = _mm512_fmadd_ps(x, _mm512_castsi512_ps(Broadcast32(coefficients[r] + i * 4)), sum[r]);
+        for (int r = 0; r < kRows; ++r) {
+          sums[r * kBeside + v] = _mm512_fmadd_ps(x, BroadcastFloat(coefficients[r] + i * 4), sums[r * kBeside + v]);
+        }
       }
-    }
-    for (int r = 0; r < kRows; ++r) sums[r] = sum[r];
+    });
   }
 };
 
@@ -68,24 +83,24 @@ struct CodeFp16 {
 
   static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) { _mm512_storeu_ps(out, x); }
 
-  template <int kRows, bool kHalf>
-  static KVANTA_INLINE void Dot(const uint8_t* lines, int64_t stride, int count, const uint8_t* const* coefficients,
-                                const int32_t* /*bias*/, Lanes::F* sums, Prefetcher& prefetch) {
-    __m512 sum[kRows];
-    for (int r = 0; r < kRows; ++r) sum[r] = _mm512_setzero_ps();
-    for (int64_t i = 0; i < count; ++i) {
-      if (i % 2 == 0) prefetch.Step();
-      const __m512i units = LoadUnits<kHalf>(lines + i * stride);
-      const __m512 x = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(units));
-      const __m512 y = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(units, 16)));
+  template <int kBeside, int kRows, bool kTail>
+  static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients, const int32_t* /*bias*/,
+                                Lanes::F* sums, Prefetcher& prefetch) {
+    for (int i = 0; i < kRows * kBeside; ++i) sums[i] = Lanes::Zero();
+    ForLines(run, prefetch, [&](int64_t i) __attribute__((always_inline)) {
+#pragma GCC unroll 2
+      for (int v = 0; v < kBeside; ++v) {
+        const __m512i units = LoadUnits<kTail>(run.lines + i * run.stride + v * run.beside, run.left - 16 * v);
+        const __m512 x = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(units));
+        const __m512 y = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(units, 16)));
 #pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) {
-        const uint8_t* c = coefficients[r] + i * 8;
-        sum[r] = _mm512_fmadd_ps(x, _mm512_castsi512_ps(Broadcast32(c)), sum[r]);
-        sum[r] = _mm512_fmadd_ps(y, _mm512_castsi512_ps(Broadcast32(c + 4)), sum[r]);
+        for (int r = 0; r < kRows; ++r) {
+          __m512& sum = sums[r * kBeside + v];
+          sum = _mm512_fmadd_ps(x, BroadcastFloat(coefficients[r] + i * 8), sum);
+          sum = _mm512_fmadd_ps(y, BroadcastFloat(coefficients[r] + i * 8 + 4), sum);
+        }
       }
-    }
-    for (int r = 0; r < kRows; ++r) sums[r] = sum[r];
+    });
   }
 };
 
@@ -100,35 +115,36 @@ struct PairCode {
 
   static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) { _mm512_storeu_ps(out, x); }
 
-  template <int kRows, bool kHalf>
-  static KVANTA_INLINE void Dot(const uint8_t* lines, int64_t stride, int count, const uint8_t* const* coefficients,
-                                const int32_t* /*bias*/, Lanes::F* sums, Prefetcher& prefetch) {
+  template <int kBeside, int kRows, bool kTail>
+  static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients, const int32_t* /*bias*/,
+                                Lanes::F* sums, Prefetcher& prefetch) {
     const Decode decode;
-    __m512 low[kRows], high[kRows];  // two chains a row: one would wait for itself
-    for (int r = 0; r < kRows; ++r) low[r] = high[r] = _mm512_setzero_ps();
-    const auto add = [&](int64_t i) __attribute__((always_inline)) {
-      __m512i pairs[Decode::kPairs];
-      decode.Pairs(LoadUnits<kHalf>(lines + i * stride), pairs);
+    __m512 low[kRows * kBeside], high[kRows * kBeside];  // two chains a row: one would wait for itself
+    for (int i = 0; i < kRows * kBeside; ++i) low[i] = high[i] = _mm512_setzero_ps();
+    ForLines(run, prefetch, [&](int64_t i) __attribute__((always_inline)) {
+      __m512i pairs[kBeside][Decode::kPairs];
+      for (int v = 0; v < kBeside; ++v) {
+        decode.Pairs(LoadUnits<kTail>(run.lines + i * run.stride + v * run.beside, run.left - 16 * v), pairs[v]);
+      }
 #pragma GCC unroll 2
       for (int pair = 0; pair < Decode::kPairs; ++pair) {
-        const __m512 x = _mm512_castsi512_ps(_mm512_slli_epi32(pairs[pair], 16));
-        const __m512 y = _mm512_castsi512_ps(_mm512_and_si512(pairs[pair], _mm512_set1_epi32(-0x10000)));
+        __m512 x[kBeside], y[kBeside];
+        for (int v = 0; v < kBeside; ++v) {
+          x[v] = _mm512_castsi512_ps(_mm512_slli_epi32(pairs[v][pair], 16));
+          y[v] = _mm512_castsi512_ps(_mm512_and_si512(pairs[v][pair], _mm512_set1_epi32(-0x10000)));
+        }
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
           const uint8_t* c = coefficients[r] + (i * kSub + pair) * 4;
-          low[r] = _mm512_fmadd_ps(x, BroadcastFloat(c), low[r]);
-          high[r] = _mm512_fmadd_ps(y, BroadcastFloat(c + 4 * Decode::kPairs), high[r]);
+          const __m512 first = BroadcastFloat(c), second = BroadcastFloat(c + 4 * Decode::kPairs);
+          for (int v = 0; v < kBeside; ++v) {
+            low[r * kBeside + v] = _mm512_fmadd_ps(x[v], first, low[r * kBeside + v]);
+            high[r * kBeside + v] = _mm512_fmadd_ps(y[v], second, high[r * kBeside + v]);
+          }
         }
       }
-    };
-    int64_t i = 0;
-    for (; i + 2 <= count; i += 2) {
-      prefetch.Step();
-      add(i);
-      add(i + 1);
-    }
-    if (i < count) add(i);
-    for (int r = 0; r < kRows; ++r) sums[r] = _mm512_add_ps(low[r], high[r]);
+    });
+    for (int i = 0; i < kRows * kBeside; ++i) sums[i] = _mm512_add_ps(low[i], high[i]);
   }
 };
 
@@ -197,10 +213,6 @@ KVANTA_INLINE void PackBytes(Lanes::F x, __m128i shuffle, uint8_t* out) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm_unpacklo_epi32(h, l));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 16), _mm_unpackhi_epi32(h, l));
 }
-KVANTA_INLINE void AddProducts(__m512i codes, const uint8_t* coefficients, __m512i& high, __m512i& low) {
-  high = DotBytes(high, codes, Broadcast32(coefficients));
-  low = DotBytes(low, codes, Broadcast32(coefficients + 4));
-}
 KVANTA_INLINE __m512 JoinTerms(__m512i high, __m512i low) {
   return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low));
 }
@@ -216,21 +228,30 @@ struct CodeInt8 {
     PackBytes(x, _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), out);
   }
 
-  template <int kRows, bool kHalf>
-  static KVANTA_INLINE void Dot(const uint8_t* lines, int64_t stride, int count, const uint8_t* const* coefficients,
-                                const int32_t* bias, Lanes::F* sums, Prefetcher& prefetch) {
-    __m512i high[kRows], low[kRows];
-    for (int r = 0; r < kRows; ++r) {
-      high[r] = _mm512_setzero_si512();
-      low[r] = _mm512_set1_epi32(bias[r]);
+  template <int kBeside, int kRows, bool kTail>
+  static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients, const int32_t* bias,
+                                Lanes::F* sums, Prefetcher& prefetch) {
+    __m512i high[kRows * kBeside], low[kRows * kBeside];
+    for (int i = 0; i < kRows * kBeside; ++i) {
+      high[i] = _mm512_setzero_si512();
+      low[i] = _mm512_set1_epi32(bias[i / kBeside]);
     }
-    for (int64_t i = 0; i < count; ++i) {
-      if (i % 2 == 0) prefetch.Step();
-      const __m512i codes = _mm512_xor_si512(LoadUnits<kHalf>(lines + i * stride), _mm512_set1_epi8(-128));
+    ForLines(run, prefetch, [&](int64_t i) __attribute__((always_inline)) {
+      __m512i codes[kBeside];
+      for (int v = 0; v < kBeside; ++v) {
+        codes[v] = _mm512_xor_si512(LoadUnits<kTail>(run.lines + i * run.stride + v * run.beside, run.left - 16 * v),
+                                    _mm512_set1_epi8(-128));
+      }
 #pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) AddProducts(codes, coefficients[r] + i * 8, high[r], low[r]);
-    }
-    for (int r = 0; r < kRows; ++r) sums[r] = JoinTerms(high[r], low[r]);
+      for (int r = 0; r < kRows; ++r) {
+        const __m512i first = Broadcast32(coefficients[r] + i * 8), second = Broadcast32(coefficients[r] + i * 8 + 4);
+        for (int v = 0; v < kBeside; ++v) {
+          high[r * kBeside + v] = DotBytes(high[r * kBeside + v], codes[v], first);
+          low[r * kBeside + v] = DotBytes(low[r * kBeside + v], codes[v], second);
+        }
+      }
+    });
+    for (int i = 0; i < kRows * kBeside; ++i) sums[i] = JoinTerms(high[i], low[i]);
   }
 };
 

@@ -95,29 +95,36 @@ struct NarrowKey : Base {
 
   // Products of channels [0, kChannels), a multiple of kStep, of 16 tokens with `coefficients`. `low`, `high`: the
   // planes from the first channel on.
-  template <int kRows, int kChannels>
-  static KVANTA_INLINE void Dot(const uint8_t* low, const uint8_t* high, const uint8_t* const* coefficients,
-                                Bytes16::Sum* sums) {
+  // sums[r * kGroups + g]: of row r and the g-th group of tokens, whose lines are group_bytes behind those before.
+  template <int kGroups, int kRows, int kChannels>
+  static KVANTA_INLINE void Dot(const uint8_t* low, const uint8_t* high, int64_t group_bytes,
+                                const uint8_t* const* coefficients, Bytes16::Sum* sums) {
     using B = Bytes16;
     constexpr int kRun = Base::template RunOf<B>(kLargestByte, 127);  // lines of bytes
     constexpr int kLines = kChannels / 4;
     constexpr int kLowFields = 8 / Base::kLow, kHighFields = 8 / kNarrowest;
-    typename B::Run run[kRows];
+    typename B::Run run[kRows * kGroups];
 #pragma GCC unroll 8
     for (int line = 0; line < kLines; ++line) {
-      const typename B::V unit = B::Load(low + line / kLowFields * 64);
-      typename B::V top = unit;
-      if constexpr (Base::kHigh != 0) top = B::Load(high + line / kHighFields * 64);
-      typename B::V x =
-          Base::template Fields<B>(unit, line % kLowFields * Base::kLow, top, line % kHighFields * Base::kHigh);
-      if constexpr (Base::kLevelsOfE2M1) x = B::LookUp(x, Base::kLevels.byte);
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) {
-        run[r] = B::MulAdd(line % kRun == 0 ? B::Start() : run[r], x, coefficients[r] + line * 4);
+      typename B::V x[kGroups];
+#pragma GCC unroll 2
+      for (int g = 0; g < kGroups; ++g) {
+        const typename B::V unit = B::Load(low + g * group_bytes + line / kLowFields * 64);
+        typename B::V top = unit;
+        if constexpr (Base::kHigh != 0) top = B::Load(high + g * group_bytes + line / kHighFields * 64);
+        x[g] = Base::template Fields<B>(unit, line % kLowFields * Base::kLow, top, line % kHighFields * Base::kHigh);
+        if constexpr (Base::kLevelsOfE2M1) x[g] = B::LookUp(x[g], Base::kLevels.byte);
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < kRows * kGroups; ++i) {
+        const uint8_t* four = coefficients[i / kGroups] + line * 4;
+        run[i] = B::MulAdd(line % kRun == 0 ? B::Start() : run[i], x[i % kGroups], four);
       }
       if ((line + 1) % kRun == 0 || line + 1 == kLines) {
-#pragma GCC unroll 4
-        for (int r = 0; r < kRows; ++r) sums[r] = line < kRun ? B::Widen(run[r]) : B::Add(sums[r], run[r]);
+#pragma GCC unroll 8
+        for (int i = 0; i < kRows * kGroups; ++i) {
+          sums[i] = line < kRun ? B::Widen(run[i]) : B::Add(sums[i], run[i]);
+        }
       }
     }
   }

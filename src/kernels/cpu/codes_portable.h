@@ -7,12 +7,14 @@
 
 #include "kernels/cpu/inline.h"
 #include "kernels/cpu/lanes_portable.h"
+#include "kernels/cpu/line_run.h"
 #include "kernels/cpu/prefetcher.h"
 
 namespace kvanta::kernels {
 namespace {
 
 inline constexpr int kQueryTile = kSmallTiles ? 1 : 2;
+inline constexpr int kRunsBeside = 1;
 
 // x where begin <= lane < end, else `other`.
 KVANTA_INLINE Lanes::F KeepOr(Lanes::F x, float other, int begin, int end) {
@@ -21,10 +23,10 @@ KVANTA_INLINE Lanes::F KeepOr(Lanes::F x, float other, int begin, int end) {
   return ((lane >= begin) & (lane < end)) ? x : others;
 }
 
-template <bool kHalf>
+template <bool kTail>
 KVANTA_INLINE Lanes::U LoadUnits(const uint8_t* bytes) {
   Lanes::U units{};
-  std::memcpy(&units, bytes, kHalf ? 32 : 64);
+  std::memcpy(&units, bytes, kTail ? 32 : 64);
   return units;
 }
 
@@ -37,13 +39,13 @@ struct FloatCode {
 
   static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) { std::memcpy(out, &x, sizeof x); }
 
-  template <int kRows, bool kHalf>
-  static KVANTA_INLINE void Dot(const uint8_t* lines, int64_t stride, int count, const uint8_t* const* coefficients,
+  template <int kBeside, int kRows, bool kTail>
+  static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients,
                                 const int32_t* /*bias*/, Lanes::F* sums, Prefetcher& prefetch) {
     for (int r = 0; r < kRows; ++r) sums[r] = Lanes::Zero();
-    for (int64_t i = 0; i < count; ++i) {
+    for (int64_t i = 0; i < run.count; ++i) {
       if (i % 2 == 0) prefetch.Step();
-      const Lanes::U units = LoadUnits<kHalf>(lines + i * stride);
+      const Lanes::U units = LoadUnits<kTail>(run.lines + i * run.stride);
       for (int s = 0; s < kSub; ++s) {
         const Lanes::F x = Decode::Element(units, s);
         for (int r = 0; r < kRows; ++r) {
@@ -100,14 +102,14 @@ struct IntegerCode {
     std::memcpy(out, &i, sizeof i);
   }
 
-  template <int kRows, bool kHalf>
-  static KVANTA_INLINE void Dot(const uint8_t* lines, int64_t stride, int count, const uint8_t* const* coefficients,
+  template <int kBeside, int kRows, bool kTail>
+  static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients,
                                 const int32_t* bias, Lanes::F* sums, Prefetcher& prefetch) {
     Lanes::I dots[kRows];
     for (int r = 0; r < kRows; ++r) dots[r] = Lanes::I{} + bias[r];
-    for (int64_t i = 0; i < count; ++i) {
+    for (int64_t i = 0; i < run.count; ++i) {
       if (i % 2 == 0) prefetch.Step();
-      const Lanes::U units = LoadUnits<kHalf>(lines + i * stride);
+      const Lanes::U units = LoadUnits<kTail>(run.lines + i * run.stride);
       for (int s = 0; s < kSub; ++s) {
         const Lanes::I x = Decode::Element(units, s);
         for (int r = 0; r < kRows; ++r) {

@@ -17,6 +17,7 @@ using kernels::kMaxPageTokens;
 using kernels::kPassRows;
 
 constexpr int64_t kLine = 64;
+constexpr int64_t kSoftmaxLines = 16;    // of each stream, that a softmax has the time to touch
 constexpr int64_t kBytesAhead = 4 << 10;  // at least, that are touched before they are read: a microsecond of work
 constexpr SoftmaxState kEmpty = {-std::numeric_limits<float>::infinity(), 0.0f};
 
@@ -160,7 +161,7 @@ void TileAttention::PrepareQueries(QueryRows q, int64_t first, int64_t last) noe
   ahead_end_ = std::min(own_page_ + 1, last * pages_of_run);
   for (int64_t bytes = 0; bytes < kBytesAhead; bytes += quantized_.head_bytes) {
     const Ahead ahead = NextAhead();
-    for (const kernels::Prefetch& part : {ahead.scoring, ahead.adding}) {
+    for (const kernels::Prefetch& part : {ahead.scoring, ahead.weighing, ahead.adding}) {
       for (const uint8_t* line = part.next; line < part.end; line += kLine) {
         __builtin_prefetch(line);
         __builtin_prefetch(line + part.second);
@@ -226,12 +227,16 @@ TileAttention::Ahead TileAttention::AheadOf(int64_t page, int head) const noexce
   if (seen < page_size_ && !layer_.scheme->SharesCell()) {  // the own page: no more than it holds so far
     const int64_t groups = (seen + 15) / 16, quads = (seen + 3) / 4;
     return {Lines(keys, k.bytes * 16 * groups / page_size_),
+            {},
             Lines(view.record + v.codes, v.bytes * 4 * quads / page_size_)};
   }
   // All cells of the head, which lie one behind the other.
-  kernels::Prefetch scoring = Lines(keys, view.cells->head_bytes), adding = scoring;
-  scoring.end = adding.next = scoring.next + (scoring.end - scoring.next) / (2 * kLine) * kLine;
-  return {scoring, adding};
+  const kernels::Prefetch all = Lines(keys, view.cells->head_bytes);
+  const int64_t lines = (all.end - all.next) / kLine;
+  Ahead ahead{all, all, all};
+  ahead.weighing.next = ahead.scoring.end = all.next + lines * 3 / 8 * kLine;
+  ahead.adding.next = ahead.weighing.end = ahead.weighing.next + std::min(lines / 8, kSoftmaxLines) * kLine;
+  return ahead;
 }
 
 // Of the page and head that is next, none behind the last.
@@ -340,7 +345,8 @@ void TileAttention::AttendRows(const PageView& view, int begin, int end, int fir
                     .bias = layer_.attention->softcap > 0 && scheme.k.mean ? work_.bias_ + first_row : nullptr,
                     .scores = work_.scores_,
                     .state = work_.run_state_ + first_row,
-                    .rescale = work_.rescale_});
+                    .rescale = work_.rescale_,
+                    .prefetch = ahead.weighing});
   kernels_.values[Index(cells.v.code)].accumulate({.cell = values,
                                                    .begin = begin,
                                                    .end = end,

@@ -104,9 +104,9 @@ class TileAttention {
     int head;               // of the tile's, from 0
     bool exact;
   };
-  // What the kernels touch while they attend a page of a head: some of it while they score, the rest after that.
+  // What the kernels touch while they attend a page of a head, in three parts, so that memory never rests.
   struct Ahead {
-    kernels::Prefetch scoring, adding;
+    kernels::Prefetch scoring, weighing, adding;
   };
   static CellSide SideOf(const formats::Side& side, formats::CellShape shape, int64_t cell) noexcept;
   void PrepareHead(QueryRows q, int head) noexcept;

@@ -305,7 +305,7 @@ __attribute__((noinline)) void LoadSlots(const ValuePass& pass, int first, int l
 // p times the slots' scales as bytes. A row's unit is that of its largest p times a slot's largest share, so its p are
 // scaled once for all blocks; units are somewhat larger than if each block had its own.
 __attribute__((noinline)) void WeighSlots(const ValuePass& pass, int first, int last, const SlotScales& slots,
-                                          Weights& weights) {
+                                          Weights& weights, Prefetcher& prefetch) {
   const CellView& cell = pass.cell;
   const int blocks = cell.block_scales ? cell.head_dim / cell.block : 1;
   const bool zeros = cell.block_zeros != nullptr || cell.token_zeros != nullptr;
@@ -340,6 +340,7 @@ __attribute__((noinline)) void WeighSlots(const ValuePass& pass, int first, int 
           x[i] = t + 16 * i < last ? Lanes::Mul(scaled[i], Lanes::Load(share + 16 * i)) : Lanes::Zero();
         }
         Bytes16::PackUnsigned(x, out + b * weights.block_stride + t);
+        prefetch.Step();
       }
     }
     const float unit = largest[row] * (pass.scale / kLargestWeight);
@@ -357,12 +358,11 @@ __attribute__((noinline)) void WeighSlots(const ValuePass& pass, int first, int 
 
 // The same for the codes that share their planes.
 template <class Value>
-__attribute__((noinline)) void AddNarrow(const ValuePass& pass, const Weights& weights, bool rescale) {
-  Prefetcher prefetch{pass.prefetch};
+__attribute__((noinline)) void AddNarrow(const ValuePass& pass, const Weights& weights, bool rescale,
+                                         Prefetcher& prefetch) {
   const int first = pass.begin / 4 * 4, last = static_cast<int>(RoundUp(pass.end, 4));
   const uint8_t* units = pass.cell.codes + int64_t{first} * pass.cell.head_dim * Value::kBits / 8;
   AddSegment<Value>(pass, weights, {units, first, (last - first) / 4, rescale}, prefetch);
-  prefetch.Rest();
 }
 
 // Signed codes may have negative scales; the others' formats have none.
@@ -377,6 +377,7 @@ inline constexpr int kWeightRun = formats::CodeBits(kCode) > 3 ? 64 : kMaxPageTo
 template <formats::Code kCode>
 void AccumulateNarrow(const ValuePass& pass) {
   using Value = NarrowValue<NarrowCodeOf<kCode>, kNegativeScales<kCode>>;
+  Prefetcher prefetch{pass.prefetch};
   SlotScales slots;
   Weights weights;
   ValuePass part = pass;
@@ -387,10 +388,10 @@ void AccumulateNarrow(const ValuePass& pass) {
     part.end = run_end < pass.end ? run_end : pass.end;
     const int first = part.begin / 16 * 16, last = static_cast<int>(RoundUp(part.end, 16));
     LoadSlots<Value::kHasScaleSigns>(part, first, last, Value::kMiddle, slots);
-    WeighSlots(part, first, last, slots, weights);
-    AddNarrow<Value>(part, weights, begin == pass.begin);
-    part.prefetch = {};  // once is enough
+    WeighSlots(part, first, last, slots, weights, prefetch);
+    AddNarrow<Value>(part, weights, begin == pass.begin, prefetch);
   }
+  prefetch.Rest();
 }
 
 }  // namespace

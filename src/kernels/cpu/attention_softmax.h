@@ -52,6 +52,7 @@ template <int kCount>
 struct Many {};
 
 void Softmax(const SoftmaxPass& pass) {
+  Prefetcher prefetch{pass.prefetch};
   const int first = pass.begin / 16 * 16, last = static_cast<int>(RoundUp(pass.end, 16));
   // Rows in two sweeps, so that the long chains of one row's reductions overlap with the next row's.
   float top[16] = {};
@@ -72,6 +73,7 @@ void Softmax(const SoftmaxPass& pass) {
     Lanes::F sum = Lanes::Zero();
     const auto add = [&]<int kCount>(Many<kCount>, int t) {
       Lanes::F p[kCount];  // masked: exp(-infinity) = 0
+      prefetch.Lines(2 * kCount);
       for (int i = 0; i < kCount; ++i) p[i] = Lanes::Sub(Lanes::Load(scores + t + 16 * i), highest);
       ExpOfNegative<Lanes, kCount>(p);
       for (int i = 0; i < kCount; ++i) Lanes::Store(scores + t + 16 * i, p[i]);
@@ -85,6 +87,7 @@ void Softmax(const SoftmaxPass& pass) {
     state.max = top[row];
     pass.rescale[row] = rescale[row];
   }
+  prefetch.Rest();
 }
 
 // As LoadChannels().

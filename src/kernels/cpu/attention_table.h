@@ -126,6 +126,7 @@ struct SoftmaxPass {
   float* scores = nullptr;        // in: scores, out: p; [rows][kMaxPageTokens]
   SoftmaxState* state = nullptr;  // [rows]
   float* rescale = nullptr;       // out: [rows]
+  Prefetch prefetch = {};
 };
 
 // Codes of latents, which lie in K's order (src/formats/cell_layout.h), in V's.

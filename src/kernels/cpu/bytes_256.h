@@ -46,9 +46,10 @@ struct Bytes256 {
   static KVANTA_INLINE V Weights(const uint8_t* four, const uint8_t* /*the same*/) {
     return BroadcastQuad(four);
   }
+  // By the lowest 4 bits of x.
   static KVANTA_INLINE V LookUp(V x, const uint8_t* table) {
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))),
-                               x);
+                               And(x, 15));
   }
   // Channels [16 group, 16 group + 16) of a plane of kWidth bits: two sets of 8, whose even channels are the fields at
   // bit 0 and the odd ones those at bit kWidth.

@@ -276,8 +276,9 @@ struct Bytes16 {
     const V offset = _mm512_add_epi8(flips, _mm512_set1_epi8(kMiddle));
     return _mm512_sub_epi8(_mm512_xor_si512(x, And(flips, 2 * kMiddle - 1)), offset);
   }
+  // By the lowest 4 bits of x: the table has its entries four times, and the instruction looks at 6.
   static KVANTA_INLINE V LookUp(V x, const uint8_t* table) {
-    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))), x);
+    return _mm512_permutexvar_epi8(x, _mm512_loadu_si512(table));
   }
   static KVANTA_INLINE Run Start() { return _mm512_setzero_si512(); }
   static KVANTA_INLINE Run MulAdd(Run run, V x, const uint8_t* coefficients) {

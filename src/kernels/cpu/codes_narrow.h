@@ -16,8 +16,8 @@ namespace {
 
 // How a code's fields become bytes: level + offset, from 0 to `largest`, or the level.
 struct NarrowLevels {
-  uint8_t byte[16];   // of the first fields
-  uint8_t level[16];  // in two's complement
+  alignas(64) uint8_t byte[64];   // of the first 16 fields, four times
+  alignas(64) uint8_t level[64];  // in two's complement
   int offset;
   int largest;
 };
@@ -32,9 +32,9 @@ constexpr NarrowLevels NarrowLevelsOf(formats::Code code) {
   for (int field = 0; field < count; ++field) {
     const int byte = levels.level[field] + result.offset;
     if (byte > result.largest) result.largest = byte;
-    if (field < 16) {
-      result.byte[field] = static_cast<uint8_t>(byte);
-      result.level[field] = static_cast<uint8_t>(levels.level[field]);
+    for (int i = field; field < 16 && i < 64; i += 16) {
+      result.byte[i] = static_cast<uint8_t>(byte);
+      result.level[i] = static_cast<uint8_t>(levels.level[field]);
     }
   }
   return result;
@@ -49,6 +49,11 @@ struct NarrowCode {
   static constexpr NarrowLevels kLevels = NarrowLevelsOf(formats::Code::kE2M1);  // where kLevelsOfE2M1
   static constexpr bool kLevelsOfE2M1 = kIsE2M1;
 
+  // Entries of a table of 16, four times, for the fields of `plane` at bit `shift`.
+  template <class B>
+  static KVANTA_INLINE typename B::V LookUp(typename B::V plane, int shift, const uint8_t* table) {
+    return B::LookUp(shift == 0 ? plane : B::Right(plane, shift), table);
+  }
   // Fields of `low` at bit `shift` and of `high` at bit `high_shift`, as bytes.
   template <class B>
   static KVANTA_INLINE typename B::V Fields(typename B::V low, int shift, typename B::V high, int high_shift) {
@@ -112,8 +117,12 @@ struct NarrowKey : Base {
         const typename B::V unit = B::Load(low + g * group_bytes + line / kLowFields * 64);
         typename B::V top = unit;
         if constexpr (Base::kHigh != 0) top = B::Load(high + g * group_bytes + line / kHighFields * 64);
-        x[g] = Base::template Fields<B>(unit, line % kLowFields * Base::kLow, top, line % kHighFields * Base::kHigh);
-        if constexpr (Base::kLevelsOfE2M1) x[g] = B::LookUp(x[g], Base::kLevels.byte);
+        const int shift = line % kLowFields * Base::kLow;
+        if constexpr (Base::kLevelsOfE2M1) {
+          x[g] = Base::template LookUp<B>(unit, shift, Base::kLevels.byte);
+        } else {
+          x[g] = Base::template Fields<B>(unit, shift, top, line % kHighFields * Base::kHigh);
+        }
       }
 #pragma GCC unroll 8
       for (int i = 0; i < kRows * kGroups; ++i) {
@@ -157,13 +166,14 @@ struct NarrowValue : Base {
   }
 
  private:
-  template <class B>
-  static KVANTA_INLINE typename B::V Levels(typename B::V fields, const uint8_t* signs) {
+  // Of the even channels (kField 0) or the odd ones.
+  template <class B, int kField>
+  static KVANTA_INLINE typename B::V Levels(typename B::V low, typename B::V high, const uint8_t* signs) {
     if constexpr (Base::kLevelsOfE2M1) {
-      return B::LookUp(fields, Base::kLevels.level);
-    } else if constexpr (kScaleSigns) {
-      return B::template SignedSub<kMiddle>(fields, signs);
+      return Base::template LookUp<B>(low, kField * Base::kLow, Base::kLevels.level);
     } else {
+      const typename B::V fields = Base::template Fields<B>(low, kField * Base::kLow, high, kField * Base::kHigh);
+      if constexpr (kScaleSigns) return B::template SignedSub<kMiddle>(fields, signs);
       return B::Sub(fields, kMiddle);
     }
   }
@@ -191,8 +201,8 @@ struct NarrowValue : Base {
         const typename B::V low = B::template LoadSets<Base::kLow, kTail>(unit, group, left);
         typename B::V top = low;
         if constexpr (Base::kHigh != 0) top = B::template LoadSets<Base::kHigh, kTail>(unit + high, group, left);
-        const typename B::V x = Levels<B>(Base::template Fields<B>(low, 0, top, 0), signs + i * 4);
-        const typename B::V y = Levels<B>(Base::template Fields<B>(low, Base::kLow, top, Base::kHigh), signs + i * 4);
+        const typename B::V x = Levels<B, 0>(low, top, signs + i * 4);
+        const typename B::V y = Levels<B, 1>(low, top, signs + i * 4);
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
           const auto w = B::template Weights<kSmallBlocks>(weights[0][r] + i * 4, weights[kChannels / 16 - 1][r] + i * 4);

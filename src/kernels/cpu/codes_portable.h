@@ -158,7 +158,9 @@ struct ByteLanes {
     const V y = Sub(x, kMiddle) ^ negative;
     return ((y & 0x7f7f7f7fU) + ones) ^ (y & 0x80808080U);
   }
+  // By the lowest 4 bits of x.
   static KVANTA_INLINE V LookUp(V x, const uint8_t* table) {
+    x &= 0x0f0f0f0fU;
     LookUpAll(reinterpret_cast<uint8_t*>(&x), table);
     return x;
   }

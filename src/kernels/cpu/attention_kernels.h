@@ -173,13 +173,21 @@ KVANTA_INLINE void ScoreGroups(const KeyPass& pass, const uint8_t* lines, int gr
   if (pass.rows - row == 1) ScoreTile<Code, kGroups, 1>(pass, lines, group, row, prefetch);
 }
 
+// Runs that a code's dot takes at a time.
+template <class Code>
+KVANTA_INLINE constexpr int RunsBeside() {
+  if constexpr (requires { Code::kRuns; }) return Code::kRuns;
+  return kRunsBeside;
+}
+
 template <class Code>
 void Score(const KeyPass& pass) {
   Prefetcher prefetch{pass.prefetch};
   const int64_t group_bytes = int64_t{pass.cell.head_dim} * (32 / Code::kSub) * 2;
+  constexpr int kGroups = RunsBeside<Code>();
   int group = 0;
-  for (; group + kRunsBeside <= pass.groups; group += kRunsBeside) {
-    ScoreGroups<Code, kRunsBeside>(pass, pass.cell.codes + group * group_bytes, group, prefetch);
+  for (; group + kGroups <= pass.groups; group += kGroups) {
+    ScoreGroups<Code, kGroups>(pass, pass.cell.codes + group * group_bytes, group, prefetch);
   }
   if (group < pass.groups) ScoreGroups<Code, 1>(pass, pass.cell.codes + group * group_bytes, group, prefetch);
   prefetch.Rest();
@@ -251,7 +259,7 @@ struct Segment {
 template <class Code>
 KVANTA_INLINE constexpr int ColumnsOf() {
   if constexpr (requires { Code::kChannels; }) return Code::kChannels;
-  return 16 * kRunsBeside;  // which share a block: blocks of these codes are not smaller
+  return 16 * RunsBeside<Code>();  // which share a block: blocks of these codes are not smaller
 }
 
 // kTail: the channels that are left are fewer than ColumnsOf<Code>().

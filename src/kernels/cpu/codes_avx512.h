@@ -108,6 +108,7 @@ struct CodeFp16 {
 // two terms for every f32 coefficient, and takes four times as long as a multiply-add on some CPUs.
 template <class Decode>
 struct PairCode {
+  static constexpr int kRuns = Decode::kPairs == 1 ? kRunsBeside : 1;  // more would not fit into the registers
   static constexpr int kSub = 2 * Decode::kPairs;
   static constexpr bool kInteger = false;
   static constexpr int kOffset = 0;

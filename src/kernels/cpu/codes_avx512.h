@@ -318,9 +318,11 @@ struct Bytes16 {
       return kTail ? _mm512_maskz_loadu_epi32(static_cast<__mmask16>((1U << (left / 2)) - 1U), unit) : Load(unit);
     }
     if constexpr (kWidth == 2) {
-      const __mmask8 lanes = kTail ? static_cast<__mmask8>((1U << (left / 4)) - 1U) : 0xff;
-      const V twice = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 1, 0, 1, 2, 3, 2, 3),
-                                               _mm512_castsi256_si512(_mm256_maskz_loadu_epi32(lanes, unit)));
+      V twice = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(unit)));  // 16 of a tail
+      if constexpr (!kTail) {
+        const __m256i units = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(unit));
+        twice = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 1, 0, 1, 2, 3, 2, 3), _mm512_castsi256_si512(units));
+      }
       return _mm512_srlv_epi32(twice, _mm512_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4, 0, 0, 0, 0, 4, 4, 4, 4));
     }
     const V four = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(unit)));

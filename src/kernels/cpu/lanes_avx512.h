@@ -142,11 +142,16 @@ struct Lanes {
   static constexpr int kColumnTile = kSmallTiles ? 3 : 4;
 
  private:
+  // Two quarters of a, then two of b.
+  template <int kWhich>
+  static KVANTA_INLINE F Quarters(F a, F b) {
+    return _mm512_castsi512_ps(_mm512_shuffle_i32x4(_mm512_castps_si512(a), _mm512_castps_si512(b), kWhich));
+  }
   template <class Add>
   static KVANTA_INLINE void Fold(const F* v, float* out, Add add) {
-    const F a8 = add(_mm512_shuffle_f32x4(v[0], v[1], 0x44), _mm512_shuffle_f32x4(v[0], v[1], 0xee));
-    const F b8 = add(_mm512_shuffle_f32x4(v[2], v[3], 0x44), _mm512_shuffle_f32x4(v[2], v[3], 0xee));
-    const F x4 = add(_mm512_shuffle_f32x4(a8, b8, 0x88), _mm512_shuffle_f32x4(a8, b8, 0xdd));
+    const F a8 = add(Quarters<0x44>(v[0], v[1]), Quarters<0xee>(v[0], v[1]));
+    const F b8 = add(Quarters<0x44>(v[2], v[3]), Quarters<0xee>(v[2], v[3]));
+    const F x4 = add(Quarters<0x88>(a8, b8), Quarters<0xdd>(a8, b8));
     const F x2 = add(x4, _mm512_permute_ps(x4, _MM_SHUFFLE(1, 0, 3, 2)));
     const F x1 = add(x2, _mm512_permute_ps(x2, _MM_SHUFFLE(2, 3, 0, 1)));
     _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, x1)));

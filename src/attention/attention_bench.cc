@@ -186,7 +186,7 @@ class Bench {
         if (products > 0) dot_ns += products / limits.dots.Now(static_cast<Dot>(dot)) * 1e9;
       }
       dot_times.push_back(dot_ns);
-      bf16_rates.push_back(limits.dots.Now(Dot::kBf16));
+      bf16_rates.push_back(limits.dots.Now(kernels::DotOf(formats::Code::kBf16)));
     }
     AttentionBenchRow row{.format = format,
                           .isa = attended.Isa(),

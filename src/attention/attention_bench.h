@@ -39,7 +39,7 @@ struct AttentionBenchRow {
   double memory_ns = 0;           // bytes at the rate that the machine reads at
   double dot_ns = 0;              // the run's products at the peaks of the dots that the kernels are made of
   double share_of_limit = 0;      // the larger of both / ns_median
-  double share_of_bf16_peak = 0;  // products per second / those of the unit's bf16 dot
+  double share_of_bf16_peak = 0;  // products per second / those at the peak of a bf16 cache's dot
   double times_bf16 = 0;          // bf16_ns / ns_median: how many times faster
   double read_gb_s = 0;           // of the machine
   double gb_s = 0;                // bytes / ns_median

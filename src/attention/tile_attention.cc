@@ -17,7 +17,7 @@ using kernels::kMaxPageTokens;
 using kernels::kPassRows;
 
 constexpr int64_t kLine = 64;
-constexpr int64_t kSoftmaxLines = 16;    // of each stream, that a softmax has the time to touch
+constexpr int64_t kSoftmaxLines = 16;     // of each stream, that a softmax has the time to touch
 constexpr int64_t kBytesAhead = 4 << 10;  // at least, that are touched before they are read: a microsecond of work
 constexpr SoftmaxState kEmpty = {-std::numeric_limits<float>::infinity(), 0.0f};
 

@@ -106,7 +106,7 @@ KVANTA_INLINE void ScoreNarrowTile(const KeyPass& pass, const KeyScales& scales,
 
 template <class Key, int kGroups>
 KVANTA_INLINE void ScoreNarrowGroups(const KeyPass& pass, const KeyScales& scales, const uint8_t* lines, int group,
-                                    Prefetcher& prefetch) {
+                                     Prefetcher& prefetch) {
   int row = 0;
   for (; row + kQueryTile <= pass.rows; row += kQueryTile) {
     ScoreNarrowTile<Key, kGroups, kQueryTile>(pass, scales, lines, group, row, prefetch);

@@ -29,16 +29,15 @@ constexpr bool IsNarrow(formats::Code code) noexcept {
 // The multiply-adds that attention over a code is made of: what its kernels cannot be faster than (machine_limits.h).
 //
 //   dot       codes                           avx512                     avx2                    portable
-//   kF32      fp32, fp16                      f32 multiply-add           f32 multiply-add        the same
-//   kBf16     bf16, fp8                       vdpbf16ps, two per product f32 multiply-add        the same
+//   kF32      floating point                  f32 multiply-add           f32 multiply-add        the same
 //   kWide     8 bits, Lloyd-Max levels        vpdpbusd, two per product  vpmaddwd of 16 bits     32-bit products
 //   kNarrow   integers up to 6 bits, e2m1     vpdpbusd                   vpmaddubsw              32-bit products
-enum class Dot : uint8_t { kF32, kBf16, kWide, kNarrow };
+enum class Dot : uint8_t { kF32, kWide, kNarrow };
 inline constexpr int kDots = static_cast<int>(Dot::kNarrow) + 1;
 
 constexpr Dot DotOf(formats::Code code) noexcept {
-  if (formats::Info(code).integer) return IsNarrow(code) ? Dot::kNarrow : Dot::kWide;
-  return code == formats::Code::kFp32 || code == formats::Code::kFp16 ? Dot::kF32 : Dot::kBf16;
+  if (!formats::Info(code).integer) return Dot::kF32;
+  return IsNarrow(code) ? Dot::kNarrow : Dot::kWide;
 }
 
 struct ScalePlane {

@@ -54,8 +54,8 @@ struct LaneCode {
   static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) { Lanes::Store(reinterpret_cast<float*>(out), x); }
 
   template <int kBeside, int kRows, bool kTail>
-  static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients,
-                                const int32_t* /*bias*/, Lanes::F* sums, Prefetcher& prefetch) {
+  static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients, const int32_t* /*bias*/,
+                                Lanes::F* sums, Prefetcher& prefetch) {
     __m256 lo[kRows], hi[kRows];
     for (int r = 0; r < kRows; ++r) lo[r] = hi[r] = _mm256_setzero_ps();
     for (int64_t i = 0; i < run.count; ++i) {
@@ -130,8 +130,8 @@ struct CodeFp16 {
   }
 
   template <int kBeside, int kRows, bool kTail>
-  static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients,
-                                const int32_t* /*bias*/, Lanes::F* sums, Prefetcher& prefetch) {
+  static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients, const int32_t* /*bias*/,
+                                Lanes::F* sums, Prefetcher& prefetch) {
     __m256 half[kRows];
     DotHalf<kRows>(run.lines, run.stride, run.count, coefficients, half, prefetch);
     for (int r = 0; r < kRows; ++r) sums[r] = {half[r], _mm256_setzero_ps()};
@@ -228,8 +228,8 @@ struct CodeInt8 {
   }
 
   template <int kBeside, int kRows, bool kTail>
-  static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients,
-                                const int32_t* /*bias*/, Lanes::F* sums, Prefetcher& prefetch) {
+  static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients, const int32_t* /*bias*/,
+                                Lanes::F* sums, Prefetcher& prefetch) {
     __m256i lo[kRows], hi[kRows];
     for (int r = 0; r < kRows; ++r) lo[r] = hi[r] = _mm256_setzero_si256();
     for (int64_t i = 0; i < run.count; ++i) {

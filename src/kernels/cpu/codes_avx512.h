@@ -1,6 +1,6 @@
-// The codes of the cache on AVX-512. What Dot() computes is described in codes_avx2.h. bf16 and fp8 ride vdpbf16ps
-// (fp8 by exact byte tables) with coefficients split into two bf16 terms, integers ride vpdpbusd with coefficients
-// split into two signed bytes, so nothing is lost beyond the 16 bits that every ISA keeps.
+// The codes of the cache on AVX-512. What Dot() computes is described in codes_avx2.h. bf16 and fp8 (by exact byte
+// tables) become f32 lanes for multiply-adds; integers ride vpdpbusd with coefficients split into two signed bytes, so
+// that nothing is lost beyond the 16 bits that every ISA keeps.
 #pragma once
 
 #include <cstdint>
@@ -62,16 +62,19 @@ struct CodeFp32 {
   static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients, const int32_t* /*bias*/,
                                 Lanes::F* sums, Prefetcher& prefetch) {
     for (int i = 0; i < kRows * kBeside; ++i) sums[i] = Lanes::Zero();
-    ForLines(run, prefetch, [&](int64_t i) __attribute__((always_inline)) {
+    ForLines(
+        run, prefetch, [&](int64_t i) __attribute__((always_inline)) {
 #pragma GCC unroll 2
-      for (int v = 0; v < kBeside; ++v) {
-        const __m512 x = _mm512_castsi512_ps(LoadUnits<kTail>(run.lines + i * run.stride + v * run.beside, run.left - 16 * v));
+          for (int v = 0; v < kBeside; ++v) {
+            const __m512 x =
+                _mm512_castsi512_ps(LoadUnits<kTail>(run.lines + i * run.stride + v * run.beside, run.left - 16 * v));
 #pragma GCC unroll 4
-        for (int r = 0; r < kRows; ++r) {
-          sums[r * kBeside + v] = _mm512_fmadd_ps(x, BroadcastFloat(coefficients[r] + i * 4), sums[r * kBeside + v]);
-        }
-      }
-    });
+            for (int r = 0; r < kRows; ++r) {
+              sums[r * kBeside + v] =
+                  _mm512_fmadd_ps(x, BroadcastFloat(coefficients[r] + i * 4), sums[r * kBeside + v]);
+            }
+          }
+        });
   }
 };
 
@@ -87,20 +90,21 @@ struct CodeFp16 {
   static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients, const int32_t* /*bias*/,
                                 Lanes::F* sums, Prefetcher& prefetch) {
     for (int i = 0; i < kRows * kBeside; ++i) sums[i] = Lanes::Zero();
-    ForLines(run, prefetch, [&](int64_t i) __attribute__((always_inline)) {
+    ForLines(
+        run, prefetch, [&](int64_t i) __attribute__((always_inline)) {
 #pragma GCC unroll 2
-      for (int v = 0; v < kBeside; ++v) {
-        const __m512i units = LoadUnits<kTail>(run.lines + i * run.stride + v * run.beside, run.left - 16 * v);
-        const __m512 x = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(units));
-        const __m512 y = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(units, 16)));
+          for (int v = 0; v < kBeside; ++v) {
+            const __m512i units = LoadUnits<kTail>(run.lines + i * run.stride + v * run.beside, run.left - 16 * v);
+            const __m512 x = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(units));
+            const __m512 y = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(units, 16)));
 #pragma GCC unroll 4
-        for (int r = 0; r < kRows; ++r) {
-          __m512& sum = sums[r * kBeside + v];
-          sum = _mm512_fmadd_ps(x, BroadcastFloat(coefficients[r] + i * 8), sum);
-          sum = _mm512_fmadd_ps(y, BroadcastFloat(coefficients[r] + i * 8 + 4), sum);
-        }
-      }
-    });
+            for (int r = 0; r < kRows; ++r) {
+              __m512& sum = sums[r * kBeside + v];
+              sum = _mm512_fmadd_ps(x, BroadcastFloat(coefficients[r] + i * 8), sum);
+              sum = _mm512_fmadd_ps(y, BroadcastFloat(coefficients[r] + i * 8 + 4), sum);
+            }
+          }
+        });
   }
 };
 
@@ -122,29 +126,30 @@ struct PairCode {
     const Decode decode;
     __m512 low[kRows * kBeside], high[kRows * kBeside];  // two chains a row: one would wait for itself
     for (int i = 0; i < kRows * kBeside; ++i) low[i] = high[i] = _mm512_setzero_ps();
-    ForLines(run, prefetch, [&](int64_t i) __attribute__((always_inline)) {
-      __m512i pairs[kBeside][Decode::kPairs];
-      for (int v = 0; v < kBeside; ++v) {
-        decode.Pairs(LoadUnits<kTail>(run.lines + i * run.stride + v * run.beside, run.left - 16 * v), pairs[v]);
-      }
-#pragma GCC unroll 2
-      for (int pair = 0; pair < Decode::kPairs; ++pair) {
-        __m512 x[kBeside], y[kBeside];
-        for (int v = 0; v < kBeside; ++v) {
-          x[v] = _mm512_castsi512_ps(_mm512_slli_epi32(pairs[v][pair], 16));
-          y[v] = _mm512_castsi512_ps(_mm512_and_si512(pairs[v][pair], _mm512_set1_epi32(-0x10000)));
-        }
-#pragma GCC unroll 4
-        for (int r = 0; r < kRows; ++r) {
-          const uint8_t* c = coefficients[r] + (i * kSub + pair) * 4;
-          const __m512 first = BroadcastFloat(c), second = BroadcastFloat(c + 4 * Decode::kPairs);
+    ForLines(
+        run, prefetch, [&](int64_t i) __attribute__((always_inline)) {
+          __m512i pairs[kBeside][Decode::kPairs];
           for (int v = 0; v < kBeside; ++v) {
-            low[r * kBeside + v] = _mm512_fmadd_ps(x[v], first, low[r * kBeside + v]);
-            high[r * kBeside + v] = _mm512_fmadd_ps(y[v], second, high[r * kBeside + v]);
+            decode.Pairs(LoadUnits<kTail>(run.lines + i * run.stride + v * run.beside, run.left - 16 * v), pairs[v]);
           }
-        }
-      }
-    });
+#pragma GCC unroll 2
+          for (int pair = 0; pair < Decode::kPairs; ++pair) {
+            __m512 x[kBeside], y[kBeside];
+            for (int v = 0; v < kBeside; ++v) {
+              x[v] = _mm512_castsi512_ps(_mm512_slli_epi32(pairs[v][pair], 16));
+              y[v] = _mm512_castsi512_ps(_mm512_and_si512(pairs[v][pair], _mm512_set1_epi32(-0x10000)));
+            }
+#pragma GCC unroll 4
+            for (int r = 0; r < kRows; ++r) {
+              const uint8_t* c = coefficients[r] + (i * kSub + pair) * 4;
+              const __m512 first = BroadcastFloat(c), second = BroadcastFloat(c + 4 * Decode::kPairs);
+              for (int v = 0; v < kBeside; ++v) {
+                low[r * kBeside + v] = _mm512_fmadd_ps(x[v], first, low[r * kBeside + v]);
+                high[r * kBeside + v] = _mm512_fmadd_ps(y[v], second, high[r * kBeside + v]);
+              }
+            }
+          }
+        });
     for (int i = 0; i < kRows * kBeside; ++i) sums[i] = _mm512_add_ps(low[i], high[i]);
   }
 };
@@ -199,7 +204,7 @@ struct DecodeFp8 {
     __m512i high = _mm512_permutex2var_epi8(high0, units, high1);
     high = _mm512_ternarylogic_epi32(high, units, _mm512_set1_epi8(-128), 0xf8);  // high | (units & sign)
     const __m512i even = _mm512_set1_epi16(0xff);
-    pairs[0] = _mm512_ternarylogic_epi32(_mm512_slli_epi16(high, 8), low, even, 0xf8);   // a | (b & c)
+    pairs[0] = _mm512_ternarylogic_epi32(_mm512_slli_epi16(high, 8), low, even, 0xf8);  // a | (b & c)
     pairs[1] = _mm512_ternarylogic_epi32(_mm512_srli_epi16(low, 8), high, even, 0xf4);  // a | (b & ~c)
   }
 };
@@ -237,21 +242,24 @@ struct CodeInt8 {
       high[i] = _mm512_setzero_si512();
       low[i] = _mm512_set1_epi32(bias[i / kBeside]);
     }
-    ForLines(run, prefetch, [&](int64_t i) __attribute__((always_inline)) {
-      __m512i codes[kBeside];
-      for (int v = 0; v < kBeside; ++v) {
-        codes[v] = _mm512_xor_si512(LoadUnits<kTail>(run.lines + i * run.stride + v * run.beside, run.left - 16 * v),
-                                    _mm512_set1_epi8(-128));
-      }
+    ForLines(
+        run, prefetch, [&](int64_t i) __attribute__((always_inline)) {
+          __m512i codes[kBeside];
+          for (int v = 0; v < kBeside; ++v) {
+            codes[v] =
+                _mm512_xor_si512(LoadUnits<kTail>(run.lines + i * run.stride + v * run.beside, run.left - 16 * v),
+                                 _mm512_set1_epi8(-128));
+          }
 #pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) {
-        const __m512i first = Broadcast32(coefficients[r] + i * 8), second = Broadcast32(coefficients[r] + i * 8 + 4);
-        for (int v = 0; v < kBeside; ++v) {
-          high[r * kBeside + v] = DotBytes(high[r * kBeside + v], codes[v], first);
-          low[r * kBeside + v] = DotBytes(low[r * kBeside + v], codes[v], second);
-        }
-      }
-    });
+          for (int r = 0; r < kRows; ++r) {
+            const __m512i first = Broadcast32(coefficients[r] + i * 8),
+                          second = Broadcast32(coefficients[r] + i * 8 + 4);
+            for (int v = 0; v < kBeside; ++v) {
+              high[r * kBeside + v] = DotBytes(high[r * kBeside + v], codes[v], first);
+              low[r * kBeside + v] = DotBytes(low[r * kBeside + v], codes[v], second);
+            }
+          }
+        });
     for (int i = 0; i < kRows * kBeside; ++i) sums[i] = JoinTerms(high[i], low[i]);
   }
 };

@@ -205,7 +205,8 @@ struct NarrowValue : Base {
         const typename B::V y = Levels<B, 1>(low, top, signs + i * 4);
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
-          const auto w = B::template Weights<kSmallBlocks>(weights[0][r] + i * 4, weights[kChannels / 16 - 1][r] + i * 4);
+          const auto w =
+              B::template Weights<kSmallBlocks>(weights[0][r] + i * 4, weights[kChannels / 16 - 1][r] + i * 4);
           run_even[r] = B::MulAddSigned(run_even[r], w, x);
           run_odd[r] = B::MulAddSigned(run_odd[r], w, y);
         }

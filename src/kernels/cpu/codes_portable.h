@@ -40,8 +40,8 @@ struct FloatCode {
   static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) { std::memcpy(out, &x, sizeof x); }
 
   template <int kBeside, int kRows, bool kTail>
-  static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients,
-                                const int32_t* /*bias*/, Lanes::F* sums, Prefetcher& prefetch) {
+  static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients, const int32_t* /*bias*/,
+                                Lanes::F* sums, Prefetcher& prefetch) {
     for (int r = 0; r < kRows; ++r) sums[r] = Lanes::Zero();
     for (int64_t i = 0; i < run.count; ++i) {
       if (i % 2 == 0) prefetch.Step();
@@ -103,8 +103,8 @@ struct IntegerCode {
   }
 
   template <int kBeside, int kRows, bool kTail>
-  static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients,
-                                const int32_t* bias, Lanes::F* sums, Prefetcher& prefetch) {
+  static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients, const int32_t* bias,
+                                Lanes::F* sums, Prefetcher& prefetch) {
     Lanes::I dots[kRows];
     for (int r = 0; r < kRows; ++r) dots[r] = Lanes::I{} + bias[r];
     for (int64_t i = 0; i < run.count; ++i) {

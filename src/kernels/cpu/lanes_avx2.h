@@ -67,12 +67,14 @@ struct Lanes {
 
   // Sum() and MaxOf() of four vectors at a time, in the same order.
   static KVANTA_INLINE void Sums(const F* v, float* out) {
-    Fold(v, out, [](__m128 a, __m128 b) { return _mm_add_ps(a, b); },
-         [](__m256 a, __m256 b) { return _mm256_add_ps(a, b); });
+    Fold(
+        v, out, [](__m128 a, __m128 b) { return _mm_add_ps(a, b); },
+        [](__m256 a, __m256 b) { return _mm256_add_ps(a, b); });
   }
   static KVANTA_INLINE void MaximaOf(const F* v, float* out) {
-    Fold(v, out, [](__m128 a, __m128 b) { return _mm_max_ps(a, b); },
-         [](__m256 a, __m256 b) { return _mm256_max_ps(a, b); });
+    Fold(
+        v, out, [](__m128 a, __m128 b) { return _mm_max_ps(a, b); },
+        [](__m256 a, __m256 b) { return _mm256_max_ps(a, b); });
   }
 
   // To the nearest even integer.
@@ -181,7 +183,8 @@ struct Lanes {
     }
     const __m128 a = add4(_mm_movelh_ps(s4[0], s4[1]), _mm_movehl_ps(s4[1], s4[0]));
     const __m128 b = add4(_mm_movelh_ps(s4[2], s4[3]), _mm_movehl_ps(s4[3], s4[2]));
-    _mm_storeu_ps(out, add4(_mm_shuffle_ps(a, b, _MM_SHUFFLE(2, 0, 2, 0)), _mm_shuffle_ps(a, b, _MM_SHUFFLE(3, 1, 3, 1))));
+    _mm_storeu_ps(out,
+                  add4(_mm_shuffle_ps(a, b, _MM_SHUFFLE(2, 0, 2, 0)), _mm_shuffle_ps(a, b, _MM_SHUFFLE(3, 1, 3, 1))));
   }
   static KVANTA_INLINE __m256i Widened(const uint8_t* p) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));

@@ -30,9 +30,10 @@ class ProfiledLinear final : public kernels::Linear {
   const kernels::Linear& Inner() const noexcept { return *inner_; }
   int64_t In() const noexcept override { return inner_->In(); }
   int64_t Out() const noexcept override { return inner_->Out(); }
-  void Forward(const float* x, int64_t rows, float* y, int64_t y_stride) const noexcept override {
+  void Multiply(const float* x, int64_t rows, float* y, int64_t y_stride,
+                kernels::RowPeak* peaks) const noexcept override {
     const Timer timer(row_);
-    inner_->Forward(x, rows, y, y_stride);
+    inner_->Multiply(x, rows, y, y_stride, peaks);
   }
   void ReadRow(int64_t index, float* out) const noexcept override { inner_->ReadRow(index, out); }
   int64_t WeightBytes() const noexcept override { return inner_->WeightBytes(); }

@@ -115,6 +115,7 @@ void Core::SampleRows() {
       const RequestState& request = *wanted[i].request;
       const SamplingParams& params = request.sampler.Params();
       tasks_[i].logits = logits.subspan(i * vocab, vocab);
+      tasks_[i].peak = runner_->Peaks()[i];
       tasks_[i].result.clear();
       if (wanted[i].prompt_position >= 0) {
         tasks_[i].state = nullptr;

@@ -38,6 +38,13 @@ struct WeightView {
   std::string_view module = {};  // its name in the checkpoint, for reports
 };
 
+// The largest value of a row of a product, found while the row is in the caches.
+struct RowPeak {
+  float value = 0;
+  int32_t column = 0;   // the first of those that have it
+  bool finite = false;  // every value of the row; else the other two mean nothing
+};
+
 class Linear {
  public:
   virtual ~Linear() = default;
@@ -45,7 +52,11 @@ class Linear {
   virtual int64_t Out() const noexcept = 0;
   // x: f32 [rows][in] dense; y: f32 [rows][out], row stride y_stride floats. A row's result does not depend on `rows`
   // nor on the number of threads.
-  virtual void Forward(const float* x, int64_t rows, float* y, int64_t y_stride) const noexcept = 0;
+  void Forward(const float* x, int64_t rows, float* y, int64_t y_stride) const noexcept {
+    Multiply(x, rows, y, y_stride, nullptr);
+  }
+  // The same, and peaks [rows] unless null.
+  virtual void Multiply(const float* x, int64_t rows, float* y, int64_t y_stride, RowPeak* peaks) const noexcept = 0;
   // Row `index` of W as f32 [in] (tied embeddings read it).
   virtual void ReadRow(int64_t index, float* out) const noexcept = 0;
   virtual int64_t WeightBytes() const noexcept = 0;    // bytes one forward of one row reads

@@ -80,8 +80,8 @@ class Decoder final : public Model {
     RmsNorm(final_norm_, hidden, rows, hidden);
   }
 
-  void Logits(const float* hidden, int64_t rows, float* out) noexcept override {
-    (lm_head_ ? *lm_head_ : *embedding_).Forward(hidden, rows, out, config_.vocab);
+  void Logits(const float* hidden, int64_t rows, float* out, kernels::RowPeak* peaks) noexcept override {
+    (lm_head_ ? *lm_head_ : *embedding_).Multiply(hidden, rows, out, config_.vocab, peaks);
   }
 
  private:

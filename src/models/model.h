@@ -28,8 +28,8 @@ class Model {
   // Final hidden states after the last norm, f32 [rows][hidden]. rows <= max_rows given to Load. No allocation.
   virtual void Forward(const ForwardBatch& batch, attention::Backend& backend, attention::Plan& plan,
                        float* hidden) noexcept = 0;
-  // Logits of chosen rows: hidden f32 [rows][hidden] -> out f32 [rows][vocab].
-  virtual void Logits(const float* hidden, int64_t rows, float* out) noexcept = 0;
+  // Logits of chosen rows: hidden f32 [rows][hidden] -> out f32 [rows][vocab], and peaks [rows] unless null.
+  virtual void Logits(const float* hidden, int64_t rows, float* out, kernels::RowPeak* peaks) noexcept = 0;
 
  protected:
   ModelConfig config_;

@@ -21,6 +21,7 @@ Runner::Runner(models::Model& model, int64_t max_rows, int64_t max_logit_rows)
       logits_(Floats(max_logit_rows, model.Config().vocab)) {
   tokens_.reserve(static_cast<size_t>(max_rows));
   positions_.reserve(static_cast<size_t>(max_rows));
+  peaks_.reserve(static_cast<size_t>(max_logit_rows));
 }
 
 void Runner::Forward(std::span<const RunItem> items, attention::Backend& backend) {
@@ -47,12 +48,13 @@ std::span<float> Runner::Logits(std::span<const int64_t> rows) {
     std::memcpy(gathered_.as<float>() + i * hidden, hidden_.as<float>() + static_cast<size_t>(rows[i]) * hidden,
                 hidden * sizeof(float));
   }
-  model_.Logits(gathered_.as<float>(), static_cast<int64_t>(rows.size()), logits_.as<float>());
+  peaks_.resize(rows.size());
+  model_.Logits(gathered_.as<float>(), static_cast<int64_t>(rows.size()), logits_.as<float>(), peaks_.data());
   return {logits_.as<float>(), rows.size() * vocab};
 }
 
 void Runner::Logits(int64_t first, int64_t rows, float* out) {
-  model_.Logits(hidden_.as<float>() + first * model_.Config().hidden, rows, out);
+  model_.Logits(hidden_.as<float>() + first * model_.Config().hidden, rows, out, nullptr);
 }
 
 }  // namespace kvanta::runner

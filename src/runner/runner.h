@@ -31,6 +31,8 @@ class Runner {
   int64_t MaxLogitRows() const noexcept { return max_logit_rows_; }
   // Logits of chosen rows of the last Forward, f32 [rows.size()][vocab], valid until the next call.
   std::span<float> Logits(std::span<const int64_t> rows);
+  // Of the rows of the last Logits(rows).
+  std::span<const kernels::RowPeak> Peaks() const noexcept { return peaks_; }
   // Logits of rows [first, first + rows) of the last Forward, f32 [rows][vocab], into `out`.
   void Logits(int64_t first, int64_t rows, float* out);
 
@@ -46,6 +48,7 @@ class Runner {
   std::vector<int32_t> tokens_;
   std::vector<int64_t> positions_;
   std::vector<attention::SequenceSpan> spans_;
+  std::vector<kernels::RowPeak> peaks_;
 };
 
 }  // namespace kvanta::runner

@@ -59,12 +59,14 @@ void SamplerState::Append(int32_t token) {
   if (counts_) ++seen_[token].output;
 }
 
-int32_t Sampler::Sample(std::span<float> logits, const SamplerState& state, std::span<const uint32_t> mask) {
+int32_t Sampler::Sample(std::span<float> logits, const SamplerState& state, std::span<const uint32_t> mask,
+                        kernels::RowPeak peak) {
   const SamplingParams& params = state.params_;
   // Before any mask: a NaN must not hide behind one.
-  if (!FindRange(logits).valid) return kInvalidLogits;
+  if (!peak.finite && !FindRange(logits).valid) return kInvalidLogits;
   const auto at = [&](int32_t token) -> float& { return logits[static_cast<size_t>(token)]; };
   bool may_stop = state.produced_ >= params.min_tokens;
+  if (mask.empty() && may_stop && params.logit_bias.empty() && state.seen_.empty()) return Choose(logits, state, peak);
   if (!mask.empty()) {
     const int64_t allowed = ApplyMask(mask, logits);
     if (allowed == 0) return kNothingAllowed;
@@ -82,12 +84,20 @@ int32_t Sampler::Sample(std::span<float> logits, const SamplerState& state, std:
       x -= params.frequency_penalty * static_cast<float>(occurrence.output) + params.presence_penalty;
     }
   }
-  const LogitRange range = FindRange(logits);
-  if (!range.valid) return kInvalidLogits;
-  if (params.temperature < kMinTemperature) {
-    return static_cast<int32_t>(std::find(logits.begin(), logits.end(), range.max) - logits.begin());
+  return Choose(logits, state, {});
+}
+
+// The logits are final.
+int32_t Sampler::Choose(std::span<const float> logits, const SamplerState& state, kernels::RowPeak peak) {
+  const bool greedy = state.params_.temperature < kMinTemperature;
+  if (!peak.finite) {
+    const LogitRange range = FindRange(logits);
+    if (!range.valid) return kInvalidLogits;
+    peak.value = range.max;
+    if (greedy) peak.column = static_cast<int32_t>(std::find(logits.begin(), logits.end(), range.max) - logits.begin());
   }
-  return Draw(logits, range.max, params, UniformDraw(state.seed_, static_cast<uint64_t>(state.produced_)));
+  if (greedy) return peak.column;
+  return Draw(logits, peak.value, state.params_, UniformDraw(state.seed_, static_cast<uint64_t>(state.produced_)));
 }
 
 int32_t Sampler::Draw(std::span<const float> logits, float max, const SamplingParams& params, double uniform) {

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "kernels/linear.h"
 #include "kvanta/sampling.h"
 #include "runner/candidates.h"
 
@@ -47,9 +48,12 @@ class Sampler {
   // logits: f32 [vocab], changed in place. kInvalidLogits if one is NaN or +infinity, or none is finite.
   // mask: empty, or bit t % 32 of word t / 32 allows token t; kNothingAllowed if it allows none. Where it allows stop
   // tokens only, they are taken before min_tokens, too.
-  int32_t Sample(std::span<float> logits, const SamplerState& state, std::span<const uint32_t> mask = {});
+  // peak: of the logits; one that is not finite says nothing about them.
+  int32_t Sample(std::span<float> logits, const SamplerState& state, std::span<const uint32_t> mask = {},
+                 kernels::RowPeak peak = {});
 
  private:
+  int32_t Choose(std::span<const float> logits, const SamplerState& state, kernels::RowPeak peak);
   int32_t Draw(std::span<const float> logits, float max, const SamplingParams& params, double uniform);
   std::vector<Candidate> candidates_;
 };

@@ -118,6 +118,35 @@ TEST_P(LinearTest, ARowsBitsDoNotDependOnTheRowsBesideIt) {
   }
 }
 
+// Equal columns make equal values: the first of them is the peak's.
+TEST_P(LinearTest, PeaksAreTheFirstLargestOfEveryRow) {
+  const int64_t in = 64, rows = 130;
+  for (const int64_t out : {1, 15, 16, 1003}) {
+    SCOPED_TRACE(out);
+    auto w = RandomValues(out * in, 11);
+    for (int64_t column = 1; column < out; column += 2) {
+      std::copy_n(w.begin() + (column - 1) * in, in, w.begin() + column * in);
+    }
+    auto x = RandomValues(rows * in, 12);
+    x[5 * in] = std::nanf("");
+    const auto ops = MakeOps(2);
+    std::vector<float> y(static_cast<size_t>(rows * out));
+    std::vector<RowPeak> peaks(static_cast<size_t>(rows));
+    const auto linear = MakeLinear(*ops, w, out, in);
+    linear->Multiply(x.data(), rows, y.data(), out, peaks.data());
+    EXPECT_EQ(std::memcmp(y.data(), Product(*linear, x, rows, out).data(), y.size() * sizeof(float)), 0);
+    for (int64_t row = 0; row < rows; ++row) {
+      const float* values = y.data() + row * out;
+      const bool finite = std::all_of(values, values + out, [](float value) { return std::isfinite(value); });
+      ASSERT_EQ(peaks[static_cast<size_t>(row)].finite, finite) << row;
+      if (!finite) continue;
+      const float* largest = std::max_element(values, values + out);
+      EXPECT_EQ(peaks[static_cast<size_t>(row)].value, *largest) << row;
+      EXPECT_EQ(peaks[static_cast<size_t>(row)].column, largest - values) << row;
+    }
+  }
+}
+
 TEST_P(LinearTest, BitsDoNotDependOnTheThreads) {
   const int64_t in = 300;
   const int64_t out = 1000;  // enough work for many tasks

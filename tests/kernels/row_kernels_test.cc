@@ -48,6 +48,22 @@ TEST_P(RowTest, ExpOfLimits) {
   EXPECT_TRUE(std::isnan(out[8]));
 }
 
+TEST_P(RowTest, LargestIsExactAndNanForWhatIsNotFinite) {
+  for (const int64_t width : kWidths) {
+    auto x = RandomValues(width, 8);
+    EXPECT_EQ(rows().largest(x.data(), width), *std::max_element(x.begin(), x.end())) << width;
+    for (float& value : x) value = -std::abs(value) - 1;
+    EXPECT_EQ(rows().largest(x.data(), width), *std::max_element(x.begin(), x.end())) << width;
+    for (const float value : {std::nanf(""), INFINITY, -INFINITY}) {
+      for (const int64_t at : {int64_t{0}, width / 2, width - 1}) {
+        auto other = x;
+        other[static_cast<size_t>(at)] = value;
+        EXPECT_TRUE(std::isnan(rows().largest(other.data(), width))) << width << ", " << value << " at " << at;
+      }
+    }
+  }
+}
+
 TEST_P(RowTest, RmsNormMatchesDouble) {
   for (const int64_t width : kWidths) {
     const auto x = RandomValues(width, 1, 3);

@@ -75,6 +75,23 @@ TEST(Sampler, GreedyTakesTheLowestOfEqualMaxima) {
   EXPECT_EQ(SampleOnce({0.0F, 2.0F, 1.0F, 2.0F}, Greedy()), 1);
 }
 
+TEST(Sampler, APeakSparesTheSearchAndChangesNothing) {
+  SamplingParams biased = Greedy();
+  biased.logit_bias = {{3, 100.0F}};
+  SamplingParams drawn;
+  drawn.top_p = 0.9F;
+  for (const SamplingParams& params : {Greedy(), biased, drawn, SamplingParams{}}) {
+    for (uint64_t seed = 0; seed < 20; ++seed) {
+      auto logits = RandomLogits(100, seed);
+      auto same = logits;
+      const auto largest = std::max_element(logits.begin(), logits.end());
+      const kernels::RowPeak peak{*largest, static_cast<int32_t>(largest - logits.begin()), true};
+      const SamplerState state(params, seed, {}, {});
+      EXPECT_EQ(Sampler().Sample(logits, state, {}, peak), Sampler().Sample(same, state));
+    }
+  }
+}
+
 TEST(Sampler, RefusesInvalidLogits) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (const float temperature : {0.0F, 1.0F}) {

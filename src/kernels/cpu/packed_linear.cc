@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "kvanta/error.h"
@@ -72,15 +73,27 @@ PackedLinear::PackedLinear(std::shared_ptr<LinearContext> context, const WeightK
   }
   const auto x_bytes = static_cast<size_t>(steps_.blocks * kRowBlock * kernels_.x_stride);
   if (context_->packed_x.bytes() < x_bytes) context_->packed_x = Cpu().Allocate(x_bytes);
+  const auto peak_bytes = static_cast<size_t>(Tasks(kRowBlock) * kRowBlock) * sizeof(float);
+  if (context_->task_peaks.bytes() < peak_bytes) context_->task_peaks = Cpu().Allocate(peak_bytes);
 }
 
-void PackedLinear::Forward(const float* x, int64_t rows, float* y, int64_t y_stride) const noexcept {
+void PackedLinear::Multiply(const float* x, int64_t rows, float* y, int64_t y_stride, RowPeak* peaks) const noexcept {
   for (int64_t row = 0; row < rows; row += kRowBlock) {
-    ForwardBlock(x + row * in_, std::min(kRowBlock, rows - row), y + row * y_stride, y_stride);
+    MultiplyBlock(x + row * in_, std::min(kRowBlock, rows - row), y + row * y_stride, y_stride,
+                  peaks ? peaks + row : nullptr);
   }
 }
 
-void PackedLinear::ForwardBlock(const float* x, int64_t rows, float* y, int64_t y_stride) const noexcept {
+// Tasks of a product of `rows` rows, never more than of a whole block.
+int64_t PackedLinear::Tasks(int64_t rows) const noexcept {
+  const int64_t by_threads =
+      std::min(context_->threads->Threads() * kTasksPerThread, rows * in_ * out_ / kMinTaskMacs);
+  const int64_t by_bytes = CeilDiv(panels_ * panel_bytes_, kMaxTaskBytes);
+  return std::clamp<int64_t>(std::max(by_threads, by_bytes), 1, panels_);
+}
+
+void PackedLinear::MultiplyBlock(const float* x, int64_t rows, float* y, int64_t y_stride,
+                                 RowPeak* peaks) const noexcept {
   ThreadPool& threads = *context_->threads;
   uint8_t* packed_x = context_->packed_x.data();
 
@@ -96,9 +109,9 @@ void PackedLinear::ForwardBlock(const float* x, int64_t rows, float* y, int64_t 
   };
   threads.ForEach(pack_tasks, pack);
 
-  const int64_t by_threads = std::min(threads.Threads() * kTasksPerThread, rows * in_ * out_ / kMinTaskMacs);
-  const int64_t by_bytes = CeilDiv(panels_ * panel_bytes_, kMaxTaskBytes);
-  const int64_t tasks = std::clamp<int64_t>(std::max(by_threads, by_bytes), 1, panels_);
+  const int64_t tasks = Tasks(rows);
+  float* task_peaks = context_->task_peaks.as<float>();
+  const auto first_column = [&](int64_t task) { return std::min(out_, task * panels_ / tasks * kPanelColumns); };
   auto multiply = [&](int64_t task, int) {
     kernels_.multiply({.x = packed_x,
                        .x_rows = rows,
@@ -112,8 +125,24 @@ void PackedLinear::ForwardBlock(const float* x, int64_t rows, float* y, int64_t 
                        .bias = bias_ ? bias_.as<float>() : nullptr,
                        .y = y,
                        .y_stride = y_stride});
+    const int64_t first = first_column(task), end = first_column(task + 1);
+    for (int64_t row = 0; peaks && row < rows; ++row) {
+      task_peaks[task * rows + row] = context_->isa.rows.largest(y + row * y_stride + first, end - first);
+    }
   };
   threads.ForEach(tasks, multiply);
+  for (int64_t row = 0; peaks && row < rows; ++row) {
+    const auto peak_of = [&](int64_t task) { return task_peaks[task * rows + row]; };
+    int64_t best = 0;
+    bool finite = true;
+    for (int64_t task = 0; task < tasks; ++task) {
+      finite = finite && std::isfinite(peak_of(task));
+      if (peak_of(task) > peak_of(best)) best = task;
+    }
+    const float* found = y + row * y_stride + first_column(best);
+    while (finite && *found != peak_of(best)) ++found;
+    peaks[row] = {peak_of(best), static_cast<int32_t>(found - (y + row * y_stride)), finite};
+  }
 }
 
 void ReadWeightRow(const WeightView& view, int64_t row, float* out) noexcept {

@@ -28,7 +28,8 @@ class WeightMemory {
 struct LinearContext {
   const IsaTable& isa;
   std::shared_ptr<ThreadPool> threads;
-  Buffer packed_x = {};  // large enough for every layer: Forward allocates nothing
+  Buffer packed_x = {};    // large enough for every layer: Multiply allocates nothing
+  Buffer task_peaks = {};  // likewise, f32 [tasks][rows of a block]
   WeightMemory weights = {};
 };
 
@@ -37,7 +38,7 @@ class PackedLinear : public Linear {
   int64_t In() const noexcept override { return in_; }
   int64_t Out() const noexcept override { return out_; }
   int64_t WeightBytes() const noexcept override { return panels_ * panel_bytes_; }
-  void Forward(const float* x, int64_t rows, float* y, int64_t y_stride) const noexcept override;
+  void Multiply(const float* x, int64_t rows, float* y, int64_t y_stride, RowPeak* peaks) const noexcept override;
 
  protected:
   // Checks the shapes and allocates; the derived constructor packs. Throws InputError, ResourceError.
@@ -56,7 +57,8 @@ class PackedLinear : public Linear {
   const uint8_t* Panel(int64_t panel) const noexcept { return weights_.data() + panel * panel_bytes_; }
 
  private:
-  void ForwardBlock(const float* x, int64_t rows, float* y, int64_t y_stride) const noexcept;
+  void MultiplyBlock(const float* x, int64_t rows, float* y, int64_t y_stride, RowPeak* peaks) const noexcept;
+  int64_t Tasks(int64_t rows) const noexcept;
 
   std::shared_ptr<LinearContext> context_;
   const WeightKernels& kernels_;

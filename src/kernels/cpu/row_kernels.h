@@ -81,8 +81,30 @@ void ExpRow(const float* x, int64_t count, float* out) noexcept {
                  __attribute__((always_inline)) { StoreLanes(out + i, Lanes::Exp(LoadLanes(x + i, n)), n); });
 }
 
-constexpr RowKernels kRowKernels{
-    .rms_norm = RmsNormRow, .add = AddRow, .rope = RopeRow, .silu_mul = SiluMulRow, .exp = ExpRow};
+float LargestOfRow(const float* x, int64_t count) noexcept {
+  Lanes::F peak = Lanes::Set1(-__builtin_inff());
+  Lanes::F zero = Lanes::Zero();  // NaN after 0 times an infinity or NaN
+  const Lanes::F nothing = Lanes::Zero();
+  int64_t i = 0;
+  for (; i + Lanes::kLanes <= count; i += Lanes::kLanes) {
+    const Lanes::F v = Lanes::Load(x + i);
+    peak = Lanes::Max(peak, v);
+    zero = Lanes::Fma(v, nothing, zero);
+  }
+  float largest = Lanes::MaxOf(peak), check = Lanes::Sum(zero);
+  for (; i < count; ++i) {
+    largest = x[i] > largest ? x[i] : largest;
+    check += 0 * x[i];
+  }
+  return check == 0 ? largest : __builtin_nanf("");
+}
+
+constexpr RowKernels kRowKernels{.rms_norm = RmsNormRow,
+                                 .add = AddRow,
+                                 .rope = RopeRow,
+                                 .silu_mul = SiluMulRow,
+                                 .largest = LargestOfRow,
+                                 .exp = ExpRow};
 
 }  // namespace
 }  // namespace kvanta::kernels

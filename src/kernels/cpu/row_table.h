@@ -14,6 +14,8 @@ struct RowKernels {
   void (*rope)(float* x, int heads, int head_dim, int half, const float* cos_sin) noexcept = nullptr;
   // out = silu(gate) * up, all [width].
   void (*silu_mul)(const float* gate, const float* up, int64_t width, float* out) noexcept = nullptr;
+  // The largest of x [n], n > 0; NaN if one is NaN or infinite.
+  float (*largest)(const float* x, int64_t n) noexcept = nullptr;
   // out[i] = exp(x[i]), [n]: the exponential of every kernel of the unit.
   void (*exp)(const float* x, int64_t n, float* out) noexcept = nullptr;
 };

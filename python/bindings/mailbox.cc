@@ -29,6 +29,7 @@ void Mailbox::Put(std::span<const RequestOutput> news) {
   taken_.wait(lock, [&] { return news_.size() < kMostWaiting || closed_; });
   const bool first = news_.empty();
   news_.insert(news_.end(), news.begin(), news.end());
+  lock.unlock();  // who wakes up may run at once, in place of this thread, and must not find the lock held
   if (first) Signal();
 }
 

@@ -65,16 +65,18 @@ struct Lanes {
     return _mm_cvtss_f32(_mm_max_ss(s2, _mm_movehdup_ps(s2)));
   }
 
-  // Sum() and MaxOf() of four vectors at a time, in the same order.
-  static KVANTA_INLINE void Sums(const F* v, float* out) {
-    Fold(
-        v, out, [](__m128 a, __m128 b) { return _mm_add_ps(a, b); },
-        [](__m256 a, __m256 b) { return _mm256_add_ps(a, b); });
-  }
+  // MaxOf() of four vectors at a time.
   static KVANTA_INLINE void MaximaOf(const F* v, float* out) {
-    Fold(
-        v, out, [](__m128 a, __m128 b) { return _mm_max_ps(a, b); },
-        [](__m256 a, __m256 b) { return _mm256_max_ps(a, b); });
+    __m128 x4[4];
+    for (int i = 0; i < 4; ++i) {
+      const __m256 x8 = _mm256_max_ps(v[i].lo, v[i].hi);
+      x4[i] = _mm_max_ps(_mm256_castps256_ps128(x8), _mm256_extractf128_ps(x8, 1));
+    }
+    const __m128 a = _mm_max_ps(_mm_movelh_ps(x4[0], x4[1]), _mm_movehl_ps(x4[1], x4[0]));
+    const __m128 b = _mm_max_ps(_mm_movelh_ps(x4[2], x4[3]), _mm_movehl_ps(x4[3], x4[2]));
+    const __m128 even = _mm_shuffle_ps(a, b, _MM_SHUFFLE(2, 0, 2, 0)),
+                 odd = _mm_shuffle_ps(a, b, _MM_SHUFFLE(3, 1, 3, 1));
+    _mm_storeu_ps(out, _mm_max_ps(even, odd));
   }
 
   // To the nearest even integer.
@@ -174,18 +176,6 @@ struct Lanes {
   static constexpr int kColumnTile = kSmallTiles ? 2 : 4;
 
  private:
-  template <class Add4, class Add8>
-  static KVANTA_INLINE void Fold(const F* v, float* out, Add4 add4, Add8 add8) {
-    __m128 s4[4];
-    for (int i = 0; i < 4; ++i) {
-      const __m256 s8 = add8(v[i].lo, v[i].hi);
-      s4[i] = add4(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
-    }
-    const __m128 a = add4(_mm_movelh_ps(s4[0], s4[1]), _mm_movehl_ps(s4[1], s4[0]));
-    const __m128 b = add4(_mm_movelh_ps(s4[2], s4[3]), _mm_movehl_ps(s4[3], s4[2]));
-    _mm_storeu_ps(out,
-                  add4(_mm_shuffle_ps(a, b, _MM_SHUFFLE(2, 0, 2, 0)), _mm_shuffle_ps(a, b, _MM_SHUFFLE(3, 1, 3, 1))));
-  }
   static KVANTA_INLINE __m256i Widened(const uint8_t* p) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
   }

@@ -71,12 +71,14 @@ struct Lanes {
     return _mm_cvtss_f32(_mm_max_ss(s2, _mm_movehdup_ps(s2)));
   }
 
-  // Sum() and MaxOf() of four vectors at a time, in the same order.
-  static KVANTA_INLINE void Sums(const F* v, float* out) {
-    Fold(v, out, [](F a, F b) { return _mm512_add_ps(a, b); });
-  }
+  // MaxOf() of four vectors at a time.
   static KVANTA_INLINE void MaximaOf(const F* v, float* out) {
-    Fold(v, out, [](F a, F b) { return _mm512_max_ps(a, b); });
+    const F a8 = Max(Quarters<0x44>(v[0], v[1]), Quarters<0xee>(v[0], v[1]));
+    const F b8 = Max(Quarters<0x44>(v[2], v[3]), Quarters<0xee>(v[2], v[3]));
+    const F x4 = Max(Quarters<0x88>(a8, b8), Quarters<0xdd>(a8, b8));
+    const F x2 = Max(x4, _mm512_permute_ps(x4, _MM_SHUFFLE(1, 0, 3, 2)));
+    const F x1 = Max(x2, _mm512_permute_ps(x2, _MM_SHUFFLE(2, 3, 0, 1)));
+    _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, x1)));
   }
 
   // To the nearest even integer.
@@ -146,15 +148,6 @@ struct Lanes {
   template <int kWhich>
   static KVANTA_INLINE F Quarters(F a, F b) {
     return _mm512_castsi512_ps(_mm512_shuffle_i32x4(_mm512_castps_si512(a), _mm512_castps_si512(b), kWhich));
-  }
-  template <class Add>
-  static KVANTA_INLINE void Fold(const F* v, float* out, Add add) {
-    const F a8 = add(Quarters<0x44>(v[0], v[1]), Quarters<0xee>(v[0], v[1]));
-    const F b8 = add(Quarters<0x44>(v[2], v[3]), Quarters<0xee>(v[2], v[3]));
-    const F x4 = add(Quarters<0x88>(a8, b8), Quarters<0xdd>(a8, b8));
-    const F x2 = add(x4, _mm512_permute_ps(x4, _MM_SHUFFLE(1, 0, 3, 2)));
-    const F x1 = add(x2, _mm512_permute_ps(x2, _MM_SHUFFLE(2, 3, 0, 1)));
-    _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, x1)));
   }
   static KVANTA_INLINE __m512i Widened(const uint8_t* p) {
     return _mm512_cvtepu16_epi32(_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));

@@ -65,9 +65,6 @@ struct Lanes {
     return s[0];
   }
   // Of four vectors at a time.
-  static KVANTA_INLINE void Sums(const F* v, float* out) {
-    for (int i = 0; i < 4; ++i) out[i] = Sum(v[i]);
-  }
   static KVANTA_INLINE void MaximaOf(const F* v, float* out) {
     for (int i = 0; i < 4; ++i) out[i] = MaxOf(v[i]);
   }

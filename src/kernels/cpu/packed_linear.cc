@@ -86,8 +86,7 @@ void PackedLinear::Multiply(const float* x, int64_t rows, float* y, int64_t y_st
 
 // Tasks of a product of `rows` rows, never more than of a whole block.
 int64_t PackedLinear::Tasks(int64_t rows) const noexcept {
-  const int64_t by_threads =
-      std::min(context_->threads->Threads() * kTasksPerThread, rows * in_ * out_ / kMinTaskMacs);
+  const int64_t by_threads = std::min(context_->threads->Threads() * kTasksPerThread, rows * in_ * out_ / kMinTaskMacs);
   const int64_t by_bytes = CeilDiv(panels_ * panel_bytes_, kMaxTaskBytes);
   return std::clamp<int64_t>(std::max(by_threads, by_bytes), 1, panels_);
 }

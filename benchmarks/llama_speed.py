@@ -119,9 +119,12 @@ class LlamaCpp:
         self.version = f"{rows[0].get('build_number', '')} ({rows[0].get('build_commit', 'unknown')})"
         return rows
 
+    def _at(self, depth: int) -> list[str]:
+        return ["-d", str(depth)]
+
     def rates(self, cache: str, flash: bool, works: Sequence[Work]) -> list[list[float]]:
         """Of works at one depth, whose tokens are computed once: tokens per second of every repeat."""
-        words = ["-d", str(works[0].depth)]
+        words = self._at(works[0].depth)
         for option, kind in (("-p", "prefill"), ("-n", "decode")):
             words += [option, ",".join(str(work.tokens) for work in works if work.kind == kind) or "0"]
         rows = self._rows(words, cache, flash)
@@ -132,6 +135,9 @@ class IkLlamaCpp(LlamaCpp):
     """Of ik_llama.cpp: -gp for decode at depth, and llama-sweep-bench for prompts there."""
 
     name = "ik_llama.cpp"
+
+    def _at(self, depth: int) -> list[str]:
+        return []  # it has no -d; asked for depth 0 alone
 
     def rates(self, cache: str, flash: bool, works: Sequence[Work]) -> list[list[float]]:
         """Of works at one depth; of a prompt behind others one rate, the last batch of a sweep up to there."""

@@ -81,13 +81,13 @@ _LLAMA_CPP = (
     "--json docs/results/llama-cpp.json"
 )
 
-_ATTENTION = (
-    "kvanta bench attention --shapes all --formats NAMES --json docs/results/attention.json "
-    "--plot docs/results/attention.png"
-)
 
-
-def _attention(shape: str, *columns: tuple[str, str, str]) -> Table:
+def _attention(shape: str, *columns: tuple[str, str, str], isa: str = "") -> Table:
+    """Of the best unit of the machine, or of the one named."""
+    source = f"attention-{isa}" if isa else "attention"
+    shapes = f"--isa {isa} --shapes {shape}" if isa else "--shapes all"
+    plot = "" if isa else " --plot docs/results/attention.png"
+    command = f"kvanta bench attention {shapes} --formats NAMES --json docs/results/{source}.json{plot}"
     threads = tuple(
         (title.format(count), f"t{count}.{key}", style)
         for count in (1, 2)
@@ -99,14 +99,16 @@ def _attention(shape: str, *columns: tuple[str, str, str]) -> Table:
             ("times bf16", "times_bf16", ".2f"),
         )
     )
-    return Table(_ATTENTION, of_shape(shape), (("cache", "format", ""), *threads), source="attention")
+    return Table(command, of_shape(shape), (("cache", "format", ""), *threads), source=source)
 
 
 TABLES = {
+    "attention-avx2": _attention("decode", isa="avx2"),
     "attention-decode": _attention("decode"),
     "attention-batch": _attention("batch"),
     "attention-decode-1k": _attention("decode-1k"),
     "attention-short": _attention("short"),
+    "attention-portable": _attention("decode", isa="portable"),
     "attention-prefill": _attention("prefill", ("of bf16 peak", "share_of_bf16_peak", ".0%")),
     "eval-tasks": Table(
         "kvanta eval smollm2 --tasks needle generation --context 512 --needles 1 --generation-tokens 96 "

@@ -65,7 +65,8 @@ def test_what_ik_llama_is_asked_and_says(tmp_path: Path, run: llama_speed.Run) -
     assert peer.rates("q4_0", True, [Work("prefill", 512, 508)]) == [[4.0]]
     decode, prefill, sweep = log.read_text().splitlines()
     assert decode.endswith("-p 0 -n 0 -gp 100,8")
-    assert prefill.endswith("-d 0 -p 64 -n 0")
+    assert prefill.endswith("-p 64 -n 0")
+    assert " -d " not in prefill  # it has none
     assert " -c 1024 " in sweep
     with pytest.raises(SystemExit, match="no row at depth 700"):
         peer.rates("q4_0", True, [Work("prefill", 700, 64)])

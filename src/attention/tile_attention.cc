@@ -34,8 +34,11 @@ const kernels::KeyKernel& KeyKernelOf(const AttentionKernels& kernels, formats::
   return (scaling.tile != 0 ? kernels.tiled_keys : kernels.keys)[Index(code)];
 }
 
+int64_t HalfLines(int64_t bytes) noexcept {
+  return (bytes + 2 * kLine - 1) / (2 * kLine);
+}
 kernels::Prefetch Lines(const uint8_t* begin, int64_t bytes) noexcept {
-  const int64_t half = (bytes + 2 * kLine - 1) / (2 * kLine);
+  const int64_t half = HalfLines(bytes);
   return {.next = begin, .end = begin + half * kLine, .second = half * kLine};
 }
 
@@ -231,12 +234,10 @@ TileAttention::Ahead TileAttention::AheadOf(int64_t page, int head) const noexce
             Lines(view.record + v.codes, v.bytes * 4 * quads / page_size_)};
   }
   // All cells of the head, which lie one behind the other.
-  const kernels::Prefetch all = Lines(keys, view.cells->head_bytes);
-  const int64_t lines = (all.end - all.next) / kLine;
-  Ahead ahead{all, all, all};
-  ahead.weighing.next = ahead.scoring.end = all.next + lines * 3 / 8 * kLine;
-  ahead.adding.next = ahead.weighing.end = ahead.weighing.next + std::min(lines / 8, kSoftmaxLines) * kLine;
-  return ahead;
+  const int64_t lines = HalfLines(view.cells->head_bytes), second = lines * kLine;
+  const uint8_t* weighing = keys + lines * 3 / 8 * kLine;
+  const uint8_t* adding = weighing + std::min(lines / 8, kSoftmaxLines) * kLine;
+  return {{keys, weighing, second}, {weighing, adding, second}, {adding, keys + second, second}};
 }
 
 // Of the page and head that is next, none behind the last.
@@ -280,7 +281,8 @@ void TileAttention::TurnLatents(int64_t page, const PageView& view, int tokens) 
                  .values = work_.values_});
 }
 
-void TileAttention::AttendPage(int64_t page, const PageView& view, Ahead ahead, int tokens) noexcept {
+void TileAttention::AttendPage(int64_t page, const PageView& view, const Ahead& ahead, int tokens) noexcept {
+  const Ahead* next = &ahead;
   if (layer_.scheme->SharesCell()) TurnLatents(page, view, tokens);
   const int64_t start = page * page_size_;
   const auto begin_of = [&](int token) {
@@ -297,8 +299,8 @@ void TileAttention::AttendPage(int64_t page, const PageView& view, Ahead ahead, 
     while (same < tokens && begin_of(same) == begin && end_of(same) == end) ++same;
     for (int row = token * group_; row < same * group_; row += kPassRows) {
       const int rows = std::min(kPassRows, same * group_ - row);
-      AttendRows(view, begin, end, view.head * HeadRows() + row, rows, ahead);
-      ahead = {};  // once is enough
+      AttendRows(view, begin, end, view.head * HeadRows() + row, rows, *next);
+      next = &kNothingAhead;  // once is enough
     }
     token = same;
   }
@@ -306,8 +308,8 @@ void TileAttention::AttendPage(int64_t page, const PageView& view, Ahead ahead, 
 
 // scores_ of `rows` rows from first_row on, for tokens [0, 16 * groups) of the page.
 void TileAttention::ScoreRows(const PageView& view, int groups, int first_row, int rows,
-                              kernels::Prefetch prefetch) noexcept {
-  const auto pass = [&](const CellSide& keys, int which, float* scores, kernels::Prefetch next) {
+                              const kernels::Prefetch& prefetch) noexcept {
+  const auto pass = [&](const CellSide& keys, int which, float* scores, const kernels::Prefetch& next) {
     KeyKernelOf(kernels_, keys.code, keys.scaling)
         .score({.cell = keys.At(view.record),
                 .groups = groups,
@@ -332,8 +334,6 @@ void TileAttention::AttendRows(const PageView& view, int begin, int end, int fir
                                const Ahead& ahead) noexcept {
   const PageCells& cells = *view.cells;
   const formats::LayerScheme& scheme = *layer_.scheme;
-  CellView values = cells.v.At(view.record);
-  if (scheme.SharesCell()) values.codes = work_.values_;
   const size_t kv_head = static_cast<size_t>(tile_.kv_head) + static_cast<size_t>(view.head);
   const bool scaled = !view.exact && scheme.v.format->scaling.per_head;
   ScoreRows(view, (end + 15) / 16, first_row, rows, ahead.scoring);
@@ -347,17 +347,19 @@ void TileAttention::AttendRows(const PageView& view, int begin, int end, int fir
                     .state = work_.run_state_ + first_row,
                     .rescale = work_.rescale_,
                     .prefetch = ahead.weighing});
-  kernels_.values[Index(cells.v.code)].accumulate({.cell = values,
-                                                   .begin = begin,
-                                                   .end = end,
-                                                   .rows = rows,
-                                                   .p = work_.scores_,
-                                                   .scale = scaled ? layer_.scales->v.scale[kv_head] : 1.0f,
-                                                   .rescale = work_.rescale_,
-                                                   .out = work_.run_out_ + int64_t{first_row} * head_dim_,
-                                                   .out_stride = head_dim_,
-                                                   .weights = work_.weights_,
-                                                   .prefetch = ahead.adding});
+  kernels::ValuePass pass{.cell = cells.v.At(view.record),
+                          .begin = begin,
+                          .end = end,
+                          .rows = rows,
+                          .p = work_.scores_,
+                          .scale = scaled ? layer_.scales->v.scale[kv_head] : 1.0f,
+                          .rescale = work_.rescale_,
+                          .out = work_.run_out_ + int64_t{first_row} * head_dim_,
+                          .out_stride = head_dim_,
+                          .weights = work_.weights_,
+                          .prefetch = ahead.adding};
+  if (scheme.SharesCell()) pass.cell.codes = work_.values_;
+  kernels_.values[Index(cells.v.code)].accumulate(pass);
 }
 
 void TileAttention::Finish(int64_t first, int64_t last, float* out) noexcept {

@@ -108,6 +108,7 @@ class TileAttention {
   struct Ahead {
     kernels::Prefetch scoring, weighing, adding;
   };
+  static constexpr Ahead kNothingAhead = {};
   static CellSide SideOf(const formats::Side& side, formats::CellShape shape, int64_t cell) noexcept;
   void PrepareHead(QueryRows q, int head) noexcept;
   PageView View(int64_t page, int head) const noexcept;
@@ -115,8 +116,8 @@ class TileAttention {
   Ahead AheadOf(int64_t page, int head) const noexcept;
   void AttendRun(int64_t run) noexcept;
   void TurnLatents(int64_t page, const PageView& view, int tokens) noexcept;
-  void AttendPage(int64_t page, const PageView& view, Ahead ahead, int tokens) noexcept;
-  void ScoreRows(const PageView& view, int groups, int first_row, int rows, kernels::Prefetch prefetch) noexcept;
+  void AttendPage(int64_t page, const PageView& view, const Ahead& ahead, int tokens) noexcept;
+  void ScoreRows(const PageView& view, int groups, int first_row, int rows, const kernels::Prefetch& prefetch) noexcept;
   void AttendRows(const PageView& view, int begin, int end, int first_row, int rows, const Ahead& ahead) noexcept;
   void WriteRow(int row, const SoftmaxState& state, const float* sums, float* out) noexcept;
   int HeadRows() const noexcept { return tile_.tokens * group_; }

@@ -243,7 +243,18 @@ void ScoreTiled(const KeyPass& pass) {
 
 // ---- PV
 
-// Scales of slots [first, last) of a page, and what of them all rows share.
+// Slots [begin, end) of a page, that share the units of their weights. A copy of the whole pass with other ends would be
+// waited for: it is read before its parts have reached the cache.
+struct SlotRange {
+  int begin;
+  int end;
+
+  // Of whole vectors.
+  KVANTA_INLINE int First() const { return begin / 16 * 16; }
+  KVANTA_INLINE int Last() const { return static_cast<int>(RoundUp(end, 16)); }
+};
+
+// Scales of a range of slots, and what of them all rows share.
 struct SlotScales {
   alignas(64) float share[kMaxBlocks][kMaxPageTokens];     // of the block's largest, without signs
   alignas(64) float zero[kMaxBlocks][kMaxPageTokens];      // of the code that values are met less
@@ -260,8 +271,8 @@ KVANTA_INLINE void LargestOf(Lanes::F* peaks, int count, float* largest) {
 
 // `middle`: the code that values with zeros are met less.
 template <bool kScaleSigns>
-__attribute__((noinline)) void LoadSlots(const ValuePass& pass, int first, int last, int middle, SlotScales& slots) {
-  const CellView& cell = pass.cell;
+__attribute__((noinline)) void LoadSlots(const CellView& cell, SlotRange range, int middle, SlotScales& slots) {
+  const int first = range.First(), last = range.Last();
   const bool in_blocks = static_cast<bool>(cell.block_scales);
   const ScalePlane& scales = in_blocks ? cell.block_scales : cell.token_scales;
   const uint16_t* zeros = in_blocks ? cell.block_zeros : cell.token_zeros;
@@ -272,12 +283,12 @@ __attribute__((noinline)) void LoadSlots(const ValuePass& pass, int first, int l
     for (int t = first; t < last; t += 16) {
       const int slot = b * cell.page_tokens + t;
       // Scales and zeros of unused slots may be anything.
-      const bool whole = pass.begin <= t && t + 16 <= pass.end;
+      const bool whole = range.begin <= t && t + 16 <= range.end;
       Lanes::F scale = scales ? LoadScales(scales, slot) : Lanes::Set1(1);
-      if (!whole) scale = KeepOr(scale, 0.0f, pass.begin - t, pass.end - t);
+      if (!whole) scale = KeepOr(scale, 0.0f, range.begin - t, range.end - t);
       if (zeros) {
         Lanes::F zero = Lanes::LoadFp16(zeros + slot);
-        if (!whole) zero = KeepOr(zero, 0.0f, pass.begin - t, pass.end - t);
+        if (!whole) zero = KeepOr(zero, 0.0f, range.begin - t, range.end - t);
         Lanes::Store(slots.zero[b] + t, Lanes::Fma(scale, Lanes::Set1(static_cast<float>(middle)), zero));
       }
       if constexpr (kScaleSigns) {
@@ -304,8 +315,10 @@ __attribute__((noinline)) void LoadSlots(const ValuePass& pass, int first, int l
 
 // p times the slots' scales as bytes. A row's unit is that of its largest p times a slot's largest share, so its p are
 // scaled once for all blocks; units are somewhat larger than if each block had its own.
-__attribute__((noinline)) void WeighSlots(const ValuePass& pass, int first, int last, const SlotScales& slots,
+// scale: of the side and of the code's levels.
+__attribute__((noinline)) void WeighSlots(const ValuePass& pass, SlotRange range, float scale, const SlotScales& slots,
                                           Weights& weights, Prefetcher& prefetch) {
+  const int first = range.First(), last = range.Last();
   const CellView& cell = pass.cell;
   const int blocks = cell.block_scales ? cell.head_dim / cell.block : 1;
   const bool zeros = cell.block_zeros != nullptr || cell.token_zeros != nullptr;
@@ -343,7 +356,7 @@ __attribute__((noinline)) void WeighSlots(const ValuePass& pass, int first, int 
         prefetch.Step();
       }
     }
-    const float unit = largest[row] * (pass.scale / kLargestWeight);
+    const float unit = largest[row] * (scale / kLargestWeight);
     for (int b = 0; b < blocks; ++b) weights.unit[row][b] = unit * slots.largest[b];
     for (int b = 0; b < blocks; ++b) weights.zero[row][b] = 0;
     for (int b = 0; zeros && b < blocks; ++b) {
@@ -351,16 +364,16 @@ __attribute__((noinline)) void WeighSlots(const ValuePass& pass, int first, int 
       for (int t = first; t < last; t += 16) {
         zero = Lanes::Fma(Lanes::Load(p + t), Lanes::Load(slots.zero[b] + t), zero);
       }
-      weights.zero[row][b] = Lanes::Sum(zero) * pass.scale;
+      weights.zero[row][b] = Lanes::Sum(zero) * scale;
     }
   }
 }
 
 // The same for the codes that share their planes.
 template <class Value>
-__attribute__((noinline)) void AddNarrow(const ValuePass& pass, const Weights& weights, bool rescale,
+__attribute__((noinline)) void AddNarrow(const ValuePass& pass, SlotRange range, const Weights& weights, bool rescale,
                                          Prefetcher& prefetch) {
-  const int first = pass.begin / 4 * 4, last = static_cast<int>(RoundUp(pass.end, 4));
+  const int first = range.begin / 4 * 4, last = static_cast<int>(RoundUp(range.end, 4));
   const uint8_t* units = pass.cell.codes + int64_t{first} * pass.cell.head_dim * Value::kBits / 8;
   AddSegment<Value>(pass, weights, {units, first, (last - first) / 4, rescale}, prefetch);
 }
@@ -380,16 +393,13 @@ void AccumulateNarrow(const ValuePass& pass) {
   Prefetcher prefetch{pass.prefetch};
   SlotScales slots;
   Weights weights;
-  ValuePass part = pass;
-  part.scale *= kLevelUnit<kCode>;
-  for (int begin = pass.begin; begin < pass.end; begin = part.end) {
-    const int run_end = (begin / kWeightRun<kCode> + 1) * kWeightRun<kCode>;
-    part.begin = begin;
-    part.end = run_end < pass.end ? run_end : pass.end;
-    const int first = part.begin / 16 * 16, last = static_cast<int>(RoundUp(part.end, 16));
-    LoadSlots<Value::kHasScaleSigns>(part, first, last, Value::kMiddle, slots);
-    WeighSlots(part, first, last, slots, weights, prefetch);
-    AddNarrow<Value>(part, weights, begin == pass.begin, prefetch);
+  SlotRange range{pass.begin, pass.begin};
+  for (; range.begin < pass.end; range.begin = range.end) {
+    const int run_end = (range.begin / kWeightRun<kCode> + 1) * kWeightRun<kCode>;
+    range.end = run_end < pass.end ? run_end : pass.end;
+    LoadSlots<Value::kHasScaleSigns>(pass.cell, range, Value::kMiddle, slots);
+    WeighSlots(pass, range, pass.scale * kLevelUnit<kCode>, slots, weights, prefetch);
+    AddNarrow<Value>(pass, range, weights, range.begin == pass.begin, prefetch);
   }
   prefetch.Rest();
 }

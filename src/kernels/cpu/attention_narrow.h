@@ -243,8 +243,8 @@ void ScoreTiled(const KeyPass& pass) {
 
 // ---- PV
 
-// Slots [begin, end) of a page, that share the units of their weights. A copy of the whole pass with other ends would be
-// waited for: it is read before its parts have reached the cache.
+// Slots [begin, end) of a page, that share the units of their weights. A copy of the whole pass with other ends would
+// be waited for: it is read before its parts have reached the cache.
 struct SlotRange {
   int begin;
   int end;
@@ -279,7 +279,7 @@ __attribute__((noinline)) void LoadSlots(const CellView& cell, SlotRange range, 
   const int blocks = in_blocks ? cell.head_dim / cell.block : 1;
   Lanes::F peaks[kMaxBlocks];
   for (int b = 0; b < blocks; ++b) {
-    peaks[b] = Lanes::Zero();
+    Lanes::F peak = Lanes::Zero();
     for (int t = first; t < last; t += 16) {
       const int slot = b * cell.page_tokens + t;
       // Scales and zeros of unused slots may be anything.
@@ -295,9 +295,10 @@ __attribute__((noinline)) void LoadSlots(const CellView& cell, SlotRange range, 
         Bytes16::Signs(scale, slots.signs + slot);
         scale = Magnitude(scale);
       }
-      peaks[b] = Lanes::Max(peaks[b], scale);
+      peak = Lanes::Max(peak, scale);
       Lanes::Store(slots.share[b] + t, scale);
     }
+    peaks[b] = peak;
   }
   LargestOf(peaks, blocks, slots.largest);
   float inverse[kMaxBlocks];
@@ -329,10 +330,11 @@ __attribute__((noinline)) void WeighSlots(const ValuePass& pass, SlotRange range
   Lanes::F peaks[kPassRows];
   for (int row = 0; row < pass.rows; ++row) {
     const float* p = pass.p + row * kMaxPageTokens;
-    peaks[row] = Lanes::Zero();
+    Lanes::F peak = Lanes::Zero();
     for (int t = first; t < last; t += 16) {
-      peaks[row] = Lanes::Max(peaks[row], Lanes::Mul(Lanes::Load(p + t), Lanes::Load(slots.most + t)));
+      peak = Lanes::Max(peak, Lanes::Mul(Lanes::Load(p + t), Lanes::Load(slots.most + t)));
     }
+    peaks[row] = peak;
   }
   float largest[kPassRows];
   LargestOf(peaks, pass.rows, largest);

@@ -206,7 +206,7 @@ struct Weights {
   float zero[kPassRows][kMaxBlocks];  // sum of p times the zeros
 };
 
-// For all but narrow codes, which are met by attention_narrow.h; these have no zeros.
+// For all but narrow codes, which are met by attention_narrow_values.h; these have no zeros.
 template <class Code>
 KVANTA_INLINE void Weigh(const ValuePass& pass, Weights& weights) {
   const CellView& cell = pass.cell;

@@ -7,6 +7,7 @@
 #include "kernels/cpu/attention_halves.h"
 #include "kernels/cpu/attention_kernels.h"
 #include "kernels/cpu/attention_narrow.h"
+#include "kernels/cpu/attention_narrow_values.h"
 #include "kernels/cpu/attention_table.h"
 #include "kernels/cpu/attention_turn.h"
 #include "kernels/cpu/attention_unpack.h"

@@ -1,9 +1,7 @@
-// Loads of 256-bit registers, and what a unit that has them does with 8 lanes of 4 bytes, for codes_narrow.h.
+// Loads of 256-bit registers, and what AVX2 does with 8 lanes of 4 bytes, for codes_narrow.h.
 #pragma once
 
-#ifndef KVANTA_EMULATE_AVX512  // tests put SIMDe in its place, and run this unit's logic on any CPU
 #include <immintrin.h>
-#endif
 
 #include <cstdint>
 

@@ -24,12 +24,14 @@ KVANTA_INLINE Lanes::F KeepOr(Lanes::F x, float other, int begin, int end) {
   return _mm512_mask_blend_ps(in, _mm512_set1_ps(other), x);
 }
 
-// Units of 16 lanes from `bytes` on, of a tail those of the first `left` lanes.
+// Line `i` of the v-th run beside the first; lanes that there are not are 0.
 template <bool kTail>
-KVANTA_INLINE __m512i LoadUnits(const uint8_t* bytes, int left) {
-  if constexpr (!kTail) return _mm512_loadu_si512(bytes);
+KVANTA_INLINE __m512i LoadLine(const LineRun& run, int64_t i, int v) {
+  const uint8_t* line = run.lines + i * run.stride + v * run.beside;
+  if constexpr (!kTail) return _mm512_loadu_si512(line);
+  const int left = run.left - 16 * v;
   const unsigned lanes = left >= 16 ? 16U : left > 0 ? static_cast<unsigned>(left) : 0U;
-  return _mm512_maskz_loadu_epi32(static_cast<__mmask16>((1U << lanes) - 1U), bytes);
+  return _mm512_maskz_loadu_epi32(static_cast<__mmask16>((1U << lanes) - 1U), line);
 }
 // f(line): for every line of a run, two lines a prefetch.
 template <class F>
@@ -49,9 +51,10 @@ KVANTA_INLINE __m512 BroadcastFloat(const uint8_t* bytes) {
   return _mm512_set1_ps(value);
 }
 
-// fp32 and fp16: f32 lanes and FMA.
-struct CodeFp32 {
-  static constexpr int kSub = 1;
+// fp32 and fp16: one f32 lane per element of a unit.
+template <class Decode>
+struct LaneCode {
+  static constexpr int kSub = Decode::kSub;
   static constexpr bool kInteger = false;
   static constexpr int kOffset = 0;
   static constexpr int kCoefficientBytes = 4;
@@ -66,45 +69,30 @@ struct CodeFp32 {
         run, prefetch, [&](int64_t i) __attribute__((always_inline)) {
 #pragma GCC unroll 2
           for (int v = 0; v < kBeside; ++v) {
-            const __m512 x =
-                _mm512_castsi512_ps(LoadUnits<kTail>(run.lines + i * run.stride + v * run.beside, run.left - 16 * v));
+            const __m512i units = LoadLine<kTail>(run, i, v);
+#pragma GCC unroll 2
+            for (int s = 0; s < kSub; ++s) {
+              const __m512 x = Decode::Element(units, s);
 #pragma GCC unroll 4
-            for (int r = 0; r < kRows; ++r) {
-              sums[r * kBeside + v] =
-                  _mm512_fmadd_ps(x, BroadcastFloat(coefficients[r] + i * 4), sums[r * kBeside + v]);
+              for (int r = 0; r < kRows; ++r) {
+                __m512& sum = sums[r * kBeside + v];
+                sum = _mm512_fmadd_ps(x, BroadcastFloat(coefficients[r] + (i * kSub + s) * 4), sum);
+              }
             }
           }
         });
   }
 };
 
-struct CodeFp16 {
+struct DecodeFp32 {
+  static constexpr int kSub = 1;
+  static KVANTA_INLINE __m512 Element(__m512i units, int /*s*/) { return _mm512_castsi512_ps(units); }
+};
+
+struct DecodeFp16 {
   static constexpr int kSub = 2;
-  static constexpr bool kInteger = false;
-  static constexpr int kOffset = 0;
-  static constexpr int kCoefficientBytes = 4;
-
-  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) { _mm512_storeu_ps(out, x); }
-
-  template <int kBeside, int kRows, bool kTail>
-  static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients, const int32_t* /*bias*/,
-                                Lanes::F* sums, Prefetcher& prefetch) {
-    for (int i = 0; i < kRows * kBeside; ++i) sums[i] = Lanes::Zero();
-    ForLines(
-        run, prefetch, [&](int64_t i) __attribute__((always_inline)) {
-#pragma GCC unroll 2
-          for (int v = 0; v < kBeside; ++v) {
-            const __m512i units = LoadUnits<kTail>(run.lines + i * run.stride + v * run.beside, run.left - 16 * v);
-            const __m512 x = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(units));
-            const __m512 y = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(units, 16)));
-#pragma GCC unroll 4
-            for (int r = 0; r < kRows; ++r) {
-              __m512& sum = sums[r * kBeside + v];
-              sum = _mm512_fmadd_ps(x, BroadcastFloat(coefficients[r] + i * 8), sum);
-              sum = _mm512_fmadd_ps(y, BroadcastFloat(coefficients[r] + i * 8 + 4), sum);
-            }
-          }
-        });
+  static KVANTA_INLINE __m512 Element(__m512i units, int s) {
+    return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(s == 0 ? units : _mm512_srli_epi32(units, 16)));
   }
 };
 
@@ -130,7 +118,7 @@ struct PairCode {
         run, prefetch, [&](int64_t i) __attribute__((always_inline)) {
           __m512i pairs[kBeside][Decode::kPairs];
           for (int v = 0; v < kBeside; ++v) {
-            decode.Pairs(LoadUnits<kTail>(run.lines + i * run.stride + v * run.beside, run.left - 16 * v), pairs[v]);
+            decode.Pairs(LoadLine<kTail>(run, i, v), pairs[v]);
           }
 #pragma GCC unroll 2
           for (int pair = 0; pair < Decode::kPairs; ++pair) {
@@ -246,9 +234,7 @@ struct CodeInt8 {
         run, prefetch, [&](int64_t i) __attribute__((always_inline)) {
           __m512i codes[kBeside];
           for (int v = 0; v < kBeside; ++v) {
-            codes[v] =
-                _mm512_xor_si512(LoadUnits<kTail>(run.lines + i * run.stride + v * run.beside, run.left - 16 * v),
-                                 _mm512_set1_epi8(-128));
+            codes[v] = _mm512_xor_si512(LoadLine<kTail>(run, i, v), _mm512_set1_epi8(-128));
           }
 #pragma GCC unroll 4
           for (int r = 0; r < kRows; ++r) {
@@ -369,6 +355,8 @@ KVANTA_INLINE void LookUpBytes(const int8_t* table, uint8_t* bytes, int n) {
   }
 }
 
+using CodeFp32 = LaneCode<DecodeFp32>;
+using CodeFp16 = LaneCode<DecodeFp16>;
 using CodeBf16 = PairCode<DecodeBf16>;
 using CodeE4M3 = PairCode<DecodeFp8<kE4M3Tables>>;
 using CodeE5M2 = PairCode<DecodeFp8<kE5M2Tables>>;

@@ -1,0 +1,179 @@
+// The attention kernels of values in narrow codes (codes_narrow.h); included by isa_<isa>.cc after attention_narrow.h.
+#pragma once
+
+#include <cstdint>
+
+#include "formats/code.h"
+#include "kernels/cpu/attention_kernels.h"
+#include "kernels/cpu/attention_narrow.h"
+#include "kernels/cpu/codes_narrow.h"
+#include "kernels/cpu/inline.h"
+
+namespace kvanta::kernels {
+namespace {
+
+// Slots [begin, end) of a page, that share the units of their weights. A copy of the whole pass with other ends would
+// be waited for: it is read before its parts have reached the cache.
+struct SlotRange {
+  int begin;
+  int end;
+
+  // Of whole vectors.
+  KVANTA_INLINE int First() const { return begin / 16 * 16; }
+  KVANTA_INLINE int Last() const { return static_cast<int>(RoundUp(end, 16)); }
+};
+
+// Scales of a range of slots, and what of them all rows share.
+struct SlotScales {
+  alignas(64) float share[kMaxBlocks][kMaxPageTokens];     // of the block's largest, without signs
+  alignas(64) float zero[kMaxBlocks][kMaxPageTokens];      // of the code that values are met less
+  alignas(64) float most[kMaxPageTokens];                  // largest share of a slot
+  alignas(64) uint8_t signs[kMaxBlocks * kMaxPageTokens];  // [blocks][page_tokens], as Bytes16 writes them
+  float largest[kMaxBlocks];
+};
+
+// largest[i]: the largest lane of peaks[i]; both have room for a multiple of 4.
+KVANTA_INLINE void LargestOf(Lanes::F* peaks, int count, float* largest) {
+  for (int i = count; i % 4 != 0; ++i) peaks[i] = Lanes::Zero();
+  for (int i = 0; i < count; i += 4) Lanes::MaximaOf(peaks + i, largest + i);
+}
+
+// `middle`: the code that values with zeros are met less.
+template <bool kScaleSigns>
+__attribute__((noinline)) void LoadSlots(const CellView& cell, SlotRange range, int middle, SlotScales& slots) {
+  const int first = range.First(), last = range.Last();
+  const bool in_blocks = static_cast<bool>(cell.block_scales);
+  const ScalePlane& scales = in_blocks ? cell.block_scales : cell.token_scales;
+  const uint16_t* zeros = in_blocks ? cell.block_zeros : cell.token_zeros;
+  const int blocks = in_blocks ? cell.head_dim / cell.block : 1;
+  Lanes::F peaks[kMaxBlocks];
+  for (int b = 0; b < blocks; ++b) {
+    Lanes::F peak = Lanes::Zero();
+    for (int t = first; t < last; t += 16) {
+      const int slot = b * cell.page_tokens + t;
+      // Scales and zeros of unused slots may be anything.
+      const bool whole = range.begin <= t && t + 16 <= range.end;
+      Lanes::F scale = scales ? LoadScales(scales, slot) : Lanes::Set1(1);
+      if (!whole) scale = KeepOr(scale, 0.0f, range.begin - t, range.end - t);
+      if (zeros) {
+        Lanes::F zero = Lanes::LoadFp16(zeros + slot);
+        if (!whole) zero = KeepOr(zero, 0.0f, range.begin - t, range.end - t);
+        Lanes::Store(slots.zero[b] + t, Lanes::Fma(scale, Lanes::Set1(static_cast<float>(middle)), zero));
+      }
+      if constexpr (kScaleSigns) {
+        Bytes16::Signs(scale, slots.signs + slot);
+        scale = Magnitude(scale);
+      }
+      peak = Lanes::Max(peak, scale);
+      Lanes::Store(slots.share[b] + t, scale);
+    }
+    peaks[b] = peak;
+  }
+  LargestOf(peaks, blocks, slots.largest);
+  float inverse[kMaxBlocks];
+  for (int b = 0; b < blocks; ++b) inverse[b] = slots.largest[b] > kSmallestPeak ? 1 / slots.largest[b] : 0.0f;
+  for (int t = first; t < last; t += 16) {
+    Lanes::F most = Lanes::Zero();
+    for (int b = 0; b < blocks; ++b) {
+      const Lanes::F part = Lanes::Mul(Lanes::Load(slots.share[b] + t), Lanes::Set1(inverse[b]));
+      Lanes::Store(slots.share[b] + t, part);
+      most = Lanes::Max(most, part);
+    }
+    Lanes::Store(slots.most + t, most);
+  }
+}
+
+// p times the slots' scales as bytes. A row's unit is that of its largest p times a slot's largest share, so its p are
+// scaled once for all blocks; units are somewhat larger than if each block had its own.
+// scale: of the side and of the code's levels.
+__attribute__((noinline)) void WeighSlots(const ValuePass& pass, SlotRange range, float scale, const SlotScales& slots,
+                                          Weights& weights, Prefetcher& prefetch) {
+  const int first = range.First(), last = range.Last();
+  const CellView& cell = pass.cell;
+  const int blocks = cell.block_scales ? cell.head_dim / cell.block : 1;
+  const bool zeros = cell.block_zeros != nullptr || cell.token_zeros != nullptr;
+  weights.rows = pass.weights;
+  weights.row_stride = kWeightBytes;
+  weights.block_stride = cell.page_tokens;
+  weights.signs = slots.signs;
+  Lanes::F peaks[kPassRows];
+  for (int row = 0; row < pass.rows; ++row) {
+    const float* p = pass.p + row * kMaxPageTokens;
+    Lanes::F peak = Lanes::Zero();
+    for (int t = first; t < last; t += 16) {
+      peak = Lanes::Max(peak, Lanes::Mul(Lanes::Load(p + t), Lanes::Load(slots.most + t)));
+    }
+    peaks[row] = peak;
+  }
+  float largest[kPassRows];
+  LargestOf(peaks, pass.rows, largest);
+  for (int row = 0; row < pass.rows; ++row) {
+    const float* p = pass.p + row * kMaxPageTokens;
+    largest[row] = largest[row] > kSmallestPeak ? largest[row] : kSmallestPeak;
+    const Lanes::F factor = Lanes::Set1(kLargestWeight / largest[row]);
+    uint8_t* out = pass.weights + row * kWeightBytes;
+    for (int t = first; t < last; t += 64) {
+      Lanes::F scaled[4];
+      for (int i = 0; i < 4; ++i) {
+        scaled[i] = t + 16 * i < last ? Lanes::Mul(Lanes::Load(p + t + 16 * i), factor) : Lanes::Zero();
+      }
+      for (int b = 0; b < blocks; ++b) {
+        const float* share = slots.share[b] + t;
+        Lanes::F x[4];
+        for (int i = 0; i < 4; ++i) {
+          x[i] = t + 16 * i < last ? Lanes::Mul(scaled[i], Lanes::Load(share + 16 * i)) : Lanes::Zero();
+        }
+        Bytes16::PackUnsigned(x, out + b * weights.block_stride + t);
+        prefetch.Step();
+      }
+    }
+    const float unit = largest[row] * (scale / kLargestWeight);
+    for (int b = 0; b < blocks; ++b) weights.unit[row][b] = unit * slots.largest[b];
+    for (int b = 0; b < blocks; ++b) weights.zero[row][b] = 0;
+    for (int b = 0; zeros && b < blocks; ++b) {
+      Lanes::F zero = Lanes::Zero();
+      for (int t = first; t < last; t += 16) {
+        zero = Lanes::Fma(Lanes::Load(p + t), Lanes::Load(slots.zero[b] + t), zero);
+      }
+      weights.zero[row][b] = Lanes::Sum(zero) * scale;
+    }
+  }
+}
+
+// The same for the codes that share their planes.
+template <class Value>
+__attribute__((noinline)) void AddNarrow(const ValuePass& pass, SlotRange range, const Weights& weights, bool rescale,
+                                         Prefetcher& prefetch) {
+  const int first = range.begin / 4 * 4, last = static_cast<int>(RoundUp(range.end, 4));
+  const uint8_t* units = pass.cell.codes + int64_t{first} * pass.cell.head_dim * Value::kBits / 8;
+  AddSegment<Value>(pass, weights, {units, first, (last - first) / 4, rescale}, prefetch);
+}
+
+// Signed codes may have negative scales; the others' formats have none.
+template <formats::Code kCode>
+inline constexpr bool kNegativeScales = formats::Levels(kCode).level[0] < 0;
+
+// Slots of a page that share the unit of their weights: fewer for codes of 4 bits and more, or the weights' error would
+// show.
+template <formats::Code kCode>
+inline constexpr int kWeightRun = formats::CodeBits(kCode) > 3 ? 64 : kMaxPageTokens;
+
+template <formats::Code kCode>
+void AccumulateNarrow(const ValuePass& pass) {
+  using Value = NarrowValue<NarrowCodeOf<kCode>, kNegativeScales<kCode>>;
+  Prefetcher prefetch{pass.prefetch};
+  SlotScales slots;
+  Weights weights;
+  SlotRange range{pass.begin, pass.begin};
+  for (; range.begin < pass.end; range.begin = range.end) {
+    const int run_end = (range.begin / kWeightRun<kCode> + 1) * kWeightRun<kCode>;
+    range.end = run_end < pass.end ? run_end : pass.end;
+    LoadSlots<Value::kHasScaleSigns>(pass.cell, range, Value::kMiddle, slots);
+    WeighSlots(pass, range, pass.scale * kLevelUnit<kCode>, slots, weights, prefetch);
+    AddNarrow<Value>(pass, range, weights, range.begin == pass.begin, prefetch);
+  }
+  prefetch.Rest();
+}
+
+}  // namespace
+}  // namespace kvanta::kernels

@@ -177,7 +177,7 @@ void TileAttention::PrepareQueries(QueryRows q, int64_t first, int64_t last) noe
 void TileAttention::PrepareHead(QueryRows q, int head) noexcept {
   const formats::Side& side = layer_.scheme->k;
   const int kv_head = tile_.kv_head + head;
-  const float softmax_scale = layer_.attention->softmax_scale;
+  const float softmax_scale = layer_.attention->softmax_scale * kernels::kLog2E;
   const kernels::KeyKernel& quantized = KeyKernelOf(kernels_, side.format->code, side.format->scaling);
   const kernels::KeyKernel& exact = kernels_.keys[Index(formats::Code::kBf16)];
   const kernels::KeyKernel& plain = kernels_.keys[Index(layer_.scheme->plain->code)];

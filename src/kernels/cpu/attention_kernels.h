@@ -22,9 +22,6 @@ inline constexpr float kSmallestPeak = 1e-30f;  // keeps 32512 / peak finite
 KVANTA_INLINE constexpr int64_t RoundUp(int64_t value, int64_t unit) {
   return (value + unit - 1) / unit * unit;
 }
-KVANTA_INLINE Lanes::F Magnitude(Lanes::F x) {
-  return Lanes::Max(x, Lanes::Sub(Lanes::Zero(), x));
-}
 
 // A vector of a row: 16 channels, or the last 8 of a head_dim that 16 does not divide. Loads and stores by mask, which
 // some CPUs are slow at, only there.
@@ -88,7 +85,7 @@ KVANTA_INLINE float PrepareFor(const float* query, int head_dim, int block, int 
   for (int i = 0; i < head_dim; i += 16) {
     const Lanes::F part = LoadChannels(query, i, head_dim);
     sum = Lanes::Add(sum, part);
-    peak = Lanes::Max(peak, Magnitude(part));
+    peak = Lanes::Max(peak, Lanes::Abs(part));
     Lanes::Store(x + i, part);
   }
   const Quantizer quantizer = QuantizerOf<Code>(peak);
@@ -206,7 +203,8 @@ struct Weights {
   float zero[kPassRows][kMaxBlocks];  // sum of p times the zeros
 };
 
-// For all but narrow codes, which are met by attention_narrow_values.h; these have no zeros.
+// For all but narrow codes, which are met by attention_narrow_values.h; these have no zeros, and scales that are not
+// negative.
 template <class Code>
 KVANTA_INLINE void Weigh(const ValuePass& pass, Weights& weights) {
   const CellView& cell = pass.cell;
@@ -216,32 +214,37 @@ KVANTA_INLINE void Weigh(const ValuePass& pass, Weights& weights) {
   weights.rows = pass.weights;
   weights.row_stride = kWeightBytes;
   weights.block_stride = int64_t{cell.page_tokens} * Code::kCoefficientBytes;
-  alignas(64) float w[kPassRows][kMaxPageTokens];
+  alignas(64) float w[kPassRows][kMaxPageTokens];  // of integers
   alignas(64) float scale[kMaxPageTokens];  // of the block, for all rows
   for (int b = 0; b < blocks; ++b) {
-    for (int t = first; scales && t < first + count; t += 16) {
-      Lanes::Store(scale + t, LoadScales(scales, b * cell.page_tokens + t));
+    for (int t = first; t < first + count; t += 16) {
+      Lanes::F x = Lanes::Mul(LoadScales(scales, b * cell.page_tokens + t), Lanes::Set1(pass.scale));
+      // Scales of unused slots may be anything.
+      if (t < pass.begin || pass.end < t + 16) x = KeepOr(x, 0.0f, pass.begin - t, pass.end - t);
+      Lanes::Store(scale + t, x);
     }
     Quantizer quantizers[kPassRows];
     for (int row = 0; row < pass.rows; ++row) {
       const float* p = pass.p + row * kMaxPageTokens;
+      uint8_t* out = pass.weights + row * kWeightBytes + b * weights.block_stride;
       Lanes::F peak = Lanes::Zero();
       for (int t = first; t < first + count; t += 16) {
-        Lanes::F x = Lanes::Mul(Lanes::Load(p + t), Lanes::Set1(pass.scale));
-        if (scales) x = Lanes::Mul(x, Lanes::Load(scale + t));
-        // Scales of unused slots may be anything.
-        if (t < pass.begin || pass.end < t + 16) x = KeepOr(x, 0.0f, pass.begin - t, pass.end - t);
-        if (Code::kInteger) peak = Lanes::Max(peak, Magnitude(x));
-        Lanes::Store(w[row] + t, x);
+        const Lanes::F x = Lanes::Mul(Lanes::Load(p + t), Lanes::Load(scale + t));
+        if constexpr (Code::kInteger) {
+          peak = Lanes::Max(peak, x);
+          Lanes::Store(w[row] + t, x);
+        } else {
+          Code::Pack(x, out + t * Code::kCoefficientBytes);
+        }
       }
-      quantizers[row] = {1, 1};
-      if (Code::kInteger) quantizers[row] = QuantizerOf<Code>(peak);
+      if constexpr (Code::kInteger) quantizers[row] = QuantizerOf<Code>(peak);
+      weights.zero[row][b] = 0;
+      weights.bias[row][b] = 0;
     }
-    for (int row = 0; row < pass.rows; ++row) {  // apart, so that the rows' reductions overlap
+    for (int row = 0; Code::kInteger && row < pass.rows; ++row) {  // apart, so that the rows' reductions overlap
       uint8_t* out = pass.weights + row * kWeightBytes + b * weights.block_stride + first * Code::kCoefficientBytes;
       const Lanes::F total = PackRun<Code>(w[row] + first, count, quantizers[row].inverse, out);
       weights.unit[row][b] = quantizers[row].unit;
-      weights.zero[row][b] = 0;
       weights.bias[row][b] = Bias(Lanes::Sum(total), Code::kOffset);
     }
   }
@@ -262,6 +265,13 @@ KVANTA_INLINE constexpr int ColumnsOf() {
   return 16 * RunsBeside<Code>();  // which share a block: blocks of these codes are not smaller
 }
 
+// Whether sums start from the bias of the weights.
+template <class Code>
+KVANTA_INLINE constexpr bool StartsSums() {
+  if constexpr (requires { Code::kStarts; }) return Code::kStarts;
+  return true;
+}
+
 // kTail: the channels that are left are fewer than ColumnsOf<Code>().
 template <class Code, int kRows, bool kTail>
 KVANTA_INLINE void AddColumns(const ValuePass& pass, const Weights& weights, const Segment& segment, int column,
@@ -276,13 +286,13 @@ KVANTA_INLINE void AddColumns(const ValuePass& pass, const Weights& weights, con
     for (int r = 0; r < kRows; ++r) coefficients[v][r] = weights.rows + (row + r) * weights.row_stride + of_block;
   }
   Lanes::F dots[kRows * kVectors];
+  int32_t bias[kRows] = {};
+  for (int r = 0; StartsSums<Code>() && r < kRows; ++r) bias[r] = weights.bias[row + r][blocks[0]];
   if constexpr (requires { Code::kBits; }) {
     const uint8_t* signs = weights.signs + blocks[0] * weights.block_stride + segment.first;
     Code::template DotValues<kRows, kTail>(segment.lines, pass.cell.head_dim, column, segment.units, coefficients,
-                                           signs, dots, prefetch);
+                                           signs, bias, dots, prefetch);
   } else {
-    int32_t bias[kRows];
-    for (int r = 0; r < kRows; ++r) bias[r] = weights.bias[row + r][blocks[0]];
     const LineRun run{segment.lines + int64_t{column} * 4, int64_t{pass.cell.head_dim} * 4, segment.units, 64,
                       pass.cell.head_dim - column};
     Code::template Dot<kVectors, kRows, kTail>(run, coefficients[0], bias, dots, prefetch);

@@ -32,12 +32,19 @@ struct KeyScales {
 };
 __attribute__((noinline)) void LoadKeyScales(const CellView& cell, int groups, KeyScales& scales) {
   const int blocks = cell.block_scales ? cell.head_dim / cell.block : 1;
-  for (int b = 0; b < blocks; ++b) {
-    for (int group = 0; group < groups; ++group) {
-      const int slot = b * cell.page_tokens + group * 16;
-      Lanes::Store(scales.scale + slot, cell.block_scales ? LoadScales(cell.block_scales, slot) : Lanes::Set1(1));
-      if (cell.block_zeros) Lanes::Store(scales.zero + slot, Lanes::LoadFp16(cell.block_zeros + slot));
+  const auto each = [&](auto load) __attribute__((always_inline)) {
+    for (int b = 0; b < blocks; ++b) {
+      for (int slot = b * cell.page_tokens; slot < b * cell.page_tokens + groups * 16; slot += 16) load(slot);
     }
+  };
+  ForTypeOf(
+      cell.block_scales, [&](auto type) __attribute__((always_inline)) {
+        each([&](int slot) {
+          Lanes::Store(scales.scale + slot, LoadScalesOf<decltype(type)::kScale>(cell.block_scales.data, slot));
+        });
+      });
+  if (cell.block_zeros) {
+    each([&](int slot) { Lanes::Store(scales.zero + slot, Lanes::LoadFp16(cell.block_zeros + slot)); });
   }
 }
 
@@ -64,17 +71,18 @@ KVANTA_INLINE void ScoreNarrowTile(const KeyPass& pass, const KeyScales& scales,
   for (int first = 0, of_block = 0, b = 0; first < cell.head_dim;) {
     // Parts of a block are as good as the whole: integers below 2^24 are exact in f32.
     Bytes16::Sum dots[kSums];
+    int32_t starts[kRows];
+    for (int r = 0; r < kRows; ++r) starts[r] = of_block == 0 ? bias[r][b] : 0;
     const bool whole = block - of_block >= Key::kBlock;
     if (whole) {
-      Key::template Dot<kGroups, kRows, Key::kBlock>(low, high, group_bytes, query, dots);
+      Key::template Dot<kGroups, kRows, Key::kBlock>(low, high, group_bytes, query, starts, dots);
     } else {
-      Key::template Dot<kGroups, kRows, Key::kStep>(low, high, group_bytes, query, dots);
+      Key::template Dot<kGroups, kRows, Key::kStep>(low, high, group_bytes, query, starts, dots);
     }
     const int channels = whole ? Key::kBlock : Key::kStep;
     prefetch.Lines(kGroups * channels * Key::kBits / 32);
     for (int i = 0; i < kSums; ++i) {
-      const Bytes16::Sum dot = of_block == 0 ? Bytes16::Plus(dots[i], bias[i / kGroups][b]) : dots[i];
-      sums[i] = Lanes::Fma(Bytes16::ToFloat(dot), Lanes::Load(scale_of_block + 16 * (i % kGroups)), sums[i]);
+      sums[i] = Lanes::Fma(Bytes16::ToFloat(dots[i]), Lanes::Load(scale_of_block + 16 * (i % kGroups)), sums[i]);
     }
     for (int r = 0; r < kRows; ++r) query[r] += channels;
     low += channels * Key::kLow * 2;
@@ -149,7 +157,9 @@ inline int64_t TiledQueryBytes(int head_dim) {
 inline float PrepareTiled(const float* query, int head_dim, int /*block*/, uint8_t* out) {
   __builtin_memset(out, 0, static_cast<size_t>(TiledQueryBytes(head_dim)));
   __builtin_memcpy(out, query, sizeof(float) * static_cast<size_t>(head_dim));
-  return 1.0f;
+  float sum = 0;
+  for (int c = 0; c < head_dim; ++c) sum += query[c];
+  return 1.0f + 0 * sum;  // NaN and infinities must not become numbers
 }
 
 // A tile's scales and zeros as f32, 0 behind the last channel. The zero is taken in the middle of the codes: it meets
@@ -178,32 +188,37 @@ template <formats::Code kCode>
 KVANTA_INLINE void ScaleQueries(const KeyPass& pass, int64_t meta, uint8_t* queries, int64_t stride, float* factors,
                                 float* offsets) {
   constexpr int kMiddle = 1 << (formats::CodeBits(kCode) - 1);
-  const int head_dim = pass.cell.head_dim, width = static_cast<int>(RoundUp(head_dim, 16));
+  const int head_dim = pass.cell.head_dim, width = static_cast<int>(RoundUp(head_dim, 64));
   alignas(64) float scales[kMaxHeadDim], zeros[kMaxHeadDim];
   alignas(64) float scaled[kPassRows * kMaxHeadDim];
   LoadTile<kCode>(pass.cell, meta, scales, zeros);
   Quantizer quantizers[kPassRows];
   for (int row = 0; row < pass.rows; ++row) {
     const float* query = reinterpret_cast<const float*>(pass.query + row * pass.query_stride);
-    Lanes::F offset = Lanes::Zero(), sum = Lanes::Zero(), peak = Lanes::Zero();
+    Lanes::F offset = Lanes::Zero(), peak = Lanes::Zero();
     for (int c = 0; c < head_dim; c += 16) {
       const Lanes::F q = Lanes::Load(query + c);
       const Lanes::F x = Lanes::Mul(q, Lanes::Load(scales + c));
-      offset = Lanes::Fma(q, Lanes::Load(zeros + c), offset);
-      sum = Lanes::Add(sum, x);
-      peak = Lanes::Max(peak, Magnitude(x));
+      offset = Lanes::Fma(q, Lanes::Load(zeros + c), offset);  // a scale that is no number makes this none
+      peak = Lanes::Max(peak, Lanes::Abs(x));
       Lanes::Store(scaled + row * width + c, x);
     }
+    for (int c = static_cast<int>(RoundUp(head_dim, 16)); c < width; c += 16) {
+      Lanes::Store(scaled + row * width + c, Lanes::Zero());
+    }
     quantizers[row] = QuantizerOf<NarrowQuery>(peak);
-    factors[row] = quantizers[row].unit + 0 * Lanes::Sum(sum);  // NaN and infinities must not become numbers
+    factors[row] = quantizers[row].unit;
     offsets[row] = Lanes::Sum(offset);
   }
   for (int row = 0; row < pass.rows; ++row) {  // apart, so that the rows' reductions overlap
     uint8_t* out = queries + row * stride;
+    for (int c = 0; c < width; c += 64) {
+      Bytes16::PackSigned(scaled + row * width + c, quantizers[row].inverse, out + c);
+    }
+    const int32_t total = Bytes16::SumOf(out, width);
     int32_t* bias = reinterpret_cast<int32_t*>(out + BiasOffset<NarrowQuery>(head_dim));
-    float* totals = reinterpret_cast<float*>(bias + kMaxBlocks);
-    totals[0] = Lanes::Sum(PackRun<NarrowQuery>(scaled + row * width, width, quantizers[row].inverse, out));
-    bias[0] = Bias(totals[0], kMiddle);
+    reinterpret_cast<float*>(bias + kMaxBlocks)[0] = static_cast<float>(total);
+    bias[0] = -kMiddle * total;
   }
 }
 

@@ -28,7 +28,7 @@ struct SlotScales {
   alignas(64) float share[kMaxBlocks][kMaxPageTokens];     // of the block's largest, without signs
   alignas(64) float zero[kMaxBlocks][kMaxPageTokens];      // of the code that values are met less
   alignas(64) float most[kMaxPageTokens];                  // largest share of a slot
-  alignas(64) uint8_t signs[kMaxBlocks * kMaxPageTokens];  // [blocks][page_tokens], as Bytes16 writes them
+  alignas(64) uint8_t signs[kMaxBlocks * kMaxPageTokens + 64];  // [blocks][page_tokens], as Bytes16 writes them
   float largest[kMaxBlocks];
 };
 
@@ -38,22 +38,21 @@ KVANTA_INLINE void LargestOf(Lanes::F* peaks, int count, float* largest) {
   for (int i = 0; i < count; i += 4) Lanes::MaximaOf(peaks + i, largest + i);
 }
 
-// `middle`: the code that values with zeros are met less.
-template <bool kScaleSigns>
-__attribute__((noinline)) void LoadSlots(const CellView& cell, SlotRange range, int middle, SlotScales& slots) {
+// Scales of a type, into `share` as they are; peaks[b]: of block b without signs.
+template <bool kScaleSigns, formats::ScaleType kType>
+KVANTA_INLINE void LoadSlotsOf(const CellView& cell, SlotRange range, int middle, SlotScales& slots, Lanes::F* peaks) {
   const int first = range.First(), last = range.Last();
   const bool in_blocks = static_cast<bool>(cell.block_scales);
-  const ScalePlane& scales = in_blocks ? cell.block_scales : cell.token_scales;
+  const uint8_t* scales = in_blocks ? cell.block_scales.data : cell.token_scales.data;
   const uint16_t* zeros = in_blocks ? cell.block_zeros : cell.token_zeros;
   const int blocks = in_blocks ? cell.head_dim / cell.block : 1;
-  Lanes::F peaks[kMaxBlocks];
   for (int b = 0; b < blocks; ++b) {
     Lanes::F peak = Lanes::Zero();
     for (int t = first; t < last; t += 16) {
       const int slot = b * cell.page_tokens + t;
       // Scales and zeros of unused slots may be anything.
       const bool whole = range.begin <= t && t + 16 <= range.end;
-      Lanes::F scale = scales ? LoadScales(scales, slot) : Lanes::Set1(1);
+      Lanes::F scale = LoadScalesOf<kType>(scales, slot);
       if (!whole) scale = KeepOr(scale, 0.0f, range.begin - t, range.end - t);
       if (zeros) {
         Lanes::F zero = Lanes::LoadFp16(zeros + slot);
@@ -61,17 +60,33 @@ __attribute__((noinline)) void LoadSlots(const CellView& cell, SlotRange range, 
         Lanes::Store(slots.zero[b] + t, Lanes::Fma(scale, Lanes::Set1(static_cast<float>(middle)), zero));
       }
       if constexpr (kScaleSigns) {
-        Bytes16::Signs(scale, slots.signs + slot);
-        scale = Magnitude(scale);
+        Bytes16::Signs(scale, 2 * middle - 1, slots.signs + slot);
+        scale = Lanes::Abs(scale);
       }
       peak = Lanes::Max(peak, scale);
       Lanes::Store(slots.share[b] + t, scale);
     }
     peaks[b] = peak;
   }
-  LargestOf(peaks, blocks, slots.largest);
+}
+
+// `middle`: the code that values with zeros are met less.
+template <bool kScaleSigns>
+__attribute__((noinline)) void LoadSlots(const CellView& cell, SlotRange range, int middle, SlotScales& slots) {
+  const int first = range.First(), last = range.Last();
+  const int blocks = cell.block_scales ? cell.head_dim / cell.block : 1;
+  Lanes::F peaks[kMaxBlocks];
+  ForTypeOf(
+      cell.block_scales ? cell.block_scales : cell.token_scales, [&](auto type) __attribute__((always_inline)) {
+        LoadSlotsOf<kScaleSigns, decltype(type)::kScale>(cell, range, middle, slots, peaks);
+      });
   float inverse[kMaxBlocks];
-  for (int b = 0; b < blocks; ++b) inverse[b] = slots.largest[b] > kSmallestPeak ? 1 / slots.largest[b] : 0.0f;
+  for (int b = 0; b < blocks; b += 16) {
+    for (int i = b; i < b + 16 && i < blocks; i += 4) LargestOf(peaks + i, blocks - i < 4 ? blocks - i : 4, slots.largest + i);
+    const Lanes::F largest = Lanes::Max(Lanes::Load(slots.largest + b), Lanes::Set1(kSmallestPeak));
+    Lanes::Store(slots.largest + b, largest);
+    Lanes::Store(inverse + b, Lanes::Div(Lanes::Set1(1), largest));
+  }
   for (int t = first; t < last; t += 16) {
     Lanes::F most = Lanes::Zero();
     for (int b = 0; b < blocks; ++b) {
@@ -80,6 +95,29 @@ __attribute__((noinline)) void LoadSlots(const CellView& cell, SlotRange range, 
       most = Lanes::Max(most, part);
     }
     Lanes::Store(slots.most + t, most);
+  }
+}
+
+// What sums start from: what codes are to be met less, which is one less of their complements where scales are negative.
+template <bool kScaleSigns, class B>
+KVANTA_INLINE void StartSums(const ValuePass& pass, SlotRange range, int middle, const SlotScales& slots,
+                             Weights& weights) {
+  const int blocks = pass.cell.block_scales ? pass.cell.head_dim / pass.cell.block : 1;
+  for (int b = 0; b < blocks; ++b) {
+    for (int row = 0; row < pass.rows; row += 4) {
+      typename B::Sum sums[4] = {B::Start(), B::Start(), B::Start(), B::Start()};
+      for (int t = range.First(); t < range.Last(); t += 64) {
+        const int64_t slot = b * weights.block_stride + t;
+        const auto offsets = B::template Offsets<kScaleSigns>(middle, slots.signs + slot, range.Last() - t);
+        for (int i = 0; i < 4 && row + i < pass.rows; ++i) {
+          const typename B::V w = B::Load(weights.rows + (row + i) * weights.row_stride + slot);
+          sums[i] = B::MulAddSigned(sums[i], w, offsets);
+        }
+      }
+      int32_t too_much[4];
+      B::SumsOf(sums, too_much);
+      for (int i = 0; i < 4 && row + i < pass.rows; ++i) weights.bias[row + i][b] = -too_much[i];
+    }
   }
 }
 
@@ -110,26 +148,27 @@ __attribute__((noinline)) void WeighSlots(const ValuePass& pass, SlotRange range
   for (int row = 0; row < pass.rows; ++row) {
     const float* p = pass.p + row * kMaxPageTokens;
     largest[row] = largest[row] > kSmallestPeak ? largest[row] : kSmallestPeak;
-    const Lanes::F factor = Lanes::Set1(kLargestWeight / largest[row]);
+    const float factor = kLargestWeight / largest[row];
     uint8_t* out = pass.weights + row * kWeightBytes;
     for (int t = first; t < last; t += 64) {
       Lanes::F scaled[4];
       for (int i = 0; i < 4; ++i) {
-        scaled[i] = t + 16 * i < last ? Lanes::Mul(Lanes::Load(p + t + 16 * i), factor) : Lanes::Zero();
+        const Lanes::F unit = Lanes::Set1(factor * Bytes16::kPackFactor[i]);
+        scaled[i] = t + 16 * i < last ? Lanes::Mul(Lanes::Load(p + t + 16 * i), unit) : Lanes::Zero();
       }
       for (int b = 0; b < blocks; ++b) {
         const float* share = slots.share[b] + t;
         Lanes::F x[4];
-        for (int i = 0; i < 4; ++i) {
-          x[i] = t + 16 * i < last ? Lanes::Mul(scaled[i], Lanes::Load(share + 16 * i)) : Lanes::Zero();
-        }
-        Bytes16::PackUnsigned(x, out + b * weights.block_stride + t);
+        for (int i = 0; i < 4; ++i) x[i] = t + 16 * i < last ? Lanes::Load(share + 16 * i) : Lanes::Zero();
+        Bytes16::PackProducts(scaled, x, out + b * weights.block_stride + t);
         prefetch.Step();
       }
     }
     const float unit = largest[row] * (scale / kLargestWeight);
-    for (int b = 0; b < blocks; ++b) weights.unit[row][b] = unit * slots.largest[b];
-    for (int b = 0; b < blocks; ++b) weights.zero[row][b] = 0;
+    for (int b = 0; b < blocks; b += 16) {  // by vectors, or the compiler calls memset
+      Lanes::Store(weights.unit[row] + b, Lanes::Mul(Lanes::Set1(unit), Lanes::Load(slots.largest + b)));
+      Lanes::Store(weights.zero[row] + b, Lanes::Zero());
+    }
     for (int b = 0; zeros && b < blocks; ++b) {
       Lanes::F zero = Lanes::Zero();
       for (int t = first; t < last; t += 16) {
@@ -170,6 +209,7 @@ void AccumulateNarrow(const ValuePass& pass) {
     range.end = run_end < pass.end ? run_end : pass.end;
     LoadSlots<Value::kHasScaleSigns>(pass.cell, range, Value::kMiddle, slots);
     WeighSlots(pass, range, pass.scale * kLevelUnit<kCode>, slots, weights, prefetch);
+    if constexpr (Value::kStarts) StartSums<Value::kHasScaleSigns, Bytes16>(pass, range, Value::kMiddle, slots, weights);
     AddNarrow<Value>(pass, range, weights, range.begin == pass.begin, prefetch);
   }
   prefetch.Rest();

@@ -16,18 +16,20 @@
 namespace kvanta::kernels {
 namespace {
 
-// softcap * tanh(x / softcap); tanh(y) = 1 - 2 / (exp(2 y) + 1).
+// softcap * tanh(x / softcap), of logits in powers of 2; tanh(y) = 1 - 2 / (exp(2 y) + 1).
 KVANTA_INLINE Lanes::F Softcap(Lanes::F x, float softcap) {
   const Lanes::F one = Lanes::Set1(1.0f);
-  const Lanes::F e = Lanes::Exp(Lanes::Mul(x, Lanes::Set1(2.0f / softcap)));
+  const Lanes::F e = Lanes::Exp(Lanes::Mul(x, Lanes::Set1(2.0f / (kLog2E * softcap))));
   const Lanes::F tanh = Lanes::Sub(one, Lanes::Div(Lanes::Set1(2.0f), Lanes::Add(e, one)));
-  return Lanes::Mul(tanh, Lanes::Set1(softcap));
+  return Lanes::Mul(tanh, Lanes::Set1(kLog2E * softcap));
 }
 
-// exp of one number, by the lanes' polynomial.
-KVANTA_INLINE float ExpOne(float x) {
+// 2^x of one number x <= 0.
+KVANTA_INLINE float Exp2One(float x) {
   float lanes[16];
-  Lanes::Store(lanes, Lanes::Exp(Lanes::Set1(x)));
+  Lanes::F power = Lanes::Set1(x);
+  Exp2OfNegative<Lanes, 1>(&power);
+  Lanes::Store(lanes, power);
   return lanes[0];
 }
 
@@ -62,21 +64,21 @@ void Softmax(const SoftmaxPass& pass) {
     const float page = MaskLogits(pass, row, first, last);
     const float before = pass.state[row].max;
     top[row] = before > page ? before : page;
-    change[row] = before - top[row];  // -infinity before the first page: exp gives 0
+    change[row] = before - top[row];  // -infinity before the first page: 2 to that is 0
   }
   float rescale[16];
   Lanes::F changes = Lanes::Load(change);
-  ExpOfNegative<Lanes, 1>(&changes);
+  Exp2OfNegative<Lanes, 1>(&changes);
   Lanes::Store(rescale, changes);
   for (int row = 0; row < pass.rows; ++row) {
     float* scores = pass.scores + row * kMaxPageTokens;
     const Lanes::F highest = Lanes::Set1(top[row]);
     Lanes::F sum = Lanes::Zero();
     const auto add = [&]<int kCount>(Many<kCount>, int t) {
-      Lanes::F p[kCount];  // masked: exp(-infinity) = 0
+      Lanes::F p[kCount];  // masked: 2^-infinity = 0
       prefetch.Lines(2 * kCount);
       for (int i = 0; i < kCount; ++i) p[i] = Lanes::Sub(Lanes::Load(scores + t + 16 * i), highest);
-      ExpOfNegative<Lanes, kCount>(p);
+      Exp2OfNegative<Lanes, kCount>(p);
       for (int i = 0; i < kCount; ++i) Lanes::Store(scores + t + 16 * i, p[i]);
       for (int i = 0; i < kCount; ++i) sum = Lanes::Add(sum, p[i]);
     };
@@ -108,8 +110,8 @@ void Merge(SoftmaxState& state, float* out, const SoftmaxState& other, const flo
     return;
   }
   const float top = state.max > other.max ? state.max : other.max;
-  const float keep = ExpOne(state.max - top);
-  const float add = ExpOne(other.max - top);
+  const float keep = Exp2One(state.max - top);
+  const float add = Exp2One(other.max - top);
   for (int c = 0; c < head_dim; c += 16) {
     const Lanes::F mine = Lanes::Mul(LoadChannels(out, c, head_dim), Lanes::Set1(keep));
     const Lanes::F theirs = Lanes::Mul(LoadChannels(other_out, c, head_dim), Lanes::Set1(add));
@@ -171,7 +173,8 @@ constexpr AttentionKernels MakeAttentionKernels() {
   Set<CodeFp16>(kernels, Code::kFp16);
   Set<CodeE4M3>(kernels, Code::kE4M3);
   Set<CodeE5M2>(kernels, Code::kE5M2);
-  Set<CodeInt8>(kernels, Code::kInt8);
+  kernels.keys[static_cast<int>(Code::kInt8)] = MakeKeyKernel<CodeInt8>();
+  kernels.values[static_cast<int>(Code::kInt8)] = {Accumulate<CodeInt8Values>};
   SetNarrow<Code::kInt6, Code::kInt5, Code::kInt4, Code::kInt3, Code::kInt2, Code::kUint4, Code::kUint3, Code::kUint2,
             Code::kE2M1>(kernels);
   SetUnpacked<Code::kLloyd4, Code::kLloyd3>(kernels);

@@ -4,7 +4,7 @@
 // Arithmetic of one row (the same in decode and prefill, for any tile of rows):
 //   score[t] = row_scale * (token_scale[t] * sum_b (block_scale[b][t] * <query_b, code[t]_b> + block_zero[b][t] *
 //              sum(query_b)) + token_zero[t] * sum(query))                                       (KeyKernel)
-//   p[t]     = exp(score[t] - m), exactly 0 where masked or below e^-86                         (softmax)
+//   p[t]     = 2^(score[t] - m), exactly 0 where masked or below 2^-127                         (softmax)
 //   out[c]   = out[c] * rescale + sum_t p[t] * (scale[t, b(c)] * code[t][c] + zero[t, b(c)])     (ValueKernel)
 // Keys with scales per channel meet queries that were multiplied with these first, tile by tile.
 #pragma once
@@ -19,6 +19,9 @@ namespace kvanta::kernels {
 inline constexpr int kMaxPageTokens = 128;
 inline constexpr int kMaxHeadDim = 512;  // the rank of latents; other heads have up to 256
 inline constexpr int kPassRows = 8;      // most rows of one call of a kernel
+
+// Scores are logits in powers of 2: row_scale and bias have this factor in them.
+inline constexpr float kLog2E = 0x1.715476p0f;
 
 // Whether queries and weights that meet the code are kept to 8 bits (codes_narrow.h). Other integers: to 16.
 constexpr bool IsNarrow(formats::Code code) noexcept {

@@ -114,7 +114,7 @@ void AccumulateUnpacked(const ValuePass& pass) {
   ValuePass bytes = pass;
   bytes.cell.codes = reinterpret_cast<const uint8_t*>(words);
   bytes.scale *= kCodeLevels<kCode>.unit;
-  Accumulate<CodeInt8>(bytes);
+  Accumulate<CodeInt8Values>(bytes);
 }
 
 }  // namespace

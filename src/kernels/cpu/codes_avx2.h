@@ -252,12 +252,14 @@ struct CodeInt8 {
     for (int r = 0; r < kRows; ++r) sums[r] = {ToFloat(lo[r]), ToFloat(hi[r])};
   }
 };
+using CodeInt8Values = CodeInt8;
 
 // 8 lanes of 4 bytes, for codes_narrow.h. Products of unsigned and signed bytes are added in pairs of 16 bits.
 struct Bytes8 : Bytes256 {
   using Run = __m256i;  // 16-bit sums
   using Sum = __m256i;
   static constexpr int64_t kLargestSum = 32767;
+  static constexpr bool kSumsAreWide = false;
 
   static KVANTA_INLINE Run Start() { return _mm256_setzero_si256(); }
   // The compiler knows that integer sums may be taken in any order, makes trees of them, and spills what waits.
@@ -290,6 +292,7 @@ struct Bytes16 {
   using Run = V;
   using Sum = V;
   static constexpr int64_t kLargestSum = Bytes8::kLargestSum;
+  static constexpr bool kSumsAreWide = false;
 
   static KVANTA_INLINE V Load(const uint8_t* p) { return {Load256(p), Load256(p + 32)}; }
   static KVANTA_INLINE V And(V x, int mask) { return {Bytes8::And(x.lo, mask), Bytes8::And(x.hi, mask)}; }
@@ -318,17 +321,29 @@ struct Bytes16 {
     const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
     Store(_mm_shuffle_epi8(ToBytes(Lanes::RoundToInt(x)), order), out);
   }
-  // 64 numbers from 0 to 255, rounded.
-  static KVANTA_INLINE void PackUnsigned(const Lanes::F* x, uint8_t* out) {
+  // 64 products a b from 0 to 255, rounded to bytes; of a, the i-th vector is kPackFactor[i] times what it stands for.
+  static constexpr float kPackFactor[4] = {1, 1, 1, 1};
+  static KVANTA_INLINE void PackProducts(const Lanes::F* a, const Lanes::F* b, uint8_t* out) {
     for (int i = 0; i < 4; i += 2) {
-      const Lanes::I a = Lanes::RoundToInt(x[i]), b = Lanes::RoundToInt(x[i + 1]);
-      const __m256i bytes = _mm256_packus_epi16(_mm256_packs_epi32(a.lo, a.hi), _mm256_packs_epi32(b.lo, b.hi));
+      const Lanes::I x = Lanes::RoundToInt(Lanes::Mul(a[i], b[i]));
+      const Lanes::I y = Lanes::RoundToInt(Lanes::Mul(a[i + 1], b[i + 1]));
+      const __m256i bytes = _mm256_packus_epi16(_mm256_packs_epi32(x.lo, x.hi), _mm256_packs_epi32(y.lo, y.hi));
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 16 * i),
                           _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
     }
   }
+  // 64 numbers x inverse of magnitude up to 127, rounded to bytes in the order of PackEvenFirst().
+  static KVANTA_INLINE void PackSigned(const float* x, float inverse, uint8_t* out) {
+    for (int i = 0; i < 64; i += 16) PackEvenFirst(Lanes::Mul(Lanes::Load(x + i), Lanes::Set1(inverse)), out + i);
+  }
+  // The sum of n signed bytes, n a multiple of 64.
+  static KVANTA_INLINE int32_t SumOf(const uint8_t* bytes, int n) {
+    int32_t sum = 0;
+    for (int i = 0; i < n; ++i) sum += static_cast<int8_t>(bytes[i]);
+    return sum;
+  }
   // -1 where x is negative, else 1.
-  static KVANTA_INLINE void Signs(Lanes::F x, uint8_t* out) {
+  static KVANTA_INLINE void Signs(Lanes::F x, int /*bits*/, uint8_t* out) {
     const auto sign = [](__m256 half) {
       return _mm256_or_si256(_mm256_srai_epi32(_mm256_castps_si256(half), 31), _mm256_set1_epi32(1));
     };

@@ -197,6 +197,14 @@ struct DecodeFp8 {
   }
 };
 
+// 16 integers up to 65535 as [4 high bytes][4 low bytes] per four, unsigned.
+KVANTA_INLINE void PackUnsignedBytes(Lanes::F x, uint8_t* out) {
+  const __m512i order = _mm512_castsi256_si512(
+      _mm256_setr_epi8(1, 5, 9, 13, 0, 4, 8, 12, 17, 21, 25, 29, 16, 20, 24, 28, 33, 37, 41, 45, 32, 36, 40, 44, 49, 53,
+                       57, 61, 48, 52, 56, 60));
+  const __m512i bytes = _mm512_permutexvar_epi8(order, _mm512_cvtps_epi32(x));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_castsi512_si256(bytes));
+}
 // 16 integers of magnitude up to 32512 as [4 high bytes][4 low bytes] per four: x = 256 high + low, both signed.
 KVANTA_INLINE void PackBytes(Lanes::F x, __m128i shuffle, uint8_t* out) {
   const __m512i i = _mm512_cvtps_epi32(x);
@@ -250,6 +258,54 @@ struct CodeInt8 {
   }
 };
 
+// Where the bytes of four vectors of lanes lie in two: of vectors 0 and 2, then 1 and 3, the lowest two bytes of a lane.
+struct ByteOrder {
+  alignas(64) uint8_t bytes[64];
+};
+// One vector after the other, or of every 8 lanes the even ones first.
+constexpr ByteOrder MakeOrder(bool even_first) {
+  ByteOrder order{};
+  for (int i = 0; i < 64; ++i) {
+    const int lane = even_first ? i / 8 * 8 + i % 4 * 2 + i % 8 / 4 : i;
+    order.bytes[i] = static_cast<uint8_t>(lane % 16 * 4 + i / 32 + i / 16 % 2 * 64);
+  }
+  return order;
+}
+constexpr ByteOrder kInOrder = MakeOrder(false), kEvenFirst = MakeOrder(true);
+
+// Of values, whose weights are not negative: these are the unsigned operand, and the codes stay as they are.
+struct CodeInt8Values {
+  static constexpr int kSub = 4;
+  static constexpr bool kInteger = true;
+  static constexpr int kOffset = 0;
+  static constexpr int kCoefficientBytes = 2;
+  static constexpr float kLargest = 65535;
+
+  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) { PackUnsignedBytes(x, out); }
+
+  template <int kBeside, int kRows, bool kTail>
+  static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients, const int32_t* /*bias*/,
+                                Lanes::F* sums, Prefetcher& prefetch) {
+    __m512i high[kRows * kBeside], low[kRows * kBeside];
+    for (int i = 0; i < kRows * kBeside; ++i) high[i] = low[i] = _mm512_setzero_si512();
+    ForLines(
+        run, prefetch, [&](int64_t i) __attribute__((always_inline)) {
+          __m512i codes[kBeside];
+          for (int v = 0; v < kBeside; ++v) codes[v] = LoadLine<kTail>(run, i, v);
+#pragma GCC unroll 4
+          for (int r = 0; r < kRows; ++r) {
+            const __m512i first = Broadcast32(coefficients[r] + i * 8),
+                          second = Broadcast32(coefficients[r] + i * 8 + 4);
+            for (int v = 0; v < kBeside; ++v) {
+              high[r * kBeside + v] = DotBytes(high[r * kBeside + v], first, codes[v]);
+              low[r * kBeside + v] = DotBytes(low[r * kBeside + v], second, codes[v]);
+            }
+          }
+        });
+    for (int i = 0; i < kRows * kBeside; ++i) sums[i] = JoinTerms(high[i], low[i]);
+  }
+};
+
 // 16 lanes of 4 bytes, for codes_narrow.h: products are added in 32 bits.
 struct Bytes16 {
   using V = __m512i;
@@ -257,6 +313,9 @@ struct Bytes16 {
   using Sum = __m512i;
   static constexpr int64_t kLargestSum = int64_t{1} << 30;
   static constexpr int kChannels = 32;  // whose values one register holds
+  // Sums are 32 bits wide from the first product on, so that what codes are to be met less, and the complement of a
+  // code that a negative scale makes, can be taken off the sum.
+  static constexpr bool kSumsAreWide = true;
 
   static KVANTA_INLINE V Load(const uint8_t* p) { return _mm512_loadu_si512(p); }
   static KVANTA_INLINE V And(V x, int mask) { return _mm512_and_si512(x, _mm512_set1_epi8(static_cast<char>(mask))); }
@@ -264,13 +323,11 @@ struct Bytes16 {
   static KVANTA_INLINE V Right(V x, int bits) { return _mm512_srli_epi16(x, static_cast<unsigned>(bits)); }
   static KVANTA_INLINE V Left(V x, int bits) { return _mm512_slli_epi16(x, static_cast<unsigned>(bits)); }
   static KVANTA_INLINE V Sub(V x, int y) { return _mm512_sub_epi8(x, _mm512_set1_epi8(static_cast<char>(y))); }
-  // x - kMiddle, negated where a lane's byte of `signs` is -1 and not 0: there the complement of x is kMiddle - 1 - x.
-  template <int kMiddle>
-  static KVANTA_INLINE V SignedSub(V x, const uint8_t* signs) {
-    const V flips = Broadcast32(signs);
-    const V offset = _mm512_add_epi8(flips, _mm512_set1_epi8(kMiddle));
-    return _mm512_sub_epi8(_mm512_xor_si512(x, And(flips, 2 * kMiddle - 1)), offset);
+  // x & mask, whose bits are flipped where a lane has them in `flips`.
+  static KVANTA_INLINE V AndFlip(V x, int mask, const uint8_t* flips) {
+    return _mm512_ternarylogic_epi32(x, _mm512_set1_epi8(static_cast<char>(mask)), Broadcast32(flips), 0x6a);
   }
+  static KVANTA_INLINE V Flip(V x, const uint8_t* flips) { return _mm512_xor_si512(x, Broadcast32(flips)); }
   // By the lowest 4 bits of x: the table has its entries four times, and the instruction looks at 6.
   static KVANTA_INLINE V LookUp(V x, const uint8_t* table) {
     return _mm512_permutexvar_epi8(x, _mm512_loadu_si512(table));
@@ -291,16 +348,59 @@ struct Bytes16 {
     const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x));
     Store(_mm_shuffle_epi8(bytes, _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15)), out);
   }
-  // 64 numbers from 0 to 255, rounded.
-  static KVANTA_INLINE void PackUnsigned(const Lanes::F* x, uint8_t* out) {
-    const V a = _mm512_packus_epi32(_mm512_cvtps_epi32(x[0]), _mm512_cvtps_epi32(x[1]));
-    const V b = _mm512_packus_epi32(_mm512_cvtps_epi32(x[2]), _mm512_cvtps_epi32(x[3]));
-    const V order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    _mm512_storeu_si512(out, _mm512_permutexvar_epi32(order, _mm512_packus_epi16(a, b)));
+  // 64 products a b from 0 to 255, rounded to bytes; of a, the i-th vector is kPackFactor[i] times what it stands for.
+  // Adding 2^23 leaves an integer in the lowest byte, or, of products times 256, in the second.
+  static constexpr float kPackFactor[4] = {1, 1, 256, 256};
+  static KVANTA_INLINE void PackProducts(const Lanes::F* a, const Lanes::F* b, uint8_t* out) {
+    const V lowest = _mm512_set1_epi32(0xff);
+    V pairs[2];
+    for (int i = 0; i < 2; ++i) {
+      const Lanes::F low = Lanes::Fma(a[i], b[i], Lanes::Set1(0x1p23f));
+      const Lanes::F high = Lanes::Fma(a[i + 2], b[i + 2], Lanes::Set1(0x1p23f + 128));
+      // lowest ? low : high
+      pairs[i] = _mm512_ternarylogic_epi32(_mm512_castps_si512(low), _mm512_castps_si512(high), lowest, 0xe4);
+    }
+    _mm512_storeu_si512(out, _mm512_permutex2var_epi8(pairs[0], _mm512_load_si512(kInOrder.bytes), pairs[1]));
   }
-  // What SignedSub() takes for a sign: -1 where x is negative, else 0.
-  static KVANTA_INLINE void Signs(Lanes::F x, uint8_t* out) {
-    Store(_mm_movm_epi8(_mm512_movepi32_mask(_mm512_castps_si512(x))), out);
+  // 64 numbers x inverse of magnitude up to 127, rounded to bytes in the order of PackEvenFirst().
+  static KVANTA_INLINE void PackSigned(const float* x, float inverse, uint8_t* out) {
+    const Lanes::F unit = Lanes::Set1(inverse), upper = Lanes::Set1(inverse * 256);
+    const V lowest = _mm512_set1_epi32(0xff);
+    V pairs[2];
+    for (int i = 0; i < 2; ++i) {
+      const Lanes::F low = Lanes::Fma(Lanes::Load(x + 16 * i), unit, Lanes::Set1(0x1.8p23f));
+      const Lanes::F high = Lanes::Fma(Lanes::Load(x + 16 * i + 32), upper, Lanes::Set1(0x1.8p23f + 128));
+      pairs[i] = _mm512_ternarylogic_epi32(_mm512_castps_si512(low), _mm512_castps_si512(high), lowest, 0xe4);
+    }
+    _mm512_storeu_si512(out, _mm512_permutex2var_epi8(pairs[0], _mm512_load_si512(kEvenFirst.bytes), pairs[1]));
+  }
+  // The sum of n signed bytes, n a multiple of 64.
+  static KVANTA_INLINE int32_t SumOf(const uint8_t* bytes, int n) {
+    V sums = Start();
+    for (int i = 0; i < n; i += 64) sums = DotBytes(sums, _mm512_set1_epi8(1), Load(bytes + i));
+    return _mm512_reduce_add_epi32(sums);
+  }
+  // What AndFlip() takes for a sign: `bits` where x is negative, else 0.
+  static KVANTA_INLINE void Signs(Lanes::F x, int bits, uint8_t* out) {
+    const __mmask16 negative = _mm512_movepi32_mask(_mm512_castps_si512(x));
+    Store(_mm_maskz_mov_epi8(negative, _mm_set1_epi8(static_cast<char>(bits))), out);
+  }
+  // What the codes of up to 64 slots are to be met less: `middle`, one less where there is a sign; 0 behind them.
+  template <bool kSigns>
+  static KVANTA_INLINE V Offsets(int middle, const uint8_t* signs, int slots) {
+    const __mmask64 in = slots >= 64 ? ~uint64_t{0} : (uint64_t{1} << static_cast<unsigned>(slots)) - 1;
+    const V middles = _mm512_maskz_mov_epi8(in, _mm512_set1_epi8(static_cast<char>(middle)));
+    if constexpr (!kSigns) return middles;
+    return _mm512_mask_sub_epi8(middles, in, middles, And(Load(signs), 1));
+  }
+  // sums[i]: of the lanes of x[i], i < 4.
+  static KVANTA_INLINE void SumsOf(const V* x, int32_t* sums) {
+    const V a = _mm512_add_epi32(_mm512_unpacklo_epi32(x[0], x[1]), _mm512_unpackhi_epi32(x[0], x[1]));
+    const V b = _mm512_add_epi32(_mm512_unpacklo_epi32(x[2], x[3]), _mm512_unpackhi_epi32(x[2], x[3]));
+    const V quarters = _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+    const __m256i halves = _mm256_add_epi32(_mm512_castsi512_si256(quarters), _mm512_extracti64x4_epi64(quarters, 1));
+    const __m128i all = _mm_add_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(sums), all);
   }
 
   // Channels [32 group, 32 group + 32) of a plane of kWidth bits, four sets of 8 whose even channels are the fields at

@@ -99,12 +99,11 @@ struct NarrowKey : Base {
   static constexpr int kLargestByte = Base::kLevelsOfE2M1 ? Base::kLevels.largest : (1 << Base::kBits) - 1;
 
   // Products of channels [0, kChannels), a multiple of kStep, of 16 tokens with `coefficients`. `low`, `high`: the
-  // planes from the first channel on.
+  // planes from the first channel on; starts[r]: what a sum starts from.
   // sums[r * kGroups + g]: of row r and the g-th group of tokens, whose lines are group_bytes behind those before.
-  template <int kGroups, int kRows, int kChannels>
+  template <int kGroups, int kRows, int kChannels, class B = Bytes16>
   static KVANTA_INLINE void Dot(const uint8_t* low, const uint8_t* high, int64_t group_bytes,
-                                const uint8_t* const* coefficients, Bytes16::Sum* sums) {
-    using B = Bytes16;
+                                const uint8_t* const* coefficients, const int32_t* starts, typename B::Sum* sums) {
     constexpr int kRun = Base::template RunOf<B>(kLargestByte, 127);  // lines of bytes
     constexpr int kLines = kChannels / 4;
     constexpr int kLowFields = 8 / Base::kLow, kHighFields = 8 / kNarrowest;
@@ -127,12 +126,20 @@ struct NarrowKey : Base {
 #pragma GCC unroll 8
       for (int i = 0; i < kRows * kGroups; ++i) {
         const uint8_t* four = coefficients[i / kGroups] + line * 4;
-        run[i] = B::MulAdd(line % kRun == 0 ? B::Start() : run[i], x[i % kGroups], four);
+        if constexpr (B::kSumsAreWide) {
+          run[i] = B::MulAdd(line == 0 ? B::Set(starts[i / kGroups]) : run[i], x[i % kGroups], four);
+        } else {
+          run[i] = B::MulAdd(line % kRun == 0 ? B::Start() : run[i], x[i % kGroups], four);
+        }
       }
-      if ((line + 1) % kRun == 0 || line + 1 == kLines) {
+      if (B::kSumsAreWide ? line + 1 == kLines : (line + 1) % kRun == 0 || line + 1 == kLines) {
 #pragma GCC unroll 8
         for (int i = 0; i < kRows * kGroups; ++i) {
-          sums[i] = line < kRun ? B::Widen(run[i]) : B::Add(sums[i], run[i]);
+          if constexpr (B::kSumsAreWide) {
+            sums[i] = run[i];
+          } else {
+            sums[i] = line < kRun ? B::Plus(B::Widen(run[i]), starts[i / kGroups]) : B::Add(sums[i], run[i]);
+          }
         }
       }
     }
@@ -140,7 +147,9 @@ struct NarrowKey : Base {
 };
 
 // V: a unit holds the same bytes of four tokens; even and odd channels come out apart. Codes are met by their levels;
-// those of unsigned codes, which have zeros, less the middle one. kScaleSigns: scales may be negative.
+// those of unsigned codes, which have zeros, less the middle one. kScaleSigns: scales may be negative. Where sums are
+// wide, fields are met as they are, with their bits flipped where the scale is negative, and the sums start from what
+// is too much then.
 template <class Base, bool kScaleSigns>
 struct NarrowValue : Base {
   static constexpr int kSub = 4;
@@ -148,20 +157,22 @@ struct NarrowValue : Base {
   static constexpr bool kSmallBlocks = Base::kLevelsOfE2M1;  // blocks of 16 channels; others have 32 or more
   static constexpr int kMiddle = 1 << (Base::kBits - 1);
   static constexpr int kLargestLevel = Base::kLevelsOfE2M1 ? Base::kLevels.offset : kMiddle;
+  static constexpr bool kStarts = ValueBytes::kSumsAreWide && !Base::kLevelsOfE2M1;
 
   static constexpr int kChannels = ValueBytes::kChannels;  // of one call, 16 or 32
 
   // dots[r * kChannels / 16 + v]: row r on the v-th 16 channels from `column` on. kTail: fewer than kChannels are left.
   // weights[v][r]: of the row, for the v-th 16 channels, which share them unless blocks are small; `signs` likewise.
+  // starts[r]: what the row's sums start from, where kStarts.
   template <int kRows, bool kTail>
   static KVANTA_INLINE void DotValues(const uint8_t* units, int head_dim, int column, int count,
-                                      const uint8_t* const (*weights)[kRows], const uint8_t* signs, Lanes::F* dots,
-                                      Prefetcher& prefetch) {
+                                      const uint8_t* const (*weights)[kRows], const uint8_t* signs,
+                                      const int32_t* starts, Lanes::F* dots, Prefetcher& prefetch) {
     // 64 slots, the most common count, as one that the compiler knows.
     if (count == 16 && !kTail) {
-      SumValues<kRows, kTail, 16>(units, head_dim, column, count, weights, signs, dots, prefetch);
+      SumValues<kRows, kTail, 16>(units, head_dim, column, count, weights, signs, starts, dots, prefetch);
     } else {
-      SumValues<kRows, kTail, 0>(units, head_dim, column, count, weights, signs, dots, prefetch);
+      SumValues<kRows, kTail, 0>(units, head_dim, column, count, weights, signs, starts, dots, prefetch);
     }
   }
 
@@ -172,27 +183,40 @@ struct NarrowValue : Base {
     if constexpr (Base::kLevelsOfE2M1) {
       return Base::template LookUp<B>(low, kField * Base::kLow, Base::kLevels.level);
     } else {
+      if constexpr (kStarts && kScaleSigns && Base::kHigh == 0) {
+        return B::AndFlip(kField == 0 ? low : B::Right(low, kField * Base::kLow), (1 << Base::kLow) - 1, signs);
+      }
       const typename B::V fields = Base::template Fields<B>(low, kField * Base::kLow, high, kField * Base::kHigh);
-      if constexpr (kScaleSigns) return B::template SignedSub<kMiddle>(fields, signs);
-      return B::Sub(fields, kMiddle);
+      if constexpr (kStarts) {
+        return kScaleSigns ? B::Flip(fields, signs) : fields;
+      } else if constexpr (kScaleSigns) {
+        return B::template SignedSub<kMiddle>(fields, signs);
+      } else {
+        return B::Sub(fields, kMiddle);
+      }
     }
   }
 
   template <int kRows, bool kTail, int kCount>
   static KVANTA_INLINE void SumValues(const uint8_t* units, int head_dim, int column, int count,
-                                      const uint8_t* const (*weights)[kRows], const uint8_t* signs, Lanes::F* dots,
-                                      Prefetcher& prefetch) {
+                                      const uint8_t* const (*weights)[kRows], const uint8_t* signs,
+                                      const int32_t* starts, Lanes::F* dots, Prefetcher& prefetch) {
     if constexpr (kCount != 0) count = kCount;
     using B = ValueBytes;
-    constexpr int kRun = Base::template RunOf<B>(kLargestLevel, static_cast<int64_t>(kLargestWeight));
+    // Units whose products a register takes before they are added to the sum: all of a page where sums are wide.
+    constexpr int kRun =
+        B::kSumsAreWide ? kMaxPageTokens : Base::template RunOf<B>(kLargestLevel, static_cast<int64_t>(kLargestWeight));
     const int64_t stride = int64_t{head_dim} * Base::kBits / 2;
     const int64_t high = int64_t{head_dim} * Base::kLow / 2;
     const int group = column / kChannels, left = head_dim - column;
     typename B::Sum even[kRows], odd[kRows];
-    for (int r = 0; r < kRows; ++r) even[r] = odd[r] = B::Set(0);
+    for (int r = 0; r < kRows; ++r) even[r] = odd[r] = B::Set(kStarts ? starts[r] : 0);
     for (int begin = 0; begin < count; begin += kRun) {
       typename B::Run run_even[kRows], run_odd[kRows];
-      for (int r = 0; r < kRows; ++r) run_even[r] = run_odd[r] = B::Start();
+      for (int r = 0; r < kRows; ++r) {
+        run_even[r] = run_odd[r] = B::Start();
+        if constexpr (B::kSumsAreWide) run_even[r] = even[r], run_odd[r] = odd[r];
+      }
       const int end = begin + kRun < count ? begin + kRun : count;
       prefetch.Lines((end - begin) * kChannels / 16);
 #pragma GCC unroll 4
@@ -212,8 +236,12 @@ struct NarrowValue : Base {
         }
       }
       for (int r = 0; r < kRows; ++r) {
-        even[r] = B::Add(even[r], run_even[r]);
-        odd[r] = B::Add(odd[r], run_odd[r]);
+        if constexpr (B::kSumsAreWide) {
+          even[r] = run_even[r], odd[r] = run_odd[r];
+        } else {
+          even[r] = B::Add(even[r], run_even[r]);
+          odd[r] = B::Add(odd[r], run_odd[r]);
+        }
       }
     }
     for (int r = 0; r < kRows; ++r) B::Interleave(even[r], odd[r], dots + r * (kChannels / 16));

@@ -135,6 +135,7 @@ struct ByteLanes {
   using Run = I;
   using Sum = I;
   static constexpr int64_t kLargestSum = int64_t{1} << 30;
+  static constexpr bool kSumsAreWide = false;  // bytes as they are would need no less work here
 
   static KVANTA_INLINE V Load(const uint8_t* p) {
     V x;
@@ -232,15 +233,27 @@ using ValueBytes = Bytes8;
 
 struct Bytes16 : ByteLanes<Lanes::U, Lanes::I> {
   static KVANTA_INLINE Lanes::F ToFloat(Sum sum) { return Lanes::FromInt(sum); }
-  // 64 numbers from 0 to 255, rounded; others become one of these.
-  static KVANTA_INLINE void PackUnsigned(const Lanes::F* x, uint8_t* out) {
+  // 64 products a b from 0 to 255, rounded to bytes (others become one of these); of a, the i-th vector is
+  // kPackFactor[i] times what it stands for.
+  static constexpr float kPackFactor[4] = {1, 1, 1, 1};
+  static KVANTA_INLINE void PackProducts(const Lanes::F* a, const Lanes::F* b, uint8_t* out) {
     for (int v = 0; v < 4; ++v) {
-      const Lanes::I integers = Lanes::RoundToInt(x[v]);
+      const Lanes::I integers = Lanes::RoundToInt(Lanes::Mul(a[v], b[v]));
       for (int i = 0; i < 16; ++i) out[16 * v + i] = Clamp(integers[i]);
     }
   }
+  // 64 numbers x inverse of magnitude up to 127, rounded to bytes in the order of PackEvenFirst().
+  static KVANTA_INLINE void PackSigned(const float* x, float inverse, uint8_t* out) {
+    for (int i = 0; i < 64; i += 16) PackEvenFirst(Lanes::Mul(Lanes::Load(x + i), Lanes::Set1(inverse)), out + i);
+  }
+  // The sum of n signed bytes, n a multiple of 64.
+  static KVANTA_INLINE int32_t SumOf(const uint8_t* bytes, int n) {
+    int32_t sum = 0;
+    for (int i = 0; i < n; ++i) sum += static_cast<int8_t>(bytes[i]);
+    return sum;
+  }
   // -1 where x is negative, else 1.
-  static KVANTA_INLINE void Signs(Lanes::F x, uint8_t* out) {
+  static KVANTA_INLINE void Signs(Lanes::F x, int /*bits*/, uint8_t* out) {
     for (int b = 0; b < 16; ++b) out[b] = x[b] < 0 ? 0xff : 1;
   }
   // 16 integers of magnitude up to 127 as bytes, of every 8 the even ones first.
@@ -264,6 +277,7 @@ using CodeFp16 = FloatCode<DecodeFp16>;
 using CodeE4M3 = FloatCode<DecodeE4M3>;
 using CodeE5M2 = FloatCode<DecodeE5M2>;
 using CodeInt8 = IntegerCode<DecodeInt8>;
+using CodeInt8Values = CodeInt8;
 
 }  // namespace
 }  // namespace kvanta::kernels

@@ -37,6 +37,10 @@ struct Lanes {
   // b where a and b do not compare (NaN).
   static KVANTA_INLINE F Max(F a, F b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
   static KVANTA_INLINE F Min(F a, F b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+  static KVANTA_INLINE F Abs(F a) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    return {_mm256_andnot_ps(sign, a.lo), _mm256_andnot_ps(sign, a.hi)};
+  }
   static KVANTA_INLINE F Fma(F a, F b, F c) {
     return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
   }
@@ -98,12 +102,6 @@ struct Lanes {
           _mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(_mm256_castps_si256(n), 23)));
     };
     return {add(value.lo, bits.lo), add(value.hi, bits.hi)};
-  }
-  // value, or 0 where x < limit.
-  static KVANTA_INLINE F ZeroBelow(F value, F x, float limit) {
-    const __m256 l = _mm256_set1_ps(limit);
-    return {_mm256_andnot_ps(_mm256_cmp_ps(x.lo, l, _CMP_LT_OQ), value.lo),
-            _mm256_andnot_ps(_mm256_cmp_ps(x.hi, l, _CMP_LT_OQ), value.hi)};
   }
 
   static KVANTA_INLINE F LoadFp16(const uint16_t* p) {

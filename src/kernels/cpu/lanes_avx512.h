@@ -51,6 +51,9 @@ struct Lanes {
   // b where a and b do not compare (NaN).
   static KVANTA_INLINE F Max(F a, F b) { return _mm512_max_ps(a, b); }
   static KVANTA_INLINE F Min(F a, F b) { return _mm512_min_ps(a, b); }
+  static KVANTA_INLINE F Abs(F a) {
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32(0x7fffffff)));
+  }
   static KVANTA_INLINE F Fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
   static KVANTA_INLINE F Sqrt(F a) { return _mm512_sqrt_ps(a); }
 
@@ -91,11 +94,6 @@ struct Lanes {
   static KVANTA_INLINE F AddToExponent(F value, F bits) {
     const __m512i n = _mm512_slli_epi32(_mm512_castps_si512(bits), 23);
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(value), n));
-  }
-  // value, or 0 where x < limit.
-  static KVANTA_INLINE F ZeroBelow(F value, F x, float limit) {
-    const __mmask16 below = _mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_LT_OQ);
-    return _mm512_castsi512_ps(_mm512_mask_mov_epi32(_mm512_castps_si512(value), below, _mm512_setzero_si512()));
   }
 
   static KVANTA_INLINE F LoadFp16(const uint16_t* p) {

@@ -28,30 +28,28 @@ KVANTA_INLINE typename L::F ExpOf(typename L::F x) {
   return L::ScaleByPow2(p, n);
 }
 
-// e^x of kCount vectors of x <= 0 at a time, 0 below kSmallestExponent: softmax's, whose largest is 1. The same
-// polynomial with fewer steps around it; vectors in turns, because a step waits for the one before.
-inline constexpr float kSmallestExponent = -86.0f;  // n stays above -126, where p * 2^n would be subnormal
+// 2^x of kCount vectors of x <= 0 at a time: softmax's, whose largest is 1. Exactly 0 from -127 down. x = n + r with
+// |r| <= 1/2 is exact, and a polynomial of degree 5 (minimax of the relative error, its constant 1) is within 1.5 ulp
+// down to -126. Vectors in turns, because a step waits for the one before.
 template <class L, int kCount>
-KVANTA_INLINE void ExpOfNegative(typename L::F* x) {
+KVANTA_INLINE void Exp2OfNegative(typename L::F* x) {
   using F = typename L::F;
   constexpr float kMagic = 0x1.8p23f;  // leaves integers in the low bits
-  F shifted[kCount], n[kCount], r[kCount], p[kCount];
+  F shifted[kCount], r[kCount], p[kCount];
   const auto each = [](auto step) {
 #pragma GCC unroll 4
     for (int i = 0; i < kCount; ++i) step(i);
   };
-  each([&](int i) { r[i] = L::Max(L::Set1(kSmallestExponent), x[i]); });
-  each([&](int i) { shifted[i] = L::Fma(r[i], L::Set1(1.44269504088896341f), L::Set1(kMagic)); });
-  each([&](int i) { n[i] = L::Sub(shifted[i], L::Set1(kMagic)); });
-  each([&](int i) { r[i] = L::Fma(n[i], L::Set1(-0.693359375f), r[i]); });
-  each([&](int i) { r[i] = L::Fma(n[i], L::Set1(2.12194440e-4f), r[i]); });
-  each([&](int i) { p[i] = L::Fma(L::Set1(1.9875691500e-4f), r[i], L::Set1(1.3981999507e-3f)); });
-  each([&](int i) { p[i] = L::Fma(p[i], r[i], L::Set1(8.3334519073e-3f)); });
-  each([&](int i) { p[i] = L::Fma(p[i], r[i], L::Set1(4.1665795894e-2f)); });
-  each([&](int i) { p[i] = L::Fma(p[i], r[i], L::Set1(1.6666665459e-1f)); });
-  each([&](int i) { p[i] = L::Fma(p[i], r[i], L::Set1(5.0000001201e-1f)); });
-  each([&](int i) { p[i] = L::Add(L::Fma(p[i], L::Mul(r[i], r[i]), r[i]), L::Set1(1.0f)); });
-  each([&](int i) { x[i] = L::ZeroBelow(L::AddToExponent(p[i], shifted[i]), x[i], kSmallestExponent); });
+  // At -127 p is 1, whose exponent then becomes that of 0. The variable is the second operand: max returns it for NaN.
+  each([&](int i) { r[i] = L::Max(L::Set1(-127.0f), x[i]); });
+  each([&](int i) { shifted[i] = L::Add(r[i], L::Set1(kMagic)); });
+  each([&](int i) { r[i] = L::Sub(r[i], L::Sub(shifted[i], L::Set1(kMagic))); });
+  each([&](int i) { p[i] = L::Fma(L::Set1(0x1.5bba12p-10f), r[i], L::Set1(0x1.3cea88p-7f)); });
+  each([&](int i) { p[i] = L::Fma(p[i], r[i], L::Set1(0x1.c6b752p-5f)); });
+  each([&](int i) { p[i] = L::Fma(p[i], r[i], L::Set1(0x1.ebf9bcp-3f)); });
+  each([&](int i) { p[i] = L::Fma(p[i], r[i], L::Set1(0x1.62e42ap-1f)); });
+  each([&](int i) { p[i] = L::Fma(p[i], r[i], L::Set1(1.0f)); });
+  each([&](int i) { x[i] = L::AddToExponent(p[i], shifted[i]); });
 }
 
 }  // namespace

@@ -32,6 +32,7 @@ struct Lanes {
   // As x86: b where a and b do not compare (NaN).
   static KVANTA_INLINE F Max(F a, F b) { return a > b ? a : b; }
   static KVANTA_INLINE F Min(F a, F b) { return a < b ? a : b; }
+  static KVANTA_INLINE F Abs(F a) { return (F)((U)a & 0x7fffffffU); }
   static KVANTA_INLINE F Fma(F a, F b, F c) { return a * b + c; }
   static KVANTA_INLINE F Sqrt(F a) {
     for (int i = 0; i < kLanes; ++i) a[i] = __builtin_sqrtf(a[i]);
@@ -85,8 +86,6 @@ struct Lanes {
   static KVANTA_INLINE F Exp(F x) { return ExpOf<Lanes>(x); }
   // value * 2^n where n is the lowest 9 bits of `bits`; the result must be normal.
   static KVANTA_INLINE F AddToExponent(F value, F bits) { return (F)((U)value + ((U)bits << 23)); }
-  // value, or 0 where x < limit.
-  static KVANTA_INLINE F ZeroBelow(F value, F x, float limit) { return (F)((U)value & ~(U)(x < Set1(limit))); }
 
   static KVANTA_INLINE F LoadFp16(const uint16_t* p) {
     U h;

@@ -215,7 +215,7 @@ KVANTA_INLINE void Weigh(const ValuePass& pass, Weights& weights) {
   weights.row_stride = kWeightBytes;
   weights.block_stride = int64_t{cell.page_tokens} * Code::kCoefficientBytes;
   alignas(64) float w[kPassRows][kMaxPageTokens];  // of integers
-  alignas(64) float scale[kMaxPageTokens];  // of the block, for all rows
+  alignas(64) float scale[kMaxPageTokens];         // of the block, for all rows
   for (int b = 0; b < blocks; ++b) {
     for (int t = first; t < first + count; t += 16) {
       Lanes::F x = Lanes::Mul(LoadScales(scales, b * cell.page_tokens + t), Lanes::Set1(pass.scale));
@@ -272,11 +272,18 @@ KVANTA_INLINE constexpr bool StartsSums() {
   return true;
 }
 
-// kTail: the channels that are left are fewer than ColumnsOf<Code>().
-template <class Code, int kRows, bool kTail>
+// Such columns that a call takes, where there are as many.
+template <class Code>
+KVANTA_INLINE constexpr int ColumnsBeside() {
+  if constexpr (requires { Code::kBeside; }) return Code::kBeside;
+  return 1;
+}
+
+// kCount columns of ColumnsOf<Code>() channels; kTail: one that has fewer left.
+template <class Code, int kRows, bool kTail, int kCount>
 KVANTA_INLINE void AddColumns(const ValuePass& pass, const Weights& weights, const Segment& segment, int column,
                               int row, Prefetcher& prefetch) {
-  constexpr int kVectors = ColumnsOf<Code>() / 16;
+  constexpr int kPerColumn = ColumnsOf<Code>() / 16, kVectors = kCount * kPerColumn;
   int blocks[kVectors];
   const uint8_t* coefficients[kVectors][kRows];
   for (int v = 0; v < kVectors; ++v) {
@@ -286,16 +293,21 @@ KVANTA_INLINE void AddColumns(const ValuePass& pass, const Weights& weights, con
     for (int r = 0; r < kRows; ++r) coefficients[v][r] = weights.rows + (row + r) * weights.row_stride + of_block;
   }
   Lanes::F dots[kRows * kVectors];
-  int32_t bias[kRows] = {};
-  for (int r = 0; StartsSums<Code>() && r < kRows; ++r) bias[r] = weights.bias[row + r][blocks[0]];
+  int32_t bias[kCount][kRows] = {};
+  for (int i = 0; StartsSums<Code>() && i < kCount * kRows; ++i) {
+    bias[i / kRows][i % kRows] = weights.bias[row + i % kRows][blocks[i / kRows * kPerColumn]];
+  }
   if constexpr (requires { Code::kBits; }) {
-    const uint8_t* signs = weights.signs + blocks[0] * weights.block_stride + segment.first;
-    Code::template DotValues<kRows, kTail>(segment.lines, pass.cell.head_dim, column, segment.units, coefficients,
-                                           signs, bias, dots, prefetch);
+    const uint8_t* signs[kCount];
+    for (int c = 0; c < kCount; ++c) {
+      signs[c] = weights.signs + blocks[c * kPerColumn] * weights.block_stride + segment.first;
+    }
+    Code::template DotValues<kRows, kTail, kCount>(segment.lines, pass.cell.head_dim, column, segment.units,
+                                                   coefficients, signs, bias, dots, prefetch);
   } else {
     const LineRun run{segment.lines + int64_t{column} * 4, int64_t{pass.cell.head_dim} * 4, segment.units, 64,
                       pass.cell.head_dim - column};
-    Code::template Dot<kVectors, kRows, kTail>(run, coefficients[0], bias, dots, prefetch);
+    Code::template Dot<kVectors, kRows, kTail>(run, coefficients[0], bias[0], dots, prefetch);
   }
   for (int r = 0; r < kRows; ++r) {
     const Lanes::F rescale = Lanes::Set1(segment.rescale ? pass.rescale[row + r] : 1.0f);
@@ -318,16 +330,19 @@ KVANTA_INLINE void AddColumns(const ValuePass& pass, const Weights& weights, con
 template <class Code>
 __attribute__((noinline)) void AddTailColumns(const ValuePass& pass, const Weights& weights, const Segment& segment,
                                               int column, int row, Prefetcher& prefetch) {
-  AddColumns<Code, 1, true>(pass, weights, segment, column, row, prefetch);
+  AddColumns<Code, 1, true, 1>(pass, weights, segment, column, row, prefetch);
 }
 
 template <class Code, int kRows>
 KVANTA_INLINE void AddTile(const ValuePass& pass, const Weights& weights, const Segment& segment, int row,
                            Prefetcher& prefetch) {
-  constexpr int kColumns = ColumnsOf<Code>();
+  constexpr int kColumns = ColumnsOf<Code>(), kBeside = ColumnsBeside<Code>();
   int column = 0;
+  for (; kBeside > 1 && column + kBeside * kColumns <= pass.cell.head_dim; column += kBeside * kColumns) {
+    AddColumns<Code, kRows, false, kBeside>(pass, weights, segment, column, row, prefetch);
+  }
   for (; column + kColumns <= pass.cell.head_dim; column += kColumns) {
-    AddColumns<Code, kRows, false>(pass, weights, segment, column, row, prefetch);
+    AddColumns<Code, kRows, false, 1>(pass, weights, segment, column, row, prefetch);
   }
   // Few heads have a tail: one instance, row by row.
   for (int r = 0; column < pass.cell.head_dim && r < kRows; ++r) {

@@ -25,9 +25,9 @@ struct SlotRange {
 
 // Scales of a range of slots, and what of them all rows share.
 struct SlotScales {
-  alignas(64) float share[kMaxBlocks][kMaxPageTokens];     // of the block's largest, without signs
-  alignas(64) float zero[kMaxBlocks][kMaxPageTokens];      // of the code that values are met less
-  alignas(64) float most[kMaxPageTokens];                  // largest share of a slot
+  alignas(64) float share[kMaxBlocks][kMaxPageTokens];          // of the block's largest, without signs
+  alignas(64) float zero[kMaxBlocks][kMaxPageTokens];           // of the code that values are met less
+  alignas(64) float most[kMaxPageTokens];                       // largest share of a slot
   alignas(64) uint8_t signs[kMaxBlocks * kMaxPageTokens + 64];  // [blocks][page_tokens], as Bytes16 writes them
   float largest[kMaxBlocks];
 };
@@ -80,12 +80,14 @@ __attribute__((noinline)) void LoadSlots(const CellView& cell, SlotRange range, 
       cell.block_scales ? cell.block_scales : cell.token_scales, [&](auto type) __attribute__((always_inline)) {
         LoadSlotsOf<kScaleSigns, decltype(type)::kScale>(cell, range, middle, slots, peaks);
       });
+  for (int b = blocks; b % 4 != 0; ++b) peaks[b] = Lanes::Zero();
   float inverse[kMaxBlocks];
-  for (int b = 0; b < blocks; b += 16) {
-    for (int i = b; i < b + 16 && i < blocks; i += 4) LargestOf(peaks + i, blocks - i < 4 ? blocks - i : 4, slots.largest + i);
-    const Lanes::F largest = Lanes::Max(Lanes::Load(slots.largest + b), Lanes::Set1(kSmallestPeak));
-    Lanes::Store(slots.largest + b, largest);
-    Lanes::Store(inverse + b, Lanes::Div(Lanes::Set1(1), largest));
+  for (int b = 0; b < blocks; b += 4) {  // by four: what MaximaOf() stores is loaded as it was stored, without a wait
+    float largest[4];
+    Lanes::MaximaOf(peaks + b, largest);
+    for (int i = 0; i < 4; ++i) largest[i] = largest[i] > kSmallestPeak ? largest[i] : kSmallestPeak;
+    for (int i = 0; i < 4; ++i) inverse[b + i] = 1 / largest[i];
+    __builtin_memcpy(slots.largest + b, largest, sizeof largest);
   }
   for (int t = first; t < last; t += 16) {
     Lanes::F most = Lanes::Zero();
@@ -98,7 +100,8 @@ __attribute__((noinline)) void LoadSlots(const CellView& cell, SlotRange range, 
   }
 }
 
-// What sums start from: what codes are to be met less, which is one less of their complements where scales are negative.
+// What sums start from: what codes are to be met less, which is one less of their complements where scales are
+// negative.
 template <bool kScaleSigns, class B>
 KVANTA_INLINE void StartSums(const ValuePass& pass, SlotRange range, int middle, const SlotScales& slots,
                              Weights& weights) {
@@ -209,7 +212,8 @@ void AccumulateNarrow(const ValuePass& pass) {
     range.end = run_end < pass.end ? run_end : pass.end;
     LoadSlots<Value::kHasScaleSigns>(pass.cell, range, Value::kMiddle, slots);
     WeighSlots(pass, range, pass.scale * kLevelUnit<kCode>, slots, weights, prefetch);
-    if constexpr (Value::kStarts) StartSums<Value::kHasScaleSigns, Bytes16>(pass, range, Value::kMiddle, slots, weights);
+    if constexpr (Value::kStarts)
+      StartSums<Value::kHasScaleSigns, Bytes16>(pass, range, Value::kMiddle, slots, weights);
     AddNarrow<Value>(pass, range, weights, range.begin == pass.begin, prefetch);
   }
   prefetch.Rest();

@@ -28,6 +28,7 @@ KVANTA_INLINE __m256i InOrder(__m256i sum) {
 struct Bytes256 {
   using V = __m256i;
   static constexpr int kChannels = 16;  // whose values one register holds
+  static constexpr int kBeside = 1;
 
   static KVANTA_INLINE V Load(const uint8_t* bytes) { return Load256(bytes); }
   static KVANTA_INLINE V And(V x, int mask) { return _mm256_and_si256(x, _mm256_set1_epi8(static_cast<char>(mask))); }

@@ -199,9 +199,9 @@ struct DecodeFp8 {
 
 // 16 integers up to 65535 as [4 high bytes][4 low bytes] per four, unsigned.
 KVANTA_INLINE void PackUnsignedBytes(Lanes::F x, uint8_t* out) {
-  const __m512i order = _mm512_castsi256_si512(
-      _mm256_setr_epi8(1, 5, 9, 13, 0, 4, 8, 12, 17, 21, 25, 29, 16, 20, 24, 28, 33, 37, 41, 45, 32, 36, 40, 44, 49, 53,
-                       57, 61, 48, 52, 56, 60));
+  const __m512i order =
+      _mm512_castsi256_si512(_mm256_setr_epi8(1, 5, 9, 13, 0, 4, 8, 12, 17, 21, 25, 29, 16, 20, 24, 28, 33, 37, 41, 45,
+                                              32, 36, 40, 44, 49, 53, 57, 61, 48, 52, 56, 60));
   const __m512i bytes = _mm512_permutexvar_epi8(order, _mm512_cvtps_epi32(x));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_castsi512_si256(bytes));
 }
@@ -258,7 +258,8 @@ struct CodeInt8 {
   }
 };
 
-// Where the bytes of four vectors of lanes lie in two: of vectors 0 and 2, then 1 and 3, the lowest two bytes of a lane.
+// Where the bytes of four vectors of lanes lie in two: of vectors 0 and 2, then 1 and 3, the lowest two bytes of a
+// lane.
 struct ByteOrder {
   alignas(64) uint8_t bytes[64];
 };
@@ -313,6 +314,7 @@ struct Bytes16 {
   using Sum = __m512i;
   static constexpr int64_t kLargestSum = int64_t{1} << 30;
   static constexpr int kChannels = 32;  // whose values one register holds
+  static constexpr int kBeside = 2;     // registers of values at a time: one would wait for its sums
   // Sums are 32 bits wide from the first product on, so that what codes are to be met less, and the complement of a
   // code that a negative scale makes, can be taken off the sum.
   static constexpr bool kSumsAreWide = true;

@@ -159,20 +159,23 @@ struct NarrowValue : Base {
   static constexpr int kLargestLevel = Base::kLevelsOfE2M1 ? Base::kLevels.offset : kMiddle;
   static constexpr bool kStarts = ValueBytes::kSumsAreWide && !Base::kLevelsOfE2M1;
 
-  static constexpr int kChannels = ValueBytes::kChannels;  // of one call, 16 or 32
+  static constexpr int kChannels = ValueBytes::kChannels;  // of a register, 16 or 32
+  static constexpr int kVectors = kChannels / 16;
+  static constexpr int kBeside = ValueBytes::kBeside;  // registers' channels that a call takes, where there are as many
 
-  // dots[r * kChannels / 16 + v]: row r on the v-th 16 channels from `column` on. kTail: fewer than kChannels are left.
-  // weights[v][r]: of the row, for the v-th 16 channels, which share them unless blocks are small; `signs` likewise.
-  // starts[r]: what the row's sums start from, where kStarts.
-  template <int kRows, bool kTail>
+  // Channels [column, column + kCount * kChannels). dots[(r * kCount + c) * kVectors + v]: row r on the v-th 16
+  // channels of register c. kTail: fewer than kChannels are left. weights[c * kVectors + v][r]: of the row, for these
+  // channels, which share them with the register's others unless blocks are small; signs[c]: of the register's;
+  // starts[c][r]: what the row's sums start from, where kStarts.
+  template <int kRows, bool kTail, int kCount>
   static KVANTA_INLINE void DotValues(const uint8_t* units, int head_dim, int column, int count,
-                                      const uint8_t* const (*weights)[kRows], const uint8_t* signs,
-                                      const int32_t* starts, Lanes::F* dots, Prefetcher& prefetch) {
+                                      const uint8_t* const (*weights)[kRows], const uint8_t* const* signs,
+                                      const int32_t (*starts)[kRows], Lanes::F* dots, Prefetcher& prefetch) {
     // 64 slots, the most common count, as one that the compiler knows.
     if (count == 16 && !kTail) {
-      SumValues<kRows, kTail, 16>(units, head_dim, column, count, weights, signs, starts, dots, prefetch);
+      SumValues<kRows, kTail, kCount, 16>(units, head_dim, column, count, weights, signs, starts, dots, prefetch);
     } else {
-      SumValues<kRows, kTail, 0>(units, head_dim, column, count, weights, signs, starts, dots, prefetch);
+      SumValues<kRows, kTail, kCount, 0>(units, head_dim, column, count, weights, signs, starts, dots, prefetch);
     }
   }
 
@@ -197,11 +200,11 @@ struct NarrowValue : Base {
     }
   }
 
-  template <int kRows, bool kTail, int kCount>
+  template <int kRows, bool kTail, int kCount, int kUnits>
   static KVANTA_INLINE void SumValues(const uint8_t* units, int head_dim, int column, int count,
-                                      const uint8_t* const (*weights)[kRows], const uint8_t* signs,
-                                      const int32_t* starts, Lanes::F* dots, Prefetcher& prefetch) {
-    if constexpr (kCount != 0) count = kCount;
+                                      const uint8_t* const (*weights)[kRows], const uint8_t* const* signs,
+                                      const int32_t (*starts)[kRows], Lanes::F* dots, Prefetcher& prefetch) {
+    if constexpr (kUnits != 0) count = kUnits;
     using B = ValueBytes;
     // Units whose products a register takes before they are added to the sum: all of a page where sums are wide.
     constexpr int kRun =
@@ -209,42 +212,50 @@ struct NarrowValue : Base {
     const int64_t stride = int64_t{head_dim} * Base::kBits / 2;
     const int64_t high = int64_t{head_dim} * Base::kLow / 2;
     const int group = column / kChannels, left = head_dim - column;
-    typename B::Sum even[kRows], odd[kRows];
-    for (int r = 0; r < kRows; ++r) even[r] = odd[r] = B::Set(kStarts ? starts[r] : 0);
+    constexpr int kSums = kCount * kRows;
+    typename B::Sum even[kSums], odd[kSums];
+    for (int i = 0; i < kSums; ++i) even[i] = odd[i] = B::Set(kStarts ? starts[i / kRows][i % kRows] : 0);
     for (int begin = 0; begin < count; begin += kRun) {
-      typename B::Run run_even[kRows], run_odd[kRows];
-      for (int r = 0; r < kRows; ++r) {
-        run_even[r] = run_odd[r] = B::Start();
-        if constexpr (B::kSumsAreWide) run_even[r] = even[r], run_odd[r] = odd[r];
+      typename B::Run run_even[kSums], run_odd[kSums];
+      for (int i = 0; i < kSums; ++i) {
+        run_even[i] = run_odd[i] = B::Start();
+        if constexpr (B::kSumsAreWide) run_even[i] = even[i], run_odd[i] = odd[i];
       }
       const int end = begin + kRun < count ? begin + kRun : count;
-      prefetch.Lines((end - begin) * kChannels / 16);
+      prefetch.Lines((end - begin) * kCount * kVectors);
 #pragma GCC unroll 4
       for (int i = begin; i < end; ++i) {
         const uint8_t* unit = units + i * stride;
-        const typename B::V low = B::template LoadSets<Base::kLow, kTail>(unit, group, left);
-        typename B::V top = low;
-        if constexpr (Base::kHigh != 0) top = B::template LoadSets<Base::kHigh, kTail>(unit + high, group, left);
-        const typename B::V x = Levels<B, 0>(low, top, signs + i * 4);
-        const typename B::V y = Levels<B, 1>(low, top, signs + i * 4);
+#pragma GCC unroll 2
+        for (int c = 0; c < kCount; ++c) {
+          const typename B::V low = B::template LoadSets<Base::kLow, kTail>(unit, group + c, left);
+          typename B::V top = low;
+          if constexpr (Base::kHigh != 0) {
+            top = B::template LoadSets<Base::kHigh, kTail>(unit + high, group + c, left);
+          }
+          const typename B::V x = Levels<B, 0>(low, top, signs[c] + i * 4);
+          const typename B::V y = Levels<B, 1>(low, top, signs[c] + i * 4);
 #pragma GCC unroll 4
-        for (int r = 0; r < kRows; ++r) {
-          const auto w =
-              B::template Weights<kSmallBlocks>(weights[0][r] + i * 4, weights[kChannels / 16 - 1][r] + i * 4);
-          run_even[r] = B::MulAddSigned(run_even[r], w, x);
-          run_odd[r] = B::MulAddSigned(run_odd[r], w, y);
+          for (int r = 0; r < kRows; ++r) {
+            const auto w = B::template Weights<kSmallBlocks>(weights[c * kVectors][r] + i * 4,
+                                                             weights[(c + 1) * kVectors - 1][r] + i * 4);
+            run_even[c * kRows + r] = B::MulAddSigned(run_even[c * kRows + r], w, x);
+            run_odd[c * kRows + r] = B::MulAddSigned(run_odd[c * kRows + r], w, y);
+          }
         }
       }
-      for (int r = 0; r < kRows; ++r) {
+      for (int i = 0; i < kSums; ++i) {
         if constexpr (B::kSumsAreWide) {
-          even[r] = run_even[r], odd[r] = run_odd[r];
+          even[i] = run_even[i], odd[i] = run_odd[i];
         } else {
-          even[r] = B::Add(even[r], run_even[r]);
-          odd[r] = B::Add(odd[r], run_odd[r]);
+          even[i] = B::Add(even[i], run_even[i]);
+          odd[i] = B::Add(odd[i], run_odd[i]);
         }
       }
     }
-    for (int r = 0; r < kRows; ++r) B::Interleave(even[r], odd[r], dots + r * (kChannels / 16));
+    for (int i = 0; i < kSums; ++i) {
+      B::Interleave(even[i], odd[i], dots + (i % kRows * kCount + i / kRows) * kVectors);
+    }
   }
 };
 

@@ -205,6 +205,7 @@ using Ints8 = int32_t __attribute__((vector_size(32)));
 
 struct Bytes8 : ByteLanes<Words8, Ints8> {
   static constexpr int kChannels = 16;
+  static constexpr int kBeside = 1;
 
   // As on AVX2.
   template <int kWidth, bool kTail>

@@ -70,7 +70,11 @@ CellPlace PlaceOf(const formats::CellPlanes& planes, int64_t first, int64_t stri
           .stride = stride,
           .codes = planes.codes,
           .block_scales = planes.block_scales,
-          .token_scales = planes.token_scales};
+          .block_zeros = planes.block_zeros,
+          .token_scales = planes.token_scales,
+          .token_zeros = planes.token_zeros,
+          .channel_scales = planes.channel_scales,
+          .channel_zeros = planes.channel_zeros};
 }
 
 // What a layer needs and no kernel does, or "".
@@ -80,7 +84,7 @@ std::string Missing(const formats::LayerScheme& scheme) {
   if (scheme.k.outliers != 0) return "outlier channels";
   if (scheme.shape.tokens < kernels::cuda::kChunkTokens) return fmt::format("pages of {} tokens", scheme.shape.tokens);
   for (const formats::Format* format : {scheme.k.format, scheme.v.format}) {
-    if (format->scaling.tile != 0 || FindAppend(*format) < 0) return fmt::format("format {}", format->name);
+    if (FindAppend(*format) < 0) return fmt::format("format {}", format->name);
   }
   if (kernels::cuda::FindAttend(*scheme.k.format, *scheme.v.format, scheme.shape.head_dim) < 0) {
     return fmt::format("k={},v={} of head_dim {}", scheme.k.format->name, scheme.v.format->name, scheme.shape.head_dim);
@@ -239,6 +243,8 @@ class GpuBackend final : public Backend {
     attend.k_mean = k.mean;
     attend.k_scale = static_scales(scheme.k, scales.k);
     attend.v_scale = static_scales(scheme.v, scales.v);
+    attend.k_code = kernels::cuda::MakeSideCode(scheme.k.format->code, scheme.k.format->scaling);
+    attend.v_code = kernels::cuda::MakeSideCode(scheme.v.format->code, scheme.v.format->scaling);
     attend.quantized = k.quantized;
     attend.exact = k.exact;
     attend.k = k.cell;

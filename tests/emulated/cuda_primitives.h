@@ -15,6 +15,7 @@
 
 #define KVANTA_DEVICE inline
 #define KVANTA_UNROLL
+#define KVANTA_UNROLL_BY(count)
 
 namespace kvanta::emulated {
 

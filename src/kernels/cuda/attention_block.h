@@ -1,171 +1,260 @@
-// Blocks of attention: a tile and a run each, and the merge of a tile's runs. A unit that includes this has included
-// the primitives.
+// Attention of tiles of query rows to runs of cached pages, in pages as they are stored, and the merge of a tile's
+// runs. Decode and prefill are the same code. A unit that includes this has included the primitives.
+//
+// A block attends one tile to one run of 1,024 tokens at absolute positions, each of its four warps to a quarter, chunk
+// by chunk of 32 tokens: S = Q K^T by tensor cores, an online softmax in f32, O += P V by tensor cores in f32. Query
+// rows lie on M, tokens and then channels on N: what Q K^T leaves in a lane is what P V wants there. Quarters are
+// merged in ascending order, runs by another launch. A row's operations depend on its position alone: not on the tile
+// it came with, not on the batch.
+//
+// Keys and values meet in the logits alone, so a kernel is made of sides: those of one pair, or all that there are, of
+// which the launch picks two.
 #pragma once
 
 #include "formats/bf16.h"
-#include "kernels/cuda/attention_kernel.h"
+#include "kernels/cuda/scores.h"
+#include "kernels/cuda/weighted_values.h"
 
 namespace kvanta::kernels::cuda {
 
-template <class KeyFormat, class ValueFormat, int kDim>
-struct AttendBlock {
-  using Keys = SideTraits<KeyFormat>;
-  using Values = SideTraits<ValueFormat>;
-  using Exact = SideTraits<formats::Bf16>;
-  using Stored = ChunkAttention<Keys, Values, kDim>;
-  using Open = ChunkAttention<Exact, Exact, kDim>;
-  using State = TileState<kDim>;
-  static_assert(kDim % 16 == 0 && kDim <= 256);
+// One pair of formats and one head_dim: what is common is compiled for itself.
+template <class KeyFormat, class ValueFormat, int kHeadDim>
+struct PairKernel {
+  using Keys = KeyFormat;
+  using Values = ValueFormat;
+  using Exact = FixedSide<formats::Bf16>;
   // A layer of bf16 alone has nothing else to read.
-  static constexpr bool kHasExact = Keys::kCode != Code::kBf16 || Values::kCode != Code::kBf16;
+  static constexpr bool kHasExact = !FixedSide<Keys>::kBf16 || !FixedSide<Values>::kBf16;
+  template <class Side>
+  using Sides = std::conditional_t<Side::kBf16, SideList<Side>, SideList<Side, Exact>>;
+  using KeySides = Sides<FixedSide<Keys>>;
+  using ValueSides = Sides<FixedSide<Values>>;
+  using Outputs = RegisterOutputs<BlocksOf(kHeadDim)>;
+  static constexpr int kResident = 3;  // blocks that a multiprocessor's registers are to hold
 
-  // Shared memory. The warps' results lie where the query rows were.
-  static constexpr int kResultBytes = kAttendWarps * kQueryRows * kDim * 4;
-  static constexpr int kRows = 0;
-  static constexpr int kResults = 0;
-  static constexpr int kScales = kResultBytes;
+  static constexpr KVANTA_DEVICE int HeadDim(int /*of_layer*/) { return kHeadDim; }
+};
+
+// All pairs, and every head_dim of up to 256.
+struct AnyKernel {
+  template <Family... kFamilies>
+  using Sides = SideList<FamilySide<kFamilies>...>;
+  using ValueSides =
+      Sides<Family::kFields, Family::kE2M1, Family::kInt8, Family::kE4M3, Family::kE5M2, Family::kF16, Family::kBf16>;
+  using KeySides = Sides<Family::kFields, Family::kE2M1, Family::kInt8, Family::kE4M3, Family::kE5M2, Family::kF16,
+                         Family::kLloyd, Family::kBf16>;
+  static constexpr bool kHasExact = true;
+  using Outputs = SharedOutputs;
+  static constexpr int kResident = 3;
+
+  static constexpr KVANTA_DEVICE int HeadDim(int of_layer) { return of_layer; }
+};
+
+// (peak, sum, out) and (more_peak, more_sum, more) of `count` values, into the first.
+KVANTA_DEVICE void MergeInto(float& peak, float& sum, float more_peak, float more_sum, float* out, const float* more,
+                             int count) {
+  const float greatest = fmaxf(peak, more_peak);
+  const float base = greatest == kMinusInfinity ? 0.0F : greatest;
+  const float keep = Exp2(peak - base);
+  const float take = Exp2(more_peak - base);
+  peak = greatest;
+  sum = MultiplyAdd(sum, keep, more_sum * take);
+  for (int i = 0; i < count; ++i) out[i] = MultiplyAdd(out[i], keep, more[i] * take);
+}
+
+// The block's shared memory. Warps' results lie where the query rows were.
+struct AttendShared {
+  static constexpr int kScales = 0;
   static constexpr int kBias = kScales + 4 * kQueryRows;
-  static constexpr int kStates = kBias + 4 * kQueryRows;
-  static constexpr int kQueries = kStates + kAttendWarps * kQueryRows * 8;
-  static constexpr int kExactQueries = kQueries + KeySteps<Keys::kCode, kDim>::kBytes;
-  static constexpr int kSharedBytes = kExactQueries + (kHasExact ? KeySteps<Code::kBf16, kDim>::kBytes : 0);
+  static constexpr int kSums = kBias + 4 * kQueryRows;
+  static constexpr int kStates = kSums + 4 * kQueryRows;
+  static constexpr int kResults = kStates + kAttendWarps * kQueryRows * 8;
+
+  static constexpr KVANTA_DEVICE int ResultBytes(int head_dim) {  // of a warp: 16 rows of f32
+    return kQueryRows * QueryRows::RowBytes(head_dim);
+  }
+  static constexpr KVANTA_DEVICE int Queries(int head_dim) { return kResults + kAttendWarps * ResultBytes(head_dim); }
+  static constexpr KVANTA_DEVICE int ExactQueries(int terms, int head_dim) {
+    return Queries(head_dim) + QueryBytes(terms, head_dim);
+  }
+};
+
+template <class Kernel>
+struct AttendBlock {
+  using At = AttendShared;
+  using KeySides = typename Kernel::KeySides;
+  using ValueSides = typename Kernel::ValueSides;
+  using Outputs = typename Kernel::Outputs;
+  static constexpr bool kUnrolled = Outputs::kUnrolled;
+
+  static constexpr int SharedBytes(int head_dim) {
+    return At::ExactQueries(KeySides::kTerms, head_dim) + (Kernel::kHasExact ? QueryBytes(2, head_dim) : 0);
+  }
 
   static KVANTA_DEVICE void Run(const AttendLayer& layer) {
+    const int head_dim = Kernel::HeadDim(layer.head_dim);
     for (int task = BlockIndex(); task < layer.task_count; task += Blocks()) {
       const RunTask runs = layer.tasks[task];
       const QueryTile tile = layer.tiles[runs.tile];
-      QueryRows<kDim>::Load(layer, tile, kRows, kScales, kBias);
+      QueryRows::Load(layer, tile, head_dim, At::kResults, At::kScales, At::kBias, At::kSums);
       SyncBlock();
-      QueryRows<kDim>::template Pack<Keys::kCode>(kRows, kScales, kQueries);
-      if (kHasExact && layer.exact.base != nullptr) {
-        QueryRows<kDim>::template Pack<Code::kBf16>(kRows, kScales, kExactQueries);
+      KeySides::Of(layer.k_code.family, layer.k_code, [&](auto side) {
+        QueryRows::Pack<decltype(side)>(head_dim, At::kResults, At::kScales, At::Queries(head_dim));
+      });
+      if (Kernel::kHasExact && layer.exact.base != nullptr) {
+        QueryRows::Pack<FixedSide<formats::Bf16>>(head_dim, At::kResults, At::kScales,
+                                                  At::ExactQueries(KeySides::kTerms, head_dim));
       }
       SyncBlock();
       for (int run = runs.first_run; run < runs.last_run; ++run) {
-        AttendQuarter(layer, tile, run);
+        AttendQuarter(layer, tile, head_dim, run);
         SyncBlock();
-        MergeQuarters(layer, tile, runs.slot, run == runs.first_run);
+        MergeQuarters(layer, tile, head_dim, runs.slot, run == runs.first_run);
         SyncBlock();
       }
     }
   }
 
  private:
-  static KVANTA_DEVICE void AttendQuarter(const AttendLayer& layer, const QueryTile& tile, int run) {
+  static KVANTA_DEVICE void AttendQuarter(const AttendLayer& layer, const QueryTile& tile, int head_dim, int run) {
     const int lane = ThreadIndex() % kWarp;
     const int quarter = ThreadIndex() / kWarp;
-    State state;
+    const int lane_results = At::kResults + quarter * At::ResultBytes(head_dim) + 16 * lane;
+    Outputs outputs;
+    if constexpr (!kUnrolled) outputs.base = lane_results;
+    const float zeros[4][4] = {};
     KVANTA_UNROLL
-    for (int i = 0; i < 4 * State::kBlocks; ++i) {
-      KVANTA_UNROLL
-      for (int e = 0; e < 4; ++e) state.out[i][e] = 0;
+    for (int block = 0; block < Outputs::kMostBlocks; ++block) {
+      if (32 * block < head_dim) outputs.Put(block, zeros);
     }
-    float stored_scale[2];
-    float exact_scale[2];
-    float bias[2];
+    TileRows rows;
     int tokens[2];  // of rows g and g + 8: which of the tile's; the tile's number for rows that it lacks
-    const float log = layer.softcap > 0 ? 1.0F : kLog2E;
     KVANTA_UNROLL
     for (int row = 0; row < 2; ++row) {
-      const int r = lane / 4 + 8 * row;
-      tokens[row] = r / tile.heads;
-      state.peak[row] = kMinusInfinity;
-      state.sum[row] = 0;
-      state.exponent[row] = Values::kCode == Code::kBf16 ? kTopExponent : kLeastExponent;
-      const float scale = layer.softmax_scale * log;
-      const float query = CodeOperand<Keys::kCode>::kBf16 ? 1.0F : LoadShared<float>(kScales + 4 * r);
-      stored_scale[row] = query * (scale * (layer.k_scale[tile.kv_head] * OperandUnit<Keys>()));
-      exact_scale[row] = scale;
-      bias[row] = LoadShared<float>(kBias + 4 * r) * layer.softmax_scale;
+      tokens[row] = (lane / 4 + 8 * row) / tile.heads;
+      rows.peak[row] = kMinusInfinity;
+      rows.sum[row] = 0;
+      rows.exponent[row] = layer.v_code.family == Family::kBf16 ? kTopExponent : kLeastExponent;
     }
-    const float value_scale = layer.v_scale[tile.kv_head] * OperandUnit<Values>();
-
-    const int64_t last = int64_t{tile.first} + tile.tokens - 1;
-    const int64_t own_page = tile.first / layer.page_size;
-    const int64_t visible = layer.sliding_window > 0 && tile.first >= layer.sliding_window
-                                ? int64_t{tile.first} - layer.sliding_window + 1
-                                : 0;
-    const int64_t begin = int64_t{run} * kRunTokens + quarter * kQuarterTokens;
-    for (int64_t position = begin; position < begin + kQuarterTokens && position <= last; position += kChunkTokens) {
+    const int last = tile.first + tile.tokens - 1;
+    const int visible =
+        layer.sliding_window > 0 && tile.first >= layer.sliding_window ? tile.first - layer.sliding_window + 1 : 0;
+    const int begin = run * kRunTokens + quarter * kQuarterTokens;
+    for (int position = begin; position < begin + kQuarterTokens && position <= last; position += kChunkTokens) {
       if (position + kChunkTokens <= visible) continue;
-      const int64_t page = position / layer.page_size;
-      const PageIds ids = layer.pages[tile.pages + page];
-      ChunkView chunk;
-      chunk.slot = static_cast<int>(position % layer.page_size);
-      chunk.whole = true;
-      for (int token = 0; token<tile.tokens; token += tile.tokens> 1 ? tile.tokens - 1 : 1) {
-        int from = 0;
-        int to = 0;
-        Stored::Seen(layer, tile.first + token, position, from, to);
-        chunk.whole = chunk.whole && from == 0 && to == kChunkTokens;
-      }
-      KVANTA_UNROLL
-      for (int row = 0; row < 2; ++row) {
-        chunk.begin[row] = chunk.end[row] = 0;
-        if (tokens[row] < tile.tokens) {
-          Stored::Seen(layer, tile.first + tokens[row], position, chunk.begin[row], chunk.end[row]);
-        }
-      }
-      const bool exact = page > own_page - layer.exact_pages || page < layer.exact_sinks;
-      if (kHasExact && exact) {
-        if constexpr (kHasExact) {
-          const uint8_t* record = layer.exact.base + ids.exact * layer.exact.bytes;
-          chunk.keys = record + layer.exact_k.first + tile.kv_head * layer.exact_k.stride;
-          chunk.values = record + layer.exact_v.first + tile.kv_head * layer.exact_v.stride;
-          Open::Attend(layer, layer.exact_k, layer.exact_v, tile, chunk, position, kExactQueries, exact_scale, bias,
-                       1.0F, lane, state);
-        }
-      } else {
-        const Records& records = exact ? layer.exact : layer.quantized;
-        const CellPlace& k = exact ? layer.exact_k : layer.k;
-        const CellPlace& v = exact ? layer.exact_v : layer.v;
-        const uint8_t* record = records.base + (exact ? ids.exact : ids.quantized) * records.bytes;
-        chunk.keys = record + k.first + tile.kv_head * k.stride;
-        chunk.values = record + v.first + tile.kv_head * v.stride;
-        Stored::Attend(layer, k, v, tile, chunk, position, kQueries, stored_scale, bias, value_scale, lane, state);
-      }
+      AttendChunk(layer, tile, head_dim, position, tokens, lane, rows, outputs);
     }
-    StoreQuarter(state, quarter, lane);
+    StoreQuarter(head_dim, lane_results, quarter, lane, rows, outputs);
   }
 
-  static KVANTA_DEVICE void StoreQuarter(State& state, int quarter, int lane) {
-    const int g = lane / 4;
-    const int t = lane % 4;
+  static KVANTA_DEVICE void AttendChunk(const AttendLayer& layer, const QueryTile& tile, int head_dim, int position,
+                                        const int (&tokens)[2], int lane, TileRows& rows, Outputs& outputs) {
+    const int page = position / layer.page_size;
+    const PageIds ids = layer.pages[tile.pages + page];
+    ChunkView chunk;
+    chunk.slot = position % layer.page_size;
+    int first_end = 0;  // of the first token, whose begin is the least
+    int last_begin = 0;
+    Seen(layer, tile.first, position, chunk.first, first_end);
+    Seen(layer, tile.first + tile.tokens - 1, position, last_begin, chunk.last);
+    chunk.whole = chunk.first == 0 && first_end == kChunkTokens && last_begin == 0 && chunk.last == kChunkTokens;
     KVANTA_UNROLL
     for (int row = 0; row < 2; ++row) {
-      state.sum[row] += ShuffleXor(state.sum[row], 1);
-      state.sum[row] += ShuffleXor(state.sum[row], 2);
-      const int at = quarter * kQueryRows + g + 8 * row;
-      if (t == 0) StoreShared(kStates + at * 8, Words2{{Bits(state.peak[row]), Bits(state.sum[row])}});
-      const float unit = PowerOfTwo(state.exponent[row] - kTopExponent);
-      KVANTA_UNROLL
-      for (int i = 0; i < 4 * State::kBlocks; ++i) {
-        KVANTA_UNROLL
-        for (int e = 0; e < 2; ++e) {
-          const int channel = i / 4 * 32 + 8 * t + 4 * e + i % 4;
-          if (channel < kDim) StoreShared(kResults + (at * kDim + channel) * 4, state.out[i][2 * row + e] * unit);
-        }
+      chunk.begin[row] = chunk.end[row] = 0;
+      if (tokens[row] < tile.tokens) {
+        Seen(layer, tile.first + tokens[row], position, chunk.begin[row], chunk.end[row]);
       }
+    }
+    const bool in_exact = page > tile.first / layer.page_size - layer.exact_pages || page < layer.exact_sinks;
+    const Records& records = in_exact ? layer.exact : layer.quantized;
+    const CellPlace& k = in_exact ? layer.exact_k : layer.k;
+    const CellPlace& v = in_exact ? layer.exact_v : layer.v;
+    const uint8_t* record = records.base + (in_exact ? ids.exact : ids.quantized) * records.bytes;
+    // A layer that is bf16 anyway reads its exact cells as its others.
+    const bool exact = Kernel::kHasExact && in_exact;
+
+    float s[4][4];
+    KeySides::Of(exact ? Family::kBf16 : layer.k_code.family, layer.k_code, [&](auto side) {
+      using Keys = KeyScores<decltype(side), Outputs::kMostBlocks, kUnrolled>;
+      const PageCell cell(record + k.first + tile.kv_head * k.stride, k, RowBytes(side, head_dim), layer.page_size,
+                          chunk.slot);
+      const int queries = exact ? At::ExactQueries(KeySides::kTerms, head_dim) : At::Queries(head_dim);
+      Keys::Scores(side, cell, head_dim, queries, lane, s);
+      RowScales scales;
+      KVANTA_UNROLL
+      for (int row = 0; row < 2; ++row) {
+        const int at = 4 * (lane / 4 + 8 * row);
+        const float scale = layer.softmax_scale * (layer.softcap > 0 ? 1.0F : kLog2E);
+        const float query = side.kBf16 ? 1.0F : LoadShared<float>(At::kScales + at);
+        scales.row[row] = exact ? scale : query * (scale * (layer.k_scale[tile.kv_head] * layer.k_code.unit));
+        scales.zero[row] = side.TokenZero() ? LoadShared<float>(At::kSums + at) * scale : 0.0F;
+        scales.bias[row] = layer.softcap > 0 ? LoadShared<float>(At::kBias + at) * layer.softmax_scale : 0.0F;
+      }
+      Keys::Logits(layer, side, cell, chunk, scales, lane % 4, s);
+    });
+    float decay[2];
+    Softmax(s, rows, decay);
+    ValueSides::Of(exact ? Family::kBf16 : layer.v_code.family, layer.v_code, [&](auto side) {
+      const PageCell cell(record + v.first + tile.kv_head * v.stride, v, RowBytes(side, head_dim), layer.page_size,
+                          chunk.slot);
+      const float scale = exact ? 1.0F : layer.v_scale[tile.kv_head] * layer.v_code.unit;
+      WeightedValues<decltype(side), Outputs>::Add(layer, side, cell, tile, chunk, position, head_dim, s, decay, scale,
+                                                   lane, rows, outputs);
+    });
+  }
+
+  template <class Side>
+  static KVANTA_DEVICE int RowBytes(const Side& side, int head_dim) {
+    if constexpr (Side::kNarrow) return head_dim * (side.LowBits() + side.HighBits()) / 8;
+    return head_dim * Side::kBits / 8;
+  }
+
+  // Results lie in the order of lanes: 16 bytes a tile and lane.
+  static KVANTA_DEVICE void StoreQuarter(int head_dim, int lane_results, int quarter, int lane, TileRows& rows,
+                                         const Outputs& outputs) {
+    float units[2];
+    KVANTA_UNROLL
+    for (int row = 0; row < 2; ++row) {
+      rows.sum[row] += ShuffleXor(rows.sum[row], 1);
+      rows.sum[row] += ShuffleXor(rows.sum[row], 2);
+      const int at = quarter * kQueryRows + lane / 4 + 8 * row;
+      if (lane % 4 == 0) StoreShared(At::kStates + at * 8, Words2{{Bits(rows.peak[row]), Bits(rows.sum[row])}});
+      units[row] = PowerOfTwo(rows.exponent[row] - kTopExponent);
+    }
+    SharedOutputs results{lane_results};
+    KVANTA_UNROLL_BY(kUnrolled ? Outputs::kMostBlocks : 1)
+    for (int block = 0; block < Outputs::kMostBlocks; ++block) {
+      if (32 * block >= head_dim) break;
+      float out[4][4];
+      outputs.Take(block, out);
+      KVANTA_UNROLL
+      for (int i = 0; i < 16; ++i) out[i / 4][i % 4] *= units[i % 4 / 2];
+      results.Put(block, out);
     }
   }
 
   // The run's result, into the task's so far. Elements stay with their thread; what they share is written after all
   // have read it.
-  static KVANTA_DEVICE void MergeQuarters(const AttendLayer& layer, const QueryTile& tile, int slot, bool first) {
+  static KVANTA_DEVICE void MergeQuarters(const AttendLayer& layer, const QueryTile& tile, int head_dim, int slot,
+                                          bool first) {
     const int rows = tile.tokens * tile.heads;
     float* const states = layer.partial_state + int64_t{slot} * 2;
-    for (int i = ThreadIndex(); i < rows * kDim; i += kAttendWarps * kWarp) {
-      const int row = i / kDim;
+    const int results = At::ResultBytes(head_dim);
+    for (int i = ThreadIndex(); i < results / 4; i += kAttendWarps * kWarp) {
+      const int lane = i / 4 % kWarp;
+      const int tile_of_head = i / (4 * kWarp);
+      const int row = lane / 4 + i % 4 / 2 * 8;
+      const int channel = tile_of_head / 4 * 32 + lane % 4 * 8 + i % 2 * 4 + tile_of_head % 4;
+      if (row >= rows || channel >= head_dim) continue;
       float peak = kMinusInfinity;
       float sum = 0;
       float out = 0;
       for (int quarter = 0; quarter < kAttendWarps; ++quarter) {
-        const int at = quarter * kQueryRows + row;
-        const auto state = LoadShared<Words2>(kStates + at * 8);
-        const auto x = LoadShared<float>(kResults + (at * kDim + i % kDim) * 4);
+        const auto state = LoadShared<Words2>(At::kStates + (quarter * kQueryRows + row) * 8);
+        const auto x = LoadShared<float>(At::kResults + quarter * results + 4 * i);
         MergeInto(peak, sum, std::bit_cast<float>(state.word[0]), std::bit_cast<float>(state.word[1]), &out, &x, 1);
       }
-      float* const total = layer.partial_out + (int64_t{slot} + row) * kDim + i % kDim;
+      float* const total = layer.partial_out + (int64_t{slot} + row) * head_dim + channel;
       if (!first) {
         float total_peak = states[2 * row];
         float total_sum = states[2 * row + 1];
@@ -182,7 +271,7 @@ struct AttendBlock {
       float run_peak = kMinusInfinity;
       float run_sum = 0;
       for (int quarter = 0; quarter < kAttendWarps; ++quarter) {
-        const auto state = LoadShared<Words2>(kStates + (quarter * kQueryRows + row) * 8);
+        const auto state = LoadShared<Words2>(At::kStates + (quarter * kQueryRows + row) * 8);
         MergeInto(run_peak, run_sum, std::bit_cast<float>(state.word[0]), std::bit_cast<float>(state.word[1]), nullptr,
                   nullptr, 0);
       }
@@ -193,19 +282,6 @@ struct AttendBlock {
   }
 
   static KVANTA_DEVICE uint32_t Bits(float x) { return std::bit_cast<uint32_t>(x); }
-
- public:
-  // (peak, sum, out) and (more_peak, more_sum, more) of `count` values, into the first.
-  static KVANTA_DEVICE void MergeInto(float& peak, float& sum, float more_peak, float more_sum, float* out,
-                                      const float* more, int count) {
-    const float greatest = fmaxf(peak, more_peak);
-    const float base = greatest == kMinusInfinity ? 0.0F : greatest;
-    const float keep = Exp2(peak - base);
-    const float take = Exp2(more_peak - base);
-    peak = greatest;
-    sum = MultiplyAdd(sum, keep, more_sum * take);
-    for (int i = 0; i < count; ++i) out[i] = MultiplyAdd(out[i], keep, more[i] * take);
-  }
 };
 
 inline constexpr int kMergeWarps = 4;
@@ -231,9 +307,8 @@ KVANTA_DEVICE void MergeBlock(const AttendLayer& layer) {
     float more[kPerLane];
     KVANTA_UNROLL
     for (int i = 0; i < kPerLane; ++i) more[i] = lane + 32 * i < layer.head_dim ? from[lane + 32 * i] : 0.0F;
-    AttendBlock<formats::Bf16, formats::Bf16, 64>::MergeInto(peak, sum, layer.partial_state[int64_t{2} * slot],
-                                                             layer.partial_state[int64_t{2} * slot + 1], out, more,
-                                                             kPerLane);
+    MergeInto(peak, sum, layer.partial_state[int64_t{2} * slot], layer.partial_state[int64_t{2} * slot + 1], out, more,
+              kPerLane);
   }
   const int base = warp * kMergeBytes;
   KVANTA_UNROLL

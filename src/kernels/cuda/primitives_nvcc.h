@@ -9,6 +9,8 @@
 
 #define KVANTA_DEVICE __device__ __forceinline__
 #define KVANTA_UNROLL _Pragma("unroll")
+#define KVANTA_PRAGMA(text) _Pragma(#text)
+#define KVANTA_UNROLL_BY(count) KVANTA_PRAGMA(unroll(count))
 
 namespace kvanta::kernels::cuda {
 

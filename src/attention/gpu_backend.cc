@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <utility>
 
@@ -231,6 +232,7 @@ class GpuBackend final : public Backend {
     attend.kv_heads = attention.kv_heads;
     attend.head_dim = attention.head_dim;
     attend.page_size = scheme.shape.tokens;
+    attend.page_shift = std::countr_zero(static_cast<uint32_t>(scheme.shape.tokens));
     attend.sliding_window = attention.sliding_window;
     attend.softmax_scale = attention.softmax_scale;
     attend.softcap = attention.softcap;

@@ -70,6 +70,14 @@ void StoreShared(int64_t offset, T value) {
   std::memcpy(Shared(offset, sizeof(T), alignof(T), Access::kWrite), &value, sizeof(T));
 }
 
+inline void CopyToShared16(int offset, const uint8_t* from) {
+  BeginCopy(offset, from, 16);
+}
+template <int kGroups>
+void WaitForCopies() {
+  WaitForCopies(kGroups);
+}
+
 // Sums of 16 exact products and c, rounded once: a GPU rounds otherwise, by no more than a few units in the last place
 // of the largest term.
 struct MmaOperand {

@@ -13,6 +13,7 @@
 
 #include "formats/bf16.h"
 #include "kernels/cuda/scores.h"
+#include "kernels/cuda/staged_cells.h"
 #include "kernels/cuda/weighted_values.h"
 
 namespace kvanta::kernels::cuda {
@@ -32,6 +33,15 @@ struct PairKernel {
   using Outputs = RegisterOutputs<BlocksOf(kHeadDim)>;
   static constexpr int kResident = 3;  // blocks that a multiprocessor's registers are to hold
 
+  // Chunks of keys, and of values, that are on their way to a warp while it computes: three blocks' fit into an H100's
+  // shared memory, with 40 KB and more in flight.
+  static constexpr bool kStaged = true;
+  using StagedKeys = StagedCell<FixedSide<Keys>, true, kHeadDim>;
+  using StagedValues = StagedCell<FixedSide<Values>, false, kHeadDim>;
+  static constexpr int kChunkBytes = StagedKeys::kBytes + StagedValues::kBytes;
+  static constexpr int kDepth = std::clamp((12 << 10) / kChunkBytes, 1, 3);
+  static constexpr int kStageBytes = kDepth * kChunkBytes;
+
   static constexpr KVANTA_DEVICE int HeadDim(int /*of_layer*/) { return kHeadDim; }
 };
 
@@ -46,6 +56,8 @@ struct AnyKernel {
   static constexpr bool kHasExact = true;
   using Outputs = SharedOutputs;
   static constexpr int kResident = 3;
+  static constexpr bool kStaged = false;
+  static constexpr int kStageBytes = 0;
 
   static constexpr KVANTA_DEVICE int HeadDim(int of_layer) { return of_layer; }
 };
@@ -62,33 +74,39 @@ KVANTA_DEVICE void MergeInto(float& peak, float& sum, float more_peak, float mor
   for (int i = 0; i < count; ++i) out[i] = MultiplyAdd(out[i], keep, more[i] * take);
 }
 
-// The block's shared memory. Warps' results lie where the query rows were.
+// The block's shared memory. A warp's results lie where query rows were, and chunks that were copied.
+template <class Kernel>
 struct AttendShared {
   static constexpr int kScales = 0;
   static constexpr int kBias = kScales + 4 * kQueryRows;
   static constexpr int kSums = kBias + 4 * kQueryRows;
   static constexpr int kStates = kSums + 4 * kQueryRows;
-  static constexpr int kResults = kStates + kAttendWarps * kQueryRows * 8;
+  static constexpr int kPages = kStates + kAttendWarps * kQueryRows * 8;
+  static constexpr int kQuarterPages = kQuarterTokens / kChunkTokens;  // at most
+  static constexpr int kResults = kPages + kAttendWarps * kQuarterPages * 8;
 
-  static constexpr KVANTA_DEVICE int ResultBytes(int head_dim) {  // of a warp: 16 rows of f32
+  static constexpr KVANTA_DEVICE int ResultBytes(int head_dim) {  // 16 rows of f32
     return kQueryRows * QueryRows::RowBytes(head_dim);
   }
-  static constexpr KVANTA_DEVICE int Queries(int head_dim) { return kResults + kAttendWarps * ResultBytes(head_dim); }
-  static constexpr KVANTA_DEVICE int ExactQueries(int terms, int head_dim) {
-    return Queries(head_dim) + QueryBytes(terms, head_dim);
+  static constexpr KVANTA_DEVICE int WarpBytes(int head_dim) {
+    return ResultBytes(head_dim) > Kernel::kStageBytes ? ResultBytes(head_dim) : Kernel::kStageBytes;
+  }
+  static constexpr KVANTA_DEVICE int Queries(int head_dim) { return kResults + kAttendWarps * WarpBytes(head_dim); }
+  static constexpr KVANTA_DEVICE int ExactQueries(int head_dim) {
+    return Queries(head_dim) + QueryBytes(Kernel::KeySides::kTerms, head_dim);
   }
 };
 
 template <class Kernel>
 struct AttendBlock {
-  using At = AttendShared;
+  using At = AttendShared<Kernel>;
   using KeySides = typename Kernel::KeySides;
   using ValueSides = typename Kernel::ValueSides;
   using Outputs = typename Kernel::Outputs;
   static constexpr bool kUnrolled = Outputs::kUnrolled;
 
   static constexpr int SharedBytes(int head_dim) {
-    return At::ExactQueries(KeySides::kTerms, head_dim) + (Kernel::kHasExact ? QueryBytes(2, head_dim) : 0);
+    return At::ExactQueries(head_dim) + (Kernel::kHasExact ? QueryBytes(2, head_dim) : 0);
   }
 
   static KVANTA_DEVICE void Run(const AttendLayer& layer) {
@@ -102,8 +120,7 @@ struct AttendBlock {
         QueryRows::Pack<decltype(side)>(head_dim, At::kResults, At::kScales, At::Queries(head_dim));
       });
       if (Kernel::kHasExact && layer.exact.base != nullptr) {
-        QueryRows::Pack<FixedSide<formats::Bf16>>(head_dim, At::kResults, At::kScales,
-                                                  At::ExactQueries(KeySides::kTerms, head_dim));
+        QueryRows::Pack<FixedSide<formats::Bf16>>(head_dim, At::kResults, At::kScales, At::ExactQueries(head_dim));
       }
       SyncBlock();
       for (int run = runs.first_run; run < runs.last_run; ++run) {
@@ -119,9 +136,9 @@ struct AttendBlock {
   static KVANTA_DEVICE void AttendQuarter(const AttendLayer& layer, const QueryTile& tile, int head_dim, int run) {
     const int lane = ThreadIndex() % kWarp;
     const int quarter = ThreadIndex() / kWarp;
-    const int lane_results = At::kResults + quarter * At::ResultBytes(head_dim) + 16 * lane;
+    const int warp_bytes = At::kResults + quarter * At::WarpBytes(head_dim);
     Outputs outputs;
-    if constexpr (!kUnrolled) outputs.base = lane_results;
+    if constexpr (!kUnrolled) outputs.base = warp_bytes + 16 * lane;
     const float zeros[4][4] = {};
     KVANTA_UNROLL
     for (int block = 0; block < Outputs::kMostBlocks; ++block) {
@@ -136,23 +153,109 @@ struct AttendBlock {
       rows.sum[row] = 0;
       rows.exponent[row] = layer.v_code.family == Family::kBf16 ? kTopExponent : kLeastExponent;
     }
+    // Chunks with a token that some row sees.
+    const int quarter_begin = run * kRunTokens + quarter * kQuarterTokens;
     const int last = tile.first + tile.tokens - 1;
-    const int visible =
-        layer.sliding_window > 0 && tile.first >= layer.sliding_window ? tile.first - layer.sliding_window + 1 : 0;
-    const int begin = run * kRunTokens + quarter * kQuarterTokens;
-    for (int position = begin; position < begin + kQuarterTokens && position <= last; position += kChunkTokens) {
-      if (position + kChunkTokens <= visible) continue;
-      AttendChunk(layer, tile, head_dim, position, tokens, lane, rows, outputs);
+    const int end = last + 1 < quarter_begin + kQuarterTokens ? last + 1 : quarter_begin + kQuarterTokens;
+    const int unseen = layer.sliding_window > 0 ? tile.first - layer.sliding_window + 1 - quarter_begin : 0;
+    const int begin = quarter_begin + (unseen > 0 ? unseen / kChunkTokens * kChunkTokens : 0);
+    const int first_page = quarter_begin >> layer.page_shift;
+    const int page_ids = At::kPages + quarter * (At::kQuarterPages * 8);
+    if (lane < At::kQuarterPages && ((first_page + lane) << layer.page_shift) < end) {
+      const PageIds ids = layer.pages[tile.pages + first_page + lane];
+      StoreShared(page_ids + 8 * lane,
+                  Words2{{static_cast<uint32_t>(ids.quantized), static_cast<uint32_t>(ids.exact)}});
     }
-    StoreQuarter(head_dim, lane_results, quarter, lane, rows, outputs);
+    SyncWarp();
+    const auto locate = [&](int position) {
+      const int page = position >> layer.page_shift;
+      const auto ids = LoadShared<Words2>(page_ids + 8 * (page - first_page));
+      Location at;
+      at.exact = page > (tile.first >> layer.page_shift) - layer.exact_pages || page < layer.exact_sinks;
+      at.slot = position & (layer.page_size - 1);
+      const Records& records = at.exact ? layer.exact : layer.quantized;
+      at.record = records.base + static_cast<int32_t>(ids.word[at.exact ? 1 : 0]) * records.bytes;
+      return at;
+    };
+    Stage stage;
+    if constexpr (Kernel::kStaged) {
+      const auto fetch = [&](int position, auto& cell, const CellPlace& place, const CellPlace& exact_place) {
+        if (position < end) {
+          const Location at = locate(position);
+          const bool is_exact = at.exact && Kernel::kHasExact;  // is not staged: such pages are few
+          const CellPlace& in_record = at.exact ? exact_place : place;
+          if (!is_exact) {
+            cell.Fetch(at.record + in_record.first + tile.kv_head * in_record.stride, in_record, layer.page_size,
+                       at.slot, lane);
+          }
+        }
+        CommitCopies();
+      };
+      const auto fetch_keys = [&](int position) { fetch(position, stage.keys, layer.k, layer.exact_k); };
+      const auto fetch_values = [&](int position) { fetch(position, stage.values, layer.v, layer.exact_v); };
+      for (int ahead = 0; ahead < Kernel::kDepth; ++ahead) {
+        stage.At(warp_bytes, ahead);
+        fetch_keys(begin + ahead * kChunkTokens);
+        fetch_values(begin + ahead * kChunkTokens);
+      }
+      int which = 0;
+      for (int position = begin; position < end; position += kChunkTokens) {
+        stage.At(warp_bytes, which);
+        const auto arrived = [] {
+          WaitForCopies<2 * Kernel::kDepth - 1>();
+          SyncWarp();
+        };
+        AttendChunk(
+            layer, tile, head_dim, position, locate(position), tokens, stage, arrived,
+            [&] {
+              SyncWarp();
+              fetch_keys(position + Kernel::kDepth * kChunkTokens);
+            },
+            lane, rows, outputs);
+        SyncWarp();
+        fetch_values(position + Kernel::kDepth * kChunkTokens);
+        which = which + 1 == Kernel::kDepth ? 0 : which + 1;
+      }
+      WaitForCopies<0>();
+      SyncWarp();
+    } else {
+      for (int position = begin; position < end; position += kChunkTokens) {
+        AttendChunk(
+            layer, tile, head_dim, position, locate(position), tokens, stage, [] {}, [] {}, lane, rows, outputs);
+      }
+    }
+    StoreQuarter(head_dim, warp_bytes + 16 * lane, quarter, lane, rows, outputs);
   }
 
+  // A chunk's page.
+  struct Location {
+    const uint8_t* record;
+    int slot;
+    bool exact;
+  };
+
+  template <class K, bool kStaged = K::kStaged>
+  struct StageOf {
+    typename K::StagedKeys keys;
+    typename K::StagedValues values;
+
+    KVANTA_DEVICE void At(int warp_bytes, int which) {
+      keys.base = warp_bytes + which * K::kChunkBytes;
+      values.base = keys.base + K::StagedKeys::kBytes;
+    }
+  };
+  template <class K>
+  struct StageOf<K, false> {
+    int keys, values;  // nothing is
+  };
+  using Stage = StageOf<Kernel>;
+
+  // `arrived`: waits for what is staged; `keys_read`: they are not needed any more.
+  template <class Arrived, class KeysRead>
   static KVANTA_DEVICE void AttendChunk(const AttendLayer& layer, const QueryTile& tile, int head_dim, int position,
-                                        const int (&tokens)[2], int lane, TileRows& rows, Outputs& outputs) {
-    const int page = position / layer.page_size;
-    const PageIds ids = layer.pages[tile.pages + page];
+                                        const Location& at, const int (&tokens)[2], const Stage& stage, Arrived arrived,
+                                        KeysRead keys_read, int lane, TileRows& rows, Outputs& outputs) {
     ChunkView chunk;
-    chunk.slot = position % layer.page_size;
     int first_end = 0;  // of the first token, whose begin is the least
     int last_begin = 0;
     Seen(layer, tile.first, position, chunk.first, first_end);
@@ -160,47 +263,68 @@ struct AttendBlock {
     chunk.whole = chunk.first == 0 && first_end == kChunkTokens && last_begin == 0 && chunk.last == kChunkTokens;
     KVANTA_UNROLL
     for (int row = 0; row < 2; ++row) {
+      chunk.token[row] = tokens[row];
       chunk.begin[row] = chunk.end[row] = 0;
       if (tokens[row] < tile.tokens) {
         Seen(layer, tile.first + tokens[row], position, chunk.begin[row], chunk.end[row]);
       }
     }
-    const bool in_exact = page > tile.first / layer.page_size - layer.exact_pages || page < layer.exact_sinks;
-    const Records& records = in_exact ? layer.exact : layer.quantized;
-    const CellPlace& k = in_exact ? layer.exact_k : layer.k;
-    const CellPlace& v = in_exact ? layer.exact_v : layer.v;
-    const uint8_t* record = records.base + (in_exact ? ids.exact : ids.quantized) * records.bytes;
+    const CellPlace& k = at.exact ? layer.exact_k : layer.k;
+    const CellPlace& v = at.exact ? layer.exact_v : layer.v;
     // A layer that is bf16 anyway reads its exact cells as its others.
-    const bool exact = Kernel::kHasExact && in_exact;
+    const bool exact = Kernel::kHasExact && at.exact;
 
     float s[4][4];
+    arrived();
     KeySides::Of(exact ? Family::kBf16 : layer.k_code.family, layer.k_code, [&](auto side) {
-      using Keys = KeyScores<decltype(side), Outputs::kMostBlocks, kUnrolled>;
-      const PageCell cell(record + k.first + tile.kv_head * k.stride, k, RowBytes(side, head_dim), layer.page_size,
-                          chunk.slot);
-      const int queries = exact ? At::ExactQueries(KeySides::kTerms, head_dim) : At::Queries(head_dim);
-      Keys::Scores(side, cell, head_dim, queries, lane, s);
+      using Side = decltype(side);
+      using Keys = KeyScores<Side, Outputs::kMostBlocks, kUnrolled>;
+      const int queries = exact ? At::ExactQueries(head_dim) : At::Queries(head_dim);
       RowScales scales;
       KVANTA_UNROLL
       for (int row = 0; row < 2; ++row) {
-        const int at = 4 * (lane / 4 + 8 * row);
+        const int at_row = 4 * (lane / 4 + 8 * row);
         const float scale = layer.softmax_scale * (layer.softcap > 0 ? 1.0F : kLog2E);
-        const float query = side.kBf16 ? 1.0F : LoadShared<float>(At::kScales + at);
+        const float query = Side::kBf16 ? 1.0F : LoadShared<float>(At::kScales + at_row);
         scales.row[row] = exact ? scale : query * (scale * (layer.k_scale[tile.kv_head] * layer.k_code.unit));
-        scales.zero[row] = side.TokenZero() ? LoadShared<float>(At::kSums + at) * scale : 0.0F;
-        scales.bias[row] = layer.softcap > 0 ? LoadShared<float>(At::kBias + at) * layer.softmax_scale : 0.0F;
+        scales.zero[row] = side.TokenZero() ? LoadShared<float>(At::kSums + at_row) * scale : 0.0F;
+        scales.bias[row] = layer.softcap > 0 ? LoadShared<float>(At::kBias + at_row) * layer.softmax_scale : 0.0F;
       }
-      Keys::Logits(layer, side, cell, chunk, scales, lane % 4, s);
+      const auto attend = [&](const auto& cell) {
+        Keys::Scores(side, cell, head_dim, queries, lane, s);
+        Keys::Logits(layer, side, cell, chunk, scales, lane % 4, s);
+      };
+      if constexpr (IsStaged<Side, KeySides>()) {
+        attend(stage.keys);
+      } else {
+        attend(PageCell(at.record + k.first + tile.kv_head * k.stride, k, RowBytes(side, head_dim), layer.page_size,
+                        at.slot));
+      }
     });
+    keys_read();
     float decay[2];
     Softmax(s, rows, decay);
+    arrived();
     ValueSides::Of(exact ? Family::kBf16 : layer.v_code.family, layer.v_code, [&](auto side) {
-      const PageCell cell(record + v.first + tile.kv_head * v.stride, v, RowBytes(side, head_dim), layer.page_size,
-                          chunk.slot);
+      using Side = decltype(side);
       const float scale = exact ? 1.0F : layer.v_scale[tile.kv_head] * layer.v_code.unit;
-      WeightedValues<decltype(side), Outputs>::Add(layer, side, cell, tile, chunk, position, head_dim, s, decay, scale,
-                                                   lane, rows, outputs);
+      const auto add = [&](const auto& cell) {
+        WeightedValues<Side, Outputs>::Add(layer, side, cell, tile, chunk, position, head_dim, s, decay, scale, lane,
+                                           rows, outputs);
+      };
+      if constexpr (IsStaged<Side, ValueSides>()) {
+        add(stage.values);
+      } else {
+        add(PageCell(at.record + v.first + tile.kv_head * v.stride, v, RowBytes(side, head_dim), layer.page_size,
+                     at.slot));
+      }
     });
+  }
+
+  // Whether a side's chunks are: those of the first in the list.
+  template <class Side, class Sides>
+  static constexpr KVANTA_DEVICE bool IsStaged() {
+    return Kernel::kStaged && std::is_same_v<Side, typename Sides::Stored>;
   }
 
   template <class Side>
@@ -239,8 +363,7 @@ struct AttendBlock {
                                           bool first) {
     const int rows = tile.tokens * tile.heads;
     float* const states = layer.partial_state + int64_t{slot} * 2;
-    const int results = At::ResultBytes(head_dim);
-    for (int i = ThreadIndex(); i < results / 4; i += kAttendWarps * kWarp) {
+    for (int i = ThreadIndex(); i < At::ResultBytes(head_dim) / 4; i += kAttendWarps * kWarp) {
       const int lane = i / 4 % kWarp;
       const int tile_of_head = i / (4 * kWarp);
       const int row = lane / 4 + i % 4 / 2 * 8;
@@ -251,7 +374,7 @@ struct AttendBlock {
       float out = 0;
       for (int quarter = 0; quarter < kAttendWarps; ++quarter) {
         const auto state = LoadShared<Words2>(At::kStates + (quarter * kQueryRows + row) * 8);
-        const auto x = LoadShared<float>(At::kResults + quarter * results + 4 * i);
+        const auto x = LoadShared<float>(At::kResults + quarter * At::WarpBytes(head_dim) + 4 * i);
         MergeInto(peak, sum, std::bit_cast<float>(state.word[0]), std::bit_cast<float>(state.word[1]), &out, &x, 1);
       }
       float* const total = layer.partial_out + (int64_t{slot} + row) * head_dim + channel;

@@ -25,6 +25,7 @@ KVANTA_DEVICE void Mma(float (&c)[4], const Words4& a, uint32_t b0, uint32_t b1)
 
 // A chunk of a cell where it lies in its page. Scales of tokens from `token` of the chunk on.
 struct PageCell {
+  static constexpr bool kIsStaged = false;
   const uint8_t* cell;
   const CellPlace& place;
   const uint8_t* codes;  // of the chunk
@@ -209,9 +210,7 @@ inline constexpr int kGreatestExponent = 126;
 
 // A chunk as a tile sees it.
 struct ChunkView {
-  const uint8_t* keys = nullptr;  // cells
-  const uint8_t* values = nullptr;
-  int slot = 0;  // of its first token in the page
+  int token[2];  // which of the tile's rows g and g + 8 are of
   int begin[2];  // tokens of the chunk that rows g and g + 8 see: [begin, end)
   int end[2];
   int first = 0;  // what some row sees

@@ -108,7 +108,8 @@ struct AttendLayer {
   int32_t heads = 0;
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
-  int32_t page_size = 0;
+  int32_t page_size = 0;  // 2^page_shift
+  int32_t page_shift = 0;
   int32_t sliding_window = 0;
   float softmax_scale = 0;
   float softcap = 0;

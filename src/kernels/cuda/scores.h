@@ -24,7 +24,7 @@ struct KeyScores {
   static KVANTA_DEVICE void Scores(const Side& side, const Cell& cell, int head_dim, int queries, int lane,
                                    float (&s)[4][4]) {
     // Blocks whose loads fly together.
-    constexpr int kWanted = Operand::kLoads == 1 && !kUnrolled ? 2 : 4 / Operand::kLoads;
+    constexpr int kWanted = Cell::kIsStaged ? 1 : Operand::kLoads == 1 ? 2 : 4 / Operand::kLoads;
     constexpr int kAhead = kMostBlocks < kWanted ? kMostBlocks : kWanted;
     const int g = lane / 4;
     const int t = lane % 4;
@@ -35,7 +35,7 @@ struct KeyScores {
       KVANTA_UNROLL
       for (int i = 0; i < 4; ++i) s[j][i] = 0;
     }
-    KVANTA_UNROLL_BY(kUnrolled ? kMostBlocks : 1)
+    KVANTA_UNROLL_BY(1)
     for (int first = 0; first < kMostBlocks; first += kAhead) {
       if (32 * first >= head_dim) break;
       Words words[kAhead];

@@ -68,6 +68,7 @@ struct FamilySide : FamilyTraits<kOf> {
 // The sides that a kernel knows. Calls visit with that of the launch's code, which is one for all threads.
 template <class First, class... More>
 struct SideList {
+  using Stored = First;
   static constexpr int kTerms = std::max({First::kTerms, More::kTerms...});
 
   template <class Visit>

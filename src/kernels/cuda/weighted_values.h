@@ -74,10 +74,11 @@ struct WeightedValues {
         if (chunk.whole) {
           Accumulate<false>(side, words, factors, weights, 0, kChunkTokens, lane, out);
         } else {
-          AddTokens(layer, side, words, factors, weights, tile, position, tile.tokens, lane, out);
+          AddTokens(layer, side, words, factors, weights, tile, chunk, position, tile.tokens, lane, out);
         }
       } else {
-        AddTokens(layer, side, words, factors, weights, tile, position, chunk.whole ? 1 : tile.tokens, lane, out);
+        AddTokens(layer, side, words, factors, weights, tile, chunk, position, chunk.whole ? 1 : tile.tokens, lane,
+                  out);
       }
       outputs.Put(block, out);
     }
@@ -88,7 +89,7 @@ struct WeightedValues {
   // theirs from products of what they see. `count`: of tokens to tell apart, 1 or the tile's.
   static KVANTA_DEVICE void AddTokens(const AttendLayer& layer, const Side& side, const typename Operand::Words& words,
                                       const uint32_t (&factors)[4], const Weights& weights, const QueryTile& tile,
-                                      int position, int count, int lane, float (&out)[4][4]) {
+                                      const ChunkView& chunk, int position, int count, int lane, float (&out)[4][4]) {
     for (int token = 0; token < count; ++token) {
       int begin = 0;
       int end = 0;
@@ -100,8 +101,7 @@ struct WeightedValues {
       Accumulate<true>(side, words, factors, weights, begin, end, lane, sums);
       KVANTA_UNROLL
       for (int i = 0; i < 16; ++i) {
-        const int row = lane / 4 + i % 4 / 2 * 8;
-        if (count == 1 || row / tile.heads == token) out[i / 4][i % 4] = sums[i / 4][i % 4];
+        if (count == 1 || chunk.token[i % 4 / 2] == token) out[i / 4][i % 4] = sums[i / 4][i % 4];
       }
     }
   }

@@ -78,17 +78,21 @@ CellPlace PlaceOf(const formats::CellPlanes& planes, int64_t first, int64_t stri
           .channel_zeros = planes.channel_zeros};
 }
 
-// What a layer needs and no kernel does, or "".
+// What a layer needs and no kernel does, and what there is instead, or "".
 std::string Missing(const formats::LayerScheme& scheme) {
   using kernels::cuda::FindAppend;
+  using kernels::cuda::FindAttend;
   if (scheme.SharesCell()) return "latents";
-  if (scheme.k.outliers != 0) return "outlier channels";
-  if (scheme.shape.tokens < kernels::cuda::kChunkTokens) return fmt::format("pages of {} tokens", scheme.shape.tokens);
-  for (const formats::Format* format : {scheme.k.format, scheme.v.format}) {
-    if (FindAppend(*format) < 0) return fmt::format("format {}", format->name);
+  if (scheme.k.outliers != 0) return "outlier channels (but for +outliers=0)";
+  if (scheme.shape.tokens < kernels::cuda::kChunkTokens) {
+    return fmt::format("pages of {} tokens (but of 32, 64 and 128)", scheme.shape.tokens);
   }
-  if (kernels::cuda::FindAttend(*scheme.k.format, *scheme.v.format, scheme.shape.head_dim) < 0) {
-    return fmt::format("k={},v={} of head_dim {}", scheme.k.format->name, scheme.v.format->name, scheme.shape.head_dim);
+  for (const formats::Format* format : {scheme.k.format, scheme.v.format}) {
+    if (FindAppend(*format) < 0)
+      return fmt::format("format {} (but for bf16, fp16 and all narrower ones)", format->name);
+  }
+  if (FindAttend(*scheme.k.format, *scheme.v.format, scheme.shape.head_dim) < 0) {
+    return fmt::format("k={},v={}", scheme.k.format->name, scheme.v.format->name);
   }
   return "";
 }

@@ -6,96 +6,14 @@
 // rows lie on M, tokens and then channels on N: what Q K^T leaves in a lane is what P V wants there. Quarters are
 // merged in ascending order, runs by another launch. A row's operations depend on its position alone: not on the tile
 // it came with, not on the batch.
-//
-// Keys and values meet in the logits alone, so a kernel is made of sides: those of one pair, or all that there are, of
-// which the launch picks two.
 #pragma once
 
-#include "formats/bf16.h"
+#include "kernels/cuda/attention_kernels.h"
+#include "kernels/cuda/merge_block.h"
 #include "kernels/cuda/scores.h"
-#include "kernels/cuda/staged_cells.h"
 #include "kernels/cuda/weighted_values.h"
 
 namespace kvanta::kernels::cuda {
-
-// One pair of formats and one head_dim: what is common is compiled for itself.
-template <class KeyFormat, class ValueFormat, int kHeadDim>
-struct PairKernel {
-  using Keys = KeyFormat;
-  using Values = ValueFormat;
-  using Exact = FixedSide<formats::Bf16>;
-  // A layer of bf16 alone has nothing else to read.
-  static constexpr bool kHasExact = !FixedSide<Keys>::kBf16 || !FixedSide<Values>::kBf16;
-  template <class Side>
-  using Sides = std::conditional_t<Side::kBf16, SideList<Side>, SideList<Side, Exact>>;
-  using KeySides = Sides<FixedSide<Keys>>;
-  using ValueSides = Sides<FixedSide<Values>>;
-  using Outputs = RegisterOutputs<BlocksOf(kHeadDim)>;
-  static constexpr int kResident = 3;  // blocks that a multiprocessor's registers are to hold
-
-  // Chunks of keys, and of values, that are on their way to a warp while it computes: three blocks' fit into an H100's
-  // shared memory, with 40 KB and more in flight.
-  static constexpr bool kStaged = true;
-  using StagedKeys = StagedCell<FixedSide<Keys>, true, kHeadDim>;
-  using StagedValues = StagedCell<FixedSide<Values>, false, kHeadDim>;
-  static constexpr int kChunkBytes = StagedKeys::kBytes + StagedValues::kBytes;
-  static constexpr int kDepth = std::clamp((12 << 10) / kChunkBytes, 1, 3);
-  static constexpr int kStageBytes = kDepth * kChunkBytes;
-
-  static constexpr KVANTA_DEVICE int HeadDim(int /*of_layer*/) { return kHeadDim; }
-};
-
-// All pairs, and every head_dim of up to 256.
-struct AnyKernel {
-  template <Family... kFamilies>
-  using Sides = SideList<FamilySide<kFamilies>...>;
-  using ValueSides =
-      Sides<Family::kFields, Family::kE2M1, Family::kInt8, Family::kE4M3, Family::kE5M2, Family::kF16, Family::kBf16>;
-  using KeySides = Sides<Family::kFields, Family::kE2M1, Family::kInt8, Family::kE4M3, Family::kE5M2, Family::kF16,
-                         Family::kLloyd, Family::kBf16>;
-  static constexpr bool kHasExact = true;
-  using Outputs = SharedOutputs;
-  static constexpr int kResident = 3;
-  static constexpr bool kStaged = false;
-  static constexpr int kStageBytes = 0;
-
-  static constexpr KVANTA_DEVICE int HeadDim(int of_layer) { return of_layer; }
-};
-
-// (peak, sum, out) and (more_peak, more_sum, more) of `count` values, into the first.
-KVANTA_DEVICE void MergeInto(float& peak, float& sum, float more_peak, float more_sum, float* out, const float* more,
-                             int count) {
-  const float greatest = fmaxf(peak, more_peak);
-  const float base = greatest == kMinusInfinity ? 0.0F : greatest;
-  const float keep = Exp2(peak - base);
-  const float take = Exp2(more_peak - base);
-  peak = greatest;
-  sum = MultiplyAdd(sum, keep, more_sum * take);
-  for (int i = 0; i < count; ++i) out[i] = MultiplyAdd(out[i], keep, more[i] * take);
-}
-
-// The block's shared memory. A warp's results lie where query rows were, and chunks that were copied.
-template <class Kernel>
-struct AttendShared {
-  static constexpr int kScales = 0;
-  static constexpr int kBias = kScales + 4 * kQueryRows;
-  static constexpr int kSums = kBias + 4 * kQueryRows;
-  static constexpr int kStates = kSums + 4 * kQueryRows;
-  static constexpr int kPages = kStates + kAttendWarps * kQueryRows * 8;
-  static constexpr int kQuarterPages = kQuarterTokens / kChunkTokens;  // at most
-  static constexpr int kResults = kPages + kAttendWarps * kQuarterPages * 8;
-
-  static constexpr KVANTA_DEVICE int ResultBytes(int head_dim) {  // 16 rows of f32
-    return kQueryRows * QueryRows::RowBytes(head_dim);
-  }
-  static constexpr KVANTA_DEVICE int WarpBytes(int head_dim) {
-    return ResultBytes(head_dim) > Kernel::kStageBytes ? ResultBytes(head_dim) : Kernel::kStageBytes;
-  }
-  static constexpr KVANTA_DEVICE int Queries(int head_dim) { return kResults + kAttendWarps * WarpBytes(head_dim); }
-  static constexpr KVANTA_DEVICE int ExactQueries(int head_dim) {
-    return Queries(head_dim) + QueryBytes(Kernel::KeySides::kTerms, head_dim);
-  }
-};
 
 template <class Kernel>
 struct AttendBlock {
@@ -406,43 +324,5 @@ struct AttendBlock {
 
   static KVANTA_DEVICE uint32_t Bits(float x) { return std::bit_cast<uint32_t>(x); }
 };
-
-inline constexpr int kMergeWarps = 4;
-inline constexpr int kMergeBytes = 4 * 256;  // of a warp: a row
-
-// A warp for each row of each tile: its partial results in ascending order, divided by the weights' sum, and
-// transformed back.
-KVANTA_DEVICE void MergeBlock(const AttendLayer& layer) {
-  const int lane = ThreadIndex() % kWarp;
-  const int warp = ThreadIndex() / kWarp;
-  const int item = BlockIndex() * kMergeWarps + warp;
-  if (item >= layer.tile_count * kQueryRows) return;
-  const QueryTile tile = layer.tiles[item / kQueryRows];
-  const int row = item % kQueryRows;
-  if (row >= tile.tokens * tile.heads) return;
-  constexpr int kPerLane = 8;
-  float out[kPerLane] = {};
-  float peak = kMinusInfinity;
-  float sum = 0;
-  for (int part = 0; part < tile.parts; ++part) {
-    const int slot = tile.slot + part * kQueryRows + row;
-    const float* from = layer.partial_out + int64_t{slot} * layer.head_dim;
-    float more[kPerLane];
-    KVANTA_UNROLL
-    for (int i = 0; i < kPerLane; ++i) more[i] = lane + 32 * i < layer.head_dim ? from[lane + 32 * i] : 0.0F;
-    MergeInto(peak, sum, layer.partial_state[int64_t{2} * slot], layer.partial_state[int64_t{2} * slot + 1], out, more,
-              kPerLane);
-  }
-  const int base = warp * kMergeBytes;
-  KVANTA_UNROLL
-  for (int i = 0; i < kPerLane; ++i) {
-    if (lane + 32 * i < layer.head_dim) StoreShared(base + 4 * (lane + 32 * i), out[i] / sum);
-  }
-  SyncWarp();
-  if (layer.v_hadamard) HadamardRow(base, layer.head_dim, layer.hadamard_block, layer.hadamard_norm, lane);
-  const int head = tile.first_head + row % tile.heads;
-  float* to = layer.out + ((tile.row + row / tile.heads) * int64_t{layer.heads} + head) * layer.head_dim;
-  for (int c = lane; c < layer.head_dim; c += kWarp) to[c] = LoadShared<float>(base + 4 * c);
-}
 
 }  // namespace kvanta::kernels::cuda

@@ -39,7 +39,7 @@ bool Attends(const PairKernel<Keys, Values, kHeadDim>* /*kernel*/, const Wanted&
   return Reads<Keys>(wanted.keys) && Reads<Values>(wanted.values) && wanted.head_dim == kHeadDim;
 }
 bool Attends(const AnyKernel* /*kernel*/, const Wanted& wanted) noexcept {
-  return HasSideCode(wanted.keys.code, wanted.keys.scaling) && HasSideCode(wanted.values.code, wanted.values.scaling) &&
+  return HasKeyCode(wanted.keys.code, wanted.keys.scaling) && HasValueCode(wanted.values.code, wanted.values.scaling) &&
          wanted.head_dim <= kMostHeadDim;
 }
 

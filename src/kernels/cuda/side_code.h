@@ -105,6 +105,14 @@ constexpr bool HasSideCode(formats::Code code, const formats::Scaling& scaling) 
   return false;
 }
 
+// Values have zeros of blocks, keys share scales by channels, and only these are Lloyd-Max levels.
+constexpr bool HasKeyCode(formats::Code code, const formats::Scaling& scaling) {
+  return HasSideCode(code, scaling) && !scaling.block_zero;
+}
+constexpr bool HasValueCode(formats::Code code, const formats::Scaling& scaling) {
+  return HasSideCode(code, scaling) && scaling.tile == 0 && FamilyOf(code) != Family::kLloyd;
+}
+
 constexpr SideCode MakeSideCode(formats::Code code, const formats::Scaling& scaling) {
   SideCode side;
   side.family = FamilyOf(code);

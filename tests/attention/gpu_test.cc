@@ -288,7 +288,9 @@ TEST_P(GpuAttentionTest, ChunksBatchesAndCutsGiveTheSameBits) {
 #else
   const int before = 1060;  // beyond the first run
 #endif
-  for (const char* scheme : kFormats) {
+  std::vector<const char*> schemes(std::begin(kFormats), std::end(kFormats));
+  for (const char* rare : {"k=kivi4,v=fp4_e2m1", "fp8_e5m2"}) schemes.push_back(rare);
+  for (const char* scheme : schemes) {
     for (const int window : {0, 50}) {
       if (window != 0 && std::string_view(scheme) != "int4") continue;
       const HarnessOptions options =
@@ -317,7 +319,7 @@ TEST_P(GpuAttentionTest, ChunksBatchesAndCutsGiveTheSameBits) {
 
 // A NaN in a value reaches the rows that see it, and no other: also within a tile.
 TEST_P(GpuAttentionTest, NanStaysWithTheRowsThatSeeIt) {
-  for (const char* scheme : {"bf16", "fp8_e4m3"}) {
+  for (const char* scheme : {"bf16", "fp8_e4m3", "fp8_e5m2"}) {
     const HarnessOptions options =
         On({.scheme = scheme, .heads = 2, .kv_heads = 2, .sliding_window = 20, .lengths = {80}});
     CacheHarness clean(options, 11), dirty(options, 11);

@@ -84,14 +84,11 @@ std::string Missing(const formats::LayerScheme& scheme) {
   using kernels::cuda::FindAttend;
   if (scheme.SharesCell()) return "latents";
   if (scheme.k.outliers != 0) return "outlier channels (but for +outliers=0)";
-  if (scheme.shape.tokens < kernels::cuda::kChunkTokens) {
-    return fmt::format("pages of {} tokens (but of 32, 64 and 128)", scheme.shape.tokens);
-  }
   for (const formats::Format* format : {scheme.k.format, scheme.v.format}) {
     if (FindAppend(*format) < 0)
       return fmt::format("format {} (but for bf16, fp16 and all narrower ones)", format->name);
   }
-  if (FindAttend(*scheme.k.format, *scheme.v.format, scheme.shape.head_dim) < 0) {
+  if (FindAttend(*scheme.k.format, *scheme.v.format, scheme.shape.head_dim, scheme.shape.tokens) < 0) {
     return fmt::format("k={},v={}", scheme.k.format->name, scheme.v.format->name);
   }
   return "";
@@ -257,7 +254,8 @@ class GpuBackend final : public Backend {
     attend.v = v.cell;
     attend.exact_k = k.exact_cell;
     attend.exact_v = v.exact_cell;
-    launches.attend_kernel = kernels::cuda::FindAttend(*scheme.k.format, *scheme.v.format, attention.head_dim);
+    launches.attend_kernel =
+        kernels::cuda::FindAttend(*scheme.k.format, *scheme.v.format, attention.head_dim, scheme.shape.tokens);
     layers_.push_back(launches);
   }
 

@@ -64,6 +64,7 @@ constexpr int kHeadDim = 96;  // three blocks; the lanes of one take parts of un
 
 // Rows of tokens in the cache's layout, as the lanes load them.
 struct LaidOut {
+  static int Token(int token) { return token; }
   std::vector<uint8_t> bytes;
   Words4 Codes4(int offset) const { return LoadAligned<Words4>(bytes.data() + offset); }
   Words2 Codes2(int offset) const { return LoadAligned<Words2>(bytes.data() + offset); }

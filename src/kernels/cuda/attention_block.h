@@ -2,10 +2,10 @@
 // runs. Decode and prefill are the same code. A unit that includes this has included the primitives.
 //
 // A block attends one tile to one run of 1,024 tokens at absolute positions, each of its four warps to a quarter, chunk
-// by chunk of 32 tokens: S = Q K^T by tensor cores, an online softmax in f32, O += P V by tensor cores in f32. Query
-// rows lie on M, tokens and then channels on N: what Q K^T leaves in a lane is what P V wants there. Quarters are
-// merged in ascending order, runs by another launch. A row's operations depend on its position alone: not on the tile
-// it came with, not on the batch.
+// by chunk of 32 tokens (of 16 where a page has no more): S = Q K^T by tensor cores, an online softmax in f32, O += P V
+// by tensor cores in f32. Query rows lie on M, tokens and then channels on N: what Q K^T leaves in a lane is what P V
+// wants there. Quarters are merged in ascending order, runs by another launch. A row's operations depend on its
+// position alone: not on the tile it came with, not on the batch.
 #pragma once
 
 #include "kernels/cuda/attention_kernels.h"
@@ -72,11 +72,12 @@ struct AttendBlock {
       rows.exponent[row] = layer.v_code.family == Family::kBf16 ? kTopExponent : kLeastExponent;
     }
     // Chunks with a token that some row sees.
+    const int step = Kernel::kStaged || layer.page_size > kChunkTokens ? kChunkTokens : layer.page_size;
     const int quarter_begin = run * kRunTokens + quarter * kQuarterTokens;
     const int last = tile.first + tile.tokens - 1;
     const int end = last + 1 < quarter_begin + kQuarterTokens ? last + 1 : quarter_begin + kQuarterTokens;
     const int unseen = layer.sliding_window > 0 ? tile.first - layer.sliding_window + 1 - quarter_begin : 0;
-    const int begin = quarter_begin + (unseen > 0 ? unseen / kChunkTokens * kChunkTokens : 0);
+    const int begin = quarter_begin + (unseen > 0 ? unseen / step * step : 0);
     const int first_page = quarter_begin >> layer.page_shift;
     const int page_ids = At::kPages + quarter * (At::kQuarterPages * 8);
     if (lane < At::kQuarterPages && ((first_page + lane) << layer.page_shift) < end) {
@@ -92,7 +93,7 @@ struct AttendBlock {
       at.exact = page > (tile.first >> layer.page_shift) - layer.exact_pages || page < layer.exact_sinks;
       at.slot = position & (layer.page_size - 1);
       const Records& records = at.exact ? layer.exact : layer.quantized;
-      at.record = records.base + static_cast<int32_t>(ids.word[at.exact ? 1 : 0]) * records.bytes;
+      at.record = records.base + static_cast<int32_t>(at.exact ? ids.word[1] : ids.word[0]) * records.bytes;
       return at;
     };
     Stage stage;
@@ -137,7 +138,7 @@ struct AttendBlock {
       WaitForCopies<0>();
       SyncWarp();
     } else {
-      for (int position = begin; position < end; position += kChunkTokens) {
+      for (int position = begin; position < end; position += step) {
         AttendChunk(
             layer, tile, head_dim, position, locate(position), tokens, stage, [] {}, [] {}, lane, rows, outputs);
       }
@@ -178,7 +179,8 @@ struct AttendBlock {
     int last_begin = 0;
     Seen(layer, tile.first, position, chunk.first, first_end);
     Seen(layer, tile.first + tile.tokens - 1, position, last_begin, chunk.last);
-    chunk.whole = chunk.first == 0 && first_end == kChunkTokens && last_begin == 0 && chunk.last == kChunkTokens;
+    const int all = layer.page_size < kChunkTokens ? layer.page_size : kChunkTokens;
+    chunk.whole = chunk.first == 0 && first_end == all && last_begin == 0 && chunk.last == all;
     KVANTA_UNROLL
     for (int row = 0; row < 2; ++row) {
       chunk.token[row] = tokens[row];

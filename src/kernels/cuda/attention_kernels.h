@@ -40,7 +40,7 @@ struct PairKernel {
   static constexpr KVANTA_DEVICE int HeadDim(int /*of_layer*/) { return kHeadDim; }
 };
 
-// All pairs, and every head_dim of up to 256.
+// All pairs, every head_dim of up to 256, and pages of 16 tokens.
 struct AnyKernel {
   template <Family... kFamilies>
   using Sides = SideList<FamilySide<kFamilies>...>;
@@ -65,7 +65,7 @@ struct AttendShared {
   static constexpr int kSums = kBias + 4 * kQueryRows;
   static constexpr int kStates = kSums + 4 * kQueryRows;
   static constexpr int kPages = kStates + kAttendWarps * kQueryRows * 8;
-  static constexpr int kQuarterPages = kQuarterTokens / kChunkTokens;  // at most
+  static constexpr int kQuarterPages = kQuarterTokens / kLeastPage;  // at most
   static constexpr int kResults = kPages + kAttendWarps * kQuarterPages * 8;
 
   static constexpr KVANTA_DEVICE int ResultBytes(int head_dim) {  // 16 rows of f32

@@ -31,13 +31,18 @@ struct PageCell {
   const uint8_t* codes;  // of the chunk
   int page_size;
   int slot;
+  int last_token;  // of the chunk: 31, or 15, whose lanes for more tokens take the first ones again
 
   KVANTA_DEVICE PageCell(const uint8_t* in_page, const CellPlace& planes, int row_bytes, int tokens, int first)
       : cell(in_page),
         place(planes),
         codes(in_page + planes.codes + first * row_bytes),
         page_size(tokens),
-        slot(first) {}
+        slot(first),
+        last_token(tokens < kChunkTokens ? tokens - 1 : kChunkTokens - 1) {}
+
+  // Where the tokens from `token` on lie in the chunk.
+  KVANTA_DEVICE int Token(int token) const { return token & last_token; }
 
   KVANTA_DEVICE Words4 Codes4(int offset) const { return LoadWords4(codes + offset); }
   KVANTA_DEVICE Words2 Codes2(int offset) const { return LoadWords2(codes + offset); }
@@ -48,14 +53,14 @@ struct PageCell {
   KVANTA_DEVICE Words4 TokenZeros(int token) const { return Halves(place.token_zeros, 0, token); }
   // f32, of 4 tokens.
   KVANTA_DEVICE Words4 TokenFloats(int token) const {
-    return LoadWords4(cell + place.token_scales + (slot + token) * 4);
+    return LoadWords4(cell + place.token_scales + (slot + Token(token)) * 4);
   }
   // Bytes, of 8 and of 4 tokens.
   KVANTA_DEVICE Words2 BlockBytes8(int block, int token) const {
-    return LoadWords2(cell + place.block_scales + block * page_size + slot + token);
+    return LoadWords2(cell + place.block_scales + block * page_size + slot + Token(token));
   }
   KVANTA_DEVICE uint32_t BlockBytes4(int block, int token) const {
-    return LoadWord(cell + place.block_scales + block * page_size + slot + token);
+    return LoadWord(cell + place.block_scales + block * page_size + slot + Token(token));
   }
   // fp16, of 8 channels.
   KVANTA_DEVICE Words4 ChannelScales(int head_dim, int channel) const {
@@ -67,7 +72,7 @@ struct PageCell {
 
  private:
   KVANTA_DEVICE Words4 Halves(int64_t plane, int block, int token) const {
-    return LoadWords4(cell + plane + (block * page_size + slot + token) * 2);
+    return LoadWords4(cell + plane + (block * page_size + slot + Token(token)) * 2);
   }
 };
 
@@ -220,10 +225,11 @@ struct ChunkView {
 
 // Slots of the chunk at `position` that a query at `query` sees.
 KVANTA_DEVICE void Seen(const AttendLayer& layer, int query, int position, int& begin, int& end) {
+  const int tokens = layer.page_size < kChunkTokens ? layer.page_size : kChunkTokens;
   const int first = layer.sliding_window > 0 ? query - layer.sliding_window + 1 - position : 0;
   const int last = query + 1 - position;
-  begin = first < 0 ? 0 : first > kChunkTokens ? kChunkTokens : first;
-  end = last < 0 ? 0 : last > kChunkTokens ? kChunkTokens : last;
+  begin = first < 0 ? 0 : first > tokens ? tokens : first;
+  end = last < 0 ? 0 : last > tokens ? tokens : last;
 }
 
 // Weights of the tokens from their logits, and the state brought to their peak. `decay` is what the state's sums have

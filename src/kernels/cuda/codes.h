@@ -192,7 +192,7 @@ struct ValueOperand {
   template <class Cell>
   static KVANTA_DEVICE void Load(const Side& side, const Cell& cell, int head_dim, int block, int lane, Words& words) {
     const int channel = 32 * block + lane / 4 * 4;
-    const int first = lane % 4 * kLoads;  // unit of tokens
+    const int first = cell.Token(lane % 4 * 8) / kTokens;  // unit of tokens
     words = {};
     if (channel >= head_dim) return;
     if constexpr (Side::kNarrow) {

@@ -32,11 +32,13 @@ struct Wanted {
   const formats::Format& keys;
   const formats::Format& values;
   int head_dim;
+  int page_size;
 };
 
 template <class Keys, class Values, int kHeadDim>
 bool Attends(const PairKernel<Keys, Values, kHeadDim>* /*kernel*/, const Wanted& wanted) noexcept {
-  return Reads<Keys>(wanted.keys) && Reads<Values>(wanted.values) && wanted.head_dim == kHeadDim;
+  return Reads<Keys>(wanted.keys) && Reads<Values>(wanted.values) && wanted.head_dim == kHeadDim &&
+         wanted.page_size >= kChunkTokens;
 }
 bool Attends(const AnyKernel* /*kernel*/, const Wanted& wanted) noexcept {
   return HasKeyCode(wanted.keys.code, wanted.keys.scaling) && HasValueCode(wanted.values.code, wanted.values.scaling) &&
@@ -57,8 +59,8 @@ int FindAppend(const formats::Format& format) noexcept {
   return FindEncoder(AppendFormats{}, format);
 }
 
-int FindAttend(const formats::Format& keys, const formats::Format& values, int head_dim) noexcept {
-  return FindKernel(AttendPairs{}, {.keys = keys, .values = values, .head_dim = head_dim});
+int FindAttend(const formats::Format& keys, const formats::Format& values, int head_dim, int page_size) noexcept {
+  return FindKernel(AttendPairs{}, {.keys = keys, .values = values, .head_dim = head_dim, .page_size = page_size});
 }
 
 }  // namespace kvanta::kernels::cuda

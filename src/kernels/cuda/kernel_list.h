@@ -36,6 +36,6 @@ using AttendPairs = TypeList<Alike<formats::Bf16, 64>, Alike<formats::Bf16, 128>
 // Index in AppendFormats, or -1.
 int FindAppend(const formats::Format& format) noexcept;
 // Index in AttendPairs, or -1. head_dim: a multiple of 8.
-int FindAttend(const formats::Format& keys, const formats::Format& values, int head_dim) noexcept;
+int FindAttend(const formats::Format& keys, const formats::Format& values, int head_dim, int page_size) noexcept;
 
 }  // namespace kvanta::kernels::cuda

@@ -11,6 +11,7 @@ namespace kvanta::kernels::cuda {
 inline constexpr int kRunTokens = 1024;     // engine-contract 6.5
 inline constexpr int kQuarterTokens = 256;  // a warp's part of a run
 inline constexpr int kChunkTokens = 32;     // tokens of one page that a warp attends to at once
+inline constexpr int kLeastPage = 16;       // tokens
 inline constexpr int kQueryRows = 16;       // query rows of a tile: a product's M
 inline constexpr int kMostHeadDim = 256;
 inline constexpr int kAttendWarps = kRunTokens / kQuarterTokens;

@@ -29,7 +29,7 @@ struct KeyScores {
     const int g = lane / 4;
     const int t = lane % 4;
     const int bits = Side::kNarrow ? side.LowBits() + side.HighBits() : Side::kBits;
-    const int lane_line = g / 4 * (2 * head_dim * bits) + g % 4 * 16;
+    const int lane_line = cell.Token(4 * g) / 16 * (2 * head_dim * bits) + g % 4 * 16;
     KVANTA_UNROLL
     for (int j = 0; j < 4; ++j) {
       KVANTA_UNROLL

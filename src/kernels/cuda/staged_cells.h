@@ -60,6 +60,7 @@ struct StagedCell {
     }
   }
 
+  static KVANTA_DEVICE int Token(int token) { return token; }
   KVANTA_DEVICE Words4 Codes4(int offset) const { return LoadShared<Words4>(base + Place(offset)); }
   KVANTA_DEVICE Words2 Codes2(int offset) const { return LoadShared<Words2>(base + Place(offset)); }
   KVANTA_DEVICE Words4 BlockScales(int block, int token) const { return LoadShared<Words4>(ScaleAt(block, token)); }

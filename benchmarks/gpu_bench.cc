@@ -41,7 +41,9 @@ struct Shape {
   int context;
 };
 struct Options {
-  std::vector<std::string> formats = {"bf16", "fp8", "int8", "int4+exact=none", "nvfp4+exact=none"};
+  std::vector<std::string> formats = {
+      "bf16", "fp8", "int8", "int4+exact=none", "nvfp4+exact=none", "k=int8,v=int4+exact=none", "int2_g32+exact=none",
+      "kivi4"};
   std::vector<Shape> shapes = {{64, 8192}, {1, 131072}};
   LayerAttention layer = {.heads = 32, .kv_heads = 8, .head_dim = 128};
   std::string json;

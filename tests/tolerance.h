@@ -85,9 +85,11 @@ inline double AttentionRms(double k_steps, double v_steps, double scale, double 
 // The same of a GPU. An element of a query and a weight are f16 (2^-12 of themselves), or two bf16 terms (2^-17).
 // Tensor cores sum in f32 but cut terms off instead of rounding them: 2 u of the largest for each of a product's 16
 // terms and its sum, and head_dim / 16 products follow one another. ex2.approx and tanhf err by 2^-22 of their result
-// and by 2 u.
-inline double GpuAttentionTolerance(int head_dim, double logit, double softcap, double largest_value) {
-  const double error = (0x1p-12 + (2 * head_dim + 16) * kUnitF32) * logit + 8 * kUnitF32 * softcap;
+// and by 2 u. Keys whose channels have scales are rounded to f16, too.
+inline double GpuAttentionTolerance(int head_dim, double logit, double softcap, double largest_value,
+                                    bool rounded_keys = false) {
+  const double rounded = rounded_keys ? 2 * 0x1p-12 : 0x1p-12;
+  const double error = (rounded + (2 * head_dim + 16) * kUnitF32) * logit + 8 * kUnitF32 * softcap;
   return (__builtin_expm1(2 * (error + 0x1p-22)) + 0x1p-11 + (2 * kSlotsOfRun + 128) * kUnitF32) * largest_value +
          1e-37;
 }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <utility>
 
@@ -70,20 +71,25 @@ CellPlace PlaceOf(const formats::CellPlanes& planes, int64_t first, int64_t stri
           .stride = stride,
           .codes = planes.codes,
           .block_scales = planes.block_scales,
-          .token_scales = planes.token_scales};
+          .block_zeros = planes.block_zeros,
+          .token_scales = planes.token_scales,
+          .token_zeros = planes.token_zeros,
+          .channel_scales = planes.channel_scales,
+          .channel_zeros = planes.channel_zeros};
 }
 
-// What a layer needs and no kernel does, or "".
+// What a layer needs and no kernel does, and what there is instead, or "".
 std::string Missing(const formats::LayerScheme& scheme) {
   using kernels::cuda::FindAppend;
+  using kernels::cuda::FindAttend;
   if (scheme.SharesCell()) return "latents";
-  if (scheme.k.outliers != 0) return "outlier channels";
-  if (scheme.shape.tokens < kernels::cuda::kChunkTokens) return fmt::format("pages of {} tokens", scheme.shape.tokens);
+  if (scheme.k.outliers != 0) return "outlier channels (but for +outliers=0)";
   for (const formats::Format* format : {scheme.k.format, scheme.v.format}) {
-    if (format->scaling.tile != 0 || FindAppend(*format) < 0) return fmt::format("format {}", format->name);
+    if (FindAppend(*format) < 0)
+      return fmt::format("format {} (but for bf16, fp16 and all narrower ones)", format->name);
   }
-  if (kernels::cuda::FindAttend(*scheme.k.format, *scheme.v.format, scheme.shape.head_dim) < 0) {
-    return fmt::format("k={},v={} of head_dim {}", scheme.k.format->name, scheme.v.format->name, scheme.shape.head_dim);
+  if (FindAttend(*scheme.k.format, *scheme.v.format, scheme.shape.head_dim, scheme.shape.tokens) < 0) {
+    return fmt::format("k={},v={}", scheme.k.format->name, scheme.v.format->name);
   }
   return "";
 }
@@ -227,6 +233,7 @@ class GpuBackend final : public Backend {
     attend.kv_heads = attention.kv_heads;
     attend.head_dim = attention.head_dim;
     attend.page_size = scheme.shape.tokens;
+    attend.page_shift = std::countr_zero(static_cast<uint32_t>(scheme.shape.tokens));
     attend.sliding_window = attention.sliding_window;
     attend.softmax_scale = attention.softmax_scale;
     attend.softcap = attention.softcap;
@@ -239,13 +246,16 @@ class GpuBackend final : public Backend {
     attend.k_mean = k.mean;
     attend.k_scale = static_scales(scheme.k, scales.k);
     attend.v_scale = static_scales(scheme.v, scales.v);
+    attend.k_code = kernels::cuda::MakeSideCode(scheme.k.format->code, scheme.k.format->scaling);
+    attend.v_code = kernels::cuda::MakeSideCode(scheme.v.format->code, scheme.v.format->scaling);
     attend.quantized = k.quantized;
     attend.exact = k.exact;
     attend.k = k.cell;
     attend.v = v.cell;
     attend.exact_k = k.exact_cell;
     attend.exact_v = v.exact_cell;
-    launches.attend_kernel = kernels::cuda::FindAttend(*scheme.k.format, *scheme.v.format, attention.head_dim);
+    launches.attend_kernel =
+        kernels::cuda::FindAttend(*scheme.k.format, *scheme.v.format, attention.head_dim, scheme.shape.tokens);
     layers_.push_back(launches);
   }
 

@@ -18,17 +18,16 @@ using emulated::RunGrid;
 
 template <class Format>
 void RunAppend(const AppendSide& side) {
-  RunGrid({.blocks = (side.count * side.kv_heads + kAppendWarps - 1) / kAppendWarps,
-           .threads = kAppendWarps * kWarp,
-           .shared_bytes = kAppendWarps * kAppendBytes},
-          [&] { AppendBlock<Format>(side); });
+  using Grid = AppendGrid<Format>;
+  RunGrid({.blocks = Grid::BlockCount(side), .threads = Grid::kThreads, .shared_bytes = Grid::kSharedBytes},
+          [&] { Grid::Run(side); });
 }
 
-template <class Pair>
+template <class Kernel>
 void RunAttend(const AttendLayer& layer) {
-  using Block = AttendBlock<typename Pair::K, typename Pair::V, Pair::kDim>;
+  using Block = AttendBlock<Kernel>;
   constexpr int kBlocks = 3;  // tasks are taken by turns
-  RunGrid({.blocks = kBlocks, .threads = kAttendWarps * kWarp, .shared_bytes = Block::kSharedBytes},
+  RunGrid({.blocks = kBlocks, .threads = kAttendWarps * kWarp, .shared_bytes = Block::SharedBytes(layer.head_dim)},
           [&] { Block::Run(layer); });
 }
 
@@ -38,9 +37,9 @@ void AppendOf(TypeList<Format...> /*list*/, int kernel, const AppendSide& side) 
   kRuns[kernel](side);
 }
 
-template <class... Pair>
-void AttendOf(TypeList<Pair...> /*list*/, int kernel, const AttendLayer& layer) {
-  constexpr void (*kRuns[])(const AttendLayer&) = {&RunAttend<Pair>...};
+template <class... Kernel>
+void AttendOf(TypeList<Kernel...> /*list*/, int kernel, const AttendLayer& layer) {
+  constexpr void (*kRuns[])(const AttendLayer&) = {&RunAttend<Kernel>...};
   kRuns[kernel](layer);
 }
 

@@ -24,8 +24,17 @@ constexpr size_t kStackBytes = size_t{128} << 10;
 
 enum class State : uint8_t { kRuns, kMeets, kAtBarrier, kDone };
 
+struct Copy {
+  int64_t offset;
+  const uint8_t* from;
+  int count;
+  int group;
+};
+
 struct Fiber {
   int thread = 0;
+  std::vector<Copy> copies;  // under way
+  int group = 0;             // of those that are begun now
   State state = State::kRuns;
   const char* what = nullptr;  // of a meeting
   void* operands = nullptr;
@@ -52,6 +61,7 @@ struct ByteHistory {
   Touch read;
   bool many_lanes = false;  // of the reader's warp, since warp_time of `read`
   bool many_warps = false;  // since block_time of `read`
+  bool copied_to = false;   // by a copy that nobody has waited for
 };
 
 class Block {
@@ -67,6 +77,8 @@ class Block {
 
   void Yield();
   uint8_t* Shared(int64_t offset, int64_t count, int alignment, Access access);
+  void BeginCopy(int64_t offset, const uint8_t* from, int count);
+  void WaitForCopies(int groups);
 
  private:
   void Resume(Fiber& fiber);
@@ -134,7 +146,10 @@ void Block::Run(int block) {
   shared_ = shared_memory_.get() + (16 - reinterpret_cast<uintptr_t>(shared_memory_.get()) % 16) % 16;
   history_.assign(static_cast<size_t>(shape.shared_bytes), {});
   warp_time_.assign(static_cast<size_t>(Warps()), 1);
-  for (Fiber& fiber : fibers_) fiber.state = State::kRuns;
+  for (Fiber& fiber : fibers_) {
+    fiber.state = State::kRuns;
+    fiber.copies.clear();
+  }
   do {
     for (int warp = 0; warp < Warps() && error.empty(); ++warp) RunWarp(warp);
   } while (error.empty() && ReleaseBarrier());
@@ -238,6 +253,7 @@ uint8_t* Block::Shared(int64_t offset, int64_t count, int alignment, Access acce
       .thread = current->thread, .block_time = block_time_, .warp_time = warp_time_[static_cast<size_t>(warp)]};
   for (int64_t i = offset; i < offset + count; ++i) {
     ByteHistory& byte = history_[static_cast<size_t>(i)];
+    if (byte.copied_to) Stop("shared byte {}: a copy to it has not been waited for", i);
     if (!Ordered(byte.written)) {
       Stop("shared byte {}: thread {} wrote it, and no barrier is between", i, byte.written.thread);
     }
@@ -259,6 +275,27 @@ uint8_t* Block::Shared(int64_t offset, int64_t count, int alignment, Access acce
     byte.written = now;
   }
   return shared_ + offset;
+}
+
+void Block::BeginCopy(int64_t offset, const uint8_t* from, int count) {
+  Shared(offset, count, count, Access::kWrite);
+  CheckAlignment(from, static_cast<size_t>(count));
+  for (int64_t i = offset; i < offset + count; ++i) history_[static_cast<size_t>(i)].copied_to = true;
+  current->copies.push_back({.offset = offset, .from = from, .count = count, .group = current->group});
+}
+
+void Block::WaitForCopies(int groups) {
+  std::vector<Copy>& copies = current->copies;
+  size_t done = 0;
+  while (done < copies.size() && copies[done].group < current->group - groups) {
+    const Copy& copy = copies[done++];
+    for (int64_t i = copy.offset; i < copy.offset + copy.count; ++i) {
+      history_[static_cast<size_t>(i)].copied_to = false;
+    }
+    std::memcpy(Shared(copy.offset, copy.count, copy.count, Access::kWrite), copy.from,
+                static_cast<size_t>(copy.count));
+  }
+  copies.erase(copies.begin(), copies.begin() + static_cast<int64_t>(done));
 }
 
 }  // namespace
@@ -307,6 +344,16 @@ void SyncBlock() {
 
 uint8_t* Shared(int64_t offset, int64_t count, int alignment, Access access) {
   return running->Shared(offset, count, alignment, access);
+}
+
+void BeginCopy(int64_t offset, const uint8_t* from, int count) {
+  running->BeginCopy(offset, from, count);
+}
+void CommitCopies() {
+  ++running->current->group;
+}
+void WaitForCopies(int groups) {
+  running->WaitForCopies(groups);
 }
 
 void StopWith(fmt::string_view format, fmt::format_args values) {

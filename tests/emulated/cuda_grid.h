@@ -49,6 +49,12 @@ void SyncBlock();
 enum class Access : uint8_t { kRead, kWrite };
 uint8_t* Shared(int64_t offset, int64_t count, int alignment, Access access);
 
+// Copies of a thread from global to shared memory: begun, made a group of, and waited for until at most `groups` of the
+// newest are under way. Until then nobody may touch the bytes.
+void BeginCopy(int64_t offset, const uint8_t* from, int count);
+void CommitCopies();
+void WaitForCopies(int groups);
+
 // Stops the kernel with the thread and the reason. What the caller's stack holds is not destroyed.
 [[noreturn]] void StopWith(fmt::string_view format, fmt::format_args values);
 template <class... T>

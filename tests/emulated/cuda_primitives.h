@@ -15,6 +15,7 @@
 
 #define KVANTA_DEVICE inline
 #define KVANTA_UNROLL
+#define KVANTA_UNROLL_BY(count)
 
 namespace kvanta::emulated {
 
@@ -67,6 +68,14 @@ T LoadShared(int64_t offset) {
 template <class T>
 void StoreShared(int64_t offset, T value) {
   std::memcpy(Shared(offset, sizeof(T), alignof(T), Access::kWrite), &value, sizeof(T));
+}
+
+inline void CopyToShared16(int offset, const uint8_t* from) {
+  BeginCopy(offset, from, 16);
+}
+template <int kGroups>
+void WaitForCopies() {
+  WaitForCopies(kGroups);
 }
 
 // Sums of 16 exact products and c, rounded once: a GPU rounds otherwise, by no more than a few units in the last place

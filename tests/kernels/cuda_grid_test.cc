@@ -97,5 +97,29 @@ TEST(CudaGridTest, StopsAtMisalignedGlobalMemory) {
   EXPECT_THAT(ErrorOf({}, [] { LoadWords4(bytes + 8); }), HasSubstr("not a multiple of 16"));
 }
 
+// Three groups under way, of which a thread waits for the older ones.
+TEST(CudaGridTest, CopiesArriveWhenTheyAreWaitedFor) {
+  alignas(16) static const uint8_t from[4 * 16 * kWarp] = {1, 2, 3};
+  const auto kernel = [](bool wait, bool sync, int then) {
+    return [=] {
+      for (int group = 0; group < 3; ++group) {
+        CopyToShared16((group * kWarp + ThreadIndex()) * 16, from + (group * kWarp + ThreadIndex()) * 16);
+        CommitCopies();
+      }
+      if (wait) WaitForCopies<1>();
+      if (sync) SyncWarp();
+      const int other = ThreadIndex() == 0 ? 0 : ThreadIndex() - 1;
+      const auto first = LoadShared<uint8_t>((then * kWarp + other) * 16);
+      if (first != from[(then * kWarp + other) * 16]) Stop("another byte");
+    };
+  };
+  const GridShape shape{.shared_bytes = 3 * 16 * kWarp};
+  EXPECT_EQ(ErrorOf(shape, kernel(true, true, 0)), "none");
+  EXPECT_EQ(ErrorOf(shape, kernel(true, true, 1)), "none");
+  EXPECT_THAT(ErrorOf(shape, kernel(true, true, 2)), HasSubstr("a copy to it has not been waited for"));
+  EXPECT_THAT(ErrorOf(shape, kernel(false, true, 0)), HasSubstr("a copy to it has not been waited for"));
+  EXPECT_THAT(ErrorOf(shape, kernel(true, false, 0)), HasSubstr("no barrier is between"));
+}
+
 }  // namespace
 }  // namespace kvanta::emulated

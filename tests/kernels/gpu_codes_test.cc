@@ -8,6 +8,7 @@
 #include "emulated/cuda_primitives.h"
 // Primitives first.
 #include "formats/bit_planes.h"
+#include "formats/cell_layout.h"
 #include "kernels/cuda/codes.h"
 
 namespace kvanta::kernels::cuda {
@@ -19,11 +20,14 @@ std::vector<float> Decode(const std::vector<uint8_t>& row, int channels) {
   std::vector<float> values(static_cast<size_t>(channels));
   for (int c = 0; c < channels; ++c) {
     const auto at = static_cast<size_t>(c);
+    const auto half = [&] { return static_cast<uint16_t>(row[2 * at] | (row[2 * at + 1] << 8)); };
+    if constexpr (kCode == Code::kBf16) values[at] = Bf16ToFloat(half());
+    if constexpr (kCode == Code::kFp16) values[at] = Fp16ToFloat(half());
     if constexpr (kCode == Code::kE4M3) values[at] = formats::E4m3::Decode(row[at]);
     if constexpr (kCode == Code::kE5M2) values[at] = formats::E5m2::Decode(row[at]);
     if constexpr (kCode == Code::kInt8) values[at] = static_cast<float>(static_cast<int8_t>(row[at]));
   }
-  if constexpr (formats::CodeBits(kCode) == 4) formats::DecodeLevels<kCode>(row.data(), channels, values.data());
+  if constexpr (formats::CodeBits(kCode) < 8) formats::DecodeLevels<kCode>(row.data(), channels, values.data());
   return values;
 }
 
@@ -31,91 +35,131 @@ bool Same(float found, float expected) {
   return found == expected || (std::isnan(found) && std::isnan(expected));
 }
 
-float Half(uint32_t pair, int half) {
-  return Fp16ToFloat(static_cast<uint16_t>(pair >> static_cast<unsigned>(16 * half)));
+float Half(uint32_t pair, int half, bool bf16 = false) {
+  const auto bits = static_cast<uint16_t>(pair >> static_cast<unsigned>(16 * half));
+  return bf16 ? Bf16ToFloat(bits) : Fp16ToFloat(bits);
 }
+
+// A code, as a side of which the kernel knows all (kFixed), or the family.
+template <Code kOf, bool kFixed>
+struct Tested {
+  static constexpr Code kCode = kOf;
+  static constexpr formats::Scaling kScaling = {
+      .block = kOf == Code::kE2M1 ? formats::ScaleType::kE8M0 : formats::ScaleType::kNone,
+      .channels = kOf == Code::kE2M1 ? 32 : 0};
+  using Side = std::conditional_t<kFixed, FixedSide<Tested>, FamilySide<FamilyOf(kOf)>>;
+};
 
 template <class T>
 class GpuCodesTest : public ::testing::Test {};
-template <Code kCode>
-using Constant = std::integral_constant<Code, kCode>;
-using Codes = ::testing::Types<Constant<Code::kE4M3>, Constant<Code::kE5M2>, Constant<Code::kInt8>,
-                               Constant<Code::kInt4>, Constant<Code::kUint4>, Constant<Code::kE2M1>>;
+using Codes = ::testing::Types<Tested<Code::kBf16, true>, Tested<Code::kFp16, false>, Tested<Code::kE4M3, true>,
+                               Tested<Code::kE5M2, false>, Tested<Code::kInt8, true>, Tested<Code::kInt6, false>,
+                               Tested<Code::kInt5, false>, Tested<Code::kInt4, true>, Tested<Code::kInt4, false>,
+                               Tested<Code::kUint4, true>, Tested<Code::kInt3, false>, Tested<Code::kInt3, true>,
+                               Tested<Code::kInt2, false>, Tested<Code::kUint3, false>, Tested<Code::kUint2, false>,
+                               Tested<Code::kE2M1, true>, Tested<Code::kLloyd4, false>, Tested<Code::kLloyd3, false>>;
 TYPED_TEST_SUITE(GpuCodesTest, Codes);
 
-std::vector<uint8_t> Bytes(std::mt19937& random, size_t count) {
-  std::vector<uint8_t> bytes(count);
-  for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random());
-  return bytes;
-}
+constexpr int kHeadDim = 96;  // three blocks; the lanes of one take parts of units of the narrowest plane
 
-TYPED_TEST(GpuCodesTest, KeysOfAUnit) {
-  constexpr Code kCode = TypeParam::value;
-  using Operand = CodeOperand<kCode>;
-  std::mt19937 random(1);
-  for (int i = 0; i < 4096; ++i) {
-    std::vector<uint8_t> bytes = Bytes(random, 4);
-    bytes[static_cast<size_t>(i / 256 % 4)] = static_cast<uint8_t>(i);  // every byte at every place
-    const std::vector<float> values = Decode<kCode>(bytes, Operand::kUnitChannels);
-    uint32_t unit = 0;
-    std::memcpy(&unit, bytes.data(), 4);
-    const auto check = [&](auto pair) {
-      constexpr int kPair = decltype(pair)::value;
-      if constexpr (kPair < Operand::kRegisters) {
-        const uint32_t found = Operand::template KeyPair<kPair>(unit);
-        for (int half = 0; half < 2; ++half) {
-          const float expected = values[static_cast<size_t>(Operand::KeyChannel(kPair, half))];
-          ASSERT_TRUE(Same(Half(found, half) * Operand::kUnit, expected)) << std::hex << unit << " pair " << kPair;
-        }
+// Rows of tokens in the cache's layout, as the lanes load them.
+struct LaidOut {
+  static int Token(int token) { return token; }
+  std::vector<uint8_t> bytes;
+  Words4 Codes4(int offset) const { return LoadAligned<Words4>(bytes.data() + offset); }
+  Words2 Codes2(int offset) const { return LoadAligned<Words2>(bytes.data() + offset); }
+};
+template <Code kCode>
+struct Rows {
+  Rows(formats::SideKind kind, int tokens, uint32_t seed) {
+    std::mt19937 random(seed);
+    const int row_bytes = kHeadDim * formats::CodeBits(kCode) / 8;
+    formats::Format format = formats::Find("bf16");
+    format.code_bits = formats::CodeBits(kCode);
+    const formats::CellShape shape{.tokens = 32, .head_dim = kHeadDim};
+    cell.bytes.resize(static_cast<size_t>(32 * row_bytes));
+    for (int token = 0; token < tokens; ++token) {
+      std::vector<uint8_t> row(static_cast<size_t>(row_bytes));
+      for (uint8_t& byte : row) byte = static_cast<uint8_t>(random());
+      for (int byte = 0; byte < row_bytes; ++byte) {
+        cell.bytes[static_cast<size_t>(formats::CodeOffset(kind, format, shape, token, byte))] =
+            row[static_cast<size_t>(byte)];
       }
-    };
-    check(std::integral_constant<int, 0>{});
-    check(std::integral_constant<int, 1>{});
-    check(std::integral_constant<int, 2>{});
-    check(std::integral_constant<int, 3>{});
-  }
-}
-
-TYPED_TEST(GpuCodesTest, ValuesOfEightTokens) {
-  constexpr Code kCode = TypeParam::value;
-  using Operand = CodeOperand<kCode>;
-  std::mt19937 random(2);
-  for (int round = 0; round < 1024; ++round) {
-    const std::vector<uint8_t> bytes = Bytes(random, sizeof(typename Operand::Loaded));
-    typename Operand::Loaded loaded;
-    std::memcpy(&loaded, bytes.data(), bytes.size());
-    const auto check = [&](auto index) {
-      constexpr int kChannel = decltype(index)::value;
-      uint32_t pairs[4];
-      Operand::template ValuePairs<kChannel>(loaded, pairs);
-      for (int token = 0; token < 8; ++token) {
-        const uint32_t word = loaded.word[token / 4][kChannel * Operand::kBits / 8];
-        const auto element = static_cast<uint8_t>(word >> static_cast<unsigned>(8 * (token % 4)));
-        // Below 8 bits an element has two channels.
-        const std::vector<float> values = Decode<kCode>({element, 0, 0, 0}, 8 / Operand::kBits * 4);
-        const float expected = values[Operand::kBits == 8 ? 0 : kChannel % 2];
-        ASSERT_TRUE(Same(Half(pairs[token % 4], token / 4) * Operand::kUnit, expected)) << token << " " << kChannel;
-      }
-    };
-    check(std::integral_constant<int, 0>{});
-    check(std::integral_constant<int, 1>{});
-    check(std::integral_constant<int, 2>{});
-    check(std::integral_constant<int, 3>{});
-  }
-}
-
-TEST(GpuCodesTest, WholeHalvesKeepTheirBits) {
-  using Operand = CodeOperand<Code::kBf16>;
-  EXPECT_EQ(Operand::KeyPair<0>(0x12345678U), 0x12345678U);
-  Operand::Loaded loaded;
-  for (uint32_t pair = 0; pair < 4; ++pair) {
-    for (uint32_t channel = 0; channel < 4; ++channel) {
-      loaded.word[pair][channel] = (2 * pair + channel * 16) | ((2 * pair + 1 + channel * 16) << 16U);
+      values.push_back(Decode<kCode>(row, kHeadDim));
     }
   }
-  uint32_t pairs[4];
-  Operand::ValuePairs<3>(loaded, pairs);
-  for (uint32_t j = 0; j < 4; ++j) EXPECT_EQ(pairs[j], (j + 48) | ((j + 52) << 16U));
+  LaidOut cell;
+  std::vector<std::vector<float>> values;  // [token][channel]
+};
+
+template <class Visit>
+void ForFour(Visit visit) {
+  visit(std::integral_constant<int, 0>{});
+  visit(std::integral_constant<int, 1>{});
+  visit(std::integral_constant<int, 2>{});
+  visit(std::integral_constant<int, 3>{});
+}
+
+TYPED_TEST(GpuCodesTest, KeysOfALane) {
+  using Side = typename TypeParam::Side;
+  using Operand = KeyOperand<Side>;
+  constexpr Code kCode = TypeParam::kCode;
+  const SideCode code = MakeSideCode(kCode, TypeParam::kScaling);
+  const Side side(code);
+  for (uint32_t seed = 0; seed < 16; ++seed) {
+    const Rows<kCode> rows(formats::SideKind::kK, 32, seed);
+    for (int block = 0; block < kHeadDim / 32; ++block) {
+      for (int lane = 0; lane < kWarp; ++lane) {
+        const int g = lane / 4, t = lane % 4;
+        typename Operand::Words words;
+        Operand::Load(side, rows.cell, kHeadDim, block, t, g / 4 * 2 * kHeadDim * formats::CodeBits(kCode) + g % 4 * 16,
+                      words);
+        for (int j = 0; j < 4; ++j) {
+          ForFour([&](auto pair) {
+            constexpr int kPair = decltype(pair)::value;
+            const uint32_t found = Operand::template Pair<kPair>(side, words, j, t);
+            for (int half = 0; half < 2; ++half) {
+              const int channel = 32 * block + Operand::Channel(kPair, half, t);
+              const float expected = rows.values[static_cast<size_t>(4 * g + j)][static_cast<size_t>(channel)];
+              ASSERT_TRUE(Same(Half(found, half, Side::kBf16) * code.unit, expected))
+                  << "token " << 4 * g + j << " channel " << channel;
+            }
+          });
+        }
+      }
+    }
+  }
+}
+
+TYPED_TEST(GpuCodesTest, ValuesOfALane) {
+  using Side = typename TypeParam::Side;
+  using Operand = ValueOperand<Side>;
+  constexpr Code kCode = TypeParam::kCode;
+  if constexpr (FamilyOf(kCode) != Family::kLloyd) {  // keys only
+    const SideCode code = MakeSideCode(kCode, TypeParam::kScaling);
+    const Side side(code);
+    for (uint32_t seed = 0; seed < 16; ++seed) {
+      const Rows<kCode> rows(formats::SideKind::kV, 32, seed);
+      for (int block = 0; block < kHeadDim / 32; ++block) {
+        for (int lane = 0; lane < kWarp; ++lane) {
+          const int g = lane / 4, t = lane % 4;
+          typename Operand::Words words;
+          Operand::Load(side, rows.cell, kHeadDim, block, lane, words);
+          ForFour([&](auto index) {
+            constexpr int kChannel = decltype(index)::value;
+            const int channel = 32 * block + 4 * g + kChannel;
+            uint32_t pairs[4];
+            Operand::template Pairs<kChannel>(side, words, g, pairs);
+            for (int token = 0; token < 8; ++token) {
+              const float expected = rows.values[static_cast<size_t>(8 * t + token)][static_cast<size_t>(channel)];
+              ASSERT_TRUE(Same(Half(pairs[token % 4], token / 4, Side::kBf16) * code.unit, expected))
+                  << "token " << 8 * t + token << " channel " << channel;
+            }
+          });
+        }
+      }
+    }
+  }
 }
 
 // GPUs before sm_89 have no instruction for it.

@@ -8,15 +8,14 @@ namespace kvanta::kernels::cuda {
 namespace {
 
 template <class Format>
-__global__ void __launch_bounds__(kAppendWarps* kWarp) AppendEntry(const __grid_constant__ AppendSide side) {
-  AppendBlock<Format>(side);
+__global__ void __launch_bounds__(AppendGrid<Format>::kThreads) AppendEntry(const __grid_constant__ AppendSide side) {
+  AppendGrid<Format>::Run(side);
 }
 
 template <class Format>
 void Launch(const AppendSide& side, cudaStream_t stream) {
-  const int items = side.count * side.kv_heads;
-  AppendEntry<Format>
-      <<<(items + kAppendWarps - 1) / kAppendWarps, kAppendWarps * kWarp, kAppendWarps * kAppendBytes, stream>>>(side);
+  using Grid = AppendGrid<Format>;
+  AppendEntry<Format><<<Grid::BlockCount(side), Grid::kThreads, Grid::kSharedBytes, stream>>>(side);
 }
 
 template <class... Format>

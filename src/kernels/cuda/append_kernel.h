@@ -1,16 +1,17 @@
 // Append: one warp for each (row, KV head) of a side transforms the row, encodes it by the format's own source and
-// stores it in the cache's layout. Pages that close go the same way, from their exact cells. A unit that includes this
-// has included the primitives.
+// stores it in the cache's layout. Pages that close go the same way, from their exact cells; where tokens share scales
+// (kivi4, kivi2), that is the only way. A unit that includes this has included the primitives.
 #pragma once
 
 #include "formats/format_traits.h"
+#include "formats/unsigned_group.h"
 #include "kernels/cuda/hadamard_rows.h"
 #include "kernels/cuda/launch.h"
 
 namespace kvanta::kernels::cuda {
 
 inline constexpr int kAppendWarps = 4;
-inline constexpr int kLongestHead = 256;
+inline constexpr int kLongestHead = kMostHeadDim;
 
 // A warp's shared memory: the row, and the planes that it is encoded to.
 inline constexpr int kAppendRowBytes = 4 * kLongestHead;
@@ -18,7 +19,10 @@ inline constexpr int kCodesAt = kAppendRowBytes;
 inline constexpr int kBlockScalesAt = kCodesAt + 4 * kLongestHead;
 inline constexpr int kBlockZerosAt = kBlockScalesAt + kLongestHead;
 inline constexpr int kTokenScalesAt = kBlockZerosAt + kLongestHead;
-inline constexpr int kAppendBytes = kTokenScalesAt + 32;
+inline constexpr int kTokenZerosAt = kTokenScalesAt + 16;
+inline constexpr int kAppendBytes = kTokenZerosAt + 16;
+
+inline constexpr int kZeroBytes = 2;  // fp16
 
 template <class Format>
 struct RowEncoder {
@@ -29,9 +33,10 @@ struct RowEncoder {
   static constexpr int kTokenBytes = formats::Bytes(kScaling.token);
   static constexpr int kBlock = kBlockBytes == 0 ? kLongestHead : kScaling.channels;  // none is as one that never ends
   // Channels that a lane may encode on their own, as a row of that length; 0: the row is encoded as one.
-  static constexpr int kAlone = kScaling.token != formats::ScaleType::kNone || kCode.high_bits != 0 ? 0
-                                : kScaling.block != formats::ScaleType::kNone                       ? kScaling.channels
-                                                                                                    : 8;
+  static constexpr int kAlone = kScaling.token != formats::ScaleType::kNone   ? 0
+                                : kScaling.block != formats::ScaleType::kNone ? kScaling.channels
+                                                                              : 8;
+  static_assert(kCode.high_bits == 0 || kAlone == 0 || kAlone == 32);  // both planes in whole words
 
   // Encodes the warp's row, f32 at `base`, into the planes behind it.
   static KVANTA_DEVICE void Encode(int base, int head_dim, float scale, int lane, formats::EncodeCounts& counts) {
@@ -44,9 +49,9 @@ struct RowEncoder {
       formats::RowPlanes out;
       out.codes = plane(kCodesAt + begin * kBits / 8, step * kBits / 8);
       if (kBlockBytes != 0) out.block_scales = plane(kBlockScalesAt + block * kBlockBytes, blocks * kBlockBytes);
-      if (kScaling.block_zero) out.block_zeros = plane(kBlockZerosAt + block * 2, blocks * 2);
+      if (kScaling.block_zero) out.block_zeros = plane(kBlockZerosAt + block * kZeroBytes, blocks * kZeroBytes);
       if (kTokenBytes != 0) out.token_scales = plane(kTokenScalesAt, kTokenBytes);
-      if (kScaling.token_zero) out.token_zeros = plane(kTokenScalesAt + 16, 2);
+      if (kScaling.token_zero) out.token_zeros = plane(kTokenZerosAt, kZeroBytes);
       Format::EncodeRow(x, step, scale, out, counts);
     }
   }
@@ -72,6 +77,19 @@ struct RowEncoder {
     }
   }
 
+  // Where byte `byte` of the row's codes, the first of a plane's word, lies among those that lanes have encoded.
+  static KVANTA_DEVICE int CodesFrom(int byte, int head_dim) {
+    if constexpr (kCode.high_bits == 0 || kAlone == 0) {
+      return kCodesAt + byte;
+    } else {  // a block's planes, one after the other
+      constexpr int kLow = kAlone * kCode.low_bits / 8;
+      constexpr int kHigh = kAlone * kCode.high_bits / 8;
+      const int low = head_dim * kCode.low_bits / 8;
+      return kCodesAt + (byte < low ? byte / kLow * (kLow + kHigh) + byte % kLow
+                                    : (byte - low) / kHigh * (kLow + kHigh) + kLow + (byte - low) % kHigh);
+    }
+  }
+
   // The planes to slot `slot` of a cell in the cache's layout (formats/cell_layout.h).
   static KVANTA_DEVICE void Store(int base, const CellPlace& place, bool is_key, int head_dim, int page_size, int slot,
                                   int lane, uint8_t* cell) {
@@ -80,7 +98,7 @@ struct RowEncoder {
     if (is_key) {
       uint8_t* line = codes + slot / 16 * (16 * row_bytes) + slot % 16 * 4;
       for (int unit = lane; unit < row_bytes / 4; unit += kWarp) {
-        *reinterpret_cast<uint32_t*>(line + unit * 64) = LoadShared<uint32_t>(base + kCodesAt + 4 * unit);
+        *reinterpret_cast<uint32_t*>(line + unit * 64) = LoadShared<uint32_t>(base + CodesFrom(4 * unit, head_dim));
       }
     } else {
       constexpr int kElement = kBits < 8 ? 1 : kBits / 8;
@@ -88,20 +106,23 @@ struct RowEncoder {
       uint8_t* line = codes + slot / kTokens * (kTokens * row_bytes) + slot % kTokens * kElement;
       for (int i = lane; i < row_bytes / kElement; i += kWarp) {
         for (int byte = 0; byte < kElement; ++byte) {
-          line[i * 4 + byte] = LoadShared<uint8_t>(base + kCodesAt + i * kElement + byte);
+          line[i * 4 + byte] = LoadShared<uint8_t>(base + CodesFrom(i * kElement, head_dim) + byte);
         }
       }
     }
-    if constexpr (kBlockBytes != 0) {
-      for (int i = lane; i < head_dim / kBlock * kBlockBytes; i += kWarp) {
-        const int block = i / kBlockBytes;
-        cell[place.block_scales + (int64_t{block} * page_size + slot) * kBlockBytes + i % kBlockBytes] =
-            LoadShared<uint8_t>(base + kBlockScalesAt + i);
+    const auto blocks = [&](int64_t to, int from, int bytes) {
+      for (int i = lane; i < head_dim / kBlock * bytes; i += kWarp) {
+        const int block = i / bytes;
+        cell[to + (int64_t{block} * page_size + slot) * bytes + i % bytes] = LoadShared<uint8_t>(base + from + i);
       }
-    }
-    if (lane < kTokenBytes) {
-      cell[place.token_scales + int64_t{slot} * kTokenBytes + lane] = LoadShared<uint8_t>(base + kTokenScalesAt + lane);
-    }
+    };
+    const auto token = [&](int64_t to, int from, int bytes) {
+      if (lane < bytes) cell[to + int64_t{slot} * bytes + lane] = LoadShared<uint8_t>(base + from + lane);
+    };
+    if (kBlockBytes != 0) blocks(place.block_scales, kBlockScalesAt, kBlockBytes);
+    if (kScaling.block_zero) blocks(place.block_zeros, kBlockZerosAt, kZeroBytes);
+    if (kTokenBytes != 0) token(place.token_scales, kTokenScalesAt, kTokenBytes);
+    if (kScaling.token_zero) token(place.token_zeros, kTokenZerosAt, kZeroBytes);
   }
 };
 
@@ -158,5 +179,69 @@ KVANTA_DEVICE void AppendBlock(const AppendSide& side) {
   if (sums.blocks != 0) AtomicAdd(&side.sums->blocks, sums.blocks);
   if (sums.zero_blocks != 0) AtomicAdd(&side.sums->zero_blocks, sums.zero_blocks);
 }
+
+// A warp for 32 tokens of a page that closes, whose channels have scales of their own: lane by lane a channel's fields,
+// then a token's codes. Fields [32][head_dim] in shared memory.
+template <class Format>
+KVANTA_DEVICE void CloseTile(const AppendSide& side) {
+  constexpr int kTile = Format::kTile;
+  constexpr int kBits = formats::CodeBits(Format::kCode);
+  static_assert(kTile == kWarp);
+  const int lane = ThreadIndex();
+  const int head = BlockIndex() % side.kv_heads;
+  const RowPlace place = side.places[BlockIndex() / side.kv_heads * kTile];
+  const int head_dim = side.head_dim;
+  const uint8_t* exact = side.exact.base + place.exact * side.exact.bytes + side.exact_cell.first +
+                         head * side.exact_cell.stride + side.exact_cell.codes;
+  uint8_t* cell =
+      side.quantized.base + place.quantized * side.quantized.bytes + side.cell.first + head * side.cell.stride;
+  const auto shared = [&](int64_t plane, int channel) {
+    return reinterpret_cast<uint16_t*>(cell + plane) + place.slot / kTile * head_dim + channel;
+  };
+  formats::EncodeCounts counts;
+  for (int channel = lane; channel < head_dim; channel += kWarp) {
+    float x[kTile];
+    uint8_t fields[kTile];
+    for (int token = 0; token < kTile; ++token) {
+      x[token] = ExactValue(exact, side.is_key, head_dim, place.slot + token, channel);
+    }
+    const formats::AsymmetricScale scale = formats::EncodeGroup<kBits>(x, kTile, 1, fields, counts);
+    *shared(side.cell.channel_scales, channel) = scale.scale;
+    *shared(side.cell.channel_zeros, channel) = scale.zero;
+    for (int token = 0; token < kTile; ++token) StoreShared(token * head_dim + channel, fields[token]);
+  }
+  SyncWarp();
+  constexpr int kUnitChannels = 32 / kBits;
+  const int slot = place.slot + lane;
+  const int row_bytes = head_dim * kBits / 8;
+  uint8_t* line = cell + side.cell.codes + slot / 16 * (16 * row_bytes) + slot % 16 * 4;
+  for (int unit = 0; unit < row_bytes / 4; ++unit) {
+    uint8_t bytes[4];
+    formats::PackPlane<kBits>(Shared(lane * head_dim + unit * kUnitChannels, kUnitChannels, 1, Access::kRead),
+                              kUnitChannels, 0, bytes);
+    for (int byte = 0; byte < 4; ++byte) line[unit * 64 + byte] = bytes[byte];
+  }
+  if (counts.saturated != 0) AtomicAdd(&side.sums->saturated, counts.saturated);
+}
+
+// The grid that rows, or a page that closes, are encoded to `Format` by.
+template <class Format>
+struct AppendGrid {
+  static constexpr int kTile = Format::kScaling.tile;
+  static constexpr int kThreads = kTile != 0 ? kWarp : kAppendWarps * kWarp;
+  static constexpr int kSharedBytes = kTile != 0 ? kTile * kLongestHead : kAppendWarps * kAppendBytes;
+
+  static int BlockCount(const AppendSide& side) {
+    if constexpr (kTile != 0) return side.count / kTile * side.kv_heads;
+    return (side.count * side.kv_heads + kAppendWarps - 1) / kAppendWarps;
+  }
+  static KVANTA_DEVICE void Run(const AppendSide& side) {
+    if constexpr (kTile != 0) {
+      CloseTile<Format>(side);
+    } else {
+      AppendBlock<Format>(side);
+    }
+  }
+};
 
 }  // namespace kvanta::kernels::cuda

@@ -7,32 +7,32 @@
 namespace kvanta::kernels::cuda {
 namespace {
 
-template <class Pair>
-using BlockOf = AttendBlock<typename Pair::K, typename Pair::V, Pair::kDim>;
-
-template <class Pair>
-__global__ void __launch_bounds__(kAttendWarps* kWarp) AttendEntry(const __grid_constant__ AttendLayer layer) {
-  BlockOf<Pair>::Run(layer);
+template <class Kernel>
+__global__ void __launch_bounds__(kAttendWarps* kWarp, Kernel::kResident)
+    AttendEntry(const __grid_constant__ AttendLayer layer) {
+  AttendBlock<Kernel>::Run(layer);
 }
 
 __global__ void __launch_bounds__(kMergeWarps* kWarp) MergeEntry(const __grid_constant__ AttendLayer layer) {
   MergeBlock(layer);
 }
 
-template <class Pair>
+template <class Kernel>
 void Launch(const AttendLayer& layer, int blocks, cudaStream_t stream) {
-  constexpr int kShared = BlockOf<Pair>::kSharedBytes;
-  if constexpr (kShared > 48 << 10) {
+  constexpr int kFree = 48 << 10;  // of shared memory; more has to be asked for, once
+  if constexpr (AttendBlock<Kernel>::SharedBytes(Kernel::HeadDim(kMostHeadDim)) > kFree) {
     static const cudaError_t raised =
-        cudaFuncSetAttribute(&AttendEntry<Pair>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
+        cudaFuncSetAttribute(&AttendEntry<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             AttendBlock<Kernel>::SharedBytes(Kernel::HeadDim(kMostHeadDim)));
     static_cast<void>(raised);  // the launch fails, then
   }
-  AttendEntry<Pair><<<blocks, kAttendWarps * kWarp, kShared, stream>>>(layer);
+  const int shared = AttendBlock<Kernel>::SharedBytes(layer.head_dim);
+  AttendEntry<Kernel><<<blocks, kAttendWarps * kWarp, shared, stream>>>(layer);
 }
 
-template <class... Pair>
-void LaunchOf(TypeList<Pair...> /*list*/, int kernel, const AttendLayer& layer, int blocks, cudaStream_t stream) {
-  constexpr void (*kLaunches[])(const AttendLayer&, int, cudaStream_t) = {&Launch<Pair>...};
+template <class... Kernel>
+void LaunchOf(TypeList<Kernel...> /*list*/, int kernel, const AttendLayer& layer, int blocks, cudaStream_t stream) {
+  constexpr void (*kLaunches[])(const AttendLayer&, int, cudaStream_t) = {&Launch<Kernel>...};
   kLaunches[kernel](layer, blocks, stream);
 }
 

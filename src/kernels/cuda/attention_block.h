@@ -1,171 +1,303 @@
-// Blocks of attention: a tile and a run each, and the merge of a tile's runs. A unit that includes this has included
-// the primitives.
+// Attention of tiles of query rows to runs of cached pages, in pages as they are stored, and the merge of a tile's
+// runs. Decode and prefill are the same code. A unit that includes this has included the primitives.
+//
+// A block attends one tile to one run of 1,024 tokens at absolute positions, each of its four warps to a quarter, chunk
+// by chunk of 32 tokens (of 16 where a page has no more): S = Q K^T by tensor cores, an online softmax in f32, O += P V
+// by tensor cores in f32. Query rows lie on M, tokens and then channels on N: what Q K^T leaves in a lane is what P V
+// wants there. Quarters are merged in ascending order, runs by another launch. A row's operations depend on its
+// position alone: not on the tile it came with, not on the batch.
 #pragma once
 
-#include "formats/bf16.h"
-#include "kernels/cuda/attention_kernel.h"
+#include "kernels/cuda/attention_kernels.h"
+#include "kernels/cuda/merge_block.h"
+#include "kernels/cuda/scores.h"
+#include "kernels/cuda/weighted_values.h"
 
 namespace kvanta::kernels::cuda {
 
-template <class KeyFormat, class ValueFormat, int kDim>
+template <class Kernel>
 struct AttendBlock {
-  using Keys = SideTraits<KeyFormat>;
-  using Values = SideTraits<ValueFormat>;
-  using Exact = SideTraits<formats::Bf16>;
-  using Stored = ChunkAttention<Keys, Values, kDim>;
-  using Open = ChunkAttention<Exact, Exact, kDim>;
-  using State = TileState<kDim>;
-  static_assert(kDim % 16 == 0 && kDim <= 256);
-  // A layer of bf16 alone has nothing else to read.
-  static constexpr bool kHasExact = Keys::kCode != Code::kBf16 || Values::kCode != Code::kBf16;
+  using At = AttendShared<Kernel>;
+  using KeySides = typename Kernel::KeySides;
+  using ValueSides = typename Kernel::ValueSides;
+  using Outputs = typename Kernel::Outputs;
+  static constexpr bool kUnrolled = Outputs::kUnrolled;
 
-  // Shared memory. The warps' results lie where the query rows were.
-  static constexpr int kResultBytes = kAttendWarps * kQueryRows * kDim * 4;
-  static constexpr int kRows = 0;
-  static constexpr int kResults = 0;
-  static constexpr int kScales = kResultBytes;
-  static constexpr int kBias = kScales + 4 * kQueryRows;
-  static constexpr int kStates = kBias + 4 * kQueryRows;
-  static constexpr int kQueries = kStates + kAttendWarps * kQueryRows * 8;
-  static constexpr int kExactQueries = kQueries + KeySteps<Keys::kCode, kDim>::kBytes;
-  static constexpr int kSharedBytes = kExactQueries + (kHasExact ? KeySteps<Code::kBf16, kDim>::kBytes : 0);
+  static constexpr int SharedBytes(int head_dim) {
+    return At::ExactQueries(head_dim) + (Kernel::kHasExact ? QueryBytes(2, head_dim) : 0);
+  }
 
   static KVANTA_DEVICE void Run(const AttendLayer& layer) {
+    const int head_dim = Kernel::HeadDim(layer.head_dim);
     for (int task = BlockIndex(); task < layer.task_count; task += Blocks()) {
       const RunTask runs = layer.tasks[task];
       const QueryTile tile = layer.tiles[runs.tile];
-      QueryRows<kDim>::Load(layer, tile, kRows, kScales, kBias);
+      QueryRows::Load(layer, tile, head_dim, At::kResults, At::kScales, At::kBias, At::kSums);
       SyncBlock();
-      QueryRows<kDim>::template Pack<Keys::kCode>(kRows, kScales, kQueries);
-      if (kHasExact && layer.exact.base != nullptr) {
-        QueryRows<kDim>::template Pack<Code::kBf16>(kRows, kScales, kExactQueries);
+      KeySides::Of(layer.k_code.family, layer.k_code, [&](auto side) {
+        QueryRows::Pack<decltype(side)>(head_dim, At::kResults, At::kScales, At::Queries(head_dim));
+      });
+      if (Kernel::kHasExact && layer.exact.base != nullptr) {
+        QueryRows::Pack<FixedSide<formats::Bf16>>(head_dim, At::kResults, At::kScales, At::ExactQueries(head_dim));
       }
       SyncBlock();
       for (int run = runs.first_run; run < runs.last_run; ++run) {
-        AttendQuarter(layer, tile, run);
+        AttendQuarter(layer, tile, head_dim, run);
         SyncBlock();
-        MergeQuarters(layer, tile, runs.slot, run == runs.first_run);
+        MergeQuarters(layer, tile, head_dim, runs.slot, run == runs.first_run);
         SyncBlock();
       }
     }
   }
 
  private:
-  static KVANTA_DEVICE void AttendQuarter(const AttendLayer& layer, const QueryTile& tile, int run) {
+  static KVANTA_DEVICE void AttendQuarter(const AttendLayer& layer, const QueryTile& tile, int head_dim, int run) {
     const int lane = ThreadIndex() % kWarp;
     const int quarter = ThreadIndex() / kWarp;
-    State state;
+    const int warp_bytes = At::kResults + quarter * At::WarpBytes(head_dim);
+    Outputs outputs;
+    if constexpr (!kUnrolled) outputs.base = warp_bytes + 16 * lane;
+    const float zeros[4][4] = {};
     KVANTA_UNROLL
-    for (int i = 0; i < 4 * State::kBlocks; ++i) {
-      KVANTA_UNROLL
-      for (int e = 0; e < 4; ++e) state.out[i][e] = 0;
+    for (int block = 0; block < Outputs::kMostBlocks; ++block) {
+      if (32 * block < head_dim) outputs.Put(block, zeros);
     }
-    float stored_scale[2];
-    float exact_scale[2];
-    float bias[2];
+    TileRows rows;
     int tokens[2];  // of rows g and g + 8: which of the tile's; the tile's number for rows that it lacks
-    const float log = layer.softcap > 0 ? 1.0F : kLog2E;
     KVANTA_UNROLL
     for (int row = 0; row < 2; ++row) {
-      const int r = lane / 4 + 8 * row;
-      tokens[row] = r / tile.heads;
-      state.peak[row] = kMinusInfinity;
-      state.sum[row] = 0;
-      state.exponent[row] = Values::kCode == Code::kBf16 ? kTopExponent : kLeastExponent;
-      const float scale = layer.softmax_scale * log;
-      const float query = CodeOperand<Keys::kCode>::kBf16 ? 1.0F : LoadShared<float>(kScales + 4 * r);
-      stored_scale[row] = query * (scale * (layer.k_scale[tile.kv_head] * OperandUnit<Keys>()));
-      exact_scale[row] = scale;
-      bias[row] = LoadShared<float>(kBias + 4 * r) * layer.softmax_scale;
+      tokens[row] = (lane / 4 + 8 * row) / tile.heads;
+      rows.peak[row] = kMinusInfinity;
+      rows.sum[row] = 0;
+      rows.exponent[row] = layer.v_code.family == Family::kBf16 ? kTopExponent : kLeastExponent;
     }
-    const float value_scale = layer.v_scale[tile.kv_head] * OperandUnit<Values>();
-
-    const int64_t last = int64_t{tile.first} + tile.tokens - 1;
-    const int64_t own_page = tile.first / layer.page_size;
-    const int64_t visible = layer.sliding_window > 0 && tile.first >= layer.sliding_window
-                                ? int64_t{tile.first} - layer.sliding_window + 1
-                                : 0;
-    const int64_t begin = int64_t{run} * kRunTokens + quarter * kQuarterTokens;
-    for (int64_t position = begin; position < begin + kQuarterTokens && position <= last; position += kChunkTokens) {
-      if (position + kChunkTokens <= visible) continue;
-      const int64_t page = position / layer.page_size;
-      const PageIds ids = layer.pages[tile.pages + page];
-      ChunkView chunk;
-      chunk.slot = static_cast<int>(position % layer.page_size);
-      chunk.whole = true;
-      for (int token = 0; token<tile.tokens; token += tile.tokens> 1 ? tile.tokens - 1 : 1) {
-        int from = 0;
-        int to = 0;
-        Stored::Seen(layer, tile.first + token, position, from, to);
-        chunk.whole = chunk.whole && from == 0 && to == kChunkTokens;
-      }
-      KVANTA_UNROLL
-      for (int row = 0; row < 2; ++row) {
-        chunk.begin[row] = chunk.end[row] = 0;
-        if (tokens[row] < tile.tokens) {
-          Stored::Seen(layer, tile.first + tokens[row], position, chunk.begin[row], chunk.end[row]);
+    // Chunks with a token that some row sees.
+    const int step = Kernel::kStaged || layer.page_size > kChunkTokens ? kChunkTokens : layer.page_size;
+    const int quarter_begin = run * kRunTokens + quarter * kQuarterTokens;
+    const int last = tile.first + tile.tokens - 1;
+    const int end = last + 1 < quarter_begin + kQuarterTokens ? last + 1 : quarter_begin + kQuarterTokens;
+    const int unseen = layer.sliding_window > 0 ? tile.first - layer.sliding_window + 1 - quarter_begin : 0;
+    const int begin = quarter_begin + (unseen > 0 ? unseen / step * step : 0);
+    const int first_page = quarter_begin >> layer.page_shift;
+    const int page_ids = At::kPages + quarter * (At::kQuarterPages * 8);
+    if (lane < At::kQuarterPages && ((first_page + lane) << layer.page_shift) < end) {
+      const PageIds ids = layer.pages[tile.pages + first_page + lane];
+      StoreShared(page_ids + 8 * lane,
+                  Words2{{static_cast<uint32_t>(ids.quantized), static_cast<uint32_t>(ids.exact)}});
+    }
+    SyncWarp();
+    const auto locate = [&](int position) {
+      const int page = position >> layer.page_shift;
+      const auto ids = LoadShared<Words2>(page_ids + 8 * (page - first_page));
+      Location at;
+      at.exact = page > (tile.first >> layer.page_shift) - layer.exact_pages || page < layer.exact_sinks;
+      at.slot = position & (layer.page_size - 1);
+      const Records& records = at.exact ? layer.exact : layer.quantized;
+      at.record = records.base + static_cast<int32_t>(at.exact ? ids.word[1] : ids.word[0]) * records.bytes;
+      return at;
+    };
+    Stage stage;
+    if constexpr (Kernel::kStaged) {
+      const auto fetch = [&](int position, auto& cell, const CellPlace& place, const CellPlace& exact_place) {
+        if (position < end) {
+          const Location at = locate(position);
+          const bool is_exact = at.exact && Kernel::kHasExact;  // is not staged: such pages are few
+          const CellPlace& in_record = at.exact ? exact_place : place;
+          if (!is_exact) {
+            cell.Fetch(at.record + in_record.first + tile.kv_head * in_record.stride, in_record, layer.page_size,
+                       at.slot, lane);
+          }
         }
+        CommitCopies();
+      };
+      const auto fetch_keys = [&](int position) { fetch(position, stage.keys, layer.k, layer.exact_k); };
+      const auto fetch_values = [&](int position) { fetch(position, stage.values, layer.v, layer.exact_v); };
+      for (int ahead = 0; ahead < Kernel::kDepth; ++ahead) {
+        stage.At(warp_bytes, ahead);
+        fetch_keys(begin + ahead * kChunkTokens);
+        fetch_values(begin + ahead * kChunkTokens);
       }
-      const bool exact = page > own_page - layer.exact_pages || page < layer.exact_sinks;
-      if (kHasExact && exact) {
-        if constexpr (kHasExact) {
-          const uint8_t* record = layer.exact.base + ids.exact * layer.exact.bytes;
-          chunk.keys = record + layer.exact_k.first + tile.kv_head * layer.exact_k.stride;
-          chunk.values = record + layer.exact_v.first + tile.kv_head * layer.exact_v.stride;
-          Open::Attend(layer, layer.exact_k, layer.exact_v, tile, chunk, position, kExactQueries, exact_scale, bias,
-                       1.0F, lane, state);
-        }
-      } else {
-        const Records& records = exact ? layer.exact : layer.quantized;
-        const CellPlace& k = exact ? layer.exact_k : layer.k;
-        const CellPlace& v = exact ? layer.exact_v : layer.v;
-        const uint8_t* record = records.base + (exact ? ids.exact : ids.quantized) * records.bytes;
-        chunk.keys = record + k.first + tile.kv_head * k.stride;
-        chunk.values = record + v.first + tile.kv_head * v.stride;
-        Stored::Attend(layer, k, v, tile, chunk, position, kQueries, stored_scale, bias, value_scale, lane, state);
+      int which = 0;
+      for (int position = begin; position < end; position += kChunkTokens) {
+        stage.At(warp_bytes, which);
+        const auto arrived = [] {
+          WaitForCopies<2 * Kernel::kDepth - 1>();
+          SyncWarp();
+        };
+        AttendChunk(
+            layer, tile, head_dim, position, locate(position), tokens, stage, arrived,
+            [&] {
+              SyncWarp();
+              fetch_keys(position + Kernel::kDepth * kChunkTokens);
+            },
+            lane, rows, outputs);
+        SyncWarp();
+        fetch_values(position + Kernel::kDepth * kChunkTokens);
+        which = which + 1 == Kernel::kDepth ? 0 : which + 1;
+      }
+      WaitForCopies<0>();
+      SyncWarp();
+    } else {
+      for (int position = begin; position < end; position += step) {
+        AttendChunk(
+            layer, tile, head_dim, position, locate(position), tokens, stage, [] {}, [] {}, lane, rows, outputs);
       }
     }
-    StoreQuarter(state, quarter, lane);
+    StoreQuarter(head_dim, warp_bytes + 16 * lane, quarter, lane, rows, outputs);
   }
 
-  static KVANTA_DEVICE void StoreQuarter(State& state, int quarter, int lane) {
-    const int g = lane / 4;
-    const int t = lane % 4;
+  // A chunk's page.
+  struct Location {
+    const uint8_t* record;
+    int slot;
+    bool exact;
+  };
+
+  template <class K, bool kStaged = K::kStaged>
+  struct StageOf {
+    typename K::StagedKeys keys;
+    typename K::StagedValues values;
+
+    KVANTA_DEVICE void At(int warp_bytes, int which) {
+      keys.base = warp_bytes + which * K::kChunkBytes;
+      values.base = keys.base + K::StagedKeys::kBytes;
+    }
+  };
+  template <class K>
+  struct StageOf<K, false> {
+    int keys, values;  // nothing is
+  };
+  using Stage = StageOf<Kernel>;
+
+  // `arrived`: waits for what is staged; `keys_read`: they are not needed any more.
+  template <class Arrived, class KeysRead>
+  static KVANTA_DEVICE void AttendChunk(const AttendLayer& layer, const QueryTile& tile, int head_dim, int position,
+                                        const Location& at, const int (&tokens)[2], const Stage& stage, Arrived arrived,
+                                        KeysRead keys_read, int lane, TileRows& rows, Outputs& outputs) {
+    ChunkView chunk;
+    int first_end = 0;  // of the first token, whose begin is the least
+    int last_begin = 0;
+    Seen(layer, tile.first, position, chunk.first, first_end);
+    Seen(layer, tile.first + tile.tokens - 1, position, last_begin, chunk.last);
+    const int all = layer.page_size < kChunkTokens ? layer.page_size : kChunkTokens;
+    chunk.whole = chunk.first == 0 && first_end == all && last_begin == 0 && chunk.last == all;
     KVANTA_UNROLL
     for (int row = 0; row < 2; ++row) {
-      state.sum[row] += ShuffleXor(state.sum[row], 1);
-      state.sum[row] += ShuffleXor(state.sum[row], 2);
-      const int at = quarter * kQueryRows + g + 8 * row;
-      if (t == 0) StoreShared(kStates + at * 8, Words2{{Bits(state.peak[row]), Bits(state.sum[row])}});
-      const float unit = PowerOfTwo(state.exponent[row] - kTopExponent);
-      KVANTA_UNROLL
-      for (int i = 0; i < 4 * State::kBlocks; ++i) {
-        KVANTA_UNROLL
-        for (int e = 0; e < 2; ++e) {
-          const int channel = i / 4 * 32 + 8 * t + 4 * e + i % 4;
-          if (channel < kDim) StoreShared(kResults + (at * kDim + channel) * 4, state.out[i][2 * row + e] * unit);
-        }
+      chunk.token[row] = tokens[row];
+      chunk.begin[row] = chunk.end[row] = 0;
+      if (tokens[row] < tile.tokens) {
+        Seen(layer, tile.first + tokens[row], position, chunk.begin[row], chunk.end[row]);
       }
+    }
+    const CellPlace& k = at.exact ? layer.exact_k : layer.k;
+    const CellPlace& v = at.exact ? layer.exact_v : layer.v;
+    // A layer that is bf16 anyway reads its exact cells as its others.
+    const bool exact = Kernel::kHasExact && at.exact;
+
+    float s[4][4];
+    arrived();
+    KeySides::Of(exact ? Family::kBf16 : layer.k_code.family, layer.k_code, [&](auto side) {
+      using Side = decltype(side);
+      using Keys = KeyScores<Side, Outputs::kMostBlocks, kUnrolled>;
+      const int queries = exact ? At::ExactQueries(head_dim) : At::Queries(head_dim);
+      RowScales scales;
+      KVANTA_UNROLL
+      for (int row = 0; row < 2; ++row) {
+        const int at_row = 4 * (lane / 4 + 8 * row);
+        const float scale = layer.softmax_scale * (layer.softcap > 0 ? 1.0F : kLog2E);
+        const float query = Side::kBf16 ? 1.0F : LoadShared<float>(At::kScales + at_row);
+        scales.row[row] = exact ? scale : query * (scale * (layer.k_scale[tile.kv_head] * layer.k_code.unit));
+        scales.zero[row] = side.TokenZero() ? LoadShared<float>(At::kSums + at_row) * scale : 0.0F;
+        scales.bias[row] = layer.softcap > 0 ? LoadShared<float>(At::kBias + at_row) * layer.softmax_scale : 0.0F;
+      }
+      const auto attend = [&](const auto& cell) {
+        Keys::Scores(side, cell, head_dim, queries, lane, s);
+        Keys::Logits(layer, side, cell, chunk, scales, lane % 4, s);
+      };
+      if constexpr (IsStaged<Side, KeySides>()) {
+        attend(stage.keys);
+      } else {
+        attend(PageCell(at.record + k.first + tile.kv_head * k.stride, k, RowBytes(side, head_dim), layer.page_size,
+                        at.slot));
+      }
+    });
+    keys_read();
+    float decay[2];
+    Softmax(s, rows, decay);
+    arrived();
+    ValueSides::Of(exact ? Family::kBf16 : layer.v_code.family, layer.v_code, [&](auto side) {
+      using Side = decltype(side);
+      const float scale = exact ? 1.0F : layer.v_scale[tile.kv_head] * layer.v_code.unit;
+      const auto add = [&](const auto& cell) {
+        WeightedValues<Side, Outputs>::Add(layer, side, cell, tile, chunk, position, head_dim, s, decay, scale, lane,
+                                           rows, outputs);
+      };
+      if constexpr (IsStaged<Side, ValueSides>()) {
+        add(stage.values);
+      } else {
+        add(PageCell(at.record + v.first + tile.kv_head * v.stride, v, RowBytes(side, head_dim), layer.page_size,
+                     at.slot));
+      }
+    });
+  }
+
+  // Whether a side's chunks are: those of the first in the list.
+  template <class Side, class Sides>
+  static constexpr KVANTA_DEVICE bool IsStaged() {
+    return Kernel::kStaged && std::is_same_v<Side, typename Sides::Stored>;
+  }
+
+  template <class Side>
+  static KVANTA_DEVICE int RowBytes(const Side& side, int head_dim) {
+    if constexpr (Side::kNarrow) return head_dim * (side.LowBits() + side.HighBits()) / 8;
+    return head_dim * Side::kBits / 8;
+  }
+
+  // Results lie in the order of lanes: 16 bytes a tile and lane.
+  static KVANTA_DEVICE void StoreQuarter(int head_dim, int lane_results, int quarter, int lane, TileRows& rows,
+                                         const Outputs& outputs) {
+    float units[2];
+    KVANTA_UNROLL
+    for (int row = 0; row < 2; ++row) {
+      rows.sum[row] += ShuffleXor(rows.sum[row], 1);
+      rows.sum[row] += ShuffleXor(rows.sum[row], 2);
+      const int at = quarter * kQueryRows + lane / 4 + 8 * row;
+      if (lane % 4 == 0) StoreShared(At::kStates + at * 8, Words2{{Bits(rows.peak[row]), Bits(rows.sum[row])}});
+      units[row] = PowerOfTwo(rows.exponent[row] - kTopExponent);
+    }
+    SharedOutputs results{lane_results};
+    KVANTA_UNROLL_BY(kUnrolled ? Outputs::kMostBlocks : 1)
+    for (int block = 0; block < Outputs::kMostBlocks; ++block) {
+      if (32 * block >= head_dim) break;
+      float out[4][4];
+      outputs.Take(block, out);
+      KVANTA_UNROLL
+      for (int i = 0; i < 16; ++i) out[i / 4][i % 4] *= units[i % 4 / 2];
+      results.Put(block, out);
     }
   }
 
   // The run's result, into the task's so far. Elements stay with their thread; what they share is written after all
   // have read it.
-  static KVANTA_DEVICE void MergeQuarters(const AttendLayer& layer, const QueryTile& tile, int slot, bool first) {
+  static KVANTA_DEVICE void MergeQuarters(const AttendLayer& layer, const QueryTile& tile, int head_dim, int slot,
+                                          bool first) {
     const int rows = tile.tokens * tile.heads;
     float* const states = layer.partial_state + int64_t{slot} * 2;
-    for (int i = ThreadIndex(); i < rows * kDim; i += kAttendWarps * kWarp) {
-      const int row = i / kDim;
+    for (int i = ThreadIndex(); i < At::ResultBytes(head_dim) / 4; i += kAttendWarps * kWarp) {
+      const int lane = i / 4 % kWarp;
+      const int tile_of_head = i / (4 * kWarp);
+      const int row = lane / 4 + i % 4 / 2 * 8;
+      const int channel = tile_of_head / 4 * 32 + lane % 4 * 8 + i % 2 * 4 + tile_of_head % 4;
+      if (row >= rows || channel >= head_dim) continue;
       float peak = kMinusInfinity;
       float sum = 0;
       float out = 0;
       for (int quarter = 0; quarter < kAttendWarps; ++quarter) {
-        const int at = quarter * kQueryRows + row;
-        const auto state = LoadShared<Words2>(kStates + at * 8);
-        const auto x = LoadShared<float>(kResults + (at * kDim + i % kDim) * 4);
+        const auto state = LoadShared<Words2>(At::kStates + (quarter * kQueryRows + row) * 8);
+        const auto x = LoadShared<float>(At::kResults + quarter * At::WarpBytes(head_dim) + 4 * i);
         MergeInto(peak, sum, std::bit_cast<float>(state.word[0]), std::bit_cast<float>(state.word[1]), &out, &x, 1);
       }
-      float* const total = layer.partial_out + (int64_t{slot} + row) * kDim + i % kDim;
+      float* const total = layer.partial_out + (int64_t{slot} + row) * head_dim + channel;
       if (!first) {
         float total_peak = states[2 * row];
         float total_sum = states[2 * row + 1];
@@ -182,7 +314,7 @@ struct AttendBlock {
       float run_peak = kMinusInfinity;
       float run_sum = 0;
       for (int quarter = 0; quarter < kAttendWarps; ++quarter) {
-        const auto state = LoadShared<Words2>(kStates + (quarter * kQueryRows + row) * 8);
+        const auto state = LoadShared<Words2>(At::kStates + (quarter * kQueryRows + row) * 8);
         MergeInto(run_peak, run_sum, std::bit_cast<float>(state.word[0]), std::bit_cast<float>(state.word[1]), nullptr,
                   nullptr, 0);
       }
@@ -193,58 +325,6 @@ struct AttendBlock {
   }
 
   static KVANTA_DEVICE uint32_t Bits(float x) { return std::bit_cast<uint32_t>(x); }
-
- public:
-  // (peak, sum, out) and (more_peak, more_sum, more) of `count` values, into the first.
-  static KVANTA_DEVICE void MergeInto(float& peak, float& sum, float more_peak, float more_sum, float* out,
-                                      const float* more, int count) {
-    const float greatest = fmaxf(peak, more_peak);
-    const float base = greatest == kMinusInfinity ? 0.0F : greatest;
-    const float keep = Exp2(peak - base);
-    const float take = Exp2(more_peak - base);
-    peak = greatest;
-    sum = MultiplyAdd(sum, keep, more_sum * take);
-    for (int i = 0; i < count; ++i) out[i] = MultiplyAdd(out[i], keep, more[i] * take);
-  }
 };
-
-inline constexpr int kMergeWarps = 4;
-inline constexpr int kMergeBytes = 4 * 256;  // of a warp: a row
-
-// A warp for each row of each tile: its partial results in ascending order, divided by the weights' sum, and
-// transformed back.
-KVANTA_DEVICE void MergeBlock(const AttendLayer& layer) {
-  const int lane = ThreadIndex() % kWarp;
-  const int warp = ThreadIndex() / kWarp;
-  const int item = BlockIndex() * kMergeWarps + warp;
-  if (item >= layer.tile_count * kQueryRows) return;
-  const QueryTile tile = layer.tiles[item / kQueryRows];
-  const int row = item % kQueryRows;
-  if (row >= tile.tokens * tile.heads) return;
-  constexpr int kPerLane = 8;
-  float out[kPerLane] = {};
-  float peak = kMinusInfinity;
-  float sum = 0;
-  for (int part = 0; part < tile.parts; ++part) {
-    const int slot = tile.slot + part * kQueryRows + row;
-    const float* from = layer.partial_out + int64_t{slot} * layer.head_dim;
-    float more[kPerLane];
-    KVANTA_UNROLL
-    for (int i = 0; i < kPerLane; ++i) more[i] = lane + 32 * i < layer.head_dim ? from[lane + 32 * i] : 0.0F;
-    AttendBlock<formats::Bf16, formats::Bf16, 64>::MergeInto(peak, sum, layer.partial_state[int64_t{2} * slot],
-                                                             layer.partial_state[int64_t{2} * slot + 1], out, more,
-                                                             kPerLane);
-  }
-  const int base = warp * kMergeBytes;
-  KVANTA_UNROLL
-  for (int i = 0; i < kPerLane; ++i) {
-    if (lane + 32 * i < layer.head_dim) StoreShared(base + 4 * (lane + 32 * i), out[i] / sum);
-  }
-  SyncWarp();
-  if (layer.v_hadamard) HadamardRow(base, layer.head_dim, layer.hadamard_block, layer.hadamard_norm, lane);
-  const int head = tile.first_head + row % tile.heads;
-  float* to = layer.out + ((tile.row + row / tile.heads) * int64_t{layer.heads} + head) * layer.head_dim;
-  for (int c = lane; c < layer.head_dim; c += kWarp) to[c] = LoadShared<float>(base + 4 * c);
-}
 
 }  // namespace kvanta::kernels::cuda

@@ -3,17 +3,20 @@
 // A chunk is 32 tokens of a page. Its cell lies as on the CPU (formats/cell_layout.h), and the order of tokens and
 // channels within a product is free, so a lane loads what it needs in whole vectors, and nothing is shuffled:
 //
-//   keys     lane (g, t) = (lane / 4, lane % 4), load n: 4-byte unit 4 n + t of tokens 4 g .. 4 g + 3. Column g of tile
-//   j
-//            is token 4 g + j; the channels of a product's step are those of a unit of each t (KeyChannel).
-//   values   lane (g, t), block b: tokens 8 t .. 8 t + 7 of channels 32 b + 4 g .. 32 b + 4 g + 3. Column g of tile i
-//   is
-//            channel 32 b + 4 g + i; pair j of a product's steps is tokens (8 t + j, 8 t + 4 + j), as Q K leaves them.
+//   keys     lane (g, t) = (lane / 4, lane % 4): 4-byte units of tokens 4 g .. 4 g + 3, of a block of 32 channels those
+//            of t. Column g of tile j is token 4 g + j; which channels meet in a product is KeyOperand::Channel.
+//   values   lane (g, t): of a block of 32 channels, tokens 8 t .. 8 t + 7 of channels 4 g .. 4 g + 3. Column g of tile
+//   i
+//            is channel 4 g + i; pair j of a product's steps is tokens (8 t + j, 8 t + 4 + j), as Q K leaves them.
+//
+// Below 8 bits a lane has 8 channels of a key, whatever the width of a plane: equal fields of 4, 2 and 1 bits meet by
+// shifts alone (formats/code.h), and lanes that share a unit of a narrower plane load it several times, from one line.
 #pragma once
 
 #include <cstdint>
 
 #include "formats/code.h"
+#include "kernels/cuda/sides.h"
 
 namespace kvanta::kernels::cuda {
 
@@ -34,7 +37,6 @@ KVANTA_DEVICE uint32_t E4m3Pair(uint32_t bytes) {
 }
 
 // Nibble i (0 to 3) of each 16 bits of `word` as f16: its level (formats::Levels) / kE2m1Unit where the code is E2M1.
-inline constexpr float kE2m1Unit = 0x1p14F;  // f16's and E2M1's exponents are biased by 15 and 1
 template <Code kCode, int kNibble>
 KVANTA_DEVICE uint32_t NibblePair(uint32_t word) {
   if constexpr (kCode == Code::kE2M1) {
@@ -67,79 +69,212 @@ KVANTA_DEVICE uint32_t E5m2Pair(uint32_t low_halves) {
   return (low_halves & 0x00ff00ffU) << 8U;
 }
 
-// What the tensor cores get of a code.
+// A field and what it is too much by, in both halves: their difference as f16, exactly.
+KVANTA_DEVICE uint32_t FieldPair(uint32_t fields, int offset) {
+  const uint32_t less = (0xe400U + static_cast<uint32_t>(offset)) * 0x00010001U;  // - 1024 - offset
+  return MultiplyAddF16(fields | 0x64006400U, 0x3c003c00U, less);
+}
+
+// Lloyd-Max levels of the fields in both halves, of 4 bits or of 3.
 template <Code kCode>
-struct CodeOperand {
-  static constexpr int kBits = formats::CodeBits(kCode);
-  static constexpr bool kBf16 = kCode == Code::kBf16;
-  // Codes are kept to the last bit; queries and weights are floats of 8 bits in two terms, or of 11 in one.
-  static constexpr int kTerms = kBf16 ? 2 : 1;
-  // An operand times this is the value.
-  static constexpr float kUnit = kCode == Code::kE2M1 ? kE2m1Unit : 1.0F;
-
-  // ---- keys: a 4-byte unit of one token is kRegisters pairs
-
-  static constexpr int kUnitChannels = 32 / kBits;
-  static constexpr int kRegisters = kUnitChannels / 2;
-  // Channel of the unit that is in half `half` of pair `i`.
-  static constexpr KVANTA_DEVICE int KeyChannel(int i, int half) {
-    if (kBits == 16) return half;
-    if (kCode == Code::kE4M3) return 2 * i + half;
-    return i + half * kRegisters;
+constexpr uint32_t LevelWord(int first) {
+  uint32_t word = 0;
+  for (int i = 0; i < 4; ++i) {
+    word |= uint32_t{static_cast<uint8_t>(formats::Levels(kCode).level[first + i])} << static_cast<unsigned>(8 * i);
   }
-  template <int kPair>
-  static KVANTA_DEVICE uint32_t KeyPair(uint32_t unit) {
-    if constexpr (kBits == 16) return unit;
-    if constexpr (kCode == Code::kE4M3) return E4m3Pair(kPair == 0 ? unit : unit >> 16U);
-    if constexpr (kCode == Code::kE5M2) return E5m2Pair(kPair == 0 ? unit : unit >> 8U);
-    if constexpr (kCode == Code::kInt8) return Int8Pair(kPair == 0 ? unit : unit >> 8U);
-    if constexpr (kBits == 4) return NibblePair<kCode, kPair>(unit);
+  return word;
+}
+KVANTA_DEVICE uint32_t LloydPair(uint32_t fields, bool has_4_bits) {
+  const uint32_t selector = (fields & 0x7U) | ((fields >> 8U) & 0x700U);  // bytes 0 and 2
+  if (!has_4_bits) {
+    constexpr uint32_t kLow = LevelWord<Code::kLloyd3>(0);
+    constexpr uint32_t kHigh = LevelWord<Code::kLloyd3>(4);
+    return Int8Pair(PermuteBytes(kLow, kHigh, selector));
   }
+  constexpr uint32_t kWords[4] = {LevelWord<Code::kLloyd4>(0), LevelWord<Code::kLloyd4>(4), LevelWord<Code::kLloyd4>(8),
+                                  LevelWord<Code::kLloyd4>(12)};
+  const uint32_t below = PermuteBytes(kWords[0], kWords[1], selector);
+  const uint32_t above = PermuteBytes(kWords[2], kWords[3], selector);
+  const uint32_t mask = ((fields & 0x00080008U) >> 3U) * 0xffU;
+  return Int8Pair((below & ~mask) | (above & mask));
+}
 
-  // ---- values: pairs (token j, token 4 + j) of 8 tokens of 4 channels
+// Where 8 channels from `channel` on lie in a plane of `bits` bits: units of 4 bytes, and the shift to them.
+struct PlanePlace {
+  int unit;
+  int shift;
+};
+KVANTA_DEVICE PlanePlace PlaceIn(int bits, int channel) {
+  const int eighths = channel / 8 * bits;  // of 32 bits
+  return {eighths / 4, 2 * (eighths % 4)};
+}
 
-  // Words of the 8 tokens: a 4-byte unit has 4 / e tokens of an element of e bytes.
-  static constexpr int kTokens = kBits == 16 ? 2 : 4;    // of a unit
-  static constexpr int kLoads = 8 / kTokens;             // one for each unit of tokens
-  static constexpr int kLoadWords = kBits == 4 ? 2 : 4;  // units of 4 channels
-  static constexpr int kLoadBytes = 4 * kLoadWords;
-  struct Loaded {
-    uint32_t word[kLoads][kLoadWords];
+// ---- keys: a block of 32 channels is 4 pairs of channels for each t, two for each product of 16
+
+template <class Side>
+struct KeyOperand {
+  static constexpr int kLoads = Side::kNarrow ? 1 : Side::kBits / 4;
+  struct Words {
+    Words4 low[kLoads];  // units of tokens 4 g .. 4 g + 3
+    Words4 high;         // of the second plane
   };
-  // The four pairs of channel i.
+
+  // Channel in half `half` of pair `pair` of a block. A pair is one of a unit's: of 2, 4 or 8 channels.
+  static KVANTA_DEVICE int Channel(int pair, int half, int t) {
+    if constexpr (Side::kNarrow) return 8 * t + pair + 4 * half;
+    if constexpr (Side::kBits == 16) return 2 * (4 * pair + t) + half;
+    const int first = 4 * (4 * (pair / 2) + t);
+    return first + (Side::kFamily == Family::kE4M3 ? 2 * (pair % 2) + half : pair % 2 + 2 * half);
+  }
+
+  // `lane_line`: where the lane's tokens begin in the line of a unit (4 (g % 4) bytes, of group g / 4 of 16 tokens).
+  template <class Cell>
+  static KVANTA_DEVICE void Load(const Side& side, const Cell& cell, int head_dim, int block, int t, int lane_line,
+                                 Words& words) {
+    if constexpr (Side::kNarrow) {
+      const int channel = 32 * block + 8 * t;
+      words.low[0] = words.high = {};
+      if (channel >= head_dim) return;
+      words.low[0] = cell.Codes4(lane_line + PlaceIn(side.LowBits(), channel).unit * 64);
+      if (side.HighBits() != 0) {
+        const int unit = head_dim * side.LowBits() / 32 + PlaceIn(side.HighBits(), channel).unit;
+        words.high = cell.Codes4(lane_line + unit * 64);
+      }
+    } else {
+      KVANTA_UNROLL
+      for (int n = 0; n < kLoads; ++n) {
+        const int unit = 4 * (kLoads * block + n) + t;
+        words.low[n] = unit * (32 / Side::kBits) < head_dim ? cell.Codes4(lane_line + unit * 64) : Words4{};
+      }
+    }
+  }
+
+  // Pair `kPair` of token 4 g + j.
+  template <int kPair>
+  static KVANTA_DEVICE uint32_t Pair(const Side& side, const Words& words, int j, int t) {
+    if constexpr (Side::kBits == 16) {
+      return words.low[kPair].word[j];
+    } else if constexpr (Side::kBits == 8) {
+      const uint32_t unit = words.low[kPair / 2].word[j];
+      if constexpr (Side::kFamily == Family::kE4M3) return E4m3Pair(kPair % 2 == 0 ? unit : unit >> 16U);
+      const uint32_t halves = kPair % 2 == 0 ? unit : unit >> 8U;
+      return Side::kFamily == Family::kInt8 ? Int8Pair(halves) : E5m2Pair(halves);
+    } else if constexpr (formats::CodeBits(Side::kCode) == 4) {
+      return NibblePair<Side::kCode, kPair>(words.low[0].word[j]);
+    } else {
+      const auto fields = [&](uint32_t word, int bits, int shift) {
+        return (word >> static_cast<unsigned>(shift + bits * (kPair % 2) + 8 * (kPair / 2))) &
+               (((1U << static_cast<unsigned>(bits)) - 1U) * 0x00010001U);
+      };
+      const int low = side.LowBits();
+      uint32_t both = fields(words.low[0].word[j], low, PlaceIn(low, 8 * t).shift);
+      if (const int high = side.HighBits(); high != 0) {
+        both |= fields(words.high.word[j], high, PlaceIn(high, 8 * t).shift) << static_cast<unsigned>(low);
+      }
+      if constexpr (Side::kFamily == Family::kLloyd) return LloydPair(both, low == 4);
+      return FieldPair(both, side.Offset());
+    }
+  }
+};
+
+// ---- values: pairs (token j, token 4 + j) of 8 tokens of 4 channels
+
+template <class Side>
+struct ValueOperand {
+  static constexpr int kTokens = Side::kBits == 16 ? 2 : 4;  // of a 4-byte unit
+  static constexpr int kLoads = 8 / kTokens;                 // one for each unit of tokens
+  static constexpr int kLoadWords = Side::kNarrow ? 2 : 4;   // units of 4 channels; below 8 bits one has several
+  struct Words {
+    uint32_t low[kLoads][kLoadWords];
+    uint32_t high[2][2];
+  };
+
+  template <class Cell>
+  static KVANTA_DEVICE void Load(const Side& side, const Cell& cell, int head_dim, int block, int lane, Words& words) {
+    const int channel = 32 * block + lane / 4 * 4;
+    const int first = cell.Token(lane % 4 * 8) / kTokens;  // unit of tokens
+    words = {};
+    if (channel >= head_dim) return;
+    if constexpr (Side::kNarrow) {
+      const int line = head_dim * (side.LowBits() + side.HighBits()) / 2;  // bytes of 4 tokens
+      const auto load = [&](int plane, int bits, uint32_t(&to)[2][2]) {
+        const int byte = plane + 4 * PlaceIn(bits, channel).unit + channel % 8 / 2;
+        KVANTA_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          const Words2 two = cell.Codes2((first + i) * line + 4 * byte);
+          to[i][0] = two.word[0];
+          to[i][1] = two.word[1];
+        }
+      };
+      load(0, side.LowBits(), words.low);
+      if (side.HighBits() != 0) load(head_dim * side.LowBits() / 8, side.HighBits(), words.high);
+    } else {
+      KVANTA_UNROLL
+      for (int i = 0; i < kLoads; ++i) {
+        const Words4 four = cell.Codes4((first + i) * head_dim * 4 + 4 * channel);
+        KVANTA_UNROLL
+        for (int word = 0; word < 4; ++word) words.low[i][word] = four.word[word];
+      }
+    }
+  }
+
+  // The four pairs of channel 4 g + kChannel.
   template <int kChannel>
-  static KVANTA_DEVICE void ValuePairs(const Loaded& loaded, uint32_t (&pairs)[4]) {
-    const auto& w = loaded.word;
-    if constexpr (kBits == 16) {
+  static KVANTA_DEVICE void Pairs(const Side& side, const Words& words, int g, uint32_t (&pairs)[4]) {
+    const auto& w = words.low;
+    if constexpr (Side::kBits == 16) {
       pairs[0] = PermuteBytes(w[0][kChannel], w[2][kChannel], 0x5410);
       pairs[1] = PermuteBytes(w[0][kChannel], w[2][kChannel], 0x7632);
       pairs[2] = PermuteBytes(w[1][kChannel], w[3][kChannel], 0x5410);
       pairs[3] = PermuteBytes(w[1][kChannel], w[3][kChannel], 0x7632);
-    } else if constexpr (kCode == Code::kE4M3) {
+    } else if constexpr (Side::kFamily == Family::kE4M3) {
       const uint32_t low = PermuteBytes(w[0][kChannel], w[1][kChannel], 0x5140);
       const uint32_t high = PermuteBytes(w[0][kChannel], w[1][kChannel], 0x7362);
       pairs[0] = E4m3Pair(low);
       pairs[1] = E4m3Pair(low >> 16U);
       pairs[2] = E4m3Pair(high);
       pairs[3] = E4m3Pair(high >> 16U);
-    } else if constexpr (kBits == 8) {
-      const uint32_t low = PermuteBytes(w[0][kChannel], w[1][kChannel], 0x5410);
-      const uint32_t high = PermuteBytes(w[0][kChannel], w[1][kChannel], 0x7632);
-      const auto pair = [](uint32_t halves) { return kCode == Code::kInt8 ? Int8Pair(halves) : E5m2Pair(halves); };
-      pairs[0] = pair(low);
-      pairs[1] = pair(low >> 8U);
-      pairs[2] = pair(high);
-      pairs[3] = pair(high >> 8U);
-    } else {
-      constexpr int kWord = kChannel / 2;
+    } else if constexpr (Side::kBits == 8) {
+      const auto pair = [](uint32_t halves) {
+        return Side::kFamily == Family::kInt8 ? Int8Pair(halves) : E5m2Pair(halves);
+      };
+      FourPairs(w[0][kChannel], w[1][kChannel], pair, pairs);
+    } else if constexpr (formats::CodeBits(Side::kCode) == 4) {
       constexpr int kOdd = kChannel % 2;  // the upper nibble of a byte
-      const uint32_t low = PermuteBytes(w[0][kWord], w[1][kWord], 0x5410);
-      const uint32_t high = PermuteBytes(w[0][kWord], w[1][kWord], 0x7632);
-      pairs[0] = NibblePair<kCode, kOdd>(low);
-      pairs[1] = NibblePair<kCode, 2 + kOdd>(low);
-      pairs[2] = NibblePair<kCode, kOdd>(high);
-      pairs[3] = NibblePair<kCode, 2 + kOdd>(high);
+      const uint32_t low = PermuteBytes(w[0][kChannel / 2], w[1][kChannel / 2], 0x5410);
+      const uint32_t high = PermuteBytes(w[0][kChannel / 2], w[1][kChannel / 2], 0x7632);
+      pairs[0] = NibblePair<Side::kCode, kOdd>(low);
+      pairs[1] = NibblePair<Side::kCode, 2 + kOdd>(low);
+      pairs[2] = NibblePair<Side::kCode, kOdd>(high);
+      pairs[3] = NibblePair<Side::kCode, 2 + kOdd>(high);
+    } else {
+      const auto fields = [&](uint32_t word, int bits) {
+        const int shift = PlaceIn(bits, 4 * g).shift + bits * (kChannel % 2);
+        return (word >> static_cast<unsigned>(shift)) & (((1U << static_cast<unsigned>(bits)) - 1U) * 0x01010101U);
+      };
+      uint32_t both[2];
+      KVANTA_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        both[i] = fields(w[i][kChannel / 2], side.LowBits());
+        if (side.HighBits() != 0) {
+          both[i] |= fields(words.high[i][kChannel / 2], side.HighBits()) << static_cast<unsigned>(side.LowBits());
+        }
+      }
+      FourPairs(
+          both[0], both[1], [&](uint32_t halves) { return FieldPair(halves & 0x00ff00ffU, side.Offset()); }, pairs);
     }
+  }
+
+ private:
+  // Of bytes of tokens 0 to 3 and 4 to 7; pair takes them in the low halves of 16 bits, beside what it has to mask.
+  template <class Pair>
+  static KVANTA_DEVICE void FourPairs(uint32_t first, uint32_t second, Pair pair, uint32_t (&pairs)[4]) {
+    const uint32_t low = PermuteBytes(first, second, 0x5410);
+    const uint32_t high = PermuteBytes(first, second, 0x7632);
+    pairs[0] = pair(low);
+    pairs[1] = pair(low >> 8U);
+    pairs[2] = pair(high);
+    pairs[3] = pair(high >> 8U);
   }
 };
 

@@ -3,34 +3,39 @@
 #pragma once
 
 #include "formats/all.h"
+#include "kernels/cuda/side_code.h"
 
 namespace kvanta::kernels::cuda {
 
 using formats::TypeList;
 
-// Formats whose rows stand alone; of kivi4 and kivi2, whose keys do not, there is none.
-using AppendFormats = TypeList<formats::Bf16, formats::Fp16, formats::Fp8E4m3, formats::Fp8E5m2, formats::Int8,
-                               formats::Int4, formats::Nvfp4, formats::Nvfp4FourOverSix>;
+// Formats, of those that encode alike one: turboquant_*'s values are int4_per_token_head's, its E4M3 keys fp8_e4m3's.
+// Those of kivi4's and kivi2's keys encode pages that close, nothing else.
+using AppendFormats =
+    TypeList<formats::Bf16, formats::Fp16, formats::Fp8E4m3, formats::Fp8E5m2, formats::Fp8PerTokenHead, formats::Mxfp8,
+             formats::Int8, formats::Int8Block, formats::Int6Block, formats::Int5Block, formats::Int4,
+             formats::Int4PerTokenHead, formats::Int3Block, formats::Int2Block, formats::Nvfp4,
+             formats::Nvfp4FourOverSix, formats::Mxfp4, formats::Fp4E2m1, formats::Kivi4, formats::Kivi4Values,
+             formats::Kivi2, formats::Kivi2Values, formats::Turboquant4BitNc, formats::Turboquant3BitNc,
+             formats::TurboquantValues3>;
 
-template <class Keys, class Values, int kHeadDim>
-struct AttendPair {
-  using K = Keys;
-  using V = Values;
-  static constexpr int kDim = kHeadDim;
-};
+template <class KeyFormat, class ValueFormat, int kHeadDim>
+struct PairKernel;
+struct AnyKernel;
 
 template <class Format, int kHeadDim>
-using Alike = AttendPair<Format, Format, kHeadDim>;
+using Alike = PairKernel<Format, Format, kHeadDim>;
 
-// What is read is a code and its scales: nvfp4_4over6 is nvfp4 to a reader.
+// Pairs that are common have kernels of their own; the last is for the rest. What is read is a code and its
+// scales: nvfp4_4over6 is nvfp4 to a reader.
 using AttendPairs = TypeList<Alike<formats::Bf16, 64>, Alike<formats::Bf16, 128>, Alike<formats::Fp8E4m3, 64>,
                              Alike<formats::Fp8E4m3, 128>, Alike<formats::Int8, 64>, Alike<formats::Int8, 128>,
                              Alike<formats::Int4, 64>, Alike<formats::Int4, 128>, Alike<formats::Nvfp4, 64>,
-                             Alike<formats::Nvfp4, 128>>;
+                             Alike<formats::Nvfp4, 128>, AnyKernel>;
 
 // Index in AppendFormats, or -1.
 int FindAppend(const formats::Format& format) noexcept;
-// Index in AttendPairs, or -1.
-int FindAttend(const formats::Format& keys, const formats::Format& values, int head_dim) noexcept;
+// Index in AttendPairs, or -1. head_dim: a multiple of 8.
+int FindAttend(const formats::Format& keys, const formats::Format& values, int head_dim, int page_size) noexcept;
 
 }  // namespace kvanta::kernels::cuda

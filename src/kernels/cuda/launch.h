@@ -4,12 +4,16 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/side_code.h"
+
 namespace kvanta::kernels::cuda {
 
 inline constexpr int kRunTokens = 1024;     // engine-contract 6.5
 inline constexpr int kQuarterTokens = 256;  // a warp's part of a run
 inline constexpr int kChunkTokens = 32;     // tokens of one page that a warp attends to at once
+inline constexpr int kLeastPage = 16;       // tokens
 inline constexpr int kQueryRows = 16;       // query rows of a tile: a product's M
+inline constexpr int kMostHeadDim = 256;
 inline constexpr int kAttendWarps = kRunTokens / kQuarterTokens;
 
 // Where a side's cells lie in a page record, and its planes in a cell; bytes.
@@ -18,7 +22,11 @@ struct CellPlace {
   int64_t stride = 0;  // from one KV head's to the next
   int64_t codes = 0;
   int64_t block_scales = 0;
+  int64_t block_zeros = 0;
   int64_t token_scales = 0;
+  int64_t token_zeros = 0;
+  int64_t channel_scales = 0;
+  int64_t channel_zeros = 0;
 };
 
 // A pool of page records.
@@ -101,7 +109,8 @@ struct AttendLayer {
   int32_t heads = 0;
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
-  int32_t page_size = 0;
+  int32_t page_size = 0;  // 2^page_shift
+  int32_t page_shift = 0;
   int32_t sliding_window = 0;
   float softmax_scale = 0;
   float softcap = 0;
@@ -113,6 +122,7 @@ struct AttendLayer {
   const float* k_mean = nullptr;
   const float* k_scale = nullptr;  // [kv_heads]; ones where the format has no static scale
   const float* v_scale = nullptr;
+  SideCode k_code, v_code;
   Records quantized, exact;
   CellPlace k, v, exact_k, exact_v;
   const PageIds* pages = nullptr;

@@ -9,6 +9,8 @@
 
 #define KVANTA_DEVICE __device__ __forceinline__
 #define KVANTA_UNROLL _Pragma("unroll")
+#define KVANTA_PRAGMA(text) _Pragma(#text)
+#define KVANTA_UNROLL_BY(count) KVANTA_PRAGMA(unroll(count))
 
 namespace kvanta::kernels::cuda {
 
@@ -67,6 +69,21 @@ KVANTA_DEVICE T LoadShared(int offset) {
 template <class T>
 KVANTA_DEVICE void StoreShared(int offset, T value) {
   *reinterpret_cast<T*>(Shared(offset, sizeof(T), alignof(T), Access::kWrite)) = value;
+}
+
+// A copy of 16 bytes to shared memory, both aligned so, that the thread does not wait for; those since the last commit
+// are a group. What a thread has waited for its others see after a barrier.
+KVANTA_DEVICE void CopyToShared16(int offset, const uint8_t* from) {
+  const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(Shared(offset, 16, 16, Access::kWrite)));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(to), "l"(from) : "memory");
+}
+KVANTA_DEVICE void CommitCopies() {
+  asm volatile("cp.async.commit_group;" : : : "memory");
+}
+// Until at most kGroups of the newest groups are under way.
+template <int kGroups>
+KVANTA_DEVICE void WaitForCopies() {
+  asm volatile("cp.async.wait_group %0;" : : "n"(kGroups) : "memory");
 }
 
 // ---- tensor cores: c += a b, 16 x 16 by 16 x 8, fragments as PTX gives them for mma.m16n8k16

@@ -20,56 +20,53 @@ KVANTA_DEVICE int ExponentOf(float x) {
   return static_cast<int>((std::bit_cast<uint32_t>(x) >> 23U) & 0xffU) - 127;
 }
 
-// Sizes and places in the block's shared memory of the queries of one code.
-template <Code kCode, int kDim>
-struct KeySteps {
-  using Operand = CodeOperand<kCode>;
-  static constexpr int kUnits = kDim / Operand::kUnitChannels;
-  static constexpr int kLoads = (kUnits + 3) / 4;                  // of 4 units, one for each t
-  static constexpr int kSteps = kLoads * Operand::kRegisters / 2;  // products of 16 channels
-  static constexpr int kBytes = Operand::kTerms * kSteps * kWarp * 16;
+// Heads lie in whole blocks of 32 channels.
+constexpr KVANTA_DEVICE int BlocksOf(int head_dim) {
+  return (head_dim + 31) / 32;
+}
+// Operands in the block's shared memory: two products of 16 channels a block, of one or two terms.
+constexpr KVANTA_DEVICE int QueryBytes(int terms, int head_dim) {
+  return terms * 2 * BlocksOf(head_dim) * kWarp * 16;
+}
+KVANTA_DEVICE int QueryAt(int term, int step, int head_dim, int lane) {
+  return ((term * 2 * BlocksOf(head_dim) + step) * kWarp + lane) * 16;
+}
 
-  // Channel of half `half` of pair `pair` of step `step` for lanes with t; kDim or more where there is none.
-  static KVANTA_DEVICE int Channel(int step, int pair, int half, int t) {
-    const int registers = 2 * step + pair;
-    const int unit = registers / Operand::kRegisters * 4 + t;
-    return unit * Operand::kUnitChannels + Operand::KeyChannel(registers % Operand::kRegisters, half);
-  }
-  static KVANTA_DEVICE int At(int term, int step, int lane) { return ((term * kSteps + step) * kWarp + lane) * 16; }
-};
-
-template <int kDim>
 struct QueryRows {
-  static constexpr int kRowBytes = 4 * kDim;
-  static constexpr int kBytes = kQueryRows * kRowBytes;
+  static constexpr KVANTA_DEVICE int RowBytes(int head_dim) { return 4 * 32 * BlocksOf(head_dim); }
 
-  // Rows of the tile to f32 [16][kDim] at `rows`, zeros where there are fewer; their scales to f32 [16] at `scales`:
-  // powers of two, so that a value is what operands hold times the scale; <q, mean> to f32 [16] at `bias`. By all warps
-  // of the block, a row each in turn.
-  static KVANTA_DEVICE void Load(const AttendLayer& layer, const QueryTile& tile, int rows, int scales, int bias) {
+  // Rows of the tile to f32 [16][head_dim] at `rows`, zeros where there are fewer; their scales to f32 [16] at
+  // `scales`: powers of two, so that a value is what operands hold times the scale; <q, mean> to f32 [16] at `bias`;
+  // the sums of the transformed rows to f32 [16] at `sums`. By all warps of the block, a row each in turn.
+  static KVANTA_DEVICE void Load(const AttendLayer& layer, const QueryTile& tile, int head_dim, int rows, int scales,
+                                 int bias, int sums) {
     const int lane = ThreadIndex() % kWarp;
     const int count = tile.tokens * tile.heads;
     for (int r = ThreadIndex() / kWarp; r < kQueryRows; r += kAttendWarps) {
-      const int at = rows + r * kRowBytes;
+      const int at = rows + r * RowBytes(head_dim);
       const int head = tile.first_head + r % tile.heads;
-      const float* q = layer.q + (tile.row + r / tile.heads) * layer.q_stride + int64_t{head} * kDim;
+      const float* q = layer.q + (tile.row + r / tile.heads) * layer.q_stride + int64_t{head} * head_dim;
       float dot = 0;
-      for (int c = lane; c < kDim; c += kWarp) {
+      for (int c = lane; c < head_dim; c += kWarp) {
         const float x = r < count ? q[c] : 0.0F;
-        if (layer.k_mean != nullptr) dot = MultiplyAdd(x, layer.k_mean[tile.kv_head * kDim + c], dot);
+        if (layer.k_mean != nullptr) dot = MultiplyAdd(x, layer.k_mean[tile.kv_head * head_dim + c], dot);
         StoreShared(at + 4 * c, x);
       }
       SyncWarp();
-      if (layer.k_hadamard) HadamardRow(at, kDim, layer.hadamard_block, layer.hadamard_norm, lane);
+      if (layer.k_hadamard) HadamardRow(at, head_dim, layer.hadamard_block, layer.hadamard_norm, lane);
       uint32_t largest = 0;
-      for (int c = lane; c < kDim; c += kWarp) {
-        const uint32_t bits = std::bit_cast<uint32_t>(LoadShared<float>(at + 4 * c)) & 0x7fffffffU;
+      float sum = 0;
+      for (int c = lane; c < head_dim; c += kWarp) {
+        const auto x = LoadShared<float>(at + 4 * c);
+        const uint32_t bits = std::bit_cast<uint32_t>(x) & 0x7fffffffU;
         largest = bits > largest ? bits : largest;
+        sum += x;
       }
       for (int mask = 1; mask < kWarp; mask *= 2) {
         const uint32_t other = ShuffleXor(largest, mask);
         largest = other > largest ? other : largest;
         dot += ShuffleXor(dot, mask);
+        sum += ShuffleXor(sum, mask);
       }
       int exponent = ExponentOf(std::bit_cast<float>(largest));
       if (exponent < -100) exponent = -100;  // both powers stay normal numbers
@@ -77,36 +74,38 @@ struct QueryRows {
       if (lane == 0) {
         StoreShared(scales + 4 * r, PowerOfTwo(exponent - kTopExponent));
         StoreShared(bias + 4 * r, dot);
+        StoreShared(sums + 4 * r, sum);
       }
     }
   }
 
-  // Operands of `kCode` from these rows to `operands`, by all warps; a barrier of the block before and after.
-  template <Code kCode>
-  static KVANTA_DEVICE void Pack(int rows, int scales, int operands) {
-    using Steps = KeySteps<kCode, kDim>;
-    using Operand = CodeOperand<kCode>;
+  // Operands for keys of `Side` from these rows to `operands`, by all warps; a barrier of the block before and after.
+  template <class Side>
+  static KVANTA_DEVICE void Pack(int head_dim, int rows, int scales, int operands) {
     const int lane = ThreadIndex() % kWarp;
-    const int t = lane % 4;
-    for (int step = ThreadIndex() / kWarp; step < Steps::kSteps; step += kAttendWarps) {
+    for (int step = ThreadIndex() / kWarp; step < 2 * BlocksOf(head_dim); step += kAttendWarps) {
       Words4 terms[2];
+      KVANTA_UNROLL
       for (int word = 0; word < 4; ++word) {  // rows g, g + 8 of pair 0, then of pair 1
         const int row = lane / 4 + word % 2 * 8;
-        const float scale = Operand::kBf16 ? 1.0F : 1.0F / LoadShared<float>(scales + 4 * row);
+        const float scale = Side::kBf16 ? 1.0F : 1.0F / LoadShared<float>(scales + 4 * row);
         float x[2];
+        KVANTA_UNROLL
         for (int half = 0; half < 2; ++half) {
-          const int channel = Steps::Channel(step, word / 2, half, t);
-          x[half] = channel < kDim ? LoadShared<float>(rows + row * kRowBytes + 4 * channel) * scale : 0.0F;
+          const int pair = step % 2 * 2 + word / 2;
+          const int channel = step / 2 * 32 + KeyOperand<Side>::Channel(pair, half, lane % 4);
+          x[half] =
+              channel < head_dim ? LoadShared<float>(rows + row * RowBytes(head_dim) + 4 * channel) * scale : 0.0F;
         }
-        terms[0].word[word] = Operand::kBf16 ? PackBf16(x[0], x[1]) : PackF16(x[0], x[1]);
-        if constexpr (Operand::kTerms == 2) {
+        terms[0].word[word] = Side::kBf16 ? PackBf16(x[0], x[1]) : PackF16(x[0], x[1]);
+        if constexpr (Side::kTerms == 2) {
           const float high[2] = {std::bit_cast<float>(terms[0].word[word] << 16U),
                                  std::bit_cast<float>(terms[0].word[word] & 0xffff0000U)};
           terms[1].word[word] = PackBf16(x[0] - high[0], x[1] - high[1]);
         }
       }
-      for (int term = 0; term < Operand::kTerms; ++term) {
-        StoreShared(operands + Steps::At(term, step, lane), terms[term]);
+      for (int term = 0; term < Side::kTerms; ++term) {
+        StoreShared(operands + QueryAt(term, step, head_dim, lane), terms[term]);
       }
     }
   }

@@ -1,0 +1,58 @@
+// Partial results of a tile's runs, merged. A unit that includes this has included the primitives.
+#pragma once
+
+#include "kernels/cuda/attention_parts.h"
+
+namespace kvanta::kernels::cuda {
+
+// (peak, sum, out) and (more_peak, more_sum, more) of `count` values, into the first.
+KVANTA_DEVICE void MergeInto(float& peak, float& sum, float more_peak, float more_sum, float* out, const float* more,
+                             int count) {
+  const float greatest = fmaxf(peak, more_peak);
+  const float base = greatest == kMinusInfinity ? 0.0F : greatest;
+  const float keep = Exp2(peak - base);
+  const float take = Exp2(more_peak - base);
+  peak = greatest;
+  sum = MultiplyAdd(sum, keep, more_sum * take);
+  for (int i = 0; i < count; ++i) out[i] = MultiplyAdd(out[i], keep, more[i] * take);
+}
+
+inline constexpr int kMergeWarps = 4;
+inline constexpr int kMergeBytes = 4 * 256;  // of a warp: a row
+
+// A warp for each row of each tile: its partial results in ascending order, divided by the weights' sum, and
+// transformed back.
+KVANTA_DEVICE void MergeBlock(const AttendLayer& layer) {
+  const int lane = ThreadIndex() % kWarp;
+  const int warp = ThreadIndex() / kWarp;
+  const int item = BlockIndex() * kMergeWarps + warp;
+  if (item >= layer.tile_count * kQueryRows) return;
+  const QueryTile tile = layer.tiles[item / kQueryRows];
+  const int row = item % kQueryRows;
+  if (row >= tile.tokens * tile.heads) return;
+  constexpr int kPerLane = 8;
+  float out[kPerLane] = {};
+  float peak = kMinusInfinity;
+  float sum = 0;
+  for (int part = 0; part < tile.parts; ++part) {
+    const int slot = tile.slot + part * kQueryRows + row;
+    const float* from = layer.partial_out + int64_t{slot} * layer.head_dim;
+    float more[kPerLane];
+    KVANTA_UNROLL
+    for (int i = 0; i < kPerLane; ++i) more[i] = lane + 32 * i < layer.head_dim ? from[lane + 32 * i] : 0.0F;
+    MergeInto(peak, sum, layer.partial_state[int64_t{2} * slot], layer.partial_state[int64_t{2} * slot + 1], out, more,
+              kPerLane);
+  }
+  const int base = warp * kMergeBytes;
+  KVANTA_UNROLL
+  for (int i = 0; i < kPerLane; ++i) {
+    if (lane + 32 * i < layer.head_dim) StoreShared(base + 4 * (lane + 32 * i), out[i] / sum);
+  }
+  SyncWarp();
+  if (layer.v_hadamard) HadamardRow(base, layer.head_dim, layer.hadamard_block, layer.hadamard_norm, lane);
+  const int head = tile.first_head + row % tile.heads;
+  float* to = layer.out + ((tile.row + row / tile.heads) * int64_t{layer.heads} + head) * layer.head_dim;
+  for (int c = lane; c < layer.head_dim; c += kWarp) to[c] = LoadShared<float>(base + 4 * c);
+}
+
+}  // namespace kvanta::kernels::cuda

@@ -1,0 +1,133 @@
+// What Attend has to know of a side's format: plain data, which a launch carries, and which a kernel that is made for
+// one format knows while compiling.
+#pragma once
+
+#include <cstdint>
+
+#include "formats/code.h"
+#include "formats/scale_type.h"
+
+namespace kvanta::kernels::cuda {
+
+// How a code becomes an operand of the tensor cores: one piece of code each.
+enum class Family : uint8_t {
+  kBf16,
+  kF16,
+  kE4M3,
+  kE5M2,
+  kInt8,
+  kE2M1,
+  kFields,  // a plane or two, whose field less an offset is the level
+  kLloyd,   // the same, whose field is an index into levels
+};
+
+constexpr Family FamilyOf(formats::Code code) {
+  using formats::Code;
+  switch (code) {
+    case Code::kBf16:
+      return Family::kBf16;
+    case Code::kFp16:
+      return Family::kF16;
+    case Code::kE4M3:
+      return Family::kE4M3;
+    case Code::kE5M2:
+      return Family::kE5M2;
+    case Code::kInt8:
+      return Family::kInt8;
+    case Code::kE2M1:
+      return Family::kE2M1;
+    case Code::kLloyd4:
+    case Code::kLloyd3:
+      return Family::kLloyd;
+    default:
+      return Family::kFields;
+  }
+}
+
+struct SideCode {
+  Family family = Family::kBf16;
+  int8_t low_bits = 16;  // of the first plane
+  int8_t high_bits = 0;
+  int8_t offset = 0;  // kFields: what a field is too much by
+  float unit = 1;     // an operand times this, and the scales that have not gone into it, is the value
+  formats::Scaling scaling;
+};
+
+inline constexpr float kE2m1Unit = 0x1p14F;  // f16's and E2M1's exponents are biased by 15 and 1
+// E4M3 scales as f16 operands are 2^7 too large, so that with E2M1's 2^-14 a product is exact and none overflows.
+inline constexpr float kE4m3ScaleUnit = 0x1p-7F;
+// Channels' scales and zeros are halved: a value just above f16's largest is none of its infinities.
+inline constexpr float kChannelUnit = 2.0F;
+inline constexpr int kTileTokens = 32;  // that share them
+
+// What the scales of 32 or 16 channels of a token are to a block of 32.
+enum class BlockScale : uint8_t {
+  kNone,
+  kFp16,
+  kPower,        // E8M0
+  kPowerHalves,  // E8M0 of 16 channels: the greater one is the block's, what the other is less goes into the operands
+  kE4m3Halves,   // E4M3 of 16 channels: into the operands, exactly
+};
+
+constexpr BlockScale BlockScaleOf(const formats::Scaling& scaling) {
+  using formats::ScaleType;
+  if (scaling.block == ScaleType::kE4M3) return BlockScale::kE4m3Halves;
+  if (scaling.block == ScaleType::kE8M0) return scaling.channels == 16 ? BlockScale::kPowerHalves : BlockScale::kPower;
+  return scaling.block == ScaleType::kFp16 ? BlockScale::kFp16 : BlockScale::kNone;
+}
+
+// Whether there is code for it.
+constexpr bool HasSideCode(formats::Code code, const formats::Scaling& scaling) {
+  using formats::ScaleType;
+  const Family family = FamilyOf(code);
+  const BlockScale block = BlockScaleOf(scaling);
+  if (code == formats::Code::kFp32 || scaling.short_rows || scaling.block == ScaleType::kF32) return false;
+  if (block == BlockScale::kE4m3Halves || block == BlockScale::kPowerHalves) {
+    return family == Family::kE2M1 && scaling.channels == 16;
+  }
+  if (block != BlockScale::kNone && scaling.channels != 32) return false;
+  switch (family) {
+    case Family::kBf16:
+    case Family::kF16:
+    case Family::kE5M2:
+      return block == BlockScale::kNone && scaling.token == ScaleType::kNone;
+    case Family::kE4M3:
+      return block != BlockScale::kFp16 && scaling.token != ScaleType::kFp16 && scaling.token != ScaleType::kE8M0;
+    case Family::kE2M1:
+      return block == BlockScale::kPower && scaling.token == ScaleType::kNone;
+    case Family::kInt8:
+    case Family::kLloyd:
+      return block != BlockScale::kPower && scaling.token != ScaleType::kF32 && !scaling.token_zero;
+    case Family::kFields:
+      return block != BlockScale::kPower && scaling.token != ScaleType::kF32 &&
+             (scaling.tile == 0 || scaling.tile == kTileTokens);
+  }
+  return false;
+}
+
+// Values have zeros of blocks, keys share scales by channels, and only these are Lloyd-Max levels.
+constexpr bool HasKeyCode(formats::Code code, const formats::Scaling& scaling) {
+  return HasSideCode(code, scaling) && !scaling.block_zero;
+}
+constexpr bool HasValueCode(formats::Code code, const formats::Scaling& scaling) {
+  return HasSideCode(code, scaling) && scaling.tile == 0 && FamilyOf(code) != Family::kLloyd;
+}
+
+constexpr SideCode MakeSideCode(formats::Code code, const formats::Scaling& scaling) {
+  SideCode side;
+  side.family = FamilyOf(code);
+  side.low_bits = static_cast<int8_t>(formats::Info(code).low_bits);
+  side.high_bits = static_cast<int8_t>(formats::Info(code).high_bits);
+  side.scaling = scaling;
+  if (side.family == Family::kFields) side.offset = static_cast<int8_t>(-formats::Levels(code).level[0]);
+  if (side.family == Family::kLloyd) side.unit = formats::Levels(code).unit;
+  if (side.family == Family::kE2M1) {
+    const BlockScale block = BlockScaleOf(scaling);
+    if (block != BlockScale::kPowerHalves) side.unit = kE2m1Unit;
+    if (block == BlockScale::kE4m3Halves) side.unit *= kE4m3ScaleUnit;
+  }
+  if (scaling.tile != 0) side.unit = kChannelUnit;
+  return side;
+}
+
+}  // namespace kvanta::kernels::cuda

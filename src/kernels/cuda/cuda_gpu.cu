@@ -82,6 +82,7 @@ class CudaDevice final : public Device {
 
   Buffer Allocate(size_t bytes) override {
     void* data = nullptr;
+    Require(cudaSetDevice(device_), "choosing the GPU");
     Require(cudaMalloc(&data, std::max<size_t>(bytes, 1)),
             "allocating " + std::to_string(bytes) + " bytes of GPU memory");
     std::shared_ptr<void> owned(data, [](void* memory) { cudaFree(memory); });
@@ -112,6 +113,7 @@ class CudaDevice final : public Device {
   int64_t AvailableBytes() const override {
     size_t available = 0;
     size_t total = 0;
+    Require(cudaSetDevice(device_), "choosing the GPU");
     Require(cudaMemGetInfo(&available, &total), "asking for the GPU's memory");
     return static_cast<int64_t>(available);
   }
@@ -125,7 +127,7 @@ class CudaDevice final : public Device {
 
 class CudaGpu final : public Gpu {
  public:
-  explicit CudaGpu(const CudaProbe& probe) : name_("cuda-" + CudaUnit()) {
+  explicit CudaGpu(const CudaProbe& probe) : name_("cuda-" + CudaUnit()), index_(probe.best) {
     Require(cudaSetDevice(probe.best), "choosing the GPU");
     Require(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream");
     cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, probe.best);
@@ -133,6 +135,9 @@ class CudaGpu final : public Gpu {
   }
   ~CudaGpu() override {
     cudaStreamSynchronize(stream_);
+    for (cudaEvent_t event : clock_) {
+      if (event != nullptr) cudaEventDestroy(event);
+    }
     device_.reset();
     cudaStreamDestroy(stream_);
   }
@@ -144,10 +149,12 @@ class CudaGpu final : public Gpu {
   int Multiprocessors() const noexcept override { return multiprocessors_; }
 
   void Append(int kernel, const cuda::AppendSide& side) noexcept override {
+    Use();
     cuda::LaunchAppend(kernel, side, stream_);
     Keep(cudaPeekAtLastError(), "an append kernel");
   }
   void Attend(int kernel, const cuda::AttendLayer& layer) noexcept override {
+    Use();
     constexpr int kBlocksOfOne = 4;  // of a multiprocessor; more than fit wait their turn
     cuda::LaunchAttend(kernel, layer, kBlocksOfOne * multiprocessors_, stream_);
     Keep(cudaPeekAtLastError(), "an attention kernel");
@@ -155,11 +162,25 @@ class CudaGpu final : public Gpu {
     Keep(cudaPeekAtLastError(), "a merge kernel");
   }
   void Run(const cuda::ModelWork& work) noexcept override {
+    Use();
     cuda::LaunchModel(work, stream_);
     Keep(cudaPeekAtLastError(), "a kernel of the model");
   }
   void Copy(void* to, const void* from, size_t bytes) noexcept override {
     Keep(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_), "a copy");
+  }
+  double Seconds(const std::function<void()>& launches) override {
+    Use();
+    for (cudaEvent_t& event : clock_) {
+      if (event == nullptr) Require(cudaEventCreate(&event), "making an event");
+    }
+    Require(cudaEventRecord(clock_[0], stream_), "recording an event");
+    launches();
+    Require(cudaEventRecord(clock_[1], stream_), "recording an event");
+    Require(cudaEventSynchronize(clock_[1]), "waiting for the GPU");
+    float milliseconds = 0;
+    Require(cudaEventElapsedTime(&milliseconds, clock_[0], clock_[1]), "reading the GPU's clock");
+    return milliseconds * 1e-3;
   }
   void Check() override {
     Keep(cudaStreamSynchronize(stream_), "a kernel");
@@ -168,6 +189,9 @@ class CudaGpu final : public Gpu {
   }
 
  private:
+  // Each thread has a current device of its own, the first one until it says otherwise; a launch must be on the
+  // stream's.
+  void Use() noexcept { Keep(cudaSetDevice(index_), "choosing the GPU"); }
   void Keep(cudaError_t error, const char* where) noexcept {
     if (error == cudaSuccess || error_ != cudaSuccess) return;
     error_ = error;
@@ -175,7 +199,9 @@ class CudaGpu final : public Gpu {
   }
 
   std::string name_;
+  int index_;
   cudaStream_t stream_ = nullptr;
+  cudaEvent_t clock_[2] = {};
   int multiprocessors_ = 1;
   std::unique_ptr<CudaDevice> device_;
   cudaError_t error_ = cudaSuccess;  // the first

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -26,6 +27,9 @@ class Gpu {
   virtual void Run(const cuda::ModelWork& work) noexcept = 0;                    // at least one block
   // Within the GPU's memory, in that order, too.
   virtual void Copy(void* to, const void* from, size_t bytes) noexcept = 0;
+
+  // Seconds that the GPU takes for what `launches` begins, by its own clock; waits for it.
+  virtual double Seconds(const std::function<void()>& launches) = 0;
 
   // Waits for all launches. Throws ResourceError with the first one's error.
   virtual void Check() = 0;

@@ -98,14 +98,10 @@ void GuardedDevice::Fill(void* device, uint8_t byte, size_t bytes) {
 
 void GuardedDevice::Open() noexcept {
   pending_ = true;
-#ifndef KVANTA_SANITIZED
   if (open_++ == 0) arena_->Protect(PROT_READ | PROT_WRITE);
-#endif
 }
 void GuardedDevice::Close() noexcept {
-#ifndef KVANTA_SANITIZED
   if (--open_ == 0) arena_->Protect(PROT_NONE);
-#endif
 }
 
 }  // namespace kvanta::testing

@@ -42,6 +42,8 @@ class GpuOpsTest : public testing::GpuTestBase, public ::testing::WithParamInter
     return values;
   }
 
+  void ExpectProducts(int64_t out, int64_t in);
+
   std::unique_ptr<Ops> ops_, cpu_;
 };
 
@@ -71,14 +73,23 @@ constexpr int64_t kRows[] = {1,  2, 3, 8, 17, 64,
 #endif
 };
 
+// Of 200 channels some warps have nothing; of 2,400 each has more than it loads ahead, and the last one fewer.
 TEST_P(GpuOpsTest, LinearIsTheProductWhateverTheRows) {
-  const int64_t out = 72, in = 200, most = 200, stride = out + 3;
+  ExpectProducts(72, 200);
+}
+TEST_P(GpuOpsTest, LongLinearIsTheProductWhateverTheRows) {
+  ExpectProducts(40, 2400);
+}
+
+void GpuOpsTest::ExpectProducts(int64_t out, int64_t in) {
+  const int64_t most = 200, stride = out + 3, split = out / 2 + 4;
   std::vector<float> x = RandomValues(most * in, 3);
   for (int64_t i = 0; i < in; ++i) x[static_cast<size_t>(2 * in + i)] *= 1e4F;  // rows differ in size
   x[static_cast<size_t>(in)] = 300;                                             // a value that dwarfs its row
   const std::vector<float> w = RandomValues(out * in, 4);
   const std::vector<float> bias = RandomValues(out, 5);
-  const WeightView views[] = {{w.data(), DType::kF32, 40, in}, {w.data() + 40 * in, DType::kF32, out - 40, in}};
+  const WeightView views[] = {{w.data(), DType::kF32, split, in},
+                              {w.data() + split * in, DType::kF32, out - split, in}};
   const Buffer device_x = Upload(x);
   for (const WeightType store : kStores) {
     const auto linear = ops_->MakeLinear(views, bias, store);

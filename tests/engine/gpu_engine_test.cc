@@ -18,7 +18,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Heads of 64, the least that a GPU's attention has kernels for.
+// Heads of 64, as common models have at least.
 const TinyModel& GpuModel() {
   static const TinyModel model({.heads = 2, .kv_heads = 1, .head_dim = 64, .ffn = 96, .key_gain = 1.0F});
   return model;
@@ -180,9 +180,9 @@ TEST_P(GpuEngineTest, RefusesWhatNoKernelDoes) {
   EngineConfig isa = Config("bf16");
   isa.isa = "portable";
   EXPECT_THAT(error(isa), HasSubstr("isa 'portable' is of the CPU"));
-  EngineConfig narrow = Config("bf16");
-  narrow.model = Model().Path();
-  EXPECT_THAT(error(narrow), HasSubstr("head_dim 32"));
+  EngineConfig pages = Config("bf16");
+  pages.page_size = 16;
+  EXPECT_THAT(error(pages), HasSubstr("pages of 16 tokens"));
 }
 
 // Without a GPU the engine says what is missing.

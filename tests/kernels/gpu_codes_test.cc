@@ -56,7 +56,7 @@ TYPED_TEST(GpuCodesTest, KeysOfAUnit) {
   for (int i = 0; i < 4096; ++i) {
     std::vector<uint8_t> bytes = Bytes(random, 4);
     bytes[static_cast<size_t>(i / 256 % 4)] = static_cast<uint8_t>(i);  // every byte at every place
-    const std::vector<float> values = Decode<kCode>(bytes, Operand::kUnitChannels);
+    const std::vector<float> values = Decode<kCode>(bytes, Operand::kPanelChannels);
     uint32_t unit = 0;
     std::memcpy(&unit, bytes.data(), 4);
     const auto check = [&](auto pair) {

@@ -48,7 +48,7 @@ struct ChunkAttention {
         uint32_t scales[4] = {};
         if constexpr (Keys::kScale == ScaleUse::kBlock16) {
           const int unit = 4 * load + t < Steps::kUnits ? 4 * load + t : 0;
-          const int block = unit * KeyOperand::kUnitChannels / 16;
+          const int block = unit * KeyOperand::kPanelChannels / 16;
           TokenScales(LoadWord(chunk.keys + place.block_scales + block * layer.page_size + chunk.slot + 4 * g), scales);
         }
         float dots[4][4] = {};

@@ -79,8 +79,8 @@ struct CodeOperand {
 
   // ---- keys: a 4-byte unit of one token is kRegisters pairs
 
-  static constexpr int kUnitChannels = 32 / kBits;
-  static constexpr int kRegisters = kUnitChannels / 2;
+  static constexpr int kPanelChannels = 32 / kBits;
+  static constexpr int kRegisters = kPanelChannels / 2;
   // Channel of the unit that is in half `half` of pair `i`.
   static constexpr KVANTA_DEVICE int KeyChannel(int i, int half) {
     if (kBits == 16) return half;

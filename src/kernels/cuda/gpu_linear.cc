@@ -17,9 +17,9 @@
 namespace kvanta::kernels {
 namespace {
 
+using cuda::kPanelChannels;
 using cuda::kPanelOuts;
 using cuda::kRowTile;
-using cuda::kUnitChannels;
 using cuda::PanelKind;
 using cuda::ProductTile;
 
@@ -63,7 +63,7 @@ class UnitWriter {
  public:
   UnitWriter(PanelKind kind, int64_t in) : kind_(kind), in_(in) {
     for (int row = 0; row < kPanelOuts; ++row) {
-      for (int k = 0; k < kUnitChannels; ++k) places_[row][k] = cuda::PlaceOf(kind, row, k);
+      for (int k = 0; k < kPanelChannels; ++k) places_[row][k] = cuda::PlaceOf(kind, row, k);
     }
   }
 
@@ -72,14 +72,14 @@ class UnitWriter {
     const bool blocks = kind_ == PanelKind::kInt8 || kind_ == PanelKind::kInt4;
     const bool kept = blocks && IsKept(from.view->blocks);
     if (!kept) ReadWeightRow(*from.view, from.index, values);
-    const int64_t units = CeilDiv(in_, kUnitChannels);
+    const int64_t units = CeilDiv(in_, kPanelChannels);
     for (int64_t unit = 0; unit < units; ++unit) {
       uint8_t* to = panel + unit * cuda::BytesOf(kind_).all;
-      const int n = static_cast<int>(std::min<int64_t>(kUnitChannels, in_ - unit * kUnitChannels));
+      const int n = static_cast<int>(std::min<int64_t>(kPanelChannels, in_ - unit * kPanelChannels));
       if (blocks) {
-        WriteBlock(kept ? Kept(from, unit) : Quantize(values + unit * kUnitChannels, n), row, to);
+        WriteBlock(kept ? Kept(from, unit) : Quantize(values + unit * kPanelChannels, n), row, to);
       } else {
-        WriteElements(values + unit * kUnitChannels, n, row, to);
+        WriteElements(values + unit * kPanelChannels, n, row, to);
       }
     }
   }
@@ -116,7 +116,7 @@ class UnitWriter {
       block.minimum = FloatToFp16(-8 * Fp16ToFloat(block.scale));
     }
     if (!std::isfinite(Fp16ToFloat(block.scale)) || !std::isfinite(Fp16ToFloat(block.minimum))) infinite_ = true;
-    for (int k = 0; k < kUnitChannels; ++k) {
+    for (int k = 0; k < kPanelChannels; ++k) {
       const cuda::CodePlace place = places_[row][k];
       unit[place.byte] |= static_cast<uint8_t>((block.codes[k] + offset) << place.bit);
     }
@@ -127,7 +127,7 @@ class UnitWriter {
 
   PanelKind kind_;
   int64_t in_;
-  cuda::CodePlace places_[kPanelOuts][kUnitChannels];
+  cuda::CodePlace places_[kPanelOuts][kPanelChannels];
   std::atomic<bool> infinite_ = false;
 };
 
@@ -231,7 +231,7 @@ void GpuLinear::ReserveRows() {
     if (buffer.bytes() < static_cast<size_t>(bytes)) buffer = device.Allocate(static_cast<size_t>(bytes));
   };
   const int64_t units = weight_.Units();
-  reserve(context_->codes, kRowBlock * units * kUnitChannels * 2);
+  reserve(context_->codes, kRowBlock * units * kPanelChannels * 2);
   reserve(context_->unit_sums, kRowBlock * units * static_cast<int64_t>(sizeof(float)));
   reserve(context_->factors, kRowBlock * static_cast<int64_t>(sizeof(float)));
 }

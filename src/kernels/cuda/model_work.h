@@ -12,9 +12,9 @@ namespace kvanta::kernels::cuda {
 
 // ---- weights
 
-inline constexpr int kPanelOuts = 16;     // rows of W of a panel: a product's M
-inline constexpr int kUnitChannels = 32;  // channels that are loaded at once, and share a scale where there is one
-inline constexpr int kRowTile = 8;        // rows of x of a product's N
+inline constexpr int kPanelOuts = 16;      // rows of W of a panel: a product's M
+inline constexpr int kPanelChannels = 32;  // channels that are loaded at once, and share a scale where there is one
+inline constexpr int kRowTile = 8;         // rows of x of a product's N
 
 // How W lies in the memory (weight_panels.h).
 enum class PanelKind : uint8_t { kBf16, kF16, kInt8, kInt4 };
@@ -28,7 +28,7 @@ struct Weight {
   PanelKind kind = PanelKind::kBf16;
   bool panels = true;
 
-  constexpr int64_t Units() const { return (in + kUnitChannels - 1) / kUnitChannels; }
+  constexpr int64_t Units() const { return (in + kPanelChannels - 1) / kPanelChannels; }
 };
 
 // Rows of x as the B operands of products, in 16 bits: [rows / 8][units][32 lanes][16 bytes].

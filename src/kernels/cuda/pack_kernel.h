@@ -49,7 +49,7 @@ KVANTA_DEVICE void RunBlock(const PackWork& work) {
   }
   if (ThreadIndex() == 0) work.out.factors[row] = factor;
 
-  const int64_t units = (work.in + kUnitChannels - 1) / kUnitChannels;
+  const int64_t units = (work.in + kPanelChannels - 1) / kPanelChannels;
   const int64_t tile = row / kRowTile;
   const auto in_tile = static_cast<int>(row % kRowTile);
   // Four threads for a unit, as the lanes that take it: channels 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of each 16.
@@ -60,7 +60,7 @@ KVANTA_DEVICE void RunBlock(const PackWork& work) {
     float sum = 0;
     KVANTA_UNROLL
     for (int i = 0; i < 4; ++i) {
-      const int64_t k = unit * kUnitChannels + i * 8 + 2 * t;
+      const int64_t k = unit * kPanelChannels + i * 8 + 2 * t;
       const float even = unit < units && k < work.in ? x[k] * times : 0.0F;
       const float odd = unit < units && k + 1 < work.in ? x[k + 1] * times : 0.0F;
       const uint32_t pair = bf16 ? PackBf16(even, odd) : PackF16(even, odd);

@@ -24,7 +24,7 @@ KVANTA_DEVICE int ExponentOf(float x) {
 template <Code kCode, int kDim>
 struct KeySteps {
   using Operand = CodeOperand<kCode>;
-  static constexpr int kUnits = kDim / Operand::kUnitChannels;
+  static constexpr int kUnits = kDim / Operand::kPanelChannels;
   static constexpr int kLoads = (kUnits + 3) / 4;                  // of 4 units, one for each t
   static constexpr int kSteps = kLoads * Operand::kRegisters / 2;  // products of 16 channels
   static constexpr int kBytes = Operand::kTerms * kSteps * kWarp * 16;
@@ -33,7 +33,7 @@ struct KeySteps {
   static KVANTA_DEVICE int Channel(int step, int pair, int half, int t) {
     const int registers = 2 * step + pair;
     const int unit = registers / Operand::kRegisters * 4 + t;
-    return unit * Operand::kUnitChannels + Operand::KeyChannel(registers % Operand::kRegisters, half);
+    return unit * Operand::kPanelChannels + Operand::KeyChannel(registers % Operand::kRegisters, half);
   }
   static KVANTA_DEVICE int At(int term, int step, int lane) { return ((term * kSteps + step) * kWarp + lane) * 16; }
 };

@@ -94,9 +94,9 @@ struct Int4Panel {
 KVANTA_DEVICE float WeightValue(const Weight& weight, int64_t row, int64_t channel) {
   if (!weight.panels) return reinterpret_cast<const float*>(weight.data)[row * weight.in + channel];
   const UnitBytes bytes = BytesOf(weight.kind);
-  const uint8_t* unit = weight.data + (row / kPanelOuts * weight.Units() + channel / kUnitChannels) * bytes.all;
+  const uint8_t* unit = weight.data + (row / kPanelOuts * weight.Units() + channel / kPanelChannels) * bytes.all;
   const auto in_panel = static_cast<int>(row % kPanelOuts);
-  const CodePlace place = PlaceOf(weight.kind, in_panel, static_cast<int>(channel % kUnitChannels));
+  const CodePlace place = PlaceOf(weight.kind, in_panel, static_cast<int>(channel % kPanelChannels));
   const auto half = [&](int at) { return *reinterpret_cast<const uint16_t*>(unit + at); };
   if (weight.kind == PanelKind::kBf16) return std::bit_cast<float>(uint32_t{half(place.byte)} << 16U);
   if (weight.kind == PanelKind::kF16) return F16ToFloat(half(place.byte));

@@ -24,7 +24,7 @@ struct UnitBytes {
 };
 
 KVANTA_HD constexpr UnitBytes BytesOf(PanelKind kind) {
-  constexpr int kCodes = kPanelOuts * kUnitChannels;
+  constexpr int kCodes = kPanelOuts * kPanelChannels;
   if (kind == PanelKind::kInt8) return {kCodes, kCodes + 2 * kPanelOuts};
   if (kind == PanelKind::kInt4) return {kCodes / 2, kCodes / 2 + 4 * kPanelOuts};
   return {2 * kCodes, 2 * kCodes};

@@ -82,6 +82,16 @@ inline double AttentionRms(double k_steps, double v_steps, double scale, double 
   return 4 * (logit + weights + (page_size + 32) * kUnitF32) * value_rms;
 }
 
+// A linear layer on a GPU: its tensor cores sum in f32, but cut terms off instead of rounding them: 2 u of the largest
+// for each of a product's 16 terms and its sum. 8 shares, a power of two and a bias follow.
+constexpr double GpuDotTolerance(long terms, double sum_of_magnitudes) {
+  return DotTolerance(3 * terms + 16, sum_of_magnitudes);
+}
+
+// Operations on rows on a GPU against the CPU's, relative to the value or 1: sums of up to 1,024 squares in another order
+// (each side within 2^-24 sqrt(1024) of the sum, halved by the root), an exponential of 2^-22, and a few roundings.
+inline constexpr double kGpuRowTolerance = 4e-6;
+
 // The same of a GPU. An element of a query and a weight are f16 (2^-12 of themselves), or two bf16 terms (2^-17).
 // Tensor cores sum in f32 but cut terms off instead of rounding them: 2 u of the largest for each of a product's 16
 // terms and its sum, and head_dim / 16 products follow one another. ex2.approx and tanhf err by 2^-22 of their result

@@ -13,6 +13,7 @@
 #include "attention/array_attention.h"
 #include "attention/attention_bench.h"
 #include "attention/backends.h"
+#include "attention/gpu_bench.h"
 #include "bindings.h"
 #include "kernels/cpu/machine_limits.h"
 #include "kernels/cpu/select.h"
@@ -128,6 +129,50 @@ std::vector<nb::dict> RunBench(std::vector<std::string> formats, const std::stri
   return result;
 }
 
+std::vector<nb::dict> RunGpu(std::vector<std::string> formats, int heads, int kv_heads, int head_dim, int page_size,
+                             int batch, int64_t context, int query_tokens, double seconds,
+                             const nb::callable& measured) {
+  if (const std::string missing = kernels::MissingForCuda(); !missing.empty()) {
+    throw InputError("device cuda: " + missing + "; there are: cpu");
+  }
+  AttentionBench options;
+  options.formats = std::move(formats);
+  options.heads = heads;
+  options.kv_heads = kv_heads;
+  options.head_dim = head_dim;
+  options.page_size = page_size;
+  options.batch = batch;
+  options.context = context;
+  options.query_tokens = query_tokens;
+  options.seconds = seconds;
+  std::vector<attention::GpuBenchRow> rows;
+  {
+    nb::gil_scoped_release release;
+    rows = attention::RunGpuBench(options, kernels::MakeCudaGpu(), size_t{256} << 20, [&measured] {
+      nb::gil_scoped_acquire acquire;
+      measured();
+    });
+  }
+  std::vector<nb::dict> result;
+  for (const attention::GpuBenchRow& row : rows) {
+    nb::dict fields;
+    fields["format"] = row.format;
+    fields["unit"] = row.unit;
+    fields["batch"] = row.batch;
+    fields["context"] = row.context;
+    fields["query_tokens"] = row.query_tokens;
+    fields["bytes"] = row.bytes;
+    fields["ns_min"] = row.ns_min;
+    fields["ns_median"] = row.ns_median;
+    fields["copy_gb_s"] = row.copy_gb_s;
+    fields["gb_s"] = row.gb_s;
+    fields["share_of_limit"] = row.share_of_limit;
+    fields["max_error"] = row.max_error;
+    result.push_back(fields);
+  }
+  return result;
+}
+
 }  // namespace
 
 void BindAttention(nb::module_& module) {
@@ -157,6 +202,11 @@ void BindAttention(nb::module_& module) {
               "collections.abc.Sequence[int], heads: int, kv_heads: int, head_dim: int, page_size: int, batch: int, "
               "context: int, query_tokens: int, seconds: float, measured: collections.abc.Callable[[], object]) "
               "-> list[dict[str, typing.Any]]"));
+  module.def("run_gpu_attention_bench", &RunGpu, "formats"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "page_size"_a,
+             "batch"_a, "context"_a, "query_tokens"_a, "seconds"_a, "measured"_a,
+             nb::sig("def run_gpu_attention_bench(formats: collections.abc.Sequence[str], heads: int, kv_heads: int, "
+                     "head_dim: int, page_size: int, batch: int, context: int, query_tokens: int, seconds: float, "
+                     "measured: collections.abc.Callable[[], object]) -> list[dict[str, typing.Any]]"));
 }
 
 }  // namespace kvanta::python

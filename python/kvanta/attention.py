@@ -126,6 +126,35 @@ def bench(
     )
 
 
+def bench_gpu(
+    *,
+    formats: Sequence[str],
+    heads: int = 32,
+    kv_heads: int = 8,
+    head_dim: int = 128,
+    page_size: int = 64,
+    batch: int = 1,
+    context: int = 32768,
+    query_tokens: int = 1,
+    seconds: float = 0.5,
+    measured: Callable[[], object] = lambda: None,
+) -> list[dict[str, Any]]:
+    """The rows of one shape of `kvanta bench attention --device cuda`: each format is verified against the reference,
+    then timed by the GPU's own clock, in turns with a copy of its memory. Times are in ns.
+
+    `share_of_limit`: stored bytes per second / the copy's bytes read and written. InputError without a GPU.
+    """
+    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "page_size": page_size, "batch": batch}
+    for name, value in {**sizes, "context": context, "query_tokens": query_tokens}.items():
+        whole_number(name, value, 1, 2**31 - 1)
+    for name in formats:
+        text("a format", name)
+    real_number("seconds", seconds, 0.0, 3600.0)
+    return _core.run_gpu_attention_bench(
+        list(formats), heads, kv_heads, head_dim, page_size, batch, context, query_tokens, seconds, measured
+    )
+
+
 def _channels(values: ArrayLike) -> list[int]:
     return [whole_number("an outlier channel", channel, 0, 2**31 - 1) for channel in np.ravel(values).tolist()]
 

@@ -79,6 +79,15 @@ class ReferenceBackend final : public Backend {
     }
   }
 
+  // A record, or a copy of it where it lies in a GPU's memory: the oracle of its backend, too.
+  const uint8_t* Record(PageKind kind, cache::PageId page, std::vector<uint8_t>& copy) const {
+    const uint8_t* record = store_.Base(kind) + page * store_.RecordBytes(kind);
+    if (&store_.device() == &Cpu()) return record;
+    copy.resize(static_cast<size_t>(store_.RecordBytes(kind)));
+    store_.device().CopyOut(copy.data(), record, copy.size());
+    return copy.data();
+  }
+
   DecodedSide Decode(const SequenceRows& sequence, int layer, int head, bool is_key) const {
     const formats::LayerScheme& scheme = Scheme(layer);
     const formats::SideKind kind = is_key || scheme.SharesCell() ? formats::SideKind::kK : formats::SideKind::kV;
@@ -91,6 +100,7 @@ class ReferenceBackend final : public Backend {
     DecodedSide decoded;
     decoded.width = scheme.shape.head_dim + plain;
     const size_t size = static_cast<size_t>(sequence.End() * decoded.width);
+    std::vector<uint8_t> copy;
     decoded.quantized.resize(size);
     decoded.exact.resize(size);
     const int64_t first = FirstVisible(sequence.span.start, static_cast<int>(window)) / page_size;
@@ -100,13 +110,12 @@ class ReferenceBackend final : public Backend {
       const int64_t offset = page * page_size * decoded.width;
       const bool closed = tokens == page_size;
       if (ref.quantized != cache::kNoPage && (!scheme.exact_open || closed)) {
-        const uint8_t* record =
-            store_.Base(PageKind::kQuantized) + ref.quantized * store_.RecordBytes(PageKind::kQuantized);
+        const uint8_t* record = Record(PageKind::kQuantized, ref.quantized, copy);
         DecodeRows(kind, scheme, *side.format, side.planes, record + (is_key ? scheme.KCell(head) : scheme.VCell(head)),
                    static_scale, tokens, plain, decoded.quantized.data() + offset);
       }
       if (ref.exact != cache::kNoPage && scheme.exact_open) {
-        const uint8_t* record = store_.Base(PageKind::kExact) + ref.exact * store_.RecordBytes(PageKind::kExact);
+        const uint8_t* record = Record(PageKind::kExact, ref.exact, copy);
         DecodeRows(kind, scheme, ExactFormat(), formats::Bf16Planes(scheme.shape),
                    record + (is_key ? scheme.ExactKCell(head) : scheme.ExactVCell(head)), 1.0f, tokens, plain,
                    decoded.exact.data() + offset);

@@ -12,8 +12,9 @@ namespace {
 // Passes everything on to a real backend and tells the listener what is appended.
 class ListeningBackend final : public attention::Backend {
  public:
-  ListeningBackend(std::unique_ptr<attention::Backend> inner, AppendListener& listener)
-      : inner_(std::move(inner)), listener_(listener) {}
+  ListeningBackend(std::unique_ptr<attention::Backend> inner, kernels::Ops& ops,
+                   const std::vector<formats::LayerScheme>& layers, AppendListener& listener)
+      : inner_(std::move(inner)), ops_(ops), layers_(layers), listener_(listener) {}
 
   attention::BackendInfo Info() const override { return inner_->Info(); }
   std::unique_ptr<attention::Plan> MakePlan(const attention::BatchShape& batch,
@@ -23,7 +24,11 @@ class ListeningBackend final : public attention::Backend {
     return inner_->MakePlan(batch, std::move(plan));
   }
   void Append(attention::Plan& plan, int layer, const float* k, const float* v, int64_t kv_stride) noexcept override {
-    listener_.Hear(layer, k, v, kv_stride, rows_);
+    if (ops_.OnHost()) {
+      listener_.Hear(layer, k, v, kv_stride, rows_);
+    } else {
+      HearCopies(layer, k, v, kv_stride);
+    }
     inner_->Append(plan, layer, k, v, kv_stride);
   }
   void Run(attention::Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept override {
@@ -33,9 +38,28 @@ class ListeningBackend final : public attention::Backend {
   const formats::LayerScales& Scales(int layer) const override { return inner_->Scales(layer); }
 
  private:
+  void HearCopies(int layer, const float* k, const float* v, int64_t stride) noexcept {
+    const formats::LayerScheme& scheme = layers_[static_cast<size_t>(layer)];
+    const int64_t width = int64_t{scheme.kv_heads} * scheme.shape.head_dim;
+    const auto copy = [&](const float* rows, std::vector<float>& to) {
+      to.resize(static_cast<size_t>(rows_ * width));
+      for (int64_t row = 0; row < rows_; ++row) {
+        ops_.device().CopyOutLater(to.data() + row * width, rows + row * stride,
+                                   static_cast<size_t>(width) * sizeof(float));
+      }
+    };
+    copy(k, k_);
+    copy(v, v_);
+    ops_.device().Wait();
+    listener_.Hear(layer, k_.data(), v_.data(), width, rows_);
+  }
+
   std::unique_ptr<attention::Backend> inner_;
+  kernels::Ops& ops_;
+  const std::vector<formats::LayerScheme>& layers_;
   AppendListener& listener_;
   int64_t rows_ = 0;
+  std::vector<float> k_, v_;  // the host's copies, where it cannot read the device's memory
 };
 
 }  // namespace
@@ -48,9 +72,11 @@ void ForwardListening(models::Model& model, const BackendFactory& make_backend, 
   const formats::CacheLayout plain = formats::PlanCache(schemes, shapes, layout.page_size);
   const cache::PageDemand demand(plain);
   const auto count = static_cast<int64_t>(tokens.size());
-  cache::PageStore store(Cpu(), plain, {.budget_bytes = demand.PeakBytes(count), .poison_unused = false});
+  cache::PageStore store(model.ops().device(), plain,
+                         {.budget_bytes = demand.PeakBytes(count), .poison_unused = false});
   cache::SequenceCache pages(store, nullptr, demand, "");
-  ListeningBackend backend(make_backend(store, {.layers = model.AttentionLayers(), .scales = {}}), listener);
+  ListeningBackend backend(make_backend(store, {.layers = model.AttentionLayers(), .scales = {}}), model.ops(),
+                           plain.layers, listener);
   runner::Runner runner(model, max_rows, 1);
   while (pages.Length() < count) {
     const int64_t rows = std::min(max_rows, count - pages.Length());

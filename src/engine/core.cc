@@ -28,13 +28,14 @@ Core::Core(Parts parts) : parts_(std::move(parts)), demand_(parts_.layout, Commo
   EngineConfig& config = parts_.config;
   CheckConfig(config);
   demand_.prefixes_stay = config.enable_prefix_caching;
-  const CacheSize size = SizeCache(config, demand_, parts_.model->Config().max_position, Cpu().AvailableBytes());
+  Device& device = parts_.model->ops().device();
+  const CacheSize size = SizeCache(config, demand_, parts_.model->Config().max_position, device.AvailableBytes());
   if (!size.warning.empty()) Warn(size.warning);
   config.max_model_len = std::min(size.max_model_len, parts_.positions);
   config.kv_cache_memory_bytes = size.budget_bytes;
   config.poison_unused = config.poison_unused.value_or(PoisonByDefault());
   store_ = std::make_unique<cache::PageStore>(
-      Cpu(), parts_.layout,
+      device, parts_.layout,
       cache::PageStoreConfig{.budget_bytes = size.budget_bytes, .poison_unused = *config.poison_unused});
   if (config.enable_prefix_caching) tree_ = std::make_unique<cache::PrefixTree>(*store_, config.page_size);
   scheduler_ = std::make_unique<scheduler::Scheduler>(

@@ -82,6 +82,7 @@ class Core {
   void EndOverdue(double now, std::vector<RequestOutput>& outputs);
   void Fail(RequestState& request, FinishReason finish, std::string error, std::vector<RequestOutput>& outputs);
   void RunChunks(std::span<const scheduler::Chunk> chunks, double now);
+  runner::RowUse UseOf(const WantedRow& want) const;
   void SampleRows();
   void Accept(Sampled& sampled, double now, std::vector<RequestOutput>& outputs);
   void Finish(RequestState& request, FinishReason finish);
@@ -115,6 +116,7 @@ class Core {
   std::vector<runner::RunItem> items_;
   std::vector<WantedRow> wanted_;
   std::vector<int64_t> rows_;
+  std::vector<runner::RowUse> uses_;
   std::vector<runner::RowTask> tasks_;
   std::vector<Sampled> sampled_;
   std::unique_ptr<StepMasks> masks_;

@@ -5,9 +5,12 @@
 #include <cstdlib>
 
 #include "attention/backends.h"
+#include "attention/gpu_backend.h"
 #include "base/device.h"
 #include "base/quote.h"
 #include "engine/resolve.h"
+#include "kernels/cuda/gpu_ops.h"
+#include "kvanta/error.h"
 #include "models/fingerprint.h"
 #include "models/kv_scales.h"
 
@@ -20,9 +23,24 @@ std::string ChosenIsa(const std::string& isa) {
   return forced != nullptr && *forced != '\0' ? forced : kernels::RunnableIsas().front();
 }
 
+// The GPU that device "cuda" means: `given`, or this machine's. Throws with what is missing.
+std::shared_ptr<kernels::Gpu> FindGpu(const EngineConfig& config, const models::ModelConfig& model,
+                                      std::shared_ptr<kernels::Gpu> given) {
+  const auto refuse = [](std::string_view why) {
+    throw InputError(fmt::format("device cuda: {}; there are: auto, cpu", why));
+  };
+  if (model.latent.rank != 0) refuse("latents (MLA) have no kernels for a GPU");
+  if (model.experts.count != 0) refuse("experts that a router chooses have no kernels for a GPU");
+  if (config.profile) refuse("a GPU's operations run behind the host's, which could not time them (profile)");
+  if (config.isa != "auto") refuse(fmt::format("isa {} is of the CPU", Quote(config.isa)));
+  if (given) return given;
+  if (const std::string missing = kernels::MissingForCuda(); !missing.empty()) refuse(missing);
+  return kernels::MakeCudaGpu();
+}
+
 }  // namespace
 
-Parts LoadParts(EngineConfig config) {
+Parts LoadParts(EngineConfig config, std::shared_ptr<kernels::Gpu> gpu) {
   CheckConfig(config);
   const models::ModelConfig model = models::ReadConfig(config.model);
   const DType dtype = ResolveDType(config.dtype, model);
@@ -52,30 +70,42 @@ Parts LoadParts(EngineConfig config) {
     }
   }
   parts.threads = std::make_shared<ThreadPool>(config.threads);
-  parts.ops = kernels::MakeCpuOps(parts.threads, config.isa.c_str());
+  if (config.device == "cuda") {
+    gpu = FindGpu(config, model, std::move(gpu));
+    parts.ops = kernels::MakeGpuOps(gpu, parts.threads);
+  } else {
+    gpu = nullptr;
+    parts.ops = kernels::MakeCpuOps(parts.threads, config.isa.c_str());
+  }
   if (config.profile) {
     parts.profile = std::make_shared<StepProfile>();
     parts.ops = Profiled(std::move(parts.ops), parts.profile);
   }
-  parts.isa = ChosenIsa(config.isa);
+  parts.isa = gpu ? gpu->Name() : ChosenIsa(config.isa);
   // The rope table is made for what the cache can hold at most; a model may claim any number of positions.
   cache::PageDemand demand(parts.layout, CommonWindow(model));
   demand.prefixes_stay = config.enable_prefix_caching;
-  parts.positions = SizeCache(config, demand, model.max_position, Cpu().AvailableBytes()).max_model_len;
+  parts.positions = SizeCache(config, demand, model.max_position, parts.ops->device().AvailableBytes()).max_model_len;
   parts.model =
       models::Load(config.model, *parts.ops,
                    {.store = store, .max_rows = config.max_num_batched_tokens, .max_positions = parts.positions});
-  const std::string backend = config.isa == "auto" ? "auto" : "cpu-" + config.isa;
-  parts.make_backend = [threads = parts.threads, backend](cache::PageStore& pages, attention::BackendConfig setup) {
-    return attention::MakeBackend(backend, pages, std::move(setup), threads);
-  };
+  if (gpu) {
+    parts.make_backend = [gpu](cache::PageStore& pages, attention::BackendConfig setup) {
+      return attention::MakeGpuBackend(pages, std::move(setup), gpu);
+    };
+  } else {
+    const std::string backend = config.isa == "auto" ? "auto" : "cpu-" + config.isa;
+    parts.make_backend = [threads = parts.threads, backend](cache::PageStore& pages, attention::BackendConfig setup) {
+      return attention::MakeBackend(backend, pages, std::move(setup), threads);
+    };
+  }
 
   parts.info = MakeModelInfo(model, dtype, store);
   parts.info.weight_bytes = parts.model->WeightBytes();  // with what packing adds
   parts.info.hash = parts.model_identity;
   config.dtype = parts.info.dtype;
   if (store == kernels::WeightType::kBf16) config.weight_dtype = "bf16";
-  config.device = "cpu";
+  config.device = gpu ? "cuda" : "cpu";
   config.threads = parts.threads->Threads();
   if (config.kv_cache_dtype == "auto") {
     config.kv_cache_dtype =

@@ -8,6 +8,7 @@
 #include "engine/profile.h"
 #include "engine/scale_probe.h"
 #include "formats/scheme.h"
+#include "kernels/cuda/gpu.h"
 #include "kernels/ops.h"
 #include "kvanta/engine.h"
 #include "models/model.h"
@@ -30,7 +31,8 @@ struct Parts {
   std::string isa;
 };
 
-// Reads, checks and loads everything that `config` names. Throws InputError / ResourceError.
-Parts LoadParts(EngineConfig config);
+// Reads, checks and loads everything that `config` names. Throws InputError / ResourceError. gpu: what device "cuda"
+// stands for; none: this machine's.
+Parts LoadParts(EngineConfig config, std::shared_ptr<kernels::Gpu> gpu = nullptr);
 
 }  // namespace kvanta::engine

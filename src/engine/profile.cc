@@ -87,6 +87,10 @@ class ProfiledOps final : public kernels::Ops {
     const Timer timer(copy_);
     inner_->Copy(x, x_stride, rows, width, out, out_stride);
   }
+  void Gather(const float* x, int64_t width, const int64_t* rows, int64_t count, float* out) noexcept override {
+    const Timer timer(copy_);
+    inner_->Gather(x, width, rows, count, out);
+  }
   void Add(float* x, const float* y, int64_t n) noexcept override {
     const Timer timer(add_);
     inner_->Add(x, y, n);

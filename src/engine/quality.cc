@@ -30,7 +30,8 @@ class QualityMonitor::Pass {
   Pass(const Parts& parts, const formats::CacheLayout& layout, int64_t tokens, int64_t chunk)
       : layout_(layout),
         demand_(layout_),
-        store_(Cpu(), layout_, {.budget_bytes = demand_.PeakBytes(tokens, 2), .poison_unused = false}),
+        store_(parts.model->ops().device(), layout_,
+               {.budget_bytes = demand_.PeakBytes(tokens, 2), .poison_unused = false}),
         pages_(store_, nullptr, demand_, ""),
         backend_(parts.make_backend(store_, {.layers = parts.model->AttentionLayers(), .scales = parts.scales})),
         runner_(*parts.model, chunk, kLogitRows) {}

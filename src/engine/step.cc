@@ -95,6 +95,14 @@ void Core::RunChunks(std::span<const scheduler::Chunk> chunks, double now) {
   counters_.seconds_forward += Now() - start;
 }
 
+// What a token takes that is chosen where the logits are.
+runner::RowUse Core::UseOf(const WantedRow& want) const {
+  const runner::SamplerState& sampler = want.request->sampler;
+  if (want.prompt_position >= 0 || want.mask >= 0 || sampler.Params().logprobs >= 0) return {};
+  const std::optional<kernels::RowDraw> draw = sampler.NextDraw(parts_.info.vocab);
+  return draw ? runner::RowUse{.read = false, .draw = *draw} : runner::RowUse{};
+}
+
 void Core::SampleRows() {
   sampled_.clear();
   const double asked = Now();
@@ -105,9 +113,13 @@ void Core::SampleRows() {
   for (size_t first = 0; first < wanted_.size(); first += most) {
     const auto wanted = std::span(wanted_).subspan(first, std::min(most, wanted_.size() - first));
     rows_.clear();
-    for (const WantedRow& want : wanted) rows_.push_back(want.row);
+    uses_.clear();
+    for (const WantedRow& want : wanted) {
+      rows_.push_back(want.row);
+      if (runner_->Draws()) uses_.push_back(UseOf(want));
+    }
     const double start = Now();
-    const std::span<float> logits = runner_->Logits(rows_);
+    const std::span<float> logits = runner_->Logits(rows_, uses_);
     const double done = Now();
     counters_.seconds_forward += done - start;
     tasks_.resize(wanted.size());
@@ -117,6 +129,11 @@ void Core::SampleRows() {
       tasks_[i].logits = logits.subspan(i * vocab, vocab);
       tasks_[i].peak = runner_->Peaks()[i];
       tasks_[i].result.clear();
+      tasks_[i].chosen = !uses_.empty() && !uses_[i].read && tasks_[i].peak.finite;
+      if (tasks_[i].chosen) {
+        tasks_[i].token = runner_->Drawn()[i];
+        continue;
+      }
       if (wanted[i].prompt_position >= 0) {
         tasks_[i].state = nullptr;
         tasks_[i].token = request.request.prompt[static_cast<size_t>(wanted[i].prompt_position)];

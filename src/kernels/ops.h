@@ -1,4 +1,5 @@
-// The operations a model's forward is written against, one object per device. Activations are f32 between them.
+// The operations a model's forward is written against, one object per device. Activations are f32 between them. All
+// pointers are of the device's memory, and on a GPU nothing has been computed yet when a call comes back.
 // Every op gives a row the same bits whatever the number of rows or threads.
 #pragma once
 
@@ -9,6 +10,7 @@
 #include "base/device.h"
 #include "base/thread_pool.h"
 #include "kernels/linear.h"
+#include "kernels/row_draw.h"
 
 namespace kvanta::kernels {
 
@@ -17,6 +19,8 @@ class Ops {
   virtual ~Ops() = default;
   virtual Device& device() const noexcept = 0;
   virtual ThreadPool& threads() const noexcept = 0;
+  // Whether the device's memory is the host's, and a call that came back has computed.
+  virtual bool OnHost() const noexcept { return true; }
 
   // Packs the weights, stacked along `out` (q|k|v as one), for this device. `kind` says how W is kept (f32 arithmetic
   // for kF32; bf16: x rounded to bf16, f32 sums; f16: W f16, x f32; int8, int4: x in 8 or 16 bits, exact dots of 32,
@@ -33,6 +37,8 @@ class Ops {
   // out[r] = x[r]: f32 [rows][width], row strides in floats.
   virtual void Copy(const float* x, int64_t x_stride, int64_t rows, int64_t width, float* out,
                     int64_t out_stride) noexcept = 0;
+  // out[i] = x[rows[i]]: f32 [count][width], dense.
+  virtual void Gather(const float* x, int64_t width, const int64_t* rows, int64_t count, float* out) noexcept = 0;
   // x += y, both f32 [n].
   virtual void Add(float* x, const float* y, int64_t n) noexcept = 0;
   // Rotates the first rotary_dim channels of each head in place (Hugging Face "half" order: channel i with
@@ -42,6 +48,10 @@ class Ops {
                     const float* cos_sin, const int64_t* positions) noexcept = 0;
   // out[r][i] = silu(gate_up[r][i]) * gate_up[r][width + i]; gate_up: f32 [rows][2 * width]; out: f32 [rows][width].
   virtual void SiluMul(const float* gate_up, int64_t rows, int64_t width, float* out) noexcept = 0;
+  // tokens[r]: what draws[r] takes of row r of logits, f32 [rows][width] with these peaks; -1 where the row is not
+  // finite. Only where memory is not the host's: there the sampler reads the logits itself.
+  virtual void Draw(const float* /*logits*/, int64_t /*rows*/, int64_t /*width*/, const RowPeak* /*peaks*/,
+                    const RowDraw* /*draws*/, int32_t* /*tokens*/) noexcept {}
 };
 
 // Names of the CPU's ISA units, best first: "avx512", "avx2", "portable"; only those this machine can run.

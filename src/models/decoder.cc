@@ -43,6 +43,8 @@ class Decoder final : public Model {
     AllocateScratch(options.max_rows);
   }
 
+  Ops& ops() const noexcept override { return ops_; }
+
   std::vector<attention::LayerAttention> AttentionLayers() const override {
     std::vector<attention::LayerAttention> layers;
     for (const int window : config_.sliding_window) {

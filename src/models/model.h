@@ -13,6 +13,7 @@
 
 namespace kvanta::models {
 
+// In the memory of the model's device, as all that a model computes with.
 struct ForwardBatch {
   std::span<const int32_t> tokens;     // [rows]
   std::span<const int64_t> positions;  // [rows]
@@ -23,6 +24,8 @@ class Model {
   virtual ~Model() = default;
   const ModelConfig& Config() const noexcept { return config_; }
   int64_t WeightBytes() const noexcept { return weight_bytes_; }
+  // Those that it was loaded for.
+  virtual kernels::Ops& ops() const noexcept = 0;
   // Per layer, for the attention backend.
   virtual std::vector<attention::LayerAttention> AttentionLayers() const = 0;
   // Final hidden states after the last norm, f32 [rows][hidden]. rows <= max_rows given to Load. No allocation.

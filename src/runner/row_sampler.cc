@@ -8,6 +8,7 @@ namespace kvanta::runner {
 RowSampler::RowSampler(ThreadPool& threads) : threads_(threads), workers_(static_cast<size_t>(threads.Threads())) {}
 
 void RowSampler::RunOne(RowTask& task, Worker& worker) {
+  if (task.chosen) return;
   if (task.state == nullptr) {
     task.result = ComputeLogprobs(task.logits, task.token, task.logprobs);
     return;

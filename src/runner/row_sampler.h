@@ -17,6 +17,7 @@ struct RowTask {
   kernels::RowPeak peak;                // of the logits, if it was found
   std::span<const uint32_t> mask;       // as Sampler::Sample takes it
   int32_t token = 0;                    // in, without a state; out, with one (negative: Sampler says why there is none)
+  bool chosen = false;                  // the token is there already, and nothing else is wanted
   int logprobs = -1;                    // -1: none
   std::vector<Logprob> result;          // of the raw logits; empty when those are invalid
 };

@@ -19,6 +19,12 @@ struct RunItem {
   const cache::PageRef* pages = nullptr;
 };
 
+// What a row's logits are wanted for.
+struct RowUse {
+  bool read = true;       // by the caller; else only to draw a token
+  kernels::RowDraw draw;  // where it is not read
+};
+
 class Runner {
  public:
   // max_rows: of a Forward (the model was loaded for it). max_logit_rows: of a Logits.
@@ -29,26 +35,43 @@ class Runner {
 
   int64_t MaxRows() const noexcept { return max_rows_; }
   int64_t MaxLogitRows() const noexcept { return max_logit_rows_; }
-  // Logits of chosen rows of the last Forward, f32 [rows.size()][vocab], valid until the next call.
-  std::span<float> Logits(std::span<const int64_t> rows);
+  // Logits of chosen rows of the last Forward, f32 [rows.size()][vocab], valid until the next call. Where the device's
+  // memory is not the host's (Draws()), rows that are not to be read are undefined unless their peak is not finite.
+  // uses: of the rows, or none: all are read.
+  std::span<float> Logits(std::span<const int64_t> rows, std::span<const RowUse> uses = {});
   // Of the rows of the last Logits(rows).
   std::span<const kernels::RowPeak> Peaks() const noexcept { return peaks_; }
+  // Whether tokens are drawn where the logits are, and those of the last Logits(rows, uses); -1 where none was.
+  bool Draws() const noexcept { return !model_.ops().OnHost(); }
+  std::span<const int32_t> Drawn() const noexcept { return drawn_; }
   // Logits of rows [first, first + rows) of the last Forward, f32 [rows][vocab], into `out`.
   void Logits(int64_t first, int64_t rows, float* out);
 
  private:
+  void Fetch(size_t rows, std::span<const RowUse> uses);
+
   models::Model& model_;
   int64_t max_rows_;
   int64_t max_logit_rows_;
-  Buffer hidden_;    // f32 [max_rows][hidden]
-  Buffer gathered_;  // f32 [max_logit_rows][hidden]
-  Buffer logits_;    // f32 [max_logit_rows][vocab]
+  // On the model's device:
+  Buffer hidden_;            // f32 [max_rows][hidden]
+  Buffer gathered_;          // f32 [max_logit_rows][hidden]
+  Buffer logits_;            // f32 [max_logit_rows][vocab]
+  Buffer ids_;               // int32 [max_rows]
+  Buffer positions_memory_;  // int64 [max_rows]
+  Buffer rows_memory_;       // int64 [max_logit_rows]
+  Buffer results_;           // RowPeak [max_logit_rows], then drawn tokens, int32 [max_logit_rows]
+  Buffer draws_memory_;      // RowDraw [max_logit_rows], where Draws()
+  Buffer host_logits_;       // likewise, the host's copy of logits_,
+  Buffer host_results_;      // and of results_
   std::unique_ptr<attention::Plan> plan_;
   attention::Backend* planned_for_ = nullptr;
   std::vector<int32_t> tokens_;
   std::vector<int64_t> positions_;
   std::vector<attention::SequenceSpan> spans_;
   std::vector<kernels::RowPeak> peaks_;
+  std::vector<kernels::RowDraw> draws_;
+  std::vector<int32_t> drawn_;
 };
 
 }  // namespace kvanta::runner

@@ -59,6 +59,17 @@ void SamplerState::Append(int32_t token) {
   if (counts_) ++seen_[token].output;
 }
 
+std::optional<kernels::RowDraw> SamplerState::NextDraw(int vocab) const {
+  const bool cuts = (params_.top_k > 0 && params_.top_k < vocab) || params_.top_p < 1.0F;
+  const bool greedy = params_.temperature < kMinTemperature;
+  if (produced_ < params_.min_tokens || !params_.logit_bias.empty() || counts_ || (cuts && !greedy)) return {};
+  if (greedy) return kernels::RowDraw{};
+  kernels::RowDraw draw{.uniform = UniformDraw(seed_, static_cast<uint64_t>(produced_)),
+                        .scale = 1.0F / params_.temperature};
+  if (params_.min_p > 0) draw.depth = std::log(params_.min_p) * params_.temperature;
+  return draw;
+}
+
 int32_t Sampler::Sample(std::span<float> logits, const SamplerState& state, std::span<const uint32_t> mask,
                         kernels::RowPeak peak) {
   const SamplingParams& params = state.params_;

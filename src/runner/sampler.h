@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
 
 #include "kernels/linear.h"
+#include "kernels/row_draw.h"
 #include "kvanta/sampling.h"
 #include "runner/candidates.h"
 
@@ -22,6 +24,9 @@ class SamplerState {
 
   const SamplingParams& Params() const noexcept { return params_; }
   uint64_t Seed() const noexcept { return seed_; }
+  // The draw of the next token, if nothing but a row's logits, without a constraint's mask, decides it: no bias,
+  // penalty, top_k or top_p. kernels::Ops::Draw takes such tokens.
+  std::optional<kernels::RowDraw> NextDraw(int vocab) const;
   // The token was taken.
   void Append(int32_t token);
 

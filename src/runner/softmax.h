@@ -3,30 +3,15 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <span>
 
+#include "kernels/row_draw.h"
+
 namespace kvanta::runner {
 
-// exp(x) for x <= 0, relative error below 3e-7; 0 below -87. Cody-Waite reduction and a polynomial of degree 6: libm's
-// expf is not vectorized, and a vocabulary of 49,152 would cost more than the attention of a short context.
-inline float ExpOfNegative(float x) noexcept {
-  const float clamped = std::max(x, -87.0F);
-  const float shifted = clamped * 1.44269504F + 12582912.0F;  // 1.5 * 2^23: the sum's low bits are the rounded integer
-  const float n = shifted - 12582912.0F;
-  const float r = (clamped - n * 0.693359375F) + n * 2.12194440e-4F;
-  float p = 1.0F / 720.0F;
-  p = p * r + 1.0F / 120.0F;
-  p = p * r + 1.0F / 24.0F;
-  p = p * r + 1.0F / 6.0F;
-  p = p * r + 0.5F;
-  p = p * r + 1.0F;
-  p = p * r + 1.0F;
-  const uint32_t exponent = (std::bit_cast<uint32_t>(shifted) + 127U) << 23;
-  return x < -87.0F ? 0.0F : p * std::bit_cast<float>(exponent);
-}
+using kernels::ExpOfNegative;
 
 struct LogitRange {
   float max = 0;

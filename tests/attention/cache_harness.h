@@ -36,7 +36,7 @@ struct HarnessOptions {
   float static_scale = 1;
   std::vector<int> lengths = {100};  // tokens of each sequence
   bool poison = true;
-  Device* device = &Cpu();  // where the cache lies, in memory that the host can read
+  Device* device = &Cpu();  // where the cache lies
 };
 
 // Part of a step: the next `tokens` tokens of a sequence.
@@ -172,8 +172,10 @@ class CacheHarness {
     std::vector<uint8_t> bytes;
     const auto add = [&](cache::PageKind kind, cache::PageId page) {
       if (page == cache::kNoPage) return;
-      const uint8_t* record = store_->Base(kind) + page * store_->RecordBytes(kind);
-      bytes.insert(bytes.end(), record, record + store_->RecordBytes(kind));
+      const auto size = static_cast<size_t>(store_->RecordBytes(kind));
+      bytes.resize(bytes.size() + size);
+      store_->device().CopyOut(bytes.data() + bytes.size() - size,
+                               store_->Base(kind) + page * store_->RecordBytes(kind), size);
     };
     for (const cache::PageRef& page : sequences_[static_cast<size_t>(index)].table) {
       add(cache::PageKind::kQuantized, page.quantized);

@@ -10,6 +10,7 @@
 
 #include "attention/cache_harness.h"
 #include "attention/gpu_backend.h"
+#include "attention/gpu_bench.h"
 #include "emulated/gpus.h"
 #include "kvanta/error.h"
 #include "tolerance.h"
@@ -86,6 +87,26 @@ class GpuAttentionTest : public testing::GpuTestBase, public ::testing::WithPara
     return largest;
   }
 };
+
+TEST_P(GpuAttentionTest, TheBenchVerifiesBeforeItMeasures) {
+  AttentionBench options;
+  options.formats = {"int4+exact=none"};
+  options.heads = 4;
+  options.kv_heads = 2;
+  options.head_dim = 64;
+  options.batch = 2;
+  options.context = 100;
+  options.seconds = 0;
+  const std::vector<GpuBenchRow> rows = RunGpuBench(options, gpu_, 1 << 16);
+  ASSERT_EQ(rows.size(), 1U);
+  EXPECT_EQ(rows[0].unit, gpu_->Name());
+  EXPECT_GT(rows[0].max_error, 0);
+  EXPECT_LT(rows[0].max_error, 2e-3);
+  EXPECT_GT(rows[0].ns_median, 0);
+  EXPECT_NEAR(rows[0].share_of_limit, rows[0].gb_s / rows[0].copy_gb_s, 1e-12);
+  options.page_size = 16;  // no kernel has such
+  EXPECT_THROW(RunGpuBench(options, gpu_, 1 << 16), InputError);
+}
 
 INSTANTIATE_TEST_SUITE_P(Gpus, GpuAttentionTest, ::testing::ValuesIn(testing::Gpus()),
                          [](const auto& param) { return param.param; });

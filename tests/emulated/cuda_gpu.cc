@@ -3,7 +3,9 @@
 #include <cstring>
 #include <string>
 
+#include "emulated/cuda_model.h"
 #include "emulated/cuda_primitives.h"
+#include "emulated/guarded_device.h"
 // Primitives first.
 #include "kernels/cuda/append_kernel.h"
 #include "kernels/cuda/attention_block.h"
@@ -46,7 +48,8 @@ void AttendOf(TypeList<Kernel...> /*list*/, int kernel, const AttendLayer& layer
 class EmulatedGpu final : public kernels::Gpu {
  public:
   std::string Name() const override { return "cuda-emulated"; }
-  Device& device() noexcept override { return Cpu(); }
+  Device& device() noexcept override { return device_; }
+  int Multiprocessors() const noexcept override { return 2; }  // so that small layers take every tile
 
   void Append(int kernel, const AppendSide& side) noexcept override {
     Try([&] { AppendOf(AppendFormats{}, kernel, side); });
@@ -60,8 +63,19 @@ class EmulatedGpu final : public kernels::Gpu {
               [&] { MergeBlock(layer); });
     });
   }
-  void Copy(void* to, const void* from, size_t bytes) noexcept override { std::memcpy(to, from, bytes); }
+  void Run(const ModelWork& work) noexcept override {
+    Try([&] { RunModel(work); });
+  }
+  void Copy(void* to, const void* from, size_t bytes) noexcept override {
+    const GuardedDevice::Opened opened(device_);
+    std::memcpy(to, from, bytes);
+  }
+  double Seconds(const std::function<void()>& launches) override {
+    launches();
+    return 1e-3;  // no figure of an emulation means anything
+  }
   void Check() override {
+    device_.Wait();
     if (!error_.empty()) throw EmulationError(error_);
   }
 
@@ -69,6 +83,7 @@ class EmulatedGpu final : public kernels::Gpu {
   template <class F>
   void Try(F run) noexcept {
     if (!error_.empty()) return;
+    const GuardedDevice::Opened opened(device_);
     try {
       run();
     } catch (const EmulationError& error) {
@@ -76,6 +91,7 @@ class EmulatedGpu final : public kernels::Gpu {
     }
   }
 
+  GuardedDevice device_;
   std::string error_;
 };
 

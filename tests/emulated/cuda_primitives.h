@@ -59,6 +59,13 @@ inline uint32_t LoadWord(const uint8_t* from) {
   return LoadAligned<uint32_t>(from);
 }
 
+inline Words4 LoadStreamed4(const uint8_t* from) {
+  return LoadAligned<Words4>(from);
+}
+inline Words2 LoadStreamed2(const uint8_t* from) {
+  return LoadAligned<Words2>(from);
+}
+
 template <class T>
 T LoadShared(int64_t offset) {
   T value;
@@ -182,6 +189,9 @@ inline float Exp2(float x) {
 }
 inline float Tanh(float x) {
   return std::tanh(x);
+}
+inline float SquareRoot(float x) {
+  return std::sqrt(x);
 }
 inline float MultiplyAdd(float x, float y, float z) {
   return std::fma(x, y, z);

@@ -1,4 +1,4 @@
-// Runs requests through an engine on the calling thread and collects what they got.
+// Runs requests through an Engine or its Core on the calling thread and collects what they got.
 #pragma once
 
 #include <map>
@@ -34,22 +34,25 @@ inline void Collect(std::span<const RequestOutput> outputs, std::map<std::string
   }
 }
 
-inline std::map<std::string, Collected> RunAll(Engine& engine) {
+template <class AnyEngine>
+std::map<std::string, Collected> RunAll(AnyEngine& engine) {
   std::map<std::string, Collected> results;
   std::vector<RequestOutput> outputs;
   while (engine.Step(outputs)) Collect(outputs, results);
   return results;
 }
 
-inline Collected RunOne(Engine& engine, Request request) {
+template <class AnyEngine>
+Collected RunOne(AnyEngine& engine, Request request) {
   const std::string id = request.id;
   engine.Add(std::move(request));
   return RunAll(engine)[id];
 }
 
-inline std::vector<float> ColdLogits(Engine& engine, std::span<const int32_t> tokens, int chunk = 0) {
+template <class AnyEngine>
+std::vector<float> ColdLogits(AnyEngine& engine, std::span<const int32_t> tokens, int chunk = 0) {
   std::vector<float> logits(tokens.size() * static_cast<size_t>(engine.Info().vocab));
-  engine.Logits(tokens, chunk, logits);
+  engine.Logits(tokens, chunk, logits, false);
   return logits;
 }
 

@@ -16,7 +16,7 @@ class TempFolder {
  public:
   TempFolder() {
     static std::atomic<int> next{0};
-    path_ = std::filesystem::path(testing::TempDir()) /
+    path_ = std::filesystem::path(::testing::TempDir()) /
             ("kvanta_" + std::to_string(::getpid()) + "_" + std::to_string(next++));
     std::filesystem::create_directories(path_);
   }

@@ -290,6 +290,15 @@ def test_convert(tmp_path: Path) -> None:
     assert from_file.stdout == from_folder.stdout
 
 
+def test_bench_attention_of_a_gpu() -> None:
+    done = kvanta("bench", "attention", "--device", "cuda", "--formats", "int4", "--context", "64")
+    if done.returncode != 0:  # a machine without a GPU, or a build without CUDA
+        assert "device cuda: " in done.stderr and "; there are: cpu" in done.stderr
+        assert done.stderr.count("\n") == 1
+        return
+    assert "copy of its memory" in done.stdout
+
+
 def test_bench_attention(tmp_path: Path) -> None:
     words = ["--heads", "4", "--kv-heads", "2", "--head-dim", "64", "--context", "256", "--threads", "1"]
     report_file, picture = tmp_path / "bench.json", tmp_path / "bench.png"

@@ -24,7 +24,11 @@ machine would need at least, measured in turns with it: the time to read the sto
 the multiply-adds at the peak of those that the format's kernels are made of. The limit is the larger of both.
 
   kvanta bench attention --formats bf16 int8 int4 --threads 1 2
-  kvanta bench attention --shapes all --json attention.json --plot attention.png"""
+  kvanta bench attention --shapes all --json attention.json --plot attention.png
+
+With --device cuda: on this machine's GPU, by its own clock; the limit is the bandwidth of a copy of its memory.
+
+  kvanta bench attention --device cuda --formats bf16 fp8 int4 nvfp4 --batch 64 --context 8192"""
 
 _SHAPES: dict[str, dict[str, Any]] = {
     "decode": {"title": "decode at 32,768 tokens", "batch": 1, "context": 32768, "query_tokens": 1},
@@ -57,6 +61,7 @@ def parser() -> CommandParser:
     )
     result.add_argument("--page-size", "--block-size", type=whole_number, default=64, metavar="N", help="[64]")
     result.add_argument("--threads", type=whole_number, nargs="+", metavar="N", help="numbers of threads [1 and all]")
+    result.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="[cpu]")
     result.add_argument("--isa", default="auto", metavar="ISA", help="auto, avx512, avx2 or portable [auto]")
     result.add_argument("--seconds", type=real_number, default=0.5, metavar="S", help="measured per row [0.5]")
     result.add_argument(
@@ -83,6 +88,23 @@ def _row_cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
+_GPU_FORMATS = ["bf16", "fp8_e4m3", "int8", "int4", "nvfp4"]
+_GPU_HEADER = ["format", "unit", "cache", "us", "GB/s", "copy GB/s", "of copy", "max error"]
+
+
+def _gpu_cells(row: dict[str, Any]) -> list[str]:
+    return [
+        row["format"],
+        row["unit"],
+        human_bytes(row["bytes"]),
+        f"{row['ns_median'] / 1e3:.1f}",
+        f"{row['gb_s']:.0f}",
+        f"{row['copy_gb_s']:.0f}",
+        f"{row['share_of_limit']:.0%}",
+        f"{row['max_error']:.1e}",
+    ]
+
+
 _HEADER = ["format", "isa", "threads", "cache", "ms", "memory ms", "dot ms", "bound by", "of limit"]
 _HEADER += ["of bf16 peak", "times bf16", "max error"]
 
@@ -97,8 +119,48 @@ def _shapes(values: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return {name: shape for name, shape in _SHAPES.items() if name in values.shapes or "all" in values.shapes}
 
 
+def _run_gpu(values: argparse.Namespace) -> int:
+    for name in ("threads", "plot"):
+        if getattr(values, name) is not None:
+            raise InputError(f"--{name} is of the CPU's bench, not of --device cuda")
+    if values.isa != "auto":
+        raise InputError("--isa is of the CPU's bench, not of --device cuda")
+    shapes = _shapes(values)
+    formats = values.formats or _GPU_FORMATS
+    rows: list[dict[str, Any]] = []
+    with progress_bar(len(shapes) * len(formats), "measuring", "row") as bar:
+        for name, shape in shapes.items():
+            measured = attention.bench_gpu(
+                formats=formats,
+                heads=values.heads,
+                kv_heads=values.kv_heads,
+                head_dim=values.head_dim,
+                page_size=values.page_size,
+                batch=shape["batch"],
+                context=shape["context"],
+                query_tokens=shape["query_tokens"],
+                seconds=values.seconds,
+                measured=bar.update,
+            )
+            rows += [{"shape": name, **row} for row in measured]
+    report = {
+        "machine": {"cpu": cpu_name(), "system": platform.platform(), "backends": attention.backends()},
+        "limit_gb_s": {"copy": median(row["copy_gb_s"] for row in rows)},
+        "shapes": shapes,
+        "rows": rows,
+    }
+    parts = [f"{rows[0]['unit']}; a copy of its memory: {report['limit_gb_s']['copy']:.0f} GB/s"]
+    for name, shape in shapes.items():
+        cells = [_gpu_cells(row) for row in rows if row["shape"] == name]
+        parts += ["", f"{shape['title']}:", "", render_table(_GPU_HEADER, cells, left=(0, 1))]
+    write_report(values.json, report, "\n".join(parts))
+    return 0
+
+
 def run(values: argparse.Namespace) -> int:
     """Runs the command."""
+    if values.device == "cuda":
+        return _run_gpu(values)
     cpus = len(os.sched_getaffinity(0))
     threads = values.threads or sorted({1, cpus})
     if any(count < 1 for count in threads):

@@ -55,6 +55,10 @@ class CpuOps final : public Ops {
     ForRows(rows, width, [&](int64_t row) { std::copy_n(x + row * x_stride, width, out + row * out_stride); });
   }
 
+  void Gather(const float* x, int64_t width, const int64_t* rows, int64_t count, float* out) noexcept override {
+    ForRows(count, width, [&](int64_t i) { std::copy_n(x + rows[i] * width, width, out + i * width); });
+  }
+
   void Add(float* x, const float* y, int64_t n) noexcept override {
     const int64_t chunks = (n + kMinTaskValues - 1) / kMinTaskValues;
     ForRows(chunks, kMinTaskValues, [&](int64_t chunk) {

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/kernel_list.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/model_work.h"
 
 namespace kvanta::kernels::cuda {
 
@@ -12,5 +13,8 @@ void LaunchAppend(int kernel, const AppendSide& side, cudaStream_t stream);
 // blocks: of the grid, which takes tasks by turns.
 void LaunchAttend(int kernel, const AttendLayer& layer, int blocks, cudaStream_t stream);
 void LaunchMerge(const AttendLayer& layer, cudaStream_t stream);
+// Any operation of a model; linear layers are LaunchLinear's.
+void LaunchModel(const ModelWork& work, cudaStream_t stream);
+void LaunchLinear(const LinearWork& work, cudaStream_t stream);
 
 }  // namespace kvanta::kernels::cuda

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "base/device.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/model_work.h"
 
 namespace kvanta::kernels {
 
@@ -16,13 +18,18 @@ class Gpu {
   virtual ~Gpu() = default;
   virtual std::string Name() const = 0;  // "cuda-sm90"
   virtual Device& device() noexcept = 0;
+  virtual int Multiprocessors() const noexcept = 0;
 
   // Launches; `kernel` is an index that cuda::FindAppend or FindAttend gave. They run in the order of the calls, after
   // copies that began before; an error is kept for Check.
   virtual void Append(int kernel, const cuda::AppendSide& side) noexcept = 0;
   virtual void Attend(int kernel, const cuda::AttendLayer& layer) noexcept = 0;  // all runs, and their merge
+  virtual void Run(const cuda::ModelWork& work) noexcept = 0;                    // at least one block
   // Within the GPU's memory, in that order, too.
   virtual void Copy(void* to, const void* from, size_t bytes) noexcept = 0;
+
+  // Seconds that the GPU takes for what `launches` begins, by its own clock; waits for it.
+  virtual double Seconds(const std::function<void()>& launches) = 0;
 
   // Waits for all launches. Throws ResourceError with the first one's error.
   virtual void Check() = 0;

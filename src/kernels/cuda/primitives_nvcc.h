@@ -56,6 +56,20 @@ KVANTA_DEVICE uint32_t LoadWord(const uint8_t* from) {
   return __ldg(reinterpret_cast<const uint32_t*>(from));
 }
 
+// Likewise, of what no other block reads soon: it does not push anything out of the first-level cache.
+KVANTA_DEVICE Words4 LoadStreamed4(const uint8_t* from) {
+  Words4 words;
+  asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(words.word[0]), "=r"(words.word[1]), "=r"(words.word[2]), "=r"(words.word[3])
+      : "l"(from));
+  return words;
+}
+KVANTA_DEVICE Words2 LoadStreamed2(const uint8_t* from) {
+  Words2 words;
+  asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(words.word[0]), "=r"(words.word[1]) : "l"(from));
+  return words;
+}
+
 enum class Access : uint8_t { kRead, kWrite };
 // The block's dynamic shared memory from a byte offset on: `count` bytes of it, for one kind of access.
 KVANTA_DEVICE uint8_t* Shared(int offset, int /*count*/, int /*alignment*/, Access /*access*/) {
@@ -153,6 +167,9 @@ KVANTA_DEVICE float Exp2(float x) {
 }
 KVANTA_DEVICE float Tanh(float x) {
   return tanhf(x);
+}
+KVANTA_DEVICE float SquareRoot(float x) {
+  return __fsqrt_rn(x);
 }
 KVANTA_DEVICE float MultiplyAdd(float x, float y, float z) {
   return __fmaf_rn(x, y, z);

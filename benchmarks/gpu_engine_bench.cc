@@ -1,0 +1,243 @@
+// The whole engine on this machine's GPU: how far its logits are from the CPU's, then tokens per second of a batch.
+//
+//   gpu_engine_bench MODEL [--formats bf16 int4 ...] [--weights auto int8 int4] [--batch 64] [--prompt 256]
+//                    [--tokens 128] [--device cuda] [--json FILE]
+//
+// MODEL: a folder in Hugging Face layout; or a config.json of a Llama alone, whose weights then are random. With
+// --device cpu it compares the CPU with itself: a check of this program. Exit status
+// 77 where there is no GPU, with what is missing.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "base/dtype.h"
+#include "kernels/cuda/gpu.h"
+#include "kvanta/engine.h"
+#include "models/config.h"
+#include "runner/divergence.h"
+
+namespace {
+
+using namespace kvanta;  // NOLINT(google-build-using-namespace): this program is about it
+namespace fs = std::filesystem;
+
+struct Options {
+  std::string model;
+  std::vector<std::string> formats = {"bf16", "int4"};
+  std::vector<std::string> weights = {"bf16", "int8", "int4"};
+  int batch = 64, prompt = 256, tokens = 128;
+  std::string device = "cuda";
+  std::string json;
+};
+
+Options ParseArguments(int argc, char** argv) {
+  Options options;
+  std::string flag;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (word.starts_with("--")) {
+      flag = word;
+      if (flag == "--formats") options.formats.clear();
+      if (flag == "--weights") options.weights.clear();
+    } else if (flag.empty()) {
+      options.model = word;
+    } else if (flag == "--formats") {
+      options.formats.push_back(word);
+    } else if (flag == "--weights") {
+      options.weights.push_back(word);
+    } else if (flag == "--batch") {
+      options.batch = std::stoi(word);
+    } else if (flag == "--prompt") {
+      options.prompt = std::stoi(word);
+    } else if (flag == "--tokens") {
+      options.tokens = std::stoi(word);
+    } else if (flag == "--device") {
+      options.device = word;
+    } else if (flag == "--json") {
+      options.json = word;
+    } else {
+      throw InputError(fmt::format("unknown option {} {}", flag, word));
+    }
+  }
+  if (options.model.empty()) throw InputError("which MODEL? A folder, or the config.json of a Llama");
+  return options;
+}
+
+// A folder with random weights of the config's shapes, in bf16; removed at the end.
+class RandomModel {
+ public:
+  explicit RandomModel(const std::string& config_file)
+      : folder_(fs::temp_directory_path() / fmt::format("kvanta_random_{}", ::getpid())) {
+    fs::create_directories(folder_);
+    fs::copy_file(config_file, folder_ / "config.json", fs::copy_options::overwrite_existing);
+    const models::ModelConfig config = models::ReadConfig(config_file);
+    const int64_t q = int64_t{config.heads} * config.head_dim, kv = int64_t{config.kv_heads} * config.head_dim;
+    Add("model.embed_tokens.weight", {config.vocab, config.hidden}, 1);
+    for (int layer = 0; layer < config.layers; ++layer) {
+      const std::string prefix = fmt::format("model.layers.{}.", layer);
+      Add(prefix + "input_layernorm.weight", {config.hidden}, 0);
+      Add(prefix + "post_attention_layernorm.weight", {config.hidden}, 0);
+      Add(prefix + "self_attn.q_proj.weight", {q, config.hidden}, 1);
+      Add(prefix + "self_attn.k_proj.weight", {kv, config.hidden}, 1);
+      Add(prefix + "self_attn.v_proj.weight", {kv, config.hidden}, 1);
+      Add(prefix + "self_attn.o_proj.weight", {config.hidden, q}, 1);
+      Add(prefix + "mlp.gate_proj.weight", {config.ffn, config.hidden}, 1);
+      Add(prefix + "mlp.up_proj.weight", {config.ffn, config.hidden}, 1);
+      Add(prefix + "mlp.down_proj.weight", {config.hidden, config.ffn}, 1);
+    }
+    Add("model.norm.weight", {config.hidden}, 0);
+    if (!config.tied_embeddings) Add("lm_head.weight", {config.vocab, config.hidden}, 1);
+    const std::string header = header_.dump();
+    std::ofstream file(folder_ / "model.safetensors", std::ios::binary);
+    const uint64_t size = header.size();
+    file.write(reinterpret_cast<const char*>(&size), sizeof(size)) << header;
+    file.write(reinterpret_cast<const char*>(data_.data()), static_cast<std::streamsize>(data_.size() * 2));
+  }
+  ~RandomModel() {
+    std::error_code ignored;
+    fs::remove_all(folder_, ignored);
+  }
+  RandomModel(const RandomModel&) = delete;
+  RandomModel& operator=(const RandomModel&) = delete;
+  std::string Path() const { return folder_.string(); }
+
+ private:
+  // Normal values of standard deviation gain / sqrt(in); ones where gain is 0.
+  void Add(const std::string& name, const std::vector<int64_t>& shape, float gain) {
+    const size_t begin = data_.size();
+    int64_t count = 1;
+    for (const int64_t size : shape) count *= size;
+    std::normal_distribution<float> normal(0, gain / std::sqrt(static_cast<float>(shape.back())));
+    for (int64_t i = 0; i < count; ++i) data_.push_back(FloatToBf16(gain == 0 ? 1.0F : normal(random_)));
+    header_[name] = {{"dtype", "BF16"}, {"shape", shape}, {"data_offsets", {begin * 2, data_.size() * 2}}};
+  }
+
+  fs::path folder_;
+  std::mt19937 random_{17};
+  std::vector<uint16_t> data_;
+  nlohmann::json header_;
+};
+
+std::vector<int32_t> RandomTokens(int count, int vocab, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<int32_t> tokens(static_cast<size_t>(count));
+  for (int32_t& token : tokens) token = static_cast<int32_t>(random() % static_cast<uint32_t>(vocab));
+  return tokens;
+}
+
+EngineConfig Config(const Options& options, const std::string& model, const std::string& format,
+                    const std::string& weights, const std::string& device) {
+  EngineConfig config;
+  config.model = model;
+  config.kv_cache_dtype = format;
+  config.dtype = "bfloat16";
+  config.weight_dtype = weights;
+  config.device = device;
+  config.max_num_seqs = options.batch;
+  config.max_model_len = options.prompt + options.tokens + 64;
+  return config;
+}
+
+std::vector<float> Logits(Engine& engine, const std::vector<int32_t>& tokens) {
+  std::vector<float> logits(tokens.size() * static_cast<size_t>(engine.Info().vocab));
+  engine.Logits(tokens, 0, logits);
+  return logits;
+}
+
+nlohmann::json Measure(const Options& options, const std::string& model, const std::string& format,
+                       const std::string& weights) {
+  Engine gpu(Config(options, model, format, weights, options.device));
+  const std::vector<int32_t> tokens = RandomTokens(std::min(options.prompt, 256), gpu.Info().vocab, 3);
+  const std::vector<float> found = Logits(gpu, tokens);
+  double sum = 0, most = 0;
+  int64_t same = 0;
+  {
+    Engine cpu(Config(options, model, format, weights, "cpu"));
+    const std::vector<float> expected = Logits(cpu, tokens);
+    const auto vocab = static_cast<size_t>(gpu.Info().vocab);
+    for (size_t row = 0; row < tokens.size(); ++row) {
+      const auto a = std::span(expected).subspan(row * vocab, vocab), b = std::span(found).subspan(row * vocab, vocab);
+      const double kl = runner::KlDivergence(a, b);
+      sum += kl;
+      most = std::max(most, kl);
+      same += std::ranges::max_element(a) - a.begin() == std::ranges::max_element(b) - b.begin() ? 1 : 0;
+    }
+  }
+  for (int i = 0; i < options.batch; ++i) {
+    Request request{.id = std::to_string(i), .prompt = RandomTokens(options.prompt, gpu.Info().vocab, 100U + i)};
+    request.sampling.temperature = i % 2 == 0 ? 0.0F : 1.0F;
+    request.sampling.max_tokens = options.tokens;
+    request.sampling.ignore_eos = true;
+    gpu.Add(request);
+  }
+  // Steps of decode alone: every request has a token, none has ended.
+  using Clock = std::chrono::steady_clock;
+  std::vector<RequestOutput> outputs;
+  std::vector<double> steps;
+  const auto begin = Clock::now();
+  for (;;) {
+    const auto start = Clock::now();
+    if (!gpu.Step(outputs)) break;
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    if (std::ssize(outputs) == options.batch && gpu.Stats().running == options.batch) steps.push_back(seconds);
+  }
+  const double total = std::chrono::duration<double>(Clock::now() - begin).count();
+  std::sort(steps.begin(), steps.end());
+  const double step = steps.empty() ? 0 : steps[steps.size() / 2];
+  const EngineStats stats = gpu.Stats();
+  const double rate = step > 0 ? options.batch / step : 0;
+  fmt::print(
+      "{:<16} weights {:<5} KL mean {:.2e}, most {:.2e}, top-1 {:.3f}; decode of {}: {:.3f} ms a step, {:.0f} "
+      "tokens/s\n",
+      format, weights, sum / static_cast<double>(tokens.size()), most,
+      static_cast<double>(same) / static_cast<double>(tokens.size()), options.batch, step * 1e3, rate);
+  return {{"format", format},
+          {"weights", weights},
+          {"backend", stats.backend},
+          {"batch", options.batch},
+          {"prompt", options.prompt},
+          {"generated", stats.generated_tokens},
+          {"kl_mean", sum / static_cast<double>(tokens.size())},
+          {"kl_max", most},
+          {"top1", static_cast<double>(same) / static_cast<double>(tokens.size())},
+          {"decode_step_ms", step * 1e3},
+          {"decode_tokens_per_second", rate},
+          {"seconds", total},
+          {"weight_bytes", stats.weight_bytes}};
+}
+
+void Run(const Options& options) {
+  std::unique_ptr<RandomModel> random;
+  if (!fs::is_directory(options.model)) random = std::make_unique<RandomModel>(options.model);
+  const std::string model = random ? random->Path() : options.model;
+  nlohmann::json rows = nlohmann::json::array();
+  for (const std::string& format : options.formats) {
+    for (const std::string& weights : options.weights) rows.push_back(Measure(options, model, format, weights));
+  }
+  if (!options.json.empty()) std::ofstream(options.json) << rows.dump(1) << '\n';
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    const Options options = ParseArguments(argc, argv);
+    if (const std::string missing = kernels::MissingForCuda(); options.device == "cuda" && !missing.empty()) {
+      fmt::print("skipped: {}\n", missing);
+      return 77;
+    }
+    Run(options);
+    return 0;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "gpu_engine_bench: {}\n", error.what());
+    return 1;
+  }
+}

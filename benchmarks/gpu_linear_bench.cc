@@ -1,0 +1,172 @@
+// Linear layers on this machine's GPU: bytes of weights per second as a share of its copy bandwidth, and multiply-adds,
+// for every way to keep W and several numbers of rows. Each is held to the CPU's result first.
+//
+//   gpu_linear_bench [--shape OUTxIN ...] [--rows 1 8 64 512] [--json FILE]
+//
+// Exit status 77 where there is no GPU, with what is missing.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "kernels/cuda/gpu_ops.h"
+#include "kvanta/error.h"
+
+namespace {
+
+using namespace kvanta;           // NOLINT(google-build-using-namespace): this program is about it
+using namespace kvanta::kernels;  // NOLINT(google-build-using-namespace)
+
+constexpr int kRuns = 9;
+constexpr size_t kCopy = size_t{256} << 20;
+constexpr int64_t kVerifiedRows = 16;
+constexpr WeightType kTypes[] = {WeightType::kBf16, WeightType::kF16, WeightType::kInt8, WeightType::kInt4};
+
+struct Shape {
+  int64_t out, in;
+};
+struct Options {
+  std::vector<Shape> shapes = {{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}, {576, 576}, {49152, 576}};
+  std::vector<int64_t> rows = {1, 8, 64, 512};
+  std::string json;
+};
+
+Options ParseArguments(int argc, char** argv) {
+  Options options;
+  std::string flag;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (word.starts_with("--")) {
+      flag = word;
+      if (flag == "--shape") options.shapes.clear();
+      if (flag == "--rows") options.rows.clear();
+    } else if (flag == "--shape" && word.find('x') != std::string::npos) {
+      options.shapes.push_back({std::stoll(word), std::stoll(word.substr(word.find('x') + 1))});
+    } else if (flag == "--rows") {
+      options.rows.push_back(std::stoll(word));
+    } else if (flag == "--json") {
+      options.json = word;
+    } else {
+      throw InputError(fmt::format("unknown option {} {}", flag, word));
+    }
+  }
+  return options;
+}
+
+std::vector<float> Normal(int64_t count, uint32_t seed, float deviation) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal(0, deviation);
+  std::vector<float> values(static_cast<size_t>(count));
+  for (float& x : values) x = normal(random);
+  return values;
+}
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+class Bench {
+ public:
+  explicit Bench(const Options& options)
+      : options_(options),
+        threads_(std::make_shared<ThreadPool>(0)),
+        ops_(MakeGpuOps(gpu_, threads_)),
+        cpu_(MakeCpuOps(threads_)),
+        from_(gpu_->device().Allocate(kCopy)),
+        to_(gpu_->device().Allocate(kCopy)) {}
+
+  nlohmann::json Run() {
+    nlohmann::json rows = nlohmann::json::array();
+    for (const Shape shape : options_.shapes) {
+      const std::vector<float> w = Normal(shape.out * shape.in, 1, 1 / std::sqrt(static_cast<float>(shape.in)));
+      const WeightView view{w.data(), DType::kF32, shape.out, shape.in};
+      for (const WeightType type : kTypes) Measure(view, type, rows);
+    }
+    return rows;
+  }
+
+ private:
+  void Measure(const WeightView& view, WeightType type, nlohmann::json& rows) {
+    const int64_t most = std::max(kVerifiedRows, *std::max_element(options_.rows.begin(), options_.rows.end()));
+    const auto linear = ops_->MakeLinear({&view, 1}, {}, type);
+    const std::vector<float> x = Normal(most * view.in, 2, 1);
+    Device& device = gpu_->device();
+    const Buffer device_x = device.Allocate(x.size() * sizeof(float));
+    device.CopyIn(device_x.data(), x.data(), device_x.bytes());
+    const Buffer y = device.Allocate(static_cast<size_t>(most * view.out) * sizeof(float));
+    const double error = Error(view, type, *linear, x, device_x, y);
+    for (const int64_t count : options_.rows) {
+      std::vector<double> runs, copies;
+      for (int run = 0; run < kRuns; ++run) {
+        copies.push_back(gpu_->Seconds([&] { gpu_->Copy(to_.data(), from_.data(), kCopy); }));
+        runs.push_back(gpu_->Seconds([&] { linear->Forward(device_x.as<float>(), count, y.as<float>(), view.out); }));
+      }
+      gpu_->Check();
+      const double seconds = Median(runs), copy = 2 * static_cast<double>(kCopy) / Median(copies);
+      const double read = static_cast<double>(linear->WeightBytes()) / seconds;
+      const double flops = 2 * static_cast<double>(view.out * view.in * count) / seconds;
+      fmt::print(
+          "{:>6} x {:<6} {:<5} {:>4} rows {:8.1f} us  {:7.1f} GB/s of {:7.1f}: {:5.1f} %  {:6.1f} TFLOP/s  "
+          "error {:.1e}\n",
+          view.out, view.in, linear->Kind(), count, seconds * 1e6, read * 1e-9, copy * 1e-9, 100 * read / copy,
+          flops * 1e-12, error);
+      rows.push_back({{"out", view.out},
+                      {"in", view.in},
+                      {"weights", linear->Kind()},
+                      {"rows", count},
+                      {"ns_median", seconds * 1e9},
+                      {"weight_gb_s", read * 1e-9},
+                      {"copy_gb_s", copy * 1e-9},
+                      {"share_of_limit", read / copy},
+                      {"tflop_s", flops * 1e-12},
+                      {"max_error", error}});
+    }
+  }
+
+  // Against the CPU, whose result is of standard deviation 1.
+  double Error(const WeightView& view, WeightType type, const Linear& linear, const std::vector<float>& x,
+               const Buffer& device_x, const Buffer& y) {
+    const auto on_cpu = cpu_->MakeLinear({&view, 1}, {}, {type, true});
+    std::vector<float> expected(static_cast<size_t>(kVerifiedRows * view.out)), found(expected.size());
+    on_cpu->Forward(x.data(), kVerifiedRows, expected.data(), view.out);
+    linear.Forward(device_x.as<float>(), kVerifiedRows, y.as<float>(), view.out);
+    gpu_->device().CopyOut(found.data(), y.data(), found.size() * sizeof(float));
+    double error = 0;
+    for (size_t i = 0; i < found.size(); ++i) {
+      const double difference = std::abs(double{found[i]} - double{expected[i]});
+      if (!(difference <= error)) error = difference;
+    }
+    constexpr double kMost = 5e-3;  // one side's x may be f16, the other's f32 or of 16 bits
+    if (!(error < kMost)) throw kvanta::Error(fmt::format("{}: differs from the CPU by {}", linear.Kind(), error));
+    return error;
+  }
+
+  const Options& options_;
+  std::shared_ptr<Gpu> gpu_ = MakeCudaGpu();
+  std::shared_ptr<ThreadPool> threads_;
+  std::unique_ptr<Ops> ops_, cpu_;
+  Buffer from_, to_;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    const Options options = ParseArguments(argc, argv);
+    if (const std::string missing = MissingForCuda(); !missing.empty()) {
+      fmt::print("skipped: {}\n", missing);
+      return 77;
+    }
+    const nlohmann::json rows = Bench(options).Run();
+    if (!options.json.empty()) std::ofstream(options.json) << rows.dump(1) << '\n';
+    return 0;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "gpu_linear_bench: {}\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,112 @@
+// The largest logit of each row, and a token drawn from it. A unit that includes this has included the primitives.
+#pragma once
+
+#include "kernels/cuda/row_kernels.h"
+
+namespace kvanta::kernels::cuda {
+
+// ---- peaks
+
+inline LaunchShape ShapeOf(const PeakWork& work) {
+  return {work.rows, kRowThreads, 12 * kRowWarps};
+}
+
+struct Peak {
+  float value;
+  int32_t column;
+  int32_t finite;
+
+  KVANTA_DEVICE void Take(float other, int32_t at) {
+    if (other > value || (other == value && at < column)) {
+      value = other;
+      column = at;
+    }
+  }
+};
+
+KVANTA_DEVICE void RunBlock(const PeakWork& work) {
+  const float* x = work.x + int64_t{BlockIndex()} * work.stride;
+  Peak peak{-std::bit_cast<float>(0x7F800000U), 0x7FFFFFFF, 1};
+  for (int64_t i = ThreadIndex(); i < work.width; i += kRowThreads) {
+    peak.finite &= (std::bit_cast<uint32_t>(x[i]) & 0x7F800000U) != 0x7F800000U ? 1 : 0;
+    peak.Take(x[i], static_cast<int32_t>(i));
+  }
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) {
+    const float value = ShuffleXor(peak.value, mask);
+    peak.Take(value, ShuffleXor(peak.column, mask));
+    peak.finite &= ShuffleXor(peak.finite, mask);
+  }
+  const int warp = ThreadIndex() / kWarp;
+  if (ThreadIndex() % kWarp == 0) {
+    StoreShared(12 * warp, peak.value);
+    StoreShared(12 * warp + 4, peak.column);
+    StoreShared(12 * warp + 8, peak.finite);
+  }
+  SyncBlock();
+  if (ThreadIndex() != 0) return;
+  for (int other = 1; other < kRowWarps; ++other) {
+    peak.Take(LoadShared<float>(12 * other), LoadShared<int32_t>(12 * other + 4));
+    peak.finite &= LoadShared<int32_t>(12 * other + 8);
+  }
+  work.peaks[BlockIndex()] = {peak.value, peak.column, peak.finite != 0};
+}
+
+// ---- draws
+
+inline LaunchShape ShapeOf(const DrawWork& work) {
+  return {work.rows, kRowThreads, 8 * kRowThreads + 8};
+}
+
+// Inverse of the cumulative distribution in the order of ids, as runner::Sampler does it on the host: the same terms,
+// in doubles, whose sum a row gets in an order of its own width. -1 where the row is not finite, or its draw is not
+// wanted.
+KVANTA_DEVICE void RunBlock(const DrawWork& work) {
+  constexpr int kTotalAt = 8 * kRowThreads;
+  const int64_t row = BlockIndex();
+  const RowDraw draw = work.draws[row];
+  const RowPeak peak = work.peaks[row];
+  if (!peak.finite || !(draw.scale > 0)) {  // the whole block
+    if (ThreadIndex() == 0) work.tokens[row] = peak.finite && draw.scale == 0 ? peak.column : -1;
+    return;
+  }
+  const float* logits = work.logits + row * work.width;
+  const float floor = peak.value + draw.depth;
+  const auto term = [&](int64_t token) {
+    return logits[token] >= floor ? ExpOfNegative((logits[token] - peak.value) * draw.scale) : 0.0F;
+  };
+  const int64_t share = (work.width + kRowThreads - 1) / kRowThreads;
+  const int64_t begin = ThreadIndex() * share;
+  const int64_t end = begin + share < work.width ? begin + share : work.width;
+  double sum = 0;
+  for (int64_t token = begin; token < end; ++token) sum += static_cast<double>(term(token));
+  StoreShared(8 * ThreadIndex(), sum);
+  SyncBlock();
+  if (ThreadIndex() == 0) {  // sums of what lies before each share
+    double before = 0;
+    for (int i = 0; i < kRowThreads; ++i) {
+      const double own = LoadShared<double>(8 * i);
+      StoreShared(8 * i, before);
+      before += own;
+    }
+    StoreShared(kTotalAt, before);
+  }
+  SyncBlock();
+  const double target = draw.uniform * LoadShared<double>(kTotalAt);
+  const double before = LoadShared<double>(8 * ThreadIndex());
+  const double after =
+      ThreadIndex() + 1 < kRowThreads ? LoadShared<double>(8 * (ThreadIndex() + 1)) : LoadShared<double>(kTotalAt);
+  // One share has the target: sums grow from 0 to more than it.
+  if (!(before <= target && target < after)) return;
+  double reached = before;
+  int64_t chosen = begin;
+  for (int64_t token = begin; token < end; ++token) {
+    const auto own = static_cast<double>(term(token));
+    if (own == 0) continue;
+    reached += own;
+    chosen = token;  // catches rounding at the end of the share
+    if (reached > target) break;
+  }
+  work.tokens[row] = static_cast<int32_t>(chosen);
+}
+
+}  // namespace kvanta::kernels::cuda

@@ -1,0 +1,98 @@
+#include "kernels/cuda/gpu_ops.h"
+
+#include <utility>
+
+#include "kernels/cuda/gpu_linear.h"
+
+namespace kvanta::kernels {
+namespace {
+
+class GpuOps final : public Ops {
+ public:
+  GpuOps(std::shared_ptr<Gpu> gpu, std::shared_ptr<ThreadPool> threads)
+      : context_(std::make_shared<GpuLinearContext>(
+            GpuLinearContext{.gpu = std::move(gpu), .threads = std::move(threads)})) {}
+
+  Device& device() const noexcept override { return context_->gpu->device(); }
+  ThreadPool& threads() const noexcept override { return *context_->threads; }
+  bool OnHost() const noexcept override { return false; }
+
+  std::unique_ptr<Linear> MakeLinear(std::span<const WeightView> stacked, std::span<const float> bias,
+                                     LinearKind kind) override {
+    return std::make_unique<GpuLinear>(context_, stacked, bias, kind);
+  }
+
+  void Embed(const Linear& table, const int32_t* ids, int64_t rows, float* out) noexcept override {
+    const auto& linear = static_cast<const GpuLinear&>(table);  // MakeLinear's
+    Run(rows, cuda::EmbedWork{.table = linear.weight(), .ids = ids, .rows = rows, .out = out});
+  }
+
+  void RmsNorm(const float* x, int64_t x_stride, const float* weight, float eps, int64_t rows, int64_t width,
+               float* out, int64_t out_stride) noexcept override {
+    Run(rows * width, cuda::NormWork{.x = x,
+                                     .x_stride = x_stride,
+                                     .weight = weight,
+                                     .eps = eps,
+                                     .rows = rows,
+                                     .width = width,
+                                     .out = out,
+                                     .out_stride = out_stride});
+  }
+
+  void Copy(const float* x, int64_t x_stride, int64_t rows, int64_t width, float* out,
+            int64_t out_stride) noexcept override {
+    Run(rows * width, cuda::CopyWork{.x = x,
+                                     .x_stride = x_stride,
+                                     .ids = nullptr,
+                                     .rows = rows,
+                                     .width = width,
+                                     .out = out,
+                                     .out_stride = out_stride});
+  }
+
+  void Gather(const float* x, int64_t width, const int64_t* rows, int64_t count, float* out) noexcept override {
+    Run(count * width,
+        cuda::CopyWork{
+            .x = x, .x_stride = width, .ids = rows, .rows = count, .width = width, .out = out, .out_stride = width});
+  }
+
+  void Add(float* x, const float* y, int64_t n) noexcept override { Run(n, cuda::AddWork{.x = x, .y = y, .count = n}); }
+
+  void Rope(float* x, int64_t stride, int64_t rows, int heads, int head_dim, int rotary_dim, const float* cos_sin,
+            const int64_t* positions) noexcept override {
+    Run(rows * heads * rotary_dim, cuda::RopeWork{.x = x,
+                                                  .stride = stride,
+                                                  .rows = rows,
+                                                  .heads = heads,
+                                                  .head_dim = head_dim,
+                                                  .rotary_dim = rotary_dim,
+                                                  .cos_sin = cos_sin,
+                                                  .positions = positions});
+  }
+
+  void SiluMul(const float* gate_up, int64_t rows, int64_t width, float* out) noexcept override {
+    Run(rows * width, cuda::GateWork{.gate_up = gate_up, .rows = rows, .width = width, .out = out});
+  }
+
+  void Draw(const float* logits, int64_t rows, int64_t width, const RowPeak* peaks, const RowDraw* draws,
+            int32_t* tokens) noexcept override {
+    Run(rows, cuda::DrawWork{
+                  .logits = logits, .rows = rows, .width = width, .peaks = peaks, .draws = draws, .tokens = tokens});
+  }
+
+ private:
+  // A grid of no blocks would be an error.
+  void Run(int64_t values, const cuda::ModelWork& work) noexcept {
+    if (values > 0) context_->gpu->Run(work);
+  }
+
+  std::shared_ptr<GpuLinearContext> context_;
+};
+
+}  // namespace
+
+std::unique_ptr<Ops> MakeGpuOps(std::shared_ptr<Gpu> gpu, std::shared_ptr<ThreadPool> threads) {
+  return std::make_unique<GpuOps>(std::move(gpu), std::move(threads));
+}
+
+}  // namespace kvanta::kernels

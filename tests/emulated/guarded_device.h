@@ -1,0 +1,55 @@
+// A GPU's memory that is emulated: the host's, but closed to everybody while no kernel and no copy runs. A host that
+// follows a pointer of the GPU's then dies at once, as it would with a GPU.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "base/device.h"
+
+namespace kvanta::testing {
+
+class GuardedDevice final : public Device {
+ public:
+  GuardedDevice();
+
+  // While one lives, the memory may be touched. They nest.
+  class Opened {
+   public:
+    explicit Opened(GuardedDevice& device) : device_(device) { device_.Open(); }
+    ~Opened() { device_.Close(); }
+    Opened(const Opened&) = delete;
+    Opened& operator=(const Opened&) = delete;
+
+   private:
+    GuardedDevice& device_;
+  };
+
+  std::string_view Name() const noexcept override { return "cuda:emulated"; }
+  Buffer Allocate(size_t bytes) override;
+  std::unique_ptr<Reservation> Reserve(size_t bytes) override;
+  void CopyIn(void* device, const void* host, size_t bytes) override;
+  void CopyOut(void* host, const void* device, size_t bytes) override;
+  void CopyOutLater(void* host, const void* device, size_t bytes) override;
+  void Wait() override {
+    waits_ += pending_ ? 1 : 0;
+    pending_ = false;
+  }
+  void Fill(void* device, uint8_t byte, size_t bytes) override;
+  int64_t AvailableBytes() const override { return Cpu().AvailableBytes(); }
+
+  // Times that the host has waited for something that was begun.
+  int64_t Waits() const noexcept { return waits_; }
+
+ private:
+  struct Arena;
+  void Open() noexcept;
+  void Close() noexcept;
+
+  std::shared_ptr<Arena> arena_;
+  int open_ = 0;
+  bool pending_ = false;
+  int64_t waits_ = 0;
+};
+
+}  // namespace kvanta::testing

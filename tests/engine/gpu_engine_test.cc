@@ -1,0 +1,202 @@
+// The whole engine on a GPU, emulated and (where there is one) real: near the CPU's logits, with the same one numerics,
+// and with one wait a step.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+
+#include "emulated/gpus.h"
+#include "emulated/guarded_device.h"
+#include "engine/core.h"
+#include "engine/requests.h"
+#include "kvanta/error.h"
+#include "runner/divergence.h"
+
+namespace kvanta::engine {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Heads of 64, as common models have at least.
+const TinyModel& GpuModel() {
+  static const TinyModel model({.heads = 2, .kv_heads = 1, .head_dim = 64, .ffn = 96, .key_gain = 1.0F});
+  return model;
+}
+
+class GpuEngineTest : public testing::GpuTestBase, public ::testing::WithParamInterface<std::string> {
+ protected:
+  void SetUp() override { Start(GetParam()); }
+
+  static EngineConfig Config(const std::string& kv_cache_dtype, const std::string& weight_dtype = "auto") {
+    EngineConfig config = TinyConfig(GpuModel(), kv_cache_dtype);
+    config.dtype = "bfloat16";
+    config.weight_dtype = weight_dtype;
+    config.page_size = 32;
+    return config;
+  }
+  std::unique_ptr<Core> Make(EngineConfig config) const {
+    config.device = "cuda";
+    return std::make_unique<Core>(LoadParts(std::move(config), gpu_));
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Gpus, GpuEngineTest, ::testing::ValuesIn(testing::Gpus()),
+                         [](const auto& param) { return param.param; });
+
+// Bits that do not depend on chunks, nor on a prefix that was cached.
+void ExpectOneNumerics(Core& core, std::span<const int32_t> tokens, std::span<const float> logits) {
+  const std::vector<float> chunked = ColdLogits(core, tokens, 7);
+  ASSERT_EQ(std::memcmp(chunked.data(), logits.data(), logits.size_bytes()), 0) << "chunks of 7";
+  std::vector<float> again(logits.begin(), logits.end());
+  ASSERT_EQ(core.Logits(tokens, 32, again, true), 0);
+  ASSERT_EQ(core.Logits(tokens, 0, again, true), 32) << "whole pages of the prefix";
+  ASSERT_EQ(std::memcmp(again.data(), logits.data(), logits.size_bytes()), 0) << "behind a cached prefix";
+}
+
+TEST_P(GpuEngineTest, LogitsAreNearTheCpusAndOfOneNumerics) {
+  std::mt19937_64 random(5);
+  const std::vector<int32_t> tokens = RandomTokens(random, 45);
+  struct Case {
+    const char* kv;
+    const char* weights;
+  };
+  constexpr Case kCases[] = {{"int4", "int8"},
+#ifndef KVANTA_SANITIZED
+                             {"bf16", "auto"},
+                             {"bf16", "int4"},
+                             {"nvfp4+exact=open", "auto"}
+#endif
+  };
+  for (const auto& [kv, weights] : kCases) {
+    SCOPED_TRACE(std::string(kv) + " beside weights " + weights);
+    Engine cpu(Config(kv, weights));
+    const std::unique_ptr<Core> core = Make(Config(kv, weights));
+    const std::vector<float> expected = ColdLogits(cpu, tokens), logits = ColdLogits(*core, tokens);
+    const size_t vocab = expected.size() / tokens.size();
+    double sum = 0;
+    for (size_t row = 0; row < tokens.size(); ++row) {
+      const double kl = runner::KlDivergence(std::span(expected).subspan(row * vocab, vocab),
+                                             std::span(logits).subspan(row * vocab, vocab));
+      EXPECT_LT(kl, 1e-2) << "row " << row;  // a wrong layer gives about 1
+      sum += kl;
+    }
+    // Both round activations, each in its own way; of 8-bit weights the CPU does it to 127 steps.
+    EXPECT_LT(sum / static_cast<double>(tokens.size()), 1e-3);
+    ExpectOneNumerics(*core, tokens, logits);
+  }
+}
+
+// What a request gets does not depend on who else is there, nor on where its tokens are chosen.
+TEST_P(GpuEngineTest, RequestsGetTheirTokensWhateverTheBatch) {
+  const std::unique_ptr<Core> core = Make(Config("int4"));
+  std::mt19937_64 random(6);
+  std::vector<Request> requests;
+  for (int i = 0; i < 5; ++i) {
+    Request request{.id = std::to_string(i), .prompt = RandomTokens(random, 3 + 17 * i), .sampling = Greedy(6)};
+    if (i > 0) {  // greedy; all of the vocabulary; a part of it; and what only the host does
+      request.sampling.temperature = 0.7F + 0.2F * static_cast<float>(i);
+      request.sampling.seed = 40 + i;
+    }
+    if (i == 2) request.sampling.min_p = 0.05F;
+    if (i == 3) request.sampling.top_p = 0.8F;
+    if (i == 4) request.sampling.repetition_penalty = 1.3F;
+    requests.push_back(request);
+  }
+  for (const Request& request : requests) core->Add(request);
+  std::map<std::string, Collected> together = RunAll(*core);
+  for (Request request : requests) {
+    core->ResetPrefixCache();
+    request.sampling.logprobs = 0;  // the host then reads the logits, and chooses
+    const Collected alone = RunOne(*core, request);
+    EXPECT_EQ(alone.tokens, together[request.id].tokens) << request.id;
+    EXPECT_EQ(alone.tokens.size(), 6U) << alone.error;
+    if (request.id != "0") continue;
+    for (size_t i = 0; i < alone.tokens.size(); ++i) EXPECT_EQ(alone.logprobs[i][0].rank, 1);
+  }
+  EXPECT_EQ(core->Stats().device, "cuda");
+  EXPECT_GT(core->Stats().layers[0].k_values, 0);
+}
+
+TEST_P(GpuEngineTest, AStepOfDecodeWaitsOnce) {
+  if (!emulated_) GTEST_SKIP() << "waits are counted by the emulation";
+  const std::unique_ptr<Core> core = Make(Config("int4"));
+  const auto& device = dynamic_cast<testing::GuardedDevice&>(gpu_->device());
+  for (const char* id : {"a", "b"}) core->Add({.id = id, .prompt = {5, 6, 7}, .sampling = Greedy(5)});
+  std::vector<RequestOutput> outputs;
+  ASSERT_TRUE(core->Step(outputs));
+  for (int step = 0; step < 3; ++step) {
+    const int64_t before = device.Waits();
+    ASSERT_TRUE(core->Step(outputs));
+    EXPECT_EQ(device.Waits() - before, 1);
+  }
+}
+
+// Everything that looks at keys, values and pages from the host.
+TEST_P(GpuEngineTest, ScalesStatisticsPagesAndQualityAreTheHostsToo) {
+  std::mt19937_64 random(7);
+  const std::vector<int32_t> tokens = RandomTokens(random, 40);
+  EngineConfig config = Config("int8");
+  config.quality_sample_rate = 1;
+  config.calculate_kv_scales = true;
+  const std::unique_ptr<Core> core = Make(config);
+  Engine cpu(Config("int8"));
+  const KvStatistics statistics = core->CollectStatistics(tokens, {}), expected = cpu.CollectStatistics(tokens);
+  for (size_t i = 0; i < expected.amax.size(); ++i) EXPECT_NEAR(statistics.amax[i], expected.amax[i], 0.05);
+  const Collected got = RunOne(*core, {.id = "a", .prompt = tokens, .sampling = Greedy(3)});
+  EXPECT_EQ(got.tokens.size(), 3U) << got.error;
+  EXPECT_GT(core->ExportPage(tokens, 0).size(), size_t{32} * 2 * 64 * 2);
+  while (core->MeasureQuality()) {
+  }
+  EXPECT_EQ(core->Stats().quality.requests, 1);
+  EXPECT_LT(core->Stats().quality.kl_max, 0.1);
+}
+
+TEST_P(GpuEngineTest, LogitsThatAreNotFiniteEndTheirRequest) {
+  const TinyModel overflowing({.heads = 2, .kv_heads = 1, .head_dim = 64, .layers = 1}, 3e38F);
+  EngineConfig config = Config("bf16");
+  config.model = overflowing.Path();
+  const std::unique_ptr<Core> core = Make(config);
+  const Collected got = RunOne(*core, {.id = "a", .prompt = {1, 2, 3}, .sampling = Greedy(3)});
+  EXPECT_EQ(got.finish, FinishReason::kError);
+  EXPECT_THAT(got.error, HasSubstr("not finite"));
+}
+
+TEST_P(GpuEngineTest, RefusesWhatNoKernelDoes) {
+  const auto error = [&](EngineConfig config) -> std::string {
+    try {
+      Make(std::move(config));
+    } catch (const InputError& refused) {
+      return refused.what();
+    }
+    return "";
+  };
+  EngineConfig latents = Config("bf16");
+  latents.model = LatentModel().Path();
+  EXPECT_THAT(error(latents), HasSubstr("device cuda: latents (MLA) have no kernels"));
+  EngineConfig profiled = Config("bf16");
+  profiled.profile = true;
+  EXPECT_THAT(error(profiled), HasSubstr("(profile)"));
+  EngineConfig isa = Config("bf16");
+  isa.isa = "portable";
+  EXPECT_THAT(error(isa), HasSubstr("isa 'portable' is of the CPU"));
+  EngineConfig pages = Config("bf16");
+  pages.page_size = 16;
+  EXPECT_THAT(error(pages), HasSubstr("pages of 16 tokens"));
+}
+
+// Without a GPU the engine says what is missing.
+TEST(GpuEngine, SaysWhatIsMissing) {
+  if (kernels::MissingForCuda().empty()) GTEST_SKIP() << "this machine has a GPU";
+  EngineConfig config = TinyConfig(GpuModel(), "bf16");
+  config.device = "cuda";
+  try {
+    const Engine engine(config);
+    FAIL() << "an engine without a GPU";
+  } catch (const InputError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("device cuda: " + kernels::MissingForCuda() + "; there are: auto, cpu"));
+  }
+}
+
+}  // namespace
+}  // namespace kvanta::engine

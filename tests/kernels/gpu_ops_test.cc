@@ -1,0 +1,303 @@
+// A model's operations on a GPU, emulated and (where there is one) real: linear layers against doubles on the stored
+// values, the others against the CPU's, and bits that do not depend on the number of rows.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "emulated/gpus.h"
+#include "kernels/cuda/gpu_ops.h"
+#include "kernels/random_values.h"
+#include "kernels/weight_blocks.h"
+#include "kvanta/error.h"
+#include "tolerance.h"
+
+namespace kvanta::kernels {
+namespace {
+
+class GpuOpsTest : public testing::GpuTestBase, public ::testing::WithParamInterface<std::string> {
+ protected:
+  void SetUp() override {
+    Start(GetParam());
+    if (gpu_ == nullptr) return;
+    const auto threads = std::make_shared<ThreadPool>(1);
+    ops_ = MakeGpuOps(gpu_, threads);
+    cpu_ = MakeCpuOps(threads);
+  }
+
+  template <class T>
+  Buffer Upload(const std::vector<T>& values) {
+    Buffer buffer = gpu_->device().Allocate(values.size() * sizeof(T));
+    gpu_->device().CopyIn(buffer.data(), values.data(), values.size() * sizeof(T));
+    return buffer;
+  }
+  template <class T = float>
+  std::vector<T> Download(const Buffer& buffer) {
+    std::vector<T> values(buffer.bytes() / sizeof(T));
+    gpu_->device().CopyOut(values.data(), buffer.data(), buffer.bytes());
+    gpu_->Check();
+    return values;
+  }
+
+  void ExpectProducts(int64_t out, int64_t in);
+
+  std::unique_ptr<Ops> ops_, cpu_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Gpus, GpuOpsTest, ::testing::ValuesIn(testing::Gpus()),
+                         [](const auto& param) { return param.param; });
+
+// x as a product sees it: rounded to bf16 beside weights of bf16; beside others, to f16 in units of a power of two.
+std::vector<float> Rounded(const float* x, int64_t in, WeightType store) {
+  std::vector<float> result(x, x + in);
+  if (store == WeightType::kF32) return result;
+  float largest = 0;
+  for (const float value : result) largest = std::max(largest, std::abs(value));
+  const float times = store == WeightType::kBf16 ? 1.0F : std::ldexp(1.0F, 14 - std::ilogb(largest));
+  for (float& value : result) {
+    value =
+        store == WeightType::kBf16 ? Bf16ToFloat(FloatToBf16(value)) : Fp16ToFloat(FloatToFp16(value * times)) / times;
+  }
+  return result;
+}
+
+constexpr WeightType kStores[] = {WeightType::kBf16, WeightType::kInt8, WeightType::kInt4, WeightType::kF16,
+                                  WeightType::kF32};
+// Rows of a tile of each kind, and of several.
+constexpr int64_t kRows[] = {1,  2, 3, 8, 17, 64,
+#ifndef KVANTA_SANITIZED
+                             200
+#endif
+};
+
+// Of 200 channels some warps have nothing; of 2,400 each has more than it loads ahead, and the last one fewer.
+TEST_P(GpuOpsTest, LinearIsTheProductWhateverTheRows) {
+  ExpectProducts(72, 200);
+}
+TEST_P(GpuOpsTest, LongLinearIsTheProductWhateverTheRows) {
+  ExpectProducts(40, 2400);
+}
+
+void GpuOpsTest::ExpectProducts(int64_t out, int64_t in) {
+  const int64_t most = 200, stride = out + 3, split = out / 2 + 4;
+  std::vector<float> x = RandomValues(most * in, 3);
+  for (int64_t i = 0; i < in; ++i) x[static_cast<size_t>(2 * in + i)] *= 1e4F;  // rows differ in size
+  x[static_cast<size_t>(in)] = 300;                                             // a value that dwarfs its row
+  const std::vector<float> w = RandomValues(out * in, 4);
+  const std::vector<float> bias = RandomValues(out, 5);
+  const WeightView views[] = {{w.data(), DType::kF32, split, in},
+                              {w.data() + split * in, DType::kF32, out - split, in}};
+  const Buffer device_x = Upload(x);
+  for (const WeightType store : kStores) {
+    const auto linear = ops_->MakeLinear(views, bias, store);
+    SCOPED_TRACE(linear->Kind());
+    std::vector<float> stored;
+    for (int64_t o = 0; o < out; ++o) {
+      Buffer row = gpu_->device().Allocate(static_cast<size_t>(in) * sizeof(float));
+      linear->ReadRow(o, row.as<float>());
+      const std::vector<float> values = Download(row);
+      stored.insert(stored.end(), values.begin(), values.end());
+    }
+    // The CPU keeps the same values.
+    const auto on_cpu = cpu_->MakeLinear(views, bias, store);
+    std::vector<float> row(static_cast<size_t>(in));
+    for (int64_t o = 0; o < out; ++o) {
+      on_cpu->ReadRow(o, row.data());
+      ASSERT_TRUE(std::equal(row.begin(), row.end(), stored.begin() + o * in)) << "row " << o << " of W";
+    }
+    std::vector<float> first;  // of every row, from the smallest product that has it
+    for (const int64_t rows : kRows) {
+      const Buffer device_y = Upload(std::vector<float>(static_cast<size_t>(rows * stride), -77.0F));
+      linear->Forward(device_x.as<float>(), rows, device_y.as<float>(), stride);
+      const std::vector<float> y = Download(device_y);
+      for (int64_t r = 0; r < rows; ++r) {
+        ASSERT_EQ(y[static_cast<size_t>(r * stride + out)], -77.0F) << "written beyond the row";
+        if (std::ssize(first) > r * out) continue;
+        const std::vector<float> seen = Rounded(x.data() + r * in, in, store);
+        for (int64_t o = 0; o < out; ++o) {
+          double sum = bias[static_cast<size_t>(o)];
+          double magnitudes = std::abs(sum);
+          for (int64_t k = 0; k < in; ++k) {
+            const double term = double{seen[static_cast<size_t>(k)]} * double{stored[static_cast<size_t>(o * in + k)]};
+            sum += term;
+            // Of 4 bits, a code and its minimum are summed apart.
+            magnitudes += (store == WeightType::kInt4 ? 16 : 1) * std::abs(term) +
+                          (store == WeightType::kInt4 ? std::abs(double{seen[static_cast<size_t>(k)]}) * 4 : 0);
+          }
+          ASSERT_NEAR(y[static_cast<size_t>(r * stride + o)], sum, testing::GpuDotTolerance(in, magnitudes))
+              << "row " << r << " of " << rows << ", column " << o;
+        }
+      }
+      for (int64_t r = 0; r < rows; ++r) {
+        const float* now = y.data() + r * stride;
+        if (std::ssize(first) <= r * out) {
+          first.insert(first.end(), now, now + out);
+        } else {
+          ASSERT_EQ(std::memcmp(now, first.data() + r * out, static_cast<size_t>(out) * sizeof(float)), 0)
+              << "row " << r << " of " << rows << " has other bits";
+        }
+      }
+    }
+  }
+}
+
+TEST_P(GpuOpsTest, BlocksOfAFileAreKept) {
+  const int64_t out = 16, in = 64;
+  for (const BlockFormat format : {BlockFormat::kQ8_0, BlockFormat::kQ4_0, BlockFormat::kQ4_1}) {
+    SCOPED_TRACE(Name(format));
+    const int64_t blocks = out * in / kBlockWeights;
+    std::vector<uint8_t> bytes(static_cast<size_t>(blocks * BlockBytes(format)));
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i * 37 + i / 7);
+    for (int64_t block = 0; block < blocks; ++block) {  // scales that are finite
+      uint8_t* at = bytes.data() + block * BlockBytes(format);
+      const uint16_t scale = FloatToFp16(0.01F * static_cast<float>(block + 1));
+      std::memcpy(at, &scale, 2);
+      if (format == BlockFormat::kQ4_1) std::memcpy(at + 2, &scale, 2);
+    }
+    const WeightView view{.data = bytes.data(), .out = out, .in = in, .blocks = format};
+    const WeightType type = format == BlockFormat::kQ8_0 ? WeightType::kInt8 : WeightType::kInt4;
+    const auto linear = ops_->MakeLinear({&view, 1}, {}, type);
+    for (const int64_t row : {int64_t{0}, int64_t{9}, out - 1}) {
+      Buffer read = gpu_->device().Allocate(static_cast<size_t>(in) * sizeof(float));
+      linear->ReadRow(row, read.as<float>());
+      const std::vector<float> values = Download(read);
+      for (int64_t block = 0; block < in / kBlockWeights; ++block) {
+        float expected[kBlockWeights];
+        const uint8_t* at = bytes.data() + (row * (in / kBlockWeights) + block) * BlockBytes(format);
+        BlockValues(ReadBlock(at, format), expected);
+        for (int i = 0; i < kBlockWeights; ++i) {
+          ASSERT_NEAR(values[static_cast<size_t>(block * kBlockWeights + i)], expected[i],
+                      16 * std::abs(expected[0]) * 1e-6 + 1e-6);
+        }
+      }
+    }
+  }
+  const float wide = 1e9F;
+  std::vector<float> w(32, wide);
+  w[0] = -wide;
+  const WeightView view{w.data(), DType::kF32, 1, 32};
+  EXPECT_THROW(ops_->MakeLinear({&view, 1}, {}, WeightType::kInt4), InputError);
+}
+
+void ExpectClose(const std::vector<float>& a, const std::vector<float>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    ASSERT_NEAR(a[i], b[i], testing::kGpuRowTolerance * std::max(1.0F, std::abs(b[i]))) << i;
+  }
+}
+
+TEST_P(GpuOpsTest, RowsAreTheCpus) {
+  constexpr int64_t kRowCount = 5;
+  for (const int64_t width : {int64_t{24}, int64_t{600}}) {
+    const int64_t stride = width + 7;
+    const std::vector<float> x = RandomValues(kRowCount * stride, 7);
+    const std::vector<float> weight = RandomValues(width, 8);
+    std::vector<float> expected(static_cast<size_t>(kRowCount * width));
+    cpu_->RmsNorm(x.data(), stride, weight.data(), 1e-5F, kRowCount, width, expected.data(), width);
+    const Buffer device_x = Upload(x), device_weight = Upload(weight), out = Upload(expected);
+    gpu_->device().Fill(out.data(), 0xFF, out.bytes());
+    ops_->RmsNorm(device_x.as<float>(), stride, device_weight.as<float>(), 1e-5F, kRowCount, width, out.as<float>(),
+                  width);
+    const std::vector<float> all = Download(out);
+    ExpectClose(all, expected);
+    // A row alone has the same bits.
+    ops_->RmsNorm(device_x.as<float>() + 3 * stride, stride, device_weight.as<float>(), 1e-5F, 1, width,
+                  out.as<float>(), width);
+    EXPECT_EQ(std::memcmp(Download(out).data(), all.data() + 3 * width, static_cast<size_t>(width) * 4), 0);
+
+    cpu_->Copy(x.data(), stride, kRowCount, width, expected.data(), width);
+    ops_->Copy(device_x.as<float>(), stride, kRowCount, width, out.as<float>(), width);
+    EXPECT_EQ(Download(out), expected);
+  }
+}
+
+TEST_P(GpuOpsTest, RotationsGatesSumsAndGathersAreTheCpus) {
+  constexpr int64_t kRowCount = 3;
+  constexpr int kHeads = 3, kHeadDim = 16, kRotary = 12;
+  const int64_t width = kHeads * kHeadDim, stride = width + 5;
+  const std::vector<float> x = RandomValues(kRowCount * stride, 9), table = RandomValues(20 * kRotary, 10);
+  const std::vector<int64_t> positions = {19, 0, 7};
+  std::vector<float> expected = x;
+  cpu_->Rope(expected.data(), stride, kRowCount, kHeads, kHeadDim, kRotary, table.data(), positions.data());
+  const Buffer device_x = Upload(x), device_table = Upload(table), device_positions = Upload(positions);
+  ops_->Rope(device_x.as<float>(), stride, kRowCount, kHeads, kHeadDim, kRotary, device_table.as<float>(),
+             device_positions.as<int64_t>());
+  ExpectClose(Download(device_x), expected);
+
+  const int64_t half = stride / 2;
+  std::vector<float> gated(static_cast<size_t>(kRowCount * half));
+  cpu_->SiluMul(x.data(), kRowCount, half, gated.data());
+  const Buffer gate = Upload(x), out = Upload(gated);
+  gpu_->device().Fill(out.data(), 0xFF, out.bytes());
+  ops_->SiluMul(gate.as<float>(), kRowCount, half, out.as<float>());
+  ExpectClose(Download(out), gated);
+
+  expected = x;
+  cpu_->Add(expected.data(), x.data(), std::ssize(x));
+  const Buffer sum = Upload(x);
+  ops_->Add(sum.as<float>(), gate.as<float>(), std::ssize(x));
+  EXPECT_EQ(Download(sum), expected);
+
+  const std::vector<int64_t> rows = {2, 0, 2, 1};
+  std::vector<float> gathered(rows.size() * static_cast<size_t>(width));
+  cpu_->Gather(x.data(), width, rows.data(), std::ssize(rows), gathered.data());
+  const Buffer device_rows = Upload(rows), taken = Upload(std::vector<float>(gathered.size()));
+  ops_->Gather(gate.as<float>(), width, device_rows.as<int64_t>(), std::ssize(rows), taken.as<float>());
+  EXPECT_EQ(Download(taken), gathered);
+}
+
+TEST_P(GpuOpsTest, EmbeddingIsARowOfTheWeight) {
+  const int64_t vocab = 50, width = 72;
+  const std::vector<float> w = RandomValues(vocab * width, 11);
+  const WeightView view{w.data(), DType::kF32, vocab, width};
+  const std::vector<int32_t> ids = {49, 0, 17, 17};
+  const Buffer device_ids = Upload(ids);
+  for (const WeightType store : kStores) {
+    const auto table = ops_->MakeLinear({&view, 1}, {}, store), on_cpu = cpu_->MakeLinear({&view, 1}, {}, store);
+    SCOPED_TRACE(table->Kind());
+    std::vector<float> expected(ids.size() * static_cast<size_t>(width));
+    cpu_->Embed(*on_cpu, ids.data(), std::ssize(ids), expected.data());
+    const Buffer out = Upload(std::vector<float>(expected.size()));
+    ops_->Embed(*table, device_ids.as<int32_t>(), std::ssize(ids), out.as<float>());
+    EXPECT_EQ(Download(out), expected);
+  }
+}
+
+TEST_P(GpuOpsTest, PeaksAreTheFirstOfTheLargest) {
+  const int64_t vocab = 700, rows = 4;
+  std::vector<float> w(static_cast<size_t>(vocab * 32));
+  for (int64_t token = 0; token < vocab; ++token) {  // row r's logits: a hash of token and r
+    for (int64_t r = 0; r < rows; ++r)
+      w[static_cast<size_t>(token * 32 + r)] = static_cast<float>((token * 37 + r * 11) % 97);
+  }
+  w[static_cast<size_t>(123 * 32 + 2)] = INFINITY;
+  std::vector<float> x(static_cast<size_t>(rows * 32));
+  for (int64_t r = 0; r < rows; ++r) x[static_cast<size_t>(r * 32 + r)] = 1;
+  const WeightView view{w.data(), DType::kF32, vocab, 32};
+  const auto linear = ops_->MakeLinear({&view, 1}, {}, WeightType::kF32);
+  const Buffer device_x = Upload(x), y = Upload(std::vector<float>(static_cast<size_t>(rows * vocab)));
+  const Buffer peaks = Upload(std::vector<RowPeak>(static_cast<size_t>(rows)));
+  linear->Multiply(device_x.as<float>(), rows, y.as<float>(), vocab, peaks.as<RowPeak>());
+  const std::vector<RowPeak> found = Download<RowPeak>(peaks);
+  for (int64_t r = 0; r < rows; ++r) {
+    // An infinite weight times zero is no number in the other rows, too.
+    EXPECT_FALSE(found[static_cast<size_t>(r)].finite);
+  }
+  w[static_cast<size_t>(123 * 32 + 2)] = 0;
+  const auto finite = ops_->MakeLinear({&view, 1}, {}, WeightType::kF32);
+  finite->Multiply(device_x.as<float>(), rows, y.as<float>(), vocab, peaks.as<RowPeak>());
+  const std::vector<RowPeak> best = Download<RowPeak>(peaks);
+  const std::vector<float> logits = Download(y);
+  for (int64_t r = 0; r < rows; ++r) {
+    const auto begin = logits.begin() + r * vocab;
+    EXPECT_TRUE(best[static_cast<size_t>(r)].finite);
+    EXPECT_EQ(best[static_cast<size_t>(r)].column, std::max_element(begin, begin + vocab) - begin);
+    EXPECT_EQ(best[static_cast<size_t>(r)].value, *std::max_element(begin, begin + vocab));
+  }
+}
+
+}  // namespace
+}  // namespace kvanta::kernels

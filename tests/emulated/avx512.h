@@ -19,6 +19,7 @@
 
 // What SIMDe 0.7.4 lacks, lane by lane as Intel defines it.
 using __mmask16 = simde__mmask16;
+using __mmask64 = simde__mmask64;
 #ifndef _MM_FROUND_NO_EXC
 #define _MM_FROUND_NO_EXC SIMDE_MM_FROUND_NO_EXC
 #endif
@@ -97,9 +98,5 @@ inline __m512 EmulatedScalefPs(__m512 a, __m512 b) {
 #define _mm512_cvtepi32_ps(v) EmulatedCvtEpi32Ps(v)
 #define _mm512_cvtph_ps(v) EmulatedCvtPhPs(v)
 #define _mm512_cvtepu16_epi32(v) EmulatedCvtEpu16Epi32(v)
-
-#if __has_include("emulated/avx512_codes.h")
-#include "emulated/avx512_codes.h"
-#endif
 
 #include "emulated/avx512_codes.h"

@@ -57,6 +57,14 @@ inline __m128i EmulatedCvtusEpi32Epi8(__m512i v) {
   return simde_mm_loadu_si128(reinterpret_cast<const simde__m128i*>(out));
 }
 
+inline int32_t EmulatedReduceAddEpi32(__m512i v) {
+  uint32_t lanes[16];
+  _mm512_storeu_si512(lanes, v);
+  uint32_t sum = 0;
+  for (const uint32_t lane : lanes) sum += lane;
+  return static_cast<int32_t>(sum);
+}
+
 inline __m512 EmulatedPermutePs(__m512 v, int order) {
   float lanes[16];
   float out[16];
@@ -73,4 +81,5 @@ inline __m512 EmulatedPermutePs(__m512 v, int order) {
 #define _mm512_cvtepi32_epi16(v) EmulatedCvtEpi32Epi16(v)
 #define _mm512_cvtepi32_epi8(v) EmulatedCvtEpi32Epi8(v)
 #define _mm512_cvtusepi32_epi8(v) EmulatedCvtusEpi32Epi8(v)
+#define _mm512_reduce_add_epi32(v) EmulatedReduceAddEpi32(v)
 #define _mm512_permute_ps(v, order) EmulatedPermutePs(v, order)

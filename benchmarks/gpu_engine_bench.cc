@@ -171,6 +171,12 @@ nlohmann::json Measure(const Options& options, const std::string& model, const s
       same += std::ranges::max_element(a) - a.begin() == std::ranges::max_element(b) - b.begin() ? 1 : 0;
     }
   }
+  // Far above what rounding makes (docs/adr/0016), far below what a wrong kernel would.
+  constexpr double kMostDivergence = 1e-2;
+  if (const double mean = sum / static_cast<double>(tokens.size()); !(mean < kMostDivergence)) {
+    throw ResourceError(fmt::format("{} with {} weights: mean KL(CPU || GPU) is {}; expected below {}", format, weights,
+                                    mean, kMostDivergence));
+  }
   for (int i = 0; i < options.batch; ++i) {
     Request request{.id = std::to_string(i), .prompt = RandomTokens(options.prompt, gpu.Info().vocab, 100U + i)};
     request.sampling.temperature = i % 2 == 0 ? 0.0F : 1.0F;

@@ -79,7 +79,10 @@ class Backend {
   // dense.
   virtual void Run(Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept = 0;
 
+  // From any thread, during a step, too. A GPU's are those of the last FetchCounts, which waits for it and is for the
+  // thread that runs the steps.
   virtual AppendCounts Counts(int layer) const = 0;
+  virtual void FetchCounts() {}
   // The scales that Append uses, read back from where it reads them.
   virtual const formats::LayerScales& Scales(int layer) const = 0;
 };

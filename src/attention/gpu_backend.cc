@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <mutex>
 #include <utility>
 
 #include "formats/transform.h"
@@ -106,7 +107,8 @@ class GpuBackend final : public Backend {
                                    store.device().Name(), gpu_->device().Name()));
     }
     const size_t layers = config_.layers.size();
-    sums_ = device().Allocate(layers * 2 * sizeof(AppendSums));
+    fetched_.resize(layers * 2);
+    sums_ = device().Allocate(fetched_.size() * sizeof(AppendSums));
     for (size_t i = 0; i < layers; ++i) AddLayer(i);
   }
 
@@ -169,9 +171,8 @@ class GpuBackend final : public Backend {
   }
 
   AppendCounts Counts(int layer) const override {
-    gpu_->Check();
-    AppendSums sums[2];
-    device().CopyOut(sums, sums_.as<AppendSums>() + int64_t{2} * layer, sizeof(sums));
+    const std::lock_guard lock(fetching_);
+    const AppendSums* sums = fetched_.data() + size_t{2} * static_cast<size_t>(layer);
     const auto counts = [](const AppendSums& side) {
       SideCounts result;
       result.values = side.values;
@@ -182,6 +183,13 @@ class GpuBackend final : public Backend {
       return result;
     };
     return {.k = counts(sums[0]), .v = counts(sums[1])};
+  }
+
+  void FetchCounts() override {
+    std::vector<AppendSums> sums(fetched_.size());
+    device().CopyOut(sums.data(), sums_.data(), sums_.bytes());
+    const std::lock_guard lock(fetching_);
+    fetched_.swap(sums);
   }
 
   const formats::LayerScales& Scales(int layer) const override { return config_.scales.at(static_cast<size_t>(layer)); }
@@ -338,7 +346,9 @@ class GpuBackend final : public Backend {
   std::shared_ptr<kernels::Gpu> gpu_;
   const int64_t most_spread_runs_;
   const int exact_kernel_ = kernels::cuda::FindAppend(ExactFormat());
-  Buffer sums_;  // AppendSums [layers][k, v]
+  Buffer sums_;                      // AppendSums [layers][k, v]
+  std::vector<AppendSums> fetched_;  // the host's copy
+  mutable std::mutex fetching_;
   std::vector<DeviceArray> constants_;
   std::vector<LayerLaunches> layers_;
   std::vector<WorkShape> shapes_;

@@ -1,6 +1,7 @@
 #include "engine/append_listener.h"
 
 #include <algorithm>
+#include <exception>
 #include <vector>
 
 #include "cache/sequence_cache.h"
@@ -37,21 +38,31 @@ class ListeningBackend final : public attention::Backend {
   attention::AppendCounts Counts(int layer) const override { return inner_->Counts(layer); }
   const formats::LayerScales& Scales(int layer) const override { return inner_->Scales(layer); }
 
+  // Throws what kept rows from being heard.
+  void Check() const {
+    if (failed_) std::rethrow_exception(failed_);
+  }
+
  private:
+  // One copy of each side: rows as they are would be one each.
   void HearCopies(int layer, const float* k, const float* v, int64_t stride) noexcept {
-    const formats::LayerScheme& scheme = layers_[static_cast<size_t>(layer)];
-    const int64_t width = int64_t{scheme.kv_heads} * scheme.shape.head_dim;
-    const auto copy = [&](const float* rows, std::vector<float>& to) {
-      to.resize(static_cast<size_t>(rows_ * width));
-      for (int64_t row = 0; row < rows_; ++row) {
-        ops_.device().CopyOutLater(to.data() + row * width, rows + row * stride,
-                                   static_cast<size_t>(width) * sizeof(float));
-      }
-    };
-    copy(k, k_);
-    copy(v, v_);
-    ops_.device().Wait();
-    listener_.Hear(layer, k_.data(), v_.data(), width, rows_);
+    if (failed_) return;
+    try {
+      const formats::LayerScheme& scheme = layers_[static_cast<size_t>(layer)];
+      const int64_t width = int64_t{scheme.kv_heads} * scheme.shape.head_dim;
+      const auto copy = [&](const float* rows, std::vector<float>& to) {
+        to.resize(static_cast<size_t>(rows_ * width));
+        const size_t bytes = to.size() * sizeof(float);
+        if (dense_.bytes() < bytes) dense_ = ops_.device().Allocate(bytes);
+        ops_.Copy(rows, stride, rows_, width, dense_.as<float>(), width);
+        ops_.device().CopyOut(to.data(), dense_.data(), bytes);
+      };
+      copy(k, k_);
+      copy(v, v_);
+      listener_.Hear(layer, k_.data(), v_.data(), width, rows_);
+    } catch (...) {  // Append may not throw
+      failed_ = std::current_exception();
+    }
   }
 
   std::unique_ptr<attention::Backend> inner_;
@@ -59,7 +70,10 @@ class ListeningBackend final : public attention::Backend {
   const std::vector<formats::LayerScheme>& layers_;
   AppendListener& listener_;
   int64_t rows_ = 0;
-  std::vector<float> k_, v_;  // the host's copies, where it cannot read the device's memory
+  // Where the host cannot read the device's memory: rows without gaps there, and the host's copies.
+  Buffer dense_;
+  std::vector<float> k_, v_;
+  std::exception_ptr failed_;
 };
 
 }  // namespace
@@ -85,6 +99,7 @@ void ForwardListening(models::Model& model, const BackendFactory& make_backend, 
                                .start = pages.Length(),
                                .pages = pages.Pages()};
     runner.Forward({&item, 1}, backend);
+    backend.Check();
     pages.Commit(tokens);
   }
 }

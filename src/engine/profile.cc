@@ -87,6 +87,11 @@ class ProfiledOps final : public kernels::Ops {
     const Timer timer(copy_);
     inner_->Copy(x, x_stride, rows, width, out, out_stride);
   }
+  bool OnHost() const noexcept override { return inner_->OnHost(); }
+  void Draw(const float* logits, int64_t rows, int64_t width, const kernels::RowPeak* peaks,
+            const kernels::RowDraw* draws, int32_t* tokens) noexcept override {
+    inner_->Draw(logits, rows, width, peaks, draws, tokens);
+  }
   void Gather(const float* x, int64_t width, const int64_t* rows, int64_t count, float* out) noexcept override {
     const Timer timer(copy_);
     inner_->Gather(x, width, rows, count, out);
@@ -135,6 +140,7 @@ class ProfiledBackend final : public attention::Backend {
     inner_->Run(plan, layer, q, q_stride, out);
   }
   attention::AppendCounts Counts(int layer) const override { return inner_->Counts(layer); }
+  void FetchCounts() override { inner_->FetchCounts(); }
   const formats::LayerScales& Scales(int layer) const override { return inner_->Scales(layer); }
 
  private:

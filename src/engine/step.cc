@@ -44,6 +44,7 @@ bool Core::StepWithTurn(std::vector<RequestOutput>& outputs) {
     RunChunks(chunks_, start);
     scheduler_->Commit();
     SampleRows();
+    backend_->FetchCounts();
   } catch (const std::exception& error) {
     for (const scheduler::Chunk& chunk : chunks_) fail(*by_sequence_.at(chunk.sequence), error.what());
     sampled_.clear();

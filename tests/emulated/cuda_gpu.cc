@@ -74,25 +74,21 @@ class EmulatedGpu final : public kernels::Gpu {
     launches();
     return 1e-3;  // no figure of an emulation means anything
   }
-  void Check() override {
-    device_.Wait();
-    if (!error_.empty()) throw EmulationError(error_);
-  }
+  void Check() override { device_.Wait(); }
 
  private:
   template <class F>
   void Try(F run) noexcept {
-    if (!error_.empty()) return;
+    if (!device_.Error().empty()) return;
     const GuardedDevice::Opened opened(device_);
     try {
       run();
     } catch (const EmulationError& error) {
-      error_ = error.what();
+      device_.Fail(error.what());
     }
   }
 
   GuardedDevice device_;
-  std::string error_;
 };
 
 }  // namespace

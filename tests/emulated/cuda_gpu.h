@@ -7,7 +7,8 @@
 
 namespace kvanta::testing {
 
-// Launches throw nothing; what the emulation stopped at is thrown by Check, as EmulationError.
+// Launches throw nothing; what the emulation stopped at is thrown by Check and by the device's
+// Wait, as EmulationError.
 std::shared_ptr<kernels::Gpu> MakeEmulatedGpu();
 
 }  // namespace kvanta::testing

@@ -4,8 +4,11 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
+#include <utility>
 
 #include "base/device.h"
+#include "emulated/cuda_grid.h"
 
 namespace kvanta::testing {
 
@@ -31,12 +34,18 @@ class GuardedDevice final : public Device {
   void CopyIn(void* device, const void* host, size_t bytes) override;
   void CopyOut(void* host, const void* device, size_t bytes) override;
   void CopyOutLater(void* host, const void* device, size_t bytes) override;
+  // Throws EmulationError with what a launch failed with, as a GPU's does.
   void Wait() override {
     waits_ += pending_ ? 1 : 0;
     pending_ = false;
+    if (!error_.empty()) throw emulated::EmulationError(error_);
   }
   void Fill(void* device, uint8_t byte, size_t bytes) override;
   int64_t AvailableBytes() const override { return Cpu().AvailableBytes(); }
+
+  // A launch failed; nothing: none did.
+  void Fail(std::string error) { error_ = std::move(error); }
+  const std::string& Error() const noexcept { return error_; }
 
   // Times that the host has waited for something that was begun.
   int64_t Waits() const noexcept { return waits_; }
@@ -50,6 +59,7 @@ class GuardedDevice final : public Device {
   int open_ = 0;
   bool pending_ = false;
   int64_t waits_ = 0;
+  std::string error_;
 };
 
 }  // namespace kvanta::testing

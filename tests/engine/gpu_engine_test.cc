@@ -128,8 +128,26 @@ TEST_P(GpuEngineTest, AStepOfDecodeWaitsOnce) {
   for (int step = 0; step < 3; ++step) {
     const int64_t before = device.Waits();
     ASSERT_TRUE(core->Step(outputs));
-    EXPECT_EQ(device.Waits() - before, 1);
+    EXPECT_EQ(device.Waits() - before, 2);  // for the tokens, and, when nothing runs any more, for the counts
   }
+}
+
+// The results of a launch that failed are those of some earlier step, and nobody may get them.
+TEST_P(GpuEngineTest, AFailedLaunchEndsTheRequestsOfItsStep) {
+  if (!emulated_) GTEST_SKIP() << "a GPU's launches are not made to fail";
+  const std::unique_ptr<Core> core = Make(Config("bf16"));
+  auto& device = dynamic_cast<testing::GuardedDevice&>(gpu_->device());
+  core->Add({.id = "a", .prompt = {5, 6, 7}, .sampling = Greedy(5)});
+  std::vector<RequestOutput> outputs;
+  ASSERT_TRUE(core->Step(outputs));
+  ASSERT_EQ(outputs.at(0).finish, FinishReason::kNone);
+  device.Fail("a kernel failed");
+  ASSERT_TRUE(core->Step(outputs));
+  device.Fail("");
+  ASSERT_EQ(outputs.size(), 1U);
+  EXPECT_EQ(outputs[0].finish, FinishReason::kError);
+  EXPECT_TRUE(outputs[0].tokens.empty());
+  EXPECT_THAT(outputs[0].error, HasSubstr("a kernel failed"));
 }
 
 // Everything that looks at keys, values and pages from the host.
@@ -180,9 +198,7 @@ TEST_P(GpuEngineTest, RefusesWhatNoKernelDoes) {
   EngineConfig isa = Config("bf16");
   isa.isa = "portable";
   EXPECT_THAT(error(isa), HasSubstr("isa 'portable' is of the CPU"));
-  EngineConfig pages = Config("bf16");
-  pages.page_size = 16;
-  EXPECT_THAT(error(pages), HasSubstr("pages of 16 tokens"));
+  EXPECT_THAT(error(Config("fp32")), HasSubstr("has no kernel for"));
 }
 
 // Without a GPU the engine says what is missing.

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "kernels/cuda/cuda_memory.h"
@@ -25,28 +26,73 @@ void Require(cudaError_t error, const std::string& what) {
   throw ResourceError(what + ": " + cudaGetErrorString(error));
 }
 
+// What the runtime hands out, given back when its owner goes or was never finished.
+struct DestroyStream {
+  void operator()(cudaStream_t stream) const { cudaStreamDestroy(stream); }
+};
+struct DestroyEvent {
+  void operator()(cudaEvent_t event) const { cudaEventDestroy(event); }
+};
+struct FreeHost {
+  void operator()(void* memory) const { cudaFreeHost(memory); }
+};
+using Stream = std::unique_ptr<std::remove_pointer_t<cudaStream_t>, DestroyStream>;
+using Event = std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, DestroyEvent>;
+using HostMemory = std::unique_ptr<void, FreeHost>;
+
+Stream MakeStream() {
+  cudaStream_t stream = nullptr;
+  Require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream");
+  return Stream(stream);
+}
+Event MakeEvent(unsigned flags) {
+  cudaEvent_t event = nullptr;
+  Require(cudaEventCreateWithFlags(&event, flags), "making an event");
+  return Event(event);
+}
+HostMemory MakeHostMemory(size_t bytes) {
+  void* memory = nullptr;
+  Require(cudaMallocHost(&memory, std::max<size_t>(bytes, 1)),
+          "allocating " + std::to_string(bytes) + " bytes of page-locked memory");
+  return HostMemory(memory);
+}
+
+// The first error of a launch, for who waits next, and all who wait after: what the GPU holds is not to be trusted.
+class FirstError {
+ public:
+  void Keep(cudaError_t error, const char* where) noexcept {
+    if (error == cudaSuccess) return;
+    const std::lock_guard lock(mutex_);
+    if (error_ != cudaSuccess) return;
+    error_ = error;
+    where_ = where;
+  }
+  void Throw(const std::string& gpu) {
+    const std::lock_guard lock(mutex_);
+    if (error_ == cudaSuccess) return;
+    throw ResourceError(std::string(where_) + " failed on " + gpu + ": " + cudaGetErrorString(error_));
+  }
+
+ private:
+  std::mutex mutex_;
+  cudaError_t error_ = cudaSuccess;
+  const char* where_ = "";
+};
+
 // Page-locked memory through which everything goes to the GPU: a copy from it is asynchronous and at the bus's full
-// speed. Two halves: one is filled while the other's copies may still run.
+// speed. Two halves: one is filled while the other's copies may still run. Engines of a process share it.
 class Staging {
  public:
-  explicit Staging(cudaStream_t stream) : stream_(stream) {
-    Require(cudaMallocHost(&memory_, 2 * kHalf), "allocating page-locked memory");
-    for (cudaEvent_t& event : copied_) {
-      Require(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event");
-    }
+  explicit Staging(cudaStream_t stream) : stream_(stream), memory_(MakeHostMemory(2 * kHalf)) {
+    for (Event& event : copied_) event = MakeEvent(cudaEventDisableTiming);
   }
-  ~Staging() {
-    for (cudaEvent_t event : copied_) cudaEventDestroy(event);
-    cudaFreeHost(memory_);
-  }
-  Staging(const Staging&) = delete;
-  Staging& operator=(const Staging&) = delete;
 
   void Copy(void* device, const void* host, size_t bytes) {
+    const std::lock_guard lock(mutex_);
     for (size_t done = 0; done < bytes;) {
       if (used_ == kHalf) Turn();
       const size_t piece = std::min(bytes - done, kHalf - used_);
-      auto* staged = static_cast<uint8_t*>(memory_) + half_ * kHalf + used_;
+      auto* staged = static_cast<uint8_t*>(memory_.get()) + half_ * kHalf + used_;
       std::memcpy(staged, static_cast<const uint8_t*>(host) + done, piece);
       Require(cudaMemcpyAsync(static_cast<uint8_t*>(device) + done, staged, piece, cudaMemcpyHostToDevice, stream_),
               "copying to the GPU");
@@ -60,67 +106,84 @@ class Staging {
   static constexpr size_t kAlignment = 64;
 
   void Turn() {
-    Require(cudaEventRecord(copied_[half_], stream_), "recording an event");
+    Require(cudaEventRecord(copied_[half_].get(), stream_), "recording an event");
     half_ = 1 - half_;
     used_ = 0;
-    Require(cudaEventSynchronize(copied_[half_]), "waiting for a copy");
+    Require(cudaEventSynchronize(copied_[half_].get()), "waiting for a copy");
   }
 
   cudaStream_t stream_;
-  void* memory_ = nullptr;
-  cudaEvent_t copied_[2] = {};
+  HostMemory memory_;
+  Event copied_[2];
+  std::mutex mutex_;
   size_t half_ = 0;
   size_t used_ = 0;
 };
 
+// Each thread has a current device of its own, the first one until it says otherwise.
 class CudaDevice final : public Device {
  public:
-  CudaDevice(int device, cudaStream_t stream)
-      : device_(device), stream_(stream), name_("cuda:" + std::to_string(device)), staging_(stream) {}
+  CudaDevice(int device, cudaStream_t stream, FirstError& first_error)
+      : device_(device),
+        stream_(stream),
+        first_error_(first_error),
+        name_("cuda:" + std::to_string(device)),
+        staging_(stream) {}
 
   std::string_view Name() const noexcept override { return name_; }
 
   Buffer Allocate(size_t bytes) override {
     void* data = nullptr;
-    Require(cudaSetDevice(device_), "choosing the GPU");
+    Use();
     Require(cudaMalloc(&data, std::max<size_t>(bytes, 1)),
             "allocating " + std::to_string(bytes) + " bytes of GPU memory");
+    // cudaFree waits for what was launched: nothing that still runs reads memory that is gone.
     std::shared_ptr<void> owned(data, [](void* memory) { cudaFree(memory); });
     Require(cudaMemsetAsync(data, 0, bytes, stream_), "clearing GPU memory");
     return {std::move(owned), bytes};
   }
   std::unique_ptr<Reservation> Reserve(size_t bytes) override { return ReserveCudaMemory(bytes, device_, stream_); }
   Buffer AllocateHost(size_t bytes) override {
-    void* data = nullptr;
-    Require(cudaMallocHost(&data, std::max<size_t>(bytes, 1)),
-            "allocating " + std::to_string(bytes) + " bytes of page-locked memory");
-    std::shared_ptr<void> owned(data, [](void* memory) { cudaFreeHost(memory); });
-    std::memset(data, 0, bytes);
+    Use();
+    std::shared_ptr<void> owned = MakeHostMemory(bytes);
+    std::memset(owned.get(), 0, bytes);
     return {std::move(owned), bytes};
   }
-  void CopyIn(void* device, const void* host, size_t bytes) override { staging_.Copy(device, host, bytes); }
+  void CopyIn(void* device, const void* host, size_t bytes) override {
+    Use();
+    staging_.Copy(device, host, bytes);
+  }
   void CopyOut(void* host, const void* device, size_t bytes) override {
     CopyOutLater(host, device, bytes);
     Wait();
   }
   void CopyOutLater(void* host, const void* device, size_t bytes) override {
+    Use();
     Require(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_), "copying from the GPU");
   }
-  void Wait() override { Require(cudaStreamSynchronize(stream_), "waiting for the GPU"); }
+  void Wait() override {
+    Use();
+    first_error_.Keep(cudaStreamSynchronize(stream_), "a kernel");
+    first_error_.Throw(name_);
+  }
   void Fill(void* device, uint8_t byte, size_t bytes) override {
+    Use();
     Require(cudaMemsetAsync(device, byte, bytes, stream_), "filling GPU memory");
   }
   int64_t AvailableBytes() const override {
     size_t available = 0;
     size_t total = 0;
-    Require(cudaSetDevice(device_), "choosing the GPU");
+    Use();
     Require(cudaMemGetInfo(&available, &total), "asking for the GPU's memory");
     return static_cast<int64_t>(available);
   }
 
  private:
+  void Use() const { Require(cudaSetDevice(device_), "choosing the GPU"); }
+
   int device_;
   cudaStream_t stream_;
+  FirstError& first_error_;
   std::string name_;
   Staging staging_;
 };
@@ -128,19 +191,13 @@ class CudaDevice final : public Device {
 class CudaGpu final : public Gpu {
  public:
   explicit CudaGpu(const CudaProbe& probe) : name_("cuda-" + CudaUnit()), index_(probe.best) {
-    Require(cudaSetDevice(probe.best), "choosing the GPU");
-    Require(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream");
-    cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, probe.best);
-    device_ = std::make_unique<CudaDevice>(probe.best, stream_);
+    Require(cudaSetDevice(index_), "choosing the GPU");
+    Require(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, index_),
+            "asking for the GPU's multiprocessors");
+    stream_ = MakeStream();
+    device_ = std::make_unique<CudaDevice>(index_, stream_.get(), first_error_);
   }
-  ~CudaGpu() override {
-    cudaStreamSynchronize(stream_);
-    for (cudaEvent_t event : clock_) {
-      if (event != nullptr) cudaEventDestroy(event);
-    }
-    device_.reset();
-    cudaStreamDestroy(stream_);
-  }
+  ~CudaGpu() override { cudaStreamSynchronize(stream_.get()); }
   CudaGpu(const CudaGpu&) = delete;
   CudaGpu& operator=(const CudaGpu&) = delete;
 
@@ -150,62 +207,50 @@ class CudaGpu final : public Gpu {
 
   void Append(int kernel, const cuda::AppendSide& side) noexcept override {
     Use();
-    cuda::LaunchAppend(kernel, side, stream_);
+    cuda::LaunchAppend(kernel, side, stream_.get());
     Keep(cudaPeekAtLastError(), "an append kernel");
   }
   void Attend(int kernel, const cuda::AttendLayer& layer) noexcept override {
     Use();
     constexpr int kBlocksOfOne = 4;  // of a multiprocessor; more than fit wait their turn
-    cuda::LaunchAttend(kernel, layer, kBlocksOfOne * multiprocessors_, stream_);
+    cuda::LaunchAttend(kernel, layer, kBlocksOfOne * multiprocessors_, stream_.get());
     Keep(cudaPeekAtLastError(), "an attention kernel");
-    cuda::LaunchMerge(layer, stream_);
+    cuda::LaunchMerge(layer, stream_.get());
     Keep(cudaPeekAtLastError(), "a merge kernel");
   }
   void Run(const cuda::ModelWork& work) noexcept override {
     Use();
-    cuda::LaunchModel(work, stream_);
+    cuda::LaunchModel(work, stream_.get());
     Keep(cudaPeekAtLastError(), "a kernel of the model");
   }
   void Copy(void* to, const void* from, size_t bytes) noexcept override {
-    Keep(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_), "a copy");
+    Use();
+    Keep(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_.get()), "a copy");
   }
   double Seconds(const std::function<void()>& launches) override {
     Use();
-    for (cudaEvent_t& event : clock_) {
-      if (event == nullptr) Require(cudaEventCreate(&event), "making an event");
-    }
-    Require(cudaEventRecord(clock_[0], stream_), "recording an event");
+    const Event begin = MakeEvent(cudaEventDefault);
+    const Event end = MakeEvent(cudaEventDefault);
+    Require(cudaEventRecord(begin.get(), stream_.get()), "recording an event");
     launches();
-    Require(cudaEventRecord(clock_[1], stream_), "recording an event");
-    Require(cudaEventSynchronize(clock_[1]), "waiting for the GPU");
+    Require(cudaEventRecord(end.get(), stream_.get()), "recording an event");
+    Require(cudaEventSynchronize(end.get()), "waiting for the GPU");
     float milliseconds = 0;
-    Require(cudaEventElapsedTime(&milliseconds, clock_[0], clock_[1]), "reading the GPU's clock");
+    Require(cudaEventElapsedTime(&milliseconds, begin.get(), end.get()), "reading the GPU's clock");
     return milliseconds * 1e-3;
   }
-  void Check() override {
-    Keep(cudaStreamSynchronize(stream_), "a kernel");
-    if (error_ == cudaSuccess) return;
-    throw ResourceError(std::string(where_) + " failed on " + name_ + ": " + cudaGetErrorString(error_));
-  }
+  void Check() override { device_->Wait(); }
 
  private:
-  // Each thread has a current device of its own, the first one until it says otherwise; a launch must be on the
-  // stream's.
   void Use() noexcept { Keep(cudaSetDevice(index_), "choosing the GPU"); }
-  void Keep(cudaError_t error, const char* where) noexcept {
-    if (error == cudaSuccess || error_ != cudaSuccess) return;
-    error_ = error;
-    where_ = where;
-  }
+  void Keep(cudaError_t error, const char* where) noexcept { first_error_.Keep(error, where); }
 
   std::string name_;
   int index_;
-  cudaStream_t stream_ = nullptr;
-  cudaEvent_t clock_[2] = {};
   int multiprocessors_ = 1;
-  std::unique_ptr<CudaDevice> device_;
-  cudaError_t error_ = cudaSuccess;  // the first
-  const char* where_ = "";
+  FirstError first_error_;
+  Stream stream_;
+  std::unique_ptr<CudaDevice> device_;  // gone before the stream
 };
 
 }  // namespace

@@ -21,7 +21,7 @@ class Gpu {
   virtual int Multiprocessors() const noexcept = 0;
 
   // Launches; `kernel` is an index that cuda::FindAppend or FindAttend gave. They run in the order of the calls, after
-  // copies that began before; an error is kept for Check.
+  // copies that began before; an error is kept for Check, and for the device's Wait and CopyOut.
   virtual void Append(int kernel, const cuda::AppendSide& side) noexcept = 0;
   virtual void Attend(int kernel, const cuda::AttendLayer& layer) noexcept = 0;  // all runs, and their merge
   virtual void Run(const cuda::ModelWork& work) noexcept = 0;                    // at least one block

@@ -37,7 +37,7 @@ struct LinearBlock {
 
   struct Loaded {
     typename Panel::Raw w[kPanels];
-    Words4 x[kRowsAhead ? 1 : 0 + 1];
+    Words4 x[1];  // where kRowsAhead
   };
   using Sums = float[kPanels][kRowTiles][4];
 

@@ -88,8 +88,9 @@ constexpr double GpuDotTolerance(long terms, double sum_of_magnitudes) {
   return DotTolerance(3 * terms + 16, sum_of_magnitudes);
 }
 
-// Operations on rows on a GPU against the CPU's, relative to the value or 1: sums of up to 1,024 squares in another order
-// (each side within 2^-24 sqrt(1024) of the sum, halved by the root), an exponential of 2^-22, and a few roundings.
+// Operations on rows on a GPU against the CPU's, relative to the value or 1: sums of up to 1,024 squares in another
+// order (each side within 2^-24 sqrt(1024) of the sum, halved by the root), an exponential of 2^-22, and a few
+// roundings.
 inline constexpr double kGpuRowTolerance = 4e-6;
 
 // The same of a GPU. An element of a query and a weight are f16 (2^-12 of themselves), or two bf16 terms (2^-17).

@@ -143,13 +143,14 @@ def _run_gpu(values: argparse.Namespace) -> int:
                 measured=bar.update,
             )
             rows += [{"shape": name, **row} for row in measured]
+    copy = median(row["copy_gb_s"] for row in rows)
     report = {
         "machine": {"cpu": cpu_name(), "system": platform.platform(), "backends": attention.backends()},
-        "limit_gb_s": {"copy": median(row["copy_gb_s"] for row in rows)},
+        "limit_gb_s": {"copy": copy},
         "shapes": shapes,
         "rows": rows,
     }
-    parts = [f"{rows[0]['unit']}; a copy of its memory: {report['limit_gb_s']['copy']:.0f} GB/s"]
+    parts = [f"{rows[0]['unit']}; a copy of its memory: {copy:.0f} GB/s"]
     for name, shape in shapes.items():
         cells = [_gpu_cells(row) for row in rows if row["shape"] == name]
         parts += ["", f"{shape['title']}:", "", render_table(_GPU_HEADER, cells, left=(0, 1))]

@@ -98,6 +98,7 @@ class CpuBackend final : public Backend {
       const SequenceRows& sequence = cpu_plan.batch.sequences[static_cast<size_t>(tile.sequence)];
       return sequence.first_row + tile.first - sequence.span.start;
     };
+    for (TileWorkspace& workspace : workspaces_) workspace.ForgetQueries();
     const auto attention_of = [&](const Tile& tile, int worker) {
       return TileAttention(kernels_, view, tile,
                            cpu_plan.batch.sequences[static_cast<size_t>(tile.sequence)].span.pages,

@@ -17,8 +17,9 @@ using kernels::kMaxPageTokens;
 using kernels::kPassRows;
 
 constexpr int64_t kLine = 64;
-constexpr int64_t kSoftmaxLines = 16;     // of each stream, that a softmax has the time to touch
-constexpr int64_t kBytesAhead = 4 << 10;  // at least, that are touched before they are read: a microsecond of work
+constexpr int64_t kSoftmaxLines = 16;      // of each stream, that a softmax has the time to touch
+constexpr int64_t kValuesAhead = 2 << 10;  // bytes of a cell's values that are touched with its keys: memory's latency
+constexpr int64_t kNearCacheBytes = 20 << 10;  // of a page of a head beside its queries, scores and results
 constexpr SoftmaxState kEmpty = {-std::numeric_limits<float>::infinity(), 0.0f};
 
 int64_t Align(int64_t bytes) {
@@ -159,22 +160,25 @@ CellView TileAttention::CellSide::At(const uint8_t* record) const noexcept {
 
 void TileAttention::PrepareQueries(QueryRows q, int64_t first, int64_t last) noexcept {
   const int64_t pages_of_run = kRunTokens / page_size_;
-  ahead_page_ =
+  const int64_t first_page =
       std::max(FirstVisible(tile_.first, layer_.attention->sliding_window) / page_size_, first * pages_of_run);
   ahead_end_ = std::min(own_page_ + 1, last * pages_of_run);
-  for (int64_t bytes = 0; bytes < kBytesAhead; bytes += quantized_.head_bytes) {
-    const Ahead ahead = NextAhead();
-    for (const kernels::Prefetch& part : {ahead.scoring, ahead.weighing, ahead.adding}) {
-      for (const uint8_t* line = part.next; line < part.end; line += kLine) {
-        __builtin_prefetch(line);
-        __builtin_prefetch(line + part.second);
-      }
-    }
+  const Span start = SpansOf(first_page, 0).start;
+  for (const uint8_t* line = start.begin; line < start.begin + start.bytes; line += kLine) __builtin_prefetch(line);
+  bool reads[2] = {};  // quantized records, exact ones
+  for (int64_t page = first_page; page < ahead_end_ && !(reads[0] && reads[1]); ++page) {
+    reads[ReadsExact(*layer_.scheme, own_page_, page)] = true;
   }
-  for (int head = 0; head < tile_.kv_heads; ++head) PrepareHead(q, head);
+  if (std::exchange(work_.prepared_, &tile_) != &tile_) work_.prepared_for_[0] = work_.prepared_for_[1] = false;
+  for (int kind = 0; kind < 2; ++kind) {
+    reads[kind] = reads[kind] && !work_.prepared_for_[kind];
+    work_.prepared_for_[kind] |= reads[kind];
+  }
+  if (!reads[0] && !reads[1]) return;
+  for (int head = 0; head < tile_.kv_heads; ++head) PrepareHead(q, head, reads[0], reads[1]);
 }
 
-void TileAttention::PrepareHead(QueryRows q, int head) noexcept {
+void TileAttention::PrepareHead(QueryRows q, int head, bool for_quantized, bool for_exact) noexcept {
   const formats::Side& side = layer_.scheme->k;
   const int kv_head = tile_.kv_head + head;
   const float softmax_scale = layer_.attention->softmax_scale * kernels::kLog2E;
@@ -200,8 +204,10 @@ void TileAttention::PrepareHead(QueryRows q, int head) noexcept {
     }
     transform.Forward(query, x, taken);
     uint8_t* prepared = work_.queries_[0] + row * work_.query_stride_;
-    work_.row_scale_[0][row] = quantized.prepare(x, head_dim_, block, prepared) * (softmax_scale * static_scale);
-    if (layer_.scheme->exact_open) {
+    if (for_quantized) {
+      work_.row_scale_[0][row] = quantized.prepare(x, head_dim_, block, prepared) * (softmax_scale * static_scale);
+    }
+    if (for_exact) {
       prepared = work_.queries_[1] + row * work_.query_stride_;
       work_.row_scale_[1][row] = exact.prepare(x, head_dim_, 0, prepared) * softmax_scale;
     }
@@ -222,32 +228,39 @@ TileAttention::PageView TileAttention::View(int64_t page, int head) const noexce
           false};
 }
 
-TileAttention::Ahead TileAttention::AheadOf(int64_t page, int head) const noexcept {
+TileAttention::Spans TileAttention::SpansOf(int64_t page, int head) const noexcept {
   const PageView view = View(page, head);
   const CellSide &k = view.cells->k, &v = view.cells->v;
   const uint8_t* keys = view.record + k.codes;
+  if (layer_.scheme->SharesCell()) return {{keys, view.cells->head_bytes}, {}};
+  const uint8_t* values = view.record + v.codes;
   const int64_t seen = tile_.first + tile_.tokens - page * page_size_;
-  if (seen < page_size_ && !layer_.scheme->SharesCell()) {  // the own page: no more than it holds so far
+  if (seen < page_size_) {  // the own page: no more than it holds so far
     const int64_t groups = (seen + 15) / 16, quads = (seen + 3) / 4;
-    return {Lines(keys, k.bytes * 16 * groups / page_size_),
-            {},
-            Lines(view.record + v.codes, v.bytes * 4 * quads / page_size_)};
+    return {{keys, k.bytes * 16 * groups / page_size_}, {values, v.bytes * 4 * quads / page_size_}};
   }
-  // All cells of the head, which lie one behind the other.
-  const int64_t lines = HalfLines(view.cells->head_bytes), second = lines * kLine;
-  const uint8_t* weighing = keys + lines * 3 / 8 * kLine;
-  const uint8_t* adding = weighing + std::min(lines / 8, kSoftmaxLines) * kLine;
-  return {{keys, weighing, second}, {weighing, adding, second}, {adding, keys + second, second}};
+  // All cells of the head, which lie one behind the other. A second-level cache holds them whole, the first one halves.
+  const bool near = view.cells->head_bytes <= kNearCacheBytes;
+  const int64_t start = near ? std::min(values - keys + kValuesAhead, view.cells->head_bytes) : view.cells->head_bytes;
+  return {{keys, start}, {keys + start, view.cells->head_bytes - start}};
 }
 
-// Of the page and head that is next, none behind the last.
-TileAttention::Ahead TileAttention::NextAhead() noexcept {
-  if (ahead_page_ >= ahead_end_) return {};
-  const Ahead ahead = AheadOf(ahead_page_, ahead_head_);
-  if (++ahead_head_ == tile_.kv_heads) {
-    ahead_head_ = 0;
-    ++ahead_page_;
+TileAttention::Ahead TileAttention::AheadOf(int64_t page, int head) const noexcept {
+  Ahead ahead;
+  const Span rest = SpansOf(page, head).rest;
+  if (rest.bytes > 0) ahead.scoring = Lines(rest.begin, rest.bytes);
+  if (++head == tile_.kv_heads) {
+    head = 0;
+    if (++page >= ahead_end_) return ahead;
   }
+  const Span start = SpansOf(page, head).start;
+  const int64_t lines = HalfLines(start.bytes), second = lines * kLine;
+  const int64_t scoring = rest.bytes > 0 ? 0 : lines * 3 / 8;
+  const uint8_t* weighing = start.begin + scoring * kLine;
+  const uint8_t* adding = weighing + std::min((lines - scoring) / 5, kSoftmaxLines) * kLine;
+  if (rest.bytes == 0) ahead.scoring = {start.begin, weighing, second};
+  ahead.weighing = {weighing, adding, second};
+  ahead.adding = {adding, start.begin + second, second};
   return ahead;
 }
 
@@ -265,7 +278,7 @@ void TileAttention::AttendRun(int64_t run) noexcept {
       const int64_t seeing = (page + 1) * page_size_ - 1 + window - tile_.first;
       tokens = static_cast<int>(std::min<int64_t>(tokens, seeing));
     }
-    for (int head = 0; head < tile_.kv_heads; ++head) AttendPage(page, View(page, head), NextAhead(), tokens);
+    for (int head = 0; head < tile_.kv_heads; ++head) AttendPage(page, View(page, head), AheadOf(page, head), tokens);
   }
 }
 

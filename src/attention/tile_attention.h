@@ -37,11 +37,16 @@ class TileWorkspace {
   void Reserve(Device& device, int rows, const std::vector<LayerView>& layers,
                const kernels::AttentionKernels& kernels);
 
+  // Before the queries of another layer or step.
+  void ForgetQueries() noexcept { prepared_ = nullptr; }
+
  private:
   friend class TileAttention;
   Buffer memory_;
   int rows_ = 0;
   int64_t query_stride_ = 0;
+  const Tile* prepared_ = nullptr;  // whose queries these are: tasks of one tile often follow each other
+  bool prepared_for_[2] = {};       // the quantized code, the exact one
   // Prepared for the quantized code, for the exact one, and (K's plain channels alone) for theirs.
   uint8_t* queries_[3] = {};
   float* row_scale_[3] = {};
@@ -104,15 +109,25 @@ class TileAttention {
     int head;               // of the tile's, from 0
     bool exact;
   };
-  // What the kernels touch while they attend a page of a head, in three parts, so that memory never rests.
+  // What is read of a page of a head first, and what is read later.
+  struct Span {
+    const uint8_t* begin = nullptr;
+    int64_t bytes = 0;
+  };
+  struct Spans {
+    Span start, rest;
+  };
+  // What the kernels touch while they attend a page of a head, so that memory never rests: the rest of the page and the
+  // start of the next one. No more than that: the first-level cache has no room for a whole page beside the current
+  // one.
   struct Ahead {
     kernels::Prefetch scoring, weighing, adding;
   };
   static constexpr Ahead kNothingAhead = {};
   static CellSide SideOf(const formats::Side& side, formats::CellShape shape, int64_t cell) noexcept;
-  void PrepareHead(QueryRows q, int head) noexcept;
+  void PrepareHead(QueryRows q, int head, bool for_quantized, bool for_exact) noexcept;
   PageView View(int64_t page, int head) const noexcept;
-  Ahead NextAhead() noexcept;
+  Spans SpansOf(int64_t page, int head) const noexcept;
   Ahead AheadOf(int64_t page, int head) const noexcept;
   void AttendRun(int64_t run) noexcept;
   void TurnLatents(int64_t page, const PageView& view, int tokens) noexcept;
@@ -134,10 +149,7 @@ class TileAttention {
   int64_t own_page_;
   PageCells quantized_;
   PageCells exact_;
-  // The page and head that is touched next, some before they are attended, and where touching ends.
-  int64_t ahead_page_ = 0;
-  int64_t ahead_end_ = 0;
-  int ahead_head_ = 0;
+  int64_t ahead_end_ = 0;  // page where touching ends
 };
 
 }  // namespace kvanta::attention

@@ -177,9 +177,21 @@ KVANTA_INLINE constexpr int RunsBeside() {
   return kRunsBeside;
 }
 
+// Tiles of query rows that a pass is made of.
+KVANTA_INLINE constexpr int RowTiles(int rows) {
+  return (rows + kQueryTile - 1) / kQueryTile;
+}
+
+// Steps of the prefetcher in a pass over `groups` groups of keys.
+template <class Code>
+KVANTA_INLINE int ScoreSteps(const KeyPass& pass) {
+  const int groups = (pass.groups + RunsBeside<Code>() - 1) / RunsBeside<Code>();
+  return groups * RowTiles(pass.rows) * (pass.cell.head_dim / (Code::kSub * kLinesOfStep));
+}
+
 template <class Code>
 void Score(const KeyPass& pass) {
-  Prefetcher prefetch{pass.prefetch};
+  Prefetcher prefetch{pass.prefetch, ScoreSteps<Code>(pass)};
   const int64_t group_bytes = int64_t{pass.cell.head_dim} * (32 / Code::kSub) * 2;
   constexpr int kGroups = RunsBeside<Code>();
   int group = 0;
@@ -187,7 +199,6 @@ void Score(const KeyPass& pass) {
     ScoreGroups<Code, kGroups>(pass, pass.cell.codes + group * group_bytes, group, prefetch);
   }
   if (group < pass.groups) ScoreGroups<Code, 1>(pass, pass.cell.codes + group * group_bytes, group, prefetch);
-  prefetch.Rest();
 }
 
 // ---- PV
@@ -382,9 +393,16 @@ KVANTA_INLINE void MaskUnit(const uint8_t* lines, int head_dim, int first, int b
   }
 }
 
+// Steps of the prefetcher in a pass over the values of `units` units.
+template <class Code>
+KVANTA_INLINE int AddSteps(const ValuePass& pass, int units) {
+  constexpr int kChannels = ColumnsOf<Code>() * ColumnsBeside<Code>();
+  return (pass.cell.head_dim + kChannels - 1) / kChannels * RowTiles(pass.rows) * units;
+}
+
 template <class Code>
 void Accumulate(const ValuePass& pass) {
-  Prefetcher prefetch{pass.prefetch};
+  Prefetcher prefetch{pass.prefetch, AddSteps<Code>(pass, (pass.end - pass.begin) / (Code::kSub * kLinesOfStep))};
   Weights weights;
   Weigh<Code>(pass, weights);
   const int64_t unit_bytes = int64_t{pass.cell.head_dim} * 4;
@@ -412,7 +430,6 @@ void Accumulate(const ValuePass& pass) {
     if (begin < whole) add(lines_of(begin), begin, whole);
     if (whole >= begin && whole != end) add_masked(whole);
   }
-  prefetch.Rest();
 }
 
 }  // namespace

@@ -75,12 +75,11 @@ KVANTA_INLINE void ScoreNarrowTile(const KeyPass& pass, const KeyScales& scales,
     for (int r = 0; r < kRows; ++r) starts[r] = of_block == 0 ? bias[r][b] : 0;
     const bool whole = block - of_block >= Key::kBlock;
     if (whole) {
-      Key::template Dot<kGroups, kRows, Key::kBlock>(low, high, group_bytes, query, starts, dots);
+      Key::template Dot<kGroups, kRows, Key::kBlock>(low, high, group_bytes, query, starts, dots, prefetch);
     } else {
-      Key::template Dot<kGroups, kRows, Key::kStep>(low, high, group_bytes, query, starts, dots);
+      Key::template Dot<kGroups, kRows, Key::kStep>(low, high, group_bytes, query, starts, dots, prefetch);
     }
     const int channels = whole ? Key::kBlock : Key::kStep;
-    prefetch.Lines(kGroups * channels * Key::kBits / 32);
     for (int i = 0; i < kSums; ++i) {
       sums[i] = Lanes::Fma(Bytes16::ToFloat(dots[i]), Lanes::Load(scale_of_block + 16 * (i % kGroups)), sums[i]);
     }
@@ -139,13 +138,19 @@ KVANTA_INLINE void AddScores(const KeyPass& pass, const KeyScales& scales, int f
   if (group < last) ScoreNarrowGroups<Key, 1>(pass, scales, pass.cell.codes + group * group_bytes, group, prefetch);
 }
 
+// Steps of the prefetcher in a pass over all groups.
+template <class Key>
+KVANTA_INLINE int NarrowScoreSteps(const KeyPass& pass) {
+  const int groups = (pass.groups + kRunsBeside - 1) / kRunsBeside;
+  return groups * RowTiles(pass.rows) * (pass.cell.head_dim / Key::kChannelsOfStep);
+}
+
 template <class Key>
 void ScoreNarrow(const KeyPass& pass) {
   KeyScales scales;
+  Prefetcher prefetch{pass.prefetch, NarrowScoreSteps<Key>(pass)};
   LoadKeyScales(pass.cell, pass.groups, scales);
-  Prefetcher prefetch{pass.prefetch};
   AddScores<Key>(pass, scales, 0, pass.groups, prefetch);
-  prefetch.Rest();
 }
 
 // ---- keys with a scale and a zero per channel: prepared queries are f32, and become coefficients tile by tile
@@ -236,7 +241,7 @@ void ScoreTiled(const KeyPass& pass) {
   tile_pass.query = queries;
   tile_pass.query_stride = QueryBytes<Key>(cell.head_dim);
   tile_pass.row_scale = factors;
-  Prefetcher prefetch{pass.prefetch};
+  Prefetcher prefetch{pass.prefetch, NarrowScoreSteps<Key>(pass)};
   for (int first = 0; first < pass.groups; first += groups_of_tile) {
     const int64_t meta = int64_t{first} / groups_of_tile * cell.head_dim;
     ScaleQueries<kCode>(pass, meta, queries, tile_pass.query_stride, factors, zeros);
@@ -253,7 +258,6 @@ void ScoreTiled(const KeyPass& pass) {
       }
     }
   }
-  prefetch.Rest();
 }
 
 }  // namespace

@@ -164,7 +164,7 @@ __attribute__((noinline)) void WeighSlots(const ValuePass& pass, SlotRange range
         Lanes::F x[4];
         for (int i = 0; i < 4; ++i) x[i] = t + 16 * i < last ? Lanes::Load(share + 16 * i) : Lanes::Zero();
         Bytes16::PackProducts(scaled, x, out + b * weights.block_stride + t);
-        prefetch.Step();
+        if (b % 2 == 0) prefetch.Step();
       }
     }
     const float unit = largest[row] * (scale / kLargestWeight);
@@ -203,7 +203,10 @@ inline constexpr int kWeightRun = formats::CodeBits(kCode) > 3 ? 64 : kMaxPageTo
 template <formats::Code kCode>
 void AccumulateNarrow(const ValuePass& pass) {
   using Value = NarrowValue<NarrowCodeOf<kCode>, kNegativeScales<kCode>>;
-  Prefetcher prefetch{pass.prefetch};
+  const int blocks = pass.cell.block_scales ? pass.cell.head_dim / pass.cell.block : 1;
+  const int tokens = pass.end - pass.begin;
+  Prefetcher prefetch{pass.prefetch,
+                      pass.rows * ((blocks + 1) / 2) * ((tokens + 63) / 64) + AddSteps<Value>(pass, tokens / 4)};
   SlotScales slots;
   Weights weights;
   SlotRange range{pass.begin, pass.begin};
@@ -216,7 +219,6 @@ void AccumulateNarrow(const ValuePass& pass) {
       StartSums<Value::kHasScaleSigns, Bytes16>(pass, range, Value::kMiddle, slots, weights);
     AddNarrow<Value>(pass, range, weights, range.begin == pass.begin, prefetch);
   }
-  prefetch.Rest();
 }
 
 }  // namespace

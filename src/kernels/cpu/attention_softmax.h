@@ -34,7 +34,8 @@ KVANTA_INLINE float Exp2One(float x) {
 }
 
 // The logits of a row, masked outside [begin, end); returns the largest.
-KVANTA_INLINE float MaskLogits(const SoftmaxPass& pass, int row, int first, int last) {
+KVANTA_INLINE float MaskLogits(const SoftmaxPass& pass, int row, int first, int last, Prefetcher& prefetch) {
+  prefetch.Step();
   float* scores = pass.scores + row * kMaxPageTokens;
   Lanes::F peak = Lanes::Set1(kNegativeInfinity);
   for (int t = first; t < last; t += 16) {
@@ -55,13 +56,13 @@ template <int kCount>
 struct Many {};
 
 void Softmax(const SoftmaxPass& pass) {
-  Prefetcher prefetch{pass.prefetch};
   const int first = pass.begin / 16 * 16, last = static_cast<int>(RoundUp(pass.end, 16));
+  Prefetcher prefetch{pass.prefetch, pass.rows * (1 + (last - first + 31) / 32)};
   // Rows in two sweeps, so that the long chains of one row's reductions overlap with the next row's.
   float top[16] = {};
   float change[16] = {};
   for (int row = 0; row < pass.rows; ++row) {
-    const float page = MaskLogits(pass, row, first, last);
+    const float page = MaskLogits(pass, row, first, last, prefetch);
     const float before = pass.state[row].max;
     top[row] = before > page ? before : page;
     change[row] = before - top[row];  // -infinity before the first page: 2 to that is 0
@@ -76,7 +77,7 @@ void Softmax(const SoftmaxPass& pass) {
     Lanes::F sum = Lanes::Zero();
     const auto add = [&]<int kCount>(Many<kCount>, int t) {
       Lanes::F p[kCount];  // masked: 2^-infinity = 0
-      prefetch.Lines(2 * kCount);
+      prefetch.Step();
       for (int i = 0; i < kCount; ++i) p[i] = Lanes::Sub(Lanes::Load(scores + t + 16 * i), highest);
       Exp2OfNegative<Lanes, kCount>(p);
       for (int i = 0; i < kCount; ++i) Lanes::Store(scores + t + 16 * i, p[i]);
@@ -90,7 +91,6 @@ void Softmax(const SoftmaxPass& pass) {
     state.max = top[row];
     pass.rescale[row] = rescale[row];
   }
-  prefetch.Rest();
 }
 
 // As LoadChannels().

@@ -99,9 +99,8 @@ KVANTA_INLINE void ScoreUnpackedGroup(const KeyPass& pass, int group, Prefetcher
 
 template <formats::Code kCode>
 void ScoreUnpacked(const KeyPass& pass) {
-  Prefetcher prefetch{pass.prefetch};
+  Prefetcher prefetch{pass.prefetch, ScoreSteps<CodeInt8>(pass)};
   for (int group = 0; group < pass.groups; ++group) ScoreUnpackedGroup<kCode>(pass, group, prefetch);
-  prefetch.Rest();
 }
 
 // ---- PV

@@ -21,6 +21,7 @@ namespace {
 // Query rows that share a loaded line: 8 sums, and room for what is decoded.
 inline constexpr int kQueryTile = kSmallTiles ? 2 : 4;
 inline constexpr int kRunsBeside = 1;
+inline constexpr int kLinesOfStep = 2;  // of a run, for which a dot makes a step of the prefetcher
 
 // x where begin <= lane < end, else `other`.
 KVANTA_INLINE Lanes::F KeepOr(Lanes::F x, float other, int begin, int end) {

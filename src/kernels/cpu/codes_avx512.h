@@ -34,13 +34,16 @@ KVANTA_INLINE __m512i LoadLine(const LineRun& run, int64_t i, int v) {
   const unsigned lanes = left >= 16 ? 16U : left > 0 ? static_cast<unsigned>(left) : 0U;
   return _mm512_maskz_loadu_epi32(static_cast<__mmask16>((1U << lanes) - 1U), line);
 }
-// f(line): for every line of a run, two lines a prefetch.
+inline constexpr int kLinesOfStep = 1;  // of a run, for which a dot makes a step of the prefetcher
+
+// f(line): for every line of a run.
 template <class F>
 KVANTA_INLINE void ForLines(const LineRun& run, Prefetcher& prefetch, F f) {
   int64_t i = 0;
   for (; i + 2 <= run.count; i += 2) {
     prefetch.Step();
     f(i);
+    prefetch.Step();
     f(i + 1);
   }
   if (i < run.count) f(i);

@@ -96,6 +96,7 @@ struct NarrowKey : Base {
   static constexpr int kNarrowest = Base::kHigh != 0 ? Base::kHigh : Base::kLow;
   static constexpr int kStep = 32 / kNarrowest;  // channels of a unit of the narrowest plane
   static constexpr int kBlock = Base::kLevelsOfE2M1 ? 16 : 32;
+  static constexpr int kChannelsOfStep = 8;  // for which a dot makes a step of the prefetcher
   static constexpr int kLargestByte = Base::kLevelsOfE2M1 ? Base::kLevels.largest : (1 << Base::kBits) - 1;
 
   // Products of channels [0, kChannels), a multiple of kStep, of 16 tokens with `coefficients`. `low`, `high`: the
@@ -103,13 +104,15 @@ struct NarrowKey : Base {
   // sums[r * kGroups + g]: of row r and the g-th group of tokens, whose lines are group_bytes behind those before.
   template <int kGroups, int kRows, int kChannels, class B = Bytes16>
   static KVANTA_INLINE void Dot(const uint8_t* low, const uint8_t* high, int64_t group_bytes,
-                                const uint8_t* const* coefficients, const int32_t* starts, typename B::Sum* sums) {
+                                const uint8_t* const* coefficients, const int32_t* starts, typename B::Sum* sums,
+                                Prefetcher& prefetch) {
     constexpr int kRun = Base::template RunOf<B>(kLargestByte, 127);  // lines of bytes
     constexpr int kLines = kChannels / 4;
     constexpr int kLowFields = 8 / Base::kLow, kHighFields = 8 / kNarrowest;
     typename B::Run run[kRows * kGroups];
 #pragma GCC unroll 8
     for (int line = 0; line < kLines; ++line) {
+      if (line % 2 == 0) prefetch.Step();
       typename B::V x[kGroups];
 #pragma GCC unroll 2
       for (int g = 0; g < kGroups; ++g) {
@@ -222,10 +225,10 @@ struct NarrowValue : Base {
         if constexpr (B::kSumsAreWide) run_even[i] = even[i], run_odd[i] = odd[i];
       }
       const int end = begin + kRun < count ? begin + kRun : count;
-      prefetch.Lines((end - begin) * kCount * kVectors);
 #pragma GCC unroll 4
       for (int i = begin; i < end; ++i) {
         const uint8_t* unit = units + i * stride;
+        prefetch.Step();
 #pragma GCC unroll 2
         for (int c = 0; c < kCount; ++c) {
           const typename B::V low = B::template LoadSets<Base::kLow, kTail>(unit, group + c, left);

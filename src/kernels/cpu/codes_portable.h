@@ -15,6 +15,7 @@ namespace {
 
 inline constexpr int kQueryTile = kSmallTiles ? 1 : 2;
 inline constexpr int kRunsBeside = 1;
+inline constexpr int kLinesOfStep = 2;  // of a run, for which a dot makes a step of the prefetcher
 
 // x where begin <= lane < end, else `other`.
 KVANTA_INLINE Lanes::F KeepOr(Lanes::F x, float other, int begin, int end) {

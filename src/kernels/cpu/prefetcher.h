@@ -1,4 +1,4 @@
-// Touches, some cache lines per step, what a later kernel call will read.
+// Touches, line by line, what a later kernel call will read.
 #pragma once
 
 #include <cstdint>
@@ -9,21 +9,38 @@
 namespace kvanta::kernels {
 namespace {
 
-struct Prefetcher : Prefetch {
-  // Two lines: for every second line of 64 bytes that a kernel reads.
-  KVANTA_INLINE void Step() {
-    if (next < end) {
-      __builtin_prefetch(next);
-      __builtin_prefetch(next + second);
-      next += 64;
-    }
+inline constexpr int kLineBytes = 64;
+alignas(kLineBytes) constexpr uint8_t kNothingToTouch[kLineBytes] = {};
+
+// Spreads lines evenly over the calls of Step() that a kernel makes. Several at once would fill what a core has to wait
+// with for memory, and then it computes nothing. Without a branch: where there are more steps than lines, some touch a
+// line again.
+class Prefetcher {
+ public:
+  // `steps`: about as many as there will be.
+  KVANTA_INLINE Prefetcher(const Prefetch& ahead, int steps) {
+    const uint32_t bytes = static_cast<uint32_t>(ahead.end - ahead.next);
+    if (bytes == 0 || steps <= 0) return;
+    next_ = ahead.next;
+    second_ = ahead.second;
+    const uint32_t most = static_cast<uint32_t>(steps) * kLineBytes;
+    for (uint32_t more = bytes; more > most; more -= kLineBytes) Touch(kLineBytes);
+    bytes_of_step_ =
+        bytes >= most ? kLineBytes : (bytes + static_cast<uint32_t>(steps) - 1) / static_cast<uint32_t>(steps);
   }
-  KVANTA_INLINE void Lines(int count) {
-    for (int i = 0; i < count; i += 2) Step();
+
+  KVANTA_INLINE void Step() { Touch(bytes_of_step_); }
+
+ private:
+  KVANTA_INLINE void Touch(uint32_t bytes) {
+    __builtin_prefetch(next_);
+    __builtin_prefetch(next_ + second_);
+    next_ += bytes;
   }
-  KVANTA_INLINE void Rest() {
-    while (next < end) Step();
-  }
+
+  const uint8_t* next_ = kNothingToTouch;
+  int64_t second_ = 0;
+  uint32_t bytes_of_step_ = 0;
 };
 
 }  // namespace

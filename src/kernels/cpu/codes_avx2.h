@@ -210,7 +210,7 @@ KVANTA_INLINE void PackInt16(Lanes::F x, __m128i shuffle, uint8_t* out) {
                       _mm256_shuffle_epi8(packed, _mm256_broadcastsi128_si256(shuffle)));
 }
 KVANTA_INLINE void AddProducts(__m256i a, __m256i b, __m256i& sum) {
-  sum = _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
+  sum = InOrder(_mm256_add_epi32(sum, _mm256_madd_epi16(a, b)));
 }
 KVANTA_INLINE __m256 ToFloat(__m256i x) {
   return _mm256_cvtepi32_ps(x);

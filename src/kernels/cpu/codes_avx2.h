@@ -232,8 +232,7 @@ struct CodeInt8 {
                                 Lanes::F* sums, Prefetcher& prefetch) {
     __m256i lo[kRows], hi[kRows];
     for (int r = 0; r < kRows; ++r) lo[r] = hi[r] = _mm256_setzero_si256();
-    for (int64_t i = 0; i < run.count; ++i) {
-      if (i % 2 == 0) prefetch.Step();
+    const auto add = [&](int64_t i) __attribute__((always_inline)) {
       const __m256i a = Load256(run.lines + i * run.stride);
       const __m256i b = kTail ? _mm256_setzero_si256() : Load256(run.lines + i * run.stride + 32);
       const __m256i a02 = _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8), a13 = _mm256_srai_epi16(a, 8);
@@ -248,7 +247,14 @@ struct CodeInt8 {
           AddProducts(b13, c13, hi[r]);
         }
       }
+    };
+    int64_t i = 0;
+    for (; i + 2 <= run.count; i += 2) {
+      prefetch.Step();
+      add(i);
+      add(i + 1);
     }
+    if (i < run.count) add(i);
     for (int r = 0; r < kRows; ++r) sums[r] = {ToFloat(lo[r]), ToFloat(hi[r])};
   }
 };

@@ -33,8 +33,8 @@ constexpr bool IsNarrow(formats::Code code) noexcept {
 //
 //   dot       codes                           avx512                     avx2                    portable
 //   kF32      floating point                  f32 multiply-add           f32 multiply-add        the same
-//   kWide     8 bits, Lloyd-Max levels        vpdpbusd, two per product  vpmaddwd of 16 bits     32-bit products
-//   kNarrow   integers up to 6 bits, e2m1     vpdpbusd                   vpmaddubsw              32-bit products
+//   kWide     8 bits, Lloyd-Max levels        vpdpbusd, two per product  vpmaddwd of 16 bits     pmaddwd of 16 bits
+//   kNarrow   integers up to 6 bits, e2m1     vpdpbusd                   vpmaddubsw              pmaddwd of 16 bits
 enum class Dot : uint8_t { kF32, kWide, kNarrow };
 inline constexpr int kDots = static_cast<int>(Dot::kNarrow) + 1;
 

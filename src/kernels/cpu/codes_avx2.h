@@ -211,7 +211,7 @@ KVANTA_INLINE void PackInt16(Lanes::F x, __m128i shuffle, uint8_t* out) {
                       _mm256_shuffle_epi8(packed, _mm256_broadcastsi128_si256(shuffle)));
 }
 KVANTA_INLINE void AddProducts(__m256i a, __m256i b, __m256i& sum) {
-  sum = _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
+  sum = InOrder(_mm256_add_epi32(sum, _mm256_madd_epi16(a, b)));
 }
 KVANTA_INLINE __m256 ToFloat(__m256i x) {
   return _mm256_cvtepi32_ps(x);
@@ -233,8 +233,7 @@ struct CodeInt8 {
                                 Lanes::F* sums, Prefetcher& prefetch) {
     __m256i lo[kRows], hi[kRows];
     for (int r = 0; r < kRows; ++r) lo[r] = hi[r] = _mm256_setzero_si256();
-    for (int64_t i = 0; i < run.count; ++i) {
-      if (i % 2 == 0) prefetch.Step();
+    const auto add = [&](int64_t i) __attribute__((always_inline)) {
       const __m256i a = Load256(run.lines + i * run.stride);
       const __m256i b = kTail ? _mm256_setzero_si256() : Load256(run.lines + i * run.stride + 32);
       const __m256i a02 = _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8), a13 = _mm256_srai_epi16(a, 8);
@@ -249,7 +248,14 @@ struct CodeInt8 {
           AddProducts(b13, c13, hi[r]);
         }
       }
+    };
+    int64_t i = 0;
+    for (; i + 2 <= run.count; i += 2) {
+      prefetch.Step();
+      add(i);
+      add(i + 1);
     }
+    if (i < run.count) add(i);
     for (int r = 0; r < kRows; ++r) sums[r] = {ToFloat(lo[r]), ToFloat(hi[r])};
   }
 };

@@ -1,5 +1,6 @@
-// The codes of the cache in compiler vectors, for any CPU. What Dot() computes is described in codes_avx2.h; here a
-// coefficient is an f32 or an int32 in natural order.
+// The codes of the cache in compiler vectors, for any CPU. What Dot() computes is described in codes_avx2.h: here float
+// codes become f32 lanes, integer codes 16-bit lanes whose products are added in pairs. Dots go over 8 lanes at a time:
+// 2 sums per row, and room for what is decoded.
 #pragma once
 
 #include <cstdint>
@@ -9,26 +10,35 @@
 #include "kernels/cpu/lanes_portable.h"
 #include "kernels/cpu/line_run.h"
 #include "kernels/cpu/prefetcher.h"
+#include "kernels/cpu/vectors_128.h"
 
 namespace kvanta::kernels {
 namespace {
 
-inline constexpr int kQueryTile = kSmallTiles ? 1 : 2;
+inline constexpr int kQueryTile = kSmallTiles ? 1 : 4;
 inline constexpr int kRunsBeside = 1;
 inline constexpr int kLinesOfStep = 2;  // of a run, for which a dot makes a step of the prefetcher
 
 // x where begin <= lane < end, else `other`.
 KVANTA_INLINE Lanes::F KeepOr(Lanes::F x, float other, int begin, int end) {
-  constexpr Lanes::I lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  const Lanes::F others = Lanes::Set1(other);
-  return ((lane >= begin) & (lane < end)) ? x : others;
+  constexpr Lanes::I lanes = {{{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9, 10, 11}, {12, 13, 14, 15}}};
+  return Each(
+      [&](F4 value, I4 lane)
+          __attribute__((always_inline)) { return ((lane >= begin) & (lane < end)) ? value : Broadcast(other); },
+      x, lanes);
 }
 
-template <bool kTail>
-KVANTA_INLINE Lanes::U LoadUnits(const uint8_t* bytes) {
-  Lanes::U units{};
-  std::memcpy(&units, bytes, kTail ? 32 : 64);
-  return units;
+// sums of 16 lanes, or the first 8 (kTail), from those of `half`(first byte of a line), which are Vectors<_, 2>.
+template <int kRows, bool kTail, class Sums, class Half>
+KVANTA_INLINE void JoinHalves(Lanes::F* sums, Half half) {
+  Sums of_half[kRows];
+  half(0, of_half);
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) sums[r] = {{of_half[r].v[0], of_half[r].v[1], F4{}, F4{}}};
+  if constexpr (kTail) return;
+  half(32, of_half);
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) sums[r].v[2] = of_half[r].v[0], sums[r].v[3] = of_half[r].v[1];
 }
 
 template <class Decode>
@@ -43,205 +53,211 @@ struct FloatCode {
   template <int kBeside, int kRows, bool kTail>
   static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients, const int32_t* /*bias*/,
                                 Lanes::F* sums, Prefetcher& prefetch) {
-    for (int r = 0; r < kRows; ++r) sums[r] = Lanes::Zero();
-    for (int64_t i = 0; i < run.count; ++i) {
-      if (i % 2 == 0) prefetch.Step();
-      const Lanes::U units = LoadUnits<kTail>(run.lines + i * run.stride);
-      for (int s = 0; s < kSub; ++s) {
-        const Lanes::F x = Decode::Element(units, s);
-        for (int r = 0; r < kRows; ++r) {
-          float c;
-          std::memcpy(&c, coefficients[r] + (i * kSub + s) * 4, 4);
-          sums[r] = Lanes::Fma(x, Lanes::Set1(c), sums[r]);
-        }
-      }
-    }
+    JoinHalves<kRows, kTail, Vectors<F4, 2>>(
+        sums, [&](int first, Vectors<F4, 2>* half) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+          for (int r = 0; r < kRows; ++r) half[r] = {};
+          for (int64_t i = 0; i < run.count; ++i) {
+            if (i % 4 == 0) prefetch.Step();
+            const auto units = LoadVectors<U4, 2>(run.lines + i * run.stride + first);
+#pragma GCC unroll 4
+            for (int s = 0; s < kSub; ++s) {
+              const auto x = Each(
+                  [&](U4 unit) __attribute__((always_inline)) { return Decode::Element(unit, s); }, units);
+#pragma GCC unroll 4
+              for (int r = 0; r < kRows; ++r) {
+                float c;
+                std::memcpy(&c, coefficients[r] + (i * kSub + s) * 4, 4);
+                half[r].v[0] = x.v[0] * Broadcast(c) + half[r].v[0];
+                half[r].v[1] = x.v[1] * Broadcast(c) + half[r].v[1];
+              }
+            }
+          }
+        });
   }
 };
 
 struct DecodeFp32 {
   static constexpr int kSub = 1;
-  static KVANTA_INLINE Lanes::F Element(Lanes::U units, int) { return (Lanes::F)units; }
+  static KVANTA_INLINE F4 Element(U4 unit, int) { return (F4)unit; }
 };
 struct DecodeBf16 {
   static constexpr int kSub = 2;
-  static KVANTA_INLINE Lanes::F Element(Lanes::U units, int s) { return (Lanes::F)((units >> (16 * s)) << 16); }
+  static KVANTA_INLINE F4 Element(U4 unit, int s) { return (F4)(s == 0 ? unit << 16 : unit & 0xffff0000U); }
 };
-// An fp16 in the low half of each lane: shifted into place and multiplied by 2^112, which is exact, subnormals
-// included; then infinities and NaN get their exponent.
-KVANTA_INLINE Lanes::F FromFp16(Lanes::U bits) {
-  const Lanes::U magnitude = (bits & 0x7fffU) << 13;
-  const Lanes::U special = (Lanes::U)(magnitude >= 0x0f800000U) & 0x7f800000U;
-  return (Lanes::F)((Lanes::U)((Lanes::F)magnitude * Lanes::Set1(0x1p112f)) | special | ((bits & 0x8000U) << 16));
-}
 struct DecodeFp16 {
   static constexpr int kSub = 2;
-  static KVANTA_INLINE Lanes::F Element(Lanes::U units, int s) { return FromFp16((units >> (16 * s)) & 0xffffU); }
+  static KVANTA_INLINE F4 Element(U4 unit, int s) { return Lanes::FromFp16(s == 0 ? unit & 0xffffU : unit >> 16); }
 };
+// A normal code has its bits in f32's places. Of a subnormal one, these say (1 + m / 8) 2^-7 in place of (m / 8) 2^-6:
+// one more in the exponent, less 2^-6. A product with an f32 that is subnormal would take some CPUs a hundred cycles.
 struct DecodeE4M3 {
   static constexpr int kSub = 4;
-  static KVANTA_INLINE Lanes::F Element(Lanes::U units, int s) {
-    const Lanes::U magnitude = (units >> (8 * s)) & 0x7fU;
-    const Lanes::F value = (Lanes::F)(magnitude << 20) * Lanes::Set1(0x1p120f);
-    return (Lanes::F)((Lanes::U)value | (((units >> (8 * s)) & 0x80U) << 24) | (Lanes::U)(magnitude == 0x7fU));
+  static KVANTA_INLINE F4 Element(U4 unit, int s) {
+    const U4 code = s == 3 ? unit : unit << (24 - 8 * s);  // in the highest byte
+    const U4 magnitude = code & 0x7f000000U;
+    const U4 subnormal = (U4)((I4)magnitude < 0x08000000);
+    const F4 bits = (F4)((magnitude >> 4) + 0x3c000000U + (subnormal & 0x00800000U));
+    const F4 value = bits - (F4)(subnormal & 0x3c800000U);  // 2^-6
+    return (F4)((U4)value | (code & 0x80000000U) | (U4)(magnitude == 0x7f000000U));
   }
 };
 struct DecodeE5M2 {
   static constexpr int kSub = 4;
-  static KVANTA_INLINE Lanes::F Element(Lanes::U units, int s) { return FromFp16(((units >> (8 * s)) & 0xffU) << 8); }
+  static KVANTA_INLINE F4 Element(U4 unit, int s) { return Lanes::FromFp16(((unit >> (8 * s)) & 0xffU) << 8); }
 };
 
-template <class Decode>
-struct IntegerCode {
-  static constexpr int kSub = Decode::kSub;
+// Coefficients in pairs (0, 2), (1, 3): shifts bring out the even and the odd bytes of a unit.
+struct CodeInt8 {
+  static constexpr int kSub = 4;
   static constexpr bool kInteger = true;
-  static constexpr int kOffset = Decode::kOffset;
-  static constexpr int kCoefficientBytes = 4;
+  static constexpr int kOffset = 0;
+  static constexpr int kCoefficientBytes = 2;
 
   static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) {
     const Lanes::I i = Lanes::RoundToInt(x);
-    std::memcpy(out, &i, sizeof i);
+    const S8 a = PackShorts(i.v[0], i.v[1]), b = PackShorts(i.v[2], i.v[3]);
+    const Vectors<S8, 2> pairs = {{__builtin_shufflevector(a, a, 0, 2, 1, 3, 4, 6, 5, 7),  //
+                                   __builtin_shufflevector(b, b, 0, 2, 1, 3, 4, 6, 5, 7)}};
+    std::memcpy(out, &pairs, sizeof pairs);
   }
 
   template <int kBeside, int kRows, bool kTail>
-  static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients, const int32_t* bias,
+  static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients, const int32_t* /*bias*/,
                                 Lanes::F* sums, Prefetcher& prefetch) {
-    Lanes::I dots[kRows];
-    for (int r = 0; r < kRows; ++r) dots[r] = Lanes::I{} + bias[r];
-    for (int64_t i = 0; i < run.count; ++i) {
-      if (i % 2 == 0) prefetch.Step();
-      const Lanes::U units = LoadUnits<kTail>(run.lines + i * run.stride);
-      for (int s = 0; s < kSub; ++s) {
-        const Lanes::I x = Decode::Element(units, s);
-        for (int r = 0; r < kRows; ++r) {
-          int32_t c;
-          std::memcpy(&c, coefficients[r] + (i * kSub + s) * 4, 4);
-          dots[r] += x * c;
-        }
-      }
-    }
-    for (int r = 0; r < kRows; ++r) sums[r] = Lanes::FromInt(dots[r]);
+    JoinHalves<kRows, kTail, Vectors<F4, 2>>(
+        sums, [&](int first, Vectors<F4, 2>* half) __attribute__((always_inline)) {
+          I4 low[kRows], high[kRows];
+#pragma GCC unroll 4
+          for (int r = 0; r < kRows; ++r) low[r] = high[r] = I4{};
+          for (int64_t i = 0; i < run.count; ++i) {
+            if (i % 4 == 0) prefetch.Step();
+            const auto units = LoadVectors<U4, 2>(run.lines + i * run.stride + first);
+            const S8 a02 = SignedEvenBytes(units.v[0]), a13 = SignedOddBytes(units.v[0]);
+            const S8 b02 = SignedEvenBytes(units.v[1]), b13 = SignedOddBytes(units.v[1]);
+#pragma GCC unroll 4
+            for (int r = 0; r < kRows; ++r) {
+              const S8 c02 = (S8)Broadcast(LoadWord(coefficients[r] + i * 8));
+              const S8 c13 = (S8)Broadcast(LoadWord(coefficients[r] + i * 8 + 4));
+              low[r] = AddProducts(AddProducts(low[r], a02, c02), a13, c13);
+              high[r] = AddProducts(AddProducts(high[r], b02, c02), b13, c13);
+            }
+          }
+#pragma GCC unroll 4
+          for (int r = 0; r < kRows; ++r) {
+            half[r] = {{__builtin_convertvector(low[r], F4), __builtin_convertvector(high[r], F4)}};
+          }
+        });
   }
 };
+using CodeInt8Values = CodeInt8;
 
-struct DecodeInt8 {
-  static constexpr int kSub = 4;
-  static constexpr int kOffset = 0;
-  static KVANTA_INLINE Lanes::I Element(Lanes::U units, int s) { return (Lanes::I)(units << (24 - 8 * s)) >> 24; }
-};
-// Lanes of 4 bytes, for codes_narrow.h; W: a vector of them.
-template <class W, class I>
+// 4 kCount lanes of 4 bytes, for codes_narrow.h.
+template <int kCount>
 struct ByteLanes {
-  using V = W;
-  using Run = I;
-  using Sum = I;
+  using V = Vectors<U4, kCount>;
+  using Run = Vectors<I4, kCount>;
+  using Sum = Run;
   static constexpr int64_t kLargestSum = int64_t{1} << 30;
   static constexpr bool kSumsAreWide = false;  // bytes as they are would need no less work here
 
-  static KVANTA_INLINE V Load(const uint8_t* p) {
-    V x;
-    std::memcpy(&x, p, sizeof x);
-    return x;
+  static KVANTA_INLINE V Load(const uint8_t* p) { return LoadVectors<U4, kCount>(p); }
+  static KVANTA_INLINE V And(V x, int mask) {
+    return Each(
+        [&](U4 y) __attribute__((always_inline)) { return y & (static_cast<uint32_t>(mask) * 0x01010101U); }, x);
   }
-  static KVANTA_INLINE V And(V x, int mask) { return x & (static_cast<uint32_t>(mask) * 0x01010101U); }
   static KVANTA_INLINE V Or(V a, V b) { return a | b; }
-  static KVANTA_INLINE V Right(V x, int bits) { return x >> static_cast<uint32_t>(bits); }
-  static KVANTA_INLINE V Left(V x, int bits) { return x << static_cast<uint32_t>(bits); }
-  static KVANTA_INLINE V Sub(V x, int y) {  // x - y in every byte, for bytes and y below 128
-    return ((x | 0x80808080U) - static_cast<uint32_t>(y) * 0x01010101U) ^ 0x80808080U;
+  static KVANTA_INLINE V Right(V x, int bits) {
+    return Each(
+        [&](U4 y) __attribute__((always_inline)) { return y >> bits; }, x);
+  }
+  static KVANTA_INLINE V Left(V x, int bits) {
+    return Each(
+        [&](U4 y) __attribute__((always_inline)) { return y << bits; }, x);
+  }
+  static KVANTA_INLINE V Sub(V x, int y) {
+    return Each(
+        [&](U4 z) __attribute__((always_inline)) { return (U4)((B16)z - static_cast<uint8_t>(y)); }, x);
   }
   // x - kMiddle, times the signs, 1 or -1, of a lane's four bytes.
   template <int kMiddle>
   static KVANTA_INLINE V SignedSub(V x, const uint8_t* signs) {
-    uint32_t negative = 0;
-    for (uint32_t b = 0; b < 4; ++b) negative |= (signs[b] > 127 ? 0xffU : 0U) << (8 * b);
-    // In each byte: minus x is the complement of x, plus 1.
-    const V ones = V{} + (negative & 0x01010101U);
-    const V y = Sub(x, kMiddle) ^ negative;
-    return ((y & 0x7f7f7f7fU) + ones) ^ (y & 0x80808080U);
+    const B16 negative = (B16)((C16)Broadcast(LoadWord(signs)) < 0);
+    return Each(
+        [&](U4 y) __attribute__((always_inline)) {
+          return (U4)((((B16)y - static_cast<uint8_t>(kMiddle)) ^ negative) - negative);
+        },
+        x);
   }
-  // By the lowest 4 bits of x.
+  // By the lowest 4 bits of x. The table is one of e2m1, levels from table[0] on: no instruction looks bytes up, but
+  // these magnitudes, 0 1 2 3 4 6 8 12, take three comparisons.
   static KVANTA_INLINE V LookUp(V x, const uint8_t* table) {
-    x &= 0x0f0f0f0fU;
-    LookUpAll(reinterpret_cast<uint8_t*>(&x), table);
-    return x;
+    return Each(
+        [&](U4 y) __attribute__((always_inline)) {
+          const C16 code = (C16)(y & 0x0f0f0f0fU), magnitude = code & 7;
+          const C16 level = magnitude - (magnitude > 4) - (magnitude > 5) + ((magnitude > 6) & 3);
+          const C16 negative = code > 7;
+          return (U4)(((level ^ negative) - negative) + static_cast<int8_t>(table[0]));
+        },
+        x);
   }
-  static KVANTA_INLINE Run Start() { return Run{}; }
+  static KVANTA_INLINE Run Start() { return {}; }
   static KVANTA_INLINE Run MulAdd(Run run, V x, const uint8_t* coefficients) {
-    AddProducts(run, x, coefficients);
-    return run;
+    return AddBytes(run, x, SignedBytes(coefficients));
   }
   template <bool kSmallBlocks>
-  static KVANTA_INLINE const uint8_t* Weights(const uint8_t* four, const uint8_t* /*the same*/) {
-    return four;
+  static KVANTA_INLINE FourBytes Weights(const uint8_t* four, const uint8_t* /*the same*/) {
+    return UnsignedBytes(four);
   }
-  static KVANTA_INLINE Run MulAddSigned(Run run, const uint8_t* weights, V x) {
-    AddSignedProducts(run, weights, x);
-    return run;
-  }
-  static KVANTA_INLINE Sum Set(int32_t x) { return Sum{} + x; }
+  static KVANTA_INLINE Run MulAddSigned(Run run, FourBytes weights, V x) { return AddSignedBytes(run, x, weights); }
+  static KVANTA_INLINE Sum Set(int32_t x) { return Plus({}, x); }
   static KVANTA_INLINE Sum Widen(Run run) { return run; }
   static KVANTA_INLINE Sum Add(Sum sum, Run run) { return sum + run; }
-  static KVANTA_INLINE Sum Plus(Sum sum, int32_t x) { return sum + x; }
-
- private:
-  // Not inlined: vectors that the machine does not have become much code.
-  static __attribute__((noinline)) void LookUpAll(uint8_t* bytes, const uint8_t* table) {
-    for (size_t i = 0; i < sizeof(V); ++i) bytes[i] = table[bytes[i]];
-  }
-  static __attribute__((noinline)) void AddProducts(Run& run, const V& x, const uint8_t* coefficients) {
-    for (int b = 0; b < 4; ++b) {
-      run += (Run)((x >> (8U * static_cast<uint32_t>(b))) & 255U) * static_cast<int8_t>(coefficients[b]);
-    }
-  }
-  static __attribute__((noinline)) void AddSignedProducts(Run& run, const uint8_t* coefficients, const V& x) {
-    for (int b = 0; b < 4; ++b) {
-      run += ((Run)(x << (24U - 8U * static_cast<uint32_t>(b))) >> 24) * static_cast<int32_t>(coefficients[b]);
-    }
+  static KVANTA_INLINE Sum Plus(Sum sum, int32_t x) {
+    return Each(
+        [&](I4 y) __attribute__((always_inline)) { return y + x; }, sum);
   }
 };
 
-using Words8 = uint32_t __attribute__((vector_size(32)));
-using Ints8 = int32_t __attribute__((vector_size(32)));
-
-struct Bytes8 : ByteLanes<Words8, Ints8> {
+struct Bytes8 : ByteLanes<2> {
   static constexpr int kChannels = 16;
   static constexpr int kBeside = 1;
 
   // As on AVX2.
   template <int kWidth, bool kTail>
   static KVANTA_INLINE V LoadSets(const uint8_t* plane, int group, int /*left*/) {
-    V x{};
     if constexpr (kWidth == 4) {
-      std::memcpy(&x, plane + group * 32, kTail ? 16 : 32);
-      return x;
+      const U4 low = LoadVector<U4>(plane + group * 32);
+      if constexpr (kTail) return {{low, U4{}}};
+      return {{low, LoadVector<U4>(plane + group * 32 + 16)}};
     }
-    const uint8_t* unit = plane + group * kWidth / 2 * 16;
-    uint8_t twice[32];
-    std::memcpy(twice, unit, 16);
-    std::memcpy(twice + 16, unit, 16);
-    const uint32_t first = kWidth == 2 ? 0 : static_cast<uint32_t>(group % 2 * 4);
-    constexpr uint32_t k = 2 * kWidth;
-    return Load(twice) >> (Words8{0, 0, 0, 0, k, k, k, k} + first);
+    const U4 unit = LoadVector<U4>(plane + group * kWidth / 2 * 16);
+    const int first = kWidth == 2 ? 0 : group % 2 * 4;
+    return {{unit >> first, unit >> (first + 2 * kWidth)}};
   }
   static KVANTA_INLINE void Interleave(Sum even, Sum odd, Lanes::F* out) {
-    for (int i = 0; i < 8; ++i) {
-      (*out)[2 * i] = static_cast<float>(even[i]);
-      (*out)[2 * i + 1] = static_cast<float>(odd[i]);
-    }
+    const auto low = [](I4 a, I4 b) __attribute__((always_inline)) {
+      return __builtin_convertvector((I4)__builtin_shufflevector(a, b, 0, 4, 1, 5), F4);
+    };
+    const auto high = [](I4 a, I4 b) __attribute__((always_inline)) {
+      return __builtin_convertvector((I4)__builtin_shufflevector(a, b, 2, 6, 3, 7), F4);
+    };
+    *out = {{low(even.v[0], odd.v[0]), high(even.v[0], odd.v[0]), low(even.v[1], odd.v[1]), high(even.v[1], odd.v[1])}};
   }
 };
 using ValueBytes = Bytes8;
 
-struct Bytes16 : ByteLanes<Lanes::U, Lanes::I> {
+struct Bytes16 : ByteLanes<4> {
   static KVANTA_INLINE Lanes::F ToFloat(Sum sum) { return Lanes::FromInt(sum); }
   // 64 products a b from 0 to 255, rounded to bytes (others become one of these); of a, the i-th vector is
   // kPackFactor[i] times what it stands for.
   static constexpr float kPackFactor[4] = {1, 1, 1, 1};
   static KVANTA_INLINE void PackProducts(const Lanes::F* a, const Lanes::F* b, uint8_t* out) {
-    for (int v = 0; v < 4; ++v) {
-      const Lanes::I integers = Lanes::RoundToInt(Lanes::Mul(a[v], b[v]));
-      for (int i = 0; i < 16; ++i) out[16 * v + i] = Clamp(integers[i]);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const Vectors<S8, 2> x = ToShorts(Lanes::Mul(a[i], b[i]));
+      const B16 bytes = PackUnsigned(x.v[0], x.v[1]);
+      std::memcpy(out + 16 * i, &bytes, sizeof bytes);
     }
   }
   // 64 numbers x inverse of magnitude up to 127, rounded to bytes in the order of PackEvenFirst().
@@ -250,22 +266,32 @@ struct Bytes16 : ByteLanes<Lanes::U, Lanes::I> {
   }
   // The sum of n signed bytes, n a multiple of 64.
   static KVANTA_INLINE int32_t SumOf(const uint8_t* bytes, int n) {
-    int32_t sum = 0;
-    for (int i = 0; i < n; ++i) sum += static_cast<int8_t>(bytes[i]);
-    return sum;
+    Sum sums{};
+    for (int i = 0; i < n; i += 64) sums = AddSignedBytes(sums, Load(bytes + i), {S8{} + 1, S8{} + 1});
+    const I4 sum = (sums.v[0] + sums.v[1]) + (sums.v[2] + sums.v[3]);
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
   }
   // -1 where x is negative, else 1.
   static KVANTA_INLINE void Signs(Lanes::F x, int /*bits*/, uint8_t* out) {
-    for (int b = 0; b < 16; ++b) out[b] = x[b] < 0 ? 0xff : 1;
+    const Lanes::I sign = Each(
+        [](F4 y) __attribute__((always_inline)) { return ((I4)y >> 31) | 1; }, x);
+    const C16 bytes = kernels::PackSigned(PackShorts(sign.v[0], sign.v[1]), PackShorts(sign.v[2], sign.v[3]));
+    std::memcpy(out, &bytes, sizeof bytes);
   }
   // 16 integers of magnitude up to 127 as bytes, of every 8 the even ones first.
   static KVANTA_INLINE void PackEvenFirst(Lanes::F x, uint8_t* out) {
-    const Lanes::I i = Lanes::RoundToInt(x);
-    for (int b = 0; b < 16; ++b) out[b] = static_cast<uint8_t>(i[b / 8 * 8 + b % 4 * 2 + b % 8 / 4]);
+    const Vectors<S8, 2> shorts = ToShorts(x);
+    const S8 a = shorts.v[0], b = shorts.v[1];
+    const C16 bytes = kernels::PackSigned(__builtin_shufflevector(a, a, 0, 2, 4, 6, 1, 3, 5, 7),
+                                          __builtin_shufflevector(b, b, 0, 2, 4, 6, 1, 3, 5, 7));
+    std::memcpy(out, &bytes, sizeof bytes);
   }
 
  private:
-  static KVANTA_INLINE uint8_t Clamp(int32_t x) { return static_cast<uint8_t>(x < 0 ? 0 : x > 255 ? 255 : x); }
+  static KVANTA_INLINE Vectors<S8, 2> ToShorts(Lanes::F x) {
+    const Lanes::I i = Lanes::RoundToInt(x);
+    return {{PackShorts(i.v[0], i.v[1]), PackShorts(i.v[2], i.v[3])}};
+  }
 };
 
 // bytes[i] = table[bytes[i]] of 16 entries; n a multiple of 32.
@@ -278,8 +304,6 @@ using CodeBf16 = FloatCode<DecodeBf16>;
 using CodeFp16 = FloatCode<DecodeFp16>;
 using CodeE4M3 = FloatCode<DecodeE4M3>;
 using CodeE5M2 = FloatCode<DecodeE5M2>;
-using CodeInt8 = IntegerCode<DecodeInt8>;
-using CodeInt8Values = CodeInt8;
 
 }  // namespace
 }  // namespace kvanta::kernels

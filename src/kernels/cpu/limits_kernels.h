@@ -105,7 +105,7 @@ struct NarrowProducts {
   static KVANTA_INLINE Lanes::I Add(Lanes::I sum, Lanes::I a, Lanes::I b) { return Lanes::DotNarrow(sum, a, b); }
 };
 
-inline constexpr int kIntegerSums = Lanes::kTileSums * 2 / 3;  // a spilled sum would cost more than its products
+inline constexpr int kIntegerSums = (Lanes::kTileSums * 2 + 2) / 3;  // a spilled sum would cost more than its products
 
 // Each sum is an operand too, against zeros, so that no product can be taken out of the loop.
 template <class Dot>

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 
 #include "kernels/cpu/inline.h"
 #include "kernels/cpu/lanes_portable.h"
@@ -16,14 +15,17 @@ inline constexpr int kBlockRowTile = 2;
 struct Int4Dot : ByteCodes {
   template <int kRows>
   static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Lanes::I* dots) {
+#pragma GCC unroll 2
     for (int row = 0; row < kRows; ++row) dots[row] = Lanes::I{};
-    for (uint32_t pair = 0; pair < 4; ++pair) {
-      Lanes::U packed;
-      std::memcpy(&packed, w + pair * 64, sizeof packed);
-      for (uint32_t k = 0; k < 8; ++k) {  // the first four in the low halves of the bytes
-        const Lanes::I codes = (Lanes::I)((packed >> (k % 4 * 8 + k / 4 * 4)) & 15U);
+    for (int pair = 0; pair < 4; ++pair) {  // of quads, in the low and the high halves of the bytes
+      const Lanes::U packed = LoadVectors<U4, 4>(w + pair * 64);
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        const Lanes::U codes = Each(
+            [&](U4 b) __attribute__((always_inline)) { return (b >> (half * 4)) & 0x0f0f0f0fU; }, packed);
+#pragma GCC unroll 2
         for (int row = 0; row < kRows; ++row) {
-          dots[row] += codes * static_cast<int32_t>(static_cast<int8_t>(x[row * stride + pair * 8 + k]));
+          dots[row] = AddBytes(dots[row], codes, SignedBytes(x + row * stride + pair * 8 + half * 4));
         }
       }
     }
@@ -33,15 +35,13 @@ struct Int4Dot : ByteCodes {
 struct Int8Dot : ByteCodes {
   template <int kRows>
   static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Lanes::I* dots) {
+#pragma GCC unroll 2
     for (int row = 0; row < kRows; ++row) dots[row] = Lanes::I{};
-    for (uint32_t quad = 0; quad < 8; ++quad) {
-      Lanes::U packed;
-      std::memcpy(&packed, w + quad * 64, sizeof packed);
-      for (uint32_t k = 0; k < 4; ++k) {
-        const Lanes::I codes = (Lanes::I)((packed >> (k * 8)) & 255U);
-        for (int row = 0; row < kRows; ++row) {
-          dots[row] += codes * static_cast<int32_t>(static_cast<int8_t>(x[row * stride + quad * 4 + k]));
-        }
+    for (int quad = 0; quad < 8; ++quad) {
+      const Lanes::U codes = LoadVectors<U4, 4>(w + quad * 64);
+#pragma GCC unroll 2
+      for (int row = 0; row < kRows; ++row) {
+        dots[row] = AddBytes(dots[row], codes, SignedBytes(x + row * stride + quad * 4));
       }
     }
   }
@@ -49,10 +49,12 @@ struct Int8Dot : ByteCodes {
 
 // 256 high + low.
 KVANTA_INLINE Lanes::I CombineTerms(Lanes::I high, Lanes::I low) {
-  return high * 256 + low;
+  return Each(
+      [](I4 a, I4 b) __attribute__((always_inline)) { return (a << 8) + b; }, high, low);
 }
 KVANTA_INLINE Lanes::I AddInt(Lanes::I x, int32_t y) {
-  return x + y;
+  return Each(
+      [&](I4 a) __attribute__((always_inline)) { return a + y; }, x);
 }
 
 template <class Dots>

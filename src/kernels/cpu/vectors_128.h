@@ -1,0 +1,198 @@
+// Vectors of 16 bytes, which every x86-64 CPU has, two or four at a time; for the portable unit. Larger ones, which the
+// compiler would make of these, it keeps in memory.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#include "kernels/cpu/inline.h"
+
+namespace kvanta::kernels {
+namespace {
+
+using F4 = float __attribute__((vector_size(16)));
+using I4 = int32_t __attribute__((vector_size(16)));
+using U4 = uint32_t __attribute__((vector_size(16)));
+using S8 = int16_t __attribute__((vector_size(16)));
+using U8 = uint16_t __attribute__((vector_size(16)));
+using B16 = uint8_t __attribute__((vector_size(16)));
+using C16 = int8_t __attribute__((vector_size(16)));
+
+// No loops over `v`: what is indexed by a variable stays in memory.
+template <class V, int kCount>
+struct Vectors {
+  V v[kCount];
+};
+
+// op of every vector.
+template <class Op, int kCount, class... V>
+KVANTA_INLINE auto Each(Op op, Vectors<V, kCount>... x) {
+  using R = decltype(op(x.v[0]...));
+  static_assert(kCount == 2 || kCount == 4);
+  if constexpr (kCount == 2) {
+    return Vectors<R, 2>{{op(x.v[0]...), op(x.v[1]...)}};
+  } else {
+    return Vectors<R, 4>{{op(x.v[0]...), op(x.v[1]...), op(x.v[2]...), op(x.v[3]...)}};
+  }
+}
+
+template <class V, int kCount>
+KVANTA_INLINE Vectors<V, kCount> operator+(Vectors<V, kCount> a, Vectors<V, kCount> b) {
+  return Each(
+      [](V x, V y) __attribute__((always_inline)) { return x + y; }, a, b);
+}
+template <class V, int kCount>
+KVANTA_INLINE Vectors<V, kCount> operator*(Vectors<V, kCount> a, Vectors<V, kCount> b) {
+  return Each(
+      [](V x, V y) __attribute__((always_inline)) { return x * y; }, a, b);
+}
+template <class V, int kCount>
+KVANTA_INLINE Vectors<V, kCount> operator|(Vectors<V, kCount> a, Vectors<V, kCount> b) {
+  return Each(
+      [](V x, V y) __attribute__((always_inline)) { return x | y; }, a, b);
+}
+
+// The same bits.
+template <class To, class V, int kCount>
+KVANTA_INLINE Vectors<To, kCount> Cast(Vectors<V, kCount> x) {
+  return Each(
+      [](V y) __attribute__((always_inline)) { return (To)y; }, x);
+}
+
+template <class V>
+KVANTA_INLINE V LoadVector(const void* p) {
+  V x;
+  std::memcpy(&x, p, sizeof x);
+  return x;
+}
+template <class V, int kCount>
+KVANTA_INLINE Vectors<V, kCount> LoadVectors(const void* p) {
+  const uint8_t* bytes = static_cast<const uint8_t*>(p);
+  if constexpr (kCount == 2) {
+    return {{LoadVector<V>(bytes), LoadVector<V>(bytes + 16)}};
+  } else {
+    return {{LoadVector<V>(bytes), LoadVector<V>(bytes + 16), LoadVector<V>(bytes + 32), LoadVector<V>(bytes + 48)}};
+  }
+}
+
+KVANTA_INLINE F4 Broadcast(float x) {
+  return F4{x, x, x, x};
+}
+KVANTA_INLINE U4 Broadcast(uint32_t x) {
+  return U4{x, x, x, x};
+}
+KVANTA_INLINE uint32_t LoadWord(const uint8_t* four) {
+  uint32_t word;
+  std::memcpy(&word, four, sizeof word);
+  return word;
+}
+
+// 16 bytes, or 8 of 16 bits, as lanes of 32.
+KVANTA_INLINE U4 WidenLow(U8 x) {
+  return (U4)__builtin_shufflevector(x, U8{}, 0, 8, 1, 9, 2, 10, 3, 11);
+}
+KVANTA_INLINE U4 WidenHigh(U8 x) {
+  return (U4)__builtin_shufflevector(x, U8{}, 4, 12, 5, 13, 6, 14, 7, 15);
+}
+KVANTA_INLINE Vectors<U4, 4> WidenShorts(const uint16_t* p) {
+  const U8 a = LoadVector<U8>(p), b = LoadVector<U8>(p + 8);
+  return {{WidenLow(a), WidenHigh(a), WidenLow(b), WidenHigh(b)}};
+}
+KVANTA_INLINE Vectors<U4, 4> WidenBytes(const uint8_t* p) {
+  const B16 x = LoadVector<B16>(p);
+  const U8 a = (U8)__builtin_shufflevector(x, B16{}, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const U8 b = (U8)__builtin_shufflevector(x, B16{}, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+  return {{WidenLow(a), WidenHigh(a), WidenLow(b), WidenHigh(b)}};
+}
+
+// What no compiler makes of the loops by itself.
+#if defined(__SSE2__)
+// sum + a0 b0 + a1 b1 of the two halves of each lane.
+KVANTA_INLINE I4 AddProducts(I4 sum, S8 a, S8 b) {
+  return sum + (I4)_mm_madd_epi16((__m128i)a, (__m128i)b);
+}
+// To 16 bits, and to unsigned and signed 8: what does not fit becomes what is next to it.
+KVANTA_INLINE S8 PackShorts(I4 a, I4 b) {
+  return (S8)_mm_packs_epi32((__m128i)a, (__m128i)b);
+}
+KVANTA_INLINE B16 PackUnsigned(S8 a, S8 b) {
+  return (B16)_mm_packus_epi16((__m128i)a, (__m128i)b);
+}
+KVANTA_INLINE C16 PackSigned(S8 a, S8 b) {
+  return (C16)_mm_packs_epi16((__m128i)a, (__m128i)b);
+}
+#else
+KVANTA_INLINE int32_t Clamp(int32_t x, int32_t least, int32_t most) {
+  return x < least ? least : x > most ? most : x;
+}
+KVANTA_INLINE I4 AddProducts(I4 sum, S8 a, S8 b) {
+  for (int i = 0; i < 4; ++i) sum[i] += a[2 * i] * b[2 * i] + a[2 * i + 1] * b[2 * i + 1];
+  return sum;
+}
+KVANTA_INLINE S8 PackShorts(I4 a, I4 b) {
+  S8 x{};
+  for (int i = 0; i < 8; ++i) x[i] = static_cast<int16_t>(Clamp(i < 4 ? a[i % 4] : b[i % 4], -32768, 32767));
+  return x;
+}
+KVANTA_INLINE B16 PackUnsigned(S8 a, S8 b) {
+  B16 x{};
+  for (int i = 0; i < 16; ++i) x[i] = static_cast<uint8_t>(Clamp(i < 8 ? a[i % 8] : b[i % 8], 0, 255));
+  return x;
+}
+KVANTA_INLINE C16 PackSigned(S8 a, S8 b) {
+  C16 x{};
+  for (int i = 0; i < 16; ++i) x[i] = static_cast<int8_t>(Clamp(i < 8 ? a[i % 8] : b[i % 8], -128, 127));
+  return x;
+}
+#endif
+
+// Bytes of lanes as 16 bits: 0 and 2, then 1 and 3, so that shifts and masks bring them out.
+KVANTA_INLINE S8 EvenBytes(U4 x) {
+  return (S8)(x & 0x00ff00ffU);
+}
+KVANTA_INLINE S8 OddBytes(U4 x) {
+  return (S8)((U8)x >> 8);
+}
+KVANTA_INLINE S8 SignedEvenBytes(U4 x) {
+  return (S8)((U8)x << 8) >> 8;
+}
+KVANTA_INLINE S8 SignedOddBytes(U4 x) {
+  return (S8)x >> 8;
+}
+
+// Four bytes that all lanes meet, as EvenBytes() and OddBytes() bring out theirs.
+struct FourBytes {
+  S8 even, odd;
+};
+KVANTA_INLINE FourBytes SignedBytes(const uint8_t* four) {
+  const U4 all = Broadcast(LoadWord(four));
+  return {SignedEvenBytes(all), SignedOddBytes(all)};
+}
+KVANTA_INLINE FourBytes UnsignedBytes(const uint8_t* four) {
+  const U4 all = Broadcast(LoadWord(four));
+  return {EvenBytes(all), OddBytes(all)};
+}
+
+// sum + the products of lanes' bytes, unsigned, with four signed ones, or the other way round.
+template <int kCount>
+KVANTA_INLINE Vectors<I4, kCount> AddBytes(Vectors<I4, kCount> sum, Vectors<U4, kCount> x, FourBytes y) {
+  return Each(
+      [&](I4 s, U4 b) __attribute__((always_inline)) {
+        return AddProducts(AddProducts(s, EvenBytes(b), y.even), OddBytes(b), y.odd);
+      },
+      sum, x);
+}
+template <int kCount>
+KVANTA_INLINE Vectors<I4, kCount> AddSignedBytes(Vectors<I4, kCount> sum, Vectors<U4, kCount> x, FourBytes y) {
+  return Each(
+      [&](I4 s, U4 b) __attribute__((always_inline)) {
+        return AddProducts(AddProducts(s, SignedEvenBytes(b), y.even), SignedOddBytes(b), y.odd);
+      },
+      sum, x);
+}
+
+}  // namespace
+}  // namespace kvanta::kernels

@@ -118,6 +118,57 @@ TEST_P(GpuEngineTest, RequestsGetTheirTokensWhateverTheBatch) {
   EXPECT_GT(core->Stats().layers[0].k_values, 0);
 }
 
+// All tokens, and the first log-probability of requests that asked for it.
+std::map<std::string, std::pair<std::vector<int32_t>, std::vector<float>>> Served(Core& core, int64_t& most_running) {
+  std::map<std::string, std::pair<std::vector<int32_t>, std::vector<float>>> served;
+  std::vector<RequestOutput> outputs;
+  std::mt19937_64 random(8);
+  int next = 0;
+  const auto add = [&](int count) {
+    for (int i = 0; i < count; ++i, ++next) {
+      Request request{.id = std::to_string(next),
+                      .prompt = RandomTokens(random, next < 3 ? 1 + next : 19 + next),
+                      .sampling = Greedy(4 + 5 * next % 11)};
+      request.sampling.temperature = next % 3 == 0 ? 0.0F : 1.5F;
+      request.sampling.seed = next;
+      if (next % 2 == 0) request.sampling.logprobs = 0;
+      core.Add(request);
+    }
+  };
+  add(3);
+  for (int step = 0; core.Step(outputs); ++step) {
+    if (step == 2) add(9);
+    if (step == 8) add(2);
+    most_running = std::max(most_running, core.Stats().running);
+    for (const RequestOutput& output : outputs) {
+      auto& [tokens, logprobs] = served[output.id];
+      EXPECT_NE(output.finish, FinishReason::kError) << output.error;
+      tokens.insert(tokens.end(), output.tokens.begin(), output.tokens.end());
+      for (const auto& entry : output.logprobs) logprobs.push_back(entry[0].logprob);
+    }
+  }
+  return served;
+}
+
+// Batches that grow and shrink, contexts that grow, pages that close, requests that end: a replay that knew anything of
+// the step that it was recorded in would show.
+TEST_P(GpuEngineTest, GraphsChangeNoBit) {
+  for (const char* format : {"int4", "kivi4"}) {  // kivi4's pages are encoded when they close
+    SCOPED_TRACE(format);
+    EngineConfig config = Config(format);
+    config.max_num_seqs = 12;
+    int64_t most = 0;
+    const auto graphs = Served(*Make(config), most);
+    EXPECT_GT(most, 8);
+    if (emulated_) {
+      EXPECT_GT(dynamic_cast<const testing::GuardedDevice&>(gpu_->device()).Replays(), 10);
+    }
+    config.enforce_eager = true;
+    EXPECT_EQ(graphs, Served(*Make(config), most));
+    EXPECT_EQ(graphs.size(), 14U);
+  }
+}
+
 TEST_P(GpuEngineTest, AStepOfDecodeWaitsOnce) {
   if (!emulated_) GTEST_SKIP() << "waits are counted by the emulation";
   const std::unique_ptr<Core> core = Make(Config("int4"));

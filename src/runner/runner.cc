@@ -150,9 +150,9 @@ void Runner::Fetch(size_t rows, std::span<const RowUse> uses) {
   bool more = false;
   for (size_t row = 0; row < rows; ++row) {
     if (uses[row].read) continue;
-    if (peaks_[row].finite) {
+    if (peaks_[row].finite && drawn[row] >= 0) {
       drawn_[row] = drawn[row];
-    } else {  // someone has to say what is wrong
+    } else {  // someone has to say what is wrong, or to choose from more than there was room for
       fetch_row(row);
       more = true;
     }

@@ -39,7 +39,7 @@ class Runner {
   int64_t MaxRows() const noexcept { return max_rows_; }
   int64_t MaxLogitRows() const noexcept { return max_logit_rows_; }
   // Logits of chosen rows of the last Forward, f32 [rows.size()][vocab], valid until the next call. Where the device's
-  // memory is not the host's (Draws()), rows that are not to be read are undefined unless their peak is not finite.
+  // memory is not the host's (Draws()), rows that are not to be read are undefined where a token was drawn.
   // uses: of the rows, or none: all are read.
   std::span<float> Logits(std::span<const int64_t> rows, std::span<const RowUse> uses = {});
   // Of the rows of the last Logits(rows).

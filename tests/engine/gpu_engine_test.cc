@@ -100,6 +100,7 @@ TEST_P(GpuEngineTest, RequestsGetTheirTokensWhateverTheBatch) {
     }
     if (i == 2) request.sampling.min_p = 0.05F;
     if (i == 3) request.sampling.top_p = 0.8F;
+    if (i == 2) request.sampling.top_k = 11;
     if (i == 4) request.sampling.repetition_penalty = 1.3F;
     requests.push_back(request);
   }
@@ -167,6 +168,22 @@ TEST_P(GpuEngineTest, GraphsChangeNoBit) {
     EXPECT_EQ(graphs, Served(*Make(config), most));
     EXPECT_EQ(graphs.size(), 14U);
   }
+}
+
+// Rows that a GPU leaves to the host, for too many tokens are in their head.
+TEST_P(GpuEngineTest, FlatHeadsAreTheHosts) {
+  const TinyModel wide({.vocab = 3000, .heads = 2, .kv_heads = 1, .head_dim = 64, .layers = 1});
+  EngineConfig config = Config("bf16");
+  config.model = wide.Path();
+  const std::unique_ptr<Core> core = Make(config);
+  Request request{.id = "a", .prompt = {1, 2, 3}, .sampling = Greedy(4)};
+  request.sampling.temperature = 50;
+  request.sampling.top_p = 0.95F;
+  request.sampling.seed = 3;
+  const Collected drawn = RunOne(*core, request);
+  EXPECT_EQ(drawn.tokens.size(), 4U) << drawn.error;
+  request.sampling.logprobs = 0;  // the host chooses
+  EXPECT_EQ(drawn.tokens, RunOne(*core, request).tokens);
 }
 
 TEST_P(GpuEngineTest, AStepOfDecodeWaitsOnce) {

@@ -87,8 +87,7 @@ std::string Missing(const formats::LayerScheme& scheme) {
   if (scheme.SharesCell()) return "latents";
   if (scheme.k.outliers != 0) return "outlier channels (but for +outliers=0)";
   for (const formats::Format* format : {scheme.k.format, scheme.v.format}) {
-    if (FindAppend(*format) < 0)
-      return fmt::format("format {} (but for bf16, fp16 and all narrower ones)", format->name);
+    if (FindAppend(*format) < 0) return fmt::format("format {}", format->name);
   }
   if (FindAttend(*scheme.k.format, *scheme.v.format, scheme.shape.head_dim, scheme.shape.tokens) < 0) {
     return fmt::format("k={},v={}", scheme.k.format->name, scheme.v.format->name);

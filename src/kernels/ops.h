@@ -54,7 +54,8 @@ class Ops {
   // Throws ResourceError.
   virtual std::unique_ptr<LaunchGraph> Record(const std::function<void()>& /*launches*/) { return nullptr; }
   // tokens[r]: what draws[r] takes of row r of logits, f32 [rows][width] with these peaks; -1 where the row is not
-  // finite, or has too many candidates (kMostCandidates). Only where memory is not the host's: there the sampler reads the logits itself.
+  // finite, or has too many candidates (kMostCandidates). Only where memory is not the host's: there the sampler reads
+  // the logits itself.
   virtual void Draw(const float* /*logits*/, int64_t /*rows*/, int64_t /*width*/, const RowPeak* /*peaks*/,
                     const RowDraw* /*draws*/, int32_t* /*tokens*/) noexcept {}
 };

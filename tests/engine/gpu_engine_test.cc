@@ -238,6 +238,21 @@ TEST_P(GpuEngineTest, ScalesStatisticsPagesAndQualityAreTheHostsToo) {
   EXPECT_LT(core->Stats().quality.kl_max, 0.1);
 }
 
+TEST_P(GpuEngineTest, AnF32ModelIsComparedWithAnF32Cache) {
+  EngineConfig config = Config("int8");
+  config.dtype = "float32";
+  config.quality_sample_rate = 1;
+  const std::unique_ptr<Core> core = Make(config);
+  const Collected got = RunOne(*core, {.id = "a", .prompt = {3, 4, 5, 6}, .sampling = Greedy(3)});
+  EXPECT_EQ(got.tokens.size(), 3U) << got.error;
+  while (core->MeasureQuality()) {
+  }
+  EXPECT_EQ(core->Stats().quality.requests, 1);
+  EXPECT_EQ(core->Stats().quality.skipped, 0);
+  EXPECT_GT(core->Stats().quality.kl_max, 0);
+  EXPECT_LT(core->Stats().quality.kl_max, 0.1);
+}
+
 TEST_P(GpuEngineTest, LogitsThatAreNotFiniteEndTheirRequest) {
   const TinyModel overflowing({.heads = 2, .kv_heads = 1, .head_dim = 64, .layers = 1}, 3e38F);
   EngineConfig config = Config("bf16");
@@ -266,7 +281,6 @@ TEST_P(GpuEngineTest, RefusesWhatNoKernelDoes) {
   EngineConfig isa = Config("bf16");
   isa.isa = "portable";
   EXPECT_THAT(error(isa), HasSubstr("isa 'portable' is of the CPU"));
-  EXPECT_THAT(error(Config("fp32")), HasSubstr("has no kernel for"));
 }
 
 // Without a GPU the engine says what is missing.

@@ -114,7 +114,7 @@ TEST_P(GpuAppendTest, EveryFormatSideAndKindOfValue) {
       }
     }
   }
-  EXPECT_EQ(checked, 2 * 22 + 2);  // all but fp32 and latents'; of kivi4 and kivi2 the values
+  EXPECT_EQ(checked, 2 * 23 + 2);  // all but latents'; of kivi4 and kivi2 the values
 }
 
 }  // namespace

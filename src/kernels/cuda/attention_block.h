@@ -69,7 +69,8 @@ struct AttendBlock {
       tokens[row] = (lane / 4 + 8 * row) / tile.heads;
       rows.peak[row] = kMinusInfinity;
       rows.sum[row] = 0;
-      rows.exponent[row] = layer.v_code.family == Family::kBf16 ? kTopExponent : kLeastExponent;
+      const bool unscaled = layer.v_code.family == Family::kBf16 || layer.v_code.family == Family::kF32;
+      rows.exponent[row] = unscaled ? kTopExponent : kLeastExponent;
     }
     // Chunks with a token that some row sees.
     const int step = Kernel::kStaged || layer.page_size > kChunkTokens ? kChunkTokens : layer.page_size;

@@ -1,4 +1,5 @@
-// The whole engine on this machine's GPU: how far its logits are from the CPU's, then tokens per second of a batch.
+// The whole engine on this machine's GPU: how far its logits are from the CPU's, then tokens per second of a batch, by
+// CUDA graphs and by launches one by one, which must give the same tokens.
 //
 //   gpu_engine_bench MODEL [--formats bf16 int4 ...] [--weights auto int8 int4] [--batch 64] [--prompt 256]
 //                    [--tokens 128] [--device cuda] [--json FILE]
@@ -15,6 +16,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <random>
 
@@ -152,17 +154,53 @@ std::vector<float> Logits(Engine& engine, const std::vector<int32_t>& tokens) {
   return logits;
 }
 
+struct Decoding {
+  double step = 0;   // seconds, the median of steps of decode alone
+  double total = 0;  // seconds
+  std::map<std::string, std::vector<int32_t>> tokens;
+};
+
+Decoding Decode(const Options& options, Engine& engine) {
+  for (int i = 0; i < options.batch; ++i) {
+    Request request{.id = std::to_string(i), .prompt = RandomTokens(options.prompt, engine.Info().vocab, 100U + i)};
+    request.sampling.temperature = i % 2 == 0 ? 0.0F : 1.0F;
+    request.sampling.max_tokens = options.tokens;
+    request.sampling.ignore_eos = true;
+    engine.Add(request);
+  }
+  // Every request has a token, none has ended.
+  using Clock = std::chrono::steady_clock;
+  Decoding result;
+  std::vector<RequestOutput> outputs;
+  std::vector<double> steps;
+  const auto begin = Clock::now();
+  for (;;) {
+    const auto start = Clock::now();
+    if (!engine.Step(outputs)) break;
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    if (std::ssize(outputs) == options.batch && engine.Stats().running == options.batch) steps.push_back(seconds);
+    for (const RequestOutput& output : outputs) {
+      auto& tokens = result.tokens[output.id];
+      tokens.insert(tokens.end(), output.tokens.begin(), output.tokens.end());
+    }
+  }
+  result.total = std::chrono::duration<double>(Clock::now() - begin).count();
+  std::sort(steps.begin(), steps.end());
+  if (!steps.empty()) result.step = steps[steps.size() / 2];
+  return result;
+}
+
 nlohmann::json Measure(const Options& options, const std::string& model, const std::string& format,
                        const std::string& weights) {
-  Engine gpu(Config(options, model, format, weights, options.device));
-  const std::vector<int32_t> tokens = RandomTokens(std::min(options.prompt, 256), gpu.Info().vocab, 3);
-  const std::vector<float> found = Logits(gpu, tokens);
+  auto gpu = std::make_unique<Engine>(Config(options, model, format, weights, options.device));
+  const std::vector<int32_t> tokens = RandomTokens(std::min(options.prompt, 256), gpu->Info().vocab, 3);
+  const std::vector<float> found = Logits(*gpu, tokens);
   double sum = 0, most = 0;
   int64_t same = 0;
   {
     Engine cpu(Config(options, model, format, weights, "cpu"));
     const std::vector<float> expected = Logits(cpu, tokens);
-    const auto vocab = static_cast<size_t>(gpu.Info().vocab);
+    const auto vocab = static_cast<size_t>(gpu->Info().vocab);
     for (size_t row = 0; row < tokens.size(); ++row) {
       const auto a = std::span(expected).subspan(row * vocab, vocab), b = std::span(found).subspan(row * vocab, vocab);
       const double kl = runner::KlDivergence(a, b);
@@ -177,34 +215,23 @@ nlohmann::json Measure(const Options& options, const std::string& model, const s
     throw ResourceError(fmt::format("{} with {} weights: mean KL(CPU || GPU) is {}; expected below {}", format, weights,
                                     mean, kMostDivergence));
   }
-  for (int i = 0; i < options.batch; ++i) {
-    Request request{.id = std::to_string(i), .prompt = RandomTokens(options.prompt, gpu.Info().vocab, 100U + i)};
-    request.sampling.temperature = i % 2 == 0 ? 0.0F : 1.0F;
-    request.sampling.max_tokens = options.tokens;
-    request.sampling.ignore_eos = true;
-    gpu.Add(request);
+  const Decoding decoding = Decode(options, *gpu);
+  const EngineStats stats = gpu->Stats();
+  gpu.reset();  // one cache at a time
+  EngineConfig eager_config = Config(options, model, format, weights, options.device);
+  eager_config.enforce_eager = true;
+  Engine eager_engine(eager_config);
+  const Decoding eager = Decode(options, eager_engine);
+  if (eager.tokens != decoding.tokens) {
+    throw ResourceError(fmt::format("{} with {} weights: CUDA graphs change tokens", format, weights));
   }
-  // Steps of decode alone: every request has a token, none has ended.
-  using Clock = std::chrono::steady_clock;
-  std::vector<RequestOutput> outputs;
-  std::vector<double> steps;
-  const auto begin = Clock::now();
-  for (;;) {
-    const auto start = Clock::now();
-    if (!gpu.Step(outputs)) break;
-    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-    if (std::ssize(outputs) == options.batch && gpu.Stats().running == options.batch) steps.push_back(seconds);
-  }
-  const double total = std::chrono::duration<double>(Clock::now() - begin).count();
-  std::sort(steps.begin(), steps.end());
-  const double step = steps.empty() ? 0 : steps[steps.size() / 2];
-  const EngineStats stats = gpu.Stats();
-  const double rate = step > 0 ? options.batch / step : 0;
+  const auto rate = [&](const Decoding& of) { return of.step > 0 ? options.batch / of.step : 0.0; };
   fmt::print(
       "{:<16} weights {:<5} KL mean {:.2e}, most {:.2e}, top-1 {:.3f}; decode of {}: {:.3f} ms a step, {:.0f} "
-      "tokens/s\n",
+      "tokens/s; eager {:.3f} ms, {:.0f} tokens/s\n",
       format, weights, sum / static_cast<double>(tokens.size()), most,
-      static_cast<double>(same) / static_cast<double>(tokens.size()), options.batch, step * 1e3, rate);
+      static_cast<double>(same) / static_cast<double>(tokens.size()), options.batch, decoding.step * 1e3,
+      rate(decoding), eager.step * 1e3, rate(eager));
   return {{"format", format},
           {"weights", weights},
           {"backend", stats.backend},
@@ -214,9 +241,11 @@ nlohmann::json Measure(const Options& options, const std::string& model, const s
           {"kl_mean", sum / static_cast<double>(tokens.size())},
           {"kl_max", most},
           {"top1", static_cast<double>(same) / static_cast<double>(tokens.size())},
-          {"decode_step_ms", step * 1e3},
-          {"decode_tokens_per_second", rate},
-          {"seconds", total},
+          {"decode_step_ms", decoding.step * 1e3},
+          {"decode_tokens_per_second", rate(decoding)},
+          {"eager_step_ms", eager.step * 1e3},
+          {"eager_tokens_per_second", rate(eager)},
+          {"seconds", decoding.total},
           {"weight_bytes", stats.weight_bytes}};
 }
 

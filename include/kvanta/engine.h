@@ -34,9 +34,11 @@ struct EngineConfig {
   int64_t kv_cache_memory_bytes = 0;  // 0: what max_num_seqs full sequences need, at most 40 % of available memory
   bool enable_prefix_caching = true;
   int threads = 0;              // 0: all CPUs of the affinity mask
-  std::string device = "auto";  // "auto", "cpu"
-  std::string isa = "auto";     // "auto", "avx512", "avx2", "portable"; environment KVANTA_ISA wins over auto
-  uint64_t seed = 0;            // of requests without their own
+  std::string device = "auto";  // "auto", "cpu", "cuda"
+  // On a GPU: launches one by one, where steps of decode alone would be recorded and begun by one call.
+  bool enforce_eager = false;
+  std::string isa = "auto";  // "auto", "avx512", "avx2", "portable"; environment KVANTA_ISA wins over auto
+  uint64_t seed = 0;         // of requests without their own
   // Share of the finished requests, in [0, 1], whose served distribution is compared with an exact cache's while the
   // engine is idle (EngineStats::quality).
   double quality_sample_rate = 0;

@@ -69,6 +69,7 @@ void BindConfig(nb::module_& module) {
       .def_rw("device", &EngineConfig::device)
       .def_rw("isa", &EngineConfig::isa)
       .def_rw("seed", &EngineConfig::seed)
+      .def_rw("enforce_eager", &EngineConfig::enforce_eager)
       .def_rw("quality_sample_rate", &EngineConfig::quality_sample_rate)
       .def_rw("profile", &EngineConfig::profile)
       .def_rw("poison_unused", &EngineConfig::poison_unused, nb::arg().none())

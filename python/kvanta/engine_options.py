@@ -177,6 +177,14 @@ OPTIONS: tuple[EngineOption, ...] = (
         metavar="DTYPE",
     ),
     EngineOption("device", "where to compute", "auto", str, choices=("auto", "cpu", "cuda"), metavar="DEVICE"),
+    EngineOption(
+        "enforce_eager",
+        "on a GPU: launch every kernel by itself, without CUDA graphs",
+        False,
+        bool,
+        ("disable_cuda_graph",),
+        is_flag=True,
+    ),
     EngineOption("isa", "CPU instructions: auto, avx512, avx2 or portable", "auto", str, metavar="ISA"),
     EngineOption("threads", "CPU threads (default: every CPU that this process may use)", 0, _whole, metavar="N"),
     EngineOption(
@@ -201,8 +209,6 @@ FOREIGN: Mapping[str, bool] = {
     "dp": True,
     "pipeline_parallel_size": True,
     "data_parallel_size": True,
-    "enforce_eager": False,
-    "disable_cuda_graph": False,
     "speculative_config": True,
     "speculative_algorithm": True,
     "compilation_config": True,

@@ -39,6 +39,9 @@ struct SequenceSpan {
 
 struct BatchShape {
   std::span<const SequenceSpan> sequences;  // rows of q, k, v are concatenated in this order
+  // Above 0: what Append and Run launch is to be good for any step of up to so many sequences, of one token each, as
+  // these are (Plan::Version).
+  int64_t bucket = 0;
 };
 
 // Values that saturated or were NaN while quantizing, since the start, and blocks (or rows, where a row has one scale)
@@ -60,6 +63,9 @@ struct BackendInfo {
 class Plan {
  public:
   virtual ~Plan() = default;
+  // Of a GPU's: launches that were recorded (kernels::Ops::Record) with a plan of some bucket compute what they would
+  // for its later steps of that bucket, for as long as this stays the same.
+  virtual uint64_t Version() const noexcept { return 0; }
 };
 
 class Backend {

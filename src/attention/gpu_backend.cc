@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <mutex>
 #include <utility>
 
+#include "attention/step_block.h"
 #include "formats/transform.h"
 #include "kernels/cuda/kernel_list.h"
 #include "kvanta/error.h"
@@ -19,53 +21,52 @@ using cache::PageKind;
 using kernels::cuda::AppendSide;
 using kernels::cuda::AppendSums;
 using kernels::cuda::AttendLayer;
+using kernels::cuda::AttendStep;
 using kernels::cuda::CellPlace;
 using kernels::cuda::PageIds;
+using kernels::cuda::PlaceList;
 using kernels::cuda::RowPlace;
 
-// A host vector's copy on the GPU; grows and is reused.
-class DeviceArray {
- public:
-  template <class T>
-  const T* Upload(Device& device, const std::vector<T>& values) {
-    const size_t bytes = values.size() * sizeof(T);
-    if (buffer_.bytes() < bytes) buffer_ = device.Allocate(bytes + bytes / 2);
-    if (bytes != 0) device.CopyIn(buffer_.data(), values.data(), bytes);
-    return buffer_.as<T>();
-  }
-  template <class T>
-  T* Reserve(Device& device, int64_t count) {
-    const size_t bytes = static_cast<size_t>(count) * sizeof(T);
-    if (buffer_.bytes() < bytes) buffer_ = device.Allocate(bytes + bytes / 2);
-    return buffer_.as<T>();
-  }
+// No two plans, nor two states of one, have the same.
+uint64_t NextVersion() {
+  static std::atomic<uint64_t> versions = 0;
+  return ++versions;
+}
 
- private:
-  Buffer buffer_;
-};
-
-// What the launches of layers of one shape are told of the step.
-struct ShapePlan {
-  GpuWork work;
-  DeviceArray tiles_memory, tasks_memory;
-  const kernels::cuda::QueryTile* tiles = nullptr;
-  const kernels::cuda::RunTask* tasks = nullptr;
-};
+// The head of a plan's block: lists of rows and of pages that close, then AttendStep for each shape of layers.
+constexpr size_t kRowsAt = 0;
+constexpr size_t kClosingAt = sizeof(PlaceList);
+constexpr size_t StepAt(size_t shape) {
+  return 2 * sizeof(PlaceList) + shape * sizeof(AttendStep);
+}
 
 class GpuPlan final : public Plan {
  public:
+  uint64_t Version() const noexcept override { return version; }
+  template <class T>
+  const T* At(size_t offset) const noexcept {
+    return reinterpret_cast<const T*>(block.Address() + offset);
+  }
+
   Batch batch;
-  std::vector<ShapePlan> shapes;
+  std::vector<GpuWork> shapes;
   std::vector<RowPlace> rows, closing;  // of Append
   std::vector<PageIds> pages;
   std::vector<int32_t> first_pages;
-  DeviceArray rows_memory, closing_memory, pages_memory, out_memory, states_memory;
-  const RowPlace* device_rows = nullptr;
-  const RowPlace* device_closing = nullptr;
-  const PageIds* device_pages = nullptr;
-  float* partial_out = nullptr;
-  float* partial_state = nullptr;
+  StepBlock block;
+  Buffer partial_out, partial_state;
+  // What grids are made for: of rows and closing, and of the tiles of each shape.
+  int32_t most_rows = 0, most_closing = 0;
+  std::vector<int32_t> most_tiles;
+  uint64_t backend = 0;  // whose version it was made for
+  uint64_t version = 0;
 };
+
+// At least `bytes`.
+void Grow(Device& device, Buffer& buffer, int64_t bytes) {
+  const auto wanted = static_cast<size_t>(bytes);
+  if (buffer.bytes() < wanted) buffer = device.Allocate(wanted + wanted / 2);
+}
 
 CellPlace PlaceOf(const formats::CellPlanes& planes, int64_t first, int64_t stride) {
   return {.first = first,
@@ -86,8 +87,7 @@ std::string Missing(const formats::LayerScheme& scheme) {
   if (scheme.SharesCell()) return "latents";
   if (scheme.k.outliers != 0) return "outlier channels (but for +outliers=0)";
   for (const formats::Format* format : {scheme.k.format, scheme.v.format}) {
-    if (FindAppend(*format) < 0)
-      return fmt::format("format {} (but for bf16, fp16 and all narrower ones)", format->name);
+    if (FindAppend(*format) < 0) return fmt::format("format {}", format->name);
   }
   if (FindAttend(*scheme.k.format, *scheme.v.format, scheme.shape.head_dim, scheme.shape.tokens) < 0) {
     return fmt::format("k={},v={}", scheme.k.format->name, scheme.v.format->name);
@@ -129,6 +129,8 @@ class GpuBackend final : public Backend {
     MakeBatch(batch, store_, config_, gpu_plan->batch);
     FillRows(*gpu_plan);
     FillWork(*gpu_plan);
+    SetGrids(batch.bucket, *gpu_plan);
+    CopyBlock(*gpu_plan);
     return plan;
   }
 
@@ -139,13 +141,13 @@ class GpuBackend final : public Backend {
       AppendSide side = launch->side;
       side.rows = side.is_key ? k : v;
       side.stride = kv_stride;
-      side.places = step.device_rows;
-      side.count = static_cast<int32_t>(step.rows.size());
+      side.list = step.At<PlaceList>(kRowsAt);
+      side.most = step.most_rows;
       side.to_exact = launches.exact_open;
       gpu_->Append(side.to_exact ? exact_kernel_ : launch->kernel, side);
-      if (!launches.exact_open || step.closing.empty()) continue;
-      side.places = step.device_closing;
-      side.count = static_cast<int32_t>(step.closing.size());
+      if (!launches.exact_open || step.most_closing == 0) continue;
+      side.list = step.At<PlaceList>(kClosingAt);
+      side.most = step.most_closing;
       side.to_exact = false;
       side.from_exact = true;
       gpu_->Append(launch->kernel, side);
@@ -155,18 +157,12 @@ class GpuBackend final : public Backend {
   void Run(Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept override {
     const GpuPlan& step = static_cast<const GpuPlan&>(plan);
     const LayerLaunches& launches = layers_[static_cast<size_t>(layer)];
-    const ShapePlan& shape = step.shapes[launches.shape];
     AttendLayer attend = launches.attend;
     attend.q = q;
     attend.q_stride = q_stride;
     attend.out = out;
-    attend.pages = step.device_pages;
-    attend.tiles = shape.tiles;
-    attend.tasks = shape.tasks;
-    attend.tile_count = static_cast<int32_t>(shape.work.tiles.size());
-    attend.task_count = static_cast<int32_t>(shape.work.tasks.size());
-    attend.partial_out = step.partial_out;
-    attend.partial_state = step.partial_state;
+    attend.step = step.At<AttendStep>(StepAt(launches.shape));
+    attend.most_tiles = step.most_tiles[launches.shape];
     gpu_->Attend(launches.attend_kernel, attend);
   }
 
@@ -209,7 +205,12 @@ class GpuBackend final : public Backend {
 
   Device& device() const { return gpu_->device(); }
 
-  const float* Upload(const std::vector<float>& values) { return constants_.emplace_back().Upload(device(), values); }
+  const float* Upload(const std::vector<float>& values) {
+    const size_t bytes = values.size() * sizeof(float);
+    const Buffer& buffer = constants_.emplace_back(device().Allocate(bytes));
+    device().CopyIn(buffer.data(), values.data(), bytes);
+    return buffer.as<float>();
+  }
 
   void AddLayer(size_t index) {
     const formats::LayerScheme& scheme = store_.Layout().layers[index];
@@ -311,8 +312,6 @@ class GpuBackend final : public Backend {
       if (touched.last_slot != page_size || touched.page.quantized == cache::kNoPage) continue;
       for (int slot = 0; slot < page_size; ++slot) plan.closing.push_back(place(slot));
     }
-    plan.device_rows = plan.rows_memory.Upload(device(), plan.rows);
-    plan.device_closing = plan.closing_memory.Upload(device(), plan.closing);
   }
 
   void FillWork(GpuPlan& plan) {
@@ -325,20 +324,60 @@ class GpuBackend final : public Backend {
         plan.pages.push_back({sequence.span.pages[page].quantized, sequence.span.pages[page].exact});
       }
     }
-    plan.device_pages = plan.pages_memory.Upload(device(), plan.pages);
     plan.shapes.resize(shapes_.size());
     int64_t slots = 0;
     int64_t floats = 0;
     for (size_t i = 0; i < shapes_.size(); ++i) {
-      ShapePlan& shape = plan.shapes[i];
-      MakeGpuWork(shapes_[i], plan.batch, plan.first_pages, page_size, most_spread_runs_, shape.work);
-      shape.tiles = shape.tiles_memory.Upload(device(), shape.work.tiles);
-      shape.tasks = shape.tasks_memory.Upload(device(), shape.work.tasks);
-      slots = std::max(slots, shape.work.slots);
-      floats = std::max(floats, shape.work.slots * shapes_[i].head_dim);
+      GpuWork& work = plan.shapes[i];
+      MakeGpuWork(shapes_[i], plan.batch, plan.first_pages, page_size, most_spread_runs_, work);
+      slots = std::max(slots, work.slots);
+      floats = std::max(floats, work.slots * shapes_[i].head_dim);
     }
-    plan.partial_out = plan.out_memory.Reserve<float>(device(), floats);
-    plan.partial_state = plan.states_memory.Reserve<float>(device(), 2 * slots);
+    Grow(device(), plan.partial_out, floats * int64_t{sizeof(float)});
+    Grow(device(), plan.partial_state, 2 * slots * int64_t{sizeof(float)});
+  }
+
+  // Of this step, or of the largest of its bucket.
+  void SetGrids(int64_t bucket, GpuPlan& plan) {
+    plan.most_tiles.clear();
+    plan.most_rows = static_cast<int32_t>(bucket > 0 ? bucket : std::ssize(plan.rows));
+    plan.most_closing =
+        static_cast<int32_t>(bucket > 0 ? bucket * store_.Layout().page_size : std::ssize(plan.closing));
+    for (size_t i = 0; i < shapes_.size(); ++i) {
+      const int64_t of_bucket = bucket * TilesOfToken(shapes_[i]);
+      plan.most_tiles.push_back(static_cast<int32_t>(bucket > 0 ? of_bucket : std::ssize(plan.shapes[i].tiles)));
+    }
+  }
+
+  void CopyBlock(GpuPlan& plan) {
+    StepBlock& block = plan.block;
+    block.Begin(StepAt(shapes_.size()));
+    const size_t rows = block.Add(plan.rows), closing = block.Add(plan.closing), pages = block.Add(plan.pages);
+    std::vector<size_t>& places = plan_places_;
+    places.clear();
+    for (const GpuWork& work : plan.shapes) {
+      places.push_back(block.Add(work.tiles));
+      places.push_back(block.Add(work.tasks));
+    }
+    const bool moved = block.Reserve(device());
+    if (moved || plan.backend != version_) plan.version = NextVersion();
+    plan.backend = version_;
+    const auto list = [&](size_t at, size_t count) {
+      return PlaceList{.places = plan.At<RowPlace>(at), .count = static_cast<int32_t>(count)};
+    };
+    block.Write(kRowsAt, list(rows, plan.rows.size()));
+    block.Write(kClosingAt, list(closing, plan.closing.size()));
+    for (size_t i = 0; i < plan.shapes.size(); ++i) {
+      const GpuWork& work = plan.shapes[i];
+      block.Write(StepAt(i), AttendStep{.pages = plan.At<PageIds>(pages),
+                                        .tiles = plan.At<kernels::cuda::QueryTile>(places[2 * i]),
+                                        .tasks = plan.At<kernels::cuda::RunTask>(places[2 * i + 1]),
+                                        .tile_count = static_cast<int32_t>(work.tiles.size()),
+                                        .task_count = static_cast<int32_t>(work.tasks.size()),
+                                        .partial_out = plan.partial_out.as<float>(),
+                                        .partial_state = plan.partial_state.as<float>()});
+    }
+    block.Copy(device());
   }
 
   cache::PageStore& store_;
@@ -349,9 +388,11 @@ class GpuBackend final : public Backend {
   Buffer sums_;                      // AppendSums [layers][k, v]
   std::vector<AppendSums> fetched_;  // the host's copy
   mutable std::mutex fetching_;
-  std::vector<DeviceArray> constants_;
+  std::vector<Buffer> constants_;
   std::vector<LayerLaunches> layers_;
   std::vector<WorkShape> shapes_;
+  std::vector<size_t> plan_places_;  // of tiles and tasks in a plan's block, by shape
+  const uint64_t version_ = NextVersion();
 };
 
 }  // namespace

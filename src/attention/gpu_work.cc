@@ -46,6 +46,10 @@ void AddTiles(const WorkShape& shape, const Batch& batch, const std::vector<int3
 
 }  // namespace
 
+int64_t TilesOfToken(const WorkShape& shape) {
+  return int64_t{shape.kv_heads} * ((shape.Group() + kQueryRows - 1) / kQueryRows);
+}
+
 void MakeGpuWork(const WorkShape& shape, const Batch& batch, const std::vector<int32_t>& first_pages, int page_size,
                  int64_t most_spread_runs, GpuWork& work) {
   work.tiles.clear();

@@ -19,6 +19,9 @@ struct GpuWork {
   int64_t slots = 0;                          // rows of partial results
 };
 
+// Tiles of a sequence that has one new token.
+int64_t TilesOfToken(const WorkShape& shape);
+
 // `first_pages`: of each sequence, where its pages begin in the step's table. Fills `work`, reusing its memory.
 void MakeGpuWork(const WorkShape& shape, const Batch& batch, const std::vector<int32_t>& first_pages, int page_size,
                  int64_t most_spread_runs, GpuWork& work);

@@ -44,7 +44,8 @@ Core::Core(Parts parts) : parts_(std::move(parts)), demand_(parts_.layout, Commo
                                  .page_size = config.page_size},
       *store_, tree_.get(), demand_);
   const int64_t logit_rows = std::clamp<int64_t>(config.max_num_seqs, 16, kMostLogitRows);
-  runner_ = std::make_unique<runner::Runner>(*parts_.model, config.max_num_batched_tokens, logit_rows);
+  runner_ =
+      std::make_unique<runner::Runner>(*parts_.model, config.max_num_batched_tokens, logit_rows, !config.enforce_eager);
   masks_ = std::make_unique<StepMasks>(config.fill_masks, parts_.info.vocab);
   if (config.quality_sample_rate > 0) {
     quality_ = std::make_unique<QualityMonitor>(parts_, config.quality_sample_rate);

@@ -130,7 +130,7 @@ void Core::SampleRows() {
       tasks_[i].logits = logits.subspan(i * vocab, vocab);
       tasks_[i].peak = runner_->Peaks()[i];
       tasks_[i].result.clear();
-      tasks_[i].chosen = !uses_.empty() && !uses_[i].read && tasks_[i].peak.finite;
+      tasks_[i].chosen = !uses_.empty() && !uses_[i].read && runner_->Drawn()[i] >= 0;
       if (tasks_[i].chosen) {
         tasks_[i].token = runner_->Drawn()[i];
         continue;

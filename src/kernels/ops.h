@@ -4,11 +4,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 
 #include "base/device.h"
 #include "base/thread_pool.h"
+#include "kernels/launch_graph.h"
 #include "kernels/linear.h"
 #include "kernels/row_draw.h"
 
@@ -48,8 +50,12 @@ class Ops {
                     const float* cos_sin, const int64_t* positions) noexcept = 0;
   // out[r][i] = silu(gate_up[r][i]) * gate_up[r][width + i]; gate_up: f32 [rows][2 * width]; out: f32 [rows][width].
   virtual void SiluMul(const float* gate_up, int64_t rows, int64_t width, float* out) noexcept = 0;
+  // What `launches` would begin, none of which begins now (cuda/gpu.h); null on the host, where it is not called.
+  // Throws ResourceError.
+  virtual std::unique_ptr<LaunchGraph> Record(const std::function<void()>& /*launches*/) { return nullptr; }
   // tokens[r]: what draws[r] takes of row r of logits, f32 [rows][width] with these peaks; -1 where the row is not
-  // finite. Only where memory is not the host's: there the sampler reads the logits itself.
+  // finite, or has too many candidates (kMostCandidates). Only where memory is not the host's: there the sampler reads
+  // the logits itself.
   virtual void Draw(const float* /*logits*/, int64_t /*rows*/, int64_t /*width*/, const RowPeak* /*peaks*/,
                     const RowDraw* /*draws*/, int32_t* /*tokens*/) noexcept {}
 };

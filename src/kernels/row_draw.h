@@ -1,5 +1,4 @@
-// What choosing a token takes where a row of logits is all that counts: no mask, bias, penalty or cut of the candidates
-// but min_p.
+// What choosing a token takes where a row of logits is all that counts: no mask, bias or penalty.
 #pragma once
 
 #include <bit>
@@ -12,8 +11,14 @@ namespace kvanta::kernels {
 struct RowDraw {
   double uniform = 0;               // in [0, 1)
   float scale = 0;                  // 1 / temperature; 0: the largest logit's token
-  float depth = -__builtin_inff();  // of the least logit that may be taken, from the largest
+  float depth = -__builtin_inff();  // of the least logit that may be taken, from the largest (min_p)
+  int32_t top_k = 0;                // at most kMostCandidates; 0: all
+  float top_p = 1;
 };
+
+// Of a row with a top_k or top_p: what is drawn from where the logits are. A top_p that so many do not reach is left to
+// the host.
+inline constexpr int kMostCandidates = 2048;
 
 // exp(x) for x <= 0, relative error below 3e-7; 0 below -87. Cody-Waite reduction and a polynomial of degree 6: libm's
 // expf is not vectorized, and a vocabulary of 49,152 would cost more than the attention of a short context. The same

@@ -12,27 +12,41 @@ Buffer Room(Device& device, int64_t count) {
   return device.Allocate(static_cast<size_t>(count) * sizeof(T));
 }
 
-template <class T>
-const T* Upload(Device& device, Buffer& to, std::span<const T> values) {
-  device.CopyIn(to.data(), values.data(), values.size_bytes());
-  return to.as<T>();
+// One array behind the other, by one copy.
+template <class First, class Second>
+void Upload(Device& device, Buffer& to, std::span<const First> first, std::span<const Second> second,
+            std::vector<uint8_t>& staged) {
+  staged.resize(first.size_bytes() + second.size_bytes());
+  if (staged.empty()) return;
+  if (!first.empty()) std::memcpy(staged.data(), first.data(), first.size_bytes());
+  std::memcpy(staged.data() + first.size_bytes(), second.data(), second.size_bytes());
+  device.CopyIn(to.data(), staged.data(), staged.size());
+}
+
+// Rows that launches are recorded for: 1, 2, 4, 8, 16, 24, ... Tiles of linear layers have 8 rows, so a step pays for
+// little that it does not need.
+int64_t BucketOf(int64_t rows, int64_t most) {
+  constexpr int64_t kStep = 8;
+  int64_t bucket = (rows + kStep - 1) / kStep * kStep;
+  for (const int64_t small : {4, 2, 1}) {
+    if (rows <= small) bucket = small;
+  }
+  return std::min(bucket, most);
 }
 
 }  // namespace
 
-Runner::Runner(models::Model& model, int64_t max_rows, int64_t max_logit_rows)
-    : model_(model), max_rows_(max_rows), max_logit_rows_(max_logit_rows) {
+Runner::Runner(models::Model& model, int64_t max_rows, int64_t max_logit_rows, bool graphs)
+    : model_(model), max_rows_(max_rows), max_logit_rows_(max_logit_rows), graphs_(graphs && Draws()) {
   Device& device = model.ops().device();
   const int64_t hidden = model.Config().hidden, vocab = model.Config().vocab;
   hidden_ = Room<float>(device, max_rows * hidden);
   gathered_ = Room<float>(device, max_logit_rows * hidden);
   logits_ = Room<float>(device, max_logit_rows * vocab);
-  ids_ = Room<int32_t>(device, max_rows);
-  positions_memory_ = Room<int64_t>(device, max_rows);
-  rows_memory_ = Room<int64_t>(device, max_logit_rows);
+  inputs_ = device.Allocate(static_cast<size_t>(max_rows) * (sizeof(int64_t) + sizeof(int32_t)));
+  wanted_ = device.Allocate(static_cast<size_t>(max_logit_rows) * (sizeof(kernels::RowDraw) + sizeof(int64_t)));
   results_ = device.Allocate(static_cast<size_t>(max_logit_rows) * (sizeof(kernels::RowPeak) + sizeof(int32_t)));
   if (Draws()) {
-    draws_memory_ = Room<kernels::RowDraw>(device, max_logit_rows);
     host_logits_ = device.AllocateHost(logits_.bytes());
     host_results_ = device.AllocateHost(results_.bytes());
   }
@@ -51,25 +65,63 @@ void Runner::Forward(std::span<const RunItem> items, attention::Backend& backend
     spans_.push_back({.start = item.start, .tokens = static_cast<int>(item.tokens.size()), .pages = item.pages});
   }
   assert(static_cast<int64_t>(tokens_.size()) <= max_rows_);
+  const bool decodes = graphs_ && !items.empty() && tokens_.size() == items.size();
+  const int64_t bucket = decodes ? BucketOf(std::ssize(tokens_), max_rows_) : 0;
   if (planned_for_ != &backend) plan_.reset();  // a plan belongs to its backend
   planned_for_ = &backend;
-  plan_ = backend.MakePlan({.sequences = spans_}, std::move(plan_));
-  Device& device = model_.ops().device();
-  const std::span ids(Upload<int32_t>(device, ids_, tokens_), tokens_.size());
-  const std::span positions(Upload<int64_t>(device, positions_memory_, positions_), positions_.size());
-  model_.Forward({.tokens = ids, .positions = positions}, backend, *plan_, hidden_.as<float>());
+  plan_ = backend.MakePlan({.sequences = spans_, .bucket = bucket}, std::move(plan_));
+  if (decodes) {  // rows that nobody reads
+    tokens_.resize(static_cast<size_t>(bucket), 0);
+    positions_.resize(static_cast<size_t>(bucket), 0);
+  }
+  Upload<int64_t, int32_t>(model_.ops().device(), inputs_, positions_, tokens_, staged_);
+  const std::span positions(inputs_.as<int64_t>(), positions_.size());
+  const std::span ids(reinterpret_cast<const int32_t*>(inputs_.as<int64_t>() + positions_.size()), tokens_.size());
+  const auto forward = [&] {
+    model_.Forward({.tokens = ids, .positions = positions}, backend, *plan_, hidden_.as<float>());
+  };
+  if (!decodes) return forward();
+  Begin(forwards_, bucket, plan_->Version(), forward);
+}
+
+// The first time they go one by one: that loads the kernels, which nothing that is recorded may.
+void Runner::Begin(Graphs& graphs, int64_t rows, uint64_t version, const std::function<void()>& launches) {
+  Recorded& known = graphs[rows];
+  if (known.graph && known.version == version) return known.graph->Run();
+  launches();
+  known.graph = model_.ops().Record(launches);
+  known.version = version;
 }
 
 std::span<float> Runner::Logits(std::span<const int64_t> rows, std::span<const RowUse> uses) {
   assert(static_cast<int64_t>(rows.size()) <= max_logit_rows_);
   assert(uses.empty() || uses.size() == rows.size());
   kernels::Ops& ops = model_.ops();
-  const auto count = static_cast<int64_t>(rows.size());
-  const int64_t* wanted = Upload(ops.device(), rows_memory_, rows);
-  ops.Gather(hidden_.as<float>(), model_.Config().hidden, wanted, count, gathered_.as<float>());
+  const bool recorded = graphs_ && !uses.empty();
+  const int64_t count = recorded ? BucketOf(std::ssize(rows), max_logit_rows_) : std::ssize(rows);
+  rows_.assign(rows.begin(), rows.end());
+  rows_.resize(static_cast<size_t>(count), 0);
+  draws_.clear();
+  for (const RowUse& use : uses) draws_.push_back(use.draw);
+  if (!uses.empty()) draws_.resize(static_cast<size_t>(count));
+  Upload<kernels::RowDraw, int64_t>(ops.device(), wanted_, draws_, rows_, staged_);
+  const auto* draws = wanted_.as<const kernels::RowDraw>();
+  const auto* wanted = reinterpret_cast<const int64_t*>(draws + draws_.size());
   auto* peaks = results_.as<kernels::RowPeak>();
-  model_.Logits(gathered_.as<float>(), count, logits_.as<float>(), peaks);
-  const size_t logits = rows.size() * static_cast<size_t>(model_.Config().vocab);
+  auto* tokens = reinterpret_cast<int32_t*>(peaks + max_logit_rows_);
+  const int64_t vocab = model_.Config().vocab;
+  const auto launches = [&, this] {
+    ops.Gather(hidden_.as<float>(), model_.Config().hidden, wanted, count, gathered_.as<float>());
+    model_.Logits(gathered_.as<float>(), count, logits_.as<float>(), peaks);
+    if (!uses.empty()) ops.Draw(logits_.as<float>(), count, vocab, peaks, draws, tokens);
+    if (Draws()) ops.device().CopyOutLater(host_results_.data(), results_.data(), results_.bytes());
+  };
+  if (recorded) {
+    Begin(draws_of_rows_, count, 0, launches);
+  } else {
+    launches();
+  }
+  const size_t logits = rows.size() * static_cast<size_t>(vocab);
   if (Draws()) {
     Fetch(rows.size(), uses);
     return {host_logits_.as<float>(), logits};
@@ -78,29 +130,17 @@ std::span<float> Runner::Logits(std::span<const int64_t> rows, std::span<const R
   return {logits_.as<float>(), logits};
 }
 
-// Draws where draws are wanted, and brings what the host reads: one wait.
+// Brings the logits that the host reads: one wait, for them and the results.
 void Runner::Fetch(size_t rows, std::span<const RowUse> uses) {
-  kernels::Ops& ops = model_.ops();
-  Device& device = ops.device();
-  const auto vocab = static_cast<size_t>(model_.Config().vocab);
-  const size_t row_bytes = vocab * sizeof(float);
+  Device& device = model_.ops().device();
+  const size_t row_bytes = static_cast<size_t>(model_.Config().vocab) * sizeof(float);
   const auto fetch_row = [&](size_t row) {
     device.CopyOutLater(host_logits_.data() + row * row_bytes, logits_.data() + row * row_bytes, row_bytes);
   };
-  auto* tokens = reinterpret_cast<int32_t*>(results_.as<kernels::RowPeak>() + max_logit_rows_);
-  if (uses.empty()) {
-    device.CopyOutLater(host_logits_.data(), logits_.data(), rows * row_bytes);
-  } else {
-    draws_.clear();
-    for (const RowUse& use : uses) draws_.push_back(use.draw);
-    const auto* draws = Upload<kernels::RowDraw>(device, draws_memory_, draws_);
-    ops.Draw(logits_.as<float>(), static_cast<int64_t>(rows), static_cast<int64_t>(vocab),
-             results_.as<kernels::RowPeak>(), draws, tokens);
-    for (size_t row = 0; row < rows; ++row) {
-      if (uses[row].read) fetch_row(row);
-    }
+  if (uses.empty()) device.CopyOutLater(host_logits_.data(), logits_.data(), rows * row_bytes);
+  for (size_t row = 0; row < uses.size(); ++row) {
+    if (uses[row].read) fetch_row(row);
   }
-  device.CopyOutLater(host_results_.data(), results_.data(), results_.bytes());
   device.Wait();
   const auto* peaks = host_results_.as<kernels::RowPeak>();
   peaks_.assign(peaks, peaks + rows);
@@ -110,9 +150,9 @@ void Runner::Fetch(size_t rows, std::span<const RowUse> uses) {
   bool more = false;
   for (size_t row = 0; row < rows; ++row) {
     if (uses[row].read) continue;
-    if (peaks_[row].finite) {
+    if (peaks_[row].finite && drawn[row] >= 0) {
       drawn_[row] = drawn[row];
-    } else {  // someone has to say what is wrong
+    } else {  // someone has to say what is wrong, or to choose from more than there was room for
       fetch_row(row);
       more = true;
     }

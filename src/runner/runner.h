@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
 #include "attention/backend.h"
@@ -27,8 +29,9 @@ struct RowUse {
 
 class Runner {
  public:
-  // max_rows: of a Forward (the model was loaded for it). max_logit_rows: of a Logits.
-  Runner(models::Model& model, int64_t max_rows, int64_t max_logit_rows);
+  // max_rows: of a Forward (the model was loaded for it). max_logit_rows: of a Logits. graphs: on a GPU, steps whose
+  // items have one token each are recorded and begun by one call; padded to a few numbers of rows, to the same bits.
+  Runner(models::Model& model, int64_t max_rows, int64_t max_logit_rows, bool graphs = false);
 
   // Rows are the items' tokens in order. Throws what MakePlan throws; nothing is written then.
   void Forward(std::span<const RunItem> items, attention::Backend& backend);
@@ -36,7 +39,7 @@ class Runner {
   int64_t MaxRows() const noexcept { return max_rows_; }
   int64_t MaxLogitRows() const noexcept { return max_logit_rows_; }
   // Logits of chosen rows of the last Forward, f32 [rows.size()][vocab], valid until the next call. Where the device's
-  // memory is not the host's (Draws()), rows that are not to be read are undefined unless their peak is not finite.
+  // memory is not the host's (Draws()), rows that are not to be read are undefined where a token was drawn.
   // uses: of the rows, or none: all are read.
   std::span<float> Logits(std::span<const int64_t> rows, std::span<const RowUse> uses = {});
   // Of the rows of the last Logits(rows).
@@ -48,30 +51,40 @@ class Runner {
   void Logits(int64_t first, int64_t rows, float* out);
 
  private:
+  // Launches for so many rows; good for as long as what they were recorded with has the same version.
+  struct Recorded {
+    uint64_t version = 0;
+    std::unique_ptr<kernels::LaunchGraph> graph;
+  };
+  using Graphs = std::unordered_map<int64_t, Recorded>;
+
+  void Begin(Graphs& graphs, int64_t rows, uint64_t version, const std::function<void()>& launches);
   void Fetch(size_t rows, std::span<const RowUse> uses);
 
   models::Model& model_;
   int64_t max_rows_;
   int64_t max_logit_rows_;
+  bool graphs_;
+  Graphs forwards_, draws_of_rows_;  // Forward's, and those of Logits with uses
   // On the model's device:
-  Buffer hidden_;            // f32 [max_rows][hidden]
-  Buffer gathered_;          // f32 [max_logit_rows][hidden]
-  Buffer logits_;            // f32 [max_logit_rows][vocab]
-  Buffer ids_;               // int32 [max_rows]
-  Buffer positions_memory_;  // int64 [max_rows]
-  Buffer rows_memory_;       // int64 [max_logit_rows]
-  Buffer results_;           // RowPeak [max_logit_rows], then drawn tokens, int32 [max_logit_rows]
-  Buffer draws_memory_;      // RowDraw [max_logit_rows], where Draws()
-  Buffer host_logits_;       // likewise, the host's copy of logits_,
-  Buffer host_results_;      // and of results_
+  Buffer hidden_;        // f32 [max_rows][hidden]
+  Buffer gathered_;      // f32 [max_logit_rows][hidden]
+  Buffer logits_;        // f32 [max_logit_rows][vocab]
+  Buffer inputs_;        // of Forward: positions, int64 [rows], then ids, int32 [rows]
+  Buffer wanted_;        // of Logits: where Draws() and asked to, RowDraw [rows]; then rows, int64 [rows]
+  Buffer results_;       // RowPeak [max_logit_rows], then drawn tokens, int32 [max_logit_rows]
+  Buffer host_logits_;   // likewise, the host's copy of logits_,
+  Buffer host_results_;  // and of results_
   std::unique_ptr<attention::Plan> plan_;
   attention::Backend* planned_for_ = nullptr;
   std::vector<int32_t> tokens_;
   std::vector<int64_t> positions_;
   std::vector<attention::SequenceSpan> spans_;
   std::vector<kernels::RowPeak> peaks_;
+  std::vector<int64_t> rows_;
   std::vector<kernels::RowDraw> draws_;
   std::vector<int32_t> drawn_;
+  std::vector<uint8_t> staged_;  // inputs_ or wanted_, on the host
 };
 
 }  // namespace kvanta::runner

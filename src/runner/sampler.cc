@@ -60,12 +60,15 @@ void SamplerState::Append(int32_t token) {
 }
 
 std::optional<kernels::RowDraw> SamplerState::NextDraw(int vocab) const {
-  const bool cuts = (params_.top_k > 0 && params_.top_k < vocab) || params_.top_p < 1.0F;
+  const bool some = params_.top_k > 0 && params_.top_k < vocab;
   const bool greedy = params_.temperature < kMinTemperature;
-  if (produced_ < params_.min_tokens || !params_.logit_bias.empty() || counts_ || (cuts && !greedy)) return {};
+  if (produced_ < params_.min_tokens || !params_.logit_bias.empty() || counts_) return {};
   if (greedy) return kernels::RowDraw{};
+  if (some && params_.top_k > kernels::kMostCandidates) return {};
   kernels::RowDraw draw{.uniform = UniformDraw(seed_, static_cast<uint64_t>(produced_)),
-                        .scale = 1.0F / params_.temperature};
+                        .scale = 1.0F / params_.temperature,
+                        .top_k = some ? params_.top_k : 0,
+                        .top_p = params_.top_p};
   if (params_.min_p > 0) draw.depth = std::log(params_.min_p) * params_.temperature;
   return draw;
 }

@@ -24,8 +24,8 @@ class SamplerState {
 
   const SamplingParams& Params() const noexcept { return params_; }
   uint64_t Seed() const noexcept { return seed_; }
-  // The draw of the next token, if nothing but a row's logits, without a constraint's mask, decides it: no bias,
-  // penalty, top_k or top_p. kernels::Ops::Draw takes such tokens.
+  // The draw of the next token, if nothing but a row's logits, without a constraint's mask, decides it: no bias and no
+  // penalty. kernels::Ops::Draw takes such tokens.
   std::optional<kernels::RowDraw> NextDraw(int vocab) const;
   // The token was taken.
   void Append(int32_t token);

@@ -16,21 +16,19 @@ namespace {
 
 using namespace kernels::cuda;  // NOLINT(google-build-using-namespace): this is the unit of those kernels
 using emulated::EmulationError;
-using emulated::RunGrid;
 
 template <class Format>
 void RunAppend(const AppendSide& side) {
-  using Grid = AppendGrid<Format>;
-  RunGrid({.blocks = Grid::BlockCount(side), .threads = Grid::kThreads, .shared_bytes = Grid::kSharedBytes},
-          [&] { Grid::Run(side); });
+  constexpr int kMostBlocks = 5;  // rows are taken by turns
+  RunShape(AppendGrid<Format>::Shape(side, kMostBlocks), [&] { AppendGrid<Format>::Run(side); });
 }
 
 template <class Kernel>
 void RunAttend(const AttendLayer& layer) {
   using Block = AttendBlock<Kernel>;
   constexpr int kBlocks = 3;  // tasks are taken by turns
-  RunGrid({.blocks = kBlocks, .threads = kAttendWarps * kWarp, .shared_bytes = Block::SharedBytes(layer.head_dim)},
-          [&] { Block::Run(layer); });
+  RunShape({.blocks = kBlocks, .threads = kAttendWarps * kWarp, .shared_bytes = Block::SharedBytes(layer.head_dim)},
+           [&] { Block::Run(layer); });
 }
 
 template <class... Format>
@@ -52,23 +50,26 @@ class EmulatedGpu final : public kernels::Gpu {
   int Multiprocessors() const noexcept override { return 2; }  // so that small layers take every tile
 
   void Append(int kernel, const AppendSide& side) noexcept override {
-    Try([&] { AppendOf(AppendFormats{}, kernel, side); });
+    Try([=] { AppendOf(AppendFormats{}, kernel, side); });
   }
   void Attend(int kernel, const AttendLayer& layer) noexcept override {
-    Try([&] {
+    Try([=] {
       AttendOf(AttendPairs{}, kernel, layer);
-      RunGrid({.blocks = (layer.tile_count * kQueryRows + kMergeWarps - 1) / kMergeWarps,
-               .threads = kMergeWarps * kWarp,
-               .shared_bytes = kMergeWarps * kMergeBytes},
-              [&] { MergeBlock(layer); });
+      RunShape(MergeShape(layer), [&] { MergeBlock(layer); });
     });
   }
   void Run(const ModelWork& work) noexcept override {
-    Try([&] { RunModel(work); });
+    Try([=] { RunModel(work); });
   }
   void Copy(void* to, const void* from, size_t bytes) noexcept override {
-    const GuardedDevice::Opened opened(device_);
-    std::memcpy(to, from, bytes);
+    Try([=] { std::memcpy(to, from, bytes); });
+  }
+  std::unique_ptr<kernels::LaunchGraph> Record(const std::function<void()>& launches) override {
+    auto graph = std::make_unique<Graph>(device_);
+    device_.RecordTo(&graph->launches);
+    launches();
+    device_.RecordTo(nullptr);
+    return graph;
   }
   double Seconds(const std::function<void()>& launches) override {
     launches();
@@ -77,8 +78,22 @@ class EmulatedGpu final : public kernels::Gpu {
   void Check() override { device_.Wait(); }
 
  private:
+  // Launches keep the arguments that they were recorded with, as a GPU's do: what changes must be read from memory.
+  struct Graph final : kernels::LaunchGraph {
+    explicit Graph(GuardedDevice& of) : device(of) {}
+    void Run() noexcept override { device.Replay(launches); }
+
+    GuardedDevice& device;
+    GuardedDevice::Recording launches;
+  };
+
+  // `run` holds what it needs.
   template <class F>
   void Try(F run) noexcept {
+    if (device_.Recorded() != nullptr) {
+      device_.Recorded()->push_back([this, run] { Try(run); });
+      return;
+    }
     if (!device_.Error().empty()) return;
     const GuardedDevice::Opened opened(device_);
     try {

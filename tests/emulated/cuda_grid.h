@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cuda/launch_shape.h"
 #include "kernels/cuda/words.h"
 
 namespace kvanta::emulated {
@@ -32,6 +33,12 @@ struct GridShape {
 
 // Runs all blocks, one after the other. Throws EmulationError.
 void RunGrid(const GridShape& shape, const std::function<void()>& kernel);
+
+template <class F>
+void RunShape(const kernels::cuda::LaunchShape& shape, const F& kernel) {
+  RunGrid({.blocks = static_cast<int>(shape.blocks), .threads = shape.threads, .shared_bytes = shape.shared_bytes},
+          kernel);
+}
 
 // ---- within a kernel
 

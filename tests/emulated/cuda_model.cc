@@ -15,12 +15,6 @@ namespace {
 
 using namespace kernels::cuda;  // NOLINT(google-build-using-namespace): this is the unit of those kernels
 
-template <class F>
-void RunShape(const LaunchShape& shape, const F& block) {
-  emulated::RunGrid(
-      {.blocks = static_cast<int>(shape.blocks), .threads = shape.threads, .shared_bytes = shape.shared_bytes}, block);
-}
-
 struct Launcher {
   template <class Kernel>
   void Launch(const LinearWork& work) const {

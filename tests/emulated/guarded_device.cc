@@ -70,6 +70,7 @@ class GuardedReservation final : public Reservation {
 GuardedDevice::GuardedDevice() : arena_(std::make_shared<Arena>()) {}
 
 Buffer GuardedDevice::Allocate(size_t bytes) {
+  RefuseRecorded("allocating");
   void* data = arena_->Take(std::max<size_t>(bytes, 1));
   if (data == nullptr) return Cpu().Allocate(bytes);
   return {std::shared_ptr<void>(data, [arena = arena_](void*) {}), bytes};  // zeros, as fresh pages are
@@ -80,6 +81,7 @@ std::unique_ptr<Reservation> GuardedDevice::Reserve(size_t bytes) {
 }
 
 void GuardedDevice::CopyIn(void* device, const void* host, size_t bytes) {
+  RefuseRecorded("a copy from the host");
   const Opened opened(*this);
   std::memcpy(device, host, bytes);
 }
@@ -88,12 +90,22 @@ void GuardedDevice::CopyOut(void* host, const void* device, size_t bytes) {
   Wait();
 }
 void GuardedDevice::CopyOutLater(void* host, const void* device, size_t bytes) {
+  if (recording_ != nullptr) {
+    recording_->push_back([this, host, device, bytes] { CopyOutLater(host, device, bytes); });
+    return;
+  }
   const Opened opened(*this);
   std::memcpy(host, device, bytes);
 }
 void GuardedDevice::Fill(void* device, uint8_t byte, size_t bytes) {
+  RefuseRecorded("filling");
   const Opened opened(*this);
   std::memset(device, byte, bytes);
+}
+
+void GuardedDevice::Replay(const Recording& recording) {
+  ++replays_;
+  for (const auto& begin : recording) begin();
 }
 
 void GuardedDevice::Open() noexcept {

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/device.h"
 #include "emulated/cuda_grid.h"
@@ -36,12 +38,20 @@ class GuardedDevice final : public Device {
   void CopyOutLater(void* host, const void* device, size_t bytes) override;
   // Throws EmulationError with what a launch failed with, as a GPU's does.
   void Wait() override {
+    RefuseRecorded("waiting");
     waits_ += pending_ ? 1 : 0;
     pending_ = false;
     if (!error_.empty()) throw emulated::EmulationError(error_);
   }
   void Fill(void* device, uint8_t byte, size_t bytes) override;
   int64_t AvailableBytes() const override { return Cpu().AvailableBytes(); }
+
+  // What is begun from now on is kept there, not done; null: it is done. What cannot be kept fails.
+  using Recording = std::vector<std::function<void()>>;
+  void RecordTo(Recording* recording) noexcept { recording_ = recording; }
+  Recording* Recorded() const noexcept { return recording_; }
+  void Replay(const Recording& recording);
+  int64_t Replays() const noexcept { return replays_; }
 
   // A launch failed; nothing: none did.
   void Fail(std::string error) { error_ = std::move(error); }
@@ -54,8 +64,13 @@ class GuardedDevice final : public Device {
   struct Arena;
   void Open() noexcept;
   void Close() noexcept;
+  void RefuseRecorded(const char* what) {
+    if (recording_ != nullptr) Fail(std::string(what) + " while launches are recorded");
+  }
 
   std::shared_ptr<Arena> arena_;
+  Recording* recording_ = nullptr;
+  int64_t replays_ = 0;
   int open_ = 0;
   bool pending_ = false;
   int64_t waits_ = 0;

@@ -50,11 +50,13 @@ class GpuAppendTest : public testing::GpuTestBase, public ::testing::WithParamIn
     const Buffer rows = Upload(x), where = Upload(places), scale = Upload(std::vector<float>{kScale});
     const Buffer cells = Upload(std::vector<uint8_t>(expected.size(), 0xFF));
     const Buffer sums = Upload(std::vector<AppendSums>(1));
+    const Buffer list =
+        Upload(std::vector<PlaceList>{{.places = where.as<RowPlace>(), .count = static_cast<int32_t>(tokens)}});
     AppendSide side;
     side.rows = rows.as<float>();
     side.stride = head_dim;
-    side.places = where.as<RowPlace>();
-    side.count = tokens;
+    side.list = list.as<PlaceList>();
+    side.most = tokens;
     side.kv_heads = 1;
     side.head_dim = head_dim;
     side.page_size = kPage;
@@ -112,7 +114,7 @@ TEST_P(GpuAppendTest, EveryFormatSideAndKindOfValue) {
       }
     }
   }
-  EXPECT_EQ(checked, 2 * 22 + 2);  // all but fp32 and latents'; of kivi4 and kivi2 the values
+  EXPECT_EQ(checked, 2 * 23 + 2);  // all but latents'; of kivi4 and kivi2 the values
 }
 
 }  // namespace

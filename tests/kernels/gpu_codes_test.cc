@@ -117,7 +117,7 @@ TYPED_TEST(GpuCodesTest, KeysOfALane) {
         for (int j = 0; j < 4; ++j) {
           ForFour([&](auto pair) {
             constexpr int kPair = decltype(pair)::value;
-            const uint32_t found = Operand::template Pair<kPair>(side, words, j, t);
+            const uint32_t found = Operand::template Pair<kPair>(side, words, j, t, 0);
             for (int half = 0; half < 2; ++half) {
               const int channel = 32 * block + Operand::Channel(kPair, half, t);
               const float expected = rows.values[static_cast<size_t>(4 * g + j)][static_cast<size_t>(channel)];
@@ -149,7 +149,7 @@ TYPED_TEST(GpuCodesTest, ValuesOfALane) {
             constexpr int kChannel = decltype(index)::value;
             const int channel = 32 * block + 4 * g + kChannel;
             uint32_t pairs[4];
-            Operand::template Pairs<kChannel>(side, words, g, pairs);
+            Operand::template Pairs<kChannel>(side, words, g, 0, pairs);
             for (int token = 0; token < 8; ++token) {
               const float expected = rows.values[static_cast<size_t>(8 * t + token)][static_cast<size_t>(channel)];
               ASSERT_TRUE(Same(Half(pairs[token % 4], token / 4, Side::kBf16) * code.unit, expected))

@@ -13,21 +13,22 @@ __global__ void __launch_bounds__(AppendGrid<Format>::kThreads) AppendEntry(cons
 }
 
 template <class Format>
-void Launch(const AppendSide& side, cudaStream_t stream) {
-  using Grid = AppendGrid<Format>;
-  AppendEntry<Format><<<Grid::BlockCount(side), Grid::kThreads, Grid::kSharedBytes, stream>>>(side);
+void Launch(const AppendSide& side, int most_blocks, cudaStream_t stream) {
+  const LaunchShape shape = AppendGrid<Format>::Shape(side, most_blocks);
+  AppendEntry<Format><<<static_cast<unsigned>(shape.blocks), static_cast<unsigned>(shape.threads),
+                        static_cast<size_t>(shape.shared_bytes), stream>>>(side);
 }
 
 template <class... Format>
-void LaunchOf(TypeList<Format...> /*list*/, int kernel, const AppendSide& side, cudaStream_t stream) {
-  constexpr void (*kLaunches[])(const AppendSide&, cudaStream_t) = {&Launch<Format>...};
-  kLaunches[kernel](side, stream);
+void LaunchOf(TypeList<Format...> /*list*/, int kernel, const AppendSide& side, int most_blocks, cudaStream_t stream) {
+  constexpr void (*kLaunches[])(const AppendSide&, int, cudaStream_t) = {&Launch<Format>...};
+  kLaunches[kernel](side, most_blocks, stream);
 }
 
 }  // namespace
 
-void LaunchAppend(int kernel, const AppendSide& side, cudaStream_t stream) {
-  LaunchOf(AppendFormats{}, kernel, side, stream);
+void LaunchAppend(int kernel, const AppendSide& side, int most_blocks, cudaStream_t stream) {
+  LaunchOf(AppendFormats{}, kernel, side, most_blocks, stream);
 }
 
 }  // namespace kvanta::kernels::cuda

@@ -135,16 +135,12 @@ KVANTA_DEVICE float ExactValue(const uint8_t* cell, bool is_key, int head_dim, i
   return std::bit_cast<float>(uint32_t{bits} << 16U);
 }
 
-// A block of kAppendWarps warps, kAppendBytes of shared memory each. `Format`: what rows are encoded to.
+// Encodes row `item` of the list's rows and KV heads, by the warp whose shared memory is at `base`.
 template <class Format>
-KVANTA_DEVICE void AppendBlock(const AppendSide& side) {
-  const int lane = ThreadIndex() % kWarp;
-  const int warp = ThreadIndex() / kWarp;
-  const int base = warp * kAppendBytes;
-  const int item = BlockIndex() * kAppendWarps + warp;
-  if (item >= side.count * side.kv_heads) return;
+KVANTA_DEVICE void AppendRow(const AppendSide& side, const PlaceList& list, int item, int base, int lane,
+                             formats::EncodeCounts& counts, AppendSums& sums) {
   const int head = item % side.kv_heads;
-  const RowPlace place = side.places[item / side.kv_heads];
+  const RowPlace place = list.places[item / side.kv_heads];
   const int head_dim = side.head_dim;
   const float* row = side.rows + place.row * side.stride + head * head_dim;
   const uint8_t* exact = side.exact.base + place.exact * side.exact.bytes + side.exact_cell.first +
@@ -162,8 +158,6 @@ KVANTA_DEVICE void AppendBlock(const AppendSide& side) {
   if (!side.from_exact && side.hadamard) {
     HadamardRow(base, head_dim, side.hadamard_block, side.hadamard_norm, lane);
   }
-  formats::EncodeCounts counts;
-  AppendSums sums;
   RowEncoder<Format>::Encode(base, head_dim, side.scale[head], lane, counts);
   SyncWarp();
   if (!side.to_exact) RowEncoder<Format>::CountZeroScales(base, head_dim, lane, sums);
@@ -172,6 +166,22 @@ KVANTA_DEVICE void AppendBlock(const AppendSide& side) {
   RowEncoder<Format>::Store(
       base, cell, side.is_key, head_dim, side.page_size, place.slot, lane,
       records.base + (side.to_exact ? place.exact : place.quantized) * records.bytes + cell.first + head * cell.stride);
+}
+
+// A block of kAppendWarps warps, kAppendBytes of shared memory each, which take rows by turns. `Format`: what they are
+// encoded to.
+template <class Format>
+KVANTA_DEVICE void AppendBlock(const AppendSide& side) {
+  const int lane = ThreadIndex() % kWarp;
+  const int warp = ThreadIndex() / kWarp;
+  const PlaceList list = *side.list;
+  formats::EncodeCounts counts;
+  AppendSums sums;
+  for (int item = BlockIndex() * kAppendWarps + warp; item < list.count * side.kv_heads;
+       item += Blocks() * kAppendWarps) {
+    AppendRow<Format>(side, list, item, warp * kAppendBytes, lane, counts, sums);
+    SyncWarp();
+  }
   // Of a page that closes, values and NaN were counted when they were written.
   if (!side.from_exact && counts.values != 0) AtomicAdd(&side.sums->values, counts.values);
   if (!side.from_exact && counts.nan != 0) AtomicAdd(&side.sums->nan, counts.nan);
@@ -183,13 +193,13 @@ KVANTA_DEVICE void AppendBlock(const AppendSide& side) {
 // A warp for 32 tokens of a page that closes, whose channels have scales of their own: lane by lane a channel's fields,
 // then a token's codes. Fields [32][head_dim] in shared memory.
 template <class Format>
-KVANTA_DEVICE void CloseTile(const AppendSide& side) {
+KVANTA_DEVICE void CloseTile(const AppendSide& side, const PlaceList& list, int item, int lane,
+                             formats::EncodeCounts& counts) {
   constexpr int kTile = Format::kTile;
   constexpr int kBits = formats::CodeBits(Format::kCode);
   static_assert(kTile == kWarp);
-  const int lane = ThreadIndex();
-  const int head = BlockIndex() % side.kv_heads;
-  const RowPlace place = side.places[BlockIndex() / side.kv_heads * kTile];
+  const int head = item % side.kv_heads;
+  const RowPlace place = list.places[item / side.kv_heads * kTile];
   const int head_dim = side.head_dim;
   const uint8_t* exact = side.exact.base + place.exact * side.exact.bytes + side.exact_cell.first +
                          head * side.exact_cell.stride + side.exact_cell.codes;
@@ -198,7 +208,6 @@ KVANTA_DEVICE void CloseTile(const AppendSide& side) {
   const auto shared = [&](int64_t plane, int channel) {
     return reinterpret_cast<uint16_t*>(cell + plane) + place.slot / kTile * head_dim + channel;
   };
-  formats::EncodeCounts counts;
   for (int channel = lane; channel < head_dim; channel += kWarp) {
     float x[kTile];
     uint8_t fields[kTile];
@@ -221,6 +230,17 @@ KVANTA_DEVICE void CloseTile(const AppendSide& side) {
                               kUnitChannels, 0, bytes);
     for (int byte = 0; byte < 4; ++byte) line[unit * 64 + byte] = bytes[byte];
   }
+}
+
+// A block of one warp, which takes tiles by turns.
+template <class Format>
+KVANTA_DEVICE void CloseTiles(const AppendSide& side) {
+  const PlaceList list = *side.list;
+  formats::EncodeCounts counts;
+  for (int item = BlockIndex(); item < list.count / Format::kTile * side.kv_heads; item += Blocks()) {
+    CloseTile<Format>(side, list, item, ThreadIndex(), counts);
+    SyncWarp();
+  }
   if (counts.saturated != 0) AtomicAdd(&side.sums->saturated, counts.saturated);
 }
 
@@ -231,13 +251,15 @@ struct AppendGrid {
   static constexpr int kThreads = kTile != 0 ? kWarp : kAppendWarps * kWarp;
   static constexpr int kSharedBytes = kTile != 0 ? kTile * kLongestHead : kAppendWarps * kAppendBytes;
 
-  static int BlockCount(const AppendSide& side) {
-    if constexpr (kTile != 0) return side.count / kTile * side.kv_heads;
-    return (side.count * side.kv_heads + kAppendWarps - 1) / kAppendWarps;
+  // A list is often shorter than `most`, and then nearly all blocks have nothing to do: so there are few.
+  static LaunchShape Shape(const AppendSide& side, int most_blocks) {
+    const int needed =
+        kTile != 0 ? side.most / kTile * side.kv_heads : (side.most * side.kv_heads + kAppendWarps - 1) / kAppendWarps;
+    return {needed < most_blocks ? needed : most_blocks, kThreads, kSharedBytes};
   }
   static KVANTA_DEVICE void Run(const AppendSide& side) {
     if constexpr (kTile != 0) {
-      CloseTile<Format>(side);
+      CloseTiles<Format>(side);
     } else {
       AppendBlock<Format>(side);
     }

@@ -43,9 +43,9 @@ void LaunchAttend(int kernel, const AttendLayer& layer, int blocks, cudaStream_t
 }
 
 void LaunchMerge(const AttendLayer& layer, cudaStream_t stream) {
-  const int items = layer.tile_count * kQueryRows;
-  MergeEntry<<<(items + kMergeWarps - 1) / kMergeWarps, kMergeWarps * kWarp, kMergeWarps * kMergeBytes, stream>>>(
-      layer);
+  const LaunchShape shape = MergeShape(layer);
+  MergeEntry<<<static_cast<unsigned>(shape.blocks), static_cast<unsigned>(shape.threads),
+               static_cast<size_t>(shape.shared_bytes), stream>>>(layer);
 }
 
 }  // namespace kvanta::kernels::cuda

@@ -29,9 +29,9 @@ struct AttendBlock {
 
   static KVANTA_DEVICE void Run(const AttendLayer& layer) {
     const int head_dim = Kernel::HeadDim(layer.head_dim);
-    for (int task = BlockIndex(); task < layer.task_count; task += Blocks()) {
-      const RunTask runs = layer.tasks[task];
-      const QueryTile tile = layer.tiles[runs.tile];
+    for (int task = BlockIndex(); task < layer.step->task_count; task += Blocks()) {
+      const RunTask runs = layer.step->tasks[task];
+      const QueryTile tile = layer.step->tiles[runs.tile];
       QueryRows::Load(layer, tile, head_dim, At::kResults, At::kScales, At::kBias, At::kSums);
       SyncBlock();
       KeySides::Of(layer.k_code.family, layer.k_code, [&](auto side) {
@@ -69,7 +69,8 @@ struct AttendBlock {
       tokens[row] = (lane / 4 + 8 * row) / tile.heads;
       rows.peak[row] = kMinusInfinity;
       rows.sum[row] = 0;
-      rows.exponent[row] = layer.v_code.family == Family::kBf16 ? kTopExponent : kLeastExponent;
+      const bool unscaled = layer.v_code.family == Family::kBf16 || layer.v_code.family == Family::kF32;
+      rows.exponent[row] = unscaled ? kTopExponent : kLeastExponent;
     }
     // Chunks with a token that some row sees.
     const int step = Kernel::kStaged || layer.page_size > kChunkTokens ? kChunkTokens : layer.page_size;
@@ -81,7 +82,7 @@ struct AttendBlock {
     const int first_page = quarter_begin >> layer.page_shift;
     const int page_ids = At::kPages + quarter * (At::kQuarterPages * 8);
     if (lane < At::kQuarterPages && ((first_page + lane) << layer.page_shift) < end) {
-      const PageIds ids = layer.pages[tile.pages + first_page + lane];
+      const PageIds ids = layer.step->pages[tile.pages + first_page + lane];
       StoreShared(page_ids + 8 * lane,
                   Words2{{static_cast<uint32_t>(ids.quantized), static_cast<uint32_t>(ids.exact)}});
     }
@@ -282,7 +283,8 @@ struct AttendBlock {
   static KVANTA_DEVICE void MergeQuarters(const AttendLayer& layer, const QueryTile& tile, int head_dim, int slot,
                                           bool first) {
     const int rows = tile.tokens * tile.heads;
-    float* const states = layer.partial_state + int64_t{slot} * 2;
+    float* const partial_out = layer.step->partial_out;
+    float* const states = layer.step->partial_state + int64_t{slot} * 2;
     for (int i = ThreadIndex(); i < At::ResultBytes(head_dim) / 4; i += kAttendWarps * kWarp) {
       const int lane = i / 4 % kWarp;
       const int tile_of_head = i / (4 * kWarp);
@@ -297,7 +299,7 @@ struct AttendBlock {
         const auto x = LoadShared<float>(At::kResults + quarter * At::WarpBytes(head_dim) + 4 * i);
         MergeInto(peak, sum, std::bit_cast<float>(state.word[0]), std::bit_cast<float>(state.word[1]), &out, &x, 1);
       }
-      float* const total = layer.partial_out + (int64_t{slot} + row) * head_dim + channel;
+      float* const total = partial_out + (int64_t{slot} + row) * head_dim + channel;
       if (!first) {
         float total_peak = states[2 * row];
         float total_sum = states[2 * row + 1];

@@ -44,10 +44,10 @@ struct PairKernel {
 struct AnyKernel {
   template <Family... kFamilies>
   using Sides = SideList<FamilySide<kFamilies>...>;
-  using ValueSides =
-      Sides<Family::kFields, Family::kE2M1, Family::kInt8, Family::kE4M3, Family::kE5M2, Family::kF16, Family::kBf16>;
+  using ValueSides = Sides<Family::kFields, Family::kE2M1, Family::kInt8, Family::kE4M3, Family::kE5M2, Family::kF16,
+                           Family::kBf16, Family::kF32>;
   using KeySides = Sides<Family::kFields, Family::kE2M1, Family::kInt8, Family::kE4M3, Family::kE5M2, Family::kF16,
-                         Family::kLloyd, Family::kBf16>;
+                         Family::kLloyd, Family::kBf16, Family::kF32>;
   static constexpr bool kHasExact = true;
   using Outputs = SharedOutputs;
   static constexpr int kResident = 3;

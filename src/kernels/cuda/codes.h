@@ -99,6 +99,19 @@ KVANTA_DEVICE uint32_t LloydPair(uint32_t fields, bool has_4_bits) {
   return Int8Pair((below & ~mask) | (above & mask));
 }
 
+// Two f32 as bf16: term `term` (0 to 2) of three, which are their value exactly, for bits are cut off, not rounded.
+KVANTA_DEVICE uint32_t TermPair(uint32_t first, uint32_t second, int term) {
+  KVANTA_UNROLL
+  for (int i = 0; i < term; ++i) {
+    const auto rest = [](uint32_t bits) {
+      return std::bit_cast<uint32_t>(std::bit_cast<float>(bits) - std::bit_cast<float>(bits & 0xffff0000U));
+    };
+    first = rest(first);
+    second = rest(second);
+  }
+  return PermuteBytes(first, second, 0x7632);
+}
+
 // Where 8 channels from `channel` on lie in a plane of `bits` bits: units of 4 bytes, and the shift to them.
 struct PlanePlace {
   int unit;
@@ -119,9 +132,11 @@ struct KeyOperand {
     Words4 high;         // of the second plane
   };
 
-  // Channel in half `half` of pair `pair` of a block. A pair is one of a unit's: of 2, 4 or 8 channels.
+  // Channel in half `half` of pair `pair` of a block. A pair is one of a unit's: of 2, 4 or 8 channels; of f32, of two
+  // units.
   static KVANTA_DEVICE int Channel(int pair, int half, int t) {
     if constexpr (Side::kNarrow) return 8 * t + pair + 4 * half;
+    if constexpr (Side::kBits == 32) return 4 * (2 * pair + half) + t;
     if constexpr (Side::kBits == 16) return 2 * (4 * pair + t) + half;
     const int first = 4 * (4 * (pair / 2) + t);
     return first + (Side::kFamily == Family::kE4M3 ? 2 * (pair % 2) + half : pair % 2 + 2 * half);
@@ -149,10 +164,12 @@ struct KeyOperand {
     }
   }
 
-  // Pair `kPair` of token 4 g + j.
+  // Pair `kPair` of token 4 g + j; its term `term`, where codes have several.
   template <int kPair>
-  static KVANTA_DEVICE uint32_t Pair(const Side& side, const Words& words, int j, int t) {
-    if constexpr (Side::kBits == 16) {
+  static KVANTA_DEVICE uint32_t Pair(const Side& side, const Words& words, int j, int t, int term) {
+    if constexpr (Side::kBits == 32) {
+      return TermPair(words.low[2 * kPair].word[j], words.low[2 * kPair + 1].word[j], term);
+    } else if constexpr (Side::kBits == 16) {
       return words.low[kPair].word[j];
     } else if constexpr (Side::kBits == 8) {
       const uint32_t unit = words.low[kPair / 2].word[j];
@@ -181,9 +198,9 @@ struct KeyOperand {
 
 template <class Side>
 struct ValueOperand {
-  static constexpr int kTokens = Side::kBits == 16 ? 2 : 4;  // of a 4-byte unit
-  static constexpr int kLoads = 8 / kTokens;                 // one for each unit of tokens
-  static constexpr int kLoadWords = Side::kNarrow ? 2 : 4;   // units of 4 channels; below 8 bits one has several
+  static constexpr int kTokens = Side::kBits == 32 ? 1 : Side::kBits == 16 ? 2 : 4;  // of a 4-byte unit
+  static constexpr int kLoads = 8 / kTokens;                                         // one for each unit of tokens
+  static constexpr int kLoadWords = Side::kNarrow ? 2 : 4;  // units of 4 channels; below 8 bits one has several
   struct Words {
     uint32_t low[kLoads][kLoadWords];
     uint32_t high[2][2];
@@ -218,11 +235,14 @@ struct ValueOperand {
     }
   }
 
-  // The four pairs of channel 4 g + kChannel.
+  // The four pairs of channel 4 g + kChannel; their term `term`, where codes have several.
   template <int kChannel>
-  static KVANTA_DEVICE void Pairs(const Side& side, const Words& words, int g, uint32_t (&pairs)[4]) {
+  static KVANTA_DEVICE void Pairs(const Side& side, const Words& words, int g, int term, uint32_t (&pairs)[4]) {
     const auto& w = words.low;
-    if constexpr (Side::kBits == 16) {
+    if constexpr (Side::kBits == 32) {
+      KVANTA_UNROLL
+      for (int j = 0; j < 4; ++j) pairs[j] = TermPair(w[j][kChannel], w[4 + j][kChannel], term);
+    } else if constexpr (Side::kBits == 16) {
       pairs[0] = PermuteBytes(w[0][kChannel], w[2][kChannel], 0x5410);
       pairs[1] = PermuteBytes(w[0][kChannel], w[2][kChannel], 0x7632);
       pairs[2] = PermuteBytes(w[1][kChannel], w[3][kChannel], 0x5410);

@@ -38,6 +38,14 @@ struct FreeHost {
 };
 using Stream = std::unique_ptr<std::remove_pointer_t<cudaStream_t>, DestroyStream>;
 using Event = std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, DestroyEvent>;
+struct DestroyGraph {
+  void operator()(cudaGraph_t graph) const { cudaGraphDestroy(graph); }
+};
+struct DestroyGraphExec {
+  void operator()(cudaGraphExec_t graph) const { cudaGraphExecDestroy(graph); }
+};
+using Graph = std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, DestroyGraph>;
+using GraphExec = std::unique_ptr<std::remove_pointer_t<cudaGraphExec_t>, DestroyGraphExec>;
 using HostMemory = std::unique_ptr<void, FreeHost>;
 
 Stream MakeStream() {
@@ -55,6 +63,13 @@ HostMemory MakeHostMemory(size_t bytes) {
   Require(cudaMallocHost(&memory, std::max<size_t>(bytes, 1)),
           "allocating " + std::to_string(bytes) + " bytes of page-locked memory");
   return HostMemory(memory);
+}
+
+// Where this thread's launches go instead, while they are recorded: other engines' threads go on with the GPU's stream.
+thread_local cudaStream_t recording = nullptr;
+
+void RefuseRecorded(const char* what) {
+  if (recording != nullptr) throw Error(std::string(what) + " cannot be part of launches that are recorded");
 }
 
 // The first error of a launch, for who waits next, and all who wait after: what the GPU holds is not to be trusted.
@@ -134,6 +149,7 @@ class CudaDevice final : public Device {
 
   Buffer Allocate(size_t bytes) override {
     void* data = nullptr;
+    RefuseRecorded("allocating memory");
     Use();
     Require(cudaMalloc(&data, std::max<size_t>(bytes, 1)),
             "allocating " + std::to_string(bytes) + " bytes of GPU memory");
@@ -150,6 +166,7 @@ class CudaDevice final : public Device {
     return {std::move(owned), bytes};
   }
   void CopyIn(void* device, const void* host, size_t bytes) override {
+    RefuseRecorded("a copy from the host");
     Use();
     staging_.Copy(device, host, bytes);
   }
@@ -159,14 +176,17 @@ class CudaDevice final : public Device {
   }
   void CopyOutLater(void* host, const void* device, size_t bytes) override {
     Use();
-    Require(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_), "copying from the GPU");
+    Require(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, recording != nullptr ? recording : stream_),
+            "copying from the GPU");
   }
   void Wait() override {
+    RefuseRecorded("waiting");
     Use();
     first_error_.Keep(cudaStreamSynchronize(stream_), "a kernel");
     first_error_.Throw(name_);
   }
   void Fill(void* device, uint8_t byte, size_t bytes) override {
+    RefuseRecorded("filling memory");
     Use();
     Require(cudaMemsetAsync(device, byte, bytes, stream_), "filling GPU memory");
   }
@@ -207,25 +227,50 @@ class CudaGpu final : public Gpu {
 
   void Append(int kernel, const cuda::AppendSide& side) noexcept override {
     Use();
-    cuda::LaunchAppend(kernel, side, stream_.get());
+    constexpr int kBlocksOfOne = 8;  // of a multiprocessor
+    cuda::LaunchAppend(kernel, side, kBlocksOfOne * multiprocessors_, Current());
     Keep(cudaPeekAtLastError(), "an append kernel");
   }
   void Attend(int kernel, const cuda::AttendLayer& layer) noexcept override {
     Use();
     constexpr int kBlocksOfOne = 4;  // of a multiprocessor; more than fit wait their turn
-    cuda::LaunchAttend(kernel, layer, kBlocksOfOne * multiprocessors_, stream_.get());
+    cuda::LaunchAttend(kernel, layer, kBlocksOfOne * multiprocessors_, Current());
     Keep(cudaPeekAtLastError(), "an attention kernel");
-    cuda::LaunchMerge(layer, stream_.get());
+    cuda::LaunchMerge(layer, Current());
     Keep(cudaPeekAtLastError(), "a merge kernel");
   }
   void Run(const cuda::ModelWork& work) noexcept override {
     Use();
-    cuda::LaunchModel(work, stream_.get());
+    cuda::LaunchModel(work, Current());
     Keep(cudaPeekAtLastError(), "a kernel of the model");
   }
   void Copy(void* to, const void* from, size_t bytes) noexcept override {
     Use();
-    Keep(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_.get()), "a copy");
+    Keep(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, Current()), "a copy");
+  }
+  std::unique_ptr<LaunchGraph> Record(const std::function<void()>& launches) override {
+    Require(cudaSetDevice(index_), "choosing the GPU");
+    const Stream stream = MakeStream();
+    // Of this thread alone: others may allocate meanwhile.
+    Require(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), "recording launches");
+    cudaGraph_t recorded = nullptr;
+    cudaError_t error = cudaSuccess;
+    try {
+      recording = stream.get();
+      launches();
+      recording = nullptr;
+      error = cudaStreamEndCapture(stream.get(), &recorded);
+    } catch (...) {
+      recording = nullptr;
+      cudaStreamEndCapture(stream.get(), &recorded);
+      const Graph dropped(recorded);
+      throw;
+    }
+    const Graph graph(recorded);
+    Require(error, "recording launches (enforce_eager does without)");
+    cudaGraphExec_t made = nullptr;
+    Require(cudaGraphInstantiate(&made, graph.get(), 0), "making a graph of launches (enforce_eager does without)");
+    return std::make_unique<CudaGraph>(*this, GraphExec(made));
   }
   double Seconds(const std::function<void()>& launches) override {
     Use();
@@ -242,6 +287,20 @@ class CudaGpu final : public Gpu {
   void Check() override { device_->Wait(); }
 
  private:
+  class CudaGraph final : public LaunchGraph {
+   public:
+    CudaGraph(CudaGpu& gpu, GraphExec graph) : gpu_(gpu), graph_(std::move(graph)) {}
+    void Run() noexcept override {
+      gpu_.Use();
+      gpu_.Keep(cudaGraphLaunch(graph_.get(), gpu_.stream_.get()), "a graph of launches");
+    }
+
+   private:
+    CudaGpu& gpu_;
+    GraphExec graph_;
+  };
+
+  cudaStream_t Current() const noexcept { return recording != nullptr ? recording : stream_.get(); }
   void Use() noexcept { Keep(cudaSetDevice(index_), "choosing the GPU"); }
   void Keep(cudaError_t error, const char* where) noexcept { first_error_.Keep(error, where); }
 

@@ -1,6 +1,7 @@
 // The largest logit of each row, and a token drawn from it. A unit that includes this has included the primitives.
 #pragma once
 
+#include "kernels/cuda/cut_draw.h"
 #include "kernels/cuda/row_kernels.h"
 
 namespace kvanta::kernels::cuda {
@@ -54,7 +55,8 @@ KVANTA_DEVICE void RunBlock(const PeakWork& work) {
 // ---- draws
 
 inline LaunchShape ShapeOf(const DrawWork& work) {
-  return {work.rows, kRowThreads, 8 * kRowThreads + 8};
+  constexpr int kPlain = 8 * kRowThreads + 8;
+  return {work.rows, kRowThreads, kPlain > kCutBytes ? kPlain : kCutBytes};
 }
 
 // Inverse of the cumulative distribution in the order of ids, as runner::Sampler does it on the host: the same terms,
@@ -70,6 +72,11 @@ KVANTA_DEVICE void RunBlock(const DrawWork& work) {
     return;
   }
   const float* logits = work.logits + row * work.width;
+  if (draw.top_k > 0 || draw.top_p < 1) {  // the whole block
+    const int32_t token = DrawFromCut(logits, work.width, peak.value, draw);
+    if (ThreadIndex() == 0) work.tokens[row] = token;
+    return;
+  }
   const float floor = peak.value + draw.depth;
   const auto term = [&](int64_t token) {
     return logits[token] >= floor ? ExpOfNegative((logits[token] - peak.value) * draw.scale) : 0.0F;

@@ -9,7 +9,8 @@
 
 namespace kvanta::kernels::cuda {
 
-void LaunchAppend(int kernel, const AppendSide& side, cudaStream_t stream);
+// most_blocks: of the grid, which takes rows by turns.
+void LaunchAppend(int kernel, const AppendSide& side, int most_blocks, cudaStream_t stream);
 // blocks: of the grid, which takes tasks by turns.
 void LaunchAttend(int kernel, const AttendLayer& layer, int blocks, cudaStream_t stream);
 void LaunchMerge(const AttendLayer& layer, cudaStream_t stream);

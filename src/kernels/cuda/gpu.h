@@ -9,6 +9,7 @@
 #include "base/device.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/model_work.h"
+#include "kernels/launch_graph.h"
 
 namespace kvanta::kernels {
 
@@ -27,6 +28,10 @@ class Gpu {
   virtual void Run(const cuda::ModelWork& work) noexcept = 0;                    // at least one block
   // Within the GPU's memory, in that order, too.
   virtual void Copy(void* to, const void* from, size_t bytes) noexcept = 0;
+
+  // What `launches` would begin, none of which begins now; it allocates nothing, waits for nothing and copies nothing
+  // from the host. Throws ResourceError.
+  virtual std::unique_ptr<LaunchGraph> Record(const std::function<void()>& launches) = 0;
 
   // Seconds that the GPU takes for what `launches` begins, by its own clock; waits for it.
   virtual double Seconds(const std::function<void()>& launches) = 0;

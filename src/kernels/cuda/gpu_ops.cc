@@ -74,6 +74,10 @@ class GpuOps final : public Ops {
     Run(rows * width, cuda::GateWork{.gate_up = gate_up, .rows = rows, .width = width, .out = out});
   }
 
+  std::unique_ptr<LaunchGraph> Record(const std::function<void()>& launches) override {
+    return context_->gpu->Record(launches);
+  }
+
   void Draw(const float* logits, int64_t rows, int64_t width, const RowPeak* peaks, const RowDraw* draws,
             int32_t* tokens) noexcept override {
     Run(rows, cuda::DrawWork{

@@ -12,8 +12,8 @@ using formats::TypeList;
 // Formats, of those that encode alike one: turboquant_*'s values are int4_per_token_head's, its E4M3 keys fp8_e4m3's.
 // Those of kivi4's and kivi2's keys encode pages that close, nothing else.
 using AppendFormats =
-    TypeList<formats::Bf16, formats::Fp16, formats::Fp8E4m3, formats::Fp8E5m2, formats::Fp8PerTokenHead, formats::Mxfp8,
-             formats::Int8, formats::Int8Block, formats::Int6Block, formats::Int5Block, formats::Int4,
+    TypeList<formats::Fp32, formats::Bf16, formats::Fp16, formats::Fp8E4m3, formats::Fp8E5m2, formats::Fp8PerTokenHead,
+             formats::Mxfp8, formats::Int8, formats::Int8Block, formats::Int6Block, formats::Int5Block, formats::Int4,
              formats::Int4PerTokenHead, formats::Int3Block, formats::Int2Block, formats::Nvfp4,
              formats::Nvfp4FourOverSix, formats::Mxfp4, formats::Fp4E2m1, formats::Kivi4, formats::Kivi4Values,
              formats::Kivi2, formats::Kivi2Values, formats::Turboquant4BitNc, formats::Turboquant3BitNc,

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/launch_shape.h"
 #include "kernels/cuda/side_code.h"
 
 namespace kvanta::kernels::cuda {
@@ -45,17 +46,25 @@ struct RowPlace {
   int32_t row = 0;   // of the step's rows; not read when a page is closed
 };
 
+// The rows of a step that are written; in the device's memory.
+struct PlaceList {
+  const RowPlace* places = nullptr;
+  int32_t count = 0;
+};
+
 // Sums over all launches since the backend was made.
 struct AppendSums {
   int64_t values = 0, saturated = 0, nan = 0, blocks = 0, zero_blocks = 0;
 };
 
-// One side of one layer: rows are transformed and encoded into `cells`, or (from_exact) taken from exact cells.
+// What changes from step to step is behind `list` (and in AttendLayer behind `step`), so that launches that were
+// recorded are good for later steps. One side of one layer: rows are transformed and encoded into `cells`, or
+// (from_exact) taken from exact cells.
 struct AppendSide {
   const float* rows = nullptr;  // f32 [rows][stride], KV head after KV head
   int64_t stride = 0;
-  const RowPlace* places = nullptr;
-  int32_t count = 0;
+  const PlaceList* list = nullptr;
+  int32_t most = 0;  // of the list's count: what the grid is made for
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
   int32_t page_size = 0;
@@ -83,7 +92,7 @@ struct PageIds {
 // Query rows of one KV head: `tokens` tokens of one page, `heads` of the group's query heads, token by token. At most
 // kQueryRows together.
 struct QueryTile {
-  int32_t pages = 0;  // where the sequence's pages begin in AttendLayer::pages
+  int32_t pages = 0;  // where the sequence's pages begin in AttendStep::pages
   int32_t first = 0;  // position of its first token
   int32_t row = 0;    // that token's row of q and out
   int16_t tokens = 0;
@@ -101,7 +110,19 @@ struct RunTask {
   int32_t last_run = 0;
 };
 
-// One layer. Partial results: f32 [slot][head_dim] and [slot] of (peak, sum); logits in powers of 2.
+// A step's work for layers of one shape; in the device's memory. Partial results: f32 [slot][head_dim] and [slot] of
+// (peak, sum); logits in powers of 2.
+struct AttendStep {
+  const PageIds* pages = nullptr;
+  const QueryTile* tiles = nullptr;
+  const RunTask* tasks = nullptr;
+  int32_t tile_count = 0;
+  int32_t task_count = 0;
+  float* partial_out = nullptr;
+  float* partial_state = nullptr;
+};
+
+// One layer.
 struct AttendLayer {
   const float* q = nullptr;  // f32 [rows][q_stride]
   int64_t q_stride = 0;
@@ -125,13 +146,8 @@ struct AttendLayer {
   SideCode k_code, v_code;
   Records quantized, exact;
   CellPlace k, v, exact_k, exact_v;
-  const PageIds* pages = nullptr;
-  const QueryTile* tiles = nullptr;
-  const RunTask* tasks = nullptr;
-  int32_t tile_count = 0;
-  int32_t task_count = 0;
-  float* partial_out = nullptr;
-  float* partial_state = nullptr;
+  const AttendStep* step = nullptr;
+  int32_t most_tiles = 0;  // of the step's: what the merge's grid is made for
 };
 
 }  // namespace kvanta::kernels::cuda

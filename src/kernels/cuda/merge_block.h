@@ -20,14 +20,20 @@ KVANTA_DEVICE void MergeInto(float& peak, float& sum, float more_peak, float mor
 inline constexpr int kMergeWarps = 4;
 inline constexpr int kMergeBytes = 4 * 256;  // of a warp: a row
 
+inline LaunchShape MergeShape(const AttendLayer& layer) {
+  return {(int64_t{layer.most_tiles} * kQueryRows + kMergeWarps - 1) / kMergeWarps, kMergeWarps * kWarp,
+          kMergeWarps * kMergeBytes};
+}
+
 // A warp for each row of each tile: its partial results in ascending order, divided by the weights' sum, and
 // transformed back.
 KVANTA_DEVICE void MergeBlock(const AttendLayer& layer) {
   const int lane = ThreadIndex() % kWarp;
   const int warp = ThreadIndex() / kWarp;
   const int item = BlockIndex() * kMergeWarps + warp;
-  if (item >= layer.tile_count * kQueryRows) return;
-  const QueryTile tile = layer.tiles[item / kQueryRows];
+  const AttendStep& step = *layer.step;
+  if (item >= step.tile_count * kQueryRows) return;
+  const QueryTile tile = step.tiles[item / kQueryRows];
   const int row = item % kQueryRows;
   if (row >= tile.tokens * tile.heads) return;
   constexpr int kPerLane = 8;
@@ -36,11 +42,11 @@ KVANTA_DEVICE void MergeBlock(const AttendLayer& layer) {
   float sum = 0;
   for (int part = 0; part < tile.parts; ++part) {
     const int slot = tile.slot + part * kQueryRows + row;
-    const float* from = layer.partial_out + int64_t{slot} * layer.head_dim;
+    const float* from = step.partial_out + int64_t{slot} * layer.head_dim;
     float more[kPerLane];
     KVANTA_UNROLL
     for (int i = 0; i < kPerLane; ++i) more[i] = lane + 32 * i < layer.head_dim ? from[lane + 32 * i] : 0.0F;
-    MergeInto(peak, sum, layer.partial_state[int64_t{2} * slot], layer.partial_state[int64_t{2} * slot + 1], out, more,
+    MergeInto(peak, sum, step.partial_state[int64_t{2} * slot], step.partial_state[int64_t{2} * slot + 1], out, more,
               kPerLane);
   }
   const int base = warp * kMergeBytes;

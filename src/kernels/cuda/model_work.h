@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <variant>
 
+#include "kernels/cuda/launch_shape.h"
 #include "kernels/linear.h"
 #include "kernels/row_draw.h"
 
@@ -135,12 +136,5 @@ struct DrawWork {
 
 using ModelWork =
     std::variant<EmbedWork, NormWork, CopyWork, AddWork, RopeWork, GateWork, PackWork, LinearWork, PeakWork, DrawWork>;
-
-// How a kernel is launched.
-struct LaunchShape {
-  int64_t blocks = 0;
-  int threads = 0;
-  int shared_bytes = 0;
-};
 
 }  // namespace kvanta::kernels::cuda

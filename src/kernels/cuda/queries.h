@@ -84,7 +84,7 @@ struct QueryRows {
   static KVANTA_DEVICE void Pack(int head_dim, int rows, int scales, int operands) {
     const int lane = ThreadIndex() % kWarp;
     for (int step = ThreadIndex() / kWarp; step < 2 * BlocksOf(head_dim); step += kAttendWarps) {
-      Words4 terms[2];
+      Words4 terms[Side::kTerms];
       KVANTA_UNROLL
       for (int word = 0; word < 4; ++word) {  // rows g, g + 8 of pair 0, then of pair 1
         const int row = lane / 4 + word % 2 * 8;
@@ -98,10 +98,11 @@ struct QueryRows {
               channel < head_dim ? LoadShared<float>(rows + row * RowBytes(head_dim) + 4 * channel) * scale : 0.0F;
         }
         terms[0].word[word] = Side::kBf16 ? PackBf16(x[0], x[1]) : PackF16(x[0], x[1]);
-        if constexpr (Side::kTerms == 2) {
-          const float high[2] = {std::bit_cast<float>(terms[0].word[word] << 16U),
-                                 std::bit_cast<float>(terms[0].word[word] & 0xffff0000U)};
-          terms[1].word[word] = PackBf16(x[0] - high[0], x[1] - high[1]);
+        KVANTA_UNROLL
+        for (int term = 1; term < Side::kTerms; ++term) {
+          x[0] -= std::bit_cast<float>(terms[term - 1].word[word] << 16U);
+          x[1] -= std::bit_cast<float>(terms[term - 1].word[word] & 0xffff0000U);
+          terms[term].word[word] = PackBf16(x[0], x[1]);
         }
       }
       for (int term = 0; term < Side::kTerms; ++term) {

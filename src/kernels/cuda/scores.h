@@ -24,7 +24,10 @@ struct KeyScores {
   static KVANTA_DEVICE void Scores(const Side& side, const Cell& cell, int head_dim, int queries, int lane,
                                    float (&s)[4][4]) {
     // Blocks whose loads fly together.
-    constexpr int kWanted = Cell::kIsStaged ? 1 : Operand::kLoads == 1 ? 2 : 4 / Operand::kLoads;
+    constexpr int kWanted = Cell::kIsStaged        ? 1
+                            : Operand::kLoads == 1 ? 2
+                            : Operand::kLoads > 4  ? 1
+                                                   : 4 / Operand::kLoads;
     constexpr int kAhead = kMostBlocks < kWanted ? kMostBlocks : kWanted;
     const int g = lane / 4;
     const int t = lane % 4;
@@ -128,9 +131,9 @@ struct KeyScores {
     float dots[4][4] = {};
     const bool scaled = ScalesBlocks(side);
     auto& sums = Side::kFixed && !scaled ? s : dots;
-    const auto pair = [&](auto index, int j) {
+    const auto pair = [&](auto index, int j, int part) {
       constexpr int kPair = decltype(index)::value;
-      uint32_t b = Operand::template Pair<kPair>(side, words, j, t);
+      uint32_t b = Operand::template Pair<kPair>(side, words, j, t, part);
       if (side.Block() == BlockScale::kE4m3Halves || side.Block() == BlockScale::kPowerHalves) {
         b = MultiplyF16(b, factors.tokens[j]);
       }
@@ -146,10 +149,13 @@ struct KeyScores {
       }
       KVANTA_UNROLL
       for (int j = 0; j < 4; ++j) {
-        const uint32_t b0 = pair(std::integral_constant<int, 2 * kStep>{}, j);
-        const uint32_t b1 = pair(std::integral_constant<int, 2 * kStep + 1>{}, j);
         KVANTA_UNROLL
-        for (int term = 0; term < Side::kTerms; ++term) Mma<Side::kBf16>(sums[j], q[term], b0, b1);
+        for (int part = 0; part < Side::kCodeTerms; ++part) {
+          const uint32_t b0 = pair(std::integral_constant<int, 2 * kStep>{}, j, part);
+          const uint32_t b1 = pair(std::integral_constant<int, 2 * kStep + 1>{}, j, part);
+          KVANTA_UNROLL
+          for (int term = 0; term + part < Side::kTerms; ++term) Mma<Side::kBf16>(sums[j], q[term], b0, b1);
+        }
       }
     };
     step(std::integral_constant<int, 0>{});

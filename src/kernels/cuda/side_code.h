@@ -11,6 +11,7 @@ namespace kvanta::kernels::cuda {
 
 // How a code becomes an operand of the tensor cores: one piece of code each.
 enum class Family : uint8_t {
+  kF32,  // in three terms of bf16
   kBf16,
   kF16,
   kE4M3,
@@ -24,6 +25,8 @@ enum class Family : uint8_t {
 constexpr Family FamilyOf(formats::Code code) {
   using formats::Code;
   switch (code) {
+    case Code::kFp32:
+      return Family::kF32;
     case Code::kBf16:
       return Family::kBf16;
     case Code::kFp16:
@@ -81,12 +84,13 @@ constexpr bool HasSideCode(formats::Code code, const formats::Scaling& scaling) 
   using formats::ScaleType;
   const Family family = FamilyOf(code);
   const BlockScale block = BlockScaleOf(scaling);
-  if (code == formats::Code::kFp32 || scaling.short_rows || scaling.block == ScaleType::kF32) return false;
+  if (scaling.short_rows || scaling.block == ScaleType::kF32) return false;
   if (block == BlockScale::kE4m3Halves || block == BlockScale::kPowerHalves) {
     return family == Family::kE2M1 && scaling.channels == 16;
   }
   if (block != BlockScale::kNone && scaling.channels != 32) return false;
   switch (family) {
+    case Family::kF32:
     case Family::kBf16:
     case Family::kF16:
     case Family::kE5M2:

@@ -17,13 +17,16 @@ static_assert(kTileTokens == kChunkTokens);
 template <Family kOf>
 struct FamilyTraits {
   static constexpr Family kFamily = kOf;
-  static constexpr bool kBf16 = kOf == Family::kBf16;
+  static constexpr bool kF32 = kOf == Family::kF32;
+  static constexpr bool kBf16 = kOf == Family::kBf16 || kF32;  // as operands
   static constexpr bool kNarrow = kOf == Family::kE2M1 || kOf == Family::kFields || kOf == Family::kLloyd;
-  static constexpr int kBits = kNarrow ? 0 : kBf16 || kOf == Family::kF16 ? 16 : 8;  // 0: of planes
+  static constexpr int kBits = kNarrow ? 0 : kF32 ? 32 : kBf16 || kOf == Family::kF16 ? 16 : 8;  // 0: of planes
   // Codes that may be NaN: of slots that a query does not see they must not be multiplied, not even by 0.
   static constexpr bool kHasNan = !kNarrow && kOf != Family::kInt8;
-  // Codes are kept to the last bit; queries and weights are floats of 8 bits in two terms, or of 11 in one.
-  static constexpr int kTerms = kBf16 ? 2 : 1;
+  // Codes are kept to the last bit; queries and weights are floats of 8 bits in two terms, or of 11 in one. Beside f32
+  // they have three, as the codes do: of their products, those whose terms are third or less together are f32's bits.
+  static constexpr int kTerms = kF32 ? 3 : kBf16 ? 2 : 1;
+  static constexpr int kCodeTerms = kF32 ? 3 : 1;
 };
 
 template <class Format>

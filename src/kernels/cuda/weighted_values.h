@@ -145,11 +145,13 @@ struct WeightedValues {
           x[i] = Sees(chunk, row, 8 * t + j + 4 * i) ? x[i] * scales[j + 4 * i] * units[row] : 0.0F;
         }
         const int word = j % 2 * 2 + row;
-        const uint32_t high = Side::kBf16 ? PackBf16(x[0], x[1]) : PackF16(x[0], x[1]);
+        uint32_t high = Side::kBf16 ? PackBf16(x[0], x[1]) : PackF16(x[0], x[1]);
         operands[j / 2][0].word[word] = high;
-        if constexpr (Side::kTerms == 2) {
-          operands[j / 2][1].word[word] =
-              PackBf16(x[0] - std::bit_cast<float>(high << 16U), x[1] - std::bit_cast<float>(high & 0xffff0000U));
+        KVANTA_UNROLL
+        for (int term = 1; term < Side::kTerms; ++term) {
+          x[0] -= std::bit_cast<float>(high << 16U);
+          x[1] -= std::bit_cast<float>(high & 0xffff0000U);
+          operands[j / 2][term].word[word] = high = PackBf16(x[0], x[1]);
         }
       }
     }
@@ -211,18 +213,21 @@ struct WeightedValues {
     const bool halves = side.Block() == BlockScale::kE4m3Halves || side.Block() == BlockScale::kPowerHalves;
     const auto channel = [&](auto index) {
       constexpr int kChannel = decltype(index)::value;
-      uint32_t pairs[4];
-      Operand::template Pairs<kChannel>(side, words, lane / 4, pairs);
       KVANTA_UNROLL
-      for (int j = 0; j < 4; ++j) {
-        if (halves) pairs[j] = MultiplyF16(pairs[j], factors[j]);
-        if constexpr (kMasked) Mask(pairs[j], 8 * (lane % 4) + j, begin, end);
-      }
-      KVANTA_UNROLL
-      for (int step = 0; step < 2; ++step) {
+      for (int part = 0; part < Side::kCodeTerms; ++part) {
+        uint32_t pairs[4];
+        Operand::template Pairs<kChannel>(side, words, lane / 4, part, pairs);
         KVANTA_UNROLL
-        for (int term = 0; term < Side::kTerms; ++term) {
-          Mma<Side::kBf16>(out[kChannel], weights[step][term], pairs[2 * step], pairs[2 * step + 1]);
+        for (int j = 0; j < 4; ++j) {
+          if (halves) pairs[j] = MultiplyF16(pairs[j], factors[j]);
+          if constexpr (kMasked) Mask(pairs[j], 8 * (lane % 4) + j, begin, end);
+        }
+        KVANTA_UNROLL
+        for (int step = 0; step < 2; ++step) {
+          KVANTA_UNROLL
+          for (int term = 0; term + part < Side::kTerms; ++term) {
+            Mma<Side::kBf16>(out[kChannel], weights[step][term], pairs[2 * step], pairs[2 * step + 1]);
+          }
         }
       }
     };

@@ -108,9 +108,9 @@ inline double GpuAttentionTolerance(int head_dim, double logit, double softcap, 
 // standard deviation, 1, and a weight by as much of itself; values are of standard deviation 1, and 4 times that is
 // room.
 inline constexpr double kGpuAttentionRms = 4 * 2 * 0x1p-12 / 1.7;
-// Of f32 cells: three terms of bf16 each are f32's bits, and what tensor cores cut off, 2 u of a product's largest
-// term, is what is left; a hundredth of what two terms would give.
-inline constexpr double kGpuF32AttentionRms = 0x1p-18;
+// Of f32 cells: three terms of bf16 each are f32's 24 bits, and sums are f32's; 4 times their unit. Two terms, of 16
+// bits and cut off, would be beyond.
+inline constexpr double kGpuF32AttentionRms = 0x1p-22;
 
 // What coefficients of 8 bits may add to a narrow format's own error, as a factor: both are independent, and 8 bits of
 // q or p are finer than the 6 or fewer of a key or a value.

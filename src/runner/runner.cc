@@ -4,6 +4,8 @@
 #include <cassert>
 #include <cstring>
 
+#include "kvanta/error.h"
+
 namespace kvanta::runner {
 namespace {
 
@@ -65,7 +67,8 @@ void Runner::Forward(std::span<const RunItem> items, attention::Backend& backend
     spans_.push_back({.start = item.start, .tokens = static_cast<int>(item.tokens.size()), .pages = item.pages});
   }
   assert(static_cast<int64_t>(tokens_.size()) <= max_rows_);
-  const bool decodes = graphs_ && !items.empty() && tokens_.size() == items.size();
+  const bool decodes = graphs_ && !items.empty() &&
+                       std::ranges::all_of(items, [](const RunItem& item) { return item.tokens.size() == 1; });
   const int64_t bucket = decodes ? BucketOf(std::ssize(tokens_), max_rows_) : 0;
   if (planned_for_ != &backend) plan_.reset();  // a plan belongs to its backend
   planned_for_ = &backend;
@@ -89,8 +92,13 @@ void Runner::Begin(Graphs& graphs, int64_t rows, uint64_t version, const std::fu
   Recorded& known = graphs[rows];
   if (known.graph && known.version == version) return known.graph->Run();
   launches();
-  known.graph = model_.ops().Record(launches);
-  known.version = version;
+  try {
+    known.graph = model_.ops().Record(launches);
+    known.version = version;
+  } catch (const ResourceError&) {  // a graph takes memory; the launches are under way without it
+    graphs_ = false;
+    known.graph.reset();
+  }
 }
 
 std::span<float> Runner::Logits(std::span<const int64_t> rows, std::span<const RowUse> uses) {

@@ -29,8 +29,9 @@ struct RowUse {
 
 class Runner {
  public:
-  // max_rows: of a Forward (the model was loaded for it). max_logit_rows: of a Logits. graphs: on a GPU, steps whose
-  // items have one token each are recorded and begun by one call; padded to a few numbers of rows, to the same bits.
+  // max_rows: of a Forward (the model was loaded for it). max_logit_rows: of a Logits. graphs: on a GPU, Forwards
+  // whose items have one token each, and Logits with uses, are recorded and begun by one call; padded to a few numbers
+  // of rows, to the same bits. Where memory has no room for graphs, there are none from then on.
   Runner(models::Model& model, int64_t max_rows, int64_t max_logit_rows, bool graphs = false);
 
   // Rows are the items' tokens in order. Throws what MakePlan throws; nothing is written then.

@@ -219,6 +219,29 @@ TEST(BackendTest, PagesBeyondTheWindowMayBeGone) {
   }
 }
 
+// Prepared queries outlive a task, and must not outlive a call: the plan, and with it the tiles, may stay.
+TEST(BackendTest, EveryCallReadsItsOwnQueries) {
+  CacheHarness harness({.scheme = "int4", .lengths = {200}}, 4);
+  const kernels::IsaTable& unit = *testing::Units().front().table;
+  const std::unique_ptr<Backend> backend = harness.CpuBackend(unit);
+  harness.RunStep(*backend, {{0, 200}});
+  CacheHarness::Sequence& sequence = harness.sequences()[0];
+  const SequenceSpan last{.start = 199, .tokens = 1, .pages = sequence.table.data()};
+  const int64_t width = harness.QWidth();
+  const auto run = [&](Backend& with, Plan& plan, int64_t row) {
+    std::vector<float> out(static_cast<size_t>(harness.OutWidth()));
+    with.Run(plan, 0, sequence.q.data() + row * width, width, out.data());
+    return out;
+  };
+  const std::unique_ptr<Plan> plan = backend->MakePlan({.sequences = {&last, 1}}, nullptr);
+  const std::vector<float> first = run(*backend, *plan, 0);
+  const std::vector<float> second = run(*backend, *plan, 1);
+  const std::unique_ptr<Backend> fresh = harness.CpuBackend(unit);
+  const std::unique_ptr<Plan> of_fresh = fresh->MakePlan({.sequences = {&last, 1}}, nullptr);
+  EXPECT_EQ(second, run(*fresh, *of_fresh, 1));
+  EXPECT_NE(second, first);
+}
+
 // All keys equal: every token counts the same, the output is the mean of the stored values.
 TEST(BackendTest, EqualKeysGiveTheMean) {
   for (const char* scheme : {"fp32", "bf16", "int8", "int4+exact=none"}) {

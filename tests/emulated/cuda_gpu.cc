@@ -27,7 +27,7 @@ template <class Kernel>
 void RunAttend(const AttendLayer& layer) {
   using Block = AttendBlock<Kernel>;
   constexpr int kBlocks = 3;  // tasks are taken by turns
-  RunShape({.blocks = kBlocks, .threads = kAttendWarps * kWarp, .shared_bytes = Block::SharedBytes(layer.head_dim)},
+  RunShape({.blocks = kBlocks, .threads = kAttendWarps * kWarp, .shared_bytes = Block::SharedBytes(layer)},
            [&] { Block::Run(layer); });
 }
 
@@ -66,9 +66,9 @@ class EmulatedGpu final : public kernels::Gpu {
   }
   std::unique_ptr<kernels::LaunchGraph> Record(const std::function<void()>& launches) override {
     auto graph = std::make_unique<Graph>(device_);
+    const std::shared_ptr<void> ended(nullptr, [this](void*) { device_.RecordTo(nullptr); });
     device_.RecordTo(&graph->launches);
     launches();
-    device_.RecordTo(nullptr);
     return graph;
   }
   double Seconds(const std::function<void()>& launches) override {

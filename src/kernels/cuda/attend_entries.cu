@@ -1,4 +1,6 @@
 // Attention's kernels, one for each pair of formats and head_dim.
+#include <atomic>
+
 #include "kernels/cuda/primitives_nvcc.h"
 // Primitives first.
 #include "kernels/cuda/attention_block.h"
@@ -19,14 +21,14 @@ __global__ void __launch_bounds__(kMergeWarps* kWarp) MergeEntry(const __grid_co
 
 template <class Kernel>
 void Launch(const AttendLayer& layer, int blocks, cudaStream_t stream) {
-  constexpr int kFree = 48 << 10;  // of shared memory; more has to be asked for, once
-  if constexpr (AttendBlock<Kernel>::SharedBytes(Kernel::HeadDim(kMostHeadDim)) > kFree) {
-    static const cudaError_t raised =
-        cudaFuncSetAttribute(&AttendEntry<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             AttendBlock<Kernel>::SharedBytes(Kernel::HeadDim(kMostHeadDim)));
-    static_cast<void>(raised);  // the launch fails, then
+  static std::atomic<int> allowed{48 << 10};  // bytes of shared memory; more has to be asked for
+  const int shared = AttendBlock<Kernel>::SharedBytes(layer);
+  if (shared > allowed.load()) {
+    if (cudaFuncSetAttribute(&AttendEntry<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared) ==
+        cudaSuccess) {
+      allowed.store(shared);
+    }  // else the launch fails, and says so
   }
-  const int shared = AttendBlock<Kernel>::SharedBytes(layer.head_dim);
   AttendEntry<Kernel><<<blocks, kAttendWarps * kWarp, shared, stream>>>(layer);
 }
 

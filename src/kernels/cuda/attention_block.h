@@ -23,8 +23,10 @@ struct AttendBlock {
   using Outputs = typename Kernel::Outputs;
   static constexpr bool kUnrolled = Outputs::kUnrolled;
 
-  static constexpr int SharedBytes(int head_dim) {
-    return At::ExactQueries(head_dim) + (Kernel::kHasExact ? QueryBytes(2, head_dim) : 0);
+  static constexpr int SharedBytes(const AttendLayer& layer) {
+    const int head_dim = Kernel::HeadDim(layer.head_dim);
+    const bool exact = Kernel::kHasExact && layer.exact.base != nullptr;
+    return At::ExactQueries(layer, head_dim) + (exact ? QueryBytes(2, head_dim) : 0);
   }
 
   static KVANTA_DEVICE void Run(const AttendLayer& layer) {
@@ -38,7 +40,8 @@ struct AttendBlock {
         QueryRows::Pack<decltype(side)>(head_dim, At::kResults, At::kScales, At::Queries(head_dim));
       });
       if (Kernel::kHasExact && layer.exact.base != nullptr) {
-        QueryRows::Pack<FixedSide<formats::Bf16>>(head_dim, At::kResults, At::kScales, At::ExactQueries(head_dim));
+        QueryRows::Pack<FixedSide<formats::Bf16>>(head_dim, At::kResults, At::kScales,
+                                                  At::ExactQueries(layer, head_dim));
       }
       SyncBlock();
       for (int run = runs.first_run; run < runs.last_run; ++run) {
@@ -200,7 +203,7 @@ struct AttendBlock {
     KeySides::Of(exact ? Family::kBf16 : layer.k_code.family, layer.k_code, [&](auto side) {
       using Side = decltype(side);
       using Keys = KeyScores<Side, Outputs::kMostBlocks, kUnrolled>;
-      const int queries = exact ? At::ExactQueries(head_dim) : At::Queries(head_dim);
+      const int queries = exact ? At::ExactQueries(layer, head_dim) : At::Queries(head_dim);
       RowScales scales;
       KVANTA_UNROLL
       for (int row = 0; row < 2; ++row) {

@@ -75,8 +75,14 @@ struct AttendShared {
     return ResultBytes(head_dim) > Kernel::kStageBytes ? ResultBytes(head_dim) : Kernel::kStageBytes;
   }
   static constexpr KVANTA_DEVICE int Queries(int head_dim) { return kResults + kAttendWarps * WarpBytes(head_dim); }
-  static constexpr KVANTA_DEVICE int ExactQueries(int head_dim) {
-    return Queries(head_dim) + QueryBytes(Kernel::KeySides::kTerms, head_dim);
+  // Terms of the queries beside the layer's keys: three take more memory than some GPUs' blocks have, so only f32 has
+  // them.
+  static constexpr KVANTA_DEVICE int KeyTerms(const AttendLayer& layer) {
+    constexpr int kMost = Kernel::KeySides::kTerms;
+    return kMost > 2 && layer.k_code.family != Family::kF32 ? 2 : kMost;
+  }
+  static constexpr KVANTA_DEVICE int ExactQueries(const AttendLayer& layer, int head_dim) {
+    return Queries(head_dim) + QueryBytes(KeyTerms(layer), head_dim);
   }
 };
 

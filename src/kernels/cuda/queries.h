@@ -24,7 +24,7 @@ KVANTA_DEVICE int ExponentOf(float x) {
 constexpr KVANTA_DEVICE int BlocksOf(int head_dim) {
   return (head_dim + 31) / 32;
 }
-// Operands in the block's shared memory: two products of 16 channels a block, of one or two terms.
+// Operands in the block's shared memory: two products of 16 channels a block, of one to three terms.
 constexpr KVANTA_DEVICE int QueryBytes(int terms, int head_dim) {
   return terms * 2 * BlocksOf(head_dim) * kWarp * 16;
 }

@@ -41,9 +41,8 @@ template <class F>
 KVANTA_INLINE void ForLines(const LineRun& run, Prefetcher& prefetch, F f) {
   int64_t i = 0;
   for (; i + 2 <= run.count; i += 2) {
-    prefetch.Step();
+    prefetch.TwoSteps();
     f(i);
-    prefetch.Step();
     f(i + 1);
   }
   if (i < run.count) f(i);

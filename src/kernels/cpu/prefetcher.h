@@ -13,8 +13,7 @@ inline constexpr int kLineBytes = 64;
 alignas(kLineBytes) constexpr uint8_t kNothingToTouch[kLineBytes] = {};
 
 // Spreads lines evenly over the calls of Step() that a kernel makes. Several at once would fill what a core has to wait
-// with for memory, and then it computes nothing. Without a branch: where there are more steps than lines, some touch a
-// line again.
+// with for memory, and then it computes nothing. Where there are more steps than lines, some touch a line again.
 class Prefetcher {
  public:
   // `steps`: about as many as there will be.
@@ -29,7 +28,15 @@ class Prefetcher {
         bytes >= most ? kLineBytes : (bytes + static_cast<uint32_t>(steps) - 1) / static_cast<uint32_t>(steps);
   }
 
-  KVANTA_INLINE void Step() { Touch(bytes_of_step_); }
+  KVANTA_INLINE void Step() {
+    if (bytes_of_step_ != 0) Touch(bytes_of_step_);
+  }
+  // Two steps by one branch, which in a loop of few instructions costs.
+  KVANTA_INLINE void TwoSteps() {
+    if (bytes_of_step_ == 0) return;
+    Touch(bytes_of_step_);
+    Touch(bytes_of_step_);
+  }
 
  private:
   KVANTA_INLINE void Touch(uint32_t bytes) {

@@ -246,21 +246,23 @@ TileAttention::Spans TileAttention::SpansOf(int64_t page, int head) const noexce
 }
 
 TileAttention::Ahead TileAttention::AheadOf(int64_t page, int head) const noexcept {
-  Ahead ahead;
   const Span rest = SpansOf(page, head).rest;
-  if (rest.bytes > 0) ahead.scoring = Lines(rest.begin, rest.bytes);
+  Ahead ahead = {Lines(rest.begin, rest.bytes), {}, {}};
   if (++head == tile_.kv_heads) {
     head = 0;
     if (++page >= ahead_end_) return ahead;
   }
   const Span start = SpansOf(page, head).start;
-  const int64_t lines = HalfLines(start.bytes), second = lines * kLine;
-  const int64_t scoring = rest.bytes > 0 ? 0 : lines * 3 / 8;
-  const uint8_t* weighing = start.begin + scoring * kLine;
-  const uint8_t* adding = weighing + std::min((lines - scoring) / 5, kSoftmaxLines) * kLine;
-  if (rest.bytes == 0) ahead.scoring = {start.begin, weighing, second};
-  ahead.weighing = {weighing, adding, second};
-  ahead.adding = {adding, start.begin + second, second};
+  kernels::Prefetch next = Lines(start.begin, start.bytes);
+  const auto left = [&next] { return (next.end - next.next) / kLine; };
+  const auto take = [&next](int64_t lines) {
+    kernels::Prefetch part = next;
+    part.end = next.next += lines * kLine;
+    return part;
+  };
+  if (rest.bytes == 0) ahead.scoring = take(left() * 3 / 8);
+  ahead.weighing = take(std::min(left() / 5, kSoftmaxLines));
+  ahead.adding = next;
   return ahead;
 }
 

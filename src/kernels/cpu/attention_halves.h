@@ -26,7 +26,7 @@ __attribute__((noinline)) void ScoreHalvesGroup(const KeyPass& pass, const uint8
 template <class Code>
 void ScoreHalves(const KeyPass& pass) {
   alignas(64) uint8_t halves[2 * 16 * kMaxHeadDim];
-  Prefetcher prefetch{pass.prefetch, pass.groups * RowTiles(pass.rows) * (pass.cell.head_dim / (2 * kLinesOfStep))};
+  Prefetcher prefetch{pass.prefetch, ScoreSteps(pass, 1, Code::Halves::kSub * kLinesOfStep)};
   for (int group = 0; group < pass.groups; ++group) {
     Code::Unpack(pass.cell.codes + int64_t{group} * 16 * pass.cell.head_dim, pass.cell.head_dim / 4, 16, halves);
     ScoreHalvesGroup<typename Code::Halves>(pass, halves, group, prefetch);
@@ -44,8 +44,8 @@ inline constexpr int kHalvesTokens = 64;
 template <class Code>
 void AccumulateHalves(const ValuePass& pass) {
   alignas(64) uint8_t halves[2 * kHalvesTokens * kMaxHeadDim];
-  Prefetcher prefetch{pass.prefetch,
-                      AddSteps<typename Code::Halves>(pass, (pass.end - pass.begin) / (2 * kLinesOfStep))};
+  Prefetcher prefetch{pass.prefetch, AddSteps<typename Code::Halves>(
+                                         pass, (pass.end - pass.begin) / (Code::Halves::kSub * kLinesOfStep))};
   Weights weights;
   ValuePass scaled = pass;
   scaled.scale *= Code::kFactor;

@@ -29,6 +29,11 @@ KVANTA_INLINE Lanes::F LoadChannels(const float* row, int channel, int head_dim)
   return channel + 16 <= head_dim ? Lanes::Load(row + channel) : Lanes::LoadTail(row + channel, head_dim - channel);
 }
 
+// Blocks of channels that share a scale.
+KVANTA_INLINE int ScaleBlocks(const CellView& cell) {
+  return cell.block_scales ? cell.head_dim / cell.block : 1;
+}
+
 // Coefficients of an integer code: x = integer * unit, integers of magnitude up to 32512 or Code::kLargest.
 struct Quantizer {
   float unit;
@@ -182,18 +187,16 @@ KVANTA_INLINE constexpr int RowTiles(int rows) {
   return (rows + kQueryTile - 1) / kQueryTile;
 }
 
-// Steps of the prefetcher in a pass over `groups` groups of keys.
-template <class Code>
-KVANTA_INLINE int ScoreSteps(const KeyPass& pass) {
-  const int groups = (pass.groups + RunsBeside<Code>() - 1) / RunsBeside<Code>();
-  return groups * RowTiles(pass.rows) * (pass.cell.head_dim / (Code::kSub * kLinesOfStep));
+// Steps of the prefetcher in a pass over keys, of which `beside` groups are scored at a time, a step for `channels`.
+KVANTA_INLINE constexpr int ScoreSteps(const KeyPass& pass, int beside, int channels) {
+  return (pass.groups + beside - 1) / beside * RowTiles(pass.rows) * (pass.cell.head_dim / channels);
 }
 
 template <class Code>
 void Score(const KeyPass& pass) {
-  Prefetcher prefetch{pass.prefetch, ScoreSteps<Code>(pass)};
-  const int64_t group_bytes = int64_t{pass.cell.head_dim} * (32 / Code::kSub) * 2;
   constexpr int kGroups = RunsBeside<Code>();
+  Prefetcher prefetch{pass.prefetch, ScoreSteps(pass, kGroups, Code::kSub * kLinesOfStep)};
+  const int64_t group_bytes = int64_t{pass.cell.head_dim} * (32 / Code::kSub) * 2;
   int group = 0;
   for (; group + kGroups <= pass.groups; group += kGroups) {
     ScoreGroups<Code, kGroups>(pass, pass.cell.codes + group * group_bytes, group, prefetch);
@@ -219,7 +222,7 @@ struct Weights {
 template <class Code>
 KVANTA_INLINE void Weigh(const ValuePass& pass, Weights& weights) {
   const CellView& cell = pass.cell;
-  const int blocks = cell.block_scales ? cell.head_dim / cell.block : 1;
+  const int blocks = ScaleBlocks(cell);
   const int first = pass.begin / 16 * 16, count = static_cast<int>(RoundUp(pass.end, 16)) - first;
   const ScalePlane& scales = cell.block_scales ? cell.block_scales : cell.token_scales;
   weights.rows = pass.weights;

@@ -31,7 +31,7 @@ struct KeyScales {
   alignas(64) float zero[kMaxBlocks * kMaxPageTokens];
 };
 __attribute__((noinline)) void LoadKeyScales(const CellView& cell, int groups, KeyScales& scales) {
-  const int blocks = cell.block_scales ? cell.head_dim / cell.block : 1;
+  const int blocks = ScaleBlocks(cell);
   const auto each = [&](auto load) __attribute__((always_inline)) {
     for (int b = 0; b < blocks; ++b) {
       for (int slot = b * cell.page_tokens; slot < b * cell.page_tokens + groups * 16; slot += 16) load(slot);
@@ -138,17 +138,10 @@ KVANTA_INLINE void AddScores(const KeyPass& pass, const KeyScales& scales, int f
   if (group < last) ScoreNarrowGroups<Key, 1>(pass, scales, pass.cell.codes + group * group_bytes, group, prefetch);
 }
 
-// Steps of the prefetcher in a pass over all groups.
-template <class Key>
-KVANTA_INLINE int NarrowScoreSteps(const KeyPass& pass) {
-  const int groups = (pass.groups + kRunsBeside - 1) / kRunsBeside;
-  return groups * RowTiles(pass.rows) * (pass.cell.head_dim / Key::kChannelsOfStep);
-}
-
 template <class Key>
 void ScoreNarrow(const KeyPass& pass) {
   KeyScales scales;
-  Prefetcher prefetch{pass.prefetch, NarrowScoreSteps<Key>(pass)};
+  Prefetcher prefetch{pass.prefetch, ScoreSteps(pass, kRunsBeside, Key::kChannelsOfStep)};
   LoadKeyScales(pass.cell, pass.groups, scales);
   AddScores<Key>(pass, scales, 0, pass.groups, prefetch);
 }
@@ -241,7 +234,7 @@ void ScoreTiled(const KeyPass& pass) {
   tile_pass.query = queries;
   tile_pass.query_stride = QueryBytes<Key>(cell.head_dim);
   tile_pass.row_scale = factors;
-  Prefetcher prefetch{pass.prefetch, NarrowScoreSteps<Key>(pass)};
+  Prefetcher prefetch{pass.prefetch, ScoreSteps(pass, kRunsBeside, Key::kChannelsOfStep)};
   for (int first = 0; first < pass.groups; first += groups_of_tile) {
     const int64_t meta = int64_t{first} / groups_of_tile * cell.head_dim;
     ScaleQueries<kCode>(pass, meta, queries, tile_pass.query_stride, factors, zeros);

@@ -45,7 +45,7 @@ KVANTA_INLINE void LoadSlotsOf(const CellView& cell, SlotRange range, int middle
   const bool in_blocks = static_cast<bool>(cell.block_scales);
   const uint8_t* scales = in_blocks ? cell.block_scales.data : cell.token_scales.data;
   const uint16_t* zeros = in_blocks ? cell.block_zeros : cell.token_zeros;
-  const int blocks = in_blocks ? cell.head_dim / cell.block : 1;
+  const int blocks = ScaleBlocks(cell);
   for (int b = 0; b < blocks; ++b) {
     Lanes::F peak = Lanes::Zero();
     for (int t = first; t < last; t += 16) {
@@ -74,7 +74,7 @@ KVANTA_INLINE void LoadSlotsOf(const CellView& cell, SlotRange range, int middle
 template <bool kScaleSigns>
 __attribute__((noinline)) void LoadSlots(const CellView& cell, SlotRange range, int middle, SlotScales& slots) {
   const int first = range.First(), last = range.Last();
-  const int blocks = cell.block_scales ? cell.head_dim / cell.block : 1;
+  const int blocks = ScaleBlocks(cell);
   Lanes::F peaks[kMaxBlocks];
   ForTypeOf(
       cell.block_scales ? cell.block_scales : cell.token_scales, [&](auto type) __attribute__((always_inline)) {
@@ -105,7 +105,7 @@ __attribute__((noinline)) void LoadSlots(const CellView& cell, SlotRange range, 
 template <bool kScaleSigns, class B>
 KVANTA_INLINE void StartSums(const ValuePass& pass, SlotRange range, int middle, const SlotScales& slots,
                              Weights& weights) {
-  const int blocks = pass.cell.block_scales ? pass.cell.head_dim / pass.cell.block : 1;
+  const int blocks = ScaleBlocks(pass.cell);
   for (int b = 0; b < blocks; ++b) {
     for (int row = 0; row < pass.rows; row += 4) {
       typename B::Sum sums[4] = {B::Start(), B::Start(), B::Start(), B::Start()};
@@ -131,7 +131,7 @@ __attribute__((noinline)) void WeighSlots(const ValuePass& pass, SlotRange range
                                           Weights& weights, Prefetcher& prefetch) {
   const int first = range.First(), last = range.Last();
   const CellView& cell = pass.cell;
-  const int blocks = cell.block_scales ? cell.head_dim / cell.block : 1;
+  const int blocks = ScaleBlocks(cell);
   const bool zeros = cell.block_zeros != nullptr || cell.token_zeros != nullptr;
   weights.rows = pass.weights;
   weights.row_stride = kWeightBytes;
@@ -203,7 +203,7 @@ inline constexpr int kWeightRun = formats::CodeBits(kCode) > 3 ? 64 : kMaxPageTo
 template <formats::Code kCode>
 void AccumulateNarrow(const ValuePass& pass) {
   using Value = NarrowValue<NarrowCodeOf<kCode>, kNegativeScales<kCode>>;
-  const int blocks = pass.cell.block_scales ? pass.cell.head_dim / pass.cell.block : 1;
+  const int blocks = ScaleBlocks(pass.cell);
   const int tokens = pass.end - pass.begin;
   Prefetcher prefetch{pass.prefetch,
                       pass.rows * ((blocks + 1) / 2) * ((tokens + 63) / 64) + AddSteps<Value>(pass, tokens / 4)};

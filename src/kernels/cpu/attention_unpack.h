@@ -99,7 +99,7 @@ KVANTA_INLINE void ScoreUnpackedGroup(const KeyPass& pass, int group, Prefetcher
 
 template <formats::Code kCode>
 void ScoreUnpacked(const KeyPass& pass) {
-  Prefetcher prefetch{pass.prefetch, ScoreSteps<CodeInt8>(pass)};
+  Prefetcher prefetch{pass.prefetch, ScoreSteps(pass, 1, CodeInt8::kSub * kLinesOfStep)};
   for (int group = 0; group < pass.groups; ++group) ScoreUnpackedGroup<kCode>(pass, group, prefetch);
 }
 

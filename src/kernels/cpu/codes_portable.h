@@ -203,13 +203,13 @@ struct ByteLanes {
   }
   static KVANTA_INLINE Run Start() { return {}; }
   static KVANTA_INLINE Run MulAdd(Run run, V x, const uint8_t* coefficients) {
-    return AddBytes(run, x, SignedBytes(coefficients));
+    return AddBytes<false>(run, x, SignedBytes(coefficients));
   }
   template <bool kSmallBlocks>
   static KVANTA_INLINE FourBytes Weights(const uint8_t* four, const uint8_t* /*the same*/) {
     return UnsignedBytes(four);
   }
-  static KVANTA_INLINE Run MulAddSigned(Run run, FourBytes weights, V x) { return AddSignedBytes(run, x, weights); }
+  static KVANTA_INLINE Run MulAddSigned(Run run, FourBytes weights, V x) { return AddBytes<true>(run, x, weights); }
   static KVANTA_INLINE Sum Set(int32_t x) { return Plus({}, x); }
   static KVANTA_INLINE Sum Widen(Run run) { return run; }
   static KVANTA_INLINE Sum Add(Sum sum, Run run) { return sum + run; }
@@ -267,7 +267,7 @@ struct Bytes16 : ByteLanes<4> {
   // The sum of n signed bytes, n a multiple of 64.
   static KVANTA_INLINE int32_t SumOf(const uint8_t* bytes, int n) {
     Sum sums{};
-    for (int i = 0; i < n; i += 64) sums = AddSignedBytes(sums, Load(bytes + i), {S8{} + 1, S8{} + 1});
+    for (int i = 0; i < n; i += 64) sums = AddBytes<true>(sums, Load(bytes + i), {S8{} + 1, S8{} + 1});
     const I4 sum = (sums.v[0] + sums.v[1]) + (sums.v[2] + sums.v[3]);
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
   }

@@ -25,7 +25,7 @@ struct Int4Dot : ByteCodes {
             [&](U4 b) __attribute__((always_inline)) { return (b >> (half * 4)) & 0x0f0f0f0fU; }, packed);
 #pragma GCC unroll 2
         for (int row = 0; row < kRows; ++row) {
-          dots[row] = AddBytes(dots[row], codes, SignedBytes(x + row * stride + pair * 8 + half * 4));
+          dots[row] = AddBytes<false>(dots[row], codes, SignedBytes(x + row * stride + pair * 8 + half * 4));
         }
       }
     }
@@ -41,7 +41,7 @@ struct Int8Dot : ByteCodes {
       const Lanes::U codes = LoadVectors<U4, 4>(w + quad * 64);
 #pragma GCC unroll 2
       for (int row = 0; row < kRows; ++row) {
-        dots[row] = AddBytes(dots[row], codes, SignedBytes(x + row * stride + quad * 4));
+        dots[row] = AddBytes<false>(dots[row], codes, SignedBytes(x + row * stride + quad * 4));
       }
     }
   }

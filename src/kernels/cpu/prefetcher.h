@@ -10,7 +10,6 @@ namespace kvanta::kernels {
 namespace {
 
 inline constexpr int kLineBytes = 64;
-alignas(kLineBytes) constexpr uint8_t kNothingToTouch[kLineBytes] = {};
 
 // Spreads lines evenly over the calls of Step() that a kernel makes. Several at once would fill what a core has to wait
 // with for memory, and then it computes nothing. Where there are more steps than lines, some touch a line again.
@@ -45,7 +44,7 @@ class Prefetcher {
     next_ += bytes;
   }
 
-  const uint8_t* next_ = kNothingToTouch;
+  const uint8_t* next_ = nullptr;
   int64_t second_ = 0;
   uint32_t bytes_of_step_ = 0;
 };

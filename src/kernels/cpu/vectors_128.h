@@ -163,33 +163,29 @@ KVANTA_INLINE S8 SignedOddBytes(U4 x) {
   return (S8)x >> 8;
 }
 
-// Four bytes that all lanes meet, as EvenBytes() and OddBytes() bring out theirs.
+// Bytes of lanes, or four that all lanes meet, by two as 16 bits.
 struct FourBytes {
   S8 even, odd;
 };
+template <bool kSigned>
+KVANTA_INLINE FourBytes Split(U4 x) {
+  if constexpr (kSigned) return {SignedEvenBytes(x), SignedOddBytes(x)};
+  return {EvenBytes(x), OddBytes(x)};
+}
 KVANTA_INLINE FourBytes SignedBytes(const uint8_t* four) {
-  const U4 all = Broadcast(LoadWord(four));
-  return {SignedEvenBytes(all), SignedOddBytes(all)};
+  return Split<true>(Broadcast(LoadWord(four)));
 }
 KVANTA_INLINE FourBytes UnsignedBytes(const uint8_t* four) {
-  const U4 all = Broadcast(LoadWord(four));
-  return {EvenBytes(all), OddBytes(all)};
+  return Split<false>(Broadcast(LoadWord(four)));
 }
 
-// sum + the products of lanes' bytes, unsigned, with four signed ones, or the other way round.
-template <int kCount>
+// sum + the products of lanes' bytes, signed or not, with the four bytes y.
+template <bool kSigned, int kCount>
 KVANTA_INLINE Vectors<I4, kCount> AddBytes(Vectors<I4, kCount> sum, Vectors<U4, kCount> x, FourBytes y) {
   return Each(
       [&](I4 s, U4 b) __attribute__((always_inline)) {
-        return AddProducts(AddProducts(s, EvenBytes(b), y.even), OddBytes(b), y.odd);
-      },
-      sum, x);
-}
-template <int kCount>
-KVANTA_INLINE Vectors<I4, kCount> AddSignedBytes(Vectors<I4, kCount> sum, Vectors<U4, kCount> x, FourBytes y) {
-  return Each(
-      [&](I4 s, U4 b) __attribute__((always_inline)) {
-        return AddProducts(AddProducts(s, SignedEvenBytes(b), y.even), SignedOddBytes(b), y.odd);
+        const FourBytes of_lanes = Split<kSigned>(b);
+        return AddProducts(AddProducts(s, of_lanes.even, y.even), of_lanes.odd, y.odd);
       },
       sum, x);
 }

@@ -107,6 +107,7 @@ class CpuBackend final : public Backend {
     auto attend = [&](int64_t index, int worker) {
       const TileRuns& task = list.tasks[static_cast<size_t>(index)];
       const Tile& tile = list.tiles[static_cast<size_t>(task.tile)];
+      const kernels::KernelScope scope(kernels_);
       TileAttention attention = attention_of(tile, worker);
       attention.PrepareQueries({.data = q + row_of(tile) * q_stride, .stride = q_stride}, task.first_run,
                                task.last_run);

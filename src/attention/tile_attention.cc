@@ -69,7 +69,7 @@ void TileWorkspace::Reserve(Device& device, int rows, const std::vector<LayerVie
   const int64_t out = Align(int64_t{4} * rows * head_dim);
   const int64_t scores = int64_t{4} * kPassRows * kMaxPageTokens;
   const int64_t total = 3 * rows * query_bytes + 4 * row_floats + 2 * states + 2 * out + kLine + 2 * scores +
-                        kPassRows * kernels::kWeightBytes + latent_bytes;
+                        kernels::kRoomBytes + latent_bytes;
   memory_ = device.Allocate(static_cast<size_t>(total));
   uint8_t* next = memory_.data();
   const auto take = [&next](int64_t bytes) {
@@ -89,7 +89,7 @@ void TileWorkspace::Reserve(Device& device, int rows, const std::vector<LayerVie
   rescale_ = reinterpret_cast<float*>(take(kLine));
   scores_ = reinterpret_cast<float*>(take(scores));
   plain_scores_ = reinterpret_cast<float*>(take(scores));
-  weights_ = take(kPassRows * kernels::kWeightBytes);
+  room_ = take(kernels::kRoomBytes);
   values_ = take(latent_bytes);
 }
 
@@ -333,6 +333,7 @@ void TileAttention::ScoreRows(const PageView& view, int groups, int first_row, i
                 .query_stride = work_.query_stride_,
                 .row_scale = work_.row_scale_[which] + first_row,
                 .scores = scores,
+                .room = work_.room_,
                 .prefetch = next});
   };
   pass(view.cells->k, view.exact ? 1 : 0, work_.scores_, prefetch);
@@ -371,7 +372,7 @@ void TileAttention::AttendRows(const PageView& view, int begin, int end, int fir
                           .rescale = work_.rescale_,
                           .out = work_.run_out_ + int64_t{first_row} * head_dim_,
                           .out_stride = head_dim_,
-                          .weights = work_.weights_,
+                          .room = work_.room_,
                           .prefetch = ahead.adding};
   if (scheme.SharesCell()) pass.cell.codes = work_.values_;
   kernels_.values[Index(cells.v.code)].accumulate(pass);

@@ -58,7 +58,7 @@ class TileWorkspace {
   float* rescale_ = nullptr;  // [kPassRows]
   float* scores_ = nullptr;   // [kPassRows][kMaxPageTokens]
   float* plain_scores_ = nullptr;
-  uint8_t* weights_ = nullptr;
+  uint8_t* room_ = nullptr;
   uint8_t* values_ = nullptr;  // codes of a page of latents, in V's order
 };
 

@@ -207,7 +207,7 @@ TEST_P(AttentionKernelsTest, EveryCodeOfValuesComesBack) {
     const formats::Format& format = formats::OnSide(name, false);
     SCOPED_TRACE(format.name);
     const int head_dim = LeastHeadDim(format);
-    alignas(64) static uint8_t weights[kPassRows * kWeightBytes];
+    alignas(64) static uint8_t room[kRoomBytes];
     for (const Cell& values : EveryCode(format, SideKind::kV, head_dim)) {
       const float rescale[1] = {0};
       for (int token = 0; token < Tokens(format); ++token) {
@@ -222,7 +222,7 @@ TEST_P(AttentionKernelsTest, EveryCodeOfValuesComesBack) {
                                   .rescale = rescale,
                                   .out = out.data(),
                                   .out_stride = head_dim,
-                                  .weights = weights,
+                                  .room = room,
                                   .prefetch = {}});
         for (int c = 0; c < head_dim; ++c) {
           ASSERT_TRUE(
@@ -254,7 +254,7 @@ TEST_P(AttentionKernelsTest, RowsDoNotDependOnTheirTile) {
     const KeyKernel& key = Key(format);
     const int64_t stride = key.query_bytes(kHeadDim);
     alignas(64) static uint8_t queries[kPassRows * 4096];
-    alignas(64) static uint8_t weights[kPassRows * kWeightBytes];
+    alignas(64) static uint8_t room[kRoomBytes];
     float row_scale[kPassRows], rescale[kPassRows];
     std::vector<float> p(kPassRows * kMaxPageTokens), start(kPassRows * kHeadDim);
     for (int row = 0; row < kPassRows; ++row) {
@@ -287,7 +287,7 @@ TEST_P(AttentionKernelsTest, RowsDoNotDependOnTheirTile) {
                        .rescale = rescale + first,
                        .out = &out[static_cast<size_t>(first * kHeadDim)],
                        .out_stride = kHeadDim,
-                       .weights = weights,
+                       .room = room,
                        .prefetch = {}});
     };
     std::vector<float> alone_scores, alone_out, scores, out;

@@ -211,10 +211,22 @@ struct Weights {
   const uint8_t* rows;
   int64_t row_stride;
   int64_t block_stride;
+  int64_t tile_stride;   // of 64 slots, or of what a tile holds of them
   const uint8_t* signs;  // of the scales, of one row; narrow codes only
   float unit[kPassRows][kMaxBlocks];
   int32_t bias[kPassRows][kMaxBlocks];
   float zero[kPassRows][kMaxBlocks];  // sum of p times the zeros
+
+  KVANTA_INLINE void Place(const uint8_t* first, int64_t of_row, int64_t of_block, int64_t of_tile) {
+    rows = first;
+    row_stride = of_row;
+    block_stride = of_block;
+    tile_stride = of_tile;
+  }
+  // Of a slot whose coefficient is a byte.
+  KVANTA_INLINE int64_t Offset(int row, int block, int slot) const {
+    return row * row_stride + block * block_stride + slot / 64 * tile_stride + slot % 64;
+  }
 };
 
 // For all but narrow codes, which are met by attention_narrow_values.h; these have no zeros, and scales that are not
@@ -225,9 +237,8 @@ KVANTA_INLINE void Weigh(const ValuePass& pass, Weights& weights) {
   const int blocks = ScaleBlocks(cell);
   const int first = pass.begin / 16 * 16, count = static_cast<int>(RoundUp(pass.end, 16)) - first;
   const ScalePlane& scales = cell.block_scales ? cell.block_scales : cell.token_scales;
-  weights.rows = pass.weights;
-  weights.row_stride = kWeightBytes;
-  weights.block_stride = int64_t{cell.page_tokens} * Code::kCoefficientBytes;
+  const int64_t block_bytes = int64_t{cell.page_tokens} * Code::kCoefficientBytes;
+  weights.Place(pass.room, kWeightBytes, block_bytes, int64_t{64} * Code::kCoefficientBytes);
   alignas(64) float w[kPassRows][kMaxPageTokens];  // of integers
   alignas(64) float scale[kMaxPageTokens];         // of the block, for all rows
   for (int b = 0; b < blocks; ++b) {
@@ -240,7 +251,7 @@ KVANTA_INLINE void Weigh(const ValuePass& pass, Weights& weights) {
     Quantizer quantizers[kPassRows];
     for (int row = 0; row < pass.rows; ++row) {
       const float* p = pass.p + row * kMaxPageTokens;
-      uint8_t* out = pass.weights + row * kWeightBytes + b * weights.block_stride;
+      uint8_t* out = pass.room + row * kWeightBytes + b * weights.block_stride;
       Lanes::F peak = Lanes::Zero();
       for (int t = first; t < first + count; t += 16) {
         const Lanes::F x = Lanes::Mul(Lanes::Load(p + t), Lanes::Load(scale + t));
@@ -256,7 +267,7 @@ KVANTA_INLINE void Weigh(const ValuePass& pass, Weights& weights) {
       weights.bias[row][b] = 0;
     }
     for (int row = 0; Code::kInteger && row < pass.rows; ++row) {  // apart, so that the rows' reductions overlap
-      uint8_t* out = pass.weights + row * kWeightBytes + b * weights.block_stride + first * Code::kCoefficientBytes;
+      uint8_t* out = pass.room + row * kWeightBytes + b * weights.block_stride + first * Code::kCoefficientBytes;
       const Lanes::F total = PackRun<Code>(w[row] + first, count, quantizers[row].inverse, out);
       weights.unit[row][b] = quantizers[row].unit;
       weights.bias[row][b] = Bias(Lanes::Sum(total), Code::kOffset);

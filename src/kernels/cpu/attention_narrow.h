@@ -220,10 +220,10 @@ KVANTA_INLINE void ScaleQueries(const KeyPass& pass, int64_t meta, uint8_t* quer
   }
 }
 
-template <formats::Code kCode>
-void ScoreTiled(const KeyPass& pass) {
-  using Key = NarrowKey<NarrowCodeOf<kCode>>;
-  constexpr int64_t kMostBytes = RoundUp(int64_t{kMaxHeadDim} * Key::kCoefficientBytes, 64) + 8 * kMaxBlocks;
+// score(pass of a tile, scales, first group, last group): of each tile of the pass.
+template <formats::Code kCode, class F>
+KVANTA_INLINE void ScoreTiledBy(const KeyPass& pass, F score) {
+  constexpr int64_t kMostBytes = RoundUp(int64_t{kMaxHeadDim} * NarrowQuery::kCoefficientBytes, 64) + 8 * kMaxBlocks;
   alignas(64) uint8_t queries[kPassRows * kMostBytes];
   float factors[kPassRows], zeros[kPassRows];
   const CellView& cell = pass.cell;
@@ -232,9 +232,8 @@ void ScoreTiled(const KeyPass& pass) {
   LoadKeyScales(cell, pass.groups, scales);
   KeyPass tile_pass = pass;
   tile_pass.query = queries;
-  tile_pass.query_stride = QueryBytes<Key>(cell.head_dim);
+  tile_pass.query_stride = QueryBytes<NarrowQuery>(cell.head_dim);
   tile_pass.row_scale = factors;
-  Prefetcher prefetch{pass.prefetch, ScoreSteps(pass, kRunsBeside, Key::kChannelsOfStep)};
   for (int first = 0; first < pass.groups; first += groups_of_tile) {
     const int64_t meta = int64_t{first} / groups_of_tile * cell.head_dim;
     ScaleQueries<kCode>(pass, meta, queries, tile_pass.query_stride, factors, zeros);
@@ -243,7 +242,7 @@ void ScoreTiled(const KeyPass& pass) {
       factors[row] *= pass.row_scale[row];
     }
     const int last = first + groups_of_tile < pass.groups ? first + groups_of_tile : pass.groups;
-    AddScores<Key>(tile_pass, scales, first, last, prefetch);
+    score(tile_pass, scales, first, last);
     for (int group = first; group < last; ++group) {
       for (int row = 0; row < pass.rows; ++row) {
         float* scores = pass.scores + row * kMaxPageTokens + group * 16;
@@ -251,6 +250,16 @@ void ScoreTiled(const KeyPass& pass) {
       }
     }
   }
+}
+
+template <formats::Code kCode>
+void ScoreTiled(const KeyPass& pass) {
+  using Key = NarrowKey<NarrowCodeOf<kCode>>;
+  Prefetcher prefetch{pass.prefetch, ScoreSteps(pass, kRunsBeside, Key::kChannelsOfStep)};
+  ScoreTiledBy<kCode>(pass, [&](const KeyPass& of_tile, const KeyScales& scales, int first, int last)
+                                __attribute__((always_inline)) {
+                                  AddScores<Key>(of_tile, scales, first, last, prefetch);
+                                });
 }
 
 }  // namespace

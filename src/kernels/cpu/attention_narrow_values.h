@@ -110,11 +110,10 @@ KVANTA_INLINE void StartSums(const ValuePass& pass, SlotRange range, int middle,
     for (int row = 0; row < pass.rows; row += 4) {
       typename B::Sum sums[4] = {B::Start(), B::Start(), B::Start(), B::Start()};
       for (int t = range.First(); t < range.Last(); t += 64) {
-        const int64_t slot = b * weights.block_stride + t;
-        const auto offsets = B::template Offsets<kScaleSigns>(middle, slots.signs + slot, range.Last() - t);
+        const auto offsets = B::template Offsets<kScaleSigns>(middle, slots.signs + b * pass.cell.page_tokens + t,
+                                                              range.Last() - t);
         for (int i = 0; i < 4 && row + i < pass.rows; ++i) {
-          const typename B::V w = B::Load(weights.rows + (row + i) * weights.row_stride + slot);
-          sums[i] = B::MulAddSigned(sums[i], w, offsets);
+          sums[i] = B::MulAddSigned(sums[i], B::Load(pass.room + weights.Offset(row + i, b, t)), offsets);
         }
       }
       int32_t too_much[4];
@@ -126,17 +125,13 @@ KVANTA_INLINE void StartSums(const ValuePass& pass, SlotRange range, int middle,
 
 // p times the slots' scales as bytes. A row's unit is that of its largest p times a slot's largest share, so its p are
 // scaled once for all blocks; units are somewhat larger than if each block had its own.
-// scale: of the side and of the code's levels.
+// scale: of the side and of the code's levels; `weights`: where they go.
 __attribute__((noinline)) void WeighSlots(const ValuePass& pass, SlotRange range, float scale, const SlotScales& slots,
                                           Weights& weights, Prefetcher& prefetch) {
   const int first = range.First(), last = range.Last();
   const CellView& cell = pass.cell;
   const int blocks = ScaleBlocks(cell);
   const bool zeros = cell.block_zeros != nullptr || cell.token_zeros != nullptr;
-  weights.rows = pass.weights;
-  weights.row_stride = kWeightBytes;
-  weights.block_stride = cell.page_tokens;
-  weights.signs = slots.signs;
   Lanes::F peaks[kPassRows];
   for (int row = 0; row < pass.rows; ++row) {
     const float* p = pass.p + row * kMaxPageTokens;
@@ -152,7 +147,6 @@ __attribute__((noinline)) void WeighSlots(const ValuePass& pass, SlotRange range
     const float* p = pass.p + row * kMaxPageTokens;
     largest[row] = largest[row] > kSmallestPeak ? largest[row] : kSmallestPeak;
     const float factor = kLargestWeight / largest[row];
-    uint8_t* out = pass.weights + row * kWeightBytes;
     for (int t = first; t < last; t += 64) {
       Lanes::F scaled[4];
       for (int i = 0; i < 4; ++i) {
@@ -163,7 +157,7 @@ __attribute__((noinline)) void WeighSlots(const ValuePass& pass, SlotRange range
         const float* share = slots.share[b] + t;
         Lanes::F x[4];
         for (int i = 0; i < 4; ++i) x[i] = t + 16 * i < last ? Lanes::Load(share + 16 * i) : Lanes::Zero();
-        Bytes16::PackProducts(scaled, x, out + b * weights.block_stride + t);
+        Bytes16::PackProducts(scaled, x, pass.room + weights.Offset(row, b, t));
         if (b % 2 == 0) prefetch.Step();
       }
     }
@@ -209,6 +203,8 @@ void AccumulateNarrow(const ValuePass& pass) {
                       pass.rows * ((blocks + 1) / 2) * ((tokens + 63) / 64) + AddSteps<Value>(pass, tokens / 4)};
   SlotScales slots;
   Weights weights;
+  weights.Place(pass.room, kWeightBytes, pass.cell.page_tokens, 64);
+  weights.signs = slots.signs;
   SlotRange range{pass.begin, pass.begin};
   for (; range.begin < pass.end; range.begin = range.end) {
     const int run_end = (range.begin / kWeightRun<kCode> + 1) * kWeightRun<kCode>;

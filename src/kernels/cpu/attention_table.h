@@ -65,6 +65,9 @@ struct CellView {
   int tile = 0;                              // tokens per channel scale; 0 without
 };
 
+inline constexpr int64_t kWeightBytes = int64_t{4} * kMaxPageTokens * (kMaxHeadDim / 16) + 256;  // of one row
+inline constexpr int64_t kRoomBytes = kPassRows * kWeightBytes;
+
 // What a later call will read: touched line by line while this call computes, in two streams, from the start and from
 // the middle. One stream keeps too few reads in flight.
 struct Prefetch {
@@ -81,6 +84,7 @@ struct KeyPass {
   int64_t query_stride = 0;
   const float* row_scale = nullptr;  // [rows]
   float* scores = nullptr;           // [rows][kMaxPageTokens]
+  uint8_t* room = nullptr;           // scratch of kRoomBytes, 64-byte aligned; a kernel of values may have the same
   Prefetch prefetch;
 };
 
@@ -103,10 +107,9 @@ struct ValuePass {
   const float* rescale = nullptr;  // [rows], factor of what `out` holds
   float* out = nullptr;            // [rows], `out_stride` floats apart: [head_dim]
   int64_t out_stride = 0;
-  uint8_t* weights = nullptr;  // scratch of kPassRows * kWeightBytes, 64-byte aligned
+  uint8_t* room = nullptr;  // scratch of kRoomBytes, 64-byte aligned
   Prefetch prefetch;
 };
-inline constexpr int64_t kWeightBytes = int64_t{4} * kMaxPageTokens * (kMaxHeadDim / 16) + 256;  // of one row
 
 struct ValueKernel {
   void (*accumulate)(const ValuePass& pass);
@@ -141,6 +144,9 @@ struct TurnPass {
 };
 
 struct AttentionKernels {
+  // What a thread calls before and after it calls the others, where they need a state of the CPU's; null else.
+  void (*enter)() = nullptr;
+  void (*leave)() = nullptr;
   KeyKernel keys[formats::kCodes];        // by formats::Code
   KeyKernel tiled_keys[formats::kCodes];  // of keys with scales per channel; uint4 and uint2 only
   ValueKernel values[formats::kCodes];
@@ -150,6 +156,22 @@ struct AttentionKernels {
   void (*merge)(SoftmaxState& state, float* out, const SoftmaxState& other, const float* other_out, int head_dim);
   // result = out / sum, f32 [head_dim].
   void (*normalize)(const SoftmaxState& state, const float* out, int head_dim, float* result);
+};
+
+// Of a thread that calls kernels as long as this lives.
+class KernelScope {
+ public:
+  explicit KernelScope(const AttentionKernels& kernels) noexcept : leave_(kernels.leave) {
+    if (kernels.enter != nullptr) kernels.enter();
+  }
+  ~KernelScope() {
+    if (leave_ != nullptr) leave_();
+  }
+  KernelScope(const KernelScope&) = delete;
+  KernelScope& operator=(const KernelScope&) = delete;
+
+ private:
+  void (*leave_)();
 };
 
 }  // namespace kvanta::kernels

@@ -41,7 +41,7 @@ template <class F>
 KVANTA_INLINE void ForLines(const LineRun& run, Prefetcher& prefetch, F f) {
   int64_t i = 0;
   for (; i + 2 <= run.count; i += 2) {
-    prefetch.TwoSteps();
+    prefetch.Steps<2>();
     f(i);
     f(i + 1);
   }

@@ -166,23 +166,6 @@ struct NarrowValue : Base {
   static constexpr int kVectors = kChannels / 16;
   static constexpr int kBeside = ValueBytes::kBeside;  // registers' channels that a call takes, where there are as many
 
-  // Channels [column, column + kCount * kChannels). dots[(r * kCount + c) * kVectors + v]: row r on the v-th 16
-  // channels of register c. kTail: fewer than kChannels are left. weights[c * kVectors + v][r]: of the row, for these
-  // channels, which share them with the register's others unless blocks are small; signs[c]: of the register's;
-  // starts[c][r]: what the row's sums start from, where kStarts.
-  template <int kRows, bool kTail, int kCount>
-  static KVANTA_INLINE void DotValues(const uint8_t* units, int head_dim, int column, int count,
-                                      const uint8_t* const (*weights)[kRows], const uint8_t* const* signs,
-                                      const int32_t (*starts)[kRows], Lanes::F* dots, Prefetcher& prefetch) {
-    // 64 slots, the most common count, as one that the compiler knows.
-    if (count == 16 && !kTail) {
-      SumValues<kRows, kTail, kCount, 16>(units, head_dim, column, count, weights, signs, starts, dots, prefetch);
-    } else {
-      SumValues<kRows, kTail, kCount, 0>(units, head_dim, column, count, weights, signs, starts, dots, prefetch);
-    }
-  }
-
- private:
   // Of the even channels (kField 0) or the odd ones.
   template <class B, int kField>
   static KVANTA_INLINE typename B::V Levels(typename B::V low, typename B::V high, const uint8_t* signs) {
@@ -203,6 +186,23 @@ struct NarrowValue : Base {
     }
   }
 
+  // Channels [column, column + kCount * kChannels). dots[(r * kCount + c) * kVectors + v]: row r on the v-th 16
+  // channels of register c. kTail: fewer than kChannels are left. weights[c * kVectors + v][r]: of the row, for these
+  // channels, which share them with the register's others unless blocks are small; signs[c]: of the register's;
+  // starts[c][r]: what the row's sums start from, where kStarts.
+  template <int kRows, bool kTail, int kCount>
+  static KVANTA_INLINE void DotValues(const uint8_t* units, int head_dim, int column, int count,
+                                      const uint8_t* const (*weights)[kRows], const uint8_t* const* signs,
+                                      const int32_t (*starts)[kRows], Lanes::F* dots, Prefetcher& prefetch) {
+    // 64 slots, the most common count, as one that the compiler knows.
+    if (count == 16 && !kTail) {
+      SumValues<kRows, kTail, kCount, 16>(units, head_dim, column, count, weights, signs, starts, dots, prefetch);
+    } else {
+      SumValues<kRows, kTail, kCount, 0>(units, head_dim, column, count, weights, signs, starts, dots, prefetch);
+    }
+  }
+
+ private:
   template <int kRows, bool kTail, int kCount, int kUnits>
   static KVANTA_INLINE void SumValues(const uint8_t* units, int head_dim, int column, int count,
                                       const uint8_t* const (*weights)[kRows], const uint8_t* const* signs,

@@ -10,7 +10,7 @@ namespace kvanta::kernels {
 struct AttentionKernels;
 
 struct IsaTable {
-  const char* name = nullptr;  // "avx512", "avx2", "portable"
+  const char* name = nullptr;  // "amx", "avx512", "avx2", "portable"
   LinearKernels linear;
   RowKernels rows;
   LimitKernels limits;
@@ -20,5 +20,6 @@ struct IsaTable {
 const IsaTable& PortableTable();
 const IsaTable& Avx2Table();
 const IsaTable& Avx512Table();
+const IsaTable& AmxTable();
 
 }  // namespace kvanta::kernels

@@ -30,11 +30,12 @@ class Prefetcher {
   KVANTA_INLINE void Step() {
     if (bytes_of_step_ != 0) Touch(bytes_of_step_);
   }
-  // Two steps by one branch, which in a loop of few instructions costs.
-  KVANTA_INLINE void TwoSteps() {
+  // Some steps by one branch, which in a loop of few instructions costs.
+  template <int kCount>
+  KVANTA_INLINE void Steps() {
     if (bytes_of_step_ == 0) return;
-    Touch(bytes_of_step_);
-    Touch(bytes_of_step_);
+#pragma GCC unroll 8
+    for (int i = 0; i < kCount; ++i) Touch(bytes_of_step_);
   }
 
  private:

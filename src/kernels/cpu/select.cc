@@ -2,6 +2,8 @@
 
 #include <cpuid.h>
 #include <fmt/format.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -18,6 +20,7 @@ namespace {
 struct CpuFeatures {
   bool avx2 = false;    // AVX2, FMA, F16C, BMI2
   bool avx512 = false;  // F, BW, VL, DQ, VBMI, VNNI, BF16
+  bool amx = false;     // and tiles of bytes and BF16
 };
 
 struct CpuidResult {
@@ -38,6 +41,14 @@ uint64_t EnabledStates() {
   return (uint64_t{high} << 32) | low;
 }
 
+// Whether the system lets this process use tiles: they are too large to be kept for every thread unasked. Asked once,
+// for all threads.
+bool MayUseTiles() {
+  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM of Linux 5.16
+  constexpr long kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
 constexpr bool HasAll(uint64_t value, uint64_t mask) {
   return (value & mask) == mask;
 }
@@ -52,7 +63,8 @@ CpuFeatures DetectFeatures() {
   const CpuidResult leaf7_1 = leaf7.eax >= 1 ? Cpuid(7, 1) : CpuidResult{};
   const uint64_t states = EnabledStates();
   constexpr uint64_t kYmmStates = 0x6;   // SSE, AVX
-  constexpr uint64_t kZmmStates = 0xe6;  // and opmask, upper zmm0-15, zmm16-31
+  constexpr uint64_t kZmmStates = 0xe6;     // and opmask, upper zmm0-15, zmm16-31
+  constexpr uint64_t kTileStates = 0x60000;  // of AMX: configuration, data
   CpuFeatures features;
   features.avx2 = HasAll(states, kYmmStates) && HasAll(leaf1.ecx, Bit(12) | Bit(28) | Bit(29)) &&  // FMA AVX F16C
                   HasAll(leaf7.ebx, Bit(5) | Bit(8));                                              // AVX2 BMI2
@@ -60,6 +72,9 @@ CpuFeatures DetectFeatures() {
                     HasAll(leaf7.ebx, Bit(16) | Bit(17) | Bit(30) | Bit(31)) &&  // F DQ BW VL
                     HasAll(leaf7.ecx, Bit(1) | Bit(11)) &&                       // VBMI VNNI
                     HasAll(leaf7_1.eax, Bit(5));                                 // BF16
+  features.amx = features.avx512 && HasAll(states, kTileStates) &&
+                 HasAll(leaf7.edx, Bit(22) | Bit(24) | Bit(25)) &&  // BF16, TILE, INT8
+                 MayUseTiles();
   return features;
 }
 
@@ -70,6 +85,7 @@ struct Unit {
 
 // Every unit, best first.
 constexpr Unit kUnits[] = {
+    {AmxTable, [](const CpuFeatures& cpu) { return cpu.amx; }},
     {Avx512Table, [](const CpuFeatures& cpu) { return cpu.avx512; }},
     {Avx2Table, [](const CpuFeatures& cpu) { return cpu.avx2; }},
     {PortableTable, [](const CpuFeatures&) { return true; }},

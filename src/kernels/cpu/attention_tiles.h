@@ -1,0 +1,464 @@
+// The attention kernels of keys by tiles (tiles_amx.h): a group of 16 tokens lies in the cache as a tile wants its
+// second operand, 64 bytes of channels are one. Codes below 8 bits and fp8 become bytes or bf16 on the stack first.
+// Products cost what loading the second operand does, whatever the rows of the first: coefficients of 16 bits are two
+// rows of 8, f32 is two rows of bf16, and blocks of channels with a scale of their own are rows of the same tile that are
+// 0 elsewhere. Included by isa_amx.cc after attention_narrow_values.h.
+#pragma once
+
+#include <cstdint>
+
+#include "formats/code.h"
+#include "kernels/cpu/attention_kernels.h"
+#include "kernels/cpu/attention_narrow.h"
+#include "kernels/cpu/codes_avx512.h"
+#include "kernels/cpu/codes_narrow.h"
+#include "kernels/cpu/inline.h"
+#include "kernels/cpu/tiles_amx.h"
+
+namespace kvanta::kernels {
+namespace {
+
+inline constexpr int kTilesBeside = 4;    // sums in tiles 0 to 3: as many wait for one another as little
+inline constexpr int kFirstOperand = 6;   // and 7
+inline constexpr int kSecondOperand = 4;  // and 5
+inline constexpr int kStepsOfTile = 4;   // of the prefetcher, while a tile is loaded and met
+inline constexpr int kStepsOfRow = 2;    // while a row of sums of 16 tokens, or of 16 channels, is made use of
+inline constexpr int kHeadStep = 64;      // channels that a head must be a multiple of to be met by tiles
+
+// ---- coefficients
+
+// 32 f32 as bf16, the nearest (of two, the one farther from 0), in the order of `order`; what they leave goes into x.
+struct WordOrder {
+  alignas(64) uint16_t words[32];
+};
+// The upper words of lanes, as they come or, of every four, the first and third before the others: the order in which
+// fp8 becomes pairs of bf16 (DecodeFp8).
+constexpr WordOrder MakeWordOrder(bool crossed) {
+  WordOrder order{};
+  for (int i = 0; i < 32; ++i) {
+    const int lane = crossed ? i / 4 * 4 + i % 2 * 2 + i % 4 / 2 : i;
+    order.words[i] = static_cast<uint16_t>(2 * lane + 1);
+  }
+  return order;
+}
+constexpr WordOrder kPlainWords = MakeWordOrder(false), kCrossedWords = MakeWordOrder(true);
+
+template <const WordOrder& kOrder>
+KVANTA_INLINE __m512i TakeBf16(__m512* x) {
+  __m512i rounded[2];
+  for (int i = 0; i < 2; ++i) {
+    rounded[i] = _mm512_add_epi32(_mm512_castps_si512(x[i]), _mm512_set1_epi32(0x8000));
+    const __m512i upper = _mm512_and_si512(rounded[i], _mm512_set1_epi32(-0x10000));
+    x[i] = _mm512_sub_ps(x[i], _mm512_castsi512_ps(upper));
+  }
+  return _mm512_permutex2var_epi16(rounded[0], _mm512_load_si512(kOrder.words), rounded[1]);
+}
+
+// Two terms of 32 f32, `apart` bytes from each other.
+template <const WordOrder& kOrder>
+KVANTA_INLINE void PackTwoBf16(__m512 first, __m512 second, uint8_t* out, int64_t apart) {
+  __m512 x[2] = {first, second};
+  _mm512_storeu_si512(out, TakeBf16<kOrder>(x));
+  _mm512_storeu_si512(out + apart, TakeBf16<kOrder>(x));
+}
+
+// A prepared query of 16 bits: of each chunk of a tile's channels, 64 bytes of upper terms, then as many of lower ones.
+template <class Keys>
+float PrepareTwoTerms(const float* query, int head_dim, int /*block*/, uint8_t* out) {
+  alignas(64) float x[kMaxHeadDim];
+  Lanes::F sum = Lanes::Zero(), peak = Lanes::Zero();
+  for (int c = 0; c < head_dim; c += 16) {
+    const Lanes::F part = Lanes::Load(query + c);
+    sum = Lanes::Add(sum, part);
+    peak = Lanes::Max(peak, Lanes::Abs(part));
+    Lanes::Store(x + c, part);
+  }
+  const float unit = Keys::Pack(x, head_dim, peak, out);
+  return unit + 0 * Lanes::Sum(sum);  // NaN and infinities must not become numbers
+}
+inline int64_t TwoTermBytes(int head_dim) {
+  return RoundUp(int64_t{4} * head_dim, 64);  // of bf16; integers take half
+}
+
+// ---- the keys of a code: 16 tokens of a chunk of kChannels channels are a tile
+
+// Where tiles lie: of consecutive groups `apart` bytes from one another, each a kilobyte.
+struct KeyTiles {
+  const uint8_t* first;
+  int64_t apart;
+};
+
+// Dots of a kind: how they are taken, and what row of sums `row` comes to, `lower` bytes before that of the lower terms.
+struct FloatDots {
+  static constexpr int kTerms = 2;
+  static constexpr bool kHasBias = false;
+  template <int kSum, int kColumns>
+  static KVANTA_INLINE void Dot() {
+    Tiles::DotBf16<kSum, kFirstOperand, kColumns>();
+  }
+  static KVANTA_INLINE Lanes::F Join(const uint8_t* row, int64_t lower, int32_t /*bias*/) {
+    return Lanes::Add(_mm512_load_ps(row), _mm512_load_ps(row + lower));
+  }
+};
+struct WideDots {
+  static constexpr int kTerms = 2;
+  static constexpr bool kHasBias = false;
+  template <int kSum, int kColumns>
+  static KVANTA_INLINE void Dot() {
+    Tiles::DotSignedSigned<kSum, kFirstOperand, kColumns>();
+  }
+  static KVANTA_INLINE Lanes::F Join(const uint8_t* row, int64_t lower, int32_t /*bias*/) {
+    return JoinTerms(_mm512_load_si512(row), _mm512_load_si512(row + lower));
+  }
+};
+// kSigned: bytes are levels, else fields, and the bias of the coefficients makes levels of them.
+template <bool kSigned>
+struct NarrowDots {
+  static constexpr int kTerms = 1;
+  static constexpr bool kHasBias = !kSigned;
+  template <int kSum, int kColumns>
+  static KVANTA_INLINE void Dot() {
+    if constexpr (kSigned) {
+      Tiles::DotSignedSigned<kSum, kFirstOperand, kColumns>();
+    } else {
+      Tiles::DotSignedUnsigned<kSum, kFirstOperand, kColumns>();
+    }
+  }
+  static KVANTA_INLINE Lanes::F Join(const uint8_t* row, int64_t /*lower*/, int32_t bias) {
+    const __m512i sum = _mm512_load_si512(row);
+    return _mm512_cvtepi32_ps(kHasBias ? _mm512_add_epi32(sum, _mm512_set1_epi32(bias)) : sum);
+  }
+};
+
+struct FloatKeys {
+  static constexpr int kChannels = 32;
+  using Dots = FloatDots;
+  template <const WordOrder& kOrder>
+  static KVANTA_INLINE float PackIn(const float* x, int head_dim, uint8_t* out) {
+    for (int c = 0; c < head_dim; c += 32, out += 128) {
+      PackTwoBf16<kOrder>(_mm512_load_ps(x + c), _mm512_load_ps(x + c + 16), out, 64);
+    }
+    return 1.0f;
+  }
+};
+
+struct Bf16Keys : FloatKeys {
+  static KVANTA_INLINE float Pack(const float* x, int head_dim, Lanes::F /*peak*/, uint8_t* out) {
+    return PackIn<kPlainWords>(x, head_dim, out);
+  }
+  template <int kGroups>
+  static KVANTA_INLINE KeyTiles Find(const CellView& cell, int group, int chunk, uint8_t* /*room*/) {
+    return {cell.codes + int64_t{group} * cell.head_dim * 32 + int64_t{chunk} * kTileBytes, int64_t{cell.head_dim} * 32};
+  }
+};
+
+template <const ByteTables& kTables>
+struct Fp8Keys : FloatKeys {
+  static KVANTA_INLINE float Pack(const float* x, int head_dim, Lanes::F /*peak*/, uint8_t* out) {
+    return PackIn<kCrossedWords>(x, head_dim, out);
+  }
+  template <int kGroups>
+  static KVANTA_INLINE KeyTiles Find(const CellView& cell, int group, int chunk, uint8_t* room) {
+    const DecodeFp8<kTables> decode;
+    for (int g = 0; g < kGroups; ++g) {
+      const uint8_t* lines = cell.codes + int64_t{group + g} * cell.head_dim * 16 + int64_t{chunk} * kTileBytes / 2;
+      for (int line = 0; line < 8; ++line) {
+        __m512i pairs[2];
+        decode.Pairs(_mm512_loadu_si512(lines + line * 64), pairs);
+        uint8_t* out = room + g * kTileBytes + line * 128;
+        _mm512_store_si512(out, pairs[0]);
+        _mm512_store_si512(out + 64, pairs[1]);
+      }
+    }
+    return {room, kTileBytes};
+  }
+};
+
+// Signed bytes that meet coefficients of 16 bits.
+struct WideKeys {
+  static constexpr int kChannels = 64;
+  using Dots = WideDots;
+  template <bool kIsEvenFirst>
+  static KVANTA_INLINE float PackIn(const float* x, int head_dim, Lanes::F peak, uint8_t* out) {
+    const Quantizer quantizer = QuantizerOf<WideKeys>(peak);
+    for (int c = 0; c < head_dim; c += 16) {
+      const __m512i all = _mm512_cvtps_epi32(Lanes::Mul(Lanes::Load(x + c), Lanes::Set1(quantizer.inverse)));
+      const __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(all, _mm512_set1_epi32(128)), 8);
+      const __m512i lower = _mm512_sub_epi32(all, _mm512_slli_epi32(upper, 8));
+      uint8_t* to = out + c / 64 * 128 + c % 64;
+      const __m512i terms[2] = {upper, lower};
+      for (int i = 0; i < 2; ++i) {
+        __m128i bytes = _mm512_cvtepi32_epi8(terms[i]);
+        if constexpr (kIsEvenFirst) {
+          bytes = _mm_shuffle_epi8(bytes, _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15));
+        }
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 64 * i), bytes);
+      }
+    }
+    return quantizer.unit;
+  }
+};
+
+struct Int8Keys : WideKeys {
+  static KVANTA_INLINE float Pack(const float* x, int head_dim, Lanes::F peak, uint8_t* out) {
+    return PackIn<false>(x, head_dim, peak, out);
+  }
+  template <int kGroups>
+  static KVANTA_INLINE KeyTiles Find(const CellView& cell, int group, int chunk, uint8_t* /*room*/) {
+    return {cell.codes + int64_t{group} * cell.head_dim * 16 + int64_t{chunk} * kTileBytes, int64_t{cell.head_dim} * 16};
+  }
+};
+
+// The bytes of a code of up to 6 bits: of kGroups groups, 64 channels. Levels that are not in steps of 1 come from a
+// table, with their signs; others are the fields as they are.
+template <formats::Code kCode, int kGroups>
+KVANTA_INLINE KeyTiles UnpackKeyTiles(const CellView& cell, int group, int chunk, uint8_t* room) {
+  using Base = NarrowCodeOf<kCode>;
+  using B = Bytes16;
+  constexpr bool kTable = kCode == formats::Code::kE2M1 || !IsNarrow(kCode);
+  static constexpr NarrowLevels kTableOf = NarrowLevelsOf(kCode);
+  constexpr int kLow = Base::kLow, kHigh = Base::kHigh, kLowFields = 8 / kLow;
+  constexpr int kHighFields = kHigh != 0 ? 8 / (kHigh + (kHigh == 0)) : 1;
+  for (int g = 0; g < kGroups; ++g) {
+    const uint8_t* low = cell.codes + int64_t{group + g} * cell.head_dim * Base::kBits * 2;
+    const uint8_t* high = low + int64_t{cell.head_dim} * kLow * 2 + int64_t{chunk} * 128 * kHigh;
+    low += int64_t{chunk} * 128 * kLow;
+    uint8_t* out = room + g * kTileBytes;
+#pragma GCC unroll 16
+    for (int line = 0; line < kTileRows; ++line) {
+      const B::V unit = B::Load(low + line / kLowFields * 64);
+      B::V top = unit;
+      if constexpr (kHigh != 0) top = B::Load(high + line / kHighFields * 64);
+      const int shift = line % kLowFields * kLow;
+      B::V x;
+      if constexpr (kTable && kHigh == 0) {
+        x = Base::template LookUp<B>(unit, shift, kTableOf.level);
+      } else {
+        x = Base::template Fields<B>(unit, shift, top, line % kHighFields * kHigh);
+        if constexpr (kTable) x = B::LookUp(x, kTableOf.level);
+      }
+      _mm512_store_si512(out + line * 64, x);
+    }
+  }
+  return {room, kTileBytes};
+}
+
+template <formats::Code kCode>
+struct LloydKeys : WideKeys {
+  static KVANTA_INLINE float Pack(const float* x, int head_dim, Lanes::F peak, uint8_t* out) {
+    return PackIn<true>(x, head_dim, peak, out) * kLevelUnit<kCode>;
+  }
+  template <int kGroups>
+  static KVANTA_INLINE KeyTiles Find(const CellView& cell, int group, int chunk, uint8_t* room) {
+    return UnpackKeyTiles<kCode, kGroups>(cell, group, chunk, room);
+  }
+};
+
+// Bytes that meet coefficients of 8 bits, prepared by PrepareNarrow().
+template <formats::Code kCode>
+struct NarrowKeys {
+  static constexpr int kChannels = 64;
+  using Dots = NarrowDots<kCode == formats::Code::kE2M1>;
+  template <int kGroups>
+  static KVANTA_INLINE KeyTiles Find(const CellView& cell, int group, int chunk, uint8_t* room) {
+    return UnpackKeyTiles<kCode, kGroups>(cell, group, chunk, room);
+  }
+};
+
+// ---- QK
+
+// How the rows of a pass become rows of tiles: row r of a set, term t, block b of the chunk's is row
+// (b * kTerms + t) * rows + r.
+struct RowPlan {
+  int blocks;  // of a chunk, with scales of their own
+  int rows;    // of a set
+  int chunks;  // of a head
+  int run;     // chunks of a block
+};
+
+template <class Keys>
+KVANTA_INLINE RowPlan PlanRows(const CellView& cell) {
+  const int block = cell.block_scales ? cell.block : cell.head_dim;
+  RowPlan plan{.blocks = 1, .rows = 0, .chunks = cell.head_dim / Keys::kChannels, .run = 1};
+  if (block < Keys::kChannels) plan.blocks = Keys::kChannels / block;
+  if (block > Keys::kChannels) plan.run = block / Keys::kChannels;
+  const int rows = kTileRows / (Keys::Dots::kTerms * plan.blocks);
+  plan.rows = rows < kPassRows ? rows : kPassRows;
+  return plan;
+}
+
+inline constexpr int kMaxQueryTiles = 2 * kMaxHeadDim / 32;
+
+// The first operands of a pass: [sets][chunks] tiles. Rows that there are not stay as they are, and what they are
+// multiplied to is not read. kBlocks: the plan's.
+template <int kTerms, int kBlocks>
+KVANTA_INLINE void LayRowsOf(const KeyPass& pass, const RowPlan& plan, uint8_t* tiles) {
+  constexpr int kLanes = 16 / kBlocks;
+  const int64_t of_row = int64_t{plan.rows} * 64;
+  for (int row = 0, r = 0; row < pass.rows; ++row) {
+    const uint8_t* query = pass.query + row * pass.query_stride;
+    uint8_t* out = tiles + r * 64;
+    for (int chunk = 0; chunk < plan.chunks; ++chunk, out += kTileBytes) {
+#pragma GCC unroll 2
+      for (int term = 0; term < kTerms; ++term, query += 64) {
+        const __m512i x = _mm512_loadu_si512(query);
+#pragma GCC unroll 4
+        for (int b = 0; b < kBlocks; ++b) {
+          const auto in = static_cast<__mmask16>(((1U << kLanes) - 1U) << (b * kLanes));
+          _mm512_store_si512(out + (b * kTerms + term) * of_row, kBlocks == 1 ? x : _mm512_maskz_mov_epi32(in, x));
+        }
+      }
+    }
+    if (++r == plan.rows) r = 0, tiles += int64_t{plan.chunks} * kTileBytes;
+  }
+}
+template <int kTerms>
+__attribute__((noinline)) void LayRows(const KeyPass& pass, const RowPlan& plan, uint8_t* tiles) {
+  switch (plan.blocks) {
+    case 1:
+      return LayRowsOf<kTerms, 1>(pass, plan, tiles);
+    case 2:
+      return LayRowsOf<kTerms, 2>(pass, plan, tiles);
+    default:
+      return LayRowsOf<kTerms, 4>(pass, plan, tiles);
+  }
+}
+
+// What the dots of a pass's rows are made to: [sets][runs][groups] tiles. kBlocks: of a head, or 0 for any.
+template <class Dots, int kBlocks>
+KVANTA_INLINE void AddTileDotsOf(const KeyPass& pass, const KeyScales& scales, const RowPlan& plan, const uint8_t* dots,
+                                 int group, int groups, Prefetcher& prefetch) {
+  const CellView& cell = pass.cell;
+  const int blocks = kBlocks != 0 ? kBlocks : ScaleBlocks(cell);
+  const int64_t run_bytes = int64_t{groups} * kTileBytes, lower = int64_t{plan.rows} * 64;
+  const int64_t set_bytes = run_bytes * (plan.chunks / plan.run);
+  int64_t of_block[kBlocks != 0 ? kBlocks : kMaxBlocks];
+  for (int b = 0; b < blocks; ++b) {
+    of_block[b] = b / plan.blocks * run_bytes + b % plan.blocks * Dots::kTerms * lower;
+  }
+  for (int g = 0; g < groups; ++g, dots += kTileBytes) {
+    const int first = (group + g) * 16;
+    const float* scale = scales.scale + first;
+    const Lanes::F of_token = cell.token_scales ? LoadScales(cell.token_scales, first) : Lanes::Set1(1);
+    const uint8_t* query = pass.query + BiasOffset<NarrowQuery>(cell.head_dim);
+    float* scores = pass.scores + first;
+    const uint8_t* of_row = dots;
+    for (int row = 0, r = 0; row < pass.rows; ++row, query += pass.query_stride, scores += kMaxPageTokens) {
+      const int32_t* bias = reinterpret_cast<const int32_t*>(query);
+      const float* totals = reinterpret_cast<const float*>(bias + kMaxBlocks);
+      prefetch.Steps<kStepsOfRow>();
+      Lanes::F sum = Lanes::Zero();
+#pragma GCC unroll 8
+      for (int b = 0; b < blocks; ++b) {
+        const Lanes::F dot = Dots::Join(of_row + of_block[b], lower, Dots::kHasBias ? bias[b] : 0);
+        sum = Lanes::Fma(dot, Lanes::Load(scale + b * cell.page_tokens), sum);
+      }
+      for (int b = 0; cell.block_zeros && b < blocks; ++b) {
+        sum = Lanes::Fma(Lanes::Set1(totals[b]), Lanes::Load(scales.zero + b * cell.page_tokens + first), sum);
+      }
+      if (cell.token_scales) sum = Lanes::Mul(sum, of_token);
+      if (cell.token_zeros) {
+        sum = Lanes::Fma(Lanes::Set1(totals[0]), Lanes::LoadFp16(cell.token_zeros + first), sum);
+      }
+      Lanes::Store(scores, Lanes::Mul(sum, Lanes::Set1(pass.row_scale[row])));
+      of_row += 64;
+      if (++r == plan.rows) r = 0, of_row += set_bytes - lower;
+    }
+  }
+}
+// One function for all codes of a kind.
+template <class Dots>
+__attribute__((noinline)) void AddTileDots(const KeyPass& pass, const KeyScales& scales, const RowPlan& plan,
+                                           const uint8_t* dots, int group, int groups, Prefetcher& prefetch) {
+  switch (ScaleBlocks(pass.cell)) {
+    case 1:
+      return AddTileDotsOf<Dots, 1>(pass, scales, plan, dots, group, groups, prefetch);
+    case 4:
+      return AddTileDotsOf<Dots, 4>(pass, scales, plan, dots, group, groups, prefetch);
+    case 8:
+      return AddTileDotsOf<Dots, 8>(pass, scales, plan, dots, group, groups, prefetch);
+    default:
+      return AddTileDotsOf<Dots, 0>(pass, scales, plan, dots, group, groups, prefetch);
+  }
+}
+
+// f(Index<i>) for i < kCount: tiles are named by constants.
+template <int kIndex>
+struct Index {
+  static constexpr int kValue = kIndex;
+};
+template <int kCount, class F>
+KVANTA_INLINE void ForTiles(F f) {
+  f(Index<0>{});
+  if constexpr (kCount > 1) f(Index<1>{});
+  if constexpr (kCount > 2) f(Index<2>{});
+  if constexpr (kCount > 3) f(Index<3>{});
+}
+
+template <class Keys, int kGroups>
+KVANTA_INLINE void ScoreTilesOf(const KeyPass& pass, const KeyScales& scales, const RowPlan& plan,
+                                const uint8_t* queries, uint8_t* room, int group, Prefetcher& prefetch) {
+  uint8_t* dots = room + 2 * kGroups * kTileBytes;
+  const int runs = plan.chunks / plan.run;
+  KeyTiles tiles{};
+  for (int run = 0; run < runs; ++run) {
+    uint8_t* of_run = dots + int64_t{run} * kGroups * kTileBytes;
+    const uint8_t* operands = queries + int64_t{run} * plan.run * kTileBytes;
+    for (int row = 0; row < pass.rows; row += plan.rows) {
+      ForTiles<kGroups>([](auto g) __attribute__((always_inline)) { Tiles::Zero<decltype(g)::kValue>(); });
+      for (int i = 0; i < plan.run; ++i) {
+        // A second set of rows follows only where a run is one chunk, whose bytes are still there.
+        if (row == 0) tiles = Keys::template Find<kGroups>(pass.cell, group, run * plan.run + i,
+                                                                    room + (run + i) % 2 * kGroups * kTileBytes);
+        Tiles::Load<kFirstOperand>(operands + int64_t{i} * kTileBytes, 64);
+        ForTiles<kGroups>([&](auto g) __attribute__((always_inline)) {
+          constexpr int kGroup = decltype(g)::kValue, kColumns = kSecondOperand + kGroup % 2;
+          prefetch.Steps<kStepsOfTile>();
+          Tiles::Load<kColumns>(tiles.first + kGroup * tiles.apart, 64);
+          Keys::Dots::template Dot<kGroup, kColumns>();
+        });
+      }
+      ForTiles<kGroups>([&](auto g) __attribute__((always_inline)) {
+        constexpr int kGroup = decltype(g)::kValue;
+        Tiles::Store<kGroup>(of_run + kGroup * kTileBytes, 64);
+      });
+      operands += int64_t{plan.chunks} * kTileBytes;
+      of_run += int64_t{runs} * kGroups * kTileBytes;
+    }
+  }
+  AddTileDots<typename Keys::Dots>(pass, scales, plan, dots, group, kGroups, prefetch);
+}
+
+// Groups [first, last) of a pass.
+template <class Keys>
+KVANTA_INLINE void ScoreByTiles(const KeyPass& pass, const KeyScales& scales, int first, int last,
+                                Prefetcher& prefetch) {
+  const RowPlan plan = PlanRows<Keys>(pass.cell);
+  uint8_t* queries = pass.room;
+  uint8_t* room = queries + int64_t{(pass.rows + plan.rows - 1) / plan.rows} * plan.chunks * kTileBytes;
+  LayRows<Keys::Dots::kTerms>(pass, plan, queries);
+  int group = first;
+  for (; group + kTilesBeside <= last; group += kTilesBeside) {
+    ScoreTilesOf<Keys, kTilesBeside>(pass, scales, plan, queries, room, group, prefetch);
+  }
+  for (; group + 2 <= last; group += 2) ScoreTilesOf<Keys, 2>(pass, scales, plan, queries, room, group, prefetch);
+  if (group < last) ScoreTilesOf<Keys, 1>(pass, scales, plan, queries, room, group, prefetch);
+}
+
+template <class Keys>
+KVANTA_INLINE int TileSteps(const KeyPass& pass) {
+  const RowPlan plan = PlanRows<Keys>(pass.cell);
+  const int tiles = (pass.rows + plan.rows - 1) / plan.rows * plan.chunks;
+  return (tiles * kStepsOfTile + pass.rows * kStepsOfRow) * pass.groups;
+}
+
+template <class Keys>
+void ScoreTiles(const KeyPass& pass) {
+  KeyScales scales;
+  Prefetcher prefetch{pass.prefetch, TileSteps<Keys>(pass)};
+  LoadKeyScales(pass.cell, pass.groups, scales);
+  ScoreByTiles<Keys>(pass, scales, 0, pass.groups, prefetch);
+}
+
+}  // namespace
+}  // namespace kvanta::kernels

@@ -1,0 +1,346 @@
+// The attention kernels of values by tiles (tiles_amx.h): 64 bytes of a channel's tokens lie in the cache as a column of
+// a tile's second operand; weights are the rows of the first one. Included by isa_amx.cc after attention_tiles.h.
+#pragma once
+
+#include <cstdint>
+
+#include "formats/code.h"
+#include "kernels/cpu/attention_narrow_values.h"
+#include "kernels/cpu/attention_tiles.h"
+#include "kernels/cpu/inline.h"
+
+namespace kvanta::kernels {
+namespace {
+
+inline constexpr int kColumnChannels = 64;  // that are met at a time: four tiles of 16 channels
+
+// Where the tiles of 64 channels lie: `apart` bytes from one to the next, rows `stride` bytes from each other.
+struct ValueTiles {
+  const uint8_t* first;
+  int64_t apart;
+  int64_t stride;
+};
+
+// The rows of a tile: kTerms times kPassRows.
+struct FloatValues {
+  static constexpr int kTokens = 32;  // of a tile
+  static constexpr bool kInteger = false, kNarrow = false, kPaired = false, kStarts = false;
+  template <int kSum, int kColumns>
+  static KVANTA_INLINE void Dot() {
+    Tiles::DotBf16<kSum, kFirstOperand, kColumns>();
+  }
+  static KVANTA_INLINE Lanes::F Join(__m512i upper, __m512i lower) {
+    return Lanes::Add(_mm512_castsi512_ps(upper), _mm512_castsi512_ps(lower));
+  }
+};
+
+// Codes whose units a tile can be loaded from.
+template <class Base>
+struct PlainValues : Base {
+  static KVANTA_INLINE ValueTiles Find(const CellView& cell, int token, int channel, const uint8_t* /*signs*/,
+                                       uint8_t* /*room*/) {
+    constexpr int kSub = Base::kTokens / kTileRows;  // tokens of a unit
+    const int64_t stride = int64_t{cell.head_dim} * 4;
+    return {cell.codes + token / kSub * stride + int64_t{channel} * 4, 64, stride};
+  }
+};
+struct Bf16Values : PlainValues<FloatValues> {
+  static constexpr const WordOrder& kOrder = kPlainWords;
+};
+
+template <const ByteTables& kTables>
+struct Fp8Values : FloatValues {
+  static constexpr const WordOrder& kOrder = kCrossedWords;
+  static KVANTA_INLINE ValueTiles Find(const CellView& cell, int token, int channel, const uint8_t* /*signs*/,
+                                       uint8_t* room) {
+    const DecodeFp8<kTables> decode;
+    const int64_t stride = int64_t{cell.head_dim} * 4;
+    const uint8_t* units = cell.codes + token / 4 * stride + int64_t{channel} * 4;
+    for (int unit = 0; unit < kTokens / 4; ++unit, units += stride) {
+      for (int column = 0; column < 4; ++column) {
+        __m512i pairs[2];
+        decode.Pairs(_mm512_loadu_si512(units + 64 * column), pairs);
+        uint8_t* out = room + column * kTileBytes + unit * 128;
+        _mm512_store_si512(out, pairs[0]);
+        _mm512_store_si512(out + 64, pairs[1]);
+      }
+    }
+    return {room, kTileBytes, 64};
+  }
+};
+
+// Signed bytes that meet weights of 16 bits without a sign.
+struct WideValues {
+  static constexpr int kTokens = 64;
+  static constexpr bool kInteger = true, kNarrow = false, kPaired = false, kStarts = false;
+  template <int kSum, int kColumns>
+  static KVANTA_INLINE void Dot() {
+    Tiles::DotUnsignedSigned<kSum, kFirstOperand, kColumns>();
+  }
+  static KVANTA_INLINE Lanes::F Join(__m512i upper, __m512i lower) { return JoinTerms(upper, lower); }
+};
+using Int8Values = PlainValues<WideValues>;
+
+// The levels of codes of up to 6 bits: tiles come in pairs, of the even and of the odd ones of 32 channels.
+template <class Value>
+KVANTA_INLINE ValueTiles UnpackValueTiles(const CellView& cell, int token, int channel, const uint8_t* signs,
+                                          uint8_t* room) {
+  using B = ValueBytes;
+  const int64_t stride = int64_t{cell.head_dim} * Value::kBits / 2;
+  const int64_t high = int64_t{cell.head_dim} * Value::kLow / 2;
+  const uint8_t* units = cell.codes + token / 4 * stride;
+#pragma GCC unroll 2
+  for (int pair = 0; pair < 2; ++pair) {
+    const int group = channel / 32 + pair;
+    const uint8_t* sign = signs + (cell.block_scales ? group * 32 / cell.block * cell.page_tokens : 0) + token;
+    uint8_t* even = room + 2 * pair * kTileBytes;
+    const uint8_t* unit = units;
+#pragma GCC unroll 4
+    for (int i = 0; i < kTileRows; ++i, unit += stride) {
+      const B::V low = B::LoadSets<Value::kLow, false>(unit, group, 32);
+      B::V top = low;
+      if constexpr (Value::kHigh != 0) top = B::LoadSets<Value::kHigh, false>(unit + high, group, 32);
+      _mm512_store_si512(even + i * 64, Value::template Levels<B, 0>(low, top, sign + i * 4));
+      _mm512_store_si512(even + kTileBytes + i * 64, Value::template Levels<B, 1>(low, top, sign + i * 4));
+    }
+  }
+  return {room, kTileBytes, 64};
+}
+
+template <formats::Code kCode>
+struct NarrowValues {
+  using Value = NarrowValue<NarrowCodeOf<kCode>, kNegativeScales<kCode>>;
+  static constexpr int kTokens = 64;
+  static constexpr bool kInteger = true, kNarrow = true, kPaired = true, kStarts = Value::kStarts;
+  template <int kSum, int kColumns>
+  static KVANTA_INLINE void Dot() {
+    if constexpr (kStarts) {
+      Tiles::DotUnsignedUnsigned<kSum, kFirstOperand, kColumns>();
+    } else {
+      Tiles::DotUnsignedSigned<kSum, kFirstOperand, kColumns>();
+    }
+  }
+  static KVANTA_INLINE ValueTiles Find(const CellView& cell, int token, int channel, const uint8_t* signs,
+                                       uint8_t* room) {
+    return UnpackValueTiles<Value>(cell, token, channel, signs, room);
+  }
+};
+
+template <formats::Code kCode>
+struct LloydValues : WideValues {
+  static constexpr bool kPaired = true;
+  struct Value : NarrowCodeOf<kCode> {
+    static constexpr NarrowLevels kTable = NarrowLevelsOf(kCode);
+    template <class B, int kField>
+    static KVANTA_INLINE typename B::V Levels(typename B::V low, typename B::V high, const uint8_t* /*signs*/) {
+      using Base = NarrowCodeOf<kCode>;
+      return B::LookUp(Base::template Fields<B>(low, kField * Base::kLow, high, kField * Base::kHigh), kTable.level);
+    }
+  };
+  static KVANTA_INLINE ValueTiles Find(const CellView& cell, int token, int channel, const uint8_t* signs,
+                                       uint8_t* room) {
+    return UnpackValueTiles<Value>(cell, token, channel, signs, room);
+  }
+};
+
+// ---- weights
+
+// 64 integers up to 65535, given as their f32 plus 2^23, as bytes: the upper ones, and, `apart` bytes behind, the lower
+// ones.
+struct PairOrder {
+  alignas(64) uint8_t bytes[64];
+};
+constexpr PairOrder MakePairOrder() {
+  PairOrder order{};
+  for (int i = 0; i < 32; ++i) {
+    order.bytes[i] = static_cast<uint8_t>(4 * i + 1);
+    order.bytes[i + 32] = static_cast<uint8_t>(4 * i);
+  }
+  return order;
+}
+constexpr PairOrder kUpperFirst = MakePairOrder();
+KVANTA_INLINE void PackTwoBytes(const Lanes::F* x, uint8_t* out, int64_t apart) {
+  const __m512i order = _mm512_load_si512(kUpperFirst.bytes);
+  const auto bytes = [&](int i) {
+    return _mm512_permutex2var_epi8(_mm512_castps_si512(x[i]), order, _mm512_castps_si512(x[i + 1]));
+  };
+  const __m512i first = bytes(0), second = bytes(2);
+  _mm512_storeu_si512(out, _mm512_shuffle_i64x2(first, second, 0x44));
+  _mm512_storeu_si512(out + apart, _mm512_shuffle_i64x2(first, second, 0xee));
+}
+
+inline constexpr int64_t kTermBytes = int64_t{kPassRows} * 64;
+
+// p times the scales of a block as the first operands of its channels, in two terms: [tiles][term][kPassRows] rows.
+template <class Values>
+KVANTA_INLINE void WeighTiles(const ValuePass& pass, Weights& weights) {
+  const CellView& cell = pass.cell;
+  const int blocks = ScaleBlocks(cell), tokens = pass.end - pass.begin;
+  const ScalePlane& scales = cell.block_scales ? cell.block_scales : cell.token_scales;
+  weights.Place(pass.room, 64, kTileBytes, int64_t{blocks} * kTileBytes);
+  alignas(64) float scale[kMaxPageTokens];
+  for (int b = 0; b < blocks; ++b) {
+    for (int t = 0; t < tokens; t += 16) {
+      const Lanes::F x = LoadScales(scales, b * cell.page_tokens + pass.begin + t);
+      Lanes::Store(scale + t, Lanes::Mul(x, Lanes::Set1(pass.scale)));
+    }
+    uint8_t* out = pass.room + b * weights.block_stride;
+    const auto product = [&](int row, int t) __attribute__((always_inline)) {
+      return Lanes::Mul(Lanes::Load(pass.p + row * kMaxPageTokens + pass.begin + t), Lanes::Load(scale + t));
+    };
+    if constexpr (!Values::kInteger) {
+      for (int row = 0; row < pass.rows; ++row) {
+        for (int t = 0; t < tokens; t += 32) {
+          PackTwoBf16<Values::kOrder>(product(row, t), product(row, t + 16),
+                                      out + (pass.begin + t) / 32 * weights.tile_stride + row * 64, kTermBytes);
+        }
+      }
+    } else {
+      constexpr float kLargest = CodeInt8Values::kLargest;
+      Lanes::F peaks[kPassRows];
+      float largest[kPassRows];
+      for (int row = 0; row < pass.rows; ++row) {
+        peaks[row] = Lanes::Zero();
+        for (int t = 0; t < tokens; t += 16) peaks[row] = Lanes::Max(peaks[row], product(row, t));
+      }
+      LargestOf(peaks, pass.rows, largest);
+      for (int row = 0; row < pass.rows; ++row) {
+        const float peak = largest[row] > kSmallestPeak ? largest[row] : kSmallestPeak;
+        const Lanes::F inverse = Lanes::Set1(kLargest / peak);
+        weights.unit[row][b] = peak / kLargest;
+        weights.zero[row][b] = 0;
+        for (int t = 0; t < tokens; t += 64) {
+          Lanes::F x[4];
+          for (int i = 0; i < 4; ++i) x[i] = Lanes::Fma(product(row, t + 16 * i), inverse, Lanes::Set1(0x1p23f));
+          PackTwoBytes(x, out + (pass.begin + t) / 64 * weights.tile_stride + row * 64, kTermBytes);
+        }
+      }
+    }
+  }
+}
+
+// ---- PV
+
+KVANTA_INLINE void InterleaveChannels(Lanes::F even, Lanes::F odd, Lanes::F* out) {
+  const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  out[0] = _mm512_permutex2var_ps(even, first, odd);
+  out[1] = _mm512_permutex2var_ps(even, _mm512_add_epi32(first, _mm512_set1_epi32(8)), odd);
+}
+
+// The sums of four tiles, of 64 channels from `channel` on, into the rows' results.
+template <class Values>
+KVANTA_INLINE void AddTileSums(const ValuePass& pass, const Weights& weights, const uint8_t* sums, int channel,
+                               bool rescale, Prefetcher& prefetch) {
+  const CellView& cell = pass.cell;
+  const int block = cell.block_scales ? cell.block : cell.head_dim;
+  const auto load = [&](int tile, int row) { return _mm512_load_si512(sums + tile * kTileBytes + row * 64); };
+  for (int row = 0; row < pass.rows; ++row) {
+    prefetch.Steps<4 * kStepsOfRow>();
+    Lanes::F dots[4];
+    for (int tile = 0; tile < 4; ++tile) {
+      const __m512i sum = load(tile, row), other = load(tile, kPassRows + row);
+      if constexpr (!Values::kNarrow) {
+        dots[tile] = Values::Join(sum, other);
+      } else if constexpr (Values::kStarts) {
+        const int32_t start = weights.bias[row][(channel + tile / 2 * 32) / block];
+        dots[tile] = _mm512_cvtepi32_ps(_mm512_add_epi32(sum, _mm512_set1_epi32(start)));
+      } else {  // blocks of 16 channels: the upper ones have weights of their own
+        dots[tile] = _mm512_cvtepi32_ps(block < 32 ? _mm512_mask_blend_epi32(0xff00, sum, other) : sum);
+      }
+    }
+    if constexpr (Values::kPaired) {
+      Lanes::F in_order[4];
+      InterleaveChannels(dots[0], dots[1], in_order);
+      InterleaveChannels(dots[2], dots[3], in_order + 2);
+      for (int i = 0; i < 4; ++i) dots[i] = in_order[i];
+    }
+    const Lanes::F factor = Lanes::Set1(rescale ? pass.rescale[row] : 1.0f);
+    float* out = pass.out + row * pass.out_stride + channel;
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (Values::kInteger) {
+        const int b = (channel + 16 * i) / block;
+        dots[i] = Lanes::Fma(dots[i], Lanes::Set1(weights.unit[row][b]), Lanes::Set1(weights.zero[row][b]));
+      }
+      Lanes::Store(out + 16 * i, Lanes::Fma(Lanes::Load(out + 16 * i), factor, dots[i]));
+    }
+  }
+}
+
+// Slots [begin, end) of a page, whole tiles of them.
+template <class Values>
+__attribute__((noinline)) void AddByTiles(const ValuePass& pass, int begin, int end, const Weights& weights,
+                                          bool rescale, Prefetcher& prefetch) {
+  uint8_t* sums = pass.room + weights.tile_stride * (end / Values::kTokens) + kTileBytes;
+  uint8_t* room = sums + 4 * kTileBytes;
+  const CellView& cell = pass.cell;
+  const int block = cell.block_scales ? cell.block : cell.head_dim;
+  for (int channel = 0; channel < cell.head_dim; channel += kColumnChannels) {
+    ForTiles<4>([](auto tile) __attribute__((always_inline)) { Tiles::Zero<decltype(tile)::kValue>(); });
+    for (int t = begin; t < end; t += Values::kTokens) {
+      const ValueTiles tiles = Values::Find(cell, t, channel, weights.signs, room + t / Values::kTokens % 2 * 4 * kTileBytes);
+      const uint8_t* rows = weights.rows + t / Values::kTokens * weights.tile_stride;
+      ForTiles<4>([&](auto tile) __attribute__((always_inline)) {
+        constexpr int kTile = decltype(tile)::kValue, kColumns = kSecondOperand + kTile % 2;
+        constexpr int kStep = Values::kPaired ? 32 : 16;  // channels that share a first operand
+        if (kTile == 0 || (block < kColumnChannels && kTile * 16 % kStep == 0)) {
+          Tiles::Load<kFirstOperand>(rows + (channel + kTile * 16) / block * weights.block_stride, 64);
+        }
+        prefetch.Steps<kStepsOfTile>();
+        Tiles::Load<kColumns>(tiles.first + kTile * tiles.apart, tiles.stride);
+        Values::template Dot<kTile, kColumns>();
+      });
+    }
+    ForTiles<4>([&](auto tile) __attribute__((always_inline)) {
+      constexpr int kTile = decltype(tile)::kValue;
+      Tiles::Store<kTile>(sums + kTile * kTileBytes, 64);
+    });
+    AddTileSums<Values>(pass, weights, sums, channel, rescale, prefetch);
+  }
+}
+
+template <class Values>
+KVANTA_INLINE bool MeetsByTiles(const ValuePass& pass) {
+  return pass.cell.head_dim % kHeadStep == 0 && pass.begin % Values::kTokens == 0 && pass.end % Values::kTokens == 0;
+}
+
+template <class Values>
+KVANTA_INLINE int ValueSteps(const ValuePass& pass) {
+  const int tiles = (pass.end - pass.begin) / Values::kTokens;
+  return (tiles * kStepsOfTile + pass.rows * kStepsOfRow) * (pass.cell.head_dim / 16);
+}
+
+template <class Values>
+KVANTA_INLINE void AccumulateTiles(const ValuePass& pass) {
+  Weights weights;
+  Prefetcher prefetch{pass.prefetch, ValueSteps<Values>(pass)};
+  WeighTiles<Values>(pass, weights);
+  AddByTiles<Values>(pass, pass.begin, pass.end, weights, true, prefetch);
+}
+
+template <formats::Code kCode>
+KVANTA_INLINE void AccumulateNarrowTiles(const ValuePass& pass) {
+  using Values = NarrowValues<kCode>;
+  using Value = typename Values::Value;
+  const int blocks = ScaleBlocks(pass.cell);
+  Prefetcher prefetch{pass.prefetch,
+                      pass.rows * ((blocks + 1) / 2) * ((pass.end - pass.begin) / 64) + ValueSteps<Values>(pass)};
+  SlotScales slots;
+  Weights weights;
+  // Blocks of 16 channels, of which a tile meets two, are the halves of its operand.
+  weights.Place(pass.room, 64, kTermBytes, (blocks + 1) * kTermBytes);
+  weights.signs = slots.signs;
+  SlotRange range{pass.begin, pass.begin};
+  for (; range.begin < pass.end; range.begin = range.end) {
+    const int run_end = (range.begin / kWeightRun<kCode> + 1) * kWeightRun<kCode>;
+    range.end = run_end < pass.end ? run_end : pass.end;
+    LoadSlots<Value::kHasScaleSigns>(pass.cell, range, Value::kMiddle, slots);
+    WeighSlots(pass, range, pass.scale * kLevelUnit<kCode>, slots, weights, prefetch);
+    if constexpr (Value::kStarts) {
+      StartSums<Value::kHasScaleSigns, Bytes16>(pass, range, Value::kMiddle, slots, weights);
+    }
+    AddByTiles<Values>(pass, range.begin, range.end, weights, range.begin == pass.begin, prefetch);
+  }
+}
+
+}  // namespace
+}  // namespace kvanta::kernels

@@ -15,6 +15,7 @@ using kernels::CellView;
 using kernels::kMaxHeadDim;
 using kernels::kMaxPageTokens;
 using kernels::kPassRows;
+using kernels::Visit;
 
 constexpr int64_t kLine = 64;
 constexpr int64_t kSoftmaxLines = 16;      // of each stream, that a softmax has the time to touch
@@ -35,12 +36,17 @@ const kernels::KeyKernel& KeyKernelOf(const AttentionKernels& kernels, formats::
   return (scaling.tile != 0 ? kernels.tiled_keys : kernels.keys)[Index(code)];
 }
 
-int64_t HalfLines(int64_t bytes) noexcept {
-  return (bytes + 2 * kLine - 1) / (2 * kLine);
+kernels::Prefetch Lines(const uint8_t* begin, int64_t bytes, bool far = false) noexcept {
+  const int64_t part = kernels::Prefetch::Streams(far) * kLine;
+  const int64_t lines = (bytes + part - 1) / part;
+  return {.next = begin, .end = begin + lines * kLine, .apart = lines * kLine};
 }
-kernels::Prefetch Lines(const uint8_t* begin, int64_t bytes) noexcept {
-  const int64_t half = HalfLines(bytes);
-  return {.next = begin, .end = begin + half * kLine, .second = half * kLine};
+
+// The next lines of each stream of `from`, and they are no longer of it.
+kernels::Prefetch TakeLines(kernels::Prefetch& from, int64_t lines) noexcept {
+  kernels::Prefetch part = from;
+  part.end = from.next += lines * kLine;
+  return part;
 }
 
 }  // namespace
@@ -255,14 +261,24 @@ TileAttention::Ahead TileAttention::AheadOf(int64_t page, int head) const noexce
   const Span start = SpansOf(page, head).start;
   kernels::Prefetch next = Lines(start.begin, start.bytes);
   const auto left = [&next] { return (next.end - next.next) / kLine; };
-  const auto take = [&next](int64_t lines) {
-    kernels::Prefetch part = next;
-    part.end = next.next += lines * kLine;
-    return part;
-  };
-  if (rest.bytes == 0) ahead.scoring = take(left() * 3 / 8);
-  ahead.weighing = take(std::min(left() / 5, kSoftmaxLines));
+  if (rest.bytes == 0) ahead.scoring = TakeLines(next, left() * 3 / 8);
+  ahead.weighing = TakeLines(next, std::min(left() / 5, kSoftmaxLines));
   ahead.adding = next;
+  return ahead;
+}
+
+// A head's share of the next page of all heads.
+TileAttention::Ahead TileAttention::FarAheadOf(int64_t page, int head) const noexcept {
+  if (++page >= ahead_end_) return {};
+  const PageView view = View(page, 0);
+  kernels::Prefetch next = Lines(view.record + view.cells->k.codes, view.cells->head_bytes * tile_.kv_heads, true);
+  const int64_t lines = (next.end - next.next) / kLine, first = lines * head / tile_.kv_heads;
+  const int64_t count = lines * (head + 1) / tile_.kv_heads - first;
+  TakeLines(next, first);
+  Ahead ahead;
+  ahead.scoring = TakeLines(next, count * 3 / 8);
+  ahead.weighing = TakeLines(next, count / 6);
+  ahead.adding = TakeLines(next, count - count * 3 / 8 - count / 6);
   return ahead;
 }
 
@@ -280,7 +296,10 @@ void TileAttention::AttendRun(int64_t run) noexcept {
       const int64_t seeing = (page + 1) * page_size_ - 1 + window - tile_.first;
       tokens = static_cast<int>(std::min<int64_t>(tokens, seeing));
     }
-    for (int head = 0; head < tile_.kv_heads; ++head) AttendPage(page, View(page, head), AheadOf(page, head), tokens);
+    for (int head = 0; head < tile_.kv_heads; ++head) {
+      const Ahead ahead = kernels_.touches_far ? FarAheadOf(page, head) : AheadOf(page, head);
+      AttendPage(page, View(page, head), ahead, tokens);
+    }
   }
 }
 
@@ -314,7 +333,9 @@ void TileAttention::AttendPage(int64_t page, const PageView& view, const Ahead& 
     while (same < tokens && begin_of(same) == begin && end_of(same) == end) ++same;
     for (int row = token * group_; row < same * group_; row += kPassRows) {
       const int rows = std::min(kPassRows, same * group_ - row);
-      AttendRows(view, begin, end, view.head * HeadRows() + row, rows, *next);
+      Visit visit = row == token * group_ ? Visit::kFirst : Visit::kAgain;
+      if (visit == Visit::kFirst && row + rows == same * group_) visit = Visit::kOnly;
+      AttendRows(view, begin, end, view.head * HeadRows() + row, rows, visit, *next);
       next = &kNothingAhead;  // once is enough
     }
     token = same;
@@ -322,9 +343,9 @@ void TileAttention::AttendPage(int64_t page, const PageView& view, const Ahead& 
 }
 
 // scores_ of `rows` rows from first_row on, for tokens [0, 16 * groups) of the page.
-void TileAttention::ScoreRows(const PageView& view, int groups, int first_row, int rows,
+void TileAttention::ScoreRows(const PageView& view, int groups, int first_row, int rows, Visit visit,
                               const kernels::Prefetch& prefetch) noexcept {
-  const auto pass = [&](const CellSide& keys, int which, float* scores, const kernels::Prefetch& next) {
+  const auto pass = [&](const CellSide& keys, int which, float* scores, Visit of_cell, const kernels::Prefetch& next) {
     KeyKernelOf(kernels_, keys.code, keys.scaling)
         .score({.cell = keys.At(view.record),
                 .groups = groups,
@@ -334,11 +355,12 @@ void TileAttention::ScoreRows(const PageView& view, int groups, int first_row, i
                 .row_scale = work_.row_scale_[which] + first_row,
                 .scores = scores,
                 .room = work_.room_,
+                .visit = of_cell,
                 .prefetch = next});
   };
-  pass(view.cells->k, view.exact ? 1 : 0, work_.scores_, prefetch);
+  pass(view.cells->k, view.exact ? 1 : 0, work_.scores_, visit, prefetch);
   if (view.cells->plain.bytes == 0) return;
-  pass(view.cells->plain, 2, work_.plain_scores_, {});
+  pass(view.cells->plain, 2, work_.plain_scores_, Visit::kOnly, {});
   for (int row = 0; row < rows; ++row) {
     float* scores = work_.scores_ + row * kMaxPageTokens;
     const float* more = work_.plain_scores_ + row * kMaxPageTokens;
@@ -346,13 +368,13 @@ void TileAttention::ScoreRows(const PageView& view, int groups, int first_row, i
   }
 }
 
-void TileAttention::AttendRows(const PageView& view, int begin, int end, int first_row, int rows,
+void TileAttention::AttendRows(const PageView& view, int begin, int end, int first_row, int rows, Visit visit,
                                const Ahead& ahead) noexcept {
   const PageCells& cells = *view.cells;
   const formats::LayerScheme& scheme = *layer_.scheme;
   const size_t kv_head = static_cast<size_t>(tile_.kv_head) + static_cast<size_t>(view.head);
   const bool scaled = !view.exact && scheme.v.format->scaling.per_head;
-  ScoreRows(view, (end + 15) / 16, first_row, rows, ahead.scoring);
+  ScoreRows(view, (end + 15) / 16, first_row, rows, visit, ahead.scoring);
   kernels_.softmax({.begin = begin,
                     .end = end,
                     .page_tokens = page_size_,
@@ -373,6 +395,7 @@ void TileAttention::AttendRows(const PageView& view, int begin, int end, int fir
                           .out = work_.run_out_ + int64_t{first_row} * head_dim_,
                           .out_stride = head_dim_,
                           .room = work_.room_,
+                          .visit = visit,
                           .prefetch = ahead.adding};
   if (scheme.SharesCell()) pass.cell.codes = work_.values_;
   kernels_.values[Index(cells.v.code)].accumulate(pass);

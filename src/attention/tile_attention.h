@@ -129,11 +129,14 @@ class TileAttention {
   PageView View(int64_t page, int head) const noexcept;
   Spans SpansOf(int64_t page, int head) const noexcept;
   Ahead AheadOf(int64_t page, int head) const noexcept;
+  Ahead FarAheadOf(int64_t page, int head) const noexcept;
   void AttendRun(int64_t run) noexcept;
   void TurnLatents(int64_t page, const PageView& view, int tokens) noexcept;
   void AttendPage(int64_t page, const PageView& view, const Ahead& ahead, int tokens) noexcept;
-  void ScoreRows(const PageView& view, int groups, int first_row, int rows, const kernels::Prefetch& prefetch) noexcept;
-  void AttendRows(const PageView& view, int begin, int end, int first_row, int rows, const Ahead& ahead) noexcept;
+  void ScoreRows(const PageView& view, int groups, int first_row, int rows, kernels::Visit visit,
+                 const kernels::Prefetch& prefetch) noexcept;
+  void AttendRows(const PageView& view, int begin, int end, int first_row, int rows, kernels::Visit visit,
+                  const Ahead& ahead) noexcept;
   void WriteRow(int row, const SoftmaxState& state, const float* sums, float* out) noexcept;
   int HeadRows() const noexcept { return tile_.tokens * group_; }
   int Rows() const noexcept { return tile_.kv_heads * HeadRows(); }

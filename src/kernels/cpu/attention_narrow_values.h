@@ -29,6 +29,7 @@ struct SlotScales {
   alignas(64) float zero[kMaxBlocks][kMaxPageTokens];           // of the code that values are met less
   alignas(64) float most[kMaxPageTokens];                       // largest share of a slot
   alignas(64) uint8_t signs[kMaxBlocks * kMaxPageTokens + 64];  // [blocks][page_tokens], as Bytes16 writes them
+  alignas(64) uint8_t offsets[kMaxBlocks * kMaxPageTokens];     // what codes are met less, where they are kept
   float largest[kMaxBlocks];
 };
 
@@ -38,8 +39,12 @@ KVANTA_INLINE void LargestOf(Lanes::F* peaks, int count, float* largest) {
   for (int i = 0; i < count; i += 4) Lanes::MaximaOf(peaks + i, largest + i);
 }
 
+struct KeepNoOffsets {
+  static KVANTA_INLINE void Offsets(Lanes::F /*scale*/, int /*middle*/, uint8_t* /*out*/) {}
+};
+
 // Scales of a type, into `share` as they are; peaks[b]: of block b without signs.
-template <bool kScaleSigns, formats::ScaleType kType>
+template <bool kScaleSigns, class Keep, formats::ScaleType kType>
 KVANTA_INLINE void LoadSlotsOf(const CellView& cell, SlotRange range, int middle, SlotScales& slots, Lanes::F* peaks) {
   const int first = range.First(), last = range.Last();
   const bool in_blocks = static_cast<bool>(cell.block_scales);
@@ -61,6 +66,7 @@ KVANTA_INLINE void LoadSlotsOf(const CellView& cell, SlotRange range, int middle
       }
       if constexpr (kScaleSigns) {
         Bytes16::Signs(scale, 2 * middle - 1, slots.signs + slot);
+        Keep::Offsets(scale, middle, slots.offsets + slot);
         scale = Lanes::Abs(scale);
       }
       peak = Lanes::Max(peak, scale);
@@ -71,14 +77,14 @@ KVANTA_INLINE void LoadSlotsOf(const CellView& cell, SlotRange range, int middle
 }
 
 // `middle`: the code that values with zeros are met less.
-template <bool kScaleSigns>
+template <bool kScaleSigns, class Keep = KeepNoOffsets>
 __attribute__((noinline)) void LoadSlots(const CellView& cell, SlotRange range, int middle, SlotScales& slots) {
   const int first = range.First(), last = range.Last();
   const int blocks = ScaleBlocks(cell);
   Lanes::F peaks[kMaxBlocks];
   ForTypeOf(
       cell.block_scales ? cell.block_scales : cell.token_scales, [&](auto type) __attribute__((always_inline)) {
-        LoadSlotsOf<kScaleSigns, decltype(type)::kScale>(cell, range, middle, slots, peaks);
+        LoadSlotsOf<kScaleSigns, Keep, decltype(type)::kScale>(cell, range, middle, slots, peaks);
       });
   for (int b = blocks; b % 4 != 0; ++b) peaks[b] = Lanes::Zero();
   float inverse[kMaxBlocks];

@@ -66,14 +66,27 @@ struct CellView {
 };
 
 inline constexpr int64_t kWeightBytes = int64_t{4} * kMaxPageTokens * (kMaxHeadDim / 16) + 256;  // of one row
-inline constexpr int64_t kRoomBytes = kPassRows * kWeightBytes;
 
-// What a later call will read: touched line by line while this call computes, in two streams, from the start and from
-// the middle. One stream keeps too few reads in flight.
+// Scratch of kernels: for one call, and, of each side, for what a cell's codes become, which later passes over the same
+// slots may find again.
+inline constexpr int64_t kCallRoomBytes = kPassRows * kWeightBytes;
+inline constexpr int64_t kKeptCodeBytes = int64_t{2} * kMaxPageTokens * kMaxHeadDim;
+inline constexpr int64_t kKeptScaleBytes = 96 << 10;
+inline constexpr int64_t kRoomBytes = kCallRoomBytes + 2 * kKeptCodeBytes + kKeptScaleBytes;
+
+// Passes over the same slots of a cell, one after the other and with the same room.
+enum class Visit : uint8_t { kOnly, kFirst, kAgain };
+
+// What a later call will read: touched line by line while this call computes, in some streams, as long as each other. One
+// stream keeps too few reads in flight.
 struct Prefetch {
   const uint8_t* next = nullptr;
   const uint8_t* end = nullptr;  // of the first stream
-  int64_t second = 0;            // bytes from the first stream to the second, which is as long
+  int64_t apart = 0;             // bytes from a stream to the next one
+
+  // Of far touches, which bring the next page of all heads into the second-level cache, and of near ones, which bring
+  // the rest of a head's page and the start of the next into the first.
+  static constexpr int Streams(bool far) { return far ? 4 : 2; }
 };
 
 struct KeyPass {
@@ -85,6 +98,7 @@ struct KeyPass {
   const float* row_scale = nullptr;  // [rows]
   float* scores = nullptr;           // [rows][kMaxPageTokens]
   uint8_t* room = nullptr;           // scratch of kRoomBytes, 64-byte aligned; a kernel of values may have the same
+  Visit visit = Visit::kOnly;
   Prefetch prefetch;
 };
 
@@ -108,6 +122,7 @@ struct ValuePass {
   float* out = nullptr;            // [rows], `out_stride` floats apart: [head_dim]
   int64_t out_stride = 0;
   uint8_t* room = nullptr;  // scratch of kRoomBytes, 64-byte aligned
+  Visit visit = Visit::kOnly;
   Prefetch prefetch;
 };
 
@@ -147,6 +162,7 @@ struct AttentionKernels {
   // What a thread calls before and after it calls the others, where they need a state of the CPU's; null else.
   void (*enter)() = nullptr;
   void (*leave)() = nullptr;
+  bool touches_far = false;               // how they touch what is ahead
   KeyKernel keys[formats::kCodes];        // by formats::Code
   KeyKernel tiled_keys[formats::kCodes];  // of keys with scales per channel; uint4 and uint2 only
   ValueKernel values[formats::kCodes];

@@ -131,7 +131,7 @@ struct NarrowDots {
 };
 
 struct FloatKeys {
-  static constexpr int kChannels = 32;
+  static constexpr int kChannels = 32;  // of a tile
   using Dots = FloatDots;
   template <const WordOrder& kOrder>
   static KVANTA_INLINE float PackIn(const float* x, int head_dim, uint8_t* out) {
@@ -143,6 +143,7 @@ struct FloatKeys {
 };
 
 struct Bf16Keys : FloatKeys {
+  static constexpr bool kUnpacks = false;  // what tiles are loaded from
   static KVANTA_INLINE float Pack(const float* x, int head_dim, Lanes::F /*peak*/, uint8_t* out) {
     return PackIn<kPlainWords>(x, head_dim, out);
   }
@@ -154,6 +155,7 @@ struct Bf16Keys : FloatKeys {
 
 template <const ByteTables& kTables>
 struct Fp8Keys : FloatKeys {
+  static constexpr bool kUnpacks = true;
   static KVANTA_INLINE float Pack(const float* x, int head_dim, Lanes::F /*peak*/, uint8_t* out) {
     return PackIn<kCrossedWords>(x, head_dim, out);
   }
@@ -200,6 +202,7 @@ struct WideKeys {
 };
 
 struct Int8Keys : WideKeys {
+  static constexpr bool kUnpacks = false;
   static KVANTA_INLINE float Pack(const float* x, int head_dim, Lanes::F peak, uint8_t* out) {
     return PackIn<false>(x, head_dim, peak, out);
   }
@@ -245,6 +248,7 @@ KVANTA_INLINE KeyTiles UnpackKeyTiles(const CellView& cell, int group, int chunk
 
 template <formats::Code kCode>
 struct LloydKeys : WideKeys {
+  static constexpr bool kUnpacks = true;
   static KVANTA_INLINE float Pack(const float* x, int head_dim, Lanes::F peak, uint8_t* out) {
     return PackIn<true>(x, head_dim, peak, out) * kLevelUnit<kCode>;
   }
@@ -258,6 +262,7 @@ struct LloydKeys : WideKeys {
 template <formats::Code kCode>
 struct NarrowKeys {
   static constexpr int kChannels = 64;
+  static constexpr bool kUnpacks = true;
   using Dots = NarrowDots<kCode == formats::Code::kE2M1>;
   template <int kGroups>
   static KVANTA_INLINE KeyTiles Find(const CellView& cell, int group, int chunk, uint8_t* room) {
@@ -399,6 +404,8 @@ template <class Keys, int kGroups>
 KVANTA_INLINE void ScoreTilesOf(const KeyPass& pass, const KeyScales& scales, const RowPlan& plan,
                                 const uint8_t* queries, uint8_t* room, int group, Prefetcher& prefetch) {
   uint8_t* dots = room + 2 * kGroups * kTileBytes;
+  uint8_t* const kept = pass.room + kCallRoomBytes;
+  uint8_t* unpacked = nullptr;
   const int runs = plan.chunks / plan.run;
   KeyTiles tiles{};
   for (int run = 0; run < runs; ++run) {
@@ -407,9 +414,14 @@ KVANTA_INLINE void ScoreTilesOf(const KeyPass& pass, const KeyScales& scales, co
     for (int row = 0; row < pass.rows; row += plan.rows) {
       ForTiles<kGroups>([](auto g) __attribute__((always_inline)) { Tiles::Zero<decltype(g)::kValue>(); });
       for (int i = 0; i < plan.run; ++i) {
-        // A second set of rows follows only where a run is one chunk, whose bytes are still there.
-        if (row == 0) tiles = Keys::template Find<kGroups>(pass.cell, group, run * plan.run + i,
-                                                                    room + (run + i) % 2 * kGroups * kTileBytes);
+        const int chunk = run * plan.run + i;
+        if (pass.visit != Visit::kOnly) unpacked = kept + (int64_t{chunk} * (kMaxPageTokens / 16) + group) * kTileBytes;
+        if (Keys::kUnpacks && pass.visit == Visit::kAgain) {
+          tiles = {unpacked, kTileBytes};
+        } else if (row == 0) {  // a second set of rows follows only where a run is one chunk, whose bytes are still there
+          if (pass.visit == Visit::kOnly) unpacked = room + chunk % 2 * kGroups * kTileBytes;
+          tiles = Keys::template Find<kGroups>(pass.cell, group, chunk, unpacked);
+        }
         Tiles::Load<kFirstOperand>(operands + int64_t{i} * kTileBytes, 64);
         ForTiles<kGroups>([&](auto g) __attribute__((always_inline)) {
           constexpr int kGroup = decltype(g)::kValue, kColumns = kSecondOperand + kGroup % 2;

@@ -21,10 +21,10 @@ struct ValueTiles {
   int64_t stride;
 };
 
-// The rows of a tile: kTerms times kPassRows.
+// Sums of two terms are kPassRows rows apart.
 struct FloatValues {
   static constexpr int kTokens = 32;  // of a tile
-  static constexpr bool kInteger = false, kNarrow = false, kPaired = false, kStarts = false;
+  static constexpr bool kInteger = false, kNarrow = false, kPaired = false;
   template <int kSum, int kColumns>
   static KVANTA_INLINE void Dot() {
     Tiles::DotBf16<kSum, kFirstOperand, kColumns>();
@@ -37,7 +37,8 @@ struct FloatValues {
 // Codes whose units a tile can be loaded from.
 template <class Base>
 struct PlainValues : Base {
-  static KVANTA_INLINE ValueTiles Find(const CellView& cell, int token, int channel, const uint8_t* /*signs*/,
+  static constexpr bool kUnpacks = false;
+  static KVANTA_INLINE ValueTiles Find(const CellView& cell, int token, int channel, const SlotScales& /*slots*/,
                                        uint8_t* /*room*/) {
     constexpr int kSub = Base::kTokens / kTileRows;  // tokens of a unit
     const int64_t stride = int64_t{cell.head_dim} * 4;
@@ -50,8 +51,9 @@ struct Bf16Values : PlainValues<FloatValues> {
 
 template <const ByteTables& kTables>
 struct Fp8Values : FloatValues {
+  static constexpr bool kUnpacks = true;
   static constexpr const WordOrder& kOrder = kCrossedWords;
-  static KVANTA_INLINE ValueTiles Find(const CellView& cell, int token, int channel, const uint8_t* /*signs*/,
+  static KVANTA_INLINE ValueTiles Find(const CellView& cell, int token, int channel, const SlotScales& /*slots*/,
                                        uint8_t* room) {
     const DecodeFp8<kTables> decode;
     const int64_t stride = int64_t{cell.head_dim} * 4;
@@ -72,7 +74,7 @@ struct Fp8Values : FloatValues {
 // Signed bytes that meet weights of 16 bits without a sign.
 struct WideValues {
   static constexpr int kTokens = 64;
-  static constexpr bool kInteger = true, kNarrow = false, kPaired = false, kStarts = false;
+  static constexpr bool kInteger = true, kNarrow = false, kPaired = false;
   template <int kSum, int kColumns>
   static KVANTA_INLINE void Dot() {
     Tiles::DotUnsignedSigned<kSum, kFirstOperand, kColumns>();
@@ -81,67 +83,95 @@ struct WideValues {
 };
 using Int8Values = PlainValues<WideValues>;
 
-// The levels of codes of up to 6 bits: tiles come in pairs, of the even and of the odd ones of 32 channels.
-template <class Value>
-KVANTA_INLINE ValueTiles UnpackValueTiles(const CellView& cell, int token, int channel, const uint8_t* signs,
-                                          uint8_t* room) {
+// What the codes of 16 slots are met less: `middle`, one less where the scale is negative.
+struct KeepOffsets {
+  static KVANTA_INLINE void Offsets(Lanes::F scale, int middle, uint8_t* out) {
+    const __mmask16 negative = _mm512_movepi32_mask(_mm512_castps_si512(scale));
+    const __m128i middles = _mm_set1_epi8(static_cast<char>(middle));
+    const __m128i offsets = _mm_mask_sub_epi8(middles, negative, middles, _mm_set1_epi8(1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), offsets);
+  }
+};
+
+// Codes of up to 6 bits become their levels: tiles come in pairs, of the even and of the odd ones of 32 channels.
+// kField: 0 for even ones. `slot`: of the first of four whose signs and offsets are the codes'.
+template <formats::Code kCode, int kField>
+KVANTA_INLINE __m512i TileLevels(__m512i low, __m512i high, const SlotScales& slots, int slot) {
+  using Base = NarrowCodeOf<kCode>;
   using B = ValueBytes;
-  const int64_t stride = int64_t{cell.head_dim} * Value::kBits / 2;
-  const int64_t high = int64_t{cell.head_dim} * Value::kLow / 2;
+  static constexpr NarrowLevels kTable = NarrowLevelsOf(kCode);
+  if constexpr (kCode == formats::Code::kE2M1) return Base::template LookUp<B>(low, kField * Base::kLow, kTable.level);
+  constexpr int kMiddle = 1 << (Base::kBits - 1);
+  if constexpr (kNegativeScales<kCode> && IsNarrow(kCode)) {
+    if constexpr (Base::kHigh == 0) {
+      const __m512i flipped = B::AndFlip(kField == 0 ? low : B::Right(low, kField * Base::kLow), (1 << Base::kLow) - 1,
+                                         slots.signs + slot);
+      return _mm512_sub_epi8(flipped, Broadcast32(slots.offsets + slot));
+    }
+    const __m512i fields = Base::template Fields<B>(low, kField * Base::kLow, high, kField * Base::kHigh);
+    return _mm512_sub_epi8(B::Flip(fields, slots.signs + slot), Broadcast32(slots.offsets + slot));
+  }
+  const __m512i fields = Base::template Fields<B>(low, kField * Base::kLow, high, kField * Base::kHigh);
+  return IsNarrow(kCode) ? B::Sub(fields, kMiddle) : B::LookUp(fields, kTable.level);
+}
+
+template <formats::Code kCode>
+KVANTA_INLINE ValueTiles UnpackValueTiles(const CellView& cell, int token, int channel, const SlotScales& slots,
+                                          uint8_t* room) {
+  using Base = NarrowCodeOf<kCode>;
+  using B = ValueBytes;
+  const int64_t stride = int64_t{cell.head_dim} * Base::kBits / 2;
+  const int64_t high = int64_t{cell.head_dim} * Base::kLow / 2;
   const uint8_t* units = cell.codes + token / 4 * stride;
 #pragma GCC unroll 2
   for (int pair = 0; pair < 2; ++pair) {
     const int group = channel / 32 + pair;
-    const uint8_t* sign = signs + (cell.block_scales ? group * 32 / cell.block * cell.page_tokens : 0) + token;
+    const int slot = (cell.block_scales ? group * 32 / cell.block * cell.page_tokens : 0) + token;
     uint8_t* even = room + 2 * pair * kTileBytes;
     const uint8_t* unit = units;
 #pragma GCC unroll 4
     for (int i = 0; i < kTileRows; ++i, unit += stride) {
-      const B::V low = B::LoadSets<Value::kLow, false>(unit, group, 32);
+      const B::V low = B::LoadSets<Base::kLow, false>(unit, group, 32);
       B::V top = low;
-      if constexpr (Value::kHigh != 0) top = B::LoadSets<Value::kHigh, false>(unit + high, group, 32);
-      _mm512_store_si512(even + i * 64, Value::template Levels<B, 0>(low, top, sign + i * 4));
-      _mm512_store_si512(even + kTileBytes + i * 64, Value::template Levels<B, 1>(low, top, sign + i * 4));
+      if constexpr (Base::kHigh != 0) top = B::LoadSets<Base::kHigh, false>(unit + high, group, 32);
+      _mm512_store_si512(even + i * 64, TileLevels<kCode, 0>(low, top, slots, slot + 4 * i));
+      _mm512_store_si512(even + kTileBytes + i * 64, TileLevels<kCode, 1>(low, top, slots, slot + 4 * i));
     }
   }
   return {room, kTileBytes, 64};
 }
 
-template <formats::Code kCode>
-struct NarrowValues {
-  using Value = NarrowValue<NarrowCodeOf<kCode>, kNegativeScales<kCode>>;
-  static constexpr int kTokens = 64;
-  static constexpr bool kInteger = true, kNarrow = true, kPaired = true, kStarts = Value::kStarts;
-  template <int kSum, int kColumns>
-  static KVANTA_INLINE void Dot() {
-    if constexpr (kStarts) {
-      Tiles::DotUnsignedUnsigned<kSum, kFirstOperand, kColumns>();
-    } else {
-      Tiles::DotUnsignedSigned<kSum, kFirstOperand, kColumns>();
-    }
-  }
-  static KVANTA_INLINE ValueTiles Find(const CellView& cell, int token, int channel, const uint8_t* signs,
+template <formats::Code kCode, class Base>
+struct UnpackedValues : Base {
+  static constexpr bool kUnpacks = true;
+  static KVANTA_INLINE ValueTiles Find(const CellView& cell, int token, int channel, const SlotScales& slots,
                                        uint8_t* room) {
-    return UnpackValueTiles<Value>(cell, token, channel, signs, room);
+    return UnpackValueTiles<kCode>(cell, token, channel, slots, room);
   }
 };
 
-template <formats::Code kCode>
-struct LloydValues : WideValues {
-  static constexpr bool kPaired = true;
-  struct Value : NarrowCodeOf<kCode> {
-    static constexpr NarrowLevels kTable = NarrowLevelsOf(kCode);
-    template <class B, int kField>
-    static KVANTA_INLINE typename B::V Levels(typename B::V low, typename B::V high, const uint8_t* /*signs*/) {
-      using Base = NarrowCodeOf<kCode>;
-      return B::LookUp(Base::template Fields<B>(low, kField * Base::kLow, high, kField * Base::kHigh), kTable.level);
-    }
-  };
-  static KVANTA_INLINE ValueTiles Find(const CellView& cell, int token, int channel, const uint8_t* signs,
-                                       uint8_t* room) {
-    return UnpackValueTiles<Value>(cell, token, channel, signs, room);
+struct NarrowBytes {
+  static constexpr int kTokens = 64;
+  static constexpr bool kInteger = true, kNarrow = true, kPaired = true;
+  template <int kSum, int kColumns>
+  static KVANTA_INLINE void Dot() {
+    Tiles::DotUnsignedSigned<kSum, kFirstOperand, kColumns>();
   }
 };
+template <formats::Code kCode>
+using NarrowValues = UnpackedValues<kCode, NarrowBytes>;
+
+struct PairedWideValues : WideValues {
+  static constexpr bool kPaired = true;
+};
+template <formats::Code kCode>
+using LloydValues = UnpackedValues<kCode, PairedWideValues>;
+
+// The scales of slots that share the units of their weights, one behind the other.
+KVANTA_INLINE SlotScales* SlotsOf(const ValuePass& pass) {
+  static_assert(2 * sizeof(SlotScales) <= kKeptScaleBytes);
+  return reinterpret_cast<SlotScales*>(pass.room + kCallRoomBytes + 2 * kKeptCodeBytes);
+}
 
 // ---- weights
 
@@ -241,9 +271,6 @@ KVANTA_INLINE void AddTileSums(const ValuePass& pass, const Weights& weights, co
       const __m512i sum = load(tile, row), other = load(tile, kPassRows + row);
       if constexpr (!Values::kNarrow) {
         dots[tile] = Values::Join(sum, other);
-      } else if constexpr (Values::kStarts) {
-        const int32_t start = weights.bias[row][(channel + tile / 2 * 32) / block];
-        dots[tile] = _mm512_cvtepi32_ps(_mm512_add_epi32(sum, _mm512_set1_epi32(start)));
       } else {  // blocks of 16 channels: the upper ones have weights of their own
         dots[tile] = _mm512_cvtepi32_ps(block < 32 ? _mm512_mask_blend_epi32(0xff00, sum, other) : sum);
       }
@@ -268,16 +295,21 @@ KVANTA_INLINE void AddTileSums(const ValuePass& pass, const Weights& weights, co
 
 // Slots [begin, end) of a page, whole tiles of them.
 template <class Values>
-__attribute__((noinline)) void AddByTiles(const ValuePass& pass, int begin, int end, const Weights& weights,
-                                          bool rescale, Prefetcher& prefetch) {
+__attribute__((noinline)) void AddByTiles(const ValuePass& pass, int begin, int end, const SlotScales& slots,
+                                          const Weights& weights, bool rescale, Prefetcher& prefetch) {
   uint8_t* sums = pass.room + weights.tile_stride * (end / Values::kTokens) + kTileBytes;
   uint8_t* room = sums + 4 * kTileBytes;
+  uint8_t* kept = pass.room + kCallRoomBytes + kKeptCodeBytes;
   const CellView& cell = pass.cell;
   const int block = cell.block_scales ? cell.block : cell.head_dim;
   for (int channel = 0; channel < cell.head_dim; channel += kColumnChannels) {
     ForTiles<4>([](auto tile) __attribute__((always_inline)) { Tiles::Zero<decltype(tile)::kValue>(); });
     for (int t = begin; t < end; t += Values::kTokens) {
-      const ValueTiles tiles = Values::Find(cell, t, channel, weights.signs, room + t / Values::kTokens % 2 * 4 * kTileBytes);
+      const int tile_of_page = channel / kColumnChannels * (kMaxPageTokens / Values::kTokens) + t / Values::kTokens;
+      uint8_t* unpacked = pass.visit == Visit::kOnly ? room + t / Values::kTokens % 2 * 4 * kTileBytes
+                                                     : kept + int64_t{tile_of_page} * 4 * kTileBytes;
+      ValueTiles tiles{unpacked, kTileBytes, 64};
+      if (!Values::kUnpacks || pass.visit != Visit::kAgain) tiles = Values::Find(cell, t, channel, slots, unpacked);
       const uint8_t* rows = weights.rows + t / Values::kTokens * weights.tile_stride;
       ForTiles<4>([&](auto tile) __attribute__((always_inline)) {
         constexpr int kTile = decltype(tile)::kValue, kColumns = kSecondOperand + kTile % 2;
@@ -314,31 +346,27 @@ KVANTA_INLINE void AccumulateTiles(const ValuePass& pass) {
   Weights weights;
   Prefetcher prefetch{pass.prefetch, ValueSteps<Values>(pass)};
   WeighTiles<Values>(pass, weights);
-  AddByTiles<Values>(pass, pass.begin, pass.end, weights, true, prefetch);
+  AddByTiles<Values>(pass, pass.begin, pass.end, *SlotsOf(pass), weights, true, prefetch);
 }
 
 template <formats::Code kCode>
 KVANTA_INLINE void AccumulateNarrowTiles(const ValuePass& pass) {
   using Values = NarrowValues<kCode>;
-  using Value = typename Values::Value;
+  constexpr int kMiddle = 1 << (formats::CodeBits(kCode) - 1);
   const int blocks = ScaleBlocks(pass.cell);
   Prefetcher prefetch{pass.prefetch,
                       pass.rows * ((blocks + 1) / 2) * ((pass.end - pass.begin) / 64) + ValueSteps<Values>(pass)};
-  SlotScales slots;
+  SlotScales* slots = SlotsOf(pass);
   Weights weights;
   // Blocks of 16 channels, of which a tile meets two, are the halves of its operand.
   weights.Place(pass.room, 64, kTermBytes, (blocks + 1) * kTermBytes);
-  weights.signs = slots.signs;
   SlotRange range{pass.begin, pass.begin};
-  for (; range.begin < pass.end; range.begin = range.end) {
+  for (; range.begin < pass.end; range.begin = range.end, ++slots) {
     const int run_end = (range.begin / kWeightRun<kCode> + 1) * kWeightRun<kCode>;
     range.end = run_end < pass.end ? run_end : pass.end;
-    LoadSlots<Value::kHasScaleSigns>(pass.cell, range, Value::kMiddle, slots);
-    WeighSlots(pass, range, pass.scale * kLevelUnit<kCode>, slots, weights, prefetch);
-    if constexpr (Value::kStarts) {
-      StartSums<Value::kHasScaleSigns, Bytes16>(pass, range, Value::kMiddle, slots, weights);
-    }
-    AddByTiles<Values>(pass, range.begin, range.end, weights, range.begin == pass.begin, prefetch);
+    if (pass.visit != Visit::kAgain) LoadSlots<kNegativeScales<kCode>, KeepOffsets>(pass.cell, range, kMiddle, *slots);
+    WeighSlots(pass, range, pass.scale * kLevelUnit<kCode>, *slots, weights, prefetch);
+    AddByTiles<Values>(pass, range.begin, range.end, *slots, weights, range.begin == pass.begin, prefetch);
   }
 }
 

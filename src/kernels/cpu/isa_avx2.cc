@@ -2,8 +2,7 @@
 #include "kernels/cpu/lanes_avx2.h"
 #include "kernels/cpu/linear_blocks_avx2.h"
 // Primitives first, then the kernels written over them.
-#include "kernels/cpu/attention_kernels.h"
-#include "kernels/cpu/attention_softmax.h"
+#include "kernels/cpu/attention_all.h"
 #include "kernels/cpu/isa_table.h"
 #include "kernels/cpu/limits_kernels.h"
 #include "kernels/cpu/linear_kernels.h"

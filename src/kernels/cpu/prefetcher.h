@@ -20,7 +20,7 @@ class Prefetcher {
     const uint32_t bytes = static_cast<uint32_t>(ahead.end - ahead.next);
     if (bytes == 0 || steps <= 0) return;
     next_ = ahead.next;
-    second_ = ahead.second;
+    apart_ = ahead.apart;
     const uint32_t most = static_cast<uint32_t>(steps) * kLineBytes;
     for (uint32_t more = bytes; more > most; more -= kLineBytes) Touch(kLineBytes);
     bytes_of_step_ =
@@ -40,13 +40,14 @@ class Prefetcher {
 
  private:
   KVANTA_INLINE void Touch(uint32_t bytes) {
-    __builtin_prefetch(next_);
-    __builtin_prefetch(next_ + second_);
+    for (int stream = 0; stream < Prefetch::Streams(kHasTiles); ++stream) {
+      __builtin_prefetch(next_ + stream * apart_, 0, kHasTiles ? 2 : 3);
+    }
     next_ += bytes;
   }
 
   const uint8_t* next_ = nullptr;
-  int64_t second_ = 0;
+  int64_t apart_ = 0;
   uint32_t bytes_of_step_ = 0;
 };
 

@@ -36,10 +36,14 @@ set(KVANTA_ISA_FLAGS_avx512 -Wno-uninitialized $<$<CXX_COMPILER_ID:GNU>:-Wno-may
 set(KVANTA_ISA_FLAGS_amx ${KVANTA_ISA_FLAGS_avx512} -mamx-tile -mamx-int8 -mamx-bf16)
 
 set(KVANTA_RUNS_AVX512 FALSE)
+set(KVANTA_RUNS_AMX FALSE)
 if(EXISTS /proc/cpuinfo)
   file(STRINGS /proc/cpuinfo cpu_flags REGEX "^flags.* avx512_bf16" LIMIT_COUNT 1)
   if(cpu_flags)
     set(KVANTA_RUNS_AVX512 TRUE)
+  endif()
+  if(cpu_flags MATCHES " amx_int8")
+    set(KVANTA_RUNS_AMX TRUE)
   endif()
 endif()
 
@@ -60,7 +64,7 @@ function(kvanta_layer name)
       endif()
       if(KVANTA_SANITIZE)
         list(APPEND options -O1)  # with -O3 these few files alone would take minutes each
-        if(isa STREQUAL "avx512" AND NOT KVANTA_RUNS_AVX512)
+        if((isa STREQUAL "avx512" AND NOT KVANTA_RUNS_AVX512) OR (isa STREQUAL "amx" AND NOT KVANTA_RUNS_AMX))
           list(APPEND options -fno-sanitize=all)  # nothing will run that could be found at fault
         endif()
       endif()

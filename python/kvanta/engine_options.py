@@ -185,7 +185,7 @@ OPTIONS: tuple[EngineOption, ...] = (
         ("disable_cuda_graph",),
         is_flag=True,
     ),
-    EngineOption("isa", "CPU instructions: auto, avx512, avx2 or portable", "auto", str, metavar="ISA"),
+    EngineOption("isa", "CPU instructions: auto, amx, avx512, avx2 or portable", "auto", str, metavar="ISA"),
     EngineOption("threads", "CPU threads (default: every CPU that this process may use)", 0, _whole, metavar="N"),
     EngineOption(
         "quality_sample_rate",

@@ -36,13 +36,12 @@ const kernels::KeyKernel& KeyKernelOf(const AttentionKernels& kernels, formats::
   return (scaling.tile != 0 ? kernels.tiled_keys : kernels.keys)[Index(code)];
 }
 
-kernels::Prefetch Lines(const uint8_t* begin, int64_t bytes, bool far = false) noexcept {
-  const int64_t part = kernels::Prefetch::Streams(far) * kLine;
-  const int64_t lines = (bytes + part - 1) / part;
-  return {.next = begin, .end = begin + lines * kLine, .apart = lines * kLine};
+kernels::Prefetch Lines(const uint8_t* begin, int64_t bytes) noexcept {
+  const int64_t half = (bytes + 2 * kLine - 1) / (2 * kLine) * kLine;
+  return {.next = begin, .end = begin + half, .second = half};
 }
 
-// The next lines of each stream of `from`, and they are no longer of it.
+// The next lines of both streams of `from`, and they are no longer of it.
 kernels::Prefetch TakeLines(kernels::Prefetch& from, int64_t lines) noexcept {
   kernels::Prefetch part = from;
   part.end = from.next += lines * kLine;
@@ -267,21 +266,6 @@ TileAttention::Ahead TileAttention::AheadOf(int64_t page, int head) const noexce
   return ahead;
 }
 
-// A head's share of the next page of all heads.
-TileAttention::Ahead TileAttention::FarAheadOf(int64_t page, int head) const noexcept {
-  if (++page >= ahead_end_) return {};
-  const PageView view = View(page, 0);
-  kernels::Prefetch next = Lines(view.record + view.cells->k.codes, view.cells->head_bytes * tile_.kv_heads, true);
-  const int64_t lines = (next.end - next.next) / kLine, first = lines * head / tile_.kv_heads;
-  const int64_t count = lines * (head + 1) / tile_.kv_heads - first;
-  TakeLines(next, first);
-  Ahead ahead;
-  ahead.scoring = TakeLines(next, count * 3 / 8);
-  ahead.weighing = TakeLines(next, count / 6);
-  ahead.adding = TakeLines(next, count - count * 3 / 8 - count / 6);
-  return ahead;
-}
-
 void TileAttention::AttendRun(int64_t run) noexcept {
   std::fill_n(work_.run_state_, Rows(), kEmpty);
   std::memset(work_.run_out_, 0, sizeof(float) * static_cast<size_t>(Rows()) * static_cast<size_t>(head_dim_));
@@ -296,10 +280,7 @@ void TileAttention::AttendRun(int64_t run) noexcept {
       const int64_t seeing = (page + 1) * page_size_ - 1 + window - tile_.first;
       tokens = static_cast<int>(std::min<int64_t>(tokens, seeing));
     }
-    for (int head = 0; head < tile_.kv_heads; ++head) {
-      const Ahead ahead = kernels_.touches_far ? FarAheadOf(page, head) : AheadOf(page, head);
-      AttendPage(page, View(page, head), ahead, tokens);
-    }
+    for (int head = 0; head < tile_.kv_heads; ++head) AttendPage(page, View(page, head), AheadOf(page, head), tokens);
   }
 }
 

@@ -129,7 +129,6 @@ class TileAttention {
   PageView View(int64_t page, int head) const noexcept;
   Spans SpansOf(int64_t page, int head) const noexcept;
   Ahead AheadOf(int64_t page, int head) const noexcept;
-  Ahead FarAheadOf(int64_t page, int head) const noexcept;
   void AttendRun(int64_t run) noexcept;
   void TurnLatents(int64_t page, const PageView& view, int tokens) noexcept;
   void AttendPage(int64_t page, const PageView& view, const Ahead& ahead, int tokens) noexcept;

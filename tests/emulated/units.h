@@ -1,5 +1,5 @@
-// Every ISA unit that a test can run here: those of the machine, and AVX-512 emulated where the machine lacks it (and
-// where it has it, too: the emulation tests the same source).
+// Every ISA unit that a test can run here: those of the machine, and AVX-512 and AMX emulated where the machine lacks
+// them.
 #pragma once
 
 #include <string>
@@ -11,6 +11,7 @@
 namespace kvanta::kernels {
 
 const IsaTable& EmulatedAvx512Table();
+const IsaTable& EmulatedAmxTable();
 
 }  // namespace kvanta::kernels
 
@@ -26,6 +27,9 @@ inline std::vector<Unit> Units() {
   for (const char* isa : kernels::RunnableIsas()) units.push_back({isa, &kernels::SelectIsa(isa)});
 #ifdef KVANTA_EMULATED_AVX512
   units.push_back({"avx512_emulated", &kernels::EmulatedAvx512Table()});
+#endif
+#ifdef KVANTA_EMULATED_AMX
+  units.push_back({"amx_emulated", &kernels::EmulatedAmxTable()});
 #endif
   return units;
 }

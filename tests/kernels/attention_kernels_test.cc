@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -65,9 +66,15 @@ int LeastHeadDim(const formats::Format& format) {
   return std::max({8, format.scaling.short_rows ? 8 : format.scaling.channels, formats::CodeChannels(format.code)});
 }
 
-Cell MakeCell(const formats::Format& format, SideKind kind, int head_dim, uint32_t first) {
+// The heads and pages that a format is tested with: the smallest, and those that kernels meet by whole tiles.
+std::array<formats::CellShape, 2> ShapesOf(const formats::Format& format) {
+  const int head_dim = LeastHeadDim(format);
+  return {formats::CellShape{Tokens(format), head_dim}, formats::CellShape{64, std::max(64, head_dim)}};
+}
+
+Cell MakeCell(const formats::Format& format, SideKind kind, formats::CellShape shape, uint32_t first) {
   const formats::Scaling& scaling = format.scaling;
-  const int tokens = Tokens(format);
+  const auto [tokens, head_dim] = shape;
   Cell cell{.shape = {.tokens = tokens, .head_dim = head_dim}, .planes = {}, .bytes = {}, .values = {}, .view = {}};
   cell.planes = formats::PlanCell(format, cell.shape);
   std::vector<uint8_t> canonical(static_cast<size_t>(cell.planes.bytes));
@@ -83,8 +90,9 @@ Cell MakeCell(const formats::Format& format, SideKind kind, int head_dim, uint32
   FillScales(scaling.token, canonical.data() + cell.planes.token_scales, tokens);
   FillZeros(scaling.token_zero, canonical.data() + cell.planes.token_zeros, tokens);
   if (scaling.tile != 0) {
-    FillScales(formats::ScaleType::kFp16, canonical.data() + cell.planes.channel_scales, head_dim);
-    FillZeros(true, canonical.data() + cell.planes.channel_zeros, head_dim);
+    FillScales(formats::ScaleType::kFp16, canonical.data() + cell.planes.channel_scales,
+               tokens / scaling.tile * head_dim);
+    FillZeros(true, canonical.data() + cell.planes.channel_zeros, tokens / scaling.tile * head_dim);
   }
   cell.bytes.resize(canonical.size());
   formats::FromCanonical(kind, format, cell.shape, cell.planes, canonical.data(), cell.bytes.data());
@@ -113,15 +121,21 @@ Cell MakeCell(const formats::Format& format, SideKind kind, int head_dim, uint32
 
 // Equal, both NaN, or within the roundings of an integer code's scales and of a zero beside it; subnormals may be
 // flushed (vdpbf16ps does).
-::testing::AssertionResult SameValue(float found, float expected, const formats::Format& format) {
+// `weight`: what a weight's rounding may add.
+::testing::AssertionResult SameValue(float found, float expected, const formats::Format& format, double weight = 0) {
   const bool integer = formats::Info(format.code).integer;
   const formats::Scaling& scaling = format.scaling;
   const double zero = scaling.block_zero || scaling.token_zero || scaling.tile != 0 ? 2.1 : 0.0;
   if (std::isnan(expected)) return std::isnan(found) ? ::testing::AssertionSuccess() : ::testing::AssertionFailure();
   if (std::abs(expected) < std::numeric_limits<float>::min() && found == 0) return ::testing::AssertionSuccess();
   const double tolerance = integer ? testing::kCoefficientRelative * (std::abs(expected) + 2 * zero) : 0;
-  if (std::abs(double{found} - expected) <= tolerance) return ::testing::AssertionSuccess();
+  if (std::abs(double{found} - expected) <= tolerance + weight) return ::testing::AssertionSuccess();
   return ::testing::AssertionFailure() << found << " instead of " << expected;
+}
+
+uint8_t* Room() {
+  alignas(64) static uint8_t room[kRoomBytes];
+  return room;
 }
 
 class AttentionKernelsTest : public ::testing::TestWithParam<testing::Unit> {
@@ -133,6 +147,9 @@ class AttentionKernelsTest : public ::testing::TestWithParam<testing::Unit> {
   const ValueKernel& Value(const formats::Format& format) const {
     return Kernels().values[static_cast<int>(format.code)];
   }
+
+ private:
+  KernelScope scope_{Kernels()};
 };
 
 INSTANTIATE_TEST_SUITE_P(Units, AttentionKernelsTest, ::testing::ValuesIn(testing::Units()),
@@ -147,14 +164,14 @@ bool HasInfinity(const Cell& cell) {
 }
 
 // Cells that hold every code between them; of 32 bits, codes all over the range. Without those that hold an infinity.
-std::vector<Cell> EveryCode(const formats::Format& format, SideKind kind, int head_dim) {
+std::vector<Cell> EveryCode(const formats::Format& format, SideKind kind, formats::CellShape shape) {
   const uint32_t codes_of_cell =
-      static_cast<uint32_t>(Tokens(format) * head_dim * format.code_bits / std::max(8, format.code_bits));
+      static_cast<uint32_t>(shape.tokens * shape.head_dim * format.code_bits / std::max(8, format.code_bits));
   const uint32_t count = format.code_bits >= 16 ? 1U << 16 : 256;
   const uint32_t step = format.code_bits == 32 ? 0x10001 * codes_of_cell : codes_of_cell;
   std::vector<Cell> cells;
   for (uint32_t i = 0; i * codes_of_cell < count; ++i) {
-    cells.push_back(MakeCell(format, kind, head_dim, i * step));
+    cells.push_back(MakeCell(format, kind, shape, i * step));
     if (HasInfinity(cells.back())) cells.pop_back();
   }
   return cells;
@@ -163,38 +180,39 @@ std::vector<Cell> EveryCode(const formats::Format& format, SideKind kind, int he
 // Every code of every format, as a key met by unit vectors and as a value met by one-hot weights.
 TEST_P(AttentionKernelsTest, EveryCodeOfKeysComesBack) {
   for (const formats::Format& format : formats::All()) {
-    SCOPED_TRACE(format.name);
-    const int head_dim = LeastHeadDim(format);
-    const KeyKernel& key = Key(format);
-    const int64_t stride = key.query_bytes(head_dim);
-    alignas(64) static uint8_t queries[kPassRows * 4096];
-    alignas(64) static float scores[kPassRows * kMaxPageTokens];
-    for (const Cell& keys : EveryCode(format, SideKind::kK, head_dim)) {
-      for (int first = 0; first < head_dim; first += kPassRows) {
-        float row_scale[kPassRows];
-        for (int row = 0; row < kPassRows; ++row) {
-          std::vector<float> q(static_cast<size_t>(head_dim));
-          q[static_cast<size_t>(first + row)] = 1;
-          row_scale[row] =
-              key.prepare(q.data(), head_dim, formats::BlockChannels(format.scaling, head_dim), queries + row * stride);
-        }
-        key.score({.cell = keys.view,
-                   .groups = Tokens(format) / 16,
-                   .rows = kPassRows,
-                   .query = queries,
-                   .query_stride = stride,
-                   .row_scale = row_scale,
-                   .scores = scores,
-                   .prefetch = {}});
-        for (int row = 0; row < kPassRows; ++row) {
-          for (int token = 0; token < Tokens(format); ++token) {
+    for (const auto [tokens, head_dim] : ShapesOf(format)) {
+      SCOPED_TRACE(fmt::format("{} of {}", format.name, head_dim));
+      const KeyKernel& key = Key(format);
+      const int64_t stride = key.query_bytes(head_dim);
+      alignas(64) static uint8_t queries[kPassRows * 4096];
+      alignas(64) static float scores[kPassRows * kMaxPageTokens];
+      for (const Cell& keys : EveryCode(format, SideKind::kK, {tokens, head_dim})) {
+        for (int first = 0; first < head_dim; first += kPassRows) {
+          float row_scale[kPassRows];
+          for (int row = 0; row < kPassRows; ++row) {
+            std::vector<float> q(static_cast<size_t>(head_dim));
+            q[static_cast<size_t>(first + row)] = 1;
+            row_scale[row] = key.prepare(q.data(), head_dim, formats::BlockChannels(format.scaling, head_dim),
+                                         queries + row * stride);
+          }
+          key.score({.cell = keys.view,
+                     .groups = tokens / 16,
+                     .rows = kPassRows,
+                     .query = queries,
+                     .query_stride = stride,
+                     .row_scale = row_scale,
+                     .scores = scores,
+                     .room = Room(),
+                     .prefetch = {}});
+          for (int token = 0; token < tokens; ++token) {
             const float* stored = &keys.values[static_cast<size_t>(token * head_dim)];
             // A NaN anywhere in a token's row makes its logit NaN.
-            bool nan = false;
-            for (int c = 0; c < head_dim; ++c) nan = nan || std::isnan(stored[c]);
-            const float expected = nan ? std::nanf("") : stored[first + row];
-            ASSERT_TRUE(SameValue(scores[row * kMaxPageTokens + token], expected, format))
-                << "channel " << first + row << " token " << token;
+            const bool nan = std::any_of(stored, stored + head_dim, [](float x) { return std::isnan(x); });
+            for (int row = 0; row < kPassRows; ++row) {
+              const float expected = nan ? std::nanf("") : stored[first + row];
+              ASSERT_TRUE(SameValue(scores[row * kMaxPageTokens + token], expected, format))
+                  << "channel " << first + row << " token " << token;
+            }
           }
         }
       }
@@ -202,33 +220,51 @@ TEST_P(AttentionKernelsTest, EveryCodeOfKeysComesBack) {
   }
 }
 
+// `whole`: all slots are seen, and those with a weight of 0 as well.
+void ExpectValuesBack(const ValueKernel& kernel, const formats::Format& format, const Cell& values, bool whole) {
+  const auto [tokens, head_dim] = values.shape;
+  const float rescale[1] = {0};
+  const auto stored = [&](int token, int c) { return values.values[static_cast<size_t>(token * head_dim + c)]; };
+  std::vector<bool> nan(static_cast<size_t>(head_dim));
+  // Slots that share the unit of their weights: half a step of the largest, times the largest code.
+  double rounded = 0;
+  if (whole && IsNarrow(format.code)) {
+    for (const float value : values.values)
+      rounded = std::max(rounded, std::abs(double{value}) / testing::kNarrowWeightSteps);
+  }
+  for (int t = 0; whole && t < tokens; ++t) {
+    for (int c = 0; c < head_dim; ++c)
+      nan[static_cast<size_t>(c)] = nan[static_cast<size_t>(c)] || std::isnan(stored(t, c));
+  }
+  for (int token = 0; token < tokens; ++token) {
+    std::vector<float> p(kMaxPageTokens), out(static_cast<size_t>(head_dim));
+    p[static_cast<size_t>(token)] = 1;
+    kernel.accumulate({.cell = values.view,
+                       .begin = whole ? 0 : token,
+                       .end = whole ? tokens : token + 1,
+                       .rows = 1,
+                       .p = p.data(),
+                       .scale = 1,
+                       .rescale = rescale,
+                       .out = out.data(),
+                       .out_stride = head_dim,
+                       .room = Room(),
+                       .prefetch = {}});
+    for (int c = 0; c < head_dim; ++c) {
+      const float expected = nan[static_cast<size_t>(c)] ? std::nanf("") : stored(token, c);
+      ASSERT_TRUE(SameValue(out[static_cast<size_t>(c)], expected, format, rounded))
+          << "channel " << c << " token " << token;
+    }
+  }
+}
+
 TEST_P(AttentionKernelsTest, EveryCodeOfValuesComesBack) {
   for (const formats::Format& name : formats::All()) {
     const formats::Format& format = formats::OnSide(name, false);
-    SCOPED_TRACE(format.name);
-    const int head_dim = LeastHeadDim(format);
-    alignas(64) static uint8_t room[kRoomBytes];
-    for (const Cell& values : EveryCode(format, SideKind::kV, head_dim)) {
-      const float rescale[1] = {0};
-      for (int token = 0; token < Tokens(format); ++token) {
-        std::vector<float> p(kMaxPageTokens), out(static_cast<size_t>(head_dim));
-        p[static_cast<size_t>(token)] = 1;
-        Value(format).accumulate({.cell = values.view,
-                                  .begin = token,
-                                  .end = token + 1,
-                                  .rows = 1,
-                                  .p = p.data(),
-                                  .scale = 1,
-                                  .rescale = rescale,
-                                  .out = out.data(),
-                                  .out_stride = head_dim,
-                                  .room = room,
-                                  .prefetch = {}});
-        for (int c = 0; c < head_dim; ++c) {
-          ASSERT_TRUE(
-              SameValue(out[static_cast<size_t>(c)], values.values[static_cast<size_t>(token * head_dim + c)], format))
-              << "channel " << c << " token " << token;
-        }
+    for (const formats::CellShape shape : ShapesOf(format)) {
+      SCOPED_TRACE(fmt::format("{} of {}", format.name, shape.head_dim));
+      for (const Cell& values : EveryCode(format, SideKind::kV, shape)) {
+        ExpectValuesBack(Value(format), format, values, shape.tokens == 64);
       }
     }
   }
@@ -242,62 +278,95 @@ bool SameBits(const float* a, const float* b, int count) {
   return true;
 }
 
-// A row's scores and sums are the same bits alone and among 2 to 8 rows.
-TEST_P(AttentionKernelsTest, RowsDoNotDependOnTheirTile) {
-  std::mt19937 random(1);
-  std::normal_distribution<float> normal;
-  constexpr int kHeadDim = 64;
-  for (const formats::Format& format : formats::All()) {
-    const formats::Format& value_format = formats::OnSide(format, false);
-    const Cell keys = MakeCell(format, SideKind::kK, kHeadDim, 3);
-    const Cell values = MakeCell(value_format, SideKind::kV, kHeadDim, 3);
-    const KeyKernel& key = Key(format);
-    const int64_t stride = key.query_bytes(kHeadDim);
-    alignas(64) static uint8_t queries[kPassRows * 4096];
-    alignas(64) static uint8_t room[kRoomBytes];
-    float row_scale[kPassRows], rescale[kPassRows];
-    std::vector<float> p(kPassRows * kMaxPageTokens), start(kPassRows * kHeadDim);
+// Both kernels on rows that are prepared once.
+class RowsOfPass {
+ public:
+  static constexpr int kHeadDim = 64, kTokens = 64;
+
+  RowsOfPass(const KeyKernel& key, const ValueKernel& value, const formats::Format& format, int begin, int end)
+      : key_(key),
+        value_(value),
+        keys_(MakeCell(format, SideKind::kK, {kTokens, kHeadDim}, 3)),
+        values_(MakeCell(formats::OnSide(format, false), SideKind::kV, {kTokens, kHeadDim}, 3)),
+        begin_(begin),
+        end_(end),
+        stride_(key.query_bytes(kHeadDim)) {
+    std::mt19937 random(1);
+    std::normal_distribution<float> normal;
     for (int row = 0; row < kPassRows; ++row) {
       std::vector<float> q(kHeadDim);
       for (float& x : q) x = normal(random);
-      row_scale[row] =
-          key.prepare(q.data(), kHeadDim, formats::BlockChannels(format.scaling, kHeadDim), queries + row * stride);
-      rescale[row] = 0.5f;
-      for (int t = 2; t < 15; ++t) p[static_cast<size_t>(row * kMaxPageTokens + t)] = std::abs(normal(random));
+      row_scale_[row] =
+          key.prepare(q.data(), kHeadDim, formats::BlockChannels(format.scaling, kHeadDim), queries_ + row * stride_);
+      rescale_[row] = 0.5f;
+      for (int t = begin; t < end; ++t) p_[static_cast<size_t>(row * kMaxPageTokens + t)] = std::abs(normal(random));
     }
-    for (float& x : start) x = normal(random);
-    const auto run = [&](int first, int rows, std::vector<float>& scores, std::vector<float>& out) {
-      scores.assign(kPassRows * kMaxPageTokens, 0);
-      out = start;
-      key.score({.cell = keys.view,
-                 .groups = 1,
-                 .rows = rows,
-                 .query = queries + first * stride,
-                 .query_stride = stride,
-                 .row_scale = row_scale + first,
-                 .scores = &scores[static_cast<size_t>(first * kMaxPageTokens)],
-                 .prefetch = {}});
-      Value(value_format)
-          .accumulate({.cell = values.view,
-                       .begin = 2,
-                       .end = 15,
+    for (float& x : start_) x = normal(random);
+  }
+
+  // What `rows` rows from `first` on come to.
+  void Run(int first, int rows, Visit visit, std::vector<float>& scores, std::vector<float>& out) const {
+    scores.assign(kPassRows * kMaxPageTokens, 0);
+    out = start_;
+    key_.score({.cell = keys_.view,
+                .groups = kTokens / 16,
+                .rows = rows,
+                .query = queries_ + first * stride_,
+                .query_stride = stride_,
+                .row_scale = row_scale_ + first,
+                .scores = &scores[static_cast<size_t>(first * kMaxPageTokens)],
+                .room = Room(),
+                .visit = visit,
+                .prefetch = {}});
+    value_.accumulate({.cell = values_.view,
+                       .begin = begin_,
+                       .end = end_,
                        .rows = rows,
-                       .p = &p[static_cast<size_t>(first * kMaxPageTokens)],
+                       .p = &p_[static_cast<size_t>(first * kMaxPageTokens)],
                        .scale = 1,
-                       .rescale = rescale + first,
+                       .rescale = rescale_ + first,
                        .out = &out[static_cast<size_t>(first * kHeadDim)],
                        .out_stride = kHeadDim,
-                       .room = room,
+                       .room = Room(),
+                       .visit = visit,
                        .prefetch = {}});
-    };
-    std::vector<float> alone_scores, alone_out, scores, out;
-    for (int row = 0; row < kPassRows; ++row) {
-      run(row, 1, alone_scores, alone_out);
-      for (int rows = row + 1; rows <= kPassRows; ++rows) {
-        run(0, rows, scores, out);
-        const size_t s = static_cast<size_t>(row * kMaxPageTokens), o = static_cast<size_t>(row * kHeadDim);
-        ASSERT_TRUE(SameBits(&scores[s], &alone_scores[s], 16)) << format.name << " " << rows;
-        ASSERT_TRUE(SameBits(&out[o], &alone_out[o], kHeadDim)) << format.name << " " << rows;
+  }
+
+ private:
+  const KeyKernel& key_;
+  const ValueKernel& value_;
+  Cell keys_, values_;
+  int begin_, end_;
+  int64_t stride_;
+  alignas(64) uint8_t queries_[kPassRows * 4096];
+  float row_scale_[kPassRows], rescale_[kPassRows];
+  std::vector<float> p_ = std::vector<float>(kPassRows * kMaxPageTokens);
+  std::vector<float> start_ = std::vector<float>(kPassRows * kHeadDim);
+};
+
+// A row's scores and sums are the same bits alone and among 2 to 8 rows, of a page seen whole and in part, and where a
+// pass finds what an earlier one made of the page.
+TEST_P(AttentionKernelsTest, RowsDoNotDependOnTheirTile) {
+  for (const formats::Format& format : formats::All()) {
+    for (const auto& [begin, end] : {std::pair(2, 15), std::pair(0, RowsOfPass::kTokens)}) {
+      const RowsOfPass pass(Key(format), Value(formats::OnSide(format, false)), format, begin, end);
+      std::vector<float> alone_scores, alone_out, scores, out;
+      for (int row = 0; row < kPassRows; ++row) {
+        pass.Run(row, 1, Visit::kOnly, alone_scores, alone_out);
+        const auto expect_same = [&, row = row](const char* how, int rows) {
+          const size_t s = static_cast<size_t>(row * kMaxPageTokens),
+                       o = static_cast<size_t>(row * RowsOfPass::kHeadDim);
+          ASSERT_TRUE(SameBits(&scores[s], &alone_scores[s], RowsOfPass::kTokens)) << format.name << how << rows;
+          ASSERT_TRUE(SameBits(&out[o], &alone_out[o], RowsOfPass::kHeadDim)) << format.name << how << rows;
+        };
+        for (int rows = row + 1; rows <= kPassRows; ++rows) {
+          pass.Run(0, rows, Visit::kOnly, scores, out);
+          expect_same(" in a pass of ", rows);
+        }
+        pass.Run(0, kPassRows, Visit::kFirst, scores, out);
+        expect_same(" in the first pass of ", kPassRows);
+        pass.Run(row, 1, Visit::kAgain, scores, out);
+        expect_same(" in a later pass of ", 1);
       }
     }
   }
@@ -308,11 +377,12 @@ TEST_P(AttentionKernelsTest, IntegerScoresAreEqualOnEveryUnit) {
   std::mt19937 random(2);
   std::normal_distribution<float> normal;
   const formats::Format& format = formats::Find("int8");
-  const Cell keys = MakeCell(format, SideKind::kK, 128, 77);
+  const Cell keys = MakeCell(format, SideKind::kK, {16, 128}, 77);
   std::vector<float> q(128);
   for (float& x : q) x = normal(random);
   std::vector<std::vector<float>> scores;
   for (const AttentionKernels* kernels : {&Kernels(), testing::Units().front().table->attention}) {
+    const KernelScope scope(*kernels);
     const KeyKernel& key = kernels->keys[static_cast<int>(format.code)];
     alignas(64) uint8_t query[4096];
     const float row_scale = key.prepare(q.data(), 128, 0, query);
@@ -324,6 +394,7 @@ TEST_P(AttentionKernelsTest, IntegerScoresAreEqualOnEveryUnit) {
                .query_stride = key.query_bytes(128),
                .row_scale = &row_scale,
                .scores = scores.back().data(),
+               .room = Room(),
                .prefetch = {}});
   }
   EXPECT_EQ(scores[0], scores[1]);

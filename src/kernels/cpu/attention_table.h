@@ -77,16 +77,12 @@ inline constexpr int64_t kRoomBytes = kCallRoomBytes + 2 * kKeptCodeBytes + kKep
 // Passes over the same slots of a cell, one after the other and with the same room.
 enum class Visit : uint8_t { kOnly, kFirst, kAgain };
 
-// What a later call will read: touched line by line while this call computes, in some streams, as long as each other. One
-// stream keeps too few reads in flight.
+// What a later call will read: touched line by line while this call computes, in two streams, from the start and from
+// the middle. One stream keeps too few reads in flight.
 struct Prefetch {
   const uint8_t* next = nullptr;
   const uint8_t* end = nullptr;  // of the first stream
-  int64_t apart = 0;             // bytes from a stream to the next one
-
-  // Of far touches, which bring the next page of all heads into the second-level cache, and of near ones, which bring
-  // the rest of a head's page and the start of the next into the first.
-  static constexpr int Streams(bool far) { return far ? 4 : 2; }
+  int64_t second = 0;            // bytes from the first stream to the second, which is as long
 };
 
 struct KeyPass {
@@ -162,7 +158,6 @@ struct AttentionKernels {
   // What a thread calls before and after it calls the others, where they need a state of the CPU's; null else.
   void (*enter)() = nullptr;
   void (*leave)() = nullptr;
-  bool touches_far = false;               // how they touch what is ahead
   KeyKernel keys[formats::kCodes];        // by formats::Code
   KeyKernel tiled_keys[formats::kCodes];  // of keys with scales per channel; uint4 and uint2 only
   ValueKernel values[formats::kCodes];

@@ -14,12 +14,5 @@ inline constexpr bool kSmallTiles = true;
 inline constexpr bool kSmallTiles = false;
 #endif
 
-// Products so fast that memory is what kernels wait for (tiles_amx.h).
-#if defined(__AMX_TILE__) || defined(KVANTA_EMULATE_AMX)
-inline constexpr bool kHasTiles = true;
-#else
-inline constexpr bool kHasTiles = false;
-#endif
-
 }  // namespace
 }  // namespace kvanta::kernels

@@ -3,7 +3,6 @@
 #include "kernels/cpu/lanes_avx512.h"
 #include "kernels/cpu/tiles_amx.h"
 // Primitives first, then the kernels written over them.
-#include "kernels/cpu/attention_softmax.h"
 #include "kernels/cpu/attention_tiles.h"
 #include "kernels/cpu/attention_tiles_values.h"
 #include "kernels/cpu/isa_table.h"
@@ -81,10 +80,6 @@ AttentionKernels MakeKernels() {
   AttentionKernels kernels = *Avx512Table().attention;
   kernels.enter = [] { Tiles::Configure(); };
   kernels.leave = [] { Tiles::Release(); };
-  kernels.touches_far = true;
-  kernels.softmax = Softmax;
-  kernels.merge = Merge;
-  kernels.normalize = Normalize;
   Set<Code::kBf16, Bf16Keys, Bf16Values>(kernels);
   Set<Code::kE4M3, Fp8Keys<kE4M3Tables>, Fp8Values<kE4M3Tables>>(kernels);
   Set<Code::kE5M2, Fp8Keys<kE5M2Tables>, Fp8Values<kE5M2Tables>>(kernels);

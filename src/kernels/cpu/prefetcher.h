@@ -20,16 +20,14 @@ class Prefetcher {
     const uint32_t bytes = static_cast<uint32_t>(ahead.end - ahead.next);
     if (bytes == 0 || steps <= 0) return;
     next_ = ahead.next;
-    apart_ = ahead.apart;
+    second_ = ahead.second;
     const uint32_t most = static_cast<uint32_t>(steps) * kLineBytes;
     for (uint32_t more = bytes; more > most; more -= kLineBytes) Touch(kLineBytes);
     bytes_of_step_ =
         bytes >= most ? kLineBytes : (bytes + static_cast<uint32_t>(steps) - 1) / static_cast<uint32_t>(steps);
   }
 
-  KVANTA_INLINE void Step() {
-    if (bytes_of_step_ != 0) Touch(bytes_of_step_);
-  }
+  KVANTA_INLINE void Step() { Steps<1>(); }
   // Some steps by one branch, which in a loop of few instructions costs.
   template <int kCount>
   KVANTA_INLINE void Steps() {
@@ -40,14 +38,13 @@ class Prefetcher {
 
  private:
   KVANTA_INLINE void Touch(uint32_t bytes) {
-    for (int stream = 0; stream < Prefetch::Streams(kHasTiles); ++stream) {
-      __builtin_prefetch(next_ + stream * apart_, 0, kHasTiles ? 2 : 3);
-    }
+    __builtin_prefetch(next_);
+    __builtin_prefetch(next_ + second_);
     next_ += bytes;
   }
 
   const uint8_t* next_ = nullptr;
-  int64_t apart_ = 0;
+  int64_t second_ = 0;
   uint32_t bytes_of_step_ = 0;
 };
 

@@ -61,10 +61,6 @@ struct Tiles {
   static KVANTA_INLINE void DotUnsignedSigned() {
     __asm__ volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kRows), "i"(kColumns));
   }
-  template <int kSum, int kRows, int kColumns>
-  static KVANTA_INLINE void DotUnsignedUnsigned() {
-    __asm__ volatile("tdpbuud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kRows), "i"(kColumns));
-  }
   // Products of the first of all pairs are one chain of multiply-adds, those of the second another; subnormals are 0.
   template <int kSum, int kRows, int kColumns>
   static KVANTA_INLINE void DotBf16() {

@@ -1,0 +1,11 @@
+// The AMX unit over emulated tiles, under another name; where the CPU lacks AVX-512, too, over SIMDe.
+#ifdef KVANTA_EMULATED_AVX512
+#define KVANTA_EMULATE_AVX512 1
+#include "emulated/avx512.h"
+#define Avx512Table EmulatedAvx512Table
+#endif
+#define KVANTA_EMULATE_AMX 1
+#include "emulated/tiles.h"
+
+#define AmxTable EmulatedAmxTable
+#include "kernels/cpu/isa_amx.cc"  // NOLINT(bugprone-suspicious-include): the unit under test

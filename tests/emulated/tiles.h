@@ -1,0 +1,84 @@
+// AMX's tiles as Intel's manual defines them, in plain loops: stands for the instructions in the unit under test.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace kvanta::testing {
+
+struct EmulatedTiles {
+  static void Configure() {}
+  static void Release() { std::memset(tiles, 0xff, sizeof tiles); }  // nothing may be left to find
+
+  template <int kTile>
+  static void Zero() {
+    std::memset(tiles[kTile], 0, sizeof tiles[kTile]);
+  }
+  template <int kTile>
+  static void Load(const uint8_t* rows, int64_t stride) {
+    for (int i = 0; i < 16; ++i) std::memcpy(tiles[kTile][i], rows + i * stride, 64);
+  }
+  template <int kTile>
+  static void Store(uint8_t* rows, int64_t stride) {
+    for (int i = 0; i < 16; ++i) std::memcpy(rows + i * stride, tiles[kTile][i], 64);
+  }
+  template <int kSum, int kRows, int kColumns>
+  static void DotSignedSigned() {
+    DotBytes<int8_t, int8_t>(tiles[kSum], tiles[kRows], tiles[kColumns]);
+  }
+  template <int kSum, int kRows, int kColumns>
+  static void DotSignedUnsigned() {
+    DotBytes<int8_t, uint8_t>(tiles[kSum], tiles[kRows], tiles[kColumns]);
+  }
+  template <int kSum, int kRows, int kColumns>
+  static void DotUnsignedSigned() {
+    DotBytes<uint8_t, int8_t>(tiles[kSum], tiles[kRows], tiles[kColumns]);
+  }
+  // Two chains of fused multiply-adds, whose sums are added, and then to what there was.
+  template <int kSum, int kRows, int kColumns>
+  static void DotBf16() {
+    for (int row = 0; row < 16; ++row) {
+      for (int column = 0; column < 16; ++column) {
+        float chains[2] = {};
+        for (int k = 0; k < 32; ++k) {
+          const float a = Bf16(tiles[kRows][row] + 2 * k);
+          const float b = Bf16(tiles[kColumns][k / 2] + 4 * column + k % 2 * 2);
+          chains[k % 2] = Flush(__builtin_fmaf(a, b, chains[k % 2]));
+        }
+        float sum;
+        std::memcpy(&sum, tiles[kSum][row] + 4 * column, sizeof sum);
+        sum = Flush(Flush(sum) + Flush(chains[0] + chains[1]));
+        std::memcpy(tiles[kSum][row] + 4 * column, &sum, sizeof sum);
+      }
+    }
+  }
+
+ private:
+  using Tile = uint8_t[16][64];
+
+  // Subnormals are 0.
+  static float Flush(float x) { return __builtin_fabsf(x) < 0x1p-126F ? 0.0F : x; }
+  static float Bf16(const uint8_t* bytes) {
+    uint8_t wide[4] = {0, 0, bytes[0], bytes[1]};
+    float x;
+    std::memcpy(&x, wide, sizeof x);
+    return Flush(x);
+  }
+  template <class A, class B>
+  static void DotBytes(Tile& sums, const Tile& a, const Tile& b) {
+    for (int row = 0; row < 16; ++row) {
+      for (int column = 0; column < 16; ++column) {
+        int32_t sum;
+        std::memcpy(&sum, sums[row] + 4 * column, sizeof sum);
+        for (int k = 0; k < 64; ++k) {
+          sum += static_cast<A>(a[row][k]) * static_cast<B>(b[k / 4][4 * column + k % 4]);
+        }
+        std::memcpy(sums[row] + 4 * column, &sum, sizeof sum);
+      }
+    }
+  }
+
+  static inline thread_local Tile tiles[8];
+};
+
+}  // namespace kvanta::testing

@@ -178,7 +178,7 @@ TABLES = {
             ("cache", "format", ""),
             *(
                 (f"{unit.replace('_', ' ')}, {phase}", f"{unit}.{phase}", ".2%")
-                for unit in ("portable", "avx2", "avx512_emulated", "avx512")
+                for unit in ("portable", "avx2", "avx512_emulated", "avx512", "amx_emulated", "amx")
                 for phase in ("decode", "prefill")
             ),
         ),

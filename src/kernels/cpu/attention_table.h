@@ -31,10 +31,10 @@ constexpr bool IsNarrow(formats::Code code) noexcept {
 
 // The multiply-adds that attention over a code is made of: what its kernels cannot be faster than (machine_limits.h).
 //
-//   dot       codes                           avx512                     avx2                    portable
-//   kF32      floating point                  f32 multiply-add           f32 multiply-add        the same
-//   kWide     8 bits, Lloyd-Max levels        vpdpbusd, two per product  vpmaddwd of 16 bits     pmaddwd of 16 bits
-//   kNarrow   integers up to 6 bits, e2m1     vpdpbusd                   vpmaddubsw              pmaddwd of 16 bits
+//   dot       codes                           amx                        avx512                     avx2 and portable
+//   kF32      floating point                  bf16, two per product      f32 multiply-add           the same
+//   kWide     8 bits, Lloyd-Max levels        bytes, two per product     vpdpbusd, two per product  vpmaddwd of 16 bits
+//   kNarrow   integers up to 6 bits, e2m1     bytes                      vpdpbusd                   vpmaddubsw (avx2)
 enum class Dot : uint8_t { kF32, kWide, kNarrow };
 inline constexpr int kDots = static_cast<int>(Dot::kNarrow) + 1;
 
@@ -74,7 +74,8 @@ inline constexpr int64_t kKeptCodeBytes = int64_t{2} * kMaxPageTokens * kMaxHead
 inline constexpr int64_t kKeptScaleBytes = 96 << 10;
 inline constexpr int64_t kRoomBytes = kCallRoomBytes + 2 * kKeptCodeBytes + kKeptScaleBytes;
 
-// Passes over the same slots of a cell, one after the other and with the same room.
+// Passes over the same slots of a cell, one after the other and with the same room; later ones of no more rows than the
+// first.
 enum class Visit : uint8_t { kOnly, kFirst, kAgain };
 
 // What a later call will read: touched line by line while this call computes, in two streams, from the start and from

@@ -36,16 +36,25 @@ struct TileKeyKernel {
   static constexpr KeyKernel kKernel{QueryBytes, Prepare, Score};
 };
 
+// Codes of up to 6 bits cost as much to unpack as to multiply: a few rows are as fast by vectors, and of the same bits,
+// for dots of integers are exact and what follows is in one order. (A block that vectors take in parts is in another.)
+inline constexpr int kVectorRows = 4;
+template <Code kCode>
+bool MeetsByVectors(const CellView& cell, int rows) {
+  if (cell.head_dim % kHeadStep != 0) return true;
+  return rows <= kVectorRows && (!cell.block_scales || cell.block == NarrowKey<NarrowCodeOf<kCode>>::kBlock);
+}
+
 template <Code kCode>
 void ScoreNarrowKeys(const KeyPass& pass) {
-  if (pass.cell.head_dim % kHeadStep != 0) return VectorKeys<kCode>().score(pass);
+  if (MeetsByVectors<kCode>(pass.cell, pass.rows)) return VectorKeys<kCode>().score(pass);
   ScoreTiles<NarrowKeys<kCode>>(pass);
 }
 
 // Keys with a scale and a zero per channel: queries become coefficients tile by tile of tokens.
 template <Code kCode>
 void ScoreTiledKeys(const KeyPass& pass) {
-  if (pass.cell.head_dim % kHeadStep != 0) {
+  if (MeetsByVectors<kCode>(pass.cell, pass.rows)) {
     return Avx512Table().attention->tiled_keys[static_cast<int>(kCode)].score(pass);
   }
   Prefetcher prefetch{pass.prefetch, TileSteps<NarrowKeys<kCode>>(pass)};
@@ -56,7 +65,9 @@ void ScoreTiledKeys(const KeyPass& pass) {
 
 template <Code kCode, class Values>
 void AccumulateValues(const ValuePass& pass) {
-  if (!MeetsByTiles<Values>(pass)) return Avx512Table().attention->values[static_cast<int>(kCode)].accumulate(pass);
+  if (!MeetsByTiles<Values>(pass) || (Values::kNarrow && MeetsByVectors<kCode>(pass.cell, pass.rows))) {
+    return Avx512Table().attention->values[static_cast<int>(kCode)].accumulate(pass);
+  }
   if constexpr (Values::kNarrow) {
     AccumulateNarrowTiles<kCode>(pass);
   } else {
@@ -93,6 +104,26 @@ AttentionKernels MakeKernels() {
   return kernels;
 }
 
+// Dots with a second operand of their own each, which lies in L1; kProducts: of an element of the sums.
+template <class Dots, int kProducts>
+float TileLoop(int64_t rounds, double* operations) noexcept {
+  alignas(64) uint8_t operands[kTilesBeside * kTileBytes] = {};
+  Tiles::Configure();
+  ForTiles<kTilesBeside>([](auto tile) __attribute__((always_inline)) { Tiles::Zero<decltype(tile)::kValue>(); });
+  Tiles::Zero<kFirstOperand>();
+  for (int64_t round = 0; round < rounds; ++round) {
+    ForTiles<kTilesBeside>([&](auto tile) __attribute__((always_inline)) {
+      constexpr int kTile = decltype(tile)::kValue, kColumns = kSecondOperand + kTile % 2;
+      Tiles::Load<kColumns>(operands + kTile * kTileBytes, 64);
+      Dots::template Dot<kTile, kColumns>();
+    });
+  }
+  Tiles::Store<0>(operands, 64);
+  Tiles::Release();
+  *operations = 2.0 * kTileRows * 16 * kProducts * kTilesBeside * static_cast<double>(rounds);
+  return static_cast<float>(operands[0]);
+}
+
 }  // namespace
 
 const IsaTable& AmxTable() {
@@ -101,6 +132,10 @@ const IsaTable& AmxTable() {
     IsaTable result = Avx512Table();
     result.name = "amx";
     result.attention = &attention;
+    result.limits.float_dot = TileLoop<FloatDots, 32 / FloatDots::kTerms>;
+    result.limits.wide_dot = TileLoop<WideDots, 64>;
+    result.limits.coefficient_terms = WideDots::kTerms;
+    result.limits.narrow_dot = TileLoop<NarrowDots<true>, 64>;
     return result;
   }();
   return table;

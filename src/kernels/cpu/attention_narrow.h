@@ -256,10 +256,9 @@ template <formats::Code kCode>
 void ScoreTiled(const KeyPass& pass) {
   using Key = NarrowKey<NarrowCodeOf<kCode>>;
   Prefetcher prefetch{pass.prefetch, ScoreSteps(pass, kRunsBeside, Key::kChannelsOfStep)};
-  ScoreTiledBy<kCode>(pass, [&](const KeyPass& of_tile, const KeyScales& scales, int first, int last)
-                                __attribute__((always_inline)) {
-                                  AddScores<Key>(of_tile, scales, first, last, prefetch);
-                                });
+  ScoreTiledBy<kCode>(
+      pass, [&](const KeyPass& of_tile, const KeyScales& scales, int first, int last)
+                __attribute__((always_inline)) { AddScores<Key>(of_tile, scales, first, last, prefetch); });
 }
 
 }  // namespace

@@ -116,8 +116,8 @@ KVANTA_INLINE void StartSums(const ValuePass& pass, SlotRange range, int middle,
     for (int row = 0; row < pass.rows; row += 4) {
       typename B::Sum sums[4] = {B::Start(), B::Start(), B::Start(), B::Start()};
       for (int t = range.First(); t < range.Last(); t += 64) {
-        const auto offsets = B::template Offsets<kScaleSigns>(middle, slots.signs + b * pass.cell.page_tokens + t,
-                                                              range.Last() - t);
+        const auto offsets =
+            B::template Offsets<kScaleSigns>(middle, slots.signs + b * pass.cell.page_tokens + t, range.Last() - t);
         for (int i = 0; i < 4 && row + i < pass.rows; ++i) {
           sums[i] = B::MulAddSigned(sums[i], B::Load(pass.room + weights.Offset(row + i, b, t)), offsets);
         }

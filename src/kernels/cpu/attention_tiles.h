@@ -1,8 +1,8 @@
 // The attention kernels of keys by tiles (tiles_amx.h): a group of 16 tokens lies in the cache as a tile wants its
 // second operand, 64 bytes of channels are one. Codes below 8 bits and fp8 become bytes or bf16 on the stack first.
 // Products cost what loading the second operand does, whatever the rows of the first: coefficients of 16 bits are two
-// rows of 8, f32 is two rows of bf16, and blocks of channels with a scale of their own are rows of the same tile that are
-// 0 elsewhere. Included by isa_amx.cc after attention_narrow_values.h.
+// rows of 8, f32 is two rows of bf16, and blocks of channels with a scale of their own are rows of the same tile that
+// are 0 elsewhere. Included by isa_amx.cc after attention_narrow_values.h.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ namespace {
 inline constexpr int kTilesBeside = 4;    // sums in tiles 0 to 3: as many wait for one another as little
 inline constexpr int kFirstOperand = 6;   // and 7
 inline constexpr int kSecondOperand = 4;  // and 5
-inline constexpr int kStepsOfTile = 4;   // of the prefetcher, while a tile is loaded and met
-inline constexpr int kStepsOfRow = 2;    // while a row of sums of 16 tokens, or of 16 channels, is made use of
+inline constexpr int kStepsOfTile = 4;    // of the prefetcher, while a tile is loaded and met
+inline constexpr int kStepsOfRow = 2;     // while a row of sums of 16 tokens, or of 16 channels, is made use of
 inline constexpr int kHeadStep = 64;      // channels that a head must be a multiple of to be met by tiles
 
 // ---- coefficients
@@ -88,7 +88,8 @@ struct KeyTiles {
   int64_t apart;
 };
 
-// Dots of a kind: how they are taken, and what row of sums `row` comes to, `lower` bytes before that of the lower terms.
+// Dots of a kind: how they are taken, and what row of sums `row` comes to, `lower` bytes before that of the lower
+// terms.
 struct FloatDots {
   static constexpr int kTerms = 2;
   static constexpr bool kHasBias = false;
@@ -149,7 +150,8 @@ struct Bf16Keys : FloatKeys {
   }
   template <int kGroups>
   static KVANTA_INLINE KeyTiles Find(const CellView& cell, int group, int chunk, uint8_t* /*room*/) {
-    return {cell.codes + int64_t{group} * cell.head_dim * 32 + int64_t{chunk} * kTileBytes, int64_t{cell.head_dim} * 32};
+    return {cell.codes + int64_t{group} * cell.head_dim * 32 + int64_t{chunk} * kTileBytes,
+            int64_t{cell.head_dim} * 32};
   }
 };
 
@@ -208,7 +210,8 @@ struct Int8Keys : WideKeys {
   }
   template <int kGroups>
   static KVANTA_INLINE KeyTiles Find(const CellView& cell, int group, int chunk, uint8_t* /*room*/) {
-    return {cell.codes + int64_t{group} * cell.head_dim * 16 + int64_t{chunk} * kTileBytes, int64_t{cell.head_dim} * 16};
+    return {cell.codes + int64_t{group} * cell.head_dim * 16 + int64_t{chunk} * kTileBytes,
+            int64_t{cell.head_dim} * 16};
   }
 };
 
@@ -418,7 +421,8 @@ KVANTA_INLINE void ScoreTilesOf(const KeyPass& pass, const KeyScales& scales, co
         if (pass.visit != Visit::kOnly) unpacked = kept + (int64_t{chunk} * (kMaxPageTokens / 16) + group) * kTileBytes;
         if (Keys::kUnpacks && pass.visit == Visit::kAgain) {
           tiles = {unpacked, kTileBytes};
-        } else if (row == 0) {  // a second set of rows follows only where a run is one chunk, whose bytes are still there
+        } else if (row ==
+                   0) {  // a second set of rows follows only where a run is one chunk, whose bytes are still there
           if (pass.visit == Visit::kOnly) unpacked = room + chunk % 2 * kGroups * kTileBytes;
           tiles = Keys::template Find<kGroups>(pass.cell, group, chunk, unpacked);
         }

@@ -1,5 +1,5 @@
-// The attention kernels of values by tiles (tiles_amx.h): 64 bytes of a channel's tokens lie in the cache as a column of
-// a tile's second operand; weights are the rows of the first one. Included by isa_amx.cc after attention_tiles.h.
+// The attention kernels of values by tiles (tiles_amx.h): 64 bytes of a channel's tokens lie in the cache as a column
+// of a tile's second operand; weights are the rows of the first one. Included by isa_amx.cc after attention_tiles.h.
 #pragma once
 
 #include <cstdint>
@@ -104,8 +104,8 @@ KVANTA_INLINE __m512i TileLevels(__m512i low, __m512i high, const SlotScales& sl
   constexpr int kMiddle = 1 << (Base::kBits - 1);
   if constexpr (kNegativeScales<kCode> && IsNarrow(kCode)) {
     if constexpr (Base::kHigh == 0) {
-      const __m512i flipped = B::AndFlip(kField == 0 ? low : B::Right(low, kField * Base::kLow), (1 << Base::kLow) - 1,
-                                         slots.signs + slot);
+      const __m512i flipped =
+          B::AndFlip(kField == 0 ? low : B::Right(low, kField * Base::kLow), (1 << Base::kLow) - 1, slots.signs + slot);
       return _mm512_sub_epi8(flipped, Broadcast32(slots.offsets + slot));
     }
     const __m512i fields = Base::template Fields<B>(low, kField * Base::kLow, high, kField * Base::kHigh);

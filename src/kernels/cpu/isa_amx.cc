@@ -12,8 +12,8 @@ namespace {
 
 using formats::Code;
 
-// Heads that are not whole tiles, and the few slots of a page that is being filled, are left to AVX-512. A query and its
-// scores are of the same unit, for both depend on the head alone.
+// Heads that are not whole tiles, and the few slots of a page that is being filled, are left to AVX-512. A query and
+// its scores are of the same unit, for both depend on the head alone.
 template <Code kCode>
 const KeyKernel& VectorKeys() {
   return Avx512Table().attention->keys[static_cast<int>(kCode)];

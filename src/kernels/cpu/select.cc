@@ -62,8 +62,8 @@ CpuFeatures DetectFeatures() {
   const CpuidResult leaf7 = Cpuid(7, 0);
   const CpuidResult leaf7_1 = leaf7.eax >= 1 ? Cpuid(7, 1) : CpuidResult{};
   const uint64_t states = EnabledStates();
-  constexpr uint64_t kYmmStates = 0x6;   // SSE, AVX
-  constexpr uint64_t kZmmStates = 0xe6;     // and opmask, upper zmm0-15, zmm16-31
+  constexpr uint64_t kYmmStates = 0x6;       // SSE, AVX
+  constexpr uint64_t kZmmStates = 0xe6;      // and opmask, upper zmm0-15, zmm16-31
   constexpr uint64_t kTileStates = 0x60000;  // of AMX: configuration, data
   CpuFeatures features;
   features.avx2 = HasAll(states, kYmmStates) && HasAll(leaf1.ecx, Bit(12) | Bit(28) | Bit(29)) &&  // FMA AVX F16C

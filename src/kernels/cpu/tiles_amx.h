@@ -19,8 +19,8 @@ using Tiles = testing::EmulatedTiles;
 // the other, with the column's groups, which lie one below the other. Sums are 32-bit integers, or f32.
 // What an instruction does to memory is told to the compiler; of what it does to tiles, compilers know nothing.
 struct Tiles {
-  // All eight as large as they can be. To be called by a thread before it uses tiles; what another library has set up is
-  // lost.
+  // All eight as large as they can be. To be called by a thread before it uses tiles; what another library has set up
+  // is lost.
   static KVANTA_INLINE void Configure() {
     struct alignas(64) {
       uint8_t palette = 1;

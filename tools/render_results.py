@@ -82,10 +82,10 @@ _LLAMA_CPP = (
 )
 
 
-def _attention(shape: str, *columns: tuple[str, str, str], isa: str = "") -> Table:
-    """Of the best unit of the machine, or of the one named."""
+def _attention(shape: str, *columns: tuple[str, str, str], isa: str = "", shapes: str = "") -> Table:
+    """Of the best unit of the machine, or of the one named, measured with `shapes` (that one alone)."""
     source = f"attention-{isa}" if isa else "attention"
-    shapes = f"--isa {isa} --shapes {shape}" if isa else "--shapes all"
+    shapes = f"--isa {isa} --shapes {shapes or shape}" if isa else "--shapes all"
     plot = "" if isa else " --plot docs/results/attention.png"
     command = f"kvanta bench attention {shapes} --formats NAMES --json docs/results/{source}.json{plot}"
     threads = tuple(
@@ -103,6 +103,10 @@ def _attention(shape: str, *columns: tuple[str, str, str], isa: str = "") -> Tab
 
 
 TABLES = {
+    "attention-avx512": _attention("decode", isa="avx512", shapes="decode prefill"),
+    "attention-avx512-prefill": _attention(
+        "prefill", ("of bf16 peak", "share_of_bf16_peak", ".0%"), isa="avx512", shapes="decode prefill"
+    ),
     "attention-avx2": _attention("decode", isa="avx2"),
     "attention-decode": _attention("decode"),
     "attention-batch": _attention("batch"),

@@ -33,7 +33,7 @@ set(KVANTA_ISA_FLAGS_avx2 -mavx2 -mfma -mf16c -mbmi2)
 set(KVANTA_ISA_FLAGS_avx512 -Wno-uninitialized $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>
                             -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vbmi -mavx512vnni
                             -mavx512bf16 -mfma -mf16c -mbmi2 -mprefer-vector-width=512)
-set(KVANTA_ISA_FLAGS_amx ${KVANTA_ISA_FLAGS_avx512} -mamx-tile -mamx-int8 -mamx-bf16)
+set(KVANTA_ISA_FLAGS_amx ${KVANTA_ISA_FLAGS_avx512})  # tiles are assembly
 
 set(KVANTA_RUNS_AVX512 FALSE)
 set(KVANTA_RUNS_AMX FALSE)

@@ -136,13 +136,36 @@ TEST_P(InvarianceTest, RunsSpreadOverThreads) {
   }
 }
 
+// Heads and pages that units meet by whole tiles: rows that share a page with many others, and rows of a decode step.
+TEST_P(InvarianceTest, HeadsOfWholeTiles) {
+  constexpr int kLength = 400, kLast = 40;  // pages close among the last ones
+  for (const auto& [page, head_dim, heads] : {std::tuple(64, 128, 4), std::tuple(128, 64, 5)}) {
+    const HarnessOptions options{.scheme = Scheme(),
+                                 .heads = heads,
+                                 .kv_heads = 1,
+                                 .head_dim = head_dim,
+                                 .page_size = page,
+                                 .lengths = {kLength}};
+    CacheHarness one(options, 6);
+    const std::unique_ptr<Backend> chunk = one.CpuBackend(Isa());
+    one.Append(*chunk, {0, kLength - kLast});
+    one.RunStep(*chunk, {{0, kLast}});
+    CacheHarness two(options, 6);
+    const std::unique_ptr<Backend> steps = two.CpuBackend(Isa());
+    two.Append(*steps, {0, kLength - kLast});
+    for (int token = 0; token < kLast; ++token) two.RunStep(*steps, {{0, 1}});
+    ASSERT_TRUE(SameBits(one.sequences()[0].out, two.sequences()[0].out)) << "head of " << head_dim;
+    ASSERT_EQ(one.Bytes(0), two.Bytes(0)) << "head of " << head_dim;
+  }
+}
+
 // Unused slots and freed records: NaN bytes or zero bytes, the rows are the same and finite.
 TEST_P(InvarianceTest, UnusedSlotsDoNotMatter) {
   for (const int length : {1, 2, 3, 5, 14, 19, 35}) {
     HarnessOptions options{.scheme = Scheme(),
                            .heads = 4,
                            .kv_heads = 2,
-                           .head_dim = 32,
+                           .head_dim = length % 2 == 0 ? 32 : 64,
                            .page_size = PageSize(16),
                            .lengths = {length, 40}};
     CacheHarness poisoned(options, 9);

@@ -2,53 +2,58 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 namespace kvanta::testing {
 
 struct EmulatedTiles {
-  static void Configure() {}
-  static void Release() { std::memset(tiles, 0xff, sizeof tiles); }  // nothing may be left to find
+  static void Configure() {
+    std::memset(tiles, 0, sizeof tiles);
+    configured = true;
+  }
+  static void Release() { configured = false; }
 
   template <int kTile>
   static void Zero() {
-    std::memset(tiles[kTile], 0, sizeof tiles[kTile]);
+    std::memset(At(kTile), 0, sizeof tiles[kTile]);
   }
   template <int kTile>
   static void Load(const uint8_t* rows, int64_t stride) {
-    for (int i = 0; i < 16; ++i) std::memcpy(tiles[kTile][i], rows + i * stride, 64);
+    for (int i = 0; i < 16; ++i) std::memcpy(At(kTile)[i], rows + i * stride, 64);
   }
   template <int kTile>
   static void Store(uint8_t* rows, int64_t stride) {
-    for (int i = 0; i < 16; ++i) std::memcpy(rows + i * stride, tiles[kTile][i], 64);
+    for (int i = 0; i < 16; ++i) std::memcpy(rows + i * stride, At(kTile)[i], 64);
   }
   template <int kSum, int kRows, int kColumns>
   static void DotSignedSigned() {
-    DotBytes<int8_t, int8_t>(tiles[kSum], tiles[kRows], tiles[kColumns]);
+    DotBytes<int8_t, int8_t>(At(kSum), At(kRows), At(kColumns));
   }
   template <int kSum, int kRows, int kColumns>
   static void DotSignedUnsigned() {
-    DotBytes<int8_t, uint8_t>(tiles[kSum], tiles[kRows], tiles[kColumns]);
+    DotBytes<int8_t, uint8_t>(At(kSum), At(kRows), At(kColumns));
   }
   template <int kSum, int kRows, int kColumns>
   static void DotUnsignedSigned() {
-    DotBytes<uint8_t, int8_t>(tiles[kSum], tiles[kRows], tiles[kColumns]);
+    DotBytes<uint8_t, int8_t>(At(kSum), At(kRows), At(kColumns));
   }
   // Two chains of fused multiply-adds, whose sums are added, and then to what there was.
   template <int kSum, int kRows, int kColumns>
   static void DotBf16() {
+    Tile &sums = At(kSum), &rows = At(kRows), &columns = At(kColumns);
     for (int row = 0; row < 16; ++row) {
       for (int column = 0; column < 16; ++column) {
         float chains[2] = {};
         for (int k = 0; k < 32; ++k) {
-          const float a = Bf16(tiles[kRows][row] + 2 * k);
-          const float b = Bf16(tiles[kColumns][k / 2] + 4 * column + k % 2 * 2);
+          const float a = Bf16(rows[row] + 2 * k);
+          const float b = Bf16(columns[k / 2] + 4 * column + k % 2 * 2);
           chains[k % 2] = Flush(__builtin_fmaf(a, b, chains[k % 2]));
         }
         float sum;
-        std::memcpy(&sum, tiles[kSum][row] + 4 * column, sizeof sum);
+        std::memcpy(&sum, sums[row] + 4 * column, sizeof sum);
         sum = Flush(Flush(sum) + Flush(chains[0] + chains[1]));
-        std::memcpy(tiles[kSum][row] + 4 * column, &sum, sizeof sum);
+        std::memcpy(sums[row] + 4 * column, &sum, sizeof sum);
       }
     }
   }
@@ -56,6 +61,11 @@ struct EmulatedTiles {
  private:
   using Tile = uint8_t[16][64];
 
+  // A CPU stops a thread that uses tiles without having set them up.
+  static Tile& At(int tile) {
+    if (!configured) std::abort();
+    return tiles[tile];
+  }
   // Subnormals are 0.
   static float Flush(float x) { return __builtin_fabsf(x) < 0x1p-126F ? 0.0F : x; }
   static float Bf16(const uint8_t* bytes) {
@@ -79,6 +89,7 @@ struct EmulatedTiles {
   }
 
   static inline thread_local Tile tiles[8];
+  static inline thread_local bool configured = false;
 };
 
 }  // namespace kvanta::testing

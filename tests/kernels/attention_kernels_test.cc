@@ -226,7 +226,7 @@ void ExpectValuesBack(const ValueKernel& kernel, const formats::Format& format, 
   const float rescale[1] = {0};
   const auto stored = [&](int token, int c) { return values.values[static_cast<size_t>(token * head_dim + c)]; };
   std::vector<bool> nan(static_cast<size_t>(head_dim));
-  // Slots that share the unit of their weights: half a step of the largest, times the largest code.
+  // Slots that share the unit of their weights: less than a step of the largest, times the largest code.
   double rounded = 0;
   if (whole && IsNarrow(format.code)) {
     for (const float value : values.values)
@@ -281,26 +281,27 @@ bool SameBits(const float* a, const float* b, int count) {
 // Both kernels on rows that are prepared once.
 class RowsOfPass {
  public:
-  static constexpr int kHeadDim = 64, kTokens = 64;
-
-  RowsOfPass(const KeyKernel& key, const ValueKernel& value, const formats::Format& format, int begin, int end)
-      : key_(key),
+  RowsOfPass(const KeyKernel& key, const ValueKernel& value, const formats::Format& format, formats::CellShape shape,
+             int begin, int end)
+      : shape_(shape),
+        key_(key),
         value_(value),
-        keys_(MakeCell(format, SideKind::kK, {kTokens, kHeadDim}, 3)),
-        values_(MakeCell(formats::OnSide(format, false), SideKind::kV, {kTokens, kHeadDim}, 3)),
+        keys_(MakeCell(format, SideKind::kK, shape, 3)),
+        values_(MakeCell(formats::OnSide(format, false), SideKind::kV, shape, 3)),
         begin_(begin),
         end_(end),
-        stride_(key.query_bytes(kHeadDim)) {
+        stride_(key.query_bytes(shape.head_dim)) {
     std::mt19937 random(1);
     std::normal_distribution<float> normal;
     for (int row = 0; row < kPassRows; ++row) {
-      std::vector<float> q(kHeadDim);
+      std::vector<float> q(static_cast<size_t>(shape.head_dim));
       for (float& x : q) x = normal(random);
-      row_scale_[row] =
-          key.prepare(q.data(), kHeadDim, formats::BlockChannels(format.scaling, kHeadDim), queries_ + row * stride_);
+      row_scale_[row] = key.prepare(q.data(), shape.head_dim, formats::BlockChannels(format.scaling, shape.head_dim),
+                                    queries_ + row * stride_);
       rescale_[row] = 0.5f;
       for (int t = begin; t < end; ++t) p_[static_cast<size_t>(row * kMaxPageTokens + t)] = std::abs(normal(random));
     }
+    start_.resize(static_cast<size_t>(kPassRows * shape.head_dim));
     for (float& x : start_) x = normal(random);
   }
 
@@ -309,7 +310,7 @@ class RowsOfPass {
     scores.assign(kPassRows * kMaxPageTokens, 0);
     out = start_;
     key_.score({.cell = keys_.view,
-                .groups = kTokens / 16,
+                .groups = shape_.tokens / 16,
                 .rows = rows,
                 .query = queries_ + first * stride_,
                 .query_stride = stride_,
@@ -325,14 +326,15 @@ class RowsOfPass {
                        .p = &p_[static_cast<size_t>(first * kMaxPageTokens)],
                        .scale = 1,
                        .rescale = rescale_ + first,
-                       .out = &out[static_cast<size_t>(first * kHeadDim)],
-                       .out_stride = kHeadDim,
+                       .out = &out[static_cast<size_t>(first * shape_.head_dim)],
+                       .out_stride = shape_.head_dim,
                        .room = Room(),
                        .visit = visit,
                        .prefetch = {}});
   }
 
  private:
+  formats::CellShape shape_;
   const KeyKernel& key_;
   const ValueKernel& value_;
   Cell keys_, values_;
@@ -341,34 +343,41 @@ class RowsOfPass {
   alignas(64) uint8_t queries_[kPassRows * 4096];
   float row_scale_[kPassRows], rescale_[kPassRows];
   std::vector<float> p_ = std::vector<float>(kPassRows * kMaxPageTokens);
-  std::vector<float> start_ = std::vector<float>(kPassRows * kHeadDim);
+  std::vector<float> start_;
 };
 
 // A row's scores and sums are the same bits alone and among 2 to 8 rows, of a page seen whole and in part, and where a
 // pass finds what an earlier one made of the page.
+void ExpectSameRows(const RowsOfPass& pass, formats::CellShape shape) {
+  std::vector<float> alone_scores, alone_out, scores, out;
+  for (int row = 0; row < kPassRows; ++row) {
+    pass.Run(row, 1, Visit::kOnly, alone_scores, alone_out);
+    const auto expect_same = [&, row = row](const char* how, int rows) {
+      const size_t s = static_cast<size_t>(row * kMaxPageTokens), o = static_cast<size_t>(row * shape.head_dim);
+      ASSERT_TRUE(SameBits(&scores[s], &alone_scores[s], shape.tokens)) << how << rows;
+      ASSERT_TRUE(SameBits(&out[o], &alone_out[o], shape.head_dim)) << how << rows;
+    };
+    for (int rows = row + 1; rows <= kPassRows; ++rows) {
+      pass.Run(0, rows, Visit::kOnly, scores, out);
+      expect_same("in a pass of ", rows);
+    }
+    pass.Run(0, kPassRows, Visit::kFirst, scores, out);
+    expect_same("in the first pass of ", kPassRows);
+    for (const int rows : {1, kPassRows}) {
+      pass.Run(rows == 1 ? row : 0, rows, Visit::kAgain, scores, out);
+      expect_same("in a later pass of ", rows);
+    }
+  }
+}
+
 TEST_P(AttentionKernelsTest, RowsDoNotDependOnTheirTile) {
   for (const formats::Format& format : formats::All()) {
-    for (const auto& [begin, end] : {std::pair(2, 15), std::pair(0, RowsOfPass::kTokens)}) {
-      const RowsOfPass pass(Key(format), Value(formats::OnSide(format, false)), format, begin, end);
-      std::vector<float> alone_scores, alone_out, scores, out;
-      for (int row = 0; row < kPassRows; ++row) {
-        pass.Run(row, 1, Visit::kOnly, alone_scores, alone_out);
-        const auto expect_same = [&, row = row](const char* how, int rows) {
-          const size_t s = static_cast<size_t>(row * kMaxPageTokens),
-                       o = static_cast<size_t>(row * RowsOfPass::kHeadDim);
-          ASSERT_TRUE(SameBits(&scores[s], &alone_scores[s], RowsOfPass::kTokens)) << format.name << how << rows;
-          ASSERT_TRUE(SameBits(&out[o], &alone_out[o], RowsOfPass::kHeadDim)) << format.name << how << rows;
-        };
-        for (int rows = row + 1; rows <= kPassRows; ++rows) {
-          pass.Run(0, rows, Visit::kOnly, scores, out);
-          expect_same(" in a pass of ", rows);
-        }
-        pass.Run(0, kPassRows, Visit::kFirst, scores, out);
-        expect_same(" in the first pass of ", kPassRows);
-        for (const int rows : {1, kPassRows}) {
-          pass.Run(rows == 1 ? row : 0, rows, Visit::kAgain, scores, out);
-          expect_same(" in a later pass of ", rows);
-        }
+    const bool latents = format.name.starts_with("mla_");
+    for (const formats::CellShape shape : {formats::CellShape{64, 64}, formats::CellShape{128, latents ? 512 : 128}}) {
+      for (const auto& [begin, end] : {std::pair(2, 15), std::pair(0, shape.tokens)}) {
+        SCOPED_TRACE(fmt::format("{} of {}, slots {} to {}", format.name, shape.head_dim, begin, end));
+        const formats::Format& value_format = formats::OnSide(format, false);
+        ExpectSameRows(RowsOfPass(Key(format), Value(value_format), format, shape, begin, end), shape);
       }
     }
   }
@@ -383,8 +392,10 @@ TEST_P(AttentionKernelsTest, IntegerScoresAreEqualOnEveryUnit) {
   std::vector<float> q(128);
   for (float& x : q) x = normal(random);
   std::vector<std::vector<float>> scores;
-  for (const AttentionKernels* kernels : {&Kernels(), testing::Units().front().table->attention}) {
-    const KernelScope scope(*kernels);
+  const AttentionKernels& best = *testing::Units().front().table->attention;
+  const AttentionKernels none{};
+  for (const AttentionKernels* kernels : {&Kernels(), &best}) {
+    const KernelScope of_best(kernels == &Kernels() ? none : best);  // the test has one of its own
     const KeyKernel& key = kernels->keys[static_cast<int>(format.code)];
     alignas(64) uint8_t query[4096];
     const float row_scale = key.prepare(q.data(), 128, 0, query);

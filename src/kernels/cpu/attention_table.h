@@ -32,14 +32,16 @@ constexpr bool IsNarrow(formats::Code code) noexcept {
 // The multiply-adds that attention over a code is made of: what its kernels cannot be faster than (machine_limits.h).
 //
 //   dot       codes                           amx                        avx512                     avx2 and portable
-//   kF32      floating point                  bf16, two per product      f32 multiply-add           the same
+//   kF32      fp32, fp16                      f32 multiply-add           the same                   the same
+//   kBf16     bf16, fp8                       bf16, two per product      f32 multiply-add           the same
 //   kWide     8 bits, Lloyd-Max levels        bytes, two per product     vpdpbusd, two per product  vpmaddwd of 16 bits
 //   kNarrow   integers up to 6 bits, e2m1     bytes                      vpdpbusd                   vpmaddubsw (avx2)
-enum class Dot : uint8_t { kF32, kWide, kNarrow };
+enum class Dot : uint8_t { kF32, kBf16, kWide, kNarrow };
 inline constexpr int kDots = static_cast<int>(Dot::kNarrow) + 1;
 
 constexpr Dot DotOf(formats::Code code) noexcept {
-  if (!formats::Info(code).integer) return Dot::kF32;
+  if (!formats::Info(code).integer)
+    return formats::CodeBits(code) == 8 || code == formats::Code::kBf16 ? Dot::kBf16 : Dot::kF32;
   return IsNarrow(code) ? Dot::kNarrow : Dot::kWide;
 }
 
@@ -170,7 +172,7 @@ struct AttentionKernels {
   void (*normalize)(const SoftmaxState& state, const float* out, int head_dim, float* result);
 };
 
-// Of a thread that calls kernels as long as this lives.
+// Of a thread that calls kernels as long as this lives. Scopes do not nest.
 class KernelScope {
  public:
   explicit KernelScope(const AttentionKernels& kernels) noexcept : leave_(kernels.leave) {

@@ -18,6 +18,8 @@ namespace {
 
 // How the rows of a pass become rows of tiles: row r of a set, term t, block b of the chunk's is row
 // (b * kTerms + t) * rows + r.
+// Where rows need more than one set, blocks are no longer than a chunk, so a run is one chunk: its bytes are still
+// there for the later sets.
 struct RowPlan {
   int blocks;  // of a chunk, with scales of their own
   int rows;    // of a set
@@ -35,8 +37,6 @@ KVANTA_INLINE RowPlan PlanRows(const CellView& cell) {
   plan.rows = rows < kPassRows ? rows : kPassRows;
   return plan;
 }
-
-inline constexpr int kMaxQueryTiles = 2 * kMaxHeadDim / 32;
 
 // The first operands of a pass: [sets][chunks] tiles. Rows that there are not stay as they are, and what they are
 // multiplied to is not read. kBlocks: the plan's.
@@ -162,8 +162,7 @@ KVANTA_INLINE void ScoreTilesOf(const KeyPass& pass, const KeyScales& scales, co
         if (pass.visit != Visit::kOnly) unpacked = kept + (int64_t{chunk} * (kMaxPageTokens / 16) + group) * kTileBytes;
         if (Keys::kUnpacks && pass.visit == Visit::kAgain) {
           tiles = {unpacked, kTileBytes};
-        } else if (row ==
-                   0) {  // a second set of rows follows only where a run is one chunk, whose bytes are still there
+        } else if (row == 0) {
           if (pass.visit == Visit::kOnly) unpacked = room + chunk % 2 * kGroups * kTileBytes;
           tiles = Keys::template Find<kGroups>(pass.cell, group, chunk, unpacked);
         }

@@ -24,7 +24,7 @@ struct ValueTiles {
 // Sums of two terms are kPassRows rows apart.
 struct FloatValues {
   static constexpr int kTokens = 32;  // of a tile
-  static constexpr bool kInteger = false, kNarrow = false, kPaired = false;
+  static constexpr bool kInteger = false, kNarrow = false;
   template <int kSum, int kColumns>
   static KVANTA_INLINE void Dot() {
     Tiles::DotBf16<kSum, kFirstOperand, kColumns>();
@@ -74,7 +74,7 @@ struct Fp8Values : FloatValues {
 // Signed bytes that meet weights of 16 bits without a sign.
 struct WideValues {
   static constexpr int kTokens = 64;
-  static constexpr bool kInteger = true, kNarrow = false, kPaired = false;
+  static constexpr bool kInteger = true, kNarrow = false;
   template <int kSum, int kColumns>
   static KVANTA_INLINE void Dot() {
     Tiles::DotUnsignedSigned<kSum, kFirstOperand, kColumns>();
@@ -88,7 +88,7 @@ struct KeepOffsets {
   static KVANTA_INLINE void Offsets(Lanes::F scale, int middle, uint8_t* out) {
     const __mmask16 negative = _mm512_movepi32_mask(_mm512_castps_si512(scale));
     const __m128i middles = _mm_set1_epi8(static_cast<char>(middle));
-    const __m128i offsets = _mm_mask_sub_epi8(middles, negative, middles, _mm_set1_epi8(1));
+    const __m128i offsets = _mm_sub_epi8(middles, _mm_maskz_mov_epi8(negative, _mm_set1_epi8(1)));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out), offsets);
   }
 };
@@ -97,22 +97,11 @@ struct KeepOffsets {
 // kField: 0 for even ones. `slot`: of the first of four whose signs and offsets are the codes'.
 template <formats::Code kCode, int kField>
 KVANTA_INLINE __m512i TileLevels(__m512i low, __m512i high, const SlotScales& slots, int slot) {
-  using Base = NarrowCodeOf<kCode>;
-  using B = ValueBytes;
-  static constexpr NarrowLevels kTable = NarrowLevelsOf(kCode);
-  if constexpr (kCode == formats::Code::kE2M1) return Base::template LookUp<B>(low, kField * Base::kLow, kTable.level);
-  constexpr int kMiddle = 1 << (Base::kBits - 1);
-  if constexpr (kNegativeScales<kCode> && IsNarrow(kCode)) {
-    if constexpr (Base::kHigh == 0) {
-      const __m512i flipped =
-          B::AndFlip(kField == 0 ? low : B::Right(low, kField * Base::kLow), (1 << Base::kLow) - 1, slots.signs + slot);
-      return _mm512_sub_epi8(flipped, Broadcast32(slots.offsets + slot));
-    }
-    const __m512i fields = Base::template Fields<B>(low, kField * Base::kLow, high, kField * Base::kHigh);
-    return _mm512_sub_epi8(B::Flip(fields, slots.signs + slot), Broadcast32(slots.offsets + slot));
-  }
-  const __m512i fields = Base::template Fields<B>(low, kField * Base::kLow, high, kField * Base::kHigh);
-  return IsNarrow(kCode) ? B::Sub(fields, kMiddle) : B::LookUp(fields, kTable.level);
+  using Value = NarrowValue<NarrowCodeOf<kCode>, kNegativeScales<kCode>>;
+  const __m512i x = Value::template Levels<ValueBytes, kField>(low, high, slots.signs + slot);
+  if constexpr (!Value::kStarts) return x;
+  if constexpr (!kNegativeScales<kCode>) return ValueBytes::Sub(x, Value::kMiddle);
+  return _mm512_sub_epi8(x, Broadcast32(slots.offsets + slot));
 }
 
 template <formats::Code kCode>
@@ -141,31 +130,19 @@ KVANTA_INLINE ValueTiles UnpackValueTiles(const CellView& cell, int token, int c
   return {room, kTileBytes, 64};
 }
 
-template <formats::Code kCode, class Base>
-struct UnpackedValues : Base {
-  static constexpr bool kUnpacks = true;
+template <formats::Code kCode>
+struct NarrowValues {
+  static constexpr int kTokens = 64;
+  static constexpr bool kInteger = true, kNarrow = true, kUnpacks = true;
+  template <int kSum, int kColumns>
+  static KVANTA_INLINE void Dot() {
+    Tiles::DotUnsignedSigned<kSum, kFirstOperand, kColumns>();
+  }
   static KVANTA_INLINE ValueTiles Find(const CellView& cell, int token, int channel, const SlotScales& slots,
                                        uint8_t* room) {
     return UnpackValueTiles<kCode>(cell, token, channel, slots, room);
   }
 };
-
-struct NarrowBytes {
-  static constexpr int kTokens = 64;
-  static constexpr bool kInteger = true, kNarrow = true, kPaired = true;
-  template <int kSum, int kColumns>
-  static KVANTA_INLINE void Dot() {
-    Tiles::DotUnsignedSigned<kSum, kFirstOperand, kColumns>();
-  }
-};
-template <formats::Code kCode>
-using NarrowValues = UnpackedValues<kCode, NarrowBytes>;
-
-struct PairedWideValues : WideValues {
-  static constexpr bool kPaired = true;
-};
-template <formats::Code kCode>
-using LloydValues = UnpackedValues<kCode, PairedWideValues>;
 
 // The scales of slots that share the units of their weights, one behind the other.
 KVANTA_INLINE SlotScales* SlotsOf(const ValuePass& pass) {
@@ -195,8 +172,8 @@ KVANTA_INLINE void PackTwoBytes(const Lanes::F* x, uint8_t* out, int64_t apart) 
     return _mm512_permutex2var_epi8(_mm512_castps_si512(x[i]), order, _mm512_castps_si512(x[i + 1]));
   };
   const __m512i first = bytes(0), second = bytes(2);
-  _mm512_storeu_si512(out, _mm512_shuffle_i64x2(first, second, 0x44));
-  _mm512_storeu_si512(out + apart, _mm512_shuffle_i64x2(first, second, 0xee));
+  _mm512_storeu_si512(out, _mm512_shuffle_i32x4(first, second, 0x44));
+  _mm512_storeu_si512(out + apart, _mm512_shuffle_i32x4(first, second, 0xee));
 }
 
 inline constexpr int64_t kTermBytes = int64_t{kPassRows} * 64;
@@ -251,12 +228,6 @@ KVANTA_INLINE void WeighTiles(const ValuePass& pass, Weights& weights) {
 
 // ---- PV
 
-KVANTA_INLINE void InterleaveChannels(Lanes::F even, Lanes::F odd, Lanes::F* out) {
-  const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-  out[0] = _mm512_permutex2var_ps(even, first, odd);
-  out[1] = _mm512_permutex2var_ps(even, _mm512_add_epi32(first, _mm512_set1_epi32(8)), odd);
-}
-
 // The sums of four tiles, of 64 channels from `channel` on, into the rows' results.
 template <class Values>
 KVANTA_INLINE void AddTileSums(const ValuePass& pass, const Weights& weights, const uint8_t* sums, int channel,
@@ -275,10 +246,10 @@ KVANTA_INLINE void AddTileSums(const ValuePass& pass, const Weights& weights, co
         dots[tile] = _mm512_cvtepi32_ps(block < 32 ? _mm512_mask_blend_epi32(0xff00, sum, other) : sum);
       }
     }
-    if constexpr (Values::kPaired) {
+    if constexpr (Values::kNarrow) {
       Lanes::F in_order[4];
-      InterleaveChannels(dots[0], dots[1], in_order);
-      InterleaveChannels(dots[2], dots[3], in_order + 2);
+      Bytes16::Interleave(dots[0], dots[1], in_order);
+      Bytes16::Interleave(dots[2], dots[3], in_order + 2);
       for (int i = 0; i < 4; ++i) dots[i] = in_order[i];
     }
     const Lanes::F factor = Lanes::Set1(rescale ? pass.rescale[row] : 1.0f);
@@ -313,7 +284,7 @@ __attribute__((noinline)) void AddByTiles(const ValuePass& pass, int begin, int 
       const uint8_t* rows = weights.rows + t / Values::kTokens * weights.tile_stride;
       ForTiles<4>([&](auto tile) __attribute__((always_inline)) {
         constexpr int kTile = decltype(tile)::kValue, kColumns = kSecondOperand + kTile % 2;
-        constexpr int kStep = Values::kPaired ? 32 : 16;  // channels that share a first operand
+        constexpr int kStep = Values::kNarrow ? 32 : 16;  // channels that share a first operand
         if (kTile == 0 || (block < kColumnChannels && kTile * 16 % kStep == 0)) {
           Tiles::Load<kFirstOperand>(rows + (channel + kTile * 16) / block * weights.block_stride, 64);
         }
@@ -336,9 +307,9 @@ KVANTA_INLINE bool MeetsByTiles(const ValuePass& pass) {
 }
 
 template <class Values>
-KVANTA_INLINE int ValueSteps(const ValuePass& pass) {
+KVANTA_INLINE int ValueSteps(const ValuePass& pass, int runs = 1) {
   const int tiles = (pass.end - pass.begin) / Values::kTokens;
-  return (tiles * kStepsOfTile + pass.rows * kStepsOfRow) * (pass.cell.head_dim / 16);
+  return (tiles * kStepsOfTile + runs * pass.rows * kStepsOfRow) * (pass.cell.head_dim / 16);
 }
 
 template <class Values>
@@ -354,8 +325,9 @@ KVANTA_INLINE void AccumulateNarrowTiles(const ValuePass& pass) {
   using Values = NarrowValues<kCode>;
   constexpr int kMiddle = 1 << (formats::CodeBits(kCode) - 1);
   const int blocks = ScaleBlocks(pass.cell);
-  Prefetcher prefetch{pass.prefetch,
-                      pass.rows * ((blocks + 1) / 2) * ((pass.end - pass.begin) / 64) + ValueSteps<Values>(pass)};
+  const int tokens = pass.end - pass.begin, runs = (tokens + kWeightRun<kCode> - 1) / kWeightRun<kCode>;
+  const int weighing = pass.rows * ((blocks + 1) / 2) * (tokens / 64);
+  Prefetcher prefetch{pass.prefetch, weighing + ValueSteps<Values>(pass, runs)};
   SlotScales* slots = SlotsOf(pass);
   Weights weights;
   // Blocks of 16 channels, of which a tile meets two, are the halves of its operand.

@@ -152,10 +152,12 @@ struct Bytes16 {
     return _mm512_mask_set1_epi32(x, 0xff00, upper);
   }
   static KVANTA_INLINE void Interleave(Sum even, Sum odd, Lanes::F* out) {
-    const Lanes::F e = ToFloat(even), o = ToFloat(odd);
+    Interleave(ToFloat(even), ToFloat(odd), out);
+  }
+  static KVANTA_INLINE void Interleave(Lanes::F even, Lanes::F odd, Lanes::F* out) {
     const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-    out[0] = _mm512_permutex2var_ps(e, first, o);
-    out[1] = _mm512_permutex2var_ps(e, _mm512_add_epi32(first, _mm512_set1_epi32(8)), o);
+    out[0] = _mm512_permutex2var_ps(even, first, odd);
+    out[1] = _mm512_permutex2var_ps(even, _mm512_add_epi32(first, _mm512_set1_epi32(8)), odd);
   }
 
  private:

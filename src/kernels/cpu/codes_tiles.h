@@ -1,5 +1,5 @@
-// The codes of keys as tiles (tiles_amx.h): what a group of 16 tokens is loaded from, the coefficients that it meets, and
-// what their dots come to. Included by isa_amx.cc.
+// The codes of keys as tiles (tiles_amx.h): what a group of 16 tokens is loaded from, the coefficients that it meets,
+// and what their dots come to. Included by isa_amx.cc.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 namespace kvanta::kernels {
 namespace {
 
-inline constexpr int kTilesBeside = 4;    // sums in tiles 0 to 3: as many wait for one another as little
+inline constexpr int kTilesBeside = 4;    // sums, in tiles 0 to 3: enough that none waits for its own last product
 inline constexpr int kFirstOperand = 6;   // and 7
 inline constexpr int kSecondOperand = 4;  // and 5
 inline constexpr int kStepsOfTile = 4;    // of the prefetcher, while a tile is loaded and met

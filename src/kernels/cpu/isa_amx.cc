@@ -95,8 +95,8 @@ AttentionKernels MakeKernels() {
   Set<Code::kE4M3, Fp8Keys<kE4M3Tables>, Fp8Values<kE4M3Tables>>(kernels);
   Set<Code::kE5M2, Fp8Keys<kE5M2Tables>, Fp8Values<kE5M2Tables>>(kernels);
   Set<Code::kInt8, Int8Keys, Int8Values>(kernels);
-  Set<Code::kLloyd4, LloydKeys<Code::kLloyd4>, LloydValues<Code::kLloyd4>>(kernels);
-  Set<Code::kLloyd3, LloydKeys<Code::kLloyd3>, LloydValues<Code::kLloyd3>>(kernels);
+  kernels.keys[static_cast<int>(Code::kLloyd4)] = TileKeyKernel<Code::kLloyd4, LloydKeys<Code::kLloyd4>>::kKernel;
+  kernels.keys[static_cast<int>(Code::kLloyd3)] = TileKeyKernel<Code::kLloyd3, LloydKeys<Code::kLloyd3>>::kKernel;
   SetNarrow<Code::kInt6, Code::kInt5, Code::kInt4, Code::kInt3, Code::kInt2, Code::kUint4, Code::kUint3, Code::kUint2,
             Code::kE2M1>(kernels);
   kernels.tiled_keys[static_cast<int>(Code::kUint4)].score = ScoreTiledKeys<Code::kUint4>;
@@ -132,7 +132,7 @@ const IsaTable& AmxTable() {
     IsaTable result = Avx512Table();
     result.name = "amx";
     result.attention = &attention;
-    result.limits.float_dot = TileLoop<FloatDots, 32 / FloatDots::kTerms>;
+    result.limits.bf16_terms_dot = TileLoop<FloatDots, 32 / FloatDots::kTerms>;
     result.limits.wide_dot = TileLoop<WideDots, 64>;
     result.limits.coefficient_terms = WideDots::kTerms;
     result.limits.narrow_dot = TileLoop<NarrowDots<true>, 64>;

@@ -160,7 +160,7 @@ float BlockDotLoop(int64_t rounds, double* operations) noexcept {
 constexpr LimitKernels kLimitKernels{.read = ReadAll,
                                      .bf16_dot = Bf16DotLoop,
                                      .f32_fma = F32FmaLoop,
-                                     .float_dot = F32FmaLoop,
+                                     .bf16_terms_dot = F32FmaLoop,
                                      .wide_dot = IntegerDotLoop<WideProducts>,
                                      .narrow_dot = IntegerDotLoop<NarrowProducts>,
                                      .coefficient_terms = Lanes::kCoefficientTerms,

@@ -13,9 +13,9 @@ struct LimitKernels {
   // multiply-add. The sums stay finite. The result depends on all of them.
   float (*bf16_dot)(int64_t rounds, double* operations) noexcept = nullptr;
   float (*f32_fma)(int64_t rounds, double* operations) noexcept = nullptr;
-  // Dots of attention: of f32 coefficients with floating-point codes; of integers, 8-bit codes and narrower ones; how
+  // Dots of attention: of f32 coefficients with codes that bf16 holds; of integers, 8-bit codes and narrower ones; how
   // many of the first it takes to multiply with a coefficient of 16 bits.
-  float (*float_dot)(int64_t rounds, double* operations) noexcept = nullptr;
+  float (*bf16_terms_dot)(int64_t rounds, double* operations) noexcept = nullptr;
   float (*wide_dot)(int64_t rounds, double* operations) noexcept = nullptr;
   float (*narrow_dot)(int64_t rounds, double* operations) noexcept = nullptr;
   int coefficient_terms = 1;

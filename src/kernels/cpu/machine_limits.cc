@@ -110,7 +110,7 @@ DotLimit::~DotLimit() = default;
 
 double DotLimit::Now(Dot dot) {
   const LimitKernels& limits = state_->isa.limits;
-  const PeakLoop loops[kDots] = {limits.float_dot, limits.wide_dot, limits.narrow_dot};
+  const PeakLoop loops[kDots] = {limits.f32_fma, limits.bf16_terms_dot, limits.wide_dot, limits.narrow_dot};
   const int terms = dot == Dot::kWide ? limits.coefficient_terms : 1;
   return BestOf(kPassesNow, state_->pool, loops[static_cast<int>(dot)]) / (2.0 * terms);
 }

@@ -41,12 +41,19 @@ uint64_t EnabledStates() {
   return (uint64_t{high} << 32) | low;
 }
 
-// Whether the system lets this process use tiles: they are too large to be kept for every thread unasked. Asked once,
-// for all threads.
+// Tiles are too large for Linux to keep them for every thread unasked (5.16 and later).
+constexpr long kTileData = 18;
+bool KnowsTiles() {
+  constexpr long kGetSupported = 0x1021;  // ARCH_GET_XCOMP_SUPP
+  uint64_t states = 0;
+  return syscall(SYS_arch_prctl, kGetSupported, &states) == 0 && (states >> kTileData & 1) != 0;
+}
+// Asks once, for all threads, and for good: a thread's stack for signals must have room for tiles from then on. So only
+// where they will be used.
 bool MayUseTiles() {
-  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM of Linux 5.16
-  constexpr long kTileData = 18;
-  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  static const bool may = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return may;
 }
 
 constexpr bool HasAll(uint64_t value, uint64_t mask) {
@@ -74,7 +81,7 @@ CpuFeatures DetectFeatures() {
                     HasAll(leaf7_1.eax, Bit(5));                                 // BF16
   features.amx = features.avx512 && HasAll(states, kTileStates) &&
                  HasAll(leaf7.edx, Bit(22) | Bit(24) | Bit(25)) &&  // BF16, TILE, INT8
-                 MayUseTiles();
+                 KnowsTiles();
   return features;
 }
 
@@ -118,12 +125,19 @@ const IsaTable& SelectIsa(std::string_view isa) {
   const char* source = "isa";
   if (isa == "auto") {
     const char* forced = std::getenv("KVANTA_ISA");
-    if (forced == nullptr || *forced == '\0' || std::string_view(forced) == "auto") return *RunnableTables().front();
+    if (forced == nullptr || *forced == '\0' || std::string_view(forced) == "auto") {
+      const IsaTable& best = *RunnableTables().front();
+      return &best == &AmxTable() && !MayUseTiles() ? Avx512Table() : best;
+    }
     isa = forced;
     source = "KVANTA_ISA";
   }
   for (const IsaTable* table : RunnableTables()) {
-    if (isa == table->name) return *table;
+    if (isa != table->name) continue;
+    if (table == &AmxTable() && !MayUseTiles()) {
+      throw InputError(fmt::format("{} is '{}'; the system does not let this process use AMX", source, isa));
+    }
+    return *table;
   }
   throw InputError(
       fmt::format("{} is '{}'; this machine runs: auto, {}", source, isa, fmt::join(RunnableIsas(), ", ")));

@@ -123,8 +123,10 @@ KVANTA_INLINE ValueTiles UnpackValueTiles(const CellView& cell, int token, int c
       const B::V low = B::LoadSets<Base::kLow, false>(unit, group, 32);
       B::V top = low;
       if constexpr (Base::kHigh != 0) top = B::LoadSets<Base::kHigh, false>(unit + high, group, 32);
-      _mm512_store_si512(even + i * 64, TileLevels<kCode, 0>(low, top, slots, slot + 4 * i));
-      _mm512_store_si512(even + kTileBytes + i * 64, TileLevels<kCode, 1>(low, top, slots, slot + 4 * i));
+      const B::V first = TileLevels<kCode, 0>(low, top, slots, slot + 4 * i);
+      const B::V second = TileLevels<kCode, 1>(low, top, slots, slot + 4 * i);
+      _mm512_store_si512(even + i * 64, first);
+      _mm512_store_si512(even + kTileBytes + i * 64, second);
     }
   }
   return {room, kTileBytes, 64};

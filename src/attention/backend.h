@@ -55,7 +55,7 @@ struct AppendCounts {
 };
 
 struct BackendInfo {
-  std::string name;                  // "cpu-avx512", "cpu-avx2", "cpu-portable", "reference", "cuda-sm90"
+  std::string name;                  // "cpu-amx", "cpu-avx512", "cpu-avx2", "cpu-portable", "reference", "cuda-sm90"
   std::vector<formats::Code> codes;  // codes it can read and write
 };
 

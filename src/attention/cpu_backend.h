@@ -12,8 +12,8 @@ struct IsaTable;
 
 namespace kvanta::attention {
 
-// isa: "auto", "avx512", "avx2" or "portable" (kernels/cpu/select.h). Throws InputError for an unknown or unrunnable
-// unit, or where config and the cache's layout do not fit together. `store` must outlive the backend.
+// isa: "auto", "amx", "avx512", "avx2" or "portable" (kernels/cpu/select.h). Throws InputError for an unknown or
+// unrunnable unit, or where config and the cache's layout do not fit together. `store` must outlive the backend.
 std::unique_ptr<Backend> MakeCpuBackend(cache::PageStore& store, BackendConfig config,
                                         std::shared_ptr<ThreadPool> threads, const char* isa = "auto");
 

@@ -60,7 +60,7 @@ class Ops {
                     const RowDraw* /*draws*/, int32_t* /*tokens*/) noexcept {}
 };
 
-// Names of the CPU's ISA units, best first: "avx512", "avx2", "portable"; only those this machine can run.
+// Names of the CPU's ISA units, best first: "amx", "avx512", "avx2", "portable"; only those this machine can run.
 std::span<const char* const> RunnableIsas();
 
 // Ops of the CPU. isa: a name of RunnableIsas(), or "auto" (environment KVANTA_ISA if set, else the best).

@@ -226,7 +226,8 @@ TEST(LinearUnits, Bf16BitsAreTheSameOnPortableAndAvx2) {
   const WeightView view{w.data(), DType::kF32, 70, 333};
   std::vector<float> expected;
   for (const char* isa : RunnableIsas()) {
-    if (std::string_view(isa) == "avx512") continue;  // vdpbf16ps sums pairs its own way
+    const std::string_view unit = isa;
+    if (unit != "portable" && unit != "avx2") continue;  // vdpbf16ps sums pairs its own way
     const auto ops = MakeCpuOps(std::make_shared<ThreadPool>(1), isa);
     const auto y = Product(*ops->MakeLinear({&view, 1}, {}, WeightType::kBf16), x, 9, 70);
     if (expected.empty()) expected = y;

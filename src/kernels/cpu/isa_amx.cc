@@ -76,12 +76,12 @@ void AccumulateValues(const ValuePass& pass) {
 }
 
 template <Code kCode, class Keys, class Values>
-void Set(AttentionKernels& kernels) {
+void SetTiles(AttentionKernels& kernels) {
   kernels.keys[static_cast<int>(kCode)] = TileKeyKernel<kCode, Keys>::kKernel;
   kernels.values[static_cast<int>(kCode)] = {AccumulateValues<kCode, Values>};
 }
 template <Code... kCode>
-void SetNarrow(AttentionKernels& kernels) {
+void SetNarrowTiles(AttentionKernels& kernels) {
   ((kernels.keys[static_cast<int>(kCode)].score = ScoreNarrowKeys<kCode>,
     kernels.values[static_cast<int>(kCode)] = {AccumulateValues<kCode, NarrowValues<kCode>>}),
    ...);
@@ -91,14 +91,14 @@ AttentionKernels MakeKernels() {
   AttentionKernels kernels = *Avx512Table().attention;
   kernels.enter = [] { Tiles::Configure(); };
   kernels.leave = [] { Tiles::Release(); };
-  Set<Code::kBf16, Bf16Keys, Bf16Values>(kernels);
-  Set<Code::kE4M3, Fp8Keys<kE4M3Tables>, Fp8Values<kE4M3Tables>>(kernels);
-  Set<Code::kE5M2, Fp8Keys<kE5M2Tables>, Fp8Values<kE5M2Tables>>(kernels);
-  Set<Code::kInt8, Int8Keys, Int8Values>(kernels);
+  SetTiles<Code::kBf16, Bf16Keys, Bf16Values>(kernels);
+  SetTiles<Code::kE4M3, Fp8Keys<kE4M3Tables>, Fp8Values<kE4M3Tables>>(kernels);
+  SetTiles<Code::kE5M2, Fp8Keys<kE5M2Tables>, Fp8Values<kE5M2Tables>>(kernels);
+  SetTiles<Code::kInt8, Int8Keys, Int8Values>(kernels);
   kernels.keys[static_cast<int>(Code::kLloyd4)] = TileKeyKernel<Code::kLloyd4, LloydKeys<Code::kLloyd4>>::kKernel;
   kernels.keys[static_cast<int>(Code::kLloyd3)] = TileKeyKernel<Code::kLloyd3, LloydKeys<Code::kLloyd3>>::kKernel;
-  SetNarrow<Code::kInt6, Code::kInt5, Code::kInt4, Code::kInt3, Code::kInt2, Code::kUint4, Code::kUint3, Code::kUint2,
-            Code::kE2M1>(kernels);
+  SetNarrowTiles<Code::kInt6, Code::kInt5, Code::kInt4, Code::kInt3, Code::kInt2, Code::kUint4, Code::kUint3,
+                 Code::kUint2, Code::kE2M1>(kernels);
   kernels.tiled_keys[static_cast<int>(Code::kUint4)].score = ScoreTiledKeys<Code::kUint4>;
   kernels.tiled_keys[static_cast<int>(Code::kUint2)].score = ScoreTiledKeys<Code::kUint2>;
   return kernels;

@@ -222,7 +222,7 @@ TEST_P(AttentionKernelsTest, EveryCodeOfKeysComesBack) {
 
 // `whole`: all slots are seen, and those with a weight of 0 as well.
 void ExpectValuesBack(const ValueKernel& kernel, const formats::Format& format, const Cell& values, bool whole) {
-  const auto [tokens, head_dim] = values.shape;
+  const int tokens = values.shape.tokens, head_dim = values.shape.head_dim;
   const float rescale[1] = {0};
   const auto stored = [&](int token, int c) { return values.values[static_cast<size_t>(token * head_dim + c)]; };
   std::vector<bool> nan(static_cast<size_t>(head_dim));

@@ -15,8 +15,8 @@
 namespace kvanta::kernels {
 namespace {
 
-inline constexpr int kTilesBeside = 4;    // sums, in tiles 0 to 3: enough that none waits for its own last product
-inline constexpr int kFirstOperand = 6;   // and 7
+inline constexpr int kTilesBeside = 4;  // sums, in tiles 0 to 3: enough that none waits for its own last product
+inline constexpr int kFirstOperand = 6;
 inline constexpr int kSecondOperand = 4;  // and 5
 inline constexpr int kStepsOfTile = 4;    // of the prefetcher, while a tile is loaded and met
 inline constexpr int kStepsOfRow = 2;     // while a row of sums of 16 tokens, or of 16 channels, is made use of

@@ -195,7 +195,8 @@ void TileAttention::PrepareHead(QueryRows q, int head, bool for_quantized, bool 
   const int block = formats::BlockChannels(side.format->scaling, head_dim_);
   formats::RowTransform transform = formats::TransformOf(side, layer_.scales->k, kv_head, head_dim_);
   const float* mean = std::exchange(transform.mean, nullptr);
-  alignas(64) float x[kMaxHeadDim];
+  const bool rotated = std::exchange(transform.hadamard, false);
+  alignas(64) float transformed[kMaxHeadDim];
   float taken[KvScheme::kMaxOutliers];
   for (int of_head = 0; of_head < HeadRows(); ++of_head) {
     const int row = head * HeadRows() + of_head;
@@ -207,7 +208,15 @@ void TileAttention::PrepareHead(QueryRows q, int head, bool for_quantized, bool 
       for (int c = 0; c < head_dim_; ++c) dot += double{query[c]} * double{mean[c]};
       work_.bias_[row] = static_cast<float>(dot * double{softmax_scale});
     }
-    transform.Forward(query, x, taken);
+    const float* x = query;
+    if (!transform.outliers.empty()) {
+      transform.Forward(query, transformed, taken);
+      x = transformed;
+    }
+    if (rotated) {
+      kernels_.transform(x, head_dim_, transformed);
+      x = transformed;
+    }
     uint8_t* prepared = work_.queries_[0] + row * work_.query_stride_;
     if (for_quantized) {
       work_.row_scale_[0][row] = quantized.prepare(x, head_dim_, block, prepared) * (softmax_scale * static_scale);
@@ -421,8 +430,10 @@ void TileAttention::WriteRow(int row, const SoftmaxState& state, const float* su
   const int of_head = row % HeadRows();
   const int64_t head = (tile_.kv_head + row / HeadRows()) * int64_t{group_} + of_head % group_;
   float* result = out + (of_head / group_ * int64_t{layer_.attention->heads} + head) * head_dim_;
-  kernels_.normalize(state, sums, head_dim_, result);
-  if (layer_.scheme->v.hadamard) formats::Hadamard(result, head_dim_);
+  if (!layer_.scheme->v.hadamard) return kernels_.normalize(state, sums, head_dim_, result);
+  alignas(64) float rotated[kMaxHeadDim];  // `result` is far away: it is written once
+  kernels_.normalize(state, sums, head_dim_, rotated);
+  kernels_.transform(rotated, head_dim_, result);
 }
 
 }  // namespace kvanta::attention

@@ -14,6 +14,7 @@
 #include "emulated/units.h"
 #include "formats/bytes.h"
 #include "formats/cell_layout.h"
+#include "formats/transform.h"
 #include "kernels/cpu/attention_table.h"
 #include "kernels/reference/attention.h"
 #include "tolerance.h"
@@ -447,6 +448,26 @@ TEST_P(AttentionKernelsTest, SoftmaxOverPagesIsTheSoftmaxOfAll) {
   EXPECT_NEAR(state.sum, sum, 32 * testing::kExpRelative * sum);
   for (size_t i = 0; i < p.size(); ++i) {
     EXPECT_NEAR(p[i], std::exp2(double{logits[i]} - state.max), 32 * testing::kExpRelative);
+  }
+}
+
+TEST_P(AttentionKernelsTest, TransformIsThatOfTheFormatsToTheBit) {
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  for (const int head_dim : {8, 16, 24, 32, 48, 64, 80, 96, 128, 192, 256, 512}) {
+    std::vector<float> x(static_cast<size_t>(head_dim));
+    for (float& value : x) value = normal(random);
+    x[3] = 0x1p-140F;  // below what is normal
+    x[5] = -x[4];      // meets its opposite
+    std::vector<float> expected = x, out(x.size());
+    formats::Hadamard(expected.data(), head_dim);
+    Kernels().transform(x.data(), head_dim, out.data());
+    const auto same = [&](const std::vector<float>& result) {
+      return std::memcmp(result.data(), expected.data(), x.size() * sizeof(float)) == 0;
+    };
+    EXPECT_TRUE(same(out)) << head_dim;
+    Kernels().transform(x.data(), head_dim, x.data());
+    EXPECT_TRUE(same(x)) << head_dim << " in place";
   }
 }
 

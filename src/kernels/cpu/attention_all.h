@@ -7,6 +7,7 @@
 #include "kernels/cpu/attention_narrow_values.h"
 #include "kernels/cpu/attention_softmax.h"
 #include "kernels/cpu/attention_table.h"
+#include "kernels/cpu/attention_transform.h"
 #include "kernels/cpu/attention_turn.h"
 #include "kernels/cpu/attention_unpack.h"
 
@@ -64,6 +65,7 @@ constexpr AttentionKernels MakeAttentionKernels() {
             Code::kE2M1>(kernels);
   SetUnpacked<Code::kLloyd4, Code::kLloyd3>(kernels);
   SetTiled<Code::kUint4, Code::kUint2>(kernels);
+  kernels.transform = TransformRow;
   kernels.turn = Turn;
   kernels.softmax = Softmax;
   kernels.merge = Merge;

@@ -155,9 +155,9 @@ inline int64_t TiledQueryBytes(int head_dim) {
 inline float PrepareTiled(const float* query, int head_dim, int /*block*/, uint8_t* out) {
   __builtin_memset(out, 0, static_cast<size_t>(TiledQueryBytes(head_dim)));
   __builtin_memcpy(out, query, sizeof(float) * static_cast<size_t>(head_dim));
-  float sum = 0;
-  for (int c = 0; c < head_dim; ++c) sum += query[c];
-  return 1.0f + 0 * sum;  // NaN and infinities must not become numbers
+  Lanes::F sum = Lanes::Zero();
+  for (int c = 0; c < head_dim; c += 16) sum = Lanes::Add(sum, LoadChannels(query, c, head_dim));
+  return 1.0f + 0 * Lanes::Sum(sum);  // NaN and infinities must not become numbers
 }
 
 // A tile's scales and zeros as f32, 0 behind the last channel. The zero is taken in the middle of the codes: it meets

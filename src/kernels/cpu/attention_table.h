@@ -164,6 +164,8 @@ struct AttentionKernels {
   KeyKernel keys[formats::kCodes];        // by formats::Code
   KeyKernel tiled_keys[formats::kCodes];  // of keys with scales per channel; uint4 and uint2 only
   ValueKernel values[formats::kCodes];
+  // out = formats::Hadamard of x, the same bits, f32 [head_dim]; out may be x.
+  void (*transform)(const float* x, int head_dim, float* out);
   void (*turn)(const TurnPass& pass);
   void (*softmax)(const SoftmaxPass& pass);
   // (state, out) := merge of itself and `other` by log-sum-exp; an empty state (max -infinity) is the identity.

@@ -45,6 +45,14 @@ struct Lanes {
     return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
   }
   static KVANTA_INLINE F Sqrt(F a) { return {_mm256_sqrt_ps(a.lo), _mm256_sqrt_ps(a.hi)}; }
+  // Lane i is lane i ^ kDistance: 1, 2, 4 or 8.
+  template <int kDistance>
+  static KVANTA_INLINE F Swap(F a) {
+    if constexpr (kDistance == 8) return {a.hi, a.lo};
+    if constexpr (kDistance == 4) return {_mm256_permute2f128_ps(a.lo, a.lo, 1), _mm256_permute2f128_ps(a.hi, a.hi, 1)};
+    constexpr int kOrder = kDistance == 1 ? _MM_SHUFFLE(2, 3, 0, 1) : _MM_SHUFFLE(1, 0, 3, 2);
+    return {_mm256_permute_ps(a.lo, kOrder), _mm256_permute_ps(a.hi, kOrder)};
+  }
 
   static KVANTA_INLINE F LoadTail(const float* p, int n) {
     // The second half's address is only formed where it exists; masked-out lanes are not read.

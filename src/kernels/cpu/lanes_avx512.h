@@ -56,6 +56,13 @@ struct Lanes {
   }
   static KVANTA_INLINE F Fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
   static KVANTA_INLINE F Sqrt(F a) { return _mm512_sqrt_ps(a); }
+  // Lane i is lane i ^ kDistance: 1, 2, 4 or 8.
+  template <int kDistance>
+  static KVANTA_INLINE F Swap(F a) {
+    constexpr int kPairs = _MM_SHUFFLE(2, 3, 0, 1), kHalves = _MM_SHUFFLE(1, 0, 3, 2);
+    if constexpr (kDistance <= 2) return _mm512_permute_ps(a, kDistance == 1 ? kPairs : kHalves);
+    return Quarters < kDistance == 4 ? kPairs : kHalves > (a, a);
+  }
 
   static KVANTA_INLINE F LoadTail(const float* p, int n) { return _mm512_maskz_loadu_ps(Mask(n), p); }
   static KVANTA_INLINE void StoreTail(float* p, F v, int n) { _mm512_mask_storeu_ps(p, Mask(n), v); }

@@ -52,6 +52,18 @@ struct Lanes {
     for (float& x : s) x = __builtin_sqrtf(x);
     return Load(s);
   }
+  // Lane i is lane i ^ kDistance: 1, 2, 4 or 8.
+  template <int kDistance>
+  static KVANTA_INLINE F Swap(F a) {
+    if constexpr (kDistance == 8) return {{a.v[2], a.v[3], a.v[0], a.v[1]}};
+    if constexpr (kDistance == 4) return {{a.v[1], a.v[0], a.v[3], a.v[2]}};
+    return Each(
+        [](F4 x) __attribute__((always_inline)) {
+          if constexpr (kDistance == 1) return __builtin_shufflevector(x, x, 1, 0, 3, 2);
+          return __builtin_shufflevector(x, x, 2, 3, 0, 1);
+        },
+        a);
+  }
 
   static KVANTA_INLINE F LoadTail(const float* p, int n) {
     float v[kLanes] = {};

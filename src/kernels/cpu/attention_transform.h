@@ -1,0 +1,75 @@
+// The Hadamard transform of queries and results, written over the lanes of the including ISA unit.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "formats/transform.h"
+#include "kernels/cpu/inline.h"
+
+namespace kvanta::kernels {
+namespace {
+
+// What lanes are multiplied with before they meet the one `stride` lanes away: the upper one of a pair is subtracted.
+struct LaneSigns {
+  alignas(64) float signs[16];
+};
+constexpr LaneSigns MakeLaneSigns(int stride) {
+  LaneSigns signs{};
+  for (int i = 0; i < 16; ++i) signs.signs[i] = (i & stride) != 0 ? -1.0f : 1.0f;
+  return signs;
+}
+
+// The stage of stride kStride inside a vector. The product is exact, so this is one addition or subtraction.
+template <int kStride>
+KVANTA_INLINE Lanes::F StageInside(Lanes::F x) {
+  static constexpr LaneSigns kSigns = MakeLaneSigns(kStride);
+  return Lanes::Fma(x, Lanes::Load(kSigns.signs), Lanes::Swap<kStride>(x));
+}
+
+// Blocks of kVectors vectors, each in registers.
+template <int kVectors>
+KVANTA_INLINE void TransformBlocks(const float* x, int head_dim, float* out) {
+  const Lanes::F norm = Lanes::Set1(static_cast<float>(1.0 / __builtin_sqrt(16.0 * kVectors)));
+  for (int first = 0; first < head_dim; first += 16 * kVectors) {
+    Lanes::F v[kVectors];
+#pragma GCC unroll 16
+    for (int i = 0; i < kVectors; ++i) {
+      v[i] = StageInside<2>(StageInside<1>(Lanes::Load(x + first + 16 * i)));
+      v[i] = StageInside<8>(StageInside<4>(v[i]));
+    }
+#pragma GCC unroll 4
+    for (int stride = 1; stride < kVectors; stride *= 2) {
+#pragma GCC unroll 16
+      for (int i = 0; i < kVectors; ++i) {
+        if ((i & stride) != 0) continue;
+        const Lanes::F a = v[i], b = v[i + stride];
+        v[i] = Lanes::Add(a, b);
+        v[i + stride] = Lanes::Sub(a, b);
+      }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kVectors; ++i) Lanes::Store(out + first + 16 * i, Lanes::Mul(v[i], norm));
+  }
+}
+
+void TransformRow(const float* x, int head_dim, float* out) {
+  switch (formats::HadamardBlock(head_dim)) {
+    case 16:
+      return TransformBlocks<1>(x, head_dim, out);
+    case 32:
+      return TransformBlocks<2>(x, head_dim, out);
+    case 64:
+      return TransformBlocks<4>(x, head_dim, out);
+    case 128:
+      return TransformBlocks<8>(x, head_dim, out);
+    case 256:
+      return TransformBlocks<16>(x, head_dim, out);
+    default:
+      if (out != x) std::memcpy(out, x, sizeof(float) * static_cast<size_t>(head_dim));
+      formats::Hadamard(out, head_dim);
+  }
+}
+
+}  // namespace
+}  // namespace kvanta::kernels

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "attention/cache_writer.h"
@@ -48,13 +49,7 @@ class CpuBackend final : public Backend {
       list_of_layer_.push_back(static_cast<size_t>(known - shapes_.begin()));
       if (known == shapes_.end()) shapes_.push_back(shape);
       rows = std::max(rows, shape.Group());
-      layers_.push_back({.scheme = &scheme,
-                         .attention = &config_.layers[i],
-                         .scales = &config_.scales[i],
-                         .quantized = store.Base(PageKind::kQuantized),
-                         .exact = store.Base(PageKind::kExact),
-                         .quantized_bytes = store.RecordBytes(PageKind::kQuantized),
-                         .exact_bytes = store.RecordBytes(PageKind::kExact)});
+      layers_.emplace_back(scheme, config_.layers[i], config_.scales[i], store);
     }
     for (TileWorkspace& workspace : workspaces_) workspace.Reserve(store.device(), rows, layers_, kernels_);
   }
@@ -93,41 +88,47 @@ class CpuBackend final : public Backend {
     const LayerView& view = layers_[static_cast<size_t>(layer)];
     const WorkList& list = cpu_plan.lists[list_of_layer_[static_cast<size_t>(layer)]];
     const int64_t out_stride = int64_t{view.attention->heads} * view.attention->head_dim;
-    const int group = list.shape.Group();
-    const auto row_of = [&](const Tile& tile) {
-      const SequenceRows& sequence = cpu_plan.batch.sequences[static_cast<size_t>(tile.sequence)];
-      return sequence.first_row + tile.first - sequence.span.start;
-    };
     for (TileWorkspace& workspace : workspaces_) workspace.ForgetQueries();
-    const auto attention_of = [&](const Tile& tile, int worker) {
-      return TileAttention(kernels_, view, tile,
-                           cpu_plan.batch.sequences[static_cast<size_t>(tile.sequence)].span.pages,
+    const auto attention_of = [&](const Tile& tile, int64_t first_run, int64_t last_run, int worker) {
+      const SequenceRows& sequence = cpu_plan.batch.sequences[static_cast<size_t>(tile.sequence)];
+      const int64_t row = sequence.first_row + tile.first - sequence.span.start;
+      return TileAttention(kernels_, view, tile, first_run, last_run, sequence.span.pages,
+                           {.q = q + row * q_stride, .q_stride = q_stride, .out = out + row * out_stride},
                            workspaces_[static_cast<size_t>(worker)]);
     };
-    auto attend = [&](int64_t index, int worker) {
-      const TileRuns& task = list.tasks[static_cast<size_t>(index)];
-      const Tile& tile = list.tiles[static_cast<size_t>(task.tile)];
+    const auto attention_of_task = [&](size_t index, int worker) {
+      const TileRuns& task = list.tasks[index];
+      return attention_of(list.tiles[static_cast<size_t>(task.tile)], task.first_run, task.last_run, worker);
+    };
+    auto attend = [&](int64_t bundle, int worker) {
       const kernels::KernelScope scope(kernels_);
-      TileAttention attention = attention_of(tile, worker);
-      attention.PrepareQueries({.data = q + row_of(tile) * q_stride, .stride = q_stride}, task.first_run,
-                               task.last_run);
-      if (tile.partial < 0) {
-        attention.Finish(task.first_run, task.last_run, out + row_of(tile) * out_stride);
-      } else {
-        const int64_t slot = tile.partial + (task.first_run - tile.first_run) * tile.kv_heads * tile.tokens * group;
-        attention.Partial(task.first_run, cpu_plan.partial_states.data() + slot,
-                          cpu_plan.partial_out.data() + slot * list.shape.head_dim);
+      const auto [begin, end] = list.Bundle(bundle);
+      std::optional<TileAttention> task_and_next[2];
+      task_and_next[begin % 2].emplace(attention_of_task(begin, worker));
+      for (size_t index = begin; index < end; ++index) {
+        TileAttention& current = *task_and_next[index % 2];
+        std::optional<TileAttention>& next = task_and_next[(index + 1) % 2];
+        if (index + 1 < end) current.Precede(next.emplace(attention_of_task(index + 1, worker)));
+        const TileRuns& task = list.tasks[index];
+        const Tile& tile = list.tiles[static_cast<size_t>(task.tile)];
+        if (tile.partial < 0) {
+          current.Finish();
+          continue;
+        }
+        const int64_t run_rows = int64_t{tile.kv_heads} * tile.tokens * list.shape.Group();
+        const int64_t slot = tile.partial + (task.first_run - tile.first_run) * run_rows;
+        current.Partial(cpu_plan.partial_states.data() + slot,
+                        cpu_plan.partial_out.data() + slot * list.shape.head_dim);
       }
     };
-    threads_->ForEach(static_cast<int64_t>(list.tasks.size()), attend);
+    threads_->ForEach(list.Bundles(), attend);
     if (list.merges.empty()) return;
     auto merge = [&](int64_t index, int worker) {
       const TileMerge& merged = list.merges[static_cast<size_t>(index)];
       const Tile& tile = list.tiles[static_cast<size_t>(merged.tile)];
-      attention_of(tile, worker)
-          .MergePartials(merged.head, tile.last_run - tile.first_run, cpu_plan.partial_states.data() + tile.partial,
-                         cpu_plan.partial_out.data() + tile.partial * list.shape.head_dim,
-                         out + row_of(tile) * out_stride);
+      attention_of(tile, tile.first_run, tile.last_run, worker)
+          .MergePartials(merged.head, cpu_plan.partial_states.data() + tile.partial,
+                         cpu_plan.partial_out.data() + tile.partial * list.shape.head_dim);
     };
     threads_->ForEach(static_cast<int64_t>(list.merges.size()), merge);
   }

@@ -11,20 +11,16 @@ namespace kvanta::attention {
 namespace {
 
 using kernels::AttentionKernels;
-using kernels::CellView;
 using kernels::kMaxHeadDim;
 using kernels::kMaxPageTokens;
 using kernels::kPassRows;
 using kernels::Visit;
 
-constexpr int64_t kLine = 64;
-constexpr int64_t kSoftmaxLines = 16;      // of each stream, that a softmax has the time to touch
-constexpr int64_t kValuesAhead = 2 << 10;  // bytes of a cell's values that are touched with its keys: memory's latency
-constexpr int64_t kNearCacheBytes = 20 << 10;  // of a page of a head beside its queries, scores and results
+constexpr int64_t kAlignment = 64;
 constexpr SoftmaxState kEmpty = {-std::numeric_limits<float>::infinity(), 0.0f};
 
 int64_t Align(int64_t bytes) {
-  return (bytes + kLine - 1) / kLine * kLine;
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
 constexpr int Index(formats::Code code) {
@@ -34,18 +30,6 @@ constexpr int Index(formats::Code code) {
 const kernels::KeyKernel& KeyKernelOf(const AttentionKernels& kernels, formats::Code code,
                                       const formats::Scaling& scaling) noexcept {
   return (scaling.tile != 0 ? kernels.tiled_keys : kernels.keys)[Index(code)];
-}
-
-kernels::Prefetch Lines(const uint8_t* begin, int64_t bytes) noexcept {
-  const int64_t half = (bytes + 2 * kLine - 1) / (2 * kLine) * kLine;
-  return {.next = begin, .end = begin + half, .second = half};
-}
-
-// The next lines of both streams of `from`, and they are no longer of it.
-kernels::Prefetch TakeLines(kernels::Prefetch& from, int64_t lines) noexcept {
-  kernels::Prefetch part = from;
-  part.end = from.next += lines * kLine;
-  return part;
 }
 
 }  // namespace
@@ -73,7 +57,7 @@ void TileWorkspace::Reserve(Device& device, int rows, const std::vector<LayerVie
   const int64_t states = Align(static_cast<int64_t>(sizeof(SoftmaxState)) * rows);
   const int64_t out = Align(int64_t{4} * rows * head_dim);
   const int64_t scores = int64_t{4} * kPassRows * kMaxPageTokens;
-  const int64_t total = 3 * rows * query_bytes + 4 * row_floats + 2 * states + 2 * out + kLine + 2 * scores +
+  const int64_t total = 3 * rows * query_bytes + 4 * row_floats + 2 * states + 2 * out + kAlignment + 2 * scores +
                         kernels::kRoomBytes + latent_bytes;
   memory_ = device.Allocate(static_cast<size_t>(total));
   uint8_t* next = memory_.data();
@@ -91,7 +75,7 @@ void TileWorkspace::Reserve(Device& device, int rows, const std::vector<LayerVie
   total_state_ = reinterpret_cast<SoftmaxState*>(take(states));
   run_out_ = reinterpret_cast<float*>(take(out));
   total_out_ = reinterpret_cast<float*>(take(out));
-  rescale_ = reinterpret_cast<float*>(take(kLine));
+  rescale_ = reinterpret_cast<float*>(take(kAlignment));
   scores_ = reinterpret_cast<float*>(take(scores));
   plain_scores_ = reinterpret_cast<float*>(take(scores));
   room_ = take(kernels::kRoomBytes);
@@ -99,80 +83,24 @@ void TileWorkspace::Reserve(Device& device, int rows, const std::vector<LayerVie
 }
 
 TileAttention::TileAttention(const AttentionKernels& kernels, const LayerView& layer, const Tile& tile,
-                             const cache::PageRef* pages, TileWorkspace& workspace) noexcept
+                             int64_t first_run, int64_t last_run, const cache::PageRef* pages, TileRows rows,
+                             TileWorkspace& workspace) noexcept
     : kernels_(kernels),
       layer_(layer),
       tile_(tile),
-      pages_(pages),
+      first_run_(first_run),
+      last_run_(last_run),
+      reads_(layer, tile, first_run, last_run, pages, rows),
       work_(workspace),
       group_(layer.attention->heads / layer.attention->kv_heads),
       head_dim_(layer.scheme->shape.head_dim),
-      page_size_(layer.scheme->shape.tokens),
-      own_page_(tile.first / layer.scheme->shape.tokens) {
-  const formats::LayerScheme& scheme = *layer.scheme;
-  CellSide plain{.code = scheme.plain->code,
-                 .tokens = page_size_,
-                 .head_dim = scheme.PlainShape().head_dim,
-                 .bytes = scheme.PlainBytes()};
-  plain.codes = scheme.KPlain(tile.kv_head);
-  quantized_ = {SideOf(scheme.k, scheme.shape, scheme.KCell(tile.kv_head)),
-                SideOf(scheme.v, scheme.shape, scheme.VCell(tile.kv_head)), plain};
-  quantized_.head_bytes = scheme.HeadBytes();
-  if (scheme.exact_open) {
-    const int64_t bytes = scheme.ExactCellBytes();
-    const CellSide side{.code = formats::Code::kBf16, .tokens = page_size_, .head_dim = head_dim_, .bytes = bytes};
-    plain.codes = scheme.ExactKPlain(tile.kv_head);
-    exact_ = {side, side, plain, scheme.ExactHeadBytes()};
-    exact_.k.codes = scheme.ExactKCell(tile.kv_head);
-    exact_.v.codes = scheme.ExactVCell(tile.kv_head);
-  }
-}
+      page_size_(layer.scheme->shape.tokens) {}
 
-TileAttention::CellSide TileAttention::SideOf(const formats::Side& side, formats::CellShape shape,
-                                              int64_t cell) noexcept {
-  const formats::CellPlanes& planes = side.planes;
-  return {.code = side.format->code,
-          .tokens = shape.tokens,
-          .head_dim = shape.head_dim,
-          .bytes = planes.bytes,
-          .codes = cell + planes.codes,
-          .scaling = side.format->scaling,
-          .block_scales = cell + planes.block_scales,
-          .block_zeros = cell + planes.block_zeros,
-          .token_scales = cell + planes.token_scales,
-          .token_zeros = cell + planes.token_zeros,
-          .channel_scales = cell + planes.channel_scales,
-          .channel_zeros = cell + planes.channel_zeros};
-}
-
-CellView TileAttention::CellSide::At(const uint8_t* record) const noexcept {
-  CellView view{.codes = record + codes,
-                .page_tokens = tokens,
-                .head_dim = head_dim,
-                .block = formats::BlockChannels(scaling, head_dim),
-                .tile = scaling.tile};
-  const auto fp16 = [record](int64_t plane) { return reinterpret_cast<const uint16_t*>(record + plane); };
-  if (scaling.block != formats::ScaleType::kNone) view.block_scales = {record + block_scales, scaling.block};
-  if (scaling.token != formats::ScaleType::kNone) view.token_scales = {record + token_scales, scaling.token};
-  if (scaling.block_zero) view.block_zeros = fp16(block_zeros);
-  if (scaling.token_zero) view.token_zeros = fp16(token_zeros);
-  if (scaling.tile != 0) {
-    view.channel_scales = fp16(channel_scales);
-    view.channel_zeros = fp16(channel_zeros);
-  }
-  return view;
-}
-
-void TileAttention::PrepareQueries(QueryRows q, int64_t first, int64_t last) noexcept {
-  const int64_t pages_of_run = kRunTokens / page_size_;
-  const int64_t first_page =
-      std::max(FirstVisible(tile_.first, layer_.attention->sliding_window) / page_size_, first * pages_of_run);
-  ahead_end_ = std::min(own_page_ + 1, last * pages_of_run);
-  const Span start = SpansOf(first_page, 0).start;
-  for (const uint8_t* line = start.begin; line < start.begin + start.bytes; line += kLine) __builtin_prefetch(line);
+// Transforms and prepares the tile's query rows, but for those that the workspace has from the task before.
+void TileAttention::PrepareQueries() noexcept {
   bool reads[2] = {};  // quantized records, exact ones
-  for (int64_t page = first_page; page < ahead_end_ && !(reads[0] && reads[1]); ++page) {
-    reads[ReadsExact(*layer_.scheme, own_page_, page)] = true;
+  for (int64_t page = reads_.first_page(); page < reads_.last_page() && !(reads[0] && reads[1]); ++page) {
+    reads[ReadsExact(*layer_.scheme, reads_.own_page(), page)] = true;
   }
   if (std::exchange(work_.prepared_, &tile_) != &tile_) work_.prepared_for_[0] = work_.prepared_for_[1] = false;
   for (int kind = 0; kind < 2; ++kind) {
@@ -180,10 +108,10 @@ void TileAttention::PrepareQueries(QueryRows q, int64_t first, int64_t last) noe
     work_.prepared_for_[kind] |= reads[kind];
   }
   if (!reads[0] && !reads[1]) return;
-  for (int head = 0; head < tile_.kv_heads; ++head) PrepareHead(q, head, reads[0], reads[1]);
+  for (int head = 0; head < tile_.kv_heads; ++head) PrepareHead(head, reads[0], reads[1]);
 }
 
-void TileAttention::PrepareHead(QueryRows q, int head, bool for_quantized, bool for_exact) noexcept {
+void TileAttention::PrepareHead(int head, bool for_quantized, bool for_exact) noexcept {
   const formats::Side& side = layer_.scheme->k;
   const int kv_head = tile_.kv_head + head;
   const float softmax_scale = layer_.attention->softmax_scale * kernels::kLog2E;
@@ -200,8 +128,7 @@ void TileAttention::PrepareHead(QueryRows q, int head, bool for_quantized, bool 
   float taken[KvScheme::kMaxOutliers];
   for (int of_head = 0; of_head < HeadRows(); ++of_head) {
     const int row = head * HeadRows() + of_head;
-    const int64_t offset = (kv_head * int64_t{group_} + of_head % group_) * layer_.attention->KeyDim();
-    const float* query = q.data + of_head / group_ * q.stride + offset;
+    const float* query = reads_.QueryOf(head, of_head / group_, of_head % group_);
     work_.bias_[row] = 0;
     if (mean) {
       double dot = 0;
@@ -225,71 +152,32 @@ void TileAttention::PrepareHead(QueryRows q, int head, bool for_quantized, bool 
       prepared = work_.queries_[1] + row * work_.query_stride_;
       work_.row_scale_[1][row] = exact.prepare(x, head_dim_, 0, prepared) * softmax_scale;
     }
-    if (quantized_.plain.head_dim != 0) {
+    if (const int plain_dim = layer_.quantized.plain.head_dim; plain_dim != 0) {
       prepared = work_.queries_[2] + row * work_.query_stride_;
       const float* channels = layer_.scheme->SharesCell() ? query + head_dim_ : taken;
-      work_.row_scale_[2][row] = plain.prepare(channels, quantized_.plain.head_dim, 0, prepared) * softmax_scale;
+      work_.row_scale_[2][row] = plain.prepare(channels, plain_dim, 0, prepared) * softmax_scale;
     }
   }
 }
 
-TileAttention::PageView TileAttention::View(int64_t page, int head) const noexcept {
-  if (ReadsExact(*layer_.scheme, own_page_, page)) {
-    return {&exact_, layer_.exact + pages_[page].exact * layer_.exact_bytes + head * exact_.head_bytes, head, true};
-  }
-  return {&quantized_,
-          layer_.quantized + pages_[page].quantized * layer_.quantized_bytes + head * quantized_.head_bytes, head,
-          false};
-}
-
-TileAttention::Spans TileAttention::SpansOf(int64_t page, int head) const noexcept {
-  const PageView view = View(page, head);
-  const CellSide &k = view.cells->k, &v = view.cells->v;
-  const uint8_t* keys = view.record + k.codes;
-  if (layer_.scheme->SharesCell()) return {{keys, view.cells->head_bytes}, {}};
-  const uint8_t* values = view.record + v.codes;
-  const int64_t seen = tile_.first + tile_.tokens - page * page_size_;
-  if (seen < page_size_) {  // the own page: no more than it holds so far
-    const int64_t groups = (seen + 15) / 16, quads = (seen + 3) / 4;
-    return {{keys, k.bytes * 16 * groups / page_size_}, {values, v.bytes * 4 * quads / page_size_}};
-  }
-  // All cells of the head, which lie one behind the other. A second-level cache holds them whole, the first one halves.
-  const bool near = view.cells->head_bytes <= kNearCacheBytes;
-  const int64_t start = near ? std::min(values - keys + kValuesAhead, view.cells->head_bytes) : view.cells->head_bytes;
-  return {{keys, start}, {keys + start, view.cells->head_bytes - start}};
-}
-
-TileAttention::Ahead TileAttention::AheadOf(int64_t page, int head) const noexcept {
-  const Span rest = SpansOf(page, head).rest;
-  Ahead ahead = {Lines(rest.begin, rest.bytes), {}, {}};
-  if (++head == tile_.kv_heads) {
-    head = 0;
-    if (++page >= ahead_end_) return ahead;
-  }
-  const Span start = SpansOf(page, head).start;
-  kernels::Prefetch next = Lines(start.begin, start.bytes);
-  const auto left = [&next] { return (next.end - next.next) / kLine; };
-  if (rest.bytes == 0) ahead.scoring = TakeLines(next, left() * 3 / 8);
-  ahead.weighing = TakeLines(next, std::min(left() / 5, kSoftmaxLines));
-  ahead.adding = next;
-  return ahead;
-}
-
-void TileAttention::AttendRun(int64_t run) noexcept {
+template <class AfterHead>
+void TileAttention::AttendRun(int64_t run, AfterHead after_head) noexcept {
   std::fill_n(work_.run_state_, Rows(), kEmpty);
   std::memset(work_.run_out_, 0, sizeof(float) * static_cast<size_t>(Rows()) * static_cast<size_t>(head_dim_));
   const int window = layer_.attention->sliding_window;
   const int64_t pages_of_run = kRunTokens / page_size_;
-  const int64_t first = std::max(FirstVisible(tile_.first, window) / page_size_, run * pages_of_run);
-  const int64_t last = std::min(own_page_ + 1, (run + 1) * pages_of_run);
-  for (int64_t page = first; page < last; ++page) {
+  const int64_t last = std::min(reads_.last_page(), (run + 1) * pages_of_run);
+  for (int64_t page = std::max(reads_.first_page(), run * pages_of_run); page < last; ++page) {
     // Tokens that still see the page: those up to `window` - 1 positions behind its last slot.
     int tokens = tile_.tokens;
     if (window > 0) {
       const int64_t seeing = (page + 1) * page_size_ - 1 + window - tile_.first;
       tokens = static_cast<int>(std::min<int64_t>(tokens, seeing));
     }
-    for (int head = 0; head < tile_.kv_heads; ++head) AttendPage(page, View(page, head), AheadOf(page, head), tokens);
+    for (int head = 0; head < tile_.kv_heads; ++head) {
+      AttendPage(page, reads_.View({page, head}), reads_.AheadOf({page, head}), tokens);
+      if (page + 1 == last) after_head(head);
+    }
   }
 }
 
@@ -325,7 +213,7 @@ void TileAttention::AttendPage(int64_t page, const PageView& view, const Ahead& 
       const int rows = std::min(kPassRows, same * group_ - row);
       Visit visit = row == token * group_ ? Visit::kFirst : Visit::kAgain;
       if (visit == Visit::kFirst && row + rows == same * group_) visit = Visit::kOnly;
-      AttendRows(view, begin, end, view.head * HeadRows() + row, rows, visit, *next);
+      AttendRows(view, begin, end, (view.kv_head - tile_.kv_head) * HeadRows() + row, rows, visit, *next);
       next = &kNothingAhead;  // once is enough
     }
     token = same;
@@ -362,7 +250,6 @@ void TileAttention::AttendRows(const PageView& view, int begin, int end, int fir
                                const Ahead& ahead) noexcept {
   const PageCells& cells = *view.cells;
   const formats::LayerScheme& scheme = *layer_.scheme;
-  const size_t kv_head = static_cast<size_t>(tile_.kv_head) + static_cast<size_t>(view.head);
   const bool scaled = !view.exact && scheme.v.format->scaling.per_head;
   ScoreRows(view, (end + 15) / 16, first_row, rows, visit, ahead.scoring);
   kernels_.softmax({.begin = begin,
@@ -380,7 +267,7 @@ void TileAttention::AttendRows(const PageView& view, int begin, int end, int fir
                           .end = end,
                           .rows = rows,
                           .p = work_.scores_,
-                          .scale = scaled ? layer_.scales->v.scale[kv_head] : 1.0f,
+                          .scale = scaled ? layer_.scales->v.scale[static_cast<size_t>(view.kv_head)] : 1.0f,
                           .rescale = work_.rescale_,
                           .out = work_.run_out_ + int64_t{first_row} * head_dim_,
                           .out_stride = head_dim_,
@@ -391,45 +278,53 @@ void TileAttention::AttendRows(const PageView& view, int begin, int end, int fir
   kernels_.values[Index(cells.v.code)].accumulate(pass);
 }
 
-void TileAttention::Finish(int64_t first, int64_t last, float* out) noexcept {
-  const bool merges = last - first > 1;  // a merge with nothing would be a copy
-  const SoftmaxState* states = merges ? work_.total_state_ : work_.run_state_;
-  const float* sums = merges ? work_.total_out_ : work_.run_out_;
-  std::fill_n(work_.total_state_, Rows(), kEmpty);
-  for (int64_t run = first; run < last; ++run) {
-    AttendRun(run);
-    for (int row = 0; merges && row < Rows(); ++row) {
-      kernels_.merge(work_.total_state_[row], work_.total_out_ + int64_t{row} * head_dim_, work_.run_state_[row],
-                     work_.run_out_ + int64_t{row} * head_dim_, head_dim_);
-    }
+void TileAttention::Finish() noexcept {
+  reads_.TouchStart();
+  PrepareQueries();
+  if (last_run_ - first_run_ == 1) {  // a merge with nothing would be a copy
+    AttendRun(first_run_, [this](int head) {
+      for (int row = head * HeadRows(); row < (head + 1) * HeadRows(); ++row) {
+        WriteRow(row, work_.run_state_[row], work_.run_out_ + int64_t{row} * head_dim_);
+      }
+    });
+    return;
   }
-  for (int row = 0; row < Rows(); ++row) WriteRow(row, states[row], sums + int64_t{row} * head_dim_, out);
+  std::fill_n(work_.total_state_, Rows(), kEmpty);
+  for (int64_t run = first_run_; run < last_run_; ++run) {
+    AttendRun(run, [this, run](int head) {
+      for (int row = head * HeadRows(); row < (head + 1) * HeadRows(); ++row) {
+        float* total = work_.total_out_ + int64_t{row} * head_dim_;
+        kernels_.merge(work_.total_state_[row], total, work_.run_state_[row], work_.run_out_ + int64_t{row} * head_dim_,
+                       head_dim_);
+        if (run + 1 == last_run_) WriteRow(row, work_.total_state_[row], total);
+      }
+    });
+  }
 }
 
-void TileAttention::Partial(int64_t run, SoftmaxState* states, float* out) noexcept {
-  AttendRun(run);
+void TileAttention::Partial(SoftmaxState* states, float* out) noexcept {
+  reads_.TouchStart();
+  PrepareQueries();
+  AttendRun(first_run_, [](int) {});
   std::copy_n(work_.run_state_, Rows(), states);
   std::memcpy(out, work_.run_out_, sizeof(float) * static_cast<size_t>(Rows()) * static_cast<size_t>(head_dim_));
 }
 
-void TileAttention::MergePartials(int head, int64_t runs, const SoftmaxState* states, const float* partial,
-                                  float* out) noexcept {
+void TileAttention::MergePartials(int head, const SoftmaxState* states, const float* partial) noexcept {
   for (int row = head * HeadRows(); row < (head + 1) * HeadRows(); ++row) {
     SoftmaxState& total = work_.total_state_[0];
     total = kEmpty;
-    for (int64_t run = 0; run < runs; ++run) {
+    for (int64_t run = 0; run < last_run_ - first_run_; ++run) {
       const int64_t slot = run * Rows() + row;
       kernels_.merge(total, work_.total_out_, states[slot], partial + slot * head_dim_, head_dim_);
     }
-    WriteRow(row, total, work_.total_out_, out);
+    WriteRow(row, total, work_.total_out_);
   }
 }
 
-// out f32 [tokens][heads * head_dim].
-void TileAttention::WriteRow(int row, const SoftmaxState& state, const float* sums, float* out) noexcept {
+void TileAttention::WriteRow(int row, const SoftmaxState& state, const float* sums) noexcept {
   const int of_head = row % HeadRows();
-  const int64_t head = (tile_.kv_head + row / HeadRows()) * int64_t{group_} + of_head % group_;
-  float* result = out + (of_head / group_ * int64_t{layer_.attention->heads} + head) * head_dim_;
+  float* result = reads_.ResultOf(row / HeadRows(), of_head / group_, of_head % group_);
   if (!layer_.scheme->v.hadamard) return kernels_.normalize(state, sums, head_dim_, result);
   alignas(64) float rotated[kMaxHeadDim];  // `result` is far away: it is written once
   kernels_.normalize(state, sums, head_dim_, rotated);

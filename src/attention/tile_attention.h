@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "attention/layer_view.h"
+#include "attention/tile_reads.h"
 #include "attention/work_list.h"
 #include "base/device.h"
 #include "kernels/cpu/attention_table.h"
@@ -12,23 +14,6 @@
 namespace kvanta::attention {
 
 using kernels::SoftmaxState;
-
-// One layer as its tiles see it.
-struct LayerView {
-  const formats::LayerScheme* scheme = nullptr;
-  const LayerAttention* attention = nullptr;
-  const formats::LayerScales* scales = nullptr;
-  const uint8_t* quantized = nullptr;  // base of the pool of quantized records
-  const uint8_t* exact = nullptr;      // base of the pool of exact records
-  int64_t quantized_bytes = 0;         // of a record
-  int64_t exact_bytes = 0;
-};
-
-// Query rows of a sequence: f32 [tokens][heads * KeyDim()], row stride `stride` floats, from the tile's first token on.
-struct QueryRows {
-  const float* data = nullptr;
-  int64_t stride = 0;
-};
 
 // What a worker needs for its tile.
 class TileWorkspace {
@@ -64,94 +49,49 @@ class TileWorkspace {
 
 class TileAttention {
  public:
-  TileAttention(const kernels::AttentionKernels& kernels, const LayerView& layer, const Tile& tile,
-                const cache::PageRef* pages, TileWorkspace& workspace) noexcept;
+  // Of runs [first_run, last_run) of a tile.
+  TileAttention(const kernels::AttentionKernels& kernels, const LayerView& layer, const Tile& tile, int64_t first_run,
+                int64_t last_run, const cache::PageRef* pages, TileRows rows, TileWorkspace& workspace) noexcept;
 
-  // Transforms and prepares the tile's query rows to attend runs [first, last), whose first pages it touches.
-  void PrepareQueries(QueryRows q, int64_t first, int64_t last) noexcept;
+  // What the same thread attends afterwards.
+  void Precede(TileAttention& next) noexcept { reads_.Precede(next.reads_); }
 
-  // Attends these runs one after the other and writes the finished rows: out f32 [tokens][heads * head_dim].
-  void Finish(int64_t first, int64_t last, float* out) noexcept;
+  // Attends the runs one after the other and writes the finished rows.
+  void Finish() noexcept;
 
-  // Attends one run; its partial result: states [rows], out [rows][head_dim].
-  void Partial(int64_t run, SoftmaxState* states, float* out) noexcept;
+  // Attends the only run; its partial result: states [rows], out [rows][head_dim].
+  void Partial(SoftmaxState* states, float* out) noexcept;
 
-  // Merges partial results of `runs` runs, [run][rows], in order, and writes the finished rows of KV head `head` of the
+  // Merges partial results of the runs, [run][rows], in order, and writes the finished rows of KV head `head` of the
   // tile's.
-  void MergePartials(int head, int64_t runs, const SoftmaxState* states, const float* partial, float* out) noexcept;
+  void MergePartials(int head, const SoftmaxState* states, const float* partial) noexcept;
 
  private:
-  // Where one side of the tile's first KV head lies in a page record: offsets in bytes.
-  struct CellSide {
-    formats::Code code = formats::Code::kBf16;
-    int tokens = 0;
-    int head_dim = 0;
-    int64_t bytes = 0;  // of the cell
-    int64_t codes = 0;
-    formats::Scaling scaling = {};
-    int64_t block_scales = 0;  // the planes that `scaling` names
-    int64_t block_zeros = 0;
-    int64_t token_scales = 0;
-    int64_t token_zeros = 0;
-    int64_t channel_scales = 0;
-    int64_t channel_zeros = 0;
-    kernels::CellView At(const uint8_t* record) const noexcept;
-  };
-  struct PageCells {
-    CellSide k, v;
-    CellSide plain;          // channels of K; no bytes without
-    int64_t head_bytes = 0;  // from a KV head's cells to the next one's
-  };
-  // A page of one KV head as the page rule has the tile read it.
-  struct PageView {
-    const PageCells* cells;
-    const uint8_t* record;  // whose cells are the head's
-    int head;               // of the tile's, from 0
-    bool exact;
-  };
-  // What is read of a page of a head first, and what is read later.
-  struct Span {
-    const uint8_t* begin = nullptr;
-    int64_t bytes = 0;
-  };
-  struct Spans {
-    Span start, rest;
-  };
-  // What the kernels touch while they attend a page of a head, so that memory never rests: the rest of the page and the
-  // start of the next one. No more than that: the first-level cache has no room for a whole page beside the current
-  // one.
-  struct Ahead {
-    kernels::Prefetch scoring, weighing, adding;
-  };
   static constexpr Ahead kNothingAhead = {};
-  static CellSide SideOf(const formats::Side& side, formats::CellShape shape, int64_t cell) noexcept;
-  void PrepareHead(QueryRows q, int head, bool for_quantized, bool for_exact) noexcept;
-  PageView View(int64_t page, int head) const noexcept;
-  Spans SpansOf(int64_t page, int head) const noexcept;
-  Ahead AheadOf(int64_t page, int head) const noexcept;
-  void AttendRun(int64_t run) noexcept;
+  void PrepareQueries() noexcept;
+  void PrepareHead(int head, bool for_quantized, bool for_exact) noexcept;
+  template <class AfterHead>
+  void AttendRun(int64_t run, AfterHead after_head) noexcept;
   void TurnLatents(int64_t page, const PageView& view, int tokens) noexcept;
   void AttendPage(int64_t page, const PageView& view, const Ahead& ahead, int tokens) noexcept;
   void ScoreRows(const PageView& view, int groups, int first_row, int rows, kernels::Visit visit,
                  const kernels::Prefetch& prefetch) noexcept;
   void AttendRows(const PageView& view, int begin, int end, int first_row, int rows, kernels::Visit visit,
                   const Ahead& ahead) noexcept;
-  void WriteRow(int row, const SoftmaxState& state, const float* sums, float* out) noexcept;
+  void WriteRow(int row, const SoftmaxState& state, const float* sums) noexcept;
   int HeadRows() const noexcept { return tile_.tokens * group_; }
   int Rows() const noexcept { return tile_.kv_heads * HeadRows(); }
 
   const kernels::AttentionKernels& kernels_;
   const LayerView& layer_;
   const Tile& tile_;
-  const cache::PageRef* pages_;
+  const int64_t first_run_;
+  const int64_t last_run_;
+  TileReads reads_;
   TileWorkspace& work_;
-  int group_;  // query heads of the KV head
-  int head_dim_;
-  int page_size_;
-  int64_t own_page_;
-  PageCells quantized_;
-  PageCells exact_;
-  int64_t ahead_end_ = 0;  // page where touching ends
+  const int group_;  // query heads of the KV head
+  const int head_dim_;
+  const int page_size_;
 };
 
 }  // namespace kvanta::attention

@@ -8,6 +8,9 @@ namespace {
 // Tasks per thread that let threads finish together; of a chunk's tiles, whose partial results are larger, fewer.
 constexpr int kTasksOfThread = 8;
 constexpr int kChunkTasksOfThread = 4;
+// Bundles of small tasks per thread, with the same aim.
+constexpr size_t kBundlesOfThread = 64;
+constexpr size_t kMostTasksOfBundle = 16;
 
 // Pages of cache that a tile reads, times its rows and one more for the reading itself.
 int64_t Cost(const Tile& tile, const WorkShape& shape, int page_size) {
@@ -83,6 +86,8 @@ void MakeWorkList(const WorkShape& shape, const Batch& batch, int page_size, int
       list.tasks.push_back({static_cast<int32_t>(i), run, run + 1});
     }
   }
+  list.bundle =
+      std::clamp<size_t>(list.tasks.size() / (kBundlesOfThread * static_cast<size_t>(threads)), 1, kMostTasksOfBundle);
 }
 
 }  // namespace kvanta::attention

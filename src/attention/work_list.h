@@ -5,7 +5,9 @@
 // read fastest in order.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "attention/batch.h"
@@ -56,8 +58,16 @@ struct WorkList {
   WorkShape shape;
   std::vector<Tile> tiles;
   std::vector<TileRuns> tasks;  // costly ones first
+  size_t bundle = 1;            // tasks that a thread takes at a time, so that it knows what it reads next
   std::vector<TileMerge> merges;
   int64_t partial_rows = 0;  // rows of partial results that they need
+
+  int64_t Bundles() const noexcept { return static_cast<int64_t>((tasks.size() + bundle - 1) / bundle); }
+  // Tasks [first, second).
+  std::pair<size_t, size_t> Bundle(int64_t index) const noexcept {
+    const size_t begin = static_cast<size_t>(index) * bundle;
+    return {begin, std::min(begin + bundle, tasks.size())};
+  }
 };
 
 // Fills `list`, reusing its memory. A tile's runs are spread when leaving it whole could keep the other threads idle.

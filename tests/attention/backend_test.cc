@@ -317,6 +317,29 @@ TEST(WorkListTest, TakesHeadsOfFewTokensTogetherAndEachOnce) {
   }
 }
 
+TEST(WorkListTest, BundlesSmallTasksAndLeavesNoneOut) {
+  const WorkShape shape{.heads = 8, .kv_heads = 2, .head_dim = 64, .sliding_window = 0};
+  Batch batch;
+  WorkList list;
+  for (int i = 0; i < 1000; ++i) {
+    batch.sequences.push_back({.span = {.start = 64, .tokens = 1, .pages = nullptr}, .first_row = i});
+    if (i != 0 && i != 299 && i != 999) continue;
+    for (const int threads : {1, 2, 4}) {
+      MakeWorkList(shape, batch, 64, threads, list);
+      size_t next = 0;
+      for (int64_t index = 0; index < list.Bundles(); ++index) {
+        const std::pair<size_t, size_t> tasks = list.Bundle(index);
+        EXPECT_EQ(tasks.first, next);
+        EXPECT_GT(tasks.second, tasks.first);
+        next = tasks.second;
+      }
+      EXPECT_EQ(next, list.tasks.size());
+      EXPECT_GE(list.Bundles(), std::min<int64_t>(std::ssize(list.tasks), 16 * threads));  // enough for all threads
+      EXPECT_EQ(list.bundle > 1, i == 999 || (i == 299 && threads <= 2));
+    }
+  }
+}
+
 TEST(ArrayAttentionTest, AgreesWithTheReferenceAndChecksShapes) {
   ArrayAttention options{.scheme = "int8", .heads = 4, .kv_heads = 2, .head_dim = 32};
   std::mt19937 random(1);

@@ -136,6 +136,30 @@ TEST_P(InvarianceTest, RunsSpreadOverThreads) {
   }
 }
 
+// Sequences of one step whose tasks a thread takes several of at a time, touching the next one's pages.
+TEST_P(InvarianceTest, ManySequencesOfAStep) {
+  constexpr int kSequences = 140;
+  HarnessOptions options{
+      .scheme = Scheme(), .heads = 4, .kv_heads = 2, .head_dim = 32, .page_size = PageSize(16), .lengths = {}};
+  for (int i = 0; i < kSequences; ++i) options.lengths.push_back(1 + i * 7 % 40);
+  CacheHarness one(options, 7), two(options, 7);
+  const std::unique_ptr<Backend> alone = one.CpuBackend(Isa()), together = two.CpuBackend(Isa());
+  Step step;
+  for (int i = 0; i < kSequences; ++i) {
+    const int before = options.lengths[static_cast<size_t>(i)] - 1;
+    if (before > 0) one.Append(*alone, {i, before});
+    if (before > 0) two.Append(*together, {i, before});
+    one.RunStep(*alone, {{i, 1}});
+    step.push_back({i, 1});
+  }
+  two.RunStep(*together, step);
+  for (size_t i = 0; i < kSequences; ++i) {
+    const std::vector<float>&a = one.sequences()[i].out, &b = two.sequences()[i].out;
+    const auto last = static_cast<size_t>(one.OutWidth());
+    ASSERT_EQ(std::memcmp(a.data() + a.size() - last, b.data() + b.size() - last, last * sizeof(float)), 0) << i;
+  }
+}
+
 // Heads and pages that units meet by whole tiles: rows that share a page with many others, and rows of a decode step.
 TEST_P(InvarianceTest, HeadsOfWholeTiles) {
   constexpr int kLength = 400, kLast = 40;  // pages close among the last ones

@@ -1,0 +1,70 @@
+// One layer's cache as attention reads it: where the cells of its KV heads lie in the records of a page, and which
+// record the page rule gives to a query.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/batch.h"
+#include "cache/page_store.h"
+#include "formats/scheme.h"
+#include "kernels/cpu/attention_table.h"
+
+namespace kvanta::attention {
+
+// Where one side of the first KV head lies in a record: offsets in bytes.
+struct CellSide {
+  formats::Code code = formats::Code::kBf16;
+  int tokens = 0;
+  int head_dim = 0;
+  int64_t bytes = 0;  // of the cell
+  int64_t codes = 0;
+  formats::Scaling scaling = {};
+  int64_t block_scales = 0;  // the planes that `scaling` names
+  int64_t block_zeros = 0;
+  int64_t token_scales = 0;
+  int64_t token_zeros = 0;
+  int64_t channel_scales = 0;
+  int64_t channel_zeros = 0;
+
+  // `record`: as many bytes behind the record's start as the KV head's cells are behind the first one's.
+  kernels::CellView At(const uint8_t* record) const noexcept;
+};
+
+struct PageCells {
+  CellSide k, v;
+  CellSide plain;          // channels of K; no bytes without
+  int64_t head_bytes = 0;  // from a KV head's cells to the next one's
+};
+
+// A page of one KV head as the page rule has a query read it.
+struct PageView {
+  const PageCells* cells;
+  const uint8_t* record;  // for CellSide::At()
+  int kv_head;
+  bool exact;
+};
+
+struct LayerView {
+  LayerView(const formats::LayerScheme& scheme, const LayerAttention& attention, const formats::LayerScales& scales,
+            const cache::PageStore& store);
+
+  PageView View(int64_t own_page, int64_t page, const cache::PageRef& ref, int kv_head) const noexcept {
+    const bool reads_exact = ReadsExact(*scheme, own_page, page);
+    const PageCells& cells = reads_exact ? exact : quantized;
+    const uint8_t* record = reads_exact ? exact_base + ref.exact * exact_bytes  // no pointer is formed without a record
+                                        : quantized_base + ref.quantized * quantized_bytes;
+    return {&cells, record + kv_head * cells.head_bytes, kv_head, reads_exact};
+  }
+
+  const formats::LayerScheme* scheme;
+  const LayerAttention* attention;
+  const formats::LayerScales* scales;
+  const uint8_t* quantized_base;  // of the pool of quantized records
+  const uint8_t* exact_base;      // of the pool of exact records
+  int64_t quantized_bytes;        // of a record
+  int64_t exact_bytes;
+  PageCells quantized;
+  PageCells exact;
+};
+
+}  // namespace kvanta::attention

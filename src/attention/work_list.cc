@@ -8,6 +8,7 @@ namespace {
 // Tasks per thread that let threads finish together; of a chunk's tiles, whose partial results are larger, fewer.
 constexpr int kTasksOfThread = 8;
 constexpr int kChunkTasksOfThread = 4;
+constexpr int64_t kLeastIdle = 16;  // of all threads' time, one part in so many
 // Bundles of small tasks per thread, with the same aim.
 constexpr size_t kBundlesOfThread = 64;
 constexpr size_t kMostTasksOfBundle = 16;
@@ -16,6 +17,13 @@ constexpr size_t kMostTasksOfBundle = 16;
 int64_t Cost(const Tile& tile, const WorkShape& shape, int page_size) {
   const int64_t seen = tile.first + tile.tokens - FirstVisible(tile.first, shape.sliding_window);
   return (seen + page_size - 1) / page_size * (int64_t{tile.tokens} * shape.Group() + 1) * tile.kv_heads;
+}
+
+// Whether threads that take whole tiles finish about together, if all tiles were as costly as the largest: spread runs
+// cost a second region and their merge, more than a little idleness.
+bool ComesOutEven(int64_t total, int64_t largest, int threads) {
+  const int64_t round = largest * threads, rounds = (total + round - 1) / round;
+  return threads == 1 || (rounds * round - total) * kLeastIdle <= total;
 }
 
 // Calls visit(Tile) for every tile of one KV head.
@@ -67,14 +75,19 @@ void MakeWorkList(const WorkShape& shape, const Batch& batch, int page_size, int
   list.partial_rows = 0;
   AddTiles(shape, batch, page_size, threads, list);
 
-  int64_t total = 0;
-  for (const Tile& tile : list.tiles) total += Cost(tile, shape, page_size);
+  int64_t total = 0, largest = 1;
+  for (const Tile& tile : list.tiles) {
+    const int64_t cost = Cost(tile, shape, page_size);
+    total += cost;
+    largest = std::max(largest, cost);
+  }
+  const bool comes_out_even = ComesOutEven(total, largest, threads);
   // Later tiles of a chunk see more: handed out first, they leave no straggler.
   for (size_t i = list.tiles.size(); i-- > 0;) {
     Tile& tile = list.tiles[i];
     const int64_t tasks = int64_t{tile.tokens == 1 ? kTasksOfThread : kChunkTasksOfThread} * threads;
     const bool spread =
-        threads > 1 && tile.last_run - tile.first_run > 1 && Cost(tile, shape, page_size) * tasks > total;
+        !comes_out_even && tile.last_run - tile.first_run > 1 && Cost(tile, shape, page_size) * tasks > total;
     if (!spread) {
       list.tasks.push_back({static_cast<int32_t>(i), tile.first_run, tile.last_run});
       continue;

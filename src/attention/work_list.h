@@ -70,7 +70,8 @@ struct WorkList {
   }
 };
 
-// Fills `list`, reusing its memory. A tile's runs are spread when leaving it whole could keep the other threads idle.
+// Fills `list`, reusing its memory. A tile's runs are spread when leaving it whole could keep the other threads idle,
+// and tiles do not come out even as they are.
 void MakeWorkList(const WorkShape& shape, const Batch& batch, int page_size, int threads, WorkList& list);
 
 }  // namespace kvanta::attention

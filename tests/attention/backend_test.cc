@@ -285,6 +285,23 @@ TEST(WorkListTest, SpreadsTheRunsOfFewRowsAndKeepsManyWhole) {
   }
 }
 
+TEST(WorkListTest, KeepsTilesWholeThatComeOutEvenAndSpreadsOthers) {
+  const WorkShape shape{.heads = 8, .kv_heads = 2, .head_dim = 64, .sliding_window = 0};
+  Batch batch;
+  WorkList list;
+  for (int sequences = 1; sequences <= 9; ++sequences) {
+    batch.sequences.push_back({.span = {.start = 4200, .tokens = 1, .pages = nullptr}, .first_row = sequences - 1});
+    MakeWorkList(shape, batch, 64, 2, list);
+    if (list.tiles.size() % 2 == 0) {
+      EXPECT_EQ(list.tasks.size(), list.tiles.size()) << sequences;
+      EXPECT_EQ(list.partial_rows, 0) << sequences;
+    } else {
+      EXPECT_EQ(list.tasks.size(), 5 * list.tiles.size()) << sequences;
+    }
+  }
+  EXPECT_EQ(list.tiles.size(), 9U);
+}
+
 TEST(WorkListTest, TakesHeadsOfFewTokensTogetherAndEachOnce) {
   const WorkShape shape{.heads = 12, .kv_heads = 6, .head_dim = 64, .sliding_window = 0};
   Batch batch;

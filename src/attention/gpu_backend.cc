@@ -85,11 +85,10 @@ std::string Missing(const formats::LayerScheme& scheme) {
   using kernels::cuda::FindAppend;
   using kernels::cuda::FindAttend;
   if (scheme.SharesCell()) return "latents";
-  if (scheme.k.outliers != 0) return "outlier channels (but for +outliers=0)";
   for (const formats::Format* format : {scheme.k.format, scheme.v.format}) {
     if (FindAppend(*format) < 0) return fmt::format("format {}", format->name);
   }
-  if (FindAttend(*scheme.k.format, *scheme.v.format, scheme.shape.head_dim, scheme.shape.tokens) < 0) {
+  if (FindAttend(scheme) < 0) {
     return fmt::format("k={},v={}", scheme.k.format->name, scheme.v.format->name);
   }
   return "";
@@ -137,20 +136,20 @@ class GpuBackend final : public Backend {
   void Append(Plan& plan, int layer, const float* k, const float* v, int64_t kv_stride) noexcept override {
     const GpuPlan& step = static_cast<const GpuPlan&>(plan);
     const LayerLaunches& launches = layers_[static_cast<size_t>(layer)];
-    for (const SideLaunch* launch : {&launches.k, &launches.v}) {
-      AppendSide side = launch->side;
+    for (const SideLaunch& launch : launches.sides) {
+      AppendSide side = launch.side;
       side.rows = side.is_key ? k : v;
       side.stride = kv_stride;
       side.list = step.At<PlaceList>(kRowsAt);
       side.most = step.most_rows;
       side.to_exact = launches.exact_open;
-      gpu_->Append(side.to_exact ? exact_kernel_ : launch->kernel, side);
+      gpu_->Append(side.to_exact ? launch.exact_kernel : launch.kernel, side);
       if (!launches.exact_open || step.most_closing == 0) continue;
       side.list = step.At<PlaceList>(kClosingAt);
       side.most = step.most_closing;
       side.to_exact = false;
       side.from_exact = true;
-      gpu_->Append(launch->kernel, side);
+      gpu_->Append(launch.kernel, side);
     }
   }
 
@@ -193,10 +192,11 @@ class GpuBackend final : public Backend {
  private:
   struct SideLaunch {
     int kernel = -1;
+    int exact_kernel = -1;
     AppendSide side;
   };
   struct LayerLaunches {
-    SideLaunch k, v;
+    std::vector<SideLaunch> sides;  // K, V, and K's plain channels where there are some
     bool exact_open = false;
     int attend_kernel = -1;
     AttendLayer attend;
@@ -205,11 +205,12 @@ class GpuBackend final : public Backend {
 
   Device& device() const { return gpu_->device(); }
 
-  const float* Upload(const std::vector<float>& values) {
-    const size_t bytes = values.size() * sizeof(float);
+  template <class T>
+  const T* Upload(const std::vector<T>& values) {
+    const size_t bytes = values.size() * sizeof(T);
     const Buffer& buffer = constants_.emplace_back(device().Allocate(bytes));
     device().CopyIn(buffer.data(), values.data(), bytes);
-    return buffer.as<float>();
+    return buffer.as<T>();
   }
 
   void AddLayer(size_t index) {
@@ -222,8 +223,8 @@ class GpuBackend final : public Backend {
     }
     LayerLaunches launches;
     launches.exact_open = scheme.exact_open;
-    launches.k = SideOf(index, true);
-    launches.v = SideOf(index, false);
+    launches.sides = {SideOf(index, true), SideOf(index, false)};
+    if (scheme.PlainShape().head_dim != 0) launches.sides.push_back(PlainOf(index, launches.sides[0].side));
     const WorkShape shape{.heads = attention.heads,
                           .kv_heads = attention.kv_heads,
                           .head_dim = attention.head_dim,
@@ -236,8 +237,8 @@ class GpuBackend final : public Backend {
       return Upload(side.format->scaling.per_head ? given.scale : std::vector<float>(given.scale.size(), 1.0F));
     };
     AttendLayer& attend = launches.attend;
-    const AppendSide& k = launches.k.side;
-    const AppendSide& v = launches.v.side;
+    const AppendSide& k = launches.sides[0].side;
+    const AppendSide& v = launches.sides[1].side;
     attend.heads = attention.heads;
     attend.kv_heads = attention.kv_heads;
     attend.head_dim = attention.head_dim;
@@ -263,9 +264,15 @@ class GpuBackend final : public Backend {
     attend.v = v.cell;
     attend.exact_k = k.exact_cell;
     attend.exact_v = v.exact_cell;
-    launches.attend_kernel =
-        kernels::cuda::FindAttend(*scheme.k.format, *scheme.v.format, attention.head_dim, scheme.shape.tokens);
-    layers_.push_back(launches);
+    if (launches.sides.size() > 2) {
+      const AppendSide& plain = launches.sides[2].side;
+      attend.plain_dim = plain.head_dim;
+      attend.outliers = plain.outliers;
+      attend.plain = plain.cell;
+      attend.exact_plain = plain.exact_cell;
+    }
+    launches.attend_kernel = kernels::cuda::FindAttend(scheme);
+    layers_.push_back(std::move(launches));
   }
 
   SideLaunch SideOf(size_t index, bool is_key) {
@@ -275,8 +282,10 @@ class GpuBackend final : public Backend {
     const int block = formats::HadamardBlock(scheme.shape.head_dim);
     SideLaunch launch;
     launch.kernel = kernels::cuda::FindAppend(*side.format);
+    launch.exact_kernel = exact_kernel_;
     AppendSide& append = launch.side;
     append.kv_heads = scheme.kv_heads;
+    append.row_dim = scheme.shape.head_dim;
     append.head_dim = scheme.shape.head_dim;
     append.page_size = scheme.shape.tokens;
     append.is_key = is_key;
@@ -284,6 +293,9 @@ class GpuBackend final : public Backend {
     append.hadamard_norm = static_cast<float>(1.0 / std::sqrt(static_cast<double>(block)));
     append.hadamard_block = block;
     if (side.mean) append.mean = Upload(scales.mean);
+    if (side.outliers != 0)
+      append.outliers = Upload(std::vector<int32_t>(scales.outliers.begin(), scales.outliers.end()));
+    append.outlier_count = side.outliers;
     append.scale = Upload(scales.scale);
     append.quantized = {store_.Base(PageKind::kQuantized), store_.RecordBytes(PageKind::kQuantized)};
     append.cell = PlaceOf(side.planes, is_key ? scheme.KCell(0) : scheme.VCell(0), scheme.HeadBytes());
@@ -293,6 +305,23 @@ class GpuBackend final : public Backend {
                                   is_key ? scheme.ExactKCell(0) : scheme.ExactVCell(0), scheme.ExactHeadBytes());
     }
     append.sums = sums_.as<AppendSums>() + 2 * index + (is_key ? 0 : 1);
+    return launch;
+  }
+
+  // K's plain channels: of the same rows, in a cell of the same format in both records.
+  SideLaunch PlainOf(size_t index, const AppendSide& k) {
+    const formats::LayerScheme& scheme = store_.Layout().layers[index];
+    SideLaunch launch;
+    launch.kernel = launch.exact_kernel = kernels::cuda::FindAppend(*scheme.plain);
+    AppendSide& append = launch.side;
+    append = k;
+    append.is_plain = true;
+    append.head_dim = scheme.PlainShape().head_dim;
+    append.hadamard = false;
+    append.cell = PlaceOf(scheme.PlainPlanes(), scheme.KPlain(0), scheme.HeadBytes());
+    if (scheme.exact_open) {
+      append.exact_cell = PlaceOf(scheme.PlainPlanes(), scheme.ExactKPlain(0), scheme.ExactHeadBytes());
+    }
     return launch;
   }
 

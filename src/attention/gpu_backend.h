@@ -11,8 +11,7 @@ namespace kvanta::attention {
 
 // `store` must lie in the GPU's memory, and outlive the backend; pointers that Append and Run are given are of it, too.
 // Throws InputError where config and the cache's layout do not fit together, or where a layer needs what there is no
-// kernel for: fp32, latents, outlier channels. Plans take at most `most_spread_runs` of partial
-// results apart.
+// kernel for: latents. Plans take at most `most_spread_runs` of partial results apart.
 std::unique_ptr<Backend> MakeGpuBackend(cache::PageStore& store, BackendConfig config,
                                         std::shared_ptr<kernels::Gpu> gpu, int64_t most_spread_runs = kMostSpreadRuns);
 

@@ -58,6 +58,7 @@ class GpuAppendTest : public testing::GpuTestBase, public ::testing::WithParamIn
     side.list = list.as<PlaceList>();
     side.most = tokens;
     side.kv_heads = 1;
+    side.row_dim = head_dim;
     side.head_dim = head_dim;
     side.page_size = kPage;
     side.is_key = kind == SideKind::kK;

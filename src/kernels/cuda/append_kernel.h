@@ -40,9 +40,10 @@ struct RowEncoder {
 
   // Encodes the warp's row, f32 at `base`, into the planes behind it.
   static KVANTA_DEVICE void Encode(int base, int head_dim, float scale, int lane, formats::EncodeCounts& counts) {
-    const int step = kAlone == 0 ? head_dim : kAlone;
-    const int blocks = step / kBlock;
-    for (int begin = lane * step; begin < head_dim; begin += kWarp * step) {
+    const int stride = kAlone == 0 ? head_dim : kAlone;
+    for (int begin = lane * stride; begin < head_dim; begin += kWarp * stride) {
+      const int step = stride < head_dim - begin ? stride : head_dim - begin;
+      const int blocks = step / kBlock;
       const auto* x = reinterpret_cast<const float*>(Shared(base + 4 * begin, 4 * step, 4, Access::kRead));
       const int block = begin / kBlock;
       const auto plane = [&](int at, int count) { return Shared(base + at, count, 1, Access::kWrite); };
@@ -135,6 +136,33 @@ KVANTA_DEVICE float ExactValue(const uint8_t* cell, bool is_key, int head_dim, i
   return std::bit_cast<float>(uint32_t{bits} << 16U);
 }
 
+// Codes without scales, in the same layout of both records.
+template <class Format>
+KVANTA_DEVICE void CopyKeyRow(const uint8_t* from, uint8_t* to, int head_dim, int slot, int lane) {
+  const int row_bytes = head_dim * RowEncoder<Format>::kBits / 8;
+  const int line = slot / 16 * (16 * row_bytes) + slot % 16 * 4;
+  for (int unit = lane; unit < row_bytes / 4; unit += kWarp) {
+    *reinterpret_cast<uint32_t*>(to + line + unit * 64) = *reinterpret_cast<const uint32_t*>(from + line + unit * 64);
+  }
+}
+
+// The row of K or V in f32, transformed, at `base`.
+KVANTA_DEVICE void TakeRow(const AppendSide& side, int row, int head, int base, int lane) {
+  const float* from = side.rows + row * side.stride + head * side.row_dim;
+  const float* mean = side.mean != nullptr ? side.mean + head * side.row_dim : nullptr;
+  const int32_t* outliers = side.outliers != nullptr ? side.outliers + head * side.outlier_count : nullptr;
+  for (int c = lane; c < side.head_dim; c += kWarp) {
+    const int channel = side.is_plain && outliers != nullptr ? outliers[c] : c;
+    StoreShared(base + 4 * c, mean != nullptr ? from[channel] - mean[channel] : from[channel]);
+  }
+  SyncWarp();
+  if (!side.is_plain && outliers != nullptr) {
+    for (int i = lane; i < side.outlier_count; i += kWarp) StoreShared(base + 4 * outliers[i], 0.0F);
+    SyncWarp();
+  }
+  if (side.hadamard) HadamardRow(base, side.head_dim, side.hadamard_block, side.hadamard_norm, lane);
+}
+
 // Encodes row `item` of the list's rows and KV heads, by the warp whose shared memory is at `base`.
 template <class Format>
 KVANTA_DEVICE void AppendRow(const AppendSide& side, const PlaceList& list, int item, int base, int lane,
@@ -142,30 +170,28 @@ KVANTA_DEVICE void AppendRow(const AppendSide& side, const PlaceList& list, int 
   const int head = item % side.kv_heads;
   const RowPlace place = list.places[item / side.kv_heads];
   const int head_dim = side.head_dim;
-  const float* row = side.rows + place.row * side.stride + head * head_dim;
   const uint8_t* exact = side.exact.base + place.exact * side.exact.bytes + side.exact_cell.first +
                          head * side.exact_cell.stride + side.exact_cell.codes;
-  for (int c = lane; c < head_dim; c += kWarp) {
-    float x = 0;
-    if (side.from_exact) {
-      x = ExactValue(exact, side.is_key, head_dim, place.slot, c);
-    } else {
-      x = side.mean != nullptr ? row[c] - side.mean[head * head_dim + c] : row[c];
-    }
-    StoreShared(base + 4 * c, x);
+  const Records& records = side.to_exact ? side.exact : side.quantized;
+  const CellPlace& to = side.to_exact ? side.exact_cell : side.cell;
+  uint8_t* cell =
+      records.base + (side.to_exact ? place.exact : place.quantized) * records.bytes + to.first + head * to.stride;
+  if (side.from_exact && side.is_plain) {
+    CopyKeyRow<Format>(exact, cell + to.codes, head_dim, place.slot, lane);
+    return;
   }
-  SyncWarp();
-  if (!side.from_exact && side.hadamard) {
-    HadamardRow(base, head_dim, side.hadamard_block, side.hadamard_norm, lane);
+  if (side.from_exact) {
+    for (int c = lane; c < head_dim; c += kWarp) {
+      StoreShared(base + 4 * c, ExactValue(exact, side.is_key, head_dim, place.slot, c));
+    }
+    SyncWarp();
+  } else {
+    TakeRow(side, place.row, head, base, lane);
   }
   RowEncoder<Format>::Encode(base, head_dim, side.scale[head], lane, counts);
   SyncWarp();
   if (!side.to_exact) RowEncoder<Format>::CountZeroScales(base, head_dim, lane, sums);
-  const Records& records = side.to_exact ? side.exact : side.quantized;
-  const CellPlace& cell = side.to_exact ? side.exact_cell : side.cell;
-  RowEncoder<Format>::Store(
-      base, cell, side.is_key, head_dim, side.page_size, place.slot, lane,
-      records.base + (side.to_exact ? place.exact : place.quantized) * records.bytes + cell.first + head * cell.stride);
+  RowEncoder<Format>::Store(base, to, side.is_key, head_dim, side.page_size, place.slot, lane, cell);
 }
 
 // A block of kAppendWarps warps, kAppendBytes of shared memory each, which take rows by turns. `Format`: what they are
@@ -182,8 +208,9 @@ KVANTA_DEVICE void AppendBlock(const AppendSide& side) {
     AppendRow<Format>(side, list, item, warp * kAppendBytes, lane, counts, sums);
     SyncWarp();
   }
-  // Of a page that closes, values and NaN were counted when they were written.
-  if (!side.from_exact && counts.values != 0) AtomicAdd(&side.sums->values, counts.values);
+  // Of a page that closes, values and NaN were counted when they were written; outliers count among K's values.
+  const bool counted = side.from_exact || (side.is_plain && side.outliers != nullptr);
+  if (!counted && counts.values != 0) AtomicAdd(&side.sums->values, counts.values);
   if (!side.from_exact && counts.nan != 0) AtomicAdd(&side.sums->nan, counts.nan);
   if (counts.saturated != 0) AtomicAdd(&side.sums->saturated, counts.saturated);
   if (sums.blocks != 0) AtomicAdd(&side.sums->blocks, sums.blocks);

@@ -24,9 +24,8 @@ struct AttendBlock {
   static constexpr bool kUnrolled = Outputs::kUnrolled;
 
   static constexpr int SharedBytes(const AttendLayer& layer) {
-    const int head_dim = Kernel::HeadDim(layer.head_dim);
-    const bool exact = Kernel::kHasExact && layer.exact.base != nullptr;
-    return At::ExactQueries(layer, head_dim) + (exact ? QueryBytes(2, head_dim) : 0);
+    return At::PlainQueries(layer, Kernel::HeadDim(layer.head_dim)) +
+           (Kernel::kHasPlain ? QueryBytes(2, layer.plain_dim) : 0);
   }
 
   static KVANTA_DEVICE void Run(const AttendLayer& layer) {
@@ -34,7 +33,9 @@ struct AttendBlock {
     for (int task = BlockIndex(); task < layer.step->task_count; task += Blocks()) {
       const RunTask runs = layer.step->tasks[task];
       const QueryTile tile = layer.step->tiles[runs.tile];
-      QueryRows::Load(layer, tile, head_dim, At::kResults, At::kScales, At::kBias, At::kSums);
+      const int plain_rows = At::kResults + At::ResultBytes(head_dim);
+      QueryRows::Load<Kernel::kHasPlain>(layer, tile, head_dim, At::kResults, At::kScales, At::kBias, At::kSums,
+                                         plain_rows);
       SyncBlock();
       KeySides::Of(layer.k_code.family, layer.k_code, [&](auto side) {
         QueryRows::Pack<decltype(side)>(head_dim, At::kResults, At::kScales, At::Queries(head_dim));
@@ -42,6 +43,10 @@ struct AttendBlock {
       if (Kernel::kHasExact && layer.exact.base != nullptr) {
         QueryRows::Pack<FixedSide<formats::Bf16>>(head_dim, At::kResults, At::kScales,
                                                   At::ExactQueries(layer, head_dim));
+      }
+      if (Kernel::kHasPlain && layer.plain_dim != 0) {
+        QueryRows::Pack<FixedSide<formats::Bf16>>(layer.plain_dim, plain_rows, At::kScales,
+                                                  At::PlainQueries(layer, head_dim));
       }
       SyncBlock();
       for (int run = runs.first_run; run < runs.last_run; ++run) {
@@ -198,6 +203,7 @@ struct AttendBlock {
     // A layer that is bf16 anyway reads its exact cells as its others.
     const bool exact = Kernel::kHasExact && at.exact;
 
+    const float scale = layer.softmax_scale * (layer.softcap > 0 ? 1.0F : kLog2E);
     float s[4][4];
     arrived();
     KeySides::Of(exact ? Family::kBf16 : layer.k_code.family, layer.k_code, [&](auto side) {
@@ -208,15 +214,13 @@ struct AttendBlock {
       KVANTA_UNROLL
       for (int row = 0; row < 2; ++row) {
         const int at_row = 4 * (lane / 4 + 8 * row);
-        const float scale = layer.softmax_scale * (layer.softcap > 0 ? 1.0F : kLog2E);
         const float query = Side::kBf16 ? 1.0F : LoadShared<float>(At::kScales + at_row);
         scales.row[row] = exact ? scale : query * (scale * (layer.k_scale[tile.kv_head] * layer.k_code.unit));
         scales.zero[row] = side.TokenZero() ? LoadShared<float>(At::kSums + at_row) * scale : 0.0F;
-        scales.bias[row] = layer.softcap > 0 ? LoadShared<float>(At::kBias + at_row) * layer.softmax_scale : 0.0F;
       }
       const auto attend = [&](const auto& cell) {
         Keys::Scores(side, cell, head_dim, queries, lane, s);
-        Keys::Logits(layer, side, cell, chunk, scales, lane % 4, s);
+        Keys::Scale(side, cell, scales, lane % 4, s);
       };
       if constexpr (IsStaged<Side, KeySides>()) {
         attend(stage.keys);
@@ -226,15 +230,22 @@ struct AttendBlock {
       }
     });
     keys_read();
+    if (Kernel::kHasPlain && layer.plain_dim != 0) AddPlain(layer, tile, head_dim, at, scale, lane, s);
+    float bias[2] = {};
+    KVANTA_UNROLL
+    for (int row = 0; row < 2; ++row) {
+      if (layer.softcap > 0) bias[row] = LoadShared<float>(At::kBias + 4 * (lane / 4 + 8 * row)) * layer.softmax_scale;
+    }
+    Logits(layer, chunk, bias, lane % 4, s);
     float decay[2];
     Softmax(s, rows, decay);
     arrived();
     ValueSides::Of(exact ? Family::kBf16 : layer.v_code.family, layer.v_code, [&](auto side) {
       using Side = decltype(side);
-      const float scale = exact ? 1.0F : layer.v_scale[tile.kv_head] * layer.v_code.unit;
+      const float value_scale = exact ? 1.0F : layer.v_scale[tile.kv_head] * layer.v_code.unit;
       const auto add = [&](const auto& cell) {
-        WeightedValues<Side, Outputs>::Add(layer, side, cell, tile, chunk, position, head_dim, s, decay, scale, lane,
-                                           rows, outputs);
+        WeightedValues<Side, Outputs>::Add(layer, side, cell, tile, chunk, position, head_dim, s, decay, value_scale,
+                                           lane, rows, outputs);
       };
       if constexpr (IsStaged<Side, ValueSides>()) {
         add(stage.values);
@@ -243,6 +254,21 @@ struct AttendBlock {
                      at.slot));
       }
     });
+  }
+
+  // What K's plain channels add to scaled dots.
+  static KVANTA_DEVICE void AddPlain(const AttendLayer& layer, const QueryTile& tile, int head_dim, const Location& at,
+                                     float scale, int lane, float (&s)[4][4]) {
+    using Side = FixedSide<formats::Bf16>;
+    const Side side(layer.k_code);  // knows all that it is
+    const CellPlace& place = at.exact ? layer.exact_plain : layer.plain;
+    const PageCell cell(at.record + place.first + tile.kv_head * place.stride, place, RowBytes(side, layer.plain_dim),
+                        layer.page_size, at.slot);
+    float dots[4][4];
+    KeyScores<Side, BlocksOf(kMostOutliers), false>::Scores(side, cell, layer.plain_dim,
+                                                            At::PlainQueries(layer, head_dim), lane, dots);
+    KVANTA_UNROLL
+    for (int i = 0; i < 16; ++i) s[i / 4][i % 4] = MultiplyAdd(dots[i / 4][i % 4], scale, s[i / 4][i % 4]);
   }
 
   // Whether a side's chunks are: those of the first in the list.

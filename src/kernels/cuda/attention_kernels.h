@@ -21,6 +21,7 @@ struct PairKernel {
   using Exact = FixedSide<formats::Bf16>;
   // A layer of bf16 alone has nothing else to read.
   static constexpr bool kHasExact = !FixedSide<Keys>::kBf16 || !FixedSide<Values>::kBf16;
+  static constexpr bool kHasPlain = false;  // channels of K in a cell of their own
   template <class Side>
   using Sides = std::conditional_t<Side::kBf16, SideList<Side>, SideList<Side, Exact>>;
   using KeySides = Sides<FixedSide<Keys>>;
@@ -40,7 +41,7 @@ struct PairKernel {
   static constexpr KVANTA_DEVICE int HeadDim(int /*of_layer*/) { return kHeadDim; }
 };
 
-// All pairs, every head_dim of up to 256, and pages of 16 tokens.
+// All pairs, every head_dim of up to 256, outlier channels, and pages of 16 tokens.
 struct AnyKernel {
   template <Family... kFamilies>
   using Sides = SideList<FamilySide<kFamilies>...>;
@@ -49,6 +50,7 @@ struct AnyKernel {
   using KeySides = Sides<Family::kFields, Family::kE2M1, Family::kInt8, Family::kE4M3, Family::kE5M2, Family::kF16,
                          Family::kLloyd, Family::kBf16, Family::kF32>;
   static constexpr bool kHasExact = true;
+  static constexpr bool kHasPlain = true;
   using Outputs = SharedOutputs;
   static constexpr int kResident = 3;
   static constexpr bool kStaged = false;
@@ -83,6 +85,10 @@ struct AttendShared {
   }
   static constexpr KVANTA_DEVICE int ExactQueries(const AttendLayer& layer, int head_dim) {
     return Queries(head_dim) + QueryBytes(KeyTerms(layer), head_dim);
+  }
+  static constexpr KVANTA_DEVICE int PlainQueries(const AttendLayer& layer, int head_dim) {
+    const bool exact = Kernel::kHasExact && layer.exact.base != nullptr;
+    return ExactQueries(layer, head_dim) + (exact ? QueryBytes(2, head_dim) : 0);
   }
 };
 

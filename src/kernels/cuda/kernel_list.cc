@@ -1,5 +1,6 @@
 #include "kernels/cuda/kernel_list.h"
 
+#include "formats/scheme.h"
 #include "kernels/cuda/launch.h"
 
 namespace kvanta::kernels::cuda {
@@ -28,28 +29,22 @@ int FindEncoder(TypeList<T...> /*list*/, const formats::Format& format) noexcept
   return found;
 }
 
-struct Wanted {
-  const formats::Format& keys;
-  const formats::Format& values;
-  int head_dim;
-  int page_size;
-};
-
 template <class Keys, class Values, int kHeadDim>
-bool Attends(const PairKernel<Keys, Values, kHeadDim>* /*kernel*/, const Wanted& wanted) noexcept {
-  return Reads<Keys>(wanted.keys) && Reads<Values>(wanted.values) && wanted.head_dim == kHeadDim &&
-         wanted.page_size >= kChunkTokens;
+bool Attends(const PairKernel<Keys, Values, kHeadDim>* /*kernel*/, const formats::LayerScheme& layer) noexcept {
+  return Reads<Keys>(*layer.k.format) && Reads<Values>(*layer.v.format) && layer.PlainShape().head_dim == 0 &&
+         layer.shape.head_dim == kHeadDim && layer.shape.tokens >= kChunkTokens;
 }
-bool Attends(const AnyKernel* /*kernel*/, const Wanted& wanted) noexcept {
-  return HasKeyCode(wanted.keys.code, wanted.keys.scaling) && HasValueCode(wanted.values.code, wanted.values.scaling) &&
-         wanted.head_dim <= kMostHeadDim;
+bool Attends(const AnyKernel* /*kernel*/, const formats::LayerScheme& layer) noexcept {
+  return !layer.SharesCell() && HasKeyCode(layer.k.format->code, layer.k.format->scaling) &&
+         HasValueCode(layer.v.format->code, layer.v.format->scaling) && layer.shape.head_dim <= kMostHeadDim &&
+         layer.k.outliers <= kMostOutliers;
 }
 
 template <class... Kernel>
-int FindKernel(TypeList<Kernel...> /*list*/, const Wanted& wanted) noexcept {
+int FindKernel(TypeList<Kernel...> /*list*/, const formats::LayerScheme& layer) noexcept {
   int index = 0;
   int found = -1;
-  ((found < 0 && Attends(static_cast<const Kernel*>(nullptr), wanted) ? found = index : 0, ++index), ...);
+  ((found < 0 && Attends(static_cast<const Kernel*>(nullptr), layer) ? found = index : 0, ++index), ...);
   return found;
 }
 
@@ -59,8 +54,8 @@ int FindAppend(const formats::Format& format) noexcept {
   return FindEncoder(AppendFormats{}, format);
 }
 
-int FindAttend(const formats::Format& keys, const formats::Format& values, int head_dim, int page_size) noexcept {
-  return FindKernel(AttendPairs{}, {.keys = keys, .values = values, .head_dim = head_dim, .page_size = page_size});
+int FindAttend(const formats::LayerScheme& layer) noexcept {
+  return FindKernel(AttendPairs{}, layer);
 }
 
 }  // namespace kvanta::kernels::cuda

@@ -5,6 +5,10 @@
 #include "formats/all.h"
 #include "kernels/cuda/side_code.h"
 
+namespace kvanta::formats {
+struct LayerScheme;
+}
+
 namespace kvanta::kernels::cuda {
 
 using formats::TypeList;
@@ -35,7 +39,7 @@ using AttendPairs = TypeList<Alike<formats::Bf16, 64>, Alike<formats::Bf16, 128>
 
 // Index in AppendFormats, or -1.
 int FindAppend(const formats::Format& format) noexcept;
-// Index in AttendPairs, or -1. head_dim: a multiple of 8.
-int FindAttend(const formats::Format& keys, const formats::Format& values, int head_dim, int page_size) noexcept;
+// Index in AttendPairs, or -1.
+int FindAttend(const formats::LayerScheme& layer) noexcept;
 
 }  // namespace kvanta::kernels::cuda

@@ -15,6 +15,7 @@ inline constexpr int kChunkTokens = 32;     // tokens of one page that a warp at
 inline constexpr int kLeastPage = 16;       // tokens
 inline constexpr int kQueryRows = 16;       // query rows of a tile: a product's M
 inline constexpr int kMostHeadDim = 256;
+inline constexpr int kMostOutliers = 64;
 inline constexpr int kAttendWarps = kRunTokens / kQuarterTokens;
 
 // Where a side's cells lie in a page record, and its planes in a cell; bytes.
@@ -63,6 +64,7 @@ struct AppendSums {
 struct AppendSide {
   const float* rows = nullptr;  // f32 [rows][stride], KV head after KV head
   int64_t stride = 0;
+  int32_t row_dim = 0;  // channels of a KV head in `rows`
   const PlaceList* list = nullptr;
   int32_t most = 0;  // of the list's count: what the grid is made for
   int32_t kv_heads = 0;
@@ -71,10 +73,15 @@ struct AppendSide {
   bool is_key = false;
   bool to_exact = false;    // encoded as bf16 into exact records
   bool from_exact = false;  // values are exact cells'; only what saturates then is counted (and blocks)
+  // K's channels that have a cell of their own (formats/scheme.h), of each KV head [outlier_count]: in K's they are
+  // zeros. `is_plain`: the side is that cell, and there are no others where it is a latent's.
+  const int32_t* outliers = nullptr;
+  int32_t outlier_count = 0;
+  bool is_plain = false;
   bool hadamard = false;
   float hadamard_norm = 0;  // 1 / sqrt(block)
   int32_t hadamard_block = 0;
-  const float* mean = nullptr;   // [kv_heads][head_dim], or none
+  const float* mean = nullptr;   // [kv_heads][row_dim], or none
   const float* scale = nullptr;  // [kv_heads], static
   Records quantized, exact;
   CellPlace cell;        // in quantized records
@@ -144,8 +151,11 @@ struct AttendLayer {
   const float* k_scale = nullptr;  // [kv_heads]; ones where the format has no static scale
   const float* v_scale = nullptr;
   SideCode k_code, v_code;
+  // K's channels in a cell of their own, 0 where there is none: those of each KV head [plain_dim].
+  int32_t plain_dim = 0;
+  const int32_t* outliers = nullptr;
   Records quantized, exact;
-  CellPlace k, v, exact_k, exact_v;
+  CellPlace k, v, exact_k, exact_v, plain, exact_plain;
   const AttendStep* step = nullptr;
   int32_t most_tiles = 0;  // of the step's: what the merge's grid is made for
 };

@@ -37,9 +37,11 @@ struct QueryRows {
 
   // Rows of the tile to f32 [16][head_dim] at `rows`, zeros where there are fewer; their scales to f32 [16] at
   // `scales`: powers of two, so that a value is what operands hold times the scale; <q, mean> to f32 [16] at `bias`;
-  // the sums of the transformed rows to f32 [16] at `sums`. By all warps of the block, a row each in turn.
+  // the sums of the transformed rows to f32 [16] at `sums`; what meets K's plain channels to f32 [16][plain_dim] at
+  // `plain`. By all warps of the block, a row each in turn.
+  template <bool kHasPlain>
   static KVANTA_DEVICE void Load(const AttendLayer& layer, const QueryTile& tile, int head_dim, int rows, int scales,
-                                 int bias, int sums) {
+                                 int bias, int sums, int plain) {
     const int lane = ThreadIndex() % kWarp;
     const int count = tile.tokens * tile.heads;
     for (int r = ThreadIndex() / kWarp; r < kQueryRows; r += kAttendWarps) {
@@ -53,6 +55,14 @@ struct QueryRows {
         StoreShared(at + 4 * c, x);
       }
       SyncWarp();
+      if (kHasPlain && layer.plain_dim != 0) {
+        const int32_t* outliers = layer.outliers + tile.kv_head * layer.plain_dim;
+        for (int i = lane; i < layer.plain_dim; i += kWarp) {
+          StoreShared(plain + r * RowBytes(layer.plain_dim) + 4 * i, r < count ? q[outliers[i]] : 0.0F);
+          StoreShared(at + 4 * outliers[i], 0.0F);
+        }
+        SyncWarp();
+      }
       if (layer.k_hadamard) HadamardRow(at, head_dim, layer.hadamard_block, layer.hadamard_norm, lane);
       uint32_t largest = 0;
       float sum = 0;

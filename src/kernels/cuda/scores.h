@@ -5,12 +5,28 @@
 
 namespace kvanta::kernels::cuda {
 
-// Of rows g and g + 8: what dots are multiplied by, the logit of a zero of 1, and what is added before a softcap.
+// Of rows g and g + 8: what dots are multiplied by, and the logit of a zero of 1.
 struct RowScales {
   float row[2];
   float zero[2];
-  float bias[2];
 };
+
+// Scaled dots to logits in powers of 2, minus infinity where a row does not see a token. bias: of rows g and g + 8,
+// added before a softcap.
+KVANTA_DEVICE void Logits(const AttendLayer& layer, const ChunkView& chunk, const float (&bias)[2], int t,
+                          float (&s)[4][4]) {
+  KVANTA_UNROLL
+  for (int j = 0; j < 4; ++j) {
+    KVANTA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      if (layer.softcap > 0) {
+        s[j][i] = layer.softcap * Tanh((s[j][i] + bias[i / 2]) / layer.softcap) * kLog2E;
+      }
+      const int token = 8 * t + j + i % 2 * 4;
+      if (token < chunk.begin[i / 2] || token >= chunk.end[i / 2]) s[j][i] = kMinusInfinity;
+    }
+  }
+}
 
 // kMostBlocks: of 32 channels that a head has. kUnrolled: it has as many.
 template <class Side, int kMostBlocks, bool kUnrolled>
@@ -51,10 +67,9 @@ struct KeyScores {
     }
   }
 
-  // Logits in powers of 2, minus infinity where a row does not see a token.
+  // These dots times their scales.
   template <class Cell>
-  static KVANTA_DEVICE void Logits(const AttendLayer& layer, const Side& side, const Cell& cell, const ChunkView& chunk,
-                                   const RowScales& rows, int t, float (&s)[4][4]) {
+  static KVANTA_DEVICE void Scale(const Side& side, const Cell& cell, const RowScales& rows, int t, float (&s)[4][4]) {
     const bool has_scales = side.Token() != formats::ScaleType::kNone;
     float scales[8];
     float zeros[8];
@@ -68,11 +83,7 @@ struct KeyScores {
         float logit = s[j][i] * rows.row[i / 2];
         if (has_scales) logit *= scales[token];
         if (side.TokenZero()) logit = MultiplyAdd(zeros[token], rows.zero[i / 2], logit);
-        if (layer.softcap > 0) {
-          logit = layer.softcap * Tanh((logit + rows.bias[i / 2]) / layer.softcap) * kLog2E;
-        }
-        const bool seen = 8 * t + token >= chunk.begin[i / 2] && 8 * t + token < chunk.end[i / 2];
-        s[j][i] = seen ? logit : kMinusInfinity;
+        s[j][i] = logit;
       }
     }
   }

@@ -4,13 +4,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
-#include <cmath>
 #include <mutex>
 #include <utility>
 
+#include "attention/gpu_layers.h"
 #include "attention/step_block.h"
-#include "formats/transform.h"
 #include "kernels/cuda/kernel_list.h"
 #include "kvanta/error.h"
 
@@ -22,7 +20,6 @@ using kernels::cuda::AppendSide;
 using kernels::cuda::AppendSums;
 using kernels::cuda::AttendLayer;
 using kernels::cuda::AttendStep;
-using kernels::cuda::CellPlace;
 using kernels::cuda::PageIds;
 using kernels::cuda::PlaceList;
 using kernels::cuda::RowPlace;
@@ -68,32 +65,6 @@ void Grow(Device& device, Buffer& buffer, int64_t bytes) {
   if (buffer.bytes() < wanted) buffer = device.Allocate(wanted + wanted / 2);
 }
 
-CellPlace PlaceOf(const formats::CellPlanes& planes, int64_t first, int64_t stride) {
-  return {.first = first,
-          .stride = stride,
-          .codes = planes.codes,
-          .block_scales = planes.block_scales,
-          .block_zeros = planes.block_zeros,
-          .token_scales = planes.token_scales,
-          .token_zeros = planes.token_zeros,
-          .channel_scales = planes.channel_scales,
-          .channel_zeros = planes.channel_zeros};
-}
-
-// What a layer needs and no kernel does, and what there is instead, or "".
-std::string Missing(const formats::LayerScheme& scheme) {
-  using kernels::cuda::FindAppend;
-  using kernels::cuda::FindAttend;
-  if (scheme.SharesCell()) return "latents";
-  for (const formats::Format* format : {scheme.k.format, scheme.v.format}) {
-    if (FindAppend(*format) < 0) return fmt::format("format {}", format->name);
-  }
-  if (FindAttend(scheme) < 0) {
-    return fmt::format("k={},v={}", scheme.k.format->name, scheme.v.format->name);
-  }
-  return "";
-}
-
 class GpuBackend final : public Backend {
  public:
   GpuBackend(cache::PageStore& store, BackendConfig config, std::shared_ptr<kernels::Gpu> gpu, int64_t most_spread_runs)
@@ -135,10 +106,10 @@ class GpuBackend final : public Backend {
 
   void Append(Plan& plan, int layer, const float* k, const float* v, int64_t kv_stride) noexcept override {
     const GpuPlan& step = static_cast<const GpuPlan&>(plan);
-    const LayerLaunches& launches = layers_[static_cast<size_t>(layer)];
-    for (const SideLaunch& launch : launches.sides) {
+    const GpuLayer& launches = layers_[static_cast<size_t>(layer)];
+    for (const GpuCell& launch : launches.cells) {
       AppendSide side = launch.side;
-      side.rows = side.is_key ? k : v;
+      side.rows = (side.is_key ? k : v) + launch.first_channel;
       side.stride = kv_stride;
       side.list = step.At<PlaceList>(kRowsAt);
       side.most = step.most_rows;
@@ -155,13 +126,14 @@ class GpuBackend final : public Backend {
 
   void Run(Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept override {
     const GpuPlan& step = static_cast<const GpuPlan&>(plan);
-    const LayerLaunches& launches = layers_[static_cast<size_t>(layer)];
+    const GpuLayer& launches = layers_[static_cast<size_t>(layer)];
+    const size_t shape = shape_of_[static_cast<size_t>(layer)];
     AttendLayer attend = launches.attend;
     attend.q = q;
     attend.q_stride = q_stride;
     attend.out = out;
-    attend.step = step.At<AttendStep>(StepAt(launches.shape));
-    attend.most_tiles = step.most_tiles[launches.shape];
+    attend.step = step.At<AttendStep>(StepAt(shape));
+    attend.most_tiles = step.most_tiles[shape];
     gpu_->Attend(launches.attend_kernel, attend);
   }
 
@@ -190,139 +162,18 @@ class GpuBackend final : public Backend {
   const formats::LayerScales& Scales(int layer) const override { return config_.scales.at(static_cast<size_t>(layer)); }
 
  private:
-  struct SideLaunch {
-    int kernel = -1;
-    int exact_kernel = -1;
-    AppendSide side;
-  };
-  struct LayerLaunches {
-    std::vector<SideLaunch> sides;  // K, V, and K's plain channels where there are some
-    bool exact_open = false;
-    int attend_kernel = -1;
-    AttendLayer attend;
-    size_t shape = 0;  // in shapes_
-  };
-
   Device& device() const { return gpu_->device(); }
 
-  template <class T>
-  const T* Upload(const std::vector<T>& values) {
-    const size_t bytes = values.size() * sizeof(T);
-    const Buffer& buffer = constants_.emplace_back(device().Allocate(bytes));
-    device().CopyIn(buffer.data(), values.data(), bytes);
-    return buffer.as<T>();
-  }
-
   void AddLayer(size_t index) {
-    const formats::LayerScheme& scheme = store_.Layout().layers[index];
     const LayerAttention& attention = config_.layers[index];
-    const formats::LayerScales& scales = config_.scales[index];
-    if (const std::string missing = Missing(scheme); !missing.empty()) {
-      throw InputError(
-          fmt::format("layer {}: {} has no kernel for {}; the CPU's backends have", index, gpu_->Name(), missing));
-    }
-    LayerLaunches launches;
-    launches.exact_open = scheme.exact_open;
-    launches.sides = {SideOf(index, true), SideOf(index, false)};
-    if (scheme.PlainShape().head_dim != 0) launches.sides.push_back(PlainOf(index, launches.sides[0].side));
+    layers_.push_back(made_layers_.Make(index, sums_.as<AppendSums>() + 2 * index, gpu_->Name()));
     const WorkShape shape{.heads = attention.heads,
                           .kv_heads = attention.kv_heads,
                           .head_dim = attention.head_dim,
                           .sliding_window = attention.sliding_window};
     const auto known = std::find(shapes_.begin(), shapes_.end(), shape);
-    launches.shape = static_cast<size_t>(known - shapes_.begin());
+    shape_of_.push_back(static_cast<size_t>(known - shapes_.begin()));
     if (known == shapes_.end()) shapes_.push_back(shape);
-
-    const auto static_scales = [&](const formats::Side& side, const formats::SideScales& given) {
-      return Upload(side.format->scaling.per_head ? given.scale : std::vector<float>(given.scale.size(), 1.0F));
-    };
-    AttendLayer& attend = launches.attend;
-    const AppendSide& k = launches.sides[0].side;
-    const AppendSide& v = launches.sides[1].side;
-    attend.heads = attention.heads;
-    attend.kv_heads = attention.kv_heads;
-    attend.head_dim = attention.head_dim;
-    attend.page_size = scheme.shape.tokens;
-    attend.page_shift = std::countr_zero(static_cast<uint32_t>(scheme.shape.tokens));
-    attend.sliding_window = attention.sliding_window;
-    attend.softmax_scale = attention.softmax_scale;
-    attend.softcap = attention.softcap;
-    attend.exact_pages = scheme.exact_pages;
-    attend.exact_sinks = scheme.exact_open ? scheme.sink_pages : 0;
-    attend.k_hadamard = scheme.k.hadamard;
-    attend.v_hadamard = scheme.v.hadamard;
-    attend.hadamard_norm = k.hadamard_norm;
-    attend.hadamard_block = k.hadamard_block;
-    attend.k_mean = k.mean;
-    attend.k_scale = static_scales(scheme.k, scales.k);
-    attend.v_scale = static_scales(scheme.v, scales.v);
-    attend.k_code = kernels::cuda::MakeSideCode(scheme.k.format->code, scheme.k.format->scaling);
-    attend.v_code = kernels::cuda::MakeSideCode(scheme.v.format->code, scheme.v.format->scaling);
-    attend.quantized = k.quantized;
-    attend.exact = k.exact;
-    attend.k = k.cell;
-    attend.v = v.cell;
-    attend.exact_k = k.exact_cell;
-    attend.exact_v = v.exact_cell;
-    if (launches.sides.size() > 2) {
-      const AppendSide& plain = launches.sides[2].side;
-      attend.plain_dim = plain.head_dim;
-      attend.outliers = plain.outliers;
-      attend.plain = plain.cell;
-      attend.exact_plain = plain.exact_cell;
-    }
-    launches.attend_kernel = kernels::cuda::FindAttend(scheme);
-    layers_.push_back(std::move(launches));
-  }
-
-  SideLaunch SideOf(size_t index, bool is_key) {
-    const formats::LayerScheme& scheme = store_.Layout().layers[index];
-    const formats::Side& side = is_key ? scheme.k : scheme.v;
-    const formats::SideScales& scales = is_key ? config_.scales[index].k : config_.scales[index].v;
-    const int block = formats::HadamardBlock(scheme.shape.head_dim);
-    SideLaunch launch;
-    launch.kernel = kernels::cuda::FindAppend(*side.format);
-    launch.exact_kernel = exact_kernel_;
-    AppendSide& append = launch.side;
-    append.kv_heads = scheme.kv_heads;
-    append.row_dim = scheme.shape.head_dim;
-    append.head_dim = scheme.shape.head_dim;
-    append.page_size = scheme.shape.tokens;
-    append.is_key = is_key;
-    append.hadamard = side.hadamard;
-    append.hadamard_norm = static_cast<float>(1.0 / std::sqrt(static_cast<double>(block)));
-    append.hadamard_block = block;
-    if (side.mean) append.mean = Upload(scales.mean);
-    if (side.outliers != 0)
-      append.outliers = Upload(std::vector<int32_t>(scales.outliers.begin(), scales.outliers.end()));
-    append.outlier_count = side.outliers;
-    append.scale = Upload(scales.scale);
-    append.quantized = {store_.Base(PageKind::kQuantized), store_.RecordBytes(PageKind::kQuantized)};
-    append.cell = PlaceOf(side.planes, is_key ? scheme.KCell(0) : scheme.VCell(0), scheme.HeadBytes());
-    if (scheme.exact_open) {
-      append.exact = {store_.Base(PageKind::kExact), store_.RecordBytes(PageKind::kExact)};
-      append.exact_cell = PlaceOf(formats::Bf16Planes(scheme.shape),
-                                  is_key ? scheme.ExactKCell(0) : scheme.ExactVCell(0), scheme.ExactHeadBytes());
-    }
-    append.sums = sums_.as<AppendSums>() + 2 * index + (is_key ? 0 : 1);
-    return launch;
-  }
-
-  // K's plain channels: of the same rows, in a cell of the same format in both records.
-  SideLaunch PlainOf(size_t index, const AppendSide& k) {
-    const formats::LayerScheme& scheme = store_.Layout().layers[index];
-    SideLaunch launch;
-    launch.kernel = launch.exact_kernel = kernels::cuda::FindAppend(*scheme.plain);
-    AppendSide& append = launch.side;
-    append = k;
-    append.is_plain = true;
-    append.head_dim = scheme.PlainShape().head_dim;
-    append.hadamard = false;
-    append.cell = PlaceOf(scheme.PlainPlanes(), scheme.KPlain(0), scheme.HeadBytes());
-    if (scheme.exact_open) {
-      append.exact_cell = PlaceOf(scheme.PlainPlanes(), scheme.ExactKPlain(0), scheme.ExactHeadBytes());
-    }
-    return launch;
   }
 
   // Where each row goes, and the slots of pages that close.
@@ -413,13 +264,13 @@ class GpuBackend final : public Backend {
   const BackendConfig config_;
   std::shared_ptr<kernels::Gpu> gpu_;
   const int64_t most_spread_runs_;
-  const int exact_kernel_ = kernels::cuda::FindAppend(ExactFormat());
   Buffer sums_;                      // AppendSums [layers][k, v]
   std::vector<AppendSums> fetched_;  // the host's copy
   mutable std::mutex fetching_;
-  std::vector<Buffer> constants_;
-  std::vector<LayerLaunches> layers_;
+  GpuLayers made_layers_{store_, config_};
+  std::vector<GpuLayer> layers_;
   std::vector<WorkShape> shapes_;
+  std::vector<size_t> shape_of_;     // of each layer, in shapes_
   std::vector<size_t> plan_places_;  // of tiles and tasks in a plan's block, by shape
   const uint64_t version_ = NextVersion();
 };

@@ -10,8 +10,8 @@
 namespace kvanta::attention {
 
 // `store` must lie in the GPU's memory, and outlive the backend; pointers that Append and Run are given are of it, too.
-// Throws InputError where config and the cache's layout do not fit together, or where a layer needs what there is no
-// kernel for: latents. Plans take at most `most_spread_runs` of partial results apart.
+// Throws InputError where config and the cache's layout do not fit together, or a layer needs what no kernel does.
+// Plans take at most `most_spread_runs` of partial results apart.
 std::unique_ptr<Backend> MakeGpuBackend(cache::PageStore& store, BackendConfig config,
                                         std::shared_ptr<kernels::Gpu> gpu, int64_t most_spread_runs = kMostSpreadRuns);
 

@@ -2,8 +2,6 @@
 // of the key that position rotates stays in bf16 beside it (formats/scheme.h).
 #pragma once
 
-#include <algorithm>
-
 #include "formats/minifloat.h"
 #include "formats/nvfp4.h"
 #include "formats/signed_block.h"
@@ -19,12 +17,13 @@ struct MlaFp8 : FormatTraits {
   static constexpr std::string_view kRule =
       "s = f32(amax / 448) of 128 channels, or of the row where it has fewer; code = e4m3(x / s)";
   static constexpr Code kCode = Code::kE4M3;
-  static constexpr Scaling kScaling = {.block = ScaleType::kF32, .channels = 128, .short_rows = true};
+  static constexpr int kBlock = 128;
+  static constexpr Scaling kScaling = {.block = ScaleType::kF32, .channels = kBlock, .short_rows = true};
   static constexpr Latents kLatents = Latents::kOnly;
 
-  static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
                         EncodeCounts& counts) noexcept {
-    const int block = BlockChannels(kScaling, head_dim);
+    const int block = head_dim < kBlock ? head_dim : kBlock;
     for (int begin = 0; begin < head_dim; begin += block) {
       StoreBytes(out.block_scales + begin / block * 4,
                  EncodeMinifloatRun<E4m3>(x + begin, block, out.codes + begin, counts));
@@ -32,7 +31,7 @@ struct MlaFp8 : FormatTraits {
   }
 
   static void DecodeRow(ConstRowPlanes in, int head_dim, float /*static_scale*/, float* x) noexcept {
-    const int block = BlockChannels(kScaling, head_dim);
+    const int block = head_dim < kBlock ? head_dim : kBlock;
     for (int begin = 0; begin < head_dim; begin += block) {
       const float scale = LoadBytes<float>(in.block_scales + begin / block * 4);
       DecodeMinifloatRow<E4m3>(in.codes + begin, block, scale, x + begin);

@@ -1,92 +1,16 @@
 // The GPU's kernels, emulated and (where there is one) on a GPU: the CPU's bytes, the reference's rows, and bits that
 // do not depend on chunks, batches and the cut into tasks.
 #include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
-#include <limits>
 
-#include "attention/cache_harness.h"
-#include "attention/gpu_backend.h"
 #include "attention/gpu_bench.h"
-#include "emulated/gpus.h"
+#include "attention/gpu_fixture.h"
 #include "kvanta/error.h"
-#include "tolerance.h"
 
 namespace kvanta::attention {
 namespace {
-
-using ::testing::HasSubstr;
-
-class GpuAttentionTest : public testing::GpuTestBase, public ::testing::WithParamInterface<std::string> {
- protected:
-  void SetUp() override { Start(GetParam()); }
-
-  HarnessOptions On(HarnessOptions options) const {
-    options.device = &gpu_->device();
-    if (!small_pages_) options.page_size = std::max(options.page_size, 32);
-    return options;
-  }
-  std::unique_ptr<Backend> Make(CacheHarness& harness, int64_t most_spread_runs = kMostSpreadRuns) {
-    return MakeGpuBackend(harness.store(), harness.config(), gpu_, most_spread_runs);
-  }
-
-  // Runs the steps and holds every row to the reference on the same bytes.
-  void Check(const HarnessOptions& wanted, const std::vector<Step>& steps, uint32_t seed, int first_row = 0) {
-    CacheHarness harness(On(wanted), seed);
-    const HarnessOptions& options = harness.options();
-    SCOPED_TRACE(fmt::format("{}: heads {}/{} of {}, page {}, window {}, softcap {}, magnitude {}", options.scheme,
-                             options.heads, options.kv_heads, options.head_dim, options.page_size,
-                             options.sliding_window, options.softcap, options.magnitude));
-    const std::unique_ptr<Backend> backend = Make(harness);
-    const std::unique_ptr<Backend> reference = MakeReferenceBackend(harness.store(), harness.config());
-    if (first_row > 0) harness.Append(*backend, {0, first_row});
-    harness.Run(*backend, steps, reference.get());
-    gpu_->Check();
-    for (const CacheHarness::Sequence& sequence : harness.sequences()) {
-      if (sequence.expected.empty()) continue;
-      const double q_norm = LargestNorm(sequence.q, options.head_dim);
-      const double k_norm =
-          2 * LargestNorm(sequence.k, options.head_dim) + (harness.layout().layers[0].k.mean ? q_norm : 0);
-      const double logit = double{harness.config().layers[0].softmax_scale} * q_norm * k_norm;
-      const double tolerance = testing::GpuAttentionTolerance(options.head_dim, logit, options.softcap,
-                                                              2 * LargestNorm(sequence.v, options.head_dim),
-                                                              harness.layout().layers[0].k.format->scaling.tile != 0);
-      for (int64_t i = first_row * harness.OutWidth(); i < sequence.start * harness.OutWidth(); ++i) {
-        const size_t index = static_cast<size_t>(i);
-        ASSERT_NEAR(sequence.out[index], sequence.expected[index], tolerance) << "row " << i / harness.OutWidth();
-      }
-      if (options.magnitude == 1) {
-        EXPECT_LE(Rms(sequence, first_row * harness.OutWidth(), sequence.start * harness.OutWidth()),
-                  options.scheme == "fp32" ? testing::kGpuF32AttentionRms : testing::kGpuAttentionRms);
-      }
-    }
-  }
-
- protected:
-  bool small_pages_ = false;  // pages of 16 tokens stay so
-
- private:
-  static double Rms(const CacheHarness::Sequence& sequence, int64_t begin, int64_t end) {
-    double sum = 0;
-    for (int64_t i = begin; i < end; ++i) {
-      sum += std::pow(double{sequence.out[static_cast<size_t>(i)]} - sequence.expected[static_cast<size_t>(i)], 2);
-    }
-    return std::sqrt(sum / static_cast<double>(end - begin));
-  }
-  static double LargestNorm(const std::vector<float>& values, int head_dim) {
-    double largest = 0;
-    for (size_t first = 0; first < values.size(); first += static_cast<size_t>(head_dim)) {
-      double sum = 0;
-      for (size_t i = first; i < first + static_cast<size_t>(head_dim); ++i)
-        sum += double{values[i]} * double{values[i]};
-      largest = std::max(largest, std::sqrt(sum));
-    }
-    return largest;
-  }
-};
 
 TEST_P(GpuAttentionTest, TheBenchVerifiesBeforeItMeasures) {
   AttentionBench options;
@@ -187,33 +111,6 @@ constexpr std::pair<int, int> kHeads[] = {{18, 1},
 #endif
 };
 
-// Values that formats treat in ways of their own. A transform makes NaN of infinities, whose sign and payload are the
-// processor's: with one there are none.
-void AddSpecialValues(CacheHarness& harness) {
-  const formats::LayerScheme& layer = harness.layout().layers[0];
-  const float infinity = std::numeric_limits<float>::infinity();
-  for (CacheHarness::Sequence& sequence : harness.sequences()) {
-    for (std::vector<float>* rows : {&sequence.k, &sequence.v}) {
-      const bool hadamard = rows == &sequence.k ? layer.k.hadamard : layer.v.hadamard;
-      const std::vector<float> specials = {0.0F,
-                                           -0.0F,
-                                           1e-30F,
-                                           -1e-40F,
-                                           3e4F,
-                                           -7e4F,
-                                           1e6F,
-                                           448.0F,
-                                           hadamard ? 1.0F : infinity,
-                                           hadamard ? 2.0F : -infinity,
-                                           hadamard ? 3.0F : std::nanf("")};
-      for (size_t i = 0; i < specials.size(); ++i) (*rows)[(i * 977 + 13) % rows->size()] = specials[i];
-      const size_t row = static_cast<size_t>(harness.options().head_dim);
-      std::fill_n(rows->begin() + static_cast<int64_t>(5 * row), row, 0.0F);  // scales of zero
-    }
-  }
-}
-
-// Prefill, decode, a chunk over pages, and pages that close: the bytes and the counts of the CPU's.
 TEST_P(GpuAttentionTest, AppendWritesTheBytesOfTheCpu) {
   uint32_t seed = 1;
   for (const char* scheme : {"bf16", "fp8_e4m3", "int8", "int4", "int4+exact=none", "nvfp4", "nvfp4_4over6+exact=none",
@@ -222,26 +119,7 @@ TEST_P(GpuAttentionTest, AppendWritesTheBytesOfTheCpu) {
                              "k=int8+mean+outliers=10,v=fp8_e4m3", "kivi4+outliers=2"}) {
     HarnessOptions options{.scheme = scheme, .heads = 3, .kv_heads = 3, .page_size = 32, .static_scale = 0.37F};
     options.head_dim = seed % 2 == 0 ? 64 : 128;
-    options.lengths = {150, 33};
-    CacheHarness found(On(options), seed), expected(options, seed);
-    ++seed;
-    for (CacheHarness* harness : {&found, &expected}) AddSpecialValues(*harness);
-    const std::unique_ptr<Backend> gpu = Make(found);
-    const std::unique_ptr<Backend> cpu = MakeReferenceBackend(expected.store(), expected.config());
-    for (const Part& part : {Part{0, 70}, Part{1, 1}, Part{0, 1}, Part{1, 32}, Part{0, 79}}) {
-      found.Append(*gpu, part);
-      expected.Append(*cpu, part);
-    }
-    gpu->FetchCounts();
-    const AppendCounts a = gpu->Counts(0), b = cpu->Counts(0);
-    for (const int sequence : {0, 1}) ASSERT_EQ(found.Bytes(sequence), expected.Bytes(sequence)) << scheme;
-    for (const auto& [x, y] : {std::pair{a.k, b.k}, {a.v, b.v}}) {
-      EXPECT_EQ(x.values, y.values) << scheme;
-      EXPECT_EQ(x.saturated, y.saturated) << scheme;
-      EXPECT_EQ(x.nan, y.nan) << scheme;
-      EXPECT_EQ(x.blocks, y.blocks) << scheme;
-      EXPECT_EQ(x.zero_blocks, y.zero_blocks) << scheme;
-    }
+    CheckBytes(options, seed++);
   }
 }
 
@@ -335,7 +213,6 @@ TEST_P(GpuAttentionTest, LongContext) {
   }
 }
 
-// The same rows token by token, in chunks beside others, and with runs kept together: the same bits.
 TEST_P(GpuAttentionTest, ChunksBatchesAndCutsGiveTheSameBits) {
 #ifdef KVANTA_SANITIZED
   const int before = 20;
@@ -347,26 +224,7 @@ TEST_P(GpuAttentionTest, ChunksBatchesAndCutsGiveTheSameBits) {
   for (const char* scheme : schemes) {
     for (const int window : {0, 50}) {
       if (window != 0 && std::string_view(scheme) != "int4") continue;
-      const HarnessOptions options =
-          On({.scheme = scheme, .heads = 3, .kv_heads = 1, .sliding_window = window, .lengths = {before + 40, 20}});
-      CacheHarness one(options, 7), two(options, 7);
-      const std::unique_ptr<Backend> single = Make(one), batch = Make(two, 0);
-      one.Append(*single, {0, before});
-      two.Append(*batch, {0, before});
-      for (int token = 0; token < 40; ++token) one.RunStep(*single, {{0, 1}});
-      for (int token = 0; token < 20; ++token) one.RunStep(*single, {{1, 1}});
-      two.Run(*batch, {{{1, 7}, {0, 25}}, {{0, 15}, {1, 13}}});
-      gpu_->Check();
-      for (const int index : {0, 1}) {
-        const CacheHarness::Sequence& a = one.sequences()[static_cast<size_t>(index)];
-        const CacheHarness::Sequence& b = two.sequences()[static_cast<size_t>(index)];
-        const int64_t first = (index == 0 ? before : 0) * one.OutWidth();
-        for (int64_t i = first; i < a.start * one.OutWidth(); ++i) {
-          const size_t at = static_cast<size_t>(i);
-          ASSERT_EQ(a.out[at], b.out[at]) << scheme << " window " << window << " row " << i / one.OutWidth();
-        }
-        EXPECT_EQ(one.Bytes(index), two.Bytes(index)) << scheme;
-      }
+      CheckBits({.scheme = scheme, .heads = 3, .kv_heads = 1, .sliding_window = window}, before);
     }
   }
 }
@@ -395,18 +253,13 @@ TEST_P(GpuAttentionTest, NanStaysWithTheRowsThatSeeIt) {
   }
 }
 
-TEST_P(GpuAttentionTest, RefusesWhatNoKernelDoes) {
-  const auto error = [&](const HarnessOptions& options) -> std::string {
-    CacheHarness harness(options, 1);
-    try {
-      Make(harness);
-    } catch (const InputError& refused) {
-      return refused.what();
-    }
-    return "none";
-  };
-  EXPECT_EQ(error(On({})), "none");
-  EXPECT_THAT(error(On({.scheme = "mla_fp8"})), HasSubstr("latents"));
+// A format is refused where it lacks a kernel (GpuLayers): none does.
+TEST_P(GpuAttentionTest, EveryFormatHasKernels) {
+  for (const formats::Format& format : formats::All()) {
+    HarnessOptions options{.scheme = std::string(format.name), .heads = 2, .kv_heads = 1, .head_dim = 256};
+    CacheHarness harness(On(options), 1);
+    EXPECT_NO_THROW(Make(harness)) << format.name;
+  }
 }
 
 TEST(GpuWorkTest, SpreadsRunsUpToALimit) {

@@ -10,6 +10,7 @@
 #include "kernels/cuda/append_kernel.h"
 #include "kernels/cuda/attention_block.h"
 #include "kernels/cuda/kernel_list.h"
+#include "kernels/cuda/latent_block.h"
 
 namespace kvanta::testing {
 namespace {
@@ -24,8 +25,17 @@ void RunAppend(const AppendSide& side) {
 }
 
 template <class Kernel>
+struct BlockOf {
+  using Type = AttendBlock<Kernel>;
+};
+template <>
+struct BlockOf<LatentBlock> {
+  using Type = LatentBlock;
+};
+
+template <class Kernel>
 void RunAttend(const AttendLayer& layer) {
-  using Block = AttendBlock<Kernel>;
+  using Block = typename BlockOf<Kernel>::Type;
   constexpr int kBlocks = 3;  // tasks are taken by turns
   RunShape({.blocks = kBlocks, .threads = kAttendWarps * kWarp, .shared_bytes = Block::SharedBytes(layer)},
            [&] { Block::Run(layer); });

@@ -11,7 +11,7 @@
 namespace kvanta::kernels::cuda {
 
 inline constexpr int kAppendWarps = 4;
-inline constexpr int kLongestHead = kMostHeadDim;
+inline constexpr int kLongestHead = kMostLatentRank;
 
 // A warp's shared memory: the row, and the planes that it is encoded to.
 inline constexpr int kAppendRowBytes = 4 * kLongestHead;
@@ -38,12 +38,15 @@ struct RowEncoder {
                                                                               : 8;
   static_assert(kCode.high_bits == 0 || kAlone == 0 || kAlone == 32);  // both planes in whole words
 
+  // Scales of so many channels; a short row has one.
+  static constexpr KVANTA_DEVICE int Blocks(int channels) { return (channels + kBlock - 1) / kBlock; }
+
   // Encodes the warp's row, f32 at `base`, into the planes behind it.
   static KVANTA_DEVICE void Encode(int base, int head_dim, float scale, int lane, formats::EncodeCounts& counts) {
     const int stride = kAlone == 0 ? head_dim : kAlone;
     for (int begin = lane * stride; begin < head_dim; begin += kWarp * stride) {
       const int step = stride < head_dim - begin ? stride : head_dim - begin;
-      const int blocks = step / kBlock;
+      const int blocks = Blocks(step);
       const auto* x = reinterpret_cast<const float*>(Shared(base + 4 * begin, 4 * step, 4, Access::kRead));
       const int block = begin / kBlock;
       const auto plane = [&](int at, int count) { return Shared(base + at, count, 1, Access::kWrite); };
@@ -67,7 +70,7 @@ struct RowEncoder {
   // Scales that are zero, among this lane's.
   static KVANTA_DEVICE void CountZeroScales(int base, int head_dim, int lane, AppendSums& sums) {
     if (kBlockBytes != 0 && kScaling.block != formats::ScaleType::kE8M0 && !kScaling.block_zero) {
-      for (int block = lane; block < head_dim / kBlock; block += kWarp) {
+      for (int block = lane; block < Blocks(head_dim); block += kWarp) {
         sums.zero_blocks += IsZero(base + kBlockScalesAt + block * kBlockBytes, kBlockBytes) ? 1 : 0;
         ++sums.blocks;
       }
@@ -112,7 +115,7 @@ struct RowEncoder {
       }
     }
     const auto blocks = [&](int64_t to, int from, int bytes) {
-      for (int i = lane; i < head_dim / kBlock * bytes; i += kWarp) {
+      for (int i = lane; i < Blocks(head_dim) * bytes; i += kWarp) {
         const int block = i / bytes;
         cell[to + (int64_t{block} * page_size + slot) * bytes + i % bytes] = LoadShared<uint8_t>(base + from + i);
       }

@@ -1,10 +1,9 @@
 // Attention's kernels, one for each pair of formats and head_dim.
-#include <atomic>
-
 #include "kernels/cuda/primitives_nvcc.h"
 // Primitives first.
 #include "kernels/cuda/attention_block.h"
 #include "kernels/cuda/entries.h"
+#include "kernels/cuda/shared_limit.h"
 
 namespace kvanta::kernels::cuda {
 namespace {
@@ -21,15 +20,15 @@ __global__ void __launch_bounds__(kMergeWarps* kWarp) MergeEntry(const __grid_co
 
 template <class Kernel>
 void Launch(const AttendLayer& layer, int blocks, cudaStream_t stream) {
-  static std::atomic<int> allowed{48 << 10};  // bytes of shared memory; more has to be asked for
+  static std::atomic<int> allowed{kSharedOfAny};
   const int shared = AttendBlock<Kernel>::SharedBytes(layer);
-  if (shared > allowed.load()) {
-    if (cudaFuncSetAttribute(&AttendEntry<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared) ==
-        cudaSuccess) {
-      allowed.store(shared);
-    }  // else the launch fails, and says so
-  }
+  AllowShared(&AttendEntry<Kernel>, shared, allowed);
   AttendEntry<Kernel><<<blocks, kAttendWarps * kWarp, shared, stream>>>(layer);
+}
+
+template <>
+void Launch<LatentBlock>(const AttendLayer& layer, int blocks, cudaStream_t stream) {
+  LaunchLatents(layer, blocks, stream);
 }
 
 template <class... Kernel>

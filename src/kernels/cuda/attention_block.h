@@ -71,15 +71,8 @@ struct AttendBlock {
       if (32 * block < head_dim) outputs.Put(block, zeros);
     }
     TileRows rows;
-    int tokens[2];  // of rows g and g + 8: which of the tile's; the tile's number for rows that it lacks
-    KVANTA_UNROLL
-    for (int row = 0; row < 2; ++row) {
-      tokens[row] = (lane / 4 + 8 * row) / tile.heads;
-      rows.peak[row] = kMinusInfinity;
-      rows.sum[row] = 0;
-      const bool unscaled = layer.v_code.family == Family::kBf16 || layer.v_code.family == Family::kF32;
-      rows.exponent[row] = unscaled ? kTopExponent : kLeastExponent;
-    }
+    int tokens[2];
+    BeginRows(tile, layer.v_code.family, lane, rows, tokens);
     // Chunks with a token that some row sees.
     const int step = Kernel::kStaged || layer.page_size > kChunkTokens ? kChunkTokens : layer.page_size;
     const int quarter_begin = run * kRunTokens + quarter * kQuarterTokens;
@@ -87,24 +80,10 @@ struct AttendBlock {
     const int end = last + 1 < quarter_begin + kQuarterTokens ? last + 1 : quarter_begin + kQuarterTokens;
     const int unseen = layer.sliding_window > 0 ? tile.first - layer.sliding_window + 1 - quarter_begin : 0;
     const int begin = quarter_begin + (unseen > 0 ? unseen / step * step : 0);
-    const int first_page = quarter_begin >> layer.page_shift;
-    const int page_ids = At::kPages + quarter * (At::kQuarterPages * 8);
-    if (lane < At::kQuarterPages && ((first_page + lane) << layer.page_shift) < end) {
-      const PageIds ids = layer.step->pages[tile.pages + first_page + lane];
-      StoreShared(page_ids + 8 * lane,
-                  Words2{{static_cast<uint32_t>(ids.quantized), static_cast<uint32_t>(ids.exact)}});
-    }
+    const PageWindow pages{At::kPages + quarter * (At::kQuarterPages * 8), quarter_begin >> layer.page_shift};
+    pages.Load(layer, tile, end, lane, At::kQuarterPages);
     SyncWarp();
-    const auto locate = [&](int position) {
-      const int page = position >> layer.page_shift;
-      const auto ids = LoadShared<Words2>(page_ids + 8 * (page - first_page));
-      Location at;
-      at.exact = page > (tile.first >> layer.page_shift) - layer.exact_pages || page < layer.exact_sinks;
-      at.slot = position & (layer.page_size - 1);
-      const Records& records = at.exact ? layer.exact : layer.quantized;
-      at.record = records.base + static_cast<int32_t>(at.exact ? ids.word[1] : ids.word[0]) * records.bytes;
-      return at;
-    };
+    const auto locate = [&](int position) { return pages.Locate(layer, tile, position); };
     Stage stage;
     if constexpr (Kernel::kStaged) {
       const auto fetch = [&](int position, auto& cell, const CellPlace& place, const CellPlace& exact_place) {
@@ -155,13 +134,6 @@ struct AttendBlock {
     StoreQuarter(head_dim, warp_bytes + 16 * lane, quarter, lane, rows, outputs);
   }
 
-  // A chunk's page.
-  struct Location {
-    const uint8_t* record;
-    int slot;
-    bool exact;
-  };
-
   template <class K, bool kStaged = K::kStaged>
   struct StageOf {
     typename K::StagedKeys keys;
@@ -183,21 +155,7 @@ struct AttendBlock {
   static KVANTA_DEVICE void AttendChunk(const AttendLayer& layer, const QueryTile& tile, int head_dim, int position,
                                         const Location& at, const int (&tokens)[2], const Stage& stage, Arrived arrived,
                                         KeysRead keys_read, int lane, TileRows& rows, Outputs& outputs) {
-    ChunkView chunk;
-    int first_end = 0;  // of the first token, whose begin is the least
-    int last_begin = 0;
-    Seen(layer, tile.first, position, chunk.first, first_end);
-    Seen(layer, tile.first + tile.tokens - 1, position, last_begin, chunk.last);
-    const int all = layer.page_size < kChunkTokens ? layer.page_size : kChunkTokens;
-    chunk.whole = chunk.first == 0 && first_end == all && last_begin == 0 && chunk.last == all;
-    KVANTA_UNROLL
-    for (int row = 0; row < 2; ++row) {
-      chunk.token[row] = tokens[row];
-      chunk.begin[row] = chunk.end[row] = 0;
-      if (tokens[row] < tile.tokens) {
-        Seen(layer, tile.first + tokens[row], position, chunk.begin[row], chunk.end[row]);
-      }
-    }
+    const ChunkView chunk = ViewOf(layer, tile, position, tokens);
     const CellPlace& k = at.exact ? layer.exact_k : layer.k;
     const CellPlace& v = at.exact ? layer.exact_v : layer.v;
     // A layer that is bf16 anyway reads its exact cells as its others.
@@ -225,20 +183,27 @@ struct AttendBlock {
       if constexpr (IsStaged<Side, KeySides>()) {
         attend(stage.keys);
       } else {
-        attend(PageCell(at.record + k.first + tile.kv_head * k.stride, k, RowBytes(side, head_dim), layer.page_size,
+        attend(PageCell(at.record + k.first + tile.kv_head * k.stride, k, CodeBytes(side, head_dim), layer.page_size,
                         at.slot));
       }
     });
     keys_read();
-    if (Kernel::kHasPlain && layer.plain_dim != 0) AddPlain(layer, tile, head_dim, at, scale, lane, s);
+    if (Kernel::kHasPlain && layer.plain_dim != 0) {
+      using Side = FixedSide<formats::Bf16>;
+      const float scales[2] = {scale, scale};
+      AddPlain<Side, BlocksOf(kMostOutliers)>(layer, Side(layer.k_code), tile, at, At::PlainQueries(layer, head_dim),
+                                              scales, lane, s);
+    }
     float bias[2] = {};
     KVANTA_UNROLL
     for (int row = 0; row < 2; ++row) {
       if (layer.softcap > 0) bias[row] = LoadShared<float>(At::kBias + 4 * (lane / 4 + 8 * row)) * layer.softmax_scale;
     }
     Logits(layer, chunk, bias, lane % 4, s);
+    float peaks[2];
+    Peaks(s, peaks);
     float decay[2];
-    Softmax(s, rows, decay);
+    Softmax(peaks, s, rows, decay);
     arrived();
     ValueSides::Of(exact ? Family::kBf16 : layer.v_code.family, layer.v_code, [&](auto side) {
       using Side = decltype(side);
@@ -250,37 +215,16 @@ struct AttendBlock {
       if constexpr (IsStaged<Side, ValueSides>()) {
         add(stage.values);
       } else {
-        add(PageCell(at.record + v.first + tile.kv_head * v.stride, v, RowBytes(side, head_dim), layer.page_size,
+        add(PageCell(at.record + v.first + tile.kv_head * v.stride, v, CodeBytes(side, head_dim), layer.page_size,
                      at.slot));
       }
     });
-  }
-
-  // What K's plain channels add to scaled dots.
-  static KVANTA_DEVICE void AddPlain(const AttendLayer& layer, const QueryTile& tile, int head_dim, const Location& at,
-                                     float scale, int lane, float (&s)[4][4]) {
-    using Side = FixedSide<formats::Bf16>;
-    const Side side(layer.k_code);  // knows all that it is
-    const CellPlace& place = at.exact ? layer.exact_plain : layer.plain;
-    const PageCell cell(at.record + place.first + tile.kv_head * place.stride, place, RowBytes(side, layer.plain_dim),
-                        layer.page_size, at.slot);
-    float dots[4][4];
-    KeyScores<Side, BlocksOf(kMostOutliers), false>::Scores(side, cell, layer.plain_dim,
-                                                            At::PlainQueries(layer, head_dim), lane, dots);
-    KVANTA_UNROLL
-    for (int i = 0; i < 16; ++i) s[i / 4][i % 4] = MultiplyAdd(dots[i / 4][i % 4], scale, s[i / 4][i % 4]);
   }
 
   // Whether a side's chunks are: those of the first in the list.
   template <class Side, class Sides>
   static constexpr KVANTA_DEVICE bool IsStaged() {
     return Kernel::kStaged && std::is_same_v<Side, typename Sides::Stored>;
-  }
-
-  template <class Side>
-  static KVANTA_DEVICE int RowBytes(const Side& side, int head_dim) {
-    if constexpr (Side::kNarrow) return head_dim * (side.LowBits() + side.HighBits()) / 8;
-    return head_dim * Side::kBits / 8;
   }
 
   // Results lie in the order of lanes: 16 bytes a tile and lane.

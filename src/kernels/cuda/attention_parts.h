@@ -5,6 +5,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "kernels/cuda/chunks.h"
 #include "kernels/cuda/queries.h"
 
 namespace kvanta::kernels::cuda {
@@ -21,6 +22,13 @@ KVANTA_DEVICE void Mma(float (&c)[4], const Words4& a, uint32_t b0, uint32_t b1)
   } else {
     MmaF16(c, a, b0, b1);
   }
+}
+
+// Of a row of codes.
+template <class Side>
+KVANTA_DEVICE int CodeBytes(const Side& side, int head_dim) {
+  if constexpr (Side::kNarrow) return head_dim * (side.LowBits() + side.HighBits()) / 8;
+  return head_dim * Side::kBits / 8;
 }
 
 // A chunk of a cell where it lies in its page. Scales of tokens from `token` of the chunk on.
@@ -52,6 +60,9 @@ struct PageCell {
   KVANTA_DEVICE Words4 TokenScales(int token) const { return Halves(place.token_scales, 0, token); }
   KVANTA_DEVICE Words4 TokenZeros(int token) const { return Halves(place.token_zeros, 0, token); }
   // f32, of 4 tokens.
+  KVANTA_DEVICE Words4 BlockFloats(int block, int token) const {
+    return LoadWords4(cell + place.block_scales + (block * page_size + slot + Token(token)) * 4);
+  }
   KVANTA_DEVICE Words4 TokenFloats(int token) const {
     return LoadWords4(cell + place.token_scales + (slot + Token(token)) * 4);
   }
@@ -81,6 +92,16 @@ struct PageCell {
 KVANTA_DEVICE void FromHalves(const Words4& words, float (&values)[8]) {
   KVANTA_UNROLL
   for (int i = 0; i < 8; ++i) values[i] = F16ToFloat(static_cast<uint16_t>(words.word[i / 2] >> (16U * (i % 2U))));
+}
+// f32 of 8 tokens, from those of 4.
+template <class Load>
+KVANTA_DEVICE void FromFloats(const Load& load, int t, float (&values)[8]) {
+  KVANTA_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    const Words4 words = load(8 * t + 4 * half);
+    KVANTA_UNROLL
+    for (int i = 0; i < 4; ++i) values[4 * half + i] = std::bit_cast<float>(words.word[i]);
+  }
 }
 KVANTA_DEVICE uint32_t ByteOf(const Words2& words, int i) {
   return (words.word[i / 4] >> (8U * (static_cast<unsigned>(i) % 4U))) & 0xffU;
@@ -112,6 +133,8 @@ KVANTA_DEVICE void BlockScales(const Side& side, const Cell& cell, int head_dim,
       const uint32_t b = ByteOf(second, i);
       scales[i] = PowerScale(a > b ? a : b);
     }
+  } else if (Side::kFixed && side.Block() == BlockScale::kF32) {
+    FromFloats([&](int token) { return cell.BlockFloats(block / kBlocksOfF32, token); }, t, scales);
   } else {
     KVANTA_UNROLL
     for (int i = 0; i < 8; ++i) scales[i] = 1;
@@ -127,12 +150,7 @@ KVANTA_DEVICE void TokenScales(const Side& side, const Cell& cell, int t, float 
   if (side.Token() == formats::ScaleType::kFp16) {
     FromHalves(cell.TokenScales(8 * t), scales);
   } else if (side.Token() == formats::ScaleType::kF32) {
-    KVANTA_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const Words4 words = cell.TokenFloats(8 * t + 4 * half);
-      KVANTA_UNROLL
-      for (int i = 0; i < 4; ++i) scales[4 * half + i] = std::bit_cast<float>(words.word[i]);
-    }
+    FromFloats([&](int token) { return cell.TokenFloats(token); }, t, scales);
   } else {
     KVANTA_UNROLL
     for (int i = 0; i < 8; ++i) scales[i] = 1;
@@ -164,6 +182,22 @@ struct TileRows {
   float sum[2];     // this lane's tokens' weights
   int exponent[2];  // outputs are in units of 2^(exponent - kTopExponent)
 };
+
+// Below any fp16 scale; of smaller powers of two, weights lose bits. bf16 values are multiplied by weights as they are:
+// a cell of them has no scale to follow, and beside other cells it takes their exponent.
+inline constexpr int kLeastExponent = -40;
+inline constexpr int kGreatestExponent = 126;
+
+// Of no tokens yet. tokens: as of ViewOf.
+KVANTA_DEVICE void BeginRows(const QueryTile& tile, Family values, int lane, TileRows& rows, int (&tokens)[2]) {
+  KVANTA_UNROLL
+  for (int row = 0; row < 2; ++row) {
+    tokens[row] = (lane / 4 + 8 * row) / tile.heads;
+    rows.peak[row] = kMinusInfinity;
+    rows.sum[row] = 0;
+    rows.exponent[row] = values == Family::kBf16 || values == Family::kF32 ? kTopExponent : kLeastExponent;
+  }
+}
 
 // Its outputs, 4 tiles a block of 32 channels: tile i of block b is channels 32 b + 8 t + i and + 4 + i, rows g and g
 // + 8. In registers, by code that is unrolled,
@@ -208,40 +242,24 @@ struct SharedOutputs {
   static constexpr int kTileBytes = 16 * kWarp;
 };
 
-// Below any fp16 scale; of smaller powers of two, weights lose bits. bf16 values are multiplied by weights as they are:
-// a cell of them has no scale to follow, and beside other cells it takes their exponent.
-inline constexpr int kLeastExponent = -40;
-inline constexpr int kGreatestExponent = 126;
-
-// A chunk as a tile sees it.
-struct ChunkView {
-  int token[2];  // which of the tile's rows g and g + 8 are of
-  int begin[2];  // tokens of the chunk that rows g and g + 8 see: [begin, end)
-  int end[2];
-  int first = 0;  // what some row sees
-  int last = 0;
-  bool whole = false;  // all rows see all of it
-};
-
-// Slots of the chunk at `position` that a query at `query` sees.
-KVANTA_DEVICE void Seen(const AttendLayer& layer, int query, int position, int& begin, int& end) {
-  const int tokens = layer.page_size < kChunkTokens ? layer.page_size : kChunkTokens;
-  const int first = layer.sliding_window > 0 ? query - layer.sliding_window + 1 - position : 0;
-  const int last = query + 1 - position;
-  begin = first < 0 ? 0 : first > tokens ? tokens : first;
-  end = last < 0 ? 0 : last > tokens ? tokens : last;
-}
-
-// Weights of the tokens from their logits, and the state brought to their peak. `decay` is what the state's sums have
-// to be multiplied by.
-KVANTA_DEVICE void Softmax(float (&s)[4][4], TileRows& state, float (&decay)[2]) {
+// The greatest logit of rows g and g + 8.
+KVANTA_DEVICE void Peaks(const float (&s)[4][4], float (&peaks)[2]) {
   KVANTA_UNROLL
   for (int row = 0; row < 2; ++row) {
-    float peak = state.peak[row];
+    float peak = kMinusInfinity;
     KVANTA_UNROLL
     for (int j = 0; j < 4; ++j) peak = fmaxf(peak, fmaxf(s[j][2 * row], s[j][2 * row + 1]));
     peak = fmaxf(peak, ShuffleXor(peak, 1));
-    peak = fmaxf(peak, ShuffleXor(peak, 2));
+    peaks[row] = fmaxf(peak, ShuffleXor(peak, 2));
+  }
+}
+
+// Weights of the tokens from their logits, and the state brought to the peak of it and of `peaks`. `decay` is what the
+// state's sums have to be multiplied by.
+KVANTA_DEVICE void Softmax(const float (&peaks)[2], float (&s)[4][4], TileRows& state, float (&decay)[2]) {
+  KVANTA_UNROLL
+  for (int row = 0; row < 2; ++row) {
+    const float peak = fmaxf(state.peak[row], peaks[row]);
     const float base = peak == kMinusInfinity ? 0.0F : peak;
     decay[row] = Exp2(state.peak[row] - base);
     state.peak[row] = peak;

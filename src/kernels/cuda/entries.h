@@ -13,6 +13,8 @@ namespace kvanta::kernels::cuda {
 void LaunchAppend(int kernel, const AppendSide& side, int most_blocks, cudaStream_t stream);
 // blocks: of the grid, which takes tasks by turns.
 void LaunchAttend(int kernel, const AttendLayer& layer, int blocks, cudaStream_t stream);
+// LaunchAttend's of latents, in a unit of its own.
+void LaunchLatents(const AttendLayer& layer, int blocks, cudaStream_t stream);
 void LaunchMerge(const AttendLayer& layer, cudaStream_t stream);
 // Any operation of a model; linear layers are LaunchLinear's.
 void LaunchModel(const ModelWork& work, cudaStream_t stream);

@@ -40,6 +40,15 @@ bool Attends(const AnyKernel* /*kernel*/, const formats::LayerScheme& layer) noe
          layer.k.outliers <= kMostOutliers;
 }
 
+template <class... Format>
+bool ReadsOne(TypeList<Format...> /*list*/, const formats::Format& format) noexcept {
+  return (Reads<Format>(format) || ...);
+}
+bool Attends(const LatentBlock* /*kernel*/, const formats::LayerScheme& layer) noexcept {
+  return layer.SharesCell() && ReadsOne(LatentFormats{}, *layer.k.format) && layer.shape.head_dim <= kMostLatentRank &&
+         layer.rope_dim <= kMostRopeDim;
+}
+
 template <class... Kernel>
 int FindKernel(TypeList<Kernel...> /*list*/, const formats::LayerScheme& layer) noexcept {
   int index = 0;

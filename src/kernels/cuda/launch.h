@@ -16,6 +16,8 @@ inline constexpr int kLeastPage = 16;       // tokens
 inline constexpr int kQueryRows = 16;       // query rows of a tile: a product's M
 inline constexpr int kMostHeadDim = 256;
 inline constexpr int kMostOutliers = 64;
+inline constexpr int kMostLatentRank = 512;
+inline constexpr int kMostRopeDim = 256;
 inline constexpr int kAttendWarps = kRunTokens / kQuarterTokens;
 
 // Where a side's cells lie in a page record, and its planes in a cell; bytes.
@@ -131,8 +133,9 @@ struct AttendStep {
 
 // One layer.
 struct AttendLayer {
-  const float* q = nullptr;  // f32 [rows][q_stride]
+  const float* q = nullptr;  // f32 [rows][q_stride], head after head of key_dim channels
   int64_t q_stride = 0;
+  int32_t key_dim = 0;   // head_dim, and a latent's plain channels behind it
   float* out = nullptr;  // f32 [rows][heads * head_dim]
   int32_t heads = 0;
   int32_t kv_heads = 0;
@@ -151,11 +154,13 @@ struct AttendLayer {
   const float* k_scale = nullptr;  // [kv_heads]; ones where the format has no static scale
   const float* v_scale = nullptr;
   SideCode k_code, v_code;
-  // K's channels in a cell of their own, 0 where there is none: those of each KV head [plain_dim].
+  // K's channels in a cell of their own, 0 where there is none: outliers, of each KV head [plain_dim], or, where K and
+  // V are one latent, those behind it.
   int32_t plain_dim = 0;
   const int32_t* outliers = nullptr;
+  Family plain_family = Family::kBf16;
   Records quantized, exact;
-  CellPlace k, v, exact_k, exact_v, plain, exact_plain;
+  CellPlace k, v, exact_k, exact_v, plain, exact_plain;  // of latents there is no v
   const AttendStep* step = nullptr;
   int32_t most_tiles = 0;  // of the step's: what the merge's grid is made for
 };

@@ -18,7 +18,7 @@ KVANTA_DEVICE void MergeInto(float& peak, float& sum, float more_peak, float mor
 }
 
 inline constexpr int kMergeWarps = 4;
-inline constexpr int kMergeBytes = 4 * 256;  // of a warp: a row
+inline constexpr int kMergeBytes = 4 * kMostLatentRank;  // of a warp: a row
 
 inline LaunchShape MergeShape(const AttendLayer& layer) {
   return {(int64_t{layer.most_tiles} * kQueryRows + kMergeWarps - 1) / kMergeWarps, kMergeWarps * kWarp,
@@ -37,22 +37,24 @@ KVANTA_DEVICE void MergeBlock(const AttendLayer& layer) {
   const int row = item % kQueryRows;
   if (row >= tile.tokens * tile.heads) return;
   constexpr int kPerLane = 8;
-  float out[kPerLane] = {};
-  float peak = kMinusInfinity;
-  float sum = 0;
-  for (int part = 0; part < tile.parts; ++part) {
-    const int slot = tile.slot + part * kQueryRows + row;
-    const float* from = step.partial_out + int64_t{slot} * layer.head_dim;
-    float more[kPerLane];
-    KVANTA_UNROLL
-    for (int i = 0; i < kPerLane; ++i) more[i] = lane + 32 * i < layer.head_dim ? from[lane + 32 * i] : 0.0F;
-    MergeInto(peak, sum, step.partial_state[int64_t{2} * slot], step.partial_state[int64_t{2} * slot + 1], out, more,
-              kPerLane);
-  }
   const int base = warp * kMergeBytes;
-  KVANTA_UNROLL
-  for (int i = 0; i < kPerLane; ++i) {
-    if (lane + 32 * i < layer.head_dim) StoreShared(base + 4 * (lane + 32 * i), out[i] / sum);
+  for (int first = lane; first - lane < layer.head_dim; first += kPerLane * kWarp) {
+    float out[kPerLane] = {};
+    float peak = kMinusInfinity;
+    float sum = 0;
+    for (int part = 0; part < tile.parts; ++part) {
+      const int slot = tile.slot + part * kQueryRows + row;
+      const float* from = step.partial_out + int64_t{slot} * layer.head_dim;
+      float more[kPerLane];
+      KVANTA_UNROLL
+      for (int i = 0; i < kPerLane; ++i) more[i] = first + 32 * i < layer.head_dim ? from[first + 32 * i] : 0.0F;
+      MergeInto(peak, sum, step.partial_state[int64_t{2} * slot], step.partial_state[int64_t{2} * slot + 1], out, more,
+                kPerLane);
+    }
+    KVANTA_UNROLL
+    for (int i = 0; i < kPerLane; ++i) {
+      if (first + 32 * i < layer.head_dim) StoreShared(base + 4 * (first + 32 * i), out[i] / sum);
+    }
   }
   SyncWarp();
   if (layer.v_hadamard) HadamardRow(base, layer.head_dim, layer.hadamard_block, layer.hadamard_norm, lane);

@@ -47,8 +47,11 @@ struct QueryRows {
     for (int r = ThreadIndex() / kWarp; r < kQueryRows; r += kAttendWarps) {
       const int at = rows + r * RowBytes(head_dim);
       const int head = tile.first_head + r % tile.heads;
-      const float* q = layer.q + (tile.row + r / tile.heads) * layer.q_stride + int64_t{head} * head_dim;
+      const float* q = layer.q + (tile.row + r / tile.heads) * layer.q_stride +
+                       int64_t{head} * (kHasPlain ? layer.key_dim : head_dim);
       float dot = 0;
+      uint32_t largest = 0;
+      const auto magnitude = [](float x) { return std::bit_cast<uint32_t>(x) & 0x7fffffffU; };
       for (int c = lane; c < head_dim; c += kWarp) {
         const float x = r < count ? q[c] : 0.0F;
         if (layer.k_mean != nullptr) dot = MultiplyAdd(x, layer.k_mean[tile.kv_head * head_dim + c], dot);
@@ -56,20 +59,23 @@ struct QueryRows {
       }
       SyncWarp();
       if (kHasPlain && layer.plain_dim != 0) {
-        const int32_t* outliers = layer.outliers + tile.kv_head * layer.plain_dim;
+        const int32_t* outliers = layer.outliers != nullptr ? layer.outliers + tile.kv_head * layer.plain_dim : nullptr;
         for (int i = lane; i < layer.plain_dim; i += kWarp) {
-          StoreShared(plain + r * RowBytes(layer.plain_dim) + 4 * i, r < count ? q[outliers[i]] : 0.0F);
-          StoreShared(at + 4 * outliers[i], 0.0F);
+          const float x = r < count ? q[outliers != nullptr ? outliers[i] : head_dim + i] : 0.0F;
+          StoreShared(plain + r * RowBytes(layer.plain_dim) + 4 * i, x);
+          if (outliers != nullptr) {
+            StoreShared(at + 4 * outliers[i], 0.0F);
+          } else {  // has operands of the same scale
+            largest = magnitude(x) > largest ? magnitude(x) : largest;
+          }
         }
         SyncWarp();
       }
       if (layer.k_hadamard) HadamardRow(at, head_dim, layer.hadamard_block, layer.hadamard_norm, lane);
-      uint32_t largest = 0;
       float sum = 0;
       for (int c = lane; c < head_dim; c += kWarp) {
         const auto x = LoadShared<float>(at + 4 * c);
-        const uint32_t bits = std::bit_cast<uint32_t>(x) & 0x7fffffffU;
-        largest = bits > largest ? bits : largest;
+        largest = magnitude(x) > largest ? magnitude(x) : largest;
         sum += x;
       }
       for (int mask = 1; mask < kWarp; mask *= 2) {

@@ -182,4 +182,17 @@ struct KeyScores {
   }
 };
 
+// What K's plain channels add to scaled dots; `scales`: of rows g and g + 8. kMostBlocks: of 32 channels.
+template <class Side, int kMostBlocks>
+KVANTA_DEVICE void AddPlain(const AttendLayer& layer, const Side& side, const QueryTile& tile, const Location& at,
+                            int queries, const float (&scales)[2], int lane, float (&s)[4][4]) {
+  const CellPlace& place = at.exact ? layer.exact_plain : layer.plain;
+  const PageCell cell(at.record + place.first + tile.kv_head * place.stride, place, CodeBytes(side, layer.plain_dim),
+                      layer.page_size, at.slot);
+  float dots[4][4];
+  KeyScores<Side, kMostBlocks, false>::Scores(side, cell, layer.plain_dim, queries, lane, dots);
+  KVANTA_UNROLL
+  for (int i = 0; i < 16; ++i) s[i / 4][i % 4] = MultiplyAdd(dots[i / 4][i % 4], scales[i % 4 / 2], s[i / 4][i % 4]);
+}
+
 }  // namespace kvanta::kernels::cuda

@@ -70,12 +70,16 @@ enum class BlockScale : uint8_t {
   kPower,        // E8M0
   kPowerHalves,  // E8M0 of 16 channels: the greater one is the block's, what the other is less goes into the operands
   kE4m3Halves,   // E4M3 of 16 channels: into the operands, exactly
+  kF32,          // of 128 channels; of latents alone
 };
+
+inline constexpr int kBlocksOfF32 = 4;  // blocks of 32 channels that share one
 
 constexpr BlockScale BlockScaleOf(const formats::Scaling& scaling) {
   using formats::ScaleType;
   if (scaling.block == ScaleType::kE4M3) return BlockScale::kE4m3Halves;
   if (scaling.block == ScaleType::kE8M0) return scaling.channels == 16 ? BlockScale::kPowerHalves : BlockScale::kPower;
+  if (scaling.block == ScaleType::kF32) return BlockScale::kF32;
   return scaling.block == ScaleType::kFp16 ? BlockScale::kFp16 : BlockScale::kNone;
 }
 
@@ -84,7 +88,7 @@ constexpr bool HasSideCode(formats::Code code, const formats::Scaling& scaling) 
   using formats::ScaleType;
   const Family family = FamilyOf(code);
   const BlockScale block = BlockScaleOf(scaling);
-  if (scaling.short_rows || scaling.block == ScaleType::kF32) return false;
+  if (block == BlockScale::kF32) return family == Family::kE4M3 && scaling.channels == 32 * kBlocksOfF32;
   if (block == BlockScale::kE4m3Halves || block == BlockScale::kPowerHalves) {
     return family == Family::kE2M1 && scaling.channels == 16;
   }

@@ -71,6 +71,7 @@ struct StagedCell {
   static KVANTA_DEVICE Words4 BlockZeros(int /*block*/, int /*token*/) { return {}; }
   static KVANTA_DEVICE Words4 TokenZeros(int /*token*/) { return {}; }
   static KVANTA_DEVICE Words4 TokenFloats(int /*token*/) { return {}; }
+  static KVANTA_DEVICE Words4 BlockFloats(int /*block*/, int /*token*/) { return {}; }
   static KVANTA_DEVICE Words4 ChannelScales(int /*head_dim*/, int /*channel*/) { return {}; }
   static KVANTA_DEVICE Words4 ChannelZeros(int /*head_dim*/, int /*channel*/) { return {}; }
 

@@ -5,9 +5,10 @@
 
 namespace kvanta::kernels::cuda {
 
-template <class Side, class Outputs>
+// OperandOf: how a lane has values.
+template <class Side, class Outputs, class OperandOf = ValueOperand<Side>>
 struct WeightedValues {
-  using Operand = ValueOperand<Side>;
+  using Operand = OperandOf;
   static constexpr int kBlocks = Outputs::kMostBlocks;
   static constexpr int kUnroll = Outputs::kUnrolled ? kBlocks : 1;
   using Weights = Words4[2][Side::kTerms];  // two steps of 16 tokens

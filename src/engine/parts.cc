@@ -29,7 +29,6 @@ std::shared_ptr<kernels::Gpu> FindGpu(const EngineConfig& config, const models::
   const auto refuse = [](std::string_view why) {
     throw InputError(fmt::format("device cuda: {}; there are: auto, cpu", why));
   };
-  if (model.latent.rank != 0) refuse("latents (MLA) have no kernels for a GPU");
   if (model.experts.count != 0) refuse("experts that a router chooses have no kernels for a GPU");
   if (config.profile) refuse("a GPU's operations run behind the host's, which could not time them (profile)");
   if (config.isa != "auto") refuse(fmt::format("isa {} is of the CPU", Quote(config.isa)));

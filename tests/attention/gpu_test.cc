@@ -28,7 +28,7 @@ TEST_P(GpuAttentionTest, TheBenchVerifiesBeforeItMeasures) {
   EXPECT_LT(rows[0].max_error, 2e-3);
   EXPECT_GT(rows[0].ns_median, 0);
   EXPECT_NEAR(rows[0].share_of_limit, rows[0].gb_s / rows[0].copy_gb_s, 1e-12);
-  options.formats = {"mla_fp8"};  // no kernel has such
+  options.formats = {"mla_fp8"};  // latents, of which this has none
   EXPECT_THROW(RunGpuBench(options, gpu_, 1 << 16), InputError);
 }
 

@@ -29,7 +29,8 @@ class GpuEngineTest : public testing::GpuTestBase, public ::testing::WithParamIn
   void SetUp() override { Start(GetParam()); }
 
   static EngineConfig Config(const std::string& kv_cache_dtype, const std::string& weight_dtype = "auto") {
-    EngineConfig config = TinyConfig(GpuModel(), kv_cache_dtype);
+    const bool latents = formats::Find(KvScheme::Parse(kv_cache_dtype).k.format).latents == formats::Latents::kOnly;
+    EngineConfig config = TinyConfig(latents ? LatentModel() : GpuModel(), kv_cache_dtype);
     config.dtype = "bfloat16";
     config.weight_dtype = weight_dtype;
     config.page_size = 32;
@@ -63,9 +64,8 @@ TEST_P(GpuEngineTest, LogitsAreNearTheCpusAndOfOneNumerics) {
   };
   constexpr Case kCases[] = {{"int4", "int8"},
 #ifndef KVANTA_SANITIZED
-                             {"bf16", "auto"},
-                             {"bf16", "int4"},
-                             {"nvfp4+exact=open", "auto"}
+                             {"bf16", "auto"},    {"bf16", "int4"},    {"nvfp4+exact=open", "auto"},
+                             {"mla_fp8", "auto"}, {"mla_int4", "int8"}
 #endif
   };
   for (const auto& [kv, weights] : kCases) {
@@ -154,7 +154,7 @@ std::map<std::string, std::pair<std::vector<int32_t>, std::vector<float>>> Serve
 // Batches that grow and shrink, contexts that grow, pages that close, requests that end: a replay that knew anything of
 // the step that it was recorded in would show.
 TEST_P(GpuEngineTest, GraphsChangeNoBit) {
-  for (const char* format : {"int4", "kivi4"}) {  // kivi4's pages are encoded when they close
+  for (const char* format : {"int4", "kivi4", "mla_int4"}) {  // kivi4's pages are encoded when they close
     SCOPED_TRACE(format);
     EngineConfig config = Config(format);
     config.max_num_seqs = 12;
@@ -239,18 +239,20 @@ TEST_P(GpuEngineTest, ScalesStatisticsPagesAndQualityAreTheHostsToo) {
 }
 
 TEST_P(GpuEngineTest, AnF32ModelIsComparedWithAnF32Cache) {
-  EngineConfig config = Config("int8");
-  config.dtype = "float32";
-  config.quality_sample_rate = 1;
-  const std::unique_ptr<Core> core = Make(config);
-  const Collected got = RunOne(*core, {.id = "a", .prompt = {3, 4, 5, 6}, .sampling = Greedy(3)});
-  EXPECT_EQ(got.tokens.size(), 3U) << got.error;
-  while (core->MeasureQuality()) {
+  for (const char* format : {"int8", "mla_fp8"}) {
+    EngineConfig config = Config(format);
+    config.dtype = "float32";
+    config.quality_sample_rate = 1;
+    const std::unique_ptr<Core> core = Make(config);
+    const Collected got = RunOne(*core, {.id = "a", .prompt = {3, 4, 5, 6}, .sampling = Greedy(3)});
+    EXPECT_EQ(got.tokens.size(), 3U) << got.error;
+    while (core->MeasureQuality()) {
+    }
+    EXPECT_EQ(core->Stats().quality.requests, 1);
+    EXPECT_EQ(core->Stats().quality.skipped, 0);
+    EXPECT_GT(core->Stats().quality.kl_max, 0);
+    EXPECT_LT(core->Stats().quality.kl_max, 0.1);
   }
-  EXPECT_EQ(core->Stats().quality.requests, 1);
-  EXPECT_EQ(core->Stats().quality.skipped, 0);
-  EXPECT_GT(core->Stats().quality.kl_max, 0);
-  EXPECT_LT(core->Stats().quality.kl_max, 0.1);
 }
 
 TEST_P(GpuEngineTest, LogitsThatAreNotFiniteEndTheirRequest) {
@@ -272,9 +274,6 @@ TEST_P(GpuEngineTest, RefusesWhatNoKernelDoes) {
     }
     return "";
   };
-  EngineConfig latents = Config("bf16");
-  latents.model = LatentModel().Path();
-  EXPECT_THAT(error(latents), HasSubstr("device cuda: latents (MLA) have no kernels"));
   EngineConfig profiled = Config("bf16");
   profiled.profile = true;
   EXPECT_THAT(error(profiled), HasSubstr("(profile)"));

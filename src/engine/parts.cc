@@ -24,12 +24,10 @@ std::string ChosenIsa(const std::string& isa) {
 }
 
 // The GPU that device "cuda" means: `given`, or this machine's. Throws with what is missing.
-std::shared_ptr<kernels::Gpu> FindGpu(const EngineConfig& config, const models::ModelConfig& model,
-                                      std::shared_ptr<kernels::Gpu> given) {
+std::shared_ptr<kernels::Gpu> FindGpu(const EngineConfig& config, std::shared_ptr<kernels::Gpu> given) {
   const auto refuse = [](std::string_view why) {
     throw InputError(fmt::format("device cuda: {}; there are: auto, cpu", why));
   };
-  if (model.experts.count != 0) refuse("experts that a router chooses have no kernels for a GPU");
   if (config.profile) refuse("a GPU's operations run behind the host's, which could not time them (profile)");
   if (config.isa != "auto") refuse(fmt::format("isa {} is of the CPU", Quote(config.isa)));
   if (given) return given;
@@ -70,7 +68,7 @@ Parts LoadParts(EngineConfig config, std::shared_ptr<kernels::Gpu> gpu) {
   }
   parts.threads = std::make_shared<ThreadPool>(config.threads);
   if (config.device == "cuda") {
-    gpu = FindGpu(config, model, std::move(gpu));
+    gpu = FindGpu(config, std::move(gpu));
     parts.ops = kernels::MakeGpuOps(gpu, parts.threads);
   } else {
     gpu = nullptr;

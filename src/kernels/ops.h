@@ -7,9 +7,11 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "base/device.h"
 #include "base/thread_pool.h"
+#include "kernels/experts.h"
 #include "kernels/launch_graph.h"
 #include "kernels/linear.h"
 #include "kernels/row_draw.h"
@@ -30,6 +32,14 @@ class Ops {
   // of out] or empty. The views may be unmapped afterwards.
   virtual std::unique_ptr<Linear> MakeLinear(std::span<const WeightView> stacked, std::span<const float> bias,
                                              LinearKind kind) = 0;
+
+  // A layer of experts in a few launches, of linear layers that MakeLinear gave; null on the host, where models know
+  // which experts a row has (models/experts.cc). correction: [count], added to the scores that choose, or empty. Throws
+  // ResourceError.
+  virtual std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights> /*experts*/, const ExpertRule& /*rule*/,
+                                                   std::span<const float> /*correction*/) {
+    return nullptr;
+  }
 
   // out[r] = row ids[r] of table's weight, f32 [rows][table.In()]. ids must be in range (checked by the caller).
   virtual void Embed(const Linear& table, const int32_t* ids, int64_t rows, float* out) noexcept = 0;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "models/layer_blocks.h"
@@ -31,9 +32,12 @@ class Experts final : public MlpBlock {
     if (experts_.sigmoid) {
       correction_ = source.reader.Values(module + "gate.e_score_correction_bias", experts_.count);
     }
-    for (int expert = 0; expert < experts_.count; ++expert) {
-      const std::string name = module + "experts." + std::to_string(expert) + ".";
-      mlps_.push_back(ReadGatedMlp(source, name, experts_.ffn, false));
+    if (ops_.OnHost()) {
+      for (int expert = 0; expert < experts_.count; ++expert) {
+        mlps_.push_back(ReadGatedMlp(source, ExpertName(module, expert), experts_.ffn, false));
+      }
+    } else {
+      ReadLayer(source, module);
     }
     if (experts_.shared != 0) {
       shared_ =
@@ -48,24 +52,53 @@ class Experts final : public MlpBlock {
 
   void Place(Scratch& scratch, int64_t rows) noexcept override {
     logits_ = scratch.Take(rows * experts_.count);
-    weights_ = scratch.Take(rows * experts_.count);
-    gathered_ = scratch.Take(rows * config_.hidden);
     made_ = scratch.Take(rows * config_.hidden);
-    for (const auto& mlp : mlps_) scratch.PlaceInTurn(*mlp, rows);
+    if (!layer_) {
+      weights_ = scratch.Take(rows * experts_.count);
+      gathered_ = scratch.Take(rows * config_.hidden);
+      for (const auto& mlp : mlps_) scratch.PlaceInTurn(*mlp, rows);
+    }
     if (shared_) scratch.PlaceInTurn(*shared_, rows);
   }
 
   void Forward(const float* x, int64_t rows, float* out) noexcept override {
     router_->Forward(x, rows, logits_, experts_.count);
-    for (int64_t row = 0; row < rows; ++row) Route(logits_ + row * experts_.count, weights_ + row * experts_.count);
-    std::fill_n(out, rows * config_.hidden, 0.0F);
-    for (int expert = 0; expert < experts_.count; ++expert) AddExpert(expert, x, rows, out);
+    if (layer_) {
+      layer_->Forward(x, logits_, rows, out);
+    } else {
+      for (int64_t row = 0; row < rows; ++row) Route(logits_ + row * experts_.count, weights_ + row * experts_.count);
+      std::fill_n(out, rows * config_.hidden, 0.0F);
+      for (int expert = 0; expert < experts_.count; ++expert) AddExpert(expert, x, rows, out);
+    }
     if (!shared_) return;
     shared_->Forward(x, rows, made_);
     ops_.Add(out, made_, rows * config_.hidden);
   }
 
  private:
+  static std::string ExpertName(const std::string& module, int expert) {
+    return module + "experts." + std::to_string(expert) + ".";
+  }
+
+  void ReadLayer(const BlockSource& source, const std::string& module) {
+    std::vector<kernels::ExpertWeights> weights;
+    for (int expert = 0; expert < experts_.count; ++expert) {
+      const std::string name = ExpertName(module, expert);
+      auto gate_up = source.reader.Linear({{name + "gate_proj", experts_.ffn}, {name + "up_proj", experts_.ffn}},
+                                          config_.hidden, false, source.store);
+      auto down = source.reader.Linear({{name + "down_proj", config_.hidden}}, experts_.ffn, false, source.store);
+      weights.push_back({.gate_up = std::move(gate_up), .down = std::move(down)});
+    }
+    const kernels::ExpertRule rule{.count = experts_.count,
+                                   .chosen = experts_.chosen,
+                                   .groups = experts_.groups,
+                                   .chosen_groups = experts_.chosen_groups,
+                                   .sigmoid = experts_.sigmoid,
+                                   .normalized = experts_.normalized,
+                                   .scale = static_cast<float>(experts_.scale)};
+    layer_ = ops_.MakeExperts(std::move(weights), rule, correction_);
+  }
+
   void AddExpert(int expert, const float* x, int64_t rows, float* out) noexcept {
     const int64_t hidden = config_.hidden;
     const float* weights = weights_ + expert;
@@ -147,9 +180,10 @@ class Experts final : public MlpBlock {
   kernels::Ops& ops_;
   const ModelConfig& config_;
   const ExpertsConfig& experts_;
-  std::unique_ptr<kernels::Linear> router_;  // hidden -> count
-  std::vector<float> correction_;            // [count], added to the scores that choose
-  std::vector<std::unique_ptr<MlpBlock>> mlps_;
+  std::unique_ptr<kernels::Linear> router_;      // hidden -> count
+  std::vector<float> correction_;                // [count], added to the scores that choose
+  std::unique_ptr<kernels::ExpertLayer> layer_;  // on a device whose memory is not the host's; else
+  std::vector<std::unique_ptr<MlpBlock>> mlps_;  // one by one
   std::unique_ptr<MlpBlock> shared_;
   // f32 [rows][...]:
   float* logits_ = nullptr;    // count

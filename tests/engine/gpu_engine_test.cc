@@ -24,13 +24,21 @@ const TinyModel& GpuModel() {
   return model;
 }
 
+// Its prompts have more rows than an expert's tile, its steps of decode fewer.
+const TinyModel& ExpertModel() {
+  static const TinyModel model({.rank = 64, .experts = 6});
+  return model;
+}
+
 class GpuEngineTest : public testing::GpuTestBase, public ::testing::WithParamInterface<std::string> {
  protected:
   void SetUp() override { Start(GetParam()); }
 
-  static EngineConfig Config(const std::string& kv_cache_dtype, const std::string& weight_dtype = "auto") {
+  static EngineConfig Config(const std::string& kv_cache_dtype, const std::string& weight_dtype = "auto",
+                             bool experts = false) {
     const bool latents = formats::Find(KvScheme::Parse(kv_cache_dtype).k.format).latents == formats::Latents::kOnly;
     EngineConfig config = TinyConfig(latents ? LatentModel() : GpuModel(), kv_cache_dtype);
+    if (experts) config.model = ExpertModel().Path();
     config.dtype = "bfloat16";
     config.weight_dtype = weight_dtype;
     config.page_size = 32;
@@ -61,17 +69,19 @@ TEST_P(GpuEngineTest, LogitsAreNearTheCpusAndOfOneNumerics) {
   struct Case {
     const char* kv;
     const char* weights;
+    bool experts = false;
   };
   constexpr Case kCases[] = {{"int4", "int8"},
 #ifndef KVANTA_SANITIZED
-                             {"bf16", "auto"},    {"bf16", "int4"},    {"nvfp4+exact=open", "auto"},
-                             {"mla_fp8", "auto"}, {"mla_int4", "int8"}
+                             {"bf16", "auto"},      {"bf16", "int4"},     {"nvfp4+exact=open", "auto"},
+                             {"mla_fp8", "auto"},   {"mla_int4", "int8"}, {"mla_fp8", "auto", true},
+                             {"bf16", "int4", true}
 #endif
   };
-  for (const auto& [kv, weights] : kCases) {
-    SCOPED_TRACE(std::string(kv) + " beside weights " + weights);
-    Engine cpu(Config(kv, weights));
-    const std::unique_ptr<Core> core = Make(Config(kv, weights));
+  for (const auto& [kv, weights, experts] : kCases) {
+    SCOPED_TRACE(std::string(kv) + " beside weights " + weights + (experts ? " of experts" : ""));
+    Engine cpu(Config(kv, weights, experts));
+    const std::unique_ptr<Core> core = Make(Config(kv, weights, experts));
     const std::vector<float> expected = ColdLogits(cpu, tokens), logits = ColdLogits(*core, tokens);
     const size_t vocab = expected.size() / tokens.size();
     double sum = 0;
@@ -156,7 +166,7 @@ std::map<std::string, std::pair<std::vector<int32_t>, std::vector<float>>> Serve
 TEST_P(GpuEngineTest, GraphsChangeNoBit) {
   for (const char* format : {"int4", "kivi4", "mla_int4"}) {  // kivi4's pages are encoded when they close
     SCOPED_TRACE(format);
-    EngineConfig config = Config(format);
+    EngineConfig config = Config(format, "auto", std::string_view(format) == "mla_int4");
     config.max_num_seqs = 12;
     int64_t most = 0;
     const auto graphs = Served(*Make(config), most);

@@ -29,6 +29,7 @@ struct TinyShape {
   int sliding_window = 0;
   int rank = 0;  // above 0: latents of this many channels, and rope_dim rotated ones
   int rope_dim = 16;
+  int experts = 0;         // above 0, beside latents: of all layers but the first; two take a row, one more takes all
   float key_gain = 2.0F;   // with a gain, so that attention is not nearly uniform
   std::string extra = {};  // more lines of config.json, each beginning with a comma
 };
@@ -66,9 +67,18 @@ class TinyModel {
         add(prefix + "self_attn.v_proj.weight", shape.kv_heads * shape.head_dim, shape.hidden, 1.0F);
       }
       add(prefix + "self_attn.o_proj.weight", shape.hidden, shape.heads * shape.head_dim, 2.0F);
-      add(prefix + "mlp.gate_proj.weight", shape.ffn, shape.hidden, 1.0F);
-      add(prefix + "mlp.up_proj.weight", shape.ffn, shape.hidden, 1.0F);
-      add(prefix + "mlp.down_proj.weight", shape.hidden, shape.ffn, 1.0F);
+      const auto mlp = [&](const std::string& name) {
+        add(name + "gate_proj.weight", shape.ffn, shape.hidden, 1.0F);
+        add(name + "up_proj.weight", shape.ffn, shape.hidden, 1.0F);
+        add(name + "down_proj.weight", shape.hidden, shape.ffn, 1.0F);
+      };
+      if (shape.experts == 0 || layer == 0) {
+        mlp(prefix + "mlp.");
+        continue;
+      }
+      add(prefix + "mlp.gate.weight", shape.experts, shape.hidden, 4.0F);
+      for (int expert = 0; expert < shape.experts; ++expert) mlp(fmt::format("{}mlp.experts.{}.", prefix, expert));
+      mlp(prefix + "mlp.shared_experts.");
     }
     ones("model.norm.weight");
     add("lm_head.weight", shape.vocab, shape.hidden, 3.0F);
@@ -86,6 +96,12 @@ class TinyModel {
       more = fmt::format(
           R"(, "kv_lora_rank": {}, "q_lora_rank": null, "qk_nope_head_dim": {}, "qk_rope_head_dim": {}, "v_head_dim": {})",
           shape.rank, shape.head_dim, shape.rope_dim, shape.head_dim);
+    }
+    if (shape.experts != 0) {
+      more += fmt::format(
+          R"(, "n_routed_experts": {}, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": {},
+"first_k_dense_replace": 1)",
+          shape.experts, shape.ffn);
     }
     const std::pair<const char*, const char*> name = shape.rank != 0 ? std::pair{"DeepseekV2ForCausalLM", "deepseek_v2"}
                                                      : shape.sliding_window != 0

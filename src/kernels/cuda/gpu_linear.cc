@@ -23,8 +23,6 @@ using cuda::kRowTile;
 using cuda::PanelKind;
 using cuda::ProductTile;
 
-// Rows whose x is packed at once; a multiple of every tile.
-constexpr int64_t kRowBlock = 512;
 // Panels are made here in pieces of about this size, and copied one by one.
 constexpr int64_t kPieceBytes = int64_t{16} << 20;
 
@@ -249,9 +247,7 @@ void GpuLinear::Multiply(const float* x, int64_t rows, float* y, int64_t y_strid
   cuda::LinearWork work;
   work.weight = weight_;
   work.y_stride = y_stride;
-  work.x = {.codes = context_->codes.data(),
-            .unit_sums = context_->unit_sums.as<float>(),
-            .factors = context_->factors.as<float>()};
+  work.x = context_->Packed();
   const int64_t at_once = weight_.panels ? kRowBlock : rows;
   for (int64_t row = 0; row < rows; row += at_once) {
     work.rows = std::min(at_once, rows - row);

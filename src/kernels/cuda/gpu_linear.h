@@ -10,12 +10,26 @@
 
 namespace kvanta::kernels {
 
+// Rows whose x is packed at once; a multiple of every tile.
+inline constexpr int64_t kRowBlock = 512;
+
+// What layers of experts compute in (gpu_experts.h, cuda/model_work.h).
+struct ExpertBuffers {
+  Buffer experts, weights, row_slots, slot_rows, tile_experts;
+  Buffer rows, both, gated;  // f32 of the slots
+};
+
 // Shared by the layers of one Ops, whose launches follow each other.
 struct GpuLinearContext {
   std::shared_ptr<Gpu> gpu;
   std::shared_ptr<ThreadPool> threads;  // pack weights
   // Large enough for every layer: Multiply allocates nothing. As cuda::PackedRows.
   Buffer codes = {}, unit_sums = {}, factors = {};
+  ExpertBuffers experts = {};
+
+  cuda::PackedRows Packed() const {
+    return {.codes = codes.data(), .unit_sums = unit_sums.as<float>(), .factors = factors.as<float>()};
+  }
 };
 
 class GpuLinear final : public Linear {

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "kernels/cuda/gpu_experts.h"
 #include "kernels/cuda/gpu_linear.h"
 
 namespace kvanta::kernels {
@@ -20,6 +21,11 @@ class GpuOps final : public Ops {
   std::unique_ptr<Linear> MakeLinear(std::span<const WeightView> stacked, std::span<const float> bias,
                                      LinearKind kind) override {
     return std::make_unique<GpuLinear>(context_, stacked, bias, kind);
+  }
+
+  std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights> experts, const ExpertRule& rule,
+                                           std::span<const float> correction) override {
+    return MakeGpuExperts(context_, std::move(experts), rule, correction);
   }
 
   void Embed(const Linear& table, const int32_t* ids, int64_t rows, float* out) noexcept override {

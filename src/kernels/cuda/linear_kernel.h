@@ -12,11 +12,11 @@ namespace kvanta::kernels::cuda {
 
 inline constexpr int kLinearWarps = 8;
 
-constexpr int PanelsOf(ProductTile tile) {
-  return tile == ProductTile::k1x1 ? 1 : tile == ProductTile::k2x4 ? 2 : 4;
-}
-constexpr int RowTilesOf(ProductTile tile) {
-  return tile == ProductTile::k1x1 ? 1 : tile == ProductTile::k2x4 ? 4 : 8;
+// W for block `rows` of a tile's rows; none where nobody wants them.
+KVANTA_DEVICE const uint8_t* WeightsFor(const LinearWork& work, int64_t rows) {
+  if (work.group == nullptr) return work.weight.data;
+  const int32_t expert = work.tile_experts[rows];
+  return expert < 0 ? nullptr : work.group[expert];
 }
 
 template <class Panel, ProductTile kTile>
@@ -53,6 +53,8 @@ struct LinearBlock {
     const auto row_blocks = static_cast<int>((work.rows + kRows - 1) / kRows);
     const int64_t first_panel = int64_t{BlockIndex() / row_blocks} * kPanels;
     const int64_t first_tile = int64_t{BlockIndex() % row_blocks} * kRowTiles;
+    const uint8_t* data = WeightsFor(work, BlockIndex() % row_blocks);
+    if (data == nullptr) return;
     const int64_t units = work.weight.Units();
     const int64_t share = (units + kLinearWarps - 1) / kLinearWarps;
     const int64_t begin = warp * share;
@@ -60,7 +62,9 @@ struct LinearBlock {
 
     Sums sums = {};
     Loaded ahead[kAhead];
-    const auto load = [&](Loaded& to, int64_t unit) { Load(work, first_panel, first_tile, units, unit, lane, to); };
+    const auto load = [&](Loaded& to, int64_t unit) {
+      Load(work, data, first_panel, first_tile, units, unit, lane, to);
+    };
     KVANTA_UNROLL
     for (int i = 0; i < kAhead; ++i) {
       if (begin + i < end) load(ahead[i], begin + i);
@@ -87,12 +91,12 @@ struct LinearBlock {
     return work.x.codes + ((tile * units + unit) * kWarp + lane) * 16;
   }
 
-  static KVANTA_DEVICE void Load(const LinearWork& work, int64_t first_panel, int64_t first_tile, int64_t units,
-                                 int64_t unit, int lane, Loaded& to) {
+  static KVANTA_DEVICE void Load(const LinearWork& work, const uint8_t* data, int64_t first_panel, int64_t first_tile,
+                                 int64_t units, int64_t unit, int lane, Loaded& to) {
     constexpr int kUnitBytes = BytesOf(Panel::kKind).all;
     KVANTA_UNROLL
     for (int panel = 0; panel < kPanels; ++panel) {
-      to.w[panel] = Panel::Load(work.weight.data + ((first_panel + panel) * units + unit) * kUnitBytes, lane);
+      to.w[panel] = Panel::Load(data + ((first_panel + panel) * units + unit) * kUnitBytes, lane);
     }
     if constexpr (kRowsAhead) to.x[0] = LoadWords4(RowsAt(work, first_tile, units, unit, lane));
   }
@@ -191,8 +195,10 @@ struct PlainLinear {
     const int64_t out = int64_t{BlockIndex()} * kLinearWarps + ThreadIndex() / kWarp;
     if (out >= work.weight.out) return;
     const int64_t in = work.weight.in;
-    const float* w = reinterpret_cast<const float*>(work.weight.data) + out * in;
     for (int64_t first = 0; first < work.rows; first += kRows) {
+      const uint8_t* data = WeightsFor(work, first / RowsOf(work.tile));
+      if (data == nullptr) continue;
+      const float* w = reinterpret_cast<const float*>(data) + out * in;
       float sums[kRows] = {};
       for (int64_t k = lane; k < in; k += kWarp) {
         const float value = w[k];

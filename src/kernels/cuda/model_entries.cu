@@ -3,6 +3,7 @@
 // Primitives first.
 #include "kernels/cuda/draw_kernel.h"
 #include "kernels/cuda/entries.h"
+#include "kernels/cuda/expert_kernels.h"
 #include "kernels/cuda/pack_kernel.h"
 #include "kernels/cuda/row_kernels.h"
 

@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "kernels/cuda/launch_shape.h"
+#include "kernels/experts.h"
 #include "kernels/linear.h"
 #include "kernels/row_draw.h"
 
@@ -107,6 +108,16 @@ struct PackWork {
 // What a block computes: panels of W times tiles of 8 rows.
 enum class ProductTile : uint8_t { k1x1, k2x4, k4x8 };
 
+constexpr int PanelsOf(ProductTile tile) {
+  return tile == ProductTile::k1x1 ? 1 : tile == ProductTile::k2x4 ? 2 : 4;
+}
+constexpr int RowTilesOf(ProductTile tile) {
+  return tile == ProductTile::k1x1 ? 1 : tile == ProductTile::k2x4 ? 4 : 8;
+}
+constexpr int RowsOf(ProductTile tile) {
+  return RowTilesOf(tile) * kRowTile;
+}
+
 struct LinearWork {
   Weight weight;
   ProductTile tile = ProductTile::k1x1;
@@ -115,6 +126,44 @@ struct LinearWork {
   int64_t rows = 0;
   float* y = nullptr;
   int64_t y_stride = 0;
+  // Of experts, whose W are alike but for `data`, and without a bias: data of each, and of each block of rows of a tile
+  // its expert, or -1 where nobody wants the rows.
+  const uint8_t* const* group = nullptr;
+  const int32_t* tile_experts = nullptr;
+};
+
+// A row's experts, ascending, and their weights, [rows][chosen].
+struct RouteWork {
+  const float* logits = nullptr;  // f32 [rows][count]
+  int64_t rows = 0;
+  ExpertRule rule;
+  const float* correction = nullptr;  // [count], or none
+  int32_t* experts = nullptr;
+  float* weights = nullptr;
+};
+
+// Slots for rows, so that a tile of slots has one expert.
+struct SlotWork {
+  const int32_t* experts = nullptr;  // RouteWork's
+  int64_t rows = 0;
+  int32_t count = 0;
+  int32_t chosen = 0;
+  int32_t tile_rows = 0;
+  int32_t tiles = 0;                // room for so many
+  int32_t* row_slots = nullptr;     // [rows][chosen]
+  int64_t* slot_rows = nullptr;     // [tiles * tile_rows]; some row where nobody wants the slot
+  int32_t* tile_experts = nullptr;  // [tiles]: as LinearWork's
+};
+
+// out[r] = the sum over i of made[row_slots[r][i]] * weights[r][i].
+struct MixWork {
+  const float* made = nullptr;  // f32 [slots][width]
+  const int32_t* row_slots = nullptr;
+  const float* weights = nullptr;
+  int64_t rows = 0;
+  int32_t chosen = 0;
+  int64_t width = 0;
+  float* out = nullptr;
 };
 
 struct PeakWork {
@@ -134,7 +183,7 @@ struct DrawWork {
   int32_t* tokens = nullptr;
 };
 
-using ModelWork =
-    std::variant<EmbedWork, NormWork, CopyWork, AddWork, RopeWork, GateWork, PackWork, LinearWork, PeakWork, DrawWork>;
+using ModelWork = std::variant<EmbedWork, NormWork, CopyWork, AddWork, RopeWork, GateWork, PackWork, LinearWork,
+                               RouteWork, SlotWork, MixWork, PeakWork, DrawWork>;
 
 }  // namespace kvanta::kernels::cuda

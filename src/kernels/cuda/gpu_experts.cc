@@ -1,0 +1,174 @@
+#include "kernels/cuda/gpu_experts.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace kvanta::kernels {
+namespace {
+
+using cuda::ProductTile;
+
+// Rows that go through the layer together: as many as are packed at once.
+constexpr int64_t kMostRows = kRowBlock;
+
+// The same layer of all experts.
+class Group {
+ public:
+  Group(GpuLinearContext& context, std::vector<std::unique_ptr<Linear>> layers)
+      : context_(context), layers_(std::move(layers)) {
+    std::vector<const uint8_t*> data;
+    for (const auto& layer : layers_) data.push_back(WeightOf(*layer).data);
+    Device& device = context_.gpu->device();
+    data_ = device.Allocate(data.size() * sizeof(data[0]));
+    device.CopyIn(data_.data(), data.data(), data_.bytes());
+  }
+
+  int64_t In() const noexcept { return layers_.front()->In(); }
+  int64_t Out() const noexcept { return layers_.front()->Out(); }
+
+  // x: f32 [slots][in]; y: f32 [slots][out]. experts: of each tile.
+  void Multiply(const float* x, int64_t slots, ProductTile tile, const int32_t* experts, float* y) const noexcept {
+    const cuda::Weight& weight = WeightOf(*layers_.front());
+    cuda::LinearWork work{.weight = weight, .tile = tile, .x = context_.Packed()};
+    work.group = data_.as<const uint8_t*>();
+    work.y_stride = weight.out;
+    for (int64_t slot = 0; slot < slots; slot += kRowBlock) {
+      work.rows = std::min(kRowBlock, slots - slot);
+      work.plain = x + slot * weight.in;
+      work.y = y + slot * weight.out;
+      work.tile_experts = experts + slot / cuda::RowsOf(tile);
+      if (weight.panels) {
+        context_.gpu->Run(
+            cuda::PackWork{.x = work.plain, .rows = work.rows, .in = weight.in, .kind = weight.kind, .out = work.x});
+      }
+      context_.gpu->Run(work);
+    }
+  }
+
+ private:
+  static const cuda::Weight& WeightOf(const Linear& layer) { return static_cast<const GpuLinear&>(layer).weight(); }
+
+  GpuLinearContext& context_;
+  std::vector<std::unique_ptr<Linear>> layers_;
+  Buffer data_;  // of each expert's W
+};
+
+std::vector<std::unique_ptr<Linear>> Take(std::vector<ExpertWeights>& experts,
+                                          std::unique_ptr<Linear> ExpertWeights::*layer) {
+  std::vector<std::unique_ptr<Linear>> layers;
+  for (ExpertWeights& expert : experts) layers.push_back(std::move(expert.*layer));
+  return layers;
+}
+
+class GpuExperts final : public ExpertLayer {
+ public:
+  GpuExperts(std::shared_ptr<GpuLinearContext> context, std::vector<ExpertWeights> experts, const ExpertRule& rule,
+             std::span<const float> correction)
+      : context_(std::move(context)),
+        rule_(rule),
+        gate_up_(*context_, Take(experts, &ExpertWeights::gate_up)),
+        down_(*context_, Take(experts, &ExpertWeights::down)) {
+    Device& device = context_->gpu->device();
+    if (!correction.empty()) {
+      correction_ = device.Allocate(correction.size_bytes());
+      device.CopyIn(correction_.data(), correction.data(), correction.size_bytes());
+    }
+    int64_t tiles = 0, slots = 0;
+    for (int64_t rows = 1; rows <= kMostRows; ++rows) {
+      tiles = std::max(tiles, TilesOf(rows));
+      slots = std::max(slots, TilesOf(rows) * cuda::RowsOf(TileFor(rows)));
+    }
+    const auto reserve = [&](Buffer& buffer, int64_t values, size_t bytes) {
+      const size_t wanted = static_cast<size_t>(values) * bytes;
+      if (buffer.bytes() < wanted) buffer = device.Allocate(wanted);
+    };
+    ExpertBuffers& buffers = context_->experts;
+    reserve(buffers.experts, kMostRows * rule.chosen, sizeof(int32_t));
+    reserve(buffers.weights, kMostRows * rule.chosen, sizeof(float));
+    reserve(buffers.row_slots, kMostRows * rule.chosen, sizeof(int32_t));
+    reserve(buffers.slot_rows, slots, sizeof(int64_t));
+    reserve(buffers.tile_experts, tiles, sizeof(int32_t));
+    reserve(buffers.rows, slots * gate_up_.In(), sizeof(float));
+    reserve(buffers.both, slots * gate_up_.Out(), sizeof(float));
+    reserve(buffers.gated, slots * down_.In(), sizeof(float));
+  }
+
+  void Forward(const float* x, const float* logits, int64_t rows, float* out) noexcept override {
+    for (int64_t row = 0; row < rows; row += kMostRows) {
+      Mix(x + row * gate_up_.In(), logits + row * rule_.count, std::min(kMostRows, rows - row),
+          out + row * down_.Out());
+    }
+  }
+
+ private:
+  // Tiles change no bit; large ones read an expert's W less often, where it has as many rows.
+  ProductTile TileFor(int64_t rows) const noexcept {
+    return rows * rule_.chosen > cuda::kRowTile * rule_.count ? ProductTile::k2x4 : ProductTile::k1x1;
+  }
+  // At most, wherever the rows go: each expert's last tile may be nearly empty, and none is without a row.
+  int64_t TilesOf(int64_t rows) const noexcept {
+    const int64_t entries = rows * rule_.chosen;
+    return std::min(entries, entries / cuda::RowsOf(TileFor(rows)) + rule_.count);
+  }
+
+  void Mix(const float* x, const float* logits, int64_t rows, float* out) noexcept {
+    Gpu& gpu = *context_->gpu;
+    const ExpertBuffers& buffers = context_->experts;
+    const ProductTile tile = TileFor(rows);
+    const int64_t tiles = TilesOf(rows), slots = tiles * cuda::RowsOf(tile);
+    auto* const experts = buffers.experts.as<int32_t>();
+    auto* const weights = buffers.weights.as<float>();
+    auto* const row_slots = buffers.row_slots.as<int32_t>();
+    auto* const slot_rows = buffers.slot_rows.as<int64_t>();
+    auto* const tile_experts = buffers.tile_experts.as<int32_t>();
+    auto* const made = buffers.rows.as<float>();  // first the gathered rows
+    gpu.Run(cuda::RouteWork{.logits = logits,
+                            .rows = rows,
+                            .rule = rule_,
+                            .correction = correction_.bytes() == 0 ? nullptr : correction_.as<float>(),
+                            .experts = experts,
+                            .weights = weights});
+    gpu.Run(cuda::SlotWork{.experts = experts,
+                           .rows = rows,
+                           .count = rule_.count,
+                           .chosen = rule_.chosen,
+                           .tile_rows = cuda::RowsOf(tile),
+                           .tiles = static_cast<int32_t>(tiles),
+                           .row_slots = row_slots,
+                           .slot_rows = slot_rows,
+                           .tile_experts = tile_experts});
+    gpu.Run(cuda::CopyWork{.x = x,
+                           .x_stride = gate_up_.In(),
+                           .ids = slot_rows,
+                           .rows = slots,
+                           .width = gate_up_.In(),
+                           .out = made,
+                           .out_stride = gate_up_.In()});
+    gate_up_.Multiply(made, slots, tile, tile_experts, buffers.both.as<float>());
+    gpu.Run(cuda::GateWork{
+        .gate_up = buffers.both.as<float>(), .rows = slots, .width = down_.In(), .out = buffers.gated.as<float>()});
+    down_.Multiply(buffers.gated.as<float>(), slots, tile, tile_experts, made);
+    gpu.Run(cuda::MixWork{.made = made,
+                          .row_slots = row_slots,
+                          .weights = weights,
+                          .rows = rows,
+                          .chosen = rule_.chosen,
+                          .width = down_.Out(),
+                          .out = out});
+  }
+
+  std::shared_ptr<GpuLinearContext> context_;
+  const ExpertRule rule_;
+  Group gate_up_, down_;
+  Buffer correction_;
+};
+
+}  // namespace
+
+std::unique_ptr<ExpertLayer> MakeGpuExperts(std::shared_ptr<GpuLinearContext> context,
+                                            std::vector<ExpertWeights> experts, const ExpertRule& rule,
+                                            std::span<const float> correction) {
+  return std::make_unique<GpuExperts>(std::move(context), std::move(experts), rule, correction);
+}
+
+}  // namespace kvanta::kernels

@@ -1,0 +1,191 @@
+// A layer of experts on a GPU, emulated and (where there is one) real: the sum of its experts, each by the linear
+// layers of its own, and bits that do not depend on the number of rows.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "emulated/gpus.h"
+#include "kernels/cuda/gpu_ops.h"
+#include "kernels/random_values.h"
+#include "tolerance.h"
+
+namespace kvanta::kernels {
+namespace {
+
+constexpr int kHidden = 64;
+constexpr int kFfn = 40;
+
+class GpuExpertsTest : public testing::GpuTestBase, public ::testing::WithParamInterface<std::string> {
+ protected:
+  void SetUp() override {
+    Start(GetParam());
+    if (gpu_ != nullptr) ops_ = MakeGpuOps(gpu_, std::make_shared<ThreadPool>(1));
+  }
+
+  Buffer Upload(const std::vector<float>& values) {
+    Buffer buffer = gpu_->device().Allocate(values.size() * sizeof(float));
+    gpu_->device().CopyIn(buffer.data(), values.data(), buffer.bytes());
+    return buffer;
+  }
+  std::vector<float> Download(const Buffer& buffer) {
+    std::vector<float> values(buffer.bytes() / sizeof(float));
+    gpu_->device().CopyOut(values.data(), buffer.data(), buffer.bytes());
+    gpu_->Check();
+    return values;
+  }
+
+  ExpertWeights MakeExpert(WeightType store, uint32_t seed) {
+    const auto make = [&](int64_t out, int64_t in, uint32_t of) {
+      const std::vector<float> w = RandomValues(out * in, of);
+      const WeightView view{.data = w.data(), .dtype = DType::kF32, .out = out, .in = in};
+      return ops_->MakeLinear({&view, 1}, {}, store);
+    };
+    return {.gate_up = make(2 * kFfn, kHidden, seed), .down = make(kHidden, kFfn, seed + 1)};
+  }
+  std::vector<float> Forward(ExpertLayer& layer, const Buffer& x, const Buffer& logits, int count, int64_t first,
+                             int64_t rows) {
+    const Buffer out = Upload(std::vector<float>(static_cast<size_t>(rows * kHidden), NAN));
+    layer.Forward(x.as<float>() + first * kHidden, logits.as<float>() + first * count, rows, out.as<float>());
+    return Download(out);
+  }
+
+  std::unique_ptr<Ops> ops_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Gpus, GpuExpertsTest, ::testing::ValuesIn(testing::Gpus()),
+                         [](const auto& param) { return param.param; });
+
+// Weights of a row's experts, 0 of those that are not chosen: the rule of models/experts.cc, in doubles.
+std::vector<double> Weights(const float* logits, const std::vector<float>& correction, const ExpertRule& rule) {
+  const auto count = static_cast<size_t>(rule.count);
+  std::vector<double> scores(count), weights(count);
+  double sum = 0;
+  for (size_t i = 0; i < count; ++i) {
+    scores[i] = rule.sigmoid ? 1 / (1 + std::exp(-double{logits[i]})) : std::exp(double{logits[i]});
+    sum += scores[i];
+  }
+  if (!rule.sigmoid) {
+    for (double& score : scores) score /= sum;
+  }
+  std::vector<double> choices = scores;
+  for (size_t i = 0; i < correction.size(); ++i) choices[i] += double{correction[i]};
+  const auto best = [](const std::vector<double>& values, int wanted) {
+    std::vector<size_t> order(values.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return values[a] > values[b]; });
+    order.resize(static_cast<size_t>(wanted));
+    return order;
+  };
+  const size_t size = count / static_cast<size_t>(rule.groups);
+  std::vector<double> groups;
+  for (size_t first = 0; first < count; first += size) {
+    std::vector<double> of_group(choices.begin() + static_cast<int64_t>(first),
+                                 choices.begin() + static_cast<int64_t>(first + size));
+    std::sort(of_group.rbegin(), of_group.rend());
+    groups.push_back(of_group[0] + (rule.sigmoid ? of_group[1] : 0));
+  }
+  const std::vector<size_t> kept = best(groups, rule.chosen_groups);
+  for (size_t i = 0; i < count; ++i) {
+    if (std::find(kept.begin(), kept.end(), i / size) == kept.end()) choices[i] = -HUGE_VAL;
+  }
+  double total = 0;
+  for (const size_t expert : best(choices, rule.chosen)) total += weights[expert] = scores[expert];
+  for (double& weight : weights) weight *= double{rule.scale} / (rule.normalized ? total : 1);
+  return weights;
+}
+
+struct Case {
+  ExpertRule rule;
+  WeightType store;
+  int64_t rows;
+};
+const Case kCases[] = {
+    {{.count = 7, .chosen = 3, .scale = 1.5F}, WeightType::kBf16, 40},  // tiles of 32 rows; of few rows, of 8
+#ifndef KVANTA_SANITIZED
+    {{.count = 12, .chosen = 4, .groups = 4, .chosen_groups = 2}, WeightType::kInt4, 9},
+    {{.count = 64, .chosen = 6, .groups = 8, .chosen_groups = 3, .sigmoid = true, .normalized = true, .scale = 2.5F},
+     WeightType::kInt8,
+     20},
+    {{.count = 5, .chosen = 2}, WeightType::kF32, 530},  // more than go through it at once
+    {{.count = 3, .chosen = 3}, WeightType::kF16, 33},   // every expert has every row
+#endif
+};
+
+TEST_P(GpuExpertsTest, ALayerIsTheSumOfItsExpertsWhateverTheRows) {
+  uint32_t seed = 1;
+  for (const auto& [rule, store, rows] : kCases) {
+    SCOPED_TRACE(::testing::Message() << rule.chosen << " of " << rule.count << ", " << rows << " rows");
+    const std::vector<float> x = RandomValues(rows * kHidden, seed), logits = RandomValues(rows * rule.count, seed + 1);
+    const std::vector<float> correction = rule.sigmoid ? RandomValues(rule.count, seed + 2) : std::vector<float>{};
+    const Buffer device_x = Upload(x), device_logits = Upload(logits);
+    seed += 3;
+    std::vector<ExpertWeights> experts;
+    std::vector<double> expected(x.size()), magnitudes(x.size());
+    std::vector<std::vector<double>> weights;
+    for (int64_t row = 0; row < rows; ++row) {
+      weights.push_back(Weights(logits.data() + row * rule.count, correction, rule));
+      ASSERT_EQ(std::count_if(weights.back().begin(), weights.back().end(), [](double w) { return w != 0; }),
+                rule.chosen);
+    }
+    for (int expert = 0; expert < rule.count; ++expert, seed += 2) {
+      experts.push_back(MakeExpert(store, seed));
+      const Buffer both = Upload(std::vector<float>(static_cast<size_t>(rows * 2 * kFfn)));
+      const Buffer gated = Upload(std::vector<float>(static_cast<size_t>(rows * kFfn))), made = Upload(x);
+      experts.back().gate_up->Forward(device_x.as<float>(), rows, both.as<float>(), 2 * kFfn);
+      ops_->SiluMul(both.as<float>(), rows, kFfn, gated.as<float>());
+      experts.back().down->Forward(gated.as<float>(), rows, made.as<float>(), kHidden);
+      const std::vector<float> own = Download(made);
+      for (size_t i = 0; i < own.size(); ++i) {
+        const double part = double{own[i]} * weights[i / kHidden][static_cast<size_t>(expert)];
+        expected[i] += part;
+        magnitudes[i] += std::abs(part);
+      }
+    }
+    const std::unique_ptr<ExpertLayer> layer = ops_->MakeExperts(std::move(experts), rule, correction);
+    const std::vector<float> found = Forward(*layer, device_x, device_logits, rule.count, 0, rows);
+    for (size_t i = 0; i < found.size(); ++i) {
+      ASSERT_NEAR(found[i], expected[i], testing::kGpuRowTolerance * magnitudes[i] + 1e-30) << "row " << i / kHidden;
+    }
+    for (int64_t first = 0; first < std::min<int64_t>(rows, 45);) {  // one row, then two, ...
+      const int64_t count = std::min(1 + first / 3, rows - first);
+      const std::vector<float> some = Forward(*layer, device_x, device_logits, rule.count, first, count);
+      for (size_t i = 0; i < some.size(); ++i) {
+        ASSERT_EQ(some[i], found[static_cast<size_t>(first * kHidden) + i])
+            << "row " << first << " and " << i / kHidden;
+      }
+      first += count;
+    }
+  }
+}
+
+// Rows of a bucket that nobody reads may hold anything.
+TEST_P(GpuExpertsTest, RowsThatAreNotFiniteStayAlone) {
+  const ExpertRule rule{.count = 9, .chosen = 2, .groups = 3, .chosen_groups = 2};
+  constexpr int64_t kRows = 4;
+  const std::vector<float> x = RandomValues(kRows * kHidden, 90);
+  std::vector<float> logits = RandomValues(kRows * rule.count, 91);
+  std::vector<ExpertWeights> experts;
+  for (int expert = 0; expert < rule.count; ++expert) {
+    experts.push_back(MakeExpert(WeightType::kBf16, static_cast<uint32_t>(100 + 2 * expert)));
+  }
+  const std::unique_ptr<ExpertLayer> layer = ops_->MakeExperts(std::move(experts), rule, {});
+  const Buffer device_x = Upload(x);
+  const std::vector<float> clean = Forward(*layer, device_x, Upload(logits), rule.count, 0, kRows);
+  logits[static_cast<size_t>(rule.count) + 3] = NAN;
+  std::fill_n(logits.begin() + 2 * rule.count, rule.count, NAN);
+  const std::vector<float> dirty = Forward(*layer, device_x, Upload(logits), rule.count, 0, kRows);
+  for (size_t i = 0; i < clean.size(); ++i) {
+    if (i / kHidden == 1 || i / kHidden == 2) {
+      EXPECT_TRUE(std::isnan(dirty[i])) << i;
+    } else {
+      EXPECT_EQ(dirty[i], clean[i]) << i;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvanta::kernels

@@ -32,9 +32,16 @@ struct Options {
 
 Options ParseArguments(int argc, char** argv) {
   Options options;
-  options.bench.formats = {
-      "bf16", "fp8", "int8", "int4+exact=none", "nvfp4+exact=none", "k=int8,v=int4+exact=none", "int2_g32+exact=none",
-      "kivi4"};
+  options.bench.formats = {"bf16",
+                           "fp8",
+                           "int8",
+                           "int4+exact=none",
+                           "nvfp4+exact=none",
+                           "k=int8,v=int4+exact=none",
+                           "int2_g32+exact=none",
+                           "kivi4",
+                           "mla_fp8",
+                           "mla_int4+exact=none"};
   std::string flag;
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];

@@ -34,6 +34,18 @@ double Median(std::vector<double> values) {
   return *middle;
 }
 
+// What the options say, or, of a format for latents alone, those of DeepSeek V2 and V3.
+LayerAttention LayerOf(const AttentionBench& options, const std::string& scheme) {
+  LayerAttention layer{.heads = options.heads, .kv_heads = options.kv_heads, .head_dim = options.head_dim};
+  if (formats::Find(KvScheme::Parse(scheme).k.format).latents == formats::Latents::kOnly) {
+    layer.kv_heads = 1;
+    layer.head_dim = 512;
+    layer.rope_dim = 64;
+  }
+  layer.softmax_scale = 1.0F / std::sqrt(static_cast<float>(layer.KeyDim()));
+  return layer;
+}
+
 // A cache of `batch` sequences of `context` tokens on the GPU, and queries behind them; rows repeat every kChunk
 // tokens.
 class FilledCache {
@@ -41,8 +53,9 @@ class FilledCache {
   FilledCache(const std::shared_ptr<kernels::Gpu>& gpu, const std::string& scheme, const AttentionBench& options)
       : gpu_(*gpu),
         options_(options),
-        layout_(
-            formats::PlanCache({KvScheme::Parse(scheme)}, {{options.kv_heads, options.head_dim}}, options.page_size)),
+        layer_(LayerOf(options, scheme)),
+        layout_(formats::PlanCache({KvScheme::Parse(scheme)}, {{layer_.kv_heads, layer_.head_dim, layer_.rope_dim}},
+                                   options.page_size)),
         store_(gpu->device(), layout_,
                {.budget_bytes = (options.batch * Pages() + 1) * (layout_.page_bytes + layout_.exact_page_bytes),
                 .poison_unused = false}),
@@ -58,9 +71,9 @@ class FilledCache {
     const auto width = static_cast<size_t>(KvWidth());
     k_ = Upload(Normal(kChunk * width, 1));
     v_ = Upload(Normal(kChunk * width, 2));
-    q_host_ = Normal(static_cast<size_t>(options.batch * options.query_tokens * QueryWidth()), 3);
+    q_host_ = Normal(static_cast<size_t>(QueryRows() * QueryWidth()), 3);
     q_ = Upload(q_host_);
-    out_ = gpu_.device().Allocate(q_host_.size() * sizeof(float));
+    out_ = gpu_.device().Allocate(static_cast<size_t>(QueryRows() * OutWidth()) * sizeof(float));
     Fill();
   }
 
@@ -74,8 +87,8 @@ class FilledCache {
   double LargestError() {
     Launch();
     gpu_.Check();
-    std::vector<float> out(q_host_.size()), expected(q_host_.size());
-    gpu_.device().CopyOut(out.data(), out_.data(), out.size() * sizeof(float));
+    std::vector<float> out(out_.bytes() / sizeof(float)), expected(out.size());
+    gpu_.device().CopyOut(out.data(), out_.data(), out_.bytes());
     const std::unique_ptr<Backend> reference = MakeReferenceBackend(store_, Config());
     const std::vector<SequenceSpan> spans = Queries();
     const std::unique_ptr<Plan> plan = reference->MakePlan({.sequences = spans}, nullptr);
@@ -91,16 +104,11 @@ class FilledCache {
  private:
   int64_t Tokens() const { return options_.context + options_.query_tokens; }
   int64_t Pages() const { return (Tokens() + options_.page_size - 1) / options_.page_size; }
-  int64_t QueryWidth() const { return int64_t{options_.heads} * options_.head_dim; }
-  int64_t KvWidth() const { return int64_t{options_.kv_heads} * options_.head_dim; }
-  BackendConfig Config() const {
-    LayerAttention layer;
-    layer.heads = options_.heads;
-    layer.kv_heads = options_.kv_heads;
-    layer.head_dim = options_.head_dim;
-    layer.softmax_scale = 1.0F / std::sqrt(static_cast<float>(options_.head_dim));
-    return {.layers = {layer}, .scales = {}};
-  }
+  int64_t QueryRows() const { return int64_t{options_.batch} * options_.query_tokens; }
+  int64_t QueryWidth() const { return int64_t{layer_.heads} * layer_.KeyDim(); }
+  int64_t OutWidth() const { return int64_t{layer_.heads} * layer_.head_dim; }
+  int64_t KvWidth() const { return int64_t{layer_.kv_heads} * layer_.KeyDim(); }
+  BackendConfig Config() const { return {.layers = {layer_}, .scales = {}}; }
   Buffer Upload(const std::vector<float>& values) {
     Buffer buffer = gpu_.device().Allocate(values.size() * sizeof(float));
     gpu_.device().CopyIn(buffer.data(), values.data(), values.size() * sizeof(float));
@@ -128,6 +136,7 @@ class FilledCache {
 
   kernels::Gpu& gpu_;
   const AttentionBench options_;
+  const LayerAttention layer_;
   const formats::CacheLayout layout_;
   cache::PageStore store_;
   std::unique_ptr<Backend> backend_;

@@ -29,7 +29,8 @@ struct GpuBenchRow {
   double max_error = 0;       // against the reference, values being of standard deviation 1
 };
 
-// One row per format; of `options`, isa and threads mean nothing. flush_bytes: of what is written between two runs, and
+// One row per format; of `options`, isa and threads mean nothing, nor, for a format of latents alone, kv_heads and
+// head_dim: it is measured at rank 512 with 64 rotated channels. flush_bytes: of what is written between two runs, and
 // copied to learn the bandwidth. Throws InputError, ResourceError, and Error when a result differs from the reference.
 std::vector<GpuBenchRow> RunGpuBench(const AttentionBench& options, const std::shared_ptr<kernels::Gpu>& gpu,
                                      size_t flush_bytes = size_t{256} << 20,

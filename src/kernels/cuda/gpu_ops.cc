@@ -23,7 +23,7 @@ class GpuOps final : public Ops {
     return std::make_unique<GpuLinear>(context_, stacked, bias, kind);
   }
 
-  std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights> experts, const ExpertRule& rule,
+  std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& experts, const ExpertRule& rule,
                                            std::span<const float> correction) override {
     return MakeGpuExperts(context_, std::move(experts), rule, correction);
   }

@@ -63,4 +63,24 @@ class Linear {
   virtual std::string_view Kind() const noexcept = 0;  // "bf16", "f32", "f16", "int8", "int4"
 };
 
+// Rows of several layers: those of layer m begin at first + m * member, f32, their stride in floats.
+struct MemberRows {
+  const float* first = nullptr;
+  int64_t stride = 0;
+  int64_t member = 0;
+};
+struct MemberOutputs {
+  float* first = nullptr;
+  int64_t stride = 0;
+  int64_t member = 0;
+};
+
+// Layers of one shape and kind, without a bias, as many as there are for `rows` rows each. A row has the bits that its
+// layer alone gives it.
+class LinearGroup {
+ public:
+  virtual ~LinearGroup() = default;
+  virtual void Forward(const MemberRows& x, int64_t rows, const MemberOutputs& y) const noexcept = 0;
+};
+
 }  // namespace kvanta::kernels

@@ -33,6 +33,9 @@ class Ops {
   virtual std::unique_ptr<Linear> MakeLinear(std::span<const WeightView> stacked, std::span<const float> bias,
                                              LinearKind kind) = 0;
 
+  // Several layers that MakeLinear gave, in a few launches; null on the host, which takes them one by one.
+  virtual std::unique_ptr<LinearGroup> MakeGroup(std::vector<std::unique_ptr<Linear>>&& /*layers*/) { return nullptr; }
+
   // A layer of experts in a few launches, of linear layers that MakeLinear gave; null on the host, where models know
   // which experts a row has (models/experts.cc). correction: [count], added to the scores that choose, or empty. Throws
   // ResourceError.

@@ -2,6 +2,7 @@
 // c are never made. A query goes through W_UK to the latents' space and meets them there, beside the rotated channels
 // that all heads share; what attention returns is a latent, too, and goes through W_UV.
 #include <algorithm>
+#include <utility>
 
 #include "models/layer_blocks.h"
 
@@ -23,6 +24,31 @@ std::vector<float> Transposed(const std::vector<float>& matrix, int64_t out, int
   }
   return result;
 }
+
+// A linear layer for each head. Rows of a head begin where its part of a row of all heads does.
+class HeadLayers {
+ public:
+  // `part`: f32 [rows][in].
+  void Forward(kernels::Ops& ops, const kernels::MemberRows& x, int64_t rows, const kernels::MemberOutputs& y,
+               float* part) const noexcept {
+    if (group_) return group_->Forward(x, rows, y);
+    for (size_t head = 0; head < layers_.size(); ++head) {
+      const auto at = static_cast<int64_t>(head);
+      const int64_t in = layers_[head]->In();
+      ops.Copy(x.first + at * x.member, x.stride, rows, in, part, in);
+      layers_[head]->Forward(part, rows, y.first + at * y.member, y.stride);
+    }
+  }
+
+  void Add(std::unique_ptr<kernels::Linear> layer) { layers_.push_back(std::move(layer)); }
+  void Close(kernels::Ops& ops) {
+    if (!ops.OnHost()) group_ = ops.MakeGroup(std::move(layers_));
+  }
+
+ private:
+  std::vector<std::unique_ptr<kernels::Linear>> layers_;  // on the host
+  std::unique_ptr<kernels::LinearGroup> group_;           // elsewhere
+};
 
 class LatentAttention final : public AttentionBlock {
  public:
@@ -53,11 +79,8 @@ class LatentAttention final : public AttentionBlock {
     MakeQueries(step, x);
     step.backend->Append(*step.plan, step.layer, latents_, nullptr, KeyDim());
     step.backend->Run(*step.plan, step.layer, queries_, heads * KeyDim(), attended_);
-    const int64_t width = int64_t{heads} * latent_.value_dim;
-    for (int head = 0; head < heads; ++head) {
-      ops_.Copy(attended_ + head * rank, heads * rank, rows, rank, part_, rank);
-      from_latent_[head]->Forward(part_, rows, values_ + int64_t{head} * latent_.value_dim, width);
-    }
+    const int64_t value = latent_.value_dim;
+    from_latent_.Forward(ops_, {attended_, heads * rank, rank}, rows, {values_, heads * value, value}, part_);
     out_->Forward(values_, rows, out, config_.hidden);
   }
 
@@ -112,11 +135,13 @@ class LatentAttention final : public AttentionBlock {
         source.reader.Matrix(name + ".weight", config_.heads * (nope + value), rank, source.store);
     for (int64_t head = 0; head < config_.heads; ++head) {
       const int64_t first = head * (nope + value);
-      to_latent_space_.push_back(source.reader.Pack(Transposed(TakeRows(both, rank, first, nope), nope, rank), rank,
-                                                    nope, {}, {source.store, kWideX}, name));
-      from_latent_.push_back(
+      to_latent_space_.Add(source.reader.Pack(Transposed(TakeRows(both, rank, first, nope), nope, rank), rank, nope, {},
+                                              {source.store, kWideX}, name));
+      from_latent_.Add(
           source.reader.Pack(TakeRows(both, rank, first + nope, value), value, rank, {}, source.store, name));
     }
+    to_latent_space_.Close(ops_);
+    from_latent_.Close(ops_);
   }
 
   void MakeLatents(const AttentionStep& step, const float* x) noexcept {
@@ -135,13 +160,9 @@ class LatentAttention final : public AttentionBlock {
       x = low_;
     }
     to_queries_->Forward(x, rows, projected_, width);
-    for (int head = 0; head < config_.heads; ++head) {
-      const float* from = projected_ + head * HeadDim();
-      float* to = queries_ + head * KeyDim();
-      ops_.Copy(from, width, rows, latent_.nope_dim, part_, latent_.nope_dim);
-      to_latent_space_[head]->Forward(part_, rows, to, stride);
-      ops_.Copy(from + latent_.nope_dim, width, rows, latent_.rope_dim, to + latent_.rank, stride);
-    }
+    to_latent_space_.Forward(ops_, {projected_, width, HeadDim()}, rows, {queries_, stride, KeyDim()}, part_);
+    ops_.Copy(projected_ + latent_.nope_dim, HeadDim(), rows * config_.heads, latent_.rope_dim, queries_ + latent_.rank,
+              KeyDim());
     ops_.Rope(queries_ + latent_.rank, stride, rows, config_.heads, static_cast<int>(KeyDim()), latent_.rope_dim,
               step.rope_table, step.positions);
   }
@@ -154,9 +175,9 @@ class LatentAttention final : public AttentionBlock {
   std::unique_ptr<kernels::Linear> to_queries_;  // -> heads * (nope | rope)
   std::unique_ptr<kernels::Linear> to_latent_;   // hidden -> rank | rope
   Buffer latent_norm_;                           // f32 [rank]
-  std::vector<std::unique_ptr<kernels::Linear>> to_latent_space_;  // per head, nope -> rank: W_UK transposed
-  std::vector<std::unique_ptr<kernels::Linear>> from_latent_;      // per head, rank -> value: W_UV
-  std::unique_ptr<kernels::Linear> out_;                           // heads * value -> hidden
+  HeadLayers to_latent_space_;                   // nope -> rank: W_UK transposed
+  HeadLayers from_latent_;                       // rank -> value: W_UV
+  std::unique_ptr<kernels::Linear> out_;         // heads * value -> hidden
   // f32 [rows][...]:
   float* low_ = nullptr;        // query_rank
   float* projected_ = nullptr;  // heads * HeadDim()

@@ -16,7 +16,7 @@
 namespace kvanta::kernels {
 namespace {
 
-constexpr int kHidden = 64;
+constexpr int kHidden = 32;
 constexpr int kFfn = 40;
 
 class GpuExpertsTest : public testing::GpuTestBase, public ::testing::WithParamInterface<std::string> {
@@ -98,12 +98,12 @@ std::vector<double> Weights(const float* logits, const std::vector<float>& corre
   return weights;
 }
 
-struct Case {
+struct ExpertCase {
   ExpertRule rule;
   WeightType store;
   int64_t rows;
 };
-const Case kCases[] = {
+const ExpertCase kExpertCases[] = {
     {{.count = 7, .chosen = 3, .scale = 1.5F}, WeightType::kBf16, 40},  // tiles of 32 rows; of few rows, of 8
 #ifndef KVANTA_SANITIZED
     {{.count = 12, .chosen = 4, .groups = 4, .chosen_groups = 2}, WeightType::kInt4, 9},
@@ -117,7 +117,7 @@ const Case kCases[] = {
 
 TEST_P(GpuExpertsTest, ALayerIsTheSumOfItsExpertsWhateverTheRows) {
   uint32_t seed = 1;
-  for (const auto& [rule, store, rows] : kCases) {
+  for (const auto& [rule, store, rows] : kExpertCases) {
     SCOPED_TRACE(::testing::Message() << rule.chosen << " of " << rule.count << ", " << rows << " rows");
     const std::vector<float> x = RandomValues(rows * kHidden, seed), logits = RandomValues(rows * rule.count, seed + 1);
     const std::vector<float> correction = rule.sigmoid ? RandomValues(rule.count, seed + 2) : std::vector<float>{};

@@ -73,6 +73,41 @@ constexpr int64_t kRows[] = {1,  2, 3, 8, 17, 64,
 #endif
 };
 
+// Layers of which each has rows of its own, side by side in x and in y: the bits that each gives them alone. More
+// layers than one launch takes, more rows than are packed at once.
+TEST_P(GpuOpsTest, AGroupIsItsLayers) {
+  constexpr int64_t kOut = 24, kIn = 40;
+  struct GroupSize {
+    int64_t layers, rows;
+  };
+  constexpr GroupSize kSizes[] = {{70, 3},
+#ifndef KVANTA_SANITIZED
+                                  {3, 9},
+                                  {2, 515}
+#endif
+  };
+  for (const WeightType store : kStores) {
+    for (const auto& [count, rows] : kSizes) {
+      const int64_t x_stride = count * kIn + 1, y_stride = count * (kOut + 2);
+      const Buffer x = Upload(RandomValues(rows * x_stride, 61));
+      const Buffer y = Upload(std::vector<float>(static_cast<size_t>(rows * y_stride), -77.0F));
+      const Buffer expected = Upload(std::vector<float>(static_cast<size_t>(rows * y_stride), -77.0F));
+      const Buffer part = Upload(std::vector<float>(static_cast<size_t>(rows * kIn)));
+      std::vector<std::unique_ptr<Linear>> layers;
+      for (int64_t i = 0; i < count; ++i) {
+        const std::vector<float> w = RandomValues(kOut * kIn, static_cast<uint32_t>(100 + i));
+        const WeightView view{w.data(), DType::kF32, kOut, kIn};
+        layers.push_back(ops_->MakeLinear({&view, 1}, {}, store));
+        ops_->Copy(x.as<float>() + i * kIn, x_stride, rows, kIn, part.as<float>(), kIn);
+        layers.back()->Forward(part.as<float>(), rows, expected.as<float>() + i * (kOut + 2), y_stride);
+      }
+      const std::unique_ptr<LinearGroup> group = ops_->MakeGroup(std::move(layers));
+      group->Forward({x.as<float>(), x_stride, kIn}, rows, {y.as<float>(), y_stride, kOut + 2});
+      ASSERT_EQ(Download(y), Download(expected)) << count << " layers of " << rows << " rows";
+    }
+  }
+}
+
 // Of 200 channels some warps have nothing; of 2,400 each has more than it loads ahead, and the last one fewer.
 TEST_P(GpuOpsTest, LinearIsTheProductWhateverTheRows) {
   ExpectProducts(72, 200);

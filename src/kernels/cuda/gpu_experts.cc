@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/cuda/gpu_linear_group.h"
+
 namespace kvanta::kernels {
 namespace {
 
@@ -10,48 +12,6 @@ using cuda::ProductTile;
 
 // Rows that go through the layer together: as many as are packed at once.
 constexpr int64_t kMostRows = kRowBlock;
-
-// The same layer of all experts.
-class Group {
- public:
-  Group(GpuLinearContext& context, std::vector<std::unique_ptr<Linear>> layers)
-      : context_(context), layers_(std::move(layers)) {
-    std::vector<const uint8_t*> data;
-    for (const auto& layer : layers_) data.push_back(WeightOf(*layer).data);
-    Device& device = context_.gpu->device();
-    data_ = device.Allocate(data.size() * sizeof(data[0]));
-    device.CopyIn(data_.data(), data.data(), data_.bytes());
-  }
-
-  int64_t In() const noexcept { return layers_.front()->In(); }
-  int64_t Out() const noexcept { return layers_.front()->Out(); }
-
-  // x: f32 [slots][in]; y: f32 [slots][out]. experts: of each tile.
-  void Multiply(const float* x, int64_t slots, ProductTile tile, const int32_t* experts, float* y) const noexcept {
-    const cuda::Weight& weight = WeightOf(*layers_.front());
-    cuda::LinearWork work{.weight = weight, .tile = tile, .x = context_.Packed()};
-    work.group = data_.as<const uint8_t*>();
-    work.y_stride = weight.out;
-    for (int64_t slot = 0; slot < slots; slot += kRowBlock) {
-      work.rows = std::min(kRowBlock, slots - slot);
-      work.plain = x + slot * weight.in;
-      work.y = y + slot * weight.out;
-      work.tile_experts = experts + slot / cuda::RowsOf(tile);
-      if (weight.panels) {
-        context_.gpu->Run(
-            cuda::PackWork{.x = work.plain, .rows = work.rows, .in = weight.in, .kind = weight.kind, .out = work.x});
-      }
-      context_.gpu->Run(work);
-    }
-  }
-
- private:
-  static const cuda::Weight& WeightOf(const Linear& layer) { return static_cast<const GpuLinear&>(layer).weight(); }
-
-  GpuLinearContext& context_;
-  std::vector<std::unique_ptr<Linear>> layers_;
-  Buffer data_;  // of each expert's W
-};
 
 std::vector<std::unique_ptr<Linear>> Take(std::vector<ExpertWeights>& experts,
                                           std::unique_ptr<Linear> ExpertWeights::*layer) {
@@ -66,8 +26,8 @@ class GpuExperts final : public ExpertLayer {
              std::span<const float> correction)
       : context_(std::move(context)),
         rule_(rule),
-        gate_up_(*context_, Take(experts, &ExpertWeights::gate_up)),
-        down_(*context_, Take(experts, &ExpertWeights::down)) {
+        gate_up_(context_, Take(experts, &ExpertWeights::gate_up)),
+        down_(context_, Take(experts, &ExpertWeights::down)) {
     Device& device = context_->gpu->device();
     if (!correction.empty()) {
       correction_ = device.Allocate(correction.size_bytes());
@@ -159,7 +119,7 @@ class GpuExperts final : public ExpertLayer {
 
   std::shared_ptr<GpuLinearContext> context_;
   const ExpertRule rule_;
-  Group gate_up_, down_;
+  GpuLinearGroup gate_up_, down_;
   Buffer correction_;
 };
 

@@ -253,8 +253,12 @@ void GpuLinear::Multiply(const float* x, int64_t rows, float* y, int64_t y_strid
     work.rows = std::min(at_once, rows - row);
     work.y = y + row * y_stride;
     if (weight_.panels) {
-      gpu.Run(cuda::PackWork{
-          .x = x + row * weight_.in, .rows = work.rows, .in = weight_.in, .kind = weight_.kind, .out = work.x});
+      gpu.Run(cuda::PackWork{.x = x + row * weight_.in,
+                             .x_stride = weight_.in,
+                             .rows = work.rows,
+                             .in = weight_.in,
+                             .kind = weight_.kind,
+                             .out = work.x});
       work.tile = TileFor(work.rows);
     } else {
       work.plain = x + row * weight_.in;

@@ -26,6 +26,7 @@ struct GpuLinearContext {
   // Large enough for every layer: Multiply allocates nothing. As cuda::PackedRows.
   Buffer codes = {}, unit_sums = {}, factors = {};
   ExpertBuffers experts = {};
+  Buffer plain = {};  // f32, rows of one layer of several
 
   cuda::PackedRows Packed() const {
     return {.codes = codes.data(), .unit_sums = unit_sums.as<float>(), .factors = factors.as<float>()};

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "kernels/cuda/gpu_experts.h"
-#include "kernels/cuda/gpu_linear.h"
+#include "kernels/cuda/gpu_linear_group.h"
 
 namespace kvanta::kernels {
 namespace {
@@ -21,6 +21,10 @@ class GpuOps final : public Ops {
   std::unique_ptr<Linear> MakeLinear(std::span<const WeightView> stacked, std::span<const float> bias,
                                      LinearKind kind) override {
     return std::make_unique<GpuLinear>(context_, stacked, bias, kind);
+  }
+
+  std::unique_ptr<LinearGroup> MakeGroup(std::vector<std::unique_ptr<Linear>>&& layers) override {
+    return std::make_unique<GpuLinearGroup>(context_, std::move(layers));
   }
 
   std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& experts, const ExpertRule& rule,

@@ -12,11 +12,20 @@ namespace kvanta::kernels::cuda {
 
 inline constexpr int kLinearWarps = 8;
 
-// W for block `rows` of a tile's rows; none where nobody wants them.
-KVANTA_DEVICE const uint8_t* WeightsFor(const LinearWork& work, int64_t rows) {
+// W for tile `tile` of rows; none where nobody wants them.
+KVANTA_DEVICE const uint8_t* WeightsFor(const LinearWork& work, int64_t tile) {
   if (work.group == nullptr) return work.weight.data;
-  const int32_t expert = work.tile_experts[rows];
-  return expert < 0 ? nullptr : work.group[expert];
+  if (work.tile_members == nullptr) return work.group[tile * RowsOf(work.tile) / work.members.rows];
+  const int32_t member = work.tile_members[tile];
+  return member < 0 ? nullptr : work.group[member];
+}
+
+// Where a row of y begins; none where nobody wants it.
+KVANTA_DEVICE float* OutputRow(const LinearWork& work, int64_t row) {
+  if (work.members.rows == 0) return work.y + row * work.y_stride;
+  const int64_t in_member = row % work.members.rows;
+  if (in_member >= work.members.used) return nullptr;
+  return work.y + row / work.members.rows * work.y_member + in_member * work.y_stride;
 }
 
 template <class Panel, ProductTile kTile>
@@ -173,11 +182,13 @@ struct LinearBlock {
       const int64_t out = first_out + i % kOuts;
       const int64_t row = first_row + i / kOuts;
       if (out >= work.weight.out || row >= work.rows) continue;
+      float* const y = OutputRow(work, row);
+      if (y == nullptr) continue;
       float sum = LoadShared<float>(SumAt(0, i / kOuts, i % kOuts));
       KVANTA_UNROLL
       for (int warp = 1; warp < kLinearWarps; ++warp) sum += LoadShared<float>(SumAt(warp, i / kOuts, i % kOuts));
       sum *= work.x.factors[row];
-      work.y[row * work.y_stride + out] = work.weight.bias == nullptr ? sum : sum + work.weight.bias[out];
+      y[out] = work.weight.bias == nullptr ? sum : sum + work.weight.bias[out];
     }
   }
 };

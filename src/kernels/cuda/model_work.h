@@ -96,9 +96,18 @@ struct GateWork {
   float* out = nullptr;
 };
 
+// Rows of several layers, one layer after the other: `rows` of each, whole tiles, of which the first `used` are wanted.
+struct Members {
+  int64_t rows = 0;  // 0: of one layer, and all are
+  int64_t used = 0;
+};
+
 // Rows of x for a weight of `kind`.
 struct PackWork {
   const float* x = nullptr;  // f32 [rows][in]
+  int64_t x_stride = 0;
+  int64_t x_member = 0;
+  Members members = {};
   int64_t rows = 0;
   int64_t in = 0;
   PanelKind kind = PanelKind::kBf16;
@@ -126,10 +135,12 @@ struct LinearWork {
   int64_t rows = 0;
   float* y = nullptr;
   int64_t y_stride = 0;
-  // Of experts, whose W are alike but for `data`, and without a bias: data of each, and of each block of rows of a tile
-  // its expert, or -1 where nobody wants the rows.
+  // Of several layers, whose W are alike but for `data`, and without a bias: data of each; and which of them the rows
+  // of a tile are of: tile_members, -1 where nobody wants the rows, or `members`.
   const uint8_t* const* group = nullptr;
-  const int32_t* tile_experts = nullptr;
+  const int32_t* tile_members = nullptr;
+  Members members = {};
+  int64_t y_member = 0;
 };
 
 // A row's experts, ascending, and their weights, [rows][chosen].
@@ -152,7 +163,7 @@ struct SlotWork {
   int32_t tiles = 0;                // room for so many
   int32_t* row_slots = nullptr;     // [rows][chosen]
   int64_t* slot_rows = nullptr;     // [tiles * tile_rows]; some row where nobody wants the slot
-  int32_t* tile_experts = nullptr;  // [tiles]: as LinearWork's
+  int32_t* tile_experts = nullptr;  // [tiles]: LinearWork's tile_members
 };
 
 // out[r] = the sum over i of made[row_slots[r][i]] * weights[r][i].

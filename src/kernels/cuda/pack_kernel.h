@@ -35,7 +35,12 @@ KVANTA_DEVICE float PowerOf2(int biased_exponent) {
 // A block for each row.
 KVANTA_DEVICE void RunBlock(const PackWork& work) {
   const int64_t row = BlockIndex();
-  const float* x = work.x + row * work.in;
+  const float* x = work.x + row * work.x_stride;
+  if (work.members.rows != 0) {
+    const int64_t in_member = row % work.members.rows;
+    if (in_member >= work.members.used) return;  // nobody wants the results either
+    x = work.x + row / work.members.rows * work.x_member + in_member * work.x_stride;
+  }
   const bool bf16 = work.kind == PanelKind::kBf16;
   float times = 1;
   float factor = 1;

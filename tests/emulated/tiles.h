@@ -8,8 +8,13 @@
 namespace kvanta::testing {
 
 struct EmulatedTiles {
-  static void Configure() {
+  struct AllRows {
+    uint8_t of[8] = {16, 16, 16, 16, 16, 16, 16, 16};
+  };
+  template <class Rows = AllRows>
+  static void Configure(const Rows& rows = {}) {
     std::memset(tiles, 0, sizeof tiles);
+    std::memcpy(heights, rows.of, sizeof heights);
     configured = true;
   }
   static void Release() { configured = false; }
@@ -20,29 +25,30 @@ struct EmulatedTiles {
   }
   template <int kTile>
   static void Load(const uint8_t* rows, int64_t stride) {
-    for (int i = 0; i < 16; ++i) std::memcpy(At(kTile)[i], rows + i * stride, 64);
+    for (int i = 0; i < heights[kTile]; ++i) std::memcpy(At(kTile)[i], rows + i * stride, 64);
   }
   template <int kTile>
   static void Store(uint8_t* rows, int64_t stride) {
-    for (int i = 0; i < 16; ++i) std::memcpy(rows + i * stride, At(kTile)[i], 64);
+    for (int i = 0; i < heights[kTile]; ++i) std::memcpy(rows + i * stride, At(kTile)[i], 64);
   }
   template <int kSum, int kRows, int kColumns>
   static void DotSignedSigned() {
-    DotBytes<int8_t, int8_t>(At(kSum), At(kRows), At(kColumns));
+    DotBytes<int8_t, int8_t>(kSum, kRows, kColumns);
   }
   template <int kSum, int kRows, int kColumns>
   static void DotSignedUnsigned() {
-    DotBytes<int8_t, uint8_t>(At(kSum), At(kRows), At(kColumns));
+    DotBytes<int8_t, uint8_t>(kSum, kRows, kColumns);
   }
   template <int kSum, int kRows, int kColumns>
   static void DotUnsignedSigned() {
-    DotBytes<uint8_t, int8_t>(At(kSum), At(kRows), At(kColumns));
+    DotBytes<uint8_t, int8_t>(kSum, kRows, kColumns);
   }
   // Two chains of fused multiply-adds, whose sums are added, and then to what there was.
   template <int kSum, int kRows, int kColumns>
   static void DotBf16() {
+    CheckHeights(kSum, kRows, kColumns);
     Tile &sums = At(kSum), &rows = At(kRows), &columns = At(kColumns);
-    for (int row = 0; row < 16; ++row) {
+    for (int row = 0; row < heights[kRows]; ++row) {
       for (int column = 0; column < 16; ++column) {
         float chains[2] = {};
         for (int k = 0; k < 32; ++k) {
@@ -61,10 +67,13 @@ struct EmulatedTiles {
  private:
   using Tile = uint8_t[16][64];
 
-  // A CPU stops a thread that uses tiles without having set them up.
+  // A CPU stops a thread that uses tiles without having set them up, or tiles that do not fit.
   static Tile& At(int tile) {
     if (!configured) std::abort();
     return tiles[tile];
+  }
+  static void CheckHeights(int sum, int rows, int columns) {
+    if (heights[sum] != heights[rows] || heights[columns] != 16) std::abort();
   }
   // Subnormals are 0.
   static float Flush(float x) { return __builtin_fabsf(x) < 0x1p-126F ? 0.0F : x; }
@@ -75,8 +84,10 @@ struct EmulatedTiles {
     return Flush(x);
   }
   template <class A, class B>
-  static void DotBytes(Tile& sums, const Tile& a, const Tile& b) {
-    for (int row = 0; row < 16; ++row) {
+  static void DotBytes(int sum_tile, int a_tile, int b_tile) {
+    CheckHeights(sum_tile, a_tile, b_tile);
+    Tile &sums = At(sum_tile), &a = At(a_tile), &b = At(b_tile);
+    for (int row = 0; row < heights[a_tile]; ++row) {
       for (int column = 0; column < 16; ++column) {
         int32_t sum;
         std::memcpy(&sum, sums[row] + 4 * column, sizeof sum);
@@ -89,6 +100,7 @@ struct EmulatedTiles {
   }
 
   static inline thread_local Tile tiles[8];
+  static inline thread_local uint8_t heights[8];
   static inline thread_local bool configured = false;
 };
 

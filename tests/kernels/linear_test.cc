@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <random>
 #include <vector>
 
 #include "emulated/units.h"
@@ -97,7 +98,8 @@ TEST_P(ElementLinearTest, MatchesTheOracleForAnyShape) {
 TEST_P(ElementLinearTest, MatchesTheOracleOverSeveralBlocksOfRowsAndSteps) {
   ExpectOracle(40, 1200, 2);   // five blocks of f32 steps
   ExpectOracle(40, 1200, 26);  // sums carried from block to block
-  ExpectOracle(33, 70, 250);   // three blocks of rows
+  ExpectOracle(33, 70, 300);   // two or three blocks of rows
+  ExpectOracle(40, 4500, 45);  // as many blocks of steps where a step is 32 k
 }
 
 TEST_P(LinearTest, ARowsBitsDoNotDependOnTheRowsBesideIt) {
@@ -113,6 +115,31 @@ TEST_P(LinearTest, ARowsBitsDoNotDependOnTheRowsBesideIt) {
     linear->Forward(x.data() + row * in, 1, expected.data() + row * out, out);
   }
   for (const int64_t rows : {2, 3, 4, 5, 6, 7, 8, 12, 13, 17, 64, 121, 200}) {
+    const auto y = Product(*linear, x, rows, out);
+    ASSERT_EQ(std::memcmp(y.data(), expected.data(), y.size() * sizeof(float)), 0) << rows << " rows";
+  }
+}
+
+// Also where numbers of rows go different ways: sums of what is large and what is too small to count.
+TEST_P(ElementLinearTest, ARowsBitsDoNotDependOnTheRowsBesideItForAnySizeOfValues) {
+  const int64_t in = 200, out = 40, most = 40;
+  std::mt19937 generator(7);
+  const auto values = [&](int64_t n) {
+    std::vector<float> x(static_cast<size_t>(n));
+    for (float& value : x) {
+      value = std::ldexp(static_cast<float>(generator() % 2001) / 1000 - 1, static_cast<int>(generator() % 90) - 75);
+    }
+    return x;
+  };
+  const auto w = values(out * in);
+  const auto x = values(most * in);
+  const auto ops = MakeOps(1);
+  const auto linear = MakeLinear(*ops, w, out, in);
+  std::vector<float> expected(static_cast<size_t>(most * out));
+  for (int64_t row = 0; row < most; ++row) {
+    linear->Forward(x.data() + row * in, 1, expected.data() + row * out, out);
+  }
+  for (const int64_t rows : {2, 3, 4, 5, 16, 17, 32, 40}) {
     const auto y = Product(*linear, x, rows, out);
     ASSERT_EQ(std::memcmp(y.data(), expected.data(), y.size() * sizeof(float)), 0) << rows << " rows";
   }

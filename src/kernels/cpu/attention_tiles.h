@@ -131,19 +131,6 @@ __attribute__((noinline)) void AddTileDots(const KeyPass& pass, const KeyScales&
   }
 }
 
-// f(Index<i>) for i < kCount: tiles are named by constants.
-template <int kIndex>
-struct Index {
-  static constexpr int kValue = kIndex;
-};
-template <int kCount, class F>
-KVANTA_INLINE void ForTiles(F f) {
-  f(Index<0>{});
-  if constexpr (kCount > 1) f(Index<1>{});
-  if constexpr (kCount > 2) f(Index<2>{});
-  if constexpr (kCount > 3) f(Index<3>{});
-}
-
 template <class Keys, int kGroups>
 KVANTA_INLINE void ScoreTilesOf(const KeyPass& pass, const KeyScales& scales, const RowPlan& plan,
                                 const uint8_t* queries, uint8_t* room, int group, Prefetcher& prefetch) {

@@ -6,6 +6,7 @@
 #include "kernels/cpu/attention_tiles.h"
 #include "kernels/cpu/attention_tiles_values.h"
 #include "kernels/cpu/isa_table.h"
+#include "kernels/cpu/linear_tiles.h"
 
 namespace kvanta::kernels {
 namespace {
@@ -131,7 +132,9 @@ const IsaTable& AmxTable() {
   static const IsaTable table = [] {
     IsaTable result = Avx512Table();
     result.name = "amx";
+    result.linear.bf16 = kBf16TileKernels;
     result.attention = &attention;
+    result.limits.bf16_dot = TileLoop<FloatDots, 32>;
     result.limits.bf16_terms_dot = TileLoop<FloatDots, 32 / FloatDots::kTerms>;
     result.limits.wide_dot = TileLoop<WideDots, 64>;
     result.limits.coefficient_terms = WideDots::kTerms;

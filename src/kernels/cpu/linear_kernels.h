@@ -216,9 +216,13 @@ void Pack(const PackTask& task) noexcept {
   }
 }
 
+// Rows whose packed x (a block of steps) stays in half of a 512 KiB L2; a multiple of every unit's row tile.
+inline constexpr int64_t kBlockRows = 120;
+
 template <class W>
 constexpr WeightKernels kWeightKernels{.step_k = W::kStepK,
                                        .block_steps = W::kBlockSteps,
+                                       .block_rows = kBlockRows,
                                        .x_stride = kXStride<W>,
                                        .panel_step_bytes = W::kPanelStepBytes,
                                        .pack = Pack<W>,

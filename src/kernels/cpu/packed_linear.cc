@@ -11,8 +11,6 @@
 namespace kvanta::kernels {
 namespace {
 
-// Rows whose packed x (a block of steps) stays in half of a 512 KiB L2; a multiple of every unit's row tile.
-constexpr int64_t kRowBlock = 120;
 // A region costs a few microseconds: do not split less than this.
 constexpr int64_t kMinTaskMacs = 1 << 16;
 constexpr int64_t kMinTaskPackedValues = 1 << 14;
@@ -71,15 +69,15 @@ PackedLinear::PackedLinear(std::shared_ptr<LinearContext> context, const WeightK
     bias_ = Cpu().Allocate(bias.size_bytes());
     std::memcpy(bias_.data(), bias.data(), bias.size_bytes());
   }
-  const auto x_bytes = static_cast<size_t>(steps_.blocks * kRowBlock * kernels_.x_stride);
+  const auto x_bytes = static_cast<size_t>(steps_.blocks * kernels_.block_rows * kernels_.x_stride);
   if (context_->packed_x.bytes() < x_bytes) context_->packed_x = Cpu().Allocate(x_bytes);
-  const auto peak_bytes = static_cast<size_t>(Tasks(kRowBlock) * kRowBlock) * sizeof(float);
+  const auto peak_bytes = static_cast<size_t>(Tasks(kernels_.block_rows) * kernels_.block_rows) * sizeof(float);
   if (context_->task_peaks.bytes() < peak_bytes) context_->task_peaks = Cpu().Allocate(peak_bytes);
 }
 
 void PackedLinear::Multiply(const float* x, int64_t rows, float* y, int64_t y_stride, RowPeak* peaks) const noexcept {
-  for (int64_t row = 0; row < rows; row += kRowBlock) {
-    MultiplyBlock(x + row * in_, std::min(kRowBlock, rows - row), y + row * y_stride, y_stride,
+  for (int64_t row = 0; row < rows; row += kernels_.block_rows) {
+    MultiplyBlock(x + row * in_, std::min(kernels_.block_rows, rows - row), y + row * y_stride, y_stride,
                   peaks ? peaks + row : nullptr);
   }
 }

@@ -10,6 +10,25 @@ namespace {
 
 inline constexpr int kTileRows = 16;
 inline constexpr int kTileBytes = kTileRows * 64;
+inline constexpr int kTileRegisters = 8;
+
+// How many rows of each register are in use. A product takes as long as its first operand has rows.
+struct TileRows {
+  uint8_t of[kTileRegisters] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+// f(Index<i>) for i < kCount: tiles are named by constants.
+template <int kIndex>
+struct Index {
+  static constexpr int kValue = kIndex;
+};
+template <int kCount, class F>
+KVANTA_INLINE void ForTiles(F f) {
+  f(Index<0>{});
+  if constexpr (kCount > 1) f(Index<1>{});
+  if constexpr (kCount > 2) f(Index<2>{});
+  if constexpr (kCount > 3) f(Index<3>{});
+}
 
 #ifdef KVANTA_EMULATE_AMX
 using Tiles = testing::EmulatedTiles;
@@ -19,16 +38,16 @@ using Tiles = testing::EmulatedTiles;
 // the other, with the column's groups, which lie one below the other. Sums are 32-bit integers, or f32.
 // What an instruction does to memory is told to the compiler; of what it does to tiles, compilers know nothing.
 struct Tiles {
-  // All eight as large as they can be. To be called by a thread before it uses tiles; what another library has set up
-  // is lost.
-  static KVANTA_INLINE void Configure() {
+  // Rows of 64 bytes. To be called by a thread before it uses tiles; what another library has set up is lost.
+  static KVANTA_INLINE void Configure(const TileRows& rows = {}) {
     struct alignas(64) {
       uint8_t palette = 1;
       uint8_t start_row = 0;
       uint8_t reserved[14] = {};
       uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-      uint8_t rows[16] = {kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows};
-    } const config;
+      uint8_t rows[16] = {};
+    } config;
+    for (int tile = 0; tile < kTileRegisters; ++tile) config.rows[tile] = rows.of[tile];
     __asm__ volatile("ldtilecfg %0" : : "m"(config));
   }
   // Back to no tiles, which a thread can be interrupted with at less cost.

@@ -169,14 +169,14 @@ TileFunction FindTile(int rows, int panels) {
 
 template <class W>
 void Multiply(const MultiplyTask& task) noexcept {
-  const int64_t rows = task.end_row - task.first_row;
+  const int64_t rows = task.rows;
   const int64_t tiles = (rows + W::kRowTile - 1) / W::kRowTile;
   const int tallest = static_cast<int>((rows + tiles - 1) / tiles);
   const int64_t panels = task.end_panel - task.first_panel;
   const int64_t groups = (panels + PanelsOf<W>(tallest) - 1) / PanelsOf<W>(tallest);
 
   TileTask t;
-  t.x_block = task.x_rows * kXStride<W>;
+  t.x_block = rows * kXStride<W>;
   t.w_panel = task.steps.steps * W::kPanelStepBytes;
   t.steps = task.steps;
   t.y_stride = task.y_stride;
@@ -193,8 +193,8 @@ void Multiply(const MultiplyTask& task) noexcept {
       t.bias = last && task.bias != nullptr ? task.bias + column : nullptr;
       t.columns = (end_column < task.out ? end_column : task.out) - column;
       for (int64_t tile = 0; tile < tiles; ++tile) {
-        const int64_t row = task.first_row + tile * rows / tiles;
-        const int64_t end_row = task.first_row + (tile + 1) * rows / tiles;
+        const int64_t row = tile * rows / tiles;
+        const int64_t end_row = (tile + 1) * rows / tiles;
         t.x = task.x + row * kXStride<W>;
         t.y = task.y + row * task.y_stride + column;
         FindTile<W>(static_cast<int>(end_row - row), static_cast<int>(end_panel - panel))(t);

@@ -25,19 +25,17 @@ struct StepBlocks {
   constexpr int64_t First(int64_t block) const { return block * steps / blocks; }
 };
 
-// The product of some rows and some panels of columns.
+// The product of all packed rows and some panels of columns.
 struct MultiplyTask {
-  const uint8_t* x = nullptr;  // packed, `x_rows` rows
-  int64_t x_rows = 0;
-  int64_t first_row = 0;
-  int64_t end_row = 0;
+  const uint8_t* x = nullptr;  // packed
+  int64_t rows = 0;
   const uint8_t* w = nullptr;  // packed, all panels
   int64_t first_panel = 0;
   int64_t end_panel = 0;
   StepBlocks steps;
   int64_t out = 0;              // columns of W and of y
   const float* bias = nullptr;  // [out] or null
-  float* y = nullptr;           // f32 [x_rows][out], row stride y_stride floats
+  float* y = nullptr;           // f32 [rows][out], row stride y_stride floats
   int64_t y_stride = 0;
 };
 

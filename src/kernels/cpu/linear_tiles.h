@@ -162,7 +162,7 @@ void MultiplyPanels(const MultiplyTask& task, const RowGroups& groups, const Pan
     });
     for (int64_t block = at.first_block; block < at.end_block; ++block) {
       const int64_t step = task.steps.First(block);
-      AddSteps<kTiles, kPanels>({.x = task.x + TileOfX(task.x_rows, task.steps, block, row),
+      AddSteps<kTiles, kPanels>({.x = task.x + TileOfX(task.rows, task.steps, block, row),
                                  .w = task.w + at.panel * w_panel + step * kTileBytes,
                                  .w_panel = w_panel,
                                  .steps = task.steps.First(block + 1) - step,
@@ -287,7 +287,7 @@ void MultiplyRows(const MultiplyTask& task) noexcept {
 }
 
 void MultiplyTiles(const MultiplyTask& task) noexcept {
-  switch (task.x_rows) {
+  switch (task.rows) {
     case 1:
       return MultiplyRows<1>(task);
     case 2:
@@ -300,11 +300,11 @@ void MultiplyTiles(const MultiplyTask& task) noexcept {
       break;
   }
   constexpr int64_t kGroup = int64_t{2} * kTileRows;
-  const int64_t whole = task.first_row + (task.end_row - task.first_row) / kGroup * kGroup;
-  const int rest = static_cast<int>(task.end_row - whole);
-  if (whole > task.first_row) MultiplyGroups<2>(task, {task.first_row, whole, kTileRows});
-  if (rest > kTileRows) MultiplyGroups<2>(task, {whole, task.end_row, rest - kTileRows});
-  if (rest > 0 && rest <= kTileRows) MultiplyGroups<1>(task, {whole, task.end_row, rest});
+  const int64_t whole = task.rows / kGroup * kGroup;
+  const int rest = static_cast<int>(task.rows - whole);
+  if (whole > 0) MultiplyGroups<2>(task, {0, whole, kTileRows});
+  if (rest > kTileRows) MultiplyGroups<2>(task, {whole, task.rows, rest - kTileRows});
+  if (rest > 0 && rest <= kTileRows) MultiplyGroups<1>(task, {whole, task.rows, rest});
 }
 
 constexpr WeightKernels kBf16TileKernels{.step_k = kTileK,

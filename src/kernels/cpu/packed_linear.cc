@@ -111,9 +111,7 @@ void PackedLinear::MultiplyBlock(const float* x, int64_t rows, float* y, int64_t
   const auto first_column = [&](int64_t task) { return std::min(out_, task * panels_ / tasks * kPanelColumns); };
   auto multiply = [&](int64_t task, int) {
     kernels_.multiply({.x = packed_x,
-                       .x_rows = rows,
-                       .first_row = 0,
-                       .end_row = rows,
+                       .rows = rows,
                        .w = weights_.data(),
                        .first_panel = task * panels_ / tasks,
                        .end_panel = (task + 1) * panels_ / tasks,

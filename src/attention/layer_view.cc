@@ -34,24 +34,6 @@ CellSide SideOfPlain(const formats::LayerScheme& scheme, int64_t cell) {
 
 }  // namespace
 
-kernels::CellView CellSide::At(const uint8_t* record) const noexcept {
-  kernels::CellView view{.codes = record + codes,
-                         .page_tokens = tokens,
-                         .head_dim = head_dim,
-                         .block = formats::BlockChannels(scaling, head_dim),
-                         .tile = scaling.tile};
-  const auto fp16 = [record](int64_t plane) { return reinterpret_cast<const uint16_t*>(record + plane); };
-  if (scaling.block != formats::ScaleType::kNone) view.block_scales = {record + block_scales, scaling.block};
-  if (scaling.token != formats::ScaleType::kNone) view.token_scales = {record + token_scales, scaling.token};
-  if (scaling.block_zero) view.block_zeros = fp16(block_zeros);
-  if (scaling.token_zero) view.token_zeros = fp16(token_zeros);
-  if (scaling.tile != 0) {
-    view.channel_scales = fp16(channel_scales);
-    view.channel_zeros = fp16(channel_zeros);
-  }
-  return view;
-}
-
 LayerView::LayerView(const formats::LayerScheme& of_scheme, const LayerAttention& of_attention,
                      const formats::LayerScales& of_scales, const cache::PageStore& store)
     : scheme(&of_scheme),

@@ -1,7 +1,6 @@
 #include "attention/tile_reads.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace kvanta::attention {
 namespace {
@@ -16,18 +15,6 @@ constexpr int64_t kNearCacheBytes = 20 << 10;  // of a page of a head beside its
 Prefetch Lines(const uint8_t* begin, int64_t bytes) noexcept {
   const int64_t half = (bytes + 2 * kLine - 1) / (2 * kLine) * kLine;
   return {.next = begin, .end = begin + half, .second = half};
-}
-
-// Of each stream.
-int64_t CountLines(const Prefetch& lines) noexcept {
-  return (lines.end - lines.next) / kLine;
-}
-
-// The next lines of both streams of `from`, and they are no longer of it.
-Prefetch TakeLines(Prefetch& from, int64_t lines) noexcept {
-  Prefetch part = from;
-  part.end = from.next += lines * kLine;
-  return part;
 }
 
 }  // namespace
@@ -94,28 +81,33 @@ void TileReads::TouchStart() const noexcept {
   for (const uint8_t* line = start.begin; line < start.begin + start.bytes; line += kLine) __builtin_prefetch(line);
 }
 
+TileReads::Spans TileReads::SpansAfter(HeadPage at) const noexcept {
+  if (at.head + 1 < tile_.kv_heads) return SpansOf({at.page, at.head + 1});
+  if (at.page + 1 < last_page_) return SpansOf({at.page + 1, 0});
+  if (next_ != nullptr) return next_->SpansOf({next_->first_page_, 0});
+  return {};
+}
+
+// Numbers first: a struct that is copied right after its parts were written waits for them.
 Ahead TileReads::AheadOf(HeadPage at) const noexcept {
-  const Span rest = SpansOf(at).rest;
-  const bool is_last_page = at.page + 1 == last_page_;
-  Prefetch rows;
-  Spans spans;
-  if (is_last_page && next_ != nullptr && tile_.tokens == 1) rows = next_->RowsOf(at.head);
-  if (at.head + 1 < tile_.kv_heads) {
-    spans = SpansOf({at.page, at.head + 1});
-  } else if (!is_last_page) {
-    spans = SpansOf({at.page + 1, 0});
-  } else if (next_ != nullptr) {
-    spans = next_->SpansOf({next_->first_page_, 0});
-  }
-  Ahead ahead = {Lines(rest.begin, rest.bytes), Lines(spans.with.begin, spans.with.bytes),
-                 Lines(spans.start.begin, spans.start.bytes)};
-  if (CountLines(ahead.scoring) == 0) std::swap(ahead.scoring, rows);
-  if (CountLines(ahead.scoring) == 0) ahead.scoring = TakeLines(ahead.adding, CountLines(ahead.adding) * 3 / 8);
-  if (CountLines(ahead.weighing) == 0) std::swap(ahead.weighing, rows);
-  if (CountLines(ahead.weighing) == 0) {
-    ahead.weighing = TakeLines(ahead.adding, std::min(CountLines(ahead.adding) / 5, kSoftmaxLines));
-  }
-  return ahead;
+  const Spans now = SpansOf(at), after = SpansAfter(at);
+  const bool touches_rows = at.page + 1 == last_page_ && next_ != nullptr && tile_.tokens == 1;
+  const bool has_rest = now.rest.bytes != 0;
+  const uint8_t* start = after.start.begin;
+  const int64_t lines = (after.start.bytes + 2 * kLine - 1) / (2 * kLine);  // of each of its two streams
+  const int64_t scored = has_rest || touches_rows ? 0 : lines * 3 / 8;
+  const bool weighs_start = after.with.bytes == 0 && !(has_rest && touches_rows);
+  const int64_t weighed = scored + (weighs_start ? std::min((lines - scored) / 5, kSoftmaxLines) : 0);
+  const auto part = [&](int64_t first, int64_t last) {
+    return Prefetch{.next = start + first * kLine, .end = start + last * kLine, .second = lines * kLine};
+  };
+  return {.scoring = has_rest       ? Lines(now.rest.begin, now.rest.bytes)
+                     : touches_rows ? next_->RowsOf(at.head)
+                                    : part(0, scored),
+          .weighing = weighs_start            ? part(scored, weighed)
+                      : after.with.bytes != 0 ? Lines(after.with.begin, after.with.bytes)
+                                              : next_->RowsOf(at.head),
+          .adding = part(weighed, lines)};
 }
 
 }  // namespace kvanta::attention

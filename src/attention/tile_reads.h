@@ -63,6 +63,7 @@ class TileReads {
     Span start = {}, with = {}, rest = {};
   };
   Spans SpansOf(HeadPage at) const noexcept;
+  Spans SpansAfter(HeadPage at) const noexcept;  // of what is read next
   kernels::Prefetch RowsOf(int head) const noexcept;
 
   const LayerView& layer_;

@@ -209,8 +209,8 @@ void TileAttention::AttendPage(int64_t page, const PageView& view, const Ahead& 
     const int begin = begin_of(token), end = end_of(token);
     int same = token + 1;
     while (same < tokens && begin_of(same) == begin && end_of(same) == end) ++same;
-    for (int row = token * group_; row < same * group_; row += kPassRows) {
-      const int rows = std::min(kPassRows, same * group_ - row);
+    for (int row = token * group_; row < same * group_; row += kernels_.pass_rows) {
+      const int rows = std::min(kernels_.pass_rows, same * group_ - row);
       Visit visit = row == token * group_ ? Visit::kFirst : Visit::kAgain;
       if (visit == Visit::kFirst && row + rows == same * group_) visit = Visit::kOnly;
       AttendRows(view, begin, end, (view.kv_head - tile_.kv_head) * HeadRows() + row, rows, visit, *next);

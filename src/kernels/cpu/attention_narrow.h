@@ -180,48 +180,71 @@ KVANTA_INLINE void LoadTile(const CellView& cell, int64_t meta, float* scales, f
   }
 }
 
+// What a row's query comes to with a tile's scales and zeros: its products, their largest, and the sum with the zeros.
+struct ScaledQuery {
+  Lanes::F peak;
+  Lanes::F offset;
+};
+KVANTA_INLINE ScaledQuery ScaleQuery(const float* query, const float* scales, const float* zeros, int head_dim,
+                                     float* scaled) {
+  Lanes::F offset = Lanes::Zero(), peak = Lanes::Zero();
+#pragma GCC unroll 4
+  for (int c = 0; c < head_dim; c += 16) {
+    const Lanes::F q = Lanes::Load(query + c);
+    const Lanes::F x = Lanes::Mul(q, Lanes::Load(scales + c));
+    offset = Lanes::Fma(q, Lanes::Load(zeros + c), offset);  // a scale that is no number makes this none
+    peak = Lanes::Max(peak, Lanes::Abs(x));
+    Lanes::Store(scaled + c, x);
+  }
+  return {peak, offset};
+}
+
 // The rows' queries for one tile: coefficients of q * scale, `stride` bytes apart. factors[row]: what their dots must
-// be multiplied with; offsets[row]: <q, zero>.
-template <formats::Code kCode>
+// be multiplied with; offsets[row]: <q, zero>; both have room for a multiple of 4. kBias: whether dots start from one.
+template <formats::Code kCode, bool kBias>
 KVANTA_INLINE void ScaleQueries(const KeyPass& pass, int64_t meta, uint8_t* queries, int64_t stride, float* factors,
                                 float* offsets) {
   constexpr int kMiddle = 1 << (formats::CodeBits(kCode) - 1);
+  constexpr float kLargest = NarrowQuery::kLargest;
   const int head_dim = pass.cell.head_dim, width = static_cast<int>(RoundUp(head_dim, 64));
   alignas(64) float scales[kMaxHeadDim], zeros[kMaxHeadDim];
-  alignas(64) float scaled[kPassRows * kMaxHeadDim];
+  alignas(64) float scaled[4 * kMaxHeadDim];
   LoadTile<kCode>(pass.cell, meta, scales, zeros);
-  Quantizer quantizers[kPassRows];
-  for (int row = 0; row < pass.rows; ++row) {
-    const float* query = reinterpret_cast<const float*>(pass.query + row * pass.query_stride);
-    Lanes::F offset = Lanes::Zero(), peak = Lanes::Zero();
-    for (int c = 0; c < head_dim; c += 16) {
-      const Lanes::F q = Lanes::Load(query + c);
-      const Lanes::F x = Lanes::Mul(q, Lanes::Load(scales + c));
-      offset = Lanes::Fma(q, Lanes::Load(zeros + c), offset);  // a scale that is no number makes this none
-      peak = Lanes::Max(peak, Lanes::Abs(x));
-      Lanes::Store(scaled + row * width + c, x);
-    }
+  for (int row = 0; row < 4 * width; row += width) {  // what there is behind the channels
     for (int c = static_cast<int>(RoundUp(head_dim, 16)); c < width; c += 16) {
-      Lanes::Store(scaled + row * width + c, Lanes::Zero());
+      Lanes::Store(scaled + row + c, Lanes::Zero());
     }
-    quantizers[row] = QuantizerOf<NarrowQuery>(peak);
-    factors[row] = quantizers[row].unit;
-    offsets[row] = Lanes::Sum(offset);
   }
-  for (int row = 0; row < pass.rows; ++row) {  // apart, so that the rows' reductions overlap
-    uint8_t* out = queries + row * stride;
-    for (int c = 0; c < width; c += 64) {
-      Bytes16::PackSigned(scaled + row * width + c, quantizers[row].inverse, out + c);
+  for (int first = 0; first < pass.rows; first += 4) {  // by four, so that their reductions are one
+    const int rows = pass.rows - first < 4 ? pass.rows - first : 4;
+    Lanes::F peaks[4], sums[4];
+    for (int i = 0; i < 4; ++i) peaks[i] = sums[i] = Lanes::Zero();
+    for (int i = 0; i < rows; ++i) {
+      const float* query = reinterpret_cast<const float*>(pass.query + (first + i) * pass.query_stride);
+      const ScaledQuery row = ScaleQuery(query, scales, zeros, head_dim, scaled + i * width);
+      peaks[i] = row.peak;
+      sums[i] = row.offset;
     }
-    const int32_t total = Bytes16::SumOf(out, width);
-    int32_t* bias = reinterpret_cast<int32_t*>(out + BiasOffset<NarrowQuery>(head_dim));
-    reinterpret_cast<float*>(bias + kMaxBlocks)[0] = static_cast<float>(total);
-    bias[0] = -kMiddle * total;
+    float largest[4];
+    Lanes::MaximaOf(peaks, largest);
+    Lanes::SumsOf(sums, offsets + first);
+    for (int i = 0; i < rows; ++i) {
+      const float peak = largest[i] > kSmallestPeak ? largest[i] : kSmallestPeak;
+      uint8_t* out = queries + (first + i) * stride;
+      factors[first + i] = peak / kLargest;
+      for (int c = 0; c < width; c += 64) Bytes16::PackSigned(scaled + i * width + c, kLargest / peak, out + c);
+      if constexpr (kBias) {
+        const int32_t total = Bytes16::SumOf(out, width);
+        int32_t* bias = reinterpret_cast<int32_t*>(out + BiasOffset<NarrowQuery>(head_dim));
+        reinterpret_cast<float*>(bias + kMaxBlocks)[0] = static_cast<float>(total);
+        bias[0] = -kMiddle * total;
+      }
+    }
   }
 }
 
 // score(pass of a tile, scales, first group, last group): of each tile of the pass.
-template <formats::Code kCode, class F>
+template <formats::Code kCode, bool kBias, class F>
 KVANTA_INLINE void ScoreTiledBy(const KeyPass& pass, F score) {
   constexpr int64_t kMostBytes = RoundUp(int64_t{kMaxHeadDim} * NarrowQuery::kCoefficientBytes, 64) + 8 * kMaxBlocks;
   alignas(64) uint8_t queries[kPassRows * kMostBytes];
@@ -236,17 +259,17 @@ KVANTA_INLINE void ScoreTiledBy(const KeyPass& pass, F score) {
   tile_pass.row_scale = factors;
   for (int first = 0; first < pass.groups; first += groups_of_tile) {
     const int64_t meta = int64_t{first} / groups_of_tile * cell.head_dim;
-    ScaleQueries<kCode>(pass, meta, queries, tile_pass.query_stride, factors, zeros);
+    ScaleQueries<kCode, kBias>(pass, meta, queries, tile_pass.query_stride, factors, zeros);
     for (int row = 0; row < pass.rows; ++row) {
       zeros[row] *= pass.row_scale[row];
       factors[row] *= pass.row_scale[row];
     }
     const int last = first + groups_of_tile < pass.groups ? first + groups_of_tile : pass.groups;
     score(tile_pass, scales, first, last);
-    for (int group = first; group < last; ++group) {
-      for (int row = 0; row < pass.rows; ++row) {
-        float* scores = pass.scores + row * kMaxPageTokens + group * 16;
-        Lanes::Store(scores, Lanes::Add(Lanes::Load(scores), Lanes::Set1(zeros[row])));
+    for (int row = 0; row < pass.rows; ++row) {
+      float* scores = pass.scores + row * kMaxPageTokens;
+      for (int t = first * 16; t < last * 16; t += 16) {
+        Lanes::Store(scores + t, Lanes::Add(Lanes::Load(scores + t), Lanes::Set1(zeros[row])));
       }
     }
   }
@@ -256,7 +279,7 @@ template <formats::Code kCode>
 void ScoreTiled(const KeyPass& pass) {
   using Key = NarrowKey<NarrowCodeOf<kCode>>;
   Prefetcher prefetch{pass.prefetch, ScoreSteps(pass, kRunsBeside, Key::kChannelsOfStep)};
-  ScoreTiledBy<kCode>(
+  ScoreTiledBy<kCode, true>(
       pass, [&](const KeyPass& of_tile, const KeyScales& scales, int first, int last)
                 __attribute__((always_inline)) { AddScores<Key>(of_tile, scales, first, last, prefetch); });
 }

@@ -129,6 +129,42 @@ KVANTA_INLINE void StartSums(const ValuePass& pass, SlotRange range, int middle,
   }
 }
 
+// A row's weights of up to 64 slots in all blocks: `factor` times p times the slots' shares. Not inlined: it needs the
+// registers. kWhole: all 64, else `left` of them, whole vectors.
+template <bool kWhole>
+__attribute__((noinline)) void PackWeights(const float* p, float factor, const float* share, int left, int blocks,
+                                           uint8_t* out, int64_t block_stride) {
+  Lanes::F scaled[4];
+  for (int i = 0; i < 4; ++i) {
+    const Lanes::F unit = Lanes::Set1(factor * Bytes16::kPackFactor[i]);
+    scaled[i] = kWhole || 16 * i < left ? Lanes::Mul(Lanes::Load(p + 16 * i), unit) : Lanes::Zero();
+  }
+  for (int b = 0; b < blocks; ++b, share += kMaxPageTokens, out += block_stride) {
+    Lanes::F x[4];
+    for (int i = 0; i < 4; ++i) x[i] = kWhole || 16 * i < left ? Lanes::Load(share + 16 * i) : Lanes::Zero();
+    Bytes16::PackProducts(scaled, x, out);
+  }
+}
+
+// The rows' sums of p times the slots' zeros.
+__attribute__((noinline)) void WeighZeros(const ValuePass& pass, SlotRange range, float scale, const SlotScales& slots,
+                                          Weights& weights) {
+  const int first = range.First(), last = range.Last(), blocks = ScaleBlocks(pass.cell);
+  for (int row = 0; row < pass.rows; ++row) {
+    const float* p = pass.p + row * kMaxPageTokens;
+    for (int b = 0; b < blocks; b += 4) {  // those behind the last are numbers that nothing reads
+      Lanes::F zeros[4] = {Lanes::Zero(), Lanes::Zero(), Lanes::Zero(), Lanes::Zero()};
+      for (int t = first; t < last; t += 16) {
+        const Lanes::F weight = Lanes::Load(p + t);
+        for (int i = 0; i < 4; ++i) zeros[i] = Lanes::Fma(weight, Lanes::Load(slots.zero[b + i] + t), zeros[i]);
+      }
+      float sums[4];
+      Lanes::SumsOf(zeros, sums);
+      for (int i = 0; i < 4; ++i) weights.zero[row][b + i] = sums[i] * scale;
+    }
+  }
+}
+
 // p times the slots' scales as bytes. A row's unit is that of its largest p times a slot's largest share, so its p are
 // scaled once for all blocks; units are somewhat larger than if each block had its own.
 // scale: of the side and of the code's levels; `weights`: where they go.
@@ -137,7 +173,6 @@ __attribute__((noinline)) void WeighSlots(const ValuePass& pass, SlotRange range
   const int first = range.First(), last = range.Last();
   const CellView& cell = pass.cell;
   const int blocks = ScaleBlocks(cell);
-  const bool zeros = cell.block_zeros != nullptr || cell.token_zeros != nullptr;
   Lanes::F peaks[kPassRows];
   for (int row = 0; row < pass.rows; ++row) {
     const float* p = pass.p + row * kMaxPageTokens;
@@ -154,32 +189,21 @@ __attribute__((noinline)) void WeighSlots(const ValuePass& pass, SlotRange range
     largest[row] = largest[row] > kSmallestPeak ? largest[row] : kSmallestPeak;
     const float factor = kLargestWeight / largest[row];
     for (int t = first; t < last; t += 64) {
-      Lanes::F scaled[4];
-      for (int i = 0; i < 4; ++i) {
-        const Lanes::F unit = Lanes::Set1(factor * Bytes16::kPackFactor[i]);
-        scaled[i] = t + 16 * i < last ? Lanes::Mul(Lanes::Load(p + t + 16 * i), unit) : Lanes::Zero();
+      uint8_t* out = pass.room + weights.Offset(row, 0, t);
+      if (t + 64 <= last) {
+        PackWeights<true>(p + t, factor, slots.share[0] + t, 64, blocks, out, weights.block_stride);
+      } else {
+        PackWeights<false>(p + t, factor, slots.share[0] + t, last - t, blocks, out, weights.block_stride);
       }
-      for (int b = 0; b < blocks; ++b) {
-        const float* share = slots.share[b] + t;
-        Lanes::F x[4];
-        for (int i = 0; i < 4; ++i) x[i] = t + 16 * i < last ? Lanes::Load(share + 16 * i) : Lanes::Zero();
-        Bytes16::PackProducts(scaled, x, pass.room + weights.Offset(row, b, t));
-        if (b % 2 == 0) prefetch.Step();
-      }
+      for (int b = 0; b < blocks; b += 2) prefetch.Step();
     }
-    const float unit = largest[row] * (scale / kLargestWeight);
+    const Lanes::F unit = Lanes::Set1(largest[row] * (scale / kLargestWeight));
     for (int b = 0; b < blocks; b += 16) {  // by vectors, or the compiler calls memset
-      Lanes::Store(weights.unit[row] + b, Lanes::Mul(Lanes::Set1(unit), Lanes::Load(slots.largest + b)));
+      Lanes::Store(weights.unit[row] + b, Lanes::Mul(unit, Lanes::Load(slots.largest + b)));
       Lanes::Store(weights.zero[row] + b, Lanes::Zero());
     }
-    for (int b = 0; zeros && b < blocks; ++b) {
-      Lanes::F zero = Lanes::Zero();
-      for (int t = first; t < last; t += 16) {
-        zero = Lanes::Fma(Lanes::Load(p + t), Lanes::Load(slots.zero[b] + t), zero);
-      }
-      weights.zero[row][b] = Lanes::Sum(zero) * scale;
-    }
   }
+  if (cell.block_zeros != nullptr || cell.token_zeros != nullptr) WeighZeros(pass, range, scale, slots, weights);
 }
 
 // The same for the codes that share their planes.

@@ -18,7 +18,7 @@ namespace kvanta::kernels {
 
 inline constexpr int kMaxPageTokens = 128;
 inline constexpr int kMaxHeadDim = 512;  // the rank of latents; other heads have up to 256
-inline constexpr int kPassRows = 8;      // most rows of one call of a kernel
+inline constexpr int kPassRows = 16;     // most rows of one call of a kernel
 
 // Scores are logits in powers of 2: row_scale and bias have this factor in them.
 inline constexpr float kLog2E = 0x1.715476p0f;
@@ -73,8 +73,9 @@ inline constexpr int64_t kWeightBytes = int64_t{4} * kMaxPageTokens * (kMaxHeadD
 // slots may find again.
 inline constexpr int64_t kCallRoomBytes = kPassRows * kWeightBytes;
 inline constexpr int64_t kKeptCodeBytes = int64_t{2} * kMaxPageTokens * kMaxHeadDim;
-inline constexpr int64_t kKeptScaleBytes = 96 << 10;
-inline constexpr int64_t kRoomBytes = kCallRoomBytes + 2 * kKeptCodeBytes + kKeptScaleBytes;
+inline constexpr int64_t kKeptScaleBytes = 96 << 10;  // of values
+inline constexpr int64_t kKeptKeyScaleBytes = 32 << 10;
+inline constexpr int64_t kRoomBytes = kCallRoomBytes + 2 * kKeptCodeBytes + kKeptScaleBytes + kKeptKeyScaleBytes;
 
 // Passes over the same slots of a cell, one after the other and with the same room; later ones of no more rows than the
 // first.
@@ -161,6 +162,7 @@ struct AttentionKernels {
   // What a thread calls before and after it calls the others, where they need a state of the CPU's; null else.
   void (*enter)() = nullptr;
   void (*leave)() = nullptr;
+  int pass_rows = 8;                      // rows of a call that the unit is fastest with, where there are as many
   KeyKernel keys[formats::kCodes];        // by formats::Code
   KeyKernel tiled_keys[formats::kCodes];  // of keys with scales per channel; uint4 and uint2 only
   ValueKernel values[formats::kCodes];

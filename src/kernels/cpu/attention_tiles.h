@@ -1,8 +1,9 @@
 // The attention kernels of keys by tiles (tiles_amx.h): a group of 16 tokens lies in the cache as a tile wants its
 // second operand, 64 bytes of channels are one. Codes below 8 bits and fp8 become bytes or bf16 in the room first.
-// Products cost what loading the second operand does, whatever the rows of the first: coefficients of 16 bits are two
-// rows of 8, f32 is two rows of bf16, and blocks of channels with a scale of their own are rows of the same tile that
-// are 0 elsewhere. Included by isa_amx.cc after attention_narrow_values.h.
+// A row of a pass is one row of sums for each of its *parts*: coefficients of 16 bits are two terms of 8, f32 is two
+// terms of bf16, and each block of channels with a scale of its own is a row that is 0 elsewhere. Few rows have more
+// than one part in a tile, for a product costs the same whatever its rows hold.
+// Included by isa_amx.cc after attention_narrow_values.h.
 #pragma once
 
 #include <cstdint>
@@ -16,92 +17,76 @@
 namespace kvanta::kernels {
 namespace {
 
-// How the rows of a pass become rows of tiles: row r of a set, term t, block b of the chunk's is row
-// (b * kTerms + t) * rows + r.
-// Where rows need more than one set, blocks are no longer than a chunk, so a run is one chunk: its bytes are still
-// there for the later sets.
-struct RowPlan {
-  int blocks;  // of a chunk, with scales of their own
-  int rows;    // of a set
-  int chunks;  // of a head
-  int run;     // chunks of a block
+// How the rows of a pass, at most kRows, become rows of tiles: of each chunk of channels kParts parts of kRows rows,
+// one behind the other. kBlocks: of a chunk, with scales of their own.
+template <class DotsOf, int kBlocksOf, int kRowsOf>
+struct LaidRows {
+  using Dots = DotsOf;
+  static constexpr int kBlocks = kBlocksOf, kRows = kRowsOf;
+  static constexpr int kParts = kBlocks * Dots::kTerms;
+  static constexpr int64_t kPartBytes = int64_t{kRows} * 64;
+  static constexpr int kTiles = kParts * kRows > kTileRows ? kParts* kRows / kTileRows : 1;  // of a chunk
+  static constexpr int kGroups = kTilesBeside / kTiles;                                      // met at a time
 };
 
-template <class Keys>
-KVANTA_INLINE RowPlan PlanRows(const CellView& cell) {
-  const int block = cell.block_scales ? cell.block : cell.head_dim;
-  RowPlan plan{.blocks = 1, .rows = 0, .chunks = cell.head_dim / Keys::kChannels, .run = 1};
-  if (block < Keys::kChannels) plan.blocks = Keys::kChannels / block;
-  if (block > Keys::kChannels) plan.run = block / Keys::kChannels;
-  const int rows = kTileRows / (Keys::Dots::kTerms * plan.blocks);
-  plan.rows = rows < kPassRows ? rows : kPassRows;
-  return plan;
-}
+// The first operands of a pass: tile `i` of a chunk is at first + (chunk * kTiles + i) * apart.
+struct Operands {
+  const uint8_t* first;
+  int64_t apart;
+  int64_t stride;  // of the rows of a tile
+};
 
-// The first operands of a pass: [sets][chunks] tiles. Rows that there are not stay as they are, and what they are
-// multiplied to is not read. kBlocks: the plan's.
-template <int kTerms, int kBlocks>
-KVANTA_INLINE void LayRowsOf(const KeyPass& pass, const RowPlan& plan, uint8_t* tiles) {
-  constexpr int kLanes = 16 / kBlocks;
-  const int64_t of_row = int64_t{plan.rows} * 64;
-  for (int row = 0, r = 0; row < pass.rows; ++row) {
+// Rows that there are not stay as they are, and what they are multiplied to is not read.
+template <class Rows>
+KVANTA_INLINE Operands LayRows(const KeyPass& pass, int chunks, uint8_t* tiles) {
+  constexpr int kTerms = Rows::Dots::kTerms, kBlocks = Rows::kBlocks, kLanes = 16 / kBlocks;
+  // As they are prepared already.
+  if (kBlocks == 1 && Rows::kRows == kTileRows && pass.rows == kTileRows) return {pass.query, 64, pass.query_stride};
+  for (int row = 0; row < pass.rows; ++row, tiles += 64) {
     const uint8_t* query = pass.query + row * pass.query_stride;
-    uint8_t* out = tiles + r * 64;
-    for (int chunk = 0; chunk < plan.chunks; ++chunk, out += kTileBytes) {
+    uint8_t* out = tiles;
+    for (int chunk = 0; chunk < chunks; ++chunk, out += Rows::kTiles * kTileBytes) {
 #pragma GCC unroll 2
       for (int term = 0; term < kTerms; ++term, query += 64) {
         const __m512i x = _mm512_loadu_si512(query);
 #pragma GCC unroll 4
         for (int b = 0; b < kBlocks; ++b) {
           const auto in = static_cast<__mmask16>(((1U << kLanes) - 1U) << (b * kLanes));
-          _mm512_store_si512(out + (b * kTerms + term) * of_row, kBlocks == 1 ? x : _mm512_maskz_mov_epi32(in, x));
+          _mm512_store_si512(out + (b * kTerms + term) * Rows::kPartBytes,
+                             kBlocks == 1 ? x : _mm512_maskz_mov_epi32(in, x));
         }
       }
     }
-    if (++r == plan.rows) r = 0, tiles += int64_t{plan.chunks} * kTileBytes;
   }
-}
-template <int kTerms>
-__attribute__((noinline)) void LayRows(const KeyPass& pass, const RowPlan& plan, uint8_t* tiles) {
-  switch (plan.blocks) {
-    case 1:
-      return LayRowsOf<kTerms, 1>(pass, plan, tiles);
-    case 2:
-      return LayRowsOf<kTerms, 2>(pass, plan, tiles);
-    default:
-      return LayRowsOf<kTerms, 4>(pass, plan, tiles);
-  }
+  return {tiles - pass.rows * int64_t{64}, kTileBytes, 64};
 }
 
-// What the dots of a pass's rows are made to: [sets][runs][groups] tiles. kBlocks: of a head, or 0 for any.
-template <class Dots, int kBlocks>
-KVANTA_INLINE void AddTileDotsOf(const KeyPass& pass, const KeyScales& scales, const RowPlan& plan, const uint8_t* dots,
-                                 int group, int groups, Prefetcher& prefetch) {
+// What the keys of a pass are met as.
+struct KeySource {
+  KeyTiles tiles;
+  UnpackKeys unpack;  // each time; null where the tiles are there
+};
+// Where tiles are that later passes find again.
+KVANTA_INLINE KeyTiles KeptKeys(const KeyPass& pass) {
+  return {pass.room + kCallRoomBytes, kTileBytes, int64_t{kMaxPageTokens / 16} * kTileBytes};
+}
+
+// Where scales are that later passes find again. A pass that is the only one has its own: it may come between others.
+KVANTA_INLINE KeyScales& KeptKeyScales(const KeyPass& pass) {
+  static_assert(sizeof(KeyScales) <= kKeptKeyScaleBytes);
+  return *reinterpret_cast<KeyScales*>(pass.room + kRoomBytes - kKeptKeyScaleBytes);
+}
+
+// What the scores of 16 rows' dots still lack where keys have zeros.
+__attribute__((noinline)) void AddKeyZeros(const KeyPass& pass, const KeyScales& scales, int group, int groups) {
   const CellView& cell = pass.cell;
-  const int blocks = kBlocks != 0 ? kBlocks : ScaleBlocks(cell);
-  const int64_t run_bytes = int64_t{groups} * kTileBytes, lower = int64_t{plan.rows} * 64;
-  const int64_t set_bytes = run_bytes * (plan.chunks / plan.run);
-  int64_t of_block[kBlocks != 0 ? kBlocks : kMaxBlocks];
-  for (int b = 0; b < blocks; ++b) {
-    of_block[b] = b / plan.blocks * run_bytes + b % plan.blocks * Dots::kTerms * lower;
-  }
-  for (int g = 0; g < groups; ++g, dots += kTileBytes) {
-    const int first = (group + g) * 16;
-    const float* scale = scales.scale + first;
+  const int blocks = ScaleBlocks(cell);
+  for (int first = group * 16; first < (group + groups) * 16; first += 16) {
     const Lanes::F of_token = cell.token_scales ? LoadScales(cell.token_scales, first) : Lanes::Set1(1);
-    const uint8_t* query = pass.query + BiasOffset<NarrowQuery>(cell.head_dim);
-    float* scores = pass.scores + first;
-    const uint8_t* of_row = dots;
-    for (int row = 0, r = 0; row < pass.rows; ++row, query += pass.query_stride, scores += kMaxPageTokens) {
-      const int32_t* bias = reinterpret_cast<const int32_t*>(query);
-      const float* totals = reinterpret_cast<const float*>(bias + kMaxBlocks);
-      prefetch.Steps<kStepsOfRow>();
-      Lanes::F sum = Lanes::Zero();
-#pragma GCC unroll 8
-      for (int b = 0; b < blocks; ++b) {
-        const Lanes::F dot = Dots::Join(of_row + of_block[b], lower, Dots::kHasBias ? bias[b] : 0);
-        sum = Lanes::Fma(dot, Lanes::Load(scale + b * cell.page_tokens), sum);
-      }
+    for (int row = 0; row < pass.rows; ++row) {
+      const float* totals = Totals<NarrowQuery>(pass, row);
+      float* scores = pass.scores + row * kMaxPageTokens + first;
+      Lanes::F sum = Lanes::Load(scores);
       for (int b = 0; cell.block_zeros && b < blocks; ++b) {
         sum = Lanes::Fma(Lanes::Set1(totals[b]), Lanes::Load(scales.zero + b * cell.page_tokens + first), sum);
       }
@@ -110,97 +95,199 @@ KVANTA_INLINE void AddTileDotsOf(const KeyPass& pass, const KeyScales& scales, c
         sum = Lanes::Fma(Lanes::Set1(totals[0]), Lanes::LoadFp16(cell.token_zeros + first), sum);
       }
       Lanes::Store(scores, Lanes::Mul(sum, Lanes::Set1(pass.row_scale[row])));
-      of_row += 64;
-      if (++r == plan.rows) r = 0, of_row += set_bytes - lower;
     }
-  }
-}
-// One function for all codes of a kind.
-template <class Dots>
-__attribute__((noinline)) void AddTileDots(const KeyPass& pass, const KeyScales& scales, const RowPlan& plan,
-                                           const uint8_t* dots, int group, int groups, Prefetcher& prefetch) {
-  switch (ScaleBlocks(pass.cell)) {
-    case 1:
-      return AddTileDotsOf<Dots, 1>(pass, scales, plan, dots, group, groups, prefetch);
-    case 4:
-      return AddTileDotsOf<Dots, 4>(pass, scales, plan, dots, group, groups, prefetch);
-    case 8:
-      return AddTileDotsOf<Dots, 8>(pass, scales, plan, dots, group, groups, prefetch);
-    default:
-      return AddTileDotsOf<Dots, 0>(pass, scales, plan, dots, group, groups, prefetch);
   }
 }
 
-template <class Keys, int kGroups>
-KVANTA_INLINE void ScoreTilesOf(const KeyPass& pass, const KeyScales& scales, const RowPlan& plan,
-                                const uint8_t* queries, uint8_t* room, int group, Prefetcher& prefetch) {
-  uint8_t* dots = room + 2 * kGroups * kTileBytes;
-  uint8_t* const kept = pass.room + kCallRoomBytes;
-  uint8_t* unpacked = nullptr;
-  const int runs = plan.chunks / plan.run;
-  KeyTiles tiles{};
-  for (int run = 0; run < runs; ++run) {
-    uint8_t* of_run = dots + int64_t{run} * kGroups * kTileBytes;
-    const uint8_t* operands = queries + int64_t{run} * plan.run * kTileBytes;
-    for (int row = 0; row < pass.rows; row += plan.rows) {
-      ForTiles<kGroups>([](auto g) __attribute__((always_inline)) { Tiles::Zero<decltype(g)::kValue>(); });
-      for (int i = 0; i < plan.run; ++i) {
-        const int chunk = run * plan.run + i;
-        if (pass.visit != Visit::kOnly) unpacked = kept + (int64_t{chunk} * (kMaxPageTokens / 16) + group) * kTileBytes;
-        if (Keys::kUnpacks && pass.visit == Visit::kAgain) {
-          tiles = {unpacked, kTileBytes};
-        } else if (row == 0) {
-          if (pass.visit == Visit::kOnly) unpacked = room + chunk % 2 * kGroups * kTileBytes;
-          tiles = Keys::template Find<kGroups>(pass.cell, group, chunk, unpacked);
-        }
-        Tiles::Load<kFirstOperand>(operands + int64_t{i} * kTileBytes, 64);
-        ForTiles<kGroups>([&](auto g) __attribute__((always_inline)) {
-          constexpr int kGroup = decltype(g)::kValue, kColumns = kSecondOperand + kGroup % 2;
-          prefetch.Steps<kStepsOfTile>();
-          Tiles::Load<kColumns>(tiles.first + kGroup * tiles.apart, 64);
-          Keys::Dots::template Dot<kGroup, kColumns>();
-        });
+// What kGroups groups' dots [groups][kTiles] of a run of chunks, which begins at block `first_block`, add to the rows'
+// scores. kFirst, kLast: whether it is the head's first, and whether the scores are complete with it.
+template <class Rows, int kGroups, bool kFirst, bool kLast>
+__attribute__((noinline)) void AddTileDots(const KeyPass& pass, const KeyScales& scales, const uint8_t* dots, int group,
+                                           int first_block, Prefetcher& prefetch) {
+  constexpr int kBlocks = Rows::kBlocks;
+  const CellView& cell = pass.cell;
+  const bool of_tokens = static_cast<bool>(cell.token_scales);
+  for (int g = 0; g < kGroups; ++g, dots += Rows::kTiles * kTileBytes) {
+    const int first = (group + g) * 16;
+    const float* scale = scales.scale + first_block * cell.page_tokens + first;
+    Lanes::F of_block[kBlocks];
+    for (int b = 0; b < kBlocks; ++b) of_block[b] = Lanes::Load(scale + b * cell.page_tokens);
+    const Lanes::F of_token = kLast && of_tokens ? LoadScales(cell.token_scales, first) : Lanes::Set1(1);
+    const uint8_t* of_row = dots;
+    float* scores = pass.scores + first;
+    for (int row = 0; row < pass.rows; ++row, of_row += 64, scores += kMaxPageTokens) {
+      Lanes::F sum = kFirst ? Lanes::Zero() : Lanes::Load(scores);
+#pragma GCC unroll 4
+      for (int b = 0; b < kBlocks; ++b) {
+        const uint8_t* dot = of_row + b * Rows::Dots::kTerms * Rows::kPartBytes;
+        sum = Lanes::Fma(Rows::Dots::Join(dot, Rows::kPartBytes), of_block[b], sum);
       }
-      ForTiles<kGroups>([&](auto g) __attribute__((always_inline)) {
-        constexpr int kGroup = decltype(g)::kValue;
-        Tiles::Store<kGroup>(of_run + kGroup * kTileBytes, 64);
-      });
-      operands += int64_t{plan.chunks} * kTileBytes;
-      of_run += int64_t{runs} * kGroups * kTileBytes;
+      if constexpr (kLast) {
+        prefetch.Steps<kStepsOfRow>();
+        if (of_tokens) sum = Lanes::Mul(sum, of_token);
+        sum = Lanes::Mul(sum, Lanes::Set1(pass.row_scale[row]));
+      }
+      Lanes::Store(scores, sum);
     }
   }
-  AddTileDots<typename Keys::Dots>(pass, scales, plan, dots, group, kGroups, prefetch);
+}
+
+// Products of a chunk's operands with kGroups tiles `apart` bytes from one another; tile i of group g is added to sum
+// g * kTiles + i.
+template <class Rows, int kGroups>
+KVANTA_INLINE void MeetChunk(const uint8_t* operands, const Operands& rows, const uint8_t* columns, int64_t apart,
+                             Prefetcher& prefetch) {
+  const auto meet = [&](auto i, auto g) __attribute__((always_inline)) {
+    constexpr int kTile = decltype(i)::kValue, kGroup = decltype(g)::kValue;
+    prefetch.Steps<kStepsOfTile>();
+    Rows::Dots::template Dot<kGroup * Rows::kTiles + kTile, kFirstOperand + kTile % 2, kSecondOperand + kGroup % 2>();
+  };
+  const auto load = [&](auto g) __attribute__((always_inline)) {
+    constexpr int kGroup = decltype(g)::kValue;
+    Tiles::Load<kSecondOperand + kGroup % 2>(columns + kGroup * apart, 64);
+  };
+  if constexpr (Rows::kTiles == 1) {
+    Tiles::Load<kFirstOperand>(operands, rows.stride);
+    ForTiles<kGroups>([&](auto g) __attribute__((always_inline)) {
+      load(g);
+      meet(Index<0>{}, g);
+    });
+  } else {
+    ForTiles<kGroups>(load);
+    ForTiles<Rows::kTiles>([&](auto i) __attribute__((always_inline)) {
+      constexpr int kTile = decltype(i)::kValue;
+      Tiles::Load<kFirstOperand + kTile % 2>(operands + kTile * rows.apart, rows.stride);
+      ForTiles<kGroups>([&](auto g) __attribute__((always_inline)) { meet(i, g); });
+    });
+  }
+}
+
+// Groups [group, last), kGroups at a time; returns the first that is left. `run`: chunks of a block. The sums of a run
+// wait in their tiles while those before are made use of.
+template <class Rows, int kGroups>
+__attribute__((noinline)) int ScoreTilesOf(const KeyPass& pass, const KeySource& keys, const KeyScales& scales,
+                                           const Operands& rows, int chunks, int run, uint8_t* dots, int group,
+                                           int last, Prefetcher& prefetch) {
+  constexpr int kSums = kGroups * Rows::kTiles;
+  uint8_t* room = dots + kTilesBeside * kTileBytes;
+  int done_group = -1, done_block = 0;
+  const bool zeros = pass.cell.block_zeros != nullptr || pass.cell.token_zeros != nullptr;
+  const auto add = [&] {
+    const bool is_end = done_block + Rows::kBlocks == chunks / run * Rows::kBlocks;
+    const bool is_first = done_block == 0, is_last = is_end && !zeros;
+    (is_first  ? is_last ? AddTileDots<Rows, kGroups, true, true> : AddTileDots<Rows, kGroups, true, false>
+      : is_last ? AddTileDots<Rows, kGroups, false, true>
+               : AddTileDots<Rows, kGroups, false, false>)(pass, scales, dots, done_group, done_block, prefetch);
+    if (is_end && zeros) AddKeyZeros(pass, scales, done_group, kGroups);
+  };
+  for (; group + kGroups <= last; group += kGroups) {
+    for (int chunk = 0, block = 0; chunk < chunks; block += Rows::kBlocks) {
+      ForTiles<kSums>([](auto i) __attribute__((always_inline)) { Tiles::Zero<decltype(i)::kValue>(); });
+      for (const int end = chunk + run; chunk < end; ++chunk) {
+        KeyTiles tiles = keys.tiles;
+        tiles.first += group * tiles.of_group + chunk * tiles.of_chunk;
+        if (keys.unpack != nullptr) {
+          uint8_t* unpacked = room + chunk % 2 * kGroups * kTileBytes;
+          keys.unpack(pass.cell, group, kGroups, chunk, unpacked);
+          tiles = {unpacked, kTileBytes, 0};
+        }
+        MeetChunk<Rows, kGroups>(rows.first + chunk * Rows::kTiles * rows.apart, rows, tiles.first, tiles.of_group,
+                                 prefetch);
+      }
+      if (done_group >= 0) add();
+      ForTiles<kSums>([&](auto i) __attribute__((always_inline)) {
+        constexpr int kSum = decltype(i)::kValue;
+        Tiles::Store<kSum>(dots + kSum * kTileBytes, 64);
+      });
+      done_group = group;
+      done_block = block;
+    }
+  }
+  if (done_group >= 0) add();
+  return group;
+}
+
+// Groups [first, last) of a pass. `channels`: of a chunk.
+template <class Rows>
+KVANTA_INLINE void ScoreRowTiles(const KeyPass& pass, const KeySource& keys, const KeyScales& scales, int channels,
+                                 int first, int last, Prefetcher& prefetch) {
+  const int chunks = pass.cell.head_dim / channels;
+  const int block = pass.cell.block_scales ? pass.cell.block : pass.cell.head_dim;
+  const int run = block > channels ? block / channels : 1;
+  const Operands rows = LayRows<Rows>(pass, chunks, pass.room);
+  uint8_t* dots = pass.room + int64_t{chunks} * Rows::kTiles * kTileBytes;
+  constexpr int kGroups = Rows::kGroups;
+  int group = ScoreTilesOf<Rows, kGroups>(pass, keys, scales, rows, chunks, run, dots, first, last, prefetch);
+  if constexpr (kGroups > 2) {
+    group = ScoreTilesOf<Rows, 2>(pass, keys, scales, rows, chunks, run, dots, group, last, prefetch);
+  }
+  if constexpr (kGroups > 1) ScoreTilesOf<Rows, 1>(pass, keys, scales, rows, chunks, run, dots, group, last, prefetch);
+}
+
+template <class Dots, int kBlocks>
+__attribute__((noinline)) void ScoreBlocks(const KeyPass& pass, const KeySource& keys, const KeyScales& scales,
+                                           int channels, int first, int last, Prefetcher& prefetch) {
+  constexpr int kFew = kTileRows / 2;
+  if (Dots::kTerms * kBlocks > 1 && pass.rows <= kFew) {
+    return ScoreRowTiles<LaidRows<Dots, kBlocks, Dots::kTerms * kBlocks == 1 ? kTileRows : kFew>>(
+        pass, keys, scales, channels, first, last, prefetch);
+  }
+  ScoreRowTiles<LaidRows<Dots, kBlocks, kTileRows>>(pass, keys, scales, channels, first, last, prefetch);
+}
+
+// Blocks of channels that a chunk has, with scales of their own.
+template <class Keys>
+KVANTA_INLINE int BlocksOfChunk(const CellView& cell) {
+  return cell.block_scales && cell.block < Keys::kChannels ? Keys::kChannels / cell.block : 1;
 }
 
 // Groups [first, last) of a pass.
 template <class Keys>
-KVANTA_INLINE void ScoreByTiles(const KeyPass& pass, const KeyScales& scales, int first, int last,
-                                Prefetcher& prefetch) {
-  const RowPlan plan = PlanRows<Keys>(pass.cell);
-  uint8_t* queries = pass.room;
-  uint8_t* room = queries + int64_t{(pass.rows + plan.rows - 1) / plan.rows} * plan.chunks * kTileBytes;
-  LayRows<Keys::Dots::kTerms>(pass, plan, queries);
-  int group = first;
-  for (; group + kTilesBeside <= last; group += kTilesBeside) {
-    ScoreTilesOf<Keys, kTilesBeside>(pass, scales, plan, queries, room, group, prefetch);
+KVANTA_INLINE void ScoreByTiles(const KeyPass& pass, const KeySource& keys, const KeyScales& scales, int first,
+                                int last, Prefetcher& prefetch) {
+  using Dots = typename Keys::Dots;
+  const int blocks = BlocksOfChunk<Keys>(pass.cell);
+  if constexpr (Keys::kChannels / Keys::kBlock >= 4) {
+    if (blocks == 4) return ScoreBlocks<Dots, 4>(pass, keys, scales, Keys::kChannels, first, last, prefetch);
   }
-  for (; group + 2 <= last; group += 2) ScoreTilesOf<Keys, 2>(pass, scales, plan, queries, room, group, prefetch);
-  if (group < last) ScoreTilesOf<Keys, 1>(pass, scales, plan, queries, room, group, prefetch);
+  if constexpr (Keys::kChannels / Keys::kBlock >= 2) {
+    if (blocks == 2) return ScoreBlocks<Dots, 2>(pass, keys, scales, Keys::kChannels, first, last, prefetch);
+  }
+  ScoreBlocks<Dots, 1>(pass, keys, scales, Keys::kChannels, first, last, prefetch);
 }
 
 template <class Keys>
 KVANTA_INLINE int TileSteps(const KeyPass& pass) {
-  const RowPlan plan = PlanRows<Keys>(pass.cell);
-  const int tiles = (pass.rows + plan.rows - 1) / plan.rows * plan.chunks;
-  return (tiles * kStepsOfTile + pass.rows * kStepsOfRow) * pass.groups;
+  constexpr int kFew = kTileRows / 2;
+  const int parts = BlocksOfChunk<Keys>(pass.cell) * Keys::Dots::kTerms;
+  const int tiles = pass.rows <= kFew ? (parts + 1) / 2 : parts;
+  return (pass.cell.head_dim / Keys::kChannels * tiles * kStepsOfTile + pass.rows * kStepsOfRow) * pass.groups;
+}
+
+// Where a pass finds its keys; those that later passes are to find are unpacked.
+template <class Keys>
+KVANTA_INLINE KeySource FindKeys(const KeyPass& pass) {
+  const CellView& cell = pass.cell;
+  if constexpr (Keys::kUnpack == nullptr) {
+    return {{cell.codes, int64_t{cell.head_dim} * 16 * Keys::kBytes, kTileBytes}, nullptr};
+  } else {
+    const KeyTiles kept = KeptKeys(pass);
+    if (pass.visit == Visit::kOnly) return {kept, Keys::kUnpack};
+    uint8_t* out = pass.room + kCallRoomBytes;
+    for (int chunk = 0; pass.visit == Visit::kFirst && chunk < cell.head_dim / Keys::kChannels; ++chunk) {
+      Keys::kUnpack(cell, 0, pass.groups, chunk, out + chunk * kept.of_chunk);
+    }
+    return {kept, nullptr};
+  }
 }
 
 template <class Keys>
 void ScoreTiles(const KeyPass& pass) {
-  KeyScales scales;
+  KeyScales own;
+  KeyScales& scales = pass.visit == Visit::kOnly ? own : KeptKeyScales(pass);
   Prefetcher prefetch{pass.prefetch, TileSteps<Keys>(pass)};
-  LoadKeyScales(pass.cell, pass.groups, scales);
-  ScoreByTiles<Keys>(pass, scales, 0, pass.groups, prefetch);
+  if (pass.visit != Visit::kAgain) LoadKeyScales(pass.cell, pass.groups, scales);
+  ScoreByTiles<Keys>(pass, FindKeys<Keys>(pass), scales, 0, pass.groups, prefetch);
 }
 
 }  // namespace

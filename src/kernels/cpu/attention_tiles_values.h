@@ -12,76 +12,80 @@
 namespace kvanta::kernels {
 namespace {
 
-inline constexpr int kColumnChannels = 64;  // that are met at a time: four tiles of 16 channels
-
 // Where the tiles of 64 channels lie: `apart` bytes from one to the next, rows `stride` bytes from each other.
 struct ValueTiles {
   const uint8_t* first;
   int64_t apart;
   int64_t stride;
 };
+inline constexpr int kColumnChannels = 64;
+inline constexpr int kColumns = kColumnChannels / 16;
 
-// Sums of two terms are kPassRows rows apart.
-struct FloatValues {
+// Makes tiles of what is not one: of 64 channels and the slots of a tile, one behind the other.
+using UnpackValues = void (*)(const CellView& cell, int token, int channel, const SlotScales& slots, uint8_t* out);
+
+// Dots of a kind with the weights of kTerms terms.
+struct FloatWeights {
   static constexpr int kTokens = 32;  // of a tile
-  static constexpr bool kInteger = false, kNarrow = false;
-  template <int kSum, int kColumns>
+  static constexpr int kTerms = 2;
+  static constexpr bool kInteger = false;
+  template <int kSum, int kRows, int kOfColumns>
   static KVANTA_INLINE void Dot() {
-    Tiles::DotBf16<kSum, kFirstOperand, kColumns>();
+    Tiles::DotBf16<kSum, kRows, kOfColumns>();
   }
-  static KVANTA_INLINE Lanes::F Join(__m512i upper, __m512i lower) {
-    return Lanes::Add(_mm512_castsi512_ps(upper), _mm512_castsi512_ps(lower));
+  static KVANTA_INLINE Lanes::F Join(const uint8_t* row, int64_t lower) {
+    return Lanes::Add(_mm512_load_ps(row), _mm512_load_ps(row + lower));
+  }
+};
+struct WideWeights {
+  static constexpr int kTokens = 64;
+  static constexpr int kTerms = 2;
+  static constexpr bool kInteger = true;
+  template <int kSum, int kRows, int kOfColumns>
+  static KVANTA_INLINE void Dot() {
+    Tiles::DotUnsignedSigned<kSum, kRows, kOfColumns>();
+  }
+  static KVANTA_INLINE Lanes::F Join(const uint8_t* row, int64_t lower) {
+    return JoinTerms(_mm512_load_si512(row), _mm512_load_si512(row + lower));
+  }
+};
+struct NarrowWeights : WideWeights {
+  static constexpr int kTerms = 1;
+  static KVANTA_INLINE Lanes::F Join(const uint8_t* row, int64_t /*lower*/) {
+    return _mm512_cvtepi32_ps(_mm512_load_si512(row));
   }
 };
 
-// Codes whose units a tile can be loaded from.
-template <class Base>
-struct PlainValues : Base {
-  static constexpr bool kUnpacks = false;
-  static KVANTA_INLINE ValueTiles Find(const CellView& cell, int token, int channel, const SlotScales& /*slots*/,
-                                       uint8_t* /*room*/) {
-    constexpr int kSub = Base::kTokens / kTileRows;  // tokens of a unit
-    const int64_t stride = int64_t{cell.head_dim} * 4;
-    return {cell.codes + token / kSub * stride + int64_t{channel} * 4, 64, stride};
-  }
-};
-struct Bf16Values : PlainValues<FloatValues> {
+struct Bf16Values {
+  using Weighed = FloatWeights;
   static constexpr const WordOrder& kOrder = kPlainWords;
+  static constexpr UnpackValues kUnpack = nullptr;  // tiles are loaded from the cell
 };
 
 template <const ByteTables& kTables>
-struct Fp8Values : FloatValues {
-  static constexpr bool kUnpacks = true;
+struct Fp8Values {
+  using Weighed = FloatWeights;
   static constexpr const WordOrder& kOrder = kCrossedWords;
-  static KVANTA_INLINE ValueTiles Find(const CellView& cell, int token, int channel, const SlotScales& /*slots*/,
-                                       uint8_t* room) {
+  static void Unpack(const CellView& cell, int token, int channel, const SlotScales& /*slots*/, uint8_t* out) {
     const DecodeFp8<kTables> decode;
     const int64_t stride = int64_t{cell.head_dim} * 4;
     const uint8_t* units = cell.codes + token / 4 * stride + int64_t{channel} * 4;
-    for (int unit = 0; unit < kTokens / 4; ++unit, units += stride) {
-      for (int column = 0; column < 4; ++column) {
+    for (int unit = 0; unit < Weighed::kTokens / 4; ++unit, units += stride, out += 128) {
+      for (int column = 0; column < kColumns; ++column) {
         __m512i pairs[2];
         decode.Pairs(_mm512_loadu_si512(units + 64 * column), pairs);
-        uint8_t* out = room + column * kTileBytes + unit * 128;
-        _mm512_store_si512(out, pairs[0]);
-        _mm512_store_si512(out + 64, pairs[1]);
+        _mm512_store_si512(out + column * kTileBytes, pairs[0]);
+        _mm512_store_si512(out + column * kTileBytes + 64, pairs[1]);
       }
     }
-    return {room, kTileBytes, 64};
   }
+  static constexpr UnpackValues kUnpack = Unpack;
 };
 
-// Signed bytes that meet weights of 16 bits without a sign.
-struct WideValues {
-  static constexpr int kTokens = 64;
-  static constexpr bool kInteger = true, kNarrow = false;
-  template <int kSum, int kColumns>
-  static KVANTA_INLINE void Dot() {
-    Tiles::DotUnsignedSigned<kSum, kFirstOperand, kColumns>();
-  }
-  static KVANTA_INLINE Lanes::F Join(__m512i upper, __m512i lower) { return JoinTerms(upper, lower); }
+struct Int8Values {
+  using Weighed = WideWeights;
+  static constexpr UnpackValues kUnpack = nullptr;
 };
-using Int8Values = PlainValues<WideValues>;
 
 // What the codes of 16 slots are met less: `middle`, one less where the scale is negative.
 struct KeepOffsets {
@@ -93,8 +97,8 @@ struct KeepOffsets {
   }
 };
 
-// Codes of up to 6 bits become their levels: tiles come in pairs, of the even and of the odd ones of 32 channels.
-// kField: 0 for even ones. `slot`: of the first of four whose signs and offsets are the codes'.
+// Codes of up to 6 bits become their levels. kField: 0 for those of the even channels of 32, 1 of the odd ones. `slot`:
+// of the first of four whose signs and offsets are the codes'.
 template <formats::Code kCode, int kField>
 KVANTA_INLINE __m512i TileLevels(__m512i low, __m512i high, const SlotScales& slots, int slot) {
   using Value = NarrowValue<NarrowCodeOf<kCode>, kNegativeScales<kCode>>;
@@ -105,45 +109,36 @@ KVANTA_INLINE __m512i TileLevels(__m512i low, __m512i high, const SlotScales& sl
 }
 
 template <formats::Code kCode>
-KVANTA_INLINE ValueTiles UnpackValueTiles(const CellView& cell, int token, int channel, const SlotScales& slots,
-                                          uint8_t* room) {
+void UnpackValueLevels(const CellView& cell, int token, int channel, const SlotScales& slots, uint8_t* out) {
   using Base = NarrowCodeOf<kCode>;
   using B = ValueBytes;
   const int64_t stride = int64_t{cell.head_dim} * Base::kBits / 2;
   const int64_t high = int64_t{cell.head_dim} * Base::kLow / 2;
+  const __m512i first_half = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const __m512i second_half = _mm512_add_epi32(first_half, _mm512_set1_epi32(8));
   const uint8_t* units = cell.codes + token / 4 * stride;
 #pragma GCC unroll 2
-  for (int pair = 0; pair < 2; ++pair) {
+  for (int pair = 0; pair < kColumns / 2; ++pair, out += 2 * kTileBytes) {
     const int group = channel / 32 + pair;
     const int slot = (cell.block_scales ? group * 32 / cell.block * cell.page_tokens : 0) + token;
-    uint8_t* even = room + 2 * pair * kTileBytes;
     const uint8_t* unit = units;
 #pragma GCC unroll 4
     for (int i = 0; i < kTileRows; ++i, unit += stride) {
       const B::V low = B::LoadSets<Base::kLow, false>(unit, group, 32);
       B::V top = low;
       if constexpr (Base::kHigh != 0) top = B::LoadSets<Base::kHigh, false>(unit + high, group, 32);
-      const B::V first = TileLevels<kCode, 0>(low, top, slots, slot + 4 * i);
-      const B::V second = TileLevels<kCode, 1>(low, top, slots, slot + 4 * i);
-      _mm512_store_si512(even + i * 64, first);
-      _mm512_store_si512(even + kTileBytes + i * 64, second);
+      const B::V even = TileLevels<kCode, 0>(low, top, slots, slot + 4 * i);
+      const B::V odd = TileLevels<kCode, 1>(low, top, slots, slot + 4 * i);
+      _mm512_store_si512(out + i * 64, _mm512_permutex2var_epi32(even, first_half, odd));
+      _mm512_store_si512(out + kTileBytes + i * 64, _mm512_permutex2var_epi32(even, second_half, odd));
     }
   }
-  return {room, kTileBytes, 64};
 }
 
 template <formats::Code kCode>
 struct NarrowValues {
-  static constexpr int kTokens = 64;
-  static constexpr bool kInteger = true, kNarrow = true, kUnpacks = true;
-  template <int kSum, int kColumns>
-  static KVANTA_INLINE void Dot() {
-    Tiles::DotUnsignedSigned<kSum, kFirstOperand, kColumns>();
-  }
-  static KVANTA_INLINE ValueTiles Find(const CellView& cell, int token, int channel, const SlotScales& slots,
-                                       uint8_t* room) {
-    return UnpackValueTiles<kCode>(cell, token, channel, slots, room);
-  }
+  using Weighed = NarrowWeights;
+  static constexpr UnpackValues kUnpack = UnpackValueLevels<kCode>;
 };
 
 // The scales of slots that share the units of their weights, one behind the other.
@@ -151,6 +146,17 @@ KVANTA_INLINE SlotScales* SlotsOf(const ValuePass& pass) {
   static_assert(2 * sizeof(SlotScales) <= kKeptScaleBytes);
   return reinterpret_cast<SlotScales*>(pass.room + kCallRoomBytes + 2 * kKeptCodeBytes);
 }
+
+// How the rows of a pass, at most kRows, become rows of tiles: those of a term kRows rows behind those of the one
+// before, in the same tile where there are few.
+template <class WeighedBy, int kRowsOf>
+struct WeightTiles {
+  using Weighed = WeighedBy;
+  static constexpr int kRows = kRowsOf;
+  static constexpr int64_t kTermBytes = int64_t{kRows} * 64;
+  static constexpr int kTiles = Weighed::kTerms * kRows > kTileRows ? Weighed::kTerms* kRows / kTileRows : 1;
+  static constexpr int kBeside = kTilesBeside / kTiles;  // columns that are met at a time
+};
 
 // ---- weights
 
@@ -178,15 +184,13 @@ KVANTA_INLINE void PackTwoBytes(const Lanes::F* x, uint8_t* out, int64_t apart) 
   _mm512_storeu_si512(out + apart, _mm512_shuffle_i32x4(first, second, 0xee));
 }
 
-inline constexpr int64_t kTermBytes = int64_t{kPassRows} * 64;
-
-// p times the scales of a block as the first operands of its channels, in two terms: [tiles][term][kPassRows] rows.
-template <class Values>
+// p times the scales of a block as the first operands of its channels, in two terms: [tiles][blocks][terms] rows.
+template <class Values, class Rows>
 KVANTA_INLINE void WeighTiles(const ValuePass& pass, Weights& weights) {
   const CellView& cell = pass.cell;
   const int blocks = ScaleBlocks(cell), tokens = pass.end - pass.begin;
   const ScalePlane& scales = cell.block_scales ? cell.block_scales : cell.token_scales;
-  weights.Place(pass.room, 64, kTileBytes, int64_t{blocks} * kTileBytes);
+  weights.Place(pass.room, 64, Rows::kTiles * kTileBytes, int64_t{blocks} * Rows::kTiles * kTileBytes);
   alignas(64) float scale[kMaxPageTokens];
   for (int b = 0; b < blocks; ++b) {
     for (int t = 0; t < tokens; t += 16) {
@@ -197,11 +201,11 @@ KVANTA_INLINE void WeighTiles(const ValuePass& pass, Weights& weights) {
     const auto product = [&](int row, int t) __attribute__((always_inline)) {
       return Lanes::Mul(Lanes::Load(pass.p + row * kMaxPageTokens + pass.begin + t), Lanes::Load(scale + t));
     };
-    if constexpr (!Values::kInteger) {
+    if constexpr (!Rows::Weighed::kInteger) {
       for (int row = 0; row < pass.rows; ++row) {
         for (int t = 0; t < tokens; t += 32) {
           PackTwoBf16<Values::kOrder>(product(row, t), product(row, t + 16),
-                                      out + (pass.begin + t) / 32 * weights.tile_stride + row * 64, kTermBytes);
+                                      out + (pass.begin + t) / 32 * weights.tile_stride + row * 64, Rows::kTermBytes);
         }
       }
     } else {
@@ -221,7 +225,7 @@ KVANTA_INLINE void WeighTiles(const ValuePass& pass, Weights& weights) {
         for (int t = 0; t < tokens; t += 64) {
           Lanes::F x[4];
           for (int i = 0; i < 4; ++i) x[i] = Lanes::Fma(product(row, t + 16 * i), inverse, Lanes::Set1(0x1p23f));
-          PackTwoBytes(x, out + (pass.begin + t) / 64 * weights.tile_stride + row * 64, kTermBytes);
+          PackTwoBytes(x, out + (pass.begin + t) / 64 * weights.tile_stride + row * 64, Rows::kTermBytes);
         }
       }
     }
@@ -230,117 +234,163 @@ KVANTA_INLINE void WeighTiles(const ValuePass& pass, Weights& weights) {
 
 // ---- PV
 
-// The sums of four tiles, of 64 channels from `channel` on, into the rows' results.
-template <class Values>
-KVANTA_INLINE void AddTileSums(const ValuePass& pass, const Weights& weights, const uint8_t* sums, int channel,
-                               bool rescale, Prefetcher& prefetch) {
-  const CellView& cell = pass.cell;
-  const int block = cell.block_scales ? cell.block : cell.head_dim;
-  const auto load = [&](int tile, int row) { return _mm512_load_si512(sums + tile * kTileBytes + row * 64); };
-  for (int row = 0; row < pass.rows; ++row) {
-    prefetch.Steps<4 * kStepsOfRow>();
-    Lanes::F dots[4];
-    for (int tile = 0; tile < 4; ++tile) {
-      const __m512i sum = load(tile, row), other = load(tile, kPassRows + row);
-      if constexpr (!Values::kNarrow) {
-        dots[tile] = Values::Join(sum, other);
-      } else {  // blocks of 16 channels: the upper ones have weights of their own
-        dots[tile] = _mm512_cvtepi32_ps(block < 32 ? _mm512_mask_blend_epi32(0xff00, sum, other) : sum);
-      }
-    }
-    if constexpr (Values::kNarrow) {
-      Lanes::F in_order[4];
-      Bytes16::Interleave(dots[0], dots[1], in_order);
-      Bytes16::Interleave(dots[2], dots[3], in_order + 2);
-      for (int i = 0; i < 4; ++i) dots[i] = in_order[i];
-    }
+// The blocks of columns, one after the other.
+struct BlockWalk {
+  int block;  // channels
+  int left = block;
+  int index = 0;
+
+  // Whether the next column is of another block.
+  KVANTA_INLINE bool Next() {
+    left -= 16;
+    if (left > 0) return false;
+    left = block;
+    ++index;
+    return true;
+  }
+};
+
+// The sums of the columns from `channel` on, whose blocks `walk` tells, into the rows' results.
+template <class Rows>
+__attribute__((noinline)) void AddTileSums(const ValuePass& pass, const Weights& weights, const uint8_t* sums,
+                                           int channel, BlockWalk walk, bool rescale, Prefetcher& prefetch) {
+  constexpr int kBeside = Rows::kBeside;
+  int of_block[kBeside];
+  for (int i = 0; i < kBeside; ++i, walk.Next()) of_block[i] = walk.index;
+  float* out = pass.out + channel;
+  for (int row = 0; row < pass.rows; ++row, sums += 64, out += pass.out_stride) {
+    prefetch.Steps<kBeside * kStepsOfRow>();
     const Lanes::F factor = Lanes::Set1(rescale ? pass.rescale[row] : 1.0f);
-    float* out = pass.out + row * pass.out_stride + channel;
-    for (int i = 0; i < 4; ++i) {
-      if constexpr (Values::kInteger) {
-        const int b = (channel + 16 * i) / block;
-        dots[i] = Lanes::Fma(dots[i], Lanes::Set1(weights.unit[row][b]), Lanes::Set1(weights.zero[row][b]));
+#pragma GCC unroll 4
+    for (int i = 0; i < kBeside; ++i) {
+      Lanes::F dot = Rows::Weighed::Join(sums + i * Rows::kTiles * kTileBytes, Rows::kTermBytes);
+      if constexpr (Rows::Weighed::kInteger) {
+        const int b = of_block[i];
+        dot = Lanes::Fma(dot, Lanes::Set1(weights.unit[row][b]), Lanes::Set1(weights.zero[row][b]));
       }
-      Lanes::Store(out + 16 * i, Lanes::Fma(Lanes::Load(out + 16 * i), factor, dots[i]));
+      Lanes::Store(out + 16 * i, Lanes::Fma(Lanes::Load(out + 16 * i), factor, dot));
     }
   }
 }
 
-// Slots [begin, end) of a page, whole tiles of them.
-template <class Values>
-__attribute__((noinline)) void AddByTiles(const ValuePass& pass, int begin, int end, const SlotScales& slots,
-                                          const Weights& weights, bool rescale, Prefetcher& prefetch) {
-  uint8_t* sums = pass.room + weights.tile_stride * (end / Values::kTokens) + kTileBytes;
-  uint8_t* room = sums + 4 * kTileBytes;
-  uint8_t* kept = pass.room + kCallRoomBytes + kKeptCodeBytes;
+// Slots [begin, end) of a page, whole tiles of them. `unpack`: null where tiles are loaded from the cell. The sums of
+// columns wait in their tiles while those before are made use of.
+template <class Rows>
+__attribute__((noinline)) void AddByTiles(const ValuePass& pass, UnpackValues unpack, int begin, int end,
+                                          const SlotScales& slots, const Weights& weights, bool rescale,
+                                          Prefetcher& prefetch) {
+  using Weighed = typename Rows::Weighed;
+  constexpr int kTokens = Weighed::kTokens, kBeside = Rows::kBeside;
+  constexpr int kTilesOfPage = kMaxPageTokens / kTokens;
   const CellView& cell = pass.cell;
-  const int block = cell.block_scales ? cell.block : cell.head_dim;
+  const int64_t stride = int64_t{cell.head_dim} * 4;
+  BlockWalk of_batch{cell.block_scales ? cell.block : cell.head_dim};
+  BlockWalk of_done = of_batch;
+  int done = -1;  // the columns whose sums are stored
+  uint8_t* sums = pass.room + weights.tile_stride * (end / kTokens);
+  uint8_t* room = sums + kTilesBeside * kTileBytes;
   for (int channel = 0; channel < cell.head_dim; channel += kColumnChannels) {
-    ForTiles<4>([](auto tile) __attribute__((always_inline)) { Tiles::Zero<decltype(tile)::kValue>(); });
-    for (int t = begin; t < end; t += Values::kTokens) {
-      const int tile_of_page = channel / kColumnChannels * (kMaxPageTokens / Values::kTokens) + t / Values::kTokens;
-      uint8_t* unpacked = pass.visit == Visit::kOnly ? room + t / Values::kTokens % 2 * 4 * kTileBytes
-                                                     : kept + int64_t{tile_of_page} * 4 * kTileBytes;
-      ValueTiles tiles{unpacked, kTileBytes, 64};
-      if (!Values::kUnpacks || pass.visit != Visit::kAgain) tiles = Values::Find(cell, t, channel, slots, unpacked);
-      const uint8_t* rows = weights.rows + t / Values::kTokens * weights.tile_stride;
-      ForTiles<4>([&](auto tile) __attribute__((always_inline)) {
-        constexpr int kTile = decltype(tile)::kValue, kColumns = kSecondOperand + kTile % 2;
-        constexpr int kStep = Values::kNarrow ? 32 : 16;  // channels that share a first operand
-        if (kTile == 0 || (block < kColumnChannels && kTile * 16 % kStep == 0)) {
-          Tiles::Load<kFirstOperand>(rows + (channel + kTile * 16) / block * weights.block_stride, 64);
-        }
-        prefetch.Steps<kStepsOfTile>();
-        Tiles::Load<kColumns>(tiles.first + kTile * tiles.apart, tiles.stride);
-        Values::template Dot<kTile, kColumns>();
-      });
+    ValueTiles tiles{cell.codes + int64_t{channel} * 4, 64, stride};
+    int64_t of_tile = kTileRows * stride;  // from a tile of slots to the next one
+    if (unpack != nullptr) {
+      if (pass.visit != Visit::kOnly) {
+        room = pass.room + kCallRoomBytes + kKeptCodeBytes + int64_t{channel} / 16 * kTilesOfPage * kTileBytes;
+      }
+      of_tile = kColumns * kTileBytes;
+      for (int t = begin; pass.visit != Visit::kAgain && t < end; t += kTokens) {
+        unpack(cell, t, channel, slots, room + t / kTokens * of_tile);
+      }
+      tiles = {room, kTileBytes, 64};
     }
-    ForTiles<4>([&](auto tile) __attribute__((always_inline)) {
-      constexpr int kTile = decltype(tile)::kValue;
-      Tiles::Store<kTile>(sums + kTile * kTileBytes, 64);
-    });
-    AddTileSums<Values>(pass, weights, sums, channel, rescale, prefetch);
+    for (int column = 0; column < kColumns; column += kBeside) {
+      ForTiles<kTilesBeside>([](auto i) __attribute__((always_inline)) { Tiles::Zero<decltype(i)::kValue>(); });
+      BlockWalk walk = of_batch;
+      for (int t = begin; t < end; t += kTokens) {
+        walk = of_batch;
+        bool moved = true;
+        const uint8_t* rows = weights.rows + t / kTokens * weights.tile_stride;
+        const uint8_t* columns = tiles.first + t / kTokens * of_tile + column * tiles.apart;
+        ForTiles<kBeside>([&](auto i) __attribute__((always_inline)) {
+          constexpr int kColumn = decltype(i)::kValue;
+          if (moved) {
+            const uint8_t* operands = rows + walk.index * weights.block_stride;
+            ForTiles<Rows::kTiles>([&](auto term) __attribute__((always_inline)) {
+              constexpr int kTerm = decltype(term)::kValue;
+              Tiles::Load<kFirstOperand + kTerm>(operands + kTerm * kTileBytes, 64);
+            });
+          }
+          Tiles::Load<kSecondOperand + kColumn % 2>(columns + kColumn * tiles.apart, tiles.stride);
+          ForTiles<Rows::kTiles>([&](auto term) __attribute__((always_inline)) {
+            constexpr int kTerm = decltype(term)::kValue;
+            prefetch.Steps<kStepsOfTile>();
+            Weighed::template Dot<kColumn * Rows::kTiles + kTerm, kFirstOperand + kTerm,
+                                  kSecondOperand + kColumn % 2>();
+          });
+          moved = walk.Next();
+        });
+      }
+      if (done >= 0) AddTileSums<Rows>(pass, weights, sums, done, of_done, rescale, prefetch);
+      ForTiles<kTilesBeside>([&](auto i) __attribute__((always_inline)) {
+        constexpr int kSum = decltype(i)::kValue;
+        Tiles::Store<kSum>(sums + kSum * kTileBytes, 64);
+      });
+      done = channel + column * 16;
+      of_done = of_batch;
+      of_batch = walk;
+    }
   }
+  AddTileSums<Rows>(pass, weights, sums, done, of_done, rescale, prefetch);
 }
 
+// Whether slots are whole tiles, and blocks whole columns.
 template <class Values>
 KVANTA_INLINE bool MeetsByTiles(const ValuePass& pass) {
-  return pass.cell.head_dim % kHeadStep == 0 && pass.begin % Values::kTokens == 0 && pass.end % Values::kTokens == 0;
+  constexpr int kTokens = Values::Weighed::kTokens;
+  return pass.cell.head_dim % kHeadStep == 0 && pass.begin % kTokens == 0 && pass.end % kTokens == 0;
 }
 
-template <class Values>
+template <class Rows>
 KVANTA_INLINE int ValueSteps(const ValuePass& pass, int runs = 1) {
-  const int tiles = (pass.end - pass.begin) / Values::kTokens;
-  return (tiles * kStepsOfTile + runs * pass.rows * kStepsOfRow) * (pass.cell.head_dim / 16);
+  const int tiles = (pass.end - pass.begin) / Rows::Weighed::kTokens;
+  return (tiles * Rows::kTiles * kStepsOfTile + runs * pass.rows * kStepsOfRow) * (pass.cell.head_dim / 16);
 }
 
+template <class Values, int kRows>
+KVANTA_INLINE void AccumulateTilesOf(const ValuePass& pass) {
+  using Rows = WeightTiles<typename Values::Weighed, kRows>;
+  Weights weights;
+  StayAwake();
+  Prefetcher prefetch{pass.prefetch, ValueSteps<Rows>(pass)};
+  WeighTiles<Values, Rows>(pass, weights);
+  AddByTiles<Rows>(pass, Values::kUnpack, pass.begin, pass.end, *SlotsOf(pass), weights, true, prefetch);
+}
 template <class Values>
 KVANTA_INLINE void AccumulateTiles(const ValuePass& pass) {
-  Weights weights;
-  Prefetcher prefetch{pass.prefetch, ValueSteps<Values>(pass)};
-  WeighTiles<Values>(pass, weights);
-  AddByTiles<Values>(pass, pass.begin, pass.end, *SlotsOf(pass), weights, true, prefetch);
+  constexpr int kFew = kTileRows / 2;
+  if (pass.rows <= kFew) return AccumulateTilesOf<Values, kFew>(pass);
+  AccumulateTilesOf<Values, kTileRows>(pass);
 }
 
 template <formats::Code kCode>
 KVANTA_INLINE void AccumulateNarrowTiles(const ValuePass& pass) {
-  using Values = NarrowValues<kCode>;
+  using Rows = WeightTiles<NarrowWeights, kTileRows>;
   constexpr int kMiddle = 1 << (formats::CodeBits(kCode) - 1);
   const int blocks = ScaleBlocks(pass.cell);
   const int tokens = pass.end - pass.begin, runs = (tokens + kWeightRun<kCode> - 1) / kWeightRun<kCode>;
   const int weighing = pass.rows * ((blocks + 1) / 2) * (tokens / 64);
-  Prefetcher prefetch{pass.prefetch, weighing + ValueSteps<Values>(pass, runs)};
+  Prefetcher prefetch{pass.prefetch, weighing + ValueSteps<Rows>(pass, runs)};
   SlotScales* slots = SlotsOf(pass);
   Weights weights;
-  // Blocks of 16 channels, of which a tile meets two, are the halves of its operand.
-  weights.Place(pass.room, 64, kTermBytes, (blocks + 1) * kTermBytes);
+  StayAwake();
+  weights.Place(pass.room, 64, kTileBytes, int64_t{blocks} * kTileBytes);
   SlotRange range{pass.begin, pass.begin};
   for (; range.begin < pass.end; range.begin = range.end, ++slots) {
     const int run_end = (range.begin / kWeightRun<kCode> + 1) * kWeightRun<kCode>;
     range.end = run_end < pass.end ? run_end : pass.end;
     if (pass.visit != Visit::kAgain) LoadSlots<kNegativeScales<kCode>, KeepOffsets>(pass.cell, range, kMiddle, *slots);
     WeighSlots(pass, range, pass.scale * kLevelUnit<kCode>, *slots, weights, prefetch);
-    AddByTiles<Values>(pass, range.begin, range.end, *slots, weights, range.begin == pass.begin, prefetch);
+    AddByTiles<Rows>(pass, NarrowValues<kCode>::kUnpack, range.begin, range.end, *slots, weights,
+                     range.begin == pass.begin, prefetch);
   }
 }
 

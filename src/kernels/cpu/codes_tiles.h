@@ -15,12 +15,18 @@
 namespace kvanta::kernels {
 namespace {
 
-inline constexpr int kTilesBeside = 4;  // sums, in tiles 0 to 3: enough that none waits for its own last product
-inline constexpr int kFirstOperand = 6;
+inline constexpr int kTilesBeside = 4;    // sums, in tiles 0 to 3: enough that none waits for its own last product
+inline constexpr int kFirstOperand = 6;   // and 7
 inline constexpr int kSecondOperand = 4;  // and 5
 inline constexpr int kStepsOfTile = 4;    // of the prefetcher, while a tile is loaded and met
 inline constexpr int kStepsOfRow = 2;     // while a row of sums of 16 tokens, or of 16 channels, is made use of
 inline constexpr int kHeadStep = 64;      // channels that a head must be a multiple of to be met by tiles
+
+// The unit of products falls asleep after about 2,000 cycles without one, and takes 1,000 to wake (measured on a Xeon
+// of 2026; loads of tiles do not count): called where much else is done between products. Any tiles will do.
+KVANTA_INLINE void StayAwake() {
+  Tiles::DotSignedSigned<0, kFirstOperand, kSecondOperand>();
+}
 
 // ---- coefficients
 
@@ -79,57 +85,53 @@ inline int64_t TwoTermBytes(int head_dim) {
 
 // ---- the keys of a code: 16 tokens of a chunk of kChannels channels are a tile
 
-// Where tiles lie: of consecutive groups `apart` bytes from one another, each a kilobyte.
+// Where the tiles of a page lie, each a kilobyte: those of consecutive groups and of consecutive chunks so many bytes
+// from one another.
 struct KeyTiles {
   const uint8_t* first;
-  int64_t apart;
+  int64_t of_group;
+  int64_t of_chunk;
 };
+
+// Makes tiles of what is not one: of `groups` groups from `group` on, one behind the other.
+using UnpackKeys = void (*)(const CellView& cell, int group, int groups, int chunk, uint8_t* out);
 
 // Dots of a kind: how they are taken, and what row of sums `row` comes to, `lower` bytes before that of the lower
 // terms.
 struct FloatDots {
   static constexpr int kTerms = 2;
-  static constexpr bool kHasBias = false;
-  template <int kSum, int kColumns>
+  template <int kSum, int kRows, int kColumns>
   static KVANTA_INLINE void Dot() {
-    Tiles::DotBf16<kSum, kFirstOperand, kColumns>();
+    Tiles::DotBf16<kSum, kRows, kColumns>();
   }
-  static KVANTA_INLINE Lanes::F Join(const uint8_t* row, int64_t lower, int32_t /*bias*/) {
+  static KVANTA_INLINE Lanes::F Join(const uint8_t* row, int64_t lower) {
     return Lanes::Add(_mm512_load_ps(row), _mm512_load_ps(row + lower));
   }
 };
 struct WideDots {
   static constexpr int kTerms = 2;
-  static constexpr bool kHasBias = false;
-  template <int kSum, int kColumns>
+  template <int kSum, int kRows, int kColumns>
   static KVANTA_INLINE void Dot() {
-    Tiles::DotSignedSigned<kSum, kFirstOperand, kColumns>();
+    Tiles::DotSignedSigned<kSum, kRows, kColumns>();
   }
-  static KVANTA_INLINE Lanes::F Join(const uint8_t* row, int64_t lower, int32_t /*bias*/) {
+  static KVANTA_INLINE Lanes::F Join(const uint8_t* row, int64_t lower) {
     return JoinTerms(_mm512_load_si512(row), _mm512_load_si512(row + lower));
   }
 };
-// kSigned: bytes are levels, else fields, and the bias of the coefficients makes levels of them.
-template <bool kSigned>
 struct NarrowDots {
   static constexpr int kTerms = 1;
-  static constexpr bool kHasBias = !kSigned;
-  template <int kSum, int kColumns>
+  template <int kSum, int kRows, int kColumns>
   static KVANTA_INLINE void Dot() {
-    if constexpr (kSigned) {
-      Tiles::DotSignedSigned<kSum, kFirstOperand, kColumns>();
-    } else {
-      Tiles::DotSignedUnsigned<kSum, kFirstOperand, kColumns>();
-    }
+    Tiles::DotSignedSigned<kSum, kRows, kColumns>();
   }
-  static KVANTA_INLINE Lanes::F Join(const uint8_t* row, int64_t /*lower*/, int32_t bias) {
-    const __m512i sum = _mm512_load_si512(row);
-    return _mm512_cvtepi32_ps(kHasBias ? _mm512_add_epi32(sum, _mm512_set1_epi32(bias)) : sum);
+  static KVANTA_INLINE Lanes::F Join(const uint8_t* row, int64_t /*lower*/) {
+    return _mm512_cvtepi32_ps(_mm512_load_si512(row));
   }
 };
 
 struct FloatKeys {
   static constexpr int kChannels = 32;  // of a tile
+  static constexpr int kBlock = 32;     // the smallest that has a scale of its own
   using Dots = FloatDots;
   template <const WordOrder& kOrder>
   static KVANTA_INLINE float PackIn(const float* x, int head_dim, uint8_t* out) {
@@ -141,43 +143,36 @@ struct FloatKeys {
 };
 
 struct Bf16Keys : FloatKeys {
-  static constexpr bool kUnpacks = false;  // what tiles are loaded from
+  static constexpr UnpackKeys kUnpack = nullptr;  // tiles are loaded from the cell
   static KVANTA_INLINE float Pack(const float* x, int head_dim, Lanes::F /*peak*/, uint8_t* out) {
     return PackIn<kPlainWords>(x, head_dim, out);
   }
-  template <int kGroups>
-  static KVANTA_INLINE KeyTiles Find(const CellView& cell, int group, int chunk, uint8_t* /*room*/) {
-    return {cell.codes + int64_t{group} * cell.head_dim * 32 + int64_t{chunk} * kTileBytes,
-            int64_t{cell.head_dim} * 32};
-  }
+  static constexpr int kBytes = 2;  // of an element
 };
 
 template <const ByteTables& kTables>
 struct Fp8Keys : FloatKeys {
-  static constexpr bool kUnpacks = true;
   static KVANTA_INLINE float Pack(const float* x, int head_dim, Lanes::F /*peak*/, uint8_t* out) {
     return PackIn<kCrossedWords>(x, head_dim, out);
   }
-  template <int kGroups>
-  static KVANTA_INLINE KeyTiles Find(const CellView& cell, int group, int chunk, uint8_t* room) {
+  static void Unpack(const CellView& cell, int group, int groups, int chunk, uint8_t* out) {
     const DecodeFp8<kTables> decode;
-    for (int g = 0; g < kGroups; ++g) {
-      const uint8_t* lines = cell.codes + int64_t{group + g} * cell.head_dim * 16 + int64_t{chunk} * kTileBytes / 2;
-      for (int line = 0; line < 8; ++line) {
+    const uint8_t* lines = cell.codes + int64_t{group} * cell.head_dim * 16 + int64_t{chunk} * kTileBytes / 2;
+    for (int g = 0; g < groups; ++g, lines += int64_t{cell.head_dim} * 16) {
+      for (int line = 0; line < 8; ++line, out += 128) {
         __m512i pairs[2];
         decode.Pairs(_mm512_loadu_si512(lines + line * 64), pairs);
-        uint8_t* out = room + g * kTileBytes + line * 128;
         _mm512_store_si512(out, pairs[0]);
         _mm512_store_si512(out + 64, pairs[1]);
       }
     }
-    return {room, kTileBytes};
   }
+  static constexpr UnpackKeys kUnpack = Unpack;
 };
 
 // Signed bytes that meet coefficients of 16 bits.
 struct WideKeys {
-  static constexpr int kChannels = 64;
+  static constexpr int kChannels = 64, kBlock = 32;
   using Dots = WideDots;
   template <bool kIsEvenFirst>
   static KVANTA_INLINE float PackIn(const float* x, int head_dim, Lanes::F peak, uint8_t* out) {
@@ -201,32 +196,27 @@ struct WideKeys {
 };
 
 struct Int8Keys : WideKeys {
-  static constexpr bool kUnpacks = false;
+  static constexpr UnpackKeys kUnpack = nullptr;
+  static constexpr int kBytes = 1;
   static KVANTA_INLINE float Pack(const float* x, int head_dim, Lanes::F peak, uint8_t* out) {
     return PackIn<false>(x, head_dim, peak, out);
   }
-  template <int kGroups>
-  static KVANTA_INLINE KeyTiles Find(const CellView& cell, int group, int chunk, uint8_t* /*room*/) {
-    return {cell.codes + int64_t{group} * cell.head_dim * 16 + int64_t{chunk} * kTileBytes,
-            int64_t{cell.head_dim} * 16};
-  }
 };
 
-// The bytes of a code of up to 6 bits: of kGroups groups, 64 channels. Levels that are not in steps of 1 come from a
-// table, with their signs; others are the fields as they are.
-template <formats::Code kCode, int kGroups>
-KVANTA_INLINE KeyTiles UnpackKeyTiles(const CellView& cell, int group, int chunk, uint8_t* room) {
+// The bytes of a code of up to 6 bits, 64 channels. Levels that are not in steps of 1 come from a table; others are the
+// fields less kOffset.
+template <formats::Code kCode, int kOffset>
+void UnpackKeyLevels(const CellView& cell, int group, int groups, int chunk, uint8_t* out) {
   using Base = NarrowCodeOf<kCode>;
   using B = Bytes16;
   constexpr bool kTable = kCode == formats::Code::kE2M1 || !IsNarrow(kCode);
   static constexpr NarrowLevels kTableOf = NarrowLevelsOf(kCode);
   constexpr int kLow = Base::kLow, kHigh = Base::kHigh, kLowFields = 8 / kLow;
   constexpr int kHighFields = kHigh != 0 ? 8 / (kHigh + (kHigh == 0)) : 1;
-  for (int g = 0; g < kGroups; ++g) {
+  for (int g = 0; g < groups; ++g, out += kTileBytes) {
     const uint8_t* low = cell.codes + int64_t{group + g} * cell.head_dim * Base::kBits * 2;
     const uint8_t* high = low + int64_t{cell.head_dim} * kLow * 2 + int64_t{chunk} * 128 * kHigh;
     low += int64_t{chunk} * 128 * kLow;
-    uint8_t* out = room + g * kTileBytes;
 #pragma GCC unroll 16
     for (int line = 0; line < kTileRows; ++line) {
       const B::V unit = B::Load(low + line / kLowFields * 64);
@@ -239,35 +229,27 @@ KVANTA_INLINE KeyTiles UnpackKeyTiles(const CellView& cell, int group, int chunk
       } else {
         x = Base::template Fields<B>(unit, shift, top, line % kHighFields * kHigh);
         if constexpr (kTable) x = B::LookUp(x, kTableOf.level);
+        if constexpr (!kTable && kOffset != 0) x = B::Sub(x, kOffset);
       }
       _mm512_store_si512(out + line * 64, x);
     }
   }
-  return {room, kTileBytes};
 }
 
 template <formats::Code kCode>
 struct LloydKeys : WideKeys {
-  static constexpr bool kUnpacks = true;
+  static constexpr UnpackKeys kUnpack = UnpackKeyLevels<kCode, 0>;
   static KVANTA_INLINE float Pack(const float* x, int head_dim, Lanes::F peak, uint8_t* out) {
     return PackIn<true>(x, head_dim, peak, out) * kLevelUnit<kCode>;
   }
-  template <int kGroups>
-  static KVANTA_INLINE KeyTiles Find(const CellView& cell, int group, int chunk, uint8_t* room) {
-    return UnpackKeyTiles<kCode, kGroups>(cell, group, chunk, room);
-  }
 };
 
-// Bytes that meet coefficients of 8 bits, prepared by PrepareNarrow().
-template <formats::Code kCode>
+// Bytes that meet coefficients of 8 bits, prepared by PrepareNarrow(): levels, whose dots need no bias.
+template <formats::Code kCode, int kOffset = kLevelOffset<kCode>>
 struct NarrowKeys {
-  static constexpr int kChannels = 64;
-  static constexpr bool kUnpacks = true;
-  using Dots = NarrowDots<kCode == formats::Code::kE2M1>;
-  template <int kGroups>
-  static KVANTA_INLINE KeyTiles Find(const CellView& cell, int group, int chunk, uint8_t* room) {
-    return UnpackKeyTiles<kCode, kGroups>(cell, group, chunk, room);
-  }
+  static constexpr int kChannels = 64, kBlock = 16;
+  static constexpr UnpackKeys kUnpack = UnpackKeyLevels<kCode, kOffset>;
+  using Dots = NarrowDots;
 };
 
 }  // namespace

@@ -14,10 +14,15 @@ namespace {
 using formats::Code;
 
 // Heads that are not whole tiles, and the few slots of a page that is being filled, are left to AVX-512. A query and
-// its scores are of the same unit, for both depend on the head alone.
+// its scores are of the same unit, for both depend on the head and its blocks alone.
 template <Code kCode>
 const KeyKernel& VectorKeys() {
   return Avx512Table().attention->keys[static_cast<int>(kCode)];
+}
+
+template <class Keys>
+bool MeetsBlocks(int head_dim, int block) {
+  return head_dim % kHeadStep == 0 && (block == 0 || block >= Keys::kBlock);
 }
 
 template <Code kCode, class Keys>
@@ -27,11 +32,11 @@ struct TileKeyKernel {
     return head_dim % kHeadStep == 0 && TwoTermBytes(head_dim) > bytes ? TwoTermBytes(head_dim) : bytes;
   }
   static float Prepare(const float* query, int head_dim, int block, uint8_t* out) {
-    if (head_dim % kHeadStep != 0) return VectorKeys<kCode>().prepare(query, head_dim, block, out);
+    if (!MeetsBlocks<Keys>(head_dim, block)) return VectorKeys<kCode>().prepare(query, head_dim, block, out);
     return PrepareTwoTerms<Keys>(query, head_dim, block, out);
   }
   static void Score(const KeyPass& pass) {
-    if (pass.cell.head_dim % kHeadStep != 0) return VectorKeys<kCode>().score(pass);
+    if (!MeetsBlocks<Keys>(pass.cell.head_dim, pass.cell.block)) return VectorKeys<kCode>().score(pass);
     ScoreTiles<Keys>(pass);
   }
   static constexpr KeyKernel kKernel{QueryBytes, Prepare, Score};
@@ -58,18 +63,21 @@ void ScoreTiledKeys(const KeyPass& pass) {
   if (MeetsByVectors<kCode>(pass.cell, pass.rows)) {
     return Avx512Table().attention->tiled_keys[static_cast<int>(kCode)].score(pass);
   }
-  Prefetcher prefetch{pass.prefetch, TileSteps<NarrowKeys<kCode>>(pass)};
-  ScoreTiledBy<kCode>(pass, [&](const KeyPass& of_tile, const KeyScales& scales, int first, int last) {
-    ScoreByTiles<NarrowKeys<kCode>>(of_tile, scales, first, last, prefetch);
+  using Keys = NarrowKeys<kCode, 1 << (formats::CodeBits(kCode) - 1)>;  // less the middle, where zeros are taken
+  Prefetcher prefetch{pass.prefetch, TileSteps<Keys>(pass)};
+  const KeySource keys = FindKeys<Keys>(pass);
+  StayAwake();
+  ScoreTiledBy<kCode, false>(pass, [&](const KeyPass& of_tile, const KeyScales& scales, int first, int last) {
+    ScoreByTiles<Keys>(of_tile, keys, scales, first, last, prefetch);
   });
 }
 
 template <Code kCode, class Values>
 void AccumulateValues(const ValuePass& pass) {
-  if (!MeetsByTiles<Values>(pass) || (Values::kNarrow && MeetsByVectors<kCode>(pass.cell, pass.rows))) {
+  if (!MeetsByTiles<Values>(pass) || (IsNarrow(kCode) && MeetsByVectors<kCode>(pass.cell, pass.rows))) {
     return Avx512Table().attention->values[static_cast<int>(kCode)].accumulate(pass);
   }
-  if constexpr (Values::kNarrow) {
+  if constexpr (IsNarrow(kCode)) {
     AccumulateNarrowTiles<kCode>(pass);
   } else {
     AccumulateTiles<Values>(pass);
@@ -92,6 +100,7 @@ AttentionKernels MakeKernels() {
   AttentionKernels kernels = *Avx512Table().attention;
   kernels.enter = [] { Tiles::Configure(); };
   kernels.leave = [] { Tiles::Release(); };
+  kernels.pass_rows = kTileRows;
   SetTiles<Code::kBf16, Bf16Keys, Bf16Values>(kernels);
   SetTiles<Code::kE4M3, Fp8Keys<kE4M3Tables>, Fp8Values<kE4M3Tables>>(kernels);
   SetTiles<Code::kE5M2, Fp8Keys<kE5M2Tables>, Fp8Values<kE5M2Tables>>(kernels);
@@ -114,9 +123,9 @@ float TileLoop(int64_t rounds, double* operations) noexcept {
   Tiles::Zero<kFirstOperand>();
   for (int64_t round = 0; round < rounds; ++round) {
     ForTiles<kTilesBeside>([&](auto tile) __attribute__((always_inline)) {
-      constexpr int kTile = decltype(tile)::kValue, kColumns = kSecondOperand + kTile % 2;
-      Tiles::Load<kColumns>(operands + kTile * kTileBytes, 64);
-      Dots::template Dot<kTile, kColumns>();
+      constexpr int kTile = decltype(tile)::kValue, kOfColumns = kSecondOperand + kTile % 2;
+      Tiles::Load<kOfColumns>(operands + kTile * kTileBytes, 64);
+      Dots::template Dot<kTile, kFirstOperand, kOfColumns>();
     });
   }
   Tiles::Store<0>(operands, 64);
@@ -138,7 +147,7 @@ const IsaTable& AmxTable() {
     result.limits.bf16_terms_dot = TileLoop<FloatDots, 32 / FloatDots::kTerms>;
     result.limits.wide_dot = TileLoop<WideDots, 64>;
     result.limits.coefficient_terms = WideDots::kTerms;
-    result.limits.narrow_dot = TileLoop<NarrowDots<true>, 64>;
+    result.limits.narrow_dot = TileLoop<NarrowDots, 64>;
     return result;
   }();
   return table;

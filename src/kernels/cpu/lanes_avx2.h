@@ -77,7 +77,10 @@ struct Lanes {
     return _mm_cvtss_f32(_mm_max_ss(s2, _mm_movehdup_ps(s2)));
   }
 
-  // MaxOf() of four vectors at a time.
+  // Sum() and MaxOf() of four vectors at a time.
+  static KVANTA_INLINE void SumsOf(const F* v, float* out) {
+    for (int i = 0; i < 4; ++i) out[i] = Sum(v[i]);
+  }
   static KVANTA_INLINE void MaximaOf(const F* v, float* out) {
     __m128 x4[4];
     for (int i = 0; i < 4; ++i) {

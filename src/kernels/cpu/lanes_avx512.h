@@ -81,7 +81,15 @@ struct Lanes {
     return _mm_cvtss_f32(_mm_max_ss(s2, _mm_movehdup_ps(s2)));
   }
 
-  // MaxOf() of four vectors at a time.
+  // Sum() and MaxOf() of four vectors at a time.
+  static KVANTA_INLINE void SumsOf(const F* v, float* out) {
+    const F a8 = Add(Quarters<0x44>(v[0], v[1]), Quarters<0xee>(v[0], v[1]));
+    const F b8 = Add(Quarters<0x44>(v[2], v[3]), Quarters<0xee>(v[2], v[3]));
+    const F x4 = Add(Quarters<0x88>(a8, b8), Quarters<0xdd>(a8, b8));
+    const F x2 = Add(x4, _mm512_permute_ps(x4, _MM_SHUFFLE(1, 0, 3, 2)));
+    const F x1 = Add(x2, _mm512_permute_ps(x2, _MM_SHUFFLE(2, 3, 0, 1)));
+    _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, x1)));
+  }
   static KVANTA_INLINE void MaximaOf(const F* v, float* out) {
     const F a8 = Max(Quarters<0x44>(v[0], v[1]), Quarters<0xee>(v[0], v[1]));
     const F b8 = Max(Quarters<0x44>(v[2], v[3]), Quarters<0xee>(v[2], v[3]));

@@ -88,6 +88,9 @@ struct Lanes {
     return m2[0] > m2[1] ? m2[0] : m2[1];
   }
   // Of four vectors at a time.
+  static KVANTA_INLINE void SumsOf(const F* v, float* out) {
+    for (int i = 0; i < 4; ++i) out[i] = Sum(v[i]);
+  }
   static KVANTA_INLINE void MaximaOf(const F* v, float* out) {
     for (int i = 0; i < 4; ++i) out[i] = MaxOf(v[i]);
   }

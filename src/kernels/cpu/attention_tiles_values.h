@@ -273,8 +273,8 @@ __attribute__((noinline)) void AddTileSums(const ValuePass& pass, const Weights&
   }
 }
 
-// Slots [begin, end) of a page, whole tiles of them. `unpack`: null where tiles are loaded from the cell. The sums of
-// columns wait in their tiles while those before are made use of.
+// Slots [begin, end) of a page, whole tiles of them. `unpack`: null where tiles are loaded from the cell. Of many rows
+// the sums of columns wait in their tiles while those before are made use of (of few, decode of fp8 is 2 % slower so).
 template <class Rows>
 __attribute__((noinline)) void AddByTiles(const ValuePass& pass, UnpackValues unpack, int begin, int end,
                                           const SlotScales& slots, const Weights& weights, bool rescale,
@@ -282,10 +282,12 @@ __attribute__((noinline)) void AddByTiles(const ValuePass& pass, UnpackValues un
   using Weighed = typename Rows::Weighed;
   constexpr int kTokens = Weighed::kTokens, kBeside = Rows::kBeside;
   constexpr int kTilesOfPage = kMaxPageTokens / kTokens;
+  constexpr bool kWaits = Rows::kRows == kTileRows;
   const CellView& cell = pass.cell;
   const int64_t stride = int64_t{cell.head_dim} * 4;
   BlockWalk of_batch{cell.block_scales ? cell.block : cell.head_dim};
   BlockWalk of_done = of_batch;
+  const bool unpacks = unpack != nullptr && pass.visit != Visit::kAgain;
   int done = -1;  // the columns whose sums are stored
   uint8_t* sums = pass.room + weights.tile_stride * (end / kTokens);
   uint8_t* room = sums + kTilesBeside * kTileBytes;
@@ -297,9 +299,6 @@ __attribute__((noinline)) void AddByTiles(const ValuePass& pass, UnpackValues un
         room = pass.room + kCallRoomBytes + kKeptCodeBytes + int64_t{channel} / 16 * kTilesOfPage * kTileBytes;
       }
       of_tile = kColumns * kTileBytes;
-      for (int t = begin; pass.visit != Visit::kAgain && t < end; t += kTokens) {
-        unpack(cell, t, channel, slots, room + t / kTokens * of_tile);
-      }
       tiles = {room, kTileBytes, 64};
     }
     for (int column = 0; column < kColumns; column += kBeside) {
@@ -310,6 +309,7 @@ __attribute__((noinline)) void AddByTiles(const ValuePass& pass, UnpackValues un
         bool moved = true;
         const uint8_t* rows = weights.rows + t / kTokens * weights.tile_stride;
         const uint8_t* columns = tiles.first + t / kTokens * of_tile + column * tiles.apart;
+        if (unpacks && column == 0) unpack(cell, t, channel, slots, room + t / kTokens * of_tile);
         ForTiles<kBeside>([&](auto i) __attribute__((always_inline)) {
           constexpr int kColumn = decltype(i)::kValue;
           if (moved) {
@@ -329,7 +329,7 @@ __attribute__((noinline)) void AddByTiles(const ValuePass& pass, UnpackValues un
           moved = walk.Next();
         });
       }
-      if (done >= 0) AddTileSums<Rows>(pass, weights, sums, done, of_done, rescale, prefetch);
+      if (kWaits && done >= 0) AddTileSums<Rows>(pass, weights, sums, done, of_done, rescale, prefetch);
       ForTiles<kTilesBeside>([&](auto i) __attribute__((always_inline)) {
         constexpr int kSum = decltype(i)::kValue;
         Tiles::Store<kSum>(sums + kSum * kTileBytes, 64);
@@ -337,9 +337,10 @@ __attribute__((noinline)) void AddByTiles(const ValuePass& pass, UnpackValues un
       done = channel + column * 16;
       of_done = of_batch;
       of_batch = walk;
+      if (!kWaits) AddTileSums<Rows>(pass, weights, sums, done, of_done, rescale, prefetch);
     }
   }
-  AddTileSums<Rows>(pass, weights, sums, done, of_done, rescale, prefetch);
+  if (kWaits) AddTileSums<Rows>(pass, weights, sums, done, of_done, rescale, prefetch);
 }
 
 // Whether slots are whole tiles, and blocks whole columns.
@@ -359,7 +360,7 @@ template <class Values, int kRows>
 KVANTA_INLINE void AccumulateTilesOf(const ValuePass& pass) {
   using Rows = WeightTiles<typename Values::Weighed, kRows>;
   Weights weights;
-  StayAwake();
+  if constexpr (kRows == kTileRows) StayAwake();
   Prefetcher prefetch{pass.prefetch, ValueSteps<Rows>(pass)};
   WeighTiles<Values, Rows>(pass, weights);
   AddByTiles<Rows>(pass, Values::kUnpack, pass.begin, pass.end, *SlotsOf(pass), weights, true, prefetch);

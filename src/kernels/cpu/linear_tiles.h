@@ -55,10 +55,6 @@ void PackTiles(const PackTask& task) noexcept {
 
 // ---- many rows: two tiles of rows with two panels, one with up to four
 
-// Tiles 0 to 3 are sums.
-inline constexpr int kPanelTile = 4;  // and 5, in turns
-inline constexpr int kRowsTile = 6;   // and 7
-
 // kTiles tiles of rows and kPanels panels, over a block of steps.
 struct StepRun {
   const uint8_t* x = nullptr;  // the first tile of rows
@@ -72,18 +68,18 @@ template <int kTiles, int kPanels>
 KVANTA_INLINE void AddSteps(const StepRun& run) {
   for (int64_t step = 0; step < run.steps; ++step) {
     const uint8_t* x = run.x + step * kTileBytes;
-    Tiles::Load<kRowsTile>(x, 64);
-    if constexpr (kTiles == 2) Tiles::Load<kRowsTile + 1>(x + run.steps * kTileBytes, 64);
+    Tiles::Load<kFirstOperand>(x, 64);
+    if constexpr (kTiles == 2) Tiles::Load<kFirstOperand + 1>(x + run.steps * kTileBytes, 64);
     ForTiles<kPanels>([&](auto panel) __attribute__((always_inline)) {
-      constexpr int kPanel = decltype(panel)::kValue, kColumns = kPanelTile + kPanel % 2;
+      constexpr int kPanel = decltype(panel)::kValue, kOfPanel = kSecondOperand + kPanel % 2;
       const uint8_t* w = run.w + kPanel * run.w_panel + step * kTileBytes;
       if (run.streams) {
 #pragma GCC unroll 16
         for (int line = 0; line < kTileRows; ++line) __builtin_prefetch(w + kPanelAhead + line * 64);
       }
-      Tiles::Load<kColumns>(w, 64);
-      Tiles::DotBf16<kPanel * kTiles, kRowsTile, kColumns>();
-      if constexpr (kTiles == 2) Tiles::DotBf16<kPanel * kTiles + 1, kRowsTile + 1, kColumns>();
+      Tiles::Load<kOfPanel>(w, 64);
+      Tiles::DotBf16<kPanel * kTiles, kFirstOperand, kOfPanel>();
+      if constexpr (kTiles == 2) Tiles::DotBf16<kPanel * kTiles + 1, kFirstOperand + 1, kOfPanel>();
     });
   }
 }
@@ -186,14 +182,15 @@ KVANTA_INLINE void ForPanelsOf(const MultiplyTask& task, F f) {
 template <int kTiles>
 void MultiplyGroups(const MultiplyTask& task, const RowGroups& groups) noexcept {
   TileRows heights;
-  for (int sum = kTiles - 1; sum < 4; sum += kTiles) heights.of[sum] = static_cast<uint8_t>(groups.last_rows);
-  heights.of[kRowsTile + kTiles - 1] = static_cast<uint8_t>(groups.last_rows);
+  const auto last_rows = static_cast<uint8_t>(groups.last_rows);
+  for (int sum = kTiles - 1; sum < kTilesBeside; sum += kTiles) heights.of[sum] = last_rows;
+  heights.of[kFirstOperand + kTiles - 1] = last_rows;
   Tiles::Configure(heights);
   // One group of rows meets a weight once.
   const bool once = groups.end_row - groups.first_row <= kTiles * kTileRows;
   const int64_t blocks_at_once = once ? task.steps.blocks : 1;
   for (int64_t block = 0; block < task.steps.blocks; block += blocks_at_once) {
-    ForPanelsOf<4 / kTiles>(
+    ForPanelsOf<kTilesBeside / kTiles>(
         task, [&](auto panels, int64_t panel) __attribute__((always_inline)) {
           MultiplyPanels<kTiles, decltype(panels)::kValue>(task, groups, {panel, block, block + blocks_at_once});
         });
@@ -202,8 +199,6 @@ void MultiplyGroups(const MultiplyTask& task, const RowGroups& groups) noexcept 
 }
 
 // ---- few rows: what a tile does to one of its sums, by vectors
-
-inline constexpr int kMostVectorRows = 4;
 
 // Subnormals are 0, read or written, while this lives.
 class FlushSubnormals {

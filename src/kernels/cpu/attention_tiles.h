@@ -64,7 +64,7 @@ KVANTA_INLINE Operands LayRows(const KeyPass& pass, int chunks, uint8_t* tiles) 
 // What the keys of a pass are met as.
 struct KeySource {
   KeyTiles tiles;
-  UnpackKeys unpack;  // each time; null where the tiles are there
+  UnpackKeyTiles unpack;  // each time; null where the tiles are there
 };
 // Where tiles are that later passes find again.
 KVANTA_INLINE KeyTiles KeptKeys(const KeyPass& pass) {

@@ -22,7 +22,7 @@ inline constexpr int kColumnChannels = 64;
 inline constexpr int kColumns = kColumnChannels / 16;
 
 // Makes tiles of what is not one: of 64 channels and the slots of a tile, one behind the other.
-using UnpackValues = void (*)(const CellView& cell, int token, int channel, const SlotScales& slots, uint8_t* out);
+using UnpackValueTiles = void (*)(const CellView& cell, int token, int channel, const SlotScales& slots, uint8_t* out);
 
 // Dots of a kind with the weights of kTerms terms.
 struct FloatWeights {
@@ -59,7 +59,7 @@ struct NarrowWeights : WideWeights {
 struct Bf16Values {
   using Weighed = FloatWeights;
   static constexpr const WordOrder& kOrder = kPlainWords;
-  static constexpr UnpackValues kUnpack = nullptr;  // tiles are loaded from the cell
+  static constexpr UnpackValueTiles kUnpack = nullptr;  // tiles are loaded from the cell
 };
 
 template <const ByteTables& kTables>
@@ -79,12 +79,12 @@ struct Fp8Values {
       }
     }
   }
-  static constexpr UnpackValues kUnpack = Unpack;
+  static constexpr UnpackValueTiles kUnpack = Unpack;
 };
 
 struct Int8Values {
   using Weighed = WideWeights;
-  static constexpr UnpackValues kUnpack = nullptr;
+  static constexpr UnpackValueTiles kUnpack = nullptr;
 };
 
 // What the codes of 16 slots are met less: `middle`, one less where the scale is negative.
@@ -138,7 +138,7 @@ void UnpackValueLevels(const CellView& cell, int token, int channel, const SlotS
 template <formats::Code kCode>
 struct NarrowValues {
   using Weighed = NarrowWeights;
-  static constexpr UnpackValues kUnpack = UnpackValueLevels<kCode>;
+  static constexpr UnpackValueTiles kUnpack = UnpackValueLevels<kCode>;
 };
 
 // The scales of slots that share the units of their weights, one behind the other.
@@ -276,7 +276,7 @@ __attribute__((noinline)) void AddTileSums(const ValuePass& pass, const Weights&
 // Slots [begin, end) of a page, whole tiles of them. `unpack`: null where tiles are loaded from the cell. Of many rows
 // the sums of columns wait in their tiles while those before are made use of (of few, decode of fp8 is 2 % slower so).
 template <class Rows>
-__attribute__((noinline)) void AddByTiles(const ValuePass& pass, UnpackValues unpack, int begin, int end,
+__attribute__((noinline)) void AddByTiles(const ValuePass& pass, UnpackValueTiles unpack, int begin, int end,
                                           const SlotScales& slots, const Weights& weights, bool rescale,
                                           Prefetcher& prefetch) {
   using Weighed = typename Rows::Weighed;

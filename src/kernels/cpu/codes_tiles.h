@@ -94,7 +94,7 @@ struct KeyTiles {
 };
 
 // Makes tiles of what is not one: of `groups` groups from `group` on, one behind the other.
-using UnpackKeys = void (*)(const CellView& cell, int group, int groups, int chunk, uint8_t* out);
+using UnpackKeyTiles = void (*)(const CellView& cell, int group, int groups, int chunk, uint8_t* out);
 
 // Dots of a kind: how they are taken, and what row of sums `row` comes to, `lower` bytes before that of the lower
 // terms.
@@ -143,7 +143,7 @@ struct FloatKeys {
 };
 
 struct Bf16Keys : FloatKeys {
-  static constexpr UnpackKeys kUnpack = nullptr;  // tiles are loaded from the cell
+  static constexpr UnpackKeyTiles kUnpack = nullptr;  // tiles are loaded from the cell
   static KVANTA_INLINE float Pack(const float* x, int head_dim, Lanes::F /*peak*/, uint8_t* out) {
     return PackIn<kPlainWords>(x, head_dim, out);
   }
@@ -167,7 +167,7 @@ struct Fp8Keys : FloatKeys {
       }
     }
   }
-  static constexpr UnpackKeys kUnpack = Unpack;
+  static constexpr UnpackKeyTiles kUnpack = Unpack;
 };
 
 // Signed bytes that meet coefficients of 16 bits.
@@ -196,7 +196,7 @@ struct WideKeys {
 };
 
 struct Int8Keys : WideKeys {
-  static constexpr UnpackKeys kUnpack = nullptr;
+  static constexpr UnpackKeyTiles kUnpack = nullptr;
   static constexpr int kBytes = 1;
   static KVANTA_INLINE float Pack(const float* x, int head_dim, Lanes::F peak, uint8_t* out) {
     return PackIn<false>(x, head_dim, peak, out);
@@ -238,7 +238,7 @@ void UnpackKeyLevels(const CellView& cell, int group, int groups, int chunk, uin
 
 template <formats::Code kCode>
 struct LloydKeys : WideKeys {
-  static constexpr UnpackKeys kUnpack = UnpackKeyLevels<kCode, 0>;
+  static constexpr UnpackKeyTiles kUnpack = UnpackKeyLevels<kCode, 0>;
   static KVANTA_INLINE float Pack(const float* x, int head_dim, Lanes::F peak, uint8_t* out) {
     return PackIn<true>(x, head_dim, peak, out) * kLevelUnit<kCode>;
   }
@@ -248,7 +248,7 @@ struct LloydKeys : WideKeys {
 template <formats::Code kCode, int kOffset = kLevelOffset<kCode>>
 struct NarrowKeys {
   static constexpr int kChannels = 64, kBlock = 16;
-  static constexpr UnpackKeys kUnpack = UnpackKeyLevels<kCode, kOffset>;
+  static constexpr UnpackKeyTiles kUnpack = UnpackKeyLevels<kCode, kOffset>;
   using Dots = NarrowDots;
 };
 

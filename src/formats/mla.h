@@ -22,7 +22,7 @@ struct MlaFp8 : FormatTraits {
   static constexpr Latents kLatents = Latents::kOnly;
 
   KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
-                        EncodeCounts& counts) noexcept {
+                                  EncodeCounts& counts) noexcept {
     const int block = head_dim < kBlock ? head_dim : kBlock;
     for (int begin = 0; begin < head_dim; begin += block) {
       StoreBytes(out.block_scales + begin / block * 4,

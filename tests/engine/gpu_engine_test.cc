@@ -5,6 +5,8 @@
 
 #include <cstring>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "emulated/gpus.h"
 #include "emulated/guarded_device.h"
@@ -164,9 +166,14 @@ std::map<std::string, std::pair<std::vector<int32_t>, std::vector<float>>> Serve
 // Batches that grow and shrink, contexts that grow, pages that close, requests that end: a replay that knew anything of
 // the step that it was recorded in would show.
 TEST_P(GpuEngineTest, GraphsChangeNoBit) {
-  for (const char* format : {"int4", "kivi4", "mla_int4"}) {  // kivi4's pages are encoded when they close
+#ifdef KVANTA_SANITIZED  // after faults of memory, in emulation that is slow as it is
+  const std::vector<std::string> formats = {"int4"};
+#else
+  const std::vector<std::string> formats = {"int4", "kivi4", "mla_int4"};  // kivi4's pages are encoded when they close
+#endif
+  for (const std::string& format : formats) {
     SCOPED_TRACE(format);
-    EngineConfig config = Config(format, "auto", std::string_view(format) == "mla_int4");
+    EngineConfig config = Config(format, "auto", format == "mla_int4");
     config.max_num_seqs = 12;
     int64_t most = 0;
     const auto graphs = Served(*Make(config), most);

@@ -1,5 +1,6 @@
 #include "emulated/cuda_grid.h"
 
+#include <dlfcn.h>
 #include <fmt/format.h>
 #include <ucontext.h>
 
@@ -14,6 +15,7 @@
 #endif
 #endif
 #ifdef KVANTA_FIBERS_ASAN
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -40,12 +42,9 @@ struct Fiber {
   void* operands = nullptr;
   void (*act)(void* const*) = nullptr;
   ucontext_t context{};
-#ifdef KVANTA_FIBERS_ASAN
-  void* sanitizer = nullptr;
-#else
   bool started = false;
-  jmp_buf place;  // after its start: swapcontext would call the system twice
-#endif
+  jmp_buf place;              // after its start: swapcontext would call the system twice
+  void* sanitizer = nullptr;  // what asan keeps for it
   uint8_t* stack = nullptr;
 };
 
@@ -89,14 +88,10 @@ class Block {
   int Warps() const { return shape.threads / kWarp; }
 
   std::vector<Fiber> fibers_;
-#ifdef KVANTA_FIBERS_ASAN
-  ucontext_t scheduler_{};
+  jmp_buf scheduler_place_;
   void* scheduler_sanitizer_ = nullptr;
   const void* scheduler_stack_ = nullptr;
   size_t scheduler_stack_bytes_ = 0;
-#else
-  jmp_buf scheduler_place_;
-#endif
   std::unique_ptr<uint8_t[]> shared_memory_;  // of exactly its size: what reads past the end is found by asan, too
   uint8_t* shared_ = nullptr;
   std::vector<ByteHistory> history_;
@@ -132,6 +127,9 @@ Block::Block(const GridShape& grid, const std::function<void()>& code) : shape(g
   for (size_t i = 0; i < fibers_.size(); ++i) {
     fibers_[i].thread = static_cast<int>(i);
     fibers_[i].stack = Stack(i);
+#ifdef KVANTA_FIBERS_ASAN
+    __asan_unpoison_memory_region(fibers_[i].stack, kStackBytes);  // frames that were left in an earlier grid
+#endif
     getcontext(&fibers_[i].context);
     fibers_[i].context.uc_stack.ss_sp = fibers_[i].stack;
     fibers_[i].context.uc_stack.ss_size = kStackBytes;
@@ -207,33 +205,38 @@ bool Block::ReleaseBarrier() {
   return true;
 }
 
+void GoOn(jmp_buf& place) {
+#ifdef KVANTA_FIBERS_ASAN
+  // asan's own would forget what it knows of the stack that is left, and take most of a grid's time for it.
+  static const auto jump = reinterpret_cast<void (*)(jmp_buf, int)>(dlsym(dlopen("libc.so.6", RTLD_LAZY), "_longjmp"));
+  jump(place, 1);
+#else
+  _longjmp(place, 1);
+#endif
+}
+
 void Block::Resume(Fiber& fiber) {
   current = &fiber;
 #ifdef KVANTA_FIBERS_ASAN
   __sanitizer_start_switch_fiber(&scheduler_sanitizer_, fiber.stack, kStackBytes);
-  swapcontext(&scheduler_, &fiber.context);
-#else
+#endif
   if (_setjmp(scheduler_place_) == 0) {
-    if (fiber.started) _longjmp(fiber.place, 1);
+    if (fiber.started) GoOn(fiber.place);
     fiber.started = true;
     setcontext(&fiber.context);
   }
-#endif
 #ifdef KVANTA_FIBERS_ASAN
   __sanitizer_finish_switch_fiber(scheduler_sanitizer_, nullptr, nullptr);
 #endif
 }
 
 void Block::Yield() {
-  Fiber& fiber = *current;
 #ifdef KVANTA_FIBERS_ASAN
-  __sanitizer_start_switch_fiber(&fiber.sanitizer, scheduler_stack_, scheduler_stack_bytes_);
-  swapcontext(&fiber.context, &scheduler_);
-#else
-  if (_setjmp(fiber.place) == 0) _longjmp(scheduler_place_, 1);
+  __sanitizer_start_switch_fiber(&current->sanitizer, scheduler_stack_, scheduler_stack_bytes_);
 #endif
+  if (_setjmp(current->place) == 0) GoOn(scheduler_place_);
 #ifdef KVANTA_FIBERS_ASAN
-  __sanitizer_finish_switch_fiber(fiber.sanitizer, &scheduler_stack_, &scheduler_stack_bytes_);
+  __sanitizer_finish_switch_fiber(current->sanitizer, &scheduler_stack_, &scheduler_stack_bytes_);
 #endif
 }
 

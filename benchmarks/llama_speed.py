@@ -119,12 +119,10 @@ class LlamaCpp:
         self.version = f"{rows[0].get('build_number', '')} ({rows[0].get('build_commit', 'unknown')})"
         return rows
 
-    def _at(self, depth: int) -> list[str]:
-        return ["-d", str(depth)]
-
     def rates(self, cache: str, flash: bool, works: Sequence[Work]) -> list[list[float]]:
         """Of works at one depth, whose tokens are computed once: tokens per second of every repeat."""
-        words = self._at(works[0].depth)
+        depth = works[0].depth
+        words = ["-d", str(depth)] if depth else []  # ik_llama.cpp's has none, and is asked for depth 0 alone
         for option, kind in (("-p", "prefill"), ("-n", "decode")):
             words += [option, ",".join(str(work.tokens) for work in works if work.kind == kind) or "0"]
         rows = self._rows(words, cache, flash)
@@ -136,14 +134,11 @@ class IkLlamaCpp(LlamaCpp):
 
     name = "ik_llama.cpp"
 
-    def _at(self, depth: int) -> list[str]:
-        return []  # it has no -d; asked for depth 0 alone
-
     def rates(self, cache: str, flash: bool, works: Sequence[Work]) -> list[list[float]]:
         """Of works at one depth; of a prompt behind others one rate, the last batch of a sweep up to there."""
-        return [self._rates_of(cache, flash, work) for work in works]
+        return [self._rates(cache, flash, work) for work in works]
 
-    def _rates_of(self, cache: str, flash: bool, work: Work) -> list[float]:
+    def _rates(self, cache: str, flash: bool, work: Work) -> list[float]:
         if work.depth == 0:
             return super().rates(cache, flash, [work])[0]
         if work.kind == "decode":

@@ -101,13 +101,10 @@ nb::dict RowDict(const AttentionBenchRow& row) {
   return result;
 }
 
-std::vector<nb::dict> RunBench(std::vector<std::string> formats, const std::string& isa, std::vector<int> threads,
-                               int heads, int kv_heads, int head_dim, int page_size, int batch, int64_t context,
-                               int query_tokens, double seconds, const nb::callable& measured) {
+AttentionBench BenchOptions(std::vector<std::string> formats, int heads, int kv_heads, int head_dim, int page_size,
+                            int batch, int64_t context, int query_tokens, double seconds) {
   AttentionBench options;
   options.formats = std::move(formats);
-  options.isa = isa;
-  options.threads = std::move(threads);
   options.heads = heads;
   options.kv_heads = kv_heads;
   options.head_dim = head_dim;
@@ -116,14 +113,28 @@ std::vector<nb::dict> RunBench(std::vector<std::string> formats, const std::stri
   options.context = context;
   options.query_tokens = query_tokens;
   options.seconds = seconds;
-  std::vector<AttentionBenchRow> rows;
-  {
-    nb::gil_scoped_release release;
-    rows = attention::RunAttentionBench(options, [&measured] {
-      nb::gil_scoped_acquire acquire;
-      measured();
-    });
-  }
+  return options;
+}
+
+// run(what to call after each row), without the GIL.
+template <typename Run>
+auto RowsOf(const nb::callable& measured, Run&& run) {
+  const nb::gil_scoped_release release;
+  return run([&measured] {
+    const nb::gil_scoped_acquire gil;
+    measured();
+  });
+}
+
+std::vector<nb::dict> RunBench(std::vector<std::string> formats, const std::string& isa, std::vector<int> threads,
+                               int heads, int kv_heads, int head_dim, int page_size, int batch, int64_t context,
+                               int query_tokens, double seconds, const nb::callable& measured) {
+  AttentionBench options =
+      BenchOptions(std::move(formats), heads, kv_heads, head_dim, page_size, batch, context, query_tokens, seconds);
+  options.isa = isa;
+  options.threads = std::move(threads);
+  const std::vector<AttentionBenchRow> rows =
+      RowsOf(measured, [&](const auto& after) { return attention::RunAttentionBench(options, after); });
   std::vector<nb::dict> result;
   for (const AttentionBenchRow& row : rows) result.push_back(RowDict(row));
   return result;
@@ -135,24 +146,11 @@ std::vector<nb::dict> RunGpu(std::vector<std::string> formats, int heads, int kv
   if (const std::string missing = kernels::MissingForCuda(); !missing.empty()) {
     throw InputError("device cuda: " + missing + "; there are: cpu");
   }
-  AttentionBench options;
-  options.formats = std::move(formats);
-  options.heads = heads;
-  options.kv_heads = kv_heads;
-  options.head_dim = head_dim;
-  options.page_size = page_size;
-  options.batch = batch;
-  options.context = context;
-  options.query_tokens = query_tokens;
-  options.seconds = seconds;
-  std::vector<attention::GpuBenchRow> rows;
-  {
-    nb::gil_scoped_release release;
-    rows = attention::RunGpuBench(options, kernels::MakeCudaGpu(), size_t{256} << 20, [&measured] {
-      nb::gil_scoped_acquire acquire;
-      measured();
-    });
-  }
+  const AttentionBench options =
+      BenchOptions(std::move(formats), heads, kv_heads, head_dim, page_size, batch, context, query_tokens, seconds);
+  const std::vector<attention::GpuBenchRow> rows = RowsOf(measured, [&](const auto& after) {
+    return attention::RunGpuBench(options, kernels::MakeCudaGpu(), size_t{256} << 20, after);
+  });
   std::vector<nb::dict> result;
   for (const attention::GpuBenchRow& row : rows) {
     nb::dict fields;

@@ -101,29 +101,12 @@ def bench(
     `share_of_limit`: the larger of `memory_ns` (the stored bytes at the rate that the machine reads at) and `dot_ns`
     (the multiply-adds at their peak) / `ns_median`. `measured` is called after each row.
     """
-    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "page_size": page_size, "batch": batch}
-    for name, value in {**sizes, "context": context, "query_tokens": query_tokens}.items():
-        whole_number(name, value, 1, 2**31 - 1)
+    sizes = _sizes(heads, kv_heads, head_dim, page_size, batch, context, query_tokens)
     for count in threads:
         whole_number("threads", count, 1, 2**31 - 1)
-    for name in formats:
-        text("a format", name)
     text("isa", isa)
     real_number("seconds", seconds, 0.0, 3600.0)
-    return _core.run_attention_bench(
-        list(formats),
-        isa,
-        list(threads),
-        heads,
-        kv_heads,
-        head_dim,
-        page_size,
-        batch,
-        context,
-        query_tokens,
-        seconds,
-        measured,
-    )
+    return _core.run_attention_bench(_texts(formats), isa, list(threads), *sizes, seconds, measured)
 
 
 def bench_gpu(
@@ -144,15 +127,21 @@ def bench_gpu(
 
     `share_of_limit`: stored bytes per second / the copy's bytes read and written. InputError without a GPU.
     """
-    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "page_size": page_size, "batch": batch}
-    for name, value in {**sizes, "context": context, "query_tokens": query_tokens}.items():
-        whole_number(name, value, 1, 2**31 - 1)
-    for name in formats:
-        text("a format", name)
+    sizes = _sizes(heads, kv_heads, head_dim, page_size, batch, context, query_tokens)
     real_number("seconds", seconds, 0.0, 3600.0)
-    return _core.run_gpu_attention_bench(
-        list(formats), heads, kv_heads, head_dim, page_size, batch, context, query_tokens, seconds, measured
-    )
+    return _core.run_gpu_attention_bench(_texts(formats), *sizes, seconds, measured)
+
+
+def _sizes(
+    heads: int, kv_heads: int, head_dim: int, page_size: int, batch: int, context: int, query_tokens: int
+) -> tuple[int, ...]:
+    """Checked, in the order in which the library takes them."""
+    sizes = locals()
+    return tuple(whole_number(name, value, 1, 2**31 - 1) for name, value in sizes.items())
+
+
+def _texts(formats: Sequence[str]) -> list[str]:
+    return [text("a format", name) for name in formats]
 
 
 def _channels(values: ArrayLike) -> list[int]:

@@ -148,16 +148,6 @@ class GpuAttentionTest : public testing::GpuTestBase, public ::testing::WithPara
     }
     return std::sqrt(sum / static_cast<double>(end - begin));
   }
-  static double LargestNorm(const std::vector<float>& values, int head_dim) {
-    double largest = 0;
-    for (size_t first = 0; first < values.size(); first += static_cast<size_t>(head_dim)) {
-      double sum = 0;
-      for (size_t i = first; i < first + static_cast<size_t>(head_dim); ++i)
-        sum += double{values[i]} * double{values[i]};
-      largest = std::max(largest, std::sqrt(sum));
-    }
-    return largest;
-  }
 };
 
 }  // namespace kvanta::attention

@@ -82,20 +82,15 @@ struct Lanes {
   }
 
   // Sum() and MaxOf() of four vectors at a time.
-  static KVANTA_INLINE void SumsOf(const F* v, float* out) {
-    const F a8 = Add(Quarters<0x44>(v[0], v[1]), Quarters<0xee>(v[0], v[1]));
-    const F b8 = Add(Quarters<0x44>(v[2], v[3]), Quarters<0xee>(v[2], v[3]));
-    const F x4 = Add(Quarters<0x88>(a8, b8), Quarters<0xdd>(a8, b8));
-    const F x2 = Add(x4, _mm512_permute_ps(x4, _MM_SHUFFLE(1, 0, 3, 2)));
-    const F x1 = Add(x2, _mm512_permute_ps(x2, _MM_SHUFFLE(2, 3, 0, 1)));
-    _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, x1)));
-  }
-  static KVANTA_INLINE void MaximaOf(const F* v, float* out) {
-    const F a8 = Max(Quarters<0x44>(v[0], v[1]), Quarters<0xee>(v[0], v[1]));
-    const F b8 = Max(Quarters<0x44>(v[2], v[3]), Quarters<0xee>(v[2], v[3]));
-    const F x4 = Max(Quarters<0x88>(a8, b8), Quarters<0xdd>(a8, b8));
-    const F x2 = Max(x4, _mm512_permute_ps(x4, _MM_SHUFFLE(1, 0, 3, 2)));
-    const F x1 = Max(x2, _mm512_permute_ps(x2, _MM_SHUFFLE(2, 3, 0, 1)));
+  static KVANTA_INLINE void SumsOf(const F* v, float* out) { FoldFour<Add>(v, out); }
+  static KVANTA_INLINE void MaximaOf(const F* v, float* out) { FoldFour<Max>(v, out); }
+  template <F (*kFold)(F, F)>
+  static KVANTA_INLINE void FoldFour(const F* v, float* out) {
+    const F a8 = kFold(Quarters<0x44>(v[0], v[1]), Quarters<0xee>(v[0], v[1]));
+    const F b8 = kFold(Quarters<0x44>(v[2], v[3]), Quarters<0xee>(v[2], v[3]));
+    const F x4 = kFold(Quarters<0x88>(a8, b8), Quarters<0xdd>(a8, b8));
+    const F x2 = kFold(x4, _mm512_permute_ps(x4, _MM_SHUFFLE(1, 0, 3, 2)));
+    const F x1 = kFold(x2, _mm512_permute_ps(x2, _MM_SHUFFLE(2, 3, 0, 1)));
     _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, x1)));
   }
 
@@ -113,10 +108,6 @@ struct Lanes {
 
   static KVANTA_INLINE F LoadFp16(const uint16_t* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-  }
-  static KVANTA_INLINE F LoadBf16(const uint16_t* p) {
-    const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(codes), 16));
   }
 
   static KVANTA_INLINE F LoadE4M3(const uint8_t* p) {

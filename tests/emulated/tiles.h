@@ -36,10 +36,6 @@ struct EmulatedTiles {
     DotBytes<int8_t, int8_t>(kSum, kRows, kColumns);
   }
   template <int kSum, int kRows, int kColumns>
-  static void DotSignedUnsigned() {
-    DotBytes<int8_t, uint8_t>(kSum, kRows, kColumns);
-  }
-  template <int kSum, int kRows, int kColumns>
   static void DotUnsignedSigned() {
     DotBytes<uint8_t, int8_t>(kSum, kRows, kColumns);
   }

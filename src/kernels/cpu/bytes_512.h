@@ -58,9 +58,7 @@ struct Bytes16 {
   }
   static KVANTA_INLINE Run MulAddSigned(Run run, V weights, V x) { return DotBytes(run, weights, x); }
   static KVANTA_INLINE Sum Set(int32_t x) { return _mm512_set1_epi32(x); }
-  static KVANTA_INLINE Sum Widen(Run run) { return run; }
   static KVANTA_INLINE Sum Add(Sum sum, Run run) { return _mm512_add_epi32(sum, run); }
-  static KVANTA_INLINE Sum Plus(Sum sum, int32_t x) { return _mm512_add_epi32(sum, _mm512_set1_epi32(x)); }
   static KVANTA_INLINE Lanes::F ToFloat(Sum sum) { return _mm512_cvtepi32_ps(sum); }
 
   // 16 integers of magnitude up to 127 as bytes, of every 8 the even ones first.

@@ -274,9 +274,6 @@ struct Bytes8 : Bytes256 {
     __asm__("vpaddw %1, %0, %0" : "+x"(run) : "x"(x));
     return run;
   }
-  static KVANTA_INLINE Run MulAdd(Run run, V x, const uint8_t* coefficients) {
-    return AddInPlace(run, _mm256_maddubs_epi16(x, BroadcastQuad(coefficients)));
-  }
   static KVANTA_INLINE Run MulAddSigned(Run run, V weights, V x) {
     return AddInPlace(run, _mm256_maddubs_epi16(weights, x));
   }

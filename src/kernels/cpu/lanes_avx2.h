@@ -119,11 +119,6 @@ struct Lanes {
     return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
             _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
   }
-  static KVANTA_INLINE F LoadBf16(const uint16_t* p) {
-    const __m128i* v = reinterpret_cast<const __m128i*>(p);
-    return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(v)), 16)),
-            _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(v + 1)), 16))};
-  }
 
   static KVANTA_INLINE F LoadE4M3(const uint8_t* p) {
     // As an f32 with the exponent field unshifted: the value times 2^(7 - 127), subnormals included.

@@ -128,10 +128,6 @@ struct Lanes {
     return (F4)((U4)((F4)magnitude * Broadcast(0x1p112f)) | special | ((bits & 0x8000U) << 16));
   }
   static KVANTA_INLINE F LoadFp16(const uint16_t* p) { return Each(FromFp16, WidenShorts(p)); }
-  static KVANTA_INLINE F LoadBf16(const uint16_t* p) {
-    return Each(
-        [](U4 x) __attribute__((always_inline)) { return (F4)(x << 16); }, WidenShorts(p));
-  }
 
   static KVANTA_INLINE F LoadE4M3(const uint8_t* p) {
     // As an f32 with the exponent field unshifted: the value times 2^(7 - 127), subnormals included.

@@ -73,10 +73,6 @@ struct Tiles {
     __asm__ volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kRows), "i"(kColumns));
   }
   template <int kSum, int kRows, int kColumns>
-  static KVANTA_INLINE void DotSignedUnsigned() {
-    __asm__ volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kRows), "i"(kColumns));
-  }
-  template <int kSum, int kRows, int kColumns>
   static KVANTA_INLINE void DotUnsignedSigned() {
     __asm__ volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kRows), "i"(kColumns));
   }

@@ -51,7 +51,7 @@ struct PackTask {
 
 struct WeightKernels {
   int step_k = 0;                // k of a step
-  int block_steps = 0;           // of a block at most: a panel's part stays in L1 while row tiles pass over it
+  int block_steps = 0;           // of a block at most: a panel's part, kept near while row tiles pass over it
   int64_t block_rows = 0;        // rows of x that are packed at a time, at most
   int64_t x_stride = 0;          // bytes of a row in one block of packed x
   int64_t panel_step_bytes = 0;  // bytes of a panel per step

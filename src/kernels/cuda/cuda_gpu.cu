@@ -13,6 +13,7 @@
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/entries.h"
 #include "kernels/cuda/gpu.h"
+#include "kernels/cuda/model_entries.h"
 #include "kernels/cuda/probe.h"
 #include "kvanta/error.h"
 

@@ -1,11 +1,10 @@
-// Launches of the kernels that nvcc compiles.
+// Launches of Append's and attention's kernels, which nvcc compiles.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include "kernels/cuda/kernel_list.h"
 #include "kernels/cuda/launch.h"
-#include "kernels/cuda/model_work.h"
 
 namespace kvanta::kernels::cuda {
 
@@ -16,8 +15,5 @@ void LaunchAttend(int kernel, const AttendLayer& layer, int blocks, cudaStream_t
 // LaunchAttend's of latents, in a unit of its own.
 void LaunchLatents(const AttendLayer& layer, int blocks, cudaStream_t stream);
 void LaunchMerge(const AttendLayer& layer, cudaStream_t stream);
-// Any operation of a model; linear layers are LaunchLinear's.
-void LaunchModel(const ModelWork& work, cudaStream_t stream);
-void LaunchLinear(const LinearWork& work, cudaStream_t stream);
 
 }  // namespace kvanta::kernels::cuda

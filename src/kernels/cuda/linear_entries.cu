@@ -1,8 +1,8 @@
 // Linear layers' kernels, one for each way to keep W and each tile.
 #include "kernels/cuda/primitives_nvcc.h"
 // Primitives first.
-#include "kernels/cuda/entries.h"
 #include "kernels/cuda/linear_kernels.h"
+#include "kernels/cuda/model_entries.h"
 
 namespace kvanta::kernels::cuda {
 namespace {

@@ -2,8 +2,8 @@
 #include "kernels/cuda/primitives_nvcc.h"
 // Primitives first.
 #include "kernels/cuda/draw_kernel.h"
-#include "kernels/cuda/entries.h"
 #include "kernels/cuda/expert_kernels.h"
+#include "kernels/cuda/model_entries.h"
 #include "kernels/cuda/pack_kernel.h"
 #include "kernels/cuda/row_kernels.h"
 

@@ -1,10 +1,9 @@
 // The attention kernels of every unit by themselves: every code of every format through QK and PV, rows that share a
-// tile, the softmax's corners.
+// tile.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -12,113 +11,15 @@
 #include <vector>
 
 #include "emulated/units.h"
-#include "formats/bytes.h"
 #include "formats/cell_layout.h"
-#include "formats/transform.h"
+#include "kernels/attention_cells.h"
 #include "kernels/cpu/attention_table.h"
-#include "kernels/reference/attention.h"
 #include "tolerance.h"
 
 namespace kvanta::kernels {
 namespace {
 
 using formats::SideKind;
-
-// A cell whose codes are consecutive numbers from `first` on, in the cache's layout, and what they decode to.
-struct Cell {
-  formats::CellShape shape;
-  formats::CellPlanes planes;
-  std::vector<uint8_t> bytes;
-  std::vector<float> values;  // [tokens][head_dim]
-  CellView view;
-};
-
-// Scales near 1 that differ from element to element, and zeros near -2, as each is stored.
-void FillScales(formats::ScaleType type, uint8_t* bytes, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    const float value = 1.0f + static_cast<float>(i % 7) / 1024.0f;
-    switch (type) {
-      case formats::ScaleType::kNone:
-        return;
-      case formats::ScaleType::kF32:
-        formats::StoreBytes(bytes + 4 * i, value);
-        break;
-      case formats::ScaleType::kFp16:
-        formats::StoreBytes(bytes + 2 * i, static_cast<uint16_t>(0x3c00 + i % 7));
-        break;
-      case formats::ScaleType::kE4M3:
-        bytes[i] = static_cast<uint8_t>(0x30 + i % 16);
-        break;
-      case formats::ScaleType::kE8M0:
-        bytes[i] = static_cast<uint8_t>(125 + i % 5);
-    }
-  }
-}
-void FillZeros(bool present, uint8_t* bytes, int64_t count) {
-  for (int64_t i = 0; present && i < count; ++i) {
-    formats::StoreBytes(bytes + 2 * i, static_cast<uint16_t>(0xc000 + i % 5));
-  }
-}
-
-int Tokens(const formats::Format& format) {
-  return std::max(16, format.scaling.tile);
-}
-int LeastHeadDim(const formats::Format& format) {
-  return std::max({8, format.scaling.short_rows ? 8 : format.scaling.channels, formats::CodeChannels(format.code)});
-}
-
-// The heads and pages that a format is tested with: the smallest, and those that kernels meet by whole tiles.
-std::array<formats::CellShape, 2> ShapesOf(const formats::Format& format) {
-  const int head_dim = LeastHeadDim(format);
-  return {formats::CellShape{Tokens(format), head_dim}, formats::CellShape{64, std::max(64, head_dim)}};
-}
-
-Cell MakeCell(const formats::Format& format, SideKind kind, formats::CellShape shape, uint32_t first) {
-  const formats::Scaling& scaling = format.scaling;
-  const auto [tokens, head_dim] = shape;
-  Cell cell{.shape = {.tokens = tokens, .head_dim = head_dim}, .planes = {}, .bytes = {}, .values = {}, .view = {}};
-  cell.planes = formats::PlanCell(format, cell.shape);
-  std::vector<uint8_t> canonical(static_cast<size_t>(cell.planes.bytes));
-  uint32_t code = first;
-  for (int64_t i = 0; i < tokens * cell.planes.row_bytes; ++code) {
-    const int width = std::max(1, format.code_bits / 8);
-    std::memcpy(&canonical[static_cast<size_t>(i)], &code, static_cast<size_t>(width));
-    i += width;
-  }
-  const int64_t blocks = int64_t{tokens} * cell.planes.blocks;
-  FillScales(scaling.block, canonical.data() + cell.planes.block_scales, blocks);
-  FillZeros(scaling.block_zero, canonical.data() + cell.planes.block_zeros, blocks);
-  FillScales(scaling.token, canonical.data() + cell.planes.token_scales, tokens);
-  FillZeros(scaling.token_zero, canonical.data() + cell.planes.token_zeros, tokens);
-  if (scaling.tile != 0) {
-    FillScales(formats::ScaleType::kFp16, canonical.data() + cell.planes.channel_scales,
-               tokens / scaling.tile * head_dim);
-    FillZeros(true, canonical.data() + cell.planes.channel_zeros, tokens / scaling.tile * head_dim);
-  }
-  cell.bytes.resize(canonical.size());
-  formats::FromCanonical(kind, format, cell.shape, cell.planes, canonical.data(), cell.bytes.data());
-  cell.values.resize(static_cast<size_t>(tokens * head_dim));
-  reference::DecodeCell(kind, format, cell.shape, cell.planes, cell.bytes.data(), 1.0f, tokens, cell.values.data());
-  const auto fp16 = [&cell](int64_t plane) { return reinterpret_cast<const uint16_t*>(cell.bytes.data() + plane); };
-  cell.view = {.codes = cell.bytes.data() + cell.planes.codes,
-               .page_tokens = tokens,
-               .head_dim = head_dim,
-               .block = formats::BlockChannels(scaling, head_dim),
-               .tile = scaling.tile};
-  if (scaling.block != formats::ScaleType::kNone) {
-    cell.view.block_scales = {cell.bytes.data() + cell.planes.block_scales, scaling.block};
-  }
-  if (scaling.token != formats::ScaleType::kNone) {
-    cell.view.token_scales = {cell.bytes.data() + cell.planes.token_scales, scaling.token};
-  }
-  if (scaling.block_zero) cell.view.block_zeros = fp16(cell.planes.block_zeros);
-  if (scaling.token_zero) cell.view.token_zeros = fp16(cell.planes.token_zeros);
-  if (scaling.tile != 0) {
-    cell.view.channel_scales = fp16(cell.planes.channel_scales);
-    cell.view.channel_zeros = fp16(cell.planes.channel_zeros);
-  }
-  return cell;
-}
 
 // Equal, both NaN, or within the roundings of an integer code's scales and of a zero beside it; subnormals may be
 // flushed (vdpbf16ps does).
@@ -414,79 +315,6 @@ TEST_P(AttentionKernelsTest, IntegerScoresAreEqualOnEveryUnit) {
                .prefetch = {}});
   }
   EXPECT_EQ(scores[0], scores[1]);
-}
-
-TEST_P(AttentionKernelsTest, SoftmaxOverPagesIsTheSoftmaxOfAll) {
-  std::mt19937 random(3);
-  std::normal_distribution<float> normal(0, 5);
-  std::vector<float> scores(kMaxPageTokens, std::nanf("")), logits;
-  SoftmaxState state{-std::numeric_limits<float>::infinity(), 0};
-  std::vector<double> p;
-  for (int page = 0; page < 5; ++page) {
-    const int begin = page == 0 ? 3 : 0, end = page == 4 ? 21 : 32;
-    for (int t = begin; t < end; ++t) scores[static_cast<size_t>(t)] = normal(random);
-    for (int t = begin; t < end; ++t) logits.push_back(scores[static_cast<size_t>(t)]);
-    float rescale = 0;
-    Kernels().softmax({.begin = begin,
-                       .end = end,
-                       .page_tokens = 32,
-                       .rows = 1,
-                       .softcap = 0,
-                       .bias = nullptr,
-                       .scores = scores.data(),
-                       .state = &state,
-                       .rescale = &rescale});
-    for (double& x : p) x *= rescale;
-    for (int t = 0; t < 32; ++t) {
-      if (t >= begin && t < end) {
-        p.push_back(scores[static_cast<size_t>(t)]);
-      } else if (t >= begin / 16 * 16 && t < (end + 15) / 16 * 16) {
-        EXPECT_EQ(scores[static_cast<size_t>(t)], 0) << "masked slot " << t;
-      }
-    }
-  }
-  double sum = 0;
-  for (const float x : logits) sum += std::exp2(double{x} - state.max);
-  EXPECT_NEAR(state.sum, sum, 32 * testing::kExpRelative * sum);
-  for (size_t i = 0; i < p.size(); ++i) {
-    EXPECT_NEAR(p[i], std::exp2(double{logits[i]} - state.max), 32 * testing::kExpRelative);
-  }
-}
-
-TEST_P(AttentionKernelsTest, TransformIsThatOfTheFormatsToTheBit) {
-  std::mt19937 random(3);
-  std::normal_distribution<float> normal;
-  for (const int head_dim : {8, 16, 24, 32, 48, 64, 80, 96, 128, 192, 256, 512}) {
-    std::vector<float> x(static_cast<size_t>(head_dim));
-    for (float& value : x) value = normal(random);
-    x[3] = 0x1p-140F;  // below what is normal
-    x[5] = -x[4];      // meets its opposite
-    std::vector<float> expected = x, out(x.size());
-    formats::Hadamard(expected.data(), head_dim);
-    Kernels().transform(x.data(), head_dim, out.data());
-    const auto same = [&](const std::vector<float>& result) {
-      return std::memcmp(result.data(), expected.data(), x.size() * sizeof(float)) == 0;
-    };
-    EXPECT_TRUE(same(out)) << head_dim;
-    Kernels().transform(x.data(), head_dim, x.data());
-    EXPECT_TRUE(same(x)) << head_dim << " in place";
-  }
-}
-
-TEST_P(AttentionKernelsTest, MergeOfAnEmptyPartChangesNothing) {
-  const float inf = std::numeric_limits<float>::infinity();
-  SoftmaxState state{2.0f, 3.0f};
-  const SoftmaxState empty{-inf, 0};
-  std::vector<float> out = {1, -2, 3, -0.0f, 5, 6, 7, 8};
-  const std::vector<float> before = out, garbage(8, std::nanf(""));
-  Kernels().merge(state, out.data(), empty, garbage.data(), 8);
-  EXPECT_EQ(std::memcmp(out.data(), before.data(), 32), 0);
-  EXPECT_EQ(state.sum, 3.0f);
-  SoftmaxState first = empty;
-  std::vector<float> target = garbage;
-  Kernels().merge(first, target.data(), state, out.data(), 8);
-  EXPECT_EQ(target, out);
-  EXPECT_EQ(first.max, 2.0f);
 }
 
 }  // namespace

@@ -136,43 +136,43 @@ TEST_P(RowTest, AddIsOneRounding) {
 }
 
 TEST_P(RowTest, OpsGiveEveryRowItsOwnBitsForAnyThreads) {
-  constexpr int64_t kRows = 90;
+  constexpr int64_t kManyRows = 90;
   constexpr int64_t kWidth = 576;  // enough values for several tasks
-  const auto x = RandomValues(kRows * kWidth, 8);
+  const auto x = RandomValues(kManyRows * kWidth, 8);
   const auto weight = RandomValues(kWidth, 9);
   std::vector<int64_t> positions;
-  for (int64_t row = 0; row < kRows; ++row) positions.push_back(row % 7);
+  for (int64_t row = 0; row < kManyRows; ++row) positions.push_back(row % 7);
   const auto angles = RandomValues(7 * 64, 10);
   for (const int threads : {1, 3}) {
     const auto ops = MakeCpuOps(std::make_shared<ThreadPool>(threads), *GetParam().table);
-    std::vector<float> out(kRows * kWidth);
+    std::vector<float> out(kManyRows * kWidth);
     std::vector<float> alone(kWidth);
-    ops->RmsNorm(x.data(), kWidth, weight.data(), 1e-5F, kRows, kWidth, out.data(), kWidth);
-    for (int64_t row = 0; row < kRows; ++row) {
+    ops->RmsNorm(x.data(), kWidth, weight.data(), 1e-5F, kManyRows, kWidth, out.data(), kWidth);
+    for (int64_t row = 0; row < kManyRows; ++row) {
       rows().rms_norm(x.data() + row * kWidth, weight.data(), 1e-5F, kWidth, alone.data());
       ASSERT_TRUE(std::equal(alone.begin(), alone.end(), out.begin() + row * kWidth));
     }
-    ops->SiluMul(x.data(), kRows / 2, kWidth, out.data());
-    for (int64_t row = 0; row < kRows / 2; ++row) {
+    ops->SiluMul(x.data(), kManyRows / 2, kWidth, out.data());
+    for (int64_t row = 0; row < kManyRows / 2; ++row) {
       rows().silu_mul(x.data() + 2 * row * kWidth, x.data() + (2 * row + 1) * kWidth, kWidth, alone.data());
       ASSERT_TRUE(std::equal(alone.begin(), alone.end(), out.begin() + row * kWidth));
     }
     out = x;
-    ops->Rope(out.data(), kWidth, kRows, 9, 64, 64, angles.data(), positions.data());
-    for (int64_t row = 0; row < kRows; ++row) {
+    ops->Rope(out.data(), kWidth, kManyRows, 9, 64, 64, angles.data(), positions.data());
+    for (int64_t row = 0; row < kManyRows; ++row) {
       alone.assign(x.begin() + row * kWidth, x.begin() + (row + 1) * kWidth);
       rows().rope(alone.data(), 9, 64, 32, angles.data() + positions[row] * 64);
       ASSERT_TRUE(std::equal(alone.begin(), alone.end(), out.begin() + row * kWidth));
     }
     out = x;
-    ops->Add(out.data(), x.data(), kRows * kWidth - 3);
-    for (int64_t i = 0; i < kRows * kWidth; ++i) ASSERT_EQ(out[i], i < kRows * kWidth - 3 ? 2 * x[i] : x[i]);
-    const WeightView table{x.data(), DType::kF32, kRows, kWidth};
+    ops->Add(out.data(), x.data(), kManyRows * kWidth - 3);
+    for (int64_t i = 0; i < kManyRows * kWidth; ++i) ASSERT_EQ(out[i], i < kManyRows * kWidth - 3 ? 2 * x[i] : x[i]);
+    const WeightView table{x.data(), DType::kF32, kManyRows, kWidth};
     const auto linear = ops->MakeLinear({&table, 1}, {}, WeightType::kF32);
     std::vector<int32_t> ids;
-    for (int32_t row = 0; row < kRows; ++row) ids.push_back((row * 37) % kRows);
-    ops->Embed(*linear, ids.data(), kRows, out.data());
-    for (int64_t row = 0; row < kRows; ++row) {
+    for (int32_t row = 0; row < kManyRows; ++row) ids.push_back((row * 37) % kManyRows);
+    ops->Embed(*linear, ids.data(), kManyRows, out.data());
+    for (int64_t row = 0; row < kManyRows; ++row) {
       ASSERT_TRUE(
           std::equal(out.begin() + row * kWidth, out.begin() + (row + 1) * kWidth, x.begin() + ids[row] * kWidth));
     }

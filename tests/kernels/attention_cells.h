@@ -1,0 +1,113 @@
+// Cells that hold the codes a test wants, for the attention kernels.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "formats/bytes.h"
+#include "formats/cell_layout.h"
+#include "kernels/cpu/attention_table.h"
+#include "kernels/reference/attention.h"
+
+namespace kvanta::kernels {
+
+// A cell whose codes are consecutive numbers from `first` on, in the cache's layout, and what they decode to.
+struct Cell {
+  formats::CellShape shape;
+  formats::CellPlanes planes;
+  std::vector<uint8_t> bytes;
+  std::vector<float> values;  // [tokens][head_dim]
+  CellView view;
+};
+
+// Scales near 1 that differ from element to element, and zeros near -2, as each is stored.
+inline void FillScales(formats::ScaleType type, uint8_t* bytes, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float value = 1.0f + static_cast<float>(i % 7) / 1024.0f;
+    switch (type) {
+      case formats::ScaleType::kNone:
+        return;
+      case formats::ScaleType::kF32:
+        formats::StoreBytes(bytes + 4 * i, value);
+        break;
+      case formats::ScaleType::kFp16:
+        formats::StoreBytes(bytes + 2 * i, static_cast<uint16_t>(0x3c00 + i % 7));
+        break;
+      case formats::ScaleType::kE4M3:
+        bytes[i] = static_cast<uint8_t>(0x30 + i % 16);
+        break;
+      case formats::ScaleType::kE8M0:
+        bytes[i] = static_cast<uint8_t>(125 + i % 5);
+    }
+  }
+}
+inline void FillZeros(bool present, uint8_t* bytes, int64_t count) {
+  for (int64_t i = 0; present && i < count; ++i) {
+    formats::StoreBytes(bytes + 2 * i, static_cast<uint16_t>(0xc000 + i % 5));
+  }
+}
+
+inline int Tokens(const formats::Format& format) {
+  return std::max(16, format.scaling.tile);
+}
+inline int LeastHeadDim(const formats::Format& format) {
+  return std::max({8, format.scaling.short_rows ? 8 : format.scaling.channels, formats::CodeChannels(format.code)});
+}
+
+// The heads and pages that a format is tested with: the smallest, and those that kernels meet by whole tiles.
+inline std::array<formats::CellShape, 2> ShapesOf(const formats::Format& format) {
+  const int head_dim = LeastHeadDim(format);
+  return {formats::CellShape{Tokens(format), head_dim}, formats::CellShape{64, std::max(64, head_dim)}};
+}
+
+inline Cell MakeCell(const formats::Format& format, formats::SideKind kind, formats::CellShape shape, uint32_t first) {
+  const formats::Scaling& scaling = format.scaling;
+  const auto [tokens, head_dim] = shape;
+  Cell cell{.shape = {.tokens = tokens, .head_dim = head_dim}, .planes = {}, .bytes = {}, .values = {}, .view = {}};
+  cell.planes = formats::PlanCell(format, cell.shape);
+  std::vector<uint8_t> canonical(static_cast<size_t>(cell.planes.bytes));
+  uint32_t code = first;
+  for (int64_t i = 0; i < tokens * cell.planes.row_bytes; ++code) {
+    const int width = std::max(1, format.code_bits / 8);
+    std::memcpy(&canonical[static_cast<size_t>(i)], &code, static_cast<size_t>(width));
+    i += width;
+  }
+  const int64_t blocks = int64_t{tokens} * cell.planes.blocks;
+  FillScales(scaling.block, canonical.data() + cell.planes.block_scales, blocks);
+  FillZeros(scaling.block_zero, canonical.data() + cell.planes.block_zeros, blocks);
+  FillScales(scaling.token, canonical.data() + cell.planes.token_scales, tokens);
+  FillZeros(scaling.token_zero, canonical.data() + cell.planes.token_zeros, tokens);
+  if (scaling.tile != 0) {
+    FillScales(formats::ScaleType::kFp16, canonical.data() + cell.planes.channel_scales,
+               tokens / scaling.tile * head_dim);
+    FillZeros(true, canonical.data() + cell.planes.channel_zeros, tokens / scaling.tile * head_dim);
+  }
+  cell.bytes.resize(canonical.size());
+  formats::FromCanonical(kind, format, cell.shape, cell.planes, canonical.data(), cell.bytes.data());
+  cell.values.resize(static_cast<size_t>(tokens * head_dim));
+  reference::DecodeCell(kind, format, cell.shape, cell.planes, cell.bytes.data(), 1.0f, tokens, cell.values.data());
+  const auto fp16 = [&cell](int64_t plane) { return reinterpret_cast<const uint16_t*>(cell.bytes.data() + plane); };
+  cell.view = {.codes = cell.bytes.data() + cell.planes.codes,
+               .page_tokens = tokens,
+               .head_dim = head_dim,
+               .block = formats::BlockChannels(scaling, head_dim),
+               .tile = scaling.tile};
+  if (scaling.block != formats::ScaleType::kNone) {
+    cell.view.block_scales = {cell.bytes.data() + cell.planes.block_scales, scaling.block};
+  }
+  if (scaling.token != formats::ScaleType::kNone) {
+    cell.view.token_scales = {cell.bytes.data() + cell.planes.token_scales, scaling.token};
+  }
+  if (scaling.block_zero) cell.view.block_zeros = fp16(cell.planes.block_zeros);
+  if (scaling.token_zero) cell.view.token_zeros = fp16(cell.planes.token_zeros);
+  if (scaling.tile != 0) {
+    cell.view.channel_scales = fp16(cell.planes.channel_scales);
+    cell.view.channel_zeros = fp16(cell.planes.channel_zeros);
+  }
+  return cell;
+}
+
+}  // namespace kvanta::kernels

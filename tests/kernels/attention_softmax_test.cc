@@ -1,0 +1,101 @@
+// What every unit does with rows of scores and results: the softmax over pages, the transform, the merge of runs.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "emulated/units.h"
+#include "formats/transform.h"
+#include "kernels/cpu/attention_table.h"
+#include "kernels/cpu/isa_table.h"
+#include "tolerance.h"
+
+namespace kvanta::kernels {
+namespace {
+
+class AttentionSoftmaxTest : public ::testing::TestWithParam<testing::Unit> {
+ protected:
+  const AttentionKernels& Kernels() const { return *GetParam().table->attention; }
+};
+
+INSTANTIATE_TEST_SUITE_P(Units, AttentionSoftmaxTest, ::testing::ValuesIn(testing::Units()),
+                         [](const auto& unit) { return unit.param.name; });
+
+TEST_P(AttentionSoftmaxTest, SoftmaxOverPagesIsTheSoftmaxOfAll) {
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal(0, 5);
+  std::vector<float> scores(kMaxPageTokens, std::nanf("")), logits;
+  SoftmaxState state{-std::numeric_limits<float>::infinity(), 0};
+  std::vector<double> p;
+  for (int page = 0; page < 5; ++page) {
+    const int begin = page == 0 ? 3 : 0, end = page == 4 ? 21 : 32;
+    for (int t = begin; t < end; ++t) scores[static_cast<size_t>(t)] = normal(random);
+    for (int t = begin; t < end; ++t) logits.push_back(scores[static_cast<size_t>(t)]);
+    float rescale = 0;
+    Kernels().softmax({.begin = begin,
+                       .end = end,
+                       .page_tokens = 32,
+                       .rows = 1,
+                       .softcap = 0,
+                       .bias = nullptr,
+                       .scores = scores.data(),
+                       .state = &state,
+                       .rescale = &rescale});
+    for (double& x : p) x *= rescale;
+    for (int t = 0; t < 32; ++t) {
+      if (t >= begin && t < end) {
+        p.push_back(scores[static_cast<size_t>(t)]);
+      } else if (t >= begin / 16 * 16 && t < (end + 15) / 16 * 16) {
+        EXPECT_EQ(scores[static_cast<size_t>(t)], 0) << "masked slot " << t;
+      }
+    }
+  }
+  double sum = 0;
+  for (const float x : logits) sum += std::exp2(double{x} - state.max);
+  EXPECT_NEAR(state.sum, sum, 32 * testing::kExpRelative * sum);
+  for (size_t i = 0; i < p.size(); ++i) {
+    EXPECT_NEAR(p[i], std::exp2(double{logits[i]} - state.max), 32 * testing::kExpRelative);
+  }
+}
+
+TEST_P(AttentionSoftmaxTest, TransformIsThatOfTheFormatsToTheBit) {
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  for (const int head_dim : {8, 16, 24, 32, 48, 64, 80, 96, 128, 192, 256, 512}) {
+    std::vector<float> x(static_cast<size_t>(head_dim));
+    for (float& value : x) value = normal(random);
+    x[3] = 0x1p-140F;  // below what is normal
+    x[5] = -x[4];      // meets its opposite
+    std::vector<float> expected = x, out(x.size());
+    formats::Hadamard(expected.data(), head_dim);
+    Kernels().transform(x.data(), head_dim, out.data());
+    const auto same = [&](const std::vector<float>& result) {
+      return std::memcmp(result.data(), expected.data(), x.size() * sizeof(float)) == 0;
+    };
+    EXPECT_TRUE(same(out)) << head_dim;
+    Kernels().transform(x.data(), head_dim, x.data());
+    EXPECT_TRUE(same(x)) << head_dim << " in place";
+  }
+}
+
+TEST_P(AttentionSoftmaxTest, MergeOfAnEmptyPartChangesNothing) {
+  const float inf = std::numeric_limits<float>::infinity();
+  SoftmaxState state{2.0f, 3.0f};
+  const SoftmaxState empty{-inf, 0};
+  std::vector<float> out = {1, -2, 3, -0.0f, 5, 6, 7, 8};
+  const std::vector<float> before = out, garbage(8, std::nanf(""));
+  Kernels().merge(state, out.data(), empty, garbage.data(), 8);
+  EXPECT_EQ(std::memcmp(out.data(), before.data(), 32), 0);
+  EXPECT_EQ(state.sum, 3.0f);
+  SoftmaxState first = empty;
+  std::vector<float> target = garbage;
+  Kernels().merge(first, target.data(), state, out.data(), 8);
+  EXPECT_EQ(target, out);
+  EXPECT_EQ(first.max, 2.0f);
+}
+
+}  // namespace
+}  // namespace kvanta::kernels

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from attention_rows import of_shape
+from linear_rows import beside_isa
 from peer_rows import beside
 
 Rows = Sequence[Mapping[str, Any]]
@@ -114,6 +115,21 @@ TABLES = {
     "attention-short": _attention("short"),
     "attention-portable": _attention("decode", isa="portable"),
     "attention-prefill": _attention("prefill", ("of bf16 peak", "share_of_bf16_peak", ".0%")),
+    "linear-amx": Table(
+        "kvanta bench linear --weights bf16 --isa amx --layers 576x3072 576x49152 4096x4096 --rows 1 16 64 1024 "
+        "--json docs/results/linear-amx.json` and the same with `--isa avx512",
+        beside_isa("avx512"),
+        (
+            ("layer", "layer", ""),
+            ("rows", "rows", ",d"),
+            ("1 thread: of memory", "t1.share_of_read", ".0%"),
+            ("of the dot's peak", "t1.share_of_peak", ".0%"),
+            ("times avx512's time", "t1.of_other", ".2f"),
+            ("2 threads: of memory", "t2.share_of_read", ".0%"),
+            ("of the dot's peak", "t2.share_of_peak", ".0%"),
+            ("times avx512's time", "t2.of_other", ".2f"),
+        ),
+    ),
     "eval-tasks": Table(
         "kvanta eval smollm2 --tasks needle generation --context 512 --needles 1 --generation-tokens 96 "
         "--formats int4 fp8_e5m2 --json docs/results/eval-tasks.json",

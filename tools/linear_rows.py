@@ -1,0 +1,28 @@
+"""The rows of `kvanta bench linear` for documents: one unit's beside another's, the numbers of threads side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def beside_isa(other: str) -> Callable[[Mapping[str, Any], Path], Sequence[Mapping[str, Any]]]:
+    """Rows per layer and number of rows; "tn" has n threads' figures and their share of the `other` unit's time."""
+
+    def rows(result: Mapping[str, Any], folder: Path) -> Sequence[Mapping[str, Any]]:
+        others = json.loads((folder / f"linear-{other}.json").read_text())["rows"]
+        times = {_work(row): row["ns"] for row in others}
+        found: dict[tuple[str, int], dict[str, Any]] = {}
+        for row in result["rows"]:
+            layer, count, threads = _work(row)
+            each = found.setdefault((layer, count), {"layer": layer, "rows": count})
+            each[f"t{threads}"] = {**row, "of_other": row["ns"] / times[layer, count, threads]}
+        return list(found.values())
+
+    return rows
+
+
+def _work(row: Mapping[str, Any]) -> tuple[str, int, int]:
+    return f"{row['in']} x {row['out']}", row["rows"], row["threads"]

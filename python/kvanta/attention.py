@@ -101,12 +101,15 @@ def bench(
     `share_of_limit`: the larger of `memory_ns` (the stored bytes at the rate that the machine reads at) and `dot_ns`
     (the multiply-adds at their peak) / `ns_median`. `measured` is called after each row.
     """
-    sizes = _sizes(heads, kv_heads, head_dim, page_size, batch, context, query_tokens)
+    shape = _checked(heads=heads, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size)
+    work = _checked(batch=batch, context=context, query_tokens=query_tokens)
     for count in threads:
         whole_number("threads", count, 1, 2**31 - 1)
     text("isa", isa)
     real_number("seconds", seconds, 0.0, 3600.0)
-    return _core.run_attention_bench(_texts(formats), isa, list(threads), *sizes, seconds, measured)
+    return _core.run_attention_bench(
+        formats=_texts(formats), isa=isa, threads=list(threads), **shape, **work, seconds=seconds, measured=measured
+    )
 
 
 def bench_gpu(
@@ -127,17 +130,14 @@ def bench_gpu(
 
     `share_of_limit`: stored bytes per second / the copy's bytes read and written. InputError without a GPU.
     """
-    sizes = _sizes(heads, kv_heads, head_dim, page_size, batch, context, query_tokens)
+    shape = _checked(heads=heads, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size)
+    work = _checked(batch=batch, context=context, query_tokens=query_tokens)
     real_number("seconds", seconds, 0.0, 3600.0)
-    return _core.run_gpu_attention_bench(_texts(formats), *sizes, seconds, measured)
+    return _core.run_gpu_attention_bench(formats=_texts(formats), **shape, **work, seconds=seconds, measured=measured)
 
 
-def _sizes(
-    heads: int, kv_heads: int, head_dim: int, page_size: int, batch: int, context: int, query_tokens: int
-) -> tuple[int, ...]:
-    """Checked, in the order in which the library takes them."""
-    sizes = locals()
-    return tuple(whole_number(name, value, 1, 2**31 - 1) for name, value in sizes.items())
+def _checked(**sizes: int) -> dict[str, int]:
+    return {name: whole_number(name, value, 1, 2**31 - 1) for name, value in sizes.items()}
 
 
 def _texts(formats: Sequence[str]) -> list[str]:

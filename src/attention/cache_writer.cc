@@ -170,6 +170,7 @@ void CacheWriter::WriteSide(const TouchedPage& touched, int layer, int head, Sid
   EncodeCounts plain_counts;
   for (int slot = touched.first_slot; slot < touched.last_slot; ++slot) {
     const float* row = rows + (slot - touched.first_slot) * stride;
+    // Not in the unit's vectors, as queries are: where two NaNs meet, which one is stored would be up to the unit.
     transform.Forward(row, x, taken);
     const formats::Format& format = exact ? ExactFormat() : *side.format;
     format.encode_row(x, scheme.shape.head_dim, static_scale, buffer.Planes(), counts);

@@ -18,6 +18,7 @@ def of_shape(shape: str) -> Callable[[Mapping[str, Any], Path], Sequence[Mapping
             shares = {
                 "memory": row["memory_ns"] / row["ns_median"],
                 "dot": row["dot_ns"] / row["ns_median"],
+                "in_cache": row["in_cache_ns"] / row["ns_median"],
             }
             each = found.setdefault(row["format"], {"format": row["format"], "isa": row["isa"]})
             each[f"t{row['threads']}"] = {**row, **shares}

@@ -95,6 +95,7 @@ def _attention(shape: str, *columns: tuple[str, str, str], isa: str = "", shapes
         for title, key, style in (
             ("{} thread: memory" if count == 1 else "{} threads: memory", "memory", ".0%"),
             ("dot", "dot", ".0%"),
+            ("in cache", "in_cache", ".0%"),
             ("bound by", "binds", ""),
             *columns,
             ("times bf16", "times_bf16", ".2f"),

@@ -89,6 +89,7 @@ nb::dict RowDict(const AttentionBenchRow& row) {
   result["ns_min"] = row.ns_min;
   result["ns_median"] = row.ns_median;
   result["bf16_ns"] = row.bf16_ns;
+  result["in_cache_ns"] = row.in_cache_ns;
   result["memory_ns"] = row.memory_ns;
   result["dot_ns"] = row.dot_ns;
   result["share_of_limit"] = row.share_of_limit;

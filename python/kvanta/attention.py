@@ -99,7 +99,8 @@ def bench(
     turns with a bf16 cache, a pass over memory and the peaks of the kernels' dots. Times are medians in ns.
 
     `share_of_limit`: the larger of `memory_ns` (the stored bytes at the rate that the machine reads at) and `dot_ns`
-    (the multiply-adds at their peak) / `ns_median`. `measured` is called after each row.
+    (the multiply-adds at their peak) / `ns_median`. `in_cache_ns`: the same run where all pages are one, which the
+    CPU's caches keep: what is left where memory takes no time. `measured` is called after each row.
     """
     shape = _checked(heads=heads, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size)
     work = _checked(batch=batch, context=context, query_tokens=query_tokens)

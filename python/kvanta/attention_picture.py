@@ -61,7 +61,7 @@ def _bars(
     at = [formats.index(name) + place for name in names]
     bars = axes.barh(at, values, height=height, color=_THREADS[number % len(_THREADS)])
     for bar, name in zip(bars, names, strict=True):
-        if share and found[name]["binds"] == "dot":
+        if share and found[name]["dot_ns"] > found[name]["memory_ns"]:
             bar.set_hatch("////")
             bar.set_edgecolor("white")
     axes.bar_label(bars, [f"{value:.0f}" if share else f"{value:.2f}" for value in values], padding=2, fontsize=7)

@@ -50,20 +50,21 @@ double Median(std::vector<double> values) {
 // One format's caches, attended to with one number of threads.
 class Attended {
  public:
-  Attended(BenchCaches& caches, const AttentionBench& options, const std::vector<float>& q, int threads)
+  // `spans`: of every batch, which take turns.
+  Attended(BenchCaches& caches, std::vector<std::vector<SequenceSpan>> spans, const AttentionBench& options,
+           const std::vector<float>& q, int threads)
       : q_(q),
         width_(int64_t{options.heads} * options.head_dim),
         backend_(MakeCpuBackend(caches.store(), caches.config(), std::make_shared<ThreadPool>(threads),
                                 options.isa.c_str())),
-        out_(q.size()) {
-    for (int64_t copy = 0; copy < caches.copies(); ++copy) {
-      spans_.push_back(caches.Spans(copy));
-      plans_.push_back(backend_->MakePlan({.sequences = spans_.back()}, nullptr));
+        out_(q.size()),
+        spans_(std::move(spans)) {
+    for (const std::vector<SequenceSpan>& batch : spans_) {
+      plans_.push_back(backend_->MakePlan({.sequences = batch}, nullptr));
     }
     Run();
   }
 
-  // Nanoseconds of a run over the next copy; the first, made by the constructor, was over copy 0.
   // Adds the times of the runs of one turn, in nanoseconds; returns their sum.
   double Turn(std::vector<double>& times) {
     double sum = 0;
@@ -74,6 +75,7 @@ class Attended {
     return sum;
   }
 
+  // Nanoseconds of a run over the next batch; the first, made by the constructor, was over the first one.
   double Run() {
     using Clock = std::chrono::steady_clock;
     const Clock::time_point begin = Clock::now();
@@ -94,6 +96,12 @@ class Attended {
   std::vector<std::unique_ptr<Plan>> plans_;
   size_t runs_ = 0;
 };
+
+std::vector<std::vector<SequenceSpan>> AllSpans(const BenchCaches& caches) {
+  std::vector<std::vector<SequenceSpan>> spans;
+  for (int64_t copy = 0; copy < caches.copies(); ++copy) spans.push_back(caches.Spans(copy));
+  return spans;
+}
 
 // Largest difference between the last query token's row of every sequence of copy 0 and the reference's, relative to
 // the reference's largest value.
@@ -156,7 +164,7 @@ class Bench {
     std::vector<float> first;
     double error = 0;
     for (const int threads : options_.threads) {
-      Attended attended(caches, options_, q_, threads);
+      Attended attended(caches, AllSpans(caches), options_, q_, threads);
       if (first.empty()) {
         first = attended.out();
         error = Verify(caches, options_, format, q_, first);
@@ -164,22 +172,25 @@ class Bench {
       if (std::memcmp(first.data(), attended.out().data(), first.size() * sizeof(float)) != 0) {
         throw Error(fmt::format("bench: {} has another result with {} threads", format, threads));
       }
-      rows.push_back(Time(attended, format, threads, caches.Work()));
+      Attended in_cache(caches, {caches.SpansOfOnePage()}, options_, q_, threads);
+      rows.push_back(Time(attended, in_cache, format, threads, caches.Work()));
       rows.back().max_error = error;
       if (measured) measured();
     }
   }
 
  private:
-  AttentionBenchRow Time(Attended& attended, const std::string& format, int threads, const BenchWork& work) {
-    Attended base(base_, options_, q_, threads);
+  AttentionBenchRow Time(Attended& attended, Attended& in_cache, const std::string& format, int threads,
+                         const BenchWork& work) {
+    Attended base(base_, AllSpans(base_), options_, q_, threads);
     Limits& limits = limits_.at(threads);
-    std::vector<double> times, base_times, memory_times, dot_times, bf16_rates;
+    std::vector<double> times, base_times, cached_times, memory_times, dot_times, bf16_rates;
     double total = 0;
     for (int turn = 0; turn < kFewestTurns || total < options_.seconds * 1e9; ++turn) {
       total += attended.Turn(times);
       memory_times.push_back(static_cast<double>(work.bytes) / limits.read.Now() * 1e9);
       base.Turn(base_times);
+      in_cache.Turn(cached_times);
       double dot_ns = 0;
       for (int dot = 0; dot < kernels::kDots; ++dot) {
         const double products = work.products[static_cast<size_t>(dot)];
@@ -198,6 +209,7 @@ class Bench {
     row.ns_min = *std::min_element(times.begin(), times.end());
     row.ns_median = Median(std::move(times));
     row.bf16_ns = Median(std::move(base_times));
+    row.in_cache_ns = Median(std::move(cached_times));
     row.memory_ns = Median(std::move(memory_times));
     row.dot_ns = Median(std::move(dot_times));
     row.share_of_limit = std::max(row.memory_ns, row.dot_ns) / row.ns_median;

@@ -36,6 +36,7 @@ struct AttentionBenchRow {
   double ns_min = 0;
   double ns_median = 0;
   double bf16_ns = 0;             // the same over a bf16 cache
+  double in_cache_ns = 0;         // the same where all pages are one: what the kernels take without waiting for memory
   double memory_ns = 0;           // bytes at the rate that the machine reads at
   double dot_ns = 0;              // the run's products at the peaks of the dots that the kernels are made of
   double share_of_limit = 0;      // the larger of both / ns_median

@@ -75,13 +75,22 @@ BenchCaches::BenchCaches(const AttentionBench& options, const std::string& forma
   Fill();
 }
 
-std::vector<SequenceSpan> BenchCaches::Spans(int64_t copy) const {
+// `stride`: from the table of a sequence to the next one's.
+std::vector<SequenceSpan> BenchCaches::SpansOf(const cache::BlockTable* tables, int stride) const {
   std::vector<SequenceSpan> spans;
   for (int i = 0; i < options_.batch; ++i) {
-    const cache::BlockTable& table = tables_[static_cast<size_t>(copy * options_.batch + i)];
+    const cache::BlockTable& table = tables[i * stride];
     spans.push_back({.start = options_.context, .tokens = options_.query_tokens, .pages = table.data()});
   }
   return spans;
+}
+
+std::vector<SequenceSpan> BenchCaches::Spans(int64_t copy) const {
+  return SpansOf(&tables_[static_cast<size_t>(copy * options_.batch)], 1);
+}
+
+std::vector<SequenceSpan> BenchCaches::SpansOfOnePage() const {
+  return SpansOf(&one_page_, 0);
 }
 
 BenchWork BenchCaches::Work() const {
@@ -162,6 +171,7 @@ void BenchCaches::Fill() {
     const int64_t start = written * options_.page_size;
     Write(*writer, tables_[i], start, tokens_ - start, static_cast<uint32_t>(100 + 2 * i));
   }
+  one_page_.assign(static_cast<size_t>(pages_), tables_.front().back());  // the last page has all that any has
 }
 
 }  // namespace kvanta::attention

@@ -35,11 +35,14 @@ class BenchCaches {
 
   // The query tokens of batch `copy`.
   std::vector<SequenceSpan> Spans(int64_t copy) const;
+  // The same of a batch whose pages are all one page, which the CPU's caches keep.
+  std::vector<SequenceSpan> SpansOfOnePage() const;
 
   // By the page rule, of the whole batch.
   BenchWork Work() const;
 
  private:
+  std::vector<SequenceSpan> SpansOf(const cache::BlockTable* tables, int stride) const;
   int64_t ExactPagesOfSequence() const;
   int64_t FirstExactPage() const;
   int64_t FirstWrittenPage() const { return options_.context / options_.page_size; }
@@ -56,6 +59,7 @@ class BenchCaches {
   std::optional<cache::PageStore> store_;
   BackendConfig config_;
   std::vector<cache::BlockTable> tables_;
+  cache::BlockTable one_page_;
 };
 
 // Random values with the normal distribution.

@@ -36,13 +36,15 @@ KVANTA_INLINE __m512i LoadLine(const LineRun& run, int64_t i, int v) {
 }
 inline constexpr int kLinesOfStep = 1;  // of a run, for which a dot makes a step of the prefetcher
 
-// f(line): for every line of a run.
+// f(line): for every line of a run. A step before each, though every branch costs: two lines beside each other that are
+// touched at once keep the CPU's own prefetcher from running ahead, and bf16 from memory takes a tenth longer.
 template <class F>
 KVANTA_INLINE void ForLines(const LineRun& run, Prefetcher& prefetch, F f) {
   int64_t i = 0;
   for (; i + 2 <= run.count; i += 2) {
-    prefetch.Steps<2>();
+    prefetch.Step();
     f(i);
+    prefetch.Step();
     f(i + 1);
   }
   if (i < run.count) f(i);

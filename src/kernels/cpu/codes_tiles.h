@@ -22,8 +22,8 @@ inline constexpr int kStepsOfTile = 4;    // of the prefetcher, while a tile is 
 inline constexpr int kStepsOfRow = 2;     // while a row of sums of 16 tokens, or of 16 channels, is made use of
 inline constexpr int kHeadStep = 64;      // channels that a head must be a multiple of to be met by tiles
 
-// The unit of products falls asleep after about 2,000 cycles without one, and takes 1,000 to wake (measured on a Xeon
-// of 2026; loads of tiles do not count): called where much else is done between products. Any tiles will do.
+// The unit of products falls asleep after about 2,000 cycles without one, and takes 1,000 to wake (measured; no
+// manual says it, and loads of tiles do not count): called where much else is done between products. Any tiles will do.
 KVANTA_INLINE void StayAwake() {
   Tiles::DotSignedSigned<0, kFirstOperand, kSecondOperand>();
 }

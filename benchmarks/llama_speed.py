@@ -63,13 +63,13 @@ class Run:
     threads: int
     repeats: int
 
-    def output(self, *command: str | Path) -> str:
-        """What the program writes to stdout."""
+    def output(self, *command: str | Path, log: bool = False) -> str:
+        """What the program writes to stdout, and with `log` behind it to stderr."""
         done = subprocess.run([*self.through, *map(str, command)], capture_output=True, text=True, check=False)
         if done.returncode != 0:
             words = " | ".join((done.stderr or done.stdout).strip().splitlines()[-3:])[-400:]
             raise SystemExit(f"error: {Path(command[0]).name} ended with {done.returncode}: {words}")
-        return done.stdout
+        return done.stdout + ("\n" + done.stderr if log else "")
 
 
 def json_rows(output: str) -> list[dict[str, Any]]:
@@ -147,7 +147,8 @@ class IkLlamaCpp(LlamaCpp):
         sweep = self._bench.with_name("llama-sweep-bench")
         words = ["-m", str(self._run.gguf), "-t", str(self._run.threads), "-c", str(work.depth + _UBATCH), "-n", "1"]
         words += ["-ub", str(_UBATCH), *cache_words(cache, flash), "--output-format", "jsonl"]
-        rows = [row for row in json_lines(self._run.output(sweep, *words)) if row["n_kv"] == work.depth]
+        written = self._run.output(sweep, *words, log=True)  # where its rows go differs between its versions
+        rows = [row for row in json_lines(written) if row["n_kv"] == work.depth]
         if not rows:
             raise SystemExit(f"error: llama-sweep-bench wrote no row at depth {work.depth}")
         return [float(row["speed_pp"]) for row in rows]

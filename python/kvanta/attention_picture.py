@@ -41,7 +41,7 @@ def write_plot(file: str, report: Mapping[str, Any]) -> None:
     for number, count in enumerate(threads):
         color = _THREADS[number % len(_THREADS)]
         panels[0][0].bar([0], [0], color=color, label=f"{count} thread{'s' if count > 1 else ''}")
-    panels[0][0].bar([0], [0], color="white", edgecolor="gray", hatch="////", label="bound by the dot, else by memory")
+    panels[0][0].bar([0], [0], color="white", edgecolor="gray", hatch="////", label="the limit is the dot, else memory")
     figure.legend(loc="outside lower center", ncols=len(threads) + 1, fontsize=9, frameon=False)
     save_figure(figure, file)
 

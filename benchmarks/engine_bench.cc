@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cpu/machine_limits.h"
+#include "kernels/cpu/roofline.h"
 #include "kernels/cpu/select.h"
 #include "kvanta/engine.h"
 
@@ -112,7 +112,7 @@ double Median(std::vector<double> values) {
 // One kind of weights, and what was measured of it so far.
 struct Subject {
   std::unique_ptr<kvanta::Engine> engine;
-  std::vector<double> prefill, peaks, steps, reads;
+  std::vector<double> prefill, argmaxes, steps, reads;
   std::vector<int32_t> long_tokens, short_tokens;
 };
 
@@ -131,7 +131,7 @@ std::unique_ptr<kvanta::Engine> MakeEngine(const Options& options, int threads, 
 
 void MeasureOnce(const Options& options, int threads, kvanta::kernels::ReadLimit& memory, Subject& subject) {
   const kvanta::kernels::IsaTable& isa = kvanta::kernels::SelectIsa(subject.engine->Stats().isa);
-  subject.peaks.push_back(kvanta::kernels::MeasureBf16DotPeak(threads, isa));
+  subject.argmaxes.push_back(kvanta::kernels::MeasureBf16DotPeak(threads, isa));
   const Run long_run = Generate(*subject.engine, options.prompt, 0, [] {});
   const Run short_run = Generate(*subject.engine, 16, options.decode, [&] { subject.reads.push_back(memory.Now()); });
   const bool first = subject.prefill.empty();
@@ -160,7 +160,7 @@ nlohmann::json Report(const Options& options, int threads, const Subject& subjec
           {"weight_dtype", subject.engine->Config().weight_dtype},
           {"weight_bytes", stats.weight_bytes},
           {"read_gb_s", Median(subject.reads) / 1e9},
-          {"bf16_dot_gflop_s", Median(subject.peaks) / 1e9},
+          {"bf16_dot_gflop_s", Median(subject.argmaxes) / 1e9},
           {"decode_tokens_s", 1 / Median(subject.steps)},
           {"decode_gb_s", decode_rate / 1e9},
           {"decode_share_of_bandwidth", decode_rate / Median(subject.reads)},
@@ -168,7 +168,7 @@ nlohmann::json Report(const Options& options, int threads, const Subject& subjec
           {"prefill_attention_flops_share", attention_flops / flops},
           {"prefill_tokens_s", options.prompt / Median(subject.prefill)},
           {"prefill_gflop_s", prefill_rate / 1e9},
-          {"prefill_share_of_peak", prefill_rate / Median(subject.peaks)},
+          {"prefill_share_of_peak", prefill_rate / Median(subject.argmaxes)},
           {"tokens", subject.short_tokens}};
 }
 

@@ -69,7 +69,7 @@ Options ParseArguments(int argc, char** argv) {
 }
 
 void Run(Options options) {
-  const std::shared_ptr<kvanta::kernels::Gpu> gpu = kvanta::kernels::MakeCudaGpu();
+  const std::shared_ptr<kvanta::kernels::CudaContext> gpu = kvanta::kernels::MakeCudaContext();
   nlohmann::json rows = nlohmann::json::array();
   for (const Shape shape : options.shapes) {
     options.bench.batch = shape.batch;

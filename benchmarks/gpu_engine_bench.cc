@@ -21,7 +21,7 @@
 #include <random>
 
 #include "base/dtype.h"
-#include "kernels/cuda/gpu.h"
+#include "kernels/cuda/cuda_context.h"
 #include "kvanta/engine.h"
 #include "models/config.h"
 #include "runner/divergence.h"
@@ -91,9 +91,9 @@ class RandomModel {
       Add(prefix + "self_attn.k_proj.weight", {kv, config.hidden}, 1);
       Add(prefix + "self_attn.v_proj.weight", {kv, config.hidden}, 1);
       Add(prefix + "self_attn.o_proj.weight", {config.hidden, q}, 1);
-      Add(prefix + "mlp.gate_proj.weight", {config.ffn, config.hidden}, 1);
-      Add(prefix + "mlp.up_proj.weight", {config.ffn, config.hidden}, 1);
-      Add(prefix + "mlp.down_proj.weight", {config.hidden, config.ffn}, 1);
+      Add(prefix + "mlp.gate_proj.weight", {config.intermediate_size, config.hidden}, 1);
+      Add(prefix + "mlp.up_proj.weight", {config.intermediate_size, config.hidden}, 1);
+      Add(prefix + "mlp.down_proj.weight", {config.hidden, config.intermediate_size}, 1);
     }
     Add("model.norm.weight", {config.hidden}, 0);
     if (!config.tied_embeddings) Add("lm_head.weight", {config.vocab, config.hidden}, 1);
@@ -195,7 +195,7 @@ nlohmann::json Measure(const Options& options, const std::string& model, const s
   auto gpu = std::make_unique<Engine>(Config(options, model, format, weights, options.device));
   const std::vector<int32_t> tokens = RandomTokens(std::min(options.prompt, 256), gpu->Info().vocab, 3);
   const std::vector<float> found = Logits(*gpu, tokens);
-  double sum = 0, most = 0;
+  double sum = 0, limit = 0;
   int64_t same = 0;
   {
     Engine cpu(Config(options, model, format, weights, "cpu"));
@@ -205,15 +205,15 @@ nlohmann::json Measure(const Options& options, const std::string& model, const s
       const auto a = std::span(expected).subspan(row * vocab, vocab), b = std::span(found).subspan(row * vocab, vocab);
       const double kl = runner::KlDivergence(a, b);
       sum += kl;
-      most = std::max(most, kl);
+      limit = std::max(limit, kl);
       same += std::ranges::max_element(a) - a.begin() == std::ranges::max_element(b) - b.begin() ? 1 : 0;
     }
   }
   // Far above what rounding makes (docs/adr/0016), far below what a wrong kernel would.
-  constexpr double kMostDivergence = 1e-2;
-  if (const double mean = sum / static_cast<double>(tokens.size()); !(mean < kMostDivergence)) {
+  constexpr double kMaxDivergence = 1e-2;
+  if (const double mean = sum / static_cast<double>(tokens.size()); !(mean < kMaxDivergence)) {
     throw ResourceError(fmt::format("{} with {} weights: mean KL(CPU || GPU) is {}; expected below {}", format, weights,
-                                    mean, kMostDivergence));
+                                    mean, kMaxDivergence));
   }
   const Decoding decoding = Decode(options, *gpu);
   const EngineStats stats = gpu->Stats();
@@ -229,7 +229,7 @@ nlohmann::json Measure(const Options& options, const std::string& model, const s
   fmt::print(
       "{:<16} weights {:<5} KL mean {:.2e}, most {:.2e}, top-1 {:.3f}; decode of {}: {:.3f} ms a step, {:.0f} "
       "tokens/s; eager {:.3f} ms, {:.0f} tokens/s\n",
-      format, weights, sum / static_cast<double>(tokens.size()), most,
+      format, weights, sum / static_cast<double>(tokens.size()), limit,
       static_cast<double>(same) / static_cast<double>(tokens.size()), options.batch, decoding.step * 1e3,
       rate(decoding), eager.step * 1e3, rate(eager));
   return {{"format", format},
@@ -239,7 +239,7 @@ nlohmann::json Measure(const Options& options, const std::string& model, const s
           {"prompt", options.prompt},
           {"generated", stats.generated_tokens},
           {"kl_mean", sum / static_cast<double>(tokens.size())},
-          {"kl_max", most},
+          {"kl_max", limit},
           {"top1", static_cast<double>(same) / static_cast<double>(tokens.size())},
           {"decode_step_ms", decoding.step * 1e3},
           {"decode_tokens_per_second", rate(decoding)},

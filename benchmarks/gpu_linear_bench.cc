@@ -92,16 +92,16 @@ class Bench {
 
  private:
   void Measure(const WeightView& view, WeightType type, nlohmann::json& rows) {
-    const int64_t most = *std::max_element(options_.rows.begin(), options_.rows.end());
+    const int64_t limit = *std::max_element(options_.rows.begin(), options_.rows.end());
     const auto linear = ops_->MakeLinear({&view, 1}, {}, type);
-    const std::vector<float> x = Normal(most * view.in, 2, 1);
+    const std::vector<float> x = Normal(limit * view.in, 2, 1);
     Device& device = gpu_->device();
     const Buffer device_x = device.Allocate(x.size() * sizeof(float));
     device.CopyIn(device_x.data(), x.data(), device_x.bytes());
-    const Buffer y = device.Allocate(static_cast<size_t>(most * view.out) * sizeof(float));
-    std::vector<float> expected(static_cast<size_t>(std::min(kVerifiedRows, most) * view.out));
+    const Buffer y = device.Allocate(static_cast<size_t>(limit * view.out) * sizeof(float));
+    std::vector<float> expected(static_cast<size_t>(std::min(kVerifiedRows, limit) * view.out));
     cpu_->MakeLinear({&view, 1}, {}, {type, true})
-        ->Forward(x.data(), std::min(kVerifiedRows, most), expected.data(), view.out);
+        ->Forward(x.data(), std::min(kVerifiedRows, limit), expected.data(), view.out);
     for (const int64_t count : options_.rows) {
       const double error = Error(*linear, count, view.out, expected, device_x, y);
       std::vector<double> runs, copies;
@@ -143,13 +143,13 @@ class Bench {
       const double difference = std::abs(double{found[i]} - double{expected[i]});
       if (!(difference <= error)) error = difference;
     }
-    constexpr double kMost = 5e-3;  // one side's x may be f16, the other's f32 or of 16 bits
-    if (!(error < kMost)) throw kvanta::Error(fmt::format("{}: differs from the CPU by {}", linear.Kind(), error));
+    constexpr double kMax = 5e-3;  // one side's x may be f16, the other's f32 or of 16 bits
+    if (!(error < kMax)) throw kvanta::Error(fmt::format("{}: differs from the CPU by {}", linear.Kind(), error));
     return error;
   }
 
   const Options& options_;
-  std::shared_ptr<Gpu> gpu_ = MakeCudaGpu();
+  std::shared_ptr<CudaContext> gpu_ = MakeCudaContext();
   std::shared_ptr<ThreadPool> threads_;
   std::unique_ptr<Ops> ops_, cpu_;
   Buffer from_, to_;

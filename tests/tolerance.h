@@ -41,17 +41,17 @@ inline constexpr double kRopeAbsolute = 3 * kUnitF32;
 
 // ---- attention, against double on the same bytes
 
-inline constexpr int kSlotsOfRun = 1024;
+inline constexpr int kSlotsOfSplit = 1024;
 
 // One coefficient, the largest of its row, is all steps exactly; it, the row's unit, a scale and their products round
 // once each.
-inline constexpr double kCoefficientRelative = 6 * kUnitF32;
+inline constexpr double kOperandRelative = 6 * kUnitF32;
 
 // Steps of the largest of a row's coefficients that a kernel keeps: 16 bits for whole bytes (and for codes that become
 // such), 8 for narrower integers, where weights have no sign. 0: floats.
 inline constexpr double kByteSteps = 32512;
-inline constexpr double kNarrowSteps = 127;
-inline constexpr double kNarrowWeightSteps = 255;
+inline constexpr double kSubbyteSteps = 127;
+inline constexpr double kSubbyteProbSteps = 255;
 
 // An integer code's query is rounded to steps of its largest value: each element errs by at most half a step, the row's
 // norm by sqrt(head_dim) * |q| / (2 steps), a logit by that share of |q| |k| (Cauchy-Schwarz). A float code's query is
@@ -75,9 +75,9 @@ inline double AttentionTolerance(double logit_error, double steps, int page_size
 // The bounds above add up worst cases. Rounding errors are independent, and over many outputs their root mean square
 // shows a lost term that no single output would: rounding to a step has a standard deviation of a step / sqrt(12),
 // a logit sums head_dim of them against |k|, a weighted mean does not exceed its values. Four times that.
-inline double AttentionRms(double k_steps, double v_steps, double scale, double q_peak, double q_norm, double k_norm,
+inline double AttentionRms(double k_steps, double v_steps, double scale, double q_max, double q_norm, double k_norm,
                            int page_size, double value_rms) {
-  const double logit = scale * k_norm * (k_steps > 0 ? q_peak / (k_steps * __builtin_sqrt(12)) : q_norm * 0x1p-17);
+  const double logit = scale * k_norm * (k_steps > 0 ? q_max / (k_steps * __builtin_sqrt(12)) : q_norm * 0x1p-17);
   const double weights = v_steps > 0 ? __builtin_sqrt(page_size) / (v_steps * __builtin_sqrt(12)) : 0x1p-17;
   return 4 * (logit + weights + (page_size + 32) * kUnitF32) * value_rms;
 }
@@ -101,7 +101,7 @@ inline double GpuAttentionTolerance(int head_dim, double logit, double softcap, 
                                     bool rounded_keys = false) {
   const double rounded = rounded_keys ? 2 * 0x1p-12 : 0x1p-12;
   const double error = (rounded + (2 * head_dim + 16) * kUnitF32) * logit + 8 * kUnitF32 * softcap;
-  return (__builtin_expm1(2 * (error + 0x1p-22)) + 0x1p-11 + (2 * kSlotsOfRun + 128) * kUnitF32) * largest_value +
+  return (__builtin_expm1(2 * (error + 0x1p-22)) + 0x1p-11 + (2 * kSlotsOfSplit + 128) * kUnitF32) * largest_value +
          1e-37;
 }
 // Of unit normal inputs the root mean square is far below: a logit of head_dim 128 errs by 2^-12 / sqrt(3) of its
@@ -114,6 +114,6 @@ inline constexpr double kGpuF32AttentionRms = 0x1p-22;
 
 // What coefficients of 8 bits may add to a narrow format's own error, as a factor: both are independent, and 8 bits of
 // q or p are finer than the 6 or fewer of a key or a value.
-inline constexpr double kNarrowErrorGrowth = 1.1;
+inline constexpr double kSubbyteErrorGrowth = 1.1;
 
 }  // namespace kvanta::testing

@@ -1,5 +1,5 @@
 // Which tokens a request may take next: JSON, a regular expression, a grammar. The engine knows no such language; it
-// asks a MaskFiller once per step, for all constrained requests of the step together.
+// asks a BitmaskFn once per step, for all constrained requests of the step together.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +26,6 @@ struct MaskTask {
 };
 
 // Called on the engine's thread before the step's tokens are chosen. What it throws ends these requests with kError.
-using MaskFiller = std::function<void(std::span<MaskTask> tasks)>;
+using BitmaskFn = std::function<void(std::span<MaskTask> tasks)>;
 
 }  // namespace kvanta

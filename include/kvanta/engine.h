@@ -44,7 +44,7 @@ struct EngineConfig {
   double quality_sample_rate = 0;
   bool profile = false;               // EngineStats::profile
   std::optional<bool> poison_unused;  // fill unused cache memory with NaN; default: debug builds only
-  MaskFiller fill_masks;              // of requests with a constraint; kvanta/constraint.h
+  BitmaskFn fill_masks;               // of requests with a constraint; kvanta/constraint.h
   // Told what an operator should know: scales that were guessed or measured, limits that were cut. May be called from
   // the engine's thread; must not call the engine. The library itself never prints.
   std::function<void(const std::string&)> on_warning;
@@ -142,7 +142,7 @@ struct EngineStats {
 
 // A step of the engine's own thread: how many requests got a token, and its time outside the model, the callback
 // included.
-struct StepCost {
+struct StepTiming {
   int sequences = 0;
   float outside_seconds = 0;
 };
@@ -235,7 +235,7 @@ class Engine {
 
   EngineStats Stats() const;
   // The last ones, at most 4,096, the oldest first.
-  std::vector<StepCost> RecentSteps() const;
+  std::vector<StepTiming> RecentSteps() const;
   const ModelInfo& Info() const;
   const EngineConfig& Config() const;  // with "auto" and 0 resolved
   // Drops every cached prefix that no running request uses.

@@ -30,11 +30,11 @@ struct KvScheme {
   KvSide k;
   KvSide v;
   ExactPages exact = ExactPages::kNone;
-  int sink_pages = 0;   // first pages of a sequence that are kept exact, 0 to kMaxSinkPages
-  int edge_layers = 0;  // first and last layers of a model that stay in bf16; 0 in the scheme of a single layer
+  int sink_pages = 0;       // first pages of a sequence that are kept exact, 0 to kMaxSinkPages
+  int boundary_layers = 0;  // first and last layers of a model that stay in bf16; 0 in the scheme of a single layer
 
   static constexpr int kMaxSinkPages = 64;
-  static constexpr int kMaxEdgeLayers = 1024;
+  static constexpr int kMaxBoundaryLayers = 1024;
   static constexpr int kMaxOutliers = 64;
 
   bool operator==(const KvScheme&) const = default;
@@ -51,7 +51,7 @@ struct KvScheme {
 // Canonical names of all number formats, in the order of src/formats/all.h.
 std::vector<std::string> FormatNames();
 
-// Applies base.edge_layers (those layers become bf16), then per-layer overrides: "0,1,-1=bf16;2-5=int8" (indices,
+// Applies base.boundary_layers (those layers become bf16), then per-layer overrides: "0,1,-1=bf16;2-5=int8" (indices,
 // negative from the end, ranges).
 // Returns one scheme per layer. Throws InputError on an index out of range or a layer named twice.
 std::vector<KvScheme> ParseLayerSchemes(const KvScheme& base, std::string_view per_layer, int num_layers);

@@ -15,7 +15,7 @@ template <typename T, int kDimensions>
 using ArrayIn = nanobind::ndarray<const T, nanobind::ndim<kDimensions>, nanobind::c_contig, nanobind::device::cpu>;
 using FloatVector = ArrayIn<float, 1>;
 using FloatMatrix = ArrayIn<float, 2>;
-using FloatCube = ArrayIn<float, 3>;
+using Array3f = ArrayIn<float, 3>;
 using TokenVector = ArrayIn<int32_t, 1>;
 
 // Gives the vector's memory to numpy without copying.

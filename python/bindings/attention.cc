@@ -15,7 +15,7 @@
 #include "attention/backends.h"
 #include "attention/gpu_bench.h"
 #include "bindings.h"
-#include "kernels/cpu/machine_limits.h"
+#include "kernels/cpu/roofline.h"
 #include "kernels/cpu/select.h"
 #include "kvanta/error.h"
 
@@ -45,7 +45,7 @@ formats::SideScales Scales(std::optional<std::vector<float>> scale, std::optiona
   return scales;
 }
 
-nb::tuple RunArrays(const FloatCube& q, const FloatCube& k, const FloatCube& v, const std::string& scheme,
+nb::tuple RunArrays(const Array3f& q, const Array3f& k, const Array3f& v, const std::string& scheme,
                     const std::string& backend, int64_t query_start, int page_size, int threads, float softmax_scale,
                     float softcap, int sliding_window, std::optional<std::vector<float>> k_scale,
                     std::optional<std::vector<float>> v_scale, std::optional<std::vector<float>> k_mean,
@@ -150,7 +150,7 @@ std::vector<nb::dict> RunGpu(std::vector<std::string> formats, int heads, int kv
   const AttentionBench options =
       BenchOptions(std::move(formats), heads, kv_heads, head_dim, page_size, batch, context, query_tokens, seconds);
   const std::vector<attention::GpuBenchRow> rows = RowsOf(measured, [&](const auto& after) {
-    return attention::RunGpuBench(options, kernels::MakeCudaGpu(), size_t{256} << 20, after);
+    return attention::RunGpuBench(options, kernels::MakeCudaContext(), size_t{256} << 20, after);
   });
   std::vector<nb::dict> result;
   for (const attention::GpuBenchRow& row : rows) {

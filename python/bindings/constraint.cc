@@ -21,7 +21,7 @@ using nb::literals::operator""_a;
 
 // Python objects that nobody needs any more. A constraint dies on any thread and while the engine is locked; to wait
 // for the GIL there could wait for ever, so its object is left here for the next who holds it.
-class Leftovers {
+class DeferredDecrefs {
  public:
   void Add(PyObject* object) noexcept {
     const std::lock_guard lock(mutex_);
@@ -45,8 +45,8 @@ class Leftovers {
   std::vector<PyObject*> objects_;
 };
 
-Leftovers& TheLeftovers() {
-  static auto* leftovers = new Leftovers;  // outlives every engine
+DeferredDecrefs& TheLeftovers() {
+  static auto* leftovers = new DeferredDecrefs;  // outlives every engine
   return *leftovers;
 }
 
@@ -76,7 +76,7 @@ void Ask(const nb::callable& fill, std::span<MaskTask> tasks) {
 
 }  // namespace
 
-MaskFiller AskPython(nb::callable fill) {
+BitmaskFn PythonBitmaskFn(nb::callable fill) {
   std::shared_ptr<nb::callable> shared(new nb::callable(std::move(fill)), [](nb::callable* held) {
     const nb::gil_scoped_acquire gil;
     delete held;

@@ -16,6 +16,6 @@ struct ConstraintHandle {
 
 // fill(states: list, taken: list[list[int]], masks: numpy uint32 [states, words]) -> list[str]: an error or "" for
 // each.
-MaskFiller AskPython(nanobind::callable fill);
+BitmaskFn PythonBitmaskFn(nanobind::callable fill);
 
 }  // namespace kvanta::python

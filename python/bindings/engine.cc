@@ -17,7 +17,7 @@
 #include "arrays.h"
 #include "bindings.h"
 #include "constraint.h"
-#include "mailbox.h"
+#include "output_queue.h"
 
 namespace nb = nanobind;
 
@@ -82,7 +82,8 @@ void BindConfig(nb::module_& module) {
           "`hear` gets one line at a time, perhaps on the engine's thread.")
       .def(
           "set_fill_masks",
-          [](EngineConfig& config, nb::callable fill) { config.fill_masks = AskPython(std::move(fill)); }, "fill"_a,
+          [](EngineConfig& config, nb::callable fill) { config.fill_masks = PythonBitmaskFn(std::move(fill)); },
+          "fill"_a,
           nb::sig("def set_fill_masks(self, fill: collections.abc.Callable[[list[typing.Any], list[list[int]], "
                   "numpy.typing.NDArray[numpy.uint32]], list[str]]) -> None"),
           "`fill(states, taken, masks)` is called once per step: the states of the constrained requests, the tokens "
@@ -256,7 +257,7 @@ struct EngineOwner {
   EngineOwner(const EngineOwner&) = delete;
   EngineOwner& operator=(const EngineOwner&) = delete;
 
-  std::shared_ptr<Mailbox> mailbox;
+  std::shared_ptr<OutputQueue> mailbox;
   std::unique_ptr<Engine> engine;
 };
 
@@ -282,21 +283,21 @@ void Start(EngineOwner& owner, nb::callable callback) {
   const nb::gil_scoped_release release;
   owner.engine->Start([hear = std::move(hear)](std::span<const RequestOutput> outputs) {
     const nb::gil_scoped_acquire gil;
-    nb::list news;
-    for (const RequestOutput& output : outputs) news.append(nb::cast(RequestOutput(output), nb::rv_policy::move));
-    hear(std::move(news));
+    nb::list outputs;
+    for (const RequestOutput& output : outputs) outputs.append(nb::cast(RequestOutput(output), nb::rv_policy::move));
+    hear(std::move(outputs));
   });
 }
 
-int StartQueued(EngineOwner& owner) {
-  auto mailbox = std::make_shared<Mailbox>();
-  owner.engine->Start([mailbox](std::span<const RequestOutput> news) { mailbox->Put(news); });
+int StartWithQueue(EngineOwner& owner) {
+  auto mailbox = std::make_shared<OutputQueue>();
+  owner.engine->Start([mailbox](std::span<const RequestOutput> outputs) { mailbox->Put(outputs); });
   owner.mailbox = mailbox;
   return mailbox->Descriptor();
 }
 
-std::vector<RequestOutput> TakeNews(EngineOwner& owner, size_t most) {
-  return owner.mailbox ? owner.mailbox->Take(most) : std::vector<RequestOutput>();
+std::vector<RequestOutput> PopOutputs(EngineOwner& owner, size_t limit) {
+  return owner.mailbox ? owner.mailbox->Take(limit) : std::vector<RequestOutput>();
 }
 
 void Stop(EngineOwner& owner, bool drain) {
@@ -306,7 +307,7 @@ void Stop(EngineOwner& owner, bool drain) {
 
 std::vector<std::pair<int, float>> RecentSteps(const EngineOwner& owner) {
   std::vector<std::pair<int, float>> steps;
-  for (const StepCost& step : owner.engine->RecentSteps()) steps.emplace_back(step.sequences, step.outside_seconds);
+  for (const StepTiming& step : owner.engine->RecentSteps()) steps.emplace_back(step.sequences, step.outside_seconds);
   return steps;
 }
 
@@ -317,7 +318,7 @@ void Logits(EngineOwner& owner, const TokenVector& tokens, int chunk_tokens, con
 }
 
 // The arrays of KvStatistics with their shapes.
-nb::dict Statistics(EngineOwner& owner, const TokenVector& tokens, const std::optional<FloatCube>& key_means) {
+nb::dict Statistics(EngineOwner& owner, const TokenVector& tokens, const std::optional<Array3f>& key_means) {
   KvStatistics found;
   {
     nb::gil_scoped_release release;
@@ -366,10 +367,10 @@ void BindEngine(nb::module_& module) {
       .def("start", &Start, "callback"_a,
            nb::sig("def start(self, callback: collections.abc.Callable[[list[EngineOutput]], object]) -> None"),
            "The engine's own thread runs; one call of `callback` per step, with the news of all requests.")
-      .def("start_queued", &StartQueued, ReleaseGil(),
+      .def("start_queued", &StartWithQueue, ReleaseGil(),
            "As start, without a callback: news wait until take_news. The file descriptor is readable while there are "
            "some; it is closed with the engine.")
-      .def("take_news", &TakeNews, "most"_a,
+      .def("take_news", &PopOutputs, "most"_a,
            "The oldest news that nobody has taken, at most `most`. The engine waits when there are too many of them.")
       .def("stop", &Stop, "drain"_a = false, ReleaseGil(),
            "Waits for the step in progress; with `drain`, until every request has ended.")

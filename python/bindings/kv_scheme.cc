@@ -36,11 +36,11 @@ nb::dict Describe(const formats::Format& format) {
   row["hadamard"] = format.hadamard;
   row["exact"] = format.exact == ExactPages::kOpen ? "open" : "none";
   row["sink_pages"] = format.sink_pages;
-  row["edge_layers"] = format.edge_layers;
+  row["edge_layers"] = format.boundary_layers;
   row["scale"] = formats::DescribeScaling(format.scaling);
-  constexpr const char* kLatents[] = {"never", "also", "only"};
-  row["latents"] = kLatents[static_cast<int>(format.latents)];
-  if (format.latents == formats::Latents::kOnly) {
+  constexpr const char* kMlaSupport[] = {"never", "also", "only"};
+  row["latents"] = kMlaSupport[static_cast<int>(format.latents)];
+  if (format.latents == formats::MlaSupport::kRequired) {
     constexpr int kRank = 512, kRopeDim = 64, kTokens = 64;
     const KvScheme scheme = KvScheme::Parse(format.name);
     const int64_t bytes = formats::PlanCache({scheme}, {{1, kRank, kRopeDim}}, kTokens).page_bytes;
@@ -57,20 +57,20 @@ nb::dict Describe(const formats::Format& format) {
 }
 
 formats::CellParameters Parameters(float static_scale, const std::optional<FloatVector>& mean,
-                                   const std::vector<int>& outliers, bool through_exact_page) {
+                                   const std::vector<int>& outliers, bool via_bf16) {
   formats::CellParameters parameters;
   parameters.static_scale = static_scale;
   if (mean) parameters.mean = {mean->data(), mean->size()};
   parameters.outliers = outliers;
-  parameters.through_exact_page = through_exact_page;
+  parameters.via_bf16 = via_bf16;
   return parameters;
 }
 
 nb::bytes Encode(const std::string& scheme, const std::string& side, const FloatMatrix& x, float static_scale,
-                 const std::optional<FloatVector>& mean, const std::vector<int>& outliers, bool through_exact_page) {
+                 const std::optional<FloatVector>& mean, const std::vector<int>& outliers, bool via_bf16) {
   const auto bytes = formats::EncodeCell(KvScheme::Parse(scheme), formats::ParseSideKind(side), {x.data(), x.size()},
                                          {static_cast<int>(x.shape(0)), static_cast<int>(x.shape(1))},
-                                         Parameters(static_scale, mean, outliers, through_exact_page));
+                                         Parameters(static_scale, mean, outliers, via_bf16));
   return nb::bytes(bytes.data(), bytes.size());
 }
 

@@ -61,7 +61,7 @@ void BindLinearBench(nb::module_& module) {
   module.def(
       "linear_limits",
       [](const std::string& weights, const std::string& isa, int threads) {
-        const kernels::LinearLimits limits = kernels::MeasureLinearLimits(weights, isa, threads);
+        const kernels::LinearRoofline limits = kernels::MeasureLinearRoofline(weights, isa, threads);
         return std::pair(limits.read_bytes, limits.operations);
       },
       "weights"_a, "isa"_a, "threads"_a, nb::call_guard<nb::gil_scoped_release>(),

@@ -41,8 +41,8 @@ ArrayAttentionResult RunArrayAttention(const ArrayAttention& options, std::span<
   const formats::CacheLayout layout =
       formats::PlanCache({KvScheme::Parse(options.scheme)}, {{options.kv_heads, options.head_dim}}, options.page_size);
   const int64_t pages = (tokens + options.page_size - 1) / options.page_size;
-  cache::PageStore store(
-      Cpu(), layout, {.budget_bytes = pages * (layout.page_bytes + layout.exact_page_bytes), .poison_unused = true});
+  cache::PagePool store(Cpu(), layout,
+                        {.budget_bytes = pages * (layout.page_bytes + layout.exact_page_bytes), .poison_unused = true});
   cache::BlockTable table(static_cast<size_t>(pages));
   for (cache::PageRef& page : table) {
     page.quantized = store.Allocate(PageKind::kQuantized);

@@ -13,7 +13,7 @@
 #include "attention/bench_caches.h"
 #include "attention/cpu_backend.h"
 #include "attention/reference_backend.h"
-#include "kernels/cpu/machine_limits.h"
+#include "kernels/cpu/roofline.h"
 #include "kernels/cpu/select.h"
 #include "kvanta/error.h"
 
@@ -24,7 +24,7 @@ using kernels::Dot;
 
 // Of the largest output: ten times what coefficients of 16 and of 8 bits may cost.
 constexpr double kLargestError = 1e-3;
-constexpr double kLargestNarrowError = 5e-2;
+constexpr double kLargestSubbyteError = 5e-2;
 constexpr int kFewestTurns = 3;
 constexpr double kTurnNs = 10e6;  // at least: a pass over memory takes about as long
 
@@ -66,7 +66,7 @@ class Attended {
   }
 
   // Adds the times of the runs of one turn, in nanoseconds; returns their sum.
-  double Turn(std::vector<double>& times) {
+  double StepLock(std::vector<double>& times) {
     double sum = 0;
     while (sum < kTurnNs) {
       times.push_back(Run());
@@ -134,16 +134,16 @@ double Verify(BenchCaches& caches, const AttentionBench& options, const std::str
               const std::vector<float>& q, const std::vector<float>& out) {
   const double error = ErrorOf(caches, options, q, out);
   const formats::LayerScheme& scheme = caches.store().Layout().layers.front();
-  const bool narrow = kernels::IsNarrow(scheme.k.format->code) || kernels::IsNarrow(scheme.v.format->code);
-  if (!(error <= (narrow ? kLargestNarrowError : kLargestError))) {
+  const bool narrow = kernels::IsSubbyte(scheme.k.format->code) || kernels::IsSubbyte(scheme.v.format->code);
+  if (!(error <= (narrow ? kLargestSubbyteError : kLargestError))) {
     throw Error(fmt::format("bench: {} differs from the reference by {:.1e} of its largest value", format, error));
   }
   return error;
 }
 
 // What the machine can do with some number of threads.
-struct Limits {
-  Limits(int threads, const kernels::IsaTable& isa) : read(threads, isa), dots(threads, isa) {}
+struct Roofline {
+  Roofline(int threads, const kernels::IsaTable& isa) : read(threads, isa), dots(threads, isa) {}
   kernels::ReadLimit read;
   kernels::DotLimit dots;
 };
@@ -183,21 +183,21 @@ class Bench {
   AttentionBenchRow Time(Attended& attended, Attended& in_cache, const std::string& format, int threads,
                          const BenchWork& work) {
     Attended base(base_, AllSpans(base_), options_, q_, threads);
-    Limits& limits = limits_.at(threads);
+    Roofline& limits = limits_.at(threads);
     std::vector<double> times, base_times, cached_times, memory_times, dot_times, bf16_rates;
     double total = 0;
-    for (int turn = 0; turn < kFewestTurns || total < options_.seconds * 1e9; ++turn) {
-      total += attended.Turn(times);
+    for (int transpose = 0; transpose < kFewestTurns || total < options_.seconds * 1e9; ++transpose) {
+      total += attended.StepLock(times);
       memory_times.push_back(static_cast<double>(work.bytes) / limits.read.Now() * 1e9);
-      base.Turn(base_times);
-      in_cache.Turn(cached_times);
+      base.StepLock(base_times);
+      in_cache.StepLock(cached_times);
       double dot_ns = 0;
       for (int dot = 0; dot < kernels::kDots; ++dot) {
         const double products = work.products[static_cast<size_t>(dot)];
         if (products > 0) dot_ns += products / limits.dots.Now(static_cast<Dot>(dot)) * 1e9;
       }
       dot_times.push_back(dot_ns);
-      bf16_rates.push_back(limits.dots.Now(kernels::DotOf(formats::Code::kBf16)));
+      bf16_rates.push_back(limits.dots.Now(kernels::DotOf(formats::ElementType::kBf16)));
     }
     AttentionBenchRow row{.format = format,
                           .isa = attended.Isa(),
@@ -225,7 +225,7 @@ class Bench {
   const kernels::IsaTable& isa_;
   std::vector<float> q_;
   BenchCaches base_;
-  std::map<int, Limits> limits_;  // by threads
+  std::map<int, Roofline> limits_;  // by threads
 };
 
 }  // namespace

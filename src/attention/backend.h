@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "cache/block_table.h"
-#include "cache/page_store.h"
+#include "cache/page_pool.h"
 #include "formats/scheme.h"
 
 namespace kvanta::attention {
@@ -55,8 +55,8 @@ struct AppendCounts {
 };
 
 struct BackendInfo {
-  std::string name;                  // "cpu-amx", "cpu-avx512", "cpu-avx2", "cpu-portable", "reference", "cuda-sm90"
-  std::vector<formats::Code> codes;  // codes it can read and write
+  std::string name;  // "cpu-amx", "cpu-avx512", "cpu-avx2", "cpu-portable", "reference", "cuda-sm90"
+  std::vector<formats::ElementType> codes;  // codes it can read and write
 };
 
 // Opaque; made by MakePlan of the same backend; reused across steps to keep its memory.

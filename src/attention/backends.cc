@@ -8,7 +8,7 @@
 #include "attention/cpu_backend.h"
 #include "attention/gpu_backend.h"
 #include "attention/reference_backend.h"
-#include "kernels/cuda/gpu.h"
+#include "kernels/cuda/cuda_context.h"
 #include "kernels/ops.h"
 #include "kvanta/error.h"
 
@@ -19,7 +19,7 @@ namespace {
 struct Family {
   std::string_view name;
   std::vector<std::string> (*units)();
-  std::unique_ptr<Backend> (*make)(cache::PageStore&, BackendConfig, const std::shared_ptr<ThreadPool>&,
+  std::unique_ptr<Backend> (*make)(cache::PagePool&, BackendConfig, const std::shared_ptr<ThreadPool>&,
                                    const std::string&);
 };
 
@@ -34,16 +34,16 @@ std::vector<std::string> CudaUnits() {
   return units;
 }
 
-const Family kFamilies[] = {
+const Family kDecodeKinds[] = {
     {"cpu", CpuUnits,
-     [](cache::PageStore& store, BackendConfig config, const std::shared_ptr<ThreadPool>& threads,
+     [](cache::PagePool& store, BackendConfig config, const std::shared_ptr<ThreadPool>& threads,
         const std::string& unit) { return MakeCpuBackend(store, std::move(config), threads, unit.c_str()); }},
     {"cuda", CudaUnits,
-     [](cache::PageStore& store, BackendConfig config, const std::shared_ptr<ThreadPool>&, const std::string&) {
-       return MakeGpuBackend(store, std::move(config), kernels::MakeCudaGpu());
+     [](cache::PagePool& store, BackendConfig config, const std::shared_ptr<ThreadPool>&, const std::string&) {
+       return MakeGpuBackend(store, std::move(config), kernels::MakeCudaContext());
      }},
     {"reference", [] { return std::vector<std::string>{""}; },
-     [](cache::PageStore& store, BackendConfig config, const std::shared_ptr<ThreadPool>&, const std::string&) {
+     [](cache::PagePool& store, BackendConfig config, const std::shared_ptr<ThreadPool>&, const std::string&) {
        return MakeReferenceBackend(store, std::move(config));
      }},
 };
@@ -56,16 +56,16 @@ std::string NameOf(const Family& family, const std::string& unit) {
 
 std::vector<std::string> BackendNames() {
   std::vector<std::string> names;
-  for (const Family& family : kFamilies) {
+  for (const Family& family : kDecodeKinds) {
     for (const std::string& unit : family.units()) names.push_back(NameOf(family, unit));
   }
   return names;
 }
 
-std::unique_ptr<Backend> MakeBackend(std::string_view name, cache::PageStore& store, BackendConfig config,
+std::unique_ptr<Backend> MakeBackend(std::string_view name, cache::PagePool& store, BackendConfig config,
                                      std::shared_ptr<ThreadPool> threads) {
   if (name == "auto") return MakeCpuBackend(store, std::move(config), std::move(threads), "auto");
-  for (const Family& family : kFamilies) {
+  for (const Family& family : kDecodeKinds) {
     for (const std::string& unit : family.units()) {
       if (name == NameOf(family, unit)) return family.make(store, std::move(config), threads, unit);
     }

@@ -17,7 +17,7 @@ std::vector<std::string> BackendNames();
 
 // name: one of BackendNames(), or "auto": the best, or what KVANTA_ISA forces. Throws InputError listing the names.
 // `store` must outlive the backend.
-std::unique_ptr<Backend> MakeBackend(std::string_view name, cache::PageStore& store, BackendConfig config,
+std::unique_ptr<Backend> MakeBackend(std::string_view name, cache::PagePool& store, BackendConfig config,
                                      std::shared_ptr<ThreadPool> threads);
 
 }  // namespace kvanta::attention

@@ -43,7 +43,7 @@ Needs NeedsOf(const formats::CacheLayout& layout, const BackendConfig& config) {
   return needs;
 }
 
-void CheckRecord(const cache::PageStore& store, PageKind kind, cache::PageId id, size_t sequence, int64_t page) {
+void CheckRecord(const cache::PagePool& store, PageKind kind, cache::PageId id, size_t sequence, int64_t page) {
   if (id >= 0 && store.References(kind, id) > 0) return;
   throw InputError(fmt::format("sequence {} of the batch: page {} has no {} record (id {})", sequence, page,
                                kind == PageKind::kExact ? "exact" : "quantized", id));
@@ -58,8 +58,8 @@ void CheckOutliers(const std::vector<int>& channels, const LayerAttention& layer
                     index, count, channels.size(), layer.kv_heads, expected, count));
   }
   for (size_t i = 0; i < channels.size(); ++i) {
-    const int least = i % static_cast<size_t>(count) == 0 ? 0 : channels[i - 1] + 1;
-    if (channels[i] < least || channels[i] >= layer.head_dim) {
+    const int min_value = i % static_cast<size_t>(count) == 0 ? 0 : channels[i - 1] + 1;
+    if (channels[i] < min_value || channels[i] >= layer.head_dim) {
       throw InputError(fmt::format("layer {}: outlier channel {}: a head's channels ascend, from 0 to {}", index,
                                    channels[i], layer.head_dim - 1));
     }
@@ -85,7 +85,7 @@ void CheckScales(const formats::SideScales& side, const LayerAttention& layer, b
 
 }  // namespace
 
-void MakeBatch(const BatchShape& shape, const cache::PageStore& store, const BackendConfig& config, Batch& batch) {
+void MakeBatch(const BatchShape& shape, const cache::PagePool& store, const BackendConfig& config, Batch& batch) {
   const formats::CacheLayout& layout = store.Layout();
   const Needs needs = NeedsOf(layout, config);
   const int64_t page_size = layout.page_size;

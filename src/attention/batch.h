@@ -18,7 +18,7 @@ struct SequenceRows {
 };
 
 // The new tokens of one page of one sequence.
-struct TouchedPage {
+struct PageWrite {
   cache::PageRef page;
   int first_slot = 0;  // slots [first_slot, last_slot) of the page are new
   int last_slot = 0;
@@ -27,13 +27,13 @@ struct TouchedPage {
 
 struct Batch {
   std::vector<SequenceRows> sequences;
-  std::vector<TouchedPage> touched;
+  std::vector<PageWrite> touched;
   int64_t rows = 0;
 };
 
 // Checks every sequence against the cache: positions, and that each page that the step writes or that some layer of it
 // reads has its records. Throws InputError naming the sequence, the page and what is missing. Reuses `batch`'s memory.
-void MakeBatch(const BatchShape& shape, const cache::PageStore& store, const BackendConfig& config, Batch& batch);
+void MakeBatch(const BatchShape& shape, const cache::PagePool& store, const BackendConfig& config, Batch& batch);
 
 // Checks shapes and scales against the layout, and fills in scales that are absent (1.0). Throws InputError.
 BackendConfig CheckConfig(BackendConfig config, const formats::CacheLayout& layout);

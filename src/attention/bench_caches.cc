@@ -67,7 +67,7 @@ BenchCaches::BenchCaches(const AttentionBench& options, const std::string& forma
                     "the context or the batch",
                     sequences, tokens_, format, budget, Cpu().AvailableBytes()));
   }
-  store_.emplace(Cpu(), layout_, cache::PageStoreConfig{.budget_bytes = budget});
+  store_.emplace(Cpu(), layout_, cache::PagePoolConfig{.budget_bytes = budget});
   config_.layers.push_back({.heads = options.heads,
                             .kv_heads = options.kv_heads,
                             .head_dim = options.head_dim,
@@ -76,7 +76,7 @@ BenchCaches::BenchCaches(const AttentionBench& options, const std::string& forma
 }
 
 // `stride`: from the table of a sequence to the next one's.
-std::vector<SequenceSpan> BenchCaches::SpansOf(const cache::BlockTable* tables, int stride) const {
+std::vector<SequenceSpan> BenchCaches::PrefetchRanges(const cache::BlockTable* tables, int stride) const {
   std::vector<SequenceSpan> spans;
   for (int i = 0; i < options_.batch; ++i) {
     const cache::BlockTable& table = tables[i * stride];
@@ -86,11 +86,11 @@ std::vector<SequenceSpan> BenchCaches::SpansOf(const cache::BlockTable* tables, 
 }
 
 std::vector<SequenceSpan> BenchCaches::Spans(int64_t copy) const {
-  return SpansOf(&tables_[static_cast<size_t>(copy * options_.batch)], 1);
+  return PrefetchRanges(&tables_[static_cast<size_t>(copy * options_.batch)], 1);
 }
 
 std::vector<SequenceSpan> BenchCaches::SpansOfOnePage() const {
-  return SpansOf(&one_page_, 0);
+  return PrefetchRanges(&one_page_, 0);
 }
 
 BenchWork BenchCaches::Work() const {

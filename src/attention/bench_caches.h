@@ -10,7 +10,7 @@
 #include "attention/attention_bench.h"
 #include "attention/backend.h"
 #include "cache/block_table.h"
-#include "cache/page_store.h"
+#include "cache/page_pool.h"
 #include "kernels/cpu/attention_table.h"
 
 namespace kvanta::attention {
@@ -29,7 +29,7 @@ class BenchCaches {
   // Throws InputError for a format or shape that does not fit, ResourceError where memory is short.
   BenchCaches(const AttentionBench& options, const std::string& format);
 
-  cache::PageStore& store() { return *store_; }
+  cache::PagePool& store() { return *store_; }
   const BackendConfig& config() const { return config_; }
   int64_t copies() const { return copies_; }
 
@@ -42,7 +42,7 @@ class BenchCaches {
   BenchWork Work() const;
 
  private:
-  std::vector<SequenceSpan> SpansOf(const cache::BlockTable* tables, int stride) const;
+  std::vector<SequenceSpan> PrefetchRanges(const cache::BlockTable* tables, int stride) const;
   int64_t ExactPagesOfSequence() const;
   int64_t FirstExactPage() const;
   int64_t FirstWrittenPage() const { return options_.context / options_.page_size; }
@@ -56,7 +56,7 @@ class BenchCaches {
   int64_t tokens_ = 0;
   int64_t pages_ = 0;
   int64_t copies_ = 0;
-  std::optional<cache::PageStore> store_;
+  std::optional<cache::PagePool> store_;
   BackendConfig config_;
   std::vector<cache::BlockTable> tables_;
   cache::BlockTable one_page_;

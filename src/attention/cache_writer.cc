@@ -20,7 +20,7 @@ constexpr int64_t kInlineValues = 8192;  // below this, waking threads costs mor
 constexpr int kLongestTile = 32;
 
 // Of a row as encode_row leaves it.
-void CountZeroScales(const formats::Format& format, int head_dim, const formats::RowPlanes& row,
+void CountZeroScales(const formats::Format& format, int head_dim, const formats::RowSections& row,
                      SideCounts& counts) noexcept {
   const formats::Scaling& scaling = format.scaling;
   const auto count = [&](formats::ScaleType type, const uint8_t* scales, int blocks) {
@@ -33,49 +33,49 @@ void CountZeroScales(const formats::Format& format, int head_dim, const formats:
     counts.blocks += blocks;
   };
   // With a zero of its own a block of equal values has scale 0 and loses nothing.
-  if (scaling.block != formats::ScaleType::kNone && !scaling.block_zero) {
+  if (scaling.block != formats::ScaleType::kNone && !scaling.block_offset) {
     count(scaling.block, row.block_scales, head_dim / formats::BlockChannels(scaling, head_dim));
   } else if (scaling.block == formats::ScaleType::kNone && scaling.token != formats::ScaleType::kNone &&
-             !scaling.token_zero) {
+             !scaling.token_offset) {
     count(scaling.token, row.token_scales, 1);
   }
 }
 
 // A closed page's rows, from its exact cell to its quantized one.
-class PageCloser {
+class QuantizeClosedPage {
  public:
-  PageCloser(SideKind kind, const formats::Side& side, formats::CellShape shape, float static_scale,
-             SideCounts& counts) noexcept
+  QuantizeClosedPage(SideKind kind, const formats::Side& side, formats::CellShape shape, float static_scale,
+                     SideCounts& counts) noexcept
       : kind_(kind), side_(side), shape_(shape), static_scale_(static_scale), counts_(counts) {}
 
-  void Close(const formats::CellPlanes& exact_planes, const uint8_t* exact, uint8_t* quantized) noexcept {
+  void Close(const formats::CellSections& exact_sections, const uint8_t* exact, uint8_t* quantized) noexcept {
     const formats::Format& format = *side_.format;
     const int step = std::max(1, format.scaling.tile);
     for (int slot = 0; slot < shape_.tokens; slot += step) {
       for (int row = 0; row < step; ++row) {
-        formats::LoadRow(kind_, ExactFormat(), shape_, exact_planes, slot + row, exact, buffer_.Planes());
-        ExactFormat().decode_row(buffer_.Planes(), shape_.head_dim, 1.0f, x_ + row * shape_.head_dim);
+        formats::LoadRow(kind_, ExactFormat(), shape_, exact_sections, slot + row, exact, buffer_.Sections());
+        ExactFormat().decode_row(buffer_.Sections(), shape_.head_dim, 1.0f, x_ + row * shape_.head_dim);
       }
       if (format.encode_tile != nullptr) {
-        CloseTile(slot, quantized);
+        QuantizeTokenGroup(slot, quantized);
       } else {
-        format.encode_row(x_, shape_.head_dim, static_scale_, buffer_.Planes(), counts_);
-        CountZeroScales(format, shape_.head_dim, buffer_.Planes(), counts_);
-        formats::StoreRow(kind_, format, shape_, side_.planes, slot, buffer_.Planes(), quantized);
+        format.encode_row(x_, shape_.head_dim, static_scale_, buffer_.Sections(), counts_);
+        CountZeroScales(format, shape_.head_dim, buffer_.Sections(), counts_);
+        formats::StoreRow(kind_, format, shape_, side_.sections, slot, buffer_.Sections(), quantized);
       }
     }
   }
 
  private:
-  void CloseTile(int slot, uint8_t* quantized) noexcept {
+  void QuantizeTokenGroup(int slot, uint8_t* quantized) noexcept {
     const formats::Format& format = *side_.format;
-    const formats::CellPlanes& planes = side_.planes;
-    formats::TilePlanes tile =
-        formats::CanonicalTile(format, planes, shape_.head_dim, slot / format.scaling.tile, quantized);
+    const formats::CellSections& sections = side_.sections;
+    formats::GroupSections tile =
+        formats::CanonicalTile(format, sections, shape_.head_dim, slot / format.scaling.tile, quantized);
     tile.codes = codes_;  // the channel planes lie alike in every layout
     format.encode_tile(x_, shape_.head_dim, tile, counts_);
     for (int row = 0; row < format.scaling.tile; ++row) {
-      formats::StoreRow(kind_, format, shape_, planes, slot + row, {.codes = codes_ + row * planes.row_bytes},
+      formats::StoreRow(kind_, format, shape_, sections, slot + row, {.codes = codes_ + row * sections.row_bytes},
                         quantized);
     }
   }
@@ -92,7 +92,7 @@ class PageCloser {
 
 }  // namespace
 
-CacheWriter::CacheWriter(cache::PageStore& store, const BackendConfig& config)
+CacheWriter::CacheWriter(cache::PagePool& store, const BackendConfig& config)
     : store_(store), config_(config), counts_(std::make_unique<LayerCounts[]>(config.layers.size())) {}
 
 void CacheWriter::AtomicCounts::Add(const SideCounts& counts) noexcept {
@@ -122,7 +122,7 @@ void CacheWriter::Write(const Batch& batch, int layer, const float* k, const flo
   const formats::LayerScheme& scheme = store_.Layout().layers[static_cast<size_t>(layer)];
   const int64_t head_dim = scheme.shape.head_dim;
   auto write = [&](int64_t task, int) {
-    const TouchedPage& touched = batch.touched[static_cast<size_t>(task / scheme.kv_heads)];
+    const PageWrite& touched = batch.touched[static_cast<size_t>(task / scheme.kv_heads)];
     const int head = static_cast<int>(task % scheme.kv_heads);
     const int64_t offset = touched.first_row * stride + head * head_dim;
     WriteSide(touched, layer, head, SideKind::kK, k + offset, stride);
@@ -136,7 +136,7 @@ void CacheWriter::Write(const Batch& batch, int layer, const float* k, const flo
   }
 }
 
-void CacheWriter::WriteSide(const TouchedPage& touched, int layer, int head, SideKind kind, const float* rows,
+void CacheWriter::WriteSide(const PageWrite& touched, int layer, int head, SideKind kind, const float* rows,
                             int64_t stride) noexcept {
   const bool is_key = kind == SideKind::kK;
   const formats::LayerScheme& scheme = store_.Layout().layers[static_cast<size_t>(layer)];
@@ -146,52 +146,53 @@ void CacheWriter::WriteSide(const TouchedPage& touched, int layer, int head, Sid
   const float static_scale = scales.scale[static_cast<size_t>(head)];
   const formats::RowTransform transform = formats::TransformOf(side, scales, head, scheme.shape.head_dim);
   uint8_t* quantized = nullptr;
-  const formats::CellShape plain_shape{.tokens = scheme.shape.tokens,
-                                       .head_dim = is_key ? scheme.PlainShape().head_dim : 0};
+  const formats::CellShape unquantized_shape{.tokens = scheme.shape.tokens,
+                                             .head_dim = is_key ? scheme.UnquantizedShape().head_dim : 0};
   uint8_t* plain = nullptr;  // the channels of the record that is written first
   if (touched.page.quantized != cache::kNoPage) {
     uint8_t* record =
         store_.Base(PageKind::kQuantized) + touched.page.quantized * store_.RecordBytes(PageKind::kQuantized);
     quantized = record + (is_key ? scheme.KCell(head) : scheme.VCell(head));
-    plain = record + scheme.KPlain(head);
+    plain = record + scheme.KUnquantized(head);
   }
   uint8_t* exact = nullptr;
-  const formats::CellPlanes exact_planes = formats::Bf16Planes(scheme.shape);
+  const formats::CellSections exact_sections = formats::Bf16Sections(scheme.shape);
   if (scheme.exact_open) {
     uint8_t* record = store_.Base(PageKind::kExact) + touched.page.exact * store_.RecordBytes(PageKind::kExact);
     exact = record + (is_key ? scheme.ExactKCell(head) : scheme.ExactVCell(head));
-    plain = record + scheme.ExactKPlain(head);
+    plain = record + scheme.ExactKUnquantized(head);
   }
 
   formats::RowBuffer buffer;
   alignas(64) float x[kMaxHeadDim];
   float taken[KvScheme::kMaxOutliers];
   SideCounts counts;
-  EncodeCounts plain_counts;
+  EncodeCounts unquantized_counts;
   for (int slot = touched.first_slot; slot < touched.last_slot; ++slot) {
     const float* row = rows + (slot - touched.first_slot) * stride;
     // Not in the unit's vectors, as queries are: where two NaNs meet, which one is stored would be up to the unit.
     transform.Forward(row, x, taken);
     const formats::Format& format = exact ? ExactFormat() : *side.format;
-    format.encode_row(x, scheme.shape.head_dim, static_scale, buffer.Planes(), counts);
-    if (!exact) CountZeroScales(format, scheme.shape.head_dim, buffer.Planes(), counts);
-    formats::StoreRow(kind, format, scheme.shape, exact ? exact_planes : side.planes, slot, buffer.Planes(),
+    format.encode_row(x, scheme.shape.head_dim, static_scale, buffer.Sections(), counts);
+    if (!exact) CountZeroScales(format, scheme.shape.head_dim, buffer.Sections(), counts);
+    formats::StoreRow(kind, format, scheme.shape, exact ? exact_sections : side.sections, slot, buffer.Sections(),
                       exact ? exact : quantized);
-    if (plain_shape.head_dim == 0) continue;
+    if (unquantized_shape.head_dim == 0) continue;
     const float* channels = scheme.SharesCell() ? row + scheme.shape.head_dim : taken;
-    scheme.plain->encode_row(channels, plain_shape.head_dim, 1.0F, buffer.Planes(), plain_counts);
-    formats::StoreRow(kind, *scheme.plain, plain_shape, scheme.PlainPlanes(), slot, buffer.Planes(), plain);
+    scheme.plain->encode_row(channels, unquantized_shape.head_dim, 1.0F, buffer.Sections(), unquantized_counts);
+    formats::StoreRow(kind, *scheme.plain, unquantized_shape, scheme.UnquantizedSections(), slot, buffer.Sections(),
+                      plain);
   }
-  if (!scheme.SharesCell()) plain_counts.values = 0;  // outliers count among the row's
-  counts += plain_counts;
+  if (!scheme.SharesCell()) unquantized_counts.values = 0;  // outliers count among the row's
+  counts += unquantized_counts;
   if (exact && quantized && touched.last_slot == scheme.shape.tokens) {
     SideCounts closing;
-    PageCloser(kind, side, scheme.shape, static_scale, closing).Close(exact_planes, exact, quantized);
+    QuantizeClosedPage(kind, side, scheme.shape, static_scale, closing).Close(exact_sections, exact, quantized);
     counts.saturated += closing.saturated;  // values and NaN were counted when they were written
     counts.blocks += closing.blocks;
     counts.zero_blocks += closing.zero_blocks;
-    if (plain_shape.head_dim != 0) {
-      std::memcpy(quantized + side.planes.bytes, plain, static_cast<size_t>(scheme.PlainBytes()));
+    if (unquantized_shape.head_dim != 0) {
+      std::memcpy(quantized + side.sections.bytes, plain, static_cast<size_t>(scheme.UnquantizedBytes()));
     }
   }
   LayerCounts& total = counts_[static_cast<size_t>(layer)];

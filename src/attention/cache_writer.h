@@ -15,7 +15,7 @@ namespace kvanta::attention {
 class CacheWriter {
  public:
   // `config` as CheckConfig gives it; it and `store` must outlive the writer.
-  CacheWriter(cache::PageStore& store, const BackendConfig& config);
+  CacheWriter(cache::PagePool& store, const BackendConfig& config);
 
   // k, v: f32 [rows][kv_heads * head_dim], row stride `stride` floats; of latents k alone, as Backend::Append says.
   void Write(const Batch& batch, int layer, const float* k, const float* v, int64_t stride,
@@ -33,10 +33,10 @@ class CacheWriter {
     AtomicCounts k, v;
   };
 
-  void WriteSide(const TouchedPage& touched, int layer, int head, formats::SideKind kind, const float* rows,
+  void WriteSide(const PageWrite& touched, int layer, int head, formats::SideKind kind, const float* rows,
                  int64_t stride) noexcept;
 
-  cache::PageStore& store_;
+  cache::PagePool& store_;
   const BackendConfig& config_;
   std::unique_ptr<LayerCounts[]> counts_;
 };

@@ -22,13 +22,13 @@ class CpuPlan final : public Plan {
  public:
   Batch batch;
   std::vector<WorkList> lists;  // one per distinct shape of the model's layers
-  std::vector<SoftmaxState> partial_states;
-  std::vector<float> partial_out;
+  std::vector<SoftmaxState> split_states;
+  std::vector<float> split_out;
 };
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(cache::PageStore& store, BackendConfig config, std::shared_ptr<ThreadPool> threads,
+  CpuBackend(cache::PagePool& store, BackendConfig config, std::shared_ptr<ThreadPool> threads,
              const kernels::IsaTable& isa)
       : store_(store),
         config_(CheckConfig(std::move(config), store.Layout())),
@@ -56,7 +56,8 @@ class CpuBackend final : public Backend {
 
   BackendInfo Info() const override {
     BackendInfo info{.name = fmt::format("cpu-{}", isa_.name), .codes = {}};
-    for (int code = 0; code < formats::kCodes; ++code) info.codes.push_back(static_cast<formats::Code>(code));
+    for (int code = 0; code < formats::kElementTypes; ++code)
+      info.codes.push_back(static_cast<formats::ElementType>(code));
     return info;
   }
 
@@ -71,11 +72,11 @@ class CpuBackend final : public Backend {
     for (size_t i = 0; i < shapes_.size(); ++i) {
       WorkList& list = cpu_plan->lists[i];
       MakeWorkList(shapes_[i], cpu_plan->batch, store_.Layout().page_size, threads_->Threads(), list);
-      rows = std::max(rows, static_cast<size_t>(list.partial_rows));
-      floats = std::max(floats, static_cast<size_t>(list.partial_rows * shapes_[i].head_dim));
+      rows = std::max(rows, static_cast<size_t>(list.split_rows));
+      floats = std::max(floats, static_cast<size_t>(list.split_rows * shapes_[i].head_dim));
     }
-    if (cpu_plan->partial_states.size() < rows) cpu_plan->partial_states.resize(rows);
-    if (cpu_plan->partial_out.size() < floats) cpu_plan->partial_out.resize(floats);
+    if (cpu_plan->split_states.size() < rows) cpu_plan->split_states.resize(rows);
+    if (cpu_plan->split_out.size() < floats) cpu_plan->split_out.resize(floats);
     return plan;
   }
 
@@ -88,56 +89,55 @@ class CpuBackend final : public Backend {
     const LayerView& view = layers_[static_cast<size_t>(layer)];
     const WorkList& list = cpu_plan.lists[list_of_layer_[static_cast<size_t>(layer)]];
     const int64_t out_stride = int64_t{view.attention->heads} * view.attention->head_dim;
-    for (TileWorkspace& workspace : workspaces_) workspace.ForgetQueries();
-    const auto attention_of = [&](const Tile& tile, int64_t first_run, int64_t last_run, int worker) {
+    for (TileWorkspace& workspace : workspaces_) workspace.InvalidateQueries();
+    const auto attention_of = [&](const Tile& tile, int64_t first_split, int64_t last_split, int worker) {
       const SequenceRows& sequence = cpu_plan.batch.sequences[static_cast<size_t>(tile.sequence)];
       const int64_t row = sequence.first_row + tile.first - sequence.span.start;
-      return TileAttention(kernels_, view, tile, first_run, last_run, sequence.span.pages,
+      return TileAttention(kernels_, view, tile, first_split, last_split, sequence.span.pages,
                            {.q = q + row * q_stride, .q_stride = q_stride, .out = out + row * out_stride},
                            workspaces_[static_cast<size_t>(worker)]);
     };
     const auto attention_of_task = [&](size_t index, int worker) {
-      const TileRuns& task = list.tasks[index];
-      return attention_of(list.tiles[static_cast<size_t>(task.tile)], task.first_run, task.last_run, worker);
+      const SplitTask& task = list.tasks[index];
+      return attention_of(list.tiles[static_cast<size_t>(task.tile)], task.first_split, task.last_split, worker);
     };
-    auto attend = [&](int64_t bundle, int worker) {
+    auto attend = [&](int64_t task_batch, int worker) {
       const kernels::KernelScope scope(kernels_);
-      const auto [begin, end] = list.Bundle(bundle);
+      const auto [begin, end] = list.BatchOf(task_batch);
       std::optional<TileAttention> task_and_next[2];
       task_and_next[begin % 2].emplace(attention_of_task(begin, worker));
       for (size_t index = begin; index < end; ++index) {
         TileAttention& current = *task_and_next[index % 2];
         std::optional<TileAttention>& next = task_and_next[(index + 1) % 2];
-        if (index + 1 < end) current.Precede(next.emplace(attention_of_task(index + 1, worker)));
-        const TileRuns& task = list.tasks[index];
+        if (index + 1 < end) current.SetNext(next.emplace(attention_of_task(index + 1, worker)));
+        const SplitTask& task = list.tasks[index];
         const Tile& tile = list.tiles[static_cast<size_t>(task.tile)];
         if (tile.partial < 0) {
           current.Finish();
           continue;
         }
         const int64_t run_rows = int64_t{tile.kv_heads} * tile.tokens * list.shape.Group();
-        const int64_t slot = tile.partial + (task.first_run - tile.first_run) * run_rows;
-        current.Partial(cpu_plan.partial_states.data() + slot,
-                        cpu_plan.partial_out.data() + slot * list.shape.head_dim);
+        const int64_t slot = tile.partial + (task.first_split - tile.first_split) * run_rows;
+        current.Partial(cpu_plan.split_states.data() + slot, cpu_plan.split_out.data() + slot * list.shape.head_dim);
       }
     };
-    threads_->ForEach(list.Bundles(), attend);
-    if (list.merges.empty()) return;
-    auto merge = [&](int64_t index, int worker) {
-      const TileMerge& merged = list.merges[static_cast<size_t>(index)];
+    threads_->ForEach(list.Batches(), attend);
+    if (list.combines.empty()) return;
+    auto combine = [&](int64_t index, int worker) {
+      const CombineTask& merged = list.combines[static_cast<size_t>(index)];
       const Tile& tile = list.tiles[static_cast<size_t>(merged.tile)];
-      attention_of(tile, tile.first_run, tile.last_run, worker)
-          .MergePartials(merged.head, cpu_plan.partial_states.data() + tile.partial,
-                         cpu_plan.partial_out.data() + tile.partial * list.shape.head_dim);
+      attention_of(tile, tile.first_split, tile.last_split, worker)
+          .CombineSplits(merged.head, cpu_plan.split_states.data() + tile.partial,
+                         cpu_plan.split_out.data() + tile.partial * list.shape.head_dim);
     };
-    threads_->ForEach(static_cast<int64_t>(list.merges.size()), merge);
+    threads_->ForEach(static_cast<int64_t>(list.combines.size()), combine);
   }
 
   AppendCounts Counts(int layer) const override { return writer_.Counts(layer); }
   const formats::LayerScales& Scales(int layer) const override { return config_.scales.at(static_cast<size_t>(layer)); }
 
  private:
-  cache::PageStore& store_;
+  cache::PagePool& store_;
   const BackendConfig config_;
   std::shared_ptr<ThreadPool> threads_;
   const kernels::IsaTable& isa_;
@@ -151,12 +151,12 @@ class CpuBackend final : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> MakeCpuBackend(cache::PageStore& store, BackendConfig config,
+std::unique_ptr<Backend> MakeCpuBackend(cache::PagePool& store, BackendConfig config,
                                         std::shared_ptr<ThreadPool> threads, const char* isa) {
   return MakeCpuBackend(store, std::move(config), std::move(threads), kernels::SelectIsa(isa));
 }
 
-std::unique_ptr<Backend> MakeCpuBackend(cache::PageStore& store, BackendConfig config,
+std::unique_ptr<Backend> MakeCpuBackend(cache::PagePool& store, BackendConfig config,
                                         std::shared_ptr<ThreadPool> threads, const kernels::IsaTable& isa) {
   return std::make_unique<CpuBackend>(store, std::move(config), std::move(threads), isa);
 }

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "attention/gpu_layers.h"
-#include "attention/step_block.h"
+#include "attention/step_metadata.h"
 #include "kernels/cuda/kernel_list.h"
 #include "kvanta/error.h"
 
@@ -16,13 +16,13 @@ namespace kvanta::attention {
 namespace {
 
 using cache::PageKind;
-using kernels::cuda::AppendSide;
+using kernels::cuda::AppendParams;
 using kernels::cuda::AppendSums;
-using kernels::cuda::AttendLayer;
-using kernels::cuda::AttendStep;
+using kernels::cuda::AttentionMetadata;
+using kernels::cuda::AttentionParams;
 using kernels::cuda::PageIds;
-using kernels::cuda::PlaceList;
-using kernels::cuda::RowPlace;
+using kernels::cuda::Slot;
+using kernels::cuda::SlotMapping;
 
 // No two plans, nor two states of one, have the same.
 uint64_t NextVersion() {
@@ -30,11 +30,11 @@ uint64_t NextVersion() {
   return ++versions;
 }
 
-// The head of a plan's block: lists of rows and of pages that close, then AttendStep for each shape of layers.
+// The head of a plan's block: lists of rows and of pages that close, then AttentionMetadata for each shape of layers.
 constexpr size_t kRowsAt = 0;
-constexpr size_t kClosingAt = sizeof(PlaceList);
+constexpr size_t kClosingAt = sizeof(SlotMapping);
 constexpr size_t StepAt(size_t shape) {
-  return 2 * sizeof(PlaceList) + shape * sizeof(AttendStep);
+  return 2 * sizeof(SlotMapping) + shape * sizeof(AttentionMetadata);
 }
 
 class GpuPlan final : public Plan {
@@ -46,32 +46,33 @@ class GpuPlan final : public Plan {
   }
 
   Batch batch;
-  std::vector<GpuWork> shapes;
-  std::vector<RowPlace> rows, closing;  // of Append
+  std::vector<GpuSchedule> shapes;
+  std::vector<Slot> rows, closing;  // of Append
   std::vector<PageIds> pages;
   std::vector<int32_t> first_pages;
-  StepBlock block;
-  Buffer partial_out, partial_state;
+  StepMetadata block;
+  Buffer split_out, split_state;
   // What grids are made for: of rows and closing, and of the tiles of each shape.
-  int32_t most_rows = 0, most_closing = 0;
-  std::vector<int32_t> most_tiles;
+  int32_t max_rows = 0, max_closing = 0;
+  std::vector<int32_t> max_tiles;
   uint64_t backend = 0;  // whose version it was made for
   uint64_t version = 0;
 };
 
 // At least `bytes`.
 void Grow(Device& device, Buffer& buffer, int64_t bytes) {
-  const auto wanted = static_cast<size_t>(bytes);
-  if (buffer.bytes() < wanted) buffer = device.Allocate(wanted + wanted / 2);
+  const auto requested = static_cast<size_t>(bytes);
+  if (buffer.bytes() < requested) buffer = device.Allocate(requested + requested / 2);
 }
 
 class GpuBackend final : public Backend {
  public:
-  GpuBackend(cache::PageStore& store, BackendConfig config, std::shared_ptr<kernels::Gpu> gpu, int64_t most_spread_runs)
+  GpuBackend(cache::PagePool& store, BackendConfig config, std::shared_ptr<kernels::CudaContext> gpu,
+             int64_t max_parallel_splits)
       : store_(store),
         config_(CheckConfig(std::move(config), store.Layout())),
         gpu_(std::move(gpu)),
-        most_spread_runs_(most_spread_runs) {
+        max_parallel_splits_(max_parallel_splits) {
     if (&store.device() != &gpu_->device()) {
       throw InputError(fmt::format("the cache lies in the memory of {}, attention would run on {}",
                                    store.device().Name(), gpu_->device().Name()));
@@ -108,16 +109,16 @@ class GpuBackend final : public Backend {
     const GpuPlan& step = static_cast<const GpuPlan&>(plan);
     const GpuLayer& launches = layers_[static_cast<size_t>(layer)];
     for (const GpuCell& launch : launches.cells) {
-      AppendSide side = launch.side;
+      AppendParams side = launch.side;
       side.rows = (side.is_key ? k : v) + launch.first_channel;
       side.stride = kv_stride;
-      side.list = step.At<PlaceList>(kRowsAt);
-      side.most = step.most_rows;
+      side.list = step.At<SlotMapping>(kRowsAt);
+      side.limit = step.max_rows;
       side.to_exact = launches.exact_open;
       gpu_->Append(side.to_exact ? launch.exact_kernel : launch.kernel, side);
-      if (!launches.exact_open || step.most_closing == 0) continue;
-      side.list = step.At<PlaceList>(kClosingAt);
-      side.most = step.most_closing;
+      if (!launches.exact_open || step.max_closing == 0) continue;
+      side.list = step.At<SlotMapping>(kClosingAt);
+      side.limit = step.max_closing;
       side.to_exact = false;
       side.from_exact = true;
       gpu_->Append(launch.kernel, side);
@@ -128,12 +129,12 @@ class GpuBackend final : public Backend {
     const GpuPlan& step = static_cast<const GpuPlan&>(plan);
     const GpuLayer& launches = layers_[static_cast<size_t>(layer)];
     const size_t shape = shape_of_[static_cast<size_t>(layer)];
-    AttendLayer attend = launches.attend;
+    AttentionParams attend = launches.attend;
     attend.q = q;
     attend.q_stride = q_stride;
     attend.out = out;
-    attend.step = step.At<AttendStep>(StepAt(shape));
-    attend.most_tiles = step.most_tiles[shape];
+    attend.step = step.At<AttentionMetadata>(StepAt(shape));
+    attend.max_tiles = step.max_tiles[shape];
     gpu_->Attend(launches.attend_kernel, attend);
   }
 
@@ -181,12 +182,12 @@ class GpuBackend final : public Backend {
     plan.rows.clear();
     plan.closing.clear();
     const int page_size = store_.Layout().page_size;
-    for (const TouchedPage& touched : plan.batch.touched) {
+    for (const PageWrite& touched : plan.batch.touched) {
       const auto place = [&](int slot) {
-        return RowPlace{.quantized = touched.page.quantized,
-                        .exact = touched.page.exact,
-                        .slot = slot,
-                        .row = static_cast<int32_t>(touched.first_row + slot - touched.first_slot)};
+        return Slot{.quantized = touched.page.quantized,
+                    .exact = touched.page.exact,
+                    .slot = slot,
+                    .row = static_cast<int32_t>(touched.first_row + slot - touched.first_slot)};
       };
       for (int slot = touched.first_slot; slot < touched.last_slot; ++slot) plan.rows.push_back(place(slot));
       if (touched.last_slot != page_size || touched.page.quantized == cache::kNoPage) continue;
@@ -208,34 +209,33 @@ class GpuBackend final : public Backend {
     int64_t slots = 0;
     int64_t floats = 0;
     for (size_t i = 0; i < shapes_.size(); ++i) {
-      GpuWork& work = plan.shapes[i];
-      MakeGpuWork(shapes_[i], plan.batch, plan.first_pages, page_size, most_spread_runs_, work);
+      GpuSchedule& work = plan.shapes[i];
+      MakeGpuSchedule(shapes_[i], plan.batch, plan.first_pages, page_size, max_parallel_splits_, work);
       slots = std::max(slots, work.slots);
       floats = std::max(floats, work.slots * shapes_[i].head_dim);
     }
-    Grow(device(), plan.partial_out, floats * int64_t{sizeof(float)});
-    Grow(device(), plan.partial_state, 2 * slots * int64_t{sizeof(float)});
+    Grow(device(), plan.split_out, floats * int64_t{sizeof(float)});
+    Grow(device(), plan.split_state, 2 * slots * int64_t{sizeof(float)});
   }
 
   // Of this step, or of the largest of its bucket.
   void SetGrids(int64_t bucket, GpuPlan& plan) {
-    plan.most_tiles.clear();
-    plan.most_rows = static_cast<int32_t>(bucket > 0 ? bucket : std::ssize(plan.rows));
-    plan.most_closing =
-        static_cast<int32_t>(bucket > 0 ? bucket * store_.Layout().page_size : std::ssize(plan.closing));
+    plan.max_tiles.clear();
+    plan.max_rows = static_cast<int32_t>(bucket > 0 ? bucket : std::ssize(plan.rows));
+    plan.max_closing = static_cast<int32_t>(bucket > 0 ? bucket * store_.Layout().page_size : std::ssize(plan.closing));
     for (size_t i = 0; i < shapes_.size(); ++i) {
       const int64_t of_bucket = bucket * TilesOfToken(shapes_[i]);
-      plan.most_tiles.push_back(static_cast<int32_t>(bucket > 0 ? of_bucket : std::ssize(plan.shapes[i].tiles)));
+      plan.max_tiles.push_back(static_cast<int32_t>(bucket > 0 ? of_bucket : std::ssize(plan.shapes[i].tiles)));
     }
   }
 
   void CopyBlock(GpuPlan& plan) {
-    StepBlock& block = plan.block;
+    StepMetadata& block = plan.block;
     block.Begin(StepAt(shapes_.size()));
     const size_t rows = block.Add(plan.rows), closing = block.Add(plan.closing), pages = block.Add(plan.pages);
     std::vector<size_t>& places = plan_places_;
     places.clear();
-    for (const GpuWork& work : plan.shapes) {
+    for (const GpuSchedule& work : plan.shapes) {
       places.push_back(block.Add(work.tiles));
       places.push_back(block.Add(work.tasks));
     }
@@ -243,27 +243,27 @@ class GpuBackend final : public Backend {
     if (moved || plan.backend != version_) plan.version = NextVersion();
     plan.backend = version_;
     const auto list = [&](size_t at, size_t count) {
-      return PlaceList{.places = plan.At<RowPlace>(at), .count = static_cast<int32_t>(count)};
+      return SlotMapping{.places = plan.At<Slot>(at), .count = static_cast<int32_t>(count)};
     };
     block.Write(kRowsAt, list(rows, plan.rows.size()));
     block.Write(kClosingAt, list(closing, plan.closing.size()));
     for (size_t i = 0; i < plan.shapes.size(); ++i) {
-      const GpuWork& work = plan.shapes[i];
-      block.Write(StepAt(i), AttendStep{.pages = plan.At<PageIds>(pages),
-                                        .tiles = plan.At<kernels::cuda::QueryTile>(places[2 * i]),
-                                        .tasks = plan.At<kernels::cuda::RunTask>(places[2 * i + 1]),
-                                        .tile_count = static_cast<int32_t>(work.tiles.size()),
-                                        .task_count = static_cast<int32_t>(work.tasks.size()),
-                                        .partial_out = plan.partial_out.as<float>(),
-                                        .partial_state = plan.partial_state.as<float>()});
+      const GpuSchedule& work = plan.shapes[i];
+      block.Write(StepAt(i), AttentionMetadata{.pages = plan.At<PageIds>(pages),
+                                               .tiles = plan.At<kernels::cuda::QueryTile>(places[2 * i]),
+                                               .tasks = plan.At<kernels::cuda::SplitTask>(places[2 * i + 1]),
+                                               .tile_count = static_cast<int32_t>(work.tiles.size()),
+                                               .task_count = static_cast<int32_t>(work.tasks.size()),
+                                               .split_out = plan.split_out.as<float>(),
+                                               .split_state = plan.split_state.as<float>()});
     }
     block.Copy(device());
   }
 
-  cache::PageStore& store_;
+  cache::PagePool& store_;
   const BackendConfig config_;
-  std::shared_ptr<kernels::Gpu> gpu_;
-  const int64_t most_spread_runs_;
+  std::shared_ptr<kernels::CudaContext> gpu_;
+  const int64_t max_parallel_splits_;
   Buffer sums_;                      // AppendSums [layers][k, v]
   std::vector<AppendSums> fetched_;  // the host's copy
   mutable std::mutex fetching_;
@@ -277,9 +277,9 @@ class GpuBackend final : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> MakeGpuBackend(cache::PageStore& store, BackendConfig config,
-                                        std::shared_ptr<kernels::Gpu> gpu, int64_t most_spread_runs) {
-  return std::make_unique<GpuBackend>(store, std::move(config), std::move(gpu), most_spread_runs);
+std::unique_ptr<Backend> MakeGpuBackend(cache::PagePool& store, BackendConfig config,
+                                        std::shared_ptr<kernels::CudaContext> gpu, int64_t max_parallel_splits) {
+  return std::make_unique<GpuBackend>(store, std::move(config), std::move(gpu), max_parallel_splits);
 }
 
 }  // namespace kvanta::attention

@@ -15,7 +15,7 @@ namespace kvanta::attention {
 namespace {
 
 constexpr int64_t kChunk = 2048;  // tokens that are appended at once
-constexpr int kFewestRuns = 9;
+constexpr int kMinSplits = 9;
 constexpr int64_t kVerifiedContext = 1500;  // the reference is in doubles, one row after the other
 constexpr int kVerifiedBatch = 3;
 constexpr double kLargestError = 2e-3;  // of values of standard deviation 1: queries and weights are f16, 2^-12
@@ -37,7 +37,7 @@ double Median(std::vector<double> values) {
 // What the options say, or, of a format for latents alone, those of DeepSeek V2 and V3.
 LayerAttention LayerOf(const AttentionBench& options, const std::string& scheme) {
   LayerAttention layer{.heads = options.heads, .kv_heads = options.kv_heads, .head_dim = options.head_dim};
-  if (formats::Find(KvScheme::Parse(scheme).k.format).latents == formats::Latents::kOnly) {
+  if (formats::Find(KvScheme::Parse(scheme).k.format).latents == formats::MlaSupport::kRequired) {
     layer.kv_heads = 1;
     layer.head_dim = 512;
     layer.rope_dim = 64;
@@ -50,7 +50,8 @@ LayerAttention LayerOf(const AttentionBench& options, const std::string& scheme)
 // tokens.
 class FilledCache {
  public:
-  FilledCache(const std::shared_ptr<kernels::Gpu>& gpu, const std::string& scheme, const AttentionBench& options)
+  FilledCache(const std::shared_ptr<kernels::CudaContext>& gpu, const std::string& scheme,
+              const AttentionBench& options)
       : gpu_(*gpu),
         options_(options),
         layer_(LayerOf(options, scheme)),
@@ -134,11 +135,11 @@ class FilledCache {
     plan_ = backend_->MakePlan({.sequences = spans}, std::move(plan_));
   }
 
-  kernels::Gpu& gpu_;
+  kernels::CudaContext& gpu_;
   const AttentionBench options_;
   const LayerAttention layer_;
   const formats::CacheLayout layout_;
-  cache::PageStore store_;
+  cache::PagePool store_;
   std::unique_ptr<Backend> backend_;
   std::vector<cache::BlockTable> tables_;
   Buffer k_, v_, q_, out_;
@@ -146,7 +147,7 @@ class FilledCache {
   std::unique_ptr<Plan> plan_;
 };
 
-double Verify(const std::shared_ptr<kernels::Gpu>& gpu, const std::string& format, AttentionBench options) {
+double Verify(const std::shared_ptr<kernels::CudaContext>& gpu, const std::string& format, AttentionBench options) {
   options.batch = std::min(options.batch, kVerifiedBatch);
   options.context = std::min(options.context, kVerifiedContext);
   const double error = FilledCache(gpu, format, options).LargestError();
@@ -157,7 +158,7 @@ double Verify(const std::shared_ptr<kernels::Gpu>& gpu, const std::string& forma
 
 }  // namespace
 
-std::vector<GpuBenchRow> RunGpuBench(const AttentionBench& options, const std::shared_ptr<kernels::Gpu>& gpu,
+std::vector<GpuBenchRow> RunGpuBench(const AttentionBench& options, const std::shared_ptr<kernels::CudaContext>& gpu,
                                      size_t flush_bytes, const std::function<void()>& measured) {
   std::vector<double> errors;
   for (const std::string& format : options.formats) errors.push_back(Verify(gpu, format, options));
@@ -169,7 +170,7 @@ std::vector<GpuBenchRow> RunGpuBench(const AttentionBench& options, const std::s
     cache.Launch();
     std::vector<double> runs, copies;
     double total = 0;
-    for (int run = 0; run < kFewestRuns || total < options.seconds; ++run) {
+    for (int run = 0; run < kMinSplits || total < options.seconds; ++run) {
       // The copy fills the second-level cache, too.
       copies.push_back(gpu->Seconds([&] { gpu->Copy(to.data(), from.data(), flush_bytes); }));
       runs.push_back(gpu->Seconds([&] { cache.Launch(); }));

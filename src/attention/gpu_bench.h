@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "attention/attention_bench.h"
-#include "kernels/cuda/gpu.h"
+#include "kernels/cuda/cuda_context.h"
 
 namespace kvanta::attention {
 
@@ -32,7 +32,7 @@ struct GpuBenchRow {
 // One row per format; of `options`, isa and threads mean nothing, nor, for a format of latents alone, kv_heads and
 // head_dim: it is measured at rank 512 with 64 rotated channels. flush_bytes: of what is written between two runs, and
 // copied to learn the bandwidth. Throws InputError, ResourceError, and Error when a result differs from the reference.
-std::vector<GpuBenchRow> RunGpuBench(const AttentionBench& options, const std::shared_ptr<kernels::Gpu>& gpu,
+std::vector<GpuBenchRow> RunGpuBench(const AttentionBench& options, const std::shared_ptr<kernels::CudaContext>& gpu,
                                      size_t flush_bytes = size_t{256} << 20,
                                      const std::function<void()>& measured = {});
 

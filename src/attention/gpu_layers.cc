@@ -15,22 +15,22 @@ namespace kvanta::attention {
 namespace {
 
 using cache::PageKind;
-using kernels::cuda::AppendSide;
-using kernels::cuda::AttendLayer;
+using kernels::cuda::AppendParams;
+using kernels::cuda::AttentionParams;
 using kernels::cuda::CellPlace;
 using kernels::cuda::FindAppend;
 using kernels::cuda::FindAttend;
 
-CellPlace PlaceOf(const formats::CellPlanes& planes, int64_t first, int64_t stride) {
+CellPlace PlaceOf(const formats::CellSections& sections, int64_t first, int64_t stride) {
   return {.first = first,
           .stride = stride,
-          .codes = planes.codes,
-          .block_scales = planes.block_scales,
-          .block_zeros = planes.block_zeros,
-          .token_scales = planes.token_scales,
-          .token_zeros = planes.token_zeros,
-          .channel_scales = planes.channel_scales,
-          .channel_zeros = planes.channel_zeros};
+          .codes = sections.codes,
+          .block_scales = sections.block_scales,
+          .block_offsets = sections.block_offsets,
+          .token_scales = sections.token_scales,
+          .token_offsets = sections.token_offsets,
+          .channel_scales = sections.channel_scales,
+          .channel_offsets = sections.channel_offsets};
 }
 
 // What a layer needs and no kernel does, or "".
@@ -66,15 +66,15 @@ GpuLayer GpuLayers::Make(size_t index, kernels::cuda::AppendSums* sums, const st
   layer.attend_kernel = FindAttend(scheme);
   layer.cells.push_back(SideOf(index, true));
   if (!scheme.SharesCell()) layer.cells.push_back(SideOf(index, false));
-  const bool has_plain = scheme.PlainShape().head_dim != 0;
-  if (has_plain) layer.cells.push_back(PlainOf(index, layer.cells[0].side));
+  const bool has_unquantized = scheme.UnquantizedShape().head_dim != 0;
+  if (has_unquantized) layer.cells.push_back(UnquantizedOf(index, layer.cells[0].side));
   for (GpuCell& cell : layer.cells) cell.side.sums = sums + (cell.side.is_key ? 0 : 1);
 
   const auto static_scales = [&](const formats::Side& side, const formats::SideScales& given) {
     return Upload(side.format->scaling.per_head ? given.scale : std::vector<float>(given.scale.size(), 1.0F));
   };
-  AttendLayer& attend = layer.attend;
-  const AppendSide& k = layer.cells[0].side;
+  AttentionParams& attend = layer.attend;
+  const AppendParams& k = layer.cells[0].side;
   attend.key_dim = attention.KeyDim();
   attend.heads = attention.heads;
   attend.kv_heads = attention.kv_heads;
@@ -92,25 +92,25 @@ GpuLayer GpuLayers::Make(size_t index, kernels::cuda::AppendSums* sums, const st
   attend.hadamard_block = k.hadamard_block;
   attend.k_mean = k.mean;
   attend.k_scale = static_scales(scheme.k, scales.k);
-  attend.k_code = kernels::cuda::MakeSideCode(scheme.k.format->code, scheme.k.format->scaling);
+  attend.k_type = kernels::cuda::MakeKvTypeDesc(scheme.k.format->code, scheme.k.format->scaling);
   attend.quantized = k.quantized;
   attend.exact = k.exact;
   attend.k = k.cell;
   attend.exact_k = k.exact_cell;
   if (!scheme.SharesCell()) {
-    const AppendSide& v = layer.cells[1].side;
+    const AppendParams& v = layer.cells[1].side;
     attend.v_scale = static_scales(scheme.v, scales.v);
-    attend.v_code = kernels::cuda::MakeSideCode(scheme.v.format->code, scheme.v.format->scaling);
+    attend.v_type = kernels::cuda::MakeKvTypeDesc(scheme.v.format->code, scheme.v.format->scaling);
     attend.v = v.cell;
     attend.exact_v = v.exact_cell;
   }
-  if (has_plain) {
-    const AppendSide& plain = layer.cells.back().side;
-    attend.plain_dim = plain.head_dim;
-    attend.plain_family = kernels::cuda::FamilyOf(scheme.plain->code);
+  if (has_unquantized) {
+    const AppendParams& plain = layer.cells.back().side;
+    attend.unquantized_dim = plain.head_dim;
+    attend.unquantized_kind = kernels::cuda::DecodeKindOf(scheme.plain->code);
     attend.outliers = plain.outliers;
     attend.plain = plain.cell;
-    attend.exact_plain = plain.exact_cell;
+    attend.exact_unquantized = plain.exact_cell;
   }
   return layer;
 }
@@ -123,7 +123,7 @@ GpuCell GpuLayers::SideOf(size_t index, bool is_key) {
   GpuCell cell;
   cell.kernel = FindAppend(*side.format);
   cell.exact_kernel = FindAppend(ExactFormat());
-  AppendSide& append = cell.side;
+  AppendParams& append = cell.side;
   append.kv_heads = scheme.kv_heads;
   append.row_dim = scheme.shape.head_dim;
   append.head_dim = scheme.shape.head_dim;
@@ -139,29 +139,29 @@ GpuCell GpuLayers::SideOf(size_t index, bool is_key) {
   append.outlier_count = side.outliers;
   append.scale = Upload(scales.scale);
   append.quantized = {store_.Base(PageKind::kQuantized), store_.RecordBytes(PageKind::kQuantized)};
-  append.cell = PlaceOf(side.planes, is_key ? scheme.KCell(0) : scheme.VCell(0), scheme.HeadBytes());
+  append.cell = PlaceOf(side.sections, is_key ? scheme.KCell(0) : scheme.VCell(0), scheme.HeadBytes());
   if (scheme.exact_open) {
     append.exact = {store_.Base(PageKind::kExact), store_.RecordBytes(PageKind::kExact)};
-    append.exact_cell = PlaceOf(formats::Bf16Planes(scheme.shape), is_key ? scheme.ExactKCell(0) : scheme.ExactVCell(0),
-                                scheme.ExactHeadBytes());
+    append.exact_cell = PlaceOf(formats::Bf16Sections(scheme.shape),
+                                is_key ? scheme.ExactKCell(0) : scheme.ExactVCell(0), scheme.ExactHeadBytes());
   }
   return cell;
 }
 
 // K's plain channels: of the same rows, in a cell of the same format in both records.
-GpuCell GpuLayers::PlainOf(size_t index, const AppendSide& k) const {
+GpuCell GpuLayers::UnquantizedOf(size_t index, const AppendParams& k) const {
   const formats::LayerScheme& scheme = store_.Layout().layers[index];
   GpuCell cell;
   cell.kernel = cell.exact_kernel = FindAppend(*scheme.plain);
   if (scheme.SharesCell()) cell.first_channel = scheme.shape.head_dim;
-  AppendSide& append = cell.side;
+  AppendParams& append = cell.side;
   append = k;
-  append.is_plain = true;
-  append.head_dim = scheme.PlainShape().head_dim;
+  append.is_unquantized = true;
+  append.head_dim = scheme.UnquantizedShape().head_dim;
   append.hadamard = false;
-  append.cell = PlaceOf(scheme.PlainPlanes(), scheme.KPlain(0), scheme.HeadBytes());
+  append.cell = PlaceOf(scheme.UnquantizedSections(), scheme.KUnquantized(0), scheme.HeadBytes());
   if (scheme.exact_open) {
-    append.exact_cell = PlaceOf(scheme.PlainPlanes(), scheme.ExactKPlain(0), scheme.ExactHeadBytes());
+    append.exact_cell = PlaceOf(scheme.UnquantizedSections(), scheme.ExactKUnquantized(0), scheme.ExactHeadBytes());
   }
   return cell;
 }

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "attention/batch.h"
-#include "cache/page_store.h"
+#include "cache/page_pool.h"
 #include "formats/scheme.h"
 #include "kernels/cpu/attention_table.h"
 
@@ -13,18 +13,18 @@ namespace kvanta::attention {
 
 // Where one side of the first KV head lies in a record: offsets in bytes.
 struct CellSide {
-  formats::Code code = formats::Code::kBf16;
+  formats::ElementType code = formats::ElementType::kBf16;
   int tokens = 0;
   int head_dim = 0;
   int64_t bytes = 0;  // of the cell
   int64_t codes = 0;
   formats::Scaling scaling = {};
   int64_t block_scales = 0;  // the planes that `scaling` names
-  int64_t block_zeros = 0;
+  int64_t block_offsets = 0;
   int64_t token_scales = 0;
-  int64_t token_zeros = 0;
+  int64_t token_offsets = 0;
   int64_t channel_scales = 0;
-  int64_t channel_zeros = 0;
+  int64_t channel_offsets = 0;
 
   // `record`: as many bytes behind the record's start as the KV head's cells are behind the first one's.
   kernels::CellView At(const uint8_t* record) const noexcept;
@@ -36,14 +36,14 @@ inline kernels::CellView CellSide::At(const uint8_t* record) const noexcept {
                          .head_dim = head_dim,
                          .block = formats::BlockChannels(scaling, head_dim),
                          .tile = scaling.tile};
-  const auto fp16 = [record](int64_t plane) { return reinterpret_cast<const uint16_t*>(record + plane); };
+  const auto fp16 = [record](int64_t section) { return reinterpret_cast<const uint16_t*>(record + section); };
   if (scaling.block != formats::ScaleType::kNone) view.block_scales = {record + block_scales, scaling.block};
   if (scaling.token != formats::ScaleType::kNone) view.token_scales = {record + token_scales, scaling.token};
-  if (scaling.block_zero) view.block_zeros = fp16(block_zeros);
-  if (scaling.token_zero) view.token_zeros = fp16(token_zeros);
+  if (scaling.block_offset) view.block_offsets = fp16(block_offsets);
+  if (scaling.token_offset) view.token_offsets = fp16(token_offsets);
   if (scaling.tile != 0) {
     view.channel_scales = fp16(channel_scales);
-    view.channel_zeros = fp16(channel_zeros);
+    view.channel_offsets = fp16(channel_offsets);
   }
   return view;
 }
@@ -64,7 +64,7 @@ struct PageView {
 
 struct LayerView {
   LayerView(const formats::LayerScheme& scheme, const LayerAttention& attention, const formats::LayerScales& scales,
-            const cache::PageStore& store);
+            const cache::PagePool& store);
 
   PageView View(int64_t own_page, int64_t page, const cache::PageRef& ref, int kv_head) const noexcept {
     const bool reads_exact = ReadsExact(*scheme, own_page, page);

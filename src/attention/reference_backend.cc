@@ -29,7 +29,7 @@ struct DecodedSide {
 
 class ReferenceBackend final : public Backend {
  public:
-  ReferenceBackend(cache::PageStore& store, BackendConfig config)
+  ReferenceBackend(cache::PagePool& store, BackendConfig config)
       : store_(store), config_(CheckConfig(std::move(config), store.Layout())), threads_(1), writer_(store, config_) {}
 
   BackendInfo Info() const override {
@@ -65,17 +65,17 @@ class ReferenceBackend final : public Backend {
 
   // The cell of a page, and `plain` channels that follow it: rows f32 [tokens][head_dim + plain].
   static void DecodeRows(formats::SideKind kind, const formats::LayerScheme& scheme, const formats::Format& format,
-                         const formats::CellPlanes& planes, const uint8_t* cell, float static_scale, int tokens,
+                         const formats::CellSections& sections, const uint8_t* cell, float static_scale, int tokens,
                          int plain, float* rows) {
     const int head_dim = scheme.shape.head_dim;
     std::vector<float> main(static_cast<size_t>(tokens * head_dim));
-    std::vector<float> beside(static_cast<size_t>(tokens * plain));
-    reference::DecodeCell(kind, format, scheme.shape, planes, cell, static_scale, tokens, main.data());
-    reference::DecodeCell(kind, *scheme.plain, scheme.PlainShape(), scheme.PlainPlanes(), cell + planes.bytes, 1.0f,
-                          plain == 0 ? 0 : tokens, beside.data());
+    std::vector<float> unrolled(static_cast<size_t>(tokens * plain));
+    reference::DecodeCell(kind, format, scheme.shape, sections, cell, static_scale, tokens, main.data());
+    reference::DecodeCell(kind, *scheme.plain, scheme.UnquantizedShape(), scheme.UnquantizedSections(),
+                          cell + sections.bytes, 1.0f, plain == 0 ? 0 : tokens, unrolled.data());
     for (int token = 0; token < tokens; ++token) {
       rows = std::copy_n(main.data() + token * head_dim, head_dim, rows);
-      rows = std::copy_n(beside.data() + token * plain, plain, rows);
+      rows = std::copy_n(unrolled.data() + token * plain, plain, rows);
     }
   }
 
@@ -91,7 +91,7 @@ class ReferenceBackend final : public Backend {
   DecodedSide Decode(const SequenceRows& sequence, int layer, int head, bool is_key) const {
     const formats::LayerScheme& scheme = Scheme(layer);
     const formats::SideKind kind = is_key || scheme.SharesCell() ? formats::SideKind::kK : formats::SideKind::kV;
-    const int plain = is_key ? scheme.PlainShape().head_dim : 0;
+    const int plain = is_key ? scheme.UnquantizedShape().head_dim : 0;
     const formats::Side& side = is_key ? scheme.k : scheme.v;
     const formats::LayerScales& scales = config_.scales[static_cast<size_t>(layer)];
     const float static_scale = (is_key ? scales.k : scales.v).scale[static_cast<size_t>(head)];
@@ -111,12 +111,13 @@ class ReferenceBackend final : public Backend {
       const bool closed = tokens == page_size;
       if (ref.quantized != cache::kNoPage && (!scheme.exact_open || closed)) {
         const uint8_t* record = Record(PageKind::kQuantized, ref.quantized, copy);
-        DecodeRows(kind, scheme, *side.format, side.planes, record + (is_key ? scheme.KCell(head) : scheme.VCell(head)),
-                   static_scale, tokens, plain, decoded.quantized.data() + offset);
+        DecodeRows(kind, scheme, *side.format, side.sections,
+                   record + (is_key ? scheme.KCell(head) : scheme.VCell(head)), static_scale, tokens, plain,
+                   decoded.quantized.data() + offset);
       }
       if (ref.exact != cache::kNoPage && scheme.exact_open) {
         const uint8_t* record = Record(PageKind::kExact, ref.exact, copy);
-        DecodeRows(kind, scheme, ExactFormat(), formats::Bf16Planes(scheme.shape),
+        DecodeRows(kind, scheme, ExactFormat(), formats::Bf16Sections(scheme.shape),
                    record + (is_key ? scheme.ExactKCell(head) : scheme.ExactVCell(head)), 1.0f, tokens, plain,
                    decoded.exact.data() + offset);
       }
@@ -173,7 +174,7 @@ class ReferenceBackend final : public Backend {
     }
   }
 
-  cache::PageStore& store_;
+  cache::PagePool& store_;
   const BackendConfig config_;
   ThreadPool threads_;
   CacheWriter writer_;
@@ -181,7 +182,7 @@ class ReferenceBackend final : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> MakeReferenceBackend(cache::PageStore& store, BackendConfig config) {
+std::unique_ptr<Backend> MakeReferenceBackend(cache::PagePool& store, BackendConfig config) {
   return std::make_unique<ReferenceBackend>(store, std::move(config));
 }
 

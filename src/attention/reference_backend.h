@@ -10,6 +10,6 @@
 namespace kvanta::attention {
 
 // Throws InputError where config and the cache's layout do not fit together. `store` must outlive the backend.
-std::unique_ptr<Backend> MakeReferenceBackend(cache::PageStore& store, BackendConfig config);
+std::unique_ptr<Backend> MakeReferenceBackend(cache::PagePool& store, BackendConfig config);
 
 }  // namespace kvanta::attention

@@ -14,7 +14,7 @@ using kernels::AttentionKernels;
 using kernels::kMaxHeadDim;
 using kernels::kMaxPageTokens;
 using kernels::kPassRows;
-using kernels::Visit;
+using kernels::WorkspaceUse;
 
 constexpr int64_t kAlignment = 64;
 constexpr SoftmaxState kEmpty = {-std::numeric_limits<float>::infinity(), 0.0f};
@@ -23,11 +23,11 @@ int64_t Align(int64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-constexpr int Index(formats::Code code) {
+constexpr int Index(formats::ElementType code) {
   return static_cast<int>(code);
 }
 
-const kernels::KeyKernel& KeyKernelOf(const AttentionKernels& kernels, formats::Code code,
+const kernels::KeyKernel& KeyKernelOf(const AttentionKernels& kernels, formats::ElementType code,
                                       const formats::Scaling& scaling) noexcept {
   return (scaling.tile != 0 ? kernels.tiled_keys : kernels.keys)[Index(code)];
 }
@@ -46,9 +46,9 @@ void TileWorkspace::Reserve(Device& device, int rows, const std::vector<LayerVie
     }
     const formats::LayerScheme& scheme = *layer.scheme;
     const kernels::KeyKernel& plain = KeyKernelOf(kernels, scheme.plain->code, {});
-    query_bytes = std::max(query_bytes, plain.query_bytes(scheme.PlainShape().head_dim));
+    query_bytes = std::max(query_bytes, plain.query_bytes(scheme.UnquantizedShape().head_dim));
     if (!scheme.SharesCell()) continue;
-    latent_bytes = std::max({latent_bytes, scheme.k.planes.row_bytes * scheme.shape.tokens, scheme.ExactCellBytes()});
+    latent_bytes = std::max({latent_bytes, scheme.k.sections.row_bytes * scheme.shape.tokens, scheme.ExactCellBytes()});
   }
   if (memory_ && rows <= rows_ && query_bytes <= query_stride_) return;
   rows_ = rows;
@@ -58,7 +58,7 @@ void TileWorkspace::Reserve(Device& device, int rows, const std::vector<LayerVie
   const int64_t out = Align(int64_t{4} * rows * head_dim);
   const int64_t scores = int64_t{4} * kPassRows * kMaxPageTokens;
   const int64_t total = 3 * rows * query_bytes + 4 * row_floats + 2 * states + 2 * out + kAlignment + 2 * scores +
-                        kernels::kRoomBytes + latent_bytes;
+                        kernels::kWorkspaceBytes + latent_bytes;
   memory_ = device.Allocate(static_cast<size_t>(total));
   uint8_t* next = memory_.data();
   const auto take = [&next](int64_t bytes) {
@@ -71,26 +71,26 @@ void TileWorkspace::Reserve(Device& device, int rows, const std::vector<LayerVie
     row_scale_[i] = reinterpret_cast<float*>(take(row_floats));
   }
   bias_ = reinterpret_cast<float*>(take(row_floats));
-  run_state_ = reinterpret_cast<SoftmaxState*>(take(states));
+  split_state_ = reinterpret_cast<SoftmaxState*>(take(states));
   total_state_ = reinterpret_cast<SoftmaxState*>(take(states));
-  run_out_ = reinterpret_cast<float*>(take(out));
+  split_out_ = reinterpret_cast<float*>(take(out));
   total_out_ = reinterpret_cast<float*>(take(out));
   rescale_ = reinterpret_cast<float*>(take(kAlignment));
   scores_ = reinterpret_cast<float*>(take(scores));
-  plain_scores_ = reinterpret_cast<float*>(take(scores));
-  room_ = take(kernels::kRoomBytes);
+  unquantized_scores_ = reinterpret_cast<float*>(take(scores));
+  workspace_ = take(kernels::kWorkspaceBytes);
   values_ = take(latent_bytes);
 }
 
 TileAttention::TileAttention(const AttentionKernels& kernels, const LayerView& layer, const Tile& tile,
-                             int64_t first_run, int64_t last_run, const cache::PageRef* pages, TileRows rows,
+                             int64_t first_split, int64_t last_split, const cache::PageRef* pages, TileRows rows,
                              TileWorkspace& workspace) noexcept
     : kernels_(kernels),
       layer_(layer),
       tile_(tile),
-      first_run_(first_run),
-      last_run_(last_run),
-      reads_(layer, tile, first_run, last_run, pages, rows),
+      first_split_(first_split),
+      last_split_(last_split),
+      reads_(layer, tile, first_split, last_split, pages, rows),
       work_(workspace),
       group_(layer.attention->heads / layer.attention->kv_heads),
       head_dim_(layer.scheme->shape.head_dim),
@@ -116,7 +116,7 @@ void TileAttention::PrepareHead(int head, bool for_quantized, bool for_exact) no
   const int kv_head = tile_.kv_head + head;
   const float softmax_scale = layer_.attention->softmax_scale * kernels::kLog2E;
   const kernels::KeyKernel& quantized = KeyKernelOf(kernels_, side.format->code, side.format->scaling);
-  const kernels::KeyKernel& exact = kernels_.keys[Index(formats::Code::kBf16)];
+  const kernels::KeyKernel& exact = kernels_.keys[Index(formats::ElementType::kBf16)];
   const kernels::KeyKernel& plain = kernels_.keys[Index(layer_.scheme->plain->code)];
   const float static_scale =
       side.format->scaling.per_head ? layer_.scales->k.scale[static_cast<size_t>(kv_head)] : 1.0f;
@@ -152,22 +152,22 @@ void TileAttention::PrepareHead(int head, bool for_quantized, bool for_exact) no
       prepared = work_.queries_[1] + row * work_.query_stride_;
       work_.row_scale_[1][row] = exact.prepare(x, head_dim_, 0, prepared) * softmax_scale;
     }
-    if (const int plain_dim = layer_.quantized.plain.head_dim; plain_dim != 0) {
+    if (const int unquantized_dim = layer_.quantized.plain.head_dim; unquantized_dim != 0) {
       prepared = work_.queries_[2] + row * work_.query_stride_;
       const float* channels = layer_.scheme->SharesCell() ? query + head_dim_ : taken;
-      work_.row_scale_[2][row] = plain.prepare(channels, plain_dim, 0, prepared) * softmax_scale;
+      work_.row_scale_[2][row] = plain.prepare(channels, unquantized_dim, 0, prepared) * softmax_scale;
     }
   }
 }
 
 template <class AfterHead>
-void TileAttention::AttendRun(int64_t run, AfterHead after_head) noexcept {
-  std::fill_n(work_.run_state_, Rows(), kEmpty);
-  std::memset(work_.run_out_, 0, sizeof(float) * static_cast<size_t>(Rows()) * static_cast<size_t>(head_dim_));
+void TileAttention::AttendSplit(int64_t run, AfterHead after_head) noexcept {
+  std::fill_n(work_.split_state_, Rows(), kEmpty);
+  std::memset(work_.split_out_, 0, sizeof(float) * static_cast<size_t>(Rows()) * static_cast<size_t>(head_dim_));
   const int window = layer_.attention->sliding_window;
-  const int64_t pages_of_run = kRunTokens / page_size_;
-  const int64_t last = std::min(reads_.last_page(), (run + 1) * pages_of_run);
-  for (int64_t page = std::max(reads_.first_page(), run * pages_of_run); page < last; ++page) {
+  const int64_t pages_of_split = kSplitTokens / page_size_;
+  const int64_t last = std::min(reads_.last_page(), (run + 1) * pages_of_split);
+  for (int64_t page = std::max(reads_.first_page(), run * pages_of_split); page < last; ++page) {
     // Tokens that still see the page: those up to `window` - 1 positions behind its last slot.
     int tokens = tile_.tokens;
     if (window > 0) {
@@ -175,27 +175,27 @@ void TileAttention::AttendRun(int64_t run, AfterHead after_head) noexcept {
       tokens = static_cast<int>(std::min<int64_t>(tokens, seeing));
     }
     for (int head = 0; head < tile_.kv_heads; ++head) {
-      AttendPage(page, reads_.View({page, head}), reads_.AheadOf({page, head}), tokens);
+      AttendPage(page, reads_.View({page, head}), reads_.PrefetchOf({page, head}), tokens);
       if (page + 1 == last) after_head(head);
     }
   }
 }
 
 // Codes of a page of latents as values: tokens beside each other instead of channels. Once for all rows of the tile.
-void TileAttention::TurnLatents(int64_t page, const PageView& view, int tokens) noexcept {
+void TileAttention::TransposeLatents(int64_t page, const PageView& view, int tokens) noexcept {
   const CellSide& latents = view.cells->k;
   const int64_t seen = std::min<int64_t>(page_size_, tile_.first + tokens - page * page_size_);
   const int bits = formats::CodeBits(latents.code);
-  kernels_.turn({.keys = view.record + latents.codes,
-                 .row_bytes = int64_t{latents.head_dim} * bits / 8,
-                 .element_bytes = std::max(8, bits) / 8,
-                 .groups = static_cast<int>((seen + 15) / 16),
-                 .values = work_.values_});
+  kernels_.transpose({.keys = view.record + latents.codes,
+                      .row_bytes = int64_t{latents.head_dim} * bits / 8,
+                      .element_bytes = std::max(8, bits) / 8,
+                      .groups = static_cast<int>((seen + 15) / 16),
+                      .values = work_.values_});
 }
 
 void TileAttention::AttendPage(int64_t page, const PageView& view, const Ahead& ahead, int tokens) noexcept {
   const Ahead* next = &ahead;
-  if (layer_.scheme->SharesCell()) TurnLatents(page, view, tokens);
+  if (layer_.scheme->SharesCell()) TransposeLatents(page, view, tokens);
   const int64_t start = page * page_size_;
   const auto begin_of = [&](int token) {
     return static_cast<int>(
@@ -211,9 +211,9 @@ void TileAttention::AttendPage(int64_t page, const PageView& view, const Ahead& 
     while (same < tokens && begin_of(same) == begin && end_of(same) == end) ++same;
     for (int row = token * group_; row < same * group_; row += kernels_.pass_rows) {
       const int rows = std::min(kernels_.pass_rows, same * group_ - row);
-      Visit visit = row == token * group_ ? Visit::kFirst : Visit::kAgain;
-      if (visit == Visit::kFirst && row + rows == same * group_) visit = Visit::kOnly;
-      AttendRows(view, begin, end, (view.kv_head - tile_.kv_head) * HeadRows() + row, rows, visit, *next);
+      WorkspaceUse workspace_use = row == token * group_ ? WorkspaceUse::kFill : WorkspaceUse::kReuse;
+      if (workspace_use == WorkspaceUse::kFill && row + rows == same * group_) workspace_use = WorkspaceUse::kNone;
+      AttendRows(view, begin, end, (view.kv_head - tile_.kv_head) * HeadRows() + row, rows, workspace_use, *next);
       next = &kNothingAhead;  // once is enough
     }
     token = same;
@@ -221,9 +221,10 @@ void TileAttention::AttendPage(int64_t page, const PageView& view, const Ahead& 
 }
 
 // scores_ of `rows` rows from first_row on, for tokens [0, 16 * groups) of the page.
-void TileAttention::ScoreRows(const PageView& view, int groups, int first_row, int rows, Visit visit,
+void TileAttention::ScoreRows(const PageView& view, int groups, int first_row, int rows, WorkspaceUse workspace_use,
                               const kernels::Prefetch& prefetch) noexcept {
-  const auto pass = [&](const CellSide& keys, int which, float* scores, Visit of_cell, const kernels::Prefetch& next) {
+  const auto pass = [&](const CellSide& keys, int which, float* scores, WorkspaceUse cell_use,
+                        const kernels::Prefetch& next) {
     KeyKernelOf(kernels_, keys.code, keys.scaling)
         .score({.cell = keys.At(view.record),
                 .groups = groups,
@@ -232,26 +233,26 @@ void TileAttention::ScoreRows(const PageView& view, int groups, int first_row, i
                 .query_stride = work_.query_stride_,
                 .row_scale = work_.row_scale_[which] + first_row,
                 .scores = scores,
-                .room = work_.room_,
-                .visit = of_cell,
+                .workspace = work_.workspace_,
+                .workspace_use = cell_use,
                 .prefetch = next});
   };
-  pass(view.cells->k, view.exact ? 1 : 0, work_.scores_, visit, prefetch);
+  pass(view.cells->k, view.exact ? 1 : 0, work_.scores_, workspace_use, prefetch);
   if (view.cells->plain.bytes == 0) return;
-  pass(view.cells->plain, 2, work_.plain_scores_, Visit::kOnly, {});
+  pass(view.cells->plain, 2, work_.unquantized_scores_, WorkspaceUse::kNone, {});
   for (int row = 0; row < rows; ++row) {
     float* scores = work_.scores_ + row * kMaxPageTokens;
-    const float* more = work_.plain_scores_ + row * kMaxPageTokens;
+    const float* more = work_.unquantized_scores_ + row * kMaxPageTokens;
     for (int t = 0; t < 16 * groups; ++t) scores[t] += more[t];
   }
 }
 
-void TileAttention::AttendRows(const PageView& view, int begin, int end, int first_row, int rows, Visit visit,
-                               const Ahead& ahead) noexcept {
+void TileAttention::AttendRows(const PageView& view, int begin, int end, int first_row, int rows,
+                               WorkspaceUse workspace_use, const Ahead& ahead) noexcept {
   const PageCells& cells = *view.cells;
   const formats::LayerScheme& scheme = *layer_.scheme;
   const bool scaled = !view.exact && scheme.v.format->scaling.per_head;
-  ScoreRows(view, (end + 15) / 16, first_row, rows, visit, ahead.scoring);
+  ScoreRows(view, (end + 15) / 16, first_row, rows, workspace_use, ahead.qk);
   kernels_.softmax({.begin = begin,
                     .end = end,
                     .page_tokens = page_size_,
@@ -259,9 +260,9 @@ void TileAttention::AttendRows(const PageView& view, int begin, int end, int fir
                     .softcap = layer_.attention->softcap,
                     .bias = layer_.attention->softcap > 0 && scheme.k.mean ? work_.bias_ + first_row : nullptr,
                     .scores = work_.scores_,
-                    .state = work_.run_state_ + first_row,
+                    .state = work_.split_state_ + first_row,
                     .rescale = work_.rescale_,
-                    .prefetch = ahead.weighing});
+                    .prefetch = ahead.softmax});
   kernels::ValuePass pass{.cell = cells.v.At(view.record),
                           .begin = begin,
                           .end = end,
@@ -269,54 +270,54 @@ void TileAttention::AttendRows(const PageView& view, int begin, int end, int fir
                           .p = work_.scores_,
                           .scale = scaled ? layer_.scales->v.scale[static_cast<size_t>(view.kv_head)] : 1.0f,
                           .rescale = work_.rescale_,
-                          .out = work_.run_out_ + int64_t{first_row} * head_dim_,
+                          .out = work_.split_out_ + int64_t{first_row} * head_dim_,
                           .out_stride = head_dim_,
-                          .room = work_.room_,
-                          .visit = visit,
-                          .prefetch = ahead.adding};
+                          .workspace = work_.workspace_,
+                          .workspace_use = workspace_use,
+                          .prefetch = ahead.pv};
   if (scheme.SharesCell()) pass.cell.codes = work_.values_;
   kernels_.values[Index(cells.v.code)].accumulate(pass);
 }
 
 void TileAttention::Finish() noexcept {
-  reads_.TouchStart();
+  reads_.PrefetchFirst();
   PrepareQueries();
-  if (last_run_ - first_run_ == 1) {  // a merge with nothing would be a copy
-    AttendRun(first_run_, [this](int head) {
+  if (last_split_ - first_split_ == 1) {  // a merge with nothing would be a copy
+    AttendSplit(first_split_, [this](int head) {
       for (int row = head * HeadRows(); row < (head + 1) * HeadRows(); ++row) {
-        WriteRow(row, work_.run_state_[row], work_.run_out_ + int64_t{row} * head_dim_);
+        WriteRow(row, work_.split_state_[row], work_.split_out_ + int64_t{row} * head_dim_);
       }
     });
     return;
   }
   std::fill_n(work_.total_state_, Rows(), kEmpty);
-  for (int64_t run = first_run_; run < last_run_; ++run) {
-    AttendRun(run, [this, run](int head) {
+  for (int64_t run = first_split_; run < last_split_; ++run) {
+    AttendSplit(run, [this, run](int head) {
       for (int row = head * HeadRows(); row < (head + 1) * HeadRows(); ++row) {
         float* total = work_.total_out_ + int64_t{row} * head_dim_;
-        kernels_.merge(work_.total_state_[row], total, work_.run_state_[row], work_.run_out_ + int64_t{row} * head_dim_,
-                       head_dim_);
-        if (run + 1 == last_run_) WriteRow(row, work_.total_state_[row], total);
+        kernels_.combine(work_.total_state_[row], total, work_.split_state_[row],
+                         work_.split_out_ + int64_t{row} * head_dim_, head_dim_);
+        if (run + 1 == last_split_) WriteRow(row, work_.total_state_[row], total);
       }
     });
   }
 }
 
 void TileAttention::Partial(SoftmaxState* states, float* out) noexcept {
-  reads_.TouchStart();
+  reads_.PrefetchFirst();
   PrepareQueries();
-  AttendRun(first_run_, [](int) {});
-  std::copy_n(work_.run_state_, Rows(), states);
-  std::memcpy(out, work_.run_out_, sizeof(float) * static_cast<size_t>(Rows()) * static_cast<size_t>(head_dim_));
+  AttendSplit(first_split_, [](int) {});
+  std::copy_n(work_.split_state_, Rows(), states);
+  std::memcpy(out, work_.split_out_, sizeof(float) * static_cast<size_t>(Rows()) * static_cast<size_t>(head_dim_));
 }
 
-void TileAttention::MergePartials(int head, const SoftmaxState* states, const float* partial) noexcept {
+void TileAttention::CombineSplits(int head, const SoftmaxState* states, const float* partial) noexcept {
   for (int row = head * HeadRows(); row < (head + 1) * HeadRows(); ++row) {
     SoftmaxState& total = work_.total_state_[0];
     total = kEmpty;
-    for (int64_t run = 0; run < last_run_ - first_run_; ++run) {
+    for (int64_t run = 0; run < last_split_ - first_split_; ++run) {
       const int64_t slot = run * Rows() + row;
-      kernels_.merge(total, work_.total_out_, states[slot], partial + slot * head_dim_, head_dim_);
+      kernels_.combine(total, work_.total_out_, states[slot], partial + slot * head_dim_, head_dim_);
     }
     WriteRow(row, total, work_.total_out_);
   }

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "attention/layer_view.h"
-#include "attention/tile_reads.h"
+#include "attention/prefetch_plan.h"
 #include "attention/work_list.h"
 #include "base/device.h"
 #include "kernels/cpu/attention_table.h"
@@ -23,7 +23,7 @@ class TileWorkspace {
                const kernels::AttentionKernels& kernels);
 
   // Before the queries of another layer or step.
-  void ForgetQueries() noexcept { prepared_ = nullptr; }
+  void InvalidateQueries() noexcept { prepared_ = nullptr; }
 
  private:
   friend class TileAttention;
@@ -36,25 +36,25 @@ class TileWorkspace {
   uint8_t* queries_[3] = {};
   float* row_scale_[3] = {};
   float* bias_ = nullptr;  // q.mean, used with softcap
-  SoftmaxState* run_state_ = nullptr;
+  SoftmaxState* split_state_ = nullptr;
   SoftmaxState* total_state_ = nullptr;
-  float* run_out_ = nullptr;  // [rows][head_dim]
+  float* split_out_ = nullptr;  // [rows][head_dim]
   float* total_out_ = nullptr;
   float* rescale_ = nullptr;  // [kPassRows]
   float* scores_ = nullptr;   // [kPassRows][kMaxPageTokens]
-  float* plain_scores_ = nullptr;
-  uint8_t* room_ = nullptr;
+  float* unquantized_scores_ = nullptr;
+  uint8_t* workspace_ = nullptr;
   uint8_t* values_ = nullptr;  // codes of a page of latents, in V's order
 };
 
 class TileAttention {
  public:
-  // Of runs [first_run, last_run) of a tile.
-  TileAttention(const kernels::AttentionKernels& kernels, const LayerView& layer, const Tile& tile, int64_t first_run,
-                int64_t last_run, const cache::PageRef* pages, TileRows rows, TileWorkspace& workspace) noexcept;
+  // Of runs [first_split, last_split) of a tile.
+  TileAttention(const kernels::AttentionKernels& kernels, const LayerView& layer, const Tile& tile, int64_t first_split,
+                int64_t last_split, const cache::PageRef* pages, TileRows rows, TileWorkspace& workspace) noexcept;
 
   // What the same thread attends afterwards.
-  void Precede(TileAttention& next) noexcept { reads_.Precede(next.reads_); }
+  void SetNext(TileAttention& next) noexcept { reads_.SetNext(next.reads_); }
 
   // Attends the runs one after the other and writes the finished rows.
   void Finish() noexcept;
@@ -64,20 +64,20 @@ class TileAttention {
 
   // Merges partial results of the runs, [run][rows], in order, and writes the finished rows of KV head `head` of the
   // tile's.
-  void MergePartials(int head, const SoftmaxState* states, const float* partial) noexcept;
+  void CombineSplits(int head, const SoftmaxState* states, const float* partial) noexcept;
 
  private:
   static constexpr Ahead kNothingAhead = {};
   void PrepareQueries() noexcept;
   void PrepareHead(int head, bool for_quantized, bool for_exact) noexcept;
   template <class AfterHead>
-  void AttendRun(int64_t run, AfterHead after_head) noexcept;
-  void TurnLatents(int64_t page, const PageView& view, int tokens) noexcept;
+  void AttendSplit(int64_t run, AfterHead after_head) noexcept;
+  void TransposeLatents(int64_t page, const PageView& view, int tokens) noexcept;
   void AttendPage(int64_t page, const PageView& view, const Ahead& ahead, int tokens) noexcept;
-  void ScoreRows(const PageView& view, int groups, int first_row, int rows, kernels::Visit visit,
+  void ScoreRows(const PageView& view, int groups, int first_row, int rows, kernels::WorkspaceUse workspace_use,
                  const kernels::Prefetch& prefetch) noexcept;
-  void AttendRows(const PageView& view, int begin, int end, int first_row, int rows, kernels::Visit visit,
-                  const Ahead& ahead) noexcept;
+  void AttendRows(const PageView& view, int begin, int end, int first_row, int rows,
+                  kernels::WorkspaceUse workspace_use, const Ahead& ahead) noexcept;
   void WriteRow(int row, const SoftmaxState& state, const float* sums) noexcept;
   int HeadRows() const noexcept { return tile_.tokens * group_; }
   int Rows() const noexcept { return tile_.kv_heads * HeadRows(); }
@@ -85,9 +85,9 @@ class TileAttention {
   const kernels::AttentionKernels& kernels_;
   const LayerView& layer_;
   const Tile& tile_;
-  const int64_t first_run_;
-  const int64_t last_run_;
-  TileReads reads_;
+  const int64_t first_split_;
+  const int64_t last_split_;
+  PrefetchPlan reads_;
   TileWorkspace& work_;
   const int group_;  // query heads of the KV head
   const int head_dim_;

@@ -8,10 +8,10 @@ namespace {
 // Tasks per thread that let threads finish together; of a chunk's tiles, whose partial results are larger, fewer.
 constexpr int kTasksOfThread = 8;
 constexpr int kChunkTasksOfThread = 4;
-constexpr int64_t kLeastIdle = 16;  // of all threads' time, one part in so many
+constexpr int64_t kMinIdle = 16;  // of all threads' time, one part in so many
 // Bundles of small tasks per thread, with the same aim.
-constexpr size_t kBundlesOfThread = 64;
-constexpr size_t kMostTasksOfBundle = 16;
+constexpr size_t kBatchesOfThread = 64;
+constexpr size_t kMaxTasksOfBatch = 16;
 
 // Pages of cache that a tile reads, times its rows and one more for the reading itself.
 int64_t Cost(const Tile& tile, const WorkShape& shape, int page_size) {
@@ -21,9 +21,9 @@ int64_t Cost(const Tile& tile, const WorkShape& shape, int page_size) {
 
 // Whether threads that take whole tiles finish about together, if all tiles were as costly as the largest: spread runs
 // cost a second region and their merge, more than a little idleness.
-bool ComesOutEven(int64_t total, int64_t largest, int threads) {
+bool IsBalanced(int64_t total, int64_t largest, int threads) {
   const int64_t round = largest * threads, rounds = (total + round - 1) / round;
-  return threads == 1 || (rounds * round - total) * kLeastIdle <= total;
+  return threads == 1 || (rounds * round - total) * kMinIdle <= total;
 }
 
 // Calls visit(Tile) for every tile of one KV head.
@@ -38,8 +38,8 @@ void VisitTiles(const WorkShape& shape, const Batch& batch, int page_size, Visit
       visit(Tile{.sequence = static_cast<int>(s),
                  .first = first,
                  .tokens = static_cast<int>(last - first),
-                 .first_run = FirstVisible(first, shape.sliding_window) / kRunTokens,
-                 .last_run = (last - 1) / kRunTokens + 1});
+                 .first_split = FirstVisible(first, shape.sliding_window) / kSplitTokens,
+                 .last_split = (last - 1) / kSplitTokens + 1});
       first = last;
     }
   }
@@ -47,16 +47,16 @@ void VisitTiles(const WorkShape& shape, const Batch& batch, int page_size, Visit
 
 void AddTiles(const WorkShape& shape, const Batch& batch, int page_size, int threads, WorkList& list) {
   int64_t runs = 0;
-  VisitTiles(shape, batch, page_size, [&](const Tile& tile) { runs += tile.last_run - tile.first_run; });
-  int most_heads = shape.kv_heads;
+  VisitTiles(shape, batch, page_size, [&](const Tile& tile) { runs += tile.last_split - tile.first_split; });
+  int max_heads = shape.kv_heads;
   if (threads > 1) {
     const int64_t heads = runs * shape.kv_heads / (int64_t{kTasksOfThread} * threads);
     const int parts = (shape.kv_heads - 1) / static_cast<int>(std::clamp<int64_t>(heads, 1, shape.kv_heads)) + 1;
-    most_heads = (shape.kv_heads - 1) / parts + 1;  // parts of about the same size
+    max_heads = (shape.kv_heads - 1) / parts + 1;  // parts of about the same size
   }
   for (int head = 0; head < shape.kv_heads; ++head) {
     VisitTiles(shape, batch, page_size, [&](Tile tile) {
-      const int heads = std::clamp(kTileRows / (tile.tokens * shape.Group()), 1, most_heads);
+      const int heads = std::clamp(kTileRows / (tile.tokens * shape.Group()), 1, max_heads);
       if (head % heads != 0) return;
       tile.kv_head = head;
       tile.kv_heads = std::min(heads, shape.kv_heads - head);
@@ -71,8 +71,8 @@ void MakeWorkList(const WorkShape& shape, const Batch& batch, int page_size, int
   list.shape = shape;
   list.tiles.clear();
   list.tasks.clear();
-  list.merges.clear();
-  list.partial_rows = 0;
+  list.combines.clear();
+  list.split_rows = 0;
   AddTiles(shape, batch, page_size, threads, list);
 
   int64_t total = 0, largest = 1;
@@ -81,26 +81,26 @@ void MakeWorkList(const WorkShape& shape, const Batch& batch, int page_size, int
     total += cost;
     largest = std::max(largest, cost);
   }
-  const bool comes_out_even = ComesOutEven(total, largest, threads);
+  const bool comes_out_even = IsBalanced(total, largest, threads);
   // Later tiles of a chunk see more: handed out first, they leave no straggler.
   for (size_t i = list.tiles.size(); i-- > 0;) {
     Tile& tile = list.tiles[i];
     const int64_t tasks = int64_t{tile.tokens == 1 ? kTasksOfThread : kChunkTasksOfThread} * threads;
     const bool spread =
-        !comes_out_even && tile.last_run - tile.first_run > 1 && Cost(tile, shape, page_size) * tasks > total;
+        !comes_out_even && tile.last_split - tile.first_split > 1 && Cost(tile, shape, page_size) * tasks > total;
     if (!spread) {
-      list.tasks.push_back({static_cast<int32_t>(i), tile.first_run, tile.last_run});
+      list.tasks.push_back({static_cast<int32_t>(i), tile.first_split, tile.last_split});
       continue;
     }
-    tile.partial = list.partial_rows;
-    list.partial_rows += (tile.last_run - tile.first_run) * tile.kv_heads * tile.tokens * shape.Group();
-    for (int head = 0; head < tile.kv_heads; ++head) list.merges.push_back({static_cast<int32_t>(i), head});
-    for (int64_t run = tile.first_run; run < tile.last_run; ++run) {
+    tile.partial = list.split_rows;
+    list.split_rows += (tile.last_split - tile.first_split) * tile.kv_heads * tile.tokens * shape.Group();
+    for (int head = 0; head < tile.kv_heads; ++head) list.combines.push_back({static_cast<int32_t>(i), head});
+    for (int64_t run = tile.first_split; run < tile.last_split; ++run) {
       list.tasks.push_back({static_cast<int32_t>(i), run, run + 1});
     }
   }
-  list.bundle =
-      std::clamp<size_t>(list.tasks.size() / (kBundlesOfThread * static_cast<size_t>(threads)), 1, kMostTasksOfBundle);
+  list.task_batch =
+      std::clamp<size_t>(list.tasks.size() / (kBatchesOfThread * static_cast<size_t>(threads)), 1, kMaxTasksOfBatch);
 }
 
 }  // namespace kvanta::attention

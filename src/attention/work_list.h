@@ -14,7 +14,7 @@
 
 namespace kvanta::attention {
 
-inline constexpr int kRunTokens = 1024;
+inline constexpr int kSplitTokens = 1024;
 inline constexpr int kTileRows = 64;  // query rows of a tile, unless one token has more
 
 // Layers that cut a step in the same way share a work list.
@@ -36,20 +36,20 @@ struct Tile {
   int kv_heads = 1;
   int64_t first = 0;  // position
   int tokens = 0;
-  int64_t first_run = 0;  // runs [first_run, last_run) hold what its rows see
-  int64_t last_run = 0;
+  int64_t first_split = 0;  // runs [first_split, last_split) hold what its rows see
+  int64_t last_split = 0;
   int64_t partial = -1;  // of its first run, where runs are spread over tasks: slots of rows(tile) rows per run
 };
 
-// A task: runs [first_run, last_run) of a tile.
-struct TileRuns {
+// A task: runs [first_split, last_split) of a tile.
+struct SplitTask {
   int32_t tile = 0;
-  int64_t first_run = 0;
-  int64_t last_run = 0;
+  int64_t first_split = 0;
+  int64_t last_split = 0;
 };
 
 // A KV head of a tile whose runs are spread.
-struct TileMerge {
+struct CombineTask {
   int32_t tile = 0;
   int32_t head = 0;  // of the tile's, from 0
 };
@@ -57,16 +57,16 @@ struct TileMerge {
 struct WorkList {
   WorkShape shape;
   std::vector<Tile> tiles;
-  std::vector<TileRuns> tasks;  // costly ones first
-  size_t bundle = 1;            // tasks that a thread takes at a time, so that it knows what it reads next
-  std::vector<TileMerge> merges;
-  int64_t partial_rows = 0;  // rows of partial results that they need
+  std::vector<SplitTask> tasks;  // costly ones first
+  size_t task_batch = 1;         // tasks that a thread takes at a time, so that it knows what it reads next
+  std::vector<CombineTask> combines;
+  int64_t split_rows = 0;  // rows of partial results that they need
 
-  int64_t Bundles() const noexcept { return static_cast<int64_t>((tasks.size() + bundle - 1) / bundle); }
+  int64_t Batches() const noexcept { return static_cast<int64_t>((tasks.size() + task_batch - 1) / task_batch); }
   // Tasks [first, second).
-  std::pair<size_t, size_t> Bundle(int64_t index) const noexcept {
-    const size_t begin = static_cast<size_t>(index) * bundle;
-    return {begin, std::min(begin + bundle, tasks.size())};
+  std::pair<size_t, size_t> BatchOf(int64_t index) const noexcept {
+    const size_t begin = static_cast<size_t>(index) * task_batch;
+    return {begin, std::min(begin + task_batch, tasks.size())};
   }
 };
 

@@ -49,13 +49,13 @@ class Device {
   // Throws ResourceError with the figure when memory does not suffice.
   virtual Buffer Allocate(size_t bytes) = 0;
   virtual std::unique_ptr<Reservation> Reserve(size_t bytes) = 0;
-  // Memory of the host that CopyOutLater copies to; elsewhere a copy may be slower.
+  // Memory of the host that CopyOutAsync copies to; elsewhere a copy may be slower.
   virtual Buffer AllocateHost(size_t bytes);
   // host -> device; the host's bytes have been taken when it comes back.
   virtual void CopyIn(void* device, const void* host, size_t bytes) = 0;
   virtual void CopyOut(void* host, const void* device, size_t bytes) = 0;  // device -> host
   // The same, but the bytes are there only after Wait, and `host` lives until then.
-  virtual void CopyOutLater(void* host, const void* device, size_t bytes) { CopyOut(host, device, bytes); }
+  virtual void CopyOutAsync(void* host, const void* device, size_t bytes) { CopyOut(host, device, bytes); }
   virtual void Wait() {}
   virtual void Fill(void* device, uint8_t byte, size_t bytes) = 0;
   // Memory a new cache may take, bytes (CPU: MemAvailable of the system or the cgroup's rest, whichever is less).

@@ -13,7 +13,7 @@
 
 #include <vector>
 
-#include "cache/page_store.h"
+#include "cache/page_pool.h"
 
 namespace kvanta::cache {
 

@@ -41,7 +41,7 @@ struct PrefixTree::Node {
 };
 
 struct PrefixTree::State {
-  PageStore& store;
+  PagePool& store;
   int page_size;
   std::map<std::string, std::unique_ptr<Node>, std::less<>> roots;  // by salt
   std::list<Node*> uses;  // most recent first; a child never before its parent
@@ -133,7 +133,7 @@ struct PrefixTree::State {
   }
 };
 
-PrefixTree::PrefixTree(PageStore& store, int page_size) : state_(new State{store, page_size, {}, {}, 0, 0}) {}
+PrefixTree::PrefixTree(PagePool& store, int page_size) : state_(new State{store, page_size, {}, {}, 0, 0}) {}
 
 PrefixTree::~PrefixTree() {
   // From the leaves up: a chain that destroyed itself from its root would recurse once per page.
@@ -186,7 +186,7 @@ PageRef PrefixTree::Insert(std::span<const int32_t> tokens, std::string_view sal
   return page;
 }
 
-void PrefixTree::KeepExact(std::span<const int32_t> tokens, std::string_view salt, int64_t index, PageId exact) {
+void PrefixTree::AttachExact(std::span<const int32_t> tokens, std::string_view salt, int64_t index, PageId exact) {
   int64_t found = 0;
   Node* node = state_->Descend(tokens, salt, index + 1, found);
   if (found != index + 1 || node->page.exact != kNoPage) return;

@@ -16,7 +16,7 @@ namespace kvanta::cache {
 class PrefixTree {
  public:
   // Keeps references into `store`, which must outlive it; evicts least recently used leaves when asked.
-  PrefixTree(PageStore& store, int page_size);
+  PrefixTree(PagePool& store, int page_size);
   ~PrefixTree();
   PrefixTree(const PrefixTree&) = delete;
   PrefixTree& operator=(const PrefixTree&) = delete;
@@ -32,7 +32,7 @@ class PrefixTree {
 
   // Gives the page at `index` of the path of `tokens` an exact record, if it is there and has none. The tree takes its
   // own reference.
-  void KeepExact(std::span<const int32_t> tokens, std::string_view salt, int64_t index, PageId exact);
+  void AttachExact(std::span<const int32_t> tokens, std::string_view salt, int64_t index, PageId exact);
 
   // The page at `index` of the path of `tokens`, without retaining it or touching the order of use; nullptr if absent.
   const PageRef* Peek(std::span<const int32_t> tokens, std::string_view salt, int64_t index) const;

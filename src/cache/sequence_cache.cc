@@ -6,7 +6,7 @@
 
 namespace kvanta::cache {
 
-PageDemand::PageDemand(const formats::CacheLayout& layout, int64_t window)
+PageRequirements::PageRequirements(const formats::CacheLayout& layout, int64_t window)
     : page_size(layout.page_size),
       page_bytes(layout.page_bytes),
       exact_page_bytes(layout.exact_page_bytes),
@@ -25,7 +25,7 @@ PageDemand::PageDemand(const formats::CacheLayout& layout, int64_t window)
   }
 }
 
-int64_t PageDemand::PeakBytes(int64_t tokens, int64_t step_pages) const noexcept {
+int64_t PageRequirements::MaxBytes(int64_t tokens, int64_t step_pages) const noexcept {
   const int64_t pages = (tokens + page_size - 1) / page_size;
   int64_t quantized = pages;
   if (!quantized_while_open) quantized = std::max<int64_t>(0, tokens / page_size - quantized_from);
@@ -39,7 +39,7 @@ int64_t PageDemand::PeakBytes(int64_t tokens, int64_t step_pages) const noexcept
   return quantized * page_bytes + exact * exact_page_bytes;
 }
 
-SequenceCache::SequenceCache(PageStore& store, PrefixTree* tree, const PageDemand& demand, std::string salt,
+SequenceCache::SequenceCache(PagePool& store, PrefixTree* tree, const PageRequirements& demand, std::string salt,
                              Sharing sharing)
     : store_(store), tree_(tree), demand_(demand), salt_(std::move(salt)), sharing_(sharing) {}
 
@@ -60,21 +60,21 @@ void SequenceCache::Clear() noexcept {
   }
   pages_.clear();
   length_ = reserved_ = behind_window_ = 0;
-  branch_ = -1;
+  exact_miss_ = -1;
 }
 
 int64_t SequenceCache::MatchPrefix(std::span<const int32_t> tokens) {
   assert(pages_.empty());
   if (tree_ == nullptr || sharing_ == Sharing::kPrivate || tokens.empty()) return 0;
-  const int64_t most = (static_cast<int64_t>(tokens.size()) - 1) / demand_.page_size;
-  pages_ = tree_->Match(tokens, salt_, most);
+  const int64_t limit = (static_cast<int64_t>(tokens.size()) - 1) / demand_.page_size;
+  pages_ = tree_->Match(tokens, salt_, limit);
   // The next query reads the last of these exactly, in some layers: the hit ends where that record is.
   const int64_t found = PageCount();
   while (demand_.exact_behind > 0 && !pages_.empty() && pages_.back().exact == kNoPage) {
     Drop(PageKind::kQuantized, pages_.back().quantized);
     pages_.pop_back();
   }
-  branch_ = PageCount() < found ? found - 1 : -1;
+  exact_miss_ = PageCount() < found ? found - 1 : -1;
   for (int64_t page = demand_.sink_pages; page < PageCount() - demand_.exact_behind; ++page) {
     Drop(PageKind::kExact, pages_[static_cast<size_t>(page)].exact);  // of another sequence's end
   }
@@ -151,10 +151,10 @@ PageRef SequenceCache::Share(std::span<const int32_t> tokens, int64_t index, Pag
 }
 
 // Lets the tree keep the exact record of a closed page, so that a later prefix hit may end there.
-void SequenceCache::LendExact(std::span<const int32_t> tokens, int64_t index) {
+void SequenceCache::ShareExact(std::span<const int32_t> tokens, int64_t index) {
   if (tree_ == nullptr || sharing_ == Sharing::kPrivate || index < 0 || index >= PageCount()) return;
   const PageId exact = pages_[static_cast<size_t>(index)].exact;
-  if (exact != kNoPage) tree_->KeepExact(tokens.first(static_cast<size_t>(length_)), salt_, index, exact);
+  if (exact != kNoPage) tree_->AttachExact(tokens.first(static_cast<size_t>(length_)), salt_, index, exact);
 }
 
 void SequenceCache::Commit(std::span<const int32_t> tokens) {
@@ -167,7 +167,7 @@ void SequenceCache::Commit(std::span<const int32_t> tokens) {
   for (int64_t index = first_open; index < open; ++index) {
     PageRef& page = pages_[static_cast<size_t>(index)];
     if (tree_ != nullptr && sharing_ == Sharing::kShared) page = Share(tokens, index, page);
-    if (index == branch_) LendExact(tokens, index);
+    if (index == exact_miss_) ShareExact(tokens, index);
   }
   // The next query's page and those behind it that it reads exactly stay so.
   for (int64_t index = std::max<int64_t>(0, first_open - demand_.exact_behind); index < open - demand_.exact_behind;
@@ -178,7 +178,7 @@ void SequenceCache::Commit(std::span<const int32_t> tokens) {
 }
 
 void SequenceCache::Finish(std::span<const int32_t> tokens) {
-  if (demand_.exact_behind > 0) LendExact(tokens, length_ / demand_.page_size - 1);
+  if (demand_.exact_behind > 0) ShareExact(tokens, length_ / demand_.page_size - 1);
   Clear();
 }
 

@@ -12,8 +12,8 @@
 namespace kvanta::cache {
 
 // What the layout and the model demand of every sequence's pages.
-struct PageDemand {
-  explicit PageDemand(const formats::CacheLayout& layout, int64_t sliding_window = 0);
+struct PageRequirements {
+  explicit PageRequirements(const formats::CacheLayout& layout, int64_t sliding_window = 0);
 
   int page_size = 64;
   int64_t page_bytes = 0;
@@ -34,7 +34,7 @@ struct PageDemand {
     return exact_while_open && (active || page < sink_pages);
   }
   // Most bytes that a sequence of `tokens` tokens holds in a step of at most `step_pages` pages.
-  int64_t PeakBytes(int64_t tokens, int64_t step_pages = 1) const noexcept;
+  int64_t MaxBytes(int64_t tokens, int64_t step_pages = 1) const noexcept;
 };
 
 enum class Sharing : uint8_t {
@@ -45,7 +45,7 @@ enum class Sharing : uint8_t {
 class SequenceCache {
  public:
   // `tree` may be null: nothing is shared or evicted. Both must outlive it.
-  SequenceCache(PageStore& store, PrefixTree* tree, const PageDemand& demand, std::string salt,
+  SequenceCache(PagePool& store, PrefixTree* tree, const PageRequirements& demand, std::string salt,
                 Sharing sharing = Sharing::kShared);
   ~SequenceCache();
   SequenceCache(const SequenceCache&) = delete;
@@ -75,18 +75,18 @@ class SequenceCache {
   void Drop(PageKind kind, PageId& page) noexcept;
   void FreeBehindWindow() noexcept;
   PageRef Share(std::span<const int32_t> tokens, int64_t index, PageRef page);
-  void LendExact(std::span<const int32_t> tokens, int64_t index);
+  void ShareExact(std::span<const int32_t> tokens, int64_t index);
 
-  PageStore& store_;
+  PagePool& store_;
   PrefixTree* tree_;
-  PageDemand demand_;
+  PageRequirements demand_;
   std::string salt_;
   Sharing sharing_;
   BlockTable pages_;
   int64_t length_ = 0;
   int64_t reserved_ = 0;
   int64_t behind_window_ = 0;  // pages below were freed
-  int64_t branch_ = -1;        // a page whose exact record would have made the last prefix hit longer
+  int64_t exact_miss_ = -1;    // a page whose exact record would have made the last prefix hit longer
 };
 
 }  // namespace kvanta::cache

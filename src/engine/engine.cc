@@ -1,6 +1,6 @@
 #include "kvanta/engine.h"
 
-#include "engine/core.h"
+#include "engine/engine_impl.h"
 
 namespace kvanta {
 
@@ -8,7 +8,7 @@ struct Engine::State {
   engine::Core core;
 };
 
-Engine::Engine(EngineConfig config) : state_(new State{engine::Core(engine::LoadParts(std::move(config)))}) {}
+Engine::Engine(EngineConfig config) : state_(new State{engine::Core(engine::LoadComponents(std::move(config)))}) {}
 Engine::~Engine() = default;
 
 void Engine::Add(Request request) {
@@ -41,7 +41,7 @@ bool Engine::MeasureQuality() {
 EngineStats Engine::Stats() const {
   return state_->core.Stats();
 }
-std::vector<StepCost> Engine::RecentSteps() const {
+std::vector<StepTiming> Engine::RecentSteps() const {
   return state_->core.RecentSteps();
 }
 const ModelInfo& Engine::Info() const {

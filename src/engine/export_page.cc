@@ -1,7 +1,7 @@
 // A page of the prefix cache as a file.
 #include <fmt/format.h>
 
-#include "engine/turn.h"
+#include "engine/step_lock.h"
 #include "formats/page_file.h"
 #include "kvanta/error.h"
 
@@ -9,7 +9,7 @@ namespace kvanta::engine {
 
 std::vector<uint8_t> Core::ExportPage(std::span<const int32_t> tokens, int index) {
   CheckTokens(tokens, "prefix");
-  const Turn turn(*this);
+  const StepLock turn(*this);
   const cache::PageRef* page = tree_ ? tree_->Peek(tokens, "", index) : nullptr;
   if (page == nullptr) {
     throw InputError(
@@ -20,13 +20,13 @@ std::vector<uint8_t> Core::ExportPage(std::span<const int32_t> tokens, int index
   const cache::PageKind kind = exact ? cache::PageKind::kExact : cache::PageKind::kQuantized;
   const cache::PageId id = exact ? page->exact : page->quantized;
   formats::PageHeader header;
-  header.model = parts_.model_identity;
+  header.model = components_.model_identity;
   header.record = exact ? formats::RecordKind::kExact : formats::RecordKind::kQuantized;
-  header.layout = parts_.layout;
-  if (parts_.layout.UsesScales()) header.scales = parts_.scales;
+  header.layout = components_.layout;
+  if (components_.layout.UsesScales()) header.scales = components_.scales;
   std::vector<uint8_t> record(static_cast<size_t>(store_->RecordBytes(kind)));
   store_->device().CopyOut(record.data(), store_->Base(kind) + id * store_->RecordBytes(kind), record.size());
-  return formats::WritePageFile(header, formats::RecordToCanonical(parts_.layout, header.record, record));
+  return formats::WritePageFile(header, formats::RecordToCanonical(components_.layout, header.record, record));
 }
 
 }  // namespace kvanta::engine

@@ -16,11 +16,11 @@ static_assert(1 << kBinBits == kBinsPerOctave);
 // Exponent and leading bits of the mantissa, from the float's own bits: no logarithm, the same on every machine.
 constexpr int kFirstBin = (kLowestExponent + kExponentBias) << kBinBits;
 
-class Collector final : public AppendListener {
+class Collector final : public KvObserver {
  public:
   Collector(KvStatistics& out, std::span<const float> key_means) : out_(out), key_means_(key_means) {}
 
-  void Hear(int layer, const float* k, const float* v, int64_t stride, int64_t rows) noexcept override {
+  void OnAppend(int layer, const float* k, const float* v, int64_t stride, int64_t rows) noexcept override {
     for (int side = 0; side < 2; ++side) {
       for (int head = 0; head < out_.kv_heads; ++head) {
         HearHead(layer, side, head, (side == 0 ? k : v) + int64_t{head} * out_.head_dim, stride, rows);
@@ -100,7 +100,7 @@ KvStatistics CollectKvStatistics(models::Model& model, const BackendFactory& mak
   result.sum.assign(channels, 0.0);
   result.square_sum.assign(channels, 0.0);
   Collector collector(result, key_means);
-  ForwardListening(model, make_backend, layout, tokens, max_rows, collector);
+  ForwardObserved(model, make_backend, layout, tokens, max_rows, collector);
   if (collector.BadLayer() >= 0) {
     throw InputError(
         fmt::format("cannot calibrate: layer {} has keys or values that are not finite", collector.BadLayer()));

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "engine/append_listener.h"
+#include "engine/kv_observer.h"
 #include "kvanta/engine.h"
 
 namespace kvanta::engine {

@@ -5,41 +5,41 @@
 #include <cmath>
 
 #include "engine/kv_statistics.h"
-#include "engine/turn.h"
+#include "engine/step_lock.h"
 #include "kvanta/error.h"
 
 namespace kvanta::engine {
 
 void Core::CheckSequence(std::span<const int32_t> tokens) const {
   CheckTokens(tokens, "sequence");
-  if (static_cast<int64_t>(tokens.size()) > parts_.config.max_model_len) {
-    throw InputError(
-        fmt::format("the sequence has {} tokens, max_model_len is {}", tokens.size(), parts_.config.max_model_len));
+  if (static_cast<int64_t>(tokens.size()) > components_.config.max_model_len) {
+    throw InputError(fmt::format("the sequence has {} tokens, max_model_len is {}", tokens.size(),
+                                 components_.config.max_model_len));
   }
 }
 
 KvStatistics Core::CollectStatistics(std::span<const int32_t> tokens, std::span<const float> key_means) {
-  RefuseWhileStarted("CollectStatistics");
+  CheckStopped("CollectStatistics");
   CheckSequence(tokens);
-  const Turn turn(*this);
-  return CollectKvStatistics(*parts_.model, parts_.make_backend, parts_.layout, tokens, key_means,
-                             parts_.config.max_num_batched_tokens);
+  const StepLock turn(*this);
+  return CollectKvStatistics(*components_.model, components_.make_backend, components_.layout, tokens, key_means,
+                             components_.config.max_num_batched_tokens);
 }
 
 int64_t Core::Logits(std::span<const int32_t> tokens, int chunk_tokens, std::span<float> out, bool use_prefix_cache) {
-  RefuseWhileStarted("Logits");
+  CheckStopped("Logits");
   CheckSequence(tokens);
   const auto count = static_cast<int64_t>(tokens.size());
-  const int64_t vocab = parts_.info.vocab;
+  const int64_t vocab = components_.info.vocab;
   if (static_cast<int64_t>(out.size()) != count * vocab) {
     throw InputError(fmt::format("room for {} logits, but {} tokens times a vocabulary of {} are {}", out.size(), count,
                                  vocab, count * vocab));
   }
   if (chunk_tokens < 0) throw InputError(fmt::format("chunk_tokens = {}: must be at least 0", chunk_tokens));
-  const int64_t most = parts_.config.max_num_batched_tokens;
-  const int64_t chunk = chunk_tokens == 0 ? most : std::min<int64_t>(chunk_tokens, most);
+  const int64_t limit = components_.config.max_num_batched_tokens;
+  const int64_t chunk = chunk_tokens == 0 ? limit : std::min<int64_t>(chunk_tokens, limit);
 
-  const Turn turn(*this);
+  const StepLock turn(*this);
   if (measure_scales_) MeasureScales(tokens);
   cache::SequenceCache pages(*store_, tree_.get(), demand_, "",
                              use_prefix_cache ? cache::Sharing::kShared : cache::Sharing::kPrivate);

@@ -3,17 +3,17 @@
 
 #include <system_error>
 
-#include "engine/turn.h"
+#include "engine/step_lock.h"
 #include "kvanta/error.h"
 
 namespace kvanta::engine {
 namespace {
 
-constexpr size_t kStepsRemembered = 4096;
+constexpr size_t kRecentSteps = 4096;
 
 }  // namespace
 
-void Core::RefuseWhileStarted(const char* what) const {
+void Core::CheckStopped(const char* what) const {
   const std::lock_guard lock(mutex_);
   if (started_) throw InputError(fmt::format("{} while the engine's own thread runs: Stop() it first", what));
 }
@@ -41,7 +41,7 @@ void Core::Stop(bool drain) {
     loop = loop_thread_;
     if (drain) {
       draining_ = true;
-      noted_.notify_all();
+      work_available_.notify_all();
     } else {
       source = thread_.get_stop_source();
     }
@@ -67,10 +67,10 @@ void Core::Loop(const std::stop_token& stop, const StepCallback& callback) {
     double forward = 0;
     int64_t tokens = 0;
     {
-      const Turn turn(*this);
+      const StepLock turn(*this);
       forward -= counters_.seconds_forward;
       tokens -= counters_.generated_tokens;
-      worked = StepWithTurn(outputs);
+      worked = StepLocked(outputs);
       forward += counters_.seconds_forward;
       tokens += counters_.generated_tokens;
     }
@@ -85,22 +85,22 @@ void Core::Loop(const std::stop_token& stop, const StepCallback& callback) {
       }
       seconds_callback_ = seconds_callback_ + (Now() - start);
     }
-    if (tokens > 0) Remember({static_cast<int>(tokens), static_cast<float>(Now() - begin - forward)});
+    if (tokens > 0) RecordStepTiming({static_cast<int>(tokens), static_cast<float>(Now() - begin - forward)});
     if (worked) continue;
     if (quality_ && WorkOnQuality()) continue;
     std::unique_lock lock(mutex_);
-    noted_.wait(lock, stop, [&] { return !inbox_.empty() || !pending_.empty() || draining_; });
+    work_available_.wait(lock, stop, [&] { return !inbox_.empty() || !pending_.empty() || draining_; });
     if (draining_ && ids_.empty() && pending_.empty()) return;
   }
 }
 
-void Core::Remember(StepCost cost) {
+void Core::RecordStepTiming(StepTiming cost) {
   const std::lock_guard lock(mutex_);
-  if (recent_steps_.size() == kStepsRemembered) recent_steps_.pop_front();
+  if (recent_steps_.size() == kRecentSteps) recent_steps_.pop_front();
   recent_steps_.push_back(cost);
 }
 
-std::vector<StepCost> Core::RecentSteps() const {
+std::vector<StepTiming> Core::RecentSteps() const {
   const std::lock_guard lock(mutex_);
   return {recent_steps_.begin(), recent_steps_.end()};
 }
@@ -111,21 +111,21 @@ bool Core::WorkOnQuality() {
     const std::lock_guard lock(mutex_);
     if (draining_) return false;
   }
-  const Turn turn(*this);
+  const StepLock turn(*this);
   if (!quality_->HasWork()) return false;
   quality_->Work();
   return true;
 }
 
 bool Core::MeasureQuality() {
-  RefuseWhileStarted("MeasureQuality");
+  CheckStopped("MeasureQuality");
   return quality_ && WorkOnQuality();
 }
 
 bool Core::Step(std::vector<RequestOutput>& outputs) {
-  RefuseWhileStarted("Step");
-  const Turn turn(*this);
-  return StepWithTurn(outputs);
+  CheckStopped("Step");
+  const StepLock turn(*this);
+  return StepLocked(outputs);
 }
 
 }  // namespace kvanta::engine

@@ -1,7 +1,7 @@
 // ReadModelInfo and PlanCacheBytes: what an engine would be, without building one.
 #include <fmt/format.h>
 
-#include "engine/resolve.h"
+#include "engine/engine_config.h"
 #include "kvanta/error.h"
 
 namespace kvanta {
@@ -19,7 +19,7 @@ CachePlan PlanCacheBytes(const EngineConfig& config) {
   engine::ResolveWeights(config.weight_dtype, dtype);  // refuses what no engine would take
   const std::vector<KvScheme> schemes = engine::ResolveSchemes(config, model, dtype);
   const formats::CacheLayout layout = engine::PlanLayout(schemes, model, config.page_size);
-  cache::PageDemand demand(layout, engine::CommonWindow(model));
+  cache::PageRequirements demand(layout, engine::CommonWindow(model));
   demand.prefixes_stay = config.enable_prefix_caching;
   if (config.max_model_len > model.max_position) {
     throw InputError(
@@ -30,7 +30,7 @@ CachePlan PlanCacheBytes(const EngineConfig& config) {
   plan.exact_page_bytes = layout.exact_page_bytes;
   plan.exact_pages_per_sequence = demand.exact_while_open ? 1 + demand.exact_behind + demand.sink_pages : 0;
   plan.bytes_per_token = static_cast<double>(layout.page_bytes) / layout.page_size;
-  plan.sequence_bytes = demand.PeakBytes(config.max_model_len > 0 ? config.max_model_len : model.max_position);
+  plan.sequence_bytes = demand.MaxBytes(config.max_model_len > 0 ? config.max_model_len : model.max_position);
   const int elements = model.latent.rank != 0 ? model.latent.rank + model.latent.rope_dim  // K and V as one
                                               : 2 * model.kv_heads * model.head_dim;
   plan.bits_per_element = plan.bytes_per_token * 8 / (static_cast<double>(model.layers) * elements);

@@ -31,11 +31,11 @@ class ProfiledLinear final : public kernels::Linear {
   int64_t In() const noexcept override { return inner_->In(); }
   int64_t Out() const noexcept override { return inner_->Out(); }
   void Multiply(const float* x, int64_t rows, float* y, int64_t y_stride,
-                kernels::RowPeak* peaks) const noexcept override {
+                kernels::RowArgmax* argmaxes) const noexcept override {
     const Timer timer(row_);
-    inner_->Multiply(x, rows, y, y_stride, peaks);
+    inner_->Multiply(x, rows, y, y_stride, argmaxes);
   }
-  void ReadRow(int64_t index, float* out) const noexcept override { inner_->ReadRow(index, out); }
+  void DequantizeRow(int64_t index, float* out) const noexcept override { inner_->DequantizeRow(index, out); }
   int64_t WeightBytes() const noexcept override { return inner_->WeightBytes(); }
   std::string_view Kind() const noexcept override { return inner_->Kind(); }
 
@@ -88,9 +88,9 @@ class ProfiledOps final : public kernels::Ops {
     inner_->Copy(x, x_stride, rows, width, out, out_stride);
   }
   bool OnHost() const noexcept override { return inner_->OnHost(); }
-  void Draw(const float* logits, int64_t rows, int64_t width, const kernels::RowPeak* peaks,
-            const kernels::RowDraw* draws, int32_t* tokens) noexcept override {
-    inner_->Draw(logits, rows, width, peaks, draws, tokens);
+  void Draw(const float* logits, int64_t rows, int64_t width, const kernels::RowArgmax* argmaxes,
+            const kernels::SampleParams* draws, int32_t* tokens) noexcept override {
+    inner_->Draw(logits, rows, width, argmaxes, draws, tokens);
   }
   void Gather(const float* x, int64_t width, const int64_t* rows, int64_t count, float* out) noexcept override {
     const Timer timer(copy_);

@@ -5,7 +5,7 @@
 #include <exception>
 
 #include "cache/sequence_cache.h"
-#include "engine/resolve.h"
+#include "engine/engine_config.h"
 #include "runner/divergence.h"
 #include "runner/philox.h"
 #include "runner/runner.h"
@@ -16,10 +16,10 @@ namespace {
 constexpr int64_t kLogitRows = 16;       // at once
 constexpr uint64_t kDraw = 1ULL << 63U;  // an index that no token has
 
-formats::CacheLayout ExactLayout(const Parts& parts) {
-  const std::string exact(UnquantizedScheme(ParseDType(parts.info.dtype)));
-  const std::vector<KvScheme> schemes(parts.layout.layers.size(), KvScheme::Parse(exact));
-  return PlanLayout(schemes, parts.model->Config(), parts.layout.page_size);
+formats::CacheLayout ExactLayout(const EngineComponents& components) {
+  const std::string exact(UnquantizedScheme(ParseDType(components.info.dtype)));
+  const std::vector<KvScheme> schemes(components.layout.layers.size(), KvScheme::Parse(exact));
+  return PlanLayout(schemes, components.model->Config(), components.layout.page_size);
 }
 
 }  // namespace
@@ -27,14 +27,15 @@ formats::CacheLayout ExactLayout(const Parts& parts) {
 // One sequence through a cache of its own.
 class QualityMonitor::Pass {
  public:
-  Pass(const Parts& parts, const formats::CacheLayout& layout, int64_t tokens, int64_t chunk)
+  Pass(const EngineComponents& components, const formats::CacheLayout& layout, int64_t tokens, int64_t chunk)
       : layout_(layout),
         demand_(layout_),
-        store_(parts.model->ops().device(), layout_,
-               {.budget_bytes = demand_.PeakBytes(tokens, 2), .poison_unused = false}),
+        store_(components.model->ops().device(), layout_,
+               {.budget_bytes = demand_.MaxBytes(tokens, 2), .poison_unused = false}),
         pages_(store_, nullptr, demand_, ""),
-        backend_(parts.make_backend(store_, {.layers = parts.model->AttentionLayers(), .scales = parts.scales})),
-        runner_(*parts.model, chunk, kLogitRows) {}
+        backend_(components.make_backend(store_,
+                                         {.layers = components.model->AttentionLayers(), .scales = components.scales})),
+        runner_(*components.model, chunk, kLogitRows) {}
 
   int64_t Length() const noexcept { return pages_.Length(); }
   void Forward(std::span<const int32_t> tokens, int64_t rows) {
@@ -49,8 +50,8 @@ class QualityMonitor::Pass {
 
  private:
   formats::CacheLayout layout_;
-  cache::PageDemand demand_;
-  cache::PageStore store_;
+  cache::PageRequirements demand_;
+  cache::PagePool store_;
   cache::SequenceCache pages_;
   std::unique_ptr<attention::Backend> backend_;
   runner::Runner runner_;
@@ -58,13 +59,13 @@ class QualityMonitor::Pass {
 
 class QualityMonitor::Comparison {
  public:
-  Comparison(const Parts& parts, const Sequence& sequence)
+  Comparison(const EngineComponents& components, const Sequence& sequence)
       : tokens_(sequence.tokens),
         first_(sequence.first),
-        chunk_(parts.layout.page_size),
-        vocab_(static_cast<size_t>(parts.info.vocab)),
-        served_(parts, parts.layout, Count(), chunk_),
-        exact_(parts, ExactLayout(parts), Count(), chunk_) {}
+        chunk_(components.layout.page_size),
+        vocab_(static_cast<size_t>(components.info.vocab)),
+        served_(components, components.layout, Count(), chunk_),
+        exact_(components, ExactLayout(components), Count(), chunk_) {}
 
   // The next chunk; false when it was the last.
   bool Work(QualityStats& stats) {
@@ -73,12 +74,12 @@ class QualityMonitor::Comparison {
     served_.Forward(tokens_, rows);
     exact_.Forward(tokens_, rows);
     // Row i predicts token i + 1; what follows the last token was never served.
-    std::vector<int64_t> wanted;
+    std::vector<int64_t> requested;
     for (int64_t row = std::max<int64_t>(0, first_ - 1 - start); row < rows && start + row + 1 < Count(); ++row) {
-      wanted.push_back(row);
+      requested.push_back(row);
     }
-    for (size_t begin = 0; begin < wanted.size(); begin += kLogitRows) {
-      const auto some = std::span(wanted).subspan(begin, std::min<size_t>(kLogitRows, wanted.size() - begin));
+    for (size_t begin = 0; begin < requested.size(); begin += kLogitRows) {
+      const auto some = std::span(requested).subspan(begin, std::min<size_t>(kLogitRows, requested.size() - begin));
       const auto served = served_.Logits(some);
       const auto exact = exact_.Logits(some);
       for (size_t i = 0; i < some.size(); ++i) {
@@ -102,13 +103,14 @@ class QualityMonitor::Comparison {
   Pass served_, exact_;
 };
 
-QualityMonitor::QualityMonitor(const Parts& parts, double rate) : parts_(parts), rate_(rate) {}
+QualityMonitor::QualityMonitor(const EngineComponents& components, double rate)
+    : components_(components), rate_(rate) {}
 QualityMonitor::~QualityMonitor() = default;
 
 void QualityMonitor::Offer(std::span<const int32_t> tokens, int64_t first, uint64_t seed) {
-  if (runner::UniformDraw(seed, kDraw) >= rate_) return;
-  tokens = tokens.first(std::min(tokens.size(), static_cast<size_t>(kMostTokens)));
-  if (first >= static_cast<int64_t>(tokens.size()) || pending_.size() >= kMostPending) {
+  if (runner::UniformSample(seed, kDraw) >= rate_) return;
+  tokens = tokens.first(std::min(tokens.size(), static_cast<size_t>(kMaxTokens)));
+  if (first >= static_cast<int64_t>(tokens.size()) || pending_.size() >= kMaxPending) {
     ++stats_.skipped;
     return;
   }
@@ -120,7 +122,7 @@ void QualityMonitor::Work() noexcept {
   if (pending_.empty()) return;
   bool more = false;
   try {
-    if (!comparison_) comparison_ = std::make_unique<Comparison>(parts_, pending_.front());
+    if (!comparison_) comparison_ = std::make_unique<Comparison>(components_, pending_.front());
     more = comparison_->Work(stats_);
     if (!more) ++stats_.requests;
   } catch (const std::exception&) {  // no memory beside the engine's: that costs a sample, nothing else

@@ -11,18 +11,18 @@
 #include <string>
 #include <vector>
 
-#include "engine/parts.h"
+#include "engine/components.h"
 #include "kvanta/engine.h"
 
 namespace kvanta::engine {
 
 class QualityMonitor {
  public:
-  static constexpr int64_t kMostTokens = 2048;  // of a sequence: bounds the two caches
-  static constexpr size_t kMostPending = 16;    // sequences; more are not taken, so that memory stays bounded
+  static constexpr int64_t kMaxTokens = 2048;  // of a sequence: bounds the two caches
+  static constexpr size_t kMaxPending = 16;    // sequences; more are not taken, so that memory stays bounded
 
   // rate: share of requests, in [0, 1]. The parts must outlive it.
-  QualityMonitor(const Parts& parts, double rate);
+  QualityMonitor(const EngineComponents& components, double rate);
   ~QualityMonitor();
 
   // A request has ended: taken or not by its seed, so that the same requests are taken again. Positions
@@ -41,7 +41,7 @@ class QualityMonitor {
   class Pass;
   class Comparison;
 
-  const Parts& parts_;
+  const EngineComponents& components_;
   double rate_;
   std::deque<Sequence> pending_;            // the first one is being worked on
   std::unique_ptr<Comparison> comparison_;  // of the first one, or null

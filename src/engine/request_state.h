@@ -24,13 +24,13 @@ inline double Now() {
 }
 
 struct RequestState {
-  RequestState(Request wanted, std::vector<int32_t> stops, uint64_t seed, cache::PageStore& store,
-               cache::PrefixTree* tree, const cache::PageDemand& demand)
-      : request(std::move(wanted)),
+  RequestState(Request requested, std::vector<int32_t> stops, uint64_t seed, cache::PagePool& store,
+               cache::PrefixTree* tree, const cache::PageRequirements& demand)
+      : request(std::move(requested)),
         stop_tokens(std::move(stops)),
         sampler(request.sampling, seed, request.prompt, stop_tokens),
         sequence(store, tree, demand, request.cache_salt),
-        told(PromptTokens()) {
+        grammar_tokens(PromptTokens()) {
     sequence.tokens = request.prompt;
     sequence.tokens.reserve(request.prompt.size() + static_cast<size_t>(std::min(request.sampling.max_tokens, 1024)));
     sequence.priority = request.priority;
@@ -62,7 +62,7 @@ struct RequestState {
   std::vector<int32_t> stop_tokens;  // the model's end-of-sequence ids (unless ignored) and the request's
   runner::SamplerState sampler;
   scheduler::Sequence sequence;
-  int64_t told;  // tokens of the sequence that are the prompt's or known to the constraint
+  int64_t grammar_tokens;  // tokens of the sequence that are the prompt's or known to the constraint
   std::vector<std::vector<TokenLogprob>> prompt_logprobs;  // by position; given out with the first token
   std::string failure;                                     // set when the request cannot go on
 };

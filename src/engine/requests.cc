@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "base/quote.h"
-#include "engine/turn.h"
+#include "engine/step_lock.h"
 #include "kvanta/error.h"
 
 namespace kvanta::engine {
@@ -25,26 +25,27 @@ uint64_t DeriveSeed(uint64_t seed, const std::string& id) {
 void Core::CheckTokens(std::span<const int32_t> tokens, const char* what) const {
   if (tokens.empty()) throw InputError(fmt::format("the {} is empty: at least one token is needed", what));
   for (size_t i = 0; i < tokens.size(); ++i) {
-    if (tokens[i] < 0 || tokens[i] >= parts_.info.vocab) {
+    if (tokens[i] < 0 || tokens[i] >= components_.info.vocab) {
       throw InputError(fmt::format("token {} at position {} of the {}: the model's ids are 0 to {}", tokens[i], i, what,
-                                   parts_.info.vocab - 1));
+                                   components_.info.vocab - 1));
     }
   }
 }
 
 void Core::CheckRequest(const Request& request) const {
   CheckTokens(request.prompt, "prompt");
-  request.sampling.Validate(parts_.info.vocab);
-  if (request.constraint && !parts_.config.fill_masks) {
+  request.sampling.Validate(components_.info.vocab);
+  if (request.constraint && !components_.config.fill_masks) {
     throw InputError("the request has a constraint, but the engine has nobody to ask: set fill_masks");
   }
   if (!(std::isfinite(request.timeout_seconds) && request.timeout_seconds >= 0)) {
     throw InputError(
         fmt::format("timeout_seconds = {}: must be finite and at least 0 (none)", request.timeout_seconds));
   }
-  if (static_cast<int64_t>(request.prompt.size()) >= parts_.config.max_model_len) {
+  if (static_cast<int64_t>(request.prompt.size()) >= components_.config.max_model_len) {
     throw InputError(fmt::format("the prompt has {} tokens: with one token to generate, max_model_len = {} allows {}",
-                                 request.prompt.size(), parts_.config.max_model_len, parts_.config.max_model_len - 1));
+                                 request.prompt.size(), components_.config.max_model_len,
+                                 components_.config.max_model_len - 1));
   }
 }
 
@@ -52,8 +53,8 @@ std::vector<int32_t> Core::StopTokens(const Request& request) const {
   std::vector<int32_t> stops = request.sampling.stop_token_ids;
   // A constraint that has come to its end allows nothing but an end.
   if (!request.sampling.ignore_eos || request.constraint) {
-    for (const int32_t token : parts_.info.eos_token_ids) {
-      if (token >= 0 && token < parts_.info.vocab) stops.push_back(token);
+    for (const int32_t token : components_.info.eos_token_ids) {
+      if (token >= 0 && token < components_.info.vocab) stops.push_back(token);
     }
   }
   std::sort(stops.begin(), stops.end());
@@ -61,21 +62,21 @@ std::vector<int32_t> Core::StopTokens(const Request& request) const {
   return stops;
 }
 
-void Core::RefuseIfFull() {
-  const int64_t most = parts_.config.max_queued_requests;
-  if (most == 0) return;
+void Core::CheckQueueCapacity() {
+  const int64_t limit = components_.config.max_queued_requests;
+  if (limit == 0) return;
   // While nobody waits, who comes now takes a free place at the next step.
-  const int64_t places = stats_.waiting > 0 ? 0 : parts_.config.max_num_seqs - stats_.running;
+  const int64_t places = stats_.waiting > 0 ? 0 : components_.config.max_num_seqs - stats_.running;
   const int64_t queued = stats_.waiting + static_cast<int64_t>(inbox_.size());
-  if (queued < most + places) return;
+  if (queued < limit + places) return;
   ++refused_;
   throw QueueFullError(fmt::format("the queue is full: {} requests run and {} wait; max_queued_requests = {}",
-                                   stats_.running, queued, most));
+                                   stats_.running, queued, limit));
 }
 
 void Core::Add(Request request) {
   CheckRequest(request);
-  const uint64_t seed = request.sampling.seed.value_or(DeriveSeed(parts_.config.seed, request.id));
+  const uint64_t seed = request.sampling.seed.value_or(DeriveSeed(components_.config.seed, request.id));
   std::vector<int32_t> stops = StopTokens(request);
   auto state =
       std::make_unique<RequestState>(std::move(request), std::move(stops), seed, *store_, tree_.get(), demand_);
@@ -84,13 +85,13 @@ void Core::Add(Request request) {
   if (ids_.contains(state->request.id)) {
     throw InputError(fmt::format("request id {} is in use by an unfinished request", Quote(state->request.id)));
   }
-  RefuseIfFull();
+  CheckQueueCapacity();
   ids_.insert(state->request.id);
   inbox_.push_back(std::move(state));
-  noted_.notify_all();
+  work_available_.notify_all();
 }
 
-void Core::TakeNotes(std::vector<RequestOutput>& outputs) {
+void Core::DrainInbox(std::vector<RequestOutput>& outputs) {
   const std::lock_guard lock(mutex_);
   outputs.swap(pending_);
   pending_.clear();
@@ -103,7 +104,7 @@ void Core::TakeNotes(std::vector<RequestOutput>& outputs) {
   inbox_.clear();
 }
 
-void Core::EndOverdue(double now, std::vector<RequestOutput>& outputs) {
+void Core::ExpireRequests(double now, std::vector<RequestOutput>& outputs) {
   if (now < next_deadline_) return;
   next_deadline_ = kNoDeadline;
   std::vector<RequestState*> overdue;
@@ -122,7 +123,7 @@ void Core::EndOverdue(double now, std::vector<RequestOutput>& outputs) {
   }
 }
 
-void Core::Forget(RequestState& request) {
+void Core::ReleaseRequest(RequestState& request) {
   scheduler_->Remove(request.sequence);
   by_sequence_.erase(&request.sequence);
   const std::string id = request.request.id;
@@ -139,9 +140,9 @@ void Core::Finish(RequestState& request, FinishReason finish) {
     const std::lock_guard lock(mutex_);
     ids_.erase(request.request.id);
     // It must not hit a later request of the same id.
-    std::erase_if(aborts_, [&](const Noted& abort) { return abort.id == request.request.id; });
+    std::erase_if(aborts_, [&](const PendingAbort& abort) { return abort.id == request.request.id; });
   }
-  Forget(request);
+  ReleaseRequest(request);
 }
 
 void Core::Fail(RequestState& request, FinishReason finish, std::string error, std::vector<RequestOutput>& outputs) {
@@ -152,7 +153,7 @@ void Core::Fail(RequestState& request, FinishReason finish, std::string error, s
   Finish(request, finish);
 }
 
-void Core::AbortNow(const Noted& abort) {
+void Core::AbortNow(const PendingAbort& abort) {
   if (ids_.erase(abort.id) == 0) return;
   const auto waiting =
       std::find_if(inbox_.begin(), inbox_.end(), [&](const auto& state) { return state->request.id == abort.id; });
@@ -163,7 +164,7 @@ void Core::AbortNow(const Noted& abort) {
   } else {
     RequestState& request = *requests_.at(abort.id);
     output = request.Output();
-    Forget(request);
+    ReleaseRequest(request);
   }
   CountFinish(FinishReason::kAbort);
   output.finish = FinishReason::kAbort;
@@ -179,7 +180,7 @@ void Core::Abort(const std::string& id, const std::string& reason) {
   }
   AbortNow({id, reason});
   RefreshStats();
-  noted_.notify_all();
+  work_available_.notify_all();
 }
 
 }  // namespace kvanta::engine

@@ -17,7 +17,7 @@ using kernels::kMaxHeadDim;
 constexpr float kHeadroom = 2.0F;
 
 // Looks at what is appended.
-class Probe final : public AppendListener {
+class Probe final : public KvObserver {
  public:
   Probe(const formats::CacheLayout& layout, const std::vector<formats::LayerScales>& scales)
       : layout_(layout), scales_(scales), probes_(layout.layers.size()) {
@@ -28,7 +28,7 @@ class Probe final : public AppendListener {
     }
   }
 
-  void Hear(int layer, const float* k, const float* v, int64_t stride, int64_t rows) noexcept override {
+  void OnAppend(int layer, const float* k, const float* v, int64_t stride, int64_t rows) noexcept override {
     const auto at = static_cast<size_t>(layer);
     Look(layout_.layers[at], layout_.layers[at].k, scales_[at].k, k, stride, rows, limits_[at].first, probes_[at].k);
     Look(layout_.layers[at], layout_.layers[at].v, scales_[at].v, v, stride, rows, limits_[at].second, probes_[at].v);
@@ -96,19 +96,19 @@ float LargestFinite(const formats::Format& format) {
   float x[kChannels];
   std::fill(x, x + kChannels, std::numeric_limits<float>::infinity());
   formats::RowBuffer buffer;
-  const formats::RowPlanes planes = buffer.Planes();
+  const formats::RowSections sections = buffer.Sections();
   formats::EncodeCounts counts;
-  format.encode_row(x, kChannels, 1.0F, planes, counts);
-  format.decode_row(planes, kChannels, 1.0F, x);
+  format.encode_row(x, kChannels, 1.0F, sections, counts);
+  format.decode_row(sections, kChannels, 1.0F, x);
   return x[0];
 }
 
 std::vector<LayerProbe> ProbeKv(models::Model& model, const BackendFactory& make_backend,
                                 const formats::CacheLayout& layout, const std::vector<formats::LayerScales>& scales,
                                 std::span<const int32_t> tokens, int64_t max_rows) {
-  tokens = tokens.first(std::min(tokens.size(), static_cast<size_t>(kMostProbedTokens)));
+  tokens = tokens.first(std::min(tokens.size(), static_cast<size_t>(kMaxProbedTokens)));
   Probe probe(layout, scales);
-  ForwardListening(model, make_backend, layout, tokens, max_rows, probe);
+  ForwardObserved(model, make_backend, layout, tokens, max_rows, probe);
   return probe.Take();
 }
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/append_listener.h"
+#include "engine/kv_observer.h"
 #include "formats/scheme.h"
 
 namespace kvanta::engine {
@@ -25,9 +25,9 @@ struct LayerProbe {
   SideProbe v;
 };
 
-inline constexpr int64_t kMostProbedTokens = 2048;  // of a prompt: bounds the probe's memory
+inline constexpr int64_t kMaxProbedTokens = 2048;  // of a prompt: bounds the probe's memory
 
-// Forwards the first kMostProbedTokens of `tokens`, at most max_rows at a time. `layout` is the engine's (formats,
+// Forwards the first kMaxProbedTokens of `tokens`, at most max_rows at a time. `layout` is the engine's (formats,
 // transforms); `scales` holds the means.
 std::vector<LayerProbe> ProbeKv(models::Model& model, const BackendFactory& make_backend,
                                 const formats::CacheLayout& layout, const std::vector<formats::LayerScales>& scales,

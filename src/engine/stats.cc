@@ -1,4 +1,4 @@
-#include "engine/core.h"
+#include "engine/engine_impl.h"
 
 namespace kvanta::engine {
 
@@ -32,10 +32,10 @@ void Core::RefreshStats() {
   counters_.prefix_queries = scheduler_->PrefixQueries();
   counters_.cached_tokens = scheduler_->PrefixHits();
   counters_.prefix_evictions = tree_ ? tree_->Evictions() : 0;
-  counters_.page_size = parts_.layout.page_size;
-  counters_.page_bytes = parts_.layout.page_bytes;
-  counters_.exact_page_bytes = parts_.layout.exact_page_bytes;
-  counters_.bytes_per_token = static_cast<double>(parts_.layout.page_bytes) / parts_.layout.page_size;
+  counters_.page_size = components_.layout.page_size;
+  counters_.page_bytes = components_.layout.page_bytes;
+  counters_.exact_page_bytes = components_.layout.exact_page_bytes;
+  counters_.bytes_per_token = static_cast<double>(components_.layout.page_bytes) / components_.layout.page_size;
   counters_.pages_used = store_->UsedPages(quantized);
   counters_.pages_free = store_->FreePages(quantized);
   counters_.exact_pages_used = store_->UsedPages(cache::PageKind::kExact);
@@ -43,7 +43,7 @@ void Core::RefreshStats() {
   counters_.cache_budget_bytes = store_->BudgetBytes();
   counters_.prefix_pages = tree_ ? tree_->Pages() : 0;
   if (quality_) counters_.quality = quality_->Stats();
-  if (parts_.profile) counters_.profile = parts_.profile->Rows();
+  if (components_.profile) counters_.profile = components_.profile->Rows();
   stats_ = counters_;
 }
 
@@ -53,15 +53,15 @@ EngineStats Core::Stats() const {
   stats.waiting += static_cast<int64_t>(inbox_.size());
   stats.refused = refused_;
   stats.seconds_callback = seconds_callback_;
-  stats.weight_bytes = parts_.model->WeightBytes();
+  stats.weight_bytes = components_.model->WeightBytes();
   stats.backend = backend_->Info().name;
-  stats.isa = parts_.isa;
-  stats.device = parts_.config.device;
-  stats.threads = parts_.config.threads;
-  stats.layers.resize(parts_.layout.layers.size());
+  stats.isa = components_.isa;
+  stats.device = components_.config.device;
+  stats.threads = components_.config.threads;
+  stats.layers.resize(components_.layout.layers.size());
   for (size_t i = 0; i < stats.layers.size(); ++i) {
     LayerStats& layer = stats.layers[i];
-    const formats::LayerScheme& scheme = parts_.layout.layers[i];
+    const formats::LayerScheme& scheme = components_.layout.layers[i];
     layer.scheme = scheme.scheme.ToString();
     layer.page_bytes = scheme.bytes;
     const attention::AppendCounts counts = backend_->Counts(static_cast<int>(i));

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "engine/core.h"
+#include "engine/engine_impl.h"
 
 namespace kvanta::engine {
 namespace {
@@ -17,11 +17,11 @@ std::vector<TokenLogprob> Public(const std::vector<runner::Logprob>& logprobs) {
 
 }  // namespace
 
-bool Core::StepWithTurn(std::vector<RequestOutput>& outputs) {
+bool Core::StepLocked(std::vector<RequestOutput>& outputs) {
   const double start = Now();
   outputs.clear();
-  TakeNotes(outputs);
-  EndOverdue(start, outputs);
+  DrainInbox(outputs);
+  ExpireRequests(start, outputs);
   const auto fail = [&](RequestState& request, std::string error) {
     Fail(request, FinishReason::kError, std::move(error), outputs);
   };
@@ -65,7 +65,7 @@ bool Core::StepWithTurn(std::vector<RequestOutput>& outputs) {
 void Core::RunChunks(std::span<const scheduler::Chunk> chunks, double now) {
   if (measure_scales_) MeasureScales(chunks.front().sequence->tokens);
   items_.clear();
-  wanted_.clear();
+  requested_.clear();
   masks_->Clear();
   int64_t row = 0;
   for (const scheduler::Chunk& chunk : chunks) {
@@ -77,11 +77,11 @@ void Core::RunChunks(std::span<const scheduler::Chunk> chunks, double now) {
     if (request.WantsPromptLogprobs() && request.Produced() == 0) {
       const int64_t end = std::min(chunk.start + chunk.tokens, request.PromptTokens() - 1);
       for (int64_t position = chunk.start; position < end; ++position) {
-        wanted_.push_back({&request, row + position - chunk.start, position + 1});
+        requested_.push_back({&request, row + position - chunk.start, position + 1});
       }
     }
     row += chunk.tokens;
-    if (chunk.last) wanted_.push_back({&request, row - 1, -1, masks_->Want(request)});
+    if (chunk.last) requested_.push_back({&request, row - 1, -1, masks_->Want(request)});
     if (request.times.scheduled == 0) {
       request.times.scheduled = now;
       request.counted = chunk.start;  // the prefix cache had what lies before
@@ -97,11 +97,11 @@ void Core::RunChunks(std::span<const scheduler::Chunk> chunks, double now) {
 }
 
 // What a token takes that is chosen where the logits are.
-runner::RowUse Core::UseOf(const WantedRow& want) const {
+runner::SampleRow Core::UseOf(const LogitsRow& want) const {
   const runner::SamplerState& sampler = want.request->sampler;
   if (want.prompt_position >= 0 || want.mask >= 0 || sampler.Params().logprobs >= 0) return {};
-  const std::optional<kernels::RowDraw> draw = sampler.NextDraw(parts_.info.vocab);
-  return draw ? runner::RowUse{.read = false, .draw = *draw} : runner::RowUse{};
+  const std::optional<kernels::SampleParams> draw = sampler.NextSample(components_.info.vocab);
+  return draw ? runner::SampleRow{.read = false, .draw = *draw} : runner::SampleRow{};
 }
 
 void Core::SampleRows() {
@@ -109,13 +109,13 @@ void Core::SampleRows() {
   const double asked = Now();
   masks_->Fill();
   counters_.seconds_masks += Now() - asked;
-  const auto vocab = static_cast<size_t>(parts_.info.vocab);
-  const auto most = static_cast<size_t>(runner_->MaxLogitRows());
-  for (size_t first = 0; first < wanted_.size(); first += most) {
-    const auto wanted = std::span(wanted_).subspan(first, std::min(most, wanted_.size() - first));
+  const auto vocab = static_cast<size_t>(components_.info.vocab);
+  const auto limit = static_cast<size_t>(runner_->MaxLogitRows());
+  for (size_t first = 0; first < requested_.size(); first += limit) {
+    const auto requested = std::span(requested_).subspan(first, std::min(limit, requested_.size() - first));
     rows_.clear();
     uses_.clear();
-    for (const WantedRow& want : wanted) {
+    for (const LogitsRow& want : requested) {
       rows_.push_back(want.row);
       if (runner_->Draws()) uses_.push_back(UseOf(want));
     }
@@ -123,38 +123,38 @@ void Core::SampleRows() {
     const std::span<float> logits = runner_->Logits(rows_, uses_);
     const double done = Now();
     counters_.seconds_forward += done - start;
-    tasks_.resize(wanted.size());
-    for (size_t i = 0; i < wanted.size(); ++i) {
-      const RequestState& request = *wanted[i].request;
+    tasks_.resize(requested.size());
+    for (size_t i = 0; i < requested.size(); ++i) {
+      const RequestState& request = *requested[i].request;
       const SamplingParams& params = request.sampler.Params();
       tasks_[i].logits = logits.subspan(i * vocab, vocab);
-      tasks_[i].peak = runner_->Peaks()[i];
+      tasks_[i].max_value = runner_->Argmaxes()[i];
       tasks_[i].result.clear();
-      tasks_[i].chosen = !uses_.empty() && !uses_[i].read && runner_->Drawn()[i] >= 0;
+      tasks_[i].chosen = !uses_.empty() && !uses_[i].read && runner_->SampledTokens()[i] >= 0;
       if (tasks_[i].chosen) {
-        tasks_[i].token = runner_->Drawn()[i];
+        tasks_[i].token = runner_->SampledTokens()[i];
         continue;
       }
-      if (wanted[i].prompt_position >= 0) {
+      if (requested[i].prompt_position >= 0) {
         tasks_[i].state = nullptr;
-        tasks_[i].token = request.request.prompt[static_cast<size_t>(wanted[i].prompt_position)];
+        tasks_[i].token = request.request.prompt[static_cast<size_t>(requested[i].prompt_position)];
         tasks_[i].logprobs = params.prompt_logprobs;
       } else {
         tasks_[i].state = &request.sampler;
-        tasks_[i].mask = masks_->Mask(wanted[i].mask);
+        tasks_[i].mask = masks_->Mask(requested[i].mask);
         tasks_[i].logprobs = params.logprobs;
       }
     }
     row_sampler_->Run(tasks_);
     counters_.seconds_sample += Now() - done;
-    for (size_t i = 0; i < wanted.size(); ++i) {
-      RequestState& request = *wanted[i].request;
-      if (wanted[i].prompt_position < 0) {
+    for (size_t i = 0; i < requested.size(); ++i) {
+      RequestState& request = *requested[i].request;
+      if (requested[i].prompt_position < 0) {
         sampled_.push_back({&request, tasks_[i].token, Public(tasks_[i].result)});
       } else if (tasks_[i].result.empty()) {
         request.failure = "the model's logits are not finite";
       } else {
-        request.prompt_logprobs[static_cast<size_t>(wanted[i].prompt_position)] = Public(tasks_[i].result);
+        request.prompt_logprobs[static_cast<size_t>(requested[i].prompt_position)] = Public(tasks_[i].result);
       }
     }
   }
@@ -186,7 +186,7 @@ void Core::Accept(Sampled& sampled, double now, std::vector<RequestOutput>& outp
     output.finish = FinishReason::kStop;
     output.stop_token = sampled.token;
   } else if (request.Produced() >= params.max_tokens ||
-             static_cast<int64_t>(request.sequence.tokens.size()) >= parts_.config.max_model_len) {
+             static_cast<int64_t>(request.sequence.tokens.size()) >= components_.config.max_model_len) {
     output.finish = FinishReason::kLength;
   }
   const FinishReason finish = output.finish;

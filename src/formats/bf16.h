@@ -12,8 +12,8 @@ struct Bf16 : FormatTraits {
   static constexpr std::array<std::string_view, 1> kAliases = {"bfloat16"};
   static constexpr std::string_view kSummary = "bfloat16, converted by value";
   static constexpr std::string_view kRule = "code = bf16(x), nearest even; above 3.39e38 saturates";
-  static constexpr Code kCode = Code::kBf16;
-  static constexpr Latents kLatents = Latents::kAlso;
+  static constexpr ElementType kElementType = ElementType::kBf16;
+  static constexpr MlaSupport kMlaSupport = MlaSupport::kYes;
   static constexpr uint16_t kMaxBits = 0x7f7f;
 
   // The nearest bf16; above the largest finite value that one; NaN stays NaN.
@@ -26,13 +26,13 @@ struct Bf16 : FormatTraits {
     return static_cast<uint16_t>(((bits >> 16U) & 0x8000U) | (magnitude > 0x7f800000U ? nan : finite));
   }
 
-  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowSections out,
                                   EncodeCounts& counts) noexcept {
     CountRow(x, head_dim, Bf16ToFloat(kMaxBits), counts);
     for (int i = 0; i < head_dim; ++i) StoreBytes(out.codes + 2 * i, Encode(x[i]));
   }
 
-  static void DecodeRow(ConstRowPlanes in, int head_dim, float /*static_scale*/, float* x) noexcept {
+  static void DecodeRow(ConstRowSections in, int head_dim, float /*static_scale*/, float* x) noexcept {
     for (int i = 0; i < head_dim; ++i) x[i] = Bf16ToFloat(LoadBytes<uint16_t>(in.codes + 2 * i));
   }
 };

@@ -4,13 +4,13 @@
 #include <cstdint>
 
 #include "base/host_device.h"
-#include "formats/code.h"
+#include "formats/element_type.h"
 
 namespace kvanta::formats {
 
 // Packs bits [shift, shift + kBits) of fields[n] into a plane of kBits bits; n a multiple of 32 / kBits.
 template <int kBits>
-KVANTA_HD void PackPlane(const uint8_t* fields, int n, int shift, uint8_t* plane) noexcept {
+KVANTA_HD void PackPlane(const uint8_t* fields, int n, int shift, uint8_t* section) noexcept {
   constexpr int kFields = 8 / kBits;  // of a byte
   constexpr unsigned kMask = (1U << kBits) - 1U;
   for (int begin = 0; begin < n; begin += 4 * kFields) {
@@ -20,19 +20,19 @@ KVANTA_HD void PackPlane(const uint8_t* fields, int n, int shift, uint8_t* plane
         const unsigned field = fields[begin + 8 * (i / 2) + 2 * byte + i % 2];
         packed |= ((field >> static_cast<unsigned>(shift)) & kMask) << static_cast<unsigned>(kBits * i);
       }
-      *plane++ = static_cast<uint8_t>(packed);
+      *section++ = static_cast<uint8_t>(packed);
     }
   }
 }
 
 // Adds the plane's bits to fields[n] at `shift`.
 template <int kBits>
-void UnpackPlane(const uint8_t* plane, int n, int shift, uint8_t* fields) noexcept {
+void UnpackPlane(const uint8_t* section, int n, int shift, uint8_t* fields) noexcept {
   constexpr int kFields = 8 / kBits;
   constexpr unsigned kMask = (1U << kBits) - 1U;
   for (int begin = 0; begin < n; begin += 4 * kFields) {
     for (int byte = 0; byte < 4; ++byte) {
-      const unsigned packed = *plane++;
+      const unsigned packed = *section++;
       for (int i = 0; i < kFields; ++i) {
         uint8_t& field = fields[begin + 8 * (i / 2) + 2 * byte + i % 2];
         field = static_cast<uint8_t>(
@@ -42,18 +42,18 @@ void UnpackPlane(const uint8_t* plane, int n, int shift, uint8_t* fields) noexce
   }
 }
 
-// A row's fields [head_dim] to its codes, and back. head_dim: a multiple of CodeChannels(kCode).
-template <Code kCode>
+// A row's fields [head_dim] to its codes, and back. head_dim: a multiple of CodeChannels(kElementType).
+template <ElementType kElementType>
 KVANTA_HD void PackFields(const uint8_t* fields, int head_dim, uint8_t* codes) noexcept {
-  constexpr CodeInfo kInfo = Info(kCode);
+  constexpr ElementTypeInfo kInfo = Info(kElementType);
   PackPlane<kInfo.low_bits>(fields, head_dim, 0, codes);
   if constexpr (kInfo.high_bits != 0) {
     PackPlane<kInfo.high_bits>(fields, head_dim, kInfo.low_bits, codes + head_dim * kInfo.low_bits / 8);
   }
 }
-template <Code kCode>
+template <ElementType kElementType>
 void UnpackFields(const uint8_t* codes, int head_dim, uint8_t* fields) noexcept {
-  constexpr CodeInfo kInfo = Info(kCode);
+  constexpr ElementTypeInfo kInfo = Info(kElementType);
   for (int i = 0; i < head_dim; ++i) fields[i] = 0;
   UnpackPlane<kInfo.low_bits>(codes, head_dim, 0, fields);
   if constexpr (kInfo.high_bits != 0) {
@@ -64,16 +64,16 @@ void UnpackFields(const uint8_t* codes, int head_dim, uint8_t* fields) noexcept 
 // Longest row that any cell has.
 inline constexpr int kLongestRow = 1024;
 
-template <Code kCode>
-inline constexpr CodeLevels kLevels = Levels(kCode);
+template <ElementType kElementType>
+inline constexpr CodeLevels kLevels = Levels(kElementType);
 
 // value(code) of a row: unit * level.
-template <Code kCode>
+template <ElementType kElementType>
 void DecodeLevels(const uint8_t* codes, int head_dim, float* values) noexcept {
   uint8_t fields[kLongestRow];
-  UnpackFields<kCode>(codes, head_dim, fields);
+  UnpackFields<kElementType>(codes, head_dim, fields);
   for (int i = 0; i < head_dim; ++i) {
-    values[i] = static_cast<float>(kLevels<kCode>.level[fields[i]]) * kLevels<kCode>.unit;
+    values[i] = static_cast<float>(kLevels<kElementType>.level[fields[i]]) * kLevels<kElementType>.unit;
   }
 }
 

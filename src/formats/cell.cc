@@ -11,7 +11,7 @@ namespace kvanta::formats {
 namespace {
 
 // A page has a multiple of 16 tokens, so its planes come out aligned without padding.
-int64_t AlignPlane(int64_t bytes) {
+int64_t AlignSection(int64_t bytes) {
   return (bytes + 15) / 16 * 16;
 }
 
@@ -32,35 +32,36 @@ std::string FormatsFor(int head_dim) {
   return names;
 }
 
-// The planes of `format` that a row starts at: RowPlanes or ConstRowPlanes.
-template <class Planes, class Byte>
-Planes RowAt(const Format& format, const CellPlanes& planes, int token, Byte* cell) noexcept {
-  const auto at = [&](int64_t plane, int elements, int bytes) {
-    return cell + plane + int64_t{token} * elements * bytes;
+// The planes of `format` that a row starts at: RowSections or ConstRowSections.
+template <class Sections, class Byte>
+Sections RowAt(const Format& format, const CellSections& sections, int token, Byte* cell) noexcept {
+  const auto at = [&](int64_t section, int elements, int bytes) {
+    return cell + section + int64_t{token} * elements * bytes;
   };
   const Scaling& scaling = format.scaling;
-  return {cell + planes.codes + token * planes.row_bytes, at(planes.block_scales, planes.blocks, Bytes(scaling.block)),
-          at(planes.block_zeros, planes.blocks, 2), at(planes.token_scales, 1, Bytes(scaling.token)),
-          at(planes.token_zeros, 1, 2)};
+  return {cell + sections.codes + token * sections.row_bytes,
+          at(sections.block_scales, sections.blocks, Bytes(scaling.block)),
+          at(sections.block_offsets, sections.blocks, 2), at(sections.token_scales, 1, Bytes(scaling.token)),
+          at(sections.token_offsets, 1, 2)};
 }
 
-template <class Planes, class Byte>
-Planes TileAt(const Format& format, const CellPlanes& planes, int head_dim, int tile, Byte* cell) noexcept {
+template <class Sections, class Byte>
+Sections TileAt(const Format& format, const CellSections& sections, int head_dim, int tile, Byte* cell) noexcept {
   const int64_t meta = int64_t{tile} * head_dim * 2;
-  return {cell + planes.codes + tile * format.scaling.tile * planes.row_bytes, cell + planes.channel_scales + meta,
-          cell + planes.channel_zeros + meta};
+  return {cell + sections.codes + tile * format.scaling.tile * sections.row_bytes,
+          cell + sections.channel_scales + meta, cell + sections.channel_offsets + meta};
 }
 
 }  // namespace
 
-CellPlanes PlanCell(const Format& format, CellShape shape) {
+CellSections PlanCell(const Format& format, CellShape shape) {
   if (shape.tokens != 16 && shape.tokens != 32 && shape.tokens != 64 && shape.tokens != 128) {
     throw InputError(fmt::format("page size {}: must be 16, 32, 64 or 128 tokens", shape.tokens));
   }
   return PlanRows(format, shape);
 }
 
-CellPlanes PlanRows(const Format& format, CellShape shape) {
+CellSections PlanRows(const Format& format, CellShape shape) {
   if (shape.tokens < 1) throw InputError(fmt::format("{} tokens: at least one is needed", shape.tokens));
   if (shape.head_dim < kMinHeadDim || shape.head_dim > kMaxHeadDim || shape.head_dim % 8 != 0) {
     throw InputError(
@@ -80,41 +81,42 @@ CellPlanes PlanRows(const Format& format, CellShape shape) {
                                  format.name, scaling.tile, shape.tokens,
                                  scaling.tile == 32 ? "32, 64 or 128" : "128"));
   }
-  CellPlanes planes;
-  planes.row_bytes = int64_t{shape.head_dim} * format.code_bits / 8;
-  planes.blocks = scaling.channels == 0 ? 0 : shape.head_dim / BlockChannels(scaling, shape.head_dim);
+  CellSections sections;
+  sections.row_bytes = int64_t{shape.head_dim} * format.code_bits / 8;
+  sections.blocks = scaling.channels == 0 ? 0 : shape.head_dim / BlockChannels(scaling, shape.head_dim);
   const int64_t tiles = scaling.tile == 0 ? 0 : shape.tokens / scaling.tile;
   int64_t end = 0;
-  const auto plane = [&end](int64_t bytes) {
+  const auto section = [&end](int64_t bytes) {
     const int64_t begin = end;
-    end += AlignPlane(bytes);
+    end += AlignSection(bytes);
     return begin;
   };
   const int64_t tokens = shape.tokens;
-  planes.codes = plane(tokens * planes.row_bytes);
-  planes.block_scales = plane(tokens * planes.blocks * Bytes(scaling.block));
-  planes.block_zeros = plane(scaling.block_zero ? tokens * planes.blocks * 2 : 0);
-  planes.token_scales = plane(tokens * Bytes(scaling.token));
-  planes.token_zeros = plane(scaling.token_zero ? tokens * 2 : 0);
-  planes.channel_scales = plane(tiles * shape.head_dim * 2);
-  planes.channel_zeros = plane(tiles * shape.head_dim * 2);
-  planes.bytes = end;
-  return planes;
+  sections.codes = section(tokens * sections.row_bytes);
+  sections.block_scales = section(tokens * sections.blocks * Bytes(scaling.block));
+  sections.block_offsets = section(scaling.block_offset ? tokens * sections.blocks * 2 : 0);
+  sections.token_scales = section(tokens * Bytes(scaling.token));
+  sections.token_offsets = section(scaling.token_offset ? tokens * 2 : 0);
+  sections.channel_scales = section(tiles * shape.head_dim * 2);
+  sections.channel_offsets = section(tiles * shape.head_dim * 2);
+  sections.bytes = end;
+  return sections;
 }
 
-RowPlanes CanonicalRow(const Format& format, const CellPlanes& planes, int token, uint8_t* cell) noexcept {
-  return RowAt<RowPlanes>(format, planes, token, cell);
+RowSections CanonicalRow(const Format& format, const CellSections& sections, int token, uint8_t* cell) noexcept {
+  return RowAt<RowSections>(format, sections, token, cell);
 }
-ConstRowPlanes CanonicalRow(const Format& format, const CellPlanes& planes, int token, const uint8_t* cell) noexcept {
-  return RowAt<ConstRowPlanes>(format, planes, token, cell);
-}
-TilePlanes CanonicalTile(const Format& format, const CellPlanes& planes, int head_dim, int tile,
-                         uint8_t* cell) noexcept {
-  return TileAt<TilePlanes>(format, planes, head_dim, tile, cell);
-}
-ConstTilePlanes CanonicalTile(const Format& format, const CellPlanes& planes, int head_dim, int tile,
+ConstRowSections CanonicalRow(const Format& format, const CellSections& sections, int token,
                               const uint8_t* cell) noexcept {
-  return TileAt<ConstTilePlanes>(format, planes, head_dim, tile, cell);
+  return RowAt<ConstRowSections>(format, sections, token, cell);
+}
+GroupSections CanonicalTile(const Format& format, const CellSections& sections, int head_dim, int tile,
+                            uint8_t* cell) noexcept {
+  return TileAt<GroupSections>(format, sections, head_dim, tile, cell);
+}
+ConstGroupSections CanonicalTile(const Format& format, const CellSections& sections, int head_dim, int tile,
+                                 const uint8_t* cell) noexcept {
+  return TileAt<ConstGroupSections>(format, sections, head_dim, tile, cell);
 }
 
 }  // namespace kvanta::formats

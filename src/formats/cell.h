@@ -24,76 +24,77 @@ inline constexpr int kMinHeadDim = 8;
 inline constexpr int kMaxHeadDim = 1024;
 
 // Byte offsets of the planes inside a cell, and its size. Planes that a format lacks have size 0.
-struct CellPlanes {
+struct CellSections {
   int64_t codes = 0;
   int64_t block_scales = 0;
-  int64_t block_zeros = 0;
+  int64_t block_offsets = 0;
   int64_t token_scales = 0;
-  int64_t token_zeros = 0;
+  int64_t token_offsets = 0;
   int64_t channel_scales = 0;
-  int64_t channel_zeros = 0;
+  int64_t channel_offsets = 0;
   int64_t bytes = 0;      // whole cell, a multiple of 16
   int64_t row_bytes = 0;  // codes of one token
   int blocks = 0;         // block scales of one token
 };
 
-// Calls visit(offset in CellPlanes, pointer in Planes, elements of a row, bytes of an element) for every plane of
-// scales and zeros that a row of `format` has. Planes: RowPlanes or ConstRowPlanes.
-template <class Planes, class Visit>
-constexpr void ForEachRowPlane(const Format& format, int blocks, Visit visit) {
-  constexpr int kZeroBytes = 2;
+// Calls visit(offset in CellSections, pointer in Planes, elements of a row, bytes of an element) for every plane of
+// scales and zeros that a row of `format` has. Planes: RowSections or ConstRowSections.
+template <class Sections, class Visit>
+constexpr void ForEachRowSection(const Format& format, int blocks, Visit visit) {
+  constexpr int kOffsetBytes = 2;
   const Scaling& scaling = format.scaling;
   if (scaling.block != ScaleType::kNone) {
-    visit(&CellPlanes::block_scales, &Planes::block_scales, blocks, Bytes(scaling.block));
+    visit(&CellSections::block_scales, &Sections::block_scales, blocks, Bytes(scaling.block));
   }
-  if (scaling.block_zero) visit(&CellPlanes::block_zeros, &Planes::block_zeros, blocks, kZeroBytes);
+  if (scaling.block_offset) visit(&CellSections::block_offsets, &Sections::block_offsets, blocks, kOffsetBytes);
   if (scaling.token != ScaleType::kNone) {
-    visit(&CellPlanes::token_scales, &Planes::token_scales, 1, Bytes(scaling.token));
+    visit(&CellSections::token_scales, &Sections::token_scales, 1, Bytes(scaling.token));
   }
-  if (scaling.token_zero) visit(&CellPlanes::token_zeros, &Planes::token_zeros, 1, kZeroBytes);
+  if (scaling.token_offset) visit(&CellSections::token_offsets, &Sections::token_offsets, 1, kOffsetBytes);
 }
 
 // Throws InputError where the format cannot take the shape (block or code do not divide head_dim, tile does not divide
 // the page, head_dim not a multiple of 8 in range, tokens not 16, 32, 64 or 128), naming the value and the
 // alternatives.
-CellPlanes PlanCell(const Format& format, CellShape shape);
+CellSections PlanCell(const Format& format, CellShape shape);
 
 // The same for any number of tokens from 1 (of tiles: whole tiles): rows outside a page.
-CellPlanes PlanRows(const Format& format, CellShape shape);
+CellSections PlanRows(const Format& format, CellShape shape);
 
 // A cell without scales, of any even number of channels of 16 or 32 bits, in a page.
-constexpr CellPlanes PlainPlanes(int code_bits, CellShape shape) {
-  CellPlanes planes;
-  planes.row_bytes = int64_t{shape.head_dim} * code_bits / 8;
-  planes.bytes = planes.row_bytes * shape.tokens;
-  planes.channel_scales = planes.channel_zeros = planes.bytes;  // no bytes
-  return planes;
+constexpr CellSections UnquantizedSections(int code_bits, CellShape shape) {
+  CellSections sections;
+  sections.row_bytes = int64_t{shape.head_dim} * code_bits / 8;
+  sections.bytes = sections.row_bytes * shape.tokens;
+  sections.channel_scales = sections.channel_offsets = sections.bytes;  // no bytes
+  return sections;
 }
-constexpr CellPlanes Bf16Planes(CellShape shape) {
-  return PlainPlanes(16, shape);
+constexpr CellSections Bf16Sections(CellShape shape) {
+  return UnquantizedSections(16, shape);
 }
 
 // The planes of one token's row inside a canonical cell.
-RowPlanes CanonicalRow(const Format& format, const CellPlanes& planes, int token, uint8_t* cell) noexcept;
-ConstRowPlanes CanonicalRow(const Format& format, const CellPlanes& planes, int token, const uint8_t* cell) noexcept;
+RowSections CanonicalRow(const Format& format, const CellSections& sections, int token, uint8_t* cell) noexcept;
+ConstRowSections CanonicalRow(const Format& format, const CellSections& sections, int token,
+                              const uint8_t* cell) noexcept;
 
 // The planes of one tile inside a canonical cell. The channel planes lie so in every layout.
-TilePlanes CanonicalTile(const Format& format, const CellPlanes& planes, int head_dim, int tile,
-                         uint8_t* cell) noexcept;
-ConstTilePlanes CanonicalTile(const Format& format, const CellPlanes& planes, int head_dim, int tile,
-                              const uint8_t* cell) noexcept;
+GroupSections CanonicalTile(const Format& format, const CellSections& sections, int head_dim, int tile,
+                            uint8_t* cell) noexcept;
+ConstGroupSections CanonicalTile(const Format& format, const CellSections& sections, int head_dim, int tile,
+                                 const uint8_t* cell) noexcept;
 
 // Room for the planes of one row of any format.
 class RowBuffer {
  public:
-  RowPlanes Planes() noexcept { return {codes_, block_scales_, block_zeros_, token_scales_, token_zeros_}; }
+  RowSections Sections() noexcept { return {codes_, block_scales_, block_offsets_, token_scales_, token_offsets_}; }
 
  private:
   alignas(64) uint8_t codes_[kMaxHeadDim * 4];
   uint8_t block_scales_[kMaxHeadDim];
-  uint8_t block_zeros_[kMaxHeadDim];
+  uint8_t block_offsets_[kMaxHeadDim];
   uint8_t token_scales_[16];
-  uint8_t token_zeros_[16];
+  uint8_t token_offsets_[16];
 };
 
 }  // namespace kvanta::formats

@@ -47,7 +47,7 @@ float ThroughBf16(float x) {
 
 // Bytes of the bf16 cell of outlier channels; of any number of tokens, so filled up to 16 bytes.
 int64_t OutlierBytes(const KvSide& side, CellShape shape) {
-  return (Bf16Planes({shape.tokens, side.outliers}).bytes + 15) / 16 * 16;
+  return (Bf16Sections({shape.tokens, side.outliers}).bytes + 15) / 16 * 16;
 }
 
 }  // namespace
@@ -62,22 +62,22 @@ std::vector<uint8_t> EncodeCell(const KvScheme& scheme, SideKind kind, std::span
                                 const CellParameters& parameters, EncodeCounts* counts) {
   const KvSide& side = kind == SideKind::kK ? scheme.k : scheme.v;
   const Format& format = OnSide(Find(side.format), kind == SideKind::kK);
-  const CellPlanes planes = PlanRows(format, shape);
+  const CellSections sections = PlanRows(format, shape);
   CheckParameters(parameters, side, shape);
   const auto head_dim = static_cast<size_t>(shape.head_dim);
   if (x.size() != static_cast<size_t>(shape.tokens) * head_dim) {
     throw InputError(fmt::format("{} values for {} tokens of head_dim {}", x.size(), shape.tokens, shape.head_dim));
   }
-  std::vector<uint8_t> bytes(static_cast<size_t>(planes.bytes + OutlierBytes(side, shape)), 0);
+  std::vector<uint8_t> bytes(static_cast<size_t>(sections.bytes + OutlierBytes(side, shape)), 0);
   std::vector<float> rows(x.size());
   std::vector<float> taken(parameters.outliers.size());
   const RowTransform transform = TransformOf(side, parameters, shape);
-  uint8_t* const outliers = bytes.data() + planes.bytes;
+  uint8_t* const outliers = bytes.data() + sections.bytes;
   EncodeCounts taken_counts;
   for (int token = 0; token < shape.tokens; ++token) {
     float* row = rows.data() + static_cast<size_t>(token) * head_dim;
     transform.Forward(x.data() + static_cast<size_t>(token) * head_dim, row, taken.data());
-    if (parameters.through_exact_page) std::transform(row, row + head_dim, row, ThroughBf16);
+    if (parameters.via_bf16) std::transform(row, row + head_dim, row, ThroughBf16);
     Bf16::EncodeRow(taken.data(), side.outliers, 1.0F, {.codes = outliers + int64_t{2} * token * side.outliers},
                     taken_counts);
   }
@@ -87,10 +87,10 @@ std::vector<uint8_t> EncodeCell(const KvScheme& scheme, SideKind kind, std::span
     const float* first = rows.data() + static_cast<size_t>(token) * head_dim;
     if (format.encode_tile != nullptr) {
       format.encode_tile(first, shape.head_dim,
-                         CanonicalTile(format, planes, shape.head_dim, token / step, bytes.data()), total);
+                         CanonicalTile(format, sections, shape.head_dim, token / step, bytes.data()), total);
     } else {
       format.encode_row(first, shape.head_dim, parameters.static_scale,
-                        CanonicalRow(format, planes, token, bytes.data()), total);
+                        CanonicalRow(format, sections, token, bytes.data()), total);
     }
   }
   total.saturated += taken_counts.saturated;  // as values they count among the row's
@@ -103,9 +103,9 @@ std::vector<float> DecodeCell(const KvScheme& scheme, SideKind kind, std::span<c
                               const CellParameters& parameters) {
   const KvSide& side = kind == SideKind::kK ? scheme.k : scheme.v;
   const Format& format = OnSide(Find(side.format), kind == SideKind::kK);
-  const CellPlanes planes = PlanRows(format, shape);
+  const CellSections sections = PlanRows(format, shape);
   CheckParameters(parameters, side, shape);
-  const int64_t expected = planes.bytes + OutlierBytes(side, shape);
+  const int64_t expected = sections.bytes + OutlierBytes(side, shape);
   if (bytes.size() != static_cast<size_t>(expected)) {
     throw InputError(fmt::format("{} bytes for a {} cell of {} tokens of head_dim {}, which has {}", bytes.size(),
                                  format.name, shape.tokens, shape.head_dim, expected));
@@ -116,17 +116,17 @@ std::vector<float> DecodeCell(const KvScheme& scheme, SideKind kind, std::span<c
   for (int token = 0; token < shape.tokens; token += step) {
     float* first = x.data() + static_cast<size_t>(token) * head_dim;
     if (format.decode_tile != nullptr) {
-      format.decode_tile(CanonicalTile(format, planes, shape.head_dim, token / step, bytes.data()), shape.head_dim,
+      format.decode_tile(CanonicalTile(format, sections, shape.head_dim, token / step, bytes.data()), shape.head_dim,
                          first);
     } else {
-      format.decode_row(CanonicalRow(format, planes, token, bytes.data()), shape.head_dim, parameters.static_scale,
+      format.decode_row(CanonicalRow(format, sections, token, bytes.data()), shape.head_dim, parameters.static_scale,
                         first);
     }
   }
   std::vector<float> taken(parameters.outliers.size());
   const RowTransform transform = TransformOf(side, parameters, shape);
   for (int token = 0; token < shape.tokens; ++token) {
-    Bf16::DecodeRow({.codes = bytes.data() + planes.bytes + int64_t{2} * token * side.outliers}, side.outliers, 1.0F,
+    Bf16::DecodeRow({.codes = bytes.data() + sections.bytes + int64_t{2} * token * side.outliers}, side.outliers, 1.0F,
                     taken.data());
     transform.Inverse(x.data() + static_cast<size_t>(token) * head_dim, taken.data());
   }

@@ -21,7 +21,7 @@ struct CellParameters {
   std::span<const int> outliers = {};  // channels, ascending, as many as the side's +outliers says
   // Rounds each transformed row to bf16 before encoding. The cache does so for schemes with exact pages, where a page
   // is written in bf16 first and quantized from that when it closes; without, the row is encoded as it is.
-  bool through_exact_page = false;
+  bool via_bf16 = false;
 };
 
 // x: f32 [tokens][head_dim], in the original space; mean and transform are applied here. Returns the canonical bytes:

@@ -42,11 +42,11 @@ void ForEachCodeRun(SideKind kind, const Format& format, int64_t row_bytes, int 
 }
 
 // Calls copy(offset in the cell, plane of the row, offset in it, bytes) for every scale and zero of a token.
-template <class Planes, class Copy>
-void ForEachScale(const Format& format, CellShape shape, const CellPlanes& planes, int token, Copy copy) noexcept {
-  ForEachRowPlane<Planes>(format, planes.blocks, [&](auto offset, auto plane, int elements, int bytes) {
+template <class Sections, class Copy>
+void ForEachScale(const Format& format, CellShape shape, const CellSections& sections, int token, Copy copy) noexcept {
+  ForEachRowSection<Sections>(format, sections.blocks, [&](auto offset, auto section, int elements, int bytes) {
     for (int element = 0; element < elements; ++element) {
-      copy(planes.*offset + (int64_t{element} * shape.tokens + token) * bytes, plane, element * bytes,
+      copy(sections.*offset + (int64_t{element} * shape.tokens + token) * bytes, section, element * bytes,
            static_cast<size_t>(bytes));
     }
   });
@@ -61,42 +61,42 @@ int64_t CodeOffset(SideKind kind, const Format& format, CellShape shape, int tok
   return token / tokens * (tokens * row_bytes) + byte / unit * (tokens * unit) + token % tokens * unit + byte % unit;
 }
 
-void StoreRow(SideKind kind, const Format& format, CellShape shape, const CellPlanes& planes, int token,
-              ConstRowPlanes row, uint8_t* cell) noexcept {
-  ForEachCodeRun(kind, format, planes.row_bytes, token, [&](int64_t to, int64_t from, auto bytes) {
-    std::memcpy(cell + planes.codes + to, row.codes + from, bytes);
+void StoreRow(SideKind kind, const Format& format, CellShape shape, const CellSections& sections, int token,
+              ConstRowSections row, uint8_t* cell) noexcept {
+  ForEachCodeRun(kind, format, sections.row_bytes, token, [&](int64_t to, int64_t from, auto bytes) {
+    std::memcpy(cell + sections.codes + to, row.codes + from, bytes);
   });
-  ForEachScale<ConstRowPlanes>(format, shape, planes, token, [&](int64_t to, auto plane, int from, size_t bytes) {
-    std::memcpy(cell + to, row.*plane + from, bytes);
-  });
-}
-
-void LoadRow(SideKind kind, const Format& format, CellShape shape, const CellPlanes& planes, int token,
-             const uint8_t* cell, RowPlanes row) noexcept {
-  ForEachCodeRun(kind, format, planes.row_bytes, token, [&](int64_t from, int64_t to, auto bytes) {
-    std::memcpy(row.codes + to, cell + planes.codes + from, bytes);
-  });
-  ForEachScale<RowPlanes>(format, shape, planes, token, [&](int64_t from, auto plane, int to, size_t bytes) {
-    std::memcpy(row.*plane + to, cell + from, bytes);
+  ForEachScale<ConstRowSections>(format, shape, sections, token, [&](int64_t to, auto section, int from, size_t bytes) {
+    std::memcpy(cell + to, row.*section + from, bytes);
   });
 }
 
-void ToCanonical(SideKind kind, const Format& format, CellShape shape, const CellPlanes& planes, const uint8_t* cell,
-                 uint8_t* canonical) noexcept {
+void LoadRow(SideKind kind, const Format& format, CellShape shape, const CellSections& sections, int token,
+             const uint8_t* cell, RowSections row) noexcept {
+  ForEachCodeRun(kind, format, sections.row_bytes, token, [&](int64_t from, int64_t to, auto bytes) {
+    std::memcpy(row.codes + to, cell + sections.codes + from, bytes);
+  });
+  ForEachScale<RowSections>(format, shape, sections, token, [&](int64_t from, auto section, int to, size_t bytes) {
+    std::memcpy(row.*section + to, cell + from, bytes);
+  });
+}
+
+void ToCanonical(SideKind kind, const Format& format, CellShape shape, const CellSections& sections,
+                 const uint8_t* cell, uint8_t* canonical) noexcept {
   for (int token = 0; token < shape.tokens; ++token) {
-    LoadRow(kind, format, shape, planes, token, cell, CanonicalRow(format, planes, token, canonical));
+    LoadRow(kind, format, shape, sections, token, cell, CanonicalRow(format, sections, token, canonical));
   }
-  std::memcpy(canonical + planes.channel_scales, cell + planes.channel_scales,
-              static_cast<size_t>(planes.bytes - planes.channel_scales));
+  std::memcpy(canonical + sections.channel_scales, cell + sections.channel_scales,
+              static_cast<size_t>(sections.bytes - sections.channel_scales));
 }
 
-void FromCanonical(SideKind kind, const Format& format, CellShape shape, const CellPlanes& planes,
+void FromCanonical(SideKind kind, const Format& format, CellShape shape, const CellSections& sections,
                    const uint8_t* canonical, uint8_t* cell) noexcept {
   for (int token = 0; token < shape.tokens; ++token) {
-    StoreRow(kind, format, shape, planes, token, CanonicalRow(format, planes, token, canonical), cell);
+    StoreRow(kind, format, shape, sections, token, CanonicalRow(format, sections, token, canonical), cell);
   }
-  std::memcpy(cell + planes.channel_scales, canonical + planes.channel_scales,
-              static_cast<size_t>(planes.bytes - planes.channel_scales));
+  std::memcpy(cell + sections.channel_scales, canonical + sections.channel_scales,
+              static_cast<size_t>(sections.bytes - sections.channel_scales));
 }
 
 }  // namespace kvanta::formats

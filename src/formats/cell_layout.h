@@ -22,15 +22,15 @@ enum class SideKind : uint8_t { kK, kV };
 int64_t CodeOffset(SideKind kind, const Format& format, CellShape shape, int token, int64_t byte) noexcept;
 
 // Writes one token's row (canonical planes of a single token) into a cell in cache layout / reads it back.
-void StoreRow(SideKind kind, const Format& format, CellShape shape, const CellPlanes& planes, int token,
-              ConstRowPlanes row, uint8_t* cell) noexcept;
-void LoadRow(SideKind kind, const Format& format, CellShape shape, const CellPlanes& planes, int token,
-             const uint8_t* cell, RowPlanes row) noexcept;
+void StoreRow(SideKind kind, const Format& format, CellShape shape, const CellSections& sections, int token,
+              ConstRowSections row, uint8_t* cell) noexcept;
+void LoadRow(SideKind kind, const Format& format, CellShape shape, const CellSections& sections, int token,
+             const uint8_t* cell, RowSections row) noexcept;
 
 // Whole-cell bijections: cache layout <-> canonical bytes, both planes.bytes long.
-void ToCanonical(SideKind kind, const Format& format, CellShape shape, const CellPlanes& planes, const uint8_t* cell,
-                 uint8_t* canonical) noexcept;
-void FromCanonical(SideKind kind, const Format& format, CellShape shape, const CellPlanes& planes,
+void ToCanonical(SideKind kind, const Format& format, CellShape shape, const CellSections& sections,
+                 const uint8_t* cell, uint8_t* canonical) noexcept;
+void FromCanonical(SideKind kind, const Format& format, CellShape shape, const CellSections& sections,
                    const uint8_t* canonical, uint8_t* cell) noexcept;
 
 }  // namespace kvanta::formats

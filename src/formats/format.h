@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "base/host_device.h"
-#include "formats/code.h"
+#include "formats/element_type.h"
 #include "formats/scale_type.h"
 #include "kvanta/kv_scheme.h"
 
@@ -29,68 +29,69 @@ struct EncodeCounts {
 };
 
 // Pointers to the planes of one token's row in one cell; a plane that the format lacks is ignored. All little endian.
-struct ConstRowPlanes {
-  const uint8_t* codes = nullptr;         // [head_dim * code_bits / 8]
-  const uint8_t* block_scales = nullptr;  // [head_dim / channels]
-  const uint8_t* block_zeros = nullptr;   // [head_dim / channels], fp16
-  const uint8_t* token_scales = nullptr;  // [1]
-  const uint8_t* token_zeros = nullptr;   // [1], fp16
+struct ConstRowSections {
+  const uint8_t* codes = nullptr;          // [head_dim * code_bits / 8]
+  const uint8_t* block_scales = nullptr;   // [head_dim / channels]
+  const uint8_t* block_offsets = nullptr;  // [head_dim / channels], fp16
+  const uint8_t* token_scales = nullptr;   // [1]
+  const uint8_t* token_offsets = nullptr;  // [1], fp16
 };
-struct RowPlanes {
+struct RowSections {
   uint8_t* codes = nullptr;
   uint8_t* block_scales = nullptr;
-  uint8_t* block_zeros = nullptr;
+  uint8_t* block_offsets = nullptr;
   uint8_t* token_scales = nullptr;
-  uint8_t* token_zeros = nullptr;
+  uint8_t* token_offsets = nullptr;
 
   // NOLINTNEXTLINE(google-explicit-constructor): pointers to const, nothing else
-  KVANTA_HD operator ConstRowPlanes() const noexcept {
-    return {codes, block_scales, block_zeros, token_scales, token_zeros};
+  KVANTA_HD operator ConstRowSections() const noexcept {
+    return {codes, block_scales, block_offsets, token_scales, token_offsets};
   }
 };
 
 // The same of a tile of tokens: rows of codes one after the other, and what they share.
-struct ConstTilePlanes {
-  const uint8_t* codes = nullptr;           // [tile][head_dim * code_bits / 8]
-  const uint8_t* channel_scales = nullptr;  // [head_dim], fp16
-  const uint8_t* channel_zeros = nullptr;   // [head_dim], fp16
+struct ConstGroupSections {
+  const uint8_t* codes = nullptr;            // [tile][head_dim * code_bits / 8]
+  const uint8_t* channel_scales = nullptr;   // [head_dim], fp16
+  const uint8_t* channel_offsets = nullptr;  // [head_dim], fp16
 };
-struct TilePlanes {
+struct GroupSections {
   uint8_t* codes = nullptr;
   uint8_t* channel_scales = nullptr;
-  uint8_t* channel_zeros = nullptr;
+  uint8_t* channel_offsets = nullptr;
 
-  operator ConstTilePlanes() const noexcept {  // NOLINT(google-explicit-constructor): pointers to const, nothing else
-    return {codes, channel_scales, channel_zeros};
+  operator ConstGroupSections()
+      const noexcept {  // NOLINT(google-explicit-constructor): pointers to const, nothing else
+    return {codes, channel_scales, channel_offsets};
   }
 };
 
 // Whether a format stores the latents of MLA: K and V as one, with the rotated channels of K beside them in bf16.
-enum class Latents : uint8_t { kNever, kAlso, kOnly };
+enum class MlaSupport : uint8_t { kNo, kYes, kRequired };
 
 struct Format {
   std::string_view name;                      // canonical, e.g. "fp8_e4m3"
   std::span<const std::string_view> aliases;  // e.g. {"fp8"}
   std::string_view summary;                   // one line for --help and docs
   std::string_view rule;                      // how a row becomes codes and scales, for docs
-  Code code;
+  ElementType code;
   int code_bits;  // 32, 16, 8, 6, 5, 4, 3, 2
   Scaling scaling;
-  bool hadamard;     // default transform of the preset name
-  ExactPages exact;  // default of the preset name
-  int sink_pages;    // default of the preset name
-  int edge_layers;   // first and last layers that the preset name keeps in bf16
-  Latents latents;
+  bool hadamard;        // default transform of the preset name
+  ExactPages exact;     // default of the preset name
+  int sink_pages;       // default of the preset name
+  int boundary_layers;  // first and last layers that the preset name keeps in bf16
+  MlaSupport latents;
 
   // Encodes one token's row of one head, already transformed: x[head_dim] f32 -> planes. `static_scale` is used where
   // scaling.per_head only (stored value = x / static_scale). Bit-exact on every backend; never throws.
-  void (*encode_row)(const float* x, int head_dim, float static_scale, RowPlanes out, EncodeCounts& counts) noexcept;
+  void (*encode_row)(const float* x, int head_dim, float static_scale, RowSections out, EncodeCounts& counts) noexcept;
   // The inverse: planes -> x[head_dim] f32 (still transformed).
-  void (*decode_row)(ConstRowPlanes in, int head_dim, float static_scale, float* x) noexcept;
+  void (*decode_row)(ConstRowSections in, int head_dim, float static_scale, float* x) noexcept;
 
   // Instead of the two, where scaling.tile != 0: x f32 [tile][head_dim].
-  void (*encode_tile)(const float* x, int head_dim, TilePlanes out, EncodeCounts& counts) noexcept;
-  void (*decode_tile)(ConstTilePlanes in, int head_dim, float* x) noexcept;
+  void (*encode_tile)(const float* x, int head_dim, GroupSections out, EncodeCounts& counts) noexcept;
+  void (*decode_tile)(ConstGroupSections in, int head_dim, float* x) noexcept;
 
   // What the name means on V, where that is another format than on K; null: the same.
   const Format* value_side;

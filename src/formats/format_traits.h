@@ -1,7 +1,7 @@
 // What a format's type may leave out, and the run-time view made of it. A format is a type with
 //
-//   kName, kSummary, kRule, kCode               always
-//   kAliases, kScaling, kHadamard, kExact, kSinkPages, kEdgeLayers, kLatents, Values
+//   kName, kSummary, kRule, kElementType               always
+//   kAliases, kScaling, kHadamard, kExact, kSinkPages, kBoundaryLayers, kMlaSupport, Values
 //                                               where they differ from FormatTraits
 //   EncodeRow, DecodeRow                        as Format::encode_row and Format::decode_row, or, of tiles,
 //   EncodeTile, DecodeTile                      as Format::encode_tile and Format::decode_tile
@@ -23,8 +23,8 @@ struct FormatTraits {
   static constexpr bool kHadamard = false;
   static constexpr ExactPages kExact = ExactPages::kNone;
   static constexpr int kSinkPages = 0;
-  static constexpr int kEdgeLayers = 0;
-  static constexpr Latents kLatents = Latents::kNever;
+  static constexpr int kBoundaryLayers = 0;
+  static constexpr MlaSupport kMlaSupport = MlaSupport::kNo;
   using Values = void;  // the type of V, where the name means another one there
 };
 
@@ -39,23 +39,23 @@ template <class T>
 constexpr Format MakeFormat() noexcept {
   constexpr Scaling kScaling = T::kScaling;
   static_assert((kScaling.channels != 0) == (kScaling.block != ScaleType::kNone));
-  static_assert(kScaling.block != ScaleType::kNone || !kScaling.block_zero);
+  static_assert(kScaling.block != ScaleType::kNone || !kScaling.block_offset);
   static_assert(kScaling.tile == 0 || kScaling == Scaling{.tile = kScaling.tile}, "tiles have no other scales");
   static_assert(kScaling.tile == 0 || T::kExact == ExactPages::kOpen, "a tile is encoded when its page closes");
-  static_assert(T::kLatents == Latents::kNever || (!T::kHadamard && !kScaling.per_head && kScaling.tile == 0));
+  static_assert(T::kMlaSupport == MlaSupport::kNo || (!T::kHadamard && !kScaling.per_head && kScaling.tile == 0));
   static_assert(T::kSinkPages == 0 || T::kExact == ExactPages::kOpen, "sinks are exact pages");
   Format format{.name = T::kName,
                 .aliases = T::kAliases,
                 .summary = T::kSummary,
                 .rule = T::kRule,
-                .code = T::kCode,
-                .code_bits = CodeBits(T::kCode),
+                .code = T::kElementType,
+                .code_bits = CodeBits(T::kElementType),
                 .scaling = kScaling,
                 .hadamard = T::kHadamard,
                 .exact = T::kExact,
                 .sink_pages = T::kSinkPages,
-                .edge_layers = T::kEdgeLayers,
-                .latents = T::kLatents,
+                .boundary_layers = T::kBoundaryLayers,
+                .latents = T::kMlaSupport,
                 .encode_row = nullptr,
                 .decode_row = nullptr,
                 .encode_tile = nullptr,

@@ -12,10 +12,10 @@ struct Fp16 : FormatTraits {
   static constexpr std::array<std::string_view, 3> kAliases = {"float16", "half", "f16"};
   static constexpr std::string_view kSummary = "IEEE half precision, converted by value";
   static constexpr std::string_view kRule = "code = fp16(x), nearest even; above 65504 saturates";
-  static constexpr Code kCode = Code::kFp16;
-  static constexpr Latents kLatents = Latents::kAlso;
+  static constexpr ElementType kElementType = ElementType::kFp16;
+  static constexpr MlaSupport kMlaSupport = MlaSupport::kYes;
 
-  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowSections out,
                                   EncodeCounts& counts) noexcept {
     CountRow(x, head_dim, kFp16Max, counts);
     for (int i = 0; i < head_dim; ++i) {
@@ -25,7 +25,7 @@ struct Fp16 : FormatTraits {
     }
   }
 
-  static void DecodeRow(ConstRowPlanes in, int head_dim, float /*static_scale*/, float* x) noexcept {
+  static void DecodeRow(ConstRowSections in, int head_dim, float /*static_scale*/, float* x) noexcept {
     for (int i = 0; i < head_dim; ++i) x[i] = Fp16ToFloat(LoadBytes<uint16_t>(in.codes + 2 * i));
   }
 };

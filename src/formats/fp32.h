@@ -14,11 +14,11 @@ struct Fp32 : FormatTraits {
   static constexpr std::array<std::string_view, 2> kAliases = {"float32", "f32"};
   static constexpr std::string_view kSummary = "32-bit float, the value itself";
   static constexpr std::string_view kRule = "code = x; infinities become the largest finite value";
-  static constexpr Code kCode = Code::kFp32;
-  static constexpr Latents kLatents = Latents::kAlso;
+  static constexpr ElementType kElementType = ElementType::kFp32;
+  static constexpr MlaSupport kMlaSupport = MlaSupport::kYes;
   static constexpr float kMax = std::numeric_limits<float>::max();
 
-  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowSections out,
                                   EncodeCounts& counts) noexcept {
     CountRow(x, head_dim, kMax, counts);
     for (int i = 0; i < head_dim; ++i) {
@@ -28,7 +28,7 @@ struct Fp32 : FormatTraits {
     }
   }
 
-  static void DecodeRow(ConstRowPlanes in, int head_dim, float /*static_scale*/, float* x) noexcept {
+  static void DecodeRow(ConstRowSections in, int head_dim, float /*static_scale*/, float* x) noexcept {
     for (int i = 0; i < head_dim; ++i) x[i] = LoadBytes<float>(in.codes + 4 * i);
   }
 };

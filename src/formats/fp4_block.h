@@ -22,13 +22,13 @@ KVANTA_HD inline void EncodeE2m1(const float* x, int n, float scale, uint8_t* fi
 // Encode(x [kBlock] clamped to kMax, amax, fields [kBlock]) -> scale byte.
 template <class Rule>
 struct Fp4Block : FormatTraits {
-  static constexpr Code kCode = Code::kE2M1;
+  static constexpr ElementType kElementType = ElementType::kE2M1;
   static constexpr int kBlock = Rule::kBlock;
   static constexpr ExactPages kExact = ExactPages::kOpen;
   static constexpr int kSinkPages = 1;
   static constexpr Scaling kScaling = {.per_head = Rule::kPerHead, .block = Rule::kScaleType, .channels = Rule::kBlock};
 
-  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float static_scale, RowPlanes out,
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float static_scale, RowSections out,
                                   EncodeCounts& counts) noexcept {
     uint8_t fields[kLongestRow];
     float scaled[kBlock];
@@ -42,11 +42,11 @@ struct Fp4Block : FormatTraits {
       }
       out.block_scales[begin / kBlock] = Rule::Encode(scaled, std::bit_cast<float>(magnitude), fields + begin);
     }
-    PackFields<kCode>(fields, head_dim, out.codes);
+    PackFields<kElementType>(fields, head_dim, out.codes);
   }
 
-  static void DecodeRow(ConstRowPlanes in, int head_dim, float static_scale, float* x) noexcept {
-    DecodeLevels<kCode>(in.codes, head_dim, x);
+  static void DecodeRow(ConstRowSections in, int head_dim, float static_scale, float* x) noexcept {
+    DecodeLevels<kElementType>(in.codes, head_dim, x);
     for (int i = 0; i < head_dim; ++i) {
       const uint8_t byte = in.block_scales[i / kBlock];
       x[i] *= Rule::kScaleType == ScaleType::kE4M3 ? E4m3::Decode(byte) : E8m0::Decode(byte);

@@ -12,15 +12,15 @@ struct Fp8E4m3 : FormatTraits {
   static constexpr std::string_view kSummary = "8-bit float, 4 exponent and 3 mantissa bits, largest 448; static scale";
   static constexpr std::string_view kRule =
       "code = e4m3(x / s), s the head's static scale (1.0 if none was given); above 448 saturates";
-  static constexpr Code kCode = Code::kE4M3;
+  static constexpr ElementType kElementType = ElementType::kE4M3;
   static constexpr Scaling kScaling = {.per_head = true};
 
-  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float static_scale, RowPlanes out,
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float static_scale, RowSections out,
                                   EncodeCounts& counts) noexcept {
     EncodeMinifloatRow<E4m3>(x, head_dim, static_scale, out.codes, counts);
   }
 
-  static void DecodeRow(ConstRowPlanes in, int head_dim, float static_scale, float* x) noexcept {
+  static void DecodeRow(ConstRowSections in, int head_dim, float static_scale, float* x) noexcept {
     DecodeMinifloatRow<E4m3>(in.codes, head_dim, static_scale, x);
   }
 };

@@ -12,15 +12,15 @@ struct Fp8E5m2 : FormatTraits {
       "8-bit float, 5 exponent and 2 mantissa bits, largest 57344; static scale";
   static constexpr std::string_view kRule =
       "code = e5m2(x / s), s the head's static scale (1.0 if none was given); above 57344 saturates";
-  static constexpr Code kCode = Code::kE5M2;
+  static constexpr ElementType kElementType = ElementType::kE5M2;
   static constexpr Scaling kScaling = {.per_head = true};
 
-  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float static_scale, RowPlanes out,
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float static_scale, RowSections out,
                                   EncodeCounts& counts) noexcept {
     EncodeMinifloatRow<E5m2>(x, head_dim, static_scale, out.codes, counts);
   }
 
-  static void DecodeRow(ConstRowPlanes in, int head_dim, float static_scale, float* x) noexcept {
+  static void DecodeRow(ConstRowSections in, int head_dim, float static_scale, float* x) noexcept {
     DecodeMinifloatRow<E5m2>(in.codes, head_dim, static_scale, x);
   }
 };

@@ -11,15 +11,15 @@ struct Fp8PerTokenHead : FormatTraits {
   static constexpr std::string_view kName = "fp8_per_token_head";
   static constexpr std::string_view kSummary = "8-bit float E4M3, f32 scale per (token, head)";
   static constexpr std::string_view kRule = "s = f32(amax / 448); code = e4m3(x / s)";
-  static constexpr Code kCode = Code::kE4M3;
+  static constexpr ElementType kElementType = ElementType::kE4M3;
   static constexpr Scaling kScaling = {.token = ScaleType::kF32};
 
-  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowSections out,
                                   EncodeCounts& counts) noexcept {
     StoreBytes(out.token_scales, EncodeMinifloatRun<E4m3>(x, head_dim, out.codes, counts));
   }
 
-  static void DecodeRow(ConstRowPlanes in, int head_dim, float /*static_scale*/, float* x) noexcept {
+  static void DecodeRow(ConstRowSections in, int head_dim, float /*static_scale*/, float* x) noexcept {
     DecodeMinifloatRow<E4m3>(in.codes, head_dim, LoadBytes<float>(in.token_scales), x);
   }
 };

@@ -5,7 +5,7 @@
 
 namespace kvanta::formats {
 
-struct Int2Block : SignedBlock<Code::kInt2> {
+struct Int2Block : SignedBlock<ElementType::kInt2> {
   static constexpr std::string_view kName = "int2_g32";
   static constexpr std::string_view kSummary =
       "2-bit integers, fp16 least-squares scale per 32 channels, hadamard, open and first page exact";

@@ -5,7 +5,7 @@
 
 namespace kvanta::formats {
 
-struct Int3Block : SignedBlock<Code::kInt3> {
+struct Int3Block : SignedBlock<ElementType::kInt3> {
   static constexpr std::string_view kName = "int3_g32";
   static constexpr std::string_view kSummary =
       "3-bit integers, fp16 least-squares scale per 32 channels, hadamard, open and first page exact";

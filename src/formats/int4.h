@@ -5,7 +5,7 @@
 
 namespace kvanta::formats {
 
-struct Int4 : SignedBlock<Code::kInt4> {
+struct Int4 : SignedBlock<ElementType::kInt4> {
   static constexpr std::string_view kName = "int4";
   static constexpr std::array<std::string_view, 1> kAliases = {"int4_g32"};
   static constexpr std::string_view kSummary =

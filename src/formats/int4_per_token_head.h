@@ -5,7 +5,7 @@
 
 namespace kvanta::formats {
 
-struct Int4PerTokenHead : UnsignedRow<Code::kUint4> {
+struct Int4PerTokenHead : UnsignedRow<ElementType::kUint4> {
   static constexpr std::string_view kName = "int4_per_token_head";
   static constexpr std::string_view kSummary =
       "4-bit unsigned integers, fp16 scale and zero per (token, head), hadamard, open and first page exact";

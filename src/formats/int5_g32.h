@@ -5,7 +5,7 @@
 
 namespace kvanta::formats {
 
-struct Int5Block : SignedBlock<Code::kInt5> {
+struct Int5Block : SignedBlock<ElementType::kInt5> {
   static constexpr std::string_view kName = "int5_g32";
   static constexpr std::string_view kSummary =
       "5-bit integers, fp16 least-squares scale per 32 channels, hadamard, open page exact";

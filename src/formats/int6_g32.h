@@ -5,7 +5,7 @@
 
 namespace kvanta::formats {
 
-struct Int6Block : SignedBlock<Code::kInt6> {
+struct Int6Block : SignedBlock<ElementType::kInt6> {
   static constexpr std::string_view kName = "int6_g32";
   static constexpr std::string_view kSummary =
       "6-bit integers, fp16 least-squares scale per 32 channels, hadamard, open page exact";

@@ -16,14 +16,14 @@ struct Int8 : FormatTraits {
   static constexpr std::array<std::string_view, 1> kAliases = {"int8_per_token_head"};
   static constexpr std::string_view kSummary = "8-bit integers, fp16 scale per (token, head), hadamard";
   static constexpr std::string_view kRule = "s = fp16(amax / 127); code = clamp(rne(x / s), -127, 127)";
-  static constexpr Code kCode = Code::kInt8;
+  static constexpr ElementType kElementType = ElementType::kInt8;
   static constexpr Scaling kScaling = {.token = ScaleType::kFp16};
   static constexpr bool kHadamard = true;
 
   static constexpr float kMaxCode = 127.0F;
   static constexpr float kMax = kMaxCode * kFp16Max;  // largest value that any scale can hold
 
-  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowSections out,
                                   EncodeCounts& counts) noexcept {
     CountRow(x, head_dim, kMax, counts);
     int32_t magnitude = 0;
@@ -41,7 +41,7 @@ struct Int8 : FormatTraits {
     }
   }
 
-  static void DecodeRow(ConstRowPlanes in, int head_dim, float /*static_scale*/, float* x) noexcept {
+  static void DecodeRow(ConstRowSections in, int head_dim, float /*static_scale*/, float* x) noexcept {
     const float scale = Fp16ToFloat(LoadBytes<uint16_t>(in.token_scales));
     for (int i = 0; i < head_dim; ++i) x[i] = scale * static_cast<float>(static_cast<int8_t>(in.codes[i]));
   }

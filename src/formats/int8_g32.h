@@ -10,12 +10,12 @@ struct Int8Block : FormatTraits {
   static constexpr std::string_view kName = "int8_g32";
   static constexpr std::string_view kSummary = "8-bit integers, fp16 scale per 32 channels, hadamard";
   static constexpr std::string_view kRule = Int8::kRule;
-  static constexpr Code kCode = Code::kInt8;
+  static constexpr ElementType kElementType = ElementType::kInt8;
   static constexpr int kBlock = 32;
   static constexpr Scaling kScaling = {.block = ScaleType::kFp16, .channels = kBlock};
   static constexpr bool kHadamard = true;
 
-  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float static_scale, RowPlanes out,
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float static_scale, RowSections out,
                                   EncodeCounts& counts) noexcept {
     for (int begin = 0; begin < head_dim; begin += kBlock) {
       Int8::EncodeRow(x + begin, kBlock, static_scale,
@@ -23,7 +23,7 @@ struct Int8Block : FormatTraits {
     }
   }
 
-  static void DecodeRow(ConstRowPlanes in, int head_dim, float static_scale, float* x) noexcept {
+  static void DecodeRow(ConstRowSections in, int head_dim, float static_scale, float* x) noexcept {
     for (int begin = 0; begin < head_dim; begin += kBlock) {
       Int8::DecodeRow({.codes = in.codes + begin, .token_scales = in.block_scales + begin / kBlock * 2}, kBlock,
                       static_scale, x + begin);

@@ -6,12 +6,12 @@
 
 namespace kvanta::formats {
 
-struct Kivi2Values : UnsignedBlock<Code::kUint2> {
+struct Kivi2Values : UnsignedBlock<ElementType::kUint2> {
   static constexpr std::string_view kName = "kivi2";
   static constexpr std::string_view kSummary = "V of kivi2: per token, groups of 32 channels";
 };
 
-struct Kivi2 : UnsignedTile<Code::kUint2> {
+struct Kivi2 : UnsignedTile<ElementType::kUint2> {
   static constexpr std::string_view kName = "kivi2";
   static constexpr std::string_view kSummary =
       "2-bit unsigned integers, fp16 scale and zero: K per channel and 32 tokens, V per 32 channels of a token; open "

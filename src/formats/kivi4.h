@@ -6,12 +6,12 @@
 
 namespace kvanta::formats {
 
-struct Kivi4Values : UnsignedBlock<Code::kUint4> {
+struct Kivi4Values : UnsignedBlock<ElementType::kUint4> {
   static constexpr std::string_view kName = "kivi4";
   static constexpr std::string_view kSummary = "V of kivi4: per token, groups of 32 channels";
 };
 
-struct Kivi4 : UnsignedTile<Code::kUint4> {
+struct Kivi4 : UnsignedTile<ElementType::kUint4> {
   static constexpr std::string_view kName = "kivi4";
   static constexpr std::string_view kSummary =
       "4-bit unsigned integers, fp16 scale and zero: K per channel and 32 tokens, V per 32 channels of a token; open "

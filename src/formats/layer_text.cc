@@ -4,14 +4,14 @@
 #include <algorithm>
 #include <charconv>
 
-#include "formats/typed_text.h"
+#include "formats/parse_text.h"
 #include "kvanta/error.h"
 #include "kvanta/kv_scheme.h"
 
 namespace kvanta {
 namespace {
 
-using formats::Shown;
+using formats::Sanitize;
 using formats::TakeUntil;
 
 // "A" or "A-B", either end counted from the last layer if negative.
@@ -25,12 +25,12 @@ int ParseIndex(std::string_view& text, std::string_view whole, int num_layers) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), index);
   if (error != std::errc{}) {
     throw InputError(fmt::format("layers '{}': expected a layer number at '{}', as in 0,1,-1=bf16;2-5=int8",
-                                 Shown(whole), Shown(text)));
+                                 Sanitize(whole), Sanitize(text)));
   }
   text.remove_prefix(static_cast<size_t>(end - text.data()));
   if (index < -num_layers || index >= num_layers) {
     throw InputError(fmt::format("layers '{}': layer {} is out of range, the model has {} (0 to {}, or -1 to -{})",
-                                 Shown(whole), index, num_layers, num_layers - 1, num_layers));
+                                 Sanitize(whole), index, num_layers, num_layers - 1, num_layers));
   }
   return index < 0 ? index + num_layers : index;
 }
@@ -52,7 +52,7 @@ LayerRange TakeRange(std::string_view& text, std::string_view whole, int num_lay
     SkipBlanks(text);
   }
   if (range.last < range.first) {
-    throw InputError(fmt::format("layers '{}': the range {}-{} is empty", Shown(whole), range.first, range.last));
+    throw InputError(fmt::format("layers '{}': the range {}-{} is empty", Sanitize(whole), range.first, range.last));
   }
   return range;
 }
@@ -61,9 +61,9 @@ LayerRange TakeRange(std::string_view& text, std::string_view whole, int num_lay
 
 std::vector<KvScheme> ParseLayerSchemes(const KvScheme& base, std::string_view per_layer, int num_layers) {
   KvScheme of_layer = base;
-  of_layer.edge_layers = 0;
+  of_layer.boundary_layers = 0;
   std::vector<KvScheme> schemes(static_cast<size_t>(num_layers), of_layer);
-  for (int layer = 0; layer < std::min(base.edge_layers, num_layers); ++layer) {
+  for (int layer = 0; layer < std::min(base.boundary_layers, num_layers); ++layer) {
     schemes[static_cast<size_t>(layer)] = schemes[static_cast<size_t>(num_layers - 1 - layer)] =
         KvScheme::Parse("bf16");
   }
@@ -74,22 +74,23 @@ std::vector<KvScheme> ParseLayerSchemes(const KvScheme& base, std::string_view p
     const size_t equals = entry.find('=');
     if (equals == std::string_view::npos) {
       throw InputError(fmt::format("layers '{}': '{}' has no '=', write LAYERS=SCHEME as in 0,1,-1=bf16;2-5=int8",
-                                   Shown(per_layer), Shown(entry)));
+                                   Sanitize(per_layer), Sanitize(entry)));
     }
     KvScheme scheme = KvScheme::Parse(entry.substr(equals + 1));
-    scheme.edge_layers = 0;  // the layers are named
+    scheme.boundary_layers = 0;  // the layers are named
     std::string_view layers = entry.substr(0, equals);
     do {
       const LayerRange range = TakeRange(layers, per_layer, num_layers);
       for (int layer = range.first; layer <= range.last; ++layer) {
         const auto i = static_cast<size_t>(layer);
-        if (named[i]) throw InputError(fmt::format("layers '{}': layer {} is named twice", Shown(per_layer), layer));
+        if (named[i]) throw InputError(fmt::format("layers '{}': layer {} is named twice", Sanitize(per_layer), layer));
         named[i] = true;
         schemes[i] = scheme;
       }
       if (layers.empty()) break;
       if (layers.front() != ',') {
-        throw InputError(fmt::format("layers '{}': expected ',' or '=' at '{}'", Shown(per_layer), Shown(layers)));
+        throw InputError(
+            fmt::format("layers '{}': expected ',' or '=' at '{}'", Sanitize(per_layer), Sanitize(layers)));
       }
       layers.remove_prefix(1);
     } while (true);

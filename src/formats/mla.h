@@ -16,12 +16,12 @@ struct MlaFp8 : FormatTraits {
       "latents of MLA: 8-bit float E4M3, f32 scale per 128 channels; rotated part in bf16";
   static constexpr std::string_view kRule =
       "s = f32(amax / 448) of 128 channels, or of the row where it has fewer; code = e4m3(x / s)";
-  static constexpr Code kCode = Code::kE4M3;
+  static constexpr ElementType kElementType = ElementType::kE4M3;
   static constexpr int kBlock = 128;
-  static constexpr Scaling kScaling = {.block = ScaleType::kF32, .channels = kBlock, .short_rows = true};
-  static constexpr Latents kLatents = Latents::kOnly;
+  static constexpr Scaling kScaling = {.block = ScaleType::kF32, .channels = kBlock, .allow_partial_block = true};
+  static constexpr MlaSupport kMlaSupport = MlaSupport::kRequired;
 
-  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowSections out,
                                   EncodeCounts& counts) noexcept {
     const int block = head_dim < kBlock ? head_dim : kBlock;
     for (int begin = 0; begin < head_dim; begin += block) {
@@ -30,7 +30,7 @@ struct MlaFp8 : FormatTraits {
     }
   }
 
-  static void DecodeRow(ConstRowPlanes in, int head_dim, float /*static_scale*/, float* x) noexcept {
+  static void DecodeRow(ConstRowSections in, int head_dim, float /*static_scale*/, float* x) noexcept {
     const int block = head_dim < kBlock ? head_dim : kBlock;
     for (int begin = 0; begin < head_dim; begin += block) {
       const float scale = LoadBytes<float>(in.block_scales + begin / block * 4);
@@ -39,13 +39,13 @@ struct MlaFp8 : FormatTraits {
   }
 };
 
-struct MlaInt4 : SignedBlock<Code::kInt4> {
+struct MlaInt4 : SignedBlock<ElementType::kInt4> {
   static constexpr std::string_view kName = "mla_int4";
   static constexpr std::string_view kSummary =
       "latents of MLA: int4 without hadamard; rotated part in bf16; open and first page exact";
   static constexpr bool kHadamard = false;
   static constexpr int kSinkPages = 1;
-  static constexpr Latents kLatents = Latents::kOnly;
+  static constexpr MlaSupport kMlaSupport = MlaSupport::kRequired;
 };
 
 // Without nvfp4's static scale: a norm's output is in range.
@@ -58,7 +58,7 @@ struct MlaNvfp4 : Fp4Block<MlaNvfp4Rule> {
   static constexpr std::string_view kSummary =
       "latents of MLA: E2M1, E4M3 scale per 16 channels; rotated part in bf16; open and first page exact";
   static constexpr std::string_view kRule = "s = e4m3(amax(x) / 6) of 16 channels; code = e2m1(x / s)";
-  static constexpr Latents kLatents = Latents::kOnly;
+  static constexpr MlaSupport kMlaSupport = MlaSupport::kRequired;
 };
 
 }  // namespace kvanta::formats

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "formats/format.h"
-#include "formats/typed_text.h"
+#include "formats/parse_text.h"
 #include "kvanta/error.h"
 
 namespace kvanta::formats {
@@ -22,19 +22,19 @@ constexpr std::string_view kModelDtype = "stands for the model's own dtype; writ
 
 constexpr std::array kForeign = {
     // LMDeploy's quant_policy, by number.
-    ForeignName{"0", "LMDeploy", "", kModelDtype},
-    ForeignName{"none", "LMDeploy", "", kModelDtype},
-    ForeignName{"4", "LMDeploy", "int4", ""},
-    ForeignName{"8", "LMDeploy", "int8", ""},
-    ForeignName{"16", "LMDeploy", "fp8_e4m3", ""},
-    ForeignName{"17", "LMDeploy", "fp8_e5m2", ""},
+    CompatName{"0", "LMDeploy", "", kModelDtype},
+    CompatName{"none", "LMDeploy", "", kModelDtype},
+    CompatName{"4", "LMDeploy", "int4", ""},
+    CompatName{"8", "LMDeploy", "int8", ""},
+    CompatName{"16", "LMDeploy", "fp8_e4m3", ""},
+    CompatName{"17", "LMDeploy", "fp8_e5m2", ""},
     // llama.cpp's block formats: a name there is an exact layout of bytes, so none is silently replaced.
-    ForeignName{"q8_0", "llama.cpp", "", kBlockEight},
-    ForeignName{"q5_1", "llama.cpp", "", kBlockFive},
-    ForeignName{"q5_0", "llama.cpp", "", kBlockFive},
-    ForeignName{"q4_1", "llama.cpp", "", kBlockFour},
-    ForeignName{"q4_0", "llama.cpp", "", kBlockFour},
-    ForeignName{"iq4_nl", "llama.cpp", "", kBlockFour},
+    CompatName{"q8_0", "llama.cpp", "", kBlockEight},
+    CompatName{"q5_1", "llama.cpp", "", kBlockFive},
+    CompatName{"q5_0", "llama.cpp", "", kBlockFive},
+    CompatName{"q4_1", "llama.cpp", "", kBlockFour},
+    CompatName{"q4_0", "llama.cpp", "", kBlockFour},
+    CompatName{"iq4_nl", "llama.cpp", "", kBlockFour},
 };
 
 // Levenshtein distance: insertions, deletions, substitutions.
@@ -56,11 +56,11 @@ size_t EditDistance(std::string_view a, std::string_view b) {
 // The name that `name` was most likely meant to be, or "".
 std::string_view NearestName(std::string_view name) {
   std::string_view nearest;
-  size_t least = 3;  // more than two edits is another word
+  size_t min_value = 3;  // more than two edits is another word
   const auto consider = [&](std::string_view candidate) {
     const size_t distance = EditDistance(name, candidate);
-    if (distance < least && distance < candidate.size()) {
-      least = distance;
+    if (distance < min_value && distance < candidate.size()) {
+      min_value = distance;
       nearest = candidate;
     }
   };
@@ -74,11 +74,11 @@ std::string_view NearestName(std::string_view name) {
 
 }  // namespace
 
-std::span<const ForeignName> ForeignNames() noexcept {
+std::span<const CompatName> CompatNames() noexcept {
   return kForeign;
 }
 
-const ForeignName* FindForeign(std::string_view name) noexcept {
+const CompatName* FindCompatName(std::string_view name) noexcept {
   const auto* found =
       std::find_if(kForeign.begin(), kForeign.end(), [&](const auto& entry) { return entry.name == name; });
   return found == kForeign.end() ? nullptr : &*found;
@@ -94,8 +94,8 @@ std::string AvailableNames() {
 }
 
 void ThrowUnknownName(std::string_view name) {
-  const std::string shown = Shown(name);
-  if (const ForeignName* foreign = FindForeign(name); foreign != nullptr && !foreign->reason.empty()) {
+  const std::string shown = Sanitize(name);
+  if (const CompatName* foreign = FindCompatName(name); foreign != nullptr && !foreign->reason.empty()) {
     throw InputError(fmt::format("KV cache format '{}': {}; available: {}", shown, foreign->reason, AvailableNames()));
   }
   if (name == "auto") {

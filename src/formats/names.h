@@ -9,7 +9,7 @@
 namespace kvanta::formats {
 
 // A name that is no format's own. Exactly one of `format` and `reason` is set.
-struct ForeignName {
+struct CompatName {
   std::string_view name;
   std::string_view origin;  // where users know it from
   std::string_view format;  // the format that it stands for
@@ -17,8 +17,8 @@ struct ForeignName {
 };
 
 // In documentation order. A format that takes one of these names shadows the entry.
-std::span<const ForeignName> ForeignNames() noexcept;
-const ForeignName* FindForeign(std::string_view name) noexcept;
+std::span<const CompatName> CompatNames() noexcept;
+const CompatName* FindCompatName(std::string_view name) noexcept;
 
 // "auto, fp32, bf16, ...": what an error offers.
 std::string AvailableNames();

@@ -11,7 +11,7 @@
 
 #include "formats/bytes.h"
 #include "formats/page_header.h"
-#include "formats/typed_text.h"
+#include "formats/parse_text.h"
 #include "kvanta/error.h"
 
 namespace kvanta::formats {
@@ -91,15 +91,15 @@ PageFile ReadPageFile(std::span<const uint8_t> file, std::string_view name) {
   try {
     return ReadChecked(file);
   } catch (const InputError& error) {
-    throw InputError(fmt::format("page file {}: {}", Shown(name), error.what()));
+    throw InputError(fmt::format("page file {}: {}", Sanitize(name), error.what()));
   }
 }
 
 void CheckPageFits(const PageHeader& page, const PageHeader& cache, std::string_view name) {
   const auto refuse = [&](std::string_view what, const std::string& theirs, const std::string& ours) {
-    throw InputError(fmt::format("page file {}: {} '{}' is not this cache's '{}'", Shown(name), what, theirs, ours));
+    throw InputError(fmt::format("page file {}: {} '{}' is not this cache's '{}'", Sanitize(name), what, theirs, ours));
   };
-  if (page.model != cache.model) refuse("model", Shown(page.model), Shown(cache.model));
+  if (page.model != cache.model) refuse("model", Sanitize(page.model), Sanitize(cache.model));
   if (page.layout.Identity() != cache.layout.Identity()) {
     refuse("layout", page.layout.Identity(), cache.layout.Identity());
   }
@@ -108,7 +108,7 @@ void CheckPageFits(const PageHeader& page, const PageHeader& cache, std::string_
   same_record.record = page.record;
   if (PageHeaderToJson(page) != PageHeaderToJson(same_record)) {
     throw InputError(
-        fmt::format("page file {}: its static scales, means or outlier channels are not this cache's", Shown(name)));
+        fmt::format("page file {}: its static scales, means or outlier channels are not this cache's", Sanitize(name)));
   }
 }
 

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "formats/parse_text.h"
 #include "formats/transform.h"
-#include "formats/typed_text.h"
 #include "kvanta/error.h"
 
 namespace kvanta::formats {
@@ -27,9 +27,9 @@ Json SideJson(const Side& side, int head_dim) {
     json["block"] = BlockChannels(scaling, head_dim);
     json["block_scale"] = Name(scaling.block);
   }
-  if (scaling.block_zero) json["block_zero"] = "fp16";
+  if (scaling.block_offset) json["block_zero"] = "fp16";
   if (scaling.token != ScaleType::kNone) json["token_scale"] = Name(scaling.token);
-  if (scaling.token_zero) json["token_zero"] = "fp16";
+  if (scaling.token_offset) json["token_zero"] = "fp16";
   if (scaling.tile != 0) {
     json["tile"] = scaling.tile;
     json["channel_scale"] = "fp16";
@@ -90,12 +90,12 @@ std::string Text(const Json& object, const char* key) {
   return value.get<std::string>();
 }
 
-int64_t Integer(const Json& value, const char* key, int64_t least, int64_t most) {
+int64_t Integer(const Json& value, const char* key, int64_t min_value, int64_t limit) {
   // Unsigned values above the largest int64 would wrap: compare as what they are.
-  const bool fits = value.is_number_unsigned() ? value.get<uint64_t>() <= static_cast<uint64_t>(most)
-                                               : value.is_number_integer() && value.get<int64_t>() <= most;
-  if (!fits || value.get<int64_t>() < least) {
-    throw InputError(fmt::format("'{}' is not an integer from {} to {}", key, least, most));
+  const bool fits = value.is_number_unsigned() ? value.get<uint64_t>() <= static_cast<uint64_t>(limit)
+                                               : value.is_number_integer() && value.get<int64_t>() <= limit;
+  if (!fits || value.get<int64_t>() < min_value) {
+    throw InputError(fmt::format("'{}' is not an integer from {} to {}", key, min_value, limit));
   }
   return value.get<int64_t>();
 }
@@ -125,8 +125,8 @@ std::vector<int> Channels(const Json& object, const std::string& key, const Laye
   std::vector<int> channels;
   for (const Json& element : value) {
     const bool first = channels.size() % static_cast<size_t>(count) == 0;
-    const int64_t least = first ? 0 : channels.back() + 1;
-    channels.push_back(static_cast<int>(Integer(element, key.c_str(), least, layer.shape.head_dim - 1)));
+    const int64_t min_value = first ? 0 : channels.back() + 1;
+    channels.push_back(static_cast<int>(Integer(element, key.c_str(), min_value, layer.shape.head_dim - 1)));
   }
   return channels;
 }
@@ -204,7 +204,7 @@ PageHeader PageHeaderFromJson(std::string_view text) {
   header.model = Text(json, "model");
   const std::string record = Text(json, "record");
   if (record != "quantized" && record != "exact") {
-    throw InputError(fmt::format("record '{}': must be quantized or exact", Shown(record)));
+    throw InputError(fmt::format("record '{}': must be quantized or exact", Sanitize(record)));
   }
   header.record = record == "quantized" ? RecordKind::kQuantized : RecordKind::kExact;
   header.layout = ReadLayout(json);

@@ -13,15 +13,15 @@ template <class Visit>
 void ForEachCell(const CacheLayout& layout, RecordKind kind, Visit visit) {
   const Format& bf16 = Find("bf16");
   for (const LayerScheme& layer : layout.layers) {
-    const CellPlanes exact = Bf16Planes(layer.shape), plain = layer.PlainPlanes();
+    const CellSections exact = Bf16Sections(layer.shape), plain = layer.UnquantizedSections();
     for (int head = 0; head < layer.kv_heads; ++head) {
       if (kind == RecordKind::kQuantized) {
-        visit(SideKind::kK, *layer.k.format, layer.shape, layer.k.planes, layer.KCell(head));
-        visit(SideKind::kK, *layer.plain, layer.PlainShape(), plain, layer.KPlain(head));
-        if (!layer.SharesCell()) visit(SideKind::kV, *layer.v.format, layer.shape, layer.v.planes, layer.VCell(head));
+        visit(SideKind::kK, *layer.k.format, layer.shape, layer.k.sections, layer.KCell(head));
+        visit(SideKind::kK, *layer.plain, layer.UnquantizedShape(), plain, layer.KUnquantized(head));
+        if (!layer.SharesCell()) visit(SideKind::kV, *layer.v.format, layer.shape, layer.v.sections, layer.VCell(head));
       } else if (layer.exact_open) {
         visit(SideKind::kK, bf16, layer.shape, exact, layer.ExactKCell(head));
-        visit(SideKind::kK, *layer.plain, layer.PlainShape(), plain, layer.ExactKPlain(head));
+        visit(SideKind::kK, *layer.plain, layer.UnquantizedShape(), plain, layer.ExactKUnquantized(head));
         if (!layer.SharesCell()) visit(SideKind::kV, bf16, layer.shape, exact, layer.ExactVCell(head));
       }
     }
@@ -45,8 +45,8 @@ std::vector<uint8_t> RecordToCanonical(const CacheLayout& layout, RecordKind kin
   CheckSize(layout, kind, record.size());
   std::vector<uint8_t> canonical(record.size());
   ForEachCell(layout, kind,
-              [&](SideKind side, const Format& format, CellShape shape, const CellPlanes& planes, int64_t offset) {
-                ToCanonical(side, format, shape, planes, record.data() + offset, canonical.data() + offset);
+              [&](SideKind side, const Format& format, CellShape shape, const CellSections& sections, int64_t offset) {
+                ToCanonical(side, format, shape, sections, record.data() + offset, canonical.data() + offset);
               });
   return canonical;
 }
@@ -56,8 +56,8 @@ std::vector<uint8_t> RecordFromCanonical(const CacheLayout& layout, RecordKind k
   CheckSize(layout, kind, canonical.size());
   std::vector<uint8_t> record(canonical.size());
   ForEachCell(layout, kind,
-              [&](SideKind side, const Format& format, CellShape shape, const CellPlanes& planes, int64_t offset) {
-                FromCanonical(side, format, shape, planes, canonical.data() + offset, record.data() + offset);
+              [&](SideKind side, const Format& format, CellShape shape, const CellSections& sections, int64_t offset) {
+                FromCanonical(side, format, shape, sections, canonical.data() + offset, record.data() + offset);
               });
   return record;
 }

@@ -56,19 +56,19 @@ constexpr std::string_view Name(ScaleType type) noexcept {
 struct Scaling {
   bool per_head = false;               // static: one f32 per KV head, outside the page; 1.0 when nothing was given
   ScaleType token = ScaleType::kNone;  // per (token, head)
-  bool token_zero = false;
+  bool token_offset = false;
   ScaleType block = ScaleType::kNone;  // per `channels` channels of one token
   int channels = 0;
-  bool block_zero = false;
-  bool short_rows = false;  // a row of fewer channels is one block
-  int tile = 0;             // tokens of a page that share one scale and one zero per channel; 0: rows stand alone
+  bool block_offset = false;
+  bool allow_partial_block = false;  // a row of fewer channels is one block
+  int tile = 0;  // tokens of a page that share one scale and one zero per channel; 0: rows stand alone
 
   bool operator==(const Scaling&) const = default;
 };
 
 // Channels per block scale in rows of head_dim; 0 without blocks.
 constexpr int BlockChannels(const Scaling& scaling, int head_dim) noexcept {
-  return scaling.short_rows && head_dim < scaling.channels ? head_dim : scaling.channels;
+  return scaling.allow_partial_block && head_dim < scaling.channels ? head_dim : scaling.channels;
 }
 
 // "fp16 per (token, head), zero too": for --help and documentation. "none" for codes that are values.

@@ -16,7 +16,7 @@ Side ResolveSide(const KvSide& side, bool is_key, CellShape shape) {
               .hadamard = side.hadamard,
               .mean = side.mean,
               .outliers = side.outliers,
-              .planes = PlanCell(format, shape)};
+              .sections = PlanCell(format, shape)};
 }
 
 void CheckScheme(const KvScheme& scheme, CellShape shape) {
@@ -48,7 +48,7 @@ void CheckScheme(const KvScheme& scheme, CellShape shape) {
 std::string FormatsFor(bool latents) {
   std::string names;
   for (const Format& format : All()) {
-    if (format.latents == (latents ? Latents::kNever : Latents::kOnly)) continue;
+    if (format.latents == (latents ? MlaSupport::kNo : MlaSupport::kRequired)) continue;
     names += names.empty() ? "" : ", ";
     names += format.name;
   }
@@ -58,7 +58,7 @@ std::string FormatsFor(bool latents) {
 void CheckApart(const KvScheme& scheme) {
   for (const KvSide* side : {&scheme.k, &scheme.v}) {
     const Format& format = Find(side->format);
-    if (format.latents != Latents::kOnly) continue;
+    if (format.latents != MlaSupport::kRequired) continue;
     throw InputError(
         fmt::format("{} stores the latents of MLA, but this model's layers have K and V apart; formats "
                     "for them: {}",
@@ -68,7 +68,7 @@ void CheckApart(const KvScheme& scheme) {
 
 void CheckLatents(const KvScheme& scheme, const LayerShape& shape) {
   const Format& format = Find(scheme.k.format);
-  if (scheme.k.format != scheme.v.format || format.latents == Latents::kNever) {
+  if (scheme.k.format != scheme.v.format || format.latents == MlaSupport::kNo) {
     throw InputError(fmt::format("scheme {}: this model's layers store K and V as one latent (MLA); formats for it: {}",
                                  scheme.ToString(), FormatsFor(true)));
   }
@@ -78,7 +78,7 @@ void CheckLatents(const KvScheme& scheme, const LayerShape& shape) {
                     "+outliers",
                     scheme.ToString()));
   }
-  if (format.latents == Latents::kAlso && scheme.exact != ExactPages::kNone) {
+  if (format.latents == MlaSupport::kYes && scheme.exact != ExactPages::kNone) {
     throw InputError(
         fmt::format("scheme {}: latents (MLA) in {} are exact without exact pages", scheme.ToString(), format.name));
   }
@@ -119,7 +119,7 @@ CacheLayout PlanCache(const std::vector<KvScheme>& schemes, const std::vector<La
     } catch (const InputError& error) {
       throw InputError(fmt::format("layer {}: {}", i, error.what()));
     }
-    layer.plain = layer.SharesCell() && layer.k.format->latents == Latents::kAlso ? layer.k.format : &Find("bf16");
+    layer.plain = layer.SharesCell() && layer.k.format->latents == MlaSupport::kYes ? layer.k.format : &Find("bf16");
     layer.exact_open = layer.scheme.exact != ExactPages::kNone;
     layer.exact_pages = static_cast<int>(layer.scheme.exact);
     layer.sink_pages = layer.scheme.sink_pages;

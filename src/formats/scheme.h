@@ -17,7 +17,7 @@ struct Side {
   bool hadamard = false;
   bool mean = false;
   int outliers = 0;  // channels per head in a bf16 cell of their own, behind the side's; their codes are zero
-  CellPlanes planes;
+  CellSections sections;
 
   // Whether its bytes depend on something calibrated (SideScales).
   bool UsesScales() const { return format->scaling.per_head || mean || outliers != 0; }
@@ -48,21 +48,25 @@ struct LayerScheme {
 
   // K and V are one cell, in K's layout: the latents of MLA.
   bool SharesCell() const { return rope_dim != 0; }
-  int64_t HeadBytes() const { return k.planes.bytes + PlainBytes() + (SharesCell() ? 0 : v.planes.bytes); }
+  int64_t HeadBytes() const { return k.sections.bytes + UnquantizedBytes() + (SharesCell() ? 0 : v.sections.bytes); }
   int64_t KCell(int head) const { return offset + head * HeadBytes(); }
-  int64_t KPlain(int head) const { return KCell(head) + k.planes.bytes; }
-  int64_t VCell(int head) const { return SharesCell() ? KCell(head) : KPlain(head) + PlainBytes(); }
+  int64_t KUnquantized(int head) const { return KCell(head) + k.sections.bytes; }
+  int64_t VCell(int head) const { return SharesCell() ? KCell(head) : KUnquantized(head) + UnquantizedBytes(); }
   // Cells of the exact record: [head][K, K's plain channels, V], all in the bf16 cache layout.
-  int64_t ExactHeadBytes() const { return (SharesCell() ? 1 : 2) * ExactCellBytes() + PlainBytes(); }
+  int64_t ExactHeadBytes() const { return (SharesCell() ? 1 : 2) * ExactCellBytes() + UnquantizedBytes(); }
   int64_t ExactKCell(int head) const { return exact_offset + head * ExactHeadBytes(); }
-  int64_t ExactKPlain(int head) const { return ExactKCell(head) + ExactCellBytes(); }
-  int64_t ExactVCell(int head) const { return SharesCell() ? ExactKCell(head) : ExactKPlain(head) + PlainBytes(); }
+  int64_t ExactKUnquantized(int head) const { return ExactKCell(head) + ExactCellBytes(); }
+  int64_t ExactVCell(int head) const {
+    return SharesCell() ? ExactKCell(head) : ExactKUnquantized(head) + UnquantizedBytes();
+  }
   // K's plain channels (its outliers, or the rotated part of a latent's key) are a cell of `plain`, the same in both
   // records.
-  CellShape PlainShape() const { return {.tokens = shape.tokens, .head_dim = k.outliers + rope_dim}; }
-  int64_t ExactCellBytes() const { return Bf16Planes(shape).bytes; }
-  CellPlanes PlainPlanes() const { return formats::PlainPlanes(plain->code_bits, PlainShape()); }
-  int64_t PlainBytes() const { return PlainPlanes().bytes; }
+  CellShape UnquantizedShape() const { return {.tokens = shape.tokens, .head_dim = k.outliers + rope_dim}; }
+  int64_t ExactCellBytes() const { return Bf16Sections(shape).bytes; }
+  CellSections UnquantizedSections() const {
+    return formats::UnquantizedSections(plain->code_bits, UnquantizedShape());
+  }
+  int64_t UnquantizedBytes() const { return UnquantizedSections().bytes; }
 };
 
 // All layers of a model: the layout of page records.

@@ -7,7 +7,7 @@
 
 #include "formats/format.h"
 #include "formats/names.h"
-#include "formats/typed_text.h"
+#include "formats/parse_text.h"
 #include "kvanta/error.h"
 #include "kvanta/kv_scheme.h"
 
@@ -16,7 +16,7 @@ namespace {
 
 using formats::Find;
 using formats::Format;
-using formats::Shown;
+using formats::Sanitize;
 using formats::TakeUntil;
 using formats::Trim;
 
@@ -33,23 +33,23 @@ struct Term {
 struct Exactness {
   std::optional<ExactPages> pages;
   std::optional<int> sink_pages;
-  std::optional<int> edge_layers;
+  std::optional<int> boundary_layers;
 };
 
 template <class T>
 void SetOnce(std::optional<T>& slot, T value, std::string_view what, std::string_view text) {
-  if (slot) throw InputError(fmt::format("KV cache scheme '{}': {} is given twice", Shown(text), what));
+  if (slot) throw InputError(fmt::format("KV cache scheme '{}': {} is given twice", Sanitize(text), what));
   slot = value;
 }
 
 // The N of "sink=N".
-int ParseCount(std::string_view modifier, int most, std::string_view text) {
+int ParseCount(std::string_view modifier, int limit, std::string_view text) {
   const std::string_view digits = modifier.substr(modifier.find('=') + 1);
   int count = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), count);
-  if (error != std::errc() || end != digits.data() + digits.size() || count < 0 || count > most) {
-    throw InputError(
-        fmt::format("KV cache scheme '{}': '+{}' must be a number from 0 to {}", Shown(text), Shown(modifier), most));
+  if (error != std::errc() || end != digits.data() + digits.size() || count < 0 || count > limit) {
+    throw InputError(fmt::format("KV cache scheme '{}': '+{}' must be a number from 0 to {}", Sanitize(text),
+                                 Sanitize(modifier), limit));
   }
   return count;
 }
@@ -61,7 +61,7 @@ void ApplyModifier(char sign, std::string_view modifier, std::string_view text, 
     if (modifier.starts_with("outliers=")) {
       const int count = ParseCount(modifier, KvScheme::kMaxOutliers, text);
       if (count % 2 != 0) {  // channels turn in pairs, and the cache stores pairs
-        throw InputError(fmt::format("KV cache scheme '{}': +outliers={} must be even", Shown(text), count));
+        throw InputError(fmt::format("KV cache scheme '{}': +outliers={} must be even", Sanitize(text), count));
       }
       return SetOnce(term.outliers, count, "outliers", text);
     }
@@ -72,11 +72,11 @@ void ApplyModifier(char sign, std::string_view modifier, std::string_view text, 
       return SetOnce(exact.sink_pages, ParseCount(modifier, KvScheme::kMaxSinkPages, text), "sink", text);
     }
     if (modifier.starts_with("edges=")) {
-      return SetOnce(exact.edge_layers, ParseCount(modifier, KvScheme::kMaxEdgeLayers, text), "edges", text);
+      return SetOnce(exact.boundary_layers, ParseCount(modifier, KvScheme::kMaxBoundaryLayers, text), "edges", text);
     }
   }
-  throw InputError(fmt::format("KV cache scheme '{}': unknown modifier '{}{}'; modifiers are {}", Shown(text), sign,
-                               Shown(modifier), kModifiers));
+  throw InputError(fmt::format("KV cache scheme '{}': unknown modifier '{}{}'; modifiers are {}", Sanitize(text), sign,
+                               Sanitize(modifier), kModifiers));
 }
 
 // NAME[+modifier|-modifier]...
@@ -84,7 +84,7 @@ Term ParseTerm(std::string_view term_text, std::string_view text, Exactness& exa
   const size_t name_end = std::min(term_text.find_first_of("+-"), term_text.size());
   Term term;
   const std::string_view name = Trim(term_text.substr(0, name_end));
-  const formats::ForeignName* foreign = formats::FindForeign(name);
+  const formats::CompatName* foreign = formats::FindCompatName(name);
   term.format = &Find(foreign != nullptr && !foreign->format.empty() ? foreign->format : name);
   for (size_t begin = name_end; begin < term_text.size();) {
     const size_t end = std::min(term_text.find_first_of("+-", begin + 1), term_text.size());
@@ -109,18 +109,18 @@ int DefaultSink(const Format& k, const Format& v, ExactPages exact) {
   return exact == ExactPages::kNone ? 0 : std::max(k.sink_pages, v.sink_pages);
 }
 // Only a name that stands for both sides is a preset of whole models.
-int DefaultEdges(const Format& k, const Format& v) {
-  return &k == &v ? k.edge_layers : 0;
+int DefaultBoundaryLayers(const Format& k, const Format& v) {
+  return &k == &v ? k.boundary_layers : 0;
 }
 
 KvScheme Combine(const Term& k, const Term& v, const Exactness& exact, std::string_view text) {
   KvScheme scheme{.k = Resolve(k, true), .v = Resolve(v, false)};
   scheme.exact = exact.pages.value_or(DefaultExact(*k.format, *v.format));
   scheme.sink_pages = exact.sink_pages.value_or(DefaultSink(*k.format, *v.format, scheme.exact));
-  scheme.edge_layers = exact.edge_layers.value_or(DefaultEdges(*k.format, *v.format));
+  scheme.boundary_layers = exact.boundary_layers.value_or(DefaultBoundaryLayers(*k.format, *v.format));
   if (scheme.sink_pages > 0 && scheme.exact == ExactPages::kNone) {
     throw InputError(fmt::format("KV cache scheme '{}': +sink={} keeps exact pages, so it needs exact=open or exact=2",
-                                 Shown(text), scheme.sink_pages));
+                                 Sanitize(text), scheme.sink_pages));
   }
   return scheme;
 }
@@ -136,16 +136,16 @@ KvScheme ParseExplicit(std::string_view text) {
     const std::string_view side = Trim(TakeUntil(part, '='));
     if (side != "k" && side != "v") {
       throw InputError(fmt::format("KV cache scheme '{}': side '{}' is neither k nor v; write k=NAME,v=NAME",
-                                   Shown(text), Shown(side)));
+                                   Sanitize(text), Sanitize(side)));
     }
     SetOnce(side == "k" ? k : v, ParseTerm(part, text, exact), side, text);
   }
   if (!k || !v) {
     throw InputError(fmt::format("KV cache scheme '{}': side {} is missing; name both, as in k=int8,v=int4",
-                                 Shown(text), k ? "v" : "k"));
+                                 Sanitize(text), k ? "v" : "k"));
   }
-  if (v->mean) throw InputError(fmt::format("KV cache scheme '{}': only K takes +mean or -mean", Shown(text)));
-  if (v->outliers) throw InputError(fmt::format("KV cache scheme '{}': only K takes +outliers", Shown(text)));
+  if (v->mean) throw InputError(fmt::format("KV cache scheme '{}': only K takes +mean or -mean", Sanitize(text)));
+  if (v->outliers) throw InputError(fmt::format("KV cache scheme '{}': only K takes +outliers", Sanitize(text)));
   return Combine(*k, *v, exact, text);
 }
 
@@ -192,7 +192,7 @@ std::string KvScheme::ToString() const {
     text += exact == ExactPages::kNone ? "+exact=none" : exact == ExactPages::kOpen ? "+exact=open" : "+exact=2";
   }
   if (sink_pages != DefaultSink(k_format, v_format, exact)) text += fmt::format("+sink={}", sink_pages);
-  if (edge_layers != DefaultEdges(k_format, v_format)) text += fmt::format("+edges={}", edge_layers);
+  if (boundary_layers != DefaultBoundaryLayers(k_format, v_format)) text += fmt::format("+edges={}", boundary_layers);
   return text;
 }
 

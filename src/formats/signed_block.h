@@ -14,9 +14,9 @@
 
 namespace kvanta::formats {
 
-template <Code kSignedCode>
+template <ElementType kSignedCode>
 struct SignedBlock : FormatTraits {
-  static constexpr Code kCode = kSignedCode;
+  static constexpr ElementType kElementType = kSignedCode;
   static constexpr int kBlock = 32;
   static constexpr Scaling kScaling = {.block = ScaleType::kFp16, .channels = kBlock};
   static constexpr bool kHadamard = true;
@@ -25,21 +25,21 @@ struct SignedBlock : FormatTraits {
       "h = 2^(bits - 1); d = m / -h, m the block's first element of largest magnitude; code = clamp(rne(x / d), -h, "
       "h - 1); s = fp16(sum(x code) / sum(code code))";
 
-  static constexpr int kHalf = 1 << (CodeBits(kCode) - 1);
+  static constexpr int kHalf = 1 << (CodeBits(kElementType) - 1);
   static constexpr float kMax = static_cast<float>(kHalf) * kFp16Max;  // largest value that any scale can hold
 
-  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowSections out,
                                   EncodeCounts& counts) noexcept {
     uint8_t fields[kLongestRow];
     for (int begin = 0; begin < head_dim; begin += kBlock) {
       const uint16_t scale = EncodeBlock(x + begin, fields + begin, counts);
       StoreBytes(out.block_scales + begin / kBlock * 2, scale);
     }
-    PackFields<kCode>(fields, head_dim, out.codes);
+    PackFields<kElementType>(fields, head_dim, out.codes);
   }
 
-  static void DecodeRow(ConstRowPlanes in, int head_dim, float /*static_scale*/, float* x) noexcept {
-    DecodeLevels<kCode>(in.codes, head_dim, x);
+  static void DecodeRow(ConstRowSections in, int head_dim, float /*static_scale*/, float* x) noexcept {
+    DecodeLevels<kElementType>(in.codes, head_dim, x);
     for (int i = 0; i < head_dim; ++i) x[i] *= Fp16ToFloat(LoadBytes<uint16_t>(in.block_scales + i / kBlock * 2));
   }
 

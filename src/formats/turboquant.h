@@ -11,20 +11,20 @@
 
 namespace kvanta::formats {
 
-template <Code kLloydCode>
+template <ElementType kLloydCode>
 struct LloydRow : FormatTraits {
-  static constexpr Code kCode = kLloydCode;
+  static constexpr ElementType kElementType = kLloydCode;
   static constexpr Scaling kScaling = {.token = ScaleType::kFp16};
   static constexpr bool kHadamard = true;
-  static constexpr int kEdgeLayers = 2;
+  static constexpr int kBoundaryLayers = 2;
   static constexpr std::string_view kRule =
       "K: code = nearest Lloyd-Max level to x / rms(x); s = fp16(|x| / |levels of the codes|); V: s = fp16((max - min) "
       "/ (2^bits - 1)), z = fp16(min) of the row; code = clamp(rne((x - z) / s), 0, 2^bits - 1)";
 
-  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowSections out,
                                   EncodeCounts& counts) noexcept {
-    constexpr int kCount = 1 << CodeBits(kCode);
-    constexpr CodeLevels kTable = Levels(kCode);
+    constexpr int kCount = 1 << CodeBits(kElementType);
+    constexpr CodeLevels kTable = Levels(kElementType);
     const int64_t saturated_before = counts.saturated;
     CountRow(x, head_dim, kFp16Max, counts);
     double square = 0;  // in channel order: the order is part of the format
@@ -49,20 +49,20 @@ struct LloydRow : FormatTraits {
     if (saturated && counts.saturated == saturated_before) ++counts.saturated;
     if (scale == 0) std::fill_n(fields, head_dim, static_cast<uint8_t>(kCount / 2 - 1));  // as of a row of zeros
     StoreBytes(out.token_scales, scale);
-    PackFields<kCode>(fields, head_dim, out.codes);
+    PackFields<kElementType>(fields, head_dim, out.codes);
   }
 
-  static void DecodeRow(ConstRowPlanes in, int head_dim, float /*static_scale*/, float* x) noexcept {
-    DecodeLevels<kCode>(in.codes, head_dim, x);
+  static void DecodeRow(ConstRowSections in, int head_dim, float /*static_scale*/, float* x) noexcept {
+    DecodeLevels<kElementType>(in.codes, head_dim, x);
     for (int i = 0; i < head_dim; ++i) x[i] *= Fp16ToFloat(LoadBytes<uint16_t>(in.token_scales));
   }
 };
 
-struct TurboquantValues4 : UnsignedRow<Code::kUint4> {
+struct TurboquantValues4 : UnsignedRow<ElementType::kUint4> {
   static constexpr std::string_view kName = "turboquant_v4";
   static constexpr std::string_view kSummary = "V of turboquant_*: 4-bit steps per token";
 };
-struct TurboquantValues3 : UnsignedRow<Code::kUint3> {
+struct TurboquantValues3 : UnsignedRow<ElementType::kUint3> {
   static constexpr std::string_view kName = "turboquant_v3";
   static constexpr std::string_view kSummary = "V of turboquant_*: 3-bit steps per token";
 };
@@ -75,23 +75,23 @@ struct TurboquantK8V4 : Fp8E4m3 {
   static constexpr std::string_view kRule =
       "K: code = e4m3(x / s), s the head's static scale (1.0 if none was given); V: s = fp16((max - min) / (2^bits - "
       "1)), z = fp16(min) of the row; code = clamp(rne((x - z) / s), 0, 2^bits - 1)";
-  static constexpr int kEdgeLayers = 2;
+  static constexpr int kBoundaryLayers = 2;
   using Values = TurboquantValues4;
 };
 
-struct Turboquant4BitNc : LloydRow<Code::kLloyd4> {
+struct Turboquant4BitNc : LloydRow<ElementType::kLloyd4> {
   static constexpr std::string_view kName = "turboquant_4bit_nc";
   static constexpr std::string_view kSummary =
       "K: 4-bit Lloyd-Max levels, fp16 scale per (token, head), hadamard; V: 4-bit steps, fp16 scale and zero; two "
       "layers at either end bf16";
   using Values = TurboquantValues4;
 };
-struct TurboquantK3V4Nc : LloydRow<Code::kLloyd3> {
+struct TurboquantK3V4Nc : LloydRow<ElementType::kLloyd3> {
   static constexpr std::string_view kName = "turboquant_k3v4_nc";
   static constexpr std::string_view kSummary = "turboquant_4bit_nc with 3-bit keys";
   using Values = TurboquantValues4;
 };
-struct Turboquant3BitNc : LloydRow<Code::kLloyd3> {
+struct Turboquant3BitNc : LloydRow<ElementType::kLloyd3> {
   static constexpr std::string_view kName = "turboquant_3bit_nc";
   static constexpr std::string_view kSummary = "turboquant_4bit_nc with 3-bit keys and values";
   using Values = TurboquantValues3;

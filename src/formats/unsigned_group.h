@@ -50,61 +50,61 @@ inline float DecodeAsymmetric(float value, const uint8_t* scale, const uint8_t* 
 }
 
 // One group per (token, head).
-template <Code kUnsignedCode>
+template <ElementType kUnsignedCode>
 struct UnsignedRow : FormatTraits {
-  static constexpr Code kCode = kUnsignedCode;
-  static constexpr Scaling kScaling = {.token = ScaleType::kFp16, .token_zero = true};
+  static constexpr ElementType kElementType = kUnsignedCode;
+  static constexpr Scaling kScaling = {.token = ScaleType::kFp16, .token_offset = true};
   static constexpr std::string_view kRule =
       "s = fp16((max - min) / (2^bits - 1)), z = fp16(min) of the row; code = clamp(rne((x - z) / s), 0, 2^bits - 1)";
 
-  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowSections out,
                                   EncodeCounts& counts) noexcept {
     uint8_t fields[kLongestRow];
-    const AsymmetricScale scale = EncodeGroup<CodeBits(kCode)>(x, head_dim, 1, fields, counts);
+    const AsymmetricScale scale = EncodeGroup<CodeBits(kElementType)>(x, head_dim, 1, fields, counts);
     StoreBytes(out.token_scales, scale.scale);
-    StoreBytes(out.token_zeros, scale.zero);
-    PackFields<kCode>(fields, head_dim, out.codes);
+    StoreBytes(out.token_offsets, scale.zero);
+    PackFields<kElementType>(fields, head_dim, out.codes);
   }
 
-  static void DecodeRow(ConstRowPlanes in, int head_dim, float /*static_scale*/, float* x) noexcept {
-    DecodeLevels<kCode>(in.codes, head_dim, x);
-    for (int i = 0; i < head_dim; ++i) x[i] = DecodeAsymmetric(x[i], in.token_scales, in.token_zeros);
+  static void DecodeRow(ConstRowSections in, int head_dim, float /*static_scale*/, float* x) noexcept {
+    DecodeLevels<kElementType>(in.codes, head_dim, x);
+    for (int i = 0; i < head_dim; ++i) x[i] = DecodeAsymmetric(x[i], in.token_scales, in.token_offsets);
   }
 };
 
 // One group per 32 channels of a token.
-template <Code kUnsignedCode>
+template <ElementType kUnsignedCode>
 struct UnsignedBlock : FormatTraits {
-  static constexpr Code kCode = kUnsignedCode;
+  static constexpr ElementType kElementType = kUnsignedCode;
   static constexpr int kBlock = 32;
-  static constexpr Scaling kScaling = {.block = ScaleType::kFp16, .channels = kBlock, .block_zero = true};
+  static constexpr Scaling kScaling = {.block = ScaleType::kFp16, .channels = kBlock, .block_offset = true};
   static constexpr std::string_view kRule =
       "s = fp16((max - min) / (2^bits - 1)), z = fp16(min) of 32 channels; code = clamp(rne((x - z) / s), 0, 2^bits - "
       "1)";
 
-  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowPlanes out,
+  KVANTA_HD static void EncodeRow(const float* x, int head_dim, float /*static_scale*/, RowSections out,
                                   EncodeCounts& counts) noexcept {
     uint8_t fields[kLongestRow];
     for (int begin = 0; begin < head_dim; begin += kBlock) {
-      const AsymmetricScale scale = EncodeGroup<CodeBits(kCode)>(x + begin, kBlock, 1, fields + begin, counts);
+      const AsymmetricScale scale = EncodeGroup<CodeBits(kElementType)>(x + begin, kBlock, 1, fields + begin, counts);
       StoreBytes(out.block_scales + begin / kBlock * 2, scale.scale);
-      StoreBytes(out.block_zeros + begin / kBlock * 2, scale.zero);
+      StoreBytes(out.block_offsets + begin / kBlock * 2, scale.zero);
     }
-    PackFields<kCode>(fields, head_dim, out.codes);
+    PackFields<kElementType>(fields, head_dim, out.codes);
   }
 
-  static void DecodeRow(ConstRowPlanes in, int head_dim, float /*static_scale*/, float* x) noexcept {
-    DecodeLevels<kCode>(in.codes, head_dim, x);
+  static void DecodeRow(ConstRowSections in, int head_dim, float /*static_scale*/, float* x) noexcept {
+    DecodeLevels<kElementType>(in.codes, head_dim, x);
     for (int i = 0; i < head_dim; ++i) {
-      x[i] = DecodeAsymmetric(x[i], in.block_scales + i / kBlock * 2, in.block_zeros + i / kBlock * 2);
+      x[i] = DecodeAsymmetric(x[i], in.block_scales + i / kBlock * 2, in.block_offsets + i / kBlock * 2);
     }
   }
 };
 
 // One group per channel of 32 tokens.
-template <Code kUnsignedCode>
+template <ElementType kUnsignedCode>
 struct UnsignedTile : FormatTraits {
-  static constexpr Code kCode = kUnsignedCode;
+  static constexpr ElementType kElementType = kUnsignedCode;
   static constexpr int kTile = 32;
   static constexpr Scaling kScaling = {.tile = kTile};
   static constexpr ExactPages kExact = ExactPages::kOpen;
@@ -113,25 +113,26 @@ struct UnsignedTile : FormatTraits {
       "K: s = fp16((max - min) / (2^bits - 1)), z = fp16(min) of a channel of 32 tokens; V: of 32 channels of a token; "
       "code = clamp(rne((x - z) / s), 0, 2^bits - 1)";
 
-  static void EncodeTile(const float* x, int head_dim, TilePlanes out, EncodeCounts& counts) noexcept {
+  static void EncodeTile(const float* x, int head_dim, GroupSections out, EncodeCounts& counts) noexcept {
     uint8_t fields[kTile * kLongestRow];
     for (int channel = 0; channel < head_dim; ++channel) {
       const AsymmetricScale scale =
-          EncodeGroup<CodeBits(kCode)>(x + channel, kTile, head_dim, fields + channel, counts);
+          EncodeGroup<CodeBits(kElementType)>(x + channel, kTile, head_dim, fields + channel, counts);
       StoreBytes(out.channel_scales + 2 * channel, scale.scale);
-      StoreBytes(out.channel_zeros + 2 * channel, scale.zero);
+      StoreBytes(out.channel_offsets + 2 * channel, scale.zero);
     }
     for (int token = 0; token < kTile; ++token) {
-      PackFields<kCode>(fields + token * head_dim, head_dim, out.codes + token * (head_dim * CodeBits(kCode) / 8));
+      PackFields<kElementType>(fields + token * head_dim, head_dim,
+                               out.codes + token * (head_dim * CodeBits(kElementType) / 8));
     }
   }
 
-  static void DecodeTile(ConstTilePlanes in, int head_dim, float* x) noexcept {
+  static void DecodeTile(ConstGroupSections in, int head_dim, float* x) noexcept {
     for (int token = 0; token < kTile; ++token) {
       float* row = x + token * head_dim;
-      DecodeLevels<kCode>(in.codes + token * (head_dim * CodeBits(kCode) / 8), head_dim, row);
+      DecodeLevels<kElementType>(in.codes + token * (head_dim * CodeBits(kElementType) / 8), head_dim, row);
       for (int i = 0; i < head_dim; ++i) {
-        row[i] = DecodeAsymmetric(row[i], in.channel_scales + 2 * i, in.channel_zeros + 2 * i);
+        row[i] = DecodeAsymmetric(row[i], in.channel_scales + 2 * i, in.channel_offsets + 2 * i);
       }
     }
   }

@@ -14,7 +14,7 @@ struct ExpertRule {
   int32_t count = 0;
   int32_t chosen = 0;
   int32_t groups = 1;
-  int32_t chosen_groups = 1;
+  int32_t topk_group = 1;
   bool sigmoid = false;
   bool normalized = false;
   float scale = 1;

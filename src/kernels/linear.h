@@ -23,9 +23,10 @@ struct LinearKind {
   WeightType weights;
   // Of blocks: x is rounded to 32,512 steps of the largest of each 32 instead of 127, two dots instead of one on most
   // instruction sets.
-  bool wide_x = false;
+  bool int16_activations = false;
 
-  constexpr LinearKind(WeightType type, bool wide = false) : weights(type), wide_x(wide) {}  // NOLINT: meant to convert
+  constexpr LinearKind(WeightType type, bool wide = false)
+      : weights(type), int16_activations(wide) {}  // NOLINT: meant to convert
 };
 
 // A weight as the checkpoint has it: row-major [out][in], elements or blocks (then `in` is a multiple of 32).
@@ -39,7 +40,7 @@ struct WeightView {
 };
 
 // The largest value of a row of a product, found while the row is in the caches.
-struct RowPeak {
+struct RowArgmax {
   float value = 0;
   int32_t column = 0;   // the first of those that have it
   bool finite = false;  // every value of the row; else the other two mean nothing
@@ -56,9 +57,10 @@ class Linear {
     Multiply(x, rows, y, y_stride, nullptr);
   }
   // The same, and peaks [rows] unless null.
-  virtual void Multiply(const float* x, int64_t rows, float* y, int64_t y_stride, RowPeak* peaks) const noexcept = 0;
+  virtual void Multiply(const float* x, int64_t rows, float* y, int64_t y_stride,
+                        RowArgmax* argmaxes) const noexcept = 0;
   // Row `index` of W as f32 [in] (tied embeddings read it).
-  virtual void ReadRow(int64_t index, float* out) const noexcept = 0;
+  virtual void DequantizeRow(int64_t index, float* out) const noexcept = 0;
   virtual int64_t WeightBytes() const noexcept = 0;    // bytes one forward of one row reads
   virtual std::string_view Kind() const noexcept = 0;  // "bf16", "f32", "f16", "int8", "int4"
 };

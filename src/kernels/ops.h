@@ -14,7 +14,7 @@
 #include "kernels/experts.h"
 #include "kernels/launch_graph.h"
 #include "kernels/linear.h"
-#include "kernels/row_draw.h"
+#include "kernels/sample_params.h"
 
 namespace kvanta::kernels {
 
@@ -67,10 +67,10 @@ class Ops {
   // Throws ResourceError.
   virtual std::unique_ptr<LaunchGraph> Record(const std::function<void()>& /*launches*/) { return nullptr; }
   // tokens[r]: what draws[r] takes of row r of logits, f32 [rows][width] with these peaks; -1 where the row is not
-  // finite, or has too many candidates (kMostCandidates). Only where memory is not the host's: there the sampler reads
+  // finite, or has too many candidates (kMaxCandidates). Only where memory is not the host's: there the sampler reads
   // the logits itself.
-  virtual void Draw(const float* /*logits*/, int64_t /*rows*/, int64_t /*width*/, const RowPeak* /*peaks*/,
-                    const RowDraw* /*draws*/, int32_t* /*tokens*/) noexcept {}
+  virtual void Draw(const float* /*logits*/, int64_t /*rows*/, int64_t /*width*/, const RowArgmax* /*peaks*/,
+                    const SampleParams* /*draws*/, int32_t* /*tokens*/) noexcept {}
 };
 
 // Names of the CPU's ISA units, best first: "amx", "avx512", "avx2", "portable"; only those this machine can run.

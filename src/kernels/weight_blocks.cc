@@ -10,7 +10,7 @@ namespace kvanta::kernels {
 namespace {
 
 constexpr int kHalf = kBlockWeights / 2;
-constexpr float kMostInt4 = 15;
+constexpr float kMaxInt4 = 15;
 
 uint16_t ReadFp16(const uint8_t* bytes) noexcept {
   uint16_t bits;
@@ -30,7 +30,7 @@ float Sum(Four v) noexcept {
 Four Codes(Four x, float minimum, float inverse_scale) noexcept {
   Four t = (x - minimum) * inverse_scale + 0.5F;
   t = t > 0.0F ? t : Four{};
-  t = t < kMostInt4 + 0.5F ? t : Four{} + kMostInt4;
+  t = t < kMaxInt4 + 0.5F ? t : Four{} + kMaxInt4;
   return __builtin_convertvector(__builtin_convertvector(t, FourInts), Four);
 }
 
@@ -133,16 +133,16 @@ WeightBlock QuantizeInt8(const float* x, int n) noexcept {
 
 WeightBlock QuantizeInt4(const float* x, int n) noexcept {
   const auto [low, high] = std::minmax_element(x, x + n);
-  const float least = *low, range = *high - *low;
+  const float min_value = *low, range = *high - *low;
   // Of a short block the values beyond n would count in the sums: it keeps its whole range.
   const bool whole = n == kBlockWeights;
   Four values[kBlockWeights / 4] = {};
   std::memcpy(values, x, static_cast<size_t>(n) * sizeof(float));
-  for (Four& four : values) four -= least;  // small numbers: their squares are compared
-  Fit best{range / kMostInt4, 0, -INFINITY};
+  for (Four& four : values) four -= min_value;  // small numbers: their squares are compared
+  Fit best{range / kMaxInt4, 0, -INFINITY};
   // A range a little shorter than that of the values, or longer, often has the smaller error.
   for (int step = -2; whole && step <= 9; ++step) {
-    const float inverse = (kMostInt4 + 0.25F * static_cast<float>(step) - 1) / range;
+    const float inverse = (kMaxInt4 + 0.25F * static_cast<float>(step) - 1) / range;
     if (!std::isfinite(inverse)) break;
     const Fit fit = FitRange(values, 0, inverse);
     if (fit.gain > best.gain) best = fit;
@@ -154,12 +154,12 @@ WeightBlock QuantizeInt4(const float* x, int n) noexcept {
   }
   WeightBlock block;
   block.scale = FloatToFp16(best.scale);
-  block.minimum = FloatToFp16(least + best.minimum);
+  block.minimum = FloatToFp16(min_value + best.minimum);
   const float scale = Fp16ToFloat(block.scale);
   if (!(scale > 0) || !std::isfinite(scale)) return block;
   for (int i = 0; i < n; ++i) {
     const float code = std::nearbyint((x[i] - Fp16ToFloat(block.minimum)) / scale);
-    block.codes[i] = static_cast<int8_t>(std::clamp(code, 0.0F, kMostInt4));
+    block.codes[i] = static_cast<int8_t>(std::clamp(code, 0.0F, kMaxInt4));
   }
   return block;
 }

@@ -11,7 +11,7 @@
 #include "kvanta/error.h"
 #include "models/architecture.h"
 #include "models/json.h"
-#include "models/kv_declaration.h"
+#include "models/quantization_config.h"
 #include "models/rope_config.h"
 
 namespace kvanta::models {
@@ -122,7 +122,7 @@ double ModelConfig::SoftmaxScale() const {
   const double mscale = rope.type == RopeType::kYarn && rope.mscale_all_dim != 0 && rope.factor > 1
                             ? 0.1 * rope.mscale_all_dim * std::log(rope.factor) + 1.0
                             : 1.0;
-  return mscale * mscale / std::sqrt(static_cast<double>(latent.nope_dim + latent.rope_dim));
+  return mscale * mscale / std::sqrt(static_cast<double>(latent.qk_nope_head_dim + latent.rope_dim));
 }
 
 ModelConfig ParseConfig(std::string_view text, const std::string& name, bool* dtype_missing) {
@@ -146,7 +146,7 @@ ModelConfig ParseConfig(std::string_view text, const std::string& name, bool* dt
   }
   config.hidden = static_cast<int>(json.Int("hidden_size", 1, kMaxWidth));
   config.layers = static_cast<int>(json.Int("num_hidden_layers", 1, kMaxLayers));
-  config.ffn = static_cast<int>(json.Int("intermediate_size", 1, kMaxWidth));
+  config.intermediate_size = static_cast<int>(json.Int("intermediate_size", 1, kMaxWidth));
   config.vocab = static_cast<int>(json.Int("vocab_size", 1, kMaxWidth));
   ReadHeads(json, architecture, config);
   config.rms_eps = json.Number("rms_norm_eps", 0, 1, config.rms_eps);

@@ -28,31 +28,31 @@ struct RopeConfig {
 
 // Attention over latents (MLA): K and V of a token are one latent, the same for all heads, from which each head's are
 // made; a key has rotated channels beside it.
-struct LatentConfig {
-  int rank = 0;             // of the latents; 0: there are none
-  int query_rank = 0;       // queries go through a space of this many channels; 0: they do not
-  int nope_dim = 0;         // channels of a head's query and key that position does not rotate
-  int rope_dim = 0;         // channels that it does
-  int value_dim = 0;        // channels of a head's value
-  bool interleaved = true;  // channels (2 i, 2 i + 1) are rotated as a pair; else (i, i + rope_dim / 2)
+struct MlaConfig {
+  int rank = 0;              // of the latents; 0: there are none
+  int q_lora_rank = 0;       // queries go through a space of this many channels; 0: they do not
+  int qk_nope_head_dim = 0;  // channels of a head's query and key that position does not rotate
+  int rope_dim = 0;          // channels that it does
+  int v_head_dim = 0;        // channels of a head's value
+  bool interleaved = true;   // channels (2 i, 2 i + 1) are rotated as a pair; else (i, i + rope_dim / 2)
 
-  bool operator==(const LatentConfig&) const = default;
+  bool operator==(const MlaConfig&) const = default;
 };
 
 // Layers whose MLP is a mixture of experts.
-struct ExpertsConfig {
-  int count = 0;                      // 0: there are none
-  int chosen = 0;                     // of a row
-  int shared = 0;                     // experts that every row passes, as one MLP of that many times `ffn`
-  int ffn = 0;                        // of one expert
-  int first_layer = 0;                // layers before it have a plain MLP
-  int groups = 1, chosen_groups = 1;  // experts are chosen from the best groups alone
-  bool sigmoid = false;     // scores are sigmoids, chosen after a correction is added (V3); else a softmax (V2)
-  bool normalized = false;  // weights are shares of the chosen scores' sum
-  double scale = 1.0;       // of the weights
+struct MoeConfig {
+  int count = 0;                   // 0: there are none
+  int chosen = 0;                  // of a row
+  int shared = 0;                  // experts that every row passes, as one MLP of that many times `ffn`
+  int intermediate_size = 0;       // of one expert
+  int first_layer = 0;             // layers before it have a plain MLP
+  int groups = 1, topk_group = 1;  // experts are chosen from the best groups alone
+  bool sigmoid = false;            // scores are sigmoids, chosen after a correction is added (V3); else a softmax (V2)
+  bool normalized = false;         // weights are shares of the chosen scores' sum
+  double scale = 1.0;              // of the weights
 
   bool In(int layer) const noexcept { return count != 0 && layer >= first_layer; }
-  bool operator==(const ExpertsConfig&) const = default;
+  bool operator==(const MoeConfig&) const = default;
 };
 
 struct ModelConfig {
@@ -60,12 +60,12 @@ struct ModelConfig {
   std::string model_type;      // e.g. "llama"
   DType dtype = DType::kBf16;  // of the checkpoint
   bool dtype_known = true;     // false: config.json does not say it, and no weights lie beside it
-  int hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, ffn = 0, vocab = 0;
+  int hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, intermediate_size = 0, vocab = 0;
   // Of latents: kv_heads is 1 and head_dim their rank, as the cache has them.
-  LatentConfig latent;
-  ExpertsConfig experts;
-  int rotary_dim = 0;     // head_dim, or latent.rope_dim
-  int unread_layers = 0;  // of the checkpoint, behind the model's: they predict further tokens (MTP)
+  MlaConfig latent;
+  MoeConfig experts;
+  int rotary_dim = 0;                // head_dim, or latent.rope_dim
+  int num_nextn_predict_layers = 0;  // of the checkpoint, behind the model's: they predict further tokens (MTP)
   double rms_eps = 1e-6;
   bool tied_embeddings = false;
   bool qkv_bias = false, o_bias = false, mlp_bias = false;

@@ -30,14 +30,15 @@ class Decoder final : public Model {
     config_ = config;
     WeightReader reader(checkpoint, ops);
     const kernels::WeightType embedding_type = EmbeddingType(options.store);
-    embedding_ = reader.Linear({{"model.embed_tokens", config.vocab}}, config.hidden, false, {embedding_type, kWideX});
+    embedding_ = reader.Linear({{"model.embed_tokens", config.vocab}}, config.hidden, false,
+                               {embedding_type, kInt16Activations});
     const BlockSource source{.reader = reader, .ops = ops, .config = config_, .store = options.store};
     for (int layer = 0; layer < config.layers; ++layer) layers_.push_back(ReadLayer(source, layer));
     final_norm_ = reader.Vector("model.norm.weight", config.hidden);
     if (!config.tied_embeddings) {
-      lm_head_ = reader.Linear({{"lm_head", config.vocab}}, config.hidden, false, {embedding_type, kWideX});
+      lm_head_ = reader.Linear({{"lm_head", config.vocab}}, config.hidden, false, {embedding_type, kInt16Activations});
     }
-    reader.RefuseUnread(config.layers, config.unread_layers);
+    reader.CheckUnusedTensors(config.layers, config.num_nextn_predict_layers);
     weight_bytes_ = reader.Bytes();
     MakeRopeTable(options.max_positions == 0 ? config.max_position : options.max_positions);
     AllocateScratch(options.max_rows);
@@ -82,8 +83,8 @@ class Decoder final : public Model {
     RmsNorm(final_norm_, hidden, rows, hidden);
   }
 
-  void Logits(const float* hidden, int64_t rows, float* out, kernels::RowPeak* peaks) noexcept override {
-    (lm_head_ ? *lm_head_ : *embedding_).Multiply(hidden, rows, out, config_.vocab, peaks);
+  void Logits(const float* hidden, int64_t rows, float* out, kernels::RowArgmax* argmaxes) noexcept override {
+    (lm_head_ ? *lm_head_ : *embedding_).Multiply(hidden, rows, out, config_.vocab, argmaxes);
   }
 
  private:
@@ -95,8 +96,9 @@ class Decoder final : public Model {
     layer.mlp_norm = source.reader.Vector(prefix + "post_attention_layernorm.weight", config.hidden);
     layer.attention =
         config.latent.rank != 0 ? ReadLatentAttention(source, prefix) : ReadGroupedAttention(source, prefix);
-    layer.mlp = config.experts.In(index) ? ReadExperts(source, prefix + "mlp.")
-                                         : ReadGatedMlp(source, prefix + "mlp.", config.ffn, config.mlp_bias);
+    layer.mlp = config.experts.In(index)
+                    ? ReadExperts(source, prefix + "mlp.")
+                    : ReadGatedMlp(source, prefix + "mlp.", config.intermediate_size, config.mlp_bias);
     return layer;
   }
 
@@ -126,8 +128,8 @@ class Decoder final : public Model {
     normed_ = shared.Take(rows * config_.hidden);
     change_ = shared.Take(rows * config_.hidden);
     for (Layer& layer : layers_) {
-      shared.PlaceInTurn(*layer.attention, rows);
-      shared.PlaceInTurn(*layer.mlp, rows);
+      shared.OverlapScratch(*layer.attention, rows);
+      shared.OverlapScratch(*layer.mlp, rows);
     }
     return shared.Used();
   }

@@ -34,14 +34,14 @@ class Experts final : public MlpBlock {
     }
     if (ops_.OnHost()) {
       for (int expert = 0; expert < experts_.count; ++expert) {
-        mlps_.push_back(ReadGatedMlp(source, ExpertName(module, expert), experts_.ffn, false));
+        mlps_.push_back(ReadGatedMlp(source, ExpertName(module, expert), experts_.intermediate_size, false));
       }
     } else {
       ReadLayer(source, module);
     }
     if (experts_.shared != 0) {
-      shared_ =
-          ReadGatedMlp(source, module + "shared_experts.", int64_t{experts_.shared} * experts_.ffn, config_.mlp_bias);
+      shared_ = ReadGatedMlp(source, module + "shared_experts.", int64_t{experts_.shared} * experts_.intermediate_size,
+                             config_.mlp_bias);
     }
     score_.resize(count);
     choice_.resize(count);
@@ -56,9 +56,9 @@ class Experts final : public MlpBlock {
     if (!layer_) {
       weights_ = scratch.Take(rows * experts_.count);
       gathered_ = scratch.Take(rows * config_.hidden);
-      for (const auto& mlp : mlps_) scratch.PlaceInTurn(*mlp, rows);
+      for (const auto& mlp : mlps_) scratch.OverlapScratch(*mlp, rows);
     }
-    if (shared_) scratch.PlaceInTurn(*shared_, rows);
+    if (shared_) scratch.OverlapScratch(*shared_, rows);
   }
 
   void Forward(const float* x, int64_t rows, float* out) noexcept override {
@@ -84,15 +84,17 @@ class Experts final : public MlpBlock {
     std::vector<kernels::ExpertWeights> weights;
     for (int expert = 0; expert < experts_.count; ++expert) {
       const std::string name = ExpertName(module, expert);
-      auto gate_up = source.reader.Linear({{name + "gate_proj", experts_.ffn}, {name + "up_proj", experts_.ffn}},
-                                          config_.hidden, false, source.store);
-      auto down = source.reader.Linear({{name + "down_proj", config_.hidden}}, experts_.ffn, false, source.store);
+      auto gate_up = source.reader.Linear(
+          {{name + "gate_proj", experts_.intermediate_size}, {name + "up_proj", experts_.intermediate_size}},
+          config_.hidden, false, source.store);
+      auto down =
+          source.reader.Linear({{name + "down_proj", config_.hidden}}, experts_.intermediate_size, false, source.store);
       weights.push_back({.gate_up = std::move(gate_up), .down = std::move(down)});
     }
     const kernels::ExpertRule rule{.count = experts_.count,
                                    .chosen = experts_.chosen,
                                    .groups = experts_.groups,
-                                   .chosen_groups = experts_.chosen_groups,
+                                   .topk_group = experts_.topk_group,
                                    .sigmoid = experts_.sigmoid,
                                    .normalized = experts_.normalized,
                                    .scale = static_cast<float>(experts_.scale)};
@@ -142,10 +144,10 @@ class Experts final : public MlpBlock {
       for (int i = 0; i < count; ++i) score_[i] = 1.0F / (1.0F + std::exp(-logits[i]));
       return;
     }
-    const float most = *std::max_element(logits, logits + count);
+    const float limit = *std::max_element(logits, logits + count);
     float sum = 0;
     for (int i = 0; i < count; ++i) {
-      score_[i] = std::exp(logits[i] - most);
+      score_[i] = std::exp(logits[i] - limit);
       sum += score_[i];
     }
     for (int i = 0; i < count; ++i) score_[i] /= sum;
@@ -166,10 +168,10 @@ class Experts final : public MlpBlock {
       }
       group_score_[group] = experts_.sigmoid ? best + second : best;
     }
-    ChooseLargest(group_score_.data(), experts_.groups, experts_.chosen_groups, group_order_.data());
+    ChooseLargest(group_score_.data(), experts_.groups, experts_.topk_group, group_order_.data());
     int next = 0;
     for (int group = 0; group < experts_.groups; ++group) {
-      if (next < experts_.chosen_groups && group_order_[next] == group) {
+      if (next < experts_.topk_group && group_order_[next] == group) {
         ++next;
         continue;
       }
@@ -179,7 +181,7 @@ class Experts final : public MlpBlock {
 
   kernels::Ops& ops_;
   const ModelConfig& config_;
-  const ExpertsConfig& experts_;
+  const MoeConfig& experts_;
   std::unique_ptr<kernels::Linear> router_;      // hidden -> count
   std::vector<float> correction_;                // [count], added to the scores that choose
   std::unique_ptr<kernels::ExpertLayer> layer_;  // on a device whose memory is not the host's; else

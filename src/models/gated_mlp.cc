@@ -6,27 +6,29 @@ namespace {
 
 class GatedMlp final : public MlpBlock {
  public:
-  GatedMlp(const BlockSource& source, const std::string& module, int64_t ffn, bool bias) : ops_(source.ops), ffn_(ffn) {
+  GatedMlp(const BlockSource& source, const std::string& module, int64_t intermediate_size, bool bias)
+      : ops_(source.ops), intermediate_size_(intermediate_size) {
     const int64_t hidden = source.config.hidden;
     gate_up_ =
-        source.reader.Linear({{module + "gate_proj", ffn}, {module + "up_proj", ffn}}, hidden, bias, source.store);
-    down_ = source.reader.Linear({{module + "down_proj", hidden}}, ffn, bias, source.store);
+        source.reader.Linear({{module + "gate_proj", intermediate_size}, {module + "up_proj", intermediate_size}},
+                             hidden, bias, source.store);
+    down_ = source.reader.Linear({{module + "down_proj", hidden}}, intermediate_size, bias, source.store);
   }
 
   void Place(Scratch& scratch, int64_t rows) noexcept override {
-    both_ = scratch.Take(rows * 2 * ffn_);
-    gated_ = scratch.Take(rows * ffn_);
+    both_ = scratch.Take(rows * 2 * intermediate_size_);
+    gated_ = scratch.Take(rows * intermediate_size_);
   }
 
   void Forward(const float* x, int64_t rows, float* out) noexcept override {
-    gate_up_->Forward(x, rows, both_, 2 * ffn_);
-    ops_.SiluMul(both_, rows, ffn_, gated_);
+    gate_up_->Forward(x, rows, both_, 2 * intermediate_size_);
+    ops_.SiluMul(both_, rows, intermediate_size_, gated_);
     down_->Forward(gated_, rows, out, down_->Out());
   }
 
  private:
   kernels::Ops& ops_;
-  int64_t ffn_;
+  int64_t intermediate_size_;
   std::unique_ptr<kernels::Linear> gate_up_;  // hidden -> 2 ffn: gate | up
   std::unique_ptr<kernels::Linear> down_;     // ffn -> hidden
   float* both_ = nullptr;                     // [rows][2 ffn]
@@ -35,8 +37,9 @@ class GatedMlp final : public MlpBlock {
 
 }  // namespace
 
-std::unique_ptr<MlpBlock> ReadGatedMlp(const BlockSource& source, const std::string& module, int64_t ffn, bool bias) {
-  return std::make_unique<GatedMlp>(source, module, ffn, bias);
+std::unique_ptr<MlpBlock> ReadGatedMlp(const BlockSource& source, const std::string& module, int64_t intermediate_size,
+                                       bool bias) {
+  return std::make_unique<GatedMlp>(source, module, intermediate_size, bias);
 }
 
 }  // namespace kvanta::models

@@ -14,7 +14,7 @@ class GroupedAttention final : public AttentionBlock {
     }
     qkv_ = source.reader.Linear(
         {{module + "q_proj", QWidth()}, {module + "k_proj", KvWidth()}, {module + "v_proj", KvWidth()}}, config_.hidden,
-        config_.qkv_bias, {source.store, kWideX});
+        config_.qkv_bias, {source.store, kInt16Activations});
     out_ = source.reader.Linear({{module + "o_proj", config_.hidden}}, QWidth(), config_.o_bias, source.store);
   }
 

@@ -58,18 +58,18 @@ class LatentAttention final : public AttentionBlock {
     ReadQueries(source, module);
     ReadLatents(source, module);
     ReadHeads(source, module);
-    out_ = source.reader.Linear({{module + "o_proj", config_.hidden}}, config_.heads * latent_.value_dim,
+    out_ = source.reader.Linear({{module + "o_proj", config_.hidden}}, config_.heads * latent_.v_head_dim,
                                 config_.o_bias, source.store);
   }
 
   void Place(Scratch& scratch, int64_t rows) noexcept override {
-    low_ = scratch.Take(rows * latent_.query_rank);
+    low_ = scratch.Take(rows * latent_.q_lora_rank);
     projected_ = scratch.Take(rows * config_.heads * HeadDim());
     latents_ = scratch.Take(rows * KeyDim());
     queries_ = scratch.Take(rows * config_.heads * KeyDim());
     attended_ = scratch.Take(rows * config_.heads * latent_.rank);
-    part_ = scratch.Take(rows * std::max(latent_.rank, latent_.nope_dim));
-    values_ = scratch.Take(rows * config_.heads * latent_.value_dim);
+    part_ = scratch.Take(rows * std::max(latent_.rank, latent_.qk_nope_head_dim));
+    values_ = scratch.Take(rows * config_.heads * latent_.v_head_dim);
   }
 
   void Forward(const AttentionStep& step, const float* x, float* out) noexcept override {
@@ -79,13 +79,15 @@ class LatentAttention final : public AttentionBlock {
     MakeQueries(step, x);
     step.backend->Append(*step.plan, step.layer, latents_, nullptr, KeyDim());
     step.backend->Run(*step.plan, step.layer, queries_, heads * KeyDim(), attended_);
-    const int64_t value = latent_.value_dim;
+    const int64_t value = latent_.v_head_dim;
     from_latent_.Forward(ops_, {attended_, heads * rank, rank}, rows, {values_, heads * value, value}, part_);
     out_->Forward(values_, rows, out, config_.hidden);
   }
 
  private:
-  int64_t HeadDim() const { return int64_t{latent_.nope_dim} + latent_.rope_dim; }  // of a query as it is projected
+  int64_t HeadDim() const {
+    return int64_t{latent_.qk_nope_head_dim} + latent_.rope_dim;
+  }  // of a query as it is projected
   int64_t KeyDim() const { return int64_t{latent_.rank} + latent_.rope_dim; }
 
   // Rotated channels in the order of Ops::Rope: pairs (2 i, 2 i + 1) of the checkpoint become (i, i + half). The same
@@ -103,16 +105,17 @@ class LatentAttention final : public AttentionBlock {
 
   void ReadQueries(const BlockSource& source, const std::string& module) {
     const int64_t rows = config_.heads * HeadDim();
-    const int64_t in = latent_.query_rank != 0 ? latent_.query_rank : config_.hidden;
-    if (latent_.query_rank != 0) {
-      to_low_ = source.reader.Linear({{module + "q_a_proj", latent_.query_rank}}, config_.hidden, config_.qkv_bias,
-                                     {source.store, kWideX});
-      low_norm_ = source.reader.Vector(module + "q_a_layernorm.weight", latent_.query_rank);
+    const int64_t in = latent_.q_lora_rank != 0 ? latent_.q_lora_rank : config_.hidden;
+    if (latent_.q_lora_rank != 0) {
+      to_low_ = source.reader.Linear({{module + "q_a_proj", latent_.q_lora_rank}}, config_.hidden, config_.qkv_bias,
+                                     {source.store, kInt16Activations});
+      low_norm_ = source.reader.Vector(module + "q_a_layernorm.weight", latent_.q_lora_rank);
     }
-    const std::string name = module + (latent_.query_rank != 0 ? "q_b_proj" : "q_proj");
+    const std::string name = module + (latent_.q_lora_rank != 0 ? "q_b_proj" : "q_proj");
     std::vector<float> weight = source.reader.Matrix(name + ".weight", rows, in, source.store);
-    for (int head = 0; head < config_.heads; ++head) SortRotated(weight, in, head * HeadDim() + latent_.nope_dim);
-    to_queries_ = source.reader.Pack(weight, rows, in, {}, {source.store, kWideX}, name);
+    for (int head = 0; head < config_.heads; ++head)
+      SortRotated(weight, in, head * HeadDim() + latent_.qk_nope_head_dim);
+    to_queries_ = source.reader.Pack(weight, rows, in, {}, {source.store, kInt16Activations}, name);
   }
 
   void ReadLatents(const BlockSource& source, const std::string& module) {
@@ -124,19 +127,19 @@ class LatentAttention final : public AttentionBlock {
       bias = source.reader.Values(name + ".bias", KeyDim());
       SortRotated(bias, 1, latent_.rank);
     }
-    to_latent_ = source.reader.Pack(weight, KeyDim(), config_.hidden, bias, {source.store, kWideX}, name);
+    to_latent_ = source.reader.Pack(weight, KeyDim(), config_.hidden, bias, {source.store, kInt16Activations}, name);
     latent_norm_ = source.reader.Vector(module + "kv_a_layernorm.weight", latent_.rank);
   }
 
   void ReadHeads(const BlockSource& source, const std::string& module) {
     const std::string name = module + "kv_b_proj";
-    const int64_t rank = latent_.rank, nope = latent_.nope_dim, value = latent_.value_dim;
+    const int64_t rank = latent_.rank, nope = latent_.qk_nope_head_dim, value = latent_.v_head_dim;
     const std::vector<float> both =
         source.reader.Matrix(name + ".weight", config_.heads * (nope + value), rank, source.store);
     for (int64_t head = 0; head < config_.heads; ++head) {
       const int64_t first = head * (nope + value);
       to_latent_space_.Add(source.reader.Pack(Transposed(TakeRows(both, rank, first, nope), nope, rank), rank, nope, {},
-                                              {source.store, kWideX}, name));
+                                              {source.store, kInt16Activations}, name));
       from_latent_.Add(
           source.reader.Pack(TakeRows(both, rank, first + nope, value), value, rank, {}, source.store, name));
     }
@@ -154,24 +157,24 @@ class LatentAttention final : public AttentionBlock {
   void MakeQueries(const AttentionStep& step, const float* x) noexcept {
     const int64_t rows = step.rows, width = config_.heads * HeadDim(), stride = config_.heads * KeyDim();
     if (to_low_) {
-      to_low_->Forward(x, rows, low_, latent_.query_rank);
-      ops_.RmsNorm(low_, latent_.query_rank, low_norm_.as<float>(), kLatentEps, rows, latent_.query_rank, low_,
-                   latent_.query_rank);
+      to_low_->Forward(x, rows, low_, latent_.q_lora_rank);
+      ops_.RmsNorm(low_, latent_.q_lora_rank, low_norm_.as<float>(), kLatentEps, rows, latent_.q_lora_rank, low_,
+                   latent_.q_lora_rank);
       x = low_;
     }
     to_queries_->Forward(x, rows, projected_, width);
     to_latent_space_.Forward(ops_, {projected_, width, HeadDim()}, rows, {queries_, stride, KeyDim()}, part_);
-    ops_.Copy(projected_ + latent_.nope_dim, HeadDim(), rows * config_.heads, latent_.rope_dim, queries_ + latent_.rank,
-              KeyDim());
+    ops_.Copy(projected_ + latent_.qk_nope_head_dim, HeadDim(), rows * config_.heads, latent_.rope_dim,
+              queries_ + latent_.rank, KeyDim());
     ops_.Rope(queries_ + latent_.rank, stride, rows, config_.heads, static_cast<int>(KeyDim()), latent_.rope_dim,
               step.rope_table, step.positions);
   }
 
   kernels::Ops& ops_;
   const ModelConfig& config_;
-  const LatentConfig& latent_;
-  std::unique_ptr<kernels::Linear> to_low_;      // hidden -> query_rank; null where queries are projected at once
-  Buffer low_norm_;                              // f32 [query_rank]
+  const MlaConfig& latent_;
+  std::unique_ptr<kernels::Linear> to_low_;      // hidden -> q_lora_rank; null where queries are projected at once
+  Buffer low_norm_;                              // f32 [q_lora_rank]
   std::unique_ptr<kernels::Linear> to_queries_;  // -> heads * (nope | rope)
   std::unique_ptr<kernels::Linear> to_latent_;   // hidden -> rank | rope
   Buffer latent_norm_;                           // f32 [rank]
@@ -179,13 +182,13 @@ class LatentAttention final : public AttentionBlock {
   HeadLayers from_latent_;                       // rank -> value: W_UV
   std::unique_ptr<kernels::Linear> out_;         // heads * value -> hidden
   // f32 [rows][...]:
-  float* low_ = nullptr;        // query_rank
+  float* low_ = nullptr;        // q_lora_rank
   float* projected_ = nullptr;  // heads * HeadDim()
   float* latents_ = nullptr;    // KeyDim()
   float* queries_ = nullptr;    // heads * KeyDim()
   float* attended_ = nullptr;   // heads * rank
   float* part_ = nullptr;       // of one head, dense
-  float* values_ = nullptr;     // heads * value_dim
+  float* values_ = nullptr;     // heads * v_head_dim
 };
 
 }  // namespace

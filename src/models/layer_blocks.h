@@ -14,7 +14,7 @@
 namespace kvanta::models {
 
 // Where weights are blocks, q, k, v and logits take activations of 16 bits: most for the least work (docs/weights.md).
-inline constexpr bool kWideX = true;
+inline constexpr bool kInt16Activations = true;
 
 // Hands out parts of one piece of memory, each on a cache line; without memory it only counts.
 class Scratch {
@@ -30,7 +30,7 @@ class Scratch {
   }
   // For blocks that compute one after the other: each gets the memory behind what is taken, the same as the others.
   template <class Block>
-  void PlaceInTurn(Block& block, int64_t rows) noexcept {
+  void OverlapScratch(Block& block, int64_t rows) noexcept {
     Scratch own(memory_);
     own.used_ = used_;
     block.Place(own, rows);
@@ -86,7 +86,8 @@ std::unique_ptr<AttentionBlock> ReadGroupedAttention(const BlockSource& source, 
 std::unique_ptr<AttentionBlock> ReadLatentAttention(const BlockSource& source, const std::string& prefix);
 
 // down(silu(gate(x)) * up(x)) of `ffn` channels; `module`: "model.layers.0.mlp.".
-std::unique_ptr<MlpBlock> ReadGatedMlp(const BlockSource& source, const std::string& module, int64_t ffn, bool bias);
+std::unique_ptr<MlpBlock> ReadGatedMlp(const BlockSource& source, const std::string& module, int64_t intermediate_size,
+                                       bool bias);
 // Experts that a router chooses for each row, beside one that all rows pass (config.experts).
 std::unique_ptr<MlpBlock> ReadExperts(const BlockSource& source, const std::string& module);
 

@@ -32,7 +32,7 @@ class Model {
   virtual void Forward(const ForwardBatch& batch, attention::Backend& backend, attention::Plan& plan,
                        float* hidden) noexcept = 0;
   // Logits of chosen rows: hidden f32 [rows][hidden] -> out f32 [rows][vocab], and peaks [rows] unless null.
-  virtual void Logits(const float* hidden, int64_t rows, float* out, kernels::RowPeak* peaks) noexcept = 0;
+  virtual void Logits(const float* hidden, int64_t rows, float* out, kernels::RowArgmax* argmaxes) noexcept = 0;
 
  protected:
   ModelConfig config_;

@@ -41,10 +41,10 @@ BlockCount CountGroupedAttention(const ModelConfig& config) {
 }
 
 BlockCount CountLatentAttention(const ModelConfig& config) {
-  const LatentConfig& latent = config.latent;
-  const int64_t hidden = config.hidden, heads = config.heads, rank = latent.rank, low = latent.query_rank;
-  const int64_t q = heads * (latent.nope_dim + latent.rope_dim), value = heads * latent.value_dim;
-  BlockCount count{.matrices = hidden * (rank + latent.rope_dim) + rank * (heads * latent.nope_dim + value) +
+  const MlaConfig& latent = config.latent;
+  const int64_t hidden = config.hidden, heads = config.heads, rank = latent.rank, low = latent.q_lora_rank;
+  const int64_t q = heads * (latent.qk_nope_head_dim + latent.rope_dim), value = heads * latent.v_head_dim;
+  BlockCount count{.matrices = hidden * (rank + latent.rope_dim) + rank * (heads * latent.qk_nope_head_dim + value) +
                                value * hidden + (low == 0 ? hidden * q : hidden * low + low * q),
                    .vectors = rank + low};
   if (config.qkv_bias) count.vectors += low + rank + latent.rope_dim;
@@ -52,15 +52,16 @@ BlockCount CountLatentAttention(const ModelConfig& config) {
   return count;
 }
 
-BlockCount CountMlp(int64_t hidden, int64_t ffn, bool bias) {
-  return {.matrices = 3 * hidden * ffn, .vectors = bias ? 2 * ffn + hidden : 0};
+BlockCount CountMlp(int64_t hidden, int64_t intermediate_size, bool bias) {
+  return {.matrices = 3 * hidden * intermediate_size, .vectors = bias ? 2 * intermediate_size + hidden : 0};
 }
 
 BlockCount CountExperts(const ModelConfig& config) {
-  const ExpertsConfig& experts = config.experts;
+  const MoeConfig& experts = config.experts;
   const int64_t hidden = config.hidden;
-  BlockCount count = CountMlp(hidden, int64_t{experts.shared} * experts.ffn, config.mlp_bias && experts.shared != 0);
-  count.matrices += experts.count * CountMlp(hidden, experts.ffn, false).matrices;
+  BlockCount count =
+      CountMlp(hidden, int64_t{experts.shared} * experts.intermediate_size, config.mlp_bias && experts.shared != 0);
+  count.matrices += experts.count * CountMlp(hidden, experts.intermediate_size, false).matrices;
   count.vectors += experts.count * (hidden + (experts.sigmoid ? 1 : 0));  // the router
   return count;
 }
@@ -70,13 +71,13 @@ BlockCount CountExperts(const ModelConfig& config) {
 WeightCount CountWeights(const ModelConfig& config) {
   const int64_t hidden = config.hidden;
   const BlockCount attention = config.latent.rank != 0 ? CountLatentAttention(config) : CountGroupedAttention(config);
-  const BlockCount mlp = CountMlp(hidden, config.ffn, config.mlp_bias);
+  const BlockCount mlp = CountMlp(hidden, config.intermediate_size, config.mlp_bias);
   const BlockCount experts = config.experts.count != 0 ? CountExperts(config) : mlp;
-  const int64_t most = attention.matrices + std::max(mlp.matrices, experts.matrices);
-  constexpr int64_t kMost = int64_t{1} << 50;
-  if (most > kMost / config.layers) {
-    throw InputError(
-        fmt::format("config.json describes {} layers of {} weights, more than any machine holds", config.layers, most));
+  const int64_t limit = attention.matrices + std::max(mlp.matrices, experts.matrices);
+  constexpr int64_t kMax = int64_t{1} << 50;
+  if (limit > kMax / config.layers) {
+    throw InputError(fmt::format("config.json describes {} layers of {} weights, more than any machine holds",
+                                 config.layers, limit));
   }
   const int64_t plain = config.experts.count != 0 ? config.experts.first_layer : config.layers;
   const auto total = [&](int64_t BlockCount::*part) {

@@ -187,7 +187,7 @@ std::unique_ptr<kernels::Linear> WeightReader::Linear(std::initializer_list<Stac
   return linear;
 }
 
-void WeightReader::RefuseUnread(int layers, int spare) const {
+void WeightReader::CheckUnusedTensors(int layers, int spare) const {
   const auto is_spare = [&](std::string_view name) {
     for (int layer = layers; layer < layers + spare; ++layer) {
       if (name.starts_with(fmt::format("model.layers.{}.", layer))) return true;

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kernels/ops.h"
-#include "models/block_file.h"
+#include "models/gguf_blocks.h"
 #include "models/safetensors.h"
 
 namespace kvanta::models {
@@ -41,7 +41,7 @@ class WeightReader {
   Buffer Vector(const std::string& name, int64_t size);
   // Throws InputError if the checkpoint has weights of the model that were not asked for: they would be ignored. Those
   // of `spare` layers behind the model's `layers` may be.
-  void RefuseUnread(int layers, int spare) const;
+  void CheckUnusedTensors(int layers, int spare) const;
   // Bytes of all that was read, as kept.
   int64_t Bytes() const { return bytes_; }
 
@@ -51,7 +51,7 @@ class WeightReader {
 
   const Checkpoint& checkpoint_;
   kernels::Ops& ops_;
-  std::optional<BlockFile> blocks_;  // opened when first needed
+  std::optional<GgufBlocks> blocks_;  // opened when first needed
   int64_t bytes_ = 0;
   std::set<std::string, std::less<>> read_;
   std::vector<std::vector<uint32_t>> aligned_;  // copies of tensors that the file does not align

@@ -20,12 +20,12 @@ struct Candidate {
 
 // The `count` most likely of those with logit >= floor, in order. One pass with a bounded heap: most tokens cost one
 // comparison.
-inline void SelectTop(std::span<const float> logits, int count, float floor, std::vector<Candidate>& out) {
+inline void SelectTop(std::span<const float> logits, int count, float threshold, std::vector<Candidate>& out) {
   out.clear();
   if (count <= 0) return;
-  float bar = floor;  // tokens below cannot enter
+  float threshold_ = threshold;  // tokens below cannot enter
   for (size_t i = 0; i < logits.size(); ++i) {
-    if (!(logits[i] >= bar)) continue;
+    if (!(logits[i] >= threshold_)) continue;
     const Candidate candidate{logits[i], static_cast<int32_t>(i)};
     if (static_cast<int>(out.size()) < count) {
       out.push_back(candidate);
@@ -35,16 +35,16 @@ inline void SelectTop(std::span<const float> logits, int count, float floor, std
       out.back() = candidate;
       std::push_heap(out.begin(), out.end());
     }
-    if (static_cast<int>(out.size()) == count) bar = std::max(floor, out.front().logit);
+    if (static_cast<int>(out.size()) == count) threshold_ = std::max(threshold, out.front().logit);
   }
   std::sort_heap(out.begin(), out.end());
 }
 
 // All with logit >= floor, in order.
-inline void SelectAbove(std::span<const float> logits, float floor, std::vector<Candidate>& out) {
+inline void SelectAbove(std::span<const float> logits, float threshold, std::vector<Candidate>& out) {
   out.clear();
   for (size_t i = 0; i < logits.size(); ++i) {
-    if (logits[i] >= floor) out.push_back({logits[i], static_cast<int32_t>(i)});
+    if (logits[i] >= threshold) out.push_back({logits[i], static_cast<int32_t>(i)});
   }
   std::sort(out.begin(), out.end());
 }

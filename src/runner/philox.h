@@ -19,7 +19,7 @@ constexpr std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter, st
 }
 
 // Uniform in [0, 1) with 53 bits, for token `index` of the request with `seed`.
-constexpr double UniformDraw(uint64_t seed, uint64_t index) noexcept {
+constexpr double UniformSample(uint64_t seed, uint64_t index) noexcept {
   const auto bits = Philox4x32({static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), 0, 0},
                                {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
   return static_cast<double>((uint64_t{bits[0]} << 21) ^ (bits[1] >> 11)) * 0x1p-53;

@@ -14,7 +14,7 @@ void RowSampler::RunOne(RowTask& task, Worker& worker) {
     return;
   }
   if (task.logprobs >= 0) worker.raw.assign(task.logits.begin(), task.logits.end());
-  task.token = worker.sampler.Sample(task.logits, *task.state, task.mask, task.peak);
+  task.token = worker.sampler.Sample(task.logits, *task.state, task.mask, task.max_value);
   if (task.logprobs >= 0 && task.token >= 0) {
     task.result = ComputeLogprobs(worker.raw, task.token, task.logprobs);
   }

@@ -14,7 +14,7 @@ namespace kvanta::runner {
 struct RowTask {
   std::span<float> logits;              // f32 [vocab]; changed in place by sampling
   const SamplerState* state = nullptr;  // nullptr: only the log-probabilities of `token`
-  kernels::RowPeak peak;                // of the logits, if it was found
+  kernels::RowArgmax max_value;         // of the logits, if it was found
   std::span<const uint32_t> mask;       // as Sampler::Sample takes it
   int32_t token = 0;                    // in, without a state; out, with one (negative: Sampler says why there is none)
   bool chosen = false;                  // the token is there already, and nothing else is wanted

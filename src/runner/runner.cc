@@ -27,13 +27,13 @@ void Upload(Device& device, Buffer& to, std::span<const First> first, std::span<
 
 // Rows that launches are recorded for: 1, 2, 4, 8, 16, 24, ... Tiles of linear layers have 8 rows, so a step pays for
 // little that it does not need.
-int64_t BucketOf(int64_t rows, int64_t most) {
+int64_t BucketOf(int64_t rows, int64_t limit) {
   constexpr int64_t kStep = 8;
   int64_t bucket = (rows + kStep - 1) / kStep * kStep;
   for (const int64_t small : {4, 2, 1}) {
     if (rows <= small) bucket = small;
   }
-  return std::min(bucket, most);
+  return std::min(bucket, limit);
 }
 
 }  // namespace
@@ -46,15 +46,15 @@ Runner::Runner(models::Model& model, int64_t max_rows, int64_t max_logit_rows, b
   gathered_ = Room<float>(device, max_logit_rows * hidden);
   logits_ = Room<float>(device, max_logit_rows * vocab);
   inputs_ = device.Allocate(static_cast<size_t>(max_rows) * (sizeof(int64_t) + sizeof(int32_t)));
-  wanted_ = device.Allocate(static_cast<size_t>(max_logit_rows) * (sizeof(kernels::RowDraw) + sizeof(int64_t)));
-  results_ = device.Allocate(static_cast<size_t>(max_logit_rows) * (sizeof(kernels::RowPeak) + sizeof(int32_t)));
+  requested_ = device.Allocate(static_cast<size_t>(max_logit_rows) * (sizeof(kernels::SampleParams) + sizeof(int64_t)));
+  results_ = device.Allocate(static_cast<size_t>(max_logit_rows) * (sizeof(kernels::RowArgmax) + sizeof(int32_t)));
   if (Draws()) {
     host_logits_ = device.AllocateHost(logits_.bytes());
     host_results_ = device.AllocateHost(results_.bytes());
   }
   tokens_.reserve(static_cast<size_t>(max_rows));
   positions_.reserve(static_cast<size_t>(max_rows));
-  peaks_.reserve(static_cast<size_t>(max_logit_rows));
+  argmaxes_.reserve(static_cast<size_t>(max_logit_rows));
 }
 
 void Runner::Forward(std::span<const RunItem> items, attention::Backend& backend) {
@@ -89,7 +89,7 @@ void Runner::Forward(std::span<const RunItem> items, attention::Backend& backend
 
 // The first time they go one by one: that loads the kernels, which nothing that is recorded may.
 void Runner::Begin(Graphs& graphs, int64_t rows, uint64_t version, const std::function<void()>& launches) {
-  Recorded& known = graphs[rows];
+  CapturedGraph& known = graphs[rows];
   if (known.graph && known.version == version) return known.graph->Run();
   launches();
   try {
@@ -101,7 +101,7 @@ void Runner::Begin(Graphs& graphs, int64_t rows, uint64_t version, const std::fu
   }
 }
 
-std::span<float> Runner::Logits(std::span<const int64_t> rows, std::span<const RowUse> uses) {
+std::span<float> Runner::Logits(std::span<const int64_t> rows, std::span<const SampleRow> uses) {
   assert(static_cast<int64_t>(rows.size()) <= max_logit_rows_);
   assert(uses.empty() || uses.size() == rows.size());
   kernels::Ops& ops = model_.ops();
@@ -110,22 +110,22 @@ std::span<float> Runner::Logits(std::span<const int64_t> rows, std::span<const R
   rows_.assign(rows.begin(), rows.end());
   rows_.resize(static_cast<size_t>(count), 0);
   draws_.clear();
-  for (const RowUse& use : uses) draws_.push_back(use.draw);
+  for (const SampleRow& use : uses) draws_.push_back(use.draw);
   if (!uses.empty()) draws_.resize(static_cast<size_t>(count));
-  Upload<kernels::RowDraw, int64_t>(ops.device(), wanted_, draws_, rows_, staged_);
-  const auto* draws = wanted_.as<const kernels::RowDraw>();
-  const auto* wanted = reinterpret_cast<const int64_t*>(draws + draws_.size());
-  auto* peaks = results_.as<kernels::RowPeak>();
-  auto* tokens = reinterpret_cast<int32_t*>(peaks + max_logit_rows_);
+  Upload<kernels::SampleParams, int64_t>(ops.device(), requested_, draws_, rows_, staged_);
+  const auto* draws = requested_.as<const kernels::SampleParams>();
+  const auto* requested = reinterpret_cast<const int64_t*>(draws + draws_.size());
+  auto* argmaxes = results_.as<kernels::RowArgmax>();
+  auto* tokens = reinterpret_cast<int32_t*>(argmaxes + max_logit_rows_);
   const int64_t vocab = model_.Config().vocab;
   const auto launches = [&, this] {
-    ops.Gather(hidden_.as<float>(), model_.Config().hidden, wanted, count, gathered_.as<float>());
-    model_.Logits(gathered_.as<float>(), count, logits_.as<float>(), peaks);
-    if (!uses.empty()) ops.Draw(logits_.as<float>(), count, vocab, peaks, draws, tokens);
-    if (Draws()) ops.device().CopyOutLater(host_results_.data(), results_.data(), results_.bytes());
+    ops.Gather(hidden_.as<float>(), model_.Config().hidden, requested, count, gathered_.as<float>());
+    model_.Logits(gathered_.as<float>(), count, logits_.as<float>(), argmaxes);
+    if (!uses.empty()) ops.Draw(logits_.as<float>(), count, vocab, argmaxes, draws, tokens);
+    if (Draws()) ops.device().CopyOutAsync(host_results_.data(), results_.data(), results_.bytes());
   };
   if (recorded) {
-    Begin(draws_of_rows_, count, 0, launches);
+    Begin(sample_graphs_, count, 0, launches);
   } else {
     launches();
   }
@@ -134,32 +134,32 @@ std::span<float> Runner::Logits(std::span<const int64_t> rows, std::span<const R
     Fetch(rows.size(), uses);
     return {host_logits_.as<float>(), logits};
   }
-  peaks_.assign(peaks, peaks + count);
+  argmaxes_.assign(argmaxes, argmaxes + count);
   return {logits_.as<float>(), logits};
 }
 
 // Brings the logits that the host reads: one wait, for them and the results.
-void Runner::Fetch(size_t rows, std::span<const RowUse> uses) {
+void Runner::Fetch(size_t rows, std::span<const SampleRow> uses) {
   Device& device = model_.ops().device();
   const size_t row_bytes = static_cast<size_t>(model_.Config().vocab) * sizeof(float);
   const auto fetch_row = [&](size_t row) {
-    device.CopyOutLater(host_logits_.data() + row * row_bytes, logits_.data() + row * row_bytes, row_bytes);
+    device.CopyOutAsync(host_logits_.data() + row * row_bytes, logits_.data() + row * row_bytes, row_bytes);
   };
-  if (uses.empty()) device.CopyOutLater(host_logits_.data(), logits_.data(), rows * row_bytes);
+  if (uses.empty()) device.CopyOutAsync(host_logits_.data(), logits_.data(), rows * row_bytes);
   for (size_t row = 0; row < uses.size(); ++row) {
     if (uses[row].read) fetch_row(row);
   }
   device.Wait();
-  const auto* peaks = host_results_.as<kernels::RowPeak>();
-  peaks_.assign(peaks, peaks + rows);
-  drawn_.assign(rows, -1);
+  const auto* argmaxes = host_results_.as<kernels::RowArgmax>();
+  argmaxes_.assign(argmaxes, argmaxes + rows);
+  sampled_tokens_.assign(rows, -1);
   if (uses.empty()) return;
-  const auto* drawn = reinterpret_cast<const int32_t*>(peaks + max_logit_rows_);
+  const auto* drawn = reinterpret_cast<const int32_t*>(argmaxes + max_logit_rows_);
   bool more = false;
   for (size_t row = 0; row < rows; ++row) {
     if (uses[row].read) continue;
-    if (peaks_[row].finite && drawn[row] >= 0) {
-      drawn_[row] = drawn[row];
+    if (argmaxes_[row].finite && drawn[row] >= 0) {
+      sampled_tokens_[row] = drawn[row];
     } else {  // someone has to say what is wrong, or to choose from more than there was room for
       fetch_row(row);
       more = true;

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernels/linear.h"
-#include "kernels/row_draw.h"
+#include "kernels/sample_params.h"
 #include "kvanta/sampling.h"
 #include "runner/candidates.h"
 
@@ -26,7 +26,7 @@ class SamplerState {
   uint64_t Seed() const noexcept { return seed_; }
   // The draw of the next token, if nothing but a row's logits, without a constraint's mask, decides it: no bias and no
   // penalty. kernels::Ops::Draw takes such tokens.
-  std::optional<kernels::RowDraw> NextDraw(int vocab) const;
+  std::optional<kernels::SampleParams> NextSample(int vocab) const;
   // The token was taken.
   void Append(int32_t token);
 
@@ -55,10 +55,10 @@ class Sampler {
   // tokens only, they are taken before min_tokens, too.
   // peak: of the logits; one that is not finite says nothing about them.
   int32_t Sample(std::span<float> logits, const SamplerState& state, std::span<const uint32_t> mask = {},
-                 kernels::RowPeak peak = {});
+                 kernels::RowArgmax max_value = {});
 
  private:
-  int32_t Choose(std::span<const float> logits, const SamplerState& state, kernels::RowPeak peak);
+  int32_t Choose(std::span<const float> logits, const SamplerState& state, kernels::RowArgmax max_value);
   int32_t Draw(std::span<const float> logits, float max, const SamplingParams& params, double uniform);
   std::vector<Candidate> candidates_;
 };

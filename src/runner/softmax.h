@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/row_draw.h"
+#include "kernels/sample_params.h"
 
 namespace kvanta::runner {
 
@@ -44,7 +44,8 @@ inline LogitRange FindRange(std::span<const float> logits) noexcept {
 }
 
 // sum of exp((x - max) * scale) over x >= floor.
-inline double SumExp(std::span<const float> logits, float max, float scale = 1.0F, float floor = -INFINITY) noexcept {
+inline double SumExp(std::span<const float> logits, float max, float scale = 1.0F,
+                     float threshold = -INFINITY) noexcept {
   constexpr size_t kLanes = 8;
   double sum[kLanes] = {};
   size_t i = 0;
@@ -52,11 +53,11 @@ inline double SumExp(std::span<const float> logits, float max, float scale = 1.0
     for (size_t lane = 0; lane < kLanes; ++lane) {
       const float x = logits[i + lane];
       const float term = ExpOfNegative((x - max) * scale);
-      sum[lane] += static_cast<double>(x >= floor ? term : 0.0F);
+      sum[lane] += static_cast<double>(x >= threshold ? term : 0.0F);
     }
   }
   for (; i < logits.size(); ++i) {
-    if (logits[i] >= floor) sum[i % kLanes] += static_cast<double>(ExpOfNegative((logits[i] - max) * scale));
+    if (logits[i] >= threshold) sum[i % kLanes] += static_cast<double>(ExpOfNegative((logits[i] - max) * scale));
   }
   return ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
 }

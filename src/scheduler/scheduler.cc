@@ -14,20 +14,21 @@ bool Before(const Sequence* a, const Sequence* b) {
   return a->priority != b->priority ? a->priority < b->priority : a->arrival < b->arrival;
 }
 
-void InsertInLine(std::vector<Sequence*>& line, Sequence* sequence) {
-  line.insert(std::upper_bound(line.begin(), line.end(), sequence, Before), sequence);
+void InsertInQueue(std::vector<Sequence*>& queue, Sequence* sequence) {
+  queue.insert(std::upper_bound(queue.begin(), queue.end(), sequence, Before), sequence);
 }
 
-bool EraseFrom(std::vector<Sequence*>& line, const Sequence* sequence) {
-  const auto it = std::find(line.begin(), line.end(), sequence);
-  if (it == line.end()) return false;
-  line.erase(it);
+bool EraseFrom(std::vector<Sequence*>& queue, const Sequence* sequence) {
+  const auto it = std::find(queue.begin(), queue.end(), sequence);
+  if (it == queue.end()) return false;
+  queue.erase(it);
   return true;
 }
 
 }  // namespace
 
-Scheduler::Scheduler(SchedulerConfig config, cache::PageStore& store, cache::PrefixTree* tree, cache::PageDemand demand)
+Scheduler::Scheduler(SchedulerConfig config, cache::PagePool& store, cache::PrefixTree* tree,
+                     cache::PageRequirements demand)
     : config_(config), store_(store), tree_(tree), demand_(demand) {
   if (config.max_step_tokens < config.page_size) {
     throw InputError(fmt::format("max_num_batched_tokens = {}: must be at least the page size, {}",
@@ -40,7 +41,7 @@ Scheduler::Scheduler(SchedulerConfig config, cache::PageStore& store, cache::Pre
 
 void Scheduler::Add(Sequence& sequence) {
   sequence.arrival = arrivals_++;
-  InsertInLine(waiting_, &sequence);
+  InsertInQueue(waiting_, &sequence);
 }
 
 void Scheduler::Remove(Sequence& sequence) {
@@ -75,7 +76,7 @@ void Scheduler::Preempt(Sequence& sequence) {
   }
   sequence.pages.Finish(sequence.tokens);
   EraseFrom(running_, &sequence);
-  InsertInLine(waiting_, &sequence);
+  InsertInQueue(waiting_, &sequence);
   ++sequence.preemptions;
   ++preemptions_;
 }
@@ -127,7 +128,7 @@ bool Scheduler::Admit(Sequence& sequence) {
   // only preempt someone soon.
   if (!running_.empty()) {
     const auto length = static_cast<int64_t>(sequence.tokens.size());
-    const int64_t need = demand_.PeakBytes(length) - demand_.PeakBytes(matched, 0) + Running() * demand_.page_bytes;
+    const int64_t need = demand_.MaxBytes(length) - demand_.MaxBytes(matched, 0) + Running() * demand_.page_bytes;
     if (need > store_.BudgetBytes() - store_.UsedBytes() && need > AvailableBytes()) {
       sequence.pages.Clear();
       return false;
@@ -147,7 +148,7 @@ bool Scheduler::Admit(Sequence& sequence) {
       prefix_queries_ += static_cast<int64_t>(sequence.tokens.size());
     prefix_hits_ += matched;
   }
-  InsertInLine(running_, &sequence);
+  InsertInQueue(running_, &sequence);
   Append(sequence, tokens);
   return true;
 }
@@ -163,7 +164,7 @@ std::span<const Chunk> Scheduler::Schedule() {
   while (preemptions == preemptions_ && budget_ > 0 && !waiting_.empty() && Running() < config_.max_sequences) {
     Sequence* first = waiting_.front();
     waiting_.erase(waiting_.begin());
-    if (demand_.PeakBytes(static_cast<int64_t>(first->tokens.size())) > store_.BudgetBytes()) {
+    if (demand_.MaxBytes(static_cast<int64_t>(first->tokens.size())) > store_.BudgetBytes()) {
       unschedulable_.push_back(first);
       continue;
     }
@@ -176,7 +177,7 @@ std::span<const Chunk> Scheduler::Schedule() {
     Sequence* first = waiting_.front();
     waiting_.erase(waiting_.begin());
     budget_ = config_.max_step_tokens;
-    const bool fits = demand_.PeakBytes(static_cast<int64_t>(first->tokens.size())) <= store_.BudgetBytes();
+    const bool fits = demand_.MaxBytes(static_cast<int64_t>(first->tokens.size())) <= store_.BudgetBytes();
     if (!fits || !Admit(*first)) unschedulable_.push_back(first);
   }
   return chunks_;

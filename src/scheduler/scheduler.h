@@ -33,7 +33,7 @@ struct Chunk {
 class Scheduler {
  public:
   // tree may be null. Both must outlive the scheduler. Throws InputError when max_step_tokens < page_size.
-  Scheduler(SchedulerConfig config, cache::PageStore& store, cache::PrefixTree* tree, cache::PageDemand demand);
+  Scheduler(SchedulerConfig config, cache::PagePool& store, cache::PrefixTree* tree, cache::PageRequirements demand);
 
   // Queues by (priority, arrival). The sequence must outlive its stay.
   void Add(Sequence& sequence);
@@ -64,9 +64,9 @@ class Scheduler {
   int64_t AvailableBytes() const;
 
   SchedulerConfig config_;
-  cache::PageStore& store_;
+  cache::PagePool& store_;
   cache::PrefixTree* tree_;
-  cache::PageDemand demand_;
+  cache::PageRequirements demand_;
   std::vector<Sequence*> running_;  // both sorted by (priority, arrival)
   std::vector<Sequence*> waiting_;
   std::vector<Chunk> chunks_;

@@ -11,7 +11,7 @@
 namespace kvanta::scheduler {
 
 struct Sequence {
-  Sequence(cache::PageStore& store, cache::PrefixTree* tree, const cache::PageDemand& demand, std::string salt)
+  Sequence(cache::PagePool& store, cache::PrefixTree* tree, const cache::PageRequirements& demand, std::string salt)
       : pages(store, tree, demand, std::move(salt)) {}
 
   std::vector<int32_t> tokens;     // prompt and output

@@ -23,7 +23,7 @@ std::vector<std::string> Pairs() {
   std::vector<std::string> pairs;
   for (const formats::Format& format : formats::All()) {
     pairs.emplace_back(format.name);
-    if (format.latents == formats::Latents::kOnly) continue;
+    if (format.latents == formats::MlaSupport::kRequired) continue;
     for (const char* other : {"bf16", "fp8_e4m3", "int8", "int4"}) {
       pairs.push_back(fmt::format("k={},v={}", format.name, other));
       pairs.push_back(fmt::format("k={},v={}", other, format.name));
@@ -40,7 +40,7 @@ int SmallestPage(const std::string& scheme) {
 bool Fits(const std::string& scheme, int head_dim) {
   try {
     const KvScheme parsed = KvScheme::Parse(scheme);
-    const bool latents = formats::Find(parsed.k.format).latents == formats::Latents::kOnly;
+    const bool latents = formats::Find(parsed.k.format).latents == formats::MlaSupport::kRequired;
     formats::PlanCache({parsed}, {{1, head_dim, latents ? 16 : 0}}, 32);
     return true;
   } catch (const InputError&) {
@@ -61,8 +61,8 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
   }
 
   // Runs the steps, after a step of `first_row` tokens that is not attended to, and compares every row.
-  void Check(const HarnessOptions& wanted, const std::vector<Step>& steps, uint32_t seed, int64_t first_row = 0) {
-    CacheHarness harness(wanted, seed);
+  void Check(const HarnessOptions& requested, const std::vector<Step>& steps, uint32_t seed, int64_t first_row = 0) {
+    CacheHarness harness(requested, seed);
     const HarnessOptions& options = harness.options();
     SCOPED_TRACE(fmt::format("{}: heads {}/{} of {} + {}, page {}, window {}, softcap {}, magnitude {}", options.scheme,
                              options.heads, options.kv_heads, options.head_dim, options.rope_dim, options.page_size,
@@ -77,14 +77,14 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
       if (sequence.expected.empty()) continue;
       const double q_norm = LargestNorm(sequence.q, harness.KeyDim());
       const std::vector<float>& values = layer.SharesCell() ? sequence.k : sequence.v;
-      const int value_dim = layer.SharesCell() ? harness.KeyDim() : options.head_dim;
+      const int v_head_dim = layer.SharesCell() ? harness.KeyDim() : options.head_dim;
       // What is stored may be longer than what was given: twice, where a value rounds up to the smallest subnormal; a
       // row less its zero, about four times.
       const double k_norm = Growth(layer.k) * LargestNorm(sequence.k, harness.KeyDim()) + (layer.k.mean ? q_norm : 0);
       const double logit = harness.config().layers[0].softmax_scale * q_norm * k_norm;
       const double logit_error = testing::LogitError(KeySteps(layer), harness.KeyDim(), logit, options.softcap);
       const double tolerance = testing::AttentionTolerance(logit_error, ValueSteps(layer), options.page_size,
-                                                           Growth(layer.v) * LargestNorm(values, value_dim));
+                                                           Growth(layer.v) * LargestNorm(values, v_head_dim));
       int64_t row = first_row;
       for (const Step& step : steps) {
         for (const Part& part : step) {
@@ -105,12 +105,12 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
 
  private:
   static double Steps(const formats::Side& side, double narrow) {
-    const formats::Code code = side.format->code;
+    const formats::ElementType code = side.format->code;
     if (!formats::Info(code).integer) return 0;
-    return kernels::IsNarrow(code) ? narrow : testing::kByteSteps;
+    return kernels::IsSubbyte(code) ? narrow : testing::kByteSteps;
   }
-  static double KeySteps(const formats::LayerScheme& layer) { return Steps(layer.k, testing::kNarrowSteps); }
-  static double ValueSteps(const formats::LayerScheme& layer) { return Steps(layer.v, testing::kNarrowWeightSteps); }
+  static double KeySteps(const formats::LayerScheme& layer) { return Steps(layer.k, testing::kSubbyteSteps); }
+  static double ValueSteps(const formats::LayerScheme& layer) { return Steps(layer.v, testing::kSubbyteProbSteps); }
 
   static std::string Cell(std::string_view format, bool decode) {
     return fmt::format("{}.{}", decode ? "decode" : "prefill", format);
@@ -137,9 +137,9 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
   }
   static double Growth(const formats::Side& side) {
     const formats::Scaling& scaling = side.format->scaling;
-    return scaling.block_zero || scaling.token_zero || scaling.tile != 0 ? 4 : 2;
+    return scaling.block_offset || scaling.token_offset || scaling.tile != 0 ? 4 : 2;
   }
-  static double Peak(const std::vector<float>& values) {
+  static double Max(const std::vector<float>& values) {
     double largest = 0;
     for (const float x : values) largest = std::max(largest, std::abs(double{x}));
     return largest;
@@ -157,7 +157,7 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
     const double k_norm = std::sqrt(harness.KeyDim()) * (layer.k.mean ? 1.5 : 1.0) * Growth(layer.k) / 2;
     EXPECT_LE(std::sqrt(sum / static_cast<double>(count)),
               testing::AttentionRms(KeySteps(layer), ValueSteps(layer),
-                                    double{harness.config().layers[0].softmax_scale}, Peak(sequence.q),
+                                    double{harness.config().layers[0].softmax_scale}, Max(sequence.q),
                                     std::sqrt(harness.KeyDim()), k_norm, options.page_size, Growth(layer.v) / 2));
   }
 
@@ -292,10 +292,10 @@ TEST_P(AccuracyTest, OutlierChannels) {
 }
 
 // K and V are one cell of latents, with the rotated channels of K beside it.
-TEST_P(AccuracyTest, Latents) {
+TEST_P(AccuracyTest, MlaSupport) {
   uint32_t seed = 570;
   for (const formats::Format& format : formats::All()) {
-    if (format.latents == formats::Latents::kNever) continue;
+    if (format.latents == formats::MlaSupport::kNo) continue;
     for (const auto& [rank, rope_dim] : {std::pair{512, 64}, {64, 16}, {32, 8}, {128, 2}, {256, 32}, {160, 256}}) {
       const std::string scheme(format.name);
       if (!Fits(scheme, rank)) continue;
@@ -350,7 +350,7 @@ TEST_P(AccuracyTest, NarrowCoefficientsAddLittle) {
           exact += std::pow(sequence.expected[index] - truth[c], 2);
         }
       }
-      EXPECT_LE(std::sqrt(kernel), testing::kNarrowErrorGrowth * std::sqrt(exact)) << scheme << " " << sharpness;
+      EXPECT_LE(std::sqrt(kernel), testing::kSubbyteErrorGrowth * std::sqrt(exact)) << scheme << " " << sharpness;
       EXPECT_GT(exact, 0);
     }
   }

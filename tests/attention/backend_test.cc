@@ -119,7 +119,7 @@ TEST(BackendTest, AppendEncodesByTheSpecification) {
         }
         if (layer.k.hadamard) formats::Hadamard(x.data(), 64);
         formats::RowBuffer buffer;
-        const formats::RowPlanes row = buffer.Planes();
+        const formats::RowSections row = buffer.Sections();
         layer.k.format->encode_row(x.data(), 64, 1.0f, row, counts);
         std::vector<float> expected(64), found(64);
         layer.k.format->decode_row(row, 64, 1.0f, expected.data());
@@ -127,7 +127,7 @@ TEST(BackendTest, AppendEncodesByTheSpecification) {
                               sequence.table[static_cast<size_t>(token / 16)].quantized *
                                   harness.store().RecordBytes(cache::PageKind::kQuantized) +
                               layer.KCell(head);
-        formats::LoadRow(formats::SideKind::kK, *layer.k.format, layer.shape, layer.k.planes, token % 16, cell, row);
+        formats::LoadRow(formats::SideKind::kK, *layer.k.format, layer.shape, layer.k.sections, token % 16, cell, row);
         layer.k.format->decode_row(row, 64, 1.0f, found.data());
         ASSERT_EQ(found, expected) << scheme << " token " << token << " head " << head;
       }
@@ -157,8 +157,8 @@ TEST(BackendTest, LayersOfDifferentKinds) {
   const formats::CacheLayout layout = formats::PlanCache(
       {KvScheme::Parse("bf16"), KvScheme::Parse("int4"), KvScheme::Parse("fp8")}, {{2, 32}, {1, 64}, {2, 32}}, 16);
   constexpr int kTokens = 75;
-  cache::PageStore store(Cpu(), layout,
-                         {.budget_bytes = 6 * (layout.page_bytes + layout.exact_page_bytes), .poison_unused = true});
+  cache::PagePool store(Cpu(), layout,
+                        {.budget_bytes = 6 * (layout.page_bytes + layout.exact_page_bytes), .poison_unused = true});
   cache::BlockTable table(5);
   for (cache::PageRef& page : table) {
     page = {.quantized = store.Allocate(cache::PageKind::kQuantized), .exact = store.Allocate(cache::PageKind::kExact)};
@@ -189,7 +189,7 @@ TEST(BackendTest, LayersOfDifferentKinds) {
         cpu->Run(*plan, layer, qkv.data(), stride, out.data());
         reference->Run(*reference_plan, layer, qkv.data(), stride, expected.data());
         // Queries and weights meet int4 within half a step of 1 / 127 each, values reach 3.5.
-        const double tolerance = layer == 1 ? 3.5 / testing::kNarrowSteps : 1e-3;
+        const double tolerance = layer == 1 ? 3.5 / testing::kSubbyteSteps : 1e-3;
         for (size_t i = 0; i < out.size(); ++i)
           ASSERT_NEAR(out[i], expected[i], tolerance) << unit.name << " " << layer;
       }

@@ -65,8 +65,8 @@ class CacheHarness {
       sequences_.push_back(std::move(sequence));
     }
     store_.emplace(*options.device, layout_,
-                   cache::PageStoreConfig{.budget_bytes = (pages + 1) * (layout_.page_bytes + layout_.exact_page_bytes),
-                                          .poison_unused = options.poison});
+                   cache::PagePoolConfig{.budget_bytes = (pages + 1) * (layout_.page_bytes + layout_.exact_page_bytes),
+                                         .poison_unused = options.poison});
     std::vector<cache::PageId> ids;
     for (int64_t i = 0; i < pages; ++i) ids.push_back(store_->Allocate(cache::PageKind::kQuantized));
     std::shuffle(ids.begin(), ids.end(), random);
@@ -90,7 +90,7 @@ class CacheHarness {
     AddOutliers();
   }
 
-  cache::PageStore& store() { return *store_; }
+  cache::PagePool& store() { return *store_; }
   const BackendConfig& config() const { return config_; }
   const HarnessOptions& options() const { return options_; }
   const formats::CacheLayout& layout() const { return layout_; }
@@ -191,7 +191,7 @@ class CacheHarness {
 
  private:
   static HarnessOptions WithLatents(HarnessOptions options) {
-    const bool only = formats::Find(KvScheme::Parse(options.scheme).k.format).latents == formats::Latents::kOnly;
+    const bool only = formats::Find(KvScheme::Parse(options.scheme).k.format).latents == formats::MlaSupport::kRequired;
     if (only && options.rope_dim == 0) options.rope_dim = 16;
     if (options.rope_dim != 0) options.kv_heads = 1;
     return options;
@@ -255,7 +255,7 @@ class CacheHarness {
 
   const HarnessOptions options_;
   formats::CacheLayout layout_;
-  std::optional<cache::PageStore> store_;
+  std::optional<cache::PagePool> store_;
   BackendConfig config_;
   std::vector<Sequence> sequences_;
   std::unique_ptr<Plan> plan_;

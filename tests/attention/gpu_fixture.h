@@ -52,13 +52,13 @@ class GpuAttentionTest : public testing::GpuTestBase, public ::testing::WithPara
     if (!small_pages_) options.page_size = std::max(options.page_size, 32);
     return options;
   }
-  std::unique_ptr<Backend> Make(CacheHarness& harness, int64_t most_spread_runs = kMostSpreadRuns) {
-    return MakeGpuBackend(harness.store(), harness.config(), gpu_, most_spread_runs);
+  std::unique_ptr<Backend> Make(CacheHarness& harness, int64_t max_parallel_splits = kMaxParallelSplits) {
+    return MakeGpuBackend(harness.store(), harness.config(), gpu_, max_parallel_splits);
   }
 
   // Runs the steps and holds every row to the reference on the same bytes.
-  void Check(const HarnessOptions& wanted, const std::vector<Step>& steps, uint32_t seed, int first_row = 0) {
-    CacheHarness harness(On(wanted), seed);
+  void Check(const HarnessOptions& requested, const std::vector<Step>& steps, uint32_t seed, int first_row = 0) {
+    CacheHarness harness(On(requested), seed);
     const HarnessOptions& options = harness.options();
     SCOPED_TRACE(fmt::format("{}: heads {}/{} of {}, page {}, window {}, softcap {}, magnitude {}", options.scheme,
                              options.heads, options.kv_heads, options.head_dim, options.page_size,
@@ -113,8 +113,8 @@ class GpuAttentionTest : public testing::GpuTestBase, public ::testing::WithPara
   }
 
   // The same rows token by token from `before` on, in chunks beside others, and with runs kept together: the same bits.
-  void CheckBits(const HarnessOptions& wanted, int before) {
-    HarnessOptions options = On(wanted);
+  void CheckBits(const HarnessOptions& requested, int before) {
+    HarnessOptions options = On(requested);
     options.lengths = {before + 40, 20};
     SCOPED_TRACE(fmt::format("{}: window {}", options.scheme, options.sliding_window));
     CacheHarness one(options, 7), two(options, 7);

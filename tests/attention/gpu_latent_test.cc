@@ -14,12 +14,12 @@ class GpuLatentTest : public GpuAttentionTest {};
 INSTANTIATE_TEST_SUITE_P(Gpus, GpuLatentTest, ::testing::ValuesIn(testing::Gpus()),
                          [](const auto& param) { return param.param; });
 
-struct Latents {
+struct MlaSupport {
   const char* scheme;
   int rank;
   int rope_dim;
 };
-constexpr Latents kLatents[] = {
+constexpr MlaSupport kMlaSupport[] = {
     {"mla_fp8", 512, 64},
     {"mla_nvfp4", 160, 2},
 #ifndef KVANTA_SANITIZED
@@ -37,7 +37,7 @@ constexpr Latents kLatents[] = {
 
 TEST_P(GpuLatentTest, AppendWritesTheBytesOfTheCpu) {
   uint32_t seed = 600;
-  for (const auto& [scheme, rank, rope_dim] : kLatents) {
+  for (const auto& [scheme, rank, rope_dim] : kMlaSupport) {
     CheckBytes({.scheme = scheme, .heads = 2, .head_dim = rank, .rope_dim = rope_dim, .page_size = 32}, seed++);
   }
 }
@@ -45,7 +45,7 @@ TEST_P(GpuLatentTest, AppendWritesTheBytesOfTheCpu) {
 TEST_P(GpuLatentTest, EveryFormatRankAndPageSize) {
   small_pages_ = true;
   uint32_t seed = 620;
-  for (const auto& [scheme, rank, rope_dim] : kLatents) {
+  for (const auto& [scheme, rank, rope_dim] : kMlaSupport) {
     const int page_size = 16 << (seed % 4);
     Check({.scheme = scheme,
            .heads = 3,
@@ -96,16 +96,16 @@ TEST_P(GpuLatentTest, LongContext) {
 
 TEST_P(GpuLatentTest, ChunksBatchesAndCutsGiveTheSameBits) {
 #ifdef KVANTA_SANITIZED
-  const int most = 20;
+  const int limit = 20;
 #else
-  const int most = 1060;  // beyond the first run
+  const int limit = 1060;  // beyond the first run
 #endif
   for (const char* scheme : {"mla_fp8", "mla_int4", "mla_nvfp4", "bf16", "fp32"}) {
     const bool first = std::string_view(scheme) == "mla_fp8";
     for (const int window : {0, 50}) {
       if (window != 0 && !first) continue;
       CheckBits({.scheme = scheme, .heads = 3, .head_dim = 256, .rope_dim = 16, .sliding_window = window},
-                first ? most : 20);
+                first ? limit : 20);
     }
   }
 }

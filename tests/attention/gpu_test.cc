@@ -266,14 +266,14 @@ TEST(GpuWorkTest, SpreadsRunsUpToALimit) {
   const WorkShape shape{.heads = 40, .kv_heads = 2, .head_dim = 64, .sliding_window = 0};  // groups of 20
   Batch batch;
   batch.sequences.push_back({.span = {.start = 3000, .tokens = 2, .pages = nullptr}, .first_row = 0});
-  GpuWork work;
-  MakeGpuWork(shape, batch, {0}, 64, kMostSpreadRuns, work);
+  GpuSchedule work;
+  MakeGpuSchedule(shape, batch, {0}, 64, kMaxParallelSplits, work);
   ASSERT_EQ(work.tiles.size(), 2U * 2U * 2U);  // KV heads, tokens, 16 and 4 heads
   EXPECT_EQ(work.tasks.size(), 8U * 3U);
   EXPECT_EQ(work.slots, 8 * 3 * 16);
-  MakeGpuWork(shape, batch, {0}, 64, 23, work);
+  MakeGpuSchedule(shape, batch, {0}, 64, 23, work);
   EXPECT_EQ(work.tasks.size(), 8U);
-  EXPECT_EQ(work.tasks[0].last_run, 3);
+  EXPECT_EQ(work.tasks[0].last_split, 3);
   EXPECT_EQ(work.slots, 8 * 16);
 }
 

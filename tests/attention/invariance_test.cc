@@ -40,8 +40,8 @@ class InvarianceTest : public ::testing::TestWithParam<std::tuple<testing::Unit,
   const kernels::IsaTable& Isa() const { return *std::get<0>(GetParam()).table; }
   std::string Scheme() const { return std::get<1>(GetParam()); }
   // Tiles of 32 tokens do not fit pages of 16.
-  int PageSize(int wanted) const {
-    return std::max(wanted, formats::Find(KvScheme::Parse(Scheme()).k.format).scaling.tile);
+  int PageSize(int requested) const {
+    return std::max(requested, formats::Find(KvScheme::Parse(Scheme()).k.format).scaling.tile);
   }
   // The emulated unit is slow: its logic gets fewer cases.
   int Cases() const {

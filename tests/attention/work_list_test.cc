@@ -22,14 +22,14 @@ TEST(WorkListTest, SpreadsTheRunsOfFewRowsAndKeepsManyWhole) {
   MakeWorkList(shape, batch, 64, 2, list);
   EXPECT_EQ(list.tiles.size(), 1u);
   EXPECT_EQ(list.tasks.size(), 10u);
-  EXPECT_EQ(list.merges.size(), 1u);
-  EXPECT_EQ(list.partial_rows, 40);
+  EXPECT_EQ(list.combines.size(), 1u);
+  EXPECT_EQ(list.split_rows, 40);
   MakeWorkList(shape, batch, 64, 1, list);
   EXPECT_EQ(list.tasks.size(), 1u);
-  EXPECT_EQ(list.partial_rows, 0);
+  EXPECT_EQ(list.split_rows, 0);
   batch.sequences[0].span.tokens = 512;
   MakeWorkList(shape, batch, 64, 2, list);
-  EXPECT_EQ(list.partial_rows, 0);  // workspace stays O(tile): the prefix of a chunk costs none
+  EXPECT_EQ(list.split_rows, 0);  // workspace stays O(tile): the prefix of a chunk costs none
   for (const Tile& tile : list.tiles) {
     EXPECT_LE(tile.tokens * shape.Group(), kTileRows);
     EXPECT_EQ(tile.first / 64, (tile.first + tile.tokens - 1) / 64);
@@ -45,7 +45,7 @@ TEST(WorkListTest, KeepsTilesWholeThatComeOutEvenAndSpreadsOthers) {
     MakeWorkList(shape, batch, 64, 2, list);
     if (list.tiles.size() % 2 == 0) {
       EXPECT_EQ(list.tasks.size(), list.tiles.size()) << sequences;
-      EXPECT_EQ(list.partial_rows, 0) << sequences;
+      EXPECT_EQ(list.split_rows, 0) << sequences;
     } else {
       EXPECT_EQ(list.tasks.size(), 5 * list.tiles.size()) << sequences;
     }
@@ -61,7 +61,7 @@ TEST(WorkListTest, TakesHeadsOfFewTokensTogetherAndEachOnce) {
   MakeWorkList(shape, batch, 64, 2, list);
   ASSERT_EQ(list.tiles.size(), 1u);
   EXPECT_EQ(list.tiles[0].kv_heads, 6);
-  EXPECT_EQ(list.merges.size(), 6u);
+  EXPECT_EQ(list.combines.size(), 6u);
   batch.sequences[0].span.start = 500;  // one run: two threads need several tiles
   MakeWorkList(shape, batch, 64, 2, list);
   EXPECT_EQ(list.tiles.size(), 6u);
@@ -95,15 +95,15 @@ TEST(WorkListTest, BundlesSmallTasksAndLeavesNoneOut) {
     for (const int threads : {1, 2, 4}) {
       MakeWorkList(shape, batch, 64, threads, list);
       size_t next = 0;
-      for (int64_t index = 0; index < list.Bundles(); ++index) {
-        const std::pair<size_t, size_t> tasks = list.Bundle(index);
+      for (int64_t index = 0; index < list.Batches(); ++index) {
+        const std::pair<size_t, size_t> tasks = list.BatchOf(index);
         EXPECT_EQ(tasks.first, next);
         EXPECT_GT(tasks.second, tasks.first);
         next = tasks.second;
       }
       EXPECT_EQ(next, list.tasks.size());
-      EXPECT_GE(list.Bundles(), std::min<int64_t>(std::ssize(list.tasks), 16 * threads));  // enough for all threads
-      EXPECT_EQ(list.bundle > 1, i == 999 || (i == 299 && threads <= 2));
+      EXPECT_GE(list.Batches(), std::min<int64_t>(std::ssize(list.tasks), 16 * threads));  // enough for all threads
+      EXPECT_EQ(list.task_batch > 1, i == 999 || (i == 299 && threads <= 2));
     }
   }
 }

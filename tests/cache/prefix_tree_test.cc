@@ -37,7 +37,7 @@ class PrefixTreeTest : public ::testing::Test {
     return in_tree;
   }
 
-  PageStore store_{Cpu(), Layout(), {.budget_bytes = 64 * 1024, .poison_unused = true}};
+  PagePool store_{Cpu(), Layout(), {.budget_bytes = 64 * 1024, .poison_unused = true}};
   PrefixTree tree_{store_, kPageSize};
 };
 

@@ -35,8 +35,8 @@ struct World {
         store(Cpu(), layout, {.budget_bytes = budget, .poison_unused = true}),
         tree(store, kPage) {}
   formats::CacheLayout layout;
-  PageDemand demand;
-  PageStore store;
+  PageRequirements demand;
+  PagePool store;
   PrefixTree tree;
 };
 
@@ -44,7 +44,7 @@ std::vector<int32_t> Tokens(int64_t count, int32_t value = 5) {
   return std::vector<int32_t>(static_cast<size_t>(count), value);
 }
 
-// The rule of block_table.h, written down independently of PageDemand.
+// The rule of block_table.h, written down independently of PageRequirements.
 void ExpectRecords(const World& world, const SequenceCache& sequence, int64_t start, int64_t end) {
   for (int64_t page = 0; page * kPage < end; ++page) {
     bool quantized = false;
@@ -77,7 +77,7 @@ TEST(SequenceCache, HasTheRecordsThatThePageRuleNeeds) {
         ASSERT_TRUE(sequence.Reserve(count));
         EXPECT_EQ(world.store.UsedBytes() - before, bytes);
         EXPECT_LE(world.store.UsedBytes() - world.tree.EvictableBytes(),
-                  world.demand.PeakBytes(start + count, (start % kPage + count + kPage - 1) / kPage));
+                  world.demand.MaxBytes(start + count, (start % kPage + count + kPage - 1) / kPage));
         ExpectRecords(world, sequence, start, start + count);
         sequence.Commit(Tokens(start + count));
       }

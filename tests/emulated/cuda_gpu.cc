@@ -19,9 +19,9 @@ using namespace kernels::cuda;  // NOLINT(google-build-using-namespace): this is
 using emulated::EmulationError;
 
 template <class Format>
-void RunAppend(const AppendSide& side) {
-  constexpr int kMostBlocks = 5;  // rows are taken by turns
-  RunShape(AppendGrid<Format>::Shape(side, kMostBlocks), [&] { AppendGrid<Format>::Run(side); });
+void RunAppend(const AppendParams& side) {
+  constexpr int kMaxBlocks = 5;  // rows are taken by turns
+  RunShape(AppendGrid<Format>::Shape(side, kMaxBlocks), [&] { AppendGrid<Format>::Run(side); });
 }
 
 template <class Kernel>
@@ -34,7 +34,7 @@ struct BlockOf<LatentBlock> {
 };
 
 template <class Kernel>
-void RunAttend(const AttendLayer& layer) {
+void RunAttend(const AttentionParams& layer) {
   using Block = typename BlockOf<Kernel>::Type;
   constexpr int kBlocks = 3;  // tasks are taken by turns
   RunShape({.blocks = kBlocks, .threads = kAttendWarps * kWarp, .shared_bytes = Block::SharedBytes(layer)},
@@ -42,30 +42,30 @@ void RunAttend(const AttendLayer& layer) {
 }
 
 template <class... Format>
-void AppendOf(TypeList<Format...> /*list*/, int kernel, const AppendSide& side) {
-  constexpr void (*kRuns[])(const AppendSide&) = {&RunAppend<Format>...};
+void AppendOf(TypeList<Format...> /*list*/, int kernel, const AppendParams& side) {
+  constexpr void (*kRuns[])(const AppendParams&) = {&RunAppend<Format>...};
   kRuns[kernel](side);
 }
 
 template <class... Kernel>
-void AttendOf(TypeList<Kernel...> /*list*/, int kernel, const AttendLayer& layer) {
-  constexpr void (*kRuns[])(const AttendLayer&) = {&RunAttend<Kernel>...};
+void AttendOf(TypeList<Kernel...> /*list*/, int kernel, const AttentionParams& layer) {
+  constexpr void (*kRuns[])(const AttentionParams&) = {&RunAttend<Kernel>...};
   kRuns[kernel](layer);
 }
 
-class EmulatedGpu final : public kernels::Gpu {
+class EmulatedGpu final : public kernels::CudaContext {
  public:
   std::string Name() const override { return "cuda-emulated"; }
   Device& device() noexcept override { return device_; }
   int Multiprocessors() const noexcept override { return 2; }  // so that small layers take every tile
 
-  void Append(int kernel, const AppendSide& side) noexcept override {
+  void Append(int kernel, const AppendParams& side) noexcept override {
     Try([=] { AppendOf(AppendFormats{}, kernel, side); });
   }
-  void Attend(int kernel, const AttendLayer& layer) noexcept override {
+  void Attend(int kernel, const AttentionParams& layer) noexcept override {
     Try([=] {
       AttendOf(AttendPairs{}, kernel, layer);
-      RunShape(MergeShape(layer), [&] { MergeBlock(layer); });
+      RunShape(CombineShape(layer), [&] { CombineBlock(layer); });
     });
   }
   void Run(const ModelWork& work) noexcept override {
@@ -100,8 +100,8 @@ class EmulatedGpu final : public kernels::Gpu {
   // `run` holds what it needs.
   template <class F>
   void Try(F run) noexcept {
-    if (device_.Recorded() != nullptr) {
-      device_.Recorded()->push_back([this, run] { Try(run); });
+    if (device_.CapturedGraph() != nullptr) {
+      device_.CapturedGraph()->push_back([this, run] { Try(run); });
       return;
     }
     if (!device_.Error().empty()) return;
@@ -118,7 +118,7 @@ class EmulatedGpu final : public kernels::Gpu {
 
 }  // namespace
 
-std::shared_ptr<kernels::Gpu> MakeEmulatedGpu() {
+std::shared_ptr<kernels::CudaContext> MakeEmulatedGpu() {
   return std::make_shared<EmulatedGpu>();
 }
 

@@ -3,12 +3,12 @@
 
 #include <memory>
 
-#include "kernels/cuda/gpu.h"
+#include "kernels/cuda/cuda_context.h"
 
 namespace kvanta::testing {
 
 // Launches throw nothing; what the emulation stopped at is thrown by Check and by the device's
 // Wait, as EmulationError.
-std::shared_ptr<kernels::Gpu> MakeEmulatedGpu();
+std::shared_ptr<kernels::CudaContext> MakeEmulatedGpu();
 
 }  // namespace kvanta::testing

@@ -24,7 +24,7 @@ namespace {
 
 constexpr size_t kStackBytes = size_t{128} << 10;
 
-enum class State : uint8_t { kRuns, kMeets, kAtBarrier, kDone };
+enum class State : uint8_t { kRuns, kMultiplies, kAtBarrier, kDone };
 
 struct Copy {
   int64_t offset;
@@ -170,7 +170,7 @@ void Block::RunWarp(int warp) {
                           index, warp, states[1], states[2], states[3]);
       return;
     }
-    if (first.state != State::kMeets) return;
+    if (first.state != State::kMultiplies) return;
     void* operands[kWarp];
     for (int lane = 0; lane < kWarp; ++lane) {
       const Fiber& fiber = *Lane(warp, lane);
@@ -327,17 +327,17 @@ int Blocks() noexcept {
   return running->shape.blocks;
 }
 
-void Meet(const char* what, void* operands, void (*act)(void* const* operands)) {
+void Multiply(const char* what, void* operands, void (*act)(void* const* operands)) {
   Fiber& fiber = *running->current;
   fiber.what = what;
   fiber.operands = operands;
   fiber.act = act;
-  fiber.state = State::kMeets;
+  fiber.state = State::kMultiplies;
   running->Yield();
 }
 
 void SyncWarp() {
-  Meet("SyncWarp", nullptr, nullptr);
+  Multiply("SyncWarp", nullptr, nullptr);
 }
 
 void SyncBlock() {

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "kernels/cuda/launch_shape.h"
-#include "kernels/cuda/words.h"
+#include "kernels/cuda/vec.h"
 
 namespace kvanta::emulated {
 
@@ -48,7 +48,7 @@ int Blocks() noexcept;
 
 // Meets the other lanes of the warp. When all have come, `act` gets the operands of all 32, by lane. `what` names the
 // place; lanes that meet at different ones stop the kernel.
-void Meet(const char* what, void* operands, void (*act)(void* const* operands));
+void Multiply(const char* what, void* operands, void (*act)(void* const* operands));
 void SyncWarp();
 void SyncBlock();
 

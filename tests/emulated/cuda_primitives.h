@@ -11,7 +11,7 @@
 #include "base/dtype.h"
 #include "emulated/cuda_grid.h"
 #include "formats/minifloat.h"
-#include "kernels/cuda/words.h"
+#include "kernels/cuda/vec.h"
 
 #define KVANTA_DEVICE inline
 #define KVANTA_UNROLL
@@ -19,8 +19,8 @@
 
 namespace kvanta::emulated {
 
-using kernels::cuda::Words2;
-using kernels::cuda::Words4;
+using kernels::cuda::Vec2;
+using kernels::cuda::Vec4;
 
 template <class T>
 T ShuffleXor(T value, int mask) {
@@ -28,7 +28,7 @@ T ShuffleXor(T value, int mask) {
     T given, taken;
     int mask;
   } operand{value, value, mask};
-  Meet("ShuffleXor", &operand, [](void* const* lanes) {
+  Multiply("ShuffleXor", &operand, [](void* const* lanes) {
     for (int lane = 0; lane < kWarp; ++lane) {
       auto* own = static_cast<Operand*>(lanes[lane]);
       own->taken = static_cast<Operand*>(lanes[lane ^ own->mask])->given;
@@ -49,21 +49,21 @@ T LoadAligned(const uint8_t* from) {
   std::memcpy(&value, from, sizeof(T));
   return value;
 }
-inline Words4 LoadWords4(const uint8_t* from) {
-  return LoadAligned<Words4>(from);
+inline Vec4 LoadVec4(const uint8_t* from) {
+  return LoadAligned<Vec4>(from);
 }
-inline Words2 LoadWords2(const uint8_t* from) {
-  return LoadAligned<Words2>(from);
+inline Vec2 LoadVec2(const uint8_t* from) {
+  return LoadAligned<Vec2>(from);
 }
 inline uint32_t LoadWord(const uint8_t* from) {
   return LoadAligned<uint32_t>(from);
 }
 
-inline Words4 LoadStreamed4(const uint8_t* from) {
-  return LoadAligned<Words4>(from);
+inline Vec4 LoadStreamed4(const uint8_t* from) {
+  return LoadAligned<Vec4>(from);
 }
-inline Words2 LoadStreamed2(const uint8_t* from) {
-  return LoadAligned<Words2>(from);
+inline Vec2 LoadStreamed2(const uint8_t* from) {
+  return LoadAligned<Vec2>(from);
 }
 
 template <class T>
@@ -89,7 +89,7 @@ void WaitForCopies() {
 // of the largest term.
 struct MmaOperand {
   float* c;
-  const Words4* a;
+  const Vec4* a;
   uint32_t b[2];
 };
 template <float (*Value)(uint16_t)>
@@ -122,13 +122,13 @@ inline float Bf16Value(uint16_t bits) {
   return Bf16ToFloat(bits);
 }
 
-inline void MmaF16(float (&c)[4], const Words4& a, uint32_t b0, uint32_t b1) {
+inline void MmaF16(float (&c)[4], const Vec4& a, uint32_t b0, uint32_t b1) {
   MmaOperand operand{.c = c, .a = &a, .b = {b0, b1}};
-  Meet("MmaF16", &operand, &MmaLanes<F16Value>);
+  Multiply("MmaF16", &operand, &MmaLanes<F16Value>);
 }
-inline void MmaBf16(float (&c)[4], const Words4& a, uint32_t b0, uint32_t b1) {
+inline void MmaBf16(float (&c)[4], const Vec4& a, uint32_t b0, uint32_t b1) {
   MmaOperand operand{.c = c, .a = &a, .b = {b0, b1}};
-  Meet("MmaBf16", &operand, &MmaLanes<Bf16Value>);
+  Multiply("MmaBf16", &operand, &MmaLanes<Bf16Value>);
 }
 
 inline uint32_t Pair(uint16_t first, uint16_t second) {

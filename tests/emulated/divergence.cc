@@ -13,14 +13,14 @@
 #include <vector>
 
 #include "emulated/cuda_gpu.h"
-#include "engine/core.h"
+#include "engine/engine_impl.h"
 #include "runner/divergence.h"
 
 namespace {
 
 std::vector<float> Logits(kvanta::EngineConfig config, const std::string& device, std::span<const int32_t> tokens) {
   config.device = device;
-  kvanta::engine::Core core(kvanta::engine::LoadParts(config, kvanta::testing::MakeEmulatedGpu()));
+  kvanta::engine::Core core(kvanta::engine::LoadComponents(config, kvanta::testing::MakeEmulatedGpu()));
   std::vector<float> logits(tokens.size() * static_cast<size_t>(core.Info().vocab));
   core.Logits(tokens, 0, logits, false);
   return logits;
@@ -37,14 +37,14 @@ void Compare(std::span<char*> words) {
   config.max_num_seqs = 1;
   const std::vector<float> expected = Logits(config, "cpu", tokens), found = Logits(config, "cuda", tokens);
   const size_t vocab = expected.size() / tokens.size();
-  double sum = 0, most = 0;
+  double sum = 0, limit = 0;
   for (size_t row = 0; row < tokens.size(); ++row) {
     const double kl = kvanta::runner::KlDivergence(std::span(expected).subspan(row * vocab, vocab),
                                                    std::span(found).subspan(row * vocab, vocab));
     sum += kl;
-    most = std::max(most, kl);
+    limit = std::max(limit, kl);
   }
-  fmt::print("{} tokens: mean {:.3e}, most {:.3e}\n", tokens.size(), sum / static_cast<double>(tokens.size()), most);
+  fmt::print("{} tokens: mean {:.3e}, most {:.3e}\n", tokens.size(), sum / static_cast<double>(tokens.size()), limit);
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "emulated/cuda_gpu.h"
-#include "kernels/cuda/gpu.h"
+#include "kernels/cuda/cuda_context.h"
 
 namespace kvanta::testing {
 
@@ -24,7 +24,7 @@ class GpuTestBase : public ::testing::Test {
     if (emulated_) {
       gpu_ = MakeEmulatedGpu();
     } else if (const std::string missing = kernels::MissingForCuda(); missing.empty()) {
-      gpu_ = kernels::MakeCudaGpu();
+      gpu_ = kernels::MakeCudaContext();
     } else {
       GTEST_SKIP() << missing;
     }
@@ -33,7 +33,7 @@ class GpuTestBase : public ::testing::Test {
     if (gpu_ != nullptr) gpu_->Check();
   }
 
-  std::shared_ptr<kernels::Gpu> gpu_;
+  std::shared_ptr<kernels::CudaContext> gpu_;
   bool emulated_ = false;
 };
 

@@ -86,12 +86,12 @@ void GuardedDevice::CopyIn(void* device, const void* host, size_t bytes) {
   std::memcpy(device, host, bytes);
 }
 void GuardedDevice::CopyOut(void* host, const void* device, size_t bytes) {
-  CopyOutLater(host, device, bytes);
+  CopyOutAsync(host, device, bytes);
   Wait();
 }
-void GuardedDevice::CopyOutLater(void* host, const void* device, size_t bytes) {
+void GuardedDevice::CopyOutAsync(void* host, const void* device, size_t bytes) {
   if (recording_ != nullptr) {
-    recording_->push_back([this, host, device, bytes] { CopyOutLater(host, device, bytes); });
+    recording_->push_back([this, host, device, bytes] { CopyOutAsync(host, device, bytes); });
     return;
   }
   const Opened opened(*this);

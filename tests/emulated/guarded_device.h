@@ -35,7 +35,7 @@ class GuardedDevice final : public Device {
   std::unique_ptr<Reservation> Reserve(size_t bytes) override;
   void CopyIn(void* device, const void* host, size_t bytes) override;
   void CopyOut(void* host, const void* device, size_t bytes) override;
-  void CopyOutLater(void* host, const void* device, size_t bytes) override;
+  void CopyOutAsync(void* host, const void* device, size_t bytes) override;
   // Throws EmulationError with what a launch failed with, as a GPU's does.
   void Wait() override {
     RefuseRecorded("waiting");
@@ -49,7 +49,7 @@ class GuardedDevice final : public Device {
   // What is begun from now on is kept there, not done; null: it is done. What cannot be kept fails.
   using Recording = std::vector<std::function<void()>>;
   void RecordTo(Recording* recording) noexcept { recording_ = recording; }
-  Recording* Recorded() const noexcept { return recording_; }
+  Recording* CapturedGraph() const noexcept { return recording_; }
   void Replay(const Recording& recording);
   int64_t Replays() const noexcept { return replays_; }
 

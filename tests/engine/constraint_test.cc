@@ -13,7 +13,7 @@ namespace {
 // Token number n must be one of three that depend on n; after `length` tokens only `end` may follow, or nothing if it
 // is negative.
 struct Counting final : TokenConstraint {
-  Counting(int wanted, int32_t last) : length(wanted), end(last) {}
+  Counting(int requested, int32_t last) : length(requested), end(last) {}
 
   bool Allows(int position, int32_t token) const {
     return position < length ? token / 3 == 1 + position % 30 : token == end;
@@ -27,14 +27,14 @@ struct Counting final : TokenConstraint {
 
 struct Asked {
   int calls = 0;
-  size_t most = 0;  // tasks of a call
+  size_t limit = 0;  // tasks of a call
   bool throws = false;
 };
 
-MaskFiller Filler(Asked& asked) {
+BitmaskFn Filler(Asked& asked) {
   return [&asked](std::span<MaskTask> tasks) {
     ++asked.calls;
-    asked.most = std::max(asked.most, tasks.size());
+    asked.limit = std::max(asked.limit, tasks.size());
     if (asked.throws) throw std::runtime_error("no language");
     for (MaskTask& task : tasks) {
       auto& state = dynamic_cast<Counting&>(*task.constraint);
@@ -112,7 +112,7 @@ TEST(Constraint, OthersInTheBatchAreTheSameAndTheFillerIsAskedOncePerStep) {
   }
   const auto results = RunAll(engine);
   EXPECT_GT(engine.Stats().preemptions, 0);
-  EXPECT_GT(asked.most, 1u);
+  EXPECT_GT(asked.limit, 1u);
   EXPECT_LE(asked.calls, engine.Stats().steps);
   for (int i = 0; i < 6; ++i) {
     const Collected want = RunOne(alone, free[static_cast<size_t>(i)]);

@@ -253,11 +253,11 @@ TEST(Engine, WindowsAndPrefixesFitTheCacheTogether) {
     config.max_num_batched_tokens = 16;
     config.kv_cache_memory_bytes = 6 * PlanCacheBytes(config).page_bytes;
     Engine engine(config);
-    const int64_t most = engine.Config().max_model_len;
-    EXPECT_EQ(most, prefixes ? 6 * 16 : 512);
+    const int64_t limit = engine.Config().max_model_len;
+    EXPECT_EQ(limit, prefixes ? 6 * 16 : 512);
     std::mt19937_64 random(1);
     for (int i = 0; i < 3; ++i) {
-      const auto prompt = RandomTokens(random, most - 5);
+      const auto prompt = RandomTokens(random, limit - 5);
       const Collected got = RunOne(engine, {.id = "a", .prompt = prompt, .sampling = Greedy(100)});
       EXPECT_EQ(got.error, "");
       EXPECT_EQ(got.tokens.size(), 5u);

@@ -10,7 +10,7 @@
 
 #include "emulated/gpus.h"
 #include "emulated/guarded_device.h"
-#include "engine/core.h"
+#include "engine/engine_impl.h"
 #include "engine/requests.h"
 #include "kvanta/error.h"
 #include "runner/divergence.h"
@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 
 // Heads of 64, as common models have at least.
 const TinyModel& GpuModel() {
-  static const TinyModel model({.heads = 2, .kv_heads = 1, .head_dim = 64, .ffn = 96, .key_gain = 1.0F});
+  static const TinyModel model({.heads = 2, .kv_heads = 1, .head_dim = 64, .intermediate_size = 96, .key_gain = 1.0F});
   return model;
 }
 
@@ -38,7 +38,8 @@ class GpuEngineTest : public testing::GpuTestBase, public ::testing::WithParamIn
 
   static EngineConfig Config(const std::string& kv_cache_dtype, const std::string& weight_dtype = "auto",
                              bool experts = false) {
-    const bool latents = formats::Find(KvScheme::Parse(kv_cache_dtype).k.format).latents == formats::Latents::kOnly;
+    const bool latents =
+        formats::Find(KvScheme::Parse(kv_cache_dtype).k.format).latents == formats::MlaSupport::kRequired;
     EngineConfig config = TinyConfig(latents ? LatentModel() : GpuModel(), kv_cache_dtype);
     if (experts) config.model = ExpertModel().Path();
     config.dtype = "bfloat16";
@@ -48,7 +49,7 @@ class GpuEngineTest : public testing::GpuTestBase, public ::testing::WithParamIn
   }
   std::unique_ptr<Core> Make(EngineConfig config) const {
     config.device = "cuda";
-    return std::make_unique<Core>(LoadParts(std::move(config), gpu_));
+    return std::make_unique<Core>(LoadComponents(std::move(config), gpu_));
   }
 };
 
@@ -132,7 +133,7 @@ TEST_P(GpuEngineTest, RequestsGetTheirTokensWhateverTheBatch) {
 }
 
 // All tokens, and the first log-probability of requests that asked for it.
-std::map<std::string, std::pair<std::vector<int32_t>, std::vector<float>>> Served(Core& core, int64_t& most_running) {
+std::map<std::string, std::pair<std::vector<int32_t>, std::vector<float>>> Served(Core& core, int64_t& max_running) {
   std::map<std::string, std::pair<std::vector<int32_t>, std::vector<float>>> served;
   std::vector<RequestOutput> outputs;
   std::mt19937_64 random(8);
@@ -152,7 +153,7 @@ std::map<std::string, std::pair<std::vector<int32_t>, std::vector<float>>> Serve
   for (int step = 0; core.Step(outputs); ++step) {
     if (step == 2) add(9);
     if (step == 8) add(2);
-    most_running = std::max(most_running, core.Stats().running);
+    max_running = std::max(max_running, core.Stats().running);
     for (const RequestOutput& output : outputs) {
       auto& [tokens, logprobs] = served[output.id];
       EXPECT_NE(output.finish, FinishReason::kError) << output.error;
@@ -175,14 +176,14 @@ TEST_P(GpuEngineTest, GraphsChangeNoBit) {
     SCOPED_TRACE(format);
     EngineConfig config = Config(format, "auto", format == "mla_int4");
     config.max_num_seqs = 12;
-    int64_t most = 0;
-    const auto graphs = Served(*Make(config), most);
-    EXPECT_GT(most, 8);
+    int64_t limit = 0;
+    const auto graphs = Served(*Make(config), limit);
+    EXPECT_GT(limit, 8);
     if (emulated_) {
       EXPECT_GT(dynamic_cast<const testing::GuardedDevice&>(gpu_->device()).Replays(), 10);
     }
     config.enforce_eager = true;
-    EXPECT_EQ(graphs, Served(*Make(config), most));
+    EXPECT_EQ(graphs, Served(*Make(config), limit));
     EXPECT_EQ(graphs.size(), 14U);
   }
 }

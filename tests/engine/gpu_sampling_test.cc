@@ -11,8 +11,8 @@
 namespace kvanta::runner {
 namespace {
 
-using kernels::RowDraw;
-using kernels::RowPeak;
+using kernels::RowArgmax;
+using kernels::SampleParams;
 
 class GpuSamplingTest : public testing::GpuTestBase, public ::testing::WithParamInterface<std::string> {
  protected:
@@ -28,19 +28,19 @@ class GpuSamplingTest : public testing::GpuTestBase, public ::testing::WithParam
     return buffer;
   }
 
-  std::vector<int32_t> Draw(const std::vector<float>& logits, const std::vector<RowDraw>& draws) {
+  std::vector<int32_t> Draw(const std::vector<float>& logits, const std::vector<SampleParams>& draws) {
     const size_t vocab = logits.size() / draws.size();
-    std::vector<RowPeak> peaks;
+    std::vector<RowArgmax> argmaxes;
     for (size_t row = 0; row < draws.size(); ++row) {
       const float* begin = logits.data() + row * vocab;
       const float* largest = std::max_element(begin, begin + vocab);
       const bool finite = std::all_of(begin, begin + vocab, [](float x) { return std::isfinite(x); });
-      peaks.push_back({*largest, static_cast<int32_t>(largest - begin), finite});
+      argmaxes.push_back({*largest, static_cast<int32_t>(largest - begin), finite});
     }
-    const Buffer rows = Upload(logits), tops = Upload(peaks), given = Upload(draws);
+    const Buffer rows = Upload(logits), tops = Upload(argmaxes), given = Upload(draws);
     const Buffer tokens = Upload(std::vector<int32_t>(draws.size(), -3));
-    ops_->Draw(rows.as<float>(), std::ssize(draws), static_cast<int64_t>(vocab), tops.as<RowPeak>(),
-               given.as<RowDraw>(), tokens.as<int32_t>());
+    ops_->Draw(rows.as<float>(), std::ssize(draws), static_cast<int64_t>(vocab), tops.as<RowArgmax>(),
+               given.as<SampleParams>(), tokens.as<int32_t>());
     std::vector<int32_t> drawn(draws.size());
     gpu_->device().CopyOut(drawn.data(), tokens.data(), tokens.bytes());
     return drawn;
@@ -78,7 +78,7 @@ TEST_P(GpuSamplingTest, TheHostsTokens) {
 #endif
   for (const int vocab : vocabularies) {
     std::vector<float> logits;
-    std::vector<RowDraw> draws;
+    std::vector<SampleParams> draws;
     std::vector<int32_t> expected;
     for (int kind = 0; kind < 4; ++kind) {
       for (const SamplingParams& params : cuts) {
@@ -90,7 +90,7 @@ TEST_P(GpuSamplingTest, TheHostsTokens) {
           if (kind == 3) x = x > 7 ? x : 1e-3F * x;  // a few, then many side by side
         }
         const SamplerState state(params, random(), {}, {});
-        draws.push_back(state.NextDraw(vocab).value());
+        draws.push_back(state.NextSample(vocab).value());
         logits.insert(logits.end(), row.begin(), row.end());
         expected.push_back(Sampler().Sample(row, state));
       }
@@ -102,7 +102,7 @@ TEST_P(GpuSamplingTest, TheHostsTokens) {
       if (drawn[i] == -1) continue;
       EXPECT_EQ(drawn[i], expected[i]) << "row " << i << " of " << vocab;
     }
-    EXPECT_LE(left, vocab > kernels::kMostCandidates ? 12 : 0) << vocab;  // nearly flat rows
+    EXPECT_LE(left, vocab > kernels::kMaxCandidates ? 12 : 0) << vocab;  // nearly flat rows
   }
 }
 
@@ -112,17 +112,17 @@ TEST_P(GpuSamplingTest, RowsThatAreFlatOrNotFiniteAreTheHosts) {
   logits[kVocab + 7] = NAN;
   logits[2 * kVocab + 8] = INFINITY;
   logits[3 * kVocab + 9] = 1.75F;
-  RowDraw draw{.uniform = 0.5, .scale = 1, .top_k = 1};
-  EXPECT_EQ(Draw(logits, std::vector<RowDraw>(4, draw)), (std::vector<int32_t>{-1, -1, -1, 9}));
+  SampleParams draw{.uniform = 0.5, .scale = 1, .top_k = 1};
+  EXPECT_EQ(Draw(logits, std::vector<SampleParams>(4, draw)), (std::vector<int32_t>{-1, -1, -1, 9}));
   draw.top_k = 0;
   draw.top_p = 0.9F;
-  EXPECT_EQ(Draw(logits, std::vector<RowDraw>(4, draw)), (std::vector<int32_t>{-1, -1, -1, -1}));
+  EXPECT_EQ(Draw(logits, std::vector<SampleParams>(4, draw)), (std::vector<int32_t>{-1, -1, -1, -1}));
 }
 
 TEST(GpuSampling, MoreCandidatesThanThereIsRoomForAreTheHosts) {
-  const SamplerState many(Params(1, kernels::kMostCandidates + 1, 1, 0), 1, {}, {});
-  EXPECT_FALSE(many.NextDraw(1 << 17).has_value());
-  EXPECT_TRUE(many.NextDraw(100).has_value());  // all of these
+  const SamplerState many(Params(1, kernels::kMaxCandidates + 1, 1, 0), 1, {}, {});
+  EXPECT_FALSE(many.NextSample(1 << 17).has_value());
+  EXPECT_TRUE(many.NextSample(100).has_value());  // all of these
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ namespace {
 
 struct Divergence {
   int64_t tokens = 0;
-  double sum = 0, most = 0;
+  double sum = 0, limit = 0;
 };
 
 // In double, from whole sequences of logits of two engines.
@@ -35,7 +35,7 @@ void Compare(Engine& served, Engine& exact, const std::vector<int32_t>& tokens, 
     }
     ++out.tokens;
     out.sum += kl;
-    out.most = std::max(out.most, kl);
+    out.limit = std::max(out.limit, kl);
   }
 }
 
@@ -76,7 +76,7 @@ TEST(Quality, IsTheDivergenceOfTheServedDistribution) {
     EXPECT_EQ(got.tokens, want.tokens);
     // Weights of relative error 3e-7 times differences of logits below 1.
     EXPECT_NEAR(got.kl_sum, want.sum, 1e-6 * static_cast<double>(want.tokens)) << format;
-    EXPECT_NEAR(got.kl_max, want.most, 1e-6) << format;
+    EXPECT_NEAR(got.kl_max, want.limit, 1e-6) << format;
     if (std::string(format) == "fp32") {
       EXPECT_EQ(got.kl_max, 0);
     } else {
@@ -152,12 +152,12 @@ TEST(Quality, DropsWhatIsTooMuchOrTooLong) {
   Engine engine(config);
   for (int i = 0; i < 20; ++i) engine.Add({.id = std::to_string(i), .prompt = {1, 2}, .sampling = Greedy(3)});
   RunAll(engine);
-  EXPECT_EQ(engine.Stats().quality.pending, static_cast<int64_t>(QualityMonitor::kMostPending));
-  EXPECT_EQ(engine.Stats().quality.skipped, 20 - static_cast<int64_t>(QualityMonitor::kMostPending));
+  EXPECT_EQ(engine.Stats().quality.pending, static_cast<int64_t>(QualityMonitor::kMaxPending));
+  EXPECT_EQ(engine.Stats().quality.skipped, 20 - static_cast<int64_t>(QualityMonitor::kMaxPending));
   engine.Add({.id = "a", .prompt = {1, 2}, .sampling = Greedy(3)});
   engine.Abort("a");
   RunAll(engine);
-  EXPECT_EQ(engine.Stats().quality.skipped, 20 - static_cast<int64_t>(QualityMonitor::kMostPending)) << "not served";
+  EXPECT_EQ(engine.Stats().quality.skipped, 20 - static_cast<int64_t>(QualityMonitor::kMaxPending)) << "not served";
   EXPECT_THROW(
       {
         config.quality_sample_rate = 1.5;

@@ -23,7 +23,7 @@ struct TinyShape {
   int heads = 4;
   int kv_heads = 2;
   int head_dim = 32;
-  int ffn = 64;
+  int intermediate_size = 64;
   int layers = 2;
   int max_position = 512;
   int sliding_window = 0;
@@ -68,9 +68,9 @@ class TinyModel {
       }
       add(prefix + "self_attn.o_proj.weight", shape.hidden, shape.heads * shape.head_dim, 2.0F);
       const auto mlp = [&](const std::string& name) {
-        add(name + "gate_proj.weight", shape.ffn, shape.hidden, 1.0F);
-        add(name + "up_proj.weight", shape.ffn, shape.hidden, 1.0F);
-        add(name + "down_proj.weight", shape.hidden, shape.ffn, 1.0F);
+        add(name + "gate_proj.weight", shape.intermediate_size, shape.hidden, 1.0F);
+        add(name + "up_proj.weight", shape.intermediate_size, shape.hidden, 1.0F);
+        add(name + "down_proj.weight", shape.hidden, shape.intermediate_size, 1.0F);
       };
       if (shape.experts == 0 || layer == 0) {
         mlp(prefix + "mlp.");
@@ -101,7 +101,7 @@ class TinyModel {
       more += fmt::format(
           R"(, "n_routed_experts": {}, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": {},
 "first_k_dense_replace": 1)",
-          shape.experts, shape.ffn);
+          shape.experts, shape.intermediate_size);
     }
     const std::pair<const char*, const char*> name = shape.rank != 0 ? std::pair{"DeepseekV2ForCausalLM", "deepseek_v2"}
                                                      : shape.sliding_window != 0
@@ -112,8 +112,8 @@ class TinyModel {
 "intermediate_size": {}, "num_hidden_layers": {}, "num_attention_heads": {}, "num_key_value_heads": {},
 "head_dim": {}, "max_position_embeddings": {}, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
 "tie_word_embeddings": false, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "float32"{}{}}})",
-        name.first, name.second, shape.vocab, shape.hidden, shape.ffn, shape.layers, shape.heads, shape.kv_heads,
-        shape.head_dim, shape.max_position, more, shape.extra);
+        name.first, name.second, shape.vocab, shape.hidden, shape.intermediate_size, shape.layers, shape.heads,
+        shape.kv_heads, shape.head_dim, shape.max_position, more, shape.extra);
   }
 
   models::TempFolder folder_;
@@ -130,7 +130,7 @@ inline const TinyModel& LatentModel() {
 }
 // A model that takes the scheme.
 inline const TinyModel& ModelFor(const std::string& scheme) {
-  const bool latents = formats::Find(KvScheme::Parse(scheme).k.format).latents == formats::Latents::kOnly;
+  const bool latents = formats::Find(KvScheme::Parse(scheme).k.format).latents == formats::MlaSupport::kRequired;
   return latents ? LatentModel() : Model();
 }
 

@@ -19,47 +19,49 @@ struct BitPlace {
   int byte;
   int bit;
 };
-BitPlace PlaceOf(Code code, int head_dim, int channel, int bit) {
-  const CodeInfo info = Info(code);
+BitPlace PlaceOf(ElementType code, int head_dim, int channel, int bit) {
+  const ElementTypeInfo info = Info(code);
   const bool high = bit >= info.low_bits;
   const int width = high ? info.high_bits : info.low_bits;
-  const int plane = high ? head_dim * info.low_bits / 8 : 0;
+  const int section = high ? head_dim * info.low_bits / 8 : 0;
   const int channels = 32 / width;
   for (int b = 0; b < 4; ++b) {
     for (int i = 0; i < 8 / width; ++i) {
       if (8 * (i / 2) + 2 * b + i % 2 != channel % channels) continue;
-      return {plane + channel / channels * 4 + b, i * width + (high ? bit - info.low_bits : bit)};
+      return {section + channel / channels * 4 + b, i * width + (high ? bit - info.low_bits : bit)};
     }
   }
   ADD_FAILURE() << "no place for channel " << channel;
   return {};
 }
 
-template <Code kCode>
+template <ElementType kElementType>
 struct CodeConstant {
-  static constexpr Code kValue = kCode;
+  static constexpr ElementType kValue = kElementType;
 };
 template <class T>
 class BitPlanes : public testing::Test {};
-using PlaneCodes = testing::Types<CodeConstant<Code::kInt6>, CodeConstant<Code::kInt5>, CodeConstant<Code::kInt4>,
-                                  CodeConstant<Code::kInt3>, CodeConstant<Code::kInt2>, CodeConstant<Code::kUint4>,
-                                  CodeConstant<Code::kUint3>, CodeConstant<Code::kUint2>, CodeConstant<Code::kE2M1>,
-                                  CodeConstant<Code::kLloyd4>, CodeConstant<Code::kLloyd3>>;
+using PlaneCodes =
+    testing::Types<CodeConstant<ElementType::kInt6>, CodeConstant<ElementType::kInt5>, CodeConstant<ElementType::kInt4>,
+                   CodeConstant<ElementType::kInt3>, CodeConstant<ElementType::kInt2>,
+                   CodeConstant<ElementType::kUint4>, CodeConstant<ElementType::kUint3>,
+                   CodeConstant<ElementType::kUint2>, CodeConstant<ElementType::kE2M1>,
+                   CodeConstant<ElementType::kLloyd4>, CodeConstant<ElementType::kLloyd3>>;
 TYPED_TEST_SUITE(BitPlanes, PlaneCodes);
 
 TYPED_TEST(BitPlanes, EveryBitLiesWhereTheFormulaSays) {
-  constexpr Code kCode = TypeParam::kValue;
+  constexpr ElementType kElementType = TypeParam::kValue;
   std::mt19937 random(4);
-  for (const int head_dim : {CodeChannels(kCode), 96, 1024}) {
+  for (const int head_dim : {CodeChannels(kElementType), 96, 1024}) {
     std::vector<uint8_t> fields(static_cast<size_t>(head_dim));
-    for (uint8_t& field : fields) field = static_cast<uint8_t>(random() & ((1U << CodeBits(kCode)) - 1U));
-    std::vector<uint8_t> codes(static_cast<size_t>(head_dim * CodeBits(kCode) / 8) + 1, 0xa5);
-    PackFields<kCode>(fields.data(), head_dim, codes.data());
+    for (uint8_t& field : fields) field = static_cast<uint8_t>(random() & ((1U << CodeBits(kElementType)) - 1U));
+    std::vector<uint8_t> codes(static_cast<size_t>(head_dim * CodeBits(kElementType) / 8) + 1, 0xa5);
+    PackFields<kElementType>(fields.data(), head_dim, codes.data());
     EXPECT_EQ(codes.back(), 0xa5);  // nothing past the row
     std::vector<uint8_t> expected(codes.size() - 1, 0);
     for (int channel = 0; channel < head_dim; ++channel) {
-      for (int bit = 0; bit < CodeBits(kCode); ++bit) {
-        const BitPlace place = PlaceOf(kCode, head_dim, channel, bit);
+      for (int bit = 0; bit < CodeBits(kElementType); ++bit) {
+        const BitPlace place = PlaceOf(kElementType, head_dim, channel, bit);
         const unsigned value = (fields[static_cast<size_t>(channel)] >> bit) & 1U;
         uint8_t& byte = expected[static_cast<size_t>(place.byte)];
         byte = static_cast<uint8_t>(byte | (value << place.bit));
@@ -68,18 +70,18 @@ TYPED_TEST(BitPlanes, EveryBitLiesWhereTheFormulaSays) {
     codes.pop_back();
     EXPECT_EQ(codes, expected) << head_dim;
     std::vector<uint8_t> unpacked(fields.size(), 0xff);
-    UnpackFields<kCode>(codes.data(), head_dim, unpacked.data());
+    UnpackFields<kElementType>(codes.data(), head_dim, unpacked.data());
     EXPECT_EQ(unpacked, fields) << head_dim;
   }
 }
 
 TYPED_TEST(BitPlanes, NoTwoBitsShareAPlace) {
-  constexpr Code kCode = TypeParam::kValue;
+  constexpr ElementType kElementType = TypeParam::kValue;
   constexpr int kHeadDim = 96;
-  std::vector<int> hits(kHeadDim * CodeBits(kCode), 0);
+  std::vector<int> hits(kHeadDim * CodeBits(kElementType), 0);
   for (int channel = 0; channel < kHeadDim; ++channel) {
-    for (int bit = 0; bit < CodeBits(kCode); ++bit) {
-      const BitPlace place = PlaceOf(kCode, kHeadDim, channel, bit);
+    for (int bit = 0; bit < CodeBits(kElementType); ++bit) {
+      const BitPlace place = PlaceOf(kElementType, kHeadDim, channel, bit);
       ++hits[static_cast<size_t>(place.byte * 8 + place.bit)];
     }
   }
@@ -87,16 +89,17 @@ TYPED_TEST(BitPlanes, NoTwoBitsShareAPlace) {
 }
 
 TYPED_TEST(BitPlanes, LevelsAscendAndDecode) {
-  constexpr Code kCode = TypeParam::kValue;
-  constexpr int kCount = 1 << CodeBits(kCode);
-  constexpr CodeLevels kTable = Levels(kCode);
-  for (int i = 1; i < kCount && kCode != Code::kE2M1; ++i) EXPECT_LT(kTable.level[i - 1], kTable.level[i]);
+  constexpr ElementType kElementType = TypeParam::kValue;
+  constexpr int kCount = 1 << CodeBits(kElementType);
+  constexpr CodeLevels kTable = Levels(kElementType);
+  for (int i = 1; i < kCount && kElementType != ElementType::kE2M1; ++i)
+    EXPECT_LT(kTable.level[i - 1], kTable.level[i]);
   uint8_t fields[64] = {};
   for (int i = 0; i < 64; ++i) fields[i] = static_cast<uint8_t>(i % kCount);
   uint8_t codes[64];
-  PackFields<kCode>(fields, 64, codes);
+  PackFields<kElementType>(fields, 64, codes);
   float values[64];
-  DecodeLevels<kCode>(codes, 64, values);
+  DecodeLevels<kElementType>(codes, 64, values);
   for (int i = 0; i < 64; ++i) EXPECT_EQ(values[i], static_cast<float>(kTable.level[i % kCount]) * kTable.unit) << i;
 }
 
@@ -107,26 +110,26 @@ TEST(Codes, DrawnExamples) {
   fields[8] = 2;
   fields[25] = 5;
   uint8_t codes[20];
-  PackFields<Code::kUint4>(fields, 8, codes);
+  PackFields<ElementType::kUint4>(fields, 8, codes);
   EXPECT_THAT(std::vector<uint8_t>(codes, codes + 4), testing::ElementsAre(0x30, 0, 0, 0));
-  PackFields<Code::kUint2>(fields, 16, codes);
+  PackFields<ElementType::kUint2>(fields, 16, codes);
   EXPECT_THAT(std::vector<uint8_t>(codes, codes + 4), testing::ElementsAre(0x2c, 0, 0, 0));
-  PackFields<Code::kUint3>(fields, 32, codes);
+  PackFields<ElementType::kUint3>(fields, 32, codes);
   EXPECT_THAT(std::vector<uint8_t>(codes, codes + 12),
               testing::ElementsAre(0x2c, 0, 0, 0, 0x40, 0, 0, 0, 0x80, 0, 0, 0));
-  EXPECT_EQ(CodeChannels(Code::kUint3), 32);
-  EXPECT_EQ(CodeChannels(Code::kInt6), 16);
-  EXPECT_EQ(CodeChannels(Code::kInt5), 32);
-  EXPECT_EQ(CodeChannels(Code::kUint2), 16);
-  EXPECT_EQ(CodeChannels(Code::kE2M1), 8);
-  EXPECT_EQ(CodeChannels(Code::kBf16), 8);
+  EXPECT_EQ(CodeChannels(ElementType::kUint3), 32);
+  EXPECT_EQ(CodeChannels(ElementType::kInt6), 16);
+  EXPECT_EQ(CodeChannels(ElementType::kInt5), 32);
+  EXPECT_EQ(CodeChannels(ElementType::kUint2), 16);
+  EXPECT_EQ(CodeChannels(ElementType::kE2M1), 8);
+  EXPECT_EQ(CodeChannels(ElementType::kBf16), 8);
 }
 
 // The levels of a Lloyd-Max quantizer lie at the means of N(0, 1) between the midpoints around them.
 TEST(Codes, LloydLevelsAreTheMeansOfTheirIntervals) {
   const auto density = [](double x) { return std::exp(-x * x / 2) / std::sqrt(2 * 3.14159265358979323846); };
   const auto below = [](double x) { return 0.5 * std::erfc(-x / std::sqrt(2.0)); };
-  for (const Code code : {Code::kLloyd4, Code::kLloyd3}) {
+  for (const ElementType code : {ElementType::kLloyd4, ElementType::kLloyd3}) {
     const CodeLevels table = Levels(code);
     const int count = 1 << CodeBits(code);
     for (int i = 0; i < count; ++i) {

@@ -21,8 +21,8 @@ constexpr float kInfinite = std::numeric_limits<float>::infinity();
 constexpr float kNotANumber = std::numeric_limits<float>::quiet_NaN();
 constexpr float kLargest = std::numeric_limits<float>::max();
 
-float Fp16At(const std::vector<uint8_t>& plane, size_t index = 0) {
-  return Fp16ToFloat(LoadBytes<uint16_t>(plane.data() + 2 * index));
+float Fp16At(const std::vector<uint8_t>& section, size_t index = 0) {
+  return Fp16ToFloat(LoadBytes<uint16_t>(section.data() + 2 * index));
 }
 
 // A block whose first values are given, the others 0.
@@ -31,21 +31,21 @@ std::vector<float> Block(std::vector<float> values, size_t size = 32) {
   return values;
 }
 
-template <Code kCode>
+template <ElementType kElementType>
 std::vector<int> Fields(const Row& row, size_t shown) {
   const auto head_dim = static_cast<int>(row.decoded.size());
   std::vector<uint8_t> fields(row.decoded.size());
-  UnpackFields<kCode>(row.codes.data(), head_dim, fields.data());
+  UnpackFields<kElementType>(row.codes.data(), head_dim, fields.data());
   return {fields.begin(), fields.begin() + static_cast<std::ptrdiff_t>(shown)};
 }
 
-template <Code kCode>
+template <ElementType kElementType>
 void CheckSignedBlock(const char* name) {
-  constexpr int kHalf = 1 << (CodeBits(kCode) - 1);
+  constexpr int kHalf = 1 << (CodeBits(kElementType) - 1);
   constexpr auto kTop = static_cast<float>(kHalf);
   const Row row = EncodeRow(Find(name), Block({1.0F, -kTop, kTop, 0.5F}));
   // d = 1 from the second; the third, as large, comes later and is clamped; the fourth is a tie, to even.
-  EXPECT_THAT(Fields<kCode>(row, 5), ElementsAre(kHalf + 1, 0, 2 * kHalf - 1, kHalf, kHalf)) << name;
+  EXPECT_THAT(Fields<kElementType>(row, 5), ElementsAre(kHalf + 1, 0, 2 * kHalf - 1, kHalf, kHalf)) << name;
   const float xq = 1 + kTop * kTop + kTop * (kTop - 1);
   const float qq = 1 + kTop * kTop + (kTop - 1) * (kTop - 1);
   EXPECT_EQ(Fp16At(row.block_scales), Fp16ToFloat(FloatToFp16(xq / qq))) << name;
@@ -54,18 +54,18 @@ void CheckSignedBlock(const char* name) {
 
   const Row zero = EncodeRow(Find(name), Block({1e-9F, -1e-9F}));  // d below fp16's least
   EXPECT_EQ(LoadBytes<uint16_t>(zero.block_scales.data()), 0) << name;
-  EXPECT_THAT(Fields<kCode>(zero, 32), Each(kHalf)) << name;
+  EXPECT_THAT(Fields<kElementType>(zero, 32), Each(kHalf)) << name;
   const Row wild = EncodeRow(Find(name), Block({0, kInfinite, kNotANumber}));
   EXPECT_EQ(wild.decoded[1], kTop * 65504.0F) << name;
   EXPECT_EQ(wild.counts.saturated + 10 * wild.counts.nan, 11) << name;
 }
 
 TEST(SignedBlocks, CodesFromTheSignedMaximumAndLeastSquaresScale) {
-  CheckSignedBlock<Code::kInt6>("int6_g32");
-  CheckSignedBlock<Code::kInt5>("int5_g32");
-  CheckSignedBlock<Code::kInt4>("int4");
-  CheckSignedBlock<Code::kInt3>("int3_g32");
-  CheckSignedBlock<Code::kInt2>("int2_g32");
+  CheckSignedBlock<ElementType::kInt6>("int6_g32");
+  CheckSignedBlock<ElementType::kInt5>("int5_g32");
+  CheckSignedBlock<ElementType::kInt4>("int4");
+  CheckSignedBlock<ElementType::kInt3>("int3_g32");
+  CheckSignedBlock<ElementType::kInt2>("int2_g32");
 }
 
 TEST(Int8Blocks, EachHasItsScale) {
@@ -140,7 +140,7 @@ TEST(Nvfp4, ScalesOfBlocksUnderTheScaleOfTheHead) {
   const std::vector<float> x = Block({6.0F, -3.0F, 0.5F, 0.25F, 5.0F, kNotANumber}, 16);
   const Row row = EncodeRow(Find("nvfp4"), x);
   EXPECT_EQ(row.block_scales[0], 0x38);  // 1
-  EXPECT_THAT(Fields<Code::kE2M1>(row, 7), ElementsAre(7, 13, 1, 0, 6, 0, 0));
+  EXPECT_THAT(Fields<ElementType::kE2M1>(row, 7), ElementsAre(7, 13, 1, 0, 6, 0, 0));
   EXPECT_EQ(row.counts.nan, 1);
   auto doubled = x;
   for (float& value : doubled) value *= 2;
@@ -169,8 +169,8 @@ TEST(UnsignedRows, StepsFromTheLeastToTheGreatest) {
   const Format& format = Find("int4_per_token_head");
   const Row row = EncodeRow(format, {-8.0F, 7.0F, -7.5F, -6.5F, 0.0F, kNotANumber, 6.6F, -8.0F});
   EXPECT_EQ(Fp16At(row.token_scales), 1.0F);
-  EXPECT_EQ(Fp16At(row.token_zeros), -8.0F);
-  EXPECT_THAT(Fields<Code::kUint4>(row, 8), ElementsAre(0, 15, 0, 2, 8, 8, 15, 0));
+  EXPECT_EQ(Fp16At(row.token_offsets), -8.0F);
+  EXPECT_THAT(Fields<ElementType::kUint4>(row, 8), ElementsAre(0, 15, 0, 2, 8, 8, 15, 0));
   EXPECT_EQ(row.decoded[3], -6.0F);
   EXPECT_EQ(row.counts.nan, 1);
   // A constant is its zero; a NaN takes part as 0.
@@ -179,10 +179,10 @@ TEST(UnsignedRows, StepsFromTheLeastToTheGreatest) {
   EXPECT_THAT(constant.codes, Each(0));
   EXPECT_THAT(constant.decoded, Each(Fp16ToFloat(FloatToFp16(3.3F))));
   const Row negative_zero = EncodeRow(format, std::vector<float>(8, -0.0F));
-  EXPECT_EQ(LoadBytes<uint16_t>(negative_zero.token_zeros.data()), 0);
+  EXPECT_EQ(LoadBytes<uint16_t>(negative_zero.token_offsets.data()), 0);
   const Row wild = EncodeRow(format, {kInfinite, -kInfinite, 65505.0F, 65504.0F, 0, 0, 0, 0});
   EXPECT_EQ(wild.counts.saturated, 3);
-  EXPECT_EQ(Fp16At(wild.token_zeros), -65504.0F);
+  EXPECT_EQ(Fp16At(wild.token_offsets), -65504.0F);
   EXPECT_THAT(wild.decoded, Each(testing::Truly([](float x) { return std::isfinite(x); })));
 }
 
@@ -191,10 +191,10 @@ TEST(UnsignedBlocks, ValuesOfKiviHaveAScaleAndAZeroPer32Channels) {
   for (size_t i = 0; i < 64; ++i) x[i] = i < 32 ? static_cast<float>(i % 4) : 100.0F + 2 * static_cast<float>(i % 4);
   const Row row = EncodeRow(OnSide(Find("kivi2"), false), x);
   EXPECT_EQ(Fp16At(row.block_scales, 0), 1.0F);
-  EXPECT_EQ(Fp16At(row.block_zeros, 0), 0.0F);
+  EXPECT_EQ(Fp16At(row.block_offsets, 0), 0.0F);
   EXPECT_EQ(Fp16At(row.block_scales, 1), 2.0F);
-  EXPECT_EQ(Fp16At(row.block_zeros, 1), 100.0F);
-  EXPECT_THAT(Fields<Code::kUint2>(row, 4), ElementsAre(0, 1, 2, 3));
+  EXPECT_EQ(Fp16At(row.block_offsets, 1), 100.0F);
+  EXPECT_THAT(Fields<ElementType::kUint2>(row, 4), ElementsAre(0, 1, 2, 3));
   EXPECT_EQ(row.decoded, x);
 }
 
@@ -209,10 +209,10 @@ TEST(UnsignedTiles, KeysOfKiviKeepAChannelsBiasInItsZero) {
   for (size_t channel = 0; channel < kHeadDim; ++channel) {
     if (channel == 5) continue;
     EXPECT_EQ(Fp16At(row.channel_scales, channel), 1.0F) << channel;
-    EXPECT_EQ(Fp16At(row.channel_zeros, channel), 128.0F * static_cast<float>(channel));
+    EXPECT_EQ(Fp16At(row.channel_offsets, channel), 128.0F * static_cast<float>(channel));
     EXPECT_EQ(row.decoded[7 * kHeadDim + channel], x[7 * kHeadDim + channel]);
   }
-  EXPECT_EQ(Fp16At(row.channel_zeros, 5), 0.0F);  // NaN takes part as 0
+  EXPECT_EQ(Fp16At(row.channel_offsets, 5), 0.0F);  // NaN takes part as 0
   EXPECT_EQ(row.counts.nan, 1);
   EXPECT_EQ(row.counts.values, 32 * 16);
 }
@@ -221,7 +221,7 @@ TEST(LloydRows, NearestLevelsAndTheNormOfTheRow) {
   const Format& format = Find("turboquant_4bit_nc");
   // Values of one magnitude lie at 1 / unit = 46.5 steps of it; the nearest level is 44.
   const Row flat = EncodeRow(format, {3, -3, 3, -3, 3, -3, 3, -3});
-  EXPECT_THAT(Fields<Code::kLloyd4>(flat, 2), ElementsAre(11, 4));
+  EXPECT_THAT(Fields<ElementType::kLloyd4>(flat, 2), ElementsAre(11, 4));
   EXPECT_EQ(Fp16At(flat.token_scales), Fp16ToFloat(FloatToFp16(3.0F * 127.0F / (44.0F * 2.7326F))));
   EXPECT_NEAR(flat.decoded[0], 3.0F, 3 * 0x1p-11F);
   std::mt19937 random(12);
@@ -243,7 +243,7 @@ TEST(LloydRows, NearestLevelsAndTheNormOfTheRow) {
 TEST(LloydRows, ZeroTinyAndHugeRows) {
   // The lower of the two levels beside 0.
   EXPECT_THAT(EncodeRow(Find("turboquant_4bit_nc"), std::vector<float>(8, 0.0F)).codes, Each(0x77));
-  EXPECT_THAT(Fields<Code::kLloyd3>(EncodeRow(Find("turboquant_k3v4_nc"), Block({})), 32), Each(3));
+  EXPECT_THAT(Fields<ElementType::kLloyd3>(EncodeRow(Find("turboquant_k3v4_nc"), Block({})), 32), Each(3));
   for (const char* name : {"turboquant_4bit_nc", "turboquant_k3v4_nc"}) {
     const Row zero = EncodeRow(Find(name), std::vector<float>(32, 0.0F));
     EXPECT_EQ(LoadBytes<uint16_t>(zero.token_scales.data()), 0);

@@ -268,7 +268,7 @@ TEST(CellCodec, ThroughExactPageEncodesBf16Rows) {
   auto rounded = x;
   for (float& value : rounded) value = Bf16ToFloat(FloatToBf16(value));
   const KvScheme scheme = KvScheme::Parse("int4-hadamard");
-  const CellParameters exact{.through_exact_page = true};
+  const CellParameters exact{.via_bf16 = true};
   EXPECT_EQ(EncodeCell(scheme, SideKind::kK, x, shape, exact), EncodeCell(scheme, SideKind::kK, rounded, shape));
   EXPECT_NE(EncodeCell(scheme, SideKind::kK, x, shape, exact), EncodeCell(scheme, SideKind::kK, x, shape));
   const KvScheme kivi = KvScheme::Parse("kivi4");

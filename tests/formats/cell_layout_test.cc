@@ -85,33 +85,33 @@ TEST(PlanCell, BitsOfEveryFormatAtHeadDim128) {
 }
 
 // codes | block scales | block zeros | token scales | token zeros | channel scales | channel zeros, whatever is there.
-TEST(PlanCell, PlanesFollowEachOtherAligned) {
+TEST(PlanCell, SectionsFollowEachOtherAligned) {
   int planned = 0;
   for (const NamedSide& side : EverySide()) {
     for (const int tokens : {16, 32, 64, 128}) {
       for (const int head_dim : {8, 16, 32, 64, 80, 96, 128, 256, 1024}) {
         if (!Takes(*side.format, {tokens, head_dim})) continue;
         ++planned;
-        const CellPlanes planes = PlanCell(*side.format, {tokens, head_dim});
+        const CellSections sections = PlanCell(*side.format, {tokens, head_dim});
         const Scaling& scaling = side.format->scaling;
         const int64_t blocks =
             scaling.channels == 0 ? 0 : int64_t{tokens} * head_dim / BlockChannels(scaling, head_dim);
         const int64_t channels = scaling.tile == 0 ? 0 : int64_t{tokens} / scaling.tile * head_dim;
         const std::vector<std::pair<int64_t, int64_t>> expected = {
-            {planes.codes, int64_t{tokens} * head_dim * side.format->code_bits / 8},
-            {planes.block_scales, blocks * Bytes(scaling.block)},
-            {planes.block_zeros, scaling.block_zero ? blocks * 2 : 0},
-            {planes.token_scales, int64_t{tokens} * Bytes(scaling.token)},
-            {planes.token_zeros, scaling.token_zero ? int64_t{tokens} * 2 : 0},
-            {planes.channel_scales, channels * 2},
-            {planes.channel_zeros, channels * 2}};
+            {sections.codes, int64_t{tokens} * head_dim * side.format->code_bits / 8},
+            {sections.block_scales, blocks * Bytes(scaling.block)},
+            {sections.block_offsets, scaling.block_offset ? blocks * 2 : 0},
+            {sections.token_scales, int64_t{tokens} * Bytes(scaling.token)},
+            {sections.token_offsets, scaling.token_offset ? int64_t{tokens} * 2 : 0},
+            {sections.channel_scales, channels * 2},
+            {sections.channel_offsets, channels * 2}};
         int64_t end = 0;
         for (const auto& [begin, bytes] : expected) {
           EXPECT_EQ(begin, end) << side.text << " " << tokens << " " << head_dim;
           EXPECT_EQ(begin % 16, 0) << side.text;
           end = begin + (bytes + 15) / 16 * 16;
         }
-        EXPECT_EQ(planes.bytes, end) << side.text << " " << tokens << " " << head_dim;
+        EXPECT_EQ(sections.bytes, end) << side.text << " " << tokens << " " << head_dim;
       }
     }
   }
@@ -142,7 +142,7 @@ TEST(PlanCell, RefusesTilesThatDoNotDivideThePage) {
     EXPECT_EQ(Refusal(name, {32, 64}), "");
     EXPECT_EQ(Refusal(name, {16, 64}, false), "");  // V has no tiles
     EXPECT_THROW(PlanRows(Find(name), {33, 64}), InputError);
-    EXPECT_EQ(PlanRows(Find(name), {96, 64}).channel_zeros % 16, 0);
+    EXPECT_EQ(PlanRows(Find(name), {96, 64}).channel_offsets % 16, 0);
   }
   EXPECT_EQ(Refusal("kivi4", {64, 72}), "");  // K: any head_dim; V: blocks of 32
   EXPECT_THAT(Refusal("kivi4", {64, 72}, false), HasSubstr("blocks of 32"));
@@ -179,13 +179,13 @@ std::vector<CellShape> LayoutShapes(const Format& format) {
 TEST(CellLayout, CodesArePermutedOneToOne) {
   for (const NamedSide& side : EverySide()) {
     for (const CellShape shape : LayoutShapes(*side.format)) {
-      const CellPlanes planes = PlanCell(*side.format, shape);
-      std::vector<bool> hit(static_cast<size_t>(planes.block_scales), false);
+      const CellSections sections = PlanCell(*side.format, shape);
+      std::vector<bool> hit(static_cast<size_t>(sections.block_scales), false);
       for (int token = 0; token < shape.tokens; ++token) {
-        for (int64_t byte = 0; byte < planes.row_bytes; ++byte) {
+        for (int64_t byte = 0; byte < sections.row_bytes; ++byte) {
           const int64_t offset = CodeOffset(side.kind, *side.format, shape, token, byte);
           ASSERT_GE(offset, 0);
-          ASSERT_LT(offset, planes.block_scales);
+          ASSERT_LT(offset, sections.block_scales);
           ASSERT_FALSE(hit[static_cast<size_t>(offset)]) << side.text << " " << token << " " << byte;
           hit[static_cast<size_t>(offset)] = true;
         }
@@ -197,32 +197,32 @@ TEST(CellLayout, CodesArePermutedOneToOne) {
 TEST(CellLayout, ConversionsAreInverseAndFollowTheDrawing) {
   for (const NamedSide& side : EverySide()) {
     for (const CellShape shape : LayoutShapes(*side.format)) {
-      const CellPlanes planes = PlanCell(*side.format, shape);
-      const auto canonical = RandomBytes(planes.bytes, 7);
+      const CellSections sections = PlanCell(*side.format, shape);
+      const auto canonical = RandomBytes(sections.bytes, 7);
       std::vector<uint8_t> cell(canonical.size());
-      FromCanonical(side.kind, *side.format, shape, planes, canonical.data(), cell.data());
+      FromCanonical(side.kind, *side.format, shape, sections, canonical.data(), cell.data());
       std::vector<uint8_t> back(canonical.size());
-      ToCanonical(side.kind, *side.format, shape, planes, cell.data(), back.data());
+      ToCanonical(side.kind, *side.format, shape, sections, cell.data(), back.data());
       EXPECT_EQ(back, canonical) << side.text;
       for (int token = 0; token < shape.tokens; ++token) {
-        for (int64_t byte = 0; byte < planes.row_bytes; ++byte) {
+        for (int64_t byte = 0; byte < sections.row_bytes; ++byte) {
           ASSERT_EQ(cell[static_cast<size_t>(CodeOffset(side.kind, *side.format, shape, token, byte))],
-                    canonical[static_cast<size_t>(token * planes.row_bytes + byte)]);
+                    canonical[static_cast<size_t>(token * sections.row_bytes + byte)]);
         }
       }
       // Scales and zeros of blocks: [t][b] -> [b][t].
-      const auto transposed = [&](int64_t plane, int bytes) {
-        for (int64_t i = 0; i < int64_t{shape.tokens} * planes.blocks * bytes; ++i) {
-          const int64_t token = i / bytes / planes.blocks;
-          const int64_t block = i / bytes % planes.blocks;
-          ASSERT_EQ(cell[static_cast<size_t>(plane + (block * shape.tokens + token) * bytes + i % bytes)],
-                    canonical[static_cast<size_t>(plane + i)])
+      const auto transposed = [&](int64_t section, int bytes) {
+        for (int64_t i = 0; i < int64_t{shape.tokens} * sections.blocks * bytes; ++i) {
+          const int64_t token = i / bytes / sections.blocks;
+          const int64_t block = i / bytes % sections.blocks;
+          ASSERT_EQ(cell[static_cast<size_t>(section + (block * shape.tokens + token) * bytes + i % bytes)],
+                    canonical[static_cast<size_t>(section + i)])
               << side.text;
         }
       };
-      transposed(planes.block_scales, Bytes(side.format->scaling.block));
-      if (side.format->scaling.block_zero) transposed(planes.block_zeros, 2);
-      const auto rest = static_cast<std::ptrdiff_t>(planes.token_scales);  // of tokens and channels: unchanged
+      transposed(sections.block_scales, Bytes(side.format->scaling.block));
+      if (side.format->scaling.block_offset) transposed(sections.block_offsets, 2);
+      const auto rest = static_cast<std::ptrdiff_t>(sections.token_scales);  // of tokens and channels: unchanged
       EXPECT_TRUE(std::equal(cell.begin() + rest, cell.end(), canonical.begin() + rest)) << side.text;
     }
   }
@@ -245,12 +245,12 @@ TEST(PlanCache, CellsTileTheRecordsWithoutGapOrOverlap) {
   };
   for (const LayerScheme& layer : layout.layers) {
     for (int head = 0; head < layer.kv_heads; ++head) {
-      cover(covered, layer.KCell(head), layer.k.planes.bytes);
-      cover(covered, layer.KPlain(head), layer.PlainBytes());
-      cover(covered, layer.VCell(head), layer.v.planes.bytes);
+      cover(covered, layer.KCell(head), layer.k.sections.bytes);
+      cover(covered, layer.KUnquantized(head), layer.UnquantizedBytes());
+      cover(covered, layer.VCell(head), layer.v.sections.bytes);
       if (!layer.exact_open) continue;
       cover(exact_covered, layer.ExactKCell(head), layer.ExactCellBytes());
-      cover(exact_covered, layer.ExactKPlain(head), layer.PlainBytes());
+      cover(exact_covered, layer.ExactKUnquantized(head), layer.UnquantizedBytes());
       cover(exact_covered, layer.ExactVCell(head), layer.ExactCellBytes());
     }
   }
@@ -274,8 +274,8 @@ TEST(PlanCache, LatentsAreStoredOnce) {
   for (const LayerScheme& layer : layout.layers) {
     const int bytes = layer.k.format->code_bits / 8;
     EXPECT_EQ(layer.VCell(0), layer.KCell(0));
-    EXPECT_EQ(layer.KPlain(0), layer.KCell(0) + 64 * 512 * bytes);
-    EXPECT_EQ(layer.PlainBytes(), 64 * 64 * bytes);
+    EXPECT_EQ(layer.KUnquantized(0), layer.KCell(0) + 64 * 512 * bytes);
+    EXPECT_EQ(layer.UnquantizedBytes(), 64 * 64 * bytes);
   }
   EXPECT_EQ(Plan({"mla_fp8"}, {1, 512, 64}, 64).page_bytes, 64 * 656);
   EXPECT_EQ(Plan({"mla_fp8"}, {1, 64, 16}, 64).page_bytes, 64 * (64 + 4 + 32)) << "one scale for a short row";
@@ -354,11 +354,11 @@ TEST(PlanCache, TilesNeedThatTheirPageIsExactWhileItIsOpen) {
 TEST(PlanCache, ANameIsAnotherFormatOnEitherSide) {
   const CacheLayout layout = Plan({"kivi4", "turboquant_k8v4", "k=int8,v=kivi2"}, {2, 64}, 32);
   EXPECT_EQ(layout.layers[0].k.format->scaling.tile, 32);
-  EXPECT_TRUE(layout.layers[0].v.format->scaling.block_zero);
-  EXPECT_EQ(layout.layers[1].k.format->code, Code::kE4M3);
-  EXPECT_EQ(layout.layers[1].v.format->code, Code::kUint4);
-  EXPECT_EQ(layout.layers[2].v.format->code, Code::kUint2);
-  EXPECT_EQ(layout.layers[2].v.planes.channel_scales, layout.layers[2].v.planes.bytes);
+  EXPECT_TRUE(layout.layers[0].v.format->scaling.block_offset);
+  EXPECT_EQ(layout.layers[1].k.format->code, ElementType::kE4M3);
+  EXPECT_EQ(layout.layers[1].v.format->code, ElementType::kUint4);
+  EXPECT_EQ(layout.layers[2].v.format->code, ElementType::kUint2);
+  EXPECT_EQ(layout.layers[2].v.sections.channel_scales, layout.layers[2].v.sections.bytes);
 }
 
 TEST(PageRecord, CanonicalAndBack) {

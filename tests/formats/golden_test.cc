@@ -177,7 +177,7 @@ TEST(Exhaustive, E2m1EncodesAndDecodesAsMlDtypes) {
   for (uint8_t code = 0; code < 16; ++code) values.push_back(E2m1::Decode(code));
   EXPECT_EQ(ValueHashes(values, 16), golden["fp32 from e2m1"]);
   // The kernels' table of the same code.
-  constexpr CodeLevels kTable = Levels(Code::kE2M1);
+  constexpr CodeLevels kTable = Levels(ElementType::kE2M1);
   for (size_t code = 0; code < 16; ++code)
     EXPECT_EQ(static_cast<float>(kTable.level[code]) * kTable.unit, values[code]);
 }

@@ -24,7 +24,7 @@ PageHeader Header(const std::vector<std::string>& schemes, LayerShape shape = {2
   std::vector<LayerShape> shapes;
   for (const std::string& text : schemes) {
     parsed.push_back(KvScheme::Parse(text));
-    const bool latents = Find(parsed.back().k.format).latents == Latents::kOnly;
+    const bool latents = Find(parsed.back().k.format).latents == MlaSupport::kRequired;
     shapes.push_back(latents ? LayerShape{1, shape.head_dim, 16} : shape);
   }
   return {.model = "test-model", .layout = PlanCache(parsed, shapes, page_size), .scales = {}};

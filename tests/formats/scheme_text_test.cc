@@ -200,7 +200,7 @@ TEST(SchemeText, UnknownNamesListTheKnownAndSuggestTheNearest) {
 }
 
 TEST(SchemeText, FormatsOfOtherVersionsAndEnginesAreRefusedWithTheReason) {
-  for (const formats::ForeignName& foreign : formats::ForeignNames()) {
+  for (const formats::CompatName& foreign : formats::CompatNames()) {
     EXPECT_NE(foreign.format.empty(), foreign.reason.empty()) << foreign.name;
     EXPECT_EQ(formats::FindOrNull(foreign.name), nullptr) << foreign.name << " is a format now: remove its entry";
     if (foreign.reason.empty()) continue;
@@ -245,10 +245,10 @@ TEST(SchemeText, ExactPagesSinksAndEdges) {
   EXPECT_EQ(two.sink_pages, 3);
   EXPECT_EQ(two.ToString(), "int4+exact=2+sink=3");
   EXPECT_EQ(KvScheme::Parse("int8+exact=2").ToString(), "int8+exact=2");
-  EXPECT_EQ(KvScheme::Parse("int4+edges=1").edge_layers, 1);
-  EXPECT_EQ(KvScheme::Parse("turboquant_4bit_nc").edge_layers, 2) << "vLLM's preset";
+  EXPECT_EQ(KvScheme::Parse("int4+edges=1").boundary_layers, 1);
+  EXPECT_EQ(KvScheme::Parse("turboquant_4bit_nc").boundary_layers, 2) << "vLLM's preset";
   EXPECT_EQ(KvScheme::Parse("turboquant_4bit_nc+edges=0").ToString(), "turboquant_4bit_nc+edges=0");
-  EXPECT_EQ(KvScheme::Parse("k=turboquant_4bit_nc,v=int4").edge_layers, 0) << "no preset";
+  EXPECT_EQ(KvScheme::Parse("k=turboquant_4bit_nc,v=int4").boundary_layers, 0) << "no preset";
 }
 
 TEST(LayerText, EdgesStayUnlessTheyAreNamed) {

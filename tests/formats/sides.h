@@ -41,11 +41,11 @@ inline bool Takes(const Format& format, CellShape shape) {
 struct Row {
   std::vector<uint8_t> codes;
   std::vector<uint8_t> block_scales;
-  std::vector<uint8_t> block_zeros;
+  std::vector<uint8_t> block_offsets;
   std::vector<uint8_t> token_scales;
-  std::vector<uint8_t> token_zeros;
+  std::vector<uint8_t> token_offsets;
   std::vector<uint8_t> channel_scales;
-  std::vector<uint8_t> channel_zeros;
+  std::vector<uint8_t> channel_offsets;
   EncodeCounts counts;
   std::vector<float> decoded;
 };
@@ -53,26 +53,26 @@ struct Row {
 inline Row EncodeRow(const Format& format, const std::vector<float>& x, float static_scale = 1.0F) {
   const int rows = std::max(1, format.scaling.tile);
   const int head_dim = static_cast<int>(x.size()) / rows;
-  const CellPlanes plan = PlanRows(format, {rows, head_dim});
+  const CellSections plan = PlanRows(format, {rows, head_dim});
   Row row;
   row.codes.resize(static_cast<size_t>(rows * plan.row_bytes));
   row.decoded.resize(x.size());
   if (format.scaling.tile != 0) {
     row.channel_scales.resize(static_cast<size_t>(head_dim) * 2);
-    row.channel_zeros.resize(static_cast<size_t>(head_dim) * 2);
-    const TilePlanes planes{row.codes.data(), row.channel_scales.data(), row.channel_zeros.data()};
-    format.encode_tile(x.data(), head_dim, planes, row.counts);
-    format.decode_tile(planes, head_dim, row.decoded.data());
+    row.channel_offsets.resize(static_cast<size_t>(head_dim) * 2);
+    const GroupSections sections{row.codes.data(), row.channel_scales.data(), row.channel_offsets.data()};
+    format.encode_tile(x.data(), head_dim, sections, row.counts);
+    format.decode_tile(sections, head_dim, row.decoded.data());
     return row;
   }
   row.block_scales.resize(static_cast<size_t>(plan.blocks * Bytes(format.scaling.block)));
-  row.block_zeros.resize(format.scaling.block_zero ? static_cast<size_t>(plan.blocks) * 2 : 0);
+  row.block_offsets.resize(format.scaling.block_offset ? static_cast<size_t>(plan.blocks) * 2 : 0);
   row.token_scales.resize(static_cast<size_t>(Bytes(format.scaling.token)));
-  row.token_zeros.resize(format.scaling.token_zero ? 2 : 0);
-  const RowPlanes planes{row.codes.data(), row.block_scales.data(), row.block_zeros.data(), row.token_scales.data(),
-                         row.token_zeros.data()};
-  format.encode_row(x.data(), head_dim, static_scale, planes, row.counts);
-  format.decode_row(planes, head_dim, static_scale, row.decoded.data());
+  row.token_offsets.resize(format.scaling.token_offset ? 2 : 0);
+  const RowSections sections{row.codes.data(), row.block_scales.data(), row.block_offsets.data(),
+                             row.token_scales.data(), row.token_offsets.data()};
+  format.encode_row(x.data(), head_dim, static_scale, sections, row.counts);
+  format.decode_row(sections, head_dim, static_scale, row.decoded.data());
   return row;
 }
 

@@ -17,7 +17,7 @@ namespace kvanta::kernels {
 // A cell whose codes are consecutive numbers from `first` on, in the cache's layout, and what they decode to.
 struct Cell {
   formats::CellShape shape;
-  formats::CellPlanes planes;
+  formats::CellSections sections;
   std::vector<uint8_t> bytes;
   std::vector<float> values;  // [tokens][head_dim]
   CellView view;
@@ -44,7 +44,7 @@ inline void FillScales(formats::ScaleType type, uint8_t* bytes, int64_t count) {
     }
   }
 }
-inline void FillZeros(bool present, uint8_t* bytes, int64_t count) {
+inline void FillOffsets(bool present, uint8_t* bytes, int64_t count) {
   for (int64_t i = 0; present && i < count; ++i) {
     formats::StoreBytes(bytes + 2 * i, static_cast<uint16_t>(0xc000 + i % 5));
   }
@@ -53,59 +53,60 @@ inline void FillZeros(bool present, uint8_t* bytes, int64_t count) {
 inline int Tokens(const formats::Format& format) {
   return std::max(16, format.scaling.tile);
 }
-inline int LeastHeadDim(const formats::Format& format) {
-  return std::max({8, format.scaling.short_rows ? 8 : format.scaling.channels, formats::CodeChannels(format.code)});
+inline int MinHeadDim(const formats::Format& format) {
+  return std::max(
+      {8, format.scaling.allow_partial_block ? 8 : format.scaling.channels, formats::CodeChannels(format.code)});
 }
 
 // The heads and pages that a format is tested with: the smallest, and those that kernels meet by whole tiles.
 inline std::array<formats::CellShape, 2> ShapesOf(const formats::Format& format) {
-  const int head_dim = LeastHeadDim(format);
+  const int head_dim = MinHeadDim(format);
   return {formats::CellShape{Tokens(format), head_dim}, formats::CellShape{64, std::max(64, head_dim)}};
 }
 
 inline Cell MakeCell(const formats::Format& format, formats::SideKind kind, formats::CellShape shape, uint32_t first) {
   const formats::Scaling& scaling = format.scaling;
   const auto [tokens, head_dim] = shape;
-  Cell cell{.shape = {.tokens = tokens, .head_dim = head_dim}, .planes = {}, .bytes = {}, .values = {}, .view = {}};
-  cell.planes = formats::PlanCell(format, cell.shape);
-  std::vector<uint8_t> canonical(static_cast<size_t>(cell.planes.bytes));
+  Cell cell{.shape = {.tokens = tokens, .head_dim = head_dim}, .sections = {}, .bytes = {}, .values = {}, .view = {}};
+  cell.sections = formats::PlanCell(format, cell.shape);
+  std::vector<uint8_t> canonical(static_cast<size_t>(cell.sections.bytes));
   uint32_t code = first;
-  for (int64_t i = 0; i < tokens * cell.planes.row_bytes; ++code) {
+  for (int64_t i = 0; i < tokens * cell.sections.row_bytes; ++code) {
     const int width = std::max(1, format.code_bits / 8);
     std::memcpy(&canonical[static_cast<size_t>(i)], &code, static_cast<size_t>(width));
     i += width;
   }
-  const int64_t blocks = int64_t{tokens} * cell.planes.blocks;
-  FillScales(scaling.block, canonical.data() + cell.planes.block_scales, blocks);
-  FillZeros(scaling.block_zero, canonical.data() + cell.planes.block_zeros, blocks);
-  FillScales(scaling.token, canonical.data() + cell.planes.token_scales, tokens);
-  FillZeros(scaling.token_zero, canonical.data() + cell.planes.token_zeros, tokens);
+  const int64_t blocks = int64_t{tokens} * cell.sections.blocks;
+  FillScales(scaling.block, canonical.data() + cell.sections.block_scales, blocks);
+  FillOffsets(scaling.block_offset, canonical.data() + cell.sections.block_offsets, blocks);
+  FillScales(scaling.token, canonical.data() + cell.sections.token_scales, tokens);
+  FillOffsets(scaling.token_offset, canonical.data() + cell.sections.token_offsets, tokens);
   if (scaling.tile != 0) {
-    FillScales(formats::ScaleType::kFp16, canonical.data() + cell.planes.channel_scales,
+    FillScales(formats::ScaleType::kFp16, canonical.data() + cell.sections.channel_scales,
                tokens / scaling.tile * head_dim);
-    FillZeros(true, canonical.data() + cell.planes.channel_zeros, tokens / scaling.tile * head_dim);
+    FillOffsets(true, canonical.data() + cell.sections.channel_offsets, tokens / scaling.tile * head_dim);
   }
   cell.bytes.resize(canonical.size());
-  formats::FromCanonical(kind, format, cell.shape, cell.planes, canonical.data(), cell.bytes.data());
+  formats::FromCanonical(kind, format, cell.shape, cell.sections, canonical.data(), cell.bytes.data());
   cell.values.resize(static_cast<size_t>(tokens * head_dim));
-  reference::DecodeCell(kind, format, cell.shape, cell.planes, cell.bytes.data(), 1.0f, tokens, cell.values.data());
-  const auto fp16 = [&cell](int64_t plane) { return reinterpret_cast<const uint16_t*>(cell.bytes.data() + plane); };
-  cell.view = {.codes = cell.bytes.data() + cell.planes.codes,
+  reference::DecodeCell(kind, format, cell.shape, cell.sections, cell.bytes.data(), 1.0f, tokens, cell.values.data());
+  const auto fp16 = [&cell](int64_t section) { return reinterpret_cast<const uint16_t*>(cell.bytes.data() + section); };
+  cell.view = {.codes = cell.bytes.data() + cell.sections.codes,
                .page_tokens = tokens,
                .head_dim = head_dim,
                .block = formats::BlockChannels(scaling, head_dim),
                .tile = scaling.tile};
   if (scaling.block != formats::ScaleType::kNone) {
-    cell.view.block_scales = {cell.bytes.data() + cell.planes.block_scales, scaling.block};
+    cell.view.block_scales = {cell.bytes.data() + cell.sections.block_scales, scaling.block};
   }
   if (scaling.token != formats::ScaleType::kNone) {
-    cell.view.token_scales = {cell.bytes.data() + cell.planes.token_scales, scaling.token};
+    cell.view.token_scales = {cell.bytes.data() + cell.sections.token_scales, scaling.token};
   }
-  if (scaling.block_zero) cell.view.block_zeros = fp16(cell.planes.block_zeros);
-  if (scaling.token_zero) cell.view.token_zeros = fp16(cell.planes.token_zeros);
+  if (scaling.block_offset) cell.view.block_offsets = fp16(cell.sections.block_offsets);
+  if (scaling.token_offset) cell.view.token_offsets = fp16(cell.sections.token_offsets);
   if (scaling.tile != 0) {
-    cell.view.channel_scales = fp16(cell.planes.channel_scales);
-    cell.view.channel_zeros = fp16(cell.planes.channel_zeros);
+    cell.view.channel_scales = fp16(cell.sections.channel_scales);
+    cell.view.channel_offsets = fp16(cell.sections.channel_offsets);
   }
   return cell;
 }

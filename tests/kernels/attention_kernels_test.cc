@@ -27,17 +27,17 @@ using formats::SideKind;
 ::testing::AssertionResult SameValue(float found, float expected, const formats::Format& format, double weight = 0) {
   const bool integer = formats::Info(format.code).integer;
   const formats::Scaling& scaling = format.scaling;
-  const double zero = scaling.block_zero || scaling.token_zero || scaling.tile != 0 ? 2.1 : 0.0;
+  const double zero = scaling.block_offset || scaling.token_offset || scaling.tile != 0 ? 2.1 : 0.0;
   if (std::isnan(expected)) return std::isnan(found) ? ::testing::AssertionSuccess() : ::testing::AssertionFailure();
   if (std::abs(expected) < std::numeric_limits<float>::min() && found == 0) return ::testing::AssertionSuccess();
-  const double tolerance = integer ? testing::kCoefficientRelative * (std::abs(expected) + 2 * zero) : 0;
+  const double tolerance = integer ? testing::kOperandRelative * (std::abs(expected) + 2 * zero) : 0;
   if (std::abs(double{found} - expected) <= tolerance + weight) return ::testing::AssertionSuccess();
   return ::testing::AssertionFailure() << found << " instead of " << expected;
 }
 
 uint8_t* Room() {
-  alignas(64) static uint8_t room[kRoomBytes];
-  return room;
+  alignas(64) static uint8_t workspace[kWorkspaceBytes];
+  return workspace;
 }
 
 class AttentionKernelsTest : public ::testing::TestWithParam<testing::Unit> {
@@ -105,7 +105,7 @@ TEST_P(AttentionKernelsTest, EveryCodeOfKeysComesBack) {
                      .query_stride = stride,
                      .row_scale = row_scale,
                      .scores = scores,
-                     .room = Room(),
+                     .workspace = Room(),
                      .prefetch = {}});
           for (int token = 0; token < tokens; ++token) {
             const float* stored = &keys.values[static_cast<size_t>(token * head_dim)];
@@ -131,9 +131,9 @@ void ExpectValuesBack(const ValueKernel& kernel, const formats::Format& format, 
   std::vector<bool> nan(static_cast<size_t>(head_dim));
   // Slots that share the unit of their weights: less than a step of the largest, times the largest code.
   double rounded = 0;
-  if (whole && IsNarrow(format.code)) {
+  if (whole && IsSubbyte(format.code)) {
     for (const float value : values.values)
-      rounded = std::max(rounded, std::abs(double{value}) / testing::kNarrowWeightSteps);
+      rounded = std::max(rounded, std::abs(double{value}) / testing::kSubbyteProbSteps);
   }
   for (int t = 0; whole && t < tokens; ++t) {
     for (int c = 0; c < head_dim; ++c)
@@ -151,7 +151,7 @@ void ExpectValuesBack(const ValueKernel& kernel, const formats::Format& format, 
                        .rescale = rescale,
                        .out = out.data(),
                        .out_stride = head_dim,
-                       .room = Room(),
+                       .workspace = Room(),
                        .prefetch = {}});
     for (int c = 0; c < head_dim; ++c) {
       const float expected = nan[static_cast<size_t>(c)] ? std::nanf("") : stored(token, c);
@@ -209,7 +209,7 @@ class RowsOfPass {
   }
 
   // What `rows` rows from `first` on come to.
-  void Run(int first, int rows, Visit visit, std::vector<float>& scores, std::vector<float>& out) const {
+  void Run(int first, int rows, WorkspaceUse workspace_use, std::vector<float>& scores, std::vector<float>& out) const {
     scores.assign(kPassRows * kMaxPageTokens, 0);
     out = start_;
     key_.score({.cell = keys_.view,
@@ -219,8 +219,8 @@ class RowsOfPass {
                 .query_stride = stride_,
                 .row_scale = row_scale_ + first,
                 .scores = &scores[static_cast<size_t>(first * kMaxPageTokens)],
-                .room = Room(),
-                .visit = visit,
+                .workspace = Room(),
+                .workspace_use = workspace_use,
                 .prefetch = {}});
     value_.accumulate({.cell = values_.view,
                        .begin = begin_,
@@ -231,8 +231,8 @@ class RowsOfPass {
                        .rescale = rescale_ + first,
                        .out = &out[static_cast<size_t>(first * shape_.head_dim)],
                        .out_stride = shape_.head_dim,
-                       .room = Room(),
-                       .visit = visit,
+                       .workspace = Room(),
+                       .workspace_use = workspace_use,
                        .prefetch = {}});
   }
 
@@ -254,7 +254,7 @@ class RowsOfPass {
 void ExpectSameRows(const RowsOfPass& pass, formats::CellShape shape) {
   std::vector<float> alone_scores, alone_out, scores, out;
   for (int row = 0; row < kPassRows; ++row) {
-    pass.Run(row, 1, Visit::kOnly, alone_scores, alone_out);
+    pass.Run(row, 1, WorkspaceUse::kNone, alone_scores, alone_out);
     const auto expect_same = [&, row = row](const char* how, int rows) {
       const size_t s = static_cast<size_t>(row * kMaxPageTokens), o = static_cast<size_t>(row * shape.head_dim);
       ASSERT_TRUE(SameBits(&scores[s], &alone_scores[s], shape.tokens)) << how << rows;
@@ -262,13 +262,13 @@ void ExpectSameRows(const RowsOfPass& pass, formats::CellShape shape) {
     };
     for (const int rows : {row + 1, 4, 5, 8, 9, kPassRows}) {
       if (rows <= row) continue;
-      pass.Run(0, rows, Visit::kOnly, scores, out);
+      pass.Run(0, rows, WorkspaceUse::kNone, scores, out);
       expect_same("in a pass of ", rows);
     }
-    pass.Run(0, kPassRows, Visit::kFirst, scores, out);
+    pass.Run(0, kPassRows, WorkspaceUse::kFill, scores, out);
     expect_same("in the first pass of ", kPassRows);
     for (const int rows : {1, kPassRows}) {
-      pass.Run(rows == 1 ? row : 0, rows, Visit::kAgain, scores, out);
+      pass.Run(rows == 1 ? row : 0, rows, WorkspaceUse::kReuse, scores, out);
       expect_same("in a later pass of ", rows);
     }
   }
@@ -311,7 +311,7 @@ TEST_P(AttentionKernelsTest, IntegerScoresAreEqualOnEveryUnit) {
                .query_stride = key.query_bytes(128),
                .row_scale = &row_scale,
                .scores = scores.back().data(),
-               .room = Room(),
+               .workspace = Room(),
                .prefetch = {}});
   }
   EXPECT_EQ(scores[0], scores[1]);

@@ -87,12 +87,12 @@ TEST_P(AttentionSoftmaxTest, MergeOfAnEmptyPartChangesNothing) {
   const SoftmaxState empty{-inf, 0};
   std::vector<float> out = {1, -2, 3, -0.0f, 5, 6, 7, 8};
   const std::vector<float> before = out, garbage(8, std::nanf(""));
-  Kernels().merge(state, out.data(), empty, garbage.data(), 8);
+  Kernels().combine(state, out.data(), empty, garbage.data(), 8);
   EXPECT_EQ(std::memcmp(out.data(), before.data(), 32), 0);
   EXPECT_EQ(state.sum, 3.0f);
   SoftmaxState first = empty;
   std::vector<float> target = garbage;
-  Kernels().merge(first, target.data(), state, out.data(), 8);
+  Kernels().combine(first, target.data(), state, out.data(), 8);
   EXPECT_EQ(target, out);
   EXPECT_EQ(first.max, 2.0f);
 }

@@ -12,33 +12,33 @@
 namespace kvanta::kernels {
 namespace {
 
-class AttentionTurnTest : public ::testing::TestWithParam<testing::Unit> {};
+class AttentionTransposeTest : public ::testing::TestWithParam<testing::Unit> {};
 
-INSTANTIATE_TEST_SUITE_P(Units, AttentionTurnTest, ::testing::ValuesIn(testing::Units()),
+INSTANTIATE_TEST_SUITE_P(Units, AttentionTransposeTest, ::testing::ValuesIn(testing::Units()),
                          [](const auto& unit) { return unit.param.name; });
 
 // Codes in the order of keys, turned, are those in the order of values; what lies behind stays.
-TEST_P(AttentionTurnTest, KeysTurnIntoValues) {
+TEST_P(AttentionTransposeTest, KeysTurnIntoValues) {
   std::mt19937 random(2);
   const formats::CellShape shape{.tokens = 64, .head_dim = 96};
   constexpr int kGroups = 3;
   for (const formats::Format& format : formats::All()) {
     if (format.scaling.tile != 0) continue;
     SCOPED_TRACE(format.name);
-    const formats::CellPlanes planes = formats::PlanCell(format, shape);
-    std::vector<uint8_t> canonical(static_cast<size_t>(planes.bytes));
+    const formats::CellSections sections = formats::PlanCell(format, shape);
+    std::vector<uint8_t> canonical(static_cast<size_t>(sections.bytes));
     for (uint8_t& byte : canonical) byte = static_cast<uint8_t>(random());
     std::vector<uint8_t> keys(canonical.size()), values(canonical.size());
-    formats::FromCanonical(formats::SideKind::kK, format, shape, planes, canonical.data(), keys.data());
-    formats::FromCanonical(formats::SideKind::kV, format, shape, planes, canonical.data(), values.data());
-    std::vector<uint8_t> turned(static_cast<size_t>(shape.tokens * planes.row_bytes), 0xee);
+    formats::FromCanonical(formats::SideKind::kK, format, shape, sections, canonical.data(), keys.data());
+    formats::FromCanonical(formats::SideKind::kV, format, shape, sections, canonical.data(), values.data());
+    std::vector<uint8_t> turned(static_cast<size_t>(shape.tokens * sections.row_bytes), 0xee);
     std::vector<uint8_t> expected = turned;
-    std::copy_n(values.begin(), kGroups * 16 * planes.row_bytes, expected.begin());
-    GetParam().table->attention->turn({.keys = keys.data(),
-                                       .row_bytes = planes.row_bytes,
-                                       .element_bytes = std::max(8, format.code_bits) / 8,
-                                       .groups = kGroups,
-                                       .values = turned.data()});
+    std::copy_n(values.begin(), kGroups * 16 * sections.row_bytes, expected.begin());
+    GetParam().table->attention->transpose({.keys = keys.data(),
+                                            .row_bytes = sections.row_bytes,
+                                            .element_bytes = std::max(8, format.code_bits) / 8,
+                                            .groups = kGroups,
+                                            .values = turned.data()});
     EXPECT_EQ(turned, expected);
   }
 }

@@ -149,7 +149,7 @@ TEST_P(BlockLinearTest, KeepsTheFilesBlocks) {
   const auto linear = ops->MakeLinear({&view, 1}, {}, GetParam().Kind());
   std::vector<float> row(96);
   for (int64_t index = 0; index < 37; ++index) {
-    linear->ReadRow(index, row.data());
+    linear->DequantizeRow(index, row.data());
     for (int64_t block = 0; block < 3; ++block) {
       float values[kBlockWeights];
       BlockValues(w.blocks[index * 3 + block], values);
@@ -233,7 +233,7 @@ TEST(BlockLinear, StacksWhatIsKeptAndWhatIsQuantized) {
   const auto linear = ops->MakeLinear(views, {}, WeightType::kInt4);
   std::vector<float> row(64);
   for (int64_t index = 0; index < 64; ++index) {
-    linear->ReadRow(index, row.data());
+    linear->DequantizeRow(index, row.data());
     for (int64_t block = 0; block < 2; ++block) {
       const int64_t at = index % 16 * 2 + block;
       float values[kBlockWeights];

@@ -93,8 +93,8 @@ TEST(CudaGridTest, StopsAtBadSharedMemory) {
 
 TEST(CudaGridTest, StopsAtMisalignedGlobalMemory) {
   alignas(16) static const uint8_t bytes[32] = {};
-  EXPECT_EQ(ErrorOf({}, [] { LoadWords4(bytes + 16); }), "none");
-  EXPECT_THAT(ErrorOf({}, [] { LoadWords4(bytes + 8); }), HasSubstr("not a multiple of 16"));
+  EXPECT_EQ(ErrorOf({}, [] { LoadVec4(bytes + 16); }), "none");
+  EXPECT_THAT(ErrorOf({}, [] { LoadVec4(bytes + 8); }), HasSubstr("not a multiple of 16"));
 }
 
 // Three groups under way, of which a thread waits for the older ones.

@@ -13,7 +13,7 @@
 namespace kvanta::kernels::cuda {
 namespace {
 
-using formats::CellPlanes;
+using formats::CellSections;
 using formats::CellShape;
 using formats::Format;
 using formats::SideKind;
@@ -34,41 +34,41 @@ class GpuAppendTest : public testing::GpuTestBase, public ::testing::WithParamIn
     constexpr int kPage = 64;
     constexpr float kScale = 0.37F;
     const CellShape shape{.tokens = kPage, .head_dim = head_dim};
-    const CellPlanes planes = formats::PlanCell(format, shape);
+    const CellSections sections = formats::PlanCell(format, shape);
     const int tokens = static_cast<int>(x.size()) / head_dim;
     const int pages = tokens / kPage;
-    std::vector<uint8_t> expected(static_cast<size_t>(pages * planes.bytes), 0xFF);
-    std::vector<RowPlace> places;
+    std::vector<uint8_t> expected(static_cast<size_t>(pages * sections.bytes), 0xFF);
+    std::vector<Slot> places;
     formats::EncodeCounts counts;
     formats::RowBuffer buffer;
     for (int token = 0; token < tokens; ++token) {
       places.push_back({.quantized = token / kPage, .slot = token % kPage, .row = token});
-      format.encode_row(x.data() + int64_t{token} * head_dim, head_dim, kScale, buffer.Planes(), counts);
-      formats::StoreRow(kind, format, shape, planes, token % kPage, buffer.Planes(),
-                        expected.data() + token / kPage * planes.bytes);
+      format.encode_row(x.data() + int64_t{token} * head_dim, head_dim, kScale, buffer.Sections(), counts);
+      formats::StoreRow(kind, format, shape, sections, token % kPage, buffer.Sections(),
+                        expected.data() + token / kPage * sections.bytes);
     }
     const Buffer rows = Upload(x), where = Upload(places), scale = Upload(std::vector<float>{kScale});
     const Buffer cells = Upload(std::vector<uint8_t>(expected.size(), 0xFF));
     const Buffer sums = Upload(std::vector<AppendSums>(1));
     const Buffer list =
-        Upload(std::vector<PlaceList>{{.places = where.as<RowPlace>(), .count = static_cast<int32_t>(tokens)}});
-    AppendSide side;
+        Upload(std::vector<SlotMapping>{{.places = where.as<Slot>(), .count = static_cast<int32_t>(tokens)}});
+    AppendParams side;
     side.rows = rows.as<float>();
     side.stride = head_dim;
-    side.list = list.as<PlaceList>();
-    side.most = tokens;
+    side.list = list.as<SlotMapping>();
+    side.limit = tokens;
     side.kv_heads = 1;
     side.row_dim = head_dim;
     side.head_dim = head_dim;
     side.page_size = kPage;
     side.is_key = kind == SideKind::kK;
     side.scale = scale.as<float>();
-    side.quantized = {cells.data(), planes.bytes};
-    side.cell = {.codes = planes.codes,
-                 .block_scales = planes.block_scales,
-                 .block_zeros = planes.block_zeros,
-                 .token_scales = planes.token_scales,
-                 .token_zeros = planes.token_zeros};
+    side.quantized = {cells.data(), sections.bytes};
+    side.cell = {.codes = sections.codes,
+                 .block_scales = sections.block_scales,
+                 .block_offsets = sections.block_offsets,
+                 .token_scales = sections.token_scales,
+                 .token_offsets = sections.token_offsets};
     side.sums = sums.as<AppendSums>();
     gpu_->Append(FindAppend(format), side);
     gpu_->Check();
@@ -106,7 +106,7 @@ TEST_P(GpuAppendTest, EveryFormatSideAndKindOfValue) {
       const Format& format = formats::OnSide(named, kind == SideKind::kK);
       // Tiles: attention/gpu_test.cc. Latents have the order of keys.
       if (format.scaling.tile != 0 || FindAppend(format) < 0) continue;
-      if (format.latents == formats::Latents::kOnly && kind == SideKind::kV) continue;
+      if (format.latents == formats::MlaSupport::kRequired && kind == SideKind::kV) continue;
       ++checked;
       Check(format, kind, 128, every);
       for (const int head_dim : {64, 96, 256}) {

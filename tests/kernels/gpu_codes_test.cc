@@ -16,20 +16,21 @@ namespace kvanta::kernels::cuda {
 namespace {
 
 // Values of the channels in a row's bytes.
-template <Code kCode>
+template <ElementType kElementType>
 std::vector<float> Decode(const std::vector<uint8_t>& row, int channels) {
   std::vector<float> values(static_cast<size_t>(channels));
   for (int c = 0; c < channels; ++c) {
     const auto at = static_cast<size_t>(c);
     const auto half = [&] { return static_cast<uint16_t>(row[2 * at] | (row[2 * at + 1] << 8)); };
-    if constexpr (kCode == Code::kBf16) values[at] = Bf16ToFloat(half());
-    if constexpr (kCode == Code::kFp16) values[at] = Fp16ToFloat(half());
-    if constexpr (kCode == Code::kE4M3) values[at] = formats::E4m3::Decode(row[at]);
-    if constexpr (kCode == Code::kE5M2) values[at] = formats::E5m2::Decode(row[at]);
-    if constexpr (kCode == Code::kFp32) std::memcpy(&values[at], row.data() + 4 * at, 4);
-    if constexpr (kCode == Code::kInt8) values[at] = static_cast<float>(static_cast<int8_t>(row[at]));
+    if constexpr (kElementType == ElementType::kBf16) values[at] = Bf16ToFloat(half());
+    if constexpr (kElementType == ElementType::kFp16) values[at] = Fp16ToFloat(half());
+    if constexpr (kElementType == ElementType::kE4M3) values[at] = formats::E4m3::Decode(row[at]);
+    if constexpr (kElementType == ElementType::kE5M2) values[at] = formats::E5m2::Decode(row[at]);
+    if constexpr (kElementType == ElementType::kFp32) std::memcpy(&values[at], row.data() + 4 * at, 4);
+    if constexpr (kElementType == ElementType::kInt8) values[at] = static_cast<float>(static_cast<int8_t>(row[at]));
   }
-  if constexpr (formats::CodeBits(kCode) < 8) formats::DecodeLevels<kCode>(row.data(), channels, values.data());
+  if constexpr (formats::CodeBits(kElementType) < 8)
+    formats::DecodeLevels<kElementType>(row.data(), channels, values.data());
   return values;
 }
 
@@ -43,23 +44,25 @@ float Half(uint32_t pair, int half, bool bf16 = false) {
 }
 
 // A code, as a side of which the kernel knows all (kFixed), or the family.
-template <Code kOf, bool kFixed>
+template <ElementType kOf, bool kFixed>
 struct Tested {
-  static constexpr Code kCode = kOf;
+  static constexpr ElementType kElementType = kOf;
   static constexpr formats::Scaling kScaling = {
-      .block = kOf == Code::kE2M1 ? formats::ScaleType::kE8M0 : formats::ScaleType::kNone,
-      .channels = kOf == Code::kE2M1 ? 32 : 0};
-  using Side = std::conditional_t<kFixed, FixedSide<Tested>, FamilySide<FamilyOf(kOf)>>;
+      .block = kOf == ElementType::kE2M1 ? formats::ScaleType::kE8M0 : formats::ScaleType::kNone,
+      .channels = kOf == ElementType::kE2M1 ? 32 : 0};
+  using Side = std::conditional_t<kFixed, StaticKvType<Tested>, RuntimeKvType<DecodeKindOf(kOf)>>;
 };
 
 template <class T>
 class GpuCodesTest : public ::testing::Test {};
 using Codes = ::testing::Types<
-    Tested<Code::kFp32, false>, Tested<Code::kBf16, true>, Tested<Code::kFp16, false>, Tested<Code::kE4M3, true>,
-    Tested<Code::kE5M2, false>, Tested<Code::kInt8, true>, Tested<Code::kInt6, false>, Tested<Code::kInt5, false>,
-    Tested<Code::kInt4, true>, Tested<Code::kInt4, false>, Tested<Code::kUint4, true>, Tested<Code::kInt3, false>,
-    Tested<Code::kInt3, true>, Tested<Code::kInt2, false>, Tested<Code::kUint3, false>, Tested<Code::kUint2, false>,
-    Tested<Code::kE2M1, true>, Tested<Code::kLloyd4, false>, Tested<Code::kLloyd3, false>>;
+    Tested<ElementType::kFp32, false>, Tested<ElementType::kBf16, true>, Tested<ElementType::kFp16, false>,
+    Tested<ElementType::kE4M3, true>, Tested<ElementType::kE5M2, false>, Tested<ElementType::kInt8, true>,
+    Tested<ElementType::kInt6, false>, Tested<ElementType::kInt5, false>, Tested<ElementType::kInt4, true>,
+    Tested<ElementType::kInt4, false>, Tested<ElementType::kUint4, true>, Tested<ElementType::kInt3, false>,
+    Tested<ElementType::kInt3, true>, Tested<ElementType::kInt2, false>, Tested<ElementType::kUint3, false>,
+    Tested<ElementType::kUint2, false>, Tested<ElementType::kE2M1, true>, Tested<ElementType::kLloyd4, false>,
+    Tested<ElementType::kLloyd3, false>>;
 TYPED_TEST_SUITE(GpuCodesTest, Codes);
 
 constexpr int kHeadDim = 96;  // three blocks; the lanes of one take parts of units of the narrowest plane
@@ -68,28 +71,29 @@ constexpr int kHeadDim = 96;  // three blocks; the lanes of one take parts of un
 struct LaidOut {
   static int Token(int token) { return token; }
   std::vector<uint8_t> bytes;
-  Words4 Codes4(int offset) const { return LoadAligned<Words4>(bytes.data() + offset); }
-  Words2 Codes2(int offset) const { return LoadAligned<Words2>(bytes.data() + offset); }
+  Vec4 Codes4(int offset) const { return LoadAligned<Vec4>(bytes.data() + offset); }
+  Vec2 Codes2(int offset) const { return LoadAligned<Vec2>(bytes.data() + offset); }
 };
-template <Code kCode>
+template <ElementType kElementType>
 struct Rows {
   Rows(formats::SideKind kind, int tokens, uint32_t seed) {
     std::mt19937 random(seed);
-    const int row_bytes = kHeadDim * formats::CodeBits(kCode) / 8;
+    const int row_bytes = kHeadDim * formats::CodeBits(kElementType) / 8;
     formats::Format format = formats::Find("bf16");
-    format.code_bits = formats::CodeBits(kCode);
+    format.code_bits = formats::CodeBits(kElementType);
     const formats::CellShape shape{.tokens = 32, .head_dim = kHeadDim};
     cell.bytes.resize(static_cast<size_t>(32 * row_bytes));
     for (int token = 0; token < tokens; ++token) {
       std::vector<uint8_t> row(static_cast<size_t>(row_bytes));
       for (uint8_t& byte : row) byte = static_cast<uint8_t>(random());
       // Of f32 only what three terms hold: the last one of tiny values would be subnormal, or less.
-      for (size_t i = 3; kCode == Code::kFp32 && i < row.size(); i += 4) row[i] = (row[i] & 0xbfU) | 0x30U;
+      for (size_t i = 3; kElementType == ElementType::kFp32 && i < row.size(); i += 4)
+        row[i] = (row[i] & 0xbfU) | 0x30U;
       for (int byte = 0; byte < row_bytes; ++byte) {
         cell.bytes[static_cast<size_t>(formats::CodeOffset(kind, format, shape, token, byte))] =
             row[static_cast<size_t>(byte)];
       }
-      values.push_back(Decode<kCode>(row, kHeadDim));
+      values.push_back(Decode<kElementType>(row, kHeadDim));
     }
   }
   LaidOut cell;
@@ -107,17 +111,17 @@ void ForFour(Visit visit) {
 TYPED_TEST(GpuCodesTest, KeysOfALane) {
   using Side = typename TypeParam::Side;
   using Operand = KeyOperand<Side>;
-  constexpr Code kCode = TypeParam::kCode;
-  const SideCode code = MakeSideCode(kCode, TypeParam::kScaling);
+  constexpr ElementType kElementType = TypeParam::kElementType;
+  const KvTypeDesc code = MakeKvTypeDesc(kElementType, TypeParam::kScaling);
   const Side side(code);
   for (uint32_t seed = 0; seed < 16; ++seed) {
-    const Rows<kCode> rows(formats::SideKind::kK, 32, seed);
+    const Rows<kElementType> rows(formats::SideKind::kK, 32, seed);
     for (int block = 0; block < kHeadDim / 32; ++block) {
       for (int lane = 0; lane < kWarp; ++lane) {
         const int g = lane / 4, t = lane % 4;
         typename Operand::Words words;
-        Operand::Load(side, rows.cell, kHeadDim, block, t, g / 4 * 2 * kHeadDim * formats::CodeBits(kCode) + g % 4 * 16,
-                      words);
+        Operand::Load(side, rows.cell, kHeadDim, block, t,
+                      g / 4 * 2 * kHeadDim * formats::CodeBits(kElementType) + g % 4 * 16, words);
         for (int j = 0; j < 4; ++j) {
           ForFour([&](auto pair) {
             constexpr int kPair = decltype(pair)::value;
@@ -140,12 +144,12 @@ TYPED_TEST(GpuCodesTest, KeysOfALane) {
 TYPED_TEST(GpuCodesTest, ValuesOfALane) {
   using Side = typename TypeParam::Side;
   using Operand = ValueOperand<Side>;
-  constexpr Code kCode = TypeParam::kCode;
-  if constexpr (FamilyOf(kCode) != Family::kLloyd) {  // keys only
-    const SideCode code = MakeSideCode(kCode, TypeParam::kScaling);
+  constexpr ElementType kElementType = TypeParam::kElementType;
+  if constexpr (DecodeKindOf(kElementType) != DecodeKind::kLloyd) {  // keys only
+    const KvTypeDesc code = MakeKvTypeDesc(kElementType, TypeParam::kScaling);
     const Side side(code);
     for (uint32_t seed = 0; seed < 16; ++seed) {
-      const Rows<kCode> rows(formats::SideKind::kV, 32, seed);
+      const Rows<kElementType> rows(formats::SideKind::kV, 32, seed);
       for (int block = 0; block < kHeadDim / 32; ++block) {
         for (int lane = 0; lane < kWarp; ++lane) {
           const int g = lane / 4, t = lane % 4;

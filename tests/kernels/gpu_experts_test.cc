@@ -17,7 +17,7 @@ namespace kvanta::kernels {
 namespace {
 
 constexpr int kHidden = 32;
-constexpr int kFfn = 40;
+constexpr int kIntermediateSize = 40;
 
 class GpuExpertsTest : public testing::GpuTestBase, public ::testing::WithParamInterface<std::string> {
  protected:
@@ -44,7 +44,7 @@ class GpuExpertsTest : public testing::GpuTestBase, public ::testing::WithParamI
       const WeightView view{.data = w.data(), .dtype = DType::kF32, .out = out, .in = in};
       return ops_->MakeLinear({&view, 1}, {}, store);
     };
-    return {.gate_up = make(2 * kFfn, kHidden, seed), .down = make(kHidden, kFfn, seed + 1)};
+    return {.gate_up = make(2 * kIntermediateSize, kHidden, seed), .down = make(kHidden, kIntermediateSize, seed + 1)};
   }
   std::vector<float> Forward(ExpertLayer& layer, const Buffer& x, const Buffer& logits, int count, int64_t first,
                              int64_t rows) {
@@ -60,7 +60,8 @@ INSTANTIATE_TEST_SUITE_P(Gpus, GpuExpertsTest, ::testing::ValuesIn(testing::Gpus
                          [](const auto& param) { return param.param; });
 
 // Weights of a row's experts, 0 of those that are not chosen: the rule of models/experts.cc, in doubles.
-std::vector<double> Weights(const float* logits, const std::vector<float>& correction, const ExpertRule& rule) {
+std::vector<double> Weights(const float* logits, const std::vector<float>& e_score_correction_bias,
+                            const ExpertRule& rule) {
   const auto count = static_cast<size_t>(rule.count);
   std::vector<double> scores(count), weights(count);
   double sum = 0;
@@ -72,12 +73,12 @@ std::vector<double> Weights(const float* logits, const std::vector<float>& corre
     for (double& score : scores) score /= sum;
   }
   std::vector<double> choices = scores;
-  for (size_t i = 0; i < correction.size(); ++i) choices[i] += double{correction[i]};
-  const auto best = [](const std::vector<double>& values, int wanted) {
+  for (size_t i = 0; i < e_score_correction_bias.size(); ++i) choices[i] += double{e_score_correction_bias[i]};
+  const auto best = [](const std::vector<double>& values, int requested) {
     std::vector<size_t> order(values.size());
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return values[a] > values[b]; });
-    order.resize(static_cast<size_t>(wanted));
+    order.resize(static_cast<size_t>(requested));
     return order;
   };
   const size_t size = count / static_cast<size_t>(rule.groups);
@@ -88,7 +89,7 @@ std::vector<double> Weights(const float* logits, const std::vector<float>& corre
     std::sort(of_group.rbegin(), of_group.rend());
     groups.push_back(of_group[0] + (rule.sigmoid ? of_group[1] : 0));
   }
-  const std::vector<size_t> kept = best(groups, rule.chosen_groups);
+  const std::vector<size_t> kept = best(groups, rule.topk_group);
   for (size_t i = 0; i < count; ++i) {
     if (std::find(kept.begin(), kept.end(), i / size) == kept.end()) choices[i] = -HUGE_VAL;
   }
@@ -106,8 +107,8 @@ struct ExpertCase {
 const ExpertCase kExpertCases[] = {
     {{.count = 7, .chosen = 3, .scale = 1.5F}, WeightType::kBf16, 40},  // tiles of 32 rows; of few rows, of 8
 #ifndef KVANTA_SANITIZED
-    {{.count = 12, .chosen = 4, .groups = 4, .chosen_groups = 2}, WeightType::kInt4, 9},
-    {{.count = 64, .chosen = 6, .groups = 8, .chosen_groups = 3, .sigmoid = true, .normalized = true, .scale = 2.5F},
+    {{.count = 12, .chosen = 4, .groups = 4, .topk_group = 2}, WeightType::kInt4, 9},
+    {{.count = 64, .chosen = 6, .groups = 8, .topk_group = 3, .sigmoid = true, .normalized = true, .scale = 2.5F},
      WeightType::kInt8,
      20},
     {{.count = 5, .chosen = 2}, WeightType::kF32, 530},  // more than go through it at once
@@ -120,23 +121,24 @@ TEST_P(GpuExpertsTest, ALayerIsTheSumOfItsExpertsWhateverTheRows) {
   for (const auto& [rule, store, rows] : kExpertCases) {
     SCOPED_TRACE(::testing::Message() << rule.chosen << " of " << rule.count << ", " << rows << " rows");
     const std::vector<float> x = RandomValues(rows * kHidden, seed), logits = RandomValues(rows * rule.count, seed + 1);
-    const std::vector<float> correction = rule.sigmoid ? RandomValues(rule.count, seed + 2) : std::vector<float>{};
+    const std::vector<float> e_score_correction_bias =
+        rule.sigmoid ? RandomValues(rule.count, seed + 2) : std::vector<float>{};
     const Buffer device_x = Upload(x), device_logits = Upload(logits);
     seed += 3;
     std::vector<ExpertWeights> experts;
     std::vector<double> expected(x.size()), magnitudes(x.size());
     std::vector<std::vector<double>> weights;
     for (int64_t row = 0; row < rows; ++row) {
-      weights.push_back(Weights(logits.data() + row * rule.count, correction, rule));
+      weights.push_back(Weights(logits.data() + row * rule.count, e_score_correction_bias, rule));
       ASSERT_EQ(std::count_if(weights.back().begin(), weights.back().end(), [](double w) { return w != 0; }),
                 rule.chosen);
     }
     for (int expert = 0; expert < rule.count; ++expert, seed += 2) {
       experts.push_back(MakeExpert(store, seed));
-      const Buffer both = Upload(std::vector<float>(static_cast<size_t>(rows * 2 * kFfn)));
-      const Buffer gated = Upload(std::vector<float>(static_cast<size_t>(rows * kFfn))), made = Upload(x);
-      experts.back().gate_up->Forward(device_x.as<float>(), rows, both.as<float>(), 2 * kFfn);
-      ops_->SiluMul(both.as<float>(), rows, kFfn, gated.as<float>());
+      const Buffer both = Upload(std::vector<float>(static_cast<size_t>(rows * 2 * kIntermediateSize)));
+      const Buffer gated = Upload(std::vector<float>(static_cast<size_t>(rows * kIntermediateSize))), made = Upload(x);
+      experts.back().gate_up->Forward(device_x.as<float>(), rows, both.as<float>(), 2 * kIntermediateSize);
+      ops_->SiluMul(both.as<float>(), rows, kIntermediateSize, gated.as<float>());
       experts.back().down->Forward(gated.as<float>(), rows, made.as<float>(), kHidden);
       const std::vector<float> own = Download(made);
       for (size_t i = 0; i < own.size(); ++i) {
@@ -145,7 +147,7 @@ TEST_P(GpuExpertsTest, ALayerIsTheSumOfItsExpertsWhateverTheRows) {
         magnitudes[i] += std::abs(part);
       }
     }
-    const std::unique_ptr<ExpertLayer> layer = ops_->MakeExperts(std::move(experts), rule, correction);
+    const std::unique_ptr<ExpertLayer> layer = ops_->MakeExperts(std::move(experts), rule, e_score_correction_bias);
     const std::vector<float> found = Forward(*layer, device_x, device_logits, rule.count, 0, rows);
     for (size_t i = 0; i < found.size(); ++i) {
       ASSERT_NEAR(found[i], expected[i], testing::kGpuRowTolerance * magnitudes[i] + 1e-30) << "row " << i / kHidden;
@@ -164,7 +166,7 @@ TEST_P(GpuExpertsTest, ALayerIsTheSumOfItsExpertsWhateverTheRows) {
 
 // Rows of a bucket that nobody reads may hold anything.
 TEST_P(GpuExpertsTest, RowsThatAreNotFiniteStayAlone) {
-  const ExpertRule rule{.count = 9, .chosen = 2, .groups = 3, .chosen_groups = 2};
+  const ExpertRule rule{.count = 9, .chosen = 2, .groups = 3, .topk_group = 2};
   constexpr int64_t kRows = 4;
   const std::vector<float> x = RandomValues(kRows * kHidden, 90);
   std::vector<float> logits = RandomValues(kRows * rule.count, 91);

@@ -117,8 +117,8 @@ TEST_P(GpuOpsTest, LongLinearIsTheProductWhateverTheRows) {
 }
 
 void GpuOpsTest::ExpectProducts(int64_t out, int64_t in) {
-  const int64_t most = 200, stride = out + 3, split = out / 2 + 4;
-  std::vector<float> x = RandomValues(most * in, 3);
+  const int64_t limit = 200, stride = out + 3, split = out / 2 + 4;
+  std::vector<float> x = RandomValues(limit * in, 3);
   for (int64_t i = 0; i < in; ++i) x[static_cast<size_t>(2 * in + i)] *= 1e4F;  // rows differ in size
   x[static_cast<size_t>(in)] = 300;                                             // a value that dwarfs its row
   const std::vector<float> w = RandomValues(out * in, 4);
@@ -132,7 +132,7 @@ void GpuOpsTest::ExpectProducts(int64_t out, int64_t in) {
     std::vector<float> stored;
     for (int64_t o = 0; o < out; ++o) {
       Buffer row = gpu_->device().Allocate(static_cast<size_t>(in) * sizeof(float));
-      linear->ReadRow(o, row.as<float>());
+      linear->DequantizeRow(o, row.as<float>());
       const std::vector<float> values = Download(row);
       stored.insert(stored.end(), values.begin(), values.end());
     }
@@ -140,7 +140,7 @@ void GpuOpsTest::ExpectProducts(int64_t out, int64_t in) {
     const auto on_cpu = cpu_->MakeLinear(views, bias, store);
     std::vector<float> row(static_cast<size_t>(in));
     for (int64_t o = 0; o < out; ++o) {
-      on_cpu->ReadRow(o, row.data());
+      on_cpu->DequantizeRow(o, row.data());
       ASSERT_TRUE(std::equal(row.begin(), row.end(), stored.begin() + o * in)) << "row " << o << " of W";
     }
     std::vector<float> first;  // of every row, from the smallest product that has it
@@ -197,7 +197,7 @@ TEST_P(GpuOpsTest, BlocksOfAFileAreKept) {
     const auto linear = ops_->MakeLinear({&view, 1}, {}, type);
     for (const int64_t row : {int64_t{0}, int64_t{9}, out - 1}) {
       Buffer read = gpu_->device().Allocate(static_cast<size_t>(in) * sizeof(float));
-      linear->ReadRow(row, read.as<float>());
+      linear->DequantizeRow(row, read.as<float>());
       const std::vector<float> values = Download(read);
       for (int64_t block = 0; block < in / kBlockWeights; ++block) {
         float expected[kBlockWeights];
@@ -301,7 +301,7 @@ TEST_P(GpuOpsTest, EmbeddingIsARowOfTheWeight) {
   }
 }
 
-TEST_P(GpuOpsTest, PeaksAreTheFirstOfTheLargest) {
+TEST_P(GpuOpsTest, ArgmaxesAreTheFirstOfTheLargest) {
   const int64_t vocab = 700, rows = 4;
   std::vector<float> w(static_cast<size_t>(vocab * 32));
   for (int64_t token = 0; token < vocab; ++token) {  // row r's logits: a hash of token and r
@@ -314,17 +314,17 @@ TEST_P(GpuOpsTest, PeaksAreTheFirstOfTheLargest) {
   const WeightView view{w.data(), DType::kF32, vocab, 32};
   const auto linear = ops_->MakeLinear({&view, 1}, {}, WeightType::kF32);
   const Buffer device_x = Upload(x), y = Upload(std::vector<float>(static_cast<size_t>(rows * vocab)));
-  const Buffer peaks = Upload(std::vector<RowPeak>(static_cast<size_t>(rows)));
-  linear->Multiply(device_x.as<float>(), rows, y.as<float>(), vocab, peaks.as<RowPeak>());
-  const std::vector<RowPeak> found = Download<RowPeak>(peaks);
+  const Buffer argmaxes = Upload(std::vector<RowArgmax>(static_cast<size_t>(rows)));
+  linear->Multiply(device_x.as<float>(), rows, y.as<float>(), vocab, argmaxes.as<RowArgmax>());
+  const std::vector<RowArgmax> found = Download<RowArgmax>(argmaxes);
   for (int64_t r = 0; r < rows; ++r) {
     // An infinite weight times zero is no number in the other rows, too.
     EXPECT_FALSE(found[static_cast<size_t>(r)].finite);
   }
   w[static_cast<size_t>(123 * 32 + 2)] = 0;
   const auto finite = ops_->MakeLinear({&view, 1}, {}, WeightType::kF32);
-  finite->Multiply(device_x.as<float>(), rows, y.as<float>(), vocab, peaks.as<RowPeak>());
-  const std::vector<RowPeak> best = Download<RowPeak>(peaks);
+  finite->Multiply(device_x.as<float>(), rows, y.as<float>(), vocab, argmaxes.as<RowArgmax>());
+  const std::vector<RowArgmax> best = Download<RowArgmax>(argmaxes);
   const std::vector<float> logits = Download(y);
   for (int64_t r = 0; r < rows; ++r) {
     const auto begin = logits.begin() + r * vocab;

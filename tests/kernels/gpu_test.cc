@@ -1,5 +1,5 @@
 // What the library says of the machine's GPUs.
-#include "kernels/cuda/gpu.h"
+#include "kernels/cuda/cuda_context.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -122,7 +122,7 @@ TEST_P(LinearTest, ARowsBitsDoNotDependOnTheRowsBesideIt) {
 
 // Also where numbers of rows go different ways: sums of what is large and what is too small to count.
 TEST_P(ElementLinearTest, ARowsBitsDoNotDependOnTheRowsBesideItForAnySizeOfValues) {
-  const int64_t in = 200, out = 40, most = 40;
+  const int64_t in = 200, out = 40, limit = 40;
   std::mt19937 generator(7);
   const auto values = [&](int64_t n) {
     std::vector<float> x(static_cast<size_t>(n));
@@ -132,11 +132,11 @@ TEST_P(ElementLinearTest, ARowsBitsDoNotDependOnTheRowsBesideItForAnySizeOfValue
     return x;
   };
   const auto w = values(out * in);
-  const auto x = values(most * in);
+  const auto x = values(limit * in);
   const auto ops = MakeOps(1);
   const auto linear = MakeLinear(*ops, w, out, in);
-  std::vector<float> expected(static_cast<size_t>(most * out));
-  for (int64_t row = 0; row < most; ++row) {
+  std::vector<float> expected(static_cast<size_t>(limit * out));
+  for (int64_t row = 0; row < limit; ++row) {
     linear->Forward(x.data() + row * in, 1, expected.data() + row * out, out);
   }
   for (const int64_t rows : {2, 3, 4, 5, 16, 17, 32, 40}) {
@@ -158,18 +158,18 @@ TEST_P(LinearTest, PeaksAreTheFirstLargestOfEveryRow) {
     x[5 * in] = std::nanf("");
     const auto ops = MakeOps(2);
     std::vector<float> y(static_cast<size_t>(rows * out));
-    std::vector<RowPeak> peaks(static_cast<size_t>(rows));
+    std::vector<RowArgmax> argmaxes(static_cast<size_t>(rows));
     const auto linear = MakeLinear(*ops, w, out, in);
-    linear->Multiply(x.data(), rows, y.data(), out, peaks.data());
+    linear->Multiply(x.data(), rows, y.data(), out, argmaxes.data());
     EXPECT_EQ(std::memcmp(y.data(), Product(*linear, x, rows, out).data(), y.size() * sizeof(float)), 0);
     for (int64_t row = 0; row < rows; ++row) {
       const float* values = y.data() + row * out;
       const bool finite = std::all_of(values, values + out, [](float value) { return std::isfinite(value); });
-      ASSERT_EQ(peaks[static_cast<size_t>(row)].finite, finite) << row;
+      ASSERT_EQ(argmaxes[static_cast<size_t>(row)].finite, finite) << row;
       if (!finite) continue;
       const float* largest = std::max_element(values, values + out);
-      EXPECT_EQ(peaks[static_cast<size_t>(row)].value, *largest) << row;
-      EXPECT_EQ(peaks[static_cast<size_t>(row)].column, largest - values) << row;
+      EXPECT_EQ(argmaxes[static_cast<size_t>(row)].value, *largest) << row;
+      EXPECT_EQ(argmaxes[static_cast<size_t>(row)].column, largest - values) << row;
     }
   }
 }
@@ -205,7 +205,7 @@ TEST_P(ElementLinearTest, StacksWeightsOfEveryTypeAndReadsRowsBack) {
   EXPECT_EQ(linear->In(), in);
   std::vector<float> row(in);
   for (int64_t index = 0; index < 54; ++index) {
-    linear->ReadRow(index, row.data());
+    linear->DequantizeRow(index, row.data());
     for (int64_t k = 0; k < in; ++k) {
       float expected = values[index * in + k];
       if (index >= 36)

@@ -187,8 +187,8 @@ TEST_P(RowTest, LimitLoopsDoWhatTheyCount) {
   EXPECT_EQ(limits.bf16_dot(7, &operations), sums);
   const float integer_sums = limits.wide_dot(3, &operations);
   EXPECT_EQ(limits.wide_dot(7, &operations), integer_sums);
-  EXPECT_EQ(limits.narrow_dot(7, &operations), integer_sums);  // the same first values
-  for (const auto dot : {limits.int8_dot, limits.int4_dot}) {  // ones by ones
+  EXPECT_EQ(limits.subbyte_dot(7, &operations), integer_sums);  // the same first values
+  for (const auto dot : {limits.int8_dot, limits.int4_dot}) {   // ones by ones
     const float products = dot(7, &operations);
     EXPECT_EQ(products, static_cast<float>(operations / 2));
   }

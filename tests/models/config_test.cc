@@ -34,7 +34,7 @@ json Qwen2() {
 }
 
 // DeepSeek V2 with layers of experts.
-json Latents() {
+json MlaSupport() {
   json config = Llama();
   config.update(json::parse(R"({"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2",
     "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": null, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16,
@@ -144,35 +144,37 @@ TEST(Config, WindowOfMistral) {
   EXPECT_THAT(Parse(config).sliding_window, ElementsAre(0, 0, 0));
 }
 
-TEST(Config, Latents) {
-  json config = Latents();
+TEST(Config, MlaSupport) {
+  json config = MlaSupport();
   ModelConfig parsed = Parse(config);
   EXPECT_EQ(parsed.kv_heads, 1);
   EXPECT_EQ(parsed.head_dim, 32);
   EXPECT_EQ(parsed.rotary_dim, 16);
   EXPECT_EQ(parsed.latent,
-            (LatentConfig{.rank = 32, .query_rank = 0, .nope_dim = 24, .rope_dim = 16, .value_dim = 20}));
+            (MlaConfig{.rank = 32, .q_lora_rank = 0, .qk_nope_head_dim = 24, .rope_dim = 16, .v_head_dim = 20}));
   EXPECT_DOUBLE_EQ(parsed.SoftmaxScale(), 1 / std::sqrt(40.0));
-  EXPECT_EQ(parsed.experts,
-            (ExpertsConfig{.count = 8, .chosen = 3, .shared = 2, .ffn = 24, .first_layer = 1}));  // greedy: no groups
+  EXPECT_EQ(
+      parsed.experts,
+      (MoeConfig{
+          .count = 8, .chosen = 3, .shared = 2, .intermediate_size = 24, .first_layer = 1}));  // greedy: no groups
   EXPECT_FALSE(parsed.experts.In(0));
   EXPECT_TRUE(parsed.experts.In(1));
   config["topk_method"] = "group_limited_greedy";
   EXPECT_EQ(Parse(config).experts.groups, 4);
   config["first_k_dense_replace"] = 3;
-  EXPECT_EQ(Parse(config).experts, ExpertsConfig{});
+  EXPECT_EQ(Parse(config).experts, MoeConfig{});
 
-  config = Latents();
+  config = MlaSupport();
   config["architectures"] = {"DeepseekV3ForCausalLM"};
   config["model_type"] = "deepseek_v3";
   config["q_lora_rank"] = 48;
   config["num_nextn_predict_layers"] = 1;
   config["rope_scaling"] = {{"type", "yarn"}, {"factor", 40}, {"mscale", 1.0}, {"mscale_all_dim", 0.5}};
   parsed = Parse(config);
-  EXPECT_EQ(parsed.latent.query_rank, 48);
-  EXPECT_EQ(parsed.unread_layers, 1);
+  EXPECT_EQ(parsed.latent.q_lora_rank, 48);
+  EXPECT_EQ(parsed.num_nextn_predict_layers, 1);
   EXPECT_TRUE(parsed.experts.sigmoid && parsed.experts.normalized);
-  EXPECT_EQ(parsed.experts.chosen_groups, 2);
+  EXPECT_EQ(parsed.experts.topk_group, 2);
   const double mscale = 0.1 * 0.5 * std::log(40.0) + 1;
   EXPECT_DOUBLE_EQ(parsed.SoftmaxScale(), mscale * mscale / std::sqrt(40.0));
 }
@@ -188,9 +190,9 @@ TEST(Config, ErrorsOfLatents) {
            {"scoring_func", "sigmoid", "expected softmax"},
            {"topk_method", "noaux_tc", "greedy or group_limited_greedy"},
            {"norm_topk_prob", true, "expected false"}}) {
-    EXPECT_THAT(ErrorOf(With(Latents(), key, value)), HasSubstr(message)) << key;
+    EXPECT_THAT(ErrorOf(With(MlaSupport(), key, value)), HasSubstr(message)) << key;
   }
-  json groups = With(Latents(), "topk_method", "group_limited_greedy");
+  json groups = With(MlaSupport(), "topk_method", "group_limited_greedy");
   EXPECT_THAT(ErrorOf(With(groups, "n_group", 3)), HasSubstr("a divisor of n_routed_experts (8)"));
   EXPECT_THAT(ErrorOf(With(groups, "topk_group", 1)), HasSubstr("at least num_experts_per_tok (3)"));
 }

@@ -19,7 +19,7 @@ ModelConfig Small() {
   config.heads = 2;
   config.kv_heads = 1;
   config.head_dim = 8;
-  config.ffn = 16;
+  config.intermediate_size = 16;
   config.vocab = 10;
   return config;
 }
@@ -60,16 +60,16 @@ TEST(WeightCount, CountsLatentsAndExperts) {
   config.hidden = 2048;
   config.layers = 27;
   config.heads = 16;
-  config.ffn = 10944;
+  config.intermediate_size = 10944;
   config.vocab = 102400;
-  config.latent = {.rank = 512, .nope_dim = 128, .rope_dim = 64, .value_dim = 128};
-  config.experts = {.count = 64, .chosen = 6, .shared = 2, .ffn = 1408, .first_layer = 1};
+  config.latent = {.rank = 512, .qk_nope_head_dim = 128, .rope_dim = 64, .v_head_dim = 128};
+  config.experts = {.count = 64, .chosen = 6, .shared = 2, .intermediate_size = 1408, .first_layer = 1};
   EXPECT_EQ(CountWeights(config).Parameters(), 15'706'484'224);
 }
 
 TEST(WeightCount, RefusesWhatNoMachineHolds) {
   ModelConfig config = Small();
-  config.hidden = config.ffn = 1 << 24;
+  config.hidden = config.intermediate_size = 1 << 24;
   config.layers = 4096;
   EXPECT_THROW(CountWeights(config), InputError);
 }

@@ -53,7 +53,7 @@ TEST(Philox, KnownAnswers) {
 TEST(Philox, DrawsAreUniform) {
   double sum = 0;
   for (uint64_t i = 0; i < 100000; ++i) {
-    const double u = UniformDraw(42, i);
+    const double u = UniformSample(42, i);
     ASSERT_GE(u, 0.0);
     ASSERT_LT(u, 1.0);
     sum += u;
@@ -85,9 +85,9 @@ TEST(Sampler, APeakSparesTheSearchAndChangesNothing) {
       auto logits = RandomLogits(100, seed);
       auto same = logits;
       const auto largest = std::max_element(logits.begin(), logits.end());
-      const kernels::RowPeak peak{*largest, static_cast<int32_t>(largest - logits.begin()), true};
+      const kernels::RowArgmax max_value{*largest, static_cast<int32_t>(largest - logits.begin()), true};
       const SamplerState state(params, seed, {}, {});
-      EXPECT_EQ(Sampler().Sample(logits, state, {}, peak), Sampler().Sample(same, state));
+      EXPECT_EQ(Sampler().Sample(logits, state, {}, max_value), Sampler().Sample(same, state));
     }
   }
 }

@@ -41,8 +41,8 @@ struct World {
   }
 
   formats::CacheLayout layout;
-  cache::PageDemand demand;
-  cache::PageStore store;
+  cache::PageRequirements demand;
+  cache::PagePool store;
   cache::PrefixTree tree;
   bool sharing;
   Scheduler scheduler;
@@ -155,10 +155,10 @@ TEST(Scheduler, EveryoneFinishesUnderRandomTraffic) {
   for (uint64_t seed = 0; seed < 300; ++seed) {
     std::mt19937_64 random(seed);
     const bool exact = seed % 2 == 0;
-    const int64_t most = 8 * kPage;
+    const int64_t limit = 8 * kPage;
     const SchedulerConfig config = Config(static_cast<int>(random() % 8 + 1), static_cast<int>(random() % 100 + kPage));
     World probe(config, 1 << 20, exact, seed % 4 == 0);
-    const int64_t budget = probe.demand.PeakBytes(most) + static_cast<int64_t>(random() % 20000);
+    const int64_t budget = probe.demand.MaxBytes(limit) + static_cast<int64_t>(random() % 20000);
     World world(config, budget, exact, seed % 4 == 0, seed % 3 != 0);
     struct Live {
       std::unique_ptr<Sequence> sequence;
@@ -171,7 +171,7 @@ TEST(Scheduler, EveryoneFinishesUnderRandomTraffic) {
     while (added < 40 || !live.empty()) {
       ASSERT_LT(++steps, 20000) << "no progress, seed " << seed;
       if (added < 40 && random() % 3 == 0) {
-        const auto goal = static_cast<int64_t>(random() % most + 1);
+        const auto goal = static_cast<int64_t>(random() % limit + 1);
         Live fresh{world.Make(static_cast<int64_t>(random() % goal + 1), static_cast<int32_t>(random() % 2)), goal};
         fresh.sequence->priority = static_cast<int>(random() % 2);
         world.scheduler.Add(*fresh.sequence);

@@ -16,7 +16,7 @@ namespace kvanta::formats_doc {
 namespace {
 
 using formats::CellShape;
-using formats::Code;
+using formats::ElementType;
 using formats::Format;
 using formats::SideKind;
 
@@ -71,25 +71,29 @@ double Distortion(const Format& format, SideKind kind) {
   return error / square;
 }
 
-std::string_view CodeDrawing(Code code) {
-  static const std::map<Code, std::string_view> kDrawings = {
-      {Code::kFp32, "s eeeeeeee mmmmmmm mmmmmmmm mmmmmmmm   4 bytes, IEEE single"},
-      {Code::kBf16, "s eeeeeeee mmmmmmm                     2 bytes, the upper half of an IEEE single"},
-      {Code::kFp16, "s eeeee mmmmmmmmmm                     2 bytes, IEEE half"},
-      {Code::kE4M3, "s eeee mmm                             bias 7; 0x7f and 0xff are NaN, no infinities (E4M3FN)"},
-      {Code::kE5M2, "s eeeee mm                             bias 15; 0x7c infinity (never written), 0x7d.. NaN"},
-      {Code::kInt8, "iiiiiiii                               two's complement, -128 unused"},
-      {Code::kInt6, "llll + hh                              planes of 4 and 2 bits; field = code + 32"},
-      {Code::kInt5, "llll + h                               planes of 4 and 1 bits; field = code + 16"},
-      {Code::kInt4, "hhhh llll                              low nibble: even channel, high: odd; field = code + 8"},
-      {Code::kInt3, "ll + h                                 planes of 2 and 1 bits; field = code + 4"},
-      {Code::kInt2, "ll                                     a plane of 2 bits; field = code + 2"},
-      {Code::kUint4, "hhhh llll                              low nibble: even channel, high: odd; field = code"},
-      {Code::kUint3, "ll + h                                 planes of 2 and 1 bits; field = code"},
-      {Code::kUint2, "ll                                     a plane of 2 bits; field = code"},
-      {Code::kE2M1, "s ee m                                 0, 0.5, 1, 1.5, 2, 3, 4, 6; low nibble: even channel"},
-      {Code::kLloyd4, "hhhh llll                              field: index of the level, ascending"},
-      {Code::kLloyd3, "ll + h                                 planes of 2 and 1 bits; field: index of the level"}};
+std::string_view CodeDrawing(ElementType code) {
+  static const std::map<ElementType, std::string_view> kDrawings = {
+      {ElementType::kFp32, "s eeeeeeee mmmmmmm mmmmmmmm mmmmmmmm   4 bytes, IEEE single"},
+      {ElementType::kBf16, "s eeeeeeee mmmmmmm                     2 bytes, the upper half of an IEEE single"},
+      {ElementType::kFp16, "s eeeee mmmmmmmmmm                     2 bytes, IEEE half"},
+      {ElementType::kE4M3,
+       "s eeee mmm                             bias 7; 0x7f and 0xff are NaN, no infinities (E4M3FN)"},
+      {ElementType::kE5M2, "s eeeee mm                             bias 15; 0x7c infinity (never written), 0x7d.. NaN"},
+      {ElementType::kInt8, "iiiiiiii                               two's complement, -128 unused"},
+      {ElementType::kInt6, "llll + hh                              planes of 4 and 2 bits; field = code + 32"},
+      {ElementType::kInt5, "llll + h                               planes of 4 and 1 bits; field = code + 16"},
+      {ElementType::kInt4,
+       "hhhh llll                              low nibble: even channel, high: odd; field = code + 8"},
+      {ElementType::kInt3, "ll + h                                 planes of 2 and 1 bits; field = code + 4"},
+      {ElementType::kInt2, "ll                                     a plane of 2 bits; field = code + 2"},
+      {ElementType::kUint4, "hhhh llll                              low nibble: even channel, high: odd; field = code"},
+      {ElementType::kUint3, "ll + h                                 planes of 2 and 1 bits; field = code"},
+      {ElementType::kUint2, "ll                                     a plane of 2 bits; field = code"},
+      {ElementType::kE2M1,
+       "s ee m                                 0, 0.5, 1, 1.5, 2, 3, 4, 6; low nibble: even channel"},
+      {ElementType::kLloyd4, "hhhh llll                              field: index of the level, ascending"},
+      {ElementType::kLloyd3,
+       "ll + h                                 planes of 2 and 1 bits; field: index of the level"}};
   return kDrawings.at(code);
 }
 
@@ -100,30 +104,30 @@ std::string Hex(const uint8_t* bytes, size_t n) {
 }
 
 std::string CellDrawing(const Format& format) {
-  const formats::CellPlanes planes = PlanCell(format, kShape);
+  const formats::CellSections sections = PlanCell(format, kShape);
   std::string text;
   const auto line = [&text](int64_t offset, std::string_view name, const std::string& shape) {
     text += fmt::format("    {:>6}  {:<14} {}\n", offset, name, shape);
   };
-  line(planes.codes, "codes", fmt::format("{} tokens x {} bytes", kShape.tokens, planes.row_bytes));
+  line(sections.codes, "codes", fmt::format("{} tokens x {} bytes", kShape.tokens, sections.row_bytes));
   const formats::Scaling& scaling = format.scaling;
   const auto per_row = [&](int64_t offset, std::string_view name, int blocks, int bytes) {
     const std::string of_block = blocks == 0 ? "" : fmt::format(" x {} blocks", blocks);
     line(offset, name, fmt::format("{} tokens{} x {} bytes", kShape.tokens, of_block, bytes));
   };
-  if (planes.blocks != 0) per_row(planes.block_scales, "block scales", planes.blocks, Bytes(scaling.block));
-  if (scaling.block_zero) per_row(planes.block_zeros, "block zeros", planes.blocks, 2);
+  if (sections.blocks != 0) per_row(sections.block_scales, "block scales", sections.blocks, Bytes(scaling.block));
+  if (scaling.block_offset) per_row(sections.block_offsets, "block zeros", sections.blocks, 2);
   if (scaling.token != formats::ScaleType::kNone) {
-    per_row(planes.token_scales, "token scales", 0, Bytes(scaling.token));
+    per_row(sections.token_scales, "token scales", 0, Bytes(scaling.token));
   }
-  if (scaling.token_zero) per_row(planes.token_zeros, "token zeros", 0, 2);
+  if (scaling.token_offset) per_row(sections.token_offsets, "token zeros", 0, 2);
   if (scaling.tile != 0) {
     const std::string shape =
         fmt::format("{} tiles x {} channels x 2 bytes", kShape.tokens / scaling.tile, kShape.head_dim);
-    line(planes.channel_scales, "channel scales", shape);
-    line(planes.channel_zeros, "channel zeros", shape);
+    line(sections.channel_scales, "channel scales", shape);
+    line(sections.channel_offsets, "channel zeros", shape);
   }
-  return text + fmt::format("    {:>6}  end\n", planes.bytes);
+  return text + fmt::format("    {:>6}  end\n", sections.bytes);
 }
 
 // One text where both sides agree, else "K: ..., V: ...".
@@ -144,7 +148,7 @@ std::string FormatTable() {
         OfSides(format, [](const Format& side, SideKind) { return DescribeScaling(side.scaling); });
     const std::string multiple = OfSides(format, [](const Format& side, SideKind) {
       const int channels = std::max(side.scaling.channels, formats::CodeChannels(side.code));
-      return fmt::format("{}{}", channels, side.scaling.short_rows ? " or less" : "");
+      return fmt::format("{}{}", channels, side.scaling.allow_partial_block ? " or less" : "");
     });
     const std::string hadamard =
         OfSides(format, [](const Format& side, SideKind) { return std::string(side.hadamard ? "yes" : "no"); });
@@ -180,9 +184,9 @@ std::string FormatDetails() {
 
 std::string LevelTable() {
   std::string text = "| code | bit planes | levels by field | unit |\n|---|---|---|---|\n";
-  for (int i = 0; i < formats::kCodes; ++i) {
-    const auto code = static_cast<Code>(i);
-    const formats::CodeInfo info = formats::Info(code);
+  for (int i = 0; i < formats::kElementTypes; ++i) {
+    const auto code = static_cast<ElementType>(i);
+    const formats::ElementTypeInfo info = formats::Info(code);
     if (info.low_bits >= 8) continue;
     const formats::CodeLevels table = formats::Levels(code);
     const int count = 1 << formats::CodeBits(code);
@@ -225,7 +229,7 @@ std::string SchemeTable() {
 std::string ForeignTable() {
   // Names of one origin with the same answer share a row.
   std::vector<std::pair<std::string, std::vector<std::string>>> rows;
-  for (const formats::ForeignName& foreign : formats::ForeignNames()) {
+  for (const formats::CompatName& foreign : formats::CompatNames()) {
     const std::string answer = foreign.format.empty() ? fmt::format("{} | refused: {}", foreign.origin, foreign.reason)
                                                       : fmt::format("{} | `{}`", foreign.origin, foreign.format);
     auto row = std::find_if(rows.begin(), rows.end(), [&](const auto& other) { return other.first == answer; });
@@ -250,28 +254,28 @@ std::string GoldenVectors() {
         const CellShape rows = {.tokens = std::max(1, side.scaling.tile), .head_dim = 32};
         std::vector<float> x(static_cast<size_t>(rows.tokens) * 32);
         for (size_t i = 0; i < x.size(); ++i) x[i] = (static_cast<float>(i % 32) - 12.5F + i / 32) * 0.375F;
-        const formats::CellPlanes planes = PlanRows(side, rows);
+        const formats::CellSections sections = PlanRows(side, rows);
         const auto bytes = EncodeCell(scheme, kind, x, rows);
         constexpr size_t kShown = 16;
-        const auto code_bytes = static_cast<size_t>(planes.row_bytes);
+        const auto code_bytes = static_cast<size_t>(sections.row_bytes);
         const std::string name = fmt::format("{}{}{}", format.name, plain ? "-hadamard" : "",
                                              format.value_side == nullptr ? ""
                                              : kind == SideKind::kK       ? ", K"
                                                                           : ", V");
         text += fmt::format("    {:<33}codes  {}{}\n", name, Hex(bytes.data(), std::min(code_bytes, kShown)),
                             code_bytes > kShown ? " ..." : "");
-        const auto plane = [&](const char* label, int64_t offset, int element_bytes) {
+        const auto section = [&](const char* label, int64_t offset, int element_bytes) {
           if (element_bytes == 0) return;
           text += fmt::format("    {:<33}{}  {}\n", "", label,
                               Hex(bytes.data() + offset, static_cast<size_t>(element_bytes)));
         };
         const formats::Scaling& scaling = side.scaling;
-        plane("scale", planes.block_scales, Bytes(scaling.block));
-        plane("zero ", planes.block_zeros, scaling.block_zero ? 2 : 0);
-        plane("scale", planes.token_scales, Bytes(scaling.token));
-        plane("zero ", planes.token_zeros, scaling.token_zero ? 2 : 0);
-        plane("scale", planes.channel_scales, scaling.tile != 0 ? 2 : 0);
-        plane("zero ", planes.channel_zeros, scaling.tile != 0 ? 2 : 0);
+        section("scale", sections.block_scales, Bytes(scaling.block));
+        section("zero ", sections.block_offsets, scaling.block_offset ? 2 : 0);
+        section("scale", sections.token_scales, Bytes(scaling.token));
+        section("zero ", sections.token_offsets, scaling.token_offset ? 2 : 0);
+        section("scale", sections.channel_scales, scaling.tile != 0 ? 2 : 0);
+        section("zero ", sections.channel_offsets, scaling.tile != 0 ? 2 : 0);
       }
     }
   }

@@ -11,13 +11,13 @@ namespace {
 
 // Scales [index, index + 16) of a plane of this type. NaN bytes, which only unused slots hold, become some number.
 template <formats::ScaleType kType>
-KVANTA_INLINE Lanes::F LoadScalesOf(const uint8_t* plane, int index) {
+KVANTA_INLINE Vec16::F LoadScalesOf(const uint8_t* section, int index) {
   using enum formats::ScaleType;
-  if constexpr (kType == kF32) return Lanes::Load(reinterpret_cast<const float*>(plane) + index);
-  if constexpr (kType == kE4M3) return Lanes::LoadE4M3(plane + index);
-  if constexpr (kType == kE8M0) return Lanes::LoadE8M0(plane + index);
-  if constexpr (kType == kFp16) return Lanes::LoadFp16(reinterpret_cast<const uint16_t*>(plane) + index);
-  return Lanes::Set1(1);
+  if constexpr (kType == kF32) return Vec16::Load(reinterpret_cast<const float*>(section) + index);
+  if constexpr (kType == kE4M3) return Vec16::LoadE4M3(section + index);
+  if constexpr (kType == kE8M0) return Vec16::LoadE8M0(section + index);
+  if constexpr (kType == kFp16) return Vec16::LoadFp16(reinterpret_cast<const uint16_t*>(section) + index);
+  return Vec16::Set1(1);
 }
 
 template <formats::ScaleType kType>
@@ -26,9 +26,9 @@ struct OfType {
 };
 // f(OfType<the plane's type>), kNone where there is no plane: a loop over scales asks for their type once.
 template <class F>
-KVANTA_INLINE void ForTypeOf(const ScalePlane& plane, F f) {
+KVANTA_INLINE void ForTypeOf(const ScaleSection& section, F f) {
   using enum formats::ScaleType;
-  switch (plane ? plane.type : kNone) {
+  switch (section ? section.type : kNone) {
     case kF32:
       return f(OfType<kF32>{});
     case kE4M3:
@@ -42,9 +42,9 @@ KVANTA_INLINE void ForTypeOf(const ScalePlane& plane, F f) {
   }
 }
 
-KVANTA_INLINE Lanes::F LoadScales(const ScalePlane& plane, int index) {
-  Lanes::F scales = Lanes::Zero();
-  ForTypeOf(plane, [&](auto type) { scales = LoadScalesOf<decltype(type)::kScale>(plane.data, index); });
+KVANTA_INLINE Vec16::F LoadScales(const ScaleSection& section, int index) {
+  Vec16::F scales = Vec16::Zero();
+  ForTypeOf(section, [&](auto type) { scales = LoadScalesOf<decltype(type)::kScale>(section.data, index); });
   return scales;
 }
 

@@ -2,8 +2,8 @@
 // tile of query rows, so formats never multiply. Cells are in the cache's layout (src/formats/cell_layout.h).
 //
 // Arithmetic of one row (the same in decode and prefill, for any tile of rows):
-//   score[t] = row_scale * (token_scale[t] * sum_b (block_scale[b][t] * <query_b, code[t]_b> + block_zero[b][t] *
-//              sum(query_b)) + token_zero[t] * sum(query))                                       (KeyKernel)
+//   score[t] = row_scale * (token_scale[t] * sum_b (block_scale[b][t] * <query_b, code[t]_b> + block_offset[b][t] *
+//              sum(query_b)) + token_offset[t] * sum(query))                                       (KeyKernel)
 //   p[t]     = 2^(score[t] - m), exactly 0 where masked or below 2^-127                         (softmax)
 //   out[c]   = out[c] * rescale + sum_t p[t] * (scale[t, b(c)] * code[t][c] + zero[t, b(c)])     (ValueKernel)
 // Keys with scales per channel meet queries that were multiplied with these first, tile by tile.
@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-#include "formats/code.h"
+#include "formats/element_type.h"
 #include "formats/scale_type.h"
 
 namespace kvanta::kernels {
@@ -24,9 +24,9 @@ inline constexpr int kPassRows = 16;     // most rows of one call of a kernel
 inline constexpr float kLog2E = 0x1.715476p0f;
 
 // Whether queries and weights that meet the code are kept to 8 bits (codes_narrow.h). Other integers: to 16.
-constexpr bool IsNarrow(formats::Code code) noexcept {
-  return formats::Info(code).integer && formats::CodeBits(code) < 8 && code != formats::Code::kLloyd4 &&
-         code != formats::Code::kLloyd3;
+constexpr bool IsSubbyte(formats::ElementType code) noexcept {
+  return formats::Info(code).integer && formats::CodeBits(code) < 8 && code != formats::ElementType::kLloyd4 &&
+         code != formats::ElementType::kLloyd3;
 }
 
 // The multiply-adds that attention over a code is made of: what its kernels cannot be faster than (machine_limits.h).
@@ -35,17 +35,17 @@ constexpr bool IsNarrow(formats::Code code) noexcept {
 //   kF32      fp32, fp16                      f32 multiply-add           the same                   the same
 //   kBf16     bf16, fp8                       bf16, two per product      f32 multiply-add           the same
 //   kWide     8 bits, Lloyd-Max levels        bytes, two per product     vpdpbusd, two per product  vpmaddwd of 16 bits
-//   kNarrow   integers up to 6 bits, e2m1     bytes                      vpdpbusd                   vpmaddubsw (avx2)
-enum class Dot : uint8_t { kF32, kBf16, kWide, kNarrow };
-inline constexpr int kDots = static_cast<int>(Dot::kNarrow) + 1;
+//   kSubbyte   integers up to 6 bits, e2m1     bytes                      vpdpbusd                   vpmaddubsw (avx2)
+enum class Dot : uint8_t { kF32, kBf16, kWide, kSubbyte };
+inline constexpr int kDots = static_cast<int>(Dot::kSubbyte) + 1;
 
-constexpr Dot DotOf(formats::Code code) noexcept {
+constexpr Dot DotOf(formats::ElementType code) noexcept {
   if (!formats::Info(code).integer)
-    return formats::CodeBits(code) == 8 || code == formats::Code::kBf16 ? Dot::kBf16 : Dot::kF32;
-  return IsNarrow(code) ? Dot::kNarrow : Dot::kWide;
+    return formats::CodeBits(code) == 8 || code == formats::ElementType::kBf16 ? Dot::kBf16 : Dot::kF32;
+  return IsSubbyte(code) ? Dot::kSubbyte : Dot::kWide;
 }
 
-struct ScalePlane {
+struct ScaleSection {
   const uint8_t* data = nullptr;  // null: there is none
   formats::ScaleType type = formats::ScaleType::kNone;
 
@@ -55,31 +55,32 @@ struct ScalePlane {
 // One cell as a kernel reads it. Zeros and channel scales are fp16.
 struct CellView {
   const uint8_t* codes = nullptr;
-  ScalePlane block_scales = {};              // [blocks][page_tokens]
-  ScalePlane token_scales = {};              // [page_tokens]
-  const uint16_t* block_zeros = nullptr;     // [blocks][page_tokens], or null
-  const uint16_t* token_zeros = nullptr;     // [page_tokens], or null
-  const uint16_t* channel_scales = nullptr;  // [page_tokens / tile][head_dim], or null
-  const uint16_t* channel_zeros = nullptr;   // the same
-  int page_tokens = 0;                       // 16, 32, 64 or 128
-  int head_dim = 0;                          // multiple of 8, at most kMaxHeadDim
-  int block = 0;                             // channels per block scale; 0 without
-  int tile = 0;                              // tokens per channel scale; 0 without
+  ScaleSection block_scales = {};             // [blocks][page_tokens]
+  ScaleSection token_scales = {};             // [page_tokens]
+  const uint16_t* block_offsets = nullptr;    // [blocks][page_tokens], or null
+  const uint16_t* token_offsets = nullptr;    // [page_tokens], or null
+  const uint16_t* channel_scales = nullptr;   // [page_tokens / tile][head_dim], or null
+  const uint16_t* channel_offsets = nullptr;  // the same
+  int page_tokens = 0;                        // 16, 32, 64 or 128
+  int head_dim = 0;                           // multiple of 8, at most kMaxHeadDim
+  int block = 0;                              // channels per block scale; 0 without
+  int tile = 0;                               // tokens per channel scale; 0 without
 };
 
 inline constexpr int64_t kWeightBytes = int64_t{4} * kMaxPageTokens * (kMaxHeadDim / 16) + 256;  // of one row
 
 // Scratch of kernels: for one call, and, of each side, for what a cell's codes become, which later passes over the same
 // slots may find again.
-inline constexpr int64_t kCallRoomBytes = kPassRows * kWeightBytes;
+inline constexpr int64_t kCallWorkspaceBytes = kPassRows * kWeightBytes;
 inline constexpr int64_t kKeptCodeBytes = int64_t{2} * kMaxPageTokens * kMaxHeadDim;
 inline constexpr int64_t kKeptScaleBytes = 96 << 10;  // of values
 inline constexpr int64_t kKeptKeyScaleBytes = 32 << 10;
-inline constexpr int64_t kRoomBytes = kCallRoomBytes + 2 * kKeptCodeBytes + kKeptScaleBytes + kKeptKeyScaleBytes;
+inline constexpr int64_t kWorkspaceBytes =
+    kCallWorkspaceBytes + 2 * kKeptCodeBytes + kKeptScaleBytes + kKeptKeyScaleBytes;
 
 // Passes over the same slots of a cell, one after the other and with the same room; later ones of no more rows than the
 // first.
-enum class Visit : uint8_t { kOnly, kFirst, kAgain };
+enum class WorkspaceUse : uint8_t { kNone, kFill, kReuse };
 
 // What a later call will read: touched line by line while this call computes, in two streams, from the start and from
 // the middle. One stream keeps too few reads in flight.
@@ -97,8 +98,8 @@ struct KeyPass {
   int64_t query_stride = 0;
   const float* row_scale = nullptr;  // [rows]
   float* scores = nullptr;           // [rows][kMaxPageTokens]
-  uint8_t* room = nullptr;           // scratch of kRoomBytes, 64-byte aligned; a kernel of values may have the same
-  Visit visit = Visit::kOnly;
+  uint8_t* workspace = nullptr;  // scratch of kWorkspaceBytes, 64-byte aligned; a kernel of values may have the same
+  WorkspaceUse workspace_use = WorkspaceUse::kNone;
   Prefetch prefetch;
 };
 
@@ -121,8 +122,8 @@ struct ValuePass {
   const float* rescale = nullptr;  // [rows], factor of what `out` holds
   float* out = nullptr;            // [rows], `out_stride` floats apart: [head_dim]
   int64_t out_stride = 0;
-  uint8_t* room = nullptr;  // scratch of kRoomBytes, 64-byte aligned
-  Visit visit = Visit::kOnly;
+  uint8_t* workspace = nullptr;  // scratch of kWorkspaceBytes, 64-byte aligned
+  WorkspaceUse workspace_use = WorkspaceUse::kNone;
   Prefetch prefetch;
 };
 
@@ -150,7 +151,7 @@ struct SoftmaxPass {
 };
 
 // Codes of latents, which lie in K's order (src/formats/cell_layout.h), in V's.
-struct TurnPass {
+struct TransposePass {
   const uint8_t* keys = nullptr;
   int64_t row_bytes = 0;  // of a token
   int element_bytes = 0;  // 4, 2 or 1: what stays together in V's order
@@ -162,16 +163,16 @@ struct AttentionKernels {
   // What a thread calls before and after it calls the others, where they need a state of the CPU's; null else.
   void (*enter)() = nullptr;
   void (*leave)() = nullptr;
-  int pass_rows = 8;                      // rows of a call that the unit is fastest with, where there are as many
-  KeyKernel keys[formats::kCodes];        // by formats::Code
-  KeyKernel tiled_keys[formats::kCodes];  // of keys with scales per channel; uint4 and uint2 only
-  ValueKernel values[formats::kCodes];
+  int pass_rows = 8;                       // rows of a call that the unit is fastest with, where there are as many
+  KeyKernel keys[formats::kElementTypes];  // by formats::ElementType
+  KeyKernel tiled_keys[formats::kElementTypes];  // of keys with scales per channel; uint4 and uint2 only
+  ValueKernel values[formats::kElementTypes];
   // out = formats::Hadamard of x, the same bits, f32 [head_dim]; out may be x.
   void (*transform)(const float* x, int head_dim, float* out);
-  void (*turn)(const TurnPass& pass);
+  void (*transpose)(const TransposePass& pass);
   void (*softmax)(const SoftmaxPass& pass);
   // (state, out) := merge of itself and `other` by log-sum-exp; an empty state (max -infinity) is the identity.
-  void (*merge)(SoftmaxState& state, float* out, const SoftmaxState& other, const float* other_out, int head_dim);
+  void (*combine)(SoftmaxState& state, float* out, const SoftmaxState& other, const float* other_out, int head_dim);
   // result = out / sum, f32 [head_dim].
   void (*normalize)(const SoftmaxState& state, const float* out, int head_dim, float* result);
 };

@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "kernels/cpu/attention_kernels.h"
-#include "kernels/cpu/attention_narrow.h"
+#include "kernels/cpu/attention_subbyte.h"
 #include "kernels/cpu/codes_tiles.h"
 #include "kernels/cpu/inline.h"
 #include "kernels/cpu/tiles_amx.h"
@@ -20,13 +20,13 @@ namespace {
 // How the rows of a pass, at most kRows, become rows of tiles: of each chunk of channels kParts parts of kRows rows,
 // one behind the other. kBlocks: of a chunk, with scales of their own.
 template <class DotsOf, int kBlocksOf, int kRowsOf>
-struct LaidRows {
+struct PackedQueries {
   using Dots = DotsOf;
   static constexpr int kBlocks = kBlocksOf, kRows = kRowsOf;
   static constexpr int kParts = kBlocks * Dots::kTerms;
   static constexpr int64_t kPartBytes = int64_t{kRows} * 64;
   static constexpr int kTiles = kParts * kRows > kTileRows ? kParts* kRows / kTileRows : 1;  // of a chunk
-  static constexpr int kGroups = kTilesBeside / kTiles;                                      // met at a time
+  static constexpr int kGroups = kTilesUnroll / kTiles;                                      // met at a time
 };
 
 // The first operands of a pass: tile `i` of a chunk is at first + (chunk * kTiles + i) * apart.
@@ -68,33 +68,33 @@ struct KeySource {
 };
 // Where tiles are that later passes find again.
 KVANTA_INLINE KeyTiles KeptKeys(const KeyPass& pass) {
-  return {pass.room + kCallRoomBytes, kTileBytes, int64_t{kMaxPageTokens / 16} * kTileBytes};
+  return {pass.workspace + kCallWorkspaceBytes, kTileBytes, int64_t{kMaxPageTokens / 16} * kTileBytes};
 }
 
 // Where scales are that later passes find again. A pass that is the only one has its own: it may come between others.
 KVANTA_INLINE KeyScales& KeptKeyScales(const KeyPass& pass) {
   static_assert(sizeof(KeyScales) <= kKeptKeyScaleBytes);
-  return *reinterpret_cast<KeyScales*>(pass.room + kRoomBytes - kKeptKeyScaleBytes);
+  return *reinterpret_cast<KeyScales*>(pass.workspace + kWorkspaceBytes - kKeptKeyScaleBytes);
 }
 
 // What the scores of 16 rows' dots still lack where keys have zeros.
-__attribute__((noinline)) void AddKeyZeros(const KeyPass& pass, const KeyScales& scales, int group, int groups) {
+__attribute__((noinline)) void AddKeyOffsets(const KeyPass& pass, const KeyScales& scales, int group, int groups) {
   const CellView& cell = pass.cell;
   const int blocks = ScaleBlocks(cell);
   for (int first = group * 16; first < (group + groups) * 16; first += 16) {
-    const Lanes::F of_token = cell.token_scales ? LoadScales(cell.token_scales, first) : Lanes::Set1(1);
+    const Vec16::F of_token = cell.token_scales ? LoadScales(cell.token_scales, first) : Vec16::Set1(1);
     for (int row = 0; row < pass.rows; ++row) {
-      const float* totals = Totals<NarrowQuery>(pass, row);
+      const float* totals = Totals<SubbyteQuery>(pass, row);
       float* scores = pass.scores + row * kMaxPageTokens + first;
-      Lanes::F sum = Lanes::Load(scores);
-      for (int b = 0; cell.block_zeros && b < blocks; ++b) {
-        sum = Lanes::Fma(Lanes::Set1(totals[b]), Lanes::Load(scales.zero + b * cell.page_tokens + first), sum);
+      Vec16::F sum = Vec16::Load(scores);
+      for (int b = 0; cell.block_offsets && b < blocks; ++b) {
+        sum = Vec16::Fma(Vec16::Set1(totals[b]), Vec16::Load(scales.zero + b * cell.page_tokens + first), sum);
       }
-      if (cell.token_scales) sum = Lanes::Mul(sum, of_token);
-      if (cell.token_zeros) {
-        sum = Lanes::Fma(Lanes::Set1(totals[0]), Lanes::LoadFp16(cell.token_zeros + first), sum);
+      if (cell.token_scales) sum = Vec16::Mul(sum, of_token);
+      if (cell.token_offsets) {
+        sum = Vec16::Fma(Vec16::Set1(totals[0]), Vec16::LoadFp16(cell.token_offsets + first), sum);
       }
-      Lanes::Store(scores, Lanes::Mul(sum, Lanes::Set1(pass.row_scale[row])));
+      Vec16::Store(scores, Vec16::Mul(sum, Vec16::Set1(pass.row_scale[row])));
     }
   }
 }
@@ -110,24 +110,24 @@ __attribute__((noinline)) void AddTileDots(const KeyPass& pass, const KeyScales&
   for (int g = 0; g < kGroups; ++g, dots += Rows::kTiles * kTileBytes) {
     const int first = (group + g) * 16;
     const float* scale = scales.scale + first_block * cell.page_tokens + first;
-    Lanes::F of_block[kBlocks];
-    for (int b = 0; b < kBlocks; ++b) of_block[b] = Lanes::Load(scale + b * cell.page_tokens);
-    const Lanes::F of_token = kLast && of_tokens ? LoadScales(cell.token_scales, first) : Lanes::Set1(1);
+    Vec16::F of_block[kBlocks];
+    for (int b = 0; b < kBlocks; ++b) of_block[b] = Vec16::Load(scale + b * cell.page_tokens);
+    const Vec16::F of_token = kLast && of_tokens ? LoadScales(cell.token_scales, first) : Vec16::Set1(1);
     const uint8_t* of_row = dots;
     float* scores = pass.scores + first;
     for (int row = 0; row < pass.rows; ++row, of_row += 64, scores += kMaxPageTokens) {
-      Lanes::F sum = kFirst ? Lanes::Zero() : Lanes::Load(scores);
+      Vec16::F sum = kFirst ? Vec16::Zero() : Vec16::Load(scores);
 #pragma GCC unroll 4
       for (int b = 0; b < kBlocks; ++b) {
         const uint8_t* dot = of_row + b * Rows::Dots::kTerms * Rows::kPartBytes;
-        sum = Lanes::Fma(Rows::Dots::Join(dot, Rows::kPartBytes), of_block[b], sum);
+        sum = Vec16::Fma(Rows::Dots::Join(dot, Rows::kPartBytes), of_block[b], sum);
       }
       if constexpr (kLast) {
         prefetch.Steps<kStepsOfRow>();
-        if (of_tokens) sum = Lanes::Mul(sum, of_token);
-        sum = Lanes::Mul(sum, Lanes::Set1(pass.row_scale[row]));
+        if (of_tokens) sum = Vec16::Mul(sum, of_token);
+        sum = Vec16::Mul(sum, Vec16::Set1(pass.row_scale[row]));
       }
-      Lanes::Store(scores, sum);
+      Vec16::Store(scores, sum);
     }
   }
 }
@@ -135,8 +135,8 @@ __attribute__((noinline)) void AddTileDots(const KeyPass& pass, const KeyScales&
 // Products of a chunk's operands with kGroups tiles `apart` bytes from one another; tile i of group g is added to sum
 // g * kTiles + i.
 template <class Rows, int kGroups>
-KVANTA_INLINE void MeetChunk(const uint8_t* operands, const Operands& rows, const uint8_t* columns, int64_t apart,
-                             Prefetcher& prefetch) {
+KVANTA_INLINE void MultiplyChunk(const uint8_t* operands, const Operands& rows, const uint8_t* columns, int64_t apart,
+                                 Prefetcher& prefetch) {
   const auto meet = [&](auto i, auto g) __attribute__((always_inline)) {
     constexpr int kTile = decltype(i)::kValue, kGroup = decltype(g)::kValue;
     prefetch.Steps<kStepsOfTile>();
@@ -169,16 +169,16 @@ __attribute__((noinline)) int ScoreTilesOf(const KeyPass& pass, const KeySource&
                                            const Operands& rows, int chunks, int run, uint8_t* dots, int group,
                                            int last, Prefetcher& prefetch) {
   constexpr int kSums = kGroups * Rows::kTiles;
-  uint8_t* room = dots + kTilesBeside * kTileBytes;
+  uint8_t* workspace = dots + kTilesUnroll * kTileBytes;
   int done_group = -1, done_block = 0;
-  const bool zeros = pass.cell.block_zeros != nullptr || pass.cell.token_zeros != nullptr;
+  const bool zeros = pass.cell.block_offsets != nullptr || pass.cell.token_offsets != nullptr;
   const auto add = [&] {
     const bool is_end = done_block + Rows::kBlocks == chunks / run * Rows::kBlocks;
     const bool is_first = done_block == 0, is_last = is_end && !zeros;
     (is_first  ? is_last ? AddTileDots<Rows, kGroups, true, true> : AddTileDots<Rows, kGroups, true, false>
       : is_last ? AddTileDots<Rows, kGroups, false, true>
                : AddTileDots<Rows, kGroups, false, false>)(pass, scales, dots, done_group, done_block, prefetch);
-    if (is_end && zeros) AddKeyZeros(pass, scales, done_group, kGroups);
+    if (is_end && zeros) AddKeyOffsets(pass, scales, done_group, kGroups);
   };
   for (; group + kGroups <= last; group += kGroups) {
     for (int chunk = 0, block = 0; chunk < chunks; block += Rows::kBlocks) {
@@ -187,12 +187,12 @@ __attribute__((noinline)) int ScoreTilesOf(const KeyPass& pass, const KeySource&
         KeyTiles tiles = keys.tiles;
         tiles.first += group * tiles.of_group + chunk * tiles.of_chunk;
         if (keys.unpack != nullptr) {
-          uint8_t* unpacked = room + chunk % 2 * kGroups * kTileBytes;
+          uint8_t* unpacked = workspace + chunk % 2 * kGroups * kTileBytes;
           keys.unpack(pass.cell, group, kGroups, chunk, unpacked);
           tiles = {unpacked, kTileBytes, 0};
         }
-        MeetChunk<Rows, kGroups>(rows.first + chunk * Rows::kTiles * rows.apart, rows, tiles.first, tiles.of_group,
-                                 prefetch);
+        MultiplyChunk<Rows, kGroups>(rows.first + chunk * Rows::kTiles * rows.apart, rows, tiles.first, tiles.of_group,
+                                     prefetch);
       }
       if (done_group >= 0) add();
       ForTiles<kSums>([&](auto i) __attribute__((always_inline)) {
@@ -214,8 +214,8 @@ KVANTA_INLINE void ScoreRowTiles(const KeyPass& pass, const KeySource& keys, con
   const int chunks = pass.cell.head_dim / channels;
   const int block = pass.cell.block_scales ? pass.cell.block : pass.cell.head_dim;
   const int run = block > channels ? block / channels : 1;
-  const Operands rows = LayRows<Rows>(pass, chunks, pass.room);
-  uint8_t* dots = pass.room + int64_t{chunks} * Rows::kTiles * kTileBytes;
+  const Operands rows = LayRows<Rows>(pass, chunks, pass.workspace);
+  uint8_t* dots = pass.workspace + int64_t{chunks} * Rows::kTiles * kTileBytes;
   constexpr int kGroups = Rows::kGroups;
   int group = ScoreTilesOf<Rows, kGroups>(pass, keys, scales, rows, chunks, run, dots, first, last, prefetch);
   if constexpr (kGroups > 2) {
@@ -229,10 +229,10 @@ __attribute__((noinline)) void ScoreBlocks(const KeyPass& pass, const KeySource&
                                            int channels, int first, int last, Prefetcher& prefetch) {
   constexpr int kFew = kTileRows / 2;
   if (Dots::kTerms * kBlocks > 1 && pass.rows <= kFew) {
-    return ScoreRowTiles<LaidRows<Dots, kBlocks, Dots::kTerms * kBlocks == 1 ? kTileRows : kFew>>(
+    return ScoreRowTiles<PackedQueries<Dots, kBlocks, Dots::kTerms * kBlocks == 1 ? kTileRows : kFew>>(
         pass, keys, scales, channels, first, last, prefetch);
   }
-  ScoreRowTiles<LaidRows<Dots, kBlocks, kTileRows>>(pass, keys, scales, channels, first, last, prefetch);
+  ScoreRowTiles<PackedQueries<Dots, kBlocks, kTileRows>>(pass, keys, scales, channels, first, last, prefetch);
 }
 
 // Blocks of channels that a chunk has, with scales of their own.
@@ -272,9 +272,9 @@ KVANTA_INLINE KeySource FindKeys(const KeyPass& pass) {
     return {{cell.codes, int64_t{cell.head_dim} * 16 * Keys::kBytes, kTileBytes}, nullptr};
   } else {
     const KeyTiles kept = KeptKeys(pass);
-    if (pass.visit == Visit::kOnly) return {kept, Keys::kUnpack};
-    uint8_t* out = pass.room + kCallRoomBytes;
-    for (int chunk = 0; pass.visit == Visit::kFirst && chunk < cell.head_dim / Keys::kChannels; ++chunk) {
+    if (pass.workspace_use == WorkspaceUse::kNone) return {kept, Keys::kUnpack};
+    uint8_t* out = pass.workspace + kCallWorkspaceBytes;
+    for (int chunk = 0; pass.workspace_use == WorkspaceUse::kFill && chunk < cell.head_dim / Keys::kChannels; ++chunk) {
       Keys::kUnpack(cell, 0, pass.groups, chunk, out + chunk * kept.of_chunk);
     }
     return {kept, nullptr};
@@ -284,9 +284,9 @@ KVANTA_INLINE KeySource FindKeys(const KeyPass& pass) {
 template <class Keys>
 void ScoreTiles(const KeyPass& pass) {
   KeyScales own;
-  KeyScales& scales = pass.visit == Visit::kOnly ? own : KeptKeyScales(pass);
+  KeyScales& scales = pass.workspace_use == WorkspaceUse::kNone ? own : KeptKeyScales(pass);
   Prefetcher prefetch{pass.prefetch, TileSteps<Keys>(pass)};
-  if (pass.visit != Visit::kAgain) LoadKeyScales(pass.cell, pass.groups, scales);
+  if (pass.workspace_use != WorkspaceUse::kReuse) LoadKeyScales(pass.cell, pass.groups, scales);
   ScoreByTiles<Keys>(pass, FindKeys<Keys>(pass), scales, 0, pass.groups, prefetch);
 }
 

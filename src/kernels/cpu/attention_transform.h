@@ -22,20 +22,20 @@ constexpr LaneSigns MakeLaneSigns(int stride) {
 
 // The stage of stride kStride inside a vector. The product is exact, so this is one addition or subtraction.
 template <int kStride>
-KVANTA_INLINE Lanes::F StageInside(Lanes::F x) {
+KVANTA_INLINE Vec16::F StageInside(Vec16::F x) {
   static constexpr LaneSigns kSigns = MakeLaneSigns(kStride);
-  return Lanes::Fma(x, Lanes::Load(kSigns.signs), Lanes::Swap<kStride>(x));
+  return Vec16::Fma(x, Vec16::Load(kSigns.signs), Vec16::Swap<kStride>(x));
 }
 
 // Blocks of kVectors vectors, each in registers.
 template <int kVectors>
 KVANTA_INLINE void TransformBlocks(const float* x, int head_dim, float* out) {
-  const Lanes::F norm = Lanes::Set1(static_cast<float>(1.0 / __builtin_sqrt(16.0 * kVectors)));
+  const Vec16::F norm = Vec16::Set1(static_cast<float>(1.0 / __builtin_sqrt(16.0 * kVectors)));
   for (int first = 0; first < head_dim; first += 16 * kVectors) {
-    Lanes::F v[kVectors];
+    Vec16::F v[kVectors];
 #pragma GCC unroll 16
     for (int i = 0; i < kVectors; ++i) {
-      v[i] = StageInside<2>(StageInside<1>(Lanes::Load(x + first + 16 * i)));
+      v[i] = StageInside<2>(StageInside<1>(Vec16::Load(x + first + 16 * i)));
       v[i] = StageInside<8>(StageInside<4>(v[i]));
     }
 #pragma GCC unroll 4
@@ -43,13 +43,13 @@ KVANTA_INLINE void TransformBlocks(const float* x, int head_dim, float* out) {
 #pragma GCC unroll 16
       for (int i = 0; i < kVectors; ++i) {
         if ((i & stride) != 0) continue;
-        const Lanes::F a = v[i], b = v[i + stride];
-        v[i] = Lanes::Add(a, b);
-        v[i + stride] = Lanes::Sub(a, b);
+        const Vec16::F a = v[i], b = v[i + stride];
+        v[i] = Vec16::Add(a, b);
+        v[i + stride] = Vec16::Sub(a, b);
       }
     }
 #pragma GCC unroll 16
-    for (int i = 0; i < kVectors; ++i) Lanes::Store(out + first + 16 * i, Lanes::Mul(v[i], norm));
+    for (int i = 0; i < kVectors; ++i) Vec16::Store(out + first + 16 * i, Vec16::Mul(v[i], norm));
   }
 }
 

@@ -28,7 +28,7 @@ KVANTA_INLINE __m256i InOrder(__m256i sum) {
 struct Bytes256 {
   using V = __m256i;
   static constexpr int kChannels = 16;  // whose values one register holds
-  static constexpr int kBeside = 1;
+  static constexpr int kUnroll = 1;
 
   static KVANTA_INLINE V Load(const uint8_t* bytes) { return Load256(bytes); }
   static KVANTA_INLINE V And(V x, int mask) { return _mm256_and_si256(x, _mm256_set1_epi8(static_cast<char>(mask))); }
@@ -42,7 +42,7 @@ struct Bytes256 {
     return _mm256_sign_epi8(Sub(x, kMiddle), BroadcastQuad(signs));
   }
   template <bool kSmallBlocks>
-  static KVANTA_INLINE V Weights(const uint8_t* four, const uint8_t* /*the same*/) {
+  static KVANTA_INLINE V LoadProbs(const uint8_t* four, const uint8_t* /*the same*/) {
     return BroadcastQuad(four);
   }
   // By the lowest 4 bits of x.
@@ -53,15 +53,15 @@ struct Bytes256 {
   // Channels [16 group, 16 group + 16) of a plane of kWidth bits: two sets of 8, whose even channels are the fields at
   // bit 0 and the odd ones those at bit kWidth.
   template <int kWidth, bool kTail>
-  static KVANTA_INLINE V LoadSets(const uint8_t* plane, int group, int /*left: 8 of a tail*/) {
+  static KVANTA_INLINE V LoadSets(const uint8_t* section, int group, int /*left: 8 of a tail*/) {
     const auto load = [](const uint8_t* unit) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(unit)); };
     if constexpr (kWidth == 4 && kTail)
-      return _mm256_inserti128_si256(_mm256_setzero_si256(), load(plane + group * 32), 0);
-    if constexpr (kWidth == 4) return Load(plane + group * 32);
+      return _mm256_inserti128_si256(_mm256_setzero_si256(), load(section + group * 32), 0);
+    if constexpr (kWidth == 4) return Load(section + group * 32);
     const int first = kWidth == 2 ? 0 : group % 2 * 4;
     const __m256i shifts = _mm256_add_epi32(
         _mm256_set1_epi32(first), _mm256_setr_epi32(0, 0, 0, 0, 2 * kWidth, 2 * kWidth, 2 * kWidth, 2 * kWidth));
-    return _mm256_srlv_epi32(_mm256_broadcastsi128_si256(load(plane + group * kWidth / 2 * 16)), shifts);
+    return _mm256_srlv_epi32(_mm256_broadcastsi128_si256(load(section + group * kWidth / 2 * 16)), shifts);
   }
 };
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "kernels/cpu/inline.h"
-#include "kernels/cpu/lanes_avx512.h"
+#include "kernels/cpu/vec16_avx512.h"
 
 namespace kvanta::kernels {
 namespace {
@@ -32,7 +32,7 @@ struct Bytes16 {
   using Sum = __m512i;
   static constexpr int64_t kLargestSum = int64_t{1} << 30;
   static constexpr int kChannels = 32;  // whose values one register holds
-  static constexpr int kBeside = 2;     // registers of values at a time: one would wait for its sums
+  static constexpr int kUnroll = 2;     // registers of values at a time: one would wait for its sums
   // Sums are 32 bits wide from the first product on, so that what codes are to be met less, and the complement of a
   // code that a negative scale makes, can be taken off the sum.
   static constexpr bool kSumsAreWide = true;
@@ -53,28 +53,28 @@ struct Bytes16 {
     return _mm512_permutexvar_epi8(x, _mm512_loadu_si512(table));
   }
   static KVANTA_INLINE Run Start() { return _mm512_setzero_si512(); }
-  static KVANTA_INLINE Run MulAdd(Run run, V x, const uint8_t* coefficients) {
-    return DotBytes(run, x, Broadcast32(coefficients));
+  static KVANTA_INLINE Run MulAdd(Run run, V x, const uint8_t* operands) {
+    return DotBytes(run, x, Broadcast32(operands));
   }
   static KVANTA_INLINE Run MulAddSigned(Run run, V weights, V x) { return DotBytes(run, weights, x); }
   static KVANTA_INLINE Sum Set(int32_t x) { return _mm512_set1_epi32(x); }
   static KVANTA_INLINE Sum Add(Sum sum, Run run) { return _mm512_add_epi32(sum, run); }
-  static KVANTA_INLINE Lanes::F ToFloat(Sum sum) { return _mm512_cvtepi32_ps(sum); }
+  static KVANTA_INLINE Vec16::F ToFloat(Sum sum) { return _mm512_cvtepi32_ps(sum); }
 
   // 16 integers of magnitude up to 127 as bytes, of every 8 the even ones first.
-  static KVANTA_INLINE void PackEvenFirst(Lanes::F x, uint8_t* out) {
+  static KVANTA_INLINE void PackEvenFirst(Vec16::F x, uint8_t* out) {
     const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x));
     Store(_mm_shuffle_epi8(bytes, _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15)), out);
   }
   // 64 products a b from 0 to 255, rounded to bytes; of a, the i-th vector is kPackFactor[i] times what it stands for.
   // Adding 2^23 leaves an integer in the lowest byte, or, of products times 256, in the second.
   static constexpr float kPackFactor[4] = {1, 1, 256, 256};
-  static KVANTA_INLINE void PackProducts(const Lanes::F* a, const Lanes::F* b, uint8_t* out) {
+  static KVANTA_INLINE void PackProducts(const Vec16::F* a, const Vec16::F* b, uint8_t* out) {
     const V lowest = _mm512_set1_epi32(0xff);
     V pairs[2];
     for (int i = 0; i < 2; ++i) {
-      const Lanes::F low = Lanes::Fma(a[i], b[i], Lanes::Set1(0x1p23f));
-      const Lanes::F high = Lanes::Fma(a[i + 2], b[i + 2], Lanes::Set1(0x1p23f + 128));
+      const Vec16::F low = Vec16::Fma(a[i], b[i], Vec16::Set1(0x1p23f));
+      const Vec16::F high = Vec16::Fma(a[i + 2], b[i + 2], Vec16::Set1(0x1p23f + 128));
       // lowest ? low : high
       pairs[i] = _mm512_ternarylogic_epi32(_mm512_castps_si512(low), _mm512_castps_si512(high), lowest, 0xe4);
     }
@@ -82,12 +82,12 @@ struct Bytes16 {
   }
   // 64 numbers x inverse of magnitude up to 127, rounded to bytes in the order of PackEvenFirst().
   static KVANTA_INLINE void PackSigned(const float* x, float inverse, uint8_t* out) {
-    const Lanes::F unit = Lanes::Set1(inverse), upper = Lanes::Set1(inverse * 256);
+    const Vec16::F unit = Vec16::Set1(inverse), upper = Vec16::Set1(inverse * 256);
     const V lowest = _mm512_set1_epi32(0xff);
     V pairs[2];
     for (int i = 0; i < 2; ++i) {
-      const Lanes::F low = Lanes::Fma(Lanes::Load(x + 16 * i), unit, Lanes::Set1(0x1.8p23f));
-      const Lanes::F high = Lanes::Fma(Lanes::Load(x + 16 * i + 32), upper, Lanes::Set1(0x1.8p23f + 128));
+      const Vec16::F low = Vec16::Fma(Vec16::Load(x + 16 * i), unit, Vec16::Set1(0x1.8p23f));
+      const Vec16::F high = Vec16::Fma(Vec16::Load(x + 16 * i + 32), upper, Vec16::Set1(0x1.8p23f + 128));
       pairs[i] = _mm512_ternarylogic_epi32(_mm512_castps_si512(low), _mm512_castps_si512(high), lowest, 0xe4);
     }
     _mm512_storeu_si512(out, _mm512_permutex2var_epi8(pairs[0], _mm512_load_si512(kEvenFirst.bytes), pairs[1]));
@@ -99,7 +99,7 @@ struct Bytes16 {
     return _mm512_reduce_add_epi32(sums);
   }
   // What AndFlip() takes for a sign: `bits` where x is negative, else 0.
-  static KVANTA_INLINE void Signs(Lanes::F x, int bits, uint8_t* out) {
+  static KVANTA_INLINE void Signs(Vec16::F x, int bits, uint8_t* out) {
     const __mmask16 negative = _mm512_movepi32_mask(_mm512_castps_si512(x));
     Store(_mm_maskz_mov_epi8(negative, _mm_set1_epi8(static_cast<char>(bits))), out);
   }
@@ -124,8 +124,8 @@ struct Bytes16 {
   // Channels [32 group, 32 group + 32) of a plane of kWidth bits, four sets of 8 whose even channels are the fields at
   // bit 0 and the odd ones those at bit kWidth. Of a tail `left` channels are read.
   template <int kWidth, bool kTail>
-  static KVANTA_INLINE V LoadSets(const uint8_t* plane, int group, int left) {
-    const uint8_t* unit = plane + group * kWidth * 16;
+  static KVANTA_INLINE V LoadSets(const uint8_t* section, int group, int left) {
+    const uint8_t* unit = section + group * kWidth * 16;
     if constexpr (kWidth == 4) {
       return kTail ? _mm512_maskz_loadu_epi32(static_cast<__mmask16>((1U << (left / 2)) - 1U), unit) : Load(unit);
     }
@@ -142,17 +142,17 @@ struct Bytes16 {
   }
   // Four weights for all lanes, or, where blocks are small, `second` for the upper 16 channels.
   template <bool kSmallBlocks>
-  static KVANTA_INLINE V Weights(const uint8_t* first, const uint8_t* second) {
+  static KVANTA_INLINE V LoadProbs(const uint8_t* first, const uint8_t* second) {
     const V x = Broadcast32(first);
     if constexpr (!kSmallBlocks) return x;
     int32_t upper;
     __builtin_memcpy(&upper, second, sizeof upper);
     return _mm512_mask_set1_epi32(x, 0xff00, upper);
   }
-  static KVANTA_INLINE void Interleave(Sum even, Sum odd, Lanes::F* out) {
+  static KVANTA_INLINE void Interleave(Sum even, Sum odd, Vec16::F* out) {
     Interleave(ToFloat(even), ToFloat(odd), out);
   }
-  static KVANTA_INLINE void Interleave(Lanes::F even, Lanes::F odd, Lanes::F* out) {
+  static KVANTA_INLINE void Interleave(Vec16::F even, Vec16::F odd, Vec16::F* out) {
     const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
     out[0] = _mm512_permutex2var_ps(even, first, odd);
     out[1] = _mm512_permutex2var_ps(even, _mm512_add_epi32(first, _mm512_set1_epi32(8)), odd);

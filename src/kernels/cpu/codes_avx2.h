@@ -11,20 +11,20 @@
 
 #include "kernels/cpu/bytes_256.h"
 #include "kernels/cpu/inline.h"
-#include "kernels/cpu/lanes_avx2.h"
-#include "kernels/cpu/line_run.h"
 #include "kernels/cpu/prefetcher.h"
+#include "kernels/cpu/strided_lines.h"
+#include "kernels/cpu/vec16_avx2.h"
 
 namespace kvanta::kernels {
 namespace {
 
 // Query rows that share a loaded line: 8 sums, and room for what is decoded.
 inline constexpr int kQueryTile = kSmallTiles ? 2 : 4;
-inline constexpr int kRunsBeside = 1;
+inline constexpr int kRunsUnroll = 1;
 inline constexpr int kLinesOfStep = 2;  // of a run, for which a dot makes a step of the prefetcher
 
 // x where begin <= lane < end, else `other`.
-KVANTA_INLINE Lanes::F KeepOr(Lanes::F x, float other, int begin, int end) {
+KVANTA_INLINE Vec16::F KeepOr(Vec16::F x, float other, int begin, int end) {
   const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
   const auto keep = [&](__m256 value, int offset) {
     const __m256i out = _mm256_or_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(begin - offset), lane),
@@ -50,13 +50,13 @@ struct LaneCode {
   static constexpr int kSub = Decode::kSub;
   static constexpr bool kInteger = false;
   static constexpr int kOffset = 0;
-  static constexpr int kCoefficientBytes = 4;
+  static constexpr int kOperandBytes = 4;
 
-  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) { Lanes::Store(reinterpret_cast<float*>(out), x); }
+  static KVANTA_INLINE void Pack(Vec16::F x, uint8_t* out) { Vec16::Store(reinterpret_cast<float*>(out), x); }
 
-  template <int kBeside, int kRows, bool kTail>
-  static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients, const int32_t* /*bias*/,
-                                Lanes::F* sums, Prefetcher& prefetch) {
+  template <int kUnroll, int kRows, bool kTail>
+  static KVANTA_INLINE void Dot(const StridedLines& run, const uint8_t* const* operands, const int32_t* /*bias*/,
+                                Vec16::F* sums, Prefetcher& prefetch) {
     __m256 lo[kRows], hi[kRows];
     for (int r = 0; r < kRows; ++r) lo[r] = hi[r] = _mm256_setzero_ps();
     for (int64_t i = 0; i < run.count; ++i) {
@@ -69,7 +69,7 @@ struct LaneCode {
         const __m256 y = kTail ? _mm256_setzero_ps() : Decode::Element(b, s);
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
-          const __m256 c = Broadcast32(coefficients[r] + (i * kSub + s) * 4);
+          const __m256 c = Broadcast32(operands[r] + (i * kSub + s) * 4);
           lo[r] = _mm256_fmadd_ps(x, c, lo[r]);
           if (!kTail) hi[r] = _mm256_fmadd_ps(y, c, hi[r]);
         }
@@ -97,12 +97,12 @@ struct CodeFp16 {
   static constexpr int kSub = 2;
   static constexpr bool kInteger = false;
   static constexpr int kOffset = 0;
-  static constexpr int kCoefficientBytes = 4;
+  static constexpr int kOperandBytes = 4;
 
-  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) { Lanes::Store(reinterpret_cast<float*>(out), x); }
+  static KVANTA_INLINE void Pack(Vec16::F x, uint8_t* out) { Vec16::Store(reinterpret_cast<float*>(out), x); }
 
   template <int kRows>
-  static KVANTA_INLINE void DotHalf(const uint8_t* lines, int64_t stride, int count, const uint8_t* const* coefficients,
+  static KVANTA_INLINE void DotHalf(const uint8_t* lines, int64_t stride, int count, const uint8_t* const* operands,
                                     __m256* sums, Prefetcher& prefetch) {
     __m256 low[kRows], high[kRows];
     for (int r = 0; r < kRows; ++r) low[r] = high[r] = _mm256_setzero_ps();
@@ -112,7 +112,7 @@ struct CodeFp16 {
       const __m256 y = _mm256_cvtph_ps(_mm_loadu_si128(units + 1));
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
-        const __m256 c = Broadcast64(coefficients[r] + i * 8);
+        const __m256 c = Broadcast64(operands[r] + i * 8);
         low[r] = _mm256_fmadd_ps(x, c, low[r]);
         high[r] = _mm256_fmadd_ps(y, c, high[r]);
       }
@@ -130,14 +130,14 @@ struct CodeFp16 {
     }
   }
 
-  template <int kBeside, int kRows, bool kTail>
-  static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients, const int32_t* /*bias*/,
-                                Lanes::F* sums, Prefetcher& prefetch) {
+  template <int kUnroll, int kRows, bool kTail>
+  static KVANTA_INLINE void Dot(const StridedLines& run, const uint8_t* const* operands, const int32_t* /*bias*/,
+                                Vec16::F* sums, Prefetcher& prefetch) {
     __m256 half[kRows];
-    DotHalf<kRows>(run.lines, run.stride, run.count, coefficients, half, prefetch);
+    DotHalf<kRows>(run.lines, run.stride, run.count, operands, half, prefetch);
     for (int r = 0; r < kRows; ++r) sums[r] = {half[r], _mm256_setzero_ps()};
     if (kTail) return;
-    DotHalf<kRows>(run.lines + 32, run.stride, run.count, coefficients, half, prefetch);
+    DotHalf<kRows>(run.lines + 32, run.stride, run.count, operands, half, prefetch);
     for (int r = 0; r < kRows; ++r) sums[r].hi = half[r];
   }
 };
@@ -150,31 +150,31 @@ struct Fp8Code {
   static constexpr int kSub = 4;
   static constexpr bool kInteger = false;
   static constexpr int kOffset = 0;
-  static constexpr int kCoefficientBytes = 4;
+  static constexpr int kOperandBytes = 4;
   static constexpr float kFactor = Decode::kFactor;
 
-  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) {
+  static KVANTA_INLINE void Pack(Vec16::F x, uint8_t* out) {
     x.lo = _mm256_permute_ps(x.lo, _MM_SHUFFLE(3, 1, 2, 0));
     x.hi = _mm256_permute_ps(x.hi, _MM_SHUFFLE(3, 1, 2, 0));
-    Lanes::Store(reinterpret_cast<float*>(out), x);
+    Vec16::Store(reinterpret_cast<float*>(out), x);
   }
 
   // `rows` rows of `lanes` units, a multiple of 8, each become two rows of as many units of fp16, 1 / kFactor of the
   // value.
   __attribute__((noinline)) static void Unpack(const uint8_t* from, int rows, int lanes, uint8_t* to) {
     const int64_t row_bytes = int64_t{4} * lanes;
-    __m256i most = _mm256_setzero_si256();
+    __m256i limit = _mm256_setzero_si256();
     for (int64_t row = 0; row < rows; ++row) {
       for (int64_t i = 0; i < row_bytes; i += 32) {
         const __m256i unit = Load256(from + row * row_bytes + i);
-        if (Decode::kNan != 0) most = _mm256_max_epu8(most, _mm256_and_si256(unit, _mm256_set1_epi8(0x7f)));
+        if (Decode::kNan != 0) limit = _mm256_max_epu8(limit, _mm256_and_si256(unit, _mm256_set1_epi8(0x7f)));
         Store256(Decode::Halves(unit, 0), to + 2 * row * row_bytes + i);
         Store256(Decode::Halves(unit, 1), to + (2 * row + 1) * row_bytes + i);
       }
     }
     if (Decode::kNan == 0) return;
     const __m256i code = _mm256_set1_epi8(Decode::kNan);
-    if (_mm256_testz_si256(_mm256_cmpeq_epi8(most, code), code)) return;
+    if (_mm256_testz_si256(_mm256_cmpeq_epi8(limit, code), code)) return;
     for (int64_t i = 0; i < 2 * rows * row_bytes; i += 32) {
       const __m256i halves = Load256(to + i);
       const __m256i nan =
@@ -204,8 +204,8 @@ struct DecodeE5M2 {
 };
 
 // 16 integers of magnitude up to 32512 to 16-bit lanes, then into the order of `shuffle` within each 128 bits.
-KVANTA_INLINE void PackInt16(Lanes::F x, __m128i shuffle, uint8_t* out) {
-  const Lanes::I i = Lanes::RoundToInt(x);
+KVANTA_INLINE void PackInt16(Vec16::F x, __m128i shuffle, uint8_t* out) {
+  const Vec16::I i = Vec16::RoundToInt(x);
   const __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(i.lo, i.hi), _MM_SHUFFLE(3, 1, 2, 0));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
                       _mm256_shuffle_epi8(packed, _mm256_broadcastsi128_si256(shuffle)));
@@ -222,15 +222,15 @@ struct CodeInt8 {
   static constexpr int kSub = 4;
   static constexpr bool kInteger = true;
   static constexpr int kOffset = 0;
-  static constexpr int kCoefficientBytes = 2;
+  static constexpr int kOperandBytes = 2;
 
-  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) {
+  static KVANTA_INLINE void Pack(Vec16::F x, uint8_t* out) {
     PackInt16(x, _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15), out);
   }
 
-  template <int kBeside, int kRows, bool kTail>
-  static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients, const int32_t* /*bias*/,
-                                Lanes::F* sums, Prefetcher& prefetch) {
+  template <int kUnroll, int kRows, bool kTail>
+  static KVANTA_INLINE void Dot(const StridedLines& run, const uint8_t* const* operands, const int32_t* /*bias*/,
+                                Vec16::F* sums, Prefetcher& prefetch) {
     __m256i lo[kRows], hi[kRows];
     for (int r = 0; r < kRows; ++r) lo[r] = hi[r] = _mm256_setzero_si256();
     const auto add = [&](int64_t i) __attribute__((always_inline)) {
@@ -240,7 +240,7 @@ struct CodeInt8 {
       const __m256i b02 = _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8), b13 = _mm256_srai_epi16(b, 8);
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
-        const __m256i c02 = BroadcastQuad(coefficients[r] + i * 8), c13 = BroadcastQuad(coefficients[r] + i * 8 + 4);
+        const __m256i c02 = BroadcastQuad(operands[r] + i * 8), c13 = BroadcastQuad(operands[r] + i * 8 + 4);
         AddProducts(a02, c02, lo[r]);
         AddProducts(a13, c13, lo[r]);
         if (!kTail) {
@@ -274,13 +274,13 @@ struct Bytes8 : Bytes256 {
     __asm__("vpaddw %1, %0, %0" : "+x"(run) : "x"(x));
     return run;
   }
-  static KVANTA_INLINE Run MulAddSigned(Run run, V weights, V x) {
-    return AddInPlace(run, _mm256_maddubs_epi16(weights, x));
+  static KVANTA_INLINE Run MulAddSigned(Run run, V probs, V x) {
+    return AddInPlace(run, _mm256_maddubs_epi16(probs, x));
   }
   static KVANTA_INLINE Sum Set(int32_t x) { return _mm256_set1_epi32(x); }
   static KVANTA_INLINE Sum Widen(Run run) { return _mm256_madd_epi16(run, _mm256_set1_epi16(1)); }
   static KVANTA_INLINE Sum Add(Sum sum, Run run) { return _mm256_add_epi32(sum, Widen(run)); }
-  static KVANTA_INLINE void Interleave(Sum even, Sum odd, Lanes::F* out) {
+  static KVANTA_INLINE void Interleave(Sum even, Sum odd, Vec16::F* out) {
     const __m256 e = ToFloat(even), o = ToFloat(odd);
     const __m256 a = _mm256_unpacklo_ps(e, o), b = _mm256_unpackhi_ps(e, o);
     *out = {_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31)};
@@ -307,8 +307,8 @@ struct Bytes16 {
     return {Bytes8::LookUp(x.lo, table), Bytes8::LookUp(x.hi, table)};
   }
   static KVANTA_INLINE Run Start() { return {Bytes8::Start(), Bytes8::Start()}; }
-  static KVANTA_INLINE Run MulAdd(Run run, V x, const uint8_t* coefficients) {
-    const __m256i c = BroadcastQuad(coefficients);
+  static KVANTA_INLINE Run MulAdd(Run run, V x, const uint8_t* operands) {
+    const __m256i c = BroadcastQuad(operands);
     return {Bytes8::AddInPlace(run.lo, _mm256_maddubs_epi16(x.lo, c)),
             Bytes8::AddInPlace(run.hi, _mm256_maddubs_epi16(x.hi, c))};
   }
@@ -318,19 +318,19 @@ struct Bytes16 {
     const __m256i all = _mm256_set1_epi32(x);
     return {_mm256_add_epi32(sum.lo, all), _mm256_add_epi32(sum.hi, all)};
   }
-  static KVANTA_INLINE Lanes::F ToFloat(Sum sum) { return {kernels::ToFloat(sum.lo), kernels::ToFloat(sum.hi)}; }
+  static KVANTA_INLINE Vec16::F ToFloat(Sum sum) { return {kernels::ToFloat(sum.lo), kernels::ToFloat(sum.hi)}; }
 
   // 16 integers of magnitude up to 127 as bytes, of every 8 the even ones first.
-  static KVANTA_INLINE void PackEvenFirst(Lanes::F x, uint8_t* out) {
+  static KVANTA_INLINE void PackEvenFirst(Vec16::F x, uint8_t* out) {
     const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
-    Store(_mm_shuffle_epi8(ToBytes(Lanes::RoundToInt(x)), order), out);
+    Store(_mm_shuffle_epi8(ToBytes(Vec16::RoundToInt(x)), order), out);
   }
   // 64 products a b from 0 to 255, rounded to bytes; of a, the i-th vector is kPackFactor[i] times what it stands for.
   static constexpr float kPackFactor[4] = {1, 1, 1, 1};
-  static KVANTA_INLINE void PackProducts(const Lanes::F* a, const Lanes::F* b, uint8_t* out) {
+  static KVANTA_INLINE void PackProducts(const Vec16::F* a, const Vec16::F* b, uint8_t* out) {
     for (int i = 0; i < 4; i += 2) {
-      const Lanes::I x = Lanes::RoundToInt(Lanes::Mul(a[i], b[i]));
-      const Lanes::I y = Lanes::RoundToInt(Lanes::Mul(a[i + 1], b[i + 1]));
+      const Vec16::I x = Vec16::RoundToInt(Vec16::Mul(a[i], b[i]));
+      const Vec16::I y = Vec16::RoundToInt(Vec16::Mul(a[i + 1], b[i + 1]));
       const __m256i bytes = _mm256_packus_epi16(_mm256_packs_epi32(x.lo, x.hi), _mm256_packs_epi32(y.lo, y.hi));
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 16 * i),
                           _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
@@ -338,7 +338,7 @@ struct Bytes16 {
   }
   // 64 numbers x inverse of magnitude up to 127, rounded to bytes in the order of PackEvenFirst().
   static KVANTA_INLINE void PackSigned(const float* x, float inverse, uint8_t* out) {
-    for (int i = 0; i < 64; i += 16) PackEvenFirst(Lanes::Mul(Lanes::Load(x + i), Lanes::Set1(inverse)), out + i);
+    for (int i = 0; i < 64; i += 16) PackEvenFirst(Vec16::Mul(Vec16::Load(x + i), Vec16::Set1(inverse)), out + i);
   }
   // The sum of n signed bytes, n a multiple of 64.
   static KVANTA_INLINE int32_t SumOf(const uint8_t* bytes, int n) {
@@ -347,7 +347,7 @@ struct Bytes16 {
     return sum;
   }
   // -1 where x is negative, else 1.
-  static KVANTA_INLINE void Signs(Lanes::F x, int /*bits*/, uint8_t* out) {
+  static KVANTA_INLINE void Signs(Vec16::F x, int /*bits*/, uint8_t* out) {
     const auto sign = [](__m256 half) {
       return _mm256_or_si256(_mm256_srai_epi32(_mm256_castps_si256(half), 31), _mm256_set1_epi32(1));
     };
@@ -355,7 +355,7 @@ struct Bytes16 {
   }
 
  private:
-  static KVANTA_INLINE __m128i ToBytes(Lanes::I i) {
+  static KVANTA_INLINE __m128i ToBytes(Vec16::I i) {
     const __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(i.lo, i.hi), _MM_SHUFFLE(3, 1, 2, 0));
     return _mm_packs_epi16(_mm256_castsi256_si128(packed), _mm256_extracti128_si256(packed, 1));
   }

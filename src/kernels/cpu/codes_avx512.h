@@ -7,18 +7,18 @@
 
 #include "kernels/cpu/bytes_512.h"
 #include "kernels/cpu/inline.h"
-#include "kernels/cpu/lanes_avx512.h"
-#include "kernels/cpu/line_run.h"
 #include "kernels/cpu/prefetcher.h"
+#include "kernels/cpu/strided_lines.h"
+#include "kernels/cpu/vec16_avx512.h"
 
 namespace kvanta::kernels {
 namespace {
 
 inline constexpr int kQueryTile = kSmallTiles ? 2 : 4;
-inline constexpr int kRunsBeside = 2;
+inline constexpr int kRunsUnroll = 2;
 
 // x where begin <= lane < end, else `other`.
-KVANTA_INLINE Lanes::F KeepOr(Lanes::F x, float other, int begin, int end) {
+KVANTA_INLINE Vec16::F KeepOr(Vec16::F x, float other, int begin, int end) {
   const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   const __mmask16 in = static_cast<__mmask16>(_mm512_cmpge_epi32_mask(lane, _mm512_set1_epi32(begin)) &
                                               _mm512_cmplt_epi32_mask(lane, _mm512_set1_epi32(end)));
@@ -27,8 +27,8 @@ KVANTA_INLINE Lanes::F KeepOr(Lanes::F x, float other, int begin, int end) {
 
 // Line `i` of the v-th run beside the first; lanes that there are not are 0.
 template <bool kTail>
-KVANTA_INLINE __m512i LoadLine(const LineRun& run, int64_t i, int v) {
-  const uint8_t* line = run.lines + i * run.stride + v * run.beside;
+KVANTA_INLINE __m512i LoadLine(const StridedLines& run, int64_t i, int v) {
+  const uint8_t* line = run.lines + i * run.stride + v * run.unrolled;
   if constexpr (!kTail) return _mm512_loadu_si512(line);
   const int left = run.left - 16 * v;
   const unsigned lanes = left >= 16 ? 16U : left > 0 ? static_cast<unsigned>(left) : 0U;
@@ -39,7 +39,7 @@ inline constexpr int kLinesOfStep = 1;  // of a run, for which a dot makes a ste
 // f(line): for every line of a run. A step before each, though every branch costs: two lines beside each other that are
 // touched at once keep the CPU's own prefetcher from running ahead, and bf16 from memory takes a tenth longer.
 template <class F>
-KVANTA_INLINE void ForLines(const LineRun& run, Prefetcher& prefetch, F f) {
+KVANTA_INLINE void ForLines(const StridedLines& run, Prefetcher& prefetch, F f) {
   int64_t i = 0;
   for (; i + 2 <= run.count; i += 2) {
     prefetch.Step();
@@ -62,26 +62,26 @@ struct LaneCode {
   static constexpr int kSub = Decode::kSub;
   static constexpr bool kInteger = false;
   static constexpr int kOffset = 0;
-  static constexpr int kCoefficientBytes = 4;
+  static constexpr int kOperandBytes = 4;
 
-  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) { _mm512_storeu_ps(out, x); }
+  static KVANTA_INLINE void Pack(Vec16::F x, uint8_t* out) { _mm512_storeu_ps(out, x); }
 
-  template <int kBeside, int kRows, bool kTail>
-  static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients, const int32_t* /*bias*/,
-                                Lanes::F* sums, Prefetcher& prefetch) {
-    for (int i = 0; i < kRows * kBeside; ++i) sums[i] = Lanes::Zero();
+  template <int kUnroll, int kRows, bool kTail>
+  static KVANTA_INLINE void Dot(const StridedLines& run, const uint8_t* const* operands, const int32_t* /*bias*/,
+                                Vec16::F* sums, Prefetcher& prefetch) {
+    for (int i = 0; i < kRows * kUnroll; ++i) sums[i] = Vec16::Zero();
     ForLines(
         run, prefetch, [&](int64_t i) __attribute__((always_inline)) {
 #pragma GCC unroll 2
-          for (int v = 0; v < kBeside; ++v) {
+          for (int v = 0; v < kUnroll; ++v) {
             const __m512i units = LoadLine<kTail>(run, i, v);
 #pragma GCC unroll 2
             for (int s = 0; s < kSub; ++s) {
               const __m512 x = Decode::Element(units, s);
 #pragma GCC unroll 4
               for (int r = 0; r < kRows; ++r) {
-                __m512& sum = sums[r * kBeside + v];
-                sum = _mm512_fmadd_ps(x, BroadcastFloat(coefficients[r] + (i * kSub + s) * 4), sum);
+                __m512& sum = sums[r * kUnroll + v];
+                sum = _mm512_fmadd_ps(x, BroadcastFloat(operands[r] + (i * kSub + s) * 4), sum);
               }
             }
           }
@@ -105,45 +105,45 @@ struct DecodeFp16 {
 // two terms for every f32 coefficient, and takes four times as long as a multiply-add on some CPUs.
 template <class Decode>
 struct PairCode {
-  static constexpr int kRuns = Decode::kPairs == 1 ? kRunsBeside : 1;  // more would not fit into the registers
+  static constexpr int kRuns = Decode::kPairs == 1 ? kRunsUnroll : 1;  // more would not fit into the registers
   static constexpr int kSub = 2 * Decode::kPairs;
   static constexpr bool kInteger = false;
   static constexpr int kOffset = 0;
-  static constexpr int kCoefficientBytes = 4;
+  static constexpr int kOperandBytes = 4;
 
-  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) { _mm512_storeu_ps(out, x); }
+  static KVANTA_INLINE void Pack(Vec16::F x, uint8_t* out) { _mm512_storeu_ps(out, x); }
 
-  template <int kBeside, int kRows, bool kTail>
-  static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients, const int32_t* /*bias*/,
-                                Lanes::F* sums, Prefetcher& prefetch) {
+  template <int kUnroll, int kRows, bool kTail>
+  static KVANTA_INLINE void Dot(const StridedLines& run, const uint8_t* const* operands, const int32_t* /*bias*/,
+                                Vec16::F* sums, Prefetcher& prefetch) {
     const Decode decode;
-    __m512 low[kRows * kBeside], high[kRows * kBeside];  // two chains a row: one would wait for itself
-    for (int i = 0; i < kRows * kBeside; ++i) low[i] = high[i] = _mm512_setzero_ps();
+    __m512 low[kRows * kUnroll], high[kRows * kUnroll];  // two chains a row: one would wait for itself
+    for (int i = 0; i < kRows * kUnroll; ++i) low[i] = high[i] = _mm512_setzero_ps();
     ForLines(
         run, prefetch, [&](int64_t i) __attribute__((always_inline)) {
-          __m512i pairs[kBeside][Decode::kPairs];
-          for (int v = 0; v < kBeside; ++v) {
+          __m512i pairs[kUnroll][Decode::kPairs];
+          for (int v = 0; v < kUnroll; ++v) {
             decode.Pairs(LoadLine<kTail>(run, i, v), pairs[v]);
           }
 #pragma GCC unroll 2
           for (int pair = 0; pair < Decode::kPairs; ++pair) {
-            __m512 x[kBeside], y[kBeside];
-            for (int v = 0; v < kBeside; ++v) {
+            __m512 x[kUnroll], y[kUnroll];
+            for (int v = 0; v < kUnroll; ++v) {
               x[v] = _mm512_castsi512_ps(_mm512_slli_epi32(pairs[v][pair], 16));
               y[v] = _mm512_castsi512_ps(_mm512_and_si512(pairs[v][pair], _mm512_set1_epi32(-0x10000)));
             }
 #pragma GCC unroll 4
             for (int r = 0; r < kRows; ++r) {
-              const uint8_t* c = coefficients[r] + (i * kSub + pair) * 4;
+              const uint8_t* c = operands[r] + (i * kSub + pair) * 4;
               const __m512 first = BroadcastFloat(c), second = BroadcastFloat(c + 4 * Decode::kPairs);
-              for (int v = 0; v < kBeside; ++v) {
-                low[r * kBeside + v] = _mm512_fmadd_ps(x[v], first, low[r * kBeside + v]);
-                high[r * kBeside + v] = _mm512_fmadd_ps(y[v], second, high[r * kBeside + v]);
+              for (int v = 0; v < kUnroll; ++v) {
+                low[r * kUnroll + v] = _mm512_fmadd_ps(x[v], first, low[r * kUnroll + v]);
+                high[r * kUnroll + v] = _mm512_fmadd_ps(y[v], second, high[r * kUnroll + v]);
               }
             }
           }
         });
-    for (int i = 0; i < kRows * kBeside; ++i) sums[i] = _mm512_add_ps(low[i], high[i]);
+    for (int i = 0; i < kRows * kUnroll; ++i) sums[i] = _mm512_add_ps(low[i], high[i]);
   }
 };
 
@@ -203,7 +203,7 @@ struct DecodeFp8 {
 };
 
 // 16 integers up to 65535 as [4 high bytes][4 low bytes] per four, unsigned.
-KVANTA_INLINE void PackUnsignedBytes(Lanes::F x, uint8_t* out) {
+KVANTA_INLINE void PackUnsignedBytes(Vec16::F x, uint8_t* out) {
   const __m512i order =
       _mm512_castsi256_si512(_mm256_setr_epi8(1, 5, 9, 13, 0, 4, 8, 12, 17, 21, 25, 29, 16, 20, 24, 28, 33, 37, 41, 45,
                                               32, 36, 40, 44, 49, 53, 57, 61, 48, 52, 56, 60));
@@ -211,7 +211,7 @@ KVANTA_INLINE void PackUnsignedBytes(Lanes::F x, uint8_t* out) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_castsi512_si256(bytes));
 }
 // 16 integers of magnitude up to 32512 as [4 high bytes][4 low bytes] per four: x = 256 high + low, both signed.
-KVANTA_INLINE void PackBytes(Lanes::F x, __m128i shuffle, uint8_t* out) {
+KVANTA_INLINE void PackBytes(Vec16::F x, __m128i shuffle, uint8_t* out) {
   const __m512i i = _mm512_cvtps_epi32(x);
   const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(i, _mm512_set1_epi32(128)), 8);
   const __m512i low = _mm512_sub_epi32(i, _mm512_slli_epi32(high, 8));
@@ -229,37 +229,36 @@ struct CodeInt8 {
   static constexpr int kSub = 4;
   static constexpr bool kInteger = true;
   static constexpr int kOffset = 128;
-  static constexpr int kCoefficientBytes = 2;
+  static constexpr int kOperandBytes = 2;
 
-  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) {
+  static KVANTA_INLINE void Pack(Vec16::F x, uint8_t* out) {
     PackBytes(x, _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), out);
   }
 
-  template <int kBeside, int kRows, bool kTail>
-  static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients, const int32_t* bias,
-                                Lanes::F* sums, Prefetcher& prefetch) {
-    __m512i high[kRows * kBeside], low[kRows * kBeside];
-    for (int i = 0; i < kRows * kBeside; ++i) {
+  template <int kUnroll, int kRows, bool kTail>
+  static KVANTA_INLINE void Dot(const StridedLines& run, const uint8_t* const* operands, const int32_t* bias,
+                                Vec16::F* sums, Prefetcher& prefetch) {
+    __m512i high[kRows * kUnroll], low[kRows * kUnroll];
+    for (int i = 0; i < kRows * kUnroll; ++i) {
       high[i] = _mm512_setzero_si512();
-      low[i] = _mm512_set1_epi32(bias[i / kBeside]);
+      low[i] = _mm512_set1_epi32(bias[i / kUnroll]);
     }
     ForLines(
         run, prefetch, [&](int64_t i) __attribute__((always_inline)) {
-          __m512i codes[kBeside];
-          for (int v = 0; v < kBeside; ++v) {
+          __m512i codes[kUnroll];
+          for (int v = 0; v < kUnroll; ++v) {
             codes[v] = _mm512_xor_si512(LoadLine<kTail>(run, i, v), _mm512_set1_epi8(-128));
           }
 #pragma GCC unroll 4
           for (int r = 0; r < kRows; ++r) {
-            const __m512i first = Broadcast32(coefficients[r] + i * 8),
-                          second = Broadcast32(coefficients[r] + i * 8 + 4);
-            for (int v = 0; v < kBeside; ++v) {
-              high[r * kBeside + v] = DotBytes(high[r * kBeside + v], codes[v], first);
-              low[r * kBeside + v] = DotBytes(low[r * kBeside + v], codes[v], second);
+            const __m512i first = Broadcast32(operands[r] + i * 8), second = Broadcast32(operands[r] + i * 8 + 4);
+            for (int v = 0; v < kUnroll; ++v) {
+              high[r * kUnroll + v] = DotBytes(high[r * kUnroll + v], codes[v], first);
+              low[r * kUnroll + v] = DotBytes(low[r * kUnroll + v], codes[v], second);
             }
           }
         });
-    for (int i = 0; i < kRows * kBeside; ++i) sums[i] = JoinTerms(high[i], low[i]);
+    for (int i = 0; i < kRows * kUnroll; ++i) sums[i] = JoinTerms(high[i], low[i]);
   }
 };
 
@@ -268,31 +267,30 @@ struct CodeInt8Values {
   static constexpr int kSub = 4;
   static constexpr bool kInteger = true;
   static constexpr int kOffset = 0;
-  static constexpr int kCoefficientBytes = 2;
+  static constexpr int kOperandBytes = 2;
   static constexpr float kLargest = 65535;
 
-  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) { PackUnsignedBytes(x, out); }
+  static KVANTA_INLINE void Pack(Vec16::F x, uint8_t* out) { PackUnsignedBytes(x, out); }
 
-  template <int kBeside, int kRows, bool kTail>
-  static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients, const int32_t* /*bias*/,
-                                Lanes::F* sums, Prefetcher& prefetch) {
-    __m512i high[kRows * kBeside], low[kRows * kBeside];
-    for (int i = 0; i < kRows * kBeside; ++i) high[i] = low[i] = _mm512_setzero_si512();
+  template <int kUnroll, int kRows, bool kTail>
+  static KVANTA_INLINE void Dot(const StridedLines& run, const uint8_t* const* operands, const int32_t* /*bias*/,
+                                Vec16::F* sums, Prefetcher& prefetch) {
+    __m512i high[kRows * kUnroll], low[kRows * kUnroll];
+    for (int i = 0; i < kRows * kUnroll; ++i) high[i] = low[i] = _mm512_setzero_si512();
     ForLines(
         run, prefetch, [&](int64_t i) __attribute__((always_inline)) {
-          __m512i codes[kBeside];
-          for (int v = 0; v < kBeside; ++v) codes[v] = LoadLine<kTail>(run, i, v);
+          __m512i codes[kUnroll];
+          for (int v = 0; v < kUnroll; ++v) codes[v] = LoadLine<kTail>(run, i, v);
 #pragma GCC unroll 4
           for (int r = 0; r < kRows; ++r) {
-            const __m512i first = Broadcast32(coefficients[r] + i * 8),
-                          second = Broadcast32(coefficients[r] + i * 8 + 4);
-            for (int v = 0; v < kBeside; ++v) {
-              high[r * kBeside + v] = DotBytes(high[r * kBeside + v], first, codes[v]);
-              low[r * kBeside + v] = DotBytes(low[r * kBeside + v], second, codes[v]);
+            const __m512i first = Broadcast32(operands[r] + i * 8), second = Broadcast32(operands[r] + i * 8 + 4);
+            for (int v = 0; v < kUnroll; ++v) {
+              high[r * kUnroll + v] = DotBytes(high[r * kUnroll + v], first, codes[v]);
+              low[r * kUnroll + v] = DotBytes(low[r * kUnroll + v], second, codes[v]);
             }
           }
         });
-    for (int i = 0; i < kRows * kBeside; ++i) sums[i] = JoinTerms(high[i], low[i]);
+    for (int i = 0; i < kRows * kUnroll; ++i) sums[i] = JoinTerms(high[i], low[i]);
   }
 };
 

@@ -7,21 +7,21 @@
 #include <cstring>
 
 #include "kernels/cpu/inline.h"
-#include "kernels/cpu/lanes_portable.h"
-#include "kernels/cpu/line_run.h"
 #include "kernels/cpu/prefetcher.h"
+#include "kernels/cpu/strided_lines.h"
+#include "kernels/cpu/vec16_portable.h"
 #include "kernels/cpu/vectors_128.h"
 
 namespace kvanta::kernels {
 namespace {
 
 inline constexpr int kQueryTile = kSmallTiles ? 1 : 4;
-inline constexpr int kRunsBeside = 1;
+inline constexpr int kRunsUnroll = 1;
 inline constexpr int kLinesOfStep = 2;  // of a run, for which a dot makes a step of the prefetcher
 
 // x where begin <= lane < end, else `other`.
-KVANTA_INLINE Lanes::F KeepOr(Lanes::F x, float other, int begin, int end) {
-  constexpr Lanes::I lanes = {{{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9, 10, 11}, {12, 13, 14, 15}}};
+KVANTA_INLINE Vec16::F KeepOr(Vec16::F x, float other, int begin, int end) {
+  constexpr Vec16::I lanes = {{{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9, 10, 11}, {12, 13, 14, 15}}};
   return Each(
       [&](F4 value, I4 lane)
           __attribute__((always_inline)) { return ((lane >= begin) & (lane < end)) ? value : Broadcast(other); },
@@ -30,7 +30,7 @@ KVANTA_INLINE Lanes::F KeepOr(Lanes::F x, float other, int begin, int end) {
 
 // sums of 16 lanes, or the first 8 (kTail), from those of `half`(first byte of a line), which are Vectors<_, 2>.
 template <int kRows, bool kTail, class Sums, class Half>
-KVANTA_INLINE void JoinHalves(Lanes::F* sums, Half half) {
+KVANTA_INLINE void JoinHalves(Vec16::F* sums, Half half) {
   Sums of_half[kRows];
   half(0, of_half);
 #pragma GCC unroll 4
@@ -46,13 +46,13 @@ struct FloatCode {
   static constexpr int kSub = Decode::kSub;
   static constexpr bool kInteger = false;
   static constexpr int kOffset = 0;
-  static constexpr int kCoefficientBytes = 4;
+  static constexpr int kOperandBytes = 4;
 
-  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) { std::memcpy(out, &x, sizeof x); }
+  static KVANTA_INLINE void Pack(Vec16::F x, uint8_t* out) { std::memcpy(out, &x, sizeof x); }
 
-  template <int kBeside, int kRows, bool kTail>
-  static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients, const int32_t* /*bias*/,
-                                Lanes::F* sums, Prefetcher& prefetch) {
+  template <int kUnroll, int kRows, bool kTail>
+  static KVANTA_INLINE void Dot(const StridedLines& run, const uint8_t* const* operands, const int32_t* /*bias*/,
+                                Vec16::F* sums, Prefetcher& prefetch) {
     JoinHalves<kRows, kTail, Vectors<F4, 2>>(
         sums, [&](int first, Vectors<F4, 2>* half) __attribute__((always_inline)) {
 #pragma GCC unroll 4
@@ -67,7 +67,7 @@ struct FloatCode {
 #pragma GCC unroll 4
               for (int r = 0; r < kRows; ++r) {
                 float c;
-                std::memcpy(&c, coefficients[r] + (i * kSub + s) * 4, 4);
+                std::memcpy(&c, operands[r] + (i * kSub + s) * 4, 4);
                 half[r].v[0] = x.v[0] * Broadcast(c) + half[r].v[0];
                 half[r].v[1] = x.v[1] * Broadcast(c) + half[r].v[1];
               }
@@ -87,7 +87,7 @@ struct DecodeBf16 {
 };
 struct DecodeFp16 {
   static constexpr int kSub = 2;
-  static KVANTA_INLINE F4 Element(U4 unit, int s) { return Lanes::FromFp16(s == 0 ? unit & 0xffffU : unit >> 16); }
+  static KVANTA_INLINE F4 Element(U4 unit, int s) { return Vec16::FromFp16(s == 0 ? unit & 0xffffU : unit >> 16); }
 };
 // A normal code has its bits in f32's places. Of a subnormal one, these say (1 + m / 8) 2^-7 in place of (m / 8) 2^-6:
 // one more in the exponent, less 2^-6. A product with an f32 that is subnormal would take some CPUs a hundred cycles.
@@ -104,7 +104,7 @@ struct DecodeE4M3 {
 };
 struct DecodeE5M2 {
   static constexpr int kSub = 4;
-  static KVANTA_INLINE F4 Element(U4 unit, int s) { return Lanes::FromFp16(((unit >> (8 * s)) & 0xffU) << 8); }
+  static KVANTA_INLINE F4 Element(U4 unit, int s) { return Vec16::FromFp16(((unit >> (8 * s)) & 0xffU) << 8); }
 };
 
 // Coefficients in pairs (0, 2), (1, 3): shifts bring out the even and the odd bytes of a unit.
@@ -112,19 +112,19 @@ struct CodeInt8 {
   static constexpr int kSub = 4;
   static constexpr bool kInteger = true;
   static constexpr int kOffset = 0;
-  static constexpr int kCoefficientBytes = 2;
+  static constexpr int kOperandBytes = 2;
 
-  static KVANTA_INLINE void Pack(Lanes::F x, uint8_t* out) {
-    const Lanes::I i = Lanes::RoundToInt(x);
+  static KVANTA_INLINE void Pack(Vec16::F x, uint8_t* out) {
+    const Vec16::I i = Vec16::RoundToInt(x);
     const S8 a = PackShorts(i.v[0], i.v[1]), b = PackShorts(i.v[2], i.v[3]);
     const Vectors<S8, 2> pairs = {{__builtin_shufflevector(a, a, 0, 2, 1, 3, 4, 6, 5, 7),  //
                                    __builtin_shufflevector(b, b, 0, 2, 1, 3, 4, 6, 5, 7)}};
     std::memcpy(out, &pairs, sizeof pairs);
   }
 
-  template <int kBeside, int kRows, bool kTail>
-  static KVANTA_INLINE void Dot(const LineRun& run, const uint8_t* const* coefficients, const int32_t* /*bias*/,
-                                Lanes::F* sums, Prefetcher& prefetch) {
+  template <int kUnroll, int kRows, bool kTail>
+  static KVANTA_INLINE void Dot(const StridedLines& run, const uint8_t* const* operands, const int32_t* /*bias*/,
+                                Vec16::F* sums, Prefetcher& prefetch) {
     JoinHalves<kRows, kTail, Vectors<F4, 2>>(
         sums, [&](int first, Vectors<F4, 2>* half) __attribute__((always_inline)) {
           I4 low[kRows], high[kRows];
@@ -137,8 +137,8 @@ struct CodeInt8 {
             const S8 b02 = SignedEvenBytes(units.v[1]), b13 = SignedOddBytes(units.v[1]);
 #pragma GCC unroll 4
             for (int r = 0; r < kRows; ++r) {
-              const S8 c02 = (S8)Broadcast(LoadWord(coefficients[r] + i * 8));
-              const S8 c13 = (S8)Broadcast(LoadWord(coefficients[r] + i * 8 + 4));
+              const S8 c02 = (S8)Broadcast(LoadWord(operands[r] + i * 8));
+              const S8 c13 = (S8)Broadcast(LoadWord(operands[r] + i * 8 + 4));
               low[r] = AddProducts(AddProducts(low[r], a02, c02), a13, c13);
               high[r] = AddProducts(AddProducts(high[r], b02, c02), b13, c13);
             }
@@ -202,14 +202,14 @@ struct ByteLanes {
         x);
   }
   static KVANTA_INLINE Run Start() { return {}; }
-  static KVANTA_INLINE Run MulAdd(Run run, V x, const uint8_t* coefficients) {
-    return AddBytes<false>(run, x, SignedBytes(coefficients));
+  static KVANTA_INLINE Run MulAdd(Run run, V x, const uint8_t* operands) {
+    return AddBytes<false>(run, x, SignedBytes(operands));
   }
   template <bool kSmallBlocks>
-  static KVANTA_INLINE FourBytes Weights(const uint8_t* four, const uint8_t* /*the same*/) {
+  static KVANTA_INLINE FourBytes LoadProbs(const uint8_t* four, const uint8_t* /*the same*/) {
     return UnsignedBytes(four);
   }
-  static KVANTA_INLINE Run MulAddSigned(Run run, FourBytes weights, V x) { return AddBytes<true>(run, x, weights); }
+  static KVANTA_INLINE Run MulAddSigned(Run run, FourBytes probs, V x) { return AddBytes<true>(run, x, probs); }
   static KVANTA_INLINE Sum Set(int32_t x) { return Plus({}, x); }
   static KVANTA_INLINE Sum Widen(Run run) { return run; }
   static KVANTA_INLINE Sum Add(Sum sum, Run run) { return sum + run; }
@@ -221,21 +221,21 @@ struct ByteLanes {
 
 struct Bytes8 : ByteLanes<2> {
   static constexpr int kChannels = 16;
-  static constexpr int kBeside = 1;
+  static constexpr int kUnroll = 1;
 
   // As on AVX2.
   template <int kWidth, bool kTail>
-  static KVANTA_INLINE V LoadSets(const uint8_t* plane, int group, int /*left*/) {
+  static KVANTA_INLINE V LoadSets(const uint8_t* section, int group, int /*left*/) {
     if constexpr (kWidth == 4) {
-      const U4 low = LoadVector<U4>(plane + group * 32);
+      const U4 low = LoadVector<U4>(section + group * 32);
       if constexpr (kTail) return {{low, U4{}}};
-      return {{low, LoadVector<U4>(plane + group * 32 + 16)}};
+      return {{low, LoadVector<U4>(section + group * 32 + 16)}};
     }
-    const U4 unit = LoadVector<U4>(plane + group * kWidth / 2 * 16);
+    const U4 unit = LoadVector<U4>(section + group * kWidth / 2 * 16);
     const int first = kWidth == 2 ? 0 : group % 2 * 4;
     return {{unit >> first, unit >> (first + 2 * kWidth)}};
   }
-  static KVANTA_INLINE void Interleave(Sum even, Sum odd, Lanes::F* out) {
+  static KVANTA_INLINE void Interleave(Sum even, Sum odd, Vec16::F* out) {
     const auto low = [](I4 a, I4 b) __attribute__((always_inline)) {
       return __builtin_convertvector((I4)__builtin_shufflevector(a, b, 0, 4, 1, 5), F4);
     };
@@ -248,21 +248,21 @@ struct Bytes8 : ByteLanes<2> {
 using ValueBytes = Bytes8;
 
 struct Bytes16 : ByteLanes<4> {
-  static KVANTA_INLINE Lanes::F ToFloat(Sum sum) { return Lanes::FromInt(sum); }
+  static KVANTA_INLINE Vec16::F ToFloat(Sum sum) { return Vec16::FromInt(sum); }
   // 64 products a b from 0 to 255, rounded to bytes (others become one of these); of a, the i-th vector is
   // kPackFactor[i] times what it stands for.
   static constexpr float kPackFactor[4] = {1, 1, 1, 1};
-  static KVANTA_INLINE void PackProducts(const Lanes::F* a, const Lanes::F* b, uint8_t* out) {
+  static KVANTA_INLINE void PackProducts(const Vec16::F* a, const Vec16::F* b, uint8_t* out) {
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
-      const Vectors<S8, 2> x = ToShorts(Lanes::Mul(a[i], b[i]));
+      const Vectors<S8, 2> x = ToShorts(Vec16::Mul(a[i], b[i]));
       const B16 bytes = PackUnsigned(x.v[0], x.v[1]);
       std::memcpy(out + 16 * i, &bytes, sizeof bytes);
     }
   }
   // 64 numbers x inverse of magnitude up to 127, rounded to bytes in the order of PackEvenFirst().
   static KVANTA_INLINE void PackSigned(const float* x, float inverse, uint8_t* out) {
-    for (int i = 0; i < 64; i += 16) PackEvenFirst(Lanes::Mul(Lanes::Load(x + i), Lanes::Set1(inverse)), out + i);
+    for (int i = 0; i < 64; i += 16) PackEvenFirst(Vec16::Mul(Vec16::Load(x + i), Vec16::Set1(inverse)), out + i);
   }
   // The sum of n signed bytes, n a multiple of 64.
   static KVANTA_INLINE int32_t SumOf(const uint8_t* bytes, int n) {
@@ -272,14 +272,14 @@ struct Bytes16 : ByteLanes<4> {
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
   }
   // -1 where x is negative, else 1.
-  static KVANTA_INLINE void Signs(Lanes::F x, int /*bits*/, uint8_t* out) {
-    const Lanes::I sign = Each(
+  static KVANTA_INLINE void Signs(Vec16::F x, int /*bits*/, uint8_t* out) {
+    const Vec16::I sign = Each(
         [](F4 y) __attribute__((always_inline)) { return ((I4)y >> 31) | 1; }, x);
     const C16 bytes = kernels::PackSigned(PackShorts(sign.v[0], sign.v[1]), PackShorts(sign.v[2], sign.v[3]));
     std::memcpy(out, &bytes, sizeof bytes);
   }
   // 16 integers of magnitude up to 127 as bytes, of every 8 the even ones first.
-  static KVANTA_INLINE void PackEvenFirst(Lanes::F x, uint8_t* out) {
+  static KVANTA_INLINE void PackEvenFirst(Vec16::F x, uint8_t* out) {
     const Vectors<S8, 2> shorts = ToShorts(x);
     const S8 a = shorts.v[0], b = shorts.v[1];
     const C16 bytes = kernels::PackSigned(__builtin_shufflevector(a, a, 0, 2, 4, 6, 1, 3, 5, 7),
@@ -288,8 +288,8 @@ struct Bytes16 : ByteLanes<4> {
   }
 
  private:
-  static KVANTA_INLINE Vectors<S8, 2> ToShorts(Lanes::F x) {
-    const Lanes::I i = Lanes::RoundToInt(x);
+  static KVANTA_INLINE Vectors<S8, 2> ToShorts(Vec16::F x) {
+    const Vec16::I i = Vec16::RoundToInt(x);
     return {{PackShorts(i.v[0], i.v[1]), PackShorts(i.v[2], i.v[3])}};
   }
 };

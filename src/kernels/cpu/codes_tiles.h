@@ -4,18 +4,18 @@
 
 #include <cstdint>
 
-#include "formats/code.h"
+#include "formats/element_type.h"
 #include "kernels/cpu/attention_kernels.h"
-#include "kernels/cpu/attention_narrow.h"
+#include "kernels/cpu/attention_subbyte.h"
 #include "kernels/cpu/codes_avx512.h"
-#include "kernels/cpu/codes_narrow.h"
+#include "kernels/cpu/codes_subbyte.h"
 #include "kernels/cpu/inline.h"
 #include "kernels/cpu/tiles_amx.h"
 
 namespace kvanta::kernels {
 namespace {
 
-inline constexpr int kTilesBeside = 4;    // sums, in tiles 0 to 3: enough that none waits for its own last product
+inline constexpr int kTilesUnroll = 4;    // sums, in tiles 0 to 3: enough that none waits for its own last product
 inline constexpr int kFirstOperand = 6;   // and 7
 inline constexpr int kSecondOperand = 4;  // and 5
 inline constexpr int kStepsOfTile = 4;    // of the prefetcher, while a tile is loaded and met
@@ -24,7 +24,7 @@ inline constexpr int kHeadStep = 64;      // channels that a head must be a mult
 
 // The unit of products falls asleep after about 2,000 cycles without one, and takes 1,000 to wake (measured; no
 // manual says it, and loads of tiles do not count): called where much else is done between products. Any tiles will do.
-KVANTA_INLINE void StayAwake() {
+KVANTA_INLINE void KeepTmulAwake() {
   Tiles::DotSignedSigned<0, kFirstOperand, kSecondOperand>();
 }
 
@@ -44,7 +44,7 @@ constexpr WordOrder MakeWordOrder(bool crossed) {
   }
   return order;
 }
-constexpr WordOrder kPlainWords = MakeWordOrder(false), kCrossedWords = MakeWordOrder(true);
+constexpr WordOrder kUnquantizedWords = MakeWordOrder(false), kCrossedWords = MakeWordOrder(true);
 
 template <const WordOrder& kOrder>
 KVANTA_INLINE __m512i TakeBf16(__m512* x) {
@@ -69,15 +69,15 @@ KVANTA_INLINE void PackTwoBf16(__m512 first, __m512 second, uint8_t* out, int64_
 template <class Keys>
 float PrepareTwoTerms(const float* query, int head_dim, int /*block*/, uint8_t* out) {
   alignas(64) float x[kMaxHeadDim];
-  Lanes::F sum = Lanes::Zero(), peak = Lanes::Zero();
+  Vec16::F sum = Vec16::Zero(), max_value = Vec16::Zero();
   for (int c = 0; c < head_dim; c += 16) {
-    const Lanes::F part = Lanes::Load(query + c);
-    sum = Lanes::Add(sum, part);
-    peak = Lanes::Max(peak, Lanes::Abs(part));
-    Lanes::Store(x + c, part);
+    const Vec16::F part = Vec16::Load(query + c);
+    sum = Vec16::Add(sum, part);
+    max_value = Vec16::Max(max_value, Vec16::Abs(part));
+    Vec16::Store(x + c, part);
   }
-  const float unit = Keys::Pack(x, head_dim, peak, out);
-  return unit + 0 * Lanes::Sum(sum);  // NaN and infinities must not become numbers
+  const float unit = Keys::Pack(x, head_dim, max_value, out);
+  return unit + 0 * Vec16::Sum(sum);  // NaN and infinities must not become numbers
 }
 inline int64_t TwoTermBytes(int head_dim) {
   return RoundUp(int64_t{4} * head_dim, 64);  // of bf16; integers take half
@@ -104,8 +104,8 @@ struct FloatDots {
   static KVANTA_INLINE void Dot() {
     Tiles::DotBf16<kSum, kRows, kColumns>();
   }
-  static KVANTA_INLINE Lanes::F Join(const uint8_t* row, int64_t lower) {
-    return Lanes::Add(_mm512_load_ps(row), _mm512_load_ps(row + lower));
+  static KVANTA_INLINE Vec16::F Join(const uint8_t* row, int64_t lower) {
+    return Vec16::Add(_mm512_load_ps(row), _mm512_load_ps(row + lower));
   }
 };
 struct WideDots {
@@ -114,17 +114,17 @@ struct WideDots {
   static KVANTA_INLINE void Dot() {
     Tiles::DotSignedSigned<kSum, kRows, kColumns>();
   }
-  static KVANTA_INLINE Lanes::F Join(const uint8_t* row, int64_t lower) {
+  static KVANTA_INLINE Vec16::F Join(const uint8_t* row, int64_t lower) {
     return JoinTerms(_mm512_load_si512(row), _mm512_load_si512(row + lower));
   }
 };
-struct NarrowDots {
+struct SubbyteDots {
   static constexpr int kTerms = 1;
   template <int kSum, int kRows, int kColumns>
   static KVANTA_INLINE void Dot() {
     Tiles::DotSignedSigned<kSum, kRows, kColumns>();
   }
-  static KVANTA_INLINE Lanes::F Join(const uint8_t* row, int64_t /*lower*/) {
+  static KVANTA_INLINE Vec16::F Join(const uint8_t* row, int64_t /*lower*/) {
     return _mm512_cvtepi32_ps(_mm512_load_si512(row));
   }
 };
@@ -144,15 +144,15 @@ struct FloatKeys {
 
 struct Bf16Keys : FloatKeys {
   static constexpr UnpackKeyTiles kUnpack = nullptr;  // tiles are loaded from the cell
-  static KVANTA_INLINE float Pack(const float* x, int head_dim, Lanes::F /*peak*/, uint8_t* out) {
-    return PackIn<kPlainWords>(x, head_dim, out);
+  static KVANTA_INLINE float Pack(const float* x, int head_dim, Vec16::F /*peak*/, uint8_t* out) {
+    return PackIn<kUnquantizedWords>(x, head_dim, out);
   }
   static constexpr int kBytes = 2;  // of an element
 };
 
 template <const ByteTables& kTables>
 struct Fp8Keys : FloatKeys {
-  static KVANTA_INLINE float Pack(const float* x, int head_dim, Lanes::F /*peak*/, uint8_t* out) {
+  static KVANTA_INLINE float Pack(const float* x, int head_dim, Vec16::F /*peak*/, uint8_t* out) {
     return PackIn<kCrossedWords>(x, head_dim, out);
   }
   static void Unpack(const CellView& cell, int group, int groups, int chunk, uint8_t* out) {
@@ -175,10 +175,10 @@ struct WideKeys {
   static constexpr int kChannels = 64, kBlock = 32;
   using Dots = WideDots;
   template <bool kIsEvenFirst>
-  static KVANTA_INLINE float PackIn(const float* x, int head_dim, Lanes::F peak, uint8_t* out) {
-    const Quantizer quantizer = QuantizerOf<WideKeys>(peak);
+  static KVANTA_INLINE float PackIn(const float* x, int head_dim, Vec16::F max_value, uint8_t* out) {
+    const Quantizer quantizer = QuantizerOf<WideKeys>(max_value);
     for (int c = 0; c < head_dim; c += 16) {
-      const __m512i all = _mm512_cvtps_epi32(Lanes::Mul(Lanes::Load(x + c), Lanes::Set1(quantizer.inverse)));
+      const __m512i all = _mm512_cvtps_epi32(Vec16::Mul(Vec16::Load(x + c), Vec16::Set1(quantizer.inverse)));
       const __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(all, _mm512_set1_epi32(128)), 8);
       const __m512i lower = _mm512_sub_epi32(all, _mm512_slli_epi32(upper, 8));
       uint8_t* to = out + c / 64 * 128 + c % 64;
@@ -198,19 +198,19 @@ struct WideKeys {
 struct Int8Keys : WideKeys {
   static constexpr UnpackKeyTiles kUnpack = nullptr;
   static constexpr int kBytes = 1;
-  static KVANTA_INLINE float Pack(const float* x, int head_dim, Lanes::F peak, uint8_t* out) {
-    return PackIn<false>(x, head_dim, peak, out);
+  static KVANTA_INLINE float Pack(const float* x, int head_dim, Vec16::F max_value, uint8_t* out) {
+    return PackIn<false>(x, head_dim, max_value, out);
   }
 };
 
 // The bytes of a code of up to 6 bits, 64 channels. Levels that are not in steps of 1 come from a table; others are the
 // fields less kOffset.
-template <formats::Code kCode, int kOffset>
+template <formats::ElementType kElementType, int kOffset>
 void UnpackKeyLevels(const CellView& cell, int group, int groups, int chunk, uint8_t* out) {
-  using Base = NarrowCodeOf<kCode>;
+  using Base = SubbyteTypeOf<kElementType>;
   using B = Bytes16;
-  constexpr bool kTable = kCode == formats::Code::kE2M1 || !IsNarrow(kCode);
-  static constexpr NarrowLevels kTableOf = NarrowLevelsOf(kCode);
+  constexpr bool kTable = kElementType == formats::ElementType::kE2M1 || !IsSubbyte(kElementType);
+  static constexpr SubbyteLevels kTableOf = SubbyteLevelsOf(kElementType);
   constexpr int kLow = Base::kLow, kHigh = Base::kHigh, kLowFields = 8 / kLow;
   constexpr int kHighFields = kHigh != 0 ? 8 / (kHigh + (kHigh == 0)) : 1;
   for (int g = 0; g < groups; ++g, out += kTileBytes) {
@@ -236,20 +236,20 @@ void UnpackKeyLevels(const CellView& cell, int group, int groups, int chunk, uin
   }
 }
 
-template <formats::Code kCode>
+template <formats::ElementType kElementType>
 struct LloydKeys : WideKeys {
-  static constexpr UnpackKeyTiles kUnpack = UnpackKeyLevels<kCode, 0>;
-  static KVANTA_INLINE float Pack(const float* x, int head_dim, Lanes::F peak, uint8_t* out) {
-    return PackIn<true>(x, head_dim, peak, out) * kLevelUnit<kCode>;
+  static constexpr UnpackKeyTiles kUnpack = UnpackKeyLevels<kElementType, 0>;
+  static KVANTA_INLINE float Pack(const float* x, int head_dim, Vec16::F max_value, uint8_t* out) {
+    return PackIn<true>(x, head_dim, max_value, out) * kLevelUnit<kElementType>;
   }
 };
 
-// Bytes that meet coefficients of 8 bits, prepared by PrepareNarrow(): levels, whose dots need no bias.
-template <formats::Code kCode, int kOffset = kLevelOffset<kCode>>
-struct NarrowKeys {
+// Bytes that meet coefficients of 8 bits, prepared by PrepareSubbyte(): levels, whose dots need no bias.
+template <formats::ElementType kElementType, int kOffset = kLevelOffset<kElementType>>
+struct SubbyteKeys {
   static constexpr int kChannels = 64, kBlock = 16;
-  static constexpr UnpackKeyTiles kUnpack = UnpackKeyLevels<kCode, kOffset>;
-  using Dots = NarrowDots;
+  static constexpr UnpackKeyTiles kUnpack = UnpackKeyLevels<kElementType, kOffset>;
+  using Dots = SubbyteDots;
 };
 
 }  // namespace

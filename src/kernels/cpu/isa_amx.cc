@@ -1,7 +1,7 @@
 // AVX-512 with AMX: the unit of isa_avx512.cc, but for what tiles are faster at.
 #include "kernels/cpu/codes_avx512.h"
-#include "kernels/cpu/lanes_avx512.h"
 #include "kernels/cpu/tiles_amx.h"
+#include "kernels/cpu/vec16_avx512.h"
 // Primitives first, then the kernels written over them.
 #include "kernels/cpu/attention_tiles.h"
 #include "kernels/cpu/attention_tiles_values.h"
@@ -11,32 +11,33 @@
 namespace kvanta::kernels {
 namespace {
 
-using formats::Code;
+using formats::ElementType;
 
 // Heads that are not whole tiles, and the few slots of a page that is being filled, are left to AVX-512. A query and
 // its scores are of the same unit, for both depend on the head and its blocks alone.
-template <Code kCode>
+template <ElementType kElementType>
 const KeyKernel& VectorKeys() {
-  return Avx512Table().attention->keys[static_cast<int>(kCode)];
+  return Avx512Table().attention->keys[static_cast<int>(kElementType)];
 }
 
 template <class Keys>
-bool MeetsBlocks(int head_dim, int block) {
+bool MultipliesBlocks(int head_dim, int block) {
   return head_dim % kHeadStep == 0 && (block == 0 || block >= Keys::kBlock);
 }
 
-template <Code kCode, class Keys>
+template <ElementType kElementType, class Keys>
 struct TileKeyKernel {
   static int64_t QueryBytes(int head_dim) {
-    const int64_t bytes = VectorKeys<kCode>().query_bytes(head_dim);
+    const int64_t bytes = VectorKeys<kElementType>().query_bytes(head_dim);
     return head_dim % kHeadStep == 0 && TwoTermBytes(head_dim) > bytes ? TwoTermBytes(head_dim) : bytes;
   }
   static float Prepare(const float* query, int head_dim, int block, uint8_t* out) {
-    if (!MeetsBlocks<Keys>(head_dim, block)) return VectorKeys<kCode>().prepare(query, head_dim, block, out);
+    if (!MultipliesBlocks<Keys>(head_dim, block))
+      return VectorKeys<kElementType>().prepare(query, head_dim, block, out);
     return PrepareTwoTerms<Keys>(query, head_dim, block, out);
   }
   static void Score(const KeyPass& pass) {
-    if (!MeetsBlocks<Keys>(pass.cell.head_dim, pass.cell.block)) return VectorKeys<kCode>().score(pass);
+    if (!MultipliesBlocks<Keys>(pass.cell.head_dim, pass.cell.block)) return VectorKeys<kElementType>().score(pass);
     ScoreTiles<Keys>(pass);
   }
   static constexpr KeyKernel kKernel{QueryBytes, Prepare, Score};
@@ -45,54 +46,56 @@ struct TileKeyKernel {
 // Codes of up to 6 bits cost as much to unpack as to multiply: a few rows are as fast by vectors, and of the same bits,
 // for dots of integers are exact and what follows is in one order. (A block that vectors take in parts is in another.)
 inline constexpr int kVectorRows = 4;
-template <Code kCode>
-bool MeetsByVectors(const CellView& cell, int rows) {
+template <ElementType kElementType>
+bool MultipliesByVectors(const CellView& cell, int rows) {
   if (cell.head_dim % kHeadStep != 0) return true;
-  return rows <= kVectorRows && (!cell.block_scales || cell.block == NarrowKey<NarrowCodeOf<kCode>>::kBlock);
+  return rows <= kVectorRows && (!cell.block_scales || cell.block == SubbyteKey<SubbyteTypeOf<kElementType>>::kBlock);
 }
 
-template <Code kCode>
-void ScoreNarrowKeys(const KeyPass& pass) {
-  if (MeetsByVectors<kCode>(pass.cell, pass.rows)) return VectorKeys<kCode>().score(pass);
-  ScoreTiles<NarrowKeys<kCode>>(pass);
+template <ElementType kElementType>
+void ScoreSubbyteKeys(const KeyPass& pass) {
+  if (MultipliesByVectors<kElementType>(pass.cell, pass.rows)) return VectorKeys<kElementType>().score(pass);
+  ScoreTiles<SubbyteKeys<kElementType>>(pass);
 }
 
 // Keys with a scale and a zero per channel: queries become coefficients tile by tile of tokens.
-template <Code kCode>
+template <ElementType kElementType>
 void ScoreTiledKeys(const KeyPass& pass) {
-  if (MeetsByVectors<kCode>(pass.cell, pass.rows)) {
-    return Avx512Table().attention->tiled_keys[static_cast<int>(kCode)].score(pass);
+  if (MultipliesByVectors<kElementType>(pass.cell, pass.rows)) {
+    return Avx512Table().attention->tiled_keys[static_cast<int>(kElementType)].score(pass);
   }
-  using Keys = NarrowKeys<kCode, 1 << (formats::CodeBits(kCode) - 1)>;  // less the middle, where zeros are taken
+  using Keys =
+      SubbyteKeys<kElementType, 1 << (formats::CodeBits(kElementType) - 1)>;  // less the middle, where zeros are taken
   Prefetcher prefetch{pass.prefetch, TileSteps<Keys>(pass)};
   const KeySource keys = FindKeys<Keys>(pass);
-  StayAwake();
-  ScoreTiledBy<kCode, false>(pass, [&](const KeyPass& of_tile, const KeyScales& scales, int first, int last) {
+  KeepTmulAwake();
+  ScoreTiledBy<kElementType, false>(pass, [&](const KeyPass& of_tile, const KeyScales& scales, int first, int last) {
     ScoreByTiles<Keys>(of_tile, keys, scales, first, last, prefetch);
   });
 }
 
-template <Code kCode, class Values>
+template <ElementType kElementType, class Values>
 void AccumulateValues(const ValuePass& pass) {
-  if (!MeetsByTiles<Values>(pass) || (IsNarrow(kCode) && MeetsByVectors<kCode>(pass.cell, pass.rows))) {
-    return Avx512Table().attention->values[static_cast<int>(kCode)].accumulate(pass);
+  if (!SupportsAmx<Values>(pass) ||
+      (IsSubbyte(kElementType) && MultipliesByVectors<kElementType>(pass.cell, pass.rows))) {
+    return Avx512Table().attention->values[static_cast<int>(kElementType)].accumulate(pass);
   }
-  if constexpr (IsNarrow(kCode)) {
-    AccumulateNarrowTiles<kCode>(pass);
+  if constexpr (IsSubbyte(kElementType)) {
+    AccumulateSubbyteTiles<kElementType>(pass);
   } else {
     AccumulateTiles<Values>(pass);
   }
 }
 
-template <Code kCode, class Keys, class Values>
+template <ElementType kElementType, class Keys, class Values>
 void SetTiles(AttentionKernels& kernels) {
-  kernels.keys[static_cast<int>(kCode)] = TileKeyKernel<kCode, Keys>::kKernel;
-  kernels.values[static_cast<int>(kCode)] = {AccumulateValues<kCode, Values>};
+  kernels.keys[static_cast<int>(kElementType)] = TileKeyKernel<kElementType, Keys>::kKernel;
+  kernels.values[static_cast<int>(kElementType)] = {AccumulateValues<kElementType, Values>};
 }
-template <Code... kCode>
-void SetNarrowTiles(AttentionKernels& kernels) {
-  ((kernels.keys[static_cast<int>(kCode)].score = ScoreNarrowKeys<kCode>,
-    kernels.values[static_cast<int>(kCode)] = {AccumulateValues<kCode, NarrowValues<kCode>>}),
+template <ElementType... kElementType>
+void SetSubbyteTiles(AttentionKernels& kernels) {
+  ((kernels.keys[static_cast<int>(kElementType)].score = ScoreSubbyteKeys<kElementType>,
+    kernels.values[static_cast<int>(kElementType)] = {AccumulateValues<kElementType, SubbyteValues<kElementType>>}),
    ...);
 }
 
@@ -101,28 +104,30 @@ AttentionKernels MakeKernels() {
   kernels.enter = [] { Tiles::Configure(); };
   kernels.leave = [] { Tiles::Release(); };
   kernels.pass_rows = kTileRows;
-  SetTiles<Code::kBf16, Bf16Keys, Bf16Values>(kernels);
-  SetTiles<Code::kE4M3, Fp8Keys<kE4M3Tables>, Fp8Values<kE4M3Tables>>(kernels);
-  SetTiles<Code::kE5M2, Fp8Keys<kE5M2Tables>, Fp8Values<kE5M2Tables>>(kernels);
-  SetTiles<Code::kInt8, Int8Keys, Int8Values>(kernels);
-  kernels.keys[static_cast<int>(Code::kLloyd4)] = TileKeyKernel<Code::kLloyd4, LloydKeys<Code::kLloyd4>>::kKernel;
-  kernels.keys[static_cast<int>(Code::kLloyd3)] = TileKeyKernel<Code::kLloyd3, LloydKeys<Code::kLloyd3>>::kKernel;
-  SetNarrowTiles<Code::kInt6, Code::kInt5, Code::kInt4, Code::kInt3, Code::kInt2, Code::kUint4, Code::kUint3,
-                 Code::kUint2, Code::kE2M1>(kernels);
-  kernels.tiled_keys[static_cast<int>(Code::kUint4)].score = ScoreTiledKeys<Code::kUint4>;
-  kernels.tiled_keys[static_cast<int>(Code::kUint2)].score = ScoreTiledKeys<Code::kUint2>;
+  SetTiles<ElementType::kBf16, Bf16Keys, Bf16Values>(kernels);
+  SetTiles<ElementType::kE4M3, Fp8Keys<kE4M3Tables>, Fp8Values<kE4M3Tables>>(kernels);
+  SetTiles<ElementType::kE5M2, Fp8Keys<kE5M2Tables>, Fp8Values<kE5M2Tables>>(kernels);
+  SetTiles<ElementType::kInt8, Int8Keys, Int8Values>(kernels);
+  kernels.keys[static_cast<int>(ElementType::kLloyd4)] =
+      TileKeyKernel<ElementType::kLloyd4, LloydKeys<ElementType::kLloyd4>>::kKernel;
+  kernels.keys[static_cast<int>(ElementType::kLloyd3)] =
+      TileKeyKernel<ElementType::kLloyd3, LloydKeys<ElementType::kLloyd3>>::kKernel;
+  SetSubbyteTiles<ElementType::kInt6, ElementType::kInt5, ElementType::kInt4, ElementType::kInt3, ElementType::kInt2,
+                  ElementType::kUint4, ElementType::kUint3, ElementType::kUint2, ElementType::kE2M1>(kernels);
+  kernels.tiled_keys[static_cast<int>(ElementType::kUint4)].score = ScoreTiledKeys<ElementType::kUint4>;
+  kernels.tiled_keys[static_cast<int>(ElementType::kUint2)].score = ScoreTiledKeys<ElementType::kUint2>;
   return kernels;
 }
 
 // Dots with a second operand of their own each, which lies in L1; kProducts: of an element of the sums.
 template <class Dots, int kProducts>
 float TileLoop(int64_t rounds, double* operations) noexcept {
-  alignas(64) uint8_t operands[kTilesBeside * kTileBytes] = {};
+  alignas(64) uint8_t operands[kTilesUnroll * kTileBytes] = {};
   Tiles::Configure();
-  ForTiles<kTilesBeside>([](auto tile) __attribute__((always_inline)) { Tiles::Zero<decltype(tile)::kValue>(); });
+  ForTiles<kTilesUnroll>([](auto tile) __attribute__((always_inline)) { Tiles::Zero<decltype(tile)::kValue>(); });
   Tiles::Zero<kFirstOperand>();
   for (int64_t round = 0; round < rounds; ++round) {
-    ForTiles<kTilesBeside>([&](auto tile) __attribute__((always_inline)) {
+    ForTiles<kTilesUnroll>([&](auto tile) __attribute__((always_inline)) {
       constexpr int kTile = decltype(tile)::kValue, kOfColumns = kSecondOperand + kTile % 2;
       Tiles::Load<kOfColumns>(operands + kTile * kTileBytes, 64);
       Dots::template Dot<kTile, kFirstOperand, kOfColumns>();
@@ -130,7 +135,7 @@ float TileLoop(int64_t rounds, double* operations) noexcept {
   }
   Tiles::Store<0>(operands, 64);
   Tiles::Release();
-  *operations = 2.0 * kTileRows * 16 * kProducts * kTilesBeside * static_cast<double>(rounds);
+  *operations = 2.0 * kTileRows * 16 * kProducts * kTilesUnroll * static_cast<double>(rounds);
   return static_cast<float>(operands[0]);
 }
 
@@ -146,8 +151,8 @@ const IsaTable& AmxTable() {
     result.limits.bf16_dot = TileLoop<FloatDots, 32>;
     result.limits.bf16_terms_dot = TileLoop<FloatDots, 32 / FloatDots::kTerms>;
     result.limits.wide_dot = TileLoop<WideDots, 64>;
-    result.limits.coefficient_terms = WideDots::kTerms;
-    result.limits.narrow_dot = TileLoop<NarrowDots, 64>;
+    result.limits.operand_terms = WideDots::kTerms;
+    result.limits.subbyte_dot = TileLoop<SubbyteDots, 64>;
     return result;
   }();
   return table;

@@ -1,11 +1,11 @@
 #include "kernels/cpu/codes_avx512.h"
-#include "kernels/cpu/lanes_avx512.h"
 #include "kernels/cpu/linear_blocks_avx512.h"
+#include "kernels/cpu/vec16_avx512.h"
 // Primitives first, then the kernels written over them.
-#include "kernels/cpu/attention_all.h"
+#include "kernels/cpu/attention_kernel_table.h"
 #include "kernels/cpu/isa_table.h"
-#include "kernels/cpu/limits_kernels.h"
 #include "kernels/cpu/linear_kernels.h"
+#include "kernels/cpu/roofline_kernels.h"
 #include "kernels/cpu/row_kernels.h"
 
 namespace kvanta::kernels {

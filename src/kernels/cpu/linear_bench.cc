@@ -10,8 +10,8 @@
 
 #include "base/dtype.h"
 #include "base/thread_pool.h"
-#include "kernels/cpu/machine_limits.h"
 #include "kernels/cpu/ops.h"
+#include "kernels/cpu/roofline.h"
 #include "kernels/cpu/select.h"
 #include "kernels/ops.h"
 #include "kvanta/error.h"
@@ -21,15 +21,15 @@ namespace {
 
 // Weights that take turns where memory is to be measured: together beyond the caches.
 constexpr int64_t kColdBytes = int64_t{128} << 20;
-constexpr int64_t kMostCopies = 1024;
+constexpr int64_t kMaxCopies = 1024;
 constexpr int64_t kStreamedRows = 16;  // up to here a call is expected to read its weights from memory
 constexpr int64_t kLargestSide = 1 << 20;
-constexpr int64_t kLargestWeights = int64_t{1} << 28;  // 1 GiB of f32
+constexpr int64_t kLargestScaledProbs = int64_t{1} << 28;  // 1 GiB of f32
 
 struct Kind {
   const char* name;
   WeightType type;
-  double (*peak)(int threads, const IsaTable& isa);  // operations per second of its dot
+  double (*max_value)(int threads, const IsaTable& isa);  // operations per second of its dot
 };
 
 constexpr Kind kKinds[] = {{"bf16", WeightType::kBf16, MeasureBf16DotPeak},
@@ -47,15 +47,15 @@ const Kind& KindOf(const std::string& name) {
 
 void Check(const LinearBench& options) {
   const auto [in, out] = options.shape;
-  if (in < 1 || out < 1 || in > kLargestSide || out > kLargestSide || in * out > kLargestWeights) {
+  if (in < 1 || out < 1 || in > kLargestSide || out > kLargestSide || in * out > kLargestScaledProbs) {
     throw InputError(fmt::format("bench: a layer of {} x {}; each side is 1 to {}, the weights at most {}", in, out,
-                                 kLargestSide, kLargestWeights));
+                                 kLargestSide, kLargestScaledProbs));
   }
   if (options.rows.empty()) throw InputError("bench: no numbers of rows");
   for (const int64_t rows : options.rows) {
-    if (rows < 1 || rows > kLargestSide || rows * std::max(in, out) > kLargestWeights) {
+    if (rows < 1 || rows > kLargestSide || rows * std::max(in, out) > kLargestScaledProbs) {
       throw InputError(
-          fmt::format("bench: {} rows of {} and {} values; at most {} are taken", rows, in, out, kLargestWeights));
+          fmt::format("bench: {} rows of {} and {} values; at most {} are taken", rows, in, out, kLargestScaledProbs));
     }
   }
   if (!(options.seconds >= 0 && options.seconds <= 3600)) {
@@ -106,7 +106,7 @@ double Verify(const Linear& linear, const std::vector<float>& x, const std::vect
     }
     const std::vector<double> values = Rounded(x.data() + row * linear.In(), linear.In(), type);
     for (int64_t column = 0; column < linear.Out(); column += std::max<int64_t>(1, linear.Out() / 61)) {
-      linear.ReadRow(column, w.data());
+      linear.DequantizeRow(column, w.data());
       double sum = 0;
       double magnitude = 0;
       for (int64_t k = 0; k < linear.In(); ++k) {
@@ -141,10 +141,10 @@ double TimeCalls(const std::vector<std::unique_ptr<Linear>>& copies, const std::
 
 }  // namespace
 
-LinearLimits MeasureLinearLimits(const std::string& weights, const std::string& isa, int threads) {
+LinearRoofline MeasureLinearRoofline(const std::string& weights, const std::string& isa, int threads) {
   const Kind& kind = KindOf(weights);
   const IsaTable& unit = SelectIsa(isa);
-  return {.read_bytes = MeasureReadBandwidth(threads, unit), .operations = kind.peak(threads, unit)};
+  return {.read_bytes = MeasureReadBandwidth(threads, unit), .operations = kind.max_value(threads, unit)};
 }
 
 std::vector<LinearBenchRow> RunLinearBench(const LinearBench& options) {
@@ -160,9 +160,9 @@ std::vector<LinearBenchRow> RunLinearBench(const LinearBench& options) {
 
   std::vector<LinearBenchRow> results;
   for (const int64_t rows : options.rows) {
-    const int64_t wanted = rows <= kStreamedRows ? std::clamp<int64_t>(kColdBytes / bytes, 2, kMostCopies) : 1;
-    while (std::ssize(copies) < wanted) copies.push_back(ops->MakeLinear({&view, 1}, {}, kind.type));
-    copies.resize(static_cast<size_t>(wanted));
+    const int64_t requested = rows <= kStreamedRows ? std::clamp<int64_t>(kColdBytes / bytes, 2, kMaxCopies) : 1;
+    while (std::ssize(copies) < requested) copies.push_back(ops->MakeLinear({&view, 1}, {}, kind.type));
+    copies.resize(static_cast<size_t>(requested));
     const std::vector<float> x = RandomValues(rows * in, 2);
     std::vector<float> y(static_cast<size_t>(rows * out));
     copies.front()->Forward(x.data(), rows, y.data(), out);

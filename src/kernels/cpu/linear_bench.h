@@ -23,7 +23,7 @@ struct LinearBench {
 };
 
 // What the machine does at most, measured for a while: bytes read and operations (two per multiply-add) per second.
-struct LinearLimits {
+struct LinearRoofline {
   double read_bytes = 0;
   double operations = 0;  // of the dot that such weights meet, all operands in registers
 };
@@ -42,7 +42,7 @@ struct LinearBenchRow {
 };
 
 // Throw InputError for a name that is none.
-LinearLimits MeasureLinearLimits(const std::string& weights, const std::string& isa, int threads);
+LinearRoofline MeasureLinearRoofline(const std::string& weights, const std::string& isa, int threads);
 
 // One row per number of rows. Up to 16 rows copies of the layer, together beyond the caches, take turns. Throws
 // InputError for options that do not fit, Error when a row differs from double or from the row alone (nothing is timed

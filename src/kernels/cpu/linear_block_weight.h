@@ -22,7 +22,7 @@ namespace kvanta::kernels {
 namespace {
 
 // Below this x counts as zero: its inverse would overflow.
-constexpr float kLeastBlockOfX = 0x1p-100f;
+constexpr float kMinBlockOfX = 0x1p-100f;
 
 template <class Dots, int kBits, bool kHasMinimum, bool kIsWide>
 struct BlockWeight {
@@ -47,23 +47,23 @@ struct BlockWeight {
 
   // Rows of x `x_stride` bytes apart, at the step; w: the panel's step.
   template <int kRows>
-  static KVANTA_INLINE void AddStep(const uint8_t* x, int64_t x_stride, const uint8_t* w, Lanes::F (*sums)[1]) {
-    Lanes::I dots[kRows];
+  static KVANTA_INLINE void AddStep(const uint8_t* x, int64_t x_stride, const uint8_t* w, Vec16::F (*sums)[1]) {
+    Vec16::I dots[kRows];
     Dots::template Dot<kRows>(w, x, x_stride, dots);
     const auto* scales = reinterpret_cast<const uint16_t*>(w + kCodeBytes);
-    const Lanes::F scale = Lanes::LoadFp16(scales);
+    const Vec16::F scale = Vec16::LoadFp16(scales);
 #pragma GCC unroll 16
     for (int row = 0; row < kRows; ++row) {
       const X& block = *reinterpret_cast<const X*>(x + row * x_stride);
-      const Lanes::I dot = kHasMinimum ? dots[row] : AddInt(dots[row], block.start);
-      sums[row][0] = Lanes::Fma(Lanes::FromInt(dot), Lanes::Mul(scale, Lanes::Set1(block.unit)), sums[row][0]);
+      const Vec16::I dot = kHasMinimum ? dots[row] : AddInt(dots[row], block.start);
+      sums[row][0] = Vec16::Fma(Vec16::FromInt(dot), Vec16::Mul(scale, Vec16::Set1(block.unit)), sums[row][0]);
     }
     if constexpr (kHasMinimum) {
-      const Lanes::F minimum = Lanes::LoadFp16(scales + kPanelColumns);
+      const Vec16::F minimum = Vec16::LoadFp16(scales + kPanelColumns);
 #pragma GCC unroll 16
       for (int row = 0; row < kRows; ++row) {
         const X& block = *reinterpret_cast<const X*>(x + row * x_stride);
-        sums[row][0] = Lanes::Fma(minimum, Lanes::Set1(block.unit_times_sum), sums[row][0]);
+        sums[row][0] = Vec16::Fma(minimum, Vec16::Set1(block.unit_times_sum), sums[row][0]);
       }
     }
   }
@@ -78,17 +78,17 @@ struct BlockWeight {
 
  private:
   static KVANTA_INLINE void PackBlock(const float* x, X& out) {
-    const Lanes::F a = Lanes::Load(x), b = Lanes::Load(x + Lanes::kLanes), zero = Lanes::Zero();
+    const Vec16::F a = Vec16::Load(x), b = Vec16::Load(x + Vec16::kLanes), zero = Vec16::Zero();
     const float largest =
-        Lanes::MaxOf(Lanes::Max(Lanes::Max(a, Lanes::Sub(zero, a)), Lanes::Max(b, Lanes::Sub(zero, b))));
+        Vec16::MaxOf(Vec16::Max(Vec16::Max(a, Vec16::Sub(zero, a)), Vec16::Max(b, Vec16::Sub(zero, b))));
     // NaN unless all are finite.
-    const float check = Lanes::Sum(Lanes::Mul(Lanes::Add(Lanes::Mul(a, zero), Lanes::Mul(b, zero)), zero));
-    const bool counts = check == 0 && largest >= kLeastBlockOfX;
+    const float check = Vec16::Sum(Vec16::Mul(Vec16::Add(Vec16::Mul(a, zero), Vec16::Mul(b, zero)), zero));
+    const bool counts = check == 0 && largest >= kMinBlockOfX;
     float steps[kStepK] = {};
     if (counts) {
-      const Lanes::F inverse = Lanes::Set1(kStepsOfX / largest);
-      Lanes::Store(steps, Lanes::Round(Lanes::Mul(a, inverse)));
-      Lanes::Store(steps + Lanes::kLanes, Lanes::Round(Lanes::Mul(b, inverse)));
+      const Vec16::F inverse = Vec16::Set1(kStepsOfX / largest);
+      Vec16::Store(steps, Vec16::Round(Vec16::Mul(a, inverse)));
+      Vec16::Store(steps + Vec16::kLanes, Vec16::Round(Vec16::Mul(b, inverse)));
     }
     int32_t codes[kStepK];
     int32_t sum = 0;
@@ -107,8 +107,8 @@ using Int8Weight = BlockWeight<Int8Dot, 8, false, false>;
 using Int8WideWeight = BlockWeight<Int8WideDot, 8, false, true>;
 using Int4Weight = BlockWeight<Int4Dot, 4, false, false>;
 using Int4WideWeight = BlockWeight<TwoTermDot<Int4Dot>, 4, false, true>;
-using Int4MinimumWeight = BlockWeight<Int4Dot, 4, true, false>;
-using Int4MinimumWideWeight = BlockWeight<TwoTermDot<Int4Dot>, 4, true, true>;
+using Int4OffsetWeight = BlockWeight<Int4Dot, 4, true, false>;
+using Int4OffsetWideWeight = BlockWeight<TwoTermDot<Int4Dot>, 4, true, true>;
 
 }  // namespace
 }  // namespace kvanta::kernels

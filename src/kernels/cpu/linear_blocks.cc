@@ -54,16 +54,16 @@ struct StepLayout {
   }
 };
 
-const WeightKernels& KernelsOf(Blocks kind, bool wide_x, const LinearKernels& kernels) {
+const WeightKernels& KernelsOf(Blocks kind, bool int16_activations, const LinearKernels& kernels) {
   switch (kind) {
     case Blocks::kInt8:
-      return wide_x ? kernels.int8_wide : kernels.int8;
+      return int16_activations ? kernels.int8_wide : kernels.int8;
     case Blocks::kInt4:
-      return wide_x ? kernels.int4_wide : kernels.int4;
+      return int16_activations ? kernels.int4_wide : kernels.int4;
     case Blocks::kInt4Minimum:
       break;
   }
-  return wide_x ? kernels.int4_minimum_wide : kernels.int4_minimum;
+  return int16_activations ? kernels.int4_offset_wide : kernels.int4_offset;
 }
 
 bool IsKept(BlockFormat format, Blocks kind) {
@@ -74,8 +74,8 @@ bool IsKept(BlockFormat format, Blocks kind) {
 class BlockLinear final : public PackedLinear {
  public:
   BlockLinear(const std::shared_ptr<LinearContext>& context, std::span<const WeightView> stacked,
-              std::span<const float> bias, Blocks kind, bool wide_x)
-      : PackedLinear(context, KernelsOf(kind, wide_x, context->isa.linear), stacked, bias), kind_(kind) {
+              std::span<const float> bias, Blocks kind, bool int16_activations)
+      : PackedLinear(context, KernelsOf(kind, int16_activations, context->isa.linear), stacked, bias), kind_(kind) {
     const StepLayout layout(kind);
     std::atomic<bool> infinite = false;
     PackRows(stacked, [&](int column, const WeightView& view, int64_t index, float* row, uint8_t* panel) {
@@ -101,7 +101,7 @@ class BlockLinear final : public PackedLinear {
     }
   }
 
-  void ReadRow(int64_t index, float* out) const noexcept override {
+  void DequantizeRow(int64_t index, float* out) const noexcept override {
     const StepLayout layout(kind_);
     const uint8_t* panel = Panel(index / kPanelColumns);
     for (int64_t step = 0; step < Steps(); ++step) {
@@ -131,16 +131,18 @@ class BlockLinear final : public PackedLinear {
 }  // namespace
 
 std::unique_ptr<Linear> MakeInt8Linear(const std::shared_ptr<LinearContext>& context,
-                                       std::span<const WeightView> stacked, std::span<const float> bias, bool wide_x) {
-  return std::make_unique<BlockLinear>(context, stacked, bias, Blocks::kInt8, wide_x);
+                                       std::span<const WeightView> stacked, std::span<const float> bias,
+                                       bool int16_activations) {
+  return std::make_unique<BlockLinear>(context, stacked, bias, Blocks::kInt8, int16_activations);
 }
 
 std::unique_ptr<Linear> MakeInt4Linear(const std::shared_ptr<LinearContext>& context,
-                                       std::span<const WeightView> stacked, std::span<const float> bias, bool wide_x) {
+                                       std::span<const WeightView> stacked, std::span<const float> bias,
+                                       bool int16_activations) {
   const bool symmetric = std::all_of(stacked.begin(), stacked.end(),
                                      [](const WeightView& view) { return view.blocks == BlockFormat::kQ4_0; });
   const Blocks kind = symmetric ? Blocks::kInt4 : Blocks::kInt4Minimum;
-  return std::make_unique<BlockLinear>(context, stacked, bias, kind, wide_x);
+  return std::make_unique<BlockLinear>(context, stacked, bias, kind, int16_activations);
 }
 
 }  // namespace kvanta::kernels

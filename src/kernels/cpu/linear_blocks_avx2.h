@@ -11,8 +11,8 @@
 
 #include "kernels/cpu/bytes_256.h"
 #include "kernels/cpu/inline.h"
-#include "kernels/cpu/lanes_avx2.h"
 #include "kernels/cpu/linear_codes.h"
+#include "kernels/cpu/vec16_avx2.h"
 
 namespace kvanta::kernels {
 namespace {
@@ -24,7 +24,7 @@ inline constexpr int kBlockRowTile = kSmallTiles ? 2 : 4;
 // is added in 16 bits.
 struct Int4Dot : ByteCodes {
   template <int kRows>
-  static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Lanes::I* dots) {
+  static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {
     const __m256i mask = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
     __m256i lo[kRows], hi[kRows];
 #pragma GCC unroll 8
@@ -66,7 +66,7 @@ struct Int8Dot {
   }
 
   template <int kRows>
-  static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Lanes::I* dots) {
+  static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {
     const __m256i even = _mm256_set1_epi16(255);
     __m256i lo[kRows], hi[kRows];
 #pragma GCC unroll 8
@@ -93,11 +93,11 @@ struct Int8Dot {
 using Int8WideDot = Int8Dot;
 
 // 256 high + low.
-KVANTA_INLINE Lanes::I CombineTerms(Lanes::I high, Lanes::I low) {
+KVANTA_INLINE Vec16::I CombineTerms(Vec16::I high, Vec16::I low) {
   return {_mm256_add_epi32(_mm256_slli_epi32(high.lo, 8), low.lo),
           _mm256_add_epi32(_mm256_slli_epi32(high.hi, 8), low.hi)};
 }
-KVANTA_INLINE Lanes::I AddInt(Lanes::I x, int32_t y) {
+KVANTA_INLINE Vec16::I AddInt(Vec16::I x, int32_t y) {
   const __m256i v = _mm256_set1_epi32(y);
   return {_mm256_add_epi32(x.lo, v), _mm256_add_epi32(x.hi, v)};
 }

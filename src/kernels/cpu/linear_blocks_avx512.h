@@ -4,18 +4,18 @@
 #include <cstdint>
 
 #include "kernels/cpu/inline.h"
-#include "kernels/cpu/lanes_avx512.h"
 #include "kernels/cpu/linear_codes.h"
+#include "kernels/cpu/vec16_avx512.h"
 
 namespace kvanta::kernels {
 namespace {
 
 // As many sums in int32 and in f32, and the weights.
-inline constexpr int kBlockRowTile = kSmallTiles ? 2 : Lanes::kRowTile;
+inline constexpr int kBlockRowTile = kSmallTiles ? 2 : Vec16::kRowTile;
 
 struct Int4Dot : ByteCodes {
   template <int kRows>
-  static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Lanes::I* dots) {
+  static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {
     const __m512i mask = _mm512_set1_epi32(0x0f0f0f0f);
 #pragma GCC unroll 16
     for (int row = 0; row < kRows; ++row) dots[row] = _mm512_setzero_si512();
@@ -36,7 +36,7 @@ struct Int4Dot : ByteCodes {
 
 struct Int8Dot : ByteCodes {
   template <int kRows>
-  static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Lanes::I* dots) {
+  static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {
 #pragma GCC unroll 16
     for (int row = 0; row < kRows; ++row) dots[row] = _mm512_setzero_si512();
 #pragma GCC unroll 8
@@ -51,10 +51,10 @@ struct Int8Dot : ByteCodes {
 };
 
 // 256 high + low.
-KVANTA_INLINE Lanes::I CombineTerms(Lanes::I high, Lanes::I low) {
+KVANTA_INLINE Vec16::I CombineTerms(Vec16::I high, Vec16::I low) {
   return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
 }
-KVANTA_INLINE Lanes::I AddInt(Lanes::I x, int32_t y) {
+KVANTA_INLINE Vec16::I AddInt(Vec16::I x, int32_t y) {
   return _mm512_add_epi32(x, _mm512_set1_epi32(y));
 }
 

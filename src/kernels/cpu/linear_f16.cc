@@ -30,7 +30,7 @@ class F16Linear final : public PackedLinear {
     }
   }
 
-  void ReadRow(int64_t index, float* out) const noexcept override {
+  void DequantizeRow(int64_t index, float* out) const noexcept override {
     const auto* codes = reinterpret_cast<const uint16_t*>(Panel(index / kPanelColumns));
     for (int64_t k = 0; k < In(); ++k) out[k] = Fp16ToFloat(codes[k * kPanelColumns + index % kPanelColumns]);
   }

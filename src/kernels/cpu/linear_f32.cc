@@ -15,7 +15,7 @@ class F32Linear final : public PackedLinear {
     });
   }
 
-  void ReadRow(int64_t index, float* out) const noexcept override {
+  void DequantizeRow(int64_t index, float* out) const noexcept override {
     const auto* values = reinterpret_cast<const float*>(Panel(index / kPanelColumns));
     for (int64_t k = 0; k < In(); ++k) out[k] = values[k * kPanelColumns + index % kPanelColumns];
   }

@@ -34,7 +34,7 @@ struct TileTask {
 
 template <int kRows, int kPanels>
 struct Sums {
-  Lanes::F v[kRows][kPanels];
+  Vec16::F v[kRows][kPanels];
 };
 
 // Calls visit(panel, pointer offset, valid columns) per panel.
@@ -89,7 +89,7 @@ void MultiplyTile(const TileTask& t) noexcept {
 #pragma GCC unroll 16
     for (int row = 0; row < kRows; ++row) {
 #pragma GCC unroll 8
-      for (int panel = 0; panel < kPanels; ++panel) sums.v[row][panel] = Lanes::Zero();
+      for (int panel = 0; panel < kPanels; ++panel) sums.v[row][panel] = Vec16::Zero();
     }
   } else {
     ForPanels<kPanels>(
@@ -97,7 +97,7 @@ void MultiplyTile(const TileTask& t) noexcept {
 #pragma GCC unroll 16
           for (int row = 0; row < kRows; ++row) {
             const float* y = t.y + row * t.y_stride + panel * kPanelColumns;
-            sums.v[row][panel] = n == Lanes::kLanes ? Lanes::Load(y) : Lanes::LoadTail(y, n);
+            sums.v[row][panel] = n == Vec16::kLanes ? Vec16::Load(y) : Vec16::LoadTail(y, n);
           }
         });
   }
@@ -126,16 +126,16 @@ void MultiplyTile(const TileTask& t) noexcept {
 
   ForPanels<kPanels>(
       t.columns, [&](int panel, int n) __attribute__((always_inline)) {
-        Lanes::F bias = Lanes::Zero();
-        if (t.bias != nullptr) bias = Lanes::LoadTail(t.bias + panel * kPanelColumns, n);
+        Vec16::F bias = Vec16::Zero();
+        if (t.bias != nullptr) bias = Vec16::LoadTail(t.bias + panel * kPanelColumns, n);
 #pragma GCC unroll 16
         for (int row = 0; row < kRows; ++row) {
           float* y = t.y + row * t.y_stride + panel * kPanelColumns;
-          const Lanes::F sum = t.bias != nullptr ? Lanes::Add(sums.v[row][panel], bias) : sums.v[row][panel];
-          if (n == Lanes::kLanes) {
-            Lanes::Store(y, sum);
+          const Vec16::F sum = t.bias != nullptr ? Vec16::Add(sums.v[row][panel], bias) : sums.v[row][panel];
+          if (n == Vec16::kLanes) {
+            Vec16::Store(y, sum);
           } else {
-            Lanes::StoreTail(y, sum, n);
+            Vec16::StoreTail(y, sum, n);
           }
         }
       });
@@ -235,8 +235,8 @@ constexpr LinearKernels kLinearKernels{.bf16 = kWeightKernels<Bf16Weight>,
                                        .int8_wide = kWeightKernels<Int8WideWeight>,
                                        .int4 = kWeightKernels<Int4Weight>,
                                        .int4_wide = kWeightKernels<Int4WideWeight>,
-                                       .int4_minimum = kWeightKernels<Int4MinimumWeight>,
-                                       .int4_minimum_wide = kWeightKernels<Int4MinimumWideWeight>};
+                                       .int4_offset = kWeightKernels<Int4OffsetWeight>,
+                                       .int4_offset_wide = kWeightKernels<Int4OffsetWideWeight>};
 
 }  // namespace
 }  // namespace kvanta::kernels

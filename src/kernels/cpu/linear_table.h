@@ -65,8 +65,8 @@ struct LinearKernels {
   WeightKernels f16;
   // Blocks; wide: x in 16 bits.
   WeightKernels int8, int8_wide;
-  WeightKernels int4, int4_wide;                  // without minimums
-  WeightKernels int4_minimum, int4_minimum_wide;  // with
+  WeightKernels int4, int4_wide;                // without minimums
+  WeightKernels int4_offset, int4_offset_wide;  // with
 };
 
 }  // namespace kvanta::kernels

@@ -7,9 +7,9 @@
 
 #include "kernels/cpu/codes_tiles.h"
 #include "kernels/cpu/inline.h"
-#include "kernels/cpu/lanes_avx512.h"
 #include "kernels/cpu/linear_table.h"
 #include "kernels/cpu/tiles_amx.h"
+#include "kernels/cpu/vec16_avx512.h"
 
 namespace kvanta::kernels {
 namespace {
@@ -27,7 +27,7 @@ KVANTA_INLINE int64_t TileOfX(int64_t rows, const StepBlocks& steps, int64_t blo
 }
 
 // To the nearest bf16, of two the even one, as upper halves; a NaN stays one.
-KVANTA_INLINE __m512i RoundLanesToBf16(__m512 x) {
+KVANTA_INLINE __m512i RoundVec16ToBf16(__m512 x) {
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
@@ -36,7 +36,7 @@ KVANTA_INLINE __m512i RoundLanesToBf16(__m512 x) {
 }
 
 void PackTiles(const PackTask& task) noexcept {
-  const __m512i upper_words = _mm512_load_si512(kPlainWords.words);
+  const __m512i upper_words = _mm512_load_si512(kUnquantizedWords.words);
   for (int64_t block = 0; block < task.steps.blocks; ++block) {
     for (int64_t row = task.first_row; row < task.end_row; ++row) {
       const float* x = task.x + row * task.k;
@@ -47,7 +47,7 @@ void PackTiles(const PackTask& task) noexcept {
         const __m512 first = _mm512_maskz_loadu_ps(static_cast<__mmask16>(valid), x + k);
         const __m512 second = _mm512_maskz_loadu_ps(static_cast<__mmask16>(valid >> 16), x + k + 16);
         _mm512_store_si512(out,
-                           _mm512_permutex2var_epi16(RoundLanesToBf16(first), upper_words, RoundLanesToBf16(second)));
+                           _mm512_permutex2var_epi16(RoundVec16ToBf16(first), upper_words, RoundVec16ToBf16(second)));
       }
     }
   }
@@ -97,11 +97,11 @@ KVANTA_INLINE void LoadSums(const TileOfSums& sums) {
   if (sums.columns == kPanelColumns) {
     return Tiles::Load<kTile>(reinterpret_cast<const uint8_t*>(sums.y), sums.y_stride * 4);
   }
-  alignas(64) float room[kTileRows][kPanelColumns];
+  alignas(64) float workspace[kTileRows][kPanelColumns];
   for (int row = 0; row < sums.rows; ++row) {
-    Lanes::Store(room[row], Lanes::LoadTail(sums.y + row * sums.y_stride, sums.columns));
+    Vec16::Store(workspace[row], Vec16::LoadTail(sums.y + row * sums.y_stride, sums.columns));
   }
-  Tiles::Load<kTile>(reinterpret_cast<const uint8_t*>(room), sizeof room[0]);
+  Tiles::Load<kTile>(reinterpret_cast<const uint8_t*>(workspace), sizeof workspace[0]);
 }
 
 // bias: of the tile's columns, or null.
@@ -110,12 +110,12 @@ KVANTA_INLINE void StoreSums(const TileOfSums& sums, const float* bias) {
   if (sums.columns == kPanelColumns && bias == nullptr) {
     return Tiles::Store<kTile>(reinterpret_cast<uint8_t*>(sums.y), sums.y_stride * 4);
   }
-  alignas(64) float room[kTileRows][kPanelColumns];
-  Tiles::Store<kTile>(reinterpret_cast<uint8_t*>(room), sizeof room[0]);
-  const Lanes::F added = bias != nullptr ? Lanes::LoadTail(bias, sums.columns) : Lanes::Zero();
+  alignas(64) float workspace[kTileRows][kPanelColumns];
+  Tiles::Store<kTile>(reinterpret_cast<uint8_t*>(workspace), sizeof workspace[0]);
+  const Vec16::F added = bias != nullptr ? Vec16::LoadTail(bias, sums.columns) : Vec16::Zero();
   for (int row = 0; row < sums.rows; ++row) {
-    const Lanes::F sum = Lanes::Load(room[row]);
-    Lanes::StoreTail(sums.y + row * sums.y_stride, bias != nullptr ? Lanes::Add(sum, added) : sum, sums.columns);
+    const Vec16::F sum = Vec16::Load(workspace[row]);
+    Vec16::StoreTail(sums.y + row * sums.y_stride, bias != nullptr ? Vec16::Add(sum, added) : sum, sums.columns);
   }
 }
 
@@ -171,11 +171,11 @@ void MultiplyPanels(const MultiplyTask& task, const RowGroups& groups, const Pan
   }
 }
 
-// f(Index<n>, panel) for n panels from `panel` on, kMost at once.
-template <int kMost, class F>
+// f(Index<n>, panel) for n panels from `panel` on, kMax at once.
+template <int kMax, class F>
 KVANTA_INLINE void ForPanelsOf(const MultiplyTask& task, F f) {
   int64_t panel = task.first_panel;
-  for (; task.end_panel - panel >= kMost; panel += kMost) f(Index<kMost>{}, panel);
+  for (; task.end_panel - panel >= kMax; panel += kMax) f(Index<kMax>{}, panel);
   for (; panel < task.end_panel; ++panel) f(Index<1>{}, panel);
 }
 
@@ -183,14 +183,14 @@ template <int kTiles>
 void MultiplyGroups(const MultiplyTask& task, const RowGroups& groups) noexcept {
   TileRows heights;
   const auto last_rows = static_cast<uint8_t>(groups.last_rows);
-  for (int sum = kTiles - 1; sum < kTilesBeside; sum += kTiles) heights.of[sum] = last_rows;
+  for (int sum = kTiles - 1; sum < kTilesUnroll; sum += kTiles) heights.of[sum] = last_rows;
   heights.of[kFirstOperand + kTiles - 1] = last_rows;
   Tiles::Configure(heights);
   // One group of rows meets a weight once.
   const bool once = groups.end_row - groups.first_row <= kTiles * kTileRows;
   const int64_t blocks_at_once = once ? task.steps.blocks : 1;
   for (int64_t block = 0; block < task.steps.blocks; block += blocks_at_once) {
-    ForPanelsOf<kTilesBeside / kTiles>(
+    ForPanelsOf<kTilesUnroll / kTiles>(
         task, [&](auto panels, int64_t panel) __attribute__((always_inline)) {
           MultiplyPanels<kTiles, decltype(panels)::kValue>(task, groups, {panel, block, block + blocks_at_once});
         });
@@ -226,16 +226,16 @@ void MultiplyFewRows(const MultiplyTask& task, int64_t panel) noexcept {
   const int64_t w_panel = task.steps.steps * kTileBytes;
   const uint8_t* w = task.w + panel * w_panel;
   const uint8_t* x = task.x;  // the only tile of rows: block after block of steps
-  Lanes::F sums[kRows][kPanels];
+  Vec16::F sums[kRows][kPanels];
   for (auto& of_row : sums) {
-    for (Lanes::F& sum : of_row) sum = Lanes::Zero();
+    for (Vec16::F& sum : of_row) sum = Vec16::Zero();
   }
   for (int64_t step = 0; step < task.steps.steps; ++step, x += kTileBytes, w += kTileBytes) {
-    Lanes::F first[kRows][kPanels], second[kRows][kPanels];
+    Vec16::F first[kRows][kPanels], second[kRows][kPanels];
 #pragma GCC unroll 4
     for (int row = 0; row < kRows; ++row) {
 #pragma GCC unroll 4
-      for (int p = 0; p < kPanels; ++p) first[row][p] = second[row][p] = Lanes::Zero();
+      for (int p = 0; p < kPanels; ++p) first[row][p] = second[row][p] = Vec16::Zero();
     }
 #pragma GCC unroll 16
     for (int line = 0; line < kTileRows; ++line) {
@@ -247,8 +247,8 @@ void MultiplyFewRows(const MultiplyTask& task, int64_t panel) noexcept {
 #pragma GCC unroll 4
         for (int row = 0; row < kRows; ++row) {
           const PairLanes a(Broadcast32(x + row * 64 + line * 4));
-          first[row][p] = Lanes::Fma(a.first, b.first, first[row][p]);
-          second[row][p] = Lanes::Fma(a.second, b.second, second[row][p]);
+          first[row][p] = Vec16::Fma(a.first, b.first, first[row][p]);
+          second[row][p] = Vec16::Fma(a.second, b.second, second[row][p]);
         }
       }
     }
@@ -256,7 +256,7 @@ void MultiplyFewRows(const MultiplyTask& task, int64_t panel) noexcept {
     for (int row = 0; row < kRows; ++row) {
 #pragma GCC unroll 4
       for (int p = 0; p < kPanels; ++p) {
-        sums[row][p] = Lanes::Add(sums[row][p], Lanes::Add(first[row][p], second[row][p]));
+        sums[row][p] = Vec16::Add(sums[row][p], Vec16::Add(first[row][p], second[row][p]));
       }
     }
   }
@@ -266,9 +266,9 @@ void MultiplyFewRows(const MultiplyTask& task, int64_t panel) noexcept {
     const int columns = left < kPanelColumns ? static_cast<int>(left) : kPanelColumns;
 #pragma GCC unroll 4
     for (int row = 0; row < kRows; ++row) {
-      Lanes::F sum = sums[row][p];
-      if (task.bias != nullptr) sum = Lanes::Add(sum, Lanes::LoadTail(task.bias + column, columns));
-      Lanes::StoreTail(task.y + row * task.y_stride + column, sum, columns);
+      Vec16::F sum = sums[row][p];
+      if (task.bias != nullptr) sum = Vec16::Add(sum, Vec16::LoadTail(task.bias + column, columns));
+      Vec16::StoreTail(task.y + row * task.y_stride + column, sum, columns);
     }
   }
 }

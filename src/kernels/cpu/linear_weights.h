@@ -23,25 +23,25 @@ KVANTA_INLINE uint32_t RoundToBf16(float value) {
 struct ElementTile {
   static constexpr bool kIsBlock = false;
   static constexpr int kBlockSteps = 256;
-  static constexpr int kRowTile = Lanes::kRowTile;
-  static constexpr int kTileSums = Lanes::kTileSums;
-  static constexpr int kColumnTile = Lanes::kColumnTile;
+  static constexpr int kRowTile = Vec16::kRowTile;
+  static constexpr int kTileSums = Vec16::kTileSums;
+  static constexpr int kColumnTile = Vec16::kColumnTile;
   static constexpr int64_t kPrefetchBytes = 768;  // ahead of each panel's stream
 };
 
 struct Bf16Weight : ElementTile {
-  using X = Lanes::Bf16X;
+  using X = Vec16::Bf16X;
   static constexpr int kStepK = 2;
-  static constexpr int kPhases = Lanes::kBf16Phases;
+  static constexpr int kPhases = Vec16::kBf16Phases;
   static constexpr int kPanelStepBytes = 64;
   template <int kPhase>
-  static KVANTA_INLINE Lanes::Bf16W LoadW(const uint8_t* p) {
-    return Lanes::LoadBf16Block<kPhase>(reinterpret_cast<const uint16_t*>(p));
+  static KVANTA_INLINE Vec16::Bf16W LoadW(const uint8_t* p) {
+    return Vec16::LoadBf16Block<kPhase>(reinterpret_cast<const uint16_t*>(p));
   }
-  static KVANTA_INLINE auto SetX(const X* x) { return Lanes::SetBf16X(x); }
+  static KVANTA_INLINE auto SetX(const X* x) { return Vec16::SetBf16X(x); }
   template <class XLanes>
-  static KVANTA_INLINE Lanes::F Dot(XLanes x, Lanes::Bf16W w, Lanes::F sum) {
-    return Lanes::DotBf16(x, w, sum);
+  static KVANTA_INLINE Vec16::F Dot(XLanes x, Vec16::Bf16W w, Vec16::F sum) {
+    return Vec16::DotBf16(x, w, sum);
   }
   // k values (of k_end - k_begin) become whole steps; the last odd one is paired with zero.
   static KVANTA_INLINE void PackRow(const float* x, int64_t k, X* out) {
@@ -63,8 +63,8 @@ struct F32X : ElementTile {
   using X = float;
   static constexpr int kStepK = 1;
   static constexpr int kPhases = 1;
-  static KVANTA_INLINE Lanes::F SetX(const float* x) { return Lanes::Set1(*x); }
-  static KVANTA_INLINE Lanes::F Dot(Lanes::F x, Lanes::F w, Lanes::F sum) { return Lanes::Fma(x, w, sum); }
+  static KVANTA_INLINE Vec16::F SetX(const float* x) { return Vec16::Set1(*x); }
+  static KVANTA_INLINE Vec16::F Dot(Vec16::F x, Vec16::F w, Vec16::F sum) { return Vec16::Fma(x, w, sum); }
   static KVANTA_INLINE void PackRow(const float* x, int64_t k, float* out) {
     std::memcpy(out, x, static_cast<size_t>(k) * sizeof(float));
   }
@@ -73,16 +73,16 @@ struct F32X : ElementTile {
 struct F32Weight : F32X {
   static constexpr int kPanelStepBytes = 64;
   template <int>
-  static KVANTA_INLINE Lanes::F LoadW(const uint8_t* p) {
-    return Lanes::Load(reinterpret_cast<const float*>(p));
+  static KVANTA_INLINE Vec16::F LoadW(const uint8_t* p) {
+    return Vec16::Load(reinterpret_cast<const float*>(p));
   }
 };
 
 struct F16Weight : F32X {
   static constexpr int kPanelStepBytes = 32;
   template <int>
-  static KVANTA_INLINE Lanes::F LoadW(const uint8_t* p) {
-    return Lanes::LoadFp16(reinterpret_cast<const uint16_t*>(p));
+  static KVANTA_INLINE Vec16::F LoadW(const uint8_t* p) {
+    return Vec16::LoadFp16(reinterpret_cast<const uint16_t*>(p));
   }
 };
 

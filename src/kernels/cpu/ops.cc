@@ -31,8 +31,8 @@ class CpuOps final : public Ops {
 
   std::unique_ptr<Linear> MakeLinear(std::span<const WeightView> stacked, std::span<const float> bias,
                                      LinearKind kind) override {
-    if (kind.weights == WeightType::kInt8) return MakeInt8Linear(context_, stacked, bias, kind.wide_x);
-    if (kind.weights == WeightType::kInt4) return MakeInt4Linear(context_, stacked, bias, kind.wide_x);
+    if (kind.weights == WeightType::kInt8) return MakeInt8Linear(context_, stacked, bias, kind.int16_activations);
+    if (kind.weights == WeightType::kInt4) return MakeInt4Linear(context_, stacked, bias, kind.int16_activations);
     for (const auto& [type, make] : kStores) {
       if (type == kind.weights) return make(context_, stacked, bias);
     }
@@ -41,7 +41,7 @@ class CpuOps final : public Ops {
 
   void Embed(const Linear& table, const int32_t* ids, int64_t rows, float* out) noexcept override {
     const int64_t width = table.In();
-    ForRows(rows, width, [&](int64_t row) { table.ReadRow(ids[row], out + row * width); });
+    ForRows(rows, width, [&](int64_t row) { table.DequantizeRow(ids[row], out + row * width); });
   }
 
   void RmsNorm(const float* x, int64_t x_stride, const float* weight, float eps, int64_t rows, int64_t width,

@@ -72,13 +72,14 @@ PackedLinear::PackedLinear(std::shared_ptr<LinearContext> context, const WeightK
   const auto x_bytes = static_cast<size_t>(steps_.blocks * kernels_.block_rows * kernels_.x_stride);
   if (context_->packed_x.bytes() < x_bytes) context_->packed_x = Cpu().Allocate(x_bytes);
   const auto peak_bytes = static_cast<size_t>(Tasks(kernels_.block_rows) * kernels_.block_rows) * sizeof(float);
-  if (context_->task_peaks.bytes() < peak_bytes) context_->task_peaks = Cpu().Allocate(peak_bytes);
+  if (context_->task_argmaxes.bytes() < peak_bytes) context_->task_argmaxes = Cpu().Allocate(peak_bytes);
 }
 
-void PackedLinear::Multiply(const float* x, int64_t rows, float* y, int64_t y_stride, RowPeak* peaks) const noexcept {
+void PackedLinear::Multiply(const float* x, int64_t rows, float* y, int64_t y_stride,
+                            RowArgmax* argmaxes) const noexcept {
   for (int64_t row = 0; row < rows; row += kernels_.block_rows) {
     MultiplyBlock(x + row * in_, std::min(kernels_.block_rows, rows - row), y + row * y_stride, y_stride,
-                  peaks ? peaks + row : nullptr);
+                  argmaxes ? argmaxes + row : nullptr);
   }
 }
 
@@ -90,7 +91,7 @@ int64_t PackedLinear::Tasks(int64_t rows) const noexcept {
 }
 
 void PackedLinear::MultiplyBlock(const float* x, int64_t rows, float* y, int64_t y_stride,
-                                 RowPeak* peaks) const noexcept {
+                                 RowArgmax* argmaxes) const noexcept {
   ThreadPool& threads = *context_->threads;
   uint8_t* packed_x = context_->packed_x.data();
 
@@ -107,7 +108,7 @@ void PackedLinear::MultiplyBlock(const float* x, int64_t rows, float* y, int64_t
   threads.ForEach(pack_tasks, pack);
 
   const int64_t tasks = Tasks(rows);
-  float* task_peaks = context_->task_peaks.as<float>();
+  float* task_argmaxes = context_->task_argmaxes.as<float>();
   const auto first_column = [&](int64_t task) { return std::min(out_, task * panels_ / tasks * kPanelColumns); };
   auto multiply = [&](int64_t task, int) {
     kernels_.multiply({.x = packed_x,
@@ -121,22 +122,22 @@ void PackedLinear::MultiplyBlock(const float* x, int64_t rows, float* y, int64_t
                        .y = y,
                        .y_stride = y_stride});
     const int64_t first = first_column(task), end = first_column(task + 1);
-    for (int64_t row = 0; peaks && row < rows; ++row) {
-      task_peaks[task * rows + row] = context_->isa.rows.largest(y + row * y_stride + first, end - first);
+    for (int64_t row = 0; argmaxes && row < rows; ++row) {
+      task_argmaxes[task * rows + row] = context_->isa.rows.largest(y + row * y_stride + first, end - first);
     }
   };
   threads.ForEach(tasks, multiply);
-  for (int64_t row = 0; peaks && row < rows; ++row) {
-    const auto peak_of = [&](int64_t task) { return task_peaks[task * rows + row]; };
+  for (int64_t row = 0; argmaxes && row < rows; ++row) {
+    const auto max_of = [&](int64_t task) { return task_argmaxes[task * rows + row]; };
     int64_t best = 0;
     bool finite = true;
     for (int64_t task = 0; task < tasks; ++task) {
-      finite = finite && std::isfinite(peak_of(task));
-      if (peak_of(task) > peak_of(best)) best = task;
+      finite = finite && std::isfinite(max_of(task));
+      if (max_of(task) > max_of(best)) best = task;
     }
     const float* found = y + row * y_stride + first_column(best);
-    while (finite && *found != peak_of(best)) ++found;
-    peaks[row] = {peak_of(best), static_cast<int32_t>(found - (y + row * y_stride)), finite};
+    while (finite && *found != max_of(best)) ++found;
+    argmaxes[row] = {max_of(best), static_cast<int32_t>(found - (y + row * y_stride)), finite};
   }
 }
 

@@ -28,8 +28,8 @@ class WeightMemory {
 struct LinearContext {
   const IsaTable& isa;
   std::shared_ptr<ThreadPool> threads;
-  Buffer packed_x = {};    // large enough for every layer: Multiply allocates nothing
-  Buffer task_peaks = {};  // likewise, f32 [tasks][rows of a block]
+  Buffer packed_x = {};       // large enough for every layer: Multiply allocates nothing
+  Buffer task_argmaxes = {};  // likewise, f32 [tasks][rows of a block]
   WeightMemory weights = {};
 };
 
@@ -38,7 +38,7 @@ class PackedLinear : public Linear {
   int64_t In() const noexcept override { return in_; }
   int64_t Out() const noexcept override { return out_; }
   int64_t WeightBytes() const noexcept override { return panels_ * panel_bytes_; }
-  void Multiply(const float* x, int64_t rows, float* y, int64_t y_stride, RowPeak* peaks) const noexcept override;
+  void Multiply(const float* x, int64_t rows, float* y, int64_t y_stride, RowArgmax* argmaxes) const noexcept override;
 
  protected:
   // Checks the shapes and allocates; the derived constructor packs. Throws InputError, ResourceError.
@@ -57,7 +57,7 @@ class PackedLinear : public Linear {
   const uint8_t* Panel(int64_t panel) const noexcept { return weights_.data() + panel * panel_bytes_; }
 
  private:
-  void MultiplyBlock(const float* x, int64_t rows, float* y, int64_t y_stride, RowPeak* peaks) const noexcept;
+  void MultiplyBlock(const float* x, int64_t rows, float* y, int64_t y_stride, RowArgmax* argmaxes) const noexcept;
   int64_t Tasks(int64_t rows) const noexcept;
 
   std::shared_ptr<LinearContext> context_;
@@ -81,9 +81,11 @@ std::unique_ptr<Linear> MakeF32Linear(const std::shared_ptr<LinearContext>& cont
 std::unique_ptr<Linear> MakeF16Linear(const std::shared_ptr<LinearContext>& context,
                                       std::span<const WeightView> stacked, std::span<const float> bias);
 std::unique_ptr<Linear> MakeInt8Linear(const std::shared_ptr<LinearContext>& context,
-                                       std::span<const WeightView> stacked, std::span<const float> bias, bool wide_x);
+                                       std::span<const WeightView> stacked, std::span<const float> bias,
+                                       bool int16_activations);
 std::unique_ptr<Linear> MakeInt4Linear(const std::shared_ptr<LinearContext>& context,
-                                       std::span<const WeightView> stacked, std::span<const float> bias, bool wide_x);
+                                       std::span<const WeightView> stacked, std::span<const float> bias,
+                                       bool int16_activations);
 
 template <class PackRow>
 void PackedLinear::PackRows(std::span<const WeightView> stacked, PackRow pack) {

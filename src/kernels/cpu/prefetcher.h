@@ -21,10 +21,10 @@ class Prefetcher {
     if (bytes == 0 || steps <= 0) return;
     next_ = ahead.next;
     second_ = ahead.second;
-    const uint32_t most = static_cast<uint32_t>(steps) * kLineBytes;
-    for (uint32_t more = bytes; more > most; more -= kLineBytes) Touch(kLineBytes);
+    const uint32_t limit = static_cast<uint32_t>(steps) * kLineBytes;
+    for (uint32_t more = bytes; more > limit; more -= kLineBytes) Touch(kLineBytes);
     bytes_of_step_ =
-        bytes >= most ? kLineBytes : (bytes + static_cast<uint32_t>(steps) - 1) / static_cast<uint32_t>(steps);
+        bytes >= limit ? kLineBytes : (bytes + static_cast<uint32_t>(steps) - 1) / static_cast<uint32_t>(steps);
   }
 
   KVANTA_INLINE void Step() { Steps<1>(); }

@@ -13,41 +13,41 @@ namespace {
 template <class Step>
 KVANTA_INLINE void ForLanes(int64_t count, Step step) {
   int64_t i = 0;
-  for (; i + Lanes::kLanes <= count; i += Lanes::kLanes) step(i, Lanes::kLanes);
+  for (; i + Vec16::kLanes <= count; i += Vec16::kLanes) step(i, Vec16::kLanes);
   if (i < count) step(i, static_cast<int>(count - i));
 }
 
-KVANTA_INLINE Lanes::F LoadLanes(const float* p, int n) {
-  return n == Lanes::kLanes ? Lanes::Load(p) : Lanes::LoadTail(p, n);
+KVANTA_INLINE Vec16::F LoadVec16(const float* p, int n) {
+  return n == Vec16::kLanes ? Vec16::Load(p) : Vec16::LoadTail(p, n);
 }
 
-KVANTA_INLINE void StoreLanes(float* p, Lanes::F v, int n) {
-  if (n == Lanes::kLanes) {
-    Lanes::Store(p, v);
+KVANTA_INLINE void StoreVec16(float* p, Vec16::F v, int n) {
+  if (n == Vec16::kLanes) {
+    Vec16::Store(p, v);
   } else {
-    Lanes::StoreTail(p, v, n);
+    Vec16::StoreTail(p, v, n);
   }
 }
 
 void RmsNormRow(const float* x, const float* weight, float eps, int64_t width, float* out) noexcept {
-  Lanes::F squares = Lanes::Zero();
+  Vec16::F squares = Vec16::Zero();
   ForLanes(
       width, [&](int64_t i, int n) __attribute__((always_inline)) {
-        const Lanes::F v = LoadLanes(x + i, n);
-        squares = Lanes::Fma(v, v, squares);
+        const Vec16::F v = LoadVec16(x + i, n);
+        squares = Vec16::Fma(v, v, squares);
       });
-  const float mean = Lanes::Sum(squares) / static_cast<float>(width);
-  const Lanes::F factor = Lanes::Div(Lanes::Set1(1.0f), Lanes::Sqrt(Lanes::Set1(mean + eps)));
+  const float mean = Vec16::Sum(squares) / static_cast<float>(width);
+  const Vec16::F factor = Vec16::Div(Vec16::Set1(1.0f), Vec16::Sqrt(Vec16::Set1(mean + eps)));
   ForLanes(
       width, [&](int64_t i, int n) __attribute__((always_inline)) {
-        StoreLanes(out + i, Lanes::Mul(Lanes::Mul(LoadLanes(x + i, n), factor), LoadLanes(weight + i, n)), n);
+        StoreVec16(out + i, Vec16::Mul(Vec16::Mul(LoadVec16(x + i, n), factor), LoadVec16(weight + i, n)), n);
       });
 }
 
 void AddRow(float* x, const float* y, int64_t n) noexcept {
   ForLanes(
       n, [&](int64_t i, int lanes) __attribute__((always_inline)) {
-        StoreLanes(x + i, Lanes::Add(LoadLanes(x + i, lanes), LoadLanes(y + i, lanes)), lanes);
+        StoreVec16(x + i, Vec16::Add(LoadVec16(x + i, lanes), LoadVec16(y + i, lanes)), lanes);
       });
 }
 
@@ -57,41 +57,41 @@ void RopeRow(float* x, int heads, int head_dim, int half, const float* cos_sin) 
     float* high = low + half;
     ForLanes(
         half, [&](int64_t i, int n) __attribute__((always_inline)) {
-          const Lanes::F cos = LoadLanes(cos_sin + i, n), sin = LoadLanes(cos_sin + half + i, n);
-          const Lanes::F a = LoadLanes(low + i, n), b = LoadLanes(high + i, n);
-          StoreLanes(low + i, Lanes::Sub(Lanes::Mul(a, cos), Lanes::Mul(b, sin)), n);
-          StoreLanes(high + i, Lanes::Add(Lanes::Mul(b, cos), Lanes::Mul(a, sin)), n);
+          const Vec16::F cos = LoadVec16(cos_sin + i, n), sin = LoadVec16(cos_sin + half + i, n);
+          const Vec16::F a = LoadVec16(low + i, n), b = LoadVec16(high + i, n);
+          StoreVec16(low + i, Vec16::Sub(Vec16::Mul(a, cos), Vec16::Mul(b, sin)), n);
+          StoreVec16(high + i, Vec16::Add(Vec16::Mul(b, cos), Vec16::Mul(a, sin)), n);
         });
   }
 }
 
 void SiluMulRow(const float* gate, const float* up, int64_t width, float* out) noexcept {
-  const Lanes::F one = Lanes::Set1(1.0f);
+  const Vec16::F one = Vec16::Set1(1.0f);
   ForLanes(
       width, [&](int64_t i, int n) __attribute__((always_inline)) {
-        const Lanes::F g = LoadLanes(gate + i, n);
-        const Lanes::F silu = Lanes::Div(g, Lanes::Add(one, Lanes::Exp(Lanes::Sub(Lanes::Zero(), g))));
-        StoreLanes(out + i, Lanes::Mul(silu, LoadLanes(up + i, n)), n);
+        const Vec16::F g = LoadVec16(gate + i, n);
+        const Vec16::F silu = Vec16::Div(g, Vec16::Add(one, Vec16::Exp(Vec16::Sub(Vec16::Zero(), g))));
+        StoreVec16(out + i, Vec16::Mul(silu, LoadVec16(up + i, n)), n);
       });
 }
 
 void ExpRow(const float* x, int64_t count, float* out) noexcept {
   ForLanes(
       count, [&](int64_t i, int n)
-                 __attribute__((always_inline)) { StoreLanes(out + i, Lanes::Exp(LoadLanes(x + i, n)), n); });
+                 __attribute__((always_inline)) { StoreVec16(out + i, Vec16::Exp(LoadVec16(x + i, n)), n); });
 }
 
 float LargestOfRow(const float* x, int64_t count) noexcept {
-  Lanes::F peak = Lanes::Set1(-__builtin_inff());
-  Lanes::F zero = Lanes::Zero();  // NaN after 0 times an infinity or NaN
-  const Lanes::F nothing = Lanes::Zero();
+  Vec16::F max_value = Vec16::Set1(-__builtin_inff());
+  Vec16::F zero = Vec16::Zero();  // NaN after 0 times an infinity or NaN
+  const Vec16::F nothing = Vec16::Zero();
   int64_t i = 0;
-  for (; i + Lanes::kLanes <= count; i += Lanes::kLanes) {
-    const Lanes::F v = Lanes::Load(x + i);
-    peak = Lanes::Max(peak, v);
-    zero = Lanes::Fma(v, nothing, zero);
+  for (; i + Vec16::kLanes <= count; i += Vec16::kLanes) {
+    const Vec16::F v = Vec16::Load(x + i);
+    max_value = Vec16::Max(max_value, v);
+    zero = Vec16::Fma(v, nothing, zero);
   }
-  float largest = Lanes::MaxOf(peak), check = Lanes::Sum(zero);
+  float largest = Vec16::MaxOf(max_value), check = Vec16::Sum(zero);
   for (; i < count; ++i) {
     largest = x[i] > largest ? x[i] : largest;
     check += 0 * x[i];

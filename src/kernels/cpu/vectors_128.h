@@ -125,8 +125,8 @@ KVANTA_INLINE C16 PackSigned(S8 a, S8 b) {
   return (C16)_mm_packs_epi16((__m128i)a, (__m128i)b);
 }
 #else
-KVANTA_INLINE int32_t Clamp(int32_t x, int32_t least, int32_t most) {
-  return x < least ? least : x > most ? most : x;
+KVANTA_INLINE int32_t Clamp(int32_t x, int32_t min_value, int32_t limit) {
+  return x < min_value ? min_value : x > limit ? limit : x;
 }
 KVANTA_INLINE I4 AddProducts(I4 sum, S8 a, S8 b) {
   for (int i = 0; i < 4; ++i) sum[i] += a[2 * i] * b[2 * i] + a[2 * i + 1] * b[2 * i + 1];

@@ -11,24 +11,24 @@
 namespace kvanta::kernels::cuda {
 
 inline constexpr int kAppendWarps = 4;
-inline constexpr int kLongestHead = kMostLatentRank;
+inline constexpr int kLongestHead = kMaxLatentRank;
 
 // A warp's shared memory: the row, and the planes that it is encoded to.
 inline constexpr int kAppendRowBytes = 4 * kLongestHead;
 inline constexpr int kCodesAt = kAppendRowBytes;
 inline constexpr int kBlockScalesAt = kCodesAt + 4 * kLongestHead;
-inline constexpr int kBlockZerosAt = kBlockScalesAt + kLongestHead;
-inline constexpr int kTokenScalesAt = kBlockZerosAt + kLongestHead;
-inline constexpr int kTokenZerosAt = kTokenScalesAt + 16;
-inline constexpr int kAppendBytes = kTokenZerosAt + 16;
+inline constexpr int kBlockOffsetsAt = kBlockScalesAt + kLongestHead;
+inline constexpr int kTokenScalesAt = kBlockOffsetsAt + kLongestHead;
+inline constexpr int kTokenOffsetsAt = kTokenScalesAt + 16;
+inline constexpr int kAppendBytes = kTokenOffsetsAt + 16;
 
-inline constexpr int kZeroBytes = 2;  // fp16
+inline constexpr int kOffsetBytes = 2;  // fp16
 
 template <class Format>
 struct RowEncoder {
   static constexpr formats::Scaling kScaling = Format::kScaling;
-  static constexpr formats::CodeInfo kCode = formats::Info(Format::kCode);
-  static constexpr int kBits = kCode.low_bits + kCode.high_bits;
+  static constexpr formats::ElementTypeInfo kElementType = formats::Info(Format::kElementType);
+  static constexpr int kBits = kElementType.low_bits + kElementType.high_bits;
   static constexpr int kBlockBytes = formats::Bytes(kScaling.block);
   static constexpr int kTokenBytes = formats::Bytes(kScaling.token);
   static constexpr int kBlock = kBlockBytes == 0 ? kLongestHead : kScaling.channels;  // none is as one that never ends
@@ -36,7 +36,7 @@ struct RowEncoder {
   static constexpr int kAlone = kScaling.token != formats::ScaleType::kNone   ? 0
                                 : kScaling.block != formats::ScaleType::kNone ? kScaling.channels
                                                                               : 8;
-  static_assert(kCode.high_bits == 0 || kAlone == 0 || kAlone == 32);  // both planes in whole words
+  static_assert(kElementType.high_bits == 0 || kAlone == 0 || kAlone == 32);  // both planes in whole words
 
   // Scales of so many channels; a short row has one.
   static constexpr KVANTA_DEVICE int Blocks(int channels) { return (channels + kBlock - 1) / kBlock; }
@@ -49,13 +49,14 @@ struct RowEncoder {
       const int blocks = Blocks(step);
       const auto* x = reinterpret_cast<const float*>(Shared(base + 4 * begin, 4 * step, 4, Access::kRead));
       const int block = begin / kBlock;
-      const auto plane = [&](int at, int count) { return Shared(base + at, count, 1, Access::kWrite); };
-      formats::RowPlanes out;
-      out.codes = plane(kCodesAt + begin * kBits / 8, step * kBits / 8);
-      if (kBlockBytes != 0) out.block_scales = plane(kBlockScalesAt + block * kBlockBytes, blocks * kBlockBytes);
-      if (kScaling.block_zero) out.block_zeros = plane(kBlockZerosAt + block * kZeroBytes, blocks * kZeroBytes);
-      if (kTokenBytes != 0) out.token_scales = plane(kTokenScalesAt, kTokenBytes);
-      if (kScaling.token_zero) out.token_zeros = plane(kTokenZerosAt, kZeroBytes);
+      const auto section = [&](int at, int count) { return Shared(base + at, count, 1, Access::kWrite); };
+      formats::RowSections out;
+      out.codes = section(kCodesAt + begin * kBits / 8, step * kBits / 8);
+      if (kBlockBytes != 0) out.block_scales = section(kBlockScalesAt + block * kBlockBytes, blocks * kBlockBytes);
+      if (kScaling.block_offset)
+        out.block_offsets = section(kBlockOffsetsAt + block * kOffsetBytes, blocks * kOffsetBytes);
+      if (kTokenBytes != 0) out.token_scales = section(kTokenScalesAt, kTokenBytes);
+      if (kScaling.token_offset) out.token_offsets = section(kTokenOffsetsAt, kOffsetBytes);
       Format::EncodeRow(x, step, scale, out, counts);
     }
   }
@@ -69,13 +70,13 @@ struct RowEncoder {
 
   // Scales that are zero, among this lane's.
   static KVANTA_DEVICE void CountZeroScales(int base, int head_dim, int lane, AppendSums& sums) {
-    if (kBlockBytes != 0 && kScaling.block != formats::ScaleType::kE8M0 && !kScaling.block_zero) {
+    if (kBlockBytes != 0 && kScaling.block != formats::ScaleType::kE8M0 && !kScaling.block_offset) {
       for (int block = lane; block < Blocks(head_dim); block += kWarp) {
         sums.zero_blocks += IsZero(base + kBlockScalesAt + block * kBlockBytes, kBlockBytes) ? 1 : 0;
         ++sums.blocks;
       }
     } else if (kBlockBytes == 0 && kTokenBytes != 0 && kScaling.token != formats::ScaleType::kE8M0 &&
-               !kScaling.token_zero && lane == 0) {
+               !kScaling.token_offset && lane == 0) {
       sums.zero_blocks += IsZero(base + kTokenScalesAt, kTokenBytes) ? 1 : 0;
       ++sums.blocks;
     }
@@ -83,12 +84,12 @@ struct RowEncoder {
 
   // Where byte `byte` of the row's codes, the first of a plane's word, lies among those that lanes have encoded.
   static KVANTA_DEVICE int CodesFrom(int byte, int head_dim) {
-    if constexpr (kCode.high_bits == 0 || kAlone == 0) {
+    if constexpr (kElementType.high_bits == 0 || kAlone == 0) {
       return kCodesAt + byte;
     } else {  // a block's planes, one after the other
-      constexpr int kLow = kAlone * kCode.low_bits / 8;
-      constexpr int kHigh = kAlone * kCode.high_bits / 8;
-      const int low = head_dim * kCode.low_bits / 8;
+      constexpr int kLow = kAlone * kElementType.low_bits / 8;
+      constexpr int kHigh = kAlone * kElementType.high_bits / 8;
+      const int low = head_dim * kElementType.low_bits / 8;
       return kCodesAt + (byte < low ? byte / kLow * (kLow + kHigh) + byte % kLow
                                     : (byte - low) / kHigh * (kLow + kHigh) + kLow + (byte - low) % kHigh);
     }
@@ -124,9 +125,9 @@ struct RowEncoder {
       if (lane < bytes) cell[to + int64_t{slot} * bytes + lane] = LoadShared<uint8_t>(base + from + lane);
     };
     if (kBlockBytes != 0) blocks(place.block_scales, kBlockScalesAt, kBlockBytes);
-    if (kScaling.block_zero) blocks(place.block_zeros, kBlockZerosAt, kZeroBytes);
+    if (kScaling.block_offset) blocks(place.block_offsets, kBlockOffsetsAt, kOffsetBytes);
     if (kTokenBytes != 0) token(place.token_scales, kTokenScalesAt, kTokenBytes);
-    if (kScaling.token_zero) token(place.token_zeros, kTokenZerosAt, kZeroBytes);
+    if (kScaling.token_offset) token(place.token_offsets, kTokenOffsetsAt, kOffsetBytes);
   }
 };
 
@@ -150,16 +151,16 @@ KVANTA_DEVICE void CopyKeyRow(const uint8_t* from, uint8_t* to, int head_dim, in
 }
 
 // The row of K or V in f32, transformed, at `base`.
-KVANTA_DEVICE void TakeRow(const AppendSide& side, int row, int head, int base, int lane) {
+KVANTA_DEVICE void TakeRow(const AppendParams& side, int row, int head, int base, int lane) {
   const float* from = side.rows + row * side.stride + head * side.row_dim;
   const float* mean = side.mean != nullptr ? side.mean + head * side.row_dim : nullptr;
   const int32_t* outliers = side.outliers != nullptr ? side.outliers + head * side.outlier_count : nullptr;
   for (int c = lane; c < side.head_dim; c += kWarp) {
-    const int channel = side.is_plain && outliers != nullptr ? outliers[c] : c;
+    const int channel = side.is_unquantized && outliers != nullptr ? outliers[c] : c;
     StoreShared(base + 4 * c, mean != nullptr ? from[channel] - mean[channel] : from[channel]);
   }
   SyncWarp();
-  if (!side.is_plain && outliers != nullptr) {
+  if (!side.is_unquantized && outliers != nullptr) {
     for (int i = lane; i < side.outlier_count; i += kWarp) StoreShared(base + 4 * outliers[i], 0.0F);
     SyncWarp();
   }
@@ -168,10 +169,10 @@ KVANTA_DEVICE void TakeRow(const AppendSide& side, int row, int head, int base, 
 
 // Encodes row `item` of the list's rows and KV heads, by the warp whose shared memory is at `base`.
 template <class Format>
-KVANTA_DEVICE void AppendRow(const AppendSide& side, const PlaceList& list, int item, int base, int lane,
+KVANTA_DEVICE void AppendRow(const AppendParams& side, const SlotMapping& list, int item, int base, int lane,
                              formats::EncodeCounts& counts, AppendSums& sums) {
   const int head = item % side.kv_heads;
-  const RowPlace place = list.places[item / side.kv_heads];
+  const Slot place = list.places[item / side.kv_heads];
   const int head_dim = side.head_dim;
   const uint8_t* exact = side.exact.base + place.exact * side.exact.bytes + side.exact_cell.first +
                          head * side.exact_cell.stride + side.exact_cell.codes;
@@ -179,7 +180,7 @@ KVANTA_DEVICE void AppendRow(const AppendSide& side, const PlaceList& list, int 
   const CellPlace& to = side.to_exact ? side.exact_cell : side.cell;
   uint8_t* cell =
       records.base + (side.to_exact ? place.exact : place.quantized) * records.bytes + to.first + head * to.stride;
-  if (side.from_exact && side.is_plain) {
+  if (side.from_exact && side.is_unquantized) {
     CopyKeyRow<Format>(exact, cell + to.codes, head_dim, place.slot, lane);
     return;
   }
@@ -200,10 +201,10 @@ KVANTA_DEVICE void AppendRow(const AppendSide& side, const PlaceList& list, int 
 // A block of kAppendWarps warps, kAppendBytes of shared memory each, which take rows by turns. `Format`: what they are
 // encoded to.
 template <class Format>
-KVANTA_DEVICE void AppendBlock(const AppendSide& side) {
+KVANTA_DEVICE void AppendBlock(const AppendParams& side) {
   const int lane = ThreadIndex() % kWarp;
   const int warp = ThreadIndex() / kWarp;
-  const PlaceList list = *side.list;
+  const SlotMapping list = *side.list;
   formats::EncodeCounts counts;
   AppendSums sums;
   for (int item = BlockIndex() * kAppendWarps + warp; item < list.count * side.kv_heads;
@@ -212,7 +213,7 @@ KVANTA_DEVICE void AppendBlock(const AppendSide& side) {
     SyncWarp();
   }
   // Of a page that closes, values and NaN were counted when they were written; outliers count among K's values.
-  const bool counted = side.from_exact || (side.is_plain && side.outliers != nullptr);
+  const bool counted = side.from_exact || (side.is_unquantized && side.outliers != nullptr);
   if (!counted && counts.values != 0) AtomicAdd(&side.sums->values, counts.values);
   if (!side.from_exact && counts.nan != 0) AtomicAdd(&side.sums->nan, counts.nan);
   if (counts.saturated != 0) AtomicAdd(&side.sums->saturated, counts.saturated);
@@ -223,20 +224,20 @@ KVANTA_DEVICE void AppendBlock(const AppendSide& side) {
 // A warp for 32 tokens of a page that closes, whose channels have scales of their own: lane by lane a channel's fields,
 // then a token's codes. Fields [32][head_dim] in shared memory.
 template <class Format>
-KVANTA_DEVICE void CloseTile(const AppendSide& side, const PlaceList& list, int item, int lane,
-                             formats::EncodeCounts& counts) {
+KVANTA_DEVICE void QuantizeTokenGroup(const AppendParams& side, const SlotMapping& list, int item, int lane,
+                                      formats::EncodeCounts& counts) {
   constexpr int kTile = Format::kTile;
-  constexpr int kBits = formats::CodeBits(Format::kCode);
+  constexpr int kBits = formats::CodeBits(Format::kElementType);
   static_assert(kTile == kWarp);
   const int head = item % side.kv_heads;
-  const RowPlace place = list.places[item / side.kv_heads * kTile];
+  const Slot place = list.places[item / side.kv_heads * kTile];
   const int head_dim = side.head_dim;
   const uint8_t* exact = side.exact.base + place.exact * side.exact.bytes + side.exact_cell.first +
                          head * side.exact_cell.stride + side.exact_cell.codes;
   uint8_t* cell =
       side.quantized.base + place.quantized * side.quantized.bytes + side.cell.first + head * side.cell.stride;
-  const auto shared = [&](int64_t plane, int channel) {
-    return reinterpret_cast<uint16_t*>(cell + plane) + place.slot / kTile * head_dim + channel;
+  const auto shared = [&](int64_t section, int channel) {
+    return reinterpret_cast<uint16_t*>(cell + section) + place.slot / kTile * head_dim + channel;
   };
   for (int channel = lane; channel < head_dim; channel += kWarp) {
     float x[kTile];
@@ -246,7 +247,7 @@ KVANTA_DEVICE void CloseTile(const AppendSide& side, const PlaceList& list, int 
     }
     const formats::AsymmetricScale scale = formats::EncodeGroup<kBits>(x, kTile, 1, fields, counts);
     *shared(side.cell.channel_scales, channel) = scale.scale;
-    *shared(side.cell.channel_zeros, channel) = scale.zero;
+    *shared(side.cell.channel_offsets, channel) = scale.zero;
     for (int token = 0; token < kTile; ++token) StoreShared(token * head_dim + channel, fields[token]);
   }
   SyncWarp();
@@ -264,11 +265,11 @@ KVANTA_DEVICE void CloseTile(const AppendSide& side, const PlaceList& list, int 
 
 // A block of one warp, which takes tiles by turns.
 template <class Format>
-KVANTA_DEVICE void CloseTiles(const AppendSide& side) {
-  const PlaceList list = *side.list;
+KVANTA_DEVICE void QuantizeTokenGroups(const AppendParams& side) {
+  const SlotMapping list = *side.list;
   formats::EncodeCounts counts;
   for (int item = BlockIndex(); item < list.count / Format::kTile * side.kv_heads; item += Blocks()) {
-    CloseTile<Format>(side, list, item, ThreadIndex(), counts);
+    QuantizeTokenGroup<Format>(side, list, item, ThreadIndex(), counts);
     SyncWarp();
   }
   if (counts.saturated != 0) AtomicAdd(&side.sums->saturated, counts.saturated);
@@ -282,14 +283,14 @@ struct AppendGrid {
   static constexpr int kSharedBytes = kTile != 0 ? kTile * kLongestHead : kAppendWarps * kAppendBytes;
 
   // A list is often shorter than `most`, and then nearly all blocks have nothing to do: so there are few.
-  static LaunchShape Shape(const AppendSide& side, int most_blocks) {
-    const int needed =
-        kTile != 0 ? side.most / kTile * side.kv_heads : (side.most * side.kv_heads + kAppendWarps - 1) / kAppendWarps;
-    return {needed < most_blocks ? needed : most_blocks, kThreads, kSharedBytes};
+  static LaunchShape Shape(const AppendParams& side, int max_blocks) {
+    const int needed = kTile != 0 ? side.limit / kTile * side.kv_heads
+                                  : (side.limit * side.kv_heads + kAppendWarps - 1) / kAppendWarps;
+    return {needed < max_blocks ? needed : max_blocks, kThreads, kSharedBytes};
   }
-  static KVANTA_DEVICE void Run(const AppendSide& side) {
+  static KVANTA_DEVICE void Run(const AppendParams& side) {
     if constexpr (kTile != 0) {
-      CloseTiles<Format>(side);
+      QuantizeTokenGroups<Format>(side);
     } else {
       AppendBlock<Format>(side);
     }

@@ -10,16 +10,16 @@ namespace {
 
 template <class Kernel>
 __global__ void __launch_bounds__(kAttendWarps* kWarp, Kernel::kResident)
-    AttendEntry(const __grid_constant__ AttendLayer layer) {
+    AttendEntry(const __grid_constant__ AttentionParams layer) {
   AttendBlock<Kernel>::Run(layer);
 }
 
-__global__ void __launch_bounds__(kMergeWarps* kWarp) MergeEntry(const __grid_constant__ AttendLayer layer) {
-  MergeBlock(layer);
+__global__ void __launch_bounds__(kCombineWarps* kWarp) CombineEntry(const __grid_constant__ AttentionParams layer) {
+  CombineBlock(layer);
 }
 
 template <class Kernel>
-void Launch(const AttendLayer& layer, int blocks, cudaStream_t stream) {
+void Launch(const AttentionParams& layer, int blocks, cudaStream_t stream) {
   static std::atomic<int> allowed{kSharedOfAny};
   const int shared = AttendBlock<Kernel>::SharedBytes(layer);
   AllowShared(&AttendEntry<Kernel>, shared, allowed);
@@ -27,25 +27,25 @@ void Launch(const AttendLayer& layer, int blocks, cudaStream_t stream) {
 }
 
 template <>
-void Launch<LatentBlock>(const AttendLayer& layer, int blocks, cudaStream_t stream) {
+void Launch<LatentBlock>(const AttentionParams& layer, int blocks, cudaStream_t stream) {
   LaunchLatents(layer, blocks, stream);
 }
 
 template <class... Kernel>
-void LaunchOf(TypeList<Kernel...> /*list*/, int kernel, const AttendLayer& layer, int blocks, cudaStream_t stream) {
-  constexpr void (*kLaunches[])(const AttendLayer&, int, cudaStream_t) = {&Launch<Kernel>...};
+void LaunchOf(TypeList<Kernel...> /*list*/, int kernel, const AttentionParams& layer, int blocks, cudaStream_t stream) {
+  constexpr void (*kLaunches[])(const AttentionParams&, int, cudaStream_t) = {&Launch<Kernel>...};
   kLaunches[kernel](layer, blocks, stream);
 }
 
 }  // namespace
 
-void LaunchAttend(int kernel, const AttendLayer& layer, int blocks, cudaStream_t stream) {
+void LaunchAttend(int kernel, const AttentionParams& layer, int blocks, cudaStream_t stream) {
   LaunchOf(AttendPairs{}, kernel, layer, blocks, stream);
 }
 
-void LaunchMerge(const AttendLayer& layer, cudaStream_t stream) {
-  const LaunchShape shape = MergeShape(layer);
-  MergeEntry<<<static_cast<unsigned>(shape.blocks), static_cast<unsigned>(shape.threads),
+void LaunchCombine(const AttentionParams& layer, cudaStream_t stream) {
+  const LaunchShape shape = CombineShape(layer);
+  CombineEntry<<<static_cast<unsigned>(shape.blocks), static_cast<unsigned>(shape.threads),
                static_cast<size_t>(shape.shared_bytes), stream>>>(layer);
 }
 

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "kernels/cuda/attention_kernels.h"
-#include "kernels/cuda/merge_block.h"
+#include "kernels/cuda/combine_block.h"
 #include "kernels/cuda/scores.h"
 #include "kernels/cuda/weighted_values.h"
 
@@ -18,48 +18,48 @@ namespace kvanta::kernels::cuda {
 template <class Kernel>
 struct AttendBlock {
   using At = AttendShared<Kernel>;
-  using KeySides = typename Kernel::KeySides;
-  using ValueSides = typename Kernel::ValueSides;
+  using KeyKvTypes = typename Kernel::KeyKvTypes;
+  using ValueKvTypes = typename Kernel::ValueKvTypes;
   using Outputs = typename Kernel::Outputs;
   static constexpr bool kUnrolled = Outputs::kUnrolled;
 
-  static constexpr int SharedBytes(const AttendLayer& layer) {
-    return At::PlainQueries(layer, Kernel::HeadDim(layer.head_dim)) +
-           (Kernel::kHasPlain ? QueryBytes(2, layer.plain_dim) : 0);
+  static constexpr int SharedBytes(const AttentionParams& layer) {
+    return At::UnquantizedQueries(layer, Kernel::HeadDim(layer.head_dim)) +
+           (Kernel::kHasUnquantized ? QueryBytes(2, layer.unquantized_dim) : 0);
   }
 
-  static KVANTA_DEVICE void Run(const AttendLayer& layer) {
+  static KVANTA_DEVICE void Run(const AttentionParams& layer) {
     const int head_dim = Kernel::HeadDim(layer.head_dim);
     for (int task = BlockIndex(); task < layer.step->task_count; task += Blocks()) {
-      const RunTask runs = layer.step->tasks[task];
+      const SplitTask runs = layer.step->tasks[task];
       const QueryTile tile = layer.step->tiles[runs.tile];
-      const int plain_rows = At::kResults + At::ResultBytes(head_dim);
-      QueryRows::Load<Kernel::kHasPlain>(layer, tile, head_dim, At::kResults, At::kScales, At::kBias, At::kSums,
-                                         plain_rows);
+      const int unquantized_rows = At::kResults + At::ResultBytes(head_dim);
+      QueryRows::Load<Kernel::kHasUnquantized>(layer, tile, head_dim, At::kResults, At::kScales, At::kBias, At::kSums,
+                                               unquantized_rows);
       SyncBlock();
-      KeySides::Of(layer.k_code.family, layer.k_code, [&](auto side) {
+      KeyKvTypes::Of(layer.k_type.kind, layer.k_type, [&](auto side) {
         QueryRows::Pack<decltype(side)>(head_dim, At::kResults, At::kScales, At::Queries(head_dim));
       });
       if (Kernel::kHasExact && layer.exact.base != nullptr) {
-        QueryRows::Pack<FixedSide<formats::Bf16>>(head_dim, At::kResults, At::kScales,
-                                                  At::ExactQueries(layer, head_dim));
+        QueryRows::Pack<StaticKvType<formats::Bf16>>(head_dim, At::kResults, At::kScales,
+                                                     At::ExactQueries(layer, head_dim));
       }
-      if (Kernel::kHasPlain && layer.plain_dim != 0) {
-        QueryRows::Pack<FixedSide<formats::Bf16>>(layer.plain_dim, plain_rows, At::kScales,
-                                                  At::PlainQueries(layer, head_dim));
+      if (Kernel::kHasUnquantized && layer.unquantized_dim != 0) {
+        QueryRows::Pack<StaticKvType<formats::Bf16>>(layer.unquantized_dim, unquantized_rows, At::kScales,
+                                                     At::UnquantizedQueries(layer, head_dim));
       }
       SyncBlock();
-      for (int run = runs.first_run; run < runs.last_run; ++run) {
+      for (int run = runs.first_split; run < runs.last_split; ++run) {
         AttendQuarter(layer, tile, head_dim, run);
         SyncBlock();
-        MergeQuarters(layer, tile, head_dim, runs.slot, run == runs.first_run);
+        CombineQuarters(layer, tile, head_dim, runs.slot, run == runs.first_split);
         SyncBlock();
       }
     }
   }
 
  private:
-  static KVANTA_DEVICE void AttendQuarter(const AttendLayer& layer, const QueryTile& tile, int head_dim, int run) {
+  static KVANTA_DEVICE void AttendQuarter(const AttentionParams& layer, const QueryTile& tile, int head_dim, int run) {
     const int lane = ThreadIndex() % kWarp;
     const int quarter = ThreadIndex() / kWarp;
     const int warp_bytes = At::kResults + quarter * At::WarpBytes(head_dim);
@@ -67,15 +67,15 @@ struct AttendBlock {
     if constexpr (!kUnrolled) outputs.base = warp_bytes + 16 * lane;
     const float zeros[4][4] = {};
     KVANTA_UNROLL
-    for (int block = 0; block < Outputs::kMostBlocks; ++block) {
+    for (int block = 0; block < Outputs::kMaxBlocks; ++block) {
       if (32 * block < head_dim) outputs.Put(block, zeros);
     }
     TileRows rows;
     int tokens[2];
-    BeginRows(tile, layer.v_code.family, lane, rows, tokens);
+    BeginRows(tile, layer.v_type.kind, lane, rows, tokens);
     // Chunks with a token that some row sees.
     const int step = Kernel::kStaged || layer.page_size > kChunkTokens ? kChunkTokens : layer.page_size;
-    const int quarter_begin = run * kRunTokens + quarter * kQuarterTokens;
+    const int quarter_begin = run * kSplitTokens + quarter * kQuarterTokens;
     const int last = tile.first + tile.tokens - 1;
     const int end = last + 1 < quarter_begin + kQuarterTokens ? last + 1 : quarter_begin + kQuarterTokens;
     const int unseen = layer.sliding_window > 0 ? tile.first - layer.sliding_window + 1 - quarter_begin : 0;
@@ -83,7 +83,7 @@ struct AttendBlock {
     const PageWindow pages{At::kPages + quarter * (At::kQuarterPages * 8), quarter_begin >> layer.page_shift};
     pages.Load(layer, tile, end, lane, At::kQuarterPages);
     SyncWarp();
-    const auto locate = [&](int position) { return pages.Locate(layer, tile, position); };
+    const auto locate = [&](int position) { return pages.LookUpPage(layer, tile, position); };
     Stage stage;
     if constexpr (Kernel::kStaged) {
       const auto fetch = [&](int position, auto& cell, const CellPlace& place, const CellPlace& exact_place) {
@@ -152,7 +152,7 @@ struct AttendBlock {
 
   // `arrived`: waits for what is staged; `keys_read`: they are not needed any more.
   template <class Arrived, class KeysRead>
-  static KVANTA_DEVICE void AttendChunk(const AttendLayer& layer, const QueryTile& tile, int head_dim, int position,
+  static KVANTA_DEVICE void AttendChunk(const AttentionParams& layer, const QueryTile& tile, int head_dim, int position,
                                         const Location& at, const int (&tokens)[2], const Stage& stage, Arrived arrived,
                                         KeysRead keys_read, int lane, TileRows& rows, Outputs& outputs) {
     const ChunkView chunk = ViewOf(layer, tile, position, tokens);
@@ -164,23 +164,23 @@ struct AttendBlock {
     const float scale = layer.softmax_scale * (layer.softcap > 0 ? 1.0F : kLog2E);
     float s[4][4];
     arrived();
-    KeySides::Of(exact ? Family::kBf16 : layer.k_code.family, layer.k_code, [&](auto side) {
+    KeyKvTypes::Of(exact ? DecodeKind::kBf16 : layer.k_type.kind, layer.k_type, [&](auto side) {
       using Side = decltype(side);
-      using Keys = KeyScores<Side, Outputs::kMostBlocks, kUnrolled>;
+      using Keys = KeyScores<Side, Outputs::kMaxBlocks, kUnrolled>;
       const int queries = exact ? At::ExactQueries(layer, head_dim) : At::Queries(head_dim);
       RowScales scales;
       KVANTA_UNROLL
       for (int row = 0; row < 2; ++row) {
         const int at_row = 4 * (lane / 4 + 8 * row);
         const float query = Side::kBf16 ? 1.0F : LoadShared<float>(At::kScales + at_row);
-        scales.row[row] = exact ? scale : query * (scale * (layer.k_scale[tile.kv_head] * layer.k_code.unit));
-        scales.zero[row] = side.TokenZero() ? LoadShared<float>(At::kSums + at_row) * scale : 0.0F;
+        scales.row[row] = exact ? scale : query * (scale * (layer.k_scale[tile.kv_head] * layer.k_type.unit));
+        scales.zero[row] = side.TokenOffset() ? LoadShared<float>(At::kSums + at_row) * scale : 0.0F;
       }
       const auto attend = [&](const auto& cell) {
         Keys::Scores(side, cell, head_dim, queries, lane, s);
         Keys::Scale(side, cell, scales, lane % 4, s);
       };
-      if constexpr (IsStaged<Side, KeySides>()) {
+      if constexpr (IsStaged<Side, KeyKvTypes>()) {
         attend(stage.keys);
       } else {
         attend(PageCell(at.record + k.first + tile.kv_head * k.stride, k, CodeBytes(side, head_dim), layer.page_size,
@@ -188,11 +188,11 @@ struct AttendBlock {
       }
     });
     keys_read();
-    if (Kernel::kHasPlain && layer.plain_dim != 0) {
-      using Side = FixedSide<formats::Bf16>;
+    if (Kernel::kHasUnquantized && layer.unquantized_dim != 0) {
+      using Side = StaticKvType<formats::Bf16>;
       const float scales[2] = {scale, scale};
-      AddPlain<Side, BlocksOf(kMostOutliers)>(layer, Side(layer.k_code), tile, at, At::PlainQueries(layer, head_dim),
-                                              scales, lane, s);
+      AddUnquantized<Side, BlocksOf(kMaxOutliers)>(layer, Side(layer.k_type), tile, at,
+                                                   At::UnquantizedQueries(layer, head_dim), scales, lane, s);
     }
     float bias[2] = {};
     KVANTA_UNROLL
@@ -200,19 +200,19 @@ struct AttendBlock {
       if (layer.softcap > 0) bias[row] = LoadShared<float>(At::kBias + 4 * (lane / 4 + 8 * row)) * layer.softmax_scale;
     }
     Logits(layer, chunk, bias, lane % 4, s);
-    float peaks[2];
-    Peaks(s, peaks);
+    float argmaxes[2];
+    Argmaxes(s, argmaxes);
     float decay[2];
-    Softmax(peaks, s, rows, decay);
+    Softmax(argmaxes, s, rows, decay);
     arrived();
-    ValueSides::Of(exact ? Family::kBf16 : layer.v_code.family, layer.v_code, [&](auto side) {
+    ValueKvTypes::Of(exact ? DecodeKind::kBf16 : layer.v_type.kind, layer.v_type, [&](auto side) {
       using Side = decltype(side);
-      const float value_scale = exact ? 1.0F : layer.v_scale[tile.kv_head] * layer.v_code.unit;
+      const float value_scale = exact ? 1.0F : layer.v_scale[tile.kv_head] * layer.v_type.unit;
       const auto add = [&](const auto& cell) {
         WeightedValues<Side, Outputs>::Add(layer, side, cell, tile, chunk, position, head_dim, s, decay, value_scale,
                                            lane, rows, outputs);
       };
-      if constexpr (IsStaged<Side, ValueSides>()) {
+      if constexpr (IsStaged<Side, ValueKvTypes>()) {
         add(stage.values);
       } else {
         add(PageCell(at.record + v.first + tile.kv_head * v.stride, v, CodeBytes(side, head_dim), layer.page_size,
@@ -236,12 +236,12 @@ struct AttendBlock {
       rows.sum[row] += ShuffleXor(rows.sum[row], 1);
       rows.sum[row] += ShuffleXor(rows.sum[row], 2);
       const int at = quarter * kQueryRows + lane / 4 + 8 * row;
-      if (lane % 4 == 0) StoreShared(At::kStates + at * 8, Words2{{Bits(rows.peak[row]), Bits(rows.sum[row])}});
+      if (lane % 4 == 0) StoreShared(At::kStates + at * 8, Vec2{{Bits(rows.max_value[row]), Bits(rows.sum[row])}});
       units[row] = PowerOfTwo(rows.exponent[row] - kTopExponent);
     }
     SharedOutputs results{lane_results};
-    KVANTA_UNROLL_BY(kUnrolled ? Outputs::kMostBlocks : 1)
-    for (int block = 0; block < Outputs::kMostBlocks; ++block) {
+    KVANTA_UNROLL_BY(kUnrolled ? Outputs::kMaxBlocks : 1)
+    for (int block = 0; block < Outputs::kMaxBlocks; ++block) {
       if (32 * block >= head_dim) break;
       float out[4][4];
       outputs.Take(block, out);
@@ -253,48 +253,49 @@ struct AttendBlock {
 
   // The run's result, into the task's so far. Elements stay with their thread; what they share is written after all
   // have read it.
-  static KVANTA_DEVICE void MergeQuarters(const AttendLayer& layer, const QueryTile& tile, int head_dim, int slot,
-                                          bool first) {
+  static KVANTA_DEVICE void CombineQuarters(const AttentionParams& layer, const QueryTile& tile, int head_dim, int slot,
+                                            bool first) {
     const int rows = tile.tokens * tile.heads;
-    float* const partial_out = layer.step->partial_out;
-    float* const states = layer.step->partial_state + int64_t{slot} * 2;
+    float* const split_out = layer.step->split_out;
+    float* const states = layer.step->split_state + int64_t{slot} * 2;
     for (int i = ThreadIndex(); i < At::ResultBytes(head_dim) / 4; i += kAttendWarps * kWarp) {
       const int lane = i / 4 % kWarp;
       const int tile_of_head = i / (4 * kWarp);
       const int row = lane / 4 + i % 4 / 2 * 8;
       const int channel = tile_of_head / 4 * 32 + lane % 4 * 8 + i % 2 * 4 + tile_of_head % 4;
       if (row >= rows || channel >= head_dim) continue;
-      float peak = kMinusInfinity;
+      float max_value = kMinusInfinity;
       float sum = 0;
       float out = 0;
       for (int quarter = 0; quarter < kAttendWarps; ++quarter) {
-        const auto state = LoadShared<Words2>(At::kStates + (quarter * kQueryRows + row) * 8);
+        const auto state = LoadShared<Vec2>(At::kStates + (quarter * kQueryRows + row) * 8);
         const auto x = LoadShared<float>(At::kResults + quarter * At::WarpBytes(head_dim) + 4 * i);
-        MergeInto(peak, sum, std::bit_cast<float>(state.word[0]), std::bit_cast<float>(state.word[1]), &out, &x, 1);
+        CombineInto(max_value, sum, std::bit_cast<float>(state.word[0]), std::bit_cast<float>(state.word[1]), &out, &x,
+                    1);
       }
-      float* const total = partial_out + (int64_t{slot} + row) * head_dim + channel;
+      float* const total = split_out + (int64_t{slot} + row) * head_dim + channel;
       if (!first) {
-        float total_peak = states[2 * row];
+        float total_max = states[2 * row];
         float total_sum = states[2 * row + 1];
         float value = *total;
-        MergeInto(total_peak, total_sum, peak, sum, &value, &out, 1);
+        CombineInto(total_max, total_sum, max_value, sum, &value, &out, 1);
         out = value;
       }
       *total = out;
     }
     SyncBlock();
     for (int row = ThreadIndex(); row < rows; row += kAttendWarps * kWarp) {
-      float peak = first ? kMinusInfinity : states[2 * row];
+      float max_value = first ? kMinusInfinity : states[2 * row];
       float sum = first ? 0.0F : states[2 * row + 1];
-      float run_peak = kMinusInfinity;
-      float run_sum = 0;
+      float split_max = kMinusInfinity;
+      float split_sum = 0;
       for (int quarter = 0; quarter < kAttendWarps; ++quarter) {
-        const auto state = LoadShared<Words2>(At::kStates + (quarter * kQueryRows + row) * 8);
-        MergeInto(run_peak, run_sum, std::bit_cast<float>(state.word[0]), std::bit_cast<float>(state.word[1]), nullptr,
-                  nullptr, 0);
+        const auto state = LoadShared<Vec2>(At::kStates + (quarter * kQueryRows + row) * 8);
+        CombineInto(split_max, split_sum, std::bit_cast<float>(state.word[0]), std::bit_cast<float>(state.word[1]),
+                    nullptr, nullptr, 0);
       }
-      MergeInto(peak, sum, run_peak, run_sum, nullptr, nullptr, 0);
-      states[2 * row] = peak;
+      CombineInto(max_value, sum, split_max, split_sum, nullptr, nullptr, 0);
+      states[2 * row] = max_value;
       states[2 * row + 1] = sum;
     }
   }

@@ -18,22 +18,22 @@ template <class KeyFormat, class ValueFormat, int kHeadDim>
 struct PairKernel {
   using Keys = KeyFormat;
   using Values = ValueFormat;
-  using Exact = FixedSide<formats::Bf16>;
+  using Exact = StaticKvType<formats::Bf16>;
   // A layer of bf16 alone has nothing else to read.
-  static constexpr bool kHasExact = !FixedSide<Keys>::kBf16 || !FixedSide<Values>::kBf16;
-  static constexpr bool kHasPlain = false;  // channels of K in a cell of their own
+  static constexpr bool kHasExact = !StaticKvType<Keys>::kBf16 || !StaticKvType<Values>::kBf16;
+  static constexpr bool kHasUnquantized = false;  // channels of K in a cell of their own
   template <class Side>
-  using Sides = std::conditional_t<Side::kBf16, SideList<Side>, SideList<Side, Exact>>;
-  using KeySides = Sides<FixedSide<Keys>>;
-  using ValueSides = Sides<FixedSide<Values>>;
+  using Sides = std::conditional_t<Side::kBf16, KvTypeDispatch<Side>, KvTypeDispatch<Side, Exact>>;
+  using KeyKvTypes = Sides<StaticKvType<Keys>>;
+  using ValueKvTypes = Sides<StaticKvType<Values>>;
   using Outputs = RegisterOutputs<BlocksOf(kHeadDim)>;
   static constexpr int kResident = 3;  // blocks that a multiprocessor's registers are to hold
 
   // Chunks of keys, and of values, that are on their way to a warp while it computes: three blocks' fit into an H100's
   // shared memory, with 40 KB and more in flight.
   static constexpr bool kStaged = true;
-  using StagedKeys = StagedCell<FixedSide<Keys>, true, kHeadDim>;
-  using StagedValues = StagedCell<FixedSide<Values>, false, kHeadDim>;
+  using StagedKeys = StagedCell<StaticKvType<Keys>, true, kHeadDim>;
+  using StagedValues = StagedCell<StaticKvType<Values>, false, kHeadDim>;
   static constexpr int kChunkBytes = StagedKeys::kBytes + StagedValues::kBytes;
   static constexpr int kDepth = std::clamp((12 << 10) / kChunkBytes, 1, 3);
   static constexpr int kStageBytes = kDepth * kChunkBytes;
@@ -42,15 +42,16 @@ struct PairKernel {
 };
 
 // All pairs, every head_dim of up to 256, outlier channels, and pages of 16 tokens.
-struct AnyKernel {
-  template <Family... kFamilies>
-  using Sides = SideList<FamilySide<kFamilies>...>;
-  using ValueSides = Sides<Family::kFields, Family::kE2M1, Family::kInt8, Family::kE4M3, Family::kE5M2, Family::kF16,
-                           Family::kBf16, Family::kF32>;
-  using KeySides = Sides<Family::kFields, Family::kE2M1, Family::kInt8, Family::kE4M3, Family::kE5M2, Family::kF16,
-                         Family::kLloyd, Family::kBf16, Family::kF32>;
+struct GenericKernel {
+  template <DecodeKind... kDecodeKinds>
+  using Sides = KvTypeDispatch<RuntimeKvType<kDecodeKinds>...>;
+  using ValueKvTypes = Sides<DecodeKind::kFields, DecodeKind::kE2M1, DecodeKind::kInt8, DecodeKind::kE4M3,
+                             DecodeKind::kE5M2, DecodeKind::kF16, DecodeKind::kBf16, DecodeKind::kF32>;
+  using KeyKvTypes =
+      Sides<DecodeKind::kFields, DecodeKind::kE2M1, DecodeKind::kInt8, DecodeKind::kE4M3, DecodeKind::kE5M2,
+            DecodeKind::kF16, DecodeKind::kLloyd, DecodeKind::kBf16, DecodeKind::kF32>;
   static constexpr bool kHasExact = true;
-  static constexpr bool kHasPlain = true;
+  static constexpr bool kHasUnquantized = true;
   using Outputs = SharedOutputs;
   static constexpr int kResident = 3;
   static constexpr bool kStaged = false;
@@ -67,7 +68,7 @@ struct AttendShared {
   static constexpr int kSums = kBias + 4 * kQueryRows;
   static constexpr int kStates = kSums + 4 * kQueryRows;
   static constexpr int kPages = kStates + kAttendWarps * kQueryRows * 8;
-  static constexpr int kQuarterPages = kQuarterTokens / kLeastPage;  // at most
+  static constexpr int kQuarterPages = kQuarterTokens / kMinPage;  // at most
   static constexpr int kResults = kPages + kAttendWarps * kQuarterPages * 8;
 
   static constexpr KVANTA_DEVICE int ResultBytes(int head_dim) {  // 16 rows of f32
@@ -79,14 +80,14 @@ struct AttendShared {
   static constexpr KVANTA_DEVICE int Queries(int head_dim) { return kResults + kAttendWarps * WarpBytes(head_dim); }
   // Terms of the queries beside the layer's keys: three take more memory than some GPUs' blocks have, so only f32 has
   // them.
-  static constexpr KVANTA_DEVICE int KeyTerms(const AttendLayer& layer) {
-    constexpr int kMost = Kernel::KeySides::kTerms;
-    return kMost > 2 && layer.k_code.family != Family::kF32 ? 2 : kMost;
+  static constexpr KVANTA_DEVICE int KeyTerms(const AttentionParams& layer) {
+    constexpr int kMax = Kernel::KeyKvTypes::kTerms;
+    return kMax > 2 && layer.k_type.kind != DecodeKind::kF32 ? 2 : kMax;
   }
-  static constexpr KVANTA_DEVICE int ExactQueries(const AttendLayer& layer, int head_dim) {
+  static constexpr KVANTA_DEVICE int ExactQueries(const AttentionParams& layer, int head_dim) {
     return Queries(head_dim) + QueryBytes(KeyTerms(layer), head_dim);
   }
-  static constexpr KVANTA_DEVICE int PlainQueries(const AttendLayer& layer, int head_dim) {
+  static constexpr KVANTA_DEVICE int UnquantizedQueries(const AttentionParams& layer, int head_dim) {
     const bool exact = Kernel::kHasExact && layer.exact.base != nullptr;
     return ExactQueries(layer, head_dim) + (exact ? QueryBytes(2, head_dim) : 0);
   }

@@ -16,7 +16,7 @@ inline constexpr uint32_t kTwoToThe7 = 0x58005800U;  // 1 / kE4m3ScaleUnit
 inline constexpr uint32_t kHalf = 0x38003800U;       // 1 / kChannelUnit
 
 template <bool kBf16>
-KVANTA_DEVICE void Mma(float (&c)[4], const Words4& a, uint32_t b0, uint32_t b1) {
+KVANTA_DEVICE void Mma(float (&c)[4], const Vec4& a, uint32_t b0, uint32_t b1) {
   if constexpr (kBf16) {
     MmaBf16(c, a, b0, b1);
   } else {
@@ -27,7 +27,7 @@ KVANTA_DEVICE void Mma(float (&c)[4], const Words4& a, uint32_t b0, uint32_t b1)
 // Of a row of codes.
 template <class Side>
 KVANTA_DEVICE int CodeBytes(const Side& side, int head_dim) {
-  if constexpr (Side::kNarrow) return head_dim * (side.LowBits() + side.HighBits()) / 8;
+  if constexpr (Side::kSubbyte) return head_dim * (side.LowBits() + side.HighBits()) / 8;
   return head_dim * Side::kBits / 8;
 }
 
@@ -41,10 +41,10 @@ struct PageCell {
   int slot;
   int last_token;  // of the chunk: 31, or 15, whose lanes for more tokens take the first ones again
 
-  KVANTA_DEVICE PageCell(const uint8_t* in_page, const CellPlace& planes, int row_bytes, int tokens, int first)
+  KVANTA_DEVICE PageCell(const uint8_t* in_page, const CellPlace& sections, int row_bytes, int tokens, int first)
       : cell(in_page),
-        place(planes),
-        codes(in_page + planes.codes + first * row_bytes),
+        place(sections),
+        codes(in_page + sections.codes + first * row_bytes),
         page_size(tokens),
         slot(first),
         last_token(tokens < kChunkTokens ? tokens - 1 : kChunkTokens - 1) {}
@@ -52,44 +52,44 @@ struct PageCell {
   // Where the tokens from `token` on lie in the chunk.
   KVANTA_DEVICE int Token(int token) const { return token & last_token; }
 
-  KVANTA_DEVICE Words4 Codes4(int offset) const { return LoadWords4(codes + offset); }
-  KVANTA_DEVICE Words2 Codes2(int offset) const { return LoadWords2(codes + offset); }
+  KVANTA_DEVICE Vec4 Codes4(int offset) const { return LoadVec4(codes + offset); }
+  KVANTA_DEVICE Vec2 Codes2(int offset) const { return LoadVec2(codes + offset); }
   // fp16, of 8 tokens.
-  KVANTA_DEVICE Words4 BlockScales(int block, int token) const { return Halves(place.block_scales, block, token); }
-  KVANTA_DEVICE Words4 BlockZeros(int block, int token) const { return Halves(place.block_zeros, block, token); }
-  KVANTA_DEVICE Words4 TokenScales(int token) const { return Halves(place.token_scales, 0, token); }
-  KVANTA_DEVICE Words4 TokenZeros(int token) const { return Halves(place.token_zeros, 0, token); }
+  KVANTA_DEVICE Vec4 BlockScales(int block, int token) const { return Halves(place.block_scales, block, token); }
+  KVANTA_DEVICE Vec4 BlockOffsets(int block, int token) const { return Halves(place.block_offsets, block, token); }
+  KVANTA_DEVICE Vec4 TokenScales(int token) const { return Halves(place.token_scales, 0, token); }
+  KVANTA_DEVICE Vec4 TokenOffsets(int token) const { return Halves(place.token_offsets, 0, token); }
   // f32, of 4 tokens.
-  KVANTA_DEVICE Words4 BlockFloats(int block, int token) const {
-    return LoadWords4(cell + place.block_scales + (block * page_size + slot + Token(token)) * 4);
+  KVANTA_DEVICE Vec4 BlockFloats(int block, int token) const {
+    return LoadVec4(cell + place.block_scales + (block * page_size + slot + Token(token)) * 4);
   }
-  KVANTA_DEVICE Words4 TokenFloats(int token) const {
-    return LoadWords4(cell + place.token_scales + (slot + Token(token)) * 4);
+  KVANTA_DEVICE Vec4 TokenFloats(int token) const {
+    return LoadVec4(cell + place.token_scales + (slot + Token(token)) * 4);
   }
   // Bytes, of 8 and of 4 tokens.
-  KVANTA_DEVICE Words2 BlockBytes8(int block, int token) const {
-    return LoadWords2(cell + place.block_scales + block * page_size + slot + Token(token));
+  KVANTA_DEVICE Vec2 BlockBytes8(int block, int token) const {
+    return LoadVec2(cell + place.block_scales + block * page_size + slot + Token(token));
   }
   KVANTA_DEVICE uint32_t BlockBytes4(int block, int token) const {
     return LoadWord(cell + place.block_scales + block * page_size + slot + Token(token));
   }
   // fp16, of 8 channels.
-  KVANTA_DEVICE Words4 ChannelScales(int head_dim, int channel) const {
-    return LoadWords4(cell + place.channel_scales + (slot / kChunkTokens * head_dim + channel) * 2);
+  KVANTA_DEVICE Vec4 ChannelScales(int head_dim, int channel) const {
+    return LoadVec4(cell + place.channel_scales + (slot / kChunkTokens * head_dim + channel) * 2);
   }
-  KVANTA_DEVICE Words4 ChannelZeros(int head_dim, int channel) const {
-    return LoadWords4(cell + place.channel_zeros + (slot / kChunkTokens * head_dim + channel) * 2);
+  KVANTA_DEVICE Vec4 ChannelOffsets(int head_dim, int channel) const {
+    return LoadVec4(cell + place.channel_offsets + (slot / kChunkTokens * head_dim + channel) * 2);
   }
 
  private:
-  KVANTA_DEVICE Words4 Halves(int64_t plane, int block, int token) const {
-    return LoadWords4(cell + plane + (block * page_size + slot + Token(token)) * 2);
+  KVANTA_DEVICE Vec4 Halves(int64_t section, int block, int token) const {
+    return LoadVec4(cell + section + (block * page_size + slot + Token(token)) * 2);
   }
 };
 
 // ---- scales in f32, of tokens 8 t to 8 t + 7
 
-KVANTA_DEVICE void FromHalves(const Words4& words, float (&values)[8]) {
+KVANTA_DEVICE void FromHalves(const Vec4& words, float (&values)[8]) {
   KVANTA_UNROLL
   for (int i = 0; i < 8; ++i) values[i] = F16ToFloat(static_cast<uint16_t>(words.word[i / 2] >> (16U * (i % 2U))));
 }
@@ -98,12 +98,12 @@ template <class Load>
 KVANTA_DEVICE void FromFloats(const Load& load, int t, float (&values)[8]) {
   KVANTA_UNROLL
   for (int half = 0; half < 2; ++half) {
-    const Words4 words = load(8 * t + 4 * half);
+    const Vec4 words = load(8 * t + 4 * half);
     KVANTA_UNROLL
     for (int i = 0; i < 4; ++i) values[4 * half + i] = std::bit_cast<float>(words.word[i]);
   }
 }
-KVANTA_DEVICE uint32_t ByteOf(const Words2& words, int i) {
+KVANTA_DEVICE uint32_t ByteOf(const Vec2& words, int i) {
   return (words.word[i / 4] >> (8U * (static_cast<unsigned>(i) % 4U))) & 0xffU;
 }
 // E8M0 (formats/minifloat.h).
@@ -112,8 +112,8 @@ KVANTA_DEVICE float PowerScale(uint32_t byte) {
 }
 // What of a block of 32 channels that lies beyond head_dim is taken to be; its codes are zeros.
 template <class Cell>
-KVANTA_DEVICE Words2 HalfBytes8(const Cell& cell, int head_dim, int half, int token) {
-  return 16 * half < head_dim ? cell.BlockBytes8(half, token) : Words2{};
+KVANTA_DEVICE Vec2 HalfBytes8(const Cell& cell, int head_dim, int half, int token) {
+  return 16 * half < head_dim ? cell.BlockBytes8(half, token) : Vec2{};
 }
 
 template <class Side, class Cell>
@@ -121,12 +121,12 @@ KVANTA_DEVICE void BlockScales(const Side& side, const Cell& cell, int head_dim,
   if (side.Block() == BlockScale::kFp16) {
     FromHalves(cell.BlockScales(block, 8 * t), scales);
   } else if (side.Block() == BlockScale::kPower) {
-    const Words2 bytes = cell.BlockBytes8(block, 8 * t);
+    const Vec2 bytes = cell.BlockBytes8(block, 8 * t);
     KVANTA_UNROLL
     for (int i = 0; i < 8; ++i) scales[i] = PowerScale(ByteOf(bytes, i));
   } else if (side.Block() == BlockScale::kPowerHalves) {
-    const Words2 first = HalfBytes8(cell, head_dim, 2 * block, 8 * t);
-    const Words2 second = HalfBytes8(cell, head_dim, 2 * block + 1, 8 * t);
+    const Vec2 first = HalfBytes8(cell, head_dim, 2 * block, 8 * t);
+    const Vec2 second = HalfBytes8(cell, head_dim, 2 * block + 1, 8 * t);
     KVANTA_UNROLL
     for (int i = 0; i < 8; ++i) {
       const uint32_t a = ByteOf(first, i);
@@ -165,7 +165,7 @@ KVANTA_DEVICE uint32_t HalfFactor(uint32_t own, uint32_t other) {
   return less < 29 ? (29 - less) << 10U : 0;
 }
 // Pairs (token j, token 4 + j) of 8 E4M3 scales, times 2^7.
-KVANTA_DEVICE void E4m3ScalePairs(const Words2& bytes, uint32_t (&pairs)[4]) {
+KVANTA_DEVICE void E4m3ScalePairs(const Vec2& bytes, uint32_t (&pairs)[4]) {
   const uint32_t low = PermuteBytes(bytes.word[0], bytes.word[1], 0x5140);
   const uint32_t high = PermuteBytes(bytes.word[0], bytes.word[1], 0x7362);
   pairs[0] = MultiplyF16(E4m3Pair(low), kTwoToThe7);
@@ -178,24 +178,24 @@ KVANTA_DEVICE void E4m3ScalePairs(const Words2& bytes, uint32_t (&pairs)[4]) {
 
 // A lane's part of a tile over some tokens: rows g and g + 8 (index 0 and 1).
 struct TileRows {
-  float peak[2];    // of logits, in powers of 2
-  float sum[2];     // this lane's tokens' weights
-  int exponent[2];  // outputs are in units of 2^(exponent - kTopExponent)
+  float max_value[2];  // of logits, in powers of 2
+  float sum[2];        // this lane's tokens' weights
+  int exponent[2];     // outputs are in units of 2^(exponent - kTopExponent)
 };
 
 // Below any fp16 scale; of smaller powers of two, weights lose bits. bf16 values are multiplied by weights as they are:
 // a cell of them has no scale to follow, and beside other cells it takes their exponent.
-inline constexpr int kLeastExponent = -40;
+inline constexpr int kMinExponent = -40;
 inline constexpr int kGreatestExponent = 126;
 
 // Of no tokens yet. tokens: as of ViewOf.
-KVANTA_DEVICE void BeginRows(const QueryTile& tile, Family values, int lane, TileRows& rows, int (&tokens)[2]) {
+KVANTA_DEVICE void BeginRows(const QueryTile& tile, DecodeKind values, int lane, TileRows& rows, int (&tokens)[2]) {
   KVANTA_UNROLL
   for (int row = 0; row < 2; ++row) {
     tokens[row] = (lane / 4 + 8 * row) / tile.heads;
-    rows.peak[row] = kMinusInfinity;
+    rows.max_value[row] = kMinusInfinity;
     rows.sum[row] = 0;
-    rows.exponent[row] = values == Family::kBf16 || values == Family::kF32 ? kTopExponent : kLeastExponent;
+    rows.exponent[row] = values == DecodeKind::kBf16 || values == DecodeKind::kF32 ? kTopExponent : kMinExponent;
   }
 }
 
@@ -204,7 +204,7 @@ KVANTA_DEVICE void BeginRows(const QueryTile& tile, Family values, int lane, Til
 template <int kBlocks>
 struct RegisterOutputs {
   static constexpr bool kUnrolled = true;
-  static constexpr int kMostBlocks = kBlocks;
+  static constexpr int kMaxBlocks = kBlocks;
   float out[kBlocks][4][4];
 
   KVANTA_DEVICE void Take(int block, float (&to)[4][4]) const {
@@ -219,13 +219,13 @@ struct RegisterOutputs {
 // or in shared memory, where the warp's results will be: one code for any number of blocks, and few registers.
 struct SharedOutputs {
   static constexpr bool kUnrolled = false;
-  static constexpr int kMostBlocks = 8;
+  static constexpr int kMaxBlocks = 8;
   int base;  // of the lane: 16 bytes of each tile, 512 bytes a tile
 
   KVANTA_DEVICE void Take(int block, float (&to)[4][4]) const {
     KVANTA_UNROLL
     for (int i = 0; i < 4; ++i) {
-      const auto words = LoadShared<Words4>(base + (4 * block + i) * kTileBytes);
+      const auto words = LoadShared<Vec4>(base + (4 * block + i) * kTileBytes);
       KVANTA_UNROLL
       for (int e = 0; e < 4; ++e) to[i][e] = std::bit_cast<float>(words.word[e]);
     }
@@ -233,7 +233,7 @@ struct SharedOutputs {
   KVANTA_DEVICE void Put(int block, const float (&from)[4][4]) {
     KVANTA_UNROLL
     for (int i = 0; i < 4; ++i) {
-      Words4 words;
+      Vec4 words;
       KVANTA_UNROLL
       for (int e = 0; e < 4; ++e) words.word[e] = std::bit_cast<uint32_t>(from[i][e]);
       StoreShared(base + (4 * block + i) * kTileBytes, words);
@@ -243,26 +243,26 @@ struct SharedOutputs {
 };
 
 // The greatest logit of rows g and g + 8.
-KVANTA_DEVICE void Peaks(const float (&s)[4][4], float (&peaks)[2]) {
+KVANTA_DEVICE void Argmaxes(const float (&s)[4][4], float (&argmaxes)[2]) {
   KVANTA_UNROLL
   for (int row = 0; row < 2; ++row) {
-    float peak = kMinusInfinity;
+    float max_value = kMinusInfinity;
     KVANTA_UNROLL
-    for (int j = 0; j < 4; ++j) peak = fmaxf(peak, fmaxf(s[j][2 * row], s[j][2 * row + 1]));
-    peak = fmaxf(peak, ShuffleXor(peak, 1));
-    peaks[row] = fmaxf(peak, ShuffleXor(peak, 2));
+    for (int j = 0; j < 4; ++j) max_value = fmaxf(max_value, fmaxf(s[j][2 * row], s[j][2 * row + 1]));
+    max_value = fmaxf(max_value, ShuffleXor(max_value, 1));
+    argmaxes[row] = fmaxf(max_value, ShuffleXor(max_value, 2));
   }
 }
 
 // Weights of the tokens from their logits, and the state brought to the peak of it and of `peaks`. `decay` is what the
 // state's sums have to be multiplied by.
-KVANTA_DEVICE void Softmax(const float (&peaks)[2], float (&s)[4][4], TileRows& state, float (&decay)[2]) {
+KVANTA_DEVICE void Softmax(const float (&argmaxes)[2], float (&s)[4][4], TileRows& state, float (&decay)[2]) {
   KVANTA_UNROLL
   for (int row = 0; row < 2; ++row) {
-    const float peak = fmaxf(state.peak[row], peaks[row]);
-    const float base = peak == kMinusInfinity ? 0.0F : peak;
-    decay[row] = Exp2(state.peak[row] - base);
-    state.peak[row] = peak;
+    const float max_value = fmaxf(state.max_value[row], argmaxes[row]);
+    const float base = max_value == kMinusInfinity ? 0.0F : max_value;
+    decay[row] = Exp2(state.max_value[row] - base);
+    state.max_value[row] = max_value;
     float sum = 0;
     KVANTA_UNROLL
     for (int j = 0; j < 4; ++j) {

@@ -17,7 +17,7 @@ struct ChunkView {
 };
 
 // Slots of the chunk at `position` that a query at `query` sees.
-KVANTA_DEVICE void Seen(const AttendLayer& layer, int query, int position, int& begin, int& end) {
+KVANTA_DEVICE void VisibleRange(const AttentionParams& layer, int query, int position, int& begin, int& end) {
   const int tokens = layer.page_size < kChunkTokens ? layer.page_size : kChunkTokens;
   const int first = layer.sliding_window > 0 ? query - layer.sliding_window + 1 - position : 0;
   const int last = query + 1 - position;
@@ -26,12 +26,13 @@ KVANTA_DEVICE void Seen(const AttendLayer& layer, int query, int position, int& 
 }
 
 // tokens: of rows g and g + 8, which of the tile's; the tile's number for rows that it lacks.
-KVANTA_DEVICE ChunkView ViewOf(const AttendLayer& layer, const QueryTile& tile, int position, const int (&tokens)[2]) {
+KVANTA_DEVICE ChunkView ViewOf(const AttentionParams& layer, const QueryTile& tile, int position,
+                               const int (&tokens)[2]) {
   ChunkView chunk;
   int first_end = 0;  // of the first token, whose begin is the least
   int last_begin = 0;
-  Seen(layer, tile.first, position, chunk.first, first_end);
-  Seen(layer, tile.first + tile.tokens - 1, position, last_begin, chunk.last);
+  VisibleRange(layer, tile.first, position, chunk.first, first_end);
+  VisibleRange(layer, tile.first + tile.tokens - 1, position, last_begin, chunk.last);
   const int all = layer.page_size < kChunkTokens ? layer.page_size : kChunkTokens;
   chunk.whole = chunk.first == 0 && first_end == all && last_begin == 0 && chunk.last == all;
   KVANTA_UNROLL
@@ -39,7 +40,7 @@ KVANTA_DEVICE ChunkView ViewOf(const AttendLayer& layer, const QueryTile& tile, 
     chunk.token[row] = tokens[row];
     chunk.begin[row] = chunk.end[row] = 0;
     if (tokens[row] < tile.tokens) {
-      Seen(layer, tile.first + tokens[row], position, chunk.begin[row], chunk.end[row]);
+      VisibleRange(layer, tile.first + tokens[row], position, chunk.begin[row], chunk.end[row]);
     }
   }
   return chunk;
@@ -58,16 +59,16 @@ struct PageWindow {
   int first;
 
   // Of pages that have a token before `end`, by the threads from 0 to `count`.
-  KVANTA_DEVICE void Load(const AttendLayer& layer, const QueryTile& tile, int end, int thread, int count) const {
+  KVANTA_DEVICE void Load(const AttentionParams& layer, const QueryTile& tile, int end, int thread, int count) const {
     if (thread >= count || ((first + thread) << layer.page_shift) >= end) return;
     const PageIds page = layer.step->pages[tile.pages + first + thread];
-    StoreShared(ids + 8 * thread, Words2{{static_cast<uint32_t>(page.quantized), static_cast<uint32_t>(page.exact)}});
+    StoreShared(ids + 8 * thread, Vec2{{static_cast<uint32_t>(page.quantized), static_cast<uint32_t>(page.exact)}});
   }
 
   // The page rule.
-  KVANTA_DEVICE Location Locate(const AttendLayer& layer, const QueryTile& tile, int position) const {
+  KVANTA_DEVICE Location LookUpPage(const AttentionParams& layer, const QueryTile& tile, int position) const {
     const int page = position >> layer.page_shift;
-    const auto words = LoadShared<Words2>(ids + 8 * (page - first));
+    const auto words = LoadShared<Vec2>(ids + 8 * (page - first));
     Location at;
     at.exact = page > (tile.first >> layer.page_shift) - layer.exact_pages || page < layer.exact_sinks;
     at.slot = position & (layer.page_size - 1);

@@ -15,12 +15,12 @@
 
 #include <cstdint>
 
-#include "formats/code.h"
-#include "kernels/cuda/sides.h"
+#include "formats/element_type.h"
+#include "kernels/cuda/kv_types.h"
 
 namespace kvanta::kernels::cuda {
 
-using formats::Code;
+using formats::ElementType;
 
 // E4M3 without an instruction for it: as f16 with the exponent field unshifted a value is itself times 2^-8; the one
 // code beyond 448 is NaN.
@@ -37,16 +37,16 @@ KVANTA_DEVICE uint32_t E4m3Pair(uint32_t bytes) {
 }
 
 // Nibble i (0 to 3) of each 16 bits of `word` as f16: its level (formats::Levels) / kE2m1Unit where the code is E2M1.
-template <Code kCode, int kNibble>
+template <ElementType kElementType, int kNibble>
 KVANTA_DEVICE uint32_t NibblePair(uint32_t word) {
-  if constexpr (kCode == Code::kE2M1) {
+  if constexpr (kElementType == ElementType::kE2M1) {
     constexpr unsigned kShift = 4U * kNibble;
     const uint32_t sign = (kShift == 12 ? word : word << (12U - kShift)) & 0x80008000U;
     const uint32_t magnitude = (kShift == 12 ? word >> 3U : word << (9U - kShift)) & 0x0e000e00U;
     return sign | magnitude;
   } else {
     // 1024 + field, or 1024 + 16 field, less what is too much: exact. Levels are field - 8, or the field itself.
-    constexpr bool kSigned = kCode == Code::kInt4;
+    constexpr bool kSigned = kElementType == ElementType::kInt4;
     const uint32_t moved = kNibble >= 2 ? word >> 8U : word;
     if constexpr (kNibble % 2 == 0) {
       const uint32_t field = (moved & 0x000f000fU) | 0x64006400U;
@@ -76,23 +76,24 @@ KVANTA_DEVICE uint32_t FieldPair(uint32_t fields, int offset) {
 }
 
 // Lloyd-Max levels of the fields in both halves, of 4 bits or of 3.
-template <Code kCode>
+template <ElementType kElementType>
 constexpr uint32_t LevelWord(int first) {
   uint32_t word = 0;
   for (int i = 0; i < 4; ++i) {
-    word |= uint32_t{static_cast<uint8_t>(formats::Levels(kCode).level[first + i])} << static_cast<unsigned>(8 * i);
+    word |= uint32_t{static_cast<uint8_t>(formats::Levels(kElementType).level[first + i])}
+            << static_cast<unsigned>(8 * i);
   }
   return word;
 }
 KVANTA_DEVICE uint32_t LloydPair(uint32_t fields, bool has_4_bits) {
   const uint32_t selector = (fields & 0x7U) | ((fields >> 8U) & 0x700U);  // bytes 0 and 2
   if (!has_4_bits) {
-    constexpr uint32_t kLow = LevelWord<Code::kLloyd3>(0);
-    constexpr uint32_t kHigh = LevelWord<Code::kLloyd3>(4);
+    constexpr uint32_t kLow = LevelWord<ElementType::kLloyd3>(0);
+    constexpr uint32_t kHigh = LevelWord<ElementType::kLloyd3>(4);
     return Int8Pair(PermuteBytes(kLow, kHigh, selector));
   }
-  constexpr uint32_t kWords[4] = {LevelWord<Code::kLloyd4>(0), LevelWord<Code::kLloyd4>(4), LevelWord<Code::kLloyd4>(8),
-                                  LevelWord<Code::kLloyd4>(12)};
+  constexpr uint32_t kWords[4] = {LevelWord<ElementType::kLloyd4>(0), LevelWord<ElementType::kLloyd4>(4),
+                                  LevelWord<ElementType::kLloyd4>(8), LevelWord<ElementType::kLloyd4>(12)};
   const uint32_t below = PermuteBytes(kWords[0], kWords[1], selector);
   const uint32_t above = PermuteBytes(kWords[2], kWords[3], selector);
   const uint32_t mask = ((fields & 0x00080008U) >> 3U) * 0xffU;
@@ -126,27 +127,27 @@ KVANTA_DEVICE PlanePlace PlaceIn(int bits, int channel) {
 
 template <class Side>
 struct KeyOperand {
-  static constexpr int kLoads = Side::kNarrow ? 1 : Side::kBits / 4;
+  static constexpr int kLoads = Side::kSubbyte ? 1 : Side::kBits / 4;
   struct Words {
-    Words4 low[kLoads];  // units of tokens 4 g .. 4 g + 3
-    Words4 high;         // of the second plane
+    Vec4 low[kLoads];  // units of tokens 4 g .. 4 g + 3
+    Vec4 high;         // of the second plane
   };
 
   // Channel in half `half` of pair `pair` of a block. A pair is one of a unit's: of 2, 4 or 8 channels; of f32, of two
   // units.
   static KVANTA_DEVICE int Channel(int pair, int half, int t) {
-    if constexpr (Side::kNarrow) return 8 * t + pair + 4 * half;
+    if constexpr (Side::kSubbyte) return 8 * t + pair + 4 * half;
     if constexpr (Side::kBits == 32) return 4 * (2 * pair + half) + t;
     if constexpr (Side::kBits == 16) return 2 * (4 * pair + t) + half;
     const int first = 4 * (4 * (pair / 2) + t);
-    return first + (Side::kFamily == Family::kE4M3 ? 2 * (pair % 2) + half : pair % 2 + 2 * half);
+    return first + (Side::kDecodeKind == DecodeKind::kE4M3 ? 2 * (pair % 2) + half : pair % 2 + 2 * half);
   }
 
   // `lane_line`: where the lane's tokens begin in the line of a unit (4 (g % 4) bytes, of group g / 4 of 16 tokens).
   template <class Cell>
   static KVANTA_DEVICE void Load(const Side& side, const Cell& cell, int head_dim, int block, int t, int lane_line,
                                  Words& words) {
-    if constexpr (Side::kNarrow) {
+    if constexpr (Side::kSubbyte) {
       const int channel = 32 * block + 8 * t;
       words.low[0] = words.high = {};
       if (channel >= head_dim) return;
@@ -159,7 +160,7 @@ struct KeyOperand {
       KVANTA_UNROLL
       for (int n = 0; n < kLoads; ++n) {
         const int unit = 4 * (kLoads * block + n) + t;
-        words.low[n] = unit * (32 / Side::kBits) < head_dim ? cell.Codes4(lane_line + unit * 64) : Words4{};
+        words.low[n] = unit * (32 / Side::kBits) < head_dim ? cell.Codes4(lane_line + unit * 64) : Vec4{};
       }
     }
   }
@@ -173,11 +174,11 @@ struct KeyOperand {
       return words.low[kPair].word[j];
     } else if constexpr (Side::kBits == 8) {
       const uint32_t unit = words.low[kPair / 2].word[j];
-      if constexpr (Side::kFamily == Family::kE4M3) return E4m3Pair(kPair % 2 == 0 ? unit : unit >> 16U);
+      if constexpr (Side::kDecodeKind == DecodeKind::kE4M3) return E4m3Pair(kPair % 2 == 0 ? unit : unit >> 16U);
       const uint32_t halves = kPair % 2 == 0 ? unit : unit >> 8U;
-      return Side::kFamily == Family::kInt8 ? Int8Pair(halves) : E5m2Pair(halves);
-    } else if constexpr (formats::CodeBits(Side::kCode) == 4) {
-      return NibblePair<Side::kCode, kPair>(words.low[0].word[j]);
+      return Side::kDecodeKind == DecodeKind::kInt8 ? Int8Pair(halves) : E5m2Pair(halves);
+    } else if constexpr (formats::CodeBits(Side::kElementType) == 4) {
+      return NibblePair<Side::kElementType, kPair>(words.low[0].word[j]);
     } else {
       const auto fields = [&](uint32_t word, int bits, int shift) {
         return (word >> static_cast<unsigned>(shift + bits * (kPair % 2) + 8 * (kPair / 2))) &
@@ -188,7 +189,7 @@ struct KeyOperand {
       if (const int high = side.HighBits(); high != 0) {
         both |= fields(words.high.word[j], high, PlaceIn(high, 8 * t).shift) << static_cast<unsigned>(low);
       }
-      if constexpr (Side::kFamily == Family::kLloyd) return LloydPair(both, low == 4);
+      if constexpr (Side::kDecodeKind == DecodeKind::kLloyd) return LloydPair(both, low == 4);
       return FieldPair(both, side.Offset());
     }
   }
@@ -200,7 +201,7 @@ template <class Side>
 struct ValueOperand {
   static constexpr int kTokens = Side::kBits == 32 ? 1 : Side::kBits == 16 ? 2 : 4;  // of a 4-byte unit
   static constexpr int kLoads = 8 / kTokens;                                         // one for each unit of tokens
-  static constexpr int kLoadWords = Side::kNarrow ? 2 : 4;  // units of 4 channels; below 8 bits one has several
+  static constexpr int kLoadWords = Side::kSubbyte ? 2 : 4;  // units of 4 channels; below 8 bits one has several
   struct Words {
     uint32_t low[kLoads][kLoadWords];
     uint32_t high[2][2];
@@ -212,13 +213,13 @@ struct ValueOperand {
     const int first = cell.Token(lane % 4 * 8) / kTokens;  // unit of tokens
     words = {};
     if (channel >= head_dim) return;
-    if constexpr (Side::kNarrow) {
+    if constexpr (Side::kSubbyte) {
       const int line = head_dim * (side.LowBits() + side.HighBits()) / 2;  // bytes of 4 tokens
-      const auto load = [&](int plane, int bits, uint32_t(&to)[2][2]) {
-        const int byte = plane + 4 * PlaceIn(bits, channel).unit + channel % 8 / 2;
+      const auto load = [&](int section, int bits, uint32_t(&to)[2][2]) {
+        const int byte = section + 4 * PlaceIn(bits, channel).unit + channel % 8 / 2;
         KVANTA_UNROLL
         for (int i = 0; i < 2; ++i) {
-          const Words2 two = cell.Codes2((first + i) * line + 4 * byte);
+          const Vec2 two = cell.Codes2((first + i) * line + 4 * byte);
           to[i][0] = two.word[0];
           to[i][1] = two.word[1];
         }
@@ -228,7 +229,7 @@ struct ValueOperand {
     } else {
       KVANTA_UNROLL
       for (int i = 0; i < kLoads; ++i) {
-        const Words4 four = cell.Codes4((first + i) * head_dim * 4 + 4 * channel);
+        const Vec4 four = cell.Codes4((first + i) * head_dim * 4 + 4 * channel);
         KVANTA_UNROLL
         for (int word = 0; word < 4; ++word) words.low[i][word] = four.word[word];
       }
@@ -247,7 +248,7 @@ struct ValueOperand {
       pairs[1] = PermuteBytes(w[0][kChannel], w[2][kChannel], 0x7632);
       pairs[2] = PermuteBytes(w[1][kChannel], w[3][kChannel], 0x5410);
       pairs[3] = PermuteBytes(w[1][kChannel], w[3][kChannel], 0x7632);
-    } else if constexpr (Side::kFamily == Family::kE4M3) {
+    } else if constexpr (Side::kDecodeKind == DecodeKind::kE4M3) {
       const uint32_t low = PermuteBytes(w[0][kChannel], w[1][kChannel], 0x5140);
       const uint32_t high = PermuteBytes(w[0][kChannel], w[1][kChannel], 0x7362);
       pairs[0] = E4m3Pair(low);
@@ -256,17 +257,17 @@ struct ValueOperand {
       pairs[3] = E4m3Pair(high >> 16U);
     } else if constexpr (Side::kBits == 8) {
       const auto pair = [](uint32_t halves) {
-        return Side::kFamily == Family::kInt8 ? Int8Pair(halves) : E5m2Pair(halves);
+        return Side::kDecodeKind == DecodeKind::kInt8 ? Int8Pair(halves) : E5m2Pair(halves);
       };
       FourPairs(w[0][kChannel], w[1][kChannel], pair, pairs);
-    } else if constexpr (formats::CodeBits(Side::kCode) == 4) {
+    } else if constexpr (formats::CodeBits(Side::kElementType) == 4) {
       constexpr int kOdd = kChannel % 2;  // the upper nibble of a byte
       const uint32_t low = PermuteBytes(w[0][kChannel / 2], w[1][kChannel / 2], 0x5410);
       const uint32_t high = PermuteBytes(w[0][kChannel / 2], w[1][kChannel / 2], 0x7632);
-      pairs[0] = NibblePair<Side::kCode, kOdd>(low);
-      pairs[1] = NibblePair<Side::kCode, 2 + kOdd>(low);
-      pairs[2] = NibblePair<Side::kCode, kOdd>(high);
-      pairs[3] = NibblePair<Side::kCode, 2 + kOdd>(high);
+      pairs[0] = NibblePair<Side::kElementType, kOdd>(low);
+      pairs[1] = NibblePair<Side::kElementType, 2 + kOdd>(low);
+      pairs[2] = NibblePair<Side::kElementType, kOdd>(high);
+      pairs[3] = NibblePair<Side::kElementType, 2 + kOdd>(high);
     } else {
       const auto fields = [&](uint32_t word, int bits) {
         const int shift = PlaceIn(bits, 4 * g).shift + bits * (kChannel % 2);

@@ -8,12 +8,12 @@
 
 namespace kvanta::kernels::cuda {
 
-// most_blocks: of the grid, which takes rows by turns.
-void LaunchAppend(int kernel, const AppendSide& side, int most_blocks, cudaStream_t stream);
+// max_blocks: of the grid, which takes rows by turns.
+void LaunchAppend(int kernel, const AppendParams& side, int max_blocks, cudaStream_t stream);
 // blocks: of the grid, which takes tasks by turns.
-void LaunchAttend(int kernel, const AttendLayer& layer, int blocks, cudaStream_t stream);
+void LaunchAttend(int kernel, const AttentionParams& layer, int blocks, cudaStream_t stream);
 // LaunchAttend's of latents, in a unit of its own.
-void LaunchLatents(const AttendLayer& layer, int blocks, cudaStream_t stream);
-void LaunchMerge(const AttendLayer& layer, cudaStream_t stream);
+void LaunchLatents(const AttentionParams& layer, int blocks, cudaStream_t stream);
+void LaunchCombine(const AttentionParams& layer, cudaStream_t stream);
 
 }  // namespace kvanta::kernels::cuda

@@ -27,11 +27,11 @@ KVANTA_DEVICE int RankOf(int values, int count, int index) {
 
 // Experts outside the best groups are out. A group is as good as its best expert, or as its two best (`two`).
 KVANTA_DEVICE void KeepBestGroups(const ExpertRule& rule, int choices, int groups, int lane) {
-  constexpr float kLeast = -std::numeric_limits<float>::infinity();
+  constexpr float kMin = -std::numeric_limits<float>::infinity();
   const int size = rule.count / rule.groups;
   for (int group = lane; group < rule.groups; group += kWarp) {
-    float best = kLeast;
-    float second = kLeast;
+    float best = kMin;
+    float second = kMin;
     for (int i = group * size; i < (group + 1) * size; ++i) {
       const auto choice = LoadShared<float>(choices + 4 * i);
       second = fmaxf(second, fminf(best, choice));
@@ -41,8 +41,8 @@ KVANTA_DEVICE void KeepBestGroups(const ExpertRule& rule, int choices, int group
   }
   SyncWarp();
   for (int group = lane; group < rule.groups; group += kWarp) {
-    if (RankOf(groups, rule.groups, group) < rule.chosen_groups) continue;
-    for (int i = group * size; i < (group + 1) * size; ++i) StoreShared(choices + 4 * i, kLeast);
+    if (RankOf(groups, rule.groups, group) < rule.topk_group) continue;
+    for (int i = group * size; i < (group + 1) * size; ++i) StoreShared(choices + 4 * i, kMin);
   }
   SyncWarp();
 }
@@ -60,17 +60,18 @@ KVANTA_DEVICE void RunBlock(const RouteWork& work) {
     for (int mask = kWarp / 2; mask > 0; mask /= 2) sum += ShuffleXor(sum, mask);
     return sum;
   };
-  float most = -std::numeric_limits<float>::infinity();
-  for (int i = lane; i < rule.count; i += kWarp) most = fmaxf(most, logits[i]);
-  for (int mask = kWarp / 2; mask > 0; mask /= 2) most = fmaxf(most, ShuffleXor(most, mask));
+  float limit = -std::numeric_limits<float>::infinity();
+  for (int i = lane; i < rule.count; i += kWarp) limit = fmaxf(limit, logits[i]);
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) limit = fmaxf(limit, ShuffleXor(limit, mask));
   float sum = 0;
-  for (int i = lane; !rule.sigmoid && i < rule.count; i += kWarp) sum += Exp2((logits[i] - most) * kLog2E);
+  for (int i = lane; !rule.sigmoid && i < rule.count; i += kWarp) sum += Exp2((logits[i] - limit) * kLog2E);
   sum = sum_of(sum);
   for (int i = lane; i < rule.count; i += kWarp) {
     const float score =
-        rule.sigmoid ? 1.0F / (1.0F + Exp2(-logits[i] * kLog2E)) : Exp2((logits[i] - most) * kLog2E) / sum;
+        rule.sigmoid ? 1.0F / (1.0F + Exp2(-logits[i] * kLog2E)) : Exp2((logits[i] - limit) * kLog2E) / sum;
     StoreShared(scores + 4 * i, score);
-    StoreShared(choices + 4 * i, work.correction != nullptr ? score + work.correction[i] : score);
+    StoreShared(choices + 4 * i,
+                work.e_score_correction_bias != nullptr ? score + work.e_score_correction_bias[i] : score);
   }
   SyncWarp();
   if (rule.groups > 1) KeepBestGroups(rule, choices, taken, lane);

@@ -11,7 +11,7 @@ namespace {
 using cuda::ProductTile;
 
 // Rows that go through the layer together: as many as are packed at once.
-constexpr int64_t kMostRows = kRowBlock;
+constexpr int64_t kMaxRows = kRowBlock;
 
 std::vector<std::unique_ptr<Linear>> Take(std::vector<ExpertWeights>& experts,
                                           std::unique_ptr<Linear> ExpertWeights::*layer) {
@@ -23,29 +23,29 @@ std::vector<std::unique_ptr<Linear>> Take(std::vector<ExpertWeights>& experts,
 class GpuExperts final : public ExpertLayer {
  public:
   GpuExperts(std::shared_ptr<GpuLinearContext> context, std::vector<ExpertWeights> experts, const ExpertRule& rule,
-             std::span<const float> correction)
+             std::span<const float> e_score_correction_bias)
       : context_(std::move(context)),
         rule_(rule),
         gate_up_(context_, Take(experts, &ExpertWeights::gate_up)),
         down_(context_, Take(experts, &ExpertWeights::down)) {
     Device& device = context_->gpu->device();
-    if (!correction.empty()) {
-      correction_ = device.Allocate(correction.size_bytes());
-      device.CopyIn(correction_.data(), correction.data(), correction.size_bytes());
+    if (!e_score_correction_bias.empty()) {
+      correction_ = device.Allocate(e_score_correction_bias.size_bytes());
+      device.CopyIn(correction_.data(), e_score_correction_bias.data(), e_score_correction_bias.size_bytes());
     }
     int64_t tiles = 0, slots = 0;
-    for (int64_t rows = 1; rows <= kMostRows; ++rows) {
+    for (int64_t rows = 1; rows <= kMaxRows; ++rows) {
       tiles = std::max(tiles, TilesOf(rows));
       slots = std::max(slots, TilesOf(rows) * cuda::RowsOf(TileFor(rows)));
     }
     const auto reserve = [&](Buffer& buffer, int64_t values, size_t bytes) {
-      const size_t wanted = static_cast<size_t>(values) * bytes;
-      if (buffer.bytes() < wanted) buffer = device.Allocate(wanted);
+      const size_t requested = static_cast<size_t>(values) * bytes;
+      if (buffer.bytes() < requested) buffer = device.Allocate(requested);
     };
     ExpertBuffers& buffers = context_->experts;
-    reserve(buffers.experts, kMostRows * rule.chosen, sizeof(int32_t));
-    reserve(buffers.weights, kMostRows * rule.chosen, sizeof(float));
-    reserve(buffers.row_slots, kMostRows * rule.chosen, sizeof(int32_t));
+    reserve(buffers.experts, kMaxRows * rule.chosen, sizeof(int32_t));
+    reserve(buffers.weights, kMaxRows * rule.chosen, sizeof(float));
+    reserve(buffers.row_slots, kMaxRows * rule.chosen, sizeof(int32_t));
     reserve(buffers.slot_rows, slots, sizeof(int64_t));
     reserve(buffers.tile_experts, tiles, sizeof(int32_t));
     reserve(buffers.rows, slots * gate_up_.In(), sizeof(float));
@@ -54,9 +54,8 @@ class GpuExperts final : public ExpertLayer {
   }
 
   void Forward(const float* x, const float* logits, int64_t rows, float* out) noexcept override {
-    for (int64_t row = 0; row < rows; row += kMostRows) {
-      Mix(x + row * gate_up_.In(), logits + row * rule_.count, std::min(kMostRows, rows - row),
-          out + row * down_.Out());
+    for (int64_t row = 0; row < rows; row += kMaxRows) {
+      Mix(x + row * gate_up_.In(), logits + row * rule_.count, std::min(kMaxRows, rows - row), out + row * down_.Out());
     }
   }
 
@@ -72,7 +71,7 @@ class GpuExperts final : public ExpertLayer {
   }
 
   void Mix(const float* x, const float* logits, int64_t rows, float* out) noexcept {
-    Gpu& gpu = *context_->gpu;
+    CudaContext& gpu = *context_->gpu;
     const ExpertBuffers& buffers = context_->experts;
     const ProductTile tile = TileFor(rows);
     const int64_t tiles = TilesOf(rows), slots = tiles * cuda::RowsOf(tile);
@@ -85,7 +84,7 @@ class GpuExperts final : public ExpertLayer {
     gpu.Run(cuda::RouteWork{.logits = logits,
                             .rows = rows,
                             .rule = rule_,
-                            .correction = correction_.bytes() == 0 ? nullptr : correction_.as<float>(),
+                            .e_score_correction_bias = correction_.bytes() == 0 ? nullptr : correction_.as<float>(),
                             .experts = experts,
                             .weights = weights});
     gpu.Run(cuda::SlotWork{.experts = experts,
@@ -127,8 +126,8 @@ class GpuExperts final : public ExpertLayer {
 
 std::unique_ptr<ExpertLayer> MakeGpuExperts(std::shared_ptr<GpuLinearContext> context,
                                             std::vector<ExpertWeights> experts, const ExpertRule& rule,
-                                            std::span<const float> correction) {
-  return std::make_unique<GpuExperts>(std::move(context), std::move(experts), rule, correction);
+                                            std::span<const float> e_score_correction_bias) {
+  return std::make_unique<GpuExperts>(std::move(context), std::move(experts), rule, e_score_correction_bias);
 }
 
 }  // namespace kvanta::kernels

@@ -14,6 +14,6 @@ namespace kvanta::kernels {
 // The experts are of one shape and kind, made by the same Ops as `context`. Throws ResourceError.
 std::unique_ptr<ExpertLayer> MakeGpuExperts(std::shared_ptr<GpuLinearContext> context,
                                             std::vector<ExpertWeights> experts, const ExpertRule& rule,
-                                            std::span<const float> correction);
+                                            std::span<const float> e_score_correction_bias);
 
 }  // namespace kvanta::kernels

@@ -10,7 +10,7 @@
 
 #include "base/dtype.h"
 #include "kernels/cpu/packed_linear.h"
-#include "kernels/cuda/weight_places.h"
+#include "kernels/cuda/fragment_layout.h"
 #include "kernels/weight_blocks.h"
 #include "kvanta/error.h"
 
@@ -115,7 +115,7 @@ class UnitWriter {
     }
     if (!std::isfinite(Fp16ToFloat(block.scale)) || !std::isfinite(Fp16ToFloat(block.minimum))) infinite_ = true;
     for (int k = 0; k < kPanelChannels; ++k) {
-      const cuda::CodePlace place = places_[row][k];
+      const cuda::FragmentOffset place = places_[row][k];
       unit[place.byte] |= static_cast<uint8_t>((block.codes[k] + offset) << place.bit);
     }
     uint8_t* scale = unit + cuda::ScalePlace(kind_, row);
@@ -125,7 +125,7 @@ class UnitWriter {
 
   PanelKind kind_;
   int64_t in_;
-  cuda::CodePlace places_[kPanelOuts][kPanelChannels];
+  cuda::FragmentOffset places_[kPanelOuts][kPanelChannels];
   std::atomic<bool> infinite_ = false;
 };
 
@@ -168,12 +168,12 @@ GpuLinear::GpuLinear(std::shared_ptr<GpuLinearContext> context, std::span<const 
     PackPanels(stacked);
     ReserveRows();
   } else {
-    PackPlain(stacked);
+    PackUnquantized(stacked);
   }
   weight_.data = data_.data();
 }
 
-void GpuLinear::PackPlain(std::span<const WeightView> stacked) {
+void GpuLinear::PackUnquantized(std::span<const WeightView> stacked) {
   Device& device = context_->gpu->device();
   const int64_t row_bytes = weight_.in * static_cast<int64_t>(sizeof(float));
   weight_bytes_ = weight_.out * row_bytes;
@@ -242,8 +242,8 @@ ProductTile GpuLinear::TileFor(int64_t rows) const noexcept {
                                                                                            : ProductTile::k2x4;
 }
 
-void GpuLinear::Multiply(const float* x, int64_t rows, float* y, int64_t y_stride, RowPeak* peaks) const noexcept {
-  Gpu& gpu = *context_->gpu;
+void GpuLinear::Multiply(const float* x, int64_t rows, float* y, int64_t y_stride, RowArgmax* argmaxes) const noexcept {
+  CudaContext& gpu = *context_->gpu;
   cuda::LinearWork work;
   work.weight = weight_;
   work.y_stride = y_stride;
@@ -265,11 +265,11 @@ void GpuLinear::Multiply(const float* x, int64_t rows, float* y, int64_t y_strid
     }
     gpu.Run(work);
   }
-  if (peaks == nullptr || rows == 0) return;
-  gpu.Run(cuda::PeakWork{.x = y, .stride = y_stride, .rows = rows, .width = weight_.out, .peaks = peaks});
+  if (argmaxes == nullptr || rows == 0) return;
+  gpu.Run(cuda::ArgmaxWork{.x = y, .stride = y_stride, .rows = rows, .width = weight_.out, .argmaxes = argmaxes});
 }
 
-void GpuLinear::ReadRow(int64_t index, float* out) const noexcept {
+void GpuLinear::DequantizeRow(int64_t index, float* out) const noexcept {
   context_->gpu->Run(cuda::EmbedWork{.table = weight_, .ids = nullptr, .id = index, .rows = 1, .out = out});
 }
 

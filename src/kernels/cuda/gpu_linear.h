@@ -5,7 +5,7 @@
 #include <span>
 
 #include "base/thread_pool.h"
-#include "kernels/cuda/gpu.h"
+#include "kernels/cuda/cuda_context.h"
 #include "kernels/linear.h"
 
 namespace kvanta::kernels {
@@ -21,7 +21,7 @@ struct ExpertBuffers {
 
 // Shared by the layers of one Ops, whose launches follow each other.
 struct GpuLinearContext {
-  std::shared_ptr<Gpu> gpu;
+  std::shared_ptr<CudaContext> gpu;
   std::shared_ptr<ThreadPool> threads;  // pack weights
   // Large enough for every layer: Multiply allocates nothing. As cuda::PackedRows.
   Buffer codes = {}, unit_sums = {}, factors = {};
@@ -41,15 +41,15 @@ class GpuLinear final : public Linear {
 
   int64_t In() const noexcept override { return weight_.in; }
   int64_t Out() const noexcept override { return weight_.out; }
-  void Multiply(const float* x, int64_t rows, float* y, int64_t y_stride, RowPeak* peaks) const noexcept override;
-  void ReadRow(int64_t index, float* out) const noexcept override;
+  void Multiply(const float* x, int64_t rows, float* y, int64_t y_stride, RowArgmax* argmaxes) const noexcept override;
+  void DequantizeRow(int64_t index, float* out) const noexcept override;
   int64_t WeightBytes() const noexcept override { return weight_bytes_; }
   std::string_view Kind() const noexcept override;
 
   const cuda::Weight& weight() const noexcept { return weight_; }
 
  private:
-  void PackPlain(std::span<const WeightView> stacked);
+  void PackUnquantized(std::span<const WeightView> stacked);
   void PackPanels(std::span<const WeightView> stacked);
   void ReserveRows();
   cuda::ProductTile TileFor(int64_t rows) const noexcept;

@@ -21,8 +21,9 @@ GpuLinearGroup::GpuLinearGroup(std::shared_ptr<GpuLinearContext> context, std::v
   Device& device = context_->gpu->device();
   data_ = device.Allocate(data.size() * sizeof(data[0]));
   device.CopyIn(data_.data(), data.data(), data_.bytes());
-  const auto plain_bytes = static_cast<size_t>(kRowBlock * In()) * sizeof(float);
-  if (!Weight(0).panels && context_->plain.bytes() < plain_bytes) context_->plain = device.Allocate(plain_bytes);
+  const auto unquantized_bytes = static_cast<size_t>(kRowBlock * In()) * sizeof(float);
+  if (!Weight(0).panels && context_->plain.bytes() < unquantized_bytes)
+    context_->plain = device.Allocate(unquantized_bytes);
 }
 
 void GpuLinearGroup::Multiply(const float* x, int64_t slots, ProductTile tile, const int32_t* members,
@@ -50,7 +51,7 @@ void GpuLinearGroup::Multiply(const float* x, int64_t slots, ProductTile tile, c
 
 void GpuLinearGroup::Forward(const MemberRows& x, int64_t rows, const MemberOutputs& y) const noexcept {
   const cuda::Weight& weight = Weight(0);
-  if (!weight.panels) return ForwardPlain(x, rows, y);
+  if (!weight.panels) return ForwardUnquantized(x, rows, y);
   const auto count = static_cast<int64_t>(layers_.size());
   for (int64_t row = 0; row < rows; row += kRowBlock) {
     cuda::LinearWork work{.weight = weight, .tile = ProductTile::k1x1, .x = context_->Packed()};
@@ -78,7 +79,7 @@ void GpuLinearGroup::Forward(const MemberRows& x, int64_t rows, const MemberOutp
 }
 
 // f32 is for comparisons: layer by layer.
-void GpuLinearGroup::ForwardPlain(const MemberRows& x, int64_t rows, const MemberOutputs& y) const noexcept {
+void GpuLinearGroup::ForwardUnquantized(const MemberRows& x, int64_t rows, const MemberOutputs& y) const noexcept {
   auto* const dense = context_->plain.as<float>();
   for (size_t i = 0; i < layers_.size(); ++i) {
     const auto member = static_cast<int64_t>(i);

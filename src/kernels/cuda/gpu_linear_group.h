@@ -25,7 +25,7 @@ class GpuLinearGroup final : public LinearGroup {
   const cuda::Weight& Weight(size_t member) const noexcept {
     return static_cast<const GpuLinear&>(*layers_[member]).weight();
   }
-  void ForwardPlain(const MemberRows& x, int64_t rows, const MemberOutputs& y) const noexcept;
+  void ForwardUnquantized(const MemberRows& x, int64_t rows, const MemberOutputs& y) const noexcept;
 
   std::shared_ptr<GpuLinearContext> context_;
   std::vector<std::unique_ptr<Linear>> layers_;

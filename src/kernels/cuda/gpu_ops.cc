@@ -10,7 +10,7 @@ namespace {
 
 class GpuOps final : public Ops {
  public:
-  GpuOps(std::shared_ptr<Gpu> gpu, std::shared_ptr<ThreadPool> threads)
+  GpuOps(std::shared_ptr<CudaContext> gpu, std::shared_ptr<ThreadPool> threads)
       : context_(std::make_shared<GpuLinearContext>(
             GpuLinearContext{.gpu = std::move(gpu), .threads = std::move(threads)})) {}
 
@@ -28,8 +28,8 @@ class GpuOps final : public Ops {
   }
 
   std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& experts, const ExpertRule& rule,
-                                           std::span<const float> correction) override {
-    return MakeGpuExperts(context_, std::move(experts), rule, correction);
+                                           std::span<const float> e_score_correction_bias) override {
+    return MakeGpuExperts(context_, std::move(experts), rule, e_score_correction_bias);
   }
 
   void Embed(const Linear& table, const int32_t* ids, int64_t rows, float* out) noexcept override {
@@ -88,10 +88,11 @@ class GpuOps final : public Ops {
     return context_->gpu->Record(launches);
   }
 
-  void Draw(const float* logits, int64_t rows, int64_t width, const RowPeak* peaks, const RowDraw* draws,
+  void Draw(const float* logits, int64_t rows, int64_t width, const RowArgmax* argmaxes, const SampleParams* draws,
             int32_t* tokens) noexcept override {
-    Run(rows, cuda::DrawWork{
-                  .logits = logits, .rows = rows, .width = width, .peaks = peaks, .draws = draws, .tokens = tokens});
+    Run(rows,
+        cuda::SampleWork{
+            .logits = logits, .rows = rows, .width = width, .argmaxes = argmaxes, .draws = draws, .tokens = tokens});
   }
 
  private:
@@ -105,7 +106,7 @@ class GpuOps final : public Ops {
 
 }  // namespace
 
-std::unique_ptr<Ops> MakeGpuOps(std::shared_ptr<Gpu> gpu, std::shared_ptr<ThreadPool> threads) {
+std::unique_ptr<Ops> MakeGpuOps(std::shared_ptr<CudaContext> gpu, std::shared_ptr<ThreadPool> threads) {
   return std::make_unique<GpuOps>(std::move(gpu), std::move(threads));
 }
 

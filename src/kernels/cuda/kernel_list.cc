@@ -8,7 +8,7 @@ namespace {
 
 template <class T>
 bool Reads(const formats::Format& format) noexcept {
-  return T::kCode == format.code && T::kScaling == format.scaling;
+  return T::kElementType == format.code && T::kScaling == format.scaling;
 }
 
 // One function, the same bytes.
@@ -31,13 +31,13 @@ int FindEncoder(TypeList<T...> /*list*/, const formats::Format& format) noexcept
 
 template <class Keys, class Values, int kHeadDim>
 bool Attends(const PairKernel<Keys, Values, kHeadDim>* /*kernel*/, const formats::LayerScheme& layer) noexcept {
-  return Reads<Keys>(*layer.k.format) && Reads<Values>(*layer.v.format) && layer.PlainShape().head_dim == 0 &&
+  return Reads<Keys>(*layer.k.format) && Reads<Values>(*layer.v.format) && layer.UnquantizedShape().head_dim == 0 &&
          layer.shape.head_dim == kHeadDim && layer.shape.tokens >= kChunkTokens;
 }
-bool Attends(const AnyKernel* /*kernel*/, const formats::LayerScheme& layer) noexcept {
+bool Attends(const GenericKernel* /*kernel*/, const formats::LayerScheme& layer) noexcept {
   return !layer.SharesCell() && HasKeyCode(layer.k.format->code, layer.k.format->scaling) &&
-         HasValueCode(layer.v.format->code, layer.v.format->scaling) && layer.shape.head_dim <= kMostHeadDim &&
-         layer.k.outliers <= kMostOutliers;
+         HasValueCode(layer.v.format->code, layer.v.format->scaling) && layer.shape.head_dim <= kMaxHeadDim &&
+         layer.k.outliers <= kMaxOutliers;
 }
 
 template <class... Format>
@@ -45,8 +45,8 @@ bool ReadsOne(TypeList<Format...> /*list*/, const formats::Format& format) noexc
   return (Reads<Format>(format) || ...);
 }
 bool Attends(const LatentBlock* /*kernel*/, const formats::LayerScheme& layer) noexcept {
-  return layer.SharesCell() && ReadsOne(LatentFormats{}, *layer.k.format) && layer.shape.head_dim <= kMostLatentRank &&
-         layer.rope_dim <= kMostRopeDim;
+  return layer.SharesCell() && ReadsOne(LatentFormats{}, *layer.k.format) && layer.shape.head_dim <= kMaxLatentRank &&
+         layer.rope_dim <= kMaxRopeDim;
 }
 
 template <class... Kernel>

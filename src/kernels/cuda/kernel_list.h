@@ -3,7 +3,7 @@
 #pragma once
 
 #include "formats/all.h"
-#include "kernels/cuda/side_code.h"
+#include "kernels/cuda/kv_type_desc.h"
 
 namespace kvanta::formats {
 struct LayerScheme;
@@ -25,7 +25,7 @@ using AppendFormats =
 
 template <class KeyFormat, class ValueFormat, int kHeadDim>
 struct PairKernel;
-struct AnyKernel;
+struct GenericKernel;
 struct LatentBlock;
 
 template <class Format, int kHeadDim>
@@ -40,7 +40,7 @@ using LatentFormats =
 using AttendPairs = TypeList<Alike<formats::Bf16, 64>, Alike<formats::Bf16, 128>, Alike<formats::Fp8E4m3, 64>,
                              Alike<formats::Fp8E4m3, 128>, Alike<formats::Int8, 64>, Alike<formats::Int8, 128>,
                              Alike<formats::Int4, 64>, Alike<formats::Int4, 128>, Alike<formats::Nvfp4, 64>,
-                             Alike<formats::Nvfp4, 128>, AnyKernel, LatentBlock>;
+                             Alike<formats::Nvfp4, 128>, GenericKernel, LatentBlock>;
 
 // Index in AppendFormats, or -1.
 int FindAppend(const formats::Format& format) noexcept;

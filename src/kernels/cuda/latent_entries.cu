@@ -9,13 +9,13 @@ namespace kvanta::kernels::cuda {
 namespace {
 
 __global__ void __launch_bounds__(kAttendWarps* kWarp, LatentBlock::kResident)
-    LatentEntry(const __grid_constant__ AttendLayer layer) {
+    LatentEntry(const __grid_constant__ AttentionParams layer) {
   LatentBlock::Run(layer);
 }
 
 }  // namespace
 
-void LaunchLatents(const AttendLayer& layer, int blocks, cudaStream_t stream) {
+void LaunchLatents(const AttentionParams& layer, int blocks, cudaStream_t stream) {
   static std::atomic<int> allowed{kSharedOfAny};
   const int shared = LatentBlock::SharedBytes(layer);
   AllowShared(&LatentEntry, shared, allowed);

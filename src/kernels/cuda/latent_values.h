@@ -14,25 +14,23 @@ struct LatentCell : PageCell {
   KVANTA_DEVICE LatentCell(const PageCell& page, int bytes, int channel)
       : PageCell(page), row_bytes(bytes), first(channel) {}
 
-  KVANTA_DEVICE Words4 BlockScales(int block, int token) const {
+  KVANTA_DEVICE Vec4 BlockScales(int block, int token) const {
     return PageCell::BlockScales(first / 32 + block, token);
   }
-  KVANTA_DEVICE Words4 BlockFloats(int block, int token) const {
+  KVANTA_DEVICE Vec4 BlockFloats(int block, int token) const {
     return PageCell::BlockFloats(first / (32 * kBlocksOfF32) + block, token);
   }
-  KVANTA_DEVICE Words2 BlockBytes8(int half, int token) const {
-    return PageCell::BlockBytes8(first / 16 + half, token);
-  }
+  KVANTA_DEVICE Vec2 BlockBytes8(int half, int token) const { return PageCell::BlockBytes8(first / 16 + half, token); }
 };
 
 // As ValueOperand: pairs (token j, token 4 + j) of 8 tokens of 4 channels. A 4-byte unit has channels of one token.
 template <class Side>
 struct LatentOperand {
-  static constexpr int kBits = Side::kNarrow ? Side::LowBits() : Side::kBits;
+  static constexpr int kBits = Side::kSubbyte ? Side::LowBits() : Side::kBits;
   static constexpr int kUnits = kBits < 8 ? 1 : kBits / 8;  // of 4 channels; of 4 bits half of one
-  static_assert(!Side::kNarrow || (kBits == 4 && Side::HighBits() == 0));
+  static_assert(!Side::kSubbyte || (kBits == 4 && Side::HighBits() == 0));
   struct Words {
-    Words4 first[kUnits], second[kUnits];  // of tokens 8 t .. 8 t + 3, and of the next 4
+    Vec4 first[kUnits], second[kUnits];  // of tokens 8 t .. 8 t + 3, and of the next 4
   };
 
   static KVANTA_DEVICE void Load(const Side& /*side*/, const LatentCell& cell, int head_dim, int block, int lane,
@@ -64,10 +62,10 @@ struct LatentOperand {
       } else if constexpr (kBits == 16) {
         pairs[j] = PermuteBytes(a, b, kChannel % 2 == 0 ? 0x5410 : 0x7632);
       } else if constexpr (kBits == 8) {
-        static_assert(Side::kFamily == Family::kE4M3);
+        static_assert(Side::kDecodeKind == DecodeKind::kE4M3);
         pairs[j] = E4m3Pair(PermuteBytes(a, b, kChannel + 0x10U * (4 + kChannel)));
       } else {
-        pairs[j] = NibblePair<Side::kCode, kChannel>(PermuteBytes(a, b, g % 2 == 0 ? 0x5410 : 0x7632));
+        pairs[j] = NibblePair<Side::kElementType, kChannel>(PermuteBytes(a, b, g % 2 == 0 ? 0x5410 : 0x7632));
       }
     }
   }

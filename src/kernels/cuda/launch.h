@@ -4,21 +4,21 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/kv_type_desc.h"
 #include "kernels/cuda/launch_shape.h"
-#include "kernels/cuda/side_code.h"
 
 namespace kvanta::kernels::cuda {
 
-inline constexpr int kRunTokens = 1024;     // engine-contract 6.5
+inline constexpr int kSplitTokens = 1024;   // engine-contract 6.5
 inline constexpr int kQuarterTokens = 256;  // a warp's part of a run
 inline constexpr int kChunkTokens = 32;     // tokens of one page that a warp attends to at once
-inline constexpr int kLeastPage = 16;       // tokens
+inline constexpr int kMinPage = 16;         // tokens
 inline constexpr int kQueryRows = 16;       // query rows of a tile: a product's M
-inline constexpr int kMostHeadDim = 256;
-inline constexpr int kMostOutliers = 64;
-inline constexpr int kMostLatentRank = 512;
-inline constexpr int kMostRopeDim = 256;
-inline constexpr int kAttendWarps = kRunTokens / kQuarterTokens;
+inline constexpr int kMaxHeadDim = 256;
+inline constexpr int kMaxOutliers = 64;
+inline constexpr int kMaxLatentRank = 512;
+inline constexpr int kMaxRopeDim = 256;
+inline constexpr int kAttendWarps = kSplitTokens / kQuarterTokens;
 
 // Where a side's cells lie in a page record, and its planes in a cell; bytes.
 struct CellPlace {
@@ -26,11 +26,11 @@ struct CellPlace {
   int64_t stride = 0;  // from one KV head's to the next
   int64_t codes = 0;
   int64_t block_scales = 0;
-  int64_t block_zeros = 0;
+  int64_t block_offsets = 0;
   int64_t token_scales = 0;
-  int64_t token_zeros = 0;
+  int64_t token_offsets = 0;
   int64_t channel_scales = 0;
-  int64_t channel_zeros = 0;
+  int64_t channel_offsets = 0;
 };
 
 // A pool of page records.
@@ -42,7 +42,7 @@ struct Records {
 // ---- Append
 
 // A row that is written: a token's place, in both kinds of record (-1: none).
-struct RowPlace {
+struct Slot {
   int32_t quantized = -1;
   int32_t exact = -1;
   int32_t slot = 0;  // in the page
@@ -50,8 +50,8 @@ struct RowPlace {
 };
 
 // The rows of a step that are written; in the device's memory.
-struct PlaceList {
-  const RowPlace* places = nullptr;
+struct SlotMapping {
+  const Slot* places = nullptr;
   int32_t count = 0;
 };
 
@@ -60,15 +60,15 @@ struct AppendSums {
   int64_t values = 0, saturated = 0, nan = 0, blocks = 0, zero_blocks = 0;
 };
 
-// What changes from step to step is behind `list` (and in AttendLayer behind `step`), so that launches that were
+// What changes from step to step is behind `list` (and in AttentionParams behind `step`), so that launches that were
 // recorded are good for later steps. One side of one layer: rows are transformed and encoded into `cells`, or
 // (from_exact) taken from exact cells.
-struct AppendSide {
+struct AppendParams {
   const float* rows = nullptr;  // f32 [rows][stride], KV head after KV head
   int64_t stride = 0;
   int32_t row_dim = 0;  // channels of a KV head in `rows`
-  const PlaceList* list = nullptr;
-  int32_t most = 0;  // of the list's count: what the grid is made for
+  const SlotMapping* list = nullptr;
+  int32_t limit = 0;  // of the list's count: what the grid is made for
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
   int32_t page_size = 0;
@@ -76,10 +76,10 @@ struct AppendSide {
   bool to_exact = false;    // encoded as bf16 into exact records
   bool from_exact = false;  // values are exact cells'; only what saturates then is counted (and blocks)
   // K's channels that have a cell of their own (formats/scheme.h), of each KV head [outlier_count]: in K's they are
-  // zeros. `is_plain`: the side is that cell, and there are no others where it is a latent's.
+  // zeros. `is_unquantized`: the side is that cell, and there are no others where it is a latent's.
   const int32_t* outliers = nullptr;
   int32_t outlier_count = 0;
-  bool is_plain = false;
+  bool is_unquantized = false;
   bool hadamard = false;
   float hadamard_norm = 0;  // 1 / sqrt(block)
   int32_t hadamard_block = 0;
@@ -101,7 +101,7 @@ struct PageIds {
 // Query rows of one KV head: `tokens` tokens of one page, `heads` of the group's query heads, token by token. At most
 // kQueryRows together.
 struct QueryTile {
-  int32_t pages = 0;  // where the sequence's pages begin in AttendStep::pages
+  int32_t pages = 0;  // where the sequence's pages begin in AttentionMetadata::pages
   int32_t first = 0;  // position of its first token
   int32_t row = 0;    // that token's row of q and out
   int16_t tokens = 0;
@@ -111,28 +111,28 @@ struct QueryTile {
   int32_t parts = 0;       // partial results, of one or several runs each, in order
   int32_t slot = 0;        // of the first, which take kQueryRows slots each
 };
-// A tile's runs [first_run, last_run), which give one partial result.
-struct RunTask {
+// A tile's runs [first_split, last_split), which give one partial result.
+struct SplitTask {
   int32_t tile = 0;
   int32_t slot = 0;
-  int32_t first_run = 0;
-  int32_t last_run = 0;
+  int32_t first_split = 0;
+  int32_t last_split = 0;
 };
 
 // A step's work for layers of one shape; in the device's memory. Partial results: f32 [slot][head_dim] and [slot] of
 // (peak, sum); logits in powers of 2.
-struct AttendStep {
+struct AttentionMetadata {
   const PageIds* pages = nullptr;
   const QueryTile* tiles = nullptr;
-  const RunTask* tasks = nullptr;
+  const SplitTask* tasks = nullptr;
   int32_t tile_count = 0;
   int32_t task_count = 0;
-  float* partial_out = nullptr;
-  float* partial_state = nullptr;
+  float* split_out = nullptr;
+  float* split_state = nullptr;
 };
 
 // One layer.
-struct AttendLayer {
+struct AttentionParams {
   const float* q = nullptr;  // f32 [rows][q_stride], head after head of key_dim channels
   int64_t q_stride = 0;
   int32_t key_dim = 0;   // head_dim, and a latent's plain channels behind it
@@ -153,16 +153,16 @@ struct AttendLayer {
   const float* k_mean = nullptr;
   const float* k_scale = nullptr;  // [kv_heads]; ones where the format has no static scale
   const float* v_scale = nullptr;
-  SideCode k_code, v_code;
-  // K's channels in a cell of their own, 0 where there is none: outliers, of each KV head [plain_dim], or, where K and
-  // V are one latent, those behind it.
-  int32_t plain_dim = 0;
+  KvTypeDesc k_type, v_type;
+  // K's channels in a cell of their own, 0 where there is none: outliers, of each KV head [unquantized_dim], or, where
+  // K and V are one latent, those behind it.
+  int32_t unquantized_dim = 0;
   const int32_t* outliers = nullptr;
-  Family plain_family = Family::kBf16;
+  DecodeKind unquantized_kind = DecodeKind::kBf16;
   Records quantized, exact;
-  CellPlace k, v, exact_k, exact_v, plain, exact_plain;  // of latents there is no v
-  const AttendStep* step = nullptr;
-  int32_t most_tiles = 0;  // of the step's: what the merge's grid is made for
+  CellPlace k, v, exact_k, exact_v, plain, exact_unquantized;  // of latents there is no v
+  const AttentionMetadata* step = nullptr;
+  int32_t max_tiles = 0;  // of the step's: what the merge's grid is made for
 };
 
 }  // namespace kvanta::kernels::cuda

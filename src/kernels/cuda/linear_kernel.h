@@ -46,7 +46,7 @@ struct LinearBlock {
 
   struct Loaded {
     typename Panel::Raw w[kPanels];
-    Words4 x[1];  // where kRowsAhead
+    Vec4 x[1];  // where kRowsAhead
   };
   using Sums = float[kPanels][kRowTiles][4];
 
@@ -107,13 +107,13 @@ struct LinearBlock {
     for (int panel = 0; panel < kPanels; ++panel) {
       to.w[panel] = Panel::Load(data + ((first_panel + panel) * units + unit) * kUnitBytes, lane);
     }
-    if constexpr (kRowsAhead) to.x[0] = LoadWords4(RowsAt(work, first_tile, units, unit, lane));
+    if constexpr (kRowsAhead) to.x[0] = LoadVec4(RowsAt(work, first_tile, units, unit, lane));
   }
 
   // One unit: two steps of 16 channels.
   static KVANTA_DEVICE void Multiply(const LinearWork& work, int64_t first_tile, int64_t units, int64_t unit, int lane,
                                      const Loaded& loaded, Sums& sums) {
-    Words4 a[kPanels][2];
+    Vec4 a[kPanels][2];
     KVANTA_UNROLL
     for (int panel = 0; panel < kPanels; ++panel) {
       a[panel][0] = Panel::Operand(loaded.w[panel], 0);
@@ -121,10 +121,10 @@ struct LinearBlock {
     }
     KVANTA_UNROLL
     for (int tile = 0; tile < kRowTiles; ++tile) {
-      const Words4 x = kRowsAhead ? loaded.x[0] : LoadWords4(RowsAt(work, first_tile + tile, units, unit, lane));
-      Words2 row_sums = {};
+      const Vec4 x = kRowsAhead ? loaded.x[0] : LoadVec4(RowsAt(work, first_tile + tile, units, unit, lane));
+      Vec2 row_sums = {};
       if constexpr (Panel::kMinimum) {
-        row_sums = LoadWords2(reinterpret_cast<const uint8_t*>(
+        row_sums = LoadVec2(reinterpret_cast<const uint8_t*>(
             work.x.unit_sums + ((first_tile + tile) * units + unit) * kRowTile + lane % 4 * 2));
       }
       KVANTA_UNROLL
@@ -143,7 +143,7 @@ struct LinearBlock {
   }
 
   // Of rows g (0, 1) and g + 8 (2, 3) of the panel, and two rows of x.
-  static KVANTA_DEVICE void AddScaled(const typename Panel::Raw& raw, const Words2& row_sums, const float (&part)[4],
+  static KVANTA_DEVICE void AddScaled(const typename Panel::Raw& raw, const Vec2& row_sums, const float (&part)[4],
                                       float (&sums)[4]) {
     const uint32_t scales = Panel::Scales(raw);
     const float scale[2] = {LowF16(scales), HighF16(scales)};

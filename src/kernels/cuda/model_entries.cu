@@ -1,7 +1,7 @@
 // The kernels of a model's operations but for linear layers.
 #include "kernels/cuda/primitives_nvcc.h"
 // Primitives first.
-#include "kernels/cuda/draw_kernel.h"
+#include "kernels/cuda/sample_kernel.h"
 #include "kernels/cuda/expert_kernels.h"
 #include "kernels/cuda/model_entries.h"
 #include "kernels/cuda/pack_kernel.h"

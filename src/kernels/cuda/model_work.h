@@ -8,7 +8,7 @@
 #include "kernels/cuda/launch_shape.h"
 #include "kernels/experts.h"
 #include "kernels/linear.h"
-#include "kernels/row_draw.h"
+#include "kernels/sample_params.h"
 
 namespace kvanta::kernels::cuda {
 
@@ -97,7 +97,7 @@ struct GateWork {
 };
 
 // Rows of several layers, one layer after the other: `rows` of each, whole tiles, of which the first `used` are wanted.
-struct Members {
+struct GroupedRows {
   int64_t rows = 0;  // 0: of one layer, and all are
   int64_t used = 0;
 };
@@ -107,7 +107,7 @@ struct PackWork {
   const float* x = nullptr;  // f32 [rows][in]
   int64_t x_stride = 0;
   int64_t x_member = 0;
-  Members members = {};
+  GroupedRows members = {};
   int64_t rows = 0;
   int64_t in = 0;
   PanelKind kind = PanelKind::kBf16;
@@ -139,7 +139,7 @@ struct LinearWork {
   // of a tile are of: tile_members, -1 where nobody wants the rows, or `members`.
   const uint8_t* const* group = nullptr;
   const int32_t* tile_members = nullptr;
-  Members members = {};
+  GroupedRows members = {};
   int64_t y_member = 0;
 };
 
@@ -148,7 +148,7 @@ struct RouteWork {
   const float* logits = nullptr;  // f32 [rows][count]
   int64_t rows = 0;
   ExpertRule rule;
-  const float* correction = nullptr;  // [count], or none
+  const float* e_score_correction_bias = nullptr;  // [count], or none
   int32_t* experts = nullptr;
   float* weights = nullptr;
 };
@@ -177,24 +177,24 @@ struct MixWork {
   float* out = nullptr;
 };
 
-struct PeakWork {
+struct ArgmaxWork {
   const float* x = nullptr;
   int64_t stride = 0;
   int64_t rows = 0;
   int64_t width = 0;
-  RowPeak* peaks = nullptr;
+  RowArgmax* argmaxes = nullptr;
 };
 
-struct DrawWork {
+struct SampleWork {
   const float* logits = nullptr;  // f32 [rows][width]
   int64_t rows = 0;
   int64_t width = 0;
-  const RowPeak* peaks = nullptr;
-  const RowDraw* draws = nullptr;
+  const RowArgmax* argmaxes = nullptr;
+  const SampleParams* draws = nullptr;
   int32_t* tokens = nullptr;
 };
 
 using ModelWork = std::variant<EmbedWork, NormWork, CopyWork, AddWork, RopeWork, GateWork, PackWork, LinearWork,
-                               RouteWork, SlotWork, MixWork, PeakWork, DrawWork>;
+                               RouteWork, SlotWork, MixWork, ArgmaxWork, SampleWork>;
 
 }  // namespace kvanta::kernels::cuda

@@ -20,11 +20,11 @@ KVANTA_DEVICE uint32_t LargestBits(const float* x, int64_t count) {
     const uint32_t bits = std::bit_cast<uint32_t>(x[i]) & 0x7FFFFFFFU;
     largest = bits > largest ? bits : largest;
   }
-  const auto most = [](uint32_t a, uint32_t b) { return a > b ? a : b; };
-  for (int mask = kWarp / 2; mask > 0; mask /= 2) largest = most(largest, ShuffleXor(largest, mask));
+  const auto limit = [](uint32_t a, uint32_t b) { return a > b ? a : b; };
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) largest = limit(largest, ShuffleXor(largest, mask));
   if (ThreadIndex() % kWarp == 0) StoreShared(ThreadIndex() / kWarp * 4, largest);
   SyncBlock();
-  for (int warp = 0; warp < kPackWarps; ++warp) largest = most(largest, LoadShared<uint32_t>(4 * warp));
+  for (int warp = 0; warp < kPackWarps; ++warp) largest = limit(largest, LoadShared<uint32_t>(4 * warp));
   return largest;
 }
 
@@ -61,7 +61,7 @@ KVANTA_DEVICE void RunBlock(const PackWork& work) {
   const int t = ThreadIndex() % 4;
   for (int64_t first = 0; first < units; first += kPackWarps * kWarp / 4) {
     const int64_t unit = first + ThreadIndex() / 4;
-    Words4 codes = {};
+    Vec4 codes = {};
     float sum = 0;
     KVANTA_UNROLL
     for (int i = 0; i < 4; ++i) {
@@ -76,7 +76,7 @@ KVANTA_DEVICE void RunBlock(const PackWork& work) {
     sum += ShuffleXor(sum, 2);
     if (unit >= units) continue;
     uint8_t* to = work.out.codes + (((tile * units + unit) * kWarp) + in_tile * 4 + t) * 16;
-    *reinterpret_cast<Words4*>(to) = codes;
+    *reinterpret_cast<Vec4*>(to) = codes;
     if (!bf16 && t == 0) work.out.unit_sums[(tile * units + unit) * kRowTile + in_tile] = sum;
   }
 }

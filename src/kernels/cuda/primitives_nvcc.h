@@ -5,7 +5,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "kernels/cuda/words.h"
+#include "kernels/cuda/vec.h"
 
 #define KVANTA_DEVICE __device__ __forceinline__
 #define KVANTA_UNROLL _Pragma("unroll")
@@ -44,11 +44,11 @@ KVANTA_DEVICE void AtomicAdd(int64_t* sum, int64_t value) {
 // ---- memory
 
 // Global memory that the launch does not write, 16, 8 and 4 bytes, aligned so.
-KVANTA_DEVICE Words4 LoadWords4(const uint8_t* from) {
+KVANTA_DEVICE Vec4 LoadVec4(const uint8_t* from) {
   const uint4 words = __ldg(reinterpret_cast<const uint4*>(from));
   return {{words.x, words.y, words.z, words.w}};
 }
-KVANTA_DEVICE Words2 LoadWords2(const uint8_t* from) {
+KVANTA_DEVICE Vec2 LoadVec2(const uint8_t* from) {
   const uint2 words = __ldg(reinterpret_cast<const uint2*>(from));
   return {{words.x, words.y}};
 }
@@ -57,15 +57,15 @@ KVANTA_DEVICE uint32_t LoadWord(const uint8_t* from) {
 }
 
 // Likewise, of what no other block reads soon: it does not push anything out of the first-level cache.
-KVANTA_DEVICE Words4 LoadStreamed4(const uint8_t* from) {
-  Words4 words;
+KVANTA_DEVICE Vec4 LoadStreamed4(const uint8_t* from) {
+  Vec4 words;
   asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
       : "=r"(words.word[0]), "=r"(words.word[1]), "=r"(words.word[2]), "=r"(words.word[3])
       : "l"(from));
   return words;
 }
-KVANTA_DEVICE Words2 LoadStreamed2(const uint8_t* from) {
-  Words2 words;
+KVANTA_DEVICE Vec2 LoadStreamed2(const uint8_t* from) {
+  Vec2 words;
   asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(words.word[0]), "=r"(words.word[1]) : "l"(from));
   return words;
 }
@@ -102,13 +102,13 @@ KVANTA_DEVICE void WaitForCopies() {
 
 // ---- tensor cores: c += a b, 16 x 16 by 16 x 8, fragments as PTX gives them for mma.m16n8k16
 
-KVANTA_DEVICE void MmaF16(float (&c)[4], const Words4& a, uint32_t b0, uint32_t b1) {
+KVANTA_DEVICE void MmaF16(float (&c)[4], const Vec4& a, uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
       "%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a.word[0]), "r"(a.word[1]), "r"(a.word[2]), "r"(a.word[3]), "r"(b0), "r"(b1));
 }
-KVANTA_DEVICE void MmaBf16(float (&c)[4], const Words4& a, uint32_t b0, uint32_t b1) {
+KVANTA_DEVICE void MmaBf16(float (&c)[4], const Vec4& a, uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
       "%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])

@@ -37,18 +37,18 @@ struct QueryRows {
 
   // Rows of the tile to f32 [16][head_dim] at `rows`, zeros where there are fewer; their scales to f32 [16] at
   // `scales`: powers of two, so that a value is what operands hold times the scale; <q, mean> to f32 [16] at `bias`;
-  // the sums of the transformed rows to f32 [16] at `sums`; what meets K's plain channels to f32 [16][plain_dim] at
-  // `plain`. By all warps of the block, a row each in turn.
-  template <bool kHasPlain>
-  static KVANTA_DEVICE void Load(const AttendLayer& layer, const QueryTile& tile, int head_dim, int rows, int scales,
-                                 int bias, int sums, int plain) {
+  // the sums of the transformed rows to f32 [16] at `sums`; what meets K's plain channels to f32 [16][unquantized_dim]
+  // at `plain`. By all warps of the block, a row each in turn.
+  template <bool kHasUnquantized>
+  static KVANTA_DEVICE void Load(const AttentionParams& layer, const QueryTile& tile, int head_dim, int rows,
+                                 int scales, int bias, int sums, int plain) {
     const int lane = ThreadIndex() % kWarp;
     const int count = tile.tokens * tile.heads;
     for (int r = ThreadIndex() / kWarp; r < kQueryRows; r += kAttendWarps) {
       const int at = rows + r * RowBytes(head_dim);
       const int head = tile.first_head + r % tile.heads;
       const float* q = layer.q + (tile.row + r / tile.heads) * layer.q_stride +
-                       int64_t{head} * (kHasPlain ? layer.key_dim : head_dim);
+                       int64_t{head} * (kHasUnquantized ? layer.key_dim : head_dim);
       float dot = 0;
       uint32_t largest = 0;
       const auto magnitude = [](float x) { return std::bit_cast<uint32_t>(x) & 0x7fffffffU; };
@@ -58,11 +58,12 @@ struct QueryRows {
         StoreShared(at + 4 * c, x);
       }
       SyncWarp();
-      if (kHasPlain && layer.plain_dim != 0) {
-        const int32_t* outliers = layer.outliers != nullptr ? layer.outliers + tile.kv_head * layer.plain_dim : nullptr;
-        for (int i = lane; i < layer.plain_dim; i += kWarp) {
+      if (kHasUnquantized && layer.unquantized_dim != 0) {
+        const int32_t* outliers =
+            layer.outliers != nullptr ? layer.outliers + tile.kv_head * layer.unquantized_dim : nullptr;
+        for (int i = lane; i < layer.unquantized_dim; i += kWarp) {
           const float x = r < count ? q[outliers != nullptr ? outliers[i] : head_dim + i] : 0.0F;
-          StoreShared(plain + r * RowBytes(layer.plain_dim) + 4 * i, x);
+          StoreShared(plain + r * RowBytes(layer.unquantized_dim) + 4 * i, x);
           if (outliers != nullptr) {
             StoreShared(at + 4 * outliers[i], 0.0F);
           } else {  // has operands of the same scale
@@ -100,7 +101,7 @@ struct QueryRows {
   static KVANTA_DEVICE void Pack(int head_dim, int rows, int scales, int operands) {
     const int lane = ThreadIndex() % kWarp;
     for (int step = ThreadIndex() / kWarp; step < 2 * BlocksOf(head_dim); step += kAttendWarps) {
-      Words4 terms[Side::kTerms];
+      Vec4 terms[Side::kTerms];
       KVANTA_UNROLL
       for (int word = 0; word < 4; ++word) {  // rows g, g + 8 of pair 0, then of pair 1
         const int row = lane / 4 + word % 2 * 8;

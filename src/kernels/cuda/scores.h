@@ -13,7 +13,7 @@ struct RowScales {
 
 // Scaled dots to logits in powers of 2, minus infinity where a row does not see a token. bias: of rows g and g + 8,
 // added before a softcap.
-KVANTA_DEVICE void Logits(const AttendLayer& layer, const ChunkView& chunk, const float (&bias)[2], int t,
+KVANTA_DEVICE void Logits(const AttentionParams& layer, const ChunkView& chunk, const float (&bias)[2], int t,
                           float (&s)[4][4]) {
   KVANTA_UNROLL
   for (int j = 0; j < 4; ++j) {
@@ -28,8 +28,8 @@ KVANTA_DEVICE void Logits(const AttendLayer& layer, const ChunkView& chunk, cons
   }
 }
 
-// kMostBlocks: of 32 channels that a head has. kUnrolled: it has as many.
-template <class Side, int kMostBlocks, bool kUnrolled>
+// kMaxBlocks: of 32 channels that a head has. kUnrolled: it has as many.
+template <class Side, int kMaxBlocks, bool kUnrolled>
 struct KeyScores {
   using Operand = KeyOperand<Side>;
   using Words = typename Operand::Words;
@@ -40,14 +40,14 @@ struct KeyScores {
   static KVANTA_DEVICE void Scores(const Side& side, const Cell& cell, int head_dim, int queries, int lane,
                                    float (&s)[4][4]) {
     // Blocks whose loads fly together.
-    constexpr int kWanted = Cell::kIsStaged        ? 1
-                            : Operand::kLoads == 1 ? 2
-                            : Operand::kLoads > 4  ? 1
-                                                   : 4 / Operand::kLoads;
-    constexpr int kAhead = kMostBlocks < kWanted ? kMostBlocks : kWanted;
+    constexpr int kRequested = Cell::kIsStaged        ? 1
+                               : Operand::kLoads == 1 ? 2
+                               : Operand::kLoads > 4  ? 1
+                                                      : 4 / Operand::kLoads;
+    constexpr int kAhead = kMaxBlocks < kRequested ? kMaxBlocks : kRequested;
     const int g = lane / 4;
     const int t = lane % 4;
-    const int bits = Side::kNarrow ? side.LowBits() + side.HighBits() : Side::kBits;
+    const int bits = Side::kSubbyte ? side.LowBits() + side.HighBits() : Side::kBits;
     const int lane_line = cell.Token(4 * g) / 16 * (2 * head_dim * bits) + g % 4 * 16;
     KVANTA_UNROLL
     for (int j = 0; j < 4; ++j) {
@@ -55,7 +55,7 @@ struct KeyScores {
       for (int i = 0; i < 4; ++i) s[j][i] = 0;
     }
     KVANTA_UNROLL_BY(1)
-    for (int first = 0; first < kMostBlocks; first += kAhead) {
+    for (int first = 0; first < kMaxBlocks; first += kAhead) {
       if (32 * first >= head_dim) break;
       Words words[kAhead];
       KVANTA_UNROLL
@@ -74,7 +74,7 @@ struct KeyScores {
     float scales[8];
     float zeros[8];
     if (has_scales) TokenScales(side, cell, t, scales);
-    if (side.TokenZero()) FromHalves(cell.TokenZeros(8 * t), zeros);
+    if (side.TokenOffset()) FromHalves(cell.TokenOffsets(8 * t), zeros);
     KVANTA_UNROLL
     for (int j = 0; j < 4; ++j) {
       KVANTA_UNROLL
@@ -82,7 +82,7 @@ struct KeyScores {
         const int token = j + i % 2 * 4;
         float logit = s[j][i] * rows.row[i / 2];
         if (has_scales) logit *= scales[token];
-        if (side.TokenZero()) logit = MultiplyAdd(zeros[token], rows.zero[i / 2], logit);
+        if (side.TokenOffset()) logit = MultiplyAdd(zeros[token], rows.zero[i / 2], logit);
         s[j][i] = logit;
       }
     }
@@ -122,14 +122,14 @@ struct KeyScores {
     if (side.Channel()) {
       const int channel = 32 * block + 8 * t;
       const bool inside = channel < head_dim;
-      const auto pairs = [](const Words4& words, uint32_t(&to)[4]) {  // channels i and 4 + i
+      const auto pairs = [](const Vec4& words, uint32_t(&to)[4]) {  // channels i and 4 + i
         to[0] = MultiplyF16(PermuteBytes(words.word[0], words.word[2], 0x5410), kHalf);
         to[1] = MultiplyF16(PermuteBytes(words.word[0], words.word[2], 0x7632), kHalf);
         to[2] = MultiplyF16(PermuteBytes(words.word[1], words.word[3], 0x5410), kHalf);
         to[3] = MultiplyF16(PermuteBytes(words.word[1], words.word[3], 0x7632), kHalf);
       };
-      pairs(inside ? cell.ChannelScales(head_dim, channel) : Words4{}, factors.scales);
-      pairs(inside ? cell.ChannelZeros(head_dim, channel) : Words4{}, factors.zeros);
+      pairs(inside ? cell.ChannelScales(head_dim, channel) : Vec4{}, factors.scales);
+      pairs(inside ? cell.ChannelOffsets(head_dim, channel) : Vec4{}, factors.zeros);
     }
   }
 
@@ -153,10 +153,10 @@ struct KeyScores {
     };
     const auto step = [&](auto index) {
       constexpr int kStep = decltype(index)::value;
-      Words4 q[Side::kTerms];
+      Vec4 q[Side::kTerms];
       KVANTA_UNROLL
       for (int term = 0; term < Side::kTerms; ++term) {
-        q[term] = LoadShared<Words4>(queries + QueryAt(term, 2 * block + kStep, head_dim, lane));
+        q[term] = LoadShared<Vec4>(queries + QueryAt(term, 2 * block + kStep, head_dim, lane));
       }
       KVANTA_UNROLL
       for (int j = 0; j < 4; ++j) {
@@ -182,15 +182,16 @@ struct KeyScores {
   }
 };
 
-// What K's plain channels add to scaled dots; `scales`: of rows g and g + 8. kMostBlocks: of 32 channels.
-template <class Side, int kMostBlocks>
-KVANTA_DEVICE void AddPlain(const AttendLayer& layer, const Side& side, const QueryTile& tile, const Location& at,
-                            int queries, const float (&scales)[2], int lane, float (&s)[4][4]) {
-  const CellPlace& place = at.exact ? layer.exact_plain : layer.plain;
-  const PageCell cell(at.record + place.first + tile.kv_head * place.stride, place, CodeBytes(side, layer.plain_dim),
-                      layer.page_size, at.slot);
+// What K's plain channels add to scaled dots; `scales`: of rows g and g + 8. kMaxBlocks: of 32 channels.
+template <class Side, int kMaxBlocks>
+KVANTA_DEVICE void AddUnquantized(const AttentionParams& layer, const Side& side, const QueryTile& tile,
+                                  const Location& at, int queries, const float (&scales)[2], int lane,
+                                  float (&s)[4][4]) {
+  const CellPlace& place = at.exact ? layer.exact_unquantized : layer.plain;
+  const PageCell cell(at.record + place.first + tile.kv_head * place.stride, place,
+                      CodeBytes(side, layer.unquantized_dim), layer.page_size, at.slot);
   float dots[4][4];
-  KeyScores<Side, kMostBlocks, false>::Scores(side, cell, layer.plain_dim, queries, lane, dots);
+  KeyScores<Side, kMaxBlocks, false>::Scores(side, cell, layer.unquantized_dim, queries, lane, dots);
   KVANTA_UNROLL
   for (int i = 0; i < 16; ++i) s[i / 4][i % 4] = MultiplyAdd(dots[i / 4][i % 4], scales[i % 4 / 2], s[i / 4][i % 4]);
 }

@@ -29,7 +29,7 @@ struct StagedCell {
   static constexpr int kBytes = kScalesAt + kScales * kPlaneBytes;
   static_assert(kRowBytes % 16 == 0 && kBytes % 16 == 0);
   static_assert(kBlock == BlockScale::kNone || kBlock == BlockScale::kFp16 || kBlock == BlockScale::kE4m3Halves);
-  static_assert(!Side::BlockZero() && !Side::TokenZero() && !Side::Channel());
+  static_assert(!Side::BlockOffset() && !Side::TokenOffset() && !Side::Channel());
   static_assert(Side::Token() == formats::ScaleType::kNone || Side::Token() == formats::ScaleType::kFp16);
 
   int base;  // in shared memory
@@ -61,23 +61,23 @@ struct StagedCell {
   }
 
   static KVANTA_DEVICE int Token(int token) { return token; }
-  KVANTA_DEVICE Words4 Codes4(int offset) const { return LoadShared<Words4>(base + Place(offset)); }
-  KVANTA_DEVICE Words2 Codes2(int offset) const { return LoadShared<Words2>(base + Place(offset)); }
-  KVANTA_DEVICE Words4 BlockScales(int block, int token) const { return LoadShared<Words4>(ScaleAt(block, token)); }
-  KVANTA_DEVICE Words4 TokenScales(int token) const { return LoadShared<Words4>(ScaleAt(0, token)); }
-  KVANTA_DEVICE Words2 BlockBytes8(int half, int token) const { return LoadShared<Words2>(ScaleAt(half, token)); }
+  KVANTA_DEVICE Vec4 Codes4(int offset) const { return LoadShared<Vec4>(base + Place(offset)); }
+  KVANTA_DEVICE Vec2 Codes2(int offset) const { return LoadShared<Vec2>(base + Place(offset)); }
+  KVANTA_DEVICE Vec4 BlockScales(int block, int token) const { return LoadShared<Vec4>(ScaleAt(block, token)); }
+  KVANTA_DEVICE Vec4 TokenScales(int token) const { return LoadShared<Vec4>(ScaleAt(0, token)); }
+  KVANTA_DEVICE Vec2 BlockBytes8(int half, int token) const { return LoadShared<Vec2>(ScaleAt(half, token)); }
   KVANTA_DEVICE uint32_t BlockBytes4(int half, int token) const { return LoadShared<uint32_t>(ScaleAt(half, token)); }
   // Of what these sides do not have.
-  static KVANTA_DEVICE Words4 BlockZeros(int /*block*/, int /*token*/) { return {}; }
-  static KVANTA_DEVICE Words4 TokenZeros(int /*token*/) { return {}; }
-  static KVANTA_DEVICE Words4 TokenFloats(int /*token*/) { return {}; }
-  static KVANTA_DEVICE Words4 BlockFloats(int /*block*/, int /*token*/) { return {}; }
-  static KVANTA_DEVICE Words4 ChannelScales(int /*head_dim*/, int /*channel*/) { return {}; }
-  static KVANTA_DEVICE Words4 ChannelZeros(int /*head_dim*/, int /*channel*/) { return {}; }
+  static KVANTA_DEVICE Vec4 BlockOffsets(int /*block*/, int /*token*/) { return {}; }
+  static KVANTA_DEVICE Vec4 TokenOffsets(int /*token*/) { return {}; }
+  static KVANTA_DEVICE Vec4 TokenFloats(int /*token*/) { return {}; }
+  static KVANTA_DEVICE Vec4 BlockFloats(int /*block*/, int /*token*/) { return {}; }
+  static KVANTA_DEVICE Vec4 ChannelScales(int /*head_dim*/, int /*channel*/) { return {}; }
+  static KVANTA_DEVICE Vec4 ChannelOffsets(int /*head_dim*/, int /*channel*/) { return {}; }
 
  private:
-  KVANTA_DEVICE int ScaleAt(int plane, int token) const {
-    return base + kScalesAt + plane * kPlaneBytes + token * kScaleBytes;
+  KVANTA_DEVICE int ScaleAt(int section, int token) const {
+    return base + kScalesAt + section * kPlaneBytes + token * kScaleBytes;
   }
 };
 

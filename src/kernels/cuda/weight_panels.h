@@ -5,7 +5,7 @@
 // products of a unit are exact integers times x, and a scale is multiplied in f32 once for 32 of them.
 #pragma once
 
-#include "kernels/cuda/weight_places.h"
+#include "kernels/cuda/fragment_layout.h"
 
 namespace kvanta::kernels::cuda {
 
@@ -28,13 +28,13 @@ struct ElementPanel {
   static constexpr bool kScaled = false;
   static constexpr bool kMinimum = false;
   struct Raw {
-    Words4 step[2];
+    Vec4 step[2];
   };
   static KVANTA_DEVICE Raw Load(const uint8_t* unit, int lane) {
     return {{LoadStreamed4(unit + lane * 16), LoadStreamed4(unit + 512 + lane * 16)}};
   }
-  static KVANTA_DEVICE Words4 Operand(const Raw& raw, int step) { return raw.step[step]; }
-  static KVANTA_DEVICE void Multiply(float (&c)[4], const Words4& a, uint32_t b0, uint32_t b1) {
+  static KVANTA_DEVICE Vec4 Operand(const Raw& raw, int step) { return raw.step[step]; }
+  static KVANTA_DEVICE void Multiply(float (&c)[4], const Vec4& a, uint32_t b0, uint32_t b1) {
     if constexpr (kKind == PanelKind::kBf16) {
       MmaBf16(c, a, b0, b1);
     } else {
@@ -48,20 +48,20 @@ struct Int8Panel {
   static constexpr bool kScaled = true;
   static constexpr bool kMinimum = false;
   struct Raw {
-    Words4 codes;
+    Vec4 codes;
     uint32_t scales;
   };
   static KVANTA_DEVICE Raw Load(const uint8_t* unit, int lane) {
     return {LoadStreamed4(unit + lane * 16), LoadWord(unit + BytesOf(kKind).codes + lane / 4 * 4)};
   }
-  static KVANTA_DEVICE Words4 Operand(const Raw& raw, int step) {
+  static KVANTA_DEVICE Vec4 Operand(const Raw& raw, int step) {
     const uint32_t g = raw.codes.word[2 * step], g8 = raw.codes.word[2 * step + 1];
     const auto pair = [](uint32_t codes, uint32_t selector) {
       return MultiplyAddF16(PermuteBytes(codes, kF16Bits1024, selector), kOneF16, kMinus1152);
     };
     return {{pair(g, 0x5150U), pair(g8, 0x5150U), pair(g, 0x5352U), pair(g8, 0x5352U)}};
   }
-  static KVANTA_DEVICE void Multiply(float (&c)[4], const Words4& a, uint32_t b0, uint32_t b1) { MmaF16(c, a, b0, b1); }
+  static KVANTA_DEVICE void Multiply(float (&c)[4], const Vec4& a, uint32_t b0, uint32_t b1) { MmaF16(c, a, b0, b1); }
   static KVANTA_DEVICE uint32_t Scales(const Raw& raw) { return raw.scales; }
 };
 
@@ -70,14 +70,14 @@ struct Int4Panel {
   static constexpr bool kScaled = true;
   static constexpr bool kMinimum = true;
   struct Raw {
-    Words2 codes;
-    Words2 scales;  // of rows g, g + 8; minimums
+    Vec2 codes;
+    Vec2 scales;  // of rows g, g + 8; minimums
   };
   static KVANTA_DEVICE Raw Load(const uint8_t* unit, int lane) {
-    return {LoadStreamed2(unit + lane * 8), LoadWords2(unit + BytesOf(kKind).codes + lane / 4 * 8)};
+    return {LoadStreamed2(unit + lane * 8), LoadVec2(unit + BytesOf(kKind).codes + lane / 4 * 8)};
   }
-  static KVANTA_DEVICE Words4 Operand(const Raw& raw, int step) {
-    Words4 a;
+  static KVANTA_DEVICE Vec4 Operand(const Raw& raw, int step) {
+    Vec4 a;
     KVANTA_UNROLL
     for (unsigned reg = 0; reg < 4; ++reg) {
       const uint32_t codes = (raw.codes.word[step] >> (4 * reg)) & 0x000F000FU;
@@ -85,7 +85,7 @@ struct Int4Panel {
     }
     return a;
   }
-  static KVANTA_DEVICE void Multiply(float (&c)[4], const Words4& a, uint32_t b0, uint32_t b1) { MmaF16(c, a, b0, b1); }
+  static KVANTA_DEVICE void Multiply(float (&c)[4], const Vec4& a, uint32_t b0, uint32_t b1) { MmaF16(c, a, b0, b1); }
   static KVANTA_DEVICE uint32_t Scales(const Raw& raw) { return raw.scales.word[0]; }
   static KVANTA_DEVICE uint32_t Minimums(const Raw& raw) { return raw.scales.word[1]; }
 };
@@ -96,7 +96,7 @@ KVANTA_DEVICE float WeightValue(const Weight& weight, int64_t row, int64_t chann
   const UnitBytes bytes = BytesOf(weight.kind);
   const uint8_t* unit = weight.data + (row / kPanelOuts * weight.Units() + channel / kPanelChannels) * bytes.all;
   const auto in_panel = static_cast<int>(row % kPanelOuts);
-  const CodePlace place = PlaceOf(weight.kind, in_panel, static_cast<int>(channel % kPanelChannels));
+  const FragmentOffset place = PlaceOf(weight.kind, in_panel, static_cast<int>(channel % kPanelChannels));
   const auto half = [&](int at) { return *reinterpret_cast<const uint16_t*>(unit + at); };
   if (weight.kind == PanelKind::kBf16) return std::bit_cast<float>(uint32_t{half(place.byte)} << 16U);
   if (weight.kind == PanelKind::kF16) return F16ToFloat(half(place.byte));

@@ -9,14 +9,14 @@ namespace kvanta::kernels::cuda {
 template <class Side, class Outputs, class OperandOf = ValueOperand<Side>>
 struct WeightedValues {
   using Operand = OperandOf;
-  static constexpr int kBlocks = Outputs::kMostBlocks;
+  static constexpr int kBlocks = Outputs::kMaxBlocks;
   static constexpr int kUnroll = Outputs::kUnrolled ? kBlocks : 1;
-  using Weights = Words4[2][Side::kTerms];  // two steps of 16 tokens
+  using ScaledProbs = Vec4[2][Side::kTerms];  // two steps of 16 tokens
 
   // p: weights of the tokens. `decay`: what has to be multiplied to what there is, for the peak has risen.
   // `value_scale`: of operands, the static one.
   template <class Cell>
-  static KVANTA_DEVICE void Add(const AttendLayer& layer, const Side& side, const Cell& cell, const QueryTile& tile,
+  static KVANTA_DEVICE void Add(const AttentionParams& layer, const Side& side, const Cell& cell, const QueryTile& tile,
                                 const ChunkView& chunk, int position, int head_dim, const float (&p)[4][4],
                                 const float (&decay)[2], float value_scale, int lane, TileRows& rows,
                                 Outputs& outputs) {
@@ -44,9 +44,9 @@ struct WeightedValues {
       FollowScales(largest, chunk, t, rows, factor);
     }
     float zeros[2] = {0, 0};
-    if (side.TokenZero()) ZeroSums(cell.TokenZeros(8 * t), p, chunk, t, rows, zeros);
-    Weights weights;
-    if (!blocks) Weigh(p, scales, chunk, t, rows, weights);
+    if (side.TokenOffset()) ZeroSums(cell.TokenOffsets(8 * t), p, chunk, t, rows, zeros);
+    ScaledProbs probs;
+    if (!blocks) ScaleProbs(p, scales, chunk, t, rows, probs);
     KVANTA_UNROLL_BY(kUnroll)
     for (int block = 0; block < kBlocks; ++block) {
       if (32 * block >= head_dim) break;
@@ -58,28 +58,27 @@ struct WeightedValues {
         BlockScales(side, cell, head_dim, block, t, scales);
         KVANTA_UNROLL
         for (int i = 0; i < 8; ++i) scales[i] *= value_scale;
-        Weigh(p, scales, chunk, t, rows, weights);
+        ScaleProbs(p, scales, chunk, t, rows, probs);
       }
-      if (side.BlockZero()) ZeroSums(cell.BlockZeros(block, 8 * t), p, chunk, t, rows, zeros);
+      if (side.BlockOffset()) ZeroSums(cell.BlockOffsets(block, 8 * t), p, chunk, t, rows, zeros);
       float out[4][4];
       outputs.Take(block, out);
       KVANTA_UNROLL
       for (int i = 0; i < 16; ++i) {
         float& x = out[i / 4][i % 4];
         x *= factor[i % 4 / 2];
-        if (side.TokenZero() || side.BlockZero()) x += zeros[i % 4 / 2];
+        if (side.TokenOffset() || side.BlockOffset()) x += zeros[i % 4 / 2];
       }
       if constexpr (!Side::kHasNan) {
-        Accumulate<false>(side, words, factors, weights, 0, kChunkTokens, lane, out);
+        Accumulate<false>(side, words, factors, probs, 0, kChunkTokens, lane, out);
       } else if constexpr (Outputs::kUnrolled) {
         if (chunk.whole) {
-          Accumulate<false>(side, words, factors, weights, 0, kChunkTokens, lane, out);
+          Accumulate<false>(side, words, factors, probs, 0, kChunkTokens, lane, out);
         } else {
-          AddTokens(layer, side, words, factors, weights, tile, chunk, position, tile.tokens, lane, out);
+          AddTokens(layer, side, words, factors, probs, tile, chunk, position, tile.tokens, lane, out);
         }
       } else {
-        AddTokens(layer, side, words, factors, weights, tile, chunk, position, chunk.whole ? 1 : tile.tokens, lane,
-                  out);
+        AddTokens(layer, side, words, factors, probs, tile, chunk, position, chunk.whole ? 1 : tile.tokens, lane, out);
       }
       outputs.Put(block, out);
     }
@@ -88,18 +87,19 @@ struct WeightedValues {
  private:
   // A token's rows see the same slots. Products are of all rows: where rows see different slots, each token's rows take
   // theirs from products of what they see. `count`: of tokens to tell apart, 1 or the tile's.
-  static KVANTA_DEVICE void AddTokens(const AttendLayer& layer, const Side& side, const typename Operand::Words& words,
-                                      const uint32_t (&factors)[4], const Weights& weights, const QueryTile& tile,
-                                      const ChunkView& chunk, int position, int count, int lane, float (&out)[4][4]) {
+  static KVANTA_DEVICE void AddTokens(const AttentionParams& layer, const Side& side,
+                                      const typename Operand::Words& words, const uint32_t (&factors)[4],
+                                      const ScaledProbs& probs, const QueryTile& tile, const ChunkView& chunk,
+                                      int position, int count, int lane, float (&out)[4][4]) {
     for (int token = 0; token < count; ++token) {
       int begin = 0;
       int end = 0;
-      Seen(layer, tile.first + token, position, begin, end);
+      VisibleRange(layer, tile.first + token, position, begin, end);
       if (begin >= end) continue;
       float sums[4][4];
       KVANTA_UNROLL
       for (int i = 0; i < 16; ++i) sums[i / 4][i % 4] = out[i / 4][i % 4];
-      Accumulate<true>(side, words, factors, weights, begin, end, lane, sums);
+      Accumulate<true>(side, words, factors, probs, begin, end, lane, sums);
       KVANTA_UNROLL
       for (int i = 0; i < 16; ++i) {
         if (count == 1 || chunk.token[i % 4 / 2] == token) out[i / 4][i % 4] = sums[i / 4][i % 4];
@@ -132,8 +132,8 @@ struct WeightedValues {
   }
 
   // P as operands. `scales`: of tokens 8 t to 8 t + 7.
-  static KVANTA_DEVICE void Weigh(const float (&p)[4][4], const float (&scales)[8], const ChunkView& chunk, int t,
-                                  const TileRows& rows, Weights& operands) {
+  static KVANTA_DEVICE void ScaleProbs(const float (&p)[4][4], const float (&scales)[8], const ChunkView& chunk, int t,
+                                       const TileRows& rows, ScaledProbs& operands) {
     const float units[2] = {PowerOfTwo(kTopExponent - rows.exponent[0]), PowerOfTwo(kTopExponent - rows.exponent[1])};
     KVANTA_UNROLL
     for (int j = 0; j < 4; ++j) {
@@ -159,7 +159,7 @@ struct WeightedValues {
   }
 
   // What tokens' zeros (fp16, of tokens 8 t to 8 t + 7) add to all channels that share them.
-  static KVANTA_DEVICE void ZeroSums(const Words4& halves, const float (&p)[4][4], const ChunkView& chunk, int t,
+  static KVANTA_DEVICE void ZeroSums(const Vec4& halves, const float (&p)[4][4], const ChunkView& chunk, int t,
                                      const TileRows& rows, float (&sums)[2]) {
     float zeros[8];
     FromHalves(halves, zeros);
@@ -191,8 +191,8 @@ struct WeightedValues {
       }
     }
     if (side.Block() == BlockScale::kPowerHalves) {
-      const Words2 own = HalfBytes8(cell, head_dim, half, 8 * t);
-      const Words2 other = HalfBytes8(cell, head_dim, half ^ 1, 8 * t);
+      const Vec2 own = HalfBytes8(cell, head_dim, half, 8 * t);
+      const Vec2 other = HalfBytes8(cell, head_dim, half ^ 1, 8 * t);
       KVANTA_UNROLL
       for (int j = 0; j < 4; ++j) {
         factors[j] = HalfFactor(ByteOf(own, j), ByteOf(other, j)) |
@@ -209,7 +209,7 @@ struct WeightedValues {
   // out += P V of a block of 32 channels. Values of tokens outside [begin, end) are not multiplied.
   template <bool kMasked>
   static KVANTA_DEVICE void Accumulate(const Side& side, const typename Operand::Words& words,
-                                       const uint32_t (&factors)[4], const Weights& weights, int begin, int end,
+                                       const uint32_t (&factors)[4], const ScaledProbs& probs, int begin, int end,
                                        int lane, float (&out)[4][4]) {
     const bool halves = side.Block() == BlockScale::kE4m3Halves || side.Block() == BlockScale::kPowerHalves;
     const auto channel = [&](auto index) {
@@ -227,7 +227,7 @@ struct WeightedValues {
         for (int step = 0; step < 2; ++step) {
           KVANTA_UNROLL
           for (int term = 0; term + part < Side::kTerms; ++term) {
-            Mma<Side::kBf16>(out[kChannel], weights[step][term], pairs[2 * step], pairs[2 * step + 1]);
+            Mma<Side::kBf16>(out[kChannel], probs[step][term], pairs[2 * step], pairs[2 * step + 1]);
           }
         }
       }

@@ -12,7 +12,8 @@ namespace kvanta::kernels::reference {
 
 // Decodes tokens [0, tokens) of a cell in the cache's layout: rows f32 [tokens][head_dim], still transformed.
 void DecodeCell(formats::SideKind kind, const formats::Format& format, formats::CellShape shape,
-                const formats::CellPlanes& planes, const uint8_t* cell, float static_scale, int tokens, float* rows);
+                const formats::CellSections& sections, const uint8_t* cell, float static_scale, int tokens,
+                float* rows);
 
 // The orthonormal Walsh-Hadamard transform of formats::Hadamard, in double, by its definition. x: [head_dim].
 void Hadamard(std::span<double> x);

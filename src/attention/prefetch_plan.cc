@@ -1,0 +1,113 @@
+#include "attention/prefetch_plan.h"
+
+#include <algorithm>
+
+namespace kvanta::attention {
+namespace {
+
+using kernels::Prefetch;
+
+constexpr int64_t kLine = 64;
+constexpr int64_t kSoftmaxLines = 16;      // of each stream, that a softmax has the time to touch
+constexpr int64_t kValuesAhead = 2 << 10;  // bytes of a cell's values that are touched with its keys: memory's latency
+constexpr int64_t kNearCacheBytes = 20 << 10;  // of a page of a head beside its queries, scores and results
+
+Prefetch Lines(const uint8_t* begin, int64_t bytes) noexcept {
+  const int64_t half = (bytes + 2 * kLine - 1) / (2 * kLine) * kLine;
+  return {.next = begin, .end = begin + half, .second = half};
+}
+
+}  // namespace
+
+PrefetchPlan::PrefetchPlan(const LayerView& layer, const Tile& tile, int64_t first_split, int64_t last_split,
+                           const cache::PageRef* pages, TileRows rows) noexcept
+    : layer_(layer),
+      tile_(tile),
+      pages_(pages),
+      rows_(rows),
+      page_size_(layer.scheme->shape.tokens),
+      own_page_(tile.first / page_size_),
+      first_page_(std::max(FirstVisible(tile.first, layer.attention->sliding_window) / page_size_,
+                           first_split * kSplitTokens / page_size_)),
+      last_page_(std::min(own_page_ + 1, last_split * kSplitTokens / page_size_)) {}
+
+const float* PrefetchPlan::QueryOf(int head, int token, int of_head) const noexcept {
+  const LayerAttention& attention = *layer_.attention;
+  const int64_t group = attention.heads / attention.kv_heads;
+  return rows_.q + token * rows_.q_stride + ((int64_t{tile_.kv_head} + head) * group + of_head) * attention.KeyDim();
+}
+
+float* PrefetchPlan::ResultOf(int head, int token, int of_head) const noexcept {
+  const LayerAttention& attention = *layer_.attention;
+  const int64_t group = attention.heads / attention.kv_heads;
+  const int64_t of_token = (int64_t{tile_.kv_head} + head) * group + of_head;
+  return rows_.out + (int64_t{token} * attention.heads + of_token) * attention.head_dim;
+}
+
+// The queries of a KV head and where its results go, of a tile of one token.
+Prefetch PrefetchPlan::RowsOf(int head) const noexcept {
+  const auto* queries = reinterpret_cast<const uint8_t*>(QueryOf(head, 0, 0));
+  const auto* end = reinterpret_cast<const uint8_t*>(QueryOf(head + 1, 0, 0));
+  const auto* results = reinterpret_cast<const uint8_t*>(ResultOf(head, 0, 0));
+  return {.next = queries, .end = end, .second = results - queries};
+}
+
+PrefetchPlan::Spans PrefetchPlan::PrefetchRanges(HeadPage at) const noexcept {
+  const PageView view = View(at);
+  const CellSide &k = view.cells->k, &v = view.cells->v;
+  const uint8_t* keys = view.record + k.codes;
+  if (layer_.scheme->SharesCell()) return {.start = {keys, view.cells->head_bytes}};
+  const uint8_t* values = view.record + v.codes;
+  const int64_t seen = tile_.first + tile_.tokens - at.page * page_size_;
+  if (seen < page_size_) {  // the own page: no more than it holds so far
+    const int64_t groups = (seen + 15) / 16, quads = (seen + 3) / 4;
+    return {.start = {keys, k.bytes * 16 * groups / page_size_}, .with = {values, v.bytes * 4 * quads / page_size_}};
+  }
+  // All cells of the head, which lie one behind the other. A second-level cache holds them whole, the first one halves.
+  const int64_t bytes = view.cells->head_bytes;
+  const int64_t start = bytes <= kNearCacheBytes ? std::min(values - keys + kValuesAhead, bytes) : bytes;
+  return {.start = {keys, start}, .rest = {keys + start, bytes - start}};
+}
+
+void PrefetchPlan::SetNext(PrefetchPlan& next) noexcept {
+  __builtin_prefetch(next.pages_ + next.first_page_);
+  next_ = &next;
+  next.touched_ = true;
+}
+
+void PrefetchPlan::PrefetchFirst() const noexcept {
+  if (touched_) return;
+  const Span start = PrefetchRanges({first_page_, 0}).start;
+  for (const uint8_t* line = start.begin; line < start.begin + start.bytes; line += kLine) __builtin_prefetch(line);
+}
+
+PrefetchPlan::Spans PrefetchPlan::NextPrefetchRanges(HeadPage at) const noexcept {
+  if (at.head + 1 < tile_.kv_heads) return PrefetchRanges({at.page, at.head + 1});
+  if (at.page + 1 < last_page_) return PrefetchRanges({at.page + 1, 0});
+  if (next_ != nullptr) return next_->PrefetchRanges({next_->first_page_, 0});
+  return {};
+}
+
+// Numbers first: a struct that is copied right after its parts were written waits for them.
+Ahead PrefetchPlan::PrefetchOf(HeadPage at) const noexcept {
+  const Spans now = PrefetchRanges(at), after = NextPrefetchRanges(at);
+  const bool touches_rows = at.page + 1 == last_page_ && next_ != nullptr && tile_.tokens == 1;
+  const bool has_rest = now.rest.bytes != 0;
+  const uint8_t* start = after.start.begin;
+  const int64_t lines = (after.start.bytes + 2 * kLine - 1) / (2 * kLine);  // of each of its two streams
+  const int64_t scored = has_rest || touches_rows ? 0 : lines * 3 / 8;
+  const bool weighs_start = after.with.bytes == 0 && !(has_rest && touches_rows);
+  const int64_t weighed = scored + (weighs_start ? std::min((lines - scored) / 5, kSoftmaxLines) : 0);
+  const auto part = [&](int64_t first, int64_t last) {
+    return Prefetch{.next = start + first * kLine, .end = start + last * kLine, .second = lines * kLine};
+  };
+  return {.qk = has_rest       ? Lines(now.rest.begin, now.rest.bytes)
+                : touches_rows ? next_->RowsOf(at.head)
+                               : part(0, scored),
+          .softmax = weighs_start            ? part(scored, weighed)
+                     : after.with.bytes != 0 ? Lines(after.with.begin, after.with.bytes)
+                                             : next_->RowsOf(at.head),
+          .pv = part(weighed, lines)};
+}
+
+}  // namespace kvanta::attention

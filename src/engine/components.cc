@@ -1,0 +1,117 @@
+#include "engine/components.h"
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+
+#include "attention/backends.h"
+#include "attention/gpu_backend.h"
+#include "base/device.h"
+#include "base/quote.h"
+#include "engine/engine_config.h"
+#include "kernels/cuda/gpu_ops.h"
+#include "kvanta/error.h"
+#include "models/fingerprint.h"
+#include "models/kv_scales.h"
+
+namespace kvanta::engine {
+namespace {
+
+std::string ChosenIsa(const std::string& isa) {
+  if (isa != "auto") return isa;
+  const char* forced = std::getenv("KVANTA_ISA");
+  return forced != nullptr && *forced != '\0' ? forced : kernels::RunnableIsas().front();
+}
+
+// The GPU that device "cuda" means: `given`, or this machine's. Throws with what is missing.
+std::shared_ptr<kernels::CudaContext> FindGpu(const EngineConfig& config, std::shared_ptr<kernels::CudaContext> given) {
+  const auto refuse = [](std::string_view why) {
+    throw InputError(fmt::format("device cuda: {}; there are: auto, cpu", why));
+  };
+  if (config.profile) refuse("a GPU's operations run behind the host's, which could not time them (profile)");
+  if (config.isa != "auto") refuse(fmt::format("isa {} is of the CPU", Quote(config.isa)));
+  if (given) return given;
+  if (const std::string missing = kernels::MissingForCuda(); !missing.empty()) refuse(missing);
+  return kernels::MakeCudaContext();
+}
+
+}  // namespace
+
+EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::CudaContext> gpu) {
+  CheckConfig(config);
+  const models::ModelConfig model = models::ReadConfig(config.model);
+  const DType dtype = ResolveDType(config.dtype, model);
+  const kernels::WeightType store = ResolveWeights(config.weight_dtype, dtype);
+  const std::vector<KvScheme> schemes = ResolveSchemes(config, model, dtype);
+  const int boundary_layers = ResolveBaseScheme(config, model, dtype).boundary_layers;
+  if (boundary_layers > 0 && config.on_warning) {
+    config.on_warning(fmt::format("kv_cache_dtype = {}: the first and last {} layers stay in bf16; +edges=0 takes all",
+                                  Quote(config.kv_cache_dtype), boundary_layers));
+  }
+
+  EngineComponents components;
+  components.layout = PlanLayout(schemes, model, config.page_size);
+  const models::Checkpoint checkpoint = models::Checkpoint::Open(config.model);
+  components.model_identity = models::Fingerprint(checkpoint);
+  components.scales = models::UnitScales(model);
+  if (components.layout.UsesScales()) {
+    models::KvScales found = models::LoadKvScales(config.quantization_param_path, checkpoint, model);
+    components.scales_given = found.source != models::ScaleSource::kNone;
+    components.scales = std::move(found.layers);
+  } else if (!config.quantization_param_path.empty()) {
+    // A file that the caller named is checked, or a typo in the format's name would drop it without a word.
+    models::LoadKvScales(config.quantization_param_path, checkpoint, model);
+    if (config.on_warning) {
+      config.on_warning(fmt::format("quantization_param_path = {}: not used, no layer's format has static scales",
+                                    Quote(config.quantization_param_path)));
+    }
+  }
+  components.threads = std::make_shared<ThreadPool>(config.threads);
+  if (config.device == "cuda") {
+    gpu = FindGpu(config, std::move(gpu));
+    components.ops = kernels::MakeGpuOps(gpu, components.threads);
+  } else {
+    gpu = nullptr;
+    components.ops = kernels::MakeCpuOps(components.threads, config.isa.c_str());
+  }
+  if (config.profile) {
+    components.profile = std::make_shared<StepProfile>();
+    components.ops = Profiled(std::move(components.ops), components.profile);
+  }
+  components.isa = gpu ? gpu->Name() : ChosenIsa(config.isa);
+  // The rope table is made for what the cache can hold at most; a model may claim any number of positions.
+  cache::PageRequirements demand(components.layout, CommonWindow(model));
+  demand.prefixes_stay = config.enable_prefix_caching;
+  components.positions =
+      SizeCache(config, demand, model.max_position, components.ops->device().AvailableBytes()).max_model_len;
+  components.model =
+      models::Load(config.model, *components.ops,
+                   {.store = store, .max_rows = config.max_num_batched_tokens, .max_positions = components.positions});
+  if (gpu) {
+    components.make_backend = [gpu](cache::PagePool& pages, attention::BackendConfig setup) {
+      return attention::MakeGpuBackend(pages, std::move(setup), gpu);
+    };
+  } else {
+    const std::string backend = config.isa == "auto" ? "auto" : "cpu-" + config.isa;
+    components.make_backend = [threads = components.threads, backend](cache::PagePool& pages,
+                                                                      attention::BackendConfig setup) {
+      return attention::MakeBackend(backend, pages, std::move(setup), threads);
+    };
+  }
+
+  components.info = MakeModelInfo(model, dtype, store);
+  components.info.weight_bytes = components.model->WeightBytes();  // with what packing adds
+  components.info.hash = components.model_identity;
+  config.dtype = components.info.dtype;
+  if (store == kernels::WeightType::kBf16) config.weight_dtype = "bf16";
+  config.device = gpu ? "cuda" : "cpu";
+  config.threads = components.threads->Threads();
+  if (config.kv_cache_dtype == "auto") {
+    config.kv_cache_dtype =
+        model.declared_kv_cache.empty() ? std::string(UnquantizedScheme(dtype)) : model.declared_kv_cache;
+  }
+  components.config = std::move(config);
+  return components;
+}
+
+}  // namespace kvanta::engine

@@ -1,0 +1,187 @@
+#include "engine/engine_config.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include "base/quote.h"
+#include "kvanta/error.h"
+#include "models/weight_count.h"
+
+namespace kvanta::engine {
+namespace {
+
+constexpr double kShareOfAvailable = 0.4;  // of the memory that is free, when the caller names no budget
+
+int ParseLayerIndex(const std::string& text, int layers) {
+  int index = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), index);
+  if (error != std::errc() || end != text.data() + text.size() || index < -layers || index >= layers) {
+    throw InputError(
+        fmt::format("kv_cache_dtype_skip_layers: {} is neither a layer index from {} to {} nor "
+                    "'sliding_window'",
+                    Quote(text), -layers, layers - 1));
+  }
+  return index < 0 ? index + layers : index;
+}
+
+void RequireAtLeast(const char* field, int64_t value, int64_t min_value) {
+  if (value < min_value) throw InputError(fmt::format("{} = {}: must be at least {}", field, value, min_value));
+}
+
+}  // namespace
+
+DType ResolveDType(const std::string& dtype, const models::ModelConfig& model) {
+  if (dtype != "auto") return ParseDType(dtype);
+  if (!model.dtype_known) {
+    throw InputError(
+        "config.json has neither dtype nor torch_dtype, and no weights lie beside it: choose a dtype: bfloat16, "
+        "float16, float32");
+  }
+  return model.dtype;
+}
+
+kernels::WeightType ResolveWeights(const std::string& weight_dtype, DType dtype) {
+  if (weight_dtype == "auto") return kernels::WeightTypeOf(dtype);
+  if (weight_dtype == "bf16") return kernels::WeightType::kBf16;
+  if (weight_dtype == "int8") return kernels::WeightType::kInt8;
+  if (weight_dtype == "int4") return kernels::WeightType::kInt4;
+  throw InputError(fmt::format("weight_dtype {} is not known; there are: auto, bf16, int8, int4", Quote(weight_dtype)));
+}
+
+std::string_view UnquantizedScheme(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::kF32:
+      return "fp32";
+    case DType::kF16:
+      return "fp16";
+    case DType::kBf16:
+      break;
+  }
+  return "bf16";
+}
+
+KvScheme ResolveBaseScheme(const EngineConfig& config, const models::ModelConfig& model, DType dtype) {
+  if (config.kv_cache_dtype != "auto") return KvScheme::Parse(config.kv_cache_dtype);
+  return KvScheme::Parse(model.declared_kv_cache.empty() ? UnquantizedScheme(dtype) : model.declared_kv_cache);
+}
+
+std::vector<KvScheme> ResolveSchemes(const EngineConfig& config, const models::ModelConfig& model, DType dtype) {
+  const std::string unquantized(UnquantizedScheme(dtype));
+  std::vector<KvScheme> schemes =
+      ParseLayerSchemes(ResolveBaseScheme(config, model, dtype), config.kv_cache_dtype_layers, model.layers);
+  for (const std::string& entry : config.kv_cache_dtype_skip_layers) {
+    if (entry == "sliding_window") {
+      for (size_t layer = 0; layer < model.sliding_window.size(); ++layer) {
+        if (model.sliding_window[layer] > 0) schemes[layer] = KvScheme::Parse(unquantized);
+      }
+    } else {
+      schemes[static_cast<size_t>(ParseLayerIndex(entry, model.layers))] = KvScheme::Parse(unquantized);
+    }
+  }
+  return schemes;
+}
+
+formats::CacheLayout PlanLayout(const std::vector<KvScheme>& schemes, const models::ModelConfig& model, int page_size) {
+  const std::vector<formats::LayerShape> shapes(schemes.size(),
+                                                {model.kv_heads, model.head_dim, model.latent.rope_dim});
+  return formats::PlanCache(schemes, shapes, page_size);
+}
+
+int64_t CommonWindow(const models::ModelConfig& model) {
+  int64_t widest = 0;
+  for (const int window : model.sliding_window) {
+    if (window == 0) return 0;
+    widest = std::max<int64_t>(widest, window);
+  }
+  return widest;
+}
+
+void CheckConfig(const EngineConfig& config) {
+  RequireAtLeast("max_model_len", config.max_model_len, 0);
+  RequireAtLeast("max_num_seqs", config.max_num_seqs, 1);
+  RequireAtLeast("max_queued_requests", config.max_queued_requests, 0);
+  if (!(config.quality_sample_rate >= 0 && config.quality_sample_rate <= 1)) {
+    throw InputError(fmt::format("quality_sample_rate = {}: must be between 0 and 1", config.quality_sample_rate));
+  }
+  RequireAtLeast("kv_cache_memory_bytes", config.kv_cache_memory_bytes, 0);
+  RequireAtLeast("threads", config.threads, 0);
+  if (config.max_num_batched_tokens < config.page_size) {
+    throw InputError(fmt::format("max_num_batched_tokens = {}: must be at least the page size, {}",
+                                 config.max_num_batched_tokens, config.page_size));
+  }
+  if (config.device != "auto" && config.device != "cpu" && config.device != "cuda") {
+    throw InputError(fmt::format("device {} is unknown; there are: auto, cpu, cuda", Quote(config.device)));
+  }
+}
+
+int64_t LongestSequence(const cache::PageRequirements& demand, int64_t budget_bytes, int64_t limit) {
+  int64_t fits = 0;
+  int64_t too_long = limit + 1;
+  while (too_long - fits > 1) {
+    const int64_t middle = fits + (too_long - fits) / 2;
+    (demand.MaxBytes(middle) <= budget_bytes ? fits : too_long) = middle;
+  }
+  return fits;
+}
+
+CacheSize SizeCache(const EngineConfig& config, const cache::PageRequirements& demand, int64_t model_max_position,
+                    int64_t available_bytes) {
+  if (config.max_model_len > model_max_position) {
+    throw InputError(
+        fmt::format("max_model_len = {}: the model's limit is {} tokens", config.max_model_len, model_max_position));
+  }
+  const int64_t requested = config.max_model_len > 0 ? config.max_model_len : model_max_position;
+  CacheSize size;
+  if (config.kv_cache_memory_bytes > 0) {
+    size.budget_bytes = config.kv_cache_memory_bytes;
+    if (size.budget_bytes > available_bytes) {
+      throw ResourceError(fmt::format("kv_cache_memory_bytes = {}: only {} bytes of memory are available",
+                                      size.budget_bytes, available_bytes));
+    }
+  } else {
+    const int64_t step_pages = config.max_num_batched_tokens / demand.page_size + 1;
+    const auto share = static_cast<int64_t>(kShareOfAvailable * static_cast<double>(available_bytes));
+    const int64_t steps = demand.exact_while_open ? step_pages * demand.exact_page_bytes : 0;
+    int64_t all = 0;
+    if (__builtin_mul_overflow(config.max_num_seqs, demand.MaxBytes(requested), &all)) all = share;
+    size.budget_bytes = std::min(all, share - std::min(steps, share)) + std::min(steps, share);
+  }
+  const int64_t longest = LongestSequence(demand, size.budget_bytes, requested);
+  size.max_model_len = longest;
+  if (longest == requested) return size;
+  const std::string figures = fmt::format(
+      "a cache of {} bytes holds one sequence of {} tokens, not {}; that needs {} bytes (kv_cache_memory_bytes), a "
+      "smaller max_model_len, or a format with fewer bits (kv_cache_dtype)",
+      size.budget_bytes, longest, requested, demand.MaxBytes(requested));
+  if (config.max_model_len == 0 && longest >= demand.page_size) {
+    size.warning = fmt::format("max_model_len is {}: {}", longest, figures);
+    return size;
+  }
+  if (config.kv_cache_memory_bytes > 0) throw InputError(figures);
+  throw ResourceError(figures);
+}
+
+ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype, kernels::WeightType store) {
+  const models::WeightCount weights = models::CountWeights(model);
+  ModelInfo info;
+  info.architecture = model.architecture;
+  info.dtype = std::string(Name(dtype));
+  info.layers = model.layers;
+  info.hidden = model.hidden;
+  info.heads = model.heads;
+  info.kv_heads = model.kv_heads;
+  info.head_dim = model.head_dim;
+  info.rope_dim = model.latent.rope_dim;
+  info.vocab = model.vocab;
+  info.max_position = model.max_position;
+  info.sliding_window = model.sliding_window;
+  info.eos_token_ids = model.eos_token_ids;
+  info.declared_kv_cache = model.declared_kv_cache;
+  info.parameters = weights.Parameters();
+  info.weight_bytes = weights.Bytes(store);
+  return info;
+}
+
+}  // namespace kvanta::engine

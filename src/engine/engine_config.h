@@ -1,0 +1,55 @@
+// What an EngineConfig means for a model: dtypes, one scheme per layer, the layout of pages, the size of the cache.
+// The engine and the planners share this code, so that a plan is what the engine allocates.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cache/sequence_cache.h"
+#include "formats/scheme.h"
+#include "kernels/linear.h"
+#include "kvanta/engine.h"
+#include "models/config.h"
+
+namespace kvanta::engine {
+
+// "auto": the checkpoint's. Throws InputError with the alternatives.
+DType ResolveDType(const std::string& dtype, const models::ModelConfig& model);
+// How weights are stored: weight_dtype, or the dtype where that is "auto". Throws InputError with the alternatives.
+kernels::WeightType ResolveWeights(const std::string& weight_dtype, DType dtype);
+
+// Scheme text of a cache at a weight dtype: "bf16", "fp16", "fp32".
+std::string_view UnquantizedScheme(DType dtype) noexcept;
+
+// The scheme of the layers that nothing else is said of. Throws InputError.
+KvScheme ResolveBaseScheme(const EngineConfig& config, const models::ModelConfig& model, DType dtype);
+
+// One scheme per layer: base ("auto": declared by the checkpoint, else the dtype's), layer overrides, skipped layers.
+std::vector<KvScheme> ResolveSchemes(const EngineConfig& config, const models::ModelConfig& model, DType dtype);
+
+formats::CacheLayout PlanLayout(const std::vector<KvScheme>& schemes, const models::ModelConfig& model, int page_size);
+
+// The widest sliding window when every layer has one, else 0.
+int64_t CommonWindow(const models::ModelConfig& model);
+
+// What does not need the model: refuses values out of range and devices that do not exist.
+void CheckConfig(const EngineConfig& config);
+
+struct CacheSize {
+  int64_t budget_bytes = 0;
+  int64_t max_model_len = 0;
+  std::string warning;  // when max_model_len had to be cut; "" if not
+};
+
+// available_bytes: what the device can give. Throws InputError (the caller's figures) or ResourceError (the machine's).
+CacheSize SizeCache(const EngineConfig& config, const cache::PageRequirements& demand, int64_t model_max_position,
+                    int64_t available_bytes);
+
+// Longest sequence, at most `most` tokens, that fits in `budget_bytes` alone.
+int64_t LongestSequence(const cache::PageRequirements& demand, int64_t budget_bytes, int64_t limit);
+
+// `store`: how the weights are kept.
+ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype, kernels::WeightType store);
+
+}  // namespace kvanta::engine

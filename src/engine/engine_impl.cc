@@ -1,0 +1,131 @@
+#include "engine/engine_impl.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <random>
+
+#include "engine/step_lock.h"
+#include "kvanta/error.h"
+
+namespace kvanta::engine {
+namespace {
+
+constexpr int64_t kMaxLogitRows = 256;  // at once: bounds the logits' memory
+constexpr int64_t kProbeTokens = 64;
+
+bool PoisonByDefault() {
+#ifdef NDEBUG
+  return false;
+#else
+  return true;
+#endif
+}
+
+}  // namespace
+
+Core::Core(EngineComponents components)
+    : components_(std::move(components)), demand_(components_.layout, CommonWindow(components_.model->Config())) {
+  EngineConfig& config = components_.config;
+  CheckConfig(config);
+  demand_.prefixes_stay = config.enable_prefix_caching;
+  Device& device = components_.model->ops().device();
+  const CacheSize size = SizeCache(config, demand_, components_.model->Config().max_position, device.AvailableBytes());
+  if (!size.warning.empty()) Warn(size.warning);
+  config.max_model_len = std::min(size.max_model_len, components_.positions);
+  config.kv_cache_memory_bytes = size.budget_bytes;
+  config.poison_unused = config.poison_unused.value_or(PoisonByDefault());
+  store_ = std::make_unique<cache::PagePool>(
+      device, components_.layout,
+      cache::PagePoolConfig{.budget_bytes = size.budget_bytes, .poison_unused = *config.poison_unused});
+  if (config.enable_prefix_caching) tree_ = std::make_unique<cache::PrefixTree>(*store_, config.page_size);
+  scheduler_ = std::make_unique<scheduler::Scheduler>(
+      scheduler::SchedulerConfig{.max_sequences = config.max_num_seqs,
+                                 .max_step_tokens = config.max_num_batched_tokens,
+                                 .page_size = config.page_size},
+      *store_, tree_.get(), demand_);
+  const int64_t logit_rows = std::clamp<int64_t>(config.max_num_seqs, 16, kMaxLogitRows);
+  runner_ = std::make_unique<runner::Runner>(*components_.model, config.max_num_batched_tokens, logit_rows,
+                                             !config.enforce_eager);
+  masks_ = std::make_unique<GrammarBitmasks>(config.fill_masks, components_.info.vocab);
+  if (config.quality_sample_rate > 0) {
+    quality_ = std::make_unique<QualityMonitor>(components_, config.quality_sample_rate);
+  }
+  row_sampler_ = std::make_unique<runner::RowSampler>(*components_.threads);
+  measure_scales_ = config.calculate_kv_scales && !components_.scales_given && HasStaticScales(components_.layout);
+  MakeBackend();  // checks the scales, which the probe relies on
+  if (!measure_scales_ && !components_.scales_given && HasStaticScales(components_.layout)) WarnAboutUnitScales();
+  const std::lock_guard lock(mutex_);
+  RefreshStats();
+}
+
+Core::~Core() {
+  Stop();
+}
+
+void Core::MakeBackend() {
+  auto fresh =
+      components_.make_backend(*store_, {.layers = components_.model->AttentionLayers(), .scales = components_.scales});
+  if (components_.profile) fresh = Profiled(std::move(fresh), components_.profile);
+  const std::lock_guard lock(mutex_);  // Stats() reads it
+  backend_ = std::move(fresh);
+}
+
+void Core::Warn(const std::string& message) const {
+  try {
+    if (components_.config.on_warning) components_.config.on_warning(message);
+  } catch (...) {  // a listener's fault must not end a step or the loop
+  }
+}
+
+// Says what the lack of scales costs on this model: random tokens are enough to see values beyond the format's range.
+void Core::WarnAboutUnitScales() {
+  std::mt19937 random(1);
+  std::vector<int32_t> tokens(static_cast<size_t>(std::min(kProbeTokens, components_.config.max_model_len)));
+  for (int32_t& token : tokens) token = static_cast<int32_t>(random() % static_cast<uint32_t>(components_.info.vocab));
+  const auto probe = ProbeKv(*components_.model, components_.make_backend, components_.layout, components_.scales,
+                             tokens, components_.config.max_num_batched_tokens);
+  int64_t values = 0;
+  int64_t above = 0;
+  for (size_t layer = 0; layer < probe.size(); ++layer) {
+    for (const auto& [side, seen] : {std::pair(&components_.layout.layers[layer].k, &probe[layer].k),
+                                     std::pair(&components_.layout.layers[layer].v, &probe[layer].v)}) {
+      if (!IsStatic(*side)) continue;
+      values += seen->values;
+      above += seen->above_unit;
+    }
+  }
+  Warn(
+      fmt::format("no KV scales were given: layers {} use 1.0; {:.4f} % of the values of a probe of {} tokens "
+                  "saturated; see quantization_param_path and calculate_kv_scales",
+                  StaticLayers(components_.layout), 100.0 * static_cast<double>(above) / static_cast<double>(values),
+                  tokens.size()));
+}
+
+void Core::MeasureScales(std::span<const int32_t> tokens) {
+  const auto probe = ProbeKv(*components_.model, components_.make_backend, components_.layout, components_.scales,
+                             tokens, components_.config.max_num_batched_tokens);
+  ApplyProbe(probe, components_.layout, components_.scales);
+  MakeBackend();
+  measure_scales_ = false;
+  float min_value = INFINITY;
+  float limit = 0;
+  for (const formats::LayerScales& layer : components_.scales) {
+    for (const auto* side : {&layer.k, &layer.v}) {
+      for (const float scale : side->scale) {
+        min_value = std::min(min_value, scale);
+        limit = std::max(limit, scale);
+      }
+    }
+  }
+  Warn(fmt::format("KV scales of layers {} measured on the first {} tokens and frozen: from {:.6g} to {:.6g}",
+                   StaticLayers(components_.layout),
+                   std::min<int64_t>(kMaxProbedTokens, static_cast<int64_t>(tokens.size())), min_value, limit));
+}
+
+void Core::ResetPrefixCache() {
+  const StepLock turn(*this);
+  if (tree_) tree_->Clear();
+}
+
+}  // namespace kvanta::engine

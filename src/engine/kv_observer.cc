@@ -1,0 +1,106 @@
+#include "engine/kv_observer.h"
+
+#include <algorithm>
+#include <exception>
+#include <vector>
+
+#include "cache/sequence_cache.h"
+#include "runner/runner.h"
+
+namespace kvanta::engine {
+namespace {
+
+// Passes everything on to a real backend and tells the listener what is appended.
+class ObservedBackend final : public attention::Backend {
+ public:
+  ObservedBackend(std::unique_ptr<attention::Backend> inner, kernels::Ops& ops,
+                  const std::vector<formats::LayerScheme>& layers, KvObserver& listener)
+      : inner_(std::move(inner)), ops_(ops), layers_(layers), listener_(listener) {}
+
+  attention::BackendInfo Info() const override { return inner_->Info(); }
+  std::unique_ptr<attention::Plan> MakePlan(const attention::BatchShape& batch,
+                                            std::unique_ptr<attention::Plan> plan) override {
+    rows_ = 0;
+    for (const attention::SequenceSpan& span : batch.sequences) rows_ += span.tokens;
+    return inner_->MakePlan(batch, std::move(plan));
+  }
+  void Append(attention::Plan& plan, int layer, const float* k, const float* v, int64_t kv_stride) noexcept override {
+    if (ops_.OnHost()) {
+      listener_.OnAppend(layer, k, v, kv_stride, rows_);
+    } else {
+      HearCopies(layer, k, v, kv_stride);
+    }
+    inner_->Append(plan, layer, k, v, kv_stride);
+  }
+  void Run(attention::Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept override {
+    inner_->Run(plan, layer, q, q_stride, out);
+  }
+  attention::AppendCounts Counts(int layer) const override { return inner_->Counts(layer); }
+  const formats::LayerScales& Scales(int layer) const override { return inner_->Scales(layer); }
+
+  // Throws what kept rows from being heard.
+  void Check() const {
+    if (failed_) std::rethrow_exception(failed_);
+  }
+
+ private:
+  // One copy of each side: rows as they are would be one each.
+  void HearCopies(int layer, const float* k, const float* v, int64_t stride) noexcept {
+    if (failed_) return;
+    try {
+      const formats::LayerScheme& scheme = layers_[static_cast<size_t>(layer)];
+      const int64_t width = int64_t{scheme.kv_heads} * scheme.shape.head_dim;
+      const auto copy = [&](const float* rows, std::vector<float>& to) {
+        to.resize(static_cast<size_t>(rows_ * width));
+        const size_t bytes = to.size() * sizeof(float);
+        if (dense_.bytes() < bytes) dense_ = ops_.device().Allocate(bytes);
+        ops_.Copy(rows, stride, rows_, width, dense_.as<float>(), width);
+        ops_.device().CopyOut(to.data(), dense_.data(), bytes);
+      };
+      copy(k, k_);
+      copy(v, v_);
+      listener_.OnAppend(layer, k_.data(), v_.data(), width, rows_);
+    } catch (...) {  // Append may not throw
+      failed_ = std::current_exception();
+    }
+  }
+
+  std::unique_ptr<attention::Backend> inner_;
+  kernels::Ops& ops_;
+  const std::vector<formats::LayerScheme>& layers_;
+  KvObserver& listener_;
+  int64_t rows_ = 0;
+  // Where the host cannot read the device's memory: rows without gaps there, and the host's copies.
+  Buffer dense_;
+  std::vector<float> k_, v_;
+  std::exception_ptr failed_;
+};
+
+}  // namespace
+
+void ForwardObserved(models::Model& model, const BackendFactory& make_backend, const formats::CacheLayout& layout,
+                     std::span<const int32_t> tokens, int64_t max_rows, KvObserver& listener) {
+  const std::vector<KvScheme> schemes(layout.layers.size(), KvScheme::Parse("bf16"));
+  std::vector<formats::LayerShape> shapes;
+  for (const auto& layer : layout.layers) shapes.push_back({layer.kv_heads, layer.shape.head_dim, layer.rope_dim});
+  const formats::CacheLayout plain = formats::PlanCache(schemes, shapes, layout.page_size);
+  const cache::PageRequirements demand(plain);
+  const auto count = static_cast<int64_t>(tokens.size());
+  cache::PagePool store(model.ops().device(), plain, {.budget_bytes = demand.MaxBytes(count), .poison_unused = false});
+  cache::SequenceCache pages(store, nullptr, demand, "");
+  ObservedBackend backend(make_backend(store, {.layers = model.AttentionLayers(), .scales = {}}), model.ops(),
+                          plain.layers, listener);
+  runner::Runner runner(model, max_rows, 1);
+  while (pages.Length() < count) {
+    const int64_t rows = std::min(max_rows, count - pages.Length());
+    pages.Reserve(rows);
+    const runner::RunItem item{.tokens = tokens.subspan(static_cast<size_t>(pages.Length()), static_cast<size_t>(rows)),
+                               .start = pages.Length(),
+                               .pages = pages.Pages()};
+    runner.Forward({&item, 1}, backend);
+    backend.Check();
+    pages.Commit(tokens);
+  }
+}
+
+}  // namespace kvanta::engine

@@ -1,0 +1,29 @@
+// A forward pass whose keys and values someone looks at: scales are measured on what the model really computes.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "attention/backend.h"
+#include "models/model.h"
+
+namespace kvanta::engine {
+
+using BackendFactory =
+    std::function<std::unique_ptr<attention::Backend>(cache::PagePool& store, attention::BackendConfig config)>;
+
+class KvObserver {
+ public:
+  virtual ~KvObserver() = default;
+  // K and V of `rows` new tokens of one layer, after RoPE: f32 [rows][kv_heads * head_dim], row stride `stride` floats.
+  virtual void OnAppend(int layer, const float* k, const float* v, int64_t stride, int64_t rows) noexcept = 0;
+};
+
+// Forwards `tokens` as one sequence of its own, at most max_rows at a time, through a cache of unquantized pages of
+// `layout`'s shapes, and tells the listener of every layer's K and V, in order of layers and tokens.
+void ForwardObserved(models::Model& model, const BackendFactory& make_backend, const formats::CacheLayout& layout,
+                     std::span<const int32_t> tokens, int64_t max_rows, KvObserver& listener);
+
+}  // namespace kvanta::engine

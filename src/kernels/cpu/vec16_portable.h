@@ -1,0 +1,184 @@
+// 16 lanes in four compiler vectors: any CPU. Fma rounds twice here (a fused one without hardware is a library call per
+// lane); products of bf16 values are exact in f32, so bf16 dots are the same bits as on AVX2 all the same.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/cpu/inline.h"
+#include "kernels/cpu/vec16_exp.h"
+#include "kernels/cpu/vectors_128.h"
+
+namespace kvanta::kernels {
+namespace {
+
+struct Vec16 {
+  static constexpr int kLanes = 16;
+  using F = Vectors<F4, 4>;
+  using I = Vectors<I4, 4>;
+  using U = Vectors<U4, 4>;
+
+  static KVANTA_INLINE F Load(const float* p) { return LoadVectors<F4, 4>(p); }
+  static KVANTA_INLINE void Store(float* p, F v) { std::memcpy(p, &v, sizeof v); }
+  static KVANTA_INLINE F Set1(float x) {
+    const F4 v = Broadcast(x);
+    return {{v, v, v, v}};
+  }
+  static KVANTA_INLINE F Zero() { return {}; }
+  static KVANTA_INLINE F Add(F a, F b) { return a + b; }
+  static KVANTA_INLINE F Sub(F a, F b) {
+    return Each(
+        [](F4 x, F4 y) __attribute__((always_inline)) { return x - y; }, a, b);
+  }
+  static KVANTA_INLINE F Mul(F a, F b) { return a * b; }
+  static KVANTA_INLINE F Div(F a, F b) {
+    return Each(
+        [](F4 x, F4 y) __attribute__((always_inline)) { return x / y; }, a, b);
+  }
+  // As x86: b where a and b do not compare (NaN).
+  static KVANTA_INLINE F Max(F a, F b) { return Each(MaxOfTwo, a, b); }
+  static KVANTA_INLINE F Min(F a, F b) {
+    return Each(
+        [](F4 x, F4 y) __attribute__((always_inline)) { return x < y ? x : y; }, a, b);
+  }
+  static KVANTA_INLINE F Abs(F a) {
+    return Each(
+        [](F4 x) __attribute__((always_inline)) { return (F4)((U4)x & 0x7fffffffU); }, a);
+  }
+  static KVANTA_INLINE F Fma(F a, F b, F c) { return a * b + c; }
+  static KVANTA_INLINE F Sqrt(F a) {
+    float s[kLanes];
+    Store(s, a);
+    for (float& x : s) x = __builtin_sqrtf(x);
+    return Load(s);
+  }
+  // Lane i is lane i ^ kDistance: 1, 2, 4 or 8.
+  template <int kDistance>
+  static KVANTA_INLINE F Swap(F a) {
+    if constexpr (kDistance == 8) return {{a.v[2], a.v[3], a.v[0], a.v[1]}};
+    if constexpr (kDistance == 4) return {{a.v[1], a.v[0], a.v[3], a.v[2]}};
+    return Each(
+        [](F4 x) __attribute__((always_inline)) {
+          if constexpr (kDistance == 1) return __builtin_shufflevector(x, x, 1, 0, 3, 2);
+          return __builtin_shufflevector(x, x, 2, 3, 0, 1);
+        },
+        a);
+  }
+
+  static KVANTA_INLINE F LoadTail(const float* p, int n) {
+    float v[kLanes] = {};
+    for (int i = 0; i < n; ++i) v[i] = p[i];
+    return Load(v);
+  }
+  static KVANTA_INLINE void StoreTail(float* p, F v, int n) {
+    float s[kLanes];
+    Store(s, v);
+    for (int i = 0; i < n; ++i) p[i] = s[i];
+  }
+
+  // Tree: lane i + lane i + 8, then + 4, + 2, + 1.
+  static KVANTA_INLINE float Sum(F v) {
+    const F4 s4 = (v.v[0] + v.v[2]) + (v.v[1] + v.v[3]);
+    const F4 s2 = s4 + __builtin_shufflevector(s4, s4, 2, 3, 2, 3);
+    return s2[0] + s2[1];
+  }
+  static KVANTA_INLINE float MaxOf(F v) {
+    const F4 m4 = MaxOfTwo(MaxOfTwo(v.v[0], v.v[2]), MaxOfTwo(v.v[1], v.v[3]));
+    const F4 m2 = MaxOfTwo(m4, __builtin_shufflevector(m4, m4, 2, 3, 2, 3));
+    return m2[0] > m2[1] ? m2[0] : m2[1];
+  }
+  // Of four vectors at a time.
+  static KVANTA_INLINE void SumsOf(const F* v, float* out) {
+    for (int i = 0; i < 4; ++i) out[i] = Sum(v[i]);
+  }
+  static KVANTA_INLINE void MaximaOf(const F* v, float* out) {
+    for (int i = 0; i < 4; ++i) out[i] = MaxOf(v[i]);
+  }
+
+  // To the nearest even integer, |x| < 2^22.
+  static KVANTA_INLINE F Round(F x) {
+    return Each(
+        [](F4 y) __attribute__((always_inline)) { return (y + Broadcast(12582912.0f)) - Broadcast(12582912.0f); }, x);
+  }
+  static KVANTA_INLINE I RoundToInt(F x) { return ToInt(Round(x)); }
+  static KVANTA_INLINE F FromInt(I x) {
+    return Each(
+        [](I4 y) __attribute__((always_inline)) { return __builtin_convertvector(y, F4); }, x);
+  }
+  // value * 2^n for integral n in [-252, 254]: two factors, so that subnormal results round once.
+  static KVANTA_INLINE F ScaleByPow2(F value, F n) {
+    const auto scale = [](F4 x, I4 i) __attribute__((always_inline)) {
+      const I4 half = i >> 1;
+      return x * (F4)((half + 127) << 23) * (F4)((i - half + 127) << 23);
+    };
+    return Each(scale, value, ToInt(n));
+  }
+  static KVANTA_INLINE F Exp(F x) { return ExpOf<Vec16>(x); }
+  // value * 2^n where n is the lowest 9 bits of `bits`; the result must be normal.
+  static KVANTA_INLINE F AddToExponent(F value, F bits) {
+    return Each(
+        [](F4 x, F4 n) __attribute__((always_inline)) { return (F4)((U4)x + ((U4)n << 23)); }, value, bits);
+  }
+
+  // An fp16 in the low half of each lane: shifted into place and multiplied by 2^112, which is exact, subnormals
+  // included; then infinities and NaN get their exponent.
+  static KVANTA_INLINE F4 FromFp16(U4 bits) {
+    const U4 magnitude = (bits & 0x7fffU) << 13;
+    const U4 special = (U4)((I4)magnitude > 0x0f7fffff) & 0x7f800000U;
+    return (F4)((U4)((F4)magnitude * Broadcast(0x1p112f)) | special | ((bits & 0x8000U) << 16));
+  }
+  static KVANTA_INLINE F LoadFp16(const uint16_t* p) { return Each(FromFp16, WidenShorts(p)); }
+
+  static KVANTA_INLINE F LoadE4M3(const uint8_t* p) {
+    // As an f32 with the exponent field unshifted: the value times 2^(7 - 127), subnormals included.
+    const auto decode = [](U4 x) __attribute__((always_inline)) {
+      return (F4)((x & 0x7fU) << 20 | (x & 0x80U) << 24) * Broadcast(0x1p120f);
+    };
+    return Each(decode, WidenBytes(p));
+  }
+  static KVANTA_INLINE F LoadE8M0(const uint8_t* p) {
+    const auto decode = [](U4 x) __attribute__((always_inline)) {
+      return (F4)((x << 23) | ((U4)(x == 0) & 0x00400000U));
+    };
+    return Each(decode, WidenBytes(p));
+  }
+
+  // bf16 weights: a block is [16 columns][2 k] codes, multiplied in kBf16Phases steps; a step broadcasts one Bf16X.
+  using Bf16X = float;
+  using Bf16W = F;
+  static constexpr int kBf16Phases = 2;
+  template <int kPhase>
+  static KVANTA_INLINE Bf16W LoadBf16Block(const uint16_t* block) {
+    return Each(
+        [](U4 pair) __attribute__((always_inline)) { return (F4)(kPhase == 0 ? pair << 16 : pair & 0xffff0000U); },
+        LoadVectors<U4, 4>(block));
+  }
+  static KVANTA_INLINE F SetBf16X(const Bf16X* x) { return Set1(*x); }
+  static KVANTA_INLINE F DotBf16(F x, Bf16W w, F sum) { return Fma(x, w, sum); }
+
+  // The unit's cheapest exact dot of 8-bit codes: pairs widened to 16 bits, sum += a0 b0 + a1 b1.
+  static constexpr int kInt8DotProducts = 32;
+  static KVANTA_INLINE I DotInt8(I sum, I a, I b) {
+    return Each(
+        [](I4 s, I4 x, I4 y) __attribute__((always_inline)) { return AddProducts(s, (S8)x, (S8)y); }, sum, a, b);
+  }
+  static constexpr int kSubbyteDotProducts = kInt8DotProducts;
+  static KVANTA_INLINE I DotSubbyte(I sum, I a, I b) { return DotInt8(sum, a, b); }
+  static constexpr int kOperandTerms = 1;
+
+  // Register tile of matrix kernels, in F: at most kTileSums sums, kRowTile rows, kColumnTile columns of lanes. 3 sums
+  // take 12 of 16 registers.
+  static constexpr int kTileSums = 3;
+  static constexpr int kRowTile = kSmallTiles ? 2 : 3;
+  static constexpr int kColumnTile = 2;
+
+ private:
+  static KVANTA_INLINE F4 MaxOfTwo(F4 a, F4 b) { return a > b ? a : b; }
+  static KVANTA_INLINE I ToInt(F x) {
+    return Each(
+        [](F4 y) __attribute__((always_inline)) { return __builtin_convertvector(y, I4); }, x);
+  }
+};
+
+}  // namespace
+}  // namespace kvanta::kernels

@@ -11,7 +11,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "attention/gpu_bench.h"
+#include "bench/gpu_bench.h"
 #include "kvanta/error.h"
 
 namespace {

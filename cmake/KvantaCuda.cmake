@@ -62,13 +62,13 @@ if(KVANTA_CUDA STREQUAL "ON" OR (KVANTA_CUDA STREQUAL "AUTO" AND NOT KVANTA_SANI
   message(STATUS "CUDA backend: ${KVANTA_HAS_CUDA} ${missing}")
 endif()
 
-# One object from every src/kernels/cuda/*.cu.
+# One object from every src/kernels/*.cu.
 function(kvanta_cuda target)
   if(NOT KVANTA_HAS_CUDA)
     return()
   endif()
   set_property(SOURCE ${PROJECT_SOURCE_DIR}/src/kernels/cuda/cuda_context.cc APPEND PROPERTY COMPILE_DEFINITIONS KVANTA_HAS_CUDA)
-  file(GLOB units CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/kernels/cuda/*.cu)
+  file(GLOB_RECURSE units CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/kernels/*.cu)
   set(warnings -Xcompiler=-Wall,-Wextra,-Wno-psabi)
   if(KVANTA_WERROR)
     list(APPEND warnings -Xcompiler=-Werror --Werror=all-warnings)

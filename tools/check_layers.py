@@ -5,7 +5,7 @@
 
 Rules: a file of a layer includes only its own layer and lower ones; a public header (include/kvanta) includes only
 public headers of its layer and lower ones; every folder of src and every public header stands in src/LAYERS; quoted
-includes are written from the root of src or include, never relative; CUDA headers are for src/kernels/cuda alone.
+includes are written from the root of src or include, never relative; CUDA headers are for src/kernels/**/cuda alone.
 Exit status 1 and one line per violation.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 CUDA_HEADER = re.compile(r"^(cuda|cublas|cudnn|cutlass|cute|cub|thrust|nccl|nvrtc|nvtx)|\.cuh$")
 SOURCE_SUFFIXES = {".h", ".cc", ".inc", ".cu", ".cuh"}
-CUDA_HOME = "src/kernels/cuda/"
+CUDA_HOME = re.compile(r"^src/kernels/(\w+/)?cuda/")
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ def resolve(root: Path, name: str) -> str | None:
 
 def check_include(root: Path, path: str, quote: str, name: str, layers: Layers) -> str | None:
     """What is wrong with one include of `path`, or None."""
-    if CUDA_HEADER.search(name) and not path.startswith(CUDA_HOME):
-        return f"includes the CUDA header {name}; only {CUDA_HOME} may"
+    if CUDA_HEADER.search(name) and not CUDA_HOME.match(path):
+        return f"includes the CUDA header {name}; only src/kernels/**/cuda may"
     if quote == "<":
         return f'write #include "{name}" for the project\'s own header' if name.startswith("kvanta/") else None
     target = resolve(root, name)

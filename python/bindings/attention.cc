@@ -11,9 +11,9 @@
 
 #include "arrays.h"
 #include "attention/array_attention.h"
-#include "attention/attention_bench.h"
 #include "attention/backends.h"
-#include "attention/gpu_bench.h"
+#include "bench/attention_bench.h"
+#include "bench/gpu_bench.h"
 #include "bindings.h"
 #include "kernels/cpu/roofline.h"
 #include "kernels/cpu/select.h"

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "bench/linear_bench.h"
 #include "bindings.h"
-#include "kernels/cpu/linear_bench.h"
 
 namespace nb = nanobind;
 

@@ -5,7 +5,7 @@
 
 #include "formats/cell_layout.h"
 #include "formats/transform.h"
-#include "kernels/cpu/attention_table.h"
+#include "kernels/attention/cpu/table.h"
 
 namespace kvanta::attention {
 namespace {

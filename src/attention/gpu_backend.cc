@@ -9,7 +9,7 @@
 
 #include "attention/gpu_layers.h"
 #include "attention/step_metadata.h"
-#include "kernels/cuda/kernel_list.h"
+#include "kernels/attention/cuda/kernel_list.h"
 #include "kvanta/error.h"
 
 namespace kvanta::attention {

@@ -8,7 +8,7 @@
 
 #include "attention/batch.h"
 #include "formats/transform.h"
-#include "kernels/cuda/kernel_list.h"
+#include "kernels/attention/cuda/kernel_list.h"
 #include "kvanta/error.h"
 
 namespace kvanta::attention {

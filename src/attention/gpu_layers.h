@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "attention/backend.h"
-#include "kernels/cuda/launch.h"
+#include "kernels/attention/cuda/launch.h"
 
 namespace kvanta::attention {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "attention/work_list.h"
-#include "kernels/cuda/launch.h"
+#include "kernels/attention/cuda/launch.h"
 
 namespace kvanta::attention {
 

@@ -7,7 +7,7 @@
 #include "attention/batch.h"
 #include "cache/page_pool.h"
 #include "formats/scheme.h"
-#include "kernels/cpu/attention_table.h"
+#include "kernels/attention/cpu/table.h"
 
 namespace kvanta::attention {
 

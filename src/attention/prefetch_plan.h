@@ -7,7 +7,7 @@
 #include "attention/layer_view.h"
 #include "attention/work_list.h"
 #include "cache/block_table.h"
-#include "kernels/cpu/attention_table.h"
+#include "kernels/attention/cpu/table.h"
 
 namespace kvanta::attention {
 

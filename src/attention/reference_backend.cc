@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "attention/cache_writer.h"
-#include "kernels/reference/attention.h"
+#include "kernels/attention/reference/attention.h"
 #include "kvanta/error.h"
 
 namespace kvanta::attention {

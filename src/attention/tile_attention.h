@@ -9,7 +9,7 @@
 #include "attention/prefetch_plan.h"
 #include "attention/work_list.h"
 #include "base/device.h"
-#include "kernels/cpu/attention_table.h"
+#include "kernels/attention/cpu/table.h"
 
 namespace kvanta::attention {
 

@@ -8,7 +8,7 @@
 
 #include "cache/sequence_cache.h"
 #include "formats/scheme.h"
-#include "kernels/linear.h"
+#include "kernels/linear/linear.h"
 #include "kvanta/engine.h"
 #include "models/config.h"
 

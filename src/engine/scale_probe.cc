@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "formats/transform.h"
-#include "kernels/cpu/attention_table.h"
+#include "kernels/attention/cpu/table.h"
 #include "kvanta/error.h"
 
 namespace kvanta::engine {

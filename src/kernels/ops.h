@@ -11,10 +11,10 @@
 
 #include "base/device.h"
 #include "base/thread_pool.h"
-#include "kernels/experts.h"
 #include "kernels/launch_graph.h"
-#include "kernels/linear.h"
-#include "kernels/sample_params.h"
+#include "kernels/linear/linear.h"
+#include "kernels/moe/moe_layer.h"
+#include "kernels/sampling/sample_params.h"
 
 namespace kvanta::kernels {
 

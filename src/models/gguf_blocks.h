@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "kernels/linear.h"
+#include "kernels/linear/linear.h"
 #include "models/safetensors.h"
 
 namespace kvanta::models {

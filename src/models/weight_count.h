@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/linear.h"
+#include "kernels/linear/linear.h"
 #include "models/config.h"
 
 namespace kvanta::models {

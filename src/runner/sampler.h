@@ -8,8 +8,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "kernels/linear.h"
-#include "kernels/sample_params.h"
+#include "kernels/linear/linear.h"
+#include "kernels/sampling/sample_params.h"
 #include "kvanta/sampling.h"
 #include "runner/candidates.h"
 

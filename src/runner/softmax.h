@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/sample_params.h"
+#include "kernels/sampling/sample_params.h"
 
 namespace kvanta::runner {
 

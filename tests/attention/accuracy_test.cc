@@ -7,8 +7,8 @@
 #include <map>
 
 #include "attention/cache_harness.h"
-#include "kernels/cpu/attention_table.h"
-#include "kernels/reference/attention.h"
+#include "kernels/attention/cpu/table.h"
+#include "kernels/attention/reference/attention.h"
 #include "kvanta/error.h"
 #include "tolerance.h"
 

@@ -6,9 +6,9 @@
 #include <gtest/gtest.h>
 
 #include "attention/array_attention.h"
-#include "attention/attention_bench.h"
 #include "attention/backends.h"
 #include "attention/cache_harness.h"
+#include "bench/attention_bench.h"
 #include "formats/cell_layout.h"
 #include "formats/transform.h"
 #include "kvanta/error.h"

@@ -5,8 +5,8 @@
 
 #include <cmath>
 
-#include "attention/gpu_bench.h"
 #include "attention/gpu_fixture.h"
+#include "bench/gpu_bench.h"
 
 namespace kvanta::attention {
 namespace {

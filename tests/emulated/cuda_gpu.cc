@@ -7,10 +7,10 @@
 #include "emulated/cuda_primitives.h"
 #include "emulated/guarded_device.h"
 // Primitives first.
-#include "kernels/cuda/append_kernel.h"
-#include "kernels/cuda/attention_block.h"
-#include "kernels/cuda/kernel_list.h"
-#include "kernels/cuda/latent_block.h"
+#include "kernels/attention/cuda/append_kernel.h"
+#include "kernels/attention/cuda/attention_block.h"
+#include "kernels/attention/cuda/kernel_list.h"
+#include "kernels/attention/cuda/latent_block.h"
 
 namespace kvanta::testing {
 namespace {

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/launch_shape.h"
+#include "kernels/attention/cuda/launch_shape.h"
 #include "kernels/cuda/vec.h"
 
 namespace kvanta::emulated {

@@ -5,11 +5,11 @@
 
 #include "emulated/cuda_primitives.h"
 // Primitives first.
-#include "kernels/cuda/expert_kernels.h"
-#include "kernels/cuda/linear_kernels.h"
-#include "kernels/cuda/pack_kernel.h"
 #include "kernels/cuda/row_kernels.h"
-#include "kernels/cuda/sample_kernel.h"
+#include "kernels/linear/cuda/linear_kernels.h"
+#include "kernels/linear/cuda/pack_kernel.h"
+#include "kernels/moe/cuda/expert_kernels.h"
+#include "kernels/sampling/cuda/sample_kernel.h"
 
 namespace kvanta::testing {
 namespace {

@@ -9,8 +9,8 @@
 
 #include "formats/bytes.h"
 #include "formats/cell_layout.h"
-#include "kernels/cpu/attention_table.h"
-#include "kernels/reference/attention.h"
+#include "kernels/attention/cpu/table.h"
+#include "kernels/attention/reference/attention.h"
 
 namespace kvanta::kernels {
 

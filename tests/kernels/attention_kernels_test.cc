@@ -12,8 +12,8 @@
 
 #include "emulated/units.h"
 #include "formats/cell_layout.h"
+#include "kernels/attention/cpu/table.h"
 #include "kernels/attention_cells.h"
-#include "kernels/cpu/attention_table.h"
 #include "tolerance.h"
 
 namespace kvanta::kernels {

@@ -9,7 +9,7 @@
 
 #include "emulated/units.h"
 #include "formats/transform.h"
-#include "kernels/cpu/attention_table.h"
+#include "kernels/attention/cpu/table.h"
 #include "kernels/cpu/isa_table.h"
 #include "tolerance.h"
 

@@ -6,7 +6,7 @@
 
 #include "emulated/units.h"
 #include "formats/cell_layout.h"
-#include "kernels/cpu/attention_table.h"
+#include "kernels/attention/cpu/table.h"
 #include "kernels/cpu/isa_table.h"
 
 namespace kvanta::kernels {

@@ -10,10 +10,10 @@
 
 #include "emulated/units.h"
 #include "kernels/cpu/ops.h"
-#include "kernels/linear.h"
+#include "kernels/linear/linear.h"
+#include "kernels/linear/weight_blocks.h"
 #include "kernels/product.h"
 #include "kernels/random_values.h"
-#include "kernels/weight_blocks.h"
 #include "kvanta/error.h"
 #include "tolerance.h"
 

@@ -8,7 +8,7 @@
 #include "emulated/gpus.h"
 #include "formats/cell.h"
 #include "formats/cell_layout.h"
-#include "kernels/cuda/kernel_list.h"
+#include "kernels/attention/cuda/kernel_list.h"
 
 namespace kvanta::kernels::cuda {
 namespace {

@@ -10,7 +10,7 @@
 // Primitives first.
 #include "formats/bit_planes.h"
 #include "formats/cell_layout.h"
-#include "kernels/cuda/codes.h"
+#include "kernels/attention/cuda/codes.h"
 
 namespace kvanta::kernels::cuda {
 namespace {

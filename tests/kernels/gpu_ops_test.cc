@@ -10,8 +10,8 @@
 
 #include "emulated/gpus.h"
 #include "kernels/cuda/gpu_ops.h"
+#include "kernels/linear/weight_blocks.h"
 #include "kernels/random_values.h"
-#include "kernels/weight_blocks.h"
 #include "kvanta/error.h"
 #include "tolerance.h"
 

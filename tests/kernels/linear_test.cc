@@ -1,6 +1,6 @@
 // Linear layers against a double oracle on the same stored values, for every unit; and the rule that a row's bits
 // depend on nothing but the row.
-#include "kernels/linear.h"
+#include "kernels/linear/linear.h"
 
 #include <gtest/gtest.h>
 

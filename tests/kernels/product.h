@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/linear.h"
+#include "kernels/linear/linear.h"
 
 namespace kvanta::kernels {
 

@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "kernels/cpu/packed_linear.h"
+#include "kernels/linear/cpu/packed_linear.h"
 
 namespace kvanta::kernels {
 namespace {

@@ -1,12 +1,12 @@
 // AVX-512 with AMX: the unit of isa_avx512.cc, but for what tiles are faster at.
-#include "kernels/cpu/codes_avx512.h"
+#include "kernels/attention/cpu/codes_avx512.h"
 #include "kernels/cpu/tiles_amx.h"
 #include "kernels/cpu/vec16_avx512.h"
 // Primitives first, then the kernels written over them.
-#include "kernels/cpu/attention_tiles.h"
-#include "kernels/cpu/attention_tiles_values.h"
+#include "kernels/attention/cpu/amx_keys.h"
+#include "kernels/attention/cpu/amx_values.h"
 #include "kernels/cpu/isa_table.h"
-#include "kernels/cpu/linear_tiles.h"
+#include "kernels/linear/cpu/amx.h"
 
 namespace kvanta::kernels {
 namespace {

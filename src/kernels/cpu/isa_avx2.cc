@@ -1,12 +1,12 @@
-#include "kernels/cpu/codes_avx2.h"
-#include "kernels/cpu/linear_blocks_avx2.h"
+#include "kernels/attention/cpu/codes_avx2.h"
 #include "kernels/cpu/vec16_avx2.h"
+#include "kernels/linear/cpu/blocks_avx2.h"
 // Primitives first, then the kernels written over them.
-#include "kernels/cpu/attention_kernel_table.h"
+#include "kernels/attention/cpu/kernel_table.h"
 #include "kernels/cpu/isa_table.h"
-#include "kernels/cpu/linear_kernels.h"
 #include "kernels/cpu/roofline_kernels.h"
 #include "kernels/cpu/row_kernels.h"
+#include "kernels/linear/cpu/kernels.h"
 
 namespace kvanta::kernels {
 

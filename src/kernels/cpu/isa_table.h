@@ -1,9 +1,9 @@
 // What one ISA unit (isa_<isa>.cc) exports: one table of plain functions, chosen once at run time (select.h).
 #pragma once
 
-#include "kernels/cpu/linear_table.h"
 #include "kernels/cpu/roofline_table.h"
 #include "kernels/cpu/row_table.h"
+#include "kernels/linear/cpu/table.h"
 
 namespace kvanta::kernels {
 

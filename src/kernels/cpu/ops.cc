@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/cpu/packed_linear.h"
 #include "kernels/cpu/select.h"
+#include "kernels/linear/cpu/packed_linear.h"
 #include "kvanta/error.h"
 
 namespace kvanta::kernels {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/cpu/attention_table.h"
+#include "kernels/attention/cpu/table.h"
 #include "kernels/cpu/inline.h"
 
 namespace kvanta::kernels {

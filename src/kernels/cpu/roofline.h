@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "kernels/cpu/attention_table.h"
+#include "kernels/attention/cpu/table.h"
 #include "kernels/cpu/isa_table.h"
 
 namespace kvanta::kernels {

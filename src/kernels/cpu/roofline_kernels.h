@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "kernels/cpu/inline.h"
-#include "kernels/cpu/linear_table.h"
 #include "kernels/cpu/roofline_table.h"
+#include "kernels/linear/cpu/table.h"
 
 namespace kvanta::kernels {
 namespace {

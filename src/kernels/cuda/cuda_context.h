@@ -7,7 +7,7 @@
 #include <string>
 
 #include "base/device.h"
-#include "kernels/cuda/launch.h"
+#include "kernels/attention/cuda/launch.h"
 #include "kernels/cuda/model_work.h"
 #include "kernels/launch_graph.h"
 

@@ -3,8 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
-#include "kernels/cuda/kernel_list.h"
-#include "kernels/cuda/launch.h"
+#include "kernels/attention/cuda/kernel_list.h"
+#include "kernels/attention/cuda/launch.h"
 
 namespace kvanta::kernels::cuda {
 

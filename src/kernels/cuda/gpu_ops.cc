@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "kernels/cuda/gpu_experts.h"
-#include "kernels/cuda/gpu_linear_group.h"
+#include "kernels/linear/cuda/gpu_linear_group.h"
+#include "kernels/moe/cuda/gpu_experts.h"
 
 namespace kvanta::kernels {
 namespace {

@@ -1,10 +1,10 @@
 // The kernels of a model's operations but for linear layers.
 #include "kernels/cuda/primitives_nvcc.h"
 // Primitives first.
-#include "kernels/cuda/sample_kernel.h"
-#include "kernels/cuda/expert_kernels.h"
+#include "kernels/sampling/cuda/sample_kernel.h"
+#include "kernels/moe/cuda/expert_kernels.h"
 #include "kernels/cuda/model_entries.h"
-#include "kernels/cuda/pack_kernel.h"
+#include "kernels/linear/cuda/pack_kernel.h"
 #include "kernels/cuda/row_kernels.h"
 
 #include <type_traits>

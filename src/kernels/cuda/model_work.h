@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <variant>
 
-#include "kernels/cuda/launch_shape.h"
-#include "kernels/experts.h"
-#include "kernels/linear.h"
-#include "kernels/sample_params.h"
+#include "kernels/attention/cuda/launch_shape.h"
+#include "kernels/linear/linear.h"
+#include "kernels/moe/moe_layer.h"
+#include "kernels/sampling/sample_params.h"
 
 namespace kvanta::kernels::cuda {
 

@@ -1,7 +1,7 @@
 // Operations on rows of activations, and the embedding. A unit that includes this has included the primitives.
 #pragma once
 
-#include "kernels/cuda/weight_panels.h"
+#include "kernels/linear/cuda/weight_panels.h"
 
 namespace kvanta::kernels::cuda {
 

@@ -1,0 +1,241 @@
+#include "bench/attention_bench.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "attention/cpu_backend.h"
+#include "attention/reference_backend.h"
+#include "bench/bench_caches.h"
+#include "kernels/cpu/roofline.h"
+#include "kernels/cpu/select.h"
+#include "kvanta/error.h"
+
+namespace kvanta::attention {
+namespace {
+
+using kernels::Dot;
+
+// Of the largest output: ten times what coefficients of 16 and of 8 bits may cost.
+constexpr double kLargestError = 1e-3;
+constexpr double kLargestSubbyteError = 5e-2;
+constexpr int kFewestTurns = 3;
+constexpr double kTurnNs = 10e6;  // at least: a pass over memory takes about as long
+
+void Check(const AttentionBench& options) {
+  if (options.formats.empty() || options.threads.empty()) throw InputError("bench: no formats or no thread counts");
+  for (const int threads : options.threads) {
+    if (threads < 1) throw InputError(fmt::format("bench: threads is {}, needs at least 1", threads));
+  }
+  if (options.batch < 1 || options.query_tokens < 1 || options.context < 0) {
+    throw InputError(fmt::format("bench: batch {} and query_tokens {} must be at least 1, context {} at least 0",
+                                 options.batch, options.query_tokens, options.context));
+  }
+  if (!(options.seconds >= 0 && options.seconds <= 3600)) {
+    throw InputError(fmt::format("bench: seconds is {}, must be from 0 to 3600", options.seconds));
+  }
+}
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// One format's caches, attended to with one number of threads.
+class Attended {
+ public:
+  // `spans`: of every batch, which take turns.
+  Attended(BenchCaches& caches, std::vector<std::vector<SequenceSpan>> spans, const AttentionBench& options,
+           const std::vector<float>& q, int threads)
+      : q_(q),
+        width_(int64_t{options.heads} * options.head_dim),
+        backend_(MakeCpuBackend(caches.store(), caches.config(), std::make_shared<ThreadPool>(threads),
+                                options.isa.c_str())),
+        out_(q.size()),
+        spans_(std::move(spans)) {
+    for (const std::vector<SequenceSpan>& batch : spans_) {
+      plans_.push_back(backend_->MakePlan({.sequences = batch}, nullptr));
+    }
+    Run();
+  }
+
+  // Adds the times of the runs of one turn, in nanoseconds; returns their sum.
+  double StepLock(std::vector<double>& times) {
+    double sum = 0;
+    while (sum < kTurnNs) {
+      times.push_back(Run());
+      sum += times.back();
+    }
+    return sum;
+  }
+
+  // Nanoseconds of a run over the next batch; the first, made by the constructor, was over the first one.
+  double Run() {
+    using Clock = std::chrono::steady_clock;
+    const Clock::time_point begin = Clock::now();
+    backend_->Run(*plans_[runs_ % plans_.size()], 0, q_.data(), width_, out_.data());
+    ++runs_;
+    return std::chrono::duration<double, std::nano>(Clock::now() - begin).count();
+  }
+
+  const std::vector<float>& out() const { return out_; }
+  std::string Isa() const { return backend_->Info().name.substr(4); }  // "cpu-avx2" -> "avx2"
+
+ private:
+  const std::vector<float>& q_;
+  int64_t width_;
+  std::unique_ptr<Backend> backend_;
+  std::vector<float> out_;
+  std::vector<std::vector<SequenceSpan>> spans_;
+  std::vector<std::unique_ptr<Plan>> plans_;
+  size_t runs_ = 0;
+};
+
+std::vector<std::vector<SequenceSpan>> AllSpans(const BenchCaches& caches) {
+  std::vector<std::vector<SequenceSpan>> spans;
+  for (int64_t copy = 0; copy < caches.copies(); ++copy) spans.push_back(caches.Spans(copy));
+  return spans;
+}
+
+// Largest difference between the last query token's row of every sequence of copy 0 and the reference's, relative to
+// the reference's largest value.
+double ErrorOf(BenchCaches& caches, const AttentionBench& options, const std::vector<float>& q,
+               const std::vector<float>& out) {
+  const int64_t width = int64_t{options.heads} * options.head_dim;
+  const std::unique_ptr<Backend> reference = MakeReferenceBackend(caches.store(), caches.config());
+  std::vector<float> expected(static_cast<size_t>(width));
+  double error = 0;
+  double largest = 0;
+  int64_t row = -1;
+  for (SequenceSpan last : caches.Spans(0)) {
+    row += last.tokens;
+    last.start += last.tokens - 1;
+    last.tokens = 1;
+    const std::unique_ptr<Plan> plan = reference->MakePlan({.sequences = {&last, 1}}, nullptr);
+    reference->Run(*plan, 0, q.data() + row * width, width, expected.data());
+    for (int64_t i = 0; i < width; ++i) {
+      const double value = expected[static_cast<size_t>(i)];
+      const double difference = std::abs(out[static_cast<size_t>(row * width + i)] - value);
+      if (!(difference <= error)) error = difference;
+      largest = std::max(largest, std::abs(value));
+    }
+  }
+  return error / largest;
+}
+
+// Returns the error; throws if it is too large.
+double Verify(BenchCaches& caches, const AttentionBench& options, const std::string& format,
+              const std::vector<float>& q, const std::vector<float>& out) {
+  const double error = ErrorOf(caches, options, q, out);
+  const formats::LayerScheme& scheme = caches.store().Layout().layers.front();
+  const bool narrow = kernels::IsSubbyte(scheme.k.format->code) || kernels::IsSubbyte(scheme.v.format->code);
+  if (!(error <= (narrow ? kLargestSubbyteError : kLargestError))) {
+    throw Error(fmt::format("bench: {} differs from the reference by {:.1e} of its largest value", format, error));
+  }
+  return error;
+}
+
+// What the machine can do with some number of threads.
+struct Roofline {
+  Roofline(int threads, const kernels::IsaTable& isa) : read(threads, isa), dots(threads, isa) {}
+  kernels::ReadLimit read;
+  kernels::DotLimit dots;
+};
+
+class Bench {
+ public:
+  explicit Bench(const AttentionBench& options)
+      : options_(options),
+        isa_(kernels::SelectIsa(options.isa)),
+        q_(NormalValues(int64_t{options.batch} * options.query_tokens * options.heads * options.head_dim, 7)),
+        base_(options, "bf16") {
+    for (const int threads : options.threads) limits_.try_emplace(threads, threads, isa_);
+  }
+
+  // A row per number of threads.
+  void Measure(const std::string& format, const std::function<void()>& measured, std::vector<AttentionBenchRow>& rows) {
+    BenchCaches caches(options_, format);
+    std::vector<float> first;
+    double error = 0;
+    for (const int threads : options_.threads) {
+      Attended attended(caches, AllSpans(caches), options_, q_, threads);
+      if (first.empty()) {
+        first = attended.out();
+        error = Verify(caches, options_, format, q_, first);
+      }
+      if (std::memcmp(first.data(), attended.out().data(), first.size() * sizeof(float)) != 0) {
+        throw Error(fmt::format("bench: {} has another result with {} threads", format, threads));
+      }
+      Attended in_cache(caches, {caches.SpansOfOnePage()}, options_, q_, threads);
+      rows.push_back(Time(attended, in_cache, format, threads, caches.Work()));
+      rows.back().max_error = error;
+      if (measured) measured();
+    }
+  }
+
+ private:
+  AttentionBenchRow Time(Attended& attended, Attended& in_cache, const std::string& format, int threads,
+                         const BenchWork& work) {
+    Attended base(base_, AllSpans(base_), options_, q_, threads);
+    Roofline& limits = limits_.at(threads);
+    std::vector<double> times, base_times, cached_times, memory_times, dot_times, bf16_rates;
+    double total = 0;
+    for (int transpose = 0; transpose < kFewestTurns || total < options_.seconds * 1e9; ++transpose) {
+      total += attended.StepLock(times);
+      memory_times.push_back(static_cast<double>(work.bytes) / limits.read.Now() * 1e9);
+      base.StepLock(base_times);
+      in_cache.StepLock(cached_times);
+      double dot_ns = 0;
+      for (int dot = 0; dot < kernels::kDots; ++dot) {
+        const double products = work.products[static_cast<size_t>(dot)];
+        if (products > 0) dot_ns += products / limits.dots.Now(static_cast<Dot>(dot)) * 1e9;
+      }
+      dot_times.push_back(dot_ns);
+      bf16_rates.push_back(limits.dots.Now(kernels::DotOf(formats::ElementType::kBf16)));
+    }
+    AttentionBenchRow row{.format = format,
+                          .isa = attended.Isa(),
+                          .threads = threads,
+                          .batch = options_.batch,
+                          .context = options_.context,
+                          .query_tokens = options_.query_tokens,
+                          .bytes = work.bytes};
+    row.ns_min = *std::min_element(times.begin(), times.end());
+    row.ns_median = Median(std::move(times));
+    row.bf16_ns = Median(std::move(base_times));
+    row.in_cache_ns = Median(std::move(cached_times));
+    row.memory_ns = Median(std::move(memory_times));
+    row.dot_ns = Median(std::move(dot_times));
+    row.share_of_limit = std::max(row.memory_ns, row.dot_ns) / row.ns_median;
+    row.share_of_bf16_peak = work.Products() / row.ns_median * 1e9 / Median(std::move(bf16_rates));
+    row.times_bf16 = row.bf16_ns / row.ns_median;
+    row.read_gb_s = static_cast<double>(work.bytes) / row.memory_ns;
+    row.gb_s = static_cast<double>(work.bytes) / row.ns_median;
+    row.gelem_s = work.Products() * options_.kv_heads / options_.heads / row.ns_median;
+    return row;
+  }
+
+  const AttentionBench& options_;
+  const kernels::IsaTable& isa_;
+  std::vector<float> q_;
+  BenchCaches base_;
+  std::map<int, Roofline> limits_;  // by threads
+};
+
+}  // namespace
+
+std::vector<AttentionBenchRow> RunAttentionBench(const AttentionBench& options, const std::function<void()>& measured) {
+  Check(options);
+  Bench bench(options);
+  std::vector<AttentionBenchRow> rows;
+  for (const std::string& format : options.formats) bench.Measure(format, measured, rows);
+  return rows;
+}
+
+}  // namespace kvanta::attention

@@ -1,0 +1,184 @@
+#include "bench/linear_bench.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <random>
+
+#include "base/dtype.h"
+#include "base/thread_pool.h"
+#include "kernels/cpu/ops.h"
+#include "kernels/cpu/roofline.h"
+#include "kernels/cpu/select.h"
+#include "kernels/ops.h"
+#include "kvanta/error.h"
+
+namespace kvanta::kernels {
+namespace {
+
+// Weights that take turns where memory is to be measured: together beyond the caches.
+constexpr int64_t kColdBytes = int64_t{128} << 20;
+constexpr int64_t kMaxCopies = 1024;
+constexpr int64_t kStreamedRows = 16;  // up to here a call is expected to read its weights from memory
+constexpr int64_t kLargestSide = 1 << 20;
+constexpr int64_t kLargestScaledProbs = int64_t{1} << 28;  // 1 GiB of f32
+
+struct Kind {
+  const char* name;
+  WeightType type;
+  double (*max_value)(int threads, const IsaTable& isa);  // operations per second of its dot
+};
+
+constexpr Kind kKinds[] = {{"bf16", WeightType::kBf16, MeasureBf16DotPeak},
+                           {"f32", WeightType::kF32, MeasureF32FmaPeak},
+                           {"f16", WeightType::kF16, MeasureF32FmaPeak},
+                           {"int8", WeightType::kInt8, MeasureInt8DotPeak},
+                           {"int4", WeightType::kInt4, MeasureInt4DotPeak}};
+
+const Kind& KindOf(const std::string& name) {
+  for (const Kind& kind : kKinds) {
+    if (name == kind.name) return kind;
+  }
+  throw InputError(fmt::format("bench: no weights '{}'; there are bf16, f32, f16, int8, int4", name));
+}
+
+void Check(const LinearBench& options) {
+  const auto [in, out] = options.shape;
+  if (in < 1 || out < 1 || in > kLargestSide || out > kLargestSide || in * out > kLargestScaledProbs) {
+    throw InputError(fmt::format("bench: a layer of {} x {}; each side is 1 to {}, the weights at most {}", in, out,
+                                 kLargestSide, kLargestScaledProbs));
+  }
+  if (options.rows.empty()) throw InputError("bench: no numbers of rows");
+  for (const int64_t rows : options.rows) {
+    if (rows < 1 || rows > kLargestSide || rows * std::max(in, out) > kLargestScaledProbs) {
+      throw InputError(
+          fmt::format("bench: {} rows of {} and {} values; at most {} are taken", rows, in, out, kLargestScaledProbs));
+    }
+  }
+  if (!(options.seconds >= 0 && options.seconds <= 3600)) {
+    throw InputError(fmt::format("bench: seconds is {}, must be from 0 to 3600", options.seconds));
+  }
+}
+
+std::vector<float> RandomValues(int64_t n, uint32_t seed) {
+  std::mt19937 generator(seed);
+  std::uniform_real_distribution<float> uniform(-1, 1);
+  std::vector<float> values(static_cast<size_t>(n));
+  for (float& value : values) value = uniform(generator);
+  return values;
+}
+
+bool HasBlocks(WeightType type) {
+  return type == WeightType::kInt8 || type == WeightType::kInt4;
+}
+
+// Row x [in] as the product sees it.
+std::vector<double> Rounded(const float* x, int64_t in, WeightType type) {
+  std::vector<double> values(x, x + in);
+  if (type == WeightType::kBf16) {
+    for (double& value : values) value = Bf16ToFloat(FloatToBf16(static_cast<float>(value)));
+  }
+  for (int64_t begin = 0; HasBlocks(type) && begin < in; begin += kBlockWeights) {
+    const int64_t end = std::min<int64_t>(in, begin + kBlockWeights);
+    float largest = 0;
+    for (int64_t k = begin; k < end; ++k) largest = std::max(largest, std::abs(x[k]));
+    for (int64_t k = begin; k < end; ++k) values[k] = std::nearbyint(x[k] * (127 / largest)) * double{largest / 127};
+  }
+  return values;
+}
+
+// Some elements of every seventh part of the rows against double on the stored weights, and these rows against one row
+// alone, bit by bit. Returns the largest error, in units of what the sum's roundings may amount to. With blocks, a
+// row's terms are a code and a minimum, each up to twice the largest weight.
+double Verify(const Linear& linear, const std::vector<float>& x, const std::vector<float>& y, int64_t rows,
+              WeightType type) {
+  const double terms = static_cast<double>(linear.In() + 3) * (HasBlocks(type) ? 4 : 1);
+  std::vector<float> w(static_cast<size_t>(linear.In()));
+  std::vector<float> alone(static_cast<size_t>(linear.Out()));
+  double largest = 0;
+  for (int64_t row = 0; row < rows; row += std::max<int64_t>(1, rows / 7)) {
+    linear.Forward(x.data() + row * linear.In(), 1, alone.data(), linear.Out());
+    if (!std::equal(alone.begin(), alone.end(), y.begin() + row * linear.Out())) {
+      throw Error(fmt::format("bench: row {} of {} differs from the row alone", row, rows));
+    }
+    const std::vector<double> values = Rounded(x.data() + row * linear.In(), linear.In(), type);
+    for (int64_t column = 0; column < linear.Out(); column += std::max<int64_t>(1, linear.Out() / 61)) {
+      linear.DequantizeRow(column, w.data());
+      double sum = 0;
+      double magnitude = 0;
+      for (int64_t k = 0; k < linear.In(); ++k) {
+        sum += values[k] * w[k];
+        magnitude += std::abs(values[k] * w[k]);
+      }
+      const double error = std::abs(alone[column] - sum) / std::max(terms * 0x1p-24 * magnitude, 1e-300);
+      if (!(error <= 1)) {
+        throw Error(fmt::format("bench: row {}, column {}: {} instead of {}", row, column, alone[column], sum));
+      }
+      largest = std::max(largest, error);
+    }
+  }
+  return largest;
+}
+
+// Nanoseconds of the fastest pass over all copies of the layer, per copy: one lucky copy in the cache counts for
+// nothing.
+double TimeCalls(const std::vector<std::unique_ptr<Linear>>& copies, const std::vector<float>& x, int64_t rows,
+                 std::vector<float>& y, double seconds) {
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + std::chrono::duration<double>(seconds);
+  double best = 0;
+  for (int pass = 0; pass < 3 || Clock::now() < end; ++pass) {
+    const auto start = Clock::now();
+    for (const auto& linear : copies) linear->Forward(x.data(), rows, y.data(), linear->Out());
+    const double ns = std::chrono::duration<double, std::nano>(Clock::now() - start).count();
+    if (pass == 0 || ns < best) best = ns;
+  }
+  return best / static_cast<double>(copies.size());
+}
+
+}  // namespace
+
+LinearRoofline MeasureLinearRoofline(const std::string& weights, const std::string& isa, int threads) {
+  const Kind& kind = KindOf(weights);
+  const IsaTable& unit = SelectIsa(isa);
+  return {.read_bytes = MeasureReadBandwidth(threads, unit), .operations = kind.max_value(threads, unit)};
+}
+
+std::vector<LinearBenchRow> RunLinearBench(const LinearBench& options) {
+  Check(options);
+  const Kind& kind = KindOf(options.weights);
+  const auto [in, out] = options.shape;
+  const auto ops = MakeCpuOps(std::make_shared<ThreadPool>(options.threads), SelectIsa(options.isa));
+  const std::vector<float> w = RandomValues(in * out, 1);
+  const WeightView view{.data = w.data(), .dtype = DType::kF32, .out = out, .in = in};
+  std::vector<std::unique_ptr<Linear>> copies;
+  copies.push_back(ops->MakeLinear({&view, 1}, {}, kind.type));
+  const int64_t bytes = copies.front()->WeightBytes();
+
+  std::vector<LinearBenchRow> results;
+  for (const int64_t rows : options.rows) {
+    const int64_t requested = rows <= kStreamedRows ? std::clamp<int64_t>(kColdBytes / bytes, 2, kMaxCopies) : 1;
+    while (std::ssize(copies) < requested) copies.push_back(ops->MakeLinear({&view, 1}, {}, kind.type));
+    copies.resize(static_cast<size_t>(requested));
+    const std::vector<float> x = RandomValues(rows * in, 2);
+    std::vector<float> y(static_cast<size_t>(rows * out));
+    copies.front()->Forward(x.data(), rows, y.data(), out);
+    LinearBenchRow row{.weights = options.weights,
+                       .isa = SelectIsa(options.isa).name,
+                       .threads = options.threads,
+                       .shape = options.shape,
+                       .rows = rows,
+                       .weight_bytes = bytes};
+    row.max_error = Verify(*copies.front(), x, y, rows, kind.type);
+    row.ns = TimeCalls(copies, x, rows, y, options.seconds);
+    row.bytes_per_second = static_cast<double>(bytes) / row.ns * 1e9;
+    row.operations_per_second = 2.0 * static_cast<double>(rows * in * out) / row.ns * 1e9;
+    results.push_back(row);
+  }
+  return results;
+}
+
+}  // namespace kvanta::kernels

@@ -1,0 +1,20 @@
+// Integer arithmetic of sizes, for host and device.
+#pragma once
+
+#include <cstdint>
+
+#include "base/host_device.h"
+
+namespace kvanta {
+
+// ceil(a / b) for a >= 0, b > 0.
+KVANTA_HD constexpr int64_t CeilDiv(int64_t a, int64_t b) noexcept {
+  return (a + b - 1) / b;
+}
+
+// The smallest multiple of `unit` that is not below `value`.
+KVANTA_HD constexpr int64_t RoundUp(int64_t value, int64_t unit) noexcept {
+  return CeilDiv(value, unit) * unit;
+}
+
+}  // namespace kvanta

@@ -1,0 +1,164 @@
+#include "kernels/linear/cpu/packed_linear.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/math.h"
+#include "kvanta/error.h"
+
+namespace kvanta::kernels {
+namespace {
+
+// A region costs a few microseconds: do not split less than this.
+constexpr int64_t kMinTaskMacs = 1 << 16;
+constexpr int64_t kMinTaskPackedValues = 1 << 14;
+// Tasks per thread, so that a thread that lost its CPU for a while does not hold up the others; and not more weights a
+// task than this, for the same reason.
+constexpr int64_t kTasksPerThread = 4;
+constexpr int64_t kMaxTaskBytes = 512 << 10;
+
+// What WeightMemory takes from the system at a time, and the largest part of it: larger layers fill huge pages alone,
+// and the smallest ones, of tiny models, are not worth one.
+constexpr size_t kPieceBytes = size_t{16} << 20;
+constexpr size_t kLargestPart = size_t{4} << 20;
+constexpr size_t kSmallestPart = size_t{64} << 10;
+constexpr size_t kPartAlignment = 64;
+
+}  // namespace
+
+Buffer WeightMemory::Take(size_t bytes) {
+  if (bytes < kSmallestPart || bytes > kLargestPart) return Cpu().Allocate(bytes);
+  if (used_ + bytes > piece_.bytes()) {
+    piece_ = Cpu().Allocate(kPieceBytes);
+    used_ = 0;
+  }
+  Buffer part = piece_.Part(used_, bytes);
+  used_ += (bytes + kPartAlignment - 1) / kPartAlignment * kPartAlignment;
+  return part;
+}
+
+PackedLinear::PackedLinear(std::shared_ptr<LinearContext> context, const WeightKernels& kernels,
+                           std::span<const WeightView> stacked, std::span<const float> bias)
+    : context_(std::move(context)), kernels_(kernels) {
+  if (stacked.empty()) throw InputError("a linear layer has no weight");
+  in_ = stacked.front().in;
+  for (const WeightView& view : stacked) {
+    if (view.data == nullptr || view.out < 1 || view.in < 1 || view.in != in_) {
+      throw InputError(fmt::format("a linear layer's weight has shape [{}][{}]; expected [1 or more][{}]", view.out,
+                                   view.in, std::max<int64_t>(in_, 1)));
+    }
+    if (view.blocks != BlockFormat::kNone && view.in % kBlockWeights != 0) {
+      throw InputError(fmt::format("a linear layer's weight has blocks of {} in rows of {}", kBlockWeights, view.in));
+    }
+    out_ += view.out;
+  }
+  if (!bias.empty() && std::ssize(bias) != out_) {
+    throw InputError(fmt::format("a linear layer's bias has {} values; expected {}", bias.size(), out_));
+  }
+  panels_ = CeilDiv(out_, kPanelColumns);
+  steps_ = StepBlocks::Of(CeilDiv(in_, kernels_.step_k), kernels_.block_steps);
+  panel_bytes_ = steps_.steps * kernels_.panel_step_bytes;
+  weights_ = context_->weights.Take(static_cast<size_t>(panels_ * panel_bytes_));
+  if (!bias.empty()) {
+    bias_ = Cpu().Allocate(bias.size_bytes());
+    std::memcpy(bias_.data(), bias.data(), bias.size_bytes());
+  }
+  const auto x_bytes = static_cast<size_t>(steps_.blocks * kernels_.block_rows * kernels_.x_stride);
+  if (context_->packed_x.bytes() < x_bytes) context_->packed_x = Cpu().Allocate(x_bytes);
+  const auto peak_bytes = static_cast<size_t>(Tasks(kernels_.block_rows) * kernels_.block_rows) * sizeof(float);
+  if (context_->task_argmaxes.bytes() < peak_bytes) context_->task_argmaxes = Cpu().Allocate(peak_bytes);
+}
+
+void PackedLinear::Multiply(const float* x, int64_t rows, float* y, int64_t y_stride,
+                            RowArgmax* argmaxes) const noexcept {
+  for (int64_t row = 0; row < rows; row += kernels_.block_rows) {
+    MultiplyBlock(x + row * in_, std::min(kernels_.block_rows, rows - row), y + row * y_stride, y_stride,
+                  argmaxes ? argmaxes + row : nullptr);
+  }
+}
+
+// Tasks of a product of `rows` rows, never more than of a whole block.
+int64_t PackedLinear::Tasks(int64_t rows) const noexcept {
+  const int64_t by_threads = std::min(context_->threads->Threads() * kTasksPerThread, rows * in_ * out_ / kMinTaskMacs);
+  const int64_t by_bytes = CeilDiv(panels_ * panel_bytes_, kMaxTaskBytes);
+  return std::clamp<int64_t>(std::max(by_threads, by_bytes), 1, panels_);
+}
+
+void PackedLinear::MultiplyBlock(const float* x, int64_t rows, float* y, int64_t y_stride,
+                                 RowArgmax* argmaxes) const noexcept {
+  ThreadPool& threads = *context_->threads;
+  uint8_t* packed_x = context_->packed_x.data();
+
+  const int64_t pack_tasks = std::clamp<int64_t>(rows * in_ / kMinTaskPackedValues, 1, rows);
+  auto pack = [&](int64_t task, int) {
+    kernels_.pack({.x = x,
+                   .rows = rows,
+                   .k = in_,
+                   .first_row = task * rows / pack_tasks,
+                   .end_row = (task + 1) * rows / pack_tasks,
+                   .steps = steps_,
+                   .out = packed_x});
+  };
+  threads.ForEach(pack_tasks, pack);
+
+  const int64_t tasks = Tasks(rows);
+  float* task_argmaxes = context_->task_argmaxes.as<float>();
+  const auto first_column = [&](int64_t task) { return std::min(out_, task * panels_ / tasks * kPanelColumns); };
+  auto multiply = [&](int64_t task, int) {
+    kernels_.multiply({.x = packed_x,
+                       .rows = rows,
+                       .w = weights_.data(),
+                       .first_panel = task * panels_ / tasks,
+                       .end_panel = (task + 1) * panels_ / tasks,
+                       .steps = steps_,
+                       .out = out_,
+                       .bias = bias_ ? bias_.as<float>() : nullptr,
+                       .y = y,
+                       .y_stride = y_stride});
+    const int64_t first = first_column(task), end = first_column(task + 1);
+    for (int64_t row = 0; argmaxes && row < rows; ++row) {
+      task_argmaxes[task * rows + row] = context_->isa.rows.largest(y + row * y_stride + first, end - first);
+    }
+  };
+  threads.ForEach(tasks, multiply);
+  for (int64_t row = 0; argmaxes && row < rows; ++row) {
+    const auto max_of = [&](int64_t task) { return task_argmaxes[task * rows + row]; };
+    int64_t best = 0;
+    bool finite = true;
+    for (int64_t task = 0; task < tasks; ++task) {
+      finite = finite && std::isfinite(max_of(task));
+      if (max_of(task) > max_of(best)) best = task;
+    }
+    const float* found = y + row * y_stride + first_column(best);
+    while (finite && *found != max_of(best)) ++found;
+    argmaxes[row] = {max_of(best), static_cast<int32_t>(found - (y + row * y_stride)), finite};
+  }
+}
+
+void ReadWeightRow(const WeightView& view, int64_t row, float* out) noexcept {
+  if (view.blocks != BlockFormat::kNone) {
+    const int64_t blocks = view.in / kBlockWeights;
+    const int64_t size = BlockBytes(view.blocks);
+    const uint8_t* bytes = static_cast<const uint8_t*>(view.data) + row * blocks * size;
+    for (int64_t block = 0; block < blocks; ++block) {
+      BlockValues(ReadBlock(bytes + block * size, view.blocks), out + block * kBlockWeights);
+    }
+    return;
+  }
+  const uint8_t* bytes = static_cast<const uint8_t*>(view.data) + row * view.in * SizeOf(view.dtype);
+  if (view.dtype == DType::kF32) {
+    std::memcpy(out, bytes, static_cast<size_t>(view.in) * sizeof(float));
+    return;
+  }
+  const bool bf16 = view.dtype == DType::kBf16;
+  for (int64_t k = 0; k < view.in; ++k) {  // a checkpoint's tensor may lie at any address
+    uint16_t code;
+    std::memcpy(&code, bytes + 2 * k, sizeof code);
+    out[k] = bf16 ? Bf16ToFloat(code) : Fp16ToFloat(code);
+  }
+}
+
+}  // namespace kvanta::kernels

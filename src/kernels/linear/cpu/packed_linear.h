@@ -1,0 +1,115 @@
+// What the ways to store W share: packing into panels, and the split of a product over rows, columns and threads.
+// linear_<kind>.cc holds one way each.
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "base/device.h"
+#include "base/thread_pool.h"
+#include "kernels/cpu/isa_table.h"
+#include "kernels/linear/linear.h"
+
+namespace kvanta::kernels {
+
+// Memory of weights, layer after layer in large pieces: alone, a layer of a small model would fill no huge page, and
+// page walks would cost a step a part of the bandwidth.
+class WeightMemory {
+ public:
+  // Zeroed, 64-byte aligned. Throws ResourceError.
+  Buffer Take(size_t bytes);
+
+ private:
+  Buffer piece_;
+  size_t used_ = 0;
+};
+
+// Shared by the layers of one Ops, which run one after the other.
+struct LinearContext {
+  const IsaTable& isa;
+  std::shared_ptr<ThreadPool> threads;
+  Buffer packed_x = {};       // large enough for every layer: Multiply allocates nothing
+  Buffer task_argmaxes = {};  // likewise, f32 [tasks][rows of a block]
+  WeightMemory weights = {};
+};
+
+class PackedLinear : public Linear {
+ public:
+  int64_t In() const noexcept override { return in_; }
+  int64_t Out() const noexcept override { return out_; }
+  int64_t WeightBytes() const noexcept override { return panels_ * panel_bytes_; }
+  void Multiply(const float* x, int64_t rows, float* y, int64_t y_stride, RowArgmax* argmaxes) const noexcept override;
+
+ protected:
+  // Checks the shapes and allocates; the derived constructor packs. Throws InputError, ResourceError.
+  PackedLinear(std::shared_ptr<LinearContext> context, const WeightKernels& kernels,
+               std::span<const WeightView> stacked, std::span<const float> bias);
+
+  // Calls pack(column of the panel, f32 row [in], panel's bytes) for every row of the stacked W, panels in parallel.
+  // `pack` must not throw.
+  template <class PackColumn>
+  void PackColumns(std::span<const WeightView> stacked, PackColumn pack);
+  // The same with (column of the panel, view, row of it, room for f32 [in], panel's bytes).
+  template <class PackRow>
+  void PackRows(std::span<const WeightView> stacked, PackRow pack);
+
+  int64_t Steps() const noexcept { return steps_.steps; }
+  const uint8_t* Panel(int64_t panel) const noexcept { return weights_.data() + panel * panel_bytes_; }
+
+ private:
+  void MultiplyBlock(const float* x, int64_t rows, float* y, int64_t y_stride, RowArgmax* argmaxes) const noexcept;
+  int64_t Tasks(int64_t rows) const noexcept;
+
+  std::shared_ptr<LinearContext> context_;
+  const WeightKernels& kernels_;
+  int64_t in_ = 0;
+  int64_t out_ = 0;
+  int64_t panels_ = 0;
+  StepBlocks steps_;
+  int64_t panel_bytes_ = 0;
+  Buffer weights_;
+  Buffer bias_;  // f32 [out], or none
+};
+
+// Row `row` of a checkpoint's weight as f32 [view.in], blocks dequantized.
+void ReadWeightRow(const WeightView& view, int64_t row, float* out) noexcept;
+
+std::unique_ptr<Linear> MakeBf16Linear(const std::shared_ptr<LinearContext>& context,
+                                       std::span<const WeightView> stacked, std::span<const float> bias);
+std::unique_ptr<Linear> MakeF32Linear(const std::shared_ptr<LinearContext>& context,
+                                      std::span<const WeightView> stacked, std::span<const float> bias);
+std::unique_ptr<Linear> MakeF16Linear(const std::shared_ptr<LinearContext>& context,
+                                      std::span<const WeightView> stacked, std::span<const float> bias);
+std::unique_ptr<Linear> MakeInt8Linear(const std::shared_ptr<LinearContext>& context,
+                                       std::span<const WeightView> stacked, std::span<const float> bias,
+                                       bool int16_activations);
+std::unique_ptr<Linear> MakeInt4Linear(const std::shared_ptr<LinearContext>& context,
+                                       std::span<const WeightView> stacked, std::span<const float> bias,
+                                       bool int16_activations);
+
+template <class PackRow>
+void PackedLinear::PackRows(std::span<const WeightView> stacked, PackRow pack) {
+  const auto threads = static_cast<size_t>(context_->threads->Threads());
+  const auto rows = std::make_unique<float[]>(threads * static_cast<size_t>(in_));
+  auto pack_panel = [&](int64_t panel, int worker) {
+    float* row = rows.get() + worker * in_;
+    for (int column = 0; column < kPanelColumns; ++column) {
+      int64_t index = panel * kPanelColumns + column;
+      if (index >= out_) break;
+      size_t view = 0;
+      for (; index >= stacked[view].out; ++view) index -= stacked[view].out;
+      pack(column, stacked[view], index, row, weights_.data() + panel * panel_bytes_);
+    }
+  };
+  context_->threads->ForEach(panels_, pack_panel);
+}
+
+template <class PackColumn>
+void PackedLinear::PackColumns(std::span<const WeightView> stacked, PackColumn pack) {
+  PackRows(stacked, [&](int column, const WeightView& view, int64_t index, float* row, uint8_t* panel) {
+    ReadWeightRow(view, index, row);
+    pack(column, row, panel);
+  });
+}
+
+}  // namespace kvanta::kernels

@@ -1,0 +1,288 @@
+#include "kernels/linear/cuda/gpu_linear.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/math.h"
+#include "kernels/linear/cpu/packed_linear.h"
+#include "kernels/linear/cuda/fragment_layout.h"
+#include "kernels/linear/weight_blocks.h"
+#include "kvanta/error.h"
+
+namespace kvanta::kernels {
+namespace {
+
+using cuda::kPanelChannels;
+using cuda::kPanelOuts;
+using cuda::kRowTile;
+using cuda::PanelKind;
+using cuda::ProductTile;
+
+// Panels are made here in pieces of about this size, and copied one by one.
+constexpr int64_t kUploadPieceBytes = int64_t{16} << 20;
+
+PanelKind PanelKindOf(WeightType type) {
+  switch (type) {
+    case WeightType::kF16:
+      return PanelKind::kF16;
+    case WeightType::kInt8:
+      return PanelKind::kInt8;
+    case WeightType::kInt4:
+      return PanelKind::kInt4;
+    case WeightType::kBf16:
+    case WeightType::kF32:
+      break;
+  }
+  return PanelKind::kBf16;
+}
+
+// Row `index` of the stack: its view, and the row's index there.
+struct StackedRow {
+  const WeightView* view = nullptr;
+  int64_t index = 0;
+};
+StackedRow FindRow(std::span<const WeightView> stacked, int64_t index) {
+  size_t view = 0;
+  for (; index >= stacked[view].out; ++view) index -= stacked[view].out;
+  return {&stacked[view], index};
+}
+
+// Writes rows of W into units of panels.
+class UnitWriter {
+ public:
+  UnitWriter(PanelKind kind, int64_t in) : kind_(kind), in_(in) {
+    for (int row = 0; row < kPanelOuts; ++row) {
+      for (int k = 0; k < kPanelChannels; ++k) places_[row][k] = cuda::PlaceOf(kind, row, k);
+    }
+  }
+
+  // `values`: room for f32 [in]. `panel`: the panel's bytes, zeros where nothing was written.
+  void Write(const StackedRow& from, int row, float* values, uint8_t* panel) {
+    const bool blocks = kind_ == PanelKind::kInt8 || kind_ == PanelKind::kInt4;
+    const bool kept = blocks && IsKept(from.view->blocks);
+    if (!kept) ReadWeightRow(*from.view, from.index, values);
+    const int64_t units = CeilDiv(in_, kPanelChannels);
+    for (int64_t unit = 0; unit < units; ++unit) {
+      uint8_t* to = panel + unit * cuda::BytesOf(kind_).all;
+      const int n = static_cast<int>(std::min<int64_t>(kPanelChannels, in_ - unit * kPanelChannels));
+      if (blocks) {
+        WriteBlock(kept ? Kept(from, unit) : Quantize(values + unit * kPanelChannels, n), row, to);
+      } else {
+        WriteElements(values + unit * kPanelChannels, n, row, to);
+      }
+    }
+  }
+
+  bool Infinite() const noexcept { return infinite_; }
+
+ private:
+  bool IsKept(BlockFormat format) const {
+    return kind_ == PanelKind::kInt8 ? format == BlockFormat::kQ8_0
+                                     : format == BlockFormat::kQ4_0 || format == BlockFormat::kQ4_1;
+  }
+  static WeightBlock Kept(const StackedRow& from, int64_t block) {
+    const WeightView& view = *from.view;
+    const int64_t at = from.index * (view.in / kBlockWeights) + block;
+    return ReadBlock(static_cast<const uint8_t*>(view.data) + at * BlockBytes(view.blocks), view.blocks);
+  }
+  WeightBlock Quantize(const float* x, int n) const {
+    return kind_ == PanelKind::kInt8 ? QuantizeInt8(x, n) : QuantizeInt4(x, n);
+  }
+
+  void WriteElements(const float* x, int n, int row, uint8_t* unit) const {
+    for (int k = 0; k < n; ++k) {
+      const uint16_t code = kind_ == PanelKind::kBf16 ? FloatToBf16(x[k]) : FloatToFp16(x[k]);
+      std::memcpy(unit + places_[row][k].byte, &code, sizeof(code));
+    }
+  }
+
+  void WriteBlock(WeightBlock block, int row, uint8_t* unit) {
+    // Codes without a sign: of 8 bits as code + 128, which the kernel takes away again; of 4 bits from 0 on, with what
+    // that changes in the minimum (8 times the scale is exact in fp16, too).
+    int offset = kind_ == PanelKind::kInt8 ? 128 : 0;
+    if (kind_ == PanelKind::kInt4 && *std::min_element(block.codes, block.codes + kBlockWeights) < 0) {
+      offset = 8;
+      block.minimum = FloatToFp16(-8 * Fp16ToFloat(block.scale));
+    }
+    if (!std::isfinite(Fp16ToFloat(block.scale)) || !std::isfinite(Fp16ToFloat(block.minimum))) infinite_ = true;
+    for (int k = 0; k < kPanelChannels; ++k) {
+      const cuda::FragmentOffset place = places_[row][k];
+      unit[place.byte] |= static_cast<uint8_t>((block.codes[k] + offset) << place.bit);
+    }
+    uint8_t* scale = unit + cuda::ScalePlace(kind_, row);
+    std::memcpy(scale, &block.scale, sizeof(block.scale));
+    if (kind_ == PanelKind::kInt4) std::memcpy(scale + 4, &block.minimum, sizeof(block.minimum));
+  }
+
+  PanelKind kind_;
+  int64_t in_;
+  cuda::FragmentOffset places_[kPanelOuts][kPanelChannels];
+  std::atomic<bool> infinite_ = false;
+};
+
+void CheckShapes(std::span<const WeightView> stacked, std::span<const float> bias) {
+  if (stacked.empty()) throw InputError("a linear layer has no weight");
+  const int64_t in = stacked.front().in;
+  int64_t out = 0;
+  for (const WeightView& view : stacked) {
+    if (view.data == nullptr || view.out < 1 || view.in < 1 || view.in != in) {
+      throw InputError(fmt::format("a linear layer's weight has shape [{}][{}]; expected [1 or more][{}]", view.out,
+                                   view.in, std::max<int64_t>(in, 1)));
+    }
+    if (view.blocks != BlockFormat::kNone && view.in % kBlockWeights != 0) {
+      throw InputError(fmt::format("a linear layer's weight has blocks of {} in rows of {}", kBlockWeights, view.in));
+    }
+    out += view.out;
+  }
+  if (!bias.empty() && std::ssize(bias) != out) {
+    throw InputError(fmt::format("a linear layer's bias has {} values; expected {}", bias.size(), out));
+  }
+}
+
+}  // namespace
+
+GpuLinear::GpuLinear(std::shared_ptr<GpuLinearContext> context, std::span<const WeightView> stacked,
+                     std::span<const float> bias, LinearKind kind)
+    : context_(std::move(context)) {
+  CheckShapes(stacked, bias);
+  weight_.in = stacked.front().in;
+  for (const WeightView& view : stacked) weight_.out += view.out;
+  weight_.kind = PanelKindOf(kind.weights);
+  weight_.panels = kind.weights != WeightType::kF32;
+  Device& device = context_->gpu->device();
+  if (!bias.empty()) {
+    bias_ = device.Allocate(bias.size_bytes());
+    device.CopyIn(bias_.data(), bias.data(), bias.size_bytes());
+    weight_.bias = bias_.as<float>();
+  }
+  if (weight_.panels) {
+    PackPanels(stacked);
+    ReserveRows();
+  } else {
+    PackUnquantized(stacked);
+  }
+  weight_.data = data_.data();
+}
+
+void GpuLinear::PackUnquantized(std::span<const WeightView> stacked) {
+  Device& device = context_->gpu->device();
+  const int64_t row_bytes = weight_.in * static_cast<int64_t>(sizeof(float));
+  weight_bytes_ = weight_.out * row_bytes;
+  data_ = device.Allocate(static_cast<size_t>(weight_bytes_));
+  const int64_t rows_at_once = std::max<int64_t>(1, kUploadPieceBytes / row_bytes);
+  std::vector<float> piece(static_cast<size_t>(std::min(rows_at_once, weight_.out) * weight_.in));
+  for (int64_t first = 0; first < weight_.out; first += rows_at_once) {
+    const int64_t rows = std::min(rows_at_once, weight_.out - first);
+    auto read = [&](int64_t row, int) {
+      const StackedRow from = FindRow(stacked, first + row);
+      ReadWeightRow(*from.view, from.index, piece.data() + row * weight_.in);
+    };
+    context_->threads->ForEach(rows, read);
+    device.CopyIn(data_.data() + first * row_bytes, piece.data(), static_cast<size_t>(rows * row_bytes));
+  }
+}
+
+void GpuLinear::PackPanels(std::span<const WeightView> stacked) {
+  Device& device = context_->gpu->device();
+  const int64_t panels = CeilDiv(weight_.out, kPanelOuts);
+  const int64_t panel_bytes = weight_.Units() * cuda::BytesOf(weight_.kind).all;
+  weight_bytes_ = panels * panel_bytes;
+  // Zeroed: what pads the last block's panels is a weight of zeros.
+  data_ =
+      device.Allocate(static_cast<size_t>(CeilDiv(panels, cuda::kPanelMultiple) * cuda::kPanelMultiple * panel_bytes));
+  const int64_t at_once = std::clamp<int64_t>(kUploadPieceBytes / panel_bytes, 1, panels);
+  std::vector<uint8_t> piece(static_cast<size_t>(at_once * panel_bytes));
+  const auto workers = static_cast<size_t>(context_->threads->Threads());
+  std::vector<float> values(workers * static_cast<size_t>(weight_.in));
+  UnitWriter writer(weight_.kind, weight_.in);
+  for (int64_t first = 0; first < panels; first += at_once) {
+    const int64_t count = std::min(at_once, panels - first);
+    std::fill(piece.begin(), piece.end(), uint8_t{0});
+    auto pack = [&](int64_t panel, int worker) {
+      for (int row = 0; row < kPanelOuts; ++row) {
+        const int64_t out = (first + panel) * kPanelOuts + row;
+        if (out >= weight_.out) break;
+        writer.Write(FindRow(stacked, out), row, values.data() + worker * weight_.in,
+                     piece.data() + panel * panel_bytes);
+      }
+    };
+    context_->threads->ForEach(count, pack);
+    device.CopyIn(data_.data() + first * panel_bytes, piece.data(), static_cast<size_t>(count * panel_bytes));
+  }
+  if (writer.Infinite()) {
+    throw InputError("a block of weights has a scale or minimum that is not finite in float16; use bf16 weights");
+  }
+}
+
+void GpuLinear::ReserveRows() {
+  Device& device = context_->gpu->device();
+  const auto reserve = [&](Buffer& buffer, int64_t bytes) {
+    if (buffer.bytes() < static_cast<size_t>(bytes)) buffer = device.Allocate(static_cast<size_t>(bytes));
+  };
+  const int64_t units = weight_.Units();
+  reserve(context_->codes, kRowBlock * units * kPanelChannels * 2);
+  reserve(context_->unit_sums, kRowBlock * units * static_cast<int64_t>(sizeof(float)));
+  reserve(context_->factors, kRowBlock * static_cast<int64_t>(sizeof(float)));
+}
+
+// The tile changes no bit. Small ones keep all multiprocessors busy, large ones read x and W less often.
+ProductTile GpuLinear::TileFor(int64_t rows) const noexcept {
+  if (rows <= kRowTile) return ProductTile::k1x1;
+  const int64_t large = CeilDiv(weight_.out, 4 * kPanelOuts) * CeilDiv(rows, 8 * kRowTile);
+  return rows > 4 * kRowTile && large * 4 >= int64_t{3} * context_->gpu->Multiprocessors() ? ProductTile::k4x8
+                                                                                           : ProductTile::k2x4;
+}
+
+void GpuLinear::Multiply(const float* x, int64_t rows, float* y, int64_t y_stride, RowArgmax* argmaxes) const noexcept {
+  CudaContext& gpu = *context_->gpu;
+  cuda::LinearWork work;
+  work.weight = weight_;
+  work.y_stride = y_stride;
+  work.x = context_->Packed();
+  const int64_t at_once = weight_.panels ? kRowBlock : rows;
+  for (int64_t row = 0; row < rows; row += at_once) {
+    work.rows = std::min(at_once, rows - row);
+    work.y = y + row * y_stride;
+    if (weight_.panels) {
+      gpu.Run(cuda::PackWork{.x = x + row * weight_.in,
+                             .x_stride = weight_.in,
+                             .rows = work.rows,
+                             .in = weight_.in,
+                             .kind = weight_.kind,
+                             .out = work.x});
+      work.tile = TileFor(work.rows);
+    } else {
+      work.plain = x + row * weight_.in;
+    }
+    gpu.Run(work);
+  }
+  if (argmaxes == nullptr || rows == 0) return;
+  gpu.Run(cuda::ArgmaxWork{.x = y, .stride = y_stride, .rows = rows, .width = weight_.out, .argmaxes = argmaxes});
+}
+
+void GpuLinear::DequantizeRow(int64_t index, float* out) const noexcept {
+  context_->gpu->Run(cuda::EmbedWork{.table = weight_, .ids = nullptr, .id = index, .rows = 1, .out = out});
+}
+
+std::string_view GpuLinear::Kind() const noexcept {
+  if (!weight_.panels) return "f32";
+  switch (weight_.kind) {
+    case PanelKind::kF16:
+      return "f16";
+    case PanelKind::kInt8:
+      return "int8";
+    case PanelKind::kInt4:
+      return "int4";
+    case PanelKind::kBf16:
+      break;
+  }
+  return "bf16";
+}
+
+}  // namespace kvanta::kernels

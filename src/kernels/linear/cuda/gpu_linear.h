@@ -1,0 +1,63 @@
+// A linear layer on a GPU: W is put into panels here and copied there once (weight_places.h).
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "base/thread_pool.h"
+#include "kernels/cuda/cuda_context.h"
+#include "kernels/linear/linear.h"
+
+namespace kvanta::kernels {
+
+// Rows whose x is packed at once; a multiple of every tile.
+inline constexpr int64_t kRowBlock = 512;
+
+// What layers of experts compute in (gpu_experts.h, cuda/model_work.h).
+struct ExpertBuffers {
+  Buffer experts, weights, row_slots, slot_rows, tile_experts;
+  Buffer rows, both, gated;  // f32 of the slots
+};
+
+// Shared by the layers of one Ops, whose launches follow each other.
+struct GpuLinearContext {
+  std::shared_ptr<CudaContext> gpu;
+  std::shared_ptr<ThreadPool> threads;  // pack weights
+  // Large enough for every layer: Multiply allocates nothing. As cuda::PackedRows.
+  Buffer codes = {}, unit_sums = {}, factors = {};
+  ExpertBuffers experts = {};
+  Buffer plain = {};  // f32, rows of one layer of several
+
+  cuda::PackedRows Packed() const {
+    return {.codes = codes.data(), .unit_sums = unit_sums.as<float>(), .factors = factors.as<float>()};
+  }
+};
+
+class GpuLinear final : public Linear {
+ public:
+  // Throws InputError, ResourceError.
+  GpuLinear(std::shared_ptr<GpuLinearContext> context, std::span<const WeightView> stacked, std::span<const float> bias,
+            LinearKind kind);
+
+  int64_t In() const noexcept override { return weight_.in; }
+  int64_t Out() const noexcept override { return weight_.out; }
+  void Multiply(const float* x, int64_t rows, float* y, int64_t y_stride, RowArgmax* argmaxes) const noexcept override;
+  void DequantizeRow(int64_t index, float* out) const noexcept override;
+  int64_t WeightBytes() const noexcept override { return weight_bytes_; }
+  std::string_view Kind() const noexcept override;
+
+  const cuda::Weight& weight() const noexcept { return weight_; }
+
+ private:
+  void PackUnquantized(std::span<const WeightView> stacked);
+  void PackPanels(std::span<const WeightView> stacked);
+  void ReserveRows();
+  cuda::ProductTile TileFor(int64_t rows) const noexcept;
+
+  std::shared_ptr<GpuLinearContext> context_;
+  cuda::Weight weight_;
+  int64_t weight_bytes_ = 0;
+  Buffer data_, bias_;
+};
+
+}  // namespace kvanta::kernels

@@ -1,0 +1,35 @@
+// Linear layers of one shape and kind on a GPU, of whose rows each layer has tiles of its own: one launch for all.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "kernels/linear/cuda/gpu_linear.h"
+
+namespace kvanta::kernels {
+
+class GpuLinearGroup final : public LinearGroup {
+ public:
+  // The layers are of the Ops that `context` is of. Throws ResourceError.
+  GpuLinearGroup(std::shared_ptr<GpuLinearContext> context, std::vector<std::unique_ptr<Linear>> layers);
+
+  int64_t In() const noexcept { return Weight(0).in; }
+  int64_t Out() const noexcept { return Weight(0).out; }
+
+  void Forward(const MemberRows& x, int64_t rows, const MemberOutputs& y) const noexcept override;
+
+  // x: f32 [slots][In()]; y: f32 [slots][Out()]; members: of each tile of slots, or -1 where nobody wants them.
+  void Multiply(const float* x, int64_t slots, cuda::ProductTile tile, const int32_t* members, float* y) const noexcept;
+
+ private:
+  const cuda::Weight& Weight(size_t member) const noexcept {
+    return static_cast<const GpuLinear&>(*layers_[member]).weight();
+  }
+  void ForwardUnquantized(const MemberRows& x, int64_t rows, const MemberOutputs& y) const noexcept;
+
+  std::shared_ptr<GpuLinearContext> context_;
+  std::vector<std::unique_ptr<Linear>> layers_;
+  Buffer data_;  // of each layer's W
+};
+
+}  // namespace kvanta::kernels

@@ -1,0 +1,167 @@
+#include "kernels/linear/weight_blocks.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/dtype.h"
+
+namespace kvanta::kernels {
+namespace {
+
+constexpr int kHalf = kBlockWeights / 2;
+constexpr float kMaxInt4 = 15;
+
+uint16_t ReadFp16(const uint8_t* bytes) noexcept {
+  uint16_t bits;
+  std::memcpy(&bits, bytes, sizeof bits);
+  return bits;
+}
+
+// Four at a time: the search over ranges is most of the time that quantizing a checkpoint takes.
+using Four = float __attribute__((vector_size(16)));
+using FourInts = int32_t __attribute__((vector_size(16)));
+
+float Sum(Four v) noexcept {
+  return (v[0] + v[1]) + (v[2] + v[3]);
+}
+
+// Codes of (x - minimum) / scale to the nearest of 0 to 15.
+Four Codes(Four x, float minimum, float inverse_scale) noexcept {
+  Four t = (x - minimum) * inverse_scale + 0.5F;
+  t = t > 0.0F ? t : Four{};
+  t = t < kMaxInt4 + 0.5F ? t : Four{} + kMaxInt4;
+  return __builtin_convertvector(__builtin_convertvector(t, FourInts), Four);
+}
+
+// A line through (code, value): the least squares of `values` over their codes in a given range.
+struct Fit {
+  float scale = 0;
+  float minimum = 0;
+  float gain = -INFINITY;  // the sum of squares less the squared error
+};
+
+// x: [kBlockWeights] values.
+Fit FitRange(const Four* x, float minimum, float inverse_scale) noexcept {
+  Four codes{}, squares{}, products{}, values{};
+  for (int i = 0; i < kBlockWeights / 4; ++i) {
+    const Four q = Codes(x[i], minimum, inverse_scale);
+    codes += q;
+    squares += q * q;
+    products += q * x[i];
+    values += x[i];
+  }
+  const float sum_q = Sum(codes), sum_qq = Sum(squares), sum_qx = Sum(products), sum_x = Sum(values);
+  constexpr float count = kBlockWeights;
+  const float determinant = count * sum_qq - sum_q * sum_q;
+  if (!(determinant > 0)) return {};
+  Fit fit;
+  fit.scale = (count * sum_qx - sum_q * sum_x) / determinant;
+  fit.minimum = (sum_x - fit.scale * sum_q) / count;
+  fit.gain = fit.scale * sum_qx + fit.minimum * sum_x;
+  return fit;
+}
+
+}  // namespace
+
+int BlockBytes(BlockFormat format) noexcept {
+  switch (format) {
+    case BlockFormat::kQ8_0:
+      return 2 + kBlockWeights;
+    case BlockFormat::kQ4_0:
+      return 2 + kHalf;
+    case BlockFormat::kQ4_1:
+      return 4 + kHalf;
+    case BlockFormat::kNone:
+      break;
+  }
+  return 0;
+}
+
+std::string_view Name(BlockFormat format) noexcept {
+  switch (format) {
+    case BlockFormat::kQ8_0:
+      return "Q8_0";
+    case BlockFormat::kQ4_0:
+      return "Q4_0";
+    case BlockFormat::kQ4_1:
+      return "Q4_1";
+    case BlockFormat::kNone:
+      break;
+  }
+  return "none";
+}
+
+WeightBlock ReadBlock(const uint8_t* bytes, BlockFormat format) noexcept {
+  WeightBlock block;
+  if (format == BlockFormat::kNone) return block;
+  block.scale = ReadFp16(bytes);
+  bytes += 2;
+  if (format == BlockFormat::kQ8_0) {
+    std::memcpy(block.codes, bytes, kBlockWeights);
+    return block;
+  }
+  const int offset = format == BlockFormat::kQ4_0 ? 8 : 0;
+  if (format == BlockFormat::kQ4_1) {
+    block.minimum = ReadFp16(bytes);
+    bytes += 2;
+  }
+  for (int i = 0; i < kHalf; ++i) {
+    block.codes[i] = static_cast<int8_t>((bytes[i] & 15) - offset);
+    block.codes[i + kHalf] = static_cast<int8_t>((bytes[i] >> 4) - offset);
+  }
+  return block;
+}
+
+void BlockValues(const WeightBlock& block, float* out) noexcept {
+  const float scale = Fp16ToFloat(block.scale), minimum = Fp16ToFloat(block.minimum);
+  for (int i = 0; i < kBlockWeights; ++i) out[i] = scale * static_cast<float>(block.codes[i]) + minimum;
+}
+
+WeightBlock QuantizeInt8(const float* x, int n) noexcept {
+  float largest = 0;
+  for (int i = 0; i < n; ++i) largest = std::max(largest, std::abs(x[i]));
+  WeightBlock block;
+  block.scale = FloatToFp16(largest / 127);
+  const float scale = Fp16ToFloat(block.scale);
+  if (scale == 0 || !std::isfinite(scale)) return block;
+  for (int i = 0; i < n; ++i) {
+    block.codes[i] = static_cast<int8_t>(std::clamp(std::nearbyint(x[i] / scale), -127.0F, 127.0F));
+  }
+  return block;
+}
+
+WeightBlock QuantizeInt4(const float* x, int n) noexcept {
+  const auto [low, high] = std::minmax_element(x, x + n);
+  const float min_value = *low, range = *high - *low;
+  // Of a short block the values beyond n would count in the sums: it keeps its whole range.
+  const bool whole = n == kBlockWeights;
+  Four values[kBlockWeights / 4] = {};
+  std::memcpy(values, x, static_cast<size_t>(n) * sizeof(float));
+  for (Four& four : values) four -= min_value;  // small numbers: their squares are compared
+  Fit best{range / kMaxInt4, 0, -INFINITY};
+  // A range a little shorter than that of the values, or longer, often has the smaller error.
+  for (int step = -2; whole && step <= 9; ++step) {
+    const float inverse = (kMaxInt4 + 0.25F * static_cast<float>(step) - 1) / range;
+    if (!std::isfinite(inverse)) break;
+    const Fit fit = FitRange(values, 0, inverse);
+    if (fit.gain > best.gain) best = fit;
+  }
+  // Codes to the nearest on the line that was found may have a better line.
+  for (int round = 0; whole && round < 2 && best.scale > 0; ++round) {
+    const Fit fit = FitRange(values, best.minimum, 1 / best.scale);
+    if (fit.gain > best.gain) best = fit;
+  }
+  WeightBlock block;
+  block.scale = FloatToFp16(best.scale);
+  block.minimum = FloatToFp16(min_value + best.minimum);
+  const float scale = Fp16ToFloat(block.scale);
+  if (!(scale > 0) || !std::isfinite(scale)) return block;
+  for (int i = 0; i < n; ++i) {
+    const float code = std::nearbyint((x[i] - Fp16ToFloat(block.minimum)) / scale);
+    block.codes[i] = static_cast<int8_t>(std::clamp(code, 0.0F, kMaxInt4));
+  }
+  return block;
+}
+
+}  // namespace kvanta::kernels

@@ -98,7 +98,7 @@ BenchWork BenchCaches::Work() const {
   BenchWork work;
   for (int64_t page = 0; page < pages_; ++page) {  // by the last query token; the others read the same pages
     const int64_t slots = std::min<int64_t>(options_.page_size, tokens_ - page * options_.page_size);
-    const bool exact = ReadsExact(layer, pages_ - 1, page);
+    const bool exact = ExactPagesOf(layer).Reads(pages_ - 1, page);
     work.bytes += (exact ? layer.exact_bytes : layer.bytes) * slots / options_.page_size;
   }
   const double channels = double{1} * options_.heads * options_.head_dim * options_.batch;
@@ -106,7 +106,7 @@ BenchWork BenchCaches::Work() const {
     const int64_t own = token / options_.page_size;
     int64_t exact = 0;
     for (int64_t page = 0; page <= own; ++page) {
-      if (!ReadsExact(layer, own, page)) continue;
+      if (!ExactPagesOf(layer).Reads(own, page)) continue;
       exact += std::min<int64_t>(options_.page_size, token + 1 - page * options_.page_size);
     }
     Of(work, *layer.k.format) += channels * static_cast<double>(token + 1 - exact);

@@ -35,8 +35,8 @@ double Median(std::vector<double> values) {
 }
 
 // What the options say, or, of a format for latents alone, those of DeepSeek V2 and V3.
-LayerAttention LayerOf(const AttentionBench& options, const std::string& scheme) {
-  LayerAttention layer{.heads = options.heads, .kv_heads = options.kv_heads, .head_dim = options.head_dim};
+AttentionSpec LayerOf(const AttentionBench& options, const std::string& scheme) {
+  AttentionSpec layer{.heads = options.heads, .kv_heads = options.kv_heads, .head_dim = options.head_dim};
   if (formats::Find(KvScheme::Parse(scheme).k.format).latents == formats::MlaSupport::kRequired) {
     layer.kv_heads = 1;
     layer.head_dim = 512;
@@ -137,7 +137,7 @@ class FilledCache {
 
   kernels::CudaContext& gpu_;
   const AttentionBench options_;
-  const LayerAttention layer_;
+  const AttentionSpec layer_;
   const formats::CacheLayout layout_;
   cache::PagePool store_;
   std::unique_ptr<Backend> backend_;

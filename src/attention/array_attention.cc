@@ -57,7 +57,7 @@ ArrayAttentionResult RunArrayAttention(const ArrayAttention& options, std::span<
                            .head_dim = options.head_dim,
                            .softmax_scale = scale,
                            .softcap = options.softcap,
-                           .sliding_window = options.sliding_window});
+                           .visibility = cache::SlidingWindow(options.sliding_window)});
   config.scales.push_back(options.scales);
   const std::unique_ptr<Backend> backend =
       MakeBackend(options.backend, store, std::move(config), std::make_shared<ThreadPool>(options.threads));

@@ -13,19 +13,20 @@
 
 #include "cache/block_table.h"
 #include "cache/page_pool.h"
+#include "cache/visibility.h"
 #include "formats/scheme.h"
 
 namespace kvanta::attention {
 
 // What a layer's attention computes; fixed for a model.
-struct LayerAttention {
+struct AttentionSpec {
   int heads = 0;  // query heads; a multiple of kv_heads
   int kv_heads = 0;
   int head_dim = 0;         // 8..256, a multiple of 8; the rank of latents (MLA): 8..512
   int rope_dim = 0;         // 0: K and V are apart; else both are one latent, and a key has this many channels more
   float softmax_scale = 0;  // usually 1/sqrt(head_dim)
   float softcap = 0;        // 0: none; else logits = softcap * tanh(logits / softcap)
-  int sliding_window = 0;   // 0: none; else a query at p sees keys in (p - window, p]
+  cache::Visibility visibility = {};
 
   int KeyDim() const noexcept { return head_dim + rope_dim; }
 };
@@ -94,7 +95,7 @@ class Backend {
 };
 
 struct BackendConfig {
-  std::vector<LayerAttention> layers;
+  std::vector<AttentionSpec> layers;
   std::vector<formats::LayerScales> scales;  // per layer
 };
 

@@ -21,10 +21,9 @@ struct Needs {
   int exact_pages = 0;                                   // pages up to its own that some query reads exactly
   int exact_sinks = 0;                                   // pages that some layer reads exactly for ever
   int quantized_from = std::numeric_limits<int>::max();  // first closed page that some exact layer reads quantized
-  int window = std::numeric_limits<int>::max();          // the widest sliding window; 0 when some layer has none
 };
 
-Needs NeedsOf(const formats::CacheLayout& layout, const BackendConfig& config) {
+Needs NeedsOf(const formats::CacheLayout& layout) {
   Needs needs;
   for (size_t i = 0; i < layout.layers.size(); ++i) {
     const formats::LayerScheme& layer = layout.layers[i];
@@ -36,11 +35,15 @@ Needs NeedsOf(const formats::CacheLayout& layout, const BackendConfig& config) {
     } else {
       needs.quantized = true;
     }
-    const int window = config.layers[i].sliding_window;
-    if (i == 0) needs.window = window;
-    needs.window = window == 0 || needs.window == 0 ? 0 : std::max(needs.window, window);
   }
   return needs;
+}
+
+// First position that some layer's query at `position` sees.
+int64_t FirstVisible(const BackendConfig& config, int64_t position) {
+  int64_t first = position;
+  for (const AttentionSpec& layer : config.layers) first = std::min(first, layer.visibility.First(position));
+  return first;
 }
 
 void CheckRecord(const cache::PagePool& store, PageKind kind, cache::PageId id, size_t sequence, int64_t page) {
@@ -49,7 +52,7 @@ void CheckRecord(const cache::PagePool& store, PageKind kind, cache::PageId id, 
                                kind == PageKind::kExact ? "exact" : "quantized", id));
 }
 
-void CheckOutliers(const std::vector<int>& channels, const LayerAttention& layer, int count, size_t index) {
+void CheckOutliers(const std::vector<int>& channels, const AttentionSpec& layer, int count, size_t index) {
   const auto expected = static_cast<size_t>(layer.kv_heads) * static_cast<size_t>(count);
   if (channels.size() != expected) {
     throw InputError(
@@ -66,7 +69,7 @@ void CheckOutliers(const std::vector<int>& channels, const LayerAttention& layer
   }
 }
 
-void CheckScales(const formats::SideScales& side, const LayerAttention& layer, bool mean, size_t index, char name) {
+void CheckScales(const formats::SideScales& side, const AttentionSpec& layer, bool mean, size_t index, char name) {
   if (side.scale.size() != static_cast<size_t>(layer.kv_heads)) {
     throw InputError(
         fmt::format("layer {}: {} {} scales for {} KV heads", index, side.scale.size(), name, layer.kv_heads));
@@ -87,7 +90,7 @@ void CheckScales(const formats::SideScales& side, const LayerAttention& layer, b
 
 void MakeBatch(const BatchShape& shape, const cache::PagePool& store, const BackendConfig& config, Batch& batch) {
   const formats::CacheLayout& layout = store.Layout();
-  const Needs needs = NeedsOf(layout, config);
+  const Needs needs = NeedsOf(layout);
   const int64_t page_size = layout.page_size;
   batch.sequences.clear();
   batch.touched.clear();
@@ -102,7 +105,7 @@ void MakeBatch(const BatchShape& shape, const cache::PagePool& store, const Back
     }
     const int64_t end = span.start + span.tokens;
     const int64_t touched = span.start / page_size;
-    for (int64_t page = FirstVisible(span.start, needs.window) / page_size; page * page_size < end; ++page) {
+    for (int64_t page = FirstVisible(config, span.start) / page_size; page * page_size < end; ++page) {
       const bool closed = (page + 1) * page_size <= end;
       if (needs.quantized || (closed && page >= needs.quantized_from)) {
         CheckRecord(store, PageKind::kQuantized, span.pages[page].quantized, s, page);
@@ -135,7 +138,7 @@ BackendConfig CheckConfig(BackendConfig config, const formats::CacheLayout& layo
         fmt::format("KV scales of {} layers, but a cache of {}", config.scales.size(), layout.layers.size()));
   }
   for (size_t i = 0; i < config.layers.size(); ++i) {
-    const LayerAttention& layer = config.layers[i];
+    const AttentionSpec& layer = config.layers[i];
     const formats::LayerScheme& scheme = layout.layers[i];
     if (layer.kv_heads != scheme.kv_heads || layer.head_dim != scheme.shape.head_dim ||
         layer.rope_dim != scheme.rope_dim) {
@@ -153,11 +156,11 @@ BackendConfig CheckConfig(BackendConfig config, const formats::CacheLayout& layo
           fmt::format("layer {}: head_dim {} is not a multiple of 8 from 8 to {}", i, layer.head_dim, longest));
     }
     if (!(std::isfinite(layer.softmax_scale) && layer.softmax_scale > 0) || !(layer.softcap >= 0) ||
-        !std::isfinite(layer.softcap) || layer.sliding_window < 0) {
+        !std::isfinite(layer.softcap) || (!layer.visibility.IsFull() && layer.visibility.span < 1)) {
       throw InputError(
-          fmt::format("layer {}: softmax_scale {} must be above 0, softcap {} and sliding_window {} at "
-                      "least 0 (0: none)",
-                      i, layer.softmax_scale, layer.softcap, layer.sliding_window));
+          fmt::format("layer {}: softmax_scale {} must be above 0, softcap {} at least 0 (0: none) and "
+                      "a window or chunk ({} tokens) at least 1",
+                      i, layer.softmax_scale, layer.softcap, layer.visibility.span));
     }
     formats::LayerScales& scales = config.scales[i];
     if (scales.k.scale.empty()) scales.k.scale.assign(static_cast<size_t>(layer.kv_heads), 1.0f);

@@ -38,14 +38,9 @@ void MakeBatch(const BatchShape& shape, const cache::PagePool& store, const Back
 // Checks shapes and scales against the layout, and fills in scales that are absent (1.0). Throws InputError.
 BackendConfig CheckConfig(BackendConfig config, const formats::CacheLayout& layout);
 
-// First position that a query at `position` sees.
-inline int64_t FirstVisible(int64_t position, int sliding_window) noexcept {
-  return sliding_window > 0 && position >= sliding_window ? position - sliding_window + 1 : 0;
-}
-
-// Whether a query on page `own` reads page `page` of this layer from its exact record: the page rule.
-inline bool ReadsExact(const formats::LayerScheme& layer, int64_t own, int64_t page) noexcept {
-  return page > own - layer.exact_pages || (layer.exact_open && page < layer.sink_pages);
+// The page rule of a layer.
+inline cache::ExactPageRule ExactPagesOf(const formats::LayerScheme& layer) noexcept {
+  return {.open = layer.exact_pages, .sinks = layer.sink_pages};
 }
 
 // The bf16 format, in which exact records are kept.

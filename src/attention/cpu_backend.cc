@@ -40,11 +40,11 @@ class CpuBackend final : public Backend {
     int rows = kTileRows;
     for (size_t i = 0; i < config_.layers.size(); ++i) {
       const formats::LayerScheme& scheme = store.Layout().layers[i];
-      const LayerAttention& attention = config_.layers[i];
+      const AttentionSpec& attention = config_.layers[i];
       const WorkShape shape{.heads = attention.heads,
                             .kv_heads = attention.kv_heads,
                             .head_dim = attention.head_dim,
-                            .sliding_window = attention.sliding_window};
+                            .visibility = attention.visibility};
       const auto known = std::find(shapes_.begin(), shapes_.end(), shape);
       list_of_layer_.push_back(static_cast<size_t>(known - shapes_.begin()));
       if (known == shapes_.end()) shapes_.push_back(shape);

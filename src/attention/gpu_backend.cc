@@ -166,12 +166,12 @@ class GpuBackend final : public Backend {
   Device& device() const { return gpu_->device(); }
 
   void AddLayer(size_t index) {
-    const LayerAttention& attention = config_.layers[index];
+    const AttentionSpec& attention = config_.layers[index];
     layers_.push_back(made_layers_.Make(index, sums_.as<AppendSums>() + 2 * index, gpu_->Name()));
     const WorkShape shape{.heads = attention.heads,
                           .kv_heads = attention.kv_heads,
                           .head_dim = attention.head_dim,
-                          .sliding_window = attention.sliding_window};
+                          .visibility = attention.visibility};
     const auto known = std::find(shapes_.begin(), shapes_.end(), shape);
     shape_of_.push_back(static_cast<size_t>(known - shapes_.begin()));
     if (known == shapes_.end()) shapes_.push_back(shape);

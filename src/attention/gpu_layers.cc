@@ -56,7 +56,7 @@ const T* GpuLayers::Upload(const std::vector<T>& values) {
 
 GpuLayer GpuLayers::Make(size_t index, kernels::cuda::AppendSums* sums, const std::string& gpu) {
   const formats::LayerScheme& scheme = store_.Layout().layers[index];
-  const LayerAttention& attention = config_.layers[index];
+  const AttentionSpec& attention = config_.layers[index];
   const formats::LayerScales& scales = config_.scales[index];
   if (const std::string missing = Missing(scheme); !missing.empty()) {
     throw InputError(fmt::format("layer {}: {} has no kernel for {}; the CPU's backends have", index, gpu, missing));
@@ -81,7 +81,7 @@ GpuLayer GpuLayers::Make(size_t index, kernels::cuda::AppendSums* sums, const st
   attend.head_dim = attention.head_dim;
   attend.page_size = scheme.shape.tokens;
   attend.page_shift = std::countr_zero(static_cast<uint32_t>(scheme.shape.tokens));
-  attend.sliding_window = attention.sliding_window;
+  attend.sliding_window = attention.visibility.span;
   attend.softmax_scale = attention.softmax_scale;
   attend.softcap = attention.softcap;
   attend.exact_pages = scheme.exact_pages;

@@ -15,7 +15,7 @@ struct Runs {
   int32_t last;
 };
 Runs RunsOf(const QueryTile& tile, const WorkShape& shape) {
-  return {static_cast<int32_t>(FirstVisible(tile.first, shape.sliding_window) / kSplitTokens),
+  return {static_cast<int32_t>(shape.visibility.First(tile.first) / kSplitTokens),
           (tile.first + tile.tokens - 1) / kSplitTokens + 1};
 }
 

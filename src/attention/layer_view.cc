@@ -37,9 +37,10 @@ CellSide SideOfUnquantized(const formats::LayerScheme& scheme, int64_t cell) {
 
 }  // namespace
 
-LayerView::LayerView(const formats::LayerScheme& of_scheme, const LayerAttention& of_attention,
+LayerView::LayerView(const formats::LayerScheme& of_scheme, const AttentionSpec& of_attention,
                      const formats::LayerScales& of_scales, const cache::PagePool& store)
     : scheme(&of_scheme),
+      exact_pages(ExactPagesOf(of_scheme)),
       attention(&of_attention),
       scales(&of_scales),
       quantized_base(store.Base(cache::PageKind::kQuantized)),

@@ -63,11 +63,11 @@ struct PageView {
 };
 
 struct LayerView {
-  LayerView(const formats::LayerScheme& scheme, const LayerAttention& attention, const formats::LayerScales& scales,
+  LayerView(const formats::LayerScheme& scheme, const AttentionSpec& attention, const formats::LayerScales& scales,
             const cache::PagePool& store);
 
   PageView View(int64_t own_page, int64_t page, const cache::PageRef& ref, int kv_head) const noexcept {
-    const bool reads_exact = ReadsExact(*scheme, own_page, page);
+    const bool reads_exact = exact_pages.Reads(own_page, page);
     const PageCells& cells = reads_exact ? exact : quantized;
     const uint8_t* record = reads_exact ? exact_base + ref.exact * exact_bytes  // no pointer is formed without a record
                                         : quantized_base + ref.quantized * quantized_bytes;
@@ -75,7 +75,8 @@ struct LayerView {
   }
 
   const formats::LayerScheme* scheme;
-  const LayerAttention* attention;
+  cache::ExactPageRule exact_pages;
+  const AttentionSpec* attention;
   const formats::LayerScales* scales;
   const uint8_t* quantized_base;  // of the pool of quantized records
   const uint8_t* exact_base;      // of the pool of exact records

@@ -27,18 +27,18 @@ PrefetchPlan::PrefetchPlan(const LayerView& layer, const Tile& tile, int64_t fir
       rows_(rows),
       page_size_(layer.scheme->shape.tokens),
       own_page_(tile.first / page_size_),
-      first_page_(std::max(FirstVisible(tile.first, layer.attention->sliding_window) / page_size_,
+      first_page_(std::max(layer.attention->visibility.First(tile.first) / page_size_,
                            first_split * kSplitTokens / page_size_)),
       last_page_(std::min(own_page_ + 1, last_split * kSplitTokens / page_size_)) {}
 
 const float* PrefetchPlan::QueryOf(int head, int token, int of_head) const noexcept {
-  const LayerAttention& attention = *layer_.attention;
+  const AttentionSpec& attention = *layer_.attention;
   const int64_t group = attention.heads / attention.kv_heads;
   return rows_.q + token * rows_.q_stride + ((int64_t{tile_.kv_head} + head) * group + of_head) * attention.KeyDim();
 }
 
 float* PrefetchPlan::ResultOf(int head, int token, int of_head) const noexcept {
-  const LayerAttention& attention = *layer_.attention;
+  const AttentionSpec& attention = *layer_.attention;
   const int64_t group = attention.heads / attention.kv_heads;
   const int64_t of_token = (int64_t{tile_.kv_head} + head) * group + of_head;
   return rows_.out + (int64_t{token} * attention.heads + of_token) * attention.head_dim;

@@ -51,7 +51,7 @@ class ReferenceBackend final : public Backend {
   }
 
   void Run(Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept override {
-    const LayerAttention& attention = config_.layers[static_cast<size_t>(layer)];
+    const AttentionSpec& attention = config_.layers[static_cast<size_t>(layer)];
     for (const SequenceRows& sequence : static_cast<ReferencePlan&>(plan).batch.sequences) {
       for (int head = 0; head < attention.kv_heads; ++head) RunHead(sequence, layer, head, q, q_stride, out);
     }
@@ -96,14 +96,13 @@ class ReferenceBackend final : public Backend {
     const formats::LayerScales& scales = config_.scales[static_cast<size_t>(layer)];
     const float static_scale = (is_key ? scales.k : scales.v).scale[static_cast<size_t>(head)];
     const int64_t page_size = scheme.shape.tokens;
-    const int64_t window = config_.layers[static_cast<size_t>(layer)].sliding_window;
     DecodedSide decoded;
     decoded.width = scheme.shape.head_dim + plain;
     const size_t size = static_cast<size_t>(sequence.End() * decoded.width);
     std::vector<uint8_t> copy;
     decoded.quantized.resize(size);
     decoded.exact.resize(size);
-    const int64_t first = FirstVisible(sequence.span.start, static_cast<int>(window)) / page_size;
+    const int64_t first = config_.layers[static_cast<size_t>(layer)].visibility.First(sequence.span.start) / page_size;
     for (int64_t page = first; page * page_size < sequence.End(); ++page) {
       const cache::PageRef ref = sequence.span.pages[page];
       const int tokens = static_cast<int>(std::min(page_size, sequence.End() - page * page_size));
@@ -127,7 +126,7 @@ class ReferenceBackend final : public Backend {
 
   void RunHead(const SequenceRows& sequence, int layer, int head, const float* q, int64_t q_stride, float* out) {
     const formats::LayerScheme& scheme = Scheme(layer);
-    const LayerAttention& attention = config_.layers[static_cast<size_t>(layer)];
+    const AttentionSpec& attention = config_.layers[static_cast<size_t>(layer)];
     const int64_t head_dim = attention.head_dim;
     const int64_t page_size = scheme.shape.tokens;
     const int group = attention.heads / attention.kv_heads;
@@ -139,13 +138,14 @@ class ReferenceBackend final : public Backend {
     std::vector<double> rest(static_cast<size_t>(head_dim)), row_q, row_out(static_cast<size_t>(head_dim));
     const formats::RowTransform transform =
         formats::TransformOf(scheme.k, config_.scales[static_cast<size_t>(layer)].k, head, attention.head_dim);
+    const cache::ExactPageRule exact_pages = ExactPagesOf(scheme);
     for (int token = 0; token < sequence.span.tokens; ++token) {
       const int64_t position = sequence.span.start + token;
-      const int64_t first = FirstVisible(position, attention.sliding_window);
+      const int64_t first = attention.visibility.First(position);
       row_keys.clear();
       row_values.clear();
       for (int64_t t = first; t <= position; ++t) {
-        const bool exact = ReadsExact(scheme, position / page_size, t / page_size);
+        const bool exact = exact_pages.Reads(position / page_size, t / page_size);
         const float* key = (exact ? keys.exact : keys.quantized).data() + t * keys.width;
         const float* value = (exact ? values.exact : values.quantized).data() + t * head_dim;
         row_keys.insert(row_keys.end(), key, key + keys.width);

@@ -100,7 +100,7 @@ TileAttention::TileAttention(const AttentionKernels& kernels, const LayerView& l
 void TileAttention::PrepareQueries() noexcept {
   bool reads[2] = {};  // quantized records, exact ones
   for (int64_t page = reads_.first_page(); page < reads_.last_page() && !(reads[0] && reads[1]); ++page) {
-    reads[ReadsExact(*layer_.scheme, reads_.own_page(), page)] = true;
+    reads[layer_.exact_pages.Reads(reads_.own_page(), page)] = true;
   }
   if (std::exchange(work_.prepared_, &tile_) != &tile_) work_.prepared_for_[0] = work_.prepared_for_[1] = false;
   for (int kind = 0; kind < 2; ++kind) {
@@ -164,15 +164,14 @@ template <class AfterHead>
 void TileAttention::AttendSplit(int64_t run, AfterHead after_head) noexcept {
   std::fill_n(work_.split_state_, Rows(), kEmpty);
   std::memset(work_.split_out_, 0, sizeof(float) * static_cast<size_t>(Rows()) * static_cast<size_t>(head_dim_));
-  const int window = layer_.attention->sliding_window;
+  const cache::Visibility visibility = layer_.attention->visibility;
   const int64_t pages_of_split = kSplitTokens / page_size_;
   const int64_t last = std::min(reads_.last_page(), (run + 1) * pages_of_split);
   for (int64_t page = std::max(reads_.first_page(), run * pages_of_split); page < last; ++page) {
-    // Tokens that still see the page: those up to `window` - 1 positions behind its last slot.
-    int tokens = tile_.tokens;
-    if (window > 0) {
-      const int64_t seeing = (page + 1) * page_size_ - 1 + window - tile_.first;
-      tokens = static_cast<int>(std::min<int64_t>(tokens, seeing));
+    int tokens = tile_.tokens;  // those that still see the page
+    if (!visibility.IsFull()) {
+      const int64_t last_query = visibility.LastQuery((page + 1) * page_size_ - 1);
+      tokens = static_cast<int>(std::min<int64_t>(tokens, last_query + 1 - tile_.first));
     }
     for (int head = 0; head < tile_.kv_heads; ++head) {
       AttendPage(page, reads_.View({page, head}), reads_.PrefetchOf({page, head}), tokens);
@@ -198,8 +197,7 @@ void TileAttention::AttendPage(int64_t page, const PageView& view, const Ahead& 
   if (layer_.scheme->SharesCell()) TransposeLatents(page, view, tokens);
   const int64_t start = page * page_size_;
   const auto begin_of = [&](int token) {
-    return static_cast<int>(
-        std::max<int64_t>(0, FirstVisible(tile_.first + token, layer_.attention->sliding_window) - start));
+    return static_cast<int>(std::max<int64_t>(0, layer_.attention->visibility.First(tile_.first + token) - start));
   };
   const auto end_of = [&](int token) {
     return static_cast<int>(std::min<int64_t>(page_size_, tile_.first + token + 1 - start));

@@ -15,7 +15,7 @@ constexpr size_t kMaxTasksOfBatch = 16;
 
 // Pages of cache that a tile reads, times its rows and one more for the reading itself.
 int64_t Cost(const Tile& tile, const WorkShape& shape, int page_size) {
-  const int64_t seen = tile.first + tile.tokens - FirstVisible(tile.first, shape.sliding_window);
+  const int64_t seen = tile.first + tile.tokens - shape.visibility.First(tile.first);
   return (seen + page_size - 1) / page_size * (int64_t{tile.tokens} * shape.Group() + 1) * tile.kv_heads;
 }
 
@@ -38,7 +38,7 @@ void VisitTiles(const WorkShape& shape, const Batch& batch, int page_size, Visit
       visit(Tile{.sequence = static_cast<int>(s),
                  .first = first,
                  .tokens = static_cast<int>(last - first),
-                 .first_split = FirstVisible(first, shape.sliding_window) / kSplitTokens,
+                 .first_split = shape.visibility.First(first) / kSplitTokens,
                  .last_split = (last - 1) / kSplitTokens + 1});
       first = last;
     }

@@ -22,7 +22,7 @@ struct WorkShape {
   int heads = 0;
   int kv_heads = 0;
   int head_dim = 0;
-  int sliding_window = 0;
+  cache::Visibility visibility = {};
 
   bool operator==(const WorkShape&) const = default;
   int Group() const noexcept { return heads / kv_heads; }

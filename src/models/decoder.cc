@@ -46,16 +46,16 @@ class Decoder final : public Model {
 
   Ops& ops() const noexcept override { return ops_; }
 
-  std::vector<attention::LayerAttention> AttentionLayers() const override {
-    std::vector<attention::LayerAttention> layers;
+  std::vector<attention::AttentionSpec> AttentionLayers() const override {
+    std::vector<attention::AttentionSpec> layers;
     for (const int window : config_.sliding_window) {
-      attention::LayerAttention layer;
+      attention::AttentionSpec layer;
       layer.heads = config_.heads;
       layer.kv_heads = config_.kv_heads;
       layer.head_dim = config_.head_dim;
       layer.rope_dim = config_.latent.rope_dim;
       layer.softmax_scale = static_cast<float>(config_.SoftmaxScale());
-      layer.sliding_window = window;
+      layer.visibility = cache::SlidingWindow(window);
       layers.push_back(layer);
     }
     return layers;

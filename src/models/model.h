@@ -27,7 +27,7 @@ class Model {
   // Those that it was loaded for.
   virtual kernels::Ops& ops() const noexcept = 0;
   // Per layer, for the attention backend.
-  virtual std::vector<attention::LayerAttention> AttentionLayers() const = 0;
+  virtual std::vector<attention::AttentionSpec> AttentionLayers() const = 0;
   // Final hidden states after the last norm, f32 [rows][hidden]. rows <= max_rows given to Load. No allocation.
   virtual void Forward(const ForwardBatch& batch, attention::Backend& backend, attention::Plan& plan,
                        float* hidden) noexcept = 0;

@@ -64,9 +64,10 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
   void Check(const HarnessOptions& requested, const std::vector<Step>& steps, uint32_t seed, int64_t first_row = 0) {
     CacheHarness harness(requested, seed);
     const HarnessOptions& options = harness.options();
-    SCOPED_TRACE(fmt::format("{}: heads {}/{} of {} + {}, page {}, window {}, softcap {}, magnitude {}", options.scheme,
-                             options.heads, options.kv_heads, options.head_dim, options.rope_dim, options.page_size,
-                             options.sliding_window, options.softcap, options.magnitude));
+    SCOPED_TRACE(fmt::format("{}: heads {}/{} of {} + {}, page {}, window {}, chunk {}, softcap {}, magnitude {}",
+                             options.scheme, options.heads, options.kv_heads, options.head_dim, options.rope_dim,
+                             options.page_size, options.sliding_window, options.chunk, options.softcap,
+                             options.magnitude));
     const std::unique_ptr<Backend> reference = MakeReferenceBackend(harness.store(), harness.config());
     const std::unique_ptr<Backend> backend = harness.CpuBackend(*GetParam().table, 2);
     if (first_row > 0) harness.Append(*backend, {0, static_cast<int>(first_row)});
@@ -121,7 +122,7 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
   }
   // Whether a query at that position sees a page that it does not read exactly.
   static bool ReadsPacked(const formats::LayerScheme& layer, const HarnessOptions& options, int64_t position) {
-    const int64_t first = options.sliding_window == 0 ? 0 : std::max<int64_t>(0, position - options.sliding_window + 1);
+    const int64_t first = options.Visibility().First(position);
     const int64_t last_page = position / options.page_size - layer.exact_pages;
     return last_page >= std::max<int64_t>(first / options.page_size, layer.sink_pages);
   }
@@ -164,7 +165,7 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
  protected:
   // Attention of one row (of a query head) over the keys and values as they were given.
   static std::vector<double> ExactRow(CacheHarness& harness, int64_t row) {
-    const LayerAttention& layer = harness.config().layers[0];
+    const AttentionSpec& layer = harness.config().layers[0];
     const CacheHarness::Sequence& sequence = harness.sequences()[0];
     const int64_t position = row / layer.heads;
     const float* q = sequence.q.data() + row * layer.head_dim;
@@ -241,13 +242,15 @@ TEST_P(AccuracyTest, EveryPageSizeWindowAndSoftcap) {
   for (const char* scheme : {"bf16", "fp8_e5m2", "int8", "int4", "kivi2", "k=turboquant_3bit_nc,v=int6_g32"}) {
     for (const int page_size : {16, 32, 64, 128}) {
       if (page_size < SmallestPage(scheme)) continue;
-      for (const int window : {0, 1, 5, 33, 100}) {
+      for (const auto& [window, chunk] :
+           {std::pair{0, 0}, {1, 0}, {5, 0}, {33, 0}, {100, 0}, {0, 1}, {0, 40}, {0, 96}}) {
         Check({.scheme = scheme,
                .heads = 2,
                .kv_heads = 1,
                .head_dim = 32,
                .page_size = page_size,
                .sliding_window = window,
+               .chunk = chunk,
                .softcap = window == 33 ? 5.0f : 0.0f,
                .lengths = {150}},
               {{{0, 90}}, {{0, 1}}, {{0, 59}}}, seed++);
@@ -292,7 +295,7 @@ TEST_P(AccuracyTest, OutlierChannels) {
 }
 
 // K and V are one cell of latents, with the rotated channels of K beside it.
-TEST_P(AccuracyTest, MlaSupport) {
+TEST_P(AccuracyTest, Latents) {
   uint32_t seed = 570;
   for (const formats::Format& format : formats::All()) {
     if (format.latents == formats::MlaSupport::kNo) continue;

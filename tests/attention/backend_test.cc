@@ -164,9 +164,10 @@ TEST(BackendTest, LayersOfDifferentKinds) {
     page = {.quantized = store.Allocate(cache::PageKind::kQuantized), .exact = store.Allocate(cache::PageKind::kExact)};
   }
   BackendConfig config;
-  config.layers = {{.heads = 4, .kv_heads = 2, .head_dim = 32, .softmax_scale = 0.2f},
-                   {.heads = 2, .kv_heads = 1, .head_dim = 64, .softmax_scale = 0.1f, .sliding_window = 20},
-                   {.heads = 2, .kv_heads = 2, .head_dim = 32, .softmax_scale = 0.2f}};
+  config.layers = {
+      {.heads = 4, .kv_heads = 2, .head_dim = 32, .softmax_scale = 0.2f},
+      {.heads = 2, .kv_heads = 1, .head_dim = 64, .softmax_scale = 0.1f, .visibility = cache::SlidingWindow(20)},
+      {.heads = 2, .kv_heads = 2, .head_dim = 32, .softmax_scale = 0.2f}};
   for (const testing::Unit& unit : testing::Units()) {
     const std::unique_ptr<Backend> cpu = MakeCpuBackend(store, config, std::make_shared<ThreadPool>(2), *unit.table);
     const std::unique_ptr<Backend> reference = MakeReferenceBackend(store, config);
@@ -179,7 +180,7 @@ TEST(BackendTest, LayersOfDifferentKinds) {
       std::mt19937 random(static_cast<uint32_t>(start));
       std::normal_distribution<float> normal;
       for (int layer = 0; layer < 3; ++layer) {
-        const LayerAttention& attention = config.layers[static_cast<size_t>(layer)];
+        const AttentionSpec& attention = config.layers[static_cast<size_t>(layer)];
         const int64_t width = int64_t{attention.heads} * attention.head_dim;
         const int64_t stride = width + 2 * 64;  // q | k | v, as a model's one projection leaves them
         std::vector<float> qkv(static_cast<size_t>(tokens * stride));

@@ -31,12 +31,18 @@ struct HarnessOptions {
   int rope_dim = 0;  // above 0: latents of head_dim channels; of formats for nothing else 16 where it is 0
   int page_size = 16;
   int sliding_window = 0;
+  int chunk = 0;  // tokens of a chunked visibility, in place of the window
   float softcap = 0;
   float magnitude = 1;  // standard deviation of q, k, v
   float static_scale = 1;
   std::vector<int> lengths = {100};  // tokens of each sequence
   bool poison = true;
   Device* device = &Cpu();  // where the cache lies
+
+  cache::Visibility Visibility() const {
+    return chunk != 0 ? cache::Visibility{cache::VisibilityKind::kChunked, chunk}
+                      : cache::SlidingWindow(sliding_window);
+  }
 };
 
 // Part of a step: the next `tokens` tokens of a sequence.
@@ -82,7 +88,7 @@ class CacheHarness {
                               .rope_dim = options_.rope_dim,
                               .softmax_scale = 1.0f / std::sqrt(static_cast<float>(KeyDim())),
                               .softcap = options.softcap,
-                              .sliding_window = options.sliding_window});
+                              .visibility = options.Visibility()});
     config_.scales.resize(1);
     config_.scales[0].k.scale.assign(static_cast<size_t>(options_.kv_heads), options.static_scale);
     config_.scales[0].v.scale.assign(static_cast<size_t>(options_.kv_heads), options.static_scale);

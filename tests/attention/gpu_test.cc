@@ -263,7 +263,7 @@ TEST_P(GpuAttentionTest, EveryFormatHasKernels) {
 }
 
 TEST(GpuWorkTest, SpreadsRunsUpToALimit) {
-  const WorkShape shape{.heads = 40, .kv_heads = 2, .head_dim = 64, .sliding_window = 0};  // groups of 20
+  const WorkShape shape{.heads = 40, .kv_heads = 2, .head_dim = 64, .visibility = {}};  // groups of 20
   Batch batch;
   batch.sequences.push_back({.span = {.start = 3000, .tokens = 2, .pages = nullptr}, .first_row = 0});
   GpuSchedule work;

@@ -88,10 +88,11 @@ TEST_P(InvarianceTest, ChunksBatchesAndThreads) {
     options.kv_heads = pick({1, 2});
     options.heads = options.kv_heads * pick({1, 2, 3, 4, 5, 7, 8});
     options.sliding_window = pick({0, 0, 0, 7, 40});
+    options.chunk = options.sliding_window == 0 ? pick({0, 0, 24}) : 0;
     options.softcap = seed % 8 == 0 ? 4.0f : 0.0f;
     options.lengths = {pick({30, 61, 80}), pick({1, 17, 40}), pick({16, 33})};
-    SCOPED_TRACE(fmt::format("seed {}: heads {}/{}, page {}, window {}", seed, options.heads, options.kv_heads,
-                             options.page_size, options.sliding_window));
+    SCOPED_TRACE(fmt::format("seed {}: heads {}/{}, page {}, window {}, chunk {}", seed, options.heads,
+                             options.kv_heads, options.page_size, options.sliding_window, options.chunk));
 
     CacheHarness one(options, static_cast<uint32_t>(seed));
     const std::unique_ptr<Backend> serial = one.CpuBackend(Isa());

@@ -15,7 +15,7 @@ namespace kvanta::attention {
 namespace {
 
 TEST(WorkListTest, SpreadsTheRunsOfFewRowsAndKeepsManyWhole) {
-  const WorkShape shape{.heads = 4, .kv_heads = 1, .head_dim = 64, .sliding_window = 0};
+  const WorkShape shape{.heads = 4, .kv_heads = 1, .head_dim = 64, .visibility = {}};
   Batch batch;
   batch.sequences.push_back({.span = {.start = 10000, .tokens = 1, .pages = nullptr}, .first_row = 0});
   WorkList list;
@@ -37,7 +37,7 @@ TEST(WorkListTest, SpreadsTheRunsOfFewRowsAndKeepsManyWhole) {
 }
 
 TEST(WorkListTest, KeepsTilesWholeThatComeOutEvenAndSpreadsOthers) {
-  const WorkShape shape{.heads = 8, .kv_heads = 2, .head_dim = 64, .sliding_window = 0};
+  const WorkShape shape{.heads = 8, .kv_heads = 2, .head_dim = 64, .visibility = {}};
   Batch batch;
   WorkList list;
   for (int sequences = 1; sequences <= 9; ++sequences) {
@@ -54,7 +54,7 @@ TEST(WorkListTest, KeepsTilesWholeThatComeOutEvenAndSpreadsOthers) {
 }
 
 TEST(WorkListTest, TakesHeadsOfFewTokensTogetherAndEachOnce) {
-  const WorkShape shape{.heads = 12, .kv_heads = 6, .head_dim = 64, .sliding_window = 0};
+  const WorkShape shape{.heads = 12, .kv_heads = 6, .head_dim = 64, .visibility = {}};
   Batch batch;
   batch.sequences.push_back({.span = {.start = 20000, .tokens = 1, .pages = nullptr}, .first_row = 0});
   WorkList list;
@@ -86,7 +86,7 @@ TEST(WorkListTest, TakesHeadsOfFewTokensTogetherAndEachOnce) {
 }
 
 TEST(WorkListTest, BundlesSmallTasksAndLeavesNoneOut) {
-  const WorkShape shape{.heads = 8, .kv_heads = 2, .head_dim = 64, .sliding_window = 0};
+  const WorkShape shape{.heads = 8, .kv_heads = 2, .head_dim = 64, .visibility = {}};
   Batch batch;
   WorkList list;
   for (int i = 0; i < 1000; ++i) {

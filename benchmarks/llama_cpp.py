@@ -29,7 +29,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
 from exact_gguf import write_exact_gguf
-from peer_rows import beside, measured_alike
+from peer_rows import compare, measured_alike
 
 from kvanta.evaluate.passages import Passage, beginning_of, read_text, tokenize, windows
 from kvanta.models import resolve_model
@@ -238,7 +238,7 @@ def print_verdicts(report: dict[str, Any], own: dict[str, Any]) -> None:
     if not measured_alike(report, own):
         print("Kvanta's figures are of another model, text or context: no comparison")
         return
-    for row in beside(report, own):
+    for row in compare(report, own):
         line = f"{row['label']:22} mean KL {row['kl_mean']:.6f}"
         for key, size in (("by_pages", "pages"), ("by_window", "pages and exact pages")):
             if key in row:

@@ -1,4 +1,4 @@
-"""How close this engine is to Hugging Face transformers, and its quantized caches to its own bf16 cache.
+"""Divergence of this engine from Hugging Face transformers, and of its quantized caches from its bf16 cache.
 
     python benchmarks/accuracy.py smollm2 --text wiki.test.raw --tokens 2048 --json docs/results/accuracy.json
 

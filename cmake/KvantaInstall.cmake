@@ -1,5 +1,5 @@
-# cmake --install: the public headers, one static library, and what find_package(kvanta) reads. JSON and text formatting are
-# compiled in, so that a program that links kvanta::kvanta needs threads and nothing else.
+# cmake --install: public headers, one static library, and the files of find_package(kvanta). JSON and text formatting are
+# compiled in, so a program that links kvanta::kvanta needs only threads.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 

@@ -1,14 +1,14 @@
 # shellcheck shell=bash
-# Set-up that scripts/test and scripts/demo share; sourced, not run. Every function does only what is still missing, so
-# a second call costs about a second. Expects `set -euo pipefail` and the repository's root as the current folder.
+# Installation shared by scripts/test and scripts/demo; sourced, not run. Every function installs only what is missing, so
+# a second call takes about a second. Expects `set -euo pipefail` and the repository's root as the current folder.
 
-# Debian's own tools come first: a pip-installed cmake in front of them would make every build folder depend on a shim.
+# Debian's tools take precedence: with a pip-installed cmake before them, every build folder would depend on a shim.
 export PATH="$PWD/.venv/bin:/usr/bin:/bin:$PATH"
 export PIP_DISABLE_PIP_VERSION_CHECK=1
-# The same file compiled in another clone of the repository is a hit, too.
+# Hits for the same file compiled in another clone of the repository.
 export CCACHE_BASEDIR="$PWD" CCACHE_NOHASHDIR=1
 
-# setup_packages SECTION...: installs what is missing of these sections of scripts/apt-packages.txt.
+# setup_packages SECTION...: installs the missing packages of these sections of scripts/apt-packages.txt.
 setup_packages() {
   local package section= missing=() run_as=()
   while read -r package _; do
@@ -36,7 +36,7 @@ setup_packages() {
   "${run_as[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "${missing[@]}"
 }
 
-# Debian's Python where it is new enough (its headers come with the packages above), else the first one on PATH.
+# find_python: Debian's Python if it is new enough (its headers are among the packages above), else the first on PATH.
 find_python() {
   local python
   for python in "${KVANTA_PYTHON:-}" /usr/bin/python3 python3; do
@@ -48,8 +48,8 @@ find_python() {
   return 1
 }
 
-# setup_python NAME...: the virtual environment .venv with requirements/NAME.txt of each NAME. Python compiles modules when
-# they are first imported; most of torch's never are.
+# setup_python NAME...: creates .venv with requirements/NAME.txt of each NAME. Modules are compiled when they are first
+# imported, since most of torch's never are.
 setup_python() {
   local name stamp python
   if [[ ! -x .venv/bin/python ]]; then
@@ -64,7 +64,7 @@ setup_python() {
       continue
     fi
     if [[ $name == oracle ]]; then
-      # Alone and first: asked for through another package, pip would take the newest torch and gigabytes of CUDA.
+      # First and alone: as a dependency, pip would choose the newest torch with gigabytes of CUDA.
       .venv/bin/python -m pip install --no-compile --progress-bar off "$(grep '^torch==' requirements/oracle.txt)"
     fi
     .venv/bin/python -m pip install --no-compile --progress-bar off -r "requirements/$name.txt" -c requirements/constraints.txt
@@ -72,10 +72,10 @@ setup_python() {
   done
 }
 
-# setup_package: builds and installs the Python package of this checkout with the venv's build tools. Without pip's
-# build isolation, whose fresh folder for nanobind would force a whole rebuild each time.
+# setup_package: builds and installs the Python package with the venv's build tools. pip's build isolation is off because
+# its fresh folder for nanobind would force a full rebuild each time.
 setup_package() {
-  # The compiler by the name that CMake finds on its own: under another one, ccache would not know the objects again.
+  # The path that CMake finds by itself: with another one, ccache would miss.
   CC=/usr/bin/cc CXX=/usr/bin/c++ .venv/bin/python -m pip install --progress-bar off --no-deps --no-build-isolation --force-reinstall \
     --config-settings=cmake.define.CMAKE_CXX_COMPILER_LAUNCHER=ccache \
     --config-settings=cmake.define.KVANTA_WERROR=ON .

@@ -1,23 +1,23 @@
 # shellcheck shell=bash
 # Numbered steps with times, logs and a summary; sourced by scripts/test and scripts/demo.
 #
-#   step NAME NEEDS TITLE [beside]   declares a step; the function step_NAME does it; NEEDS: steps it needs, "-" for none;
-#                                    beside: it goes on beside the next ones, until one needs it
-#   run_steps FOLDER                 runs them in order; the output of each goes to FOLDER/NAME.log
+#   step NAME NEEDS TITLE [background]   declares a step, run by the function step_NAME; NEEDS: steps that it depends on,
+#                                        "-" for none; background: runs concurrently with the next steps, until one needs it
+#   run_steps FOLDER                     runs them in order; the output of each goes to FOLDER/NAME.log
 #
-# A step that exits with 77 is skipped (its last line says why); so is one that needs a step that did not pass.
+# A step that exits with 77 counts as skipped (its last line says why); so does one whose dependency did not pass.
 
-step_names=() step_needs=() step_titles=() step_beside=()
-step() { step_names+=("$1") step_needs+=("$2") step_titles+=("$3") step_beside+=("${4:-}"); }
+step_names=() step_needs=() step_titles=() step_background=()
+step() { step_names+=("$1") step_needs+=("$2") step_titles+=("$3") step_background+=("${4:-}"); }
 
 minutes() { printf '%d:%02d' $(($1 / 60)) $(($1 % 60)); }
 
-# Lines worth repeating from a log: closing lines of ctest and pytest, and what our own tools conclude.
+# closing_lines LOG: the summaries of ctest, pytest and our own tools.
 closing_lines() {
   grep -E '^[0-9]+% tests passed|^=+ .*(passed|failed|error).* =+$|^(summary|warning): ' "$1" | tail -n 8 || true
 }
 
-# watch PID LOG: shows that the step lives: its last line on a terminal, a line every minute elsewhere.
+# watch_step PID LOG: shows progress: the last line of the log on a terminal, a line per minute elsewhere.
 watch_step() {
   local pid=$1 log=$2 began=$SECONDS shown=0
   while kill -0 "$pid" 2>/dev/null; do
@@ -40,22 +40,22 @@ declare -A step_pid=() step_began=() step_state=()
 step_times=()
 trap 'for name in "${!step_pid[@]}"; do kill -TERM -- "-${step_pid[$name]}" 2>/dev/null; done; exit 130' INT TERM
 
-# start_step NAME LOG: when the step ends, it touches its log.
+# start_step NAME LOG: starts a step, which touches its log when it ends.
 start_step() {
   step_began[$1]=$EPOCHSECONDS
-  set -m  # a process group of its own, so that an interrupt ends all of it
+  set -m  # its own process group, so that an interrupt ends all of it
   (trap "touch ${2@Q}" EXIT && set -euo pipefail && "step_$1") >"$2" 2>&1 </dev/null &
   step_pid[$1]=$!
   set +m
 }
 
-# finish_step NAME LOG [beside]: waits for a step and says how it ended; with its name, where others went on beside it.
+# finish_step NAME LOG [background]: waits for a step and prints its result, for a background step with its name.
 finish_step() {
   local name=$1 log=$2 rc=0 took which=
   watch_step "${step_pid[$name]}" "$log"
   wait "${step_pid[$name]}" || rc=$?
   unset "step_pid[$name]"
-  took=$(minutes $(($(stat -c %Y "$log") - step_began[$name])))  # a step beside others may have ended long ago
+  took=$(minutes $(($(stat -c %Y "$log") - step_began[$name])))  # a background step may have ended long ago
   [[ -z ${3:-} ]] || which="$name: "
   closing_lines "$log" | sed "s/^/      $which/"
   case $rc in
@@ -78,7 +78,7 @@ run_steps() {
     name=${step_names[i]} blocked=
     printf '[%2d/%d] %s  %s\n' $((i + 1)) "$total" "$(minutes $SECONDS)" "${step_titles[i]}"
     for need in ${step_needs[i]}; do
-      [[ -z ${step_pid[$need]:-} ]] || finish_step "$need" "$folder/$need.log" beside
+      [[ -z ${step_pid[$need]:-} ]] || finish_step "$need" "$folder/$need.log" background
       [[ $need == - || ${step_state[$need]} == passed ]] || blocked=$need
     done
     if [[ -n $blocked ]]; then
@@ -87,13 +87,13 @@ run_steps() {
       continue
     fi
     start_step "$name" "$folder/$name.log"
-    if [[ -n ${step_beside[i]} ]]; then
-      echo "      goes on beside the next"
+    if [[ -n ${step_background[i]} ]]; then
+      echo "      continues in the background"
     else
       finish_step "$name" "$folder/$name.log"
     fi
   done
-  for name in "${!step_pid[@]}"; do finish_step "$name" "$folder/$name.log" beside; done
+  for name in "${!step_pid[@]}"; do finish_step "$name" "$folder/$name.log" background; done
   for state in "${step_state[@]}"; do count[$state]=$((count[$state] + 1)); done
   printf '\n%s\n%6s  total\n' "$(printf '%s\n' "${step_times[@]}")" "$(minutes $SECONDS)"
   echo "${count[passed]} passed, ${count[failed]} failed, ${count[skipped]} skipped"

@@ -1,4 +1,4 @@
-"""The rows of `kvanta bench attention` for documents: one per format, the numbers of threads beside each other."""
+"""Rows of `kvanta bench attention` for documents: one per format, with a group of columns per number of threads."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 
-def of_shape(shape: str) -> Callable[[Mapping[str, Any], Path], Sequence[Mapping[str, Any]]]:
-    """Rows of one shape, with the figures of n threads below the key "tn"."""
+def rows_of_shape(shape: str) -> Callable[[Mapping[str, Any], Path], Sequence[Mapping[str, Any]]]:
+    """Selects the rows of one shape; the figures of n threads are under the key "tn"."""
 
     def rows(result: Mapping[str, Any], _: Path) -> Sequence[Mapping[str, Any]]:
         found: dict[str, dict[str, Any]] = {}

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Fails on symbols of the ISA units that a linker may share with other units.
+"""Checks that ISA units export no symbols that a linker may share with other units.
 
 An inline function or template instance is a weak symbol in every object that emits it, and the linker keeps any one of
-them. If an ISA unit emits one, a CPU without that ISA may run it. So a unit exports its table, and nothing else.
+them. If an ISA unit emits one, a CPU without that ISA may run it. So a unit exports its table and nothing else.
 
-Usage: check_isa_symbols.py [--nm NM] OBJECT...   (objects that are no ISA unit are passed over)
+Usage: check_isa_symbols.py [--nm NM] OBJECT...   (other objects are ignored)
 """
 
 import argparse
@@ -15,12 +15,12 @@ from pathlib import Path
 
 UNIT = re.compile(r"(?:^|/)isa_(\w+)\.cc\.o(?:bj)?$")
 TABLE = re.compile(r"kvanta::kernels::\w+Table\(\)$")
-# Per-object copies that the C++ runtime asks for: they hold no code.
+# Per-object copies that the C++ runtime needs; they have no code.
 RUNTIME = re.compile(r"DW\.ref\.|__odr_asan")
 
 
 def faults(listing: str) -> list[str]:
-    """The lines of `nm -C` that an ISA unit must not have."""
+    """Returns the lines of `nm -C` that an ISA unit must not have."""
     found = []
     for line in listing.splitlines():
         match = re.match(r"(?:[0-9a-f]+)?\s+(\w)\s+(.*)$", line)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Checks that includes point down, as src/LAYERS lists the layers.
+"""Checks that includes point down the layers of src/LAYERS.
 
     tools/check_layers.py [ROOT]
 
 Rules: a file of a layer includes only its own layer and lower ones; a public header (include/kvanta) includes only
-public headers of its layer and lower ones; every folder of src and every public header stands in src/LAYERS; quoted
+public headers of its layer and lower ones; every folder of src and every public header is listed in src/LAYERS; quoted
 includes are written from the root of src or include, never relative; CUDA headers are for src/kernels/**/cuda alone.
 Exit status 1 and one line per violation.
 """
@@ -58,7 +58,7 @@ def resolve(root: Path, name: str) -> str | None:
 
 
 def check_include(root: Path, path: str, quote: str, name: str, layers: Layers) -> str | None:
-    """What is wrong with one include of `path`, or None."""
+    """Describes the violation of one include of `path`; None if there is none."""
     if CUDA_HEADER.search(name) and not CUDA_HOME.match(path):
         return f"includes the CUDA header {name}; only src/kernels/**/cuda may"
     if quote == "<":
@@ -77,7 +77,7 @@ def check_include(root: Path, path: str, quote: str, name: str, layers: Layers) 
 
 
 def check(root: Path) -> tuple[int, list[str]]:
-    """Number of files looked at, and the violations as `path:line: text`."""
+    """Returns the number of files, and the violations as `path:line: text`."""
     layers = Layers.read(root)
     problems = [f"src/LAYERS: {header} does not exist" for header in layers.public if not (root / header).is_file()]
     files = sorted(p for base in ("include", "src") for p in (root / base).rglob("*") if p.suffix in SOURCE_SUFFIXES)

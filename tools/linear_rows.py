@@ -1,4 +1,4 @@
-"""The rows of `kvanta bench linear` for documents: one unit's beside another's, the numbers of threads side by side."""
+"""Rows of `kvanta bench linear` for documents: two instruction sets compared, with columns per number of threads."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 
-def beside_isa(other: str) -> Callable[[Mapping[str, Any], Path], Sequence[Mapping[str, Any]]]:
-    """Rows per layer and number of rows; "tn" has n threads' figures and their share of the `other` unit's time."""
+def compare_isa(other: str) -> Callable[[Mapping[str, Any], Path], Sequence[Mapping[str, Any]]]:
+    """Makes a row per layer and number of rows; "tn" has n threads' figures and their share of `other`'s time."""
 
     def rows(result: Mapping[str, Any], folder: Path) -> Sequence[Mapping[str, Any]]:
         others = json.loads((folder / f"linear-{other}.json").read_text())["rows"]

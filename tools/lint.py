@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Runs clang-tidy 14 on the sources of the library, and remembers what was clean.
+"""Runs clang-tidy 14 on the sources of the library, and caches clean results.
 
     tools/lint.py [--build FOLDER ...] [--jobs N] [FILE ...]
 
-A file is looked at again only if it, a project header that it includes, its compile command or .clang-tidy changed: the
-key is a hash of all of them, kept in $XDG_CACHE_HOME/kvanta/lint. Tests are not linted: GoogleTest's macros expand to
+A file is checked again only if it, a project header that it includes, its compile command or .clang-tidy changed: the
+cache key, in $XDG_CACHE_HOME/kvanta/lint, is a hash of all of them. Tests are not linted: GoogleTest's macros expand to
 findings.
-Files of a folder are looked at together, as one translation unit, because nearly all of the time goes into the standard
+Files of a folder are checked together, as one translation unit, because nearly all of the time goes into the standard
 library's headers. Exit status 1 and clang-tidy's output for every group with a finding.
 """
 
@@ -35,7 +35,7 @@ CHECKS = "--checks=-bugprone-suspicious-include"  # the includes of a group are 
 
 
 def closure(path: str, seen: set[str]) -> Iterator[str]:
-    """The file and all project headers that it includes, directly or not, each once."""
+    """Returns the file and all project headers that it includes, directly or not, each once."""
     if path in seen:
         return
     seen.add(path)
@@ -47,7 +47,7 @@ def closure(path: str, seen: set[str]) -> Iterator[str]:
 
 
 def key_of(path: str, command: str) -> str:
-    """Hash of everything that the verdict on a file depends on."""
+    """Hash of everything that the result for a file depends on."""
     digest = hashlib.sha256(command.replace(str(ROOT), "").encode())
     for name in [".clang-tidy", *sorted(closure(path, set()))]:
         digest.update(name.encode() + b"\0" + (ROOT / name).read_bytes())
@@ -55,7 +55,7 @@ def key_of(path: str, command: str) -> str:
 
 
 def groups(paths: list[str], commands: dict[str, str]) -> list[list[str]]:
-    """Files that clang-tidy can look at together: of one folder, compiled alike, at most GROUP of them."""
+    """Groups files that clang-tidy can check together: of one folder, compiled alike, at most GROUP of them."""
     alike: dict[tuple[str, str], list[str]] = {}
     for path in paths:
         flags = commands[path].split(" -o ")[0]
@@ -65,12 +65,12 @@ def groups(paths: list[str], commands: dict[str, str]) -> list[list[str]]:
 
 
 def lint(paths: list[str], command: str) -> str:
-    """clang-tidy's findings in these files; empty if they are clean."""
+    """Returns clang-tidy's findings in these files; empty if they are clean."""
     flags = [word for word in shlex.split(command.split(" -o ", maxsplit=1)[0])[1:] if word != "-Werror"]
     with tempfile.NamedTemporaryFile("w", suffix=".cc") as unit:
         unit.write("".join(f'#include "{ROOT / path}"\n' for path in paths))
         unit.flush()
-        # g++ flags that clang does not know must not count as findings.
+        # g++ flags that clang does not support must not count as findings.
         run = subprocess.run(
             [
                 CLANG_TIDY,
@@ -103,7 +103,7 @@ def main() -> int:
 
     commands = {
         Path(entry["file"]).resolve().relative_to(ROOT).as_posix(): entry["command"]
-        for build in reversed(options.build)  # the first one's command stays
+        for build in reversed(options.build)  # the first build's command wins
         for entry in json.loads((build / "compile_commands.json").read_text())
         if Path(entry["file"]).resolve().is_relative_to(ROOT)
     }

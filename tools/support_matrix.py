@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What was run: every cell of (format x unit x {decode, prefill}), against the reference on the same bytes.
+"""Writes the support matrix: (format x unit x {decode, prefill}), tested against the reference on the same bytes.
 
     tools/support_matrix.py build/release/tests/attention_test [--json docs/results/support.json]
 
-Runs the accuracy tests and writes what they have compared: for each cell the largest error of all rows that read pages
-of the format as they are stored, as a share of its tolerance (tests/tolerance.h). Nothing is written if a test fails.
+Runs the accuracy tests and writes, for each cell, the largest error of all rows that read quantized pages, as a share
+of its tolerance (tests/tolerance.h). Nothing is written if a test fails.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PHASES = ("decode", "prefill")
 def read_cells(report: dict[str, Any]) -> list[dict[str, Any]]:
     """Rows by format, {"format": ..., unit: {phase: share}}, from a report of --gtest_output=json.
 
-    Each test bears its unit in its name, and has the properties "decode.FORMAT" and "prefill.FORMAT" of what it ran.
+    Each test has its unit in its name and reports the properties "decode.FORMAT" and "prefill.FORMAT".
     """
     rows: dict[str, dict[str, Any]] = {}
     for suite in report["testsuites"]:
@@ -42,7 +42,7 @@ def read_cells(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def run(program: Path) -> dict[str, Any]:
-    """The report of the accuracy tests, which must pass."""
+    """Runs the accuracy tests, which must pass, and returns their report."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "report.json"
         done = subprocess.run(

@@ -1,5 +1,5 @@
 // Greedy generation from token ids:  generate MODEL_FOLDER KV_CACHE_DTYPE TOKEN_ID...
-// Prints the new token ids, and what the cache costs.
+// Prints the new token ids and the size of the cache.
 #include <kvanta/engine.h>
 
 #include <cstdio>

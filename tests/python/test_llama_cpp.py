@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import exact_gguf
 import llama_cpp
-from peer_rows import beside
+from peer_rows import compare
 
 OUTPUT = (Path(__file__).parents[1] / "data" / "llama_cpp" / "kl_divergence.txt").read_text(encoding="utf-8")
 """Of llama-perplexity --kl-divergence, from the first figure on."""
@@ -131,7 +131,7 @@ def reports() -> tuple[dict[str, Any], dict[str, Any]]:
 
 def test_verdicts() -> None:
     peer, own = reports()
-    first, second = beside(peer, own)
+    first, second = compare(peer, own)
     assert first["label"] == "q8_0, rotated (8.5)"
     assert first["by_pages"] == {"label": "int8 (8.25)", "format": "int8", "kl_mean": 0.001, "times": 4.0}
     assert first["by_window"] == first["by_pages"]
@@ -143,10 +143,10 @@ def test_verdicts() -> None:
 @pytest.mark.parametrize("key", ["model", "text", "text_sha256", "tokens", "context"])
 def test_no_verdict_on_other_windows(key: str) -> None:
     peer, own = reports()
-    assert all("by_pages" not in row and "by_window" not in row for row in beside(peer, {**own, key: "other"}))
+    assert all("by_pages" not in row and "by_window" not in row for row in compare(peer, {**own, key: "other"}))
 
 
 def test_no_verdict_without_figures() -> None:
     peer, own = reports()
     own["formats"] = {"int8": {"bits_per_element": 8.25, "needle": 1.0}}
-    assert all("by_pages" not in row for row in beside(peer, own))
+    assert all("by_pages" not in row for row in compare(peer, own))

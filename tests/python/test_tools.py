@@ -71,10 +71,20 @@ def test_layers_finds_a_missing_public_header(tree: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "status", "message"), [(400, 0, "longest 400"), (401, 0, "warning: src/a.cc"), (801, 1, "error")]
+    ("path", "lines", "status", "message"),
+    [
+        ("src/a.cc", 400, 0, "longest 400"),
+        ("src/a.cc", 401, 1, "error: src/a.cc has 401 lines, the limit is 400"),
+        ("bench/a.cc", 401, 1, "error: bench/a.cc"),
+        ("tests/a.cc", 401, 0, "warning: tests/a.cc"),
+        ("tests/a.cc", 801, 1, "error: tests/a.cc has 801 lines, the limit is 800"),
+        ("src/kernels/attention/cpu/kernels.h", 450, 0, "warning: src/kernels"),
+        ("src/kernels/attention/cpu/kernels.h", 451, 1, "the limit is 450"),
+        ("src/kernels/attention/cpu/kernels.h", 400, 1, "remove it from EXCEPTIONS"),
+    ],
 )
-def test_sizes(tmp_path: Path, lines: int, status: int, message: str) -> None:
-    write(tmp_path, "src/a.cc", "int x;\n" * lines)
+def test_sizes(tmp_path: Path, path: str, lines: int, status: int, message: str) -> None:
+    write(tmp_path, path, "int x;\n" * lines)
     found, output = run("check_sizes.py", tmp_path)
     assert found == status
     assert message in output
@@ -137,3 +147,73 @@ def test_results_refuse_a_block_without_a_file(page: Path) -> None:
     status, output = run("render_results.py", "--check", page)
     assert status == 1
     assert "docs/results/demo.json" in output
+
+
+@pytest.fixture
+def names(tmp_path: Path) -> Path:
+    """A tree without violations, and a list of retired names of every kind."""
+    lines = ["[cache]", "PageStore PagePool public", "page_store.h page_pool.h", "told grammar_tokens", "most* max"]
+    lines += ["Monitor::Offer Monitor::Enqueue", "~line queue  # also a cache line"]
+    write(tmp_path, "tools/renamed_names.txt", "\n".join(lines))
+    write(tmp_path, "src/cache/page_pool.h", "// Pages of one size. Of PageStore, nothing is left.\nint line = 0;\n")
+    write(tmp_path, "python/kvanta/plan.py", '"""Plans."""\n\ntold = most = 1  # how much\n')
+    write(tmp_path, "docs/adr/0022-names.md", "before\n<!-- names -->\n<!-- /names -->\nafter\n")
+    assert run("check_names.py", "--write", tmp_path)[0] == 0
+    return tmp_path
+
+
+def test_names_accept_a_clean_tree_and_write_the_table(names: Path) -> None:
+    assert run("check_names.py", names)[0] == 0
+    text = (names / "docs/adr/0022-names.md").read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "| cache | **`PageStore`** | `PagePool` |" in text
+    assert "| cache | `line` | `queue` |" in text
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "message"),
+    [
+        ("src/cache/a.cc", "\n\nPageStore store;\n", ":3: PageStore is called PagePool"),
+        ("src/cache/a.cc", "int told = 0;\n", ":1: told is called grammar_tokens"),
+        ("src/cache/a.cc", "constexpr int kMostRows = 2;\n", ":1: kMostRows is called max"),
+        ("src/cache/a.cc", "monitor.Offer(tokens);\n", ":1: Offer is called Monitor::Enqueue"),
+        ("src/cache/page_store.cc", "", "the file's name is page_pool.h"),
+        ("python/kvanta/a.py", "PageStore = 1\n", ":1: PageStore is called PagePool"),
+        ("src/cache/a.cc", "int x;  // Whether it is so.\n", ':1: comment begins with "Whether"'),
+        ("src/cache/a.cc", "// Rows.\nint x;\n/* Of a\n * GPU. */\n", ':3: comment begins with "Of"'),
+        ("src/cache/a.cc", "//\n// What it is.\n", ':2: comment begins with "What"'),
+        ("python/kvanta/a.py", 'def f() -> None:\n    """Those that wait."""\n', ':2: comment begins with "Those"'),
+        ("python/kvanta/a.py", "x = 1  # Where it is\n", ':1: comment begins with "Where"'),
+        ("docs/adr/0022-names.md", "<!-- names -->\n<!-- /names -->\n", "run tools/check_names.py --write"),
+    ],
+)
+def test_names_find(names: Path, path: str, text: str, message: str) -> None:
+    write(names, path, text)
+    status, output = run("check_names.py", names)
+    assert status == 1
+    assert path in output
+    assert message in output
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'const char* text = "PageStore // Of it";\n',
+        'const char* text = R"(told\n// What)";\n',
+        "// Rows of a page.\n// Where they lie is in cell.h.\n",
+        "int almost = 0, kMostly = 1, Told = 2;\n",
+        "const int n = 1'000'000;  // Offered rows\n",
+    ],
+)
+def test_names_leave_strings_continued_comments_and_other_words(names: Path, text: str) -> None:
+    write(names, "src/cache/a.cc", text)
+    status, output = run("check_names.py", names)
+    assert status == 0, output
+
+
+def test_names_need_a_reason_for_a_name_that_is_not_checked(names: Path) -> None:
+    write(names, "tools/renamed_names.txt", "~line queue\n")
+    status, output = run("check_names.py", names)
+    assert status == 1
+    assert "needs a reason" in output

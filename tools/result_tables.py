@@ -1,0 +1,350 @@
+"""The tables that documents show of docs/results/*.json: columns, formats, and the command that measured each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attention_rows import rows_of_shape
+from linear_rows import compare_isa
+from peer_rows import compare
+
+Rows = Sequence[Mapping[str, Any]]
+_NOTHING = "-"
+
+
+@dataclass(frozen=True)
+class Table:
+    """The command that writes a result file, the key of its rows, and per column: title, key, format.
+
+    `rows` may instead compute them from the result and the folder of all results. `source` is the result file's name
+    without .json, if it differs from the block's.
+    """
+
+    command: str
+    rows: str | Callable[[Mapping[str, Any], Path], Rows]
+    columns: tuple[tuple[str, str, str], ...]
+    source: str = ""
+
+    def render(self, result: Mapping[str, Any], folder: Path) -> str:
+        rows = result[self.rows] if isinstance(self.rows, str) else self.rows(result, folder)
+        if isinstance(rows, Mapping):  # by name
+            rows = [{"name": name, **row} for name, row in rows.items()]
+        cells = [[title, *(_cell(row, key, style) for row in rows)] for title, key, style in self.columns]
+        # A column without a value, such as an instruction set that the machine lacks, is left out.
+        lines = list(zip(*(column for column in cells if set(column[1:]) != {_NOTHING}), strict=True))
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        text = [" | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
+        text.insert(1, " | ".join("-" * (width - 1) + ("-" if i == 0 else ":") for i, width in enumerate(widths)))
+        return "".join(f"| {line} |\n" for line in text)
+
+
+def _cell(row: Any, key: str, style: str) -> str:
+    """Formats row["a"]["b"] for "a.b"; a dash if it was not measured."""
+    for part in key.split("."):
+        if not isinstance(row, Mapping) or row.get(part) is None:
+            return _NOTHING
+        row = row[part]
+    return format(("no", "yes")[row] if isinstance(row, bool) else row, style)
+
+
+def _compare_with_own(result: Mapping[str, Any], folder: Path) -> Rows:
+    return compare(result, json.loads((folder / "eval.json").read_text()))
+
+
+def _held_out(result: Mapping[str, Any], _: Path) -> Rows:
+    rows = []
+    for each in result["search"]:
+        low, high = each["held_out"]["difference_ci95"]
+        interval = f"{low:+.5f} to {high:+.5f}"
+        rows.append(
+            {**each["held_out"], "budget": each["budget"], "bits": each["bits_per_element"], "interval": interval}
+        )
+    return rows
+
+
+_LLAMA_CPP = (
+    "benchmarks/llama_cpp.py --llama-perplexity PATH --text wiki.test.raw --formats q8_0 q4_0 "
+    "--json docs/results/llama-cpp.json"
+)
+
+
+def _attention(shape: str, *columns: tuple[str, str, str], isa: str = "", shapes: str = "") -> Table:
+    """Attention of one shape on `isa` (the machine's best by default), measured with --shapes `shapes`."""
+    source = f"attention-{isa}" if isa else "attention"
+    shapes = f"--isa {isa} --shapes {shapes or shape}" if isa else "--shapes all"
+    plot = "" if isa else " --plot docs/results/attention.png"
+    command = f"kvanta bench attention {shapes} --formats NAMES --json docs/results/{source}.json{plot}"
+    threads = tuple(
+        (title.format(count), f"t{count}.{key}", style)
+        for count in (1, 2)
+        for title, key, style in (
+            ("{} thread: memory" if count == 1 else "{} threads: memory", "memory", ".0%"),
+            ("dot", "dot", ".0%"),
+            ("in cache", "in_cache", ".0%"),
+            ("bound by", "binds", ""),
+            *columns,
+            ("times bf16", "times_bf16", ".2f"),
+        )
+    )
+    return Table(command, rows_of_shape(shape), (("cache", "format", ""), *threads), source=source)
+
+
+TABLES = {
+    "attention-avx512": _attention("decode", isa="avx512", shapes="decode prefill"),
+    "attention-avx512-prefill": _attention(
+        "prefill", ("of bf16 peak", "share_of_bf16_peak", ".0%"), isa="avx512", shapes="decode prefill"
+    ),
+    "attention-avx2": _attention("decode", isa="avx2"),
+    "attention-decode": _attention("decode"),
+    "attention-batch": _attention("batch"),
+    "attention-decode-1k": _attention("decode-1k"),
+    "attention-short": _attention("short"),
+    "attention-portable": _attention("decode", isa="portable"),
+    "attention-prefill": _attention("prefill", ("of bf16 peak", "share_of_bf16_peak", ".0%")),
+    "linear-amx": Table(
+        "kvanta bench linear --weights bf16 --isa amx --layers 576x3072 576x49152 4096x4096 --rows 1 16 64 1024 "
+        "--json docs/results/linear-amx.json` and the same with `--isa avx512",
+        compare_isa("avx512"),
+        (
+            ("layer", "layer", ""),
+            ("rows", "rows", ",d"),
+            ("1 thread: of memory", "t1.share_of_read", ".0%"),
+            ("of the dot's peak", "t1.share_of_peak", ".0%"),
+            ("times avx512's time", "t1.of_other", ".2f"),
+            ("2 threads: of memory", "t2.share_of_read", ".0%"),
+            ("of the dot's peak", "t2.share_of_peak", ".0%"),
+            ("times avx512's time", "t2.of_other", ".2f"),
+        ),
+    ),
+    "eval-tasks": Table(
+        "kvanta eval smollm2 --tasks needle generation --context 512 --needles 1 --generation-tokens 96 "
+        "--formats int4 fp8_e5m2 --json docs/results/eval-tasks.json",
+        "formats",
+        (
+            ("cache", "name", ""),
+            ("bits", "bits_per_element", ".4g"),
+            ("needles", "needle", ".0%"),
+            ("equal start (tokens)", "generation.equal_tokens_mean", ".1f"),
+            ("mean KL there", "generation.kl_mean", ".5f"),
+            ("same top token there", "generation.top1", ".1%"),
+        ),
+    ),
+    "eval": Table(
+        "kvanta eval smollm2 --text wiki.test.raw --formats NAMES --json docs/results/eval.json "
+        "--plot docs/results/eval.png",
+        "formats",
+        (
+            ("cache", "name", ""),
+            ("bits", "bits_per_element", ".4g"),
+            ("bytes per token", "bytes_per_token", ",.0f"),
+            ("mean KL", "kl_mean", ".5f"),
+            ("median", "kl_median", ".5f"),
+            ("99 %", "kl_p99", ".4f"),
+            ("max", "kl_max", ".2f"),
+            ("same top token", "top1", ".1%"),
+            ("perplexity ratio", "ppl_ratio", ".4f"),
+            ("clipped", "saturated", "d"),
+        ),
+    ),
+    "llama-cpp": Table(
+        _LLAMA_CPP,
+        "rows",
+        (
+            ("llama.cpp's cache", "format", ""),
+            ("rotated", "rotated", ""),
+            ("bits", "bits_per_element", ".4g"),
+            ("mean KL", "kl_mean", ".5f"),
+            ("standard error", "kl_mean_error", ".5f"),
+            ("median", "kl_median", ".5f"),
+            ("99 %", "kl_p99", ".4f"),
+            ("max", "kl_max", ".2f"),
+            ("same top token", "top1", ".1%"),
+            ("perplexity ratio", "ppl_ratio", ".4f"),
+        ),
+    ),
+    "llama-cpp-beside": Table(
+        _LLAMA_CPP,
+        _compare_with_own,
+        (
+            ("llama.cpp's (bits)", "label", ""),
+            ("mean KL", "kl_mean", ".5f"),
+            ("Kvanta's of at most these bits", "by_pages.label", ""),
+            ("mean KL", "by_pages.kl_mean", ".5f"),
+            ("times less", "by_pages.times", ".1f"),
+            ("with its exact pages counted", "by_window.label", ""),
+            ("mean KL", "by_window.kl_mean", ".5f"),
+            ("times less", "by_window.times", ".1f"),
+        ),
+        source="llama-cpp",
+    ),
+    "support": Table(
+        "tools/support_matrix.py build/release/tests/attention_test",
+        "rows",
+        (
+            ("cache", "format", ""),
+            *(
+                (f"{unit.replace('_', ' ')}, {phase}", f"{unit}.{phase}", ".2%")
+                for unit in ("portable", "avx2", "avx512_emulated", "avx512", "amx_emulated", "amx")
+                for phase in ("decode", "prefill")
+            ),
+        ),
+    ),
+    "engine": Table(
+        "build/release/benchmarks/engine_bench FOLDER --threads 1 2 --json docs/results/engine.json",
+        "rows",
+        (
+            ("threads", "threads", "d"),
+            ("unit", "isa", ""),
+            ("decode reads (GB/s)", "decode_gb_s", ".1f"),
+            ("machine reads (GB/s)", "read_gb_s", ".1f"),
+            ("share", "decode_share_of_bandwidth", ".0%"),
+            ("prefill (GFLOP/s)", "prefill_gflop_s", ".0f"),
+            ("dot peak (GFLOP/s)", "bf16_dot_gflop_s", ".0f"),
+            ("share", "prefill_share_of_peak", ".0%"),
+        ),
+    ),
+    "llama-speed": Table(
+        "benchmarks/llama_speed.py SmolLM2-135M-Instruct.Q4_1.gguf --llama-bench PATH "
+        "--json docs/results/llama-speed.json",
+        "works",
+        (
+            ("work", "work", ""),
+            ("bf16 cache (tokens/s)", "ours.bf16", ".1f"),
+            ("int8 cache", "ours.int8", ".1f"),
+            ("int4 cache", "ours.int4", ".1f"),
+            ("llama.cpp's best", "llama_cpp.tokens_s", ".1f"),
+            ("with cache", "llama_cpp.cache", ""),
+            ("ik_llama.cpp's best", "ik_llama_cpp.tokens_s", ".1f"),
+            ("with cache", "ik_llama_cpp.cache", ""),
+            ("times the best of theirs", "times_best", ".2f"),
+        ),
+    ),
+    "weights": Table(
+        "benchmarks/weights.py smollm2 --text wiki.test.raw --tokens 4096 --json docs/results/weights.json",
+        "rows",
+        (
+            ("weights", "weights", ""),
+            ("from", "from", ""),
+            ("bytes", "weight_bytes", ",d"),
+            ("bytes as bf16", "bf16_weight_bytes", ",d"),
+            ("mean KL", "kl_mean", ".5f"),
+            ("median", "kl_median", ".5f"),
+            ("99 %", "kl_p99", ".4f"),
+            ("max", "kl_max", ".2f"),
+            ("same top token", "top1", ".1%"),
+            ("perplexity ratio", "ppl_ratio", ".4f"),
+        ),
+    ),
+    "biased-keys": Table(
+        "benchmarks/biased_keys.py smollm2 --text wiki.test.raw --json docs/results/biased-keys.json",
+        "rows",
+        (
+            ("keys", "keys", ""),
+            ("cache", "format", ""),
+            ("mean KL (nats)", "kl_mean", ".5f"),
+            ("times the base's", "times_base", ".1f"),
+            ("same most likely token", "top1", ".1%"),
+        ),
+    ),
+    "more-users": Table(
+        "benchmarks/more_users.py smollm2 --json docs/results/more-users.json --plot docs/results/more-users.png",
+        "rows",
+        (
+            ("cache", "format", ""),
+            ("page (tokens)", "page_size", "d"),
+            ("bytes per token", "bytes_per_token", ",.0f"),
+            ("users", "users", "d"),
+            ("times bf16's", "times.users", ".2f"),
+            ("new tokens/s while all decode (times bf16's)", "times.decode", ".2f"),
+            ("all tokens/s at saturation (times bf16's)", "times.saturated", ".2f"),
+        ),
+    ),
+    "returning-users": Table(
+        "benchmarks/returning_users.py smollm2 --json docs/results/returning-users.json",
+        "rows",
+        (
+            ("cache", "format", ""),
+            ("users that it holds", "fitting_users", "d"),
+            ("prompt tokens from the cache", "cached_share", ".0%"),
+            ("turns per second", "turns_per_s", ".3f"),
+            ("times bf16's", "times.turns", ".1f"),
+        ),
+    ),
+    "soak": Table(
+        "benchmarks/soak.py smollm2 --minutes 10 --warm-up 64 --questions 16 --json docs/results/soak.json",
+        lambda result, _: [result],
+        (
+            ("clients", "clients", "d"),
+            ("most waiting at one time", "most_on_their_way", "d"),
+            ("requests", "visits", ",d"),
+            ("right answers", "outcomes.right", ",d"),
+            ("wrong", "outcomes.wrong", ",d"),
+            ("proper errors", "outcomes.error", ",d"),
+            ("improper ones", "outcomes.improper", ",d"),
+            ("refused (429)", "outcomes.refused", ",d"),
+            ("malformed (400)", "outcomes.told", ",d"),
+            ("left", "outcomes.left", ",d"),
+            ("/health p50 (ms)", "health_ms.p50", ".1f"),
+            ("p99", "health_ms.p99", ".1f"),
+            ("max", "health_ms.max", ".1f"),
+            ("growth of memory", "memory.growth", ".2%"),
+            ("pages left in use", "left_over.kv_cache_pages_used", "d"),
+        ),
+    ),
+    "search": Table(
+        "kvanta eval smollm2 --text wiki.test.raw --search 4.5 5 5.5 6 6.5 --search-tokens 1024 --search-formats int8 "
+        "int6_g32 int5_g32 int4 int3_g32 --search-modifiers +exact=2 --formats NAMES --json docs/results/search.json",
+        _held_out,
+        (
+            ("at most (bits)", "budget", ".4g"),
+            ("per layer (bits)", "bits", ".4g"),
+            ("mean KL", "kl_mean", ".5f"),
+            ("best that is the same in all layers", "uniform", ""),
+            ("bits", "uniform_bits_per_element", ".4g"),
+            ("mean KL", "uniform_kl_mean", ".5f"),
+            ("difference", "difference", "+.5f"),
+            ("95 %", "interval", ""),
+        ),
+    ),
+    "eval-speed": Table(
+        "benchmarks/eval_speed.py smollm2 --text wiki.test.raw --formats int4 --pairs 1 "
+        "--json docs/results/eval-speed.json",
+        "rows",
+        (
+            ("cache", "format", ""),
+            ("tokens", "tokens", ",d"),
+            ("times of their prefill", "times", ".2f"),
+        ),
+    ),
+    "vllm-cpu": Table(
+        "benchmarks/vllm_cpu.py --vllm V --vllm-threads 0-1 --pairs 1 --json docs/results/vllm-cpu.json",
+        "rows",
+        (
+            ("model", "model", ""),
+            ("new tokens/s", "kvanta.output_throughput", ",.0f"),
+            ("vLLM's", "vllm.output_throughput", ",.0f"),
+            ("times", "times", ".1f"),
+            ("of bench engine's", "serve_share", ".0%"),
+            ("start (s)", "kvanta.start_s", ".1f"),
+            ("vLLM's", "vllm.start_s", ".1f"),
+            ("memory beside the weights (MiB)", "beside_weights_mib", ".0f"),
+        ),
+    ),
+    "demo": Table(
+        "scripts/demo --json docs/results/demo.json",
+        "formats",
+        # No tokens per second: a time without the machine's limit says nothing.
+        (
+            ("cache", "format", ""),
+            ("bits", "bits_per_element", ".4g"),
+            ("bytes per token", "bytes_per_token", ",.0f"),
+            ("tokens in 1 GiB", "tokens_in_1_gib", ",d"),
+            ("same most likely token", "equal_top_tokens", ".1%"),
+            ("mean KL to bf16 (nats)", "mean_kl", ".5f"),
+        ),
+    ),
+}

@@ -9,9 +9,9 @@
 
 #include "attention/backend.h"
 #include "bench/attention_bench.h"
+#include "bench/roofline.h"
 #include "cache/block_table.h"
 #include "cache/page_pool.h"
-#include "kernels/attention/cpu/table.h"
 
 namespace kvanta::attention {
 

@@ -10,8 +10,7 @@
 
 #include "base/dtype.h"
 #include "base/thread_pool.h"
-#include "kernels/cpu/ops.h"
-#include "kernels/cpu/roofline.h"
+#include "bench/roofline.h"
 #include "kernels/cpu/select.h"
 #include "kernels/ops.h"
 #include "kvanta/error.h"

@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cpu/roofline.h"
+#include "bench/roofline.h"
 #include "kernels/cpu/select.h"
 #include "kvanta/engine.h"
 

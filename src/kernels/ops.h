@@ -18,6 +18,8 @@
 
 namespace kvanta::kernels {
 
+struct IsaTable;
+
 class Ops {
  public:
   virtual ~Ops() = default;
@@ -73,11 +75,13 @@ class Ops {
                     const SampleParams* /*draws*/, int32_t* /*tokens*/) noexcept {}
 };
 
-// Names of the CPU's ISA units, best first: "amx", "avx512", "avx2", "portable"; only those this machine can run.
+// Names of the ISA units that this machine runs, best first (kernels/cpu/select.cc lists all of them).
 std::span<const char* const> RunnableIsas();
 
-// Ops of the CPU. isa: a name of RunnableIsas(), or "auto" (environment KVANTA_ISA if set, else the best).
-// Throws InputError listing the units.
+// CPU ops. isa: one of RunnableIsas(), or "auto" (environment variable KVANTA_ISA if set, else the best). Throws
+// InputError that lists the units.
 std::unique_ptr<Ops> MakeCpuOps(std::shared_ptr<ThreadPool> threads, const char* isa = "auto");
+// The same over a given unit, which must run on this machine and outlive the ops.
+std::unique_ptr<Ops> MakeCpuOps(std::shared_ptr<ThreadPool> threads, const IsaTable& isa);
 
 }  // namespace kvanta::kernels

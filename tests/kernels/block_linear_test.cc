@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "emulated/units.h"
-#include "kernels/cpu/ops.h"
+#include "kernels/ops.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/weight_blocks.h"
 #include "kernels/product.h"

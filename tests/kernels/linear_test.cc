@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "emulated/units.h"
-#include "kernels/cpu/ops.h"
+#include "kernels/ops.h"
 #include "kernels/product.h"
 #include "kernels/random_values.h"
 #include "kvanta/error.h"

@@ -1,4 +1,4 @@
-#include "kernels/cpu/ops.h"
+#include "kernels/ops.h"
 
 #include <algorithm>
 #include <utility>

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "kernels/cpu/inline.h"
-#include "kernels/cpu/row_table.h"
+#include "kernels/cpu/isa_table.h"
 
 namespace kvanta::kernels {
 namespace {
@@ -81,7 +81,7 @@ void ExpRow(const float* x, int64_t count, float* out) noexcept {
                  __attribute__((always_inline)) { StoreVec16(out + i, Vec16::Exp(LoadVec16(x + i, n)), n); });
 }
 
-float LargestOfRow(const float* x, int64_t count) noexcept {
+float MaxOfRow(const float* x, int64_t count) noexcept {
   Vec16::F max_value = Vec16::Set1(-__builtin_inff());
   Vec16::F zero = Vec16::Zero();  // NaN after 0 times an infinity or NaN
   const Vec16::F nothing = Vec16::Zero();
@@ -99,12 +99,8 @@ float LargestOfRow(const float* x, int64_t count) noexcept {
   return check == 0 ? largest : __builtin_nanf("");
 }
 
-constexpr RowKernels kRowKernels{.rms_norm = RmsNormRow,
-                                 .add = AddRow,
-                                 .rope = RopeRow,
-                                 .silu_mul = SiluMulRow,
-                                 .largest = LargestOfRow,
-                                 .exp = ExpRow};
+constexpr RowKernels kRowKernels{
+    .rms_norm = RmsNormRow, .add = AddRow, .rope = RopeRow, .silu_mul = SiluMulRow, .max = MaxOfRow, .exp = ExpRow};
 
 }  // namespace
 }  // namespace kvanta::kernels

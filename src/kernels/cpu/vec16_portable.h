@@ -7,7 +7,7 @@
 
 #include "kernels/cpu/inline.h"
 #include "kernels/cpu/vec16_exp.h"
-#include "kernels/cpu/vectors_128.h"
+#include "kernels/cpu/vectors_portable.h"
 
 namespace kvanta::kernels {
 namespace {
@@ -105,6 +105,15 @@ struct Vec16 {
     return Each(
         [](I4 y) __attribute__((always_inline)) { return __builtin_convertvector(y, F4); }, x);
   }
+  static KVANTA_INLINE I AddInt(I x, int32_t y) {
+    return Each(
+        [&](I4 z) __attribute__((always_inline)) { return z + y; }, x);
+  }
+  // 256 high + low.
+  static KVANTA_INLINE I CombineTerms(I high, I low) {
+    return Each(
+        [](I4 a, I4 b) __attribute__((always_inline)) { return (a << 8) + b; }, high, low);
+  }
   // value * 2^n for integral n in [-252, 254]: two factors, so that subnormal results round once.
   static KVANTA_INLINE F ScaleByPow2(F value, F n) {
     const auto scale = [](F4 x, I4 i) __attribute__((always_inline)) {
@@ -155,16 +164,6 @@ struct Vec16 {
   }
   static KVANTA_INLINE F SetBf16X(const Bf16X* x) { return Set1(*x); }
   static KVANTA_INLINE F DotBf16(F x, Bf16W w, F sum) { return Fma(x, w, sum); }
-
-  // The unit's cheapest exact dot of 8-bit codes: pairs widened to 16 bits, sum += a0 b0 + a1 b1.
-  static constexpr int kInt8DotProducts = 32;
-  static KVANTA_INLINE I DotInt8(I sum, I a, I b) {
-    return Each(
-        [](I4 s, I4 x, I4 y) __attribute__((always_inline)) { return AddProducts(s, (S8)x, (S8)y); }, sum, a, b);
-  }
-  static constexpr int kSubbyteDotProducts = kInt8DotProducts;
-  static KVANTA_INLINE I DotSubbyte(I sum, I a, I b) { return DotInt8(sum, a, b); }
-  static constexpr int kOperandTerms = 1;
 
   // Register tile of matrix kernels, in F: at most kTileSums sums, kRowTile rows, kColumnTile columns of lanes. 3 sums
   // take 12 of 16 registers.

@@ -10,7 +10,7 @@
 #include "kernels/cpu/prefetcher.h"
 #include "kernels/cpu/strided_lines.h"
 #include "kernels/cpu/vec16_portable.h"
-#include "kernels/cpu/vectors_128.h"
+#include "kernels/cpu/vectors_portable.h"
 
 namespace kvanta::kernels {
 namespace {

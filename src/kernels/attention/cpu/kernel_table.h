@@ -5,7 +5,7 @@
 #include "kernels/attention/cpu/kernels.h"
 #include "kernels/attention/cpu/lookup8.h"
 #include "kernels/attention/cpu/softmax.h"
-#include "kernels/attention/cpu/subbyte.h"
+#include "kernels/attention/cpu/subbyte_keys.h"
 #include "kernels/attention/cpu/subbyte_values.h"
 #include "kernels/attention/cpu/table.h"
 #include "kernels/attention/cpu/transform.h"

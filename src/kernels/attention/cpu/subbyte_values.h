@@ -4,9 +4,9 @@
 #include <cstdint>
 
 #include "formats/element_type.h"
-#include "kernels/attention/cpu/codes_subbyte.h"
+#include "kernels/attention/cpu/subbyte_codes.h"
 #include "kernels/attention/cpu/kernels.h"
-#include "kernels/attention/cpu/subbyte.h"
+#include "kernels/attention/cpu/subbyte_keys.h"
 #include "kernels/cpu/inline.h"
 
 namespace kvanta::kernels {

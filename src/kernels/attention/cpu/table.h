@@ -29,22 +29,6 @@ constexpr bool IsSubbyte(formats::ElementType code) noexcept {
          code != formats::ElementType::kLloyd3;
 }
 
-// The multiply-adds that attention over a code is made of: what its kernels cannot be faster than (machine_limits.h).
-//
-//   dot       codes                           amx                        avx512                     avx2 and portable
-//   kF32      fp32, fp16                      f32 multiply-add           the same                   the same
-//   kBf16     bf16, fp8                       bf16, two per product      f32 multiply-add           the same
-//   kWide     8 bits, Lloyd-Max levels        bytes, two per product     vpdpbusd, two per product  vpmaddwd of 16 bits
-//   kSubbyte   integers up to 6 bits, e2m1     bytes                      vpdpbusd                   vpmaddubsw (avx2)
-enum class Dot : uint8_t { kF32, kBf16, kWide, kSubbyte };
-inline constexpr int kDots = static_cast<int>(Dot::kSubbyte) + 1;
-
-constexpr Dot DotOf(formats::ElementType code) noexcept {
-  if (!formats::Info(code).integer)
-    return formats::CodeBits(code) == 8 || code == formats::ElementType::kBf16 ? Dot::kBf16 : Dot::kF32;
-  return IsSubbyte(code) ? Dot::kSubbyte : Dot::kWide;
-}
-
 struct ScaleSection {
   const uint8_t* data = nullptr;  // null: there is none
   formats::ScaleType type = formats::ScaleType::kNone;

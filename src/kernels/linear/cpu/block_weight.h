@@ -15,8 +15,8 @@
 #include <cstring>
 
 #include "kernels/cpu/inline.h"
+#include "kernels/linear/cpu/activation_codes.h"
 #include "kernels/linear/cpu/table.h"
-#include "kernels/linear/cpu/two_terms.h"
 
 namespace kvanta::kernels {
 namespace {
@@ -55,7 +55,7 @@ struct BlockWeight {
 #pragma GCC unroll 16
     for (int row = 0; row < kRows; ++row) {
       const X& block = *reinterpret_cast<const X*>(x + row * x_stride);
-      const Vec16::I dot = kHasMinimum ? dots[row] : AddInt(dots[row], block.start);
+      const Vec16::I dot = kHasMinimum ? dots[row] : Vec16::AddInt(dots[row], block.start);
       sums[row][0] = Vec16::Fma(Vec16::FromInt(dot), Vec16::Mul(scale, Vec16::Set1(block.unit)), sums[row][0]);
     }
     if constexpr (kHasMinimum) {

@@ -5,7 +5,7 @@
 
 #include "kernels/cpu/inline.h"
 #include "kernels/cpu/vec16_portable.h"
-#include "kernels/linear/cpu/codes.h"
+#include "kernels/linear/cpu/activation_codes.h"
 
 namespace kvanta::kernels {
 namespace {
@@ -47,18 +47,6 @@ struct Int8Dot : ByteCodes {
   }
 };
 
-// 256 high + low.
-KVANTA_INLINE Vec16::I CombineTerms(Vec16::I high, Vec16::I low) {
-  return Each(
-      [](I4 a, I4 b) __attribute__((always_inline)) { return (a << 8) + b; }, high, low);
-}
-KVANTA_INLINE Vec16::I AddInt(Vec16::I x, int32_t y) {
-  return Each(
-      [&](I4 a) __attribute__((always_inline)) { return a + y; }, x);
-}
-
-template <class Dots>
-struct TwoTermDot;  // linear_two_terms.h
 using Int8WideDot = TwoTermDot<Int8Dot>;
 
 }  // namespace

@@ -120,7 +120,7 @@ void PackedLinear::MultiplyBlock(const float* x, int64_t rows, float* y, int64_t
                        .y_stride = y_stride});
     const int64_t first = first_column(task), end = first_column(task + 1);
     for (int64_t row = 0; argmaxes && row < rows; ++row) {
-      task_argmaxes[task * rows + row] = context_->isa.rows.largest(y + row * y_stride + first, end - first);
+      task_argmaxes[task * rows + row] = context_->isa.rows.max(y + row * y_stride + first, end - first);
     }
   };
   threads.ForEach(tasks, multiply);

@@ -98,6 +98,9 @@ struct Vec16 {
   static KVANTA_INLINE F Round(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static KVANTA_INLINE I RoundToInt(F x) { return _mm512_cvtps_epi32(x); }
   static KVANTA_INLINE F FromInt(I x) { return _mm512_cvtepi32_ps(x); }
+  static KVANTA_INLINE I AddInt(I x, int32_t y) { return _mm512_add_epi32(x, _mm512_set1_epi32(y)); }
+  // 256 high + low.
+  static KVANTA_INLINE I CombineTerms(I high, I low) { return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low); }
   static KVANTA_INLINE F ScaleByPow2(F value, F n) { return _mm512_scalef_ps(value, n); }
   static KVANTA_INLINE F Exp(F x) { return ExpOf<Vec16>(x); }
   // value * 2^n where n is the lowest 9 bits of `bits`; the result must be normal.
@@ -134,13 +137,6 @@ struct Vec16 {
   }
   static KVANTA_INLINE Bf16W SetBf16X(const Bf16X* x) { return (Bf16W)_mm512_set1_epi32(static_cast<int32_t>(*x)); }
   static KVANTA_INLINE F DotBf16(Bf16W x, Bf16W w, F sum) { return _mm512_dpbf16_ps(sum, x, w); }
-
-  // The unit's cheapest exact dot of 8-bit codes: sum += four products of u8 a and s8 b.
-  static constexpr int kInt8DotProducts = 64;
-  static KVANTA_INLINE I DotInt8(I sum, I a, I b) { return DotBytes(sum, a, b); }
-  static constexpr int kSubbyteDotProducts = kInt8DotProducts;
-  static KVANTA_INLINE I DotSubbyte(I sum, I a, I b) { return DotInt8(sum, a, b); }
-  static constexpr int kOperandTerms = 2;
 
   // Register tile of matrix kernels, in F: at most kTileSums sums, kRowTile rows, kColumnTile columns of lanes.
   static constexpr int kTileSums = kSmallTiles ? 8 : 24;

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "kernels/cpu/inline.h"
-#include "kernels/cpu/vec16_avx512.h"
+#include "kernels/cpu/x86/vec16_avx512.h"
 
 namespace kvanta::kernels {
 namespace {

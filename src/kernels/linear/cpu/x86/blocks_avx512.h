@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "kernels/cpu/inline.h"
-#include "kernels/cpu/vec16_avx512.h"
-#include "kernels/linear/cpu/codes.h"
+#include "kernels/cpu/x86/vec16_avx512.h"
+#include "kernels/linear/cpu/activation_codes.h"
 
 namespace kvanta::kernels {
 namespace {
@@ -50,16 +50,6 @@ struct Int8Dot : ByteCodes {
   }
 };
 
-// 256 high + low.
-KVANTA_INLINE Vec16::I CombineTerms(Vec16::I high, Vec16::I low) {
-  return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
-}
-KVANTA_INLINE Vec16::I AddInt(Vec16::I x, int32_t y) {
-  return _mm512_add_epi32(x, _mm512_set1_epi32(y));
-}
-
-template <class Dots>
-struct TwoTermDot;  // linear_two_terms.h
 using Int8WideDot = TwoTermDot<Int8Dot>;
 
 }  // namespace

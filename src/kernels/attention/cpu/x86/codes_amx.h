@@ -5,22 +5,19 @@
 #include <cstdint>
 
 #include "formats/element_type.h"
-#include "kernels/attention/cpu/codes_avx512.h"
-#include "kernels/attention/cpu/codes_subbyte.h"
+#include "kernels/attention/cpu/x86/codes_avx512.h"
+#include "kernels/attention/cpu/subbyte_codes.h"
 #include "kernels/attention/cpu/kernels.h"
-#include "kernels/attention/cpu/subbyte.h"
+#include "kernels/attention/cpu/subbyte_keys.h"
 #include "kernels/cpu/inline.h"
-#include "kernels/cpu/tiles_amx.h"
+#include "kernels/cpu/x86/tiles_amx.h"
 
 namespace kvanta::kernels {
 namespace {
 
-inline constexpr int kTilesUnroll = 4;    // sums, in tiles 0 to 3: enough that none waits for its own last product
-inline constexpr int kFirstOperand = 6;   // and 7
-inline constexpr int kSecondOperand = 4;  // and 5
-inline constexpr int kStepsOfTile = 4;    // of the prefetcher, while a tile is loaded and met
-inline constexpr int kStepsOfRow = 2;     // while a row of sums of 16 tokens, or of 16 channels, is made use of
-inline constexpr int kHeadStep = 64;      // channels that a head must be a multiple of to be met by tiles
+inline constexpr int kStepsOfTile = 4;  // prefetcher steps per tile product
+inline constexpr int kStepsOfRow = 2;   // prefetcher steps per row of sums that is read back: 16 tokens or 16 channels
+inline constexpr int kHeadStep = 64;    // head_dim must be a multiple of this
 
 // The unit of products falls asleep after about 2,000 cycles without one, and takes 1,000 to wake (measured; no
 // manual says it, and loads of tiles do not count): called where much else is done between products. Any tiles will do.

@@ -1,12 +1,12 @@
 // AVX-512 with AMX: the unit of isa_avx512.cc, but for what tiles are faster at.
-#include "kernels/attention/cpu/codes_avx512.h"
-#include "kernels/cpu/tiles_amx.h"
-#include "kernels/cpu/vec16_avx512.h"
+#include "kernels/attention/cpu/x86/codes_avx512.h"
+#include "kernels/cpu/x86/tiles_amx.h"
+#include "kernels/cpu/x86/vec16_avx512.h"
 // Primitives first, then the kernels written over them.
-#include "kernels/attention/cpu/amx_keys.h"
-#include "kernels/attention/cpu/amx_values.h"
+#include "kernels/attention/cpu/x86/amx_keys.h"
+#include "kernels/attention/cpu/x86/amx_values.h"
 #include "kernels/cpu/isa_table.h"
-#include "kernels/linear/cpu/amx.h"
+#include "kernels/linear/cpu/x86/amx.h"
 
 namespace kvanta::kernels {
 namespace {
@@ -119,26 +119,6 @@ AttentionKernels MakeKernels() {
   return kernels;
 }
 
-// Dots with a second operand of their own each, which lies in L1; kProducts: of an element of the sums.
-template <class Dots, int kProducts>
-float TileLoop(int64_t rounds, double* operations) noexcept {
-  alignas(64) uint8_t operands[kTilesUnroll * kTileBytes] = {};
-  Tiles::Configure();
-  ForTiles<kTilesUnroll>([](auto tile) __attribute__((always_inline)) { Tiles::Zero<decltype(tile)::kValue>(); });
-  Tiles::Zero<kFirstOperand>();
-  for (int64_t round = 0; round < rounds; ++round) {
-    ForTiles<kTilesUnroll>([&](auto tile) __attribute__((always_inline)) {
-      constexpr int kTile = decltype(tile)::kValue, kOfColumns = kSecondOperand + kTile % 2;
-      Tiles::Load<kOfColumns>(operands + kTile * kTileBytes, 64);
-      Dots::template Dot<kTile, kFirstOperand, kOfColumns>();
-    });
-  }
-  Tiles::Store<0>(operands, 64);
-  Tiles::Release();
-  *operations = 2.0 * kTileRows * 16 * kProducts * kTilesUnroll * static_cast<double>(rounds);
-  return static_cast<float>(operands[0]);
-}
-
 }  // namespace
 
 const IsaTable& AmxTable() {
@@ -148,11 +128,6 @@ const IsaTable& AmxTable() {
     result.name = "amx";
     result.linear.bf16 = kBf16TileKernels;
     result.attention = &attention;
-    result.limits.bf16_dot = TileLoop<FloatDots, 32>;
-    result.limits.bf16_terms_dot = TileLoop<FloatDots, 32 / FloatDots::kTerms>;
-    result.limits.wide_dot = TileLoop<WideDots, 64>;
-    result.limits.operand_terms = WideDots::kTerms;
-    result.limits.subbyte_dot = TileLoop<SubbyteDots, 64>;
     return result;
   }();
   return table;

@@ -101,6 +101,15 @@ struct Vec16 {
   }
   static KVANTA_INLINE I RoundToInt(F x) { return {_mm256_cvtps_epi32(x.lo), _mm256_cvtps_epi32(x.hi)}; }
   static KVANTA_INLINE F FromInt(I x) { return {_mm256_cvtepi32_ps(x.lo), _mm256_cvtepi32_ps(x.hi)}; }
+  static KVANTA_INLINE I AddInt(I x, int32_t y) {
+    const __m256i v = _mm256_set1_epi32(y);
+    return {_mm256_add_epi32(x.lo, v), _mm256_add_epi32(x.hi, v)};
+  }
+  // 256 high + low.
+  static KVANTA_INLINE I CombineTerms(I high, I low) {
+    return {_mm256_add_epi32(_mm256_slli_epi32(high.lo, 8), low.lo),
+            _mm256_add_epi32(_mm256_slli_epi32(high.hi, 8), low.hi)};
+  }
   // value * 2^n for integral n in [-252, 254]: two factors, so that subnormal results round once.
   static KVANTA_INLINE F ScaleByPow2(F value, F n) {
     return {ScaleHalf(value.lo, _mm256_cvtps_epi32(n.lo)), ScaleHalf(value.hi, _mm256_cvtps_epi32(n.hi))};
@@ -158,20 +167,6 @@ struct Vec16 {
   }
   static KVANTA_INLINE F SetBf16X(const Bf16X* x) { return Set1(*x); }
   static KVANTA_INLINE F DotBf16(F x, Bf16W w, F sum) { return Fma(x, w, sum); }
-
-  // The unit's cheapest exact dot of 8-bit codes: pairs widened to 16 bits, sum += a0 b0 + a1 b1.
-  static constexpr int kInt8DotProducts = 32;
-  static KVANTA_INLINE I DotInt8(I sum, I a, I b) {
-    return {_mm256_add_epi32(sum.lo, _mm256_madd_epi16(a.lo, b.lo)),
-            _mm256_add_epi32(sum.hi, _mm256_madd_epi16(a.hi, b.hi))};
-  }
-  // Of codes that leave room in 16-bit sums: sum += two products of u8 a and s8 b.
-  static constexpr int kSubbyteDotProducts = 64;
-  static KVANTA_INLINE I DotSubbyte(I sum, I a, I b) {
-    return {_mm256_add_epi16(sum.lo, _mm256_maddubs_epi16(a.lo, b.lo)),
-            _mm256_add_epi16(sum.hi, _mm256_maddubs_epi16(a.hi, b.hi))};
-  }
-  static constexpr int kOperandTerms = 1;
 
   // Register tile of matrix kernels, in F: at most kTileSums sums, kRowTile rows, kColumnTile columns of lanes. 6 x 1:
   // 12 of the 16 registers hold sums, two a column of weights, one the broadcast, one the mask of odd codes.

@@ -1,25 +1,31 @@
-#include "kernels/cpu/roofline.h"
+#include "bench/roofline.h"
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <string_view>
 
 #include "base/device.h"
 #include "base/thread_pool.h"
+#include "bench/roofline_table.h"
+#include "kvanta/error.h"
 
 namespace kvanta::kernels {
 namespace {
 
 constexpr int64_t kReadBytes = int64_t{256} << 20;  // beyond any L3 that one process has to itself
 constexpr int kReadPasses = 4;
-constexpr int64_t kChunkBytes = int64_t{4} << 20;  // of one task: a thread that lost its CPU holds nobody up
+constexpr int64_t kChunkBytes = int64_t{4}
+                                << 20;  // of one task, small so that a preempted thread does not delay the others
 constexpr int64_t kChunkFloats = kChunkBytes / static_cast<int64_t>(sizeof(float));
 constexpr int64_t kPeakRounds = 200'000;
 constexpr int kPeakPasses = 12;
 constexpr int kPassesNow = 3;
 
-std::atomic<float> sink;  // keeps the loops' results
+std::atomic<float> sink;  // makes the loops' results observable
 
 double Seconds(const std::function<void()>& run) {
   const auto start = std::chrono::steady_clock::now();
@@ -45,15 +51,35 @@ double BestOf(int passes, ThreadPool& pool, PeakLoop loop) {
   return best;
 }
 
-double MeasureMax(int threads, PeakLoop loop) {
+double MeasurePeak(int threads, PeakLoop loop) {
   ThreadPool pool(threads);
   return BestOf(kPeakPasses, pool, loop);
 }
 
+struct Unit {
+  const char* isa;
+  const RooflineTable& (*table)();
+};
+constexpr Unit kUnits[] = {
+#if defined(__x86_64__)
+    {"amx", AmxRooflineTable},
+    {"avx512", Avx512RooflineTable},
+    {"avx2", Avx2RooflineTable},
+#endif
+    {"portable", PortableRooflineTable},
+};
+
 }  // namespace
 
+const RooflineTable& RooflineOf(const IsaTable& isa) {
+  for (const Unit& unit : kUnits) {
+    if (std::string_view(unit.isa) == isa.name) return unit.table();
+  }
+  throw InputError(fmt::format("bench: no roofline loops for ISA unit '{}'", isa.name));
+}
+
 struct ReadLimit::State {
-  State(int threads, const IsaTable& table) : isa(table), pool(threads), buffer(Cpu().Allocate(kReadBytes)) {
+  State(int threads, const IsaTable& isa) : loops(RooflineOf(isa)), pool(threads), buffer(Cpu().Allocate(kReadBytes)) {
     auto touch = [this](int64_t chunk, int) { std::fill_n(Chunk(chunk), kChunkFloats, 1.0F); };
     pool.ForEach(kReadBytes / kChunkBytes, touch);
   }
@@ -62,12 +88,12 @@ struct ReadLimit::State {
 
   double Pass(int streams, int64_t ahead) {
     auto read = [&](int64_t chunk, int) {
-      sink.store(isa.limits.read(Chunk(chunk), kChunkBytes, streams, ahead), std::memory_order_relaxed);
+      sink.store(loops.read(Chunk(chunk), kChunkBytes, streams, ahead), std::memory_order_relaxed);
     };
     return static_cast<double>(kReadBytes) / Seconds([&] { pool.ForEach(kReadBytes / kChunkBytes, read); });
   }
 
-  const IsaTable& isa;
+  const RooflineTable& loops;
   ThreadPool pool;
   Buffer buffer;
   double best = 0;
@@ -100,18 +126,18 @@ double ReadLimit::Now() {
 }
 
 struct DotLimit::State {
-  const IsaTable& isa;
+  const RooflineTable& table;
   ThreadPool pool;
 };
 
-DotLimit::DotLimit(int threads, const IsaTable& isa) : state_(new State{isa, ThreadPool(threads)}) {}
+DotLimit::DotLimit(int threads, const IsaTable& isa) : state_(new State{RooflineOf(isa), ThreadPool(threads)}) {}
 
 DotLimit::~DotLimit() = default;
 
 double DotLimit::Now(Dot dot) {
-  const LimitKernels& limits = state_->isa.limits;
-  const PeakLoop loops[kDots] = {limits.f32_fma, limits.bf16_terms_dot, limits.wide_dot, limits.subbyte_dot};
-  const int terms = dot == Dot::kWide ? limits.operand_terms : 1;
+  const RooflineTable& table = state_->table;
+  const PeakLoop loops[kDots] = {table.f32_fma, table.bf16_terms_dot, table.wide_dot, table.subbyte_dot};
+  const int terms = dot == Dot::kWide ? table.operand_terms : 1;
   return BestOf(kPassesNow, state_->pool, loops[static_cast<int>(dot)]) / (2.0 * terms);
 }
 
@@ -120,16 +146,16 @@ double MeasureReadBandwidth(int threads, const IsaTable& isa) {
 }
 
 double MeasureBf16DotPeak(int threads, const IsaTable& isa) {
-  return MeasureMax(threads, isa.limits.bf16_dot);
+  return MeasurePeak(threads, RooflineOf(isa).bf16_dot);
 }
 double MeasureF32FmaPeak(int threads, const IsaTable& isa) {
-  return MeasureMax(threads, isa.limits.f32_fma);
+  return MeasurePeak(threads, RooflineOf(isa).f32_fma);
 }
 double MeasureInt8DotPeak(int threads, const IsaTable& isa) {
-  return MeasureMax(threads, isa.limits.int8_dot);
+  return MeasurePeak(threads, RooflineOf(isa).int8_dot);
 }
 double MeasureInt4DotPeak(int threads, const IsaTable& isa) {
-  return MeasureMax(threads, isa.limits.int4_dot);
+  return MeasurePeak(threads, RooflineOf(isa).int4_dot);
 }
 
 }  // namespace kvanta::kernels

@@ -5,10 +5,10 @@
 
 #include <cstdint>
 
-#include "kernels/attention/cpu/codes_amx.h"
+#include "kernels/attention/cpu/x86/codes_amx.h"
 #include "kernels/cpu/inline.h"
-#include "kernels/cpu/tiles_amx.h"
-#include "kernels/cpu/vec16_avx512.h"
+#include "kernels/cpu/x86/tiles_amx.h"
+#include "kernels/cpu/x86/vec16_avx512.h"
 #include "kernels/linear/cpu/table.h"
 
 namespace kvanta::kernels {

@@ -12,6 +12,11 @@ inline constexpr int kTileRows = 16;
 inline constexpr int kTileBytes = kTileRows * 64;
 inline constexpr int kTileRegisters = 8;
 
+// Register allocation of all kernels.
+inline constexpr int kTilesUnroll = 4;    // sums in tiles 0 to 3, enough to hide the latency of a product
+inline constexpr int kSecondOperand = 4;  // and 5
+inline constexpr int kFirstOperand = 6;   // and 7
+
 // How many rows of each register are in use. A product takes as long as its first operand has rows.
 struct TileRows {
   uint8_t of[kTileRegisters] = {16, 16, 16, 16, 16, 16, 16, 16};

@@ -1,10 +1,10 @@
-// Limit loops over the lanes of the including ISA unit.
+// Roofline loops, written once over the Vec16, block dots and products of an ISA unit; included by isa_<isa>.cc.
 #pragma once
 
 #include <cstdint>
 
+#include "bench/roofline_table.h"
 #include "kernels/cpu/inline.h"
-#include "kernels/cpu/roofline_table.h"
 #include "kernels/linear/cpu/table.h"
 
 namespace kvanta::kernels {
@@ -14,20 +14,20 @@ template <int kStreams>
 float ReadStreams(const float* data, int64_t bytes, int64_t ahead) noexcept {
   const int64_t part = bytes / kStreams / static_cast<int64_t>(sizeof(float));
   const int64_t ahead_floats = ahead / static_cast<int64_t>(sizeof(float));
-  Vec16::F largest[kStreams];
+  Vec16::F maxima[kStreams];
 #pragma GCC unroll 8
-  for (int stream = 0; stream < kStreams; ++stream) largest[stream] = Vec16::Zero();
+  for (int stream = 0; stream < kStreams; ++stream) maxima[stream] = Vec16::Zero();
   for (int64_t i = 0; i < part; i += Vec16::kLanes) {
 #pragma GCC unroll 8
     for (int stream = 0; stream < kStreams; ++stream) {
       const float* p = data + stream * part + i;
       __builtin_prefetch(p + ahead_floats);
-      largest[stream] = Vec16::Max(Vec16::Load(p), largest[stream]);
+      maxima[stream] = Vec16::Max(Vec16::Load(p), maxima[stream]);
     }
   }
-  Vec16::F all = largest[0];
+  Vec16::F all = maxima[0];
 #pragma GCC unroll 8
-  for (int stream = 1; stream < kStreams; ++stream) all = Vec16::Max(largest[stream], all);
+  for (int stream = 1; stream < kStreams; ++stream) all = Vec16::Max(maxima[stream], all);
   return Vec16::MaxOf(all);
 }
 
@@ -44,7 +44,7 @@ float ReadAll(const float* data, int64_t bytes, int streams, int64_t ahead) noex
   }
 }
 
-// First values of the sums, which the compiler cannot know: else it would merge equal sums into one.
+// Initial sums that are opaque to the compiler, which would otherwise merge equal sums into one.
 KVANTA_INLINE void FillUnknown(float* values, int count) {
   for (int i = 0; i < count; ++i) values[i] = static_cast<float>(i);
   __asm__ volatile("" : "+r"(values) : : "memory");
@@ -57,7 +57,7 @@ KVANTA_INLINE float SumOf(const Vec16::F* sums) {
   return Vec16::Sum(all);
 }
 
-// Multiply-adds with sums that shrink towards a fixed point: never denormal, never infinite.
+// Multiply-adds whose sums converge to a fixed point: never subnormal, never infinite.
 float F32FmaLoop(int64_t rounds, double* operations) noexcept {
   float values[Vec16::kTileSums * Vec16::kLanes];
   FillUnknown(values, Vec16::kTileSums * Vec16::kLanes);
@@ -73,7 +73,7 @@ float F32FmaLoop(int64_t rounds, double* operations) noexcept {
   return SumOf(sums);
 }
 
-// Adds 0 * 1: the sums stay.
+// Adds 0 * 1, so the sums do not change.
 float Bf16DotLoop(int64_t rounds, double* operations) noexcept {
   float values[Vec16::kTileSums * Vec16::kLanes];
   FillUnknown(values, Vec16::kTileSums * Vec16::kLanes);
@@ -96,18 +96,9 @@ float Bf16DotLoop(int64_t rounds, double* operations) noexcept {
   return SumOf(sums);
 }
 
-struct WideProducts {
-  static constexpr int kProducts = Vec16::kInt8DotProducts;
-  static KVANTA_INLINE Vec16::I Add(Vec16::I sum, Vec16::I a, Vec16::I b) { return Vec16::DotInt8(sum, a, b); }
-};
-struct SubbyteProducts {
-  static constexpr int kProducts = Vec16::kSubbyteDotProducts;
-  static KVANTA_INLINE Vec16::I Add(Vec16::I sum, Vec16::I a, Vec16::I b) { return Vec16::DotSubbyte(sum, a, b); }
-};
-
 inline constexpr int kIntegerSums = (Vec16::kTileSums * 2 + 2) / 3;  // a spilled sum would cost more than its products
 
-// Each sum is an operand too, against zeros, so that no product can be taken out of the loop.
+// Each sum is also an operand, multiplied by zeros, so that no product can be hoisted out of the loop.
 template <class Dot>
 float IntegerDotLoop(int64_t rounds, double* operations) noexcept {
   float values[(kIntegerSums + 1) * Vec16::kLanes];
@@ -128,8 +119,8 @@ float IntegerDotLoop(int64_t rounds, double* operations) noexcept {
   return all;
 }
 
-// The exact dots of blocks, as the matrix product takes them but for the scales: ones by ones, operands in L1, a
-// register tile of rows at a time.
+// Exact dots of blocks as in the matrix product, without the scales: ones by ones, operands in L1, a register tile of
+// rows at a time.
 template <class Dots, int kBits>
 float BlockDotLoop(int64_t rounds, double* operations) noexcept {
   uint8_t weights[kPanelColumns * 32 * kBits / 8];
@@ -144,7 +135,7 @@ float BlockDotLoop(int64_t rounds, double* operations) noexcept {
 #pragma GCC unroll 16
   for (int i = 0; i < kBlockRowTile; ++i) sums[i] = Vec16::Zero();
   for (int64_t round = 0; round < rounds; ++round) {
-    __asm__ volatile("" : "+r"(w), "+r"(x) : : "memory");  // no dot can be taken out of the loop
+    __asm__ volatile("" : "+r"(w), "+r"(x) : : "memory");  // no dot can be hoisted out of the loop
     Vec16::I dots[kBlockRowTile];
     Dots::template Dot<kBlockRowTile>(w, x, sizeof(typename Dots::X), dots);
 #pragma GCC unroll 16
@@ -157,15 +148,15 @@ float BlockDotLoop(int64_t rounds, double* operations) noexcept {
   return all;
 }
 
-constexpr LimitKernels kLimitKernels{.read = ReadAll,
-                                     .bf16_dot = Bf16DotLoop,
-                                     .f32_fma = F32FmaLoop,
-                                     .bf16_terms_dot = F32FmaLoop,
-                                     .wide_dot = IntegerDotLoop<WideProducts>,
-                                     .subbyte_dot = IntegerDotLoop<SubbyteProducts>,
-                                     .operand_terms = Vec16::kOperandTerms,
-                                     .int8_dot = BlockDotLoop<Int8Dot, 8>,
-                                     .int4_dot = BlockDotLoop<Int4Dot, 4>};
+constexpr RooflineTable kRooflineTable{.read = ReadAll,
+                                       .bf16_dot = Bf16DotLoop,
+                                       .f32_fma = F32FmaLoop,
+                                       .bf16_terms_dot = F32FmaLoop,
+                                       .wide_dot = IntegerDotLoop<WideProducts>,
+                                       .subbyte_dot = IntegerDotLoop<SubbyteProducts>,
+                                       .operand_terms = WideProducts::kTerms,
+                                       .int8_dot = BlockDotLoop<Int8Dot, 8>,
+                                       .int4_dot = BlockDotLoop<Int4Dot, 4>};
 
 }  // namespace
 }  // namespace kvanta::kernels

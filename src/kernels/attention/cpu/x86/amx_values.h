@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "formats/element_type.h"
-#include "kernels/attention/cpu/amx_keys.h"
+#include "kernels/attention/cpu/x86/amx_keys.h"
 #include "kernels/attention/cpu/subbyte_values.h"
 #include "kernels/cpu/inline.h"
 

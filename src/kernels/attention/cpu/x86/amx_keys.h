@@ -8,11 +8,11 @@
 
 #include <cstdint>
 
-#include "kernels/attention/cpu/codes_amx.h"
+#include "kernels/attention/cpu/x86/codes_amx.h"
 #include "kernels/attention/cpu/kernels.h"
-#include "kernels/attention/cpu/subbyte.h"
+#include "kernels/attention/cpu/subbyte_keys.h"
 #include "kernels/cpu/inline.h"
-#include "kernels/cpu/tiles_amx.h"
+#include "kernels/cpu/x86/tiles_amx.h"
 
 namespace kvanta::kernels {
 namespace {

@@ -9,11 +9,11 @@
 
 #include <cstdint>
 
-#include "kernels/cpu/bytes_256.h"
+#include "kernels/cpu/x86/bytes_256.h"
 #include "kernels/cpu/inline.h"
 #include "kernels/cpu/prefetcher.h"
 #include "kernels/cpu/strided_lines.h"
-#include "kernels/cpu/vec16_avx2.h"
+#include "kernels/cpu/x86/vec16_avx2.h"
 
 namespace kvanta::kernels {
 namespace {

@@ -5,11 +5,11 @@
 
 #include <cstdint>
 
-#include "kernels/cpu/bytes_512.h"
+#include "kernels/cpu/x86/bytes_512.h"
 #include "kernels/cpu/inline.h"
 #include "kernels/cpu/prefetcher.h"
 #include "kernels/cpu/strided_lines.h"
-#include "kernels/cpu/vec16_avx512.h"
+#include "kernels/cpu/x86/vec16_avx512.h"
 
 namespace kvanta::kernels {
 namespace {

@@ -9,10 +9,10 @@
 
 #include <cstdint>
 
-#include "kernels/cpu/bytes_256.h"
 #include "kernels/cpu/inline.h"
-#include "kernels/cpu/vec16_avx2.h"
-#include "kernels/linear/cpu/codes.h"
+#include "kernels/cpu/x86/bytes_256.h"
+#include "kernels/cpu/x86/vec16_avx2.h"
+#include "kernels/linear/cpu/activation_codes.h"
 
 namespace kvanta::kernels {
 namespace {
@@ -91,16 +91,6 @@ struct Int8Dot {
 };
 
 using Int8WideDot = Int8Dot;
-
-// 256 high + low.
-KVANTA_INLINE Vec16::I CombineTerms(Vec16::I high, Vec16::I low) {
-  return {_mm256_add_epi32(_mm256_slli_epi32(high.lo, 8), low.lo),
-          _mm256_add_epi32(_mm256_slli_epi32(high.hi, 8), low.hi)};
-}
-KVANTA_INLINE Vec16::I AddInt(Vec16::I x, int32_t y) {
-  const __m256i v = _mm256_set1_epi32(y);
-  return {_mm256_add_epi32(x.lo, v), _mm256_add_epi32(x.hi, v)};
-}
 
 }  // namespace
 }  // namespace kvanta::kernels

@@ -18,8 +18,7 @@ namespace {
 
 constexpr int64_t kReadBytes = int64_t{256} << 20;  // beyond any L3 that one process has to itself
 constexpr int kReadPasses = 4;
-constexpr int64_t kChunkBytes = int64_t{4}
-                                << 20;  // of one task, small so that a preempted thread does not delay the others
+constexpr int64_t kChunkBytes = int64_t{4} << 20;  // per task, so that a preempted thread does not delay the others
 constexpr int64_t kChunkFloats = kChunkBytes / static_cast<int64_t>(sizeof(float));
 constexpr int64_t kPeakRounds = 200'000;
 constexpr int kPeakPasses = 12;

@@ -17,8 +17,8 @@ class AttentionTransposeTest : public ::testing::TestWithParam<testing::Unit> {}
 INSTANTIATE_TEST_SUITE_P(Units, AttentionTransposeTest, ::testing::ValuesIn(testing::Units()),
                          [](const auto& unit) { return unit.param.name; });
 
-// Codes in the order of keys, turned, are those in the order of values; what lies behind stays.
-TEST_P(AttentionTransposeTest, KeysTurnIntoValues) {
+// Transposing codes in K's order gives V's order; bytes beyond the requested groups are unchanged.
+TEST_P(AttentionTransposeTest, ConvertsKeyOrderToValueOrder) {
   std::mt19937 random(2);
   const formats::CellShape shape{.tokens = 64, .head_dim = 96};
   constexpr int kGroups = 3;
@@ -31,15 +31,15 @@ TEST_P(AttentionTransposeTest, KeysTurnIntoValues) {
     std::vector<uint8_t> keys(canonical.size()), values(canonical.size());
     formats::FromCanonical(formats::SideKind::kK, format, shape, sections, canonical.data(), keys.data());
     formats::FromCanonical(formats::SideKind::kV, format, shape, sections, canonical.data(), values.data());
-    std::vector<uint8_t> turned(static_cast<size_t>(shape.tokens * sections.row_bytes), 0xee);
-    std::vector<uint8_t> expected = turned;
+    std::vector<uint8_t> transposed(static_cast<size_t>(shape.tokens * sections.row_bytes), 0xee);
+    std::vector<uint8_t> expected = transposed;
     std::copy_n(values.begin(), kGroups * 16 * sections.row_bytes, expected.begin());
     GetParam().table->attention->transpose({.keys = keys.data(),
                                             .row_bytes = sections.row_bytes,
                                             .element_bytes = std::max(8, format.code_bits) / 8,
                                             .groups = kGroups,
-                                            .values = turned.data()});
-    EXPECT_EQ(turned, expected);
+                                            .values = transposed.data()});
+    EXPECT_EQ(transposed, expected);
   }
 }
 

@@ -1,4 +1,4 @@
-// Row kernels of every unit against double; rows in parallel against rows alone.
+// Row kernels of every unit: comparison with double, and ops over many rows with rows alone.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -48,7 +48,7 @@ TEST_P(RowTest, ExpOfLimits) {
   EXPECT_TRUE(std::isnan(out[8]));
 }
 
-TEST_P(RowTest, LargestIsExactAndNanForWhatIsNotFinite) {
+TEST_P(RowTest, MaxIsExactAndNanForNonFiniteRows) {
   for (const int64_t width : kWidths) {
     auto x = RandomValues(width, 8);
     EXPECT_EQ(rows().max(x.data(), width), *std::max_element(x.begin(), x.end())) << width;
@@ -135,7 +135,7 @@ TEST_P(RowTest, AddIsOneRounding) {
   }
 }
 
-TEST_P(RowTest, OpsGiveEveryRowItsOwnBitsForAnyThreads) {
+TEST_P(RowTest, OpsAreBitIdenticalForAnyThreadCount) {
   constexpr int64_t kManyRows = 90;
   constexpr int64_t kWidth = 576;  // enough values for several tasks
   const auto x = RandomValues(kManyRows * kWidth, 8);

@@ -1,5 +1,5 @@
-// Vectors of 16 bytes, which every x86-64 CPU has, two or four at a time; for the portable unit. Larger ones, which the
-// compiler would make of these, it keeps in memory.
+// Compiler vectors of 16 bytes, which every x86-64 CPU supports, in groups of two or four; for the portable unit. The
+// compiler keeps larger vectors in memory.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +21,13 @@ using U8 = uint16_t __attribute__((vector_size(16)));
 using B16 = uint8_t __attribute__((vector_size(16)));
 using C16 = int8_t __attribute__((vector_size(16)));
 
-// No loops over `v`: what is indexed by a variable stays in memory.
+// No loops over `v`: an array with a variable index stays in memory.
 template <class V, int kCount>
 struct Vectors {
   V v[kCount];
 };
 
-// op of every vector.
+// Applies op to every vector.
 template <class Op, int kCount, class... V>
 KVANTA_INLINE auto Each(Op op, Vectors<V, kCount>... x) {
   using R = decltype(op(x.v[0]...));
@@ -55,7 +55,7 @@ KVANTA_INLINE Vectors<V, kCount> operator|(Vectors<V, kCount> a, Vectors<V, kCou
       [](V x, V y) __attribute__((always_inline)) { return x | y; }, a, b);
 }
 
-// The same bits.
+// Bit cast.
 template <class To, class V, int kCount>
 KVANTA_INLINE Vectors<To, kCount> Cast(Vectors<V, kCount> x) {
   return Each(
@@ -90,7 +90,7 @@ KVANTA_INLINE uint32_t LoadWord(const uint8_t* four) {
   return word;
 }
 
-// 16 bytes, or 8 of 16 bits, as lanes of 32.
+// Widens 16 bytes or 16-bit words to 32-bit lanes.
 KVANTA_INLINE U4 WidenLow(U8 x) {
   return (U4)__builtin_shufflevector(x, U8{}, 0, 8, 1, 9, 2, 10, 3, 11);
 }
@@ -108,13 +108,13 @@ KVANTA_INLINE Vectors<U4, 4> WidenBytes(const uint8_t* p) {
   return {{WidenLow(a), WidenHigh(a), WidenLow(b), WidenHigh(b)}};
 }
 
-// What no compiler makes of the loops by itself.
+// Operations that compilers do not recognize in the loops below.
 #if defined(__SSE2__)
 // sum + a0 b0 + a1 b1 of the two halves of each lane.
 KVANTA_INLINE I4 AddProducts(I4 sum, S8 a, S8 b) {
   return sum + (I4)_mm_madd_epi16((__m128i)a, (__m128i)b);
 }
-// To 16 bits, and to unsigned and signed 8: what does not fit becomes what is next to it.
+// Packs to 16 bits, to unsigned and to signed 8 bits, saturating.
 KVANTA_INLINE S8 PackShorts(I4 a, I4 b) {
   return (S8)_mm_packs_epi32((__m128i)a, (__m128i)b);
 }
@@ -125,8 +125,8 @@ KVANTA_INLINE C16 PackSigned(S8 a, S8 b) {
   return (C16)_mm_packs_epi16((__m128i)a, (__m128i)b);
 }
 #else
-KVANTA_INLINE int32_t Clamp(int32_t x, int32_t min_value, int32_t limit) {
-  return x < min_value ? min_value : x > limit ? limit : x;
+KVANTA_INLINE int32_t Clamp(int32_t x, int32_t min, int32_t max) {
+  return x < min ? min : x > max ? max : x;
 }
 KVANTA_INLINE I4 AddProducts(I4 sum, S8 a, S8 b) {
   for (int i = 0; i < 4; ++i) sum[i] += a[2 * i] * b[2 * i] + a[2 * i + 1] * b[2 * i + 1];
@@ -149,7 +149,7 @@ KVANTA_INLINE C16 PackSigned(S8 a, S8 b) {
 }
 #endif
 
-// Bytes of lanes as 16 bits: 0 and 2, then 1 and 3, so that shifts and masks bring them out.
+// Bytes of lanes widened to 16 bits: bytes 0 and 2, or 1 and 3, by masks and shifts.
 KVANTA_INLINE S8 EvenBytes(U4 x) {
   return (S8)(x & 0x00ff00ffU);
 }
@@ -163,7 +163,7 @@ KVANTA_INLINE S8 SignedOddBytes(U4 x) {
   return (S8)x >> 8;
 }
 
-// Bytes of lanes, or four that all lanes meet, by two as 16 bits.
+// Bytes of lanes, or four bytes broadcast to all lanes, as pairs of 16 bits.
 struct FourBytes {
   S8 even, odd;
 };
@@ -179,13 +179,13 @@ KVANTA_INLINE FourBytes UnsignedBytes(const uint8_t* four) {
   return Split<false>(Broadcast(LoadWord(four)));
 }
 
-// sum + the products of lanes' bytes, signed or not, with the four bytes y.
+// sum + the products of the lanes' bytes, signed or not, with the four bytes y.
 template <bool kSigned, int kCount>
 KVANTA_INLINE Vectors<I4, kCount> AddBytes(Vectors<I4, kCount> sum, Vectors<U4, kCount> x, FourBytes y) {
   return Each(
       [&](I4 s, U4 b) __attribute__((always_inline)) {
-        const FourBytes of_lanes = Split<kSigned>(b);
-        return AddProducts(AddProducts(s, of_lanes.even, y.even), of_lanes.odd, y.odd);
+        const FourBytes split = Split<kSigned>(b);
+        return AddProducts(AddProducts(s, split.even, y.even), split.odd, y.odd);
       },
       sum, x);
 }

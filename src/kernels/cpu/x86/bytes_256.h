@@ -1,4 +1,4 @@
-// Loads of 256-bit registers, and what AVX2 does with 8 lanes of 4 bytes, for codes_narrow.h.
+// 256-bit loads, and byte operations of AVX2 on 8 lanes of 4 bytes, for subbyte_codes.h.
 #pragma once
 
 #include <immintrin.h>
@@ -18,8 +18,7 @@ KVANTA_INLINE __m256i BroadcastQuad(const uint8_t* four) {
   __builtin_memcpy(&value, four, 4);
   return _mm256_set1_epi32(value);
 }
-// Keeps a sum a chain. The compiler knows that integer sums may be taken in any order, makes trees of them, and spills
-// the products that wait.
+// Keeps a sum a chain: the compiler may reorder integer sums into trees, whose temporaries spill.
 KVANTA_INLINE __m256i InOrder(__m256i sum) {
   __asm__("" : "+x"(sum));
   return sum;
@@ -27,7 +26,7 @@ KVANTA_INLINE __m256i InOrder(__m256i sum) {
 
 struct Bytes256 {
   using V = __m256i;
-  static constexpr int kChannels = 16;  // whose values one register holds
+  static constexpr int kChannels = 16;  // channels of values in a register
   static constexpr int kUnroll = 1;
 
   static KVANTA_INLINE V Load(const uint8_t* bytes) { return Load256(bytes); }
@@ -36,7 +35,7 @@ struct Bytes256 {
   static KVANTA_INLINE V Right(V x, int bits) { return _mm256_srli_epi16(x, bits); }
   static KVANTA_INLINE V Left(V x, int bits) { return _mm256_slli_epi16(x, bits); }
   static KVANTA_INLINE V Sub(V x, int y) { return _mm256_sub_epi8(x, _mm256_set1_epi8(static_cast<char>(y))); }
-  // x - kMiddle, times the signs, 1 or -1, of a lane's four bytes.
+  // (x - kMiddle) times the signs, 1 or -1, of the four bytes of a lane.
   template <int kMiddle>
   static KVANTA_INLINE V SignedSub(V x, const uint8_t* signs) {
     return _mm256_sign_epi8(Sub(x, kMiddle), BroadcastQuad(signs));
@@ -45,16 +44,16 @@ struct Bytes256 {
   static KVANTA_INLINE V LoadProbs(const uint8_t* four, const uint8_t* /*the same*/) {
     return BroadcastQuad(four);
   }
-  // By the lowest 4 bits of x.
+  // Looks up the lowest 4 bits of x.
   static KVANTA_INLINE V LookUp(V x, const uint8_t* table) {
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))),
                                And(x, 15));
   }
-  // Channels [16 group, 16 group + 16) of a plane of kWidth bits: two sets of 8, whose even channels are the fields at
-  // bit 0 and the odd ones those at bit kWidth.
+  // Loads channels [16 group, 16 group + 16) of a section of kWidth bits: two sets of 8, whose even channels are the
+  // fields at bit 0 and the odd ones those at bit kWidth.
   template <int kWidth, bool kTail>
   static KVANTA_INLINE V LoadSets(const uint8_t* section, int group, int /*left: 8 of a tail*/) {
-    const auto load = [](const uint8_t* unit) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(unit)); };
+    const auto load = [](const uint8_t* word) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(word)); };
     if constexpr (kWidth == 4 && kTail)
       return _mm256_inserti128_si256(_mm256_setzero_si256(), load(section + group * 32), 0);
     if constexpr (kWidth == 4) return Load(section + group * 32);

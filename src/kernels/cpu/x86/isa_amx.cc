@@ -1,4 +1,4 @@
-// AVX-512 with AMX: the unit of isa_avx512.cc, but for what tiles are faster at.
+// The AMX unit: the AVX-512 unit with attention and bf16 linear layers by tiles where that is faster.
 #include "kernels/attention/cpu/x86/codes_avx512.h"
 #include "kernels/cpu/x86/tiles_amx.h"
 #include "kernels/cpu/x86/vec16_avx512.h"
@@ -13,71 +13,73 @@ namespace {
 
 using formats::ElementType;
 
-// Heads that are not whole tiles, and the few slots of a page that is being filled, are left to AVX-512. A query and
-// its scores are of the same unit, for both depend on the head and its blocks alone.
+// AVX-512 handles heads that are not whole tiles, and the few slots of a page that is being filled. The prepared query
+// and its scores always come from the same unit, since the choice depends on head_dim and block size alone.
 template <ElementType kElementType>
-const KeyKernel& VectorKeys() {
+const KeyKernel& Avx512Keys() {
   return Avx512Table().attention->keys[static_cast<int>(kElementType)];
 }
 
 template <class Keys>
-bool MultipliesBlocks(int head_dim, int block) {
+bool SupportsAmxBlocks(int head_dim, int block) {
   return head_dim % kHeadStep == 0 && (block == 0 || block >= Keys::kBlock);
 }
 
 template <ElementType kElementType, class Keys>
 struct TileKeyKernel {
   static int64_t QueryBytes(int head_dim) {
-    const int64_t bytes = VectorKeys<kElementType>().query_bytes(head_dim);
+    const int64_t bytes = Avx512Keys<kElementType>().query_bytes(head_dim);
     return head_dim % kHeadStep == 0 && TwoTermBytes(head_dim) > bytes ? TwoTermBytes(head_dim) : bytes;
   }
   static float Prepare(const float* query, int head_dim, int block, uint8_t* out) {
-    if (!MultipliesBlocks<Keys>(head_dim, block))
-      return VectorKeys<kElementType>().prepare(query, head_dim, block, out);
+    if (!SupportsAmxBlocks<Keys>(head_dim, block))
+      return Avx512Keys<kElementType>().prepare(query, head_dim, block, out);
     return PrepareTwoTerms<Keys>(query, head_dim, block, out);
   }
   static void Score(const KeyPass& pass) {
-    if (!MultipliesBlocks<Keys>(pass.cell.head_dim, pass.cell.block)) return VectorKeys<kElementType>().score(pass);
+    if (!SupportsAmxBlocks<Keys>(pass.cell.head_dim, pass.cell.block)) return Avx512Keys<kElementType>().score(pass);
     ScoreTiles<Keys>(pass);
   }
   static constexpr KeyKernel kKernel{QueryBytes, Prepare, Score};
 };
 
-// Codes of up to 6 bits cost as much to unpack as to multiply: a few rows are as fast by vectors, and of the same bits,
-// for dots of integers are exact and what follows is in one order. (A block that vectors take in parts is in another.)
-inline constexpr int kVectorRows = 4;
+// Decoding codes of up to 6 bits costs as much as multiplying them, so up to this many rows are as fast by vectors,
+// with the same bits: integer dots are exact and the rest is in one order. (Blocks that vectors sum in parts have
+// another order.)
+inline constexpr int kMaxVectorRows = 4;
 template <ElementType kElementType>
-bool MultipliesByVectors(const CellView& cell, int rows) {
+bool PrefersVectors(const CellView& cell, int rows) {
   if (cell.head_dim % kHeadStep != 0) return true;
-  return rows <= kVectorRows && (!cell.block_scales || cell.block == SubbyteKey<SubbyteTypeOf<kElementType>>::kBlock);
+  return rows <= kMaxVectorRows &&
+         (!cell.block_scales || cell.block == SubbyteKey<SubbyteTypeOf<kElementType>>::kBlock);
 }
 
 template <ElementType kElementType>
 void ScoreSubbyteKeys(const KeyPass& pass) {
-  if (MultipliesByVectors<kElementType>(pass.cell, pass.rows)) return VectorKeys<kElementType>().score(pass);
+  if (PrefersVectors<kElementType>(pass.cell, pass.rows)) return Avx512Keys<kElementType>().score(pass);
   ScoreTiles<SubbyteKeys<kElementType>>(pass);
 }
 
-// Keys with a scale and a zero per channel: queries become coefficients tile by tile of tokens.
+// Keys with a scale and an offset per channel: the query is quantized once per token group.
 template <ElementType kElementType>
-void ScoreTiledKeys(const KeyPass& pass) {
-  if (MultipliesByVectors<kElementType>(pass.cell, pass.rows)) {
-    return Avx512Table().attention->tiled_keys[static_cast<int>(kElementType)].score(pass);
+void ScoreChannelScaledKeys(const KeyPass& pass) {
+  if (PrefersVectors<kElementType>(pass.cell, pass.rows)) {
+    return Avx512Table().attention->channel_scaled_keys[static_cast<int>(kElementType)].score(pass);
   }
-  using Keys =
-      SubbyteKeys<kElementType, 1 << (formats::CodeBits(kElementType) - 1)>;  // less the middle, where zeros are taken
+  using Keys = SubbyteKeys<kElementType,
+                           1 << (formats::CodeBits(kElementType) - 1)>;  // less the middle code, to which offsets refer
   Prefetcher prefetch{pass.prefetch, TileSteps<Keys>(pass)};
   const KeySource keys = FindKeys<Keys>(pass);
   KeepTmulAwake();
-  ScoreTiledBy<kElementType, false>(pass, [&](const KeyPass& of_tile, const KeyScales& scales, int first, int last) {
-    ScoreByTiles<Keys>(of_tile, keys, scales, first, last, prefetch);
-  });
+  ScoreByTokenGroup<kElementType, false>(pass,
+                                         [&](const KeyPass& scaled, const KeyScales& scales, int first, int last) {
+                                           ScoreByTiles<Keys>(scaled, keys, scales, first, last, prefetch);
+                                         });
 }
 
 template <ElementType kElementType, class Values>
 void AccumulateValues(const ValuePass& pass) {
-  if (!SupportsAmx<Values>(pass) ||
-      (IsSubbyte(kElementType) && MultipliesByVectors<kElementType>(pass.cell, pass.rows))) {
+  if (!SupportsAmx<Values>(pass) || (IsSubbyte(kElementType) && PrefersVectors<kElementType>(pass.cell, pass.rows))) {
     return Avx512Table().attention->values[static_cast<int>(kElementType)].accumulate(pass);
   }
   if constexpr (IsSubbyte(kElementType)) {
@@ -114,8 +116,10 @@ AttentionKernels MakeKernels() {
       TileKeyKernel<ElementType::kLloyd3, LloydKeys<ElementType::kLloyd3>>::kKernel;
   SetSubbyteTiles<ElementType::kInt6, ElementType::kInt5, ElementType::kInt4, ElementType::kInt3, ElementType::kInt2,
                   ElementType::kUint4, ElementType::kUint3, ElementType::kUint2, ElementType::kE2M1>(kernels);
-  kernels.tiled_keys[static_cast<int>(ElementType::kUint4)].score = ScoreTiledKeys<ElementType::kUint4>;
-  kernels.tiled_keys[static_cast<int>(ElementType::kUint2)].score = ScoreTiledKeys<ElementType::kUint2>;
+  kernels.channel_scaled_keys[static_cast<int>(ElementType::kUint4)].score =
+      ScoreChannelScaledKeys<ElementType::kUint4>;
+  kernels.channel_scaled_keys[static_cast<int>(ElementType::kUint2)].score =
+      ScoreChannelScaledKeys<ElementType::kUint2>;
   return kernels;
 }
 

@@ -1,4 +1,4 @@
-// AMX: eight registers of 16 rows of 64 bytes ("tiles"), and products of two of them that are added to a third.
+// AMX: eight tile registers of 16 rows of 64 bytes, and products of two tiles that are added to a third.
 #pragma once
 
 #include <cstdint>
@@ -17,12 +17,12 @@ inline constexpr int kTilesUnroll = 4;    // sums in tiles 0 to 3, enough to hid
 inline constexpr int kSecondOperand = 4;  // and 5
 inline constexpr int kFirstOperand = 6;   // and 7
 
-// How many rows of each register are in use. A product takes as long as its first operand has rows.
+// Number of rows of each tile register in use. A product takes time proportional to the rows of its first operand.
 struct TileRows {
   uint8_t of[kTileRegisters] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-// f(Index<i>) for i < kCount: tiles are named by constants.
+// Calls f(Index<i>) for i < kCount: tile registers are named by constants.
 template <int kIndex>
 struct Index {
   static constexpr int kValue = kIndex;
@@ -39,11 +39,12 @@ KVANTA_INLINE void ForTiles(F f) {
 using Tiles = testing::EmulatedTiles;
 #else
 
-// A row of the first operand meets a column of the second one: groups of 4 bytes (or of 2 bf16) of the row, one after
-// the other, with the column's groups, which lie one below the other. Sums are 32-bit integers, or f32.
-// What an instruction does to memory is told to the compiler; of what it does to tiles, compilers know nothing.
+// A product of tiles multiplies rows of the first operand by columns of the second: 4 bytes (2 bf16) of the row at a
+// time, consecutive, by as many of the column, which are consecutive rows of the tile. Sums are int32 or f32. The
+// assembly declares its effects on memory; compilers do not track tile registers.
 struct Tiles {
-  // Rows of 64 bytes. To be called by a thread before it uses tiles; what another library has set up is lost.
+  // Sets up tiles with rows of 64 bytes. A thread must call it before it uses tiles; a configuration made by another
+  // library is lost.
   static KVANTA_INLINE void Configure(const TileRows& rows = {}) {
     struct alignas(64) {
       uint8_t palette = 1;
@@ -55,7 +56,7 @@ struct Tiles {
     for (int tile = 0; tile < kTileRegisters; ++tile) config.rows[tile] = rows.of[tile];
     __asm__ volatile("ldtilecfg %0" : : "m"(config));
   }
-  // Back to no tiles, which a thread can be interrupted with at less cost.
+  // Returns to the initial state, in which context switches cost less.
   static KVANTA_INLINE void Release() { __asm__ volatile("tilerelease" ::); }
 
   template <int kTile>
@@ -72,7 +73,7 @@ struct Tiles {
     __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(rows), "r"(stride), "i"(kTile) : "memory");
   }
 
-  // kSum += kRows x kColumns, of signed bytes with signed ones, and so on.
+  // kSum += kRows * kColumns, products of signed bytes; the variants below differ in the operand types.
   template <int kSum, int kRows, int kColumns>
   static KVANTA_INLINE void DotSignedSigned() {
     __asm__ volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kRows), "i"(kColumns));
@@ -81,7 +82,7 @@ struct Tiles {
   static KVANTA_INLINE void DotUnsignedSigned() {
     __asm__ volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kRows), "i"(kColumns));
   }
-  // Products of the first of all pairs are one chain of multiply-adds, those of the second another; subnormals are 0.
+  // The first elements of all pairs are one chain of multiply-adds, the second ones another; subnormals are 0.
   template <int kSum, int kRows, int kColumns>
   static KVANTA_INLINE void DotBf16() {
     __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kRows), "i"(kColumns));

@@ -34,7 +34,7 @@ struct Vec16 {
   static KVANTA_INLINE F Sub(F a, F b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
   static KVANTA_INLINE F Mul(F a, F b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
   static KVANTA_INLINE F Div(F a, F b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
-  // b where a and b do not compare (NaN).
+  // b where a and b are unordered (NaN).
   static KVANTA_INLINE F Max(F a, F b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
   static KVANTA_INLINE F Min(F a, F b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
   static KVANTA_INLINE F Abs(F a) {
@@ -45,7 +45,7 @@ struct Vec16 {
     return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
   }
   static KVANTA_INLINE F Sqrt(F a) { return {_mm256_sqrt_ps(a.lo), _mm256_sqrt_ps(a.hi)}; }
-  // Lane i is lane i ^ kDistance: 1, 2, 4 or 8.
+  // Lane i becomes lane i ^ kDistance: 1, 2, 4 or 8.
   template <int kDistance>
   static KVANTA_INLINE F Swap(F a) {
     if constexpr (kDistance == 8) return {a.hi, a.lo};
@@ -55,7 +55,7 @@ struct Vec16 {
   }
 
   static KVANTA_INLINE F LoadTail(const float* p, int n) {
-    // The second half's address is only formed where it exists; masked-out lanes are not read.
+    // The address of the second half is formed only where it exists; masked-out lanes are not read.
     return {_mm256_maskload_ps(p, Mask(n)), n > 8 ? _mm256_maskload_ps(p + 8, Mask(n - 8)) : _mm256_setzero_ps()};
   }
   static KVANTA_INLINE void StoreTail(float* p, F v, int n) {
@@ -77,7 +77,7 @@ struct Vec16 {
     return _mm_cvtss_f32(_mm_max_ss(s2, _mm_movehdup_ps(s2)));
   }
 
-  // Sum() and MaxOf() of four vectors at a time.
+  // Sum() and MaxOf() of four vectors each.
   static KVANTA_INLINE void SumsOf(const F* v, float* out) {
     for (int i = 0; i < 4; ++i) out[i] = Sum(v[i]);
   }
@@ -94,7 +94,7 @@ struct Vec16 {
     _mm_storeu_ps(out, _mm_max_ps(even, odd));
   }
 
-  // To the nearest even integer.
+  // Rounds to the nearest integer, ties to even.
   static KVANTA_INLINE F Round(F x) {
     return {_mm256_round_ps(x.lo, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
             _mm256_round_ps(x.hi, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
@@ -149,8 +149,8 @@ struct Vec16 {
     return {half(p), half(p + 8)};
   }
 
-  // bf16 weights: a block is [16 columns][2 k] codes, multiplied in kBf16Phases steps; a step broadcasts one Bf16X.
-  // The even code of a 32-bit pair is shifted into place, the odd one masked: both are then f32 values.
+  // bf16 weights: a step of a panel is [16 columns][2 k] codes, multiplied in kBf16Phases phases; a phase broadcasts
+  // one Bf16X. The even code of a 32-bit pair is shifted into place, the odd one masked: both are then f32 values.
   using Bf16X = float;
   using Bf16W = F;
   static constexpr int kBf16Phases = 2;
@@ -168,8 +168,8 @@ struct Vec16 {
   static KVANTA_INLINE F SetBf16X(const Bf16X* x) { return Set1(*x); }
   static KVANTA_INLINE F DotBf16(F x, Bf16W w, F sum) { return Fma(x, w, sum); }
 
-  // Register tile of matrix kernels, in F: at most kTileSums sums, kRowTile rows, kColumnTile columns of lanes. 6 x 1:
-  // 12 of the 16 registers hold sums, two a column of weights, one the broadcast, one the mask of odd codes.
+  // Register tile of matrix kernels: at most kTileSums sums, kRowTile rows, kColumnTile columns of 16 lanes. 6 x 1: 12
+  // of the 16 registers hold sums, two a column of weights, one the broadcast, one the mask of odd codes.
   static constexpr int kTileSums = 6;
   static constexpr int kRowTile = kSmallTiles ? 3 : 6;
   static constexpr int kColumnTile = kSmallTiles ? 2 : 4;

@@ -1,8 +1,8 @@
 // 16 lanes in one zmm register: AVX-512 F, BW, VL, DQ, VBMI, VNNI, BF16.
 #pragma once
 
-#ifndef KVANTA_EMULATE_AVX512  // tests put SIMDe in its place, and run this unit's logic on any CPU
-// GCC's own intrinsics start from an undefined register (`__m512 y = y`) and warn about it where they are inlined.
+#ifndef KVANTA_EMULATE_AVX512  // the tests replace it by SIMDe, to run this unit on any CPU
+// GCC's intrinsics start from an undefined register (`__m512 y = y`) and warn about it where they are inlined.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -25,7 +25,8 @@ KVANTA_INLINE __m512i Broadcast32(const uint8_t* bytes) {
   return _mm512_set1_epi32(value);
 }
 
-// sum + four products of u8 a and s8 b in every lane. The intrinsic makes GCC 12 copy every sum before and after.
+// sum + four products of u8 a and s8 b in every lane. Assembly, for with the intrinsic GCC 12 copies every sum before
+// and after.
 KVANTA_INLINE __m512i DotBytes(__m512i sum, __m512i a, __m512i b) {
 #ifdef KVANTA_EMULATE_AVX512
   return _mm512_dpbusd_epi32(sum, a, b);
@@ -48,7 +49,7 @@ struct Vec16 {
   static KVANTA_INLINE F Sub(F a, F b) { return _mm512_sub_ps(a, b); }
   static KVANTA_INLINE F Mul(F a, F b) { return _mm512_mul_ps(a, b); }
   static KVANTA_INLINE F Div(F a, F b) { return _mm512_div_ps(a, b); }
-  // b where a and b do not compare (NaN).
+  // b where a and b are unordered (NaN).
   static KVANTA_INLINE F Max(F a, F b) { return _mm512_max_ps(a, b); }
   static KVANTA_INLINE F Min(F a, F b) { return _mm512_min_ps(a, b); }
   static KVANTA_INLINE F Abs(F a) {
@@ -56,7 +57,7 @@ struct Vec16 {
   }
   static KVANTA_INLINE F Fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
   static KVANTA_INLINE F Sqrt(F a) { return _mm512_sqrt_ps(a); }
-  // Lane i is lane i ^ kDistance: 1, 2, 4 or 8.
+  // Lane i becomes lane i ^ kDistance: 1, 2, 4 or 8.
   template <int kDistance>
   static KVANTA_INLINE F Swap(F a) {
     constexpr int kPairs = _MM_SHUFFLE(2, 3, 0, 1), kHalves = _MM_SHUFFLE(1, 0, 3, 2);
@@ -81,7 +82,7 @@ struct Vec16 {
     return _mm_cvtss_f32(_mm_max_ss(s2, _mm_movehdup_ps(s2)));
   }
 
-  // Sum() and MaxOf() of four vectors at a time.
+  // Sum() and MaxOf() of four vectors each.
   static KVANTA_INLINE void SumsOf(const F* v, float* out) { FoldFour<Add>(v, out); }
   static KVANTA_INLINE void MaximaOf(const F* v, float* out) { FoldFour<Max>(v, out); }
   template <F (*kFold)(F, F)>
@@ -94,7 +95,7 @@ struct Vec16 {
     _mm_storeu_ps(out, _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, x1)));
   }
 
-  // To the nearest even integer.
+  // Rounds to the nearest integer, ties to even.
   static KVANTA_INLINE F Round(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static KVANTA_INLINE I RoundToInt(F x) { return _mm512_cvtps_epi32(x); }
   static KVANTA_INLINE F FromInt(I x) { return _mm512_cvtepi32_ps(x); }
@@ -126,8 +127,8 @@ struct Vec16 {
     return _mm512_castsi512_ps(_mm512_mask_mov_epi32(_mm512_slli_epi32(x, 23), zero, _mm512_set1_epi32(0x00400000)));
   }
 
-  // bf16 weights: a block is [16 columns][2 k] codes, multiplied in kBf16Phases steps; a step broadcasts one Bf16X,
-  // here a pair of codes for vdpbf16ps.
+  // bf16 weights: a step of a panel is [16 columns][2 k] codes, multiplied in kBf16Phases phases; a phase broadcasts
+  // one Bf16X, here a pair of codes for vdpbf16ps.
   using Bf16X = uint32_t;
   using Bf16W = __m512bh;
   static constexpr int kBf16Phases = 1;
@@ -138,7 +139,7 @@ struct Vec16 {
   static KVANTA_INLINE Bf16W SetBf16X(const Bf16X* x) { return (Bf16W)_mm512_set1_epi32(static_cast<int32_t>(*x)); }
   static KVANTA_INLINE F DotBf16(Bf16W x, Bf16W w, F sum) { return _mm512_dpbf16_ps(sum, x, w); }
 
-  // Register tile of matrix kernels, in F: at most kTileSums sums, kRowTile rows, kColumnTile columns of lanes.
+  // Register tile of matrix kernels: at most kTileSums sums, kRowTile rows, kColumnTile columns of 16 lanes.
   static constexpr int kTileSums = kSmallTiles ? 8 : 24;
   static constexpr int kRowTile = kSmallTiles ? 5 : 12;
   static constexpr int kColumnTile = kSmallTiles ? 3 : 4;

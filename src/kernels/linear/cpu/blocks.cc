@@ -1,5 +1,5 @@
-// W in blocks of 32 k with fp16 scales: 8 bits, 4 bits, 4 bits with minimums. The order within a panel is that of
-// linear_block_weight.h.
+// W in blocks of 32 k with fp16 scales: 8 bits, 4 bits, 4 bits with offsets. The layout of a panel is that of
+// block_weight.h.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -14,7 +14,7 @@ namespace {
 
 enum class Blocks : uint8_t { kInt8, kInt4, kInt4Minimum };
 
-// Where a step keeps what.
+// Layout of a step.
 struct StepLayout {
   int bits;
   bool has_minimum;
@@ -24,10 +24,10 @@ struct StepLayout {
   int Offset() const { return has_minimum ? 0 : 1 << (bits - 1); }
   int64_t CodeBytes() const { return int64_t{kPanelColumns} * kBlockWeights * bits / 8; }
   int64_t Bytes() const { return CodeBytes() + int64_t{2} * kPanelColumns * (has_minimum ? 2 : 1); }
-  // Byte of weight k of a column, and how far its code is shifted in it.
+  // Byte of weight k of a column, and the shift of its code in it.
   int64_t CodeByte(int k, int column) const {
-    const int per_unit = 32 / bits;  // codes of 4 bytes
-    return (k / per_unit * kPanelColumns + column) * 4 + k % 4;
+    const int per_word = 32 / bits;  // codes in 4 bytes
+    return (k / per_word * kPanelColumns + column) * 4 + k % 4;
   }
   int CodeShift(int k) const { return bits == 8 ? 0 : k % 8 / 4 * 4; }
 
@@ -115,7 +115,7 @@ class BlockLinear final : public PackedLinear {
   std::string_view Kind() const noexcept override { return kind_ == Blocks::kInt8 ? "int8" : "int4"; }
 
  private:
-  // Q4_0 as Q4_1, the same values.
+  // Converts Q4_0 to Q4_1 with the same values.
   static void AddMinimum(WeightBlock& block) {
     block.minimum = FloatToFp16(-8 * Fp16ToFloat(block.scale));
     for (int8_t& code : block.codes) code = static_cast<int8_t>(code + 8);

@@ -1,4 +1,4 @@
-// Dots of blocks of 32 k with 16 columns, as linear_blocks_avx2.h describes them: compiler vectors.
+// Dots of blocks of 32 k with 16 columns, as x86/blocks_avx2.h describes them: compiler vectors.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct Int4Dot : ByteCodes {
   static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {
 #pragma GCC unroll 2
     for (int row = 0; row < kRows; ++row) dots[row] = Vec16::I{};
-    for (int pair = 0; pair < 4; ++pair) {  // of quads, in the low and the high halves of the bytes
+    for (int pair = 0; pair < 4; ++pair) {  // of quads, in the low and high halves of the bytes
       const Vec16::U packed = LoadVectors<U4, 4>(w + pair * 64);
 #pragma GCC unroll 2
       for (int half = 0; half < 2; ++half) {

@@ -1,14 +1,14 @@
-// The codes of keys as tiles (tiles_amx.h): what a group of 16 tokens is loaded from, the coefficients that it meets,
-// and what their dots come to. Included by isa_amx.cc.
+// Keys as AMX tiles (tiles_amx.h), for each element type: decoding of a group of 16 tokens, the query operands, and the
+// conversion of their dots. Included by isa_amx.cc.
 #pragma once
 
 #include <cstdint>
 
 #include "formats/element_type.h"
-#include "kernels/attention/cpu/x86/codes_avx512.h"
+#include "kernels/attention/cpu/operands.h"
 #include "kernels/attention/cpu/subbyte_codes.h"
-#include "kernels/attention/cpu/kernels.h"
 #include "kernels/attention/cpu/subbyte_keys.h"
+#include "kernels/attention/cpu/x86/codes_avx512.h"
 #include "kernels/cpu/inline.h"
 #include "kernels/cpu/x86/tiles_amx.h"
 
@@ -19,20 +19,20 @@ inline constexpr int kStepsOfTile = 4;  // prefetcher steps per tile product
 inline constexpr int kStepsOfRow = 2;   // prefetcher steps per row of sums that is read back: 16 tokens or 16 channels
 inline constexpr int kHeadStep = 64;    // head_dim must be a multiple of this
 
-// The unit of products falls asleep after about 2,000 cycles without one, and takes 1,000 to wake (measured; no
-// manual says it, and loads of tiles do not count): called where much else is done between products. Any tiles will do.
+// The TMUL powers down after about 2,000 cycles without a product and takes 1,000 to wake up (measured; undocumented;
+// tile loads do not count): called where long stretches of other work separate products. The operands do not matter.
 KVANTA_INLINE void KeepTmulAwake() {
   Tiles::DotSignedSigned<0, kFirstOperand, kSecondOperand>();
 }
 
-// ---- coefficients
+// ---- operands
 
-// 32 f32 as bf16, the nearest (of two, the one farther from 0), in the order of `order`; what they leave goes into x.
+// Positions from which 32 f32 of two registers become bf16.
 struct WordOrder {
   alignas(64) uint16_t words[32];
 };
-// The upper words of lanes, as they come or, of every four, the first and third before the others: the order in which
-// fp8 becomes pairs of bf16 (DecodeFp8).
+// The upper 16 bits of the lanes, in order or, of every four, the first and third before the others (crossed): the
+// order in which fp8 decodes to pairs of bf16 (DecodeFp8).
 constexpr WordOrder MakeWordOrder(bool crossed) {
   WordOrder order{};
   for (int i = 0; i < 32; ++i) {
@@ -41,10 +41,11 @@ constexpr WordOrder MakeWordOrder(bool crossed) {
   }
   return order;
 }
-constexpr WordOrder kUnquantizedWords = MakeWordOrder(false), kCrossedWords = MakeWordOrder(true);
+constexpr WordOrder kInOrderWords = MakeWordOrder(false), kCrossedWords = MakeWordOrder(true);
 
+// Rounds 32 f32 to the nearest bf16 (ties away from 0), in the order of kOrder; x becomes the remainders.
 template <const WordOrder& kOrder>
-KVANTA_INLINE __m512i TakeBf16(__m512* x) {
+KVANTA_INLINE __m512i SplitBf16(__m512* x) {
   __m512i rounded[2];
   for (int i = 0; i < 2; ++i) {
     rounded[i] = _mm512_add_epi32(_mm512_castps_si512(x[i]), _mm512_set1_epi32(0x8000));
@@ -54,54 +55,53 @@ KVANTA_INLINE __m512i TakeBf16(__m512* x) {
   return _mm512_permutex2var_epi16(rounded[0], _mm512_load_si512(kOrder.words), rounded[1]);
 }
 
-// Two terms of 32 f32, `apart` bytes from each other.
+// Stores two bf16 terms of 32 f32, the second `lower` bytes after the first.
 template <const WordOrder& kOrder>
-KVANTA_INLINE void PackTwoBf16(__m512 first, __m512 second, uint8_t* out, int64_t apart) {
+KVANTA_INLINE void PackTwoBf16(__m512 first, __m512 second, uint8_t* out, int64_t lower) {
   __m512 x[2] = {first, second};
-  _mm512_storeu_si512(out, TakeBf16<kOrder>(x));
-  _mm512_storeu_si512(out + apart, TakeBf16<kOrder>(x));
+  _mm512_storeu_si512(out, SplitBf16<kOrder>(x));
+  _mm512_storeu_si512(out + lower, SplitBf16<kOrder>(x));
 }
 
-// A prepared query of 16 bits: of each chunk of a tile's channels, 64 bytes of upper terms, then as many of lower ones.
+// Prepares a query in two terms: for each chunk of a tile's channels, 64 bytes of upper terms, then 64 of lower ones.
 template <class Keys>
 float PrepareTwoTerms(const float* query, int head_dim, int /*block*/, uint8_t* out) {
   alignas(64) float x[kMaxHeadDim];
-  Vec16::F sum = Vec16::Zero(), max_value = Vec16::Zero();
+  Vec16::F sum = Vec16::Zero(), max = Vec16::Zero();
   for (int c = 0; c < head_dim; c += 16) {
     const Vec16::F part = Vec16::Load(query + c);
     sum = Vec16::Add(sum, part);
-    max_value = Vec16::Max(max_value, Vec16::Abs(part));
+    max = Vec16::Max(max, Vec16::Abs(part));
     Vec16::Store(x + c, part);
   }
-  const float unit = Keys::Pack(x, head_dim, max_value, out);
-  return unit + 0 * Vec16::Sum(sum);  // NaN and infinities must not become numbers
+  const float scale = Keys::Pack(x, head_dim, max, out);
+  return scale + 0 * Vec16::Sum(sum);  // NaN and infinities propagate
 }
 inline int64_t TwoTermBytes(int head_dim) {
   return RoundUp(int64_t{4} * head_dim, 64);  // of bf16; integers take half
 }
 
-// ---- the keys of a code: 16 tokens of a chunk of kChannels channels are a tile
+// ---- keys by element type: 16 tokens of a chunk of kChannels channels are a tile
 
-// Where the tiles of a page lie, each a kilobyte: those of consecutive groups and of consecutive chunks so many bytes
-// from one another.
+// Tiles of a page, 1 KiB each, and the distances in bytes between consecutive groups and consecutive chunks.
 struct KeyTiles {
   const uint8_t* first;
-  int64_t of_group;
-  int64_t of_chunk;
+  int64_t group_stride;
+  int64_t chunk_stride;
 };
 
-// Makes tiles of what is not one: of `groups` groups from `group` on, one behind the other.
+// Decodes codes to tiles: of `groups` groups from `group` on, consecutive.
 using UnpackKeyTiles = void (*)(const CellView& cell, int group, int groups, int chunk, uint8_t* out);
 
-// Dots of a kind: how they are taken, and what row of sums `row` comes to, `lower` bytes before that of the lower
-// terms.
+// Tile products of an operand type. Combine() converts a row of sums, and the row of the lower terms `lower` bytes
+// after it, to f32.
 struct FloatDots {
   static constexpr int kTerms = 2;
   template <int kSum, int kRows, int kColumns>
   static KVANTA_INLINE void Dot() {
     Tiles::DotBf16<kSum, kRows, kColumns>();
   }
-  static KVANTA_INLINE Vec16::F Join(const uint8_t* row, int64_t lower) {
+  static KVANTA_INLINE Vec16::F Combine(const uint8_t* row, int64_t lower) {
     return Vec16::Add(_mm512_load_ps(row), _mm512_load_ps(row + lower));
   }
 };
@@ -111,8 +111,8 @@ struct WideDots {
   static KVANTA_INLINE void Dot() {
     Tiles::DotSignedSigned<kSum, kRows, kColumns>();
   }
-  static KVANTA_INLINE Vec16::F Join(const uint8_t* row, int64_t lower) {
-    return JoinTerms(_mm512_load_si512(row), _mm512_load_si512(row + lower));
+  static KVANTA_INLINE Vec16::F Combine(const uint8_t* row, int64_t lower) {
+    return CombineTerms(_mm512_load_si512(row), _mm512_load_si512(row + lower));
   }
 };
 struct SubbyteDots {
@@ -121,14 +121,14 @@ struct SubbyteDots {
   static KVANTA_INLINE void Dot() {
     Tiles::DotSignedSigned<kSum, kRows, kColumns>();
   }
-  static KVANTA_INLINE Vec16::F Join(const uint8_t* row, int64_t /*lower*/) {
+  static KVANTA_INLINE Vec16::F Combine(const uint8_t* row, int64_t /*lower*/) {
     return _mm512_cvtepi32_ps(_mm512_load_si512(row));
   }
 };
 
 struct FloatKeys {
-  static constexpr int kChannels = 32;  // of a tile
-  static constexpr int kBlock = 32;     // the smallest that has a scale of its own
+  static constexpr int kChannels = 32;  // channels of a tile
+  static constexpr int kBlock = 32;     // smallest block of channels with a scale
   using Dots = FloatDots;
   template <const WordOrder& kOrder>
   static KVANTA_INLINE float PackIn(const float* x, int head_dim, uint8_t* out) {
@@ -142,9 +142,9 @@ struct FloatKeys {
 struct Bf16Keys : FloatKeys {
   static constexpr UnpackKeyTiles kUnpack = nullptr;  // tiles are loaded from the cell
   static KVANTA_INLINE float Pack(const float* x, int head_dim, Vec16::F /*peak*/, uint8_t* out) {
-    return PackIn<kUnquantizedWords>(x, head_dim, out);
+    return PackIn<kInOrderWords>(x, head_dim, out);
   }
-  static constexpr int kBytes = 2;  // of an element
+  static constexpr int kBytes = 2;  // bytes of an element
 };
 
 template <const ByteTables& kTables>
@@ -167,13 +167,13 @@ struct Fp8Keys : FloatKeys {
   static constexpr UnpackKeyTiles kUnpack = Unpack;
 };
 
-// Signed bytes that meet coefficients of 16 bits.
+// Signed bytes, multiplied by 16-bit operands.
 struct WideKeys {
   static constexpr int kChannels = 64, kBlock = 32;
   using Dots = WideDots;
   template <bool kIsEvenFirst>
-  static KVANTA_INLINE float PackIn(const float* x, int head_dim, Vec16::F max_value, uint8_t* out) {
-    const Quantizer quantizer = QuantizerOf<WideKeys>(max_value);
+  static KVANTA_INLINE float PackIn(const float* x, int head_dim, Vec16::F max, uint8_t* out) {
+    const Quantizer quantizer = QuantizerOf<WideKeys>(max);
     for (int c = 0; c < head_dim; c += 16) {
       const __m512i all = _mm512_cvtps_epi32(Vec16::Mul(Vec16::Load(x + c), Vec16::Set1(quantizer.inverse)));
       const __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(all, _mm512_set1_epi32(128)), 8);
@@ -188,26 +188,26 @@ struct WideKeys {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 64 * i), bytes);
       }
     }
-    return quantizer.unit;
+    return quantizer.scale;
   }
 };
 
 struct Int8Keys : WideKeys {
   static constexpr UnpackKeyTiles kUnpack = nullptr;
   static constexpr int kBytes = 1;
-  static KVANTA_INLINE float Pack(const float* x, int head_dim, Vec16::F max_value, uint8_t* out) {
-    return PackIn<false>(x, head_dim, max_value, out);
+  static KVANTA_INLINE float Pack(const float* x, int head_dim, Vec16::F max, uint8_t* out) {
+    return PackIn<false>(x, head_dim, max, out);
   }
 };
 
-// The bytes of a code of up to 6 bits, 64 channels. Levels that are not in steps of 1 come from a table; others are the
-// fields less kOffset.
+// Decodes codes of up to 6 bits to bytes, 64 channels. Levels that are not consecutive integers come from a table;
+// others are the field less kOffset.
 template <formats::ElementType kElementType, int kOffset>
 void UnpackKeyLevels(const CellView& cell, int group, int groups, int chunk, uint8_t* out) {
   using Base = SubbyteTypeOf<kElementType>;
   using B = Bytes16;
   constexpr bool kTable = kElementType == formats::ElementType::kE2M1 || !IsSubbyte(kElementType);
-  static constexpr SubbyteLevels kTableOf = SubbyteLevelsOf(kElementType);
+  static constexpr SubbyteLevels kLevelTable = SubbyteLevelsOf(kElementType);
   constexpr int kLow = Base::kLow, kHigh = Base::kHigh, kLowFields = 8 / kLow;
   constexpr int kHighFields = kHigh != 0 ? 8 / (kHigh + (kHigh == 0)) : 1;
   for (int g = 0; g < groups; ++g, out += kTileBytes) {
@@ -216,16 +216,16 @@ void UnpackKeyLevels(const CellView& cell, int group, int groups, int chunk, uin
     low += int64_t{chunk} * 128 * kLow;
 #pragma GCC unroll 16
     for (int line = 0; line < kTileRows; ++line) {
-      const B::V unit = B::Load(low + line / kLowFields * 64);
-      B::V top = unit;
+      const B::V word = B::Load(low + line / kLowFields * 64);
+      B::V top = word;
       if constexpr (kHigh != 0) top = B::Load(high + line / kHighFields * 64);
       const int shift = line % kLowFields * kLow;
       B::V x;
       if constexpr (kTable && kHigh == 0) {
-        x = Base::template LookUp<B>(unit, shift, kTableOf.level);
+        x = Base::template LookUp<B>(word, shift, kLevelTable.level);
       } else {
-        x = Base::template Fields<B>(unit, shift, top, line % kHighFields * kHigh);
-        if constexpr (kTable) x = B::LookUp(x, kTableOf.level);
+        x = Base::template Fields<B>(word, shift, top, line % kHighFields * kHigh);
+        if constexpr (kTable) x = B::LookUp(x, kLevelTable.level);
         if constexpr (!kTable && kOffset != 0) x = B::Sub(x, kOffset);
       }
       _mm512_store_si512(out + line * 64, x);
@@ -236,12 +236,12 @@ void UnpackKeyLevels(const CellView& cell, int group, int groups, int chunk, uin
 template <formats::ElementType kElementType>
 struct LloydKeys : WideKeys {
   static constexpr UnpackKeyTiles kUnpack = UnpackKeyLevels<kElementType, 0>;
-  static KVANTA_INLINE float Pack(const float* x, int head_dim, Vec16::F max_value, uint8_t* out) {
-    return PackIn<true>(x, head_dim, max_value, out) * kLevelUnit<kElementType>;
+  static KVANTA_INLINE float Pack(const float* x, int head_dim, Vec16::F max, uint8_t* out) {
+    return PackIn<true>(x, head_dim, max, out) * kLevelScale<kElementType>;
   }
 };
 
-// Bytes that meet coefficients of 8 bits, prepared by PrepareSubbyte(): levels, whose dots need no bias.
+// Bytes multiplied by 8-bit operands, prepared by PrepareSubbyte(). The bytes are levels, so dots need no bias.
 template <formats::ElementType kElementType, int kOffset = kLevelOffset<kElementType>>
 struct SubbyteKeys {
   static constexpr int kChannels = 64, kBlock = 16;

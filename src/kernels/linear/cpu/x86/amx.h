@@ -1,10 +1,11 @@
-// The matrix product of bf16 weights by tiles (tiles_amx.h): 16 pairs of k of a panel are a second operand as they lie.
-// A tile adds 32 products to a sum in an order of its own, which few rows, for whom tiles are too large, keep to with
-// vectors. Included by isa_amx.cc.
+// Matrix product of bf16 weights by AMX tiles (tiles_amx.h): 16 pairs of k of a panel are stored as a second operand. A
+// tile product adds 32 products to a sum in an order of its own; few rows, for which tiles do not pay, reproduce that
+// order with vectors. Included by isa_amx.cc.
 #pragma once
 
 #include <cstdint>
 
+#include "base/math.h"
 #include "kernels/attention/cpu/x86/codes_amx.h"
 #include "kernels/cpu/inline.h"
 #include "kernels/cpu/x86/tiles_amx.h"
@@ -17,16 +18,16 @@ namespace {
 // A step is a tile: 32 k.
 inline constexpr int kTileK = 32;
 inline constexpr int kTileBlockSteps = 64;
-inline constexpr int64_t kTileBlockRows = 256;  // with a block of steps 1 MiB of x, half of the second-level cache
-inline constexpr int64_t kPanelAhead = 2048;    // bytes by which a panel that comes from memory is touched before
+inline constexpr int64_t kTileBlockRows = 256;   // with a block of steps, 1 MiB of x: half of the L2 cache
+inline constexpr int64_t kPrefetchBytes = 2048;  // prefetch distance in a panel that is read from memory
 
-// Tiles of x: [blocks of steps][16 rows][steps of the block], each [16][64 bytes].
+// Offset of a row in the tiles of x: [blocks of steps][16 rows][steps of the block], each [16][64 bytes].
 KVANTA_INLINE int64_t TileOfX(int64_t rows, const StepBlocks& steps, int64_t block, int64_t row) {
   const int64_t first = steps.First(block), count = steps.First(block + 1) - first;
-  return (first * ((rows + kTileRows - 1) / kTileRows) + row / kTileRows * count) * kTileBytes;
+  return (first * CeilDiv(rows, kTileRows) + row / kTileRows * count) * kTileBytes;
 }
 
-// To the nearest bf16, of two the even one, as upper halves; a NaN stays one.
+// Rounds to the nearest bf16, ties to even, in the upper halves of lanes; NaN stays NaN.
 KVANTA_INLINE __m512i RoundVec16ToBf16(__m512 x) {
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -36,7 +37,7 @@ KVANTA_INLINE __m512i RoundVec16ToBf16(__m512 x) {
 }
 
 void PackTiles(const PackTask& task) noexcept {
-  const __m512i upper_words = _mm512_load_si512(kUnquantizedWords.words);
+  const __m512i upper_words = _mm512_load_si512(kInOrderWords.words);
   for (int64_t block = 0; block < task.steps.blocks; ++block) {
     for (int64_t row = task.first_row; row < task.end_row; ++row) {
       const float* x = task.x + row * task.k;
@@ -53,29 +54,29 @@ void PackTiles(const PackTask& task) noexcept {
   }
 }
 
-// ---- many rows: two tiles of rows with two panels, one with up to four
+// ---- many rows: two tiles of rows with two panels, or one with up to four
 
 // kTiles tiles of rows and kPanels panels, over a block of steps.
-struct StepRun {
+struct StepRange {
   const uint8_t* x = nullptr;  // the first tile of rows
   const uint8_t* w = nullptr;  // the first panel
   int64_t w_panel = 0;         // bytes from panel to panel
   int64_t steps = 0;
-  bool streams = false;  // the weights come from memory
+  bool streams = false;  // the weights are read from memory
 };
 
 template <int kTiles, int kPanels>
-KVANTA_INLINE void AddSteps(const StepRun& run) {
-  for (int64_t step = 0; step < run.steps; ++step) {
-    const uint8_t* x = run.x + step * kTileBytes;
+KVANTA_INLINE void AddSteps(const StepRange& range) {
+  for (int64_t step = 0; step < range.steps; ++step) {
+    const uint8_t* x = range.x + step * kTileBytes;
     Tiles::Load<kFirstOperand>(x, 64);
-    if constexpr (kTiles == 2) Tiles::Load<kFirstOperand + 1>(x + run.steps * kTileBytes, 64);
+    if constexpr (kTiles == 2) Tiles::Load<kFirstOperand + 1>(x + range.steps * kTileBytes, 64);
     ForTiles<kPanels>([&](auto panel) __attribute__((always_inline)) {
       constexpr int kPanel = decltype(panel)::kValue, kOfPanel = kSecondOperand + kPanel % 2;
-      const uint8_t* w = run.w + kPanel * run.w_panel + step * kTileBytes;
-      if (run.streams) {
+      const uint8_t* w = range.w + kPanel * range.w_panel + step * kTileBytes;
+      if (range.streams) {
 #pragma GCC unroll 16
-        for (int line = 0; line < kTileRows; ++line) __builtin_prefetch(w + kPanelAhead + line * 64);
+        for (int line = 0; line < kTileRows; ++line) __builtin_prefetch(w + kPrefetchBytes + line * 64);
       }
       Tiles::Load<kOfPanel>(w, 64);
       Tiles::DotBf16<kPanel * kTiles, kFirstOperand, kOfPanel>();
@@ -119,14 +120,14 @@ KVANTA_INLINE void StoreSums(const TileOfSums& sums, const float* bias) {
   }
 }
 
-// Rows in groups of kTiles tiles, the last of each with `last_rows` rows, the others whole.
+// Rows in groups of kTiles tiles; the last tile of each has `last_rows` rows, the others 16.
 struct RowGroups {
   int64_t first_row = 0;
   int64_t end_row = 0;
   int last_rows = 0;
 };
 
-// Blocks of steps that sums stay in tiles for, of some panels beside each other.
+// Blocks of steps during which sums stay in tiles, for adjacent panels from `panel` on.
 struct PanelBlock {
   int64_t panel = 0;
   int64_t first_block = 0;
@@ -137,13 +138,13 @@ template <int kTiles, int kPanels>
 void MultiplyPanels(const MultiplyTask& task, const RowGroups& groups, const PanelBlock& at) noexcept {
   const int64_t column = at.panel * kPanelColumns;
   const int64_t w_panel = task.steps.steps * kTileBytes;
-  const int64_t height = (kTiles - 1) * kTileRows + groups.last_rows;
+  const int64_t group_rows = (kTiles - 1) * kTileRows + groups.last_rows;
   const float* bias = at.end_block == task.steps.blocks ? task.bias : nullptr;
-  for (int64_t row = groups.first_row; row < groups.end_row; row += height) {
+  for (int64_t row = groups.first_row; row < groups.end_row; row += group_rows) {
     const auto sums = [&](int tile) __attribute__((always_inline)) {
-      const int64_t of_row = row + tile % kTiles * kTileRows, of_column = column + tile / kTiles * kPanelColumns;
-      const int64_t columns = task.out - of_column;
-      return TileOfSums{.y = task.y + of_row * task.y_stride + of_column,
+      const int64_t tile_row = row + tile % kTiles * kTileRows, tile_column = column + tile / kTiles * kPanelColumns;
+      const int64_t columns = task.out - tile_column;
+      return TileOfSums{.y = task.y + tile_row * task.y_stride + tile_column,
                         .y_stride = task.y_stride,
                         .rows = tile % kTiles == kTiles - 1 ? groups.last_rows : kTileRows,
                         .columns = columns < kPanelColumns ? static_cast<int>(columns) : kPanelColumns};
@@ -171,7 +172,7 @@ void MultiplyPanels(const MultiplyTask& task, const RowGroups& groups, const Pan
   }
 }
 
-// f(Index<n>, panel) for n panels from `panel` on, kMax at once.
+// Calls f(Index<n>, panel) for all panels, n = kMax or 1 at a time.
 template <int kMax, class F>
 KVANTA_INLINE void ForPanelsOf(const MultiplyTask& task, F f) {
   int64_t panel = task.first_panel;
@@ -181,14 +182,14 @@ KVANTA_INLINE void ForPanelsOf(const MultiplyTask& task, F f) {
 
 template <int kTiles>
 void MultiplyGroups(const MultiplyTask& task, const RowGroups& groups) noexcept {
-  TileRows heights;
+  TileRows tile_rows;
   const auto last_rows = static_cast<uint8_t>(groups.last_rows);
-  for (int sum = kTiles - 1; sum < kTilesUnroll; sum += kTiles) heights.of[sum] = last_rows;
-  heights.of[kFirstOperand + kTiles - 1] = last_rows;
-  Tiles::Configure(heights);
-  // One group of rows meets a weight once.
-  const bool once = groups.end_row - groups.first_row <= kTiles * kTileRows;
-  const int64_t blocks_at_once = once ? task.steps.blocks : 1;
+  for (int sum = kTiles - 1; sum < kTilesUnroll; sum += kTiles) tile_rows.of[sum] = last_rows;
+  tile_rows.of[kFirstOperand + kTiles - 1] = last_rows;
+  Tiles::Configure(tile_rows);
+  // With a single group of rows each weight is used once.
+  const bool single_group = groups.end_row - groups.first_row <= kTiles * kTileRows;
+  const int64_t blocks_at_once = single_group ? task.steps.blocks : 1;
   for (int64_t block = 0; block < task.steps.blocks; block += blocks_at_once) {
     ForPanelsOf<kTilesUnroll / kTiles>(
         task, [&](auto panels, int64_t panel) __attribute__((always_inline)) {
@@ -198,9 +199,9 @@ void MultiplyGroups(const MultiplyTask& task, const RowGroups& groups) noexcept 
   Tiles::Release();
 }
 
-// ---- few rows: what a tile does to one of its sums, by vectors
+// ---- few rows: the order of sums of a tile product, with vectors
 
-// Subnormals are 0, read or written, while this lives.
+// Flushes subnormals to 0, read or written, for the current scope.
 class FlushSubnormals {
  public:
   FlushSubnormals() : control_(_mm_getcsr()) { _mm_setcsr(control_ | 0x8040U); }
@@ -212,7 +213,7 @@ class FlushSubnormals {
   uint32_t control_;
 };
 
-// Pairs of bf16 as f32: the first of each, the second.
+// The first and the second elements of pairs of bf16, as f32.
 struct PairLanes {
   __m512 first, second;
 
@@ -225,10 +226,10 @@ template <int kRows, int kPanels>
 void MultiplyFewRows(const MultiplyTask& task, int64_t panel) noexcept {
   const int64_t w_panel = task.steps.steps * kTileBytes;
   const uint8_t* w = task.w + panel * w_panel;
-  const uint8_t* x = task.x;  // the only tile of rows: block after block of steps
+  const uint8_t* x = task.x;  // the only tile of rows, by blocks of steps
   Vec16::F sums[kRows][kPanels];
-  for (auto& of_row : sums) {
-    for (Vec16::F& sum : of_row) sum = Vec16::Zero();
+  for (auto& tile_row : sums) {
+    for (Vec16::F& sum : tile_row) sum = Vec16::Zero();
   }
   for (int64_t step = 0; step < task.steps.steps; ++step, x += kTileBytes, w += kTileBytes) {
     Vec16::F first[kRows][kPanels], second[kRows][kPanels];
@@ -242,7 +243,7 @@ void MultiplyFewRows(const MultiplyTask& task, int64_t panel) noexcept {
 #pragma GCC unroll 4
       for (int p = 0; p < kPanels; ++p) {
         const uint8_t* weights = w + p * w_panel + line * 64;
-        __builtin_prefetch(weights + kPanelAhead);
+        __builtin_prefetch(weights + kPrefetchBytes);
         const PairLanes b(_mm512_loadu_si512(weights));
 #pragma GCC unroll 4
         for (int row = 0; row < kRows; ++row) {

@@ -1,8 +1,8 @@
 // Dots of blocks of 32 k with 16 columns: AVX2. Exact in int32.
 //
-// What Dot<kRows>(w, x, stride, dots) computes, on every unit: dots[row] lane c = sum over the block's k of code(c, k)
-// times x(row, k). w: the block's codes of 16 columns (linear_block_weight.h has their order), unsigned; x: what
-// Store() made of a row's 32 codes, of magnitude up to 127 unless the type says more, rows `stride` bytes apart.
+// Dot<kRows>(w, x, stride, dots) computes on every unit: lane c of dots[row] = sum over the block's k of code(c, k) *
+// x(row, k). w: the block's codes of 16 columns (in the order of block_weight.h), unsigned; x: codes stored by Store(),
+// 32 per row, of magnitude up to 127 unless the type says more, rows `stride` bytes apart.
 #pragma once
 
 #include <immintrin.h>
@@ -20,7 +20,7 @@ namespace {
 // Four sums of 16 columns, two halves of weights, the broadcast and a mask.
 inline constexpr int kBlockRowTile = kSmallTiles ? 2 : 4;
 
-// Products of unsigned and signed bytes. A lane's sum of 16 products is at most 15 * 128 * 16 < 2^15: the whole block
+// Products of unsigned and signed bytes. A lane's sum of 16 products is at most 15 * 128 * 16 < 2^15, so a whole block
 // is added in 16 bits.
 struct Int4Dot : ByteCodes {
   template <int kRows>
@@ -51,8 +51,8 @@ struct Int4Dot : ByteCodes {
   }
 };
 
-// Bytes do not fit the 16 bits of vpmaddubsw: the even and the odd ones of a quad meet x in 16 bits, in the order
-// (0, 2), (1, 3). So x may have 16 bits: up to 32,512.
+// Products of bytes do not fit the 16-bit sums of vpmaddubsw: the even and the odd codes of a quad are widened to 16
+// bits, in the order (0, 2), (1, 3). So x may have 16 bits: up to 32,512.
 struct Int8Dot {
   using X = int16_t[32];
 

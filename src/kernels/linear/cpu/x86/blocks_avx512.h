@@ -1,4 +1,4 @@
-// Dots of blocks of 32 k with 16 columns, as linear_blocks_avx2.h describes them: AVX-512 VNNI.
+// Dots of blocks of 32 k with 16 columns, as blocks_avx2.h describes them: AVX-512 VNNI.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 namespace kvanta::kernels {
 namespace {
 
-// As many sums in int32 and in f32, and the weights.
+// Sums in int32 and as many in f32, and the weights.
 inline constexpr int kBlockRowTile = kSmallTiles ? 2 : Vec16::kRowTile;
 
 struct Int4Dot : ByteCodes {

@@ -1,4 +1,4 @@
-"""A server as a process of its own, for benchmarks: started, waited for until it answers, looked at, ended."""
+"""Server subprocess for benchmarks: start, wait until ready, inspect, stop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KVANTA = (sys.executable, "-m", "kvanta", "serve")
 
 @dataclass(frozen=True)
 class ServerProcess:
-    """A server that answers."""
+    """A running server that is ready."""
 
     url: str
     pid: int
@@ -28,12 +28,12 @@ class ServerProcess:
     """From the start of the process to the first answer of /health."""
 
     def resident_bytes(self) -> int:
-        """Memory in use by the process and its children, pages of files included."""
+        """Resident memory of the process and its descendants, file pages included."""
         return sum(resident_bytes(pid) for pid in [self.pid, *descendants(self.pid)])
 
 
 def resident_bytes(pid: int) -> int:
-    """Of one process; 0 when it is gone."""
+    """Resident bytes of one process; 0 if it has exited."""
     try:
         pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
     except OSError:
@@ -42,7 +42,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def descendants(pid: int) -> list[int]:
-    """Processes that a process has started, and those that they have started."""
+    """All descendants of a process."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in map(int, task.read_text(encoding="ascii").split()):
@@ -51,7 +51,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def health_seconds(url: str, timeout_s: float = 60.0) -> float:
-    """How long GET /health takes over a connection of its own. Raises OSError, also for another status than 200."""
+    """Seconds of GET /health over a new connection. Raises OSError, also for any status other than 200."""
     place = urlsplit(url)
     begin = time.perf_counter()
     connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=timeout_s)

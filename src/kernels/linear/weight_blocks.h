@@ -18,10 +18,10 @@ enum class BlockFormat : uint8_t {
 };
 // NOLINTEND(readability-identifier-naming)
 
-// One block, unpacked: weight i is scale * codes[i] + minimum.
+// One block, unpacked: weight i is scale * codes[i] + offset.
 struct WeightBlock {
-  uint16_t scale = 0;    // fp16
-  uint16_t minimum = 0;  // fp16
+  uint16_t scale = 0;   // fp16
+  uint16_t offset = 0;  // fp16
   int8_t codes[kBlockWeights] = {};
 };
 

@@ -157,8 +157,8 @@ using CodeInt8Values = CodeInt8;
 template <int kCount>
 struct ByteLanes {
   using V = Vectors<U4, kCount>;
-  using Partial = Vectors<I4, kCount>;
-  using Sum = Partial;
+  using Accumulator = Vectors<I4, kCount>;
+  using Sum = Accumulator;
   static constexpr int64_t kMaxSum = int64_t{1} << 30;
   static constexpr bool kSumsAreWide = false;  // the other form needs no less work here
 
@@ -202,20 +202,20 @@ struct ByteLanes {
         },
         x);
   }
-  static KVANTA_INLINE Partial Start() { return {}; }
-  static KVANTA_INLINE Partial MulAdd(Partial partial, V x, const uint8_t* operands) {
+  static KVANTA_INLINE Accumulator Start() { return {}; }
+  static KVANTA_INLINE Accumulator MulAdd(Accumulator partial, V x, const uint8_t* operands) {
     return AddBytes<false>(partial, x, SignedBytes(operands));
   }
   template <bool kSmallBlocks>
   static KVANTA_INLINE FourBytes LoadProbs(const uint8_t* four, const uint8_t* /*the same*/) {
     return UnsignedBytes(four);
   }
-  static KVANTA_INLINE Partial MulAddSigned(Partial partial, FourBytes probs, V x) {
+  static KVANTA_INLINE Accumulator MulAddSigned(Accumulator partial, FourBytes probs, V x) {
     return AddBytes<true>(partial, x, probs);
   }
   static KVANTA_INLINE Sum Set(int32_t x) { return Plus({}, x); }
-  static KVANTA_INLINE Sum Widen(Partial partial) { return partial; }
-  static KVANTA_INLINE Sum Add(Sum sum, Partial partial) { return sum + partial; }
+  static KVANTA_INLINE Sum Widen(Accumulator partial) { return partial; }
+  static KVANTA_INLINE Sum Add(Sum sum, Accumulator partial) { return sum + partial; }
   static KVANTA_INLINE Sum Plus(Sum sum, int32_t x) {
     return Each(
         [&](I4 y) __attribute__((always_inline)) { return y + x; }, sum);

@@ -110,7 +110,7 @@ struct SubbyteKey : Base {
     constexpr int kPartialLength = Base::template PartialLength<B>(kMaxByte, 127);  // in lines
     constexpr int kLines = kChannels / 4;
     constexpr int kLowFields = 8 / Base::kLow, kHighFields = 8 / kMinBits;
-    typename B::Partial partial[kRows * kGroups];
+    typename B::Accumulator partial[kRows * kGroups];
 #pragma GCC unroll 8
     for (int line = 0; line < kLines; ++line) {
       if (line % 2 == 0) prefetch.Step();
@@ -222,7 +222,7 @@ struct SubbyteValue : Base {
     typename B::Sum even[kSums], odd[kSums];
     for (int i = 0; i < kSums; ++i) even[i] = odd[i] = B::Set(kHasInitialSums ? initial[i / kRows][i % kRows] : 0);
     for (int begin = 0; begin < count; begin += kPartialLength) {
-      typename B::Partial partial_even[kSums], partial_odd[kSums];
+      typename B::Accumulator partial_even[kSums], partial_odd[kSums];
       for (int i = 0; i < kSums; ++i) {
         partial_even[i] = partial_odd[i] = B::Start();
         if constexpr (B::kSumsAreWide) partial_even[i] = even[i], partial_odd[i] = odd[i];

@@ -64,8 +64,9 @@ inline constexpr int64_t kReusedKeyScaleBytes = 32 << 10;
 inline constexpr int64_t kWorkspaceBytes =
     kCallWorkspaceBytes + 2 * kReusedCodeBytes + kReusedValueScaleBytes + kReusedKeyScaleBytes;
 
-// Whether a call stores decoded codes and scales in the workspace (kFill) or reads them from it (kReuse). Consecutive
-// calls over the same slots of a cell share a workspace; later calls have no more rows than the first.
+// Reuse of a cell's decoded codes and scales: a call stores them in the workspace (kFill) or reads them from it
+// (kReuse). Consecutive calls over the same slots of a cell share a workspace; later calls have no more rows than the
+// first.
 enum class WorkspaceUse : uint8_t { kNone, kFill, kReuse };
 
 // Memory that a later call will read, prefetched line by line while this call computes, in two streams (from the start

@@ -99,7 +99,7 @@ KVANTA_INLINE constexpr int ColumnsOf() {
   return 16 * DotUnroll<Decoder>();  // all in one block: blocks of these codes are not smaller
 }
 
-// Whether integer sums start from the bias of the operands.
+// True if integer sums start from the bias of the operands.
 template <class Decoder>
 KVANTA_INLINE constexpr bool HasInitialSums() {
   if constexpr (requires { Decoder::kHasInitialSums; }) return Decoder::kHasInitialSums;

@@ -28,7 +28,7 @@ constexpr ByteOrder kInOrder = MakeOrder(false), kEvenFirst = MakeOrder(true);
 // 16 lanes of 4 bytes; products are added in 32 bits.
 struct Bytes16 {
   using V = __m512i;
-  using Partial = __m512i;
+  using Accumulator = __m512i;
   using Sum = __m512i;
   static constexpr int64_t kMaxSum = int64_t{1} << 30;
   static constexpr int kChannels = 32;  // channels of values in a register
@@ -52,13 +52,15 @@ struct Bytes16 {
   static KVANTA_INLINE V LookUp(V x, const uint8_t* table) {
     return _mm512_permutexvar_epi8(x, _mm512_loadu_si512(table));
   }
-  static KVANTA_INLINE Partial Start() { return _mm512_setzero_si512(); }
-  static KVANTA_INLINE Partial MulAdd(Partial partial, V x, const uint8_t* operands) {
+  static KVANTA_INLINE Accumulator Start() { return _mm512_setzero_si512(); }
+  static KVANTA_INLINE Accumulator MulAdd(Accumulator partial, V x, const uint8_t* operands) {
     return DotBytes(partial, x, Broadcast32(operands));
   }
-  static KVANTA_INLINE Partial MulAddSigned(Partial partial, V probs, V x) { return DotBytes(partial, probs, x); }
+  static KVANTA_INLINE Accumulator MulAddSigned(Accumulator partial, V probs, V x) {
+    return DotBytes(partial, probs, x);
+  }
   static KVANTA_INLINE Sum Set(int32_t x) { return _mm512_set1_epi32(x); }
-  static KVANTA_INLINE Sum Add(Sum sum, Partial partial) { return _mm512_add_epi32(sum, partial); }
+  static KVANTA_INLINE Sum Add(Sum sum, Accumulator partial) { return _mm512_add_epi32(sum, partial); }
   static KVANTA_INLINE Vec16::F ToFloat(Sum sum) { return _mm512_cvtepi32_ps(sum); }
 
   // Packs 16 integers of magnitude up to 127 to bytes, of every 8 the even ones first.

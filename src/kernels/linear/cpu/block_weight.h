@@ -24,7 +24,7 @@ namespace {
 // A block of x with a smaller maximum counts as zero: the inverse would overflow.
 constexpr float kMinMaxOfX = 0x1p-100f;
 
-template <class Dots, int kBits, bool kHasMinimum, bool kIsWide>
+template <class Dots, int kBits, bool kHasOffset, bool kIsWide>
 struct BlockWeight {
   struct X {
     typename Dots::X codes;
@@ -36,14 +36,14 @@ struct BlockWeight {
   static constexpr int kStepK = 32;
   static constexpr int kPhases = 1;
   static constexpr int kCodeBytes = kPanelColumns * kStepK * kBits / 8;
-  static constexpr int kPanelStepBytes = kCodeBytes + 2 * kPanelColumns * (kHasMinimum ? 2 : 1);
+  static constexpr int kPanelStepBytes = kCodeBytes + 2 * kPanelColumns * (kHasOffset ? 2 : 1);
   static constexpr int kBlockSteps = 32;
   static constexpr int kRowTile = kBlockRowTile;
   static constexpr int kTileSums = kBlockRowTile;
   static constexpr int kColumnTile = 1;
   static constexpr int64_t kPrefetchBytes = 3072;  // a single stream: it alone must cover the latency of memory
   static constexpr float kStepsOfX = kIsWide ? 32512 : 127;
-  static constexpr int32_t kOffset = kHasMinimum ? 0 : 1 << (kBits - 1);
+  static constexpr int32_t kCodeOffset = kHasOffset ? 0 : 1 << (kBits - 1);
 
   // x: rows `x_stride` bytes apart, at the step; w: the panel, at the step.
   template <int kRows>
@@ -55,15 +55,15 @@ struct BlockWeight {
 #pragma GCC unroll 16
     for (int row = 0; row < kRows; ++row) {
       const X& block = *reinterpret_cast<const X*>(x + row * x_stride);
-      const Vec16::I dot = kHasMinimum ? dots[row] : Vec16::AddInt(dots[row], block.start);
+      const Vec16::I dot = kHasOffset ? dots[row] : Vec16::AddInt(dots[row], block.start);
       sums[row][0] = Vec16::Fma(Vec16::FromInt(dot), Vec16::Mul(scale, Vec16::Set1(block.scale)), sums[row][0]);
     }
-    if constexpr (kHasMinimum) {
-      const Vec16::F minimum = Vec16::LoadFp16(scales + kPanelColumns);
+    if constexpr (kHasOffset) {
+      const Vec16::F offset = Vec16::LoadFp16(scales + kPanelColumns);
 #pragma GCC unroll 16
       for (int row = 0; row < kRows; ++row) {
         const X& block = *reinterpret_cast<const X*>(x + row * x_stride);
-        sums[row][0] = Vec16::Fma(minimum, Vec16::Set1(block.scaled_sum), sums[row][0]);
+        sums[row][0] = Vec16::Fma(offset, Vec16::Set1(block.scaled_sum), sums[row][0]);
       }
     }
   }
@@ -98,7 +98,7 @@ struct BlockWeight {
     }
     Dots::Store(codes, out.codes);
     out.scale = counts ? largest / kStepsOfX : check;
-    out.start = -kOffset * sum;
+    out.start = -kCodeOffset * sum;
     out.scaled_sum = out.scale * static_cast<float>(sum);
   }
 };

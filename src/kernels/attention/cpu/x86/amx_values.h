@@ -342,7 +342,7 @@ __attribute__((noinline)) void AddByTiles(const ValuePass& pass, UnpackValueTile
   if (kDeferred) AddTileSums<Rows>(pass, probs, sums, pending, pending_block, rescale, prefetch);
 }
 
-// Whether the slots are whole tiles, and blocks whole column tiles.
+// True if the slots are whole tiles, and blocks whole column tiles.
 template <class Values>
 KVANTA_INLINE bool SupportsAmx(const ValuePass& pass) {
   constexpr int kTokens = Values::Probs::kTokens;

@@ -264,23 +264,23 @@ using CodeInt8Values = CodeInt8;
 
 // 8 lanes of 4 bytes, for subbyte_codes.h. Products of unsigned and signed bytes are added in pairs of 16 bits.
 struct Bytes8 : Bytes256 {
-  using Partial = __m256i;  // 16-bit sums
+  using Accumulator = __m256i;  // 16-bit sums
   using Sum = __m256i;
   static constexpr int64_t kMaxSum = 32767;
   static constexpr bool kSumsAreWide = false;
 
-  static KVANTA_INLINE Partial Start() { return _mm256_setzero_si256(); }
+  static KVANTA_INLINE Accumulator Start() { return _mm256_setzero_si256(); }
   // Keeps the additions a chain: the compiler may reorder integer sums into trees, whose temporaries spill.
-  static KVANTA_INLINE Partial AddInPlace(Partial partial, __m256i x) {
+  static KVANTA_INLINE Accumulator AddInPlace(Accumulator partial, __m256i x) {
     __asm__("vpaddw %1, %0, %0" : "+x"(partial) : "x"(x));
     return partial;
   }
-  static KVANTA_INLINE Partial MulAddSigned(Partial partial, V probs, V x) {
+  static KVANTA_INLINE Accumulator MulAddSigned(Accumulator partial, V probs, V x) {
     return AddInPlace(partial, _mm256_maddubs_epi16(probs, x));
   }
   static KVANTA_INLINE Sum Set(int32_t x) { return _mm256_set1_epi32(x); }
-  static KVANTA_INLINE Sum Widen(Partial partial) { return _mm256_madd_epi16(partial, _mm256_set1_epi16(1)); }
-  static KVANTA_INLINE Sum Add(Sum sum, Partial partial) { return _mm256_add_epi32(sum, Widen(partial)); }
+  static KVANTA_INLINE Sum Widen(Accumulator partial) { return _mm256_madd_epi16(partial, _mm256_set1_epi16(1)); }
+  static KVANTA_INLINE Sum Add(Sum sum, Accumulator partial) { return _mm256_add_epi32(sum, Widen(partial)); }
   static KVANTA_INLINE void Interleave(Sum even, Sum odd, Vec16::F* out) {
     const __m256 e = ToFloat(even), o = ToFloat(odd);
     const __m256 a = _mm256_unpacklo_ps(e, o), b = _mm256_unpackhi_ps(e, o);
@@ -294,7 +294,7 @@ struct Bytes16 {
   struct V {
     __m256i lo, hi;
   };
-  using Partial = V;
+  using Accumulator = V;
   using Sum = V;
   static constexpr int64_t kMaxSum = Bytes8::kMaxSum;
   static constexpr bool kSumsAreWide = false;
@@ -307,14 +307,14 @@ struct Bytes16 {
   static KVANTA_INLINE V LookUp(V x, const uint8_t* table) {
     return {Bytes8::LookUp(x.lo, table), Bytes8::LookUp(x.hi, table)};
   }
-  static KVANTA_INLINE Partial Start() { return {Bytes8::Start(), Bytes8::Start()}; }
-  static KVANTA_INLINE Partial MulAdd(Partial partial, V x, const uint8_t* operands) {
+  static KVANTA_INLINE Accumulator Start() { return {Bytes8::Start(), Bytes8::Start()}; }
+  static KVANTA_INLINE Accumulator MulAdd(Accumulator partial, V x, const uint8_t* operands) {
     const __m256i c = BroadcastQuad(operands);
     return {Bytes8::AddInPlace(partial.lo, _mm256_maddubs_epi16(x.lo, c)),
             Bytes8::AddInPlace(partial.hi, _mm256_maddubs_epi16(x.hi, c))};
   }
-  static KVANTA_INLINE Sum Widen(Partial partial) { return {Bytes8::Widen(partial.lo), Bytes8::Widen(partial.hi)}; }
-  static KVANTA_INLINE Sum Add(Sum sum, Partial partial) {
+  static KVANTA_INLINE Sum Widen(Accumulator partial) { return {Bytes8::Widen(partial.lo), Bytes8::Widen(partial.hi)}; }
+  static KVANTA_INLINE Sum Add(Sum sum, Accumulator partial) {
     return {Bytes8::Add(sum.lo, partial.lo), Bytes8::Add(sum.hi, partial.hi)};
   }
   static KVANTA_INLINE Sum Plus(Sum sum, int32_t x) {

@@ -13,7 +13,7 @@
 #include "attention/cpu_backend.h"
 #include "attention/reference_backend.h"
 #include "bench/bench_caches.h"
-#include "kernels/cpu/roofline.h"
+#include "bench/roofline.h"
 #include "kernels/cpu/select.h"
 #include "kvanta/error.h"
 
@@ -22,23 +22,25 @@ namespace {
 
 using kernels::Dot;
 
-// Of the largest output: ten times what coefficients of 16 and of 8 bits may cost.
-constexpr double kLargestError = 1e-3;
-constexpr double kLargestSubbyteError = 5e-2;
-constexpr int kFewestTurns = 3;
-constexpr double kTurnNs = 10e6;  // at least: a pass over memory takes about as long
+// Relative to the largest output: ten times the error expected of 16-bit and of 8-bit operands.
+constexpr double kMaxError = 1e-3;
+constexpr double kMaxSubbyteError = 5e-2;
+constexpr int kMinRounds = 3;
+constexpr double kRoundNs = 10e6;  // minimum, about the time of one pass over memory
 
 void Check(const AttentionBench& options) {
-  if (options.formats.empty() || options.threads.empty()) throw InputError("bench: no formats or no thread counts");
+  if (options.formats.empty() || options.threads.empty())
+    throw InputError("bench: formats and threads must not be empty");
   for (const int threads : options.threads) {
-    if (threads < 1) throw InputError(fmt::format("bench: threads is {}, needs at least 1", threads));
+    if (threads < 1) throw InputError(fmt::format("bench: threads must be at least 1, got {}", threads));
   }
   if (options.batch < 1 || options.query_tokens < 1 || options.context < 0) {
-    throw InputError(fmt::format("bench: batch {} and query_tokens {} must be at least 1, context {} at least 0",
-                                 options.batch, options.query_tokens, options.context));
+    throw InputError(
+        fmt::format("bench: batch and query_tokens must be at least 1 and context at least 0, got {}, {} and {}",
+                    options.batch, options.query_tokens, options.context));
   }
   if (!(options.seconds >= 0 && options.seconds <= 3600)) {
-    throw InputError(fmt::format("bench: seconds is {}, must be from 0 to 3600", options.seconds));
+    throw InputError(fmt::format("bench: seconds must be from 0 to 3600, got {}", options.seconds));
   }
 }
 
@@ -47,12 +49,12 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// One format's caches, attended to with one number of threads.
-class Attended {
+// Times attention over one format's caches with one number of threads.
+class TimedAttention {
  public:
-  // `spans`: of every batch, which take turns.
-  Attended(BenchCaches& caches, std::vector<std::vector<SequenceSpan>> spans, const AttentionBench& options,
-           const std::vector<float>& q, int threads)
+  // spans: of every batch; successive runs cycle through the batches.
+  TimedAttention(BenchCaches& caches, std::vector<std::vector<SequenceSpan>> spans, const AttentionBench& options,
+                 const std::vector<float>& q, int threads)
       : q_(q),
         width_(int64_t{options.heads} * options.head_dim),
         backend_(MakeCpuBackend(caches.store(), caches.config(), std::make_shared<ThreadPool>(threads),
@@ -65,17 +67,17 @@ class Attended {
     Run();
   }
 
-  // Adds the times of the runs of one turn, in nanoseconds; returns their sum.
-  double StepLock(std::vector<double>& times) {
+  // Appends the times of one round of runs, in nanoseconds; returns their sum.
+  double TimeRound(std::vector<double>& times) {
     double sum = 0;
-    while (sum < kTurnNs) {
+    while (sum < kRoundNs) {
       times.push_back(Run());
       sum += times.back();
     }
     return sum;
   }
 
-  // Nanoseconds of a run over the next batch; the first, made by the constructor, was over the first one.
+  // Runs attention over the next batch; returns nanoseconds. The constructor's run was over the first batch.
   double Run() {
     using Clock = std::chrono::steady_clock;
     const Clock::time_point begin = Clock::now();
@@ -103,7 +105,7 @@ std::vector<std::vector<SequenceSpan>> AllSpans(const BenchCaches& caches) {
   return spans;
 }
 
-// Largest difference between the last query token's row of every sequence of copy 0 and the reference's, relative to
+// Maximum difference between the last query token's row of every sequence of copy 0 and the reference's, relative to
 // the reference's largest value.
 double ErrorOf(BenchCaches& caches, const AttentionBench& options, const std::vector<float>& q,
                const std::vector<float>& out) {
@@ -129,19 +131,19 @@ double ErrorOf(BenchCaches& caches, const AttentionBench& options, const std::ve
   return error / largest;
 }
 
-// Returns the error; throws if it is too large.
+// Returns the error; throws if it exceeds the tolerance.
 double Verify(BenchCaches& caches, const AttentionBench& options, const std::string& format,
               const std::vector<float>& q, const std::vector<float>& out) {
   const double error = ErrorOf(caches, options, q, out);
   const formats::LayerScheme& scheme = caches.store().Layout().layers.front();
-  const bool narrow = kernels::IsSubbyte(scheme.k.format->code) || kernels::IsSubbyte(scheme.v.format->code);
-  if (!(error <= (narrow ? kLargestSubbyteError : kLargestError))) {
+  const bool subbyte = kernels::IsSubbyte(scheme.k.format->code) || kernels::IsSubbyte(scheme.v.format->code);
+  if (!(error <= (subbyte ? kMaxSubbyteError : kMaxError))) {
     throw Error(fmt::format("bench: {} differs from the reference by {:.1e} of its largest value", format, error));
   }
   return error;
 }
 
-// What the machine can do with some number of threads.
+// Roofline of the machine with a number of threads.
 struct Roofline {
   Roofline(int threads, const kernels::IsaTable& isa) : read(threads, isa), dots(threads, isa) {}
   kernels::ReadLimit read;
@@ -155,52 +157,52 @@ class Bench {
         isa_(kernels::SelectIsa(options.isa)),
         q_(NormalValues(int64_t{options.batch} * options.query_tokens * options.heads * options.head_dim, 7)),
         base_(options, "bf16") {
-    for (const int threads : options.threads) limits_.try_emplace(threads, threads, isa_);
+    for (const int threads : options.threads) rooflines_.try_emplace(threads, threads, isa_);
   }
 
-  // A row per number of threads.
+  // Appends a row per number of threads.
   void Measure(const std::string& format, const std::function<void()>& measured, std::vector<AttentionBenchRow>& rows) {
     BenchCaches caches(options_, format);
     std::vector<float> first;
     double error = 0;
     for (const int threads : options_.threads) {
-      Attended attended(caches, AllSpans(caches), options_, q_, threads);
+      TimedAttention timed(caches, AllSpans(caches), options_, q_, threads);
       if (first.empty()) {
-        first = attended.out();
+        first = timed.out();
         error = Verify(caches, options_, format, q_, first);
       }
-      if (std::memcmp(first.data(), attended.out().data(), first.size() * sizeof(float)) != 0) {
-        throw Error(fmt::format("bench: {} has another result with {} threads", format, threads));
+      if (std::memcmp(first.data(), timed.out().data(), first.size() * sizeof(float)) != 0) {
+        throw Error(fmt::format("bench: the result of {} changes with {} threads", format, threads));
       }
-      Attended in_cache(caches, {caches.SpansOfOnePage()}, options_, q_, threads);
-      rows.push_back(Time(attended, in_cache, format, threads, caches.Work()));
+      TimedAttention in_cache(caches, {caches.SpansOfOnePage()}, options_, q_, threads);
+      rows.push_back(Time(timed, in_cache, format, threads, caches.Work()));
       rows.back().max_error = error;
       if (measured) measured();
     }
   }
 
  private:
-  AttentionBenchRow Time(Attended& attended, Attended& in_cache, const std::string& format, int threads,
+  AttentionBenchRow Time(TimedAttention& timed, TimedAttention& in_cache, const std::string& format, int threads,
                          const BenchWork& work) {
-    Attended base(base_, AllSpans(base_), options_, q_, threads);
-    Roofline& limits = limits_.at(threads);
+    TimedAttention base(base_, AllSpans(base_), options_, q_, threads);
+    Roofline& roofline = rooflines_.at(threads);
     std::vector<double> times, base_times, cached_times, memory_times, dot_times, bf16_rates;
     double total = 0;
-    for (int transpose = 0; transpose < kFewestTurns || total < options_.seconds * 1e9; ++transpose) {
-      total += attended.StepLock(times);
-      memory_times.push_back(static_cast<double>(work.bytes) / limits.read.Now() * 1e9);
-      base.StepLock(base_times);
-      in_cache.StepLock(cached_times);
+    for (int round = 0; round < kMinRounds || total < options_.seconds * 1e9; ++round) {
+      total += timed.TimeRound(times);
+      memory_times.push_back(static_cast<double>(work.bytes) / roofline.read.Now() * 1e9);
+      base.TimeRound(base_times);
+      in_cache.TimeRound(cached_times);
       double dot_ns = 0;
       for (int dot = 0; dot < kernels::kDots; ++dot) {
         const double products = work.products[static_cast<size_t>(dot)];
-        if (products > 0) dot_ns += products / limits.dots.Now(static_cast<Dot>(dot)) * 1e9;
+        if (products > 0) dot_ns += products / roofline.dots.Now(static_cast<Dot>(dot)) * 1e9;
       }
       dot_times.push_back(dot_ns);
-      bf16_rates.push_back(limits.dots.Now(kernels::DotOf(formats::ElementType::kBf16)));
+      bf16_rates.push_back(roofline.dots.Now(kernels::DotOf(formats::ElementType::kBf16)));
     }
     AttentionBenchRow row{.format = format,
-                          .isa = attended.Isa(),
+                          .isa = timed.Isa(),
                           .threads = threads,
                           .batch = options_.batch,
                           .context = options_.context,
@@ -225,7 +227,7 @@ class Bench {
   const kernels::IsaTable& isa_;
   std::vector<float> q_;
   BenchCaches base_;
-  std::map<int, Roofline> limits_;  // by threads
+  std::map<int, Roofline> rooflines_;  // by threads
 };
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "attention/batch.h"
 #include "attention/reference_backend.h"
 #include "base/device.h"
+#include "base/math.h"
 #include "kvanta/error.h"
 
 namespace kvanta::attention {
@@ -20,15 +21,15 @@ namespace {
 using cache::PageKind;
 using kernels::Dot;
 
-constexpr int64_t kTemplatePages = 8;        // pages encoded for real; the others are copies of their records
-constexpr int64_t kAssumedCache = 64 << 20;  // bytes, where the system does not say how large its last-level cache is
+constexpr int64_t kTemplatePages = 8;        // pages that are encoded; the others are copies of their records
+constexpr int64_t kAssumedCache = 64 << 20;  // bytes, if the system does not report the size of its last-level cache
 
 int64_t LastLevelCacheBytes() {
   const int64_t bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
   return bytes > 0 ? bytes : kAssumedCache;
 }
 
-double& Of(BenchWork& work, const formats::Format& format) {
+double& ProductsOf(BenchWork& work, const formats::Format& format) {
   return work.products[static_cast<size_t>(kernels::DotOf(format.code))];
 }
 
@@ -53,14 +54,15 @@ BenchCaches::BenchCaches(const AttentionBench& options, const std::string& forma
       layout_(
           formats::PlanCache({KvScheme::Parse(format)}, {{options.kv_heads, options.head_dim}}, options.page_size)) {
   tokens_ = options.context + options.query_tokens;
-  pages_ = (tokens_ + options.page_size - 1) / options.page_size;
+  pages_ = CeilDiv(tokens_, options.page_size);
   const int64_t batch_bytes = options.batch * pages_ * layout_.page_bytes;
   copies_ = std::max<int64_t>(2, 2 * LastLevelCacheBytes() / std::max<int64_t>(batch_bytes, 1) + 1);
   const int64_t exact_pages = ExactPagesOfSequence();
   const int64_t sequences = copies_ * options.batch;
   const int64_t budget = sequences * (pages_ * layout_.page_bytes + exact_pages * layout_.exact_page_bytes) +
                          kTemplatePages * (layout_.page_bytes + layout_.exact_page_bytes);
-  // Each record is written, so all of it is needed; a system that promises memory it lacks would end the process.
+  // Every record is written, so all memory is needed; with overcommit the allocation would succeed and the process be
+  // killed.
   if (budget > Cpu().AvailableBytes()) {
     throw ResourceError(
         fmt::format("bench: {} caches of {} tokens in {} take {} bytes, {} are available; shorten "
@@ -75,8 +77,8 @@ BenchCaches::BenchCaches(const AttentionBench& options, const std::string& forma
   Fill();
 }
 
-// `stride`: from the table of a sequence to the next one's.
-std::vector<SequenceSpan> BenchCaches::SpansOf(const cache::PageRef* const* tables, int stride) const {
+// stride: 1 for a table per sequence, 0 for one table for all.
+std::vector<SequenceSpan> BenchCaches::MakeSpans(const cache::PageRef* const* tables, int stride) const {
   std::vector<SequenceSpan> spans;
   for (int i = 0; i < options_.batch; ++i) {
     spans.push_back({.start = options_.context, .tokens = options_.query_tokens, .pages = tables + i * stride});
@@ -85,17 +87,17 @@ std::vector<SequenceSpan> BenchCaches::SpansOf(const cache::PageRef* const* tabl
 }
 
 std::vector<SequenceSpan> BenchCaches::Spans(int64_t copy) const {
-  return SpansOf(&table_data_[static_cast<size_t>(copy * options_.batch)], 1);
+  return MakeSpans(&table_data_[static_cast<size_t>(copy * options_.batch)], 1);
 }
 
 std::vector<SequenceSpan> BenchCaches::SpansOfOnePage() const {
-  return SpansOf(&one_page_data_, 0);
+  return MakeSpans(&one_page_data_, 0);
 }
 
 BenchWork BenchCaches::Work() const {
   const formats::LayerScheme& layer = layout_.layers.front();
   BenchWork work;
-  for (int64_t page = 0; page < pages_; ++page) {  // by the last query token; the others read the same pages
+  for (int64_t page = 0; page < pages_; ++page) {  // of the last query token; the others read the same pages
     const int64_t slots = std::min<int64_t>(options_.page_size, tokens_ - page * options_.page_size);
     const bool exact = ExactPagesOf(layer).Reads(pages_ - 1, page);
     work.bytes += (exact ? layer.exact_bytes : layer.bytes) * slots / options_.page_size;
@@ -108,21 +110,21 @@ BenchWork BenchCaches::Work() const {
       if (!ExactPagesOf(layer).Reads(own, page)) continue;
       exact += std::min<int64_t>(options_.page_size, token + 1 - page * options_.page_size);
     }
-    Of(work, *layer.k.format) += channels * static_cast<double>(token + 1 - exact);
-    Of(work, *layer.v.format) += channels * static_cast<double>(token + 1 - exact);
-    Of(work, ExactFormat()) += 2 * channels * static_cast<double>(exact);
+    ProductsOf(work, *layer.k.format) += channels * static_cast<double>(token + 1 - exact);
+    ProductsOf(work, *layer.v.format) += channels * static_cast<double>(token + 1 - exact);
+    ProductsOf(work, ExactFormat()) += 2 * channels * static_cast<double>(exact);
   }
   work.bytes *= options_.batch;
   return work;
 }
 
-// The sink pages, and every page that the query tokens or the tokens before them on their page are written to.
+// Sink pages, and every page that the query tokens, or the earlier tokens of their pages, are written to.
 int64_t BenchCaches::ExactPagesOfSequence() const {
   if (layout_.exact_page_bytes == 0) return 0;
   return std::min<int64_t>(pages_, layout_.layers.front().sink_pages) + pages_ - FirstExactPage();
 }
 
-// The first page that some query token reads exactly though it is no sink.
+// First page that a query token reads exactly although it is not a sink page.
 int64_t BenchCaches::FirstExactPage() const {
   return std::max<int64_t>(0, FirstWrittenPage() + 1 - layout_.layers.front().exact_pages);
 }

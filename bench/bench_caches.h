@@ -1,4 +1,4 @@
-// The caches that the attention benchmark reads: really encoded pages, several batches that take turns.
+// Caches of the attention benchmark: encoded pages, in several batches.
 #pragma once
 
 #include <array>
@@ -9,40 +9,40 @@
 
 #include "attention/backend.h"
 #include "bench/attention_bench.h"
+#include "bench/roofline.h"
 #include "cache/block_table.h"
 #include "cache/page_pool.h"
-#include "kernels/attention/cpu/table.h"
 
 namespace kvanta::attention {
 
-// What one run over a batch cannot do without.
+// Minimum work of one run over a batch.
 struct BenchWork {
-  int64_t bytes = 0;                              // stored bytes that it reads, each once
-  std::array<double, kernels::kDots> products{};  // of codes with a query or a weight, by kernels::Dot
+  int64_t bytes = 0;                              // stored bytes read, each once
+  std::array<double, kernels::kDots> products{};  // products of codes with queries or probabilities, by kernels::Dot
 
   double Products() const noexcept;
 };
 
-// The caches of one format: `copies` batches of sequences whose pages hold real encodings of random rows.
+// Caches of one format: `copies` batches of sequences whose pages hold encodings of random rows.
 class BenchCaches {
  public:
-  // Throws InputError for a format or shape that does not fit, ResourceError where memory is short.
+  // Throws InputError for an invalid format or shape, ResourceError if memory is insufficient.
   BenchCaches(const AttentionBench& options, const std::string& format);
 
   cache::PagePool& store() { return *store_; }
   const BackendConfig& config() const { return config_; }
   int64_t copies() const { return copies_; }
 
-  // The query tokens of batch `copy`.
+  // Query tokens of batch `copy`.
   std::vector<SequenceSpan> Spans(int64_t copy) const;
-  // The same of a batch whose pages are all one page, which the CPU's caches keep.
+  // Query tokens of a batch whose pages are all the same page, which stays in the CPU's caches.
   std::vector<SequenceSpan> SpansOfOnePage() const;
 
-  // By the page rule, of the whole batch.
+  // Work of the whole batch, by the page rule.
   BenchWork Work() const;
 
  private:
-  std::vector<SequenceSpan> SpansOf(const cache::PageRef* const* tables, int stride) const;
+  std::vector<SequenceSpan> MakeSpans(const cache::PageRef* const* tables, int stride) const;
   int64_t ExactPagesOfSequence() const;
   int64_t FirstExactPage() const;
   int64_t FirstWrittenPage() const { return options_.context / options_.page_size; }
@@ -64,7 +64,7 @@ class BenchCaches {
   const cache::PageRef* one_page_data_ = nullptr;
 };
 
-// Random values with the normal distribution.
+// Random values with the standard normal distribution.
 std::vector<float> NormalValues(int64_t count, uint32_t seed);
 
 }  // namespace kvanta::attention

@@ -9,16 +9,17 @@
 
 #include "attention/gpu_backend.h"
 #include "attention/reference_backend.h"
+#include "base/math.h"
 #include "kvanta/error.h"
 
 namespace kvanta::attention {
 namespace {
 
-constexpr int64_t kChunk = 2048;  // tokens that are appended at once
-constexpr int kMinSplits = 9;
-constexpr int64_t kVerifiedContext = 1500;  // the reference is in doubles, one row after the other
+constexpr int64_t kChunk = 2048;  // tokens appended at once
+constexpr int kMinRuns = 9;
+constexpr int64_t kVerifiedContext = 1500;  // the reference is slow: double precision, row by row
 constexpr int kVerifiedBatch = 3;
-constexpr double kLargestError = 2e-3;  // of values of standard deviation 1: queries and weights are f16, 2^-12
+constexpr double kMaxError = 2e-3;  // for values of standard deviation 1; queries and probabilities are f16, 2^-12
 
 std::vector<float> Normal(size_t count, uint32_t seed) {
   std::mt19937 random(seed);
@@ -46,8 +47,7 @@ AttentionSpec LayerOf(const AttentionBench& options, const std::string& scheme) 
   return layer;
 }
 
-// A cache of `batch` sequences of `context` tokens on the GPU, and queries behind them; rows repeat every kChunk
-// tokens.
+// Cache of `batch` sequences of `context` tokens on the GPU, and queries after them; rows repeat every kChunk tokens.
 class FilledCache {
  public:
   FilledCache(const std::shared_ptr<kernels::CudaContext>& gpu, const std::string& scheme,
@@ -85,8 +85,8 @@ class FilledCache {
 
   void Launch() { backend_->Run(*plan_, 0, q_.as<float>(), QueryWidth(), out_.as<float>()); }
 
-  // The largest difference from the reference, of rows of which none may be NaN.
-  double LargestError() {
+  // Maximum difference from the reference; infinite if an output is NaN.
+  double MaxError() {
     Launch();
     gpu_.Check();
     std::vector<float> out(out_.bytes() / sizeof(float)), expected(out.size());
@@ -95,17 +95,17 @@ class FilledCache {
     const std::vector<SequenceSpan> spans = Queries();
     const std::unique_ptr<Plan> plan = reference->MakePlan({.sequences = spans}, nullptr);
     reference->Run(*plan, 0, q_host_.data(), QueryWidth(), expected.data());
-    double largest = 0;
+    double max_error = 0;
     for (size_t i = 0; i < out.size(); ++i) {
       const double error = std::abs(double{out[i]} - double{expected[i]});
-      if (!(error <= largest)) largest = std::isnan(error) ? HUGE_VAL : error;
+      if (!(error <= max_error)) max_error = std::isnan(error) ? HUGE_VAL : error;
     }
-    return largest;
+    return max_error;
   }
 
  private:
   int64_t Tokens() const { return options_.context + options_.query_tokens; }
-  int64_t Pages() const { return (Tokens() + options_.page_size - 1) / options_.page_size; }
+  int64_t Pages() const { return CeilDiv(Tokens(), options_.page_size); }
   int64_t QueryRows() const { return int64_t{options_.batch} * options_.query_tokens; }
   int64_t QueryWidth() const { return int64_t{layer_.heads} * layer_.KeyDim(); }
   int64_t OutWidth() const { return int64_t{layer_.heads} * layer_.head_dim; }
@@ -152,9 +152,8 @@ class FilledCache {
 double Verify(const std::shared_ptr<kernels::CudaContext>& gpu, const std::string& format, AttentionBench options) {
   options.batch = std::min(options.batch, kVerifiedBatch);
   options.context = std::min(options.context, kVerifiedContext);
-  const double error = FilledCache(gpu, format, options).LargestError();
-  if (!(error < kLargestError))
-    throw Error(fmt::format("bench: {} differs from the reference by {:.3g}", format, error));
+  const double error = FilledCache(gpu, format, options).MaxError();
+  if (!(error < kMaxError)) throw Error(fmt::format("bench: {} differs from the reference by {:.3g}", format, error));
   return error;
 }
 
@@ -172,8 +171,8 @@ std::vector<GpuBenchRow> RunGpuBench(const AttentionBench& options, const std::s
     cache.Launch();
     std::vector<double> runs, copies;
     double total = 0;
-    for (int run = 0; run < kMinSplits || total < options.seconds; ++run) {
-      // The copy fills the second-level cache, too.
+    for (int run = 0; run < kMinRuns || total < options.seconds; ++run) {
+      // The copy also evicts the cache pages from L2.
       copies.push_back(gpu->Seconds([&] { gpu->Copy(to.data(), from.data(), flush_bytes); }));
       runs.push_back(gpu->Seconds([&] { cache.Launch(); }));
       total += runs.back() + copies.back();

@@ -1,5 +1,5 @@
-// Measures attention on a GPU over really quantized pages, beside the GPU's copy bandwidth, by its own clock. Every
-// format's rows are held to the reference before anything is timed.
+// Benchmark of attention on a GPU over quantized pages, against the GPU's copy bandwidth, by GPU timers. Every format's
+// results are verified against the reference before anything is timed.
 #pragma once
 
 #include <cstdint>
@@ -13,25 +13,25 @@
 
 namespace kvanta::attention {
 
-// Times are of one layer, all heads, the whole batch; each launch finds the second-level cache full of other bytes.
+// Times of one layer, all heads, the whole batch, with an L2 cache full of other data.
 struct GpuBenchRow {
   std::string format;
   std::string unit;  // "cuda-sm90"
   int batch = 0;
   int64_t context = 0;
   int query_tokens = 0;
-  int64_t bytes = 0;  // stored cache bytes that one run reads
+  int64_t bytes = 0;  // stored cache bytes read by one run
   double ns_min = 0;
   double ns_median = 0;
-  double copy_gb_s = 0;       // of the GPU's memory, bytes read and written, in turns with the runs
+  double copy_gb_s = 0;       // of the GPU's memory, bytes read and written, measured in alternation with the runs
   double gb_s = 0;            // bytes / ns_median
   double share_of_limit = 0;  // gb_s / copy_gb_s
-  double max_error = 0;       // against the reference, values being of standard deviation 1
+  double max_error = 0;       // against the reference, for values of standard deviation 1
 };
 
-// One row per format; of `options`, isa and threads mean nothing, nor, for a format of latents alone, kv_heads and
-// head_dim: it is measured at rank 512 with 64 rotated channels. flush_bytes: of what is written between two runs, and
-// copied to learn the bandwidth. Throws InputError, ResourceError, and Error when a result differs from the reference.
+// One row per format. `options`: isa and threads are ignored, and so are kv_heads and head_dim for a format of latents
+// only, which is measured at rank 512 with 64 rotary channels. flush_bytes: bytes copied between runs, to evict L2 and
+// to measure the bandwidth. Throws InputError, ResourceError, and Error if a result differs from the reference.
 std::vector<GpuBenchRow> RunGpuBench(const AttentionBench& options, const std::shared_ptr<kernels::CudaContext>& gpu,
                                      size_t flush_bytes = size_t{256} << 20,
                                      const std::function<void()>& measured = {});

@@ -10,8 +10,7 @@
 
 #include "base/dtype.h"
 #include "base/thread_pool.h"
-#include "kernels/cpu/ops.h"
-#include "kernels/cpu/roofline.h"
+#include "bench/roofline.h"
 #include "kernels/cpu/select.h"
 #include "kernels/ops.h"
 #include "kvanta/error.h"
@@ -19,17 +18,17 @@
 namespace kvanta::kernels {
 namespace {
 
-// Weights that take turns where memory is to be measured: together beyond the caches.
+// Copies of the weights through which runs cycle to measure memory: together larger than the caches.
 constexpr int64_t kColdBytes = int64_t{128} << 20;
 constexpr int64_t kMaxCopies = 1024;
-constexpr int64_t kStreamedRows = 16;  // up to here a call is expected to read its weights from memory
-constexpr int64_t kLargestSide = 1 << 20;
-constexpr int64_t kLargestScaledProbs = int64_t{1} << 28;  // 1 GiB of f32
+constexpr int64_t kStreamedRows = 16;  // up to this many rows, weights are read from memory
+constexpr int64_t kMaxSide = 1 << 20;
+constexpr int64_t kMaxElements = int64_t{1} << 28;  // 1 GiB of f32
 
 struct Kind {
   const char* name;
   WeightType type;
-  double (*max_value)(int threads, const IsaTable& isa);  // operations per second of its dot
+  double (*measure_peak)(int threads, const IsaTable& isa);  // operations per second of its dot
 };
 
 constexpr Kind kKinds[] = {{"bf16", WeightType::kBf16, MeasureBf16DotPeak},
@@ -42,24 +41,24 @@ const Kind& KindOf(const std::string& name) {
   for (const Kind& kind : kKinds) {
     if (name == kind.name) return kind;
   }
-  throw InputError(fmt::format("bench: no weights '{}'; there are bf16, f32, f16, int8, int4", name));
+  throw InputError(fmt::format("bench: unknown weights '{}'; expected bf16, f32, f16, int8 or int4", name));
 }
 
 void Check(const LinearBench& options) {
   const auto [in, out] = options.shape;
-  if (in < 1 || out < 1 || in > kLargestSide || out > kLargestSide || in * out > kLargestScaledProbs) {
-    throw InputError(fmt::format("bench: a layer of {} x {}; each side is 1 to {}, the weights at most {}", in, out,
-                                 kLargestSide, kLargestScaledProbs));
+  if (in < 1 || out < 1 || in > kMaxSide || out > kMaxSide || in * out > kMaxElements) {
+    throw InputError(fmt::format("bench: layer {} x {}: each side must be from 1 to {}, and the product at most {}", in,
+                                 out, kMaxSide, kMaxElements));
   }
-  if (options.rows.empty()) throw InputError("bench: no numbers of rows");
+  if (options.rows.empty()) throw InputError("bench: rows must not be empty");
   for (const int64_t rows : options.rows) {
-    if (rows < 1 || rows > kLargestSide || rows * std::max(in, out) > kLargestScaledProbs) {
-      throw InputError(
-          fmt::format("bench: {} rows of {} and {} values; at most {} are taken", rows, in, out, kLargestScaledProbs));
+    if (rows < 1 || rows > kMaxSide || rows * std::max(in, out) > kMaxElements) {
+      throw InputError(fmt::format("bench: {} rows of {} and {} values; the product must be at most {}", rows, in, out,
+                                   kMaxElements));
     }
   }
   if (!(options.seconds >= 0 && options.seconds <= 3600)) {
-    throw InputError(fmt::format("bench: seconds is {}, must be from 0 to 3600", options.seconds));
+    throw InputError(fmt::format("bench: seconds must be from 0 to 3600, got {}", options.seconds));
   }
 }
 
@@ -75,7 +74,7 @@ bool HasBlocks(WeightType type) {
   return type == WeightType::kInt8 || type == WeightType::kInt4;
 }
 
-// Row x [in] as the product sees it.
+// Row x [in] as rounded by the product.
 std::vector<double> Rounded(const float* x, int64_t in, WeightType type) {
   std::vector<double> values(x, x + in);
   if (type == WeightType::kBf16) {
@@ -90,9 +89,9 @@ std::vector<double> Rounded(const float* x, int64_t in, WeightType type) {
   return values;
 }
 
-// Some elements of every seventh part of the rows against double on the stored weights, and these rows against one row
-// alone, bit by bit. Returns the largest error, in units of what the sum's roundings may amount to. With blocks, a
-// row's terms are a code and a minimum, each up to twice the largest weight.
+// Verifies elements of about seven rows against double on the stored weights, and these rows bit by bit against the
+// product of one row alone. Returns the largest error relative to the bound on the sum's rounding errors. With blocks,
+// a term is a code and an offset, each up to twice the largest weight.
 double Verify(const Linear& linear, const std::vector<float>& x, const std::vector<float>& y, int64_t rows,
               WeightType type) {
   const double terms = static_cast<double>(linear.In() + 3) * (HasBlocks(type) ? 4 : 1);
@@ -123,8 +122,8 @@ double Verify(const Linear& linear, const std::vector<float>& x, const std::vect
   return largest;
 }
 
-// Nanoseconds of the fastest pass over all copies of the layer, per copy: one lucky copy in the cache counts for
-// nothing.
+// Nanoseconds per copy of the fastest pass over all copies of the layer; timing whole passes averages out single copies
+// that happen to be cached.
 double TimeCalls(const std::vector<std::unique_ptr<Linear>>& copies, const std::vector<float>& x, int64_t rows,
                  std::vector<float>& y, double seconds) {
   using Clock = std::chrono::steady_clock;
@@ -144,7 +143,7 @@ double TimeCalls(const std::vector<std::unique_ptr<Linear>>& copies, const std::
 LinearRoofline MeasureLinearRoofline(const std::string& weights, const std::string& isa, int threads) {
   const Kind& kind = KindOf(weights);
   const IsaTable& unit = SelectIsa(isa);
-  return {.read_bytes = MeasureReadBandwidth(threads, unit), .operations = kind.max_value(threads, unit)};
+  return {.read_bytes = MeasureReadBandwidth(threads, unit), .operations = kind.measure_peak(threads, unit)};
 }
 
 std::vector<LinearBenchRow> RunLinearBench(const LinearBench& options) {
@@ -160,9 +159,9 @@ std::vector<LinearBenchRow> RunLinearBench(const LinearBench& options) {
 
   std::vector<LinearBenchRow> results;
   for (const int64_t rows : options.rows) {
-    const int64_t requested = rows <= kStreamedRows ? std::clamp<int64_t>(kColdBytes / bytes, 2, kMaxCopies) : 1;
-    while (std::ssize(copies) < requested) copies.push_back(ops->MakeLinear({&view, 1}, {}, kind.type));
-    copies.resize(static_cast<size_t>(requested));
+    const int64_t num_copies = rows <= kStreamedRows ? std::clamp<int64_t>(kColdBytes / bytes, 2, kMaxCopies) : 1;
+    while (std::ssize(copies) < num_copies) copies.push_back(ops->MakeLinear({&view, 1}, {}, kind.type));
+    copies.resize(static_cast<size_t>(num_copies));
     const std::vector<float> x = RandomValues(rows * in, 2);
     std::vector<float> y(static_cast<size_t>(rows * out));
     copies.front()->Forward(x.data(), rows, y.data(), out);

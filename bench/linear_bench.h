@@ -1,5 +1,5 @@
-// Measures linear layers as shares of what the machine can do: few rows by the read bandwidth of memory, many by the
-// peak of the dot product. Every result is verified against double before it is timed.
+// Benchmark of linear layers against the roofline: few rows by memory read bandwidth, many by the peak of the dot
+// product. Results are verified against double before they are timed.
 #pragma once
 
 #include <cstdint>
@@ -22,10 +22,10 @@ struct LinearBench {
   double seconds = 0.3;  // of timed runs per row of the result, at least 3 passes
 };
 
-// What the machine does at most, measured for a while: bytes read and operations (two per multiply-add) per second.
+// Measured limits of the machine: bytes read and operations (two per multiply-add) per second.
 struct LinearRoofline {
   double read_bytes = 0;
-  double operations = 0;  // of the dot that such weights meet, all operands in registers
+  double operations = 0;  // of these weights' dot
 };
 
 struct LinearBenchRow {
@@ -34,19 +34,19 @@ struct LinearBenchRow {
   int threads = 0;
   LinearShape shape;
   int64_t rows = 0;
-  int64_t weight_bytes = 0;  // that one run reads
+  int64_t weight_bytes = 0;  // read by one run
   double ns = 0;             // of the fastest run
   double bytes_per_second = 0;
   double operations_per_second = 0;
-  double max_error = 0;  // against double, in units of the largest rounding that the sum allows: at most 1
+  double max_error = 0;  // against double, relative to the bound on the sum's rounding errors: at most 1
 };
 
-// Throw InputError for a name that is none.
+// Throws InputError for an unknown name.
 LinearRoofline MeasureLinearRoofline(const std::string& weights, const std::string& isa, int threads);
 
-// One row per number of rows. Up to 16 rows copies of the layer, together beyond the caches, take turns. Throws
-// InputError for options that do not fit, Error when a row differs from double or from the row alone (nothing is timed
-// then).
+// One row per number of rows. With up to 16 rows, runs cycle through copies of the layer that together exceed the
+// caches. Throws InputError for invalid options, and Error, before anything is timed, if a row differs from double or
+// from the product of the row alone.
 std::vector<LinearBenchRow> RunLinearBench(const LinearBench& options);
 
 }  // namespace kvanta::kernels

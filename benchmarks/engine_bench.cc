@@ -1,11 +1,12 @@
-// The whole engine against the machine's limits, measured in the same run: decode at short context as a share of the
-// DRAM read bandwidth (each step reads every weight once), prefill as a share of the peak rate of the bf16 dot.
+// End-to-end benchmark of the engine against the roofline, measured in the same run: decode at short context as a share
+// of the memory read bandwidth (each step reads every weight once), prefill as a share of the peak rate of the bf16
+// dot.
 //
 //   engine_bench MODEL_FOLDER [--threads N ...] [--weight-dtypes auto ...] [--prompt 1024] [--decode 64] [--json FILE]
 //
-// On a shared machine the limits come and go, so both sides take turns: a decode step and a read of memory, a prompt
-// and the dot's peak. Figures are medians. Before any is printed, every run must have generated the same tokens.
-// Several kinds of weights take turns, too, prompt by prompt.
+// On a shared machine the limits vary, so measurements alternate: a decode step and a read of memory, a prompt and the
+// peak of the dot, and, with several weight dtypes, prompt by prompt. Results are medians. All runs must generate the
+// same tokens, else nothing is printed.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cpu/roofline.h"
+#include "bench/roofline.h"
 #include "kernels/cpu/select.h"
 #include "kvanta/engine.h"
 
@@ -109,10 +110,10 @@ double Median(std::vector<double> values) {
   return values.at(values.size() / 2);
 }
 
-// One kind of weights, and what was measured of it so far.
+// Measurements of one weight dtype.
 struct Subject {
   std::unique_ptr<kvanta::Engine> engine;
-  std::vector<double> prefill, argmaxes, steps, reads;
+  std::vector<double> prefill, dot_peaks, steps, reads;
   std::vector<int32_t> long_tokens, short_tokens;
 };
 
@@ -131,12 +132,12 @@ std::unique_ptr<kvanta::Engine> MakeEngine(const Options& options, int threads, 
 
 void MeasureOnce(const Options& options, int threads, kvanta::kernels::ReadLimit& memory, Subject& subject) {
   const kvanta::kernels::IsaTable& isa = kvanta::kernels::SelectIsa(subject.engine->Stats().isa);
-  subject.argmaxes.push_back(kvanta::kernels::MeasureBf16DotPeak(threads, isa));
+  subject.dot_peaks.push_back(kvanta::kernels::MeasureBf16DotPeak(threads, isa));
   const Run long_run = Generate(*subject.engine, options.prompt, 0, [] {});
   const Run short_run = Generate(*subject.engine, 16, options.decode, [&] { subject.reads.push_back(memory.Now()); });
   const bool first = subject.prefill.empty();
   if (!first && (long_run.tokens != subject.long_tokens || short_run.tokens != subject.short_tokens)) {
-    throw kvanta::Error("two runs of the same prompt gave different tokens; no figure is worth printing");
+    throw kvanta::Error("two runs of the same prompt generated different tokens");
   }
   subject.long_tokens = long_run.tokens;
   subject.short_tokens = short_run.tokens;
@@ -150,7 +151,7 @@ nlohmann::json Report(const Options& options, int threads, const Subject& subjec
   const double head = static_cast<double>(info.vocab) * info.hidden;  // for the last token only
   const double prompt = options.prompt;
   const double linear_flops = 2 * (prompt * (static_cast<double>(info.parameters) - head) + head);
-  // Causal, scores and values: two products of head_dim for each pair of tokens and head.
+  // Causal; scores and values: two products of head_dim for each pair of tokens and head.
   const double attention_flops = 2.0 * info.layers * info.heads * info.head_dim * prompt * (prompt + 1);
   const double flops = linear_flops + attention_flops;
   const double decode_rate = static_cast<double>(stats.weight_bytes) / Median(subject.steps);
@@ -160,7 +161,7 @@ nlohmann::json Report(const Options& options, int threads, const Subject& subjec
           {"weight_dtype", subject.engine->Config().weight_dtype},
           {"weight_bytes", stats.weight_bytes},
           {"read_gb_s", Median(subject.reads) / 1e9},
-          {"bf16_dot_gflop_s", Median(subject.argmaxes) / 1e9},
+          {"bf16_dot_gflop_s", Median(subject.dot_peaks) / 1e9},
           {"decode_tokens_s", 1 / Median(subject.steps)},
           {"decode_gb_s", decode_rate / 1e9},
           {"decode_share_of_bandwidth", decode_rate / Median(subject.reads)},
@@ -168,11 +169,11 @@ nlohmann::json Report(const Options& options, int threads, const Subject& subjec
           {"prefill_attention_flops_share", attention_flops / flops},
           {"prefill_tokens_s", options.prompt / Median(subject.prefill)},
           {"prefill_gflop_s", prefill_rate / 1e9},
-          {"prefill_share_of_peak", prefill_rate / Median(subject.argmaxes)},
+          {"prefill_share_of_peak", prefill_rate / Median(subject.dot_peaks)},
           {"tokens", subject.short_tokens}};
 }
 
-// A row per kind of weights; ratios are to the first one.
+// One row per weight dtype; ratios are to the first one.
 std::vector<nlohmann::json> Measure(const Options& options, int threads) {
   std::vector<Subject> subjects;
   for (const std::string& weight_dtype : options.weight_dtypes) {
@@ -208,7 +209,7 @@ int main(int argc, char** argv) {
       for (size_t i = 0; i < measured.size(); ++i) {
         const nlohmann::json& row = measured[i];
         if (rows.size() > i && rows[i]["tokens"] != row["tokens"]) {
-          throw kvanta::Error("different numbers of threads gave different tokens; no figure is worth printing");
+          throw kvanta::Error("different numbers of threads generated different tokens");
         }
         fmt::print("{:>7} {:>8} {:>8} {:>12.1f} {:>10.1f} {:>7.1f}% {:>14.1f} {:>12.1f} {:>7.1f}%\n", threads,
                    row["isa"].get<std::string>(), row["weight_dtype"].get<std::string>(),

@@ -1,5 +1,5 @@
 # kvanta_layer(NAME): the object library kvanta_NAME from every .cc below src/NAME (fuzzers and tests live elsewhere).
-# Files named src/kernels/cpu/isa_<isa>.cc are compiled with that ISA's flags.
+# Files named isa_<isa>.cc are compiled with that ISA's flags; files below x86/ only for x86-64.
 set(KVANTA_LAYERS "" CACHE INTERNAL "")
 
 # fmt's headers. Its implementation is compiled in one file where that file knows the version.
@@ -47,14 +47,12 @@ if(EXISTS /proc/cpuinfo)
   endif()
 endif()
 
-function(kvanta_layer name)
-  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.cc)
-  if(NOT sources)
-    return()
+# kvanta_isa_sources(VARIABLE): removes other architectures' files from a list of sources, and sets the flags of ISA units.
+function(kvanta_isa_sources variable)
+  set(sources ${${variable}})
+  if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+    list(FILTER sources EXCLUDE REGEX "/x86/")
   endif()
-  add_library(kvanta_${name} OBJECT ${sources})
-  set_target_properties(kvanta_${name} PROPERTIES UNITY_BUILD ${KVANTA_UNITY} UNITY_BUILD_BATCH_SIZE 4)
-  target_link_libraries(kvanta_${name} PUBLIC kvanta_options PRIVATE nlohmann_json::nlohmann_json Threads::Threads)
   foreach(source IN LISTS sources)
     if(source MATCHES "/isa_([a-z0-9]+)\\.cc$")
       set(isa ${CMAKE_MATCH_1})
@@ -65,12 +63,24 @@ function(kvanta_layer name)
       if(KVANTA_SANITIZE)
         list(APPEND options -O1)  # with -O3 these few files alone would take minutes each
         if((isa STREQUAL "avx512" AND NOT KVANTA_RUNS_AVX512) OR (isa STREQUAL "amx" AND NOT KVANTA_RUNS_AMX))
-          list(APPEND options -fno-sanitize=all)  # nothing will run that could be found at fault
+          list(APPEND options -fno-sanitize=all)  # the unit never runs on this machine
         endif()
       endif()
       set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS ${options})
     endif()
   endforeach()
+  set(${variable} ${sources} PARENT_SCOPE)
+endfunction()
+
+function(kvanta_layer name)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.cc)
+  if(NOT sources)
+    return()
+  endif()
+  kvanta_isa_sources(sources)
+  add_library(kvanta_${name} OBJECT ${sources})
+  set_target_properties(kvanta_${name} PROPERTIES UNITY_BUILD ${KVANTA_UNITY} UNITY_BUILD_BATCH_SIZE 4)
+  target_link_libraries(kvanta_${name} PUBLIC kvanta_options PRIVATE nlohmann_json::nlohmann_json Threads::Threads)
   set_property(SOURCE ${PROJECT_SOURCE_DIR}/src/base/fmt_instances.cc PROPERTY SKIP_UNITY_BUILD_INCLUSION ON)
   set(KVANTA_LAYERS ${KVANTA_LAYERS} ${name} CACHE INTERNAL "")
 endfunction()

@@ -14,8 +14,8 @@
 #include "attention/backends.h"
 #include "bench/attention_bench.h"
 #include "bench/gpu_bench.h"
+#include "bench/roofline.h"
 #include "bindings.h"
-#include "kernels/cpu/roofline.h"
 #include "kernels/cpu/select.h"
 #include "kvanta/error.h"
 

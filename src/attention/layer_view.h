@@ -35,7 +35,7 @@ inline kernels::CellView CellSide::At(const uint8_t* record) const noexcept {
                          .page_tokens = tokens,
                          .head_dim = head_dim,
                          .block = formats::BlockChannels(scaling, head_dim),
-                         .tile = scaling.tile};
+                         .token_group = scaling.tile};
   const auto fp16 = [record](int64_t section) { return reinterpret_cast<const uint16_t*>(record + section); };
   if (scaling.block != formats::ScaleType::kNone) view.block_scales = {record + block_scales, scaling.block};
   if (scaling.token != formats::ScaleType::kNone) view.token_scales = {record + token_scales, scaling.token};

@@ -29,7 +29,7 @@ constexpr int Index(formats::ElementType code) {
 
 const kernels::KeyKernel& KeyKernelOf(const AttentionKernels& kernels, formats::ElementType code,
                                       const formats::Scaling& scaling) noexcept {
-  return (scaling.tile != 0 ? kernels.tiled_keys : kernels.keys)[Index(code)];
+  return (scaling.tile != 0 ? kernels.channel_scaled_keys : kernels.keys)[Index(code)];
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Integer arithmetic of sizes, for host and device.
+// Integer arithmetic of sizes, for host and device. Always inlined, so that ISA units may use it: a copy compiled for
+// one instruction set must not be shared with other units.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +9,12 @@
 namespace kvanta {
 
 // ceil(a / b) for a >= 0, b > 0.
-KVANTA_HD constexpr int64_t CeilDiv(int64_t a, int64_t b) noexcept {
+KVANTA_HD __attribute__((always_inline)) constexpr int64_t CeilDiv(int64_t a, int64_t b) noexcept {
   return (a + b - 1) / b;
 }
 
 // The smallest multiple of `unit` that is not below `value`.
-KVANTA_HD constexpr int64_t RoundUp(int64_t value, int64_t unit) noexcept {
+KVANTA_HD __attribute__((always_inline)) constexpr int64_t RoundUp(int64_t value, int64_t unit) noexcept {
   return CeilDiv(value, unit) * unit;
 }
 

@@ -1,6 +1,6 @@
-// The operations a model's forward is written against, one object per device. Activations are f32 between them. All
-// pointers are of the device's memory, and on a GPU nothing has been computed yet when a call comes back.
-// Every op gives a row the same bits whatever the number of rows or threads.
+// Operations of a model's forward, one object per device. Activations are f32 between operations. All pointers are to
+// the device's memory; on a GPU, calls are asynchronous. Batch-invariant: a row's bits do not depend on the number of
+// rows or threads.
 #pragma once
 
 #include <cstdint>
@@ -18,27 +18,28 @@
 
 namespace kvanta::kernels {
 
+struct IsaTable;
+
 class Ops {
  public:
   virtual ~Ops() = default;
   virtual Device& device() const noexcept = 0;
   virtual ThreadPool& threads() const noexcept = 0;
-  // Whether the device's memory is the host's, and a call that came back has computed.
+  // True if the device's memory is the host's and calls are synchronous.
   virtual bool OnHost() const noexcept { return true; }
 
-  // Packs the weights, stacked along `out` (q|k|v as one), for this device. `kind` says how W is kept (f32 arithmetic
-  // for kF32; bf16: x rounded to bf16, f32 sums; f16: W f16, x f32; int8, int4: x in 8 or 16 bits, exact dots of 32,
-  // f32 sums). int8 keeps Q8_0 and int4 keeps Q4_0 and Q4_1 as they are; everything else is quantized. bias: f32 [sum
-  // of out] or empty. The views may be unmapped afterwards.
+  // Packs the weights, stacked along `out` (q|k|v as one), for this device. kind selects the storage of W and the
+  // arithmetic (kF32: f32; kBf16: x rounded to bf16, f32 sums; kF16: W in f16, x in f32; kInt8, kInt4: x in 8 or 16
+  // bits, exact dots of 32, f32 sums). kInt8 keeps Q8_0 and kInt4 keeps Q4_0 and Q4_1 as they are; everything else is
+  // quantized. bias: f32 [sum of out] or empty. The views may be unmapped afterwards.
   virtual std::unique_ptr<Linear> MakeLinear(std::span<const WeightView> stacked, std::span<const float> bias,
                                              LinearKind kind) = 0;
 
-  // Several layers that MakeLinear gave, in a few launches; null on the host, which takes them one by one.
+  // Combines layers made by MakeLinear() into a few launches; null on the CPU, which runs them one by one.
   virtual std::unique_ptr<LinearGroup> MakeGroup(std::vector<std::unique_ptr<Linear>>&& /*layers*/) { return nullptr; }
 
-  // A layer of experts in a few launches, of linear layers that MakeLinear gave; null on the host, where models know
-  // which experts a row has (models/experts.cc). correction: [count], added to the scores that choose, or empty. Throws
-  // ResourceError.
+  // Fused MoE layer of experts made by MakeLinear(); null on the CPU, where models route rows themselves
+  // (models/experts.cc). correction: [count], added to the scores for expert selection, or empty. Throws ResourceError.
   virtual std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& /*experts*/, const ExpertRule& /*rule*/,
                                                    std::span<const float> /*correction*/) {
     return nullptr;
@@ -63,21 +64,23 @@ class Ops {
                     const float* cos_sin, const int64_t* positions) noexcept = 0;
   // out[r][i] = silu(gate_up[r][i]) * gate_up[r][width + i]; gate_up: f32 [rows][2 * width]; out: f32 [rows][width].
   virtual void SiluMul(const float* gate_up, int64_t rows, int64_t width, float* out) noexcept = 0;
-  // What `launches` would begin, none of which begins now (cuda/gpu.h); null on the host, where it is not called.
-  // Throws ResourceError.
+  // Captures what `launches` enqueues as a graph, without running it (cuda/cuda_context.h); null on the CPU, where it
+  // is not called. Throws ResourceError.
   virtual std::unique_ptr<LaunchGraph> Record(const std::function<void()>& /*launches*/) { return nullptr; }
-  // tokens[r]: what draws[r] takes of row r of logits, f32 [rows][width] with these peaks; -1 where the row is not
-  // finite, or has too many candidates (kMaxCandidates). Only where memory is not the host's: there the sampler reads
-  // the logits itself.
+  // tokens[r]: the token sampled by draws[r] from row r of logits, f32 [rows][width], with the argmaxes of the rows; -1
+  // if the row is not finite or has too many candidates (kMaxCandidates). Only for devices whose memory is not the
+  // host's: on the CPU the sampler reads the logits.
   virtual void Draw(const float* /*logits*/, int64_t /*rows*/, int64_t /*width*/, const RowArgmax* /*peaks*/,
                     const SampleParams* /*draws*/, int32_t* /*tokens*/) noexcept {}
 };
 
-// Names of the CPU's ISA units, best first: "amx", "avx512", "avx2", "portable"; only those this machine can run.
+// Names of the ISA units that this machine runs, best first (kernels/cpu/select.cc lists all of them).
 std::span<const char* const> RunnableIsas();
 
-// Ops of the CPU. isa: a name of RunnableIsas(), or "auto" (environment KVANTA_ISA if set, else the best).
-// Throws InputError listing the units.
+// CPU ops. isa: one of RunnableIsas(), or "auto" (environment variable KVANTA_ISA if set, else the best). Throws
+// InputError that lists the units.
 std::unique_ptr<Ops> MakeCpuOps(std::shared_ptr<ThreadPool> threads, const char* isa = "auto");
+// The same over a given unit, which must run on this machine and outlive the ops.
+std::unique_ptr<Ops> MakeCpuOps(std::shared_ptr<ThreadPool> threads, const IsaTable& isa);
 
 }  // namespace kvanta::kernels

@@ -8,4 +8,4 @@
 #include "emulated/tiles.h"
 
 #define AmxTable EmulatedAmxTable
-#include "kernels/cpu/isa_amx.cc"  // NOLINT(bugprone-suspicious-include): the unit under test
+#include "kernels/cpu/x86/isa_amx.cc"  // NOLINT(bugprone-suspicious-include): the unit under test

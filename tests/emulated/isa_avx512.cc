@@ -3,4 +3,4 @@
 #include "emulated/avx512.h"
 
 #define Avx512Table EmulatedAvx512Table
-#include "kernels/cpu/isa_avx512.cc"  // NOLINT(bugprone-suspicious-include): the unit under test
+#include "kernels/cpu/x86/isa_avx512.cc"  // NOLINT(bugprone-suspicious-include): the unit under test

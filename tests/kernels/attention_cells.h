@@ -1,4 +1,4 @@
-// Cells that hold the codes a test wants, for the attention kernels.
+// Cells with chosen codes, for the tests of attention kernels.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace kvanta::kernels {
 
-// A cell whose codes are consecutive numbers from `first` on, in the cache's layout, and what they decode to.
+// A cell in the cache's layout whose codes are consecutive numbers from `first` on, and their decoded values.
 struct Cell {
   formats::CellShape shape;
   formats::CellSections sections;
@@ -23,7 +23,7 @@ struct Cell {
   CellView view;
 };
 
-// Scales near 1 that differ from element to element, and zeros near -2, as each is stored.
+// Fills scales near 1 that differ from element to element, and offsets near -2, in their storage type.
 inline void FillScales(formats::ScaleType type, uint8_t* bytes, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     const float value = 1.0f + static_cast<float>(i % 7) / 1024.0f;
@@ -58,7 +58,7 @@ inline int MinHeadDim(const formats::Format& format) {
       {8, format.scaling.allow_partial_block ? 8 : format.scaling.channels, formats::CodeChannels(format.code)});
 }
 
-// The heads and pages that a format is tested with: the smallest, and those that kernels meet by whole tiles.
+// Cell shapes that a format is tested with: the smallest, and one that kernels process in whole tiles.
 inline std::array<formats::CellShape, 2> ShapesOf(const formats::Format& format) {
   const int head_dim = MinHeadDim(format);
   return {formats::CellShape{Tokens(format), head_dim}, formats::CellShape{64, std::max(64, head_dim)}};
@@ -95,7 +95,7 @@ inline Cell MakeCell(const formats::Format& format, formats::SideKind kind, form
                .page_tokens = tokens,
                .head_dim = head_dim,
                .block = formats::BlockChannels(scaling, head_dim),
-               .tile = scaling.tile};
+               .token_group = scaling.tile};
   if (scaling.block != formats::ScaleType::kNone) {
     cell.view.block_scales = {cell.bytes.data() + cell.sections.block_scales, scaling.block};
   }

@@ -1,5 +1,4 @@
-// The attention kernels of every unit by themselves: every code of every format through QK and PV, rows that share a
-// tile.
+// Attention kernels of every unit in isolation: QK and PV of every code of every format, and batch invariance.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -21,21 +20,22 @@ namespace {
 
 using formats::SideKind;
 
-// Equal, both NaN, or within the roundings of an integer code's scales and of a zero beside it; subnormals may be
-// flushed (vdpbf16ps does).
-// `weight`: what a weight's rounding may add.
-::testing::AssertionResult SameValue(float found, float expected, const formats::Format& format, double weight = 0) {
+// Equal, both NaN, or within the roundings of an integer code's scales and offset; subnormals may be flushed (vdpbf16ps
+// does).
+// prob_error: error from the rounding of probabilities.
+::testing::AssertionResult SameValue(float found, float expected, const formats::Format& format,
+                                     double prob_error = 0) {
   const bool integer = formats::Info(format.code).integer;
   const formats::Scaling& scaling = format.scaling;
-  const double zero = scaling.block_offset || scaling.token_offset || scaling.tile != 0 ? 2.1 : 0.0;
+  const double offset = scaling.block_offset || scaling.token_offset || scaling.tile != 0 ? 2.1 : 0.0;
   if (std::isnan(expected)) return std::isnan(found) ? ::testing::AssertionSuccess() : ::testing::AssertionFailure();
   if (std::abs(expected) < std::numeric_limits<float>::min() && found == 0) return ::testing::AssertionSuccess();
-  const double tolerance = integer ? testing::kOperandRelative * (std::abs(expected) + 2 * zero) : 0;
-  if (std::abs(double{found} - expected) <= tolerance + weight) return ::testing::AssertionSuccess();
+  const double tolerance = integer ? testing::kOperandRelative * (std::abs(expected) + 2 * offset) : 0;
+  if (std::abs(double{found} - expected) <= tolerance + prob_error) return ::testing::AssertionSuccess();
   return ::testing::AssertionFailure() << found << " instead of " << expected;
 }
 
-uint8_t* Room() {
+uint8_t* Workspace() {
   alignas(64) static uint8_t workspace[kWorkspaceBytes];
   return workspace;
 }
@@ -44,7 +44,7 @@ class AttentionKernelsTest : public ::testing::TestWithParam<testing::Unit> {
  protected:
   const AttentionKernels& Kernels() const { return *GetParam().table->attention; }
   const KeyKernel& Key(const formats::Format& format) const {
-    return (format.scaling.tile != 0 ? Kernels().tiled_keys : Kernels().keys)[static_cast<int>(format.code)];
+    return (format.scaling.tile != 0 ? Kernels().channel_scaled_keys : Kernels().keys)[static_cast<int>(format.code)];
   }
   const ValueKernel& Value(const formats::Format& format) const {
     return Kernels().values[static_cast<int>(format.code)];
@@ -57,7 +57,7 @@ class AttentionKernelsTest : public ::testing::TestWithParam<testing::Unit> {
 INSTANTIATE_TEST_SUITE_P(Units, AttentionKernelsTest, ::testing::ValuesIn(testing::Units()),
                          [](const ::testing::TestParamInfo<testing::Unit>& unit) { return unit.param.name; });
 
-// Infinities never reach a cell (encoders saturate), and infinity times a coefficient of 0 is NaN.
+// Cells never hold infinities (encoders saturate), and infinity times an operand of 0 is NaN.
 bool HasInfinity(const Cell& cell) {
   for (const float value : cell.values) {
     if (std::isinf(value)) return true;
@@ -65,7 +65,8 @@ bool HasInfinity(const Cell& cell) {
   return false;
 }
 
-// Cells that hold every code between them; of 32 bits, codes all over the range. Without those that hold an infinity.
+// Cells that together hold every code, or, for 32 bits, codes spread over the whole range; without cells that hold an
+// infinity.
 std::vector<Cell> EveryCode(const formats::Format& format, SideKind kind, formats::CellShape shape) {
   const uint32_t codes_of_cell =
       static_cast<uint32_t>(shape.tokens * shape.head_dim * format.code_bits / std::max(8, format.code_bits));
@@ -79,8 +80,8 @@ std::vector<Cell> EveryCode(const formats::Format& format, SideKind kind, format
   return cells;
 }
 
-// Every code of every format, as a key met by unit vectors and as a value met by one-hot weights.
-TEST_P(AttentionKernelsTest, EveryCodeOfKeysComesBack) {
+// Every code of every format, as a key multiplied by unit vectors and as a value weighted by one-hot probabilities.
+TEST_P(AttentionKernelsTest, KeysDecodeEveryCode) {
   for (const formats::Format& format : formats::All()) {
     for (const auto [tokens, head_dim] : ShapesOf(format)) {
       SCOPED_TRACE(fmt::format("{} of {}", format.name, head_dim));
@@ -105,11 +106,11 @@ TEST_P(AttentionKernelsTest, EveryCodeOfKeysComesBack) {
                      .query_stride = stride,
                      .row_scale = row_scale,
                      .scores = scores,
-                     .workspace = Room(),
+                     .workspace = Workspace(),
                      .prefetch = {}});
           for (int token = 0; token < tokens; ++token) {
             const float* stored = &keys.values[static_cast<size_t>(token * head_dim)];
-            // A NaN anywhere in a token's row makes its logit NaN.
+            // A NaN anywhere in a token's row makes its score NaN.
             const bool nan = std::any_of(stored, stored + head_dim, [](float x) { return std::isnan(x); });
             for (int row = 0; row < rows; ++row) {
               const float expected = nan ? std::nanf("") : stored[first + row];
@@ -123,13 +124,14 @@ TEST_P(AttentionKernelsTest, EveryCodeOfKeysComesBack) {
   }
 }
 
-// `whole`: all slots are seen, and those with a weight of 0 as well.
-void ExpectValuesBack(const ValueKernel& kernel, const formats::Format& format, const Cell& values, bool whole) {
+// whole: all slots are visible, including those with a probability of 0.
+void ExpectDecodedValues(const ValueKernel& kernel, const formats::Format& format, const Cell& values, bool whole) {
   const int tokens = values.shape.tokens, head_dim = values.shape.head_dim;
   const float rescale[1] = {0};
   const auto stored = [&](int token, int c) { return values.values[static_cast<size_t>(token * head_dim + c)]; };
   std::vector<bool> nan(static_cast<size_t>(head_dim));
-  // Slots that share the unit of their weights: less than a step of the largest, times the largest code.
+  // Error of slots that share the quantization scale of their probabilities: less than a step of the largest, times the
+  // largest code.
   double rounded = 0;
   if (whole && IsSubbyte(format.code)) {
     for (const float value : values.values)
@@ -151,7 +153,7 @@ void ExpectValuesBack(const ValueKernel& kernel, const formats::Format& format, 
                        .rescale = rescale,
                        .out = out.data(),
                        .out_stride = head_dim,
-                       .workspace = Room(),
+                       .workspace = Workspace(),
                        .prefetch = {}});
     for (int c = 0; c < head_dim; ++c) {
       const float expected = nan[static_cast<size_t>(c)] ? std::nanf("") : stored(token, c);
@@ -161,19 +163,19 @@ void ExpectValuesBack(const ValueKernel& kernel, const formats::Format& format, 
   }
 }
 
-TEST_P(AttentionKernelsTest, EveryCodeOfValuesComesBack) {
+TEST_P(AttentionKernelsTest, ValuesDecodeEveryCode) {
   for (const formats::Format& name : formats::All()) {
     const formats::Format& format = formats::OnSide(name, false);
     for (const formats::CellShape shape : ShapesOf(format)) {
       SCOPED_TRACE(fmt::format("{} of {}", format.name, shape.head_dim));
       for (const Cell& values : EveryCode(format, SideKind::kV, shape)) {
-        ExpectValuesBack(Value(format), format, values, shape.tokens == 64);
+        ExpectDecodedValues(Value(format), format, values, shape.tokens == 64);
       }
     }
   }
 }
 
-// NaN keeps no promise about its payload.
+// Bit equality; NaN payloads are unspecified.
 bool SameBits(const float* a, const float* b, int count) {
   for (int i = 0; i < count; ++i) {
     if (std::memcmp(&a[i], &b[i], sizeof(float)) != 0 && !(std::isnan(a[i]) && std::isnan(b[i]))) return false;
@@ -181,7 +183,7 @@ bool SameBits(const float* a, const float* b, int count) {
   return true;
 }
 
-// Both kernels on rows that are prepared once.
+// Runs both kernels on rows that are prepared once.
 class RowsOfPass {
  public:
   RowsOfPass(const KeyKernel& key, const ValueKernel& value, const formats::Format& format, formats::CellShape shape,
@@ -208,7 +210,7 @@ class RowsOfPass {
     for (float& x : start_) x = normal(random);
   }
 
-  // What `rows` rows from `first` on come to.
+  // Scores and outputs of `rows` rows from `first` on.
   void Run(int first, int rows, WorkspaceUse workspace_use, std::vector<float>& scores, std::vector<float>& out) const {
     scores.assign(kPassRows * kMaxPageTokens, 0);
     out = start_;
@@ -219,7 +221,7 @@ class RowsOfPass {
                 .query_stride = stride_,
                 .row_scale = row_scale_ + first,
                 .scores = &scores[static_cast<size_t>(first * kMaxPageTokens)],
-                .workspace = Room(),
+                .workspace = Workspace(),
                 .workspace_use = workspace_use,
                 .prefetch = {}});
     value_.accumulate({.cell = values_.view,
@@ -231,7 +233,7 @@ class RowsOfPass {
                        .rescale = rescale_ + first,
                        .out = &out[static_cast<size_t>(first * shape_.head_dim)],
                        .out_stride = shape_.head_dim,
-                       .workspace = Room(),
+                       .workspace = Workspace(),
                        .workspace_use = workspace_use,
                        .prefetch = {}});
   }
@@ -249,8 +251,8 @@ class RowsOfPass {
   std::vector<float> start_;
 };
 
-// A row's scores and sums are the same bits alone and among 2 to 16 rows, of a page seen whole and in part, and where a
-// pass finds what an earlier one made of the page.
+// Scores and outputs of a row are bit-identical alone and among 2 to 16 rows, for a whole page and a part of it, and if
+// a call reuses the workspace of an earlier one.
 void ExpectSameRows(const RowsOfPass& pass, formats::CellShape shape) {
   std::vector<float> alone_scores, alone_out, scores, out;
   for (int row = 0; row < kPassRows; ++row) {
@@ -274,7 +276,7 @@ void ExpectSameRows(const RowsOfPass& pass, formats::CellShape shape) {
   }
 }
 
-TEST_P(AttentionKernelsTest, RowsDoNotDependOnTheirTile) {
+TEST_P(AttentionKernelsTest, RowsAreBatchInvariant) {
   for (const formats::Format& format : formats::All()) {
     const bool latents = format.name.starts_with("mla_");
     for (const formats::CellShape shape : {formats::CellShape{64, 64}, formats::CellShape{128, latents ? 512 : 128}}) {
@@ -287,8 +289,8 @@ TEST_P(AttentionKernelsTest, RowsDoNotDependOnTheirTile) {
   }
 }
 
-// Integer dots are exact, so a per-token integer format scores the same bits on every unit.
-TEST_P(AttentionKernelsTest, IntegerScoresAreEqualOnEveryUnit) {
+// Integer dots are exact, so a per-token integer format has bit-identical scores on every unit.
+TEST_P(AttentionKernelsTest, IntegerScoresAreBitIdenticalOnEveryUnit) {
   std::mt19937 random(2);
   std::normal_distribution<float> normal;
   const formats::Format& format = formats::Find("int8");
@@ -299,7 +301,7 @@ TEST_P(AttentionKernelsTest, IntegerScoresAreEqualOnEveryUnit) {
   const AttentionKernels& best = *testing::Units().front().table->attention;
   const AttentionKernels none{};
   for (const AttentionKernels* kernels : {&Kernels(), &best}) {
-    const KernelScope of_best(kernels == &Kernels() ? none : best);  // the test has one of its own
+    const KernelScope of_best(kernels == &Kernels() ? none : best);  // the fixture has a scope for its own unit
     const KeyKernel& key = kernels->keys[static_cast<int>(format.code)];
     alignas(64) uint8_t query[4096];
     const float row_scale = key.prepare(q.data(), 128, 0, query);
@@ -311,7 +313,7 @@ TEST_P(AttentionKernelsTest, IntegerScoresAreEqualOnEveryUnit) {
                .query_stride = key.query_bytes(128),
                .row_scale = &row_scale,
                .scores = scores.back().data(),
-               .workspace = Room(),
+               .workspace = Workspace(),
                .prefetch = {}});
   }
   EXPECT_EQ(scores[0], scores[1]);

@@ -1,4 +1,4 @@
-// What every unit does with rows of scores and results: the softmax over pages, the transform, the merge of runs.
+// Row kernels of attention on every unit: softmax over pages, Hadamard transform, combination of split results.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -24,7 +24,7 @@ class AttentionSoftmaxTest : public ::testing::TestWithParam<testing::Unit> {
 INSTANTIATE_TEST_SUITE_P(Units, AttentionSoftmaxTest, ::testing::ValuesIn(testing::Units()),
                          [](const auto& unit) { return unit.param.name; });
 
-TEST_P(AttentionSoftmaxTest, SoftmaxOverPagesIsTheSoftmaxOfAll) {
+TEST_P(AttentionSoftmaxTest, SoftmaxOverPagesEqualsSoftmaxOverAll) {
   std::mt19937 random(3);
   std::normal_distribution<float> normal(0, 5);
   std::vector<float> scores(kMaxPageTokens, std::nanf("")), logits;
@@ -61,14 +61,14 @@ TEST_P(AttentionSoftmaxTest, SoftmaxOverPagesIsTheSoftmaxOfAll) {
   }
 }
 
-TEST_P(AttentionSoftmaxTest, TransformIsThatOfTheFormatsToTheBit) {
+TEST_P(AttentionSoftmaxTest, TransformIsBitIdenticalToFormats) {
   std::mt19937 random(3);
   std::normal_distribution<float> normal;
   for (const int head_dim : {8, 16, 24, 32, 48, 64, 80, 96, 128, 192, 256, 512}) {
     std::vector<float> x(static_cast<size_t>(head_dim));
     for (float& value : x) value = normal(random);
-    x[3] = 0x1p-140F;  // below what is normal
-    x[5] = -x[4];      // meets its opposite
+    x[3] = 0x1p-140F;  // subnormal
+    x[5] = -x[4];      // cancels exactly
     std::vector<float> expected = x, out(x.size());
     formats::Hadamard(expected.data(), head_dim);
     Kernels().transform(x.data(), head_dim, out.data());
@@ -81,7 +81,7 @@ TEST_P(AttentionSoftmaxTest, TransformIsThatOfTheFormatsToTheBit) {
   }
 }
 
-TEST_P(AttentionSoftmaxTest, MergeOfAnEmptyPartChangesNothing) {
+TEST_P(AttentionSoftmaxTest, CombiningWithAnEmptyStateIsTheIdentity) {
   const float inf = std::numeric_limits<float>::infinity();
   SoftmaxState state{2.0f, 3.0f};
   const SoftmaxState empty{-inf, 0};

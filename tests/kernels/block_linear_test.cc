@@ -1,5 +1,5 @@
-// Linear layers on blocks of 8 and 4 bits: against double on the same codes, for every unit; what is read from a file's
-// blocks; what quantizing costs.
+// Linear layers with blocks of 8 and 4 bits: comparison with double on the same codes for every unit, blocks read from
+// a file, and the error of quantization.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "emulated/units.h"
-#include "kernels/cpu/ops.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/weight_blocks.h"
+#include "kernels/ops.h"
 #include "kernels/product.h"
 #include "kernels/random_values.h"
 #include "kvanta/error.h"
@@ -24,7 +24,7 @@ using kvanta::testing::BlockDotTolerance;
 using kvanta::testing::Unit;
 using kvanta::testing::Units;
 
-// W as a file has it, and the same blocks to compute with.
+// W as stored in a file, and the same blocks unpacked for the oracle.
 struct BlockMatrix {
   int64_t out = 0, in = 0;
   BlockFormat format = BlockFormat::kNone;
@@ -34,7 +34,7 @@ struct BlockMatrix {
   WeightView View() const { return {bytes.data(), DType::kF32, out, in, format}; }
 };
 
-// Every code occurs; scales differ from block to block.
+// Random codes; scales differ from block to block.
 BlockMatrix RandomBlocks(int64_t out, int64_t in, BlockFormat format, uint32_t seed) {
   BlockMatrix w{out, in, format, {}, {}};
   std::mt19937 generator(seed);
@@ -53,7 +53,7 @@ BlockMatrix RandomBlocks(int64_t out, int64_t in, BlockFormat format, uint32_t s
   return w;
 }
 
-// The codes and the unit of a block of x, as the kernels are to make them, n <= 32.
+// Expected codes and scale of a block of x, n <= 32.
 struct ActivationBlock {
   float unit = 0;
   int codes[kBlockWeights] = {};
@@ -72,7 +72,7 @@ ActivationBlock RoundActivations(const float* x, int64_t n, float steps) {
 
 struct Expected {
   double value = 0;
-  double magnitude = 0;  // of the terms that are added
+  double magnitude = 0;  // sum of the magnitudes of the terms
 };
 
 Expected Oracle(const WeightBlock* w, const float* x, int64_t in, double bias, bool wide) {
@@ -87,14 +87,14 @@ Expected Oracle(const WeightBlock* w, const float* x, int64_t in, double bias, b
       total += a.codes[i];
     }
     const double product = double{Fp16ToFloat(block.scale)} * a.unit * dot;
-    const double rest = double{Fp16ToFloat(block.minimum)} * a.unit * total;
+    const double rest = double{Fp16ToFloat(block.offset)} * a.unit * total;
     sum.value += product + rest;
     sum.magnitude += std::abs(product) + std::abs(rest);
   }
   return sum;
 }
 
-WeightType StoreOf(BlockFormat format) {
+WeightType StorageOf(BlockFormat format) {
   return format == BlockFormat::kQ8_0 ? WeightType::kInt8 : WeightType::kInt4;
 }
 
@@ -103,7 +103,7 @@ struct BlockCase {
   BlockFormat format;
   bool wide;
 
-  LinearKind Kind() const { return {StoreOf(format), wide}; }
+  LinearKind Kind() const { return {StorageOf(format), wide}; }
 };
 
 class BlockLinearTest : public ::testing::TestWithParam<BlockCase> {
@@ -142,7 +142,7 @@ TEST_P(BlockLinearTest, MatchesTheOracleOnTheSameCodes) {
   ExpectOracle(33, 96, 250);   // three blocks of rows
 }
 
-TEST_P(BlockLinearTest, KeepsTheFilesBlocks) {
+TEST_P(BlockLinearTest, KeepsBlocksOfTheFile) {
   const BlockMatrix w = RandomBlocks(37, 96, GetParam().format, 4);
   const WeightView view = w.View();
   const auto ops = MakeOps();
@@ -159,8 +159,8 @@ TEST_P(BlockLinearTest, KeepsTheFilesBlocks) {
   EXPECT_EQ(linear->WeightBytes(), 48 * 3 * BlockBytes(w.format)) << "48 columns, three panels";
 }
 
-// The largest codes of one sign meet the largest activations (127, or 32,512 = 127 * 256): no sum of 16 or 32 bits may
-// overflow. All that is added is exact in f32.
+// The largest codes of one sign with the largest activations (127, or 32,512 = 127 * 256): sums of 16 or 32 bits must
+// not overflow, and all sums are exact in f32.
 TEST_P(BlockLinearTest, ExtremeCodesAreExact) {
   BlockMatrix w{16, 64, GetParam().format, {}, {}};
   for (int i = 0; i < 32; ++i) {
@@ -172,8 +172,8 @@ TEST_P(BlockLinearTest, ExtremeCodesAreExact) {
     const bool high = i % 4 < 2;
     const uint8_t code = w.format == BlockFormat::kQ8_0 ? (high ? 127 : 128) : (high ? 255 : 0);
     while (static_cast<int>(w.bytes.size()) < (i + 1) * size) {
-      const bool is_minimum = w.format == BlockFormat::kQ4_1 && static_cast<int>(w.bytes.size()) < i * size + 4;
-      w.bytes.push_back(is_minimum ? 0 : code);
+      const bool is_offset = w.format == BlockFormat::kQ4_1 && static_cast<int>(w.bytes.size()) < i * size + 4;
+      w.bytes.push_back(is_offset ? 0 : code);
     }
     w.blocks.push_back(ReadBlock(w.bytes.data() + i * size, w.format));
   }
@@ -190,7 +190,7 @@ TEST_P(BlockLinearTest, ExtremeCodesAreExact) {
   }
 }
 
-TEST_P(BlockLinearTest, ValuesThatAreNotFiniteStayInTheirRow) {
+TEST_P(BlockLinearTest, NonFiniteValuesAffectOnlyTheirRow) {
   const BlockMatrix w = RandomBlocks(20, 64, GetParam().format, 5);
   const WeightView view = w.View();
   const auto ops = MakeOps();
@@ -223,7 +223,7 @@ INSTANTIATE_TEST_SUITE_P(Units, BlockLinearTest, ::testing::ValuesIn(BlockCases(
   return param.param.unit.name + "_" + std::string(Name(param.param.format)) + (param.param.wide ? "_wide" : "");
 });
 
-TEST(BlockLinear, StacksWhatIsKeptAndWhatIsQuantized) {
+TEST(BlockLinear, StacksKeptAndQuantizedBlocks) {
   const BlockMatrix q4_0 = RandomBlocks(16, 64, BlockFormat::kQ4_0, 7);
   const BlockMatrix q4_1 = RandomBlocks(16, 64, BlockFormat::kQ4_1, 8);
   const BlockMatrix q8_0 = RandomBlocks(16, 64, BlockFormat::kQ8_0, 9);
@@ -254,7 +254,7 @@ TEST(BlockLinear, StacksWhatIsKeptAndWhatIsQuantized) {
   }
 }
 
-TEST(BlockLinear, RefusesRowsThatAreNoWholeBlocksAndScalesThatAreNotFinite) {
+TEST(BlockLinear, RejectsPartialBlocksAndNonFiniteScales) {
   const auto ops = MakeCpuOps(std::make_shared<ThreadPool>(1));
   std::vector<uint8_t> bytes(34 * 16);
   const WeightView ragged{bytes.data(), DType::kF32, 16, 33, BlockFormat::kQ8_0};
@@ -285,13 +285,13 @@ TEST(Quantize, Int8IsWithinHalfAStep) {
     float out[kBlockWeights];
     BlockValues(q, out);
     for (int i = 0; i < kBlockWeights; ++i) {
-      // Half a step, and where fp16 rounded the scale down, the largest code is cut: 127 of its 2^-11.
+      // Half a step; where fp16 rounds the scale down, the largest code is clipped: 127 of its 2^-11.
       ASSERT_NEAR(out[i], i < n ? values[i] : 0, Fp16ToFloat(q.scale) * (i < n ? 0.5 + 127 * 0x1p-11 : 0));
     }
   }
 }
 
-TEST(Quantize, Int4IsBetterThanTheWholeRange) {
+TEST(Quantize, Int4HasASmallerErrorThanTheFullRange) {
   const auto x = RandomValues(400 * 32, 12, 0.03F);
   double best = 0;
   double plain = 0;
@@ -301,9 +301,9 @@ TEST(Quantize, Int4IsBetterThanTheWholeRange) {
     const auto [low, high] = std::minmax_element(values, values + 32);
     WeightBlock range;
     range.scale = FloatToFp16((*high - *low) / 15);
-    range.minimum = FloatToFp16(*low);
+    range.offset = FloatToFp16(*low);
     for (int i = 0; i < 32; ++i) {
-      const float code = std::nearbyint((values[i] - Fp16ToFloat(range.minimum)) / Fp16ToFloat(range.scale));
+      const float code = std::nearbyint((values[i] - Fp16ToFloat(range.offset)) / Fp16ToFloat(range.scale));
       range.codes[i] = static_cast<int8_t>(std::min(15.0F, std::max(0.0F, code)));
     }
     plain += SquaredError(range, values, 32);
@@ -311,14 +311,14 @@ TEST(Quantize, Int4IsBetterThanTheWholeRange) {
   EXPECT_LT(best, 0.9 * plain);
 }
 
-TEST(Quantize, Int4OfConstantsZerosAndShortBlocks) {
+TEST(Quantize, Int4OfConstantsZerosAndPartialBlocks) {
   const std::vector<float> constant(32, -0.25F);
   EXPECT_EQ(SquaredError(QuantizeInt4(constant.data(), 32), constant.data(), 32), 0);
   const std::vector<float> zeros(32);
   EXPECT_EQ(SquaredError(QuantizeInt4(zeros.data(), 32), zeros.data(), 32), 0);
   const std::vector<float> two = {-1, 2};
   EXPECT_LT(SquaredError(QuantizeInt4(two.data(), 2), two.data(), 2), 1e-5);
-  // 16 values in steps: fp16 holds scale and minimum, so nothing is lost.
+  // 16 equidistant values whose scale and offset fp16 represents exactly.
   std::vector<float> steps(32);
   for (int i = 0; i < 32; ++i) steps[i] = 0.125F * static_cast<float>(i % 16) - 0.5F;
   EXPECT_EQ(SquaredError(QuantizeInt4(steps.data(), 32), steps.data(), 32), 0);

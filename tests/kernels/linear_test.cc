@@ -1,5 +1,5 @@
-// Linear layers against a double oracle on the same stored values, for every unit; and the rule that a row's bits
-// depend on nothing but the row.
+// Linear layers of every unit: comparison with a double-precision oracle on the same stored values, and batch
+// invariance.
 #include "kernels/linear/linear.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "emulated/units.h"
-#include "kernels/cpu/ops.h"
+#include "kernels/ops.h"
 #include "kernels/product.h"
 #include "kernels/random_values.h"
 #include "kvanta/error.h"
@@ -24,23 +24,23 @@ using kvanta::testing::DotTolerance;
 using kvanta::testing::Unit;
 using kvanta::testing::Units;
 
-// A value as the store keeps it.
-float Stored(float value, DType store) {
-  if (store == DType::kBf16) return Bf16ToFloat(FloatToBf16(value));
-  return store == DType::kF16 ? Fp16ToFloat(FloatToFp16(value)) : value;
+// A value after rounding to the storage type.
+float Stored(float value, DType storage) {
+  if (storage == DType::kBf16) return Bf16ToFloat(FloatToBf16(value));
+  return storage == DType::kF16 ? Fp16ToFloat(FloatToFp16(value)) : value;
 }
 
-// x as the product sees it: only bf16 weights round it.
-float Activation(float value, DType store) {
-  return store == DType::kBf16 ? Stored(value, store) : value;
+// x as rounded by the product: only for bf16 weights.
+float Activation(float value, DType storage) {
+  return storage == DType::kBf16 ? Stored(value, storage) : value;
 }
 
 struct Case {
   Unit unit;
-  WeightType store;
+  WeightType storage;
 };
 
-// What every way to store W promises.
+// Properties of every storage of W.
 class LinearTest : public ::testing::TestWithParam<Case> {
  protected:
   std::unique_ptr<Ops> MakeOps(int threads) const {
@@ -49,21 +49,21 @@ class LinearTest : public ::testing::TestWithParam<Case> {
   std::unique_ptr<Linear> MakeLinear(Ops& ops, const std::vector<float>& w, int64_t out, int64_t in,
                                      const std::vector<float>& bias = {}) const {
     const WeightView view{w.data(), DType::kF32, out, in};
-    return ops.MakeLinear({&view, 1}, bias, GetParam().store);
+    return ops.MakeLinear({&view, 1}, bias, GetParam().storage);
   }
 };
 
-// W kept by elements; blocks have a test of their own (block_linear_test.cc).
+// W stored as elements; block_linear_test.cc tests blocks.
 class ElementLinearTest : public LinearTest {
  protected:
   DType StoredAs() const {
-    if (GetParam().store == WeightType::kF32) return DType::kF32;
-    return GetParam().store == WeightType::kBf16 ? DType::kBf16 : DType::kF16;
+    if (GetParam().storage == WeightType::kF32) return DType::kF32;
+    return GetParam().storage == WeightType::kBf16 ? DType::kBf16 : DType::kF16;
   }
-  // Row 0 has y[out..y_stride) as the guard that nothing is written beyond a row.
+  // The guard y[out..y_stride) of each row detects writes beyond a row.
   void ExpectOracle(int64_t out, int64_t in, int64_t rows) const {
     SCOPED_TRACE(::testing::Message() << "out " << out << " in " << in << " rows " << rows);
-    const DType store = StoredAs();
+    const DType storage = StoredAs();
     const auto w = RandomValues(out * in, 1);
     const auto x = RandomValues(rows * in, 2);
     const auto bias = RandomValues(out, 3);
@@ -75,7 +75,7 @@ class ElementLinearTest : public LinearTest {
         double sum = bias[column];
         double magnitude = std::abs(sum);
         for (int64_t k = 0; k < in; ++k) {
-          const double term = double{Activation(x[row * in + k], store)} * Stored(w[column * in + k], store);
+          const double term = double{Activation(x[row * in + k], storage)} * Stored(w[column * in + k], storage);
           sum += term;
           magnitude += std::abs(term);
         }
@@ -102,7 +102,7 @@ TEST_P(ElementLinearTest, MatchesTheOracleOverSeveralBlocksOfRowsAndSteps) {
   ExpectOracle(40, 4500, 45);  // as many blocks of steps where a step is 32 k
 }
 
-TEST_P(LinearTest, ARowsBitsDoNotDependOnTheRowsBesideIt) {
+TEST_P(LinearTest, RowsAreBatchInvariant) {
   const int64_t in = 611;
   const int64_t out = 210;
   const auto w = RandomValues(out * in, 4);
@@ -120,9 +120,9 @@ TEST_P(LinearTest, ARowsBitsDoNotDependOnTheRowsBesideIt) {
   }
 }
 
-// Also where numbers of rows go different ways: sums of what is large and what is too small to count.
-TEST_P(ElementLinearTest, ARowsBitsDoNotDependOnTheRowsBesideItForAnySizeOfValues) {
-  const int64_t in = 200, out = 40, limit = 40;
+// Values of very different magnitudes, for which different numbers of rows take different code paths.
+TEST_P(ElementLinearTest, RowsAreBatchInvariantForExtremeValues) {
+  const int64_t in = 200, out = 40, max_rows = 40;
   std::mt19937 generator(7);
   const auto values = [&](int64_t n) {
     std::vector<float> x(static_cast<size_t>(n));
@@ -132,11 +132,11 @@ TEST_P(ElementLinearTest, ARowsBitsDoNotDependOnTheRowsBesideItForAnySizeOfValue
     return x;
   };
   const auto w = values(out * in);
-  const auto x = values(limit * in);
+  const auto x = values(max_rows * in);
   const auto ops = MakeOps(1);
   const auto linear = MakeLinear(*ops, w, out, in);
-  std::vector<float> expected(static_cast<size_t>(limit * out));
-  for (int64_t row = 0; row < limit; ++row) {
+  std::vector<float> expected(static_cast<size_t>(max_rows * out));
+  for (int64_t row = 0; row < max_rows; ++row) {
     linear->Forward(x.data() + row * in, 1, expected.data() + row * out, out);
   }
   for (const int64_t rows : {2, 3, 4, 5, 16, 17, 32, 40}) {
@@ -145,8 +145,8 @@ TEST_P(ElementLinearTest, ARowsBitsDoNotDependOnTheRowsBesideItForAnySizeOfValue
   }
 }
 
-// Equal columns make equal values: the first of them is the peak's.
-TEST_P(LinearTest, PeaksAreTheFirstLargestOfEveryRow) {
+// Equal columns give equal values: the argmax is the first of them.
+TEST_P(LinearTest, ArgmaxIsTheFirstMaximumOfEveryRow) {
   const int64_t in = 64, rows = 130;
   for (const int64_t out : {1, 15, 16, 1003}) {
     SCOPED_TRACE(out);
@@ -174,7 +174,7 @@ TEST_P(LinearTest, PeaksAreTheFirstLargestOfEveryRow) {
   }
 }
 
-TEST_P(LinearTest, BitsDoNotDependOnTheThreads) {
+TEST_P(LinearTest, BitsDoNotDependOnThreadCount) {
   const int64_t in = 300;
   const int64_t out = 1000;  // enough work for many tasks
   const auto w = RandomValues(out * in, 7);
@@ -190,7 +190,7 @@ TEST_P(LinearTest, BitsDoNotDependOnTheThreads) {
   }
 }
 
-TEST_P(ElementLinearTest, StacksWeightsOfEveryTypeAndReadsRowsBack) {
+TEST_P(ElementLinearTest, StacksWeightsOfEveryTypeAndDequantizesRows) {
   const int64_t in = 21;
   const auto values = RandomValues(3 * 18 * in, 9);
   std::vector<uint16_t> bf16, f16;
@@ -200,7 +200,7 @@ TEST_P(ElementLinearTest, StacksWeightsOfEveryTypeAndReadsRowsBack) {
   const WeightView views[] = {
       {f32.data(), DType::kF32, 18, in}, {bf16.data(), DType::kBf16, 18, in}, {f16.data(), DType::kF16, 18, in}};
   const auto ops = MakeOps(2);
-  const auto linear = ops->MakeLinear(views, {}, GetParam().store);
+  const auto linear = ops->MakeLinear(views, {}, GetParam().storage);
   EXPECT_EQ(linear->Out(), 54);
   EXPECT_EQ(linear->In(), in);
   std::vector<float> row(in);
@@ -217,7 +217,7 @@ TEST_P(ElementLinearTest, StacksWeightsOfEveryTypeAndReadsRowsBack) {
   }
 }
 
-TEST_P(ElementLinearTest, NanAndInfinityPass) {
+TEST_P(ElementLinearTest, NanAndInfinityPropagate) {
   std::vector<float> w(20 * 3, 1.0F);
   w[3] = std::numeric_limits<float>::quiet_NaN();
   w[6] = std::numeric_limits<float>::infinity();
@@ -232,14 +232,14 @@ TEST_P(ElementLinearTest, NanAndInfinityPass) {
 std::vector<Case> Cases(std::initializer_list<WeightType> stores) {
   std::vector<Case> cases;
   for (const Unit& unit : Units()) {
-    for (const WeightType store : stores) cases.push_back({unit, store});
+    for (const WeightType storage : stores) cases.push_back({unit, storage});
   }
   return cases;
 }
 
 std::string CaseName(const ::testing::TestParamInfo<Case>& info) {
   constexpr const char* kNames[] = {"float32", "bfloat16", "float16", "int8", "int4"};
-  return info.param.unit.name + "_" + kNames[static_cast<int>(info.param.store)];
+  return info.param.unit.name + "_" + kNames[static_cast<int>(info.param.storage)];
 }
 
 constexpr auto kElements = {WeightType::kBf16, WeightType::kF32, WeightType::kF16};
@@ -247,14 +247,14 @@ INSTANTIATE_TEST_SUITE_P(Units, ElementLinearTest, ::testing::ValuesIn(Cases(kEl
 constexpr auto kAll = {WeightType::kBf16, WeightType::kF32, WeightType::kF16, WeightType::kInt8, WeightType::kInt4};
 INSTANTIATE_TEST_SUITE_P(Units, LinearTest, ::testing::ValuesIn(Cases(kAll)), CaseName);
 
-TEST(LinearUnits, Bf16BitsAreTheSameOnPortableAndAvx2) {
+TEST(LinearUnits, Bf16IsBitIdenticalOnPortableAndAvx2) {
   const auto w = RandomValues(70 * 333, 10);
   const auto x = RandomValues(9 * 333, 11);
   const WeightView view{w.data(), DType::kF32, 70, 333};
   std::vector<float> expected;
   for (const char* isa : RunnableIsas()) {
     const std::string_view unit = isa;
-    if (unit != "portable" && unit != "avx2") continue;  // vdpbf16ps sums pairs its own way
+    if (unit != "portable" && unit != "avx2") continue;  // vdpbf16ps sums pairs in another order
     const auto ops = MakeCpuOps(std::make_shared<ThreadPool>(1), isa);
     const auto y = Product(*ops->MakeLinear({&view, 1}, {}, WeightType::kBf16), x, 9, 70);
     if (expected.empty()) expected = y;

@@ -7,7 +7,7 @@
 
 namespace kvanta::kernels {
 
-// y [rows][y_stride] of x [rows][in]; what is not written stays -77.
+// y [rows][y_stride] for x [rows][in]; elements that are not written stay -77.
 inline std::vector<float> Product(const Linear& linear, const std::vector<float>& x, int64_t rows, int64_t y_stride) {
   std::vector<float> y(static_cast<size_t>(rows * y_stride), -77.0F);
   linear.Forward(x.data(), rows, y.data(), y_stride);

@@ -1,4 +1,4 @@
-// Row kernels of every unit against double; rows in parallel against rows alone.
+// Row kernels of every unit: comparison with double, and ops over many rows with rows alone.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "emulated/units.h"
-#include "kernels/cpu/ops.h"
+#include "kernels/ops.h"
 #include "kernels/random_values.h"
 #include "tolerance.h"
 
@@ -48,17 +48,17 @@ TEST_P(RowTest, ExpOfLimits) {
   EXPECT_TRUE(std::isnan(out[8]));
 }
 
-TEST_P(RowTest, LargestIsExactAndNanForWhatIsNotFinite) {
+TEST_P(RowTest, MaxIsExactAndNanForNonFiniteRows) {
   for (const int64_t width : kWidths) {
     auto x = RandomValues(width, 8);
-    EXPECT_EQ(rows().largest(x.data(), width), *std::max_element(x.begin(), x.end())) << width;
+    EXPECT_EQ(rows().max(x.data(), width), *std::max_element(x.begin(), x.end())) << width;
     for (float& value : x) value = -std::abs(value) - 1;
-    EXPECT_EQ(rows().largest(x.data(), width), *std::max_element(x.begin(), x.end())) << width;
+    EXPECT_EQ(rows().max(x.data(), width), *std::max_element(x.begin(), x.end())) << width;
     for (const float value : {std::nanf(""), INFINITY, -INFINITY}) {
       for (const int64_t at : {int64_t{0}, width / 2, width - 1}) {
         auto other = x;
         other[static_cast<size_t>(at)] = value;
-        EXPECT_TRUE(std::isnan(rows().largest(other.data(), width))) << width << ", " << value << " at " << at;
+        EXPECT_TRUE(std::isnan(rows().max(other.data(), width))) << width << ", " << value << " at " << at;
       }
     }
   }
@@ -135,7 +135,7 @@ TEST_P(RowTest, AddIsOneRounding) {
   }
 }
 
-TEST_P(RowTest, OpsGiveEveryRowItsOwnBitsForAnyThreads) {
+TEST_P(RowTest, OpsAreBitIdenticalForAnyThreadCount) {
   constexpr int64_t kManyRows = 90;
   constexpr int64_t kWidth = 576;  // enough values for several tasks
   const auto x = RandomValues(kManyRows * kWidth, 8);
@@ -176,28 +176,6 @@ TEST_P(RowTest, OpsGiveEveryRowItsOwnBitsForAnyThreads) {
       ASSERT_TRUE(
           std::equal(out.begin() + row * kWidth, out.begin() + (row + 1) * kWidth, x.begin() + ids[row] * kWidth));
     }
-  }
-}
-
-TEST_P(RowTest, LimitLoopsDoWhatTheyCount) {
-  const LimitKernels& limits = GetParam().table->limits;
-  double operations = 0;
-  const float sums = limits.bf16_dot(3, &operations);  // adds zeros
-  EXPECT_GT(operations, 0);
-  EXPECT_EQ(limits.bf16_dot(7, &operations), sums);
-  const float integer_sums = limits.wide_dot(3, &operations);
-  EXPECT_EQ(limits.wide_dot(7, &operations), integer_sums);
-  EXPECT_EQ(limits.subbyte_dot(7, &operations), integer_sums);  // the same first values
-  for (const auto dot : {limits.int8_dot, limits.int4_dot}) {   // ones by ones
-    const float products = dot(7, &operations);
-    EXPECT_EQ(products, static_cast<float>(operations / 2));
-  }
-  const float fixed_point = limits.f32_fma(60, &operations);  // every sum ends at 2
-  EXPECT_EQ(fixed_point, static_cast<float>(operations / 60));
-  std::vector<float> data(4096, 1.0F);
-  for (const int streams : {1, 2, 4, 8}) {
-    data[4096 / streams * (streams - 1) + 3] = static_cast<float>(streams + 1);  // in the last stream
-    EXPECT_EQ(limits.read(data.data(), 4 * 4096, streams, 512), static_cast<float>(streams + 1));
   }
 }
 

@@ -1,4 +1,4 @@
-// The choice of the ISA unit: by name, by KVANTA_ISA, and the error that lists the units.
+// Selection of the ISA unit: by name, by KVANTA_ISA, and the error that lists the units.
 #include "kernels/cpu/select.h"
 
 #include <gmock/gmock.h>
@@ -13,7 +13,7 @@
 namespace kvanta::kernels {
 namespace {
 
-// Sets KVANTA_ISA, and puts back what the test run was started with.
+// Sets KVANTA_ISA, and restores its previous value on destruction.
 class IsaEnvironment {
  public:
   explicit IsaEnvironment(const char* value) {
@@ -50,7 +50,7 @@ TEST(SelectIsa, AutoIsTheBestUnlessTheEnvironmentSaysOtherwise) {
   }
   const IsaEnvironment portable("portable");
   EXPECT_STREQ(SelectIsa("auto").name, "portable");
-  EXPECT_STREQ(SelectIsa(RunnableIsas().front()).name, RunnableIsas().front());  // a name beats the environment
+  EXPECT_STREQ(SelectIsa(RunnableIsas().front()).name, RunnableIsas().front());  // a name overrides the environment
 }
 
 TEST(SelectIsa, AnUnknownUnitIsAnErrorThatListsTheUnits) {

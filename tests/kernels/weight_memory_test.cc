@@ -1,4 +1,4 @@
-// Memory of weights: parts of large pieces that do not overlap and outlive the object that gave them.
+// WeightMemory: parts of large pieces are disjoint and outlive the object that allocated them.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,9 +11,10 @@
 namespace kvanta::kernels {
 namespace {
 
-TEST(WeightMemory, PartsAreApartZeroedAndStay) {
+TEST(WeightMemory, PartsAreDisjointZeroedAndOutliveTheObject) {
   std::optional<WeightMemory> memory(std::in_place);
-  // Tiny and large ones lie alone; 3 MiB ones need several pieces; odd sizes must not spoil the alignment of the next.
+  // Tiny and large parts are allocated separately; 3 MiB parts need several pieces; odd sizes must not break the
+  // alignment of the next part.
   std::vector<Buffer> parts;
   for (const size_t bytes : {size_t{100}, (size_t{64} << 10) + 1, size_t{100'001}, size_t{5} << 20}) {
     parts.push_back(memory->Take(bytes));

@@ -1,5 +1,5 @@
-// KVANTA_INLINE: for what must disappear into its caller. In ISA units nothing may be emitted with external linkage: a
-// linker would be free to keep the copy that another CPU cannot run.
+// KVANTA_INLINE marks functions that must be inlined. An ISA unit may emit nothing with external linkage: the linker
+// would be free to keep the copy that another CPU cannot run.
 #pragma once
 
 #define KVANTA_INLINE inline __attribute__((always_inline))
@@ -7,7 +7,7 @@
 namespace kvanta::kernels {
 namespace {
 
-// Kernels for fewer rows at once, where what counts is how long they take to compile.
+// Smaller register and query tiles, for builds where compile time matters more than speed.
 #if defined(KVANTA_SANITIZED) || defined(KVANTA_EMULATE_AVX512)
 inline constexpr bool kSmallTiles = true;
 #else

@@ -4,18 +4,14 @@
 // Primitives first, then the kernels written over them.
 #include "kernels/attention/cpu/kernel_table.h"
 #include "kernels/cpu/isa_table.h"
-#include "kernels/cpu/roofline_kernels.h"
 #include "kernels/cpu/row_kernels.h"
 #include "kernels/linear/cpu/kernels.h"
 
 namespace kvanta::kernels {
 
 const IsaTable& PortableTable() {
-  static constexpr IsaTable kTable{.name = "portable",
-                                   .linear = kLinearKernels,
-                                   .rows = kRowKernels,
-                                   .limits = kLimitKernels,
-                                   .attention = &kAttentionKernels};
+  static constexpr IsaTable kTable{
+      .name = "portable", .linear = kLinearKernels, .rows = kRowKernels, .attention = &kAttentionKernels};
   return kTable;
 }
 

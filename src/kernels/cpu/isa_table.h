@@ -1,19 +1,34 @@
-// What one ISA unit (isa_<isa>.cc) exports: one table of plain functions, chosen once at run time (select.h).
+// The tables of plain functions that an ISA unit (isa_<isa>.cc) exports; one is chosen at run time (select.h).
 #pragma once
 
-#include "kernels/cpu/roofline_table.h"
-#include "kernels/cpu/row_table.h"
+#include <cstdint>
+
 #include "kernels/linear/cpu/table.h"
 
 namespace kvanta::kernels {
 
 struct AttentionKernels;
 
+// Kernels over one row of activations, f32.
+struct RowKernels {
+  // out = x / sqrt(mean(x^2) + eps) * weight, all [width]; out may be x. The sum runs over 16 lanes, then a tree.
+  void (*rms_norm)(const float* x, const float* weight, float eps, int64_t width, float* out) noexcept = nullptr;
+  // x += y, both [n].
+  void (*add)(float* x, const float* y, int64_t n) noexcept = nullptr;
+  // Rotates the pairs (x[i], x[i + half]) of each head by the angle i. cos_sin: `half` cosines, then `half` sines.
+  void (*rope)(float* x, int heads, int head_dim, int half, const float* cos_sin) noexcept = nullptr;
+  // out = silu(gate) * up, all [width].
+  void (*silu_mul)(const float* gate, const float* up, int64_t width, float* out) noexcept = nullptr;
+  // Maximum of x [n], n > 0; NaN if any element is NaN or infinite.
+  float (*max)(const float* x, int64_t n) noexcept = nullptr;
+  // out[i] = exp(x[i]), [n]: the exponential that all kernels of the unit use.
+  void (*exp)(const float* x, int64_t n, float* out) noexcept = nullptr;
+};
+
 struct IsaTable {
-  const char* name = nullptr;  // "amx", "avx512", "avx2", "portable"
+  const char* name = nullptr;  // the <isa> of isa_<isa>.cc
   LinearKernels linear;
   RowKernels rows;
-  LimitKernels limits;
   const AttentionKernels* attention = nullptr;
 };
 

@@ -1,8 +1,9 @@
-#include "kernels/cpu/ops.h"
+#include "kernels/ops.h"
 
 #include <algorithm>
 #include <utility>
 
+#include "base/math.h"
 #include "kernels/cpu/select.h"
 #include "kernels/linear/cpu/packed_linear.h"
 #include "kvanta/error.h"
@@ -10,14 +11,14 @@
 namespace kvanta::kernels {
 namespace {
 
-// A region of the pool costs a few microseconds: do not split fewer values than this.
+// A parallel region costs a few microseconds: smaller work is not split.
 constexpr int64_t kMinTaskValues = 1 << 14;
 
 using MakeLinearFunction = std::unique_ptr<Linear> (*)(const std::shared_ptr<LinearContext>&,
                                                        std::span<const WeightView>, std::span<const float>);
 
-// Every way to store W by elements.
-constexpr std::pair<WeightType, MakeLinearFunction> kStores[] = {
+// Storages of W as elements.
+constexpr std::pair<WeightType, MakeLinearFunction> kStorages[] = {
     {WeightType::kBf16, MakeBf16Linear}, {WeightType::kF32, MakeF32Linear}, {WeightType::kF16, MakeF16Linear}};
 
 class CpuOps final : public Ops {
@@ -33,7 +34,7 @@ class CpuOps final : public Ops {
                                      LinearKind kind) override {
     if (kind.weights == WeightType::kInt8) return MakeInt8Linear(context_, stacked, bias, kind.int16_activations);
     if (kind.weights == WeightType::kInt4) return MakeInt4Linear(context_, stacked, bias, kind.int16_activations);
-    for (const auto& [type, make] : kStores) {
+    for (const auto& [type, make] : kStorages) {
       if (type == kind.weights) return make(context_, stacked, bias);
     }
     throw InputError("a linear layer's weight type is not one of bf16, f32, f16, int8, int4");
@@ -60,7 +61,7 @@ class CpuOps final : public Ops {
   }
 
   void Add(float* x, const float* y, int64_t n) noexcept override {
-    const int64_t chunks = (n + kMinTaskValues - 1) / kMinTaskValues;
+    const int64_t chunks = CeilDiv(n, kMinTaskValues);
     ForRows(chunks, kMinTaskValues, [&](int64_t chunk) {
       const int64_t first = chunk * kMinTaskValues;
       rows_.add(x + first, y + first, std::min(kMinTaskValues, n - first));

@@ -1,4 +1,4 @@
-// Touches, line by line, what a later kernel call will read.
+// Prefetches what a later kernel call will read.
 #pragma once
 
 #include <cstdint>
@@ -11,24 +11,24 @@ namespace {
 
 inline constexpr int kLineBytes = 64;
 
-// Spreads lines evenly over the calls of Step() that a kernel makes. Several at once would fill what a core has to wait
-// with for memory, and then it computes nothing. Where there are more steps than lines, some touch a line again.
+// Spreads cache-line prefetches evenly over the Step() calls of a kernel: many at once would fill the line-fill buffers
+// and stall the computation. With more steps than lines, some lines are prefetched twice.
 class Prefetcher {
  public:
-  // `steps`: about as many as there will be.
+  // steps: approximate number of Step() calls to come.
   KVANTA_INLINE Prefetcher(const Prefetch& ahead, int steps) {
     const uint32_t bytes = static_cast<uint32_t>(ahead.end - ahead.next);
     if (bytes == 0 || steps <= 0) return;
     next_ = ahead.next;
     second_ = ahead.second;
-    const uint32_t limit = static_cast<uint32_t>(steps) * kLineBytes;
-    for (uint32_t more = bytes; more > limit; more -= kLineBytes) Touch(kLineBytes);
+    const uint32_t max_bytes = static_cast<uint32_t>(steps) * kLineBytes;
+    for (uint32_t more = bytes; more > max_bytes; more -= kLineBytes) Touch(kLineBytes);
     bytes_of_step_ =
-        bytes >= limit ? kLineBytes : (bytes + static_cast<uint32_t>(steps) - 1) / static_cast<uint32_t>(steps);
+        bytes >= max_bytes ? kLineBytes : (bytes + static_cast<uint32_t>(steps) - 1) / static_cast<uint32_t>(steps);
   }
 
   KVANTA_INLINE void Step() { Steps<1>(); }
-  // Some steps by one branch, which in a loop of few instructions costs.
+  // Several steps with one branch, which is expensive in a short loop.
   template <int kCount>
   KVANTA_INLINE void Steps() {
     if (bytes_of_step_ == 0) return;

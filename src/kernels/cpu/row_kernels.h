@@ -1,15 +1,15 @@
-// Row kernels over the lanes of the including ISA unit.
+// Row kernels, written once over the Vec16 of the including ISA unit.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/cpu/inline.h"
-#include "kernels/cpu/row_table.h"
+#include "kernels/cpu/isa_table.h"
 
 namespace kvanta::kernels {
 namespace {
 
-// Calls step(i, n) for 16 lanes at a time: n = 16, and less once at the end.
+// Calls step(i, n) for every 16 elements, n = 16, and once with fewer for the rest.
 template <class Step>
 KVANTA_INLINE void ForLanes(int64_t count, Step step) {
   int64_t i = 0;
@@ -81,30 +81,26 @@ void ExpRow(const float* x, int64_t count, float* out) noexcept {
                  __attribute__((always_inline)) { StoreVec16(out + i, Vec16::Exp(LoadVec16(x + i, n)), n); });
 }
 
-float LargestOfRow(const float* x, int64_t count) noexcept {
-  Vec16::F max_value = Vec16::Set1(-__builtin_inff());
-  Vec16::F zero = Vec16::Zero();  // NaN after 0 times an infinity or NaN
-  const Vec16::F nothing = Vec16::Zero();
+float MaxOfRow(const float* x, int64_t count) noexcept {
+  Vec16::F max = Vec16::Set1(-__builtin_inff());
+  Vec16::F checks = Vec16::Zero();  // NaN after 0 times an infinity or NaN
+  const Vec16::F zero = Vec16::Zero();
   int64_t i = 0;
   for (; i + Vec16::kLanes <= count; i += Vec16::kLanes) {
     const Vec16::F v = Vec16::Load(x + i);
-    max_value = Vec16::Max(max_value, v);
-    zero = Vec16::Fma(v, nothing, zero);
+    max = Vec16::Max(max, v);
+    checks = Vec16::Fma(v, zero, checks);
   }
-  float largest = Vec16::MaxOf(max_value), check = Vec16::Sum(zero);
+  float max_of_row = Vec16::MaxOf(max), check = Vec16::Sum(checks);
   for (; i < count; ++i) {
-    largest = x[i] > largest ? x[i] : largest;
+    max_of_row = x[i] > max_of_row ? x[i] : max_of_row;
     check += 0 * x[i];
   }
-  return check == 0 ? largest : __builtin_nanf("");
+  return check == 0 ? max_of_row : __builtin_nanf("");
 }
 
-constexpr RowKernels kRowKernels{.rms_norm = RmsNormRow,
-                                 .add = AddRow,
-                                 .rope = RopeRow,
-                                 .silu_mul = SiluMulRow,
-                                 .largest = LargestOfRow,
-                                 .exp = ExpRow};
+constexpr RowKernels kRowKernels{
+    .rms_norm = RmsNormRow, .add = AddRow, .rope = RopeRow, .silu_mul = SiluMulRow, .max = MaxOfRow, .exp = ExpRow};
 
 }  // namespace
 }  // namespace kvanta::kernels

@@ -1,4 +1,4 @@
-// Chooses the ISA unit: by name, by the environment, or the best this CPU and its operating system can run.
+// Selects the ISA unit: by name, by the environment, or the best that this CPU and its operating system support.
 #pragma once
 
 #include <string_view>
@@ -7,8 +7,8 @@
 
 namespace kvanta::kernels {
 
-// isa: a name of RunnableIsas(), or "auto": KVANTA_ISA if set and not empty, else the best. Throws InputError listing
-// the units that this machine runs.
+// isa: one of RunnableIsas(), or "auto": KVANTA_ISA if set and not empty, else the best. Throws InputError that lists
+// the units this machine runs.
 const IsaTable& SelectIsa(std::string_view isa = "auto");
 
 }  // namespace kvanta::kernels

@@ -1,4 +1,4 @@
-// The lines of a cell that a code's dot goes over; included by codes_<isa>.h.
+// The lines of a cell that a Dot() multiplies; included by codes_<isa>.h.
 #pragma once
 
 #include <cstdint>
@@ -6,14 +6,15 @@
 namespace kvanta::kernels {
 namespace {
 
-// `count` lines of 16 lanes, `stride` bytes apart. A dot may take several runs, `beside` bytes apart, at a time, which
-// meet the same coefficients: a coefficient is loaded once for all, and a sum does not wait for itself.
+// `count` lines of 16 lanes, `stride` bytes apart. One Dot() may compute several such groups of 16 lanes,
+// `unroll_stride` bytes apart, with the same operands: each operand is loaded once for all groups, and independent sums
+// hide the latency of multiply-adds.
 struct StridedLines {
-  const uint8_t* lines;
+  const uint8_t* first;
   int64_t stride;
   int count;
-  int64_t unrolled;
-  int left;  // lanes of all runs that there are: 8 or 16 of 16, 8 to 32 of 32
+  int64_t unroll_stride;
+  int left;  // valid lanes of all groups: 8 or 16 of 16, 8 to 32 of 32
 };
 
 }  // namespace

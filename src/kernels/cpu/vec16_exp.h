@@ -1,4 +1,4 @@
-// exp(x) over the lanes of any ISA, included by each lanes_<isa>.h.
+// exp(x) and 2^x over the Vec16 of any ISA; included by each vec16_<isa>.h.
 #pragma once
 
 #include "kernels/cpu/inline.h"
@@ -11,7 +11,7 @@ namespace {
 template <class L>
 KVANTA_INLINE typename L::F ExpOf(typename L::F x) {
   using F = typename L::F;
-  // Beyond these the result is 0 or inf anyway. The variable is the second operand: x86's min and max return it for
+  // Beyond these bounds the result is 0 or inf. The variable is the second operand: x86's min and max return it for
   // NaN.
   x = L::Max(L::Set1(-104.5f), x);
   x = L::Min(L::Set1(89.0f), x);
@@ -28,9 +28,9 @@ KVANTA_INLINE typename L::F ExpOf(typename L::F x) {
   return L::ScaleByPow2(p, n);
 }
 
-// 2^x of kCount vectors of x <= 0 at a time: softmax's, whose largest is 1. Exactly 0 from -127 down. x = n + r with
-// |r| <= 1/2 is exact, and a polynomial of degree 5 (minimax of the relative error, its constant 1) is within 1.5 ulp
-// down to -126. Vectors in turns, because a step waits for the one before.
+// 2^x of kCount vectors of x <= 0 at once, for the softmax, whose maximum is 1. Exactly 0 from -127 down. x = n + r
+// with |r| <= 1/2 is exact, and a polynomial of degree 5 (minimax of the relative error, constant term 1) is within 1.5
+// ulp down to -126. The vectors are interleaved to hide latency.
 template <class L, int kCount>
 KVANTA_INLINE void Exp2OfNegative(typename L::F* x) {
   using F = typename L::F;

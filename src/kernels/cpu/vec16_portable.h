@@ -1,5 +1,5 @@
-// 16 lanes in four compiler vectors: any CPU. Fma rounds twice here (a fused one without hardware is a library call per
-// lane); products of bf16 values are exact in f32, so bf16 dots are the same bits as on AVX2 all the same.
+// 16 lanes in four compiler vectors, for any CPU. Fma rounds twice (a fused one without hardware is a library call per
+// lane); products of bf16 values are exact in f32, so bf16 dots are bit-identical to AVX2 nevertheless.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 #include "kernels/cpu/inline.h"
 #include "kernels/cpu/vec16_exp.h"
-#include "kernels/cpu/vectors_128.h"
+#include "kernels/cpu/vectors_portable.h"
 
 namespace kvanta::kernels {
 namespace {
@@ -35,7 +35,7 @@ struct Vec16 {
     return Each(
         [](F4 x, F4 y) __attribute__((always_inline)) { return x / y; }, a, b);
   }
-  // As x86: b where a and b do not compare (NaN).
+  // b where a and b are unordered (NaN), as on x86.
   static KVANTA_INLINE F Max(F a, F b) { return Each(MaxOfTwo, a, b); }
   static KVANTA_INLINE F Min(F a, F b) {
     return Each(
@@ -52,7 +52,7 @@ struct Vec16 {
     for (float& x : s) x = __builtin_sqrtf(x);
     return Load(s);
   }
-  // Lane i is lane i ^ kDistance: 1, 2, 4 or 8.
+  // Lane i becomes lane i ^ kDistance: 1, 2, 4 or 8.
   template <int kDistance>
   static KVANTA_INLINE F Swap(F a) {
     if constexpr (kDistance == 8) return {{a.v[2], a.v[3], a.v[0], a.v[1]}};
@@ -87,7 +87,7 @@ struct Vec16 {
     const F4 m2 = MaxOfTwo(m4, __builtin_shufflevector(m4, m4, 2, 3, 2, 3));
     return m2[0] > m2[1] ? m2[0] : m2[1];
   }
-  // Of four vectors at a time.
+  // Sum() and MaxOf() of four vectors each.
   static KVANTA_INLINE void SumsOf(const F* v, float* out) {
     for (int i = 0; i < 4; ++i) out[i] = Sum(v[i]);
   }
@@ -95,7 +95,7 @@ struct Vec16 {
     for (int i = 0; i < 4; ++i) out[i] = MaxOf(v[i]);
   }
 
-  // To the nearest even integer, |x| < 2^22.
+  // Rounds to the nearest integer, ties to even; |x| < 2^22.
   static KVANTA_INLINE F Round(F x) {
     return Each(
         [](F4 y) __attribute__((always_inline)) { return (y + Broadcast(12582912.0f)) - Broadcast(12582912.0f); }, x);
@@ -104,6 +104,15 @@ struct Vec16 {
   static KVANTA_INLINE F FromInt(I x) {
     return Each(
         [](I4 y) __attribute__((always_inline)) { return __builtin_convertvector(y, F4); }, x);
+  }
+  static KVANTA_INLINE I AddInt(I x, int32_t y) {
+    return Each(
+        [&](I4 z) __attribute__((always_inline)) { return z + y; }, x);
+  }
+  // 256 high + low.
+  static KVANTA_INLINE I CombineTerms(I high, I low) {
+    return Each(
+        [](I4 a, I4 b) __attribute__((always_inline)) { return (a << 8) + b; }, high, low);
   }
   // value * 2^n for integral n in [-252, 254]: two factors, so that subnormal results round once.
   static KVANTA_INLINE F ScaleByPow2(F value, F n) {
@@ -120,7 +129,7 @@ struct Vec16 {
         [](F4 x, F4 n) __attribute__((always_inline)) { return (F4)((U4)x + ((U4)n << 23)); }, value, bits);
   }
 
-  // An fp16 in the low half of each lane: shifted into place and multiplied by 2^112, which is exact, subnormals
+  // Converts fp16 in the low half of each lane: shifted into place and multiplied by 2^112, which is exact, subnormals
   // included; then infinities and NaN get their exponent.
   static KVANTA_INLINE F4 FromFp16(U4 bits) {
     const U4 magnitude = (bits & 0x7fffU) << 13;
@@ -143,7 +152,8 @@ struct Vec16 {
     return Each(decode, WidenBytes(p));
   }
 
-  // bf16 weights: a block is [16 columns][2 k] codes, multiplied in kBf16Phases steps; a step broadcasts one Bf16X.
+  // bf16 weights: a step of a panel is [16 columns][2 k] codes, multiplied in kBf16Phases phases; a phase broadcasts
+  // one Bf16X.
   using Bf16X = float;
   using Bf16W = F;
   static constexpr int kBf16Phases = 2;
@@ -156,17 +166,7 @@ struct Vec16 {
   static KVANTA_INLINE F SetBf16X(const Bf16X* x) { return Set1(*x); }
   static KVANTA_INLINE F DotBf16(F x, Bf16W w, F sum) { return Fma(x, w, sum); }
 
-  // The unit's cheapest exact dot of 8-bit codes: pairs widened to 16 bits, sum += a0 b0 + a1 b1.
-  static constexpr int kInt8DotProducts = 32;
-  static KVANTA_INLINE I DotInt8(I sum, I a, I b) {
-    return Each(
-        [](I4 s, I4 x, I4 y) __attribute__((always_inline)) { return AddProducts(s, (S8)x, (S8)y); }, sum, a, b);
-  }
-  static constexpr int kSubbyteDotProducts = kInt8DotProducts;
-  static KVANTA_INLINE I DotSubbyte(I sum, I a, I b) { return DotInt8(sum, a, b); }
-  static constexpr int kOperandTerms = 1;
-
-  // Register tile of matrix kernels, in F: at most kTileSums sums, kRowTile rows, kColumnTile columns of lanes. 3 sums
+  // Register tile of matrix kernels: at most kTileSums sums, kRowTile rows, kColumnTile columns of 16 lanes. 3 sums
   // take 12 of 16 registers.
   static constexpr int kTileSums = 3;
   static constexpr int kRowTile = kSmallTiles ? 2 : 3;

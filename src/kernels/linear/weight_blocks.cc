@@ -18,7 +18,7 @@ uint16_t ReadFp16(const uint8_t* bytes) noexcept {
   return bits;
 }
 
-// Four at a time: the search over ranges is most of the time that quantizing a checkpoint takes.
+// Four values at a time: the search over ranges dominates the time to quantize a checkpoint.
 using Four = float __attribute__((vector_size(16)));
 using FourInts = int32_t __attribute__((vector_size(16)));
 
@@ -26,26 +26,26 @@ float Sum(Four v) noexcept {
   return (v[0] + v[1]) + (v[2] + v[3]);
 }
 
-// Codes of (x - minimum) / scale to the nearest of 0 to 15.
-Four Codes(Four x, float minimum, float inverse_scale) noexcept {
-  Four t = (x - minimum) * inverse_scale + 0.5F;
+// Codes of (x - offset) / scale, rounded to the nearest of 0 to 15.
+Four Codes(Four x, float offset, float inverse_scale) noexcept {
+  Four t = (x - offset) * inverse_scale + 0.5F;
   t = t > 0.0F ? t : Four{};
   t = t < kMaxInt4 + 0.5F ? t : Four{} + kMaxInt4;
   return __builtin_convertvector(__builtin_convertvector(t, FourInts), Four);
 }
 
-// A line through (code, value): the least squares of `values` over their codes in a given range.
+// Least-squares line through (code, value) for given codes.
 struct Fit {
   float scale = 0;
-  float minimum = 0;
-  float gain = -INFINITY;  // the sum of squares less the squared error
+  float offset = 0;
+  float gain = -INFINITY;  // sum of squares minus squared error
 };
 
 // x: [kBlockWeights] values.
-Fit FitRange(const Four* x, float minimum, float inverse_scale) noexcept {
+Fit FitRange(const Four* x, float offset, float inverse_scale) noexcept {
   Four codes{}, squares{}, products{}, values{};
   for (int i = 0; i < kBlockWeights / 4; ++i) {
-    const Four q = Codes(x[i], minimum, inverse_scale);
+    const Four q = Codes(x[i], offset, inverse_scale);
     codes += q;
     squares += q * q;
     products += q * x[i];
@@ -57,8 +57,8 @@ Fit FitRange(const Four* x, float minimum, float inverse_scale) noexcept {
   if (!(determinant > 0)) return {};
   Fit fit;
   fit.scale = (count * sum_qx - sum_q * sum_x) / determinant;
-  fit.minimum = (sum_x - fit.scale * sum_q) / count;
-  fit.gain = fit.scale * sum_qx + fit.minimum * sum_x;
+  fit.offset = (sum_x - fit.scale * sum_q) / count;
+  fit.gain = fit.scale * sum_qx + fit.offset * sum_x;
   return fit;
 }
 
@@ -103,7 +103,7 @@ WeightBlock ReadBlock(const uint8_t* bytes, BlockFormat format) noexcept {
   }
   const int offset = format == BlockFormat::kQ4_0 ? 8 : 0;
   if (format == BlockFormat::kQ4_1) {
-    block.minimum = ReadFp16(bytes);
+    block.offset = ReadFp16(bytes);
     bytes += 2;
   }
   for (int i = 0; i < kHalf; ++i) {
@@ -114,8 +114,8 @@ WeightBlock ReadBlock(const uint8_t* bytes, BlockFormat format) noexcept {
 }
 
 void BlockValues(const WeightBlock& block, float* out) noexcept {
-  const float scale = Fp16ToFloat(block.scale), minimum = Fp16ToFloat(block.minimum);
-  for (int i = 0; i < kBlockWeights; ++i) out[i] = scale * static_cast<float>(block.codes[i]) + minimum;
+  const float scale = Fp16ToFloat(block.scale), offset = Fp16ToFloat(block.offset);
+  for (int i = 0; i < kBlockWeights; ++i) out[i] = scale * static_cast<float>(block.codes[i]) + offset;
 }
 
 WeightBlock QuantizeInt8(const float* x, int n) noexcept {
@@ -133,32 +133,32 @@ WeightBlock QuantizeInt8(const float* x, int n) noexcept {
 
 WeightBlock QuantizeInt4(const float* x, int n) noexcept {
   const auto [low, high] = std::minmax_element(x, x + n);
-  const float min_value = *low, range = *high - *low;
-  // Of a short block the values beyond n would count in the sums: it keeps its whole range.
+  const float min = *low, range = *high - *low;
+  // A partial block keeps its whole range: values beyond n would count in the sums.
   const bool whole = n == kBlockWeights;
   Four values[kBlockWeights / 4] = {};
   std::memcpy(values, x, static_cast<size_t>(n) * sizeof(float));
-  for (Four& four : values) four -= min_value;  // small numbers: their squares are compared
+  for (Four& four : values) four -= min;  // small numbers, since their squares are compared
   Fit best{range / kMaxInt4, 0, -INFINITY};
-  // A range a little shorter than that of the values, or longer, often has the smaller error.
+  // A range slightly shorter or longer than that of the values often has a smaller error.
   for (int step = -2; whole && step <= 9; ++step) {
     const float inverse = (kMaxInt4 + 0.25F * static_cast<float>(step) - 1) / range;
     if (!std::isfinite(inverse)) break;
     const Fit fit = FitRange(values, 0, inverse);
     if (fit.gain > best.gain) best = fit;
   }
-  // Codes to the nearest on the line that was found may have a better line.
+  // Rounding to the line found may allow a better line.
   for (int round = 0; whole && round < 2 && best.scale > 0; ++round) {
-    const Fit fit = FitRange(values, best.minimum, 1 / best.scale);
+    const Fit fit = FitRange(values, best.offset, 1 / best.scale);
     if (fit.gain > best.gain) best = fit;
   }
   WeightBlock block;
   block.scale = FloatToFp16(best.scale);
-  block.minimum = FloatToFp16(min_value + best.minimum);
+  block.offset = FloatToFp16(min + best.offset);
   const float scale = Fp16ToFloat(block.scale);
   if (!(scale > 0) || !std::isfinite(scale)) return block;
   for (int i = 0; i < n; ++i) {
-    const float code = std::nearbyint((x[i] - Fp16ToFloat(block.minimum)) / scale);
+    const float code = std::nearbyint((x[i] - Fp16ToFloat(block.offset)) / scale);
     block.codes[i] = static_cast<int8_t>(std::clamp(code, 0.0F, kMaxInt4));
   }
   return block;

@@ -1,6 +1,6 @@
-// The codes of the cache in compiler vectors, for any CPU. What Dot() computes is described in codes_avx2.h: here float
-// codes become f32 lanes, integer codes 16-bit lanes whose products are added in pairs. Dots go over 8 lanes at a time:
-// 2 sums per row, and room for what is decoded.
+// Dot products with the codes of the cache in compiler vectors, for any CPU. x86/codes_avx2.h describes Dot(); here
+// float codes become f32 lanes, integer codes 16-bit lanes whose products are added in pairs. Dots process 8 lanes at a
+// time: 2 sums per row leave registers for decoding.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +10,17 @@
 #include "kernels/cpu/prefetcher.h"
 #include "kernels/cpu/strided_lines.h"
 #include "kernels/cpu/vec16_portable.h"
-#include "kernels/cpu/vectors_128.h"
+#include "kernels/cpu/vectors_portable.h"
 
 namespace kvanta::kernels {
 namespace {
 
 inline constexpr int kQueryTile = kSmallTiles ? 1 : 4;
-inline constexpr int kRunsUnroll = 1;
-inline constexpr int kLinesOfStep = 2;  // of a run, for which a dot makes a step of the prefetcher
+inline constexpr int kGroupsUnroll = 1;
+inline constexpr int kLinesOfStep = 2;  // lines per prefetcher step
 
 // x where begin <= lane < end, else `other`.
-KVANTA_INLINE Vec16::F KeepOr(Vec16::F x, float other, int begin, int end) {
+KVANTA_INLINE Vec16::F SelectRange(Vec16::F x, float other, int begin, int end) {
   constexpr Vec16::I lanes = {{{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9, 10, 11}, {12, 13, 14, 15}}};
   return Each(
       [&](F4 value, I4 lane)
@@ -28,9 +28,10 @@ KVANTA_INLINE Vec16::F KeepOr(Vec16::F x, float other, int begin, int end) {
       x, lanes);
 }
 
-// sums of 16 lanes, or the first 8 (kTail), from those of `half`(first byte of a line), which are Vectors<_, 2>.
+// Computes sums of 16 lanes, or of the first 8 (kTail), by calling half(byte offset in a line, Vectors<_, 2>* sums) per
+// 8 lanes.
 template <int kRows, bool kTail, class Sums, class Half>
-KVANTA_INLINE void JoinHalves(Vec16::F* sums, Half half) {
+KVANTA_INLINE void CombineHalves(Vec16::F* sums, Half half) {
   Sums of_half[kRows];
   half(0, of_half);
 #pragma GCC unroll 4
@@ -51,19 +52,19 @@ struct FloatCode {
   static KVANTA_INLINE void Pack(Vec16::F x, uint8_t* out) { std::memcpy(out, &x, sizeof x); }
 
   template <int kUnroll, int kRows, bool kTail>
-  static KVANTA_INLINE void Dot(const StridedLines& run, const uint8_t* const* operands, const int32_t* /*bias*/,
+  static KVANTA_INLINE void Dot(const StridedLines& lines, const uint8_t* const* operands, const int32_t* /*bias*/,
                                 Vec16::F* sums, Prefetcher& prefetch) {
-    JoinHalves<kRows, kTail, Vectors<F4, 2>>(
+    CombineHalves<kRows, kTail, Vectors<F4, 2>>(
         sums, [&](int first, Vectors<F4, 2>* half) __attribute__((always_inline)) {
 #pragma GCC unroll 4
           for (int r = 0; r < kRows; ++r) half[r] = {};
-          for (int64_t i = 0; i < run.count; ++i) {
+          for (int64_t i = 0; i < lines.count; ++i) {
             if (i % 4 == 0) prefetch.Step();
-            const auto units = LoadVectors<U4, 2>(run.lines + i * run.stride + first);
+            const auto words = LoadVectors<U4, 2>(lines.first + i * lines.stride + first);
 #pragma GCC unroll 4
             for (int s = 0; s < kSub; ++s) {
               const auto x = Each(
-                  [&](U4 unit) __attribute__((always_inline)) { return Decode::Element(unit, s); }, units);
+                  [&](U4 word) __attribute__((always_inline)) { return Decode::Element(word, s); }, words);
 #pragma GCC unroll 4
               for (int r = 0; r < kRows; ++r) {
                 float c;
@@ -79,22 +80,22 @@ struct FloatCode {
 
 struct DecodeFp32 {
   static constexpr int kSub = 1;
-  static KVANTA_INLINE F4 Element(U4 unit, int) { return (F4)unit; }
+  static KVANTA_INLINE F4 Element(U4 word, int) { return (F4)word; }
 };
 struct DecodeBf16 {
   static constexpr int kSub = 2;
-  static KVANTA_INLINE F4 Element(U4 unit, int s) { return (F4)(s == 0 ? unit << 16 : unit & 0xffff0000U); }
+  static KVANTA_INLINE F4 Element(U4 word, int s) { return (F4)(s == 0 ? word << 16 : word & 0xffff0000U); }
 };
 struct DecodeFp16 {
   static constexpr int kSub = 2;
-  static KVANTA_INLINE F4 Element(U4 unit, int s) { return Vec16::FromFp16(s == 0 ? unit & 0xffffU : unit >> 16); }
+  static KVANTA_INLINE F4 Element(U4 word, int s) { return Vec16::FromFp16(s == 0 ? word & 0xffffU : word >> 16); }
 };
-// A normal code has its bits in f32's places. Of a subnormal one, these say (1 + m / 8) 2^-7 in place of (m / 8) 2^-6:
-// one more in the exponent, less 2^-6. A product with an f32 that is subnormal would take some CPUs a hundred cycles.
+// Normal codes are shifted into place as f32. A subnormal code then reads (1 + m / 8) 2^-7 instead of (m / 8) 2^-6: add
+// one to the exponent and subtract 2^-6. (Multiplying by a subnormal f32 would take some CPUs a hundred cycles.)
 struct DecodeE4M3 {
   static constexpr int kSub = 4;
-  static KVANTA_INLINE F4 Element(U4 unit, int s) {
-    const U4 code = s == 3 ? unit : unit << (24 - 8 * s);  // in the highest byte
+  static KVANTA_INLINE F4 Element(U4 word, int s) {
+    const U4 code = s == 3 ? word : word << (24 - 8 * s);  // in the highest byte
     const U4 magnitude = code & 0x7f000000U;
     const U4 subnormal = (U4)((I4)magnitude < 0x08000000);
     const F4 bits = (F4)((magnitude >> 4) + 0x3c000000U + (subnormal & 0x00800000U));
@@ -104,10 +105,10 @@ struct DecodeE4M3 {
 };
 struct DecodeE5M2 {
   static constexpr int kSub = 4;
-  static KVANTA_INLINE F4 Element(U4 unit, int s) { return Vec16::FromFp16(((unit >> (8 * s)) & 0xffU) << 8); }
+  static KVANTA_INLINE F4 Element(U4 word, int s) { return Vec16::FromFp16(((word >> (8 * s)) & 0xffU) << 8); }
 };
 
-// Coefficients in pairs (0, 2), (1, 3): shifts bring out the even and the odd bytes of a unit.
+// Operands in pairs (0, 2), (1, 3): shifts extract the even and the odd bytes of a word.
 struct CodeInt8 {
   static constexpr int kSub = 4;
   static constexpr bool kInteger = true;
@@ -123,18 +124,18 @@ struct CodeInt8 {
   }
 
   template <int kUnroll, int kRows, bool kTail>
-  static KVANTA_INLINE void Dot(const StridedLines& run, const uint8_t* const* operands, const int32_t* /*bias*/,
+  static KVANTA_INLINE void Dot(const StridedLines& lines, const uint8_t* const* operands, const int32_t* /*bias*/,
                                 Vec16::F* sums, Prefetcher& prefetch) {
-    JoinHalves<kRows, kTail, Vectors<F4, 2>>(
+    CombineHalves<kRows, kTail, Vectors<F4, 2>>(
         sums, [&](int first, Vectors<F4, 2>* half) __attribute__((always_inline)) {
           I4 low[kRows], high[kRows];
 #pragma GCC unroll 4
           for (int r = 0; r < kRows; ++r) low[r] = high[r] = I4{};
-          for (int64_t i = 0; i < run.count; ++i) {
+          for (int64_t i = 0; i < lines.count; ++i) {
             if (i % 4 == 0) prefetch.Step();
-            const auto units = LoadVectors<U4, 2>(run.lines + i * run.stride + first);
-            const S8 a02 = SignedEvenBytes(units.v[0]), a13 = SignedOddBytes(units.v[0]);
-            const S8 b02 = SignedEvenBytes(units.v[1]), b13 = SignedOddBytes(units.v[1]);
+            const auto words = LoadVectors<U4, 2>(lines.first + i * lines.stride + first);
+            const S8 a02 = SignedEvenBytes(words.v[0]), a13 = SignedOddBytes(words.v[0]);
+            const S8 b02 = SignedEvenBytes(words.v[1]), b13 = SignedOddBytes(words.v[1]);
 #pragma GCC unroll 4
             for (int r = 0; r < kRows; ++r) {
               const S8 c02 = (S8)Broadcast(LoadWord(operands[r] + i * 8));
@@ -152,14 +153,14 @@ struct CodeInt8 {
 };
 using CodeInt8Values = CodeInt8;
 
-// 4 kCount lanes of 4 bytes, for codes_narrow.h.
+// 4 kCount lanes of 4 bytes, for subbyte_codes.h.
 template <int kCount>
 struct ByteLanes {
   using V = Vectors<U4, kCount>;
-  using Run = Vectors<I4, kCount>;
-  using Sum = Run;
-  static constexpr int64_t kLargestSum = int64_t{1} << 30;
-  static constexpr bool kSumsAreWide = false;  // bytes as they are would need no less work here
+  using Accumulator = Vectors<I4, kCount>;
+  using Sum = Accumulator;
+  static constexpr int64_t kMaxSum = int64_t{1} << 30;
+  static constexpr bool kSumsAreWide = false;  // the other form needs no less work here
 
   static KVANTA_INLINE V Load(const uint8_t* p) { return LoadVectors<U4, kCount>(p); }
   static KVANTA_INLINE V And(V x, int mask) {
@@ -179,7 +180,7 @@ struct ByteLanes {
     return Each(
         [&](U4 z) __attribute__((always_inline)) { return (U4)((B16)z - static_cast<uint8_t>(y)); }, x);
   }
-  // x - kMiddle, times the signs, 1 or -1, of a lane's four bytes.
+  // (x - kMiddle) times the signs, 1 or -1, of the four bytes of a lane.
   template <int kMiddle>
   static KVANTA_INLINE V SignedSub(V x, const uint8_t* signs) {
     const B16 negative = (B16)((C16)Broadcast(LoadWord(signs)) < 0);
@@ -189,8 +190,8 @@ struct ByteLanes {
         },
         x);
   }
-  // By the lowest 4 bits of x. The table is one of e2m1, levels from table[0] on: no instruction looks bytes up, but
-  // these magnitudes, 0 1 2 3 4 6 8 12, take three comparisons.
+  // Looks up the lowest 4 bits of x in an e2m1 table of levels from table[0] on. There is no byte shuffle in portable
+  // code, but the magnitudes 0 1 2 3 4 6 8 12 take three comparisons.
   static KVANTA_INLINE V LookUp(V x, const uint8_t* table) {
     return Each(
         [&](U4 y) __attribute__((always_inline)) {
@@ -201,18 +202,20 @@ struct ByteLanes {
         },
         x);
   }
-  static KVANTA_INLINE Run Start() { return {}; }
-  static KVANTA_INLINE Run MulAdd(Run run, V x, const uint8_t* operands) {
-    return AddBytes<false>(run, x, SignedBytes(operands));
+  static KVANTA_INLINE Accumulator Start() { return {}; }
+  static KVANTA_INLINE Accumulator MulAdd(Accumulator partial, V x, const uint8_t* operands) {
+    return AddBytes<false>(partial, x, SignedBytes(operands));
   }
   template <bool kSmallBlocks>
   static KVANTA_INLINE FourBytes LoadProbs(const uint8_t* four, const uint8_t* /*the same*/) {
     return UnsignedBytes(four);
   }
-  static KVANTA_INLINE Run MulAddSigned(Run run, FourBytes probs, V x) { return AddBytes<true>(run, x, probs); }
+  static KVANTA_INLINE Accumulator MulAddSigned(Accumulator partial, FourBytes probs, V x) {
+    return AddBytes<true>(partial, x, probs);
+  }
   static KVANTA_INLINE Sum Set(int32_t x) { return Plus({}, x); }
-  static KVANTA_INLINE Sum Widen(Run run) { return run; }
-  static KVANTA_INLINE Sum Add(Sum sum, Run run) { return sum + run; }
+  static KVANTA_INLINE Sum Widen(Accumulator partial) { return partial; }
+  static KVANTA_INLINE Sum Add(Sum sum, Accumulator partial) { return sum + partial; }
   static KVANTA_INLINE Sum Plus(Sum sum, int32_t x) {
     return Each(
         [&](I4 y) __attribute__((always_inline)) { return y + x; }, sum);
@@ -223,7 +226,7 @@ struct Bytes8 : ByteLanes<2> {
   static constexpr int kChannels = 16;
   static constexpr int kUnroll = 1;
 
-  // As on AVX2.
+  // As Bytes256::LoadSets (x86/bytes_256.h).
   template <int kWidth, bool kTail>
   static KVANTA_INLINE V LoadSets(const uint8_t* section, int group, int /*left*/) {
     if constexpr (kWidth == 4) {
@@ -231,9 +234,9 @@ struct Bytes8 : ByteLanes<2> {
       if constexpr (kTail) return {{low, U4{}}};
       return {{low, LoadVector<U4>(section + group * 32 + 16)}};
     }
-    const U4 unit = LoadVector<U4>(section + group * kWidth / 2 * 16);
+    const U4 word = LoadVector<U4>(section + group * kWidth / 2 * 16);
     const int first = kWidth == 2 ? 0 : group % 2 * 4;
-    return {{unit >> first, unit >> (first + 2 * kWidth)}};
+    return {{word >> first, word >> (first + 2 * kWidth)}};
   }
   static KVANTA_INLINE void Interleave(Sum even, Sum odd, Vec16::F* out) {
     const auto low = [](I4 a, I4 b) __attribute__((always_inline)) {
@@ -249,8 +252,7 @@ using ValueBytes = Bytes8;
 
 struct Bytes16 : ByteLanes<4> {
   static KVANTA_INLINE Vec16::F ToFloat(Sum sum) { return Vec16::FromInt(sum); }
-  // 64 products a b from 0 to 255, rounded to bytes (others become one of these); of a, the i-th vector is
-  // kPackFactor[i] times what it stands for.
+  // Rounds 64 products a b from 0 to 255 to bytes, saturating; vector i of a is premultiplied by kPackFactor[i].
   static constexpr float kPackFactor[4] = {1, 1, 1, 1};
   static KVANTA_INLINE void PackProducts(const Vec16::F* a, const Vec16::F* b, uint8_t* out) {
 #pragma GCC unroll 4
@@ -260,11 +262,11 @@ struct Bytes16 : ByteLanes<4> {
       std::memcpy(out + 16 * i, &bytes, sizeof bytes);
     }
   }
-  // 64 numbers x inverse of magnitude up to 127, rounded to bytes in the order of PackEvenFirst().
+  // Rounds 64 products x * inverse of magnitude up to 127 to bytes in the order of PackEvenFirst().
   static KVANTA_INLINE void PackSigned(const float* x, float inverse, uint8_t* out) {
     for (int i = 0; i < 64; i += 16) PackEvenFirst(Vec16::Mul(Vec16::Load(x + i), Vec16::Set1(inverse)), out + i);
   }
-  // The sum of n signed bytes, n a multiple of 64.
+  // Sum of n signed bytes, n a multiple of 64.
   static KVANTA_INLINE int32_t SumOf(const uint8_t* bytes, int n) {
     Sum sums{};
     for (int i = 0; i < n; i += 64) sums = AddBytes<true>(sums, Load(bytes + i), {S8{} + 1, S8{} + 1});
@@ -278,7 +280,7 @@ struct Bytes16 : ByteLanes<4> {
     const C16 bytes = kernels::PackSigned(PackShorts(sign.v[0], sign.v[1]), PackShorts(sign.v[2], sign.v[3]));
     std::memcpy(out, &bytes, sizeof bytes);
   }
-  // 16 integers of magnitude up to 127 as bytes, of every 8 the even ones first.
+  // Packs 16 integers of magnitude up to 127 to bytes, of every 8 the even ones first.
   static KVANTA_INLINE void PackEvenFirst(Vec16::F x, uint8_t* out) {
     const Vectors<S8, 2> shorts = ToShorts(x);
     const S8 a = shorts.v[0], b = shorts.v[1];

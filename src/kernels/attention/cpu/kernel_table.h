@@ -2,14 +2,16 @@
 #pragma once
 
 #include "kernels/attention/cpu/fp8_as_fp16.h"
-#include "kernels/attention/cpu/kernels.h"
+#include "kernels/attention/cpu/keys.h"
 #include "kernels/attention/cpu/lookup8.h"
+#include "kernels/attention/cpu/operands.h"
 #include "kernels/attention/cpu/softmax.h"
-#include "kernels/attention/cpu/subbyte.h"
+#include "kernels/attention/cpu/subbyte_keys.h"
 #include "kernels/attention/cpu/subbyte_values.h"
 #include "kernels/attention/cpu/table.h"
 #include "kernels/attention/cpu/transform.h"
 #include "kernels/attention/cpu/transpose.h"
+#include "kernels/attention/cpu/values.h"
 
 namespace kvanta::kernels {
 namespace {
@@ -19,7 +21,7 @@ constexpr KeyKernel MakeKeyKernel() {
   return {QueryBytes<Decoder>, PrepareQuery<Decoder>, Score<Decoder>};
 }
 
-// The kernels of the codes that are unpacked first.
+// Element types that are decoded to bytes by a lookup table first.
 template <formats::ElementType... kElementType>
 constexpr void SetLookup8(AttentionKernels& kernels) {
   ((kernels.keys[static_cast<int>(kElementType)] = {QueryBytes<CodeInt8>, PrepareLookup8<kElementType>,
@@ -37,14 +39,15 @@ constexpr void SetSubbyte(AttentionKernels& kernels) {
 }
 
 template <formats::ElementType... kElementType>
-constexpr void SetTiled(AttentionKernels& kernels) {
-  ((kernels.tiled_keys[static_cast<int>(kElementType)] = {TiledQueryBytes, PrepareTiled, ScoreTiled<kElementType>}),
+constexpr void SetChannelScaled(AttentionKernels& kernels) {
+  ((kernels.channel_scaled_keys[static_cast<int>(kElementType)] = {ChannelScaledQueryBytes, PrepareChannelScaled,
+                                                                   ScoreChannelScaled<kElementType>}),
    ...);
 }
 
 template <class Decoder>
 constexpr void Set(AttentionKernels& kernels, formats::ElementType code) {
-  if constexpr (requires { typename Decoder::Halves; }) {
+  if constexpr (requires { typename Decoder::Fp16Code; }) {
     kernels.keys[static_cast<int>(code)] = {QueryBytes<Decoder>, PrepareFp8AsFp16<Decoder>, ScoreFp8AsFp16<Decoder>};
     kernels.values[static_cast<int>(code)] = {AccumulateFp8AsFp16<Decoder>};
   } else {
@@ -66,11 +69,11 @@ constexpr AttentionKernels MakeAttentionKernels() {
   SetSubbyte<ElementType::kInt6, ElementType::kInt5, ElementType::kInt4, ElementType::kInt3, ElementType::kInt2,
              ElementType::kUint4, ElementType::kUint3, ElementType::kUint2, ElementType::kE2M1>(kernels);
   SetLookup8<ElementType::kLloyd4, ElementType::kLloyd3>(kernels);
-  SetTiled<ElementType::kUint4, ElementType::kUint2>(kernels);
+  SetChannelScaled<ElementType::kUint4, ElementType::kUint2>(kernels);
   kernels.transform = TransformRow;
   kernels.transpose = Transpose;
   kernels.softmax = Softmax;
-  kernels.combine = Merge;
+  kernels.combine = Combine;
   kernels.normalize = Normalize;
   return kernels;
 }

@@ -1,41 +1,43 @@
-// Codes below 8 bits whose levels take a whole byte (Lloyd-Max): fields become bytes on the stack (K: 16 tokens at a
-// time, V: a page), and the kernels of int8 go over these. Included by isa_<isa>.cc after attention_kernels.h.
+// Element types below 8 bits whose levels need a whole byte (Lloyd-Max): codes are decoded to bytes on the stack (K: 16
+// tokens at a time, V: a page) by a lookup table, then the int8 kernels run over them. Included by isa_<isa>.cc after
+// values.h.
 #pragma once
 
 #include <cstdint>
 
 #include "formats/element_type.h"
-#include "kernels/attention/cpu/kernels.h"
+#include "kernels/attention/cpu/keys.h"
+#include "kernels/attention/cpu/values.h"
 #include "kernels/cpu/inline.h"
 
 namespace kvanta::kernels {
 namespace {
 
-using Word = uint32_t __attribute__((may_alias));
+using Word4 = uint32_t __attribute__((may_alias));
 
 template <formats::ElementType kElementType>
 constexpr formats::CodeLevels kCodeLevels = formats::Levels(kElementType);
 
-// A word's four fields of `bits` bits at `shift`.
+// Extracts the four fields of kBits bits at `shift` from a word.
 template <int kBits>
 KVANTA_INLINE uint32_t Fields(uint32_t word, int shift) {
   return (word >> shift) & (((1U << kBits) - 1U) * 0x01010101U);
 }
 
-// The codes of a group of 16 tokens, as lines of int8: line L holds channels 8 (L / 2) + 2 b + L % 2, b = 0..3.
+// Decodes a group of 16 tokens to lines of int8: line L holds channels 8 (L / 2) + 2 b + L % 2, b = 0..3.
 template <formats::ElementType kElementType>
-KVANTA_INLINE void UnpackKeys(const uint8_t* group, int head_dim, Word* out) {
+KVANTA_INLINE void UnpackKeys(const uint8_t* group, int head_dim, Word4* out) {
   constexpr formats::ElementTypeInfo kInfo = formats::Info(kElementType);
   constexpr int kLow = kInfo.low_bits, kHigh = kInfo.high_bits;
-  const Word* low = reinterpret_cast<const Word*>(group);
-  const Word* high = low + int64_t{16} * head_dim * kLow / 32;
+  const Word4* low = reinterpret_cast<const Word4*>(group);
+  const Word4* high = low + int64_t{16} * head_dim * kLow / 32;
   for (int line = 0; line < head_dim / 4; ++line) {
-    const Word* from = low + line / (8 / kLow) * 16;
+    const Word4* from = low + line / (8 / kLow) * 16;
     const int shift = line % (8 / kLow) * kLow;
-    Word* to = out + line * 16;
+    Word4* to = out + line * 16;
     for (int i = 0; i < 16; ++i) to[i] = Fields<kLow>(from[i], shift);
     if constexpr (kHigh != 0) {
-      const Word* top = high + line / (8 / kHigh) * 16;
+      const Word4* top = high + line / (8 / kHigh) * 16;
       const int top_shift = line % (8 / kHigh) * kHigh;
       for (int i = 0; i < 16; ++i) to[i] |= Fields<kHigh>(top[i], top_shift) << kLow;
     }
@@ -43,26 +45,26 @@ KVANTA_INLINE void UnpackKeys(const uint8_t* group, int head_dim, Word* out) {
   LookUpBytes(kCodeLevels<kElementType>.level, reinterpret_cast<uint8_t*>(out), 16 * head_dim);
 }
 
-// The codes of tokens [4 quad, 4 end_quad) of a cell, in the order of int8's cells.
+// Decodes tokens [4 quad, 4 end_quad) of a cell to the order of int8 cells.
 template <formats::ElementType kElementType>
-KVANTA_INLINE void UnpackValues(const uint8_t* codes, int head_dim, int quad, int end_quad, Word* out) {
+KVANTA_INLINE void UnpackValues(const uint8_t* codes, int head_dim, int quad, int end_quad, Word4* out) {
   constexpr formats::ElementTypeInfo kInfo = formats::Info(kElementType);
   constexpr int kLow = kInfo.low_bits, kHigh = kInfo.high_bits;
   const int row_bytes = head_dim * (kLow + kHigh) / 8;
   for (; quad < end_quad; ++quad, out += head_dim) {
-    const Word* low = reinterpret_cast<const Word*>(codes) + int64_t{quad} * row_bytes;
-    const Word* high = low + head_dim * kLow / 8;
-    for (int eight = 0; eight < head_dim / 8; ++eight) {
-      const Word* from = low + eight / (4 / kLow) * 4;
-      const int shift = eight % (4 / kLow) * 2 * kLow;
-      Word* to = out + eight * 8;
+    const Word4* low = reinterpret_cast<const Word4*>(codes) + int64_t{quad} * row_bytes;
+    const Word4* high = low + head_dim * kLow / 8;
+    for (int octet = 0; octet < head_dim / 8; ++octet) {
+      const Word4* from = low + octet / (4 / kLow) * 4;
+      const int shift = octet % (4 / kLow) * 2 * kLow;
+      Word4* to = out + octet * 8;
       for (int i = 0; i < 4; ++i) {
         to[2 * i] = Fields<kLow>(from[i], shift);
         to[2 * i + 1] = Fields<kLow>(from[i], shift + kLow);
       }
       if constexpr (kHigh != 0) {
-        const Word* top = high + eight / (4 / kHigh) * 4;
-        const int top_shift = eight % (4 / kHigh) * 2 * kHigh;
+        const Word4* top = high + octet / (4 / kHigh) * 4;
+        const int top_shift = octet % (4 / kHigh) * 2 * kHigh;
         for (int i = 0; i < 4; ++i) {
           to[2 * i] |= Fields<kHigh>(top[i], top_shift) << kLow;
           to[2 * i + 1] |= Fields<kHigh>(top[i], top_shift + kHigh) << kLow;
@@ -73,24 +75,24 @@ KVANTA_INLINE void UnpackValues(const uint8_t* codes, int head_dim, int quad, in
   }
 }
 
-// The query in the channels' order of UnpackKeys().
+// Prepares the query in the channel order of UnpackKeys().
 template <formats::ElementType kElementType>
 float PrepareLookup8(const float* query, int head_dim, int block, uint8_t* out) {
   alignas(64) float x[kMaxHeadDim];
-  for (int eight = 0; eight < head_dim; eight += 8) {
-    for (int i = 0; i < 8; ++i) x[eight + i] = query[eight + i % 4 * 2 + i / 4];
+  for (int octet = 0; octet < head_dim; octet += 8) {
+    for (int i = 0; i < 8; ++i) x[octet + i] = query[octet + i % 4 * 2 + i / 4];
   }
   return PrepareQuery<CodeInt8>(x, head_dim, block, out) * kCodeLevels<kElementType>.unit;
 }
 
-// One function for all codes: inlined into each, it would be most of the unit's code and of the time to compile it.
-__attribute__((noinline)) void ScoreBytes(const KeyPass& pass, const Word* lines, int group, Prefetcher& prefetch) {
+// Not inlined: in every instance it would be most of the unit's code and compile time.
+__attribute__((noinline)) void ScoreBytes(const KeyPass& pass, const Word4* lines, int group, Prefetcher& prefetch) {
   ScoreGroups<CodeInt8, 1>(pass, reinterpret_cast<const uint8_t*>(lines), group, prefetch);
 }
 
 template <formats::ElementType kElementType>
 KVANTA_INLINE void ScoreLookup8Group(const KeyPass& pass, int group, Prefetcher& prefetch) {
-  alignas(64) Word lines[4 * kMaxHeadDim];
+  alignas(64) Word4 lines[4 * kMaxHeadDim];
   constexpr int kBits = formats::CodeBits(kElementType);
   const int64_t group_bytes = int64_t{16} * pass.cell.head_dim * kBits / 8;
   UnpackKeys<kElementType>(pass.cell.codes + group * group_bytes, pass.cell.head_dim, lines);
@@ -107,7 +109,7 @@ void ScoreLookup8(const KeyPass& pass) {
 
 template <formats::ElementType kElementType>
 void AccumulateLookup8(const ValuePass& pass) {
-  alignas(64) Word words[kMaxPageTokens / 4 * kMaxHeadDim];
+  alignas(64) Word4 words[kMaxPageTokens / 4 * kMaxHeadDim];
   const int quad = pass.begin / 4, end_quad = (pass.end + 3) / 4;
   UnpackValues<kElementType>(pass.cell.codes, pass.cell.head_dim, quad, end_quad,
                              words + int64_t{quad} * pass.cell.head_dim);

@@ -1,4 +1,4 @@
-// Scales of 16 tokens as f32 lanes, whatever they are stored as; included by isa_<isa>.cc after its lanes.
+// Loads scales of 16 tokens as f32 lanes, for every storage type; included by isa_<isa>.cc after its Vec16.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 namespace kvanta::kernels {
 namespace {
 
-// Scales [index, index + 16) of a plane of this type. NaN bytes, which only unused slots hold, become some number.
+// Loads scales [index, index + 16) of this type. NaN bytes, which only unused slots hold, become an arbitrary number.
 template <formats::ScaleType kType>
 KVANTA_INLINE Vec16::F LoadScalesOf(const uint8_t* section, int index) {
   using enum formats::ScaleType;
@@ -21,30 +21,31 @@ KVANTA_INLINE Vec16::F LoadScalesOf(const uint8_t* section, int index) {
 }
 
 template <formats::ScaleType kType>
-struct OfType {
+struct ScaleTypeTag {
   static constexpr formats::ScaleType kScale = kType;
 };
-// f(OfType<the plane's type>), kNone where there is no plane: a loop over scales asks for their type once.
+// Calls f(ScaleTypeTag<type>) with the section's type (kNone without a section), so that a loop over scales dispatches
+// once.
 template <class F>
-KVANTA_INLINE void ForTypeOf(const ScaleSection& section, F f) {
+KVANTA_INLINE void DispatchScaleType(const ScaleSection& section, F f) {
   using enum formats::ScaleType;
   switch (section ? section.type : kNone) {
     case kF32:
-      return f(OfType<kF32>{});
+      return f(ScaleTypeTag<kF32>{});
     case kE4M3:
-      return f(OfType<kE4M3>{});
+      return f(ScaleTypeTag<kE4M3>{});
     case kE8M0:
-      return f(OfType<kE8M0>{});
+      return f(ScaleTypeTag<kE8M0>{});
     case kFp16:
-      return f(OfType<kFp16>{});
+      return f(ScaleTypeTag<kFp16>{});
     case kNone:
-      return f(OfType<kNone>{});
+      return f(ScaleTypeTag<kNone>{});
   }
 }
 
 KVANTA_INLINE Vec16::F LoadScales(const ScaleSection& section, int index) {
   Vec16::F scales = Vec16::Zero();
-  ForTypeOf(section, [&](auto type) { scales = LoadScalesOf<decltype(type)::kScale>(section.data, index); });
+  DispatchScaleType(section, [&](auto type) { scales = LoadScalesOf<decltype(type)::kScale>(section.data, index); });
   return scales;
 }
 

@@ -1,4 +1,4 @@
-// The Hadamard transform of queries and results, written over the lanes of the including ISA unit.
+// Hadamard transform of queries and outputs, over the Vec16 of the including ISA unit.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 namespace kvanta::kernels {
 namespace {
 
-// What lanes are multiplied with before they meet the one `stride` lanes away: the upper one of a pair is subtracted.
+// Signs of a butterfly of stride `stride`: the upper lane of a pair is subtracted.
 struct LaneSigns {
   alignas(64) float signs[16];
 };
@@ -20,14 +20,14 @@ constexpr LaneSigns MakeLaneSigns(int stride) {
   return signs;
 }
 
-// The stage of stride kStride inside a vector. The product is exact, so this is one addition or subtraction.
+// Butterfly stage of stride kStride within a vector. The product is exact, so this is one addition or subtraction.
 template <int kStride>
 KVANTA_INLINE Vec16::F StageInside(Vec16::F x) {
   static constexpr LaneSigns kSigns = MakeLaneSigns(kStride);
   return Vec16::Fma(x, Vec16::Load(kSigns.signs), Vec16::Swap<kStride>(x));
 }
 
-// Blocks of kVectors vectors, each in registers.
+// Transforms blocks of kVectors vectors, each block in registers.
 template <int kVectors>
 KVANTA_INLINE void TransformBlocks(const float* x, int head_dim, float* out) {
   const Vec16::F norm = Vec16::Set1(static_cast<float>(1.0 / __builtin_sqrt(16.0 * kVectors)));

@@ -1,5 +1,5 @@
-// Codes in K's order to V's (formats/cell_layout.h), bytes as they are: units of 4 / e tokens of a unit of K, and as
-// many units of V, are the same bytes transposed. Included by isa_<isa>.cc.
+// Transposes codes from K's order to V's (formats/cell_layout.h) without decoding: 4 / e words of K (e bytes per
+// element) and as many words of V are the same bytes, transposed. Included by isa_<isa>.cc.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,8 @@ namespace {
 
 using TransposeBytes = uint8_t __attribute__((vector_size(16)));
 
-// A 16-byte part of a line: elements of 1 byte are one square of 4, elements of 2 bytes two squares of 2.
+// Transposes the squares in 16 bytes of a line: elements of 1 byte are one square of 4 x 4, elements of 2 bytes two
+// squares of 2 x 2.
 template <int kElement>
 KVANTA_INLINE TransposeBytes TransposeSquares(TransposeBytes x) {
   if constexpr (kElement == 1) {
@@ -25,13 +26,13 @@ KVANTA_INLINE TransposeBytes TransposeSquares(TransposeBytes x) {
 
 template <int kElement>
 KVANTA_INLINE void TransposeGroups(const TransposePass& pass) {
-  constexpr int kTokens = 4 / kElement;  // of a unit of V
+  constexpr int kTokens = 4 / kElement;  // in a word of V
   constexpr int kSquare = 4 * kTokens;   // bytes
   const int64_t stride = kTokens * pass.row_bytes;
   const uint8_t* line = pass.keys;
   for (int group = 0; group < pass.groups; ++group) {
     uint8_t* values = pass.values + group * 16 * pass.row_bytes;
-    for (int64_t unit = 0; unit < pass.row_bytes / 4; ++unit, line += 64) {
+    for (int64_t word = 0; word < pass.row_bytes / 4; ++word, line += 64) {
       for (int part = 0; part < 4; ++part) {
         TransposeBytes x;
         __builtin_memcpy(&x, line + part * 16, 16);
@@ -39,7 +40,7 @@ KVANTA_INLINE void TransposeGroups(const TransposePass& pass) {
         uint8_t squares[16];
         __builtin_memcpy(squares, &x, 16);
         for (int square = 0; square < 16 / kSquare; ++square) {
-          __builtin_memcpy(values + (part * (16 / kSquare) + square) * stride + unit * kSquare,
+          __builtin_memcpy(values + (part * (16 / kSquare) + square) * stride + word * kSquare,
                            squares + square * kSquare, kSquare);
         }
       }

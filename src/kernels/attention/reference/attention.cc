@@ -52,18 +52,18 @@ void Attend(std::span<const double> q, const float* keys, const float* values, i
             std::span<double> out) {
   const size_t key_dim = q.size(), v_head_dim = out.size();
   std::vector<double> p(static_cast<size_t>(count));
-  double max_value = -std::numeric_limits<double>::infinity();
+  double max = -std::numeric_limits<double>::infinity();
   for (size_t t = 0; t < p.size(); ++t) {
     double dot = logits.bias;
     for (size_t c = 0; c < key_dim; ++c) dot += q[c] * double{keys[t * key_dim + c]};
     double logit = dot * logits.scale;
     if (logits.softcap > 0) logit = logits.softcap * std::tanh(logit / logits.softcap);
     p[t] = logit;
-    max_value = std::max(max_value, logit);
+    max = std::max(max, logit);
   }
   double sum = 0;
   for (double& value : p) {
-    value = std::exp(value - max_value);
+    value = std::exp(value - max);
     sum += value;
   }
   std::fill(out.begin(), out.end(), 0.0);

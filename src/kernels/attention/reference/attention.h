@@ -1,5 +1,5 @@
-// The oracle: attention over the values that the cache's bytes stand for, in double precision, as plainly as it can be
-// written. Every kernel is held to it on the same bytes.
+// Test oracle: attention over the decoded values of the cache's bytes, in double precision, as simple as possible.
+// Every kernel is compared with it on the same bytes.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,13 @@ void DecodeCell(formats::SideKind kind, const formats::Format& format, formats::
                 const formats::CellSections& sections, const uint8_t* cell, float static_scale, int tokens,
                 float* rows);
 
-// The orthonormal Walsh-Hadamard transform of formats::Hadamard, in double, by its definition. x: [head_dim].
+// Orthonormal Walsh-Hadamard transform of formats::Hadamard, in double, by its definition. x: [head_dim].
 void Hadamard(std::span<double> x);
 
 struct Logits {
   double scale = 1;    // softmax_scale
   double softcap = 0;  // 0: none
-  double bias = 0;     // added to <q, k> before the scale (q.mean where keys are stored less their mean)
+  double bias = 0;     // added to <q, k> before the scale (q.mean where keys are stored with their mean subtracted)
 };
 
 // One query row over keys [count][q.size()] and values [count][out.size()]: out = sum softmax(logits) v. All in the

@@ -1,4 +1,4 @@
-// W in bf16: pairs of k side by side, as vdpbf16ps wants them; x is rounded to bf16 on every ISA.
+// W in bf16: adjacent pairs of k, as vdpbf16ps multiplies them; x is rounded to bf16 on every ISA.
 #include "kernels/linear/cpu/packed_linear.h"
 
 namespace kvanta::kernels {

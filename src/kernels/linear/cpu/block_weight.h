@@ -1,51 +1,51 @@
-// W in blocks of 32 k (kernels/weight_blocks.h) as the matrix kernels see it, over the lanes and the dots of the
+// W in blocks of 32 k (kernels/linear/weight_blocks.h) for the matrix kernels, over the Vec16 and block dots of the
 // including ISA unit. A step is a block of 16 columns:
 //
-//   codes, unsigned (+ 8 or + 128 where there is no minimum):
+//   codes, unsigned (+ 8 or + 128 where there is no offset):
 //     8 bits: [8 quads of k][16 columns][4 k]
 //     4 bits: [4 pairs of quads][16 columns][4 k], the first quad of a pair in the low halves of the bytes
-//   fp16 scales [16] | fp16 minimums [16] where there are any
+//   fp16 scales [16] | fp16 offsets [16] where there are any
 //
-// x is rounded to 127 steps of the largest of its block, or wide to 32,512, on every ISA to the same codes. With s the
-// unit of x's block:
-// y += (scale * s) * (the exact dot) + minimum * (s * the sum of x's codes), blocks in ascending order.
+// x is quantized to 127 steps of the maximum of its block, or to 32,512 (wide), to the same codes on every ISA. With s
+// the scale of x's block:
+// y += (scale * s) * (exact dot) + offset * (s * sum of x's codes), blocks in ascending order.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
 #include "kernels/cpu/inline.h"
+#include "kernels/linear/cpu/activation_codes.h"
 #include "kernels/linear/cpu/table.h"
-#include "kernels/linear/cpu/two_terms.h"
 
 namespace kvanta::kernels {
 namespace {
 
-// Below this x counts as zero: its inverse would overflow.
-constexpr float kMinBlockOfX = 0x1p-100f;
+// A block of x with a smaller maximum counts as zero: the inverse would overflow.
+constexpr float kMinMaxOfX = 0x1p-100f;
 
-template <class Dots, int kBits, bool kHasMinimum, bool kIsWide>
+template <class Dots, int kBits, bool kHasOffset, bool kIsWide>
 struct BlockWeight {
   struct X {
     typename Dots::X codes;
-    float unit;
-    int32_t start;  // what makes up for the offset of W's codes
-    float unit_times_sum;
+    float scale;
+    int32_t start;  // compensates for the offset of W's codes
+    float scaled_sum;
   };
   static constexpr bool kIsBlock = true;
   static constexpr int kStepK = 32;
   static constexpr int kPhases = 1;
   static constexpr int kCodeBytes = kPanelColumns * kStepK * kBits / 8;
-  static constexpr int kPanelStepBytes = kCodeBytes + 2 * kPanelColumns * (kHasMinimum ? 2 : 1);
+  static constexpr int kPanelStepBytes = kCodeBytes + 2 * kPanelColumns * (kHasOffset ? 2 : 1);
   static constexpr int kBlockSteps = 32;
   static constexpr int kRowTile = kBlockRowTile;
   static constexpr int kTileSums = kBlockRowTile;
   static constexpr int kColumnTile = 1;
-  static constexpr int64_t kPrefetchBytes = 3072;  // one stream at a time: alone it must cover the way to memory
+  static constexpr int64_t kPrefetchBytes = 3072;  // a single stream: it alone must cover the latency of memory
   static constexpr float kStepsOfX = kIsWide ? 32512 : 127;
-  static constexpr int32_t kOffset = kHasMinimum ? 0 : 1 << (kBits - 1);
+  static constexpr int32_t kCodeOffset = kHasOffset ? 0 : 1 << (kBits - 1);
 
-  // Rows of x `x_stride` bytes apart, at the step; w: the panel's step.
+  // x: rows `x_stride` bytes apart, at the step; w: the panel, at the step.
   template <int kRows>
   static KVANTA_INLINE void AddStep(const uint8_t* x, int64_t x_stride, const uint8_t* w, Vec16::F (*sums)[1]) {
     Vec16::I dots[kRows];
@@ -55,15 +55,15 @@ struct BlockWeight {
 #pragma GCC unroll 16
     for (int row = 0; row < kRows; ++row) {
       const X& block = *reinterpret_cast<const X*>(x + row * x_stride);
-      const Vec16::I dot = kHasMinimum ? dots[row] : AddInt(dots[row], block.start);
-      sums[row][0] = Vec16::Fma(Vec16::FromInt(dot), Vec16::Mul(scale, Vec16::Set1(block.unit)), sums[row][0]);
+      const Vec16::I dot = kHasOffset ? dots[row] : Vec16::AddInt(dots[row], block.start);
+      sums[row][0] = Vec16::Fma(Vec16::FromInt(dot), Vec16::Mul(scale, Vec16::Set1(block.scale)), sums[row][0]);
     }
-    if constexpr (kHasMinimum) {
-      const Vec16::F minimum = Vec16::LoadFp16(scales + kPanelColumns);
+    if constexpr (kHasOffset) {
+      const Vec16::F offset = Vec16::LoadFp16(scales + kPanelColumns);
 #pragma GCC unroll 16
       for (int row = 0; row < kRows; ++row) {
         const X& block = *reinterpret_cast<const X*>(x + row * x_stride);
-        sums[row][0] = Vec16::Fma(minimum, Vec16::Set1(block.unit_times_sum), sums[row][0]);
+        sums[row][0] = Vec16::Fma(offset, Vec16::Set1(block.scaled_sum), sums[row][0]);
       }
     }
   }
@@ -83,7 +83,7 @@ struct BlockWeight {
         Vec16::MaxOf(Vec16::Max(Vec16::Max(a, Vec16::Sub(zero, a)), Vec16::Max(b, Vec16::Sub(zero, b))));
     // NaN unless all are finite.
     const float check = Vec16::Sum(Vec16::Mul(Vec16::Add(Vec16::Mul(a, zero), Vec16::Mul(b, zero)), zero));
-    const bool counts = check == 0 && largest >= kMinBlockOfX;
+    const bool counts = check == 0 && largest >= kMinMaxOfX;
     float steps[kStepK] = {};
     if (counts) {
       const Vec16::F inverse = Vec16::Set1(kStepsOfX / largest);
@@ -97,9 +97,9 @@ struct BlockWeight {
       sum += codes[i];
     }
     Dots::Store(codes, out.codes);
-    out.unit = counts ? largest / kStepsOfX : check;
-    out.start = -kOffset * sum;
-    out.unit_times_sum = out.unit * static_cast<float>(sum);
+    out.scale = counts ? largest / kStepsOfX : check;
+    out.start = -kCodeOffset * sum;
+    out.scaled_sum = out.scale * static_cast<float>(sum);
   }
 };
 

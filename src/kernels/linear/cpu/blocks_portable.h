@@ -1,11 +1,11 @@
-// Dots of blocks of 32 k with 16 columns, as linear_blocks_avx2.h describes them: compiler vectors.
+// Dots of blocks of 32 k with 16 columns, as x86/blocks_avx2.h describes them: compiler vectors.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/cpu/inline.h"
 #include "kernels/cpu/vec16_portable.h"
-#include "kernels/linear/cpu/codes.h"
+#include "kernels/linear/cpu/activation_codes.h"
 
 namespace kvanta::kernels {
 namespace {
@@ -17,7 +17,7 @@ struct Int4Dot : ByteCodes {
   static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {
 #pragma GCC unroll 2
     for (int row = 0; row < kRows; ++row) dots[row] = Vec16::I{};
-    for (int pair = 0; pair < 4; ++pair) {  // of quads, in the low and the high halves of the bytes
+    for (int pair = 0; pair < 4; ++pair) {  // of quads, in the low and high halves of the bytes
       const Vec16::U packed = LoadVectors<U4, 4>(w + pair * 64);
 #pragma GCC unroll 2
       for (int half = 0; half < 2; ++half) {
@@ -47,18 +47,6 @@ struct Int8Dot : ByteCodes {
   }
 };
 
-// 256 high + low.
-KVANTA_INLINE Vec16::I CombineTerms(Vec16::I high, Vec16::I low) {
-  return Each(
-      [](I4 a, I4 b) __attribute__((always_inline)) { return (a << 8) + b; }, high, low);
-}
-KVANTA_INLINE Vec16::I AddInt(Vec16::I x, int32_t y) {
-  return Each(
-      [&](I4 a) __attribute__((always_inline)) { return a + y; }, x);
-}
-
-template <class Dots>
-struct TwoTermDot;  // linear_two_terms.h
 using Int8WideDot = TwoTermDot<Int8Dot>;
 
 }  // namespace

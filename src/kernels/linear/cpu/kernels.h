@@ -1,11 +1,12 @@
-// The matrix product over the lanes of the including ISA unit, written once for every way to store W. A register tile
-// is kRows rows x kPanels panels of 16 columns. Decode (one tile of rows) runs through all of k with the sums in
-// registers and several panels in flight; with more tiles, a block of steps of the panels stays in L1 while the tiles
-// pass.
+// Matrix product, written once over the Vec16 of the including ISA unit for every storage of W. A register tile is
+// kRows rows x kPanels panels of 16 columns. Decode (one tile of rows) runs through all of k with the sums in registers
+// and several panels in flight; with more tiles, a block of steps of the panels stays in the cache while the row tiles
+// pass over it.
 #pragma once
 
 #include <cstdint>
 
+#include "base/math.h"
 #include "kernels/cpu/inline.h"
 #include "kernels/linear/cpu/block_weight.h"
 #include "kernels/linear/cpu/table.h"
@@ -37,7 +38,7 @@ struct Sums {
   Vec16::F v[kRows][kPanels];
 };
 
-// Calls visit(panel, pointer offset, valid columns) per panel.
+// Calls visit(panel, valid columns) for each panel.
 template <int kPanels, class Visit>
 KVANTA_INLINE void ForPanels(int64_t columns, Visit visit) {
 #pragma GCC unroll 8
@@ -47,7 +48,7 @@ KVANTA_INLINE void ForPanels(int64_t columns, Visit visit) {
   }
 }
 
-// The fewer of the two operands stays in registers, the other streams.
+// Keeps the smaller of the two operands in registers and streams the other.
 template <class W, int kRows, int kPanels, int kPhase>
 KVANTA_INLINE void AddPhase(const uint8_t* x, const uint8_t* w, int64_t w_panel, Sums<kRows, kPanels>& sums) {
   const auto load_x = [&](int row) __attribute__((always_inline)) {
@@ -141,7 +142,7 @@ void MultiplyTile(const TileTask& t) noexcept {
       });
 }
 
-// Most panels of a tile of `rows` rows.
+// Maximum panels of a tile with `rows` rows.
 template <class W>
 constexpr int PanelsOf(int rows) {
   const int fit = W::kTileSums / rows;
@@ -150,7 +151,7 @@ constexpr int PanelsOf(int rows) {
 
 using TileFunction = void (*)(const TileTask&) noexcept;
 
-// The instance for rows x panels, found by counting down.
+// Finds the instance for rows x panels by counting down.
 template <class W, int kRows, int kPanels>
 TileFunction FindPanels(int panels) {
   if constexpr (kPanels > 1) {
@@ -170,10 +171,10 @@ TileFunction FindTile(int rows, int panels) {
 template <class W>
 void Multiply(const MultiplyTask& task) noexcept {
   const int64_t rows = task.rows;
-  const int64_t tiles = (rows + W::kRowTile - 1) / W::kRowTile;
-  const int tallest = static_cast<int>((rows + tiles - 1) / tiles);
+  const int64_t tiles = CeilDiv(rows, W::kRowTile);
+  const int max_rows = static_cast<int>(CeilDiv(rows, tiles));
   const int64_t panels = task.end_panel - task.first_panel;
-  const int64_t groups = (panels + PanelsOf<W>(tallest) - 1) / PanelsOf<W>(tallest);
+  const int64_t groups = CeilDiv(panels, PanelsOf<W>(max_rows));
 
   TileTask t;
   t.x_block = rows * kXStride<W>;
@@ -216,7 +217,7 @@ void Pack(const PackTask& task) noexcept {
   }
 }
 
-// Rows whose packed x (a block of steps) stays in half of a 512 KiB L2; a multiple of every unit's row tile.
+// Rows whose packed x (a block of steps) fits in half of a 512 KiB L2; a multiple of every unit's row tile.
 inline constexpr int64_t kBlockRows = 120;
 
 template <class W>

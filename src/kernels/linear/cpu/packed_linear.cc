@@ -12,31 +12,30 @@
 namespace kvanta::kernels {
 namespace {
 
-// A region costs a few microseconds: do not split less than this.
+// A parallel region costs a few microseconds: smaller work is not split.
 constexpr int64_t kMinTaskMacs = 1 << 16;
 constexpr int64_t kMinTaskPackedValues = 1 << 14;
-// Tasks per thread, so that a thread that lost its CPU for a while does not hold up the others; and not more weights a
-// task than this, for the same reason.
+// Several tasks per thread, and a limit of the weights per task, so that a preempted thread does not delay the others.
 constexpr int64_t kTasksPerThread = 4;
 constexpr int64_t kMaxTaskBytes = 512 << 10;
 
-// What WeightMemory takes from the system at a time, and the largest part of it: larger layers fill huge pages alone,
-// and the smallest ones, of tiny models, are not worth one.
+// Bytes that WeightMemory allocates at a time, and the range of sizes that it serves: larger layers fill huge pages
+// alone, and the smallest ones, of tiny models, are not worth one.
 constexpr size_t kPieceBytes = size_t{16} << 20;
-constexpr size_t kLargestPart = size_t{4} << 20;
-constexpr size_t kSmallestPart = size_t{64} << 10;
-constexpr size_t kPartAlignment = 64;
+constexpr size_t kMaxPart = size_t{4} << 20;
+constexpr size_t kMinPart = size_t{64} << 10;
+constexpr int64_t kPartAlignment = 64;
 
 }  // namespace
 
 Buffer WeightMemory::Take(size_t bytes) {
-  if (bytes < kSmallestPart || bytes > kLargestPart) return Cpu().Allocate(bytes);
+  if (bytes < kMinPart || bytes > kMaxPart) return Cpu().Allocate(bytes);
   if (used_ + bytes > piece_.bytes()) {
     piece_ = Cpu().Allocate(kPieceBytes);
     used_ = 0;
   }
   Buffer part = piece_.Part(used_, bytes);
-  used_ += (bytes + kPartAlignment - 1) / kPartAlignment * kPartAlignment;
+  used_ += static_cast<size_t>(RoundUp(static_cast<int64_t>(bytes), kPartAlignment));
   return part;
 }
 
@@ -68,8 +67,8 @@ PackedLinear::PackedLinear(std::shared_ptr<LinearContext> context, const WeightK
   }
   const auto x_bytes = static_cast<size_t>(steps_.blocks * kernels_.block_rows * kernels_.x_stride);
   if (context_->packed_x.bytes() < x_bytes) context_->packed_x = Cpu().Allocate(x_bytes);
-  const auto peak_bytes = static_cast<size_t>(Tasks(kernels_.block_rows) * kernels_.block_rows) * sizeof(float);
-  if (context_->task_argmaxes.bytes() < peak_bytes) context_->task_argmaxes = Cpu().Allocate(peak_bytes);
+  const auto argmax_bytes = static_cast<size_t>(Tasks(kernels_.block_rows) * kernels_.block_rows) * sizeof(float);
+  if (context_->task_argmaxes.bytes() < argmax_bytes) context_->task_argmaxes = Cpu().Allocate(argmax_bytes);
 }
 
 void PackedLinear::Multiply(const float* x, int64_t rows, float* y, int64_t y_stride,
@@ -80,7 +79,7 @@ void PackedLinear::Multiply(const float* x, int64_t rows, float* y, int64_t y_st
   }
 }
 
-// Tasks of a product of `rows` rows, never more than of a whole block.
+// Number of tasks of a product of `rows` rows; at most that of a whole block.
 int64_t PackedLinear::Tasks(int64_t rows) const noexcept {
   const int64_t by_threads = std::min(context_->threads->Threads() * kTasksPerThread, rows * in_ * out_ / kMinTaskMacs);
   const int64_t by_bytes = CeilDiv(panels_ * panel_bytes_, kMaxTaskBytes);
@@ -120,21 +119,21 @@ void PackedLinear::MultiplyBlock(const float* x, int64_t rows, float* y, int64_t
                        .y_stride = y_stride});
     const int64_t first = first_column(task), end = first_column(task + 1);
     for (int64_t row = 0; argmaxes && row < rows; ++row) {
-      task_argmaxes[task * rows + row] = context_->isa.rows.largest(y + row * y_stride + first, end - first);
+      task_argmaxes[task * rows + row] = context_->isa.rows.max(y + row * y_stride + first, end - first);
     }
   };
   threads.ForEach(tasks, multiply);
   for (int64_t row = 0; argmaxes && row < rows; ++row) {
-    const auto max_of = [&](int64_t task) { return task_argmaxes[task * rows + row]; };
+    const auto max = [&](int64_t task) { return task_argmaxes[task * rows + row]; };
     int64_t best = 0;
     bool finite = true;
     for (int64_t task = 0; task < tasks; ++task) {
-      finite = finite && std::isfinite(max_of(task));
-      if (max_of(task) > max_of(best)) best = task;
+      finite = finite && std::isfinite(max(task));
+      if (max(task) > max(best)) best = task;
     }
     const float* found = y + row * y_stride + first_column(best);
-    while (finite && *found != max_of(best)) ++found;
-    argmaxes[row] = {max_of(best), static_cast<int32_t>(found - (y + row * y_stride)), finite};
+    while (finite && *found != max(best)) ++found;
+    argmaxes[row] = {max(best), static_cast<int32_t>(found - (y + row * y_stride)), finite};
   }
 }
 
@@ -154,7 +153,7 @@ void ReadWeightRow(const WeightView& view, int64_t row, float* out) noexcept {
     return;
   }
   const bool bf16 = view.dtype == DType::kBf16;
-  for (int64_t k = 0; k < view.in; ++k) {  // a checkpoint's tensor may lie at any address
+  for (int64_t k = 0; k < view.in; ++k) {  // a checkpoint's tensor may be unaligned
     uint16_t code;
     std::memcpy(&code, bytes + 2 * k, sizeof code);
     out[k] = bf16 ? Bf16ToFloat(code) : Fp16ToFloat(code);

@@ -1,5 +1,4 @@
-// What the ways to store W share: packing into panels, and the split of a product over rows, columns and threads.
-// linear_<kind>.cc holds one way each.
+// Common part of the storages of W: packing into panels, and the split of a product over rows, columns and threads.
 #pragma once
 
 #include <memory>
@@ -12,8 +11,8 @@
 
 namespace kvanta::kernels {
 
-// Memory of weights, layer after layer in large pieces: alone, a layer of a small model would fill no huge page, and
-// page walks would cost a step a part of the bandwidth.
+// Allocates weights of consecutive layers from large pieces: a layer of a small model alone would not fill a huge page,
+// and TLB misses would cost part of the bandwidth.
 class WeightMemory {
  public:
   // Zeroed, 64-byte aligned. Throws ResourceError.
@@ -24,12 +23,12 @@ class WeightMemory {
   size_t used_ = 0;
 };
 
-// Shared by the layers of one Ops, which run one after the other.
+// State shared by the layers of one Ops, which run one after the other.
 struct LinearContext {
   const IsaTable& isa;
   std::shared_ptr<ThreadPool> threads;
-  Buffer packed_x = {};       // large enough for every layer: Multiply allocates nothing
-  Buffer task_argmaxes = {};  // likewise, f32 [tasks][rows of a block]
+  Buffer packed_x = {};       // large enough for every layer, so that Multiply() does not allocate
+  Buffer task_argmaxes = {};  // likewise; f32 [tasks][rows of a block]
   WeightMemory weights = {};
 };
 
@@ -49,7 +48,7 @@ class PackedLinear : public Linear {
   // `pack` must not throw.
   template <class PackColumn>
   void PackColumns(std::span<const WeightView> stacked, PackColumn pack);
-  // The same with (column of the panel, view, row of it, room for f32 [in], panel's bytes).
+  // Likewise pack(column of the panel, view, row of it, buffer for f32 [in], panel's bytes).
   template <class PackRow>
   void PackRows(std::span<const WeightView> stacked, PackRow pack);
 

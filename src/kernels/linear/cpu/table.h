@@ -1,31 +1,31 @@
-// The matrix kernels of one ISA unit, one entry per way to store W.
+// Matrix kernels of one ISA unit, one entry per storage of W.
 //
-// A step is 1 k (f32, f16), 2 (bf16: the pairs that vdpbf16ps multiplies) or 32 (blocks: linear_block_weight.h).
-// Packed W: panels of 16 columns (outputs), [ceil(out / 16)][steps][bytes of a step]; columns and k beyond W's shape
-// are zero. Packed x: [blocks of steps][rows][x_stride bytes]. The stride is a constant of the kernel, so a tile's rows
-// lie at fixed distances, and no power of two, so they do not fight for the same sets of the cache.
+// A step is 1 k (f32, f16), 2 (bf16: the pairs that vdpbf16ps multiplies) or 32 (blocks: block_weight.h). Packed W:
+// panels of 16 columns (outputs), [ceil(out / 16)][steps][bytes of a step]; columns and k beyond W's shape are zero.
+// Packed x: [blocks of steps][rows][x_stride bytes]. The stride is a constant of the kernel, so a tile's rows are at
+// constant distances, and not a power of two, so they do not compete for the same cache sets.
 //
-// Every (row, column) is one chain of sums over k in ascending steps, then the bias: the same bits whatever the tile,
-// the task or the thread it falls into.
+// Every (row, column) is one chain of sums over k in ascending steps, then the bias: bit-identical for any tile, task
+// or thread.
 #pragma once
 
 #include <cstdint>
 
+#include "base/math.h"
+
 namespace kvanta::kernels {
 
 inline constexpr int kPanelColumns = 16;
-// The steps of a layer, dealt to blocks of at most `block_steps` as evenly as whole steps allow.
+// Steps of a layer, divided into blocks of at most `block_steps`, as evenly as whole steps allow.
 struct StepBlocks {
   int64_t steps = 0;
   int64_t blocks = 0;
 
-  static constexpr StepBlocks Of(int64_t steps, int64_t block_steps) {
-    return {steps, (steps + block_steps - 1) / block_steps};
-  }
+  static constexpr StepBlocks Of(int64_t steps, int64_t block_steps) { return {steps, CeilDiv(steps, block_steps)}; }
   constexpr int64_t First(int64_t block) const { return block * steps / blocks; }
 };
 
-// The product of all packed rows and some panels of columns.
+// Product of all packed rows and a range of panels.
 struct MultiplyTask {
   const uint8_t* x = nullptr;  // packed
   int64_t rows = 0;
@@ -50,9 +50,9 @@ struct PackTask {
 };
 
 struct WeightKernels {
-  int step_k = 0;                // k of a step
-  int block_steps = 0;           // of a block at most: a panel's part, kept near while row tiles pass over it
-  int64_t block_rows = 0;        // rows of x that are packed at a time, at most
+  int step_k = 0;       // k per step
+  int block_steps = 0;  // maximum steps of a block: a panel's part that stays in the cache while row tiles pass over it
+  int64_t block_rows = 0;        // maximum rows of x packed at a time
   int64_t x_stride = 0;          // bytes of a row in one block of packed x
   int64_t panel_step_bytes = 0;  // bytes of a panel per step
   void (*pack)(const PackTask& task) noexcept = nullptr;
@@ -63,10 +63,10 @@ struct LinearKernels {
   WeightKernels bf16;
   WeightKernels f32;
   WeightKernels f16;
-  // Blocks; wide: x in 16 bits.
+  // Blocks. wide: x in 16 bits; offset: blocks have offsets.
   WeightKernels int8, int8_wide;
-  WeightKernels int4, int4_wide;                // without minimums
-  WeightKernels int4_offset, int4_offset_wide;  // with
+  WeightKernels int4, int4_wide;
+  WeightKernels int4_offset, int4_offset_wide;
 };
 
 }  // namespace kvanta::kernels

@@ -1,5 +1,5 @@
-// The ways to store W as the matrix kernels see them: what a step of x is, how a step of a panel becomes lanes, and the
-// multiply-add of the two. Over the lanes of the including ISA unit.
+// Storages of W for the matrix kernels: packing of a step of x, loading of a step of a panel, and their multiply-add,
+// over the Vec16 of the including ISA unit.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,8 @@
 namespace kvanta::kernels {
 namespace {
 
-// Round to nearest even; NaN stays a quiet NaN (base/dtype.h's rule, without a symbol for the linker to share).
+// Rounds to the nearest bf16, ties to even; NaN stays a quiet NaN. A copy of base/dtype.h's function without external
+// linkage.
 KVANTA_INLINE uint32_t RoundToBf16(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
@@ -19,14 +20,14 @@ KVANTA_INLINE uint32_t RoundToBf16(float value) {
   return (bits & 0x7fffffffU) > 0x7f800000U ? quiet : rounded;
 }
 
-// Tiles of weights that are elements; a block of steps is 16 KiB of a bf16 or f32 panel.
+// Weights stored as elements; a block of steps is 16 KiB of a bf16 or f32 panel.
 struct ElementTile {
   static constexpr bool kIsBlock = false;
   static constexpr int kBlockSteps = 256;
   static constexpr int kRowTile = Vec16::kRowTile;
   static constexpr int kTileSums = Vec16::kTileSums;
   static constexpr int kColumnTile = Vec16::kColumnTile;
-  static constexpr int64_t kPrefetchBytes = 768;  // ahead of each panel's stream
+  static constexpr int64_t kPrefetchBytes = 768;  // ahead in each panel's stream
 };
 
 struct Bf16Weight : ElementTile {
@@ -43,9 +44,9 @@ struct Bf16Weight : ElementTile {
   static KVANTA_INLINE Vec16::F Dot(XLanes x, Vec16::Bf16W w, Vec16::F sum) {
     return Vec16::DotBf16(x, w, sum);
   }
-  // k values (of k_end - k_begin) become whole steps; the last odd one is paired with zero.
+  // Packs k values to whole steps; the last odd one is paired with zero.
   static KVANTA_INLINE void PackRow(const float* x, int64_t k, X* out) {
-    if constexpr (kPhases == 2) {  // rounded, but kept as f32
+    if constexpr (kPhases == 2) {  // rounded, but stored as f32
       for (int64_t i = 0; i < k; ++i) {
         const uint32_t bits = RoundToBf16(x[i]) << 16;
         std::memcpy(&out[i], &bits, sizeof bits);
@@ -58,7 +59,7 @@ struct Bf16Weight : ElementTile {
   }
 };
 
-// x in f32, one k a step.
+// x in f32, one k per step.
 struct F32X : ElementTile {
   using X = float;
   static constexpr int kStepK = 1;

@@ -108,16 +108,16 @@ class UnitWriter {
     int offset = kind_ == PanelKind::kInt8 ? 128 : 0;
     if (kind_ == PanelKind::kInt4 && *std::min_element(block.codes, block.codes + kBlockWeights) < 0) {
       offset = 8;
-      block.minimum = FloatToFp16(-8 * Fp16ToFloat(block.scale));
+      block.offset = FloatToFp16(-8 * Fp16ToFloat(block.scale));
     }
-    if (!std::isfinite(Fp16ToFloat(block.scale)) || !std::isfinite(Fp16ToFloat(block.minimum))) infinite_ = true;
+    if (!std::isfinite(Fp16ToFloat(block.scale)) || !std::isfinite(Fp16ToFloat(block.offset))) infinite_ = true;
     for (int k = 0; k < kPanelChannels; ++k) {
       const cuda::FragmentOffset place = places_[row][k];
       unit[place.byte] |= static_cast<uint8_t>((block.codes[k] + offset) << place.bit);
     }
     uint8_t* scale = unit + cuda::ScalePlace(kind_, row);
     std::memcpy(scale, &block.scale, sizeof(block.scale));
-    if (kind_ == PanelKind::kInt4) std::memcpy(scale + 4, &block.minimum, sizeof(block.minimum));
+    if (kind_ == PanelKind::kInt4) std::memcpy(scale + 4, &block.offset, sizeof(block.offset));
   }
 
   PanelKind kind_;

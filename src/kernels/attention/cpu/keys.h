@@ -1,0 +1,98 @@
+// QK kernels, written once over the element types (codes_<isa>.h) and Vec16 of an ISA unit. Batch-invariant: sums are
+// over channels in ascending order, whatever the rows of a call.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/attention/cpu/operands.h"
+#include "kernels/attention/cpu/scales.h"
+#include "kernels/attention/cpu/table.h"
+#include "kernels/cpu/inline.h"
+#include "kernels/cpu/prefetcher.h"
+#include "kernels/cpu/strided_lines.h"
+
+namespace kvanta::kernels {
+namespace {
+
+// Sums of a prepared query's operands, per block.
+template <class Decoder>
+KVANTA_INLINE const float* QuerySums(const KeyPass& pass, int row) {
+  const uint8_t* query = pass.query + row * pass.query_stride;
+  return reinterpret_cast<const float*>(query + BiasOffset<Decoder>(pass.cell.head_dim)) + kMaxBlocks;
+}
+
+// Scores rows [row, row + kRows) on kGroups groups of 16 tokens from `group` on, whose codes begin at `lines`.
+template <class Decoder, int kGroups, int kRows>
+KVANTA_INLINE void ScoreTile(const KeyPass& pass, const uint8_t* lines, int group, int row, Prefetcher& prefetch) {
+  const CellView& cell = pass.cell;
+  const int channels = cell.block_scales ? cell.block : cell.head_dim;  // per block
+  const int64_t bias_offset = BiasOffset<Decoder>(cell.head_dim);
+  const int64_t group_bytes = int64_t{cell.head_dim} * (32 / Decoder::kSub) * 2;
+  Vec16::F sums[kRows * kGroups];
+  for (int i = 0; i < kRows * kGroups; ++i) sums[i] = Vec16::Zero();
+  for (int b = 0; b * channels < cell.head_dim; ++b) {
+    const uint8_t* operands[kRows];
+    int32_t bias[kRows];
+    Vec16::F dots[kRows * kGroups];
+    for (int r = 0; r < kRows; ++r) {
+      const uint8_t* query = pass.query + (row + r) * pass.query_stride;
+      operands[r] = query + int64_t{b} * channels * Decoder::kOperandBytes;
+      bias[r] = reinterpret_cast<const int32_t*>(query + bias_offset)[b];
+    }
+    const StridedLines block{lines + int64_t{b} * channels / Decoder::kSub * 64, 64, channels / Decoder::kSub,
+                             group_bytes, 16 * kGroups};
+    Decoder::template Dot<kGroups, kRows, false>(block, operands, bias, dots, prefetch);
+    if (!cell.block_scales) {
+      for (int i = 0; i < kRows * kGroups; ++i) sums[i] = dots[i];
+      break;
+    }
+    for (int g = 0; g < kGroups; ++g) {
+      const Vec16::F scale = LoadScales(cell.block_scales, b * cell.page_tokens + (group + g) * 16);
+      for (int i = g; i < kRows * kGroups; i += kGroups) sums[i] = Vec16::Fma(dots[i], scale, sums[i]);
+    }
+  }
+  for (int g = 0; cell.token_scales && g < kGroups; ++g) {
+    const Vec16::F scale = LoadScales(cell.token_scales, (group + g) * 16);
+    for (int i = g; i < kRows * kGroups; i += kGroups) sums[i] = Vec16::Mul(sums[i], scale);
+  }
+  for (int i = 0; i < kRows * kGroups; ++i) {
+    const int r = row + i / kGroups;
+    Vec16::Store(pass.scores + r * kMaxPageTokens + (group + i % kGroups) * 16,
+                 Vec16::Mul(sums[i], Vec16::Set1(pass.row_scale[r])));
+  }
+}
+
+template <class Decoder, int kGroups>
+KVANTA_INLINE void ScoreGroups(const KeyPass& pass, const uint8_t* lines, int group, Prefetcher& prefetch) {
+  int row = 0;
+  for (; row + kQueryTile <= pass.rows; row += kQueryTile) {
+    ScoreTile<Decoder, kGroups, kQueryTile>(pass, lines, group, row, prefetch);
+  }
+  if constexpr (kQueryTile > 3) {
+    if (pass.rows - row == 3) ScoreTile<Decoder, kGroups, 3>(pass, lines, group, row, prefetch);
+  }
+  if constexpr (kQueryTile > 2) {
+    if (pass.rows - row == 2) ScoreTile<Decoder, kGroups, 2>(pass, lines, group, row, prefetch);
+  }
+  if (pass.rows - row == 1) ScoreTile<Decoder, kGroups, 1>(pass, lines, group, row, prefetch);
+}
+
+// Prefetcher steps of a QK call that scores `groups` groups at a time and steps every `channels` channels.
+KVANTA_INLINE constexpr int ScoreSteps(const KeyPass& pass, int groups, int channels) {
+  return (pass.groups + groups - 1) / groups * QueryTiles(pass.rows) * (pass.cell.head_dim / channels);
+}
+
+template <class Decoder>
+void Score(const KeyPass& pass) {
+  constexpr int kGroups = DotUnroll<Decoder>();
+  Prefetcher prefetch{pass.prefetch, ScoreSteps(pass, kGroups, Decoder::kSub * kLinesOfStep)};
+  const int64_t group_bytes = int64_t{pass.cell.head_dim} * (32 / Decoder::kSub) * 2;
+  int group = 0;
+  for (; group + kGroups <= pass.groups; group += kGroups) {
+    ScoreGroups<Decoder, kGroups>(pass, pass.cell.codes + group * group_bytes, group, prefetch);
+  }
+  if (group < pass.groups) ScoreGroups<Decoder, 1>(pass, pass.cell.codes + group * group_bytes, group, prefetch);
+}
+
+}  // namespace
+}  // namespace kvanta::kernels

@@ -1,0 +1,290 @@
+// QK kernels of sub-byte codes (subbyte_codes.h), with scales per block and token or with a scale and an offset per
+// channel; included by isa_<isa>.cc after keys.h.
+#pragma once
+
+#include <cstdint>
+
+#include "formats/element_type.h"
+#include "kernels/attention/cpu/keys.h"
+#include "kernels/attention/cpu/subbyte_codes.h"
+#include "kernels/cpu/inline.h"
+
+namespace kvanta::kernels {
+namespace {
+
+// Constants rather than calls: a function that is not inlined could be shared with other ISA units by the linker.
+template <formats::ElementType kElementType>
+inline constexpr float kLevelScale = formats::Levels(kElementType).unit;
+template <formats::ElementType kElementType>
+inline constexpr int kLevelOffset = SubbyteLevelsOf(kElementType).offset;
+
+template <formats::ElementType kElementType>
+float PrepareSubbyte(const float* query, int head_dim, int block, uint8_t* out) {
+  return PrepareFor<SubbyteQuery>(query, head_dim, block, kLevelOffset<kElementType>, out) * kLevelScale<kElementType>;
+}
+
+// ---- QK
+
+// Scales and offsets of a page as f32, [blocks][page_tokens]; scales are 1 where a cell has none.
+struct KeyScales {
+  alignas(64) float scale[kMaxBlocks * kMaxPageTokens];
+  alignas(64) float offset[kMaxBlocks * kMaxPageTokens];
+};
+__attribute__((noinline)) void LoadKeyScales(const CellView& cell, int groups, KeyScales& scales) {
+  const int blocks = ScaleBlocks(cell);
+  const auto each = [&](auto load) __attribute__((always_inline)) {
+    for (int b = 0; b < blocks; ++b) {
+      for (int slot = b * cell.page_tokens; slot < b * cell.page_tokens + groups * 16; slot += 16) load(slot);
+    }
+  };
+  DispatchScaleType(
+      cell.block_scales, [&](auto type) __attribute__((always_inline)) {
+        each([&](int slot) {
+          Vec16::Store(scales.scale + slot, LoadScalesOf<decltype(type)::kScale>(cell.block_scales.data, slot));
+        });
+      });
+  if (cell.block_offsets) {
+    each([&](int slot) { Vec16::Store(scales.offset + slot, Vec16::LoadFp16(cell.block_offsets + slot)); });
+  }
+}
+
+// Scores rows [row, row + kRows) on kGroups groups of 16 tokens from `group` on, whose codes begin at `lines`.
+template <class Key, int kGroups, int kRows>
+KVANTA_INLINE void ScoreSubbyteTile(const KeyPass& pass, const KeyScales& scales, const uint8_t* lines, int group,
+                                    int row, Prefetcher& prefetch) {
+  const CellView& cell = pass.cell;
+  const int64_t bias_offset = BiasOffset<Key>(cell.head_dim);
+  const int block = cell.block_scales ? cell.block : cell.head_dim;
+  const int64_t group_bytes = int64_t{cell.head_dim} * Key::kBits * 2;
+  const uint8_t* low = lines;
+  const uint8_t* high = lines + int64_t{cell.head_dim} * Key::kLow * 2;
+  const uint8_t* query[kRows];
+  const int32_t* bias[kRows];
+  constexpr int kSums = kRows * kGroups;
+  Vec16::F sums[kSums];
+  for (int r = 0; r < kRows; ++r) {
+    query[r] = pass.query + (row + r) * pass.query_stride;
+    bias[r] = reinterpret_cast<const int32_t*>(query[r] + bias_offset);
+  }
+  for (int i = 0; i < kSums; ++i) sums[i] = Vec16::Zero();
+  const float* block_scale = scales.scale + group * 16;
+  for (int first = 0, channel_of_block = 0, b = 0; first < cell.head_dim;) {
+    // A block may be summed in parts: integers below 2^24 are exact in f32.
+    Bytes16::Sum dots[kSums];
+    int32_t initial[kRows];
+    for (int r = 0; r < kRows; ++r) initial[r] = channel_of_block == 0 ? bias[r][b] : 0;
+    const bool whole = block - channel_of_block >= Key::kBlock;
+    if (whole) {
+      Key::template Dot<kGroups, kRows, Key::kBlock>(low, high, group_bytes, query, initial, dots, prefetch);
+    } else {
+      Key::template Dot<kGroups, kRows, Key::kStep>(low, high, group_bytes, query, initial, dots, prefetch);
+    }
+    const int channels = whole ? Key::kBlock : Key::kStep;
+    for (int i = 0; i < kSums; ++i) {
+      sums[i] = Vec16::Fma(Bytes16::ToFloat(dots[i]), Vec16::Load(block_scale + 16 * (i % kGroups)), sums[i]);
+    }
+    for (int r = 0; r < kRows; ++r) query[r] += channels;
+    low += channels * Key::kLow * 2;
+    high += channels * Key::kHigh * 2;
+    first += channels;
+    channel_of_block += channels;
+    if (channel_of_block == block) {
+      channel_of_block = 0;
+      ++b;
+      block_scale += cell.page_tokens;
+    }
+  }
+  for (int b = 0; cell.block_offsets && b < cell.head_dim / block; ++b) {
+    const float* offsets = scales.offset + b * cell.page_tokens + group * 16;
+    for (int i = 0; i < kSums; ++i) {
+      const Vec16::F total = Vec16::Set1(QuerySums<Key>(pass, row + i / kGroups)[b]);
+      sums[i] = Vec16::Fma(total, Vec16::Load(offsets + 16 * (i % kGroups)), sums[i]);
+    }
+  }
+  for (int i = 0; i < kSums; ++i) {
+    const int r = row + i / kGroups, first = (group + i % kGroups) * 16;
+    if (cell.token_scales) sums[i] = Vec16::Mul(sums[i], LoadScales(cell.token_scales, first));
+    if (cell.token_offsets) {
+      sums[i] =
+          Vec16::Fma(Vec16::Set1(QuerySums<Key>(pass, r)[0]), Vec16::LoadFp16(cell.token_offsets + first), sums[i]);
+    }
+    Vec16::Store(pass.scores + r * kMaxPageTokens + first, Vec16::Mul(sums[i], Vec16::Set1(pass.row_scale[r])));
+  }
+}
+
+template <class Key, int kGroups>
+KVANTA_INLINE void ScoreSubbyteGroups(const KeyPass& pass, const KeyScales& scales, const uint8_t* lines, int group,
+                                      Prefetcher& prefetch) {
+  int row = 0;
+  for (; row + kQueryTile <= pass.rows; row += kQueryTile) {
+    ScoreSubbyteTile<Key, kGroups, kQueryTile>(pass, scales, lines, group, row, prefetch);
+  }
+  if constexpr (kQueryTile > 3) {
+    if (pass.rows - row == 3) ScoreSubbyteTile<Key, kGroups, 3>(pass, scales, lines, group, row, prefetch);
+  }
+  if constexpr (kQueryTile > 2) {
+    if (pass.rows - row == 2) ScoreSubbyteTile<Key, kGroups, 2>(pass, scales, lines, group, row, prefetch);
+  }
+  if (pass.rows - row == 1) ScoreSubbyteTile<Key, kGroups, 1>(pass, scales, lines, group, row, prefetch);
+}
+
+// Scores groups [first, last).
+template <class Key>
+KVANTA_INLINE void AddScores(const KeyPass& pass, const KeyScales& scales, int first, int last, Prefetcher& prefetch) {
+  const int64_t group_bytes = int64_t{pass.cell.head_dim} * Key::kBits * 2;
+  int group = first;
+  for (; group + kGroupsUnroll <= last; group += kGroupsUnroll) {
+    ScoreSubbyteGroups<Key, kGroupsUnroll>(pass, scales, pass.cell.codes + group * group_bytes, group, prefetch);
+  }
+  if (group < last) ScoreSubbyteGroups<Key, 1>(pass, scales, pass.cell.codes + group * group_bytes, group, prefetch);
+}
+
+template <class Key>
+void ScoreSubbyte(const KeyPass& pass) {
+  KeyScales scales;
+  Prefetcher prefetch{pass.prefetch, ScoreSteps(pass, kGroupsUnroll, Key::kChannelsOfStep)};
+  LoadKeyScales(pass.cell, pass.groups, scales);
+  AddScores<Key>(pass, scales, 0, pass.groups, prefetch);
+}
+
+// ---- keys with a scale and an offset per channel: prepared queries are f32, and are quantized once per token group
+
+inline int64_t ChannelScaledQueryBytes(int head_dim) {
+  return RoundUp(int64_t{4} * head_dim, 64);
+}
+
+inline float PrepareChannelScaled(const float* query, int head_dim, int /*block*/, uint8_t* out) {
+  __builtin_memset(out, 0, static_cast<size_t>(ChannelScaledQueryBytes(head_dim)));
+  __builtin_memcpy(out, query, sizeof(float) * static_cast<size_t>(head_dim));
+  Vec16::F sum = Vec16::Zero();
+  for (int c = 0; c < head_dim; c += 16) sum = Vec16::Add(sum, LoadChannels(query, c, head_dim));
+  return 1.0f + 0 * Vec16::Sum(sum);  // NaN and infinities propagate
+}
+
+// Loads a token group's channel scales and offsets as f32, 0 beyond the last channel. The offset is that of the middle
+// code: it is multiplied by the unquantized query, and codes far from the middle would amplify the query's quantization
+// error.
+template <formats::ElementType kElementType>
+KVANTA_INLINE void LoadChannelScales(const CellView& cell, int64_t first_scale, float* scales, float* offsets) {
+  constexpr int kMiddle = 1 << (formats::CodeBits(kElementType) - 1);
+  for (int c = 0; c < cell.head_dim; c += 16) {
+    const uint16_t* scale = cell.channel_scales + first_scale + c;
+    const uint16_t* offset = cell.channel_offsets + first_scale + c;
+    uint16_t last_scale[16] = {}, last_offset[16] = {};
+    if (c + 16 > cell.head_dim) {  // the last 8 channels: fp16 loads read 16, so copy
+      __builtin_memcpy(last_scale, scale, 16);
+      __builtin_memcpy(last_offset, offset, 16);
+      scale = last_scale;
+      offset = last_offset;
+    }
+    Vec16::Store(scales + c, Vec16::LoadFp16(scale));
+    Vec16::Store(offsets + c, Vec16::Fma(Vec16::Set1(kMiddle), Vec16::LoadFp16(scale), Vec16::LoadFp16(offset)));
+  }
+}
+
+// A row's query multiplied by the channel scales: maximum magnitude, and the dot product with the channel offsets.
+struct ScaledQuery {
+  Vec16::F max;
+  Vec16::F offset;
+};
+KVANTA_INLINE ScaledQuery ScaleQuery(const float* query, const float* scales, const float* offsets, int head_dim,
+                                     float* scaled) {
+  Vec16::F offset = Vec16::Zero(), max = Vec16::Zero();
+#pragma GCC unroll 4
+  for (int c = 0; c < head_dim; c += 16) {
+    const Vec16::F q = Vec16::Load(query + c);
+    const Vec16::F x = Vec16::Mul(q, Vec16::Load(scales + c));
+    offset = Vec16::Fma(q, Vec16::Load(offsets + c), offset);  // NaN if a scale is NaN
+    max = Vec16::Max(max, Vec16::Abs(x));
+    Vec16::Store(scaled + c, x);
+  }
+  return {max, offset};
+}
+
+// Quantizes q * scale of the rows for one token group, `stride` bytes apart. factors[row]: factor of a row's dots;
+// query_offsets[row]: <q, offset>; both have room for a multiple of 4. kBias: whether dots have initial values.
+template <formats::ElementType kElementType, bool kBias>
+KVANTA_INLINE void ScaleQueries(const KeyPass& pass, int64_t first_scale, uint8_t* queries, int64_t stride,
+                                float* factors, float* query_offsets) {
+  constexpr int kMiddle = 1 << (formats::CodeBits(kElementType) - 1);
+  constexpr float kMaxOperand = SubbyteQuery::kMaxOperand;
+  const int head_dim = pass.cell.head_dim, width = static_cast<int>(RoundUp(head_dim, 64));
+  alignas(64) float scales[kMaxHeadDim], offsets[kMaxHeadDim];
+  alignas(64) float scaled[4 * kMaxHeadDim];
+  LoadChannelScales<kElementType>(pass.cell, first_scale, scales, offsets);
+  for (int row = 0; row < 4 * width; row += width) {  // padding beyond the last channel
+    for (int c = static_cast<int>(RoundUp(head_dim, 16)); c < width; c += 16) {
+      Vec16::Store(scaled + row + c, Vec16::Zero());
+    }
+  }
+  for (int first = 0; first < pass.rows; first += 4) {  // four rows at a time, to share one reduction
+    const int rows = pass.rows - first < 4 ? pass.rows - first : 4;
+    Vec16::F maxima[4], sums[4];
+    for (int i = 0; i < 4; ++i) maxima[i] = sums[i] = Vec16::Zero();
+    for (int i = 0; i < rows; ++i) {
+      const float* query = reinterpret_cast<const float*>(pass.query + (first + i) * pass.query_stride);
+      const ScaledQuery row = ScaleQuery(query, scales, offsets, head_dim, scaled + i * width);
+      maxima[i] = row.max;
+      sums[i] = row.offset;
+    }
+    float largest[4];
+    Vec16::MaximaOf(maxima, largest);
+    Vec16::SumsOf(sums, query_offsets + first);
+    for (int i = 0; i < rows; ++i) {
+      const float max = largest[i] > kMinAbsMax ? largest[i] : kMinAbsMax;
+      uint8_t* out = queries + (first + i) * stride;
+      factors[first + i] = max / kMaxOperand;
+      for (int c = 0; c < width; c += 64) Bytes16::PackSigned(scaled + i * width + c, kMaxOperand / max, out + c);
+      if constexpr (kBias) {
+        const int32_t total = Bytes16::SumOf(out, width);
+        int32_t* bias = reinterpret_cast<int32_t*>(out + BiasOffset<SubbyteQuery>(head_dim));
+        reinterpret_cast<float*>(bias + kMaxBlocks)[0] = static_cast<float>(total);
+        bias[0] = -kMiddle * total;
+      }
+    }
+  }
+}
+
+// Calls score(scaled pass, scales, first group, last group) for each token group of the call.
+template <formats::ElementType kElementType, bool kBias, class F>
+KVANTA_INLINE void ScoreByTokenGroup(const KeyPass& pass, F score) {
+  constexpr int64_t kMaxBytes = RoundUp(int64_t{kMaxHeadDim} * SubbyteQuery::kOperandBytes, 64) + 8 * kMaxBlocks;
+  alignas(64) uint8_t queries[kPassRows * kMaxBytes];
+  float factors[kPassRows], query_offsets[kPassRows];
+  const CellView& cell = pass.cell;
+  const int groups_per_scale = cell.token_group / 16;
+  KeyScales scales;
+  LoadKeyScales(cell, pass.groups, scales);
+  KeyPass scaled_pass = pass;
+  scaled_pass.query = queries;
+  scaled_pass.query_stride = QueryBytes<SubbyteQuery>(cell.head_dim);
+  scaled_pass.row_scale = factors;
+  for (int first = 0; first < pass.groups; first += groups_per_scale) {
+    const int64_t first_scale = int64_t{first} / groups_per_scale * cell.head_dim;
+    ScaleQueries<kElementType, kBias>(pass, first_scale, queries, scaled_pass.query_stride, factors, query_offsets);
+    for (int row = 0; row < pass.rows; ++row) {
+      query_offsets[row] *= pass.row_scale[row];
+      factors[row] *= pass.row_scale[row];
+    }
+    const int last = first + groups_per_scale < pass.groups ? first + groups_per_scale : pass.groups;
+    score(scaled_pass, scales, first, last);
+    for (int row = 0; row < pass.rows; ++row) {
+      float* scores = pass.scores + row * kMaxPageTokens;
+      for (int t = first * 16; t < last * 16; t += 16) {
+        Vec16::Store(scores + t, Vec16::Add(Vec16::Load(scores + t), Vec16::Set1(query_offsets[row])));
+      }
+    }
+  }
+}
+
+template <formats::ElementType kElementType>
+void ScoreChannelScaled(const KeyPass& pass) {
+  using Key = SubbyteKey<SubbyteTypeOf<kElementType>>;
+  Prefetcher prefetch{pass.prefetch, ScoreSteps(pass, kGroupsUnroll, Key::kChannelsOfStep)};
+  ScoreByTokenGroup<kElementType, true>(
+      pass, [&](const KeyPass& scaled, const KeyScales& scales, int first, int last)
+                __attribute__((always_inline)) { AddScores<Key>(scaled, scales, first, last, prefetch); });
+}
+
+}  // namespace
+}  // namespace kvanta::kernels

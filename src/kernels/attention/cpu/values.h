@@ -1,0 +1,260 @@
+// PV kernels, written once over the element types (codes_<isa>.h) and Vec16 of an ISA unit. Batch-invariant: sums are
+// over tokens in ascending order, whatever the rows of a call.
+#pragma once
+
+#include <cstdint>
+
+#include "base/math.h"
+#include "kernels/attention/cpu/operands.h"
+#include "kernels/attention/cpu/scales.h"
+#include "kernels/attention/cpu/table.h"
+#include "kernels/cpu/inline.h"
+#include "kernels/cpu/prefetcher.h"
+#include "kernels/cpu/strided_lines.h"
+
+namespace kvanta::kernels {
+namespace {
+
+// p times the scales of V, per row and block: [blocks][page_tokens] operands.
+struct ScaledProbs {
+  const uint8_t* rows;
+  int64_t row_stride;
+  int64_t block_stride;
+  int64_t tile_stride;   // per 64 slots, or per AMX tile of slots
+  const uint8_t* signs;  // signs of the scales, the same for all rows; sub-byte codes only
+  float scale[kPassRows][kMaxBlocks];
+  int32_t bias[kPassRows][kMaxBlocks];
+  float offset[kPassRows][kMaxBlocks];  // sum of p times the offsets
+
+  KVANTA_INLINE void Place(const uint8_t* first, int64_t row_bytes, int64_t block_bytes, int64_t tile_bytes) {
+    rows = first;
+    row_stride = row_bytes;
+    block_stride = block_bytes;
+    tile_stride = tile_bytes;
+  }
+  // Position of the operand of a slot, where operands are bytes.
+  KVANTA_INLINE int64_t ByteOffset(int row, int block, int slot) const {
+    return row * row_stride + block * block_stride + slot / 64 * tile_stride + slot % 64;
+  }
+};
+
+// For all but the sub-byte codes (subbyte_values.h): these formats have no offsets and no negative scales.
+template <class Decoder>
+KVANTA_INLINE void ScaleProbs(const ValuePass& pass, ScaledProbs& probs) {
+  const CellView& cell = pass.cell;
+  const int blocks = ScaleBlocks(cell);
+  const int first = pass.begin / 16 * 16, count = static_cast<int>(RoundUp(pass.end, 16)) - first;
+  const ScaleSection& scales = cell.block_scales ? cell.block_scales : cell.token_scales;
+  const int64_t block_bytes = int64_t{cell.page_tokens} * Decoder::kOperandBytes;
+  probs.Place(pass.workspace, kScaledProbBytes, block_bytes, int64_t{64} * Decoder::kOperandBytes);
+  alignas(64) float w[kPassRows][kMaxPageTokens];  // for integer codes
+  alignas(64) float scale[kMaxPageTokens];         // of the block, shared by all rows
+  for (int b = 0; b < blocks; ++b) {
+    for (int t = first; t < first + count; t += 16) {
+      Vec16::F x = Vec16::Mul(LoadScales(scales, b * cell.page_tokens + t), Vec16::Set1(pass.scale));
+      // Scales of unused slots are undefined.
+      if (t < pass.begin || pass.end < t + 16) x = SelectRange(x, 0.0f, pass.begin - t, pass.end - t);
+      Vec16::Store(scale + t, x);
+    }
+    Quantizer quantizers[kPassRows];
+    for (int row = 0; row < pass.rows; ++row) {
+      const float* p = pass.p + row * kMaxPageTokens;
+      uint8_t* out = pass.workspace + row * kScaledProbBytes + b * probs.block_stride;
+      Vec16::F max = Vec16::Zero();
+      for (int t = first; t < first + count; t += 16) {
+        const Vec16::F x = Vec16::Mul(Vec16::Load(p + t), Vec16::Load(scale + t));
+        if constexpr (Decoder::kInteger) {
+          max = Vec16::Max(max, x);
+          Vec16::Store(w[row] + t, x);
+        } else {
+          Decoder::Pack(x, out + t * Decoder::kOperandBytes);
+        }
+      }
+      if constexpr (Decoder::kInteger) quantizers[row] = QuantizerOf<Decoder>(max);
+      probs.offset[row][b] = 0;
+      probs.bias[row][b] = 0;
+    }
+    // A second loop, so that the rows' reductions overlap.
+    for (int row = 0; Decoder::kInteger && row < pass.rows; ++row) {
+      uint8_t* out = pass.workspace + row * kScaledProbBytes + b * probs.block_stride + first * Decoder::kOperandBytes;
+      const Vec16::F total = PackOperands<Decoder>(w[row] + first, count, quantizers[row].inverse, out);
+      probs.scale[row][b] = quantizers[row].scale;
+      probs.bias[row][b] = Bias(Vec16::Sum(total), Decoder::kOffset);
+    }
+  }
+}
+
+// Consecutive words of tokens. A word holds 4 / (bytes of an element) tokens of a channel.
+struct TokenRange {
+  const uint8_t* lines;  // words of the first token
+  int first;             // first token
+  int words;
+  bool rescale;  // the first range of a call rescales `out`
+};
+
+// Channels that one call of Dot() or DotValues() covers.
+template <class Decoder>
+KVANTA_INLINE constexpr int ColumnsOf() {
+  if constexpr (requires { Decoder::kChannels; }) return Decoder::kChannels;
+  return 16 * DotUnroll<Decoder>();  // all in one block: blocks of these codes are not smaller
+}
+
+// True if integer sums start from the bias of the operands.
+template <class Decoder>
+KVANTA_INLINE constexpr bool HasInitialSums() {
+  if constexpr (requires { Decoder::kHasInitialSums; }) return Decoder::kHasInitialSums;
+  return true;
+}
+
+// Columns of ColumnsOf() channels that one call covers where possible.
+template <class Decoder>
+KVANTA_INLINE constexpr int ColumnsUnroll() {
+  if constexpr (requires { Decoder::kUnroll; }) return Decoder::kUnroll;
+  return 1;
+}
+
+// Accumulates kCount columns of ColumnsOf<Decoder>() channels. kTail: a column with fewer channels left.
+template <class Decoder, int kRows, bool kTail, int kCount>
+KVANTA_INLINE void AddColumns(const ValuePass& pass, const ScaledProbs& probs, const TokenRange& range, int column,
+                              int row, Prefetcher& prefetch) {
+  constexpr int kPerColumn = ColumnsOf<Decoder>() / 16, kVectors = kCount * kPerColumn;
+  int blocks[kVectors];
+  const uint8_t* operands[kVectors][kRows];
+  for (int v = 0; v < kVectors; ++v) {
+    const int channel = !kTail || column + 16 * v < pass.cell.head_dim ? column + 16 * v : column;
+    blocks[v] = pass.cell.block_scales ? channel / pass.cell.block : 0;
+    const int64_t first_operand = blocks[v] * probs.block_stride + range.first * Decoder::kOperandBytes;
+    for (int r = 0; r < kRows; ++r) operands[v][r] = probs.rows + (row + r) * probs.row_stride + first_operand;
+  }
+  Vec16::F dots[kRows * kVectors];
+  int32_t bias[kCount][kRows] = {};
+  for (int i = 0; HasInitialSums<Decoder>() && i < kCount * kRows; ++i) {
+    bias[i / kRows][i % kRows] = probs.bias[row + i % kRows][blocks[i / kRows * kPerColumn]];
+  }
+  if constexpr (requires { Decoder::kBits; }) {
+    const uint8_t* signs[kCount];
+    for (int c = 0; c < kCount; ++c) {
+      signs[c] = probs.signs + blocks[c * kPerColumn] * probs.block_stride + range.first;
+    }
+    Decoder::template DotValues<kRows, kTail, kCount>(range.lines, pass.cell.head_dim, column, range.words, operands,
+                                                      signs, bias, dots, prefetch);
+  } else {
+    const StridedLines columns{range.lines + int64_t{column} * 4, int64_t{pass.cell.head_dim} * 4, range.words, 64,
+                               pass.cell.head_dim - column};
+    Decoder::template Dot<kVectors, kRows, kTail>(columns, operands[0], bias[0], dots, prefetch);
+  }
+  for (int r = 0; r < kRows; ++r) {
+    const Vec16::F rescale = Vec16::Set1(range.rescale ? pass.rescale[row + r] : 1.0f);
+    for (int v = 0; v < kVectors; ++v) {
+      const Vec16::F scale = Vec16::Set1(probs.scale[row + r][blocks[v]]);
+      const Vec16::F offset = Vec16::Set1(probs.offset[row + r][blocks[v]]);
+      float* out = pass.out + (row + r) * pass.out_stride + column + 16 * v;
+      const Vec16::F dot = dots[r * kVectors + v];
+      const Vec16::F sum = Decoder::kInteger ? Vec16::Fma(dot, scale, offset) : dot;
+      const int left = pass.cell.head_dim - column - 16 * v;
+      if (!kTail || left >= 16) {
+        Vec16::Store(out, Vec16::Fma(Vec16::Load(out), rescale, sum));
+      } else if (left > 0) {
+        Vec16::StoreTail(out, Vec16::Fma(Vec16::LoadTail(out, left), rescale, sum), left);
+      }
+    }
+  }
+}
+
+template <class Decoder>
+__attribute__((noinline)) void AddTailColumns(const ValuePass& pass, const ScaledProbs& probs, const TokenRange& range,
+                                              int column, int row, Prefetcher& prefetch) {
+  AddColumns<Decoder, 1, true, 1>(pass, probs, range, column, row, prefetch);
+}
+
+template <class Decoder, int kRows>
+KVANTA_INLINE void AddTile(const ValuePass& pass, const ScaledProbs& probs, const TokenRange& range, int row,
+                           Prefetcher& prefetch) {
+  constexpr int kColumns = ColumnsOf<Decoder>(), kUnroll = ColumnsUnroll<Decoder>();
+  int column = 0;
+  for (; kUnroll > 1 && column + kUnroll * kColumns <= pass.cell.head_dim; column += kUnroll * kColumns) {
+    AddColumns<Decoder, kRows, false, kUnroll>(pass, probs, range, column, row, prefetch);
+  }
+  for (; column + kColumns <= pass.cell.head_dim; column += kColumns) {
+    AddColumns<Decoder, kRows, false, 1>(pass, probs, range, column, row, prefetch);
+  }
+  // Few head dimensions have a tail: one instance, row by row.
+  for (int r = 0; column < pass.cell.head_dim && r < kRows; ++r) {
+    AddTailColumns<Decoder>(pass, probs, range, column, row + r, prefetch);
+  }
+}
+
+template <class Decoder>
+KVANTA_INLINE void AddTokenRange(const ValuePass& pass, const ScaledProbs& probs, const TokenRange& range,
+                                 Prefetcher& prefetch) {
+  int row = 0;
+  for (; row + kQueryTile <= pass.rows; row += kQueryTile) {
+    AddTile<Decoder, kQueryTile>(pass, probs, range, row, prefetch);
+  }
+  if constexpr (kQueryTile > 3) {
+    if (pass.rows - row == 3) AddTile<Decoder, 3>(pass, probs, range, row, prefetch);
+  }
+  if constexpr (kQueryTile > 2) {
+    if (pass.rows - row == 2) AddTile<Decoder, 2>(pass, probs, range, row, prefetch);
+  }
+  if (pass.rows - row == 1) AddTile<Decoder, 1>(pass, probs, range, row, prefetch);
+}
+
+// Copies the words of token `first` with tokens outside [begin, end) zeroed: unused slots may hold NaN, which a
+// probability of 0 does not cancel.
+template <class Decoder>
+KVANTA_INLINE void MaskWords(const uint8_t* lines, int head_dim, int first, int begin, int end, uint8_t* out) {
+  uint32_t mask = 0;
+  for (int t = 0; t < Decoder::kSub; ++t) {
+    const uint32_t element = Decoder::kSub == 1 ? ~0U : (1U << (32 / Decoder::kSub)) - 1U;
+    if (first + t >= begin && first + t < end) mask |= element << (t * 32 / Decoder::kSub);
+  }
+  for (int c = 0; c < head_dim; ++c) {
+    uint32_t word;
+    __builtin_memcpy(&word, lines + 4 * c, 4);
+    word &= mask;
+    __builtin_memcpy(out + 4 * c, &word, 4);
+  }
+}
+
+// Prefetcher steps of a PV call over `words` rows of words.
+template <class Decoder>
+KVANTA_INLINE int AddSteps(const ValuePass& pass, int words) {
+  constexpr int kChannels = ColumnsOf<Decoder>() * ColumnsUnroll<Decoder>();
+  return (pass.cell.head_dim + kChannels - 1) / kChannels * QueryTiles(pass.rows) * words;
+}
+
+template <class Decoder>
+void Accumulate(const ValuePass& pass) {
+  Prefetcher prefetch{pass.prefetch, AddSteps<Decoder>(pass, (pass.end - pass.begin) / (Decoder::kSub * kLinesOfStep))};
+  ScaledProbs probs;
+  ScaleProbs<Decoder>(pass, probs);
+  const int64_t word_bytes = int64_t{pass.cell.head_dim} * 4;
+  int begin = pass.begin / Decoder::kSub * Decoder::kSub;
+  int end = static_cast<int>(RoundUp(pass.end, Decoder::kSub));
+  bool rescale = true;
+  const auto add = [&](const uint8_t* lines, int first, int last) {
+    AddTokenRange<Decoder>(pass, probs, {lines, first, (last - first) / Decoder::kSub, rescale}, prefetch);
+    rescale = false;
+  };
+  const auto lines_of = [&](int token) { return pass.cell.codes + token / Decoder::kSub * word_bytes; };
+  if (Decoder::kInteger || (begin == pass.begin && end == pass.end)) {
+    add(lines_of(begin), begin, end);
+  } else {
+    alignas(64) uint8_t masked[4 * kMaxHeadDim];
+    const auto add_masked = [&](int first) {
+      MaskWords<Decoder>(lines_of(first), pass.cell.head_dim, first, pass.begin, pass.end, masked);
+      add(masked, first, first + Decoder::kSub);
+    };
+    if (begin != pass.begin) {
+      add_masked(begin);
+      begin += Decoder::kSub;
+    }
+    const int whole = pass.end / Decoder::kSub * Decoder::kSub;
+    if (begin < whole) add(lines_of(begin), begin, whole);
+    if (whole >= begin && whole != end) add_masked(whole);
+  }
+}
+
+}  // namespace
+}  // namespace kvanta::kernels

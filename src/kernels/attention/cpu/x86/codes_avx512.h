@@ -1,0 +1,316 @@
+// Dot products with the codes of the cache on AVX-512; codes_avx2.h describes Dot(). bf16 and fp8 (by exact byte
+// tables) become f32 lanes for multiply-adds; integers are multiplied by vpdpbusd with operands split into two signed
+// bytes, which keeps the 16 bits that operands have on every ISA.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/inline.h"
+#include "kernels/cpu/prefetcher.h"
+#include "kernels/cpu/strided_lines.h"
+#include "kernels/cpu/x86/bytes_512.h"
+#include "kernels/cpu/x86/vec16_avx512.h"
+
+namespace kvanta::kernels {
+namespace {
+
+inline constexpr int kQueryTile = kSmallTiles ? 2 : 4;
+inline constexpr int kGroupsUnroll = 2;
+
+// x where begin <= lane < end, else `other`.
+KVANTA_INLINE Vec16::F SelectRange(Vec16::F x, float other, int begin, int end) {
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __mmask16 in = static_cast<__mmask16>(_mm512_cmpge_epi32_mask(lane, _mm512_set1_epi32(begin)) &
+                                              _mm512_cmplt_epi32_mask(lane, _mm512_set1_epi32(end)));
+  return _mm512_mask_blend_ps(in, _mm512_set1_ps(other), x);
+}
+
+// Loads line i of the v-th group of 16 lanes; invalid lanes are 0.
+template <bool kTail>
+KVANTA_INLINE __m512i LoadLine(const StridedLines& lines, int64_t i, int v) {
+  const uint8_t* line = lines.first + i * lines.stride + v * lines.unroll_stride;
+  if constexpr (!kTail) return _mm512_loadu_si512(line);
+  const int left = lines.left - 16 * v;
+  const unsigned lanes = left >= 16 ? 16U : left > 0 ? static_cast<unsigned>(left) : 0U;
+  return _mm512_maskz_loadu_epi32(static_cast<__mmask16>((1U << lanes) - 1U), line);
+}
+inline constexpr int kLinesOfStep = 1;  // lines per prefetcher step
+
+// Calls f(line) for every line, with a prefetcher step for each though every branch costs: prefetching two adjacent
+// lines at once keeps the hardware prefetcher from running ahead, and bf16 from memory takes 10 % longer.
+template <class F>
+KVANTA_INLINE void ForLines(const StridedLines& lines, Prefetcher& prefetch, F f) {
+  int64_t i = 0;
+  for (; i + 2 <= lines.count; i += 2) {
+    prefetch.Step();
+    f(i);
+    prefetch.Step();
+    f(i + 1);
+  }
+  if (i < lines.count) f(i);
+}
+
+KVANTA_INLINE __m512 BroadcastFloat(const uint8_t* bytes) {
+  float value;
+  __builtin_memcpy(&value, bytes, sizeof value);
+  return _mm512_set1_ps(value);
+}
+
+// fp32 and fp16: one f32 lane per element of a word.
+template <class Decode>
+struct LaneCode {
+  static constexpr int kSub = Decode::kSub;
+  static constexpr bool kInteger = false;
+  static constexpr int kOffset = 0;
+  static constexpr int kOperandBytes = 4;
+
+  static KVANTA_INLINE void Pack(Vec16::F x, uint8_t* out) { _mm512_storeu_ps(out, x); }
+
+  template <int kUnroll, int kRows, bool kTail>
+  static KVANTA_INLINE void Dot(const StridedLines& lines, const uint8_t* const* operands, const int32_t* /*bias*/,
+                                Vec16::F* sums, Prefetcher& prefetch) {
+    for (int i = 0; i < kRows * kUnroll; ++i) sums[i] = Vec16::Zero();
+    ForLines(
+        lines, prefetch, [&](int64_t i) __attribute__((always_inline)) {
+#pragma GCC unroll 2
+          for (int v = 0; v < kUnroll; ++v) {
+            const __m512i words = LoadLine<kTail>(lines, i, v);
+#pragma GCC unroll 2
+            for (int s = 0; s < kSub; ++s) {
+              const __m512 x = Decode::Element(words, s);
+#pragma GCC unroll 4
+              for (int r = 0; r < kRows; ++r) {
+                __m512& sum = sums[r * kUnroll + v];
+                sum = _mm512_fmadd_ps(x, BroadcastFloat(operands[r] + (i * kSub + s) * 4), sum);
+              }
+            }
+          }
+        });
+  }
+};
+
+struct DecodeFp32 {
+  static constexpr int kSub = 1;
+  static KVANTA_INLINE __m512 Element(__m512i words, int /*s*/) { return _mm512_castsi512_ps(words); }
+};
+
+struct DecodeFp16 {
+  static constexpr int kSub = 2;
+  static KVANTA_INLINE __m512 Element(__m512i words, int s) {
+    return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(s == 0 ? words : _mm512_srli_epi32(words, 16)));
+  }
+};
+
+// bf16 and fp8 as pairs of bf16 in a lane, which shifts and masks convert to f32. vdpbf16ps would multiply pairs, but
+// needs two terms for every f32 operand and takes four times as long as a multiply-add on some CPUs.
+template <class Decode>
+struct PairCode {
+  static constexpr int kDotUnroll = Decode::kPairs == 1 ? kGroupsUnroll : 1;  // more would not fit in the registers
+  static constexpr int kSub = 2 * Decode::kPairs;
+  static constexpr bool kInteger = false;
+  static constexpr int kOffset = 0;
+  static constexpr int kOperandBytes = 4;
+
+  static KVANTA_INLINE void Pack(Vec16::F x, uint8_t* out) { _mm512_storeu_ps(out, x); }
+
+  template <int kUnroll, int kRows, bool kTail>
+  static KVANTA_INLINE void Dot(const StridedLines& lines, const uint8_t* const* operands, const int32_t* /*bias*/,
+                                Vec16::F* sums, Prefetcher& prefetch) {
+    const Decode decode;
+    __m512 low[kRows * kUnroll], high[kRows * kUnroll];  // two chains a row hide the latency
+    for (int i = 0; i < kRows * kUnroll; ++i) low[i] = high[i] = _mm512_setzero_ps();
+    ForLines(
+        lines, prefetch, [&](int64_t i) __attribute__((always_inline)) {
+          __m512i pairs[kUnroll][Decode::kPairs];
+          for (int v = 0; v < kUnroll; ++v) {
+            decode.Pairs(LoadLine<kTail>(lines, i, v), pairs[v]);
+          }
+#pragma GCC unroll 2
+          for (int pair = 0; pair < Decode::kPairs; ++pair) {
+            __m512 x[kUnroll], y[kUnroll];
+            for (int v = 0; v < kUnroll; ++v) {
+              x[v] = _mm512_castsi512_ps(_mm512_slli_epi32(pairs[v][pair], 16));
+              y[v] = _mm512_castsi512_ps(_mm512_and_si512(pairs[v][pair], _mm512_set1_epi32(-0x10000)));
+            }
+#pragma GCC unroll 4
+            for (int r = 0; r < kRows; ++r) {
+              const uint8_t* c = operands[r] + (i * kSub + pair) * 4;
+              const __m512 first = BroadcastFloat(c), second = BroadcastFloat(c + 4 * Decode::kPairs);
+              for (int v = 0; v < kUnroll; ++v) {
+                low[r * kUnroll + v] = _mm512_fmadd_ps(x[v], first, low[r * kUnroll + v]);
+                high[r * kUnroll + v] = _mm512_fmadd_ps(y[v], second, high[r * kUnroll + v]);
+              }
+            }
+          }
+        });
+    for (int i = 0; i < kRows * kUnroll; ++i) sums[i] = _mm512_add_ps(low[i], high[i]);
+  }
+};
+
+struct DecodeBf16 {
+  static constexpr int kPairs = 1;
+  KVANTA_INLINE void Pairs(__m512i words, __m512i* pairs) const { pairs[0] = words; }
+};
+
+// Low and high bytes of the bf16 of each code's magnitude.
+struct ByteTables {
+  uint8_t low[128];
+  uint8_t high[128];
+};
+// Tables of a code with `mantissa` mantissa bits and exponent bias `bias`; magnitudes from `special` on are NaN or
+// infinite.
+constexpr ByteTables MakeTables(int mantissa, int bias, int special, int infinity) {
+  ByteTables tables{};
+  for (int code = 0; code < 128; ++code) {
+    int exponent = code >> mantissa;
+    int fraction = code & ((1 << mantissa) - 1);
+    uint32_t bits = 0;
+    if (code >= special) {
+      bits = code == infinity ? 0x7f80 : 0x7fc0;
+    } else if (code != 0) {
+      if (exponent == 0) {  // subnormal: normalize the fraction
+        exponent = 1;
+        while ((fraction >> mantissa) == 0) {
+          fraction <<= 1;
+          --exponent;
+        }
+        fraction &= (1 << mantissa) - 1;
+      }
+      bits = static_cast<uint32_t>(((exponent - bias + 127) << 7) | (fraction << (7 - mantissa)));
+    }
+    tables.low[code] = static_cast<uint8_t>(bits & 0xff);
+    tables.high[code] = static_cast<uint8_t>(bits >> 8);
+  }
+  return tables;
+}
+alignas(64) constexpr ByteTables kE4M3Tables = MakeTables(3, 7, 0x7f, -1);
+alignas(64) constexpr ByteTables kE5M2Tables = MakeTables(2, 15, 0x7c, 0x7c);
+
+// Decodes 64 codes by two table look-ups of 7 bits each: exact, subnormals and NaN included.
+template <const ByteTables& kTables>
+struct DecodeFp8 {
+  static constexpr int kPairs = 2;
+  __m512i low0 = _mm512_load_si512(kTables.low), low1 = _mm512_load_si512(kTables.low + 64);
+  __m512i high0 = _mm512_load_si512(kTables.high), high1 = _mm512_load_si512(kTables.high + 64);
+
+  KVANTA_INLINE void Pairs(__m512i words, __m512i* pairs) const {
+    const __m512i low = _mm512_permutex2var_epi8(low0, words, low1);
+    __m512i high = _mm512_permutex2var_epi8(high0, words, high1);
+    high = _mm512_ternarylogic_epi32(high, words, _mm512_set1_epi8(-128), 0xf8);  // high | (words & sign)
+    const __m512i even = _mm512_set1_epi16(0xff);
+    pairs[0] = _mm512_ternarylogic_epi32(_mm512_slli_epi16(high, 8), low, even, 0xf8);  // a | (b & c)
+    pairs[1] = _mm512_ternarylogic_epi32(_mm512_srli_epi16(low, 8), high, even, 0xf4);  // a | (b & ~c)
+  }
+};
+
+// Packs 16 integers up to 65535 as [4 high bytes][4 low bytes] per four, unsigned.
+KVANTA_INLINE void PackUnsignedBytes(Vec16::F x, uint8_t* out) {
+  const __m512i order =
+      _mm512_castsi256_si512(_mm256_setr_epi8(1, 5, 9, 13, 0, 4, 8, 12, 17, 21, 25, 29, 16, 20, 24, 28, 33, 37, 41, 45,
+                                              32, 36, 40, 44, 49, 53, 57, 61, 48, 52, 56, 60));
+  const __m512i bytes = _mm512_permutexvar_epi8(order, _mm512_cvtps_epi32(x));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_castsi512_si256(bytes));
+}
+// Packs 16 integers of magnitude up to 32512 as [4 high bytes][4 low bytes] per four: x = 256 high + low, both signed.
+KVANTA_INLINE void PackBytes(Vec16::F x, __m128i shuffle, uint8_t* out) {
+  const __m512i i = _mm512_cvtps_epi32(x);
+  const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(i, _mm512_set1_epi32(128)), 8);
+  const __m512i low = _mm512_sub_epi32(i, _mm512_slli_epi32(high, 8));
+  const __m128i h = _mm_shuffle_epi8(_mm512_cvtepi32_epi8(high), shuffle);
+  const __m128i l = _mm_shuffle_epi8(_mm512_cvtepi32_epi8(low), shuffle);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm_unpacklo_epi32(h, l));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 16), _mm_unpackhi_epi32(h, l));
+}
+KVANTA_INLINE __m512 CombineTerms(__m512i high, __m512i low) {
+  return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low));
+}
+
+// Codes + 128 are the unsigned operand of vpdpbusd; the bias subtracts 128 * sum(operands).
+struct CodeInt8 {
+  static constexpr int kSub = 4;
+  static constexpr bool kInteger = true;
+  static constexpr int kOffset = 128;
+  static constexpr int kOperandBytes = 2;
+
+  static KVANTA_INLINE void Pack(Vec16::F x, uint8_t* out) {
+    PackBytes(x, _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), out);
+  }
+
+  template <int kUnroll, int kRows, bool kTail>
+  static KVANTA_INLINE void Dot(const StridedLines& lines, const uint8_t* const* operands, const int32_t* bias,
+                                Vec16::F* sums, Prefetcher& prefetch) {
+    __m512i high[kRows * kUnroll], low[kRows * kUnroll];
+    for (int i = 0; i < kRows * kUnroll; ++i) {
+      high[i] = _mm512_setzero_si512();
+      low[i] = _mm512_set1_epi32(bias[i / kUnroll]);
+    }
+    ForLines(
+        lines, prefetch, [&](int64_t i) __attribute__((always_inline)) {
+          __m512i codes[kUnroll];
+          for (int v = 0; v < kUnroll; ++v) {
+            codes[v] = _mm512_xor_si512(LoadLine<kTail>(lines, i, v), _mm512_set1_epi8(-128));
+          }
+#pragma GCC unroll 4
+          for (int r = 0; r < kRows; ++r) {
+            const __m512i first = Broadcast32(operands[r] + i * 8), second = Broadcast32(operands[r] + i * 8 + 4);
+            for (int v = 0; v < kUnroll; ++v) {
+              high[r * kUnroll + v] = DotBytes(high[r * kUnroll + v], codes[v], first);
+              low[r * kUnroll + v] = DotBytes(low[r * kUnroll + v], codes[v], second);
+            }
+          }
+        });
+    for (int i = 0; i < kRows * kUnroll; ++i) sums[i] = CombineTerms(high[i], low[i]);
+  }
+};
+
+// Values: the scaled probabilities are not negative, so they are the unsigned operand and the codes the signed one.
+struct CodeInt8Values {
+  static constexpr int kSub = 4;
+  static constexpr bool kInteger = true;
+  static constexpr int kOffset = 0;
+  static constexpr int kOperandBytes = 2;
+  static constexpr float kMaxOperand = 65535;
+
+  static KVANTA_INLINE void Pack(Vec16::F x, uint8_t* out) { PackUnsignedBytes(x, out); }
+
+  template <int kUnroll, int kRows, bool kTail>
+  static KVANTA_INLINE void Dot(const StridedLines& lines, const uint8_t* const* operands, const int32_t* /*bias*/,
+                                Vec16::F* sums, Prefetcher& prefetch) {
+    __m512i high[kRows * kUnroll], low[kRows * kUnroll];
+    for (int i = 0; i < kRows * kUnroll; ++i) high[i] = low[i] = _mm512_setzero_si512();
+    ForLines(
+        lines, prefetch, [&](int64_t i) __attribute__((always_inline)) {
+          __m512i codes[kUnroll];
+          for (int v = 0; v < kUnroll; ++v) codes[v] = LoadLine<kTail>(lines, i, v);
+#pragma GCC unroll 4
+          for (int r = 0; r < kRows; ++r) {
+            const __m512i first = Broadcast32(operands[r] + i * 8), second = Broadcast32(operands[r] + i * 8 + 4);
+            for (int v = 0; v < kUnroll; ++v) {
+              high[r * kUnroll + v] = DotBytes(high[r * kUnroll + v], first, codes[v]);
+              low[r * kUnroll + v] = DotBytes(low[r * kUnroll + v], second, codes[v]);
+            }
+          }
+        });
+    for (int i = 0; i < kRows * kUnroll; ++i) sums[i] = CombineTerms(high[i], low[i]);
+  }
+};
+
+using ValueBytes = Bytes16;
+
+// bytes[i] = table[bytes[i]], 16 entries; n is a multiple of 32.
+KVANTA_INLINE void LookUpBytes(const int8_t* table, uint8_t* bytes, int n) {
+  const __m256i entries = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+  for (int i = 0; i < n; i += 32) {
+    const __m256i fields = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes + i));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(bytes + i), _mm256_shuffle_epi8(entries, fields));
+  }
+}
+
+using CodeFp32 = LaneCode<DecodeFp32>;
+using CodeFp16 = LaneCode<DecodeFp16>;
+using CodeBf16 = PairCode<DecodeBf16>;
+using CodeE4M3 = PairCode<DecodeFp8<kE4M3Tables>>;
+using CodeE5M2 = PairCode<DecodeFp8<kE5M2Tables>>;
+
+}  // namespace
+}  // namespace kvanta::kernels

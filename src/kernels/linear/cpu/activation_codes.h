@@ -1,0 +1,49 @@
+// How the dots of weight blocks (blocks_<isa>.h) store the 32 integer codes of a block of x.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/inline.h"
+
+namespace kvanta::kernels {
+namespace {
+
+// Codes of magnitude up to 127.
+struct ByteCodes {
+  using X = int8_t[32];
+
+  static KVANTA_INLINE void Store(const int32_t* codes, X& out) {
+    for (int i = 0; i < 32; ++i) out[i] = static_cast<int8_t>(codes[i]);
+  }
+};
+
+// Codes of magnitude up to 32,512 as two bytes each, for a unit whose dots multiply bytes: 256 high + low, high up to
+// 127, low from -128 to 127. Exact in int32.
+template <class Dots>
+struct TwoTermDot {
+  struct X {
+    typename Dots::X high, low;
+  };
+
+  static KVANTA_INLINE void Store(const int32_t* codes, X& out) {
+    int32_t high[32], low[32];
+    for (int i = 0; i < 32; ++i) {
+      high[i] = (codes[i] + 128) >> 8;
+      low[i] = codes[i] - high[i] * 256;
+    }
+    Dots::Store(high, out.high);
+    Dots::Store(low, out.low);
+  }
+
+  template <int kRows>
+  static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {
+    Vec16::I low[kRows];
+    Dots::template Dot<kRows>(w, x, stride, dots);
+    Dots::template Dot<kRows>(w, x + sizeof(typename Dots::X), stride, low);
+#pragma GCC unroll 16
+    for (int row = 0; row < kRows; ++row) dots[row] = Vec16::CombineTerms(dots[row], low[row]);
+  }
+};
+
+}  // namespace
+}  // namespace kvanta::kernels

@@ -1,4 +1,4 @@
-// What the formats of E2M1 in blocks share: rows of blocks, each with a one-byte scale.
+// Base of the formats of E2M1 in blocks: rows of blocks, each with a one-byte scale.
 //
 //   code = e2m1(x / (s_head s)),   x_hat = value(code) * s * s_head
 //

@@ -1,5 +1,5 @@
-// The formats of latents (MLA): one row per token that is key and value in one, stored once and not rotated; the part
-// of the key that position rotates stays in bf16 beside it (formats/scheme.h).
+// The formats of latents (MLA): one row per token is both key and value, stored once and not rotated; the rotated part
+// of the key is stored after it in bf16 (formats/scheme.h).
 #pragma once
 
 #include "formats/minifloat.h"

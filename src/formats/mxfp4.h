@@ -15,7 +15,7 @@ struct MxRule {
 struct Mxfp4Rule : MxRule {
   static constexpr int kBlock = 32;
 
-  // floor(log2 amax) - 2: the block's largest value lies in [4, 8) scales, and what is above 6 is clipped.
+  // floor(log2 amax) - 2: the block's largest value is in [4, 8) scales, and values above 6 are clipped.
   KVANTA_HD static uint8_t Encode(const float* x, float amax, uint8_t* fields) noexcept {
     const uint8_t scale = amax == 0.0F ? uint8_t{0} : ExponentByte(FloorLog2(amax) - 2);
     EncodeE2m1(x, kBlock, E8m0::Decode(scale), fields);
@@ -26,7 +26,7 @@ struct Mxfp4Rule : MxRule {
 struct Fp4CeilRule : MxRule {
   static constexpr int kBlock = 16;
 
-  // ceil(log2(amax / 6)): the largest value lies in (3, 6] scales. By the bits, for a quotient would be rounded.
+  // ceil(log2(amax / 6)): the largest value is in (3, 6] scales. By the bits, because a quotient would be rounded.
   KVANTA_HD static uint8_t Encode(const float* x, float amax, uint8_t* fields) noexcept {
     const bool above_six = (MagnitudeBits(amax) & 0x7fffff) > 0x400000;  // 6 = 1.5 * 2^2
     const uint8_t scale = amax == 0.0F ? uint8_t{0} : ExponentByte(FloorLog2(amax) - 2 + (above_six ? 1 : 0));

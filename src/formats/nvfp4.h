@@ -1,6 +1,6 @@
 // nvfp4: E2M1 in blocks of 16 channels with an E4M3 scale each, and one static f32 scale per KV head (of a checkpoint:
-// amax / (6 * 448)). nvfp4_4over6 tries amax / 4 beside amax / 6 and keeps what errs less: four of the levels are then
-// spent where a block's large values lie ("Four Over Six", Cook et al. 2025).
+// amax / (6 * 448)). nvfp4_4over6 tries amax / 4 as well as amax / 6 and keeps the one with the smaller error: 4 as the
+// largest level has closer neighbours than 6 ("Four Over Six", Cook et al. 2025).
 #pragma once
 
 #include "formats/fp4_block.h"

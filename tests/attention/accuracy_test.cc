@@ -34,7 +34,7 @@ std::vector<std::string> Pairs() {
 
 // The smallest page that a scheme's tiles fit.
 int SmallestPage(const std::string& scheme) {
-  return formats::Find(KvScheme::Parse(scheme).k.format).scaling.tile > 16 ? 32 : 16;
+  return formats::Find(KvScheme::Parse(scheme).k.format).scaling.token_group > 16 ? 32 : 16;
 }
 
 bool Fits(const std::string& scheme, int head_dim) {
@@ -106,7 +106,7 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
  private:
   static double Steps(const formats::Side& side, double narrow) {
     const formats::ElementType code = side.format->code;
-    if (!formats::Info(code).integer) return 0;
+    if (!formats::IsInteger(code)) return 0;
     return kernels::IsSubbyte(code) ? narrow : testing::kByteSteps;
   }
   static double KeySteps(const formats::LayerScheme& layer) { return Steps(layer.k, testing::kSubbyteSteps); }
@@ -137,7 +137,7 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
   }
   static double Growth(const formats::Side& side) {
     const formats::Scaling& scaling = side.format->scaling;
-    return scaling.block_offset || scaling.token_offset || scaling.tile != 0 ? 4 : 2;
+    return scaling.block_offset || scaling.token_offset || scaling.token_group != 0 ? 4 : 2;
   }
   static double Max(const std::vector<float>& values) {
     double largest = 0;

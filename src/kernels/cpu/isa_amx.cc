@@ -1,4 +1,4 @@
-// AVX-512 with AMX: the unit of isa_avx512.cc, but for what tiles are faster at.
+// AVX-512 with AMX: the unit of isa_avx512.cc, with tiles for the operations at which they are faster.
 #include "kernels/attention/cpu/codes_avx512.h"
 #include "kernels/cpu/tiles_amx.h"
 #include "kernels/cpu/vec16_avx512.h"
@@ -13,8 +13,8 @@ namespace {
 
 using formats::ElementType;
 
-// Heads that are not whole tiles, and the few slots of a page that is being filled, are left to AVX-512. A query and
-// its scores are of the same unit, for both depend on the head and its blocks alone.
+// AVX-512 handles heads that are not whole tiles, and the few slots of a page that is being filled. Queries and scores
+// choose the same unit: the choice depends on head_dim and block alone.
 template <ElementType kElementType>
 const KeyKernel& VectorKeys() {
   return Avx512Table().attention->keys[static_cast<int>(kElementType)];
@@ -43,8 +43,8 @@ struct TileKeyKernel {
   static constexpr KeyKernel kKernel{QueryBytes, Prepare, Score};
 };
 
-// Codes of up to 6 bits cost as much to unpack as to multiply: a few rows are as fast by vectors, and of the same bits,
-// for dots of integers are exact and what follows is in one order. (A block that vectors take in parts is in another.)
+// Codes of up to 6 bits cost as much to unpack as to multiply: for a few rows vectors are as fast. Bits are the same,
+// because integer dots are exact and the order of additions is the same (except for blocks that vectors split).
 inline constexpr int kVectorRows = 4;
 template <ElementType kElementType>
 bool MultipliesByVectors(const CellView& cell, int rows) {
@@ -58,7 +58,7 @@ void ScoreSubbyteKeys(const KeyPass& pass) {
   ScoreTiles<SubbyteKeys<kElementType>>(pass);
 }
 
-// Keys with a scale and a zero per channel: queries become coefficients tile by tile of tokens.
+// Keys with a scale and an offset per channel: queries are quantized once per token group.
 template <ElementType kElementType>
 void ScoreTiledKeys(const KeyPass& pass) {
   if (MultipliesByVectors<kElementType>(pass.cell, pass.rows)) {
@@ -92,11 +92,21 @@ void SetTiles(AttentionKernels& kernels) {
   kernels.keys[static_cast<int>(kElementType)] = TileKeyKernel<kElementType, Keys>::kKernel;
   kernels.values[static_cast<int>(kElementType)] = {AccumulateValues<kElementType, Values>};
 }
-template <ElementType... kElementType>
-void SetSubbyteTiles(AttentionKernels& kernels) {
-  ((kernels.keys[static_cast<int>(kElementType)].score = ScoreSubbyteKeys<kElementType>,
-    kernels.values[static_cast<int>(kElementType)] = {AccumulateValues<kElementType, SubbyteValues<kElementType>>}),
-   ...);
+// Kernels of the element types from kIndex on that unpack to bytes.
+template <int kIndex = 0>
+void SetUnpackedTiles(AttentionKernels& kernels) {
+  if constexpr (kIndex < formats::kElementTypes) {
+    constexpr auto kType = static_cast<ElementType>(kIndex);
+    if constexpr (IsSubbyte(kType)) {
+      kernels.keys[kIndex].score = ScoreSubbyteKeys<kType>;
+      kernels.values[kIndex] = {AccumulateValues<kType, SubbyteValues<kType>>};
+    }
+    if constexpr (IsUnsigned(kType)) kernels.tiled_keys[kIndex].score = ScoreTiledKeys<kType>;
+    if constexpr (formats::IsInteger(kType) && formats::Info(kType).decoding == formats::Decoding::kLookup8) {
+      kernels.keys[kIndex] = TileKeyKernel<kType, LloydKeys<kType>>::kKernel;
+    }
+    SetUnpackedTiles<kIndex + 1>(kernels);
+  }
 }
 
 AttentionKernels MakeKernels() {
@@ -108,18 +118,11 @@ AttentionKernels MakeKernels() {
   SetTiles<ElementType::kE4M3, Fp8Keys<kE4M3Tables>, Fp8Values<kE4M3Tables>>(kernels);
   SetTiles<ElementType::kE5M2, Fp8Keys<kE5M2Tables>, Fp8Values<kE5M2Tables>>(kernels);
   SetTiles<ElementType::kInt8, Int8Keys, Int8Values>(kernels);
-  kernels.keys[static_cast<int>(ElementType::kLloyd4)] =
-      TileKeyKernel<ElementType::kLloyd4, LloydKeys<ElementType::kLloyd4>>::kKernel;
-  kernels.keys[static_cast<int>(ElementType::kLloyd3)] =
-      TileKeyKernel<ElementType::kLloyd3, LloydKeys<ElementType::kLloyd3>>::kKernel;
-  SetSubbyteTiles<ElementType::kInt6, ElementType::kInt5, ElementType::kInt4, ElementType::kInt3, ElementType::kInt2,
-                  ElementType::kUint4, ElementType::kUint3, ElementType::kUint2, ElementType::kE2M1>(kernels);
-  kernels.tiled_keys[static_cast<int>(ElementType::kUint4)].score = ScoreTiledKeys<ElementType::kUint4>;
-  kernels.tiled_keys[static_cast<int>(ElementType::kUint2)].score = ScoreTiledKeys<ElementType::kUint2>;
+  SetUnpackedTiles(kernels);
   return kernels;
 }
 
-// Dots with a second operand of their own each, which lies in L1; kProducts: of an element of the sums.
+// Dots with a second operand in L1 each; kProducts: products per element of the sums.
 template <class Dots, int kProducts>
 float TileLoop(int64_t rounds, double* operations) noexcept {
   alignas(64) uint8_t operands[kTilesUnroll * kTileBytes] = {};

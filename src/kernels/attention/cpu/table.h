@@ -23,11 +23,8 @@ inline constexpr int kPassRows = 16;     // most rows of one call of a kernel
 // Scores are logits in powers of 2: row_scale and bias have this factor in them.
 inline constexpr float kLog2E = 0x1.715476p0f;
 
-// Whether queries and weights that meet the code are kept to 8 bits (codes_narrow.h). Other integers: to 16.
-constexpr bool IsSubbyte(formats::ElementType code) noexcept {
-  return formats::Info(code).integer && formats::CodeBits(code) < 8 && code != formats::ElementType::kLloyd4 &&
-         code != formats::ElementType::kLloyd3;
-}
+// Queries and probabilities are quantized to 8 bits for these element types (codes_subbyte.h), for other integers to 16.
+using formats::IsSubbyte;
 
 // The multiply-adds that attention over a code is made of: what its kernels cannot be faster than (machine_limits.h).
 //
@@ -40,7 +37,7 @@ enum class Dot : uint8_t { kF32, kBf16, kWide, kSubbyte };
 inline constexpr int kDots = static_cast<int>(Dot::kSubbyte) + 1;
 
 constexpr Dot DotOf(formats::ElementType code) noexcept {
-  if (!formats::Info(code).integer)
+  if (!formats::IsInteger(code))
     return formats::CodeBits(code) == 8 || code == formats::ElementType::kBf16 ? Dot::kBf16 : Dot::kF32;
   return IsSubbyte(code) ? Dot::kSubbyte : Dot::kWide;
 }

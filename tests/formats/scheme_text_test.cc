@@ -137,7 +137,8 @@ TEST(SchemeText, ParseUndoesToStringForEveryScheme) {
       }
     }
   }
-  EXPECT_EQ(schemes, 32 * 28 * 28);
+  const auto names = std::ssize(formats::kExpectedFormats);
+  EXPECT_EQ(schemes, 32 * names * names);
 }
 
 TEST(SchemeText, CanonicalTextIsShort) {

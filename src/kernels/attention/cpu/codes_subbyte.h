@@ -2,7 +2,7 @@
 // registers and meet coefficients of 8 bits; sums are exact in 32 bits. Machines multiply unsigned bytes with signed
 // ones: of keys the codes are unsigned, with an offset that a bias takes off again; of values the weights are, which
 // are not negative, and the codes have their signs. 8 bits of a query or a weight are finer than what these codes keep
-// of a key or a value (NarrowCoefficientsAddLittle in the tests holds them to that), and cost half of 16.
+// of a key or a value (SubbyteOperandsAddLittle in the tests holds them to that), and cost half of 16.
 #pragma once
 
 #include <cstdint>

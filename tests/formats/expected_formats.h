@@ -36,6 +36,7 @@ inline constexpr ExpectedFormat kExpectedFormats[] = {
     {"mxfp4", 4.25, 4.25, false, false, true, 1, 1.32e-2, 1.32e-2},
     {"fp4_e2m1", 4.5, 4.5, false, false, true, 1, 1.26e-2, 1.26e-2},
     {"kivi4", 5, 5, false, false, true, 1, 6.09e-3, 6.08e-3},
+    {"kivi3", 4, 4, false, false, true, 1, 2.83e-2, 2.81e-2},
     {"kivi2", 3, 3, false, false, true, 1, 0.154, 0.154},
     {"turboquant_k8v4", 8, 4.25, false, false, false, 0, 7.05e-4, 9.94e-3},
     {"turboquant_4bit_nc", 4.125, 4.25, true, false, false, 0, 9.29e-3, 9.94e-3},

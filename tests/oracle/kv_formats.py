@@ -82,6 +82,7 @@ FORMATS: dict[str, tuple[Format, Format]] = {
         "mxfp4": _e2m1("mxfp4", E8M0, 32),
         "fp4_e2m1": _e2m1("fp4_ceil", E8M0, 16),
         "kivi4": (Format("unsigned", bits=4, token_group=32), _block_steps(4)),
+        "kivi3": (Format("unsigned", bits=3, token_group=32), _block_steps(3)),
         "kivi2": (Format("unsigned", bits=2, token_group=32), _block_steps(2)),
         "turboquant_k8v4": (_E4M3_PER_HEAD, _row_steps(4)),
         "turboquant_4bit_nc": (_lloyd(4), _row_steps(4)),

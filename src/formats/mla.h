@@ -53,7 +53,7 @@ struct MlaNvfp4Rule : Nvfp4Rule {
   static constexpr bool kPerHead = false;
 };
 
-struct MlaNvfp4 : Fp4Block<MlaNvfp4Rule> {
+struct MlaNvfp4 : FloatBlock<MlaNvfp4Rule> {
   static constexpr std::string_view kName = "mla_nvfp4";
   static constexpr std::string_view kSummary =
       "latents of MLA: E2M1, E4M3 scale per 16 channels; rotated part in bf16; open and first page exact";

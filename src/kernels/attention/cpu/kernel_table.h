@@ -15,15 +15,26 @@ namespace kvanta::kernels {
 namespace {
 
 // Kernels of an element type with primitives in codes_<isa>.h.
-template <class Decoder, class ValueDecoder = Decoder>
-constexpr void Set(AttentionKernels& kernels, formats::ElementType code) {
+template <class Decoder>
+constexpr KeyKernel KeyKernelOf() {
   if constexpr (requires { typename Decoder::Halves; }) {
-    kernels.keys[static_cast<int>(code)] = {QueryBytes<Decoder>, PrepareFp8AsFp16<Decoder>, ScoreFp8AsFp16<Decoder>};
-    kernels.values[static_cast<int>(code)] = {AccumulateFp8AsFp16<Decoder>};
+    return {QueryBytes<Decoder>, PrepareFp8AsFp16<Decoder>, ScoreFp8AsFp16<Decoder>};
   } else {
-    kernels.keys[static_cast<int>(code)] = {QueryBytes<Decoder>, PrepareQuery<Decoder>, Score<Decoder>};
-    kernels.values[static_cast<int>(code)] = {Accumulate<ValueDecoder>};
+    return {QueryBytes<Decoder>, PrepareQuery<Decoder>, Score<Decoder>};
   }
+}
+template <class Decoder>
+constexpr ValueKernel ValueKernelOf() {
+  if constexpr (requires { typename Decoder::Halves; }) {
+    return {AccumulateFp8AsFp16<Decoder>};
+  } else {
+    return {Accumulate<Decoder>};
+  }
+}
+template <class Decoder, class ValueDecoder = Decoder>
+constexpr void Set(AttentionKernels& kernels, formats::ElementType type) {
+  kernels.keys[static_cast<int>(type)] = KeyKernelOf<Decoder>();
+  kernels.values[static_cast<int>(type)] = ValueKernelOf<ValueDecoder>();
 }
 
 // Kernels of the element types from kIndex on that need no primitives of their own.

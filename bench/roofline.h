@@ -21,7 +21,7 @@ enum class Dot : uint8_t { kF32, kBf16, kWide, kSubbyte };
 inline constexpr int kDots = static_cast<int>(Dot::kSubbyte) + 1;
 
 constexpr Dot DotOf(formats::ElementType code) noexcept {
-  if (!formats::Info(code).integer)
+  if (!formats::IsInteger(code))
     return formats::CodeBits(code) == 8 || code == formats::ElementType::kBf16 ? Dot::kBf16 : Dot::kF32;
   return IsSubbyte(code) ? Dot::kSubbyte : Dot::kWide;
 }

@@ -50,13 +50,13 @@ class QuantizeClosedPage {
 
   void Close(const formats::CellSections& exact_sections, const uint8_t* exact, uint8_t* quantized) noexcept {
     const formats::Format& format = *side_.format;
-    const int step = std::max(1, format.scaling.tile);
+    const int step = std::max(1, format.scaling.token_group);
     for (int slot = 0; slot < shape_.tokens; slot += step) {
       for (int row = 0; row < step; ++row) {
         formats::LoadRow(kind_, ExactFormat(), shape_, exact_sections, slot + row, exact, buffer_.Sections());
         ExactFormat().decode_row(buffer_.Sections(), shape_.head_dim, 1.0f, x_ + row * shape_.head_dim);
       }
-      if (format.encode_tile != nullptr) {
+      if (format.encode_token_group != nullptr) {
         QuantizeTokenGroup(slot, quantized);
       } else {
         format.encode_row(x_, shape_.head_dim, static_scale_, buffer_.Sections(), counts_);
@@ -71,10 +71,10 @@ class QuantizeClosedPage {
     const formats::Format& format = *side_.format;
     const formats::CellSections& sections = side_.sections;
     formats::GroupSections tile =
-        formats::CanonicalTile(format, sections, shape_.head_dim, slot / format.scaling.tile, quantized);
+        formats::CanonicalTokenGroup(format, sections, shape_.head_dim, slot / format.scaling.token_group, quantized);
     tile.codes = codes_;  // the channel planes lie alike in every layout
-    format.encode_tile(x_, shape_.head_dim, tile, counts_);
-    for (int row = 0; row < format.scaling.tile; ++row) {
+    format.encode_token_group(x_, shape_.head_dim, tile, counts_);
+    for (int row = 0; row < format.scaling.token_group; ++row) {
       formats::StoreRow(kind_, format, shape_, sections, slot + row, {.codes = codes_ + row * sections.row_bytes},
                         quantized);
     }
@@ -181,9 +181,10 @@ void CacheWriter::WriteSide(const PageWrite& touched, int layer, int head, SideK
                       exact ? exact : quantized);
     if (unquantized_shape.head_dim == 0) continue;
     const float* channels = scheme.SharesCell() ? row + scheme.shape.head_dim : taken;
-    scheme.plain->encode_row(channels, unquantized_shape.head_dim, 1.0F, buffer.Sections(), unquantized_counts);
-    formats::StoreRow(kind, *scheme.plain, unquantized_shape, scheme.UnquantizedSections(), slot, buffer.Sections(),
-                      plain);
+    scheme.unquantized_format->encode_row(channels, unquantized_shape.head_dim, 1.0F, buffer.Sections(),
+                                          unquantized_counts);
+    formats::StoreRow(kind, *scheme.unquantized_format, unquantized_shape, scheme.UnquantizedSections(), slot,
+                      buffer.Sections(), plain);
   }
   if (!scheme.SharesCell()) unquantized_counts.values = 0;  // outliers count among the row's
   counts += unquantized_counts;

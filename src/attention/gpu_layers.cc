@@ -108,7 +108,7 @@ GpuLayer GpuLayers::Make(size_t index, kernels::cuda::AppendSums* sums, const st
   if (has_unquantized) {
     const AppendParams& plain = layer.cells.back().side;
     attend.unquantized_dim = plain.head_dim;
-    attend.unquantized_kind = kernels::cuda::DecodeKindOf(scheme.plain->code);
+    attend.unquantized_kind = kernels::cuda::DecodeKindOf(scheme.unquantized_format->code);
     attend.outliers = plain.outliers;
     attend.plain = plain.cell;
     attend.exact_unquantized = plain.exact_cell;
@@ -154,7 +154,7 @@ GpuCell GpuLayers::SideOf(size_t index, bool is_key) {
 GpuCell GpuLayers::UnquantizedOf(size_t index, const AppendParams& k) const {
   const formats::LayerScheme& scheme = store_.Layout().layers[index];
   GpuCell cell;
-  cell.kernel = cell.exact_kernel = FindAppend(*scheme.plain);
+  cell.kernel = cell.exact_kernel = FindAppend(*scheme.unquantized_format);
   if (scheme.SharesCell()) cell.first_channel = scheme.shape.head_dim;
   AppendParams& append = cell.side;
   append = k;

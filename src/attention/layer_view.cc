@@ -28,7 +28,7 @@ CellSide SideOfBf16(formats::CellShape shape, int64_t bytes, int64_t cell) {
 }
 
 CellSide SideOfUnquantized(const formats::LayerScheme& scheme, int64_t cell) {
-  return {.code = scheme.plain->code,
+  return {.code = scheme.unquantized_format->code,
           .tokens = scheme.shape.tokens,
           .head_dim = scheme.UnquantizedShape().head_dim,
           .bytes = scheme.UnquantizedBytes(),

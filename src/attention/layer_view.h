@@ -35,13 +35,13 @@ inline kernels::CellView CellSide::At(const uint8_t* record) const noexcept {
                          .page_tokens = tokens,
                          .head_dim = head_dim,
                          .block = formats::BlockChannels(scaling, head_dim),
-                         .token_group = scaling.tile};
+                         .token_group = scaling.token_group};
   const auto fp16 = [record](int64_t section) { return reinterpret_cast<const uint16_t*>(record + section); };
   if (scaling.block != formats::ScaleType::kNone) view.block_scales = {record + block_scales, scaling.block};
   if (scaling.token != formats::ScaleType::kNone) view.token_scales = {record + token_scales, scaling.token};
   if (scaling.block_offset) view.block_offsets = fp16(block_offsets);
   if (scaling.token_offset) view.token_offsets = fp16(token_offsets);
-  if (scaling.tile != 0) {
+  if (scaling.token_group != 0) {
     view.channel_scales = fp16(channel_scales);
     view.channel_offsets = fp16(channel_offsets);
   }

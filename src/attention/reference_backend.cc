@@ -73,13 +73,13 @@ class ReferenceBackend final : public Backend {
                          int plain, float* rows) {
     const int head_dim = scheme.shape.head_dim;
     std::vector<float> main(static_cast<size_t>(tokens * head_dim));
-    std::vector<float> unrolled(static_cast<size_t>(tokens * plain));
+    std::vector<float> channels(static_cast<size_t>(tokens * plain));
     reference::DecodeCell(kind, format, scheme.shape, sections, cell, static_scale, tokens, main.data());
-    reference::DecodeCell(kind, *scheme.plain, scheme.UnquantizedShape(), scheme.UnquantizedSections(),
-                          cell + sections.bytes, 1.0f, plain == 0 ? 0 : tokens, unrolled.data());
+    reference::DecodeCell(kind, *scheme.unquantized_format, scheme.UnquantizedShape(), scheme.UnquantizedSections(),
+                          cell + sections.bytes, 1.0f, plain == 0 ? 0 : tokens, channels.data());
     for (int token = 0; token < tokens; ++token) {
       rows = std::copy_n(main.data() + token * head_dim, head_dim, rows);
-      rows = std::copy_n(unrolled.data() + token * plain, plain, rows);
+      rows = std::copy_n(channels.data() + token * plain, plain, rows);
     }
   }
 

@@ -29,7 +29,7 @@ constexpr int Index(formats::ElementType code) {
 
 const kernels::KeyKernel& KeyKernelOf(const AttentionKernels& kernels, formats::ElementType code,
                                       const formats::Scaling& scaling) noexcept {
-  return (scaling.tile != 0 ? kernels.channel_scaled_keys : kernels.keys)[Index(code)];
+  return (scaling.token_group != 0 ? kernels.channel_scaled_keys : kernels.keys)[Index(code)];
 }
 
 }  // namespace
@@ -45,7 +45,7 @@ void TileWorkspace::Reserve(Device& device, int rows, const std::vector<LayerVie
       query_bytes = std::max(query_bytes, kernel.query_bytes(layer.scheme->shape.head_dim));
     }
     const formats::LayerScheme& scheme = *layer.scheme;
-    const kernels::KeyKernel& plain = KeyKernelOf(kernels, scheme.plain->code, {});
+    const kernels::KeyKernel& plain = KeyKernelOf(kernels, scheme.unquantized_format->code, {});
     query_bytes = std::max(query_bytes, plain.query_bytes(scheme.UnquantizedShape().head_dim));
     if (!scheme.SharesCell()) continue;
     latent_bytes = std::max({latent_bytes, scheme.k.sections.row_bytes * scheme.shape.tokens, scheme.ExactCellBytes()});
@@ -117,7 +117,7 @@ void TileAttention::PrepareHead(int head, bool for_quantized, bool for_exact) no
   const float softmax_scale = layer_.attention->softmax_scale * kernels::kLog2E;
   const kernels::KeyKernel& quantized = KeyKernelOf(kernels_, side.format->code, side.format->scaling);
   const kernels::KeyKernel& exact = kernels_.keys[Index(formats::ElementType::kBf16)];
-  const kernels::KeyKernel& plain = kernels_.keys[Index(layer_.scheme->plain->code)];
+  const kernels::KeyKernel& plain = kernels_.keys[Index(layer_.scheme->unquantized_format->code)];
   const float static_scale =
       side.format->scaling.per_head ? layer_.scales->k.scale[static_cast<size_t>(kv_head)] : 1.0f;
   const int block = formats::BlockChannels(side.format->scaling, head_dim_);

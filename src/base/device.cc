@@ -10,6 +10,7 @@
 #include <limits>
 #include <string>
 
+#include "base/cgroup.h"
 #include "kvanta/error.h"
 
 namespace kvanta {
@@ -23,13 +24,6 @@ size_t RoundUp(size_t bytes, size_t unit) {
   return (bytes + unit - 1) / unit * unit;
 }
 
-// First number of a file, or `missing` ("max" in cgroup files counts as missing).
-int64_t ReadNumber(const std::string& path, int64_t missing) {
-  std::ifstream file(path);
-  int64_t value = 0;
-  return file >> value ? value : missing;
-}
-
 int64_t MemAvailable() {
   std::ifstream file("/proc/meminfo");
   std::string key;
@@ -40,28 +34,6 @@ int64_t MemAvailable() {
     std::getline(file, unit);
   }
   return std::numeric_limits<int64_t>::max();
-}
-
-// What the process's cgroup (v2) and its ancestors still allow.
-int64_t CgroupAvailable() {
-  constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
-  std::ifstream file("/proc/self/cgroup");
-  std::string line;
-  std::string group;
-  while (std::getline(file, line)) {
-    if (line.starts_with("0::")) group = line.substr(3);
-  }
-  int64_t available = kUnlimited;
-  for (;;) {
-    const std::string folder = "/sys/fs/cgroup" + (group == "/" ? std::string() : group);
-    const int64_t limit = ReadNumber(folder + "/memory.max", kUnlimited);
-    if (limit != kUnlimited) {
-      available = std::min(available, std::max<int64_t>(0, limit - ReadNumber(folder + "/memory.current", 0)));
-    }
-    if (group.empty() || group == "/") break;
-    group.resize(group.find_last_of('/'));
-  }
-  return available;
 }
 
 void* Map(size_t bytes) {

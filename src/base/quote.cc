@@ -20,6 +20,24 @@ void AppendPrintable(std::string& out, std::string_view text) {
   }
 }
 
+}  // namespace
+
+std::string Sanitize(std::string_view text, size_t limit) {
+  std::string out;
+  if (text.size() <= limit) {
+    AppendPrintable(out, text);
+  } else {
+    AppendPrintable(out, text.substr(0, limit / 2));
+    out += fmt::format("...({} bytes)...", text.size());
+    AppendPrintable(out, text.substr(text.size() - limit / 4));
+  }
+  return out;
+}
+
+std::string Quote(std::string_view text, size_t limit) {
+  return fmt::format("'{}'", Sanitize(text, limit));
+}
+
 size_t EditDistance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});
@@ -33,22 +51,9 @@ size_t EditDistance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-}  // namespace
-
-std::string Quote(std::string_view text, size_t limit) {
-  std::string out = "'";
-  if (text.size() <= limit) {
-    AppendPrintable(out, text);
-  } else {
-    AppendPrintable(out, text.substr(0, limit / 2));
-    out += fmt::format("...({} bytes)...", text.size());
-    AppendPrintable(out, text.substr(text.size() - limit / 4));
-  }
-  return out + "'";
-}
-
 std::vector<std::string> Nearest(std::string_view name, std::span<const std::string> candidates, size_t count) {
-  constexpr size_t kLongest = 200;  // names beyond are not typing errors, and the distance costs their product
+  constexpr size_t kLongest =
+      200;  // longer names are not typing errors, and the cost grows with the product of lengths
   if (name.size() > kLongest) return {};
   std::vector<std::pair<size_t, size_t>> order;  // distance, index
   for (size_t i = 0; i < candidates.size(); ++i) {

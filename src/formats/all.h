@@ -17,6 +17,7 @@
 #include "formats/int8.h"
 #include "formats/int8_g32.h"
 #include "formats/kivi2.h"
+#include "formats/kivi3.h"
 #include "formats/kivi4.h"
 #include "formats/mla.h"
 #include "formats/mxfp4.h"
@@ -50,6 +51,7 @@ using FormatList = TypeList<  //
     Mxfp4,                    //
     Fp4E2m1,                  //
     Kivi4,                    //
+    Kivi3,                    //
     Kivi2,                    //
     TurboquantK8V4,           //
     Turboquant4BitNc,         //

@@ -1,4 +1,4 @@
-// Rows of codes below 8 bits as bit planes (the order of fields: formats/code.h), and their levels.
+// Rows of codes below 8 bits as bit planes (the order of fields: formats/element_type.h), and their levels.
 #pragma once
 
 #include <cstdint>
@@ -61,7 +61,7 @@ void UnpackFields(const uint8_t* codes, int head_dim, uint8_t* fields) noexcept 
   }
 }
 
-// Longest row that any cell has.
+// Channels of the longest row that a cell may have.
 inline constexpr int kLongestRow = 1024;
 
 template <ElementType kElementType>

@@ -10,7 +10,7 @@
 namespace kvanta::formats {
 namespace {
 
-// A page has a multiple of 16 tokens, so its planes come out aligned without padding.
+// A page has a multiple of 16 tokens, so its sections are aligned without padding.
 int64_t AlignSection(int64_t bytes) {
   return (bytes + 15) / 16 * 16;
 }
@@ -20,7 +20,7 @@ int ChannelStep(const Format& format, int head_dim) {
   return std::max(BlockChannels(format.scaling, head_dim), CodeChannels(format.code));
 }
 
-// Names of the formats that take head_dim, for the error message.
+// Names of the formats that support head_dim, for the error message.
 std::string FormatsFor(int head_dim) {
   std::string names;
   for (const Format& format : All()) {
@@ -32,7 +32,7 @@ std::string FormatsFor(int head_dim) {
   return names;
 }
 
-// The planes of `format` that a row starts at: RowSections or ConstRowSections.
+// Sections of the row of `token`, as RowSections or ConstRowSections.
 template <class Sections, class Byte>
 Sections RowAt(const Format& format, const CellSections& sections, int token, Byte* cell) noexcept {
   const auto at = [&](int64_t section, int elements, int bytes) {
@@ -46,9 +46,10 @@ Sections RowAt(const Format& format, const CellSections& sections, int token, By
 }
 
 template <class Sections, class Byte>
-Sections TileAt(const Format& format, const CellSections& sections, int head_dim, int tile, Byte* cell) noexcept {
-  const int64_t meta = int64_t{tile} * head_dim * 2;
-  return {cell + sections.codes + tile * format.scaling.tile * sections.row_bytes,
+Sections TokenGroupAt(const Format& format, const CellSections& sections, int head_dim, int group,
+                      Byte* cell) noexcept {
+  const int64_t meta = int64_t{group} * head_dim * 2;
+  return {cell + sections.codes + group * format.scaling.token_group * sections.row_bytes,
           cell + sections.channel_scales + meta, cell + sections.channel_offsets + meta};
 }
 
@@ -76,15 +77,15 @@ CellSections PlanRows(const Format& format, CellShape shape) {
                     shape.head_dim, step, shape.head_dim % step, FormatsFor(shape.head_dim)));
   }
   const Scaling& scaling = format.scaling;
-  if (scaling.tile != 0 && shape.tokens % scaling.tile != 0) {
+  if (scaling.token_group != 0 && shape.tokens % scaling.token_group != 0) {
     throw InputError(fmt::format("{} has scales over {} tokens, which do not divide the page of {}; take pages of {}",
-                                 format.name, scaling.tile, shape.tokens,
-                                 scaling.tile == 32 ? "32, 64 or 128" : "128"));
+                                 format.name, scaling.token_group, shape.tokens,
+                                 scaling.token_group == 32 ? "32, 64 or 128" : "128"));
   }
   CellSections sections;
   sections.row_bytes = int64_t{shape.head_dim} * format.code_bits / 8;
   sections.blocks = scaling.channels == 0 ? 0 : shape.head_dim / BlockChannels(scaling, shape.head_dim);
-  const int64_t tiles = scaling.tile == 0 ? 0 : shape.tokens / scaling.tile;
+  const int64_t groups = scaling.token_group == 0 ? 0 : shape.tokens / scaling.token_group;
   int64_t end = 0;
   const auto section = [&end](int64_t bytes) {
     const int64_t begin = end;
@@ -97,8 +98,8 @@ CellSections PlanRows(const Format& format, CellShape shape) {
   sections.block_offsets = section(scaling.block_offset ? tokens * sections.blocks * 2 : 0);
   sections.token_scales = section(tokens * Bytes(scaling.token));
   sections.token_offsets = section(scaling.token_offset ? tokens * 2 : 0);
-  sections.channel_scales = section(tiles * shape.head_dim * 2);
-  sections.channel_offsets = section(tiles * shape.head_dim * 2);
+  sections.channel_scales = section(groups * shape.head_dim * 2);
+  sections.channel_offsets = section(groups * shape.head_dim * 2);
   sections.bytes = end;
   return sections;
 }
@@ -110,13 +111,13 @@ ConstRowSections CanonicalRow(const Format& format, const CellSections& sections
                               const uint8_t* cell) noexcept {
   return RowAt<ConstRowSections>(format, sections, token, cell);
 }
-GroupSections CanonicalTile(const Format& format, const CellSections& sections, int head_dim, int tile,
-                            uint8_t* cell) noexcept {
-  return TileAt<GroupSections>(format, sections, head_dim, tile, cell);
+GroupSections CanonicalTokenGroup(const Format& format, const CellSections& sections, int head_dim, int group,
+                                  uint8_t* cell) noexcept {
+  return TokenGroupAt<GroupSections>(format, sections, head_dim, group, cell);
 }
-ConstGroupSections CanonicalTile(const Format& format, const CellSections& sections, int head_dim, int tile,
-                                 const uint8_t* cell) noexcept {
-  return TileAt<ConstGroupSections>(format, sections, head_dim, tile, cell);
+ConstGroupSections CanonicalTokenGroup(const Format& format, const CellSections& sections, int head_dim, int group,
+                                       const uint8_t* cell) noexcept {
+  return TokenGroupAt<ConstGroupSections>(format, sections, head_dim, group, cell);
 }
 
 }  // namespace kvanta::formats

@@ -1,10 +1,11 @@
-// A cell: one side of one KV head in one page, as bytes. Canonical order of the planes, each 16-byte aligned; those
-// that a format lacks have no bytes:
+// A cell: one side of one KV head in one page, as bytes. Canonical order of its sections, each 16-byte aligned; a
+// section that the format lacks has no bytes:
 //
-//   codes [tokens][row_bytes] | block scales [tokens][blocks] | block zeros [tokens][blocks]
-//   | token scales [tokens] | token zeros [tokens] | channel scales [tiles][head_dim] | channel zeros [tiles][head_dim]
+//   codes [tokens][row_bytes] | block scales [tokens][blocks] | block offsets [tokens][blocks]
+//   | token scales [tokens] | token offsets [tokens]
+//   | channel scales [token groups][head_dim] | channel offsets [token groups][head_dim]
 //
-// Inside the cache a backend may permute bytes within a plane (src/formats/cell_layout.h); sizes stay the same.
+// Inside the cache a backend may permute bytes within a section (src/formats/cell_layout.h); sizes stay the same.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +24,7 @@ struct CellShape {
 inline constexpr int kMinHeadDim = 8;
 inline constexpr int kMaxHeadDim = 1024;
 
-// Byte offsets of the planes inside a cell, and its size. Planes that a format lacks have size 0.
+// Byte offsets of the sections of a cell, and its size. Sections that a format lacks have size 0.
 struct CellSections {
   int64_t codes = 0;
   int64_t block_scales = 0;
@@ -37,8 +38,8 @@ struct CellSections {
   int blocks = 0;         // block scales of one token
 };
 
-// Calls visit(offset in CellSections, pointer in Planes, elements of a row, bytes of an element) for every plane of
-// scales and zeros that a row of `format` has. Planes: RowSections or ConstRowSections.
+// Calls visit(offset in CellSections, pointer in Sections, elements of a row, bytes of an element) for every section of
+// scales and offsets that a row of `format` has. Sections: RowSections or ConstRowSections.
 template <class Sections, class Visit>
 constexpr void ForEachRowSection(const Format& format, int blocks, Visit visit) {
   constexpr int kOffsetBytes = 2;
@@ -53,15 +54,15 @@ constexpr void ForEachRowSection(const Format& format, int blocks, Visit visit) 
   if (scaling.token_offset) visit(&CellSections::token_offsets, &Sections::token_offsets, 1, kOffsetBytes);
 }
 
-// Throws InputError where the format cannot take the shape (block or code do not divide head_dim, tile does not divide
-// the page, head_dim not a multiple of 8 in range, tokens not 16, 32, 64 or 128), naming the value and the
-// alternatives.
+// Lays out a cell of a page. Throws InputError with the value and the alternatives if the format does not support the
+// shape: block or code do not divide head_dim, the token group does not divide the page, head_dim is not a multiple of
+// 8 in range, or tokens is not 16, 32, 64 or 128.
 CellSections PlanCell(const Format& format, CellShape shape);
 
-// The same for any number of tokens from 1 (of tiles: whole tiles): rows outside a page.
+// The same for rows outside a page: any number of tokens from 1, in whole token groups.
 CellSections PlanRows(const Format& format, CellShape shape);
 
-// A cell without scales, of any even number of channels of 16 or 32 bits, in a page.
+// Layout of a cell without scales: any even number of channels of 16 or 32 bits, in a page.
 constexpr CellSections UnquantizedSections(int code_bits, CellShape shape) {
   CellSections sections;
   sections.row_bytes = int64_t{shape.head_dim} * code_bits / 8;
@@ -73,18 +74,18 @@ constexpr CellSections Bf16Sections(CellShape shape) {
   return UnquantizedSections(16, shape);
 }
 
-// The planes of one token's row inside a canonical cell.
+// Sections of one token's row in a canonical cell.
 RowSections CanonicalRow(const Format& format, const CellSections& sections, int token, uint8_t* cell) noexcept;
 ConstRowSections CanonicalRow(const Format& format, const CellSections& sections, int token,
                               const uint8_t* cell) noexcept;
 
-// The planes of one tile inside a canonical cell. The channel planes lie so in every layout.
-GroupSections CanonicalTile(const Format& format, const CellSections& sections, int head_dim, int tile,
-                            uint8_t* cell) noexcept;
-ConstGroupSections CanonicalTile(const Format& format, const CellSections& sections, int head_dim, int tile,
-                                 const uint8_t* cell) noexcept;
+// Sections of one token group in a canonical cell. Channel sections are the same in every layout.
+GroupSections CanonicalTokenGroup(const Format& format, const CellSections& sections, int head_dim, int group,
+                                  uint8_t* cell) noexcept;
+ConstGroupSections CanonicalTokenGroup(const Format& format, const CellSections& sections, int head_dim, int group,
+                                       const uint8_t* cell) noexcept;
 
-// Room for the planes of one row of any format.
+// Memory for the sections of one row in any format.
 class RowBuffer {
  public:
   RowSections Sections() noexcept { return {codes_, block_scales_, block_offsets_, token_scales_, token_offsets_}; }

@@ -45,7 +45,7 @@ float ThroughBf16(float x) {
   return Bf16ToFloat(Bf16::Encode(x));
 }
 
-// Bytes of the bf16 cell of outlier channels; of any number of tokens, so filled up to 16 bytes.
+// Bytes of the bf16 cell of outlier channels, padded to 16 bytes for any number of tokens.
 int64_t OutlierBytes(const KvSide& side, CellShape shape) {
   return (Bf16Sections({shape.tokens, side.outliers}).bytes + 15) / 16 * 16;
 }
@@ -70,31 +70,32 @@ std::vector<uint8_t> EncodeCell(const KvScheme& scheme, SideKind kind, std::span
   }
   std::vector<uint8_t> bytes(static_cast<size_t>(sections.bytes + OutlierBytes(side, shape)), 0);
   std::vector<float> rows(x.size());
-  std::vector<float> taken(parameters.outliers.size());
+  std::vector<float> outlier_values(parameters.outliers.size());
   const RowTransform transform = TransformOf(side, parameters, shape);
   uint8_t* const outliers = bytes.data() + sections.bytes;
-  EncodeCounts taken_counts;
+  EncodeCounts outlier_counts;
   for (int token = 0; token < shape.tokens; ++token) {
     float* row = rows.data() + static_cast<size_t>(token) * head_dim;
-    transform.Forward(x.data() + static_cast<size_t>(token) * head_dim, row, taken.data());
+    transform.Forward(x.data() + static_cast<size_t>(token) * head_dim, row, outlier_values.data());
     if (parameters.via_bf16) std::transform(row, row + head_dim, row, ThroughBf16);
-    Bf16::EncodeRow(taken.data(), side.outliers, 1.0F, {.codes = outliers + int64_t{2} * token * side.outliers},
-                    taken_counts);
+    Bf16::EncodeRow(outlier_values.data(), side.outliers, 1.0F,
+                    {.codes = outliers + int64_t{2} * token * side.outliers}, outlier_counts);
   }
   EncodeCounts total;
-  const int step = std::max(1, format.scaling.tile);
+  const int step = std::max(1, format.scaling.token_group);
   for (int token = 0; token < shape.tokens; token += step) {
     const float* first = rows.data() + static_cast<size_t>(token) * head_dim;
-    if (format.encode_tile != nullptr) {
-      format.encode_tile(first, shape.head_dim,
-                         CanonicalTile(format, sections, shape.head_dim, token / step, bytes.data()), total);
+    if (format.encode_token_group != nullptr) {
+      format.encode_token_group(first, shape.head_dim,
+                                CanonicalTokenGroup(format, sections, shape.head_dim, token / step, bytes.data()),
+                                total);
     } else {
       format.encode_row(first, shape.head_dim, parameters.static_scale,
                         CanonicalRow(format, sections, token, bytes.data()), total);
     }
   }
-  total.saturated += taken_counts.saturated;  // as values they count among the row's
-  total.nan += taken_counts.nan;
+  total.saturated += outlier_counts.saturated;  // as values they count among the row's
+  total.nan += outlier_counts.nan;
   if (counts != nullptr) *counts += total;
   return bytes;
 }
@@ -112,23 +113,23 @@ std::vector<float> DecodeCell(const KvScheme& scheme, SideKind kind, std::span<c
   }
   const auto head_dim = static_cast<size_t>(shape.head_dim);
   std::vector<float> x(static_cast<size_t>(shape.tokens) * head_dim);
-  const int step = std::max(1, format.scaling.tile);
+  const int step = std::max(1, format.scaling.token_group);
   for (int token = 0; token < shape.tokens; token += step) {
     float* first = x.data() + static_cast<size_t>(token) * head_dim;
-    if (format.decode_tile != nullptr) {
-      format.decode_tile(CanonicalTile(format, sections, shape.head_dim, token / step, bytes.data()), shape.head_dim,
-                         first);
+    if (format.decode_token_group != nullptr) {
+      format.decode_token_group(CanonicalTokenGroup(format, sections, shape.head_dim, token / step, bytes.data()),
+                                shape.head_dim, first);
     } else {
       format.decode_row(CanonicalRow(format, sections, token, bytes.data()), shape.head_dim, parameters.static_scale,
                         first);
     }
   }
-  std::vector<float> taken(parameters.outliers.size());
+  std::vector<float> outlier_values(parameters.outliers.size());
   const RowTransform transform = TransformOf(side, parameters, shape);
   for (int token = 0; token < shape.tokens; ++token) {
     Bf16::DecodeRow({.codes = bytes.data() + sections.bytes + int64_t{2} * token * side.outliers}, side.outliers, 1.0F,
-                    taken.data());
-    transform.Inverse(x.data() + static_cast<size_t>(token) * head_dim, taken.data());
+                    outlier_values.data());
+    transform.Inverse(x.data() + static_cast<size_t>(token) * head_dim, outlier_values.data());
   }
   return x;
 }

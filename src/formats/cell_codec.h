@@ -16,17 +16,17 @@ namespace kvanta::formats {
 SideKind ParseSideKind(std::string_view text);
 
 struct CellParameters {
-  float static_scale = 1.0F;           // of formats with scaling.per_head: stored value = x / static_scale; > 0
-  std::span<const float> mean = {};    // [head_dim], of sides with +mean; empty: none
-  std::span<const int> outliers = {};  // channels, ascending, as many as the side's +outliers says
+  float static_scale = 1.0F;           // for formats with scaling.per_head: stored value = x / static_scale; > 0
+  std::span<const float> mean = {};    // [head_dim], for sides with +mean; empty: none
+  std::span<const int> outliers = {};  // ascending channels, as many as the side's +outliers
   // Rounds each transformed row to bf16 before encoding. The cache does so for schemes with exact pages, where a page
   // is written in bf16 first and quantized from that when it closes; without, the row is encoded as it is.
   bool via_bf16 = false;
 };
 
 // x: f32 [tokens][head_dim], in the original space; mean and transform are applied here. Returns the canonical bytes:
-// the cell, and a bf16 cell of the outlier channels behind it. Any number of tokens from 1; planes are padded with
-// zeros to 16 bytes. Throws InputError where the format cannot take head_dim, or sizes disagree.
+// the cell, then a bf16 cell of the outlier channels. Any number of tokens from 1; sections are padded with zeros to
+// 16 bytes. Throws InputError if the format does not support head_dim, or sizes disagree.
 std::vector<uint8_t> EncodeCell(const KvScheme& scheme, SideKind kind, std::span<const float> x, CellShape shape,
                                 const CellParameters& parameters = {}, EncodeCounts* counts = nullptr);
 

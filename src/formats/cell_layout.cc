@@ -16,7 +16,7 @@ int ElementBytes(const Format& format) noexcept {
   return format.code_bits < 8 ? 1 : format.code_bits / 8;
 }
 
-// Calls copy(offset in the cell, offset in the row, bytes) for each run of bytes that stay together in the codes plane.
+// Calls copy(offset in the cell, offset in the row, bytes) for each run of code bytes that stay together.
 template <class Copy>
 void ForEachCodeRun(SideKind kind, const Format& format, int64_t row_bytes, int token, Copy copy) noexcept {
   if (kind == SideKind::kK) {
@@ -41,7 +41,7 @@ void ForEachCodeRun(SideKind kind, const Format& format, int64_t row_bytes, int 
   }
 }
 
-// Calls copy(offset in the cell, plane of the row, offset in it, bytes) for every scale and zero of a token.
+// Calls copy(offset in the cell, section of the row, offset in it, bytes) for every scale and offset of a token.
 template <class Sections, class Copy>
 void ForEachScale(const Format& format, CellShape shape, const CellSections& sections, int token, Copy copy) noexcept {
   ForEachRowSection<Sections>(format, sections.blocks, [&](auto offset, auto section, int elements, int bytes) {

@@ -1,13 +1,13 @@
-// How one element is stored: the list of codes. Formats name one, kernels have one entry per code.
+// The list of element types: how one element is stored. A format has one; kernels have one entry for each.
 //
 // A row of codes is one bit plane, or two (the widths are powers of two, so no field straddles a byte): first the low
-// bits of all channels, then the high bits. Fields of a plane of `w` bits lie in units of 4 bytes, F = 8 / w fields a
+// bits of all channels, then the high bits. Fields of a plane of `w` bits are in units of 4 bytes, F = 8 / w fields a
 // byte; field i of byte b (from the low bits up) belongs to the unit's channel
 //
 //     8 * (i / 2) + 2 * b + i % 2
 //
-// so for 4 bits the low nibble is the even channel, and equal fields of a 4-bit, a 2-bit and a 1-bit plane meet by
-// shifts alone.
+// so for 4 bits the low nibble is the even channel, and shifts alone align equal fields of 4-bit, 2-bit and 1-bit
+// planes.
 #pragma once
 
 #include <cstdint>
@@ -15,62 +15,144 @@
 
 namespace kvanta::formats {
 
-// Kernels dispatch on this, once, at plan time.
+// Kernels dispatch on this, once, at plan time. A new one is its line here and in Info().
 enum class ElementType : uint8_t {
   kFp32,
   kBf16,
   kFp16,
   kE4M3,
   kE5M2,
-  kInt8,    // two's complement
-  kInt6,    // the signed ones below 8 bits are offset binary: field = code + 2^(bits - 1)
-  kInt5,    //
-  kInt4,    //
-  kInt3,    //
-  kInt2,    //
-  kUint4,   //
-  kUint3,   //
-  kUint2,   //
-  kE2M1,    // sign, 2 exponent bits, 1 mantissa bit
+  kInt8,
+  kInt6,
+  kInt5,
+  kInt4,
+  kInt3,
+  kInt2,
+  kUint4,
+  kUint3,
+  kUint2,
+  kE2M1,
   kLloyd4,  // Lloyd-Max levels of a normal distribution, field = index in ascending order
   kLloyd3,
 };
 inline constexpr int kElementTypes = static_cast<int>(ElementType::kLloyd3) + 1;
 
-struct ElementTypeInfo {
-  std::string_view name;  // as page files and documentation call it
-  int low_bits;           // width of the first plane; the only one of most
-  int high_bits = 0;      // width of the second
-  bool integer = false;   // values are `unit` times small integers: kernels multiply these in integer arithmetic
+// How kernels decode an element.
+enum class Decoding : uint8_t {
+  kFloat,    // float of 8 bits or more
+  kInt8,     // two's complement
+  kSubbyte,  // field + `lowest`: an integer, multiplied in integer arithmetic
+  kTable,    // small integer from a table of 16 levels, likewise
+  kLookup8,  // byte from a table of levels: an element of type `expanded`
 };
 
-constexpr ElementTypeInfo Info(ElementType code) noexcept {
+struct ElementTypeInfo {
+  std::string_view name;  // as in page files and documentation
+  int low_bits;           // width of the first plane; the only one of most
+  int high_bits = 0;      // width of the second
+  Decoding decoding = Decoding::kFloat;
+  int lowest = 0;                             // kSubbyte: level of field 0
+  ElementType expanded = ElementType::kInt8;  // kLookup8
+  std::string_view layout = {};               // bits, and their meaning, for documentation
+};
+
+constexpr ElementTypeInfo Info(ElementType type) noexcept {
+  using enum Decoding;
   constexpr ElementTypeInfo kInfos[kElementTypes] = {
-      {.name = "fp32", .low_bits = 32},
-      {.name = "bf16", .low_bits = 16},
-      {.name = "fp16", .low_bits = 16},
-      {.name = "e4m3", .low_bits = 8},
-      {.name = "e5m2", .low_bits = 8},
-      {.name = "int8", .low_bits = 8, .integer = true},
-      {.name = "int6", .low_bits = 4, .high_bits = 2, .integer = true},
-      {.name = "int5", .low_bits = 4, .high_bits = 1, .integer = true},
-      {.name = "int4", .low_bits = 4, .integer = true},
-      {.name = "int3", .low_bits = 2, .high_bits = 1, .integer = true},
-      {.name = "int2", .low_bits = 2, .integer = true},
-      {.name = "uint4", .low_bits = 4, .integer = true},
-      {.name = "uint3", .low_bits = 2, .high_bits = 1, .integer = true},
-      {.name = "uint2", .low_bits = 2, .integer = true},
-      {.name = "e2m1", .low_bits = 4, .integer = true},
-      {.name = "lloyd4", .low_bits = 4, .integer = true},
-      {.name = "lloyd3", .low_bits = 2, .high_bits = 1, .integer = true}};
-  return kInfos[static_cast<int>(code)];
+      {.name = "fp32", .low_bits = 32, .layout = "s eeeeeeee mmmmmmm mmmmmmmm mmmmmmmm   4 bytes, IEEE single"},
+      {.name = "bf16",
+       .low_bits = 16,
+       .layout = "s eeeeeeee mmmmmmm                     2 bytes, the upper half of an IEEE single"},
+      {.name = "fp16", .low_bits = 16, .layout = "s eeeee mmmmmmmmmm                     2 bytes, IEEE half"},
+      {.name = "e4m3",
+       .low_bits = 8,
+       .layout = "s eeee mmm                             bias 7; 0x7f and 0xff are NaN, no infinities (E4M3FN)"},
+      {.name = "e5m2",
+       .low_bits = 8,
+       .layout = "s eeeee mm                             bias 15; 0x7c infinity (never written), 0x7d.. NaN"},
+      {.name = "int8",
+       .low_bits = 8,
+       .decoding = kInt8,
+       .layout = "iiiiiiii                               two's complement, -128 unused"},
+      {.name = "int6",
+       .low_bits = 4,
+       .high_bits = 2,
+       .decoding = kSubbyte,
+       .lowest = -32,
+       .layout = "llll + hh                              planes of 4 and 2 bits; field = code + 32"},
+      {.name = "int5",
+       .low_bits = 4,
+       .high_bits = 1,
+       .decoding = kSubbyte,
+       .lowest = -16,
+       .layout = "llll + h                               planes of 4 and 1 bits; field = code + 16"},
+      {.name = "int4",
+       .low_bits = 4,
+       .decoding = kSubbyte,
+       .lowest = -8,
+       .layout = "hhhh llll                              low nibble: even channel, high: odd; field = code + 8"},
+      {.name = "int3",
+       .low_bits = 2,
+       .high_bits = 1,
+       .decoding = kSubbyte,
+       .lowest = -4,
+       .layout = "ll + h                                 planes of 2 and 1 bits; field = code + 4"},
+      {.name = "int2",
+       .low_bits = 2,
+       .decoding = kSubbyte,
+       .lowest = -2,
+       .layout = "ll                                     a plane of 2 bits; field = code + 2"},
+      {.name = "uint4",
+       .low_bits = 4,
+       .decoding = kSubbyte,
+       .layout = "hhhh llll                              low nibble: even channel, high: odd; field = code"},
+      {.name = "uint3",
+       .low_bits = 2,
+       .high_bits = 1,
+       .decoding = kSubbyte,
+       .layout = "ll + h                                 planes of 2 and 1 bits; field = code"},
+      {.name = "uint2",
+       .low_bits = 2,
+       .decoding = kSubbyte,
+       .layout = "ll                                     a plane of 2 bits; field = code"},
+      {.name = "e2m1",
+       .low_bits = 4,
+       .decoding = kTable,
+       .layout = "s ee m                                 0, 0.5, 1, 1.5, 2, 3, 4, 6; low nibble: even channel"},
+      {.name = "lloyd4",
+       .low_bits = 4,
+       .decoding = kLookup8,
+       .layout = "hhhh llll                              field: index of the level, ascending"},
+      {.name = "lloyd3",
+       .low_bits = 2,
+       .high_bits = 1,
+       .decoding = kLookup8,
+       .layout = "ll + h                                 planes of 2 and 1 bits; field: index of the level"}};
+  return kInfos[static_cast<int>(type)];
 }
 
-constexpr std::string_view Name(ElementType code) noexcept {
-  return Info(code).name;
+constexpr std::string_view Name(ElementType type) noexcept {
+  return Info(type).name;
 }
 
-// Bits of one element in the codes plane.
+// Values are `unit` times small integers, which kernels multiply in integer arithmetic.
+constexpr bool IsInteger(ElementType type) noexcept {
+  const ElementTypeInfo info = Info(type);
+  const bool expands = info.decoding == Decoding::kLookup8 && Info(info.expanded).decoding != Decoding::kInt8;
+  return info.decoding != Decoding::kFloat && !expands;
+}
+
+// Integers of up to 6 bits, whose operands kernels keep to 8 bits; other integers: to 16.
+constexpr bool IsSubbyte(ElementType type) noexcept {
+  return Info(type).decoding == Decoding::kSubbyte || Info(type).decoding == Decoding::kTable;
+}
+
+// Unsigned integers, which formats use with an offset.
+constexpr bool IsUnsigned(ElementType type) noexcept {
+  return Info(type).decoding == Decoding::kSubbyte && Info(type).lowest == 0;
+}
+
+// Bits of one element.
 constexpr int CodeBits(ElementType code) noexcept {
   return Info(code).low_bits + Info(code).high_bits;
 }
@@ -81,7 +163,7 @@ constexpr int CodeChannels(ElementType code) noexcept {
   return narrow >= 4 ? 8 : 32 / narrow;
 }
 
-// ---- integer codes below 8 bits: value = unit * level[field]
+// ---- elements below 8 bits: value = unit * level[field]
 
 struct CodeLevels {
   int8_t level[64];  // the first 2^bits count
@@ -114,11 +196,9 @@ constexpr CodeLevels Levels(ElementType code) noexcept {
       levels.unit = 2.1519F / 127.0F;
       break;
     }
-    default: {
-      const bool has_sign = code != ElementType::kUint4 && code != ElementType::kUint3 && code != ElementType::kUint2;
-      const int count = 1 << CodeBits(code);
-      for (int i = 0; i < count && i < 64; ++i) levels.level[i] = static_cast<int8_t>(i - (has_sign ? count / 2 : 0));
-    }
+    default:
+      for (int i = 0; i < 64 && i < 1 << CodeBits(code); ++i)
+        levels.level[i] = static_cast<int8_t>(i + Info(code).lowest);
   }
   return levels;
 }

@@ -1,4 +1,4 @@
-// The run-time view of a number format: what every other layer sees. Each format is a type in its own file
+// Run-time view of a number format, which all other layers use. Each format is a type in its own file
 // (src/formats/<name>.h) and one line in all.h; this view is derived from the type by MakeFormat<T>() there.
 #pragma once
 
@@ -28,7 +28,7 @@ struct EncodeCounts {
   }
 };
 
-// Pointers to the planes of one token's row in one cell; a plane that the format lacks is ignored. All little endian.
+// Pointers to the sections of one token's row in one cell; those that the format lacks are ignored. All little endian.
 struct ConstRowSections {
   const uint8_t* codes = nullptr;          // [head_dim * code_bits / 8]
   const uint8_t* block_scales = nullptr;   // [head_dim / channels]
@@ -49,9 +49,9 @@ struct RowSections {
   }
 };
 
-// The same of a tile of tokens: rows of codes one after the other, and what they share.
+// Sections of a token group: consecutive rows of codes, and the scales that they share.
 struct ConstGroupSections {
-  const uint8_t* codes = nullptr;            // [tile][head_dim * code_bits / 8]
+  const uint8_t* codes = nullptr;            // [tokens][head_dim * code_bits / 8]
   const uint8_t* channel_scales = nullptr;   // [head_dim], fp16
   const uint8_t* channel_offsets = nullptr;  // [head_dim], fp16
 };
@@ -66,7 +66,7 @@ struct GroupSections {
   }
 };
 
-// Whether a format stores the latents of MLA: K and V as one, with the rotated channels of K beside them in bf16.
+// Support for the latents of MLA: K and V in one cell, followed by the rotated channels of K in bf16.
 enum class MlaSupport : uint8_t { kNo, kYes, kRequired };
 
 struct Format {
@@ -83,21 +83,21 @@ struct Format {
   int boundary_layers;  // first and last layers that the preset name keeps in bf16
   MlaSupport latents;
 
-  // Encodes one token's row of one head, already transformed: x[head_dim] f32 -> planes. `static_scale` is used where
+  // Encodes one token's row of one head, already transformed: x[head_dim] f32 -> sections. `static_scale` is used where
   // scaling.per_head only (stored value = x / static_scale). Bit-exact on every backend; never throws.
   void (*encode_row)(const float* x, int head_dim, float static_scale, RowSections out, EncodeCounts& counts) noexcept;
-  // The inverse: planes -> x[head_dim] f32 (still transformed).
+  // The inverse: sections -> x[head_dim] f32 (still transformed).
   void (*decode_row)(ConstRowSections in, int head_dim, float static_scale, float* x) noexcept;
 
-  // Instead of the two, where scaling.tile != 0: x f32 [tile][head_dim].
-  void (*encode_tile)(const float* x, int head_dim, GroupSections out, EncodeCounts& counts) noexcept;
-  void (*decode_tile)(ConstGroupSections in, int head_dim, float* x) noexcept;
+  // Replace the two where scaling.token_group != 0: x f32 [token_group][head_dim].
+  void (*encode_token_group)(const float* x, int head_dim, GroupSections out, EncodeCounts& counts) noexcept;
+  void (*decode_token_group)(ConstGroupSections in, int head_dim, float* x) noexcept;
 
-  // What the name means on V, where that is another format than on K; null: the same.
+  // Format of V where the name means a different one there; null: the same as on K.
   const Format* value_side;
 };
 
-// What `format`, found by its name, means on a side.
+// Format of a side, given the one that was found by name.
 inline const Format& OnSide(const Format& format, bool is_key) noexcept {
   return is_key || format.value_side == nullptr ? format : *format.value_side;
 }

@@ -1,10 +1,11 @@
-// What a format's type may leave out, and the run-time view made of it. A format is a type with
+// Defaults of a format's type, and its run-time view. A format is a type with
 //
 //   kName, kSummary, kRule, kElementType               always
 //   kAliases, kScaling, kHadamard, kExact, kSinkPages, kBoundaryLayers, kMlaSupport, Values
-//                                               where they differ from FormatTraits
-//   EncodeRow, DecodeRow                        as Format::encode_row and Format::decode_row, or, of tiles,
-//   EncodeTile, DecodeTile                      as Format::encode_tile and Format::decode_tile
+//                                               if they differ from FormatTraits
+//   EncodeRow, DecodeRow                        as Format::encode_row and Format::decode_row, or, for token groups,
+//   EncodeTokenGroup, DecodeTokenGroup                      as Format::encode_token_group and
+//   Format::decode_token_group
 //
 #pragma once
 
@@ -25,13 +26,13 @@ struct FormatTraits {
   static constexpr int kSinkPages = 0;
   static constexpr int kBoundaryLayers = 0;
   static constexpr MlaSupport kMlaSupport = MlaSupport::kNo;
-  using Values = void;  // the type of V, where the name means another one there
+  using Values = void;  // type of V, if the name means a different one there
 };
 
 template <class T>
 constexpr Format MakeFormat() noexcept;
 
-// The run-time view of a type that is not in the list: V's side of a name.
+// Run-time view of a type that is not in the list: V of a name.
 template <class T>
 inline constexpr Format kValueSide = MakeFormat<T>();
 
@@ -40,9 +41,12 @@ constexpr Format MakeFormat() noexcept {
   constexpr Scaling kScaling = T::kScaling;
   static_assert((kScaling.channels != 0) == (kScaling.block != ScaleType::kNone));
   static_assert(kScaling.block != ScaleType::kNone || !kScaling.block_offset);
-  static_assert(kScaling.tile == 0 || kScaling == Scaling{.tile = kScaling.tile}, "tiles have no other scales");
-  static_assert(kScaling.tile == 0 || T::kExact == ExactPages::kOpen, "a tile is encoded when its page closes");
-  static_assert(T::kMlaSupport == MlaSupport::kNo || (!T::kHadamard && !kScaling.per_head && kScaling.tile == 0));
+  static_assert(kScaling.token_group == 0 || kScaling == Scaling{.token_group = kScaling.token_group},
+                "token groups have no other scales");
+  static_assert(kScaling.token_group == 0 || T::kExact == ExactPages::kOpen,
+                "a token group is encoded when its page closes");
+  static_assert(T::kMlaSupport == MlaSupport::kNo ||
+                (!T::kHadamard && !kScaling.per_head && kScaling.token_group == 0));
   static_assert(T::kSinkPages == 0 || T::kExact == ExactPages::kOpen, "sinks are exact pages");
   Format format{.name = T::kName,
                 .aliases = T::kAliases,
@@ -58,15 +62,15 @@ constexpr Format MakeFormat() noexcept {
                 .latents = T::kMlaSupport,
                 .encode_row = nullptr,
                 .decode_row = nullptr,
-                .encode_tile = nullptr,
-                .decode_tile = nullptr,
+                .encode_token_group = nullptr,
+                .decode_token_group = nullptr,
                 .value_side = nullptr};
-  if constexpr (kScaling.tile == 0) {
+  if constexpr (kScaling.token_group == 0) {
     format.encode_row = &T::EncodeRow;
     format.decode_row = &T::DecodeRow;
   } else {
-    format.encode_tile = &T::EncodeTile;
-    format.decode_tile = &T::DecodeTile;
+    format.encode_token_group = &T::EncodeTokenGroup;
+    format.decode_token_group = &T::DecodeTokenGroup;
   }
   if constexpr (!std::is_void_v<typename T::Values>) format.value_side = &kValueSide<typename T::Values>;
   return format;

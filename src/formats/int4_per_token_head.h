@@ -1,4 +1,4 @@
-// int4_per_token_head: asymmetric 4-bit codes, one scale and one zero per (token, head), after a Hadamard transform.
+// int4_per_token_head: asymmetric 4-bit codes, one scale and one offset per (token, head), after a Hadamard transform.
 #pragma once
 
 #include "formats/unsigned_group.h"

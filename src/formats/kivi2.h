@@ -1,5 +1,5 @@
 // kivi2: keys per channel over 32 tokens of a page, values per token in groups of 32 channels, both asymmetric (KIVI,
-// Liu et al. 2024). Keys keep a channel's bias in its zero, so that large biased channels cost nothing.
+// Liu et al. 2024). A key channel's offset holds its bias, so that large biased channels cost nothing.
 #pragma once
 
 #include "formats/unsigned_group.h"
@@ -11,7 +11,7 @@ struct Kivi2Values : UnsignedBlock<ElementType::kUint2> {
   static constexpr std::string_view kSummary = "V of kivi2: per token, groups of 32 channels";
 };
 
-struct Kivi2 : UnsignedTile<ElementType::kUint2> {
+struct Kivi2 : UnsignedTokenGroup<ElementType::kUint2> {
   static constexpr std::string_view kName = "kivi2";
   static constexpr std::string_view kSummary =
       "2-bit unsigned integers, fp16 scale and zero: K per channel and 32 tokens, V per 32 channels of a token; open "

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "base/quote.h"
 #include "formats/parse_text.h"
 #include "kvanta/error.h"
 #include "kvanta/kv_scheme.h"
@@ -11,7 +12,6 @@
 namespace kvanta {
 namespace {
 
-using formats::Sanitize;
 using formats::TakeUntil;
 
 // "A" or "A-B", either end counted from the last layer if negative.

@@ -1,5 +1,5 @@
-// The formats of latents (MLA): one row per token that is key and value in one, stored once and not rotated; the part
-// of the key that position rotates stays in bf16 beside it (formats/scheme.h).
+// The formats of latents (MLA): one row per token is both key and value, stored once and not rotated; the rotated part
+// of the key is stored after it in bf16 (formats/scheme.h).
 #pragma once
 
 #include "formats/minifloat.h"
@@ -53,7 +53,7 @@ struct MlaNvfp4Rule : Nvfp4Rule {
   static constexpr bool kPerHead = false;
 };
 
-struct MlaNvfp4 : Fp4Block<MlaNvfp4Rule> {
+struct MlaNvfp4 : FloatBlock<MlaNvfp4Rule> {
   static constexpr std::string_view kName = "mla_nvfp4";
   static constexpr std::string_view kSummary =
       "latents of MLA: E2M1, E4M3 scale per 16 channels; rotated part in bf16; open and first page exact";

@@ -1,7 +1,7 @@
 // mxfp8: OCP E4M3 in blocks of 32 channels with a power of two as scale (OCP Microscaling Formats, revision 1.0).
 #pragma once
 
-#include "formats/fp4_block.h"
+#include "formats/float_block.h"
 
 namespace kvanta::formats {
 

@@ -4,11 +4,9 @@
 
 #include <algorithm>
 #include <array>
-#include <numeric>
-#include <vector>
 
+#include "base/quote.h"
 #include "formats/format.h"
-#include "formats/parse_text.h"
 #include "kvanta/error.h"
 
 namespace kvanta::formats {
@@ -20,7 +18,7 @@ constexpr std::string_view kBlockFour =
     "other bytes than any format here; int4 (blocks of 32, 4.5 bits) is the nearest";
 constexpr std::string_view kModelDtype = "stands for the model's own dtype; write auto, bf16, fp16 or fp32";
 
-constexpr std::array kForeign = {
+constexpr std::array kCompatNames = {
     // LMDeploy's quant_policy, by number.
     CompatName{"0", "LMDeploy", "", kModelDtype},
     CompatName{"none", "LMDeploy", "", kModelDtype},
@@ -37,30 +35,16 @@ constexpr std::array kForeign = {
     CompatName{"iq4_nl", "llama.cpp", "", kBlockFour},
 };
 
-// Levenshtein distance: insertions, deletions, substitutions.
-size_t EditDistance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
-    }
-  }
-  return row.back();
-}
-
 // The name that `name` was most likely meant to be, or "".
 std::string_view NearestName(std::string_view name) {
+  constexpr size_t kLongest = 80;
+  if (name.size() > kLongest) return {};
   std::string_view nearest;
-  size_t min_value = 3;  // more than two edits is another word
+  size_t min_distance = 3;  // more than two edits make a different word
   const auto consider = [&](std::string_view candidate) {
     const size_t distance = EditDistance(name, candidate);
-    if (distance < min_value && distance < candidate.size()) {
-      min_value = distance;
+    if (distance < min_distance && distance < candidate.size()) {
+      min_distance = distance;
       nearest = candidate;
     }
   };
@@ -75,13 +59,13 @@ std::string_view NearestName(std::string_view name) {
 }  // namespace
 
 std::span<const CompatName> CompatNames() noexcept {
-  return kForeign;
+  return kCompatNames;
 }
 
 const CompatName* FindCompatName(std::string_view name) noexcept {
   const auto* found =
-      std::find_if(kForeign.begin(), kForeign.end(), [&](const auto& entry) { return entry.name == name; });
-  return found == kForeign.end() ? nullptr : &*found;
+      std::find_if(kCompatNames.begin(), kCompatNames.end(), [&](const auto& entry) { return entry.name == name; });
+  return found == kCompatNames.end() ? nullptr : &*found;
 }
 
 std::string AvailableNames() {
@@ -95,8 +79,8 @@ std::string AvailableNames() {
 
 void ThrowUnknownName(std::string_view name) {
   const std::string shown = Sanitize(name);
-  if (const CompatName* foreign = FindCompatName(name); foreign != nullptr && !foreign->reason.empty()) {
-    throw InputError(fmt::format("KV cache format '{}': {}; available: {}", shown, foreign->reason, AvailableNames()));
+  if (const CompatName* compat = FindCompatName(name); compat != nullptr && !compat->reason.empty()) {
+    throw InputError(fmt::format("KV cache format '{}': {}; available: {}", shown, compat->reason, AvailableNames()));
   }
   if (name == "auto") {
     throw InputError(

@@ -1,5 +1,5 @@
-// Names that users type for a cache: those of All(), and those of other engines and of formats yet to come, which are
-// translated or refused with the reason.
+// Names that users type for a cache: those of All(), and those of other engines, which are translated or refused with
+// the reason.
 #pragma once
 
 #include <span>
@@ -8,15 +8,15 @@
 
 namespace kvanta::formats {
 
-// A name that is no format's own. Exactly one of `format` and `reason` is set.
+// A name of another engine. Exactly one of `format` and `reason` is set.
 struct CompatName {
   std::string_view name;
-  std::string_view origin;  // where users know it from
+  std::string_view origin;  // the engine
   std::string_view format;  // the format that it stands for
   std::string_view reason;  // why it is refused
 };
 
-// In documentation order. A format that takes one of these names shadows the entry.
+// In documentation order.
 std::span<const CompatName> CompatNames() noexcept;
 const CompatName* FindCompatName(std::string_view name) noexcept;
 

@@ -1,4 +1,5 @@
 #include "formats/page_file.h"
+#include "base/quote.h"
 
 #include <fmt/format.h>
 
@@ -10,8 +11,6 @@
 #include <memory>
 
 #include "formats/bytes.h"
-#include "formats/page_header.h"
-#include "formats/parse_text.h"
 #include "kvanta/error.h"
 
 namespace kvanta::formats {
@@ -24,7 +23,7 @@ constexpr size_t kChecksumAt = 24;
 constexpr size_t kAlignment = 16;
 constexpr size_t kMaxHeaderBytes = size_t{16} << 20U;
 
-// Of everything except the checksum's own place.
+// Checksum of everything except its own bytes.
 uint64_t Checksum(std::span<const uint8_t> file) {
   const std::unique_ptr<XXH64_state_t, decltype(&XXH64_freeState)> state(XXH64_createState(), &XXH64_freeState);
   if (state == nullptr) throw std::bad_alloc();
@@ -103,7 +102,7 @@ void CheckPageFits(const PageHeader& page, const PageHeader& cache, std::string_
   if (page.layout.Identity() != cache.layout.Identity()) {
     refuse("layout", page.layout.Identity(), cache.layout.Identity());
   }
-  // The rest of the header is what it has beyond model and layout: the scales.
+  // All that remains of the header are the scales.
   PageHeader same_record = cache;
   same_record.record = page.record;
   same_record.group = page.group;

@@ -31,6 +31,10 @@ struct PageHeader {
   std::vector<LayerScales> scales;  // per layer; empty if no side has a static scale or a mean
 };
 
+// The header's JSON, and back; throws InputError with the reason (without the file's name).
+std::string PageHeaderToJson(const PageHeader& header);
+PageHeader PageHeaderFromJson(std::string_view text);
+
 struct PageFile {
   PageHeader header;
   std::span<const uint8_t> payload;  // canonical bytes, inside the file that was read
@@ -42,7 +46,7 @@ std::vector<uint8_t> WritePageFile(const PageHeader& header, std::span<const uin
 // Trusts nothing in `file`; throws InputError with the reason, naming `name`.
 PageFile ReadPageFile(std::span<const uint8_t> file, std::string_view name);
 
-// Throws InputError unless the page is of this model and its bytes mean the same in this cache.
+// Throws InputError unless the page has this cache's model and encoding.
 void CheckPageFits(const PageHeader& page, const PageHeader& cache, std::string_view name);
 
 }  // namespace kvanta::formats

@@ -1,11 +1,11 @@
-#include "formats/page_header.h"
 
 #include <fmt/format.h>
 
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "formats/parse_text.h"
+#include "base/quote.h"
+#include "formats/page_file.h"
 #include "formats/transform.h"
 #include "kvanta/error.h"
 
@@ -30,8 +30,8 @@ Json SideJson(const Side& side, int head_dim) {
   if (scaling.block_offset) json["block_zero"] = "fp16";
   if (scaling.token != ScaleType::kNone) json["token_scale"] = Name(scaling.token);
   if (scaling.token_offset) json["token_zero"] = "fp16";
-  if (scaling.tile != 0) {
-    json["tile"] = scaling.tile;
+  if (scaling.token_group != 0) {
+    json["tile"] = scaling.token_group;
     json["channel_scale"] = "fp16";
     json["channel_zero"] = "fp16";
   }
@@ -117,7 +117,7 @@ std::vector<float> Floats(const Json& object, const std::string& key, int64_t si
   return floats;
 }
 
-// Lists of channels of all heads, one behind the other, each ascending.
+// Lists of channels of all heads, concatenated, each ascending.
 std::vector<int> Channels(const Json& object, const std::string& key, const LayerScheme& layer, int count) {
   const Json& value = Member(object, key.c_str());
   if (!value.is_array() || value.size() != static_cast<size_t>(layer.kv_heads) * static_cast<size_t>(count)) {

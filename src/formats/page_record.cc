@@ -8,21 +8,22 @@
 namespace kvanta::formats {
 namespace {
 
-// Calls visit(side kind, format, cell shape, its planes, offset in the record) for every cell of the record.
+// Calls visit(side kind, format, cell shape, its sections, offset in the record) for every cell of the record.
 template <class Visit>
 void ForEachCell(const CacheLayout& layout, int group, RecordKind kind, Visit visit) {
   const Format& bf16 = Find("bf16");
   for (const LayerScheme& layer : layout.layers) {
     if (layer.group != group) continue;
-    const CellSections exact = Bf16Sections(layer.shape), plain = layer.UnquantizedSections();
+    const CellSections exact = Bf16Sections(layer.shape), unquantized = layer.UnquantizedSections();
     for (int head = 0; head < layer.kv_heads; ++head) {
       if (kind == RecordKind::kQuantized) {
         visit(SideKind::kK, *layer.k.format, layer.shape, layer.k.sections, layer.KCell(head));
-        visit(SideKind::kK, *layer.plain, layer.UnquantizedShape(), plain, layer.KUnquantized(head));
+        visit(SideKind::kK, *layer.unquantized_format, layer.UnquantizedShape(), unquantized, layer.KUnquantized(head));
         if (!layer.SharesCell()) visit(SideKind::kV, *layer.v.format, layer.shape, layer.v.sections, layer.VCell(head));
       } else if (layer.exact_open) {
         visit(SideKind::kK, bf16, layer.shape, exact, layer.ExactKCell(head));
-        visit(SideKind::kK, *layer.plain, layer.UnquantizedShape(), plain, layer.ExactKUnquantized(head));
+        visit(SideKind::kK, *layer.unquantized_format, layer.UnquantizedShape(), unquantized,
+              layer.ExactKUnquantized(head));
         if (!layer.SharesCell()) visit(SideKind::kV, bf16, layer.shape, exact, layer.ExactVCell(head));
       }
     }

@@ -1,4 +1,4 @@
-// Where the scales of a format lie, and how one is stored.
+// Granularity of a format's scales, and how a scale is stored.
 #pragma once
 
 #include <cstdint>
@@ -50,18 +50,18 @@ constexpr std::string_view Name(ScaleType type) noexcept {
 // One stored form covers all formats; what a format lacks is the identity:
 //
 //   x[t][c] = s_head * s_token[t] * s_block[t][c / block] * value(code) + z_token[t] + z_block[t][c / block]
-//   x[t][c] = s_channel[t / tile][c] * value(code) + z_channel[t / tile][c]                       (tiles)
+//   x[t][c] = s_channel[t / group][c] * value(code) + z_channel[t / group][c]                     (token groups)
 //
-// Zeros, and the scales of tiles, are fp16.
+// Offsets (z), and the scales of token groups, are fp16.
 struct Scaling {
-  bool per_head = false;               // static: one f32 per KV head, outside the page; 1.0 when nothing was given
+  bool per_head = false;               // static: one f32 per KV head, outside the page; 1.0 by default
   ScaleType token = ScaleType::kNone;  // per (token, head)
   bool token_offset = false;
   ScaleType block = ScaleType::kNone;  // per `channels` channels of one token
   int channels = 0;
   bool block_offset = false;
   bool allow_partial_block = false;  // a row of fewer channels is one block
-  int tile = 0;  // tokens of a page that share one scale and one zero per channel; 0: rows stand alone
+  int token_group = 0;  // consecutive tokens of a page that share a scale and an offset per channel; 0: none do
 
   bool operator==(const Scaling&) const = default;
 };
@@ -71,7 +71,7 @@ constexpr int BlockChannels(const Scaling& scaling, int head_dim) noexcept {
   return scaling.allow_partial_block && head_dim < scaling.channels ? head_dim : scaling.channels;
 }
 
-// "fp16 per (token, head), zero too": for --help and documentation. "none" for codes that are values.
+// "fp16 with a zero per (token, head)": for --help and documentation. "none" for formats without scales.
 std::string DescribeScaling(const Scaling& scaling);
 
 }  // namespace kvanta::formats

@@ -38,7 +38,7 @@ void CheckScheme(const KvScheme& scheme, CellShape shape) {
         fmt::format("scheme {}: sink={} needs exact=open or exact=2", scheme.ToString(), scheme.sink_pages));
   }
   const Format& k = Find(scheme.k.format);
-  if (k.scaling.tile != 0 && scheme.exact == ExactPages::kNone) {
+  if (k.scaling.token_group != 0 && scheme.exact == ExactPages::kNone) {
     throw InputError(fmt::format("scheme {}: {} encodes keys when their page closes, so it needs exact=open or exact=2",
                                  scheme.ToString(), k.name));
   }
@@ -121,7 +121,8 @@ CacheLayout PlanCache(const std::vector<KvScheme>& schemes, const std::vector<La
     } catch (const InputError& error) {
       throw InputError(fmt::format("layer {}: {}", i, error.what()));
     }
-    layer.plain = layer.SharesCell() && layer.k.format->latents == MlaSupport::kYes ? layer.k.format : &Find("bf16");
+    layer.unquantized_format =
+        layer.SharesCell() && layer.k.format->latents == MlaSupport::kYes ? layer.k.format : &Find("bf16");
     layer.exact_open = layer.scheme.exact != ExactPages::kNone;
     layer.exact_pages = static_cast<int>(layer.scheme.exact);
     layer.sink_pages = layer.scheme.sink_pages;

@@ -16,36 +16,36 @@ struct Side {
   const Format* format = nullptr;
   bool hadamard = false;
   bool mean = false;
-  int outliers = 0;  // channels per head in a bf16 cell of their own, behind the side's; their codes are zero
+  int outliers = 0;  // channels per head in a bf16 cell after the side's; their codes are zero
   CellSections sections;
 
-  // Whether its bytes depend on something calibrated (SideScales).
+  // True if the side's bytes depend on calibrated parameters (SideScales).
   bool UsesScales() const { return format->scaling.per_head || mean || outliers != 0; }
   bool operator==(const Side& other) const {
     return format == other.format && hadamard == other.hadamard && mean == other.mean && outliers == other.outliers;
   }
 };
 
-// One layer's cache: scheme, shape, and where its cells lie in the page record.
+// One layer's cache: scheme, shape, and offsets of its cells in the page record.
 //
-// Page record (one page of all layers of a KV cache group): for each layer, for each KV head: K cell | K's plain
-// channels | V cell. Where K and V are one latent (MLA), V is the K cell, stored once.
+// Page record (one page of all layers): for each layer, for each KV head: K cell | K's unquantized channels | V cell.
+// Where K and V are one latent (MLA), V is the K cell, stored once.
 struct LayerScheme {
   KvScheme scheme;
   Side k;
   Side v;
   CellShape shape{};
   int kv_heads = 0;
-  int rope_dim = 0;               // as LayerShape's
-  const Format* plain = nullptr;  // bf16; of latents in a format for other layers too, that format
-  bool exact_open = false;        // own page read in bf16
-  int exact_pages = 0;            // pages up to a query's own that it reads in bf16: 0, 1, 2
-  int sink_pages = 0;             // first pages read in bf16 by everyone
-  int group = 0;                  // KV cache group: layers whose cells lie in one record
-  int64_t offset = 0;             // of this layer in its group's quantized page record
-  int64_t bytes = 0;              // kv_heads * HeadBytes()
-  int64_t exact_offset = 0;       // of this layer in its group's exact (bf16) page record; meaningful if exact_open
-  int64_t exact_bytes = 0;        // kv_heads * ExactHeadBytes(); 0 unless exact_open
+  int rope_dim = 0;                            // as in LayerShape
+  const Format* unquantized_format = nullptr;  // bf16, or the latents' own format if that is a float without scales
+  bool exact_open = false;                     // own page read in bf16
+  int exact_pages = 0;                         // pages up to a query's own that it reads in bf16: 0, 1, 2
+  int sink_pages = 0;                          // first pages read in bf16 by everyone
+  int group = 0;                               // KV cache group: layers whose cells lie in one record
+  int64_t offset = 0;                          // of this layer in its group's quantized page record
+  int64_t bytes = 0;                           // kv_heads * HeadBytes()
+  int64_t exact_offset = 0;  // of this layer in its group's exact (bf16) page record; meaningful if exact_open
+  int64_t exact_bytes = 0;   // kv_heads * ExactHeadBytes(); 0 unless exact_open
 
   // K and V are one cell, in K's layout: the latents of MLA.
   bool SharesCell() const { return rope_dim != 0; }
@@ -53,19 +53,19 @@ struct LayerScheme {
   int64_t KCell(int head) const { return offset + head * HeadBytes(); }
   int64_t KUnquantized(int head) const { return KCell(head) + k.sections.bytes; }
   int64_t VCell(int head) const { return SharesCell() ? KCell(head) : KUnquantized(head) + UnquantizedBytes(); }
-  // Cells of the exact record: [head][K, K's plain channels, V], all in the bf16 cache layout.
+  // Cells of the exact record: [head][K, K's unquantized channels, V], all in the bf16 cache layout.
   int64_t ExactHeadBytes() const { return (SharesCell() ? 1 : 2) * ExactCellBytes() + UnquantizedBytes(); }
   int64_t ExactKCell(int head) const { return exact_offset + head * ExactHeadBytes(); }
   int64_t ExactKUnquantized(int head) const { return ExactKCell(head) + ExactCellBytes(); }
   int64_t ExactVCell(int head) const {
     return SharesCell() ? ExactKCell(head) : ExactKUnquantized(head) + UnquantizedBytes();
   }
-  // K's plain channels (its outliers, or the rotated part of a latent's key) are a cell of `plain`, the same in both
-  // records.
+  // K's unquantized channels (its outliers, or the rotated part of a latent's key) are a cell of `unquantized_format`,
+  // the same in both records.
   CellShape UnquantizedShape() const { return {.tokens = shape.tokens, .head_dim = k.outliers + rope_dim}; }
   int64_t ExactCellBytes() const { return Bf16Sections(shape).bytes; }
   CellSections UnquantizedSections() const {
-    return formats::UnquantizedSections(plain->code_bits, UnquantizedShape());
+    return formats::UnquantizedSections(unquantized_format->code_bits, UnquantizedShape());
   }
   int64_t UnquantizedBytes() const { return UnquantizedSections().bytes; }
 };
@@ -92,9 +92,9 @@ struct CacheLayout {
 // Shape of one layer of a model.
 struct LayerShape {
   int kv_heads;
-  int head_dim;  // of latents (MLA): their rank
-  // 0: K and V are apart. Else they are one latent, the same for all query heads, and a key has this many channels
-  // more, which position rotates: they stay in bf16, or in the format of latents that are not quantized.
+  int head_dim;  // rank of the latents (MLA)
+  // 0: K and V are separate. Otherwise they are one latent, shared by all query heads, and a key has this many rotated
+  // channels more: in bf16, or in the format of latents that are not quantized.
   int rope_dim = 0;
 };
 
@@ -119,7 +119,7 @@ struct LayerScales {
   SideScales v;
 };
 
-// How rows of a side and KV head are transformed; it points into `scales`.
+// Transform of the rows of a side and KV head; it points into `scales`.
 RowTransform TransformOf(const Side& side, const SideScales& scales, int head, int head_dim) noexcept;
 
 }  // namespace kvanta::formats

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <optional>
 
+#include "base/quote.h"
 #include "formats/format.h"
 #include "formats/names.h"
 #include "formats/parse_text.h"
@@ -16,7 +17,6 @@ namespace {
 
 using formats::Find;
 using formats::Format;
-using formats::Sanitize;
 using formats::TakeUntil;
 using formats::Trim;
 
@@ -84,8 +84,8 @@ Term ParseTerm(std::string_view term_text, std::string_view text, Exactness& exa
   const size_t name_end = std::min(term_text.find_first_of("+-"), term_text.size());
   Term term;
   const std::string_view name = Trim(term_text.substr(0, name_end));
-  const formats::CompatName* foreign = formats::FindCompatName(name);
-  term.format = &Find(foreign != nullptr && !foreign->format.empty() ? foreign->format : name);
+  const formats::CompatName* compat = formats::FindCompatName(name);
+  term.format = &Find(compat != nullptr && !compat->format.empty() ? compat->format : name);
   for (size_t begin = name_end; begin < term_text.size();) {
     const size_t end = std::min(term_text.find_first_of("+-", begin + 1), term_text.size());
     ApplyModifier(term_text[begin], Trim(term_text.substr(begin + 1, end - begin - 1)), text, term, exact);

@@ -6,8 +6,8 @@
 namespace kvanta::formats {
 namespace {
 
-// Two stages at once, of strides `stride` and 2 * stride: each value is loaded and stored once. Every element's
-// operations and their order are those of the stages one after the other.
+// Two stages at once, of strides `stride` and 2 * stride: each value is loaded and stored once. The operations on each
+// element, and their order, are those of two consecutive stages.
 inline void TwoStages(float* x, int n, int stride) noexcept {
   for (int begin = 0; begin < n; begin += 4 * stride) {
     float* __restrict a = x + begin;
@@ -29,7 +29,7 @@ inline void TwoStages(float* x, int n, int stride) noexcept {
 
 using Four = float __attribute__((vector_size(16)));
 
-// The stages of strides 1 and 2 of 16 values: as columns of a square, whose rows meet.
+// Stages of strides 1 and 2 on 16 values, as butterflies between the rows of a transposed 4x4 square.
 inline void FirstStages(float* x) noexcept {
   Four r[4];
   std::memcpy(r, x, sizeof(r));
@@ -95,18 +95,18 @@ void Hadamard(float* x, int head_dim) noexcept {
   for (int i = 0; i < head_dim; ++i) x[i] *= norm;
 }
 
-void RowTransform::Forward(const float* row, float* x, float* taken) const noexcept {
+void RowTransform::Forward(const float* row, float* x, float* outlier_values) const noexcept {
   for (int c = 0; c < head_dim; ++c) x[c] = mean != nullptr ? row[c] - mean[c] : row[c];
   for (const int channel : outliers) {
-    *taken++ = x[channel];
+    *outlier_values++ = x[channel];
     x[channel] = 0;
   }
   if (hadamard) Hadamard(x, head_dim);
 }
 
-void RowTransform::Inverse(float* x, const float* taken) const noexcept {
+void RowTransform::Inverse(float* x, const float* outlier_values) const noexcept {
   if (hadamard) Hadamard(x, head_dim);
-  for (const int channel : outliers) x[channel] = *taken++;
+  for (const int channel : outliers) x[channel] = *outlier_values++;
   for (int c = 0; mean != nullptr && c < head_dim; ++c) x[c] += mean[c];
 }
 

@@ -12,18 +12,18 @@ int HadamardBlock(int head_dim) noexcept;
 // Bit-exact everywhere: no FMA contraction. x: [head_dim].
 void Hadamard(float* x, int head_dim) noexcept;
 
-// What happens to a row of one side and KV head before it is encoded: its mean is subtracted, its outlier channels are
-// taken out (and become 0), the rest is rotated. A query goes the same way without the mean.
+// Transform of a row of one side and KV head before encoding: subtracts the mean, extracts the outlier channels (they
+// become 0), rotates the rest. A query is transformed alike, without the mean.
 struct RowTransform {
   int head_dim = 0;
   bool hadamard = false;
   const float* mean = nullptr;         // [head_dim], or none
   std::span<const int> outliers = {};  // channels
 
-  // row, x: [head_dim]; taken: [outliers].
-  void Forward(const float* row, float* x, float* taken) const noexcept;
-  // The way back, in place.
-  void Inverse(float* x, const float* taken) const noexcept;
+  // row, x: [head_dim]; outlier_values: [outliers].
+  void Forward(const float* row, float* x, float* outlier_values) const noexcept;
+  // The inverse, in place.
+  void Inverse(float* x, const float* outlier_values) const noexcept;
 };
 
 }  // namespace kvanta::formats

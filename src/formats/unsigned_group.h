@@ -1,9 +1,9 @@
-// Asymmetric codes: a group's values from its least to its greatest in 2^b - 1 equal steps.
+// Asymmetric codes: 2^b - 1 equal steps from a group's minimum to its maximum.
 //
-//   scale = fp16((max - min) / (2^b - 1)),   zero = fp16(min)
-//   code = clamp(rne((x - zero) / scale), 0, 2^b - 1),   x_hat = scale * code + zero
+//   scale = fp16((max - min) / (2^b - 1)),   offset = fp16(min)
+//   code = clamp(rne((x - offset) / scale), 0, 2^b - 1),   x_hat = scale * code + offset
 //
-// max and min are of the values clamped to fp16's range, NaN taken as 0. A constant group has scale 0 and codes 0.
+// max and min are those of the values clamped to fp16's range, NaN as 0. A constant group has scale 0 and codes 0.
 #pragma once
 
 #include <limits>
@@ -16,8 +16,8 @@
 namespace kvanta::formats {
 
 struct AsymmetricScale {
-  uint16_t scale;  // fp16
-  uint16_t zero;   // fp16
+  uint16_t scale;   // fp16
+  uint16_t offset;  // fp16
 };
 
 // Encodes x[0], x[stride], ... (n of them) to fields with the same stride.
@@ -34,19 +34,19 @@ KVANTA_HD AsymmetricScale EncodeGroup(const float* x, int n, int stride, uint8_t
     high = std::max(high, value);
   }
   bool saturated = false;  // cannot happen: the range is at most 131,008 / 3
-  const uint16_t zero_bits = RoundScale(low, saturated);
+  const uint16_t offset_bits = RoundScale(low, saturated);
   const uint16_t scale_bits = RoundScale((high - low) / kTop, saturated);
-  const float zero = Fp16ToFloat(zero_bits);
+  const float offset = Fp16ToFloat(offset_bits);
   const float scale = scale_bits == 0 ? std::numeric_limits<float>::infinity() : Fp16ToFloat(scale_bits);
   for (int i = 0; i < n; ++i) {
-    const float code = (ClampOrZero(x[i * stride], kFp16Max) - zero) / scale;
+    const float code = (ClampOrZero(x[i * stride], kFp16Max) - offset) / scale;
     fields[i * stride] = static_cast<uint8_t>(RoundToInt(std::max(0.0F, std::min(kTop, code))));
   }
-  return {scale_bits, zero_bits};
+  return {scale_bits, offset_bits};
 }
 
-inline float DecodeAsymmetric(float value, const uint8_t* scale, const uint8_t* zero) noexcept {
-  return value * Fp16ToFloat(LoadBytes<uint16_t>(scale)) + Fp16ToFloat(LoadBytes<uint16_t>(zero));
+inline float DecodeAsymmetric(float value, const uint8_t* scale, const uint8_t* offset) noexcept {
+  return value * Fp16ToFloat(LoadBytes<uint16_t>(scale)) + Fp16ToFloat(LoadBytes<uint16_t>(offset));
 }
 
 // One group per (token, head).
@@ -62,7 +62,7 @@ struct UnsignedRow : FormatTraits {
     uint8_t fields[kLongestRow];
     const AsymmetricScale scale = EncodeGroup<CodeBits(kElementType)>(x, head_dim, 1, fields, counts);
     StoreBytes(out.token_scales, scale.scale);
-    StoreBytes(out.token_offsets, scale.zero);
+    StoreBytes(out.token_offsets, scale.offset);
     PackFields<kElementType>(fields, head_dim, out.codes);
   }
 
@@ -88,7 +88,7 @@ struct UnsignedBlock : FormatTraits {
     for (int begin = 0; begin < head_dim; begin += kBlock) {
       const AsymmetricScale scale = EncodeGroup<CodeBits(kElementType)>(x + begin, kBlock, 1, fields + begin, counts);
       StoreBytes(out.block_scales + begin / kBlock * 2, scale.scale);
-      StoreBytes(out.block_offsets + begin / kBlock * 2, scale.zero);
+      StoreBytes(out.block_offsets + begin / kBlock * 2, scale.offset);
     }
     PackFields<kElementType>(fields, head_dim, out.codes);
   }
@@ -103,32 +103,32 @@ struct UnsignedBlock : FormatTraits {
 
 // One group per channel of 32 tokens.
 template <ElementType kUnsignedCode>
-struct UnsignedTile : FormatTraits {
+struct UnsignedTokenGroup : FormatTraits {
   static constexpr ElementType kElementType = kUnsignedCode;
-  static constexpr int kTile = 32;
-  static constexpr Scaling kScaling = {.tile = kTile};
+  static constexpr int kTokenGroup = 32;
+  static constexpr Scaling kScaling = {.token_group = kTokenGroup};
   static constexpr ExactPages kExact = ExactPages::kOpen;
   static constexpr int kSinkPages = 1;
   static constexpr std::string_view kRule =
       "K: s = fp16((max - min) / (2^bits - 1)), z = fp16(min) of a channel of 32 tokens; V: of 32 channels of a token; "
       "code = clamp(rne((x - z) / s), 0, 2^bits - 1)";
 
-  static void EncodeTile(const float* x, int head_dim, GroupSections out, EncodeCounts& counts) noexcept {
-    uint8_t fields[kTile * kLongestRow];
+  static void EncodeTokenGroup(const float* x, int head_dim, GroupSections out, EncodeCounts& counts) noexcept {
+    uint8_t fields[kTokenGroup * kLongestRow];
     for (int channel = 0; channel < head_dim; ++channel) {
       const AsymmetricScale scale =
-          EncodeGroup<CodeBits(kElementType)>(x + channel, kTile, head_dim, fields + channel, counts);
+          EncodeGroup<CodeBits(kElementType)>(x + channel, kTokenGroup, head_dim, fields + channel, counts);
       StoreBytes(out.channel_scales + 2 * channel, scale.scale);
-      StoreBytes(out.channel_offsets + 2 * channel, scale.zero);
+      StoreBytes(out.channel_offsets + 2 * channel, scale.offset);
     }
-    for (int token = 0; token < kTile; ++token) {
+    for (int token = 0; token < kTokenGroup; ++token) {
       PackFields<kElementType>(fields + token * head_dim, head_dim,
                                out.codes + token * (head_dim * CodeBits(kElementType) / 8));
     }
   }
 
-  static void DecodeTile(ConstGroupSections in, int head_dim, float* x) noexcept {
-    for (int token = 0; token < kTile; ++token) {
+  static void DecodeTokenGroup(ConstGroupSections in, int head_dim, float* x) noexcept {
+    for (int token = 0; token < kTokenGroup; ++token) {
       float* row = x + token * head_dim;
       DecodeLevels<kElementType>(in.codes + token * (head_dim * CodeBits(kElementType) / 8), head_dim, row);
       for (int i = 0; i < head_dim; ++i) {

@@ -34,7 +34,7 @@ std::vector<std::string> Pairs() {
 
 // The smallest page that a scheme's tiles fit.
 int SmallestPage(const std::string& scheme) {
-  return formats::Find(KvScheme::Parse(scheme).k.format).scaling.tile > 16 ? 32 : 16;
+  return formats::Find(KvScheme::Parse(scheme).k.format).scaling.token_group > 16 ? 32 : 16;
 }
 
 bool Fits(const std::string& scheme, int head_dim) {
@@ -107,7 +107,7 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
  private:
   static double Steps(const formats::Side& side, double narrow) {
     const formats::ElementType code = side.format->code;
-    if (!formats::Info(code).integer) return 0;
+    if (!formats::IsInteger(code)) return 0;
     return kernels::IsSubbyte(code) ? narrow : testing::kByteSteps;
   }
   static double KeySteps(const formats::LayerScheme& layer) { return Steps(layer.k, testing::kSubbyteSteps); }
@@ -138,7 +138,7 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
   }
   static double Growth(const formats::Side& side) {
     const formats::Scaling& scaling = side.format->scaling;
-    return scaling.block_offset || scaling.token_offset || scaling.tile != 0 ? 4 : 2;
+    return scaling.block_offset || scaling.token_offset || scaling.token_group != 0 ? 4 : 2;
   }
   static double Max(const std::vector<float>& values) {
     double largest = 0;
@@ -332,11 +332,12 @@ TEST_P(AccuracyTest, LargeTinyAndZeroInputs) {
 
 // Keys and queries as a model has them: a spread of logits of `sharpness`. Against what attention over the values as
 // they were would give, a kernel errs hardly more than exact arithmetic on the same bytes.
-TEST_P(AccuracyTest, NarrowCoefficientsAddLittle) {
-  for (const char* format : {"int6_g32", "int5_g32", "int4", "int3_g32", "int2_g32", "int4_per_token_head", "kivi4",
-                             "kivi2", "nvfp4", "nvfp4_4over6", "mxfp4", "fp4_e2m1"}) {
+TEST_P(AccuracyTest, SubbyteOperandsAddLittle) {
+  for (const formats::Format& format : formats::All()) {
+    if (!formats::IsSubbyte(format.code) || format.latents == formats::MlaSupport::kRequired) continue;
     for (const float sharpness : {0.5f, 2.0f, 4.0f}) {
-      const std::string scheme = std::string(format) + "-hadamard";  // the values are without structure as they are
+      const std::string scheme =
+          std::string(format.name) + "-hadamard";  // the values are without structure as they are
       CacheHarness harness({.scheme = scheme, .heads = 4, .kv_heads = 1, .page_size = 64, .lengths = {256}}, 800);
       CacheHarness::Sequence& sequence = harness.sequences()[0];
       for (float& x : sequence.q) x *= sharpness;

@@ -76,7 +76,7 @@ class GpuAttentionTest : public testing::GpuTestBase, public ::testing::WithPara
       const double v_norm = layer.SharesCell() ? k_norm : 2 * LargestNorm(sequence.v, options.head_dim);
       const double logit = double{harness.config().layers[0].softmax_scale} * q_norm * k_norm;
       const double tolerance = testing::GpuAttentionTolerance(harness.KeyDim(), logit, options.softcap, v_norm,
-                                                              layer.k.format->scaling.tile != 0);
+                                                              layer.k.format->scaling.token_group != 0);
       for (int64_t i = first_row * harness.OutWidth(); i < sequence.start * harness.OutWidth(); ++i) {
         const size_t index = static_cast<size_t>(i);
         ASSERT_NEAR(sequence.out[index], sequence.expected[index], tolerance) << "row " << i / harness.OutWidth();

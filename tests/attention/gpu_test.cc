@@ -66,6 +66,7 @@ constexpr Rare kRare[] = {
     {"int4+outliers=4", 64},
 #ifndef KVANTA_SANITIZED
     {"kivi4", 128},
+    {"kivi3", 64},
     {"fp16", 72},
     {"fp8_e5m2", 80},
     {"fp8_per_token_head", 40},

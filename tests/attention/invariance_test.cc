@@ -41,7 +41,7 @@ class InvarianceTest : public ::testing::TestWithParam<std::tuple<testing::Unit,
   std::string Scheme() const { return std::get<1>(GetParam()); }
   // Tiles of 32 tokens do not fit pages of 16.
   int PageSize(int requested) const {
-    return std::max(requested, formats::Find(KvScheme::Parse(Scheme()).k.format).scaling.tile);
+    return std::max(requested, formats::Find(KvScheme::Parse(Scheme()).k.format).scaling.token_group);
   }
   // The emulated unit is slow: its logic gets fewer cases.
   int Cases() const {

@@ -32,7 +32,7 @@ TEST(CpuDevice, ReservationGivesMemoryBackButKeepsNeighbours) {
   EXPECT_EQ(reservation->data()[100 + 3 * 4096], 1);
 }
 
-TEST(CpuDevice, KnowsItsMemory) {
+TEST(CpuDevice, AvailableBytes) {
   EXPECT_GT(Cpu().AvailableBytes(), 1 << 20);
 }
 

@@ -1,5 +1,5 @@
-// What SIMDe 0.7.4 lacks of the AVX-512 that the cache's codes use (src/kernels/attention/cpu/x86/codes_avx512.h), lane by lane as
-// Intel defines it. Included by avx512.h.
+// What SIMDe 0.7.4 lacks of the AVX-512 that the cache's codes use (src/kernels/attention/cpu/x86/codes_avx512.h), lane
+// by lane as Intel defines it. Included by avx512.h.
 #pragma once
 
 #include <cstdint>

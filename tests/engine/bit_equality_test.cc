@@ -72,7 +72,7 @@ class BitEquality : public testing::TestWithParam<Case> {
     EngineConfig config = TinyConfig(ModelOf(GetParam()), GetParam().format);
     // Tiles of 32 tokens do not fit pages of 16.
     const formats::Format& keys = formats::Find(KvScheme::Parse(config.kv_cache_dtype).k.format);
-    config.page_size = std::max(config.page_size, keys.scaling.tile);
+    config.page_size = std::max(config.page_size, keys.scaling.token_group);
     return config;
   }
   // Compares bits, so that a NaN would not pass for equal to anything.

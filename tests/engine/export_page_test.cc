@@ -17,7 +17,7 @@ TEST(ExportPage, IsASelfDescribingFileOfTheAllocatedBytes) {
     SCOPED_TRACE(scheme);
     const TinyModel& model = ModelFor(scheme);
     EngineConfig config = TinyConfig(i % 2 == 0 || &model != &Model() ? model : windowed, scheme);
-    const bool tiled = formats::Find(KvScheme::Parse(scheme).k.format).scaling.tile != 0;
+    const bool tiled = formats::Find(KvScheme::Parse(scheme).k.format).scaling.token_group != 0;
     config.page_size = tiled ? 32 : 16;
     config.max_model_len = 4 * config.page_size + 1;
     config.max_num_batched_tokens = std::max<int64_t>(config.max_num_batched_tokens, config.page_size);

@@ -33,7 +33,7 @@ TEST(Sessions, HitsGiveTheBitsOfAColdRunForEveryFormat) {
   for (const formats::Format& format : formats::All()) {
     if (!IsTested(format)) continue;
     EngineConfig config = TinyConfig(ModelFor(std::string(format.name)), std::string(format.name));
-    config.page_size = std::max(config.page_size, format.scaling.tile);
+    config.page_size = std::max(config.page_size, format.scaling.token_group);
     config.max_model_len = 256;
     EngineConfig cold_config = config;
     cold_config.enable_prefix_caching = false;

@@ -1,4 +1,4 @@
-// Codes below 8 bits: where a field lies in its bit planes, and what its value is.
+// Codes below 8 bits: the places of fields in their bit planes, and their values.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,8 +13,8 @@
 namespace kvanta::formats {
 namespace {
 
-// The bit `bit` of the field of channel `channel`, by the sentence in code.h: fields of a plane lie in units of 4 bytes
-// (32 / width channels); field i of byte b belongs to the unit's channel 8 * (i / 2) + 2 * b + i % 2.
+// The bit `bit` of the field of channel `channel`, by the sentence in element_type.h: fields of a plane are in units of
+// 4 bytes (32 / width channels); field i of byte b belongs to the unit's channel 8 * (i / 2) + 2 * b + i % 2.
 struct BitPlace {
   int byte;
   int bit;
@@ -41,15 +41,22 @@ struct CodeConstant {
 };
 template <class T>
 class BitPlanes : public testing::Test {};
-using PlaneCodes =
-    testing::Types<CodeConstant<ElementType::kInt6>, CodeConstant<ElementType::kInt5>, CodeConstant<ElementType::kInt4>,
-                   CodeConstant<ElementType::kInt3>, CodeConstant<ElementType::kInt2>,
-                   CodeConstant<ElementType::kUint4>, CodeConstant<ElementType::kUint3>,
-                   CodeConstant<ElementType::kUint2>, CodeConstant<ElementType::kE2M1>,
-                   CodeConstant<ElementType::kLloyd4>, CodeConstant<ElementType::kLloyd3>>;
+
+// Every element type below 8 bits.
+template <int kIndex, class... T>
+auto PlaneTypes() {
+  if constexpr (kIndex == kElementTypes) {
+    return testing::Types<T...>{};
+  } else if constexpr (CodeBits(static_cast<ElementType>(kIndex)) < 8) {
+    return PlaneTypes<kIndex + 1, T..., CodeConstant<static_cast<ElementType>(kIndex)>>();
+  } else {
+    return PlaneTypes<kIndex + 1, T...>();
+  }
+}
+using PlaneCodes = decltype(PlaneTypes<0>());
 TYPED_TEST_SUITE(BitPlanes, PlaneCodes);
 
-TYPED_TEST(BitPlanes, EveryBitLiesWhereTheFormulaSays) {
+TYPED_TEST(BitPlanes, EveryBitIsWhereTheFormulaSays) {
   constexpr ElementType kElementType = TypeParam::kValue;
   std::mt19937 random(4);
   for (const int head_dim : {CodeChannels(kElementType), 96, 1024}) {

@@ -1,5 +1,5 @@
-// Exact values of the encoders with scales per block, per row with a zero, per channel of a tile, and of Lloyd-Max
-// levels: worked out by hand from docs/formats.md.
+// Exact values of the encoders with scales per block, per row with an offset, per channel of a token group, and of
+// Lloyd-Max levels: worked out by hand from docs/formats.md.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -198,7 +198,7 @@ TEST(UnsignedBlocks, ValuesOfKiviHaveAScaleAndAZeroPer32Channels) {
   EXPECT_EQ(row.decoded, x);
 }
 
-TEST(UnsignedTiles, KeysOfKiviKeepAChannelsBiasInItsZero) {
+TEST(UnsignedTokenGroups, OffsetsOfKiviKeysHoldTheChannelsBias) {
   constexpr size_t kHeadDim = 16;
   std::vector<float> x(32 * kHeadDim);
   for (size_t i = 0; i < x.size(); ++i) {
@@ -241,7 +241,7 @@ TEST(LloydRows, NearestLevelsAndTheNormOfTheRow) {
 }
 
 TEST(LloydRows, ZeroTinyAndHugeRows) {
-  // The lower of the two levels beside 0.
+  // The lower of the two levels next to 0.
   EXPECT_THAT(EncodeRow(Find("turboquant_4bit_nc"), std::vector<float>(8, 0.0F)).codes, Each(0x77));
   EXPECT_THAT(Fields<ElementType::kLloyd3>(EncodeRow(Find("turboquant_k3v4_nc"), Block({})), 32), Each(3));
   for (const char* name : {"turboquant_4bit_nc", "turboquant_k3v4_nc"}) {

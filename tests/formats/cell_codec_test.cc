@@ -6,6 +6,7 @@
 #include <random>
 
 #include "formats/cell_codec.h"
+#include "formats/expected_formats.h"
 #include "formats/rounding.h"
 #include "formats/transform.h"
 #include "kvanta/error.h"
@@ -88,7 +89,7 @@ struct ErrorBound {
 // Rounded to b bits with the scale in fp16: half a step, plus fp16's relative 2^-11 on the scale.
 // Signed blocks: d = amax/h; a code is off by at most half a step, or a whole one where +h was clamped to h - 1; the
 // least-squares scale lies within h / (h - 1) of d: bounded by amax * (1/h + 1/(h - 1) + 2^-11).
-// Unsigned: half a step of at most 2 amax / top, and fp16's rounding of scale and zero.
+// Unsigned: half a step of at most 2 amax / top, and fp16's rounding of scale and offset.
 // E2M1: half of the widest step of 2 under a scale of at most amax / 4; nvfp4's scale is off by 1/16 at most.
 TEST(CellCodec, ErrorsStayWithinTheStep) {
   const auto signed_bound = [](double half) { return 1 / half + 1 / (half - 1) + 0x1p-11; };
@@ -130,49 +131,15 @@ TEST(CellCodec, ErrorsStayWithinTheStep) {
   }
 }
 
-struct SideDistortion {
-  const char* name;
-  double k;
-  double v;
-};
-
 // Relative squared error on N(0,1), through the preset's transform: measured by the independent implementation in
 // tests/oracle, +- 5 %.
 TEST(CellCodec, DistortionIsThatOfTheFormat) {
   const CellShape shape{512, 128};
   const auto x = Normal(static_cast<size_t>(512 * 128), 1.0F, 2);
-  const std::vector<SideDistortion> expected = {{"fp32", 0, 0},
-                                                {"bf16", 2.77e-6, 2.77e-6},
-                                                {"fp16", 4.29e-8, 4.29e-8},
-                                                {"fp8_e4m3", 7.05e-4, 7.05e-4},
-                                                {"fp8_e5m2", 2.79e-3, 2.79e-3},
-                                                {"fp8_per_token_head", 6.62e-4, 6.62e-4},
-                                                {"mxfp8", 8.80e-4, 8.80e-4},
-                                                {"int8", 4.16e-5, 4.16e-5},
-                                                {"int8_g32", 2.86e-5, 2.86e-5},
-                                                {"int6_g32", 4.37e-4, 4.37e-4},
-                                                {"int5_g32", 1.78e-3, 1.78e-3},
-                                                {"int4", 7.10e-3, 7.10e-3},
-                                                {"int4_per_token_head", 9.98e-3, 9.98e-3},
-                                                {"int3_g32", 2.91e-2, 2.91e-2},
-                                                {"int2_g32", 0.121, 0.121},
-                                                {"nvfp4", 9.15e-3, 9.15e-3},
-                                                {"nvfp4_4over6", 7.62e-3, 7.62e-3},
-                                                {"mxfp4", 1.32e-2, 1.32e-2},
-                                                {"fp4_e2m1", 1.26e-2, 1.26e-2},
-                                                {"kivi4", 6.09e-3, 6.08e-3},
-                                                {"kivi2", 0.154, 0.154},
-                                                {"turboquant_k8v4", 7.05e-4, 9.94e-3},
-                                                {"turboquant_4bit_nc", 9.29e-3, 9.94e-3},
-                                                {"turboquant_k3v4_nc", 3.39e-2, 9.94e-3},
-                                                {"turboquant_3bit_nc", 3.39e-2, 4.56e-2},
-                                                {"mla_fp8", 6.62e-4, 6.62e-4},
-                                                {"mla_int4", 7.10e-3, 7.10e-3},
-                                                {"mla_nvfp4", 9.15e-3, 9.15e-3}};
-  ASSERT_EQ(expected.size(), FormatNames().size());
-  for (const SideDistortion& entry : expected) {
+  for (const ExpectedFormat& entry : kExpectedFormats) {
     const KvScheme scheme = KvScheme::Parse(entry.name);
-    for (const auto& [kind, distortion] : {std::pair{SideKind::kK, entry.k}, {SideKind::kV, entry.v}}) {
+    for (const auto& [kind, distortion] :
+         {std::pair{SideKind::kK, entry.k_distortion}, {SideKind::kV, entry.v_distortion}}) {
       const auto y = DecodeCell(scheme, kind, EncodeCell(scheme, kind, x, shape), shape);
       EXPECT_NEAR(RelativeError(x, y), distortion, 0.05 * distortion) << entry.name;
     }
@@ -180,7 +147,7 @@ TEST(CellCodec, DistortionIsThatOfTheFormat) {
 }
 
 // Why keys are encoded per channel: a constant per channel costs what it costs a token-wise format, and KIVI nothing.
-TEST(CellCodec, BiasedChannelsCostTilesNothing) {
+TEST(CellCodec, BiasedChannelsCostTokenGroupsNothing) {
   const CellShape shape{64, 64};
   auto x = Normal(static_cast<size_t>(64 * 64), 1.0F, 21);
   const auto noise = x;
@@ -272,9 +239,9 @@ TEST(CellCodec, ThroughExactPageEncodesBf16Rows) {
   EXPECT_EQ(EncodeCell(scheme, SideKind::kK, x, shape, exact), EncodeCell(scheme, SideKind::kK, rounded, shape));
   EXPECT_NE(EncodeCell(scheme, SideKind::kK, x, shape, exact), EncodeCell(scheme, SideKind::kK, x, shape));
   const KvScheme kivi = KvScheme::Parse("kivi4");
-  const CellShape tile{32, 16};
-  EXPECT_EQ(EncodeCell(kivi, SideKind::kK, x, tile, exact), EncodeCell(kivi, SideKind::kK, rounded, tile));
-  EXPECT_NE(EncodeCell(kivi, SideKind::kK, x, tile, exact), EncodeCell(kivi, SideKind::kK, x, tile));
+  const CellShape group{32, 16};
+  EXPECT_EQ(EncodeCell(kivi, SideKind::kK, x, group, exact), EncodeCell(kivi, SideKind::kK, rounded, group));
+  EXPECT_NE(EncodeCell(kivi, SideKind::kK, x, group, exact), EncodeCell(kivi, SideKind::kK, x, group));
 }
 
 TEST(CellCodec, AnyNumberOfTokensWithZeroPadding) {
@@ -291,7 +258,8 @@ TEST(CellCodec, WrongSizesAreRefused) {
   EXPECT_THROW(EncodeCell(int8, SideKind::kK, x, {2, 64}), InputError);
   EXPECT_THROW(EncodeCell(int8, SideKind::kK, x, {0, 64}), InputError);
   EXPECT_THROW(EncodeCell(KvScheme::Parse("int4"), SideKind::kK, x, {8, 8}), InputError);
-  EXPECT_THROW(EncodeCell(KvScheme::Parse("kivi4"), SideKind::kK, x, {1, 64}), InputError);  // a tile is 32 tokens
+  EXPECT_THROW(EncodeCell(KvScheme::Parse("kivi4"), SideKind::kK, x, {1, 64}),
+               InputError);  // a token group is 32 tokens
   EXPECT_NO_THROW(EncodeCell(KvScheme::Parse("kivi4"), SideKind::kV, x, {1, 64}));
   EXPECT_THROW(EncodeCell(KvScheme::Parse("kivi4"), SideKind::kV, x, {8, 8}), InputError);
   EXPECT_THROW(EncodeCell(int8, SideKind::kK, x, {1, 64}, {.static_scale = 0.0F}), InputError);

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "formats/cell_layout.h"
+#include "formats/expected_formats.h"
 #include "formats/page_record.h"
 #include "formats/scheme.h"
 #include "formats/sides.h"
@@ -35,56 +36,21 @@ std::string Refusal(std::string_view format, CellShape shape, bool is_key = true
   return "";
 }
 
-struct SideBits {
-  const char* name;
-  double k;
-  double v;
-};
-
 // The specification's table, side by side.
 TEST(PlanCell, BitsOfEveryFormatAtHeadDim128) {
-  const std::vector<SideBits> bits = {{"fp32", 32, 32},
-                                      {"bf16", 16, 16},
-                                      {"fp16", 16, 16},
-                                      {"fp8_e4m3", 8, 8},
-                                      {"fp8_e5m2", 8, 8},
-                                      {"fp8_per_token_head", 8.25, 8.25},
-                                      {"mxfp8", 8.25, 8.25},
-                                      {"int8", 8.125, 8.125},
-                                      {"int8_g32", 8.5, 8.5},
-                                      {"int6_g32", 6.5, 6.5},
-                                      {"int5_g32", 5.5, 5.5},
-                                      {"int4", 4.5, 4.5},
-                                      {"int4_per_token_head", 4.25, 4.25},
-                                      {"int3_g32", 3.5, 3.5},
-                                      {"int2_g32", 2.5, 2.5},
-                                      {"nvfp4", 4.5, 4.5},
-                                      {"nvfp4_4over6", 4.5, 4.5},
-                                      {"mxfp4", 4.25, 4.25},
-                                      {"fp4_e2m1", 4.5, 4.5},
-                                      {"kivi4", 5, 5},
-                                      {"kivi2", 3, 3},
-                                      {"turboquant_k8v4", 8, 4.25},
-                                      {"turboquant_4bit_nc", 4.125, 4.25},
-                                      {"turboquant_k3v4_nc", 3.125, 4.25},
-                                      {"turboquant_3bit_nc", 3.125, 3.25},
-                                      {"mla_fp8", 8.25, 8.25},
-                                      {"mla_int4", 4.5, 4.5},
-                                      {"mla_nvfp4", 4.5, 4.5}};
-  ASSERT_EQ(bits.size(), All().size());
-  for (const SideBits& expected : bits) {
+  for (const ExpectedFormat& expected : kExpectedFormats) {
     for (const int tokens : {32, 64, 128}) {
       const CellShape shape{tokens, 128};
       const auto of = [&](bool is_key) {
         return static_cast<double>(PlanCell(OnSide(Find(expected.name), is_key), shape).bytes) * 8 / (tokens * 128);
       };
-      EXPECT_EQ(of(true), expected.k) << expected.name;
-      EXPECT_EQ(of(false), expected.v) << expected.name;
+      EXPECT_EQ(of(true), expected.k_bits) << expected.name;
+      EXPECT_EQ(of(false), expected.v_bits) << expected.name;
     }
   }
 }
 
-// codes | block scales | block zeros | token scales | token zeros | channel scales | channel zeros, whatever is there.
+// codes | block scales | block offsets | token scales | token offsets | channel scales | channel offsets, if present.
 TEST(PlanCell, SectionsFollowEachOtherAligned) {
   int planned = 0;
   for (const NamedSide& side : EverySide()) {
@@ -96,7 +62,7 @@ TEST(PlanCell, SectionsFollowEachOtherAligned) {
         const Scaling& scaling = side.format->scaling;
         const int64_t blocks =
             scaling.channels == 0 ? 0 : int64_t{tokens} * head_dim / BlockChannels(scaling, head_dim);
-        const int64_t channels = scaling.tile == 0 ? 0 : int64_t{tokens} / scaling.tile * head_dim;
+        const int64_t channels = scaling.token_group == 0 ? 0 : int64_t{tokens} / scaling.token_group * head_dim;
         const std::vector<std::pair<int64_t, int64_t>> expected = {
             {sections.codes, int64_t{tokens} * head_dim * side.format->code_bits / 8},
             {sections.block_scales, blocks * Bytes(scaling.block)},
@@ -135,12 +101,12 @@ TEST(PlanCell, RefusesShapesWithTheAlternatives) {
   EXPECT_THAT(Refusal("nvfp4", {64, 72}), AllOf(HasSubstr("16"), HasSubstr("turboquant_k8v4")));
 }
 
-TEST(PlanCell, RefusesTilesThatDoNotDivideThePage) {
+TEST(PlanCell, RefusesTokenGroupsThatDoNotDivideThePage) {
   for (const char* name : {"kivi4", "kivi2"}) {
     EXPECT_THAT(Refusal(name, {16, 64}),
                 AllOf(HasSubstr(name), HasSubstr("32 tokens"), HasSubstr("page of 16"), HasSubstr("32, 64 or 128")));
     EXPECT_EQ(Refusal(name, {32, 64}), "");
-    EXPECT_EQ(Refusal(name, {16, 64}, false), "");  // V has no tiles
+    EXPECT_EQ(Refusal(name, {16, 64}, false), "");  // V has no token groups
     EXPECT_THROW(PlanRows(Find(name), {33, 64}), InputError);
     EXPECT_EQ(PlanRows(Find(name), {96, 64}).channel_offsets % 16, 0);
   }
@@ -210,7 +176,7 @@ TEST(CellLayout, ConversionsAreInverseAndFollowTheDrawing) {
                     canonical[static_cast<size_t>(token * sections.row_bytes + byte)]);
         }
       }
-      // Scales and zeros of blocks: [t][b] -> [b][t].
+      // Scales and offsets of blocks: [t][b] -> [b][t].
       const auto transposed = [&](int64_t section, int bytes) {
         for (int64_t i = 0; i < int64_t{shape.tokens} * sections.blocks * bytes; ++i) {
           const int64_t token = i / bytes / sections.blocks;
@@ -338,7 +304,7 @@ TEST(PlanCache, RefusesWhatALayerCannotTake) {
   EXPECT_THROW(Plan({"kivi4"}, {3, 80}, 64), InputError);  // V
 }
 
-TEST(PlanCache, TilesNeedThatTheirPageIsExactWhileItIsOpen) {
+TEST(PlanCache, TokenGroupsNeedExactOpenPages) {
   for (const char* text : {"kivi4+exact=none", "k=kivi4,v=int8+exact=none"}) {
     try {
       Plan({text}, {3, 64}, 64);
@@ -348,12 +314,12 @@ TEST(PlanCache, TilesNeedThatTheirPageIsExactWhileItIsOpen) {
                                       HasSubstr("exact=open")));
     }
   }
-  EXPECT_EQ(Plan({"k=int8,v=kivi4+exact=none"}, {3, 64}, 64).exact_page_bytes, 0);  // V has no tiles
+  EXPECT_EQ(Plan({"k=int8,v=kivi4+exact=none"}, {3, 64}, 64).exact_page_bytes, 0);  // V has no token groups
 }
 
 TEST(PlanCache, ANameIsAnotherFormatOnEitherSide) {
   const CacheLayout layout = Plan({"kivi4", "turboquant_k8v4", "k=int8,v=kivi2"}, {2, 64}, 32);
-  EXPECT_EQ(layout.layers[0].k.format->scaling.tile, 32);
+  EXPECT_EQ(layout.layers[0].k.format->scaling.token_group, 32);
   EXPECT_TRUE(layout.layers[0].v.format->scaling.block_offset);
   EXPECT_EQ(layout.layers[1].k.format->code, ElementType::kE4M3);
   EXPECT_EQ(layout.layers[1].v.format->code, ElementType::kUint4);

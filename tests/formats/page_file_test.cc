@@ -140,7 +140,7 @@ TEST(PageFile, HeaderSpellsOutTheEncoding) {
                          R"("hadamard_block":32,"mean":false}}],"scales":{}})");
 }
 
-TEST(PageFile, HeaderSpellsOutZerosTilesAndScalesOfHeads) {
+TEST(PageFile, HeaderSpellsOutOffsetsTokenGroupsAndHeadScales) {
   const auto side = [](const char* scheme, const char* kind) {
     PageHeader header = Header({scheme}, {1, 96}, 32);
     header.scales.resize(1);
@@ -248,7 +248,7 @@ TEST(PageFile, HostileHeadersAreRefusedWithTheReason) {
   EXPECT_NE(Refusal(Forge(std::string(100000, '['), payload)), "");
 }
 
-TEST(PageFile, HostileHeadersOfTilesAreRefused) {
+TEST(PageFile, HostileHeadersOfTokenGroupsAreRefused) {
   const PageHeader header = Header({"kivi4"}, {2, 32}, 32);
   const auto payload = Payload(header);
   const Json good = HeaderJson(WritePageFile(header, payload));

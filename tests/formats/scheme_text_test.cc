@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "formats/expected_formats.h"
 #include "formats/format.h"
 #include "formats/names.h"
 #include "kvanta/error.h"
@@ -45,45 +46,9 @@ TEST(SchemeText, PresetsHaveTheDefaultsOfTheirFormat) {
   EXPECT_EQ(fp8.sink_pages, 0);
 }
 
-struct Preset {
-  const char* name;
-  bool k_hadamard;
-  bool v_hadamard;
-  bool open;
-  int sink;
-};
-
 TEST(SchemeText, DefaultsOfEveryName) {
-  const std::vector<Preset> presets = {{"fp32", false, false, false, 0},
-                                       {"bf16", false, false, false, 0},
-                                       {"fp16", false, false, false, 0},
-                                       {"fp8_e4m3", false, false, false, 0},
-                                       {"fp8_e5m2", false, false, false, 0},
-                                       {"fp8_per_token_head", false, false, false, 0},
-                                       {"mxfp8", false, false, false, 0},
-                                       {"int8", true, true, false, 0},
-                                       {"int8_g32", true, true, false, 0},
-                                       {"int6_g32", true, true, true, 0},
-                                       {"int5_g32", true, true, true, 0},
-                                       {"int4", true, true, true, 1},
-                                       {"int4_per_token_head", true, true, true, 1},
-                                       {"int3_g32", true, true, true, 1},
-                                       {"int2_g32", true, true, true, 1},
-                                       {"nvfp4", false, false, true, 1},
-                                       {"nvfp4_4over6", false, false, true, 1},
-                                       {"mxfp4", false, false, true, 1},
-                                       {"fp4_e2m1", false, false, true, 1},
-                                       {"kivi4", false, false, true, 1},
-                                       {"kivi2", false, false, true, 1},
-                                       {"turboquant_k8v4", false, false, false, 0},
-                                       {"turboquant_4bit_nc", true, false, false, 0},
-                                       {"turboquant_k3v4_nc", true, false, false, 0},
-                                       {"turboquant_3bit_nc", true, false, false, 0},
-                                       {"mla_fp8", false, false, false, 0},
-                                       {"mla_int4", false, false, true, 1},
-                                       {"mla_nvfp4", false, false, true, 1}};
   std::vector<std::string> names;
-  for (const Preset& preset : presets) {
+  for (const formats::ExpectedFormat& preset : formats::kExpectedFormats) {
     names.emplace_back(preset.name);
     const KvScheme scheme = KvScheme::Parse(preset.name);
     EXPECT_EQ(scheme.k, (KvSide{.format = preset.name, .hadamard = preset.k_hadamard, .mean = false})) << preset.name;
@@ -172,7 +137,8 @@ TEST(SchemeText, ParseUndoesToStringForEveryScheme) {
       }
     }
   }
-  EXPECT_EQ(schemes, 32 * 28 * 28);
+  const auto names = std::ssize(formats::kExpectedFormats);
+  EXPECT_EQ(schemes, 32 * names * names);
 }
 
 TEST(SchemeText, CanonicalTextIsShort) {

@@ -1,4 +1,4 @@
-// What the tests of formats share: every side of every name, and rows through a format's own planes.
+// Shared by the tests of formats: every side of every name, and rows through a format's own sections.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ inline std::vector<NamedSide> EverySide() {
   return sides;
 }
 
-// Whether the format takes cells of this shape.
+// True if the format supports cells of this shape.
 inline bool Takes(const Format& format, CellShape shape) {
   try {
     PlanCell(format, shape);
@@ -37,7 +37,7 @@ inline bool Takes(const Format& format, CellShape shape) {
   return true;
 }
 
-// Rows through a format's planes: one, or those of a tile.
+// Encoded and decoded rows: one, or those of a token group.
 struct Row {
   std::vector<uint8_t> codes;
   std::vector<uint8_t> block_scales;
@@ -51,18 +51,18 @@ struct Row {
 };
 
 inline Row EncodeRow(const Format& format, const std::vector<float>& x, float static_scale = 1.0F) {
-  const int rows = std::max(1, format.scaling.tile);
+  const int rows = std::max(1, format.scaling.token_group);
   const int head_dim = static_cast<int>(x.size()) / rows;
   const CellSections plan = PlanRows(format, {rows, head_dim});
   Row row;
   row.codes.resize(static_cast<size_t>(rows * plan.row_bytes));
   row.decoded.resize(x.size());
-  if (format.scaling.tile != 0) {
+  if (format.scaling.token_group != 0) {
     row.channel_scales.resize(static_cast<size_t>(head_dim) * 2);
     row.channel_offsets.resize(static_cast<size_t>(head_dim) * 2);
     const GroupSections sections{row.codes.data(), row.channel_scales.data(), row.channel_offsets.data()};
-    format.encode_tile(x.data(), head_dim, sections, row.counts);
-    format.decode_tile(sections, head_dim, row.decoded.data());
+    format.encode_token_group(x.data(), head_dim, sections, row.counts);
+    format.decode_token_group(sections, head_dim, row.decoded.data());
     return row;
   }
   row.block_scales.resize(static_cast<size_t>(plan.blocks * Bytes(format.scaling.block)));

@@ -51,7 +51,7 @@ inline void FillOffsets(bool present, uint8_t* bytes, int64_t count) {
 }
 
 inline int Tokens(const formats::Format& format) {
-  return std::max(16, format.scaling.tile);
+  return std::max(16, format.scaling.token_group);
 }
 inline int MinHeadDim(const formats::Format& format) {
   return std::max(
@@ -81,10 +81,10 @@ inline Cell MakeCell(const formats::Format& format, formats::SideKind kind, form
   FillOffsets(scaling.block_offset, canonical.data() + cell.sections.block_offsets, blocks);
   FillScales(scaling.token, canonical.data() + cell.sections.token_scales, tokens);
   FillOffsets(scaling.token_offset, canonical.data() + cell.sections.token_offsets, tokens);
-  if (scaling.tile != 0) {
+  if (scaling.token_group != 0) {
     FillScales(formats::ScaleType::kFp16, canonical.data() + cell.sections.channel_scales,
-               tokens / scaling.tile * head_dim);
-    FillOffsets(true, canonical.data() + cell.sections.channel_offsets, tokens / scaling.tile * head_dim);
+               tokens / scaling.token_group * head_dim);
+    FillOffsets(true, canonical.data() + cell.sections.channel_offsets, tokens / scaling.token_group * head_dim);
   }
   cell.bytes.resize(canonical.size());
   formats::FromCanonical(kind, format, cell.shape, cell.sections, canonical.data(), cell.bytes.data());
@@ -95,7 +95,7 @@ inline Cell MakeCell(const formats::Format& format, formats::SideKind kind, form
                .page_tokens = tokens,
                .head_dim = head_dim,
                .block = formats::BlockChannels(scaling, head_dim),
-               .token_group = scaling.tile};
+               .token_group = scaling.token_group};
   if (scaling.block != formats::ScaleType::kNone) {
     cell.view.block_scales = {cell.bytes.data() + cell.sections.block_scales, scaling.block};
   }
@@ -104,7 +104,7 @@ inline Cell MakeCell(const formats::Format& format, formats::SideKind kind, form
   }
   if (scaling.block_offset) cell.view.block_offsets = fp16(cell.sections.block_offsets);
   if (scaling.token_offset) cell.view.token_offsets = fp16(cell.sections.token_offsets);
-  if (scaling.tile != 0) {
+  if (scaling.token_group != 0) {
     cell.view.channel_scales = fp16(cell.sections.channel_scales);
     cell.view.channel_offsets = fp16(cell.sections.channel_offsets);
   }

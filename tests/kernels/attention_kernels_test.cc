@@ -25,9 +25,9 @@ using formats::SideKind;
 // prob_error: error from the rounding of probabilities.
 ::testing::AssertionResult SameValue(float found, float expected, const formats::Format& format,
                                      double prob_error = 0) {
-  const bool integer = formats::Info(format.code).integer;
+  const bool integer = formats::IsInteger(format.code);
   const formats::Scaling& scaling = format.scaling;
-  const double offset = scaling.block_offset || scaling.token_offset || scaling.tile != 0 ? 2.1 : 0.0;
+  const double offset = scaling.block_offset || scaling.token_offset || scaling.token_group != 0 ? 2.1 : 0.0;
   if (std::isnan(expected)) return std::isnan(found) ? ::testing::AssertionSuccess() : ::testing::AssertionFailure();
   if (std::abs(expected) < std::numeric_limits<float>::min() && found == 0) return ::testing::AssertionSuccess();
   const double tolerance = integer ? testing::kOperandRelative * (std::abs(expected) + 2 * offset) : 0;
@@ -44,7 +44,8 @@ class AttentionKernelsTest : public ::testing::TestWithParam<testing::Unit> {
  protected:
   const AttentionKernels& Kernels() const { return *GetParam().table->attention; }
   const KeyKernel& Key(const formats::Format& format) const {
-    return (format.scaling.tile != 0 ? Kernels().channel_scaled_keys : Kernels().keys)[static_cast<int>(format.code)];
+    return (format.scaling.token_group != 0 ? Kernels().channel_scaled_keys
+                                            : Kernels().keys)[static_cast<int>(format.code)];
   }
   const ValueKernel& Value(const formats::Format& format) const {
     return Kernels().values[static_cast<int>(format.code)];

@@ -23,7 +23,7 @@ TEST_P(AttentionTransposeTest, ConvertsKeyOrderToValueOrder) {
   const formats::CellShape shape{.tokens = 64, .head_dim = 96};
   constexpr int kGroups = 3;
   for (const formats::Format& format : formats::All()) {
-    if (format.scaling.tile != 0) continue;
+    if (format.scaling.token_group != 0) continue;
     SCOPED_TRACE(format.name);
     const formats::CellSections sections = formats::PlanCell(format, shape);
     std::vector<uint8_t> canonical(static_cast<size_t>(sections.bytes));

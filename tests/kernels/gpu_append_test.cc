@@ -105,7 +105,7 @@ TEST_P(GpuAppendTest, EveryFormatSideAndKindOfValue) {
     for (const SideKind kind : {SideKind::kK, SideKind::kV}) {
       const Format& format = formats::OnSide(named, kind == SideKind::kK);
       // Tiles: attention/gpu_test.cc. Latents have the order of keys.
-      if (format.scaling.tile != 0 || FindAppend(format) < 0) continue;
+      if (format.scaling.token_group != 0 || FindAppend(format) < 0) continue;
       if (format.latents == formats::MlaSupport::kRequired && kind == SideKind::kV) continue;
       ++checked;
       Check(format, kind, 128, every);

@@ -36,7 +36,7 @@ FIELD_PLANES = {6: (4, 2), 5: (4, 1), 4: (4,), 3: (2, 1), 2: (2,)}  # bits of an
 
 @dataclass(frozen=True)
 class Format:
-    """How one side of a name is stored. Scales are the dtypes of their planes; zeros are fp16."""
+    """Storage of one side of a name. Scales are the dtypes of their sections; offsets (zeros) are fp16."""
 
     rule: str
     float_code: DType | None = None  # of 8 bits and more; else:
@@ -44,11 +44,11 @@ class Format:
     lowest: int = 0  # the value of field 0 of an integer code
     block_scale: DType | None = None
     block: int = 0
-    short_rows: bool = False  # a row of fewer channels is one block
+    allow_partial_block: bool = False  # a row of fewer channels is one block
     block_zero: bool = False
     token_scale: DType | None = None
     token_zero: bool = False
-    tile: int = 0
+    token_group: int = 0
     per_head: bool = False
     hadamard: bool = False
 
@@ -58,15 +58,17 @@ class Format:
 
     def block_of(self, head_dim: int) -> int:
         """Channels per block scale."""
-        return min(self.block, head_dim) if self.short_rows else self.block
+        return min(self.block, head_dim) if self.allow_partial_block else self.block
 
     def head_dim_step(self, head_dim: int) -> int:
-        """What head_dim must be a multiple of."""
+        """Divisor of head_dim."""
         narrowest = min(FIELD_PLANES.get(self.row_bits, (8,)))
         return max(8, self.block_of(head_dim), 32 // narrowest)
 
     def takes(self, tokens: int, head_dim: int) -> bool:
-        return head_dim % self.head_dim_step(head_dim) == 0 and (self.tile == 0 or tokens % self.tile == 0)
+        return head_dim % self.head_dim_step(head_dim) == 0 and (
+            self.token_group == 0 or tokens % self.token_group == 0
+        )
 
 
 @dataclass
@@ -114,7 +116,7 @@ def hadamard(x: F32) -> F32:
 
 
 def channel_of_field(width: int, index: int) -> tuple[int, int]:
-    """Where the channel `index` of a plane of `width` bits lies: its byte, and its lowest bit in there."""
+    """Place of channel `index` in a plane of `width` bits: byte, and lowest bit in it."""
     per_byte = 8 // width
     unit, rest = divmod(index, 4 * per_byte)
     for byte in range(4):
@@ -156,7 +158,7 @@ def unpack_fields(codes: U8, head_dim: int, bits: int) -> U8:
 
 
 def _count(x: F32, largest: np.float32) -> tuple[int, int]:
-    """Values above the largest finite one (infinities included), and NaNs."""
+    """Counts of values above the largest finite one (infinities included), and of NaNs."""
     return int(np.sum(np.abs(x) > largest)), int(np.sum(np.isnan(x)))
 
 
@@ -283,8 +285,8 @@ def _unsigned(x: F32, form: Format, _: np.float32) -> Cell:
     top = np.float32((1 << form.bits) - 1)
     # Groups of values that share a scale along the last axis.
     groups = _clean(x, FP16_MAX)
-    if form.tile:
-        groups = groups.reshape(-1, form.tile, head_dim).transpose(0, 2, 1)
+    if form.token_group:
+        groups = groups.reshape(-1, form.token_group, head_dim).transpose(0, 2, 1)
     else:
         groups = groups.reshape(tokens, -1, form.block or head_dim)
     low, high = groups.min(axis=2), groups.max(axis=2)
@@ -292,11 +294,11 @@ def _unsigned(x: F32, form: Format, _: np.float32) -> Cell:
     zero, _above = fp16_scale(low)
     steps = np.rint((groups - zero.astype(np.float32)[..., None]) / _divisor(scale)[..., None])
     fields = np.clip(steps, 0, top).astype(np.uint8)
-    if form.tile:
+    if form.token_group:
         fields = fields.transpose(0, 2, 1)
     cell = Cell(pack_fields(fields.reshape(x.shape), form.bits), saturated=saturated, nan=nan)
     rows = len(scale)
-    name = "channel" if form.tile else "block" if form.block else "token"
+    name = "channel" if form.token_group else "block" if form.block else "token"
     setattr(cell, f"{name}_scales", scale_bytes(scale, rows))
     setattr(cell, f"{name}_zeros", scale_bytes(zero, rows))
     return cell

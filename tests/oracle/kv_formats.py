@@ -81,18 +81,19 @@ FORMATS: dict[str, tuple[Format, Format]] = {
         "nvfp4_4over6": _e2m1("nvfp4_4over6", E4M3, 16, per_head=True),
         "mxfp4": _e2m1("mxfp4", E8M0, 32),
         "fp4_e2m1": _e2m1("fp4_ceil", E8M0, 16),
-        "kivi4": (Format("unsigned", bits=4, tile=32), _block_steps(4)),
-        "kivi2": (Format("unsigned", bits=2, tile=32), _block_steps(2)),
+        "kivi4": (Format("unsigned", bits=4, token_group=32), _block_steps(4)),
+        "kivi3": (Format("unsigned", bits=3, token_group=32), _block_steps(3)),
+        "kivi2": (Format("unsigned", bits=2, token_group=32), _block_steps(2)),
         "turboquant_k8v4": (_E4M3_PER_HEAD, _row_steps(4)),
         "turboquant_4bit_nc": (_lloyd(4), _row_steps(4)),
         "turboquant_k3v4_nc": (_lloyd(3), _row_steps(4)),
         "turboquant_3bit_nc": (_lloyd(3), _row_steps(3)),
-        "mla_fp8": Format("fp8_block", float_code=E4M3, block_scale=FP32, block=128, short_rows=True),
+        "mla_fp8": Format("fp8_block", float_code=E4M3, block_scale=FP32, block=128, allow_partial_block=True),
         "mla_int4": Format("signed", bits=4, lowest=-8, block_scale=FP16, block=32),
         "mla_nvfp4": _e2m1("nvfp4", E4M3, 16),
     }.items()
 }
-"""What a name means on K and on V."""
+"""Formats of K and V by name."""
 
 NAMES = tuple(FORMATS)
 DEFAULT_HADAMARD = {name for name, (k, v) in FORMATS.items() if k.hadamard and v.hadamard}
@@ -103,7 +104,7 @@ def on_side(name: str, side: str) -> Format:
 
 
 def encode(name: str, x: F32, *, side: str = "k", static_scale: float = 1.0) -> Cell:
-    """Encodes transformed rows, f32 [tokens, head_dim], in what that canonical name means on that side."""
+    """Encodes transformed rows, f32 [tokens, head_dim], in the format that the name means on that side."""
     form = on_side(name, side)
     # Division by the scale may overflow to infinity, which saturates; casts of NaN are meant.
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
@@ -113,15 +114,15 @@ def encode(name: str, x: F32, *, side: str = "k", static_scale: float = 1.0) -> 
 def plane_sizes(form: Format, tokens: int, head_dim: int) -> dict[str, tuple[int, DType]]:
     """Elements and dtype of every plane of a cell, in canonical order."""
     blocks = tokens * head_dim // form.block_of(head_dim) if form.block else 0
-    channels = tokens // form.tile * head_dim if form.tile else 0
+    channels = tokens // form.token_group * head_dim if form.token_group else 0
     planes: dict[str, tuple[int, DType | None]] = {
         "codes": (tokens * head_dim * form.row_bits // 8, np.dtype(np.uint8)),
         "block_scales": (blocks, form.block_scale),
         "block_zeros": (blocks, FP16 if form.block_zero else None),
         "token_scales": (tokens, form.token_scale),
         "token_zeros": (tokens, FP16 if form.token_zero else None),
-        "channel_scales": (channels, FP16 if form.tile else None),
-        "channel_zeros": (channels, FP16 if form.tile else None),
+        "channel_scales": (channels, FP16 if form.token_group else None),
+        "channel_zeros": (channels, FP16 if form.token_group else None),
     }
     return {name: (size, dtype) for name, (size, dtype) in planes.items() if dtype is not None}
 
@@ -139,7 +140,7 @@ def split(form: Format, data: bytes, tokens: int, head_dim: int) -> dict[str, ND
 
 
 def _values(form: Format, codes: U8, head_dim: int) -> F32:
-    """What the codes stand for, before any scale."""
+    """Values of codes, before any scale."""
     if form.float_code is not None:
         return codes.view(form.float_code).astype(np.float32)
     if form.bits == 8:
@@ -167,7 +168,7 @@ def decode(name: str, data: bytes, shape: tuple[int, int], *, side: str = "k", s
             if plane.startswith("block"):
                 return np.repeat(values.reshape(tokens, -1), form.block_of(head_dim), axis=1)
             if plane.startswith("channel"):
-                return np.repeat(values.reshape(-1, head_dim), form.tile, axis=0)
+                return np.repeat(values.reshape(-1, head_dim), form.token_group, axis=0)
             return values[:, None]
 
         for plane in planes:

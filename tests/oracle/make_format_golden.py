@@ -133,13 +133,13 @@ def powers() -> F32:
 
 
 def keys() -> F32:
-    """Two tiles of 32 tokens: channels with large means of their own."""
+    """Two groups of 32 tokens: channels with large means of their own."""
     random = np.random.default_rng(8)
     return (random.standard_normal((64, 32)) + random.standard_normal(32) * 10).astype(np.float32)
 
 
 def columns() -> F32:
-    """A tile whose channels are the groups of `asymmetric` and of `extremes`, and a tail of its own."""
+    """A token group whose channels are the groups of `asymmetric` and of `extremes`, and a tail of its own."""
     return np.concatenate([asymmetric(), extremes(), powers()[:5]]).T.copy()
 
 
@@ -163,7 +163,7 @@ INPUTS = {
     "columns": columns,
     "latents": latents,
 }
-TILES = ("keys", "columns")  # for the formats of tiles; to the others of these names nothing new
+TOKEN_GROUPS = ("keys", "columns")  # inputs for formats with token groups alone
 WILD = ("extremes", "asymmetric", "powers", "columns")  # infinities and NaN would spread over a transformed row
 
 
@@ -178,9 +178,9 @@ def cases(name: str) -> list[dict[str, Any]]:
     for side, label in itertools.product(sides(name), INPUTS):
         x = INPUTS[label]()
         form = kv_formats.on_side(name, side[0])
-        if not form.takes(*x.shape) or (label in TILES and form.tile == 0):
+        if not form.takes(*x.shape) or (label in TOKEN_GROUPS and form.token_group == 0):
             continue
-        if label == "latents" and not form.short_rows:  # nothing new to the others
+        if label == "latents" and not form.allow_partial_block:  # nothing new to the others
             continue
         transforms = [False, True] if form.hadamard and label not in WILD else [False]
         scales = [1.0, 0.037] if form.per_head else [1.0]

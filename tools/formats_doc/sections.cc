@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <numbers>
 #include <vector>
 
@@ -71,32 +70,6 @@ double Distortion(const Format& format, SideKind kind) {
   return error / square;
 }
 
-std::string_view CodeDrawing(ElementType code) {
-  static const std::map<ElementType, std::string_view> kDrawings = {
-      {ElementType::kFp32, "s eeeeeeee mmmmmmm mmmmmmmm mmmmmmmm   4 bytes, IEEE single"},
-      {ElementType::kBf16, "s eeeeeeee mmmmmmm                     2 bytes, the upper half of an IEEE single"},
-      {ElementType::kFp16, "s eeeee mmmmmmmmmm                     2 bytes, IEEE half"},
-      {ElementType::kE4M3,
-       "s eeee mmm                             bias 7; 0x7f and 0xff are NaN, no infinities (E4M3FN)"},
-      {ElementType::kE5M2, "s eeeee mm                             bias 15; 0x7c infinity (never written), 0x7d.. NaN"},
-      {ElementType::kInt8, "iiiiiiii                               two's complement, -128 unused"},
-      {ElementType::kInt6, "llll + hh                              planes of 4 and 2 bits; field = code + 32"},
-      {ElementType::kInt5, "llll + h                               planes of 4 and 1 bits; field = code + 16"},
-      {ElementType::kInt4,
-       "hhhh llll                              low nibble: even channel, high: odd; field = code + 8"},
-      {ElementType::kInt3, "ll + h                                 planes of 2 and 1 bits; field = code + 4"},
-      {ElementType::kInt2, "ll                                     a plane of 2 bits; field = code + 2"},
-      {ElementType::kUint4, "hhhh llll                              low nibble: even channel, high: odd; field = code"},
-      {ElementType::kUint3, "ll + h                                 planes of 2 and 1 bits; field = code"},
-      {ElementType::kUint2, "ll                                     a plane of 2 bits; field = code"},
-      {ElementType::kE2M1,
-       "s ee m                                 0, 0.5, 1, 1.5, 2, 3, 4, 6; low nibble: even channel"},
-      {ElementType::kLloyd4, "hhhh llll                              field: index of the level, ascending"},
-      {ElementType::kLloyd3,
-       "ll + h                                 planes of 2 and 1 bits; field: index of the level"}};
-  return kDrawings.at(code);
-}
-
 std::string Hex(const uint8_t* bytes, size_t n) {
   std::string text;
   for (size_t i = 0; i < n; ++i) text += fmt::format("{}{:02x}", i == 0 ? "" : " ", bytes[i]);
@@ -121,9 +94,9 @@ std::string CellDrawing(const Format& format) {
     per_row(sections.token_scales, "token scales", 0, Bytes(scaling.token));
   }
   if (scaling.token_offset) per_row(sections.token_offsets, "token zeros", 0, 2);
-  if (scaling.tile != 0) {
+  if (scaling.token_group != 0) {
     const std::string shape =
-        fmt::format("{} tiles x {} channels x 2 bytes", kShape.tokens / scaling.tile, kShape.head_dim);
+        fmt::format("{} tiles x {} channels x 2 bytes", kShape.tokens / scaling.token_group, kShape.head_dim);
     line(sections.channel_scales, "channel scales", shape);
     line(sections.channel_offsets, "channel zeros", shape);
   }
@@ -169,7 +142,7 @@ std::string FormatDetails() {
     text += fmt::format("### `{}`\n{}.\n\n", format.name, format.summary);
     for (const Format* side : Sides(format)) {
       const char* label = format.value_side == nullptr ? "" : side == &format ? " of K" : " of V";
-      text += fmt::format("    element{}   {}\n", label, CodeDrawing(side->code));
+      text += fmt::format("    element{}   {}\n", label, Info(side->code).layout);
     }
     text += fmt::format("    encode    {}\n\n", format.rule);
     for (const Format* side : Sides(format)) {
@@ -226,15 +199,15 @@ std::string SchemeTable() {
   return text;
 }
 
-std::string ForeignTable() {
+std::string CompatTable() {
   // Names of one origin with the same answer share a row.
   std::vector<std::pair<std::string, std::vector<std::string>>> rows;
-  for (const formats::CompatName& foreign : formats::CompatNames()) {
-    const std::string answer = foreign.format.empty() ? fmt::format("{} | refused: {}", foreign.origin, foreign.reason)
-                                                      : fmt::format("{} | `{}`", foreign.origin, foreign.format);
+  for (const formats::CompatName& compat : formats::CompatNames()) {
+    const std::string answer = compat.format.empty() ? fmt::format("{} | refused: {}", compat.origin, compat.reason)
+                                                     : fmt::format("{} | `{}`", compat.origin, compat.format);
     auto row = std::find_if(rows.begin(), rows.end(), [&](const auto& other) { return other.first == answer; });
     if (row == rows.end()) row = rows.insert(rows.end(), {answer, {}});
-    row->second.push_back(fmt::format("`{}`", foreign.name));
+    row->second.push_back(fmt::format("`{}`", compat.name));
   }
   std::string text = "| typed | known from | taken as |\n|---|---|---|\n";
   for (const auto& [answer, names] : rows) text += fmt::format("| {} | {} |\n", fmt::join(names, ", "), answer);
@@ -251,7 +224,7 @@ std::string GoldenVectors() {
         if (rotated && !side.hadamard) continue;
         const bool plain = !rotated && side.hadamard;
         const KvScheme scheme = KvScheme::Parse(fmt::format("{}{}", format.name, plain ? "-hadamard" : ""));
-        const CellShape rows = {.tokens = std::max(1, side.scaling.tile), .head_dim = 32};
+        const CellShape rows = {.tokens = std::max(1, side.scaling.token_group), .head_dim = 32};
         std::vector<float> x(static_cast<size_t>(rows.tokens) * 32);
         for (size_t i = 0; i < x.size(); ++i) x[i] = (static_cast<float>(i % 32) - 12.5F + i / 32) * 0.375F;
         const formats::CellSections sections = PlanRows(side, rows);
@@ -274,8 +247,8 @@ std::string GoldenVectors() {
         section("zero ", sections.block_offsets, scaling.block_offset ? 2 : 0);
         section("scale", sections.token_scales, Bytes(scaling.token));
         section("zero ", sections.token_offsets, scaling.token_offset ? 2 : 0);
-        section("scale", sections.channel_scales, scaling.tile != 0 ? 2 : 0);
-        section("zero ", sections.channel_offsets, scaling.tile != 0 ? 2 : 0);
+        section("scale", sections.channel_scales, scaling.token_group != 0 ? 2 : 0);
+        section("zero ", sections.channel_offsets, scaling.token_group != 0 ? 2 : 0);
       }
     }
   }

@@ -1,4 +1,4 @@
-// The table of an ISA unit's attention kernels; included by isa_<isa>.cc after the unit's codes.
+// Table of an ISA unit's attention kernels; included by isa_<isa>.cc after the unit's codes.
 #pragma once
 
 #include "kernels/attention/cpu/fp8_as_fp16.h"
@@ -16,43 +16,46 @@
 namespace kvanta::kernels {
 namespace {
 
+// Kernels of an element type with primitives in codes_<isa>.h.
 template <class Decoder>
-constexpr KeyKernel MakeKeyKernel() {
-  return {QueryBytes<Decoder>, PrepareQuery<Decoder>, Score<Decoder>};
-}
-
-// Element types that are decoded to bytes by a lookup table first.
-template <formats::ElementType... kElementType>
-constexpr void SetLookup8(AttentionKernels& kernels) {
-  ((kernels.keys[static_cast<int>(kElementType)] = {QueryBytes<CodeInt8>, PrepareLookup8<kElementType>,
-                                                    ScoreLookup8<kElementType>},
-    kernels.values[static_cast<int>(kElementType)] = {AccumulateLookup8<kElementType>}),
-   ...);
-}
-
-template <formats::ElementType... kElementType>
-constexpr void SetSubbyte(AttentionKernels& kernels) {
-  ((kernels.keys[static_cast<int>(kElementType)] = {QueryBytes<SubbyteQuery>, PrepareSubbyte<kElementType>,
-                                                    ScoreSubbyte<SubbyteKey<SubbyteTypeOf<kElementType>>>},
-    kernels.values[static_cast<int>(kElementType)] = {AccumulateSubbyte<kElementType>}),
-   ...);
-}
-
-template <formats::ElementType... kElementType>
-constexpr void SetChannelScaled(AttentionKernels& kernels) {
-  ((kernels.channel_scaled_keys[static_cast<int>(kElementType)] = {ChannelScaledQueryBytes, PrepareChannelScaled,
-                                                                   ScoreChannelScaled<kElementType>}),
-   ...);
-}
-
-template <class Decoder>
-constexpr void Set(AttentionKernels& kernels, formats::ElementType code) {
+constexpr KeyKernel KeyKernelOf() {
   if constexpr (requires { typename Decoder::Fp16Code; }) {
-    kernels.keys[static_cast<int>(code)] = {QueryBytes<Decoder>, PrepareFp8AsFp16<Decoder>, ScoreFp8AsFp16<Decoder>};
-    kernels.values[static_cast<int>(code)] = {AccumulateFp8AsFp16<Decoder>};
+    return {QueryBytes<Decoder>, PrepareFp8AsFp16<Decoder>, ScoreFp8AsFp16<Decoder>};
   } else {
-    kernels.keys[static_cast<int>(code)] = MakeKeyKernel<Decoder>();
-    kernels.values[static_cast<int>(code)] = {Accumulate<Decoder>};
+    return {QueryBytes<Decoder>, PrepareQuery<Decoder>, Score<Decoder>};
+  }
+}
+template <class Decoder>
+constexpr ValueKernel ValueKernelOf() {
+  if constexpr (requires { typename Decoder::Fp16Code; }) {
+    return {AccumulateFp8AsFp16<Decoder>};
+  } else {
+    return {Accumulate<Decoder>};
+  }
+}
+template <class Decoder, class ValueDecoder = Decoder>
+constexpr void Set(AttentionKernels& kernels, formats::ElementType type) {
+  kernels.keys[static_cast<int>(type)] = KeyKernelOf<Decoder>();
+  kernels.values[static_cast<int>(type)] = ValueKernelOf<ValueDecoder>();
+}
+
+// Kernels of the element types from kIndex on that need no primitives of their own.
+template <int kIndex = 0>
+constexpr void SetDerived(AttentionKernels& kernels) {
+  if constexpr (kIndex < formats::kElementTypes) {
+    constexpr auto kType = static_cast<formats::ElementType>(kIndex);
+    if constexpr (IsSubbyte(kType)) {
+      kernels.keys[kIndex] = {QueryBytes<SubbyteQuery>, PrepareSubbyte<kType>,
+                              ScoreSubbyte<SubbyteKey<SubbyteTypeOf<kType>>>};
+      kernels.values[kIndex] = {AccumulateSubbyte<kType>};
+    }
+    if constexpr (IsUnsigned(kType))
+      kernels.channel_scaled_keys[kIndex] = {ChannelScaledQueryBytes, PrepareChannelScaled, ScoreChannelScaled<kType>};
+    if constexpr (formats::Info(kType).decoding == formats::Decoding::kLookup8) {
+      kernels.keys[kIndex] = {QueryBytes<CodeInt8>, PrepareLookup8<kType>, ScoreLookup8<kType>};
+      kernels.values[kIndex] = {AccumulateLookup8<kType>};
+    }
+    SetDerived<kIndex + 1>(kernels);
   }
 }
 
@@ -64,12 +67,8 @@ constexpr AttentionKernels MakeAttentionKernels() {
   Set<CodeFp16>(kernels, ElementType::kFp16);
   Set<CodeE4M3>(kernels, ElementType::kE4M3);
   Set<CodeE5M2>(kernels, ElementType::kE5M2);
-  kernels.keys[static_cast<int>(ElementType::kInt8)] = MakeKeyKernel<CodeInt8>();
-  kernels.values[static_cast<int>(ElementType::kInt8)] = {Accumulate<CodeInt8Values>};
-  SetSubbyte<ElementType::kInt6, ElementType::kInt5, ElementType::kInt4, ElementType::kInt3, ElementType::kInt2,
-             ElementType::kUint4, ElementType::kUint3, ElementType::kUint2, ElementType::kE2M1>(kernels);
-  SetLookup8<ElementType::kLloyd4, ElementType::kLloyd3>(kernels);
-  SetChannelScaled<ElementType::kUint4, ElementType::kUint2>(kernels);
+  Set<CodeInt8, CodeInt8Values>(kernels, ElementType::kInt8);
+  SetDerived(kernels);
   kernels.transform = TransformRow;
   kernels.transpose = Transpose;
   kernels.softmax = Softmax;

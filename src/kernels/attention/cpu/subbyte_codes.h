@@ -1,8 +1,8 @@
-// Integer and e2m1 codes of up to 6 bits, written once for all ISAs over the byte operations of codes_<isa>.h: fields
-// are extracted to bytes in registers and multiplied by 8-bit operands; sums are exact in 32 bits. Instructions
-// multiply unsigned by signed bytes: codes of keys are made unsigned by an offset, which a bias subtracts; for values
-// the probabilities, which are not negative, are the unsigned operand and the codes are signed. 8 bits of a query or
-// probability are finer than these codes (accuracy_test.cc bounds the additional error) and cost half of 16.
+// Integer and e2m1 codes of up to 6 bits, once for all ISAs, over the bytes of codes_<isa>.h: fields become bytes in
+// registers and meet coefficients of 8 bits; sums are exact in 32 bits. Machines multiply unsigned bytes with signed
+// ones: of keys the codes are unsigned, with an offset that a bias takes off again; of values the weights are, which
+// are not negative, and the codes have their signs. 8 bits of a query or a weight are finer than what these codes keep
+// of a key or a value (SubbyteOperandsAddLittle in the tests holds them to that), and cost half of 16.
 #pragma once
 
 #include <cstdint>

@@ -24,12 +24,9 @@ inline constexpr int kPassRows = 16;     // maximum rows of one kernel call
 // Scores are logits to base 2: row_scale and bias include this factor.
 inline constexpr float kLog2E = 0x1.715476p0f;
 
-// Element types whose operands (queries, scaled probabilities) are quantized to 8 bits (subbyte_codes.h). For other
-// integers the operands have 16 bits.
-constexpr bool IsSubbyte(formats::ElementType code) noexcept {
-  return formats::Info(code).integer && formats::CodeBits(code) < 8 && code != formats::ElementType::kLloyd4 &&
-         code != formats::ElementType::kLloyd3;
-}
+// Queries and probabilities are quantized to 8 bits for these element types (codes_subbyte.h), for other integers
+// to 16.
+using formats::IsSubbyte;
 
 struct ScaleSection {
   const uint8_t* data = nullptr;  // null: none

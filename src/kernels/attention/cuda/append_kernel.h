@@ -226,29 +226,29 @@ KVANTA_DEVICE void AppendBlock(const AppendParams& side) {
 template <class Format>
 KVANTA_DEVICE void QuantizeTokenGroup(const AppendParams& side, const SlotMapping& list, int item, int lane,
                                       formats::EncodeCounts& counts) {
-  constexpr int kTile = Format::kTile;
+  constexpr int kTokenGroup = Format::kTokenGroup;
   constexpr int kBits = formats::CodeBits(Format::kElementType);
-  static_assert(kTile == kWarp);
+  static_assert(kTokenGroup == kWarp);
   const int head = item % side.kv_heads;
-  const Slot place = list.places[item / side.kv_heads * kTile];
+  const Slot place = list.places[item / side.kv_heads * kTokenGroup];
   const int head_dim = side.head_dim;
   const uint8_t* exact = side.exact.base + place.exact * side.exact.bytes + side.exact_cell.first +
                          head * side.exact_cell.stride + side.exact_cell.codes;
   uint8_t* cell =
       side.quantized.base + place.quantized * side.quantized.bytes + side.cell.first + head * side.cell.stride;
   const auto shared = [&](int64_t section, int channel) {
-    return reinterpret_cast<uint16_t*>(cell + section) + place.slot / kTile * head_dim + channel;
+    return reinterpret_cast<uint16_t*>(cell + section) + place.slot / kTokenGroup * head_dim + channel;
   };
   for (int channel = lane; channel < head_dim; channel += kWarp) {
-    float x[kTile];
-    uint8_t fields[kTile];
-    for (int token = 0; token < kTile; ++token) {
+    float x[kTokenGroup];
+    uint8_t fields[kTokenGroup];
+    for (int token = 0; token < kTokenGroup; ++token) {
       x[token] = ExactValue(exact, side.is_key, head_dim, place.slot + token, channel);
     }
-    const formats::AsymmetricScale scale = formats::EncodeGroup<kBits>(x, kTile, 1, fields, counts);
+    const formats::AsymmetricScale scale = formats::EncodeGroup<kBits>(x, kTokenGroup, 1, fields, counts);
     *shared(side.cell.channel_scales, channel) = scale.scale;
-    *shared(side.cell.channel_offsets, channel) = scale.zero;
-    for (int token = 0; token < kTile; ++token) StoreShared(token * head_dim + channel, fields[token]);
+    *shared(side.cell.channel_offsets, channel) = scale.offset;
+    for (int token = 0; token < kTokenGroup; ++token) StoreShared(token * head_dim + channel, fields[token]);
   }
   SyncWarp();
   constexpr int kUnitChannels = 32 / kBits;
@@ -268,7 +268,7 @@ template <class Format>
 KVANTA_DEVICE void QuantizeTokenGroups(const AppendParams& side) {
   const SlotMapping list = *side.list;
   formats::EncodeCounts counts;
-  for (int item = BlockIndex(); item < list.count / Format::kTile * side.kv_heads; item += Blocks()) {
+  for (int item = BlockIndex(); item < list.count / Format::kTokenGroup * side.kv_heads; item += Blocks()) {
     QuantizeTokenGroup<Format>(side, list, item, ThreadIndex(), counts);
     SyncWarp();
   }
@@ -278,18 +278,18 @@ KVANTA_DEVICE void QuantizeTokenGroups(const AppendParams& side) {
 // The grid that rows, or a page that closes, are encoded to `Format` by.
 template <class Format>
 struct AppendGrid {
-  static constexpr int kTile = Format::kScaling.tile;
-  static constexpr int kThreads = kTile != 0 ? kWarp : kAppendWarps * kWarp;
-  static constexpr int kSharedBytes = kTile != 0 ? kTile * kLongestHead : kAppendWarps * kAppendBytes;
+  static constexpr int kTokenGroup = Format::kScaling.token_group;
+  static constexpr int kThreads = kTokenGroup != 0 ? kWarp : kAppendWarps * kWarp;
+  static constexpr int kSharedBytes = kTokenGroup != 0 ? kTokenGroup * kLongestHead : kAppendWarps * kAppendBytes;
 
   // A list is often shorter than `most`, and then nearly all blocks have nothing to do: so there are few.
   static LaunchShape Shape(const AppendParams& side, int max_blocks) {
-    const int needed = kTile != 0 ? side.limit / kTile * side.kv_heads
-                                  : (side.limit * side.kv_heads + kAppendWarps - 1) / kAppendWarps;
+    const int needed = kTokenGroup != 0 ? side.limit / kTokenGroup * side.kv_heads
+                                        : (side.limit * side.kv_heads + kAppendWarps - 1) / kAppendWarps;
     return {needed < max_blocks ? needed : max_blocks, kThreads, kSharedBytes};
   }
   static KVANTA_DEVICE void Run(const AppendParams& side) {
-    if constexpr (kTile != 0) {
+    if constexpr (kTokenGroup != 0) {
       QuantizeTokenGroups<Format>(side);
     } else {
       AppendBlock<Format>(side);

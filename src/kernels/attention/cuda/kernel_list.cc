@@ -11,11 +11,11 @@ bool Reads(const formats::Format& format) noexcept {
   return T::kElementType == format.code && T::kScaling == format.scaling;
 }
 
-// One function, the same bytes.
+// The same function writes the same bytes.
 template <class T>
 bool Encodes(const formats::Format& format) noexcept {
-  if constexpr (T::kScaling.tile != 0) {
-    return format.encode_tile == &T::EncodeTile;
+  if constexpr (T::kScaling.token_group != 0) {
+    return format.encode_token_group == &T::EncodeTokenGroup;
   } else {
     return format.encode_row == &T::EncodeRow;
   }

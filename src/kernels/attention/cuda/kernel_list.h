@@ -1,6 +1,7 @@
-// The kernels for a GPU that there are: what Append encodes, and which pairs of keys and values Attend reads. A new one
-// is its line here.
+// The lists of GPU kernels: encoders of Append, derived from the list of formats, and pairs of K and V of Attend.
 #pragma once
+
+#include <type_traits>
 
 #include "formats/all.h"
 #include "kernels/attention/cuda/kv_type_desc.h"
@@ -13,15 +14,52 @@ namespace kvanta::kernels::cuda {
 
 using formats::TypeList;
 
-// Formats, of those that encode alike one: turboquant_*'s values are int4_per_token_head's, its E4M3 keys fp8_e4m3's,
-// mla_int4 is int4. Those of kivi4's and kivi2's keys encode pages that close, nothing else.
-using AppendFormats =
-    TypeList<formats::Fp32, formats::Bf16, formats::Fp16, formats::Fp8E4m3, formats::Fp8E5m2, formats::Fp8PerTokenHead,
-             formats::Mxfp8, formats::Int8, formats::Int8Block, formats::Int6Block, formats::Int5Block, formats::Int4,
-             formats::Int4PerTokenHead, formats::Int3Block, formats::Int2Block, formats::Nvfp4,
-             formats::Nvfp4FourOverSix, formats::Mxfp4, formats::Fp4E2m1, formats::Kivi4, formats::Kivi4Values,
-             formats::Kivi2, formats::Kivi2Values, formats::Turboquant4BitNc, formats::Turboquant3BitNc,
-             formats::TurboquantValues3, formats::MlaFp8, formats::MlaNvfp4>;
+// True if T and U have the same encoder: they write the same bytes.
+template <class T, class U>
+constexpr bool EncodeAlike() {
+  if constexpr ((T::kScaling.token_group != 0) != (U::kScaling.token_group != 0)) {
+    return false;
+  } else if constexpr (T::kScaling.token_group != 0) {
+    return &T::EncodeTokenGroup == &U::EncodeTokenGroup;
+  } else {
+    return &T::EncodeRow == &U::EncodeRow;
+  }
+}
+
+// True if T and U have the same decoder.
+template <class T, class U>
+constexpr bool ReadAlike() {
+  return T::kElementType == U::kElementType && T::kScaling == U::kScaling;
+}
+
+// Encoders of the formats in a list, each once; V's of a name follow K's.
+template <class Found, class... T>
+struct Encoders {
+  using Type = Found;
+};
+template <class... Found, class... More>
+struct Encoders<TypeList<Found...>, void, More...> : Encoders<TypeList<Found...>, More...> {};
+template <class... Found, class T, class... More>
+struct Encoders<TypeList<Found...>, T, More...>
+    : Encoders<std::conditional_t<(EncodeAlike<Found, T>() || ...), TypeList<Found...>, TypeList<Found..., T>>,
+               More...> {};
+template <class... T>
+auto EncodersOf(TypeList<T...>) -> typename Encoders<TypeList<>, T..., typename T::Values...>::Type;
+using AppendFormats = decltype(EncodersOf(formats::FormatList{}));
+
+// Formats of latents (MLA) in a list, each decoder once: one kernel reads them.
+template <class Found, class... T>
+struct LatentDecoders {
+  using Type = Found;
+};
+template <class... Found, class T, class... More>
+struct LatentDecoders<TypeList<Found...>, T, More...>
+    : LatentDecoders<std::conditional_t<T::kMlaSupport == formats::MlaSupport::kNo || (ReadAlike<Found, T>() || ...),
+                                        TypeList<Found...>, TypeList<Found..., T>>,
+                     More...> {};
+template <class... T>
+auto LatentDecodersOf(TypeList<T...>) -> typename LatentDecoders<TypeList<>, T...>::Type;
+using LatentFormats = decltype(LatentDecodersOf(formats::FormatList{}));
 
 template <class KeyFormat, class ValueFormat, int kHeadDim>
 struct PairKernel;
@@ -31,12 +69,8 @@ struct LatentBlock;
 template <class Format, int kHeadDim>
 using Alike = PairKernel<Format, Format, kHeadDim>;
 
-// Formats of latents (MLA), which one kernel reads.
-using LatentFormats =
-    TypeList<formats::MlaFp8, formats::MlaInt4, formats::MlaNvfp4, formats::Fp16, formats::Fp32, formats::Bf16>;
-
-// Pairs that are common have kernels of their own; one more is for the rest, and one for latents. What is read is a
-// code and its scales: nvfp4_4over6 is nvfp4 to a reader.
+// Kernels of Attend: one for each common pair, a generic one for the rest, and one for latents. A pair is determined by
+// element types and scales: nvfp4_4over6 is read as nvfp4.
 using AttendPairs = TypeList<Alike<formats::Bf16, 64>, Alike<formats::Bf16, 128>, Alike<formats::Fp8E4m3, 64>,
                              Alike<formats::Fp8E4m3, 128>, Alike<formats::Int8, 64>, Alike<formats::Int8, 128>,
                              Alike<formats::Int4, 64>, Alike<formats::Int4, 128>, Alike<formats::Nvfp4, 64>,

@@ -1,5 +1,5 @@
-// What Attend has to know of a side's format: plain data, which a launch carries, and which a kernel that is made for
-// one format knows while compiling.
+// Description of a side's format for the attention kernels: an argument of a launch, or a constant of a kernel for one
+// format.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace kvanta::kernels::cuda {
 
-// How a code becomes an operand of the tensor cores: one piece of code each.
+// Conversion of an element to an operand of the tensor cores.
 enum class DecodeKind : uint8_t {
   kF32,  // in three terms of bf16
   kBf16,
@@ -18,59 +18,54 @@ enum class DecodeKind : uint8_t {
   kE5M2,
   kInt8,
   kE2M1,
-  kFields,  // a plane or two, whose field less an offset is the level
-  kLloyd,   // the same, whose field is an index into levels
+  kFields,  // one or two bit planes; field - offset is the level
+  kLloyd,   // the same; the field is an index into the levels
 };
 
-constexpr DecodeKind DecodeKindOf(formats::ElementType code) {
+constexpr DecodeKind DecodeKindOf(formats::ElementType type) {
   using formats::ElementType;
-  switch (code) {
-    case ElementType::kFp32:
-      return DecodeKind::kF32;
-    case ElementType::kBf16:
-      return DecodeKind::kBf16;
-    case ElementType::kFp16:
-      return DecodeKind::kF16;
-    case ElementType::kE4M3:
-      return DecodeKind::kE4M3;
-    case ElementType::kE5M2:
-      return DecodeKind::kE5M2;
-    case ElementType::kInt8:
+  switch (formats::Info(type).decoding) {
+    case formats::Decoding::kInt8:
       return DecodeKind::kInt8;
-    case ElementType::kE2M1:
-      return DecodeKind::kE2M1;
-    case ElementType::kLloyd4:
-    case ElementType::kLloyd3:
-      return DecodeKind::kLloyd;
-    default:
+    case formats::Decoding::kSubbyte:
       return DecodeKind::kFields;
+    case formats::Decoding::kTable:
+      return DecodeKind::kE2M1;
+    case formats::Decoding::kLookup8:
+      return DecodeKind::kLloyd;
+    case formats::Decoding::kFloat:
+      break;
   }
+  if (type == ElementType::kFp32) return DecodeKind::kF32;
+  if (type == ElementType::kFp16) return DecodeKind::kF16;
+  if (type == ElementType::kE4M3) return DecodeKind::kE4M3;
+  return type == ElementType::kE5M2 ? DecodeKind::kE5M2 : DecodeKind::kBf16;
 }
 
 struct KvTypeDesc {
   DecodeKind kind = DecodeKind::kBf16;
   int8_t low_bits = 16;  // of the first plane
   int8_t high_bits = 0;
-  int8_t offset = 0;  // kFields: what a field is too much by
-  float unit = 1;     // an operand times this, and the scales that have not gone into it, is the value
+  int8_t offset = 0;  // kFields: field - level
+  float unit = 1;     // value = operand * unit * (scales that are not part of the operand)
   formats::Scaling scaling;
 };
 
 inline constexpr float kE2m1Unit = 0x1p14F;  // f16's and E2M1's exponents are biased by 15 and 1
 // E4M3 scales as f16 operands are 2^7 too large, so that with E2M1's 2^-14 a product is exact and none overflows.
 inline constexpr float kE4m3ScaleUnit = 0x1p-7F;
-// Channels' scales and zeros are halved: a value just above f16's largest is none of its infinities.
+// Scales and offsets of channels are halved, so that a value just above f16's maximum does not become infinite.
 inline constexpr float kChannelUnit = 2.0F;
-inline constexpr int kTileTokens = 32;  // that share them
+inline constexpr int kGroupTokens = 32;  // tokens that share them
 
-// What the scales of 32 or 16 channels of a token are to a block of 32.
+// Use of the scales of 16, 32 or 128 channels of a token in a block of 32 channels.
 enum class BlockScale : uint8_t {
   kNone,
   kFp16,
   kPower,        // E8M0
-  kPowerHalves,  // E8M0 of 16 channels: the greater one is the block's, what the other is less goes into the operands
-  kE4m3Halves,   // E4M3 of 16 channels: into the operands, exactly
-  kF32,          // of 128 channels; of latents alone
+  kPowerHalves,  // E8M0 of 16 channels: the block has the greater one, operands are multiplied by the ratio
+  kE4m3Halves,   // E4M3 of 16 channels: operands are multiplied by it, exactly
+  kF32,          // of 128 channels
 };
 
 inline constexpr int kBlocksOfF32 = 4;  // blocks of 32 channels that share one
@@ -83,7 +78,7 @@ constexpr BlockScale BlockScaleOf(const formats::Scaling& scaling) {
   return scaling.block == ScaleType::kFp16 ? BlockScale::kFp16 : BlockScale::kNone;
 }
 
-// Whether there is code for it.
+// True if the kernels support the combination.
 constexpr bool HasKvTypeDesc(formats::ElementType code, const formats::Scaling& scaling) {
   using formats::ScaleType;
   const DecodeKind kind = DecodeKindOf(code);
@@ -108,17 +103,18 @@ constexpr bool HasKvTypeDesc(formats::ElementType code, const formats::Scaling& 
       return block != BlockScale::kPower && scaling.token != ScaleType::kF32 && !scaling.token_offset;
     case DecodeKind::kFields:
       return block != BlockScale::kPower && scaling.token != ScaleType::kF32 &&
-             (scaling.tile == 0 || scaling.tile == kTileTokens);
+             (scaling.token_group == 0 || scaling.token_group == kGroupTokens);
   }
   return false;
 }
 
-// Values have zeros of blocks, keys share scales by channels, and only these are Lloyd-Max levels.
+// Supported by the generic kernel. Only values have block offsets; only keys have token groups and Lloyd-Max levels.
 constexpr bool HasKeyCode(formats::ElementType code, const formats::Scaling& scaling) {
-  return HasKvTypeDesc(code, scaling) && !scaling.block_offset;
+  return HasKvTypeDesc(code, scaling) && !scaling.block_offset && scaling.block != formats::ScaleType::kF32;
 }
 constexpr bool HasValueCode(formats::ElementType code, const formats::Scaling& scaling) {
-  return HasKvTypeDesc(code, scaling) && scaling.tile == 0 && DecodeKindOf(code) != DecodeKind::kLloyd;
+  return HasKvTypeDesc(code, scaling) && scaling.token_group == 0 && scaling.block != formats::ScaleType::kF32 &&
+         DecodeKindOf(code) != DecodeKind::kLloyd;
 }
 
 constexpr KvTypeDesc MakeKvTypeDesc(formats::ElementType code, const formats::Scaling& scaling) {
@@ -134,7 +130,7 @@ constexpr KvTypeDesc MakeKvTypeDesc(formats::ElementType code, const formats::Sc
     if (block != BlockScale::kPowerHalves) side.unit = kE2m1Unit;
     if (block == BlockScale::kE4m3Halves) side.unit *= kE4m3ScaleUnit;
   }
-  if (scaling.tile != 0) side.unit = kChannelUnit;
+  if (scaling.token_group != 0) side.unit = kChannelUnit;
   return side;
 }
 

@@ -11,7 +11,7 @@
 
 namespace kvanta::kernels::cuda {
 
-static_assert(kTileTokens == kChunkTokens);
+static_assert(kGroupTokens == kChunkTokens);
 
 // What is the same for all of a family.
 template <DecodeKind kOf>
@@ -44,7 +44,7 @@ struct StaticKvType : KvTypeTraits<DecodeKindOf(Format::kElementType)> {
   static constexpr bool BlockOffset() { return kSide.scaling.block_offset; }
   static constexpr formats::ScaleType Token() { return kSide.scaling.token; }
   static constexpr bool TokenOffset() { return kSide.scaling.token_offset; }
-  static constexpr bool Channel() { return kSide.scaling.tile != 0; }
+  static constexpr bool Channel() { return kSide.scaling.token_group != 0; }
 };
 
 template <DecodeKind kOf>
@@ -66,7 +66,7 @@ struct RuntimeKvType : KvTypeTraits<kOf> {
   KVANTA_DEVICE bool BlockOffset() const { return kOf == DecodeKind::kFields && code.scaling.block_offset; }
   KVANTA_DEVICE formats::ScaleType Token() const { return kHasTokens ? code.scaling.token : formats::ScaleType::kNone; }
   KVANTA_DEVICE bool TokenOffset() const { return kOf == DecodeKind::kFields && code.scaling.token_offset; }
-  KVANTA_DEVICE bool Channel() const { return kOf == DecodeKind::kFields && code.scaling.tile != 0; }
+  KVANTA_DEVICE bool Channel() const { return kOf == DecodeKind::kFields && code.scaling.token_group != 0; }
 };
 
 // The sides that a kernel knows. Calls visit with that of the launch's code, which is one for all threads.

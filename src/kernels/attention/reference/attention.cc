@@ -14,14 +14,14 @@ void DecodeCell(formats::SideKind kind, const formats::Format& format, formats::
                 const formats::CellSections& sections, const uint8_t* cell, float static_scale, int tokens,
                 float* rows) {
   const int64_t head_dim = shape.head_dim;
-  if (format.decode_tile != nullptr) {
+  if (format.decode_token_group != nullptr) {
     std::vector<uint8_t> canonical(static_cast<size_t>(sections.bytes));
     formats::ToCanonical(kind, format, shape, sections, cell, canonical.data());
     std::vector<float> all(static_cast<size_t>(shape.tokens * head_dim));
-    for (int tile = 0; tile * format.scaling.tile < shape.tokens; ++tile) {
+    for (int tile = 0; tile * format.scaling.token_group < shape.tokens; ++tile) {
       const uint8_t* bytes = canonical.data();
-      format.decode_tile(formats::CanonicalTile(format, sections, shape.head_dim, tile, bytes), shape.head_dim,
-                         all.data() + tile * format.scaling.tile * head_dim);
+      format.decode_token_group(formats::CanonicalTokenGroup(format, sections, shape.head_dim, tile, bytes),
+                                shape.head_dim, all.data() + tile * format.scaling.token_group * head_dim);
     }
     std::copy_n(all.begin(), tokens * head_dim, rows);
     return;

@@ -94,11 +94,21 @@ void SetTiles(AttentionKernels& kernels) {
   kernels.keys[static_cast<int>(kElementType)] = TileKeyKernel<kElementType, Keys>::kKernel;
   kernels.values[static_cast<int>(kElementType)] = {AccumulateValues<kElementType, Values>};
 }
-template <ElementType... kElementType>
-void SetSubbyteTiles(AttentionKernels& kernels) {
-  ((kernels.keys[static_cast<int>(kElementType)].score = ScoreSubbyteKeys<kElementType>,
-    kernels.values[static_cast<int>(kElementType)] = {AccumulateValues<kElementType, SubbyteValues<kElementType>>}),
-   ...);
+// Kernels of the element types from kIndex on that unpack to bytes.
+template <int kIndex = 0>
+void SetUnpackedTiles(AttentionKernels& kernels) {
+  if constexpr (kIndex < formats::kElementTypes) {
+    constexpr auto kType = static_cast<ElementType>(kIndex);
+    if constexpr (IsSubbyte(kType)) {
+      kernels.keys[kIndex].score = ScoreSubbyteKeys<kType>;
+      kernels.values[kIndex] = {AccumulateValues<kType, SubbyteValues<kType>>};
+    }
+    if constexpr (IsUnsigned(kType)) kernels.channel_scaled_keys[kIndex].score = ScoreChannelScaledKeys<kType>;
+    if constexpr (formats::IsInteger(kType) && formats::Info(kType).decoding == formats::Decoding::kLookup8) {
+      kernels.keys[kIndex] = TileKeyKernel<kType, LloydKeys<kType>>::kKernel;
+    }
+    SetUnpackedTiles<kIndex + 1>(kernels);
+  }
 }
 
 AttentionKernels MakeKernels() {
@@ -110,16 +120,7 @@ AttentionKernels MakeKernels() {
   SetTiles<ElementType::kE4M3, Fp8Keys<kE4M3Tables>, Fp8Values<kE4M3Tables>>(kernels);
   SetTiles<ElementType::kE5M2, Fp8Keys<kE5M2Tables>, Fp8Values<kE5M2Tables>>(kernels);
   SetTiles<ElementType::kInt8, Int8Keys, Int8Values>(kernels);
-  kernels.keys[static_cast<int>(ElementType::kLloyd4)] =
-      TileKeyKernel<ElementType::kLloyd4, LloydKeys<ElementType::kLloyd4>>::kKernel;
-  kernels.keys[static_cast<int>(ElementType::kLloyd3)] =
-      TileKeyKernel<ElementType::kLloyd3, LloydKeys<ElementType::kLloyd3>>::kKernel;
-  SetSubbyteTiles<ElementType::kInt6, ElementType::kInt5, ElementType::kInt4, ElementType::kInt3, ElementType::kInt2,
-                  ElementType::kUint4, ElementType::kUint3, ElementType::kUint2, ElementType::kE2M1>(kernels);
-  kernels.channel_scaled_keys[static_cast<int>(ElementType::kUint4)].score =
-      ScoreChannelScaledKeys<ElementType::kUint4>;
-  kernels.channel_scaled_keys[static_cast<int>(ElementType::kUint2)].score =
-      ScoreChannelScaledKeys<ElementType::kUint2>;
+  SetUnpackedTiles(kernels);
   return kernels;
 }
 

@@ -1,8 +1,8 @@
-// What the formats of E2M1 in blocks share: rows of blocks, each with a one-byte scale.
+// Base of the formats of floats below 8 bits in blocks, each with a one-byte scale.
 //
-//   code = e2m1(x / (s_head s)),   x_hat = value(code) * s * s_head
+//   code = float(x / (s_head s)),   x_hat = value(code) * s * s_head
 //
-// NaN becomes 0 and is counted: E2M1 has none.
+// NaN becomes 0 and is counted: these floats have none.
 #pragma once
 
 #include "formats/bit_planes.h"
@@ -13,16 +13,17 @@
 
 namespace kvanta::formats {
 
-// Writes the codes of a block under `scale`, which may be 0: then they are 0.
-KVANTA_HD inline void EncodeE2m1(const float* x, int n, float scale, uint8_t* fields) noexcept {
-  for (int i = 0; i < n; ++i) fields[i] = scale == 0.0F ? uint8_t{0} : E2m1::Encode(x[i] / scale);
+// Writes the fields of a block under `scale`; zeros if that is 0.
+template <class Float>
+KVANTA_HD void EncodeFields(const float* x, int n, float scale, uint8_t* fields) noexcept {
+  for (int i = 0; i < n; ++i) fields[i] = scale == 0.0F ? uint8_t{0} : Float::Encode(x[i] / scale);
 }
 
-// `Rule`: kBlock, kMax (the largest value that does not saturate), kScaleType, and
+// `Rule`: kElementType, kBlock, kMax (the largest value that does not saturate), kScaleType, kPerHead, and
 // Encode(x [kBlock] clamped to kMax, amax, fields [kBlock]) -> scale byte.
 template <class Rule>
-struct Fp4Block : FormatTraits {
-  static constexpr ElementType kElementType = ElementType::kE2M1;
+struct FloatBlock : FormatTraits {
+  static constexpr ElementType kElementType = Rule::kElementType;
   static constexpr int kBlock = Rule::kBlock;
   static constexpr ExactPages kExact = ExactPages::kOpen;
   static constexpr int kSinkPages = 1;

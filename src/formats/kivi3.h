@@ -1,0 +1,23 @@
+// kivi3: keys per channel over 32 tokens of a page, values per token in groups of 32 channels, both asymmetric (KIVI,
+// Liu et al. 2024, between its 2 and 4 bits). A key channel's offset holds its bias, so that large biased channels cost
+// nothing.
+#pragma once
+
+#include "formats/unsigned_group.h"
+
+namespace kvanta::formats {
+
+struct Kivi3Values : UnsignedBlock<ElementType::kUint3> {
+  static constexpr std::string_view kName = "kivi3";
+  static constexpr std::string_view kSummary = "V of kivi3: per token, groups of 32 channels";
+};
+
+struct Kivi3 : UnsignedTokenGroup<ElementType::kUint3> {
+  static constexpr std::string_view kName = "kivi3";
+  static constexpr std::string_view kSummary =
+      "3-bit unsigned integers, fp16 scale and zero: K per channel and 32 tokens, V per 32 channels of a token; open "
+      "and first page exact";
+  using Values = Kivi3Values;
+};
+
+}  // namespace kvanta::formats

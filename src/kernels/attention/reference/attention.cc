@@ -20,8 +20,8 @@ void DecodeCell(formats::SideKind kind, const formats::Format& format, formats::
     std::vector<float> all(static_cast<size_t>(shape.tokens * head_dim));
     for (int tile = 0; tile * format.scaling.token_group < shape.tokens; ++tile) {
       const uint8_t* bytes = canonical.data();
-      format.decode_token_group(formats::CanonicalTokenGroup(format, sections, shape.head_dim, tile, bytes), shape.head_dim,
-                         all.data() + tile * format.scaling.token_group * head_dim);
+      format.decode_token_group(formats::CanonicalTokenGroup(format, sections, shape.head_dim, tile, bytes),
+                                shape.head_dim, all.data() + tile * format.scaling.token_group * head_dim);
     }
     std::copy_n(all.begin(), tokens * head_dim, rows);
     return;

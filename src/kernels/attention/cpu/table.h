@@ -23,14 +23,14 @@ inline constexpr int kPassRows = 16;     // most rows of one call of a kernel
 // Scores are logits in powers of 2: row_scale and bias have this factor in them.
 inline constexpr float kLog2E = 0x1.715476p0f;
 
-// Queries and probabilities are quantized to 8 bits for these element types (codes_subbyte.h), for other integers to 16.
+// Element types whose queries and probabilities are quantized to 8 bits (codes_subbyte.h); other integers: to 16.
 using formats::IsSubbyte;
 
 // The multiply-adds that attention over a code is made of: what its kernels cannot be faster than (machine_limits.h).
 //
 //   dot       codes                           amx                        avx512                     avx2 and portable
 //   kF32      fp32, fp16                      f32 multiply-add           the same                   the same
-//   kBf16     bf16, fp8                       bf16, two per product      f32 multiply-add           the same
+//   kBf16     bf16, fp8, e3m2                 bf16, two per product      f32 multiply-add           the same
 //   kWide     8 bits, Lloyd-Max levels        bytes, two per product     vpdpbusd, two per product  vpmaddwd of 16 bits
 //   kSubbyte   integers up to 6 bits, e2m1     bytes                      vpdpbusd                   vpmaddubsw (avx2)
 enum class Dot : uint8_t { kF32, kBf16, kWide, kSubbyte };
@@ -38,7 +38,7 @@ inline constexpr int kDots = static_cast<int>(Dot::kSubbyte) + 1;
 
 constexpr Dot DotOf(formats::ElementType code) noexcept {
   if (!formats::IsInteger(code))
-    return formats::CodeBits(code) == 8 || code == formats::ElementType::kBf16 ? Dot::kBf16 : Dot::kF32;
+    return formats::CodeBits(code) <= 8 || code == formats::ElementType::kBf16 ? Dot::kBf16 : Dot::kF32;
   return IsSubbyte(code) ? Dot::kSubbyte : Dot::kWide;
 }
 

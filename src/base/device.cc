@@ -81,7 +81,7 @@ class CpuDevice final : public Device {
     if (bytes >= kHugePage) {
       const int64_t available = AvailableBytes();
       if (bytes > static_cast<uint64_t>(available)) {
-        throw ResourceError(fmt::format("{} bytes of memory wanted, {} available", bytes, available));
+        throw ResourceError(fmt::format("{} bytes of memory requested, {} available", bytes, available));
       }
       auto mapping = std::make_shared<CpuReservation>(bytes);
       return {std::shared_ptr<void>(mapping, mapping->data()), bytes};

@@ -21,6 +21,7 @@
 #include "formats/kivi4.h"
 #include "formats/mla.h"
 #include "formats/mxfp4.h"
+#include "formats/mxfp6_e3m2.h"
 #include "formats/mxfp8.h"
 #include "formats/nvfp4.h"
 #include "formats/turboquant.h"
@@ -38,6 +39,7 @@ using FormatList = TypeList<  //
     Fp8E5m2,                  //
     Fp8PerTokenHead,          //
     Mxfp8,                    //
+    Mxfp6E3m2,                //
     Int8,                     //
     Int8Block,                //
     Int6Block,                //

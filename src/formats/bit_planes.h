@@ -5,6 +5,7 @@
 
 #include "base/host_device.h"
 #include "formats/element_type.h"
+#include "formats/minifloat.h"
 
 namespace kvanta::formats {
 
@@ -67,12 +68,16 @@ inline constexpr int kLongestRow = 1024;
 template <ElementType kElementType>
 inline constexpr CodeLevels kLevels = Levels(kElementType);
 
-// value(code) of a row: unit * level.
+// Values of a row of codes.
 template <ElementType kElementType>
 void DecodeLevels(const uint8_t* codes, int head_dim, float* values) noexcept {
   uint8_t fields[kLongestRow];
   UnpackFields<kElementType>(codes, head_dim, fields);
   for (int i = 0; i < head_dim; ++i) {
+    if constexpr (Info(kElementType).expanded == ElementType::kE4M3) {
+      values[i] = E4m3::Decode(static_cast<uint8_t>(kLevels<kElementType>.level[fields[i]]));
+      continue;
+    }
     values[i] = static_cast<float>(kLevels<kElementType>.level[fields[i]]) * kLevels<kElementType>.unit;
   }
 }

@@ -31,6 +31,7 @@ enum class ElementType : uint8_t {
   kUint4,
   kUint3,
   kUint2,
+  kE3M2,
   kE2M1,
   kLloyd4,  // Lloyd-Max levels of a normal distribution, field = index in ascending order
   kLloyd3,
@@ -115,6 +116,12 @@ constexpr ElementTypeInfo Info(ElementType type) noexcept {
        .low_bits = 2,
        .decoding = kSubbyte,
        .layout = "ll                                     a plane of 2 bits; field = code"},
+      {.name = "e3m2",
+       .low_bits = 4,
+       .high_bits = 2,
+       .decoding = kLookup8,
+       .expanded = ElementType::kE4M3,
+       .layout = "mmmm + hh                              planes of 4 and 2 bits; field = s eee mm, bias 3"},
       {.name = "e2m1",
        .low_bits = 4,
        .decoding = kTable,
@@ -163,7 +170,7 @@ constexpr int CodeChannels(ElementType code) noexcept {
   return narrow >= 4 ? 8 : 32 / narrow;
 }
 
-// ---- elements below 8 bits: value = unit * level[field]
+// ---- elements below 8 bits: value = unit * level[field], or the value of an `expanded` element with the bits of level
 
 struct CodeLevels {
   int8_t level[64];  // the first 2^bits count
@@ -183,6 +190,14 @@ constexpr CodeLevels Levels(ElementType code) noexcept {
       levels.unit = 0.5F;
       break;
     }
+    case ElementType::kE3M2:  // the E4M3 of the same value; subnormal fields are normal there
+      for (int i = 0; i < 64; ++i) {
+        constexpr int kSubnormal[] = {0, 0x18, 0x20, 0x24};
+        const int magnitude = i % 32;
+        const int byte = magnitude < 4 ? kSubnormal[magnitude] : 2 * magnitude + 0x20;
+        levels.level[i] = static_cast<int8_t>(i < 32 ? byte : byte - 128);
+      }
+      break;
     // Lloyd-Max quantizers of the standard normal distribution, in steps of their largest level / 127.
     case ElementType::kLloyd4: {
       constexpr int kSteps[] = {-127, -96, -75, -58, -44, -31, -18, -6, 6, 18, 31, 44, 58, 75, 96, 127};

@@ -57,6 +57,7 @@ struct Minifloat {
 
 using E4m3 = Minifloat<4, 3, 0x7e, 0x7f>;  // largest 448, no infinities
 using E5m2 = Minifloat<5, 2, 0x7b, 0x7e>;  // largest 57344; 0x7c is infinity, never written
+using E3m2 = Minifloat<3, 2, 0x1f, 0x0>;   // largest 28, neither infinities nor NaN: 6 bits
 using E2m1 = Minifloat<2, 1, 0x7, 0x0>;    // largest 6, neither infinities nor NaN: 4 bits
 
 // A power of two: 2^(byte - 127). 255, NaN, is never written.

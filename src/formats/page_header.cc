@@ -91,12 +91,12 @@ std::string Text(const Json& object, const char* key) {
   return value.get<std::string>();
 }
 
-int64_t Integer(const Json& value, const char* key, int64_t min_value, int64_t limit) {
+int64_t Integer(const Json& value, const char* key, int64_t min, int64_t max) {
   // Unsigned values above the largest int64 would wrap: compare as what they are.
-  const bool fits = value.is_number_unsigned() ? value.get<uint64_t>() <= static_cast<uint64_t>(limit)
-                                               : value.is_number_integer() && value.get<int64_t>() <= limit;
-  if (!fits || value.get<int64_t>() < min_value) {
-    throw InputError(fmt::format("'{}' is not an integer from {} to {}", key, min_value, limit));
+  const bool fits = value.is_number_unsigned() ? value.get<uint64_t>() <= static_cast<uint64_t>(max)
+                                               : value.is_number_integer() && value.get<int64_t>() <= max;
+  if (!fits || value.get<int64_t>() < min) {
+    throw InputError(fmt::format("'{}' is not an integer from {} to {}", key, min, max));
   }
   return value.get<int64_t>();
 }
@@ -126,8 +126,8 @@ std::vector<int> Channels(const Json& object, const std::string& key, const Laye
   std::vector<int> channels;
   for (const Json& element : value) {
     const bool first = channels.size() % static_cast<size_t>(count) == 0;
-    const int64_t min_value = first ? 0 : channels.back() + 1;
-    channels.push_back(static_cast<int>(Integer(element, key.c_str(), min_value, layer.shape.head_dim - 1)));
+    const int64_t min = first ? 0 : channels.back() + 1;
+    channels.push_back(static_cast<int>(Integer(element, key.c_str(), min, layer.shape.head_dim - 1)));
   }
   return channels;
 }

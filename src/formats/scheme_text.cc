@@ -43,13 +43,13 @@ void SetOnce(std::optional<T>& slot, T value, std::string_view what, std::string
 }
 
 // The N of "sink=N".
-int ParseCount(std::string_view modifier, int limit, std::string_view text) {
+int ParseCount(std::string_view modifier, int max, std::string_view text) {
   const std::string_view digits = modifier.substr(modifier.find('=') + 1);
   int count = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), count);
-  if (error != std::errc() || end != digits.data() + digits.size() || count < 0 || count > limit) {
+  if (error != std::errc() || end != digits.data() + digits.size() || count < 0 || count > max) {
     throw InputError(fmt::format("KV cache scheme '{}': '+{}' must be a number from 0 to {}", Sanitize(text),
-                                 Sanitize(modifier), limit));
+                                 Sanitize(modifier), max));
   }
   return count;
 }
@@ -60,7 +60,7 @@ void ApplyModifier(char sign, std::string_view modifier, std::string_view text, 
   if (sign == '+') {
     if (modifier.starts_with("outliers=")) {
       const int count = ParseCount(modifier, KvScheme::kMaxOutliers, text);
-      if (count % 2 != 0) {  // channels turn in pairs, and the cache stores pairs
+      if (count % 2 != 0) {  // channels rotate in pairs, and the cache stores pairs
         throw InputError(fmt::format("KV cache scheme '{}': +outliers={} must be even", Sanitize(text), count));
       }
       return SetOnce(term.outliers, count, "outliers", text);
@@ -101,14 +101,14 @@ KvSide Resolve(const Term& term, bool is_key) {
           .outliers = term.outliers.value_or(0)};
 }
 
-// Exactness is the scheme's, not a side's: the default is that of the side that needs more of it.
+// Exact pages belong to the scheme, not to a side: the default is that of the side that needs more.
 ExactPages DefaultExact(const Format& k, const Format& v) {
   return std::max(k.exact, v.exact);
 }
 int DefaultSink(const Format& k, const Format& v, ExactPages exact) {
   return exact == ExactPages::kNone ? 0 : std::max(k.sink_pages, v.sink_pages);
 }
-// Only a name that stands for both sides is a preset of whole models.
+// Only a name for both sides is a preset of the whole model.
 int DefaultBoundaryLayers(const Format& k, const Format& v) {
   return &k == &v ? k.boundary_layers : 0;
 }
@@ -177,7 +177,7 @@ KvScheme KvScheme::Parse(std::string_view text) {
 std::string KvScheme::ToString() const {
   const Format& k_format = Find(k.format);
   const Format& v_format = Find(v.format);
-  // One name sets a modifier on both sides: it says it all where both sides have their defaults or the same other.
+  // One name sets a modifier on both sides: it suffices if both sides have their defaults, or the same other value.
   const auto is_default = [](const Format& format, const KvSide& side, bool is_key) {
     return side.hadamard == formats::OnSide(format, is_key).hadamard;
   };

@@ -71,6 +71,8 @@ constexpr Rare kRare[] = {
     {"fp8_e5m2", 80},
     {"fp8_per_token_head", 40},
     {"mxfp8", 64},
+    {"mxfp6_e3m2", 96},
+    {"k=mxfp6_e3m2,v=int8", 64},
     {"int8_g32", 96},
     {"int6_g32", 64},
     {"int5_g32", 96},

@@ -99,6 +99,7 @@ TYPED_TEST(BitPlanes, LevelsAscendAndDecode) {
   constexpr ElementType kElementType = TypeParam::kValue;
   constexpr int kCount = 1 << CodeBits(kElementType);
   constexpr CodeLevels kTable = Levels(kElementType);
+  if constexpr (!IsInteger(kElementType)) return;  // floats: golden_test.cc
   for (int i = 1; i < kCount && kElementType != ElementType::kE2M1; ++i)
     EXPECT_LT(kTable.level[i - 1], kTable.level[i]);
   uint8_t fields[64] = {};

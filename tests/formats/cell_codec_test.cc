@@ -96,6 +96,7 @@ TEST(CellCodec, ErrorsStayWithinTheStep) {
   const auto unsigned_bound = [](double top) { return 1 / top + 0x1p-8; };
   const std::vector<ErrorBound> bounds = {{"fp8_per_token_head", 64, 0x1p-4, 0},
                                           {"mxfp8", 32, 0x1p-3, 0},
+                                          {"mxfp6_e3m2", 32, 0x1p-3, 0},
                                           {"int8-hadamard", 64, 0.5 / 127 + 0x1p-11, 0},
                                           {"int8_g32-hadamard", 32, 0.5 / 127 + 0x1p-11, 0},
                                           {"int6_g32-hadamard", 32, signed_bound(32), 0},

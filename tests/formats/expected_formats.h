@@ -23,6 +23,7 @@ inline constexpr ExpectedFormat kExpectedFormats[] = {
     {"fp8_e5m2", 8, 8, false, false, false, 0, 2.79e-3, 2.79e-3},
     {"fp8_per_token_head", 8.25, 8.25, false, false, false, 0, 6.62e-4, 6.62e-4},
     {"mxfp8", 8.25, 8.25, false, false, false, 0, 8.80e-4, 8.80e-4},
+    {"mxfp6_e3m2", 6.25, 6.25, false, false, true, 0, 2.92e-3, 2.92e-3},
     {"int8", 8.125, 8.125, true, true, false, 0, 4.16e-5, 4.16e-5},
     {"int8_g32", 8.5, 8.5, true, true, false, 0, 2.86e-5, 2.86e-5},
     {"int6_g32", 6.5, 6.5, true, true, true, 0, 4.37e-4, 4.37e-4},

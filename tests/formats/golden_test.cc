@@ -166,20 +166,30 @@ TEST(Exhaustive, EveryCodeDecodesAsMlDtypes) {
   }
 }
 
-TEST(Exhaustive, E2m1EncodesAndDecodesAsMlDtypes) {
+// A float below 8 bits, and the kernels' levels of it.
+template <class Float, ElementType kElementType>
+void CheckSubbyteFloat(const std::string& name) {
   const GoldenJson golden = Golden("exhaustive");
+  constexpr int kCodes = 1 << CodeBits(kElementType);
   for (const std::string source : {"bf16", "fp16"}) {
     std::vector<uint8_t> codes;
-    for (const float x : AllValues(source)) codes.push_back(E2m1::Encode(std::isnan(x) ? 0.0F : x));
-    EXPECT_EQ(GoldenJson(ChunkHashes(codes, 1024)), golden["e2m1 from " + source]) << source;
+    for (const float x : AllValues(source)) codes.push_back(Float::Encode(std::isnan(x) ? 0.0F : x));
+    EXPECT_EQ(GoldenJson(ChunkHashes(codes, 1024)), golden[name + " from " + source]) << source;
   }
   std::vector<float> values;
-  for (uint8_t code = 0; code < 16; ++code) values.push_back(E2m1::Decode(code));
-  EXPECT_EQ(ValueHashes(values, 16), golden["fp32 from e2m1"]);
-  // The kernels' table of the same code.
-  constexpr CodeLevels kTable = Levels(ElementType::kE2M1);
-  for (size_t code = 0; code < 16; ++code)
-    EXPECT_EQ(static_cast<float>(kTable.level[code]) * kTable.unit, values[code]);
+  for (uint8_t code = 0; code < kCodes; ++code) values.push_back(Float::Decode(code));
+  EXPECT_EQ(ValueHashes(values, kCodes), golden["fp32 from " + name]);
+  uint8_t fields[64], codes[64];
+  for (int i = 0; i < 64; ++i) fields[i] = static_cast<uint8_t>(i % kCodes);
+  PackFields<kElementType>(fields, 64, codes);
+  float decoded[64];
+  DecodeLevels<kElementType>(codes, 64, decoded);
+  for (int i = 0; i < 64; ++i) EXPECT_EQ(decoded[i], values[static_cast<size_t>(i % kCodes)]) << name << " " << i;
+}
+
+TEST(Exhaustive, SubbyteFloatsEncodeAndDecodeAsMlDtypes) {
+  CheckSubbyteFloat<E2m1, ElementType::kE2M1>("e2m1");
+  CheckSubbyteFloat<E3m2, ElementType::kE3M2>("e3m2");
 }
 
 TEST(Exhaustive, PowerOfTwoScales) {
@@ -188,7 +198,7 @@ TEST(Exhaustive, PowerOfTwoScales) {
   for (int byte = 0; byte < 256; ++byte) values.push_back(E8m0::Decode(static_cast<uint8_t>(byte)));
   EXPECT_EQ(ValueHashes(values, 256), golden["fp32 from e8m0"]);
   for (const std::string source : {"bf16", "fp16"}) {
-    for (const std::string name : {"mxfp8", "mxfp4", "fp4_e2m1"}) {
+    for (const std::string name : {"mxfp8", "mxfp6_e3m2", "mxfp4", "fp4_e2m1"}) {
       std::vector<uint8_t> scales;
       for (const float x : AllValues(source)) {
         float block[32] = {x};

@@ -48,8 +48,9 @@ template <ElementType kOf, bool kFixed>
 struct Tested {
   static constexpr ElementType kElementType = kOf;
   static constexpr formats::Scaling kScaling = {
-      .block = kOf == ElementType::kE2M1 ? formats::ScaleType::kE8M0 : formats::ScaleType::kNone,
-      .channels = kOf == ElementType::kE2M1 ? 32 : 0};
+      .block = kOf == ElementType::kE2M1 || kOf == ElementType::kE3M2 ? formats::ScaleType::kE8M0
+                                                                      : formats::ScaleType::kNone,
+      .channels = kOf == ElementType::kE2M1 || kOf == ElementType::kE3M2 ? 32 : 0};
   using Side = std::conditional_t<kFixed, StaticKvType<Tested>, RuntimeKvType<DecodeKindOf(kOf)>>;
 };
 
@@ -61,8 +62,8 @@ using Codes = ::testing::Types<
     Tested<ElementType::kInt6, false>, Tested<ElementType::kInt5, false>, Tested<ElementType::kInt4, true>,
     Tested<ElementType::kInt4, false>, Tested<ElementType::kUint4, true>, Tested<ElementType::kInt3, false>,
     Tested<ElementType::kInt3, true>, Tested<ElementType::kInt2, false>, Tested<ElementType::kUint3, false>,
-    Tested<ElementType::kUint2, false>, Tested<ElementType::kE2M1, true>, Tested<ElementType::kLloyd4, false>,
-    Tested<ElementType::kLloyd3, false>>;
+    Tested<ElementType::kUint2, false>, Tested<ElementType::kE2M1, true>, Tested<ElementType::kE3M2, false>,
+    Tested<ElementType::kE3M2, true>, Tested<ElementType::kLloyd4, false>, Tested<ElementType::kLloyd3, false>>;
 TYPED_TEST_SUITE(GpuCodesTest, Codes);
 
 constexpr int kHeadDim = 96;  // three blocks; the lanes of one take parts of units of the narrowest plane

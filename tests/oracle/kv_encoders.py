@@ -24,6 +24,7 @@ DType = np.dtype[np.generic]
 BF16 = np.dtype(ml_dtypes.bfloat16)
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 E5M2 = np.dtype(ml_dtypes.float8_e5m2)
+E3M2 = np.dtype(ml_dtypes.float6_e3m2fn)
 E2M1 = np.dtype(ml_dtypes.float4_e2m1fn)
 E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
 FP16 = np.dtype(np.float16)
@@ -304,6 +305,16 @@ def _unsigned(x: F32, form: Format, _: np.float32) -> Cell:
     return cell
 
 
+def _mxfp6(x: F32, form: Format, _: np.float32) -> Cell:
+    largest = np.float32(28 * 2.0**123)
+    blocks = _clean(x, largest).reshape(len(x), -1, form.block)
+    scale = e8m0_scale(floor_log2(np.abs(blocks).max(axis=2)) - 4)
+    codes = cast_saturating(blocks / scale.astype(np.float32)[..., None], E3M2)
+    saturated, nan = _count(x, largest)
+    packed = pack_fields(codes.reshape(x.shape).view(np.uint8), 6)
+    return Cell(packed, block_scales=scale_bytes(scale, len(x)), saturated=saturated, nan=nan)
+
+
 def _e2m1_cell(codes: NDArray[Any], scale: NDArray[Any], counted: tuple[int, int]) -> Cell:
     packed = pack_fields(codes.view(np.uint8), 4)
     return Cell(packed, block_scales=scale_bytes(scale, len(codes)), saturated=counted[0], nan=counted[1])
@@ -388,6 +399,7 @@ ENCODERS: dict[str, Callable[[F32, Format, np.float32], Cell]] = {
     "int8": _int8,
     "signed": _signed,
     "unsigned": _unsigned,
+    "mxfp6": _mxfp6,
     "mxfp4": _mxfp4,
     "fp4_ceil": _mxfp4,
     "nvfp4": _nvfp4,

@@ -11,6 +11,7 @@ import numpy as np
 from kv_encoders import (
     BF16,
     E2M1,
+    E3M2,
     E4M3,
     E5M2,
     E8M0,
@@ -69,6 +70,7 @@ FORMATS: dict[str, tuple[Format, Format]] = {
         "fp8_e5m2": _float(E5M2, per_head=True),
         "fp8_per_token_head": Format("fp8_row", float_code=E4M3, token_scale=FP32),
         "mxfp8": Format("mxfp8", float_code=E4M3, block_scale=E8M0, block=32),
+        "mxfp6_e3m2": Format("mxfp6", bits=6, block_scale=E8M0, block=32),
         "int8": Format("int8", token_scale=FP16, hadamard=True),
         "int8_g32": Format("int8", block_scale=FP16, block=32, hadamard=True),
         "int6_g32": _signed(6),
@@ -149,6 +151,8 @@ def _values(form: Format, codes: U8, head_dim: int) -> F32:
     if form.rule == "lloyd":
         levels, step = lloyd_max(form.bits)
         return np.asarray(np.array(levels, np.float32)[fields] * step)
+    if form.rule == "mxfp6":
+        return fields.view(E3M2).astype(np.float32)
     if form.rule in {"nvfp4", "nvfp4_4over6", "mxfp4", "fp4_ceil"}:
         return np.asarray(fields.view(E2M1).astype(np.float32) + np.float32(0))  # -0 reads as +0
     return fields.astype(np.float32) + np.float32(form.lowest)

@@ -21,7 +21,7 @@ from typing import Any
 import kv_formats
 import ml_dtypes
 import numpy as np
-from kv_encoders import BF16, E2M1, E4M3, E5M2, E8M0, F32, FP16
+from kv_encoders import BF16, E2M1, E3M2, E4M3, E5M2, E8M0, F32, FP16
 
 FOLDER = Path(__file__).resolve().parent.parent / "data" / "golden"
 CHUNK = 1024
@@ -241,13 +241,16 @@ def exhaustive() -> dict[str, list[str]]:
                 encoded = kv_formats.cast_saturating(x, dtype)
                 result = encoded.view(np.uint8) if dtype.itemsize == 1 else canonical_nan(encoded)
                 hashes[f"{target} from {source}"] = chunk_hashes(result)
-            numbers = np.where(np.isnan(x), np.float32(0), x)  # E2M1 has no NaN
-            hashes[f"e2m1 from {source}"] = chunk_hashes(kv_formats.cast_saturating(numbers, E2M1).view(np.uint8))
-            for name in ("mxfp8", "mxfp4", "fp4_e2m1"):
+            numbers = np.where(np.isnan(x), np.float32(0), x)  # E2M1 and E3M2 have no NaN
+            for name, dtype in (("e2m1", E2M1), ("e3m2", E3M2)):
+                hashes[f"{name} from {source}"] = chunk_hashes(
+                    kv_formats.cast_saturating(numbers, dtype).view(np.uint8)
+                )
+            for name in ("mxfp8", "mxfp6_e3m2", "mxfp4", "fp4_e2m1"):
                 hashes[f"{name} scale from {source}"] = chunk_hashes(power_scales(name, x))
-        for target, dtype in {**targets, "e2m1": E2M1, "e8m0": E8M0}.items():
+        for target, dtype in {**targets, "e2m1": E2M1, "e3m2": E3M2, "e8m0": E8M0}.items():
             codes = np.arange(256, dtype=np.uint8) if dtype.itemsize == 1 else all_codes
-            codes = codes[:16] if dtype == E2M1 else codes
+            codes = codes[: {E2M1: 16, E3M2: 64}.get(dtype, len(codes))]
             hashes[f"fp32 from {target}"] = chunk_hashes(canonical_nan(codes.view(dtype).astype(np.float32)))
     return hashes
 

@@ -166,8 +166,9 @@ std::string LevelTable() {
     std::vector<int> levels(table.level, table.level + count);
     const bool consecutive =
         levels.back() - levels.front() == count - 1 && std::is_sorted(levels.begin(), levels.end());
-    const std::string listed = consecutive ? fmt::format("{} .. {}", levels.front(), levels.back())
-                                           : fmt::format("{}", fmt::join(levels, ", "));
+    const std::string listed = !IsInteger(code) ? "floats by their bits"
+                               : consecutive    ? fmt::format("{} .. {}", levels.front(), levels.back())
+                                                : fmt::format("{}", fmt::join(levels, ", "));
     // A Lloyd-Max unit is its largest value, of four digits, over 127.
     const std::string unit = table.unit == 1        ? "1"
                              : levels.back() == 127 ? fmt::format("{:.4f} / 127", table.unit * 127)

@@ -52,8 +52,16 @@ constexpr void SetDerived(AttentionKernels& kernels) {
     if constexpr (IsUnsigned(kType))
       kernels.channel_scaled_keys[kIndex] = {ChannelScaledQueryBytes, PrepareChannelScaled, ScoreChannelScaled<kType>};
     if constexpr (formats::Info(kType).decoding == formats::Decoding::kLookup8) {
-      kernels.keys[kIndex] = {QueryBytes<CodeInt8>, PrepareLookup8<kType>, ScoreLookup8<kType>};
-      kernels.values[kIndex] = {AccumulateLookup8<kType>};
+      if constexpr (formats::IsInteger(kType)) {
+        kernels.keys[kIndex] = {QueryBytes<CodeInt8>, PrepareLookup8<kType, PrepareQuery<CodeInt8>>,
+                                ScoreLookup8<kType>};
+        kernels.values[kIndex] = {AccumulateLookup8<kType, Accumulate<CodeInt8Values>>};
+      } else {
+        constexpr KeyKernel kKeys = KeyKernelOf<CodeE4M3>();
+        kernels.keys[kIndex] = {kKeys.query_bytes, PrepareLookup8<kType, kKeys.prepare>,
+                                ScoreExpanded<kType, kKeys.score>};
+        kernels.values[kIndex] = {AccumulateLookup8<kType, ValueKernelOf<CodeE4M3>().accumulate>};
+      }
     }
     SetDerived<kIndex + 1>(kernels);
   }

@@ -24,7 +24,26 @@ KVANTA_INLINE uint32_t Fields(uint32_t word, int shift) {
   return (word >> shift) & (((1U << kBits) - 1U) * 0x01010101U);
 }
 
-// Decodes a group of 16 tokens to lines of int8: line L holds channels 8 (L / 2) + 2 b + L % 2, b = 0..3.
+// E3M2 fields to E4M3: the exponent's bias is 7 instead of 3, and subnormal numbers become normal ones.
+KVANTA_INLINE void E3m2ToE4m3(uint8_t* bytes, int n) {
+  for (int i = 0; i < n; ++i) {
+    const int field = bytes[i], magnitude = field & 31;
+    const int subnormal = (magnitude > 0 ? 0x18 : 0) + (magnitude > 1 ? 8 : 0) + (magnitude > 2 ? 4 : 0);
+    bytes[i] = static_cast<uint8_t>((field & 32) << 2 | (magnitude < 4 ? subnormal : 2 * magnitude + 0x20));
+  }
+}
+
+// Fields to the bytes of their levels.
+template <formats::ElementType kElementType>
+KVANTA_INLINE void FieldsToLevels(Word* words, int n) {
+  if constexpr (kElementType == formats::ElementType::kE3M2) {
+    E3m2ToE4m3(reinterpret_cast<uint8_t*>(words), n);
+  } else {
+    LookUpBytes(kCodeLevels<kElementType>.level, reinterpret_cast<uint8_t*>(words), n);
+  }
+}
+
+// The codes of a group of 16 tokens, as lines of int8: line L holds channels 8 (L / 2) + 2 b + L % 2, b = 0..3.
 template <formats::ElementType kElementType>
 KVANTA_INLINE void UnpackKeys(const uint8_t* group, int head_dim, Word4* out) {
   constexpr formats::ElementTypeInfo kInfo = formats::Info(kElementType);
@@ -42,7 +61,7 @@ KVANTA_INLINE void UnpackKeys(const uint8_t* group, int head_dim, Word4* out) {
       for (int i = 0; i < 16; ++i) to[i] |= Fields<kHigh>(top[i], top_shift) << kLow;
     }
   }
-  LookUpBytes(kCodeLevels<kElementType>.level, reinterpret_cast<uint8_t*>(out), 16 * head_dim);
+  FieldsToLevels<kElementType>(out, 16 * head_dim);
 }
 
 // Decodes tokens [4 quad, 4 end_quad) of a cell to the order of int8 cells.
@@ -71,18 +90,18 @@ KVANTA_INLINE void UnpackValues(const uint8_t* codes, int head_dim, int quad, in
         }
       }
     }
-    LookUpBytes(kCodeLevels<kElementType>.level, reinterpret_cast<uint8_t*>(out), 4 * head_dim);
+    FieldsToLevels<kElementType>(out, 4 * head_dim);
   }
 }
 
-// Prepares the query in the channel order of UnpackKeys().
-template <formats::ElementType kElementType>
+// The query in the channels' order of UnpackKeys(), prepared by the expanded type's kernel.
+template <formats::ElementType kElementType, auto kPrepare>
 float PrepareLookup8(const float* query, int head_dim, int block, uint8_t* out) {
   alignas(64) float x[kMaxHeadDim];
   for (int octet = 0; octet < head_dim; octet += 8) {
     for (int i = 0; i < 8; ++i) x[octet + i] = query[octet + i % 4 * 2 + i / 4];
   }
-  return PrepareQuery<CodeInt8>(x, head_dim, block, out) * kCodeLevels<kElementType>.unit;
+  return kPrepare(x, head_dim, block, out) * kCodeLevels<kElementType>.unit;
 }
 
 // Not inlined: in every instance it would be most of the unit's code and compile time.
@@ -105,9 +124,23 @@ void ScoreLookup8(const KeyPass& pass) {
   for (int group = 0; group < pass.groups; ++group) ScoreLookup8Group<kElementType>(pass, group, prefetch);
 }
 
+// Keys of a page, expanded for another type's kernel.
+template <formats::ElementType kElementType, auto kScore>
+void ScoreExpanded(const KeyPass& pass) {
+  alignas(64) Word words[kMaxPageTokens / 4 * kMaxHeadDim];
+  const int head_dim = pass.cell.head_dim;
+  for (int group = 0; group < pass.groups; ++group) {
+    const int64_t group_bytes = int64_t{16} * head_dim * formats::CodeBits(kElementType) / 8;
+    UnpackKeys<kElementType>(pass.cell.codes + group * group_bytes, head_dim, words + int64_t{4} * group * head_dim);
+  }
+  KeyPass expanded = pass;
+  expanded.cell.codes = reinterpret_cast<const uint8_t*>(words);
+  kScore(expanded);
+}
+
 // ---- PV
 
-template <formats::ElementType kElementType>
+template <formats::ElementType kElementType, auto kAccumulate>
 void AccumulateLookup8(const ValuePass& pass) {
   alignas(64) Word4 words[kMaxPageTokens / 4 * kMaxHeadDim];
   const int quad = pass.begin / 4, end_quad = (pass.end + 3) / 4;
@@ -116,7 +149,7 @@ void AccumulateLookup8(const ValuePass& pass) {
   ValuePass bytes = pass;
   bytes.cell.codes = reinterpret_cast<const uint8_t*>(words);
   bytes.scale *= kCodeLevels<kElementType>.unit;
-  Accumulate<CodeInt8Values>(bytes);
+  kAccumulate(bytes);
 }
 
 }  // namespace

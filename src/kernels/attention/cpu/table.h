@@ -24,8 +24,7 @@ inline constexpr int kPassRows = 16;     // maximum rows of one kernel call
 // Scores are logits to base 2: row_scale and bias include this factor.
 inline constexpr float kLog2E = 0x1.715476p0f;
 
-// Queries and probabilities are quantized to 8 bits for these element types (codes_subbyte.h), for other integers
-// to 16.
+// Element types whose queries and probabilities are quantized to 8 bits (codes_subbyte.h); other integers: to 16.
 using formats::IsSubbyte;
 
 struct ScaleSection {

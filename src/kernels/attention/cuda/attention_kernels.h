@@ -45,11 +45,12 @@ struct PairKernel {
 struct GenericKernel {
   template <DecodeKind... kDecodeKinds>
   using Sides = KvTypeDispatch<RuntimeKvType<kDecodeKinds>...>;
-  using ValueKvTypes = Sides<DecodeKind::kFields, DecodeKind::kE2M1, DecodeKind::kInt8, DecodeKind::kE4M3,
-                             DecodeKind::kE5M2, DecodeKind::kF16, DecodeKind::kBf16, DecodeKind::kF32>;
+  using ValueKvTypes =
+      Sides<DecodeKind::kFields, DecodeKind::kE2M1, DecodeKind::kInt8, DecodeKind::kE4M3, DecodeKind::kE3M2,
+            DecodeKind::kE5M2, DecodeKind::kF16, DecodeKind::kBf16, DecodeKind::kF32>;
   using KeyKvTypes =
-      Sides<DecodeKind::kFields, DecodeKind::kE2M1, DecodeKind::kInt8, DecodeKind::kE4M3, DecodeKind::kE5M2,
-            DecodeKind::kF16, DecodeKind::kLloyd, DecodeKind::kBf16, DecodeKind::kF32>;
+      Sides<DecodeKind::kFields, DecodeKind::kE2M1, DecodeKind::kInt8, DecodeKind::kE4M3, DecodeKind::kE3M2,
+            DecodeKind::kE5M2, DecodeKind::kF16, DecodeKind::kLloyd, DecodeKind::kBf16, DecodeKind::kF32>;
   static constexpr bool kHasExact = true;
   static constexpr bool kHasUnquantized = true;
   using Outputs = SharedOutputs;

@@ -75,6 +75,11 @@ KVANTA_DEVICE uint32_t FieldPair(uint32_t fields, int offset) {
   return MultiplyAddF16(fields | 0x64006400U, 0x3c003c00U, less);
 }
 
+// E3M2 fields in both halves as f16: their values / kE3m2Unit, subnormal ones included.
+KVANTA_DEVICE uint32_t E3m2Pair(uint32_t fields) {
+  return ((fields & 0x00200020U) << 10U) | ((fields & 0x001f001fU) << 8U);
+}
+
 // Lloyd-Max levels of the fields in both halves, of 4 bits or of 3.
 template <ElementType kElementType>
 constexpr uint32_t LevelWord(int first) {
@@ -190,6 +195,7 @@ struct KeyOperand {
         both |= fields(words.high.word[j], high, PlaceIn(high, 8 * t).shift) << static_cast<unsigned>(low);
       }
       if constexpr (Side::kDecodeKind == DecodeKind::kLloyd) return LloydPair(both, low == 4);
+      if constexpr (Side::kDecodeKind == DecodeKind::kE3M2) return E3m2Pair(both);
       return FieldPair(both, side.Offset());
     }
   }
@@ -281,8 +287,11 @@ struct ValueOperand {
           both[i] |= fields(words.high[i][kChannel / 2], side.HighBits()) << static_cast<unsigned>(side.LowBits());
         }
       }
-      FourPairs(
-          both[0], both[1], [&](uint32_t halves) { return FieldPair(halves & 0x00ff00ffU, side.Offset()); }, pairs);
+      const auto pair = [&](uint32_t halves) {
+        if constexpr (Side::kDecodeKind == DecodeKind::kE3M2) return E3m2Pair(halves);
+        return FieldPair(halves & 0x00ff00ffU, side.Offset());
+      };
+      FourPairs(both[0], both[1], pair, pairs);
     }
   }
 

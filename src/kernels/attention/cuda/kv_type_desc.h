@@ -18,6 +18,7 @@ enum class DecodeKind : uint8_t {
   kE5M2,
   kInt8,
   kE2M1,
+  kE3M2,    // two bit planes
   kFields,  // one or two bit planes; field - offset is the level
   kLloyd,   // the same; the field is an index into the levels
 };
@@ -32,7 +33,7 @@ constexpr DecodeKind DecodeKindOf(formats::ElementType type) {
     case formats::Decoding::kTable:
       return DecodeKind::kE2M1;
     case formats::Decoding::kLookup8:
-      return DecodeKind::kLloyd;
+      return formats::IsInteger(type) ? DecodeKind::kLloyd : DecodeKind::kE3M2;
     case formats::Decoding::kFloat:
       break;
   }
@@ -52,6 +53,7 @@ struct KvTypeDesc {
 };
 
 inline constexpr float kE2m1Unit = 0x1p14F;  // f16's and E2M1's exponents are biased by 15 and 1
+inline constexpr float kE3m2Unit = 0x1p12F;  // E3M2's by 3
 // E4M3 scales as f16 operands are 2^7 too large, so that with E2M1's 2^-14 a product is exact and none overflows.
 inline constexpr float kE4m3ScaleUnit = 0x1p-7F;
 // Scales and offsets of channels are halved, so that a value just above f16's maximum does not become infinite.
@@ -97,6 +99,7 @@ constexpr bool HasKvTypeDesc(formats::ElementType code, const formats::Scaling& 
     case DecodeKind::kE4M3:
       return block != BlockScale::kFp16 && scaling.token != ScaleType::kFp16 && scaling.token != ScaleType::kE8M0;
     case DecodeKind::kE2M1:
+    case DecodeKind::kE3M2:
       return block == BlockScale::kPower && scaling.token == ScaleType::kNone;
     case DecodeKind::kInt8:
     case DecodeKind::kLloyd:
@@ -124,6 +127,7 @@ constexpr KvTypeDesc MakeKvTypeDesc(formats::ElementType code, const formats::Sc
   side.high_bits = static_cast<int8_t>(formats::Info(code).high_bits);
   side.scaling = scaling;
   if (side.kind == DecodeKind::kFields) side.offset = static_cast<int8_t>(-formats::Levels(code).level[0]);
+  if (side.kind == DecodeKind::kE3M2) side.unit = kE3m2Unit;
   if (side.kind == DecodeKind::kLloyd) side.unit = formats::Levels(code).unit;
   if (side.kind == DecodeKind::kE2M1) {
     const BlockScale block = BlockScaleOf(scaling);

@@ -19,7 +19,8 @@ struct KvTypeTraits {
   static constexpr DecodeKind kDecodeKind = kOf;
   static constexpr bool kF32 = kOf == DecodeKind::kF32;
   static constexpr bool kBf16 = kOf == DecodeKind::kBf16 || kF32;  // as operands
-  static constexpr bool kSubbyte = kOf == DecodeKind::kE2M1 || kOf == DecodeKind::kFields || kOf == DecodeKind::kLloyd;
+  static constexpr bool kSubbyte =
+      kOf == DecodeKind::kE2M1 || kOf == DecodeKind::kE3M2 || kOf == DecodeKind::kFields || kOf == DecodeKind::kLloyd;
   static constexpr int kBits = kSubbyte ? 0 : kF32 ? 32 : kBf16 || kOf == DecodeKind::kF16 ? 16 : 8;  // 0: of planes
   // Codes that may be NaN: of slots that a query does not see they must not be multiplied, not even by 0.
   static constexpr bool kHasNan = !kSubbyte && kOf != DecodeKind::kInt8;
@@ -52,15 +53,17 @@ struct RuntimeKvType : KvTypeTraits<kOf> {
   static constexpr bool kFixed = false;
   static constexpr formats::ElementType kElementType =
       kOf == DecodeKind::kE2M1 ? formats::ElementType::kE2M1 : formats::ElementType::kFp32;
-  static constexpr bool kHasBlocks =
-      kOf == DecodeKind::kE4M3 || kOf == DecodeKind::kInt8 || kOf == DecodeKind::kE2M1 || kOf == DecodeKind::kFields;
+  static constexpr bool kHasBlocks = kOf == DecodeKind::kE4M3 || kOf == DecodeKind::kInt8 || kOf == DecodeKind::kE2M1 ||
+                                     kOf == DecodeKind::kE3M2 || kOf == DecodeKind::kFields;
   static constexpr bool kHasTokens =
       kOf == DecodeKind::kE4M3 || kOf == DecodeKind::kInt8 || kOf == DecodeKind::kFields || kOf == DecodeKind::kLloyd;
   const KvTypeDesc& code;
 
   explicit KVANTA_DEVICE RuntimeKvType(const KvTypeDesc& of) : code(of) {}
-  KVANTA_DEVICE int LowBits() const { return kOf == DecodeKind::kE2M1 ? 4 : code.low_bits; }
-  KVANTA_DEVICE int HighBits() const { return kOf == DecodeKind::kE2M1 ? 0 : code.high_bits; }
+  KVANTA_DEVICE int LowBits() const { return kOf == DecodeKind::kE2M1 || kOf == DecodeKind::kE3M2 ? 4 : code.low_bits; }
+  KVANTA_DEVICE int HighBits() const {
+    return kOf == DecodeKind::kE2M1 ? 0 : kOf == DecodeKind::kE3M2 ? 2 : code.high_bits;
+  }
   KVANTA_DEVICE int Offset() const { return code.offset; }
   KVANTA_DEVICE BlockScale Block() const { return kHasBlocks ? BlockScaleOf(code.scaling) : BlockScale::kNone; }
   KVANTA_DEVICE bool BlockOffset() const { return kOf == DecodeKind::kFields && code.scaling.block_offset; }

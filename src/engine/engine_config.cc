@@ -85,7 +85,7 @@ std::vector<KvScheme> ResolveSchemes(const EngineConfig& config, const models::M
 
 formats::CacheLayout PlanLayout(const std::vector<KvScheme>& schemes, const models::ModelConfig& model, int page_size) {
   const std::vector<formats::LayerShape> shapes(schemes.size(),
-                                                {model.kv_heads, model.head_dim, model.latent.rope_dim});
+                                                {model.kv_heads, model.head_dim, model.mla.qk_rope_head_dim});
   return formats::PlanCache(schemes, shapes, page_size);
 }
 
@@ -173,7 +173,7 @@ ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype, kernels::
   info.heads = model.heads;
   info.kv_heads = model.kv_heads;
   info.head_dim = model.head_dim;
-  info.rope_dim = model.latent.rope_dim;
+  info.rope_dim = model.mla.qk_rope_head_dim;
   info.vocab = model.vocab;
   info.max_position = model.max_position;
   info.sliding_window = model.sliding_window;

@@ -30,10 +30,10 @@ class ProfiledLinear final : public kernels::Linear {
   const kernels::Linear& Inner() const noexcept { return *inner_; }
   int64_t In() const noexcept override { return inner_->In(); }
   int64_t Out() const noexcept override { return inner_->Out(); }
-  void Multiply(const float* x, int64_t rows, float* y, int64_t y_stride,
-                kernels::RowArgmax* argmaxes) const noexcept override {
+  void Forward(const float* x, int64_t rows, float* y, int64_t y_stride,
+               kernels::RowArgmax* argmaxes) const noexcept override {
     const Timer timer(row_);
-    inner_->Multiply(x, rows, y, y_stride, argmaxes);
+    inner_->Forward(x, rows, y, y_stride, argmaxes);
   }
   void DequantizeRow(int64_t index, float* out) const noexcept override { inner_->DequantizeRow(index, out); }
   int64_t WeightBytes() const noexcept override { return inner_->WeightBytes(); }

@@ -39,7 +39,7 @@ class Ops {
   // A layer of experts in a few launches, of linear layers that MakeLinear gave; null on the host, where models know
   // which experts a row has (models/experts.cc). correction: [count], added to the scores that choose, or empty. Throws
   // ResourceError.
-  virtual std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& /*experts*/, const ExpertRule& /*rule*/,
+  virtual std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& /*experts*/, const MoeConfig& /*moe*/,
                                                    std::span<const float> /*correction*/) {
     return nullptr;
   }

@@ -117,12 +117,12 @@ ModelConfig ReadFolder(const std::string& folder) {
 }  // namespace
 
 double ModelConfig::SoftmaxScale() const {
-  if (latent.rank == 0) return 1.0 / std::sqrt(static_cast<double>(head_dim));
+  if (mla.kv_lora_rank == 0) return 1.0 / std::sqrt(static_cast<double>(head_dim));
   // transformers: with YaRN, the attention's temperature is on the logits instead of on the rotation.
   const double mscale = rope.type == RopeType::kYarn && rope.mscale_all_dim != 0 && rope.factor > 1
                             ? 0.1 * rope.mscale_all_dim * std::log(rope.factor) + 1.0
                             : 1.0;
-  return mscale * mscale / std::sqrt(static_cast<double>(latent.qk_nope_head_dim + latent.rope_dim));
+  return mscale * mscale / std::sqrt(static_cast<double>(mla.qk_nope_head_dim + mla.qk_rope_head_dim));
 }
 
 ModelConfig ParseConfig(std::string_view text, const std::string& name, bool* dtype_missing) {

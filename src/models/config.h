@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "kernels/moe/moe_layer.h"
 
 namespace kvanta::models {
 
@@ -26,33 +27,17 @@ struct RopeConfig {
   bool operator==(const RopeConfig&) const = default;
 };
 
-// Attention over latents (MLA): K and V of a token are one latent, the same for all heads, from which each head's are
-// made; a key has rotated channels beside it.
+// Multi-head latent attention (MLA): K and V of a token are one latent, from which every head's K and V are projected,
+// and a rotated key that all heads share.
 struct MlaConfig {
-  int rank = 0;              // of the latents; 0: there are none
-  int q_lora_rank = 0;       // queries go through a space of this many channels; 0: they do not
-  int qk_nope_head_dim = 0;  // channels of a head's query and key that position does not rotate
-  int rope_dim = 0;          // channels that it does
-  int v_head_dim = 0;        // channels of a head's value
-  bool interleaved = true;   // channels (2 i, 2 i + 1) are rotated as a pair; else (i, i + rope_dim / 2)
+  int kv_lora_rank = 0;         // channels of a latent; 0: no MLA
+  int q_lora_rank = 0;          // channels that queries are projected through; 0: projected at once
+  int qk_nope_head_dim = 0;     // channels of a head's query and key without rotation
+  int qk_rope_head_dim = 0;     // channels with rotation
+  int v_head_dim = 0;           // channels of a head's value
+  bool rope_interleave = true;  // rotates the pairs (2 i, 2 i + 1); else (i, i + qk_rope_head_dim / 2)
 
   bool operator==(const MlaConfig&) const = default;
-};
-
-// Layers whose MLP is a mixture of experts.
-struct MoeConfig {
-  int count = 0;                   // 0: there are none
-  int chosen = 0;                  // of a row
-  int shared = 0;                  // experts that every row passes, as one MLP of that many times `ffn`
-  int intermediate_size = 0;       // of one expert
-  int first_layer = 0;             // layers before it have a plain MLP
-  int groups = 1, topk_group = 1;  // experts are chosen from the best groups alone
-  bool sigmoid = false;            // scores are sigmoids, chosen after a correction is added (V3); else a softmax (V2)
-  bool normalized = false;         // weights are shares of the chosen scores' sum
-  double scale = 1.0;              // of the weights
-
-  bool In(int layer) const noexcept { return count != 0 && layer >= first_layer; }
-  bool operator==(const MoeConfig&) const = default;
 };
 
 struct ModelConfig {
@@ -61,11 +46,11 @@ struct ModelConfig {
   DType dtype = DType::kBf16;  // of the checkpoint
   bool dtype_known = true;     // false: config.json does not say it, and no weights lie beside it
   int hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, intermediate_size = 0, vocab = 0;
-  // Of latents: kv_heads is 1 and head_dim their rank, as the cache has them.
-  MlaConfig latent;
-  MoeConfig experts;
-  int rotary_dim = 0;                // head_dim, or latent.rope_dim
-  int num_nextn_predict_layers = 0;  // of the checkpoint, behind the model's: they predict further tokens (MTP)
+  MlaConfig mla;  // with MLA, kv_heads is 1 and head_dim is kv_lora_rank: the cache's shape
+  kernels::MoeConfig moe;
+  int first_k_dense_replace = 0;     // first layer with a mixture of experts, if the model has any
+  int rotary_dim = 0;                // head_dim, or mla.qk_rope_head_dim
+  int num_nextn_predict_layers = 0;  // multi-token prediction layers at the checkpoint's end, which are not loaded
   double rms_eps = 1e-6;
   bool tied_embeddings = false;
   bool qkv_bias = false, o_bias = false, mlp_bias = false;

@@ -53,7 +53,7 @@ class Decoder final : public Model {
       layer.heads = config_.heads;
       layer.kv_heads = config_.kv_heads;
       layer.head_dim = config_.head_dim;
-      layer.rope_dim = config_.latent.rope_dim;
+      layer.rope_dim = config_.mla.qk_rope_head_dim;
       layer.softmax_scale = static_cast<float>(config_.SoftmaxScale());
       layer.visibility = cache::SlidingWindow(window);
       layers.push_back(layer);
@@ -84,7 +84,7 @@ class Decoder final : public Model {
   }
 
   void Logits(const float* hidden, int64_t rows, float* out, kernels::RowArgmax* argmaxes) noexcept override {
-    (lm_head_ ? *lm_head_ : *embedding_).Multiply(hidden, rows, out, config_.vocab, argmaxes);
+    (lm_head_ ? *lm_head_ : *embedding_).Forward(hidden, rows, out, config_.vocab, argmaxes);
   }
 
  private:
@@ -95,9 +95,9 @@ class Decoder final : public Model {
     layer.attention_norm = source.reader.Vector(prefix + "input_layernorm.weight", config.hidden);
     layer.mlp_norm = source.reader.Vector(prefix + "post_attention_layernorm.weight", config.hidden);
     layer.attention =
-        config.latent.rank != 0 ? ReadLatentAttention(source, prefix) : ReadGroupedAttention(source, prefix);
-    layer.mlp = config.experts.In(index)
-                    ? ReadExperts(source, prefix + "mlp.")
+        config.mla.kv_lora_rank != 0 ? ReadLatentAttention(source, prefix) : ReadGroupedAttention(source, prefix);
+    layer.mlp = config.moe.num_experts != 0 && index >= config.first_k_dense_replace
+                    ? ReadMoe(source, prefix + "mlp.")
                     : ReadGatedMlp(source, prefix + "mlp.", config.intermediate_size, config.mlp_bias);
     return layer;
   }

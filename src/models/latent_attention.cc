@@ -53,51 +53,51 @@ class HeadLayers {
 class LatentAttention final : public AttentionBlock {
  public:
   LatentAttention(const BlockSource& source, const std::string& prefix)
-      : ops_(source.ops), config_(source.config), latent_(source.config.latent) {
+      : ops_(source.ops), config_(source.config), mla_(source.config.mla) {
     const std::string module = prefix + "self_attn.";
     ReadQueries(source, module);
     ReadLatents(source, module);
     ReadHeads(source, module);
-    out_ = source.reader.Linear({{module + "o_proj", config_.hidden}}, config_.heads * latent_.v_head_dim,
-                                config_.o_bias, source.store);
+    out_ = source.reader.Linear({{module + "o_proj", config_.hidden}}, config_.heads * mla_.v_head_dim, config_.o_bias,
+                                source.store);
   }
 
   void Place(Scratch& scratch, int64_t rows) noexcept override {
-    low_ = scratch.Take(rows * latent_.q_lora_rank);
+    low_ = scratch.Take(rows * mla_.q_lora_rank);
     projected_ = scratch.Take(rows * config_.heads * HeadDim());
     latents_ = scratch.Take(rows * KeyDim());
     queries_ = scratch.Take(rows * config_.heads * KeyDim());
-    attended_ = scratch.Take(rows * config_.heads * latent_.rank);
-    part_ = scratch.Take(rows * std::max(latent_.rank, latent_.qk_nope_head_dim));
-    values_ = scratch.Take(rows * config_.heads * latent_.v_head_dim);
+    attended_ = scratch.Take(rows * config_.heads * mla_.kv_lora_rank);
+    part_ = scratch.Take(rows * std::max(mla_.kv_lora_rank, mla_.qk_nope_head_dim));
+    values_ = scratch.Take(rows * config_.heads * mla_.v_head_dim);
   }
 
   void Forward(const AttentionStep& step, const float* x, float* out) noexcept override {
-    const int64_t rows = step.rows, rank = latent_.rank;
+    const int64_t rows = step.rows, rank = mla_.kv_lora_rank;
     const int heads = config_.heads;
     MakeLatents(step, x);
     MakeQueries(step, x);
     step.backend->Append(*step.plan, step.layer, latents_, nullptr, KeyDim());
     step.backend->Run(*step.plan, step.layer, queries_, heads * KeyDim(), attended_);
-    const int64_t value = latent_.v_head_dim;
+    const int64_t value = mla_.v_head_dim;
     from_latent_.Forward(ops_, {attended_, heads * rank, rank}, rows, {values_, heads * value, value}, part_);
     out_->Forward(values_, rows, out, config_.hidden);
   }
 
  private:
   int64_t HeadDim() const {
-    return int64_t{latent_.qk_nope_head_dim} + latent_.rope_dim;
+    return int64_t{mla_.qk_nope_head_dim} + mla_.qk_rope_head_dim;
   }  // of a query as it is projected
-  int64_t KeyDim() const { return int64_t{latent_.rank} + latent_.rope_dim; }
+  int64_t KeyDim() const { return int64_t{mla_.kv_lora_rank} + mla_.qk_rope_head_dim; }
 
   // Rotated channels in the order of Ops::Rope: pairs (2 i, 2 i + 1) of the checkpoint become (i, i + half). The same
   // for queries and keys, so their products stay.
   template <class T>
   void SortRotated(std::vector<T>& rows, int64_t in, int64_t first) const {
-    if (!latent_.interleaved) return;
-    const std::vector<T> before(rows.begin() + first * in, rows.begin() + (first + latent_.rope_dim) * in);
-    const int64_t half = latent_.rope_dim / 2;
-    for (int64_t i = 0; i < latent_.rope_dim; ++i) {
+    if (!mla_.rope_interleave) return;
+    const std::vector<T> before(rows.begin() + first * in, rows.begin() + (first + mla_.qk_rope_head_dim) * in);
+    const int64_t half = mla_.qk_rope_head_dim / 2;
+    for (int64_t i = 0; i < mla_.qk_rope_head_dim; ++i) {
       const auto from = before.begin() + (i < half ? 2 * i : 2 * (i - half) + 1) * in;
       std::copy(from, from + in, rows.begin() + (first + i) * in);
     }
@@ -105,35 +105,34 @@ class LatentAttention final : public AttentionBlock {
 
   void ReadQueries(const BlockSource& source, const std::string& module) {
     const int64_t rows = config_.heads * HeadDim();
-    const int64_t in = latent_.q_lora_rank != 0 ? latent_.q_lora_rank : config_.hidden;
-    if (latent_.q_lora_rank != 0) {
-      to_low_ = source.reader.Linear({{module + "q_a_proj", latent_.q_lora_rank}}, config_.hidden, config_.qkv_bias,
+    const int64_t in = mla_.q_lora_rank != 0 ? mla_.q_lora_rank : config_.hidden;
+    if (mla_.q_lora_rank != 0) {
+      to_low_ = source.reader.Linear({{module + "q_a_proj", mla_.q_lora_rank}}, config_.hidden, config_.qkv_bias,
                                      {source.store, kInt16Activations});
-      low_norm_ = source.reader.Vector(module + "q_a_layernorm.weight", latent_.q_lora_rank);
+      low_norm_ = source.reader.Vector(module + "q_a_layernorm.weight", mla_.q_lora_rank);
     }
-    const std::string name = module + (latent_.q_lora_rank != 0 ? "q_b_proj" : "q_proj");
+    const std::string name = module + (mla_.q_lora_rank != 0 ? "q_b_proj" : "q_proj");
     std::vector<float> weight = source.reader.Matrix(name + ".weight", rows, in, source.store);
-    for (int head = 0; head < config_.heads; ++head)
-      SortRotated(weight, in, head * HeadDim() + latent_.qk_nope_head_dim);
+    for (int head = 0; head < config_.heads; ++head) SortRotated(weight, in, head * HeadDim() + mla_.qk_nope_head_dim);
     to_queries_ = source.reader.Pack(weight, rows, in, {}, {source.store, kInt16Activations}, name);
   }
 
   void ReadLatents(const BlockSource& source, const std::string& module) {
     const std::string name = module + "kv_a_proj_with_mqa";
     std::vector<float> weight = source.reader.Matrix(name + ".weight", KeyDim(), config_.hidden, source.store);
-    SortRotated(weight, config_.hidden, latent_.rank);
+    SortRotated(weight, config_.hidden, mla_.kv_lora_rank);
     std::vector<float> bias;
     if (config_.qkv_bias) {
       bias = source.reader.Values(name + ".bias", KeyDim());
-      SortRotated(bias, 1, latent_.rank);
+      SortRotated(bias, 1, mla_.kv_lora_rank);
     }
     to_latent_ = source.reader.Pack(weight, KeyDim(), config_.hidden, bias, {source.store, kInt16Activations}, name);
-    latent_norm_ = source.reader.Vector(module + "kv_a_layernorm.weight", latent_.rank);
+    latent_norm_ = source.reader.Vector(module + "kv_a_layernorm.weight", mla_.kv_lora_rank);
   }
 
   void ReadHeads(const BlockSource& source, const std::string& module) {
     const std::string name = module + "kv_b_proj";
-    const int64_t rank = latent_.rank, nope = latent_.qk_nope_head_dim, value = latent_.v_head_dim;
+    const int64_t rank = mla_.kv_lora_rank, nope = mla_.qk_nope_head_dim, value = mla_.v_head_dim;
     const std::vector<float> both =
         source.reader.Matrix(name + ".weight", config_.heads * (nope + value), rank, source.store);
     for (int64_t head = 0; head < config_.heads; ++head) {
@@ -149,30 +148,31 @@ class LatentAttention final : public AttentionBlock {
 
   void MakeLatents(const AttentionStep& step, const float* x) noexcept {
     to_latent_->Forward(x, step.rows, latents_, KeyDim());
-    ops_.RmsNorm(latents_, KeyDim(), latent_norm_.as<float>(), kLatentEps, step.rows, latent_.rank, latents_, KeyDim());
-    ops_.Rope(latents_ + latent_.rank, KeyDim(), step.rows, 1, latent_.rope_dim, latent_.rope_dim, step.rope_table,
-              step.positions);
+    ops_.RmsNorm(latents_, KeyDim(), latent_norm_.as<float>(), kLatentEps, step.rows, mla_.kv_lora_rank, latents_,
+                 KeyDim());
+    ops_.Rope(latents_ + mla_.kv_lora_rank, KeyDim(), step.rows, 1, mla_.qk_rope_head_dim, mla_.qk_rope_head_dim,
+              step.rope_table, step.positions);
   }
 
   void MakeQueries(const AttentionStep& step, const float* x) noexcept {
     const int64_t rows = step.rows, width = config_.heads * HeadDim(), stride = config_.heads * KeyDim();
     if (to_low_) {
-      to_low_->Forward(x, rows, low_, latent_.q_lora_rank);
-      ops_.RmsNorm(low_, latent_.q_lora_rank, low_norm_.as<float>(), kLatentEps, rows, latent_.q_lora_rank, low_,
-                   latent_.q_lora_rank);
+      to_low_->Forward(x, rows, low_, mla_.q_lora_rank);
+      ops_.RmsNorm(low_, mla_.q_lora_rank, low_norm_.as<float>(), kLatentEps, rows, mla_.q_lora_rank, low_,
+                   mla_.q_lora_rank);
       x = low_;
     }
     to_queries_->Forward(x, rows, projected_, width);
     to_latent_space_.Forward(ops_, {projected_, width, HeadDim()}, rows, {queries_, stride, KeyDim()}, part_);
-    ops_.Copy(projected_ + latent_.qk_nope_head_dim, HeadDim(), rows * config_.heads, latent_.rope_dim,
-              queries_ + latent_.rank, KeyDim());
-    ops_.Rope(queries_ + latent_.rank, stride, rows, config_.heads, static_cast<int>(KeyDim()), latent_.rope_dim,
-              step.rope_table, step.positions);
+    ops_.Copy(projected_ + mla_.qk_nope_head_dim, HeadDim(), rows * config_.heads, mla_.qk_rope_head_dim,
+              queries_ + mla_.kv_lora_rank, KeyDim());
+    ops_.Rope(queries_ + mla_.kv_lora_rank, stride, rows, config_.heads, static_cast<int>(KeyDim()),
+              mla_.qk_rope_head_dim, step.rope_table, step.positions);
   }
 
   kernels::Ops& ops_;
   const ModelConfig& config_;
-  const MlaConfig& latent_;
+  const MlaConfig& mla_;
   std::unique_ptr<kernels::Linear> to_low_;      // hidden -> q_lora_rank; null where queries are projected at once
   Buffer low_norm_;                              // f32 [q_lora_rank]
   std::unique_ptr<kernels::Linear> to_queries_;  // -> heads * (nope | rope)

@@ -82,13 +82,13 @@ struct BlockSource {
 
 // Queries in groups that share a K and a V head: Llama, Mistral, Qwen2, Qwen3.
 std::unique_ptr<AttentionBlock> ReadGroupedAttention(const BlockSource& source, const std::string& prefix);
-// One latent for all heads: MLA (config.latent).
+// One latent for all heads: MLA (config.mla).
 std::unique_ptr<AttentionBlock> ReadLatentAttention(const BlockSource& source, const std::string& prefix);
 
 // down(silu(gate(x)) * up(x)) of `ffn` channels; `module`: "model.layers.0.mlp.".
 std::unique_ptr<MlpBlock> ReadGatedMlp(const BlockSource& source, const std::string& module, int64_t intermediate_size,
                                        bool bias);
-// Experts that a router chooses for each row, beside one that all rows pass (config.experts).
-std::unique_ptr<MlpBlock> ReadExperts(const BlockSource& source, const std::string& module);
+// Experts that a router chooses for each row, beside one that all rows pass (config.moe).
+std::unique_ptr<MlpBlock> ReadMoe(const BlockSource& source, const std::string& module);
 
 }  // namespace kvanta::models

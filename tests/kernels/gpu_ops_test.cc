@@ -315,7 +315,7 @@ TEST_P(GpuOpsTest, ArgmaxesAreTheFirstOfTheLargest) {
   const auto linear = ops_->MakeLinear({&view, 1}, {}, WeightType::kF32);
   const Buffer device_x = Upload(x), y = Upload(std::vector<float>(static_cast<size_t>(rows * vocab)));
   const Buffer argmaxes = Upload(std::vector<RowArgmax>(static_cast<size_t>(rows)));
-  linear->Multiply(device_x.as<float>(), rows, y.as<float>(), vocab, argmaxes.as<RowArgmax>());
+  linear->Forward(device_x.as<float>(), rows, y.as<float>(), vocab, argmaxes.as<RowArgmax>());
   const std::vector<RowArgmax> found = Download<RowArgmax>(argmaxes);
   for (int64_t r = 0; r < rows; ++r) {
     // An infinite weight times zero is no number in the other rows, too.
@@ -323,7 +323,7 @@ TEST_P(GpuOpsTest, ArgmaxesAreTheFirstOfTheLargest) {
   }
   w[static_cast<size_t>(123 * 32 + 2)] = 0;
   const auto finite = ops_->MakeLinear({&view, 1}, {}, WeightType::kF32);
-  finite->Multiply(device_x.as<float>(), rows, y.as<float>(), vocab, argmaxes.as<RowArgmax>());
+  finite->Forward(device_x.as<float>(), rows, y.as<float>(), vocab, argmaxes.as<RowArgmax>());
   const std::vector<RowArgmax> best = Download<RowArgmax>(argmaxes);
   const std::vector<float> logits = Download(y);
   for (int64_t r = 0; r < rows; ++r) {

@@ -34,7 +34,7 @@ json Qwen2() {
 }
 
 // DeepSeek V2 with layers of experts.
-json MlaSupport() {
+json DeepseekV2() {
   json config = Llama();
   config.update(json::parse(R"({"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2",
     "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": null, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16,
@@ -144,37 +144,38 @@ TEST(Config, WindowOfMistral) {
   EXPECT_THAT(Parse(config).sliding_window, ElementsAre(0, 0, 0));
 }
 
-TEST(Config, MlaSupport) {
-  json config = MlaSupport();
+TEST(Config, DeepseekV2) {
+  json config = DeepseekV2();
   ModelConfig parsed = Parse(config);
   EXPECT_EQ(parsed.kv_heads, 1);
   EXPECT_EQ(parsed.head_dim, 32);
   EXPECT_EQ(parsed.rotary_dim, 16);
-  EXPECT_EQ(parsed.latent,
-            (MlaConfig{.rank = 32, .q_lora_rank = 0, .qk_nope_head_dim = 24, .rope_dim = 16, .v_head_dim = 20}));
-  EXPECT_DOUBLE_EQ(parsed.SoftmaxScale(), 1 / std::sqrt(40.0));
   EXPECT_EQ(
-      parsed.experts,
-      (MoeConfig{
-          .count = 8, .chosen = 3, .shared = 2, .intermediate_size = 24, .first_layer = 1}));  // greedy: no groups
-  EXPECT_FALSE(parsed.experts.In(0));
-  EXPECT_TRUE(parsed.experts.In(1));
+      parsed.mla,
+      (MlaConfig{
+          .kv_lora_rank = 32, .q_lora_rank = 0, .qk_nope_head_dim = 24, .qk_rope_head_dim = 16, .v_head_dim = 20}));
+  EXPECT_DOUBLE_EQ(parsed.SoftmaxScale(), 1 / std::sqrt(40.0));
+  EXPECT_EQ(parsed.moe, (kernels::MoeConfig{.num_experts = 8,
+                                            .num_experts_per_tok = 3,
+                                            .num_shared_experts = 2,
+                                            .moe_intermediate_size = 24}));  // greedy: no groups
+  EXPECT_EQ(parsed.first_k_dense_replace, 1);
   config["topk_method"] = "group_limited_greedy";
-  EXPECT_EQ(Parse(config).experts.groups, 4);
+  EXPECT_EQ(Parse(config).moe.n_group, 4);
   config["first_k_dense_replace"] = 3;
-  EXPECT_EQ(Parse(config).experts, MoeConfig{});
+  EXPECT_EQ(Parse(config).moe, kernels::MoeConfig{});
 
-  config = MlaSupport();
+  config = DeepseekV2();
   config["architectures"] = {"DeepseekV3ForCausalLM"};
   config["model_type"] = "deepseek_v3";
   config["q_lora_rank"] = 48;
   config["num_nextn_predict_layers"] = 1;
   config["rope_scaling"] = {{"type", "yarn"}, {"factor", 40}, {"mscale", 1.0}, {"mscale_all_dim", 0.5}};
   parsed = Parse(config);
-  EXPECT_EQ(parsed.latent.q_lora_rank, 48);
+  EXPECT_EQ(parsed.mla.q_lora_rank, 48);
   EXPECT_EQ(parsed.num_nextn_predict_layers, 1);
-  EXPECT_TRUE(parsed.experts.sigmoid && parsed.experts.normalized);
-  EXPECT_EQ(parsed.experts.topk_group, 2);
+  EXPECT_TRUE(parsed.moe.scoring_func == kernels::ScoringFunc::kSigmoid && parsed.moe.norm_topk_prob);
+  EXPECT_EQ(parsed.moe.topk_group, 2);
   const double mscale = 0.1 * 0.5 * std::log(40.0) + 1;
   EXPECT_DOUBLE_EQ(parsed.SoftmaxScale(), mscale * mscale / std::sqrt(40.0));
 }
@@ -190,9 +191,9 @@ TEST(Config, ErrorsOfLatents) {
            {"scoring_func", "sigmoid", "expected softmax"},
            {"topk_method", "noaux_tc", "greedy or group_limited_greedy"},
            {"norm_topk_prob", true, "expected false"}}) {
-    EXPECT_THAT(ErrorOf(With(MlaSupport(), key, value)), HasSubstr(message)) << key;
+    EXPECT_THAT(ErrorOf(With(DeepseekV2(), key, value)), HasSubstr(message)) << key;
   }
-  json groups = With(MlaSupport(), "topk_method", "group_limited_greedy");
+  json groups = With(DeepseekV2(), "topk_method", "group_limited_greedy");
   EXPECT_THAT(ErrorOf(With(groups, "n_group", 3)), HasSubstr("a divisor of n_routed_experts (8)"));
   EXPECT_THAT(ErrorOf(With(groups, "topk_group", 1)), HasSubstr("at least num_experts_per_tok (3)"));
 }

@@ -62,8 +62,9 @@ TEST(WeightCount, CountsLatentsAndExperts) {
   config.heads = 16;
   config.intermediate_size = 10944;
   config.vocab = 102400;
-  config.latent = {.rank = 512, .qk_nope_head_dim = 128, .rope_dim = 64, .v_head_dim = 128};
-  config.experts = {.count = 64, .chosen = 6, .shared = 2, .intermediate_size = 1408, .first_layer = 1};
+  config.mla = {.kv_lora_rank = 512, .qk_nope_head_dim = 128, .qk_rope_head_dim = 64, .v_head_dim = 128};
+  config.moe = {.num_experts = 64, .num_experts_per_tok = 6, .num_shared_experts = 2, .moe_intermediate_size = 1408};
+  config.first_k_dense_replace = 1;
   EXPECT_EQ(CountWeights(config).Parameters(), 15'706'484'224);
 }
 

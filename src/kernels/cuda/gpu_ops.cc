@@ -27,9 +27,9 @@ class GpuOps final : public Ops {
     return std::make_unique<GpuLinearGroup>(context_, std::move(layers));
   }
 
-  std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& experts, const ExpertRule& rule,
+  std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& experts, const MoeConfig& moe,
                                            std::span<const float> e_score_correction_bias) override {
-    return MakeGpuExperts(context_, std::move(experts), rule, e_score_correction_bias);
+    return MakeGpuExperts(context_, std::move(experts), moe, e_score_correction_bias);
   }
 
   void Embed(const Linear& table, const int32_t* ids, int64_t rows, float* out) noexcept override {

@@ -147,7 +147,7 @@ struct LinearWork {
 struct RouteWork {
   const float* logits = nullptr;  // f32 [rows][count]
   int64_t rows = 0;
-  ExpertRule rule;
+  MoeConfig moe;
   const float* e_score_correction_bias = nullptr;  // [count], or none
   int32_t* experts = nullptr;
   float* weights = nullptr;

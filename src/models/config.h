@@ -11,7 +11,7 @@
 
 namespace kvanta::models {
 
-enum class RopeType : uint8_t { kDefault, kLinear, kDynamic, kLlama3, kYarn };
+enum class RopeType : uint8_t { kDefault, kLinear, kLlama3, kYarn };
 
 struct RopeConfig {
   RopeType type = RopeType::kDefault;
@@ -56,7 +56,7 @@ struct ModelConfig {
   bool qkv_bias = false, o_bias = false, mlp_bias = false;
   bool qk_norm = false;             // RMS norm of each head's q and k before RoPE (Qwen3)
   std::vector<int> sliding_window;  // per layer; 0: none
-  int64_t max_position = 0;         // longest context; with linear, dynamic and yarn rope: after scaling
+  int64_t max_position = 0;         // longest context; with linear and yarn rope: after scaling
   RopeConfig rope;
   std::vector<int32_t> eos_token_ids;  // of config.json and generation_config.json
   int32_t bos_token_id = -1;

@@ -109,7 +109,7 @@ class Decoder final : public Model {
     // First what is checked against the machine's memory.
     rope_table_ = ops_.device().Allocate(positions * config_.rotary_dim * sizeof(float));
     std::vector<float> table(positions * config_.rotary_dim);
-    FillRopeTable(MakeRopeFrequencies(config_.rope, config_.rotary_dim, positions), table);
+    FillRopeTable(MakeRopeFrequencies(config_.rope, config_.rotary_dim), table);
     ops_.device().CopyIn(rope_table_.data(), table.data(), rope_table_.bytes());
   }
 

@@ -23,14 +23,7 @@ std::vector<float> Inverse(std::vector<float> powers) {
   return powers;
 }
 
-double DynamicBase(const RopeConfig& rope, int rotary_dim, int64_t positions) {
-  const auto trained = static_cast<double>(rope.original_max_position);
-  const double length = std::max(static_cast<double>(positions), trained);
-  const double stretch = rope.factor * length / trained - (rope.factor - 1);
-  return rope.theta * std::pow(stretch, static_cast<double>(rotary_dim) / (rotary_dim - 2));
-}
-
-// Llama 3.1: long waves are divided by the factor, short ones kept, those between interpolated.
+// Llama 3.1: frequencies of long waves are divided by the factor, of short ones kept, in between interpolated.
 void ScaleLlama3(const RopeConfig& rope, std::vector<float>& inverse) {
   const auto length = static_cast<float>(rope.original_max_position);
   const auto low = static_cast<float>(rope.low_freq_factor);
@@ -51,7 +44,7 @@ void ScaleLlama3(const RopeConfig& rope, std::vector<float>& inverse) {
   }
 }
 
-// The channel at which a wave turns `rotations` times within the original length (YaRN, arXiv:2309.00071, eq. 17).
+// Channel whose wave makes `rotations` rotations within the original length (YaRN, arXiv:2309.00071, eq. 17).
 double CorrectionChannel(const RopeConfig& rope, int rotary_dim, double rotations) {
   const auto length = static_cast<double>(rope.original_max_position);
   return rotary_dim * std::log(length / (rotations * 2 * std::numbers::pi)) / (2 * std::log(rope.theta));
@@ -92,7 +85,7 @@ float YarnAttentionScaling(const RopeConfig& rope) {
 
 }  // namespace
 
-RopeFrequencies MakeRopeFrequencies(const RopeConfig& rope, int rotary_dim, int64_t positions) {
+RopeFrequencies MakeRopeFrequencies(const RopeConfig& rope, int rotary_dim) {
   RopeFrequencies result;
   switch (rope.type) {
     case RopeType::kDefault:
@@ -101,9 +94,6 @@ RopeFrequencies MakeRopeFrequencies(const RopeConfig& rope, int rotary_dim, int6
     case RopeType::kLinear:
       result.inverse = Inverse(Powers(rope.theta, rotary_dim));
       for (float& frequency : result.inverse) frequency /= static_cast<float>(rope.factor);
-      break;
-    case RopeType::kDynamic:
-      result.inverse = Inverse(Powers(DynamicBase(rope, rotary_dim, positions), rotary_dim));
       break;
     case RopeType::kLlama3:
       result.inverse = Inverse(Powers(rope.theta, rotary_dim));

@@ -14,9 +14,10 @@ namespace {
 
 constexpr double kMaxFactor = 1e6;
 
+// Dynamic NTK scaling is the default rope up to the original length, and not supported beyond it (docs/adr/0021).
 constexpr std::array kTypes = std::to_array<std::pair<std::string_view, RopeType>>({{"default", RopeType::kDefault},
                                                                                     {"linear", RopeType::kLinear},
-                                                                                    {"dynamic", RopeType::kDynamic},
+                                                                                    {"dynamic", RopeType::kDefault},
                                                                                     {"llama3", RopeType::kLlama3},
                                                                                     {"yarn", RopeType::kYarn}});
 
@@ -114,7 +115,6 @@ int64_t ScaledMaxPosition(const RopeConfig& rope, int64_t max_position) {
   };
   switch (rope.type) {
     case RopeType::kLinear:
-    case RopeType::kDynamic:
       return std::max(max_position, scaled(max_position));
     case RopeType::kYarn:
       return std::max(max_position, scaled(rope.original_max_position));

@@ -105,6 +105,13 @@ TEST(Config, ScalingStretchesTheContext) {
   EXPECT_EQ(Parse(With(Llama(), "rope_scaling", yarn)).max_position, 1024);
 }
 
+// Its frequencies beyond the original length depend on the sequence's length (docs/adr/0021).
+TEST(Config, DynamicRopeIsTheDefaultUpToTheOriginalLength) {
+  const ModelConfig config = Parse(With(Llama(), "rope_scaling", {{"rope_type", "dynamic"}, {"factor", 4.0}}));
+  EXPECT_EQ(config.max_position, 512);
+  EXPECT_EQ(config.rope.type, RopeType::kDefault);
+}
+
 TEST(Config, HeadDimOfItsOwn) {
   EXPECT_EQ(Parse(With(Llama(), "head_dim", 32)).head_dim, 32);
   json qwen3 = With(Qwen2(), "architectures", {"Qwen3ForCausalLM"});

@@ -73,10 +73,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def logits(folder: Path, dtype: str = "float32", kv_cache_dtype: str = "fp32", **options: Any) -> NDArray[np.float32]:
+def logits(
+    folder: Path,
+    dtype: str = "float32",
+    kv_cache_dtype: str = "fp32",
+    tokens: NDArray[np.int32] = TOKENS,
+    **options: Any,
+) -> NDArray[np.float32]:
     options = {"max_model_len": len(TOKENS), "max_num_batched_tokens": 64, "threads": 2, **options}
     llm = kvanta.LLM(folder, tokenizer="stories260k", dtype=dtype, kv_cache_dtype=kv_cache_dtype, **options)
-    return llm.logits(TOKENS)
+    return llm.logits(tokens)
 
 
 def largest_error(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
@@ -164,16 +170,17 @@ def test_shards(tmp_path: Path) -> None:
     assert largest_error(logits(tmp_path), tiny_models.expected_logits(model, TOKENS)) < tolerance.F32_LOGITS
 
 
-@pytest.mark.parametrize("trained", [150, 64])
-def test_dynamic_rope_of_the_configured_length(trained: int, tmp_path: Path) -> None:
-    """transformers stretches to the sequence, Kvanta to max_model_len: the same for one sequence of that length."""
+@pytest.mark.parametrize("original", [150, 64])
+def test_dynamic_rope_is_exact_up_to_the_original_length(original: int, tmp_path: Path) -> None:
+    """Beyond it, transformers recomputes every key's rotation for each length: refused (docs/adr/0021)."""
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
-    model = tiny_models.make_model("Llama", rope_parameters=rope, max_position_embeddings=trained)
+    model = tiny_models.make_model("Llama", rope_parameters=rope, max_position_embeddings=original)
     tiny_models.save(model, tmp_path)
-    expected = tiny_models.expected_logits(model, TOKENS)
-    assert largest_error(logits(tmp_path), expected) < tolerance.F32_LOGITS
-    if trained < len(TOKENS):
-        assert largest_error(logits(tmp_path, max_model_len=256), expected) > 10 * tolerance.F32_LOGITS
+    tokens = TOKENS[:original]
+    expected = tiny_models.expected_logits(model, tokens)
+    assert largest_error(logits(tmp_path, tokens=tokens, max_model_len=None), expected) < tolerance.F32_LOGITS
+    with pytest.raises(kvanta.InputError, match=f"the model's limit is {original} tokens"):
+        logits(tmp_path, max_model_len=original + 1)
 
 
 # --- The power of the comparison: one fault in the checkpoint that Kvanta reads, and it must fail. ---

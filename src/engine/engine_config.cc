@@ -73,8 +73,9 @@ std::vector<KvScheme> ResolveSchemes(const EngineConfig& config, const models::M
       ParseLayerSchemes(ResolveBaseScheme(config, model, dtype), config.kv_cache_dtype_layers, model.layers);
   for (const std::string& entry : config.kv_cache_dtype_skip_layers) {
     if (entry == "sliding_window") {
-      for (size_t layer = 0; layer < model.sliding_window.size(); ++layer) {
-        if (model.sliding_window[layer] > 0) schemes[layer] = KvScheme::Parse(unquantized);
+      const std::vector<int> windows = model.SlidingWindows();
+      for (size_t layer = 0; layer < windows.size(); ++layer) {
+        if (windows[layer] > 0) schemes[layer] = KvScheme::Parse(unquantized);
       }
     } else {
       schemes[static_cast<size_t>(ParseLayerIndex(entry, model.layers))] = KvScheme::Parse(unquantized);
@@ -91,7 +92,7 @@ formats::CacheLayout PlanLayout(const std::vector<KvScheme>& schemes, const mode
 
 int64_t CommonWindow(const models::ModelConfig& model) {
   int64_t widest = 0;
-  for (const int window : model.sliding_window) {
+  for (const int window : model.SlidingWindows()) {
     if (window == 0) return 0;
     widest = std::max<int64_t>(widest, window);
   }
@@ -176,7 +177,7 @@ ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype, kernels::
   info.rope_dim = model.mla.qk_rope_head_dim;
   info.vocab = model.vocab;
   info.max_position = model.max_position;
-  info.sliding_window = model.sliding_window;
+  info.sliding_window = model.SlidingWindows();
   info.eos_token_ids = model.eos_token_ids;
   info.declared_kv_cache = model.declared_kv_cache;
   info.parameters = weights.Parameters();

@@ -11,6 +11,7 @@
 
 #include "base/device.h"
 #include "base/thread_pool.h"
+#include "kernels/activation.h"
 #include "kernels/launch_graph.h"
 #include "kernels/linear/linear.h"
 #include "kernels/moe/moe_layer.h"
@@ -61,8 +62,14 @@ class Ops {
   // the first half cos, the second sin; positions: int64 [rows].
   virtual void Rope(float* x, int64_t stride, int64_t rows, int heads, int head_dim, int rotary_dim,
                     const float* cos_sin, const int64_t* positions) noexcept = 0;
-  // out[r][i] = silu(gate_up[r][i]) * gate_up[r][width + i]; gate_up: f32 [rows][2 * width]; out: f32 [rows][width].
-  virtual void SiluMul(const float* gate_up, int64_t rows, int64_t width, float* out) noexcept = 0;
+  // out[r][i] = activation(gate_up[r][i]) * gate_up[r][width + i]; gate_up: f32 [rows][2 * width]; out: f32
+  // [rows][width].
+  virtual void ActivateMul(Activation activation, const float* gate_up, int64_t rows, int64_t width,
+                           float* out) noexcept = 0;
+  // x *= factor, f32 [n].
+  virtual void Scale(float* x, float factor, int64_t n) noexcept = 0;
+  // x = softcap * tanh(x / softcap), f32 [rows][width]; then argmaxes of the rows [rows] unless null.
+  virtual void Softcap(float* x, int64_t rows, int64_t width, float softcap, RowArgmax* argmaxes) noexcept = 0;
   // What `launches` would begin, none of which begins now (cuda/gpu.h); null on the host, where it is not called.
   // Throws ResourceError.
   virtual std::unique_ptr<LaunchGraph> Record(const std::function<void()>& /*launches*/) { return nullptr; }

@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "formats/scheme.h"
 #include "models/architecture.h"
-#include "models/decoder.h"
 
 namespace kvanta::models {
 namespace {
@@ -26,7 +26,13 @@ void ReadMla(const JsonObject& json, ModelConfig& config) {
   mla.v_head_dim = static_cast<int>(json.Int("v_head_dim", 1, kMaxDim));
   config.kv_heads = 1;
   config.head_dim = mla.kv_lora_rank;
-  config.rotary_dim = mla.qk_rope_head_dim;
+  for (LayerSpec& layer : config.layer_specs) layer.rope.rotary_dim = mla.qk_rope_head_dim;
+  // transformers: with YaRN, mscale_all_dim scales the softmax.
+  const RopeSpec& rope = config.layer_specs.front().rope;
+  const double mscale = rope.type == RopeType::kYarn && rope.mscale_all_dim != 0 && rope.factor > 1
+                            ? 0.1 * rope.mscale_all_dim * std::log(rope.factor) + 1.0
+                            : 1.0;
+  config.softmax_scale = mscale * mscale / std::sqrt(static_cast<double>(mla.qk_nope_head_dim + mla.qk_rope_head_dim));
   config.qkv_bias = config.o_bias = json.Bool("attention_bias", false);
 }
 
@@ -47,7 +53,7 @@ void ReadMoe(const JsonObject& json, ModelConfig& config) {
   kernels::MoeConfig& moe = config.moe;
   const auto first = static_cast<int>(json.Int("first_k_dense_replace", 0, int64_t{1} << 20, 0));
   if (first >= config.layers || !json.Has("n_routed_experts")) return;
-  config.first_k_dense_replace = first;
+  for (int layer = first; layer < config.layers; ++layer) config.layer_specs[layer].moe = true;
   moe.num_experts = static_cast<int>(json.Int("n_routed_experts", 1, kMaxExperts));
   moe.num_experts_per_tok = static_cast<int>(json.Int("num_experts_per_tok", 1, moe.num_experts));
   moe.num_shared_experts = static_cast<int>(json.Int("n_shared_experts", 0, kMaxExperts, 0));
@@ -58,7 +64,7 @@ void ReadMoe(const JsonObject& json, ModelConfig& config) {
 
 void ReadDeepseekV2(const JsonObject& json, ModelConfig& config) {
   ReadMla(json, config);
-  config.mlp_bias = json.Bool("mlp_bias", false);
+  config.mlp.bias = json.Bool("mlp_bias", false);
   ReadMoe(json, config);
   if (config.moe.num_experts == 0) return;
   if (json.String("scoring_func", "softmax") != "softmax") json.Fail("scoring_func", "softmax");
@@ -87,8 +93,9 @@ void ReadDeepseekV3(const JsonObject& json, ModelConfig& config) {
 
 }  // namespace
 
-// Heads have no size of their own; 64 only keeps hidden_size / num_attention_heads from being asked for.
-const Architecture kDeepseekV2 = {"DeepseekV2ForCausalLM", "deepseek_v2", 64, ReadDeepseekV2, LoadDecoder};
-const Architecture kDeepseekV3 = {"DeepseekV3ForCausalLM", "deepseek_v3", 64, ReadDeepseekV3, LoadDecoder};
+// Heads have no one size; this one only replaces hidden_size / num_attention_heads.
+constexpr std::string_view kDefaults = R"({"head_dim": 64})";
+extern const Architecture kDeepseekV2 = {"DeepseekV2ForCausalLM", "deepseek_v2", ReadDeepseekV2, kDefaults};
+extern const Architecture kDeepseekV3 = {"DeepseekV3ForCausalLM", "deepseek_v3", ReadDeepseekV3, kDefaults};
 
 }  // namespace kvanta::models

@@ -30,8 +30,7 @@ class MixtureOfExperts final : public MlpBlock {
     router_ =
         source.reader.Linear({{module + "gate", moe_.num_experts}}, config_.hidden, false, kernels::WeightType::kF32);
     if (IsSigmoid()) {
-      e_score_correction_bias_ =
-          source.reader.Values(module + "gate.e_score_correction_bias", moe_.num_experts);
+      e_score_correction_bias_ = source.reader.Values(module + "gate.e_score_correction_bias", moe_.num_experts);
     }
     if (ops_.OnHost()) {
       for (int expert = 0; expert < moe_.num_experts; ++expert) {
@@ -42,7 +41,7 @@ class MixtureOfExperts final : public MlpBlock {
     }
     if (moe_.num_shared_experts != 0) {
       shared_ = ReadGatedMlp(source, module + "shared_experts.",
-                             int64_t{moe_.num_shared_experts} * moe_.moe_intermediate_size, config_.mlp_bias);
+                             int64_t{moe_.num_shared_experts} * moe_.moe_intermediate_size, config_.mlp.bias);
     }
     score_.resize(count);
     choice_score_.resize(count);

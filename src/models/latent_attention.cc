@@ -1,6 +1,6 @@
-// Attention over latents (MLA, arXiv:2405.04434, section 2.1), absorbed: K = W_UK c and V = W_UV c of a token's latent
-// c are never made. A query goes through W_UK to the latents' space and meets them there, beside the rotated channels
-// that all heads share; what attention returns is a latent, too, and goes through W_UV.
+// Multi-head latent attention (MLA, arXiv:2405.04434, section 2.1) with absorbed weights: K = W_UK c and V = W_UV c of
+// a token's latent c are never computed. Queries are projected by W_UK into the latents' space, where attention runs on
+// the latents and on the rotated channels that all heads share; its output is a latent, which W_UV projects to values.
 #include <algorithm>
 #include <utility>
 
@@ -9,10 +9,10 @@
 namespace kvanta::models {
 namespace {
 
-// transformers' RMS norms of latents take their class's default, whatever config.json says.
+// transformers: norms of latents have their class's default, not the eps of config.json.
 constexpr float kLatentEps = 1e-6F;
 
-// Rows of a matrix [out][in] as the reader gave them, in another order.
+// Rows [first, first + count) of a matrix [out][in].
 std::vector<float> TakeRows(const std::vector<float>& rows, int64_t in, int64_t first, int64_t count) {
   return {rows.begin() + first * in, rows.begin() + (first + count) * in};
 }
@@ -25,10 +25,10 @@ std::vector<float> Transposed(const std::vector<float>& matrix, int64_t out, int
   return result;
 }
 
-// A linear layer for each head. Rows of a head begin where its part of a row of all heads does.
+// One linear layer per head, each on its head's part of the rows.
 class HeadLayers {
  public:
-  // `part`: f32 [rows][in].
+  // `part`: scratch, f32 [rows][in].
   void Forward(kernels::Ops& ops, const kernels::MemberRows& x, int64_t rows, const kernels::MemberOutputs& y,
                float* part) const noexcept {
     if (group_) return group_->Forward(x, rows, y);
@@ -46,8 +46,8 @@ class HeadLayers {
   }
 
  private:
-  std::vector<std::unique_ptr<kernels::Linear>> layers_;  // on the host
-  std::unique_ptr<kernels::LinearGroup> group_;           // elsewhere
+  std::vector<std::unique_ptr<kernels::Linear>> layers_;  // the host runs them one by one
+  std::unique_ptr<kernels::LinearGroup> group_;           // a device runs them in few launches
 };
 
 class LatentAttention final : public AttentionBlock {
@@ -75,8 +75,8 @@ class LatentAttention final : public AttentionBlock {
   void Forward(const AttentionStep& step, const float* x, float* out) noexcept override {
     const int64_t rows = step.rows, rank = mla_.kv_lora_rank;
     const int heads = config_.heads;
-    MakeLatents(step, x);
-    MakeQueries(step, x);
+    ProjectLatents(step, x);
+    ProjectQueries(step, x);
     step.backend->Append(*step.plan, step.layer, latents_, nullptr, KeyDim());
     step.backend->Run(*step.plan, step.layer, queries_, heads * KeyDim(), attended_);
     const int64_t value = mla_.v_head_dim;
@@ -87,13 +87,13 @@ class LatentAttention final : public AttentionBlock {
  private:
   int64_t HeadDim() const {
     return int64_t{mla_.qk_nope_head_dim} + mla_.qk_rope_head_dim;
-  }  // of a query as it is projected
+  }  // channels of a projected query
   int64_t KeyDim() const { return int64_t{mla_.kv_lora_rank} + mla_.qk_rope_head_dim; }
 
-  // Rotated channels in the order of Ops::Rope: pairs (2 i, 2 i + 1) of the checkpoint become (i, i + half). The same
-  // for queries and keys, so their products stay.
+  // Reorders rotated channels for Ops::Rope: pairs (2 i, 2 i + 1) of the checkpoint become (i, i + half). Queries and
+  // keys are reordered alike, so their products stay.
   template <class T>
-  void SortRotated(std::vector<T>& rows, int64_t in, int64_t first) const {
+  void ReorderRotated(std::vector<T>& rows, int64_t in, int64_t first) const {
     if (!mla_.rope_interleave) return;
     const std::vector<T> before(rows.begin() + first * in, rows.begin() + (first + mla_.qk_rope_head_dim) * in);
     const int64_t half = mla_.qk_rope_head_dim / 2;
@@ -113,18 +113,19 @@ class LatentAttention final : public AttentionBlock {
     }
     const std::string name = module + (mla_.q_lora_rank != 0 ? "q_b_proj" : "q_proj");
     std::vector<float> weight = source.reader.Matrix(name + ".weight", rows, in, source.store);
-    for (int head = 0; head < config_.heads; ++head) SortRotated(weight, in, head * HeadDim() + mla_.qk_nope_head_dim);
+    for (int head = 0; head < config_.heads; ++head)
+      ReorderRotated(weight, in, head * HeadDim() + mla_.qk_nope_head_dim);
     to_queries_ = source.reader.Pack(weight, rows, in, {}, {source.store, kInt16Activations}, name);
   }
 
   void ReadLatents(const BlockSource& source, const std::string& module) {
     const std::string name = module + "kv_a_proj_with_mqa";
     std::vector<float> weight = source.reader.Matrix(name + ".weight", KeyDim(), config_.hidden, source.store);
-    SortRotated(weight, config_.hidden, mla_.kv_lora_rank);
+    ReorderRotated(weight, config_.hidden, mla_.kv_lora_rank);
     std::vector<float> bias;
     if (config_.qkv_bias) {
       bias = source.reader.Values(name + ".bias", KeyDim());
-      SortRotated(bias, 1, mla_.kv_lora_rank);
+      ReorderRotated(bias, 1, mla_.kv_lora_rank);
     }
     to_latent_ = source.reader.Pack(weight, KeyDim(), config_.hidden, bias, {source.store, kInt16Activations}, name);
     latent_norm_ = source.reader.Vector(module + "kv_a_layernorm.weight", mla_.kv_lora_rank);
@@ -146,7 +147,7 @@ class LatentAttention final : public AttentionBlock {
     from_latent_.Close(ops_);
   }
 
-  void MakeLatents(const AttentionStep& step, const float* x) noexcept {
+  void ProjectLatents(const AttentionStep& step, const float* x) noexcept {
     to_latent_->Forward(x, step.rows, latents_, KeyDim());
     ops_.RmsNorm(latents_, KeyDim(), latent_norm_.as<float>(), kLatentEps, step.rows, mla_.kv_lora_rank, latents_,
                  KeyDim());
@@ -154,7 +155,7 @@ class LatentAttention final : public AttentionBlock {
               step.rope_table, step.positions);
   }
 
-  void MakeQueries(const AttentionStep& step, const float* x) noexcept {
+  void ProjectQueries(const AttentionStep& step, const float* x) noexcept {
     const int64_t rows = step.rows, width = config_.heads * HeadDim(), stride = config_.heads * KeyDim();
     if (to_low_) {
       to_low_->Forward(x, rows, low_, mla_.q_lora_rank);
@@ -187,7 +188,7 @@ class LatentAttention final : public AttentionBlock {
   float* latents_ = nullptr;    // KeyDim()
   float* queries_ = nullptr;    // heads * KeyDim()
   float* attended_ = nullptr;   // heads * rank
-  float* part_ = nullptr;       // of one head, dense
+  float* part_ = nullptr;       // one head's rows, dense
   float* values_ = nullptr;     // heads * v_head_dim
 };
 

@@ -14,7 +14,7 @@ struct RopeFrequencies {
   float attention_scaling = 1.0F;  // multiplies cos and sin (yarn)
 };
 
-RopeFrequencies MakeRopeFrequencies(const RopeConfig& rope, int rotary_dim);
+RopeFrequencies MakeRopeFrequencies(const RopeSpec& rope);
 
 // table: f32 [positions][rotary_dim], first half cos, second half sin; table.size() / rotary_dim positions from 0.
 void FillRopeTable(const RopeFrequencies& frequencies, std::span<float> table);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 
 #include "kvanta/error.h"
 
@@ -60,7 +61,7 @@ BlockCount CountMoe(const ModelConfig& config) {
   const kernels::MoeConfig& moe = config.moe;
   const int64_t hidden = config.hidden;
   BlockCount count = CountMlp(hidden, int64_t{moe.num_shared_experts} * moe.moe_intermediate_size,
-                              config.mlp_bias && moe.num_shared_experts != 0);
+                              config.mlp.bias && moe.num_shared_experts != 0);
   count.matrices += moe.num_experts * CountMlp(hidden, moe.moe_intermediate_size, false).matrices;
   const bool has_correction = moe.scoring_func == kernels::ScoringFunc::kSigmoid;
   count.vectors += moe.num_experts * (hidden + (has_correction ? 1 : 0));  // the router
@@ -73,7 +74,7 @@ WeightCount CountWeights(const ModelConfig& config) {
   const int64_t hidden = config.hidden;
   const BlockCount attention =
       config.mla.kv_lora_rank != 0 ? CountLatentAttention(config) : CountGroupedAttention(config);
-  const BlockCount mlp = CountMlp(hidden, config.intermediate_size, config.mlp_bias);
+  const BlockCount mlp = CountMlp(hidden, config.intermediate_size, config.mlp.bias);
   const BlockCount experts = config.moe.num_experts != 0 ? CountMoe(config) : mlp;
   const int64_t limit = attention.matrices + std::max(mlp.matrices, experts.matrices);
   constexpr int64_t kMax = int64_t{1} << 50;
@@ -81,13 +82,18 @@ WeightCount CountWeights(const ModelConfig& config) {
     throw InputError(fmt::format("config.json describes {} layers of {} weights, more than any machine holds",
                                  config.layers, limit));
   }
-  const int64_t plain = config.moe.num_experts != 0 ? config.first_k_dense_replace : config.layers;
+  const int64_t moe_layers = std::count_if(config.layer_specs.begin(), config.layer_specs.end(),
+                                           [](const LayerSpec& layer) { return layer.moe; });
+  const int64_t norms =
+      std::ranges::count_if(std::array{config.names.pre_attention_norm, config.names.post_attention_norm,
+                                       config.names.pre_mlp_norm, config.names.post_mlp_norm},
+                            [](std::string_view name) { return !name.empty(); });
   const auto total = [&](int64_t BlockCount::*part) {
-    return config.layers * attention.*part + plain * mlp.*part + (config.layers - plain) * experts.*part;
+    return config.layers * attention.*part + (config.layers - moe_layers) * mlp.*part + moe_layers * experts.*part;
   };
   return {.matrices = total(&BlockCount::matrices),
           .embeddings = int64_t{config.vocab} * hidden * (config.tied_embeddings ? 1 : 2),
-          .vectors = total(&BlockCount::vectors) + (2 * config.layers + 1) * hidden};
+          .vectors = total(&BlockCount::vectors) + (norms * config.layers + 1) * hidden};
 }
 
 int64_t WeightCount::Bytes(kernels::WeightType store) const noexcept {

@@ -149,7 +149,7 @@ TEST_P(GpuExpertsTest, ALayerIsTheSumOfItsExpertsWhateverTheRows) {
       const Buffer both = Upload(std::vector<float>(static_cast<size_t>(rows * 2 * kIntermediateSize)));
       const Buffer gated = Upload(std::vector<float>(static_cast<size_t>(rows * kIntermediateSize))), made = Upload(x);
       experts.back().gate_up->Forward(device_x.as<float>(), rows, both.as<float>(), 2 * kIntermediateSize);
-      ops_->SiluMul(both.as<float>(), rows, kIntermediateSize, gated.as<float>());
+      ops_->ActivateMul(Activation::kSilu, both.as<float>(), rows, kIntermediateSize, gated.as<float>());
       experts.back().down->Forward(gated.as<float>(), rows, made.as<float>(), kHidden);
       const std::vector<float> own = Download(made);
       for (size_t i = 0; i < own.size(); ++i) {

@@ -18,8 +18,8 @@ int64_t UlpsApart(float a, float b) {
 // transformers' power function errs by up to 1 ulp, the formulas round 2 to 4 times.
 constexpr int64_t kUlps = 4;
 
-void ExpectLike(const RopeConfig& rope, const golden::RopeGolden& expected) {
-  const RopeFrequencies found = MakeRopeFrequencies(rope, 64);
+void ExpectLike(const RopeSpec& rope, const golden::RopeGolden& expected) {
+  const RopeFrequencies found = MakeRopeFrequencies(rope);
   ASSERT_EQ(found.inverse.size(), expected.inverse.size());
   EXPECT_LE(UlpsApart(found.attention_scaling, expected.attention_scaling), 1);
   for (size_t i = 0; i < found.inverse.size(); ++i) {
@@ -27,8 +27,9 @@ void ExpectLike(const RopeConfig& rope, const golden::RopeGolden& expected) {
   }
 }
 
-RopeConfig Rope(RopeType type, double theta, double factor, int64_t original) {
-  RopeConfig rope;
+RopeSpec Rope(RopeType type, double theta, double factor, int64_t original) {
+  RopeSpec rope;
+  rope.rotary_dim = 64;
   rope.type = type;
   rope.theta = theta;
   rope.factor = factor;
@@ -40,7 +41,7 @@ TEST(Rope, FrequenciesOfTransformers) {
   ExpectLike(Rope(RopeType::kDefault, 500000, 1, 8192), golden::kDefault);
   ExpectLike(Rope(RopeType::kLinear, 10000, 3, 8192), golden::kLinear);
   ExpectLike(Rope(RopeType::kLlama3, 500000, 8, 2048), golden::kLlama3);
-  RopeConfig yarn = Rope(RopeType::kYarn, 10000, 4, 2048);
+  RopeSpec yarn = Rope(RopeType::kYarn, 10000, 4, 2048);
   yarn.beta_fast = 24;
   yarn.beta_slow = 2;
   ExpectLike(yarn, golden::kYarn);

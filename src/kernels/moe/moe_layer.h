@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "base/host_device.h"
+#include "kernels/activation.h"
 #include "kernels/linear/linear.h"
 
 namespace kvanta::kernels {
@@ -18,8 +19,9 @@ struct MoeConfig {
   int32_t num_experts_per_tok = 0;    // routed experts of one row
   int32_t num_shared_experts = 0;     // experts that every row passes, as one MLP of that many times the width
   int32_t moe_intermediate_size = 0;  // width of one expert
-  int32_t n_group = 1;                // groups of consecutive experts
-  int32_t topk_group = 1;             // groups that a row's experts are chosen from: the best
+  Activation activation = Activation::kSilu;
+  int32_t n_group = 1;     // groups of consecutive experts
+  int32_t topk_group = 1;  // groups that a row's experts are chosen from: the best
   // Sigmoid scores are chosen after e_score_correction_bias is added, their groups by the sum of the two best
   // (DeepSeek V3); softmax scores as they are, their groups by the best (V2).
   ScoringFunc scoring_func = ScoringFunc::kSoftmax;
@@ -44,7 +46,7 @@ KVANTA_HD constexpr float RoutingWeight(const MoeConfig& moe, float score, float
   return (moe.norm_topk_prob ? score / (sum + 1e-20F) : score) * moe.routed_scaling_factor;
 }
 
-// One expert: down(silu(gate(x)) * up(x)).
+// One expert: down(activation(gate(x)) * up(x)).
 struct ExpertWeights {
   std::unique_ptr<Linear> gate_up;  // hidden -> gate | up
   std::unique_ptr<Linear> down;     // -> hidden

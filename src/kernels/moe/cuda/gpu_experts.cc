@@ -105,8 +105,11 @@ class GpuExperts final : public ExpertLayer {
                            .out = made,
                            .out_stride = gate_up_.In()});
     gate_up_.Multiply(made, slots, tile, tile_experts, buffers.both.as<float>());
-    gpu.Run(cuda::GateWork{
-        .gate_up = buffers.both.as<float>(), .rows = slots, .width = down_.In(), .out = buffers.gated.as<float>()});
+    gpu.Run(cuda::GateWork{.activation = moe_.activation,
+                           .gate_up = buffers.both.as<float>(),
+                           .rows = slots,
+                           .width = down_.In(),
+                           .out = buffers.gated.as<float>()});
     down_.Multiply(buffers.gated.as<float>(), slots, tile, tile_experts, made);
     gpu.Run(cuda::MixWork{.made = made,
                           .row_slots = row_slots,

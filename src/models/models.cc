@@ -6,10 +6,10 @@
 
 namespace kvanta::models {
 
-extern const Architecture kLlama, kMistral, kQwen2, kQwen3, kDeepseekV2, kDeepseekV3;
+extern const Architecture kLlama, kMistral, kQwen2, kQwen3, kDeepseekV2, kDeepseekV3, kGemma2;
 
 std::span<const Architecture* const> Architectures() {
-  static constexpr std::array kAll = {&kLlama, &kMistral, &kQwen2, &kQwen3, &kDeepseekV2, &kDeepseekV3};
+  static constexpr std::array kAll = {&kLlama, &kMistral, &kQwen2, &kQwen3, &kDeepseekV2, &kDeepseekV3, &kGemma2};
   return kAll;
 }
 

@@ -6,10 +6,12 @@
 
 namespace kvanta::models {
 
-extern const Architecture kLlama, kMistral, kQwen2, kQwen3, kDeepseekV2, kDeepseekV3, kGemma2;
+extern const Architecture kLlama, kMistral, kQwen2, kQwen3, kDeepseekV2, kDeepseekV3, kGemma2, kGemma3,
+    kGemma3Multimodal;
 
 std::span<const Architecture* const> Architectures() {
-  static constexpr std::array kAll = {&kLlama, &kMistral, &kQwen2, &kQwen3, &kDeepseekV2, &kDeepseekV3, &kGemma2};
+  static constexpr std::array kAll = {&kLlama,      &kMistral, &kQwen2,  &kQwen3,           &kDeepseekV2,
+                                      &kDeepseekV3, &kGemma2,  &kGemma3, &kGemma3Multimodal};
   return kAll;
 }
 

@@ -63,6 +63,7 @@ GpuLayer GpuLayers::Make(size_t index, kernels::cuda::AppendSums* sums, const st
   }
   GpuLayer layer;
   layer.exact_open = scheme.exact_open;
+  layer.group = scheme.group;
   layer.attend_kernel = FindAttend(scheme);
   layer.cells.push_back(SideOf(index, true));
   if (!scheme.SharesCell()) layer.cells.push_back(SideOf(index, false));
@@ -138,10 +139,11 @@ GpuCell GpuLayers::SideOf(size_t index, bool is_key) {
   }
   append.outlier_count = side.outliers;
   append.scale = Upload(scales.scale);
-  append.quantized = {store_.Base(PageKind::kQuantized), store_.RecordBytes(PageKind::kQuantized)};
+  append.quantized = {store_.Base(scheme.group, PageKind::kQuantized),
+                      store_.RecordBytes(scheme.group, PageKind::kQuantized)};
   append.cell = PlaceOf(side.sections, is_key ? scheme.KCell(0) : scheme.VCell(0), scheme.HeadBytes());
   if (scheme.exact_open) {
-    append.exact = {store_.Base(PageKind::kExact), store_.RecordBytes(PageKind::kExact)};
+    append.exact = {store_.Base(scheme.group, PageKind::kExact), store_.RecordBytes(scheme.group, PageKind::kExact)};
     append.exact_cell = PlaceOf(formats::Bf16Sections(scheme.shape),
                                 is_key ? scheme.ExactKCell(0) : scheme.ExactVCell(0), scheme.ExactHeadBytes());
   }

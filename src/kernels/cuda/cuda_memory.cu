@@ -93,6 +93,9 @@ class CudaReservation final : public Reservation {
     return true;
   }
 
+  size_t BytesToCommit(size_t offset, size_t bytes) const noexcept override { return UnitsWith(0, offset, bytes); }
+  size_t BytesToRelease(size_t offset, size_t bytes) const noexcept override { return UnitsWith(1, offset, bytes); }
+
   void Release(size_t offset, size_t bytes) noexcept override {
     const size_t end = (offset + bytes + unit_ - 1) / unit_;
     for (size_t i = offset / unit_; i < end; ++i) Leave(i);
@@ -103,6 +106,13 @@ class CudaReservation final : public Reservation {
     CUmemGenericAllocationHandle memory = 0;
     int users = 0;  // committed parts that lie in it; mapped if there are any
   };
+
+  // Bytes of the part's granules that have so many users.
+  size_t UnitsWith(int users, size_t offset, size_t bytes) const noexcept {
+    size_t sum = 0;
+    for (size_t i = offset / unit_; i * unit_ < offset + bytes; ++i) sum += units_[i].users == users ? unit_ : 0;
+    return sum;
+  }
 
   CUdeviceptr AddressOf(size_t unit) const { return base_ + unit * unit_; }
 

@@ -73,8 +73,9 @@ std::vector<KvScheme> ResolveSchemes(const EngineConfig& config, const models::M
       ParseLayerSchemes(ResolveBaseScheme(config, model, dtype), config.kv_cache_dtype_layers, model.layers);
   for (const std::string& entry : config.kv_cache_dtype_skip_layers) {
     if (entry == "sliding_window") {
-      for (size_t layer = 0; layer < model.sliding_window.size(); ++layer) {
-        if (model.sliding_window[layer] > 0) schemes[layer] = KvScheme::Parse(unquantized);
+      const std::vector<int> windows = model.SlidingWindows();
+      for (size_t layer = 0; layer < windows.size(); ++layer) {
+        if (windows[layer] > 0) schemes[layer] = KvScheme::Parse(unquantized);
       }
     } else {
       schemes[static_cast<size_t>(ParseLayerIndex(entry, model.layers))] = KvScheme::Parse(unquantized);
@@ -85,13 +86,13 @@ std::vector<KvScheme> ResolveSchemes(const EngineConfig& config, const models::M
 
 std::vector<cache::Visibility> LayerVisibility(const models::ModelConfig& model) {
   std::vector<cache::Visibility> layers;
-  for (const int window : model.sliding_window) layers.push_back(cache::SlidingWindow(window));
+  for (const models::LayerSpec& layer : model.layer_specs) layers.push_back(layer.visibility);
   return layers;
 }
 
 formats::CacheLayout PlanLayout(const std::vector<KvScheme>& schemes, const models::ModelConfig& model, int page_size) {
   const std::vector<formats::LayerShape> shapes(schemes.size(),
-                                                {model.kv_heads, model.head_dim, model.latent.rope_dim});
+                                                {model.kv_heads, model.head_dim, model.mla.qk_rope_head_dim});
   return formats::PlanCache(schemes, shapes, page_size, cache::GroupLayers(schemes, LayerVisibility(model)));
 }
 
@@ -187,10 +188,10 @@ ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype, kernels::
   info.heads = model.heads;
   info.kv_heads = model.kv_heads;
   info.head_dim = model.head_dim;
-  info.rope_dim = model.latent.rope_dim;
+  info.rope_dim = model.mla.qk_rope_head_dim;
   info.vocab = model.vocab;
   info.max_position = model.max_position;
-  info.sliding_window = model.sliding_window;
+  info.sliding_window = model.SlidingWindows();
   info.eos_token_ids = model.eos_token_ids;
   info.declared_kv_cache = model.declared_kv_cache;
   info.parameters = weights.Parameters();

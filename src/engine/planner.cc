@@ -37,8 +37,9 @@ CachePlan PlanCacheBytes(const EngineConfig& config) {
   }
   plan.bytes_per_token = static_cast<double>(layout.page_bytes) / layout.page_size;
   plan.sequence_bytes = spec.MaxBytes(config.max_model_len > 0 ? config.max_model_len : model.max_position);
-  const int elements = model.latent.rank != 0 ? model.latent.rank + model.latent.rope_dim  // K and V as one
-                                              : 2 * model.kv_heads * model.head_dim;
+  const int elements = model.mla.kv_lora_rank != 0
+                           ? model.mla.kv_lora_rank + model.mla.qk_rope_head_dim  // K and V as one
+                           : 2 * model.kv_heads * model.head_dim;
   plan.bits_per_element = plan.bytes_per_token * 8 / (static_cast<double>(model.layers) * elements);
   return plan;
 }

@@ -30,10 +30,10 @@ class ProfiledLinear final : public kernels::Linear {
   const kernels::Linear& Inner() const noexcept { return *inner_; }
   int64_t In() const noexcept override { return inner_->In(); }
   int64_t Out() const noexcept override { return inner_->Out(); }
-  void Multiply(const float* x, int64_t rows, float* y, int64_t y_stride,
-                kernels::RowArgmax* argmaxes) const noexcept override {
+  void Forward(const float* x, int64_t rows, float* y, int64_t y_stride,
+               kernels::RowArgmax* argmaxes) const noexcept override {
     const Timer timer(row_);
-    inner_->Multiply(x, rows, y, y_stride, argmaxes);
+    inner_->Forward(x, rows, y, y_stride, argmaxes);
   }
   void DequantizeRow(int64_t index, float* out) const noexcept override { inner_->DequantizeRow(index, out); }
   int64_t WeightBytes() const noexcept override { return inner_->WeightBytes(); }
@@ -62,7 +62,8 @@ class ProfiledOps final : public kernels::Ops {
         embed_(profile_->Row("embed")),
         norm_(profile_->Row("norm")),
         rope_(profile_->Row("rope")),
-        silu_(profile_->Row("silu")),
+        activation_(profile_->Row("activation")),
+        softcap_(profile_->Row("logits softcap")),
         copy_(profile_->Row("copy")),
         add_(profile_->Row("add")) {}
 
@@ -105,15 +106,24 @@ class ProfiledOps final : public kernels::Ops {
     const Timer timer(rope_);
     inner_->Rope(x, stride, rows, heads, head_dim, rotary_dim, cos_sin, positions);
   }
-  void SiluMul(const float* gate_up, int64_t rows, int64_t width, float* out) noexcept override {
-    const Timer timer(silu_);
-    inner_->SiluMul(gate_up, rows, width, out);
+  void ActivateMul(kernels::Activation activation, const float* gate_up, int64_t rows, int64_t width,
+                   float* out) noexcept override {
+    const Timer timer(activation_);
+    inner_->ActivateMul(activation, gate_up, rows, width, out);
+  }
+  void Scale(float* x, float factor, int64_t n) noexcept override {
+    const Timer timer(embed_);
+    inner_->Scale(x, factor, n);
+  }
+  void Softcap(float* x, int64_t rows, int64_t width, float softcap, kernels::RowArgmax* argmaxes) noexcept override {
+    const Timer timer(softcap_);
+    inner_->Softcap(x, rows, width, softcap, argmaxes);
   }
 
  private:
   std::unique_ptr<kernels::Ops> inner_;
   std::shared_ptr<StepProfile> profile_;
-  ProfileRow &embed_, &norm_, &rope_, &silu_, &copy_, &add_;
+  ProfileRow &embed_, &norm_, &rope_, &activation_, &softcap_, &copy_, &add_;
 };
 
 class ProfiledBackend final : public attention::Backend {

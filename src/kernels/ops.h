@@ -11,6 +11,7 @@
 
 #include "base/device.h"
 #include "base/thread_pool.h"
+#include "kernels/activation.h"
 #include "kernels/launch_graph.h"
 #include "kernels/linear/linear.h"
 #include "kernels/moe/moe_layer.h"
@@ -38,9 +39,10 @@ class Ops {
   // Combines layers made by MakeLinear() into a few launches; null on the CPU, which runs them one by one.
   virtual std::unique_ptr<LinearGroup> MakeGroup(std::vector<std::unique_ptr<Linear>>&& /*layers*/) { return nullptr; }
 
-  // Fused MoE layer of experts made by MakeLinear(); null on the CPU, where models route rows themselves
-  // (models/experts.cc). correction: [count], added to the scores for expert selection, or empty. Throws ResourceError.
-  virtual std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& /*experts*/, const ExpertRule& /*rule*/,
+  // A layer of experts in a few launches, of linear layers that MakeLinear gave; null on the host, where models know
+  // which experts a row has (models/experts.cc). correction: [count], added to the scores that choose, or empty. Throws
+  // ResourceError.
+  virtual std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& /*experts*/, const MoeConfig& /*moe*/,
                                                    std::span<const float> /*correction*/) {
     return nullptr;
   }
@@ -62,10 +64,16 @@ class Ops {
   // the first half cos, the second sin; positions: int64 [rows].
   virtual void Rope(float* x, int64_t stride, int64_t rows, int heads, int head_dim, int rotary_dim,
                     const float* cos_sin, const int64_t* positions) noexcept = 0;
-  // out[r][i] = silu(gate_up[r][i]) * gate_up[r][width + i]; gate_up: f32 [rows][2 * width]; out: f32 [rows][width].
-  virtual void SiluMul(const float* gate_up, int64_t rows, int64_t width, float* out) noexcept = 0;
-  // Captures what `launches` enqueues as a graph, without running it (cuda/cuda_context.h); null on the CPU, where it
-  // is not called. Throws ResourceError.
+  // out[r][i] = activation(gate_up[r][i]) * gate_up[r][width + i]; gate_up: f32 [rows][2 * width]; out: f32
+  // [rows][width].
+  virtual void ActivateMul(Activation activation, const float* gate_up, int64_t rows, int64_t width,
+                           float* out) noexcept = 0;
+  // x *= factor, f32 [n].
+  virtual void Scale(float* x, float factor, int64_t n) noexcept = 0;
+  // x = softcap * tanh(x / softcap), f32 [rows][width]; then argmaxes of the rows [rows] unless null.
+  virtual void Softcap(float* x, int64_t rows, int64_t width, float softcap, RowArgmax* argmaxes) noexcept = 0;
+  // What `launches` would begin, none of which begins now (cuda/gpu.h); null on the host, where it is not called.
+  // Throws ResourceError.
   virtual std::unique_ptr<LaunchGraph> Record(const std::function<void()>& /*launches*/) { return nullptr; }
   // tokens[r]: the token sampled by draws[r] from row r of logits, f32 [rows][width], with the argmaxes of the rows; -1
   // if the row is not finite or has too many candidates (kMaxCandidates). Only for devices whose memory is not the

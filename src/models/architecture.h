@@ -1,33 +1,37 @@
-// What tells one architecture from another. Each has a file of its own and a line in models.cc.
+// An architecture: what its config.json may say, and how it maps to the blocks of a decoder (decoder.h). Each has a
+// file of its own and a line in models.cc.
 #pragma once
 
-#include <memory>
 #include <span>
 #include <string_view>
 
 #include "models/config.h"
 #include "models/json.h"
-#include "models/model.h"
-#include "models/safetensors.h"
 
 namespace kvanta::models {
 
 struct Architecture {
   std::string_view name;        // in config.json's "architectures"
   std::string_view model_type;  // in config.json's "model_type" and in scale files
-  int default_head_dim;         // where config.json gives none; 0: hidden_size / num_attention_heads
-  // Reads what is particular to it: biases, norms, windows. The common keys are in `config` already.
+  // Reads the keys that not all architectures have. The common ones are in `config` already.
   void (*read_config)(const JsonObject& json, ModelConfig& config);
-  std::unique_ptr<Model> (*load)(const ModelConfig& config, const Checkpoint& checkpoint, kernels::Ops& ops,
-                                 const LoadOptions& options);
+  // Defaults of the Hugging Face class for keys that config.json may omit, as a JSON object.
+  std::string_view defaults = "{}";
+  std::string_view activation_key = "hidden_act";
+  // read_config reads the layers' ropes and max_position (layers of different kinds have different ropes).
+  bool reads_rope = false;
+  // Key of the object that holds the language model's config; "": the keys are at the top of the file.
+  std::string_view text_config = "";
 };
-
-extern const Architecture kLlama, kMistral, kQwen2, kQwen3, kDeepseekV2, kDeepseekV3;
 
 // The one list of architectures.
 std::span<const Architecture* const> Architectures();
 
-// Windows per layer from `sliding_window` and `layer_types`, as Qwen2 and Qwen3 have them.
-void ReadLayerWindows(const JsonObject& json, ModelConfig& config);
+// Sets the layers' visibility from `layer_types`: "full_attention", or "sliding_attention" with `window` tokens (0: an
+// error). False without the key.
+bool ReadLayerTypes(const JsonObject& json, int window, ModelConfig& config);
+
+// Windows from `sliding_window`, `use_sliding_window` and `layer_types` or `max_window_layers` (Qwen2 and Qwen3).
+void ReadQwenWindows(const JsonObject& json, ModelConfig& config);
 
 }  // namespace kvanta::models

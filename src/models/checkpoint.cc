@@ -91,7 +91,7 @@ Checkpoint Checkpoint::Open(const std::string& folder) {
     const size_t first_new = checkpoint.tensors_.size();
     checkpoint.AddFile((root / file).string());
     if (checkpoint.tensors_.size() == first_new)
-      throw InputError(fmt::format("{}: shard {} holds no tensor", index, Quote(file)));
+      throw InputError(fmt::format("{}: shard {} has no tensor", index, Quote(file)));
     for (const auto& [tensor, view] : checkpoint.tensors_) found_in.emplace(tensor, file);
   }
   for (const auto& [tensor, file] : shards) {

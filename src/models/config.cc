@@ -11,14 +11,16 @@
 #include "kvanta/error.h"
 #include "models/architecture.h"
 #include "models/json.h"
+#include "models/model.h"
 #include "models/quantization_config.h"
 #include "models/rope_config.h"
+#include "models/safetensors.h"
 
 namespace kvanta::models {
 namespace {
 
 constexpr const char* kConfigFile = "config.json";
-// Far above every model, and small enough that no product of two of them overflows.
+// Far above every model; products of two do not overflow.
 constexpr int64_t kMaxWidth = int64_t{1} << 24, kMaxLayers = 4096;
 
 const Architecture& ReadArchitecture(const JsonObject& json) {
@@ -36,7 +38,7 @@ const Architecture& ReadArchitecture(const JsonObject& json) {
       fmt::format("{}: unknown architecture {}; known: {}", json.File(), Quote(name), fmt::join(known, ", ")));
 }
 
-void ReadHeads(const JsonObject& json, const Architecture& architecture, ModelConfig& config) {
+void ReadHeads(const JsonObject& json, ModelConfig& config) {
   config.heads = static_cast<int>(json.Int("num_attention_heads", 1, 65536));
   config.kv_heads = static_cast<int>(json.Int("num_key_value_heads", 1, config.heads, config.heads));
   if (config.heads % config.kv_heads != 0) {
@@ -45,8 +47,6 @@ void ReadHeads(const JsonObject& json, const Architecture& architecture, ModelCo
   constexpr int kUnit = 8, kMaxHeadDim = 256;  // what attention backends take
   if (json.Has("head_dim")) {
     config.head_dim = static_cast<int>(json.Int("head_dim", kUnit, kMaxHeadDim));
-  } else if (architecture.default_head_dim != 0) {
-    config.head_dim = architecture.default_head_dim;
   } else {
     if (config.hidden % config.heads != 0) {
       json.Fail("num_attention_heads", fmt::format("a divisor of hidden_size ({}), or head_dim", config.hidden));
@@ -57,7 +57,30 @@ void ReadHeads(const JsonObject& json, const Architecture& architecture, ModelCo
     throw InputError(fmt::format("{}: heads of {} channels; supported are multiples of {} up to {}", json.File(),
                                  config.head_dim, kUnit, kMaxHeadDim));
   }
-  config.rotary_dim = config.head_dim;
+  config.softmax_scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
+}
+
+kernels::Activation ReadActivation(const JsonObject& json, std::string_view key) {
+  const std::string name = json.String(key, "silu");
+  if (name == "silu" || name == "swish") return kernels::Activation::kSilu;
+  if (name != "gelu_pytorch_tanh") json.Fail(key, "silu or gelu_pytorch_tanh");
+  return kernels::Activation::kGeluTanh;
+}
+
+// The language model's keys: the class's defaults, those of `text_config` or of the whole file, and those that a file
+// with a text_config has at its top all the same.
+Json LanguageModelKeys(const Json& root, const Architecture& architecture, const std::string& name) {
+  Json keys = Json::parse(architecture.defaults);
+  if (architecture.text_config.empty()) {
+    keys.update(root);
+    return keys;
+  }
+  keys.update(JsonObject(root, name).Object(architecture.text_config).Value());
+  for (const char* key :
+       {"dtype", "torch_dtype", "eos_token_id", "bos_token_id", "tie_word_embeddings", "quantization_config"}) {
+    if (root.contains(key)) keys[key] = root[key];
+  }
+  return keys;
 }
 
 // Token ids: one, a list, or none.
@@ -85,12 +108,13 @@ void Declare(const std::string& scheme, const std::string& file, ModelConfig& co
   config.declared_kv_cache = scheme;
 }
 
-// Of the weights in the folder, where there are any.
+// Type of the weights in the folder, if there are any.
 void ReadDType(const std::string& folder, ModelConfig& config) {
   config.dtype_known = Checkpoint::Exists(folder);
   if (!config.dtype_known) return;
   const Checkpoint checkpoint = Checkpoint::Open(folder);
-  const std::string& dtype = checkpoint.Get("model.embed_tokens.weight").dtype;
+  const std::string& dtype =
+      checkpoint.Get(std::string(DecoderNames(config, checkpoint).prefix) + "embed_tokens.weight").dtype;
   config.dtype = dtype == "BF16" ? DType::kBf16 : dtype == "F16" ? DType::kF16 : DType::kF32;
 }
 
@@ -116,25 +140,33 @@ ModelConfig ReadFolder(const std::string& folder) {
 
 }  // namespace
 
-double ModelConfig::SoftmaxScale() const {
-  if (latent.rank == 0) return 1.0 / std::sqrt(static_cast<double>(head_dim));
-  // transformers: with YaRN, the attention's temperature is on the logits instead of on the rotation.
-  const double mscale = rope.type == RopeType::kYarn && rope.mscale_all_dim != 0 && rope.factor > 1
-                            ? 0.1 * rope.mscale_all_dim * std::log(rope.factor) + 1.0
-                            : 1.0;
-  return mscale * mscale / std::sqrt(static_cast<double>(latent.qk_nope_head_dim + latent.rope_dim));
+std::vector<int> ModelConfig::SlidingWindows() const {
+  std::vector<int> windows;
+  for (const LayerSpec& layer : layer_specs) {
+    windows.push_back(layer.visibility.kind == cache::VisibilityKind::kSlidingWindow ? layer.visibility.span : 0);
+  }
+  return windows;
+}
+
+const TensorNames::Decoder& DecoderNames(const ModelConfig& config, const Checkpoint& checkpoint) {
+  for (const TensorNames::Decoder& decoder : config.names.decoders) {
+    if (checkpoint.Find(std::string(decoder.prefix) + "embed_tokens.weight") != nullptr) return decoder;
+  }
+  return config.names.decoders.front();
 }
 
 ModelConfig ParseConfig(std::string_view text, const std::string& name, bool* dtype_missing) {
   const Json root = ParseJson(text, name);
-  const JsonObject json(root, name);
-  const Architecture& architecture = ReadArchitecture(json);
+  const JsonObject top(root, name);
+  const Architecture& architecture = ReadArchitecture(top);
   ModelConfig config;
   config.architecture = architecture.name;
   config.model_type = architecture.model_type;
-  if (json.String("model_type", architecture.model_type) != architecture.model_type) {
-    json.Fail("model_type", fmt::format("'{}', as the architecture says", architecture.model_type));
+  if (top.String("model_type", architecture.model_type) != architecture.model_type) {
+    top.Fail("model_type", fmt::format("'{}', the architecture's", architecture.model_type));
   }
+  const Json keys = LanguageModelKeys(root, architecture, name);
+  const JsonObject json(keys, name, std::string(architecture.text_config));
   const std::string_view dtype_key = json.Has("dtype") ? "dtype" : "torch_dtype";
   if (dtype_missing != nullptr) *dtype_missing = !json.Has(dtype_key);
   if (json.Has(dtype_key)) {
@@ -148,16 +180,15 @@ ModelConfig ParseConfig(std::string_view text, const std::string& name, bool* dt
   config.layers = static_cast<int>(json.Int("num_hidden_layers", 1, kMaxLayers));
   config.intermediate_size = static_cast<int>(json.Int("intermediate_size", 1, kMaxWidth));
   config.vocab = static_cast<int>(json.Int("vocab_size", 1, kMaxWidth));
-  ReadHeads(json, architecture, config);
+  ReadHeads(json, config);
   config.rms_eps = json.Number("rms_norm_eps", 0, 1, config.rms_eps);
   config.tied_embeddings = json.Bool("tie_word_embeddings", false);
-  if (const std::string act = json.String("hidden_act", "silu"); act != "silu" && act != "swish") {
-    json.Fail("hidden_act", "silu");
+  config.mlp.activation = config.moe.activation = ReadActivation(json, architecture.activation_key);
+  config.layer_specs.resize(static_cast<size_t>(config.layers));
+  if (!architecture.reads_rope) {
+    const int64_t max_position = json.Int("max_position_embeddings", 1, kMaxPositions);
+    SetRope(ReadRopeSpec(json, config.head_dim, max_position), max_position, config);
   }
-  const int64_t max_position = json.Int("max_position_embeddings", 1, kMaxPositions);
-  config.rope = ReadRopeConfig(json, max_position);
-  config.max_position = ScaledMaxPosition(config.rope, max_position);
-  config.sliding_window.assign(config.layers, 0);
   architecture.read_config(json, config);
   AddEosIds(json, config);
   config.bos_token_id = static_cast<int32_t>(json.Int("bos_token_id", 0, config.vocab - 1, -1));

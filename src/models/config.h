@@ -7,12 +7,17 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "cache/visibility.h"
+#include "kernels/activation.h"
+#include "kernels/moe/moe_layer.h"
 
 namespace kvanta::models {
 
-enum class RopeType : uint8_t { kDefault, kLinear, kDynamic, kLlama3, kYarn };
+enum class RopeType : uint8_t { kDefault, kLinear, kLlama3, kYarn };
 
-struct RopeConfig {
+// Rotary position embedding of a layer.
+struct RopeSpec {
+  int rotary_dim = 0;  // rotated channels of a head, from the first on
   RopeType type = RopeType::kDefault;
   double theta = 10000.0;
   double factor = 1.0;
@@ -23,64 +28,81 @@ struct RopeConfig {
   bool truncate = true;                                  // yarn
   int64_t original_max_position = 0;                     // before scaling; never 0 once read
 
-  bool operator==(const RopeConfig&) const = default;
+  bool operator==(const RopeSpec&) const = default;
 };
 
-// Attention over latents (MLA): K and V of a token are one latent, the same for all heads, from which each head's are
-// made; a key has rotated channels beside it.
+// Multi-head latent attention (MLA): K and V of a token are one latent, from which every head's K and V are projected,
+// and a rotated key that all heads share.
 struct MlaConfig {
-  int rank = 0;              // of the latents; 0: there are none
-  int q_lora_rank = 0;       // queries go through a space of this many channels; 0: they do not
-  int qk_nope_head_dim = 0;  // channels of a head's query and key that position does not rotate
-  int rope_dim = 0;          // channels that it does
-  int v_head_dim = 0;        // channels of a head's value
-  bool interleaved = true;   // channels (2 i, 2 i + 1) are rotated as a pair; else (i, i + rope_dim / 2)
+  int kv_lora_rank = 0;         // channels of a latent; 0: no MLA
+  int q_lora_rank = 0;          // channels that queries are projected through; 0: projected at once
+  int qk_nope_head_dim = 0;     // channels of a head's query and key without rotation
+  int qk_rope_head_dim = 0;     // channels with rotation
+  int v_head_dim = 0;           // channels of a head's value
+  bool rope_interleave = true;  // rotates the pairs (2 i, 2 i + 1); else (i, i + qk_rope_head_dim / 2)
 
   bool operator==(const MlaConfig&) const = default;
 };
 
-// Layers whose MLP is a mixture of experts.
-struct MoeConfig {
-  int count = 0;                   // 0: there are none
-  int chosen = 0;                  // of a row
-  int shared = 0;                  // experts that every row passes, as one MLP of that many times `ffn`
-  int intermediate_size = 0;       // of one expert
-  int first_layer = 0;             // layers before it have a plain MLP
-  int groups = 1, topk_group = 1;  // experts are chosen from the best groups alone
-  bool sigmoid = false;            // scores are sigmoids, chosen after a correction is added (V3); else a softmax (V2)
-  bool normalized = false;         // weights are shares of the chosen scores' sum
-  double scale = 1.0;              // of the weights
+struct MlpSpec {
+  kernels::Activation activation = kernels::Activation::kSilu;
+  bool bias = false;
+};
 
-  bool In(int layer) const noexcept { return count != 0 && layer >= first_layer; }
-  bool operator==(const MoeConfig&) const = default;
+// A layer's blocks, as far as they may differ between the layers of a model.
+struct LayerSpec {
+  cache::Visibility visibility;
+  RopeSpec rope;
+  bool moe = false;  // mixture of experts in place of the MLP
+};
+
+// Names of tensors that differ between architectures.
+struct TensorNames {
+  struct Decoder {
+    std::string_view prefix = "model.";  // embed_tokens, layers.N, norm
+    std::string_view lm_head = "lm_head";
+  };
+  std::vector<Decoder> decoders = {{}};  // alternatives; the first one that the checkpoint has
+  // RMS norms of a layer, before and after its two blocks; "" where there is none.
+  std::string_view pre_attention_norm = "input_layernorm", post_attention_norm;
+  std::string_view pre_mlp_norm = "post_attention_layernorm", post_mlp_norm;
 };
 
 struct ModelConfig {
   std::string architecture;    // e.g. "LlamaForCausalLM"
   std::string model_type;      // e.g. "llama"
   DType dtype = DType::kBf16;  // of the checkpoint
-  bool dtype_known = true;     // false: config.json does not say it, and no weights lie beside it
+  bool dtype_known = true;     // false: config.json does not give it, and there are no weights to read it from
   int hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, intermediate_size = 0, vocab = 0;
-  // Of latents: kv_heads is 1 and head_dim their rank, as the cache has them.
-  MlaConfig latent;
-  MoeConfig experts;
-  int rotary_dim = 0;                // head_dim, or latent.rope_dim
-  int num_nextn_predict_layers = 0;  // of the checkpoint, behind the model's: they predict further tokens (MTP)
+  std::vector<LayerSpec> layer_specs;  // [layers]
+  TensorNames names;
+  MlpSpec mlp;
+  MlaConfig mla;  // with MLA, kv_heads is 1 and head_dim is kv_lora_rank: the cache's shape
+  kernels::MoeConfig moe;
+  int num_nextn_predict_layers = 0;  // multi-token prediction layers at the checkpoint's end, which are not loaded
   double rms_eps = 1e-6;
+  float norm_weight_offset = 0;  // added to the weights of all norms
   bool tied_embeddings = false;
-  bool qkv_bias = false, o_bias = false, mlp_bias = false;
-  bool qk_norm = false;             // RMS norm of each head's q and k before RoPE (Qwen3)
-  std::vector<int> sliding_window;  // per layer; 0: none
-  int64_t max_position = 0;         // longest context; with linear, dynamic and yarn rope: after scaling
-  RopeConfig rope;
+  double embedding_scale = 1;  // multiplies embeddings, rounded to the type of the weights
+  bool qkv_bias = false, o_bias = false;
+  bool qk_norm = false;                // RMS norm of each head's q and k before RoPE
+  double softmax_scale = 0;            // multiplies attention logits
+  double attn_logit_softcapping = 0;   // 0: none; else cap * tanh(x / cap)
+  double final_logit_softcapping = 0;  // the same, of the output logits
+  int64_t max_position = 0;            // longest context; with linear and yarn rope: after scaling
   std::vector<int32_t> eos_token_ids;  // of config.json and generation_config.json
   int32_t bos_token_id = -1;
   std::string declared_kv_cache;  // scheme text declared by quantization_config.kv_cache_scheme or
                                   // hf_quant_config.json: "fp8_e4m3", "nvfp4"; "" when none
 
-  // What logits are multiplied with.
-  double SoftmaxScale() const;
+  // Per layer, in tokens; 0: none.
+  std::vector<int> SlidingWindows() const;
 };
+
+class Checkpoint;
+
+// The alternative of config.names.decoders that the checkpoint has; the first one if it has none.
+const TensorNames::Decoder& DecoderNames(const ModelConfig& config, const Checkpoint& checkpoint);
 
 // Reads config.json of a folder and, where they exist, generation_config.json and hf_quant_config.json. Weights are not
 // needed. `path` may also be the config itself: a JSON file of any name, which is read alone unless it is config.json.

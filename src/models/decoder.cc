@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -19,7 +19,8 @@ using kernels::Linear;
 using kernels::Ops;
 
 struct Layer {
-  Buffer attention_norm, mlp_norm;  // f32 [hidden]
+  Buffer pre_attention_norm, post_attention_norm, pre_mlp_norm, post_mlp_norm;  // f32 [hidden]; empty: no norm
+  int rope_table = 0;                                                           // index
   std::unique_ptr<AttentionBlock> attention;
   std::unique_ptr<MlpBlock> mlp;
 };
@@ -29,18 +30,20 @@ class Decoder final : public Model {
   Decoder(const ModelConfig& config, const Checkpoint& checkpoint, Ops& ops, const LoadOptions& options) : ops_(ops) {
     config_ = config;
     WeightReader reader(checkpoint, ops);
-    const kernels::WeightType embedding_type = EmbeddingType(options.store);
-    embedding_ = reader.Linear({{"model.embed_tokens", config.vocab}}, config.hidden, false,
-                               {embedding_type, kInt16Activations});
+    const TensorNames::Decoder names = DecoderNames(config, checkpoint);
+    const std::string prefix(names.prefix), head(names.lm_head);
+    const kernels::LinearKind embedding_kind{EmbeddingType(options.store), kInt16Activations};
+    embedding_ = reader.Linear({{prefix + "embed_tokens", config.vocab}}, config.hidden, false, embedding_kind);
     const BlockSource source{.reader = reader, .ops = ops, .config = config_, .store = options.store};
-    for (int layer = 0; layer < config.layers; ++layer) layers_.push_back(ReadLayer(source, layer));
-    final_norm_ = reader.Vector("model.norm.weight", config.hidden);
-    if (!config.tied_embeddings) {
-      lm_head_ = reader.Linear({{"lm_head", config.vocab}}, config.hidden, false, {embedding_type, kInt16Activations});
+    for (int layer = 0; layer < config.layers; ++layer) {
+      layers_.push_back(ReadLayer(source, config.layer_specs[layer], fmt::format("{}layers.{}.", prefix, layer)));
     }
-    reader.CheckUnusedTensors(config.layers, config.num_nextn_predict_layers);
+    final_norm_ = reader.Vector(prefix + "norm.weight", config.hidden, config.norm_weight_offset);
+    if (!config.tied_embeddings) lm_head_ = reader.Linear({{head, config.vocab}}, config.hidden, false, embedding_kind);
+    reader.CheckUnusedTensors(names, config.layers, config.num_nextn_predict_layers);
     weight_bytes_ = reader.Bytes();
-    MakeRopeTable(options.max_positions == 0 ? config.max_position : options.max_positions);
+    embedding_scale_ = RoundedScale(config.embedding_scale, options.store);
+    MakeRopeTables(options.max_positions == 0 ? config.max_position : options.max_positions);
     AllocateScratch(options.max_rows);
   }
 
@@ -48,15 +51,14 @@ class Decoder final : public Model {
 
   std::vector<attention::AttentionSpec> AttentionLayers() const override {
     std::vector<attention::AttentionSpec> layers;
-    for (const int window : config_.sliding_window) {
-      attention::AttentionSpec layer;
-      layer.heads = config_.heads;
-      layer.kv_heads = config_.kv_heads;
-      layer.head_dim = config_.head_dim;
-      layer.rope_dim = config_.latent.rope_dim;
-      layer.softmax_scale = static_cast<float>(config_.SoftmaxScale());
-      layer.visibility = cache::SlidingWindow(window);
-      layers.push_back(layer);
+    for (const LayerSpec& layer : config_.layer_specs) {
+      layers.push_back({.heads = config_.heads,
+                        .kv_heads = config_.kv_heads,
+                        .head_dim = config_.head_dim,
+                        .rope_dim = config_.mla.qk_rope_head_dim,
+                        .softmax_scale = static_cast<float>(config_.softmax_scale),
+                        .softcap = static_cast<float>(config_.attn_logit_softcapping),
+                        .visibility = layer.visibility});
     }
     return layers;
   }
@@ -65,56 +67,78 @@ class Decoder final : public Model {
                float* hidden) noexcept override {
     const auto rows = static_cast<int64_t>(batch.tokens.size());
     ops_.Embed(*embedding_, batch.tokens.data(), rows, hidden);
-    AttentionStep step{.layer = 0,
-                       .rows = rows,
-                       .positions = batch.positions.data(),
-                       .rope_table = rope_table_.as<float>(),
-                       .backend = &backend,
-                       .plan = &plan};
+    if (embedding_scale_ != 1) ops_.Scale(hidden, embedding_scale_, rows * config_.hidden);
+    AttentionStep step{
+        .layer = 0, .rows = rows, .positions = batch.positions.data(), .backend = &backend, .plan = &plan};
     for (; step.layer < config_.layers; ++step.layer) {
       Layer& layer = layers_[step.layer];
-      RmsNorm(layer.attention_norm, hidden, rows, normed_);
-      layer.attention->Forward(step, normed_, change_);
-      ops_.Add(hidden, change_, rows * config_.hidden);
-      RmsNorm(layer.mlp_norm, hidden, rows, normed_);
-      layer.mlp->Forward(normed_, rows, change_);
-      ops_.Add(hidden, change_, rows * config_.hidden);
+      step.rotary_dim = config_.layer_specs[step.layer].rope.rotary_dim;
+      step.rope_table = rope_tables_[layer.rope_table].as<float>();
+      layer.attention->Forward(step, Normed(layer.pre_attention_norm, hidden, rows), change_);
+      AddChange(layer.post_attention_norm, rows, hidden);
+      layer.mlp->Forward(Normed(layer.pre_mlp_norm, hidden, rows), rows, change_);
+      AddChange(layer.post_mlp_norm, rows, hidden);
     }
     RmsNorm(final_norm_, hidden, rows, hidden);
   }
 
   void Logits(const float* hidden, int64_t rows, float* out, kernels::RowArgmax* argmaxes) noexcept override {
-    (lm_head_ ? *lm_head_ : *embedding_).Multiply(hidden, rows, out, config_.vocab, argmaxes);
+    const Linear& head = lm_head_ ? *lm_head_ : *embedding_;
+    const auto softcap = static_cast<float>(config_.final_logit_softcapping);
+    head.Forward(hidden, rows, out, config_.vocab, softcap == 0 ? argmaxes : nullptr);
+    if (softcap != 0) ops_.Softcap(out, rows, config_.vocab, softcap, argmaxes);
   }
 
  private:
-  static Layer ReadLayer(const BlockSource& source, int index) {
+  static Layer ReadLayer(const BlockSource& source, const LayerSpec& spec, const std::string& prefix) {
     const ModelConfig& config = source.config;
-    const std::string prefix = fmt::format("model.layers.{}.", index);
+    const auto read_norm = [&](std::string_view name) {
+      if (name.empty()) return Buffer();
+      return source.reader.Vector(fmt::format("{}{}.weight", prefix, name), config.hidden, config.norm_weight_offset);
+    };
     Layer layer;
-    layer.attention_norm = source.reader.Vector(prefix + "input_layernorm.weight", config.hidden);
-    layer.mlp_norm = source.reader.Vector(prefix + "post_attention_layernorm.weight", config.hidden);
+    layer.pre_attention_norm = read_norm(config.names.pre_attention_norm);
+    layer.post_attention_norm = read_norm(config.names.post_attention_norm);
+    layer.pre_mlp_norm = read_norm(config.names.pre_mlp_norm);
+    layer.post_mlp_norm = read_norm(config.names.post_mlp_norm);
     layer.attention =
-        config.latent.rank != 0 ? ReadLatentAttention(source, prefix) : ReadGroupedAttention(source, prefix);
-    layer.mlp = config.experts.In(index)
-                    ? ReadExperts(source, prefix + "mlp.")
-                    : ReadGatedMlp(source, prefix + "mlp.", config.intermediate_size, config.mlp_bias);
+        config.mla.kv_lora_rank != 0 ? ReadLatentAttention(source, prefix) : ReadGroupedAttention(source, prefix);
+    layer.mlp = spec.moe ? ReadMoe(source, prefix + "mlp.")
+                         : ReadGatedMlp(source, prefix + "mlp.", config.intermediate_size, config.mlp.bias);
     return layer;
   }
 
-  void MakeRopeTable(int64_t positions) {
+  // transformers keeps the scale in the type of the weights.
+  float RoundedScale(double scale, kernels::WeightType store) const {
+    const auto value = static_cast<float>(scale);
+    const bool elements = store != kernels::WeightType::kInt8 && store != kernels::WeightType::kInt4;
+    const kernels::WeightType type = elements ? store : kernels::WeightTypeOf(config_.dtype);
+    if (type == kernels::WeightType::kBf16) return Bf16ToFloat(FloatToBf16(value));
+    return type == kernels::WeightType::kF16 ? Fp16ToFloat(FloatToFp16(value)) : value;
+  }
+
+  // One table for each different rope of the layers.
+  void MakeRopeTables(int64_t positions) {
     if (positions < 1 || positions > config_.max_position) {
       throw InputError(fmt::format("{} positions; this model takes 1 to {}", positions, config_.max_position));
     }
-    // First what is checked against the machine's memory.
-    rope_table_ = ops_.device().Allocate(positions * config_.rotary_dim * sizeof(float));
-    std::vector<float> table(positions * config_.rotary_dim);
-    FillRopeTable(MakeRopeFrequencies(config_.rope, config_.rotary_dim, positions), table);
-    ops_.device().CopyIn(rope_table_.data(), table.data(), rope_table_.bytes());
+    std::vector<RopeSpec> specs;
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      const RopeSpec& spec = config_.layer_specs[i].rope;
+      const auto found = std::find(specs.begin(), specs.end(), spec);
+      layers_[i].rope_table = static_cast<int>(found - specs.begin());
+      if (found == specs.end()) specs.push_back(spec);
+    }
+    for (const RopeSpec& spec : specs) {
+      // The device's memory first: its allocation is checked against what the machine has.
+      rope_tables_.push_back(ops_.device().Allocate(positions * spec.rotary_dim * sizeof(float)));
+      std::vector<float> table(positions * spec.rotary_dim);
+      FillRopeTable(MakeRopeFrequencies(spec), table);
+      ops_.device().CopyIn(rope_tables_.back().data(), table.data(), rope_tables_.back().bytes());
+    }
   }
 
-  // One allocation for the activations of the largest batch; Forward() only hands out its parts. Blocks work one after
-  // the other, in the same memory.
+  // One allocation for the activations of the largest batch. Blocks run one after the other, in the same memory.
   void AllocateScratch(int64_t max_rows) {
     if (max_rows < 1) throw InputError(fmt::format("{} rows in a batch; at least 1 is needed", max_rows));
     const int64_t floats = Place(nullptr, max_rows);
@@ -122,7 +146,7 @@ class Decoder final : public Model {
     Place(scratch_.as<float>(), max_rows);
   }
 
-  // Returns the floats that are needed.
+  // Returns the number of floats.
   int64_t Place(float* memory, int64_t rows) noexcept {
     Scratch shared(memory);
     normed_ = shared.Take(rows * config_.hidden);
@@ -134,6 +158,19 @@ class Decoder final : public Model {
     return shared.Used();
   }
 
+  // x itself without a norm.
+  const float* Normed(const Buffer& weight, const float* x, int64_t rows) noexcept {
+    if (!weight) return x;
+    RmsNorm(weight, x, rows, normed_);
+    return normed_;
+  }
+
+  // hidden += change_, through a norm if there is one.
+  void AddChange(const Buffer& norm, int64_t rows, float* hidden) noexcept {
+    if (norm) RmsNorm(norm, change_, rows, change_);
+    ops_.Add(hidden, change_, rows * config_.hidden);
+  }
+
   void RmsNorm(const Buffer& weight, const float* x, int64_t rows, float* out) noexcept {
     ops_.RmsNorm(x, config_.hidden, weight.as<float>(), static_cast<float>(config_.rms_eps), rows, config_.hidden, out,
                  config_.hidden);
@@ -143,12 +180,13 @@ class Decoder final : public Model {
   std::unique_ptr<Linear> embedding_;
   std::vector<Layer> layers_;
   Buffer final_norm_;
-  std::unique_ptr<Linear> lm_head_;  // null: the embedding's weight serves
-  Buffer rope_table_;                // f32 [positions][rotary_dim], cos | sin
+  std::unique_ptr<Linear> lm_head_;  // null: tied to the embedding
+  float embedding_scale_ = 1;
+  std::vector<Buffer> rope_tables_;  // f32 [positions][rotary_dim], cos | sin
   Buffer scratch_;
-  // Parts of it, each f32 [max_rows][hidden]:
+  // Parts of scratch_, each f32 [max_rows][hidden]:
   float* normed_ = nullptr;
-  float* change_ = nullptr;  // what a block adds to the hidden state
+  float* change_ = nullptr;  // output of a block
 };
 
 }  // namespace

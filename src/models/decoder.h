@@ -9,7 +9,7 @@
 
 namespace kvanta::models {
 
-// What tells them apart is in `config`: biases, q/k norms, windows, latents, experts, tied embeddings.
+// `config` holds the differences: norms, biases, ropes, windows, MLA, experts, softcaps, tensor names.
 std::unique_ptr<Model> LoadDecoder(const ModelConfig& config, const Checkpoint& checkpoint, kernels::Ops& ops,
                                    const LoadOptions& options);
 

@@ -1,6 +1,6 @@
-// A mixture of experts: a router chooses some of many small MLPs for each row; one for all rows stands beside them.
-// Rows of an expert go through it together. A row's sum goes over its experts in ascending order, so that it does not
-// depend on the other rows.
+// Mixture of experts: a router chooses some of many small MLPs for each row; shared experts serve all rows. Rows of one
+// expert are multiplied together. A row sums its experts in ascending order, so that its bits do not depend on the
+// other rows.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -13,48 +13,48 @@
 namespace kvanta::models {
 namespace {
 
-// Indices of the `count` largest of x[n], in ascending order; of equals the first. `order`: room for n.
-void ChooseLargest(const float* x, int n, int count, int* order) noexcept {
+// Top-k: indices of the `count` first of x[n] by RanksBefore, in ascending order. `order`: workspace [n].
+void TopK(const float* x, int n, int count, int* order) noexcept {
   std::iota(order, order + n, 0);
   std::partial_sort(order, order + count, order + n,
-                    [x](int a, int b) { return x[a] > x[b] || (x[a] == x[b] && a < b); });
+                    [x](int a, int b) { return kernels::RanksBefore(x[a], a, x[b], b); });
   std::sort(order, order + count);
 }
 
-class Experts final : public MlpBlock {
+class MixtureOfExperts final : public MlpBlock {
  public:
-  Experts(const BlockSource& source, const std::string& module)
-      : ops_(source.ops), config_(source.config), experts_(source.config.experts) {
-    const auto count = static_cast<size_t>(experts_.count);
-    // Always in f32: a small error would choose other experts.
+  MixtureOfExperts(const BlockSource& source, const std::string& module)
+      : ops_(source.ops), config_(source.config), moe_(source.config.moe) {
+    const auto count = static_cast<size_t>(moe_.num_experts);
+    // The router stays f32: a small error would choose other experts.
     router_ =
-        source.reader.Linear({{module + "gate", experts_.count}}, config_.hidden, false, kernels::WeightType::kF32);
-    if (experts_.sigmoid) {
-      correction_ = source.reader.Values(module + "gate.e_score_correction_bias", experts_.count);
+        source.reader.Linear({{module + "gate", moe_.num_experts}}, config_.hidden, false, kernels::WeightType::kF32);
+    if (IsSigmoid()) {
+      e_score_correction_bias_ = source.reader.Values(module + "gate.e_score_correction_bias", moe_.num_experts);
     }
     if (ops_.OnHost()) {
-      for (int expert = 0; expert < experts_.count; ++expert) {
-        mlps_.push_back(ReadGatedMlp(source, ExpertName(module, expert), experts_.intermediate_size, false));
+      for (int expert = 0; expert < moe_.num_experts; ++expert) {
+        mlps_.push_back(ReadGatedMlp(source, ExpertName(module, expert), moe_.moe_intermediate_size, false));
       }
     } else {
-      ReadLayer(source, module);
+      ReadDeviceLayer(source, module);
     }
-    if (experts_.shared != 0) {
-      shared_ = ReadGatedMlp(source, module + "shared_experts.", int64_t{experts_.shared} * experts_.intermediate_size,
-                             config_.mlp_bias);
+    if (moe_.num_shared_experts != 0) {
+      shared_ = ReadGatedMlp(source, module + "shared_experts.",
+                             int64_t{moe_.num_shared_experts} * moe_.moe_intermediate_size, config_.mlp.bias);
     }
     score_.resize(count);
-    choice_.resize(count);
+    choice_score_.resize(count);
     order_.resize(count);
-    group_score_.resize(static_cast<size_t>(experts_.groups));
-    group_order_.resize(static_cast<size_t>(experts_.groups));
+    group_score_.resize(static_cast<size_t>(moe_.n_group));
+    group_order_.resize(static_cast<size_t>(moe_.n_group));
   }
 
   void Place(Scratch& scratch, int64_t rows) noexcept override {
-    logits_ = scratch.Take(rows * experts_.count);
-    made_ = scratch.Take(rows * config_.hidden);
+    logits_ = scratch.Take(rows * moe_.num_experts);
+    outputs_ = scratch.Take(rows * config_.hidden);
     if (!layer_) {
-      weights_ = scratch.Take(rows * experts_.count);
+      weights_ = scratch.Take(rows * moe_.num_experts);
       gathered_ = scratch.Take(rows * config_.hidden);
       for (const auto& mlp : mlps_) scratch.OverlapScratch(*mlp, rows);
     }
@@ -62,85 +62,78 @@ class Experts final : public MlpBlock {
   }
 
   void Forward(const float* x, int64_t rows, float* out) noexcept override {
-    router_->Forward(x, rows, logits_, experts_.count);
+    router_->Forward(x, rows, logits_, moe_.num_experts);
     if (layer_) {
       layer_->Forward(x, logits_, rows, out);
     } else {
-      for (int64_t row = 0; row < rows; ++row) Route(logits_ + row * experts_.count, weights_ + row * experts_.count);
+      for (int64_t row = 0; row < rows; ++row)
+        ComputeWeights(logits_ + row * moe_.num_experts, weights_ + row * moe_.num_experts);
       std::fill_n(out, rows * config_.hidden, 0.0F);
-      for (int expert = 0; expert < experts_.count; ++expert) AddExpert(expert, x, rows, out);
+      for (int expert = 0; expert < moe_.num_experts; ++expert) AddExpert(expert, x, rows, out);
     }
     if (!shared_) return;
-    shared_->Forward(x, rows, made_);
-    ops_.Add(out, made_, rows * config_.hidden);
+    shared_->Forward(x, rows, outputs_);
+    ops_.Add(out, outputs_, rows * config_.hidden);
   }
 
  private:
+  bool IsSigmoid() const noexcept { return moe_.scoring_func == kernels::ScoringFunc::kSigmoid; }
   static std::string ExpertName(const std::string& module, int expert) {
     return module + "experts." + std::to_string(expert) + ".";
   }
 
-  void ReadLayer(const BlockSource& source, const std::string& module) {
+  void ReadDeviceLayer(const BlockSource& source, const std::string& module) {
     std::vector<kernels::ExpertWeights> weights;
-    for (int expert = 0; expert < experts_.count; ++expert) {
+    for (int expert = 0; expert < moe_.num_experts; ++expert) {
       const std::string name = ExpertName(module, expert);
       auto gate_up = source.reader.Linear(
-          {{name + "gate_proj", experts_.intermediate_size}, {name + "up_proj", experts_.intermediate_size}},
+          {{name + "gate_proj", moe_.moe_intermediate_size}, {name + "up_proj", moe_.moe_intermediate_size}},
           config_.hidden, false, source.store);
       auto down =
-          source.reader.Linear({{name + "down_proj", config_.hidden}}, experts_.intermediate_size, false, source.store);
+          source.reader.Linear({{name + "down_proj", config_.hidden}}, moe_.moe_intermediate_size, false, source.store);
       weights.push_back({.gate_up = std::move(gate_up), .down = std::move(down)});
     }
-    const kernels::ExpertRule rule{.count = experts_.count,
-                                   .chosen = experts_.chosen,
-                                   .groups = experts_.groups,
-                                   .topk_group = experts_.topk_group,
-                                   .sigmoid = experts_.sigmoid,
-                                   .normalized = experts_.normalized,
-                                   .scale = static_cast<float>(experts_.scale)};
-    layer_ = ops_.MakeExperts(std::move(weights), rule, correction_);
+    layer_ = ops_.MakeExperts(std::move(weights), moe_, e_score_correction_bias_);
   }
 
   void AddExpert(int expert, const float* x, int64_t rows, float* out) noexcept {
     const int64_t hidden = config_.hidden;
     const float* weights = weights_ + expert;
-    int64_t chosen = 0;
+    int64_t expert_rows = 0;
     for (int64_t row = 0; row < rows; ++row) {
-      if (weights[row * experts_.count] == 0) continue;
-      ops_.Copy(x + row * hidden, hidden, 1, hidden, gathered_ + chosen * hidden, hidden);
-      ++chosen;
+      if (weights[row * moe_.num_experts] == 0) continue;
+      ops_.Copy(x + row * hidden, hidden, 1, hidden, gathered_ + expert_rows * hidden, hidden);
+      ++expert_rows;
     }
-    if (chosen == 0) return;
-    mlps_[static_cast<size_t>(expert)]->Forward(gathered_, chosen, made_);
-    const float* from = made_;
+    if (expert_rows == 0) return;
+    mlps_[static_cast<size_t>(expert)]->Forward(gathered_, expert_rows, outputs_);
+    const float* from = outputs_;
     for (int64_t row = 0; row < rows; ++row) {
-      const float weight = weights[row * experts_.count];
+      const float weight = weights[row * moe_.num_experts];
       if (weight == 0) continue;
       for (int64_t i = 0; i < hidden; ++i) out[row * hidden + i] += from[i] * weight;
       from += hidden;
     }
   }
 
-  // Weights of a row's experts, [count], 0 of those that are not chosen.
-  void Route(const float* logits, float* weights) noexcept {
-    const int count = experts_.count;
-    Score(logits);
-    for (int i = 0; i < count; ++i) choice_[i] = score_[i] + (experts_.sigmoid ? correction_[i] : 0.0F);
-    if (experts_.groups > 1) KeepBestGroups();
-    ChooseLargest(choice_.data(), count, experts_.chosen, order_.data());
+  // weights [num_experts]: 0 for experts that are not chosen.
+  void ComputeWeights(const float* logits, float* weights) noexcept {
+    const int count = moe_.num_experts;
+    ComputeScores(logits);
+    for (int i = 0; i < count; ++i) choice_score_[i] = score_[i] + (IsSigmoid() ? e_score_correction_bias_[i] : 0.0F);
+    if (moe_.n_group > 1) KeepBestGroups();
+    TopK(choice_score_.data(), count, moe_.num_experts_per_tok, order_.data());
     float sum = 0;
-    for (int i = 0; i < experts_.chosen; ++i) sum += score_[order_[i]];
-    const float scale = static_cast<float>(experts_.scale);
+    for (int i = 0; i < moe_.num_experts_per_tok; ++i) sum += score_[order_[i]];
     std::fill_n(weights, count, 0.0F);
-    for (int i = 0; i < experts_.chosen; ++i) {
-      const float score = score_[order_[i]];
-      weights[order_[i]] = (experts_.normalized ? score / (sum + 1e-20F) : score) * scale;
+    for (int i = 0; i < moe_.num_experts_per_tok; ++i) {
+      weights[order_[i]] = RoutingWeight(moe_, score_[order_[i]], sum);
     }
   }
 
-  void Score(const float* logits) noexcept {
-    const int count = experts_.count;
-    if (experts_.sigmoid) {
+  void ComputeScores(const float* logits) noexcept {
+    const int count = moe_.num_experts;
+    if (IsSigmoid()) {
       for (int i = 0; i < count; ++i) score_[i] = 1.0F / (1.0F + std::exp(-logits[i]));
       return;
     }
@@ -153,54 +146,54 @@ class Experts final : public MlpBlock {
     for (int i = 0; i < count; ++i) score_[i] /= sum;
   }
 
-  // Groups by their best expert, or by the sum of the two best (V3); experts of the others are out.
+  // Excludes the experts outside the topk_group best groups.
   void KeepBestGroups() noexcept {
-    const int size = experts_.count / experts_.groups;
-    for (int group = 0; group < experts_.groups; ++group) {
+    const int size = moe_.num_experts / moe_.n_group;
+    for (int group = 0; group < moe_.n_group; ++group) {
       float best = -std::numeric_limits<float>::infinity(), second = best;
       for (int i = group * size; i < (group + 1) * size; ++i) {
-        if (choice_[i] > best) {
+        if (choice_score_[i] > best) {
           second = best;
-          best = choice_[i];
+          best = choice_score_[i];
         } else {
-          second = std::max(second, choice_[i]);
+          second = std::max(second, choice_score_[i]);
         }
       }
-      group_score_[group] = experts_.sigmoid ? best + second : best;
+      group_score_[group] = GroupScore(moe_, best, second);
     }
-    ChooseLargest(group_score_.data(), experts_.groups, experts_.topk_group, group_order_.data());
+    TopK(group_score_.data(), moe_.n_group, moe_.topk_group, group_order_.data());
     int next = 0;
-    for (int group = 0; group < experts_.groups; ++group) {
-      if (next < experts_.topk_group && group_order_[next] == group) {
+    for (int group = 0; group < moe_.n_group; ++group) {
+      if (next < moe_.topk_group && group_order_[next] == group) {
         ++next;
         continue;
       }
-      std::fill_n(choice_.begin() + group * size, size, -std::numeric_limits<float>::infinity());
+      std::fill_n(choice_score_.begin() + group * size, size, -std::numeric_limits<float>::infinity());
     }
   }
 
   kernels::Ops& ops_;
   const ModelConfig& config_;
-  const MoeConfig& experts_;
-  std::unique_ptr<kernels::Linear> router_;      // hidden -> count
-  std::vector<float> correction_;                // [count], added to the scores that choose
-  std::unique_ptr<kernels::ExpertLayer> layer_;  // on a device whose memory is not the host's; else
-  std::vector<std::unique_ptr<MlpBlock>> mlps_;  // one by one
-  std::unique_ptr<MlpBlock> shared_;
-  // f32 [rows][...]:
-  float* logits_ = nullptr;    // count
-  float* weights_ = nullptr;   // count
+  const kernels::MoeConfig& moe_;
+  std::unique_ptr<kernels::Linear> router_;      // hidden -> num_experts
+  std::vector<float> e_score_correction_bias_;   // [num_experts], added to the scores that choose; else empty
+  std::unique_ptr<kernels::ExpertLayer> layer_;  // all routed experts, where routing happens on the device
+  std::vector<std::unique_ptr<MlpBlock>> mlps_;  // the routed experts, where it happens on the host
+  std::unique_ptr<MlpBlock> shared_;             // null: no shared experts
+  // Scratch, f32 [rows][...]:
+  float* logits_ = nullptr;    // num_experts
+  float* weights_ = nullptr;   // num_experts
   float* gathered_ = nullptr;  // hidden: rows of one expert
-  float* made_ = nullptr;      // hidden
-  // Of one row:
-  std::vector<float> score_, choice_, group_score_;
+  float* outputs_ = nullptr;   // hidden: outputs of one expert, then of the shared ones
+  // One row's scores, and the scores that choose:
+  std::vector<float> score_, choice_score_, group_score_;
   std::vector<int> order_, group_order_;
 };
 
 }  // namespace
 
-std::unique_ptr<MlpBlock> ReadExperts(const BlockSource& source, const std::string& module) {
-  return std::make_unique<Experts>(source, module);
+std::unique_ptr<MlpBlock> ReadMoe(const BlockSource& source, const std::string& module) {
+  return std::make_unique<MixtureOfExperts>(source, module);
 }
 
 }  // namespace kvanta::models

@@ -1,4 +1,4 @@
-// A cheap identity of a checkpoint's weights, for files that belong to one model (scale files, page files).
+// Fast hash of a checkpoint's weights, for files that belong to one model (scale files, page files).
 #pragma once
 
 #include <string>

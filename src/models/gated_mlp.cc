@@ -1,4 +1,4 @@
-// The MLP of one layer, and of one expert.
+// Gated MLP of one layer, or of one expert.
 #include "models/layer_blocks.h"
 
 namespace kvanta::models {
@@ -7,7 +7,7 @@ namespace {
 class GatedMlp final : public MlpBlock {
  public:
   GatedMlp(const BlockSource& source, const std::string& module, int64_t intermediate_size, bool bias)
-      : ops_(source.ops), intermediate_size_(intermediate_size) {
+      : ops_(source.ops), activation_(source.config.mlp.activation), intermediate_size_(intermediate_size) {
     const int64_t hidden = source.config.hidden;
     gate_up_ =
         source.reader.Linear({{module + "gate_proj", intermediate_size}, {module + "up_proj", intermediate_size}},
@@ -22,17 +22,18 @@ class GatedMlp final : public MlpBlock {
 
   void Forward(const float* x, int64_t rows, float* out) noexcept override {
     gate_up_->Forward(x, rows, both_, 2 * intermediate_size_);
-    ops_.SiluMul(both_, rows, intermediate_size_, gated_);
+    ops_.ActivateMul(activation_, both_, rows, intermediate_size_, gated_);
     down_->Forward(gated_, rows, out, down_->Out());
   }
 
  private:
   kernels::Ops& ops_;
+  kernels::Activation activation_;
   int64_t intermediate_size_;
-  std::unique_ptr<kernels::Linear> gate_up_;  // hidden -> 2 ffn: gate | up
-  std::unique_ptr<kernels::Linear> down_;     // ffn -> hidden
-  float* both_ = nullptr;                     // [rows][2 ffn]
-  float* gated_ = nullptr;                    // [rows][ffn]
+  std::unique_ptr<kernels::Linear> gate_up_;  // hidden -> 2 intermediate_size: gate | up
+  std::unique_ptr<kernels::Linear> down_;     // intermediate_size -> hidden
+  float* both_ = nullptr;                     // [rows][2 intermediate_size]
+  float* gated_ = nullptr;                    // [rows][intermediate_size]
 };
 
 }  // namespace

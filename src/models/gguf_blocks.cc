@@ -13,7 +13,7 @@ namespace {
 using kernels::BlockFormat;
 using kernels::kBlockWeights;
 
-// A tensor is U8 [out][in / 32][bytes of a block]; the last size says which format.
+// A tensor is U8 [out][in / 32][bytes of a block]; the last size determines the format.
 BlockFormat FormatOf(const TensorView& tensor) {
   if (tensor.dtype != "U8" || tensor.shape.size() != 3) return BlockFormat::kNone;
   for (const BlockFormat format : {BlockFormat::kQ8_0, BlockFormat::kQ4_0, BlockFormat::kQ4_1}) {

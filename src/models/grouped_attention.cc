@@ -1,4 +1,4 @@
-// Attention whose query heads share K and V heads in groups, with what Llama, Mistral, Qwen2 and Qwen3 add to it.
+// Grouped-query attention, with optional biases and q/k norms.
 #include "models/layer_blocks.h"
 
 namespace kvanta::models {
@@ -9,8 +9,8 @@ class GroupedAttention final : public AttentionBlock {
   GroupedAttention(const BlockSource& source, const std::string& prefix) : ops_(source.ops), config_(source.config) {
     const std::string module = prefix + "self_attn.";
     if (config_.qk_norm) {
-      q_norm_ = source.reader.Vector(module + "q_norm.weight", config_.head_dim);
-      k_norm_ = source.reader.Vector(module + "k_norm.weight", config_.head_dim);
+      q_norm_ = source.reader.Vector(module + "q_norm.weight", config_.head_dim, config_.norm_weight_offset);
+      k_norm_ = source.reader.Vector(module + "k_norm.weight", config_.head_dim, config_.norm_weight_offset);
     }
     qkv_ = source.reader.Linear(
         {{module + "q_proj", QWidth()}, {module + "k_proj", KvWidth()}, {module + "v_proj", KvWidth()}}, config_.hidden,
@@ -33,9 +33,8 @@ class GroupedAttention final : public AttentionBlock {
       NormHeads(q_norm_, config_.heads, rows, q);
       NormHeads(k_norm_, config_.kv_heads, rows, k);
     }
-    ops_.Rope(q, QkvWidth(), rows, config_.heads, config_.head_dim, config_.rotary_dim, step.rope_table,
-              step.positions);
-    ops_.Rope(k, QkvWidth(), rows, config_.kv_heads, config_.head_dim, config_.rotary_dim, step.rope_table,
+    ops_.Rope(q, QkvWidth(), rows, config_.heads, config_.head_dim, step.rotary_dim, step.rope_table, step.positions);
+    ops_.Rope(k, QkvWidth(), rows, config_.kv_heads, config_.head_dim, step.rotary_dim, step.rope_table,
               step.positions);
     step.backend->Append(*step.plan, step.layer, k, v, QkvWidth());
     step.backend->Run(*step.plan, step.layer, q, QkvWidth(), attended_);
@@ -48,7 +47,7 @@ class GroupedAttention final : public AttentionBlock {
   int64_t QkvWidth() const { return QWidth() + 2 * KvWidth(); }
 
   // Norms every head of x [rows][heads * head_dim], row stride QkvWidth(), in place: one call per row or per head,
-  // whichever are fewer (a row's bits do not depend on which).
+  // whichever is fewer (the bits are the same).
   void NormHeads(const Buffer& weight, int heads, int64_t rows, float* x) noexcept {
     const auto eps = static_cast<float>(config_.rms_eps);
     const int64_t width = config_.head_dim, stride = QkvWidth();

@@ -15,7 +15,7 @@ namespace kvanta::models {
 
 Json ParseJson(std::string_view text, const std::string& name) {
   constexpr int kMaxDepth = 64;
-  std::vector<std::set<std::string>> keys;  // of each object that is open
+  std::vector<std::set<std::string>> keys;  // keys of each open object
   const Json::parser_callback_t check = [&](int depth, Json::parse_event_t event, Json& parsed) {
     switch (event) {
       case Json::parse_event_t::object_start:

@@ -1,5 +1,5 @@
-// Strict JSON for files that come from anywhere: duplicate keys, deep nesting and invalid UTF-8 are errors, and every
-// error names the file, the key, the value and what would have been right.
+// Strict JSON for untrusted files: duplicate keys, deep nesting and invalid UTF-8 are errors, and every
+// error names the file, the key, the value and the expected one.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +43,7 @@ class JsonObject {
   std::string String(std::string_view key, std::string_view missing) const;
   JsonObject Object(std::string_view key) const;
 
-  // "FILE: key 'a.b'" for messages of the caller's own.
+  // "FILE: key 'a.b'" for the caller's messages.
   std::string Name(std::string_view key) const;
   // Throws InputError "FILE: key 'a.b' is VALUE; expected EXPECTED".
   [[noreturn]] void Fail(std::string_view key, std::string_view expected) const;

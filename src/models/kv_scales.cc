@@ -22,7 +22,7 @@ enum class Role : uint8_t {
   kV,
   kBoth,
   kZero,     // zero point or bias of an affine quantizer: must be 0, the formats are symmetric
-  kIgnored,  // of queries and probabilities, which are not cached
+  kIgnored,  // scales of queries and probabilities, which are not cached
 };
 
 struct ScaleName {
@@ -70,7 +70,7 @@ const ScaleName* FindName(std::string_view tensor) {
   return nullptr;
 }
 
-// A last component that can only mean a KV scale, under a name that is not in the table: not to be passed over.
+// True for a last component that can only be a KV scale: under a name outside the table, an error.
 bool LooksLikeKvScale(std::string_view tensor) {
   const std::string_view last = tensor.substr(tensor.rfind('.') + 1);
   for (const std::string_view side : {"k_", "v_", "kv_", "key_", "value_"}) {
@@ -155,8 +155,7 @@ struct Found {
 
 void Put(Found& found, const std::string& name, const std::vector<float>& scale) {
   if (!found.scale.empty() && found.scale != scale) {
-    throw InputError(
-        fmt::format("KV scales {} and {} say different things about the same values", Quote(found.name), Quote(name)));
+    throw InputError(fmt::format("KV scales {} and {} disagree about the same values", Quote(found.name), Quote(name)));
   }
   found = {scale, name};
 }
@@ -186,7 +185,7 @@ KvScales ReadScaleTensors(const TensorMap& tensors, const std::string& name, con
     if (known == nullptr || !layer) {
       if (!LooksLikeKvScale(tensor_name)) continue;
       throw InputError(
-          fmt::format("{}: tensor {} looks like a KV scale, but under no known tensor_name (docs/scales.md)", name,
+          fmt::format("{}: tensor {} looks like a KV scale, but its name is not a known one (docs/scales.md)", name,
                       Quote(tensor_name)));
     }
     if (known->role == Role::kIgnored) continue;

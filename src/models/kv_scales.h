@@ -1,4 +1,4 @@
-// Where static KV scales come from, in order of precedence; fails closed (docs/scales.md).
+// Sources of static KV scales, in order of precedence (docs/scales.md). A declared but missing scale is an error.
 #pragma once
 
 #include <string>
@@ -29,12 +29,12 @@ KvScales ParseScaleFile(std::string_view json, const std::string& name, const Mo
 // `name` is the checkpoint's in messages.
 KvScales ReadScaleTensors(const TensorMap& tensors, const std::string& name, const ModelConfig& config);
 
-// File if `quantization_param_path` is set, else ReadScaleTensors(). To be called when a layer has static scales:
+// The file if `quantization_param_path` is set, else ReadScaleTensors(). Call it only if some layer has static scales:
 // a checkpoint that declares them and lacks one must not stop a cache that needs none.
 KvScales LoadKvScales(const std::string& quantization_param_path, const Checkpoint& checkpoint,
                       const ModelConfig& config);
 
-// Whether a tensor of this name is about the KV cache's scales (read or knowingly ignored), not a weight.
+// True for names of KV scales (read or deliberately ignored), which are not weights.
 bool IsKvScaleTensor(std::string_view name);
 
 // All layers at 1.0, no means.

@@ -1,6 +1,6 @@
-// Attention over latents (MLA, arXiv:2405.04434, section 2.1), absorbed: K = W_UK c and V = W_UV c of a token's latent
-// c are never made. A query goes through W_UK to the latents' space and meets them there, beside the rotated channels
-// that all heads share; what attention returns is a latent, too, and goes through W_UV.
+// Multi-head latent attention (MLA, arXiv:2405.04434, section 2.1) with absorbed weights: K = W_UK c and V = W_UV c of
+// a token's latent c are never computed. Queries are projected by W_UK into the latents' space, where attention runs on
+// the latents and on the rotated channels that all heads share; its output is a latent, which W_UV projects to values.
 #include <algorithm>
 #include <utility>
 
@@ -9,10 +9,10 @@
 namespace kvanta::models {
 namespace {
 
-// transformers' RMS norms of latents take their class's default, whatever config.json says.
+// transformers: norms of latents have their class's default, not the eps of config.json.
 constexpr float kLatentEps = 1e-6F;
 
-// Rows of a matrix [out][in] as the reader gave them, in another order.
+// Rows [first, first + count) of a matrix [out][in].
 std::vector<float> TakeRows(const std::vector<float>& rows, int64_t in, int64_t first, int64_t count) {
   return {rows.begin() + first * in, rows.begin() + (first + count) * in};
 }
@@ -25,10 +25,10 @@ std::vector<float> Transposed(const std::vector<float>& matrix, int64_t out, int
   return result;
 }
 
-// A linear layer for each head. Rows of a head begin where its part of a row of all heads does.
+// One linear layer per head, each on its head's part of the rows.
 class HeadLayers {
  public:
-  // `part`: f32 [rows][in].
+  // `part`: scratch, f32 [rows][in].
   void Forward(kernels::Ops& ops, const kernels::MemberRows& x, int64_t rows, const kernels::MemberOutputs& y,
                float* part) const noexcept {
     if (group_) return group_->Forward(x, rows, y);
@@ -46,58 +46,58 @@ class HeadLayers {
   }
 
  private:
-  std::vector<std::unique_ptr<kernels::Linear>> layers_;  // on the host
-  std::unique_ptr<kernels::LinearGroup> group_;           // elsewhere
+  std::vector<std::unique_ptr<kernels::Linear>> layers_;  // the host runs them one by one
+  std::unique_ptr<kernels::LinearGroup> group_;           // a device runs them in few launches
 };
 
 class LatentAttention final : public AttentionBlock {
  public:
   LatentAttention(const BlockSource& source, const std::string& prefix)
-      : ops_(source.ops), config_(source.config), latent_(source.config.latent) {
+      : ops_(source.ops), config_(source.config), mla_(source.config.mla) {
     const std::string module = prefix + "self_attn.";
     ReadQueries(source, module);
     ReadLatents(source, module);
     ReadHeads(source, module);
-    out_ = source.reader.Linear({{module + "o_proj", config_.hidden}}, config_.heads * latent_.v_head_dim,
-                                config_.o_bias, source.store);
+    out_ = source.reader.Linear({{module + "o_proj", config_.hidden}}, config_.heads * mla_.v_head_dim, config_.o_bias,
+                                source.store);
   }
 
   void Place(Scratch& scratch, int64_t rows) noexcept override {
-    low_ = scratch.Take(rows * latent_.q_lora_rank);
+    low_ = scratch.Take(rows * mla_.q_lora_rank);
     projected_ = scratch.Take(rows * config_.heads * HeadDim());
     latents_ = scratch.Take(rows * KeyDim());
     queries_ = scratch.Take(rows * config_.heads * KeyDim());
-    attended_ = scratch.Take(rows * config_.heads * latent_.rank);
-    part_ = scratch.Take(rows * std::max(latent_.rank, latent_.qk_nope_head_dim));
-    values_ = scratch.Take(rows * config_.heads * latent_.v_head_dim);
+    attended_ = scratch.Take(rows * config_.heads * mla_.kv_lora_rank);
+    part_ = scratch.Take(rows * std::max(mla_.kv_lora_rank, mla_.qk_nope_head_dim));
+    values_ = scratch.Take(rows * config_.heads * mla_.v_head_dim);
   }
 
   void Forward(const AttentionStep& step, const float* x, float* out) noexcept override {
-    const int64_t rows = step.rows, rank = latent_.rank;
+    const int64_t rows = step.rows, rank = mla_.kv_lora_rank;
     const int heads = config_.heads;
-    MakeLatents(step, x);
-    MakeQueries(step, x);
+    ProjectLatents(step, x);
+    ProjectQueries(step, x);
     step.backend->Append(*step.plan, step.layer, latents_, nullptr, KeyDim());
     step.backend->Run(*step.plan, step.layer, queries_, heads * KeyDim(), attended_);
-    const int64_t value = latent_.v_head_dim;
+    const int64_t value = mla_.v_head_dim;
     from_latent_.Forward(ops_, {attended_, heads * rank, rank}, rows, {values_, heads * value, value}, part_);
     out_->Forward(values_, rows, out, config_.hidden);
   }
 
  private:
   int64_t HeadDim() const {
-    return int64_t{latent_.qk_nope_head_dim} + latent_.rope_dim;
-  }  // of a query as it is projected
-  int64_t KeyDim() const { return int64_t{latent_.rank} + latent_.rope_dim; }
+    return int64_t{mla_.qk_nope_head_dim} + mla_.qk_rope_head_dim;
+  }  // channels of a projected query
+  int64_t KeyDim() const { return int64_t{mla_.kv_lora_rank} + mla_.qk_rope_head_dim; }
 
-  // Rotated channels in the order of Ops::Rope: pairs (2 i, 2 i + 1) of the checkpoint become (i, i + half). The same
-  // for queries and keys, so their products stay.
+  // Reorders rotated channels for Ops::Rope: pairs (2 i, 2 i + 1) of the checkpoint become (i, i + half). Queries and
+  // keys are reordered alike, so their products stay.
   template <class T>
-  void SortRotated(std::vector<T>& rows, int64_t in, int64_t first) const {
-    if (!latent_.interleaved) return;
-    const std::vector<T> before(rows.begin() + first * in, rows.begin() + (first + latent_.rope_dim) * in);
-    const int64_t half = latent_.rope_dim / 2;
-    for (int64_t i = 0; i < latent_.rope_dim; ++i) {
+  void ReorderRotated(std::vector<T>& rows, int64_t in, int64_t first) const {
+    if (!mla_.rope_interleave) return;
+    const std::vector<T> before(rows.begin() + first * in, rows.begin() + (first + mla_.qk_rope_head_dim) * in);
+    const int64_t half = mla_.qk_rope_head_dim / 2;
+    for (int64_t i = 0; i < mla_.qk_rope_head_dim; ++i) {
       const auto from = before.begin() + (i < half ? 2 * i : 2 * (i - half) + 1) * in;
       std::copy(from, from + in, rows.begin() + (first + i) * in);
     }
@@ -105,35 +105,35 @@ class LatentAttention final : public AttentionBlock {
 
   void ReadQueries(const BlockSource& source, const std::string& module) {
     const int64_t rows = config_.heads * HeadDim();
-    const int64_t in = latent_.q_lora_rank != 0 ? latent_.q_lora_rank : config_.hidden;
-    if (latent_.q_lora_rank != 0) {
-      to_low_ = source.reader.Linear({{module + "q_a_proj", latent_.q_lora_rank}}, config_.hidden, config_.qkv_bias,
+    const int64_t in = mla_.q_lora_rank != 0 ? mla_.q_lora_rank : config_.hidden;
+    if (mla_.q_lora_rank != 0) {
+      to_low_ = source.reader.Linear({{module + "q_a_proj", mla_.q_lora_rank}}, config_.hidden, config_.qkv_bias,
                                      {source.store, kInt16Activations});
-      low_norm_ = source.reader.Vector(module + "q_a_layernorm.weight", latent_.q_lora_rank);
+      low_norm_ = source.reader.Vector(module + "q_a_layernorm.weight", mla_.q_lora_rank);
     }
-    const std::string name = module + (latent_.q_lora_rank != 0 ? "q_b_proj" : "q_proj");
+    const std::string name = module + (mla_.q_lora_rank != 0 ? "q_b_proj" : "q_proj");
     std::vector<float> weight = source.reader.Matrix(name + ".weight", rows, in, source.store);
     for (int head = 0; head < config_.heads; ++head)
-      SortRotated(weight, in, head * HeadDim() + latent_.qk_nope_head_dim);
+      ReorderRotated(weight, in, head * HeadDim() + mla_.qk_nope_head_dim);
     to_queries_ = source.reader.Pack(weight, rows, in, {}, {source.store, kInt16Activations}, name);
   }
 
   void ReadLatents(const BlockSource& source, const std::string& module) {
     const std::string name = module + "kv_a_proj_with_mqa";
     std::vector<float> weight = source.reader.Matrix(name + ".weight", KeyDim(), config_.hidden, source.store);
-    SortRotated(weight, config_.hidden, latent_.rank);
+    ReorderRotated(weight, config_.hidden, mla_.kv_lora_rank);
     std::vector<float> bias;
     if (config_.qkv_bias) {
       bias = source.reader.Values(name + ".bias", KeyDim());
-      SortRotated(bias, 1, latent_.rank);
+      ReorderRotated(bias, 1, mla_.kv_lora_rank);
     }
     to_latent_ = source.reader.Pack(weight, KeyDim(), config_.hidden, bias, {source.store, kInt16Activations}, name);
-    latent_norm_ = source.reader.Vector(module + "kv_a_layernorm.weight", latent_.rank);
+    latent_norm_ = source.reader.Vector(module + "kv_a_layernorm.weight", mla_.kv_lora_rank);
   }
 
   void ReadHeads(const BlockSource& source, const std::string& module) {
     const std::string name = module + "kv_b_proj";
-    const int64_t rank = latent_.rank, nope = latent_.qk_nope_head_dim, value = latent_.v_head_dim;
+    const int64_t rank = mla_.kv_lora_rank, nope = mla_.qk_nope_head_dim, value = mla_.v_head_dim;
     const std::vector<float> both =
         source.reader.Matrix(name + ".weight", config_.heads * (nope + value), rank, source.store);
     for (int64_t head = 0; head < config_.heads; ++head) {
@@ -147,32 +147,33 @@ class LatentAttention final : public AttentionBlock {
     from_latent_.Close(ops_);
   }
 
-  void MakeLatents(const AttentionStep& step, const float* x) noexcept {
+  void ProjectLatents(const AttentionStep& step, const float* x) noexcept {
     to_latent_->Forward(x, step.rows, latents_, KeyDim());
-    ops_.RmsNorm(latents_, KeyDim(), latent_norm_.as<float>(), kLatentEps, step.rows, latent_.rank, latents_, KeyDim());
-    ops_.Rope(latents_ + latent_.rank, KeyDim(), step.rows, 1, latent_.rope_dim, latent_.rope_dim, step.rope_table,
-              step.positions);
+    ops_.RmsNorm(latents_, KeyDim(), latent_norm_.as<float>(), kLatentEps, step.rows, mla_.kv_lora_rank, latents_,
+                 KeyDim());
+    ops_.Rope(latents_ + mla_.kv_lora_rank, KeyDim(), step.rows, 1, mla_.qk_rope_head_dim, mla_.qk_rope_head_dim,
+              step.rope_table, step.positions);
   }
 
-  void MakeQueries(const AttentionStep& step, const float* x) noexcept {
+  void ProjectQueries(const AttentionStep& step, const float* x) noexcept {
     const int64_t rows = step.rows, width = config_.heads * HeadDim(), stride = config_.heads * KeyDim();
     if (to_low_) {
-      to_low_->Forward(x, rows, low_, latent_.q_lora_rank);
-      ops_.RmsNorm(low_, latent_.q_lora_rank, low_norm_.as<float>(), kLatentEps, rows, latent_.q_lora_rank, low_,
-                   latent_.q_lora_rank);
+      to_low_->Forward(x, rows, low_, mla_.q_lora_rank);
+      ops_.RmsNorm(low_, mla_.q_lora_rank, low_norm_.as<float>(), kLatentEps, rows, mla_.q_lora_rank, low_,
+                   mla_.q_lora_rank);
       x = low_;
     }
     to_queries_->Forward(x, rows, projected_, width);
     to_latent_space_.Forward(ops_, {projected_, width, HeadDim()}, rows, {queries_, stride, KeyDim()}, part_);
-    ops_.Copy(projected_ + latent_.qk_nope_head_dim, HeadDim(), rows * config_.heads, latent_.rope_dim,
-              queries_ + latent_.rank, KeyDim());
-    ops_.Rope(queries_ + latent_.rank, stride, rows, config_.heads, static_cast<int>(KeyDim()), latent_.rope_dim,
-              step.rope_table, step.positions);
+    ops_.Copy(projected_ + mla_.qk_nope_head_dim, HeadDim(), rows * config_.heads, mla_.qk_rope_head_dim,
+              queries_ + mla_.kv_lora_rank, KeyDim());
+    ops_.Rope(queries_ + mla_.kv_lora_rank, stride, rows, config_.heads, static_cast<int>(KeyDim()),
+              mla_.qk_rope_head_dim, step.rope_table, step.positions);
   }
 
   kernels::Ops& ops_;
   const ModelConfig& config_;
-  const MlaConfig& latent_;
+  const MlaConfig& mla_;
   std::unique_ptr<kernels::Linear> to_low_;      // hidden -> q_lora_rank; null where queries are projected at once
   Buffer low_norm_;                              // f32 [q_lora_rank]
   std::unique_ptr<kernels::Linear> to_queries_;  // -> heads * (nope | rope)
@@ -187,7 +188,7 @@ class LatentAttention final : public AttentionBlock {
   float* latents_ = nullptr;    // KeyDim()
   float* queries_ = nullptr;    // heads * KeyDim()
   float* attended_ = nullptr;   // heads * rank
-  float* part_ = nullptr;       // of one head, dense
+  float* part_ = nullptr;       // one head's rows, dense
   float* values_ = nullptr;     // heads * v_head_dim
 };
 

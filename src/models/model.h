@@ -1,4 +1,4 @@
-// A model: weights on a device and a forward written once against kernels::Ops. One file per architecture.
+// A model: weights on a device, and a forward pass written once against kernels::Ops.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace kvanta::models {
 
-// In the memory of the model's device, as all that a model computes with.
+// Rows of a forward pass, in device memory.
 struct ForwardBatch {
   std::span<const int32_t> tokens;     // [rows]
   std::span<const int64_t> positions;  // [rows]
@@ -24,14 +24,13 @@ class Model {
   virtual ~Model() = default;
   const ModelConfig& Config() const noexcept { return config_; }
   int64_t WeightBytes() const noexcept { return weight_bytes_; }
-  // Those that it was loaded for.
   virtual kernels::Ops& ops() const noexcept = 0;
-  // Per layer, for the attention backend.
+  // One per layer, for the attention backend.
   virtual std::vector<attention::AttentionSpec> AttentionLayers() const = 0;
-  // Final hidden states after the last norm, f32 [rows][hidden]. rows <= max_rows given to Load. No allocation.
+  // Final hidden states after the last norm, f32 [rows][hidden]. rows <= LoadOptions::max_rows. No allocation.
   virtual void Forward(const ForwardBatch& batch, attention::Backend& backend, attention::Plan& plan,
                        float* hidden) noexcept = 0;
-  // Logits of chosen rows: hidden f32 [rows][hidden] -> out f32 [rows][vocab], and peaks [rows] unless null.
+  // Logits: hidden f32 [rows][hidden] -> out f32 [rows][vocab], and argmaxes of its rows [rows] unless null.
   virtual void Logits(const float* hidden, int64_t rows, float* out, kernels::RowArgmax* argmaxes) noexcept = 0;
 
  protected:
@@ -40,7 +39,7 @@ class Model {
 };
 
 struct LoadOptions {
-  kernels::WeightType store = kernels::WeightType::kBf16;  // how matrices are kept; embeddings: EmbeddingType()
+  kernels::WeightType store = kernels::WeightType::kBf16;  // type of matrices; embeddings: EmbeddingType()
   int64_t max_rows = 512;                                  // rows of the largest Forward
   int64_t max_positions = 0;                               // rope table length; 0: config.max_position
 };
@@ -49,7 +48,7 @@ struct LoadOptions {
 // misshapen tensor (names it, expected and found shape), NaN or infinite weight, unreadable file.
 std::unique_ptr<Model> Load(const std::string& folder, kernels::Ops& ops, const LoadOptions& options);
 
-// Names of config.json's "architectures" that Load() knows.
+// Supported names of config.json's "architectures".
 std::vector<std::string> KnownArchitectures();
 
 }  // namespace kvanta::models

@@ -1,13 +1,17 @@
 #include <array>
 
 #include "models/architecture.h"
+#include "models/decoder.h"
 #include "models/model.h"
 
 namespace kvanta::models {
 
+extern const Architecture kLlama, kMistral, kQwen2, kQwen3, kDeepseekV2, kDeepseekV3, kGemma2, kGemma3,
+    kGemma3Multimodal;
+
 std::span<const Architecture* const> Architectures() {
-  static constexpr std::array<const Architecture*, 6> kAll = {&kLlama, &kMistral,    &kQwen2,
-                                                              &kQwen3, &kDeepseekV2, &kDeepseekV3};
+  static constexpr std::array kAll = {&kLlama,      &kMistral, &kQwen2,  &kQwen3,           &kDeepseekV2,
+                                      &kDeepseekV3, &kGemma2,  &kGemma3, &kGemma3Multimodal};
   return kAll;
 }
 
@@ -20,10 +24,7 @@ std::vector<std::string> KnownArchitectures() {
 std::unique_ptr<Model> Load(const std::string& folder, kernels::Ops& ops, const LoadOptions& options) {
   const ModelConfig config = ReadConfig(folder);
   const Checkpoint checkpoint = Checkpoint::Open(folder);
-  for (const Architecture* architecture : Architectures()) {
-    if (architecture->name == config.architecture) return architecture->load(config, checkpoint, ops, options);
-  }
-  return nullptr;  // not reached: ReadConfig() refuses unknown architectures
+  return LoadDecoder(config, checkpoint, ops, options);
 }
 
 }  // namespace kvanta::models

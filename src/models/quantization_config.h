@@ -1,4 +1,4 @@
-// What a checkpoint declares about its KV cache, and the refusal of quantized weights.
+// The KV cache format that a checkpoint declares; quantized weights are refused.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ namespace kvanta::models {
 // without one. Throws InputError when weights are quantized or the declaration is unknown.
 std::string ReadQuantizationConfig(const JsonObject& quantization);
 
-// hf_quant_config.json of ModelOpt, the same way.
+// The same for hf_quant_config.json of ModelOpt.
 std::string ReadHfQuantConfig(const JsonObject& root);
 
 }  // namespace kvanta::models

@@ -1,6 +1,5 @@
 // Qwen3: RMS norms on every head of q and k before RoPE. transformers: models/qwen3/modeling_qwen3.py.
 #include "models/architecture.h"
-#include "models/decoder.h"
 
 namespace kvanta::models {
 namespace {
@@ -9,11 +8,11 @@ void ReadQwen3(const JsonObject& json, ModelConfig& config) {
   if (!json.Value().contains("num_key_value_heads")) json.Fail("num_key_value_heads", "an integer");
   config.qkv_bias = config.o_bias = json.Bool("attention_bias", false);
   config.qk_norm = true;
-  ReadLayerWindows(json, config);
+  ReadQwenWindows(json, config);
 }
 
 }  // namespace
 
-const Architecture kQwen3 = {"Qwen3ForCausalLM", "qwen3", 128, ReadQwen3, LoadDecoder};
+extern const Architecture kQwen3 = {"Qwen3ForCausalLM", "qwen3", ReadQwen3, R"({"head_dim": 128})"};
 
 }  // namespace kvanta::models

@@ -23,15 +23,8 @@ std::vector<float> Inverse(std::vector<float> powers) {
   return powers;
 }
 
-double DynamicBase(const RopeConfig& rope, int rotary_dim, int64_t positions) {
-  const auto trained = static_cast<double>(rope.original_max_position);
-  const double length = std::max(static_cast<double>(positions), trained);
-  const double stretch = rope.factor * length / trained - (rope.factor - 1);
-  return rope.theta * std::pow(stretch, static_cast<double>(rotary_dim) / (rotary_dim - 2));
-}
-
-// Llama 3.1: long waves are divided by the factor, short ones kept, those between interpolated.
-void ScaleLlama3(const RopeConfig& rope, std::vector<float>& inverse) {
+// Llama 3.1: frequencies of long waves are divided by the factor, of short ones kept, in between interpolated.
+void ScaleLlama3(const RopeSpec& rope, std::vector<float>& inverse) {
   const auto length = static_cast<float>(rope.original_max_position);
   const auto low = static_cast<float>(rope.low_freq_factor);
   const auto factor = static_cast<float>(rope.factor);
@@ -51,15 +44,16 @@ void ScaleLlama3(const RopeConfig& rope, std::vector<float>& inverse) {
   }
 }
 
-// The channel at which a wave turns `rotations` times within the original length (YaRN, arXiv:2309.00071, eq. 17).
-double CorrectionChannel(const RopeConfig& rope, int rotary_dim, double rotations) {
+// Channel whose wave makes `rotations` rotations within the original length (YaRN, arXiv:2309.00071, eq. 17).
+double CorrectionChannel(const RopeSpec& rope, double rotations) {
   const auto length = static_cast<double>(rope.original_max_position);
-  return rotary_dim * std::log(length / (rotations * 2 * std::numbers::pi)) / (2 * std::log(rope.theta));
+  return rope.rotary_dim * std::log(length / (rotations * 2 * std::numbers::pi)) / (2 * std::log(rope.theta));
 }
 
-std::vector<float> YarnInverse(const RopeConfig& rope, int rotary_dim) {
-  double low = CorrectionChannel(rope, rotary_dim, rope.beta_fast);
-  double high = CorrectionChannel(rope, rotary_dim, rope.beta_slow);
+std::vector<float> YarnInverse(const RopeSpec& rope) {
+  const int rotary_dim = rope.rotary_dim;
+  double low = CorrectionChannel(rope, rope.beta_fast);
+  double high = CorrectionChannel(rope, rope.beta_slow);
   if (rope.truncate) {
     low = std::floor(low);
     high = std::ceil(high);
@@ -82,7 +76,7 @@ double YarnScale(double factor, double mscale) {
   return factor <= 1 ? 1.0 : 0.1 * mscale * std::log(factor) + 1.0;
 }
 
-float YarnAttentionScaling(const RopeConfig& rope) {
+float YarnAttentionScaling(const RopeSpec& rope) {
   if (rope.attention_factor != 0) return static_cast<float>(rope.attention_factor);
   if (rope.mscale != 0 && rope.mscale_all_dim != 0) {
     return static_cast<float>(YarnScale(rope.factor, rope.mscale) / YarnScale(rope.factor, rope.mscale_all_dim));
@@ -92,25 +86,22 @@ float YarnAttentionScaling(const RopeConfig& rope) {
 
 }  // namespace
 
-RopeFrequencies MakeRopeFrequencies(const RopeConfig& rope, int rotary_dim, int64_t positions) {
+RopeFrequencies MakeRopeFrequencies(const RopeSpec& rope) {
   RopeFrequencies result;
   switch (rope.type) {
     case RopeType::kDefault:
-      result.inverse = Inverse(Powers(rope.theta, rotary_dim));
+      result.inverse = Inverse(Powers(rope.theta, rope.rotary_dim));
       break;
     case RopeType::kLinear:
-      result.inverse = Inverse(Powers(rope.theta, rotary_dim));
+      result.inverse = Inverse(Powers(rope.theta, rope.rotary_dim));
       for (float& frequency : result.inverse) frequency /= static_cast<float>(rope.factor);
       break;
-    case RopeType::kDynamic:
-      result.inverse = Inverse(Powers(DynamicBase(rope, rotary_dim, positions), rotary_dim));
-      break;
     case RopeType::kLlama3:
-      result.inverse = Inverse(Powers(rope.theta, rotary_dim));
+      result.inverse = Inverse(Powers(rope.theta, rope.rotary_dim));
       ScaleLlama3(rope, result.inverse);
       break;
     case RopeType::kYarn:
-      result.inverse = YarnInverse(rope, rotary_dim);
+      result.inverse = YarnInverse(rope);
       result.attention_scaling = YarnAttentionScaling(rope);
       break;
   }

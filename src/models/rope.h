@@ -14,9 +14,7 @@ struct RopeFrequencies {
   float attention_scaling = 1.0F;  // multiplies cos and sin (yarn)
 };
 
-// `positions`: tokens that the engine is configured for. Only the dynamic type depends on it (docs/adr/0004): its base
-// is that of the configured length, so that a position's rotation never depends on what else is in the batch.
-RopeFrequencies MakeRopeFrequencies(const RopeConfig& rope, int rotary_dim, int64_t positions);
+RopeFrequencies MakeRopeFrequencies(const RopeSpec& rope);
 
 // table: f32 [positions][rotary_dim], first half cos, second half sin; table.size() / rotary_dim positions from 0.
 void FillRopeTable(const RopeFrequencies& frequencies, std::span<float> table);

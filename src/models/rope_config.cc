@@ -14,9 +14,10 @@ namespace {
 
 constexpr double kMaxFactor = 1e6;
 
+// Dynamic NTK scaling is the default rope up to the original length, and not supported beyond it (docs/adr/0021).
 constexpr std::array kTypes = std::to_array<std::pair<std::string_view, RopeType>>({{"default", RopeType::kDefault},
                                                                                     {"linear", RopeType::kLinear},
-                                                                                    {"dynamic", RopeType::kDynamic},
+                                                                                    {"dynamic", RopeType::kDefault},
                                                                                     {"llama3", RopeType::kLlama3},
                                                                                     {"yarn", RopeType::kYarn}});
 
@@ -30,7 +31,7 @@ RopeType ReadType(const JsonObject& rope) {
   rope.Fail(key, "default, linear, dynamic, llama3 or yarn");
 }
 
-void ReadLlama3(const JsonObject& rope, RopeConfig& config) {
+void ReadLlama3(const JsonObject& rope, RopeSpec& config) {
   config.low_freq_factor = rope.Number("low_freq_factor", 1e-6, kMaxFactor);
   config.high_freq_factor = rope.Number("high_freq_factor", 1e-6, kMaxFactor);
   if (config.high_freq_factor <= config.low_freq_factor) {
@@ -38,7 +39,7 @@ void ReadLlama3(const JsonObject& rope, RopeConfig& config) {
   }
 }
 
-void ReadYarn(const JsonObject& rope, RopeConfig& config) {
+void ReadYarn(const JsonObject& rope, RopeSpec& config) {
   // As in transformers, null and 0 mean the default.
   if (const double value = rope.Number("beta_fast", 0, kMaxFactor, 0); value != 0) config.beta_fast = value;
   if (const double value = rope.Number("beta_slow", 0, kMaxFactor, 0); value != 0) config.beta_slow = value;
@@ -53,45 +54,16 @@ void ReadYarn(const JsonObject& rope, RopeConfig& config) {
 
 void CheckWholeHeads(const JsonObject& object) {
   if (object.Number("partial_rotary_factor", 0, 1, 1) != 1) {
-    object.Fail("partial_rotary_factor", "1 (the known architectures rotate whole heads)");
+    object.Fail("partial_rotary_factor", "1: heads are rotated whole");
   }
 }
 
-// theta of the rope object if it has one, else of the top; both must agree.
-double ReadTheta(const JsonObject& json, const JsonObject* rope) {
-  constexpr double kDefault = 10000.0, kMin = 1.0 + 1e-6, kMax = 1e15;
-  const double top = json.Number("rope_theta", kMin, kMax, kDefault);
-  if (rope == nullptr || !rope->Has("rope_theta")) return top;
-  const double theta = rope->Number("rope_theta", kMin, kMax);
-  if (json.Has("rope_theta") && top != theta) {
-    rope->Fail("rope_theta", fmt::format("the same as at the top of the file ({})", top));
-  }
-  return theta;
-}
+constexpr double kMinTheta = 1.0 + 1e-6, kMaxTheta = 1e15;
 
-}  // namespace
-
-RopeConfig ReadRopeConfig(const JsonObject& json, int64_t max_position) {
-  CheckWholeHeads(json);
-  RopeConfig config;
-  config.original_max_position = max_position;
-  const auto filled = [&](std::string_view key) { return json.Has(key) && !json.Object(key).Value().empty(); };
-  if (filled("rope_scaling") && filled("rope_parameters") && json.Get("rope_scaling") != json.Get("rope_parameters")) {
-    json.Fail("rope_scaling", "absent, or the same as rope_parameters");
-  }
-  const std::string_view key = filled("rope_parameters") ? "rope_parameters" : "rope_scaling";
-  if (!filled(key)) {
-    config.theta = ReadTheta(json, nullptr);
-    return config;
-  }
-  const JsonObject rope = json.Object(key);
-  for (const auto& [name, value] : rope.Value().items()) {
-    if (value.is_object()) rope.Fail(name, "no nested object (the known architectures use one rope in all layers)");
-  }
-  CheckWholeHeads(rope);
-  config.theta = ReadTheta(json, &rope);
+// Reads the scaling in `rope`. `json` may hold original_max_position_embeddings as well.
+void ReadScaling(const JsonObject& rope, const JsonObject& json, int64_t max_position, RopeSpec& config) {
   config.type = ReadType(rope);
-  if (config.type == RopeType::kDefault) return config;
+  if (config.type == RopeType::kDefault) return;
   if (config.type == RopeType::kLlama3 || config.type == RopeType::kYarn) {
     constexpr const char* kOriginal = "original_max_position_embeddings";  // some files have it at the top
     config.original_max_position =
@@ -105,24 +77,49 @@ RopeConfig ReadRopeConfig(const JsonObject& json, int64_t max_position) {
   }
   if (config.type == RopeType::kLlama3) ReadLlama3(rope, config);
   if (config.type == RopeType::kYarn) ReadYarn(rope, config);
+}
+
+}  // namespace
+
+RopeSpec ReadRopeParameters(const JsonObject& rope, int head_dim, int64_t max_position, double theta) {
+  CheckWholeHeads(rope);
+  RopeSpec config{.rotary_dim = head_dim,
+                  .theta = rope.Number("rope_theta", kMinTheta, kMaxTheta, theta),
+                  .original_max_position = max_position};
+  ReadScaling(rope, rope, max_position, config);
   return config;
 }
 
-int64_t ScaledMaxPosition(const RopeConfig& rope, int64_t max_position) {
-  const auto scaled = [&](int64_t length) {
-    return std::min(kMaxPositions, static_cast<int64_t>(static_cast<double>(length) * rope.factor));
-  };
-  switch (rope.type) {
-    case RopeType::kLinear:
-    case RopeType::kDynamic:
-      return std::max(max_position, scaled(max_position));
-    case RopeType::kYarn:
-      return std::max(max_position, scaled(rope.original_max_position));
-    case RopeType::kDefault:
-    case RopeType::kLlama3:
-      break;
+RopeSpec ReadRopeSpec(const JsonObject& json, int head_dim, int64_t max_position, double theta) {
+  CheckWholeHeads(json);
+  const auto filled = [&](std::string_view key) { return json.Has(key) && !json.Object(key).Value().empty(); };
+  if (filled("rope_scaling") && filled("rope_parameters") && json.Get("rope_scaling") != json.Get("rope_parameters")) {
+    json.Fail("rope_scaling", "absent, or the same as rope_parameters");
   }
-  return max_position;
+  const double top_theta = json.Number("rope_theta", kMinTheta, kMaxTheta, theta);
+  RopeSpec config{.rotary_dim = head_dim, .theta = top_theta, .original_max_position = max_position};
+  const std::string_view key = filled("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  if (!filled(key)) return config;
+  const JsonObject rope = json.Object(key);
+  for (const auto& [name, value] : rope.Value().items()) {
+    if (value.is_object()) rope.Fail(name, "no nested object (all layers of this architecture have one rope)");
+  }
+  CheckWholeHeads(rope);
+  config.theta = rope.Number("rope_theta", kMinTheta, kMaxTheta, top_theta);
+  if (json.Has("rope_theta") && top_theta != config.theta) {
+    rope.Fail("rope_theta", fmt::format("the same as at the top of the file ({})", top_theta));
+  }
+  ReadScaling(rope, json, max_position, config);
+  return config;
+}
+
+void SetRope(const RopeSpec& rope, int64_t max_position, ModelConfig& config) {
+  for (LayerSpec& layer : config.layer_specs) layer.rope = rope;
+  config.max_position = max_position;
+  if (rope.type == RopeType::kDefault || rope.type == RopeType::kLlama3) return;
+  const int64_t unscaled = rope.type == RopeType::kLinear ? max_position : rope.original_max_position;
+  const auto scaled = static_cast<int64_t>(static_cast<double>(unscaled) * rope.factor);
+  config.max_position = std::max(max_position, std::min(kMaxPositions, scaled));
 }
 
 }  // namespace kvanta::models

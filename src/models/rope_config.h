@@ -8,10 +8,14 @@ namespace kvanta::models {
 
 inline constexpr int64_t kMaxPositions = int64_t{1} << 24;  // far above every model
 
-// `max_position` is max_position_embeddings as config.json gives it.
-RopeConfig ReadRopeConfig(const JsonObject& json, int64_t max_position);
+// Heads of `head_dim` channels are rotated whole. `max_position` is max_position_embeddings as config.json gives it,
+// `theta` the class's default of rope_theta.
+RopeSpec ReadRopeSpec(const JsonObject& json, int head_dim, int64_t max_position, double theta = 10000.0);
 
-// The longest context that the scaling was made for (max_position unless the type stretches it).
-int64_t ScaledMaxPosition(const RopeConfig& rope, int64_t max_position);
+// The object `rope` alone: a value of rope_parameters by layer type.
+RopeSpec ReadRopeParameters(const JsonObject& rope, int head_dim, int64_t max_position, double theta);
+
+// Sets the rope of all layers, and the longest context: the one that the scaling was made for.
+void SetRope(const RopeSpec& rope, int64_t max_position, ModelConfig& config);
 
 }  // namespace kvanta::models

@@ -141,7 +141,7 @@ TensorMap ParseSafetensors(std::span<const uint8_t> file, const std::string& nam
     extents.push_back({begin, end, &added.first->first});
   }
 
-  // Every byte of data belongs to exactly one tensor: no overlap, no hole where something could hide.
+  // Every byte of data belongs to exactly one tensor: no overlap, no gap.
   std::sort(extents.begin(), extents.end(),
             [](const Extent& a, const Extent& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
   uint64_t expected = 0;

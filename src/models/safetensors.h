@@ -22,8 +22,8 @@ struct TensorView {
 
 using TensorMap = std::map<std::string, TensorView, std::less<>>;
 
-// Parses a file held in memory: name -> view into it. Throws InputError on anything that lies: lengths, offsets
-// out of range, overlapping or leaving holes, shapes whose product is not the byte count, duplicate names.
+// Parses a file held in memory: name -> view into it. Throws InputError for lengths and offsets out of range, tensors
+// that overlap or leave gaps, shapes whose product is not the byte count, duplicate names.
 TensorMap ParseSafetensors(std::span<const uint8_t> file, const std::string& name);
 
 // Shards of an index (the text of model.safetensors.index.json): tensor name -> file name in the same folder. Throws
@@ -39,7 +39,7 @@ class Checkpoint {
   static Checkpoint Open(const std::string& folder);
   // The tensors of one file in a folder; none if there is no such file.
   static Checkpoint OpenFile(const std::string& folder, const std::string& file);
-  // Whether the folder has one of the two files.
+  // True if the folder has one of the two files.
   static bool Exists(const std::string& folder);
   const TensorView* Find(std::string_view name) const;  // nullptr when absent
   const TensorView& Get(std::string_view name) const;   // throws InputError naming the nearest names

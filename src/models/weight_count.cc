@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 
 #include "kvanta/error.h"
 
@@ -41,13 +42,13 @@ BlockCount CountGroupedAttention(const ModelConfig& config) {
 }
 
 BlockCount CountLatentAttention(const ModelConfig& config) {
-  const MlaConfig& latent = config.latent;
-  const int64_t hidden = config.hidden, heads = config.heads, rank = latent.rank, low = latent.q_lora_rank;
-  const int64_t q = heads * (latent.qk_nope_head_dim + latent.rope_dim), value = heads * latent.v_head_dim;
-  BlockCount count{.matrices = hidden * (rank + latent.rope_dim) + rank * (heads * latent.qk_nope_head_dim + value) +
+  const MlaConfig& mla = config.mla;
+  const int64_t hidden = config.hidden, heads = config.heads, rank = mla.kv_lora_rank, low = mla.q_lora_rank;
+  const int64_t q = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim), value = heads * mla.v_head_dim;
+  BlockCount count{.matrices = hidden * (rank + mla.qk_rope_head_dim) + rank * (heads * mla.qk_nope_head_dim + value) +
                                value * hidden + (low == 0 ? hidden * q : hidden * low + low * q),
                    .vectors = rank + low};
-  if (config.qkv_bias) count.vectors += low + rank + latent.rope_dim;
+  if (config.qkv_bias) count.vectors += low + rank + mla.qk_rope_head_dim;
   if (config.o_bias) count.vectors += hidden;
   return count;
 }
@@ -56,13 +57,14 @@ BlockCount CountMlp(int64_t hidden, int64_t intermediate_size, bool bias) {
   return {.matrices = 3 * hidden * intermediate_size, .vectors = bias ? 2 * intermediate_size + hidden : 0};
 }
 
-BlockCount CountExperts(const ModelConfig& config) {
-  const MoeConfig& experts = config.experts;
+BlockCount CountMoe(const ModelConfig& config) {
+  const kernels::MoeConfig& moe = config.moe;
   const int64_t hidden = config.hidden;
-  BlockCount count =
-      CountMlp(hidden, int64_t{experts.shared} * experts.intermediate_size, config.mlp_bias && experts.shared != 0);
-  count.matrices += experts.count * CountMlp(hidden, experts.intermediate_size, false).matrices;
-  count.vectors += experts.count * (hidden + (experts.sigmoid ? 1 : 0));  // the router
+  BlockCount count = CountMlp(hidden, int64_t{moe.num_shared_experts} * moe.moe_intermediate_size,
+                              config.mlp.bias && moe.num_shared_experts != 0);
+  count.matrices += moe.num_experts * CountMlp(hidden, moe.moe_intermediate_size, false).matrices;
+  const bool has_correction = moe.scoring_func == kernels::ScoringFunc::kSigmoid;
+  count.vectors += moe.num_experts * (hidden + (has_correction ? 1 : 0));  // the router
   return count;
 }
 
@@ -70,22 +72,28 @@ BlockCount CountExperts(const ModelConfig& config) {
 
 WeightCount CountWeights(const ModelConfig& config) {
   const int64_t hidden = config.hidden;
-  const BlockCount attention = config.latent.rank != 0 ? CountLatentAttention(config) : CountGroupedAttention(config);
-  const BlockCount mlp = CountMlp(hidden, config.intermediate_size, config.mlp_bias);
-  const BlockCount experts = config.experts.count != 0 ? CountExperts(config) : mlp;
+  const BlockCount attention =
+      config.mla.kv_lora_rank != 0 ? CountLatentAttention(config) : CountGroupedAttention(config);
+  const BlockCount mlp = CountMlp(hidden, config.intermediate_size, config.mlp.bias);
+  const BlockCount experts = config.moe.num_experts != 0 ? CountMoe(config) : mlp;
   const int64_t limit = attention.matrices + std::max(mlp.matrices, experts.matrices);
   constexpr int64_t kMax = int64_t{1} << 50;
   if (limit > kMax / config.layers) {
     throw InputError(fmt::format("config.json describes {} layers of {} weights, more than any machine holds",
                                  config.layers, limit));
   }
-  const int64_t plain = config.experts.count != 0 ? config.experts.first_layer : config.layers;
+  const int64_t moe_layers = std::count_if(config.layer_specs.begin(), config.layer_specs.end(),
+                                           [](const LayerSpec& layer) { return layer.moe; });
+  const int64_t norms =
+      std::ranges::count_if(std::array{config.names.pre_attention_norm, config.names.post_attention_norm,
+                                       config.names.pre_mlp_norm, config.names.post_mlp_norm},
+                            [](std::string_view name) { return !name.empty(); });
   const auto total = [&](int64_t BlockCount::*part) {
-    return config.layers * attention.*part + plain * mlp.*part + (config.layers - plain) * experts.*part;
+    return config.layers * attention.*part + (config.layers - moe_layers) * mlp.*part + moe_layers * experts.*part;
   };
   return {.matrices = total(&BlockCount::matrices),
           .embeddings = int64_t{config.vocab} * hidden * (config.tied_embeddings ? 1 : 2),
-          .vectors = total(&BlockCount::vectors) + (2 * config.layers + 1) * hidden};
+          .vectors = total(&BlockCount::vectors) + (norms * config.layers + 1) * hidden};
 }
 
 int64_t WeightCount::Bytes(kernels::WeightType store) const noexcept {

@@ -18,7 +18,7 @@ namespace {
 
 using kernels::WeightType;
 
-// Smallest f32 magnitude, as bits, that is not finite once stored.
+// Smallest f32 magnitude, as bits, that is not finite after rounding to `store`.
 uint32_t FirstNotFinite(WeightType store) {
   switch (store) {
     case WeightType::kF16:
@@ -154,8 +154,9 @@ std::vector<float> WeightReader::Values(const std::string& name, int64_t size) {
   return values;
 }
 
-Buffer WeightReader::Vector(const std::string& name, int64_t size) {
-  const std::vector<float> values = Values(name, size);
+Buffer WeightReader::Vector(const std::string& name, int64_t size, float offset) {
+  std::vector<float> values = Values(name, size);
+  for (float& value : values) value += offset;
   const size_t bytes = values.size() * sizeof(float);
   Buffer buffer = ops_.device().Allocate(bytes);
   ops_.device().CopyIn(buffer.data(), values.data(), bytes);
@@ -187,18 +188,19 @@ std::unique_ptr<kernels::Linear> WeightReader::Linear(std::initializer_list<Stac
   return linear;
 }
 
-void WeightReader::CheckUnusedTensors(int layers, int spare) const {
+void WeightReader::CheckUnusedTensors(const TensorNames::Decoder& names, int layers, int spare) const {
   const auto is_spare = [&](std::string_view name) {
     for (int layer = layers; layer < layers + spare; ++layer) {
-      if (name.starts_with(fmt::format("model.layers.{}.", layer))) return true;
+      if (name.starts_with(fmt::format("{}layers.{}.", names.prefix, layer))) return true;
     }
     return false;
   };
   for (const auto& [name, tensor] : checkpoint_.Tensors()) {
-    const bool of_model = name.starts_with("model.") || name.starts_with("lm_head.");
+    const std::string head = std::string(names.lm_head) + ".";
+    const bool is_decoder = name.starts_with(names.prefix) || name.starts_with(head);
     // Old checkpoints carry the rope frequencies; a tied lm_head repeats the embeddings.
-    const bool known = name.ends_with(".rotary_emb.inv_freq") || name == "lm_head.weight" || IsKvScaleTensor(name);
-    if (!of_model || known || read_.contains(name) || is_spare(name)) continue;
+    const bool known = name.ends_with(".rotary_emb.inv_freq") || name == head + "weight" || IsKvScaleTensor(name);
+    if (!is_decoder || known || read_.contains(name) || is_spare(name)) continue;
     throw InputError(fmt::format("{}: tensor {} would be ignored: config.json describes a model without it",
                                  checkpoint_.Folder(), Quote(name)));
   }

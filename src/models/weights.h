@@ -1,4 +1,4 @@
-// Takes weights out of a checkpoint: asserts their shapes, refuses values that are not finite, and packs them.
+// Reader of a checkpoint's weights: checks shapes and finite values, and packs.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/ops.h"
+#include "models/config.h"
 #include "models/gguf_blocks.h"
 #include "models/safetensors.h"
 
@@ -26,23 +27,23 @@ class WeightReader {
  public:
   WeightReader(const Checkpoint& checkpoint, kernels::Ops& ops);
 
-  // The modules' weights [out][in], and their biases [out] if `bias`, packed as one linear layer that keeps them as
-  // `kind` says. Of int8 and int4, the blocks of the file that the model was converted from where it has such.
+  // The modules' weights [out][in], and their biases [out] if `bias`, packed as one linear layer of `kind`. For int8
+  // and int4, the blocks of the GGUF file that the model was converted from, where it has them.
   std::unique_ptr<kernels::Linear> Linear(std::initializer_list<StackedWeight> stack, int64_t in, bool bias,
                                           kernels::LinearKind kind);
-  // A matrix [out][in] as f32, for a model that cuts or turns it before it is packed; finite in `store`.
+  // A matrix [out][in] as f32, to be split or transposed before Pack; finite in `store`.
   std::vector<float> Matrix(const std::string& name, int64_t out, int64_t in, kernels::WeightType store);
-  // Packs such values [out][in], with biases [out] or none. `module`: where they come from, for reports.
+  // Packs values [out][in], with biases [out] or none. `module`: their name in reports.
   std::unique_ptr<kernels::Linear> Pack(std::span<const float> values, int64_t out, int64_t in,
                                         std::span<const float> bias, kernels::LinearKind kind, std::string_view module);
-  // A vector of `size` values as f32 here.
+  // A vector of `size` values as f32 on the host.
   std::vector<float> Values(const std::string& name, int64_t size);
-  // A vector of `size` values as f32 in the device's memory.
-  Buffer Vector(const std::string& name, int64_t size);
-  // Throws InputError if the checkpoint has weights of the model that were not asked for: they would be ignored. Those
-  // of `spare` layers behind the model's `layers` may be.
-  void CheckUnusedTensors(int layers, int spare) const;
-  // Bytes of all that was read, as kept.
+  // A vector of `size` values plus `offset` as f32 in the device's memory.
+  Buffer Vector(const std::string& name, int64_t size, float offset = 0);
+  // Throws InputError if the checkpoint has tensors of the decoder that were not read. `spare` layers after the model's
+  // `layers` may be left.
+  void CheckUnusedTensors(const TensorNames::Decoder& names, int layers, int spare) const;
+  // Bytes of all weights read so far, as packed.
   int64_t Bytes() const { return bytes_; }
 
  private:
@@ -54,7 +55,7 @@ class WeightReader {
   std::optional<GgufBlocks> blocks_;  // opened when first needed
   int64_t bytes_ = 0;
   std::set<std::string, std::less<>> read_;
-  std::vector<std::vector<uint32_t>> aligned_;  // copies of tensors that the file does not align
+  std::vector<std::vector<uint32_t>> aligned_;  // copies of tensors that are misaligned in the file
 };
 
 }  // namespace kvanta::models

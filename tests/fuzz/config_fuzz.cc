@@ -12,13 +12,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fuzz::MustReadOrRefuse([&] {
     const models::ModelConfig config = models::ParseConfig(text, "fuzz");
     if (config.head_dim < 8 || config.head_dim > 256 || config.heads % config.kv_heads != 0) __builtin_trap();
-    if (config.sliding_window.size() != static_cast<size_t>(config.layers)) __builtin_trap();
-    // Whatever rope a config asks for, its table is finite.
-    const models::RopeFrequencies rope =
-        models::MakeRopeFrequencies(config.rope, config.rotary_dim, config.max_position);
-    if (!std::isfinite(rope.attention_scaling)) __builtin_trap();
-    for (const float frequency : rope.inverse) {
-      if (!std::isfinite(frequency * static_cast<float>(config.max_position))) __builtin_trap();
+    if (config.layer_specs.size() != static_cast<size_t>(config.layers)) __builtin_trap();
+    // Every rope that a config can ask for has a finite table.
+    for (const models::LayerSpec& layer : config.layer_specs) {
+      const models::RopeFrequencies rope = models::MakeRopeFrequencies(layer.rope);
+      if (!std::isfinite(rope.attention_scaling)) __builtin_trap();
+      for (const float frequency : rope.inverse) {
+        if (!std::isfinite(frequency * static_cast<float>(config.max_position))) __builtin_trap();
+      }
     }
   });
   models::ModelConfig config;

@@ -61,15 +61,16 @@ INSTANTIATE_TEST_SUITE_P(Gpus, GpuExpertsTest, ::testing::ValuesIn(testing::Gpus
 
 // Weights of a row's experts, 0 of those that are not chosen: the rule of models/experts.cc, in doubles.
 std::vector<double> Weights(const float* logits, const std::vector<float>& e_score_correction_bias,
-                            const ExpertRule& rule) {
-  const auto count = static_cast<size_t>(rule.count);
+                            const MoeConfig& moe) {
+  const auto count = static_cast<size_t>(moe.num_experts);
   std::vector<double> scores(count), weights(count);
   double sum = 0;
   for (size_t i = 0; i < count; ++i) {
-    scores[i] = rule.sigmoid ? 1 / (1 + std::exp(-double{logits[i]})) : std::exp(double{logits[i]});
+    scores[i] = moe.scoring_func == ScoringFunc::kSigmoid ? 1 / (1 + std::exp(-double{logits[i]}))
+                                                          : std::exp(double{logits[i]});
     sum += scores[i];
   }
-  if (!rule.sigmoid) {
+  if (moe.scoring_func == ScoringFunc::kSoftmax) {
     for (double& score : scores) score /= sum;
   }
   std::vector<double> choices = scores;
@@ -81,64 +82,74 @@ std::vector<double> Weights(const float* logits, const std::vector<float>& e_sco
     order.resize(static_cast<size_t>(requested));
     return order;
   };
-  const size_t size = count / static_cast<size_t>(rule.groups);
+  const size_t size = count / static_cast<size_t>(moe.n_group);
   std::vector<double> groups;
   for (size_t first = 0; first < count; first += size) {
     std::vector<double> of_group(choices.begin() + static_cast<int64_t>(first),
                                  choices.begin() + static_cast<int64_t>(first + size));
     std::sort(of_group.rbegin(), of_group.rend());
-    groups.push_back(of_group[0] + (rule.sigmoid ? of_group[1] : 0));
+    groups.push_back(of_group[0] + (moe.scoring_func == ScoringFunc::kSigmoid ? of_group[1] : 0));
   }
-  const std::vector<size_t> kept = best(groups, rule.topk_group);
+  const std::vector<size_t> kept = best(groups, moe.topk_group);
   for (size_t i = 0; i < count; ++i) {
     if (std::find(kept.begin(), kept.end(), i / size) == kept.end()) choices[i] = -HUGE_VAL;
   }
   double total = 0;
-  for (const size_t expert : best(choices, rule.chosen)) total += weights[expert] = scores[expert];
-  for (double& weight : weights) weight *= double{rule.scale} / (rule.normalized ? total : 1);
+  for (const size_t expert : best(choices, moe.num_experts_per_tok)) total += weights[expert] = scores[expert];
+  for (double& weight : weights) weight *= double{moe.routed_scaling_factor} / (moe.norm_topk_prob ? total : 1);
   return weights;
 }
 
 struct ExpertCase {
-  ExpertRule rule;
+  MoeConfig moe;
   WeightType store;
   int64_t rows;
 };
 const ExpertCase kExpertCases[] = {
-    {{.count = 7, .chosen = 3, .scale = 1.5F}, WeightType::kBf16, 40},  // tiles of 32 rows; of few rows, of 8
+    {{.num_experts = 7, .num_experts_per_tok = 3, .routed_scaling_factor = 1.5F},
+     WeightType::kBf16,
+     40},  // tiles of 32 rows; of few rows, of 8
 #ifndef KVANTA_SANITIZED
-    {{.count = 12, .chosen = 4, .groups = 4, .topk_group = 2}, WeightType::kInt4, 9},
-    {{.count = 64, .chosen = 6, .groups = 8, .topk_group = 3, .sigmoid = true, .normalized = true, .scale = 2.5F},
+    {{.num_experts = 12, .num_experts_per_tok = 4, .n_group = 4, .topk_group = 2}, WeightType::kInt4, 9},
+    {{.num_experts = 64,
+      .num_experts_per_tok = 6,
+      .n_group = 8,
+      .topk_group = 3,
+      .scoring_func = ScoringFunc::kSigmoid,
+      .norm_topk_prob = true,
+      .routed_scaling_factor = 2.5F},
      WeightType::kInt8,
      20},
-    {{.count = 5, .chosen = 2}, WeightType::kF32, 530},  // more than go through it at once
-    {{.count = 3, .chosen = 3}, WeightType::kF16, 33},   // every expert has every row
+    {{.num_experts = 5, .num_experts_per_tok = 2}, WeightType::kF32, 530},  // more than go through it at once
+    {{.num_experts = 3, .num_experts_per_tok = 3}, WeightType::kF16, 33},   // every expert has every row
 #endif
 };
 
 TEST_P(GpuExpertsTest, ALayerIsTheSumOfItsExpertsWhateverTheRows) {
   uint32_t seed = 1;
-  for (const auto& [rule, store, rows] : kExpertCases) {
-    SCOPED_TRACE(::testing::Message() << rule.chosen << " of " << rule.count << ", " << rows << " rows");
-    const std::vector<float> x = RandomValues(rows * kHidden, seed), logits = RandomValues(rows * rule.count, seed + 1);
+  for (const auto& [moe, store, rows] : kExpertCases) {
+    SCOPED_TRACE(::testing::Message() << moe.num_experts_per_tok << " of " << moe.num_experts << ", " << rows
+                                      << " rows");
+    const std::vector<float> x = RandomValues(rows * kHidden, seed),
+                             logits = RandomValues(rows * moe.num_experts, seed + 1);
     const std::vector<float> e_score_correction_bias =
-        rule.sigmoid ? RandomValues(rule.count, seed + 2) : std::vector<float>{};
+        moe.scoring_func == ScoringFunc::kSigmoid ? RandomValues(moe.num_experts, seed + 2) : std::vector<float>{};
     const Buffer device_x = Upload(x), device_logits = Upload(logits);
     seed += 3;
     std::vector<ExpertWeights> experts;
     std::vector<double> expected(x.size()), magnitudes(x.size());
     std::vector<std::vector<double>> weights;
     for (int64_t row = 0; row < rows; ++row) {
-      weights.push_back(Weights(logits.data() + row * rule.count, e_score_correction_bias, rule));
+      weights.push_back(Weights(logits.data() + row * moe.num_experts, e_score_correction_bias, moe));
       ASSERT_EQ(std::count_if(weights.back().begin(), weights.back().end(), [](double w) { return w != 0; }),
-                rule.chosen);
+                moe.num_experts_per_tok);
     }
-    for (int expert = 0; expert < rule.count; ++expert, seed += 2) {
+    for (int expert = 0; expert < moe.num_experts; ++expert, seed += 2) {
       experts.push_back(MakeExpert(store, seed));
       const Buffer both = Upload(std::vector<float>(static_cast<size_t>(rows * 2 * kIntermediateSize)));
       const Buffer gated = Upload(std::vector<float>(static_cast<size_t>(rows * kIntermediateSize))), made = Upload(x);
       experts.back().gate_up->Forward(device_x.as<float>(), rows, both.as<float>(), 2 * kIntermediateSize);
-      ops_->SiluMul(both.as<float>(), rows, kIntermediateSize, gated.as<float>());
+      ops_->ActivateMul(Activation::kSilu, both.as<float>(), rows, kIntermediateSize, gated.as<float>());
       experts.back().down->Forward(gated.as<float>(), rows, made.as<float>(), kHidden);
       const std::vector<float> own = Download(made);
       for (size_t i = 0; i < own.size(); ++i) {
@@ -147,14 +158,14 @@ TEST_P(GpuExpertsTest, ALayerIsTheSumOfItsExpertsWhateverTheRows) {
         magnitudes[i] += std::abs(part);
       }
     }
-    const std::unique_ptr<ExpertLayer> layer = ops_->MakeExperts(std::move(experts), rule, e_score_correction_bias);
-    const std::vector<float> found = Forward(*layer, device_x, device_logits, rule.count, 0, rows);
+    const std::unique_ptr<ExpertLayer> layer = ops_->MakeExperts(std::move(experts), moe, e_score_correction_bias);
+    const std::vector<float> found = Forward(*layer, device_x, device_logits, moe.num_experts, 0, rows);
     for (size_t i = 0; i < found.size(); ++i) {
       ASSERT_NEAR(found[i], expected[i], testing::kGpuRowTolerance * magnitudes[i] + 1e-30) << "row " << i / kHidden;
     }
     for (int64_t first = 0; first < std::min<int64_t>(rows, 45);) {  // one row, then two, ...
       const int64_t count = std::min(1 + first / 3, rows - first);
-      const std::vector<float> some = Forward(*layer, device_x, device_logits, rule.count, first, count);
+      const std::vector<float> some = Forward(*layer, device_x, device_logits, moe.num_experts, first, count);
       for (size_t i = 0; i < some.size(); ++i) {
         ASSERT_EQ(some[i], found[static_cast<size_t>(first * kHidden) + i])
             << "row " << first << " and " << i / kHidden;
@@ -166,20 +177,20 @@ TEST_P(GpuExpertsTest, ALayerIsTheSumOfItsExpertsWhateverTheRows) {
 
 // Rows of a bucket that nobody reads may hold anything.
 TEST_P(GpuExpertsTest, RowsThatAreNotFiniteStayAlone) {
-  const ExpertRule rule{.count = 9, .chosen = 2, .groups = 3, .topk_group = 2};
+  const MoeConfig moe{.num_experts = 9, .num_experts_per_tok = 2, .n_group = 3, .topk_group = 2};
   constexpr int64_t kRows = 4;
   const std::vector<float> x = RandomValues(kRows * kHidden, 90);
-  std::vector<float> logits = RandomValues(kRows * rule.count, 91);
+  std::vector<float> logits = RandomValues(kRows * moe.num_experts, 91);
   std::vector<ExpertWeights> experts;
-  for (int expert = 0; expert < rule.count; ++expert) {
+  for (int expert = 0; expert < moe.num_experts; ++expert) {
     experts.push_back(MakeExpert(WeightType::kBf16, static_cast<uint32_t>(100 + 2 * expert)));
   }
-  const std::unique_ptr<ExpertLayer> layer = ops_->MakeExperts(std::move(experts), rule, {});
+  const std::unique_ptr<ExpertLayer> layer = ops_->MakeExperts(std::move(experts), moe, {});
   const Buffer device_x = Upload(x);
-  const std::vector<float> clean = Forward(*layer, device_x, Upload(logits), rule.count, 0, kRows);
-  logits[static_cast<size_t>(rule.count) + 3] = NAN;
-  std::fill_n(logits.begin() + 2 * rule.count, rule.count, NAN);
-  const std::vector<float> dirty = Forward(*layer, device_x, Upload(logits), rule.count, 0, kRows);
+  const std::vector<float> clean = Forward(*layer, device_x, Upload(logits), moe.num_experts, 0, kRows);
+  logits[static_cast<size_t>(moe.num_experts) + 3] = NAN;
+  std::fill_n(logits.begin() + 2 * moe.num_experts, moe.num_experts, NAN);
+  const std::vector<float> dirty = Forward(*layer, device_x, Upload(logits), moe.num_experts, 0, kRows);
   for (size_t i = 0; i < clean.size(); ++i) {
     if (i / kHidden == 1 || i / kHidden == 2) {
       EXPECT_TRUE(std::isnan(dirty[i])) << i;

@@ -264,11 +264,29 @@ TEST_P(GpuOpsTest, RotationsGatesSumsAndGathersAreTheCpus) {
 
   const int64_t half = stride / 2;
   std::vector<float> gated(static_cast<size_t>(kRowCount * half));
-  cpu_->SiluMul(x.data(), kRowCount, half, gated.data());
+  cpu_->ActivateMul(Activation::kSilu, x.data(), kRowCount, half, gated.data());
   const Buffer gate = Upload(x), out = Upload(gated);
   gpu_->device().Fill(out.data(), 0xFF, out.bytes());
-  ops_->SiluMul(gate.as<float>(), kRowCount, half, out.as<float>());
+  ops_->ActivateMul(Activation::kSilu, gate.as<float>(), kRowCount, half, out.as<float>());
   ExpectClose(Download(out), gated);
+  cpu_->ActivateMul(Activation::kGeluTanh, x.data(), kRowCount, half, gated.data());
+  ops_->ActivateMul(Activation::kGeluTanh, gate.as<float>(), kRowCount, half, out.as<float>());
+  ExpectClose(Download(out), gated);
+
+  std::vector<RowArgmax> argmaxes(kRowCount);
+  expected = x;
+  cpu_->Scale(expected.data(), 7.5F, std::ssize(x));
+  const Buffer logits = Upload(x), device_argmaxes = Upload(argmaxes);
+  ops_->Scale(logits.as<float>(), 7.5F, std::ssize(x));
+  EXPECT_EQ(Download(logits), expected);
+  cpu_->Softcap(expected.data(), kRowCount, stride, 3, argmaxes.data());
+  ops_->Softcap(logits.as<float>(), kRowCount, stride, 3, device_argmaxes.as<RowArgmax>());
+  ExpectClose(Download(logits), expected);
+  const std::vector<RowArgmax> found = Download<RowArgmax>(device_argmaxes);
+  for (size_t row = 0; row < found.size(); ++row) {
+    EXPECT_TRUE(found[row].finite);
+    EXPECT_EQ(found[row].column, argmaxes[row].column);
+  }
 
   expected = x;
   cpu_->Add(expected.data(), x.data(), std::ssize(x));
@@ -315,7 +333,7 @@ TEST_P(GpuOpsTest, ArgmaxesAreTheFirstOfTheLargest) {
   const auto linear = ops_->MakeLinear({&view, 1}, {}, WeightType::kF32);
   const Buffer device_x = Upload(x), y = Upload(std::vector<float>(static_cast<size_t>(rows * vocab)));
   const Buffer argmaxes = Upload(std::vector<RowArgmax>(static_cast<size_t>(rows)));
-  linear->Multiply(device_x.as<float>(), rows, y.as<float>(), vocab, argmaxes.as<RowArgmax>());
+  linear->Forward(device_x.as<float>(), rows, y.as<float>(), vocab, argmaxes.as<RowArgmax>());
   const std::vector<RowArgmax> found = Download<RowArgmax>(argmaxes);
   for (int64_t r = 0; r < rows; ++r) {
     // An infinite weight times zero is no number in the other rows, too.
@@ -323,7 +341,7 @@ TEST_P(GpuOpsTest, ArgmaxesAreTheFirstOfTheLargest) {
   }
   w[static_cast<size_t>(123 * 32 + 2)] = 0;
   const auto finite = ops_->MakeLinear({&view, 1}, {}, WeightType::kF32);
-  finite->Multiply(device_x.as<float>(), rows, y.as<float>(), vocab, argmaxes.as<RowArgmax>());
+  finite->Forward(device_x.as<float>(), rows, y.as<float>(), vocab, argmaxes.as<RowArgmax>());
   const std::vector<RowArgmax> best = Download<RowArgmax>(argmaxes);
   const std::vector<float> logits = Download(y);
   for (int64_t r = 0; r < rows; ++r) {

@@ -160,7 +160,7 @@ TEST_P(LinearTest, ArgmaxIsTheFirstMaximumOfEveryRow) {
     std::vector<float> y(static_cast<size_t>(rows * out));
     std::vector<RowArgmax> argmaxes(static_cast<size_t>(rows));
     const auto linear = MakeLinear(*ops, w, out, in);
-    linear->Multiply(x.data(), rows, y.data(), out, argmaxes.data());
+    linear->Forward(x.data(), rows, y.data(), out, argmaxes.data());
     EXPECT_EQ(std::memcmp(y.data(), Product(*linear, x, rows, out).data(), y.size() * sizeof(float)), 0);
     for (int64_t row = 0; row < rows; ++row) {
       const float* values = y.data() + row * out;

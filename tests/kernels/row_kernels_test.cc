@@ -1,4 +1,5 @@
-// Row kernels of every unit: comparison with double, and ops over many rows with rows alone.
+// Row kernels of every unit against double; rows in parallel against rows alone.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -6,6 +7,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <numbers>
 #include <vector>
 
 #include "emulated/units.h"
@@ -99,6 +101,60 @@ TEST_P(RowTest, SiluMulMatchesDouble) {
   }
 }
 
+TEST_P(RowTest, GeluMulMatchesDouble) {
+  for (const int64_t width : kWidths) {
+    auto gate = RandomValues(width, 3, 4);
+    gate[0] = -30;
+    const auto up = RandomValues(width, 4);
+    std::vector<float> out(static_cast<size_t>(width) + 1, -77.0F);
+    rows().gelu_mul(gate.data(), up.data(), width, out.data());
+    for (int64_t i = 0; i < width; ++i) {
+      const double g = gate[i], u = std::sqrt(2 / std::numbers::pi) * (g + 0.044715 * g * g * g);
+      const double expected = g / (1 + std::exp(-2 * u)) * up[i];
+      const double relative = kvanta::testing::kSiluRelative + kvanta::testing::kUnitF32 * 5 * std::abs(2 * u);
+      ASSERT_NEAR(out[i], expected, relative * std::abs(expected) + 0x1p-120) << g;
+    }
+    EXPECT_EQ(out[width], -77.0F);
+  }
+}
+
+TEST_P(RowTest, SoftcapMatchesDouble) {
+  for (const int64_t width : kWidths) {
+    const auto x = RandomValues(width, 5, 60);
+    const float softcap = 30;
+    auto out = x;
+    out.push_back(-77.0F);
+    rows().softcap(out.data(), softcap, width);
+    for (int64_t i = 0; i < width; ++i) {
+      ASSERT_NEAR(out[i], softcap * std::tanh(double{x[i]} / softcap), softcap * 8 * kvanta::testing::kUnitF32) << x[i];
+    }
+    EXPECT_EQ(out[width], -77.0F);
+    const float limits[] = {-INFINITY, -1e30F, 0, 1e30F, INFINITY, std::nanf("")};
+    float capped[6];
+    std::copy_n(limits, 6, capped);
+    rows().softcap(capped, softcap, 6);
+    EXPECT_THAT(std::vector(capped, capped + 5), ::testing::ElementsAre(-30, -30, 0, 30, 30));
+    EXPECT_TRUE(std::isnan(capped[5]));
+  }
+}
+
+TEST_P(RowTest, SoftcapFindsTheFirstOfTheLargest) {
+  constexpr int64_t kWidth = 40;
+  const auto ops = MakeCpuOps(std::make_shared<ThreadPool>(1), *GetParam().table);
+  auto x = RandomValues(3 * kWidth, 11);
+  x[7] = 1e4F;
+  x[9] = 1e5F;  // equal once capped
+  x[kWidth + 3] = std::nanf("");
+  RowArgmax argmaxes[3];
+  ops->Softcap(x.data(), 3, kWidth, 2, argmaxes);
+  EXPECT_EQ(argmaxes[0].column, 7);
+  EXPECT_EQ(argmaxes[0].value, 2);
+  EXPECT_FALSE(argmaxes[1].finite);
+  const auto* row = x.data() + 2 * kWidth;
+  EXPECT_TRUE(argmaxes[2].finite);
+  EXPECT_EQ(argmaxes[2].column, std::max_element(row, row + kWidth) - row);
+}
+
 TEST_P(RowTest, RopeRotatesPairsOfEachHead) {
   for (const int half : {1, 4, 16, 20, 32}) {
     const int heads = 3;
@@ -152,11 +208,19 @@ TEST_P(RowTest, OpsAreBitIdenticalForAnyThreadCount) {
       rows().rms_norm(x.data() + row * kWidth, weight.data(), 1e-5F, kWidth, alone.data());
       ASSERT_TRUE(std::equal(alone.begin(), alone.end(), out.begin() + row * kWidth));
     }
-    ops->SiluMul(x.data(), kManyRows / 2, kWidth, out.data());
+    ops->ActivateMul(Activation::kSilu, x.data(), kManyRows / 2, kWidth, out.data());
     for (int64_t row = 0; row < kManyRows / 2; ++row) {
       rows().silu_mul(x.data() + 2 * row * kWidth, x.data() + (2 * row + 1) * kWidth, kWidth, alone.data());
       ASSERT_TRUE(std::equal(alone.begin(), alone.end(), out.begin() + row * kWidth));
     }
+    ops->ActivateMul(Activation::kGeluTanh, x.data(), kManyRows / 2, kWidth, out.data());
+    for (int64_t row = 0; row < kManyRows / 2; ++row) {
+      rows().gelu_mul(x.data() + 2 * row * kWidth, x.data() + (2 * row + 1) * kWidth, kWidth, alone.data());
+      ASSERT_TRUE(std::equal(alone.begin(), alone.end(), out.begin() + row * kWidth));
+    }
+    out = x;
+    ops->Scale(out.data(), 3.5F, std::ssize(out));
+    for (size_t i = 0; i < out.size(); ++i) ASSERT_EQ(out[i], x[i] * 3.5F);
     out = x;
     ops->Rope(out.data(), kWidth, kManyRows, 9, 64, 64, angles.data(), positions.data());
     for (int64_t row = 0; row < kManyRows; ++row) {

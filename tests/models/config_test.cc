@@ -34,7 +34,7 @@ json Qwen2() {
 }
 
 // DeepSeek V2 with layers of experts.
-json MlaSupport() {
+json DeepseekV2() {
   json config = Llama();
   config.update(json::parse(R"({"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2",
     "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": null, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16,
@@ -67,14 +67,14 @@ TEST(Config, Llama) {
   EXPECT_EQ(config.architecture, "LlamaForCausalLM");
   EXPECT_EQ(config.dtype, DType::kBf16);
   EXPECT_EQ(config.head_dim, 16);
-  EXPECT_EQ(config.rotary_dim, 16);
+  EXPECT_EQ(config.layer_specs[0].rope.rotary_dim, 16);
   EXPECT_EQ(config.kv_heads, 2);
   EXPECT_TRUE(config.tied_embeddings);
-  EXPECT_FALSE(config.qkv_bias || config.o_bias || config.mlp_bias || config.qk_norm);
+  EXPECT_FALSE(config.qkv_bias || config.o_bias || config.mlp.bias || config.qk_norm);
   EXPECT_THAT(config.eos_token_ids, ElementsAre(2));
   EXPECT_EQ(config.bos_token_id, 1);
   EXPECT_EQ(config.declared_kv_cache, "");
-  EXPECT_THAT(config.sliding_window, ElementsAre(0, 0, 0));
+  EXPECT_THAT(config.SlidingWindows(), ElementsAre(0, 0, 0));
 }
 
 TEST(Config, BothGenerationsSayTheSame) {
@@ -89,13 +89,13 @@ TEST(Config, BothGenerationsSayTheSame) {
   new_config["rope_parameters"]["rope_theta"] = new_config["rope_theta"];
   new_config["dtype"] = new_config["torch_dtype"];
   for (const char* key : {"rope_scaling", "rope_theta", "torch_dtype"}) new_config.erase(key);
-  EXPECT_EQ(Parse(old_config).rope, Parse(new_config).rope);
-  EXPECT_EQ(Parse(old_config).rope.type, RopeType::kLlama3);
-  EXPECT_EQ(Parse(old_config).rope.original_max_position, 128);
+  EXPECT_EQ(Parse(old_config).layer_specs[0].rope, Parse(new_config).layer_specs[0].rope);
+  EXPECT_EQ(Parse(old_config).layer_specs[0].rope.type, RopeType::kLlama3);
+  EXPECT_EQ(Parse(old_config).layer_specs[0].rope.original_max_position, 128);
   EXPECT_EQ(Parse(old_config).dtype, Parse(new_config).dtype);
   old_config["rope_scaling"].erase("rope_type");
   old_config["rope_scaling"]["type"] = "llama3";  // the first name of the key
-  EXPECT_EQ(Parse(old_config).rope, Parse(new_config).rope);
+  EXPECT_EQ(Parse(old_config).layer_specs[0].rope, Parse(new_config).layer_specs[0].rope);
 }
 
 TEST(Config, ScalingStretchesTheContext) {
@@ -103,6 +103,13 @@ TEST(Config, ScalingStretchesTheContext) {
   EXPECT_EQ(Parse(With(Llama(), "rope_scaling", linear)).max_position, 2048);
   const json yarn = {{"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 256}};
   EXPECT_EQ(Parse(With(Llama(), "rope_scaling", yarn)).max_position, 1024);
+}
+
+// Its frequencies beyond the original length depend on the sequence's length (docs/adr/0021).
+TEST(Config, DynamicRopeIsTheDefaultUpToTheOriginalLength) {
+  const ModelConfig config = Parse(With(Llama(), "rope_scaling", {{"rope_type", "dynamic"}, {"factor", 4.0}}));
+  EXPECT_EQ(config.max_position, 512);
+  EXPECT_EQ(config.layer_specs[0].rope.type, RopeType::kDefault);
 }
 
 TEST(Config, HeadDimOfItsOwn) {
@@ -117,17 +124,17 @@ TEST(Config, Biases) {
   EXPECT_TRUE(Parse(Qwen2()).qkv_bias);
   EXPECT_FALSE(Parse(Qwen2()).o_bias);
   EXPECT_TRUE(Parse(With(Llama(), "attention_bias", true)).o_bias);
-  EXPECT_TRUE(Parse(With(Llama(), "mlp_bias", true)).mlp_bias);
+  EXPECT_TRUE(Parse(With(Llama(), "mlp_bias", true)).mlp.bias);
 }
 
 TEST(Config, WindowsOfQwen2) {
   json config = With(Qwen2(), "sliding_window", 16);
   config["max_window_layers"] = 1;
-  EXPECT_THAT(Parse(config).sliding_window, ElementsAre(0, 0, 0));  // use_sliding_window is false
+  EXPECT_THAT(Parse(config).SlidingWindows(), ElementsAre(0, 0, 0));  // use_sliding_window is false
   config["use_sliding_window"] = true;
-  EXPECT_THAT(Parse(config).sliding_window, ElementsAre(0, 16, 16));
+  EXPECT_THAT(Parse(config).SlidingWindows(), ElementsAre(0, 16, 16));
   config["layer_types"] = {"sliding_attention", "full_attention", "full_attention"};
-  EXPECT_THAT(Parse(config).sliding_window, ElementsAre(16, 0, 0));
+  EXPECT_THAT(Parse(config).SlidingWindows(), ElementsAre(16, 0, 0));
   config["layer_types"] = {"full_attention"};
   EXPECT_THAT(ErrorOf(config), HasSubstr("one entry for each of 3"));
   config["layer_types"] = {"full_attention", "linear_attention", "full_attention"};
@@ -139,44 +146,46 @@ TEST(Config, WindowOfMistral) {
   config["model_type"] = "mistral";
   EXPECT_THAT(ErrorOf(config), HasSubstr("'sliding_window' is missing"));
   config["sliding_window"] = 32;
-  EXPECT_THAT(Parse(config).sliding_window, ElementsAre(32, 32, 32));
+  EXPECT_THAT(Parse(config).SlidingWindows(), ElementsAre(32, 32, 32));
   config["sliding_window"] = nullptr;
-  EXPECT_THAT(Parse(config).sliding_window, ElementsAre(0, 0, 0));
+  EXPECT_THAT(Parse(config).SlidingWindows(), ElementsAre(0, 0, 0));
 }
 
-TEST(Config, MlaSupport) {
-  json config = MlaSupport();
+TEST(Config, DeepseekV2) {
+  json config = DeepseekV2();
   ModelConfig parsed = Parse(config);
   EXPECT_EQ(parsed.kv_heads, 1);
   EXPECT_EQ(parsed.head_dim, 32);
-  EXPECT_EQ(parsed.rotary_dim, 16);
-  EXPECT_EQ(parsed.latent,
-            (MlaConfig{.rank = 32, .q_lora_rank = 0, .qk_nope_head_dim = 24, .rope_dim = 16, .v_head_dim = 20}));
-  EXPECT_DOUBLE_EQ(parsed.SoftmaxScale(), 1 / std::sqrt(40.0));
+  EXPECT_EQ(parsed.layer_specs[0].rope.rotary_dim, 16);
   EXPECT_EQ(
-      parsed.experts,
-      (MoeConfig{
-          .count = 8, .chosen = 3, .shared = 2, .intermediate_size = 24, .first_layer = 1}));  // greedy: no groups
-  EXPECT_FALSE(parsed.experts.In(0));
-  EXPECT_TRUE(parsed.experts.In(1));
+      parsed.mla,
+      (MlaConfig{
+          .kv_lora_rank = 32, .q_lora_rank = 0, .qk_nope_head_dim = 24, .qk_rope_head_dim = 16, .v_head_dim = 20}));
+  EXPECT_DOUBLE_EQ(parsed.softmax_scale, 1 / std::sqrt(40.0));
+  EXPECT_EQ(parsed.moe, (kernels::MoeConfig{.num_experts = 8,
+                                            .num_experts_per_tok = 3,
+                                            .num_shared_experts = 2,
+                                            .moe_intermediate_size = 24}));  // greedy: no groups
+  EXPECT_FALSE(parsed.layer_specs[0].moe);
+  EXPECT_TRUE(parsed.layer_specs[1].moe);
   config["topk_method"] = "group_limited_greedy";
-  EXPECT_EQ(Parse(config).experts.groups, 4);
+  EXPECT_EQ(Parse(config).moe.n_group, 4);
   config["first_k_dense_replace"] = 3;
-  EXPECT_EQ(Parse(config).experts, MoeConfig{});
+  EXPECT_EQ(Parse(config).moe, kernels::MoeConfig{});
 
-  config = MlaSupport();
+  config = DeepseekV2();
   config["architectures"] = {"DeepseekV3ForCausalLM"};
   config["model_type"] = "deepseek_v3";
   config["q_lora_rank"] = 48;
   config["num_nextn_predict_layers"] = 1;
   config["rope_scaling"] = {{"type", "yarn"}, {"factor", 40}, {"mscale", 1.0}, {"mscale_all_dim", 0.5}};
   parsed = Parse(config);
-  EXPECT_EQ(parsed.latent.q_lora_rank, 48);
+  EXPECT_EQ(parsed.mla.q_lora_rank, 48);
   EXPECT_EQ(parsed.num_nextn_predict_layers, 1);
-  EXPECT_TRUE(parsed.experts.sigmoid && parsed.experts.normalized);
-  EXPECT_EQ(parsed.experts.topk_group, 2);
+  EXPECT_TRUE(parsed.moe.scoring_func == kernels::ScoringFunc::kSigmoid && parsed.moe.norm_topk_prob);
+  EXPECT_EQ(parsed.moe.topk_group, 2);
   const double mscale = 0.1 * 0.5 * std::log(40.0) + 1;
-  EXPECT_DOUBLE_EQ(parsed.SoftmaxScale(), mscale * mscale / std::sqrt(40.0));
+  EXPECT_DOUBLE_EQ(parsed.softmax_scale, mscale * mscale / std::sqrt(40.0));
 }
 
 TEST(Config, ErrorsOfLatents) {
@@ -190,9 +199,9 @@ TEST(Config, ErrorsOfLatents) {
            {"scoring_func", "sigmoid", "expected softmax"},
            {"topk_method", "noaux_tc", "greedy or group_limited_greedy"},
            {"norm_topk_prob", true, "expected false"}}) {
-    EXPECT_THAT(ErrorOf(With(MlaSupport(), key, value)), HasSubstr(message)) << key;
+    EXPECT_THAT(ErrorOf(With(DeepseekV2(), key, value)), HasSubstr(message)) << key;
   }
-  json groups = With(MlaSupport(), "topk_method", "group_limited_greedy");
+  json groups = With(DeepseekV2(), "topk_method", "group_limited_greedy");
   EXPECT_THAT(ErrorOf(With(groups, "n_group", 3)), HasSubstr("a divisor of n_routed_experts (8)"));
   EXPECT_THAT(ErrorOf(With(groups, "topk_group", 1)), HasSubstr("at least num_experts_per_tok (3)"));
 }

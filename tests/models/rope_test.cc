@@ -15,11 +15,11 @@ int64_t UlpsApart(float a, float b) {
   return std::abs(int64_t{std::bit_cast<int32_t>(a)} - int64_t{std::bit_cast<int32_t>(b)});
 }
 
-// transformers' power function errs by up to 1 ulp, its base (dynamic) by 1 more, the formulas round 2 to 4 times.
+// transformers' power function errs by up to 1 ulp, the formulas round 2 to 4 times.
 constexpr int64_t kUlps = 4;
 
-void ExpectLike(const RopeConfig& rope, const golden::RopeGolden& expected, int64_t positions = 8192) {
-  const RopeFrequencies found = MakeRopeFrequencies(rope, 64, positions);
+void ExpectLike(const RopeSpec& rope, const golden::RopeGolden& expected) {
+  const RopeFrequencies found = MakeRopeFrequencies(rope);
   ASSERT_EQ(found.inverse.size(), expected.inverse.size());
   EXPECT_LE(UlpsApart(found.attention_scaling, expected.attention_scaling), 1);
   for (size_t i = 0; i < found.inverse.size(); ++i) {
@@ -27,8 +27,9 @@ void ExpectLike(const RopeConfig& rope, const golden::RopeGolden& expected, int6
   }
 }
 
-RopeConfig Rope(RopeType type, double theta, double factor, int64_t original) {
-  RopeConfig rope;
+RopeSpec Rope(RopeType type, double theta, double factor, int64_t original) {
+  RopeSpec rope;
+  rope.rotary_dim = 64;
   rope.type = type;
   rope.theta = theta;
   rope.factor = factor;
@@ -39,9 +40,8 @@ RopeConfig Rope(RopeType type, double theta, double factor, int64_t original) {
 TEST(Rope, FrequenciesOfTransformers) {
   ExpectLike(Rope(RopeType::kDefault, 500000, 1, 8192), golden::kDefault);
   ExpectLike(Rope(RopeType::kLinear, 10000, 3, 8192), golden::kLinear);
-  ExpectLike(Rope(RopeType::kDynamic, 10000, 2.5, 8192), golden::kDynamic, 12288);
   ExpectLike(Rope(RopeType::kLlama3, 500000, 8, 2048), golden::kLlama3);
-  RopeConfig yarn = Rope(RopeType::kYarn, 10000, 4, 2048);
+  RopeSpec yarn = Rope(RopeType::kYarn, 10000, 4, 2048);
   yarn.beta_fast = 24;
   yarn.beta_slow = 2;
   ExpectLike(yarn, golden::kYarn);
@@ -50,14 +50,6 @@ TEST(Rope, FrequenciesOfTransformers) {
   yarn.mscale_all_dim = 1.1;
   yarn.truncate = false;
   ExpectLike(yarn, golden::kYarnUntruncated);
-}
-
-TEST(Rope, DynamicIsUnscaledUpToTheTrainedLength) {
-  const RopeConfig dynamic = Rope(RopeType::kDynamic, 10000, 4, 2048);
-  const RopeConfig plain = Rope(RopeType::kDefault, 10000, 1, 2048);
-  EXPECT_EQ(MakeRopeFrequencies(dynamic, 64, 2048).inverse, MakeRopeFrequencies(plain, 64, 2048).inverse);
-  EXPECT_EQ(MakeRopeFrequencies(dynamic, 64, 1).inverse, MakeRopeFrequencies(plain, 64, 1).inverse);
-  EXPECT_NE(MakeRopeFrequencies(dynamic, 64, 4096).inverse, MakeRopeFrequencies(plain, 64, 4096).inverse);
 }
 
 TEST(Rope, TableHoldsCosThenSin) {

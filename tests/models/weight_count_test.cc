@@ -46,10 +46,12 @@ TEST(WeightCount, CountsWhatArchitecturesAdd) {
   EXPECT_EQ(CountWeights(config).vectors, plain + 3 * 32);
   config.o_bias = true;
   EXPECT_EQ(CountWeights(config).vectors, plain + 3 * (32 + 8));
-  config.mlp_bias = true;
+  config.mlp.bias = true;
   EXPECT_EQ(CountWeights(config).vectors, plain + 3 * (32 + 8 + 2 * 16 + 8));
   config.qk_norm = true;
   EXPECT_EQ(CountWeights(config).vectors, plain + 3 * (32 + 8 + 2 * 16 + 8 + 16));
+  config.names.post_mlp_norm = "post_feedforward_layernorm";
+  EXPECT_EQ(CountWeights(config).vectors, plain + 3 * (32 + 8 + 2 * 16 + 8 + 16 + 8));
   config.tied_embeddings = true;
   EXPECT_EQ(CountWeights(config).embeddings, 80);
 }
@@ -62,8 +64,10 @@ TEST(WeightCount, CountsLatentsAndExperts) {
   config.heads = 16;
   config.intermediate_size = 10944;
   config.vocab = 102400;
-  config.latent = {.rank = 512, .qk_nope_head_dim = 128, .rope_dim = 64, .v_head_dim = 128};
-  config.experts = {.count = 64, .chosen = 6, .shared = 2, .intermediate_size = 1408, .first_layer = 1};
+  config.mla = {.kv_lora_rank = 512, .qk_nope_head_dim = 128, .qk_rope_head_dim = 64, .v_head_dim = 128};
+  config.moe = {.num_experts = 64, .num_experts_per_tok = 6, .num_shared_experts = 2, .moe_intermediate_size = 1408};
+  config.layer_specs.resize(27, {.visibility = {}, .rope = {}, .moe = true});
+  config.layer_specs[0].moe = false;
   EXPECT_EQ(CountWeights(config).Parameters(), 15'706'484'224);
 }
 

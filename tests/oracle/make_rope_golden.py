@@ -14,7 +14,6 @@ HEAD_DIM = 64
 CASES = {
     "kDefault": {"rope_type": "default", "rope_theta": 500000.0},
     "kLinear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
-    "kDynamic": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.5},
     "kLlama3": {
         "rope_type": "llama3",
         "rope_theta": 500000.0,
@@ -51,8 +50,7 @@ def frequencies(parameters: dict[str, Any]) -> tuple[torch.Tensor, float]:
     if parameters["rope_type"] == "default":
         result = LlamaRotaryEmbedding.compute_default_rope_parameters(config)
     else:
-        seq_len = 12288 if parameters["rope_type"] == "dynamic" else None
-        result = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, seq_len=seq_len)
+        result = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config)
     return result
 
 

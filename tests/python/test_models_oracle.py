@@ -63,6 +63,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3",
         {"head_dim": 16, "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 2},
     ),
+    "gemma2": ("Gemma2", {}),
+    "gemma2_no_softcap": (
+        "Gemma2",
+        {"attn_logit_softcapping": None, "final_logit_softcapping": None, "tie_word_embeddings": False},
+    ),
+    "gemma3": ("Gemma3", {}),
+    "gemma3_bias": ("Gemma3", {"attention_bias": True, "sliding_window": 100, "final_logit_softcapping": 1.5}),
+    "gemma3_pattern": ("Gemma3", {"sliding_window_pattern": 3, "hidden_size": 48}),
     "deepseek_v2": ("DeepseekV2", LATENTS | {"q_lora_rank": None}),
     "deepseek_v2_experts": ("DeepseekV2", EXPERTS | {"attention_bias": True, "mlp_bias": True}),
     "deepseek_v2_groups": ("DeepseekV2", EXPERTS | GROUPS | {"topk_method": "group_limited_greedy"}),
@@ -73,10 +81,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def logits(folder: Path, dtype: str = "float32", kv_cache_dtype: str = "fp32", **options: Any) -> NDArray[np.float32]:
+def logits(
+    folder: Path,
+    dtype: str = "float32",
+    kv_cache_dtype: str = "fp32",
+    tokens: NDArray[np.int32] = TOKENS,
+    **options: Any,
+) -> NDArray[np.float32]:
     options = {"max_model_len": len(TOKENS), "max_num_batched_tokens": 64, "threads": 2, **options}
     llm = kvanta.LLM(folder, tokenizer="stories260k", dtype=dtype, kv_cache_dtype=kv_cache_dtype, **options)
-    return llm.logits(TOKENS)
+    return llm.logits(tokens)
 
 
 def largest_error(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
@@ -109,7 +123,7 @@ def test_first_generation_of_config(case: tuple[Path, NDArray[np.float32]], tmp_
     assert largest_error(logits(tmp_path), expected) < tolerance.F32_LOGITS
 
 
-ARCHITECTURES = ["Llama", "Mistral", "Qwen2", "Qwen3"]
+ARCHITECTURES = ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Gemma3"]
 SIXTEEN_BITS = [
     ("bf16", torch.bfloat16, torch.bfloat16),
     ("fp16", torch.float16, torch.float32),
@@ -157,6 +171,32 @@ def test_16_bit_checkpoints_in_float32(architecture: str, weights: torch.dtype, 
     assert largest_error(logits(tmp_path), expected) < tolerance.F32_LOGITS
 
 
+@pytest.mark.parametrize("architecture", ["Gemma2", "Gemma3"])
+def test_bf16_is_no_farther_from_float32_than_transformers(architecture: str, tmp_path: Path) -> None:
+    model = tiny_models.make_model(architecture, hidden_size=48)  # sqrt(48), the embeddings' scale, is rounded
+    tiny_models.save(model, tmp_path, torch.bfloat16)
+    exact = tiny_models.expected_logits(model, TOKENS)
+    rounded = tiny_models.expected_logits(tiny_models.load(tmp_path, torch.bfloat16), TOKENS)
+    assert rms_error(logits(tmp_path, "auto", "bf16"), exact) < rms_error(rounded, exact)
+
+
+def edit_names(folder: Path, rename: Callable[[str], str]) -> None:
+    file = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(file)
+    safetensors.torch.save_file({rename(name): value for name, value in tensors.items()}, file, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_language_model_of_gemma3_multimodal(prefix: str, tmp_path: Path) -> None:
+    model = tiny_models.make_gemma3_multimodal()
+    tiny_models.save(model, tmp_path)
+    expected = tiny_models.expected_logits(model, TOKENS)
+    for saved in ("language_model.model.", "model.language_model."):
+        edit_names(tmp_path, lambda name, saved=saved: name.replace(saved, prefix))  # type: ignore[misc]
+    assert any(name.startswith(prefix) for name in safetensors.torch.load_file(tmp_path / "model.safetensors"))
+    assert largest_error(logits(tmp_path), expected) < tolerance.F32_LOGITS
+
+
 def test_shards(tmp_path: Path) -> None:
     model = tiny_models.make_model("Llama")
     tiny_models.save(model, tmp_path, max_shard_size="60KB")
@@ -164,16 +204,17 @@ def test_shards(tmp_path: Path) -> None:
     assert largest_error(logits(tmp_path), tiny_models.expected_logits(model, TOKENS)) < tolerance.F32_LOGITS
 
 
-@pytest.mark.parametrize("trained", [150, 64])
-def test_dynamic_rope_of_the_configured_length(trained: int, tmp_path: Path) -> None:
-    """transformers stretches to the sequence, Kvanta to max_model_len: the same for one sequence of that length."""
+@pytest.mark.parametrize("original", [150, 64])
+def test_dynamic_rope_is_exact_up_to_the_original_length(original: int, tmp_path: Path) -> None:
+    """Beyond it, transformers recomputes every key's rotation for each length: refused (docs/adr/0021)."""
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
-    model = tiny_models.make_model("Llama", rope_parameters=rope, max_position_embeddings=trained)
+    model = tiny_models.make_model("Llama", rope_parameters=rope, max_position_embeddings=original)
     tiny_models.save(model, tmp_path)
-    expected = tiny_models.expected_logits(model, TOKENS)
-    assert largest_error(logits(tmp_path), expected) < tolerance.F32_LOGITS
-    if trained < len(TOKENS):
-        assert largest_error(logits(tmp_path, max_model_len=256), expected) > 10 * tolerance.F32_LOGITS
+    tokens = TOKENS[:original]
+    expected = tiny_models.expected_logits(model, tokens)
+    assert largest_error(logits(tmp_path, tokens=tokens, max_model_len=None), expected) < tolerance.F32_LOGITS
+    with pytest.raises(kvanta.InputError, match=f"the model's limit is {original} tokens"):
+        logits(tmp_path, max_model_len=original + 1)
 
 
 # --- The power of the comparison: one fault in the checkpoint that Kvanta reads, and it must fail. ---
@@ -243,6 +284,22 @@ FAULTS: dict[str, tuple[str, dict[str, Any], Callable[[Path], None]]] = {
     "bias": ("Qwen2", {}, edit_tensor(ATTENTION + "v_proj.bias", lambda bias: bias.roll(1))),
     "q_norm": ("Qwen3", {"head_dim": 16}, edit_tensor(ATTENTION + "q_norm.weight", lambda weight: weight.roll(1))),
     "k_norm": ("Qwen3", {"head_dim": 16}, edit_tensor(ATTENTION + "k_norm.weight", torch.ones_like)),
+    "local_rope": ("Gemma3", {}, edit_config(**{"rope_parameters.sliding_attention.rope_theta": 11000.0})),
+    "global_rope": ("Gemma3", {}, edit_config(**{"rope_parameters.full_attention.factor": 8.2})),
+    "gemma_layer_types": (
+        "Gemma3",
+        {},
+        edit_config(layer_types=["sliding_attention", "sliding_attention", "full_attention"]),
+    ),
+    "query_scale": ("Gemma2", {}, edit_config(query_pre_attn_scalar=25)),
+    "attention_softcap": ("Gemma2", {}, edit_config(attn_logit_softcapping=3.1)),
+    "logits_softcap": ("Gemma2", {}, edit_config(final_logit_softcapping=1.01)),
+    "activation": ("Gemma2", {}, edit_config(hidden_activation="silu")),
+    "post_norm": (
+        "Gemma3",
+        {},
+        edit_tensor("model.layers.1.post_feedforward_layernorm.weight", lambda weight: weight.roll(1)),
+    ),
     "latent_rope_pairs": ("DeepseekV3", LATENTS, edit_config(rope_interleave=False)),
     "latent_norm": ("DeepseekV2", LATENTS, edit_tensor(ATTENTION + "kv_a_layernorm.weight", torch.ones_like)),
     "latent_heads": (

@@ -12,7 +12,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 from transformers.masking_utils import eager_mask
-from transformers.models.llama.modeling_llama import eager_attention_forward
+from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward  # Llama's, and a softcap
 
 VOCAB = 96
 SIZES = {
@@ -28,21 +28,39 @@ SIZES = {
     "eos_token_id": 2,
 }
 LAYERS = SIZES["num_hidden_layers"]
+# Where an architecture's defaults are those of a large model.
+GEMMA = {"head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 24}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "Gemma2": GEMMA | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 1.0},
+    "Gemma3": GEMMA
+    | {
+        "sliding_window_pattern": 2,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
+}
+CONFIGS = {"Gemma3": "Gemma3TextConfig"}
 
 
 def make_model(architecture: str, seed: int = 0, **settings: Any) -> transformers.PreTrainedModel:
     """A model whose every part matters: attention is peaked, norms differ from one, biases from zero."""
-    config_class = getattr(transformers, f"{architecture}Config")
-    model: transformers.PreTrainedModel = getattr(transformers, f"{architecture}ForCausalLM")(
-        config_class(**{**SIZES, **settings})
-    )
+    config_class = getattr(transformers, CONFIGS.get(architecture, f"{architecture}Config"))
+    config = config_class(**{**SIZES, **SETTINGS.get(architecture, {}), **settings})
+    return fill(getattr(transformers, f"{architecture}ForCausalLM")(config), seed)
+
+
+def fill(model: transformers.PreTrainedModel, seed: int = 0) -> transformers.PreTrainedModel:
+    """Random values for its parameters, for attention without fused kernels."""
     model.config._attn_implementation = "eager"
+    norm_center = 0 if "Gemma" in type(model).__name__ else 1  # Gemma's norms add 1
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if "norm" in name:
-                parameter.copy_(1 + 0.3 * noise)
+                parameter.copy_(norm_center + 0.3 * noise)
             elif name.endswith("bias"):
                 parameter.copy_(0.5 * noise)
             elif "embed_tokens" in name:
@@ -56,6 +74,27 @@ def make_model(architecture: str, seed: int = 0, **settings: Any) -> transformer
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
     model.train(False)
+    return model
+
+
+def make_gemma3_multimodal() -> transformers.PreTrainedModel:
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    }
+    text = {**SIZES, **SETTINGS["Gemma3"]}
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    return fill(transformers.Gemma3ForConditionalGeneration(config))
+
+
+def load(folder: Path, dtype: torch.dtype) -> transformers.PreTrainedModel:
+    model: transformers.PreTrainedModel = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation="eager"
+    )
     return model
 
 
@@ -118,6 +157,9 @@ def as_first_generation(folder: Path) -> None:
     """Rewrites config.json as transformers 4 wrote it."""
     config = json.loads((folder / "config.json").read_text())
     rope = config.pop("rope_parameters")
+    if "sliding_attention" in rope:  # Gemma 3
+        config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
     config["rope_theta"] = rope.pop("rope_theta")
     config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     config["torch_dtype"] = config.pop("dtype")

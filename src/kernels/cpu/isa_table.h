@@ -19,6 +19,12 @@ struct RowKernels {
   void (*rope)(float* x, int heads, int head_dim, int half, const float* cos_sin) noexcept = nullptr;
   // out = silu(gate) * up, all [width].
   void (*silu_mul)(const float* gate, const float* up, int64_t width, float* out) noexcept = nullptr;
+  // out = gelu_pytorch_tanh(gate) * up, all [width].
+  void (*gelu_mul)(const float* gate, const float* up, int64_t width, float* out) noexcept = nullptr;
+  // x *= factor, [n].
+  void (*scale)(float* x, float factor, int64_t n) noexcept = nullptr;
+  // x = softcap * tanh(x / softcap), [n].
+  void (*softcap)(float* x, float softcap, int64_t n) noexcept = nullptr;
   // Maximum of x [n], n > 0; NaN if any element is NaN or infinite.
   float (*max)(const float* x, int64_t n) noexcept = nullptr;
   // out[i] = exp(x[i]), [n]: the exponential that all kernels of the unit use.

@@ -1,6 +1,7 @@
 #include "kernels/ops.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "base/math.h"
@@ -61,11 +62,7 @@ class CpuOps final : public Ops {
   }
 
   void Add(float* x, const float* y, int64_t n) noexcept override {
-    const int64_t chunks = CeilDiv(n, kMinTaskValues);
-    ForRows(chunks, kMinTaskValues, [&](int64_t chunk) {
-      const int64_t first = chunk * kMinTaskValues;
-      rows_.add(x + first, y + first, std::min(kMinTaskValues, n - first));
-    });
+    ForChunks(n, [&](int64_t first, int64_t count) { rows_.add(x + first, y + first, count); });
   }
 
   void Rope(float* x, int64_t stride, int64_t rows, int heads, int head_dim, int rotary_dim, const float* cos_sin,
@@ -75,10 +72,28 @@ class CpuOps final : public Ops {
     });
   }
 
-  void SiluMul(const float* gate_up, int64_t rows, int64_t width, float* out) noexcept override {
+  void ActivateMul(Activation activation, const float* gate_up, int64_t rows, int64_t width,
+                   float* out) noexcept override {
+    const auto multiply = activation == Activation::kSilu ? rows_.silu_mul : rows_.gelu_mul;
     ForRows(rows, width, [&](int64_t row) {
       const float* gate = gate_up + row * 2 * width;
-      rows_.silu_mul(gate, gate + width, width, out + row * width);
+      multiply(gate, gate + width, width, out + row * width);
+    });
+  }
+
+  void Scale(float* x, float factor, int64_t n) noexcept override {
+    ForChunks(n, [&](int64_t first, int64_t count) { rows_.scale(x + first, factor, count); });
+  }
+
+  void Softcap(float* x, int64_t rows, int64_t width, float softcap, RowArgmax* argmaxes) noexcept override {
+    ForChunks(rows * width, [&](int64_t first, int64_t count) { rows_.softcap(x + first, softcap, count); });
+    if (argmaxes == nullptr) return;
+    ForRows(rows, width, [&](int64_t row) {
+      const float* values = x + row * width;
+      const float largest = rows_.max(values, width);
+      const bool finite = !std::isnan(largest);
+      const auto column = finite ? static_cast<int32_t>(std::find(values, values + width, largest) - values) : 0;
+      argmaxes[row] = {.value = largest, .column = column, .finite = finite};
     });
   }
 
@@ -91,6 +106,15 @@ class CpuOps final : public Ops {
       for (int64_t row = task * rows / tasks; row < (task + 1) * rows / tasks; ++row) fn(row);
     };
     context_->threads->ForEach(tasks, run);
+  }
+
+  // Calls fn(first, count) for parts of `values` values, in parallel where it pays.
+  template <class Function>
+  void ForChunks(int64_t values, Function fn) noexcept {
+    ForRows(CeilDiv(values, kMinTaskValues), kMinTaskValues, [&](int64_t chunk) {
+      const int64_t first = chunk * kMinTaskValues;
+      fn(first, std::min(kMinTaskValues, values - first));
+    });
   }
 
   std::shared_ptr<LinearContext> context_;

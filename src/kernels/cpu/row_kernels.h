@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "kernels/activation.h"
 #include "kernels/cpu/inline.h"
 #include "kernels/cpu/isa_table.h"
 
@@ -75,6 +76,36 @@ void SiluMulRow(const float* gate, const float* up, int64_t width, float* out) n
       });
 }
 
+void GeluMulRow(const float* gate, const float* up, int64_t width, float* out) noexcept {
+  const Vec16::F one = Vec16::Set1(1.0f), linear = Vec16::Set1(kGeluLinear), cubic = Vec16::Set1(kGeluCubic);
+  ForLanes(
+      width, [&](int64_t i, int n) __attribute__((always_inline)) {
+        const Vec16::F g = LoadVec16(gate + i, n);
+        const Vec16::F exponent = Vec16::Mul(g, Vec16::Add(Vec16::Mul(Vec16::Mul(g, g), cubic), linear));
+        const Vec16::F gelu = Vec16::Div(g, Vec16::Add(one, Vec16::Exp(exponent)));
+        StoreVec16(out + i, Vec16::Mul(gelu, LoadVec16(up + i, n)), n);
+      });
+}
+
+void ScaleRow(float* x, float factor, int64_t n) noexcept {
+  const Vec16::F factors = Vec16::Set1(factor);
+  ForLanes(
+      n, [&](int64_t i, int lanes) __attribute__((always_inline)) {
+        StoreVec16(x + i, Vec16::Mul(LoadVec16(x + i, lanes), factors), lanes);
+      });
+}
+
+// tanh(y) = 1 - 2 / (exp(2 y) + 1).
+void SoftcapRow(float* x, float softcap, int64_t n) noexcept {
+  const Vec16::F one = Vec16::Set1(1.0f), two = Vec16::Set1(2.0f);
+  const Vec16::F cap = Vec16::Set1(softcap), twice_inverse = Vec16::Set1(2.0f / softcap);
+  ForLanes(
+      n, [&](int64_t i, int lanes) __attribute__((always_inline)) {
+        const Vec16::F e = Vec16::Exp(Vec16::Mul(LoadVec16(x + i, lanes), twice_inverse));
+        StoreVec16(x + i, Vec16::Mul(cap, Vec16::Sub(one, Vec16::Div(two, Vec16::Add(e, one)))), lanes);
+      });
+}
+
 void ExpRow(const float* x, int64_t count, float* out) noexcept {
   ForLanes(
       count, [&](int64_t i, int n)
@@ -99,8 +130,15 @@ float MaxOfRow(const float* x, int64_t count) noexcept {
   return check == 0 ? max_of_row : __builtin_nanf("");
 }
 
-constexpr RowKernels kRowKernels{
-    .rms_norm = RmsNormRow, .add = AddRow, .rope = RopeRow, .silu_mul = SiluMulRow, .max = MaxOfRow, .exp = ExpRow};
+constexpr RowKernels kRowKernels{.rms_norm = RmsNormRow,
+                                 .add = AddRow,
+                                 .rope = RopeRow,
+                                 .silu_mul = SiluMulRow,
+                                 .gelu_mul = GeluMulRow,
+                                 .scale = ScaleRow,
+                                 .softcap = SoftcapRow,
+                                 .max = MaxOfRow,
+                                 .exp = ExpRow};
 
 }  // namespace
 }  // namespace kvanta::kernels

@@ -27,9 +27,9 @@ class GpuOps final : public Ops {
     return std::make_unique<GpuLinearGroup>(context_, std::move(layers));
   }
 
-  std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& experts, const ExpertRule& rule,
+  std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& experts, const MoeConfig& moe,
                                            std::span<const float> e_score_correction_bias) override {
-    return MakeGpuExperts(context_, std::move(experts), rule, e_score_correction_bias);
+    return MakeGpuExperts(context_, std::move(experts), moe, e_score_correction_bias);
   }
 
   void Embed(const Linear& table, const int32_t* ids, int64_t rows, float* out) noexcept override {
@@ -80,8 +80,20 @@ class GpuOps final : public Ops {
                                                   .positions = positions});
   }
 
-  void SiluMul(const float* gate_up, int64_t rows, int64_t width, float* out) noexcept override {
-    Run(rows * width, cuda::GateWork{.gate_up = gate_up, .rows = rows, .width = width, .out = out});
+  void ActivateMul(Activation activation, const float* gate_up, int64_t rows, int64_t width,
+                   float* out) noexcept override {
+    Run(rows * width,
+        cuda::GateWork{.activation = activation, .gate_up = gate_up, .rows = rows, .width = width, .out = out});
+  }
+
+  void Scale(float* x, float factor, int64_t n) noexcept override {
+    Run(n, cuda::ScaleWork{.x = x, .factor = factor, .count = n});
+  }
+
+  void Softcap(float* x, int64_t rows, int64_t width, float softcap, RowArgmax* argmaxes) noexcept override {
+    Run(rows * width, cuda::SoftcapWork{.x = x, .softcap = softcap, .count = rows * width});
+    if (argmaxes == nullptr) return;
+    Run(rows, cuda::ArgmaxWork{.x = x, .stride = width, .rows = rows, .width = width, .argmaxes = argmaxes});
   }
 
   std::unique_ptr<LaunchGraph> Record(const std::function<void()>& launches) override {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <variant>
 
+#include "kernels/activation.h"
 #include "kernels/attention/cuda/launch_shape.h"
 #include "kernels/linear/linear.h"
 #include "kernels/moe/moe_layer.h"
@@ -89,7 +90,20 @@ struct RopeWork {
   const int64_t* positions = nullptr;
 };
 
+struct ScaleWork {
+  float* x = nullptr;
+  float factor = 1;
+  int64_t count = 0;
+};
+
+struct SoftcapWork {
+  float* x = nullptr;
+  float softcap = 0;
+  int64_t count = 0;
+};
+
 struct GateWork {
+  Activation activation = Activation::kSilu;
   const float* gate_up = nullptr;
   int64_t rows = 0;
   int64_t width = 0;
@@ -147,7 +161,7 @@ struct LinearWork {
 struct RouteWork {
   const float* logits = nullptr;  // f32 [rows][count]
   int64_t rows = 0;
-  ExpertRule rule;
+  MoeConfig moe;
   const float* e_score_correction_bias = nullptr;  // [count], or none
   int32_t* experts = nullptr;
   float* weights = nullptr;
@@ -194,7 +208,7 @@ struct SampleWork {
   int32_t* tokens = nullptr;
 };
 
-using ModelWork = std::variant<EmbedWork, NormWork, CopyWork, AddWork, RopeWork, GateWork, PackWork, LinearWork,
-                               RouteWork, SlotWork, MixWork, ArgmaxWork, SampleWork>;
+using ModelWork = std::variant<EmbedWork, NormWork, CopyWork, AddWork, RopeWork, GateWork, ScaleWork, SoftcapWork,
+                               PackWork, LinearWork, RouteWork, SlotWork, MixWork, ArgmaxWork, SampleWork>;
 
 }  // namespace kvanta::kernels::cuda

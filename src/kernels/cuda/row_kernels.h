@@ -115,9 +115,24 @@ KVANTA_DEVICE void RunBlock(const GateWork& work) {
   constexpr float kLog2E = 1.44269504F;
   ForValues(work.rows * work.width, [&](int64_t index) {
     const float* gate = work.gate_up + index / work.width * 2 * work.width + index % work.width;
-    const float silu = *gate / (1.0F + Exp2(-*gate * kLog2E));
-    work.out[index] = silu * gate[work.width];
+    const float x = *gate;
+    const float exponent = work.activation == Activation::kSilu ? -x : x * (x * x * kGeluCubic + kGeluLinear);
+    work.out[index] = x / (1.0F + Exp2(exponent * kLog2E)) * gate[work.width];
   });
+}
+
+inline LaunchShape ShapeOf(const ScaleWork& work) {
+  return ValuesShape(work.count);
+}
+KVANTA_DEVICE void RunBlock(const ScaleWork& work) {
+  ForValues(work.count, [&](int64_t index) { work.x[index] *= work.factor; });
+}
+
+inline LaunchShape ShapeOf(const SoftcapWork& work) {
+  return ValuesShape(work.count);
+}
+KVANTA_DEVICE void RunBlock(const SoftcapWork& work) {
+  ForValues(work.count, [&](int64_t index) { work.x[index] = work.softcap * Tanh(work.x[index] / work.softcap); });
 }
 
 }  // namespace kvanta::kernels::cuda

@@ -51,15 +51,14 @@ class Linear {
   virtual ~Linear() = default;
   virtual int64_t In() const noexcept = 0;
   virtual int64_t Out() const noexcept = 0;
-  // x: f32 [rows][in] dense; y: f32 [rows][out], row stride y_stride floats. A row's result depends neither on `rows`
-  // nor on the number of threads.
+  // x: f32 [rows][in] dense; y: f32 [rows][out], row stride y_stride floats; argmaxes of y's rows [rows] unless null. A
+  // row's result does not depend on `rows` nor on the number of threads.
+  virtual void Forward(const float* x, int64_t rows, float* y, int64_t y_stride,
+                       RowArgmax* argmaxes) const noexcept = 0;
   void Forward(const float* x, int64_t rows, float* y, int64_t y_stride) const noexcept {
-    Multiply(x, rows, y, y_stride, nullptr);
+    Forward(x, rows, y, y_stride, nullptr);
   }
-  // Forward(), which also computes argmaxes [rows] unless null.
-  virtual void Multiply(const float* x, int64_t rows, float* y, int64_t y_stride,
-                        RowArgmax* argmaxes) const noexcept = 0;
-  // Row `index` of W as f32 [in] (for tied embeddings).
+  // Row `index` of W as f32 [in] (tied embeddings read it).
   virtual void DequantizeRow(int64_t index, float* out) const noexcept = 0;
   virtual int64_t WeightBytes() const noexcept = 0;    // bytes that the forward of one row reads
   virtual std::string_view Kind() const noexcept = 0;  // "bf16", "f32", "f16", "int8", "int4"

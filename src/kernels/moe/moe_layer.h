@@ -1,26 +1,52 @@
-// Layers of experts behind one small interface, for devices whose memory is not the host's: which experts a row has is
-// known there alone (kernels/ops.h, models/experts.cc).
+// A mixture of experts: its configuration, the arithmetic of routing that host and device share, and the interface of a
+// layer whose routing happens on the device (on the host, models/experts.cc routes).
 #pragma once
 
 #include <cstdint>
 #include <memory>
 
+#include "base/host_device.h"
+#include "kernels/activation.h"
 #include "kernels/linear/linear.h"
 
 namespace kvanta::kernels {
 
-// How a row's experts follow from its router's logits, as in models/config.h.
-struct ExpertRule {
-  int32_t count = 0;
-  int32_t chosen = 0;
-  int32_t groups = 1;
-  int32_t topk_group = 1;
-  bool sigmoid = false;
-  bool normalized = false;
-  float scale = 1;
+enum class ScoringFunc : uint8_t { kSoftmax, kSigmoid };
+
+// A mixture of experts, under the names of Hugging Face's configs.
+struct MoeConfig {
+  int32_t num_experts = 0;            // routed experts (n_routed_experts); 0: none
+  int32_t num_experts_per_tok = 0;    // routed experts of one row
+  int32_t num_shared_experts = 0;     // experts that every row passes, as one MLP of that many times the width
+  int32_t moe_intermediate_size = 0;  // width of one expert
+  Activation activation = Activation::kSilu;
+  int32_t n_group = 1;     // groups of consecutive experts
+  int32_t topk_group = 1;  // groups that a row's experts are chosen from: the best
+  // Sigmoid scores are chosen after e_score_correction_bias is added, their groups by the sum of the two best
+  // (DeepSeek V3); softmax scores as they are, their groups by the best (V2).
+  ScoringFunc scoring_func = ScoringFunc::kSoftmax;
+  bool norm_topk_prob = false;  // weights are divided by the chosen scores' sum
+  float routed_scaling_factor = 1;
+
+  bool operator==(const MoeConfig&) const = default;
 };
 
-// One expert: down(silu(gate(x)) * up(x)).
+// Order of the top-k choice: by score, among equals by index.
+KVANTA_HD constexpr bool RanksBefore(float a_score, int a, float b_score, int b) noexcept {
+  return a_score > b_score || (a_score == b_score && a < b);
+}
+
+// Score of a group with these two largest scores.
+KVANTA_HD constexpr float GroupScore(const MoeConfig& moe, float best, float second) noexcept {
+  return moe.scoring_func == ScoringFunc::kSigmoid ? best + second : best;
+}
+
+// Weight of an expert's output; `sum`: of the chosen experts' scores.
+KVANTA_HD constexpr float RoutingWeight(const MoeConfig& moe, float score, float sum) noexcept {
+  return (moe.norm_topk_prob ? score / (sum + 1e-20F) : score) * moe.routed_scaling_factor;
+}
+
+// One expert: down(activation(gate(x)) * up(x)).
 struct ExpertWeights {
   std::unique_ptr<Linear> gate_up;  // hidden -> gate | up
   std::unique_ptr<Linear> down;     // -> hidden
@@ -29,8 +55,8 @@ struct ExpertWeights {
 class ExpertLayer {
  public:
   virtual ~ExpertLayer() = default;
-  // out[r] = the sum over the experts that logits[r] choose, in ascending order, of what they make of x[r] times their
-  // weights. x, out: f32 [rows][hidden]; logits: f32 [rows][count].
+  // out[r] = sum over the top-k experts of logits[r], in ascending order, of their outputs for x[r] times their
+  // weights. x, out: f32 [rows][hidden]; logits: f32 [rows][num_experts].
   virtual void Forward(const float* x, const float* logits, int64_t rows, float* out) noexcept = 0;
 };
 

@@ -71,8 +71,8 @@ PackedLinear::PackedLinear(std::shared_ptr<LinearContext> context, const WeightK
   if (context_->task_argmaxes.bytes() < argmax_bytes) context_->task_argmaxes = Cpu().Allocate(argmax_bytes);
 }
 
-void PackedLinear::Multiply(const float* x, int64_t rows, float* y, int64_t y_stride,
-                            RowArgmax* argmaxes) const noexcept {
+void PackedLinear::Forward(const float* x, int64_t rows, float* y, int64_t y_stride,
+                           RowArgmax* argmaxes) const noexcept {
   for (int64_t row = 0; row < rows; row += kernels_.block_rows) {
     MultiplyBlock(x + row * in_, std::min(kernels_.block_rows, rows - row), y + row * y_stride, y_stride,
                   argmaxes ? argmaxes + row : nullptr);

@@ -27,8 +27,8 @@ class WeightMemory {
 struct LinearContext {
   const IsaTable& isa;
   std::shared_ptr<ThreadPool> threads;
-  Buffer packed_x = {};       // large enough for every layer, so that Multiply() does not allocate
-  Buffer task_argmaxes = {};  // likewise; f32 [tasks][rows of a block]
+  Buffer packed_x = {};       // large enough for every layer: Forward allocates nothing
+  Buffer task_argmaxes = {};  // likewise, f32 [tasks][rows of a block]
   WeightMemory weights = {};
 };
 
@@ -37,7 +37,7 @@ class PackedLinear : public Linear {
   int64_t In() const noexcept override { return in_; }
   int64_t Out() const noexcept override { return out_; }
   int64_t WeightBytes() const noexcept override { return panels_ * panel_bytes_; }
-  void Multiply(const float* x, int64_t rows, float* y, int64_t y_stride, RowArgmax* argmaxes) const noexcept override;
+  void Forward(const float* x, int64_t rows, float* y, int64_t y_stride, RowArgmax* argmaxes) const noexcept override;
 
  protected:
   // Checks the shapes and allocates; the derived constructor packs. Throws InputError, ResourceError.

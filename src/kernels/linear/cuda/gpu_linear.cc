@@ -239,7 +239,7 @@ ProductTile GpuLinear::TileFor(int64_t rows) const noexcept {
                                                                                            : ProductTile::k2x4;
 }
 
-void GpuLinear::Multiply(const float* x, int64_t rows, float* y, int64_t y_stride, RowArgmax* argmaxes) const noexcept {
+void GpuLinear::Forward(const float* x, int64_t rows, float* y, int64_t y_stride, RowArgmax* argmaxes) const noexcept {
   CudaContext& gpu = *context_->gpu;
   cuda::LinearWork work;
   work.weight = weight_;

@@ -23,7 +23,7 @@ struct ExpertBuffers {
 struct GpuLinearContext {
   std::shared_ptr<CudaContext> gpu;
   std::shared_ptr<ThreadPool> threads;  // pack weights
-  // Large enough for every layer: Multiply allocates nothing. As cuda::PackedRows.
+  // Large enough for every layer: Forward allocates nothing. As cuda::PackedRows.
   Buffer codes = {}, unit_sums = {}, factors = {};
   ExpertBuffers experts = {};
   Buffer plain = {};  // f32, rows of one layer of several
@@ -41,7 +41,7 @@ class GpuLinear final : public Linear {
 
   int64_t In() const noexcept override { return weight_.in; }
   int64_t Out() const noexcept override { return weight_.out; }
-  void Multiply(const float* x, int64_t rows, float* y, int64_t y_stride, RowArgmax* argmaxes) const noexcept override;
+  void Forward(const float* x, int64_t rows, float* y, int64_t y_stride, RowArgmax* argmaxes) const noexcept override;
   void DequantizeRow(int64_t index, float* out) const noexcept override;
   int64_t WeightBytes() const noexcept override { return weight_bytes_; }
   std::string_view Kind() const noexcept override;

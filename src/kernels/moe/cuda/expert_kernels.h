@@ -11,7 +11,7 @@ namespace kvanta::kernels::cuda {
 // ---- a warp for each row of logits
 
 inline LaunchShape ShapeOf(const RouteWork& work) {
-  return {work.rows, kWarp, 3 * 4 * work.rule.count};
+  return {work.rows, kWarp, 3 * 4 * work.moe.num_experts};
 }
 
 // Of f32 values in shared memory: how many are before value `index`, from the largest on, of equals the first.
@@ -20,16 +20,16 @@ KVANTA_DEVICE int RankOf(int values, int count, int index) {
   int rank = 0;
   for (int i = 0; i < count; ++i) {
     const auto other = LoadShared<float>(values + 4 * i);
-    rank += other > own || (other == own && i < index) ? 1 : 0;
+    rank += RanksBefore(other, i, own, index) ? 1 : 0;
   }
   return rank;
 }
 
-// Experts outside the best groups are out. A group is as good as its best expert, or as its two best (`two`).
-KVANTA_DEVICE void KeepBestGroups(const ExpertRule& rule, int choices, int groups, int lane) {
+// Excludes the experts outside the best groups.
+KVANTA_DEVICE void KeepBestGroups(const MoeConfig& moe, int choices, int groups, int lane) {
   constexpr float kMin = -std::numeric_limits<float>::infinity();
-  const int size = rule.count / rule.groups;
-  for (int group = lane; group < rule.groups; group += kWarp) {
+  const int size = moe.num_experts / moe.n_group;
+  for (int group = lane; group < moe.n_group; group += kWarp) {
     float best = kMin;
     float second = kMin;
     for (int i = group * size; i < (group + 1) * size; ++i) {
@@ -37,11 +37,11 @@ KVANTA_DEVICE void KeepBestGroups(const ExpertRule& rule, int choices, int group
       second = fmaxf(second, fminf(best, choice));
       best = fmaxf(best, choice);
     }
-    StoreShared(groups + 4 * group, rule.sigmoid ? best + second : best);
+    StoreShared(groups + 4 * group, GroupScore(moe, best, second));
   }
   SyncWarp();
-  for (int group = lane; group < rule.groups; group += kWarp) {
-    if (RankOf(groups, rule.groups, group) < rule.topk_group) continue;
+  for (int group = lane; group < moe.n_group; group += kWarp) {
+    if (RankOf(groups, moe.n_group, group) < moe.topk_group) continue;
     for (int i = group * size; i < (group + 1) * size; ++i) StoreShared(choices + 4 * i, kMin);
   }
   SyncWarp();
@@ -49,48 +49,49 @@ KVANTA_DEVICE void KeepBestGroups(const ExpertRule& rule, int choices, int group
 
 KVANTA_DEVICE void RunBlock(const RouteWork& work) {
   constexpr float kLog2E = 1.44269504F;
-  const ExpertRule& rule = work.rule;
+  const MoeConfig& moe = work.moe;
   const int64_t row = BlockIndex();
   const int lane = ThreadIndex();
   const int scores = 0;
-  const int choices = 4 * rule.count;
-  const int taken = 8 * rule.count;
-  const float* logits = work.logits + row * rule.count;
+  const int choices = 4 * moe.num_experts;
+  const int taken = 8 * moe.num_experts;
+  const float* logits = work.logits + row * moe.num_experts;
   const auto sum_of = [](float sum) {
     for (int mask = kWarp / 2; mask > 0; mask /= 2) sum += ShuffleXor(sum, mask);
     return sum;
   };
   float limit = -std::numeric_limits<float>::infinity();
-  for (int i = lane; i < rule.count; i += kWarp) limit = fmaxf(limit, logits[i]);
+  for (int i = lane; i < moe.num_experts; i += kWarp) limit = fmaxf(limit, logits[i]);
   for (int mask = kWarp / 2; mask > 0; mask /= 2) limit = fmaxf(limit, ShuffleXor(limit, mask));
   float sum = 0;
-  for (int i = lane; !rule.sigmoid && i < rule.count; i += kWarp) sum += Exp2((logits[i] - limit) * kLog2E);
+  for (int i = lane; moe.scoring_func == ScoringFunc::kSoftmax && i < moe.num_experts; i += kWarp)
+    sum += Exp2((logits[i] - limit) * kLog2E);
   sum = sum_of(sum);
-  for (int i = lane; i < rule.count; i += kWarp) {
-    const float score =
-        rule.sigmoid ? 1.0F / (1.0F + Exp2(-logits[i] * kLog2E)) : Exp2((logits[i] - limit) * kLog2E) / sum;
+  for (int i = lane; i < moe.num_experts; i += kWarp) {
+    const float score = moe.scoring_func == ScoringFunc::kSigmoid ? 1.0F / (1.0F + Exp2(-logits[i] * kLog2E))
+                                                                  : Exp2((logits[i] - limit) * kLog2E) / sum;
     StoreShared(scores + 4 * i, score);
     StoreShared(choices + 4 * i,
                 work.e_score_correction_bias != nullptr ? score + work.e_score_correction_bias[i] : score);
   }
   SyncWarp();
-  if (rule.groups > 1) KeepBestGroups(rule, choices, taken, lane);
+  if (moe.n_group > 1) KeepBestGroups(moe, choices, taken, lane);
   float total = 0;
-  for (int i = lane; i < rule.count; i += kWarp) {
-    const bool is_taken = RankOf(choices, rule.count, i) < rule.chosen;
+  for (int i = lane; i < moe.num_experts; i += kWarp) {
+    const bool is_taken = RankOf(choices, moe.num_experts, i) < moe.num_experts_per_tok;
     StoreShared(taken + 4 * i, is_taken ? 1 : 0);
     if (is_taken) total += LoadShared<float>(scores + 4 * i);
   }
   total = sum_of(total);
   SyncWarp();
-  for (int i = lane; i < rule.count; i += kWarp) {
+  for (int i = lane; i < moe.num_experts; i += kWarp) {
     if (LoadShared<int>(taken + 4 * i) == 0) continue;
     int place = 0;
     for (int before = 0; before < i; ++before) place += LoadShared<int>(taken + 4 * before);
-    if (place >= rule.chosen) continue;  // of a row with NaN, which compares with nothing, more are taken
+    if (place >= moe.num_experts_per_tok) continue;  // of a row with NaN, which compares with nothing, more are taken
     const auto score = LoadShared<float>(scores + 4 * i);
-    work.experts[row * rule.chosen + place] = i;
-    work.weights[row * rule.chosen + place] = (rule.normalized ? score / (total + 1e-20F) : score) * rule.scale;
+    work.experts[row * moe.num_experts_per_tok + place] = i;
+    work.weights[row * moe.num_experts_per_tok + place] = RoutingWeight(moe, score, total);
   }
 }
 

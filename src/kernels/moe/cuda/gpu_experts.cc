@@ -22,10 +22,10 @@ std::vector<std::unique_ptr<Linear>> Take(std::vector<ExpertWeights>& experts,
 
 class GpuExperts final : public ExpertLayer {
  public:
-  GpuExperts(std::shared_ptr<GpuLinearContext> context, std::vector<ExpertWeights> experts, const ExpertRule& rule,
+  GpuExperts(std::shared_ptr<GpuLinearContext> context, std::vector<ExpertWeights> experts, const MoeConfig& moe,
              std::span<const float> e_score_correction_bias)
       : context_(std::move(context)),
-        rule_(rule),
+        moe_(moe),
         gate_up_(context_, Take(experts, &ExpertWeights::gate_up)),
         down_(context_, Take(experts, &ExpertWeights::down)) {
     Device& device = context_->gpu->device();
@@ -43,9 +43,9 @@ class GpuExperts final : public ExpertLayer {
       if (buffer.bytes() < requested) buffer = device.Allocate(requested);
     };
     ExpertBuffers& buffers = context_->experts;
-    reserve(buffers.experts, kMaxRows * rule.chosen, sizeof(int32_t));
-    reserve(buffers.weights, kMaxRows * rule.chosen, sizeof(float));
-    reserve(buffers.row_slots, kMaxRows * rule.chosen, sizeof(int32_t));
+    reserve(buffers.experts, kMaxRows * moe.num_experts_per_tok, sizeof(int32_t));
+    reserve(buffers.weights, kMaxRows * moe.num_experts_per_tok, sizeof(float));
+    reserve(buffers.row_slots, kMaxRows * moe.num_experts_per_tok, sizeof(int32_t));
     reserve(buffers.slot_rows, slots, sizeof(int64_t));
     reserve(buffers.tile_experts, tiles, sizeof(int32_t));
     reserve(buffers.rows, slots * gate_up_.In(), sizeof(float));
@@ -55,19 +55,20 @@ class GpuExperts final : public ExpertLayer {
 
   void Forward(const float* x, const float* logits, int64_t rows, float* out) noexcept override {
     for (int64_t row = 0; row < rows; row += kMaxRows) {
-      Mix(x + row * gate_up_.In(), logits + row * rule_.count, std::min(kMaxRows, rows - row), out + row * down_.Out());
+      Mix(x + row * gate_up_.In(), logits + row * moe_.num_experts, std::min(kMaxRows, rows - row),
+          out + row * down_.Out());
     }
   }
 
  private:
   // Tiles change no bit; large ones read an expert's W less often, where it has as many rows.
   ProductTile TileFor(int64_t rows) const noexcept {
-    return rows * rule_.chosen > cuda::kRowTile * rule_.count ? ProductTile::k2x4 : ProductTile::k1x1;
+    return rows * moe_.num_experts_per_tok > cuda::kRowTile * moe_.num_experts ? ProductTile::k2x4 : ProductTile::k1x1;
   }
   // At most, wherever the rows go: each expert's last tile may be nearly empty, and none is without a row.
   int64_t TilesOf(int64_t rows) const noexcept {
-    const int64_t entries = rows * rule_.chosen;
-    return std::min(entries, entries / cuda::RowsOf(TileFor(rows)) + rule_.count);
+    const int64_t entries = rows * moe_.num_experts_per_tok;
+    return std::min(entries, entries / cuda::RowsOf(TileFor(rows)) + moe_.num_experts);
   }
 
   void Mix(const float* x, const float* logits, int64_t rows, float* out) noexcept {
@@ -83,14 +84,14 @@ class GpuExperts final : public ExpertLayer {
     auto* const made = buffers.rows.as<float>();  // first the gathered rows
     gpu.Run(cuda::RouteWork{.logits = logits,
                             .rows = rows,
-                            .rule = rule_,
+                            .moe = moe_,
                             .e_score_correction_bias = correction_.bytes() == 0 ? nullptr : correction_.as<float>(),
                             .experts = experts,
                             .weights = weights});
     gpu.Run(cuda::SlotWork{.experts = experts,
                            .rows = rows,
-                           .count = rule_.count,
-                           .chosen = rule_.chosen,
+                           .count = moe_.num_experts,
+                           .chosen = moe_.num_experts_per_tok,
                            .tile_rows = cuda::RowsOf(tile),
                            .tiles = static_cast<int32_t>(tiles),
                            .row_slots = row_slots,
@@ -104,20 +105,23 @@ class GpuExperts final : public ExpertLayer {
                            .out = made,
                            .out_stride = gate_up_.In()});
     gate_up_.Multiply(made, slots, tile, tile_experts, buffers.both.as<float>());
-    gpu.Run(cuda::GateWork{
-        .gate_up = buffers.both.as<float>(), .rows = slots, .width = down_.In(), .out = buffers.gated.as<float>()});
+    gpu.Run(cuda::GateWork{.activation = moe_.activation,
+                           .gate_up = buffers.both.as<float>(),
+                           .rows = slots,
+                           .width = down_.In(),
+                           .out = buffers.gated.as<float>()});
     down_.Multiply(buffers.gated.as<float>(), slots, tile, tile_experts, made);
     gpu.Run(cuda::MixWork{.made = made,
                           .row_slots = row_slots,
                           .weights = weights,
                           .rows = rows,
-                          .chosen = rule_.chosen,
+                          .chosen = moe_.num_experts_per_tok,
                           .width = down_.Out(),
                           .out = out});
   }
 
   std::shared_ptr<GpuLinearContext> context_;
-  const ExpertRule rule_;
+  const MoeConfig moe_;
   GpuLinearGroup gate_up_, down_;
   Buffer correction_;
 };
@@ -125,9 +129,9 @@ class GpuExperts final : public ExpertLayer {
 }  // namespace
 
 std::unique_ptr<ExpertLayer> MakeGpuExperts(std::shared_ptr<GpuLinearContext> context,
-                                            std::vector<ExpertWeights> experts, const ExpertRule& rule,
+                                            std::vector<ExpertWeights> experts, const MoeConfig& moe,
                                             std::span<const float> e_score_correction_bias) {
-  return std::make_unique<GpuExperts>(std::move(context), std::move(experts), rule, e_score_correction_bias);
+  return std::make_unique<GpuExperts>(std::move(context), std::move(experts), moe, e_score_correction_bias);
 }
 
 }  // namespace kvanta::kernels

@@ -13,7 +13,7 @@ namespace kvanta::kernels {
 
 // The experts are of one shape and kind, made by the same Ops as `context`. Throws ResourceError.
 std::unique_ptr<ExpertLayer> MakeGpuExperts(std::shared_ptr<GpuLinearContext> context,
-                                            std::vector<ExpertWeights> experts, const ExpertRule& rule,
+                                            std::vector<ExpertWeights> experts, const MoeConfig& moe,
                                             std::span<const float> e_score_correction_bias);
 
 }  // namespace kvanta::kernels

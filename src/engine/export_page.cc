@@ -1,21 +1,21 @@
-// A page of the prefix cache as a file.
+// Export of a page of the prefix cache as a file.
 #include <fmt/format.h>
 
-#include "engine/step_lock.h"
+#include "engine/engine_impl.h"
 #include "formats/page_file.h"
 #include "kvanta/error.h"
 
-namespace kvanta::engine {
+namespace kvanta {
 
-std::vector<uint8_t> Core::ExportPage(std::span<const int32_t> tokens, int index) {
+std::vector<uint8_t> Engine::Impl::ExportPage(std::span<const int32_t> tokens, int index) {
   CheckTokens(tokens, "prefix");
-  const StepLock turn(*this);
+  const StepLock step_lock(*this);
   const cache::PageRef* page = tree_ ? tree_->Peek(tokens, "", index) : nullptr;
   if (page == nullptr) {
     throw InputError(
         fmt::format("page {} of this prefix of {} tokens is not in the prefix cache", index, tokens.size()));
   }
-  // A page that every layer reads exactly has only its exact record.
+  // A page that every layer reads exactly has only an exact record.
   const bool exact = page->quantized == cache::kNoPage;
   const cache::PageKind kind = exact ? cache::PageKind::kExact : cache::PageKind::kQuantized;
   const cache::PageId id = exact ? page->exact : page->quantized;
@@ -29,4 +29,4 @@ std::vector<uint8_t> Core::ExportPage(std::span<const int32_t> tokens, int index
   return formats::WritePageFile(header, formats::RecordToCanonical(components_.layout, header.record, record));
 }
 
-}  // namespace kvanta::engine
+}  // namespace kvanta

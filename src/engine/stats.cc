@@ -1,8 +1,10 @@
+#include <new>
+
 #include "engine/engine_impl.h"
 
-namespace kvanta::engine {
+namespace kvanta {
 
-void Core::CountFinish(FinishReason finish) noexcept {
+void Engine::Impl::CountFinish(FinishReason finish) noexcept {
   switch (finish) {
     case FinishReason::kNone:
       break;
@@ -24,7 +26,7 @@ void Core::CountFinish(FinishReason finish) noexcept {
   }
 }
 
-void Core::RefreshStats() {
+void Engine::Impl::RefreshStats() noexcept {
   const auto quantized = cache::PageKind::kQuantized;
   counters_.running = scheduler_->Running();
   counters_.waiting = scheduler_->Waiting();
@@ -43,11 +45,14 @@ void Core::RefreshStats() {
   counters_.cache_budget_bytes = store_->BudgetBytes();
   counters_.prefix_pages = tree_ ? tree_->Pages() : 0;
   if (quality_) counters_.quality = quality_->Stats();
-  if (components_.profile) counters_.profile = components_.profile->Rows();
-  stats_ = counters_;
+  try {
+    if (components_.profile) counters_.profile = components_.profile->Rows();
+    stats_ = counters_;
+  } catch (const std::bad_alloc&) {  // the profile stays that of an earlier step
+  }
 }
 
-EngineStats Core::Stats() const {
+EngineStats Engine::Impl::Stats() const {
   const std::lock_guard lock(mutex_);
   EngineStats stats = stats_;
   stats.waiting += static_cast<int64_t>(inbox_.size());
@@ -66,8 +71,8 @@ EngineStats Core::Stats() const {
     layer.page_bytes = scheme.bytes;
     const attention::AppendCounts counts = backend_->Counts(static_cast<int>(i));
     const formats::LayerScales& scales = backend_->Scales(static_cast<int>(i));
-    if (IsStatic(scheme.k)) layer.k_scale = scales.k.scale;
-    if (IsStatic(scheme.v)) layer.v_scale = scales.v.scale;
+    if (observe::IsStatic(scheme.k)) layer.k_scale = scales.k.scale;
+    if (observe::IsStatic(scheme.v)) layer.v_scale = scales.v.scale;
     layer.k_values = counts.k.values;
     layer.k_saturated = counts.k.saturated;
     layer.k_nan = counts.k.nan;
@@ -82,4 +87,4 @@ EngineStats Core::Stats() const {
   return stats;
 }
 
-}  // namespace kvanta::engine
+}  // namespace kvanta

@@ -63,7 +63,7 @@ class Decoder final : public Model {
 
   void Forward(const ForwardBatch& batch, attention::Backend& backend, attention::Plan& plan,
                float* hidden) noexcept override {
-    const auto rows = static_cast<int64_t>(batch.tokens.size());
+    auto rows = static_cast<int64_t>(batch.tokens.size());
     ops_.Embed(*embedding_, batch.tokens.data(), rows, hidden);
     AttentionStep step{.layer = 0,
                        .rows = rows,
@@ -76,6 +76,8 @@ class Decoder final : public Model {
       RmsNorm(layer.attention_norm, hidden, rows, normed_);
       layer.attention->Forward(step, normed_, change_);
       ops_.Add(hidden, change_, rows * config_.hidden);
+      if (batch.output_rows && step.layer + 1 == config_.layers) rows = KeepRows(*batch.output_rows, hidden);
+      if (rows == 0) return;
       RmsNorm(layer.mlp_norm, hidden, rows, normed_);
       layer.mlp->Forward(normed_, rows, change_);
       ops_.Add(hidden, change_, rows * config_.hidden);
@@ -88,6 +90,14 @@ class Decoder final : public Model {
   }
 
  private:
+  // Moves the rows to the front of `hidden` and returns their number.
+  int64_t KeepRows(std::span<const int64_t> rows, float* hidden) noexcept {
+    const auto count = static_cast<int64_t>(rows.size());
+    ops_.Gather(hidden, config_.hidden, rows.data(), count, normed_);
+    ops_.Copy(normed_, config_.hidden, count, config_.hidden, hidden, config_.hidden);
+    return count;
+  }
+
   static Layer ReadLayer(const BlockSource& source, int index) {
     const ModelConfig& config = source.config;
     const std::string prefix = fmt::format("model.layers.{}.", index);

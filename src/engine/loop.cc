@@ -71,7 +71,7 @@ void Engine::Impl::Loop(const std::stop_token& stop, const StepCallback& callbac
       work_available_.wait(lock, stop, [&] { return !inbox_.empty() || !pending_.empty() || draining_; });
       if (draining_ && ids_.empty() && pending_.empty()) return;
     } catch (const std::exception& error) {  // no memory for a step that has not begun, or for a warning
-      Warn(error.what());
+      Warn(engine::ErrorText(error));
       std::unique_lock lock(mutex_);
       work_available_.wait_for(lock, stop, kRetryDelay, [] { return false; });
     }

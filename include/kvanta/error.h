@@ -19,14 +19,14 @@ class InputError : public Error {
   using Error::Error;
 };
 
-// The input is fine but a resource (memory, threads, file system) does not suffice. Python: kvanta.ResourceError
+// The input is valid but a resource (memory, threads, file system) is insufficient. Python: kvanta.ResourceError
 // (a ValueError too, with the figures); CLI: exit 1.
 class ResourceError : public Error {
  public:
   using Error::Error;
 };
 
-// The engine's queue is full: nothing was taken, the same request may succeed later. Python: kvanta.QueueFullError (a
+// The engine's queue is full: nothing was queued, the same request may succeed later. Python: kvanta.QueueFullError (a
 // ResourceError); a server answers 429 or 503.
 class QueueFullError : public ResourceError {
  public:

@@ -1,5 +1,5 @@
-// How a KV cache is stored: a side is K or V, a scheme is a pair of sides, and every layer may have its own scheme.
-// The names are those of docs/formats.md. Specification: docs/formats.md, section "Schemes".
+// Storage scheme of a KV cache: a side is K or V, a scheme is a pair of sides, and every layer may have its own scheme.
+// Specification: docs/formats.md, section "Schemes".
 #pragma once
 
 #include <span>
@@ -9,19 +9,19 @@
 
 namespace kvanta {
 
-// Which pages a query reads in bf16 instead of quantized, by position alone (docs/formats.md, "The page rule").
+// Pages that a query reads in bf16 instead of quantized, by position alone (docs/formats.md, "The page rule").
 enum class ExactPages {
   kNone,  // every page is read quantized, the query's own included
   kOpen,  // the page that holds the query's own position is read in bf16
   kTwo,   // that page and the one before it
 };
 
-// One side as the user chose it: a number format by its canonical name, and modifiers.
+// One side: a number format by its canonical name, and modifiers.
 struct KvSide {
   std::string format;     // canonical format name, e.g. "int8"; a name of kvanta::FormatNames()
   bool hadamard = false;  // orthonormal Walsh-Hadamard over head_dim before encoding
   bool mean = false;      // K only: a calibrated mean per (head, channel) is subtracted first
-  int outliers = 0;       // K only: calibrated channels per head that are kept in bf16 beside the codes; even
+  int outliers = 0;       // K only: calibrated channels per head stored in bf16 in addition to the codes; even
 
   bool operator==(const KvSide&) const = default;
 };
@@ -30,7 +30,7 @@ struct KvScheme {
   KvSide k;
   KvSide v;
   ExactPages exact = ExactPages::kNone;
-  int sink_pages = 0;       // first pages of a sequence that are kept exact, 0 to kMaxSinkPages
+  int sink_pages = 0;       // attention-sink pages at the start of a sequence, kept exact; 0 to kMaxSinkPages
   int boundary_layers = 0;  // first and last layers of a model that stay in bf16; 0 in the scheme of a single layer
 
   static constexpr int kMaxSinkPages = 64;

@@ -1,4 +1,4 @@
-// How tokens are chosen from logits. Defaults are those of vLLM's SamplingParams.
+// Sampling parameters of a request. Defaults are those of vLLM's SamplingParams.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@ namespace kvanta {
 
 struct SamplingParams {
   int max_tokens = 16;
-  int min_tokens = 0;                   // no stop token is taken before
+  int min_tokens = 0;                   // stop tokens are masked before
   float temperature = 1.0F;             // 0: greedy
   int top_k = 0;                        // 0 or -1: all
   float top_p = 1.0F;                   // (0, 1]
-  float min_p = 0.0F;                   // [0, 1]: of the most likely token's probability
+  float min_p = 0.0F;                   // [0, 1]: relative to the most likely token's probability
   float repetition_penalty = 1.0F;      // > 0; over prompt and output
   float presence_penalty = 0.0F;        // over the output
   float frequency_penalty = 0.0F;       // over the output
@@ -22,11 +22,38 @@ struct SamplingParams {
   std::vector<int32_t> stop_token_ids;  // besides the model's end-of-sequence ids
   bool ignore_eos = false;
   std::vector<std::pair<int32_t, float>> logit_bias;
-  int logprobs = -1;         // -1: none; n >= 0: the chosen token's and the n most likely
+  int logprobs = -1;         // -1: none; n >= 0: the sampled token's and the n most likely
   int prompt_logprobs = -1;  // the same for every prompt token but the first
 
   // Throws InputError naming the field, its value and the range.
   void Validate(int vocab_size) const;
+
+  // Calls visit(name, pointer to member) for every field. Bindings derive from this list.
+  template <class Visitor>
+  static void VisitFields(Visitor&& visit) {
+    visit("max_tokens", &SamplingParams::max_tokens);
+    visit("min_tokens", &SamplingParams::min_tokens);
+    visit("temperature", &SamplingParams::temperature);
+    visit("top_k", &SamplingParams::top_k);
+    visit("top_p", &SamplingParams::top_p);
+    visit("min_p", &SamplingParams::min_p);
+    visit("repetition_penalty", &SamplingParams::repetition_penalty);
+    visit("presence_penalty", &SamplingParams::presence_penalty);
+    visit("frequency_penalty", &SamplingParams::frequency_penalty);
+    visit("seed", &SamplingParams::seed);
+    visit("stop_token_ids", &SamplingParams::stop_token_ids);
+    visit("ignore_eos", &SamplingParams::ignore_eos);
+    visit("logit_bias", &SamplingParams::logit_bias);
+    visit("logprobs", &SamplingParams::logprobs);
+    visit("prompt_logprobs", &SamplingParams::prompt_logprobs);
+  }
+};
+
+// Log-probability of a token in the model's own distribution: before temperature, penalties and masks.
+struct TokenLogprob {
+  int32_t token = 0;
+  float logprob = 0;
+  int rank = 0;  // 1: most likely; equal logits rank by token id
 };
 
 }  // namespace kvanta

@@ -1,4 +1,4 @@
-// Arrays that cross the border: numpy (or anything with DLPack) in, numpy out.
+// Conversion of arrays: numpy (or anything with DLPack) in, numpy out.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -18,7 +18,7 @@ using FloatMatrix = ArrayIn<float, 2>;
 using Array3f = ArrayIn<float, 3>;
 using TokenVector = ArrayIn<int32_t, 1>;
 
-// Gives the vector's memory to numpy without copying.
+// Moves the vector into a numpy array without copying its elements.
 template <typename T>
 nanobind::object ToNumpy(std::vector<T> values, std::initializer_list<size_t> shape) {
   auto* owned = new std::vector<T>(std::move(values));

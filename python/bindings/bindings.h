@@ -1,4 +1,4 @@
-// The parts of the module kvanta._core: one function per public header, each in the file of its name.
+// Parts of the module kvanta._core: one function per subject, each in the file of its name.
 #pragma once
 
 #include <nanobind/nanobind.h>

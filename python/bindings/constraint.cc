@@ -19,8 +19,8 @@ namespace {
 
 using nb::literals::operator""_a;
 
-// Python objects that nobody needs any more. A constraint dies on any thread and while the engine is locked; to wait
-// for the GIL there could wait for ever, so its object is left here for the next who holds it.
+// References to release later. A constraint is destroyed on any thread and while the engine is locked, where waiting
+// for the GIL could deadlock; the next caller that holds the GIL releases them.
 class DeferredDecrefs {
  public:
   void Add(PyObject* object) noexcept {
@@ -45,22 +45,22 @@ class DeferredDecrefs {
   std::vector<PyObject*> objects_;
 };
 
-DeferredDecrefs& TheLeftovers() {
-  static auto* leftovers = new DeferredDecrefs;  // outlives every engine
-  return *leftovers;
+DeferredDecrefs& TheDeferredDecrefs() {
+  static auto* deferred = new DeferredDecrefs;  // outlives every engine
+  return *deferred;
 }
 
 struct PythonConstraint final : TokenConstraint {
-  explicit PythonConstraint(nb::object held) : state(held.release().ptr()) {}
-  ~PythonConstraint() override { TheLeftovers().Add(state); }
+  explicit PythonConstraint(nb::object object) : state(object.release().ptr()) {}
+  ~PythonConstraint() override { TheDeferredDecrefs().Add(state); }
   PythonConstraint(const PythonConstraint&) = delete;
   PythonConstraint& operator=(const PythonConstraint&) = delete;
 
   PyObject* state;
 };
 
-void Ask(const nb::callable& fill, std::span<MaskTask> tasks) {
-  TheLeftovers().Free();
+void FillMasks(const nb::callable& fill, std::span<MaskTask> tasks) {
+  TheDeferredDecrefs().Free();
   nb::list states, taken;
   for (const MaskTask& task : tasks) {
     states.append(nb::borrow(dynamic_cast<PythonConstraint&>(*task.constraint).state));
@@ -77,15 +77,15 @@ void Ask(const nb::callable& fill, std::span<MaskTask> tasks) {
 }  // namespace
 
 BitmaskFn PythonBitmaskFn(nb::callable fill) {
-  std::shared_ptr<nb::callable> shared(new nb::callable(std::move(fill)), [](nb::callable* held) {
+  std::shared_ptr<nb::callable> shared(new nb::callable(std::move(fill)), [](nb::callable* owned) {
     const nb::gil_scoped_acquire gil;
-    delete held;
+    delete owned;
   });
   return [shared](std::span<MaskTask> tasks) {
     const nb::gil_scoped_acquire gil;
     try {
-      Ask(*shared, tasks);
-    } catch (nb::python_error& error) {  // must not leave the GIL's scope
+      FillMasks(*shared, tasks);
+    } catch (nb::python_error& error) {  // must be destroyed while the GIL is held
       const std::string message = error.what();
       throw std::runtime_error(message.substr(message.find_last_of('\n') + 1));
     }
@@ -93,15 +93,14 @@ BitmaskFn PythonBitmaskFn(nb::callable fill) {
 }
 
 void BindConstraint(nb::module_& module) {
-  nb::class_<ConstraintHandle>(module, "TokenConstraint",
-                               "Where one request stands in its grammar; see kvanta.structured_output.")
+  nb::class_<ConstraintHandle>(module, "TokenConstraint", "Grammar state of one request; see kvanta.structured_output.")
       .def(
           "__init__",
           [](ConstraintHandle* self, nb::object state) {
-            TheLeftovers().Free();
+            TheDeferredDecrefs().Free();
             new (self) ConstraintHandle{std::make_shared<PythonConstraint>(std::move(state))};
           },
-          "state"_a, "`state` is handed to the callable of EngineConfig.set_fill_masks. For one request only.");
+          "state"_a, "`state` is passed to the callable of EngineConfig.set_fill_masks. For one request only.");
 }
 
 }  // namespace kvanta::python

@@ -1,4 +1,4 @@
-// Constraints whose state is a Python object, and the filler that asks Python for all masks of a step at once.
+// Constraints whose state is a Python object, and a BitmaskFn that calls Python once per step.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -9,7 +9,7 @@
 
 namespace kvanta::python {
 
-// What Python holds; a request takes a share of the constraint.
+// Python's handle; a request shares ownership of the constraint.
 struct ConstraintHandle {
   std::shared_ptr<TokenConstraint> constraint;
 };

@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -17,6 +18,7 @@
 #include "arrays.h"
 #include "bindings.h"
 #include "constraint.h"
+#include "fields.h"
 #include "output_queue.h"
 
 namespace nb = nanobind;
@@ -30,12 +32,12 @@ using ReleaseGil = nb::call_guard<nb::gil_scoped_release>;
 
 using LogitsOut = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-// A Python callable that may be copied and freed on any thread. What it raises must not reach the engine.
+// Wraps a Python callable, so that it may be copied and freed on any thread. Its exceptions do not reach the engine.
 template <typename... Arguments>
-std::function<void(Arguments...)> Hear(nb::callable callable) {
-  std::shared_ptr<nb::callable> shared(new nb::callable(std::move(callable)), [](nb::callable* held) {
+std::function<void(Arguments...)> WrapCallback(nb::callable callable) {
+  std::shared_ptr<nb::callable> shared(new nb::callable(std::move(callable)), [](nb::callable* owned) {
     const nb::gil_scoped_acquire gil;
-    delete held;
+    delete owned;
   });
   return [shared](Arguments... arguments) {
     const nb::gil_scoped_acquire gil;
@@ -48,48 +50,25 @@ std::function<void(Arguments...)> Hear(nb::callable callable) {
 }
 
 void BindConfig(nb::module_& module) {
-  nb::class_<EngineConfig>(module, "EngineConfig", "See include/kvanta/engine.h.")
-      .def(nb::init<>())
-      .def_rw("model", &EngineConfig::model)
-      .def_rw("kv_cache_dtype", &EngineConfig::kv_cache_dtype)
-      .def_rw("kv_cache_dtype_layers", &EngineConfig::kv_cache_dtype_layers)
-      .def_rw("kv_cache_dtype_skip_layers", &EngineConfig::kv_cache_dtype_skip_layers)
-      .def_rw("quantization_param_path", &EngineConfig::quantization_param_path)
-      .def_rw("calculate_kv_scales", &EngineConfig::calculate_kv_scales)
-      .def_rw("dtype", &EngineConfig::dtype)
-      .def_rw("weight_dtype", &EngineConfig::weight_dtype)
-      .def_rw("max_model_len", &EngineConfig::max_model_len)
-      .def_rw("max_num_seqs", &EngineConfig::max_num_seqs)
-      .def_rw("max_num_batched_tokens", &EngineConfig::max_num_batched_tokens)
-      .def_rw("max_queued_requests", &EngineConfig::max_queued_requests)
-      .def_rw("page_size", &EngineConfig::page_size)
-      .def_rw("kv_cache_memory_bytes", &EngineConfig::kv_cache_memory_bytes)
-      .def_rw("enable_prefix_caching", &EngineConfig::enable_prefix_caching)
-      .def_rw("threads", &EngineConfig::threads)
-      .def_rw("device", &EngineConfig::device)
-      .def_rw("isa", &EngineConfig::isa)
-      .def_rw("seed", &EngineConfig::seed)
-      .def_rw("enforce_eager", &EngineConfig::enforce_eager)
-      .def_rw("quality_sample_rate", &EngineConfig::quality_sample_rate)
-      .def_rw("profile", &EngineConfig::profile)
-      .def_rw("poison_unused", &EngineConfig::poison_unused, nb::arg().none())
+  nb::class_<EngineConfig> config(module, "EngineConfig", "See include/kvanta/engine.h.");
+  EngineConfig::VisitOptions(FieldBinder<EngineConfig>{config});
+  config.def(nb::init<>())
       .def(
           "set_on_warning",
-          [](EngineConfig& config, nb::callable hear) {
-            config.on_warning = Hear<const std::string&>(std::move(hear));
+          [](EngineConfig& self, nb::callable hear) {
+            self.on_warning = WrapCallback<const std::string&>(std::move(hear));
           },
           "hear"_a, nb::sig("def set_on_warning(self, hear: collections.abc.Callable[[str], object]) -> None"),
-          "`hear` gets one line at a time, perhaps on the engine's thread.")
+          "`hear` is called with one line at a time, possibly on the engine's thread.")
       .def(
           "set_fill_masks",
-          [](EngineConfig& config, nb::callable fill) { config.fill_masks = PythonBitmaskFn(std::move(fill)); },
-          "fill"_a,
+          [](EngineConfig& self, nb::callable fill) { self.fill_masks = PythonBitmaskFn(std::move(fill)); }, "fill"_a,
           nb::sig("def set_fill_masks(self, fill: collections.abc.Callable[[list[typing.Any], list[list[int]], "
                   "numpy.typing.NDArray[numpy.uint32]], list[str]]) -> None"),
-          "`fill(states, taken, masks)` is called once per step: the states of the constrained requests, the tokens "
-          "that "
-          "each has taken since, and masks [states, words] to fill; returns an error or \"\" for each. See "
-          "kvanta.structured_output.fill_masks.");
+          "`fill(states, taken, masks)` is called once per step with the states of the constrained requests, the "
+          "tokens "
+          "sampled for each since the last call, and masks [states, words] to fill; it returns an error or \"\" for "
+          "each. See kvanta.structured_output.fill_masks.");
 }
 
 void BindOutputs(nb::module_& module) {
@@ -109,7 +88,7 @@ void BindOutputs(nb::module_& module) {
       .def_ro("token", &TokenLogprob::token)
       .def_ro("logprob", &TokenLogprob::logprob)
       .def_ro("rank", &TokenLogprob::rank);
-  nb::class_<RequestOutput>(module, "EngineOutput", "One request's news of one step.")
+  nb::class_<RequestOutput>(module, "EngineOutput", "One request's output of one step.")
       .def_ro("id", &RequestOutput::id)
       .def_ro("tokens", &RequestOutput::tokens)
       .def_ro("logprobs", &RequestOutput::logprobs)
@@ -143,7 +122,7 @@ nb::dict Counts(int64_t values, int64_t saturated, int64_t nan, int64_t blocks, 
   return counts;
 }
 
-// Plain dictionaries: what users log and what --json writes.
+// Plain dictionaries, for logs and --json.
 nb::dict StatsDict(const EngineStats& stats) {
   nb::dict result;
   result["running"] = stats.running;
@@ -245,20 +224,31 @@ void BindInfo(nb::module_& module) {
   module.def("plan_cache_bytes", &PlanCacheBytes, "config"_a, ReleaseGil(), "Bytes of a cache, without building one.");
 }
 
-// Destroying an Engine waits for its thread, which may be waiting for the GIL to deliver a callback: let go of it
-// first.
+// Owns an engine and the queue of its outputs. Destroying an Engine waits for its thread, which may wait for the GIL to
+// deliver a callback: the GIL is released first.
 struct EngineOwner {
   explicit EngineOwner(EngineConfig config) : engine(std::make_unique<Engine>(std::move(config))) {}
   ~EngineOwner() {
     nb::gil_scoped_release release;
-    if (mailbox) mailbox->Close();
+    if (const auto queue = Queue()) queue->Close();
     engine.reset();
   }
   EngineOwner(const EngineOwner&) = delete;
   EngineOwner& operator=(const EngineOwner&) = delete;
 
-  std::shared_ptr<OutputQueue> mailbox;
+  // Null before StartWithQueue. From any thread, with or without the GIL.
+  std::shared_ptr<OutputQueue> Queue() const {
+    const std::lock_guard lock(mutex);
+    return queue;
+  }
+  void SetQueue(std::shared_ptr<OutputQueue> started) {
+    const std::lock_guard lock(mutex);
+    queue = std::move(started);
+  }
+
   std::unique_ptr<Engine> engine;
+  mutable std::mutex mutex;
+  std::shared_ptr<OutputQueue> queue;  // guarded by `mutex`
 };
 
 void Add(EngineOwner& owner, std::string id, std::vector<int32_t> prompt, SamplingParams sampling,
@@ -279,29 +269,31 @@ std::optional<std::vector<RequestOutput>> Step(EngineOwner& owner) {
 }
 
 void Start(EngineOwner& owner, nb::callable callback) {
-  auto hear = Hear<nb::list>(std::move(callback));
+  auto wrapped = WrapCallback<nb::list>(std::move(callback));
   const nb::gil_scoped_release release;
-  owner.engine->Start([hear = std::move(hear)](std::span<const RequestOutput> outputs) {
+  owner.engine->Start([wrapped = std::move(wrapped)](std::span<const RequestOutput> outputs) {
     const nb::gil_scoped_acquire gil;
-    nb::list outputs;
-    for (const RequestOutput& output : outputs) outputs.append(nb::cast(RequestOutput(output), nb::rv_policy::move));
-    hear(std::move(outputs));
+    nb::list list;
+    for (const RequestOutput& output : outputs) list.append(nb::cast(RequestOutput(output), nb::rv_policy::move));
+    wrapped(std::move(list));
   });
 }
 
 int StartWithQueue(EngineOwner& owner) {
-  auto mailbox = std::make_shared<OutputQueue>();
-  owner.engine->Start([mailbox](std::span<const RequestOutput> outputs) { mailbox->Put(outputs); });
-  owner.mailbox = mailbox;
-  return mailbox->Descriptor();
+  auto queue = std::make_shared<OutputQueue>();
+  owner.engine->Start([queue](std::span<const RequestOutput> outputs) { queue->Push(outputs); });
+  owner.SetQueue(queue);
+  return queue->Descriptor();
 }
 
 std::vector<RequestOutput> PopOutputs(EngineOwner& owner, size_t limit) {
-  return owner.mailbox ? owner.mailbox->Take(limit) : std::vector<RequestOutput>();
+  const auto queue = owner.Queue();
+  return queue ? queue->Pop(limit) : std::vector<RequestOutput>();
 }
 
 void Stop(EngineOwner& owner, bool drain) {
-  if (!drain && owner.mailbox) owner.mailbox->Close();
+  const auto queue = owner.Queue();
+  if (!drain && queue) queue->Close();
   owner.engine->Stop(drain);
 }
 
@@ -362,16 +354,18 @@ void BindEngine(nb::module_& module) {
       .def(
           "abort",
           [](EngineOwner& owner, const std::string& id, const std::string& reason) { owner.engine->Abort(id, reason); },
-          "id"_a, "reason"_a = "", ReleaseGil(), "Its pages are free at once, or after the step in progress.")
-      .def("step", &Step, ReleaseGil(), "One step on this thread: its news, or None when there was nothing to do.")
+          "id"_a, "reason"_a = "", ReleaseGil(), "Frees its pages at once, or after the step in progress.")
+      .def("step", &Step, ReleaseGil(),
+           "Runs one step on this thread: its outputs, or None when there was nothing to do.")
       .def("start", &Start, "callback"_a,
            nb::sig("def start(self, callback: collections.abc.Callable[[list[EngineOutput]], object]) -> None"),
-           "The engine's own thread runs; one call of `callback` per step, with the news of all requests.")
+           "Runs the engine's own thread; `callback` is called once per step, with the outputs of all requests.")
       .def("start_queued", &StartWithQueue, ReleaseGil(),
-           "As start, without a callback: news wait until take_news. The file descriptor is readable while there are "
-           "some; it is closed with the engine.")
+           "As start, with a queue instead of a callback. Returns a file descriptor that is readable while take_news "
+           "has "
+           "outputs; it is closed with the engine.")
       .def("take_news", &PopOutputs, "most"_a,
-           "The oldest news that nobody has taken, at most `most`. The engine waits when there are too many of them.")
+           "Takes the oldest outputs from the queue, at most `most`. The engine waits while the queue is full.")
       .def("stop", &Stop, "drain"_a = false, ReleaseGil(),
            "Waits for the step in progress; with `drain`, until every request has ended.")
       .def("logits", &Logits, "tokens"_a, "chunk_tokens"_a, "out"_a, "use_prefix_cache"_a = false,
@@ -379,7 +373,7 @@ void BindEngine(nb::module_& module) {
       .def("statistics", &Statistics, "tokens"_a, "key_means"_a.none() = nb::none(),
            nb::sig("def statistics(self, tokens: numpy.typing.NDArray[numpy.int32], "
                    "key_means: numpy.typing.NDArray[numpy.float32] | None = None) -> dict[str, typing.Any]"),
-           "See KvStatistics in include/kvanta/engine.h: a dictionary of numpy arrays.")
+           "KvStatistics of include/kvanta/stats.h as a dictionary of numpy arrays.")
       .def(
           "measure_quality", [](EngineOwner& owner) { return owner.engine->MeasureQuality(); }, ReleaseGil(),
           "One chunk of the comparisons of quality_sample_rate; False when none is left.")
@@ -389,8 +383,8 @@ void BindEngine(nb::module_& module) {
           nb::sig("def stats(self) -> dict[str, typing.Any]"))
       .def(
           "recent_steps", &RecentSteps,
-          "Of the last steps of the engine's own thread, at most 4,096: how many requests got a token, and the seconds "
-          "outside the model, with handing over the news.")
+          "Timings of the last steps of the engine's own thread, at most 4,096: requests that got a token, and seconds "
+          "outside the model, the callback included.")
       .def(
           "reset_prefix_cache", [](EngineOwner& owner) { owner.engine->ResetPrefixCache(); }, ReleaseGil())
       .def_prop_ro("info", [](const EngineOwner& owner) { return owner.engine->Info(); })

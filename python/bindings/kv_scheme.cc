@@ -24,7 +24,7 @@ namespace {
 
 using nb::literals::operator""_a;
 
-// A row of `kvanta formats`: plain values, so that nothing of the format's inside is promised.
+// A row of `kvanta formats`, as plain values: Format itself is internal.
 nb::dict Describe(const formats::Format& format) {
   nb::dict row;
   std::vector<std::string> aliases(format.aliases.begin(), format.aliases.end());
@@ -47,7 +47,7 @@ nb::dict Describe(const formats::Format& format) {
     row["bits_per_element"] = static_cast<double>(bytes) * 8 / (kTokens * (kRank + kRopeDim));
     return row;
   }
-  // Of one token at a head size of 128, scales included.
+  // For one token at a head size of 128, scales included.
   const auto bits = [&](bool is_key) {
     const formats::CellShape shape = {.tokens = 64, .head_dim = 128};
     return static_cast<double>(formats::PlanCell(formats::OnSide(format, is_key), shape).bytes) * 8 / (64 * 128);
@@ -96,7 +96,7 @@ void BindFormats(nb::module_& module) {
           "From a name or the explicit syntax; raises InputError with the alternatives.")
       .def_ro("k", &KvScheme::k)
       .def_ro("v", &KvScheme::v)
-      .def_prop_ro("exact_open", [](const KvScheme& scheme) { return scheme.exact == ExactPages::kOpen; })
+      .def_prop_ro("exact_open", [](const KvScheme& scheme) { return scheme.exact != ExactPages::kNone; })
       .def_ro("sink_pages", &KvScheme::sink_pages)
       .def("__str__", &KvScheme::ToString);
   module.def("format_names", &FormatNames, "Canonical names of all number formats.");
@@ -107,7 +107,7 @@ void BindFormats(nb::module_& module) {
         for (const formats::Format& format : formats::All()) rows.push_back(Describe(format));
         return rows;
       },
-      nb::sig("def format_table() -> list[dict[str, typing.Any]]"), "What `kvanta formats` shows.");
+      nb::sig("def format_table() -> list[dict[str, typing.Any]]"), "The table of `kvanta formats`.");
   module.def("encode_cell", &Encode, "scheme"_a, "side"_a, "x"_a, "static_scale"_a, "mean"_a.none(), "outliers"_a,
              "through_exact_page"_a);
   module.def(

@@ -61,11 +61,11 @@ void BindLinearBench(nb::module_& module) {
   module.def(
       "linear_limits",
       [](const std::string& weights, const std::string& isa, int threads) {
-        const kernels::LinearRoofline limits = kernels::MeasureLinearRoofline(weights, isa, threads);
-        return std::pair(limits.read_bytes, limits.operations);
+        const kernels::LinearRoofline roofline = kernels::MeasureLinearRoofline(weights, isa, threads);
+        return std::pair(roofline.read_bytes, roofline.operations);
       },
       "weights"_a, "isa"_a, "threads"_a, nb::call_guard<nb::gil_scoped_release>(),
-      "What the machine reads and multiplies at most: (bytes, operations) per second.");
+      "Roofline of the machine: (bytes read, operations) per second.");
   module.def("run_linear_bench", &Run, "weights"_a, "isa"_a, "threads"_a, "in_"_a, "out"_a, "rows"_a, "seconds"_a,
              nb::sig("def run_linear_bench(weights: str, isa: str, threads: int, in_: int, out: int, rows: "
                      "collections.abc.Sequence[int], seconds: float) -> list[dict[str, typing.Any]]"));

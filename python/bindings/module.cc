@@ -1,4 +1,4 @@
-// kvanta._core: the C++ library as Python sees it. The package kvanta is the interface; this module is its inside.
+// kvanta._core: bindings of the C++ library. Internal: the package kvanta is the interface.
 #include "bindings.h"
 #include "kvanta/version.h"
 

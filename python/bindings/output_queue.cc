@@ -12,7 +12,7 @@
 namespace kvanta::python {
 namespace {
 
-constexpr size_t kMaxWaiting = 1024;
+constexpr size_t kMaxQueued = 1024;
 
 }  // namespace
 
@@ -24,31 +24,31 @@ OutputQueue::~OutputQueue() {
   close(descriptor_);
 }
 
-void OutputQueue::Put(std::span<const RequestOutput> outputs) {
+void OutputQueue::Push(std::span<const RequestOutput> outputs) {
   std::unique_lock lock(mutex_);
-  taken_.wait(lock, [&] { return news_.size() < kMaxWaiting || closed_; });
-  const bool first = news_.empty();
-  news_.insert(news_.end(), outputs.begin(), outputs.end());
-  lock.unlock();  // who wakes up may run at once, in place of this thread, and must not find the lock held
+  popped_.wait(lock, [&] { return outputs_.size() < kMaxQueued || closed_; });
+  const bool first = outputs_.empty();
+  outputs_.insert(outputs_.end(), outputs.begin(), outputs.end());
+  lock.unlock();  // a woken reader may preempt this thread, and must not find the mutex locked
   if (first) Signal();
 }
 
-std::vector<RequestOutput> OutputQueue::Take(size_t limit) {
+std::vector<RequestOutput> OutputQueue::Pop(size_t limit) {
   const std::lock_guard lock(mutex_);
   uint64_t signals = 0;
   [[maybe_unused]] const ssize_t got = read(descriptor_, &signals, sizeof(signals));
-  const auto end = news_.begin() + static_cast<std::ptrdiff_t>(std::min(limit, news_.size()));
-  std::vector<RequestOutput> oldest(std::make_move_iterator(news_.begin()), std::make_move_iterator(end));
-  news_.erase(news_.begin(), end);
-  if (!news_.empty()) Signal();
-  taken_.notify_one();
+  const auto end = outputs_.begin() + static_cast<std::ptrdiff_t>(std::min(limit, outputs_.size()));
+  std::vector<RequestOutput> oldest(std::make_move_iterator(outputs_.begin()), std::make_move_iterator(end));
+  outputs_.erase(outputs_.begin(), end);
+  if (!outputs_.empty()) Signal();
+  popped_.notify_one();
   return oldest;
 }
 
 void OutputQueue::Close() {
   const std::lock_guard lock(mutex_);
   closed_ = true;
-  taken_.notify_one();
+  popped_.notify_one();
 }
 
 void OutputQueue::Signal() const noexcept {

@@ -1,5 +1,5 @@
-// News of the engine's steps on their way to an event loop. The engine's thread leaves them here and never waits for
-// the interpreter; the loop watches a file descriptor, as it does for its connections.
+// Queue of step outputs between the engine's thread and an event loop. The engine's thread never waits for the
+// interpreter; the loop watches a file descriptor, as it does for its connections.
 #pragma once
 
 #include <kvanta/engine.h>
@@ -21,13 +21,13 @@ class OutputQueue {
   OutputQueue(const OutputQueue&) = delete;
   OutputQueue& operator=(const OutputQueue&) = delete;
 
-  // Readable while there are news.
+  // Readable while the queue is not empty.
   int Descriptor() const noexcept { return descriptor_; }
-  // Waits while nobody takes what is there already, unless closed: an engine must not run ahead of its readers.
-  void Put(std::span<const RequestOutput> outputs);
-  // The oldest ones, at most `most`.
-  std::vector<RequestOutput> Take(size_t limit);
-  // Nobody takes any more.
+  // Waits while the queue is full, unless closed: an engine must not run ahead of its readers.
+  void Push(std::span<const RequestOutput> outputs);
+  // The oldest outputs, at most `limit`.
+  std::vector<RequestOutput> Pop(size_t limit);
+  // Push no longer waits.
   void Close();
 
  private:
@@ -35,8 +35,8 @@ class OutputQueue {
 
   int descriptor_;
   std::mutex mutex_;
-  std::condition_variable taken_;
-  std::deque<RequestOutput> news_;
+  std::condition_variable popped_;
+  std::deque<RequestOutput> outputs_;
   bool closed_ = false;
 };
 

@@ -23,13 +23,14 @@ std::string ChosenIsa(const std::string& isa) {
   return forced != nullptr && *forced != '\0' ? forced : kernels::RunnableIsas().front();
 }
 
-// The GPU that device "cuda" means: `given`, or this machine's. Throws with what is missing.
+// The GPU of device "cuda": `given`, or this machine's. Throws InputError naming what is missing.
 std::shared_ptr<kernels::CudaContext> FindGpu(const EngineConfig& config, std::shared_ptr<kernels::CudaContext> given) {
   const auto refuse = [](std::string_view why) {
     throw InputError(fmt::format("device cuda: {}; there are: auto, cpu", why));
   };
-  if (config.profile) refuse("a GPU's operations run behind the host's, which could not time them (profile)");
-  if (config.isa != "auto") refuse(fmt::format("isa {} is of the CPU", Quote(config.isa)));
+  if (config.profile)
+    refuse("profile is not supported: a GPU's operations run asynchronously, so that the host cannot time them");
+  if (config.isa != "auto") refuse(fmt::format("isa {} selects a CPU unit", Quote(config.isa)));
   if (given) return given;
   if (const std::string missing = kernels::MissingForCuda(); !missing.empty()) refuse(missing);
   return kernels::MakeCudaContext();
@@ -59,7 +60,7 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
     components.scales_given = found.source != models::ScaleSource::kNone;
     components.scales = std::move(found.layers);
   } else if (!config.quantization_param_path.empty()) {
-    // A file that the caller named is checked, or a typo in the format's name would drop it without a word.
+    // Checked all the same: a typo in the format's name would otherwise drop the file silently.
     models::LoadKvScales(config.quantization_param_path, checkpoint, model);
     if (config.on_warning) {
       config.on_warning(fmt::format("quantization_param_path = {}: not used, no layer's format has static scales",
@@ -75,8 +76,8 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
     components.ops = kernels::MakeCpuOps(components.threads, config.isa.c_str());
   }
   if (config.profile) {
-    components.profile = std::make_shared<StepProfile>();
-    components.ops = Profiled(std::move(components.ops), components.profile);
+    components.profile = std::make_shared<observe::StepProfile>();
+    components.ops = observe::Profiled(std::move(components.ops), components.profile);
   }
   components.isa = gpu ? gpu->Name() : ChosenIsa(config.isa);
   // The rope table is made for what the cache can hold at most; a model may claim any number of positions.
@@ -99,7 +100,7 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
   }
 
   components.info = MakeModelInfo(model, dtype, store);
-  components.info.weight_bytes = components.model->WeightBytes();  // with what packing adds
+  components.info.weight_bytes = components.model->WeightBytes();  // with the padding of packed weights
   components.info.hash = components.model_identity;
   config.dtype = components.info.dtype;
   if (store == kernels::WeightType::kBf16) config.weight_dtype = "bf16";

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <type_traits>
 
 #include "base/quote.h"
 #include "kvanta/error.h"
@@ -12,7 +13,7 @@
 namespace kvanta::engine {
 namespace {
 
-constexpr double kShareOfAvailable = 0.4;  // of the memory that is free, when the caller names no budget
+constexpr double kShareOfAvailable = 0.4;  // of the free memory, without kv_cache_memory_bytes
 
 int ParseLayerIndex(const std::string& text, int layers) {
   int index = 0;
@@ -26,8 +27,15 @@ int ParseLayerIndex(const std::string& text, int layers) {
   return index < 0 ? index + layers : index;
 }
 
-void RequireAtLeast(const char* field, int64_t value, int64_t min_value) {
-  if (value < min_value) throw InputError(fmt::format("{} = {}: must be at least {}", field, value, min_value));
+template <class T>
+void CheckLimits(const char* option, T value, T min) {
+  if (value < min) throw InputError(fmt::format("{} = {}: must be at least {}", option, value, min));
+}
+template <class T>
+void CheckLimits(const char* option, T value, T min, T max) {
+  if (!(value >= min && value <= max)) {
+    throw InputError(fmt::format("{} = {}: must be between {} and {}", option, value, min, max));
+  }
 }
 
 }  // namespace
@@ -36,7 +44,8 @@ DType ResolveDType(const std::string& dtype, const models::ModelConfig& model) {
   if (dtype != "auto") return ParseDType(dtype);
   if (!model.dtype_known) {
     throw InputError(
-        "config.json has neither dtype nor torch_dtype, and no weights lie beside it: choose a dtype: bfloat16, "
+        "config.json has neither dtype nor torch_dtype, and there are no weights to read it from: choose a dtype: "
+        "bfloat16, "
         "float16, float32");
   }
   return model.dtype;
@@ -113,14 +122,12 @@ std::vector<CacheGroupStats> DescribeGroups(const cache::KvCacheSpec& spec) {
 }
 
 void CheckConfig(const EngineConfig& config) {
-  RequireAtLeast("max_model_len", config.max_model_len, 0);
-  RequireAtLeast("max_num_seqs", config.max_num_seqs, 1);
-  RequireAtLeast("max_queued_requests", config.max_queued_requests, 0);
-  if (!(config.quality_sample_rate >= 0 && config.quality_sample_rate <= 1)) {
-    throw InputError(fmt::format("quality_sample_rate = {}: must be between 0 and 1", config.quality_sample_rate));
-  }
-  RequireAtLeast("kv_cache_memory_bytes", config.kv_cache_memory_bytes, 0);
-  RequireAtLeast("threads", config.threads, 0);
+  EngineConfig::VisitOptions([&](const char* option, auto member, auto... limits) {
+    if constexpr (sizeof...(limits) > 0) {
+      using T = std::remove_cvref_t<decltype(config.*member)>;
+      CheckLimits<T>(option, config.*member, static_cast<T>(limits)...);
+    }
+  });
   if (config.max_num_batched_tokens < config.page_size) {
     throw InputError(fmt::format("max_num_batched_tokens = {}: must be at least the page size, {}",
                                  config.max_num_batched_tokens, config.page_size));

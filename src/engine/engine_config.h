@@ -1,5 +1,5 @@
-// What an EngineConfig means for a model: dtypes, one scheme per layer, the layout of pages, the size of the cache.
-// The engine and the planners share this code, so that a plan is what the engine allocates.
+// Resolution of an EngineConfig for a model: dtypes, one scheme per layer, layout of pages, size of the cache. Engine
+// and planners share it, so that the engine allocates what a plan says.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +14,15 @@
 
 namespace kvanta::engine {
 
-// "auto": the checkpoint's. Throws InputError with the alternatives.
+// dtype of the weights; "auto": the checkpoint's. Throws InputError with the alternatives.
 DType ResolveDType(const std::string& dtype, const models::ModelConfig& model);
-// How weights are stored: weight_dtype, or the dtype where that is "auto". Throws InputError with the alternatives.
+// Storage of weights: weight_dtype, or the dtype where that is "auto". Throws InputError with the alternatives.
 kernels::WeightType ResolveWeights(const std::string& weight_dtype, DType dtype);
 
 // Scheme text of a cache at a weight dtype: "bf16", "fp16", "fp32".
 std::string_view UnquantizedScheme(DType dtype) noexcept;
 
-// The scheme of the layers that nothing else is said of. Throws InputError.
+// Scheme of layers without an override of their own. Throws InputError.
 KvScheme ResolveBaseScheme(const EngineConfig& config, const models::ModelConfig& model, DType dtype);
 
 // One scheme per layer: base ("auto": declared by the checkpoint, else the dtype's), layer overrides, skipped layers.
@@ -36,13 +36,13 @@ std::vector<cache::Visibility> LayerVisibility(const models::ModelConfig& model)
 // The groups of a cache, without counts of pages.
 std::vector<CacheGroupStats> DescribeGroups(const cache::KvCacheSpec& spec);
 
-// What does not need the model: refuses values out of range and devices that do not exist.
+// Checks that need no model: throws InputError on values out of range and unknown devices.
 void CheckConfig(const EngineConfig& config);
 
 struct CacheSize {
   int64_t budget_bytes = 0;
   int64_t max_model_len = 0;
-  std::string warning;  // when max_model_len had to be cut; "" if not
+  std::string warning;  // if max_model_len was reduced; else ""
 };
 
 // available_bytes: what the device can give. Throws InputError (the caller's figures) or ResourceError (the machine's).
@@ -52,7 +52,7 @@ CacheSize SizeCache(const EngineConfig& config, const cache::KvCacheSpec& spec, 
 // Longest sequence, at most `most` tokens, that fits in `budget_bytes` alone.
 int64_t LongestSequence(const cache::KvCacheSpec& spec, int64_t budget_bytes, int64_t limit);
 
-// `store`: how the weights are kept.
+// `store`: storage of the weights.
 ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype, kernels::WeightType store);
 
 }  // namespace kvanta::engine

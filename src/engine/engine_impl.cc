@@ -5,10 +5,9 @@
 #include <algorithm>
 #include <random>
 
-#include "engine/step_lock.h"
 #include "kvanta/error.h"
 
-namespace kvanta::engine {
+namespace kvanta {
 namespace {
 
 constexpr int64_t kMaxLogitRows = 256;  // at once: bounds the logits' memory
@@ -24,13 +23,14 @@ bool PoisonByDefault() {
 
 }  // namespace
 
-Core::Core(EngineComponents components) : components_(std::move(components)) {
+Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(components)) {
   EngineConfig& config = components_.config;
-  CheckConfig(config);
-  const std::vector<cache::Visibility> visibility = LayerVisibility(components_.model->Config());
+  engine::CheckConfig(config);
+  const std::vector<cache::Visibility> visibility = engine::LayerVisibility(components_.model->Config());
   const cache::KvCacheSpec spec(components_.layout, visibility);
   Device& device = components_.model->ops().device();
-  const CacheSize size = SizeCache(config, spec, components_.model->Config().max_position, device.AvailableBytes());
+  const engine::CacheSize size =
+      engine::SizeCache(config, spec, components_.model->Config().max_position, device.AvailableBytes());
   if (!size.warning.empty()) Warn(size.warning);
   config.max_model_len = std::min(size.max_model_len, components_.positions);
   config.kv_cache_memory_bytes = size.budget_bytes;
@@ -39,6 +39,7 @@ Core::Core(EngineComponents components) : components_(std::move(components)) {
       device, components_.layout, visibility,
       cache::PagePoolConfig{.budget_bytes = size.budget_bytes, .poison_unused = *config.poison_unused},
       config.enable_prefix_caching);
+  counters_.groups = engine::DescribeGroups(spec);
   scheduler_ = std::make_unique<scheduler::Scheduler>(
       scheduler::SchedulerConfig{.max_sequences = config.max_num_seqs,
                                  .max_step_tokens = config.max_num_batched_tokens,
@@ -47,85 +48,97 @@ Core::Core(EngineComponents components) : components_(std::move(components)) {
   const int64_t logit_rows = std::clamp<int64_t>(config.max_num_seqs, 16, kMaxLogitRows);
   runner_ = std::make_unique<runner::Runner>(*components_.model, config.max_num_batched_tokens, logit_rows,
                                              !config.enforce_eager);
-  masks_ = std::make_unique<GrammarBitmasks>(config.fill_masks, components_.info.vocab);
+  masks_ = std::make_unique<engine::GrammarBitmasks>(config.fill_masks, components_.info.vocab);
   if (config.quality_sample_rate > 0) {
-    quality_ = std::make_unique<QualityMonitor>(components_, config.quality_sample_rate);
+    const models::ModelConfig& model = components_.model->Config();
+    const KvScheme exact = KvScheme::Parse(engine::UnquantizedScheme(ParseDType(components_.info.dtype)));
+    const std::vector<KvScheme> schemes(components_.layout.layers.size(), exact);
+    quality_ = std::make_unique<observe::QualityMonitor>(
+        observe::QualitySetup{.model = *components_.model,
+                              .make_backend = components_.make_backend,
+                              .scales = components_.scales,
+                              .served = components_.layout,
+                              .exact = engine::PlanLayout(schemes, model, config.page_size)},
+        config.quality_sample_rate);
   }
   row_sampler_ = std::make_unique<runner::RowSampler>(*components_.threads);
-  measure_scales_ = config.calculate_kv_scales && !components_.scales_given && HasStaticScales(components_.layout);
-  MakeBackend();  // checks the scales, which the probe relies on
-  if (!measure_scales_ && !components_.scales_given && HasStaticScales(components_.layout)) WarnAboutUnitScales();
+  measure_scales_ =
+      config.calculate_kv_scales && !components_.scales_given && observe::HasStaticScales(components_.layout);
+  MakeBackend();  // checks the scales before the probe uses them
+  if (!measure_scales_ && !components_.scales_given && observe::HasStaticScales(components_.layout))
+    WarnAboutUnitScales();
   const std::lock_guard lock(mutex_);
   RefreshStats();
 }
 
-Core::~Core() {
+Engine::Impl::~Impl() {
   Stop();
 }
 
-void Core::MakeBackend() {
+void Engine::Impl::MakeBackend() {
   auto fresh = components_.make_backend(cache_->pool,
                                         {.layers = components_.model->AttentionLayers(), .scales = components_.scales});
-  if (components_.profile) fresh = Profiled(std::move(fresh), components_.profile);
+  if (components_.profile) fresh = observe::Profiled(std::move(fresh), components_.profile);
   const std::lock_guard lock(mutex_);  // Stats() reads it
   backend_ = std::move(fresh);
 }
 
-void Core::Warn(const std::string& message) const {
+void Engine::Impl::Warn(const std::string& message) const noexcept {
   try {
     if (components_.config.on_warning) components_.config.on_warning(message);
-  } catch (...) {  // a listener's fault must not end a step or the loop
+  } catch (...) {  // an exception of on_warning must not end a step or the loop
   }
 }
 
-// Says what the lack of scales costs on this model: random tokens are enough to see values beyond the format's range.
-void Core::WarnAboutUnitScales() {
+// Warns with the share of values that saturate without scales. Random tokens suffice to produce such values.
+void Engine::Impl::WarnAboutUnitScales() {
   std::mt19937 random(1);
   std::vector<int32_t> tokens(static_cast<size_t>(std::min(kProbeTokens, components_.config.max_model_len)));
   for (int32_t& token : tokens) token = static_cast<int32_t>(random() % static_cast<uint32_t>(components_.info.vocab));
-  const auto probe = ProbeKv(*components_.model, components_.make_backend, components_.layout, components_.scales,
-                             tokens, components_.config.max_num_batched_tokens);
+  const auto probe = observe::ProbeKv(*components_.model, components_.make_backend, components_.layout,
+                                      components_.scales, tokens, components_.config.max_num_batched_tokens);
   int64_t values = 0;
   int64_t above = 0;
   for (size_t layer = 0; layer < probe.size(); ++layer) {
-    for (const auto& [side, seen] : {std::pair(&components_.layout.layers[layer].k, &probe[layer].k),
-                                     std::pair(&components_.layout.layers[layer].v, &probe[layer].v)}) {
-      if (!IsStatic(*side)) continue;
-      values += seen->values;
-      above += seen->above_unit;
+    for (const auto& [side, probed] : {std::pair(&components_.layout.layers[layer].k, &probe[layer].k),
+                                       std::pair(&components_.layout.layers[layer].v, &probe[layer].v)}) {
+      if (!observe::IsStatic(*side)) continue;
+      values += probed->values;
+      above += probed->above_unit;
     }
   }
   Warn(
       fmt::format("no KV scales were given: layers {} use 1.0; {:.4f} % of the values of a probe of {} tokens "
                   "saturated; see quantization_param_path and calculate_kv_scales",
-                  StaticLayers(components_.layout), 100.0 * static_cast<double>(above) / static_cast<double>(values),
-                  tokens.size()));
+                  observe::StaticLayers(components_.layout),
+                  100.0 * static_cast<double>(above) / static_cast<double>(values), tokens.size()));
 }
 
-void Core::MeasureScales(std::span<const int32_t> tokens) {
-  const auto probe = ProbeKv(*components_.model, components_.make_backend, components_.layout, components_.scales,
-                             tokens, components_.config.max_num_batched_tokens);
-  ApplyProbe(probe, components_.layout, components_.scales);
+void Engine::Impl::MeasureScales(std::span<const int32_t> tokens) {
+  const auto probe = observe::ProbeKv(*components_.model, components_.make_backend, components_.layout,
+                                      components_.scales, tokens, components_.config.max_num_batched_tokens);
+  observe::ApplyProbe(probe, components_.layout, components_.scales);
   MakeBackend();
   measure_scales_ = false;
-  float min_value = INFINITY;
-  float limit = 0;
+  float min_scale = INFINITY;
+  float max_scale = 0;
   for (const formats::LayerScales& layer : components_.scales) {
     for (const auto* side : {&layer.k, &layer.v}) {
       for (const float scale : side->scale) {
-        min_value = std::min(min_value, scale);
-        limit = std::max(limit, scale);
+        min_scale = std::min(min_scale, scale);
+        max_scale = std::max(max_scale, scale);
       }
     }
   }
   Warn(fmt::format("KV scales of layers {} measured on the first {} tokens and frozen: from {:.6g} to {:.6g}",
-                   StaticLayers(components_.layout),
-                   std::min<int64_t>(kMaxProbedTokens, static_cast<int64_t>(tokens.size())), min_value, limit));
+                   observe::StaticLayers(components_.layout),
+                   std::min<int64_t>(observe::kMaxProbedTokens, static_cast<int64_t>(tokens.size())), min_scale,
+                   max_scale));
 }
 
-void Core::ResetPrefixCache() {
-  const StepLock turn(*this);
+void Engine::Impl::ResetPrefixCache() {
+  const StepLock step_lock(*this);
   if (cache_->prefix) cache_->prefix->Clear();
 }
 
-}  // namespace kvanta::engine
+}  // namespace kvanta

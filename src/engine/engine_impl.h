@@ -1,5 +1,5 @@
-// The engine behind Engine's public face. One thread at a time has the turn: it alone touches scheduler, cache and
-// model; everyone else leaves a note under the mutex (docs/engine-contract.md).
+// Implementation of kvanta::Engine. The holder of the step lock owns scheduler, cache and model; other threads enqueue
+// requests and aborts under the mutex (docs/engine-contract.md).
 #pragma once
 
 #include <atomic>
@@ -9,6 +9,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <unordered_map>
 #include <unordered_set>
@@ -18,22 +19,23 @@
 #include "engine/components.h"
 #include "engine/engine_config.h"
 #include "engine/grammar_bitmasks.h"
-#include "engine/quality.h"
 #include "engine/request_state.h"
+#include "engine/ticket_lock.h"
+#include "observe/quality.h"
 #include "runner/row_sampler.h"
 #include "runner/runner.h"
 #include "scheduler/scheduler.h"
 
-namespace kvanta::engine {
+namespace kvanta {
 
-class Core {
+class Engine::Impl {
  public:
-  explicit Core(EngineComponents components);
-  ~Core();
-  Core(const Core&) = delete;
-  Core& operator=(const Core&) = delete;
+  explicit Impl(engine::EngineComponents components);
+  ~Impl();
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
 
-  // As in kvanta/engine.h.
+  // See kvanta/engine.h.
   void Add(Request request);
   void Abort(const std::string& id, const std::string& reason);
   bool Step(std::vector<RequestOutput>& outputs);
@@ -50,21 +52,9 @@ class Core {
   void ResetPrefixCache();
 
  private:
+  using RequestState = engine::RequestState;
   class StepLock;
-  // A row of the step's hidden states whose logits are wanted: to sample, or for the log-probability of the prompt's
-  // next token.
-  struct LogitsRow {
-    RequestState* request;
-    int64_t row;
-    int64_t prompt_position;  // of the token that the row predicts; -1: sample
-    int mask = -1;            // of masks_
-  };
-  struct Sampled {
-    RequestState* request;
-    int32_t token;
-    std::vector<TokenLogprob> logprobs;
-  };
-  struct PendingAbort {  // an abort
+  struct PendingAbort {
     std::string id, reason;
   };
 
@@ -72,36 +62,41 @@ class Core {
   void CheckTokens(std::span<const int32_t> tokens, const char* what) const;
   void CheckSequence(std::span<const int32_t> tokens) const;
   void CheckStopped(const char* what) const;
-  void Warn(const std::string& message) const;
+  void Warn(const std::string& message) const noexcept;
   std::vector<int32_t> StopTokens(const Request& request) const;
 
-  // With the turn.
+  // With the step lock. `outputs` has capacity for the last output of every unfinished request (DrainInbox), so that
+  // no request's end needs memory.
   bool StepLocked(std::vector<RequestOutput>& outputs);
-  bool WorkOnQuality();
   void DrainInbox(std::vector<RequestOutput>& outputs);
   void ExpireRequests(double now, std::vector<RequestOutput>& outputs);
-  void Fail(RequestState& request, FinishReason finish, std::string error, std::vector<RequestOutput>& outputs);
-  void RunChunks(std::span<const scheduler::Chunk> chunks, double now);
-  runner::SampleRow UseOf(const LogitsRow& want) const;
+  void Schedule(std::vector<RequestOutput>& outputs);
+  void RunChunks(double now);
+  void AddItem(const scheduler::Chunk& chunk);
   void SampleRows();
-  void Accept(Sampled& sampled, double now, std::vector<RequestOutput>& outputs);
-  void Finish(RequestState& request, FinishReason finish);
-  void ReleaseRequest(RequestState& request);
+  void AcceptRows(std::vector<RequestOutput>& outputs) noexcept;
+  void Accept(RequestState& request, runner::SampleRow& row, double now, std::vector<RequestOutput>& outputs) noexcept;
+  void Fail(RequestState& request, FinishReason finish, std::string error,
+            std::vector<RequestOutput>& outputs) noexcept;
+  std::unique_ptr<RequestState> Finish(RequestState& request, FinishReason finish) noexcept;
+  std::unique_ptr<RequestState> ReleaseRequest(RequestState& request) noexcept;
+  bool WorkOnQuality();
   void MeasureScales(std::span<const int32_t> tokens);
   void WarnAboutUnitScales();
   void MakeBackend();
 
-  // With the mutex, and either with the turn or while nobody has it.
-  void AbortNow(const PendingAbort& abort);
+  // With the mutex, and with the step lock or while nobody has it.
+  void AbortNow(PendingAbort abort) noexcept;
   void CountFinish(FinishReason finish) noexcept;
-  void RefreshStats();
+  void RefreshStats() noexcept;
   // With the mutex.
   void CheckQueueCapacity();
 
   void Loop(const std::stop_token& stop, const StepCallback& callback);
-  void RecordStepTiming(StepTiming cost);
+  bool LoopStep(const StepCallback& callback, std::vector<RequestOutput>& outputs);
+  void RecordStepTiming(StepTiming timing);
 
-  EngineComponents components_;
+  engine::EngineComponents components_;
   std::unique_ptr<cache::KvCacheManager> cache_;
   std::unique_ptr<attention::Backend> backend_;
   std::unique_ptr<scheduler::Scheduler> scheduler_;
@@ -109,35 +104,31 @@ class Core {
   std::unique_ptr<runner::RowSampler> row_sampler_;
   bool measure_scales_ = false;  // on the first prompt
 
-  // Of the step, kept for their memory.
+  // The step's batch and rows of logits, in the batch's order; members for their memory.
   std::vector<scheduler::Chunk> chunks_;
   std::vector<runner::RunItem> items_;
-  std::vector<LogitsRow> requested_;
-  std::vector<int64_t> rows_;
-  std::vector<runner::SampleRow> uses_;
-  std::vector<runner::RowTask> tasks_;
-  std::vector<Sampled> sampled_;
-  std::unique_ptr<GrammarBitmasks> masks_;
-  std::unique_ptr<QualityMonitor> quality_;  // null unless wanted
+  std::vector<runner::SampleRow> rows_;
+  std::unique_ptr<engine::GrammarBitmasks> masks_;
+  std::unique_ptr<observe::QualityMonitor> quality_;  // null without quality_sample_rate
 
-  std::unordered_map<std::string, std::unique_ptr<RequestState>> requests_;  // handed to the scheduler
-  std::unordered_map<const scheduler::Sequence*, RequestState*> by_sequence_;
-  EngineStats counters_;                // of the turn's owner
-  double next_deadline_ = kNoDeadline;  // not after the first of requests_
+  // Requests that the scheduler has, by id.
+  std::unordered_map<std::string_view, std::unique_ptr<RequestState>> requests_;
+  EngineStats counters_;                        // guarded by the step lock
+  double next_deadline_ = engine::kNoDeadline;  // not after the first of requests_
 
   std::atomic<double> seconds_callback_ = 0;  // written by the loop alone
 
   mutable std::mutex mutex_;  // never held during a forward pass
-  std::condition_variable step_lock_released_;
+  engine::TicketLock step_lock_;
   std::condition_variable_any work_available_;
-  bool busy_ = false;      // someone has the turn
-  bool started_ = false;   // the own thread runs
+  bool started_ = false;   // the engine's own thread runs
   bool draining_ = false;  // it ends with the last request
   int64_t refused_ = 0;
-  std::vector<std::unique_ptr<RequestState>> inbox_;  // added, not yet seen by the scheduler
-  std::vector<PendingAbort> aborts_;                  // noted while someone had the turn
-  std::unordered_set<std::string> ids_;               // unfinished
-  std::vector<RequestOutput> pending_;                // outputs that the next step gives out
+  std::vector<std::unique_ptr<RequestState>> inbox_;  // added, not yet in requests_
+  std::vector<PendingAbort> aborts_;                  // enqueued while the step lock was held
+  std::unordered_set<std::string> ids_;               // unfinished requests
+  // Outputs that the next step gives out; has capacity for one more of every unfinished request.
+  std::vector<RequestOutput> pending_;
   EngineStats stats_;
   std::deque<StepTiming> recent_steps_;
   std::jthread thread_;
@@ -145,4 +136,26 @@ class Core {
   std::mutex join_mutex_;
 };
 
-}  // namespace kvanta::engine
+// Grants scheduler, cache and model to one thread, in the order of requests. Releasing it carries out the aborts of the
+// meantime.
+class Engine::Impl::StepLock {
+ public:
+  explicit StepLock(Impl& impl) : impl_(impl) {
+    std::unique_lock lock(impl_.mutex_);
+    impl_.step_lock_.Lock(lock);
+  }
+  ~StepLock() {
+    const std::lock_guard lock(impl_.mutex_);
+    for (PendingAbort& abort : impl_.aborts_) impl_.AbortNow(std::move(abort));
+    impl_.aborts_.clear();
+    impl_.RefreshStats();
+    impl_.step_lock_.Unlock();
+  }
+  StepLock(const StepLock&) = delete;
+  StepLock& operator=(const StepLock&) = delete;
+
+ private:
+  Impl& impl_;
+};
+
+}  // namespace kvanta

@@ -1,18 +1,18 @@
-// A page of the prefix cache as a file.
+// Export of a page of the prefix cache as a file.
 #include <fmt/format.h>
 
-#include "engine/step_lock.h"
+#include "engine/engine_impl.h"
 #include "formats/page_file.h"
 #include "kvanta/error.h"
 
-namespace kvanta::engine {
+namespace kvanta {
 
-std::vector<uint8_t> Core::ExportPage(std::span<const int32_t> tokens, int index, int group) {
+std::vector<uint8_t> Engine::Impl::ExportPage(std::span<const int32_t> tokens, int index, int group) {
   CheckTokens(tokens, "prefix");
   if (group < 0 || group >= cache_->pool.Groups()) {
     throw InputError(fmt::format("group = {}: the KV cache groups are 0 to {}", group, cache_->pool.Groups() - 1));
   }
-  const StepLock turn(*this);
+  const StepLock step_lock(*this);
   const std::span<const cache::PageRef> records =
       cache_->prefix ? cache_->prefix->Peek(tokens, "", index) : std::span<const cache::PageRef>();
   const cache::PageRef page = records.empty() ? cache::PageRef{} : records[static_cast<size_t>(group)];
@@ -35,4 +35,4 @@ std::vector<uint8_t> Core::ExportPage(std::span<const int32_t> tokens, int index
   return formats::WritePageFile(header, formats::RecordToCanonical(components_.layout, group, header.record, record));
 }
 
-}  // namespace kvanta::engine
+}  // namespace kvanta

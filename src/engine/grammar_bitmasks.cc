@@ -13,10 +13,8 @@ namespace kvanta::engine {
 GrammarBitmasks::GrammarBitmasks(BitmaskFn fill, int64_t vocab)
     : fill_(std::move(fill)), words_(static_cast<size_t>(runner::MaskWords(vocab))) {}
 
-int GrammarBitmasks::Want(RequestState& request) {
-  if (!request.request.constraint) return -1;
-  requests_.push_back(&request);
-  return static_cast<int>(requests_.size()) - 1;
+void GrammarBitmasks::Add(RequestState& request) {
+  if (request.request.constraint) requests_.push_back(&request);
 }
 
 void GrammarBitmasks::Fill() {
@@ -26,8 +24,7 @@ void GrammarBitmasks::Fill() {
   for (size_t i = 0; i < requests_.size(); ++i) {
     RequestState& request = *requests_[i];
     tasks_[i].constraint = request.request.constraint.get();
-    tasks_[i].taken =
-        std::span<const int32_t>(request.sequence.tokens).subspan(static_cast<size_t>(request.grammar_tokens));
+    tasks_[i].taken = std::span<const int32_t>(request.tokens).subspan(static_cast<size_t>(request.grammar_tokens));
     tasks_[i].mask = std::span(masks_).subspan(i * words_, words_);
   }
   std::string fault;
@@ -39,7 +36,7 @@ void GrammarBitmasks::Fill() {
     fault = "something that is no std::exception";
   }
   for (size_t i = 0; i < requests_.size(); ++i) {
-    requests_[i]->grammar_tokens = static_cast<int64_t>(requests_[i]->sequence.tokens.size());
+    requests_[i]->grammar_tokens = static_cast<int64_t>(requests_[i]->tokens.size());
     const std::string& error = fault.empty() ? tasks_[i].error : fault;
     if (error.empty()) continue;
     requests_[i]->failure = fmt::format("the constraint failed: {}", error);
@@ -47,9 +44,8 @@ void GrammarBitmasks::Fill() {
   }
 }
 
-std::span<const uint32_t> GrammarBitmasks::Mask(int number) const noexcept {
-  if (number < 0) return {};
-  return std::span(masks_).subspan(static_cast<size_t>(number) * words_, words_);
+std::span<const uint32_t> GrammarBitmasks::Mask(size_t index) const noexcept {
+  return std::span(masks_).subspan(index * words_, words_);
 }
 
 }  // namespace kvanta::engine

@@ -1,4 +1,4 @@
-// The masks of a step's constrained requests: one call of the filler for all of them.
+// Masks of the tokens that the constrained requests of a step may take, from one BitmaskFn call.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,16 @@ namespace kvanta::engine {
 
 class GrammarBitmasks {
  public:
-  // fill may be empty: then no request is ever given to it.
+  // fill may be empty when no request has a constraint.
   GrammarBitmasks(BitmaskFn fill, int64_t vocab);
 
-  // Begins a step.
+  // Starts a step.
   void Clear() noexcept { requests_.clear(); }
-  // A request whose next token will be sampled; returns the number of its mask, -1 without a constraint.
-  int Want(RequestState& request);
-  // Asks the filler. Requests whose mask has an error get it as their failure; their mask allows nothing.
+  // Adds a request whose next token will be sampled. Its mask has the next index, if it has a constraint.
+  void Add(RequestState& request);
+  // Computes the masks. A request whose mask has an error gets it as its failure, and its mask allows nothing.
   void Fill();
-  std::span<const uint32_t> Mask(int number) const noexcept;  // of -1: empty
+  std::span<const uint32_t> Mask(size_t index) const noexcept;
 
  private:
   BitmaskFn fill_;

@@ -1,16 +1,16 @@
-// Whole sequences outside of requests: teacher-forced logits through the cache, statistics of keys and values.
+// Whole sequences without requests: teacher-forced logits through the cache, statistics of keys and values.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 
-#include "engine/kv_statistics.h"
-#include "engine/step_lock.h"
+#include "engine/engine_impl.h"
 #include "kvanta/error.h"
+#include "observe/kv_statistics.h"
 
-namespace kvanta::engine {
+namespace kvanta {
 
-void Core::CheckSequence(std::span<const int32_t> tokens) const {
+void Engine::Impl::CheckSequence(std::span<const int32_t> tokens) const {
   CheckTokens(tokens, "sequence");
   if (static_cast<int64_t>(tokens.size()) > components_.config.max_model_len) {
     throw InputError(fmt::format("the sequence has {} tokens, max_model_len is {}", tokens.size(),
@@ -18,28 +18,29 @@ void Core::CheckSequence(std::span<const int32_t> tokens) const {
   }
 }
 
-KvStatistics Core::CollectStatistics(std::span<const int32_t> tokens, std::span<const float> key_means) {
+KvStatistics Engine::Impl::CollectStatistics(std::span<const int32_t> tokens, std::span<const float> key_means) {
   CheckStopped("CollectStatistics");
   CheckSequence(tokens);
-  const StepLock turn(*this);
-  return CollectKvStatistics(*components_.model, components_.make_backend, components_.layout, tokens, key_means,
-                             components_.config.max_num_batched_tokens);
+  const StepLock step_lock(*this);
+  return observe::CollectKvStatistics(*components_.model, components_.make_backend, components_.layout, tokens,
+                                      key_means, components_.config.max_num_batched_tokens);
 }
 
-int64_t Core::Logits(std::span<const int32_t> tokens, int chunk_tokens, std::span<float> out, bool use_prefix_cache) {
+int64_t Engine::Impl::Logits(std::span<const int32_t> tokens, int chunk_tokens, std::span<float> out,
+                             bool use_prefix_cache) {
   CheckStopped("Logits");
   CheckSequence(tokens);
   const auto count = static_cast<int64_t>(tokens.size());
   const int64_t vocab = components_.info.vocab;
   if (static_cast<int64_t>(out.size()) != count * vocab) {
-    throw InputError(fmt::format("room for {} logits, but {} tokens times a vocabulary of {} are {}", out.size(), count,
+    throw InputError(fmt::format("out has {} floats; logits of {} tokens x vocabulary of {} are {}", out.size(), count,
                                  vocab, count * vocab));
   }
   if (chunk_tokens < 0) throw InputError(fmt::format("chunk_tokens = {}: must be at least 0", chunk_tokens));
   const int64_t limit = components_.config.max_num_batched_tokens;
   const int64_t chunk = chunk_tokens == 0 ? limit : std::min<int64_t>(chunk_tokens, limit);
 
-  const StepLock turn(*this);
+  const StepLock step_lock(*this);
   if (measure_scales_) MeasureScales(tokens);
   cache::SequenceCache pages(*cache_, "", use_prefix_cache ? cache::Sharing::kShared : cache::Sharing::kPrivate);
   const int64_t cached = pages.MatchPrefix(tokens);
@@ -49,7 +50,7 @@ int64_t Core::Logits(std::span<const int32_t> tokens, int chunk_tokens, std::spa
     while (!pages.Reserve(rows)) {
       rows /= 2;  // a smaller step needs fewer exact pages at once
       if (rows == 0) {
-        throw ResourceError(fmt::format("the cache of {} bytes has no room for token {} beside {} running requests",
+        throw ResourceError(fmt::format("the cache of {} bytes has no space for token {} next to {} running requests",
                                         cache_->pool.BudgetBytes(), start, scheduler_->Running()));
       }
     }
@@ -72,4 +73,4 @@ int64_t Core::Logits(std::span<const int32_t> tokens, int chunk_tokens, std::spa
   return cached;
 }
 
-}  // namespace kvanta::engine
+}  // namespace kvanta

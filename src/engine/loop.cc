@@ -1,24 +1,27 @@
-// Who drives the engine: the caller, step by step, or the engine's own thread.
+// The loop over steps: driven by the caller, or by the engine's own thread.
 #include <fmt/format.h>
 
+#include <chrono>
 #include <system_error>
 
-#include "engine/step_lock.h"
+#include "engine/engine_impl.h"
+#include "engine/error_text.h"
 #include "kvanta/error.h"
 
-namespace kvanta::engine {
+namespace kvanta {
 namespace {
 
 constexpr size_t kRecentSteps = 4096;
+constexpr std::chrono::milliseconds kRetryDelay(10);  // when there was no memory to begin a step
 
 }  // namespace
 
-void Core::CheckStopped(const char* what) const {
+void Engine::Impl::CheckStopped(const char* what) const {
   const std::lock_guard lock(mutex_);
   if (started_) throw InputError(fmt::format("{} while the engine's own thread runs: Stop() it first", what));
 }
 
-void Core::Start(StepCallback callback) {
+void Engine::Impl::Start(StepCallback callback) {
   if (!callback) throw InputError("Start needs a callback");
   const std::lock_guard lock(mutex_);
   if (started_) throw InputError("Start while the engine's own thread runs: Stop() it first");
@@ -32,7 +35,7 @@ void Core::Start(StepCallback callback) {
   started_ = true;
 }
 
-void Core::Stop(bool drain) {
+void Engine::Impl::Stop(bool drain) {
   std::stop_source source(std::nostopstate);
   std::thread::id loop;
   {
@@ -47,11 +50,11 @@ void Core::Stop(bool drain) {
     }
   }
   source.request_stop();
-  if (loop == std::this_thread::get_id()) return;  // from the callback: the loop ends after it
-  const std::lock_guard joining(join_mutex_);      // a Stop() may cut short another's drain
+  if (loop == std::this_thread::get_id()) return;  // called by the callback: the loop ends after it
+  const std::lock_guard joining(join_mutex_);      // a Stop() may cut another's drain short
   {
     const std::lock_guard lock(mutex_);
-    if (!started_ || loop_thread_ != loop) return;  // the other has joined it
+    if (!started_ || loop_thread_ != loop) return;  // another Stop() has joined it
   }
   thread_.join();
   const std::lock_guard lock(mutex_);
@@ -59,73 +62,83 @@ void Core::Stop(bool drain) {
   draining_ = false;
 }
 
-void Core::Loop(const std::stop_token& stop, const StepCallback& callback) {
+void Engine::Impl::Loop(const std::stop_token& stop, const StepCallback& callback) {
   std::vector<RequestOutput> outputs;
   while (!stop.stop_requested()) {
-    bool worked = false;
-    const double begin = Now();
-    double forward = 0;
-    int64_t tokens = 0;
-    {
-      const StepLock turn(*this);
-      forward -= counters_.seconds_forward;
-      tokens -= counters_.generated_tokens;
-      worked = StepLocked(outputs);
-      forward += counters_.seconds_forward;
-      tokens += counters_.generated_tokens;
+    try {
+      if (LoopStep(callback, outputs)) continue;
+      std::unique_lock lock(mutex_);
+      work_available_.wait(lock, stop, [&] { return !inbox_.empty() || !pending_.empty() || draining_; });
+      if (draining_ && ids_.empty() && pending_.empty()) return;
+    } catch (const std::exception& error) {  // no memory for a step that has not begun, or for a warning
+      Warn(engine::ErrorText(error));
+      std::unique_lock lock(mutex_);
+      work_available_.wait_for(lock, stop, kRetryDelay, [] { return false; });
     }
-    if (!outputs.empty()) {
-      const double start = Now();
-      try {
-        callback(outputs);
-      } catch (const std::exception& error) {
-        Warn(fmt::format("the step callback threw: {}", error.what()));
-      } catch (...) {
-        Warn("the step callback threw something that is no std::exception");
-      }
-      seconds_callback_ = seconds_callback_ + (Now() - start);
-    }
-    if (tokens > 0) RecordStepTiming({static_cast<int>(tokens), static_cast<float>(Now() - begin - forward)});
-    if (worked) continue;
-    if (quality_ && WorkOnQuality()) continue;
-    std::unique_lock lock(mutex_);
-    work_available_.wait(lock, stop, [&] { return !inbox_.empty() || !pending_.empty() || draining_; });
-    if (draining_ && ids_.empty() && pending_.empty()) return;
   }
 }
 
-void Core::RecordStepTiming(StepTiming cost) {
-  const std::lock_guard lock(mutex_);
-  if (recent_steps_.size() == kRecentSteps) recent_steps_.pop_front();
-  recent_steps_.push_back(cost);
+// One step and its callback; false when there was nothing to do.
+bool Engine::Impl::LoopStep(const StepCallback& callback, std::vector<RequestOutput>& outputs) {
+  bool worked = false;
+  const double begin = Now();
+  double forward = 0;
+  int64_t tokens = 0;
+  {
+    const StepLock step_lock(*this);
+    forward -= counters_.seconds_forward;
+    tokens -= counters_.generated_tokens;
+    worked = StepLocked(outputs);
+    forward += counters_.seconds_forward;
+    tokens += counters_.generated_tokens;
+  }
+  if (!outputs.empty()) {
+    const double start = Now();
+    try {
+      callback(outputs);
+    } catch (const std::exception& error) {
+      Warn(engine::ErrorText("the step callback threw: {}", error.what()));
+    } catch (...) {
+      Warn("the step callback threw something that is no std::exception");
+    }
+    seconds_callback_ = seconds_callback_ + (Now() - start);
+  }
+  if (tokens > 0) RecordStepTiming({static_cast<int>(tokens), static_cast<float>(Now() - begin - forward)});
+  return worked || (quality_ && WorkOnQuality());
 }
 
-std::vector<StepTiming> Core::RecentSteps() const {
+void Engine::Impl::RecordStepTiming(StepTiming timing) {
+  const std::lock_guard lock(mutex_);
+  if (recent_steps_.size() == kRecentSteps) recent_steps_.pop_front();
+  recent_steps_.push_back(timing);
+}
+
+std::vector<StepTiming> Engine::Impl::RecentSteps() const {
   const std::lock_guard lock(mutex_);
   return {recent_steps_.begin(), recent_steps_.end()};
 }
 
-// False when nothing is left, or who drains the engine waits.
-bool Core::WorkOnQuality() {
+// False when nothing is left, or while the engine drains: Stop() waits for requests only.
+bool Engine::Impl::WorkOnQuality() {
   {
     const std::lock_guard lock(mutex_);
     if (draining_) return false;
   }
-  const StepLock turn(*this);
+  const StepLock step_lock(*this);
   if (!quality_->HasWork()) return false;
   quality_->Work();
   return true;
 }
 
-bool Core::MeasureQuality() {
+bool Engine::Impl::MeasureQuality() {
   CheckStopped("MeasureQuality");
   return quality_ && WorkOnQuality();
 }
 
-bool Core::Step(std::vector<RequestOutput>& outputs) {
+bool Engine::Impl::Step(std::vector<RequestOutput>& outputs) {
   CheckStopped("Step");
-  const StepLock turn(*this);
+  const StepLock step_lock(*this);
   return StepLocked(outputs);
 }
 
-}  // namespace kvanta::engine
+}  // namespace kvanta

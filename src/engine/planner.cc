@@ -1,4 +1,4 @@
-// ReadModelInfo and PlanCacheBytes: what an engine would be, without building one.
+// ReadModelInfo and PlanCacheBytes: properties of an engine, computed without building it.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ CachePlan PlanCacheBytes(const EngineConfig& config) {
   engine::CheckConfig(config);
   const models::ModelConfig model = models::ReadConfig(config.model);
   const DType dtype = engine::ResolveDType(config.dtype, model);
-  engine::ResolveWeights(config.weight_dtype, dtype);  // refuses what no engine would take
+  engine::ResolveWeights(config.weight_dtype, dtype);  // throws as an engine would
   const std::vector<KvScheme> schemes = engine::ResolveSchemes(config, model, dtype);
   const formats::CacheLayout layout = engine::PlanLayout(schemes, model, config.page_size);
   const cache::KvCacheSpec spec(layout, engine::LayerVisibility(model));

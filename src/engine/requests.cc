@@ -1,14 +1,19 @@
-// Requests on their way in and out: checks, the queue's limit, aborts, deadlines.
+// Start and end of requests: checks, the queue's limit, aborts, deadlines.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "base/quote.h"
-#include "engine/step_lock.h"
+#include "engine/engine_impl.h"
+#include "engine/error_text.h"
 #include "kvanta/error.h"
 
-namespace kvanta::engine {
+namespace kvanta {
+
+using engine::ErrorText;
+
 namespace {
 
 // Seeds of requests without their own: from the engine's seed and the id, so that a run can be repeated.
@@ -22,7 +27,7 @@ uint64_t DeriveSeed(uint64_t seed, const std::string& id) {
 
 }  // namespace
 
-void Core::CheckTokens(std::span<const int32_t> tokens, const char* what) const {
+void Engine::Impl::CheckTokens(std::span<const int32_t> tokens, const char* what) const {
   if (tokens.empty()) throw InputError(fmt::format("the {} is empty: at least one token is needed", what));
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (tokens[i] < 0 || tokens[i] >= components_.info.vocab) {
@@ -32,11 +37,11 @@ void Core::CheckTokens(std::span<const int32_t> tokens, const char* what) const 
   }
 }
 
-void Core::CheckRequest(const Request& request) const {
+void Engine::Impl::CheckRequest(const Request& request) const {
   CheckTokens(request.prompt, "prompt");
   request.sampling.Validate(components_.info.vocab);
   if (request.constraint && !components_.config.fill_masks) {
-    throw InputError("the request has a constraint, but the engine has nobody to ask: set fill_masks");
+    throw InputError("the request has a constraint, but fill_masks is not set");
   }
   if (!(std::isfinite(request.timeout_seconds) && request.timeout_seconds >= 0)) {
     throw InputError(
@@ -49,9 +54,9 @@ void Core::CheckRequest(const Request& request) const {
   }
 }
 
-std::vector<int32_t> Core::StopTokens(const Request& request) const {
+std::vector<int32_t> Engine::Impl::StopTokens(const Request& request) const {
   std::vector<int32_t> stops = request.sampling.stop_token_ids;
-  // A constraint that has come to its end allows nothing but an end.
+  // A constraint that is complete allows nothing but a stop token.
   if (!request.sampling.ignore_eos || request.constraint) {
     for (const int32_t token : components_.info.eos_token_ids) {
       if (token >= 0 && token < components_.info.vocab) stops.push_back(token);
@@ -62,10 +67,10 @@ std::vector<int32_t> Core::StopTokens(const Request& request) const {
   return stops;
 }
 
-void Core::CheckQueueCapacity() {
+void Engine::Impl::CheckQueueCapacity() {
   const int64_t limit = components_.config.max_queued_requests;
   if (limit == 0) return;
-  // While nobody waits, who comes now takes a free place at the next step.
+  // While no request waits, a new one takes a free place at the next step.
   const int64_t places = stats_.waiting > 0 ? 0 : components_.config.max_num_seqs - stats_.running;
   const int64_t queued = stats_.waiting + static_cast<int64_t>(inbox_.size());
   if (queued < limit + places) return;
@@ -74,7 +79,7 @@ void Core::CheckQueueCapacity() {
                                    stats_.running, queued, limit));
 }
 
-void Core::Add(Request request) {
+void Engine::Impl::Add(Request request) {
   CheckRequest(request);
   const uint64_t seed = request.sampling.seed.value_or(DeriveSeed(components_.config.seed, request.id));
   std::vector<int32_t> stops = StopTokens(request);
@@ -85,96 +90,109 @@ void Core::Add(Request request) {
     throw InputError(fmt::format("request id {} is in use by an unfinished request", Quote(state->request.id)));
   }
   CheckQueueCapacity();
-  ids_.insert(state->request.id);
+  const size_t ends = pending_.size() + ids_.size() + 1;
+  if (pending_.capacity() < ends) pending_.reserve(std::max(ends, 2 * pending_.capacity()));
   inbox_.push_back(std::move(state));
+  try {
+    ids_.insert(inbox_.back()->request.id);
+  } catch (...) {
+    inbox_.pop_back();
+    throw;
+  }
   work_available_.notify_all();
 }
 
-void Core::DrainInbox(std::vector<RequestOutput>& outputs) {
+// Hands the added requests to the scheduler. Throws only before anything has changed.
+void Engine::Impl::DrainInbox(std::vector<RequestOutput>& outputs) {
   const std::lock_guard lock(mutex_);
-  outputs.swap(pending_);
+  outputs.reserve(pending_.size() + ids_.size());
+  std::ranges::move(pending_, std::back_inserter(outputs));
   pending_.clear();
   for (auto& state : inbox_) {
-    scheduler_->Add(state->sequence);
-    by_sequence_[&state->sequence] = state.get();
-    next_deadline_ = std::min(next_deadline_, state->deadline);
-    requests_[state->request.id] = std::move(state);
+    RequestState& request = *state;
+    const std::string_view id = request.request.id;
+    try {
+      auto& place = requests_[id];
+      scheduler_->Add(request);
+      place = std::move(state);
+      next_deadline_ = std::min(next_deadline_, request.deadline);
+    } catch (const std::exception& error) {
+      requests_.erase(id);
+      ids_.erase(request.request.id);
+      CountFinish(FinishReason::kError);
+      outputs.push_back(request.LastOutput(FinishReason::kError, ErrorText(error)));
+    }
   }
   inbox_.clear();
 }
 
-void Core::ExpireRequests(double now, std::vector<RequestOutput>& outputs) {
+void Engine::Impl::ExpireRequests(double now, std::vector<RequestOutput>& outputs) {
   if (now < next_deadline_) return;
-  next_deadline_ = kNoDeadline;
-  std::vector<RequestState*> overdue;
-  for (const auto& [id, request] : requests_) {
-    if (request->deadline <= now) {
-      overdue.push_back(request.get());
-    } else {
-      next_deadline_ = std::min(next_deadline_, request->deadline);
+  next_deadline_ = engine::kNoDeadline;
+  for (auto next = requests_.begin(); next != requests_.end();) {
+    RequestState& request = *(next++)->second;
+    if (request.deadline > now) {
+      next_deadline_ = std::min(next_deadline_, request.deadline);
+      continue;
     }
-  }
-  for (RequestState* request : overdue) {
-    Fail(*request, FinishReason::kTimeout,
-         fmt::format("not finished within {} s: {} tokens were made", request->request.timeout_seconds,
-                     request->Produced()),
-         outputs);
+    Fail(
+        request, FinishReason::kTimeout,
+        ErrorText("not finished within {} s: {} tokens were made", request.request.timeout_seconds, request.Produced()),
+        outputs);
   }
 }
 
-void Core::ReleaseRequest(RequestState& request) {
-  scheduler_->Remove(request.sequence);
-  by_sequence_.erase(&request.sequence);
-  const std::string id = request.request.id;
-  requests_.erase(id);
+// Frees its pages and takes it out of requests_; the caller keeps it for its last output.
+std::unique_ptr<engine::RequestState> Engine::Impl::ReleaseRequest(RequestState& request) noexcept {
+  try {
+    scheduler_->Remove(request);
+  } catch (const std::exception&) {  // no memory to keep the end of a prefix: ~RequestState frees the pages
+  }
+  const auto place = requests_.find(request.request.id);
+  std::unique_ptr<RequestState> state = std::move(place->second);
+  requests_.erase(place);
+  return state;
 }
 
-// Its last output is the caller's to give out.
-void Core::Finish(RequestState& request, FinishReason finish) {
+std::unique_ptr<engine::RequestState> Engine::Impl::Finish(RequestState& request, FinishReason finish) noexcept {
   CountFinish(finish);
   if (quality_ && (finish == FinishReason::kStop || finish == FinishReason::kLength)) {
-    quality_->Offer(request.sequence.tokens, request.PromptTokens(), request.sampler.Seed());
+    quality_->Enqueue(request.tokens, request.PromptTokens(), request.sampler.Seed());
   }
   {
     const std::lock_guard lock(mutex_);
     ids_.erase(request.request.id);
-    // It must not hit a later request of the same id.
+    // A pending abort must not end a later request of the same id.
     std::erase_if(aborts_, [&](const PendingAbort& abort) { return abort.id == request.request.id; });
   }
-  ReleaseRequest(request);
+  return ReleaseRequest(request);
 }
 
-void Core::Fail(RequestState& request, FinishReason finish, std::string error, std::vector<RequestOutput>& outputs) {
-  RequestOutput output = request.Output();
-  output.finish = finish;
-  output.error = std::move(error);
-  outputs.push_back(std::move(output));
-  Finish(request, finish);
+void Engine::Impl::Fail(RequestState& request, FinishReason finish, std::string error,
+                        std::vector<RequestOutput>& outputs) noexcept {
+  outputs.push_back(Finish(request, finish)->LastOutput(finish, std::move(error)));
 }
 
-void Core::AbortNow(const PendingAbort& abort) {
+void Engine::Impl::AbortNow(PendingAbort abort) noexcept {
   if (ids_.erase(abort.id) == 0) return;
   const auto waiting =
       std::find_if(inbox_.begin(), inbox_.end(), [&](const auto& state) { return state->request.id == abort.id; });
-  RequestOutput output;
+  std::unique_ptr<RequestState> state;
   if (waiting != inbox_.end()) {
-    output = (*waiting)->Output();
+    state = std::move(*waiting);
     inbox_.erase(waiting);
   } else {
-    RequestState& request = *requests_.at(abort.id);
-    output = request.Output();
-    ReleaseRequest(request);
+    state = ReleaseRequest(*requests_.at(abort.id));
   }
   CountFinish(FinishReason::kAbort);
-  output.finish = FinishReason::kAbort;
-  output.error = abort.reason;
-  pending_.push_back(std::move(output));
+  pending_.push_back(state->LastOutput(FinishReason::kAbort, std::move(abort.reason)));
 }
 
-void Core::Abort(const std::string& id, const std::string& reason) {
+void Engine::Impl::Abort(const std::string& id, const std::string& reason) {
   const std::lock_guard lock(mutex_);
-  if (busy_) {
-    if (ids_.contains(id)) aborts_.push_back({id, reason});
+  if (!ids_.contains(id)) return;
+  if (step_lock_.Held()) {
+    aborts_.push_back({id, reason});
     return;
   }
   AbortNow({id, reason});
@@ -182,4 +200,4 @@ void Core::Abort(const std::string& id, const std::string& reason) {
   work_available_.notify_all();
 }
 
-}  // namespace kvanta::engine
+}  // namespace kvanta

@@ -1,10 +1,11 @@
 #include <algorithm>
+#include <new>
 
 #include "engine/engine_impl.h"
 
-namespace kvanta::engine {
+namespace kvanta {
 
-void Core::CountFinish(FinishReason finish) noexcept {
+void Engine::Impl::CountFinish(FinishReason finish) noexcept {
   switch (finish) {
     case FinishReason::kNone:
       break;
@@ -26,7 +27,7 @@ void Core::CountFinish(FinishReason finish) noexcept {
   }
 }
 
-void Core::RefreshStats() {
+void Engine::Impl::RefreshStats() noexcept {
   counters_.running = scheduler_->Running();
   counters_.waiting = scheduler_->Waiting();
   counters_.preemptions = scheduler_->Preemptions();
@@ -40,7 +41,6 @@ void Core::RefreshStats() {
   counters_.exact_page_bytes = components_.layout.exact_page_bytes;
   counters_.bytes_per_token = static_cast<double>(components_.layout.page_bytes) / components_.layout.page_size;
   counters_.pages_used = counters_.exact_pages_used = 0;
-  if (counters_.groups.empty()) counters_.groups = DescribeGroups(cache_->spec);
   for (int group = 0; group < pool.Groups(); ++group) {
     CacheGroupStats& stats = counters_.groups[static_cast<size_t>(group)];
     stats.pages_used = pool.UsedPages(group, cache::PageKind::kQuantized);
@@ -53,11 +53,14 @@ void Core::RefreshStats() {
   counters_.cache_evictable_bytes = pool.EvictableBytes();
   counters_.cache_budget_bytes = pool.BudgetBytes();
   if (quality_) counters_.quality = quality_->Stats();
-  if (components_.profile) counters_.profile = components_.profile->Rows();
-  stats_ = counters_;
+  try {
+    if (components_.profile) counters_.profile = components_.profile->Rows();
+    stats_ = counters_;
+  } catch (const std::bad_alloc&) {  // the profile stays that of an earlier step
+  }
 }
 
-EngineStats Core::Stats() const {
+EngineStats Engine::Impl::Stats() const {
   const std::lock_guard lock(mutex_);
   EngineStats stats = stats_;
   stats.waiting += static_cast<int64_t>(inbox_.size());
@@ -76,8 +79,8 @@ EngineStats Core::Stats() const {
     layer.page_bytes = scheme.bytes;
     const attention::AppendCounts counts = backend_->Counts(static_cast<int>(i));
     const formats::LayerScales& scales = backend_->Scales(static_cast<int>(i));
-    if (IsStatic(scheme.k)) layer.k_scale = scales.k.scale;
-    if (IsStatic(scheme.v)) layer.v_scale = scales.v.scale;
+    if (observe::IsStatic(scheme.k)) layer.k_scale = scales.k.scale;
+    if (observe::IsStatic(scheme.v)) layer.v_scale = scales.v.scale;
     layer.k_values = counts.k.values;
     layer.k_saturated = counts.k.saturated;
     layer.k_nan = counts.k.nan;
@@ -92,4 +95,4 @@ EngineStats Core::Stats() const {
   return stats;
 }
 
-}  // namespace kvanta::engine
+}  // namespace kvanta

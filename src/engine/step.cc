@@ -1,92 +1,68 @@
-// One step: schedule, run, sample, postprocess.
-#include <fmt/format.h>
-
+// One step: schedule, forward, sample, accept.
 #include <algorithm>
 
 #include "engine/engine_impl.h"
+#include "engine/error_text.h"
 
-namespace kvanta::engine {
-namespace {
+namespace kvanta {
 
-std::vector<TokenLogprob> Public(const std::vector<runner::Logprob>& logprobs) {
-  std::vector<TokenLogprob> result;
-  result.reserve(logprobs.size());
-  for (const runner::Logprob& entry : logprobs) result.push_back({entry.token, entry.logprob, entry.rank});
-  return result;
-}
+using engine::ErrorText;
 
-}  // namespace
-
-bool Core::StepLocked(std::vector<RequestOutput>& outputs) {
+bool Engine::Impl::StepLocked(std::vector<RequestOutput>& outputs) {
   const double start = Now();
   outputs.clear();
   DrainInbox(outputs);
   ExpireRequests(start, outputs);
-  const auto fail = [&](RequestState& request, std::string error) {
-    Fail(request, FinishReason::kError, std::move(error), outputs);
-  };
   try {
-    const auto scheduled = scheduler_->Schedule();
-    chunks_.assign(scheduled.begin(), scheduled.end());
-    counters_.seconds_schedule += Now() - start;
-  } catch (const std::exception& error) {  // out of memory: nobody knows whose
-    std::vector<RequestState*> all;
-    for (const auto& [id, request] : requests_) all.push_back(request.get());
-    for (RequestState* request : all) fail(*request, error.what());
+    Schedule(outputs);
+  } catch (const std::exception& error) {  // out of memory, which no single request can be blamed for
+    while (!requests_.empty()) Fail(*requests_.begin()->second, FinishReason::kError, ErrorText(error), outputs);
     return true;
   }
-  for (scheduler::Sequence* sequence : scheduler_->Unschedulable()) {
-    fail(*by_sequence_.at(sequence), fmt::format("{} tokens need more pages than the cache of {} bytes has",
-                                                 sequence->tokens.size(), cache_->pool.BudgetBytes()));
-  }
   if (chunks_.empty()) return !outputs.empty();
+  bool sampled = false;
   try {
-    RunChunks(chunks_, start);
+    RunChunks(start);
     scheduler_->Commit();
     SampleRows();
     backend_->FetchCounts();
+    sampled = true;
   } catch (const std::exception& error) {
-    for (const scheduler::Chunk& chunk : chunks_) fail(*by_sequence_.at(chunk.sequence), error.what());
-    sampled_.clear();
-  }
-  const double sampled_at = Now();
-  for (Sampled& sampled : sampled_) Accept(sampled, sampled_at, outputs);
-  for (const scheduler::Chunk& chunk : chunks_) {
-    const auto request = by_sequence_.find(chunk.sequence);
-    if (request != by_sequence_.end() && !request->second->failure.empty()) {
-      fail(*request->second, std::string(request->second->failure));
+    for (const scheduler::Chunk& chunk : chunks_) {
+      Fail(RequestState::Of(*chunk.sequence), FinishReason::kError, ErrorText(error), outputs);
     }
   }
+  if (sampled) AcceptRows(outputs);
   ++counters_.steps;
   counters_.seconds_total += Now() - start;
   return true;
 }
 
-void Core::RunChunks(std::span<const scheduler::Chunk> chunks, double now) {
-  if (measure_scales_) MeasureScales(chunks.front().sequence->tokens);
+void Engine::Impl::Schedule(std::vector<RequestOutput>& outputs) {
+  const double start = Now();
+  const auto scheduled = scheduler_->Schedule();
+  chunks_.assign(scheduled.begin(), scheduled.end());
+  counters_.seconds_schedule += Now() - start;
+  for (scheduler::Sequence* sequence : scheduler_->Unschedulable()) {
+    Fail(RequestState::Of(*sequence), FinishReason::kError,
+         ErrorText("{} tokens need more pages than the cache of {} bytes has", sequence->tokens.size(),
+                   cache_->pool.BudgetBytes()),
+         outputs);
+  }
+}
+
+void Engine::Impl::RunChunks(double now) {
+  if (measure_scales_) MeasureScales(chunks_.front().sequence->tokens);
   items_.clear();
-  requested_.clear();
-  masks_->Clear();
-  int64_t row = 0;
-  for (const scheduler::Chunk& chunk : chunks) {
-    RequestState& request = *by_sequence_.at(chunk.sequence);
-    const std::span<const int32_t> tokens(request.sequence.tokens);
-    items_.push_back({.tokens = tokens.subspan(static_cast<size_t>(chunk.start), static_cast<size_t>(chunk.tokens)),
-                      .start = chunk.start,
-                      .pages = request.sequence.pages.Pages()});
-    if (request.WantsPromptLogprobs() && request.Produced() == 0) {
-      const int64_t end = std::min(chunk.start + chunk.tokens, request.PromptTokens() - 1);
-      for (int64_t position = chunk.start; position < end; ++position) {
-        requested_.push_back({&request, row + position - chunk.start, position + 1});
-      }
-    }
-    row += chunk.tokens;
-    if (chunk.last) requested_.push_back({&request, row - 1, -1, masks_->Want(request)});
+  rows_.clear();
+  for (const scheduler::Chunk& chunk : chunks_) {
+    RequestState& request = RequestState::Of(*chunk.sequence);
+    AddItem(chunk);
     if (request.times.scheduled == 0) {
       request.times.scheduled = now;
-      request.counted = chunk.start;  // the prefix cache had what lies before
+      request.counted = chunk.start;  // tokens before it came from the prefix cache
     }
-    // Not what is computed again after a preemption.
+    // Excludes what is computed again after a preemption.
     const int64_t prompt_end = std::min(chunk.start + chunk.tokens, request.PromptTokens());
     counters_.prompt_tokens += std::max<int64_t>(0, prompt_end - request.counted);
     request.counted = std::max(request.counted, prompt_end);
@@ -96,102 +72,117 @@ void Core::RunChunks(std::span<const scheduler::Chunk> chunks, double now) {
   counters_.seconds_forward += Now() - start;
 }
 
-// What a token takes that is chosen where the logits are.
-runner::SampleRow Core::UseOf(const LogitsRow& want) const {
-  const runner::SamplerState& sampler = want.request->sampler;
-  if (want.prompt_position >= 0 || want.mask >= 0 || sampler.Params().logprobs >= 0) return {};
-  const std::optional<kernels::SampleParams> draw = sampler.NextSample(components_.info.vocab);
-  return draw ? runner::SampleRow{.read = false, .draw = *draw} : runner::SampleRow{};
+// Adds the chunk to the batch, with its rows of logits: one per log-probability of a prompt token, and one to sample.
+void Engine::Impl::AddItem(const scheduler::Chunk& chunk) {
+  const RequestState& request = RequestState::Of(*chunk.sequence);
+  const SamplingParams& params = request.sampler.Params();
+  const std::span<const int32_t> tokens(request.tokens);
+  int64_t outputs = chunk.last ? 1 : 0;
+  if (request.WantsPromptLogprobs() && request.Produced() == 0) {
+    outputs = chunk.tokens;
+    const int64_t end = std::min(chunk.start + chunk.tokens, request.PromptTokens() - 1);
+    for (int64_t position = chunk.start + 1; position <= end; ++position) {
+      rows_.push_back({.item = items_.size(),
+                       .prompt_position = position,
+                       .logprobs = params.prompt_logprobs,
+                       .token = tokens[static_cast<size_t>(position)]});
+    }
+  }
+  if (chunk.last) {
+    rows_.push_back({.item = items_.size(), .state = &request.sampler, .logprobs = params.logprobs});
+  }
+  items_.push_back({.tokens = tokens.subspan(static_cast<size_t>(chunk.start), static_cast<size_t>(chunk.tokens)),
+                    .start = chunk.start,
+                    .pages = request.pages.Pages(),
+                    .first_output = chunk.tokens - outputs});
 }
 
-void Core::SampleRows() {
-  sampled_.clear();
-  const double asked = Now();
+void Engine::Impl::SampleRows() {
+  double start = Now();
+  masks_->Clear();
+  for (const runner::SampleRow& row : rows_) {
+    if (row.state != nullptr) masks_->Add(RequestState::Of(*chunks_[row.item].sequence));
+  }
   masks_->Fill();
-  counters_.seconds_masks += Now() - asked;
-  const auto vocab = static_cast<size_t>(components_.info.vocab);
-  const auto limit = static_cast<size_t>(runner_->MaxLogitRows());
-  for (size_t first = 0; first < requested_.size(); first += limit) {
-    const auto requested = std::span(requested_).subspan(first, std::min(limit, requested_.size() - first));
-    rows_.clear();
-    uses_.clear();
-    for (const LogitsRow& want : requested) {
-      rows_.push_back(want.row);
-      if (runner_->Draws()) uses_.push_back(UseOf(want));
-    }
-    const double start = Now();
-    const std::span<float> logits = runner_->Logits(rows_, uses_);
-    const double done = Now();
-    counters_.seconds_forward += done - start;
-    tasks_.resize(requested.size());
-    for (size_t i = 0; i < requested.size(); ++i) {
-      const RequestState& request = *requested[i].request;
-      const SamplingParams& params = request.sampler.Params();
-      tasks_[i].logits = logits.subspan(i * vocab, vocab);
-      tasks_[i].max_value = runner_->Argmaxes()[i];
-      tasks_[i].result.clear();
-      tasks_[i].chosen = !uses_.empty() && !uses_[i].read && runner_->SampledTokens()[i] >= 0;
-      if (tasks_[i].chosen) {
-        tasks_[i].token = runner_->SampledTokens()[i];
-        continue;
-      }
-      if (requested[i].prompt_position >= 0) {
-        tasks_[i].state = nullptr;
-        tasks_[i].token = request.request.prompt[static_cast<size_t>(requested[i].prompt_position)];
-        tasks_[i].logprobs = params.prompt_logprobs;
+  counters_.seconds_masks += Now() - start;
+  size_t mask = 0;
+  for (runner::SampleRow& row : rows_) {
+    if (row.state == nullptr) continue;
+    if (RequestState::Of(*chunks_[row.item].sequence).request.constraint) row.mask = masks_->Mask(mask++);
+    if (!runner_->SamplesOnDevice() || !row.mask.empty() || row.logprobs >= 0) continue;
+    row.device_params = row.state->NextSample(components_.info.vocab);
+  }
+  for (size_t first = 0; first < rows_.size(); first += static_cast<size_t>(runner_->MaxLogitRows())) {
+    const size_t count = std::min(static_cast<size_t>(runner_->MaxLogitRows()), rows_.size() - first);
+    const std::span<runner::SampleRow> rows = std::span(rows_).subspan(first, count);
+    start = Now();
+    runner_->Logits(static_cast<int64_t>(first), rows);
+    const double computed = Now();
+    counters_.seconds_forward += computed - start;
+    row_sampler_->Run(rows);
+    counters_.seconds_sample += Now() - computed;
+  }
+}
+
+// Gives every request of the batch its sampled token or log-probabilities, or ends it.
+void Engine::Impl::AcceptRows(std::vector<RequestOutput>& outputs) noexcept {
+  const double now = Now();
+  auto row = rows_.begin();
+  for (size_t item = 0; item < chunks_.size(); ++item) {
+    RequestState& request = RequestState::Of(*chunks_[item].sequence);
+    runner::SampleRow* sampled = nullptr;
+    for (; row != rows_.end() && row->item == item; ++row) {
+      const bool valid = row->state == nullptr ? !row->result.empty() : row->token != runner::Sampler::kInvalidLogits;
+      if (!valid) {
+        request.failure = ErrorText("the model's logits are not finite");
+      } else if (row->state == nullptr) {
+        request.prompt_logprobs[static_cast<size_t>(row->prompt_position)] = std::move(row->result);
       } else {
-        tasks_[i].state = &request.sampler;
-        tasks_[i].mask = masks_->Mask(requested[i].mask);
-        tasks_[i].logprobs = params.logprobs;
+        sampled = &*row;
       }
     }
-    row_sampler_->Run(tasks_);
-    counters_.seconds_sample += Now() - done;
-    for (size_t i = 0; i < requested.size(); ++i) {
-      RequestState& request = *requested[i].request;
-      if (requested[i].prompt_position < 0) {
-        sampled_.push_back({&request, tasks_[i].token, Public(tasks_[i].result)});
-      } else if (tasks_[i].result.empty()) {
-        request.failure = "the model's logits are not finite";
-      } else {
-        request.prompt_logprobs[static_cast<size_t>(requested[i].prompt_position)] = Public(tasks_[i].result);
-      }
+    if (!request.failure.empty()) {
+      Fail(request, FinishReason::kError, std::move(request.failure), outputs);
+    } else if (sampled != nullptr) {
+      Accept(request, *sampled, now, outputs);
     }
   }
 }
 
 // Takes a sampled token: output, stop conditions, or the request's end.
-void Core::Accept(Sampled& sampled, double now, std::vector<RequestOutput>& outputs) {
-  RequestState& request = *sampled.request;
+void Engine::Impl::Accept(RequestState& request, runner::SampleRow& row, double now,
+                          std::vector<RequestOutput>& outputs) noexcept {
   const SamplingParams& params = request.sampler.Params();
-  if (sampled.token == runner::Sampler::kInvalidLogits) request.failure = "the model's logits are not finite";
-  if (!request.failure.empty()) return;
+  FinishReason finish = FinishReason::kNone;
   request.times.last_token = now;
   if (request.Produced() == 0) request.times.first_token = now;
-  RequestOutput output = request.Output();
-  if (request.Produced() == 0) output.prompt_logprobs = std::move(request.prompt_logprobs);
-  if (sampled.token == runner::Sampler::kNothingAllowed) {
-    output.finish = FinishReason::kStop;
+  try {
+    RequestOutput output = request.Output();
+    if (request.Produced() == 0) output.prompt_logprobs = std::move(request.prompt_logprobs);
+    if (row.token == runner::Sampler::kNothingAllowed) {
+      finish = FinishReason::kStop;
+    } else {
+      output.tokens.push_back(row.token);
+      if (params.logprobs >= 0) output.logprobs.push_back(std::move(row.result));
+      request.tokens.push_back(row.token);
+      request.sampler.Append(row.token);
+      ++counters_.generated_tokens;
+      const bool may_stop = request.Produced() > params.min_tokens || request.request.constraint;
+      if (request.Stops(row.token) && may_stop) {
+        finish = FinishReason::kStop;
+        output.stop_token = row.token;
+      } else if (request.Produced() >= params.max_tokens ||
+                 static_cast<int64_t>(request.tokens.size()) >= components_.config.max_model_len) {
+        finish = FinishReason::kLength;
+      }
+    }
+    output.finish = finish;
     outputs.push_back(std::move(output));
-    Finish(request, FinishReason::kStop);
+  } catch (const std::exception& error) {
+    Fail(request, FinishReason::kError, ErrorText(error), outputs);
     return;
   }
-  request.sequence.tokens.push_back(sampled.token);
-  request.sampler.Append(sampled.token);
-  ++counters_.generated_tokens;
-  output.tokens.push_back(sampled.token);
-  if (params.logprobs >= 0) output.logprobs.push_back(std::move(sampled.logprobs));
-  const bool may_stop = request.Produced() > params.min_tokens || request.request.constraint;
-  if (request.Stops(sampled.token) && may_stop) {
-    output.finish = FinishReason::kStop;
-    output.stop_token = sampled.token;
-  } else if (request.Produced() >= params.max_tokens ||
-             static_cast<int64_t>(request.sequence.tokens.size()) >= components_.config.max_model_len) {
-    output.finish = FinishReason::kLength;
-  }
-  const FinishReason finish = output.finish;
-  outputs.push_back(std::move(output));
   if (finish != FinishReason::kNone) Finish(request, finish);
 }
 
-}  // namespace kvanta::engine
+}  // namespace kvanta

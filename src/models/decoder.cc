@@ -65,7 +65,7 @@ class Decoder final : public Model {
 
   void Forward(const ForwardBatch& batch, attention::Backend& backend, attention::Plan& plan,
                float* hidden) noexcept override {
-    const auto rows = static_cast<int64_t>(batch.tokens.size());
+    auto rows = static_cast<int64_t>(batch.tokens.size());
     ops_.Embed(*embedding_, batch.tokens.data(), rows, hidden);
     if (embedding_scale_ != 1) ops_.Scale(hidden, embedding_scale_, rows * config_.hidden);
     AttentionStep step{
@@ -76,6 +76,8 @@ class Decoder final : public Model {
       step.rope_table = rope_tables_[layer.rope_table].as<float>();
       layer.attention->Forward(step, Normed(layer.pre_attention_norm, hidden, rows), change_);
       AddChange(layer.post_attention_norm, rows, hidden);
+      if (batch.output_rows && step.layer + 1 == config_.layers) rows = KeepRows(*batch.output_rows, hidden);
+      if (rows == 0) return;
       layer.mlp->Forward(Normed(layer.pre_mlp_norm, hidden, rows), rows, change_);
       AddChange(layer.post_mlp_norm, rows, hidden);
     }
@@ -90,6 +92,14 @@ class Decoder final : public Model {
   }
 
  private:
+  // Moves the rows to the front of `hidden` and returns their number.
+  int64_t KeepRows(std::span<const int64_t> rows, float* hidden) noexcept {
+    const auto count = static_cast<int64_t>(rows.size());
+    ops_.Gather(hidden, config_.hidden, rows.data(), count, normed_);
+    ops_.Copy(normed_, config_.hidden, count, config_.hidden, hidden, config_.hidden);
+    return count;
+  }
+
   static Layer ReadLayer(const BlockSource& source, const LayerSpec& spec, const std::string& prefix) {
     const ModelConfig& config = source.config;
     const auto read_norm = [&](std::string_view name) {

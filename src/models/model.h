@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,6 +18,9 @@ namespace kvanta::models {
 struct ForwardBatch {
   std::span<const int32_t> tokens;     // [rows]
   std::span<const int64_t> positions;  // [rows]
+  // Rows whose hidden states are returned, in ascending order; absent: all. Where it lacks rows, the last layer's MLP
+  // and the final norm are not computed for them.
+  std::optional<std::span<const int64_t>> output_rows = {};
 };
 
 class Model {
@@ -27,7 +31,8 @@ class Model {
   virtual kernels::Ops& ops() const noexcept = 0;
   // One per layer, for the attention backend.
   virtual std::vector<attention::AttentionSpec> AttentionLayers() const = 0;
-  // Final hidden states after the last norm, f32 [rows][hidden]. rows <= LoadOptions::max_rows. No allocation.
+  // Final hidden states after the last norm of the output rows, f32 [output rows][hidden]; `hidden` has [rows][hidden].
+  // rows <= LoadOptions::max_rows. No allocation.
   virtual void Forward(const ForwardBatch& batch, attention::Backend& backend, attention::Plan& plan,
                        float* hidden) noexcept = 0;
   // Logits: hidden f32 [rows][hidden] -> out f32 [rows][vocab], and argmaxes of its rows [rows] unless null.

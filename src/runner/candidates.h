@@ -18,14 +18,14 @@ struct Candidate {
   }
 };
 
-// The `count` most likely of those with logit >= floor, in order. One pass with a bounded heap: most tokens cost one
+// The `count` most likely tokens with logit >= threshold, in order. One pass with a bounded heap: most tokens cost one
 // comparison.
 inline void SelectTop(std::span<const float> logits, int count, float threshold, std::vector<Candidate>& out) {
   out.clear();
   if (count <= 0) return;
-  float threshold_ = threshold;  // tokens below cannot enter
+  float lowest = threshold;  // tokens below cannot enter the heap
   for (size_t i = 0; i < logits.size(); ++i) {
-    if (!(logits[i] >= threshold_)) continue;
+    if (!(logits[i] >= lowest)) continue;
     const Candidate candidate{logits[i], static_cast<int32_t>(i)};
     if (static_cast<int>(out.size()) < count) {
       out.push_back(candidate);
@@ -35,12 +35,12 @@ inline void SelectTop(std::span<const float> logits, int count, float threshold,
       out.back() = candidate;
       std::push_heap(out.begin(), out.end());
     }
-    if (static_cast<int>(out.size()) == count) threshold_ = std::max(threshold, out.front().logit);
+    if (static_cast<int>(out.size()) == count) lowest = std::max(threshold, out.front().logit);
   }
   std::sort_heap(out.begin(), out.end());
 }
 
-// All with logit >= floor, in order.
+// All tokens with logit >= threshold, in order.
 inline void SelectAbove(std::span<const float> logits, float threshold, std::vector<Candidate>& out) {
   out.clear();
   for (size_t i = 0; i < logits.size(); ++i) {

@@ -1,4 +1,4 @@
-// Kullback-Leibler divergence between the distributions that two rows of logits stand for.
+// Kullback-Leibler divergence between the distributions of two rows of logits.
 #pragma once
 
 #include <cmath>
@@ -8,8 +8,8 @@
 
 namespace kvanta::runner {
 
-// KL(reference || other) in nats; NaN when a row is not valid (softmax.h). f32 [vocab] both; a token that `other` gives
-// no probability to must have none in `reference`, or the result is infinite.
+// KL(reference || other) in nats; NaN when a row is invalid (softmax.h). f32 [vocab] both. Infinite if `other` gives no
+// probability to a token that has some in `reference`.
 inline double KlDivergence(std::span<const float> reference, std::span<const float> other) noexcept {
   const LogitRange p = FindRange(reference);
   const LogitRange q = FindRange(other);

@@ -5,16 +5,12 @@
 #include <span>
 #include <vector>
 
+#include "kvanta/sampling.h"
+
 namespace kvanta::runner {
 
-struct Logprob {
-  int32_t token = 0;
-  float logprob = 0;
-  int rank = 0;  // 1: most likely; equal logits rank by token id
-};
-
-// `chosen` first, then the `count` most likely (which may contain it again). Empty when the logits are not valid
-// (softmax.h). logits: f32 [vocab].
-std::vector<Logprob> ComputeLogprobs(std::span<const float> logits, int32_t chosen, int count);
+// That of `token` first, then those of the `count` most likely tokens, which may include it again. Empty when the
+// logits are invalid (softmax.h). logits: f32 [vocab].
+std::vector<TokenLogprob> ComputeLogprobs(std::span<const float> logits, int32_t token, int count);
 
 }  // namespace kvanta::runner

@@ -1,5 +1,5 @@
 // Counter-based random numbers, Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011):
-// a token's draw depends on its request's seed and its index only, never on the batch or on earlier draws.
+// a token's random number depends only on its request's seed and its index, never on the batch or on earlier tokens.
 #pragma once
 
 #include <array>

@@ -3,33 +3,33 @@
 #include <atomic>
 #include <new>
 
+#include "runner/logprobs.h"
+
 namespace kvanta::runner {
 
 RowSampler::RowSampler(ThreadPool& threads) : threads_(threads), workers_(static_cast<size_t>(threads.Threads())) {}
 
-void RowSampler::RunOne(RowTask& task, Worker& worker) {
-  if (task.chosen) return;
-  if (task.state == nullptr) {
-    task.result = ComputeLogprobs(task.logits, task.token, task.logprobs);
+void RowSampler::RunOne(SampleRow& row, Worker& worker) {
+  if (row.sampled_on_device) return;
+  if (row.state == nullptr) {
+    row.result = ComputeLogprobs(row.logits, row.token, row.logprobs);
     return;
   }
-  if (task.logprobs >= 0) worker.raw.assign(task.logits.begin(), task.logits.end());
-  task.token = worker.sampler.Sample(task.logits, *task.state, task.mask, task.max_value);
-  if (task.logprobs >= 0 && task.token >= 0) {
-    task.result = ComputeLogprobs(worker.raw, task.token, task.logprobs);
-  }
+  if (row.logprobs >= 0) worker.raw.assign(row.logits.begin(), row.logits.end());
+  row.token = worker.sampler.Sample(row.logits, *row.state, row.mask, row.argmax);
+  if (row.logprobs >= 0 && row.token >= 0) row.result = ComputeLogprobs(worker.raw, row.token, row.logprobs);
 }
 
-void RowSampler::Run(std::span<RowTask> tasks) {
-  std::atomic<bool> failed = false;  // a region must not throw
-  auto run = [&](int64_t task, int worker) {
+void RowSampler::Run(std::span<SampleRow> rows) {
+  std::atomic<bool> failed = false;  // ForEach takes no exceptions
+  auto run = [&](int64_t row, int worker) {
     try {
-      RunOne(tasks[static_cast<size_t>(task)], workers_[static_cast<size_t>(worker)]);
+      RunOne(rows[static_cast<size_t>(row)], workers_[static_cast<size_t>(worker)]);
     } catch (...) {
       failed = true;
     }
   };
-  threads_.ForEach(static_cast<int64_t>(tasks.size()), run);
+  threads_.ForEach(static_cast<int64_t>(rows.size()), run);
   if (failed) throw std::bad_alloc();
 }
 

@@ -10,11 +10,11 @@ namespace kvanta::runner {
 namespace {
 
 template <class T>
-Buffer Room(Device& device, int64_t count) {
+Buffer AllocateArray(Device& device, int64_t count) {
   return device.Allocate(static_cast<size_t>(count) * sizeof(T));
 }
 
-// One array behind the other, by one copy.
+// Copies two arrays, contiguously, in one transfer.
 template <class First, class Second>
 void Upload(Device& device, Buffer& to, std::span<const First> first, std::span<const Second> second,
             std::vector<uint8_t>& staged) {
@@ -25,8 +25,7 @@ void Upload(Device& device, Buffer& to, std::span<const First> first, std::span<
   device.CopyIn(to.data(), staged.data(), staged.size());
 }
 
-// Rows that launches are recorded for: 1, 2, 4, 8, 16, 24, ... Tiles of linear layers have 8 rows, so a step pays for
-// little that it does not need.
+// Rows of captured graphs: 1, 2, 4, 8, 16, 24, ... Tiles of linear layers have 8 rows, so that padding costs little.
 int64_t BucketOf(int64_t rows, int64_t limit) {
   constexpr int64_t kStep = 8;
   int64_t bucket = (rows + kStep - 1) / kStep * kStep;
@@ -39,144 +38,170 @@ int64_t BucketOf(int64_t rows, int64_t limit) {
 }  // namespace
 
 Runner::Runner(models::Model& model, int64_t max_rows, int64_t max_logit_rows, bool graphs)
-    : model_(model), max_rows_(max_rows), max_logit_rows_(max_logit_rows), graphs_(graphs && Draws()) {
+    : model_(model), max_rows_(max_rows), max_logit_rows_(max_logit_rows), graphs_(graphs && SamplesOnDevice()) {
   Device& device = model.ops().device();
   const int64_t hidden = model.Config().hidden, vocab = model.Config().vocab;
-  hidden_ = Room<float>(device, max_rows * hidden);
-  gathered_ = Room<float>(device, max_logit_rows * hidden);
-  logits_ = Room<float>(device, max_logit_rows * vocab);
-  inputs_ = device.Allocate(static_cast<size_t>(max_rows) * (sizeof(int64_t) + sizeof(int32_t)));
-  requested_ = device.Allocate(static_cast<size_t>(max_logit_rows) * (sizeof(kernels::SampleParams) + sizeof(int64_t)));
-  results_ = device.Allocate(static_cast<size_t>(max_logit_rows) * (sizeof(kernels::RowArgmax) + sizeof(int32_t)));
-  if (Draws()) {
+  hidden_ = AllocateArray<float>(device, max_rows * hidden);
+  logits_ = AllocateArray<float>(device, max_logit_rows * vocab);
+  inputs_ = device.Allocate(static_cast<size_t>(max_rows) * (2 * sizeof(int64_t) + sizeof(int32_t)));
+  if (SamplesOnDevice()) {
+    gathered_ = AllocateArray<float>(device, max_logit_rows * hidden);
+    const auto rows = static_cast<size_t>(max_logit_rows);
+    sample_inputs_ = device.Allocate(rows * (sizeof(kernels::SampleParams) + sizeof(int64_t)));
+    samples_ = device.Allocate(rows * (sizeof(kernels::RowArgmax) + sizeof(int32_t)));
     host_logits_ = device.AllocateHost(logits_.bytes());
-    host_results_ = device.AllocateHost(results_.bytes());
+    host_samples_ = device.AllocateHost(samples_.bytes());
   }
   tokens_.reserve(static_cast<size_t>(max_rows));
-  positions_.reserve(static_cast<size_t>(max_rows));
-  argmaxes_.reserve(static_cast<size_t>(max_logit_rows));
+  positions_.reserve(static_cast<size_t>(2 * max_rows));
+  output_rows_.reserve(static_cast<size_t>(max_rows));
+  argmaxes_.resize(static_cast<size_t>(max_logit_rows));
 }
 
 void Runner::Forward(std::span<const RunItem> items, attention::Backend& backend) {
   tokens_.clear();
   positions_.clear();
+  output_rows_.clear();
   spans_.clear();
   for (const RunItem& item : items) {
+    for (int64_t i = item.first_output; i < std::ssize(item.tokens); ++i) {
+      output_rows_.push_back(std::ssize(tokens_) + i);
+    }
     tokens_.insert(tokens_.end(), item.tokens.begin(), item.tokens.end());
     for (size_t i = 0; i < item.tokens.size(); ++i) positions_.push_back(item.start + static_cast<int64_t>(i));
     spans_.push_back({.start = item.start, .tokens = static_cast<int>(item.tokens.size()), .pages = item.pages});
   }
   assert(static_cast<int64_t>(tokens_.size()) <= max_rows_);
-  const bool decodes = graphs_ && !items.empty() &&
+  const bool all_output = output_rows_.size() == tokens_.size();
+  const bool decodes = graphs_ && all_output && !items.empty() &&
                        std::ranges::all_of(items, [](const RunItem& item) { return item.tokens.size() == 1; });
   const int64_t bucket = decodes ? BucketOf(std::ssize(tokens_), max_rows_) : 0;
   if (planned_for_ != &backend) plan_.reset();  // a plan belongs to its backend
   planned_for_ = &backend;
   plan_ = backend.MakePlan({.sequences = spans_, .bucket = bucket}, std::move(plan_));
-  if (decodes) {  // rows that nobody reads
+  if (decodes) {  // padding
     tokens_.resize(static_cast<size_t>(bucket), 0);
     positions_.resize(static_cast<size_t>(bucket), 0);
   }
+  if (!all_output) positions_.insert(positions_.end(), output_rows_.begin(), output_rows_.end());
   Upload<int64_t, int32_t>(model_.ops().device(), inputs_, positions_, tokens_, staged_);
-  const std::span positions(inputs_.as<int64_t>(), positions_.size());
-  const std::span ids(reinterpret_cast<const int32_t*>(inputs_.as<int64_t>() + positions_.size()), tokens_.size());
-  const auto forward = [&] {
-    model_.Forward({.tokens = ids, .positions = positions}, backend, *plan_, hidden_.as<float>());
-  };
+  const std::span numbers(inputs_.as<const int64_t>(), positions_.size());
+  models::ForwardBatch batch{
+      .tokens = std::span(reinterpret_cast<const int32_t*>(numbers.data() + numbers.size()), tokens_.size()),
+      .positions = numbers.first(tokens_.size())};
+  if (!all_output) batch.output_rows = numbers.subspan(tokens_.size());
+  const auto forward = [&] { model_.Forward(batch, backend, *plan_, hidden_.as<float>()); };
   if (!decodes) return forward();
-  Begin(forwards_, bucket, plan_->Version(), forward);
+  ReplayOrCapture(forward_graphs_, bucket, plan_->Version(), forward);
 }
 
-// The first time they go one by one: that loads the kernels, which nothing that is recorded may.
-void Runner::Begin(Graphs& graphs, int64_t rows, uint64_t version, const std::function<void()>& launches) {
-  CapturedGraph& known = graphs[rows];
-  if (known.graph && known.version == version) return known.graph->Run();
+// The first launches are not captured: they load the kernels, which a capture may not.
+void Runner::ReplayOrCapture(Graphs& graphs, int64_t rows, uint64_t version, const std::function<void()>& launches) {
+  CapturedGraph& captured = graphs[rows];
+  if (captured.graph && captured.version == version) return captured.graph->Run();
   launches();
   try {
-    known.graph = model_.ops().Record(launches);
-    known.version = version;
-  } catch (const ResourceError&) {  // a graph takes memory; the launches are under way without it
+    captured.graph = model_.ops().Record(launches);
+    captured.version = version;
+  } catch (const ResourceError&) {  // no memory for a graph; the launches are under way without it
     graphs_ = false;
-    known.graph.reset();
+    captured.graph.reset();
   }
 }
 
-std::span<float> Runner::Logits(std::span<const int64_t> rows, std::span<const SampleRow> uses) {
-  assert(static_cast<int64_t>(rows.size()) <= max_logit_rows_);
-  assert(uses.empty() || uses.size() == rows.size());
+std::span<float> Runner::Logits(int64_t first, int64_t count) {
+  assert(count <= max_logit_rows_);
+  model_.Logits(hidden_.as<float>() + first * model_.Config().hidden, count, logits_.as<float>(), nullptr);
+  const size_t floats = static_cast<size_t>(count * model_.Config().vocab);
+  if (!SamplesOnDevice()) return {logits_.as<float>(), floats};
+  model_.ops().device().CopyOut(host_logits_.data(), logits_.data(), floats * sizeof(float));
+  return {host_logits_.as<float>(), floats};
+}
+
+void Runner::Logits(int64_t first, int64_t count, float* out) {
+  const float* hidden = hidden_.as<float>() + first * model_.Config().hidden;
+  if (!SamplesOnDevice()) {
+    model_.Logits(hidden, count, out, nullptr);
+    return;
+  }
+  assert(count <= max_logit_rows_);
+  model_.Logits(hidden, count, logits_.as<float>(), nullptr);
+  const auto floats = static_cast<size_t>(count * model_.Config().vocab);
+  model_.ops().device().CopyOut(out, logits_.data(), floats * sizeof(float));
+}
+
+void Runner::Logits(int64_t first, std::span<SampleRow> rows) {
+  assert(std::ssize(rows) <= max_logit_rows_);
+  const auto vocab = static_cast<size_t>(model_.Config().vocab);
+  if (SamplesOnDevice()) {
+    SampleOnDevice(first, rows);
+  } else {
+    const float* hidden = hidden_.as<float>() + first * model_.Config().hidden;
+    model_.Logits(hidden, std::ssize(rows), logits_.as<float>(), argmaxes_.data());
+  }
+  float* logits = SamplesOnDevice() ? host_logits_.as<float>() : logits_.as<float>();
+  for (size_t row = 0; row < rows.size(); ++row) {
+    rows[row].logits = {logits + row * vocab, vocab};
+    rows[row].argmax = argmaxes_[row];
+  }
+}
+
+// Launches logits and sampling of all rows, and brings what the host reads.
+void Runner::SampleOnDevice(int64_t first, std::span<SampleRow> rows) {
   kernels::Ops& ops = model_.ops();
-  const bool recorded = graphs_ && !uses.empty();
-  const int64_t count = recorded ? BucketOf(std::ssize(rows), max_logit_rows_) : std::ssize(rows);
-  rows_.assign(rows.begin(), rows.end());
-  rows_.resize(static_cast<size_t>(count), 0);
-  draws_.clear();
-  for (const SampleRow& use : uses) draws_.push_back(use.draw);
-  if (!uses.empty()) draws_.resize(static_cast<size_t>(count));
-  Upload<kernels::SampleParams, int64_t>(ops.device(), requested_, draws_, rows_, staged_);
-  const auto* draws = requested_.as<const kernels::SampleParams>();
-  const auto* requested = reinterpret_cast<const int64_t*>(draws + draws_.size());
-  auto* argmaxes = results_.as<kernels::RowArgmax>();
+  const int64_t count = graphs_ ? BucketOf(std::ssize(rows), max_logit_rows_) : std::ssize(rows);
+  std::vector<int64_t>& gathered_rows = output_rows_;  // of no use after Forward
+  gathered_rows.assign(static_cast<size_t>(count), first);
+  sample_params_.assign(static_cast<size_t>(count), {});
+  for (size_t row = 0; row < rows.size(); ++row) {
+    gathered_rows[row] = first + static_cast<int64_t>(row);
+    sample_params_[row] = rows[row].device_params.value_or(kernels::SampleParams{});
+  }
+  Upload<kernels::SampleParams, int64_t>(ops.device(), sample_inputs_, sample_params_, gathered_rows, staged_);
+  const auto* params = sample_inputs_.as<const kernels::SampleParams>();
+  const auto* device_rows = reinterpret_cast<const int64_t*>(params + count);
+  auto* argmaxes = samples_.as<kernels::RowArgmax>();
   auto* tokens = reinterpret_cast<int32_t*>(argmaxes + max_logit_rows_);
-  const int64_t vocab = model_.Config().vocab;
   const auto launches = [&, this] {
-    ops.Gather(hidden_.as<float>(), model_.Config().hidden, requested, count, gathered_.as<float>());
+    ops.Gather(hidden_.as<float>(), model_.Config().hidden, device_rows, count, gathered_.as<float>());
     model_.Logits(gathered_.as<float>(), count, logits_.as<float>(), argmaxes);
-    if (!uses.empty()) ops.Draw(logits_.as<float>(), count, vocab, argmaxes, draws, tokens);
-    if (Draws()) ops.device().CopyOutAsync(host_results_.data(), results_.data(), results_.bytes());
+    ops.Draw(logits_.as<float>(), count, model_.Config().vocab, argmaxes, params, tokens);
+    ops.device().CopyOutAsync(host_samples_.data(), samples_.data(), samples_.bytes());
   };
-  if (recorded) {
-    Begin(sample_graphs_, count, 0, launches);
+  if (graphs_) {
+    ReplayOrCapture(sample_graphs_, count, 0, launches);
   } else {
     launches();
   }
-  const size_t logits = rows.size() * static_cast<size_t>(vocab);
-  if (Draws()) {
-    Fetch(rows.size(), uses);
-    return {host_logits_.as<float>(), logits};
-  }
-  argmaxes_.assign(argmaxes, argmaxes + count);
-  return {logits_.as<float>(), logits};
+  FetchSamples(rows);
 }
 
-// Brings the logits that the host reads: one wait, for them and the results.
-void Runner::Fetch(size_t rows, std::span<const SampleRow> uses) {
+// Copies samples and the logits that the host reads; one wait, unless some row cannot be sampled on the device.
+void Runner::FetchSamples(std::span<SampleRow> rows) {
   Device& device = model_.ops().device();
   const size_t row_bytes = static_cast<size_t>(model_.Config().vocab) * sizeof(float);
   const auto fetch_row = [&](size_t row) {
     device.CopyOutAsync(host_logits_.data() + row * row_bytes, logits_.data() + row * row_bytes, row_bytes);
   };
-  if (uses.empty()) device.CopyOutAsync(host_logits_.data(), logits_.data(), rows * row_bytes);
-  for (size_t row = 0; row < uses.size(); ++row) {
-    if (uses[row].read) fetch_row(row);
+  for (size_t row = 0; row < rows.size(); ++row) {
+    if (!rows[row].device_params) fetch_row(row);
   }
   device.Wait();
-  const auto* argmaxes = host_results_.as<kernels::RowArgmax>();
-  argmaxes_.assign(argmaxes, argmaxes + rows);
-  sampled_tokens_.assign(rows, -1);
-  if (uses.empty()) return;
-  const auto* drawn = reinterpret_cast<const int32_t*>(argmaxes + max_logit_rows_);
+  const auto* argmaxes = host_samples_.as<kernels::RowArgmax>();
+  const auto* tokens = reinterpret_cast<const int32_t*>(argmaxes + max_logit_rows_);
+  std::copy_n(argmaxes, rows.size(), argmaxes_.begin());
   bool more = false;
-  for (size_t row = 0; row < rows; ++row) {
-    if (uses[row].read) continue;
-    if (argmaxes_[row].finite && drawn[row] >= 0) {
-      sampled_tokens_[row] = drawn[row];
-    } else {  // someone has to say what is wrong, or to choose from more than there was room for
+  for (size_t row = 0; row < rows.size(); ++row) {
+    if (!rows[row].device_params) continue;
+    rows[row].sampled_on_device = argmaxes[row].finite && tokens[row] >= 0;
+    if (rows[row].sampled_on_device) {
+      rows[row].token = tokens[row];
+    } else {  // invalid logits, or more candidates than the device has room for: left to the host
       fetch_row(row);
       more = true;
     }
   }
   if (more) device.Wait();
-}
-
-void Runner::Logits(int64_t first, int64_t rows, float* out) {
-  const float* hidden = hidden_.as<float>() + first * model_.Config().hidden;
-  if (!Draws()) {
-    model_.Logits(hidden, rows, out, nullptr);
-    return;
-  }
-  assert(rows <= max_logit_rows_);
-  model_.Logits(hidden, rows, logits_.as<float>(), nullptr);
-  model_.ops().device().CopyOut(out, logits_.data(), static_cast<size_t>(rows * model_.Config().vocab) * sizeof(float));
 }
 
 }  // namespace kvanta::runner

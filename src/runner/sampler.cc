@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/sampling/sorted_candidates.h"
 #include "runner/philox.h"
 #include "runner/softmax.h"
 #include "runner/token_mask.h"
@@ -14,35 +15,24 @@ bool Penalizes(const SamplingParams& params) {
   return params.repetition_penalty != 1.0F || params.presence_penalty != 0.0F || params.frequency_penalty != 0.0F;
 }
 
-// Below it, division by the temperature would overflow: greedy, as in vLLM.
+// Below it, sampling is greedy, as in vLLM: division by the temperature could overflow.
 constexpr float kMinTemperature = 1e-5F;
 
-// Inverse of the cumulative distribution over candidates; the last one catches rounding.
-int32_t Pick(std::span<const Candidate> candidates, float max, float scale, double target) {
+// Samples from the whole vocabulary, in the order of ids.
+int32_t DrawUnsorted(std::span<const float> logits, float max, float scale, float min_logit, double uniform) {
+  const double target = uniform * SumExp(logits, max, scale, min_logit);
   double sum = 0;
-  for (const Candidate& candidate : candidates) {
-    sum += static_cast<double>(ExpOfNegative((candidate.logit - max) * scale));
-    if (sum > target) return candidate.token;
+  int32_t last = 0;
+  for (int32_t token = 0; token < std::ssize(logits); ++token) {
+    const float x = logits[static_cast<size_t>(token)];
+    if (!(x >= min_logit)) continue;
+    const float term = ExpOfNegative((x - max) * scale);
+    if (term == 0.0F) continue;
+    sum += static_cast<double>(term);
+    last = token;  // the result if rounding leaves the sum below the target
+    if (sum > target) break;
   }
-  return candidates.back().token;
-}
-
-double Mass(std::span<const Candidate> candidates, float max, float scale) {
-  double sum = 0;
-  for (const Candidate& candidate : candidates) {
-    sum += static_cast<double>(ExpOfNegative((candidate.logit - max) * scale));
-  }
-  return sum;
-}
-
-// Shortest head whose mass reaches `wanted`, at least one.
-size_t HeadOfMass(std::span<const Candidate> candidates, float max, float scale, double requested) {
-  double sum = 0;
-  for (size_t i = 0; i < candidates.size(); ++i) {
-    sum += static_cast<double>(ExpOfNegative((candidates[i].logit - max) * scale));
-    if (sum >= requested) return i + 1;
-  }
-  return candidates.size();
+  return last;
 }
 
 }  // namespace
@@ -60,28 +50,28 @@ void SamplerState::Append(int32_t token) {
 }
 
 std::optional<kernels::SampleParams> SamplerState::NextSample(int vocab) const {
-  const bool some = params_.top_k > 0 && params_.top_k < vocab;
+  const bool top_k = params_.top_k > 0 && params_.top_k < vocab;
   const bool greedy = params_.temperature < kMinTemperature;
   if (produced_ < params_.min_tokens || !params_.logit_bias.empty() || counts_) return {};
   if (greedy) return kernels::SampleParams{};
-  if (some && params_.top_k > kernels::kMaxCandidates) return {};
-  kernels::SampleParams draw{.uniform = UniformSample(seed_, static_cast<uint64_t>(produced_)),
-                             .scale = 1.0F / params_.temperature,
-                             .top_k = some ? params_.top_k : 0,
-                             .top_p = params_.top_p};
-  if (params_.min_p > 0) draw.min_logit_offset = std::log(params_.min_p) * params_.temperature;
-  return draw;
+  if (top_k && params_.top_k > kernels::kMaxCandidates) return {};
+  kernels::SampleParams sample{.uniform = UniformSample(seed_, static_cast<uint64_t>(produced_)),
+                               .scale = 1.0F / params_.temperature,
+                               .top_k = top_k ? params_.top_k : 0,
+                               .top_p = params_.top_p};
+  if (params_.min_p > 0) sample.min_logit_offset = std::log(params_.min_p) * params_.temperature;
+  return sample;
 }
 
 int32_t Sampler::Sample(std::span<float> logits, const SamplerState& state, std::span<const uint32_t> mask,
-                        kernels::RowArgmax max_value) {
+                        kernels::RowArgmax argmax) {
   const SamplingParams& params = state.params_;
-  // Before any mask: a NaN must not hide behind one.
-  if (!max_value.finite && !FindRange(logits).valid) return kInvalidLogits;
+  // Checked before masking, which could hide a NaN.
+  if (!argmax.finite && !FindRange(logits).valid) return kInvalidLogits;
   const auto at = [&](int32_t token) -> float& { return logits[static_cast<size_t>(token)]; };
   bool may_stop = state.produced_ >= params.min_tokens;
   if (mask.empty() && may_stop && params.logit_bias.empty() && state.seen_.empty())
-    return Choose(logits, state, max_value);
+    return Choose(logits, state, argmax);
   if (!mask.empty()) {
     const int64_t allowed = ApplyMask(mask, logits);
     if (allowed == 0) return kNothingAllowed;
@@ -102,68 +92,54 @@ int32_t Sampler::Sample(std::span<float> logits, const SamplerState& state, std:
   return Choose(logits, state, {});
 }
 
-// The logits are final.
-int32_t Sampler::Choose(std::span<const float> logits, const SamplerState& state, kernels::RowArgmax max_value) {
+// Samples from final logits.
+int32_t Sampler::Choose(std::span<const float> logits, const SamplerState& state, kernels::RowArgmax argmax) {
   const bool greedy = state.params_.temperature < kMinTemperature;
-  if (!max_value.finite) {
+  if (!argmax.finite) {
     const LogitRange range = FindRange(logits);
     if (!range.valid) return kInvalidLogits;
-    max_value.value = range.max;
+    argmax.value = range.max;
     if (greedy)
-      max_value.column = static_cast<int32_t>(std::find(logits.begin(), logits.end(), range.max) - logits.begin());
+      argmax.column = static_cast<int32_t>(std::find(logits.begin(), logits.end(), range.max) - logits.begin());
   }
-  if (greedy) return max_value.column;
-  return Draw(logits, max_value.value, state.params_,
-              UniformSample(state.seed_, static_cast<uint64_t>(state.produced_)));
+  if (greedy) return argmax.column;
+  return Draw(logits, argmax.value, state.params_, UniformSample(state.seed_, static_cast<uint64_t>(state.produced_)));
 }
 
+// The sampled token of final logits with this maximum, at a temperature above 0.
 int32_t Sampler::Draw(std::span<const float> logits, float max, const SamplingParams& params, double uniform) {
   const float scale = 1.0F / params.temperature;
   const auto vocab = static_cast<int>(logits.size());
-  const bool some = params.top_k > 0 && params.top_k < vocab;
-  float threshold = -INFINITY;
-  if (params.min_p > 0) threshold = max + std::log(params.min_p) * params.temperature;
+  const auto prob = [&](int32_t i) { return ExpOfNegative((candidates_[static_cast<size_t>(i)].logit - max) * scale); };
+  float min_logit = -INFINITY;
+  if (params.min_p > 0) min_logit = max + std::log(params.min_p) * params.temperature;
 
-  if (some) {
-    SelectTop(logits, params.top_k, threshold, candidates_);
+  double mass = kernels::kAnyMass;
+  if (params.top_k > 0 && params.top_k < vocab) {
+    SelectTop(logits, params.top_k, min_logit, candidates_);
+    const auto count = static_cast<int32_t>(candidates_.size());
+    if (params.top_p < 1.0F) {
+      mass = static_cast<double>(params.top_p) * kernels::HeadOfMass(prob, count, kernels::kAnyMass).mass;
+    }
   } else if (params.top_p < 1.0F) {
-    // Only the head matters: lower the bar until what lies above it has the wanted mass.
-    const double requested = static_cast<double>(params.top_p) * SumExp(logits, max, scale, threshold);
-    float threshold_ = threshold;
-    for (const float min_logit_offset : {3.0F, 7.0F, 12.0F}) {
-      const float trial = max - min_logit_offset * params.temperature;
-      if (trial <= threshold) break;
-      if (SumExp(logits, max, scale, trial) >= requested) {
-        threshold_ = trial;
+    // Only the head is sorted: candidates above the highest threshold that leaves enough mass.
+    mass = static_cast<double>(params.top_p) * SumExp(logits, max, scale, min_logit);
+    float threshold = min_logit;
+    for (const float offset : {3.0F, 7.0F, 12.0F}) {
+      const float trial = max - offset * params.temperature;
+      if (trial <= min_logit) break;
+      if (SumExp(logits, max, scale, trial) >= mass) {
+        threshold = trial;
         break;
       }
     }
-    SelectAbove(logits, threshold_, candidates_);
-    const size_t kept = HeadOfMass(candidates_, max, scale, requested);
-    const auto head = std::span(candidates_).first(kept);
-    return Pick(head, max, scale, uniform * Mass(head, max, scale));
+    SelectAbove(logits, threshold, candidates_);
   } else {
-    // In order of ids: nothing to select.
-    const double target = uniform * SumExp(logits, max, scale, threshold);
-    double sum = 0;
-    int32_t last = 0;
-    for (int32_t token = 0; token < vocab; ++token) {
-      const float x = logits[static_cast<size_t>(token)];
-      if (!(x >= threshold)) continue;
-      const float term = ExpOfNegative((x - max) * scale);
-      if (term == 0.0F) continue;
-      sum += static_cast<double>(term);
-      last = token;  // catches rounding at the end
-      if (sum > target) break;
-    }
-    return last;
+    return DrawUnsorted(logits, max, scale, min_logit, uniform);
   }
-  size_t kept = candidates_.size();
-  if (params.top_p < 1.0F) {
-    kept = HeadOfMass(candidates_, max, scale, static_cast<double>(params.top_p) * Mass(candidates_, max, scale));
-  }
-  const auto head = std::span(candidates_).first(kept);
-  return Pick(head, max, scale, uniform * Mass(head, max, scale));
+  const auto count = static_cast<int32_t>(candidates_.size());
+  const int32_t index = kernels::PickCandidate(prob, kernels::HeadOfMass(prob, count, mass), uniform);
+  return candidates_[static_cast<size_t>(index)].token;
 }
 
 }  // namespace kvanta::runner

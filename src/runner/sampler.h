@@ -1,5 +1,5 @@
-// Chooses a token from a row of logits. Order of operations, as in vLLM: the constraint's mask, min_tokens mask and
-// logit_bias, repetition, frequency and presence penalties, (greedy:) arg max, temperature, min_p, top_k, top_p, draw.
+// Samples a token from a row of logits. Order of operations, as in vLLM: the constraint's mask, min_tokens mask and
+// logit_bias, repetition, frequency and presence penalties, (greedy:) argmax, temperature, min_p, top_k, top_p, sample.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace kvanta::runner {
 
-// What a request's sampling remembers: parameters, seed and how often each token occurred.
+// Sampling state of a request: parameters, seed and how often each token occurred.
 class SamplerState {
  public:
   // stop_tokens: masked until min_tokens have been produced. seed: the request's own or one derived for it.
@@ -24,10 +24,10 @@ class SamplerState {
 
   const SamplingParams& Params() const noexcept { return params_; }
   uint64_t Seed() const noexcept { return seed_; }
-  // The draw of the next token, if nothing but a row's logits, without a constraint's mask, decides it: no bias and no
-  // penalty. kernels::Ops::Draw takes such tokens.
+  // Parameters with which kernels::Ops::Draw samples the next token; none if it depends on more than the logits: a
+  // bias, a penalty, or stop tokens to mask. The caller checks for a constraint.
   std::optional<kernels::SampleParams> NextSample(int vocab) const;
-  // The token was taken.
+  // Counts a sampled token.
   void Append(int32_t token);
 
  private:
@@ -35,7 +35,7 @@ class SamplerState {
   struct Occurrence {
     int output = 0;
   };
-  bool counts_;  // some penalty is on
+  bool counts_;  // there is a penalty
   SamplingParams params_;
   uint64_t seed_;
   std::vector<int32_t> stop_tokens_;
@@ -43,22 +43,20 @@ class SamplerState {
   int64_t produced_ = 0;
 };
 
-// Scratch memory; one per worker. Sample() is const in everything that matters: the same logits and state give the same
-// token on any thread.
+// Sampler with its scratch memory; one per worker. The same logits and state give the same token on any thread.
 class Sampler {
  public:
   static constexpr int32_t kInvalidLogits = -1;
   static constexpr int32_t kNothingAllowed = -2;
 
-  // logits: f32 [vocab], changed in place. kInvalidLogits if one is NaN or +infinity, or none is finite.
-  // mask: empty, or bit t % 32 of word t / 32 allows token t; kNothingAllowed if it allows none. Where it allows stop
-  // tokens only, they are taken before min_tokens, too.
-  // peak: of the logits; one that is not finite says nothing about them.
+  // logits: f32 [vocab], overwritten. Returns kInvalidLogits if one is NaN or +infinity, or none is finite.
+  // mask: empty, or bit t % 32 of word t / 32 allows token t; returns kNothingAllowed if it allows none. Where it
+  // allows stop tokens only, min_tokens does not mask them. argmax: of the logits; ignored if it is not finite.
   int32_t Sample(std::span<float> logits, const SamplerState& state, std::span<const uint32_t> mask = {},
-                 kernels::RowArgmax max_value = {});
+                 kernels::RowArgmax argmax = {});
 
  private:
-  int32_t Choose(std::span<const float> logits, const SamplerState& state, kernels::RowArgmax max_value);
+  int32_t Choose(std::span<const float> logits, const SamplerState& state, kernels::RowArgmax argmax);
   int32_t Draw(std::span<const float> logits, float max, const SamplingParams& params, double uniform);
   std::vector<Candidate> candidates_;
 };

@@ -43,7 +43,7 @@ inline LogitRange FindRange(std::span<const float> logits) noexcept {
   return range;
 }
 
-// sum of exp((x - max) * scale) over x >= floor.
+// Sum of exp((x - max) * scale) over x >= threshold.
 inline double SumExp(std::span<const float> logits, float max, float scale = 1.0F,
                      float threshold = -INFINITY) noexcept {
   constexpr size_t kLanes = 8;

@@ -1,4 +1,4 @@
-// One bit per token: which may come next (kvanta/constraint.h).
+// Token bitmasks, one bit per token (kvanta/constraint.h).
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,8 @@ inline bool Allows(std::span<const uint32_t> mask, int32_t token) noexcept {
   return (mask[static_cast<size_t>(token) / 32] >> (token % 32) & 1U) != 0;
 }
 
-// Logits of what is not allowed become -infinity; returns how many tokens are allowed. Bits beyond the vocabulary mean
-// nothing. logits: f32 [vocab].
+// Sets logits of tokens that the mask does not allow to -infinity; returns how many are allowed. Bits beyond the
+// vocabulary are ignored. logits: f32 [vocab].
 inline int64_t ApplyMask(std::span<const uint32_t> mask, std::span<float> logits) noexcept {
   int64_t allowed = 0;
   for (size_t word = 0; word * 32 < logits.size(); ++word) {

@@ -20,9 +20,9 @@ namespace {
 
 std::vector<float> Logits(kvanta::EngineConfig config, const std::string& device, std::span<const int32_t> tokens) {
   config.device = device;
-  kvanta::engine::Core core(kvanta::engine::LoadComponents(config, kvanta::testing::MakeEmulatedGpu()));
-  std::vector<float> logits(tokens.size() * static_cast<size_t>(core.Info().vocab));
-  core.Logits(tokens, 0, logits, false);
+  kvanta::Engine::Impl engine(kvanta::engine::LoadComponents(config, kvanta::testing::MakeEmulatedGpu()));
+  std::vector<float> logits(tokens.size() * static_cast<size_t>(engine.Info().vocab));
+  engine.Logits(tokens, 0, logits, false);
   return logits;
 }
 

@@ -1,5 +1,5 @@
-// One numerics: a token's logits are the same bits whatever the chunks, the batch, the threads, the prefix cache and
-// preemption did. Cases are seeded; unused cache memory holds NaN.
+// Batch-invariant numerics: a token's logits have the same bits for any chunks, batch, threads, prefix hits and
+// preemptions. Cases are seeded; unused cache memory holds NaN.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -86,7 +86,7 @@ class BitEquality : public testing::TestWithParam<Case> {
   }
 };
 
-TEST_P(BitEquality, OfAnyChunking) {
+TEST_P(BitEquality, HoldsForAnyChunking) {
   Engine engine(Config());
   EngineConfig threaded = Config();
   threaded.threads = 3;
@@ -104,7 +104,7 @@ TEST_P(BitEquality, OfAnyChunking) {
   }
 }
 
-TEST_P(BitEquality, OfPrefixHits) {
+TEST_P(BitEquality, HoldsForPrefixHits) {
   EngineConfig config = Config();
   Engine engine(config);
   config.enable_prefix_caching = false;
@@ -172,7 +172,7 @@ Request RandomRequest(std::mt19937_64& random, const std::vector<std::vector<int
 
 // Each request alone in an engine without a prefix cache, against the same among others in a cache too small for them:
 // tokens and log-probabilities (sums over all logits) have the same bits.
-TEST_P(BitEquality, OfAnyBatchPreemptionsIncluded) {
+TEST_P(BitEquality, HoldsForAnyBatchAndPreemption) {
   EngineConfig alone_config = Config();
   alone_config.enable_prefix_caching = false;
   alone_config.max_num_seqs = 1;

@@ -1,4 +1,4 @@
-// Constrained requests: their tokens obey the mask, the others in the batch are the same to the bit, errors stay alone.
+// Constrained requests: their tokens obey the mask, other requests keep their bits, errors end only their request.
 #include "kvanta/constraint.h"
 
 #include <gtest/gtest.h>
@@ -63,7 +63,7 @@ void ExpectCounts(const std::vector<int32_t>& tokens, size_t length) {
   for (size_t i = 0; i < length; ++i) EXPECT_EQ(tokens[i] / 3, 1 + static_cast<int32_t>(i) % 30);
 }
 
-TEST(Constraint, TokensObeyTheMaskAndTheEndEndsTheRequest) {
+TEST(Constraint, TokensObeyTheMaskAndItsEndEndsTheRequest) {
   Asked asked;
   EngineConfig config = TinyConfig(Model(), "int8");
   config.fill_masks = Filler(asked);
@@ -93,7 +93,7 @@ TEST(Constraint, TokensObeyTheMaskAndTheEndEndsTheRequest) {
   EXPECT_EQ(engine.Stats().finished_length, 1);
 }
 
-TEST(Constraint, OthersInTheBatchAreTheSameAndTheFillerIsAskedOncePerStep) {
+TEST(Constraint, OtherRequestsAreUnchangedAndFillMasksIsCalledOncePerStep) {
   Asked asked;
   EngineConfig config = TinyConfig(Model(), "int4");
   config.fill_masks = Filler(asked);
@@ -128,7 +128,7 @@ TEST(Constraint, OthersInTheBatchAreTheSameAndTheFillerIsAskedOncePerStep) {
   }
 }
 
-TEST(Constraint, ErrorsEndTheirRequestAlone) {
+TEST(Constraint, ErrorsEndOnlyTheirRequest) {
   Asked asked;
   EngineConfig config = TinyConfig(Model(), "int8");
   config.fill_masks = Filler(asked);
@@ -154,7 +154,7 @@ TEST(Constraint, ErrorsEndTheirRequestAlone) {
   EXPECT_EQ(engine.Stats().running, 0);
 }
 
-TEST(Constraint, NeedsAFiller) {
+TEST(Constraint, NeedsFillMasks) {
   Engine engine(TinyConfig(Model(), "int8"));
   EXPECT_THROW(engine.Add(Constrained("a", 3, 2, Greedy(5))), InputError);
 }

@@ -1,4 +1,4 @@
-// What a caller relies on: outputs, stop conditions, errors, aborts, accounting.
+// Contract of the engine: outputs, stop conditions, errors, aborts, accounting.
 #include "kvanta/engine.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ std::string MessageOf(const std::function<void()>& call) {
   return "no error";
 }
 
-TEST(Engine, GreedyFollowsTheArgMaxOfItsOwnLogits) {
+TEST(Engine, GreedySamplesTheArgmaxOfItsLogits) {
   Engine engine(TinyConfig(Model(), "int8"));
   std::mt19937_64 random(1);
   const auto prompt = RandomTokens(random, 21);
@@ -116,7 +116,7 @@ TEST(Engine, LogprobsAreThoseOfTheLogits) {
   }
 }
 
-TEST(Engine, RefusesWhatItCannotDo) {
+TEST(Engine, RefusesInvalidRequests) {
   Engine engine(TinyConfig(Model(), "int8"));
   const auto add = [&](std::vector<int32_t> prompt, const SamplingParams& params = Greedy(4)) {
     return MessageOf([&] { engine.Add({.id = "a", .prompt = std::move(prompt), .sampling = params}); });
@@ -219,7 +219,7 @@ TEST(Engine, AbortFreesPagesAtOnce) {
   EXPECT_EQ(outputs[0].finish, FinishReason::kAbort);
 }
 
-TEST(Engine, CountsPrefixHitsAndForgetsThem) {
+TEST(Engine, CountsPrefixHitsAndResetsThePrefixCache) {
   Engine engine(TinyConfig(Model(), "int8"));
   std::mt19937_64 random(6);
   const auto prompt = RandomTokens(random, 50);
@@ -233,7 +233,7 @@ TEST(Engine, CountsPrefixHitsAndForgetsThem) {
   EXPECT_EQ(RunOne(engine, {.id = "d", .prompt = prompt, .sampling = Greedy(3)}).cached_tokens, 0);
 }
 
-TEST(Engine, LogitsThatAreNotFiniteEndTheRequestAlone) {
+TEST(Engine, NonFiniteLogitsEndOnlyTheirRequest) {
   const TinyModel broken({}, 3e38F);  // finite weights, sums that overflow both ways
   Engine engine(TinyConfig(broken, "int8"));
   const auto result = RunOne(engine, {.id = "a", .prompt = {1, 2, 3}, .sampling = Greedy(3)});
@@ -265,13 +265,13 @@ TEST(Engine, WindowsAndPrefixesFitTheCacheTogether) {
   }
 }
 
-TEST(Engine, AMeanWithoutAFileIsAnErrorNotACrash) {
+TEST(Engine, AMeanWithoutAFileIsAnError) {
   for (const char* scheme : {"fp8_e4m3+mean", "k=int8+mean,v=fp8_e4m3"}) {
     EXPECT_THROW(Engine engine(TinyConfig(Model(), scheme)), InputError) << scheme;
   }
 }
 
-TEST(Engine, SequencesWithoutNumberDoNotOverflowTheBudget) {
+TEST(Engine, AHugeNumberOfSequencesDoesNotOverflowTheBudget) {
   EngineConfig config = TinyConfig(Model(), "bf16");
   config.kv_cache_memory_bytes = 0;
   config.max_num_seqs = std::numeric_limits<int>::max();

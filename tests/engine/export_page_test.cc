@@ -45,7 +45,7 @@ TEST(ExportPage, IsASelfDescribingFileOfTheAllocatedBytes) {
 }
 
 // Latents are stored once: rank 64 and 16 rotated channels.
-TEST(ExportPage, BytesOfLatents) {
+TEST(ExportPage, LatentsHaveTheirBytes) {
   const std::pair<const char*, int> schemes[] = {{"fp32", 80 * 4},
                                                  {"bf16", 80 * 2},
                                                  {"mla_fp8", 64 + 4 + 32},
@@ -79,7 +79,7 @@ TEST(ExportPage, TheSameTokensGiveTheSameBytes) {
   }
 }
 
-TEST(ExportPage, RefusesWhatIsNotCached) {
+TEST(ExportPage, RefusesPagesThatAreNotCached) {
   Engine engine(TinyConfig(Model(), "int8"));
   std::mt19937_64 random(3);
   const auto prompt = RandomTokens(random, 40);

@@ -1,5 +1,5 @@
-// The whole engine on a GPU, emulated and (where there is one) real: near the CPU's logits, with the same one numerics,
-// and with one wait a step.
+// The whole engine on a GPU, emulated and (where there is one) real: logits near the CPU's, batch-invariant, with one
+// wait per step.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ const TinyModel& GpuModel() {
   return model;
 }
 
-// Its prompts have more rows than an expert's tile, its steps of decode fewer.
+// A MoE model whose prompts have more rows than an expert's tile, and its decode steps fewer.
 const TinyModel& ExpertModel() {
   static const TinyModel model({.rank = 64, .experts = 6});
   return model;
@@ -47,26 +47,26 @@ class GpuEngineTest : public testing::GpuTestBase, public ::testing::WithParamIn
     config.page_size = 32;
     return config;
   }
-  std::unique_ptr<Core> Make(EngineConfig config) const {
+  std::unique_ptr<Engine::Impl> Make(EngineConfig config) const {
     config.device = "cuda";
-    return std::make_unique<Core>(LoadComponents(std::move(config), gpu_));
+    return std::make_unique<Engine::Impl>(LoadComponents(std::move(config), gpu_));
   }
 };
 
 INSTANTIATE_TEST_SUITE_P(Gpus, GpuEngineTest, ::testing::ValuesIn(testing::Gpus()),
                          [](const auto& param) { return param.param; });
 
-// Bits that do not depend on chunks, nor on a prefix that was cached.
-void ExpectOneNumerics(Core& core, std::span<const int32_t> tokens, std::span<const float> logits) {
-  const std::vector<float> chunked = ColdLogits(core, tokens, 7);
+// Checks that bits depend neither on chunks nor on prefix hits.
+void ExpectBatchInvariance(Engine::Impl& engine, std::span<const int32_t> tokens, std::span<const float> logits) {
+  const std::vector<float> chunked = ColdLogits(engine, tokens, 7);
   ASSERT_EQ(std::memcmp(chunked.data(), logits.data(), logits.size_bytes()), 0) << "chunks of 7";
   std::vector<float> again(logits.begin(), logits.end());
-  ASSERT_EQ(core.Logits(tokens, 32, again, true), 0);
-  ASSERT_EQ(core.Logits(tokens, 0, again, true), 32) << "whole pages of the prefix";
+  ASSERT_EQ(engine.Logits(tokens, 32, again, true), 0);
+  ASSERT_EQ(engine.Logits(tokens, 0, again, true), 32) << "whole pages of the prefix";
   ASSERT_EQ(std::memcmp(again.data(), logits.data(), logits.size_bytes()), 0) << "behind a cached prefix";
 }
 
-TEST_P(GpuEngineTest, LogitsAreNearTheCpusAndOfOneNumerics) {
+TEST_P(GpuEngineTest, LogitsAreBatchInvariantAndNearTheCpus) {
   std::mt19937_64 random(5);
   const std::vector<int32_t> tokens = RandomTokens(random, 45);
   struct Case {
@@ -84,8 +84,8 @@ TEST_P(GpuEngineTest, LogitsAreNearTheCpusAndOfOneNumerics) {
   for (const auto& [kv, weights, experts] : kCases) {
     SCOPED_TRACE(std::string(kv) + " beside weights " + weights + (experts ? " of experts" : ""));
     Engine cpu(Config(kv, weights, experts));
-    const std::unique_ptr<Core> core = Make(Config(kv, weights, experts));
-    const std::vector<float> expected = ColdLogits(cpu, tokens), logits = ColdLogits(*core, tokens);
+    const std::unique_ptr<Engine::Impl> engine = Make(Config(kv, weights, experts));
+    const std::vector<float> expected = ColdLogits(cpu, tokens), logits = ColdLogits(*engine, tokens);
     const size_t vocab = expected.size() / tokens.size();
     double sum = 0;
     for (size_t row = 0; row < tokens.size(); ++row) {
@@ -96,13 +96,13 @@ TEST_P(GpuEngineTest, LogitsAreNearTheCpusAndOfOneNumerics) {
     }
     // Both round activations, each in its own way; of 8-bit weights the CPU does it to 127 steps.
     EXPECT_LT(sum / static_cast<double>(tokens.size()), 1e-3);
-    ExpectOneNumerics(*core, tokens, logits);
+    ExpectBatchInvariance(*engine, tokens, logits);
   }
 }
 
-// What a request gets does not depend on who else is there, nor on where its tokens are chosen.
+// Tokens depend neither on the batch nor on whether they are sampled on the host or on the GPU.
 TEST_P(GpuEngineTest, RequestsGetTheirTokensWhateverTheBatch) {
-  const std::unique_ptr<Core> core = Make(Config("int4"));
+  const std::unique_ptr<Engine::Impl> engine = Make(Config("int4"));
   std::mt19937_64 random(6);
   std::vector<Request> requests;
   for (int i = 0; i < 5; ++i) {
@@ -117,23 +117,24 @@ TEST_P(GpuEngineTest, RequestsGetTheirTokensWhateverTheBatch) {
     if (i == 4) request.sampling.repetition_penalty = 1.3F;
     requests.push_back(request);
   }
-  for (const Request& request : requests) core->Add(request);
-  std::map<std::string, Collected> together = RunAll(*core);
+  for (const Request& request : requests) engine->Add(request);
+  std::map<std::string, Collected> together = RunAll(*engine);
   for (Request request : requests) {
-    core->ResetPrefixCache();
+    engine->ResetPrefixCache();
     request.sampling.logprobs = 0;  // the host then reads the logits, and chooses
-    const Collected alone = RunOne(*core, request);
+    const Collected alone = RunOne(*engine, request);
     EXPECT_EQ(alone.tokens, together[request.id].tokens) << request.id;
     EXPECT_EQ(alone.tokens.size(), 6U) << alone.error;
     if (request.id != "0") continue;
     for (size_t i = 0; i < alone.tokens.size(); ++i) EXPECT_EQ(alone.logprobs[i][0].rank, 1);
   }
-  EXPECT_EQ(core->Stats().device, "cuda");
-  EXPECT_GT(core->Stats().layers[0].k_values, 0);
+  EXPECT_EQ(engine->Stats().device, "cuda");
+  EXPECT_GT(engine->Stats().layers[0].k_values, 0);
 }
 
 // All tokens, and the first log-probability of requests that asked for it.
-std::map<std::string, std::pair<std::vector<int32_t>, std::vector<float>>> Served(Core& core, int64_t& max_running) {
+std::map<std::string, std::pair<std::vector<int32_t>, std::vector<float>>> Served(Engine::Impl& engine,
+                                                                                  int64_t& max_running) {
   std::map<std::string, std::pair<std::vector<int32_t>, std::vector<float>>> served;
   std::vector<RequestOutput> outputs;
   std::mt19937_64 random(8);
@@ -146,14 +147,14 @@ std::map<std::string, std::pair<std::vector<int32_t>, std::vector<float>>> Serve
       request.sampling.temperature = next % 3 == 0 ? 0.0F : 1.5F;
       request.sampling.seed = next;
       if (next % 2 == 0) request.sampling.logprobs = 0;
-      core.Add(request);
+      engine.Add(request);
     }
   };
   add(3);
-  for (int step = 0; core.Step(outputs); ++step) {
+  for (int step = 0; engine.Step(outputs); ++step) {
     if (step == 2) add(9);
     if (step == 8) add(2);
-    max_running = std::max(max_running, core.Stats().running);
+    max_running = std::max(max_running, engine.Stats().running);
     for (const RequestOutput& output : outputs) {
       auto& [tokens, logprobs] = served[output.id];
       EXPECT_NE(output.finish, FinishReason::kError) << output.error;
@@ -164,8 +165,7 @@ std::map<std::string, std::pair<std::vector<int32_t>, std::vector<float>>> Serve
   return served;
 }
 
-// Batches that grow and shrink, contexts that grow, pages that close, requests that end: a replay that knew anything of
-// the step that it was recorded in would show.
+// Batches grow and shrink, contexts grow, pages close, requests end: a replay that depends on the captured step fails.
 TEST_P(GpuEngineTest, GraphsChangeNoBit) {
 #ifdef KVANTA_SANITIZED  // after faults of memory, in emulation that is slow as it is
   const std::vector<std::string> formats = {"int4"};
@@ -188,47 +188,47 @@ TEST_P(GpuEngineTest, GraphsChangeNoBit) {
   }
 }
 
-// Rows that a GPU leaves to the host, for too many tokens are in their head.
-TEST_P(GpuEngineTest, FlatHeadsAreTheHosts) {
+// A GPU leaves rows with too many candidates to the host.
+TEST_P(GpuEngineTest, FlatDistributionsAreSampledOnTheHost) {
   const TinyModel wide({.vocab = 3000, .heads = 2, .kv_heads = 1, .head_dim = 64, .layers = 1});
   EngineConfig config = Config("bf16");
   config.model = wide.Path();
-  const std::unique_ptr<Core> core = Make(config);
+  const std::unique_ptr<Engine::Impl> engine = Make(config);
   Request request{.id = "a", .prompt = {1, 2, 3}, .sampling = Greedy(4)};
   request.sampling.temperature = 50;
   request.sampling.top_p = 0.95F;
   request.sampling.seed = 3;
-  const Collected drawn = RunOne(*core, request);
+  const Collected drawn = RunOne(*engine, request);
   EXPECT_EQ(drawn.tokens.size(), 4U) << drawn.error;
   request.sampling.logprobs = 0;  // the host chooses
-  EXPECT_EQ(drawn.tokens, RunOne(*core, request).tokens);
+  EXPECT_EQ(drawn.tokens, RunOne(*engine, request).tokens);
 }
 
-TEST_P(GpuEngineTest, AStepOfDecodeWaitsOnce) {
+TEST_P(GpuEngineTest, ADecodeStepWaitsOnce) {
   if (!emulated_) GTEST_SKIP() << "waits are counted by the emulation";
-  const std::unique_ptr<Core> core = Make(Config("int4"));
+  const std::unique_ptr<Engine::Impl> engine = Make(Config("int4"));
   const auto& device = dynamic_cast<testing::GuardedDevice&>(gpu_->device());
-  for (const char* id : {"a", "b"}) core->Add({.id = id, .prompt = {5, 6, 7}, .sampling = Greedy(5)});
+  for (const char* id : {"a", "b"}) engine->Add({.id = id, .prompt = {5, 6, 7}, .sampling = Greedy(5)});
   std::vector<RequestOutput> outputs;
-  ASSERT_TRUE(core->Step(outputs));
+  ASSERT_TRUE(engine->Step(outputs));
   for (int step = 0; step < 3; ++step) {
     const int64_t before = device.Waits();
-    ASSERT_TRUE(core->Step(outputs));
+    ASSERT_TRUE(engine->Step(outputs));
     EXPECT_EQ(device.Waits() - before, 2);  // for the tokens, and, when nothing runs any more, for the counts
   }
 }
 
-// The results of a launch that failed are those of some earlier step, and nobody may get them.
+// After a failed launch the results are those of an earlier step: no request may get them.
 TEST_P(GpuEngineTest, AFailedLaunchEndsTheRequestsOfItsStep) {
   if (!emulated_) GTEST_SKIP() << "a GPU's launches are not made to fail";
-  const std::unique_ptr<Core> core = Make(Config("bf16"));
+  const std::unique_ptr<Engine::Impl> engine = Make(Config("bf16"));
   auto& device = dynamic_cast<testing::GuardedDevice&>(gpu_->device());
-  core->Add({.id = "a", .prompt = {5, 6, 7}, .sampling = Greedy(5)});
+  engine->Add({.id = "a", .prompt = {5, 6, 7}, .sampling = Greedy(5)});
   std::vector<RequestOutput> outputs;
-  ASSERT_TRUE(core->Step(outputs));
+  ASSERT_TRUE(engine->Step(outputs));
   ASSERT_EQ(outputs.at(0).finish, FinishReason::kNone);
   device.Fail("a kernel failed");
-  ASSERT_TRUE(core->Step(outputs));
+  ASSERT_TRUE(engine->Step(outputs));
   device.Fail("");
   ASSERT_EQ(outputs.size(), 1U);
   EXPECT_EQ(outputs[0].finish, FinishReason::kError);
@@ -236,24 +236,24 @@ TEST_P(GpuEngineTest, AFailedLaunchEndsTheRequestsOfItsStep) {
   EXPECT_THAT(outputs[0].error, HasSubstr("a kernel failed"));
 }
 
-// Everything that looks at keys, values and pages from the host.
-TEST_P(GpuEngineTest, ScalesStatisticsPagesAndQualityAreTheHostsToo) {
+// Features that read keys, values and pages on the host.
+TEST_P(GpuEngineTest, ScalesStatisticsPagesAndQualityMatchTheCpus) {
   std::mt19937_64 random(7);
   const std::vector<int32_t> tokens = RandomTokens(random, 40);
   EngineConfig config = Config("int8");
   config.quality_sample_rate = 1;
   config.calculate_kv_scales = true;
-  const std::unique_ptr<Core> core = Make(config);
+  const std::unique_ptr<Engine::Impl> engine = Make(config);
   Engine cpu(Config("int8"));
-  const KvStatistics statistics = core->CollectStatistics(tokens, {}), expected = cpu.CollectStatistics(tokens);
+  const KvStatistics statistics = engine->CollectStatistics(tokens, {}), expected = cpu.CollectStatistics(tokens);
   for (size_t i = 0; i < expected.amax.size(); ++i) EXPECT_NEAR(statistics.amax[i], expected.amax[i], 0.05);
-  const Collected got = RunOne(*core, {.id = "a", .prompt = tokens, .sampling = Greedy(3)});
+  const Collected got = RunOne(*engine, {.id = "a", .prompt = tokens, .sampling = Greedy(3)});
   EXPECT_EQ(got.tokens.size(), 3U) << got.error;
-  EXPECT_GT(core->ExportPage(tokens, 0, 0).size(), size_t{32} * 2 * 64 * 2);
-  while (core->MeasureQuality()) {
+  EXPECT_GT(engine->ExportPage(tokens, 0, 0).size(), size_t{32} * 2 * 64 * 2);
+  while (engine->MeasureQuality()) {
   }
-  EXPECT_EQ(core->Stats().quality.requests, 1);
-  EXPECT_LT(core->Stats().quality.kl_max, 0.1);
+  EXPECT_EQ(engine->Stats().quality.requests, 1);
+  EXPECT_LT(engine->Stats().quality.kl_max, 0.1);
 }
 
 TEST_P(GpuEngineTest, AnF32ModelIsComparedWithAnF32Cache) {
@@ -261,29 +261,29 @@ TEST_P(GpuEngineTest, AnF32ModelIsComparedWithAnF32Cache) {
     EngineConfig config = Config(format);
     config.dtype = "float32";
     config.quality_sample_rate = 1;
-    const std::unique_ptr<Core> core = Make(config);
-    const Collected got = RunOne(*core, {.id = "a", .prompt = {3, 4, 5, 6}, .sampling = Greedy(3)});
+    const std::unique_ptr<Engine::Impl> engine = Make(config);
+    const Collected got = RunOne(*engine, {.id = "a", .prompt = {3, 4, 5, 6}, .sampling = Greedy(3)});
     EXPECT_EQ(got.tokens.size(), 3U) << got.error;
-    while (core->MeasureQuality()) {
+    while (engine->MeasureQuality()) {
     }
-    EXPECT_EQ(core->Stats().quality.requests, 1);
-    EXPECT_EQ(core->Stats().quality.skipped, 0);
-    EXPECT_GT(core->Stats().quality.kl_max, 0);
-    EXPECT_LT(core->Stats().quality.kl_max, 0.1);
+    EXPECT_EQ(engine->Stats().quality.requests, 1);
+    EXPECT_EQ(engine->Stats().quality.skipped, 0);
+    EXPECT_GT(engine->Stats().quality.kl_max, 0);
+    EXPECT_LT(engine->Stats().quality.kl_max, 0.1);
   }
 }
 
-TEST_P(GpuEngineTest, LogitsThatAreNotFiniteEndTheirRequest) {
+TEST_P(GpuEngineTest, NonFiniteLogitsEndTheirRequest) {
   const TinyModel overflowing({.heads = 2, .kv_heads = 1, .head_dim = 64, .layers = 1}, 3e38F);
   EngineConfig config = Config("bf16");
   config.model = overflowing.Path();
-  const std::unique_ptr<Core> core = Make(config);
-  const Collected got = RunOne(*core, {.id = "a", .prompt = {1, 2, 3}, .sampling = Greedy(3)});
+  const std::unique_ptr<Engine::Impl> engine = Make(config);
+  const Collected got = RunOne(*engine, {.id = "a", .prompt = {1, 2, 3}, .sampling = Greedy(3)});
   EXPECT_EQ(got.finish, FinishReason::kError);
   EXPECT_THAT(got.error, HasSubstr("not finite"));
 }
 
-TEST_P(GpuEngineTest, RefusesWhatNoKernelDoes) {
+TEST_P(GpuEngineTest, RefusesUnsupportedOptions) {
   const auto error = [&](EngineConfig config) -> std::string {
     try {
       Make(std::move(config));
@@ -294,14 +294,14 @@ TEST_P(GpuEngineTest, RefusesWhatNoKernelDoes) {
   };
   EngineConfig profiled = Config("bf16");
   profiled.profile = true;
-  EXPECT_THAT(error(profiled), HasSubstr("(profile)"));
+  EXPECT_THAT(error(profiled), HasSubstr("profile is not supported"));
   EngineConfig isa = Config("bf16");
   isa.isa = "portable";
-  EXPECT_THAT(error(isa), HasSubstr("isa 'portable' is of the CPU"));
+  EXPECT_THAT(error(isa), HasSubstr("isa 'portable' selects a CPU unit"));
 }
 
 // Without a GPU the engine says what is missing.
-TEST(GpuEngine, SaysWhatIsMissing) {
+TEST(GpuEngine, NamesWhatIsMissing) {
   if (kernels::MissingForCuda().empty()) GTEST_SKIP() << "this machine has a GPU";
   EngineConfig config = TinyConfig(GpuModel(), "bf16");
   config.device = "cuda";

@@ -1,4 +1,4 @@
-// Tokens drawn where the logits are, beside those that the host's sampler takes of the same rows.
+// Sampling on the GPU, compared with the host's sampler on the same rows.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -62,7 +62,7 @@ SamplingParams Params(float temperature, int top_k, float top_p, float min_p) {
 }
 
 // Rows of several kinds, each with every cut.
-TEST_P(GpuSamplingTest, TheHostsTokens) {
+TEST_P(GpuSamplingTest, SamplesTheHostsTokens) {
   const SamplingParams cuts[] = {
       Params(1, 0, 0.9F, 0),        Params(0.7F, 50, 1, 0),    Params(1.3F, 20, 0.8F, 0), Params(1, 0, 0.95F, 0.02F),
       Params(0.6F, 1, 1, 0),        Params(1, 2048, 0.99F, 0), Params(1, 40, 1, 0.1F),    Params(0.02F, 5, 0.5F, 0),
@@ -106,7 +106,7 @@ TEST_P(GpuSamplingTest, TheHostsTokens) {
   }
 }
 
-TEST_P(GpuSamplingTest, RowsThatAreFlatOrNotFiniteAreTheHosts) {
+TEST_P(GpuSamplingTest, FlatAndNonFiniteRowsAreLeftToTheHost) {
   constexpr size_t kVocab = 3000;
   std::vector<float> logits(4 * kVocab, 1.5F);
   logits[kVocab + 7] = NAN;
@@ -119,7 +119,7 @@ TEST_P(GpuSamplingTest, RowsThatAreFlatOrNotFiniteAreTheHosts) {
   EXPECT_EQ(Draw(logits, std::vector<SampleParams>(4, draw)), (std::vector<int32_t>{-1, -1, -1, -1}));
 }
 
-TEST(GpuSampling, MoreCandidatesThanThereIsRoomForAreTheHosts) {
+TEST(GpuSampling, TooManyCandidatesAreLeftToTheHost) {
   const SamplerState many(Params(1, kernels::kMaxCandidates + 1, 1, 0), 1, {}, {});
   EXPECT_FALSE(many.NextSample(1 << 17).has_value());
   EXPECT_TRUE(many.NextSample(100).has_value());  // all of these

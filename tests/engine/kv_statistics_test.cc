@@ -1,5 +1,5 @@
-// What is counted of keys and values: against the keys of pages, which take another way through the engine.
-#include "engine/kv_statistics.h"
+// Statistics of keys and values, compared with the keys of exported pages.
+#include "observe/kv_statistics.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,6 +13,12 @@
 
 namespace kvanta::engine {
 namespace {
+
+using observe::kBinsPerOctave;
+using observe::kLowestExponent;
+using observe::kMagnitudeBins;
+using observe::MagnitudeBin;
+using observe::MagnitudeEdge;
 
 TEST(MagnitudeBins, EdgesBoundTheirBins) {
   for (int bin = 0; bin < kMagnitudeBins; ++bin) {
@@ -43,7 +49,7 @@ std::vector<float> KeysOfPages(Engine& engine, std::span<const int32_t> tokens, 
   return keys;
 }
 
-TEST(KvStatistics, AreThoseOfTheCachedKeys) {
+TEST(KvStatistics, MatchTheCachedKeys) {
   Engine engine(TinyConfig(Model(), "fp32"));
   std::mt19937_64 random(5);
   const auto tokens = RandomTokens(random, 64);
@@ -87,7 +93,7 @@ TEST(KvStatistics, CountsEveryValueOnce) {
   EXPECT_EQ(engine.Stats().cache_used_bytes, 0) << "nothing is kept";
 }
 
-TEST(KvStatistics, MeansAreOfKeysAlone) {
+TEST(KvStatistics, MeansAreSubtractedFromKeysOnly) {
   Engine engine(TinyConfig(Model(), "bf16"));
   std::mt19937_64 random(7);
   const auto tokens = RandomTokens(random, 48);
@@ -106,7 +112,7 @@ TEST(KvStatistics, MeansAreOfKeysAlone) {
   }
 }
 
-TEST(KvStatistics, RefusesWhatItCannotCount) {
+TEST(KvStatistics, RefusesInvalidInput) {
   Engine engine(TinyConfig(Model(), "bf16"));
   std::mt19937_64 random(8);
   EXPECT_THROW(engine.CollectStatistics({}), InputError);
@@ -120,7 +126,7 @@ TEST(KvStatistics, RefusesWhatItCannotCount) {
   EXPECT_THROW(other.CollectStatistics(RandomTokens(random, 4)), InputError);
 }
 
-TEST(KvStatistics, LatentsHaveNone) {
+TEST(KvStatistics, RefusesLatents) {
   Engine engine(TinyConfig(LatentModel(), "mla_fp8"));
   try {
     engine.CollectStatistics(std::vector<int32_t>{1, 2, 3});

@@ -1,4 +1,4 @@
-// Telemetry: the divergence of what was served from an exact cache, zero scales, and where a step's time goes.
+// Telemetry: divergence of the served distribution from an exact cache's, zero scales, profile.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -6,12 +6,14 @@
 #include <mutex>
 #include <semaphore>
 
-#include "engine/quality.h"
 #include "engine/requests.h"
+#include "observe/quality.h"
 #include "runner/divergence.h"
 
 namespace kvanta::engine {
 namespace {
+
+using observe::QualityMonitor;
 
 struct Divergence {
   int64_t tokens = 0;
@@ -85,7 +87,7 @@ TEST(Quality, IsTheDivergenceOfTheServedDistribution) {
   }
 }
 
-TEST(Quality, SamplesTheWantedShareAndTheSameAgain) {
+TEST(Quality, SamplesTheRequestedShareReproducibly) {
   const auto taken = [](double rate) {
     EngineConfig config = TinyConfig(Model(), "int8");
     config.quality_sample_rate = rate;
@@ -107,7 +109,7 @@ TEST(Quality, SamplesTheWantedShareAndTheSameAgain) {
   EXPECT_EQ(taken(0.3), third);
 }
 
-TEST(Quality, ServesWhoComesAndChangesNothing) {
+TEST(Quality, GivesWayToRequestsAndChangesNothing) {
   EngineConfig config = TinyConfig(Model(), "int4");
   config.quality_sample_rate = 1;
   Engine engine(config);
@@ -145,7 +147,7 @@ TEST(Quality, TheEnginesThreadMeasuresWhileItIsIdle) {
   EXPECT_EQ(engine.Stats().quality.tokens, 3 * 60);
 }
 
-TEST(Quality, DropsWhatIsTooMuchOrTooLong) {
+TEST(Quality, SkipsTooManyAndTooLongSequences) {
   EngineConfig config = TinyConfig(Model(), "int8");
   config.quality_sample_rate = 1;
   config.max_num_seqs = 40;
@@ -166,7 +168,7 @@ TEST(Quality, DropsWhatIsTooMuchOrTooLong) {
       InputError);
 }
 
-TEST(Divergence, OfRowsThatAreNotValid) {
+TEST(Divergence, IsNaNForInvalidRows) {
   const std::vector<float> row = {1, 2, 3};
   const std::vector<float> bad = {1, NAN, 3};
   EXPECT_EQ(runner::KlDivergence(row, row), 0);
@@ -176,7 +178,7 @@ TEST(Divergence, OfRowsThatAreNotValid) {
   EXPECT_NEAR(runner::KlDivergence(row, shifted), 0, 1e-6);
 }
 
-TEST(ZeroScales, AreCountedWhereAFormatHasThem) {
+TEST(ZeroScales, AreCountedWhereTheFormatHasBlockScales) {
   const TinyModel silent({.key_gain = 0});  // all keys are zero
   const auto layer = [&](const TinyModel& model, const char* format) {
     EngineConfig config = TinyConfig(model, format);

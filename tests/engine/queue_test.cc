@@ -1,4 +1,4 @@
-// The queue's limit, deadlines, aborts with reasons, draining, and the counters of all that.
+// Queue limit, deadlines, aborts with reasons, draining, and their counters.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -15,8 +15,8 @@ Request Numbered(int number, int max_tokens = 5) {
   return {.id = std::to_string(number), .prompt = {1, 2, 3}, .sampling = Greedy(max_tokens)};
 }
 
-// How many of a hundred requests are taken.
-int TakenAtOnce(Engine& engine, int first) {
+// Number of a hundred requests that are accepted.
+int AcceptedAtOnce(Engine& engine, int first) {
   for (int i = 0; i < 100; ++i) {
     try {
       engine.Add(Numbered(first + i));
@@ -27,19 +27,19 @@ int TakenAtOnce(Engine& engine, int first) {
   return 100;
 }
 
-TEST(Queue, TakesWhatRunsAndWhatMayWait) {
+TEST(Queue, AcceptsRunningAndQueuedRequestsUpToTheLimit) {
   EngineConfig config = TinyConfig(Model(), "int8");
   config.max_num_seqs = 3;
   config.max_queued_requests = 2;
   Engine engine(config);
-  EXPECT_EQ(TakenAtOnce(engine, 0), 5) << "three places are free, two may wait";
+  EXPECT_EQ(AcceptedAtOnce(engine, 0), 5) << "three places are free, two may wait";
   std::vector<RequestOutput> outputs;
   engine.Step(outputs);
   EXPECT_EQ(engine.Stats().running, 3);
   EXPECT_EQ(engine.Stats().waiting, 2);
-  EXPECT_EQ(TakenAtOnce(engine, 100), 0);
+  EXPECT_EQ(AcceptedAtOnce(engine, 100), 0);
   engine.Abort("4");
-  EXPECT_EQ(TakenAtOnce(engine, 200), 1) << "one that waited has gone";
+  EXPECT_EQ(AcceptedAtOnce(engine, 200), 1) << "one that waited has gone";
   try {
     engine.Add(Numbered(300));
     FAIL() << "taken";
@@ -48,20 +48,20 @@ TEST(Queue, TakesWhatRunsAndWhatMayWait) {
   }
   EXPECT_EQ(engine.Stats().refused, 4);
   EXPECT_EQ(RunAll(engine).size(), 6u);
-  EXPECT_EQ(TakenAtOnce(engine, 400), 5) << "idle again";
+  EXPECT_EQ(AcceptedAtOnce(engine, 400), 5) << "idle again";
   RunAll(engine);
   EXPECT_EQ(engine.Stats().finished_abort, 1);
   EXPECT_EQ(engine.Stats().finished_length, 10);
 }
 
-TEST(Queue, WithoutALimitTakesEverything) {
+TEST(Queue, WithoutALimitAcceptsEverything) {
   EngineConfig config = TinyConfig(Model(), "int8");
   config.max_num_seqs = 1;
   Engine engine(config);
-  EXPECT_EQ(TakenAtOnce(engine, 0), 100);
+  EXPECT_EQ(AcceptedAtOnce(engine, 0), 100);
 }
 
-TEST(Queue, ARefusedIdIsFree) {
+TEST(Queue, ARefusedIdMayBeUsedAgain) {
   EngineConfig config = TinyConfig(Model(), "int8");
   config.max_num_seqs = 1;
   config.max_queued_requests = 1;
@@ -75,7 +75,7 @@ TEST(Queue, ARefusedIdIsFree) {
   EXPECT_EQ(RunAll(engine)["2"].tokens.size(), 5u);
 }
 
-TEST(Deadline, EndsRequestsThatRunOrWaitAndFreesTheirPages) {
+TEST(Deadline, EndsRunningAndWaitingRequestsAndFreesTheirPages) {
   EngineConfig config = TinyConfig(Model(), "int4");
   config.enable_prefix_caching = false;
   config.max_num_seqs = 1;
@@ -139,7 +139,7 @@ TEST(Times, AreInOrderAndCountersAddUp) {
 }
 
 // Preempted requests count their prompt once.
-TEST(Times, PreemptionsCountNoPromptTwice) {
+TEST(Times, PreemptionsDoNotCountAPromptTwice) {
   EngineConfig config = TinyConfig(Model(), "int8");
   const CachePlan plan = PlanCacheBytes(config);
   config.kv_cache_memory_bytes = 8 * plan.page_bytes;
@@ -161,7 +161,7 @@ TEST(Times, PreemptionsCountNoPromptTwice) {
   EXPECT_GT(engine.Stats().prefix_evictions, 0);
 }
 
-TEST(Drain, FinishesWhatIsThereAndTakesNothingMore) {
+TEST(Drain, FinishesRequestsAndRefusesNewOnes) {
   EngineConfig config = TinyConfig(Model(), "int8");
   config.max_num_seqs = 2;
   Engine engine(config);
@@ -213,7 +213,7 @@ TEST(Drain, FinishesWhatIsThereAndTakesNothingMore) {
   EXPECT_EQ(RunAll(engine)["7"].tokens.size(), 5u) << "stopped, not broken";
 }
 
-TEST(Drain, OfAnIdleEngineIsAStop) {
+TEST(Drain, StopsAnIdleEngine) {
   Engine engine(TinyConfig(Model(), "int8"));
   engine.Start([](std::span<const RequestOutput>) {});
   engine.Stop(true);

@@ -1,4 +1,4 @@
-// Runs requests through an Engine or its Core on the calling thread and collects what they got.
+// Runs requests through an Engine or Engine::Impl on the calling thread and collects their outputs.
 #pragma once
 
 #include <map>

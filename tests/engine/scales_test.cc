@@ -1,4 +1,4 @@
-// Static scales: given, measured, or missing; what the live cache says it uses.
+// Static scales: given, measured, or missing; the scales that the cache reports.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -16,7 +16,7 @@ struct Log {
   }
 };
 
-TEST(Scales, MissingOnesAreOneWithAWarning) {
+TEST(Scales, MissingScalesAreOneWithAWarning) {
   Log log;
   EngineConfig config = TinyConfig(Model(), "fp8_e4m3");
   config.on_warning = log.Sink();
@@ -49,7 +49,7 @@ TEST(Scales, TheWarningMeasuresSaturation) {
   EXPECT_EQ(engine.Stats().layers[0].v_saturated, 0);
 }
 
-TEST(Scales, FormatsWithoutStaticScalesSayNothing) {
+TEST(Scales, FormatsWithoutStaticScalesDoNotWarn) {
   for (const char* format : {"bf16", "int8", "int4"}) {
     Log log;
     EngineConfig config = TinyConfig(Model(), format);
@@ -62,7 +62,7 @@ TEST(Scales, FormatsWithoutStaticScalesSayNothing) {
   }
 }
 
-TEST(Scales, AFileReachesTheLiveCache) {
+TEST(Scales, AFilesScalesReachTheCache) {
   const models::TempFolder folder;
   EngineConfig config = TinyConfig(Model(), "fp8_e4m3");
   config.quantization_param_path = folder.Write(
@@ -81,7 +81,7 @@ TEST(Scales, AFileReachesTheLiveCache) {
   EXPECT_NE(ColdLogits(engine, tokens), ColdLogits(other, tokens));
 }
 
-TEST(Scales, ABrokenFileIsAnErrorWhenItIsNeeded) {
+TEST(Scales, ABrokenFileIsAnError) {
   const models::TempFolder folder;
   EngineConfig config = TinyConfig(Model(), "fp8_e4m3");
   config.quantization_param_path = folder.Write("scales.json", "{\"kv_cache\": {}}");
@@ -120,7 +120,7 @@ TEST(Scales, MeasuredOnTheFirstPromptAndFrozen) {
   EXPECT_EQ(RunOne(again, {.id = "a", .prompt = prompt, .sampling = Greedy(10)}).tokens, first.tokens);
 }
 
-TEST(Scales, AutoTakesWhatTheCheckpointDeclares) {
+TEST(Scales, AutoUsesTheCheckpointsDeclaration) {
   TinyShape shape;
   shape.extra = R"(, "quantization_config": {"quant_method": "compressed-tensors", "kv_cache_scheme":
       {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": false, "symmetric": true}})";

@@ -1,5 +1,5 @@
-// Conversations: every turn finds its own history in the prefix cache, and a hit gives the bits of a cold run, for
-// every format, while other conversations run beside it in a cache that is too small for all.
+// Conversations: every turn hits its own history in the prefix cache and gets the bits of a cold run, for every format,
+// while other conversations run in a cache that is too small for all.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -28,7 +28,7 @@ bool IsTested([[maybe_unused]] const formats::Format& format) {
 #endif
 }
 
-TEST(Sessions, HitsGiveTheBitsOfAColdRunForEveryFormat) {
+TEST(Sessions, PrefixHitsGiveTheBitsOfAColdRunForEveryFormat) {
   constexpr int kSessions = 4, kTurns = 5;
   for (const formats::Format& format : formats::All()) {
     if (!IsTested(format)) continue;

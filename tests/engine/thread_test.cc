@@ -1,4 +1,4 @@
-// The engine's own thread: callers add, abort and ask from everywhere while it runs.
+// The engine's own thread: other threads add, abort and read statistics while it runs.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -13,7 +13,7 @@
 namespace kvanta::engine {
 namespace {
 
-// Collects on the engine's thread; tests wait for a number of ends.
+// Collects outputs on the engine's thread; tests wait for a number of finished requests.
 class Listener {
  public:
   StepCallback Callback() {
@@ -37,7 +37,7 @@ class Listener {
   int finished_ = 0;
 };
 
-TEST(EngineThread, ServesManyCallersLikeOne) {
+TEST(EngineThread, ServesManyCallersWithTheTokensOfOne) {
   EngineConfig config = TinyConfig(Model(), "int4");
   config.kv_cache_memory_bytes = 120000;
   config.threads = 2;
@@ -117,7 +117,7 @@ TEST(EngineThread, CallbackMayAddAndAbort) {
   EXPECT_EQ(ends, 2);
 }
 
-TEST(EngineThread, SurvivesACallbackThatThrows) {
+TEST(EngineThread, ContinuesAfterACallbackThatThrows) {
   EngineConfig config = TinyConfig(Model(), "int8");
   std::mutex mutex;
   std::vector<std::string> warnings;

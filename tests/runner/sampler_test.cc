@@ -50,7 +50,7 @@ TEST(Philox, KnownAnswers) {
             (std::array<uint32_t, 4>{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
-TEST(Philox, DrawsAreUniform) {
+TEST(Philox, SamplesAreUniform) {
   double sum = 0;
   for (uint64_t i = 0; i < 100000; ++i) {
     const double u = UniformSample(42, i);
@@ -71,11 +71,11 @@ TEST(Softmax, ExponentialIsAccurate) {
   EXPECT_EQ(ExpOfNegative(-1e30F), 0.0F);
 }
 
-TEST(Sampler, GreedyTakesTheLowestOfEqualMaxima) {
+TEST(Sampler, GreedySamplesTheLowestOfEqualMaxima) {
   EXPECT_EQ(SampleOnce({0.0F, 2.0F, 1.0F, 2.0F}, Greedy()), 1);
 }
 
-TEST(Sampler, APeakSparesTheSearchAndChangesNothing) {
+TEST(Sampler, AGivenArgmaxChangesNoToken) {
   SamplingParams biased = Greedy();
   biased.logit_bias = {{3, 100.0F}};
   SamplingParams drawn;
@@ -156,7 +156,7 @@ std::vector<double> Reference(const std::vector<float>& logits, const SamplingPa
   return p;
 }
 
-TEST(Sampler, DrawsFromTheDefinedDistribution) {
+TEST(Sampler, SamplesTheDefinedDistribution) {
   const auto logits = RandomLogits(24, 5, 1.5F);
   for (const float temperature : {0.7F, 1.0F, 1.8F}) {
     for (const auto& [top_k, top_p, min_p] : std::vector<std::tuple<int, float, float>>{
@@ -223,7 +223,7 @@ TEST(Sampler, AppliesBias) {
   EXPECT_EQ(SampleOnce({5.0F, 1.0F}, params), 1);
 }
 
-TEST(Sampler, SeedAndIndexDecideTheDraw) {
+TEST(Sampler, SeedAndIndexDetermineTheToken) {
   const auto logits = RandomLogits(500, 1, 1.0F);
   SamplingParams params;
   std::set<int32_t> by_seed;
@@ -244,7 +244,7 @@ TEST(Logprobs, AgreeWithDouble) {
   const auto result = ComputeLogprobs(logits, 17, 5);
   ASSERT_EQ(result.size(), 6u);
   EXPECT_EQ(result[0].token, 17);
-  for (const Logprob& entry : result) {
+  for (const TokenLogprob& entry : result) {
     // f32 result of magnitude up to ~20, exponentials of relative error 3e-7.
     EXPECT_NEAR(entry.logprob, logits[static_cast<size_t>(entry.token)] - std::log(sum), 3e-6);
     int rank = 1;
@@ -291,7 +291,7 @@ TEST(SamplingParams, RefusesWithNameValueAndRange) {
   EXPECT_NE(message([](SamplingParams& p) { p.logprobs = 101; }), "");
 }
 
-TEST(Mask, OnlyWhatIsAllowedIsTaken) {
+TEST(Mask, OnlyAllowedTokensAreSampled) {
   constexpr int kVocab = 77;  // the last word is not full
   SamplingParams params;
   Sampler sampler;
@@ -317,7 +317,7 @@ TEST(Mask, OnlyWhatIsAllowedIsTaken) {
   }
 }
 
-TEST(Mask, BitsBeyondTheVocabularyMeanNothing) {
+TEST(Mask, BitsBeyondTheVocabularyAreIgnored) {
   auto logits = RandomLogits(40, 1);
   const std::vector<uint32_t> mask = {0, ~0U << 8};
   EXPECT_EQ(Sampler().Sample(logits, SamplerState(Greedy(), 1, {}, {}), mask), Sampler::kNothingAllowed);
@@ -335,7 +335,7 @@ TEST(Mask, AllowingEverythingChangesNothing) {
   }
 }
 
-TEST(Mask, AnEndThatIsAllThatIsAllowedComesBeforeMinTokens) {
+TEST(Mask, StopTokensAreSampledBeforeMinTokensIfNothingElseIsAllowed) {
   SamplingParams params = Greedy();
   params.min_tokens = 5;
   params.max_tokens = 9;

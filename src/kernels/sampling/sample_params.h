@@ -1,4 +1,4 @@
-// What choosing a token takes where a row of logits is all that counts: no mask, bias or penalty.
+// Parameters for sampling a token from a row of logits without mask, bias or penalties.
 #pragma once
 
 #include <bit>
@@ -10,14 +10,14 @@ namespace kvanta::kernels {
 
 struct SampleParams {
   double uniform = 0;                          // in [0, 1)
-  float scale = 0;                             // 1 / temperature; 0: the largest logit's token
-  float min_logit_offset = -__builtin_inff();  // of the least logit that may be taken, from the largest (min_p)
+  float scale = 0;                             // 1 / temperature; 0: greedy
+  float min_logit_offset = -__builtin_inff();  // lowest logit that may be sampled, relative to the largest (min_p)
   int32_t top_k = 0;                           // at most kMaxCandidates; 0: all
   float top_p = 1;
 };
 
-// Of a row with a top_k or top_p: what is drawn from where the logits are. A top_p that so many do not reach is left to
-// the host.
+// Maximum number of candidates that a GPU sorts for top_k and top_p. Rows whose top_p needs more are sampled on the
+// host.
 inline constexpr int kMaxCandidates = 2048;
 
 // exp(x) for x <= 0, relative error below 3e-7; 0 below -87. Cody-Waite reduction and a polynomial of degree 6: libm's

@@ -8,13 +8,11 @@
 // reaches it is gathered in shared memory and sorted there.
 #pragma once
 
-#include <limits>
-
 #include "kernels/cuda/row_kernels.h"
+#include "kernels/sampling/sorted_candidates.h"
 
 namespace kvanta::kernels::cuda {
 
-inline constexpr double kEverything = std::numeric_limits<double>::infinity();
 inline constexpr int kBars = 8;     // of a pass
 inline constexpr int kPasses = 14;  // find any bar: each leaves a seventh of 2^32
 inline constexpr int kMassesAt = 0;
@@ -137,20 +135,6 @@ struct ThresholdSearch {
   }
 };
 
-// Terms of candidates [0, count), added up in order until they reach `most`: how many, and their sum.
-struct Head {
-  int32_t count;
-  double sum;
-};
-KVANTA_DEVICE Head HeadOfMass(int32_t count, double limit) {
-  double sum = 0;
-  for (int32_t i = 0; i < count; ++i) {
-    sum += static_cast<double>(LoadShared<float>(kTermsAt + 4 * i));
-    if (sum >= limit) return {i + 1, sum};
-  }
-  return {count, sum};
-}
-
 // By all threads; the first one's result counts. -1: too many candidates.
 KVANTA_DEVICE int32_t SampleAboveThreshold(const float* logits, int64_t width, float max_value,
                                            const SampleParams& draw) {
@@ -190,19 +174,14 @@ KVANTA_DEVICE int32_t SampleAboveThreshold(const float* logits, int64_t width, f
     if (all <= kMaxCandidates) {
       cut.Gather(enough, own, all);
       if (ThreadIndex() != 0) return -1;
+      const auto prob = [](int32_t i) { return LoadShared<float>(kTermsAt + 4 * i); };
       int32_t count = all;
       if (draw.top_k > 0) {
         if (count > draw.top_k) count = draw.top_k;
-        if (draw.top_p < 1) requested = static_cast<double>(draw.top_p) * HeadOfMass(count, kEverything).sum;
+        if (draw.top_p < 1) requested = static_cast<double>(draw.top_p) * HeadOfMass(prob, count, kAnyMass).mass;
       }
-      const Head head = HeadOfMass(count, draw.top_p < 1 ? requested : kEverything);
-      const double target = draw.uniform * head.sum;
-      double sum = 0;
-      int32_t chosen = 0;
-      for (; chosen < head.count - 1; ++chosen) {
-        sum += static_cast<double>(LoadShared<float>(kTermsAt + 4 * chosen));
-        if (sum > target) break;
-      }
+      const CandidateHead head = HeadOfMass(prob, count, draw.top_p < 1 ? requested : kAnyMass);
+      const int32_t chosen = PickCandidate(prob, head, draw.uniform);
       return static_cast<int32_t>(0xFFFFFFFFU - static_cast<uint32_t>(LoadShared<uint64_t>(kEntriesAt + 8 * chosen)));
     }
     if (above <= enough) return -1;  // so many are equal

@@ -1,4 +1,4 @@
-// A forward pass whose keys and values someone looks at: scales are measured on what the model really computes.
+// A forward pass whose keys and values are observed, to measure scales and statistics on what the model computes.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 #include "attention/backend.h"
 #include "models/model.h"
 
-namespace kvanta::engine {
+namespace kvanta::observe {
 
 using BackendFactory =
     std::function<std::unique_ptr<attention::Backend>(cache::PagePool& store, attention::BackendConfig config)>;
@@ -21,9 +21,9 @@ class KvObserver {
   virtual void OnAppend(int layer, const float* k, const float* v, int64_t stride, int64_t rows) noexcept = 0;
 };
 
-// Forwards `tokens` as one sequence of its own, at most max_rows at a time, through a cache of unquantized pages of
-// `layout`'s shapes, and tells the listener of every layer's K and V, in order of layers and tokens.
+// Forwards `tokens` as one sequence, at most max_rows at a time, through an unquantized cache of its own of `layout`'s
+// shapes, and calls the observer with every layer's K and V, in the order of chunks, then layers.
 void ForwardObserved(models::Model& model, const BackendFactory& make_backend, const formats::CacheLayout& layout,
-                     std::span<const int32_t> tokens, int64_t max_rows, KvObserver& listener);
+                     std::span<const int32_t> tokens, int64_t max_rows, KvObserver& observer);
 
-}  // namespace kvanta::engine
+}  // namespace kvanta::observe

@@ -1,5 +1,5 @@
-// Looks at the keys and values that a model really produces: the largest magnitude per layer and head, and how many a
-// scale of 1.0 would saturate. Runs on a 16-bit cache of its own, so nothing that it writes is ever read again.
+// Probe of the keys and values that a model produces: the largest magnitude per layer and head, and how many values
+// saturate at a scale of 1.0. It runs on an unquantized cache of its own.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "engine/kv_observer.h"
 #include "formats/scheme.h"
+#include "observe/kv_observer.h"
 
-namespace kvanta::engine {
+namespace kvanta::observe {
 
 // One side of one layer, in the space in which it is encoded: T(x - mean).
 struct SideProbe {
@@ -36,16 +36,16 @@ std::vector<LayerProbe> ProbeKv(models::Model& model, const BackendFactory& make
 // Largest finite value of a format with static scales, found by encoding infinity.
 float LargestFinite(const formats::Format& format);
 
-// Whether the side's bytes depend on a static scale.
+// True if the side's bytes depend on a static scale.
 bool IsStatic(const formats::Side& side);
 bool HasStaticScales(const formats::CacheLayout& layout);
 
-// Scales that leave a factor of two above what the probe saw (a floating-point format loses nothing by it, and later
-// tokens go beyond the first prompt's). Throws InputError naming the layer when a value was not finite.
+// Sets scales with a factor of two of headroom above the probe's magnitudes: a floating-point format loses no precision
+// by it, and later tokens exceed the first prompt's. Throws InputError naming the layer when a value was not finite.
 void ApplyProbe(const std::vector<LayerProbe>& probe, const formats::CacheLayout& layout,
                 std::vector<formats::LayerScales>& scales);
 
 // "0-29": the layers with static sides, as ranges.
 std::string StaticLayers(const formats::CacheLayout& layout);
 
-}  // namespace kvanta::engine
+}  // namespace kvanta::observe

@@ -1,11 +1,11 @@
-#include "engine/profile.h"
+#include "observe/profile.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "engine/request_state.h"
+#include "base/clock.h"
 
-namespace kvanta::engine {
+namespace kvanta::observe {
 namespace {
 
 class Timer {
@@ -44,7 +44,7 @@ class ProfiledLinear final : public kernels::Linear {
   ProfileRow& row_;
 };
 
-// "linear q_proj|k_proj|v_proj": the last words of the modules' names.
+// "linear q_proj|k_proj|v_proj": the last components of the modules' names.
 std::string LinearName(std::span<const kernels::WeightView> stacked) {
   std::string name = "linear ";
   for (size_t i = 0; i < stacked.size(); ++i) {
@@ -76,7 +76,7 @@ class ProfiledOps final : public kernels::Ops {
   }
   void Embed(const kernels::Linear& table, const int32_t* ids, int64_t rows, float* out) noexcept override {
     const Timer timer(embed_);
-    inner_->Embed(static_cast<const ProfiledLinear&>(table).Inner(), ids, rows, out);  // every Linear is ours
+    inner_->Embed(static_cast<const ProfiledLinear&>(table).Inner(), ids, rows, out);  // MakeLinear made them all
   }
   void RmsNorm(const float* x, int64_t x_stride, const float* weight, float eps, int64_t rows, int64_t width,
                float* out, int64_t out_stride) noexcept override {
@@ -176,4 +176,4 @@ std::unique_ptr<attention::Backend> Profiled(std::unique_ptr<attention::Backend>
   return std::make_unique<ProfiledBackend>(std::move(backend), std::move(profile));
 }
 
-}  // namespace kvanta::engine
+}  // namespace kvanta::observe

@@ -1,23 +1,23 @@
-// What a text's keys and values are like, for calibration: magnitudes and moments per layer, side, head and channel.
+// Statistics of a text's keys and values, for calibration: magnitudes and moments per layer, side, head and channel.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
-#include "engine/kv_observer.h"
-#include "kvanta/engine.h"
+#include "kvanta/stats.h"
+#include "observe/kv_observer.h"
 
-namespace kvanta::engine {
+namespace kvanta::observe {
 
-// Bins of KvStatistics::histogram: 64 per octave of magnitude, from 2^-40 up to 2^40. The first also counts what is
-// smaller, zero included, the last what is larger.
+// Bins of KvStatistics::histogram: 64 per octave of magnitude, from 2^-40 up to 2^40. The first also counts smaller
+// magnitudes, zero included, the last larger ones.
 inline constexpr int kBinsPerOctave = 64, kLowestExponent = -40, kHighestExponent = 40;
 inline constexpr int kMagnitudeBins = (kHighestExponent - kLowestExponent) * kBinsPerOctave;
 
-// The bin of a finite magnitude >= 0.
+// Bin of a finite magnitude >= 0.
 int MagnitudeBin(float magnitude) noexcept;
-// Lower edge of a bin; of kMagnitudeBins: the upper edge of the last.
+// Lower edge of a bin; of kMagnitudeBins, the upper edge of the last one.
 float MagnitudeEdge(int bin) noexcept;
 
 // Forwards `tokens` as one sequence. key_means: f32 [layers][kv_heads][head_dim], subtracted from K before anything is
@@ -26,4 +26,4 @@ KvStatistics CollectKvStatistics(models::Model& model, const BackendFactory& mak
                                  const formats::CacheLayout& layout, std::span<const int32_t> tokens,
                                  std::span<const float> key_means, int64_t max_rows);
 
-}  // namespace kvanta::engine
+}  // namespace kvanta::observe

@@ -1,4 +1,4 @@
-#include "engine/kv_statistics.h"
+#include "observe/kv_statistics.h"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 
 #include "kvanta/error.h"
 
-namespace kvanta::engine {
+namespace kvanta::observe {
 namespace {
 
 constexpr int kMantissaBits = 23, kExponentBias = 127, kBinBits = 6;
@@ -23,15 +23,15 @@ class Collector final : public KvObserver {
   void OnAppend(int layer, const float* k, const float* v, int64_t stride, int64_t rows) noexcept override {
     for (int side = 0; side < 2; ++side) {
       for (int head = 0; head < out_.kv_heads; ++head) {
-        HearHead(layer, side, head, (side == 0 ? k : v) + int64_t{head} * out_.head_dim, stride, rows);
+        AddHead(layer, side, head, (side == 0 ? k : v) + int64_t{head} * out_.head_dim, stride, rows);
       }
     }
   }
 
-  int BadLayer() const noexcept { return bad_layer_; }  // the first with a value that is not finite, or -1
+  int BadLayer() const noexcept { return bad_layer_; }  // the first layer with a value that is not finite, or -1
 
  private:
-  void HearHead(int layer, int side, int head, const float* x, int64_t stride, int64_t rows) noexcept {
+  void AddHead(int layer, int side, int head, const float* x, int64_t stride, int64_t rows) noexcept {
     const int64_t index = (int64_t{layer} * 2 + side) * out_.kv_heads + head;
     int64_t* histogram = out_.histogram.data() + index * kMagnitudeBins;
     float* amax = out_.amax.data() + index * out_.head_dim;
@@ -108,4 +108,4 @@ KvStatistics CollectKvStatistics(models::Model& model, const BackendFactory& mak
   return result;
 }
 
-}  // namespace kvanta::engine
+}  // namespace kvanta::observe

@@ -1,4 +1,4 @@
-#include "engine/kv_observer.h"
+#include "observe/kv_observer.h"
 
 #include <algorithm>
 #include <exception>
@@ -7,15 +7,15 @@
 #include "cache/sequence_cache.h"
 #include "runner/runner.h"
 
-namespace kvanta::engine {
+namespace kvanta::observe {
 namespace {
 
-// Passes everything on to a real backend and tells the listener what is appended.
+// Forwards every call to another backend, and appended rows to an observer first.
 class ObservedBackend final : public attention::Backend {
  public:
   ObservedBackend(std::unique_ptr<attention::Backend> inner, kernels::Ops& ops,
-                  const std::vector<formats::LayerScheme>& layers, KvObserver& listener)
-      : inner_(std::move(inner)), ops_(ops), layers_(layers), listener_(listener) {}
+                  const std::vector<formats::LayerScheme>& layers, KvObserver& observer)
+      : inner_(std::move(inner)), ops_(ops), layers_(layers), observer_(observer) {}
 
   attention::BackendInfo Info() const override { return inner_->Info(); }
   std::unique_ptr<attention::Plan> MakePlan(const attention::BatchShape& batch,
@@ -26,9 +26,9 @@ class ObservedBackend final : public attention::Backend {
   }
   void Append(attention::Plan& plan, int layer, const float* k, const float* v, int64_t kv_stride) noexcept override {
     if (ops_.OnHost()) {
-      listener_.OnAppend(layer, k, v, kv_stride, rows_);
+      observer_.OnAppend(layer, k, v, kv_stride, rows_);
     } else {
-      HearCopies(layer, k, v, kv_stride);
+      ObserveCopies(layer, k, v, kv_stride);
     }
     inner_->Append(plan, layer, k, v, kv_stride);
   }
@@ -38,14 +38,14 @@ class ObservedBackend final : public attention::Backend {
   attention::AppendCounts Counts(int layer) const override { return inner_->Counts(layer); }
   const formats::LayerScales& Scales(int layer) const override { return inner_->Scales(layer); }
 
-  // Throws what kept rows from being heard.
+  // Throws the error that kept rows from the observer.
   void Check() const {
     if (failed_) std::rethrow_exception(failed_);
   }
 
  private:
-  // One copy of each side: rows as they are would be one each.
-  void HearCopies(int layer, const float* k, const float* v, int64_t stride) noexcept {
+  // Copies each side densely first: one transfer instead of one per row.
+  void ObserveCopies(int layer, const float* k, const float* v, int64_t stride) noexcept {
     if (failed_) return;
     try {
       const formats::LayerScheme& scheme = layers_[static_cast<size_t>(layer)];
@@ -59,7 +59,7 @@ class ObservedBackend final : public attention::Backend {
       };
       copy(k, k_);
       copy(v, v_);
-      listener_.OnAppend(layer, k_.data(), v_.data(), width, rows_);
+      observer_.OnAppend(layer, k_.data(), v_.data(), width, rows_);
     } catch (...) {  // Append may not throw
       failed_ = std::current_exception();
     }
@@ -68,9 +68,9 @@ class ObservedBackend final : public attention::Backend {
   std::unique_ptr<attention::Backend> inner_;
   kernels::Ops& ops_;
   const std::vector<formats::LayerScheme>& layers_;
-  KvObserver& listener_;
+  KvObserver& observer_;
   int64_t rows_ = 0;
-  // Where the host cannot read the device's memory: rows without gaps there, and the host's copies.
+  // For a device whose memory the host cannot read: dense rows there, and their copies on the host.
   Buffer dense_;
   std::vector<float> k_, v_;
   std::exception_ptr failed_;
@@ -79,29 +79,30 @@ class ObservedBackend final : public attention::Backend {
 }  // namespace
 
 void ForwardObserved(models::Model& model, const BackendFactory& make_backend, const formats::CacheLayout& layout,
-                     std::span<const int32_t> tokens, int64_t max_rows, KvObserver& listener) {
+                     std::span<const int32_t> tokens, int64_t max_rows, KvObserver& observer) {
   const std::vector<KvScheme> schemes(layout.layers.size(), KvScheme::Parse("bf16"));
   std::vector<formats::LayerShape> shapes;
   for (const auto& layer : layout.layers) shapes.push_back({layer.kv_heads, layer.shape.head_dim, layer.rope_dim});
-  const formats::CacheLayout plain = formats::PlanCache(schemes, shapes, layout.page_size);
+  const formats::CacheLayout unquantized = formats::PlanCache(schemes, shapes, layout.page_size);
   const auto count = static_cast<int64_t>(tokens.size());
-  cache::KvCacheManager cache(model.ops().device(), plain, {},
-                              {.budget_bytes = cache::KvCacheSpec(plain).MaxBytes(count), .poison_unused = false},
+  cache::KvCacheManager cache(model.ops().device(), unquantized, {},
+                              {.budget_bytes = cache::KvCacheSpec(unquantized).MaxBytes(count), .poison_unused = false},
                               false);
   cache::SequenceCache pages(cache, "");
   ObservedBackend backend(make_backend(cache.pool, {.layers = model.AttentionLayers(), .scales = {}}), model.ops(),
-                          plain.layers, listener);
+                          unquantized.layers, observer);
   runner::Runner runner(model, max_rows, 1);
   while (pages.Length() < count) {
     const int64_t rows = std::min(max_rows, count - pages.Length());
     pages.Reserve(rows);
     const runner::RunItem item{.tokens = tokens.subspan(static_cast<size_t>(pages.Length()), static_cast<size_t>(rows)),
                                .start = pages.Length(),
-                               .pages = pages.Pages()};
+                               .pages = pages.Pages(),
+                               .first_output = rows};
     runner.Forward({&item, 1}, backend);
     backend.Check();
     pages.Commit(tokens);
   }
 }
 
-}  // namespace kvanta::engine
+}  // namespace kvanta::observe

@@ -1,5 +1,5 @@
-// Where the time of steps goes, by operation. Decorators around the model's operations and the attention backend, which
-// exist only while a profile is wanted: without one nothing is measured and nothing is called twice.
+// Time of steps by operation, measured by decorators around the model's operations and the attention backend. Without
+// a profile there are no decorators, and no cost.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,14 @@
 
 #include "attention/backend.h"
 #include "kernels/ops.h"
-#include "kvanta/engine.h"
+#include "kvanta/stats.h"
 
-namespace kvanta::engine {
+namespace kvanta::observe {
 
-// Rows in the order of their first use. One thread at a time, as everything that has the engine's turn.
+// Rows in the order of their first use. Not thread-safe: guarded by the engine's step lock.
 class StepProfile {
  public:
-  // The row of that name; stays where it is.
+  // Finds or adds the row of that name. References stay valid.
   ProfileRow& Row(std::string_view name);
   std::vector<ProfileRow> Rows() const { return {rows_.begin(), rows_.end()}; }
 
@@ -31,4 +31,4 @@ std::unique_ptr<kernels::Ops> Profiled(std::unique_ptr<kernels::Ops> ops, std::s
 std::unique_ptr<attention::Backend> Profiled(std::unique_ptr<attention::Backend> backend,
                                              std::shared_ptr<StepProfile> profile);
 
-}  // namespace kvanta::engine
+}  // namespace kvanta::observe

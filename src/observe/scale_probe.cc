@@ -1,4 +1,4 @@
-#include "engine/scale_probe.h"
+#include "observe/scale_probe.h"
 
 #include <fmt/format.h>
 
@@ -10,13 +10,13 @@
 #include "kernels/attention/cpu/table.h"
 #include "kvanta/error.h"
 
-namespace kvanta::engine {
+namespace kvanta::observe {
 namespace {
 
 using kernels::kMaxHeadDim;
 constexpr float kHeadroom = 2.0F;
 
-// Looks at what is appended.
+// Measures appended keys and values.
 class Probe final : public KvObserver {
  public:
   Probe(const formats::CacheLayout& layout, const std::vector<formats::LayerScales>& scales)
@@ -30,8 +30,9 @@ class Probe final : public KvObserver {
 
   void OnAppend(int layer, const float* k, const float* v, int64_t stride, int64_t rows) noexcept override {
     const auto at = static_cast<size_t>(layer);
-    Look(layout_.layers[at], layout_.layers[at].k, scales_[at].k, k, stride, rows, limits_[at].first, probes_[at].k);
-    Look(layout_.layers[at], layout_.layers[at].v, scales_[at].v, v, stride, rows, limits_[at].second, probes_[at].v);
+    Measure(layout_.layers[at], layout_.layers[at].k, scales_[at].k, k, stride, rows, limits_[at].first, probes_[at].k);
+    Measure(layout_.layers[at], layout_.layers[at].v, scales_[at].v, v, stride, rows, limits_[at].second,
+            probes_[at].v);
   }
 
   std::vector<LayerProbe> Take() { return std::move(probes_); }
@@ -41,14 +42,14 @@ class Probe final : public KvObserver {
     return IsStatic(side) ? LargestFinite(*side.format) : std::numeric_limits<float>::infinity();
   }
 
-  static void Look(const formats::LayerScheme& layer, const formats::Side& side, const formats::SideScales& scales,
-                   const float* x_rows, int64_t stride, int64_t rows, float limit, SideProbe& probe) noexcept {
+  static void Measure(const formats::LayerScheme& layer, const formats::Side& side, const formats::SideScales& scales,
+                      const float* x_rows, int64_t stride, int64_t rows, float limit, SideProbe& probe) noexcept {
     const int head_dim = layer.shape.head_dim;
-    float x[kMaxHeadDim], taken[KvScheme::kMaxOutliers];
+    float x[kMaxHeadDim], outliers[KvScheme::kMaxOutliers];
     for (int64_t row = 0; row < rows; ++row) {
       for (int head = 0; head < layer.kv_heads; ++head) {
         const float* values = x_rows + row * stride + int64_t{head} * head_dim;
-        formats::TransformOf(side, scales, head, head_dim).Forward(values, x, taken);
+        formats::TransformOf(side, scales, head, head_dim).Forward(values, x, outliers);
         float& amax = probe.amax[static_cast<size_t>(head)];
         for (int c = 0; c < head_dim; ++c) {
           const float magnitude = std::abs(x[c]);
@@ -136,4 +137,4 @@ std::string StaticLayers(const formats::CacheLayout& layout) {
   return text;
 }
 
-}  // namespace kvanta::engine
+}  // namespace kvanta::observe

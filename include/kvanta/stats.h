@@ -1,0 +1,89 @@
+// Statistics of an engine: counters, cache and layers, profile, cache quality, distributions of keys and values.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace kvanta {
+
+struct LayerStats {
+  std::string scheme;
+  int64_t page_bytes = 0;               // of this layer in a quantized record
+  std::vector<float> k_scale, v_scale;  // static scales in use, read back from the attention backend; empty: none
+  int64_t k_values = 0, k_saturated = 0, k_nan = 0;
+  int64_t v_values = 0, v_saturated = 0, v_nan = 0;
+  // Scales of blocks (or of rows, where a format has one per row), and how many are zero: their values decode to zero.
+  // 0 where the format has no such scale, adds an offset to it, or shares it among tokens.
+  int64_t k_blocks = 0, k_zero_blocks = 0, v_blocks = 0, v_zero_blocks = 0;
+};
+
+// Shadow evaluation of finished requests: KL(exact cache || served cache) in nats at every generated token of the
+// sampled ones, at most 2,048 tokens of each.
+struct QualityStats {
+  int64_t requests = 0, tokens = 0;  // compared
+  int64_t pending = 0;               // requests that wait for the engine to be idle
+  int64_t skipped = 0;               // sampled, but too many were pending, the prompt was too long, or memory was short
+  double kl_sum = 0, kl_max = 0;     // mean: kl_sum / tokens
+};
+
+// Time of one operation of the model: "attention", "append", "norm", "linear q_proj|k_proj|v_proj", ...
+struct ProfileRow {
+  std::string name;
+  double seconds = 0;
+  int64_t calls = 0;
+};
+
+// A KV cache group: layers of the same visibility and page rule, which share a block table and page pools.
+struct CacheGroupStats {
+  std::string visibility;  // "full", "sliding_window=1024", "chunked=8192"
+  std::vector<int> layers;
+  int64_t page_bytes = 0, exact_page_bytes = 0;  // one record, all layers of the group
+  int64_t pages_used = 0, exact_pages_used = 0;
+};
+
+struct EngineStats {
+  int64_t running = 0, waiting = 0, preemptions = 0, steps = 0;
+  int64_t prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0;  // computed; from the prefix cache; sampled
+  int64_t prefix_queries = 0;                                          // prompt tokens looked up in the prefix cache
+  int64_t prefix_evictions = 0;                                        // pages evicted from the prefix cache
+  int64_t finished_stop = 0, finished_length = 0, finished_abort = 0, finished_error = 0, finished_timeout = 0;
+  int64_t refused = 0;  // by Add with QueueFullError
+  int64_t page_size = 0;
+  int64_t page_bytes = 0, exact_page_bytes = 0;  // one record, all layers
+  double bytes_per_token = 0;                    // page_bytes / page_size
+  // Pages of the group that uses most; free: how many more pages of all groups fit.
+  int64_t pages_used = 0, pages_free = 0, exact_pages_used = 0;
+  std::vector<CacheGroupStats> groups;
+  int64_t cache_used_bytes = 0, cache_budget_bytes = 0;
+  int64_t cache_evictable_bytes = 0;  // used bytes that only the prefix cache holds
+  int64_t prefix_pages = 0;           // pages held by the prefix cache
+  int64_t weight_bytes = 0;
+  std::string backend, isa, device;
+  int threads = 0;
+  // Seconds of steps: in all; in the model, logits included; choosing chunks; in BitmaskFn; sampling.
+  double seconds_total = 0, seconds_forward = 0, seconds_schedule = 0, seconds_masks = 0, seconds_sample = 0;
+  double seconds_callback = 0;      // in the callback of Start(), not part of seconds_total
+  std::vector<ProfileRow> profile;  // parts of seconds_forward, with EngineConfig::profile
+  QualityStats quality;
+  std::vector<LayerStats> layers;
+};
+
+// One step of the engine's own thread.
+struct StepTiming {
+  int sequences = 0;          // requests that got a token
+  float outside_seconds = 0;  // time outside the model, the callback included
+};
+
+// Magnitudes and moments of the keys and values of a text, for calibration. Index 0 of an axis of 2 is K after RoPE, 1
+// is V. Statistics of several texts combine: counts and sums by +, amax by max.
+struct KvStatistics {
+  int64_t tokens = 0;
+  int layers = 0, kv_heads = 0, head_dim = 0;
+  std::vector<float> edges;        // [bins + 1]: histogram[..][i] counts magnitudes in [edges[i], edges[i + 1])
+  std::vector<int64_t> histogram;  // [layers][2][kv_heads][bins]; the first and last bin include all beyond them
+  std::vector<float> amax;         // [layers][2][kv_heads][head_dim], as all below
+  std::vector<double> sum, square_sum;
+};
+
+}  // namespace kvanta

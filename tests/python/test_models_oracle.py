@@ -183,7 +183,9 @@ def test_bf16_is_no_farther_from_float32_than_transformers(architecture: str, tm
 def edit_names(folder: Path, rename: Callable[[str], str]) -> None:
     file = folder / "model.safetensors"
     tensors = safetensors.torch.load_file(file)
-    safetensors.torch.save_file({rename(name): value for name, value in tensors.items()}, file, metadata={"format": "pt"})
+    safetensors.torch.save_file(
+        {rename(name): value for name, value in tensors.items()}, file, metadata={"format": "pt"}
+    )
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])

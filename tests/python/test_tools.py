@@ -203,6 +203,7 @@ def test_names_find(names: Path, path: str, text: str, message: str) -> None:
         'const char* text = R"(told\n// What)";\n',
         "// Rows of a page.\n// Where they lie is in cell.h.\n",
         "int almost = 0, kMostly = 1, Told = 2;\n",
+        "TEST_F(PoolTest, PageStore) {}\nTEST(PageStore, Offer) {}\n",
         "const int n = 1'000'000;  // Offered rows\n",
     ],
 )

@@ -64,8 +64,8 @@ def make_questions(
 
 
 OUTCOMES = ("right", "refused", "told", "left", "error", "wrong", "improper")
-"""told: a malformed one's 400. error: a proper one. What must not be: wrong (another answer than an idle server's),
-improper (no answer, or none of OpenAI's form)."""
+"""Outcomes of visits. told: 400 for a malformed request. error: any other proper error. Failures: wrong (differs from the
+idle server's answer), improper (no answer, or not in OpenAI's format)."""
 
 
 @dataclass

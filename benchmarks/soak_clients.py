@@ -64,8 +64,8 @@ def make_questions(
 
 
 OUTCOMES = ("right", "refused", "told", "left", "error", "wrong", "improper")
-"""Outcomes of visits. told: 400 for a malformed request. error: any other proper error. Failures: wrong (differs from the
-idle server's answer), improper (no answer, or not in OpenAI's format)."""
+"""Outcomes of visits. told: 400 for a malformed request. error: any other proper error. Failures: wrong (differs from
+the idle server's answer), improper (no answer, or not in OpenAI's format)."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Divergence of this engine from Hugging Face transformers, and of its quantized caches from its bf16 cache.
+"""Accuracy of the engine against Hugging Face transformers, and of its quantized caches against its own bf16 cache.
 
     python benchmarks/accuracy.py smollm2 --text wiki.test.raw --tokens 2048 --json docs/results/accuracy.json
 
@@ -25,7 +25,7 @@ Logits = npt.NDArray[np.float32]
 
 
 def compare(reference: Logits, other: Logits) -> dict[str, float]:
-    """Mean and maximum KL(reference || other), nats per token, and the share of equal most likely tokens."""
+    """Mean and maximum KL(reference || other), nats per token, and the share of rows with the same top-1 token."""
     kl = kl_divergence(reference, other)
     top1 = float((reference.argmax(-1) == other.argmax(-1)).mean())
     return {"kl_mean": float(kl.mean()), "kl_max": float(kl.max()), "top1": top1}

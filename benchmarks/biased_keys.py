@@ -1,9 +1,9 @@
-"""Accuracy of cache formats on biased keys: KL divergence of a model's twins from the model with a bf16 cache.
+"""Cache formats on keys with a large bias: KL divergence of a model's twins from the model on its own bf16 cache.
 
     python benchmarks/biased_keys.py smollm2 --text wiki.test.raw --json docs/results/biased-keys.json
 
-The twins compute what the base computes (tests/python/biased_twins.py), which is verified first, in float32. Scales,
-key means and outlier channels are calibrated per twin on the included text. Windows of --context tokens from the start
+The twins are equivalent to the base model (tests/python/biased_twins.py), which is verified first, in float32. Scales,
+key means and outlier channels are calibrated per twin on the shipped text. Windows of --context tokens from the start
 of the text; the second half of each is scored, teacher-forced, in nats per token.
 """
 
@@ -31,7 +31,7 @@ from kvanta.models import resolve_model
 
 PAIRS, BIAS = 3, 64.0
 OUTLIER_PAIRS, OUTLIER_FACTOR = 2, 32.0
-# Plain, rotated, and with what is meant to hold it.
+# Without remedy, with the Hadamard transform, and with the options for biased keys.
 FORMATS = (
     "int4-hadamard",
     "int4",
@@ -45,7 +45,7 @@ FORMATS = (
 
 
 class Reader:
-    """Logits of the scored rows of a twin with one cache format."""
+    """Logits of a twin's scored rows with one cache format."""
 
     def __init__(self, tokens: list[int], context: int) -> None:
         self.windows = [tokens[begin : begin + context] for begin in range(0, len(tokens), context)]
@@ -53,7 +53,7 @@ class Reader:
 
     def logits(self, folder: Path, name: str, scales: Path | None = None, **options: Any) -> NDArray[np.float32]:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # warning about a scale file that the format does not use
+            warnings.simplefilter("ignore")  # the scale file has entries that this format does not use
             path = "" if scales is None else str(scales)
             llm = LLM(
                 folder,
@@ -117,7 +117,7 @@ def main() -> int:
                 kl = float(kl_divergence(reference, logits).mean())
                 if folder is base:
                     plain[name] = kl
-                without = name.split("+mean")[0].split("+outliers")[0]  # divergence of the base, which has no bias
+                without = name.split("+mean")[0].split("+outliers")[0]  # the base model needs no remedy
                 top1 = float((reference.argmax(axis=-1) == logits.argmax(axis=-1)).mean())
                 rows.append(
                     {"keys": keys, "format": name, "kl_mean": kl, "times_base": kl / plain[without], "top1": top1}

@@ -1,11 +1,11 @@
-"""Tokens per second at depth: decode and prefill after a number of cached tokens, per cache format.
+"""Tokens per second at depth, per cache format: decode and prefill after a number of cached tokens.
 
     python benchmarks/depth_speed.py smollm2 --weight-dtype int4 --caches bf16 int8 int4 --decode 0 4096 7680
 
-One sequence, whose first tokens are in the prefix cache. Decode is --new-tokens steps after DEPTH tokens, prefill the
-time to the first token after TOKENS new ones. Results are verified before they are printed: every repeat generates the
-same tokens, the first one after computing the whole prompt, the others on cached pages; and a prompt that was timed in
-chunks generates the same again from cached pages. Rates are medians over --repeats.
+One sequence, its first tokens in the prefix cache. Decode is --new-tokens steps after DEPTH tokens, prefill the time
+to the first token after TOKENS new ones. Results are printed only if verified: every repeat generates the same
+tokens, the first one after computing the whole prompt, the others on cached pages; and a prompt that was timed in
+chunks generates the same tokens again from cached pages. Rates are medians over --repeats.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from kvanta import _core
 from kvanta.engine_options import engine_config
 from kvanta.models import resolve_model
 
-_CHECKED_TOKENS = 4  # generated after a prompt that was timed
+_CHECKED_TOKENS = 4  # generated after a timed prompt, to verify it
 
 
 @dataclass(frozen=True)
 class Work:
-    """Timed work: `tokens` steps of decode after `depth` tokens, or a prompt of `tokens` after them."""
+    """Timed work: `tokens` decode steps after `depth` tokens, or the prefill of `tokens` after them."""
 
     kind: str
     """decode or prefill."""
@@ -42,7 +42,7 @@ class Work:
 
 
 def works_of(options: argparse.Namespace, limit: int) -> list[Work]:
-    """Works of --decode, then of --prefill; prompts are cut to a context of `limit` tokens."""
+    """Works in the order of --decode, then --prefill; prompts are cut to fit a context of `limit` tokens."""
     works = [Work("decode", depth, options.new_tokens) for depth in options.decode]
     for text in options.prefill:
         tokens, _, depth = text.partition("@")
@@ -57,13 +57,13 @@ def add_works(parser: argparse.ArgumentParser) -> None:
     """Adds the options that works_of reads."""
     parser.add_argument("--decode", type=int, nargs="*", default=[0, 4096, 7680], metavar="DEPTH")
     parser.add_argument("--prefill", nargs="*", default=["1024@0", "512@7680"], metavar="TOKENS@DEPTH")
-    parser.add_argument("--new-tokens", type=int, default=64, help="tokens that decode generates")
+    parser.add_argument("--new-tokens", type=int, default=64, help="decode steps")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
 
 
 class Subject:
-    """An engine, and its verified rates."""
+    """An engine and its verified rates."""
 
     def __init__(self, engine: _core.Engine) -> None:
         self._engine = engine
@@ -75,7 +75,7 @@ class Subject:
         return [int(token) for token in random.integers(1, self._engine.info.vocab, size=tokens)]
 
     def _run(self, prompt: Sequence[int], new_tokens: int) -> tuple[list[int], float, float]:
-        """Returns the tokens, the seconds until the first, and the seconds of all others."""
+        """Tokens, seconds until the first one, seconds of all others."""
         sampling = _core.SamplingParams()
         sampling.max_tokens, sampling.ignore_eos, sampling.temperature = new_tokens, True, 0.0
         self._engine.add(next(self._names), prompt, sampling)
@@ -91,7 +91,7 @@ class Subject:
         return tokens, first - begin, last - first
 
     def rates(self, work: Work, repeats: int) -> list[float]:
-        """Returns the tokens per second of every repeat."""
+        """Tokens per second of every repeat."""
         return self._decode(work, repeats) if work.kind == "decode" else self._prefill(work, repeats)
 
     def _decode(self, work: Work, repeats: int) -> list[float]:
@@ -109,7 +109,7 @@ class Subject:
         if before:
             self._run(before, 1)
         rates = []
-        for repeat in range(repeats + 1):  # the first run is warm-up
+        for repeat in range(repeats + 1):  # the first repeat is the warm-up
             prompt = before + self._prompt(work.tokens, work.depth, next(self._seeds))
             expected, seconds, _ = self._run(prompt, _CHECKED_TOKENS)
             tokens, _, _ = self._run(prompt, _CHECKED_TOKENS)
@@ -125,12 +125,12 @@ class Subject:
 
 
 def measure(folder: Path, cache: str, works: Sequence[Work], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Makes one row per work."""
+    """One row per work."""
     arguments = {
         "kv_cache_dtype": cache,
         "weight_dtype": options.weight_dtype,
         "threads": options.threads,
-        "max_num_seqs": 2,  # sequences' worth of pages: a repeat's prompt must not evict the shared prefix
+        "max_num_seqs": 2,  # pages for two sequences: a repeat's prompt must not evict the shared prefix
     }
     engine = _core.Engine(engine_config(str(folder), arguments))
     subject = Subject(engine)

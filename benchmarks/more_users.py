@@ -1,12 +1,12 @@
-"""Number of concurrent users in a fixed cache memory, and their throughput, per cache format.
+"""Number of concurrent users that fit in a fixed cache memory, and their total throughput, per cache format.
 
     python benchmarks/more_users.py smollm2 --json docs/results/more-users.json --plot docs/results/more-users.png
 
-Every user sends a prompt of --prompt-tokens and gets --output-tokens; --requests of them arrive at once, which is more
-than fit with any format, and prefixes are not shared. The number of users is measured: the largest that all decode in
-one step without a preemption. One more is tried, too, and must fail.
+Every user sends a prompt of --prompt-tokens and gets --output-tokens; --requests of them arrive at once, more than any
+format holds, and prefixes are not shared. The number is found by running them: the maximum that decode in one step
+without preemption. One more is also run and must fail.
 
-One thread; rates are per second of its CPU time, which excludes the machine's other load.
+The engine has one thread, and rates are per second of its CPU time, independent of other load on the machine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ REFERENCE = "bf16"
 
 @dataclass(frozen=True)
 class Users:
-    """Tokens that each user sends and gets."""
+    """Prompt and output of each user, in tokens."""
 
     prompt: int
     output: int
@@ -49,7 +49,7 @@ class Users:
 
 @dataclass
 class Trial:
-    """Result of serving users who arrive at once."""
+    """Outcome of users who arrive at once."""
 
     users: int
     most_running: int = 0
@@ -67,7 +67,7 @@ class Trial:
 
 
 def run_together(engine: _core.Engine, users: Users, count: int, *, give_up: bool = False) -> Trial:
-    """Serves `count` users at once until all have their answers; with `give_up`, until the first preemption."""
+    """Runs `count` users at once until all are answered, or, with `give_up`, until one is preempted."""
     trial = Trial(count)
     limit = min(count, engine.config.max_num_seqs)
     before = engine.stats()["preemptions"]
@@ -95,7 +95,7 @@ def run_together(engine: _core.Engine, users: Users, count: int, *, give_up: boo
 
 
 def steps(engine: _core.Engine) -> Iterator[tuple[list[_core.EngineOutput], float]]:
-    """Yields the outputs and the CPU time of each step, until there is nothing to do."""
+    """Outputs and CPU time of each step, until there is nothing to do."""
     while True:
         begin = time.process_time()
         outputs = engine.step()
@@ -106,7 +106,7 @@ def steps(engine: _core.Engine) -> Iterator[tuple[list[_core.EngineOutput], floa
 
 @dataclass(frozen=True)
 class Held:
-    """Finds the largest number of users that fit, tries one more, and measures a crowd with that many running."""
+    """Maximum users that fit, the trial of one more, and the throughput at saturation with that many."""
 
     users: int
     one_more: Trial
@@ -115,7 +115,7 @@ class Held:
 
 
 def most_users(make_engine: Callable[[int], _core.Engine], users: Users, guess: int, crowd: int) -> Held:
-    """`make_engine`: makes an engine for a maximum number of sequences. `crowd`: users at saturation."""
+    """Finds the maximum. make_engine: makes an engine for at most so many sequences. crowd: users at saturation."""
     count = max(1, guess)
     while True:
         engine = make_engine(count)
@@ -135,12 +135,12 @@ def most_users(make_engine: Callable[[int], _core.Engine], users: Users, guess: 
 
 
 def page_size(name: str, smallest: int) -> int:
-    """KIVI's scales are over 32 tokens."""
+    """Page size of a format: KIVI's scales cover 32 tokens."""
     return max(smallest, 32) if "kivi" in name else smallest
 
 
 def measure(options: argparse.Namespace, name: str, folder: Path) -> dict[str, Any]:
-    """Makes a row of the report."""
+    """One row of the report."""
     page = page_size(name, options.page_size)
     context = options.prompt_tokens + options.output_tokens
 
@@ -185,7 +185,7 @@ def measure(options: argparse.Namespace, name: str, folder: Path) -> dict[str, A
 
 
 def beside_reference(rows: list[dict[str, Any]]) -> None:
-    """Adds each figure as a multiple of the reference's, since a rate alone says more about the machine."""
+    """Adds each figure as a multiple of the reference's, since absolute rates depend on the machine."""
     first = next(row for row in rows if row["format"] == REFERENCE)
     for row in rows:
         row["times"] = {
@@ -225,9 +225,9 @@ def main() -> int:
     parser.add_argument("--memory", default="96MiB")
     parser.add_argument("--prompt-tokens", type=int, default=1920)
     parser.add_argument("--output-tokens", type=int, default=128)
-    parser.add_argument("--requests", type=int, default=8, help="users that arrive at once")
-    parser.add_argument("--batched-tokens", type=int, default=128, help="maximum tokens per step")
-    parser.add_argument("--page-size", type=int, default=16, help="tokens; 32 for formats with scales over 32 tokens")
+    parser.add_argument("--requests", type=int, default=8, help="requests that arrive at once")
+    parser.add_argument("--batched-tokens", type=int, default=128, help="tokens computed in one step")
+    parser.add_argument("--page-size", type=int, default=16, help="tokens per page; 32 where a format requires it")
     parser.add_argument("--formats", nargs="+", default=list(FORMATS))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot")
@@ -237,7 +237,7 @@ def main() -> int:
     if options.plot:
         check_picture(options.plot)
 
-    warnings.simplefilter("ignore")  # warning about scales of 1.0: accuracy is not measured here
+    warnings.simplefilter("ignore")  # warnings of scales of 1.0: `kvanta eval` measures accuracy
     folder = resolve_model(options.model).path
     rows = [measure(options, name, folder) for name in options.formats]
     beside_reference(rows)

@@ -1,12 +1,12 @@
-"""Turns per second when more users return than the prefix cache can hold, per cache format.
+"""Cost of a conversation's next turn when the users' histories exceed the prefix cache, per cache format.
 
     python benchmarks/returning_users.py smollm2 --json docs/results/returning-users.json
 
---users conversations alternate. Each begins with --first-tokens; every further turn sends the whole history and
---turn-tokens more, and gets --output-tokens. The part of a history that the prefix cache still holds is not computed
+--users conversations run concurrently. Each begins with --first-tokens; every turn sends the whole history and
+--turn-tokens more, and gets --output-tokens. The part of a history that is still in the prefix cache is not computed
 again. --rounds turns of every user are measured, after the first one has filled the cache.
 
-One thread; rates are per second of its CPU time, which excludes the machine's other load.
+The engine has one thread, and rates are per second of its CPU time, independent of other load on the machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FORMATS = ("bf16", "int8", "int4")
 
 
 class Conversations:
-    """The histories of all users, by user."""
+    """Histories of all users."""
 
     def __init__(self, users: int, first_tokens: int, vocab: int) -> None:
         self._random = np.random.default_rng(11)
@@ -41,7 +41,7 @@ class Conversations:
         return [int(token) for token in self._random.integers(0, self._vocab, size=count)]
 
     def turn(self, engine: _core.Engine, round_: int, output_tokens: int) -> tuple[int, int, float]:
-        """Runs every user's next turn; returns prompt tokens, cached prompt tokens, and CPU seconds."""
+        """Runs the next turn of every user: prompt tokens, cached prompt tokens, CPU seconds."""
         prompts = {f"{round_}-{user}": history for user, history in enumerate(self.histories)}
         for name, prompt in prompts.items():
             sampling = _core.SamplingParams()
@@ -59,13 +59,13 @@ class Conversations:
         return count, sum(cached.values()), spent
 
     def say(self, turn_tokens: int) -> None:
-        """Appends new tokens to every history."""
+        """Appends a message to the history of every user."""
         for history in self.histories:
             history.extend(self._tokens(turn_tokens))
 
 
 def measure(options: argparse.Namespace, name: str, folder: Path) -> dict[str, Any]:
-    """Makes a row of the report."""
+    """One row of the report."""
     page = page_size(name, options.page_size)
     longest = options.first_tokens + (options.rounds + 1) * (options.turn_tokens + options.output_tokens)
     planned = plan(str(folder), formats=[name], context=longest, options={"block_size": page})["formats"][0]
@@ -110,8 +110,8 @@ def main() -> int:
     parser.add_argument("--turn-tokens", type=int, default=96)
     parser.add_argument("--output-tokens", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--batched-tokens", type=int, default=128, help="maximum tokens per step")
-    parser.add_argument("--page-size", type=int, default=16, help="tokens; 32 for formats with scales over 32 tokens")
+    parser.add_argument("--batched-tokens", type=int, default=128, help="tokens computed in one step")
+    parser.add_argument("--page-size", type=int, default=16, help="tokens per page; 32 where a format requires it")
     parser.add_argument("--formats", nargs="+", default=list(FORMATS))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""A server process for benchmarks: start, readiness, memory, shutdown."""
+"""Server subprocess for benchmarks: start, wait until ready, inspect, stop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KVANTA = (sys.executable, "-m", "kvanta", "serve")
 
 @dataclass(frozen=True)
 class ServerProcess:
-    """A server that answers requests."""
+    """A running server that is ready."""
 
     url: str
     pid: int
@@ -28,12 +28,12 @@ class ServerProcess:
     """From the start of the process to the first answer of /health."""
 
     def resident_bytes(self) -> int:
-        """Memory in use by the process and its children, file pages included."""
+        """Resident memory of the process and its descendants, file pages included."""
         return sum(resident_bytes(pid) for pid in [self.pid, *descendants(self.pid)])
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory of one process; 0 if it has exited."""
+    """Resident bytes of one process; 0 if it has exited."""
     try:
         pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
     except OSError:
@@ -42,7 +42,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def descendants(pid: int) -> list[int]:
-    """Child processes, recursively."""
+    """All descendants of a process."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in map(int, task.read_text(encoding="ascii").split()):
@@ -51,7 +51,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def health_seconds(url: str, timeout_s: float = 60.0) -> float:
-    """Measures GET /health over a new connection. Raises OSError, also for a status other than 200."""
+    """Seconds of GET /health over a new connection. Raises OSError, also for any status other than 200."""
     place = urlsplit(url)
     begin = time.perf_counter()
     connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=timeout_s)
@@ -71,7 +71,7 @@ def health_seconds(url: str, timeout_s: float = 60.0) -> float:
 def server_process(
     command: Sequence[str], port: int, *, start_timeout_s: float = 300.0, environment: dict[str, str] | None = None
 ) -> Iterator[ServerProcess]:
-    """Runs `command`, which must listen on `port` of 127.0.0.1. Its output is printed if it does not start."""
+    """Runs `command`, which must listen on `port` of 127.0.0.1. Its output is shown if it does not start."""
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile() as log:
         begin = time.perf_counter()

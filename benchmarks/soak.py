@@ -1,17 +1,17 @@
-"""Soak test: a server under four times its capacity, with clients that disconnect or send malformed requests.
+"""Soak test of a server at four times its capacity, with clients that disconnect or send malformed requests.
 
     python benchmarks/soak.py smollm2 --minutes 10 --json docs/results/soak.json
 
-Starts a server. Some questions are asked while it is idle; then saturation measures its rate; then --clients arrive at
-four times that rate: a quarter of them disconnect before their answer is complete, a tenth sends malformed requests. At
-the end
+Starts a server. The idle server answers some questions; then its maximum rate is measured; then --clients arrive at
+four times that rate: a quarter of them disconnect before their answer is complete, a tenth send malformed requests.
+At the end
 
-* every answer must equal the idle server's, byte for byte, or be a proper error,
-* no page of the cache may be in use, and no request running or waiting,
-* the server's memory must not grow between the second and the last fifth of the time,
-* 99 % of GET /health, sent by a separate process, must have taken less than 100 ms.
+* every answer is that of the idle server, byte for byte, or a proper error,
+* no page of the cache is in use, and no request runs or waits,
+* the server's memory has stopped growing between the second and the last fifth of the time,
+* 99 % of GET /health took less than 100 ms, measured by a separate process.
 
-The exit status is 1 otherwise.
+Exits with status 1 if one of these fails.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _PROBE_SECONDS = 0.2
 
 
 def watch(url: str, pid: int, ends: Connection) -> None:
-    """Samples seconds of /health (None: it failed) and bytes of memory until `ends` is written to, as a process."""
+    """Subprocess that samples seconds of /health (None: failed) and bytes of memory until `ends` is written to."""
     seen: list[tuple[float, float | None, int]] = []
     begin = time.perf_counter()
     while not ends.poll(_PROBE_SECONDS):
@@ -58,7 +58,7 @@ def watch(url: str, pid: int, ends: Connection) -> None:
 
 
 class Watcher:
-    """The monitoring process."""
+    """The process that runs watch()."""
 
     def __init__(self, server: ServerProcess) -> None:
         self._here, there = multiprocessing.Pipe()
@@ -67,7 +67,7 @@ class Watcher:
         self._process.start()
 
     def end(self) -> list[tuple[float, float | None, int]]:
-        """Returns its samples."""
+        """Ends the process; returns its samples."""
         self._here.send(None)
         seen: list[tuple[float, float | None, int]] = self._here.recv()
         self._process.join()
@@ -75,20 +75,20 @@ class Watcher:
 
 
 def health_figures(seen: list[tuple[float, float | None, int]]) -> dict[str, Any]:
-    """In milliseconds."""
+    """Latency of /health in milliseconds."""
     taken = [seconds for _, seconds, _ in seen if seconds is not None]
     return {"asked": len(seen), "failed": len(seen) - len(taken), **(distribution(taken) or {})}
 
 
 def memory_figures(seen: list[tuple[float, float | None, int]]) -> dict[str, Any]:
-    """Resident bytes: the median of each fifth of the time."""
+    """Median resident bytes in each fifth of the time."""
     fifths = [[resident for *_, resident in seen[len(seen) * i // 5 : len(seen) * (i + 1) // 5]] for i in range(5)]
     medians = [int(statistics.median(each)) for each in fifths]
     return {"fifths_bytes": medians, "growth": medians[4] / medians[1] - 1}
 
 
 async def left_over(session: aiohttp.ClientSession, url: str) -> dict[str, int]:
-    """Resources in use after all requests have ended and the prefix cache was reset; all 0 if nothing leaks."""
+    """Resources of the idle server after its prefix cache is reset; all 0 unless something leaks."""
     names = ("num_requests_running", "num_requests_waiting", "kv_cache_pages_used", "kv_cache_exact_pages_used")
     await fetch_text(session, "POST", f"{url}/reset_prefix_cache")
     text = await fetch_text(session, "GET", f"{url}/metrics")
@@ -97,7 +97,7 @@ async def left_over(session: aiohttp.ClientSession, url: str) -> dict[str, int]:
 
 
 async def soak(server: ServerProcess, options: argparse.Namespace) -> dict[str, Any]:
-    """Makes the report."""
+    """Runs the soak test; returns the report."""
     async with open_session(options.timeout, None) as session:
         target = await find_target(session, server.url)
         questions = make_questions(target.ids, options.questions, options.input_len, options.output_len, options.seed)
@@ -144,20 +144,16 @@ def main() -> int:
     parser.add_argument("model")
     parser.add_argument("--clients", type=int, default=512)
     parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--questions", type=int, default=32, help="number of different prompts")
+    parser.add_argument("--questions", type=int, default=32, help="different prompts")
     parser.add_argument("--input-len", type=int, nargs=2, default=(16, 192), metavar=("LEAST", "MOST"))
     parser.add_argument("--output-len", type=int, nargs=2, default=(8, 48), metavar=("LEAST", "MOST"))
     parser.add_argument("--warm-up", type=int, default=128, metavar="N", help="requests that measure the rate")
-    parser.add_argument(
-        "--patience", type=float, default=20, metavar="S", help="maximum seconds until a client disconnects"
-    )
-    parser.add_argument("--timeout", type=float, default=600, metavar="S", help="seconds until a request is given up")
+    parser.add_argument("--patience", type=float, default=20, metavar="S", help="maximum delay of disconnects")
+    parser.add_argument("--timeout", type=float, default=600, metavar="S", help="timeout of one request")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--port", type=int, default=8600)
-    parser.add_argument(
-        "--serve", default="", metavar="OPTIONS", help="additional options of kvanta serve, as one word"
-    )
-    parser.add_argument("--memory", default="256MiB", help="cache memory; a larger cache takes long to fill")
+    parser.add_argument("--serve", default="", metavar="OPTIONS", help="further options of kvanta serve, in one word")
+    parser.add_argument("--memory", default="256MiB", help="size of the cache; a larger one takes long to fill")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     queued = options.clients // 4  # keeps the queue full most of the time

@@ -19,7 +19,7 @@ from kvanta.loadgen.sse import EventReader
 from kvanta.loadgen.workload import PlannedRequest, Workload, arrival_times
 
 PATH = "/v1/completions"
-LEAVE, MALFORMED, STREAM, SALTED = 0.25, 0.1, 0.5, 0.5  # shares of all visits; the last two: of those that stay
+LEAVE, MALFORMED, STREAM, SALTED = 0.25, 0.1, 0.5, 0.5  # shares of visits; the last two: of those that stay
 NONSENSE = (
     b"{",
     b"[]",
@@ -56,7 +56,7 @@ class Answer:
 def make_questions(
     ids: Sequence[int], count: int, prompt: tuple[int, int], tokens: tuple[int, int], seed: int
 ) -> list[Question]:
-    """`prompt`, `tokens`: minimum and maximum."""
+    """Random questions. prompt, tokens: minimum and maximum lengths."""
     chance = random.Random(seed)
     return [
         Question(tuple(chance.choices(ids, k=chance.randint(*prompt))), chance.randint(*tokens)) for _ in range(count)
@@ -84,15 +84,14 @@ class Findings:
             self.examples.append(f"{outcome}: {example[:300]}")
 
     def count(self, *outcomes: str) -> int:
-        """Total of all outcomes."""
+        """Total of these outcomes."""
         return sum(self.outcomes[outcome] for outcome in outcomes)
 
 
 class Clients:
-    """Visits to one server.
+    """Visits to one server. answers: those of the idle server, by question; without them, answers are not compared.
 
-    `answers`: the idle server's, by question; without them no answer counts as wrong. `patience_s`: clients that
-    disconnect do so within this time.
+    patience_s: clients that disconnect do so within this time.
     """
 
     def __init__(
@@ -116,7 +115,7 @@ class Clients:
         self.findings = Findings()
 
     async def run(self, visits: int, rate: float, clients: int) -> tuple[list[RequestRecord], float]:
-        """Makes `visits` at `rate` per second (infinite: as soon as a client is free); returns records and seconds."""
+        """Runs `visits` at `rate` per second (infinite: when one of the `clients` is free): records, seconds."""
         times = arrival_times(visits, rate, 1.0, np.random.default_rng([self._seed, 1]))
         planned = tuple(PlannedRequest(index, time, 0, 0) for index, time in enumerate(times))
         return await run_load(Workload(planned, {}), self._visit, concurrency=clients)
@@ -127,7 +126,7 @@ class Clients:
         question = self._questions[number]
         fate = 1.0 if self._polite else chance.random()
         more: dict[str, Any] = {"stream": chance.random() < STREAM}
-        if chance.random() < SALTED:  # prefill from the first token on
+        if chance.random() < SALTED:  # computed without the prefix cache
             more["cache_salt"] = f"{planned.index}"
         try:
             if fate < LEAVE:
@@ -175,7 +174,7 @@ class Clients:
 
 
 def answer_of(choices: Sequence[dict[str, Any]]) -> Answer:
-    """Joins the choices of an answer, or of all its chunks; raises ValueError if they do not end."""
+    """Answer from its choices, or from all its chunks; raises ValueError if they do not end."""
     if not choices or choices[-1]["finish_reason"] != "length":
         raise ValueError(f"the answer does not end: {choices[-1:]}")
     tokens = tuple(token for each in choices for token in each["token_ids"])
@@ -183,7 +182,7 @@ def answer_of(choices: Sequence[dict[str, Any]]) -> Answer:
 
 
 async def _read_stream(response: aiohttp.ClientResponse, record: RequestRecord, clock: Clock) -> Answer | str:
-    """Returns the answer, or the message of an error inside the stream."""
+    """The answer, or the message of an error in the stream."""
     reader = EventReader()
     data: list[str] = []
     async for received in response.content.iter_any():
@@ -201,7 +200,7 @@ async def _read_stream(response: aiohttp.ClientResponse, record: RequestRecord, 
 
 
 async def idle_answers(session: aiohttp.ClientSession, url: str, questions: Sequence[Question]) -> list[Answer]:
-    """Asks one after the other, without cached prefixes."""
+    """Answers of the idle server, one by one, each computed without the prefix cache."""
     answers = []
     for number, question in enumerate(questions):
         async with session.post(url + PATH, json=question.body(cache_salt=f"idle {number}")) as response:

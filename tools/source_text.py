@@ -14,7 +14,8 @@ CPP_SUFFIXES = {".h", ".cc", ".inc", ".cu", ".cuh"}
 PYTHON_SUFFIXES = {".py", ".pyi"}
 _CPP_TOKEN = re.compile(
     r'(?P<comment>//[^\n]*|/\*.*?\*/)|R"(?P<mark>\w*)\(.*?\)(?P=mark)"|"(?:[^"\\\n]|\\.)*"'
-    r"|'(?:[^'\\\n]|\\.)+'|#\s*include[^\n]*|(?P<name>[A-Za-z_]\w*)|(?P<space>[ \t]+)|[0-9][\w.']*|\n|.",
+    r"|'(?:[^'\\\n]|\\.)+'|#\s*include[^\n]*|\b(?:TYPED_)?TEST(?:_[FP])?\([^()]*\)"
+    r"|(?P<name>[A-Za-z_]\w*)|(?P<space>[ \t]+)|[0-9][\w.']*|\n|.",
     re.DOTALL,
 )
 
@@ -29,7 +30,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class SourceText:
-    """Identifiers outside comments and strings, and the comment blocks and docstrings of one file."""
+    """Identifiers outside comments, strings and titles of tests, and comment blocks and docstrings of one file."""
 
     names: list[Piece]
     comments: list[Piece]

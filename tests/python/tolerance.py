@@ -1,27 +1,28 @@
 """Tolerances of the Python tests, each with its derivation."""
 
 # Logits in float32 against transformers in float32, as max |difference| / max |logit|. Sums of up to a few hundred
-# terms in another order differ by about sqrt(n) * 2^-24 = 1e-6 each; a dozen of them in a row, and softmax and SiLU
-# between, stay below 1e-5. Measured: up to 4e-6. A wrong constant anywhere shows at 1e-3 and more.
+# terms in another order differ by about sqrt(n) * 2^-24 = 1e-6 each; a chain of a dozen, with softmax and SiLU between
+# them, stays below 1e-5. Measured: up to 4e-6. Any wrong constant shows at 1e-3 or more.
 F32_LOGITS = 1e-4
 
 
-# Logits with 16-bit weights and cache: the bound is what rounding costs, measured in the same test by rounding in
-# transformers at the same places (inputs of linear layers, K, V). Both are sums over the same thousands of rounding
+# Logits with 16-bit weights and cache: the bound is the error of rounding, measured in the same test by rounding in
+# transformers in the same places (inputs of linear layers, K, V). Both are sums over the same thousands of rounding
 # errors, so their rms differs little. Measured: by less than 1 %.
 ROUNDING_ERROR_RATIO = 1.1
 
-# The same of latents: transformers rounds keys and values, the engine the latent that both are made from and the
-# rotated channels. Errors of one size in other places: their rms differs by what chance allows. Measured: up to 1.14.
+# ROUNDING_ERROR_RATIO for latents: transformers rounds keys and values, the engine rounds the latent from which both
+# are computed, and the rotated channels. Errors of the same size in other places: their rms differs by chance.
+# Measured: up to 1.14.
 LATENT_ROUNDING_RATIO = 1.5
 
-# The distance to those rounded logits, in units of what rounding costs; independent roundings would give sqrt(2). f32
-# noise (1e-6 relative) moves 1e-6 / 2^-8 = 3e-4 of the bf16 values across a rounding border, and each flip moves more
-# of them in the next layer: scaling the weights by 1 + 1e-7 in transformers itself gives up to 0.63 (Qwen3, whose q and
-# k are normed to unit size). fp16 rounds only K and V, and does not cascade: measured 0.07.
+# Distance to those rounded logits in units of the rounding error; independent roundings would give sqrt(2). f32 noise
+# (1e-6 relative) moves 1e-6 / 2^-8 = 3e-4 of the bf16 values across a rounding boundary, and each flip moves more of
+# them in the next layer: scaling the weights by 1 + 1e-7 in transformers itself gives up to 0.63 (Qwen3, whose q and k
+# are normed to unit size). fp16 rounds only K and V, and does not cascade: measured 0.07.
 ROUNDED_SHARE = {"bf16": 0.9, "fp16": 0.2}
 
-# Attention against the reference on the same bytes, as a share of the largest output: ten times what coefficients of 16
-# bits cost, and of the 8 bits that codes below 8 bits meet (tests/tolerance.h derives the bounds).
+# Attention compared with the reference on the same bytes, as a share of the largest output: ten times the error of
+# 16-bit operands, and of the 8-bit operands of sub-byte codes (tests/tolerance.h derives the bounds).
 ATTENTION = 1e-3
 NARROW_ATTENTION = 5e-2

@@ -230,7 +230,7 @@ struct EngineOwner {
   explicit EngineOwner(EngineConfig config) : engine(std::make_unique<Engine>(std::move(config))) {}
   ~EngineOwner() {
     nb::gil_scoped_release release;
-    if (const auto queue = Queue()) queue->Close();
+    if (const auto open = Queue()) open->Close();
     engine.reset();
   }
   EngineOwner(const EngineOwner&) = delete;

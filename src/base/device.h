@@ -1,4 +1,4 @@
-// Memory of a device. Weights, activations and cache pages live behind it, so that nothing above `kernels` knows where.
+// Memory of a device: weights, activations and cache pages. Layers above `kernels` do not depend on the device.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ class Buffer {
     return static_cast<T*>(data_.get());
   }
   size_t bytes() const noexcept { return bytes_; }
-  // `bytes` of it from `offset` on, which must lie inside; the memory is freed when no part is left.
+  // The range [offset, offset + bytes), which must be inside; the memory is freed with its last part.
   Buffer Part(size_t offset, size_t bytes) const { return {std::shared_ptr<void>(data_, data() + offset), bytes}; }
   explicit operator bool() const noexcept { return data_ != nullptr; }
 
@@ -28,17 +28,17 @@ class Buffer {
   size_t bytes_ = 0;
 };
 
-// A reserved address range whose memory is taken and given back piecewise: page pools of different record sizes can
+// A reserved address range whose memory is committed and released piecewise: page pools of different record sizes can
 // share one byte budget without fragmentation.
 class Reservation {
  public:
   virtual ~Reservation() = default;
   virtual uint8_t* data() const noexcept = 0;
   virtual size_t bytes() const noexcept = 0;
-  // Before the first use of [offset, offset + bytes), and after its Release: has memory taken for it. False if there is
-  // none left. (On the CPU the first touch takes it; GPUs have no such thing.)
+  // Commits memory for [offset, offset + bytes): required before its first use and after Release. False if none is
+  // left. (On the CPU the first touch commits.)
   virtual bool Commit(size_t offset, size_t bytes) noexcept = 0;
-  // Gives the memory of a part that was committed, as a whole, back to the system; contents become undefined.
+  // Returns the memory of a committed part to the system; contents become undefined.
   virtual void Release(size_t offset, size_t bytes) noexcept = 0;
   // Bytes that Commit of this part would take, and that Release of it would give back: whole mapping granules, which
   // other parts may share, where the device has them.
@@ -50,7 +50,7 @@ class Device {
  public:
   virtual ~Device() = default;
   virtual std::string_view Name() const noexcept = 0;  // "cpu", "cuda:0"
-  // Throws ResourceError with the figure when memory does not suffice.
+  // Throws ResourceError with the sizes if memory does not suffice.
   virtual Buffer Allocate(size_t bytes) = 0;
   virtual std::unique_ptr<Reservation> Reserve(size_t bytes) = 0;
   // Memory of the host that CopyOutAsync copies to; elsewhere a copy may be slower.

@@ -8,8 +8,8 @@
 
 namespace kvanta {
 
-// Move-only. A file that another process shortens while it is mapped raises SIGBUS on access, as with every map: model
-// files are expected to stay as they are while they are read.
+// Move-only. A file that another process shortens while it is mapped raises SIGBUS on access: model files must not
+// change while they are read.
 class MemoryMap {
  public:
   MemoryMap() = default;

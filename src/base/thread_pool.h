@@ -1,5 +1,5 @@
-// A small fork-join pool: one region at a time, workers spin briefly and then sleep. No region changes a result: work
-// is split by index, and every reduction in Kvanta has a fixed order that does not depend on the number of threads.
+// A small fork-join pool: one region at a time, workers spin briefly and then sleep. Results do not depend on the
+// number of threads: work is split by index, and every reduction has a fixed order.
 #pragma once
 
 #include <cstdint>

@@ -176,7 +176,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
         raise InputError("a chat needs at least one message")
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping):
-            raise InputError(f"chat message {index} is {message!r:.60}, not a mapping with 'role' and 'content'")
+            raise InputError(f"chat message {index} must be a mapping with 'role' and 'content', got {message!r:.60}")
         if not isinstance(message.get("role"), str):
             raise InputError(f"chat message {index} has no 'role'; usual roles: system, user, assistant, tool")
         if "content" not in message and "tool_calls" not in message:

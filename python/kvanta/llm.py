@@ -15,10 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvanta import _core
-from kvanta.engine_options import OPTIONS, known_arguments
+from kvanta.compat_options import known_arguments
+from kvanta.engine_options import EngineOptions
 from kvanta.errors import InputError
 from kvanta.generation import Generation
 from kvanta.loaded_model import LoadedModel
+from kvanta.options import accepts_options
 from kvanta.outputs import RequestOutput
 from kvanta.progress import progress_bar
 from kvanta.prompts import Prompt, TokenPrompt, read_prompt, split_prompts, token_list
@@ -34,66 +36,23 @@ class LLM:
     Calls may overlap, from several threads or while a stream is open: each step of the engine serves all of them.
     """
 
+    @accepts_options(EngineOptions)
     def __init__(
         self,
         model: str | PathLike[str],
         *,
         tokenizer: str | PathLike[str] | None = None,
-        kv_cache_dtype: str = "auto",
-        kv_cache_dtype_layers: str = "",
-        kv_cache_dtype_skip_layers: Sequence[str | int] | str = (),
-        quantization_param_path: str = "",
-        calculate_kv_scales: bool = False,
-        max_model_len: int | None = None,
-        max_num_seqs: int | None = None,
-        max_num_batched_tokens: int | None = None,
-        max_queued_requests: int | None = None,
-        block_size: int | None = None,
-        kv_cache_memory_bytes: int | str | None = None,
-        enable_prefix_caching: bool | None = None,
-        dtype: str = "auto",
-        weight_dtype: str = "auto",
-        device: str = "auto",
-        enforce_eager: bool = False,
-        isa: str = "auto",
-        threads: int | None = None,
-        quality_sample_rate: float | None = None,
-        seed: int | None = None,
-        **others: Any,
+        chat_template: str | PathLike[str] | None = None,
+        **options: Any,
     ) -> None:
-        """`tokenizer`: another folder to take it from. `others`: aliases, and options of other engines."""
-        named = {
-            "kv_cache_dtype": kv_cache_dtype,
-            "kv_cache_dtype_layers": kv_cache_dtype_layers,
-            "kv_cache_dtype_skip_layers": kv_cache_dtype_skip_layers,
-            "quantization_param_path": quantization_param_path,
-            "calculate_kv_scales": calculate_kv_scales,
-            "max_model_len": max_model_len,
-            "max_num_seqs": max_num_seqs,
-            "max_num_batched_tokens": max_num_batched_tokens,
-            "max_queued_requests": max_queued_requests,
-            "block_size": block_size,
-            "kv_cache_memory_bytes": kv_cache_memory_bytes,
-            "enable_prefix_caching": enable_prefix_caching,
-            "dtype": dtype,
-            "weight_dtype": weight_dtype,
-            "device": device,
-            "enforce_eager": enforce_eager,
-            "isa": isa,
-            "threads": threads,
-            "quality_sample_rate": quality_sample_rate,
-            "seed": seed,
-        }
-        extra, notes = known_arguments(others)
+        """`tokenizer`: another model to take it from. `chat_template`: a file, or the Jinja2 template itself.
+
+        `options`: EngineOptions by name or alias; options of other engines are accepted or refused as the server does.
+        """
+        arguments, notes = known_arguments(options)
         for note in notes:
             warnings.warn(note, stacklevel=2)
-        defaults = {option.name: option.default for option in OPTIONS}
-        for name, value in extra.items():
-            if named[name] not in (None, defaults[name]):
-                raise InputError(f"the engine option {name!r} is given twice: {named[name]!r} and {value!r}")
-            named[name] = value
-
-        self._loaded = LoadedModel(model, named, tokenizer)
+        self._loaded = LoadedModel(model, arguments, tokenizer, chat_template)
         self.model = self._loaded.name
         self.tokenizer = self._loaded.tokenizer
         self._warnings = self._loaded.warnings
@@ -230,7 +189,7 @@ class LLM:
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * count
         if not isinstance(params, (list, tuple)) or not all(isinstance(entry, SamplingParams) for entry in params):
-            raise InputError(f"sampling_params is {one_line(params)}, not a SamplingParams or a list of them")
+            raise InputError(f"sampling_params must be a SamplingParams or a list of them, got {one_line(params)}")
         if len(params) != count:
             raise InputError(f"there are {len(params)} sampling parameters for {count} prompts")
         return [dataclasses.replace(each) for each in params]  # checks again: fields may have been assigned since

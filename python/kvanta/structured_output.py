@@ -57,7 +57,7 @@ class StructuredOutputsParams:
         """Checks types; the grammar itself is checked by GrammarCompiler."""
         self.json_object = truth("json_object", self.json_object)
         if self.json is not None and not isinstance(self.json, (str, Mapping)):
-            raise InputError(f"json is {one_line(self.json)}, not a JSON schema as a text or an object")
+            raise InputError(f"json must be a JSON schema as a text or an object, got {one_line(self.json)}")
         given = self._given()
         if len(given) != 1:
             names = ", ".join(field.name for field in fields(self))
@@ -67,7 +67,7 @@ class StructuredOutputsParams:
                 text(name, getattr(self, name))
         if self.choice is not None:
             if isinstance(self.choice, str) or not isinstance(self.choice, Sequence) or not self.choice:
-                raise InputError(f"choice is {one_line(self.choice)}, not a list of texts")
+                raise InputError(f"choice must be a list of texts, got {one_line(self.choice)}")
             self.choice = [text("an entry of choice", entry) for entry in self.choice]
 
     @property
@@ -218,7 +218,7 @@ def _schema(params: StructuredOutputsParams) -> str:
             raise InputError(f"json is not a JSON schema: {_line(str(error))}") from None
     try:
         if not isinstance(json.loads(schema), dict):
-            raise InputError(f"json is {one_line(schema)}, not a JSON schema (an object)")
+            raise InputError(f"json must be a JSON schema (an object), got {one_line(schema)}")
     except (ValueError, RecursionError) as error:
         raise InputError(f"json is not a JSON schema: {_line(str(error))}") from None
     return schema

@@ -327,7 +327,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "too few tokens": (["--tokens", "5"], "5 tokens"),
     "too long a context": (["--context", "4096"], "4096.*512"),
     "too short a context": (["--context", "4"], "context is 4"),
-    "a depth": (["--tasks", "needle", "--depths", "120"], "depth is 1.2"),
+    "a depth": (["--tasks", "needle", "--depths", "120"], "depth must .* got 1.2"),
     "no room for a needle": (["--tasks", "needle", "--context", "20"], "no room for a needle"),
     "needles": (["--tasks", "needle", "--needles", "9"], "needles is 9"),
     "no figure": (["--recommend", "speed>3"], "speed"),

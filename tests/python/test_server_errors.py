@@ -65,7 +65,7 @@ def test_no_web_page_may_reset_the_cache(server: LiveServer) -> None:
         ({"prompt": "a", "top_k": -7}, "top_k"),
         ({"prompt": "a", "min_p": 2}, "min_p"),
         ({"prompt": "a", "repetition_penalty": 0}, "repetition_penalty"),
-        ({"prompt": "a", "n": 0}, "n is 0"),
+        ({"prompt": "a", "n": 0}, "n must be a whole number in 1..1024, got 0"),
         ({"prompt": "a", "n": 500}, "500 texts"),
         ({"prompt": "a", "best_of": 3}, "best_of"),
         ({"prompt": "a", "logprobs": 21}, "--max-logprobs"),

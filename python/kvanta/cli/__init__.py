@@ -40,7 +40,7 @@ def _help() -> str:
 
 
 def _run(words: Sequence[str]) -> int:
-    from kvanta.engine_options import nearest
+    from kvanta.compat_options import nearest
     from kvanta.errors import InputError
 
     if not words or words[0] in ("-h", "--help", "help"):

@@ -157,7 +157,7 @@ def _server_options(values: argparse.Namespace) -> ServerOptions:
     from kvanta.loadgen.bench import ServerOptions
 
     if not 0 < values.timeout < math.inf:
-        raise InputError(f"the timeout is {values.timeout:g} seconds, not above 0")
+        raise InputError(f"the timeout must be above 0, got {values.timeout:g} seconds")
     key = values.api_key or os.environ.get("OPENAI_API_KEY")
     if key is not None and not (key.isascii() and key.isprintable()):
         raise InputError("the API key has characters that no HTTP header can carry")

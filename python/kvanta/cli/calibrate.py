@@ -102,7 +102,7 @@ def _tokens(llm: Any, values: argparse.Namespace, default: Path) -> list[int]:
     if values.tokens is None:
         return tokens[:_MOST_TOKENS]
     if not 1 <= values.tokens <= len(tokens):
-        raise InputError(f"--tokens is {values.tokens}, not in 1..{len(tokens)}, which is what {path.name} has")
+        raise InputError(f"--tokens must be in 1..{len(tokens)}, the length of {path.name}, got {values.tokens}")
     return tokens[: values.tokens]
 
 

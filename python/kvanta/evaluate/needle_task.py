@@ -56,7 +56,7 @@ def hide(tokenizer: Tokenizer, context: int, depths: Sequence[float], count: int
     needles = []
     for depth in depths:
         if not 0 <= depth <= 1:
-            raise InputError(f"a depth is {depth:g}, not a share in 0..1")
+            raise InputError(f"a depth must be a share in 0..1, got {depth:g}")
         for city, number in _FACTS[:count]:
             filler = sentences[:taken]
             prompt = _prompt(tokenizer, filler, depth, city, number)

@@ -46,7 +46,7 @@ class Subject:
         if context is None:
             context = min(2048, limit)
         if not 0 < context <= limit:
-            raise InputError(f"context is {context}, not in 1..{limit}, which is what {folder.name!r} allows")
+            raise InputError(f"context must be in 1..{limit}, the limit of {folder.name!r}, got {context}")
         return Subject(folder.name, folder.path, context, sequences, dict(options), reference_weights)
 
     def _arguments(self, scheme: str, layers: str) -> dict[str, Any]:

@@ -145,7 +145,7 @@ class _Answer:
         if message is not None:
             raise LoadError("server_error", message)
         if not isinstance(chunk, dict):
-            raise LoadError("bad_response", f"a chunk is {data[:200]!r}, not an object")
+            raise LoadError("bad_response", f"a chunk must be an object, got {data[:200]!r}")
         choices = chunk.get("choices")
         for choice in choices if isinstance(choices, list) else ():
             if isinstance(choice, dict):

@@ -56,7 +56,7 @@ class Workload:
     def stretched(self, factor: float) -> Workload:
         """The same requests, their arrival times multiplied by `factor`."""
         if not 0 <= factor < float("inf"):
-            raise InputError(f"the time scale is {factor:g}, not a number from 0 on")
+            raise InputError(f"the time scale must be a number from 0 on, got {factor:g}")
         moved = tuple(replace(each, arrival_s=each.arrival_s * factor) for each in self.requests)
         return Workload(moved, self.source)
 
@@ -93,7 +93,7 @@ def synthetic(
     _check("spread", spread, 0.0, 1.0)
     check_rate(rate)
     if not 0.01 <= burstiness <= 1000:
-        raise InputError(f"the burstiness is {burstiness:g}, not in 0.01..1000; 1 is a Poisson process")
+        raise InputError(f"the burstiness must be in 0.01..1000, got {burstiness:g}; 1 is a Poisson process")
     check_seed(seed)
     random = np.random.default_rng([seed, 1])
     times = arrival_times(requests, rate, burstiness, random)
@@ -125,7 +125,7 @@ def synthetic(
 def check_rate(rate: float) -> None:
     """Raises InputError unless it is a rate in requests per second; infinity is one."""
     if not rate > 0:
-        raise InputError(f"the rate is {rate:g} requests per second, not above 0; inf sends all at once")
+        raise InputError(f"the rate must be above 0, got {rate:g} requests per second; inf sends all at once")
 
 
 def check_seed(seed: int) -> None:

@@ -124,7 +124,7 @@ def _add_texts(app: FastAPI, service: Service) -> None:
         service.check_model(request.model)
         max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
         params = request.sampling_params(
-            max_tokens=max_tokens, max_logprobs=service.max_logprobs, logprobs=request.logprobs_wanted
+            max_tokens=max_tokens, max_logprobs=service.max_logprobs, logprobs=request.requested_logprobs
         )
         return await service.texts(
             *(http, request, params, 1),
@@ -161,7 +161,7 @@ def _add_tokenizer(app: FastAPI, service: Service) -> None:
         """The text of token ids."""
         service.check_model(request.model)
         if not isinstance(request.tokens, list):
-            raise InputError(f"tokens is {one_line(request.tokens)}, not a list of token ids")
+            raise InputError(f"tokens must be a list of token ids, got {one_line(request.tokens)}")
         tokens = token_list(request.tokens, int(front.loaded.engine.info.vocab))
         return JsonResponse({"prompt": tokenizer.decode(tokens, skip_special_tokens=False)})
 

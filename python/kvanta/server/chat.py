@@ -27,8 +27,8 @@ class ChatAnswer(Answer):
         self._named = request.functions.named
         self._readers = [make_reader(request.functions, parser) for _ in job.outputs]
         as_ids = bool(request.return_tokens_as_token_ids)
-        self._logprobs = LogprobsWriter(tokenizer, request.logprobs_wanted or 0, as_ids=as_ids)
-        self._wants_logprobs = request.logprobs_wanted is not None
+        self._logprobs = LogprobsWriter(tokenizer, request.requested_logprobs or 0, as_ids=as_ids)
+        self._wants_logprobs = request.requested_logprobs is not None
         self._wants_prompt_logprobs = request.prompt_logprobs is not None
         # With echo, the message that is continued stands at the beginning of its continuation.
         continued = request.messages[-1].get("content") if request.continue_final_message and request.echo else None

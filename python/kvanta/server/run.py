@@ -12,7 +12,6 @@ import ssl
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -206,9 +205,7 @@ def _cannot_listen(options: ServerOptions, error: OSError) -> ResourceError:
 
 def load(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> LoadedModel:
     """The model with the tokenizer and chat template that the options want. What is odd about them is logged."""
-    loaded = LoadedModel(model, arguments, options.tokenizer or None)
-    if options.chat_template:
-        loaded.tokenizer.use_chat_template(_read_template(options.chat_template))
+    loaded = LoadedModel(model, arguments, options.tokenizer or None, options.chat_template or None)
     vocab = int(loaded.engine.info.vocab)
     if len(loaded.tokenizer) > vocab:
         _log.warning(
@@ -218,16 +215,6 @@ def load(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> Lo
     while loaded.warnings:
         _log.warning("%s", loaded.warnings.pop(0))
     return loaded
-
-
-def _read_template(source: str) -> str:
-    """A file, or the template itself, as vLLM takes it."""
-    if "{" in source and "}" in source:
-        return source
-    try:
-        return Path(source).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise InputError(f"the chat template {source!r} cannot be read: {error}") from None
 
 
 def _banner(service: Service, listener: socket.socket, options: ServerOptions, seconds: float) -> str:

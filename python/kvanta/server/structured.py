@@ -64,7 +64,7 @@ def _of_vllm(wanted: Any) -> dict[str, Any]:
     known = {"json", "json_object", "regex", "choice", "grammar"}
     if not isinstance(wanted, Mapping):
         raise InputError(
-            f"structured_outputs is {one_line(wanted)}, not an object with one of {', '.join(sorted(known))}"
+            f"structured_outputs must be an object with one of {', '.join(sorted(known))}, got {one_line(wanted)}"
         )
     given = {name: value for name, value in wanted.items() if value not in (None, False)}
     unknown = sorted(given.keys() - known)

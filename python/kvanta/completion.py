@@ -36,9 +36,9 @@ class Completion:
         self._stops = StopStrings(params.stop_strings, params.include_stop_str_in_output)
 
     def take(self, news: _core.EngineOutput) -> str:
-        """Adds one step's news; returns the text that it makes certain. Raises ResourceError if the engine failed."""
+        """Adds one step's output; returns the text that is now certain. Raises ResourceError if the engine failed."""
         output = self.output
-        if output.finished:  # the engine had not yet heard that a stop string ended it
+        if output.finished:  # a step that the engine had begun before the stop string was found
             return ""
         if news.finish == _core.FinishReason.ERROR:
             raise ResourceError(f"the engine gave up on request {news.id!r}: {news.error}")

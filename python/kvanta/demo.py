@@ -61,18 +61,18 @@ class _Trial:
     saturated: int
 
 
-def _choose_model(wanted: str) -> str:
+def _choose_model(requested: str) -> str:
     try:
-        resolve_model(wanted)
+        resolve_model(requested)
     except ResourceError as error:
-        if wanted != "smollm2":
+        if requested != "smollm2":
             raise
         print(f"\n{error}", file=sys.stderr)
         print(
             "Without SmolLM2 the demo goes on with stories260k, a very small model that is shipped.\n", file=sys.stderr
         )
         return "stories260k"
-    return wanted
+    return requested
 
 
 def _heading(text: str) -> str:

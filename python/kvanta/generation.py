@@ -58,7 +58,7 @@ class Generation:
             engine.add(name, prompt, sampling, cache_salt, priority, timeout_seconds, constraint)
 
     def take(self, news: _core.EngineOutput) -> str:
-        """Adds one step's news; returns the text that it makes certain. Raises ResourceError if the engine failed."""
+        """Adds one step's output; returns the text that is now certain. Raises ResourceError if the engine failed."""
         completion = self.completions[news.id]
         if completion.output.index == 0:
             self.output.num_cached_tokens = max(self.output.num_cached_tokens, news.cached_tokens)

@@ -60,7 +60,7 @@ class LLM:
         self._warn(stacklevel=3)
         # Reentrant: a forgotten stream may be collected, and so closed, while this thread holds the lock.
         self._lock = threading.RLock()
-        self._inboxes: dict[str, deque[_core.EngineOutput]] = {}  # by request id: the news of calls that are open
+        self._inboxes: dict[str, deque[_core.EngineOutput]] = {}  # by request id: outputs for open calls
         self._count = 0
         self._seeds = random.Random(self.config.seed)
 
@@ -181,7 +181,7 @@ class LLM:
         return quality
 
     def reset_prefix_cache(self) -> None:
-        """Forgets every cached beginning."""
+        """Drops every cached prefix that is not in use."""
         self._engine.reset_prefix_cache()
 
     @staticmethod
@@ -212,9 +212,9 @@ class LLM:
         return Generation(name, entry, params, self.tokenizer, self._loaded.grammars)
 
     def _run(self, requests: list[Generation]) -> Iterator[tuple[Generation, str]]:
-        """Adds the requests and steps the engine until all are finished; yields each request's news.
+        """Adds the requests and steps the engine until all are finished; yields each request's new text.
 
-        The lock is held for single steps only, never while the caller has the news.
+        The lock is held for single steps only, never while the caller handles an output.
         """
         inbox: deque[_core.EngineOutput] = deque()
         owners: dict[str, Generation] = {}
@@ -228,7 +228,7 @@ class LLM:
             while owners:
                 self._wait_for_news(inbox)
                 news = inbox.popleft()
-                if news.id not in owners:  # the last word on a request that a stop string has ended
+                if news.id not in owners:  # the final output of a request that a stop string has ended
                     continue
                 request = owners[news.id]
                 text = request.take(news)
@@ -240,14 +240,14 @@ class LLM:
             self._leave(list(owners), abort=True)  # an error, Ctrl-C, or a caller that has left the loop
 
     def _wait_for_news(self, inbox: deque[_core.EngineOutput]) -> None:
-        """Steps until something is in `inbox`; the steps of other calls may put it there as well."""
+        """Steps until `inbox` is not empty; steps of other calls may fill it as well."""
         while not inbox:
             with self._lock:
                 if not inbox and not self._step():
                     raise RuntimeError("the engine has nothing to do, but requests are not finished")
 
     def _step(self) -> bool:
-        """One step of the engine, its news to those who wait for them; False when there was nothing to do."""
+        """Runs one step of the engine and distributes its outputs; False when there was nothing to do."""
         step = self._engine.step()
         for news in step or ():
             if news.id in self._inboxes:
@@ -256,7 +256,7 @@ class LLM:
         return step is not None
 
     def _leave(self, names: list[str], *, abort: bool) -> None:
-        """Forgets requests; the last to leave takes what the engine has still to say, so that it is idle after."""
+        """Removes requests; the last call drains the engine, so that it is idle afterwards."""
         with self._lock:
             for name in names:
                 self._inboxes.pop(name, None)
@@ -266,6 +266,6 @@ class LLM:
                 pass
 
     def _warn(self, stacklevel: int) -> None:
-        """Passes on what the engine has to say, on the caller's thread."""
+        """Issues the engine's warnings on the caller's thread."""
         while self._warnings:
             warnings.warn(self._warnings.pop(0), stacklevel=stacklevel)

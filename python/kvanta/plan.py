@@ -28,7 +28,7 @@ def plan(
     context: int | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The report of `kvanta plan`: what fits in `memory_bytes` (default: default_memory) beside the weights.
+    """The report of `kvanta plan`: what fits in `memory_bytes` (default: default_memory) in addition to the weights.
 
     `model`: as anywhere, or a config.json alone, or the name of an example config; weights are not needed. Per format:
     `tokens` that the cache holds, of one sequence; `sequences`, of `context` tokens each (default: the model's limit),

@@ -14,7 +14,7 @@ _VERSION = 1
 
 
 def is_scheme_file(value: object) -> bool:
-    """Whether a value of kv_cache_dtype names a file: no scheme's text ends in .json."""
+    """True if a value of kv_cache_dtype names a file; no scheme's text ends in .json."""
     return isinstance(value, str) and value.lower().endswith(".json")
 
 

@@ -36,7 +36,7 @@ _SPACE = r"( |\n[ ]{0,16}|\n\t{0,8})"
 
 @dataclass(kw_only=True)
 class StructuredOutputsParams:
-    """What a text must be: exactly one of these. Names are those of vLLM's class. Raises InputError.
+    """The required form of a text: exactly one of these, named as in vLLM's class. Raises InputError.
 
     The model's end token ends the text where the form is complete, even with ignore_eos or before min_tokens; a text
     that max_tokens or a stop string ends may be incomplete (finish_reason tells).
@@ -129,7 +129,7 @@ class GrammarCompiler:
 
 
 class _Vocabulary:
-    """What TokenizerWrapper reads."""
+    """The vocabulary as llguidance's TokenizerWrapper reads it."""
 
     def __init__(self, tokenizer: Tokenizer, info: _core.ModelInfo) -> None:
         self._tokenizer = tokenizer

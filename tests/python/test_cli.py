@@ -157,7 +157,10 @@ BAD: dict[str, tuple[list[str], str]] = {
     "length that is a word": (["plan", "stories260k", "--max-model-len", "abc"], "max_model_len.*'abc'"),
     "length with a fraction": (["plan", "stories260k", "--max-model-len", "100.5"], "max_model_len.*'100.5'"),
     "no such tokenizer": (["generate", "stories260k", "x", "--tokenizer", "nosuch"], "no model 'nosuch'"),
-    "too many heads": (["bench", "attention", "--threads", "1", "--heads", str(4 * 10**12)], "heads must .* got 4000000000000"),
+    "too many heads": (
+        ["bench", "attention", "--threads", "1", "--heads", str(4 * 10**12)],
+        "heads must .* got 4000000000000",
+    ),
     "a format that is not UTF-8": (["bench", "attention", "--threads", "1", "--formats", "\udcff"], "a format must"),
     "no such benchmark": (["bench", "everything"], "everything"),
     "no such weights": (["bench", "linear", "--threads", "1", "--weights", "int3"], "int3.*int8"),

@@ -12,12 +12,12 @@ from kvanta.errors import InputError
 from kvanta.evaluate.allocation import Choice, allocate, undominated
 from kvanta.evaluate.generation_task import agreement
 from kvanta.evaluate.held_out import against_uniform, line_of
-from kvanta.evaluate.layer_harms import layer_harms
+from kvanta.evaluate.layer_divergence import layer_divergences
 from kvanta.evaluate.packed_rows import pack, unpack
 from kvanta.evaluate.passages import windows
 from kvanta.evaluate.plot import pareto_front
 from kvanta.evaluate.recommend import parse_conditions, recommend
-from kvanta.evaluate.row_figures import RowFigures, compare, pack_rows
+from kvanta.evaluate.row_metrics import RowMetrics, compare, pack_rows
 from kvanta.evaluate.summary import (
     bootstrap_unit,
     bootstrap_units,
@@ -71,8 +71,8 @@ def test_figures_against_double_precision() -> None:
         np.testing.assert_allclose(found.target, log_softmax(other)[np.arange(300), targets], atol=1e-5)
 
 
-def figures(*kl: float) -> RowFigures:
-    return RowFigures(np.array(kl), np.array([True] * len(kl)), np.log(np.full(len(kl), 0.25)))
+def figures(*kl: float) -> RowMetrics:
+    return RowMetrics(np.array(kl), np.array([True] * len(kl)), np.log(np.full(len(kl), 0.25)))
 
 
 def test_summary() -> None:
@@ -201,12 +201,12 @@ def test_layers_harm_without_the_noise() -> None:
         [noise + np.array([6.0, 0.0, 12.0]), noise + np.array([0.2, 0.0, 0.1])]
     )  # a coarse format and a fine one
     v = np.array([noise + np.array([0.0, 1.0, 0.0])])
-    k_harms, v_harms = layer_harms([k, v], [np.array([22.0, 4.9]), np.array([5.0])])
+    k_harms, v_harms = layer_divergences([k, v], [np.array([22.0, 4.9]), np.array([5.0])])
     np.testing.assert_allclose(
         k_harms, np.array([[6, 0, 12], [0.3, 0, 0.6]])
     )  # the fine one has the coarse one's shares
     np.testing.assert_allclose(v_harms, [[0, 1, 0]])
     nothing = np.zeros((0, 3))
-    found = layer_harms([nothing, np.array([noise])], [np.zeros(0), np.array([3.5])])
+    found = layer_divergences([nothing, np.array([noise])], [np.zeros(0), np.array([3.5])])
     np.testing.assert_array_equal(found[0], nothing)
     np.testing.assert_allclose(found[1], [[0, 0, 0]])

@@ -187,7 +187,7 @@ def test_bits_per_element_are_those_of_the_specification() -> None:
     assert bits == expected
     x = np.zeros((64, 128), np.float32)
     for name in kv_formats.NAMES:
-        if name.startswith("mla_"):  # K and V are one, with rotated channels beside them: test_plan.py
+        if name.startswith("mla_"):  # K and V are one, with separate rotated channels: test_plan.py
             continue
         size = sum(len(kv_formats.encode(name, x, side=side).canonical()) for side in "kv")
         assert size * 8 / (2 * x.size) == expected[name]

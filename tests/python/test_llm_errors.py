@@ -100,9 +100,15 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
         {"kv_cache_dtype": "fp8", "quantization_param_path": "/nowhere.json"},
         "nowhere",
     ),
-    "a text for a flag": ({"enable_prefix_caching": "false"}, "enable_prefix_caching must be True or False, got 'false'"),
+    "a text for a flag": (
+        {"enable_prefix_caching": "false"},
+        "enable_prefix_caching must be True or False, got 'false'",
+    ),
     "a number for a flag": ({"calculate_kv_scales": 1}, "calculate_kv_scales must be True or False, got 1"),
-    "a text for the opposite": ({"disable_radix_cache": "false"}, "disable_radix_cache must be True or False, got 'false'"),
+    "a text for the opposite": (
+        {"disable_radix_cache": "false"},
+        "disable_radix_cache must be True or False, got 'false'",
+    ),
     "a number for a list": ({"kv_cache_dtype_skip_layers": 1.5}, "kv_cache_dtype_skip_layers must be LAYER, got 1.5"),
     "a text that is not UTF-8": ({"kv_cache_dtype": "\ud800"}, "kv_cache_dtype.*UTF-8"),
     "a tokenizer that is a number": ({"tokenizer": 5}, "MODEL is 5"),

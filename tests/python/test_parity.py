@@ -184,6 +184,11 @@ def test_the_defaults_of_vllm_are_accepted_and_are_ours(server: LiveServer) -> N
     assert lists.status_code == 200, lists.text
 
 
+def make(name: str, value: Any) -> SamplingParams:
+    given: dict[str, Any] = {name: value}
+    return SamplingParams(**given)
+
+
 class Kind(enum.Enum):
     CUMULATIVE = 0
     DELTA = 1
@@ -198,11 +203,10 @@ def test_an_output_kind_is_an_enum_of_vllm() -> None:
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_what_cannot_be_honoured_is_refused_alike(server: LiveServer, name: str) -> None:
-    for value in ([3], 17, "x", getattr(SamplingParams(), name) is not True):
-        if value in (None, False) and name in ("watermarking", "skip_reading_prefix_cache"):
-            continue
+    values: list[Any] = [[3], 17, "x", getattr(SamplingParams(), name) is not True]
+    for value in values:
         with pytest.raises(InputError, match=f"{name} is not supported, got ") as refused:
-            SamplingParams(**{name: value})
+            make(name, value)
         response = server.post("/v1/completions", prompt="a", **{name: value})
         assert response.status_code == 400
         assert error_of(response)["message"] == str(refused.value)
@@ -234,7 +238,8 @@ def test_what_the_server_refuses_llm_refuses_as_well(name: str) -> None:
     with pytest.raises(InputError) as on_command_line:
         serve.parser().parse_exactly(["stories260k", flag_of(name), "some"])
     assert str(on_command_line.value) == str(in_python.value)
-    for neutral in (None, False, "", [], {}):
+    neutrals: list[Any] = [None, False, "", [], {}]
+    for neutral in neutrals:
         assert known_arguments({name: neutral}) == ({}, [])
     serve.parser().parse_exactly(["stories260k", flag_of(name), "None"])
     serve.parser().parse_exactly(["stories260k", flag_of(f"no_{name}")])

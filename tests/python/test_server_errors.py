@@ -1,4 +1,4 @@
-"""What the server refuses, and how: OpenAI's error bodies, limits, keys, a full queue."""
+"""Refusals of the server: OpenAI's error bodies, limits, keys, a full queue."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def add_options(group: Any, options: Sequence[Option], opposites: Mapping[str, s
 
 
 def given_options(values: argparse.Namespace, options: Sequence[Option]) -> dict[str, Any]:
-    """Those of the list that were given, by name."""
+    """The options of the list that were given, by name."""
     given = {option.name: getattr(values, option.name) for option in options}
     return {name: value for name, value in given.items() if value is not None}
 

@@ -26,7 +26,7 @@ from kvanta.text_table import render_table
 
 _DESCRIPTION = """\
 The engine under load: what `kvanta bench serve` measures, without HTTP, tokenizer or another process, and what a step
-costs beside the model. Prompts are random token ids. Figures are explained in docs/bench-serve.md.
+costs outside the model. Prompts are random token ids. Figures are explained in docs/bench-serve.md.
 
   kvanta bench engine smollm2 --kv-cache-dtype int4 --requests 64 --input-len 256 --output-len 128
   kvanta bench engine stories260k --requests 64 --input-len 16 --output-len 64 --profile"""
@@ -52,7 +52,9 @@ def parser() -> CommandParser:
     load.add_argument("--load-seed", type=whole_number, default=0, metavar="N", help="of lengths and prompts [0]")
     load.add_argument("--goodput", nargs="+", default=[], metavar="TARGET", help="in ms, as ttft:500 tpot:50")
     result.add_argument("--profile", action="store_true", help="where a step's time goes; slows small models a little")
-    result.add_argument("--label", metavar="NAME", help="of this engine, for bench serve --beside [its cache's format]")
+    result.add_argument(
+        "--label", metavar="NAME", help="name of this engine, for bench serve --beside [its cache's format]"
+    )
     add_json(result)
     add_engine_options(result)
     return result

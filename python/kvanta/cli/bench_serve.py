@@ -40,7 +40,7 @@ def parser() -> CommandParser:
     shown = result.add_argument_group("report")
     shown.add_argument("--goodput", nargs="+", default=[], metavar="TARGET", help="in ms, as ttft:500 tpot:50 e2e:5000")
     shown.add_argument("--label", metavar="NAME", help="of this server [its cache's format, or the model]")
-    shown.add_argument("--beside", nargs="+", default=[], metavar="FILE", help="reports to show beside this one")
+    shown.add_argument("--beside", nargs="+", default=[], metavar="FILE", help="reports to compare with this one")
     shown.add_argument("--plot", metavar="FILE", help="picture of throughput and latency over load: .png, .svg or .pdf")
     add_json(result)
     return result

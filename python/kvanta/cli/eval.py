@@ -30,7 +30,7 @@ from kvanta.evaluate.table import EvaluationTable
 from kvanta.scheme_file import is_scheme_file, write_scheme_file
 
 _DESCRIPTION = """\
-What each cache format does to a model: its predictions on a text against those of the bf16 cache, computed by this
+Effect of each cache format on a model: its predictions on a text against those of the bf16 cache, computed by this
 engine on really quantized pages. The reference is computed once and kept in $KVANTA_HOME/eval.
 
   kvanta eval smollm2
@@ -98,7 +98,7 @@ def parser() -> CommandParser:
         "--search-tokens", type=whole_number, default=1024, metavar="N", help="of text that --search looks at [1024]"
     )
     result.add_argument(
-        "--search-formats", nargs="+", metavar="FORMAT", help="that --search chooses among, beside bf16 [all]"
+        "--search-formats", nargs="+", metavar="FORMAT", help="candidates of --search, in addition to bf16 [all]"
     )
     result.add_argument(
         "--search-modifiers", default="", metavar="MODIFIERS", help="of every scheme of --search, such as +exact=2"
@@ -178,11 +178,11 @@ def _search(evaluation: Evaluation, values: argparse.Namespace, to_terminal: boo
         raise InputError(f"--scheme: {values.scheme!r} does not end in .json")
     passages = evaluation.calibration_passages(values.search_tokens)
     choices = (values.search, values.search_formats, values.search_modifiers)
-    schemes = Search(evaluation.subject, passages, *choices).run()
+    schemes = Search(evaluation.factory, passages, *choices).run()
     stem = values.scheme[: -len(".json")]
     result = {values.scheme if len(schemes) == 1 else f"{stem}-{each.budget:g}.json": each for each in schemes}
     for file, found in result.items():
-        write_scheme_file(file, found.layers, about(found, evaluation.subject.model, passages))
+        write_scheme_file(file, found.layers, about(found, evaluation.factory.model, passages))
         if to_terminal:
             print(f"{file}: {found.bits_per_element:.4g} bits per element")
     if to_terminal:
@@ -233,7 +233,7 @@ def run(values: argparse.Namespace) -> int:
         print("\n" + "\n".join(line_of(each["file"], each["budget"], each["held_out"]) for each in compared))
     if conditions is not None:
         best = recommend(evaluation.rows, conditions)
-        command = None if best is None else _serve_command(evaluation.subject.model, best)
+        command = None if best is None else _serve_command(evaluation.factory.model, best)
         report["recommended"] = {"conditions": values.recommend, "format": best, "command": command}
         if to_terminal:
             none = f"no format holds {values.recommend}"

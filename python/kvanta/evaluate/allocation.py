@@ -27,7 +27,7 @@ class Choice:
 def allocate(items: Sequence[Sequence[Choice]], mean_bits: float) -> list[Choice]:
     """One choice per item, of equal sizes, of least harm and at most `mean_bits` on average; exact.
 
-    Of O(items * choices * items * mean_bits * 64) time. Raises InputError if even the smallest choices do not fit.
+    Takes O(items * choices * items * mean_bits * 64) time. Raises InputError if even the smallest choices do not fit.
     """
     budget = math.floor(mean_bits * len(items) * _STEPS_PER_BIT + 1e-6)
     least = sum(min(_steps(choice) for choice in item) for item in items)
@@ -59,7 +59,7 @@ def _steps(choice: Choice) -> int:
 
 
 def undominated(choices: Sequence[Choice]) -> list[Choice]:
-    """Those than which none is both as small and as harmless, smallest first."""
+    """The Pareto front in size and divergence, smallest first."""
     result: list[Choice] = []
     for choice in sorted(choices, key=lambda choice: (choice.bits, choice.harm)):
         if not result or choice.harm < result[-1].harm:

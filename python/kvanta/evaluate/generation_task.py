@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvanta.evaluate import store
+from kvanta.evaluate import reference_store
 from kvanta.evaluate.passages import Passage
 from kvanta.evaluate.reference import Progress, Reference, key_of, save_reference
-from kvanta.evaluate.row_figures import RowFigures
+from kvanta.evaluate.row_metrics import RowMetrics
 from kvanta.llm import LLM
 from kvanta.sampling_params import SamplingParams
 from kvanta.tokenizer import Tokenizer
@@ -59,7 +59,7 @@ class GenerationTask:
 
     def prepare(self, open_engine: Callable[[], LLM], progress: Progress) -> dict[str, Any]:
         """generation.tokens: the length of all of the reference's answers."""
-        found = store.load(self._key, None, self._vocab)
+        found = reference_store.load(self._key, None, self._vocab)
         if found is None:
             llm = open_engine()
             answers = self._answers(llm, progress)
@@ -72,14 +72,14 @@ class GenerationTask:
     def measure(self, llm: LLM, progress: Progress) -> dict[str, Any]:
         """Means over the prompts, and over all tokens of the reference's answers."""
         assert self._reference is not None, "prepare comes first"
-        wanted = [passage.targets for passage in self._reference.passages]
-        equal = [agreement(*pair) for pair in zip(wanted, self._answers(llm, progress), strict=True)]
-        rows = RowFigures.join(self._reference.compare(llm, progress))
+        expected = [passage.targets for passage in self._reference.passages]
+        equal = [agreement(*pair) for pair in zip(expected, self._answers(llm, progress), strict=True)]
+        rows = RowMetrics.join(self._reference.compare(llm, progress))
         return {
             "generation": {
                 "equal_tokens": equal,
                 "equal_tokens_mean": sum(equal) / len(equal),
-                "equal_share": sum(equal) / sum(map(len, wanted)),
+                "equal_share": sum(equal) / sum(map(len, expected)),
                 "kl_mean": float(rows.kl.mean()),
                 "kl_max": float(rows.kl.max()),
                 "top1": float(rows.same_top.mean()),

@@ -1,4 +1,4 @@
-"""What the caches are compared on: passages of tokens, and which of their places count."""
+"""Passages of tokens on which caches are compared, and the rows that count."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def tokenize(text: str, tokenizer: Tokenizer, most: int) -> list[int]:
 
 
 def beginning_of(tokenizer: Tokenizer) -> list[int]:
-    """What the model wants before each passage: its beginning-of-sequence token, or nothing."""
+    """The model's beginning-of-sequence token as a prefix of each passage, or nothing."""
     with_it, plain = tokenizer.encode("a"), tokenizer.encode("a", add_special_tokens=False)
     return with_it[: len(with_it) - len(plain)] if with_it[-len(plain) :] == plain else []
 

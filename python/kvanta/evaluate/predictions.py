@@ -15,7 +15,7 @@ from kvanta.sampling_params import SamplingParams
 def predictions(llm: LLM, passage: Passage) -> Iterator[NDArray[np.float32]]:
     """float32 [rows, vocab] pieces of at most max_num_batched_tokens rows: row `first` and those after it.
 
-    What stands before a piece is read once: it is taken from the prefix cache, which changes no bit of the result. The
+    The tokens before a piece come from the prefix cache, which changes no bit of the result. The
     engine must have its prefix cache enabled, or the beginning is computed again for every piece.
     """
     piece = llm.config.max_num_batched_tokens

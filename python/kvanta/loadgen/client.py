@@ -59,7 +59,7 @@ async def stream_answer(
 async def fetch_json(
     session: aiohttp.ClientSession, method: str, url: str, body: Mapping[str, Any] | None = None
 ) -> Any:
-    """What a server answers in JSON. Raises LoadError."""
+    """The server's JSON answer. Raises LoadError."""
     text = await fetch_text(session, method, url, body)
     try:
         return json.loads(text)
@@ -74,7 +74,7 @@ async def fetch_text(
     body: Mapping[str, Any] | None = None,
     most_bytes: int = 1 << 24,
 ) -> str:
-    """What a server answers. Raises LoadError, also if it is more than `most_bytes`."""
+    """The server's answer. Raises LoadError, also if it is more than `most_bytes`."""
     async with _answer(session, method, url, body) as response:
         received = bytearray()
         while part := await response.content.read(_READ):
@@ -115,7 +115,7 @@ async def _beginning(response: aiohttp.ClientResponse) -> str:
 
 
 def message_of(answer: Any) -> str | None:
-    """Of {"error": {"message": ...}}, {"error": "..."} or {"object": "error", "message": ...}; None of all else."""
+    """Message of {"error": {"message": ...}}, {"error": "..."} or {"object": "error", "message": ...}; else None."""
     if not isinstance(answer, dict):
         return None
     error = answer.get("error")

@@ -18,7 +18,7 @@ from kvanta.loadgen.summary import summarize
 from kvanta.loadgen.workload import PlannedRequest, Workload
 
 _MOST_NEWS = 256  # taken at once
-# What a run spends, by the engine's counters; parts of a step, but for the last, which follows it.
+# Time of a run by the engine's counters: parts of a step, except the last, which follows the step.
 _PARTS = ("seconds_schedule", "seconds_masks", "seconds_sample", "seconds_callback")
 
 
@@ -144,7 +144,7 @@ class _Desk:
 
 
 def _full_steps(engine: _core.Engine, steps: int) -> dict[str, Any]:
-    """What steps cost beside the model, among the last ones, when as many requests as ever got a token."""
+    """Time of full steps outside the model, among the last steps; full: as many requests got a token as in any step."""
     recent = engine.recent_steps()[-steps:] if steps else []
     most = max((sequences for sequences, _ in recent), default=0)
     costs = [1e3 * seconds for sequences, seconds in recent if sequences == most]
@@ -153,7 +153,7 @@ def _full_steps(engine: _core.Engine, steps: int) -> dict[str, Any]:
 
 
 def _engine_figures(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run cost: milliseconds per step of the model, and of all beside it, by part."""
+    """Cost of a run: milliseconds per step in the model, and outside it by part."""
 
     def gained(name: str) -> Any:
         return after[name] - before[name]

@@ -1,4 +1,4 @@
-"""What to send and when: requests with their arrival times and lengths."""
+"""The workload: requests with their arrival times and lengths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from kvanta.errors import InputError
 
 MOST_TOKENS = 10_000_000
-"""Of one prompt or one answer: more is a damaged trace or a slip of the finger."""
+"""Limit of one prompt or one answer: a larger number is a damaged trace or a typing error."""
 MOST_REQUESTS = 1_000_000
 
 

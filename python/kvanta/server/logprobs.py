@@ -1,4 +1,4 @@
-"""Log-probabilities in the two shapes that OpenAI has for them."""
+"""Log-probabilities in OpenAI's two shapes."""
 
 from __future__ import annotations
 

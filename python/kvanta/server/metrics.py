@@ -1,4 +1,4 @@
-"""What Prometheus reads: the engine's counters, asked for at every scrape, and what the server itself has seen.
+"""Prometheus metrics: the engine's counters, read at every scrape, and the server's own.
 
 Names follow vLLM's, with the prefix kvanta: instead of vllm:.
 """
@@ -27,7 +27,7 @@ _STEP_PARTS = {
     "schedule": "Of it, choosing what to compute.",
     "masks": "Of it, asking which tokens a form allows.",
     "sample": "Of it, choosing tokens.",
-    "callback": "Beside steps: handing over their news.",
+    "callback": "Outside steps: handing over their outputs.",
 }
 _LAYER_COUNTS = {
     "values": ("kv_values", "Values quantized into the cache."),

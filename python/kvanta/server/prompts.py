@@ -1,4 +1,4 @@
-"""From what a request says to token ids. Runs on a worker thread: texts may be long and templates slow."""
+"""Token ids from a request's prompt or messages. Runs on a worker thread: texts may be long and templates slow."""
 
 from __future__ import annotations
 
@@ -105,7 +105,9 @@ def _content(index: int, content: Any) -> str:
         kind = part.get("type", "text") if isinstance(part, Mapping) else None
         if kind != "text" or not isinstance(part.get("text"), str):
             what = kind or one_line(part)
-            raise InputError(f"chat message {index} has a part {what!r}: only {{'type': 'text', 'text': ...}} is built")
+            raise InputError(
+                f"chat message {index} has a part {what!r}: only {{'type': 'text', 'text': ...}} is supported"
+            )
         texts.append(part["text"])
     return "\n".join(texts)
 

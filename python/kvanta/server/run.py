@@ -173,7 +173,7 @@ def _set_up_log(level: str) -> None:
 
 
 def _bind(options: ServerOptions) -> socket.socket:
-    """Before the model is loaded: a port that is taken is told at once."""
+    """Binds before the model is loaded, so that a port in use is an immediate error."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -204,7 +204,7 @@ def _cannot_listen(options: ServerOptions, error: OSError) -> ResourceError:
 
 
 def load(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> LoadedModel:
-    """The model with the tokenizer and chat template that the options want. What is odd about them is logged."""
+    """Loads the model with the tokenizer and chat template of the options; oddities are logged."""
     loaded = LoadedModel(model, arguments, options.tokenizer or None, options.chat_template or None)
     vocab = int(loaded.engine.info.vocab)
     if len(loaded.tokenizer) > vocab:

@@ -5,7 +5,7 @@
         found = reader.take(delta)
     rest = reader.end()
 
-What is no call after all stays text, so nothing that the model wrote is lost.
+Text that turns out not to be a call stays text, so no output of the model is lost.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Found:
 
 
 class CallReader(ABC):
-    """The calls in one text. At most one with `parallel` false: the model may not have been told."""
+    """The calls in one text. At most one with `parallel` false, since templates may not mention that limit."""
 
     def __init__(self, *, parallel: bool = True) -> None:
         self.calls = 0
@@ -38,7 +38,7 @@ class CallReader(ABC):
 
     @abstractmethod
     def take(self, text: str) -> Found:
-        """What is certain after `text`."""
+        """Content and calls that are certain after `text`."""
 
     @abstractmethod
     def end(self) -> Found:

@@ -20,7 +20,7 @@ _CHOICES = "'auto', 'none', 'required' or {'type': 'function', 'function': {'nam
 
 @dataclass(frozen=True)
 class Tools:
-    """What a request says of functions. Raises InputError that names the field."""
+    """A request's tool fields. Raises InputError that names the field."""
 
     offered: Sequence[Mapping[str, Any]]
     """As the chat template gets them."""
@@ -32,7 +32,7 @@ class Tools:
 
     @classmethod
     def read(cls, tools: Any, choice: Any, parallel: Any) -> Tools:
-        """Of a request's fields; None where it has none."""
+        """From a request's fields; None where it has none."""
         if not isinstance(tools, list | None) or not all(isinstance(tool, dict) for tool in tools or []):
             raise InputError(f"tools must be a list of objects, got {one_line(tools)}")
         function = choice.get("function") if isinstance(choice, Mapping) and choice.get("type") == "function" else None
@@ -63,7 +63,7 @@ class Tools:
         return None if silent or not self.offered else list(self.offered)
 
     def form(self) -> StructuredOutputsParams:
-        """Of a forced answer: a named function's arguments, or a list of {"name", "parameters"}."""
+        """The form of a forced answer: a named function's arguments, or a list of {"name", "parameters"}."""
         schemas = dict(map(_function, self.offered))
         if self.named:
             if self.choice not in schemas:

@@ -51,11 +51,11 @@ export function gainedQuantile(before, now, name, quantile) {
     .sort((a, b) => a[0] - b[0]);
   const count = buckets.length ? buckets[buckets.length - 1][1] : 0;
   if (!(count > 0)) return null;
-  const wanted = quantile * count;
+  const rank = quantile * count;
   let [low, below] = [0, 0];
   for (const [edge, upTo] of buckets) {
-    if (upTo >= wanted) {
-      return edge === Infinity ? low : low + ((edge - low) * (wanted - below)) / Math.max(upTo - below, 1e-9);
+    if (upTo >= rank) {
+      return edge === Infinity ? low : low + ((edge - low) * (rank - below)) / Math.max(upTo - below, 1e-9);
     }
     [low, below] = [edge, upTo];
   }

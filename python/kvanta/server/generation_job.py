@@ -14,7 +14,7 @@ from kvanta.server.errors import ApiError, api_error
 
 @dataclass
 class Delta:
-    """What is new in one text since the last look."""
+    """New content of one text since the last read."""
 
     choice: int
     """Over all prompts: prompt * n + text."""
@@ -24,7 +24,7 @@ class Delta:
     """The new tokens: output.token_ids[begin:end]."""
 
 
-class Job:
+class GenerationJob:
     """Written by AsyncLLM, read by the one who answers the client; both on the event loop's thread.
 
     `ended(job, name, outcome)` is called once for each sequence, with its finish reason, "abort" or "error";
@@ -34,7 +34,7 @@ class Job:
     def __init__(
         self,
         generations: Sequence[Generation],
-        ended: Callable[[Job, str, str], None],
+        ended: Callable[[GenerationJob, str, str], None],
         abort: Callable[[str], None],
         done: Callable[[], None],
         arrival: float,
@@ -45,7 +45,7 @@ class Job:
         self.last_token: dict[str, float] = {}
         self._owners: dict[str, tuple[Generation, int]] = {}
         self.outputs: list[CompletionOutput] = []
-        """By choice."""
+        """Indexed by choice."""
         for generation in generations:
             for name, completion in generation.completions.items():
                 self._owners[name] = (generation, len(self.outputs))
@@ -64,7 +64,7 @@ class Job:
         return self._owners[name]
 
     def take(self, news: _core.EngineOutput) -> None:
-        """Adds one step's news of one sequence."""
+        """Adds one step's output of one sequence."""
         generation, choice = self._owners[news.id]
         output = self.outputs[choice]
         begin = len(output.token_ids)
@@ -76,7 +76,7 @@ class Job:
         if output.finish_reason == "timeout":
             self.fail(ApiError(504, news.error, code="request_timeout"))
             return
-        if output.finish_reason == "abort":  # neither the client nor a stop string wanted it
+        if output.finish_reason == "abort":  # requested neither by the client nor by a stop string
             self.fail(ApiError(503, news.error or "the request was aborted"))
             return
         delta = self._pending.get(choice)
@@ -98,7 +98,7 @@ class Job:
             self._drop("error")
 
     def cancel(self) -> None:
-        """Nobody wants the rest: pages are freed at once."""
+        """Cancels the unfinished texts; their pages are freed at once."""
         self.cancelled = self.cancelled or bool(self.open)
         self._drop("abort")
 
@@ -116,7 +116,7 @@ class Job:
             self._when_done()
 
     async def deltas(self) -> AsyncIterator[list[Delta]]:
-        """News as they come; what came since the last look is joined. Raises ApiError when the job failed."""
+        """New content as it arrives; pieces since the last read are joined. Raises ApiError when the job failed."""
         while True:
             await self._wake.wait()
             self._wake.clear()

@@ -1,6 +1,6 @@
 """References on disk: $KVANTA_HOME/eval/KEY, each a folder with a header and the packed rows of its passages.
 
-Written beside and renamed, so that a folder under its name is whole; checksums tell if it has been damaged since.
+Folders are written under another name and renamed, so they are complete; checksums detect later damage.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from kvanta.errors import ResourceError
 from kvanta.evaluate.passages import Passage
-from kvanta.evaluate.row_figures import ReferenceRows
+from kvanta.evaluate.row_metrics import ReferenceRows
 from kvanta.models import kvanta_home
 
 LAYOUT_VERSION = 1
@@ -33,7 +33,7 @@ _HEADER, _CODES, _ROWS = "header.json", "codes.u16", "rows.bin"
 
 
 def folder_of(key: str) -> Path:
-    """Where the reference of that key is, or will be."""
+    """Folder of the reference with that key."""
     return kvanta_home() / "eval" / key
 
 

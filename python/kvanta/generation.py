@@ -57,16 +57,17 @@ class Generation:
             constraint = self._constraints.get(name)
             engine.add(name, prompt, sampling, cache_salt, priority, timeout_seconds, constraint)
 
-    def take(self, news: _core.EngineOutput) -> str:
+    def take(self, engine_output: _core.EngineOutput) -> str:
         """Adds one step's output; returns the text that is now certain. Raises ResourceError if the engine failed."""
-        completion = self.completions[news.id]
+        completion = self.completions[engine_output.id]
         if completion.output.index == 0:
-            self.output.num_cached_tokens = max(self.output.num_cached_tokens, news.cached_tokens)
-            if news.prompt_logprobs:
+            self.output.num_cached_tokens = max(self.output.num_cached_tokens, engine_output.cached_tokens)
+            if engine_output.prompt_logprobs:
                 self.output.prompt_logprobs = [
-                    named_logprobs(entries, self._tokenizer) if entries else None for entries in news.prompt_logprobs
+                    named_logprobs(entries, self._tokenizer) if entries else None
+                    for entries in engine_output.prompt_logprobs
                 ]
-        return completion.take(news)
+        return completion.take(engine_output)
 
 
 _ENGINE_FIELDS = [name for name in SamplingParams.__dataclass_fields__ if hasattr(_core.SamplingParams, name)]

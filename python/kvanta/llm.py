@@ -226,20 +226,22 @@ class LLM:
                         self._inboxes[name] = inbox
                     request.add_to(self._engine, self._seeds)
             while owners:
-                self._wait_for_news(inbox)
-                news = inbox.popleft()
-                if news.id not in owners:  # the final output of a request that a stop string has ended
+                self._wait_for_output(inbox)
+                engine_output = inbox.popleft()
+                if engine_output.id not in owners:  # the final output of a request that a stop string has ended
                     continue
-                request = owners[news.id]
-                text = request.take(news)
-                if request.completions[news.id].output.finished:
-                    del owners[news.id]
-                    self._leave([news.id], abort=news.finish == _core.FinishReason.NONE)  # a stop string ended it
+                request = owners[engine_output.id]
+                text = request.take(engine_output)
+                if request.completions[engine_output.id].output.finished:
+                    del owners[engine_output.id]
+                    self._leave(
+                        [engine_output.id], abort=engine_output.finish == _core.FinishReason.NONE
+                    )  # a stop string ended it
                 yield request, text
         finally:
             self._leave(list(owners), abort=True)  # an error, Ctrl-C, or a caller that has left the loop
 
-    def _wait_for_news(self, inbox: deque[_core.EngineOutput]) -> None:
+    def _wait_for_output(self, inbox: deque[_core.EngineOutput]) -> None:
         """Steps until `inbox` is not empty; steps of other calls may fill it as well."""
         while not inbox:
             with self._lock:
@@ -249,9 +251,9 @@ class LLM:
     def _step(self) -> bool:
         """Runs one step of the engine and distributes its outputs; False when there was nothing to do."""
         step = self._engine.step()
-        for news in step or ():
-            if news.id in self._inboxes:
-                self._inboxes[news.id].append(news)
+        for engine_output in step or ():
+            if engine_output.id in self._inboxes:
+                self._inboxes[engine_output.id].append(engine_output)
         self._warn(stacklevel=7)
         return step is not None
 

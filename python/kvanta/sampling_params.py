@@ -104,11 +104,13 @@ class SamplingParams:
         0.0, _number(0.0, 1.0), help="minimum probability, as a share of the most likely token's", metavar="P"
     )
     repetition_penalty: float = _field(
-        1.0, _number(0.0, math.inf, open_below=True), help="of tokens in prompt and text; 1: none", metavar="X"
+        1.0, _number(0.0, math.inf, open_below=True), help="penalty of tokens in prompt and text; 1: none", metavar="X"
     )
-    presence_penalty: float = _field(0.0, _number(-2.0, 2.0), help="of tokens in the text; 0: none", metavar="X")
+    presence_penalty: float = _field(
+        0.0, _number(-2.0, 2.0), help="penalty of tokens in the text; 0: none", metavar="X"
+    )
     frequency_penalty: float = _field(
-        0.0, _number(-2.0, 2.0), help="of tokens in the text, per occurrence; 0: none", metavar="X"
+        0.0, _number(-2.0, 2.0), help="penalty of tokens in the text, per occurrence; 0: none", metavar="X"
     )
     seed: int | None = _field(None, _integer_or_none(0, 2**64 - 1))
     """The same seed and prompt give the same tokens, whatever else is in the batch."""

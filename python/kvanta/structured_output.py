@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from kvanta.tokenizer import Tokenizer
 
-_MOST_CHARACTERS = 2**18  # of a grammar: what is longer is not written by hand
+_MAX_CHARACTERS = 2**18  # of a grammar: what is longer is not written by hand
 _KEPT = 64  # compiled grammars
 # Between two parts of a JSON text: a space, or a new line with its indentation. Without a bound a weak model would go
 # on with spaces for ever.
@@ -201,8 +201,8 @@ def _grammar(params: StructuredOutputsParams) -> str:
             grammar = grammar_from("regex" if kind == "regex" else "grammar", getattr(params, kind))
     except ValueError as error:
         raise InputError(f"{kind} cannot be used: {_line(str(error))}") from None
-    if len(grammar) > _MOST_CHARACTERS:
-        raise InputError(f"{kind} has {len(grammar)} characters; at most {_MOST_CHARACTERS} are read")
+    if len(grammar) > _MAX_CHARACTERS:
+        raise InputError(f"{kind} has {len(grammar)} characters; at most {_MAX_CHARACTERS} are read")
     return grammar
 
 

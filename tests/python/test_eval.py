@@ -128,7 +128,7 @@ def test_old_references_make_room(home: Path, monkeypatch: pytest.MonkeyPatch) -
         (home / "eval" / name).mkdir()
         os.utime(home / "eval" / name, (time.time() - age, time.time() - age))
     monkeypatch.setattr(
-        reference_store, "MOST_BYTES", 640_000
+        reference_store, "MAX_BYTES", 640_000
     )  # 512 tokens take 262144, 384 take 196608, 256 take 131072
     evaluate(MODEL, SMALL)
     assert [path.name for path in (home / "eval").glob(".*")] == [".working"]
@@ -290,7 +290,7 @@ def test_scheme_files_that_are_none(tmp_path: Path) -> None:
         ({**good, "layers": ["int8"] * 6}, "6 layers; this one has 5"),
         ({**good, "layers": ["int9"] * 5}, "int9"),
         ({**good, "layers": ["int8;1=bf16"] * 5}, "not a scheme"),
-        ({**good, "layers": [8] * 5}, "not a list of schemes"),
+        ({**good, "layers": [8] * 5}, "must be a list of schemes"),
     ]
     for content, reason in bad:
         file.write_text(json.dumps(content))

@@ -145,10 +145,10 @@ def test_allocation_is_the_best_of_all(seed: int) -> None:
     items = [[Choice(str(b), b, float(h)) for b, h in zip(bits, rng.random(4), strict=True)] for _ in range(5)]
     for budget in (2.25, 4.0, 6.3, 16.0):
         fits = [each for each in itertools.product(*items) if sum(choice.bits for choice in each) <= 5 * budget]
-        least = min(sum(choice.harm for choice in each) for each in fits)
+        least = min(sum(choice.cost for choice in each) for each in fits)
         found = allocate(items, budget)
         assert sum(choice.bits for choice in found) <= 5 * budget
-        assert sum(choice.harm for choice in found) == pytest.approx(least)
+        assert sum(choice.cost for choice in found) == pytest.approx(least)
     with pytest.raises(InputError, match=r"the smallest has 2\.25"):
         allocate(items, 2.2)
 
@@ -156,7 +156,7 @@ def test_allocation_is_the_best_of_all(seed: int) -> None:
 def test_fronts() -> None:
     choices = [Choice("c", 8, 1.0), Choice("a", 4, 3.0), Choice("b", 6, 3.0), Choice("d", 8, 2.0)]
     assert [choice.name for choice in undominated(choices)] == ["a", "c"]
-    rows = {choice.name: {"bits_per_element": choice.bits, "kl_mean": choice.harm} for choice in choices}
+    rows = {choice.name: {"bits_per_element": choice.bits, "kl_mean": choice.cost} for choice in choices}
     assert pareto_front(rows) == ["a", "c"]
 
 

@@ -203,8 +203,8 @@ def test_on_the_engines_own_thread(llm: LLM) -> None:
     texts: dict[str, list[int]] = {}
     ends = threading.Semaphore(0)
 
-    def hear(news: list[_core.EngineOutput]) -> None:
-        for entry in news:
+    def hear(engine_output: list[_core.EngineOutput]) -> None:
+        for entry in engine_output:
             texts.setdefault(entry.id, []).extend(entry.tokens)
             if entry.finish != _core.FinishReason.NONE:
                 ends.release()
@@ -234,9 +234,9 @@ def test_on_the_engines_own_thread(llm: LLM) -> None:
 def test_faults_of_the_filler_end_the_request(llm: LLM) -> None:
     engine, _ = make_engine(llm)
     engine.add("a", [1, 2], _core.SamplingParams(), constraint=_core.TokenConstraint("no matcher"))
-    (news,) = engine.step() or []
-    assert news.finish == _core.FinishReason.ERROR
-    assert news.error.startswith("the constraint failed: AttributeError")
+    (engine_output,) = engine.step() or []
+    assert engine_output.finish == _core.FinishReason.ERROR
+    assert engine_output.error.startswith("the constraint failed: AttributeError")
 
 
 def test_a_model_without_an_end_token(llm: LLM) -> None:

@@ -33,7 +33,7 @@ def _help() -> str:
             "",
             *lines,
             "",
-            "kvanta COMMAND --help tells the options of a command; kvanta --version the version.",
+            "kvanta COMMAND --help lists the options of a command; kvanta --version prints the version.",
             "First look, without a network: kvanta generate stories260k 'Once upon a time'",
         ]
     )

@@ -22,7 +22,7 @@ _DESCRIPTION = "\n".join(
         "",
         *(f"  {name:<10} {text}" for name, text in SUBJECTS.items()),
         "",
-        "kvanta bench SUBJECT --help tells the options of a subject.",
+        "kvanta bench SUBJECT --help lists the options of a subject.",
     ]
 )
 

@@ -51,9 +51,11 @@ def parser() -> CommandParser:
     result.add_argument(
         "--context", type=whole_number, metavar="N", help="tokens of a window [2048 or the model's limit]"
     )
-    result.add_argument("--tokens", type=whole_number, default=16384, metavar="N", help="of the text, in all [16384]")
     result.add_argument(
-        "--reference", default="bf16", metavar="FORMAT", help="what the others are compared with [bf16]"
+        "--tokens", type=whole_number, default=16384, metavar="N", help="tokens of the text, in all windows [16384]"
+    )
+    result.add_argument(
+        "--reference", default="bf16", metavar="FORMAT", help="format that the others are compared with [bf16]"
     )
     result.add_argument(
         "--reference-weights",
@@ -73,7 +75,11 @@ def parser() -> CommandParser:
     )
     result.add_argument("--needles", type=whole_number, default=2, metavar="N", help="facts per depth, 1 to 4 [2]")
     result.add_argument(
-        "--generation-tokens", type=whole_number, default=256, metavar="N", help="of each greedy answer, at most [256]"
+        "--generation-tokens",
+        type=whole_number,
+        default=256,
+        metavar="N",
+        help="maximum tokens of each greedy answer [256]",
     )
     result.add_argument("--plot", metavar="FILE", help="draw accuracy over size into FILE, as .png, .svg or .pdf")
     result.add_argument(
@@ -92,16 +98,23 @@ def parser() -> CommandParser:
         "--scheme",
         default="scheme.json",
         metavar="FILE",
-        help="where --search writes it; of several BITS, into scheme-BITS.json [scheme.json]",
+        help="output file of --search; with several BITS, scheme-BITS.json [scheme.json]",
     )
     result.add_argument(
-        "--search-tokens", type=whole_number, default=1024, metavar="N", help="of text that --search looks at [1024]"
+        "--search-tokens",
+        type=whole_number,
+        default=1024,
+        metavar="N",
+        help="tokens of text that --search reads [1024]",
     )
     result.add_argument(
         "--search-formats", nargs="+", metavar="FORMAT", help="candidates of --search, in addition to bf16 [all]"
     )
     result.add_argument(
-        "--search-modifiers", default="", metavar="MODIFIERS", help="of every scheme of --search, such as +exact=2"
+        "--search-modifiers",
+        default="",
+        metavar="MODIFIERS",
+        help="modifiers of every scheme of --search, such as +exact=2",
     )
     add_json(result)
     add_engine_options(result)

@@ -155,7 +155,7 @@ def run(values: argparse.Namespace) -> int:
             sys.stdout.flush()
         peak.look(output)
     end = time.perf_counter()
-    assert output is not None, "a request that ends without news"
+    assert output is not None, "a request ended without an output"
     report = _report(llm, output, peak.bytes, first - begin, end - first)
     if not to_terminal:
         write_report("-", report, "")

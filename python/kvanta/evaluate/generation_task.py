@@ -37,24 +37,24 @@ def agreement(reference: Sequence[int], other: Sequence[int]) -> int:
 
 
 class GenerationTask:
-    """Greedy answers of up to `most_tokens` tokens to a few prompts."""
+    """Greedy answers of up to `max_tokens` tokens to a few prompts."""
 
-    def __init__(self, prompts: list[list[int]], most_tokens: int, identity: dict[str, Any], vocab: int) -> None:
+    def __init__(self, prompts: list[list[int]], max_tokens: int, identity: dict[str, Any], vocab: int) -> None:
         self._prompts = prompts
-        self._most_tokens = most_tokens
+        self._max_tokens = max_tokens
         self._vocab = vocab
-        self._key = key_of({**identity, "generation": [prompts, most_tokens]})
+        self._key = key_of({**identity, "generation": [prompts, max_tokens]})
         self._reference: Reference | None = None
 
     @property
     def tokens(self) -> int:
         """Written, and read again."""
-        return sum(2 * self._most_tokens + len(prompt) for prompt in self._prompts)
+        return sum(2 * self._max_tokens + len(prompt) for prompt in self._prompts)
 
     def _answers(self, llm: LLM, progress: Progress) -> list[list[int]]:
-        params = SamplingParams(max_tokens=self._most_tokens, temperature=0.0)
+        params = SamplingParams(max_tokens=self._max_tokens, temperature=0.0)
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in self._prompts], params, use_tqdm=False)
-        progress(self._most_tokens * len(self._prompts))
+        progress(self._max_tokens * len(self._prompts))
         return [output.outputs[0].token_ids for output in outputs]
 
     def prepare(self, open_engine: Callable[[], LLM], progress: Progress) -> dict[str, Any]:

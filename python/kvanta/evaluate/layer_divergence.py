@@ -30,11 +30,11 @@ def layer_divergences(single: Sequence[Floats], totals: Sequence[Floats]) -> lis
     result = []
     for rows, sums in zip(single, totals, strict=True):
         shares = np.full(layers, 1 / layers)
-        harms = np.zeros_like(rows)
+        costs = np.zeros_like(rows)
         for index, row in enumerate(rows):
             above = np.maximum(row - noise, 0.0)
             if above.sum() > (_RELIABLE * noise.sum() if index else 0.0):
                 shares = above / above.sum()
-            harms[index] = shares * max(sums[index] - noise.max(), 0.0)
-        result.append(harms)
+            costs[index] = shares * max(sums[index] - noise.max(), 0.0)
+        result.append(costs)
     return result

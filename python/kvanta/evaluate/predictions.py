@@ -21,7 +21,7 @@ def predictions(llm: LLM, passage: Passage) -> Iterator[NDArray[np.float32]]:
     piece = llm.config.max_num_batched_tokens
     llm.reset_prefix_cache()  # of another passage with the same beginning, whose rows would not be computed
     before = passage.first // llm.config.page_size * llm.config.page_size
-    if before:  # without logits of rows that nobody wants
+    if before:  # without logits of rows that do not count
         prompt = {"prompt_token_ids": list(passage.tokens[:before])}
         llm.generate(prompt, SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True))
     begin, end = passage.first, passage.first + passage.rows

@@ -18,7 +18,7 @@ _pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "figures")
 
 @dataclass(frozen=True)
 class ReferenceRows:
-    """Stored part of the reference: per row the packed log-probabilities, the likeliest token, the true one's."""
+    """Stored part of the reference: per row the packed log-probabilities, the most likely token, the true one's."""
 
     codes: Codes
     """[rows, vocab]"""

@@ -127,11 +127,11 @@ class Search:
         """The candidates of a side that are worth their bits when all layers have them."""
         choices = self._sides[_SIDES.index(side)]
         with progress_bar(tokens * (len(choices) - 1), f"search: all of {side}", " tokens") as bar:
-            harms = [
+            costs = [
                 0.0 if choice.name == _EXACT else divergence(self._one_side(side, choice.name), "", bar.update)
                 for choice in choices
             ]
-        kept = undominated([replace(choice, harm=harm) for choice, harm in zip(choices, harms, strict=True)])
+        kept = undominated([replace(choice, cost=cost) for choice, cost in zip(choices, costs, strict=True)])
         return kept if kept[-1].name == _EXACT else [*kept, choices[0]]
 
     def _sensitivities(self, divergence: _Divergence, uniform: list[list[Choice]], tokens: int) -> list[list[Choice]]:
@@ -149,13 +149,13 @@ class Search:
                     for name in names
                 ]
                 single.append(np.array(rows).reshape(len(names), self._layers))
-        # uniform ends with bf16, which harms nothing
-        totals = [np.array([choice.harm for choice in choices[:-1]]) for choices in uniform]
+        # uniform ends with bf16, which costs nothing
+        totals = [np.array([choice.cost for choice in choices[:-1]]) for choices in uniform]
         items: list[list[Choice]] = []
-        for choices, harms in zip(uniform, layer_divergences(single, totals), strict=True):
-            every = np.vstack([harms, np.zeros(self._layers)])
+        for choices, costs in zip(uniform, layer_divergences(single, totals), strict=True):
+            every = np.vstack([costs, np.zeros(self._layers)])
             items += [
-                [replace(choice, harm=float(harm)) for choice, harm in zip(choices, column, strict=True)]
+                [replace(choice, cost=float(cost)) for choice, cost in zip(choices, column, strict=True)]
                 for column in every.T
             ]
         return items
@@ -167,8 +167,8 @@ class Search:
         return [self._scheme(k.name, v.name) for k, v in pairs]
 
     def _best(self, uniform: list[list[Choice]], budget: float) -> str | None:
-        """The scheme of the least harm that is the same in all layers."""
-        same = sorted((k.harm + v.harm, self._scheme(k.name, v.name)) for k in uniform[0] for v in uniform[1])
+        """The uniform scheme of least cost."""
+        same = sorted((k.cost + v.cost, self._scheme(k.name, v.name)) for k in uniform[0] for v in uniform[1])
         fits = (name for _, name in same if self._subject.plan(name).bits_per_element <= budget + 1e-9)
         return next(fits, None)
 

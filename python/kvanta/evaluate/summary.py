@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 from kvanta.evaluate.row_metrics import RowMetrics
 
 _SAMPLES = 2000
-_FEWEST_WINDOWS = 4
+_MIN_WINDOWS = 4
 _BLOCK_TOKENS = 128
 _SEED = 20240229
 
 
 def bootstrap_unit(windows: int) -> str:
     """Unit of bootstrap resampling: whole windows, since their tokens correlate, or blocks if there are few windows."""
-    return "windows" if windows >= _FEWEST_WINDOWS else f"blocks of {_BLOCK_TOKENS} tokens"
+    return "windows" if windows >= _MIN_WINDOWS else f"blocks of {_BLOCK_TOKENS} tokens"
 
 
 def bootstrap_units(parts: Sequence[RowMetrics]) -> list[NDArray[np.float64]]:
     """The KL of each unit's tokens."""
-    if len(parts) >= _FEWEST_WINDOWS:
+    if len(parts) >= _MIN_WINDOWS:
         return [part.kl for part in parts]
     joined = np.concatenate([part.kl for part in parts])
     return np.array_split(joined, max(1, len(joined) // _BLOCK_TOKENS))

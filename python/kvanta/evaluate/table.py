@@ -43,7 +43,7 @@ _TASKS: Mapping[str, tuple[_Column, ...]] = {
 _LAST = (_Column("clipped", 7, lambda row: f"{row['saturated']:,}"),)
 
 _MEANING = {
-    "kl": "KL(reference || format) in nats per token; same top: share of equal likeliest tokens.",
+    "kl": "KL(reference || format) in nats per token; same top: share of equal most likely tokens.",
     "needle": "needles: share of the hidden facts that were found.",
     "generation": "equal start: tokens of a greedy answer up to the first that differs; KL there: along the reference",
 }

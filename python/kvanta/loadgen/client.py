@@ -72,15 +72,15 @@ async def fetch_text(
     method: str,
     url: str,
     body: Mapping[str, Any] | None = None,
-    most_bytes: int = 1 << 24,
+    max_bytes: int = 1 << 24,
 ) -> str:
-    """The server's answer. Raises LoadError, also if it is more than `most_bytes`."""
+    """The server's answer. Raises LoadError, also if it is more than `max_bytes`."""
     async with _answer(session, method, url, body) as response:
         received = bytearray()
         while part := await response.content.read(_READ):
             received += part
-            if len(received) > most_bytes:
-                raise LoadError("bad_response", f"{url} answers with more than {most_bytes:,} bytes")
+            if len(received) > max_bytes:
+                raise LoadError("bad_response", f"{url} answers with more than {max_bytes:,} bytes")
         return received.decode("utf-8", errors="replace")
 
 
@@ -145,7 +145,7 @@ class _Answer:
         if message is not None:
             raise LoadError("server_error", message)
         if not isinstance(chunk, dict):
-            raise LoadError("bad_response", f"a chunk must be an object, got {data[:200]!r}")
+            raise LoadError("bad_response", f"a chunk is not an object: {data[:200]!r}")
         choices = chunk.get("choices")
         for choice in choices if isinstance(choices, list) else ():
             if isinstance(choice, dict):

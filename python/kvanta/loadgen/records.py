@@ -71,5 +71,5 @@ class RequestRecord:
 
     @property
     def gaps_s(self) -> list[float]:
-        """Between news that follow each other."""
+        """Seconds between consecutive chunks."""
         return [after - before for before, after in zip(self.news_s, self.news_s[1:], strict=False)]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from kvanta.errors import InputError
-from kvanta.loadgen.workload import MOST_REQUESTS, MOST_TOKENS, PlannedRequest, Workload
+from kvanta.loadgen.workload import MAX_REQUESTS, MAX_TOKENS, PlannedRequest, Workload
 from kvanta.values import one_line
 
 MOONCAKE_BLOCK = 512
@@ -59,7 +59,7 @@ def read_trace(
     try:
         with Path(file).open(encoding="utf-8-sig", newline="") as lines:
             kind = _detect(lines, file) if trace_format == "auto" else trace_format
-            rows = list(itertools.islice(_READERS[kind](lines, str(file)), MOST_REQUESTS + 1))
+            rows = list(itertools.islice(_READERS[kind](lines, str(file)), MAX_REQUESTS + 1))
     except (OSError, ValueError) as error:  # ValueError: a path with a zero byte, or not UTF-8
         if isinstance(error, InputError):
             raise
@@ -67,8 +67,8 @@ def read_trace(
         raise InputError(f"cannot read the trace {os.fspath(file)!r}: {reason}") from None
     if not rows:
         raise InputError(f"the trace {os.fspath(file)!r} has no requests")
-    if len(rows) > MOST_REQUESTS:
-        raise InputError(f"the trace {os.fspath(file)!r} has more than {MOST_REQUESTS:,} requests")
+    if len(rows) > MAX_REQUESTS:
+        raise InputError(f"the trace {os.fspath(file)!r} has more than {MAX_REQUESTS:,} requests")
     rows.sort(key=lambda row: row.time_s)
     rows = rows[:requests]
     block_tokens = max(1, round(MOONCAKE_BLOCK * length_scale))
@@ -193,9 +193,9 @@ def _blocks(ids: Any, tokens: int, file: str, number: int) -> tuple[int, ...]:
 def _tokens(value: Any, name: str, file: str, number: int) -> int:
     """A length; 0 is taken for what it is in the traces, a request that was cut off at once."""
     text = str(value).strip() if type(value) in (int, str) else ""
-    if not (text.isascii() and text.isdigit() and len(text) < 12 and int(text) <= MOST_TOKENS):
+    if not (text.isascii() and text.isdigit() and len(text) < 12 and int(text) <= MAX_TOKENS):
         raise InputError(
-            f"{file}:{number}: {name} must be a number of tokens in 0..{MOST_TOKENS:,}, got {one_line(value)}"
+            f"{file}:{number}: {name} must be a number of tokens in 0..{MAX_TOKENS:,}, got {one_line(value)}"
         )
     return int(text)
 

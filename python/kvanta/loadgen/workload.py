@@ -10,9 +10,9 @@ import numpy as np
 
 from kvanta.errors import InputError
 
-MOST_TOKENS = 10_000_000
+MAX_TOKENS = 10_000_000
 """Limit of one prompt or one answer: a larger number is a damaged trace or a typing error."""
-MOST_REQUESTS = 1_000_000
+MAX_REQUESTS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,10 @@ def synthetic(
 
     `shared_prefix`: tokens that all prompts have in common, which come before `input_tokens` of their own.
     """
-    _check("requests", requests, 1, MOST_REQUESTS)
-    _check("input tokens", input_tokens, 1, MOST_TOKENS)
-    _check("output tokens", output_tokens, 1, MOST_TOKENS)
-    _check("shared prefix", shared_prefix, 0, MOST_TOKENS)
+    _check("requests", requests, 1, MAX_REQUESTS)
+    _check("input tokens", input_tokens, 1, MAX_TOKENS)
+    _check("output tokens", output_tokens, 1, MAX_TOKENS)
+    _check("shared prefix", shared_prefix, 0, MAX_TOKENS)
     _check("spread", spread, 0.0, 1.0)
     check_rate(rate)
     if not 0.01 <= burstiness <= 1000:

@@ -24,7 +24,7 @@ from kvanta.server.metrics import Metrics
 Result = TypeVar("Result")
 
 _FINISHES_REMEMBERED = 64
-_MOST_NEWS = 256
+_MAX_OUTPUTS = 256
 """Outputs taken in one iteration of the event loop, so that other tasks run in between."""
 
 
@@ -154,19 +154,19 @@ class AsyncLLM:
     def _deliver(self) -> None:
         now = time.perf_counter()
         metrics = self.metrics
-        for news in self.loaded.engine.take_news(_MOST_NEWS):
-            job = self._jobs.get(news.id)
+        for engine_output in self.loaded.engine.take_news(_MAX_OUTPUTS):
+            job = self._jobs.get(engine_output.id)
             if job is None:  # a disconnected client, or a stop string that was found
                 continue
-            if news.tokens:
-                last = job.last_token.get(news.id)
+            if engine_output.tokens:
+                last = job.last_token.get(engine_output.id)
                 if last is None:
                     metrics.time_to_first_token.observe(now - job.arrival)
-                    metrics.queue_seconds.observe(news.times.scheduled - news.times.added)
+                    metrics.queue_seconds.observe(engine_output.times.scheduled - engine_output.times.added)
                 else:
                     metrics.inter_token.observe(now - last)
-                job.last_token[news.id] = now
-            job.take(news)
+                job.last_token[engine_output.id] = now
+            job.take(engine_output)
 
     def _ended(self, job: GenerationJob, name: str, outcome: str) -> None:
         """Called when a job's sequence needs no more outputs."""

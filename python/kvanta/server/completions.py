@@ -13,7 +13,7 @@ from kvanta.tokenizer import Tokenizer
 
 
 class CompletionResponse(GenerationResponse):
-    """Texts that follow prompts; with `echo`, behind them."""
+    """Texts that follow prompts; with `echo`, after the prompt itself."""
 
     whole_object = chunk_object = "text_completion"
     id_prefix = "cmpl-"

@@ -63,21 +63,21 @@ class GenerationJob:
         """The generation of one of the engine's requests, and its choice."""
         return self._owners[name]
 
-    def take(self, news: _core.EngineOutput) -> None:
+    def take(self, engine_output: _core.EngineOutput) -> None:
         """Adds one step's output of one sequence."""
-        generation, choice = self._owners[news.id]
+        generation, choice = self._owners[engine_output.id]
         output = self.outputs[choice]
         begin = len(output.token_ids)
         try:
-            text = generation.take(news)
+            text = generation.take(engine_output)
         except Exception as error:  # the engine gave it up, or a fault of ours; other requests must go on
             self.fail(api_error(error))
             return
         if output.finish_reason == "timeout":
-            self.fail(ApiError(504, news.error, code="request_timeout"))
+            self.fail(ApiError(504, engine_output.error, code="request_timeout"))
             return
         if output.finish_reason == "abort":  # requested neither by the client nor by a stop string
-            self.fail(ApiError(503, news.error or "the request was aborted"))
+            self.fail(ApiError(503, engine_output.error or "the request was aborted"))
             return
         delta = self._pending.get(choice)
         if delta is None:
@@ -86,13 +86,13 @@ class GenerationJob:
             delta.text += text
             delta.end = len(output.token_ids)
         if output.finish_reason is not None:
-            self._close(news.id, output.finish_reason)
-            if news.finish == _core.FinishReason.NONE:  # a stop string
-                self._abort(news.id)
+            self._close(engine_output.id, output.finish_reason)
+            if engine_output.finish == _core.FinishReason.NONE:  # a stop string
+                self._abort(engine_output.id)
         self._wake.set()
 
     def fail(self, error: ApiError) -> None:
-        """Ends everything that is not finished; whoever waits gets the error."""
+        """Ends everything that is not finished; waiting callers get the error."""
         if self.open:
             self._error = error
             self._drop("error")

@@ -109,7 +109,7 @@ class Metrics(Collector):
         yield self._gauge("kv_cache_pages_used", "Pages with tokens, those of the prefix cache included.", used)
         yield self._gauge("kv_cache_pages_free", "Pages that the memory left would hold.", free)
         yield self._gauge("kv_cache_exact_pages_used", "Exact (bf16) records of pages.", stats["exact_pages_used"])
-        yield self._gauge("kv_cache_prefix_pages", "Pages that the prefix cache knows.", stats["prefix_pages"])
+        yield self._gauge("kv_cache_prefix_pages", "Pages in the prefix cache.", stats["prefix_pages"])
         yield self._gauge("kv_cache_budget_bytes", "Memory of the cache.", budget)
         yield self._gauge("kv_cache_bytes_per_token", "Cache bytes of one token, all layers.", stats["bytes_per_token"])
         used_bytes = GaugeMetricFamily(

@@ -52,7 +52,7 @@ class GenerationResponse(ABC):
         return sum(len(output.token_ids) for output in self._job.outputs)
 
     def usage(self) -> dict[str, Any]:
-        """So far."""
+        """Usage so far."""
         prompt = sum(len(generation.output.prompt_token_ids) for generation in self._job.generations)
         cached = sum(generation.output.num_cached_tokens for generation in self._job.generations)
         completion = self._completion_tokens()

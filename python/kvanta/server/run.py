@@ -29,9 +29,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _AFTER_ABORT = 5.0  # seconds for the last answers to reach their clients
 # The engine's thread asks for the interpreter where a text has a form; Python's default would make each step wait 5 ms.
 _SWITCH_SECONDS = 0.0005
-# uvloop takes one new connection of each listener in a turn of the event loop; a turn may take 20 ms under load.
+# uvloop accepts one new connection per listener and iteration of the event loop, which may take 20 ms under load.
 _LISTENERS = 16
-_MOST_QUEUED = 1024  # unless --max-queued-requests says otherwise
+_MAX_QUEUED = 1024  # unless --max-queued-requests says otherwise
 
 
 def serve(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> int:
@@ -41,7 +41,7 @@ def serve(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> i
     with contextlib.closing(_bind(options)) as listener:
         _log.info("loading %s", model)
         begin = time.perf_counter()
-        loaded = load(model, {"max_queued_requests": _MOST_QUEUED, **arguments}, options)
+        loaded = load(model, {"max_queued_requests": _MAX_QUEUED, **arguments}, options)
         sys.setswitchinterval(_SWITCH_SECONDS)
         front = AsyncLLM(loaded, time_limit=options.request_timeout)
         service = Service(
@@ -193,7 +193,7 @@ def _bind(options: ServerOptions) -> socket.socket:
 def _listen(listener: socket.socket, options: ServerOptions) -> None:
     try:
         listener.listen(2048)
-    except OSError as error:  # somebody else was faster
+    except OSError as error:  # another process has taken the port
         raise _cannot_listen(options, error) from None
 
 

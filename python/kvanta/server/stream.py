@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from kvanta.server.generation_job import GenerationJob
 
-CLIENT_GONE = 499  # nginx's number, for logs: nobody reads it
+CLIENT_GONE = 499  # nginx's status, for logs only: the client has gone
 
 
 @asynccontextmanager

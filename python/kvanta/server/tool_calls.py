@@ -34,7 +34,7 @@ class CallReader(ABC):
 
     def __init__(self, *, parallel: bool = True) -> None:
         self.calls = 0
-        self._most = 1 if not parallel else None
+        self._max_calls = 1 if not parallel else None
 
     @abstractmethod
     def take(self, text: str) -> Found:
@@ -45,7 +45,7 @@ class CallReader(ABC):
         """The rest, when the text is finished."""
 
     def _new(self, name: str, arguments: str) -> list[dict[str, Any]]:
-        if self.calls == self._most:
+        if self.calls == self._max_calls:
             return []
         self.calls += 1
         return [

@@ -163,8 +163,11 @@ class SamplingParams:
         """Checks types and ranges; numpy's numbers become Python's."""
         if type(self.best_of) is int and self.best_of == self.n:
             self.best_of = None
-        for field in dataclasses.fields(self):
-            setattr(self, field.name, field.metadata["check"](field.name, getattr(self, field.name)))
+        values = self.__dict__
+        for name, default, check in _CHECKS:
+            value = values[name]
+            if value is not default:
+                values[name] = check(name, value)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InputError(f"min_tokens must not exceed max_tokens, {self.max_tokens}, got {self.min_tokens}")
 
@@ -174,3 +177,6 @@ class SamplingParams:
         if self.stop is None:
             return []
         return [self.stop] if isinstance(self.stop, str) else list(self.stop)
+
+
+_CHECKS = [(field.name, field.default, field.metadata["check"]) for field in dataclasses.fields(SamplingParams)]

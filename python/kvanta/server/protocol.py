@@ -95,8 +95,8 @@ class SamplingFields(_SamplingBody):  # type: ignore[misc, valid-type]
         `max_tokens`: None for as many as the context holds. `logprobs`: of the new tokens, with `echo` of the prompt's.
         """
         self._check_unsupported()
-        values = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
-        given = {name: value for name, value in values.items() if value is not None}
+        given = {name: getattr(self, name) for name in self.model_fields_set & _SAMPLING_FIELDS.keys()}
+        given = {name: value for name, value in given.items() if value is not None}
         given["max_tokens"] = max_tokens
         if self.seed is not None:
             given["seed"] = whole_number("seed", self.seed, -(2**63), 2**64 - 1) % 2**64

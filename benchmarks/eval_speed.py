@@ -54,7 +54,7 @@ def measure(options: argparse.Namespace, scheme: str) -> dict[str, Any]:
     evaluations, prefills = [], []
     for _ in range(options.pairs):
         evaluations.append(evaluated(work))
-        llm, _ = work.subject.engine(scheme)
+        llm, _ = work.factory.engine(scheme)
         prefills.append(prefilled(llm, prompts))
         del llm
     if len({kl for _, kl in evaluations}) > 1 or any(tokens != prefills[0][1] for _, tokens in prefills):

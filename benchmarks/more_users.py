@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 
 from kvanta import _core
-from kvanta.engine_options import engine_config, parse_bytes
+from kvanta.engine_options import engine_config
 from kvanta.models import resolve_model
+from kvanta.options import parse_bytes
 from kvanta.picture import check_picture, new_figure, save_figure
 from kvanta.plan import plan
 

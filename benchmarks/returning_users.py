@@ -22,8 +22,9 @@ import numpy as np
 from more_users import REFERENCE, page_size, steps
 
 from kvanta import _core
-from kvanta.engine_options import engine_config, parse_bytes
+from kvanta.engine_options import engine_config
 from kvanta.models import resolve_model
+from kvanta.options import parse_bytes
 from kvanta.plan import plan
 
 FORMATS = ("bf16", "int8", "int4")

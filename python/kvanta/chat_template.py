@@ -22,7 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 
 from kvanta.errors import InputError
 
-# Of one rendering: rounds of loops, calls, and numbers of ranges. A chat of a thousand messages takes some thousands.
+# Budget of one rendering: loop iterations, calls and range lengths. A chat of a thousand messages takes some thousands.
 _MOST_STEPS = 500_000
 _steps_left: ContextVar[list[int]] = ContextVar("steps_left")
 
@@ -57,7 +57,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return template
 
     def call(self, context: Context, target: Any, *arguments: Any, **named: Any) -> Any:
-        """What a template's calls become."""
+        """Rewritten calls of a template."""
         _spend(1)
         if isinstance(target, LoopContext) and arguments:  # a recursive loop goes down
             arguments = (_counted(context, arguments[0]), *arguments[1:])
@@ -176,7 +176,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
         raise InputError("a chat needs at least one message")
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping):
-            raise InputError(f"chat message {index} is {message!r:.60}, not a mapping with 'role' and 'content'")
+            raise InputError(f"chat message {index} must be a mapping with 'role' and 'content', got {message!r:.60}")
         if not isinstance(message.get("role"), str):
             raise InputError(f"chat message {index} has no 'role'; usual roles: system, user, assistant, tool")
         if "content" not in message and "tool_calls" not in message:

@@ -35,23 +35,23 @@ class Completion:
         self._text = tokenizer.detokenizer(prompt, skip_special_tokens=params.skip_special_tokens)
         self._stops = StopStrings(params.stop_strings, params.include_stop_str_in_output)
 
-    def take(self, news: _core.EngineOutput) -> str:
-        """Adds one step's news; returns the text that it makes certain. Raises ResourceError if the engine failed."""
+    def take(self, engine_output: _core.EngineOutput) -> str:
+        """Adds one step's output; returns the text that is now certain. Raises ResourceError if the engine failed."""
         output = self.output
-        if output.finished:  # the engine had not yet heard that a stop string ended it
+        if output.finished:  # a step that the engine had begun before the stop string was found
             return ""
-        if news.finish == _core.FinishReason.ERROR:
-            raise ResourceError(f"the engine gave up on request {news.id!r}: {news.error}")
-        tokens = news.tokens
+        if engine_output.finish == _core.FinishReason.ERROR:
+            raise ResourceError(f"the engine failed request {engine_output.id!r}: {engine_output.error}")
+        tokens = engine_output.tokens
         output.token_ids += tokens
         if output.logprobs is not None:
-            for entries in news.logprobs:
+            for entries in engine_output.logprobs:
                 output.logprobs.append(named_logprobs(entries, self._tokenizer))
                 output.cumulative_logprob = (output.cumulative_logprob or 0.0) + entries[0].logprob
-        finished = news.finish != _core.FinishReason.NONE
+        finished = engine_output.finish != _core.FinishReason.NONE
         shown = tokens
-        if news.stop_token is not None and not self._params.include_stop_str_in_output:
-            shown = [token for token in tokens if token != news.stop_token]
+        if engine_output.stop_token is not None and not self._params.include_stop_str_in_output:
+            shown = [token for token in tokens if token != engine_output.stop_token]
         text = self._text.add(shown)
         if finished:
             text += self._text.finish()
@@ -61,7 +61,7 @@ class Completion:
         if self._stops.found is not None:
             output.finish_reason, output.stop_reason = "stop", self._stops.found
         elif finished:
-            output.finish_reason = _FINISH[news.finish]
-            if news.stop_token is not None and news.stop_token in (self._params.stop_token_ids or ()):
-                output.stop_reason = news.stop_token
+            output.finish_reason = _FINISH[engine_output.finish]
+            if engine_output.stop_token is not None and engine_output.stop_token in (self._params.stop_token_ids or ()):
+                output.stop_reason = engine_output.stop_token
         return text

@@ -39,7 +39,9 @@ def parser() -> CommandParser:
     result.add_argument("--model", default="smollm2", help="folder, .gguf file or name [smollm2]")
     result.add_argument("--formats", nargs="+", default=["bf16", "fp8", "int8", "int4"], help="[bf16 fp8 int8 int4]")
     result.add_argument("--prompt", help="another question")
-    result.add_argument("--max-tokens", type=whole_number, default=160, metavar="N", help="of each answer [160]")
+    result.add_argument(
+        "--max-tokens", type=whole_number, default=160, metavar="N", help="maximum tokens of each answer [160]"
+    )
     result.add_argument("--context", type=whole_number, default=2048, metavar="N", help="tokens of the text [2048]")
     result.add_argument("--threads", type=whole_number, metavar="N", help="CPU threads [all]")
     result.add_argument("--json", metavar="FILE", help="write the figures as JSON to FILE")
@@ -56,23 +58,23 @@ class _Trial:
     tokens: list[int]
     tokens_per_second: float
     choices: NDArray[np.int64]
-    """The likeliest token at every place of the reference's answer, given that answer's beginning."""
+    """The most likely token at every place of the reference's answer, given that answer's beginning."""
     logits: NDArray[np.float32]
     saturated: int
 
 
-def _choose_model(wanted: str) -> str:
+def _choose_model(requested: str) -> str:
     try:
-        resolve_model(wanted)
+        resolve_model(requested)
     except ResourceError as error:
-        if wanted != "smollm2":
+        if requested != "smollm2":
             raise
         print(f"\n{error}", file=sys.stderr)
         print(
             "Without SmolLM2 the demo goes on with stories260k, a very small model that is shipped.\n", file=sys.stderr
         )
         return "stories260k"
-    return wanted
+    return requested
 
 
 def _heading(text: str) -> str:
@@ -107,7 +109,7 @@ def _try(model: str, name: str, values: argparse.Namespace, answer: list[int] | 
     context = min(values.context, llm.config.max_model_len)
     text = llm.tokenizer.encode(TEXT.read_text(encoding="utf-8"))[:context]
     with progress_bar(None, f"reading {len(text)} tokens of Treasure Island", "step"):
-        logits = llm.logits(text)[len(text) // 2 :]  # with half of the context behind it
+        logits = llm.logits(text)[len(text) // 2 :]  # after half of the context
     stats = llm.stats()
     info = llm.model_info
     elements = 2 * info.layers * info.kv_heads * info.head_dim

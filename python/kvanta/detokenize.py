@@ -94,5 +94,5 @@ class Detokenizer:
         return self._utf8.decode(data)
 
     def finish(self) -> str:
-        """What is left at the end: U+FFFD for a character that was never completed, else nothing."""
+        """The rest at the end: U+FFFD for an incomplete character, else nothing."""
         return self._utf8.decode(b"", final=True)

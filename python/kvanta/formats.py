@@ -81,12 +81,12 @@ def _bytes(data: Any) -> bytes:
     try:
         return memoryview(data).tobytes()
     except TypeError:  # a number too: bytes(n) would make n zeros of it
-        raise InputError(f"data is {one_line(data)}, not bytes") from None
+        raise InputError(f"data must be bytes, got {one_line(data)}") from None
 
 
 def _cell_shape(shape: Any) -> tuple[int, int]:
     if not isinstance(shape, (tuple, list)) or len(shape) != 2:
-        raise InputError(f"shape is {one_line(shape)}, not two numbers: tokens, head_dim")
+        raise InputError(f"shape must be two numbers (tokens, head_dim), got {one_line(shape)}")
     tokens, head_dim = (whole_number("an axis of shape", axis, -(2**31), 2**31 - 1) for axis in shape)
     return tokens, head_dim
 

@@ -1,8 +1,9 @@
-"""One prompt on its way through the engine: its texts, and what the engine is told about each."""
+"""One prompt in the engine: its texts, one engine request each."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 
 from kvanta import _core
 from kvanta.completion import Completion, named_logprobs
@@ -44,41 +45,44 @@ class Generation:
         priority: int = 0,
         timeout_seconds: float = 0.0,
     ) -> None:
-        """Queues every text. `seeds` gives those of parameters without one.
+        """Queues every text. `seeds`: source of seeds for parameters without one.
 
         Raises InputError on the first text, QueueFullError on any.
         """
         prompt = self.output.prompt_token_ids
-        room = max(1, engine.config.max_model_len - len(prompt))
+        max_new_tokens = max(1, engine.config.max_model_len - len(prompt))
         for index, name in enumerate(self.completions):
             seed = seeds.getrandbits(64) if self.params.seed is None else (self.params.seed + index) % 2**64
-            sampling = _engine_params(self.params, index, seed, room)
+            sampling = _engine_params(self.params, index, seed, max_new_tokens)
             constraint = self._constraints.get(name)
             engine.add(name, prompt, sampling, cache_salt, priority, timeout_seconds, constraint)
 
-    def take(self, news: _core.EngineOutput) -> str:
-        """Adds one step's news; returns the text that it makes certain. Raises ResourceError if the engine failed."""
-        completion = self.completions[news.id]
+    def take(self, engine_output: _core.EngineOutput) -> str:
+        """Adds one step's output; returns the text that is now certain. Raises ResourceError if the engine failed."""
+        completion = self.completions[engine_output.id]
         if completion.output.index == 0:
-            self.output.num_cached_tokens = max(self.output.num_cached_tokens, news.cached_tokens)
-            if news.prompt_logprobs:
+            self.output.num_cached_tokens = max(self.output.num_cached_tokens, engine_output.cached_tokens)
+            if engine_output.prompt_logprobs:
                 self.output.prompt_logprobs = [
-                    named_logprobs(entries, self._tokenizer) if entries else None for entries in news.prompt_logprobs
+                    named_logprobs(entries, self._tokenizer) if entries else None
+                    for entries in engine_output.prompt_logprobs
                 ]
-        return completion.take(news)
+        return completion.take(engine_output)
 
 
-def _engine_params(params: SamplingParams, index: int, seed: int, room: int) -> _core.SamplingParams:
+_ENGINE_FIELDS = [name for name in SamplingParams.__dataclass_fields__ if hasattr(_core.SamplingParams, name)]
+
+
+def _engine_params(params: SamplingParams, index: int, seed: int, max_new_tokens: int) -> _core.SamplingParams:
+    """Parameters of text `index`; fields that are None keep the engine's defaults."""
     sampling = _core.SamplingParams()
-    sampling.max_tokens = room if params.max_tokens is None else params.max_tokens
-    for name in ("min_tokens", "temperature", "top_k", "top_p", "min_p", "ignore_eos"):
-        setattr(sampling, name, getattr(params, name))
-    for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
-        setattr(sampling, name, getattr(params, name))
-    sampling.stop_token_ids = list(params.stop_token_ids or [])
-    sampling.logit_bias = list((params.logit_bias or {}).items())
+    for name in _ENGINE_FIELDS:
+        value = getattr(params, name)
+        if value is not None:
+            setattr(sampling, name, list(value.items()) if isinstance(value, Mapping) else value)
     sampling.seed = seed
-    sampling.logprobs = -1 if params.logprobs is None else params.logprobs
-    if params.prompt_logprobs is not None and index == 0:
-        sampling.prompt_logprobs = params.prompt_logprobs
+    if params.max_tokens is None:
+        sampling.max_tokens = max_new_tokens
+    if index > 0:  # once per prompt
+        sampling.prompt_logprobs = -1
     return sampling

@@ -15,10 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvanta import _core
-from kvanta.engine_options import OPTIONS, known_arguments
+from kvanta.compat_options import known_arguments
+from kvanta.engine_options import EngineOptions
 from kvanta.errors import InputError
 from kvanta.generation import Generation
 from kvanta.loaded_model import LoadedModel
+from kvanta.options import accepts_options
 from kvanta.outputs import RequestOutput
 from kvanta.progress import progress_bar
 from kvanta.prompts import Prompt, TokenPrompt, read_prompt, split_prompts, token_list
@@ -34,66 +36,23 @@ class LLM:
     Calls may overlap, from several threads or while a stream is open: each step of the engine serves all of them.
     """
 
+    @accepts_options(EngineOptions)
     def __init__(
         self,
         model: str | PathLike[str],
         *,
         tokenizer: str | PathLike[str] | None = None,
-        kv_cache_dtype: str = "auto",
-        kv_cache_dtype_layers: str = "",
-        kv_cache_dtype_skip_layers: Sequence[str | int] | str = (),
-        quantization_param_path: str = "",
-        calculate_kv_scales: bool = False,
-        max_model_len: int | None = None,
-        max_num_seqs: int | None = None,
-        max_num_batched_tokens: int | None = None,
-        max_queued_requests: int | None = None,
-        block_size: int | None = None,
-        kv_cache_memory_bytes: int | str | None = None,
-        enable_prefix_caching: bool | None = None,
-        dtype: str = "auto",
-        weight_dtype: str = "auto",
-        device: str = "auto",
-        enforce_eager: bool = False,
-        isa: str = "auto",
-        threads: int | None = None,
-        quality_sample_rate: float | None = None,
-        seed: int | None = None,
-        **others: Any,
+        chat_template: str | PathLike[str] | None = None,
+        **options: Any,
     ) -> None:
-        """`tokenizer`: another folder to take it from. `others`: aliases, and options of other engines."""
-        named = {
-            "kv_cache_dtype": kv_cache_dtype,
-            "kv_cache_dtype_layers": kv_cache_dtype_layers,
-            "kv_cache_dtype_skip_layers": kv_cache_dtype_skip_layers,
-            "quantization_param_path": quantization_param_path,
-            "calculate_kv_scales": calculate_kv_scales,
-            "max_model_len": max_model_len,
-            "max_num_seqs": max_num_seqs,
-            "max_num_batched_tokens": max_num_batched_tokens,
-            "max_queued_requests": max_queued_requests,
-            "block_size": block_size,
-            "kv_cache_memory_bytes": kv_cache_memory_bytes,
-            "enable_prefix_caching": enable_prefix_caching,
-            "dtype": dtype,
-            "weight_dtype": weight_dtype,
-            "device": device,
-            "enforce_eager": enforce_eager,
-            "isa": isa,
-            "threads": threads,
-            "quality_sample_rate": quality_sample_rate,
-            "seed": seed,
-        }
-        extra, notes = known_arguments(others)
+        """`tokenizer`: another model to take it from. `chat_template`: a file, or the Jinja2 template itself.
+
+        `options`: EngineOptions by name or alias; options of other engines are accepted or refused as the server does.
+        """
+        arguments, notes = known_arguments(options)
         for note in notes:
             warnings.warn(note, stacklevel=2)
-        defaults = {option.name: option.default for option in OPTIONS}
-        for name, value in extra.items():
-            if named[name] not in (None, defaults[name]):
-                raise InputError(f"the engine option {name!r} is given twice: {named[name]!r} and {value!r}")
-            named[name] = value
-
-        self._loaded = LoadedModel(model, named, tokenizer)
+        self._loaded = LoadedModel(model, arguments, tokenizer, chat_template)
         self.model = self._loaded.name
         self.tokenizer = self._loaded.tokenizer
         self._warnings = self._loaded.warnings
@@ -101,7 +60,7 @@ class LLM:
         self._warn(stacklevel=3)
         # Reentrant: a forgotten stream may be collected, and so closed, while this thread holds the lock.
         self._lock = threading.RLock()
-        self._inboxes: dict[str, deque[_core.EngineOutput]] = {}  # by request id: the news of calls that are open
+        self._inboxes: dict[str, deque[_core.EngineOutput]] = {}  # by request id: outputs for open calls
         self._count = 0
         self._seeds = random.Random(self.config.seed)
 
@@ -222,7 +181,7 @@ class LLM:
         return quality
 
     def reset_prefix_cache(self) -> None:
-        """Forgets every cached beginning."""
+        """Drops every cached prefix that is not in use."""
         self._engine.reset_prefix_cache()
 
     @staticmethod
@@ -230,7 +189,7 @@ class LLM:
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * count
         if not isinstance(params, (list, tuple)) or not all(isinstance(entry, SamplingParams) for entry in params):
-            raise InputError(f"sampling_params is {one_line(params)}, not a SamplingParams or a list of them")
+            raise InputError(f"sampling_params must be a SamplingParams or a list of them, got {one_line(params)}")
         if len(params) != count:
             raise InputError(f"there are {len(params)} sampling parameters for {count} prompts")
         return [dataclasses.replace(each) for each in params]  # checks again: fields may have been assigned since
@@ -253,9 +212,9 @@ class LLM:
         return Generation(name, entry, params, self.tokenizer, self._loaded.grammars)
 
     def _run(self, requests: list[Generation]) -> Iterator[tuple[Generation, str]]:
-        """Adds the requests and steps the engine until all are finished; yields each request's news.
+        """Adds the requests and steps the engine until all are finished; yields each request's new text.
 
-        The lock is held for single steps only, never while the caller has the news.
+        The lock is held for single steps only, never while the caller handles an output.
         """
         inbox: deque[_core.EngineOutput] = deque()
         owners: dict[str, Generation] = {}
@@ -267,37 +226,39 @@ class LLM:
                         self._inboxes[name] = inbox
                     request.add_to(self._engine, self._seeds)
             while owners:
-                self._wait_for_news(inbox)
-                news = inbox.popleft()
-                if news.id not in owners:  # the last word on a request that a stop string has ended
+                self._wait_for_output(inbox)
+                engine_output = inbox.popleft()
+                if engine_output.id not in owners:  # the final output of a request that a stop string has ended
                     continue
-                request = owners[news.id]
-                text = request.take(news)
-                if request.completions[news.id].output.finished:
-                    del owners[news.id]
-                    self._leave([news.id], abort=news.finish == _core.FinishReason.NONE)  # a stop string ended it
+                request = owners[engine_output.id]
+                text = request.take(engine_output)
+                if request.completions[engine_output.id].output.finished:
+                    del owners[engine_output.id]
+                    self._leave(
+                        [engine_output.id], abort=engine_output.finish == _core.FinishReason.NONE
+                    )  # a stop string ended it
                 yield request, text
         finally:
             self._leave(list(owners), abort=True)  # an error, Ctrl-C, or a caller that has left the loop
 
-    def _wait_for_news(self, inbox: deque[_core.EngineOutput]) -> None:
-        """Steps until something is in `inbox`; the steps of other calls may put it there as well."""
+    def _wait_for_output(self, inbox: deque[_core.EngineOutput]) -> None:
+        """Steps until `inbox` is not empty; steps of other calls may fill it as well."""
         while not inbox:
             with self._lock:
                 if not inbox and not self._step():
                     raise RuntimeError("the engine has nothing to do, but requests are not finished")
 
     def _step(self) -> bool:
-        """One step of the engine, its news to those who wait for them; False when there was nothing to do."""
+        """Runs one step of the engine and distributes its outputs; False when there was nothing to do."""
         step = self._engine.step()
-        for news in step or ():
-            if news.id in self._inboxes:
-                self._inboxes[news.id].append(news)
+        for engine_output in step or ():
+            if engine_output.id in self._inboxes:
+                self._inboxes[engine_output.id].append(engine_output)
         self._warn(stacklevel=7)
         return step is not None
 
     def _leave(self, names: list[str], *, abort: bool) -> None:
-        """Forgets requests; the last to leave takes what the engine has still to say, so that it is idle after."""
+        """Removes requests; the last call drains the engine, so that it is idle afterwards."""
         with self._lock:
             for name in names:
                 self._inboxes.pop(name, None)
@@ -307,6 +268,6 @@ class LLM:
                 pass
 
     def _warn(self, stacklevel: int) -> None:
-        """Passes on what the engine has to say, on the caller's thread."""
+        """Issues the engine's warnings on the caller's thread."""
         while self._warnings:
             warnings.warn(self._warnings.pop(0), stacklevel=stacklevel)

@@ -1,4 +1,4 @@
-"""What MODEL means: a folder, a .gguf file, one of a few names, or a hub id."""
+"""Resolution of MODEL: a folder, a .gguf file, one of a few names, or a hub id."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ModelFolder:
 
 
 def kvanta_home() -> Path:
-    """Where converted models are kept: $KVANTA_HOME, or ~/.cache/kvanta."""
+    """Folder of converted models: $KVANTA_HOME, or ~/.cache/kvanta."""
     home = os.environ.get("KVANTA_HOME")
     return Path(home).expanduser() if home else Path.home() / ".cache" / "kvanta"
 

@@ -1,4 +1,4 @@
-"""What LLM.generate returns."""
+"""Results of LLM.generate."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class CompletionOutput:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing will follow."""
+        """True when the text is complete."""
         return self.finish_reason is not None
 
 
@@ -56,5 +56,5 @@ class RequestOutput:
 
     @property
     def finished(self) -> bool:
-        """Whether every text is finished."""
+        """True when every text is finished."""
         return all(output.finished for output in self.outputs)

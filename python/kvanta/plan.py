@@ -28,7 +28,7 @@ def plan(
     context: int | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The report of `kvanta plan`: what fits in `memory_bytes` (default: default_memory) beside the weights.
+    """The report of `kvanta plan`: what fits in `memory_bytes` (default: default_memory) in addition to the weights.
 
     `model`: as anywhere, or a config.json alone, or the name of an example config; weights are not needed. Per format:
     `tokens` that the cache holds, of one sequence; `sequences`, of `context` tokens each (default: the model's limit),
@@ -43,7 +43,7 @@ def plan(
     limit = int(info.max_position)
     context = limit if context is None else context
     if not 0 < context <= limit:
-        raise InputError(f"context is {context}, not in 1..{limit}, which is what {folder.name!r} allows")
+        raise InputError(f"context must be in 1..{limit}, the limit of {folder.name!r}, got {context}")
     memory = default_memory(info.weight_bytes) if memory_bytes is None else memory_bytes
     cache_bytes = memory - info.weight_bytes
     if cache_bytes <= 0:

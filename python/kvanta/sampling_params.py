@@ -1,74 +1,175 @@
-"""How tokens are chosen and when a text ends: the arguments of vLLM's SamplingParams, with its defaults."""
+"""Sampling parameters: the fields and defaults of vLLM's SamplingParams, each declared once.
+
+A field here is an argument of SamplingParams, an HTTP field of both endpoints and, with a help text, a flag of
+`kvanta generate`. The engine receives every field that its C++ SamplingParams has.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kvanta.errors import InputError
 from kvanta.structured_output import StructuredOutputsParams
 from kvanta.values import one_line, real_number, truth, whole_number
 
+_INT32_MAX = 2**31 - 1
+_FLOAT32_MAX = 3.4e38
+
+Check = Callable[[str, Any], Any]
+"""check(name, value) -> the value as it is stored; raises InputError that names the field."""
+
+
+def _field(default: Any, check: Check, *, help: str = "", metavar: str = "X", http: bool = True, **own: Any) -> Any:  # noqa: A002
+    """`http`: the HTTP endpoints have the field under this name and with this type. `own`: for dataclasses.field."""
+    metadata = {"check": check, "help": help, "metavar": metavar, "http": http}
+    return dataclasses.field(default=default, metadata=metadata, **own)
+
+
+def _optional(check: Check) -> Check:
+    return lambda name, value: None if value is None else check(name, value)
+
+
+def _integer(low: int, high: int = _INT32_MAX) -> Check:
+    return lambda name, value: whole_number(name, value, low, high)
+
+
+def _integer_or_none(low: int, high: int = _INT32_MAX) -> Check:
+    return _optional(lambda name, value: whole_number(name, value, low, high, " or None"))
+
+
+def _number(low: float, high: float, *, open_below: bool = False) -> Check:
+    return lambda name, value: real_number(name, value, low, high, open_below=open_below)
+
+
+def _stop(name: str, value: Any) -> str | list[str]:
+    stops = [value] if isinstance(value, str) or not isinstance(value, Iterable) else list(value)
+    if not all(isinstance(stop, str) and stop for stop in stops):
+        raise InputError(f"{name} must be a text or a list of texts that are not empty, got {one_line(value)}")
+    return value if isinstance(value, str) else stops
+
+
+def _stop_tokens(name: str, value: Any) -> list[int]:
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise InputError(f"{name} must be a list of token ids or None, got {one_line(value)}")
+    return [whole_number(f"a token of {name}", token, 0, _INT32_MAX) for token in value]
+
+
+def _bias(name: str, value: Any) -> dict[int, float]:
+    if not isinstance(value, Mapping):
+        raise InputError(f"{name} must map token ids to numbers or be None, got {one_line(value)}")
+    return {
+        whole_number(f"a token of {name}", token, 0, _INT32_MAX): real_number(
+            f"{name} of token {token}", bias, -_FLOAT32_MAX, _FLOAT32_MAX
+        )
+        for token, bias in value.items()
+    }
+
+
+def _form(name: str, value: Any) -> StructuredOutputsParams:
+    if not isinstance(value, StructuredOutputsParams):
+        raise InputError(f"{name} must be StructuredOutputsParams or None, got {one_line(value)}")
+    return value
+
+
+def _unsupported(*neutral: Any) -> Any:
+    """A field of vLLM without a meaning here. Only its default, the first of `neutral`, and equal requests pass."""
+
+    def check(name: str, value: Any) -> Any:
+        plain = getattr(value, "value", value)  # of an enum
+        if plain is not None and not any(type(plain) is type(each) and plain == each for each in neutral):
+            raise InputError(f"{name} is not supported, got {one_line(value)}")
+        return neutral[0]
+
+    return _field(neutral[0], check, repr=False)
+
 
 @dataclass(kw_only=True)
 class SamplingParams:
-    """Raises InputError, naming the field and its range, when a value is out of range."""
+    """Raises InputError, naming the field and its range, when a value is out of range or not supported."""
 
-    n: int = 1
+    n: int = _field(1, _integer(1, 1024))
     """Texts per prompt; with a seed, text i uses seed + i."""
-    max_tokens: int | None = 16
+    max_tokens: int | None = _field(16, _integer_or_none(1), help="maximum new tokens", metavar="N")
     """None: as many as the context holds."""
-    min_tokens: int = 0
-    """No end-of-sequence or stop token is taken before; stop strings are looked for after."""
-    temperature: float = 1.0
-    """0: always the most likely token."""
-    top_k: int = 0
-    """0 or -1: all tokens."""
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int | None = None
+    min_tokens: int = _field(0, _integer(0), help="new tokens before the model may stop", metavar="N")
+    """No end-of-sequence or stop token is sampled, and no stop string searched, before."""
+    temperature: float = _field(1.0, _number(0.0, math.inf), help="0: the most likely token", metavar="T")
+    top_k: int = _field(0, _integer(-1), help="sample from the K most likely tokens; 0 or -1: all", metavar="K")
+    top_p: float = _field(1.0, _number(0.0, 1.0, open_below=True), help="nucleus sampling, in (0, 1]", metavar="P")
+    min_p: float = _field(
+        0.0, _number(0.0, 1.0), help="minimum probability, as a share of the most likely token's", metavar="P"
+    )
+    repetition_penalty: float = _field(
+        1.0, _number(0.0, math.inf, open_below=True), help="penalty of tokens in prompt and text; 1: none", metavar="X"
+    )
+    presence_penalty: float = _field(
+        0.0, _number(-2.0, 2.0), help="penalty of tokens in the text; 0: none", metavar="X"
+    )
+    frequency_penalty: float = _field(
+        0.0, _number(-2.0, 2.0), help="penalty of tokens in the text, per occurrence; 0: none", metavar="X"
+    )
+    seed: int | None = _field(None, _integer_or_none(0, 2**64 - 1))
     """The same seed and prompt give the same tokens, whatever else is in the batch."""
-    stop: str | Sequence[str] | None = None
-    stop_token_ids: Sequence[int] | None = None
-    ignore_eos: bool = False
-    logit_bias: Mapping[int, float] | None = None
-    logprobs: int | None = None
-    """The log-probabilities of the chosen token and of that many most likely ones, for every new token."""
-    prompt_logprobs: int | None = None
-    skip_special_tokens: bool = True
-    include_stop_str_in_output: bool = False
-    structured_outputs: StructuredOutputsParams | None = None
-    """The form that the text must have: JSON, a regular expression, a choice, a grammar."""
+    stop: str | Sequence[str] | None = _field(
+        None, _optional(_stop), help="end before any of these texts", metavar="TEXT"
+    )
+    stop_token_ids: Sequence[int] | None = _field(
+        None, _optional(_stop_tokens), help="end at any of these tokens", metavar="ID"
+    )
+    ignore_eos: bool = _field(False, truth, help="go on after the model's end token")
+    logit_bias: Mapping[int, float] | None = _field(None, _optional(_bias))
+    logprobs: int | None = _field(None, _integer_or_none(0), http=False)
+    """Log-probabilities of every new token: the chosen one's and those of this many most likely ones."""
+    prompt_logprobs: int | None = _field(None, _integer_or_none(0))
+    """The same for every prompt token but the first."""
+    skip_special_tokens: bool = _field(True, truth)
+    include_stop_str_in_output: bool = _field(False, truth)
+    spaces_between_special_tokens: bool = _field(True, truth)
+    """No effect: tokenizers of `tokenizers` add no spaces."""
+    skip_clone: bool = _field(False, truth)
+    """No effect: parameters are always copied."""
+    structured_outputs: StructuredOutputsParams | None = _field(None, _optional(_form), http=False)
+    """The form of the text: JSON, a regular expression, a choice, a grammar."""
+
+    best_of: Any = _unsupported(None)
+    use_beam_search: Any = _unsupported(False)
+    length_penalty: Any = _unsupported(1.0, 1)
+    guided_decoding: Any = _unsupported(None)
+    allowed_token_ids: Any = _unsupported(None)
+    bad_words: Any = _unsupported(None, [])
+    detokenize: Any = _unsupported(True)
+    extra_args: Any = _unsupported(None, {})
+    flat_logprobs: Any = _unsupported(False)
+    logits_processors: Any = _unsupported(None, [])
+    logprob_token_ids: Any = _unsupported(None)
+    output_kind: Any = _unsupported(0, 2)  # CUMULATIVE, FINAL_ONLY: generate returns finished texts
+    output_text_buffer_length: Any = _unsupported(0)
+    prompt_logprob_start: Any = _unsupported(None, 0)
+    prompt_logprob_token_ids: Any = _unsupported(None)
+    repetition_detection: Any = _unsupported(None)
+    routed_experts_prompt_start: Any = _unsupported(0)
+    skip_reading_prefix_cache: Any = _unsupported(None, False)
+    stream_interval: Any = _unsupported(None, 1)
+    thinking_token_budget: Any = _unsupported(None, -1)
+    trace_decode_token_ids: Any = _unsupported(None)
+    truncate_prompt_tokens: Any = _unsupported(None)
+    watermarking: Any = _unsupported(None, False)
 
     def __post_init__(self) -> None:
         """Checks types and ranges; numpy's numbers become Python's."""
-        self._whole("n", 1, 1024)
-        self._whole("max_tokens", 1, 2**31 - 1, optional=True)
-        self._whole("min_tokens", 0, 2**31 - 1)
-        self._whole("top_k", -1, 2**31 - 1)
-        self._whole("logprobs", 0, 2**31 - 1, optional=True)
-        self._whole("prompt_logprobs", 0, 2**31 - 1, optional=True)
-        self._whole("seed", 0, 2**64 - 1, optional=True)
-        self._number("temperature", 0.0, math.inf)
-        self._number("top_p", 0.0, 1.0, open_below=True)
-        self._number("min_p", 0.0, 1.0)
-        self._number("repetition_penalty", 0.0, math.inf, open_below=True)
-        self._number("presence_penalty", -2.0, 2.0)
-        self._number("frequency_penalty", -2.0, 2.0)
+        if type(self.best_of) is int and self.best_of == self.n:
+            self.best_of = None
+        values = self.__dict__
+        for name, default, check in _CHECKS:
+            value = values[name]
+            if value is not default:
+                values[name] = check(name, value)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InputError(f"min_tokens is {self.min_tokens}, more than max_tokens, {self.max_tokens}")
-        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
-            setattr(self, name, truth(name, getattr(self, name)))
-        if not isinstance(self.structured_outputs, (StructuredOutputsParams, type(None))):
-            raise InputError(
-                f"structured_outputs is {one_line(self.structured_outputs)}, not StructuredOutputsParams or None"
-            )
-        self._read_stops()
-        self._read_bias()
+            raise InputError(f"min_tokens must not exceed max_tokens, {self.max_tokens}, got {self.min_tokens}")
 
     @property
     def stop_strings(self) -> list[str]:
@@ -77,39 +178,5 @@ class SamplingParams:
             return []
         return [self.stop] if isinstance(self.stop, str) else list(self.stop)
 
-    def _read_stops(self) -> None:
-        stops = self.stop
-        if stops is not None and not isinstance(stops, str):
-            self.stop = list(stops) if isinstance(stops, Iterable) else [""]
-        if not all(isinstance(stop, str) and stop for stop in self.stop_strings):
-            raise InputError(f"stop is {one_line(stops)}, not a text or a list of texts that are not empty")
-        tokens = self.stop_token_ids
-        if tokens is None:
-            return
-        if isinstance(tokens, (str, bytes)) or not isinstance(tokens, Iterable):
-            raise InputError(f"stop_token_ids is {one_line(tokens)}, not a list of token ids or None")
-        self.stop_token_ids = [whole_number("a token of stop_token_ids", token, 0, 2**31 - 1) for token in tokens]
 
-    def _read_bias(self) -> None:
-        bias = self.logit_bias
-        if bias is None:
-            return
-        if not isinstance(bias, Mapping):
-            raise InputError(f"logit_bias is {one_line(bias)}, not a mapping of token ids to numbers or None")
-        self.logit_bias = {
-            whole_number("a token of logit_bias", token, 0, 2**31 - 1): real_number(
-                f"logit_bias of token {token}", value, -_FLOAT32_MAX, _FLOAT32_MAX
-            )
-            for token, value in bias.items()
-        }
-
-    def _whole(self, name: str, low: int, high: int, *, optional: bool = False) -> None:
-        value = getattr(self, name)
-        if value is not None or not optional:
-            setattr(self, name, whole_number(name, value, low, high, " or None" if optional else ""))
-
-    def _number(self, name: str, low: float, high: float, *, open_below: bool = False) -> None:
-        setattr(self, name, real_number(name, getattr(self, name), low, high, open_below=open_below))
-
-
-_FLOAT32_MAX = 3.4e38
+_CHECKS = [(field.name, field.default, field.metadata["check"]) for field in dataclasses.fields(SamplingParams)]

@@ -14,7 +14,7 @@ _VERSION = 1
 
 
 def is_scheme_file(value: object) -> bool:
-    """Whether a value of kv_cache_dtype names a file: no scheme's text ends in .json."""
+    """True if a value of kv_cache_dtype names a file; no scheme's text ends in .json."""
     return isinstance(value, str) and value.lower().endswith(".json")
 
 
@@ -30,7 +30,7 @@ def read_scheme_file(file: str, layers: int) -> str:
         raise InputError(f"the scheme file {file!r} has no 'kvanta_scheme_version' of {_VERSION}, the only one known")
     schemes = content.get("layers")
     if not isinstance(schemes, list) or not all(isinstance(scheme, str) for scheme in schemes):
-        raise InputError(f"the scheme file {file!r}: 'layers' is {one_line(schemes)}, not a list of schemes")
+        raise InputError(f"the scheme file {file!r}: 'layers' must be a list of schemes, got {one_line(schemes)}")
     for scheme in schemes:
         if not scheme or ";" in scheme:
             raise InputError(f"the scheme file {file!r}: {one_line(scheme)} is not a scheme, such as k=int8,v=int4")

@@ -17,7 +17,7 @@ class StopStrings:
     def add(self, text: str, final: bool = False) -> str:
         """The text that may be shown now. Once a stop string was `found`, what follows it is dropped.
 
-        Of several stop strings the one that ends first counts, the longest of those that end together.
+        The stop string that ends first counts; the longest, if several end together.
         """
         if self.found is not None:
             return ""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from kvanta.tokenizer import Tokenizer
 
-_MOST_CHARACTERS = 2**18  # of a grammar: what is longer is not written by hand
+_MAX_CHARACTERS = 2**18  # of a grammar: what is longer is not written by hand
 _KEPT = 64  # compiled grammars
 # Between two parts of a JSON text: a space, or a new line with its indentation. Without a bound a weak model would go
 # on with spaces for ever.
@@ -36,7 +36,7 @@ _SPACE = r"( |\n[ ]{0,16}|\n\t{0,8})"
 
 @dataclass(kw_only=True)
 class StructuredOutputsParams:
-    """What a text must be: exactly one of these. Names are those of vLLM's class. Raises InputError.
+    """The required form of a text: exactly one of these, named as in vLLM's class. Raises InputError.
 
     The model's end token ends the text where the form is complete, even with ignore_eos or before min_tokens; a text
     that max_tokens or a stop string ends may be incomplete (finish_reason tells).
@@ -57,7 +57,7 @@ class StructuredOutputsParams:
         """Checks types; the grammar itself is checked by GrammarCompiler."""
         self.json_object = truth("json_object", self.json_object)
         if self.json is not None and not isinstance(self.json, (str, Mapping)):
-            raise InputError(f"json is {one_line(self.json)}, not a JSON schema as a text or an object")
+            raise InputError(f"json must be a JSON schema as a text or an object, got {one_line(self.json)}")
         given = self._given()
         if len(given) != 1:
             names = ", ".join(field.name for field in fields(self))
@@ -67,7 +67,7 @@ class StructuredOutputsParams:
                 text(name, getattr(self, name))
         if self.choice is not None:
             if isinstance(self.choice, str) or not isinstance(self.choice, Sequence) or not self.choice:
-                raise InputError(f"choice is {one_line(self.choice)}, not a list of texts")
+                raise InputError(f"choice must be a list of texts, got {one_line(self.choice)}")
             self.choice = [text("an entry of choice", entry) for entry in self.choice]
 
     @property
@@ -129,7 +129,7 @@ class GrammarCompiler:
 
 
 class _Vocabulary:
-    """What TokenizerWrapper reads."""
+    """The vocabulary as llguidance's TokenizerWrapper reads it."""
 
     def __init__(self, tokenizer: Tokenizer, info: _core.ModelInfo) -> None:
         self._tokenizer = tokenizer
@@ -201,8 +201,8 @@ def _grammar(params: StructuredOutputsParams) -> str:
             grammar = grammar_from("regex" if kind == "regex" else "grammar", getattr(params, kind))
     except ValueError as error:
         raise InputError(f"{kind} cannot be used: {_line(str(error))}") from None
-    if len(grammar) > _MOST_CHARACTERS:
-        raise InputError(f"{kind} has {len(grammar)} characters; at most {_MOST_CHARACTERS} are read")
+    if len(grammar) > _MAX_CHARACTERS:
+        raise InputError(f"{kind} has {len(grammar)} characters; at most {_MAX_CHARACTERS} are read")
     return grammar
 
 
@@ -218,7 +218,7 @@ def _schema(params: StructuredOutputsParams) -> str:
             raise InputError(f"json is not a JSON schema: {_line(str(error))}") from None
     try:
         if not isinstance(json.loads(schema), dict):
-            raise InputError(f"json is {one_line(schema)}, not a JSON schema (an object)")
+            raise InputError(f"json must be a JSON schema (an object), got {one_line(schema)}")
     except (ValueError, RecursionError) as error:
         raise InputError(f"json is not a JSON schema: {_line(str(error))}") from None
     return schema

@@ -123,7 +123,7 @@ class Tokenizer:
         return len(self.bytes)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids; with `add_special_tokens`, behind the beginning-of-sequence token if the model wants one."""
+        """Token ids; with `add_special_tokens`, after the model's beginning-of-sequence token if it has one."""
         if not isinstance(text, str):
             raise InputError(f"a text is needed, not {type(text).__name__}")
         try:

@@ -1,4 +1,4 @@
-"""Checks of single values that users pass: what is not of the wanted type is an InputError that names it."""
+"""Checks of single values from users; each raises an InputError that names the value."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ import numpy as np
 from kvanta.errors import InputError
 
 
-def one_line(value: object, most: int = 60) -> str:
-    """The beginning of repr(value), in one line."""
+def one_line(value: object, limit: int = 60) -> str:
+    """The first `limit` characters of repr(value), on one line."""
     try:
         shown = repr(value)
-    except RecursionError:  # JSON may be nested as deeply as it could just be read
+    except RecursionError:  # JSON nested almost too deeply to be parsed
         shown = f"a deeply nested {type(value).__name__}"
-    return " ".join(shown.split())[:most]
+    return " ".join(shown.split())[:limit]
 
 
 def text(name: str, value: Any) -> str:
-    """A text that UTF-8 can hold, as the C++ library wants it."""
+    """A text that UTF-8 can encode, for the C++ library."""
     if not isinstance(value, str) or any("\ud800" <= character <= "\udfff" for character in value):
-        raise InputError(f"{name} is {one_line(value)}, not a text of valid Unicode")
+        raise InputError(f"{name} must be a text of valid Unicode, got {one_line(value)}")
     return value
 
 
 def truth(name: str, value: Any) -> bool:
-    """True or False, numpy's included; not "false", which Python takes for true."""
+    """True or False, numpy's included; not "false", which is true in Python."""
     if not isinstance(value, (bool, np.bool_)):
-        raise InputError(f"{name} is {one_line(value)}, not True or False")
+        raise InputError(f"{name} must be True or False, got {one_line(value)}")
     return bool(value)
 
 
 def whole_number(name: str, value: Any, low: int, high: int, otherwise: str = "") -> int:
-    """A whole number in low..high, numpy's included. `otherwise`: what else is allowed, for the message."""
+    """An integer in low..high, numpy's included. `otherwise`: further values, for the message."""
     try:
         number = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
     except TypeError:
         number = None
     if number is None or not low <= number <= high:
-        raise InputError(f"{name} is {one_line(value)}, not a whole number in {low}..{high}{otherwise}")
+        raise InputError(f"{name} must be a whole number in {low}..{high}{otherwise}, got {one_line(value)}")
     return number
 
 
@@ -50,9 +50,9 @@ def real_number(name: str, value: Any, low: float, high: float, *, open_below: b
     """A finite number in [low, high], or in (low, high] with `open_below`; numpy's included."""
     try:
         number = math.nan if isinstance(value, bool) or not isinstance(value, numbers.Real) else float(value)
-    except OverflowError:  # a whole number beyond every float
+    except OverflowError:  # an integer beyond every float
         number = math.inf
     if not (math.isfinite(number) and low <= number <= high and not (open_below and number == low)):
         bracket = "(" if open_below else "["
-        raise InputError(f"{name} is {one_line(value)}, not a number in {bracket}{low:g}, {high:g}]")
+        raise InputError(f"{name} must be a number in {bracket}{low:g}, {high:g}], got {one_line(value)}")
     return number

@@ -70,7 +70,7 @@ struct PrefixCache::State {
   Node* Descend(std::span<const int32_t> tokens, std::string_view salt, int64_t depth, int64_t& reached) const {
     reached = 0;
     const auto root = roots.find(salt);
-    if (root == roots.end()) return nullptr;
+    if (root == roots.end() || !root->second) return nullptr;
     Node* node = root->second.get();
     while (reached < depth) {
       const auto page = Page(tokens, reached);

@@ -26,7 +26,7 @@ from kvanta.safetensors_writer import write_safetensors
 
 Tensors = dict[str, NDArray[np.float32]]
 SLOWDOWN = 1e6
-"""Of the pairs that stand still: 10,000 positions turn them by less than 1e-5."""
+"""Pairs that are hardly rotated: by less than 1e-5 over 10,000 positions."""
 
 
 def read_tensors(path: Path) -> tuple[Tensors, str]:

@@ -1,4 +1,4 @@
-"""What all tests need: the oracles of tests/oracle can be imported, and Ctrl-C works; the shipped model."""
+"""Set-up of all tests: imports from tests/oracle, Ctrl-C, the shipped model."""
 
 from __future__ import annotations
 

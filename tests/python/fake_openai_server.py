@@ -14,7 +14,7 @@ STREAM = HEAD % (200, b"text/event-stream; charset=utf-8")
 SILENCE = object()
 """Yielded by an answer: nothing comes any more until the client goes away."""
 
-Answer = Callable[[dict[str, Any]], AsyncIterator[Any]]
+GenerationResponse = Callable[[dict[str, Any]], AsyncIterator[Any]]
 
 
 def event(data: Any) -> bytes:
@@ -56,15 +56,15 @@ class FakeServer:
     after the probes (requests for 2 tokens); `answer` for all others.
     """
 
-    answer: Answer = whole_answer
-    answers: dict[int, Answer] = field(default_factory=dict)
+    answer: GenerationResponse = whole_answer
+    answers: dict[int, GenerationResponse] = field(default_factory=dict)
     models: Any = field(default_factory=lambda: {"data": [{"id": "fake", "max_model_len": 4096}]})
     with_tokenize: bool = True
     metrics: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
-    """Of completions, without the probes."""
+    """Bodies of completion requests, without the probes."""
     headers: list[str] = field(default_factory=list)
-    """Of every request."""
+    """Headers of every request."""
     most_at_once: int = 0
     _now: int = 0
 

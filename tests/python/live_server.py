@@ -28,7 +28,7 @@ CHAT_TEMPLATE = (
 
 @dataclass
 class LiveServer:
-    """What a test needs to know of it."""
+    """A running server, as tests see it."""
 
     url: str
     client: httpx2.Client

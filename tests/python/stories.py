@@ -1,4 +1,4 @@
-"""What the tests of LLM ask the shipped model."""
+"""Prompts and results of the shipped model, for tests of LLM."""
 
 from kvanta import SamplingParams
 

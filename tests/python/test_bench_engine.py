@@ -41,7 +41,7 @@ def test_counts_add_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert rows["attention"]["calls"] == 5 * engine["steps"], "the model has five layers"
     assert sum(row["ms_per_step"] for row in rows.values()) <= engine["model_ms"]
     shown = capsys.readouterr().out
-    assert "beside it" in shown
+    assert "outside it" in shown
     assert "linear q_proj|k_proj|v_proj" in shown
 
 
@@ -79,7 +79,7 @@ def test_a_full_queue_is_counted(tmp_path: Path) -> None:
         (["--input-len", "600"], "request 0 has 600 + 128 tokens, max_model_len is 512"),
         (["--requests", "0"], "requests: 0 is not in 1"),
         (["--concurrency", "0"], "the concurrency is 0"),
-        (["--rate", "0"], "the rate is 0 requests per second"),
+        (["--rate", "0"], "the rate must be above 0, got 0 requests per second"),
         (["--goodput", "speed:3"], "names none of ttft, tpot, e2e"),
     ],
 )

@@ -245,10 +245,19 @@ def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 BAD: dict[str, tuple[list[str], str]] = {
     "nothing to write": ([], "nothing to write"),
     "a cache format": (["--out", "s.json", "--kv-cache-dtype", "int8"], "--kv-cache-dtype has no meaning here"),
-    "too many tokens": (["--out", "s.json", "--tokens", "100000000"], "--tokens is 100000000"),
-    "no tokens": (["--out", "s.json", "--tokens", "0"], "--tokens is 0"),
-    "a percentile of nothing": (["--out", "s.json", "--percentile", "0"], "percentile is 0"),
-    "too many outliers": (["--out", "s.json", "--outliers", "65"], "outliers is 65"),
+    "too many tokens": (
+        ["--out", "s.json", "--tokens", "100000000"],
+        "--tokens must be in 1..67910, the length of treasure_island.txt, got 100000000",
+    ),
+    "no tokens": (
+        ["--out", "s.json", "--tokens", "0"],
+        "--tokens must be in 1..67910, the length of treasure_island.txt, got 0",
+    ),
+    "a percentile of nothing": (
+        ["--out", "s.json", "--percentile", "0"],
+        "percentile must be a number in (0, 100], got 0",
+    ),
+    "too many outliers": (["--out", "s.json", "--outliers", "65"], "outliers must be a whole number in 0..64, got 65"),
     "no such method": (["--out", "s.json", "--method", "best"], "best"),
     "no such text": (["--out", "s.json", "--text", "nowhere.txt"], "nowhere.txt"),
 }

@@ -20,11 +20,11 @@ import pytest
 from kvanta import LLM, InputError
 from kvanta.cli import main
 from kvanta.divergence import kl_divergence, log_softmax
-from kvanta.evaluate import Evaluation, Settings, evaluate, store
+from kvanta.evaluate import Evaluation, Settings, evaluate, reference_store
+from kvanta.evaluate.engine_factory import EngineFactory
 from kvanta.evaluate.passages import Passage, beginning_of, read_text, tokenize
 from kvanta.evaluate.predictions import predictions
 from kvanta.evaluate.search import Search
-from kvanta.evaluate.subject import Subject
 
 MODEL = "stories260k"
 SMALL = Settings(formats=["int8", "fp8"], context=128, tokens=512, engine={"threads": 1})
@@ -98,7 +98,7 @@ def test_the_reference_is_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert sorted(path.name for path in folder.iterdir()) == ["codes.u16", "header.json", "rows.bin"]
     assert (folder / "codes.u16").stat().st_size == 4 * 64 * 512 * 2
     with monkeypatch.context() as patch:
-        patch.setattr(Subject, "reference_engine", refuse)
+        patch.setattr(EngineFactory, "reference_engine", refuse)
         assert evaluate(MODEL, SMALL) == first
         with pytest.raises(AssertionError, match="again"):
             evaluate(MODEL, Settings(**{**vars(SMALL), "tokens": 384}))
@@ -127,7 +127,9 @@ def test_old_references_make_room(home: Path, monkeypatch: pytest.MonkeyPatch) -
     for name, age in ((".killed", 2 * 86400), (".working", 60)):
         (home / "eval" / name).mkdir()
         os.utime(home / "eval" / name, (time.time() - age, time.time() - age))
-    monkeypatch.setattr(store, "MOST_BYTES", 640_000)  # 512 tokens take 262144, 384 take 196608, 256 take 131072
+    monkeypatch.setattr(
+        reference_store, "MAX_BYTES", 640_000
+    )  # 512 tokens take 262144, 384 take 196608, 256 take 131072
     evaluate(MODEL, SMALL)
     assert [path.name for path in (home / "eval").glob(".*")] == [".working"]
     sizes = sorted(path.stat().st_size for path in (home / "eval").glob("*/codes.u16"))
@@ -190,15 +192,15 @@ class Interrupting:
     """After the first format's figures, Ctrl-C."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, formats_done: int) -> None:
-        original = Subject.engine
+        original = EngineFactory.engine
         calls = iter(range(100))
 
-        def made(subject: Subject, scheme: str, layers: str = "") -> Any:
+        def made(factory: EngineFactory, scheme: str, layers: str = "") -> Any:
             if next(calls) == formats_done + 1:  # and the reference
                 signal.raise_signal(signal.SIGINT)
-            return original(subject, scheme, layers)
+            return original(factory, scheme, layers)
 
-        monkeypatch.setattr(Subject, "engine", made)
+        monkeypatch.setattr(EngineFactory, "engine", made)
 
 
 def test_ctrl_c_keeps_what_is_done(
@@ -258,9 +260,9 @@ def test_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert json.loads(Path("t-8.5.json").read_text())["bits_per_element"] <= 8.5
     assert main([*WORDS, *words, "--search-formats", "int8", "fp8", "--search-modifiers", "+sink=0"]) == 0
     assert all("+sink=0" in layer for layer in json.loads(Path("t-8.5.json").read_text())["layers"])
-    monkeypatch.setattr(Subject, "engine", refuse)  # what was measured is kept
+    monkeypatch.setattr(EngineFactory, "engine", refuse)  # what was measured is kept
     search = Search(
-        Subject.find(MODEL, 128, 1, {"threads": 1}), Evaluation(MODEL, SMALL).calibration_passages(256), [9.5]
+        EngineFactory.find(MODEL, 128, 1, {"threads": 1}), Evaluation(MODEL, SMALL).calibration_passages(256), [9.5]
     )
     assert search.run()[0].layers == scheme["layers"]
     monkeypatch.undo()
@@ -283,12 +285,12 @@ def test_scheme_files_that_are_none(tmp_path: Path) -> None:
     bad: list[tuple[Any, str]] = [
         ([], "kvanta_scheme_version"),
         ({"layers": []}, "kvanta_scheme_version"),
-        ({**good, "layers": "int8"}, "not a list"),
+        ({**good, "layers": "int8"}, "must be a list"),
         ({**good, "layers": ["int8"] * 4}, "4 layers; this one has 5"),
         ({**good, "layers": ["int8"] * 6}, "6 layers; this one has 5"),
         ({**good, "layers": ["int9"] * 5}, "int9"),
         ({**good, "layers": ["int8;1=bf16"] * 5}, "not a scheme"),
-        ({**good, "layers": [8] * 5}, "not a list of schemes"),
+        ({**good, "layers": [8] * 5}, "must be a list of schemes"),
     ]
     for content, reason in bad:
         file.write_text(json.dumps(content))
@@ -323,13 +325,13 @@ BAD: dict[str, tuple[list[str], str]] = {
     "a format that does not fit": (["--formats", "int4"], "int4"),
     "no such reference": (["--reference", "bf17"], "bf17"),
     "no such text": (["--text", "/no/such/text"], "/no/such/text"),
-    "no tokens": (["--tokens", "0"], "tokens is 0"),
+    "no tokens": (["--tokens", "0"], "tokens must .* got 0"),
     "too few tokens": (["--tokens", "5"], "5 tokens"),
-    "too long a context": (["--context", "4096"], "4096.*512"),
+    "too long a context": (["--context", "4096"], "512.*4096"),
     "too short a context": (["--context", "4"], "context is 4"),
-    "a depth": (["--tasks", "needle", "--depths", "120"], "depth is 1.2"),
+    "a depth": (["--tasks", "needle", "--depths", "120"], "depth must .* got 1.2"),
     "no room for a needle": (["--tasks", "needle", "--context", "20"], "no room for a needle"),
-    "needles": (["--tasks", "needle", "--needles", "9"], "needles is 9"),
+    "needles": (["--tasks", "needle", "--needles", "9"], "needles must .* got 9"),
     "no figure": (["--recommend", "speed>3"], "speed"),
     "too few bits": (["--search", "3"], "no scheme has 3 bits"),
     "a search among schemes": (["--search", "9", "--search-formats", "k=int8,v=fp8"], "k=int8,v=fp8"),
@@ -349,7 +351,7 @@ def test_bad_input_is_one_line(words: list[str], reason: str, capsys: pytest.Cap
 
 
 def test_a_long_text_is_not_read_to_its_end() -> None:
-    tokenizer = Subject.find(MODEL, 128, 1, {}).tokenizer()
+    tokenizer = EngineFactory.find(MODEL, 128, 1, {}).tokenizer()
     text = read_text(None)
     whole = tokenizer.encode(text, add_special_tokens=False)
     assert tokenize(text, tokenizer, 1000) == whole[:1000]

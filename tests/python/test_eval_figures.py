@@ -12,12 +12,12 @@ from kvanta.errors import InputError
 from kvanta.evaluate.allocation import Choice, allocate, undominated
 from kvanta.evaluate.generation_task import agreement
 from kvanta.evaluate.held_out import against_uniform, line_of
-from kvanta.evaluate.layer_harms import layer_harms
+from kvanta.evaluate.layer_divergence import layer_divergences
 from kvanta.evaluate.packed_rows import pack, unpack
 from kvanta.evaluate.passages import windows
 from kvanta.evaluate.plot import pareto_front
 from kvanta.evaluate.recommend import parse_conditions, recommend
-from kvanta.evaluate.row_figures import RowFigures, compare, pack_rows
+from kvanta.evaluate.row_metrics import RowMetrics, compare, pack_rows
 from kvanta.evaluate.summary import (
     bootstrap_unit,
     bootstrap_units,
@@ -71,8 +71,8 @@ def test_figures_against_double_precision() -> None:
         np.testing.assert_allclose(found.target, log_softmax(other)[np.arange(300), targets], atol=1e-5)
 
 
-def figures(*kl: float) -> RowFigures:
-    return RowFigures(np.array(kl), np.array([True] * len(kl)), np.log(np.full(len(kl), 0.25)))
+def figures(*kl: float) -> RowMetrics:
+    return RowMetrics(np.array(kl), np.array([True] * len(kl)), np.log(np.full(len(kl), 0.25)))
 
 
 def test_summary() -> None:
@@ -145,10 +145,10 @@ def test_allocation_is_the_best_of_all(seed: int) -> None:
     items = [[Choice(str(b), b, float(h)) for b, h in zip(bits, rng.random(4), strict=True)] for _ in range(5)]
     for budget in (2.25, 4.0, 6.3, 16.0):
         fits = [each for each in itertools.product(*items) if sum(choice.bits for choice in each) <= 5 * budget]
-        least = min(sum(choice.harm for choice in each) for each in fits)
+        least = min(sum(choice.cost for choice in each) for each in fits)
         found = allocate(items, budget)
         assert sum(choice.bits for choice in found) <= 5 * budget
-        assert sum(choice.harm for choice in found) == pytest.approx(least)
+        assert sum(choice.cost for choice in found) == pytest.approx(least)
     with pytest.raises(InputError, match=r"the smallest has 2\.25"):
         allocate(items, 2.2)
 
@@ -156,7 +156,7 @@ def test_allocation_is_the_best_of_all(seed: int) -> None:
 def test_fronts() -> None:
     choices = [Choice("c", 8, 1.0), Choice("a", 4, 3.0), Choice("b", 6, 3.0), Choice("d", 8, 2.0)]
     assert [choice.name for choice in undominated(choices)] == ["a", "c"]
-    rows = {choice.name: {"bits_per_element": choice.bits, "kl_mean": choice.harm} for choice in choices}
+    rows = {choice.name: {"bits_per_element": choice.bits, "kl_mean": choice.cost} for choice in choices}
     assert pareto_front(rows) == ["a", "c"]
 
 
@@ -201,12 +201,12 @@ def test_layers_harm_without_the_noise() -> None:
         [noise + np.array([6.0, 0.0, 12.0]), noise + np.array([0.2, 0.0, 0.1])]
     )  # a coarse format and a fine one
     v = np.array([noise + np.array([0.0, 1.0, 0.0])])
-    k_harms, v_harms = layer_harms([k, v], [np.array([22.0, 4.9]), np.array([5.0])])
+    k_harms, v_harms = layer_divergences([k, v], [np.array([22.0, 4.9]), np.array([5.0])])
     np.testing.assert_allclose(
         k_harms, np.array([[6, 0, 12], [0.3, 0, 0.6]])
     )  # the fine one has the coarse one's shares
     np.testing.assert_allclose(v_harms, [[0, 1, 0]])
     nothing = np.zeros((0, 3))
-    found = layer_harms([nothing, np.array([noise])], [np.zeros(0), np.array([3.5])])
+    found = layer_divergences([nothing, np.array([noise])], [np.zeros(0), np.array([3.5])])
     np.testing.assert_array_equal(found[0], nothing)
     np.testing.assert_allclose(found[1], [[0, 0, 0]])

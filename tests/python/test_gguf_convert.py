@@ -9,16 +9,12 @@ import gguf
 import numpy as np
 import pytest
 import safetensors.numpy as safetensors_numpy
-import tokenizers
-from hypothesis import given
-from hypothesis import strategies as st
 from tiny_gguf import TinyModel, byte_vocabulary, write_gguf
 
 from kvanta import LLM, InputError, ResourceError
 from kvanta.gguf_convert import convert_gguf
 from kvanta.gguf_convert.convert import BLOCK_FILE
-from kvanta.gguf_convert.tokenizer import PRE_TOKENIZERS, byte_level_bpe, sentencepiece_bpe
-from kvanta.models import SHIPPED, resolve_model
+from kvanta.models import resolve_model
 from kvanta.safetensors_writer import to_bf16
 
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
@@ -206,93 +202,6 @@ def test_llama3_rope_factors_become_parameters(tmp_path: Path) -> None:
     writer.close()
     folder = convert_gguf(tmp_path / "r.gguf", tmp_path / "out")
     assert json.loads((folder / "config.json").read_text())["rope_scaling"] == scaling
-
-
-# --- tokenizers
-
-
-def greedy_merges(text: str, tokens: list[str], scores: list[float]) -> list[int]:
-    """SentencePiece's BPE as llama2.c writes it: merge the best-scored adjacent pair until none is left."""
-    index = {token: position for position, token in enumerate(tokens)}
-    ids: list[int] = []
-    for character in ("\u2581" + text.replace(" ", "\u2581")) if text else "":
-        if character in index:
-            ids.append(index[character])
-        else:
-            ids += [index[f"<0x{byte:02X}>"] for byte in character.encode()]
-    while True:
-        best, place, merged = -1e30, -1, -1
-        for position in range(len(ids) - 1):
-            joined = index.get(tokens[ids[position]] + tokens[ids[position + 1]])
-            if joined is not None and scores[joined] > best:
-                best, place, merged = scores[joined], position, joined
-        if place < 0:
-            return ids
-        ids[place : place + 2] = [merged]
-
-
-def stories_vocabulary() -> tuple[list[str], list[float], tokenizers.Tokenizer]:
-    path = SHIPPED / "stories260k" / "tokenizer.json"
-    vocabulary: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))["model"]["vocab"]
-    tokens = sorted(vocabulary, key=lambda token: vocabulary[token])
-    scores = [0.0] * 259 + [-float(index) for index in range(len(tokens) - 259)]  # as in the original tok512.bin
-    return tokens, scores, tokenizers.Tokenizer.from_file(str(path))
-
-
-STORIES = stories_vocabulary()
-
-
-@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.text("the wa ndo,.", max_size=60))
-def test_sentencepiece_bpe_equals_greedy_merges_by_score(text: str) -> None:
-    tokens, scores, tokenizer = STORIES
-    text = text.replace("\u2581", "").replace("<", "")  # what stands for a space, and what begins a special token
-    assert tokenizer.encode(text, add_special_tokens=False).ids == greedy_merges(text, tokens, scores)
-
-
-def test_the_shipped_tokenizer_is_what_the_converter_makes() -> None:
-    tokens, scores, tokenizer = STORIES
-    kinds = [2, 3, 3] + [6] * 256 + [1] * (len(tokens) - 259)
-    made = sentencepiece_bpe(tokens, kinds, scores, unknown_id=0, bos_id=1, add_space_prefix=True)
-    text = "Once upon a time, 日本 there was."
-    assert tokenizers.Tokenizer.from_str(json.dumps(made)).encode(text).ids == tokenizer.encode(text).ids
-
-
-ALPHABET = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-
-
-@pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS))
-def test_byte_level_bpe_round_trips(pre: str) -> None:
-    tokens = ["<|end|>", *ALPHABET, "he", "ll", "hell", "12"]
-    types = [3] + [1] * (len(tokens) - 1)
-    description = byte_level_bpe(tokens, types, ["h e", "l l", "he ll", "1 2"], pre, None)
-    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(description))
-    text = "hello  Wörld 1234\r\n\n don't 日本<|end|>"
-    encoding = tokenizer.encode(text)
-    assert tokenizer.decode(encoding.ids, skip_special_tokens=False) == text
-    assert encoding.ids[0] == tokens.index("hell")
-    assert encoding.ids[-1] == 0
-    digits = [piece for piece in encoding.tokens if piece.isdigit()]
-    # Three digits stay together for llama-bpe, all for gpt-2; the others cut every digit off.
-    assert ("12" in digits) == (pre in ("default", "gpt-2", "llama-bpe", "llama3", "llama-v3"))
-
-
-def test_an_unknown_pre_tokenizer_is_refused() -> None:
-    with pytest.raises(InputError, match=r"'bloom'.*known: .*smollm"):
-        byte_level_bpe(["a"], [1], [], "bloom", None)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "merges", "reason"),
-    [
-        (["a", "a"], [], "twice"),
-        (["a", "b", "ab"], ["a c"], "'a c'"),
-        (["a", "b"], ["a b"], "'a b'"),
-        (["a", "b"], ["ab"], "'ab'"),
-    ],
-)
-def test_broken_vocabularies(tokens: list[str], merges: list[str], reason: str) -> None:
-    with pytest.raises(InputError, match=reason):
-        byte_level_bpe(tokens, [1] * len(tokens), merges, "gpt-2", None)
 
 
 def test_the_converted_folder_loads_as_a_tokenizer(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from kvanta.safetensors_writer import to_bf16
 
 KINDS = ("Q4_K", "Q5_K", "Q6_K")
 MODEL = TinyModel(layers=1, heads=4, kv_heads=2, head_dim=64, ffn=256)
-# Where a super-block's fp16 scales lie.
+# Offsets of a super-block's fp16 scales.
 SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 
 
@@ -28,7 +28,7 @@ def fp16(block: bytes, at: int) -> np.float32:
 
 
 def scale_and_minimum(packed: bytes, index: int) -> tuple[int, int]:
-    """Of the 8 groups of 32: 6 bits each, in 12 bytes."""
+    """Scales of the 8 groups of 32: 6 bits each, in 12 bytes."""
     if index < 4:
         return packed[index] & 63, packed[index + 4] & 63
     high = packed[index + 4]

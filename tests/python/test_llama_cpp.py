@@ -23,7 +23,7 @@ import llama_cpp
 from peer_rows import compare
 
 OUTPUT = (Path(__file__).parents[1] / "data" / "llama_cpp" / "kl_divergence.txt").read_text(encoding="utf-8")
-"""Of llama-perplexity --kl-divergence, from the first figure on."""
+"""Output of llama-perplexity --kl-divergence, from the first figure on."""
 
 
 def test_figures_of_the_real_output() -> None:

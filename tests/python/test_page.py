@@ -109,7 +109,7 @@ def test_fields_have_labels(markup: Markup) -> None:
 
 
 def run_script(folder: Path, script: str) -> None:
-    """Runs `script` as a module beside the page's."""
+    """Runs `script` as a module next to the page's."""
     node = shutil.which("node")
     assert node, "the package nodejs is missing (scripts/apt-packages.txt)"
     for name in SCRIPTS:

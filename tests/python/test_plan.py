@@ -72,7 +72,7 @@ def test_latents_are_counted_once() -> None:
 
 @pytest.mark.parametrize("name", sorted(PARAMETERS.keys() - {"deepseek-v2-lite", "gemma-2-9b", "gemma-3-4b"}))
 def test_known_ratios_to_bf16(name: str) -> None:
-    # Of the layers that the format has: some names keep the first and last in bf16.
+    # Only layers in this format count: some names keep the first and last in bf16.
     apart = [row for row in formats.table() if row["latents"] != "only"]
     bits = {row["name"] + "+edges=0" * (row["edge_layers"] > 0): row["bits_per_element"] for row in apart}
     found = rows(plan(name, formats=list(bits)))
@@ -147,7 +147,7 @@ LAYER_MAPS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("options", LAYER_MAPS.values(), ids=LAYER_MAPS.keys())
 @pytest.mark.parametrize("window", [0, 100])
 def test_the_engine_holds_as_many_sequences_as_planned(tmp_path: Path, window: int, options: dict[str, Any]) -> None:
-    """As many as planned run beside each other without a preemption, in exactly the bytes planned."""
+    """The planned number of sequences runs concurrently without a preemption, in exactly the planned bytes."""
     context, sequences = 300, 3
     changes: dict[str, Any] = {"num_hidden_layers": 2}
     if window:

@@ -27,14 +27,14 @@ def test_the_divergence_is_that_of_the_logits() -> None:
         prompt, tokens = len(output.prompt_token_ids), output.prompt_token_ids + output.outputs[0].token_ids
         served, reference = llm.logits(tokens), exact.logits(tokens)
         rows.append(kl_divergence(reference, served)[prompt - 1 : -1])
-    wanted = np.concatenate(rows)
+    expected = np.concatenate(rows)
     quality = llm.measure_quality()
     assert quality["requests"] == 2
-    assert quality["tokens"] == len(wanted)
+    assert quality["tokens"] == len(expected)
     assert quality["pending"] == quality["skipped"] == 0
     # Weights of relative error 3e-7 times differences of logits below 1.
-    assert quality["kl_mean"] == pytest.approx(wanted.mean(), abs=1e-6)
-    assert quality["kl_max"] == pytest.approx(wanted.max(), abs=1e-6)
+    assert quality["kl_mean"] == pytest.approx(expected.mean(), abs=1e-6)
+    assert quality["kl_max"] == pytest.approx(expected.max(), abs=1e-6)
     assert quality["kl_mean"] > 1e-5
 
 

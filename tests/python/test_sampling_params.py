@@ -67,7 +67,7 @@ def test_numbers_of_numpy() -> None:
 
 
 def test_min_above_max() -> None:
-    with pytest.raises(InputError, match="min_tokens is 20, more than max_tokens, 16"):
+    with pytest.raises(InputError, match="min_tokens must not exceed max_tokens, 16, got 20"):
         SamplingParams(min_tokens=20)
 
 

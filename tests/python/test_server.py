@@ -84,18 +84,18 @@ def test_a_stream_is_the_whole_in_pieces(server: LiveServer, llm: LLM) -> None:
 
 
 def test_several_texts_with_a_seed(server: LiveServer, llm: LLM) -> None:
-    wanted = llm.generate(PROMPT, SamplingParams(n=3, seed=7, max_tokens=12))[0].outputs
+    direct = llm.generate(PROMPT, SamplingParams(n=3, seed=7, max_tokens=12))[0].outputs
     body = {"prompt": PROMPT, "n": 3, "seed": 7, "max_tokens": 12, "return_token_ids": True}
     choices = server.completion(**body)["choices"]
-    assert [choice["text"] for choice in choices] == [output.text for output in wanted]
-    assert [choice["token_ids"] for choice in choices] == [output.token_ids for output in wanted]
+    assert [choice["text"] for choice in choices] == [output.text for output in direct]
+    assert [choice["token_ids"] for choice in choices] == [output.token_ids for output in direct]
     texts, ids = [""] * 3, [[], [], []]  # type: tuple[list[str], list[list[int]]]
     for chunk in stream(server, "/v1/completions", **body):
         (choice,) = chunk["choices"]
         texts[choice["index"]] += choice["text"]
         ids[choice["index"]] += choice["token_ids"]
-    assert texts == [output.text for output in wanted]
-    assert ids == [output.token_ids for output in wanted]
+    assert texts == [output.text for output in direct]
+    assert ids == [output.token_ids for output in direct]
     negative = server.completion(prompt=PROMPT, seed=-1, max_tokens=12)["choices"][0]["text"]
     assert negative == expected(llm, seed=2**64 - 1, max_tokens=12).text
 
@@ -117,23 +117,23 @@ def test_every_parameter_arrives(server: LiveServer, llm: LLM, params: dict[str,
     python = dict(params)
     if "logit_bias" in python:
         python["logit_bias"] = {int(token): bias for token, bias in python["logit_bias"].items()}
-    wanted = expected(llm, **{**GREEDY, **python})
+    direct = expected(llm, **{**GREEDY, **python})
     body = {"prompt": PROMPT, **GREEDY, **params}
     (choice,) = server.completion(**body)["choices"]
-    assert (choice["text"], choice["finish_reason"]) == (wanted.text, wanted.finish_reason)
-    assert choice["stop_reason"] == wanted.stop_reason
+    assert (choice["text"], choice["finish_reason"]) == (direct.text, direct.finish_reason)
+    assert choice["stop_reason"] == direct.stop_reason
     chunks = stream(server, "/v1/completions", **body)
-    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == wanted.text
-    assert chunks[-1]["choices"][0]["finish_reason"] == wanted.finish_reason
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == direct.text
+    assert chunks[-1]["choices"][0]["finish_reason"] == direct.finish_reason
 
 
 def test_logprobs(server: LiveServer, llm: LLM) -> None:
-    wanted = expected(llm, temperature=0.0, max_tokens=6, logprobs=2)
+    direct = expected(llm, temperature=0.0, max_tokens=6, logprobs=2)
     body = {"prompt": PROMPT, "temperature": 0, "max_tokens": 6, "logprobs": 2}
     logprobs = server.completion(**body)["choices"][0]["logprobs"]
-    values = [entry[token].logprob for token, entry in zip(wanted.token_ids, wanted.logprobs, strict=True)]
+    values = [entry[token].logprob for token, entry in zip(direct.token_ids, direct.logprobs, strict=True)]
     assert logprobs["token_logprobs"] == values
-    assert "".join(logprobs["tokens"]) == wanted.text
+    assert "".join(logprobs["tokens"]) == direct.text
     assert logprobs["text_offset"][:3] == [0, 1, 7]
     assert all(len(top) == 2 for top in logprobs["top_logprobs"])
     joined: dict[str, list[Any]] = {key: [] for key in logprobs}
@@ -142,7 +142,7 @@ def test_logprobs(server: LiveServer, llm: LLM) -> None:
             joined[key] += entries
     assert joined == logprobs
     by_id = server.completion(**body, return_tokens_as_token_ids=True)["choices"][0]["logprobs"]["tokens"]
-    assert by_id == [f"token_id:{token}" for token in wanted.token_ids]
+    assert by_id == [f"token_id:{token}" for token in direct.token_ids]
 
 
 def test_echo_is_what_lm_eval_reads(server: LiveServer, llm: LLM) -> None:
@@ -168,11 +168,11 @@ def test_echo_is_what_lm_eval_reads(server: LiveServer, llm: LLM) -> None:
 def test_chat(server: LiveServer, llm: LLM) -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "Lily"}, {"type": "text", "text": "ran"}]}]
     plain = [{"role": "user", "content": "Lily\nran"}]
-    wanted = llm.chat(plain, SamplingParams(temperature=0.0, max_tokens=9, logprobs=1))[0].outputs[0]
+    direct = llm.chat(plain, SamplingParams(temperature=0.0, max_tokens=9, logprobs=1))[0].outputs[0]
     body = {"messages": messages, "temperature": 0, "max_completion_tokens": 9, "logprobs": True, "top_logprobs": 1}
     answer = server.post("/v1/chat/completions", **body).json()
     (choice,) = answer["choices"]
-    assert choice["message"] == {"role": "assistant", "content": wanted.text}
+    assert choice["message"] == {"role": "assistant", "content": direct.text}
     tokens = choice["logprobs"]["content"]
     assert [bytes(token["bytes"]).decode() for token in tokens] == [token["token"] for token in tokens]
     assert len(tokens) == 9
@@ -180,7 +180,7 @@ def test_chat(server: LiveServer, llm: LLM) -> None:
     chunks = stream(server, "/v1/chat/completions", **body)
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert deltas[0] == {"role": "assistant", "content": ""}
-    assert "".join(delta.get("content", "") for delta in deltas) == wanted.text
+    assert "".join(delta.get("content", "") for delta in deltas) == direct.text
     assert chunks[0]["object"] == "chat.completion.chunk"
 
 
@@ -259,7 +259,7 @@ def test_greedy_texts_do_not_depend_on_who_else_asks_or_leaves(server: LiveServe
     lengths = [generator.randrange(1, 60) for _ in prompts]
     leaves = [generator.random() < 0.25 for _ in prompts]
     params = [SamplingParams(temperature=0.0, max_tokens=length) for length in lengths]
-    wanted = [output.outputs[0].text for output in llm.generate(prompts, params)]
+    direct = [output.outputs[0].text for output in llm.generate(prompts, params)]
 
     def ask(index: int) -> str:
         body = {"prompt": prompts[index], "temperature": 0, "max_tokens": lengths[index]}
@@ -268,10 +268,10 @@ def test_greedy_texts_do_not_depend_on_who_else_asks_or_leaves(server: LiveServe
         long = {**body, "max_tokens": 400, "ignore_eos": True, "stream": True}
         with server.client.stream("POST", "/v1/completions", json=long) as response:
             assert next(events(response))
-        return wanted[index]
+        return direct[index]
 
     with ThreadPoolExecutor(16) as pool:
-        assert list(pool.map(ask, range(len(prompts)))) == wanted
+        assert list(pool.map(ask, range(len(prompts)))) == direct
     wait_until_idle(server)
 
 

@@ -27,11 +27,11 @@ def test_turns_answer_as_from_a_cold_cache(dtype: str) -> None:
                 history.extend(generator.choices(range(3, 512), k=generator.randrange(10, 60)))
                 body = {"prompt": history, "temperature": 0, "max_tokens": 20, "ignore_eos": True}
                 answer = server.completion(**body, return_token_ids=True)
-                wanted = cold.generate([history], greedy)[0].outputs[0]
-                assert answer["choices"][0]["token_ids"] == wanted.token_ids
-                assert answer["choices"][0]["text"] == wanted.text
+                expected = cold.generate([history], greedy)[0].outputs[0]
+                assert answer["choices"][0]["token_ids"] == expected.token_ids
+                assert answer["choices"][0]["text"] == expected.text
                 cached += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-                history.extend(wanted.token_ids)
+                history.extend(expected.token_ids)
     assert cached >= 2 * (64 + 128)
 
 

@@ -131,21 +131,21 @@ def test_logprobs_are_those_of_the_model(llm: LLM) -> None:
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "nothing": ({}, "structured_outputs has nothing: one of json, json_object, regex, choice, grammar is needed"),
     "two": ({"regex": "a", "json_object": True}, "structured_outputs has json_object and regex"),
-    "type": ({"json": 3}, "json is 3, not a JSON schema"),
+    "type": ({"json": 3}, "json must be a JSON schema as a text or an object, got 3"),
     "no json": ({"json": '{"type":'}, "json is not a JSON schema"),
-    "no object": ({"json": "[1]"}, "json is '[1]', not a JSON schema"),
+    "no object": ({"json": "[1]"}, "json must be a JSON schema"),
     "unknown type": ({"json": {"type": "nonsense"}}, "json cannot be used: Invalid type: nonsense"),
     "unknown key": ({"json": {"if": {"const": 1}}}, "json cannot be used: Unimplemented keys"),
     "outside": ({"json": {"$ref": "http://example.com/x"}}, "json cannot be used: Resource"),
     "impossible": ({"json": {"enum": []}}, "json cannot be used: Unsatisfiable schema"),
-    "false": ({"json": False}, "json is False, not a JSON schema"),
+    "false": ({"json": False}, "json must be a JSON schema as a text or an object, got False"),
     "not json": ({"json": {"enum": [{1, 2}]}}, "json is not a JSON schema"),
     "regex": ({"regex": "[a"}, "regex cannot be used"),
     "look-ahead": ({"regex": "a(?=b)"}, "look-around"),
-    "surrogate": ({"regex": "\ud800"}, "regex is '\\ud800', not a text of valid Unicode"),
-    "choice": ({"choice": []}, "choice is [], not a list of texts"),
-    "choice text": ({"choice": "abc"}, "choice is 'abc', not a list of texts"),
-    "choice type": ({"choice": ["a", 1]}, "an entry of choice is 1"),
+    "surrogate": ({"regex": "\ud800"}, "regex must be a text of valid Unicode, got '\\ud800'"),
+    "choice": ({"choice": []}, "choice must be a list of texts, got []"),
+    "choice text": ({"choice": "abc"}, "choice must be a list of texts, got 'abc'"),
+    "choice type": ({"choice": ["a", 1]}, "an entry of choice must be a text of valid Unicode, got 1"),
     "grammar": ({"grammar": "start: foo"}, 'grammar cannot be used: at 1(8): unknown name: "foo"'),
     "no root": ({"grammar": ""}, "No 'root' rule found"),
     "deep": ({"json": '{"items":' * 5000 + "{}" + "}" * 5000}, "json"),
@@ -164,7 +164,7 @@ def test_bad_forms_are_one_line(llm: LLM, form: dict[str, Any], reason: str) -> 
 
 def test_a_wrong_class(llm: LLM) -> None:
     wrong: Any = {"json": {}}
-    with pytest.raises(InputError, match="not StructuredOutputsParams or None"):
+    with pytest.raises(InputError, match="must be StructuredOutputsParams or None"):
         SamplingParams(structured_outputs=wrong)
 
 
@@ -203,8 +203,8 @@ def test_on_the_engines_own_thread(llm: LLM) -> None:
     texts: dict[str, list[int]] = {}
     ends = threading.Semaphore(0)
 
-    def hear(news: list[_core.EngineOutput]) -> None:
-        for entry in news:
+    def hear(engine_output: list[_core.EngineOutput]) -> None:
+        for entry in engine_output:
             texts.setdefault(entry.id, []).extend(entry.tokens)
             if entry.finish != _core.FinishReason.NONE:
                 ends.release()
@@ -234,9 +234,9 @@ def test_on_the_engines_own_thread(llm: LLM) -> None:
 def test_faults_of_the_filler_end_the_request(llm: LLM) -> None:
     engine, _ = make_engine(llm)
     engine.add("a", [1, 2], _core.SamplingParams(), constraint=_core.TokenConstraint("no matcher"))
-    (news,) = engine.step() or []
-    assert news.finish == _core.FinishReason.ERROR
-    assert news.error.startswith("the constraint failed: AttributeError")
+    (engine_output,) = engine.step() or []
+    assert engine_output.finish == _core.FinishReason.ERROR
+    assert engine_output.error.startswith("the constraint failed: AttributeError")
 
 
 def test_a_model_without_an_end_token(llm: LLM) -> None:

@@ -57,9 +57,9 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return result
 
 
-def _weights(wanted: dict[str, tuple[int, ...]], seed: int) -> Iterator[tuple[str, NDArray[np.float32]]]:
+def _weights(shapes_by_name: dict[str, tuple[int, ...]], seed: int) -> Iterator[tuple[str, NDArray[np.float32]]]:
     random = np.random.default_rng(seed)
-    for name, shape in wanted.items():
+    for name, shape in shapes_by_name.items():
         noise = random.standard_normal(shape, dtype=np.float32)
         if "norm" in name:
             yield name, np.ones(shape, dtype=np.float32)
@@ -76,8 +76,8 @@ def write_checkpoint(folder: Path, seed: int = 0, dtype: str = "F32", **changes:
     """A random model; `changes` are keys of config.json."""
     config = CONFIG | changes
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = shapes(config)
-    write_safetensors(folder / "model.safetensors", wanted, _weights(wanted, seed), dtype)
+    shapes_by_name = shapes(config)
+    write_safetensors(folder / "model.safetensors", shapes_by_name, _weights(shapes_by_name, seed), dtype)
     (folder / "config.json").write_text(json.dumps(config))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(SHIPPED / "stories260k" / name, folder / name)

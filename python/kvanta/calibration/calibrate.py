@@ -23,7 +23,7 @@ OUTLIER_MEASURES = ("amax", "variance")
 
 @dataclass(frozen=True)
 class Calibration:
-    """What calibrate() found."""
+    """Result of calibrate()."""
 
     granularity: str
     """"tensor": one scale per layer and side; "head": one per KV head."""

@@ -10,7 +10,7 @@ from kvanta import formats
 METHODS = ("amax", "percentile", "mse")
 _FORMAT = "fp8_e4m3"
 LARGEST = 448.0
-"""Of E4M3: a value of scale * LARGEST is the largest that does not saturate."""
+"""Largest E4M3 value: scale * LARGEST is the largest value that does not saturate."""
 
 # Candidates of "mse", as factors of the scale that "amax" gives: from 2 down to 1/16, 16 to an octave. Between two
 # powers of two E4M3's error changes by a few per cent only.
@@ -19,7 +19,7 @@ _ROW = 256  # largest head_dim of a cell
 
 
 def _stored(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What a cache at scale 1.0 gives back for `values`."""
+    """`values` as a cache at scale 1.0 returns them."""
     flat = np.zeros(-(-values.size // _ROW) * _ROW, dtype=np.float32)
     flat[: values.size] = values.ravel()
     shape = (flat.size // _ROW, _ROW)

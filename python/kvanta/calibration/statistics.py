@@ -1,4 +1,4 @@
-"""What a text's keys and values are like: figures of the engine, added up over windows of the text."""
+"""Statistics of a text's keys and values, summed over windows of the text."""
 
 from __future__ import annotations
 

@@ -33,14 +33,14 @@ def _help() -> str:
             "",
             *lines,
             "",
-            "kvanta COMMAND --help tells the options of a command; kvanta --version the version.",
+            "kvanta COMMAND --help lists the options of a command; kvanta --version prints the version.",
             "First look, without a network: kvanta generate stories260k 'Once upon a time'",
         ]
     )
 
 
 def _run(words: Sequence[str]) -> int:
-    from kvanta.engine_options import nearest
+    from kvanta.compat_options import nearest
     from kvanta.errors import InputError
 
     if not words or words[0] in ("-h", "--help", "help"):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
-from kvanta.engine_options import FOREIGN, OPPOSITES, OPTIONS, EngineOption, foreign_note, nearest
+from kvanta.compat_options import IGNORED, OPPOSITES, REFUSED, check_refused, flags_of, ignored_note, nearest
+from kvanta.engine_options import OPTIONS
 from kvanta.errors import InputError
+from kvanta.options import Option, flag_of
+from kvanta.sampling_params import SamplingParams
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -60,11 +64,26 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=34, width=110)
 
 
-class _ForeignOption(argparse.Action):
+class _IgnoredOption(argparse.Action):
     """Prints its line once."""
 
-    def __call__(self, parser: object, namespace: object, values: object, option_string: str | None = None) -> None:
-        print(f"kvanta: {foreign_note(self.dest.removeprefix('foreign_'))}", file=sys.stderr)
+    def __call__(self, *_: object, **__: object) -> None:
+        print(f"kvanta: {ignored_note(self.dest.removeprefix('ignored_'))}", file=sys.stderr)
+
+
+class _RefusedOption(argparse.Action):
+    """Accepts values that ask for nothing, as LLM does."""
+
+    def __call__(self, _: object, __: object, values: Any, option_string: str | None = None) -> None:
+        value = values[0] if len(values) == 1 else values or True
+        check_refused(self.dest.removeprefix("refused_"), value)
+
+
+class _NoOption(argparse.Action):
+    """--no-X of an ignored or refused switch."""
+
+    def __call__(self, *_: object, **__: object) -> None:
+        pass
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -84,15 +103,25 @@ def model_of(values: argparse.Namespace) -> str:
     return str(values.MODEL if values.model_option is None else values.model_option)
 
 
-def add_engine_options(parser: argparse.ArgumentParser, *, foreign: bool = True) -> None:
-    """Every option of the list, its aliases, and, with `foreign`, the options of other engines that do nothing here."""
+def add_engine_options(parser: argparse.ArgumentParser, *, own: Sequence[str] = ()) -> None:
+    """Adds every engine option, and those of other engines except the command's `own` names."""
     add_options(parser.add_argument_group("engine options"), OPTIONS, OPPOSITES)
-    if foreign:
-        add_foreign_options(parser, FOREIGN)
+    for name, takes_value in IGNORED.items():
+        if name in own:
+            continue
+        text = "accepted; no code of a model is ever run" if name == "trust_remote_code" else argparse.SUPPRESS
+        nargs = None if takes_value else 0
+        parser.add_argument(*flags_of(name), dest=f"ignored_{name}", action=_IgnoredOption, nargs=nargs, help=text)
+    for name in REFUSED:
+        parser.add_argument(
+            *flags_of(name), dest=f"refused_{name}", action=_RefusedOption, nargs="*", help=argparse.SUPPRESS
+        )
+    for name in (*(name for name, takes_value in IGNORED.items() if not takes_value and name not in own), *REFUSED):
+        parser.add_argument(flag_of(f"no_{name}"), action=_NoOption, nargs=0, help=argparse.SUPPRESS)
 
 
-def add_options(group: Any, options: Sequence[EngineOption], opposites: Mapping[str, str]) -> None:
-    """A list of options, their aliases, and names for the opposite of some."""
+def add_options(group: Any, options: Sequence[Option], opposites: Mapping[str, str]) -> None:
+    """Adds a list of options, their aliases, and names for the opposite of some."""
     for option in options:
         text = option.help.replace("%", "%%")
         if option.is_flag:
@@ -105,23 +134,11 @@ def add_options(group: Any, options: Sequence[EngineOption], opposites: Mapping[
         many = "+" if option.is_list else None
         group.add_argument(*option.flags, dest=option.name, nargs=many, metavar=option.metavar, help=text)
     for name, opposite in opposites.items():
-        flag = f"--{name.replace('_', '-')}"
-        group.add_argument(flag, dest=opposite, action="store_false", default=None, help=argparse.SUPPRESS)
+        group.add_argument(flag_of(name), dest=opposite, action="store_false", default=None, help=argparse.SUPPRESS)
 
 
-def add_foreign_options(parser: argparse.ArgumentParser, foreign: Mapping[str, bool]) -> None:
-    """Options that are accepted with one line; True: it takes a value."""
-    for name, takes_value in foreign.items():
-        flags = [f"--{name.replace('_', '-')}"]
-        if name in ("tp", "pp", "dp"):
-            flags.append(f"-{name}")
-        shown = "accepted; no code of a model is ever run" if name == "trust_remote_code" else argparse.SUPPRESS
-        nargs = None if takes_value else 0
-        parser.add_argument(*flags, dest=f"foreign_{name}", action=_ForeignOption, nargs=nargs, help=shown)
-
-
-def given_options(values: argparse.Namespace, options: Sequence[EngineOption]) -> dict[str, Any]:
-    """Those of the list that were given, by name."""
+def given_options(values: argparse.Namespace, options: Sequence[Option]) -> dict[str, Any]:
+    """The options of the list that were given, by name."""
     given = {option.name: getattr(values, option.name) for option in options}
     return {name: value for name, value in given.items() if value is not None}
 
@@ -129,6 +146,43 @@ def given_options(values: argparse.Namespace, options: Sequence[EngineOption]) -
 def engine_arguments(values: argparse.Namespace) -> dict[str, Any]:
     """The engine options that were given, as arguments for LLM."""
     return given_options(values, OPTIONS)
+
+
+def add_sampling_fields(group: Any, defaults: Mapping[str, Any]) -> None:
+    """Adds a flag for every field of SamplingParams that has a help text. `defaults`: in place of the fields' own."""
+    hints = get_type_hints(SamplingParams)
+    for field in _sampling_flags():
+        default = defaults.get(field.name, field.default)
+        kinds = {bool: "flag", int: whole_number, float: real_number}
+        (kind,) = {kinds[each] for each in _types_in(hints[field.name]) if each in kinds} or {str}
+        if kind == "flag":
+            group.add_argument(flag_of(field.name), action="store_true", default=default, help=field.metadata["help"])
+            continue
+        several = Sequence in {get_origin(each) for each in get_args(hints[field.name])}
+        text = field.metadata["help"] + ("" if default is None else f" [{default:g}]")
+        group.add_argument(
+            flag_of(field.name),
+            type=kind,
+            nargs="+" if several else None,
+            default=default,
+            metavar=field.metadata["metavar"],
+            help=text,
+        )
+
+
+def sampling_arguments(values: argparse.Namespace) -> dict[str, Any]:
+    """The sampling fields as arguments of SamplingParams."""
+    return {field.name: getattr(values, field.name) for field in _sampling_flags()}
+
+
+def _sampling_flags() -> list[dataclasses.Field[Any]]:
+    return [field for field in dataclasses.fields(SamplingParams) if field.metadata["help"]]
+
+
+def _types_in(hint: Any) -> set[Any]:
+    """The types that a type hint names: int, None for Sequence[int] | None."""
+    parts = get_args(hint)
+    return {hint} if not parts else set().union(*map(_types_in, parts))
 
 
 def whole_number(text: str) -> int:

@@ -11,7 +11,7 @@ from kvanta.cli.arguments import CommandParser
 # Subject -> its line in --help. Each is the module bench_SUBJECT here, with parser() and run().
 SUBJECTS = {
     "attention": "speed of the attention kernels, as a share of the machine's limit",
-    "engine": "the engine under load, without HTTP: throughput, latencies, what a step costs beside the model",
+    "engine": "the engine under load, without HTTP: throughput, latencies, cost of a step outside the model",
     "linear": "speed of linear layers per weight type, as shares of the machine's limits",
     "serve": "an OpenAI-compatible server under load: latencies, throughput, goodput",
 }
@@ -22,7 +22,7 @@ _DESCRIPTION = "\n".join(
         "",
         *(f"  {name:<10} {text}" for name, text in SUBJECTS.items()),
         "",
-        "kvanta bench SUBJECT --help tells the options of a subject.",
+        "kvanta bench SUBJECT --help lists the options of a subject.",
     ]
 )
 

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from kvanta import _core, attention
-from kvanta.attention_picture import write_plot
+from kvanta.attention_plot import write_plot
 from kvanta.cli.arguments import CommandParser, real_number, whole_number
 from kvanta.cli.machine import cpu_name
 from kvanta.cli.report import add_json, write_report
@@ -19,7 +19,7 @@ from kvanta.progress import progress_bar
 from kvanta.text_table import human_bytes, render_table
 
 _DESCRIPTION = """\
-Speed of the attention kernels, every result verified against the reference first. Each row stands beside what this
+Speed of the attention kernels, every result verified against the reference first. Each row is compared with what this
 machine would need at least, measured in turns with it: the time to read the stored bytes from memory, and the time of
 the multiply-adds at the peak of those that the format's kernels are made of. The limit is the larger of both.
 
@@ -64,15 +64,13 @@ def parser() -> CommandParser:
     result.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="[cpu]")
     result.add_argument("--isa", default="auto", metavar="ISA", help="auto, amx, avx512, avx2 or portable [auto]")
     result.add_argument("--seconds", type=real_number, default=0.5, metavar="S", help="measured per row [0.5]")
-    result.add_argument(
-        "--plot", metavar="FILE", help="picture of shares and of speed against bf16: .png, .svg or .pdf"
-    )
+    result.add_argument("--plot", metavar="FILE", help="plot of shares and of speed against bf16: .png, .svg or .pdf")
     add_json(result)
     return result
 
 
 def _binds(row: dict[str, Any]) -> str:
-    """What takes longest of what a run is made of."""
+    """The longest part of a run."""
     parts = {"memory": row["memory_ns"], "dot": row["dot_ns"], "kernel": row["in_cache_ns"]}
     return max(parts, key=lambda part: parts[part])
 

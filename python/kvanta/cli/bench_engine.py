@@ -26,7 +26,7 @@ from kvanta.text_table import render_table
 
 _DESCRIPTION = """\
 The engine under load: what `kvanta bench serve` measures, without HTTP, tokenizer or another process, and what a step
-costs beside the model. Prompts are random token ids. Figures are explained in docs/bench-serve.md.
+costs outside the model. Prompts are random token ids. Figures are explained in docs/bench-serve.md.
 
   kvanta bench engine smollm2 --kv-cache-dtype int4 --requests 64 --input-len 256 --output-len 128
   kvanta bench engine stories260k --requests 64 --input-len 16 --output-len 64 --profile"""
@@ -48,11 +48,13 @@ def parser() -> CommandParser:
         "--rate", type=real_number, nargs="+", metavar="R", help="requests per second; several: a run each [at once]"
     )
     load.add_argument("--burstiness", type=real_number, default=1.0, metavar="B", help="1: Poisson; less: bursts [1]")
-    load.add_argument("--concurrency", type=whole_number, metavar="N", help="most requests at one time")
-    load.add_argument("--load-seed", type=whole_number, default=0, metavar="N", help="of lengths and prompts [0]")
+    load.add_argument("--concurrency", type=whole_number, metavar="N", help="maximum concurrent requests")
+    load.add_argument("--load-seed", type=whole_number, default=0, metavar="N", help="seed of lengths and prompts [0]")
     load.add_argument("--goodput", nargs="+", default=[], metavar="TARGET", help="in ms, as ttft:500 tpot:50")
     result.add_argument("--profile", action="store_true", help="where a step's time goes; slows small models a little")
-    result.add_argument("--label", metavar="NAME", help="of this engine, for bench serve --beside [its cache's format]")
+    result.add_argument(
+        "--label", metavar="NAME", help="name of this engine, for bench serve --beside [its cache's format]"
+    )
     add_json(result)
     add_engine_options(result)
     return result
@@ -108,8 +110,18 @@ def _median(distribution: dict[str, float] | None) -> str:
 
 
 def _text(result: dict[str, Any]) -> str:
-    header = ["requests/s", "steps", "ms per step", "model", "beside it", "schedule", "sample", "callback", "preempted"]
-    header += ["running", "then beside it (p50)"]
+    header = [
+        "requests/s",
+        "steps",
+        "ms per step",
+        "model",
+        "outside it",
+        "schedule",
+        "sample",
+        "callback",
+        "preempted",
+    ]
+    header += ["running", "then outside it (p50)"]
     names = ("step_ms", "model_ms", "outside_model_ms", "schedule_ms", "sample_ms", "callback_ms")
     rows, parts = [], []
     for each in result["runs"]:

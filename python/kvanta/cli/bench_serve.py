@@ -34,14 +34,14 @@ _REQUESTS, _INPUT, _OUTPUT = 100, 256, 128
 def parser() -> CommandParser:
     """The command's options."""
     result = CommandParser(prog="kvanta bench serve", description=_DESCRIPTION)
-    result.add_argument("URL", nargs="?", help="of the server, with or without /v1")
+    result.add_argument("URL", nargs="?", help="URL of the server, with or without /v1")
     _add_load(result)
     _add_server(result)
     shown = result.add_argument_group("report")
     shown.add_argument("--goodput", nargs="+", default=[], metavar="TARGET", help="in ms, as ttft:500 tpot:50 e2e:5000")
-    shown.add_argument("--label", metavar="NAME", help="of this server [its cache's format, or the model]")
-    shown.add_argument("--beside", nargs="+", default=[], metavar="FILE", help="reports to show beside this one")
-    shown.add_argument("--plot", metavar="FILE", help="picture of throughput and latency over load: .png, .svg or .pdf")
+    shown.add_argument("--label", metavar="NAME", help="name of this server [its cache's format, or the model]")
+    shown.add_argument("--beside", nargs="+", default=[], metavar="FILE", help="reports to compare with this one")
+    shown.add_argument("--plot", metavar="FILE", help="plot of throughput and latency over load: .png, .svg or .pdf")
     add_json(result)
     return result
 
@@ -61,7 +61,7 @@ def _add_load(result: argparse.ArgumentParser) -> None:
         type=whole_number,
         nargs="+",
         metavar="N",
-        help="most requests at one time; several: a run each",
+        help="maximum concurrent requests; several: a run each",
     )
     load.add_argument("--requests", type=whole_number, metavar="N", help=f"per run [{_REQUESTS}; of a trace all]")
     load.add_argument("--input-len", type=whole_number, metavar="N", help=f"tokens of a prompt [{_INPUT}]")
@@ -70,7 +70,9 @@ def _add_load(result: argparse.ArgumentParser) -> None:
     load.add_argument(
         "--shared-prefix-len", type=whole_number, metavar="N", help="tokens that all prompts begin with [0]"
     )
-    load.add_argument("--seed", type=whole_number, default=0, metavar="N", help="of lengths, arrivals and prompts [0]")
+    load.add_argument(
+        "--seed", type=whole_number, default=0, metavar="N", help="seed of lengths, arrivals and prompts [0]"
+    )
     load.add_argument("--trace", metavar="FILE", help="arrivals and lengths of a real trace, Azure's or Mooncake's")
     load.add_argument("--trace-format", choices=["auto", *traces.FORMATS], default="auto", help="[auto]")
     load.add_argument(
@@ -88,10 +90,10 @@ def _add_server(result: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--prompts", choices=["auto", "ids", "text"], default="auto", help="auto: token ids where the server takes them"
     )
-    server.add_argument("--tokenizer", metavar="MODEL", help="for token ids, of a server without /tokenize")
+    server.add_argument("--tokenizer", metavar="MODEL", help="tokenizer for token ids, if the server has no /tokenize")
     server.add_argument("--api-key", metavar="KEY", help="[the environment's OPENAI_API_KEY]")
     server.add_argument("--extra-body", metavar="JSON", help="fields for every request, as '{\"top_k\": 1}'")
-    server.add_argument("--timeout", type=real_number, default=600.0, metavar="S", help="of one request [600]")
+    server.add_argument("--timeout", type=real_number, default=600.0, metavar="S", help="seconds of one request [600]")
 
 
 def run(values: argparse.Namespace) -> int:
@@ -157,7 +159,7 @@ def _server_options(values: argparse.Namespace) -> ServerOptions:
     from kvanta.loadgen.bench import ServerOptions
 
     if not 0 < values.timeout < math.inf:
-        raise InputError(f"the timeout is {values.timeout:g} seconds, not above 0")
+        raise InputError(f"the timeout must be above 0, got {values.timeout:g} seconds")
     key = values.api_key or os.environ.get("OPENAI_API_KEY")
     if key is not None and not (key.isascii() and key.isprintable()):
         raise InputError("the API key has characters that no HTTP header can carry")

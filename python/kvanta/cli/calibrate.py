@@ -48,14 +48,14 @@ def parser() -> CommandParser:
         help="no value saturates, few do, or least squared error [amax]",
     )
     result.add_argument(
-        "--percentile", type=real_number, default=99.99, metavar="P", help="of --method percentile [99.99]"
+        "--percentile", type=real_number, default=99.99, metavar="P", help="percentile of --method percentile [99.99]"
     )
     result.add_argument("--key-mean", action="store_true", help="also the mean of every channel of K, for +mean")
     result.add_argument(
         "--outliers", type=whole_number, default=0, metavar="N", help="also the N channels of K with the largest values"
     )
     result.add_argument(
-        "--outliers-by", choices=["amax", "variance"], default="amax", help="what makes a channel large [amax]"
+        "--outliers-by", choices=["amax", "variance"], default="amax", help="measure of a channel's size [amax]"
     )
     result.add_argument("--out", metavar="FILE", help="write a scale file, for --quantization-param-path")
     result.add_argument(
@@ -102,7 +102,7 @@ def _tokens(llm: Any, values: argparse.Namespace, default: Path) -> list[int]:
     if values.tokens is None:
         return tokens[:_MOST_TOKENS]
     if not 1 <= values.tokens <= len(tokens):
-        raise InputError(f"--tokens is {values.tokens}, not in 1..{len(tokens)}, which is what {path.name} has")
+        raise InputError(f"--tokens must be in 1..{len(tokens)}, the length of {path.name}, got {values.tokens}")
     return tokens[: values.tokens]
 
 

@@ -10,7 +10,8 @@ from kvanta.text_table import human_bytes
 
 _DESCRIPTION = """\
 A GGUF file (llama, mistral, qwen2 or qwen3 architecture) to a folder in Hugging Face layout: weights dequantized to
-bfloat16, tokenizer and chat template taken along. Q8_0, Q4_0 and Q4_1 blocks are kept beside, for --weight-dtype.
+bfloat16, tokenizer and chat template taken along. Q8_0, Q4_0 and Q4_1 blocks are also kept as they
+are, for --weight-dtype.
 
   kvanta convert model.Q4_K_M.gguf ./model"""
 

@@ -30,7 +30,7 @@ from kvanta.evaluate.table import EvaluationTable
 from kvanta.scheme_file import is_scheme_file, write_scheme_file
 
 _DESCRIPTION = """\
-What each cache format does to a model: its predictions on a text against those of the bf16 cache, computed by this
+Effect of each cache format on a model: its predictions on a text against those of the bf16 cache, computed by this
 engine on really quantized pages. The reference is computed once and kept in $KVANTA_HOME/eval.
 
   kvanta eval smollm2
@@ -51,9 +51,11 @@ def parser() -> CommandParser:
     result.add_argument(
         "--context", type=whole_number, metavar="N", help="tokens of a window [2048 or the model's limit]"
     )
-    result.add_argument("--tokens", type=whole_number, default=16384, metavar="N", help="of the text, in all [16384]")
     result.add_argument(
-        "--reference", default="bf16", metavar="FORMAT", help="what the others are compared with [bf16]"
+        "--tokens", type=whole_number, default=16384, metavar="N", help="tokens of the text, in all windows [16384]"
+    )
+    result.add_argument(
+        "--reference", default="bf16", metavar="FORMAT", help="format that the others are compared with [bf16]"
     )
     result.add_argument(
         "--reference-weights",
@@ -73,7 +75,11 @@ def parser() -> CommandParser:
     )
     result.add_argument("--needles", type=whole_number, default=2, metavar="N", help="facts per depth, 1 to 4 [2]")
     result.add_argument(
-        "--generation-tokens", type=whole_number, default=256, metavar="N", help="of each greedy answer, at most [256]"
+        "--generation-tokens",
+        type=whole_number,
+        default=256,
+        metavar="N",
+        help="maximum tokens of each greedy answer [256]",
     )
     result.add_argument("--plot", metavar="FILE", help="draw accuracy over size into FILE, as .png, .svg or .pdf")
     result.add_argument(
@@ -92,16 +98,23 @@ def parser() -> CommandParser:
         "--scheme",
         default="scheme.json",
         metavar="FILE",
-        help="where --search writes it; of several BITS, into scheme-BITS.json [scheme.json]",
+        help="output file of --search; with several BITS, scheme-BITS.json [scheme.json]",
     )
     result.add_argument(
-        "--search-tokens", type=whole_number, default=1024, metavar="N", help="of text that --search looks at [1024]"
+        "--search-tokens",
+        type=whole_number,
+        default=1024,
+        metavar="N",
+        help="tokens of text that --search reads [1024]",
     )
     result.add_argument(
-        "--search-formats", nargs="+", metavar="FORMAT", help="that --search chooses among, beside bf16 [all]"
+        "--search-formats", nargs="+", metavar="FORMAT", help="candidates of --search, in addition to bf16 [all]"
     )
     result.add_argument(
-        "--search-modifiers", default="", metavar="MODIFIERS", help="of every scheme of --search, such as +exact=2"
+        "--search-modifiers",
+        default="",
+        metavar="MODIFIERS",
+        help="modifiers of every scheme of --search, such as +exact=2",
     )
     add_json(result)
     add_engine_options(result)
@@ -178,11 +191,11 @@ def _search(evaluation: Evaluation, values: argparse.Namespace, to_terminal: boo
         raise InputError(f"--scheme: {values.scheme!r} does not end in .json")
     passages = evaluation.calibration_passages(values.search_tokens)
     choices = (values.search, values.search_formats, values.search_modifiers)
-    schemes = Search(evaluation.subject, passages, *choices).run()
+    schemes = Search(evaluation.factory, passages, *choices).run()
     stem = values.scheme[: -len(".json")]
     result = {values.scheme if len(schemes) == 1 else f"{stem}-{each.budget:g}.json": each for each in schemes}
     for file, found in result.items():
-        write_scheme_file(file, found.layers, about(found, evaluation.subject.model, passages))
+        write_scheme_file(file, found.layers, about(found, evaluation.factory.model, passages))
         if to_terminal:
             print(f"{file}: {found.bits_per_element:.4g} bits per element")
     if to_terminal:
@@ -233,7 +246,7 @@ def run(values: argparse.Namespace) -> int:
         print("\n" + "\n".join(line_of(each["file"], each["budget"], each["held_out"]) for each in compared))
     if conditions is not None:
         best = recommend(evaluation.rows, conditions)
-        command = None if best is None else _serve_command(evaluation.subject.model, best)
+        command = None if best is None else _serve_command(evaluation.factory.model, best)
         report["recommended"] = {"conditions": values.recommend, "format": best, "command": command}
         if to_terminal:
             none = f"no format holds {values.recommend}"

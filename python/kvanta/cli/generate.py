@@ -11,10 +11,10 @@ from kvanta.cli.arguments import (
     CommandParser,
     add_engine_options,
     add_model,
+    add_sampling_fields,
     engine_arguments,
     model_of,
-    real_number,
-    whole_number,
+    sampling_arguments,
 )
 from kvanta.cli.report import add_json, write_json_file, write_report
 from kvanta.errors import InputError
@@ -23,6 +23,8 @@ from kvanta.outputs import RequestOutput
 from kvanta.prompts import TokenPrompt, read_prompt
 from kvanta.sampling_params import SamplingParams
 from kvanta.text_table import human_bytes
+
+_DEFAULTS = {"max_tokens": 256, "temperature": 0.0}  # where they differ from those of SamplingParams
 
 _DESCRIPTION = """\
 Text from a model, streamed. The text goes to the standard output, everything else to stderr.
@@ -43,14 +45,7 @@ def parser() -> CommandParser:
     )
     style.add_argument("--raw", action="store_true", help="continue the prompt as it is")
     result.add_argument("--system", metavar="TEXT", help="system message of the chat")
-    result.add_argument("--max-tokens", type=whole_number, default=256, metavar="N", help="most new tokens [256]")
-    result.add_argument("--temperature", type=real_number, default=0.0, metavar="T", help="0: the likeliest token [0]")
-    result.add_argument("--top-p", type=real_number, default=1.0, metavar="P", help="nucleus, in (0, 1] [1]")
-    result.add_argument("--top-k", type=whole_number, default=0, metavar="K", help="most likely tokens, 0: all [0]")
-    result.add_argument("--min-p", type=real_number, default=0.0, metavar="P", help="share of the likeliest [0]")
-    result.add_argument("--repetition-penalty", type=real_number, default=1.0, metavar="X", help="1: none [1]")
-    result.add_argument("--stop", nargs="+", default=[], metavar="TEXT", help="end before any of these texts")
-    result.add_argument("--ignore-eos", action="store_true", help="go on after the model's end token")
+    add_sampling_fields(result.add_argument_group("sampling"), _DEFAULTS)
     result.add_argument("--tokenizer", metavar="MODEL", help="take the tokenizer and the chat template from there")
     add_json(result)
     add_engine_options(result)
@@ -140,16 +135,7 @@ def _closing_line(report: dict[str, Any]) -> str:
 def run(values: argparse.Namespace) -> int:
     """Runs the command."""
     model = model_of(values)
-    params = SamplingParams(
-        max_tokens=values.max_tokens,
-        temperature=values.temperature,
-        top_p=values.top_p,
-        top_k=values.top_k,
-        min_p=values.min_p,
-        repetition_penalty=values.repetition_penalty,
-        stop=values.stop,
-        ignore_eos=values.ignore_eos,
-    )
+    params = SamplingParams(**sampling_arguments(values))
     arguments = {"max_num_seqs": 1, "tokenizer": values.tokenizer, **engine_arguments(values)}
     text = _read_prompt(values)
     if not text:
@@ -169,7 +155,7 @@ def run(values: argparse.Namespace) -> int:
             sys.stdout.flush()
         peak.look(output)
     end = time.perf_counter()
-    assert output is not None, "a request that ends without news"
+    assert output is not None, "a request ended without an output"
     report = _report(llm, output, peak.bytes, first - begin, end - first)
     if not to_terminal:
         write_report("-", report, "")

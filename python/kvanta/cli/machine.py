@@ -1,4 +1,4 @@
-"""What reports say of the machine."""
+"""Description of the machine for reports."""
 
 from __future__ import annotations
 

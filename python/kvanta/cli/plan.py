@@ -7,8 +7,9 @@ from typing import Any
 
 from kvanta.cli.arguments import CommandParser, add_engine_options, add_model, engine_arguments, model_of, whole_number
 from kvanta.cli.report import add_json, write_report
-from kvanta.engine_options import by_name, parse_bytes
+from kvanta.engine_options import by_name
 from kvanta.models import example_configs
+from kvanta.options import parse_bytes
 from kvanta.plan import plan
 from kvanta.text_table import human_bytes, render_table
 

@@ -1,4 +1,4 @@
-"""What a cache format does to a model: divergence from the exact cache, needles found, greedy text that is kept."""
+"""Effect of a cache format on a model: divergence from the exact cache, needles found, greedy text preserved."""
 
 from kvanta.evaluate.evaluation import TASKS, Evaluation, Settings, evaluate
 

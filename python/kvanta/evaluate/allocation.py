@@ -1,4 +1,4 @@
-"""Which format each item gets, so that the sum of harms is least within a budget of bits: dynamic programming."""
+"""Allocation of formats to items with the least total cost within a budget of bits, by dynamic programming."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ class Choice:
     name: str
     bits: float
     """Per element."""
-    harm: float
+    cost: float
     """That it does, in units that add up, such as nats."""
 
 
 def allocate(items: Sequence[Sequence[Choice]], mean_bits: float) -> list[Choice]:
-    """One choice per item, of equal sizes, of least harm and at most `mean_bits` on average; exact.
+    """One choice per item, of equal sizes, of least cost and at most `mean_bits` on average; exact.
 
-    Of O(items * choices * items * mean_bits * 64) time. Raises InputError if even the smallest choices do not fit.
+    Takes O(items * choices * items * mean_bits * 64) time. Raises InputError if even the smallest choices do not fit.
     """
     budget = math.floor(mean_bits * len(items) * _STEPS_PER_BIT + 1e-6)
     least = sum(min(_steps(choice) for choice in item) for item in items)
     if least > budget:
         smallest = math.ceil(1000 * least / len(items) / _STEPS_PER_BIT) / 1000
         raise InputError(f"no scheme has {mean_bits:g} bits per element; the smallest has {smallest:g}")
-    # best[b]: least harm of the items so far with b steps in all, at most.
+    # best[b]: least cost of the items so far with b steps in all, at most.
     best = np.zeros(budget + 1)
     taken = []
     for item in items:
@@ -42,7 +42,7 @@ def allocate(items: Sequence[Sequence[Choice]], mean_bits: float) -> list[Choice
         for row, choice in enumerate(item):
             steps = _steps(choice)
             if steps <= budget:
-                after[row, steps:] = best[: budget + 1 - steps] + choice.harm
+                after[row, steps:] = best[: budget + 1 - steps] + choice.cost
         taken.append(after.argmin(axis=0))
         best = after.min(axis=0)
     result = []
@@ -59,9 +59,9 @@ def _steps(choice: Choice) -> int:
 
 
 def undominated(choices: Sequence[Choice]) -> list[Choice]:
-    """Those than which none is both as small and as harmless, smallest first."""
+    """The Pareto front in size and divergence, smallest first."""
     result: list[Choice] = []
-    for choice in sorted(choices, key=lambda choice: (choice.bits, choice.harm)):
-        if not result or choice.harm < result[-1].harm:
+    for choice in sorted(choices, key=lambda choice: (choice.bits, choice.cost)):
+        if not result or choice.cost < result[-1].cost:
             result.append(choice)
     return result

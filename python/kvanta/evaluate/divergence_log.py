@@ -1,4 +1,4 @@
-"""Divergences that a search has measured, kept beside their reference: an interrupted search goes on where it was."""
+"""Divergences measured by a search, stored with their reference, so that an interrupted search resumes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DivergenceLog:
                         self._known[scheme, layers] = value
 
     def get(self, scheme: str, layers: str) -> float | None:
-        """What was measured, if it was."""
+        """The measured divergence, or None."""
         return self._known.get((scheme, layers))
 
     def add(self, scheme: str, layers: str, value: float) -> None:

@@ -23,7 +23,7 @@ class DivergenceTask:
 
     @property
     def tokens(self) -> int:
-        """Of all windows."""
+        """Tokens of all windows."""
         return sum(len(passage.tokens) for passage in self._passages)
 
     def prepare(self, open_engine: Callable[[], LLM], progress: Progress) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from typing import Any
 from kvanta.engine_options import by_name
 from kvanta.errors import InputError
 from kvanta.evaluate.divergence_task import DivergenceTask
+from kvanta.evaluate.engine_factory import EngineFactory
 from kvanta.evaluate.generation_task import GenerationTask, make_prompts
 from kvanta.evaluate.needle_task import NeedleTask, hide
 from kvanta.evaluate.passages import SHIPPED_TEXT, Passage, beginning_of, read_text, tokenize, windows
-from kvanta.evaluate.subject import Subject
 from kvanta.evaluate.summary import bootstrap_unit
 from kvanta.evaluate.task import Task
 from kvanta.llm import LLM
@@ -26,7 +26,7 @@ TASKS = ("kl", "needle", "generation")
 
 @dataclass(frozen=True)
 class Settings:
-    """What to evaluate; the arguments of `kvanta eval`."""
+    """Settings of an evaluation: the arguments of `kvanta eval`."""
 
     formats: Sequence[str] | None = None
     """Names, schemes or scheme files; None: all quantized formats that the model takes."""
@@ -35,13 +35,13 @@ class Settings:
     context: int | None = None
     """Tokens of a window; None: 2048 or the model's limit."""
     tokens: int = 16384
-    """Of the text, in all windows."""
+    """Tokens of the text, over all windows."""
     reference: str = "bf16"
     reference_weights: str | None = None
     """weight_dtype of the reference; None: that of `engine`."""
     tasks: Sequence[str] = ("kl",)
     depths: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0)
-    """Of the needles; 0: at the beginning."""
+    """Positions of the needles, 0..1; 0: at the beginning."""
     needles: int = 2
     """Facts per depth, 1..4."""
     generation_tokens: int = 256
@@ -65,9 +65,9 @@ class Evaluation:
         weights = settings.reference_weights
         if weights is not None:
             by_name()["weight_dtype"].read(weights)
-        self.subject = Subject.find(model, settings.context, sequences, settings.engine, weights)
-        self.subject.plan(settings.reference)
-        self.formats = self.subject.usable_formats(settings.formats)
+        self.factory = EngineFactory.find(model, settings.context, sequences, settings.engine, weights)
+        self.factory.plan(settings.reference)
+        self.formats = self.factory.usable_formats(settings.formats)
         self.text_sha256: str | None = None
         self.passages = self._passages() if "kl" in settings.tasks else []
         self.rows: dict[str, dict[str, Any]] = {}
@@ -75,44 +75,44 @@ class Evaluation:
         self._tasks = [self._task(name) for name in dict.fromkeys(settings.tasks)]
 
     def _passages(self) -> list[Passage]:
-        tokenizer = self.subject.tokenizer()
+        tokenizer = self.factory.tokenizer()
         text = read_text(self.settings.text)
         self.text_sha256 = hashlib.sha256(text.encode()).hexdigest()
         tokens = tokenize(text, tokenizer, self.settings.tokens)
-        return windows(tokens, beginning_of(tokenizer), self.subject.context)
+        return windows(tokens, beginning_of(tokenizer), self.factory.context)
 
     def _task(self, name: str) -> Task:
-        subject, settings = self.subject, self.settings
+        factory, settings = self.factory, self.settings
         if name == "needle":
-            return NeedleTask(hide(subject.tokenizer(), subject.context, settings.depths, settings.needles))
-        identity = subject.identity(settings.reference)
-        vocab = subject.info().vocab
+            return NeedleTask(hide(factory.tokenizer(), factory.context, settings.depths, settings.needles))
+        identity = factory.identity(settings.reference)
+        vocab = factory.info().vocab
         if name == "kl":
             return DivergenceTask(self.passages, identity, vocab)
-        prompts = make_prompts(subject.tokenizer())
+        prompts = make_prompts(factory.tokenizer())
         longest = max(map(len, prompts))
-        if longest >= subject.context:
-            raise InputError(f"a context of {subject.context} tokens has no room for answers to {longest} tokens")
-        return GenerationTask(prompts, min(settings.generation_tokens, subject.context - longest), identity, vocab)
+        if longest >= factory.context:
+            raise InputError(f"a context of {factory.context} tokens has no room for answers to {longest} tokens")
+        return GenerationTask(prompts, min(settings.generation_tokens, factory.context - longest), identity, vocab)
 
     def calibration_passages(self, tokens: int) -> list[Passage]:
         """Windows of `tokens` tokens that no task scores: what follows in the text, or else the shipped text."""
-        tokenizer = self.subject.tokenizer()
+        tokenizer = self.factory.tokenizer()
         rest = tokenize(read_text(self.settings.text), tokenizer, self.settings.tokens + tokens)[self.settings.tokens :]
         if len(rest) < tokens and self.settings.text is not None:
             rest = tokenize(read_text(None), tokenizer, tokens)
         if len(rest) < tokens:
             raise InputError(f"the text has {len(rest)} tokens left for the search, which wants {tokens}")
-        return windows(rest, beginning_of(tokenizer), min(self.subject.context, tokens, _SEARCH_WINDOW))
+        return windows(rest, beginning_of(tokenizer), min(self.factory.context, tokens, _SEARCH_WINDOW))
 
     def run(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Each format's name and figures, as soon as it is done; `rows` keeps them. After prepare."""
         tokens = sum(task.tokens for task in self._tasks)
         for name in self.formats:
             with progress_bar(tokens, name, " tokens") as bar:
-                llm, notes = self.subject.engine(name)
+                llm, notes = self.factory.engine(name)
                 row: dict[str, Any] = {
-                    "bits_per_element": self.subject.plan(name).bits_per_element,
+                    "bits_per_element": self.factory.plan(name).bits_per_element,
                     "bytes_per_token": llm.stats()["bytes_per_token"],
                 }
                 for task in self._tasks:
@@ -129,7 +129,7 @@ class Evaluation:
 
         def open_engine() -> LLM:
             if not engines:
-                engines.append(self.subject.reference_engine(self.settings.reference))
+                engines.append(self.factory.reference_engine(self.settings.reference))
             return engines[0]
 
         with progress_bar(sum(task.tokens for task in self._tasks), self.settings.reference, " tokens") as bar:
@@ -140,19 +140,19 @@ class Evaluation:
         return SHIPPED_TEXT.name if self.settings.text is None else self.settings.text
 
     def report(self) -> dict[str, Any]:
-        """What --json writes, of the formats that are done."""
+        """The JSON report of the formats evaluated so far."""
         from kvanta import __version__
 
         result: dict[str, Any] = {
-            "model": self.subject.model,
+            "model": self.factory.model,
             "text": self._text_name() if self.passages else None,
             "text_sha256": self.text_sha256,
-            "context": self.subject.context,
+            "context": self.factory.context,
             "tokens": sum(len(passage.tokens) for passage in self.passages),
             "scored_tokens": sum(passage.rows for passage in self.passages),
             "windows": len(self.passages),
             "ci95_over": bootstrap_unit(len(self.passages)) if self.passages else None,
-            "model_limit": int(self.subject.info().max_position),
+            "model_limit": int(self.factory.info().max_position),
             "weight_dtype": self.settings.engine.get("weight_dtype") or "auto",
             "reference": self.settings.reference,
             "reference_weights": self.settings.reference_weights,

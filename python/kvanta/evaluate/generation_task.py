@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvanta.evaluate import store
+from kvanta.evaluate import reference_store
 from kvanta.evaluate.passages import Passage
 from kvanta.evaluate.reference import Progress, Reference, key_of, save_reference
-from kvanta.evaluate.row_figures import RowFigures
+from kvanta.evaluate.row_metrics import RowMetrics
 from kvanta.llm import LLM
 from kvanta.sampling_params import SamplingParams
 from kvanta.tokenizer import Tokenizer
@@ -37,29 +37,29 @@ def agreement(reference: Sequence[int], other: Sequence[int]) -> int:
 
 
 class GenerationTask:
-    """Greedy answers of up to `most_tokens` tokens to a few prompts."""
+    """Greedy answers of up to `max_tokens` tokens to a few prompts."""
 
-    def __init__(self, prompts: list[list[int]], most_tokens: int, identity: dict[str, Any], vocab: int) -> None:
+    def __init__(self, prompts: list[list[int]], max_tokens: int, identity: dict[str, Any], vocab: int) -> None:
         self._prompts = prompts
-        self._most_tokens = most_tokens
+        self._max_tokens = max_tokens
         self._vocab = vocab
-        self._key = key_of({**identity, "generation": [prompts, most_tokens]})
+        self._key = key_of({**identity, "generation": [prompts, max_tokens]})
         self._reference: Reference | None = None
 
     @property
     def tokens(self) -> int:
         """Written, and read again."""
-        return sum(2 * self._most_tokens + len(prompt) for prompt in self._prompts)
+        return sum(2 * self._max_tokens + len(prompt) for prompt in self._prompts)
 
     def _answers(self, llm: LLM, progress: Progress) -> list[list[int]]:
-        params = SamplingParams(max_tokens=self._most_tokens, temperature=0.0)
+        params = SamplingParams(max_tokens=self._max_tokens, temperature=0.0)
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in self._prompts], params, use_tqdm=False)
-        progress(self._most_tokens * len(self._prompts))
+        progress(self._max_tokens * len(self._prompts))
         return [output.outputs[0].token_ids for output in outputs]
 
     def prepare(self, open_engine: Callable[[], LLM], progress: Progress) -> dict[str, Any]:
         """generation.tokens: the length of all of the reference's answers."""
-        found = store.load(self._key, None, self._vocab)
+        found = reference_store.load(self._key, None, self._vocab)
         if found is None:
             llm = open_engine()
             answers = self._answers(llm, progress)
@@ -72,14 +72,14 @@ class GenerationTask:
     def measure(self, llm: LLM, progress: Progress) -> dict[str, Any]:
         """Means over the prompts, and over all tokens of the reference's answers."""
         assert self._reference is not None, "prepare comes first"
-        wanted = [passage.targets for passage in self._reference.passages]
-        equal = [agreement(*pair) for pair in zip(wanted, self._answers(llm, progress), strict=True)]
-        rows = RowFigures.join(self._reference.compare(llm, progress))
+        expected = [passage.targets for passage in self._reference.passages]
+        equal = [agreement(*pair) for pair in zip(expected, self._answers(llm, progress), strict=True)]
+        rows = RowMetrics.join(self._reference.compare(llm, progress))
         return {
             "generation": {
                 "equal_tokens": equal,
                 "equal_tokens_mean": sum(equal) / len(equal),
-                "equal_share": sum(equal) / sum(map(len, wanted)),
+                "equal_share": sum(equal) / sum(map(len, expected)),
                 "kl_mean": float(rows.kl.mean()),
                 "kl_max": float(rows.kl.max()),
                 "top1": float(rows.same_top.mean()),

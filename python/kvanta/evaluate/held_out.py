@@ -1,4 +1,4 @@
-"""What the search has found, on the text that it did not see: beside the best format that is the same in all layers."""
+"""A found scheme file on held-out text, compared with the best format that is the same in all layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvanta.scheme_file import is_scheme_file
 
 
 def against_uniform(rows: Mapping[str, Mapping[str, Any]], file: str, budget: float) -> dict[str, Any] | None:
-    """Of a scheme file and a budget of bits per element: the report of the comparison.
+    """The report of the comparison, for a scheme file and a budget of bits per element.
 
     `rows`: an evaluation's figures by name of format. None if the file or every uniform format of at most `budget`
     bits is missing among them.
@@ -37,7 +37,7 @@ def against_uniform(rows: Mapping[str, Mapping[str, Any]], file: str, budget: fl
 def line_of(file: str, budget: float, figures: Mapping[str, Any]) -> str:
     """The same for a person."""
     low, high = figures["difference_ci95"]
-    verdict = "better" if high < 0 else "worse" if low > 0 else "not to be told apart"
+    verdict = "better" if high < 0 else "worse" if low > 0 else "indistinguishable"
     return (
         f"{file}: mean KL {figures['kl_mean']:.6f}; the best of at most {budget:g} bits that is the same in all "
         f"layers, {figures['uniform']}, {figures['uniform_kl_mean']:.6f}: {figures['difference']:+.6f} "

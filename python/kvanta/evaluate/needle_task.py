@@ -17,7 +17,7 @@ from kvanta.tokenizer import Tokenizer
 _ANSWER_TOKENS = 24
 _FACTS = (("London", "7413"), ("Paris", "2856"), ("Rome", "9047"), ("Madrid", "5162"))
 _FACT = "The secret number of {city} is {number}."
-_QUESTION = "What is the secret number of {city}? Answer with the number."
+_QUESTION = "What is the secret number of {city}? GenerationResponse with the number."
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Needle:
 
     depth: float
     token_ids: list[int]
-    wanted: str
+    answer_text: str
 
 
 def _prompt(tokenizer: Tokenizer, sentences: Sequence[str], depth: float, city: str, number: str) -> list[int]:
@@ -56,7 +56,7 @@ def hide(tokenizer: Tokenizer, context: int, depths: Sequence[float], count: int
     needles = []
     for depth in depths:
         if not 0 <= depth <= 1:
-            raise InputError(f"a depth is {depth:g}, not a share in 0..1")
+            raise InputError(f"a depth must be a share in 0..1, got {depth:g}")
         for city, number in _FACTS[:count]:
             filler = sentences[:taken]
             prompt = _prompt(tokenizer, filler, depth, city, number)
@@ -75,7 +75,7 @@ class NeedleTask:
 
     @property
     def tokens(self) -> int:
-        """Of all prompts."""
+        """Tokens of all prompts."""
         return sum(len(needle.token_ids) for needle in self._needles)
 
     def prepare(self, open_engine: Callable[[], LLM], progress: Progress) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class NeedleTask:
         found: dict[float, list[bool]] = {}
         for needle in self._needles:
             (output,) = llm.generate({"prompt_token_ids": needle.token_ids}, params)
-            found.setdefault(needle.depth, []).append(needle.wanted in output.outputs[0].text)
+            found.setdefault(needle.depth, []).append(needle.answer_text in output.outputs[0].text)
             progress(len(needle.token_ids))
         every = [hit for hits in found.values() for hit in hits]
         return {

@@ -9,7 +9,7 @@ Floats = NDArray[np.float32]
 Codes = NDArray[np.uint16]
 
 _LARGEST = np.float32(65535)
-_LEAST_LIKELY = np.float32(150)  # nats: 0 in float32, whatever is behind
+_MAX_NEGATIVE_LOG = np.float32(150)  # nats; exp(-150) is 0 in float32
 
 
 def pack(logits: Floats) -> tuple[Codes, Floats]:
@@ -21,7 +21,7 @@ def pack(logits: Floats) -> tuple[Codes, Floats]:
     rest = logits.max(axis=1, keepdims=True) - logits  # >= 0
     log_sum = np.log(np.exp(-rest).sum(axis=1, keepdims=True))
     rest += np.maximum(log_sum, 0)
-    np.sqrt(np.minimum(rest, _LEAST_LIKELY, out=rest), out=rest)
+    np.sqrt(np.minimum(rest, _MAX_NEGATIVE_LOG, out=rest), out=rest)
     scales = np.maximum(rest.max(axis=1) / _LARGEST, np.finfo(np.float32).tiny)
     rest /= scales[:, None]
     return np.rint(rest, out=rest).astype(np.uint16), scales

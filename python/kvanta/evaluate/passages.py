@@ -1,4 +1,4 @@
-"""What the caches are compared on: passages of tokens, and which of their places count."""
+"""Passages of tokens on which caches are compared, and the rows that count."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvanta.errors import InputError
 from kvanta.tokenizer import Tokenizer
 
 SHIPPED_TEXT = Path(__file__).parents[1] / "texts" / "treasure_island.txt"
-_FEWEST_TOKENS = 16
+_MIN_TOKENS = 16
 _CHARACTERS_PER_TOKEN = 8  # more than texts have on average
 
 
@@ -54,20 +54,20 @@ def tokenize(text: str, tokenizer: Tokenizer, most: int) -> list[int]:
 
 
 def beginning_of(tokenizer: Tokenizer) -> list[int]:
-    """What the model wants before each passage: its beginning-of-sequence token, or nothing."""
+    """The model's beginning-of-sequence token as a prefix of each passage, or nothing."""
     with_it, plain = tokenizer.encode("a"), tokenizer.encode("a", add_special_tokens=False)
     return with_it[: len(with_it) - len(plain)] if with_it[-len(plain) :] == plain else []
 
 
 def windows(tokens: Sequence[int], beginning: Sequence[int], context: int) -> list[Passage]:
-    """Windows of `context` tokens, each read behind `beginning`; the second half of each counts.
+    """Windows of `context` tokens, each read after `beginning`; the second half of each counts.
 
     A rest that fills no window is left out; a text shorter than one window is one window. Raises InputError.
     """
     step = context - len(beginning)
-    if len(tokens) < _FEWEST_TOKENS or context < _FEWEST_TOKENS:
+    if len(tokens) < _MIN_TOKENS or context < _MIN_TOKENS:
         raise InputError(
-            f"the text has {len(tokens)} tokens and the context is {context}; at least {_FEWEST_TOKENS} are needed"
+            f"the text has {len(tokens)} tokens and the context is {context}; at least {_MIN_TOKENS} are needed"
         )
     starts = range(0, len(tokens) - step + 1, step) or range(1)
     parts = [(*beginning, *tokens[start : start + step]) for start in starts]

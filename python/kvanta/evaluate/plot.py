@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvanta.errors import InputError
-from kvanta.evaluate.label_places import place_labels
+from kvanta.evaluate.label_layout import place_labels
 from kvanta.picture import check_picture, new_figure, save_figure
 
 _DOT, _FRONT = "#7a8794", "#0b6e99"

@@ -30,7 +30,7 @@ class Condition:
     bound: float
 
     def holds(self, row: Mapping[str, Any]) -> bool:
-        """Whether a format's figures keep it; a figure that was not measured does not."""
+        """True if a format's figures keep the limit; a missing figure does not."""
         value = row.get(self.figure)
         return value is not None and _OPERATORS[self.sign](value, self.bound)
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvanta.errors import ResourceError
-from kvanta.evaluate import store
+from kvanta.evaluate import reference_store
 from kvanta.evaluate.passages import Passage
 from kvanta.evaluate.predictions import predictions
-from kvanta.evaluate.row_figures import ReferenceRows, RowFigures, compare, pack_rows
+from kvanta.evaluate.row_metrics import ReferenceRows, RowMetrics, compare, pack_rows
 from kvanta.llm import LLM
 
 Progress = Callable[[int], object]
-"""Told how many tokens have been read since the last call."""
+"""Called with the number of tokens read since the last call."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Reference:
     """Its name on disk."""
 
     def log_probabilities(self) -> list[float]:
-        """Of the tokens that stand there, nats."""
+        """Log-probabilities of the text's own tokens, nats."""
         return [float(value) for value in self.rows.target]
 
-    def compare(self, llm: LLM, progress: Progress) -> list[RowFigures]:
-        """What another cache makes of the same passages: one entry per passage."""
+    def compare(self, llm: LLM, progress: Progress) -> list[RowMetrics]:
+        """Metrics of another cache on the same passages: one entry per passage."""
         result = []
         begin = 0
         for passage in self.passages:
@@ -46,7 +46,7 @@ class Reference:
                 progress(len(logits) + (passage.first + 1 if done == 0 else 0))
                 done += len(logits)
             begin += passage.rows
-            result.append(RowFigures.join(parts))
+            result.append(RowMetrics.join(parts))
         return result
 
 
@@ -67,7 +67,7 @@ def make_reference(
     `open_engine` is called only to compute. Raises ResourceError if it cannot be kept.
     """
     key = key_of({**identity, "passages": [[passage.tokens, passage.first] for passage in passages]})
-    found = store.load(key, passages, vocab)
+    found = reference_store.load(key, passages, vocab)
     if found is None:
         found = save_reference(key, vocab, passages, open_engine(), progress)
     return Reference(*found, key)
@@ -77,8 +77,8 @@ def save_reference(
     key: str, vocab: int, passages: list[Passage], llm: LLM, progress: Progress
 ) -> tuple[list[Passage], ReferenceRows]:
     """Computes the reference and keeps it as `key`, replacing what is there. Raises ResourceError."""
-    store.save(key, passages, vocab, _compute(llm, passages, progress))
-    found = store.load(key, passages, vocab)
+    reference_store.save(key, passages, vocab, _compute(llm, passages, progress))
+    found = reference_store.load(key, passages, vocab)
     if found is None:
         raise ResourceError(f"the reference {key} was written but cannot be read back; is the disk in order?")
     return found

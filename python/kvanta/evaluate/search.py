@@ -1,7 +1,8 @@
 """--search: schemes per layer, K and V apart, of least divergence within budgets of bits per element.
 
 Each side of each layer is quantized alone, all else exact; with the divergences of one side in all layers at once these
-give harms that add up (layer_harms), and dynamic programming chooses. The best uniform scheme of a budget competes.
+give divergences that add up (layer_divergences), and dynamic programming chooses. The best uniform scheme of a budget
+competes.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from kvanta import _core, formats
 from kvanta.errors import InputError
 from kvanta.evaluate.allocation import Choice, allocate, undominated
 from kvanta.evaluate.divergence_log import DivergenceLog
-from kvanta.evaluate.layer_harms import layer_harms
+from kvanta.evaluate.engine_factory import EngineFactory
+from kvanta.evaluate.layer_divergence import layer_divergences
 from kvanta.evaluate.passages import Passage
 from kvanta.evaluate.reference import Progress, make_reference
-from kvanta.evaluate.store import folder_of
-from kvanta.evaluate.subject import Subject
+from kvanta.evaluate.reference_store import folder_of
 from kvanta.progress import progress_bar
 from kvanta.scheme_file import join_layers
 
@@ -30,7 +31,7 @@ _EXACT = "bf16"
 
 @dataclass(frozen=True)
 class Found:
-    """What the search has found; divergences are means on the calibration text, nats per token."""
+    """Result of a search; divergences are means on the calibration text, nats per token."""
 
     budget: float
     """Bits per element that were allowed."""
@@ -48,22 +49,22 @@ class Search:
 
     def __init__(
         self,
-        subject: Subject,
+        factory: EngineFactory,
         passages: Sequence[Passage],
         budgets: Sequence[float],
         names: Sequence[str] | None = None,
         modifiers: str = "",
     ) -> None:
-        """`budgets`: bits per element. `names`: the formats to choose among, beside bf16; None: all.
+        """`budgets`: bits per element. `names`: the candidate formats, in addition to bf16; None: all.
 
         `modifiers`: of every scheme, such as +exact=2.
         """
         mixed = ("kv_cache_dtype_layers", "kv_cache_dtype_skip_layers")
-        self._subject = replace(subject, options={n: v for n, v in subject.options.items() if n not in mixed})
+        self._subject = replace(factory, options={n: v for n, v in factory.options.items() if n not in mixed})
         self._passages = list(passages)
         self._budgets = list(dict.fromkeys(budgets))
         self._modifiers = modifiers
-        info = subject.info()
+        info = factory.info()
         if info.rope_dim:
             raise InputError(f"{info.architecture} stores K and V as one latent: there are no sides to search apart")
         self._layers = info.layers
@@ -82,7 +83,7 @@ class Search:
         return self._scheme(name, _EXACT) if side == "k" else self._scheme(_EXACT, name)
 
     def _candidates(self, side: str, names: Sequence[str] | None) -> list[Choice]:
-        """Those formats that this side takes and that are smaller than bf16; their harm is not known yet."""
+        """Formats that this side supports and that are smaller than bf16; their divergence is not measured yet."""
         choices = [Choice(_EXACT, 16.0, 0.0)]
         for name in dict.fromkeys(names or formats.names()):
             try:
@@ -126,11 +127,11 @@ class Search:
         """The candidates of a side that are worth their bits when all layers have them."""
         choices = self._sides[_SIDES.index(side)]
         with progress_bar(tokens * (len(choices) - 1), f"search: all of {side}", " tokens") as bar:
-            harms = [
+            costs = [
                 0.0 if choice.name == _EXACT else divergence(self._one_side(side, choice.name), "", bar.update)
                 for choice in choices
             ]
-        kept = undominated([replace(choice, harm=harm) for choice, harm in zip(choices, harms, strict=True)])
+        kept = undominated([replace(choice, cost=cost) for choice, cost in zip(choices, costs, strict=True)])
         return kept if kept[-1].name == _EXACT else [*kept, choices[0]]
 
     def _sensitivities(self, divergence: _Divergence, uniform: list[list[Choice]], tokens: int) -> list[list[Choice]]:
@@ -148,13 +149,13 @@ class Search:
                     for name in names
                 ]
                 single.append(np.array(rows).reshape(len(names), self._layers))
-        # uniform ends with bf16, which harms nothing
-        totals = [np.array([choice.harm for choice in choices[:-1]]) for choices in uniform]
+        # uniform ends with bf16, which costs nothing
+        totals = [np.array([choice.cost for choice in choices[:-1]]) for choices in uniform]
         items: list[list[Choice]] = []
-        for choices, harms in zip(uniform, layer_harms(single, totals), strict=True):
-            every = np.vstack([harms, np.zeros(self._layers)])
+        for choices, costs in zip(uniform, layer_divergences(single, totals), strict=True):
+            every = np.vstack([costs, np.zeros(self._layers)])
             items += [
-                [replace(choice, harm=float(harm)) for choice, harm in zip(choices, column, strict=True)]
+                [replace(choice, cost=float(cost)) for choice, cost in zip(choices, column, strict=True)]
                 for column in every.T
             ]
         return items
@@ -166,8 +167,8 @@ class Search:
         return [self._scheme(k.name, v.name) for k, v in pairs]
 
     def _best(self, uniform: list[list[Choice]], budget: float) -> str | None:
-        """The scheme of the least harm that is the same in all layers."""
-        same = sorted((k.harm + v.harm, self._scheme(k.name, v.name)) for k in uniform[0] for v in uniform[1])
+        """The uniform scheme of least cost."""
+        same = sorted((k.cost + v.cost, self._scheme(k.name, v.name)) for k in uniform[0] for v in uniform[1])
         fits = (name for _, name in same if self._subject.plan(name).bits_per_element <= budget + 1e-9)
         return next(fits, None)
 
@@ -186,7 +187,7 @@ _Divergence = Callable[[str, str, Progress], float]
 
 
 def about(found: Found, model: str, passages: Sequence[Passage]) -> dict[str, Any]:
-    """What a scheme file says of itself."""
+    """Metadata of a scheme file."""
     return {
         "model": model,
         "bits_per_element": found.bits_per_element,

@@ -8,29 +8,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvanta.evaluate.row_figures import RowFigures
+from kvanta.evaluate.row_metrics import RowMetrics
 
 _SAMPLES = 2000
-_FEWEST_WINDOWS = 4
+_MIN_WINDOWS = 4
 _BLOCK_TOKENS = 128
 _SEED = 20240229
 
 
 def bootstrap_unit(windows: int) -> str:
-    """What is drawn again and again: whole windows, since tokens of one are alike, or blocks if there are few."""
-    return "windows" if windows >= _FEWEST_WINDOWS else f"blocks of {_BLOCK_TOKENS} tokens"
+    """Unit of bootstrap resampling: whole windows, since their tokens correlate, or blocks if there are few windows."""
+    return "windows" if windows >= _MIN_WINDOWS else f"blocks of {_BLOCK_TOKENS} tokens"
 
 
-def bootstrap_units(parts: Sequence[RowFigures]) -> list[NDArray[np.float64]]:
+def bootstrap_units(parts: Sequence[RowMetrics]) -> list[NDArray[np.float64]]:
     """The KL of each unit's tokens."""
-    if len(parts) >= _FEWEST_WINDOWS:
+    if len(parts) >= _MIN_WINDOWS:
         return [part.kl for part in parts]
     joined = np.concatenate([part.kl for part in parts])
     return np.array_split(joined, max(1, len(joined) // _BLOCK_TOKENS))
 
 
 def confidence_interval(units: Sequence[NDArray[np.float64]]) -> list[float]:
-    """Of the mean over all tokens: 95 % of bootstrap samples over the units; the same units give the same interval."""
+    """95 % bootstrap interval of the mean over all tokens, resampled by unit; the same units give the same interval."""
     sums = np.array([unit.sum() for unit in units])
     counts = np.array([len(unit) for unit in units])
     drawn = np.random.default_rng(_SEED).integers(len(units), size=(_SAMPLES, len(units)))
@@ -48,13 +48,13 @@ def paired_difference(one: Sequence[float], other: Sequence[float]) -> tuple[flo
 
 
 def perplexity(log_probabilities: Sequence[float] | NDArray[np.float64]) -> float:
-    """Of log-probabilities in nats."""
+    """Perplexity of log-probabilities in nats."""
     return float(np.exp(-np.mean(np.asarray(log_probabilities, dtype=np.float64))))
 
 
-def summarize(parts: Sequence[RowFigures], reference_perplexity: float) -> dict[str, Any]:
+def summarize(parts: Sequence[RowMetrics], reference_perplexity: float) -> dict[str, Any]:
     """The report's figures; KL in nats per token, top1 a share. One part per window."""
-    rows = RowFigures.join(parts)
+    rows = RowMetrics.join(parts)
     own = perplexity(rows.target)
     units = bootstrap_units(parts)
     return {

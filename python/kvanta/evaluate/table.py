@@ -43,7 +43,7 @@ _TASKS: Mapping[str, tuple[_Column, ...]] = {
 _LAST = (_Column("clipped", 7, lambda row: f"{row['saturated']:,}"),)
 
 _MEANING = {
-    "kl": "KL(reference || format) in nats per token; same top: share of equal likeliest tokens.",
+    "kl": "KL(reference || format) in nats per token; same top: share of equal most likely tokens.",
     "needle": "needles: share of the hidden facts that were found.",
     "generation": "equal start: tokens of a greedy answer up to the first that differs; KL there: along the reference",
 }
@@ -72,6 +72,6 @@ class EvaluationTable:
         return self._line(name, [column.cell(figures) for column in self._columns])
 
     def footer(self, ci95_over: str | None) -> str:
-        """What the columns mean; `ci95_over`: what the confidence intervals are drawn from."""
+        """Legend of the columns; `ci95_over`: unit of the confidence intervals."""
         lines = [f"  {_MEANING[name]}" for name in self._tasks]
         return "\n".join([*lines, *([f"  95 %: bootstrap over {ci95_over}."] if ci95_over else [])])

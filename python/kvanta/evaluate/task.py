@@ -1,4 +1,4 @@
-"""What the kinds of evaluation have in common."""
+"""Interface of the kinds of evaluation."""
 
 from __future__ import annotations
 

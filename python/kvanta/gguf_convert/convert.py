@@ -1,6 +1,6 @@
 """A GGUF file becomes a folder in Hugging Face layout, weights in bfloat16. Whole or not at all.
 
-Quantized blocks that linear layers can keep are written beside them, for weight_dtype int8 and int4.
+Quantized blocks that linear layers can keep are written as well, for weight_dtype int8 and int4.
 """
 
 from __future__ import annotations

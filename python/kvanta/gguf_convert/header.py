@@ -108,7 +108,7 @@ def check_header(path: Path) -> None:
             elements = 1
             for _ in range(dimensions):
                 elements *= cursor.u64(name)
-            cursor.u32(name)  # its type: the gguf package knows them
+            cursor.u32(name)  # its type; the gguf package checks it
             offset = cursor.u64(name)
             # The densest type has less than 1.6 bits per element; the exact size is checked when it is read.
             if elements == 0 or elements // 8 > cursor.size or offset > cursor.size:

@@ -43,7 +43,7 @@ class Metadata:
                 raise InputError(f"{self.path} lacks the key {key!r}, which is needed")
             return default
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise InputError(f"{self.path}: key {key!r} is {str(value)[:60]!r}, not {what}")
+            raise InputError(f"{self.path}: key {key!r} must be {what}, got {str(value)[:60]!r}")
         return value
 
     def text(self, key: str, default: Any = None) -> str:
@@ -81,14 +81,14 @@ class Metadata:
         key = f"{self.architecture}.{name}"
         value = int(self._typed(key, (int,), "a whole number", _REQUIRED if default is None else default))
         if not 0 < value < 1 << 31:
-            raise InputError(f"{self.path}: key {key!r} is {value}, not in 1..2^31-1")
+            raise InputError(f"{self.path}: key {key!r} must be in 1..2^31-1, got {value}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         key = f"{self.architecture}.{name}"
         value = float(self._typed(key, (int, float), "a number", _REQUIRED if default is None else default))
         if not 0 < value < float("inf"):
-            raise InputError(f"{self.path}: key {key!r} is {value}, not a positive number")
+            raise InputError(f"{self.path}: key {key!r} must be a positive number, got {value}")
         return value
 
     def has(self, name: str) -> bool:

@@ -131,14 +131,14 @@ class Weights:
                 raise InputError(f"{self.path}: tensor {tensor.name!r} has shape {shape}, not {expected[name]}")
 
     def tied(self) -> bool:
-        """Whether the output matrix is the embedding: it is absent, or stored twice."""
+        """True if the output matrix is the embedding: absent, or stored twice."""
         head, embedding = self._tensors.get("lm_head.weight"), self._tensors["model.embed_tokens.weight"]
         if head is None:
             return True
         return head.tensor_type == embedding.tensor_type and np.array_equal(head.data, embedding.data)
 
     def block_shapes(self, names: list[str]) -> dict[str, tuple[int, ...]]:
-        """Those of `names` that have blocks which linear layers keep: (rows, blocks of a row, bytes of a block)."""
+        """The tensors among `names` whose blocks linear layers keep: (rows, blocks of a row, bytes of a block)."""
         shapes: dict[str, tuple[int, ...]] = {}
         for name in names:
             size = _BLOCK_BYTES.get(self._tensors[name].tensor_type)

@@ -59,7 +59,7 @@ async def stream_answer(
 async def fetch_json(
     session: aiohttp.ClientSession, method: str, url: str, body: Mapping[str, Any] | None = None
 ) -> Any:
-    """What a server answers in JSON. Raises LoadError."""
+    """The server's JSON answer. Raises LoadError."""
     text = await fetch_text(session, method, url, body)
     try:
         return json.loads(text)
@@ -72,15 +72,15 @@ async def fetch_text(
     method: str,
     url: str,
     body: Mapping[str, Any] | None = None,
-    most_bytes: int = 1 << 24,
+    max_bytes: int = 1 << 24,
 ) -> str:
-    """What a server answers. Raises LoadError, also if it is more than `most_bytes`."""
+    """The server's answer. Raises LoadError, also if it is more than `max_bytes`."""
     async with _answer(session, method, url, body) as response:
         received = bytearray()
         while part := await response.content.read(_READ):
             received += part
-            if len(received) > most_bytes:
-                raise LoadError("bad_response", f"{url} answers with more than {most_bytes:,} bytes")
+            if len(received) > max_bytes:
+                raise LoadError("bad_response", f"{url} answers with more than {max_bytes:,} bytes")
         return received.decode("utf-8", errors="replace")
 
 
@@ -115,7 +115,7 @@ async def _beginning(response: aiohttp.ClientResponse) -> str:
 
 
 def message_of(answer: Any) -> str | None:
-    """Of {"error": {"message": ...}}, {"error": "..."} or {"object": "error", "message": ...}; None of all else."""
+    """Message of {"error": {"message": ...}}, {"error": "..."} or {"object": "error", "message": ...}; else None."""
     if not isinstance(answer, dict):
         return None
     error = answer.get("error")
@@ -145,7 +145,7 @@ class _Answer:
         if message is not None:
             raise LoadError("server_error", message)
         if not isinstance(chunk, dict):
-            raise LoadError("bad_response", f"a chunk is {data[:200]!r}, not an object")
+            raise LoadError("bad_response", f"a chunk is not an object: {data[:200]!r}")
         choices = chunk.get("choices")
         for choice in choices if isinstance(choices, list) else ():
             if isinstance(choice, dict):

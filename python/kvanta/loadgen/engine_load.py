@@ -17,8 +17,8 @@ from kvanta.loadgen.runner import Clock, run_load
 from kvanta.loadgen.summary import summarize
 from kvanta.loadgen.workload import PlannedRequest, Workload
 
-_MOST_NEWS = 256  # taken at once
-# What a run spends, by the engine's counters; parts of a step, but for the last, which follows it.
+_MAX_OUTPUTS = 256  # taken at once
+# Time of a run by the engine's counters: parts of a step, except the last, which follows the step.
 _PARTS = ("seconds_schedule", "seconds_masks", "seconds_sample", "seconds_callback")
 
 
@@ -90,7 +90,7 @@ class _Pending:
 
 
 class _Desk:
-    """Hands requests in and takes the news, as the server does."""
+    """Submits requests and collects outputs, as the server does."""
 
     def __init__(self, engine: _core.Engine, seed: int) -> None:
         self._engine = engine
@@ -125,9 +125,9 @@ class _Desk:
             raise LoadError("engine_error", pending.error)
 
     def collect(self) -> None:
-        """On the event loop, when there are news."""
+        """Called on the event loop when outputs are ready."""
         now: float | None = None
-        for entry in self._engine.take_news(_MOST_NEWS):
+        for entry in self._engine.take_news(_MAX_OUTPUTS):
             pending = self._pending.get(entry.id)
             if pending is None:
                 continue
@@ -144,16 +144,16 @@ class _Desk:
 
 
 def _full_steps(engine: _core.Engine, steps: int) -> dict[str, Any]:
-    """What steps cost beside the model, among the last ones, when as many requests as ever got a token."""
+    """Time of full steps outside the model, among the last steps; full: as many requests got a token as in any step."""
     recent = engine.recent_steps()[-steps:] if steps else []
     most = max((sequences for sequences, _ in recent), default=0)
     costs = [1e3 * seconds for sequences, seconds in recent if sequences == most]
-    beside = dict(zip(("p50", "p99"), map(float, np.percentile(costs, (50, 99))), strict=True)) if costs else None
-    return {"most_tokens_per_step": most, "full_steps": len(costs), "full_step_outside_model_ms": beside}
+    outside = dict(zip(("p50", "p99"), map(float, np.percentile(costs, (50, 99))), strict=True)) if costs else None
+    return {"most_tokens_per_step": most, "full_steps": len(costs), "full_step_outside_model_ms": outside}
 
 
 def _engine_figures(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run cost: milliseconds per step of the model, and of all beside it, by part."""
+    """Cost of a run: milliseconds per step in the model, and outside it by part."""
 
     def gained(name: str) -> Any:
         return after[name] - before[name]

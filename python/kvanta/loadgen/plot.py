@@ -11,7 +11,7 @@ Report = Mapping[str, Any]
 
 
 def load_axis(reports: Sequence[Report]) -> tuple[str, str]:
-    """What the runs differ in, as title and key: the rate where one has any, else how many requests were under way."""
+    """The variable of the runs, as title and key: the rate where one has any, else how many requests were under way."""
     if all(run["rate"] is not None for report in reports for run in report["runs"]):
         return "requests per second sent", "rate"
     return "most requests at one time", "peak_concurrency"

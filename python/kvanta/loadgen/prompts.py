@@ -1,4 +1,4 @@
-"""What the planned requests say: token ids of exactly the planned number, or words of about as many tokens."""
+"""Prompts of the planned requests: token ids of exactly the planned number, or words of about as many tokens."""
 
 from __future__ import annotations
 

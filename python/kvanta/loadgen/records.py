@@ -1,10 +1,10 @@
-"""What became of each request. Times are seconds on the clock of the run, whose start is 0."""
+"""Outcome of each request. Times are seconds on the clock of the run, whose start is 0."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-# Kinds of errors, as the report counts them; http_NNN for a status beside these.
+# Kinds of errors, as the report counts them; in addition http_NNN for a status.
 ERROR_KINDS = {
     "connect": "no connection: refused, unknown host, or none within the time-out",
     "timeout": "the answer took longer than --timeout",
@@ -33,7 +33,7 @@ class RequestRecord:
 
     index: int
     due_s: float
-    """When the workload wanted it sent."""
+    """Scheduled time of sending."""
     input_tokens: int = 0
     """As the server counts them; before its answer, as planned."""
     wanted_tokens: int = 0
@@ -51,7 +51,7 @@ class RequestRecord:
 
     @property
     def succeeded(self) -> bool:
-        """Whether there is a whole answer with at least one token."""
+        """True for a complete answer with at least one token."""
         return self.error is None and self.done_s is not None and bool(self.news_s)
 
     @property
@@ -71,5 +71,5 @@ class RequestRecord:
 
     @property
     def gaps_s(self) -> list[float]:
-        """Between news that follow each other."""
+        """Seconds between consecutive chunks."""
         return [after - before for before, after in zip(self.news_s, self.news_s[1:], strict=False)]

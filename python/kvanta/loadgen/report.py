@@ -61,7 +61,7 @@ def _cells(label: str, run: Mapping[str, Any], extra: Sequence[str]) -> list[str
 
 
 def _notes(report: Mapping[str, Any]) -> list[str]:
-    """What makes figures worth less than they look."""
+    """Caveats of the figures."""
     notes = []
     if report["prompts"] == "text":
         notes.append("the server was given text: lengths of prompts are about, not exactly, those asked for")
@@ -96,7 +96,7 @@ def read_report(file: str) -> dict[str, Any]:
 
 
 def _is_report(report: Any) -> bool:
-    """Whether it has all that tables and pictures use."""
+    """True if the report has every key that tables and plots use."""
     try:
         text_of([report])
         return all(

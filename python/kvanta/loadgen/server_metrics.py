@@ -22,7 +22,7 @@ _COUNTERS = {
 
 @dataclass(frozen=True)
 class ServerMetrics:
-    """What the server says of itself; empty where it says nothing."""
+    """The server's description of itself; empty where it gives none."""
 
     engine: str | None = None
     """The prefix of its metrics."""
@@ -35,7 +35,7 @@ class ServerMetrics:
 
 
 def parse_metrics(text: str) -> ServerMetrics:
-    """Of the Prometheus text format; lines of other metrics, and damaged ones, say nothing."""
+    """Parses the Prometheus text format; lines of other metrics and damaged lines are skipped."""
     engine = cache_dtype = None
     counters: dict[str, float] = {}
     for prefix, name, labels, value in _samples(text):

@@ -19,7 +19,7 @@ from kvanta.loadgen.workload import PlannedRequest
 
 APIS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 PROMPT_KINDS = ("auto", "ids", "text")
-# What makes an answer exactly as long as asked for; a server that knows neither may refuse them.
+# Fields that fix an answer's length; a server that supports neither may refuse them.
 _EXACT = {"ignore_eos": True}
 _PROBE_WORDS = 64
 
@@ -38,7 +38,7 @@ def base_of(url: str) -> str:
 
 @dataclass
 class Target:
-    """Where requests go, and in which form."""
+    """Destination and form of the requests."""
 
     base: str
     model: str
@@ -46,7 +46,7 @@ class Target:
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Fields of every request's body."""
     exact: bool = True
-    """Whether answers are exactly as long as asked for."""
+    """True if answers have exactly the requested length."""
     max_model_len: int | None = None
     cache_dtype: str | None = None
     ids: tuple[int, ...] = ()
@@ -57,11 +57,11 @@ class Target:
 
     @property
     def prompt_kind(self) -> str:
-        """Of PROMPT_KINDS."""
+        """One of PROMPT_KINDS."""
         return "ids" if self.ids else "text"
 
     def maker(self, seed: int) -> PromptMaker:
-        """Of this server's prompts."""
+        """Maker of this server's prompts."""
         return PromptMaker(self.ids or WORDS, seed)
 
     def body(self, prompt: Sequence[int] | str, output_tokens: int) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class Target:
         }
 
     def prompt(self, maker: PromptMaker, request: PlannedRequest, run: int) -> list[int] | str:
-        """Of a planned request: exactly as long with ids, about so with words."""
+        """The prompt of a planned request: of exactly the planned length with ids, of about that length with words."""
         pieces = maker.pieces(request, run)
         if self.ids:
             return pieces
@@ -130,7 +130,7 @@ async def find_target(
     return target
 
 
-async def _served_model(session: aiohttp.ClientSession, base: str, wanted: str | None) -> tuple[str, dict[str, Any]]:
+async def _served_model(session: aiohttp.ClientSession, base: str, requested: str | None) -> tuple[str, dict[str, Any]]:
     """Its name, and what the server's list says of it."""
     answer = await fetch_json(session, "GET", f"{base}/v1/models")
     listed = answer.get("data") if isinstance(answer, dict) else None
@@ -139,17 +139,17 @@ async def _served_model(session: aiohttp.ClientSession, base: str, wanted: str |
         if isinstance(listed, list)
         else []
     )
-    if wanted is None and not cards:
+    if requested is None and not cards:
         raise LoadError("bad_response", "no model in the list")
     names = [card["id"] for card in cards]
-    if wanted is not None and names and wanted not in names:
-        raise InputError(f"the server has no model {wanted!r}; it has {', '.join(names[:10])}")
-    card: dict[str, Any] = next((card for card in cards if card["id"] == wanted), cards[0] if cards else {})
-    return wanted or names[0], card
+    if requested is not None and names and requested not in names:
+        raise InputError(f"the server has no model {requested!r}; it has {', '.join(names[:10])}")
+    card: dict[str, Any] = next((card for card in cards if card["id"] == requested), cards[0] if cards else {})
+    return requested or names[0], card
 
 
 async def _some_ids(session: aiohttp.ClientSession, target: Target) -> tuple[int, ...]:
-    """Of common words, without special ones; () where the server cannot tell."""
+    """Token ids of common words, without special ones; () where the server cannot tokenize."""
     body = {"model": target.model, "prompt": " " + " ".join(WORDS), "add_special_tokens": False}
     try:
         answer = await fetch_json(session, "POST", f"{target.base}/tokenize", body)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from kvanta.errors import InputError
-from kvanta.loadgen.workload import MOST_REQUESTS, MOST_TOKENS, PlannedRequest, Workload
+from kvanta.loadgen.workload import MAX_REQUESTS, MAX_TOKENS, PlannedRequest, Workload
 from kvanta.values import one_line
 
 MOONCAKE_BLOCK = 512
@@ -52,14 +52,14 @@ def read_trace(
     if trace_format not in ("auto", *_READERS):
         raise InputError(f"no trace format {trace_format!r}; known: auto, {', '.join(_READERS)}")
     if not 0 < length_scale < math.inf:
-        raise InputError(f"the length scale is {length_scale:g}, not above 0")
+        raise InputError(f"the length scale must be above 0, got {length_scale:g}")
     for name, most in (("input", max_input), ("output", max_output), ("request", requests)):
         if most is not None and most < 1:
             raise InputError(f"the most {name}s are {most}; it must be at least 1")
     try:
         with Path(file).open(encoding="utf-8-sig", newline="") as lines:
             kind = _detect(lines, file) if trace_format == "auto" else trace_format
-            rows = list(itertools.islice(_READERS[kind](lines, str(file)), MOST_REQUESTS + 1))
+            rows = list(itertools.islice(_READERS[kind](lines, str(file)), MAX_REQUESTS + 1))
     except (OSError, ValueError) as error:  # ValueError: a path with a zero byte, or not UTF-8
         if isinstance(error, InputError):
             raise
@@ -67,8 +67,8 @@ def read_trace(
         raise InputError(f"cannot read the trace {os.fspath(file)!r}: {reason}") from None
     if not rows:
         raise InputError(f"the trace {os.fspath(file)!r} has no requests")
-    if len(rows) > MOST_REQUESTS:
-        raise InputError(f"the trace {os.fspath(file)!r} has more than {MOST_REQUESTS:,} requests")
+    if len(rows) > MAX_REQUESTS:
+        raise InputError(f"the trace {os.fspath(file)!r} has more than {MAX_REQUESTS:,} requests")
     rows.sort(key=lambda row: row.time_s)
     rows = rows[:requests]
     block_tokens = max(1, round(MOONCAKE_BLOCK * length_scale))
@@ -156,7 +156,9 @@ def _moment(text: str, file: str, number: int) -> datetime:
     try:
         return datetime.fromisoformat(text.strip())
     except ValueError:
-        raise InputError(f"{file}:{number}: TIMESTAMP is {one_line(text)}, not a time as 2023-11-16 18:15:46") from None
+        raise InputError(
+            f"{file}:{number}: TIMESTAMP must be a time such as 2023-11-16 18:15:46, got {one_line(text)}"
+        ) from None
 
 
 def _mooncake(lines: TextIO, file: str) -> Iterator[_Row]:
@@ -173,14 +175,14 @@ def _mooncake(lines: TextIO, file: str) -> Iterator[_Row]:
         tokens = _tokens(row["input_length"], "input_length", file, number)
         time = row["timestamp"]
         if isinstance(time, bool) or not isinstance(time, (int, float)) or not 0 <= time < 1e15:
-            raise InputError(f"{file}:{number}: timestamp is {one_line(time)}, not milliseconds from 0 on")
+            raise InputError(f"{file}:{number}: timestamp must be milliseconds from 0 on, got {one_line(time)}")
         answer = _tokens(row["output_length"], "output_length", file, number)
         yield _Row(time / 1000, tokens, answer, _blocks(row.get("hash_ids", []), tokens, file, number))
 
 
 def _blocks(ids: Any, tokens: int, file: str, number: int) -> tuple[int, ...]:
     if not isinstance(ids, list) or not all(type(each) is int and 0 <= each < 2**62 for each in ids):
-        raise InputError(f"{file}:{number}: hash_ids is {one_line(ids)}, not a list of whole numbers from 0 on")
+        raise InputError(f"{file}:{number}: hash_ids must be a list of whole numbers from 0 on, got {one_line(ids)}")
     if len(ids) > -(-tokens // MOONCAKE_BLOCK):
         raise InputError(
             f"{file}:{number}: {len(ids)} hash_ids for {tokens} tokens; there is one for each {MOONCAKE_BLOCK}"
@@ -191,8 +193,10 @@ def _blocks(ids: Any, tokens: int, file: str, number: int) -> tuple[int, ...]:
 def _tokens(value: Any, name: str, file: str, number: int) -> int:
     """A length; 0 is taken for what it is in the traces, a request that was cut off at once."""
     text = str(value).strip() if type(value) in (int, str) else ""
-    if not (text.isascii() and text.isdigit() and len(text) < 12 and int(text) <= MOST_TOKENS):
-        raise InputError(f"{file}:{number}: {name} is {one_line(value)}, not a number of tokens in 0..{MOST_TOKENS:,}")
+    if not (text.isascii() and text.isdigit() and len(text) < 12 and int(text) <= MAX_TOKENS):
+        raise InputError(
+            f"{file}:{number}: {name} must be a number of tokens in 0..{MAX_TOKENS:,}, got {one_line(value)}"
+        )
     return int(text)
 
 

@@ -1,4 +1,4 @@
-"""What to send and when: requests with their arrival times and lengths."""
+"""The workload: requests with their arrival times and lengths."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 
 from kvanta.errors import InputError
 
-MOST_TOKENS = 10_000_000
-"""Of one prompt or one answer: more is a damaged trace or a slip of the finger."""
-MOST_REQUESTS = 1_000_000
+MAX_TOKENS = 10_000_000
+"""Limit of one prompt or one answer: a larger number is a damaged trace or a typing error."""
+MAX_REQUESTS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Workload:
     def stretched(self, factor: float) -> Workload:
         """The same requests, their arrival times multiplied by `factor`."""
         if not 0 <= factor < float("inf"):
-            raise InputError(f"the time scale is {factor:g}, not a number from 0 on")
+            raise InputError(f"the time scale must be a number from 0 on, got {factor:g}")
         moved = tuple(replace(each, arrival_s=each.arrival_s * factor) for each in self.requests)
         return Workload(moved, self.source)
 
@@ -86,14 +86,14 @@ def synthetic(
 
     `shared_prefix`: tokens that all prompts have in common, which come before `input_tokens` of their own.
     """
-    _check("requests", requests, 1, MOST_REQUESTS)
-    _check("input tokens", input_tokens, 1, MOST_TOKENS)
-    _check("output tokens", output_tokens, 1, MOST_TOKENS)
-    _check("shared prefix", shared_prefix, 0, MOST_TOKENS)
+    _check("requests", requests, 1, MAX_REQUESTS)
+    _check("input tokens", input_tokens, 1, MAX_TOKENS)
+    _check("output tokens", output_tokens, 1, MAX_TOKENS)
+    _check("shared prefix", shared_prefix, 0, MAX_TOKENS)
     _check("spread", spread, 0.0, 1.0)
     check_rate(rate)
     if not 0.01 <= burstiness <= 1000:
-        raise InputError(f"the burstiness is {burstiness:g}, not in 0.01..1000; 1 is a Poisson process")
+        raise InputError(f"the burstiness must be in 0.01..1000, got {burstiness:g}; 1 is a Poisson process")
     check_seed(seed)
     random = np.random.default_rng([seed, 1])
     times = arrival_times(requests, rate, burstiness, random)
@@ -125,7 +125,7 @@ def synthetic(
 def check_rate(rate: float) -> None:
     """Raises InputError unless it is a rate in requests per second; infinity is one."""
     if not rate > 0:
-        raise InputError(f"the rate is {rate:g} requests per second, not above 0; inf sends all at once")
+        raise InputError(f"the rate must be above 0, got {rate:g} requests per second; inf sends all at once")
 
 
 def check_seed(seed: int) -> None:

@@ -1,4 +1,4 @@
-"""The application: every endpoint, and what stands before them."""
+"""The application: every endpoint, and its middleware."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from kvanta import __version__
 from kvanta.errors import InputError, ResourceError
 from kvanta.prompts import token_list
 from kvanta.server import prompts
-from kvanta.server.chat import ChatAnswer
-from kvanta.server.completions import CompletionAnswer
+from kvanta.server.access import OPEN_PREFIX, AccessControl, RequestLog
+from kvanta.server.admission import AdmissionLimiter
+from kvanta.server.chat import ChatResponse
+from kvanta.server.completions import CompletionResponse
 from kvanta.server.errors import ApiError, JsonResponse, api_error, error_response
-from kvanta.server.gate import OPEN_PREFIX, Gate, Observer
 from kvanta.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from kvanta.server.service import Service
-from kvanta.server.turnstile import Turnstile
 from kvanta.values import one_line
 
 _PAGE = Path(__file__).parent / "page"
@@ -48,7 +48,7 @@ def make_app(service: Service, *, cors: Mapping[str, Any] | None = None) -> ASGI
     _add_state(app, service)
     if _PAGE.is_dir():
         app.include_router(page_router(_PAGE))
-    gated: ASGIApp = Gate(Turnstile(app), service.api_keys, service.max_body_bytes)
+    gated: ASGIApp = AccessControl(AdmissionLimiter(app), service.api_keys, service.max_body_bytes)
     if cors is not None:
         gated = CORSMiddleware(gated, **cors)
     known = {getattr(route, "path", "") for route in app.routes}
@@ -57,7 +57,7 @@ def make_app(service: Service, *, cors: Mapping[str, Any] | None = None) -> ASGI
         path = scope["path"] if scope["path"] in known else "other"
         service.front.metrics.responses[path, str(status)] += 1
 
-    return Observer(gated, answered, log_requests=service.log_requests)
+    return RequestLog(gated, answered, log_requests=service.log_requests)
 
 
 def _add_error_handlers(app: FastAPI) -> None:
@@ -115,7 +115,7 @@ def _add_texts(app: FastAPI, service: Service) -> None:
         encode = functools.partial(prompts.encode, entries, tokenizer, front.max_model_len, add_special_tokens=special)
         return await service.texts(
             *(http, request, params, len(entries), encode, prompts.size(entries)),
-            lambda name, job: CompletionAnswer(name, service.names[0], request, job, tokenizer),
+            lambda name, job: CompletionResponse(name, service.names[0], request, job, tokenizer),
         )
 
     @app.post("/v1/chat/completions")
@@ -124,13 +124,13 @@ def _add_texts(app: FastAPI, service: Service) -> None:
         service.check_model(request.model)
         max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
         params = request.sampling_params(
-            max_tokens=max_tokens, max_logprobs=service.max_logprobs, logprobs=request.logprobs_wanted
+            max_tokens=max_tokens, max_logprobs=service.max_logprobs, logprobs=request.requested_logprobs
         )
         return await service.texts(
             *(http, request, params, 1),
             lambda: [prompts.chat_prompt(request, tokenizer, front.max_model_len)],
             prompts.chat_size(request),
-            lambda name, job: ChatAnswer(name, service.names[0], request, job, tokenizer, service.tool_call_parser),
+            lambda name, job: ChatResponse(name, service.names[0], request, job, tokenizer, service.tool_call_parser),
         )
 
 
@@ -161,7 +161,7 @@ def _add_tokenizer(app: FastAPI, service: Service) -> None:
         """The text of token ids."""
         service.check_model(request.model)
         if not isinstance(request.tokens, list):
-            raise InputError(f"tokens is {one_line(request.tokens)}, not a list of token ids")
+            raise InputError(f"tokens must be a list of token ids, got {one_line(request.tokens)}")
         tokens = token_list(request.tokens, int(front.loaded.engine.info.vocab))
         return JsonResponse({"prompt": tokenizer.decode(tokens, skip_special_tokens=False)})
 
@@ -198,7 +198,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
 
     @app.get("/version")
     async def version() -> Response:
-        """Of the server."""
+        """The server's version."""
         return JsonResponse({"version": __version__})
 
     @app.post("/reset_prefix_cache")
@@ -217,7 +217,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
 
 
 def page_router(folder: Path) -> APIRouter:
-    """GET / and the files beside it, read once: no path of a request ever meets the file system."""
+    """GET / and the page's other files, read once: no request's path reaches the file system."""
     files = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
     router = APIRouter(include_in_schema=False)
 

@@ -1,4 +1,4 @@
-"""The engine for an event loop, which takes the news of its steps like data of a connection, and makes text of them."""
+"""The engine for an event loop, which reads the outputs of its steps like data of a connection and detokenizes them."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from kvanta.loaded_model import LoadedModel
 from kvanta.prompts import TokenPrompt
 from kvanta.sampling_params import SamplingParams
 from kvanta.server.errors import ApiError
-from kvanta.server.job import Job
+from kvanta.server.generation_job import GenerationJob
 from kvanta.server.metrics import Metrics
 
 Result = TypeVar("Result")
 
 _FINISHES_REMEMBERED = 64
-_MOST_NEWS = 256
-"""Taken in one turn of the event loop; others want their turn, too."""
+_MAX_OUTPUTS = 256
+"""Outputs taken in one iteration of the event loop, so that other tasks run in between."""
 
 
 class AsyncLLM:
     """Requests to one engine from one event loop. Every method is called on the loop's thread.
 
-    As many sequences as the engine's max_num_seqs and max_queued_requests have a place; more are refused with 429.
+    Capacity is the engine's max_num_seqs plus max_queued_requests sequences; more are refused with 429.
     `time_limit`: seconds from a request's submission to its end; 0: none.
     """
 
@@ -45,14 +45,14 @@ class AsyncLLM:
         self.draining = False
         self._time_limit = time_limit
         self._admitted = 0
-        self._jobs: dict[str, Job] = {}  # by the engine's request id
+        self._jobs: dict[str, GenerationJob] = {}  # by the engine's request id
         self._count = 0
         self._seeds = random.Random(config.seed)
         self._finishes: deque[float] = deque(maxlen=_FINISHES_REMEMBERED)
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="kvanta-tokenizer")
 
     def start(self) -> None:
-        """Starts the engine's thread; the running event loop gets its news."""
+        """Starts the engine's thread; the running event loop receives its outputs."""
         self._mailbox = self.loaded.engine.start_queued()
         asyncio.get_running_loop().add_reader(self._mailbox, self._deliver)
 
@@ -66,7 +66,7 @@ class AsyncLLM:
         self._workers.shutdown(wait=False)
 
     def admit(self, sequences: int) -> Callable[[], None]:
-        """A place in the queue for as many sequences; what is returned gives it back.
+        """Reserves capacity for `sequences`; the returned function releases it.
 
         Raises ApiError: 429 when the queue is full, 503 when the server shuts down.
         """
@@ -86,7 +86,7 @@ class AsyncLLM:
         return give_back
 
     async def off_loop(self, function: Callable[[], Result]) -> Result:
-        """Runs what takes long, such as tokenizing, on another thread."""
+        """Runs a slow function, such as tokenizing, on another thread."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, function)
 
     async def submit(
@@ -99,7 +99,7 @@ class AsyncLLM:
         at_once: bool = False,
         cache_salt: str = "",
         priority: int = 0,
-    ) -> Job:
+    ) -> GenerationJob:
         """Queues the `n` texts of every prompt that `encode` makes. When it raises, nothing is queued.
 
         `encode` runs on another thread, unless it is done `at_once`; so does compiling a grammar. `done` is called when
@@ -117,7 +117,7 @@ class AsyncLLM:
         quick = at_once and params.structured_outputs is None
         generations = make() if quick else await self.off_loop(make)
         engine = self.loaded.engine
-        job = Job(generations, self._ended, engine.abort, done, arrival)
+        job = GenerationJob(generations, self._ended, engine.abort, done, arrival)
         try:
             for generation in generations:
                 generation.add_to(engine, self._seeds, cache_salt, priority, self._time_limit)
@@ -137,7 +137,7 @@ class AsyncLLM:
 
     @property
     def admitted(self) -> int:
-        """Sequences that have a place."""
+        """Sequences that hold capacity."""
         return self._admitted
 
     def _queue_full(self, message: str, sequences: int) -> ApiError:
@@ -154,22 +154,22 @@ class AsyncLLM:
     def _deliver(self) -> None:
         now = time.perf_counter()
         metrics = self.metrics
-        for news in self.loaded.engine.take_news(_MOST_NEWS):
-            job = self._jobs.get(news.id)
-            if job is None:  # a client that has gone, or a stop string that was found
+        for engine_output in self.loaded.engine.take_news(_MAX_OUTPUTS):
+            job = self._jobs.get(engine_output.id)
+            if job is None:  # a disconnected client, or a stop string that was found
                 continue
-            if news.tokens:
-                last = job.last_token.get(news.id)
+            if engine_output.tokens:
+                last = job.last_token.get(engine_output.id)
                 if last is None:
                     metrics.time_to_first_token.observe(now - job.arrival)
-                    metrics.queue_seconds.observe(news.times.scheduled - news.times.added)
+                    metrics.queue_seconds.observe(engine_output.times.scheduled - engine_output.times.added)
                 else:
                     metrics.inter_token.observe(now - last)
-                job.last_token[news.id] = now
-            job.take(news)
+                job.last_token[engine_output.id] = now
+            job.take(engine_output)
 
-    def _ended(self, job: Job, name: str, outcome: str) -> None:
-        """A job's sequence needs no more news."""
+    def _ended(self, job: GenerationJob, name: str, outcome: str) -> None:
+        """Called when a job's sequence needs no more outputs."""
         if self._jobs.pop(name, None) is None:  # it was never queued
             return
         self.metrics.outcomes[outcome] += 1

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvanta.server.answer import Answer
-from kvanta.server.job import Delta, Job
+from kvanta.server.generation_job import Delta, GenerationJob
 from kvanta.server.logprobs import LogprobsWriter, prompt_logprobs
 from kvanta.server.protocol import ChatRequest
+from kvanta.server.response import GenerationResponse
 from kvanta.server.tool_calls import Found, make_reader, rest_of
 from kvanta.tokenizer import Tokenizer
 
 
-class ChatAnswer(Answer):
+class ChatResponse(GenerationResponse):
     """The assistant's messages."""
 
     whole_object = "chat.completion"
@@ -20,15 +20,21 @@ class ChatAnswer(Answer):
     id_prefix = "chatcmpl-"
 
     def __init__(
-        self, request_id: str, model: str, request: ChatRequest, job: Job, tokenizer: Tokenizer, parser: str = ""
+        self,
+        request_id: str,
+        model: str,
+        request: ChatRequest,
+        job: GenerationJob,
+        tokenizer: Tokenizer,
+        parser: str = "",
     ) -> None:
         """`parser` finds calls where the model decides; empty: they stay text."""
         super().__init__(request_id, model, request, job)
         self._named = request.functions.named
         self._readers = [make_reader(request.functions, parser) for _ in job.outputs]
         as_ids = bool(request.return_tokens_as_token_ids)
-        self._logprobs = LogprobsWriter(tokenizer, request.logprobs_wanted or 0, as_ids=as_ids)
-        self._wants_logprobs = request.logprobs_wanted is not None
+        self._logprobs = LogprobsWriter(tokenizer, request.requested_logprobs or 0, as_ids=as_ids)
+        self._wants_logprobs = request.requested_logprobs is not None
         self._wants_prompt_logprobs = request.prompt_logprobs is not None
         # With echo, the message that is continued stands at the beginning of its continuation.
         continued = request.messages[-1].get("content") if request.continue_final_message and request.echo else None
@@ -77,7 +83,7 @@ class ChatAnswer(Answer):
         ]
 
     def whole(self) -> dict[str, Any]:
-        """With the prompt's log-probabilities where vLLM has them: beside the choices."""
+        """The whole answer, with the prompt's log-probabilities next to the choices, as in vLLM."""
         answer = super().whole()
         if self._wants_prompt_logprobs:
             answer["prompt_logprobs"] = prompt_logprobs(self._job.generations[0].output.prompt_logprobs)

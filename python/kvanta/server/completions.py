@@ -5,20 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from kvanta.outputs import TokenLogprobs
-from kvanta.server.answer import Answer
-from kvanta.server.job import Delta, Job
+from kvanta.server.generation_job import Delta, GenerationJob
 from kvanta.server.logprobs import LogprobsWriter, prompt_logprobs
 from kvanta.server.protocol import CompletionRequest
+from kvanta.server.response import GenerationResponse
 from kvanta.tokenizer import Tokenizer
 
 
-class CompletionAnswer(Answer):
-    """Texts that follow prompts; with `echo`, behind them."""
+class CompletionResponse(GenerationResponse):
+    """Texts that follow prompts; with `echo`, after the prompt itself."""
 
     whole_object = chunk_object = "text_completion"
     id_prefix = "cmpl-"
 
-    def __init__(self, request_id: str, model: str, request: CompletionRequest, job: Job, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, request_id: str, model: str, request: CompletionRequest, job: GenerationJob, tokenizer: Tokenizer
+    ) -> None:
         super().__init__(request_id, model, request, job)
         self._tokenizer = tokenizer
         self._echo = bool(request.echo)

@@ -45,7 +45,7 @@ class ApiError(HTTPException):
 
 
 def api_error(error: Exception) -> ApiError:
-    """What a client is told about an error of the library: its own fault or ours."""
+    """The ApiError for an error of the library: 400 for the client's fault, 500 for ours."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, InputError):

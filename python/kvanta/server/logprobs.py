@@ -1,4 +1,4 @@
-"""Log-probabilities in the two shapes that OpenAI has for them."""
+"""Log-probabilities in OpenAI's two shapes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from kvanta.outputs import Logprob, TokenLogprobs
 from kvanta.tokenizer import Tokenizer
 
-_LEAST = -9999.0  # JSON has no minus infinity
+_MIN_LOGPROB = -9999.0  # JSON has no minus infinity
 
 
 class LogprobsWriter:
@@ -41,7 +41,7 @@ class LogprobsWriter:
         return {"content": content}
 
     def _by_name(self, token: int, entry: TokenLogprobs) -> dict[str, float]:
-        """The token that stands there and the most likely ones. Of tokens with one name, the likeliest."""
+        """The text's own token and the most likely ones. Among tokens with equal text, the most likely."""
         named: dict[str, float] = {}
         for other, logprob in (*self._top(entry), (token, entry[token])):
             named.setdefault(self._name(other), _finite(logprob.logprob))
@@ -77,4 +77,4 @@ def prompt_logprobs(entries: Sequence[TokenLogprobs | None] | None) -> list[Any]
 
 
 def _finite(logprob: float) -> float:
-    return max(_LEAST, logprob)
+    return max(_MIN_LOGPROB, logprob)

@@ -1,4 +1,4 @@
-"""What Prometheus reads: the engine's counters, asked for at every scrape, and what the server itself has seen.
+"""Prometheus metrics: the engine's counters, read at every scrape, and the server's own.
 
 Names follow vLLM's, with the prefix kvanta: instead of vllm:.
 """
@@ -27,7 +27,7 @@ _STEP_PARTS = {
     "schedule": "Of it, choosing what to compute.",
     "masks": "Of it, asking which tokens a form allows.",
     "sample": "Of it, choosing tokens.",
-    "callback": "Beside steps: handing over their news.",
+    "callback": "Outside steps: handing over their outputs.",
 }
 _LAYER_COUNTS = {
     "values": ("kv_values", "Values quantized into the cache."),
@@ -109,7 +109,7 @@ class Metrics(Collector):
         yield self._gauge("kv_cache_pages_used", "Pages with tokens, those of the prefix cache included.", used)
         yield self._gauge("kv_cache_pages_free", "Pages that the memory left would hold.", free)
         yield self._gauge("kv_cache_exact_pages_used", "Exact (bf16) records of pages.", stats["exact_pages_used"])
-        yield self._gauge("kv_cache_prefix_pages", "Pages that the prefix cache knows.", stats["prefix_pages"])
+        yield self._gauge("kv_cache_prefix_pages", "Pages in the prefix cache.", stats["prefix_pages"])
         yield self._gauge("kv_cache_budget_bytes", "Memory of the cache.", budget)
         yield self._gauge("kv_cache_bytes_per_token", "Cache bytes of one token, all layers.", stats["bytes_per_token"])
         used_bytes = GaugeMetricFamily(

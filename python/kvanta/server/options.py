@@ -1,4 +1,4 @@
-"""The one list of the server's own options: flags of `kvanta serve`, with the names that other servers give them."""
+"""Options of `kvanta serve`: one dataclass gives its flags, their aliases and the server's settings."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvanta.engine_options import EngineOption as Option
-from kvanta.engine_options import parse_bytes
 from kvanta.errors import InputError
+from kvanta.options import Option, OptionGroup, option, parse_bytes
 from kvanta.server.tool_calls import PARSERS, parser_name
 from kvanta.values import whole_number
 
 KEY_VARIABLE = "KVANTA_API_KEY"
+_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
 def _port(value: Any) -> int:
@@ -47,7 +47,7 @@ def _seconds(value: Any) -> float:
 
 
 def _words(value: Any) -> list[str]:
-    """Several words, or one JSON list of texts, which is how vLLM takes origins; Aphrodite separates by commas."""
+    """Words separated by commas, as in Aphrodite, or one JSON list of texts, as in vLLM's origins."""
     words: list[str] = []
     for word in [value] if isinstance(value, str) else value:
         if not word.startswith("["):
@@ -58,164 +58,94 @@ def _words(value: Any) -> list[str]:
         except (ValueError, RecursionError):
             listed = None
         if not isinstance(listed, list) or not all(isinstance(entry, str) for entry in listed):
-            raise InputError(f"{word!r} is neither words nor a JSON list of texts")
+            raise InputError(f"{word!r} is neither a list of words nor a JSON list of texts")
         words += listed
     return words
 
 
-OPTIONS: tuple[Option, ...] = (
-    Option("host", "address to listen on; 0.0.0.0 for every network", "127.0.0.1", str, metavar="HOST"),
-    Option("port", "port to listen on; 0 takes a free one", 8000, _port, metavar="PORT"),
-    Option(
-        "api_key",
-        f"keys that clients must send one of; ${KEY_VARIABLE} keeps them out of the list of processes",
+@dataclass
+class ServerOptions(OptionGroup):
+    """Every server option. To add one: a field here, and its use in server/run.py."""
+
+    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 for every network", metavar="HOST")
+    port: int = option(8000, "port to listen on; 0 takes a free one", _port, metavar="PORT")
+    api_key: list[str] = option(
         (),
+        f"keys of clients; ${KEY_VARIABLE} keeps them out of the process list",
         _words,
-        ("api_keys",),
+        aliases=("api_keys",),
         is_list=True,
         metavar="KEY",
-    ),
-    Option(
-        "served_model_name",
-        "names under which clients ask for the model [MODEL]",
+    )
+    served_model_name: list[str] = option(
         (),
+        "names under which clients ask for the model [MODEL]",
         _words,
-        ("served_model_names",),
+        aliases=("served_model_names",),
         is_list=True,
         metavar="NAME",
-    ),
-    Option(
-        "tokenizer",
-        "take the tokenizer and the chat template from there",
+    )
+    tokenizer: str = option(
         "",
-        str,
-        ("tokenizer_path",),
+        "model whose tokenizer and chat template are used instead",
+        aliases=("tokenizer_path",),
         metavar="MODEL",
-    ),
-    Option("chat_template", "file with a Jinja2 template in place of the model's own", "", str, metavar="FILE"),
-    Option("request_timeout", "seconds until a request is given up with 504; 0: never", 0, _seconds, metavar="S"),
-    Option("shutdown_timeout", "seconds that running requests get to finish after SIGTERM", 60, _seconds, metavar="S"),
-    Option("max_logprobs", "most log-probabilities per token", 20, _count, metavar="N"),
-    Option(
-        "tool_call_parser",
-        f"how the model writes calls of functions: {', '.join(PARSERS)}; without, they stay text",
+    )
+    chat_template: str = option("", "file with a Jinja2 template in place of the model's own", metavar="FILE")
+    request_timeout: float = option(
+        0, "seconds until a request is ended with status 504; 0: never", _seconds, metavar="S"
+    )
+    shutdown_timeout: float = option(
+        60, "seconds that running requests may take to finish after SIGTERM", _seconds, metavar="S"
+    )
+    max_logprobs: int = option(20, "maximum log-probabilities per token", _count, metavar="N")
+    tool_call_parser: str = option(
         "",
+        f"syntax of the model's tool calls: {', '.join(PARSERS)}; without it they stay text",
         parser_name,
         metavar="NAME",
-    ),
-    Option("enable_auto_tool_choice", "as vLLM has it; implied by --tool-call-parser", False, bool, is_flag=True),
-    Option("max_body_bytes", "largest body of a request", 4 << 20, parse_bytes, metavar="SIZE"),
-    Option(
-        "allowed_origins",
-        "web origins whose pages may call the server (CORS); * for all",
+    )
+    enable_auto_tool_choice: bool = option(False, "as in vLLM; implied by --tool-call-parser")
+    max_body_bytes: int = option(4 << 20, "maximum size of a request's body", parse_bytes, metavar="SIZE")
+    allowed_origins: list[str] = option(
         (),
+        "web origins whose pages may call the server (CORS); * for all",
         _words,
-        ("cors_origins",),
+        aliases=("cors_origins",),
         is_list=True,
         metavar="ORIGIN",
-    ),
-    Option("allow_credentials", "CORS: let pages send cookies and keys", False, bool, is_flag=True),
-    Option("allowed_methods", "CORS: methods", ("*",), _words, is_list=True, metavar="METHOD"),
-    Option("allowed_headers", "CORS: headers", ("*",), _words, is_list=True, metavar="HEADER"),
-    Option("ssl_keyfile", "private key for HTTPS", "", str, metavar="FILE"),
-    Option("ssl_certfile", "certificate for HTTPS", "", str, metavar="FILE"),
-    Option("root_path", "path under which a proxy shows the server", "", str, metavar="PATH"),
-    Option(
-        "log_level",
-        "debug, info, warning, error or critical",
+    )
+    allow_credentials: bool = option(False, "CORS: let pages send cookies and keys")
+    allowed_methods: list[str] = option(("*",), "CORS: methods", _words, is_list=True, metavar="METHOD")
+    allowed_headers: list[str] = option(("*",), "CORS: headers", _words, is_list=True, metavar="HEADER")
+    ssl_keyfile: str = option("", "private key for HTTPS", metavar="FILE")
+    ssl_certfile: str = option("", "certificate for HTTPS", metavar="FILE")
+    root_path: str = option("", "path prefix at which a proxy serves this server", metavar="PATH")
+    log_level: str = option(
         "info",
+        "debug, info, warning, error or critical",
         str.lower,
-        ("uvicorn_log_level", "log_level_http"),
-        ("debug", "info", "warning", "error", "critical"),
+        aliases=("uvicorn_log_level", "log_level_http"),
+        choices=_LEVELS,
         metavar="LEVEL",
-    ),
-    Option("log_requests", "one line per request", True, bool, is_flag=True),
-)
-# Other servers' words for the opposite.
+    )
+    log_requests: bool = option(True, "one line per request")
+
+
+OPTIONS: tuple[Option, ...] = ServerOptions.options()
+# Other servers' names for the opposite.
 OPPOSITES: Mapping[str, str] = {
     "disable_log_requests": "log_requests",
     "disable_uvicorn_access_log": "log_requests",
 }
 
-# Options of other servers that mean nothing here. True: it takes a value.
-FOREIGN: Mapping[str, bool] = {
-    "enable_prompt_tokens_details": False,
-    "enable_request_id_headers": False,
-    "enable_log_requests": False,
-    "enable_cache_report": False,
-    "enable_metrics": False,
-    "reasoning_parser": True,
-    "response_role": True,
-    "generation_config": True,
-    "guided_decoding_backend": True,
-    "structured_outputs_config": True,
-    "grammar_backend": True,
-    "sampling_backend": True,
-    "stream_interval": True,
-    "decode_log_interval": True,
-    "skip_server_warmup": False,
-    "show_time_cost": False,
-    "watchdog_timeout": True,
-    "disable_fastapi_docs": False,
-    "disable_frontend_multiprocessing": False,
-    "max_log_len": True,
-    "api_server_count": True,
-    "nnodes": True,
-    "node_rank": True,
-    "dist_init_addr": True,
-    "launch_kobold_api": False,
-}
-
-# What would change a model's answers, and is not built: refused, with the reason.
-REFUSED: Mapping[str, str] = {
-    "quantization": "weights are not quantized here; the cache is, see --kv-cache-dtype",
-    "enable_lora": "LoRA adapters are not built; merge them into the weights",
-    "lora_modules": "LoRA adapters are not built; merge them into the weights",
-    "lora_paths": "LoRA adapters are not built; merge them into the weights",
-    "hf_overrides": "edit the model's config.json",
-    "json_model_override_args": "edit the model's config.json",
-    "disable_sliding_window": "the model's own windows are always used",
-    "skip_tokenizer_init": "the server needs the tokenizer; send token ids as prompts to go without it",
-}
-
-
-@dataclass
-class ServerOptions:
-    """What `kvanta serve` was told about HTTP."""
-
-    host: str
-    port: int
-    api_key: list[str]
-    served_model_name: list[str]
-    tokenizer: str
-    chat_template: str
-    request_timeout: float
-    shutdown_timeout: float
-    max_logprobs: int
-    tool_call_parser: str
-    enable_auto_tool_choice: bool
-    max_body_bytes: int
-    allowed_origins: list[str]
-    allow_credentials: bool
-    allowed_methods: list[str]
-    allowed_headers: list[str]
-    ssl_keyfile: str
-    ssl_certfile: str
-    root_path: str
-    log_level: str
-    log_requests: bool
-
 
 def read_options(given: Mapping[str, Any]) -> ServerOptions:
-    """Absent or None: the default. Raises InputError that names the option."""
-    values: dict[str, Any] = {}
-    for option in OPTIONS:
-        value = given.get(option.name)
-        values[option.name] = option.read(option.default if value is None else value)
-    options = ServerOptions(**values)
+    """The server's settings; absent or None: the default. Raises InputError that names the option."""
+    options = ServerOptions.read(given)
     if given.get("api_key") is None:
         options.api_key = _words(os.environ.get(KEY_VARIABLE, ""))
-    elif not options.api_key:  # as of an unset variable of the shell: an open server is not what was meant
+    elif not options.api_key:  # such as an unset variable of the shell; it must not open the server
         raise InputError("api_key is empty; leave the option out for a server without keys")
     if any(not key.isprintable() or key != key.strip() for key in options.api_key):
         raise InputError("api_key: a key has characters that a header cannot carry")

@@ -1,4 +1,4 @@
-"""From what a request says to token ids. Runs on a worker thread: texts may be long and templates slow."""
+"""Token ids from a request's prompt or messages. Runs on a worker thread: texts may be long and templates slow."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from kvanta.values import one_line
 def split(prompt: Any) -> list[Any]:
     """The prompts of a completion request: a text, texts, token ids, or lists of them."""
     if not isinstance(prompt, (str, list)):
-        raise InputError(f"prompt is {one_line(prompt)}, not a text, texts, token ids or lists of token ids")
+        raise InputError(f"prompt must be a text, texts, token ids or lists of token ids, got {one_line(prompt)}")
     prompts = split_prompts(prompt)
     if not prompts:
         raise InputError("prompt is an empty list")
     if not all(isinstance(entry, (str, list)) for entry in prompts):
-        raise InputError(f"prompt is {one_line(prompt)}, not a text, texts, token ids or lists of token ids")
+        raise InputError(f"prompt must be a text, texts, token ids or lists of token ids, got {one_line(prompt)}")
     return prompts
 
 
@@ -97,19 +97,25 @@ def _content(index: int, content: Any) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise InputError(f"the content of chat message {index} is {one_line(content)}, not a text or a list of parts")
+        raise InputError(
+            f"the content of chat message {index} must be a text or a list of parts, got {one_line(content)}"
+        )
     texts = []
     for part in content:
         kind = part.get("type", "text") if isinstance(part, Mapping) else None
         if kind != "text" or not isinstance(part.get("text"), str):
             what = kind or one_line(part)
-            raise InputError(f"chat message {index} has a part {what!r}: only {{'type': 'text', 'text': ...}} is built")
+            raise InputError(
+                f"chat message {index} has a part {what!r}: only {{'type': 'text', 'text': ...}} is supported"
+            )
         texts.append(part["text"])
     return "\n".join(texts)
 
 
 def _tool_calls(index: int, calls: Any) -> list[Any]:
-    wrong = InputError(f"the tool_calls of chat message {index} are {one_line(calls)}, not a list of function calls")
+    wrong = InputError(
+        f"the tool_calls of chat message {index} must be a list of function calls, got {one_line(calls)}"
+    )
     if not isinstance(calls, list):
         raise wrong
     plain = []

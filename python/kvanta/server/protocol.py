@@ -1,15 +1,17 @@
-"""The bodies of requests. Types are checked here, ranges by SamplingParams; unknown fields are ignored, as OpenAI does.
+"""Bodies of HTTP requests. Types are checked here, ranges by SamplingParams; unknown fields are ignored, as by OpenAI.
 
-Fields that may be long lists are Any with a schema of their own: pydantic would make an error for every element.
+The sampling fields are those of SamplingParams. Fields that may be long lists are Any with a schema of their own:
+pydantic would make an error for every element.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, TypeAdapter, WithJsonSchema, create_model
 
 from kvanta.errors import InputError
 from kvanta.sampling_params import SamplingParams
@@ -28,17 +30,9 @@ Prompts = Annotated[
 ]
 TokenIds = Annotated[Any, WithJsonSchema(_TOKENS)]
 Messages = Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "object"}, "minItems": 1})]
-Stops = Annotated[Any, WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": _TEXT}, {"type": "null"}]})]
-Biases = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "null"}]})]
-
-# What would change the result and is not built: field -> values that ask for nothing.
-_NOT_BUILT: Mapping[str, tuple[Any, ...]] = {
+# Fields that would change the result and are not supported -> values that ask for nothing.
+_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "suffix": (None, ""),
-    "use_beam_search": (None, False),
-    "length_penalty": (None, 1, 1.0),
-    "bad_words": (None, []),
-    "allowed_token_ids": (None,),
-    "truncate_prompt_tokens": (None,),
     "prompt_embeds": (None,),
     "audio": (None,),
     "functions": (None, []),
@@ -56,7 +50,7 @@ class _Body(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """What a stream tells beside the text."""
+    """Usage figures in a stream."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -64,28 +58,26 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = None
 
 
-class SamplingFields(_Body):
-    """What both endpoints have in common. null means the default."""
+def _sampling_fields() -> dict[str, Any]:
+    """HTTP fields from SamplingParams: name -> (type, None). Numbers and switches have their own types."""
+    hints = get_type_hints(SamplingParams)
+    fields: dict[str, Any] = {}
+    for field in dataclasses.fields(SamplingParams):
+        hint = hints[field.name] | None
+        if hint not in (int | None, float | None, bool | None):
+            hint = Annotated[Any, WithJsonSchema(TypeAdapter(hint).json_schema())]
+        if field.metadata["http"]:
+            fields[field.name] = (hint, None)
+    return fields
 
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
-    n: int | None = None
-    best_of: int | None = None
-    stop: Stops = None
-    stop_token_ids: Annotated[Any, WithJsonSchema({"anyOf": [_TOKENS, {"type": "null"}]})] = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    logit_bias: Biases = None
-    prompt_logprobs: int | None = None
+
+_SAMPLING_FIELDS = _sampling_fields()
+_SamplingBody = create_model("_SamplingBody", __base__=_Body, **_SAMPLING_FIELDS)
+
+
+class SamplingFields(_SamplingBody):  # type: ignore[misc, valid-type]
+    """Fields of both endpoints. null means the default."""
+
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
@@ -102,12 +94,10 @@ class SamplingFields(_Body):
 
         `max_tokens`: None for as many as the context holds. `logprobs`: of the new tokens, with `echo` of the prompt's.
         """
-        self._refuse_what_is_not_built()
-        given: dict[str, Any] = {"max_tokens": max_tokens}
-        for name in _PASSED_ON:
-            value = getattr(self, name)
-            if value is not None:
-                given[name] = value
+        self._check_unsupported()
+        given = {name: getattr(self, name) for name in self.model_fields_set & _SAMPLING_FIELDS.keys()}
+        given = {name: value for name, value in given.items() if value is not None}
+        given["max_tokens"] = max_tokens
         if self.seed is not None:
             given["seed"] = whole_number("seed", self.seed, -(2**63), 2**64 - 1) % 2**64
         if self.logit_bias is not None:
@@ -118,14 +108,18 @@ class SamplingFields(_Body):
         for name in ("logprobs", "prompt_logprobs"):
             if given[name] is not None:
                 whole_number(name, given[name], 0, max_logprobs, " (--max-logprobs) or null")
-        return SamplingParams(**given)
+        try:
+            return SamplingParams(**given)
+        except InputError as error:
+            name = str(error).partition(" ")[0]
+            raise ApiError(400, str(error), param=name if name in given else None) from None
 
     def _form(self) -> StructuredOutputsParams | None:
-        """What every text must be."""
+        """The form of every text; None: any."""
         return read_form(self.response_format, self.model_extra or {})
 
     def engine_fields(self) -> dict[str, Any]:
-        """What the engine is told beside the sampling parameters."""
+        """Arguments of the engine in addition to the sampling parameters."""
         return {
             "cache_salt": text("cache_salt", self.cache_salt or ""),
             "priority": whole_number("priority", self.priority or 0, -(2**31), 2**31 - 1),
@@ -133,7 +127,7 @@ class SamplingFields(_Body):
 
     @property
     def usage_in_stream(self) -> tuple[bool, bool]:
-        """Whether a stream ends with the usage, and whether every chunk has it."""
+        """Two flags: a stream ends with the usage; every chunk has it."""
         options = self.stream_options
         if options is None:
             return False, False
@@ -142,43 +136,23 @@ class SamplingFields(_Body):
         every = bool(options.continuous_usage_stats)
         return bool(options.include_usage), bool(options.include_usage) and every
 
-    def _refuse_what_is_not_built(self) -> None:
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise ApiError(400, f"best_of is {self.best_of}: not built, ask for n texts and choose", param="best_of")
+    def _check_unsupported(self) -> None:
         extra = self.model_extra or {}
-        for name, nothing in _NOT_BUILT.items():
-            if name in extra and extra[name] not in nothing:
-                raise ApiError(400, f"{name} is {one_line(extra[name])}: not built", param=name)
-
-
-_PASSED_ON = (
-    "min_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "n",
-    "stop",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "skip_special_tokens",
-)
+        for name, neutral in _UNSUPPORTED.items():
+            if name in extra and extra[name] not in neutral:
+                raise ApiError(400, f"{name} is not supported, got {one_line(extra[name])}", param=name)
 
 
 def _read_bias(bias: Any) -> dict[int, Any]:
-    """JSON has texts for keys."""
+    """Token ids from the keys, which are texts in JSON."""
     if not isinstance(bias, Mapping):
-        raise InputError(f"logit_bias is {one_line(bias)}, not a mapping of token ids to numbers")
+        raise InputError(f"logit_bias must map token ids to numbers, got {one_line(bias)}")
     if len(bias) > 1024:
-        raise InputError(f"logit_bias has {len(bias)} entries, more than 1024")
+        raise InputError(f"logit_bias must have at most 1024 entries, got {len(bias)}")
     try:
         return {int(token): value for token, value in bias.items()}
     except ValueError:
-        raise InputError(f"the keys of logit_bias are token ids, not {one_line(list(bias))}") from None
+        raise InputError(f"the keys of logit_bias must be token ids, got {one_line(list(bias))}") from None
 
 
 class CompletionRequest(SamplingFields):
@@ -191,7 +165,7 @@ class CompletionRequest(SamplingFields):
 
 
 class ChatFields(_Body):
-    """How a conversation becomes a prompt."""
+    """Fields that make a prompt of a conversation."""
 
     messages: Messages
     tools: Annotated[
@@ -227,8 +201,8 @@ class ChatRequest(ChatFields, SamplingFields):
         return functions.form()
 
     @property
-    def logprobs_wanted(self) -> int | None:
-        """As SamplingParams has it."""
+    def requested_logprobs(self) -> int | None:
+        """`logprobs` of SamplingParams."""
         if not self.logprobs:
             if self.top_logprobs:
                 raise InputError("top_logprobs needs logprobs: true")

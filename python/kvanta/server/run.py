@@ -12,7 +12,6 @@ import ssl
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -30,9 +29,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _AFTER_ABORT = 5.0  # seconds for the last answers to reach their clients
 # The engine's thread asks for the interpreter where a text has a form; Python's default would make each step wait 5 ms.
 _SWITCH_SECONDS = 0.0005
-# uvloop takes one new connection of each listener in a turn of the event loop; a turn may take 20 ms under load.
+# uvloop accepts one new connection per listener and iteration of the event loop, which may take 20 ms under load.
 _LISTENERS = 16
-_MOST_QUEUED = 1024  # unless --max-queued-requests says otherwise
+_MAX_QUEUED = 1024  # unless --max-queued-requests says otherwise
 
 
 def serve(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> int:
@@ -42,7 +41,7 @@ def serve(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> i
     with contextlib.closing(_bind(options)) as listener:
         _log.info("loading %s", model)
         begin = time.perf_counter()
-        loaded = load(model, {"max_queued_requests": _MOST_QUEUED, **arguments}, options)
+        loaded = load(model, {"max_queued_requests": _MAX_QUEUED, **arguments}, options)
         sys.setswitchinterval(_SWITCH_SECONDS)
         front = AsyncLLM(loaded, time_limit=options.request_timeout)
         service = Service(
@@ -174,7 +173,7 @@ def _set_up_log(level: str) -> None:
 
 
 def _bind(options: ServerOptions) -> socket.socket:
-    """Before the model is loaded: a port that is taken is told at once."""
+    """Binds before the model is loaded, so that a port in use is an immediate error."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -194,7 +193,7 @@ def _bind(options: ServerOptions) -> socket.socket:
 def _listen(listener: socket.socket, options: ServerOptions) -> None:
     try:
         listener.listen(2048)
-    except OSError as error:  # somebody else was faster
+    except OSError as error:  # another process has taken the port
         raise _cannot_listen(options, error) from None
 
 
@@ -205,10 +204,8 @@ def _cannot_listen(options: ServerOptions, error: OSError) -> ResourceError:
 
 
 def load(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> LoadedModel:
-    """The model with the tokenizer and chat template that the options want. What is odd about them is logged."""
-    loaded = LoadedModel(model, arguments, options.tokenizer or None)
-    if options.chat_template:
-        loaded.tokenizer.use_chat_template(_read_template(options.chat_template))
+    """Loads the model with the tokenizer and chat template of the options; oddities are logged."""
+    loaded = LoadedModel(model, arguments, options.tokenizer or None, options.chat_template or None)
     vocab = int(loaded.engine.info.vocab)
     if len(loaded.tokenizer) > vocab:
         _log.warning(
@@ -218,16 +215,6 @@ def load(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> Lo
     while loaded.warnings:
         _log.warning("%s", loaded.warnings.pop(0))
     return loaded
-
-
-def _read_template(source: str) -> str:
-    """A file, or the template itself, as vLLM takes it."""
-    if "{" in source and "}" in source:
-        return source
-    try:
-        return Path(source).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise InputError(f"the chat template {source!r} cannot be read: {error}") from None
 
 
 def _banner(service: Service, listener: socket.socket, options: ServerOptions, seconds: float) -> str:

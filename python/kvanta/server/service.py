@@ -1,4 +1,4 @@
-"""What the endpoints share: the engine, the model's names, the limits; and the way from a request to its texts."""
+"""State that the endpoints share: engine, model names, limits; and the path from a request to its texts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from starlette.responses import Response
 
 from kvanta.prompts import TokenPrompt
 from kvanta.sampling_params import SamplingParams
-from kvanta.server.answer import Answer
 from kvanta.server.async_llm import AsyncLLM
 from kvanta.server.errors import ApiError, JsonResponse
-from kvanta.server.job import Job
+from kvanta.server.generation_job import GenerationJob
 from kvanta.server.protocol import SamplingFields
+from kvanta.server.response import GenerationResponse
 from kvanta.server.stream import CLIENT_GONE, EventStream, cancelled_with_client
 
 _AT_ONCE = 2048
@@ -27,7 +27,7 @@ class Service:
 
     front: AsyncLLM
     names: list[str]
-    """Under which clients may ask for the model; answers carry the first."""
+    """Model names that clients may use; answers carry the first."""
     max_logprobs: int = 20
     api_keys: list[str] = field(default_factory=list)
     max_body_bytes: int = 4 << 20
@@ -36,7 +36,7 @@ class Service:
     """A name of tool_calls.PARSERS; empty: what a model writes of its own accord stays text."""
 
     def check_model(self, name: str | None) -> None:
-        """Raises ApiError 404 for a model that is not ours."""
+        """Raises ApiError 404 for an unknown model."""
         if name is not None and name not in self.names:
             known = ", ".join(self.names)
             raise ApiError(
@@ -51,7 +51,7 @@ class Service:
         prompts: int,
         encode: Callable[[], list[TokenPrompt]],
         characters: int,
-        answer: Callable[[str, Job], Answer],
+        answer: Callable[[str, GenerationJob], GenerationResponse],
     ) -> Response:
         """`encode` makes the `prompts` many prompts of `characters`; `answer` gets the request's id and job."""
         fields = request.engine_fields()

@@ -1,4 +1,4 @@
-"""Answers that take a while, to clients that may go away."""
+"""Responses cancelled when their client disconnects; server-sent events."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from kvanta.server.job import Job
+from kvanta.server.generation_job import GenerationJob
 
-CLIENT_GONE = 499  # nginx's number, for logs: nobody reads it
+CLIENT_GONE = 499  # nginx's status, for logs only: the client has gone
 
 
 @asynccontextmanager
-async def cancelled_with_client(receive: Receive, job: Job) -> AsyncIterator[None]:
+async def cancelled_with_client(receive: Receive, job: GenerationJob) -> AsyncIterator[None]:
     """Cancels the job when the client disconnects, and in any case at the end. The body has been read."""
 
     async def watch() -> None:
@@ -36,7 +36,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], job: Job) -> None:
+    def __init__(self, events: AsyncIterator[bytes], job: GenerationJob) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events

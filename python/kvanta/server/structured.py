@@ -1,4 +1,4 @@
-"""The form that a request wants its texts to have, in the words of OpenAI, vLLM and SGLang."""
+"""Structured output in requests, in the fields of OpenAI, vLLM and SGLang."""
 
 from __future__ import annotations
 
@@ -24,49 +24,49 @@ _FORMATS = "{'type': 'text'}, {'type': 'json_object'} or {'type': 'json_schema',
 
 def read_form(response_format: Any, others: Mapping[str, Any]) -> StructuredOutputsParams | None:
     """None for any text. `others` are the request's further fields. Raises InputError that names the field."""
-    wanted: dict[str, dict[str, Any]] = {}
+    requested: dict[str, dict[str, Any]] = {}
     if response_format is not None:
         form = _of_openai(response_format)
         if form:
-            wanted["response_format"] = form
+            requested["response_format"] = form
     outputs = others.get("structured_outputs")
     if outputs is not None:
-        wanted["structured_outputs"] = _of_vllm(outputs)
+        requested["structured_outputs"] = _of_vllm(outputs)
     for name, field in _FIELDS.items():
         if others.get(name) is not None:
-            wanted[name] = {field: others[name]}
-    if not wanted:
+            requested[name] = {field: others[name]}
+    if not requested:
         return None
-    if len(wanted) > 1:
-        raise InputError(f"{' and '.join(wanted)} exclude each other")
-    ((name, form),) = wanted.items()
+    if len(requested) > 1:
+        raise InputError(f"{' and '.join(requested)} exclude each other")
+    ((name, form),) = requested.items()
     try:
         return StructuredOutputsParams(**form)
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
 
 
-def _of_openai(wanted: Any) -> dict[str, Any]:
-    kind = wanted.get("type") if isinstance(wanted, Mapping) else None
+def _of_openai(requested: Any) -> dict[str, Any]:
+    kind = requested.get("type") if isinstance(requested, Mapping) else None
     if kind == "text":
         return {}
     if kind == "json_object":
         return {"json_object": True}
     if kind == "json_schema":
-        described = wanted.get("json_schema")
+        described = requested.get("json_schema")
         schema = described.get("schema") if isinstance(described, Mapping) else None
         if isinstance(schema, Mapping):
             return {"json": schema}
-    raise InputError(f"response_format is {one_line(wanted)}; known: {_FORMATS}")
+    raise InputError(f"response_format is {one_line(requested)}; known: {_FORMATS}")
 
 
-def _of_vllm(wanted: Any) -> dict[str, Any]:
+def _of_vllm(requested: Any) -> dict[str, Any]:
     known = {"json", "json_object", "regex", "choice", "grammar"}
-    if not isinstance(wanted, Mapping):
+    if not isinstance(requested, Mapping):
         raise InputError(
-            f"structured_outputs is {one_line(wanted)}, not an object with one of {', '.join(sorted(known))}"
+            f"structured_outputs must be an object with one of {', '.join(sorted(known))}, got {one_line(requested)}"
         )
-    given = {name: value for name, value in wanted.items() if value not in (None, False)}
+    given = {name: value for name, value in requested.items() if value not in (None, False)}
     unknown = sorted(given.keys() - known)
     if unknown:
         raise InputError(f"structured_outputs has {unknown[0]!r}; known: {', '.join(sorted(known))}")

@@ -5,7 +5,7 @@
         found = reader.take(delta)
     rest = reader.end()
 
-What is no call after all stays text, so nothing that the model wrote is lost.
+Text that turns out not to be a call stays text, so no output of the model is lost.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ class Found:
 
 
 class CallReader(ABC):
-    """The calls in one text. At most one with `parallel` false: the model may not have been told."""
+    """The calls in one text. At most one with `parallel` false, since templates may not mention that limit."""
 
     def __init__(self, *, parallel: bool = True) -> None:
         self.calls = 0
-        self._most = 1 if not parallel else None
+        self._max_calls = 1 if not parallel else None
 
     @abstractmethod
     def take(self, text: str) -> Found:
-        """What is certain after `text`."""
+        """Content and calls that are certain after `text`."""
 
     @abstractmethod
     def end(self) -> Found:
         """The rest, when the text is finished."""
 
     def _new(self, name: str, arguments: str) -> list[dict[str, Any]]:
-        if self.calls == self._most:
+        if self.calls == self._max_calls:
             return []
         self.calls += 1
         return [

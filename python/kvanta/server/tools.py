@@ -20,7 +20,7 @@ _CHOICES = "'auto', 'none', 'required' or {'type': 'function', 'function': {'nam
 
 @dataclass(frozen=True)
 class Tools:
-    """What a request says of functions. Raises InputError that names the field."""
+    """A request's tool fields. Raises InputError that names the field."""
 
     offered: Sequence[Mapping[str, Any]]
     """As the chat template gets them."""
@@ -32,14 +32,14 @@ class Tools:
 
     @classmethod
     def read(cls, tools: Any, choice: Any, parallel: Any) -> Tools:
-        """Of a request's fields; None where it has none."""
+        """From a request's fields; None where it has none."""
         if not isinstance(tools, list | None) or not all(isinstance(tool, dict) for tool in tools or []):
-            raise InputError(f"tools is {one_line(tools)}, not a list of objects")
+            raise InputError(f"tools must be a list of objects, got {one_line(tools)}")
         function = choice.get("function") if isinstance(choice, Mapping) and choice.get("type") == "function" else None
         name = function.get("name") if isinstance(function, Mapping) else None
         named = isinstance(name, str)
         if not named and choice not in (None, AUTO, NONE, REQUIRED):
-            raise InputError(f"tool_choice is {one_line(choice)}, not {_CHOICES}")
+            raise InputError(f"tool_choice must be {_CHOICES}, got {one_line(choice)}")
         several = parallel is None or truth("parallel_tool_calls", parallel)
         read = cls(tools or [], name if isinstance(name, str) else choice or AUTO, named, several)
         if read.forced:
@@ -63,7 +63,7 @@ class Tools:
         return None if silent or not self.offered else list(self.offered)
 
     def form(self) -> StructuredOutputsParams:
-        """Of a forced answer: a named function's arguments, or a list of {"name", "parameters"}."""
+        """The form of a forced answer: a named function's arguments, or a list of {"name", "parameters"}."""
         schemas = dict(map(_function, self.offered))
         if self.named:
             if self.choice not in schemas:

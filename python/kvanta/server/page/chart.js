@@ -2,7 +2,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const [WIDTH, HEIGHT] = [300, 100];
-const [LEAST_POINTS, MOST_POINTS] = [30, 150]; // across the whole width
+const [MIN_POINTS, MAX_POINTS] = [30, 150]; // across the whole width
 const SERIES = 6; // colors in the style sheet
 
 // A value in about three digits, a dash where there is none.
@@ -48,7 +48,7 @@ export class Chart {
   push(values, ceiling = null) {
     for (const name of Object.keys(values)) if (!this.names.includes(name)) this.names.push(name);
     this.points.push(values);
-    if (this.points.length > MOST_POINTS) this.points.shift();
+    if (this.points.length > MAX_POINTS) this.points.shift();
     this.ceiling = ceiling;
     if (Object.values(values).some((value) => value !== null)) this.figure.hidden = false;
     this.draw();
@@ -65,7 +65,7 @@ export class Chart {
   }
 
   x(index) {
-    const across = Math.max(LEAST_POINTS, this.points.length) - 1;
+    const across = Math.max(MIN_POINTS, this.points.length) - 1;
     return WIDTH - ((this.points.length - 1 - index) * WIDTH) / across;
   }
 

@@ -1,4 +1,4 @@
-// The conversation: what was said, the form, one answer at a time.
+// The chat: messages, the form, one answer at a time.
 
 import { streamCompletion } from "./stream.js";
 
@@ -102,7 +102,7 @@ export class Chat {
   }
 }
 
-// What an answer cost. Times in milliseconds.
+// Cost of an answer. Times in milliseconds.
 export function figures(usage, began, first, ended) {
   if (!usage) return "";
   const parts = [`${usage.completion_tokens} tokens`];

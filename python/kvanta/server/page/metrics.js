@@ -37,13 +37,13 @@ export function byLabel(metrics, name, label) {
   return sums;
 }
 
-// What a counter has gained between two looks; null where the server lacks it, 0 after its restart.
+// Increase of a counter between two scrapes; null if the server lacks it, 0 after a restart.
 export function gained(before, now, name) {
   const to = total(now, name);
   return to === null ? null : Math.max(0, to - (total(before, name) ?? 0));
 }
 
-// The quantile of what a histogram has gained, by linear interpolation inside a bucket; null where it gained nothing.
+// Quantile of a histogram's increase, by linear interpolation inside a bucket; null without an increase.
 export function gainedQuantile(before, now, name, quantile) {
   const earlier = byLabel(before, `${name}_bucket`, "le");
   const buckets = Object.entries(byLabel(now, `${name}_bucket`, "le"))
@@ -51,18 +51,18 @@ export function gainedQuantile(before, now, name, quantile) {
     .sort((a, b) => a[0] - b[0]);
   const count = buckets.length ? buckets[buckets.length - 1][1] : 0;
   if (!(count > 0)) return null;
-  const wanted = quantile * count;
+  const rank = quantile * count;
   let [low, below] = [0, 0];
   for (const [edge, upTo] of buckets) {
-    if (upTo >= wanted) {
-      return edge === Infinity ? low : low + ((edge - low) * (wanted - below)) / Math.max(upTo - below, 1e-9);
+    if (upTo >= rank) {
+      return edge === Infinity ? low : low + ((edge - low) * (rank - below)) / Math.max(upTo - below, 1e-9);
     }
     [low, below] = [edge, upTo];
   }
   return low;
 }
 
-// The mean of what a histogram has gained; null where it gained nothing.
+// Mean of a histogram's increase; null without one.
 export function gainedMean(before, now, name) {
   const [sum, count] = [gained(before, now, `${name}_sum`), gained(before, now, `${name}_count`)];
   return count > 0 && sum !== null ? sum / count : null;
@@ -76,7 +76,7 @@ function scaled(value, factor) {
   return value === null ? null : value * factor;
 }
 
-// What each chart shows after `seconds`: chart -> series -> value, or null where there is none.
+// Values of each chart after `seconds`: chart -> series -> value, or null.
 export function readings(before, now, seconds) {
   const rate = (name) => scaled(gained(before, now, name), 1 / seconds);
   const gainedAs = (name) => gained(before, now, `kvanta:${name}`);

@@ -1,4 +1,4 @@
-"""Labels beside the dots of a picture that cover neither each other nor a dot."""
+"""Placement of labels next to the dots of a plot, without overlap."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _offsets() -> list[tuple[float, float, str]]:
 
 
 def place_labels(axes: Any, places: Mapping[str, tuple[float, float]]) -> None:
-    """Writes each name beside its dot, in the axes' data coordinates; far ones get a thin line to their dot."""
+    """Writes each name next to its dot, in the axes' data coordinates; distant labels get a thin line to the dot."""
     from matplotlib.patheffects import withStroke
     from matplotlib.transforms import Bbox
 
@@ -61,7 +61,7 @@ def place_labels(axes: Any, places: Mapping[str, tuple[float, float]]) -> None:
 
 
 def _text_box(label: Any, renderer: Any) -> Any:
-    """Of the text alone, without the line to its dot."""
+    """Bounding box of the text alone, without the line to its dot."""
     from matplotlib.text import Text
 
     label.update_positions(renderer)

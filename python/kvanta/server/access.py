@@ -1,4 +1,4 @@
-"""What every request passes before the application: a name, a log line, limits, the API key."""
+"""ASGI middleware: request ids and the access log; API keys and limits of bodies."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ OPEN_PATHS = frozenset({"/", "/health", "/ping", "/version", "/metrics"})
 OPEN_PREFIX = "/page/"
 
 
-class Observer:
-    """Outermost: gives each request an id, and logs one line for it, and the traceback of a fault of ours.
+class RequestLog:
+    """Outermost middleware: gives each request an id and logs one line for it, and the traceback of an internal error.
 
-    `answered(path, status)` is told of every answer.
+    `answered(scope, status)` is called for every answer.
     """
 
     def __init__(self, app: ASGIApp, answered: Callable[[Scope, int], None], *, log_requests: bool) -> None:
@@ -77,7 +77,7 @@ class Observer:
 
 
 def tokens_note(state: dict[str, Any]) -> str:
-    """For the log: how many tokens a request had."""
+    """Token counts of a request, for the log."""
     answer = state.get("answer")
     if answer is None:
         return ""
@@ -86,8 +86,8 @@ def tokens_note(state: dict[str, Any]) -> str:
     return f", prompt {usage['prompt_tokens']} (cached {cached}), new {usage['completion_tokens']}"
 
 
-class Gate:
-    """Refuses requests without a key (401), and bodies that are too large (413) or come too slowly (408)."""
+class AccessControl:
+    """Refuses requests without a key (401), and bodies that are too large (413) or arrive too slowly (408)."""
 
     def __init__(self, app: ASGIApp, api_keys: Sequence[str], max_body_bytes: int) -> None:
         self._app = app
@@ -155,5 +155,5 @@ class Gate:
 
 
 def _digest(key: bytes) -> bytes:
-    """Of equal length for all keys."""
+    """A digest; its length does not depend on the key."""
     return hashlib.sha256(key).digest()

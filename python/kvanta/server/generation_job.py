@@ -14,7 +14,7 @@ from kvanta.server.errors import ApiError, api_error
 
 @dataclass
 class Delta:
-    """What is new in one text since the last look."""
+    """New content of one text since the last read."""
 
     choice: int
     """Over all prompts: prompt * n + text."""
@@ -24,7 +24,7 @@ class Delta:
     """The new tokens: output.token_ids[begin:end]."""
 
 
-class Job:
+class GenerationJob:
     """Written by AsyncLLM, read by the one who answers the client; both on the event loop's thread.
 
     `ended(job, name, outcome)` is called once for each sequence, with its finish reason, "abort" or "error";
@@ -34,7 +34,7 @@ class Job:
     def __init__(
         self,
         generations: Sequence[Generation],
-        ended: Callable[[Job, str, str], None],
+        ended: Callable[[GenerationJob, str, str], None],
         abort: Callable[[str], None],
         done: Callable[[], None],
         arrival: float,
@@ -45,7 +45,7 @@ class Job:
         self.last_token: dict[str, float] = {}
         self._owners: dict[str, tuple[Generation, int]] = {}
         self.outputs: list[CompletionOutput] = []
-        """By choice."""
+        """Indexed by choice."""
         for generation in generations:
             for name, completion in generation.completions.items():
                 self._owners[name] = (generation, len(self.outputs))
@@ -63,21 +63,21 @@ class Job:
         """The generation of one of the engine's requests, and its choice."""
         return self._owners[name]
 
-    def take(self, news: _core.EngineOutput) -> None:
-        """Adds one step's news of one sequence."""
-        generation, choice = self._owners[news.id]
+    def take(self, engine_output: _core.EngineOutput) -> None:
+        """Adds one step's output of one sequence."""
+        generation, choice = self._owners[engine_output.id]
         output = self.outputs[choice]
         begin = len(output.token_ids)
         try:
-            text = generation.take(news)
+            text = generation.take(engine_output)
         except Exception as error:  # the engine gave it up, or a fault of ours; other requests must go on
             self.fail(api_error(error))
             return
         if output.finish_reason == "timeout":
-            self.fail(ApiError(504, news.error, code="request_timeout"))
+            self.fail(ApiError(504, engine_output.error, code="request_timeout"))
             return
-        if output.finish_reason == "abort":  # neither the client nor a stop string wanted it
-            self.fail(ApiError(503, news.error or "the request was aborted"))
+        if output.finish_reason == "abort":  # requested neither by the client nor by a stop string
+            self.fail(ApiError(503, engine_output.error or "the request was aborted"))
             return
         delta = self._pending.get(choice)
         if delta is None:
@@ -86,19 +86,19 @@ class Job:
             delta.text += text
             delta.end = len(output.token_ids)
         if output.finish_reason is not None:
-            self._close(news.id, output.finish_reason)
-            if news.finish == _core.FinishReason.NONE:  # a stop string
-                self._abort(news.id)
+            self._close(engine_output.id, output.finish_reason)
+            if engine_output.finish == _core.FinishReason.NONE:  # a stop string
+                self._abort(engine_output.id)
         self._wake.set()
 
     def fail(self, error: ApiError) -> None:
-        """Ends everything that is not finished; whoever waits gets the error."""
+        """Ends everything that is not finished; waiting callers get the error."""
         if self.open:
             self._error = error
             self._drop("error")
 
     def cancel(self) -> None:
-        """Nobody wants the rest: pages are freed at once."""
+        """Cancels the unfinished texts; their pages are freed at once."""
         self.cancelled = self.cancelled or bool(self.open)
         self._drop("abort")
 
@@ -116,7 +116,7 @@ class Job:
             self._when_done()
 
     async def deltas(self) -> AsyncIterator[list[Delta]]:
-        """News as they come; what came since the last look is joined. Raises ApiError when the job failed."""
+        """New content as it arrives; pieces since the last read are joined. Raises ApiError when the job failed."""
         while True:
             await self._wake.wait()
             self._wake.clear()

@@ -1,9 +1,9 @@
-"""The server's turnstile: how many requests enter in one turn of the event loop."""
+"""The server's limiter: how many requests enter in one turn of the event loop."""
 
 import asyncio
 from typing import Any
 
-from kvanta.server.turnstile import PER_TURN, Turnstile
+from kvanta.server.admission import PER_ITERATION, AdmissionLimiter
 
 
 async def turns_of(methods: list[str], cancelled: tuple[int, ...] = ()) -> dict[int, int]:
@@ -23,7 +23,7 @@ async def turns_of(methods: list[str], cancelled: tuple[int, ...] = ()) -> dict[
     async def app(scope: Any, _receive: Any, _send: Any) -> None:
         entered[scope["number"]] = turn
 
-    turnstile = Turnstile(app)
+    limiter = AdmissionLimiter(app)
     loop.call_soon(count)
 
     async def receive() -> Any:
@@ -33,7 +33,7 @@ async def turns_of(methods: list[str], cancelled: tuple[int, ...] = ()) -> dict[
         raise AssertionError
 
     tasks = [
-        asyncio.create_task(turnstile({"type": "http", "method": method, "number": number}, receive, send))
+        asyncio.create_task(limiter({"type": "http", "method": method, "number": number}, receive, send))
         for number, method in enumerate(methods)
     ]
     await asyncio.sleep(0)
@@ -48,8 +48,8 @@ def test_a_crowd_enters_in_order_a_few_at_a_time() -> None:
     entered = asyncio.run(turns_of(["POST"] * 50))
     assert list(entered) == list(range(50))
     turns = list(entered.values())
-    assert max(turns.count(turn) for turn in turns) == PER_TURN
-    assert turns[-1] - turns[0] <= 50 / PER_TURN + 2
+    assert max(turns.count(turn) for turn in turns) == PER_ITERATION
+    assert turns[-1] - turns[0] <= 50 / PER_ITERATION + 2
 
 
 def test_what_only_looks_does_not_wait() -> None:
@@ -60,4 +60,4 @@ def test_what_only_looks_does_not_wait() -> None:
 def test_those_who_leave_keep_nobody_waiting() -> None:
     entered = asyncio.run(turns_of(["POST"] * 50, cancelled=tuple(range(10, 40))))
     assert list(entered) == [*range(10), *range(40, 50)]
-    assert entered[49] - entered[0] <= 20 / PER_TURN + 2
+    assert entered[49] - entered[0] <= 20 / PER_ITERATION + 2

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from kvanta.server.errors import ApiError, json_bytes
-from kvanta.server.job import Delta, Job
+from kvanta.server.generation_job import Delta, GenerationJob
 from kvanta.server.protocol import SamplingFields
 
 DONE = b"data: [DONE]\n\n"
@@ -19,14 +19,14 @@ def event(value: object) -> bytes:
     return b"data: " + json_bytes(value) + b"\n\n"
 
 
-class Answer(ABC):
-    """What both endpoints have in common; they differ in the shape of a choice."""
+class GenerationResponse(ABC):
+    """A response of either endpoint; subclasses give the shape of a choice."""
 
     whole_object: str
     chunk_object: str
     id_prefix: str
 
-    def __init__(self, request_id: str, model: str, request: SamplingFields, job: Job) -> None:
+    def __init__(self, request_id: str, model: str, request: SamplingFields, job: GenerationJob) -> None:
         self._job = job
         self._usage_last, self._usage_every = request.usage_in_stream
         self._token_ids = bool(request.return_token_ids)
@@ -42,17 +42,17 @@ class Answer(ABC):
 
     @abstractmethod
     def _piece(self, delta: Delta) -> dict[str, Any] | None:
-        """What is new in a text; None if there is nothing to tell."""
+        """A choice with the new content of a text; None if there is none to send."""
 
     def _top_level(self) -> dict[str, Any]:
-        """Fields beside the choices, in a whole answer and in a stream's first chunk."""
+        """Fields next to the choices, in a whole answer and in a stream's first chunk."""
         return {}
 
     def _completion_tokens(self) -> int:
         return sum(len(output.token_ids) for output in self._job.outputs)
 
     def usage(self) -> dict[str, Any]:
-        """So far."""
+        """Usage so far."""
         prompt = sum(len(generation.output.prompt_token_ids) for generation in self._job.generations)
         cached = sum(generation.output.num_cached_tokens for generation in self._job.generations)
         completion = self._completion_tokens()

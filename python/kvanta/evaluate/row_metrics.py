@@ -18,7 +18,7 @@ _pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "figures")
 
 @dataclass(frozen=True)
 class ReferenceRows:
-    """What is kept of the reference: per row the packed log-probabilities, the likeliest token, the true one's."""
+    """Stored part of the reference: per row the packed log-probabilities, the most likely token, the true one's."""
 
     codes: Codes
     """[rows, vocab]"""
@@ -38,20 +38,20 @@ class ReferenceRows:
 
 
 @dataclass(frozen=True)
-class RowFigures:
+class RowMetrics:
     """Arrays of one entry per row."""
 
     kl: NDArray[np.float64]
     """KL(reference || format), nats."""
     same_top: NDArray[np.bool_]
-    """Whether both find the same token the likeliest."""
+    """True where both have the same most likely token."""
     target: NDArray[np.float64]
     """Log-probability of the token that stands there, nats."""
 
     @staticmethod
-    def join(parts: Sequence[RowFigures]) -> RowFigures:
+    def join(parts: Sequence[RowMetrics]) -> RowMetrics:
         """One after the other."""
-        return RowFigures(
+        return RowMetrics(
             np.concatenate([part.kl for part in parts]),
             np.concatenate([part.same_top for part in parts]),
             np.concatenate([part.target for part in parts]),
@@ -72,7 +72,7 @@ def _normalizer(shifted: Floats) -> tuple[NDArray[np.float64], Floats]:
     return np.log(exponentials.sum(axis=1).astype(np.float64)), exponentials
 
 
-def _compare_block(reference: ReferenceRows, targets: NDArray[np.intp], logits: Floats) -> RowFigures:
+def _compare_block(reference: ReferenceRows, targets: NDArray[np.intp], logits: Floats) -> RowMetrics:
     rows = np.arange(len(logits))
     top = logits.argmax(axis=1)
     shifted = logits - logits[rows, top][:, None]
@@ -88,26 +88,26 @@ def _compare_block(reference: ReferenceRows, targets: NDArray[np.intp], logits: 
     p_log -= shifted
     p_log += inside[:, None]
     kl = np.einsum("ij,ij->i", p, p_log) / p_sum + (log_sum - inside) - np.log(p_sum)
-    return RowFigures(np.maximum(kl, 0.0), top == reference.top, target)
+    return RowMetrics(np.maximum(kl, 0.0), top == reference.top, target)
 
 
-def compare(reference: ReferenceRows, targets: Sequence[int], logits: Floats) -> RowFigures:
+def compare(reference: ReferenceRows, targets: Sequence[int], logits: Floats) -> RowMetrics:
     """Figures of logits [rows, vocab]; `targets`: the tokens that stand there. Runs on all CPUs, O(1 MiB) each.
 
     Each row is computed by itself: the figures do not depend on the number of CPUs.
     """
-    wanted = np.asarray(targets, dtype=np.intp)
+    target_ids = np.asarray(targets, dtype=np.intp)
     blocks = _blocks(*logits.shape)
-    return RowFigures.join(
-        list(_pool.map(lambda rows: _compare_block(reference[rows], wanted[rows], logits[rows]), blocks))
+    return RowMetrics.join(
+        list(_pool.map(lambda rows: _compare_block(reference[rows], target_ids[rows], logits[rows]), blocks))
     )
 
 
 def pack_rows(targets: Sequence[int], logits: Floats) -> ReferenceRows:
-    """What is kept of the reference's logits [rows, vocab]."""
+    """Packs the reference's logits [rows, vocab]."""
     from kvanta.evaluate.packed_rows import pack
 
-    wanted = np.asarray(targets, dtype=np.intp)
+    target_ids = np.asarray(targets, dtype=np.intp)
 
     def work(rows: slice) -> ReferenceRows:
         block = logits[rows]
@@ -115,7 +115,7 @@ def pack_rows(targets: Sequence[int], logits: Floats) -> ReferenceRows:
         top = block.argmax(axis=1)
         shifted = block - block[places, top][:, None]
         log_sum, _ = _normalizer(shifted)
-        target = (shifted[places, wanted[rows]] - log_sum).astype(np.float32)
+        target = (shifted[places, target_ids[rows]] - log_sum).astype(np.float32)
         return ReferenceRows(*pack(block), top.astype(np.int32), target)
 
     parts = list(_pool.map(work, _blocks(*logits.shape)))

@@ -18,7 +18,7 @@ from kvanta.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Subject:
+class EngineFactory:
     """A model folder, the engine options that all formats share, and the longest passage."""
 
     model: str
@@ -39,15 +39,15 @@ class Subject:
         sequences: int,
         options: Mapping[str, Any],
         reference_weights: str | None = None,
-    ) -> Subject:
+    ) -> EngineFactory:
         """`context`: default 2048 or the model's limit. Raises InputError."""
         folder = resolve_model(model)
         limit = int(_core.read_model_info(str(folder.path), options.get("dtype") or "auto").max_position)
         if context is None:
             context = min(2048, limit)
         if not 0 < context <= limit:
-            raise InputError(f"context is {context}, not in 1..{limit}, which is what {folder.name!r} allows")
-        return Subject(folder.name, folder.path, context, sequences, dict(options), reference_weights)
+            raise InputError(f"context must be in 1..{limit}, the limit of {folder.name!r}, got {context}")
+        return EngineFactory(folder.name, folder.path, context, sequences, dict(options), reference_weights)
 
     def _arguments(self, scheme: str, layers: str) -> dict[str, Any]:
         fixed = {"kv_cache_dtype": scheme, "max_model_len": self.context, "enable_prefix_caching": True}

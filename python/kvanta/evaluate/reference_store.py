@@ -1,6 +1,6 @@
 """References on disk: $KVANTA_HOME/eval/KEY, each a folder with a header and the packed rows of its passages.
 
-Written beside and renamed, so that a folder under its name is whole; checksums tell if it has been damaged since.
+Folders are written under another name and renamed, so they are complete; checksums detect later damage.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import numpy as np
 
 from kvanta.errors import ResourceError
 from kvanta.evaluate.passages import Passage
-from kvanta.evaluate.row_figures import ReferenceRows
+from kvanta.evaluate.row_metrics import ReferenceRows
 from kvanta.models import kvanta_home
 
 LAYOUT_VERSION = 1
-MOST_BYTES = 4 * 2**30
+MAX_BYTES = 4 * 2**30
 """That the folder may hold: the references that were not used for longest go first."""
 
 _LONGEST_WRITING = 24 * 3600  # seconds
@@ -33,7 +33,7 @@ _HEADER, _CODES, _ROWS = "header.json", "codes.u16", "rows.bin"
 
 
 def folder_of(key: str) -> Path:
-    """Where the reference of that key is, or will be."""
+    """Folder of the reference with that key."""
     return kvanta_home() / "eval" / key
 
 
@@ -109,10 +109,10 @@ def save(key: str, passages: list[Passage], vocab: int, parts: Iterable[Referenc
 
 
 def _remove_oldest(keep: Path) -> None:
-    """Until the folder holds at most MOST_BYTES; never `keep`. What a killed process has left goes as well."""
+    """Until the folder holds at most MAX_BYTES; never `keep`. What a killed process has left goes as well."""
     with contextlib.suppress(OSError):  # another process may do the same
         others = [path for path in keep.parent.iterdir() if path.is_dir() and path != keep]
-        room = MOST_BYTES - _size(keep)
+        room = MAX_BYTES - _size(keep)
         for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
             room -= _size(path)
             being_written = path.name.startswith(".") and time.time() - path.stat().st_mtime < _LONGEST_WRITING

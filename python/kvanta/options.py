@@ -1,0 +1,147 @@
+"""Options declared once: a dataclass field carries the default, help, conversion, aliases and flags of an option."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeVar
+
+from kvanta.errors import InputError
+from kvanta.values import one_line, truth
+
+_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_UNITS |= {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_MAX_BYTES = 2**62
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option, as read from its field of an OptionGroup."""
+
+    name: str
+    """Argument of LLM and attribute of the group; the flag is --name with dashes."""
+    help: str
+    default: Any
+    convert: Callable[[Any], Any]
+    aliases: tuple[str, ...] = ()
+    """Further names, as arguments and as flags."""
+    choices: tuple[str, ...] = ()
+    config_field: str = ""
+    """Field of the C++ EngineConfig, where its name differs."""
+    is_list: bool = False
+    metavar: str = "X"
+
+    @property
+    def is_flag(self) -> bool:
+        """True for a switch, which takes no value on the command line."""
+        return isinstance(self.default, bool)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name and its aliases."""
+        return (self.name, *self.aliases)
+
+    @property
+    def flags(self) -> list[str]:
+        """Command-line flags, the preferred one first."""
+        return [flag_of(name) for name in self.names]
+
+    def read(self, value: Any) -> Any:
+        """The converted value. Raises InputError that names the option."""
+        if self.is_flag:
+            return truth(self.name, value)
+        try:
+            converted = self.convert(value)
+        except InputError as error:
+            raise InputError(f"{self.name}: {error}") from None
+        except TypeError:
+            raise InputError(f"{self.name} must be {self.metavar}, got {one_line(value)}") from None
+        if self.choices and converted not in self.choices:
+            raise InputError(f"{self.name} must be one of {', '.join(self.choices)}, got {value!r}")
+        return converted
+
+
+def option(default: Any, help: str, convert: Callable[[Any], Any] = str, **details: Any) -> Any:  # noqa: A002
+    """A dataclass field that declares an Option; `details` are Option's remaining fields."""
+    return field(default=default, metadata={"option": {"help": help, "convert": convert, **details}})
+
+
+@dataclass
+class OptionGroup:
+    """Base class of dataclasses whose fields are made by `option`."""
+
+    @classmethod
+    def options(cls) -> tuple[Option, ...]:
+        """Every option of the group, in order."""
+        return tuple(
+            Option(name=each.name, default=each.default, **each.metadata["option"]) for each in dataclasses.fields(cls)
+        )
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> Self:
+        """Checked and converted values; an option that is absent or None has its default."""
+        values = {}
+        for each in cls.options():
+            value = given.get(each.name)
+            values[each.name] = each.read(each.default if value is None else value)
+        return cls(**values)
+
+
+def accepts_options(group: type[OptionGroup]) -> Callable[[Function], Function]:
+    """Decorator: lists the group's options in the signature of a function that takes them as **keywords."""
+
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function)
+        own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        rest = [each for each in signature.parameters.values() if each.kind is inspect.Parameter.VAR_KEYWORD]
+        listed = [
+            inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
+            for each in dataclasses.fields(group)
+        ]
+        function.__dict__["__signature__"] = signature.replace(parameters=[*own, *listed, *rest])
+        return function
+
+    return decorate
+
+
+def flag_of(name: str) -> str:
+    """The command-line flag of an argument."""
+    return f"--{name.replace('_', '-')}"
+
+
+def parse_bytes(value: str | int | float) -> int:
+    """Bytes from "2GiB", "512 MB" or a plain number."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(value))
+    if match is None or match[2].lower() not in _UNITS:
+        raise InputError(f"{value!r} is not a size in bytes; examples: 2GiB, 512MiB, 1000000")
+    size = int(float(match[1]) * _UNITS[match[2].lower()])
+    if size >= _MAX_BYTES:
+        raise InputError(f"{value!r} exceeds the largest size, 4 EiB")
+    return size
+
+
+def split_list(value: str | int | Iterable[str | int]) -> list[str]:
+    """Entries of "0,1,sliding_window", ["0", "1"] or [0, 1], separated by commas, spaces or both."""
+    if isinstance(value, (str, int)):
+        value = [value]
+    return [entry for part in value for entry in str(part).replace(",", " ").split()]
+
+
+def parse_integer(value: Any) -> int:
+    """An integer, or its decimal text."""
+    if isinstance(value, bool) or not re.fullmatch(r"[+-]?[0-9]+", str(value)):
+        raise InputError(f"{value!r} is not a whole number")
+    return int(value)
+
+
+def parse_number(value: Any) -> float:
+    """A number, or its decimal text."""
+    try:
+        return float(value)
+    except ValueError:
+        raise InputError(f"{value!r} is not a number") from None

@@ -122,6 +122,21 @@ nb::dict Counts(int64_t values, int64_t saturated, int64_t nan, int64_t blocks, 
   return counts;
 }
 
+nb::list Groups(const std::vector<CacheGroupStats>& groups) {
+  nb::list rows;
+  for (const CacheGroupStats& group : groups) {
+    nb::dict row;
+    row["visibility"] = group.visibility;
+    row["layers"] = nb::cast(group.layers);
+    row["page_bytes"] = group.page_bytes;
+    row["exact_page_bytes"] = group.exact_page_bytes;
+    row["pages_used"] = group.pages_used;
+    row["exact_pages_used"] = group.exact_pages_used;
+    rows.append(row);
+  }
+  return rows;
+}
+
 // Plain dictionaries, for logs and --json.
 nb::dict StatsDict(const EngineStats& stats) {
   nb::dict result;
@@ -151,6 +166,8 @@ nb::dict StatsDict(const EngineStats& stats) {
   result["exact_pages_used"] = stats.exact_pages_used;
   result["cache_used_bytes"] = stats.cache_used_bytes;
   result["cache_budget_bytes"] = stats.cache_budget_bytes;
+  result["cache_evictable_bytes"] = stats.cache_evictable_bytes;
+  result["groups"] = Groups(stats.groups);
   result["prefix_pages"] = stats.prefix_pages;
   result["weight_bytes"] = stats.weight_bytes;
   result["backend"] = stats.backend;
@@ -218,7 +235,8 @@ void BindInfo(nb::module_& module) {
       .def_ro("exact_page_bytes", &CachePlan::exact_page_bytes)
       .def_ro("exact_pages_per_sequence", &CachePlan::exact_pages_per_sequence)
       .def_ro("bytes_per_token", &CachePlan::bytes_per_token)
-      .def_ro("sequence_bytes", &CachePlan::sequence_bytes);
+      .def_ro("sequence_bytes", &CachePlan::sequence_bytes)
+      .def_prop_ro("groups", [](const CachePlan& plan) { return Groups(plan.groups); });
   module.def("read_model_info", &ReadModelInfo, "model"_a, "dtype"_a = "auto", "weight_dtype"_a = "auto", ReleaseGil(),
              "Reads the configuration only; weights are not needed.");
   module.def("plan_cache_bytes", &PlanCacheBytes, "config"_a, ReleaseGil(), "Bytes of a cache, without building one.");
@@ -331,11 +349,11 @@ nb::dict Statistics(EngineOwner& owner, const TokenVector& tokens, const std::op
   return result;
 }
 
-nb::bytes ExportPage(EngineOwner& owner, const TokenVector& tokens, int index) {
+nb::bytes ExportPage(EngineOwner& owner, const TokenVector& tokens, int index, int group) {
   std::vector<uint8_t> bytes;
   {
     nb::gil_scoped_release release;
-    bytes = owner.engine->ExportPage({tokens.data(), tokens.size()}, index);
+    bytes = owner.engine->ExportPage({tokens.data(), tokens.size()}, index, group);
   }
   return nb::bytes(bytes.data(), bytes.size());
 }
@@ -377,7 +395,8 @@ void BindEngine(nb::module_& module) {
       .def(
           "measure_quality", [](EngineOwner& owner) { return owner.engine->MeasureQuality(); }, ReleaseGil(),
           "One chunk of the comparisons of quality_sample_rate; False when none is left.")
-      .def("export_page", &ExportPage, "tokens"_a, "index"_a, "Canonical bytes of a page of a cached prefix.")
+      .def("export_page", &ExportPage, "tokens"_a, "index"_a, "group"_a = 0,
+           "Canonical bytes of a page of a cached prefix, of the layers of one KV cache group.")
       .def(
           "stats", [](const EngineOwner& owner) { return StatsDict(owner.engine->Stats()); },
           nb::sig("def stats(self) -> dict[str, typing.Any]"))

@@ -70,6 +70,9 @@ def plan(
             refusal = error
             continue  # this model's heads do not take this format
         exact_bytes = layout.exact_pages_per_sequence * layout.exact_page_bytes
+        tokens = max(0, cache_bytes - exact_bytes) // layout.page_bytes * page_size
+        if any(group["visibility"] != "full" for group in layout.groups):
+            tokens = cache_bytes * context // layout.sequence_bytes  # in sequences of `context` tokens
         rows.append(
             {
                 "name": name,
@@ -78,7 +81,7 @@ def plan(
                 "page_bytes": layout.page_bytes,
                 "exact_bytes_per_sequence": exact_bytes,
                 "sequence_bytes": layout.sequence_bytes,
-                "tokens": max(0, cache_bytes - exact_bytes) // layout.page_bytes * page_size,
+                "tokens": tokens,
                 "sequences": cache_bytes // layout.sequence_bytes,
                 "ratio_to_bf16": reference.bytes_per_token / layout.bytes_per_token,
             }

@@ -116,14 +116,17 @@ class Metrics(Collector):
             "kvanta:kv_cache_used_bytes", "Cache memory in use, by format.", labels=["model_name", "format"]
         )
         by_format: Counts[str] = Counts()
-        for layer in stats["layers"]:
-            by_format[layer["scheme"]] += layer["page_bytes"] * used
+        for group in stats["groups"]:
+            for layer in (stats["layers"][index] for index in group["layers"]):
+                by_format[layer["scheme"]] += layer["page_bytes"] * group["pages_used"]
         for name, count in by_format.items():
             used_bytes.add_metric([self._model, name], count)
-        exact = stats["exact_pages_used"] * stats["exact_page_bytes"]
+        exact = sum(group["exact_pages_used"] * group["exact_page_bytes"] for group in stats["groups"])
         if stats["exact_page_bytes"]:
             used_bytes.add_metric([self._model, "exact"], exact)
         yield used_bytes
+        evictable = stats["cache_evictable_bytes"]
+        yield self._gauge("kv_cache_evictable_bytes", "Memory in use that only the prefix cache holds.", evictable)
         yield self._gauge("weight_bytes", "Memory of the weights.", stats["weight_bytes"])
 
     def _engine_counters(self, stats: dict[str, Any]) -> Iterator[Metric]:

@@ -78,7 +78,7 @@ class Ops {
   // tokens[r]: the token sampled by draws[r] from row r of logits, f32 [rows][width], with the argmaxes of the rows; -1
   // if the row is not finite or has too many candidates (kMaxCandidates). Only for devices whose memory is not the
   // host's: on the CPU the sampler reads the logits.
-  virtual void Draw(const float* /*logits*/, int64_t /*rows*/, int64_t /*width*/, const RowArgmax* /*peaks*/,
+  virtual void Sample(const float* /*logits*/, int64_t /*rows*/, int64_t /*width*/, const RowArgmax* /*peaks*/,
                     const SampleParams* /*draws*/, int32_t* /*tokens*/) noexcept {}
 };
 

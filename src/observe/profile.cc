@@ -89,9 +89,9 @@ class ProfiledOps final : public kernels::Ops {
     inner_->Copy(x, x_stride, rows, width, out, out_stride);
   }
   bool OnHost() const noexcept override { return inner_->OnHost(); }
-  void Draw(const float* logits, int64_t rows, int64_t width, const kernels::RowArgmax* argmaxes,
+  void Sample(const float* logits, int64_t rows, int64_t width, const kernels::RowArgmax* argmaxes,
             const kernels::SampleParams* draws, int32_t* tokens) noexcept override {
-    inner_->Draw(logits, rows, width, argmaxes, draws, tokens);
+    inner_->Sample(logits, rows, width, argmaxes, draws, tokens);
   }
   void Gather(const float* x, int64_t width, const int64_t* rows, int64_t count, float* out) noexcept override {
     const Timer timer(copy_);

@@ -165,7 +165,7 @@ void Runner::SampleOnDevice(int64_t first, std::span<SampleRow> rows) {
   const auto launches = [&, this] {
     ops.Gather(hidden_.as<float>(), model_.Config().hidden, device_rows, count, gathered_.as<float>());
     model_.Logits(gathered_.as<float>(), count, logits_.as<float>(), argmaxes);
-    ops.Draw(logits_.as<float>(), count, model_.Config().vocab, argmaxes, params, tokens);
+    ops.Sample(logits_.as<float>(), count, model_.Config().vocab, argmaxes, params, tokens);
     ops.device().CopyOutAsync(host_samples_.data(), samples_.data(), samples_.bytes());
   };
   if (graphs_) {

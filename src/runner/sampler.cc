@@ -103,11 +103,11 @@ int32_t Sampler::Choose(std::span<const float> logits, const SamplerState& state
       argmax.column = static_cast<int32_t>(std::find(logits.begin(), logits.end(), range.max) - logits.begin());
   }
   if (greedy) return argmax.column;
-  return Draw(logits, argmax.value, state.params_, UniformSample(state.seed_, static_cast<uint64_t>(state.produced_)));
+  return SampleToken(logits, argmax.value, state.params_, UniformSample(state.seed_, static_cast<uint64_t>(state.produced_)));
 }
 
 // The sampled token of final logits with this maximum, at a temperature above 0.
-int32_t Sampler::Draw(std::span<const float> logits, float max, const SamplingParams& params, double uniform) {
+int32_t Sampler::SampleToken(std::span<const float> logits, float max, const SamplingParams& params, double uniform) {
   const float scale = 1.0F / params.temperature;
   const auto vocab = static_cast<int>(logits.size());
   const auto prob = [&](int32_t i) { return ExpOfNegative((candidates_[static_cast<size_t>(i)].logit - max) * scale); };

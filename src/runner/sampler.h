@@ -57,7 +57,7 @@ class Sampler {
 
  private:
   int32_t Choose(std::span<const float> logits, const SamplerState& state, kernels::RowArgmax argmax);
-  int32_t Draw(std::span<const float> logits, float max, const SamplingParams& params, double uniform);
+  int32_t SampleToken(std::span<const float> logits, float max, const SamplingParams& params, double uniform);
   std::vector<Candidate> candidates_;
 };
 

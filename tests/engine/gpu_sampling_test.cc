@@ -28,7 +28,7 @@ class GpuSamplingTest : public testing::GpuTestBase, public ::testing::WithParam
     return buffer;
   }
 
-  std::vector<int32_t> Draw(const std::vector<float>& logits, const std::vector<SampleParams>& draws) {
+  std::vector<int32_t> Sample(const std::vector<float>& logits, const std::vector<SampleParams>& draws) {
     const size_t vocab = logits.size() / draws.size();
     std::vector<RowArgmax> argmaxes;
     for (size_t row = 0; row < draws.size(); ++row) {
@@ -39,7 +39,7 @@ class GpuSamplingTest : public testing::GpuTestBase, public ::testing::WithParam
     }
     const Buffer rows = Upload(logits), tops = Upload(argmaxes), given = Upload(draws);
     const Buffer tokens = Upload(std::vector<int32_t>(draws.size(), -3));
-    ops_->Draw(rows.as<float>(), std::ssize(draws), static_cast<int64_t>(vocab), tops.as<RowArgmax>(),
+    ops_->Sample(rows.as<float>(), std::ssize(draws), static_cast<int64_t>(vocab), tops.as<RowArgmax>(),
                given.as<SampleParams>(), tokens.as<int32_t>());
     std::vector<int32_t> drawn(draws.size());
     gpu_->device().CopyOut(drawn.data(), tokens.data(), tokens.bytes());
@@ -95,7 +95,7 @@ TEST_P(GpuSamplingTest, SamplesTheHostsTokens) {
         expected.push_back(Sampler().Sample(row, state));
       }
     }
-    const std::vector<int32_t> drawn = Draw(logits, draws);
+    const std::vector<int32_t> drawn = Sample(logits, draws);
     int left = 0;
     for (size_t i = 0; i < drawn.size(); ++i) {
       left += drawn[i] == -1 ? 1 : 0;
@@ -113,10 +113,10 @@ TEST_P(GpuSamplingTest, FlatAndNonFiniteRowsAreLeftToTheHost) {
   logits[2 * kVocab + 8] = INFINITY;
   logits[3 * kVocab + 9] = 1.75F;
   SampleParams draw{.uniform = 0.5, .scale = 1, .top_k = 1};
-  EXPECT_EQ(Draw(logits, std::vector<SampleParams>(4, draw)), (std::vector<int32_t>{-1, -1, -1, 9}));
+  EXPECT_EQ(Sample(logits, std::vector<SampleParams>(4, draw)), (std::vector<int32_t>{-1, -1, -1, 9}));
   draw.top_k = 0;
   draw.top_p = 0.9F;
-  EXPECT_EQ(Draw(logits, std::vector<SampleParams>(4, draw)), (std::vector<int32_t>{-1, -1, -1, -1}));
+  EXPECT_EQ(Sample(logits, std::vector<SampleParams>(4, draw)), (std::vector<int32_t>{-1, -1, -1, -1}));
 }
 
 TEST(GpuSampling, TooManyCandidatesAreLeftToTheHost) {

@@ -100,7 +100,7 @@ class GpuOps final : public Ops {
     return context_->gpu->Record(launches);
   }
 
-  void Draw(const float* logits, int64_t rows, int64_t width, const RowArgmax* argmaxes, const SampleParams* draws,
+  void Sample(const float* logits, int64_t rows, int64_t width, const RowArgmax* argmaxes, const SampleParams* draws,
             int32_t* tokens) noexcept override {
     Run(rows,
         cuda::SampleWork{

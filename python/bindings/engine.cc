@@ -20,6 +20,7 @@
 #include "constraint.h"
 #include "fields.h"
 #include "output_queue.h"
+#include "stats.h"
 
 namespace nb = nanobind;
 
@@ -99,147 +100,6 @@ void BindOutputs(nb::module_& module) {
       .def_ro("preemptions", &RequestOutput::preemptions)
       .def_ro("times", &RequestOutput::times)
       .def_ro("error", &RequestOutput::error);
-}
-
-nb::dict Quality(const QualityStats& quality) {
-  nb::dict result;
-  result["requests"] = quality.requests;
-  result["tokens"] = quality.tokens;
-  result["pending"] = quality.pending;
-  result["skipped"] = quality.skipped;
-  result["kl_mean"] = quality.tokens > 0 ? quality.kl_sum / static_cast<double>(quality.tokens) : 0.0;
-  result["kl_max"] = quality.kl_max;
-  return result;
-}
-
-nb::dict Counts(int64_t values, int64_t saturated, int64_t nan, int64_t blocks, int64_t zero_blocks) {
-  nb::dict counts;
-  counts["values"] = values;
-  counts["saturated"] = saturated;
-  counts["nan"] = nan;
-  counts["blocks"] = blocks;
-  counts["zero_blocks"] = zero_blocks;
-  return counts;
-}
-
-nb::list Groups(const std::vector<CacheGroupStats>& groups) {
-  nb::list rows;
-  for (const CacheGroupStats& group : groups) {
-    nb::dict row;
-    row["visibility"] = group.visibility;
-    row["layers"] = nb::cast(group.layers);
-    row["page_bytes"] = group.page_bytes;
-    row["exact_page_bytes"] = group.exact_page_bytes;
-    row["pages_used"] = group.pages_used;
-    row["exact_pages_used"] = group.exact_pages_used;
-    rows.append(row);
-  }
-  return rows;
-}
-
-// Plain dictionaries, for logs and --json.
-nb::dict StatsDict(const EngineStats& stats) {
-  nb::dict result;
-  result["running"] = stats.running;
-  result["waiting"] = stats.waiting;
-  result["preemptions"] = stats.preemptions;
-  result["steps"] = stats.steps;
-  result["prompt_tokens"] = stats.prompt_tokens;
-  result["cached_tokens"] = stats.cached_tokens;
-  result["generated_tokens"] = stats.generated_tokens;
-  result["prefix_queries"] = stats.prefix_queries;
-  result["prefix_evictions"] = stats.prefix_evictions;
-  result["refused"] = stats.refused;
-  nb::dict finished;
-  finished["stop"] = stats.finished_stop;
-  finished["length"] = stats.finished_length;
-  finished["abort"] = stats.finished_abort;
-  finished["error"] = stats.finished_error;
-  finished["timeout"] = stats.finished_timeout;
-  result["finished"] = finished;
-  result["page_size"] = stats.page_size;
-  result["page_bytes"] = stats.page_bytes;
-  result["exact_page_bytes"] = stats.exact_page_bytes;
-  result["bytes_per_token"] = stats.bytes_per_token;
-  result["pages_used"] = stats.pages_used;
-  result["pages_free"] = stats.pages_free;
-  result["exact_pages_used"] = stats.exact_pages_used;
-  result["cache_used_bytes"] = stats.cache_used_bytes;
-  result["cache_budget_bytes"] = stats.cache_budget_bytes;
-  result["cache_evictable_bytes"] = stats.cache_evictable_bytes;
-  result["groups"] = Groups(stats.groups);
-  result["prefix_pages"] = stats.prefix_pages;
-  result["weight_bytes"] = stats.weight_bytes;
-  result["backend"] = stats.backend;
-  result["isa"] = stats.isa;
-  result["device"] = stats.device;
-  result["threads"] = stats.threads;
-  result["seconds_total"] = stats.seconds_total;
-  result["seconds_forward"] = stats.seconds_forward;
-  result["seconds_schedule"] = stats.seconds_schedule;
-  result["seconds_masks"] = stats.seconds_masks;
-  result["seconds_sample"] = stats.seconds_sample;
-  result["seconds_callback"] = stats.seconds_callback;
-  nb::list profile;
-  for (const ProfileRow& row : stats.profile) {
-    nb::dict entry;
-    entry["name"] = row.name;
-    entry["seconds"] = row.seconds;
-    entry["calls"] = row.calls;
-    profile.append(entry);
-  }
-  result["profile"] = profile;
-  result["quality"] = Quality(stats.quality);
-  int64_t saturated = 0;
-  int64_t nan = 0;
-  nb::list layers;
-  for (const LayerStats& layer : stats.layers) {
-    saturated += layer.k_saturated + layer.v_saturated;
-    nan += layer.k_nan + layer.v_nan;
-    nb::dict row;
-    row["scheme"] = layer.scheme;
-    row["page_bytes"] = layer.page_bytes;
-    row["k_scale"] = nb::cast(layer.k_scale);
-    row["v_scale"] = nb::cast(layer.v_scale);
-    row["k"] = Counts(layer.k_values, layer.k_saturated, layer.k_nan, layer.k_blocks, layer.k_zero_blocks);
-    row["v"] = Counts(layer.v_values, layer.v_saturated, layer.v_nan, layer.v_blocks, layer.v_zero_blocks);
-    layers.append(row);
-  }
-  result["saturated"] = saturated;
-  result["nan"] = nan;
-  result["layers"] = layers;
-  return result;
-}
-
-void BindInfo(nb::module_& module) {
-  nb::class_<ModelInfo>(module, "ModelInfo", "What a model is.")
-      .def_ro("architecture", &ModelInfo::architecture)
-      .def_ro("dtype", &ModelInfo::dtype)
-      .def_ro("layers", &ModelInfo::layers)
-      .def_ro("hidden", &ModelInfo::hidden)
-      .def_ro("heads", &ModelInfo::heads)
-      .def_ro("kv_heads", &ModelInfo::kv_heads)
-      .def_ro("head_dim", &ModelInfo::head_dim)
-      .def_ro("rope_dim", &ModelInfo::rope_dim)
-      .def_ro("vocab", &ModelInfo::vocab)
-      .def_ro("max_position", &ModelInfo::max_position)
-      .def_ro("parameters", &ModelInfo::parameters)
-      .def_ro("weight_bytes", &ModelInfo::weight_bytes)
-      .def_ro("sliding_window", &ModelInfo::sliding_window)
-      .def_ro("eos_token_ids", &ModelInfo::eos_token_ids)
-      .def_ro("declared_kv_cache", &ModelInfo::declared_kv_cache)
-      .def_ro("hash", &ModelInfo::hash);
-  nb::class_<CachePlan>(module, "CachePlan", "Bytes of a cache.")
-      .def_ro("bits_per_element", &CachePlan::bits_per_element)
-      .def_ro("page_bytes", &CachePlan::page_bytes)
-      .def_ro("exact_page_bytes", &CachePlan::exact_page_bytes)
-      .def_ro("exact_pages_per_sequence", &CachePlan::exact_pages_per_sequence)
-      .def_ro("bytes_per_token", &CachePlan::bytes_per_token)
-      .def_ro("sequence_bytes", &CachePlan::sequence_bytes)
-      .def_prop_ro("groups", [](const CachePlan& plan) { return Groups(plan.groups); });
-  module.def("read_model_info", &ReadModelInfo, "model"_a, "dtype"_a = "auto", "weight_dtype"_a = "auto", ReleaseGil(),
-             "Reads the configuration only; weights are not needed.");
-  module.def("plan_cache_bytes", &PlanCacheBytes, "config"_a, ReleaseGil(), "Bytes of a cache, without building one.");
 }
 
 // Owns an engine and the queue of its outputs. Destroying an Engine waits for its thread, which may wait for the GIL to
@@ -363,7 +223,6 @@ nb::bytes ExportPage(EngineOwner& owner, const TokenVector& tokens, int index, i
 void BindEngine(nb::module_& module) {
   BindConfig(module);
   BindOutputs(module);
-  BindInfo(module);
   nb::class_<EngineOwner>(module, "Engine", "See include/kvanta/engine.h. Calls that may take long release the GIL.")
       .def(nb::init<EngineConfig>(), "config"_a, ReleaseGil())
       .def("add", &Add, "id"_a, "prompt"_a, "sampling"_a, "cache_salt"_a = "", "priority"_a = 0,

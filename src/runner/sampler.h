@@ -24,7 +24,7 @@ class SamplerState {
 
   const SamplingParams& Params() const noexcept { return params_; }
   uint64_t Seed() const noexcept { return seed_; }
-  // Parameters with which kernels::Ops::Draw samples the next token; none if it depends on more than the logits: a
+  // Parameters with which kernels::Ops::Sample samples the next token; none if it depends on more than the logits: a
   // bias, a penalty, or stop tokens to mask. The caller checks for a constraint.
   std::optional<kernels::SampleParams> NextSample(int vocab) const;
   // Counts a sampled token.

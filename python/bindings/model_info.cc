@@ -1,0 +1,46 @@
+// Models and caches before an engine is built: read_model_info, plan_cache_bytes.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings.h"
+#include "kvanta/engine.h"
+#include "stats.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kvanta::python {
+
+void BindModelInfo(nb::module_& module) {
+  nb::class_<ModelInfo>(module, "ModelInfo", "What a model is.")
+      .def_ro("architecture", &ModelInfo::architecture)
+      .def_ro("dtype", &ModelInfo::dtype)
+      .def_ro("layers", &ModelInfo::layers)
+      .def_ro("hidden", &ModelInfo::hidden)
+      .def_ro("heads", &ModelInfo::heads)
+      .def_ro("kv_heads", &ModelInfo::kv_heads)
+      .def_ro("head_dim", &ModelInfo::head_dim)
+      .def_ro("rope_dim", &ModelInfo::rope_dim)
+      .def_ro("vocab", &ModelInfo::vocab)
+      .def_ro("max_position", &ModelInfo::max_position)
+      .def_ro("parameters", &ModelInfo::parameters)
+      .def_ro("weight_bytes", &ModelInfo::weight_bytes)
+      .def_ro("sliding_window", &ModelInfo::sliding_window)
+      .def_ro("eos_token_ids", &ModelInfo::eos_token_ids)
+      .def_ro("declared_kv_cache", &ModelInfo::declared_kv_cache)
+      .def_ro("hash", &ModelInfo::hash);
+  nb::class_<CachePlan>(module, "CachePlan", "Bytes of a cache.")
+      .def_ro("bits_per_element", &CachePlan::bits_per_element)
+      .def_ro("page_bytes", &CachePlan::page_bytes)
+      .def_ro("exact_page_bytes", &CachePlan::exact_page_bytes)
+      .def_ro("exact_pages_per_sequence", &CachePlan::exact_pages_per_sequence)
+      .def_ro("bytes_per_token", &CachePlan::bytes_per_token)
+      .def_ro("sequence_bytes", &CachePlan::sequence_bytes)
+      .def_prop_ro("groups", [](const CachePlan& plan) { return GroupDicts(plan.groups); });
+  module.def("read_model_info", &ReadModelInfo, "model"_a, "dtype"_a = "auto", "weight_dtype"_a = "auto",
+             nb::call_guard<nb::gil_scoped_release>(), "Reads the configuration only; weights are not needed.");
+  module.def("plan_cache_bytes", &PlanCacheBytes, "config"_a, nb::call_guard<nb::gil_scoped_release>(),
+             "Bytes of a cache, without building one.");
+}
+
+}  // namespace kvanta::python

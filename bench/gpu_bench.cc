@@ -87,7 +87,7 @@ class FilledCache {
   // The largest difference from the reference, of rows of which none may be NaN.
   double LargestError() {
     Launch();
-    gpu_.Check();
+    gpu_.device().Synchronize();
     std::vector<float> out(out_.bytes() / sizeof(float)), expected(out.size());
     gpu_.device().CopyOut(out.data(), out_.data(), out_.bytes());
     const std::unique_ptr<Backend> reference = MakeReferenceBackend(store_, Config());
@@ -176,7 +176,7 @@ std::vector<GpuBenchRow> RunGpuBench(const AttentionBench& options, const std::s
       runs.push_back(gpu->Seconds([&] { cache.Launch(); }));
       total += runs.back() + copies.back();
     }
-    gpu->Check();
+    gpu->device().Synchronize();
     GpuBenchRow row{.format = format,
                     .unit = gpu->Name(),
                     .batch = options.batch,

@@ -24,16 +24,16 @@ using kernels::cuda::PageIds;
 using kernels::cuda::Slot;
 using kernels::cuda::SlotMapping;
 
-// No two plans, nor two states of one, have the same.
+// Unique in the process: identifies a backend, or a state of a plan.
 uint64_t NextVersion() {
   static std::atomic<uint64_t> versions = 0;
   return ++versions;
 }
 
-// The head of a plan's block: lists of rows and of pages that close, then AttentionMetadata for each shape of layers.
-constexpr size_t kRowsAt = 0;
-constexpr size_t kClosingAt = sizeof(SlotMapping);
-constexpr size_t StepAt(size_t shape) {
+// Header of a plan's metadata block: slots of new rows, slots of closed pages, then AttentionMetadata per layer shape.
+constexpr size_t kRowSlots = 0;
+constexpr size_t kClosedSlots = sizeof(SlotMapping);
+constexpr size_t AttentionOffset(size_t shape) {
   return 2 * sizeof(SlotMapping) + shape * sizeof(AttentionMetadata);
 }
 
@@ -41,25 +41,25 @@ class GpuPlan final : public Plan {
  public:
   uint64_t Version() const noexcept override { return version; }
   template <class T>
-  const T* At(size_t offset) const noexcept {
-    return reinterpret_cast<const T*>(block.Address() + offset);
+  const T* DevicePointer(size_t offset) const noexcept {
+    return reinterpret_cast<const T*>(metadata.Address() + offset);
   }
 
   Batch batch;
-  std::vector<GpuSchedule> shapes;
-  std::vector<Slot> rows, closing;  // of Append
+  std::vector<GpuSchedule> schedules;         // by layer shape
+  std::vector<Slot> row_slots, closed_slots;  // for Append
   std::vector<PageIds> pages;
   std::vector<int32_t> first_pages;
-  StepMetadata block;
+  StepMetadata metadata;
   Buffer split_out, split_state;
-  // What grids are made for: of rows and closing, and of the tiles of each shape.
-  int32_t max_rows = 0, max_closing = 0;
+  // Grid sizes: bounds of row_slots, closed_slots and, by layer shape, tiles.
+  int32_t max_row_slots = 0, max_closed_slots = 0;
   std::vector<int32_t> max_tiles;
-  uint64_t backend = 0;  // whose version it was made for
+  uint64_t backend = 0;  // version of the backend that made it
   uint64_t version = 0;
 };
 
-// At least `bytes`.
+// Grows `buffer` to at least `bytes`; contents are lost.
 void Grow(Device& device, Buffer& buffer, int64_t bytes) {
   const auto requested = static_cast<size_t>(bytes);
   if (buffer.bytes() < requested) buffer = device.Allocate(requested + requested / 2);
@@ -67,15 +67,15 @@ void Grow(Device& device, Buffer& buffer, int64_t bytes) {
 
 class GpuBackend final : public Backend {
  public:
-  GpuBackend(cache::PagePool& store, BackendConfig config, std::shared_ptr<kernels::CudaContext> gpu,
+  GpuBackend(cache::PagePool& pool, BackendConfig config, std::shared_ptr<kernels::CudaContext> gpu,
              int64_t max_parallel_splits)
-      : store_(store),
-        config_(CheckConfig(std::move(config), store.Layout())),
+      : pool_(pool),
+        config_(CheckConfig(std::move(config), pool.Layout())),
         gpu_(std::move(gpu)),
         max_parallel_splits_(max_parallel_splits) {
-    if (&store.device() != &gpu_->device()) {
-      throw InputError(fmt::format("the cache lies in the memory of {}, attention would run on {}",
-                                   store.device().Name(), gpu_->device().Name()));
+    if (&pool.device() != &gpu_->device()) {
+      throw InputError(fmt::format("the KV cache is on {}, attention on {}; expected the same device",
+                                   pool.device().Name(), gpu_->device().Name()));
     }
     const size_t layers = config_.layers.size();
     fetched_.resize(layers * 2);
@@ -96,58 +96,58 @@ class GpuBackend final : public Backend {
     std::unique_ptr<Plan> plan = reused ? std::move(reused) : std::make_unique<GpuPlan>();
     GpuPlan* gpu_plan = dynamic_cast<GpuPlan*>(plan.get());
     if (gpu_plan == nullptr) throw InputError("MakePlan: the plan to reuse was made by another backend");
-    gpu_->Check();
-    MakeBatch(batch, store_, config_, gpu_plan->batch);
-    FillRows(*gpu_plan);
-    FillWork(*gpu_plan);
-    SetGrids(batch.bucket, *gpu_plan);
-    CopyBlock(*gpu_plan);
+    device().Synchronize();
+    MakeBatch(batch, pool_, config_, gpu_plan->batch);
+    FillSlots(*gpu_plan);
+    FillSchedules(*gpu_plan);
+    SetGridSizes(batch.bucket, *gpu_plan);
+    UploadMetadata(*gpu_plan);
     return plan;
   }
 
   void Append(Plan& plan, int layer, const float* k, const float* v, int64_t kv_stride) noexcept override {
     const GpuPlan& step = static_cast<const GpuPlan&>(plan);
-    const GpuLayer& launches = layers_[static_cast<size_t>(layer)];
-    for (const GpuCell& launch : launches.cells) {
-      AppendParams side = launch.side;
-      side.rows = (side.is_key ? k : v) + launch.first_channel;
-      side.stride = kv_stride;
-      side.list = step.At<SlotMapping>(kRowsAt);
-      side.limit = step.max_rows;
-      side.to_exact = launches.exact_open;
-      gpu_->Append(side.to_exact ? launch.exact_kernel : launch.kernel, side);
-      if (!launches.exact_open || step.max_closing == 0) continue;
-      side.list = step.At<SlotMapping>(kClosingAt);
-      side.limit = step.max_closing;
-      side.to_exact = false;
-      side.from_exact = true;
-      gpu_->Append(launch.kernel, side);
+    const GpuLayer& gpu_layer = layers_[static_cast<size_t>(layer)];
+    for (const GpuCell& cell : gpu_layer.cells) {
+      AppendParams params = cell.params;
+      params.rows = (params.is_key ? k : v) + cell.first_channel;
+      params.stride = kv_stride;
+      params.slot_mapping = step.DevicePointer<SlotMapping>(kRowSlots);
+      params.max_slots = step.max_row_slots;
+      params.to_exact = gpu_layer.exact_open;
+      gpu_->Append(params.to_exact ? cell.exact_kernel : cell.kernel, params);
+      if (!gpu_layer.exact_open || step.max_closed_slots == 0) continue;
+      params.slot_mapping = step.DevicePointer<SlotMapping>(kClosedSlots);
+      params.max_slots = step.max_closed_slots;
+      params.to_exact = false;
+      params.from_exact = true;
+      gpu_->Append(cell.kernel, params);
     }
   }
 
   void Run(Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept override {
     const GpuPlan& step = static_cast<const GpuPlan&>(plan);
-    const GpuLayer& launches = layers_[static_cast<size_t>(layer)];
+    const GpuLayer& gpu_layer = layers_[static_cast<size_t>(layer)];
     const size_t shape = shape_of_[static_cast<size_t>(layer)];
-    AttentionParams attend = launches.attend;
-    attend.q = q;
-    attend.q_stride = q_stride;
-    attend.out = out;
-    attend.step = step.At<AttentionMetadata>(StepAt(shape));
-    attend.max_tiles = step.max_tiles[shape];
-    gpu_->Attend(launches.attend_kernel, attend);
+    AttentionParams params = gpu_layer.attention;
+    params.q = q;
+    params.q_stride = q_stride;
+    params.out = out;
+    params.metadata = step.DevicePointer<AttentionMetadata>(AttentionOffset(shape));
+    params.max_tiles = step.max_tiles[shape];
+    gpu_->Attend(gpu_layer.attend_kernel, params);
   }
 
   AppendCounts Counts(int layer) const override {
     const std::lock_guard lock(fetching_);
     const AppendSums* sums = fetched_.data() + size_t{2} * static_cast<size_t>(layer);
-    const auto counts = [](const AppendSums& side) {
+    const auto counts = [](const AppendSums& sum) {
       SideCounts result;
-      result.values = side.values;
-      result.saturated = side.saturated;
-      result.nan = side.nan;
-      result.blocks = side.blocks;
-      result.zero_blocks = side.zero_blocks;
+      result.values = sum.values;
+      result.saturated = sum.saturated;
+      result.nan = sum.nan;
+      result.blocks = sum.blocks;
+      result.zero_blocks = sum.zero_blocks;
       return result;
     };
     return {.k = counts(sums[0]), .v = counts(sums[1])};
@@ -166,37 +166,35 @@ class GpuBackend final : public Backend {
   Device& device() const { return gpu_->device(); }
 
   void AddLayer(size_t index) {
-    const AttentionSpec& attention = config_.layers[index];
-    layers_.push_back(made_layers_.Make(index, sums_.as<AppendSums>() + 2 * index, gpu_->Name()));
-    const WorkShape shape{.heads = attention.heads,
-                          .kv_heads = attention.kv_heads,
-                          .head_dim = attention.head_dim,
-                          .visibility = attention.visibility};
+    const AttentionSpec& spec = config_.layers[index];
+    layers_.push_back(builder_.Build(index, sums_.as<AppendSums>() + 2 * index, gpu_->Name()));
+    const WorkShape shape{
+        .heads = spec.heads, .kv_heads = spec.kv_heads, .head_dim = spec.head_dim, .visibility = spec.visibility};
     const auto known = std::find(shapes_.begin(), shapes_.end(), shape);
     shape_of_.push_back(static_cast<size_t>(known - shapes_.begin()));
     if (known == shapes_.end()) shapes_.push_back(shape);
   }
 
-  // Where each row goes, and the slots of pages that close.
-  void FillRows(GpuPlan& plan) {
-    plan.rows.clear();
-    plan.closing.clear();
-    const int page_size = store_.Layout().page_size;
-    for (const PageWrite& touched : plan.batch.touched) {
-      const auto place = [&](int slot) {
-        return Slot{.quantized = touched.page.quantized,
-                    .exact = touched.page.exact,
-                    .slot = slot,
-                    .row = static_cast<int32_t>(touched.first_row + slot - touched.first_slot)};
+  // Slots of new rows, and all slots of pages that close.
+  void FillSlots(GpuPlan& plan) {
+    plan.row_slots.clear();
+    plan.closed_slots.clear();
+    const int page_size = pool_.Layout().page_size;
+    for (const PageWrite& write : plan.batch.touched) {
+      const auto slot_at = [&](int offset) {
+        return Slot{.quantized = write.page.quantized,
+                    .exact = write.page.exact,
+                    .offset = offset,
+                    .row = static_cast<int32_t>(write.first_row + offset - write.first_slot)};
       };
-      for (int slot = touched.first_slot; slot < touched.last_slot; ++slot) plan.rows.push_back(place(slot));
-      if (touched.last_slot != page_size || touched.page.quantized == cache::kNoPage) continue;
-      for (int slot = 0; slot < page_size; ++slot) plan.closing.push_back(place(slot));
+      for (int i = write.first_slot; i < write.last_slot; ++i) plan.row_slots.push_back(slot_at(i));
+      if (write.last_slot != page_size || write.page.quantized == cache::kNoPage) continue;
+      for (int i = 0; i < page_size; ++i) plan.closed_slots.push_back(slot_at(i));
     }
   }
 
-  void FillWork(GpuPlan& plan) {
-    const int page_size = store_.Layout().page_size;
+  void FillSchedules(GpuPlan& plan) {
+    const int page_size = pool_.Layout().page_size;
     plan.pages.clear();
     plan.first_pages.clear();
     for (const SequenceRows& sequence : plan.batch.sequences) {
@@ -205,81 +203,84 @@ class GpuBackend final : public Backend {
         plan.pages.push_back({sequence.span.pages[page].quantized, sequence.span.pages[page].exact});
       }
     }
-    plan.shapes.resize(shapes_.size());
-    int64_t slots = 0;
+    plan.schedules.resize(shapes_.size());
+    int64_t rows = 0;
     int64_t floats = 0;
     for (size_t i = 0; i < shapes_.size(); ++i) {
-      GpuSchedule& work = plan.shapes[i];
-      MakeGpuSchedule(shapes_[i], plan.batch, plan.first_pages, page_size, max_parallel_splits_, work);
-      slots = std::max(slots, work.slots);
-      floats = std::max(floats, work.slots * shapes_[i].head_dim);
+      GpuSchedule& schedule = plan.schedules[i];
+      MakeGpuSchedule(shapes_[i], plan.batch, plan.first_pages, page_size, max_parallel_splits_, schedule);
+      rows = std::max(rows, schedule.result_rows);
+      floats = std::max(floats, schedule.result_rows * shapes_[i].head_dim);
     }
     Grow(device(), plan.split_out, floats * int64_t{sizeof(float)});
-    Grow(device(), plan.split_state, 2 * slots * int64_t{sizeof(float)});
+    Grow(device(), plan.split_state, 2 * rows * int64_t{sizeof(float)});
   }
 
-  // Of this step, or of the largest of its bucket.
-  void SetGrids(int64_t bucket, GpuPlan& plan) {
+  // Grid sizes of this step, or of the largest step of its bucket.
+  void SetGridSizes(int64_t bucket, GpuPlan& plan) {
     plan.max_tiles.clear();
-    plan.max_rows = static_cast<int32_t>(bucket > 0 ? bucket : std::ssize(plan.rows));
-    plan.max_closing = static_cast<int32_t>(bucket > 0 ? bucket * store_.Layout().page_size : std::ssize(plan.closing));
+    plan.max_row_slots = static_cast<int32_t>(bucket > 0 ? bucket : std::ssize(plan.row_slots));
+    plan.max_closed_slots =
+        static_cast<int32_t>(bucket > 0 ? bucket * pool_.Layout().page_size : std::ssize(plan.closed_slots));
     for (size_t i = 0; i < shapes_.size(); ++i) {
-      const int64_t of_bucket = bucket * TilesOfToken(shapes_[i]);
-      plan.max_tiles.push_back(static_cast<int32_t>(bucket > 0 ? of_bucket : std::ssize(plan.shapes[i].tiles)));
+      plan.max_tiles.push_back(
+          static_cast<int32_t>(bucket > 0 ? bucket * TilesPerToken(shapes_[i]) : std::ssize(plan.schedules[i].tiles)));
     }
   }
 
-  void CopyBlock(GpuPlan& plan) {
-    StepMetadata& block = plan.block;
-    block.Begin(StepAt(shapes_.size()));
-    const size_t rows = block.Add(plan.rows), closing = block.Add(plan.closing), pages = block.Add(plan.pages);
-    std::vector<size_t>& places = plan_places_;
-    places.clear();
-    for (const GpuSchedule& work : plan.shapes) {
-      places.push_back(block.Add(work.tiles));
-      places.push_back(block.Add(work.tasks));
+  void UploadMetadata(GpuPlan& plan) {
+    StepMetadata& metadata = plan.metadata;
+    metadata.Begin(AttentionOffset(shapes_.size()));
+    const size_t rows = metadata.Add(plan.row_slots), closed = metadata.Add(plan.closed_slots);
+    const size_t pages = metadata.Add(plan.pages);
+    std::vector<size_t>& offsets = schedule_offsets_;
+    offsets.clear();
+    for (const GpuSchedule& schedule : plan.schedules) {
+      offsets.push_back(metadata.Add(schedule.tiles));
+      offsets.push_back(metadata.Add(schedule.tasks));
     }
-    const bool moved = block.Reserve(device());
+    const bool moved = metadata.Reserve(device());
     if (moved || plan.backend != version_) plan.version = NextVersion();
     plan.backend = version_;
-    const auto list = [&](size_t at, size_t count) {
-      return SlotMapping{.places = plan.At<Slot>(at), .count = static_cast<int32_t>(count)};
+    const auto mapping = [&](size_t offset, size_t count) {
+      return SlotMapping{.slots = plan.DevicePointer<Slot>(offset), .count = static_cast<int32_t>(count)};
     };
-    block.Write(kRowsAt, list(rows, plan.rows.size()));
-    block.Write(kClosingAt, list(closing, plan.closing.size()));
-    for (size_t i = 0; i < plan.shapes.size(); ++i) {
-      const GpuSchedule& work = plan.shapes[i];
-      block.Write(StepAt(i), AttentionMetadata{.pages = plan.At<PageIds>(pages),
-                                               .tiles = plan.At<kernels::cuda::QueryTile>(places[2 * i]),
-                                               .tasks = plan.At<kernels::cuda::SplitTask>(places[2 * i + 1]),
-                                               .tile_count = static_cast<int32_t>(work.tiles.size()),
-                                               .task_count = static_cast<int32_t>(work.tasks.size()),
-                                               .split_out = plan.split_out.as<float>(),
-                                               .split_state = plan.split_state.as<float>()});
+    metadata.Write(kRowSlots, mapping(rows, plan.row_slots.size()));
+    metadata.Write(kClosedSlots, mapping(closed, plan.closed_slots.size()));
+    for (size_t i = 0; i < plan.schedules.size(); ++i) {
+      const GpuSchedule& schedule = plan.schedules[i];
+      metadata.Write(AttentionOffset(i),
+                     AttentionMetadata{.pages = plan.DevicePointer<PageIds>(pages),
+                                       .tiles = plan.DevicePointer<kernels::cuda::QueryTile>(offsets[2 * i]),
+                                       .tasks = plan.DevicePointer<kernels::cuda::SplitTask>(offsets[2 * i + 1]),
+                                       .tile_count = static_cast<int32_t>(schedule.tiles.size()),
+                                       .task_count = static_cast<int32_t>(schedule.tasks.size()),
+                                       .split_out = plan.split_out.as<float>(),
+                                       .split_state = plan.split_state.as<float>()});
     }
-    block.Copy(device());
+    metadata.Upload(device());
   }
 
-  cache::PagePool& store_;
+  cache::PagePool& pool_;
   const BackendConfig config_;
   std::shared_ptr<kernels::CudaContext> gpu_;
   const int64_t max_parallel_splits_;
   Buffer sums_;                      // AppendSums [layers][k, v]
   std::vector<AppendSums> fetched_;  // the host's copy
   mutable std::mutex fetching_;
-  GpuLayers made_layers_{store_, config_};
+  GpuLayerBuilder builder_{pool_, config_};
   std::vector<GpuLayer> layers_;
   std::vector<WorkShape> shapes_;
-  std::vector<size_t> shape_of_;     // of each layer, in shapes_
-  std::vector<size_t> plan_places_;  // of tiles and tasks in a plan's block, by shape
+  std::vector<size_t> shape_of_;          // by layer: index in shapes_
+  std::vector<size_t> schedule_offsets_;  // of tiles and tasks in a plan's metadata, by shape
   const uint64_t version_ = NextVersion();
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> MakeGpuBackend(cache::PagePool& store, BackendConfig config,
+std::unique_ptr<Backend> MakeGpuBackend(cache::PagePool& pool, BackendConfig config,
                                         std::shared_ptr<kernels::CudaContext> gpu, int64_t max_parallel_splits) {
-  return std::make_unique<GpuBackend>(store, std::move(config), std::move(gpu), max_parallel_splits);
+  return std::make_unique<GpuBackend>(pool, std::move(config), std::move(gpu), max_parallel_splits);
 }
 
 }  // namespace kvanta::attention

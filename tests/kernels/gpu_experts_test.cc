@@ -1,5 +1,5 @@
-// A layer of experts on a GPU, emulated and (where there is one) real: the sum of its experts, each by the linear
-// layers of its own, and bits that do not depend on the number of rows.
+// An MoE layer on an emulated and, if present, a real GPU: the weighted sum of its experts' linear layers, with bits
+// that do not depend on the number of rows.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "emulated/gpus.h"
-#include "kernels/cuda/gpu_ops.h"
+#include "kernels/cuda/cuda_context.h"
 #include "kernels/random_values.h"
 #include "tolerance.h"
 
@@ -34,13 +34,13 @@ class GpuExpertsTest : public testing::GpuTestBase, public ::testing::WithParamI
   std::vector<float> Download(const Buffer& buffer) {
     std::vector<float> values(buffer.bytes() / sizeof(float));
     gpu_->device().CopyOut(values.data(), buffer.data(), buffer.bytes());
-    gpu_->Check();
+    gpu_->device().Synchronize();
     return values;
   }
 
   ExpertWeights MakeExpert(WeightType store, uint32_t seed) {
-    const auto make = [&](int64_t out, int64_t in, uint32_t of) {
-      const std::vector<float> w = RandomValues(out * in, of);
+    const auto make = [&](int64_t out, int64_t in, uint32_t w_seed) {
+      const std::vector<float> w = RandomValues(out * in, w_seed);
       const WeightView view{.data = w.data(), .dtype = DType::kF32, .out = out, .in = in};
       return ops_->MakeLinear({&view, 1}, {}, store);
     };
@@ -59,7 +59,7 @@ class GpuExpertsTest : public testing::GpuTestBase, public ::testing::WithParamI
 INSTANTIATE_TEST_SUITE_P(Gpus, GpuExpertsTest, ::testing::ValuesIn(testing::Gpus()),
                          [](const auto& param) { return param.param; });
 
-// Weights of a row's experts, 0 of those that are not chosen: the rule of models/experts.cc, in doubles.
+// Expert weights of a row, 0 for unselected ones: the routing rule of models/experts.cc in doubles.
 std::vector<double> Weights(const float* logits, const std::vector<float>& e_score_correction_bias,
                             const ExpertRule& rule) {
   const auto count = static_cast<size_t>(rule.count);
@@ -84,10 +84,10 @@ std::vector<double> Weights(const float* logits, const std::vector<float>& e_sco
   const size_t size = count / static_cast<size_t>(rule.groups);
   std::vector<double> groups;
   for (size_t first = 0; first < count; first += size) {
-    std::vector<double> of_group(choices.begin() + static_cast<int64_t>(first),
-                                 choices.begin() + static_cast<int64_t>(first + size));
-    std::sort(of_group.rbegin(), of_group.rend());
-    groups.push_back(of_group[0] + (rule.sigmoid ? of_group[1] : 0));
+    std::vector<double> group_choices(choices.begin() + static_cast<int64_t>(first),
+                                      choices.begin() + static_cast<int64_t>(first + size));
+    std::sort(group_choices.rbegin(), group_choices.rend());
+    groups.push_back(group_choices[0] + (rule.sigmoid ? group_choices[1] : 0));
   }
   const std::vector<size_t> kept = best(groups, rule.topk_group);
   for (size_t i = 0; i < count; ++i) {
@@ -105,18 +105,18 @@ struct ExpertCase {
   int64_t rows;
 };
 const ExpertCase kExpertCases[] = {
-    {{.count = 7, .chosen = 3, .scale = 1.5F}, WeightType::kBf16, 40},  // tiles of 32 rows; of few rows, of 8
+    {{.count = 7, .chosen = 3, .scale = 1.5F}, WeightType::kBf16, 40},  // tiles of 32 rows; few rows: tiles of 8
 #ifndef KVANTA_SANITIZED
     {{.count = 12, .chosen = 4, .groups = 4, .topk_group = 2}, WeightType::kInt4, 9},
     {{.count = 64, .chosen = 6, .groups = 8, .topk_group = 3, .sigmoid = true, .normalized = true, .scale = 2.5F},
      WeightType::kInt8,
      20},
-    {{.count = 5, .chosen = 2}, WeightType::kF32, 530},  // more than go through it at once
-    {{.count = 3, .chosen = 3}, WeightType::kF16, 33},   // every expert has every row
+    {{.count = 5, .chosen = 2}, WeightType::kF32, 530},  // more rows than one pass takes
+    {{.count = 3, .chosen = 3}, WeightType::kF16, 33},   // every row goes to every expert
 #endif
 };
 
-TEST_P(GpuExpertsTest, ALayerIsTheSumOfItsExpertsWhateverTheRows) {
+TEST_P(GpuExpertsTest, MatchesTheSumOfItsExpertsForAnyRowCount) {
   uint32_t seed = 1;
   for (const auto& [rule, store, rows] : kExpertCases) {
     SCOPED_TRACE(::testing::Message() << rule.chosen << " of " << rule.count << ", " << rows << " rows");
@@ -135,12 +135,13 @@ TEST_P(GpuExpertsTest, ALayerIsTheSumOfItsExpertsWhateverTheRows) {
     }
     for (int expert = 0; expert < rule.count; ++expert, seed += 2) {
       experts.push_back(MakeExpert(store, seed));
-      const Buffer both = Upload(std::vector<float>(static_cast<size_t>(rows * 2 * kIntermediateSize)));
-      const Buffer gated = Upload(std::vector<float>(static_cast<size_t>(rows * kIntermediateSize))), made = Upload(x);
-      experts.back().gate_up->Forward(device_x.as<float>(), rows, both.as<float>(), 2 * kIntermediateSize);
-      ops_->SiluMul(both.as<float>(), rows, kIntermediateSize, gated.as<float>());
-      experts.back().down->Forward(gated.as<float>(), rows, made.as<float>(), kHidden);
-      const std::vector<float> own = Download(made);
+      const Buffer gate_up = Upload(std::vector<float>(static_cast<size_t>(rows * 2 * kIntermediateSize)));
+      const Buffer gated = Upload(std::vector<float>(static_cast<size_t>(rows * kIntermediateSize))),
+                   expert_out = Upload(x);
+      experts.back().gate_up->Forward(device_x.as<float>(), rows, gate_up.as<float>(), 2 * kIntermediateSize);
+      ops_->SiluMul(gate_up.as<float>(), rows, kIntermediateSize, gated.as<float>());
+      experts.back().down->Forward(gated.as<float>(), rows, expert_out.as<float>(), kHidden);
+      const std::vector<float> own = Download(expert_out);
       for (size_t i = 0; i < own.size(); ++i) {
         const double part = double{own[i]} * weights[i / kHidden][static_cast<size_t>(expert)];
         expected[i] += part;
@@ -152,7 +153,7 @@ TEST_P(GpuExpertsTest, ALayerIsTheSumOfItsExpertsWhateverTheRows) {
     for (size_t i = 0; i < found.size(); ++i) {
       ASSERT_NEAR(found[i], expected[i], testing::kGpuRowTolerance * magnitudes[i] + 1e-30) << "row " << i / kHidden;
     }
-    for (int64_t first = 0; first < std::min<int64_t>(rows, 45);) {  // one row, then two, ...
+    for (int64_t first = 0; first < std::min<int64_t>(rows, 45);) {  // batches of growing size
       const int64_t count = std::min(1 + first / 3, rows - first);
       const std::vector<float> some = Forward(*layer, device_x, device_logits, rule.count, first, count);
       for (size_t i = 0; i < some.size(); ++i) {
@@ -164,8 +165,8 @@ TEST_P(GpuExpertsTest, ALayerIsTheSumOfItsExpertsWhateverTheRows) {
   }
 }
 
-// Rows of a bucket that nobody reads may hold anything.
-TEST_P(GpuExpertsTest, RowsThatAreNotFiniteStayAlone) {
+// Padding rows of a graph bucket may hold NaN.
+TEST_P(GpuExpertsTest, NonFiniteRowsDoNotAffectOthers) {
   const ExpertRule rule{.count = 9, .chosen = 2, .groups = 3, .topk_group = 2};
   constexpr int64_t kRows = 4;
   const std::vector<float> x = RandomValues(kRows * kHidden, 90);

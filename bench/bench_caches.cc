@@ -76,21 +76,20 @@ BenchCaches::BenchCaches(const AttentionBench& options, const std::string& forma
 }
 
 // `stride`: from the table of a sequence to the next one's.
-std::vector<SequenceSpan> BenchCaches::PrefetchRanges(const cache::BlockTable* tables, int stride) const {
+std::vector<SequenceSpan> BenchCaches::SpansOf(const cache::PageRef* const* tables, int stride) const {
   std::vector<SequenceSpan> spans;
   for (int i = 0; i < options_.batch; ++i) {
-    const cache::BlockTable& table = tables[i * stride];
-    spans.push_back({.start = options_.context, .tokens = options_.query_tokens, .pages = table.data()});
+    spans.push_back({.start = options_.context, .tokens = options_.query_tokens, .pages = tables + i * stride});
   }
   return spans;
 }
 
 std::vector<SequenceSpan> BenchCaches::Spans(int64_t copy) const {
-  return PrefetchRanges(&tables_[static_cast<size_t>(copy * options_.batch)], 1);
+  return SpansOf(&table_data_[static_cast<size_t>(copy * options_.batch)], 1);
 }
 
 std::vector<SequenceSpan> BenchCaches::SpansOfOnePage() const {
-  return PrefetchRanges(&one_page_, 0);
+  return SpansOf(&one_page_data_, 0);
 }
 
 BenchWork BenchCaches::Work() const {
@@ -129,17 +128,18 @@ int64_t BenchCaches::FirstExactPage() const {
 }
 
 uint8_t* BenchCaches::Record(PageKind kind, cache::PageId page) {
-  return store_->Base(kind) + page * store_->RecordBytes(kind);
+  return store_->Base(0, kind) + page * store_->RecordBytes(0, kind);
 }
 
 void BenchCaches::Copy(PageKind kind, cache::PageId from, cache::PageId to) {
-  std::memcpy(Record(kind, to), Record(kind, from), static_cast<size_t>(store_->RecordBytes(kind)));
+  std::memcpy(Record(kind, to), Record(kind, from), static_cast<size_t>(store_->RecordBytes(0, kind)));
 }
 
 void BenchCaches::Write(Backend& backend, const cache::BlockTable& table, int64_t start, int64_t count, uint32_t seed) {
   const int64_t width = int64_t{options_.kv_heads} * options_.head_dim;
   const std::vector<float> k = NormalValues(count * width, seed), v = NormalValues(count * width, seed + 1);
-  const SequenceSpan span{.start = start, .tokens = static_cast<int>(count), .pages = table.data()};
+  const cache::PageRef* const pages = table.data();
+  const SequenceSpan span{.start = start, .tokens = static_cast<int>(count), .pages = &pages};
   const std::unique_ptr<Plan> plan = backend.MakePlan({.sequences = {&span, 1}}, nullptr);
   backend.Append(*plan, 0, k.data(), v.data(), width);
 }
@@ -149,8 +149,8 @@ void BenchCaches::Fill() {
   const bool exact = layout_.exact_page_bytes > 0;
   cache::BlockTable templates(kTemplatePages);
   for (cache::PageRef& page : templates) {
-    page.quantized = store_->Allocate(PageKind::kQuantized);
-    if (exact) page.exact = store_->Allocate(PageKind::kExact);
+    page.quantized = store_->Allocate(0, PageKind::kQuantized);
+    if (exact) page.exact = store_->Allocate(0, PageKind::kExact);
   }
   Write(*writer, templates, 0, kTemplatePages * options_.page_size, 1);
   tables_.resize(static_cast<size_t>(copies_ * options_.batch));
@@ -161,10 +161,10 @@ void BenchCaches::Fill() {
       cache::PageRef& ref = tables_[i][static_cast<size_t>(page)];
       const cache::PageRef& source =
           templates[page == 0 ? 0 : (static_cast<size_t>(page) + i) % static_cast<size_t>(kTemplatePages)];
-      ref.quantized = store_->Allocate(PageKind::kQuantized);
+      ref.quantized = store_->Allocate(0, PageKind::kQuantized);
       Copy(PageKind::kQuantized, source.quantized, ref.quantized);
       if (exact && (page >= FirstExactPage() || page < layout_.layers.front().sink_pages)) {
-        ref.exact = store_->Allocate(PageKind::kExact);
+        ref.exact = store_->Allocate(0, PageKind::kExact);
         Copy(PageKind::kExact, source.exact, ref.exact);
       }
     }
@@ -172,6 +172,8 @@ void BenchCaches::Fill() {
     Write(*writer, tables_[i], start, tokens_ - start, static_cast<uint32_t>(100 + 2 * i));
   }
   one_page_.assign(static_cast<size_t>(pages_), tables_.front().back());  // the last page has all that any has
+  for (const cache::BlockTable& table : tables_) table_data_.push_back(table.data());
+  one_page_data_ = one_page_.data();
 }
 
 }  // namespace kvanta::attention

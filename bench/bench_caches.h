@@ -42,7 +42,7 @@ class BenchCaches {
   BenchWork Work() const;
 
  private:
-  std::vector<SequenceSpan> PrefetchRanges(const cache::BlockTable* tables, int stride) const;
+  std::vector<SequenceSpan> SpansOf(const cache::PageRef* const* tables, int stride) const;
   int64_t ExactPagesOfSequence() const;
   int64_t FirstExactPage() const;
   int64_t FirstWrittenPage() const { return options_.context / options_.page_size; }
@@ -60,6 +60,8 @@ class BenchCaches {
   BackendConfig config_;
   std::vector<cache::BlockTable> tables_;
   cache::BlockTable one_page_;
+  std::vector<const cache::PageRef*> table_data_;
+  const cache::PageRef* one_page_data_ = nullptr;
 };
 
 // Random values with the normal distribution.

@@ -65,9 +65,10 @@ class FilledCache {
     for (cache::BlockTable& table : tables_) {
       table.resize(static_cast<size_t>(Pages()));
       for (cache::PageRef& page : table) {
-        page.quantized = store_.Allocate(cache::PageKind::kQuantized);
-        page.exact = store_.Allocate(cache::PageKind::kExact);  // none where the layout has none
+        page.quantized = store_.Allocate(0, cache::PageKind::kQuantized);
+        page.exact = store_.Allocate(0, cache::PageKind::kExact);  // none where the layout has none
       }
+      table_data_.push_back(table.data());
     }
     const auto width = static_cast<size_t>(KvWidth());
     k_ = Upload(Normal(kChunk * width, 1));
@@ -117,16 +118,16 @@ class FilledCache {
   }
   std::vector<SequenceSpan> Queries() const {
     std::vector<SequenceSpan> spans;
-    for (const cache::BlockTable& table : tables_) {
-      spans.push_back({.start = options_.context, .tokens = options_.query_tokens, .pages = table.data()});
+    for (const cache::PageRef* const& table : table_data_) {
+      spans.push_back({.start = options_.context, .tokens = options_.query_tokens, .pages = &table});
     }
     return spans;
   }
   void Fill() {
-    for (const cache::BlockTable& table : tables_) {
+    for (const cache::PageRef* const& table : table_data_) {
       for (int64_t start = 0; start < Tokens(); start += kChunk) {
         const SequenceSpan span{
-            .start = start, .tokens = static_cast<int>(std::min(kChunk, Tokens() - start)), .pages = table.data()};
+            .start = start, .tokens = static_cast<int>(std::min(kChunk, Tokens() - start)), .pages = &table};
         plan_ = backend_->MakePlan({.sequences = {&span, 1}}, std::move(plan_));
         backend_->Append(*plan_, 0, k_.as<float>(), v_.as<float>(), KvWidth());
       }
@@ -142,6 +143,7 @@ class FilledCache {
   cache::PagePool store_;
   std::unique_ptr<Backend> backend_;
   std::vector<cache::BlockTable> tables_;
+  std::vector<const cache::PageRef*> table_data_;
   Buffer k_, v_, q_, out_;
   std::vector<float> q_host_;
   std::unique_ptr<Plan> plan_;

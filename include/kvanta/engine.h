@@ -115,6 +115,14 @@ struct ProfileRow {
   int64_t calls = 0;
 };
 
+// A KV cache group: layers of the same visibility and page rule, which share a block table and page pools.
+struct CacheGroupStats {
+  std::string visibility;  // "full", "sliding_window=1024", "chunked=8192"
+  std::vector<int> layers;
+  int64_t page_bytes = 0, exact_page_bytes = 0;  // one record, all layers of the group
+  int64_t pages_used = 0, exact_pages_used = 0;
+};
+
 struct EngineStats {
   int64_t running = 0, waiting = 0, preemptions = 0, steps = 0;
   int64_t prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0;  // computed; taken from the prefix cache; sampled
@@ -125,9 +133,12 @@ struct EngineStats {
   int64_t page_size = 0;
   int64_t page_bytes = 0, exact_page_bytes = 0;  // one record, all layers
   double bytes_per_token = 0;                    // page_bytes / page_size
+  // Of the group that uses most; free: how many more pages of all groups fit.
   int64_t pages_used = 0, pages_free = 0, exact_pages_used = 0;
+  std::vector<CacheGroupStats> groups;
   int64_t cache_used_bytes = 0, cache_budget_bytes = 0;
-  int64_t prefix_pages = 0;  // pages held by the prefix cache
+  int64_t cache_evictable_bytes = 0;  // of the used ones, those that only the prefix cache holds
+  int64_t prefix_pages = 0;           // pages held by the prefix cache
   int64_t weight_bytes = 0;
   std::string backend, isa, device;
   int threads = 0;
@@ -163,12 +174,13 @@ struct ModelInfo {
 
 // Bytes of a cache, without building one (same code that lays out the engine's).
 struct CachePlan {
+  std::vector<CacheGroupStats> groups;  // without counts of pages
   double bits_per_element = 0;
   int64_t page_bytes = 0, exact_page_bytes = 0;
   int64_t exact_pages_per_sequence = 0;  // open page + sink
   double bytes_per_token = 0;
-  // Most that one sequence of max_model_len tokens holds (0: the model's limit): whole pages, exact pages, and no pages
-  // behind a sliding window that all layers have, unless the prefix cache keeps them.
+  // Most that one sequence of max_model_len tokens holds (0: the model's limit): whole pages, exact pages, and of
+  // layers with a window only the pages that it covers.
   int64_t sequence_bytes = 0;
 };
 
@@ -220,9 +232,9 @@ class Engine {
   int64_t Logits(std::span<const int32_t> tokens, int chunk_tokens, std::span<float> out,
                  bool use_prefix_cache = false);
 
-  // Canonical bytes (docs/formats.md, "Page files") of page `index` of a cached prefix; throws InputError if not
-  // cached.
-  std::vector<uint8_t> ExportPage(std::span<const int32_t> tokens, int index);
+  // Canonical bytes (docs/formats.md, "Page files") of page `index` of a cached prefix, of the layers of one KV cache
+  // group (EngineStats::groups); throws InputError if not cached.
+  std::vector<uint8_t> ExportPage(std::span<const int32_t> tokens, int index, int group = 0);
 
   // Statistics of the keys and values of `tokens`, at most max_model_len, as one sequence through a cache of exact
   // pages of its own; nothing is kept. key_means: f32 [layers][kv_heads][head_dim] to subtract from K first, or empty.

@@ -44,9 +44,10 @@ ArrayAttentionResult RunArrayAttention(const ArrayAttention& options, std::span<
   cache::PagePool store(Cpu(), layout,
                         {.budget_bytes = pages * (layout.page_bytes + layout.exact_page_bytes), .poison_unused = true});
   cache::BlockTable table(static_cast<size_t>(pages));
+  const cache::PageRef* const tables[] = {table.data()};
   for (cache::PageRef& page : table) {
-    page.quantized = store.Allocate(PageKind::kQuantized);
-    if (layout.exact_page_bytes > 0) page.exact = store.Allocate(PageKind::kExact);
+    page.quantized = store.Allocate(0, PageKind::kQuantized);
+    if (layout.exact_page_bytes > 0) page.exact = store.Allocate(0, PageKind::kExact);
   }
 
   BackendConfig config;
@@ -63,7 +64,7 @@ ArrayAttentionResult RunArrayAttention(const ArrayAttention& options, std::span<
       MakeBackend(options.backend, store, std::move(config), std::make_shared<ThreadPool>(options.threads));
 
   const auto step = [&](int64_t start, int64_t count, std::unique_ptr<Plan> plan) {
-    const SequenceSpan span{.start = start, .tokens = static_cast<int>(count), .pages = table.data()};
+    const SequenceSpan span{.start = start, .tokens = static_cast<int>(count), .pages = tables};
     plan = backend->MakePlan({.sequences = {&span, 1}}, std::move(plan));
     backend->Append(*plan, 0, k.data() + start * kv_width, v.data() + start * kv_width, kv_width);
     return plan;

@@ -33,9 +33,9 @@ struct AttentionSpec {
 
 // One sequence's part of a step: `tokens` new positions [start, start + tokens), whose pages all exist.
 struct SequenceSpan {
-  int64_t start = 0;                      // tokens already in the cache
-  int tokens = 0;                         // new tokens, >= 1
-  const cache::PageRef* pages = nullptr;  // ceil((start + tokens) / page_size) entries, valid during the step
+  int64_t start = 0;                   // tokens already in the cache
+  int tokens = 0;                      // new tokens, >= 1
+  cache::BlockTables pages = nullptr;  // [KV cache group][ceil((start + tokens) / page_size)], valid during the step
 };
 
 struct BatchShape {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <utility>
 
 #include "kvanta/error.h"
@@ -14,42 +13,11 @@ namespace {
 
 using cache::PageKind;
 
-// Which records the layers of a model read, over all of them.
-struct Needs {
-  bool quantized = false;                                // some layer keeps no exact pages
-  bool exact = false;                                    // some layer does
-  int exact_pages = 0;                                   // pages up to its own that some query reads exactly
-  int exact_sinks = 0;                                   // pages that some layer reads exactly for ever
-  int quantized_from = std::numeric_limits<int>::max();  // first closed page that some exact layer reads quantized
-};
-
-Needs NeedsOf(const formats::CacheLayout& layout) {
-  Needs needs;
-  for (size_t i = 0; i < layout.layers.size(); ++i) {
-    const formats::LayerScheme& layer = layout.layers[i];
-    if (layer.exact_open) {
-      needs.exact = true;
-      needs.exact_pages = std::max(needs.exact_pages, layer.exact_pages);
-      needs.exact_sinks = std::max(needs.exact_sinks, layer.sink_pages);
-      needs.quantized_from = std::min(needs.quantized_from, layer.sink_pages);
-    } else {
-      needs.quantized = true;
-    }
-  }
-  return needs;
-}
-
-// First position that some layer's query at `position` sees.
-int64_t FirstVisible(const BackendConfig& config, int64_t position) {
-  int64_t first = position;
-  for (const AttentionSpec& layer : config.layers) first = std::min(first, layer.visibility.First(position));
-  return first;
-}
-
-void CheckRecord(const cache::PagePool& store, PageKind kind, cache::PageId id, size_t sequence, int64_t page) {
-  if (id >= 0 && store.References(kind, id) > 0) return;
-  throw InputError(fmt::format("sequence {} of the batch: page {} has no {} record (id {})", sequence, page,
-                               kind == PageKind::kExact ? "exact" : "quantized", id));
+void CheckRecord(const cache::PagePool& store, int group, PageKind kind, cache::PageId id, size_t sequence,
+                 int64_t page) {
+  if (id >= 0 && store.References(group, kind, id) > 0) return;
+  throw InputError(fmt::format("sequence {} of the batch: page {} has no {} record (KV cache group {}, id {})",
+                               sequence, page, kind == PageKind::kExact ? "exact" : "quantized", group, id));
 }
 
 void CheckOutliers(const std::vector<int>& channels, const AttentionSpec& layer, int count, size_t index) {
@@ -88,39 +56,47 @@ void CheckScales(const formats::SideScales& side, const AttentionSpec& layer, bo
 
 }  // namespace
 
-void MakeBatch(const BatchShape& shape, const cache::PagePool& store, const BackendConfig& config, Batch& batch) {
-  const formats::CacheLayout& layout = store.Layout();
-  const Needs needs = NeedsOf(layout);
-  const int64_t page_size = layout.page_size;
+cache::KvCacheSpec SpecOf(const cache::PagePool& store, const BackendConfig& config) {
+  std::vector<cache::Visibility> layers;
+  for (const AttentionSpec& layer : config.layers) layers.push_back(layer.visibility);
+  return cache::KvCacheSpec(store.Layout(), layers);
+}
+
+void MakeBatch(const BatchShape& shape, const cache::PagePool& store, const cache::KvCacheSpec& spec, Batch& batch) {
+  const int64_t page_size = spec.page_size;
   batch.sequences.clear();
-  batch.touched.clear();
+  batch.writes.resize(spec.groups.size());
+  for (std::vector<PageWrite>& writes : batch.writes) writes.clear();
   batch.rows = 0;
   for (size_t s = 0; s < shape.sequences.size(); ++s) {
     const SequenceSpan& span = shape.sequences[s];
     if (span.start < 0 || span.tokens < 1 || span.pages == nullptr) {
       throw InputError(
           fmt::format("sequence {} of the batch: start {}, {} tokens, {} pages; needs start >= 0, tokens "
-                      ">= 1 and a page table",
+                      ">= 1 and block tables",
                       s, span.start, span.tokens, span.pages == nullptr ? "no" : "some"));
     }
     const int64_t end = span.start + span.tokens;
-    const int64_t touched = span.start / page_size;
-    for (int64_t page = FirstVisible(config, span.start) / page_size; page * page_size < end; ++page) {
-      const bool closed = (page + 1) * page_size <= end;
-      if (needs.quantized || (closed && page >= needs.quantized_from)) {
-        CheckRecord(store, PageKind::kQuantized, span.pages[page].quantized, s, page);
+    const int64_t own_page = span.start / page_size;
+    for (size_t g = 0; g < spec.groups.size(); ++g) {
+      const cache::KvCacheGroup& group = spec.groups[g];
+      const cache::PageRef* table = span.pages[g];
+      for (int64_t page = group.FirstPage(span.start); page * page_size < end; ++page) {
+        if (group.NeedsQuantized(page, (page + 1) * page_size <= end)) {
+          CheckRecord(store, static_cast<int>(g), PageKind::kQuantized, table[page].quantized, s, page);
+        }
+        if (group.NeedsExact(page, page >= own_page - group.exact_before)) {
+          CheckRecord(store, static_cast<int>(g), PageKind::kExact, table[page].exact, s, page);
+        }
       }
-      if (needs.exact && (page > touched - needs.exact_pages || page < needs.exact_sinks)) {
-        CheckRecord(store, PageKind::kExact, span.pages[page].exact, s, page);
+      for (int64_t page = own_page; page * page_size < end; ++page) {
+        const int64_t first = std::max(span.start, page * page_size);
+        const int64_t last = std::min(end, (page + 1) * page_size);
+        batch.writes[g].push_back({.page = table[page],
+                                   .first_slot = static_cast<int>(first - page * page_size),
+                                   .last_slot = static_cast<int>(last - page * page_size),
+                                   .first_row = batch.rows + first - span.start});
       }
-    }
-    for (int64_t page = touched; page * page_size < end; ++page) {
-      const int64_t first = std::max(span.start, page * page_size);
-      const int64_t last = std::min(end, (page + 1) * page_size);
-      batch.touched.push_back({.page = span.pages[page],
-                               .first_slot = static_cast<int>(first - page * page_size),
-                               .last_slot = static_cast<int>(last - page * page_size),
-                               .first_row = batch.rows + first - span.start});
     }
     batch.sequences.push_back({span, batch.rows});
     batch.rows += span.tokens;

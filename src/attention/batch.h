@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "attention/backend.h"
+#include "cache/kv_cache_spec.h"
 
 namespace kvanta::attention {
 
@@ -27,13 +28,16 @@ struct PageWrite {
 
 struct Batch {
   std::vector<SequenceRows> sequences;
-  std::vector<PageWrite> touched;
+  std::vector<std::vector<PageWrite>> writes;  // [KV cache group]
   int64_t rows = 0;
 };
 
+// The KV cache groups of a pool, as the layers of `config` see them.
+cache::KvCacheSpec SpecOf(const cache::PagePool& store, const BackendConfig& config);
+
 // Checks every sequence against the cache: positions, and that each page that the step writes or that some layer of it
 // reads has its records. Throws InputError naming the sequence, the page and what is missing. Reuses `batch`'s memory.
-void MakeBatch(const BatchShape& shape, const cache::PagePool& store, const BackendConfig& config, Batch& batch);
+void MakeBatch(const BatchShape& shape, const cache::PagePool& store, const cache::KvCacheSpec& spec, Batch& batch);
 
 // Checks shapes and scales against the layout, and fills in scales that are absent (1.0). Throws InputError.
 BackendConfig CheckConfig(BackendConfig config, const formats::CacheLayout& layout);

@@ -121,14 +121,15 @@ void CacheWriter::Write(const Batch& batch, int layer, const float* k, const flo
                         ThreadPool& threads) noexcept {
   const formats::LayerScheme& scheme = store_.Layout().layers[static_cast<size_t>(layer)];
   const int64_t head_dim = scheme.shape.head_dim;
+  const std::vector<PageWrite>& writes = batch.writes[static_cast<size_t>(scheme.group)];
   auto write = [&](int64_t task, int) {
-    const PageWrite& touched = batch.touched[static_cast<size_t>(task / scheme.kv_heads)];
+    const PageWrite& touched = writes[static_cast<size_t>(task / scheme.kv_heads)];
     const int head = static_cast<int>(task % scheme.kv_heads);
     const int64_t offset = touched.first_row * stride + head * head_dim;
     WriteSide(touched, layer, head, SideKind::kK, k + offset, stride);
     if (!scheme.SharesCell()) WriteSide(touched, layer, head, SideKind::kV, v + offset, stride);
   };
-  const int64_t tasks = static_cast<int64_t>(batch.touched.size()) * scheme.kv_heads;
+  const int64_t tasks = static_cast<int64_t>(writes.size()) * scheme.kv_heads;
   if (batch.rows * scheme.kv_heads * head_dim * 2 <= kInlineValues) {
     for (int64_t task = 0; task < tasks; ++task) write(task, 0);
   } else {
@@ -150,15 +151,16 @@ void CacheWriter::WriteSide(const PageWrite& touched, int layer, int head, SideK
                                              .head_dim = is_key ? scheme.UnquantizedShape().head_dim : 0};
   uint8_t* plain = nullptr;  // the channels of the record that is written first
   if (touched.page.quantized != cache::kNoPage) {
-    uint8_t* record =
-        store_.Base(PageKind::kQuantized) + touched.page.quantized * store_.RecordBytes(PageKind::kQuantized);
+    uint8_t* record = store_.Base(scheme.group, PageKind::kQuantized) +
+                      touched.page.quantized * store_.RecordBytes(scheme.group, PageKind::kQuantized);
     quantized = record + (is_key ? scheme.KCell(head) : scheme.VCell(head));
     plain = record + scheme.KUnquantized(head);
   }
   uint8_t* exact = nullptr;
   const formats::CellSections exact_sections = formats::Bf16Sections(scheme.shape);
   if (scheme.exact_open) {
-    uint8_t* record = store_.Base(PageKind::kExact) + touched.page.exact * store_.RecordBytes(PageKind::kExact);
+    uint8_t* record = store_.Base(scheme.group, PageKind::kExact) +
+                      touched.page.exact * store_.RecordBytes(scheme.group, PageKind::kExact);
     exact = record + (is_key ? scheme.ExactKCell(head) : scheme.ExactVCell(head));
     plain = record + scheme.ExactKUnquantized(head);
   }

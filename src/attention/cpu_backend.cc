@@ -32,6 +32,7 @@ class CpuBackend final : public Backend {
              const kernels::IsaTable& isa)
       : store_(store),
         config_(CheckConfig(std::move(config), store.Layout())),
+        spec_(SpecOf(store, config_)),
         threads_(std::move(threads)),
         isa_(isa),
         kernels_(*isa.attention),
@@ -65,7 +66,7 @@ class CpuBackend final : public Backend {
     std::unique_ptr<Plan> plan = reused ? std::move(reused) : std::make_unique<CpuPlan>();
     CpuPlan* cpu_plan = dynamic_cast<CpuPlan*>(plan.get());
     if (cpu_plan == nullptr) throw InputError("MakePlan: the plan to reuse was made by another backend");
-    MakeBatch(batch, store_, config_, cpu_plan->batch);
+    MakeBatch(batch, store_, spec_, cpu_plan->batch);
     cpu_plan->lists.resize(shapes_.size());
     size_t rows = 0;
     size_t floats = 0;
@@ -93,7 +94,7 @@ class CpuBackend final : public Backend {
     const auto attention_of = [&](const Tile& tile, int64_t first_split, int64_t last_split, int worker) {
       const SequenceRows& sequence = cpu_plan.batch.sequences[static_cast<size_t>(tile.sequence)];
       const int64_t row = sequence.first_row + tile.first - sequence.span.start;
-      return TileAttention(kernels_, view, tile, first_split, last_split, sequence.span.pages,
+      return TileAttention(kernels_, view, tile, first_split, last_split, sequence.span.pages[view.scheme->group],
                            {.q = q + row * q_stride, .q_stride = q_stride, .out = out + row * out_stride},
                            workspaces_[static_cast<size_t>(worker)]);
     };
@@ -139,6 +140,7 @@ class CpuBackend final : public Backend {
  private:
   cache::PagePool& store_;
   const BackendConfig config_;
+  const cache::KvCacheSpec spec_;
   std::shared_ptr<ThreadPool> threads_;
   const kernels::IsaTable& isa_;
   const kernels::AttentionKernels& kernels_;

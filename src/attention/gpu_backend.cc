@@ -30,12 +30,29 @@ uint64_t NextVersion() {
   return ++versions;
 }
 
-// Header of a plan's metadata block: slots of new rows, slots of closed pages, then AttentionMetadata per layer shape.
-constexpr size_t kRowSlots = 0;
-constexpr size_t kClosedSlots = sizeof(SlotMapping);
-constexpr size_t AttentionOffset(size_t shape) {
-  return 2 * sizeof(SlotMapping) + shape * sizeof(AttentionMetadata);
+// Offsets in a plan's metadata header: per KV cache group the slots of new rows and of closed pages, then
+// AttentionMetadata per layer shape.
+constexpr size_t RowSlotsOffset(int group) {
+  return 2 * static_cast<size_t>(group) * sizeof(SlotMapping);
 }
+constexpr size_t ClosedSlotsOffset(int group) {
+  return RowSlotsOffset(group) + sizeof(SlotMapping);
+}
+
+// Layers that share a schedule and a block table.
+struct LayerShape {
+  WorkShape work;
+  int group = 0;
+  bool operator==(const LayerShape&) const = default;
+};
+
+// A step of one KV cache group.
+struct GroupStep {
+  std::vector<Slot> row_slots, closed_slots;  // for Append
+  std::vector<PageIds> pages;                 // the sequences' block tables
+  std::vector<int32_t> first_pages;           // [sequence], index in pages
+  int32_t max_closed_slots = 0;               // Append's grid size
+};
 
 class GpuPlan final : public Plan {
  public:
@@ -46,14 +63,12 @@ class GpuPlan final : public Plan {
   }
 
   Batch batch;
-  std::vector<GpuSchedule> schedules;         // by layer shape
-  std::vector<Slot> row_slots, closed_slots;  // for Append
-  std::vector<PageIds> pages;
-  std::vector<int32_t> first_pages;
+  std::vector<GpuSchedule> schedules;  // by layer shape
+  std::vector<GroupStep> groups;
   StepMetadata metadata;
   Buffer split_out, split_state;
-  // Grid sizes: bounds of row_slots, closed_slots and, by layer shape, tiles.
-  int32_t max_row_slots = 0, max_closed_slots = 0;
+  // Grid sizes: bounds of new rows and, by layer shape, tiles.
+  int32_t max_rows = 0;
   std::vector<int32_t> max_tiles;
   uint64_t backend = 0;  // version of the backend that made it
   uint64_t version = 0;
@@ -71,6 +86,7 @@ class GpuBackend final : public Backend {
              int64_t max_parallel_splits)
       : pool_(pool),
         config_(CheckConfig(std::move(config), pool.Layout())),
+        spec_(SpecOf(pool, config_)),
         gpu_(std::move(gpu)),
         max_parallel_splits_(max_parallel_splits) {
     if (&pool.device() != &gpu_->device()) {
@@ -97,7 +113,7 @@ class GpuBackend final : public Backend {
     GpuPlan* gpu_plan = dynamic_cast<GpuPlan*>(plan.get());
     if (gpu_plan == nullptr) throw InputError("MakePlan: the plan to reuse was made by another backend");
     device().Synchronize();
-    MakeBatch(batch, pool_, config_, gpu_plan->batch);
+    MakeBatch(batch, pool_, spec_, gpu_plan->batch);
     FillSlots(*gpu_plan);
     FillSchedules(*gpu_plan);
     SetGridSizes(batch.bucket, *gpu_plan);
@@ -112,13 +128,14 @@ class GpuBackend final : public Backend {
       AppendParams params = cell.params;
       params.rows = (params.is_key ? k : v) + cell.first_channel;
       params.stride = kv_stride;
-      params.slot_mapping = step.DevicePointer<SlotMapping>(kRowSlots);
-      params.max_slots = step.max_row_slots;
+      params.slot_mapping = step.DevicePointer<SlotMapping>(RowSlotsOffset(gpu_layer.group));
+      params.max_slots = step.max_rows;
       params.to_exact = gpu_layer.exact_open;
       gpu_->Append(params.to_exact ? cell.exact_kernel : cell.kernel, params);
-      if (!gpu_layer.exact_open || step.max_closed_slots == 0) continue;
-      params.slot_mapping = step.DevicePointer<SlotMapping>(kClosedSlots);
-      params.max_slots = step.max_closed_slots;
+      const int32_t max_closed_slots = step.groups[static_cast<size_t>(gpu_layer.group)].max_closed_slots;
+      if (!gpu_layer.exact_open || max_closed_slots == 0) continue;
+      params.slot_mapping = step.DevicePointer<SlotMapping>(ClosedSlotsOffset(gpu_layer.group));
+      params.max_slots = max_closed_slots;
       params.to_exact = false;
       params.from_exact = true;
       gpu_->Append(cell.kernel, params);
@@ -164,12 +181,18 @@ class GpuBackend final : public Backend {
 
  private:
   Device& device() const { return gpu_->device(); }
+  size_t AttentionOffset(size_t shape) const {
+    return RowSlotsOffset(pool_.Groups()) + shape * sizeof(AttentionMetadata);
+  }
 
   void AddLayer(size_t index) {
     const AttentionSpec& spec = config_.layers[index];
     layers_.push_back(builder_.Build(index, sums_.as<AppendSums>() + 2 * index, gpu_->Name()));
-    const WorkShape shape{
-        .heads = spec.heads, .kv_heads = spec.kv_heads, .head_dim = spec.head_dim, .visibility = spec.visibility};
+    const LayerShape shape{.work = {.heads = spec.heads,
+                                    .kv_heads = spec.kv_heads,
+                                    .head_dim = spec.head_dim,
+                                    .visibility = spec.visibility},
+                           .group = pool_.Layout().layers[index].group};
     const auto known = std::find(shapes_.begin(), shapes_.end(), shape);
     shape_of_.push_back(static_cast<size_t>(known - shapes_.begin()));
     if (known == shapes_.end()) shapes_.push_back(shape);
@@ -177,30 +200,38 @@ class GpuBackend final : public Backend {
 
   // Slots of new rows, and all slots of pages that close.
   void FillSlots(GpuPlan& plan) {
-    plan.row_slots.clear();
-    plan.closed_slots.clear();
     const int page_size = pool_.Layout().page_size;
-    for (const PageWrite& write : plan.batch.touched) {
-      const auto slot_at = [&](int offset) {
-        return Slot{.quantized = write.page.quantized,
-                    .exact = write.page.exact,
-                    .offset = offset,
-                    .row = static_cast<int32_t>(write.first_row + offset - write.first_slot)};
-      };
-      for (int i = write.first_slot; i < write.last_slot; ++i) plan.row_slots.push_back(slot_at(i));
-      if (write.last_slot != page_size || write.page.quantized == cache::kNoPage) continue;
-      for (int i = 0; i < page_size; ++i) plan.closed_slots.push_back(slot_at(i));
+    plan.groups.resize(plan.batch.writes.size());
+    for (size_t g = 0; g < plan.groups.size(); ++g) {
+      GroupStep& group = plan.groups[g];
+      group.row_slots.clear();
+      group.closed_slots.clear();
+      for (const PageWrite& write : plan.batch.writes[g]) {
+        const auto slot_at = [&](int offset) {
+          return Slot{.quantized = write.page.quantized,
+                      .exact = write.page.exact,
+                      .offset = offset,
+                      .row = static_cast<int32_t>(write.first_row + offset - write.first_slot)};
+        };
+        for (int i = write.first_slot; i < write.last_slot; ++i) group.row_slots.push_back(slot_at(i));
+        if (write.last_slot != page_size || write.page.quantized == cache::kNoPage) continue;
+        for (int i = 0; i < page_size; ++i) group.closed_slots.push_back(slot_at(i));
+      }
     }
   }
 
   void FillSchedules(GpuPlan& plan) {
     const int page_size = pool_.Layout().page_size;
-    plan.pages.clear();
-    plan.first_pages.clear();
-    for (const SequenceRows& sequence : plan.batch.sequences) {
-      plan.first_pages.push_back(static_cast<int32_t>(plan.pages.size()));
-      for (int64_t page = 0; page * page_size < sequence.End(); ++page) {
-        plan.pages.push_back({sequence.span.pages[page].quantized, sequence.span.pages[page].exact});
+    for (size_t g = 0; g < plan.groups.size(); ++g) {
+      GroupStep& group = plan.groups[g];
+      group.pages.clear();
+      group.first_pages.clear();
+      for (const SequenceRows& sequence : plan.batch.sequences) {
+        group.first_pages.push_back(static_cast<int32_t>(group.pages.size()));
+        const cache::PageRef* table = sequence.span.pages[g];
+        for (int64_t page = 0; page * page_size < sequence.End(); ++page) {
+          group.pages.push_back({table[page].quantized, table[page].exact});
+        }
       }
     }
     plan.schedules.resize(shapes_.size());
@@ -208,9 +239,10 @@ class GpuBackend final : public Backend {
     int64_t floats = 0;
     for (size_t i = 0; i < shapes_.size(); ++i) {
       GpuSchedule& schedule = plan.schedules[i];
-      MakeGpuSchedule(shapes_[i], plan.batch, plan.first_pages, page_size, max_parallel_splits_, schedule);
+      MakeGpuSchedule(shapes_[i].work, plan.batch, plan.groups[static_cast<size_t>(shapes_[i].group)].first_pages,
+                      page_size, max_parallel_splits_, schedule);
       rows = std::max(rows, schedule.result_rows);
-      floats = std::max(floats, schedule.result_rows * shapes_[i].head_dim);
+      floats = std::max(floats, schedule.result_rows * shapes_[i].work.head_dim);
     }
     Grow(device(), plan.split_out, floats * int64_t{sizeof(float)});
     Grow(device(), plan.split_state, 2 * rows * int64_t{sizeof(float)});
@@ -219,22 +251,28 @@ class GpuBackend final : public Backend {
   // Grid sizes of this step, or of the largest step of its bucket.
   void SetGridSizes(int64_t bucket, GpuPlan& plan) {
     plan.max_tiles.clear();
-    plan.max_row_slots = static_cast<int32_t>(bucket > 0 ? bucket : std::ssize(plan.row_slots));
-    plan.max_closed_slots =
-        static_cast<int32_t>(bucket > 0 ? bucket * pool_.Layout().page_size : std::ssize(plan.closed_slots));
+    plan.max_rows = static_cast<int32_t>(bucket > 0 ? bucket : plan.batch.rows);
+    for (GroupStep& group : plan.groups) {
+      group.max_closed_slots =
+          static_cast<int32_t>(bucket > 0 ? bucket * pool_.Layout().page_size : std::ssize(group.closed_slots));
+    }
     for (size_t i = 0; i < shapes_.size(); ++i) {
-      plan.max_tiles.push_back(
-          static_cast<int32_t>(bucket > 0 ? bucket * TilesPerToken(shapes_[i]) : std::ssize(plan.schedules[i].tiles)));
+      plan.max_tiles.push_back(static_cast<int32_t>(bucket > 0 ? bucket * TilesPerToken(shapes_[i].work)
+                                                               : std::ssize(plan.schedules[i].tiles)));
     }
   }
 
   void UploadMetadata(GpuPlan& plan) {
     StepMetadata& metadata = plan.metadata;
     metadata.Begin(AttentionOffset(shapes_.size()));
-    const size_t rows = metadata.Add(plan.row_slots), closed = metadata.Add(plan.closed_slots);
-    const size_t pages = metadata.Add(plan.pages);
-    std::vector<size_t>& offsets = schedule_offsets_;
+    std::vector<size_t>& offsets = array_offsets_;
     offsets.clear();
+    for (const GroupStep& group : plan.groups) {
+      offsets.push_back(metadata.Add(group.row_slots));
+      offsets.push_back(metadata.Add(group.closed_slots));
+      offsets.push_back(metadata.Add(group.pages));
+    }
+    const size_t first_shape = offsets.size();
     for (const GpuSchedule& schedule : plan.schedules) {
       offsets.push_back(metadata.Add(schedule.tiles));
       offsets.push_back(metadata.Add(schedule.tasks));
@@ -245,24 +283,29 @@ class GpuBackend final : public Backend {
     const auto mapping = [&](size_t offset, size_t count) {
       return SlotMapping{.slots = plan.DevicePointer<Slot>(offset), .count = static_cast<int32_t>(count)};
     };
-    metadata.Write(kRowSlots, mapping(rows, plan.row_slots.size()));
-    metadata.Write(kClosedSlots, mapping(closed, plan.closed_slots.size()));
+    for (size_t g = 0; g < plan.groups.size(); ++g) {
+      metadata.Write(RowSlotsOffset(static_cast<int>(g)), mapping(offsets[3 * g], plan.groups[g].row_slots.size()));
+      metadata.Write(ClosedSlotsOffset(static_cast<int>(g)),
+                     mapping(offsets[3 * g + 1], plan.groups[g].closed_slots.size()));
+    }
     for (size_t i = 0; i < plan.schedules.size(); ++i) {
       const GpuSchedule& schedule = plan.schedules[i];
       metadata.Write(AttentionOffset(i),
-                     AttentionMetadata{.pages = plan.DevicePointer<PageIds>(pages),
-                                       .tiles = plan.DevicePointer<kernels::cuda::QueryTile>(offsets[2 * i]),
-                                       .tasks = plan.DevicePointer<kernels::cuda::SplitTask>(offsets[2 * i + 1]),
-                                       .tile_count = static_cast<int32_t>(schedule.tiles.size()),
-                                       .task_count = static_cast<int32_t>(schedule.tasks.size()),
-                                       .split_out = plan.split_out.as<float>(),
-                                       .split_state = plan.split_state.as<float>()});
+                     AttentionMetadata{
+                         .pages = plan.DevicePointer<PageIds>(offsets[3 * static_cast<size_t>(shapes_[i].group) + 2]),
+                         .tiles = plan.DevicePointer<kernels::cuda::QueryTile>(offsets[first_shape + 2 * i]),
+                         .tasks = plan.DevicePointer<kernels::cuda::SplitTask>(offsets[first_shape + 2 * i + 1]),
+                         .tile_count = static_cast<int32_t>(schedule.tiles.size()),
+                         .task_count = static_cast<int32_t>(schedule.tasks.size()),
+                         .split_out = plan.split_out.as<float>(),
+                         .split_state = plan.split_state.as<float>()});
     }
     metadata.Upload(device());
   }
 
   cache::PagePool& pool_;
   const BackendConfig config_;
+  const cache::KvCacheSpec spec_;
   std::shared_ptr<kernels::CudaContext> gpu_;
   const int64_t max_parallel_splits_;
   Buffer sums_;                      // AppendSums [layers][k, v]
@@ -270,9 +313,9 @@ class GpuBackend final : public Backend {
   mutable std::mutex fetching_;
   GpuLayerBuilder builder_{pool_, config_};
   std::vector<GpuLayer> layers_;
-  std::vector<WorkShape> shapes_;
-  std::vector<size_t> shape_of_;          // by layer: index in shapes_
-  std::vector<size_t> schedule_offsets_;  // of tiles and tasks in a plan's metadata, by shape
+  std::vector<LayerShape> shapes_;
+  std::vector<size_t> shape_of_;       // by layer: index in shapes_
+  std::vector<size_t> array_offsets_;  // of a plan's arrays in its metadata
   const uint64_t version_ = NextVersion();
 };
 

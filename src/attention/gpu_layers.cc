@@ -63,6 +63,7 @@ GpuLayer GpuLayerBuilder::Build(size_t index, kernels::cuda::AppendSums* sums, c
   }
   GpuLayer layer;
   layer.exact_open = scheme.exact_open;
+  layer.group = scheme.group;
   layer.attend_kernel = FindAttend(scheme);
   layer.cells.push_back(BuildSide(index, true));
   if (!scheme.SharesCell()) layer.cells.push_back(BuildSide(index, false));
@@ -137,10 +138,11 @@ GpuCell GpuLayerBuilder::BuildSide(size_t index, bool is_key) {
   }
   params.outlier_count = side.outliers;
   params.scale = Upload(scales.scale);
-  params.quantized = {pool_.Base(PageKind::kQuantized), pool_.RecordBytes(PageKind::kQuantized)};
+  params.quantized = {pool_.Base(scheme.group, PageKind::kQuantized),
+                      pool_.RecordBytes(scheme.group, PageKind::kQuantized)};
   params.cell = MakeOffsets(side.sections, is_key ? scheme.KCell(0) : scheme.VCell(0), scheme.HeadBytes());
   if (scheme.exact_open) {
-    params.exact = {pool_.Base(PageKind::kExact), pool_.RecordBytes(PageKind::kExact)};
+    params.exact = {pool_.Base(scheme.group, PageKind::kExact), pool_.RecordBytes(scheme.group, PageKind::kExact)};
     params.exact_cell = MakeOffsets(formats::Bf16Sections(scheme.shape),
                                     is_key ? scheme.ExactKCell(0) : scheme.ExactVCell(0), scheme.ExactHeadBytes());
   }

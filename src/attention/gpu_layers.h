@@ -20,6 +20,7 @@ struct GpuCell {
 struct GpuLayer {
   std::vector<GpuCell> cells;  // K; V, unless it shares K's cell; K's unquantized channels, if any
   bool exact_open = false;
+  int group = 0;  // KV cache group
   int attend_kernel = -1;
   kernels::cuda::AttentionParams attention;
 };

@@ -30,7 +30,11 @@ struct DecodedSide {
 class ReferenceBackend final : public Backend {
  public:
   ReferenceBackend(cache::PagePool& store, BackendConfig config)
-      : store_(store), config_(CheckConfig(std::move(config), store.Layout())), threads_(1), writer_(store, config_) {}
+      : store_(store),
+        config_(CheckConfig(std::move(config), store.Layout())),
+        spec_(SpecOf(store, config_)),
+        threads_(1),
+        writer_(store, config_) {}
 
   BackendInfo Info() const override {
     BackendInfo info{.name = "reference", .codes = {}};
@@ -42,7 +46,7 @@ class ReferenceBackend final : public Backend {
     std::unique_ptr<Plan> plan = reused ? std::move(reused) : std::make_unique<ReferencePlan>();
     ReferencePlan* reference_plan = dynamic_cast<ReferencePlan*>(plan.get());
     if (reference_plan == nullptr) throw InputError("MakePlan: the plan to reuse was made by another backend");
-    MakeBatch(batch, store_, config_, reference_plan->batch);
+    MakeBatch(batch, store_, spec_, reference_plan->batch);
     return plan;
   }
 
@@ -80,10 +84,10 @@ class ReferenceBackend final : public Backend {
   }
 
   // A record, or a copy of it where it lies in a GPU's memory: the oracle of its backend, too.
-  const uint8_t* Record(PageKind kind, cache::PageId page, std::vector<uint8_t>& copy) const {
-    const uint8_t* record = store_.Base(kind) + page * store_.RecordBytes(kind);
+  const uint8_t* Record(int group, PageKind kind, cache::PageId page, std::vector<uint8_t>& copy) const {
+    const uint8_t* record = store_.Base(group, kind) + page * store_.RecordBytes(group, kind);
     if (&store_.device() == &Cpu()) return record;
-    copy.resize(static_cast<size_t>(store_.RecordBytes(kind)));
+    copy.resize(static_cast<size_t>(store_.RecordBytes(group, kind)));
     store_.device().CopyOut(copy.data(), record, copy.size());
     return copy.data();
   }
@@ -104,18 +108,18 @@ class ReferenceBackend final : public Backend {
     decoded.exact.resize(size);
     const int64_t first = config_.layers[static_cast<size_t>(layer)].visibility.First(sequence.span.start) / page_size;
     for (int64_t page = first; page * page_size < sequence.End(); ++page) {
-      const cache::PageRef ref = sequence.span.pages[page];
+      const cache::PageRef ref = sequence.span.pages[scheme.group][page];
       const int tokens = static_cast<int>(std::min(page_size, sequence.End() - page * page_size));
       const int64_t offset = page * page_size * decoded.width;
       const bool closed = tokens == page_size;
       if (ref.quantized != cache::kNoPage && (!scheme.exact_open || closed)) {
-        const uint8_t* record = Record(PageKind::kQuantized, ref.quantized, copy);
+        const uint8_t* record = Record(scheme.group, PageKind::kQuantized, ref.quantized, copy);
         DecodeRows(kind, scheme, *side.format, side.sections,
                    record + (is_key ? scheme.KCell(head) : scheme.VCell(head)), static_scale, tokens, plain,
                    decoded.quantized.data() + offset);
       }
       if (ref.exact != cache::kNoPage && scheme.exact_open) {
-        const uint8_t* record = Record(PageKind::kExact, ref.exact, copy);
+        const uint8_t* record = Record(scheme.group, PageKind::kExact, ref.exact, copy);
         DecodeRows(kind, scheme, ExactFormat(), formats::Bf16Sections(scheme.shape),
                    record + (is_key ? scheme.ExactKCell(head) : scheme.ExactVCell(head)), 1.0f, tokens, plain,
                    decoded.exact.data() + offset);
@@ -176,6 +180,7 @@ class ReferenceBackend final : public Backend {
 
   cache::PagePool& store_;
   const BackendConfig config_;
+  const cache::KvCacheSpec spec_;
   ThreadPool threads_;
   CacheWriter writer_;
 };

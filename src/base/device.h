@@ -40,6 +40,10 @@ class Reservation {
   virtual bool Commit(size_t offset, size_t bytes) noexcept = 0;
   // Gives the memory of a part that was committed, as a whole, back to the system; contents become undefined.
   virtual void Release(size_t offset, size_t bytes) noexcept = 0;
+  // Bytes that Commit of this part would take, and that Release of it would give back: whole mapping granules, which
+  // other parts may share, where the device has them.
+  virtual size_t BytesToCommit(size_t /*offset*/, size_t bytes) const noexcept { return bytes; }
+  virtual size_t BytesToRelease(size_t /*offset*/, size_t bytes) const noexcept { return bytes; }
 };
 
 class Device {

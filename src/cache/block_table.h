@@ -1,14 +1,5 @@
-// The pages of one sequence, in order, and the rule by which a query position reads them (docs/formats.md, "The page
-// rule"). A logical page may have a quantized record, an exact record, or both.
-//
-// Which records page j of a step over positions [start, start + tokens) has (a query at page jq reads, in a layer with
-// exact_open, the exact record of page j if j > jq - exact_pages or j < its sink_pages, else the quantized one; a layer
-// without exact_open reads and writes the quantized record only):
-//   quantized  iff some layer is without exact_open, or the page is closed (filled to its last token before or in this
-//              step) and j >= sink_pages of some layer
-//   exact      iff some layer has exact_open, and the page holds one of the step's positions, or lies less than the
-//              most exact_pages of a layer before the first of these, or j < the most sink_pages of a layer
-// Pages wholly behind the sliding window of every layer may have neither.
+// The pages of one sequence, in order. A logical page has, per KV cache group, a quantized record, an exact record, or
+// both; pages outside the group's visibility have neither (kv_cache_spec.h, docs/formats.md "The page rule").
 #pragma once
 
 #include <vector>
@@ -17,14 +8,20 @@
 
 namespace kvanta::cache {
 
+// A page's records in one group.
 struct PageRef {
   PageId quantized = kNoPage;
   PageId exact = kNoPage;
 
   bool operator==(const PageRef&) const = default;
+  PageId& Of(PageKind kind) noexcept { return kind == PageKind::kQuantized ? quantized : exact; }
+  PageId Of(PageKind kind) const noexcept { return kind == PageKind::kQuantized ? quantized : exact; }
 };
 
-// Plain data: ownership of the references lies with SequenceCache (sequence_cache.h).
+// One group's pages. Plain data: ownership of the references lies with SequenceCache (sequence_cache.h).
 using BlockTable = std::vector<PageRef>;
+
+// A sequence's block tables as attention reads them: [group][page].
+using BlockTables = const PageRef* const*;
 
 }  // namespace kvanta::cache

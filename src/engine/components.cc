@@ -80,10 +80,9 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
   }
   components.isa = gpu ? gpu->Name() : ChosenIsa(config.isa);
   // The rope table is made for what the cache can hold at most; a model may claim any number of positions.
-  cache::PageRequirements demand(components.layout, CommonWindow(model));
-  demand.prefixes_stay = config.enable_prefix_caching;
+  const cache::KvCacheSpec spec(components.layout, LayerVisibility(model));
   components.positions =
-      SizeCache(config, demand, model.max_position, components.ops->device().AvailableBytes()).max_model_len;
+      SizeCache(config, spec, model.max_position, components.ops->device().AvailableBytes()).max_model_len;
   components.model =
       models::Load(config.model, *components.ops,
                    {.store = store, .max_rows = config.max_num_batched_tokens, .max_positions = components.positions});

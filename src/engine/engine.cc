@@ -29,8 +29,8 @@ void Engine::Stop(bool drain) {
 int64_t Engine::Logits(std::span<const int32_t> tokens, int chunk_tokens, std::span<float> out, bool use_prefix_cache) {
   return state_->core.Logits(tokens, chunk_tokens, out, use_prefix_cache);
 }
-std::vector<uint8_t> Engine::ExportPage(std::span<const int32_t> tokens, int index) {
-  return state_->core.ExportPage(tokens, index);
+std::vector<uint8_t> Engine::ExportPage(std::span<const int32_t> tokens, int index, int group) {
+  return state_->core.ExportPage(tokens, index, group);
 }
 KvStatistics Engine::CollectStatistics(std::span<const int32_t> tokens, std::span<const float> key_means) {
   return state_->core.CollectStatistics(tokens, key_means);

@@ -83,19 +83,32 @@ std::vector<KvScheme> ResolveSchemes(const EngineConfig& config, const models::M
   return schemes;
 }
 
+std::vector<cache::Visibility> LayerVisibility(const models::ModelConfig& model) {
+  std::vector<cache::Visibility> layers;
+  for (const int window : model.sliding_window) layers.push_back(cache::SlidingWindow(window));
+  return layers;
+}
+
 formats::CacheLayout PlanLayout(const std::vector<KvScheme>& schemes, const models::ModelConfig& model, int page_size) {
   const std::vector<formats::LayerShape> shapes(schemes.size(),
                                                 {model.kv_heads, model.head_dim, model.latent.rope_dim});
-  return formats::PlanCache(schemes, shapes, page_size);
+  return formats::PlanCache(schemes, shapes, page_size, cache::GroupLayers(schemes, LayerVisibility(model)));
 }
 
-int64_t CommonWindow(const models::ModelConfig& model) {
-  int64_t widest = 0;
-  for (const int window : model.sliding_window) {
-    if (window == 0) return 0;
-    widest = std::max<int64_t>(widest, window);
+std::vector<CacheGroupStats> DescribeGroups(const cache::KvCacheSpec& spec) {
+  std::vector<CacheGroupStats> groups;
+  for (const cache::KvCacheGroup& group : spec.groups) {
+    std::string visibility = "full";
+    if (!group.visibility.IsFull()) {
+      const bool window = group.visibility.kind == cache::VisibilityKind::kSlidingWindow;
+      visibility = fmt::format("{}={}", window ? "sliding_window" : "chunked", group.visibility.span);
+    }
+    groups.push_back({.visibility = std::move(visibility),
+                      .layers = group.layers,
+                      .page_bytes = group.page_bytes,
+                      .exact_page_bytes = group.exact_page_bytes});
   }
-  return widest;
+  return groups;
 }
 
 void CheckConfig(const EngineConfig& config) {
@@ -116,17 +129,17 @@ void CheckConfig(const EngineConfig& config) {
   }
 }
 
-int64_t LongestSequence(const cache::PageRequirements& demand, int64_t budget_bytes, int64_t limit) {
+int64_t LongestSequence(const cache::KvCacheSpec& spec, int64_t budget_bytes, int64_t limit) {
   int64_t fits = 0;
   int64_t too_long = limit + 1;
   while (too_long - fits > 1) {
     const int64_t middle = fits + (too_long - fits) / 2;
-    (demand.MaxBytes(middle) <= budget_bytes ? fits : too_long) = middle;
+    (spec.MaxBytes(middle) <= budget_bytes ? fits : too_long) = middle;
   }
   return fits;
 }
 
-CacheSize SizeCache(const EngineConfig& config, const cache::PageRequirements& demand, int64_t model_max_position,
+CacheSize SizeCache(const EngineConfig& config, const cache::KvCacheSpec& spec, int64_t model_max_position,
                     int64_t available_bytes) {
   if (config.max_model_len > model_max_position) {
     throw InputError(
@@ -141,21 +154,22 @@ CacheSize SizeCache(const EngineConfig& config, const cache::PageRequirements& d
                                       size.budget_bytes, available_bytes));
     }
   } else {
-    const int64_t step_pages = config.max_num_batched_tokens / demand.page_size + 1;
+    // Pages that a step holds beyond those that stay: exact ones until they close, windowed ones until they are passed.
+    const int64_t step_pages = config.max_num_batched_tokens / spec.page_size + 1;
     const auto share = static_cast<int64_t>(kShareOfAvailable * static_cast<double>(available_bytes));
-    const int64_t steps = demand.exact_while_open ? step_pages * demand.exact_page_bytes : 0;
+    const int64_t steps = spec.MaxBytes(requested, 1 + step_pages) - spec.MaxBytes(requested);
     int64_t all = 0;
-    if (__builtin_mul_overflow(config.max_num_seqs, demand.MaxBytes(requested), &all)) all = share;
+    if (__builtin_mul_overflow(config.max_num_seqs, spec.MaxBytes(requested), &all)) all = share;
     size.budget_bytes = std::min(all, share - std::min(steps, share)) + std::min(steps, share);
   }
-  const int64_t longest = LongestSequence(demand, size.budget_bytes, requested);
+  const int64_t longest = LongestSequence(spec, size.budget_bytes, requested);
   size.max_model_len = longest;
   if (longest == requested) return size;
   const std::string figures = fmt::format(
       "a cache of {} bytes holds one sequence of {} tokens, not {}; that needs {} bytes (kv_cache_memory_bytes), a "
       "smaller max_model_len, or a format with fewer bits (kv_cache_dtype)",
-      size.budget_bytes, longest, requested, demand.MaxBytes(requested));
-  if (config.max_model_len == 0 && longest >= demand.page_size) {
+      size.budget_bytes, longest, requested, spec.MaxBytes(requested));
+  if (config.max_model_len == 0 && longest >= spec.page_size) {
     size.warning = fmt::format("max_model_len is {}: {}", longest, figures);
     return size;
   }

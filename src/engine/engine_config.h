@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "cache/sequence_cache.h"
+#include "cache/kv_cache_spec.h"
 #include "formats/scheme.h"
 #include "kernels/linear/linear.h"
 #include "kvanta/engine.h"
@@ -30,8 +30,11 @@ std::vector<KvScheme> ResolveSchemes(const EngineConfig& config, const models::M
 
 formats::CacheLayout PlanLayout(const std::vector<KvScheme>& schemes, const models::ModelConfig& model, int page_size);
 
-// The widest sliding window when every layer has one, else 0.
-int64_t CommonWindow(const models::ModelConfig& model);
+// Each layer's visibility.
+std::vector<cache::Visibility> LayerVisibility(const models::ModelConfig& model);
+
+// The groups of a cache, without counts of pages.
+std::vector<CacheGroupStats> DescribeGroups(const cache::KvCacheSpec& spec);
 
 // What does not need the model: refuses values out of range and devices that do not exist.
 void CheckConfig(const EngineConfig& config);
@@ -43,11 +46,11 @@ struct CacheSize {
 };
 
 // available_bytes: what the device can give. Throws InputError (the caller's figures) or ResourceError (the machine's).
-CacheSize SizeCache(const EngineConfig& config, const cache::PageRequirements& demand, int64_t model_max_position,
+CacheSize SizeCache(const EngineConfig& config, const cache::KvCacheSpec& spec, int64_t model_max_position,
                     int64_t available_bytes);
 
 // Longest sequence, at most `most` tokens, that fits in `budget_bytes` alone.
-int64_t LongestSequence(const cache::PageRequirements& demand, int64_t budget_bytes, int64_t limit);
+int64_t LongestSequence(const cache::KvCacheSpec& spec, int64_t budget_bytes, int64_t limit);
 
 // `store`: how the weights are kept.
 ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype, kernels::WeightType store);

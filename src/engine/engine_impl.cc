@@ -24,26 +24,26 @@ bool PoisonByDefault() {
 
 }  // namespace
 
-Core::Core(EngineComponents components)
-    : components_(std::move(components)), demand_(components_.layout, CommonWindow(components_.model->Config())) {
+Core::Core(EngineComponents components) : components_(std::move(components)) {
   EngineConfig& config = components_.config;
   CheckConfig(config);
-  demand_.prefixes_stay = config.enable_prefix_caching;
+  const std::vector<cache::Visibility> visibility = LayerVisibility(components_.model->Config());
+  const cache::KvCacheSpec spec(components_.layout, visibility);
   Device& device = components_.model->ops().device();
-  const CacheSize size = SizeCache(config, demand_, components_.model->Config().max_position, device.AvailableBytes());
+  const CacheSize size = SizeCache(config, spec, components_.model->Config().max_position, device.AvailableBytes());
   if (!size.warning.empty()) Warn(size.warning);
   config.max_model_len = std::min(size.max_model_len, components_.positions);
   config.kv_cache_memory_bytes = size.budget_bytes;
   config.poison_unused = config.poison_unused.value_or(PoisonByDefault());
-  store_ = std::make_unique<cache::PagePool>(
-      device, components_.layout,
-      cache::PagePoolConfig{.budget_bytes = size.budget_bytes, .poison_unused = *config.poison_unused});
-  if (config.enable_prefix_caching) tree_ = std::make_unique<cache::PrefixTree>(*store_, config.page_size);
+  cache_ = std::make_unique<cache::KvCacheManager>(
+      device, components_.layout, visibility,
+      cache::PagePoolConfig{.budget_bytes = size.budget_bytes, .poison_unused = *config.poison_unused},
+      config.enable_prefix_caching);
   scheduler_ = std::make_unique<scheduler::Scheduler>(
       scheduler::SchedulerConfig{.max_sequences = config.max_num_seqs,
                                  .max_step_tokens = config.max_num_batched_tokens,
                                  .page_size = config.page_size},
-      *store_, tree_.get(), demand_);
+      *cache_);
   const int64_t logit_rows = std::clamp<int64_t>(config.max_num_seqs, 16, kMaxLogitRows);
   runner_ = std::make_unique<runner::Runner>(*components_.model, config.max_num_batched_tokens, logit_rows,
                                              !config.enforce_eager);
@@ -64,8 +64,8 @@ Core::~Core() {
 }
 
 void Core::MakeBackend() {
-  auto fresh =
-      components_.make_backend(*store_, {.layers = components_.model->AttentionLayers(), .scales = components_.scales});
+  auto fresh = components_.make_backend(cache_->pool,
+                                        {.layers = components_.model->AttentionLayers(), .scales = components_.scales});
   if (components_.profile) fresh = Profiled(std::move(fresh), components_.profile);
   const std::lock_guard lock(mutex_);  // Stats() reads it
   backend_ = std::move(fresh);
@@ -125,7 +125,7 @@ void Core::MeasureScales(std::span<const int32_t> tokens) {
 
 void Core::ResetPrefixCache() {
   const StepLock turn(*this);
-  if (tree_) tree_->Clear();
+  if (cache_->prefix) cache_->prefix->Clear();
 }
 
 }  // namespace kvanta::engine

@@ -14,7 +14,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "cache/prefix_tree.h"
+#include "cache/kv_cache_manager.h"
 #include "engine/components.h"
 #include "engine/engine_config.h"
 #include "engine/grammar_bitmasks.h"
@@ -40,7 +40,7 @@ class Core {
   void Start(StepCallback callback);
   void Stop(bool drain = false);
   int64_t Logits(std::span<const int32_t> tokens, int chunk_tokens, std::span<float> out, bool use_prefix_cache);
-  std::vector<uint8_t> ExportPage(std::span<const int32_t> tokens, int index);
+  std::vector<uint8_t> ExportPage(std::span<const int32_t> tokens, int index, int group);
   KvStatistics CollectStatistics(std::span<const int32_t> tokens, std::span<const float> key_means);
   bool MeasureQuality();
   EngineStats Stats() const;
@@ -102,9 +102,7 @@ class Core {
   void RecordStepTiming(StepTiming cost);
 
   EngineComponents components_;
-  cache::PageRequirements demand_;
-  std::unique_ptr<cache::PagePool> store_;
-  std::unique_ptr<cache::PrefixTree> tree_;  // null without prefix caching
+  std::unique_ptr<cache::KvCacheManager> cache_;
   std::unique_ptr<attention::Backend> backend_;
   std::unique_ptr<scheduler::Scheduler> scheduler_;
   std::unique_ptr<runner::Runner> runner_;

@@ -7,26 +7,32 @@
 
 namespace kvanta::engine {
 
-std::vector<uint8_t> Core::ExportPage(std::span<const int32_t> tokens, int index) {
+std::vector<uint8_t> Core::ExportPage(std::span<const int32_t> tokens, int index, int group) {
   CheckTokens(tokens, "prefix");
+  if (group < 0 || group >= cache_->pool.Groups()) {
+    throw InputError(fmt::format("group = {}: the KV cache groups are 0 to {}", group, cache_->pool.Groups() - 1));
+  }
   const StepLock turn(*this);
-  const cache::PageRef* page = tree_ ? tree_->Peek(tokens, "", index) : nullptr;
-  if (page == nullptr) {
+  const std::span<const cache::PageRef> records =
+      cache_->prefix ? cache_->prefix->Peek(tokens, "", index) : std::span<const cache::PageRef>();
+  const cache::PageRef page = records.empty() ? cache::PageRef{} : records[static_cast<size_t>(group)];
+  if (page == cache::PageRef{}) {
     throw InputError(
         fmt::format("page {} of this prefix of {} tokens is not in the prefix cache", index, tokens.size()));
   }
   // A page that every layer reads exactly has only its exact record.
-  const bool exact = page->quantized == cache::kNoPage;
-  const cache::PageKind kind = exact ? cache::PageKind::kExact : cache::PageKind::kQuantized;
-  const cache::PageId id = exact ? page->exact : page->quantized;
+  const cache::PageKind kind = page.quantized == cache::kNoPage ? cache::PageKind::kExact : cache::PageKind::kQuantized;
+  const cache::PageId id = page.Of(kind);
   formats::PageHeader header;
   header.model = components_.model_identity;
-  header.record = exact ? formats::RecordKind::kExact : formats::RecordKind::kQuantized;
+  header.record = kind == cache::PageKind::kExact ? formats::RecordKind::kExact : formats::RecordKind::kQuantized;
   header.layout = components_.layout;
+  header.group = group;
   if (components_.layout.UsesScales()) header.scales = components_.scales;
-  std::vector<uint8_t> record(static_cast<size_t>(store_->RecordBytes(kind)));
-  store_->device().CopyOut(record.data(), store_->Base(kind) + id * store_->RecordBytes(kind), record.size());
-  return formats::WritePageFile(header, formats::RecordToCanonical(components_.layout, header.record, record));
+  const int64_t bytes = cache_->pool.RecordBytes(group, kind);
+  std::vector<uint8_t> record(static_cast<size_t>(bytes));
+  cache_->pool.device().CopyOut(record.data(), cache_->pool.Base(group, kind) + id * bytes, record.size());
+  return formats::WritePageFile(header, formats::RecordToCanonical(components_.layout, group, header.record, record));
 }
 
 }  // namespace kvanta::engine

@@ -84,11 +84,12 @@ void ForwardObserved(models::Model& model, const BackendFactory& make_backend, c
   std::vector<formats::LayerShape> shapes;
   for (const auto& layer : layout.layers) shapes.push_back({layer.kv_heads, layer.shape.head_dim, layer.rope_dim});
   const formats::CacheLayout plain = formats::PlanCache(schemes, shapes, layout.page_size);
-  const cache::PageRequirements demand(plain);
   const auto count = static_cast<int64_t>(tokens.size());
-  cache::PagePool store(model.ops().device(), plain, {.budget_bytes = demand.MaxBytes(count), .poison_unused = false});
-  cache::SequenceCache pages(store, nullptr, demand, "");
-  ObservedBackend backend(make_backend(store, {.layers = model.AttentionLayers(), .scales = {}}), model.ops(),
+  cache::KvCacheManager cache(model.ops().device(), plain, {},
+                              {.budget_bytes = cache::KvCacheSpec(plain).MaxBytes(count), .poison_unused = false},
+                              false);
+  cache::SequenceCache pages(cache, "");
+  ObservedBackend backend(make_backend(cache.pool, {.layers = model.AttentionLayers(), .scales = {}}), model.ops(),
                           plain.layers, listener);
   runner::Runner runner(model, max_rows, 1);
   while (pages.Length() < count) {

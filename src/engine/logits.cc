@@ -41,8 +41,7 @@ int64_t Core::Logits(std::span<const int32_t> tokens, int chunk_tokens, std::spa
 
   const StepLock turn(*this);
   if (measure_scales_) MeasureScales(tokens);
-  cache::SequenceCache pages(*store_, tree_.get(), demand_, "",
-                             use_prefix_cache ? cache::Sharing::kShared : cache::Sharing::kPrivate);
+  cache::SequenceCache pages(*cache_, "", use_prefix_cache ? cache::Sharing::kShared : cache::Sharing::kPrivate);
   const int64_t cached = pages.MatchPrefix(tokens);
   while (pages.Length() < count) {
     const int64_t start = pages.Length();
@@ -51,7 +50,7 @@ int64_t Core::Logits(std::span<const int32_t> tokens, int chunk_tokens, std::spa
       rows /= 2;  // a smaller step needs fewer exact pages at once
       if (rows == 0) {
         throw ResourceError(fmt::format("the cache of {} bytes has no room for token {} beside {} running requests",
-                                        store_->BudgetBytes(), start, scheduler_->Running()));
+                                        cache_->pool.BudgetBytes(), start, scheduler_->Running()));
       }
     }
     const runner::RunItem item{.tokens = tokens.subspan(static_cast<size_t>(start), static_cast<size_t>(rows)),

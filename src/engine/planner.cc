@@ -1,6 +1,8 @@
 // ReadModelInfo and PlanCacheBytes: what an engine would be, without building one.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "engine/engine_config.h"
 #include "kvanta/error.h"
 
@@ -19,18 +21,22 @@ CachePlan PlanCacheBytes(const EngineConfig& config) {
   engine::ResolveWeights(config.weight_dtype, dtype);  // refuses what no engine would take
   const std::vector<KvScheme> schemes = engine::ResolveSchemes(config, model, dtype);
   const formats::CacheLayout layout = engine::PlanLayout(schemes, model, config.page_size);
-  cache::PageRequirements demand(layout, engine::CommonWindow(model));
-  demand.prefixes_stay = config.enable_prefix_caching;
+  const cache::KvCacheSpec spec(layout, engine::LayerVisibility(model));
   if (config.max_model_len > model.max_position) {
     throw InputError(
         fmt::format("max_model_len = {}: the model's limit is {} tokens", config.max_model_len, model.max_position));
   }
   CachePlan plan;
+  plan.groups = engine::DescribeGroups(spec);
   plan.page_bytes = layout.page_bytes;
   plan.exact_page_bytes = layout.exact_page_bytes;
-  plan.exact_pages_per_sequence = demand.exact_while_open ? 1 + demand.exact_behind + demand.sink_pages : 0;
+  for (const cache::KvCacheGroup& group : spec.groups) {
+    if (!group.exact_while_open) continue;
+    plan.exact_pages_per_sequence =
+        std::max<int64_t>(plan.exact_pages_per_sequence, 1 + group.exact_before + group.sink_pages);
+  }
   plan.bytes_per_token = static_cast<double>(layout.page_bytes) / layout.page_size;
-  plan.sequence_bytes = demand.MaxBytes(config.max_model_len > 0 ? config.max_model_len : model.max_position);
+  plan.sequence_bytes = spec.MaxBytes(config.max_model_len > 0 ? config.max_model_len : model.max_position);
   const int elements = model.latent.rank != 0 ? model.latent.rank + model.latent.rope_dim  // K and V as one
                                               : 2 * model.kv_heads * model.head_dim;
   plan.bits_per_element = plan.bytes_per_token * 8 / (static_cast<double>(model.layers) * elements);

@@ -29,11 +29,10 @@ class QualityMonitor::Pass {
  public:
   Pass(const EngineComponents& components, const formats::CacheLayout& layout, int64_t tokens, int64_t chunk)
       : layout_(layout),
-        demand_(layout_),
-        store_(components.model->ops().device(), layout_,
-               {.budget_bytes = demand_.MaxBytes(tokens, 2), .poison_unused = false}),
-        pages_(store_, nullptr, demand_, ""),
-        backend_(components.make_backend(store_,
+        cache_(components.model->ops().device(), layout_, {},
+               {.budget_bytes = cache::KvCacheSpec(layout_).MaxBytes(tokens, 2), .poison_unused = false}, false),
+        pages_(cache_, ""),
+        backend_(components.make_backend(cache_.pool,
                                          {.layers = components.model->AttentionLayers(), .scales = components.scales})),
         runner_(*components.model, chunk, kLogitRows) {}
 
@@ -50,8 +49,7 @@ class QualityMonitor::Pass {
 
  private:
   formats::CacheLayout layout_;
-  cache::PageRequirements demand_;
-  cache::PagePool store_;
+  cache::KvCacheManager cache_;
   cache::SequenceCache pages_;
   std::unique_ptr<attention::Backend> backend_;
   runner::Runner runner_;

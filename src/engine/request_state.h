@@ -24,12 +24,11 @@ inline double Now() {
 }
 
 struct RequestState {
-  RequestState(Request requested, std::vector<int32_t> stops, uint64_t seed, cache::PagePool& store,
-               cache::PrefixTree* tree, const cache::PageRequirements& demand)
+  RequestState(Request requested, std::vector<int32_t> stops, uint64_t seed, cache::KvCacheManager& cache)
       : request(std::move(requested)),
         stop_tokens(std::move(stops)),
         sampler(request.sampling, seed, request.prompt, stop_tokens),
-        sequence(store, tree, demand, request.cache_salt),
+        sequence(cache, request.cache_salt),
         grammar_tokens(PromptTokens()) {
     sequence.tokens = request.prompt;
     sequence.tokens.reserve(request.prompt.size() + static_cast<size_t>(std::min(request.sampling.max_tokens, 1024)));

@@ -78,8 +78,7 @@ void Core::Add(Request request) {
   CheckRequest(request);
   const uint64_t seed = request.sampling.seed.value_or(DeriveSeed(components_.config.seed, request.id));
   std::vector<int32_t> stops = StopTokens(request);
-  auto state =
-      std::make_unique<RequestState>(std::move(request), std::move(stops), seed, *store_, tree_.get(), demand_);
+  auto state = std::make_unique<RequestState>(std::move(request), std::move(stops), seed, *cache_);
   const std::lock_guard lock(mutex_);
   if (draining_) throw ResourceError("the engine is stopping: it finishes what runs and takes no more requests");
   if (ids_.contains(state->request.id)) {

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "engine/engine_impl.h"
 
 namespace kvanta::engine {
@@ -25,23 +27,31 @@ void Core::CountFinish(FinishReason finish) noexcept {
 }
 
 void Core::RefreshStats() {
-  const auto quantized = cache::PageKind::kQuantized;
   counters_.running = scheduler_->Running();
   counters_.waiting = scheduler_->Waiting();
   counters_.preemptions = scheduler_->Preemptions();
   counters_.prefix_queries = scheduler_->PrefixQueries();
   counters_.cached_tokens = scheduler_->PrefixHits();
-  counters_.prefix_evictions = tree_ ? tree_->Evictions() : 0;
+  const cache::PagePool& pool = cache_->pool;
+  counters_.prefix_evictions = cache_->prefix ? cache_->prefix->Evictions() : 0;
+  counters_.prefix_pages = cache_->prefix ? cache_->prefix->Pages() : 0;
   counters_.page_size = components_.layout.page_size;
   counters_.page_bytes = components_.layout.page_bytes;
   counters_.exact_page_bytes = components_.layout.exact_page_bytes;
   counters_.bytes_per_token = static_cast<double>(components_.layout.page_bytes) / components_.layout.page_size;
-  counters_.pages_used = store_->UsedPages(quantized);
-  counters_.pages_free = store_->FreePages(quantized);
-  counters_.exact_pages_used = store_->UsedPages(cache::PageKind::kExact);
-  counters_.cache_used_bytes = store_->UsedBytes();
-  counters_.cache_budget_bytes = store_->BudgetBytes();
-  counters_.prefix_pages = tree_ ? tree_->Pages() : 0;
+  counters_.pages_used = counters_.exact_pages_used = 0;
+  if (counters_.groups.empty()) counters_.groups = DescribeGroups(cache_->spec);
+  for (int group = 0; group < pool.Groups(); ++group) {
+    CacheGroupStats& stats = counters_.groups[static_cast<size_t>(group)];
+    stats.pages_used = pool.UsedPages(group, cache::PageKind::kQuantized);
+    stats.exact_pages_used = pool.UsedPages(group, cache::PageKind::kExact);
+    counters_.pages_used = std::max(counters_.pages_used, stats.pages_used);
+    counters_.exact_pages_used = std::max(counters_.exact_pages_used, stats.exact_pages_used);
+  }
+  counters_.pages_free = (pool.BudgetBytes() - pool.UsedBytes()) / components_.layout.page_bytes;
+  counters_.cache_used_bytes = pool.UsedBytes();
+  counters_.cache_evictable_bytes = pool.EvictableBytes();
+  counters_.cache_budget_bytes = pool.BudgetBytes();
   if (quality_) counters_.quality = quality_->Stats();
   if (components_.profile) counters_.profile = components_.profile->Rows();
   stats_ = counters_;

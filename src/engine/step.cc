@@ -37,7 +37,7 @@ bool Core::StepLocked(std::vector<RequestOutput>& outputs) {
   }
   for (scheduler::Sequence* sequence : scheduler_->Unschedulable()) {
     fail(*by_sequence_.at(sequence), fmt::format("{} tokens need more pages than the cache of {} bytes has",
-                                                 sequence->tokens.size(), store_->BudgetBytes()));
+                                                 sequence->tokens.size(), cache_->pool.BudgetBytes()));
   }
   if (chunks_.empty()) return !outputs.empty();
   try {

@@ -53,7 +53,7 @@ PageFile ReadChecked(std::span<const uint8_t> file) {
   PageFile page;
   page.header = PageHeaderFromJson({reinterpret_cast<const char*>(header.data()), header.size()});
   page.payload = file.subspan(kPrefixBytes + header_bytes);
-  const int64_t expected = RecordBytes(page.header.layout, page.header.record);
+  const int64_t expected = RecordBytes(page.header.layout, page.header.group, page.header.record);
   if (page.payload.size() != static_cast<size_t>(expected)) {
     throw InputError(fmt::format("a payload of {} bytes, its header describes {}", page.payload.size(), expected));
   }
@@ -63,9 +63,9 @@ PageFile ReadChecked(std::span<const uint8_t> file) {
 }  // namespace
 
 std::vector<uint8_t> WritePageFile(const PageHeader& header, std::span<const uint8_t> payload) {
-  if (payload.size() != static_cast<size_t>(RecordBytes(header.layout, header.record))) {
+  if (payload.size() != static_cast<size_t>(RecordBytes(header.layout, header.group, header.record))) {
     throw InputError(fmt::format("a page payload of {} bytes for a cache whose pages have {}", payload.size(),
-                                 RecordBytes(header.layout, header.record)));
+                                 RecordBytes(header.layout, header.group, header.record)));
   }
   if (!header.scales.empty() && header.scales.size() != header.layout.layers.size()) {
     throw InputError(
@@ -106,6 +106,7 @@ void CheckPageFits(const PageHeader& page, const PageHeader& cache, std::string_
   // The rest of the header is what it has beyond model and layout: the scales.
   PageHeader same_record = cache;
   same_record.record = page.record;
+  same_record.group = page.group;
   if (PageHeaderToJson(page) != PageHeaderToJson(same_record)) {
     throw InputError(
         fmt::format("page file {}: its static scales, means or outlier channels are not this cache's", Sanitize(name)));

@@ -1,4 +1,5 @@
-// One page of all layers as a file: for disk, transfer and tests. Self-describing, checked, the same on every machine.
+// One page of a KV cache group's layers as a file: for disk, transfer and tests. Self-describing, checked, the same on
+// every machine.
 //
 //   0   8  magic "KVANTAPG"
 //   8   4  version, 1
@@ -26,6 +27,7 @@ struct PageHeader {
   std::string model;  // identity of the model, as its owner defines it
   RecordKind record = RecordKind::kQuantized;
   CacheLayout layout;
+  int group = 0;                    // KV cache group whose layers the page has
   std::vector<LayerScales> scales;  // per layer; empty if no side has a static scale or a mean
 };
 
@@ -34,7 +36,7 @@ struct PageFile {
   std::span<const uint8_t> payload;  // canonical bytes, inside the file that was read
 };
 
-// `payload`: RecordBytes(header.layout, header.record) canonical bytes, else InputError.
+// `payload`: RecordBytes(header.layout, header.group, header.record) canonical bytes, else InputError.
 std::vector<uint8_t> WritePageFile(const PageHeader& header, std::span<const uint8_t> payload);
 
 // Trusts nothing in `file`; throws InputError with the reason, naming `name`.

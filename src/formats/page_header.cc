@@ -52,6 +52,7 @@ Json LayersJson(const CacheLayout& layout) {
                        {"kv_heads", layer.kv_heads},
                        {"head_dim", layer.shape.head_dim},
                        {"k", SideJson(layer.k, layer.shape.head_dim)}});
+    if (layout.groups.size() > 1) entries.back()["group"] = layer.group;
     if (layer.SharesCell()) {
       entries.back()["rope_dim"] = layer.rope_dim;
     } else {
@@ -137,6 +138,7 @@ CacheLayout ReadLayout(const Json& root) {
   if (!entries.is_array()) throw InputError("'layers' is not a list");
   std::vector<KvScheme> schemes;
   std::vector<LayerShape> shapes;
+  std::vector<int> groups;
   for (const Json& entry : entries) {
     const Json& range = Member(entry, "layers");
     if (!range.is_array() || range.size() != 2) throw InputError("an entry's 'layers' is not [first, last]");
@@ -150,10 +152,13 @@ CacheLayout ReadLayout(const Json& root) {
         .rope_dim = entry.contains("rope_dim")
                         ? static_cast<int>(Integer(entry.at("rope_dim"), "rope_dim", 2, kMaxRopeDim))
                         : 0};
+    const int group =
+        entry.contains("group") ? static_cast<int>(Integer(entry.at("group"), "group", 0, kMaxLayers - 1)) : 0;
+    groups.insert(groups.end(), static_cast<size_t>(last - next + 1), group);
     schemes.insert(schemes.end(), static_cast<size_t>(last - next + 1), scheme);
     shapes.insert(shapes.end(), static_cast<size_t>(last - next + 1), shape);
   }
-  CacheLayout layout = PlanCache(schemes, shapes, static_cast<int>(page_size));
+  CacheLayout layout = PlanCache(schemes, shapes, static_cast<int>(page_size), groups);
   // Same names but another encoding, of another version: refuse rather than misread.
   if (LayersJson(layout) != entries)
     throw InputError("its encodings are not those that this version has by these names");
@@ -188,11 +193,12 @@ std::vector<LayerScales> ReadScales(const Json& root, const CacheLayout& layout)
 }  // namespace
 
 std::string PageHeaderToJson(const PageHeader& header) {
-  const Json json = {{"model", header.model},
-                     {"record", header.record == RecordKind::kQuantized ? "quantized" : "exact"},
-                     {"page_size", header.layout.page_size},
-                     {"layers", LayersJson(header.layout)},
-                     {"scales", ScalesJson(header)}};
+  Json json = {{"model", header.model},
+               {"record", header.record == RecordKind::kQuantized ? "quantized" : "exact"},
+               {"page_size", header.layout.page_size},
+               {"layers", LayersJson(header.layout)},
+               {"scales", ScalesJson(header)}};
+  if (header.layout.groups.size() > 1) json["group"] = header.group;
   // A model's identity may hold a path of any bytes; what is not UTF-8 is replaced rather than thrown.
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
@@ -208,6 +214,9 @@ PageHeader PageHeaderFromJson(std::string_view text) {
   }
   header.record = record == "quantized" ? RecordKind::kQuantized : RecordKind::kExact;
   header.layout = ReadLayout(json);
+  if (header.layout.groups.size() > 1) {
+    header.group = static_cast<int>(Integer(Member(json, "group"), "group", 0, std::ssize(header.layout.groups) - 1));
+  }
   header.scales = ReadScales(json, header.layout);
   return header;
 }

@@ -10,9 +10,10 @@ namespace {
 
 // Calls visit(side kind, format, cell shape, its planes, offset in the record) for every cell of the record.
 template <class Visit>
-void ForEachCell(const CacheLayout& layout, RecordKind kind, Visit visit) {
+void ForEachCell(const CacheLayout& layout, int group, RecordKind kind, Visit visit) {
   const Format& bf16 = Find("bf16");
   for (const LayerScheme& layer : layout.layers) {
+    if (layer.group != group) continue;
     const CellSections exact = Bf16Sections(layer.shape), plain = layer.UnquantizedSections();
     for (int head = 0; head < layer.kv_heads; ++head) {
       if (kind == RecordKind::kQuantized) {
@@ -28,34 +29,36 @@ void ForEachCell(const CacheLayout& layout, RecordKind kind, Visit visit) {
   }
 }
 
-void CheckSize(const CacheLayout& layout, RecordKind kind, size_t bytes) {
-  if (bytes != static_cast<size_t>(RecordBytes(layout, kind))) {
+void CheckSize(const CacheLayout& layout, int group, RecordKind kind, size_t bytes) {
+  if (bytes != static_cast<size_t>(RecordBytes(layout, group, kind))) {
     throw InputError(
-        fmt::format("a page of {} bytes for a cache whose pages have {}", bytes, RecordBytes(layout, kind)));
+        fmt::format("a page of {} bytes for a cache whose pages have {}", bytes, RecordBytes(layout, group, kind)));
   }
 }
 
 }  // namespace
 
-int64_t RecordBytes(const CacheLayout& layout, RecordKind kind) noexcept {
-  return kind == RecordKind::kQuantized ? layout.page_bytes : layout.exact_page_bytes;
+int64_t RecordBytes(const CacheLayout& layout, int group, RecordKind kind) noexcept {
+  const GroupBytes& bytes = layout.groups[static_cast<size_t>(group)];
+  return kind == RecordKind::kQuantized ? bytes.page_bytes : bytes.exact_page_bytes;
 }
 
-std::vector<uint8_t> RecordToCanonical(const CacheLayout& layout, RecordKind kind, std::span<const uint8_t> record) {
-  CheckSize(layout, kind, record.size());
+std::vector<uint8_t> RecordToCanonical(const CacheLayout& layout, int group, RecordKind kind,
+                                       std::span<const uint8_t> record) {
+  CheckSize(layout, group, kind, record.size());
   std::vector<uint8_t> canonical(record.size());
-  ForEachCell(layout, kind,
+  ForEachCell(layout, group, kind,
               [&](SideKind side, const Format& format, CellShape shape, const CellSections& sections, int64_t offset) {
                 ToCanonical(side, format, shape, sections, record.data() + offset, canonical.data() + offset);
               });
   return canonical;
 }
 
-std::vector<uint8_t> RecordFromCanonical(const CacheLayout& layout, RecordKind kind,
+std::vector<uint8_t> RecordFromCanonical(const CacheLayout& layout, int group, RecordKind kind,
                                          std::span<const uint8_t> canonical) {
-  CheckSize(layout, kind, canonical.size());
+  CheckSize(layout, group, kind, canonical.size());
   std::vector<uint8_t> record(canonical.size());
-  ForEachCell(layout, kind,
+  ForEachCell(layout, group, kind,
               [&](SideKind side, const Format& format, CellShape shape, const CellSections& sections, int64_t offset) {
                 FromCanonical(side, format, shape, sections, canonical.data() + offset, record.data() + offset);
               });

@@ -93,12 +93,14 @@ void CheckLatents(const KvScheme& scheme, const LayerShape& shape) {
 
 }  // namespace
 
-CacheLayout PlanCache(const std::vector<KvScheme>& schemes, const std::vector<LayerShape>& shapes, int page_size) {
+CacheLayout PlanCache(const std::vector<KvScheme>& schemes, const std::vector<LayerShape>& shapes, int page_size,
+                      const std::vector<int>& groups) {
   if (schemes.size() != shapes.size() || schemes.empty()) {
     throw InputError(fmt::format("{} schemes for {} layers: one per layer is needed", schemes.size(), shapes.size()));
   }
   CacheLayout layout;
   layout.page_size = page_size;
+  layout.groups.resize(groups.empty() ? 1 : static_cast<size_t>(*std::ranges::max_element(groups)) + 1);
   for (size_t i = 0; i < schemes.size(); ++i) {
     LayerScheme layer;
     layer.scheme = schemes[i];
@@ -123,10 +125,14 @@ CacheLayout PlanCache(const std::vector<KvScheme>& schemes, const std::vector<La
     layer.exact_open = layer.scheme.exact != ExactPages::kNone;
     layer.exact_pages = static_cast<int>(layer.scheme.exact);
     layer.sink_pages = layer.scheme.sink_pages;
-    layer.offset = layout.page_bytes;
+    layer.group = groups.empty() ? 0 : groups.at(i);
+    GroupBytes& group = layout.groups.at(static_cast<size_t>(layer.group));
+    layer.offset = group.page_bytes;
     layer.bytes = layer.kv_heads * layer.HeadBytes();
-    layer.exact_offset = layout.exact_page_bytes;
+    layer.exact_offset = group.exact_page_bytes;
     layer.exact_bytes = layer.exact_open ? layer.kv_heads * layer.ExactHeadBytes() : 0;
+    group.page_bytes += layer.bytes;
+    group.exact_page_bytes += layer.exact_bytes;
     layout.page_bytes += layer.bytes;
     layout.exact_page_bytes += layer.exact_bytes;
     layout.layers.push_back(std::move(layer));
@@ -151,7 +157,8 @@ bool CacheLayout::UsesScales() const {
 size_t CacheLayout::RunEnd(size_t first) const {
   const auto same = [&](const LayerScheme& layer) {
     return layer.scheme == layers[first].scheme && layer.shape == layers[first].shape &&
-           layer.kv_heads == layers[first].kv_heads && layer.rope_dim == layers[first].rope_dim;
+           layer.kv_heads == layers[first].kv_heads && layer.rope_dim == layers[first].rope_dim &&
+           layer.group == layers[first].group;
   };
   size_t end = first + 1;
   while (end < layers.size() && same(layers[end])) ++end;
@@ -166,6 +173,7 @@ std::string CacheLayout::Identity() const {
     text += fmt::format(";layers {}-{}: {} kv_heads={} head_dim={}", first, end - 1, layer.scheme.ToString(),
                         layer.kv_heads, layer.shape.head_dim);
     if (layer.SharesCell()) text += fmt::format(" rope_dim={}", layer.rope_dim);
+    if (groups.size() > 1) text += fmt::format(" group={}", layer.group);
     first = end;
   }
   return text;

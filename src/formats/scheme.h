@@ -28,8 +28,8 @@ struct Side {
 
 // One layer's cache: scheme, shape, and where its cells lie in the page record.
 //
-// Page record (one page of all layers): for each layer, for each KV head: K cell | K's plain channels | V cell. Where K
-// and V are one latent (MLA), V is the K cell, stored once.
+// Page record (one page of all layers of a KV cache group): for each layer, for each KV head: K cell | K's plain
+// channels | V cell. Where K and V are one latent (MLA), V is the K cell, stored once.
 struct LayerScheme {
   KvScheme scheme;
   Side k;
@@ -41,9 +41,10 @@ struct LayerScheme {
   bool exact_open = false;        // own page read in bf16
   int exact_pages = 0;            // pages up to a query's own that it reads in bf16: 0, 1, 2
   int sink_pages = 0;             // first pages read in bf16 by everyone
-  int64_t offset = 0;             // of this layer in the quantized page record
+  int group = 0;                  // KV cache group: layers whose cells lie in one record
+  int64_t offset = 0;             // of this layer in its group's quantized page record
   int64_t bytes = 0;              // kv_heads * HeadBytes()
-  int64_t exact_offset = 0;       // of this layer in the exact (bf16) page record; meaningful if exact_open
+  int64_t exact_offset = 0;       // of this layer in its group's exact (bf16) page record; meaningful if exact_open
   int64_t exact_bytes = 0;        // kv_heads * ExactHeadBytes(); 0 unless exact_open
 
   // K and V are one cell, in K's layout: the latents of MLA.
@@ -69,12 +70,19 @@ struct LayerScheme {
   int64_t UnquantizedBytes() const { return UnquantizedSections().bytes; }
 };
 
-// All layers of a model: the layout of page records.
+// Bytes of one group's page records.
+struct GroupBytes {
+  int64_t page_bytes = 0;        // quantized record
+  int64_t exact_page_bytes = 0;  // exact (bf16) record; 0 when no layer keeps exact pages
+};
+
+// All layers of a model: the layout of page records, one of each kind per KV cache group.
 struct CacheLayout {
   std::vector<LayerScheme> layers;
-  int page_size = 64;            // tokens per page
-  int64_t page_bytes = 0;        // quantized record, all layers
-  int64_t exact_page_bytes = 0;  // exact (bf16) record; 0 when no layer keeps exact pages
+  int page_size = 64;  // tokens per page
+  std::vector<GroupBytes> groups;
+  int64_t page_bytes = 0;        // quantized records of all groups
+  int64_t exact_page_bytes = 0;  // exact records of all groups
   bool UsesScales() const;       // some side of some layer does
   std::string Identity() const;  // everything that changes the bytes of a page, as text (for hashes and headers)
   // Index after the last layer of the run of layers from `first` on that have the same scheme and shape.
@@ -93,8 +101,10 @@ struct LayerShape {
 inline constexpr int kMaxLatentRank = 512;
 inline constexpr int kMaxRopeDim = 256;
 
-// Resolves and lays out. Throws InputError when a layer's shape cannot take its scheme, naming those that it can.
-CacheLayout PlanCache(const std::vector<KvScheme>& schemes, const std::vector<LayerShape>& shapes, int page_size);
+// Resolves and lays out. groups: each layer's KV cache group, from 0 on without gaps (cache/kv_cache_spec.h); empty:
+// one group. Throws InputError when a layer's shape cannot take its scheme, naming those that it can.
+CacheLayout PlanCache(const std::vector<KvScheme>& schemes, const std::vector<LayerShape>& shapes, int page_size,
+                      const std::vector<int>& groups = {});
 
 // Static parameters of one side of one layer, used by formats with scaling.per_head, key means and outlier channels.
 // Index = KV head.

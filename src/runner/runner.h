@@ -18,7 +18,7 @@ namespace kvanta::runner {
 struct RunItem {
   std::span<const int32_t> tokens;
   int64_t start = 0;
-  const cache::PageRef* pages = nullptr;
+  cache::BlockTables pages = nullptr;
 };
 
 // What a row's logits are wanted for.

@@ -27,9 +27,7 @@ bool EraseFrom(std::vector<Sequence*>& queue, const Sequence* sequence) {
 
 }  // namespace
 
-Scheduler::Scheduler(SchedulerConfig config, cache::PagePool& store, cache::PrefixTree* tree,
-                     cache::PageRequirements demand)
-    : config_(config), store_(store), tree_(tree), demand_(demand) {
+Scheduler::Scheduler(SchedulerConfig config, cache::KvCacheManager& cache) : config_(config), cache_(cache) {
   if (config.max_step_tokens < config.page_size) {
     throw InputError(fmt::format("max_num_batched_tokens = {}: must be at least the page size, {}",
                                  config.max_step_tokens, config.page_size));
@@ -49,17 +47,20 @@ void Scheduler::Remove(Sequence& sequence) {
   sequence.pages.Finish(sequence.tokens);
 }
 
-// Free bytes and those that eviction would free.
-int64_t Scheduler::AvailableBytes() const {
-  return store_.BudgetBytes() - store_.UsedBytes() + (tree_ == nullptr ? 0 : tree_->EvictableBytes());
+// Whether the step has a chunk that does more than decode.
+bool Scheduler::HasPromptChunk() const {
+  return std::ranges::any_of(chunks_, [](const Chunk& chunk) { return chunk.tokens > 1 || !chunk.last; });
 }
 
-// The largest chunk within `budget` that ends on a page boundary or at the sequence's end; 0 if there is none.
+// The largest chunk within `budget` that ends on a page boundary or at the sequence's end; 0 if there is none. The
+// first prompt of a step takes all of a budget that this would waste the better half of: decoding sequences that leave
+// no whole page must not starve it.
 int64_t Scheduler::ChunkTokens(const Sequence& sequence, int64_t budget) const {
   const int64_t remaining = sequence.Remaining();
   if (remaining <= budget) return remaining;
   const int64_t start = sequence.pages.Length();
-  return std::max<int64_t>(0, (start + budget) / config_.page_size * config_.page_size - start);
+  const int64_t aligned = (start + budget) / config_.page_size * config_.page_size - start;
+  return 2 * aligned < budget && !HasPromptChunk() ? budget : std::max<int64_t>(0, aligned);
 }
 
 void Scheduler::Append(Sequence& sequence, int64_t tokens) {
@@ -116,7 +117,11 @@ void Scheduler::ScheduleRunning(bool decodes) {
   }
 }
 
-// Takes what the prefix tree has, and lets the sequence in if the rest of its tokens would fit beside the others.
+Scheduler::Blocked Scheduler::StateOf(const Sequence& sequence) const noexcept {
+  return {&sequence, Running(), cache_.prefix ? cache_.prefix->Pages() : 0, cache_.AvailableBytes()};
+}
+
+// Takes what the prefix cache has, and lets the sequence in if the rest of its tokens would fit beside the others.
 bool Scheduler::Admit(Sequence& sequence) {
   const int64_t matched = sequence.skip_prefix_match ? 0 : sequence.pages.MatchPrefix(sequence.tokens);
   int64_t tokens = ChunkTokens(sequence, budget_);
@@ -124,28 +129,27 @@ bool Scheduler::Admit(Sequence& sequence) {
     sequence.pages.Clear();
     return false;
   }
+  const auto block = [&] {
+    sequence.pages.Clear();
+    blocked_ = StateOf(sequence);
+    return false;
+  };
   // Room for all its tokens, and one more page for everyone else (whose exact pages go as new ones come): less would
   // only preempt someone soon.
   if (!running_.empty()) {
     const auto length = static_cast<int64_t>(sequence.tokens.size());
-    const int64_t need = demand_.MaxBytes(length) - demand_.MaxBytes(matched, 0) + Running() * demand_.page_bytes;
-    if (need > store_.BudgetBytes() - store_.UsedBytes() && need > AvailableBytes()) {
-      sequence.pages.Clear();
-      return false;
-    }
+    const int64_t need =
+        cache_.spec.MaxBytes(length) - cache_.spec.MaxBytes(matched, 0) + Running() * cache_.spec.PageBytes();
+    if (need > cache_.AvailableBytes()) return block();
   }
   const int64_t one_page = std::min<int64_t>(tokens, config_.page_size);
   while (!sequence.pages.Reserve(tokens)) {
-    if (tokens == one_page) {
-      sequence.pages.Clear();
-      return false;
-    }
+    if (tokens == one_page) return block();
     tokens = std::max<int64_t>(one_page, tokens / 2 / config_.page_size * config_.page_size);
   }
   if (sequence.cached_tokens < 0) {
     sequence.cached_tokens = matched;
-    if (tree_ != nullptr && !sequence.skip_prefix_match)
-      prefix_queries_ += static_cast<int64_t>(sequence.tokens.size());
+    if (cache_.prefix && !sequence.skip_prefix_match) prefix_queries_ += static_cast<int64_t>(sequence.tokens.size());
     prefix_hits_ += matched;
   }
   InsertInQueue(running_, &sequence);
@@ -164,11 +168,11 @@ std::span<const Chunk> Scheduler::Schedule() {
   while (preemptions == preemptions_ && budget_ > 0 && !waiting_.empty() && Running() < config_.max_sequences) {
     Sequence* first = waiting_.front();
     waiting_.erase(waiting_.begin());
-    if (demand_.MaxBytes(static_cast<int64_t>(first->tokens.size())) > store_.BudgetBytes()) {
+    if (cache_.spec.MaxBytes(static_cast<int64_t>(first->tokens.size())) > cache_.pool.BudgetBytes()) {
       unschedulable_.push_back(first);
       continue;
     }
-    if (Admit(*first)) continue;
+    if (!StateOf(*first).NoBetterThan(blocked_) && Admit(*first)) continue;
     waiting_.insert(waiting_.begin(), first);
     break;
   }
@@ -177,7 +181,7 @@ std::span<const Chunk> Scheduler::Schedule() {
     Sequence* first = waiting_.front();
     waiting_.erase(waiting_.begin());
     budget_ = config_.max_step_tokens;
-    const bool fits = demand_.MaxBytes(static_cast<int64_t>(first->tokens.size())) <= store_.BudgetBytes();
+    const bool fits = cache_.spec.MaxBytes(static_cast<int64_t>(first->tokens.size())) <= cache_.pool.BudgetBytes();
     if (!fits || !Admit(*first)) unschedulable_.push_back(first);
   }
   return chunks_;

@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "cache/prefix_tree.h"
+#include "cache/kv_cache_manager.h"
 #include "scheduler/sequence.h"
 
 namespace kvanta::scheduler {
@@ -32,8 +32,8 @@ struct Chunk {
 
 class Scheduler {
  public:
-  // tree may be null. Both must outlive the scheduler. Throws InputError when max_step_tokens < page_size.
-  Scheduler(SchedulerConfig config, cache::PagePool& store, cache::PrefixTree* tree, cache::PageRequirements demand);
+  // `cache` must outlive the scheduler. Throws InputError when max_step_tokens < page_size.
+  Scheduler(SchedulerConfig config, cache::KvCacheManager& cache);
 
   // Queues by (priority, arrival). The sequence must outlive its stay.
   void Add(Sequence& sequence);
@@ -55,23 +55,34 @@ class Scheduler {
   int64_t PrefixHits() const noexcept { return prefix_hits_; }
 
  private:
+  // The state in which the first in line was not admitted; while it gets no better, nothing is looked up again.
+  struct Blocked {
+    const Sequence* sequence = nullptr;
+    int64_t running = 0, prefix_pages = 0, available_bytes = 0;
+
+    bool NoBetterThan(const Blocked& before) const noexcept {
+      return sequence == before.sequence && running == before.running && prefix_pages == before.prefix_pages &&
+             available_bytes <= before.available_bytes;
+    }
+  };
+
+  Blocked StateOf(const Sequence& sequence) const noexcept;
+  bool HasPromptChunk() const;
   int64_t ChunkTokens(const Sequence& sequence, int64_t budget) const;
   bool ReserveOrPreempt(Sequence& sequence, int64_t& tokens);
   void ScheduleRunning(bool decodes);
   bool Admit(Sequence& sequence);
   void Preempt(Sequence& sequence);
   void Append(Sequence& sequence, int64_t tokens);
-  int64_t AvailableBytes() const;
 
   SchedulerConfig config_;
-  cache::PagePool& store_;
-  cache::PrefixTree* tree_;
-  cache::PageRequirements demand_;
+  cache::KvCacheManager& cache_;
   std::vector<Sequence*> running_;  // both sorted by (priority, arrival)
   std::vector<Sequence*> waiting_;
   std::vector<Chunk> chunks_;
   std::vector<Sequence*> unschedulable_;
   int64_t budget_ = 0;  // tokens left in the step
+  Blocked blocked_;
   int64_t arrivals_ = 0;
   int64_t preemptions_ = 0;
   int64_t prefix_queries_ = 0;

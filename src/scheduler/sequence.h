@@ -11,8 +11,7 @@
 namespace kvanta::scheduler {
 
 struct Sequence {
-  Sequence(cache::PagePool& store, cache::PrefixTree* tree, const cache::PageRequirements& demand, std::string salt)
-      : pages(store, tree, demand, std::move(salt)) {}
+  Sequence(cache::KvCacheManager& cache, std::string salt) : pages(cache, std::move(salt)) {}
 
   std::vector<int32_t> tokens;     // prompt and output
   int64_t arrival = 0;             // order of Add, set by the scheduler

@@ -70,21 +70,22 @@ TEST(BackendTest, RefusesBatchesWithoutTheirPages) {
   CacheHarness harness({.scheme = "int4", .lengths = {40}}, 1);
   const std::unique_ptr<Backend> backend = harness.CpuBackend(*testing::Units().front().table);
   cache::BlockTable& table = harness.sequences()[0].table;
+  const cache::BlockTables tables = harness.sequences()[0].Tables();
   const auto error = [&](int64_t start, int tokens) {
-    const SequenceSpan span{.start = start, .tokens = tokens, .pages = table.data()};
+    const SequenceSpan span{.start = start, .tokens = tokens, .pages = tables};
     return ErrorOf([&] { backend->MakePlan({.sequences = {&span, 1}}, nullptr); });
   };
   EXPECT_THAT(error(-1, 1), HasSubstr("start -1"));
   EXPECT_THAT(error(0, 0), HasSubstr("0 tokens"));
   EXPECT_THAT(error(0, 5), HasSubstr("page 0 has no exact record"));
-  for (cache::PageRef& page : table) page.exact = harness.store().Allocate(cache::PageKind::kExact);
+  for (cache::PageRef& page : table) page.exact = harness.store().Allocate(0, cache::PageKind::kExact);
   EXPECT_EQ(error(0, 40), "no error");
   const cache::PageId closed = table[1].quantized;
   table[1].quantized = cache::kNoPage;
   EXPECT_THAT(error(0, 40), HasSubstr("page 1 has no quantized record"));
   EXPECT_EQ(error(0, 20), "no error");  // open: it needs no quantized record yet
   table[1].quantized = closed;
-  harness.store().Release(cache::PageKind::kExact, table[0].exact);
+  harness.store().Release(0, cache::PageKind::kExact, table[0].exact);
   EXPECT_THAT(error(32, 1), HasSubstr("page 0 has no exact record"));  // the sink
 }
 
@@ -92,7 +93,7 @@ TEST(BackendTest, PlansAreOfTheirBackend) {
   CacheHarness harness({}, 1);
   const std::unique_ptr<Backend> cpu = harness.CpuBackend(*testing::Units().front().table);
   const std::unique_ptr<Backend> reference = MakeReferenceBackend(harness.store(), harness.config());
-  const SequenceSpan span{.start = 0, .tokens = 1, .pages = harness.sequences()[0].table.data()};
+  const SequenceSpan span{.start = 0, .tokens = 1, .pages = harness.sequences()[0].Tables()};
   std::unique_ptr<Plan> plan = reference->MakePlan({.sequences = {&span, 1}}, nullptr);
   EXPECT_THROW(cpu->MakePlan({.sequences = {&span, 1}}, std::move(plan)), InputError);
 }
@@ -123,9 +124,9 @@ TEST(BackendTest, AppendEncodesByTheSpecification) {
         layer.k.format->encode_row(x.data(), 64, 1.0f, row, counts);
         std::vector<float> expected(64), found(64);
         layer.k.format->decode_row(row, 64, 1.0f, expected.data());
-        const uint8_t* cell = harness.store().Base(cache::PageKind::kQuantized) +
+        const uint8_t* cell = harness.store().Base(0, cache::PageKind::kQuantized) +
                               sequence.table[static_cast<size_t>(token / 16)].quantized *
-                                  harness.store().RecordBytes(cache::PageKind::kQuantized) +
+                                  harness.store().RecordBytes(0, cache::PageKind::kQuantized) +
                               layer.KCell(head);
         formats::LoadRow(formats::SideKind::kK, *layer.k.format, layer.shape, layer.k.sections, token % 16, cell, row);
         layer.k.format->decode_row(row, 64, 1.0f, found.data());
@@ -154,15 +155,21 @@ TEST(BackendTest, CountsSaturation) {
 
 // Layers of different schemes, windows and heads in one cache: each agrees with the reference, in one plan.
 TEST(BackendTest, LayersOfDifferentKinds) {
-  const formats::CacheLayout layout = formats::PlanCache(
-      {KvScheme::Parse("bf16"), KvScheme::Parse("int4"), KvScheme::Parse("fp8")}, {{2, 32}, {1, 64}, {2, 32}}, 16);
+  const formats::CacheLayout layout =
+      formats::PlanCache({KvScheme::Parse("bf16"), KvScheme::Parse("int4"), KvScheme::Parse("fp8")},
+                         {{2, 32}, {1, 64}, {2, 32}}, 16, {0, 1, 0});
   constexpr int kTokens = 75;
   cache::PagePool store(Cpu(), layout,
                         {.budget_bytes = 6 * (layout.page_bytes + layout.exact_page_bytes), .poison_unused = true});
-  cache::BlockTable table(5);
-  for (cache::PageRef& page : table) {
-    page = {.quantized = store.Allocate(cache::PageKind::kQuantized), .exact = store.Allocate(cache::PageKind::kExact)};
+  cache::BlockTable tables[2] = {cache::BlockTable(5), cache::BlockTable(5)};
+  for (int group = 0; group < 2; ++group) {
+    for (cache::PageRef& page : tables[group]) {
+      page = {.quantized = store.Allocate(group, cache::PageKind::kQuantized),
+              .exact = store.Allocate(group, cache::PageKind::kExact)};
+    }
+    std::ranges::shuffle(tables[group], std::mt19937(static_cast<uint32_t>(group)));
   }
+  const cache::PageRef* const pages[] = {tables[0].data(), tables[1].data()};
   BackendConfig config;
   config.layers = {
       {.heads = 4, .kv_heads = 2, .head_dim = 32, .softmax_scale = 0.2f},
@@ -174,7 +181,7 @@ TEST(BackendTest, LayersOfDifferentKinds) {
     std::unique_ptr<Plan> plan;
     int64_t start = 0;
     for (const int tokens : {40, 1, 34}) {
-      const SequenceSpan span{.start = start, .tokens = tokens, .pages = table.data()};
+      const SequenceSpan span{.start = start, .tokens = tokens, .pages = pages};
       plan = cpu->MakePlan({.sequences = {&span, 1}}, std::move(plan));
       const std::unique_ptr<Plan> reference_plan = reference->MakePlan({.sequences = {&span, 1}}, nullptr);
       std::mt19937 random(static_cast<uint32_t>(start));
@@ -208,7 +215,7 @@ TEST(BackendTest, PagesBeyondTheWindowMayBeGone) {
   harness.Append(*backend, {0, 60});
   CacheHarness::Sequence& sequence = harness.sequences()[0];
   for (size_t page = 0; page < 2; ++page) {
-    harness.store().Release(cache::PageKind::kQuantized, sequence.table[page].quantized);
+    harness.store().Release(0, cache::PageKind::kQuantized, sequence.table[page].quantized);
     sequence.table[page] = {};
   }
   harness.RunStep(*backend, {{0, 10}}, reference.get());  // position 60 sees 41 to 60: page 2 on
@@ -224,7 +231,7 @@ TEST(BackendTest, EveryCallReadsItsOwnQueries) {
   const std::unique_ptr<Backend> backend = harness.CpuBackend(unit);
   harness.RunStep(*backend, {{0, 200}});
   CacheHarness::Sequence& sequence = harness.sequences()[0];
-  const SequenceSpan last{.start = 199, .tokens = 1, .pages = sequence.table.data()};
+  const SequenceSpan last{.start = 199, .tokens = 1, .pages = sequence.Tables()};
   const int64_t width = harness.QWidth();
   const auto run = [&](Backend& with, Plan& plan, int64_t row) {
     std::vector<float> out(static_cast<size_t>(harness.OutWidth()));

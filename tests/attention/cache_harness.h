@@ -74,7 +74,7 @@ class CacheHarness {
                    cache::PagePoolConfig{.budget_bytes = (pages + 1) * (layout_.page_bytes + layout_.exact_page_bytes),
                                          .poison_unused = options.poison});
     std::vector<cache::PageId> ids;
-    for (int64_t i = 0; i < pages; ++i) ids.push_back(store_->Allocate(cache::PageKind::kQuantized));
+    for (int64_t i = 0; i < pages; ++i) ids.push_back(store_->Allocate(0, cache::PageKind::kQuantized));
     std::shuffle(ids.begin(), ids.end(), random);
     for (Sequence& sequence : sequences_) {
       for (cache::PageRef& page : sequence.table) {
@@ -106,6 +106,12 @@ class CacheHarness {
     std::vector<float> expected;      // the reference's rows, where RunStep was asked for them
     cache::BlockTable table;
     int64_t start = 0;
+    const cache::PageRef* table_data = nullptr;
+
+    cache::BlockTables Tables() {
+      table_data = table.data();
+      return &table_data;
+    }
   };
   std::vector<Sequence>& sequences() { return sequences_; }
 
@@ -120,7 +126,7 @@ class CacheHarness {
     for (const Part& part : step) {
       Sequence& sequence = sequences_[static_cast<size_t>(part.sequence)];
       ProvideExact(sequence, part.tokens);
-      spans.push_back({.start = sequence.start, .tokens = part.tokens, .pages = sequence.table.data()});
+      spans.push_back({.start = sequence.start, .tokens = part.tokens, .pages = sequence.Tables()});
       Gather(sequence.q, sequence.start, part.tokens, QWidth(), q);
       Gather(sequence.k, sequence.start, part.tokens, KvWidth(), k);
       Gather(sequence.v, sequence.start, part.tokens, KvWidth(), v);
@@ -157,7 +163,7 @@ class CacheHarness {
   void Append(Backend& backend, Part part) {
     Sequence& sequence = sequences_[static_cast<size_t>(part.sequence)];
     ProvideExact(sequence, part.tokens);
-    const SequenceSpan span{.start = sequence.start, .tokens = part.tokens, .pages = sequence.table.data()};
+    const SequenceSpan span{.start = sequence.start, .tokens = part.tokens, .pages = sequence.Tables()};
     plan_ = backend.MakePlan({.sequences = {&span, 1}}, std::move(plan_));
     std::vector<float> k, v;
     Gather(sequence.k, sequence.start, part.tokens, KvWidth(), k);
@@ -178,10 +184,10 @@ class CacheHarness {
     std::vector<uint8_t> bytes;
     const auto add = [&](cache::PageKind kind, cache::PageId page) {
       if (page == cache::kNoPage) return;
-      const auto size = static_cast<size_t>(store_->RecordBytes(kind));
+      const auto size = static_cast<size_t>(store_->RecordBytes(0, kind));
       bytes.resize(bytes.size() + size);
       store_->device().CopyOut(bytes.data() + bytes.size() - size,
-                               store_->Base(kind) + page * store_->RecordBytes(kind), size);
+                               store_->Base(0, kind) + page * store_->RecordBytes(0, kind), size);
     };
     for (const cache::PageRef& page : sequences_[static_cast<size_t>(index)].table) {
       add(cache::PageKind::kQuantized, page.quantized);
@@ -245,7 +251,7 @@ class CacheHarness {
     for (int64_t page = sequence.start / options_.page_size; page * options_.page_size < sequence.start + tokens;
          ++page) {
       cache::PageId& exact = sequence.table[static_cast<size_t>(page)].exact;
-      if (exact == cache::kNoPage) exact = store_->Allocate(cache::PageKind::kExact);
+      if (exact == cache::kNoPage) exact = store_->Allocate(0, cache::PageKind::kExact);
     }
   }
 
@@ -254,7 +260,7 @@ class CacheHarness {
     const formats::LayerScheme& layer = layout_.layers[0];
     for (int64_t page = layer.sink_pages; (page + layer.exact_pages) * options_.page_size <= sequence.start; ++page) {
       cache::PageId& exact = sequence.table[static_cast<size_t>(page)].exact;
-      if (exact != cache::kNoPage) store_->Release(cache::PageKind::kExact, exact);
+      if (exact != cache::kNoPage) store_->Release(0, cache::PageKind::kExact, exact);
       exact = cache::kNoPage;
     }
   }

@@ -20,42 +20,43 @@ formats::CacheLayout Layout(int64_t page_bytes, int64_t exact_bytes) {
   layout.page_size = 16;
   layout.page_bytes = page_bytes;
   layout.exact_page_bytes = exact_bytes;
+  layout.groups = {{page_bytes, exact_bytes}};
   return layout;
 }
 
 TEST(PagePool, RefusesABudgetThatHoldsNoPage) {
   EXPECT_THROW(PagePool(Cpu(), Layout(4096, 8192), {.budget_bytes = 12287}), InputError);
-  PagePool store(Cpu(), Layout(4096, 8192), {.budget_bytes = 12288});
-  EXPECT_EQ(store.FreePages(PageKind::kQuantized), 3);
-  EXPECT_EQ(store.FreePages(PageKind::kExact), 1);
-  EXPECT_EQ(store.CommittedBytes(), 0);
+  PagePool pool(Cpu(), Layout(4096, 8192), {.budget_bytes = 12288});
+  EXPECT_EQ(pool.FreePages(0, PageKind::kQuantized), 3);
+  EXPECT_EQ(pool.FreePages(0, PageKind::kExact), 1);
+  EXPECT_EQ(pool.CommittedBytes(), 0);
 }
 
 TEST(PagePool, HasNoExactRecordsWithoutExactLayers) {
-  PagePool store(Cpu(), Layout(4096, 0), {.budget_bytes = 8192});
-  EXPECT_EQ(store.Allocate(PageKind::kExact), kNoPage);
-  EXPECT_EQ(store.FreePages(PageKind::kExact), 0);
-  EXPECT_EQ(store.Base(PageKind::kExact), nullptr);
+  PagePool pool(Cpu(), Layout(4096, 0), {.budget_bytes = 8192});
+  EXPECT_EQ(pool.Allocate(0, PageKind::kExact), kNoPage);
+  EXPECT_EQ(pool.FreePages(0, PageKind::kExact), 0);
+  EXPECT_EQ(pool.Base(0, PageKind::kExact), nullptr);
 }
 
 TEST(PagePool, MovesBudgetBetweenPools) {
-  PagePool store(Cpu(), Layout(4096, 12288), {.budget_bytes = 24576});
+  PagePool pool(Cpu(), Layout(4096, 12288), {.budget_bytes = 24576});
   std::vector<PageId> pages;
   while (true) {
-    const PageId page = store.Allocate(PageKind::kQuantized);
+    const PageId page = pool.Allocate(0, PageKind::kQuantized);
     if (page == kNoPage) break;
     pages.push_back(page);
   }
   EXPECT_EQ(pages.size(), 6u);
-  EXPECT_EQ(store.Allocate(PageKind::kExact), kNoPage);
-  for (int i = 0; i < 3; ++i) store.Release(PageKind::kQuantized, pages[i]);
-  EXPECT_EQ(store.CommittedBytes(), 24576);
-  const PageId exact = store.Allocate(PageKind::kExact);
+  EXPECT_EQ(pool.Allocate(0, PageKind::kExact), kNoPage);
+  for (int i = 0; i < 3; ++i) pool.Release(0, PageKind::kQuantized, pages[i]);
+  EXPECT_EQ(pool.CommittedBytes(), 24576);
+  const PageId exact = pool.Allocate(0, PageKind::kExact);
   ASSERT_NE(exact, kNoPage);
-  EXPECT_EQ(store.CommittedBytes(), 24576);
-  EXPECT_EQ(store.Allocate(PageKind::kQuantized), kNoPage);
-  store.Release(PageKind::kExact, exact);
-  EXPECT_NE(store.Allocate(PageKind::kQuantized), kNoPage);
+  EXPECT_EQ(pool.CommittedBytes(), 24576);
+  EXPECT_EQ(pool.Allocate(0, PageKind::kQuantized), kNoPage);
+  pool.Release(0, PageKind::kExact, exact);
+  EXPECT_NE(pool.Allocate(0, PageKind::kQuantized), kNoPage);
 }
 
 // The host's memory, of which at most `limit` bytes are committed at one time.
@@ -99,44 +100,140 @@ class ScarceDevice final : public Device {
 TEST(PagePool, CommitsWhatItHandsOut) {
   ScarceDevice device;
   device.limit = 5 * 4096;
-  PagePool store(device, Layout(4096, 12288), {.budget_bytes = 6 * 4096});
+  PagePool pool(device, Layout(4096, 12288), {.budget_bytes = 6 * 4096});
   std::vector<PageId> pages;
-  for (PageId page = 0; (page = store.Allocate(PageKind::kQuantized)) != kNoPage;) pages.push_back(page);
+  for (PageId page = 0; (page = pool.Allocate(0, PageKind::kQuantized)) != kNoPage;) pages.push_back(page);
   EXPECT_EQ(pages.size(), 5u) << "the sixth has no memory";
-  EXPECT_EQ(device.committed, static_cast<size_t>(store.CommittedBytes()));
-  for (const PageId page : pages) store.Release(PageKind::kQuantized, page);
+  EXPECT_EQ(device.committed, static_cast<size_t>(pool.CommittedBytes()));
+  for (const PageId page : pages) pool.Release(0, PageKind::kQuantized, page);
   EXPECT_EQ(device.committed, 5u * 4096) << "free records keep their memory";
 
   device.limit = 6 * 4096;  // an exact record takes the room of three, of which two are given back for it
-  const PageId exact = store.Allocate(PageKind::kExact);
+  const PageId exact = pool.Allocate(0, PageKind::kExact);
   ASSERT_NE(exact, kNoPage);
   EXPECT_EQ(device.committed, 6u * 4096);
-  for (int i = 0; i < 3; ++i) EXPECT_NE(store.Allocate(PageKind::kQuantized), kNoPage);
-  store.Release(PageKind::kExact, exact);
+  for (int i = 0; i < 3; ++i) EXPECT_NE(pool.Allocate(0, PageKind::kQuantized), kNoPage);
+  pool.Release(0, PageKind::kExact, exact);
   device.limit = 3 * 4096;
-  EXPECT_EQ(store.Allocate(PageKind::kQuantized), kNoPage) << "one that was given back finds no memory";
+  EXPECT_EQ(pool.Allocate(0, PageKind::kQuantized), kNoPage) << "one that was given back finds no memory";
   EXPECT_EQ(device.committed, 3u * 4096);
   device.limit = 6 * 4096;
-  EXPECT_NE(store.Allocate(PageKind::kQuantized), kNoPage);
-  EXPECT_EQ(device.committed, static_cast<size_t>(store.CommittedBytes()));
+  EXPECT_NE(pool.Allocate(0, PageKind::kQuantized), kNoPage);
+  EXPECT_EQ(device.committed, static_cast<size_t>(pool.CommittedBytes()));
 }
 
 TEST(PagePool, PoisonsFreshAndFreedRecords) {
-  PagePool store(Cpu(), Layout(4096, 8192), {.budget_bytes = 65536, .poison_unused = true});
+  PagePool pool(Cpu(), Layout(4096, 8192), {.budget_bytes = 65536, .poison_unused = true});
   for (const PageKind kind : {PageKind::kQuantized, PageKind::kExact}) {
-    const PageId page = store.Allocate(kind);
-    uint8_t* record = store.Base(kind) + page * store.RecordBytes(kind);
+    const PageId page = pool.Allocate(0, kind);
+    uint8_t* record = pool.Base(0, kind) + page * pool.RecordBytes(0, kind);
     const auto poisoned = [&] {
-      return std::all_of(record, record + store.RecordBytes(kind), [](uint8_t byte) { return byte == 0xFF; });
+      return std::all_of(record, record + pool.RecordBytes(0, kind), [](uint8_t byte) { return byte == 0xFF; });
     };
     EXPECT_TRUE(poisoned());
-    std::memset(record, 1, static_cast<size_t>(store.RecordBytes(kind)));
-    store.Retain(kind, page);
-    store.Release(kind, page);
+    std::memset(record, 1, static_cast<size_t>(pool.RecordBytes(0, kind)));
+    pool.Retain(0, kind, page);
+    pool.Release(0, kind, page);
     EXPECT_FALSE(poisoned()) << "a record in use was poisoned";
-    store.Release(kind, page);
+    pool.Release(0, kind, page);
     EXPECT_TRUE(poisoned());
   }
+}
+
+// A device that maps memory in granules, as GPUs do: a granule is given back when no record of it is committed.
+class GranularDevice final : public Device {
+ public:
+  static constexpr size_t kGranule = 16384;
+  class Part final : public Reservation {
+   public:
+    Part(GranularDevice& device, size_t bytes)
+        : device_(device), memory_(Cpu().Reserve(bytes)), users_(bytes / kGranule + 1) {}
+    uint8_t* data() const noexcept override { return memory_->data(); }
+    size_t bytes() const noexcept override { return memory_->bytes(); }
+    bool Commit(size_t offset, size_t bytes) noexcept override {
+      for (size_t i = offset / kGranule; i * kGranule < offset + bytes; ++i) {
+        if (users_[i]++ == 0) device_.mapped += kGranule;
+      }
+      return true;
+    }
+    void Release(size_t offset, size_t bytes) noexcept override {
+      for (size_t i = offset / kGranule; i * kGranule < offset + bytes; ++i) {
+        if (--users_[i] == 0) device_.mapped -= kGranule;
+      }
+    }
+    size_t BytesToCommit(size_t offset, size_t bytes) const noexcept override { return With(0, offset, bytes); }
+    size_t BytesToRelease(size_t offset, size_t bytes) const noexcept override { return With(1, offset, bytes); }
+
+   private:
+    size_t With(int users, size_t offset, size_t bytes) const {
+      size_t sum = 0;
+      for (size_t i = offset / kGranule; i * kGranule < offset + bytes; ++i) sum += users_[i] == users ? kGranule : 0;
+      return sum;
+    }
+    GranularDevice& device_;
+    std::unique_ptr<Reservation> memory_;
+    std::vector<int> users_;
+  };
+
+  std::string_view Name() const noexcept override { return "granular"; }
+  Buffer Allocate(size_t bytes) override { return Cpu().Allocate(bytes); }
+  std::unique_ptr<Reservation> Reserve(size_t bytes) override { return std::make_unique<Part>(*this, bytes); }
+  void CopyIn(void* device, const void* host, size_t bytes) override { Cpu().CopyIn(device, host, bytes); }
+  void CopyOut(void* host, const void* device, size_t bytes) override { Cpu().CopyOut(host, device, bytes); }
+  void Fill(void* device, uint8_t byte, size_t bytes) override { Cpu().Fill(device, byte, bytes); }
+  int64_t AvailableBytes() const override { return int64_t{1} << 40; }
+
+  size_t mapped = 0;
+};
+
+// Records that are freed here and there leave their granules mapped: the budget is of mapped memory, not of records.
+TEST(PagePool, KeepsItsBudgetInMappedGranules) {
+  for (uint64_t seed = 0; seed < 50; ++seed) {
+    std::mt19937_64 random(seed);
+    GranularDevice device;
+    const int64_t budget = 32 * static_cast<int64_t>(GranularDevice::kGranule);
+    PagePool pool(device, Layout(3000, 5000), {.budget_bytes = budget});
+    std::vector<std::pair<PageKind, PageId>> held;
+    for (int step = 0; step < 1000; ++step) {
+      // Phases of one kind, so that a pool's memory has to go to the other one.
+      const PageKind kind = step / 250 % 2 == 0 ? PageKind::kQuantized : PageKind::kExact;
+      const PageId page = pool.Allocate(0, kind);
+      if (page != kNoPage) held.emplace_back(kind, page);
+      if (page == kNoPage || random() % 3 == 0) {
+        std::swap(held[random() % held.size()], held.back());
+        pool.Release(0, held.back().first, held.back().second);
+        held.pop_back();
+      }
+      ASSERT_LE(device.mapped, static_cast<size_t>(budget)) << "seed " << seed << ", step " << step;
+      ASSERT_EQ(static_cast<size_t>(pool.CommittedBytes()), device.mapped);
+    }
+  }
+}
+
+TEST(PagePool, GroupsShareTheBudgetAndNothingElse) {
+  formats::CacheLayout layout = Layout(4096, 0);
+  layout.groups.push_back({8192, 4096});
+  layout.page_bytes += 8192;
+  layout.exact_page_bytes += 4096;
+  PagePool pool(Cpu(), layout, {.budget_bytes = 16384});
+  EXPECT_EQ(pool.Groups(), 2);
+  EXPECT_EQ(pool.RecordBytes(1, PageKind::kQuantized), 8192);
+  EXPECT_EQ(pool.Allocate(0, PageKind::kExact), kNoPage);
+  const PageId small = pool.Allocate(0, PageKind::kQuantized), large = pool.Allocate(1, PageKind::kQuantized);
+  ASSERT_NE(small, kNoPage);
+  ASSERT_NE(large, kNoPage);
+  EXPECT_EQ(pool.UsedBytes(), 4096 + 8192);
+  EXPECT_EQ(pool.Allocate(1, PageKind::kQuantized), kNoPage);
+  pool.SetCached(1, PageKind::kQuantized, large, true);
+  EXPECT_EQ(pool.EvictableBytes(), 8192);
+  pool.Retain(1, PageKind::kQuantized, large);
+  EXPECT_EQ(pool.EvictableBytes(), 0);
+  pool.Release(1, PageKind::kQuantized, large);
+  EXPECT_EQ(pool.EvictableBytes(), 8192);
+  pool.SetCached(1, PageKind::kQuantized, large, false);
+  pool.Release(1, PageKind::kQuantized, large);
+  pool.Release(0, PageKind::kQuantized, small);
+  EXPECT_EQ(pool.UsedBytes() + pool.EvictableBytes(), 0);
 }
 
 // Random traffic against a model of it: counts and bytes are exact, records never overlap, contents survive.
@@ -146,7 +243,7 @@ TEST(PagePool, AccountsExactlyUnderRandomTraffic) {
     const int64_t sizes[2] = {static_cast<int64_t>(random() % 5 + 1) * 1040,
                               static_cast<int64_t>(random() % 5 + 1) * 2064};
     const int64_t budget = sizes[0] + sizes[1] + static_cast<int64_t>(random() % 100000);
-    PagePool store(Cpu(), Layout(sizes[0], sizes[1]), {.budget_bytes = budget, .poison_unused = seed % 2 == 0});
+    PagePool pool(Cpu(), Layout(sizes[0], sizes[1]), {.budget_bytes = budget, .poison_unused = seed % 2 == 0});
     struct Held {
       PageKind kind;
       PageId page;
@@ -157,36 +254,37 @@ TEST(PagePool, AccountsExactlyUnderRandomTraffic) {
     for (int step = 0; step < 2000; ++step) {
       const auto kind = static_cast<PageKind>(random() % 2);
       if (random() % 100 < 55) {
-        const int64_t free = store.FreePages(kind);
-        const PageId page = store.Allocate(kind);
+        const int64_t free = pool.FreePages(0, kind);
+        const PageId page = pool.Allocate(0, kind);
         ASSERT_EQ(page != kNoPage, free > 0);
         if (page != kNoPage) {
           const auto mark = static_cast<uint8_t>(random());
-          std::memset(store.Base(kind) + page * store.RecordBytes(kind), mark,
-                      static_cast<size_t>(store.RecordBytes(kind)));
+          std::memset(pool.Base(0, kind) + page * pool.RecordBytes(0, kind), mark,
+                      static_cast<size_t>(pool.RecordBytes(0, kind)));
           held.push_back({kind, page, 1, mark});
         }
       } else if (!held.empty()) {
         const size_t index = random() % held.size();
         Held& it = held[index];
-        ASSERT_EQ(store.References(it.kind, it.page), it.references);
-        const uint8_t* record = store.Base(it.kind) + it.page * store.RecordBytes(it.kind);
-        ASSERT_TRUE(std::all_of(record, record + store.RecordBytes(it.kind), [&](uint8_t b) { return b == it.mark; }));
+        ASSERT_EQ(pool.References(0, it.kind, it.page), it.references);
+        const uint8_t* record = pool.Base(0, it.kind) + it.page * pool.RecordBytes(0, it.kind);
+        ASSERT_TRUE(
+            std::all_of(record, record + pool.RecordBytes(0, it.kind), [&](uint8_t b) { return b == it.mark; }));
         if (random() % 4 == 0) {
-          store.Retain(it.kind, it.page);
+          pool.Retain(0, it.kind, it.page);
           ++it.references;
         } else {
-          store.Release(it.kind, it.page);
+          pool.Release(0, it.kind, it.page);
           if (--it.references == 0) held.erase(held.begin() + static_cast<std::ptrdiff_t>(index));
         }
       }
       int64_t used[2] = {0, 0};
       for (const Held& it : held) ++used[static_cast<int>(it.kind)];
-      ASSERT_EQ(store.UsedPages(PageKind::kQuantized), used[0]);
-      ASSERT_EQ(store.UsedPages(PageKind::kExact), used[1]);
-      ASSERT_EQ(store.UsedBytes(), used[0] * sizes[0] + used[1] * sizes[1]);
-      ASSERT_LE(store.UsedBytes(), store.CommittedBytes());
-      ASSERT_LE(store.CommittedBytes(), budget);
+      ASSERT_EQ(pool.UsedPages(0, PageKind::kQuantized), used[0]);
+      ASSERT_EQ(pool.UsedPages(0, PageKind::kExact), used[1]);
+      ASSERT_EQ(pool.UsedBytes(), used[0] * sizes[0] + used[1] * sizes[1]);
+      ASSERT_LE(pool.UsedBytes(), pool.CommittedBytes());
+      ASSERT_LE(pool.CommittedBytes(), budget);
     }
   }
 }

@@ -10,41 +10,48 @@ namespace {
 
 constexpr int kPage = 16;
 
-// Layers by (exact_pages, sink_pages).
+// Layers by (exact_pages, sink_pages), of one group or, with their own visibility, of one each.
 using Layers = std::vector<std::pair<int, int>>;
 
-formats::CacheLayout Layout(const Layers& layers) {
+formats::CacheLayout Layout(const Layers& layers, bool apart) {
   formats::CacheLayout layout;
   layout.page_size = kPage;
-  layout.page_bytes = 1024;
+  layout.groups.resize(apart ? layers.size() : 1);
   for (const auto& [exact, sink] : layers) {
     formats::LayerScheme layer;
+    layer.group = apart ? static_cast<int>(layout.layers.size()) : 0;
     layer.exact_open = exact > 0;
     layer.exact_pages = exact;
     layer.sink_pages = sink;
-    if (exact > 0) layout.exact_page_bytes += 2048;
+    formats::GroupBytes& group = layout.groups[static_cast<size_t>(layer.group)];
+    group.page_bytes = 1024;
+    if (exact > 0) group.exact_page_bytes += 2048;
     layout.layers.push_back(layer);
+  }
+  for (const formats::GroupBytes& group : layout.groups) {
+    layout.page_bytes += group.page_bytes;
+    layout.exact_page_bytes += group.exact_page_bytes;
   }
   return layout;
 }
 
 struct World {
-  explicit World(const Layers& layers, int64_t budget = 1 << 20, int64_t window = 0)
-      : layout(Layout(layers)),
-        demand(layout, window),
-        store(Cpu(), layout, {.budget_bytes = budget, .poison_unused = true}),
-        tree(store, kPage) {}
+  explicit World(const Layers& layers, int64_t budget = 1 << 20, int window = 0)
+      : World(layers, std::vector<Visibility>(layers.size(), SlidingWindow(window)), budget, false) {}
+  World(const Layers& layers, const std::vector<Visibility>& visibility, int64_t budget = 1 << 20, bool apart = true)
+      : layout(Layout(layers, apart)),
+        manager(Cpu(), layout, visibility, {.budget_bytes = budget, .poison_unused = true}, true) {}
   formats::CacheLayout layout;
-  PageRequirements demand;
-  PagePool store;
-  PrefixTree tree;
+  KvCacheManager manager;
+  PagePool& pool = manager.pool;
+  PrefixCache& prefix = *manager.prefix;
 };
 
 std::vector<int32_t> Tokens(int64_t count, int32_t value = 5) {
   return std::vector<int32_t>(static_cast<size_t>(count), value);
 }
 
-// The rule of block_table.h, written down independently of PageRequirements.
+// The rule of kv_cache_spec.h, written down independently of KvCacheGroup.
 void ExpectRecords(const World& world, const SequenceCache& sequence, int64_t start, int64_t end) {
   for (int64_t page = 0; page * kPage < end; ++page) {
     bool quantized = false;
@@ -55,9 +62,9 @@ void ExpectRecords(const World& world, const SequenceCache& sequence, int64_t st
       quantized |= !layer.exact_open || (closed && page >= layer.sink_pages);
       exact |= layer.exact_open && (active || page > start / kPage - layer.exact_pages || page < layer.sink_pages);
     }
-    EXPECT_EQ(sequence.Pages()[page].quantized != kNoPage, quantized)
+    EXPECT_EQ(sequence.Pages()[0][page].quantized != kNoPage, quantized)
         << "page " << page << " of " << start << ".." << end;
-    EXPECT_EQ(sequence.Pages()[page].exact != kNoPage, exact) << "page " << page << " of " << start << ".." << end;
+    EXPECT_EQ(sequence.Pages()[0][page].exact != kNoPage, exact) << "page " << page << " of " << start << ".." << end;
   }
 }
 
@@ -68,54 +75,55 @@ TEST(SequenceCache, HasTheRecordsThatThePageRuleNeeds) {
   for (const auto& layers : layouts) {
     World world(layers);
     for (int round = 0; round < 50; ++round) {
-      SequenceCache sequence(world.store, round % 2 == 0 ? nullptr : &world.tree, world.demand, std::to_string(round));
+      SequenceCache sequence(world.manager, std::to_string(round),
+                             round % 2 == 0 ? Sharing::kPrivate : Sharing::kShared);
       while (sequence.Length() < 5 * kPage) {
         const int64_t start = sequence.Length();
         const auto count = static_cast<int64_t>(random() % (2 * kPage) + 1);
-        const int64_t before = world.store.UsedBytes();
+        const int64_t before = world.pool.UsedBytes();
         const int64_t bytes = sequence.BytesToReserve(count);
         ASSERT_TRUE(sequence.Reserve(count));
-        EXPECT_EQ(world.store.UsedBytes() - before, bytes);
-        EXPECT_LE(world.store.UsedBytes() - world.tree.EvictableBytes(),
-                  world.demand.MaxBytes(start + count, (start % kPage + count + kPage - 1) / kPage));
+        EXPECT_EQ(world.pool.UsedBytes() - before, bytes);
+        EXPECT_LE(world.pool.UsedBytes() - world.pool.EvictableBytes(),
+                  world.manager.spec.MaxBytes(start + count, (start % kPage + count + kPage - 1) / kPage));
         ExpectRecords(world, sequence, start, start + count);
         sequence.Commit(Tokens(start + count));
       }
     }
-    world.tree.Clear();
-    EXPECT_EQ(world.store.UsedBytes(), 0);
+    world.prefix.Clear();
+    EXPECT_EQ(world.pool.UsedBytes(), 0);
   }
 }
 
 TEST(SequenceCache, ReservesAllOrNothing) {
   World world({{1, 0}}, 4 * 1024 + 2048);
-  SequenceCache sequence(world.store, nullptr, world.demand, "");
+  SequenceCache sequence(world.manager, "", Sharing::kPrivate);
   EXPECT_FALSE(sequence.Reserve(3 * kPage));  // 3 quantized and 3 exact records
-  EXPECT_EQ(world.store.UsedBytes(), 0);
+  EXPECT_EQ(world.pool.UsedBytes(), 0);
   EXPECT_EQ(sequence.PageCount(), 0);
   EXPECT_TRUE(sequence.Reserve(2 * kPage));
-  EXPECT_EQ(world.store.UsedBytes(), 6 * 1024);
+  EXPECT_EQ(world.pool.UsedBytes(), 6 * 1024);
   sequence.Commit(Tokens(2 * kPage));
-  EXPECT_EQ(world.store.UsedBytes(), 2 * 1024) << "the exact records of closed pages must go";
+  EXPECT_EQ(world.pool.UsedBytes(), 2 * 1024) << "the exact records of closed pages must go";
   sequence.Clear();
-  EXPECT_EQ(world.store.UsedBytes(), 0);
+  EXPECT_EQ(world.pool.UsedBytes(), 0);
 }
 
 TEST(SequenceCache, SharesClosedPagesAndTheSink) {
   World world({{1, 1}});
   const auto tokens = Tokens(3 * kPage + 3);
-  SequenceCache first(world.store, &world.tree, world.demand, "");
+  SequenceCache first(world.manager, "");
   EXPECT_EQ(first.MatchPrefix(tokens), 0);
   ASSERT_TRUE(first.Reserve(3 * kPage + 3));
   first.Commit(tokens);
-  EXPECT_EQ(world.tree.Pages(), 3);
-  SequenceCache second(world.store, &world.tree, world.demand, "");
+  EXPECT_EQ(world.prefix.Pages(), 3);
+  SequenceCache second(world.manager, "");
   EXPECT_EQ(second.MatchPrefix(tokens), 3 * kPage);
-  EXPECT_EQ(second.Pages()[0].exact, first.Pages()[0].exact);
-  EXPECT_NE(second.Pages()[0].exact, kNoPage);
-  EXPECT_EQ(second.Pages()[0].quantized, kNoPage);
-  EXPECT_EQ(second.Pages()[2], first.Pages()[2]);
-  SequenceCache third(world.store, &world.tree, world.demand, "");
+  EXPECT_EQ(second.Pages()[0][0].exact, first.Pages()[0][0].exact);
+  EXPECT_NE(second.Pages()[0][0].exact, kNoPage);
+  EXPECT_EQ(second.Pages()[0][0].quantized, kNoPage);
+  EXPECT_EQ(second.Pages()[0][2], first.Pages()[0][2]);
+  SequenceCache third(world.manager, "");
   EXPECT_EQ(third.MatchPrefix(std::span(tokens).first(3 * kPage)), 2 * kPage) << "one token must be left to compute";
 }
 
@@ -127,12 +135,12 @@ TEST(SequenceCache, HitsEndWhereTheExactRecordIs) {
   auto branched = long_tokens;  // leaves after 2 pages
   for (size_t i = 2 * kPage; i < branched.size(); ++i) branched[i] = 9;
   const auto run = [&](const std::vector<int32_t>& tokens) {
-    SequenceCache sequence(world.store, &world.tree, world.demand, "");
+    SequenceCache sequence(world.manager, "");
     const int64_t hit = sequence.MatchPrefix(tokens);
     if (hit > 0) {
-      EXPECT_NE(sequence.Pages()[hit / kPage - 1].exact, kNoPage);
+      EXPECT_NE(sequence.Pages()[0][hit / kPage - 1].exact, kNoPage);
     }
-    for (int64_t page = 0; page + 1 < hit / kPage; ++page) EXPECT_EQ(sequence.Pages()[page].exact, kNoPage);
+    for (int64_t page = 0; page + 1 < hit / kPage; ++page) EXPECT_EQ(sequence.Pages()[0][page].exact, kNoPage);
     EXPECT_TRUE(sequence.Reserve(static_cast<int64_t>(tokens.size()) - hit));
     sequence.Commit(tokens);
     sequence.Finish(tokens);
@@ -145,56 +153,173 @@ TEST(SequenceCache, HitsEndWhereTheExactRecordIs) {
   auto third = long_tokens;
   for (size_t i = 2 * kPage; i < third.size(); ++i) third[i] = 7;
   EXPECT_EQ(run(third), 2 * kPage) << "the branch was learned";
-  EXPECT_EQ(world.store.UsedBytes(), world.tree.EvictableBytes());
-  world.tree.Clear();
-  EXPECT_EQ(world.store.UsedBytes(), 0);
+  EXPECT_EQ(world.pool.UsedBytes(), world.pool.EvictableBytes());
+  world.prefix.Clear();
+  EXPECT_EQ(world.pool.UsedBytes(), 0);
 }
 
 TEST(SequenceCache, AdoptsTheTreesEqualPage) {
   World world({{0, 0}});
   const auto tokens = Tokens(kPage);
-  SequenceCache first(world.store, &world.tree, world.demand, "");
-  SequenceCache second(world.store, &world.tree, world.demand, "");
+  SequenceCache first(world.manager, "");
+  SequenceCache second(world.manager, "");
   ASSERT_TRUE(first.Reserve(kPage));
   ASSERT_TRUE(second.Reserve(kPage));
-  EXPECT_EQ(world.store.UsedPages(PageKind::kQuantized), 2);
+  EXPECT_EQ(world.pool.UsedPages(0, PageKind::kQuantized), 2);
   first.Commit(tokens);
   second.Commit(tokens);
-  EXPECT_EQ(world.store.UsedPages(PageKind::kQuantized), 1);
-  EXPECT_EQ(first.Pages()[0], second.Pages()[0]);
+  EXPECT_EQ(world.pool.UsedPages(0, PageKind::kQuantized), 1);
+  EXPECT_EQ(first.Pages()[0][0], second.Pages()[0][0]);
 }
 
 TEST(SequenceCache, FreesPagesBehindTheWindow) {
   World world({{1, 0}}, 1 << 20, 2 * kPage);
-  SequenceCache sequence(world.store, nullptr, world.demand, "");
+  SequenceCache sequence(world.manager, "", Sharing::kPrivate);
   for (int64_t length = 1; length <= 10 * kPage; ++length) {
     ASSERT_TRUE(sequence.Reserve(1));
     sequence.Commit(Tokens(length));
     // The next query stands at `length` and sees (length - window, length].
     for (int64_t page = 0; page < sequence.PageCount(); ++page) {
       const bool visible = (page + 1) * kPage - 1 > length - 2 * kPage;
-      EXPECT_EQ(sequence.Pages()[page] != PageRef{}, visible) << "page " << page << " at " << length;
+      EXPECT_EQ(sequence.Pages()[0][page] != PageRef{}, visible) << "page " << page << " at " << length;
     }
   }
-  EXPECT_LE(world.store.UsedPages(PageKind::kQuantized), 2);
+  EXPECT_LE(world.pool.UsedPages(0, PageKind::kQuantized), 2);
+}
+
+// One layer sees everything, the other a window or its chunk: each group keeps what its own layer reads.
+TEST(SequenceCache, GroupsKeepWhatTheirOwnLayersSee) {
+  for (const Visibility narrow :
+       {SlidingWindow(2 * kPage), SlidingWindow(kPage + 5), SlidingWindow(1),
+        Visibility{VisibilityKind::kChunked, 2 * kPage}, Visibility{VisibilityKind::kChunked, 40}}) {
+    for (const Sharing sharing : {Sharing::kPrivate, Sharing::kShared}) {
+      World world({{0, 0}, {0, 0}}, {{}, narrow});
+      SequenceCache sequence(world.manager, "", sharing);
+      for (int64_t length = 1; length <= 10 * kPage; ++length) {
+        ASSERT_TRUE(sequence.Reserve(1));
+        EXPECT_LE(world.pool.UsedBytes() - world.pool.EvictableBytes(), world.manager.spec.MaxBytes(length));
+        sequence.Commit(Tokens(length));
+        for (int64_t page = 0; page < sequence.PageCount(); ++page) {
+          const bool visible = (page + 1) * kPage - 1 >= narrow.First(length);
+          ASSERT_NE(sequence.Pages()[0][page], PageRef{});
+          ASSERT_EQ(sequence.Pages()[1][page] != PageRef{}, visible) << "page " << page << " at " << length;
+        }
+      }
+      // What the window has passed is evictable, though its page is not: a hit elsewhere may still want it.
+      const int64_t passed = (narrow.First(10 * kPage) / kPage) * 1024;
+      EXPECT_EQ(world.pool.EvictableBytes(), sharing == Sharing::kShared ? passed : 0);
+      if (sharing == Sharing::kShared) {
+        while (world.prefix.EvictOne()) continue;
+        EXPECT_EQ(world.pool.EvictableBytes(), 0);
+        EXPECT_EQ(world.prefix.Pages(), 10) << "a page went that the sequence still reads";
+      }
+    }
+  }
+}
+
+// Gemma 3's pattern, five layers with a window of 1,024 to one without, at 131,072 tokens: a budget of 5 % above what
+// the windows need is enough, in chunks of 512 and while the prefix cache keeps what it can.
+TEST(SequenceCache, LongSequencesOfHybridModelsTakeWhatTheirWindowsNeed) {
+  constexpr int64_t kTokens = 131072, kPageTokens = 64, kLayerBytes = 4096;
+  formats::CacheLayout layout;
+  layout.page_size = kPageTokens;
+  layout.groups = {{5 * kLayerBytes, 0}, {kLayerBytes, 0}};
+  layout.page_bytes = 6 * kLayerBytes;
+  std::vector<Visibility> visibility;
+  for (int layer = 0; layer < 6; ++layer) {
+    layout.layers.emplace_back().group = layer < 5 ? 0 : 1;
+    visibility.push_back(layer < 5 ? SlidingWindow(1024) : Visibility{});
+  }
+  const int64_t need = (kTokens + 5 * 1024) / kPageTokens * kLayerBytes;
+  KvCacheManager manager(Cpu(), layout, visibility, {.budget_bytes = need * 105 / 100}, true);
+  EXPECT_LE(manager.spec.MaxBytes(kTokens), need * 105 / 100);
+  const auto tokens = Tokens(kTokens);
+  for (int round = 0; round < 2; ++round) {
+    SequenceCache sequence(manager, round == 0 ? "" : "another");
+    while (sequence.Length() < kTokens) {
+      ASSERT_TRUE(sequence.Reserve(512)) << "at " << sequence.Length();
+      sequence.Commit(tokens);
+    }
+    EXPECT_LE(manager.pool.UsedBytes() - manager.pool.EvictableBytes(), need * 105 / 100);
+  }
+  SequenceCache hit(manager, "another");
+  EXPECT_EQ(hit.MatchPrefix(Tokens(kTokens + 1)), kTokens) << "the end of the last sequence";
+}
+
+// A hit needs of a windowed group the pages that the next query reads, and no others.
+TEST(SequenceCache, HitsNeedOnlyWhatTheNextQueryReads) {
+  World world({{0, 0}, {0, 0}}, {{}, SlidingWindow(kPage + 1)});
+  const auto tokens = Tokens(8 * kPage + 1);
+  const auto hit = [&](const std::vector<int32_t>& of) {
+    SequenceCache sequence(world.manager, "");
+    const int64_t length = sequence.MatchPrefix(of);
+    for (int64_t page = 0; page < sequence.PageCount(); ++page) {
+      EXPECT_NE(sequence.Pages()[0][page], PageRef{});
+      EXPECT_EQ(sequence.Pages()[1][page] != PageRef{}, page == sequence.PageCount() - 1);
+    }
+    return length;
+  };
+  {
+    SequenceCache first(world.manager, "");
+    ASSERT_TRUE(first.Reserve(8 * kPage + 1));
+    first.Commit(tokens);
+    first.Finish(tokens);
+  }
+  EXPECT_EQ(hit(tokens), 8 * kPage);
+  EXPECT_EQ(hit(Tokens(5 * kPage + 3)), 5 * kPage) << "a shorter prompt ends inside";
+  // What windows have passed goes first, oldest first: 7 records, the last page's was just used.
+  for (int i = 0; i < 4; ++i) ASSERT_TRUE(world.prefix.EvictOne());
+  EXPECT_EQ(world.pool.UsedPages(0, PageKind::kQuantized), 8);
+  EXPECT_EQ(world.pool.UsedPages(1, PageKind::kQuantized), 4);
+  EXPECT_EQ(hit(tokens), 8 * kPage) << "the end is still there";
+  EXPECT_EQ(hit(Tokens(2 * kPage + 3)), 0) << "its window is gone";
+  // Computing it again puts the records back where they are missing.
+  {
+    SequenceCache again(world.manager, "");
+    const auto shorter = Tokens(2 * kPage + 3);
+    ASSERT_TRUE(again.Reserve(2 * kPage + 3));
+    again.Commit(shorter);
+    again.Finish(shorter);
+  }
+  EXPECT_EQ(hit(Tokens(2 * kPage + 3)), 2 * kPage);
+  EXPECT_EQ(world.pool.UsedPages(0, PageKind::kQuantized), 8);
+}
+
+// Pages of a model whose layers all have windows: skeleton nodes without records vanish with what follows them.
+TEST(SequenceCache, EvictsEverythingWhenEveryLayerHasAWindow) {
+  World world({{1, 0}}, {SlidingWindow(kPage)});
+  const auto tokens = Tokens(20 * kPage);
+  {
+    SequenceCache sequence(world.manager, "");
+    ASSERT_TRUE(sequence.Reserve(20 * kPage));
+    sequence.Commit(tokens);
+    sequence.Finish(tokens);
+  }
+  EXPECT_EQ(world.pool.UsedBytes(), world.pool.EvictableBytes());
+  while (world.prefix.EvictOne()) continue;
+  EXPECT_EQ(world.prefix.Pages(), 0);
+  EXPECT_EQ(world.pool.UsedBytes(), 0);
 }
 
 TEST(SequenceCache, EvictsFromTheTreeWhenItMust) {
   World world({{0, 0}}, 4 * 1024);
   for (int32_t value = 0; value < 20; ++value) {
-    SequenceCache sequence(world.store, &world.tree, world.demand, "");
+    SequenceCache sequence(world.manager, "");
     const auto tokens = Tokens(2 * kPage, value);
     ASSERT_TRUE(sequence.Reserve(2 * kPage));
     sequence.Commit(tokens);
   }
-  EXPECT_EQ(world.tree.Pages(), 4);
+  EXPECT_EQ(world.prefix.Pages(), 4);
 }
 
 TEST(SequenceCache, LeaksNothingUnderRandomTraffic) {
   std::mt19937 random(11);
   for (int round = 0; round < 30; ++round) {
-    World world({{1, round % 2}, {round % 3 == 0, 0}}, 40000 + static_cast<int64_t>(random() % 40000),
-                round % 5 == 0 ? 40 : 0);
+    const std::vector<Visibility> visibility = {
+        round % 5 == 0 ? SlidingWindow(40) : Visibility{},
+        round % 2 == 0 ? SlidingWindow(static_cast<int>(random() % 60 + 1)) : Visibility{VisibilityKind::kChunked, 24}};
+    World world({{1 + round % 2, round % 2}, {round % 3 == 0, 0}}, visibility,
+                40000 + static_cast<int64_t>(random() % 40000));
     struct Live {
       std::unique_ptr<SequenceCache> cache;
       std::vector<int32_t> tokens;
@@ -202,9 +327,7 @@ TEST(SequenceCache, LeaksNothingUnderRandomTraffic) {
     std::list<Live> live;
     for (int step = 0; step < 500; ++step) {
       if (live.size() < 6 && random() % 3 == 0) {
-        Live fresh{
-            std::make_unique<SequenceCache>(world.store, &world.tree, world.demand, random() % 2 == 0 ? "" : "salt"),
-            {}};
+        Live fresh{std::make_unique<SequenceCache>(world.manager, random() % 2 == 0 ? "" : "salt"), {}};
         fresh.tokens = Tokens(static_cast<int64_t>(random() % 80 + 1), static_cast<int32_t>(random() % 2));
         fresh.cache->MatchPrefix(fresh.tokens);
         live.push_back(std::move(fresh));
@@ -222,11 +345,11 @@ TEST(SequenceCache, LeaksNothingUnderRandomTraffic) {
         it->cache->Commit(it->tokens);
         ++it;
       }
-      ASSERT_LE(world.store.UsedBytes(), world.store.BudgetBytes());
+      ASSERT_LE(world.pool.UsedBytes(), world.pool.BudgetBytes());
     }
     live.clear();
-    world.tree.Clear();
-    EXPECT_EQ(world.store.UsedBytes(), 0);
+    world.prefix.Clear();
+    EXPECT_EQ(world.pool.UsedBytes(), 0);
   }
 }
 

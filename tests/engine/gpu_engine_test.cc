@@ -248,7 +248,7 @@ TEST_P(GpuEngineTest, ScalesStatisticsPageExportAndQuality) {
   for (size_t i = 0; i < expected.amax.size(); ++i) EXPECT_NEAR(statistics.amax[i], expected.amax[i], 0.05);
   const Collected got = RunOne(*core, {.id = "a", .prompt = tokens, .sampling = Greedy(3)});
   EXPECT_EQ(got.tokens.size(), 3U) << got.error;
-  EXPECT_GT(core->ExportPage(tokens, 0).size(), size_t{32} * 2 * 64 * 2);
+  EXPECT_GT(core->ExportPage(tokens, 0, 0).size(), size_t{32} * 2 * 64 * 2);
   while (core->MeasureQuality()) {
   }
   EXPECT_EQ(core->Stats().quality.requests, 1);

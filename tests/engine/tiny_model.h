@@ -27,7 +27,8 @@ struct TinyShape {
   int layers = 2;
   int max_position = 512;
   int sliding_window = 0;
-  int rank = 0;  // above 0: latents of this many channels, and rope_dim rotated ones
+  int full_layers = 0;  // with a sliding window: the first layers, which have none
+  int rank = 0;         // above 0: latents of this many channels, and rope_dim rotated ones
   int rope_dim = 16;
   int experts = 0;         // above 0, beside latents: of all layers but the first; two take a row, one more takes all
   float key_gain = 2.0F;   // with a gain, so that attention is not nearly uniform
@@ -65,6 +66,11 @@ class TinyModel {
         add(prefix + "self_attn.q_proj.weight", shape.heads * shape.head_dim, shape.hidden, 2.0F);
         add(prefix + "self_attn.k_proj.weight", shape.kv_heads * shape.head_dim, shape.hidden, shape.key_gain);
         add(prefix + "self_attn.v_proj.weight", shape.kv_heads * shape.head_dim, shape.hidden, 1.0F);
+        for (const char* norm : {"q_norm", "k_norm"}) {
+          if (shape.full_layers == 0) break;
+          writer.Add(fmt::format("{}self_attn.{}.weight", prefix, norm), {shape.head_dim},
+                     std::vector<float>(static_cast<size_t>(shape.head_dim), 1.5F));
+        }
       }
       add(prefix + "self_attn.o_proj.weight", shape.hidden, shape.heads * shape.head_dim, 2.0F);
       const auto mlp = [&](const std::string& name) {
@@ -92,6 +98,9 @@ class TinyModel {
   static std::string Config(const TinyShape& shape) {
     std::string more;
     if (shape.sliding_window != 0) more = fmt::format(", \"sliding_window\": {}", shape.sliding_window);
+    if (shape.full_layers != 0) {
+      more += fmt::format(", \"use_sliding_window\": true, \"max_window_layers\": {}", shape.full_layers);
+    }
     if (shape.rank != 0) {
       more = fmt::format(
           R"(, "kv_lora_rank": {}, "q_lora_rank": null, "qk_nope_head_dim": {}, "qk_rope_head_dim": {}, "v_head_dim": {})",
@@ -104,6 +113,7 @@ class TinyModel {
           shape.experts, shape.intermediate_size);
     }
     const std::pair<const char*, const char*> name = shape.rank != 0 ? std::pair{"DeepseekV2ForCausalLM", "deepseek_v2"}
+                                                     : shape.full_layers != 0 ? std::pair{"Qwen3ForCausalLM", "qwen3"}
                                                      : shape.sliding_window != 0
                                                          ? std::pair{"MistralForCausalLM", "mistral"}
                                                          : std::pair{"LlamaForCausalLM", "llama"};

@@ -365,12 +365,12 @@ TEST(PageRecord, CanonicalAndBack) {
   const CacheLayout layout =
       Plan({"bf16", "k=int8,v=int4", "int4+outliers=4", "kivi2", "turboquant_3bit_nc", "k=mxfp4,v=nvfp4"}, {2, 96}, 32);
   for (const RecordKind kind : {RecordKind::kQuantized, RecordKind::kExact}) {
-    const auto record = RandomBytes(RecordBytes(layout, kind), 3);
-    const auto canonical = RecordToCanonical(layout, kind, record);
+    const auto record = RandomBytes(RecordBytes(layout, 0, kind), 3);
+    const auto canonical = RecordToCanonical(layout, 0, kind, record);
     EXPECT_NE(canonical, record);
-    EXPECT_EQ(RecordFromCanonical(layout, kind, canonical), record);
+    EXPECT_EQ(RecordFromCanonical(layout, 0, kind, canonical), record);
   }
-  EXPECT_THROW(RecordToCanonical(layout, RecordKind::kExact, RandomBytes(16, 1)), InputError);
+  EXPECT_THROW(RecordToCanonical(layout, 0, RecordKind::kExact, RandomBytes(16, 1)), InputError);
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ PageHeader Header(const std::vector<std::string>& schemes, LayerShape shape = {2
 
 std::vector<uint8_t> Payload(const PageHeader& header) {
   std::mt19937 random(1);
-  std::vector<uint8_t> payload(static_cast<size_t>(RecordBytes(header.layout, header.record)));
+  std::vector<uint8_t> payload(static_cast<size_t>(RecordBytes(header.layout, 0, header.record)));
   for (uint8_t& byte : payload) byte = static_cast<uint8_t>(random());
   return payload;
 }
@@ -87,7 +87,7 @@ TEST(PageFile, RoundTripsEveryFormat) {
       // The bar on disk: a file is its header and exactly the bytes that the cache plans for a page.
       const size_t header_bytes = 32 + LoadBytes<uint32_t>(file.data() + 12);
       EXPECT_EQ(header_bytes % 16, 0U);
-      EXPECT_EQ(static_cast<int64_t>(file.size() - header_bytes), RecordBytes(header.layout, kind));
+      EXPECT_EQ(static_cast<int64_t>(file.size() - header_bytes), RecordBytes(header.layout, 0, kind));
       const PageFile page = ReadPageFile(file, "x.page");
       EXPECT_TRUE(std::equal(page.payload.begin(), page.payload.end(), payload.begin(), payload.end()));
       EXPECT_EQ(page.header.model, "test-model");

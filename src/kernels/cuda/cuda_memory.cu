@@ -94,6 +94,9 @@ class CudaReservation final : public Reservation {
     return true;
   }
 
+  size_t BytesToCommit(size_t offset, size_t bytes) const noexcept override { return GranuleBytes(0, offset, bytes); }
+  size_t BytesToRelease(size_t offset, size_t bytes) const noexcept override { return GranuleBytes(1, offset, bytes); }
+
   void Release(size_t offset, size_t bytes) noexcept override {
     const size_t end = (offset + bytes + granule_bytes_ - 1) / granule_bytes_;
     for (size_t i = offset / granule_bytes_; i < end; ++i) Unuse(i);
@@ -104,6 +107,14 @@ class CudaReservation final : public Reservation {
     CUmemGenericAllocationHandle memory = 0;
     int users = 0;  // committed parts in it; mapped while above 0
   };
+
+  // Bytes of the part's granules with `users` users.
+  size_t GranuleBytes(int users, size_t offset, size_t bytes) const noexcept {
+    size_t sum = 0;
+    for (size_t i = offset / granule_bytes_; i * granule_bytes_ < offset + bytes; ++i)
+      sum += granules_[i].users == users ? granule_bytes_ : 0;
+    return sum;
+  }
 
   CUdeviceptr AddressOf(size_t granule) const { return base_ + granule * granule_bytes_; }
 

@@ -1,0 +1,345 @@
+#include "cache/prefix_cache.h"
+
+#include <algorithm>
+#include <map>
+#include <ranges>
+#include <string>
+#include <unordered_map>
+
+namespace kvanta::cache {
+namespace {
+
+// Any mixing function will do: equality is decided by the token ids.
+uint64_t HashPage(std::span<const int32_t> tokens) {
+  uint64_t hash = 0x9E3779B97F4A7C15ULL;
+  for (const int32_t token : tokens) {
+    hash = (hash ^ static_cast<uint32_t>(token)) * 0xFF51AFD7ED558CCDULL;
+    hash ^= hash >> 32;
+  }
+  return hash;
+}
+
+}  // namespace
+
+struct PrefixCache::Node {
+  Node* parent = nullptr;  // nullptr: a root
+  uint64_t hash = 0;       // of tokens
+  int64_t index = 0;       // page number
+  std::string salt;        // of a root
+  std::vector<int32_t> tokens;
+  std::vector<PageRef> records;     // [group]
+  std::vector<uint64_t> droppable;  // [group][kind]: key in State::droppable, 0 if it is not there
+  uint64_t last_use = 0;            // key in State::leaves while it has no children
+  std::unordered_multimap<uint64_t, std::unique_ptr<Node>> children;
+
+  Node* Child(uint64_t child_hash, std::span<const int32_t> child_tokens) const {
+    const auto [first, last] = children.equal_range(child_hash);
+    for (auto it = first; it != last; ++it) {
+      if (std::ranges::equal(it->second->tokens, child_tokens)) return it->second.get();
+    }
+    return nullptr;
+  }
+};
+
+struct PrefixCache::State {
+  // A record that may go while its page stays.
+  struct Droppable {
+    Node* node;
+    int group;
+    PageKind kind;
+  };
+
+  PagePool& pool;
+  const KvCacheSpec spec;
+  std::map<std::string, std::unique_ptr<Node>, std::less<>> roots = {};  // by salt
+  // Both by time of last use. A parent is used no earlier than its children.
+  std::map<uint64_t, Node*> leaves = {};
+  std::map<uint64_t, Droppable> droppable = {};
+  uint64_t clock = 0;
+  int64_t nodes = 0;
+  int64_t evictions = 0;
+
+  int Groups() const { return static_cast<int>(spec.groups.size()); }
+
+  std::span<const int32_t> Page(std::span<const int32_t> tokens, int64_t index) const {
+    const int64_t size = spec.page_size;
+    return tokens.subspan(static_cast<size_t>(index * size), static_cast<size_t>(size));
+  }
+
+  // The node `depth` pages below the root of `salt`, or as deep as the tree goes; nullptr if there is no such root.
+  Node* Descend(std::span<const int32_t> tokens, std::string_view salt, int64_t depth, int64_t& reached) const {
+    reached = 0;
+    const auto root = roots.find(salt);
+    if (root == roots.end()) return nullptr;
+    Node* node = root->second.get();
+    while (reached < depth) {
+      const auto page = Page(tokens, reached);
+      Node* child = node->Child(HashPage(page), page);
+      if (child == nullptr) break;
+      node = child;
+      ++reached;
+    }
+    return node;
+  }
+
+  // ---- order of use
+
+  // From the leaf up, so that every parent ends up more recent than its children.
+  void Touch(Node* node) {
+    for (; node->parent != nullptr; node = node->parent) {
+      if (node->children.empty()) {
+        leaves.erase(node->last_use);
+        leaves.emplace(clock + 1, node);
+      }
+      node->last_use = ++clock;
+    }
+  }
+
+  // Whether hits elsewhere can do without the record, so that it may go before its page: behind a window, or an exact
+  // copy that only a hit that ends here reads.
+  bool IsDroppable(const Node& node, int group, PageKind kind) const {
+    const KvCacheGroup& of = spec.groups[static_cast<size_t>(group)];
+    return !of.visibility.IsFull() || (kind == PageKind::kExact && node.index >= of.sink_pages);
+  }
+
+  void TouchRecord(Node& node, int group, PageKind kind) {
+    uint64_t& key = node.droppable[2 * static_cast<size_t>(group) + (kind == PageKind::kExact ? 1 : 0)];
+    if (key != 0) droppable.erase(key);
+    key = 0;
+    if (node.records[static_cast<size_t>(group)].Of(kind) == kNoPage || !IsDroppable(node, group, kind)) return;
+    droppable.emplace(clock + 1, Droppable{&node, group, kind});
+    key = ++clock;
+  }
+
+  // ---- records
+
+  void Take(Node& node, int group, PageKind kind, PageId page) {
+    pool.Retain(group, kind, page);
+    pool.SetCached(group, kind, page, true);
+    node.records[static_cast<size_t>(group)].Of(kind) = page;
+  }
+
+  void Drop(Node& node, int group, PageKind kind) {
+    PageId& page = node.records[static_cast<size_t>(group)].Of(kind);
+    if (page == kNoPage) return;
+    pool.SetCached(group, kind, page, false);
+    pool.Release(group, kind, page);
+    page = kNoPage;
+    TouchRecord(node, group, kind);
+  }
+
+  bool IsUnused(int group, PageKind kind, PageId page) const {
+    return page == kNoPage || pool.References(group, kind, page) == 1;
+  }
+  bool IsUnused(const Node& node) const {
+    for (int group = 0; group < Groups(); ++group) {
+      for (const PageKind kind : kPageKinds) {
+        if (!IsUnused(group, kind, node.records[static_cast<size_t>(group)].Of(kind))) return false;
+      }
+    }
+    return true;
+  }
+  static bool IsEmpty(const Node& node) {
+    return std::ranges::all_of(node.records, [](const PageRef& page) { return page == PageRef{}; });
+  }
+
+  // Removes a leaf and those of its ancestors that then have neither records nor children.
+  void Remove(Node* leaf) {
+    do {
+      for (int group = 0; group < Groups(); ++group) {
+        for (const PageKind kind : kPageKinds) Drop(*leaf, group, kind);
+      }
+      leaves.erase(leaf->last_use);
+      --nodes;
+      Node* parent = leaf->parent;
+      const auto [first, last] = parent->children.equal_range(leaf->hash);
+      for (auto it = first; it != last; ++it) {
+        if (it->second.get() == leaf) {
+          parent->children.erase(it);
+          break;
+        }
+      }
+      leaf = parent;
+      if (!leaf->children.empty()) return;
+      if (leaf->parent == nullptr) {
+        roots.erase(std::string(leaf->salt));
+        return;
+      }
+      leaves.emplace(leaf->last_use, leaf);
+    } while (IsEmpty(*leaf));
+  }
+
+  // A page's records that a hit which ends `pages` pages deep reads, or later queries do.
+  bool IsRead(const KvCacheGroup& group, int64_t page, int64_t pages, PageKind kind) const {
+    if (page < group.FirstPage(pages * spec.page_size)) return false;
+    if (kind == PageKind::kQuantized) return group.NeedsQuantized(page, true);
+    return group.exact_while_open && (page >= pages - group.exact_before || page < group.sink_pages);
+  }
+};
+
+PrefixCache::PrefixCache(PagePool& pool, const KvCacheSpec& spec) : state_(new State{.pool = pool, .spec = spec}) {}
+
+PrefixCache::~PrefixCache() {
+  // From the leaves up: a chain that destroyed itself from its root would recurse once per page.
+  while (!state_->leaves.empty()) state_->Remove(state_->leaves.begin()->second);
+}
+
+PrefixCache::Prefix PrefixCache::Match(std::span<const int32_t> tokens, std::string_view salt, int64_t max_pages) {
+  State& state = *state_;
+  max_pages = std::min<int64_t>(max_pages, static_cast<int64_t>(tokens.size()) / state.spec.page_size);
+  Prefix prefix;
+  prefix.records.resize(state.spec.groups.size());
+  Node* node = state.Descend(tokens, salt, max_pages, prefix.known);
+  if (prefix.known == 0) return prefix;
+  std::vector<Node*> path(static_cast<size_t>(prefix.known));
+  for (Node*& at : std::views::reverse(path)) {
+    at = node;
+    node = node->parent;
+  }
+  // The deepest end whose records are all there: per group, those without a gap from the first that is read.
+  std::vector<int64_t> whole_from(state.spec.groups.size(), 0);
+  for (int64_t page = 0; page < prefix.known; ++page) {
+    const int64_t pages = page + 1;
+    bool ends_here = true;
+    for (size_t g = 0; g < state.spec.groups.size(); ++g) {
+      const KvCacheGroup& group = state.spec.groups[g];
+      const PageRef record = path[static_cast<size_t>(page)]->records[g];
+      const bool whole = (record.quantized != kNoPage || !group.NeedsQuantized(page, true)) &&
+                         (record.exact != kNoPage || !group.NeedsExact(page, false));
+      if (!whole) whole_from[g] = pages;
+      ends_here = ends_here && whole_from[g] <= group.FirstPage(pages * state.spec.page_size);
+      for (int64_t exact = std::max<int64_t>(0, pages - group.exact_before); exact < pages; ++exact) {
+        ends_here = ends_here && path[static_cast<size_t>(exact)]->records[g].exact != kNoPage;
+      }
+    }
+    if (ends_here) prefix.pages = pages;
+  }
+  if (prefix.pages == 0) return prefix;
+  state.Touch(path[static_cast<size_t>(prefix.pages - 1)]);
+  for (size_t g = 0; g < state.spec.groups.size(); ++g) {
+    const KvCacheGroup& group = state.spec.groups[g];
+    BlockTable& table = prefix.records[g];
+    table.resize(static_cast<size_t>(prefix.pages));
+    for (int64_t page = group.FirstPage(prefix.pages * state.spec.page_size); page < prefix.pages; ++page) {
+      for (const PageKind kind : kPageKinds) {
+        const PageId id = path[static_cast<size_t>(page)]->records[g].Of(kind);
+        if (id == kNoPage || !state.IsRead(group, page, prefix.pages, kind)) continue;
+        state.pool.Retain(static_cast<int>(g), kind, id);
+        table[static_cast<size_t>(page)].Of(kind) = id;
+        state.TouchRecord(*path[static_cast<size_t>(page)], static_cast<int>(g), kind);
+      }
+    }
+  }
+  return prefix;
+}
+
+bool PrefixCache::Insert(std::span<const int32_t> tokens, std::string_view salt, int64_t index,
+                         std::span<PageRef> records) {
+  State& state = *state_;
+  if (index == 0) {
+    auto& root = state.roots[std::string(salt)];
+    if (!root) root = std::make_unique<Node>();
+    root->salt = salt;
+  }
+  int64_t found = 0;
+  Node* parent = state.Descend(tokens, salt, index, found);
+  if (parent == nullptr || found != index) return false;
+  const auto key = state.Page(tokens, index);
+  const uint64_t hash = HashPage(key);
+  Node* node = parent->Child(hash, key);
+  if (node == nullptr) {
+    auto fresh = std::make_unique<Node>();
+    fresh->parent = parent;
+    fresh->hash = hash;
+    fresh->index = index;
+    fresh->tokens.assign(key.begin(), key.end());
+    fresh->records.resize(records.size());
+    fresh->droppable.resize(2 * records.size());
+    fresh->last_use = ++state.clock;
+    node = parent->children.emplace(hash, std::move(fresh))->second.get();
+    state.leaves.emplace(node->last_use, node);
+    state.leaves.erase(parent->last_use);
+    ++state.nodes;
+  }
+  state.Touch(node);
+  for (size_t g = 0; g < records.size(); ++g) {
+    const int group = static_cast<int>(g);
+    for (const PageKind kind : kPageKinds) {
+      PageId& ours = records[g].Of(kind);
+      const PageId cached = node->records[g].Of(kind);
+      if (cached != kNoPage) {
+        ours = cached;
+      } else if (ours != kNoPage) {
+        state.Take(*node, group, kind, ours);
+      }
+      state.TouchRecord(*node, group, kind);
+    }
+  }
+  return true;
+}
+
+void PrefixCache::AttachExact(std::span<const int32_t> tokens, std::string_view salt, int64_t index, int group,
+                              PageId exact) {
+  int64_t found = 0;
+  Node* node = state_->Descend(tokens, salt, index + 1, found);
+  if (found != index + 1 || node->records[static_cast<size_t>(group)].exact != kNoPage) return;
+  state_->Take(*node, group, PageKind::kExact, exact);
+  state_->TouchRecord(*node, group, PageKind::kExact);
+}
+
+std::span<const PageRef> PrefixCache::Peek(std::span<const int32_t> tokens, std::string_view salt,
+                                           int64_t index) const {
+  if (index < 0 || (index + 1) * state_->spec.page_size > static_cast<int64_t>(tokens.size())) return {};
+  int64_t found = 0;
+  const Node* node = state_->Descend(tokens, salt, index + 1, found);
+  if (found != index + 1) return {};
+  return node->records;
+}
+
+bool PrefixCache::EvictOne() {
+  State& state = *state_;
+  // Few entries are skipped: what running sequences reference is their own end, or recently used.
+  auto leaf = state.leaves.begin();
+  while (leaf != state.leaves.end() && !state.IsUnused(*leaf->second)) ++leaf;
+  auto record = state.droppable.begin();
+  const auto in_use = [&](const State::Droppable& at) {
+    return !state.IsUnused(at.group, at.kind, at.node->records[static_cast<size_t>(at.group)].Of(at.kind));
+  };
+  while (record != state.droppable.end() && in_use(record->second)) ++record;
+  if (record != state.droppable.end() && (leaf == state.leaves.end() || record->first < leaf->first)) {
+    const State::Droppable at = record->second;
+    state.Drop(*at.node, at.group, at.kind);
+    if (at.node->children.empty() && State::IsEmpty(*at.node)) state.Remove(at.node);
+  } else if (leaf != state.leaves.end()) {
+    state.Remove(leaf->second);
+  } else {
+    return false;
+  }
+  ++state.evictions;
+  return true;
+}
+
+int64_t PrefixCache::Pages() const noexcept {
+  return state_->nodes;
+}
+
+int64_t PrefixCache::Evictions() const noexcept {
+  return state_->evictions;
+}
+
+void PrefixCache::Clear() {
+  State& state = *state_;
+  for (auto at = state.droppable.begin(); at != state.droppable.end();) {
+    const State::Droppable record = (at++)->second;
+    const PageId page = record.node->records[static_cast<size_t>(record.group)].Of(record.kind);
+    if (state.IsUnused(record.group, record.kind, page)) state.Drop(*record.node, record.group, record.kind);
+  }
+  // A removed leaf may make its parent one, which was used later.
+  for (auto at = state.leaves.begin(); at != state.leaves.end();) {
+    const uint64_t use = at->first;
+    if (state.IsUnused(*at->second)) state.Remove(at->second);
+    at = state.leaves.upper_bound(use);
+  }
+}
+
+}  // namespace kvanta::cache

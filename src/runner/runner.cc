@@ -149,7 +149,7 @@ void Runner::Fetch(size_t rows, std::span<const SampleRow> uses) {
   for (size_t row = 0; row < uses.size(); ++row) {
     if (uses[row].read) fetch_row(row);
   }
-  device.Wait();
+  device.Synchronize();
   const auto* argmaxes = host_results_.as<kernels::RowArgmax>();
   argmaxes_.assign(argmaxes, argmaxes + rows);
   sampled_tokens_.assign(rows, -1);
@@ -165,7 +165,7 @@ void Runner::Fetch(size_t rows, std::span<const SampleRow> uses) {
       more = true;
     }
   }
-  if (more) device.Wait();
+  if (more) device.Synchronize();
 }
 
 void Runner::Logits(int64_t first, int64_t rows, float* out) {

@@ -1,5 +1,5 @@
-// The whole engine on a GPU, emulated and (where there is one) real: near the CPU's logits, with the same one numerics,
-// and with one wait a step.
+// The engine on an emulated and, if present, a real GPU: logits near the CPU's, batch-invariant bits, one
+// synchronization per step.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -20,13 +20,13 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Heads of 64, as common models have at least.
+// Heads of 64 channels, for which there are specialized kernels.
 const TinyModel& GpuModel() {
   static const TinyModel model({.heads = 2, .kv_heads = 1, .head_dim = 64, .intermediate_size = 96, .key_gain = 1.0F});
   return model;
 }
 
-// Its prompts have more rows than an expert's tile, its steps of decode fewer.
+// Prompts have more rows than an expert's tile, decode steps fewer.
 const TinyModel& ExpertModel() {
   static const TinyModel model({.rank = 64, .experts = 6});
   return model;
@@ -56,17 +56,17 @@ class GpuEngineTest : public testing::GpuTestBase, public ::testing::WithParamIn
 INSTANTIATE_TEST_SUITE_P(Gpus, GpuEngineTest, ::testing::ValuesIn(testing::Gpus()),
                          [](const auto& param) { return param.param; });
 
-// Bits that do not depend on chunks, nor on a prefix that was cached.
-void ExpectOneNumerics(Core& core, std::span<const int32_t> tokens, std::span<const float> logits) {
+// Expects bits that do not depend on chunks or a cached prefix.
+void ExpectInvariantBits(Core& core, std::span<const int32_t> tokens, std::span<const float> logits) {
   const std::vector<float> chunked = ColdLogits(core, tokens, 7);
   ASSERT_EQ(std::memcmp(chunked.data(), logits.data(), logits.size_bytes()), 0) << "chunks of 7";
   std::vector<float> again(logits.begin(), logits.end());
   ASSERT_EQ(core.Logits(tokens, 32, again, true), 0);
   ASSERT_EQ(core.Logits(tokens, 0, again, true), 32) << "whole pages of the prefix";
-  ASSERT_EQ(std::memcmp(again.data(), logits.data(), logits.size_bytes()), 0) << "behind a cached prefix";
+  ASSERT_EQ(std::memcmp(again.data(), logits.data(), logits.size_bytes()), 0) << "after a cached prefix";
 }
 
-TEST_P(GpuEngineTest, LogitsAreNearTheCpusAndOfOneNumerics) {
+TEST_P(GpuEngineTest, LogitsAreNearTheCpusAndBatchInvariant) {
   std::mt19937_64 random(5);
   const std::vector<int32_t> tokens = RandomTokens(random, 45);
   struct Case {
@@ -82,7 +82,7 @@ TEST_P(GpuEngineTest, LogitsAreNearTheCpusAndOfOneNumerics) {
 #endif
   };
   for (const auto& [kv, weights, experts] : kCases) {
-    SCOPED_TRACE(std::string(kv) + " beside weights " + weights + (experts ? " of experts" : ""));
+    SCOPED_TRACE(std::string(kv) + " with weights " + weights + (experts ? ", MoE" : ""));
     Engine cpu(Config(kv, weights, experts));
     const std::unique_ptr<Core> core = Make(Config(kv, weights, experts));
     const std::vector<float> expected = ColdLogits(cpu, tokens), logits = ColdLogits(*core, tokens);
@@ -91,23 +91,23 @@ TEST_P(GpuEngineTest, LogitsAreNearTheCpusAndOfOneNumerics) {
     for (size_t row = 0; row < tokens.size(); ++row) {
       const double kl = runner::KlDivergence(std::span(expected).subspan(row * vocab, vocab),
                                              std::span(logits).subspan(row * vocab, vocab));
-      EXPECT_LT(kl, 1e-2) << "row " << row;  // a wrong layer gives about 1
+      EXPECT_LT(kl, 1e-2) << "row " << row;  // a faulty layer gives about 1
       sum += kl;
     }
-    // Both round activations, each in its own way; of 8-bit weights the CPU does it to 127 steps.
+    // CPU and GPU round activations differently; the CPU's have 8 bits for int8 weights.
     EXPECT_LT(sum / static_cast<double>(tokens.size()), 1e-3);
-    ExpectOneNumerics(*core, tokens, logits);
+    ExpectInvariantBits(*core, tokens, logits);
   }
 }
 
-// What a request gets does not depend on who else is there, nor on where its tokens are chosen.
+// Tokens depend neither on other requests nor on whether they are sampled on the GPU or the host.
 TEST_P(GpuEngineTest, RequestsGetTheirTokensWhateverTheBatch) {
   const std::unique_ptr<Core> core = Make(Config("int4"));
   std::mt19937_64 random(6);
   std::vector<Request> requests;
   for (int i = 0; i < 5; ++i) {
     Request request{.id = std::to_string(i), .prompt = RandomTokens(random, 3 + 17 * i), .sampling = Greedy(6)};
-    if (i > 0) {  // greedy; all of the vocabulary; a part of it; and what only the host does
+    if (i > 0) {  // greedy, full vocabulary, top-k and top-p, and a penalty (host only)
       request.sampling.temperature = 0.7F + 0.2F * static_cast<float>(i);
       request.sampling.seed = 40 + i;
     }
@@ -121,7 +121,7 @@ TEST_P(GpuEngineTest, RequestsGetTheirTokensWhateverTheBatch) {
   std::map<std::string, Collected> together = RunAll(*core);
   for (Request request : requests) {
     core->ResetPrefixCache();
-    request.sampling.logprobs = 0;  // the host then reads the logits, and chooses
+    request.sampling.logprobs = 0;  // makes the host sample
     const Collected alone = RunOne(*core, request);
     EXPECT_EQ(alone.tokens, together[request.id].tokens) << request.id;
     EXPECT_EQ(alone.tokens.size(), 6U) << alone.error;
@@ -132,7 +132,7 @@ TEST_P(GpuEngineTest, RequestsGetTheirTokensWhateverTheBatch) {
   EXPECT_GT(core->Stats().layers[0].k_values, 0);
 }
 
-// All tokens, and the first log-probability of requests that asked for it.
+// Runs requests that arrive over several steps. Returns each request's tokens, and log-probabilities if requested.
 std::map<std::string, std::pair<std::vector<int32_t>, std::vector<float>>> Served(Core& core, int64_t& max_running) {
   std::map<std::string, std::pair<std::vector<int32_t>, std::vector<float>>> served;
   std::vector<RequestOutput> outputs;
@@ -164,32 +164,31 @@ std::map<std::string, std::pair<std::vector<int32_t>, std::vector<float>>> Serve
   return served;
 }
 
-// Batches that grow and shrink, contexts that grow, pages that close, requests that end: a replay that knew anything of
-// the step that it was recorded in would show.
-TEST_P(GpuEngineTest, GraphsChangeNoBit) {
-#ifdef KVANTA_SANITIZED  // after faults of memory, in emulation that is slow as it is
+// CUDA graphs do not change bits with changing batches, growing contexts, closing pages and ending requests.
+TEST_P(GpuEngineTest, GraphsDoNotChangeBits) {
+#ifdef KVANTA_SANITIZED  // sanitized emulation is slow
   const std::vector<std::string> formats = {"int4"};
 #else
-  const std::vector<std::string> formats = {"int4", "kivi4", "mla_int4"};  // kivi4's pages are encoded when they close
+  const std::vector<std::string> formats = {"int4", "kivi4", "mla_int4"};  // kivi4 quantizes closed pages only
 #endif
   for (const std::string& format : formats) {
     SCOPED_TRACE(format);
     EngineConfig config = Config(format, "auto", format == "mla_int4");
     config.max_num_seqs = 12;
-    int64_t limit = 0;
-    const auto graphs = Served(*Make(config), limit);
-    EXPECT_GT(limit, 8);
+    int64_t max_running = 0;
+    const auto graphs = Served(*Make(config), max_running);
+    EXPECT_GT(max_running, 8);
     if (emulated_) {
       EXPECT_GT(dynamic_cast<const testing::GuardedDevice&>(gpu_->device()).Replays(), 10);
     }
     config.enforce_eager = true;
-    EXPECT_EQ(graphs, Served(*Make(config), limit));
+    EXPECT_EQ(graphs, Served(*Make(config), max_running));
     EXPECT_EQ(graphs.size(), 14U);
   }
 }
 
-// Rows that a GPU leaves to the host, for too many tokens are in their head.
-TEST_P(GpuEngineTest, FlatHeadsAreTheHosts) {
+// Rows with too many top-p candidates for the GPU are sampled on the host.
+TEST_P(GpuEngineTest, HostSamplesRowsWithTooManyCandidates) {
   const TinyModel wide({.vocab = 3000, .heads = 2, .kv_heads = 1, .head_dim = 64, .layers = 1});
   EngineConfig config = Config("bf16");
   config.model = wide.Path();
@@ -198,29 +197,29 @@ TEST_P(GpuEngineTest, FlatHeadsAreTheHosts) {
   request.sampling.temperature = 50;
   request.sampling.top_p = 0.95F;
   request.sampling.seed = 3;
-  const Collected drawn = RunOne(*core, request);
-  EXPECT_EQ(drawn.tokens.size(), 4U) << drawn.error;
-  request.sampling.logprobs = 0;  // the host chooses
-  EXPECT_EQ(drawn.tokens, RunOne(*core, request).tokens);
+  const Collected sampled = RunOne(*core, request);
+  EXPECT_EQ(sampled.tokens.size(), 4U) << sampled.error;
+  request.sampling.logprobs = 0;  // makes the host sample
+  EXPECT_EQ(sampled.tokens, RunOne(*core, request).tokens);
 }
 
-TEST_P(GpuEngineTest, AStepOfDecodeWaitsOnce) {
-  if (!emulated_) GTEST_SKIP() << "waits are counted by the emulation";
+TEST_P(GpuEngineTest, DecodeStepsSynchronizeOnce) {
+  if (!emulated_) GTEST_SKIP() << "synchronizations are counted by the emulation";
   const std::unique_ptr<Core> core = Make(Config("int4"));
   const auto& device = dynamic_cast<testing::GuardedDevice&>(gpu_->device());
   for (const char* id : {"a", "b"}) core->Add({.id = id, .prompt = {5, 6, 7}, .sampling = Greedy(5)});
   std::vector<RequestOutput> outputs;
   ASSERT_TRUE(core->Step(outputs));
   for (int step = 0; step < 3; ++step) {
-    const int64_t before = device.Waits();
+    const int64_t before = device.Synchronizations();
     ASSERT_TRUE(core->Step(outputs));
-    EXPECT_EQ(device.Waits() - before, 2);  // for the tokens, and, when nothing runs any more, for the counts
+    EXPECT_EQ(device.Synchronizations() - before, 2);  // for the tokens, then (idle) for the counts
   }
 }
 
-// The results of a launch that failed are those of some earlier step, and nobody may get them.
-TEST_P(GpuEngineTest, AFailedLaunchEndsTheRequestsOfItsStep) {
-  if (!emulated_) GTEST_SKIP() << "a GPU's launches are not made to fail";
+// After a failed launch, buffers hold an earlier step's results, which must not be returned.
+TEST_P(GpuEngineTest, FailedLaunchEndsTheStepsRequests) {
+  if (!emulated_) GTEST_SKIP() << "a real GPU's launches cannot be made to fail";
   const std::unique_ptr<Core> core = Make(Config("bf16"));
   auto& device = dynamic_cast<testing::GuardedDevice&>(gpu_->device());
   core->Add({.id = "a", .prompt = {5, 6, 7}, .sampling = Greedy(5)});
@@ -236,8 +235,8 @@ TEST_P(GpuEngineTest, AFailedLaunchEndsTheRequestsOfItsStep) {
   EXPECT_THAT(outputs[0].error, HasSubstr("a kernel failed"));
 }
 
-// Everything that looks at keys, values and pages from the host.
-TEST_P(GpuEngineTest, ScalesStatisticsPagesAndQualityAreTheHostsToo) {
+// Host-side observers of keys, values and pages.
+TEST_P(GpuEngineTest, ScalesStatisticsPageExportAndQuality) {
   std::mt19937_64 random(7);
   const std::vector<int32_t> tokens = RandomTokens(random, 40);
   EngineConfig config = Config("int8");
@@ -256,7 +255,7 @@ TEST_P(GpuEngineTest, ScalesStatisticsPagesAndQualityAreTheHostsToo) {
   EXPECT_LT(core->Stats().quality.kl_max, 0.1);
 }
 
-TEST_P(GpuEngineTest, AnF32ModelIsComparedWithAnF32Cache) {
+TEST_P(GpuEngineTest, QualityOfAnF32ModelIsMeasuredAgainstAnF32Cache) {
   for (const char* format : {"int8", "mla_fp8"}) {
     EngineConfig config = Config(format);
     config.dtype = "float32";
@@ -273,7 +272,7 @@ TEST_P(GpuEngineTest, AnF32ModelIsComparedWithAnF32Cache) {
   }
 }
 
-TEST_P(GpuEngineTest, LogitsThatAreNotFiniteEndTheirRequest) {
+TEST_P(GpuEngineTest, NonFiniteLogitsEndTheRequest) {
   const TinyModel overflowing({.heads = 2, .kv_heads = 1, .head_dim = 64, .layers = 1}, 3e38F);
   EngineConfig config = Config("bf16");
   config.model = overflowing.Path();
@@ -283,12 +282,12 @@ TEST_P(GpuEngineTest, LogitsThatAreNotFiniteEndTheirRequest) {
   EXPECT_THAT(got.error, HasSubstr("not finite"));
 }
 
-TEST_P(GpuEngineTest, RefusesWhatNoKernelDoes) {
+TEST_P(GpuEngineTest, RejectsUnsupportedOptions) {
   const auto error = [&](EngineConfig config) -> std::string {
     try {
       Make(std::move(config));
-    } catch (const InputError& refused) {
-      return refused.what();
+    } catch (const InputError& rejected) {
+      return rejected.what();
     }
     return "";
   };
@@ -300,8 +299,8 @@ TEST_P(GpuEngineTest, RefusesWhatNoKernelDoes) {
   EXPECT_THAT(error(isa), HasSubstr("isa 'portable' is of the CPU"));
 }
 
-// Without a GPU the engine says what is missing.
-TEST(GpuEngine, SaysWhatIsMissing) {
+// Without a usable GPU the error gives the reason.
+TEST(GpuEngine, ErrorNamesWhatIsMissing) {
   if (kernels::MissingForCuda().empty()) GTEST_SKIP() << "this machine has a GPU";
   EngineConfig config = TinyConfig(GpuModel(), "bf16");
   config.device = "cuda";

@@ -1,11 +1,11 @@
-// Tokens drawn where the logits are, beside those that the host's sampler takes of the same rows.
+// Sampling on a GPU, against the host's sampler on the same rows.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <random>
 
 #include "emulated/gpus.h"
-#include "kernels/cuda/gpu_ops.h"
+#include "kernels/cuda/cuda_context.h"
 #include "runner/sampler.h"
 
 namespace kvanta::runner {
@@ -28,22 +28,22 @@ class GpuSamplingTest : public testing::GpuTestBase, public ::testing::WithParam
     return buffer;
   }
 
-  std::vector<int32_t> Draw(const std::vector<float>& logits, const std::vector<SampleParams>& draws) {
-    const size_t vocab = logits.size() / draws.size();
+  std::vector<int32_t> Sample(const std::vector<float>& logits, const std::vector<SampleParams>& params) {
+    const size_t vocab = logits.size() / params.size();
     std::vector<RowArgmax> argmaxes;
-    for (size_t row = 0; row < draws.size(); ++row) {
+    for (size_t row = 0; row < params.size(); ++row) {
       const float* begin = logits.data() + row * vocab;
       const float* largest = std::max_element(begin, begin + vocab);
       const bool finite = std::all_of(begin, begin + vocab, [](float x) { return std::isfinite(x); });
       argmaxes.push_back({*largest, static_cast<int32_t>(largest - begin), finite});
     }
-    const Buffer rows = Upload(logits), tops = Upload(argmaxes), given = Upload(draws);
-    const Buffer tokens = Upload(std::vector<int32_t>(draws.size(), -3));
-    ops_->Draw(rows.as<float>(), std::ssize(draws), static_cast<int64_t>(vocab), tops.as<RowArgmax>(),
-               given.as<SampleParams>(), tokens.as<int32_t>());
-    std::vector<int32_t> drawn(draws.size());
-    gpu_->device().CopyOut(drawn.data(), tokens.data(), tokens.bytes());
-    return drawn;
+    const Buffer rows = Upload(logits), device_argmaxes = Upload(argmaxes), device_params = Upload(params);
+    const Buffer tokens = Upload(std::vector<int32_t>(params.size(), -3));
+    ops_->Draw(rows.as<float>(), std::ssize(params), static_cast<int64_t>(vocab), device_argmaxes.as<RowArgmax>(),
+               device_params.as<SampleParams>(), tokens.as<int32_t>());
+    std::vector<int32_t> sampled(params.size());
+    gpu_->device().CopyOut(sampled.data(), tokens.data(), tokens.bytes());
+    return sampled;
   }
 
   std::unique_ptr<kernels::Ops> ops_;
@@ -61,9 +61,9 @@ SamplingParams Params(float temperature, int top_k, float top_p, float min_p) {
   return params;
 }
 
-// Rows of several kinds, each with every cut.
-TEST_P(GpuSamplingTest, TheHostsTokens) {
-  const SamplingParams cuts[] = {
+// Several distributions, each with every combination of top_k, top_p and min_p.
+TEST_P(GpuSamplingTest, TokensMatchTheHosts) {
+  const SamplingParams all_params[] = {
       Params(1, 0, 0.9F, 0),        Params(0.7F, 50, 1, 0),    Params(1.3F, 20, 0.8F, 0), Params(1, 0, 0.95F, 0.02F),
       Params(0.6F, 1, 1, 0),        Params(1, 2048, 0.99F, 0), Params(1, 40, 1, 0.1F),    Params(0.02F, 5, 0.5F, 0),
       Params(1, 0, 0, 0),           Params(3, 7, 1, 0),        Params(1, 0, 1, 0.05F),    Params(1, 0, 1, 0),
@@ -78,51 +78,51 @@ TEST_P(GpuSamplingTest, TheHostsTokens) {
 #endif
   for (const int vocab : vocabularies) {
     std::vector<float> logits;
-    std::vector<SampleParams> draws;
+    std::vector<SampleParams> sample_params;
     std::vector<int32_t> expected;
     for (int kind = 0; kind < 4; ++kind) {
-      for (const SamplingParams& params : cuts) {
+      for (const SamplingParams& params : all_params) {
         std::vector<float> row(static_cast<size_t>(vocab));
         for (float& x : row) {
           x = 2.5F * normal(random);
-          if (kind == 1) x = std::round(x) * 0.5F;   // many that are equal, zeros of both signs
-          if (kind == 2) x = 40 * x - 300;           // a few far above the others
-          if (kind == 3) x = x > 7 ? x : 1e-3F * x;  // a few, then many side by side
+          if (kind == 1) x = std::round(x) * 0.5F;   // many equal logits, zeros of both signs
+          if (kind == 2) x = 40 * x - 300;           // a few far above the rest
+          if (kind == 3) x = x > 7 ? x : 1e-3F * x;  // a few, then many close together
         }
         const SamplerState state(params, random(), {}, {});
-        draws.push_back(state.NextSample(vocab).value());
+        sample_params.push_back(state.NextSample(vocab).value());
         logits.insert(logits.end(), row.begin(), row.end());
         expected.push_back(Sampler().Sample(row, state));
       }
     }
-    const std::vector<int32_t> drawn = Draw(logits, draws);
-    int left = 0;
-    for (size_t i = 0; i < drawn.size(); ++i) {
-      left += drawn[i] == -1 ? 1 : 0;
-      if (drawn[i] == -1) continue;
-      EXPECT_EQ(drawn[i], expected[i]) << "row " << i << " of " << vocab;
+    const std::vector<int32_t> sampled = Sample(logits, sample_params);
+    int unsampled = 0;
+    for (size_t i = 0; i < sampled.size(); ++i) {
+      unsampled += sampled[i] == -1 ? 1 : 0;
+      if (sampled[i] == -1) continue;
+      EXPECT_EQ(sampled[i], expected[i]) << "row " << i << " of " << vocab;
     }
-    EXPECT_LE(left, vocab > kernels::kMaxCandidates ? 12 : 0) << vocab;  // nearly flat rows
+    EXPECT_LE(unsampled, vocab > kernels::kMaxCandidates ? 12 : 0) << vocab;  // nearly flat distributions
   }
 }
 
-TEST_P(GpuSamplingTest, RowsThatAreFlatOrNotFiniteAreTheHosts) {
+TEST_P(GpuSamplingTest, FlatAndNonFiniteRowsAreLeftToTheHost) {
   constexpr size_t kVocab = 3000;
   std::vector<float> logits(4 * kVocab, 1.5F);
   logits[kVocab + 7] = NAN;
   logits[2 * kVocab + 8] = INFINITY;
   logits[3 * kVocab + 9] = 1.75F;
-  SampleParams draw{.uniform = 0.5, .scale = 1, .top_k = 1};
-  EXPECT_EQ(Draw(logits, std::vector<SampleParams>(4, draw)), (std::vector<int32_t>{-1, -1, -1, 9}));
-  draw.top_k = 0;
-  draw.top_p = 0.9F;
-  EXPECT_EQ(Draw(logits, std::vector<SampleParams>(4, draw)), (std::vector<int32_t>{-1, -1, -1, -1}));
+  SampleParams params{.uniform = 0.5, .scale = 1, .top_k = 1};
+  EXPECT_EQ(Sample(logits, std::vector<SampleParams>(4, params)), (std::vector<int32_t>{-1, -1, -1, 9}));
+  params.top_k = 0;
+  params.top_p = 0.9F;
+  EXPECT_EQ(Sample(logits, std::vector<SampleParams>(4, params)), (std::vector<int32_t>{-1, -1, -1, -1}));
 }
 
-TEST(GpuSampling, MoreCandidatesThanThereIsRoomForAreTheHosts) {
+TEST(GpuSampling, TooManyCandidatesAreLeftToTheHost) {
   const SamplerState many(Params(1, kernels::kMaxCandidates + 1, 1, 0), 1, {}, {});
   EXPECT_FALSE(many.NextSample(1 << 17).has_value());
-  EXPECT_TRUE(many.NextSample(100).has_value());  // all of these
+  EXPECT_TRUE(many.NextSample(100).has_value());  // fewer logits than top_k
 }
 
 }  // namespace

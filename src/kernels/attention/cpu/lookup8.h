@@ -35,7 +35,7 @@ KVANTA_INLINE void E3m2ToE4m3(uint8_t* bytes, int n) {
 
 // Fields to the bytes of their levels.
 template <formats::ElementType kElementType>
-KVANTA_INLINE void FieldsToLevels(Word* words, int n) {
+KVANTA_INLINE void FieldsToLevels(Word4* words, int n) {
   if constexpr (kElementType == formats::ElementType::kE3M2) {
     E3m2ToE4m3(reinterpret_cast<uint8_t*>(words), n);
   } else {
@@ -127,7 +127,7 @@ void ScoreLookup8(const KeyPass& pass) {
 // Keys of a page, expanded for another type's kernel.
 template <formats::ElementType kElementType, auto kScore>
 void ScoreExpanded(const KeyPass& pass) {
-  alignas(64) Word words[kMaxPageTokens / 4 * kMaxHeadDim];
+  alignas(64) Word4 words[kMaxPageTokens / 4 * kMaxHeadDim];
   const int head_dim = pass.cell.head_dim;
   for (int group = 0; group < pass.groups; ++group) {
     const int64_t group_bytes = int64_t{16} * head_dim * formats::CodeBits(kElementType) / 8;

@@ -88,7 +88,7 @@ class FilledCache {
   // Maximum difference from the reference; infinite if an output is NaN.
   double MaxError() {
     Launch();
-    gpu_.Check();
+    gpu_.device().Synchronize();
     std::vector<float> out(out_.bytes() / sizeof(float)), expected(out.size());
     gpu_.device().CopyOut(out.data(), out_.data(), out_.bytes());
     const std::unique_ptr<Backend> reference = MakeReferenceBackend(store_, Config());
@@ -177,7 +177,7 @@ std::vector<GpuBenchRow> RunGpuBench(const AttentionBench& options, const std::s
       runs.push_back(gpu->Seconds([&] { cache.Launch(); }));
       total += runs.back() + copies.back();
     }
-    gpu->Check();
+    gpu->device().Synchronize();
     GpuBenchRow row{.format = format,
                     .unit = gpu->Name(),
                     .batch = options.batch,

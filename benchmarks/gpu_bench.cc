@@ -1,10 +1,10 @@
-// Decode attention on this machine's GPU, as a share of its copy bandwidth measured in the same run (`kvanta bench
+// Decode attention on this machine's GPU, with its share of the copy bandwidth measured in the same run (`kvanta bench
 // attention --device cuda` without Python).
 //
 //   gpu_bench [--formats bf16 ...] [--heads 32] [--kv-heads 8] [--head-dim 128] [--shape BATCHxCONTEXT ...] [--json
 //   FILE]
 //
-// Exit status 77 where there is no GPU, with what is missing.
+// Exit status 77 without a usable GPU.
 #include <fmt/format.h>
 
 #include <cstdio>

@@ -1,12 +1,11 @@
-// The whole engine on this machine's GPU: how far its logits are from the CPU's, then tokens per second of a batch, by
-// CUDA graphs and by launches one by one, which must give the same tokens.
+// The engine on this machine's GPU: divergence of its logits from the CPU's, then a batch's tokens per second with and
+// without CUDA graphs, which must give the same tokens.
 //
 //   gpu_engine_bench MODEL [--formats bf16 int4 ...] [--weights auto int8 int4] [--batch 64] [--prompt 256]
 //                    [--tokens 128] [--device cuda] [--json FILE]
 //
-// MODEL: a folder in Hugging Face layout; or a config.json of a Llama alone, whose weights then are random. With
-// --device cpu it compares the CPU with itself: a check of this program. Exit status
-// 77 where there is no GPU, with what is missing.
+// MODEL: a folder in Hugging Face layout, or a Llama's config.json (random weights). --device cpu compares the CPU with
+// itself, as a check of this program. Exit status 77 without a usable GPU.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -69,11 +68,12 @@ Options ParseArguments(int argc, char** argv) {
       throw InputError(fmt::format("unknown option {} {}", flag, word));
     }
   }
-  if (options.model.empty()) throw InputError("which MODEL? A folder, or the config.json of a Llama");
+  if (options.model.empty())
+    throw InputError("MODEL is required: a folder in Hugging Face layout, or the config.json of a Llama");
   return options;
 }
 
-// A folder with random weights of the config's shapes, in bf16; removed at the end.
+// A temporary model folder with random bf16 weights of the config's shapes.
 class RandomModel {
  public:
   explicit RandomModel(const std::string& config_file)
@@ -112,7 +112,7 @@ class RandomModel {
   std::string Path() const { return folder_.string(); }
 
  private:
-  // Normal values of standard deviation gain / sqrt(in); ones where gain is 0.
+  // Normal values with standard deviation gain / sqrt(in); ones if gain is 0.
   void Add(const std::string& name, const std::vector<int64_t>& shape, float gain) {
     const size_t begin = data_.size();
     int64_t count = 1;
@@ -195,7 +195,7 @@ nlohmann::json Measure(const Options& options, const std::string& model, const s
   auto gpu = std::make_unique<Engine>(Config(options, model, format, weights, options.device));
   const std::vector<int32_t> tokens = RandomTokens(std::min(options.prompt, 256), gpu->Info().vocab, 3);
   const std::vector<float> found = Logits(*gpu, tokens);
-  double sum = 0, limit = 0;
+  double sum = 0, max = 0;
   int64_t same = 0;
   {
     Engine cpu(Config(options, model, format, weights, "cpu"));
@@ -205,11 +205,11 @@ nlohmann::json Measure(const Options& options, const std::string& model, const s
       const auto a = std::span(expected).subspan(row * vocab, vocab), b = std::span(found).subspan(row * vocab, vocab);
       const double kl = runner::KlDivergence(a, b);
       sum += kl;
-      limit = std::max(limit, kl);
+      max = std::max(max, kl);
       same += std::ranges::max_element(a) - a.begin() == std::ranges::max_element(b) - b.begin() ? 1 : 0;
     }
   }
-  // Far above what rounding makes (docs/adr/0016), far below what a wrong kernel would.
+  // Far above rounding differences (docs/adr/0016), far below a faulty kernel's divergence.
   constexpr double kMaxDivergence = 1e-2;
   if (const double mean = sum / static_cast<double>(tokens.size()); !(mean < kMaxDivergence)) {
     throw ResourceError(fmt::format("{} with {} weights: mean KL(CPU || GPU) is {}; expected below {}", format, weights,
@@ -225,11 +225,11 @@ nlohmann::json Measure(const Options& options, const std::string& model, const s
   if (eager.tokens != decoding.tokens) {
     throw ResourceError(fmt::format("{} with {} weights: CUDA graphs change tokens", format, weights));
   }
-  const auto rate = [&](const Decoding& of) { return of.step > 0 ? options.batch / of.step : 0.0; };
+  const auto rate = [&](const Decoding& run) { return run.step > 0 ? options.batch / run.step : 0.0; };
   fmt::print(
-      "{:<16} weights {:<5} KL mean {:.2e}, most {:.2e}, top-1 {:.3f}; decode of {}: {:.3f} ms a step, {:.0f} "
+      "{:<16} weights {:<5} KL mean {:.2e}, max {:.2e}, top-1 {:.3f}; decode of {}: {:.3f} ms a step, {:.0f} "
       "tokens/s; eager {:.3f} ms, {:.0f} tokens/s\n",
-      format, weights, sum / static_cast<double>(tokens.size()), limit,
+      format, weights, sum / static_cast<double>(tokens.size()), max,
       static_cast<double>(same) / static_cast<double>(tokens.size()), options.batch, decoding.step * 1e3,
       rate(decoding), eager.step * 1e3, rate(eager));
   return {{"format", format},
@@ -239,7 +239,7 @@ nlohmann::json Measure(const Options& options, const std::string& model, const s
           {"prompt", options.prompt},
           {"generated", stats.generated_tokens},
           {"kl_mean", sum / static_cast<double>(tokens.size())},
-          {"kl_max", limit},
+          {"kl_max", max},
           {"top1", static_cast<double>(same) / static_cast<double>(tokens.size())},
           {"decode_step_ms", decoding.step * 1e3},
           {"decode_tokens_per_second", rate(decoding)},

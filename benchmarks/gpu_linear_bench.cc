@@ -1,9 +1,9 @@
-// Linear layers on this machine's GPU: bytes of weights per second as a share of its copy bandwidth, and multiply-adds,
-// for every way to keep W and several numbers of rows. Each is held to the CPU's result first.
+// Linear layers on this machine's GPU: weight bytes per second as a share of the copy bandwidth, and FLOP/s, for every
+// weight type and several numbers of rows. Each result is verified against the CPU's first.
 //
 //   gpu_linear_bench [--shape OUTxIN ...] [--rows 1 8 64 512] [--json FILE]
 //
-// Exit status 77 where there is no GPU, with what is missing.
+// Exit status 77 without a usable GPU.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
-#include "kernels/cuda/gpu_ops.h"
+#include "kernels/cuda/cuda_context.h"
 #include "kvanta/error.h"
 
 namespace {
@@ -23,7 +23,7 @@ using namespace kvanta::kernels;  // NOLINT(google-build-using-namespace)
 
 constexpr int kRuns = 9;
 constexpr size_t kCopy = size_t{256} << 20;
-constexpr int64_t kVerifiedRows = 64;  // at most, of each number of rows: they are computed on the CPU
+constexpr int64_t kVerifiedRows = 64;  // maximum; computed on the CPU
 constexpr WeightType kTypes[] = {WeightType::kBf16, WeightType::kF16, WeightType::kInt8, WeightType::kInt4};
 
 struct Shape {
@@ -92,16 +92,16 @@ class Bench {
 
  private:
   void Measure(const WeightView& view, WeightType type, nlohmann::json& rows) {
-    const int64_t limit = *std::max_element(options_.rows.begin(), options_.rows.end());
+    const int64_t max_rows = *std::max_element(options_.rows.begin(), options_.rows.end());
     const auto linear = ops_->MakeLinear({&view, 1}, {}, type);
-    const std::vector<float> x = Normal(limit * view.in, 2, 1);
+    const std::vector<float> x = Normal(max_rows * view.in, 2, 1);
     Device& device = gpu_->device();
     const Buffer device_x = device.Allocate(x.size() * sizeof(float));
     device.CopyIn(device_x.data(), x.data(), device_x.bytes());
-    const Buffer y = device.Allocate(static_cast<size_t>(limit * view.out) * sizeof(float));
-    std::vector<float> expected(static_cast<size_t>(std::min(kVerifiedRows, limit) * view.out));
+    const Buffer y = device.Allocate(static_cast<size_t>(max_rows * view.out) * sizeof(float));
+    std::vector<float> expected(static_cast<size_t>(std::min(kVerifiedRows, max_rows) * view.out));
     cpu_->MakeLinear({&view, 1}, {}, {type, true})
-        ->Forward(x.data(), std::min(kVerifiedRows, limit), expected.data(), view.out);
+        ->Forward(x.data(), std::min(kVerifiedRows, max_rows), expected.data(), view.out);
     for (const int64_t count : options_.rows) {
       const double error = Error(*linear, count, view.out, expected, device_x, y);
       std::vector<double> runs, copies;
@@ -109,7 +109,7 @@ class Bench {
         copies.push_back(gpu_->Seconds([&] { gpu_->Copy(to_.data(), from_.data(), kCopy); }));
         runs.push_back(gpu_->Seconds([&] { linear->Forward(device_x.as<float>(), count, y.as<float>(), view.out); }));
       }
-      gpu_->Check();
+      gpu_->device().Synchronize();
       const double seconds = Median(runs), copy = 2 * static_cast<double>(kCopy) / Median(copies);
       const double read = static_cast<double>(linear->WeightBytes()) / seconds;
       const double flops = 2 * static_cast<double>(view.out * view.in * count) / seconds;
@@ -131,8 +131,8 @@ class Bench {
     }
   }
 
-  // Against the CPU, whose result is of standard deviation 1: of `count` rows, whose first ones are compared, because
-  // each number of rows may have a tile of its own.
+  // Largest error against the CPU's result (standard deviation 1) over the first rows. Run for each number of rows,
+  // since tiles depend on it.
   double Error(const Linear& linear, int64_t count, int64_t outs, const std::vector<float>& expected,
                const Buffer& device_x, const Buffer& y) {
     std::vector<float> found(static_cast<size_t>(std::min(kVerifiedRows, count) * outs));
@@ -143,8 +143,10 @@ class Bench {
       const double difference = std::abs(double{found[i]} - double{expected[i]});
       if (!(difference <= error)) error = difference;
     }
-    constexpr double kMax = 5e-3;  // one side's x may be f16, the other's f32 or of 16 bits
-    if (!(error < kMax)) throw kvanta::Error(fmt::format("{}: differs from the CPU by {}", linear.Kind(), error));
+    constexpr double kMaxError = 5e-3;  // x is f16 on one device, f32 or 16-bit integers on the other
+    if (!(error < kMaxError))
+      throw kvanta::Error(
+          fmt::format("{}: differs from the CPU by {}; expected below {}", linear.Kind(), error, kMaxError));
     return error;
   }
 

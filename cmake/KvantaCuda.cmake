@@ -1,18 +1,18 @@
-# The CUDA backend, where there is an nvcc that works: kvanta_cuda(TARGET) adds its objects and the static runtime.
+# The CUDA backend, built if a working nvcc is found: kvanta_cuda(TARGET) adds its objects and the static runtime.
 #
-# The units are compiled by commands of our own rather than by CMake's CUDA language, which would try the compiler anew in
-# every build folder, and would link its device runtime into everything. Machine code for Ampere and Hopper, PTX for what
-# comes after. Nothing of it needs a driver to start: the static runtime looks for one when it is first called.
+# Custom commands instead of CMake's CUDA language, which would test the compiler in every build folder and link its device
+# runtime into everything. Machine code for Ampere and Hopper, PTX for later GPUs. Programs start without a driver: the
+# static runtime loads it on first use.
 set(KVANTA_CUDA "AUTO" CACHE STRING "CUDA backend: AUTO (where a usable nvcc is found), ON or OFF")
 set(KVANTA_CUDA_TARGETS -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90,code=[sm_90,compute_90])
 
-# Sets KVANTA_NVCC and KVANTA_CUDART, or says in `missing` what there is not.
+# Sets KVANTA_NVCC and KVANTA_CUDART, or describes in `missing` what was not found.
 function(kvanta_find_cuda missing)
   set(${missing} "" PARENT_SCOPE)
   find_program(KVANTA_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda/bin
                DOC "nvcc of the CUDA toolkit, 12.5 or later")
   if(NOT KVANTA_NVCC)
-    set(${missing} "no nvcc is on the PATH, in CUDA_HOME or in /usr/local/cuda" PARENT_SCOPE)
+    set(${missing} "no nvcc on the PATH, in CUDA_HOME or in /usr/local/cuda" PARENT_SCOPE)
     return()
   endif()
   execute_process(COMMAND ${KVANTA_NVCC} --version OUTPUT_VARIABLE version ERROR_QUIET)
@@ -22,17 +22,17 @@ function(kvanta_find_cuda missing)
     return()
   endif()
   execute_process(COMMAND ${KVANTA_NVCC} --dryrun -c none.cu ERROR_VARIABLE plan OUTPUT_QUIET)
-  string(REGEX MATCH "#\\$ TOP=([^\n]+)" found "${plan}")  # what is called nvcc may be a link or a script
+  string(REGEX MATCH "#\\$ TOP=([^\n]+)" found "${plan}")  # nvcc may be a link or a script
   set(root ${CMAKE_MATCH_1})
   find_library(KVANTA_CUDART cudart_static HINTS ${root}/lib64 ${root}/targets/x86_64-linux/lib ${root}/lib
                DOC "the CUDA runtime as a static library")
   if(NOT KVANTA_CUDART)
-    set(${missing} "${KVANTA_NVCC} has no libcudart_static.a beside it" PARENT_SCOPE)
+    set(${missing} "no libcudart_static.a in the toolkit of ${KVANTA_NVCC}" PARENT_SCOPE)
     return()
   endif()
   if(NOT DEFINED KVANTA_NVCC_WORKS)
-    # Its host compiler may be one that this nvcc does not take.
-    file(WRITE ${PROJECT_BINARY_DIR}/cuda/works.cu "#include <cuda_runtime.h>\n__global__ void Nothing() {}\n")
+    # nvcc may not support the host compiler.
+    file(WRITE ${PROJECT_BINARY_DIR}/cuda/works.cu "#include <cuda_runtime.h>\n__global__ void Empty() {}\n")
     execute_process(COMMAND ${KVANTA_NVCC} -std=c++20 -arch=sm_80 -c works.cu -o works.o
                     WORKING_DIRECTORY ${PROJECT_BINARY_DIR}/cuda RESULT_VARIABLE failed OUTPUT_QUIET ERROR_QUIET)
     if(failed)
@@ -51,7 +51,7 @@ if(NOT KVANTA_CUDA MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "KVANTA_CUDA=${KVANTA_CUDA}; expected AUTO, ON or OFF")
 endif()
 set(KVANTA_HAS_CUDA FALSE)
-# A sanitizer sees nothing of what runs on a GPU; the kernels' source is tested under it by emulation.
+# Sanitizers do not cover code on a GPU; sanitized builds test the kernels' source by emulation.
 if(KVANTA_CUDA STREQUAL "ON" OR (KVANTA_CUDA STREQUAL "AUTO" AND NOT KVANTA_SANITIZE))
   kvanta_find_cuda(missing)
   if(missing STREQUAL "")
@@ -62,7 +62,7 @@ if(KVANTA_CUDA STREQUAL "ON" OR (KVANTA_CUDA STREQUAL "AUTO" AND NOT KVANTA_SANI
   message(STATUS "CUDA backend: ${KVANTA_HAS_CUDA} ${missing}")
 endif()
 
-# One object from every src/kernels/*.cu.
+# Adds one object per src/kernels/**/*.cu to `target`.
 function(kvanta_cuda target)
   if(NOT KVANTA_HAS_CUDA)
     return()
@@ -76,12 +76,12 @@ function(kvanta_cuda target)
   foreach(unit IN LISTS units)
     get_filename_component(name ${unit} NAME_WE)
     set(object ${PROJECT_BINARY_DIR}/cuda/${name}.o)
-    # Only these have kernels; the others only call the runtime, and are the host compiler's.
+    # Only *_entries.cu contain kernels; the other units only call the runtime and are compiled as C++.
     set(language ${KVANTA_CUDA_TARGETS} --threads 2)
     if(NOT name MATCHES "_entries$")
       set(language -x c++)
     endif()
-    # No contraction, as everywhere (KvantaLayer.cmake): bytes of pages are bit-exact, and kernels that want an FMA say so.
+    # No contraction (as in KvantaLayer.cmake): pages are bit-exact, and kernels use explicit FMAs.
     add_custom_command(
       OUTPUT ${object}
       COMMAND ${CMAKE_CXX_COMPILER_LAUNCHER} ${KVANTA_NVCC} -std=c++20 -O3 -fmad=false --expt-relaxed-constexpr
@@ -91,6 +91,6 @@ function(kvanta_cuda target)
     target_sources(${target} PRIVATE ${object})
     set_source_files_properties(${object} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
   endforeach()
-  # An archive cannot hold another: programs link the runtime themselves.
+  # An archive cannot contain another: programs link the runtime themselves.
   target_link_libraries(${target} PUBLIC ${KVANTA_CUDART} ${CMAKE_DL_LIBS} rt)
 endfunction()

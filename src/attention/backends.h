@@ -12,7 +12,7 @@
 namespace kvanta::attention {
 
 // Names of the backends that this machine runs, best first: "cpu-avx2", "cpu-portable", "cuda-sm90", "reference". Those
-// of a GPU need a store that lies in its memory (kernels/cuda/gpu.h).
+// of a GPU need a store that lies in its memory (kernels/cuda/cuda_context.h).
 std::vector<std::string> BackendNames();
 
 // name: one of BackendNames(), or "auto": the best, or what KVANTA_ISA forces. Throws InputError listing the names.

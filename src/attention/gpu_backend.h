@@ -1,4 +1,4 @@
-// Attention on a GPU, in pages of quantized cells that lie in its memory.
+// Attention on a GPU, over pages in device memory.
 #pragma once
 
 #include <memory>
@@ -9,10 +9,10 @@
 
 namespace kvanta::attention {
 
-// `store` must lie in the GPU's memory, and outlive the backend; pointers that Append and Run are given are of it, too.
-// Throws InputError where config and the cache's layout do not fit together, or a layer needs what no kernel does.
-// Plans take at most `max_parallel_splits` of partial results apart.
-std::unique_ptr<Backend> MakeGpuBackend(cache::PagePool& store, BackendConfig config,
+// `pool` must be in the GPU's memory and outlive the backend; pointers given to Append and Run are device memory, too.
+// Throws InputError if the config does not match the cache's layout or no kernel supports a layer. Plans run at most
+// `max_parallel_splits` KV splits as separate tasks.
+std::unique_ptr<Backend> MakeGpuBackend(cache::PagePool& pool, BackendConfig config,
                                         std::shared_ptr<kernels::CudaContext> gpu,
                                         int64_t max_parallel_splits = kMaxParallelSplits);
 

@@ -1,29 +1,30 @@
-// How a step's attention is cut into pieces for a GPU: tiles of up to 16 query rows of one page and KV head, and tasks
-// of runs of a tile. What a row gets does not depend on the cut (kernels/cuda/attention_kernel.h).
+// Partition of a step's attention on a GPU: tiles of up to 16 query rows of one page and KV head, and tasks of KV
+// splits of a tile. Results do not depend on the partition (kernels/attention/cuda/attention_block.h).
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include "attention/work_list.h"
-#include "kernels/attention/cuda/launch.h"
+#include "kernels/attention/cuda/attention_params.h"
 
 namespace kvanta::attention {
 
-// Up to this many tasks, each run of a tile is one: what keeps a GPU busy, with bounded memory for partial results.
+// Up to this many KV splits, each is a task of its own: keeps a GPU busy, with bounded memory for split results.
 inline constexpr int64_t kMaxParallelSplits = 16384;
 
 struct GpuSchedule {
   std::vector<kernels::cuda::QueryTile> tiles;
-  std::vector<kernels::cuda::SplitTask> tasks;  // costly ones first
-  int64_t slots = 0;                            // rows of partial results
+  std::vector<kernels::cuda::SplitTask> tasks;  // longest first
+  int64_t result_rows = 0;                      // rows of split results
 };
 
-// Tiles of a sequence that has one new token.
-int64_t TilesOfToken(const WorkShape& shape);
+// Tiles of a sequence with one new token.
+int64_t TilesPerToken(const WorkShape& shape);
 
-// `first_pages`: of each sequence, where its pages begin in the step's table. Fills `work`, reusing its memory.
+// `first_pages`: index of each sequence's first page in the step's page table. Overwrites `schedule`, reusing its
+// memory.
 void MakeGpuSchedule(const WorkShape& shape, const Batch& batch, const std::vector<int32_t>& first_pages, int page_size,
-                     int64_t max_parallel_splits, GpuSchedule& work);
+                     int64_t max_parallel_splits, GpuSchedule& schedule);
 
 }  // namespace kvanta::attention

@@ -1,5 +1,5 @@
-// What a step's launches read from the device's memory: arrays side by side, brought there by one copy. Launches that
-// were recorded know the block's address, and find the rest from its head.
+// A step's launch arguments in device memory: a header and arrays in one block, uploaded by one copy. Captured launches
+// hold the block's address and reach the arrays through the header.
 #pragma once
 
 #include <algorithm>
@@ -8,24 +8,25 @@
 #include <vector>
 
 #include "base/device.h"
+#include "base/math.h"
 
 namespace kvanta::attention {
 
 class StepMetadata {
  public:
-  // Begins a new step, with `head_bytes` of zeros.
-  void Begin(size_t head_bytes) { bytes_.assign(Aligned(head_bytes), 0); }
+  // Starts a new step with a zeroed header.
+  void Begin(size_t header_bytes) { bytes_.assign(Align(header_bytes), 0); }
 
-  // Returns where the values will lie from the block's address on.
+  // Appends an array and returns its offset from the block's address.
   template <class T>
   size_t Add(const std::vector<T>& values) {
-    const size_t at = bytes_.size();
-    bytes_.resize(at + Aligned(values.size() * sizeof(T)));
-    if (!values.empty()) std::memcpy(bytes_.data() + at, values.data(), values.size() * sizeof(T));
-    return at;
+    const size_t offset = bytes_.size();
+    bytes_.resize(offset + Align(values.size() * sizeof(T)));
+    if (!values.empty()) std::memcpy(bytes_.data() + offset, values.data(), values.size() * sizeof(T));
+    return offset;
   }
 
-  // Memory for all that was added; whether it is another than before.
+  // Allocates device memory for the block. Returns true if its address changed.
   bool Reserve(Device& device) {
     if (memory_.bytes() >= bytes_.size()) return false;
     memory_ = device.Allocate(std::max(kMinBytes, 2 * bytes_.size()));
@@ -33,17 +34,17 @@ class StepMetadata {
   }
   uint8_t* Address() const noexcept { return memory_.data(); }
 
-  // After Reserve: a part of the head.
+  // Writes a header field; after Reserve.
   template <class T>
-  void Write(size_t at, const T& value) {
-    std::memcpy(bytes_.data() + at, &value, sizeof(value));
+  void Write(size_t offset, const T& value) {
+    std::memcpy(bytes_.data() + offset, &value, sizeof(value));
   }
 
-  void Copy(Device& device) { device.CopyIn(memory_.data(), bytes_.data(), bytes_.size()); }
+  void Upload(Device& device) { device.CopyIn(memory_.data(), bytes_.data(), bytes_.size()); }
 
  private:
   static constexpr size_t kMinBytes = 1024;
-  static constexpr size_t Aligned(size_t bytes) { return (bytes + 15) / 16 * 16; }
+  static constexpr size_t Align(size_t bytes) { return static_cast<size_t>(RoundUp(static_cast<int64_t>(bytes), 16)); }
 
   std::vector<uint8_t> bytes_;
   Buffer memory_;

@@ -58,9 +58,9 @@ class Device {
   // host -> device; the host's bytes have been taken when it comes back.
   virtual void CopyIn(void* device, const void* host, size_t bytes) = 0;
   virtual void CopyOut(void* host, const void* device, size_t bytes) = 0;  // device -> host
-  // The same, but the bytes are there only after Wait, and `host` lives until then.
+  // The same, but the bytes are valid only after Synchronize; `host` must live until then.
   virtual void CopyOutAsync(void* host, const void* device, size_t bytes) { CopyOut(host, device, bytes); }
-  virtual void Wait() {}
+  virtual void Synchronize() {}
   virtual void Fill(void* device, uint8_t byte, size_t bytes) = 0;
   // Memory a new cache may take, bytes (CPU: MemAvailable of the system or the cgroup's rest, whichever is less).
   virtual int64_t AvailableBytes() const = 0;

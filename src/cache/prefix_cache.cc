@@ -28,7 +28,7 @@ struct PrefixCache::Node {
   std::string salt;        // of a root
   std::vector<int32_t> tokens;
   std::vector<PageRef> records;     // [group]
-  std::vector<uint64_t> droppable;  // [group][kind]: key in State::droppable, 0 if it is not there
+  std::vector<uint64_t> droppable;  // [group][kind]: key in State::droppable; 0: none
   uint64_t last_use = 0;            // key in State::leaves while it has no children
   std::unordered_multimap<uint64_t, std::unique_ptr<Node>> children;
 
@@ -82,50 +82,63 @@ struct PrefixCache::State {
     return node;
   }
 
-  // ---- order of use
+  // ---- order of use. Entries are re-keyed, so that nothing is allocated when something is used.
+
+  template <class Map>
+  void Rekey(Map& map, uint64_t& key) noexcept {
+    auto entry = map.extract(key);
+    entry.key() = key = ++clock;
+    map.insert(std::move(entry));
+  }
 
   // From the leaf up, so that every parent ends up more recent than its children.
-  void Touch(Node* node) {
+  void Touch(Node* node) noexcept {
     for (; node->parent != nullptr; node = node->parent) {
       if (node->children.empty()) {
-        leaves.erase(node->last_use);
-        leaves.emplace(clock + 1, node);
+        Rekey(leaves, node->last_use);
+      } else {
+        node->last_use = ++clock;
       }
-      node->last_use = ++clock;
     }
   }
 
-  // Whether hits elsewhere can do without the record, so that it may go before its page: behind a window, or an exact
-  // copy that only a hit that ends here reads.
+  // A record may go before its page does where hits elsewhere can do without it: outside a window, or an exact copy
+  // that only a hit which ends here reads.
   bool IsDroppable(const Node& node, int group, PageKind kind) const {
     const KvCacheGroup& of = spec.groups[static_cast<size_t>(group)];
     return !of.visibility.IsFull() || (kind == PageKind::kExact && node.index >= of.sink_pages);
   }
 
-  void TouchRecord(Node& node, int group, PageKind kind) {
-    uint64_t& key = node.droppable[2 * static_cast<size_t>(group) + (kind == PageKind::kExact ? 1 : 0)];
-    if (key != 0) droppable.erase(key);
-    key = 0;
-    if (node.records[static_cast<size_t>(group)].Of(kind) == kNoPage || !IsDroppable(node, group, kind)) return;
-    droppable.emplace(clock + 1, Droppable{&node, group, kind});
-    key = ++clock;
+  static uint64_t& DroppableKey(Node& node, int group, PageKind kind) {
+    return node.droppable[2 * static_cast<size_t>(group) + (kind == PageKind::kExact ? 1 : 0)];
+  }
+
+  void TouchRecord(Node& node, int group, PageKind kind) noexcept {
+    uint64_t& key = DroppableKey(node, group, kind);
+    if (key != 0) Rekey(droppable, key);
   }
 
   // ---- records
 
-  void Take(Node& node, int group, PageKind kind, PageId page) {
+  void Attach(Node& node, int group, PageKind kind, PageId page) {
+    if (IsDroppable(node, group, kind)) {
+      droppable.emplace(clock + 1, Droppable{&node, group, kind});  // first, since it may throw
+      DroppableKey(node, group, kind) = ++clock;
+    }
     pool.Retain(group, kind, page);
     pool.SetCached(group, kind, page, true);
     node.records[static_cast<size_t>(group)].Of(kind) = page;
   }
 
-  void Drop(Node& node, int group, PageKind kind) {
+  void Drop(Node& node, int group, PageKind kind) noexcept {
     PageId& page = node.records[static_cast<size_t>(group)].Of(kind);
     if (page == kNoPage) return;
     pool.SetCached(group, kind, page, false);
     pool.Release(group, kind, page);
     page = kNoPage;
-    TouchRecord(node, group, kind);
+    uint64_t& key = DroppableKey(node, group, kind);
+    droppable.erase(key);
+    key = 0;
   }
 
   bool IsUnused(int group, PageKind kind, PageId page) const {
@@ -144,29 +157,27 @@ struct PrefixCache::State {
   }
 
   // Removes a leaf and those of its ancestors that then have neither records nor children.
-  void Remove(Node* leaf) {
-    do {
+  void Remove(Node* leaf) noexcept {
+    auto entry = leaves.extract(leaf->last_use);
+    for (;;) {
       for (int group = 0; group < Groups(); ++group) {
         for (const PageKind kind : kPageKinds) Drop(*leaf, group, kind);
       }
-      leaves.erase(leaf->last_use);
       --nodes;
       Node* parent = leaf->parent;
       const auto [first, last] = parent->children.equal_range(leaf->hash);
-      for (auto it = first; it != last; ++it) {
-        if (it->second.get() == leaf) {
-          parent->children.erase(it);
-          break;
-        }
-      }
-      leaf = parent;
-      if (!leaf->children.empty()) return;
-      if (leaf->parent == nullptr) {
-        roots.erase(std::string(leaf->salt));
+      parent->children.erase(std::find_if(first, last, [&](const auto& child) { return child.second.get() == leaf; }));
+      if (!parent->children.empty()) return;
+      if (parent->parent == nullptr) {
+        roots.erase(roots.find(parent->salt));
         return;
       }
-      leaves.emplace(leaf->last_use, leaf);
-    } while (IsEmpty(*leaf));
+      leaf = parent;
+      if (!IsEmpty(*leaf)) break;
+    }
+    entry.key() = leaf->last_use;
+    entry.mapped() = leaf;
+    leaves.insert(std::move(entry));
   }
 
   // A page's records that a hit which ends `pages` pages deep reads, or later queries do.
@@ -215,11 +226,12 @@ PrefixCache::Prefix PrefixCache::Match(std::span<const int32_t> tokens, std::str
     if (ends_here) prefix.pages = pages;
   }
   if (prefix.pages == 0) return prefix;
+  for (BlockTable& table : prefix.records) table.resize(static_cast<size_t>(prefix.pages));
+  // Nothing throws from here on.
   state.Touch(path[static_cast<size_t>(prefix.pages - 1)]);
   for (size_t g = 0; g < state.spec.groups.size(); ++g) {
     const KvCacheGroup& group = state.spec.groups[g];
     BlockTable& table = prefix.records[g];
-    table.resize(static_cast<size_t>(prefix.pages));
     for (int64_t page = group.FirstPage(prefix.pages * state.spec.page_size); page < prefix.pages; ++page) {
       for (const PageKind kind : kPageKinds) {
         const PageId id = path[static_cast<size_t>(page)]->records[g].Of(kind);
@@ -236,10 +248,10 @@ PrefixCache::Prefix PrefixCache::Match(std::span<const int32_t> tokens, std::str
 bool PrefixCache::Insert(std::span<const int32_t> tokens, std::string_view salt, int64_t index,
                          std::span<PageRef> records) {
   State& state = *state_;
-  if (index == 0) {
-    auto& root = state.roots[std::string(salt)];
-    if (!root) root = std::make_unique<Node>();
+  if (index == 0 && !state.roots.contains(salt)) {
+    auto root = std::make_unique<Node>();
     root->salt = salt;
+    state.roots.emplace(salt, std::move(root));
   }
   int64_t found = 0;
   Node* parent = state.Descend(tokens, salt, index, found);
@@ -255,10 +267,15 @@ bool PrefixCache::Insert(std::span<const int32_t> tokens, std::string_view salt,
     fresh->tokens.assign(key.begin(), key.end());
     fresh->records.resize(records.size());
     fresh->droppable.resize(2 * records.size());
-    fresh->last_use = ++state.clock;
+    // What may throw comes first; a parent that was a leaf hands its entry on.
+    const bool parent_was_leaf = parent->parent != nullptr && parent->children.empty();
+    std::map<uint64_t, Node*> entries;
+    if (!parent_was_leaf) entries.emplace(0, nullptr);
     node = parent->children.emplace(hash, std::move(fresh))->second.get();
-    state.leaves.emplace(node->last_use, node);
-    state.leaves.erase(parent->last_use);
+    auto entry = parent_was_leaf ? state.leaves.extract(parent->last_use) : entries.extract(entries.begin());
+    entry.key() = node->last_use = ++state.clock;
+    entry.mapped() = node;
+    state.leaves.insert(std::move(entry));
     ++state.nodes;
   }
   state.Touch(node);
@@ -269,10 +286,10 @@ bool PrefixCache::Insert(std::span<const int32_t> tokens, std::string_view salt,
       const PageId cached = node->records[g].Of(kind);
       if (cached != kNoPage) {
         ours = cached;
+        state.TouchRecord(*node, group, kind);
       } else if (ours != kNoPage) {
-        state.Take(*node, group, kind, ours);
+        state.Attach(*node, group, kind, ours);
       }
-      state.TouchRecord(*node, group, kind);
     }
   }
   return true;
@@ -283,8 +300,7 @@ void PrefixCache::AttachExact(std::span<const int32_t> tokens, std::string_view 
   int64_t found = 0;
   Node* node = state_->Descend(tokens, salt, index + 1, found);
   if (found != index + 1 || node->records[static_cast<size_t>(group)].exact != kNoPage) return;
-  state_->Take(*node, group, PageKind::kExact, exact);
-  state_->TouchRecord(*node, group, PageKind::kExact);
+  state_->Attach(*node, group, PageKind::kExact, exact);
 }
 
 std::span<const PageRef> PrefixCache::Peek(std::span<const int32_t> tokens, std::string_view salt,

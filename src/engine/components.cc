@@ -9,7 +9,7 @@
 #include "base/device.h"
 #include "base/quote.h"
 #include "engine/engine_config.h"
-#include "kernels/cuda/gpu_ops.h"
+#include "kernels/cuda/cuda_context.h"
 #include "kvanta/error.h"
 #include "models/fingerprint.h"
 #include "models/kv_scales.h"

@@ -90,7 +90,7 @@ class ProfiledOps final : public kernels::Ops {
   }
   bool OnHost() const noexcept override { return inner_->OnHost(); }
   void Sample(const float* logits, int64_t rows, int64_t width, const kernels::RowArgmax* argmaxes,
-            const kernels::SampleParams* draws, int32_t* tokens) noexcept override {
+              const kernels::SampleParams* draws, int32_t* tokens) noexcept override {
     inner_->Sample(logits, rows, width, argmaxes, draws, tokens);
   }
   void Gather(const float* x, int64_t width, const int64_t* rows, int64_t count, float* out) noexcept override {

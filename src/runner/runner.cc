@@ -186,7 +186,7 @@ void Runner::FetchSamples(std::span<SampleRow> rows) {
   for (size_t row = 0; row < rows.size(); ++row) {
     if (!rows[row].device_params) fetch_row(row);
   }
-  device.Wait();
+  device.Synchronize();
   const auto* argmaxes = host_samples_.as<kernels::RowArgmax>();
   const auto* tokens = reinterpret_cast<const int32_t*>(argmaxes + max_logit_rows_);
   std::copy_n(argmaxes, rows.size(), argmaxes_.begin());
@@ -201,7 +201,7 @@ void Runner::FetchSamples(std::span<SampleRow> rows) {
       more = true;
     }
   }
-  if (more) device.Wait();
+  if (more) device.Synchronize();
 }
 
 }  // namespace kvanta::runner

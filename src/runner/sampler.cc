@@ -103,7 +103,8 @@ int32_t Sampler::Choose(std::span<const float> logits, const SamplerState& state
       argmax.column = static_cast<int32_t>(std::find(logits.begin(), logits.end(), range.max) - logits.begin());
   }
   if (greedy) return argmax.column;
-  return SampleToken(logits, argmax.value, state.params_, UniformSample(state.seed_, static_cast<uint64_t>(state.produced_)));
+  return SampleToken(logits, argmax.value, state.params_,
+                     UniformSample(state.seed_, static_cast<uint64_t>(state.produced_)));
 }
 
 // The sampled token of final logits with this maximum, at a temperature above 0.

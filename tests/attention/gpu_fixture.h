@@ -1,4 +1,4 @@
-// Attention on a GPU, emulated and (where there is one) real, held to the reference on the same bytes.
+// Attention tests on an emulated and, if present, a real GPU, against the reference on the same bytes.
 #pragma once
 
 #include <fmt/format.h>
@@ -17,8 +17,7 @@
 
 namespace kvanta::attention {
 
-// Values that formats treat in ways of their own. A transform makes NaN of infinities, whose sign and payload are the
-// processor's: with one there are none.
+// Special values for encoders. No infinities with a transform: the NaN it makes of them differs between processors.
 inline void AddSpecialValues(CacheHarness& harness) {
   const formats::LayerScheme& layer = harness.layout().layers[0];
   const float infinity = std::numeric_limits<float>::infinity();
@@ -56,18 +55,18 @@ class GpuAttentionTest : public testing::GpuTestBase, public ::testing::WithPara
     return MakeGpuBackend(harness.store(), harness.config(), gpu_, max_parallel_splits);
   }
 
-  // Runs the steps and holds every row to the reference on the same bytes.
+  // Runs the steps and compares every row with the reference on the same bytes.
   void Check(const HarnessOptions& requested, const std::vector<Step>& steps, uint32_t seed, int first_row = 0) {
     CacheHarness harness(On(requested), seed);
     const HarnessOptions& options = harness.options();
-    SCOPED_TRACE(fmt::format("{}: heads {}/{} of {}, page {}, window {}, softcap {}, magnitude {}", options.scheme,
-                             options.heads, options.kv_heads, options.head_dim, options.page_size,
-                             options.sliding_window, options.softcap, options.magnitude));
+    SCOPED_TRACE(fmt::format("{}: heads {}/{} of {}, page {}, window {}, chunk {}, softcap {}, magnitude {}",
+                             options.scheme, options.heads, options.kv_heads, options.head_dim, options.page_size,
+                             options.sliding_window, options.chunk, options.softcap, options.magnitude));
     const std::unique_ptr<Backend> backend = Make(harness);
     const std::unique_ptr<Backend> reference = MakeReferenceBackend(harness.store(), harness.config());
     if (first_row > 0) harness.Append(*backend, {0, first_row});
     harness.Run(*backend, steps, reference.get());
-    gpu_->Check();
+    gpu_->device().Synchronize();
     for (const CacheHarness::Sequence& sequence : harness.sequences()) {
       if (sequence.expected.empty()) continue;
       const formats::LayerScheme& layer = harness.layout().layers[0];
@@ -88,7 +87,7 @@ class GpuAttentionTest : public testing::GpuTestBase, public ::testing::WithPara
     }
   }
 
-  // Prefill, decode, a chunk over pages, and pages that close: the bytes and the counts of the CPU's.
+  // Appends by prefill, decode and chunks across pages: bytes and counts must equal the CPU's.
   void CheckBytes(HarnessOptions options, uint32_t seed) {
     SCOPED_TRACE(fmt::format("{}: head_dim {}, page {}", options.scheme, options.head_dim, options.page_size));
     options.lengths = {150, 33};
@@ -112,11 +111,12 @@ class GpuAttentionTest : public testing::GpuTestBase, public ::testing::WithPara
     }
   }
 
-  // The same rows token by token from `before` on, in chunks beside others, and with runs kept together: the same bits.
+  // Processes rows from `before` on token by token, and again in batched chunks with serial KV splits: bits must be
+  // equal.
   void CheckBits(const HarnessOptions& requested, int before) {
     HarnessOptions options = On(requested);
     options.lengths = {before + 40, 20};
-    SCOPED_TRACE(fmt::format("{}: window {}", options.scheme, options.sliding_window));
+    SCOPED_TRACE(fmt::format("{}: window {}, chunk {}", options.scheme, options.sliding_window, options.chunk));
     CacheHarness one(options, 7), two(options, 7);
     const std::unique_ptr<Backend> single = Make(one), batch = Make(two, 0);
     one.Append(*single, {0, before});
@@ -124,7 +124,7 @@ class GpuAttentionTest : public testing::GpuTestBase, public ::testing::WithPara
     for (int token = 0; token < 40; ++token) one.RunStep(*single, {{0, 1}});
     for (int token = 0; token < 20; ++token) one.RunStep(*single, {{1, 1}});
     two.Run(*batch, {{{1, 7}, {0, 25}}, {{0, 15}, {1, 13}}});
-    gpu_->Check();
+    gpu_->device().Synchronize();
     for (const int index : {0, 1}) {
       const CacheHarness::Sequence& a = one.sequences()[static_cast<size_t>(index)];
       const CacheHarness::Sequence& b = two.sequences()[static_cast<size_t>(index)];
@@ -138,7 +138,7 @@ class GpuAttentionTest : public testing::GpuTestBase, public ::testing::WithPara
   }
 
  protected:
-  bool small_pages_ = false;  // pages of 16 tokens stay so
+  bool small_pages_ = false;  // allow pages of 16 tokens
 
  private:
   static double Rms(const CacheHarness::Sequence& sequence, int64_t begin, int64_t end) {

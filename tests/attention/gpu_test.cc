@@ -1,5 +1,5 @@
-// The GPU's kernels, emulated and (where there is one) on a GPU: the CPU's bytes, the reference's rows, and bits that
-// do not depend on chunks, batches and the cut into tasks.
+// Attention kernels on an emulated and, if present, a real GPU: the CPU's bytes, the reference's results, and bits that
+// do not depend on chunks, batches and KV splits.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 namespace kvanta::attention {
 namespace {
 
-TEST_P(GpuAttentionTest, TheBenchVerifiesBeforeItMeasures) {
+TEST_P(GpuAttentionTest, BenchmarkVerifiesItsResults) {
   AttentionBench options;
   options.formats = {"int4+exact=none", "mla_fp8"};
   options.heads = 4;
@@ -36,7 +36,7 @@ INSTANTIATE_TEST_SUITE_P(Gpus, GpuAttentionTest, ::testing::ValuesIn(testing::Gp
                          [](const auto& param) { return param.param; });
 
 constexpr const char* kFormats[] = {"int4",
-#ifndef KVANTA_SANITIZED  // after faults of memory, in emulation that is slow as it is
+#ifndef KVANTA_SANITIZED  // sanitized emulation is slow
                                     "bf16", "fp8_e4m3", "int8", "nvfp4"
 #endif
 };
@@ -54,12 +54,12 @@ constexpr const char* kRules[] = {"nvfp4",
                                   "k=int8+mean+outliers=10,v=int8"
 #endif
 };
-// Formats, pairs and shapes that no kernel is made for alone.
-struct Rare {
+// Formats, pairs and shapes for the generic kernel.
+struct GenericCase {
   const char* scheme;
   int head_dim;
 };
-constexpr Rare kRare[] = {
+constexpr GenericCase kGenericCases[] = {
     {"k=kivi4,v=nvfp4", 64},
     {"kivi2", 96},
     {"fp32", 72},
@@ -143,9 +143,9 @@ TEST_P(GpuAttentionTest, EveryFormatPageSizeAndHeadDim) {
   }
 }
 
-TEST_P(GpuAttentionTest, RareFormatsPairsAndHeadDims) {
+TEST_P(GpuAttentionTest, GenericKernelFormatsPairsAndHeadDims) {
   uint32_t seed = 150;
-  for (const auto& [scheme, head_dim] : kRare) {
+  for (const auto& [scheme, head_dim] : kGenericCases) {
     const int page_size = seed % 2 == 0 ? 32 : 64;
     Check({.scheme = scheme,
            .heads = 3,
@@ -159,7 +159,7 @@ TEST_P(GpuAttentionTest, RareFormatsPairsAndHeadDims) {
   }
 }
 
-// Chunks of 16 tokens, next to each other of exact and stored pages; windows that end within.
+// Chunks of 16 tokens, adjacent exact and quantized pages, windows that end within a chunk.
 TEST_P(GpuAttentionTest, PagesOf16Tokens) {
   small_pages_ = true;
   uint32_t seed = 170;
@@ -185,14 +185,15 @@ TEST_P(GpuAttentionTest, EveryGroupOfHeads) {
   }
 }
 
-TEST_P(GpuAttentionTest, WindowsSoftcapMeansAndPageRules) {
+TEST_P(GpuAttentionTest, VisibilitiesSoftcapMeansAndPageRules) {
   uint32_t seed = 300;
   for (const char* scheme : kRules) {
-    for (const int window : {0, 37}) {
+    for (const auto& [window, chunk] : {std::pair{0, 0}, {37, 0}, {0, 37}}) {
       Check({.scheme = scheme,
              .heads = 4,
              .kv_heads = 2,
              .sliding_window = window,
+             .chunk = chunk,
              .softcap = window == 37 ? 5.0F : 0.0F,
              .lengths = {110, 40}},
             {{{0, 70}, {1, 5}}, {{0, 1}, {1, 1}}, {{1, 34}, {0, 39}}}, seed++);
@@ -208,7 +209,7 @@ TEST_P(GpuAttentionTest, LargeTinyAndZeroInputs) {
   }
 }
 
-// Several runs: apart in a decode step, one after the other in one task, and merged.
+// Several KV splits: parallel in a decode step, serial in one task, combined.
 TEST_P(GpuAttentionTest, LongContext) {
   for (const char* scheme : kFormats) {
     Check({.scheme = scheme, .heads = 4, .kv_heads = 1, .page_size = 64, .lengths = {2200}}, {{{0, 3}}, {{0, 1}}}, 500,
@@ -216,27 +217,34 @@ TEST_P(GpuAttentionTest, LongContext) {
   }
 }
 
-TEST_P(GpuAttentionTest, ChunksBatchesAndCutsGiveTheSameBits) {
+TEST_P(GpuAttentionTest, BitsAreInvariantToChunksBatchesAndSplits) {
 #ifdef KVANTA_SANITIZED
   const int before = 20;
 #else
-  const int before = 1060;  // beyond the first run
+  const int before = 1060;  // beyond the first KV split
 #endif
   std::vector<const char*> schemes(std::begin(kFormats), std::end(kFormats));
   for (const char* rare : {"k=kivi4,v=fp4_e2m1", "fp8_e5m2", "int4+outliers=4"}) schemes.push_back(rare);
   for (const char* scheme : schemes) {
-    for (const int window : {0, 50}) {
-      if (window != 0 && std::string_view(scheme) != "int4") continue;
-      CheckBits({.scheme = scheme, .heads = 3, .kv_heads = 1, .sliding_window = window}, before);
-    }
+    CheckBits({.scheme = scheme, .heads = 3, .kv_heads = 1}, before);
+    if (std::string_view(scheme) != "int4") continue;
+    CheckBits({.scheme = scheme, .heads = 3, .kv_heads = 1, .sliding_window = 50}, before);
+    CheckBits({.scheme = scheme, .heads = 3, .kv_heads = 1, .chunk = 50}, before);
   }
 }
 
-// A NaN in a value reaches the rows that see it, and no other: also within a tile.
-TEST_P(GpuAttentionTest, NanStaysWithTheRowsThatSeeIt) {
-  for (const char* scheme : {"bf16", "fp8_e4m3", "fp8_e5m2"}) {
-    const HarnessOptions options =
-        On({.scheme = scheme, .heads = 2, .kv_heads = 2, .sliding_window = 20, .lengths = {80}});
+// A NaN in a value reaches exactly the rows that see it, also within a tile.
+TEST_P(GpuAttentionTest, NanReachesOnlyRowsThatSeeIt) {
+  for (const auto& [scheme, chunked] :
+       {std::pair{"bf16", false}, {"fp8_e4m3", false}, {"fp8_e5m2", false}, {"bf16", true}, {"fp8_e5m2", true}}) {
+    SCOPED_TRACE(fmt::format("{} chunked {}", scheme, chunked));
+    const HarnessOptions options = On({.scheme = scheme,
+                                       .heads = 2,
+                                       .kv_heads = 2,
+                                       .sliding_window = chunked ? 0 : 20,
+                                       .chunk = chunked ? 20 : 0,
+                                       .lengths = {80}});
+    const int last_query = chunked ? 39 : 56;  // that sees kToken
     CacheHarness clean(options, 11), dirty(options, 11);
     constexpr int kToken = 37;
     dirty.sequences()[0].v[static_cast<size_t>(kToken * dirty.KvWidth() + 64 + 5)] = std::nanf("");  // KV head 1
@@ -246,7 +254,7 @@ TEST_P(GpuAttentionTest, NanStaysWithTheRowsThatSeeIt) {
     for (int token = 0; token < 80; ++token) {
       for (int channel = 0; channel < 128; ++channel) {
         const size_t index = static_cast<size_t>(token * clean.OutWidth() + channel);
-        if (channel == 64 + 5 && token >= kToken && token < kToken + 20) {
+        if (channel == 64 + 5 && token >= kToken && token <= last_query) {
           ASSERT_TRUE(std::isnan(dirty.sequences()[0].out[index])) << token;
         } else {
           ASSERT_EQ(clean.sequences()[0].out[index], dirty.sequences()[0].out[index]) << token << " " << channel;
@@ -256,7 +264,7 @@ TEST_P(GpuAttentionTest, NanStaysWithTheRowsThatSeeIt) {
   }
 }
 
-// A format is refused where it lacks a kernel (GpuLayers): none does.
+// GpuLayerBuilder rejects formats without a kernel; there are none.
 TEST_P(GpuAttentionTest, EveryFormatHasKernels) {
   for (const formats::Format& format : formats::All()) {
     HarnessOptions options{.scheme = std::string(format.name), .heads = 2, .kv_heads = 1, .head_dim = 256};
@@ -265,19 +273,35 @@ TEST_P(GpuAttentionTest, EveryFormatHasKernels) {
   }
 }
 
-TEST(GpuWorkTest, SpreadsRunsUpToALimit) {
+TEST(GpuScheduleTest, RunsSplitsInParallelUpToALimit) {
   const WorkShape shape{.heads = 40, .kv_heads = 2, .head_dim = 64, .visibility = {}};  // groups of 20
   Batch batch;
   batch.sequences.push_back({.span = {.start = 3000, .tokens = 2, .pages = nullptr}, .first_row = 0});
-  GpuSchedule work;
-  MakeGpuSchedule(shape, batch, {0}, 64, kMaxParallelSplits, work);
-  ASSERT_EQ(work.tiles.size(), 2U * 2U * 2U);  // KV heads, tokens, 16 and 4 heads
-  EXPECT_EQ(work.tasks.size(), 8U * 3U);
-  EXPECT_EQ(work.slots, 8 * 3 * 16);
-  MakeGpuSchedule(shape, batch, {0}, 64, 23, work);
-  EXPECT_EQ(work.tasks.size(), 8U);
-  EXPECT_EQ(work.tasks[0].last_split, 3);
-  EXPECT_EQ(work.slots, 8 * 16);
+  GpuSchedule schedule;
+  MakeGpuSchedule(shape, batch, {0}, 64, kMaxParallelSplits, schedule);
+  ASSERT_EQ(schedule.tiles.size(), 2U * 2U * 2U);  // KV heads, tokens, 16 and 4 heads
+  EXPECT_EQ(schedule.tasks.size(), 8U * 3U);
+  EXPECT_EQ(schedule.result_rows, 8 * 3 * 16);
+  MakeGpuSchedule(shape, batch, {0}, 64, 23, schedule);
+  EXPECT_EQ(schedule.tasks.size(), 8U);
+  EXPECT_EQ(schedule.tasks[0].last_split, 3);
+  EXPECT_EQ(schedule.result_rows, 8 * 16);
+}
+
+// A chunk of 300 positions: the query at 1100 sees [900, 1100], in the first two splits; the one at 1200 only the
+// second.
+TEST(GpuScheduleTest, SplitsBeginAtTheFirstVisibleToken) {
+  const WorkShape shape{
+      .heads = 1, .kv_heads = 1, .head_dim = 64, .visibility = {.kind = cache::VisibilityKind::kChunked, .span = 300}};
+  for (const auto& [position, first_split] : {std::pair{1100, 0}, {1200, 1}}) {
+    Batch batch;
+    batch.sequences.push_back({.span = {.start = position, .tokens = 1, .pages = nullptr}, .first_row = 0});
+    GpuSchedule schedule;
+    MakeGpuSchedule(shape, batch, {0}, 64, 0, schedule);
+    ASSERT_EQ(schedule.tasks.size(), 1U);
+    EXPECT_EQ(schedule.tasks[0].first_split, first_split);
+    EXPECT_EQ(schedule.tasks[0].last_split, 2);
+  }
 }
 
 }  // namespace

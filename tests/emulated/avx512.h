@@ -1,4 +1,4 @@
-// AVX-512 in SIMDe: stands for <immintrin.h> in the unit under test, so that its logic runs on any CPU.
+// AVX-512 by SIMDe: replaces <immintrin.h> in the unit under test, so that it runs on any CPU.
 #pragma once
 
 #define SIMDE_ENABLE_NATIVE_ALIASES
@@ -17,7 +17,7 @@
 #include <cstdint>
 #include <cstring>
 
-// What SIMDe 0.7.4 lacks, lane by lane as Intel defines it.
+// Intrinsics missing in SIMDe 0.7.4, lane by lane by Intel's definition.
 using __mmask16 = simde__mmask16;
 using __mmask64 = simde__mmask64;
 #ifndef _MM_FROUND_NO_EXC

@@ -1,5 +1,5 @@
-// What SIMDe 0.7.4 lacks of the AVX-512 that the cache's codes use (src/kernels/attention/cpu/x86/codes_avx512.h), lane
-// by lane as Intel defines it. Included by avx512.h.
+// Intrinsics of the KV cache's decoders (codes_avx512.h) that are missing in SIMDe 0.7.4, lane by lane by Intel's
+// definition. Included by avx512.h.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +48,7 @@ inline __m128i EmulatedCvtEpi32Epi8(__m512i v) {
   return simde_mm_loadu_si128(reinterpret_cast<const simde__m128i*>(out));
 }
 
-// Clamped from above.
+// Unsigned saturation.
 inline __m128i EmulatedCvtusEpi32Epi8(__m512i v) {
   uint32_t lanes[16];
   uint8_t out[16];

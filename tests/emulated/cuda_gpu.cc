@@ -2,8 +2,9 @@
 
 #include <cstring>
 #include <string>
+#include <type_traits>
+#include <variant>
 
-#include "emulated/cuda_model.h"
 #include "emulated/cuda_primitives.h"
 #include "emulated/guarded_device.h"
 // Primitives first.
@@ -11,22 +12,27 @@
 #include "kernels/attention/cuda/attention_block.h"
 #include "kernels/attention/cuda/kernel_list.h"
 #include "kernels/attention/cuda/latent_block.h"
+#include "kernels/cuda/row_kernels.h"
+#include "kernels/linear/cuda/linear_kernels.h"
+#include "kernels/linear/cuda/pack_kernel.h"
+#include "kernels/moe/cuda/expert_kernels.h"
+#include "kernels/sampling/cuda/sample_kernel.h"
 
 namespace kvanta::testing {
 namespace {
 
-using namespace kernels::cuda;  // NOLINT(google-build-using-namespace): this is the unit of those kernels
+using namespace kernels::cuda;  // NOLINT(google-build-using-namespace): the kernels' unit
 using emulated::EmulationError;
 
 template <class Format>
-void RunAppend(const AppendParams& side) {
-  constexpr int kMaxBlocks = 5;  // rows are taken by turns
-  RunShape(AppendGrid<Format>::Shape(side, kMaxBlocks), [&] { AppendGrid<Format>::Run(side); });
+void RunAppend(const AppendParams& params) {
+  constexpr int kMaxBlocks = 5;  // below the rows' need: exercises the grid-stride loop
+  RunShape(AppendKernel<Format>::Shape(params, kMaxBlocks), [&] { AppendKernel<Format>::Run(params); });
 }
 
 template <class Kernel>
 struct BlockOf {
-  using Type = AttendBlock<Kernel>;
+  using Type = AttentionBlock<Kernel>;
 };
 template <>
 struct BlockOf<LatentBlock> {
@@ -34,78 +40,95 @@ struct BlockOf<LatentBlock> {
 };
 
 template <class Kernel>
-void RunAttend(const AttentionParams& layer) {
+void RunAttend(const AttentionParams& params) {
   using Block = typename BlockOf<Kernel>::Type;
-  constexpr int kBlocks = 3;  // tasks are taken by turns
-  RunShape({.blocks = kBlocks, .threads = kAttendWarps * kWarp, .shared_bytes = Block::SharedBytes(layer)},
-           [&] { Block::Run(layer); });
+  constexpr int kBlocks = 3;  // exercises the grid-stride loop
+  RunShape({.blocks = kBlocks, .threads = kAttendWarps * kWarp, .shared_bytes = Block::SharedBytes(params)},
+           [&] { Block::Run(params); });
 }
 
 template <class... Format>
-void AppendOf(TypeList<Format...> /*list*/, int kernel, const AppendParams& side) {
+void RunAppendFrom(TypeList<Format...> /*list*/, int kernel, const AppendParams& params) {
   constexpr void (*kRuns[])(const AppendParams&) = {&RunAppend<Format>...};
-  kRuns[kernel](side);
+  kRuns[kernel](params);
 }
 
 template <class... Kernel>
-void AttendOf(TypeList<Kernel...> /*list*/, int kernel, const AttentionParams& layer) {
+void RunAttendFrom(TypeList<Kernel...> /*list*/, int kernel, const AttentionParams& params) {
   constexpr void (*kRuns[])(const AttentionParams&) = {&RunAttend<Kernel>...};
-  kRuns[kernel](layer);
+  kRuns[kernel](params);
+}
+
+struct LinearLauncher {
+  template <class Kernel>
+  void Launch(const LinearOp& op) const {
+    RunShape(Kernel::Shape(op), [&] { Kernel::Run(op); });
+  }
+};
+
+void RunOp(const ModelOp& model_op) {
+  const auto run = []<class Op>(const Op& op) {
+    if constexpr (std::is_same_v<Op, LinearOp>) {
+      LaunchLinearKernel(op, LinearLauncher{});
+    } else {
+      RunShape(ShapeOf(op), [&] { RunBlock(op); });
+    }
+  };
+  std::visit(run, model_op);
 }
 
 class EmulatedGpu final : public kernels::CudaContext {
  public:
   std::string Name() const override { return "cuda-emulated"; }
   Device& device() noexcept override { return device_; }
-  int Multiprocessors() const noexcept override { return 2; }  // so that small layers take every tile
+  int Multiprocessors() const noexcept override { return 2; }  // small layers then use every tile
 
-  void Append(int kernel, const AppendParams& side) noexcept override {
-    Try([=] { AppendOf(AppendFormats{}, kernel, side); });
+  void Append(int kernel, const AppendParams& params) noexcept override {
+    Launch([=] { RunAppendFrom(AppendFormats{}, kernel, params); });
   }
-  void Attend(int kernel, const AttentionParams& layer) noexcept override {
-    Try([=] {
-      AttendOf(AttendPairs{}, kernel, layer);
-      RunShape(CombineShape(layer), [&] { CombineBlock(layer); });
+  void Attend(int kernel, const AttentionParams& params) noexcept override {
+    Launch([=] {
+      RunAttendFrom(AttentionKernels{}, kernel, params);
+      RunShape(CombineShape(params), [&] { CombineBlock(params); });
     });
   }
-  void Run(const ModelWork& work) noexcept override {
-    Try([=] { RunModel(work); });
+  void Run(const ModelOp& op) noexcept override {
+    Launch([=] { RunOp(op); });
   }
   void Copy(void* to, const void* from, size_t bytes) noexcept override {
-    Try([=] { std::memcpy(to, from, bytes); });
+    Launch([=] { std::memcpy(to, from, bytes); });
   }
-  std::unique_ptr<kernels::LaunchGraph> Record(const std::function<void()>& launches) override {
+  std::unique_ptr<kernels::LaunchGraph> Capture(const std::function<void()>& launches) override {
     auto graph = std::make_unique<Graph>(device_);
-    const std::shared_ptr<void> ended(nullptr, [this](void*) { device_.RecordTo(nullptr); });
-    device_.RecordTo(&graph->launches);
+    const std::shared_ptr<void> end(nullptr, [this](void*) { device_.CaptureTo(nullptr); });
+    device_.CaptureTo(&graph->launches);
     launches();
     return graph;
   }
   double Seconds(const std::function<void()>& launches) override {
     launches();
-    return 1e-3;  // no figure of an emulation means anything
+    return 1e-3;  // arbitrary
   }
-  void Check() override { device_.Wait(); }
 
  private:
-  // Launches keep the arguments that they were recorded with, as a GPU's do: what changes must be read from memory.
+  // Launches keep the arguments they were captured with, as on a GPU.
   struct Graph final : kernels::LaunchGraph {
-    explicit Graph(GuardedDevice& of) : device(of) {}
+    explicit Graph(GuardedDevice& d) : device(d) {}
     void Run() noexcept override { device.Replay(launches); }
 
     GuardedDevice& device;
-    GuardedDevice::Recording launches;
+    GuardedDevice::Graph launches;
   };
 
-  // `run` holds what it needs.
+  // Runs or captures a launch; `run` owns its arguments.
   template <class F>
-  void Try(F run) noexcept {
-    if (device_.CapturedGraph() != nullptr) {
-      device_.CapturedGraph()->push_back([this, run] { Try(run); });
+  void Launch(F run) noexcept {
+    if (device_.Capture() != nullptr) {
+      device_.Capture()->push_back([this, run] { Launch(run); });
       return;
     }
     if (!device_.Error().empty()) return;
-    const GuardedDevice::Opened opened(device_);
+    const GuardedDevice::Access access(device_);
     try {
       run();
     } catch (const EmulationError& error) {

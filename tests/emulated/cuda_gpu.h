@@ -1,4 +1,4 @@
-// A GPU that is emulated: host memory, and the kernels' own source run by emulated/cuda_grid.h.
+// An emulated GPU: guarded host memory, and the kernels' own source on emulated/cuda_grid.h.
 #pragma once
 
 #include <memory>
@@ -7,8 +7,7 @@
 
 namespace kvanta::testing {
 
-// Launches throw nothing; what the emulation stopped at is thrown by Check and by the device's
-// Wait, as EmulationError.
+// Launches do not throw; the device's Synchronize throws the first error as EmulationError.
 std::shared_ptr<kernels::CudaContext> MakeEmulatedGpu();
 
 }  // namespace kvanta::testing

@@ -24,7 +24,7 @@ namespace {
 
 constexpr size_t kStackBytes = size_t{128} << 10;
 
-enum class State : uint8_t { kRuns, kMultiplies, kAtBarrier, kDone };
+enum class State : uint8_t { kRunning, kInWarpOperation, kAtBarrier, kDone };
 
 struct Copy {
   int64_t offset;
@@ -35,32 +35,32 @@ struct Copy {
 
 struct Fiber {
   int thread = 0;
-  std::vector<Copy> copies;  // under way
-  int group = 0;             // of those that are begun now
-  State state = State::kRuns;
-  const char* what = nullptr;  // of a meeting
-  void* operands = nullptr;
-  void (*act)(void* const*) = nullptr;
+  std::vector<Copy> copies;  // in flight
+  int group = 0;             // of copies that begin now
+  State state = State::kRunning;
+  const char* operation = nullptr;  // warp operation's name
+  void* operand = nullptr;
+  void (*execute)(void* const*) = nullptr;
   ucontext_t context{};
   bool started = false;
-  jmp_buf place;              // after its start: swapcontext would call the system twice
-  void* sanitizer = nullptr;  // what asan keeps for it
+  jmp_buf resume_point;       // once started; swapcontext would take two system calls
+  void* sanitizer = nullptr;  // asan's fake stack
   uint8_t* stack = nullptr;
 };
 
-// When and by whom a byte was touched: two touches by different threads are ordered by a barrier of the block between
-// them, or, within a warp, by one of the warp.
-struct Touch {
+// Time and thread of an access. Accesses of different threads are ordered by a block barrier between them or, within a
+// warp, by a warp barrier.
+struct SharedAccess {
   int thread = -1;
-  int block_time = 0;
-  int warp_time = 0;
+  int block_time = 0;  // block barriers so far
+  int warp_time = 0;   // warp barriers so far
 };
 struct ByteHistory {
-  Touch written;
-  Touch read;
-  bool many_lanes = false;  // of the reader's warp, since warp_time of `read`
-  bool many_warps = false;  // since block_time of `read`
-  bool copied_to = false;   // by a copy that nobody has waited for
+  SharedAccess written;
+  SharedAccess read;
+  bool many_lanes = false;  // read by several lanes of the warp since read.warp_time
+  bool many_warps = false;  // read by several warps since read.block_time
+  bool copy_pending = false;
 };
 
 class Block {
@@ -83,16 +83,16 @@ class Block {
   void Resume(Fiber& fiber);
   void RunWarp(int warp);
   bool ReleaseBarrier();
-  bool Ordered(const Touch& before) const;
+  bool Ordered(const SharedAccess& before) const;
   Fiber* Lane(int warp, int lane) { return fibers_.data() + warp * kWarp + lane; }
   int Warps() const { return shape.threads / kWarp; }
 
   std::vector<Fiber> fibers_;
-  jmp_buf scheduler_place_;
+  jmp_buf scheduler_resume_point_;
   void* scheduler_sanitizer_ = nullptr;
   const void* scheduler_stack_ = nullptr;
   size_t scheduler_stack_bytes_ = 0;
-  std::unique_ptr<uint8_t[]> shared_memory_;  // of exactly its size: what reads past the end is found by asan, too
+  std::unique_ptr<uint8_t[]> shared_memory_;  // of exactly the requested size, for asan
   uint8_t* shared_ = nullptr;
   std::vector<ByteHistory> history_;
   int block_time_ = 1;
@@ -103,7 +103,7 @@ class Block {
 
 thread_local Block* running = nullptr;
 
-// Stacks are kept: most of a short block's time would go into fresh ones.
+// Stacks are reused: allocation would dominate short blocks.
 uint8_t* Stack(size_t fiber) {
   thread_local std::vector<std::unique_ptr<uint8_t[]>> stacks;
   while (stacks.size() <= fiber) stacks.emplace_back(new uint8_t[kStackBytes]);
@@ -115,7 +115,7 @@ void FiberMain() {
 #ifdef KVANTA_FIBERS_ASAN
   __sanitizer_finish_switch_fiber(nullptr, &block.scheduler_stack_, &block.scheduler_stack_bytes_);
 #endif
-  for (;;) {  // once a block
+  for (;;) {  // one iteration per block
     block.kernel();
     block.current->state = State::kDone;
     block.Yield();
@@ -128,7 +128,7 @@ Block::Block(const GridShape& grid, const std::function<void()>& code) : shape(g
     fibers_[i].thread = static_cast<int>(i);
     fibers_[i].stack = Stack(i);
 #ifdef KVANTA_FIBERS_ASAN
-    __asan_unpoison_memory_region(fibers_[i].stack, kStackBytes);  // frames that were left in an earlier grid
+    __asan_unpoison_memory_region(fibers_[i].stack, kStackBytes);  // stale frames of an earlier grid
 #endif
     getcontext(&fibers_[i].context);
     fibers_[i].context.uc_stack.ss_sp = fibers_[i].stack;
@@ -145,7 +145,7 @@ void Block::Run(int block) {
   history_.assign(static_cast<size_t>(shape.shared_bytes), {});
   warp_time_.assign(static_cast<size_t>(Warps()), 1);
   for (Fiber& fiber : fibers_) {
-    fiber.state = State::kRuns;
+    fiber.state = State::kRunning;
     fiber.copies.clear();
   }
   do {
@@ -154,64 +154,64 @@ void Block::Run(int block) {
   if (!error.empty()) throw EmulationError(error);
 }
 
-// Until all of the warp's lanes are done or at the block's barrier.
+// Runs a warp until all its lanes are done or at a block barrier.
 void Block::RunWarp(int warp) {
   for (;;) {
     int states[4] = {};
     for (int lane = 0; lane < kWarp; ++lane) {
       Fiber& fiber = *Lane(warp, lane);
-      if (fiber.state == State::kRuns) Resume(fiber);
+      if (fiber.state == State::kRunning) Resume(fiber);
       if (!error.empty()) return;
       ++states[static_cast<int>(fiber.state)];
     }
     const Fiber& first = *Lane(warp, 0);
     if (states[static_cast<int>(first.state)] != kWarp) {
-      error = fmt::format("block {}: lanes of warp {} part: {} meet, {} are at a barrier of the block, {} have ended",
+      error = fmt::format("block {}: lanes of warp {} diverge: {} in a warp operation, {} at a block barrier, {} done",
                           index, warp, states[1], states[2], states[3]);
       return;
     }
-    if (first.state != State::kMultiplies) return;
+    if (first.state != State::kInWarpOperation) return;
     void* operands[kWarp];
     for (int lane = 0; lane < kWarp; ++lane) {
       const Fiber& fiber = *Lane(warp, lane);
-      operands[lane] = fiber.operands;
-      if (fiber.act != first.act || std::strcmp(fiber.what, first.what) != 0) {
-        error = fmt::format("block {}: warp {} meets at different places: lane 0 at {}, lane {} at {}", index, warp,
-                            first.what, lane, fiber.what);
+      operands[lane] = fiber.operand;
+      if (fiber.execute != first.execute || std::strcmp(fiber.operation, first.operation) != 0) {
+        error = fmt::format("block {}: warp {} diverges: lane 0 in {}, lane {} in {}", index, warp, first.operation,
+                            lane, fiber.operation);
         return;
       }
     }
-    if (first.act != nullptr) {
-      first.act(operands);
+    if (first.execute != nullptr) {
+      first.execute(operands);
     } else {
       ++warp_time_[static_cast<size_t>(warp)];
     }
-    for (int lane = 0; lane < kWarp; ++lane) Lane(warp, lane)->state = State::kRuns;
+    for (int lane = 0; lane < kWarp; ++lane) Lane(warp, lane)->state = State::kRunning;
   }
 }
 
-// Whether there was one that all threads had come to.
+// Releases a block barrier that all threads have reached. Returns false if no thread is at one.
 bool Block::ReleaseBarrier() {
   int waiting = 0;
   for (const Fiber& fiber : fibers_) waiting += fiber.state == State::kAtBarrier ? 1 : 0;
   if (waiting == 0) return false;
   if (waiting != shape.threads) {
-    error = fmt::format("block {}: {} of {} threads wait at a barrier, the others have ended", index, waiting,
-                        shape.threads);
+    error =
+        fmt::format("block {}: {} of {} threads wait at a barrier, the others are done", index, waiting, shape.threads);
     throw EmulationError(error);
   }
   ++block_time_;
-  for (Fiber& fiber : fibers_) fiber.state = State::kRuns;
+  for (Fiber& fiber : fibers_) fiber.state = State::kRunning;
   return true;
 }
 
-void GoOn(jmp_buf& place) {
+void JumpTo(jmp_buf& point) {
 #ifdef KVANTA_FIBERS_ASAN
-  // asan's own would forget what it knows of the stack that is left, and take most of a grid's time for it.
+  // asan's longjmp would unpoison the stack that is left, which takes most of a grid's time.
   static const auto jump = reinterpret_cast<void (*)(jmp_buf, int)>(dlsym(dlopen("libc.so.6", RTLD_LAZY), "_longjmp"));
-  jump(place, 1);
+  jump(point, 1);
 #else
-  _longjmp(place, 1);
+  _longjmp(point, 1);
 #endif
 }
 
@@ -220,8 +220,8 @@ void Block::Resume(Fiber& fiber) {
 #ifdef KVANTA_FIBERS_ASAN
   __sanitizer_start_switch_fiber(&scheduler_sanitizer_, fiber.stack, kStackBytes);
 #endif
-  if (_setjmp(scheduler_place_) == 0) {
-    if (fiber.started) GoOn(fiber.place);
+  if (_setjmp(scheduler_resume_point_) == 0) {
+    if (fiber.started) JumpTo(fiber.resume_point);
     fiber.started = true;
     setcontext(&fiber.context);
   }
@@ -234,13 +234,13 @@ void Block::Yield() {
 #ifdef KVANTA_FIBERS_ASAN
   __sanitizer_start_switch_fiber(&current->sanitizer, scheduler_stack_, scheduler_stack_bytes_);
 #endif
-  if (_setjmp(current->place) == 0) GoOn(scheduler_place_);
+  if (_setjmp(current->resume_point) == 0) JumpTo(scheduler_resume_point_);
 #ifdef KVANTA_FIBERS_ASAN
   __sanitizer_finish_switch_fiber(current->sanitizer, &scheduler_stack_, &scheduler_stack_bytes_);
 #endif
 }
 
-bool Block::Ordered(const Touch& before) const {
+bool Block::Ordered(const SharedAccess& before) const {
   if (before.thread < 0 || before.thread == current->thread || before.block_time < block_time_) return true;
   const int warp = current->thread / kWarp;
   return before.thread / kWarp == warp && before.warp_time < warp_time_[static_cast<size_t>(warp)];
@@ -252,13 +252,13 @@ uint8_t* Block::Shared(int64_t offset, int64_t count, int alignment, Access acce
   }
   if (offset % alignment != 0) Stop("shared memory at {}, not a multiple of {}", offset, alignment);
   const int warp = current->thread / kWarp;
-  const Touch now{
+  const SharedAccess now{
       .thread = current->thread, .block_time = block_time_, .warp_time = warp_time_[static_cast<size_t>(warp)]};
   for (int64_t i = offset; i < offset + count; ++i) {
     ByteHistory& byte = history_[static_cast<size_t>(i)];
-    if (byte.copied_to) Stop("shared byte {}: a copy to it has not been waited for", i);
+    if (byte.copy_pending) Stop("shared byte {}: an asynchronous copy to it was not waited for", i);
     if (!Ordered(byte.written)) {
-      Stop("shared byte {}: thread {} wrote it, and no barrier is between", i, byte.written.thread);
+      Stop("shared byte {}: race with thread {}, which wrote it (no barrier between)", i, byte.written.thread);
     }
     if (access == Access::kRead) {
       if (byte.written.thread < 0) Stop("shared byte {}: read before it was written", i);
@@ -273,7 +273,7 @@ uint8_t* Block::Shared(int64_t offset, int64_t count, int alignment, Access acce
     const bool same_time = byte.read.thread >= 0 && byte.read.block_time == now.block_time;
     const bool many_lanes = byte.many_lanes && byte.read.warp_time == now.warp_time;
     if (!Ordered(byte.read) || (same_time && (byte.many_warps || many_lanes))) {
-      Stop("shared byte {}: thread {} read it, and no barrier is between", i, byte.read.thread);
+      Stop("shared byte {}: race with thread {}, which read it (no barrier between)", i, byte.read.thread);
     }
     byte.written = now;
   }
@@ -283,7 +283,7 @@ uint8_t* Block::Shared(int64_t offset, int64_t count, int alignment, Access acce
 void Block::BeginCopy(int64_t offset, const uint8_t* from, int count) {
   Shared(offset, count, count, Access::kWrite);
   CheckAlignment(from, static_cast<size_t>(count));
-  for (int64_t i = offset; i < offset + count; ++i) history_[static_cast<size_t>(i)].copied_to = true;
+  for (int64_t i = offset; i < offset + count; ++i) history_[static_cast<size_t>(i)].copy_pending = true;
   current->copies.push_back({.offset = offset, .from = from, .count = count, .group = current->group});
 }
 
@@ -293,7 +293,7 @@ void Block::WaitForCopies(int groups) {
   while (done < copies.size() && copies[done].group < current->group - groups) {
     const Copy& copy = copies[done++];
     for (int64_t i = copy.offset; i < copy.offset + copy.count; ++i) {
-      history_[static_cast<size_t>(i)].copied_to = false;
+      history_[static_cast<size_t>(i)].copy_pending = false;
     }
     std::memcpy(Shared(copy.offset, copy.count, copy.count, Access::kWrite), copy.from,
                 static_cast<size_t>(copy.count));
@@ -327,17 +327,17 @@ int Blocks() noexcept {
   return running->shape.blocks;
 }
 
-void Multiply(const char* what, void* operands, void (*act)(void* const* operands)) {
+void WarpOperation(const char* name, void* operand, void (*execute)(void* const* operands)) {
   Fiber& fiber = *running->current;
-  fiber.what = what;
-  fiber.operands = operands;
-  fiber.act = act;
-  fiber.state = State::kMultiplies;
+  fiber.operation = name;
+  fiber.operand = operand;
+  fiber.execute = execute;
+  fiber.state = State::kInWarpOperation;
   running->Yield();
 }
 
 void SyncWarp() {
-  Multiply("SyncWarp", nullptr, nullptr);
+  WarpOperation("SyncWarp", nullptr, nullptr);
 }
 
 void SyncBlock() {

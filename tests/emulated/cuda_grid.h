@@ -1,7 +1,6 @@
-// Runs a kernel's source on the host: every thread of a block is a fiber; what a warp does together is a meeting of its
-// 32 lanes. It stops at what a GPU would punish or leave undefined: lanes of a warp that meet at different places or
-// never, shared memory beyond its end, misaligned, read before it was written, or touched by two threads without a
-// barrier between them, copies that are read before they were waited for.
+// Runs a kernel's source on the host, each thread of a block as a fiber. Stops at errors and undefined behavior:
+// divergent lanes in a warp-wide operation, shared memory accesses that are out of range, misaligned, uninitialized or
+// racing, and asynchronous copies that are read before they were waited for.
 #pragma once
 
 #include <fmt/format.h>
@@ -14,8 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/attention/cuda/launch_shape.h"
-#include "kernels/cuda/vec.h"
+#include "kernels/cuda/types.h"
 
 namespace kvanta::emulated {
 
@@ -27,11 +25,11 @@ struct EmulationError : std::runtime_error {
 
 struct GridShape {
   int blocks = 1;
-  int threads = kWarp;  // of a block, a multiple of 32
+  int threads = kWarp;  // per block, a multiple of 32
   int shared_bytes = 0;
 };
 
-// Runs all blocks, one after the other. Throws EmulationError.
+// Runs all blocks sequentially. Throws EmulationError.
 void RunGrid(const GridShape& shape, const std::function<void()>& kernel);
 
 template <class F>
@@ -46,29 +44,29 @@ int ThreadIndex() noexcept;
 int BlockIndex() noexcept;
 int Blocks() noexcept;
 
-// Meets the other lanes of the warp. When all have come, `act` gets the operands of all 32, by lane. `what` names the
-// place; lanes that meet at different ones stop the kernel.
-void Multiply(const char* what, void* operands, void (*act)(void* const* operands));
+// Warp-wide operation: once all 32 lanes have called it, `execute` gets their operands, by lane. Lanes in operations of
+// different names stop the kernel.
+void WarpOperation(const char* name, void* operand, void (*execute)(void* const* operands));
 void SyncWarp();
 void SyncBlock();
 
-// The bytes [offset, offset + count) of shared memory, checked for this access. `alignment` in bytes.
+// Bytes [offset, offset + count) of shared memory, checked for this access. `alignment` in bytes.
 enum class Access : uint8_t { kRead, kWrite };
 uint8_t* Shared(int64_t offset, int64_t count, int alignment, Access access);
 
-// Copies of a thread from global to shared memory: begun, made a group of, and waited for until at most `groups` of the
-// newest are under way. Until then nobody may touch the bytes.
+// Asynchronous copies from global to shared memory: begin a copy, commit those so far as a group, wait until at most
+// the `groups` newest groups are in flight. The bytes must not be accessed before the wait.
 void BeginCopy(int64_t offset, const uint8_t* from, int count);
 void CommitCopies();
 void WaitForCopies(int groups);
 
-// Stops the kernel with the thread and the reason. What the caller's stack holds is not destroyed.
+// Stops the kernel with an error that names the thread. Objects on the caller's stack are not destroyed.
 [[noreturn]] void StopWith(fmt::string_view format, fmt::format_args values);
 template <class... T>
 [[noreturn]] void Stop(fmt::format_string<T...> format, const T&... values) {
   StopWith(static_cast<fmt::string_view>(format), fmt::make_format_args(values...));
 }
-// Stops where a pointer to global memory is not a multiple of `alignment`.
+// Stops if a pointer to global memory is not a multiple of `alignment`.
 void CheckAlignment(const void* pointer, size_t alignment);
 
 }  // namespace kvanta::emulated

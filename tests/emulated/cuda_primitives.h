@@ -1,5 +1,5 @@
-// What src/kernels/cuda is written in (src/kernels/cuda/primitives_nvcc.h), for a kernel on the host: the emulated grid
-// (emulated/cuda_grid.h) and, lane by lane, what the instructions compute by PTX's specification.
+// Device primitives (src/kernels/cuda/primitives_nvcc.h) for kernels on the emulated grid (cuda_grid.h); instructions
+// are computed lane by lane by PTX's specification.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 #include "base/dtype.h"
 #include "emulated/cuda_grid.h"
 #include "formats/minifloat.h"
-#include "kernels/cuda/vec.h"
+#include "kernels/cuda/types.h"
 
 #define KVANTA_DEVICE inline
 #define KVANTA_UNROLL
@@ -25,16 +25,16 @@ using kernels::cuda::Vec4;
 template <class T>
 T ShuffleXor(T value, int mask) {
   struct Operand {
-    T given, taken;
+    T value, result;
     int mask;
   } operand{value, value, mask};
-  Multiply("ShuffleXor", &operand, [](void* const* lanes) {
+  WarpOperation("ShuffleXor", &operand, [](void* const* lanes) {
     for (int lane = 0; lane < kWarp; ++lane) {
       auto* own = static_cast<Operand*>(lanes[lane]);
-      own->taken = static_cast<Operand*>(lanes[lane ^ own->mask])->given;
+      own->result = static_cast<Operand*>(lanes[lane ^ own->mask])->value;
     }
   });
-  return operand.taken;
+  return operand.result;
 }
 
 inline void AtomicAdd(int64_t* sum, int64_t value) {
@@ -85,8 +85,8 @@ void WaitForCopies() {
   WaitForCopies(kGroups);
 }
 
-// Sums of 16 exact products and c, rounded once: a GPU rounds otherwise, by no more than a few units in the last place
-// of the largest term.
+// Sums of 16 exact products and c, rounded once. A GPU's rounding differs by at most a few units in the last place of
+// the largest term.
 struct MmaOperand {
   float* c;
   const Vec4* a;
@@ -124,11 +124,11 @@ inline float Bf16Value(uint16_t bits) {
 
 inline void MmaF16(float (&c)[4], const Vec4& a, uint32_t b0, uint32_t b1) {
   MmaOperand operand{.c = c, .a = &a, .b = {b0, b1}};
-  Multiply("MmaF16", &operand, &MmaLanes<F16Value>);
+  WarpOperation("MmaF16", &operand, &MmaLanes<F16Value>);
 }
 inline void MmaBf16(float (&c)[4], const Vec4& a, uint32_t b0, uint32_t b1) {
   MmaOperand operand{.c = c, .a = &a, .b = {b0, b1}};
-  Multiply("MmaBf16", &operand, &MmaLanes<Bf16Value>);
+  WarpOperation("MmaBf16", &operand, &MmaLanes<Bf16Value>);
 }
 
 inline uint32_t Pair(uint16_t first, uint16_t second) {
@@ -159,10 +159,9 @@ inline uint32_t PackBf16(float first, float second) {
 inline float F16ToFloat(uint16_t bits) {
   return Fp16ToFloat(bits);
 }
-// A double holds every product of two, and every sum of it with a third to far below its rounding.
+// Rounds a double to f16 through float: round to odd first, so that the second rounding does not see a false tie.
 inline uint16_t RoundToF16(double x) {
   const auto rounded = static_cast<float>(x);
-  // To odd, so that the second rounding cannot be a tie that the first has made.
   const double lost = x - double{rounded};
   auto bits = std::bit_cast<uint32_t>(rounded);
   if (lost != 0 && (bits & 1U) == 0) bits += (lost > 0) == (rounded > 0 || (rounded == 0 && x > 0)) ? 1U : ~0U;
@@ -173,15 +172,15 @@ inline uint32_t MultiplyF16(uint32_t x, uint32_t y) {
               FloatToFp16(F16Value(Second(x)) * F16Value(Second(y))));
 }
 inline uint32_t MultiplyAddF16(uint32_t x, uint32_t y, uint32_t z) {
-  const auto of = [](uint16_t a, uint16_t b, uint16_t c) {
+  const auto fma = [](uint16_t a, uint16_t b, uint16_t c) {
     return RoundToF16(double{F16Value(a)} * double{F16Value(b)} + double{F16Value(c)});
   };
-  return Pair(of(First(x), First(y), First(z)), of(Second(x), Second(y), Second(z)));
+  return Pair(fma(First(x), First(y), First(z)), fma(Second(x), Second(y), Second(z)));
 }
 inline constexpr bool kConvertsE4m3 = true;
 inline uint32_t E4m3ToF16(uint32_t bytes) {
-  const auto of = [](uint32_t byte) { return FloatToFp16(formats::E4m3::Decode(static_cast<uint8_t>(byte))); };
-  return Pair(of(bytes & 0xffU), of((bytes >> 8U) & 0xffU));
+  const auto convert = [](uint32_t byte) { return FloatToFp16(formats::E4m3::Decode(static_cast<uint8_t>(byte))); };
+  return Pair(convert(bytes & 0xffU), convert((bytes >> 8U) & 0xffU));
 }
 
 inline float Exp2(float x) {
@@ -200,5 +199,5 @@ inline float MultiplyAdd(float x, float y, float z) {
 }  // namespace kvanta::emulated
 
 namespace kvanta::kernels::cuda {
-using namespace emulated;  // NOLINT(google-build-using-namespace): the kernels are written in it
+using namespace emulated;  // NOLINT(google-build-using-namespace): the kernels call them unqualified
 }  // namespace kvanta::kernels::cuda

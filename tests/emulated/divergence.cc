@@ -1,8 +1,8 @@
-// How far the emulated GPU's logits are from the CPU's, for a real model; no test, for it takes minutes.
+// Divergence of the emulated GPU's logits from the CPU's for a real model. Not a test: it takes minutes.
 //
 //   emulated_divergence MODEL KV_CACHE_DTYPE WEIGHT_DTYPE TOKEN ...
 //
-// Prints KL(CPU || GPU) in nats, of the mean and of the worst token.
+// Prints KL(CPU || GPU) in nats: mean and maximum over the tokens.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -26,32 +26,32 @@ std::vector<float> Logits(kvanta::EngineConfig config, const std::string& device
   return logits;
 }
 
-void Compare(std::span<char*> words) {
+void Compare(std::span<char*> args) {
   kvanta::EngineConfig config;
-  config.model = words[1];
-  config.kv_cache_dtype = words[2];
-  config.weight_dtype = words[3];
+  config.model = args[1];
+  config.kv_cache_dtype = args[2];
+  config.weight_dtype = args[3];
   std::vector<int32_t> tokens;
-  for (const char* word : words.subspan(4)) tokens.push_back(std::stoi(word));
+  for (const char* arg : args.subspan(4)) tokens.push_back(std::stoi(arg));
   config.max_model_len = std::ssize(tokens);
   config.max_num_seqs = 1;
   const std::vector<float> expected = Logits(config, "cpu", tokens), found = Logits(config, "cuda", tokens);
   const size_t vocab = expected.size() / tokens.size();
-  double sum = 0, limit = 0;
+  double sum = 0, max = 0;
   for (size_t row = 0; row < tokens.size(); ++row) {
     const double kl = kvanta::runner::KlDivergence(std::span(expected).subspan(row * vocab, vocab),
                                                    std::span(found).subspan(row * vocab, vocab));
     sum += kl;
-    limit = std::max(limit, kl);
+    max = std::max(max, kl);
   }
-  fmt::print("{} tokens: mean {:.3e}, most {:.3e}\n", tokens.size(), sum / static_cast<double>(tokens.size()), limit);
+  fmt::print("{} tokens: mean {:.3e}, max {:.3e}\n", tokens.size(), sum / static_cast<double>(tokens.size()), max);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
-    if (argc < 5) throw kvanta::InputError("MODEL KV_CACHE_DTYPE WEIGHT_DTYPE TOKEN ...");
+    if (argc < 5) throw kvanta::InputError("usage: emulated_divergence MODEL KV_CACHE_DTYPE WEIGHT_DTYPE TOKEN ...");
     Compare({argv, static_cast<size_t>(argc)});
     return 0;
   } catch (const std::exception& error) {

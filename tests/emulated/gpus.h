@@ -1,4 +1,4 @@
-// The GPUs that a test can run on: one that is emulated, and this machine's, where it has one.
+// GPUs that a test runs on: an emulated one, and this machine's, if it has one.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ inline std::vector<std::string> Gpus() {
   return {"emulated", "cuda"};
 }
 
-// A test over Gpus(): skipped, with what is missing, where the machine has no GPU.
+// Base of tests over Gpus(); skipped on machines without a GPU.
 class GpuTestBase : public ::testing::Test {
  protected:
   void Start(const std::string& name) {
@@ -30,7 +30,7 @@ class GpuTestBase : public ::testing::Test {
     }
   }
   void TearDown() override {
-    if (gpu_ != nullptr) gpu_->Check();
+    if (gpu_ != nullptr) gpu_->device().Synchronize();
   }
 
   std::shared_ptr<kernels::CudaContext> gpu_;

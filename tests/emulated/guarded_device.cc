@@ -9,16 +9,16 @@
 
 namespace kvanta::testing {
 
-// One range of addresses, handed out once and never again. The address sanitizer knows allocations alone: under it each
-// is one of the host's, and nothing is closed.
+// One address range, each part allocated once. The address sanitizer tracks host allocations only: under it, buffers
+// are allocated on the host and never closed.
 struct GuardedDevice::Arena {
 #ifdef KVANTA_SANITIZED
-  void* Take(size_t /*bytes*/) {
+  void* Allocate(size_t /*bytes*/) {
     return nullptr;
   }
   void Protect(int /*protection*/) noexcept {}
 #else
-  static constexpr size_t kBytes = size_t{64} << 30;  // of addresses
+  static constexpr size_t kBytes = size_t{64} << 30;  // address space
   static constexpr size_t kPage = 4096;
 
   Arena()
@@ -32,22 +32,22 @@ struct GuardedDevice::Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  void* Take(size_t bytes) {
+  void* Allocate(size_t bytes) {
     uint8_t* data = base + used;
-    // 256 bytes as cudaMalloc does; then a gap, so that not even kernels see another buffer behind one's end.
+    // Aligned to 256 bytes, like cudaMalloc, with a gap between buffers.
     used += (bytes + 511) / 256 * 256;
     if (used > kBytes) throw std::bad_alloc();
-    Protect(protection_now);
+    Protect(protection_);
     return data;
   }
   void Protect(int protection) noexcept {
-    protection_now = protection;
+    protection_ = protection;
     mprotect(base, (used + kPage - 1) / kPage * kPage, protection);
   }
 
   uint8_t* base;
   size_t used = 0;
-  int protection_now = PROT_NONE;
+  int protection_ = PROT_NONE;
 #endif
 };
 
@@ -70,10 +70,10 @@ class GuardedReservation final : public Reservation {
 GuardedDevice::GuardedDevice() : arena_(std::make_shared<Arena>()) {}
 
 Buffer GuardedDevice::Allocate(size_t bytes) {
-  RefuseRecorded("allocating");
-  void* data = arena_->Take(std::max<size_t>(bytes, 1));
+  CheckNotCapturing("an allocation");
+  void* data = arena_->Allocate(std::max<size_t>(bytes, 1));
   if (data == nullptr) return Cpu().Allocate(bytes);
-  return {std::shared_ptr<void>(data, [arena = arena_](void*) {}), bytes};  // zeros, as fresh pages are
+  return {std::shared_ptr<void>(data, [arena = arena_](void*) {}), bytes};  // fresh pages are zeros
 }
 
 std::unique_ptr<Reservation> GuardedDevice::Reserve(size_t bytes) {
@@ -81,39 +81,39 @@ std::unique_ptr<Reservation> GuardedDevice::Reserve(size_t bytes) {
 }
 
 void GuardedDevice::CopyIn(void* device, const void* host, size_t bytes) {
-  RefuseRecorded("a copy from the host");
-  const Opened opened(*this);
+  CheckNotCapturing("a copy from the host");
+  const Access access(*this);
   std::memcpy(device, host, bytes);
 }
 void GuardedDevice::CopyOut(void* host, const void* device, size_t bytes) {
   CopyOutAsync(host, device, bytes);
-  Wait();
+  Synchronize();
 }
 void GuardedDevice::CopyOutAsync(void* host, const void* device, size_t bytes) {
-  if (recording_ != nullptr) {
-    recording_->push_back([this, host, device, bytes] { CopyOutAsync(host, device, bytes); });
+  if (capture_ != nullptr) {
+    capture_->push_back([this, host, device, bytes] { CopyOutAsync(host, device, bytes); });
     return;
   }
-  const Opened opened(*this);
+  const Access access(*this);
   std::memcpy(host, device, bytes);
 }
 void GuardedDevice::Fill(void* device, uint8_t byte, size_t bytes) {
-  RefuseRecorded("filling");
-  const Opened opened(*this);
+  CheckNotCapturing("a fill");
+  const Access access(*this);
   std::memset(device, byte, bytes);
 }
 
-void GuardedDevice::Replay(const Recording& recording) {
+void GuardedDevice::Replay(const Graph& graph) {
   ++replays_;
-  for (const auto& begin : recording) begin();
+  for (const auto& launch : graph) launch();
 }
 
 void GuardedDevice::Open() noexcept {
   pending_ = true;
-  if (open_++ == 0) arena_->Protect(PROT_READ | PROT_WRITE);
+  if (open_count_++ == 0) arena_->Protect(PROT_READ | PROT_WRITE);
 }
 void GuardedDevice::Close() noexcept {
-  if (--open_ == 0) arena_->Protect(PROT_NONE);
+  if (--open_count_ == 0) arena_->Protect(PROT_NONE);
 }
 
 }  // namespace kvanta::testing

@@ -1,5 +1,5 @@
-// A GPU's memory that is emulated: the host's, but closed to everybody while no kernel and no copy runs. A host that
-// follows a pointer of the GPU's then dies at once, as it would with a GPU.
+// Emulated device memory: host memory that is inaccessible unless a kernel or copy is running, so that host code that
+// dereferences a device pointer crashes, as with a GPU.
 #pragma once
 
 #include <cstddef>
@@ -18,13 +18,13 @@ class GuardedDevice final : public Device {
  public:
   GuardedDevice();
 
-  // While one lives, the memory may be touched. They nest.
-  class Opened {
+  // Makes the memory accessible during its lifetime; nests.
+  class Access {
    public:
-    explicit Opened(GuardedDevice& device) : device_(device) { device_.Open(); }
-    ~Opened() { device_.Close(); }
-    Opened(const Opened&) = delete;
-    Opened& operator=(const Opened&) = delete;
+    explicit Access(GuardedDevice& device) : device_(device) { device_.Open(); }
+    ~Access() { device_.Close(); }
+    Access(const Access&) = delete;
+    Access& operator=(const Access&) = delete;
 
    private:
     GuardedDevice& device_;
@@ -36,44 +36,45 @@ class GuardedDevice final : public Device {
   void CopyIn(void* device, const void* host, size_t bytes) override;
   void CopyOut(void* host, const void* device, size_t bytes) override;
   void CopyOutAsync(void* host, const void* device, size_t bytes) override;
-  // Throws EmulationError with what a launch failed with, as a GPU's does.
-  void Wait() override {
-    RefuseRecorded("waiting");
-    waits_ += pending_ ? 1 : 0;
+  // Throws EmulationError with the first failed launch's error.
+  void Synchronize() override {
+    CheckNotCapturing("synchronization");
+    synchronizations_ += pending_ ? 1 : 0;
     pending_ = false;
     if (!error_.empty()) throw emulated::EmulationError(error_);
   }
   void Fill(void* device, uint8_t byte, size_t bytes) override;
   int64_t AvailableBytes() const override { return Cpu().AvailableBytes(); }
 
-  // What is begun from now on is kept there, not done; null: it is done. What cannot be kept fails.
-  using Recording = std::vector<std::function<void()>>;
-  void RecordTo(Recording* recording) noexcept { recording_ = recording; }
-  Recording* CapturedGraph() const noexcept { return recording_; }
-  void Replay(const Recording& recording);
+  // Captures launches and copies in `graph` instead of running them, until called with null. Actions that cannot be
+  // captured fail.
+  using Graph = std::vector<std::function<void()>>;
+  void CaptureTo(Graph* graph) noexcept { capture_ = graph; }
+  Graph* Capture() const noexcept { return capture_; }
+  void Replay(const Graph& graph);
   int64_t Replays() const noexcept { return replays_; }
 
-  // A launch failed; nothing: none did.
+  // Sets the error of a failed launch; "" clears it.
   void Fail(std::string error) { error_ = std::move(error); }
   const std::string& Error() const noexcept { return error_; }
 
-  // Times that the host has waited for something that was begun.
-  int64_t Waits() const noexcept { return waits_; }
+  // Number of synchronizations with pending work.
+  int64_t Synchronizations() const noexcept { return synchronizations_; }
 
  private:
   struct Arena;
   void Open() noexcept;
   void Close() noexcept;
-  void RefuseRecorded(const char* what) {
-    if (recording_ != nullptr) Fail(std::string(what) + " while launches are recorded");
+  void CheckNotCapturing(const char* action) {
+    if (capture_ != nullptr) Fail(std::string(action) + " during graph capture");
   }
 
   std::shared_ptr<Arena> arena_;
-  Recording* recording_ = nullptr;
+  Graph* capture_ = nullptr;
   int64_t replays_ = 0;
-  int open_ = 0;
+  int open_count_ = 0;
   bool pending_ = false;
-  int64_t waits_ = 0;
+  int64_t synchronizations_ = 0;
   std::string error_;
 };
 

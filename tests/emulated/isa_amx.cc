@@ -1,4 +1,4 @@
-// The AMX unit over emulated tiles, under another name; where the CPU lacks AVX-512, too, over SIMDe.
+// The AMX unit over emulated tiles, under another name; on CPUs without AVX-512 over SIMDe, too.
 #ifdef KVANTA_EMULATED_AVX512
 #define KVANTA_EMULATE_AVX512 1
 #include "emulated/avx512.h"

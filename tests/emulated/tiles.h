@@ -1,4 +1,4 @@
-// AMX's tiles as Intel's manual defines them, in plain loops: stands for the instructions in the unit under test.
+// AMX tiles in plain loops, by Intel's manual: replaces the instructions in the unit under test.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,12 @@ namespace kvanta::testing {
 
 struct EmulatedTiles {
   struct AllRows {
-    uint8_t of[8] = {16, 16, 16, 16, 16, 16, 16, 16};
+    uint8_t rows[8] = {16, 16, 16, 16, 16, 16, 16, 16};
   };
   template <class Rows = AllRows>
   static void Configure(const Rows& rows = {}) {
     std::memset(tiles, 0, sizeof tiles);
-    std::memcpy(heights, rows.of, sizeof heights);
+    std::memcpy(heights, rows.rows, sizeof heights);
     configured = true;
   }
   static void Release() { configured = false; }
@@ -39,7 +39,7 @@ struct EmulatedTiles {
   static void DotUnsignedSigned() {
     DotBytes<uint8_t, int8_t>(kSum, kRows, kColumns);
   }
-  // Two chains of fused multiply-adds, whose sums are added, and then to what there was.
+  // Two chains of fused multiply-adds; their sum is added to the accumulator.
   template <int kSum, int kRows, int kColumns>
   static void DotBf16() {
     CheckHeights(kSum, kRows, kColumns);
@@ -63,7 +63,7 @@ struct EmulatedTiles {
  private:
   using Tile = uint8_t[16][64];
 
-  // A CPU stops a thread that uses tiles without having set them up, or tiles that do not fit.
+  // A CPU faults on unconfigured tiles and on mismatched shapes.
   static Tile& At(int tile) {
     if (!configured) std::abort();
     return tiles[tile];
@@ -71,7 +71,7 @@ struct EmulatedTiles {
   static void CheckHeights(int sum, int rows, int columns) {
     if (heights[sum] != heights[rows] || heights[columns] != 16) std::abort();
   }
-  // Subnormals are 0.
+  // Flushes subnormals to 0.
   static float Flush(float x) { return __builtin_fabsf(x) < 0x1p-126F ? 0.0F : x; }
   static float Bf16(const uint8_t* bytes) {
     uint8_t wide[4] = {0, 0, bytes[0], bytes[1]};

@@ -1,5 +1,4 @@
-// Every ISA unit that a test can run here: those of the machine, and AVX-512 and AMX emulated where the machine lacks
-// them.
+// ISA units that a test can run: the machine's, and emulated AVX-512 and AMX on machines without them.
 #pragma once
 
 #include <string>

@@ -212,9 +212,10 @@ TEST_P(GpuEngineTest, ADecodeStepWaitsOnce) {
   std::vector<RequestOutput> outputs;
   ASSERT_TRUE(engine->Step(outputs));
   for (int step = 0; step < 3; ++step) {
-    const int64_t before = device.Waits();
+    const int64_t before = device.Synchronizations();
     ASSERT_TRUE(engine->Step(outputs));
-    EXPECT_EQ(device.Waits() - before, 2);  // for the tokens, and, when nothing runs any more, for the counts
+    EXPECT_EQ(device.Synchronizations() - before,
+              2);  // for the tokens, and, when nothing runs any more, for the counts
   }
 }
 

@@ -5,7 +5,7 @@
 #include <random>
 
 #include "emulated/gpus.h"
-#include "kernels/cuda/gpu_ops.h"
+#include "kernels/cuda/cuda_context.h"
 #include "runner/sampler.h"
 
 namespace kvanta::runner {
@@ -40,7 +40,7 @@ class GpuSamplingTest : public testing::GpuTestBase, public ::testing::WithParam
     const Buffer rows = Upload(logits), tops = Upload(argmaxes), given = Upload(draws);
     const Buffer tokens = Upload(std::vector<int32_t>(draws.size(), -3));
     ops_->Sample(rows.as<float>(), std::ssize(draws), static_cast<int64_t>(vocab), tops.as<RowArgmax>(),
-               given.as<SampleParams>(), tokens.as<int32_t>());
+                 given.as<SampleParams>(), tokens.as<int32_t>());
     std::vector<int32_t> drawn(draws.size());
     gpu_->device().CopyOut(drawn.data(), tokens.data(), tokens.bytes());
     return drawn;

@@ -1,4 +1,4 @@
-// The emulation of a GPU's blocks: that it computes, and that it stops at what a GPU would punish.
+// The emulated grid: results, and detection of errors and undefined behavior.
 #include "emulated/cuda_grid.h"
 
 #include <gmock/gmock.h>
@@ -44,7 +44,7 @@ TEST(CudaGridTest, StopsWhereLanesPart) {
                       [] {
                         if (ThreadIndex() < 5) SyncWarp();
                       }),
-              HasSubstr("5 meet, 0 are at a barrier of the block, 27 have ended"));
+              HasSubstr("5 in a warp operation, 0 at a block barrier, 27 done"));
   EXPECT_THAT(ErrorOf({},
                       [] {
                         if (ThreadIndex() < 5) {
@@ -53,7 +53,7 @@ TEST(CudaGridTest, StopsWhereLanesPart) {
                           ShuffleXor(1, 1);
                         }
                       }),
-              HasSubstr("meets at different places"));
+              HasSubstr("diverges: lane 0 in"));
   EXPECT_THAT(ErrorOf({.threads = 64},
                       [] {
                         if (ThreadIndex() < 32) SyncBlock();
@@ -71,16 +71,16 @@ TEST(CudaGridTest, StopsAtBadSharedMemory) {
   EXPECT_THAT(ErrorOf(shape, [] { StoreShared(64, 1); }), HasSubstr("[64, 68) of 64 bytes"));
   EXPECT_THAT(ErrorOf(shape, [] { StoreShared(2, 1); }), HasSubstr("not a multiple of 4"));
   EXPECT_THAT(ErrorOf(shape, [] { LoadShared<int>(0); }), HasSubstr("read before it was written"));
-  EXPECT_THAT(ErrorOf(shape, [] { StoreShared(0, 1); }), HasSubstr("no barrier is between"));
-  // A reader of another warp without a barrier of the block; a barrier of the warp is not enough.
+  EXPECT_THAT(ErrorOf(shape, [] { StoreShared(0, 1); }), HasSubstr("no barrier between"));
+  // A read by another warp needs a block barrier; a warp barrier is not enough.
   EXPECT_THAT(ErrorOf(shape,
                       [] {
                         if (ThreadIndex() == 0) StoreShared(0, 1);
                         SyncWarp();
                         LoadShared<int>(0);
                       }),
-              HasSubstr("thread 0 wrote it"));
-  // A writer behind readers.
+              HasSubstr("race with thread 0, which wrote it"));
+  // A write after reads.
   EXPECT_THAT(ErrorOf(shape,
                       [] {
                         if (ThreadIndex() == 0) StoreShared(0, 1);
@@ -88,7 +88,7 @@ TEST(CudaGridTest, StopsAtBadSharedMemory) {
                         LoadShared<int>(0);
                         if (ThreadIndex() == 40) StoreShared(0, 2);
                       }),
-              HasSubstr("read it, and no barrier is between"));
+              HasSubstr("which read it (no barrier between)"));
 }
 
 TEST(CudaGridTest, StopsAtMisalignedGlobalMemory) {
@@ -97,7 +97,7 @@ TEST(CudaGridTest, StopsAtMisalignedGlobalMemory) {
   EXPECT_THAT(ErrorOf({}, [] { LoadVec4(bytes + 8); }), HasSubstr("not a multiple of 16"));
 }
 
-// Three groups under way, of which a thread waits for the older ones.
+// Three groups of copies in flight; the thread waits for the older ones.
 TEST(CudaGridTest, CopiesArriveWhenTheyAreWaitedFor) {
   alignas(16) static const uint8_t from[4 * 16 * kWarp] = {1, 2, 3};
   const auto kernel = [](bool wait, bool sync, int then) {
@@ -116,9 +116,9 @@ TEST(CudaGridTest, CopiesArriveWhenTheyAreWaitedFor) {
   const GridShape shape{.shared_bytes = 3 * 16 * kWarp};
   EXPECT_EQ(ErrorOf(shape, kernel(true, true, 0)), "none");
   EXPECT_EQ(ErrorOf(shape, kernel(true, true, 1)), "none");
-  EXPECT_THAT(ErrorOf(shape, kernel(true, true, 2)), HasSubstr("a copy to it has not been waited for"));
-  EXPECT_THAT(ErrorOf(shape, kernel(false, true, 0)), HasSubstr("a copy to it has not been waited for"));
-  EXPECT_THAT(ErrorOf(shape, kernel(true, false, 0)), HasSubstr("no barrier is between"));
+  EXPECT_THAT(ErrorOf(shape, kernel(true, true, 2)), HasSubstr("an asynchronous copy to it was not waited for"));
+  EXPECT_THAT(ErrorOf(shape, kernel(false, true, 0)), HasSubstr("an asynchronous copy to it was not waited for"));
+  EXPECT_THAT(ErrorOf(shape, kernel(true, false, 0)), HasSubstr("no barrier between"));
 }
 
 }  // namespace

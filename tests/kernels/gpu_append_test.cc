@@ -1,5 +1,5 @@
-// Append's kernels against the formats: every format that they encode, both sides, values of every sign, exponent and
-// upper mantissa, into the same bytes of a cell.
+// Append kernels against the formats' encoders: every format, both sides, values of every sign, exponent and upper
+// mantissa must give the same cell bytes.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -29,7 +29,7 @@ class GpuAppendTest : public testing::GpuTestBase, public ::testing::WithParamIn
     return buffer;
   }
 
-  // Rows of one KV head into cells, one record a page; `x`: f32 [tokens][head_dim], whole pages.
+  // Appends rows of one KV head, one record per page. `x`: f32 [tokens][head_dim], whole pages.
   void Check(const Format& format, SideKind kind, int head_dim, const std::vector<float>& x) {
     constexpr int kPage = 64;
     constexpr float kScale = 0.37F;
@@ -38,45 +38,45 @@ class GpuAppendTest : public testing::GpuTestBase, public ::testing::WithParamIn
     const int tokens = static_cast<int>(x.size()) / head_dim;
     const int pages = tokens / kPage;
     std::vector<uint8_t> expected(static_cast<size_t>(pages * sections.bytes), 0xFF);
-    std::vector<Slot> places;
+    std::vector<Slot> slots;
     formats::EncodeCounts counts;
     formats::RowBuffer buffer;
     for (int token = 0; token < tokens; ++token) {
-      places.push_back({.quantized = token / kPage, .slot = token % kPage, .row = token});
+      slots.push_back({.quantized = token / kPage, .offset = token % kPage, .row = token});
       format.encode_row(x.data() + int64_t{token} * head_dim, head_dim, kScale, buffer.Sections(), counts);
       formats::StoreRow(kind, format, shape, sections, token % kPage, buffer.Sections(),
                         expected.data() + token / kPage * sections.bytes);
     }
-    const Buffer rows = Upload(x), where = Upload(places), scale = Upload(std::vector<float>{kScale});
+    const Buffer rows = Upload(x), device_slots = Upload(slots), scale = Upload(std::vector<float>{kScale});
     const Buffer cells = Upload(std::vector<uint8_t>(expected.size(), 0xFF));
     const Buffer sums = Upload(std::vector<AppendSums>(1));
-    const Buffer list =
-        Upload(std::vector<SlotMapping>{{.places = where.as<Slot>(), .count = static_cast<int32_t>(tokens)}});
-    AppendParams side;
-    side.rows = rows.as<float>();
-    side.stride = head_dim;
-    side.list = list.as<SlotMapping>();
-    side.limit = tokens;
-    side.kv_heads = 1;
-    side.row_dim = head_dim;
-    side.head_dim = head_dim;
-    side.page_size = kPage;
-    side.is_key = kind == SideKind::kK;
-    side.scale = scale.as<float>();
-    side.quantized = {cells.data(), sections.bytes};
-    side.cell = {.codes = sections.codes,
-                 .block_scales = sections.block_scales,
-                 .block_offsets = sections.block_offsets,
-                 .token_scales = sections.token_scales,
-                 .token_offsets = sections.token_offsets};
-    side.sums = sums.as<AppendSums>();
-    gpu_->Append(FindAppend(format), side);
-    gpu_->Check();
+    const Buffer mapping =
+        Upload(std::vector<SlotMapping>{{.slots = device_slots.as<Slot>(), .count = static_cast<int32_t>(tokens)}});
+    AppendParams params;
+    params.rows = rows.as<float>();
+    params.stride = head_dim;
+    params.slot_mapping = mapping.as<SlotMapping>();
+    params.max_slots = tokens;
+    params.kv_heads = 1;
+    params.row_dim = head_dim;
+    params.head_dim = head_dim;
+    params.page_size = kPage;
+    params.is_key = kind == SideKind::kK;
+    params.scale = scale.as<float>();
+    params.quantized = {cells.data(), sections.bytes};
+    params.cell = {.codes = sections.codes,
+                   .block_scales = sections.block_scales,
+                   .block_offsets = sections.block_offsets,
+                   .token_scales = sections.token_scales,
+                   .token_offsets = sections.token_offsets};
+    params.sums = sums.as<AppendSums>();
+    gpu_->Append(FindAppend(format), params);
+    gpu_->device().Synchronize();
     std::vector<uint8_t> found(expected.size());
     gpu_->device().CopyOut(found.data(), cells.data(), found.size());
     AppendSums counted;
     gpu_->device().CopyOut(&counted, sums.data(), sizeof(counted));
-    const std::string name = fmt::format("{} {} {}", format.name, head_dim, side.is_key ? "k" : "v");
+    const std::string name = fmt::format("{} {} {}", format.name, head_dim, params.is_key ? "k" : "v");
     ASSERT_EQ(found, expected) << name;
     EXPECT_EQ(counted.values, counts.values) << name;
     EXPECT_EQ(counted.saturated, counts.saturated) << name;
@@ -89,7 +89,7 @@ INSTANTIATE_TEST_SUITE_P(Gpus, GpuAppendTest, ::testing::ValuesIn(testing::Gpus(
 
 TEST_P(GpuAppendTest, EveryFormatSideAndKindOfValue) {
   std::mt19937 random(3);
-  // A GPU makes its own NaN of arithmetic: the sign of one that was divided is not the CPU's.
+  // One canonical NaN: sign and payload of a NaN after arithmetic differ between GPU and CPU.
   std::vector<float> every;
   for (uint32_t upper = 0; upper < 0x10000; ++upper) {
     const float x = std::bit_cast<float>(static_cast<uint32_t>((upper << 16U) | (random() & 0xffffU)));
@@ -104,7 +104,7 @@ TEST_P(GpuAppendTest, EveryFormatSideAndKindOfValue) {
     for (const SideKind kind : {SideKind::kK, SideKind::kV}) {
       const Format& format = formats::OnSide(named, kind == SideKind::kK);
       ASSERT_GE(FindAppend(format), 0) << format.name;
-      // Token groups: attention/gpu_test.cc. Latents have the order of keys.
+      // Formats with channel scales: attention/gpu_test.cc. Latents have key order only.
       if (format.scaling.token_group != 0) continue;
       if (format.latents == formats::MlaSupport::kRequired && kind == SideKind::kV) continue;
       Check(format, kind, 128, every);

@@ -1,5 +1,5 @@
-// Codes to operands of tensor cores, in registers: the values of the formats, where the kernels look for them. The
-// source is the GPU's, its instructions are emulated.
+// Decoding of codes to tensor-core operands: the formats' values at the positions that the kernels use. Runs the
+// kernels' source with emulated instructions.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -15,7 +15,7 @@
 namespace kvanta::kernels::cuda {
 namespace {
 
-// Values of the channels in a row's bytes.
+// Decodes a row's codes.
 template <ElementType kElementType>
 std::vector<float> Decode(const std::vector<uint8_t>& row, int channels) {
   std::vector<float> values(static_cast<size_t>(channels));
@@ -43,15 +43,15 @@ float Half(uint32_t pair, int half, bool bf16 = false) {
   return bf16 ? Bf16ToFloat(bits) : Fp16ToFloat(bits);
 }
 
-// A code, as a side of which the kernel knows all (kFixed), or the family.
-template <ElementType kOf, bool kFixed>
+// A K/V type of one element type, at compile time (kStatic) or run time.
+template <ElementType kType, bool kStatic>
 struct Tested {
-  static constexpr ElementType kElementType = kOf;
+  static constexpr ElementType kElementType = kType;
   static constexpr formats::Scaling kScaling = {
-      .block = kOf == ElementType::kE2M1 || kOf == ElementType::kE3M2 ? formats::ScaleType::kE8M0
-                                                                      : formats::ScaleType::kNone,
-      .channels = kOf == ElementType::kE2M1 || kOf == ElementType::kE3M2 ? 32 : 0};
-  using Side = std::conditional_t<kFixed, StaticKvType<Tested>, RuntimeKvType<DecodeKindOf(kOf)>>;
+      .block = kType == ElementType::kE2M1 || kType == ElementType::kE3M2 ? formats::ScaleType::kE8M0
+                                                                          : formats::ScaleType::kNone,
+      .channels = kType == ElementType::kE2M1 || kType == ElementType::kE3M2 ? 32 : 0};
+  using KvType = std::conditional_t<kStatic, StaticKvType<Tested>, RuntimeKvType<DecodeKindOf(kType)>>;
 };
 
 template <class T>
@@ -66,11 +66,11 @@ using Codes = ::testing::Types<
     Tested<ElementType::kE3M2, true>, Tested<ElementType::kLloyd4, false>, Tested<ElementType::kLloyd3, false>>;
 TYPED_TEST_SUITE(GpuCodesTest, Codes);
 
-constexpr int kHeadDim = 96;  // three blocks; the lanes of one take parts of units of the narrowest plane
+constexpr int kHeadDim = 96;  // three blocks; lanes share units of the narrowest section
 
-// Rows of tokens in the cache's layout, as the lanes load them.
-struct LaidOut {
-  static int Token(int token) { return token; }
+// A cell in the cache layout, with the kernels' load interface.
+struct TestCell {
+  static int WrapToken(int token) { return token; }
   std::vector<uint8_t> bytes;
   Vec4 Codes4(int offset) const { return LoadAligned<Vec4>(bytes.data() + offset); }
   Vec2 Codes2(int offset) const { return LoadAligned<Vec2>(bytes.data() + offset); }
@@ -87,7 +87,7 @@ struct Rows {
     for (int token = 0; token < tokens; ++token) {
       std::vector<uint8_t> row(static_cast<size_t>(row_bytes));
       for (uint8_t& byte : row) byte = static_cast<uint8_t>(random());
-      // Of f32 only what three terms hold: the last one of tiny values would be subnormal, or less.
+      // f32 in the range that three terms represent: the last term of smaller values would be subnormal.
       for (size_t i = 3; kElementType == ElementType::kFp32 && i < row.size(); i += 4)
         row[i] = (row[i] & 0xbfU) | 0x30U;
       for (int byte = 0; byte < row_bytes; ++byte) {
@@ -97,7 +97,7 @@ struct Rows {
       values.push_back(Decode<kElementType>(row, kHeadDim));
     }
   }
-  LaidOut cell;
+  TestCell cell;
   std::vector<std::vector<float>> values;  // [token][channel]
 };
 
@@ -109,20 +109,20 @@ void ForFour(Visit visit) {
   visit(std::integral_constant<int, 3>{});
 }
 
-TYPED_TEST(GpuCodesTest, KeysOfALane) {
-  using Side = typename TypeParam::Side;
-  using Operand = KeyOperand<Side>;
+TYPED_TEST(GpuCodesTest, KeyOperandsHoldTheValues) {
+  using KvType = typename TypeParam::KvType;
+  using Operand = KeyOperand<KvType>;
   constexpr ElementType kElementType = TypeParam::kElementType;
-  const KvTypeDesc code = MakeKvTypeDesc(kElementType, TypeParam::kScaling);
-  const Side side(code);
+  const KvTypeDesc desc = MakeKvTypeDesc(kElementType, TypeParam::kScaling);
+  const KvType type(desc);
   for (uint32_t seed = 0; seed < 16; ++seed) {
     const Rows<kElementType> rows(formats::SideKind::kK, 32, seed);
     for (int block = 0; block < kHeadDim / 32; ++block) {
       for (int lane = 0; lane < kWarp; ++lane) {
         const int g = lane / 4, t = lane % 4;
-        typename Operand::Words words;
-        Operand::Load(side, rows.cell, kHeadDim, block, t,
-                      g / 4 * 2 * kHeadDim * formats::CodeBits(kElementType) + g % 4 * 16, words);
+        typename Operand::Raw raw;
+        Operand::Load(type, rows.cell, kHeadDim, block, t,
+                      g / 4 * 2 * kHeadDim * formats::CodeBits(kElementType) + g % 4 * 16, raw);
         for (int j = 0; j < 4; ++j) {
           ForFour([&](auto pair) {
             constexpr int kPair = decltype(pair)::value;
@@ -130,10 +130,10 @@ TYPED_TEST(GpuCodesTest, KeysOfALane) {
               const int channel = 32 * block + Operand::Channel(kPair, half, t);
               const float expected = rows.values[static_cast<size_t>(4 * g + j)][static_cast<size_t>(channel)];
               float found = 0;
-              for (int term = 0; term < Side::kCodeTerms; ++term) {
-                found += Half(Operand::template Pair<kPair>(side, words, j, t, term), half, Side::kBf16);
+              for (int term = 0; term < KvType::kCodeTerms; ++term) {
+                found += Half(Operand::template Pair<kPair>(type, raw, j, t, term), half, KvType::kBf16);
               }
-              ASSERT_TRUE(Same(found * code.unit, expected)) << "token " << 4 * g + j << " channel " << channel;
+              ASSERT_TRUE(Same(found * desc.unit, expected)) << "token " << 4 * g + j << " channel " << channel;
             }
           });
         }
@@ -142,32 +142,32 @@ TYPED_TEST(GpuCodesTest, KeysOfALane) {
   }
 }
 
-TYPED_TEST(GpuCodesTest, ValuesOfALane) {
-  using Side = typename TypeParam::Side;
-  using Operand = ValueOperand<Side>;
+TYPED_TEST(GpuCodesTest, ValueOperandsHoldTheValues) {
+  using KvType = typename TypeParam::KvType;
+  using Operand = ValueOperand<KvType>;
   constexpr ElementType kElementType = TypeParam::kElementType;
-  if constexpr (DecodeKindOf(kElementType) != DecodeKind::kLloyd) {  // keys only
-    const KvTypeDesc code = MakeKvTypeDesc(kElementType, TypeParam::kScaling);
-    const Side side(code);
+  if constexpr (DecodeKindOf(kElementType) != DecodeKind::kLloyd) {  // Lloyd-Max codes are for keys only
+    const KvTypeDesc desc = MakeKvTypeDesc(kElementType, TypeParam::kScaling);
+    const KvType type(desc);
     for (uint32_t seed = 0; seed < 16; ++seed) {
       const Rows<kElementType> rows(formats::SideKind::kV, 32, seed);
       for (int block = 0; block < kHeadDim / 32; ++block) {
         for (int lane = 0; lane < kWarp; ++lane) {
           const int g = lane / 4, t = lane % 4;
-          typename Operand::Words words;
-          Operand::Load(side, rows.cell, kHeadDim, block, lane, words);
+          typename Operand::Raw raw;
+          Operand::Load(type, rows.cell, kHeadDim, block, lane, raw);
           ForFour([&](auto index) {
             constexpr int kChannel = decltype(index)::value;
             const int channel = 32 * block + 4 * g + kChannel;
             float found[8] = {};
-            for (int term = 0; term < Side::kCodeTerms; ++term) {
+            for (int term = 0; term < KvType::kCodeTerms; ++term) {
               uint32_t pairs[4];
-              Operand::template Pairs<kChannel>(side, words, g, term, pairs);
-              for (int token = 0; token < 8; ++token) found[token] += Half(pairs[token % 4], token / 4, Side::kBf16);
+              Operand::template Pairs<kChannel>(type, raw, g, term, pairs);
+              for (int token = 0; token < 8; ++token) found[token] += Half(pairs[token % 4], token / 4, KvType::kBf16);
             }
             for (int token = 0; token < 8; ++token) {
               const float expected = rows.values[static_cast<size_t>(8 * t + token)][static_cast<size_t>(channel)];
-              ASSERT_TRUE(Same(found[token] * code.unit, expected))
+              ASSERT_TRUE(Same(found[token] * desc.unit, expected))
                   << "token " << 8 * t + token << " channel " << channel;
             }
           });
@@ -177,10 +177,10 @@ TYPED_TEST(GpuCodesTest, ValuesOfALane) {
   }
 }
 
-// GPUs before sm_89 have no instruction for it.
-TEST(GpuCodesTest, E4m3InSteps) {
+// Used on GPUs before sm_89.
+TEST(GpuCodesTest, EmulatedE4m3ConversionIsExact) {
   for (uint32_t bytes = 0; bytes < 0x10000; ++bytes) {
-    const uint32_t found = E4m3ToF16InSteps(bytes);
+    const uint32_t found = E4m3ToF16Emulated(bytes);
     for (int half = 0; half < 2; ++half) {
       ASSERT_TRUE(Same(Half(found, half), Half(E4m3ToF16(bytes), half))) << std::hex << bytes;
     }

@@ -1,5 +1,5 @@
-// A layer of experts on a GPU, emulated and (where there is one) real: the sum of its experts, each by the linear
-// layers of its own, and bits that do not depend on the number of rows.
+// An MoE layer on an emulated and, if present, a real GPU: the weighted sum of its experts' linear layers, with bits
+// that do not depend on the number of rows.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "emulated/gpus.h"
-#include "kernels/cuda/gpu_ops.h"
+#include "kernels/cuda/cuda_context.h"
 #include "kernels/random_values.h"
 #include "tolerance.h"
 
@@ -34,13 +34,13 @@ class GpuExpertsTest : public testing::GpuTestBase, public ::testing::WithParamI
   std::vector<float> Download(const Buffer& buffer) {
     std::vector<float> values(buffer.bytes() / sizeof(float));
     gpu_->device().CopyOut(values.data(), buffer.data(), buffer.bytes());
-    gpu_->Check();
+    gpu_->device().Synchronize();
     return values;
   }
 
   ExpertWeights MakeExpert(WeightType store, uint32_t seed) {
-    const auto make = [&](int64_t out, int64_t in, uint32_t of) {
-      const std::vector<float> w = RandomValues(out * in, of);
+    const auto make = [&](int64_t out, int64_t in, uint32_t w_seed) {
+      const std::vector<float> w = RandomValues(out * in, w_seed);
       const WeightView view{.data = w.data(), .dtype = DType::kF32, .out = out, .in = in};
       return ops_->MakeLinear({&view, 1}, {}, store);
     };
@@ -59,7 +59,7 @@ class GpuExpertsTest : public testing::GpuTestBase, public ::testing::WithParamI
 INSTANTIATE_TEST_SUITE_P(Gpus, GpuExpertsTest, ::testing::ValuesIn(testing::Gpus()),
                          [](const auto& param) { return param.param; });
 
-// Weights of a row's experts, 0 of those that are not chosen: the rule of models/experts.cc, in doubles.
+// Expert weights of a row, 0 for unselected ones: the routing rule of models/experts.cc in doubles.
 std::vector<double> Weights(const float* logits, const std::vector<float>& e_score_correction_bias,
                             const MoeConfig& moe) {
   const auto count = static_cast<size_t>(moe.num_experts);
@@ -85,10 +85,10 @@ std::vector<double> Weights(const float* logits, const std::vector<float>& e_sco
   const size_t size = count / static_cast<size_t>(moe.n_group);
   std::vector<double> groups;
   for (size_t first = 0; first < count; first += size) {
-    std::vector<double> of_group(choices.begin() + static_cast<int64_t>(first),
-                                 choices.begin() + static_cast<int64_t>(first + size));
-    std::sort(of_group.rbegin(), of_group.rend());
-    groups.push_back(of_group[0] + (moe.scoring_func == ScoringFunc::kSigmoid ? of_group[1] : 0));
+    std::vector<double> group_choices(choices.begin() + static_cast<int64_t>(first),
+                                      choices.begin() + static_cast<int64_t>(first + size));
+    std::sort(group_choices.rbegin(), group_choices.rend());
+    groups.push_back(group_choices[0] + (moe.scoring_func == ScoringFunc::kSigmoid ? group_choices[1] : 0));
   }
   const std::vector<size_t> kept = best(groups, moe.topk_group);
   for (size_t i = 0; i < count; ++i) {
@@ -108,7 +108,7 @@ struct ExpertCase {
 const ExpertCase kExpertCases[] = {
     {{.num_experts = 7, .num_experts_per_tok = 3, .routed_scaling_factor = 1.5F},
      WeightType::kBf16,
-     40},  // tiles of 32 rows; of few rows, of 8
+     40},  // tiles of 32 rows; few rows: tiles of 8
 #ifndef KVANTA_SANITIZED
     {{.num_experts = 12, .num_experts_per_tok = 4, .n_group = 4, .topk_group = 2}, WeightType::kInt4, 9},
     {{.num_experts = 64,
@@ -120,12 +120,12 @@ const ExpertCase kExpertCases[] = {
       .routed_scaling_factor = 2.5F},
      WeightType::kInt8,
      20},
-    {{.num_experts = 5, .num_experts_per_tok = 2}, WeightType::kF32, 530},  // more than go through it at once
-    {{.num_experts = 3, .num_experts_per_tok = 3}, WeightType::kF16, 33},   // every expert has every row
+    {{.num_experts = 5, .num_experts_per_tok = 2}, WeightType::kF32, 530},  // more rows than one pass takes
+    {{.num_experts = 3, .num_experts_per_tok = 3}, WeightType::kF16, 33},   // every row goes to every expert
 #endif
 };
 
-TEST_P(GpuExpertsTest, ALayerIsTheSumOfItsExpertsWhateverTheRows) {
+TEST_P(GpuExpertsTest, MatchesTheSumOfItsExpertsForAnyRowCount) {
   uint32_t seed = 1;
   for (const auto& [moe, store, rows] : kExpertCases) {
     SCOPED_TRACE(::testing::Message() << moe.num_experts_per_tok << " of " << moe.num_experts << ", " << rows
@@ -146,12 +146,13 @@ TEST_P(GpuExpertsTest, ALayerIsTheSumOfItsExpertsWhateverTheRows) {
     }
     for (int expert = 0; expert < moe.num_experts; ++expert, seed += 2) {
       experts.push_back(MakeExpert(store, seed));
-      const Buffer both = Upload(std::vector<float>(static_cast<size_t>(rows * 2 * kIntermediateSize)));
-      const Buffer gated = Upload(std::vector<float>(static_cast<size_t>(rows * kIntermediateSize))), made = Upload(x);
-      experts.back().gate_up->Forward(device_x.as<float>(), rows, both.as<float>(), 2 * kIntermediateSize);
-      ops_->ActivateMul(Activation::kSilu, both.as<float>(), rows, kIntermediateSize, gated.as<float>());
-      experts.back().down->Forward(gated.as<float>(), rows, made.as<float>(), kHidden);
-      const std::vector<float> own = Download(made);
+      const Buffer gate_up = Upload(std::vector<float>(static_cast<size_t>(rows * 2 * kIntermediateSize)));
+      const Buffer gated = Upload(std::vector<float>(static_cast<size_t>(rows * kIntermediateSize))),
+                   expert_out = Upload(x);
+      experts.back().gate_up->Forward(device_x.as<float>(), rows, gate_up.as<float>(), 2 * kIntermediateSize);
+      ops_->ActivateMul(Activation::kSilu, gate_up.as<float>(), rows, kIntermediateSize, gated.as<float>());
+      experts.back().down->Forward(gated.as<float>(), rows, expert_out.as<float>(), kHidden);
+      const std::vector<float> own = Download(expert_out);
       for (size_t i = 0; i < own.size(); ++i) {
         const double part = double{own[i]} * weights[i / kHidden][static_cast<size_t>(expert)];
         expected[i] += part;
@@ -163,7 +164,7 @@ TEST_P(GpuExpertsTest, ALayerIsTheSumOfItsExpertsWhateverTheRows) {
     for (size_t i = 0; i < found.size(); ++i) {
       ASSERT_NEAR(found[i], expected[i], testing::kGpuRowTolerance * magnitudes[i] + 1e-30) << "row " << i / kHidden;
     }
-    for (int64_t first = 0; first < std::min<int64_t>(rows, 45);) {  // one row, then two, ...
+    for (int64_t first = 0; first < std::min<int64_t>(rows, 45);) {  // batches of growing size
       const int64_t count = std::min(1 + first / 3, rows - first);
       const std::vector<float> some = Forward(*layer, device_x, device_logits, moe.num_experts, first, count);
       for (size_t i = 0; i < some.size(); ++i) {
@@ -175,8 +176,8 @@ TEST_P(GpuExpertsTest, ALayerIsTheSumOfItsExpertsWhateverTheRows) {
   }
 }
 
-// Rows of a bucket that nobody reads may hold anything.
-TEST_P(GpuExpertsTest, RowsThatAreNotFiniteStayAlone) {
+// Padding rows of a graph bucket may hold NaN.
+TEST_P(GpuExpertsTest, NonFiniteRowsDoNotAffectOthers) {
   const MoeConfig moe{.num_experts = 9, .num_experts_per_tok = 2, .n_group = 3, .topk_group = 2};
   constexpr int64_t kRows = 4;
   const std::vector<float> x = RandomValues(kRows * kHidden, 90);

@@ -1,5 +1,5 @@
-// A model's operations on a GPU, emulated and (where there is one) real: linear layers against doubles on the stored
-// values, the others against the CPU's, and bits that do not depend on the number of rows.
+// A model's operations on an emulated and, if present, a real GPU: linear layers against doubles on the stored weights,
+// others against the CPU; bits do not depend on the number of rows.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "emulated/gpus.h"
-#include "kernels/cuda/gpu_ops.h"
+#include "kernels/cuda/cuda_context.h"
 #include "kernels/linear/weight_blocks.h"
 #include "kernels/random_values.h"
 #include "kvanta/error.h"
@@ -38,7 +38,7 @@ class GpuOpsTest : public testing::GpuTestBase, public ::testing::WithParamInter
   std::vector<T> Download(const Buffer& buffer) {
     std::vector<T> values(buffer.bytes() / sizeof(T));
     gpu_->device().CopyOut(values.data(), buffer.data(), buffer.bytes());
-    gpu_->Check();
+    gpu_->device().Synchronize();
     return values;
   }
 
@@ -50,32 +50,32 @@ class GpuOpsTest : public testing::GpuTestBase, public ::testing::WithParamInter
 INSTANTIATE_TEST_SUITE_P(Gpus, GpuOpsTest, ::testing::ValuesIn(testing::Gpus()),
                          [](const auto& param) { return param.param; });
 
-// x as a product sees it: rounded to bf16 beside weights of bf16; beside others, to f16 in units of a power of two.
+// x as the matrix product uses it: rounded to bf16 for bf16 weights, otherwise to f16 after scaling by a power of two.
 std::vector<float> Rounded(const float* x, int64_t in, WeightType store) {
   std::vector<float> result(x, x + in);
   if (store == WeightType::kF32) return result;
   float largest = 0;
   for (const float value : result) largest = std::max(largest, std::abs(value));
-  const float times = store == WeightType::kBf16 ? 1.0F : std::ldexp(1.0F, 14 - std::ilogb(largest));
+  const float scale = store == WeightType::kBf16 ? 1.0F : std::ldexp(1.0F, 14 - std::ilogb(largest));
   for (float& value : result) {
     value =
-        store == WeightType::kBf16 ? Bf16ToFloat(FloatToBf16(value)) : Fp16ToFloat(FloatToFp16(value * times)) / times;
+        store == WeightType::kBf16 ? Bf16ToFloat(FloatToBf16(value)) : Fp16ToFloat(FloatToFp16(value * scale)) / scale;
   }
   return result;
 }
 
 constexpr WeightType kStores[] = {WeightType::kBf16, WeightType::kInt8, WeightType::kInt4, WeightType::kF16,
                                   WeightType::kF32};
-// Rows of a tile of each kind, and of several.
+// Row counts below and above each tile.
 constexpr int64_t kRows[] = {1,  2, 3, 8, 17, 64,
 #ifndef KVANTA_SANITIZED
                              200
 #endif
 };
 
-// Layers of which each has rows of its own, side by side in x and in y: the bits that each gives them alone. More
-// layers than one launch takes, more rows than are packed at once.
-TEST_P(GpuOpsTest, AGroupIsItsLayers) {
+// A linear group gives each layer's rows the bits of that layer alone, with more layers than one launch takes and more
+// rows than are packed at once.
+TEST_P(GpuOpsTest, GroupMatchesItsLayers) {
   constexpr int64_t kOut = 24, kIn = 40;
   struct GroupSize {
     int64_t layers, rows;
@@ -108,19 +108,19 @@ TEST_P(GpuOpsTest, AGroupIsItsLayers) {
   }
 }
 
-// Of 200 channels some warps have nothing; of 2,400 each has more than it loads ahead, and the last one fewer.
-TEST_P(GpuOpsTest, LinearIsTheProductWhateverTheRows) {
+// With 200 channels some warps are idle; with 2,400 each has more units than it keeps in flight, the last warp fewer.
+TEST_P(GpuOpsTest, LinearMatchesForAnyRowCount) {
   ExpectProducts(72, 200);
 }
-TEST_P(GpuOpsTest, LongLinearIsTheProductWhateverTheRows) {
+TEST_P(GpuOpsTest, LongLinearMatchesForAnyRowCount) {
   ExpectProducts(40, 2400);
 }
 
 void GpuOpsTest::ExpectProducts(int64_t out, int64_t in) {
-  const int64_t limit = 200, stride = out + 3, split = out / 2 + 4;
-  std::vector<float> x = RandomValues(limit * in, 3);
-  for (int64_t i = 0; i < in; ++i) x[static_cast<size_t>(2 * in + i)] *= 1e4F;  // rows differ in size
-  x[static_cast<size_t>(in)] = 300;                                             // a value that dwarfs its row
+  const int64_t max_rows = 200, stride = out + 3, split = out / 2 + 4;
+  std::vector<float> x = RandomValues(max_rows * in, 3);
+  for (int64_t i = 0; i < in; ++i) x[static_cast<size_t>(2 * in + i)] *= 1e4F;  // rows of different magnitude
+  x[static_cast<size_t>(in)] = 300;                                             // an outlier in its row
   const std::vector<float> w = RandomValues(out * in, 4);
   const std::vector<float> bias = RandomValues(out, 5);
   const WeightView views[] = {{w.data(), DType::kF32, split, in},
@@ -136,14 +136,14 @@ void GpuOpsTest::ExpectProducts(int64_t out, int64_t in) {
       const std::vector<float> values = Download(row);
       stored.insert(stored.end(), values.begin(), values.end());
     }
-    // The CPU keeps the same values.
+    // The CPU stores the same values.
     const auto on_cpu = cpu_->MakeLinear(views, bias, store);
     std::vector<float> row(static_cast<size_t>(in));
     for (int64_t o = 0; o < out; ++o) {
       on_cpu->DequantizeRow(o, row.data());
       ASSERT_TRUE(std::equal(row.begin(), row.end(), stored.begin() + o * in)) << "row " << o << " of W";
     }
-    std::vector<float> first;  // of every row, from the smallest product that has it
+    std::vector<float> first;  // each row's result, from the smallest batch that has it
     for (const int64_t rows : kRows) {
       const Buffer device_y = Upload(std::vector<float>(static_cast<size_t>(rows * stride), -77.0F));
       linear->Forward(device_x.as<float>(), rows, device_y.as<float>(), stride);
@@ -151,16 +151,17 @@ void GpuOpsTest::ExpectProducts(int64_t out, int64_t in) {
       for (int64_t r = 0; r < rows; ++r) {
         ASSERT_EQ(y[static_cast<size_t>(r * stride + out)], -77.0F) << "written beyond the row";
         if (std::ssize(first) > r * out) continue;
-        const std::vector<float> seen = Rounded(x.data() + r * in, in, store);
+        const std::vector<float> rounded = Rounded(x.data() + r * in, in, store);
         for (int64_t o = 0; o < out; ++o) {
           double sum = bias[static_cast<size_t>(o)];
           double magnitudes = std::abs(sum);
           for (int64_t k = 0; k < in; ++k) {
-            const double term = double{seen[static_cast<size_t>(k)]} * double{stored[static_cast<size_t>(o * in + k)]};
+            const double term =
+                double{rounded[static_cast<size_t>(k)]} * double{stored[static_cast<size_t>(o * in + k)]};
             sum += term;
-            // Of 4 bits, a code and its minimum are summed apart.
+            // 4-bit codes and their minimum are summed separately.
             magnitudes += (store == WeightType::kInt4 ? 16 : 1) * std::abs(term) +
-                          (store == WeightType::kInt4 ? std::abs(double{seen[static_cast<size_t>(k)]}) * 4 : 0);
+                          (store == WeightType::kInt4 ? std::abs(double{rounded[static_cast<size_t>(k)]}) * 4 : 0);
           }
           ASSERT_NEAR(y[static_cast<size_t>(r * stride + o)], sum, testing::GpuDotTolerance(in, magnitudes))
               << "row " << r << " of " << rows << ", column " << o;
@@ -179,14 +180,14 @@ void GpuOpsTest::ExpectProducts(int64_t out, int64_t in) {
   }
 }
 
-TEST_P(GpuOpsTest, BlocksOfAFileAreKept) {
+TEST_P(GpuOpsTest, GgufBlocksAreKept) {
   const int64_t out = 16, in = 64;
   for (const BlockFormat format : {BlockFormat::kQ8_0, BlockFormat::kQ4_0, BlockFormat::kQ4_1}) {
     SCOPED_TRACE(Name(format));
     const int64_t blocks = out * in / kBlockWeights;
     std::vector<uint8_t> bytes(static_cast<size_t>(blocks * BlockBytes(format)));
     for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i * 37 + i / 7);
-    for (int64_t block = 0; block < blocks; ++block) {  // scales that are finite
+    for (int64_t block = 0; block < blocks; ++block) {  // finite scales
       uint8_t* at = bytes.data() + block * BlockBytes(format);
       const uint16_t scale = FloatToFp16(0.01F * static_cast<float>(block + 1));
       std::memcpy(at, &scale, 2);
@@ -224,7 +225,7 @@ void ExpectClose(const std::vector<float>& a, const std::vector<float>& b) {
   }
 }
 
-TEST_P(GpuOpsTest, RowsAreTheCpus) {
+TEST_P(GpuOpsTest, NormsAndCopiesMatchTheCpu) {
   constexpr int64_t kRowCount = 5;
   for (const int64_t width : {int64_t{24}, int64_t{600}}) {
     const int64_t stride = width + 7;
@@ -238,7 +239,7 @@ TEST_P(GpuOpsTest, RowsAreTheCpus) {
                   width);
     const std::vector<float> all = Download(out);
     ExpectClose(all, expected);
-    // A row alone has the same bits.
+    // A single row has the same bits.
     ops_->RmsNorm(device_x.as<float>() + 3 * stride, stride, device_weight.as<float>(), 1e-5F, 1, width,
                   out.as<float>(), width);
     EXPECT_EQ(std::memcmp(Download(out).data(), all.data() + 3 * width, static_cast<size_t>(width) * 4), 0);
@@ -249,7 +250,7 @@ TEST_P(GpuOpsTest, RowsAreTheCpus) {
   }
 }
 
-TEST_P(GpuOpsTest, RotationsGatesSumsAndGathersAreTheCpus) {
+TEST_P(GpuOpsTest, RopeActivateMulAddAndGatherMatchTheCpu) {
   constexpr int64_t kRowCount = 3;
   constexpr int kHeads = 3, kHeadDim = 16, kRotary = 12;
   const int64_t width = kHeads * kHeadDim, stride = width + 5;
@@ -282,10 +283,10 @@ TEST_P(GpuOpsTest, RotationsGatesSumsAndGathersAreTheCpus) {
   cpu_->Softcap(expected.data(), kRowCount, stride, 3, argmaxes.data());
   ops_->Softcap(logits.as<float>(), kRowCount, stride, 3, device_argmaxes.as<RowArgmax>());
   ExpectClose(Download(logits), expected);
-  const std::vector<RowArgmax> found = Download<RowArgmax>(device_argmaxes);
-  for (size_t row = 0; row < found.size(); ++row) {
-    EXPECT_TRUE(found[row].finite);
-    EXPECT_EQ(found[row].column, argmaxes[row].column);
+  const std::vector<RowArgmax> found_argmaxes = Download<RowArgmax>(device_argmaxes);
+  for (size_t row = 0; row < found_argmaxes.size(); ++row) {
+    EXPECT_TRUE(found_argmaxes[row].finite);
+    EXPECT_EQ(found_argmaxes[row].column, argmaxes[row].column);
   }
 
   expected = x;
@@ -297,12 +298,12 @@ TEST_P(GpuOpsTest, RotationsGatesSumsAndGathersAreTheCpus) {
   const std::vector<int64_t> rows = {2, 0, 2, 1};
   std::vector<float> gathered(rows.size() * static_cast<size_t>(width));
   cpu_->Gather(x.data(), width, rows.data(), std::ssize(rows), gathered.data());
-  const Buffer device_rows = Upload(rows), taken = Upload(std::vector<float>(gathered.size()));
-  ops_->Gather(gate.as<float>(), width, device_rows.as<int64_t>(), std::ssize(rows), taken.as<float>());
-  EXPECT_EQ(Download(taken), gathered);
+  const Buffer device_rows = Upload(rows), found = Upload(std::vector<float>(gathered.size()));
+  ops_->Gather(gate.as<float>(), width, device_rows.as<int64_t>(), std::ssize(rows), found.as<float>());
+  EXPECT_EQ(Download(found), gathered);
 }
 
-TEST_P(GpuOpsTest, EmbeddingIsARowOfTheWeight) {
+TEST_P(GpuOpsTest, EmbeddingMatchesTheCpu) {
   const int64_t vocab = 50, width = 72;
   const std::vector<float> w = RandomValues(vocab * width, 11);
   const WeightView view{w.data(), DType::kF32, vocab, width};
@@ -319,7 +320,7 @@ TEST_P(GpuOpsTest, EmbeddingIsARowOfTheWeight) {
   }
 }
 
-TEST_P(GpuOpsTest, ArgmaxesAreTheFirstOfTheLargest) {
+TEST_P(GpuOpsTest, ArgmaxIsTheFirstMaximum) {
   const int64_t vocab = 700, rows = 4;
   std::vector<float> w(static_cast<size_t>(vocab * 32));
   for (int64_t token = 0; token < vocab; ++token) {  // row r's logits: a hash of token and r
@@ -336,7 +337,7 @@ TEST_P(GpuOpsTest, ArgmaxesAreTheFirstOfTheLargest) {
   linear->Forward(device_x.as<float>(), rows, y.as<float>(), vocab, argmaxes.as<RowArgmax>());
   const std::vector<RowArgmax> found = Download<RowArgmax>(argmaxes);
   for (int64_t r = 0; r < rows; ++r) {
-    // An infinite weight times zero is no number in the other rows, too.
+    // The infinite weight times zero is NaN in the other rows.
     EXPECT_FALSE(found[static_cast<size_t>(r)].finite);
   }
   w[static_cast<size_t>(123 * 32 + 2)] = 0;

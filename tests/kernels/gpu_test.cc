@@ -1,4 +1,4 @@
-// What the library says of the machine's GPUs.
+// Detection of this machine's GPUs.
 #include "kernels/cuda/cuda_context.h"
 
 #include <gmock/gmock.h>
@@ -9,14 +9,14 @@
 namespace kvanta::kernels {
 namespace {
 
-// A GPU that there is needs no words; one that is not there, or cannot be used, says why in one line.
-TEST(GpuTest, SaysWhatIsMissing) {
+// Without a usable GPU, MissingForCuda gives the reason in one line.
+TEST(GpuTest, MissingForCudaGivesTheReason) {
   const std::string missing = MissingForCuda();
-  EXPECT_EQ(missing, MissingForCuda());  // asking changes nothing
+  EXPECT_EQ(missing, MissingForCuda());  // no side effects
   if (missing.empty()) GTEST_SKIP() << "this machine has a GPU";
-  EXPECT_THAT(missing, ::testing::AnyOf(::testing::HasSubstr("this build is without CUDA"),
-                                        ::testing::HasSubstr("NVIDIA driver"), ::testing::HasSubstr("the kernels need"),
-                                        ::testing::HasSubstr("the CUDA runtime says")));
+  EXPECT_THAT(missing, ::testing::AnyOf(::testing::HasSubstr("no CUDA support"), ::testing::HasSubstr("NVIDIA driver"),
+                                        ::testing::HasSubstr("the kernels require"),
+                                        ::testing::HasSubstr("CUDA runtime error")));
   EXPECT_EQ(missing.find('\n'), std::string::npos);
 }
 

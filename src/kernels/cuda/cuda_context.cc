@@ -11,15 +11,15 @@ namespace kvanta::kernels {
 std::string MissingForCuda() {
   const CudaProbe probe = ProbeCuda();
   const auto version = [](int number) { return fmt::format("{}.{}", number / 1000, number % 1000 / 10); };
-  if (probe.driver_missing) return "this machine has no NVIDIA driver";
+  if (probe.driver_missing) return "no NVIDIA driver is installed";
   if (probe.driver_old) {
-    return fmt::format("the NVIDIA driver knows CUDA {}, this build needs {}", version(probe.driver_version),
+    return fmt::format("the NVIDIA driver supports CUDA {}; this build requires {}", version(probe.driver_version),
                        version(probe.runtime_version));
   }
-  if (probe.error != 0) return fmt::format("the CUDA runtime says: {}", probe.error_text);
-  if (probe.devices == 0) return "this machine has an NVIDIA driver, but no GPU that it may use";
+  if (probe.error != 0) return fmt::format("CUDA runtime error: {}", probe.error_text);
+  if (probe.devices == 0) return "the NVIDIA driver reports no usable GPU";
   if (probe.capability < kMinCapability) {
-    return fmt::format("{} has compute capability {}.{}, the kernels need {}.{} or more", probe.name,
+    return fmt::format("{} has compute capability {}.{}; the kernels require {}.{} or higher", probe.name,
                        probe.capability / 10, probe.capability % 10, kMinCapability / 10, kMinCapability % 10);
   }
   return "";
@@ -27,11 +27,11 @@ std::string MissingForCuda() {
 
 std::string CudaUnit() {
   if (!MissingForCuda().empty()) return "";
-  return ProbeCuda().capability >= 90 ? "sm90" : "sm80";  // what the code is made for
+  return ProbeCuda().capability >= 90 ? "sm90" : "sm80";  // compiled architectures
 }
 #else
 std::string MissingForCuda() {
-  return "this build is without CUDA (KVANTA_CUDA=OFF, or no usable nvcc was found)";
+  return "this build has no CUDA support (KVANTA_CUDA=OFF, or no usable nvcc was found)";
 }
 
 std::string CudaUnit() {

@@ -1,4 +1,4 @@
-// The machine's best GPU: its memory, one stream, and launches on it.
+// CudaContext over the CUDA runtime: device memory, one stream, launches on it.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -10,24 +10,24 @@
 #include <type_traits>
 #include <utility>
 
+#include "base/math.h"
+#include "kernels/cuda/cuda_context.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/entries.h"
-#include "kernels/cuda/cuda_context.h"
-#include "kernels/cuda/model_entries.h"
 #include "kernels/cuda/probe.h"
 #include "kvanta/error.h"
 
 namespace kvanta::kernels {
 namespace {
 
-// Throws with what was tried; the runtime forgets the error.
-void Require(cudaError_t error, const std::string& what) {
+// Throws with the name of the action that failed, and clears the runtime's error.
+void Require(cudaError_t error, const std::string& action) {
   if (error == cudaSuccess) return;
   cudaGetLastError();
-  throw ResourceError(what + ": " + cudaGetErrorString(error));
+  throw ResourceError(action + ": " + cudaGetErrorString(error));
 }
 
-// What the runtime hands out, given back when its owner goes or was never finished.
+// Owners of runtime objects.
 struct DestroyStream {
   void operator()(cudaStream_t stream) const { cudaStreamDestroy(stream); }
 };
@@ -51,12 +51,12 @@ using HostMemory = std::unique_ptr<void, FreeHost>;
 
 Stream MakeStream() {
   cudaStream_t stream = nullptr;
-  Require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream");
+  Require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
   return Stream(stream);
 }
 Event MakeEvent(unsigned flags) {
   cudaEvent_t event = nullptr;
-  Require(cudaEventCreateWithFlags(&event, flags), "making an event");
+  Require(cudaEventCreateWithFlags(&event, flags), "creating an event");
   return Event(event);
 }
 HostMemory MakeHostMemory(size_t bytes) {
@@ -66,60 +66,60 @@ HostMemory MakeHostMemory(size_t bytes) {
   return HostMemory(memory);
 }
 
-// Where this thread's launches go instead, while they are recorded: other engines' threads go on with the GPU's stream.
-thread_local cudaStream_t recording = nullptr;
+// Stream of this thread's launches during capture; other threads continue to use the context's stream.
+thread_local cudaStream_t capturing = nullptr;
 
-void RefuseRecorded(const char* what) {
-  if (recording != nullptr) throw Error(std::string(what) + " cannot be part of launches that are recorded");
+void CheckNotCapturing(const char* action) {
+  if (capturing != nullptr) throw Error(std::string(action) + " cannot be captured in a CUDA graph");
 }
 
-// The first error of a launch, for who waits next, and all who wait after: what the GPU holds is not to be trusted.
+// The first launch error, thrown by every later synchronization: device memory is undefined after it.
 class FirstError {
  public:
-  void Keep(cudaError_t error, const char* where) noexcept {
+  void Record(cudaError_t error, const char* action) noexcept {
     if (error == cudaSuccess) return;
     const std::lock_guard lock(mutex_);
     if (error_ != cudaSuccess) return;
     error_ = error;
-    where_ = where;
+    action_ = action;
   }
   void Throw(const std::string& gpu) {
     const std::lock_guard lock(mutex_);
     if (error_ == cudaSuccess) return;
-    throw ResourceError(std::string(where_) + " failed on " + gpu + ": " + cudaGetErrorString(error_));
+    throw ResourceError(std::string(action_) + " failed on " + gpu + ": " + cudaGetErrorString(error_));
   }
 
  private:
   std::mutex mutex_;
   cudaError_t error_ = cudaSuccess;
-  const char* where_ = "";
+  const char* action_ = "";
 };
 
-// Page-locked memory through which everything goes to the GPU: a copy from it is asynchronous and at the bus's full
-// speed. Two halves: one is filled while the other's copies may still run. Engines of a process share it.
+// Double-buffered page-locked memory for copies to the GPU, which are then asynchronous and at full bus bandwidth.
+// Shared by a process's engines.
 class Staging {
  public:
-  explicit Staging(cudaStream_t stream) : stream_(stream), memory_(MakeHostMemory(2 * kHalf)) {
+  explicit Staging(cudaStream_t stream) : stream_(stream), memory_(MakeHostMemory(2 * kHalfBytes)) {
     for (Event& event : copied_) event = MakeEvent(cudaEventDisableTiming);
   }
 
   void Copy(void* device, const void* host, size_t bytes) {
     const std::lock_guard lock(mutex_);
     for (size_t done = 0; done < bytes;) {
-      if (used_ == kHalf) SwapHalf();
-      const size_t piece = std::min(bytes - done, kHalf - used_);
-      auto* staged = static_cast<uint8_t*>(memory_.get()) + half_ * kHalf + used_;
+      if (used_ == kHalfBytes) SwapHalf();
+      const size_t piece = std::min(bytes - done, kHalfBytes - used_);
+      auto* staged = static_cast<uint8_t*>(memory_.get()) + half_ * kHalfBytes + used_;
       std::memcpy(staged, static_cast<const uint8_t*>(host) + done, piece);
       Require(cudaMemcpyAsync(static_cast<uint8_t*>(device) + done, staged, piece, cudaMemcpyHostToDevice, stream_),
               "copying to the GPU");
       done += piece;
-      used_ = std::min(kHalf, (used_ + piece + kAlignment - 1) / kAlignment * kAlignment);
+      used_ = std::min(kHalfBytes, used_ + static_cast<size_t>(RoundUp(static_cast<int64_t>(piece), kAlignment)));
     }
   }
 
  private:
-  static constexpr size_t kHalf = size_t{4} << 20;
-  static constexpr size_t kAlignment = 64;
+  static constexpr size_t kHalfBytes = size_t{4} << 20;
+  static constexpr int64_t kAlignment = 64;
 
   void SwapHalf() {
     Require(cudaEventRecord(copied_[half_].get(), stream_), "recording an event");
@@ -136,7 +136,7 @@ class Staging {
   size_t used_ = 0;
 };
 
-// Each thread has a current device of its own, the first one until it says otherwise.
+// The current device is per thread, so every call sets it.
 class CudaDevice final : public Device {
  public:
   CudaDevice(int device, cudaStream_t stream, FirstError& first_error)
@@ -150,11 +150,11 @@ class CudaDevice final : public Device {
 
   Buffer Allocate(size_t bytes) override {
     void* data = nullptr;
-    RefuseRecorded("allocating memory");
+    CheckNotCapturing("an allocation");
     Use();
     Require(cudaMalloc(&data, std::max<size_t>(bytes, 1)),
             "allocating " + std::to_string(bytes) + " bytes of GPU memory");
-    // cudaFree waits for what was launched: nothing that still runs reads memory that is gone.
+    // cudaFree synchronizes: no running kernel can still read the memory.
     std::shared_ptr<void> owned(data, [](void* memory) { cudaFree(memory); });
     Require(cudaMemsetAsync(data, 0, bytes, stream_), "clearing GPU memory");
     return {std::move(owned), bytes};
@@ -167,27 +167,27 @@ class CudaDevice final : public Device {
     return {std::move(owned), bytes};
   }
   void CopyIn(void* device, const void* host, size_t bytes) override {
-    RefuseRecorded("a copy from the host");
+    CheckNotCapturing("a copy from the host");
     Use();
     staging_.Copy(device, host, bytes);
   }
   void CopyOut(void* host, const void* device, size_t bytes) override {
     CopyOutAsync(host, device, bytes);
-    Wait();
+    Synchronize();
   }
   void CopyOutAsync(void* host, const void* device, size_t bytes) override {
     Use();
-    Require(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, recording != nullptr ? recording : stream_),
+    Require(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, capturing != nullptr ? capturing : stream_),
             "copying from the GPU");
   }
-  void Wait() override {
-    RefuseRecorded("waiting");
+  void Synchronize() override {
+    CheckNotCapturing("synchronization");
     Use();
-    first_error_.Keep(cudaStreamSynchronize(stream_), "a kernel");
+    first_error_.Record(cudaStreamSynchronize(stream_), "a kernel");
     first_error_.Throw(name_);
   }
   void Fill(void* device, uint8_t byte, size_t bytes) override {
-    RefuseRecorded("filling memory");
+    CheckNotCapturing("a fill");
     Use();
     Require(cudaMemsetAsync(device, byte, bytes, stream_), "filling GPU memory");
   }
@@ -195,12 +195,12 @@ class CudaDevice final : public Device {
     size_t available = 0;
     size_t total = 0;
     Use();
-    Require(cudaMemGetInfo(&available, &total), "asking for the GPU's memory");
+    Require(cudaMemGetInfo(&available, &total), "querying the GPU's free memory");
     return static_cast<int64_t>(available);
   }
 
  private:
-  void Use() const { Require(cudaSetDevice(device_), "choosing the GPU"); }
+  void Use() const { Require(cudaSetDevice(device_), "selecting the GPU"); }
 
   int device_;
   cudaStream_t stream_;
@@ -209,69 +209,69 @@ class CudaDevice final : public Device {
   Staging staging_;
 };
 
-class CudaContextImpl final : public CudaContext {
+class CudaRuntimeContext final : public CudaContext {
  public:
-  explicit CudaContextImpl(const CudaProbe& probe) : name_("cuda-" + CudaUnit()), index_(probe.best) {
-    Require(cudaSetDevice(index_), "choosing the GPU");
+  explicit CudaRuntimeContext(const CudaProbe& probe) : name_("cuda-" + CudaUnit()), index_(probe.best) {
+    Require(cudaSetDevice(index_), "selecting the GPU");
     Require(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, index_),
-            "asking for the GPU's multiprocessors");
+            "querying the GPU's multiprocessors");
     stream_ = MakeStream();
     device_ = std::make_unique<CudaDevice>(index_, stream_.get(), first_error_);
   }
-  ~CudaContextImpl() override { cudaStreamSynchronize(stream_.get()); }
-  CudaContextImpl(const CudaContextImpl&) = delete;
-  CudaContextImpl& operator=(const CudaContextImpl&) = delete;
+  ~CudaRuntimeContext() override { cudaStreamSynchronize(stream_.get()); }
+  CudaRuntimeContext(const CudaRuntimeContext&) = delete;
+  CudaRuntimeContext& operator=(const CudaRuntimeContext&) = delete;
 
   std::string Name() const override { return name_; }
   Device& device() noexcept override { return *device_; }
   int Multiprocessors() const noexcept override { return multiprocessors_; }
 
-  void Append(int kernel, const cuda::AppendParams& side) noexcept override {
+  void Append(int kernel, const cuda::AppendParams& params) noexcept override {
     Use();
-    constexpr int kBlocksOfOne = 8;  // of a multiprocessor
-    cuda::LaunchAppend(kernel, side, kBlocksOfOne * multiprocessors_, Current());
-    Keep(cudaPeekAtLastError(), "an append kernel");
+    constexpr int kBlocksPerSm = 8;
+    cuda::LaunchAppend(kernel, params, kBlocksPerSm * multiprocessors_, Current());
+    CheckLaunch("an append kernel");
   }
-  void Attend(int kernel, const cuda::AttentionParams& layer) noexcept override {
+  void Attend(int kernel, const cuda::AttentionParams& params) noexcept override {
     Use();
-    constexpr int kBlocksOfOne = 4;  // of a multiprocessor; more than fit wait their turn
-    cuda::LaunchAttend(kernel, layer, kBlocksOfOne * multiprocessors_, Current());
-    Keep(cudaPeekAtLastError(), "an attention kernel");
-    cuda::LaunchCombine(layer, Current());
-    Keep(cudaPeekAtLastError(), "a merge kernel");
+    constexpr int kBlocksPerSm = 4;  // may exceed the resident blocks
+    cuda::LaunchAttend(kernel, params, kBlocksPerSm * multiprocessors_, Current());
+    CheckLaunch("an attention kernel");
+    cuda::LaunchCombine(params, Current());
+    CheckLaunch("a combine kernel");
   }
-  void Run(const cuda::ModelWork& work) noexcept override {
+  void Run(const cuda::ModelOp& op) noexcept override {
     Use();
-    cuda::LaunchModel(work, Current());
-    Keep(cudaPeekAtLastError(), "a kernel of the model");
+    cuda::LaunchOp(op, Current());
+    CheckLaunch("a model kernel");
   }
   void Copy(void* to, const void* from, size_t bytes) noexcept override {
     Use();
-    Keep(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, Current()), "a copy");
+    Record(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, Current()), "a copy");
   }
-  std::unique_ptr<LaunchGraph> Record(const std::function<void()>& launches) override {
-    Require(cudaSetDevice(index_), "choosing the GPU");
+  std::unique_ptr<LaunchGraph> Capture(const std::function<void()>& launches) override {
+    Require(cudaSetDevice(index_), "selecting the GPU");
     const Stream stream = MakeStream();
-    // Of this thread alone: others may allocate meanwhile.
-    Require(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), "recording launches");
-    cudaGraph_t recorded = nullptr;
+    // Thread-local mode: other threads may allocate meanwhile.
+    Require(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), "starting stream capture");
+    cudaGraph_t captured = nullptr;
     cudaError_t error = cudaSuccess;
     try {
-      recording = stream.get();
+      capturing = stream.get();
       launches();
-      recording = nullptr;
-      error = cudaStreamEndCapture(stream.get(), &recorded);
+      capturing = nullptr;
+      error = cudaStreamEndCapture(stream.get(), &captured);
     } catch (...) {
-      recording = nullptr;
-      cudaStreamEndCapture(stream.get(), &recorded);
-      const Graph dropped(recorded);
+      capturing = nullptr;
+      cudaStreamEndCapture(stream.get(), &captured);
+      const Graph dropped(captured);
       throw;
     }
-    const Graph graph(recorded);
-    Require(error, "recording launches (enforce_eager does without)");
-    cudaGraphExec_t made = nullptr;
-    Require(cudaGraphInstantiate(&made, graph.get(), 0), "making a graph of launches (enforce_eager does without)");
-    return std::make_unique<CudaGraph>(*this, GraphExec(made));
+    const Graph graph(captured);
+    Require(error, "capturing a CUDA graph (enforce_eager avoids it)");
+    cudaGraphExec_t instance = nullptr;
+    Require(cudaGraphInstantiate(&instance, graph.get(), 0), "instantiating a CUDA graph (enforce_eager avoids it)");
+    return std::make_unique<CudaGraph>(*this, GraphExec(instance));
   }
   double Seconds(const std::function<void()>& launches) override {
     Use();
@@ -282,35 +282,35 @@ class CudaContextImpl final : public CudaContext {
     Require(cudaEventRecord(end.get(), stream_.get()), "recording an event");
     Require(cudaEventSynchronize(end.get()), "waiting for the GPU");
     float milliseconds = 0;
-    Require(cudaEventElapsedTime(&milliseconds, begin.get(), end.get()), "reading the GPU's clock");
+    Require(cudaEventElapsedTime(&milliseconds, begin.get(), end.get()), "reading an event timer");
     return milliseconds * 1e-3;
   }
-  void Check() override { device_->Wait(); }
 
  private:
   class CudaGraph final : public LaunchGraph {
    public:
-    CudaGraph(CudaContextImpl& gpu, GraphExec graph) : gpu_(gpu), graph_(std::move(graph)) {}
+    CudaGraph(CudaRuntimeContext& context, GraphExec graph) : context_(context), graph_(std::move(graph)) {}
     void Run() noexcept override {
-      gpu_.Use();
-      gpu_.Keep(cudaGraphLaunch(graph_.get(), gpu_.stream_.get()), "a graph of launches");
+      context_.Use();
+      context_.Record(cudaGraphLaunch(graph_.get(), context_.stream_.get()), "a CUDA graph");
     }
 
    private:
-    CudaContextImpl& gpu_;
+    CudaRuntimeContext& context_;
     GraphExec graph_;
   };
 
-  cudaStream_t Current() const noexcept { return recording != nullptr ? recording : stream_.get(); }
-  void Use() noexcept { Keep(cudaSetDevice(index_), "choosing the GPU"); }
-  void Keep(cudaError_t error, const char* where) noexcept { first_error_.Keep(error, where); }
+  cudaStream_t Current() const noexcept { return capturing != nullptr ? capturing : stream_.get(); }
+  void Use() noexcept { Record(cudaSetDevice(index_), "selecting the GPU"); }
+  void CheckLaunch(const char* kernel) noexcept { Record(cudaPeekAtLastError(), kernel); }
+  void Record(cudaError_t error, const char* action) noexcept { first_error_.Record(error, action); }
 
   std::string name_;
   int index_;
   int multiprocessors_ = 1;
   FirstError first_error_;
   Stream stream_;
-  std::unique_ptr<CudaDevice> device_;  // gone before the stream
+  std::unique_ptr<CudaDevice> device_;  // destroyed before the stream
 };
 
 }  // namespace
@@ -318,10 +318,10 @@ class CudaContextImpl final : public CudaContext {
 std::shared_ptr<CudaContext> MakeCudaContext() {
   if (const std::string missing = MissingForCuda(); !missing.empty()) throw ResourceError(missing);
   static std::mutex mutex;
-  static std::weak_ptr<CudaContext> made;
+  static std::weak_ptr<CudaContext> shared;
   const std::lock_guard lock(mutex);
-  std::shared_ptr<CudaContext> gpu = made.lock();
-  if (gpu == nullptr) made = gpu = std::make_shared<CudaContextImpl>(ProbeCuda());
+  std::shared_ptr<CudaContext> gpu = shared.lock();
+  if (gpu == nullptr) shared = gpu = std::make_shared<CudaRuntimeContext>(ProbeCuda());
   return gpu;
 }
 

@@ -1,4 +1,4 @@
-// NVIDIA GPUs as the layers above see them: no header of CUDA is needed to use this, nor to build without.
+// NVIDIA GPUs behind an interface without CUDA headers, available in builds without CUDA, too.
 #pragma once
 
 #include <cstddef>
@@ -7,13 +7,14 @@
 #include <string>
 
 #include "base/device.h"
-#include "kernels/attention/cuda/launch.h"
-#include "kernels/cuda/model_work.h"
+#include "kernels/attention/cuda/attention_params.h"
+#include "kernels/cuda/model_ops.h"
 #include "kernels/launch_graph.h"
+#include "kernels/ops.h"
 
 namespace kvanta::kernels {
 
-// One GPU: its memory and its kernels, in one order. Tests have one that is emulated.
+// One GPU: its memory and one stream of kernels. Tests use an emulated one.
 class CudaContext {
  public:
   virtual ~CudaContext() = default;
@@ -21,37 +22,36 @@ class CudaContext {
   virtual Device& device() noexcept = 0;
   virtual int Multiprocessors() const noexcept = 0;
 
-  // Launches; `kernel` is an index that cuda::FindAppend or FindAttend gave. They run in the order of the calls, after
-  // copies that began before; an error is kept for Check, and for the device's Wait and CopyOut.
-  virtual void Append(int kernel, const cuda::AppendParams& side) noexcept = 0;
-  virtual void Attend(int kernel, const cuda::AttentionParams& layer) noexcept = 0;  // all runs, and their merge
-  virtual void Run(const cuda::ModelWork& work) noexcept = 0;                        // at least one block
-  // Within the GPU's memory, in that order, too.
-  virtual void Copy(void* to, const void* from, size_t bytes) noexcept = 0;
+  // Asynchronous launches, in call order and after earlier copies; `kernel` is an index from cuda::FindAppend or
+  // FindAttend. Errors are kept, and thrown by the device's Synchronize and CopyOut.
+  virtual void Append(int kernel, const cuda::AppendParams& params) noexcept = 0;
+  virtual void Attend(int kernel,
+                      const cuda::AttentionParams& params) noexcept = 0;     // KV splits, then their combination
+  virtual void Run(const cuda::ModelOp& op) noexcept = 0;                    // grid must not be empty
+  virtual void Copy(void* to, const void* from, size_t bytes) noexcept = 0;  // within device memory
 
-  // What `launches` would begin, none of which begins now; it allocates nothing, waits for nothing and copies nothing
-  // from the host. Throws ResourceError.
-  virtual std::unique_ptr<LaunchGraph> Record(const std::function<void()>& launches) = 0;
+  // Captures what `launches` launches instead of running it. `launches` must not allocate, synchronize or copy from the
+  // host. Throws ResourceError.
+  virtual std::unique_ptr<LaunchGraph> Capture(const std::function<void()>& launches) = 0;
 
-  // Seconds that the GPU takes for what `launches` begins, by its own clock; waits for it.
+  // Runs `launches` and waits. Returns GPU time in seconds.
   virtual double Seconds(const std::function<void()>& launches) = 0;
-
-  // Waits for all launches. Throws ResourceError with the first one's error.
-  virtual void Check() = 0;
 };
 
-// The least compute capability that the kernels are compiled for, times 10: Ampere.
+// Minimum compute capability, times 10: Ampere.
 inline constexpr int kMinCapability = 80;
 
-// Why this program cannot compute on a GPU of this machine, in words ("this build is without CUDA", "no NVIDIA driver
-// ..."); empty where it can. Starts no work on a GPU and keeps no memory there.
+// Why this program cannot use a GPU of this machine ("this build has no CUDA support", "no NVIDIA driver ..."), or "".
+// Starts no work on a GPU and allocates nothing there.
 std::string MissingForCuda();
 
-// "sm90" or "sm80", by the best GPU of this machine; empty where MissingForCuda has words.
+// "sm90" or "sm80", by this machine's best GPU; "" without a usable one.
 std::string CudaUnit();
 
-// The best GPU of this machine, the same object for all who hold it at a time. Throws ResourceError with
-// MissingForCuda()'s words.
+// This machine's best GPU; concurrent holders share one object. Throws ResourceError with MissingForCuda()'s message.
 std::shared_ptr<CudaContext> MakeCudaContext();
+
+// A model's operations on a GPU, asynchronous and in call order. `threads`: for packing weights.
+std::unique_ptr<Ops> MakeGpuOps(std::shared_ptr<CudaContext> gpu, std::shared_ptr<ThreadPool> threads);
 
 }  // namespace kvanta::kernels

@@ -1,4 +1,4 @@
-// Addresses of a GPU whose memory is taken and given back piecewise.
+// Reserved device address ranges with memory mapped on demand.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,9 +9,9 @@
 
 namespace kvanta::kernels {
 
-// Physical memory is mapped in the GPU's units (2 MiB) as parts of them are committed; `stream` is waited for before
-// any is taken away. Managed memory would do without, but moves pages on its own, and asked for more than there is it
-// can hang a GPU. Throws ResourceError.
+// Maps physical memory in granules of the GPU (2 MiB) as their parts are committed, and synchronizes `stream` before
+// unmapping any. Not managed memory: it migrates pages on its own and can hang a GPU when oversubscribed. Throws
+// ResourceError.
 std::unique_ptr<Reservation> ReserveCudaMemory(size_t bytes, int device, cudaStream_t stream);
 
 }  // namespace kvanta::kernels

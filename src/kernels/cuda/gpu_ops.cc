@@ -1,7 +1,6 @@
-#include "kernels/cuda/gpu_ops.h"
-
 #include <utility>
 
+#include "kernels/cuda/cuda_context.h"
 #include "kernels/linear/cuda/gpu_linear_group.h"
 #include "kernels/moe/cuda/gpu_experts.h"
 
@@ -33,84 +32,84 @@ class GpuOps final : public Ops {
   }
 
   void Embed(const Linear& table, const int32_t* ids, int64_t rows, float* out) noexcept override {
-    const auto& linear = static_cast<const GpuLinear&>(table);  // MakeLinear's
-    Run(rows, cuda::EmbedWork{.table = linear.weight(), .ids = ids, .rows = rows, .out = out});
+    const auto& linear = static_cast<const GpuLinear&>(table);  // from MakeLinear
+    Run(rows, cuda::EmbedOp{.table = linear.weight(), .ids = ids, .rows = rows, .out = out});
   }
 
   void RmsNorm(const float* x, int64_t x_stride, const float* weight, float eps, int64_t rows, int64_t width,
                float* out, int64_t out_stride) noexcept override {
-    Run(rows * width, cuda::NormWork{.x = x,
-                                     .x_stride = x_stride,
-                                     .weight = weight,
-                                     .eps = eps,
-                                     .rows = rows,
-                                     .width = width,
-                                     .out = out,
-                                     .out_stride = out_stride});
+    Run(rows * width, cuda::RmsNormOp{.x = x,
+                                      .x_stride = x_stride,
+                                      .weight = weight,
+                                      .eps = eps,
+                                      .rows = rows,
+                                      .width = width,
+                                      .out = out,
+                                      .out_stride = out_stride});
   }
 
   void Copy(const float* x, int64_t x_stride, int64_t rows, int64_t width, float* out,
             int64_t out_stride) noexcept override {
-    Run(rows * width, cuda::CopyWork{.x = x,
-                                     .x_stride = x_stride,
-                                     .ids = nullptr,
-                                     .rows = rows,
-                                     .width = width,
-                                     .out = out,
-                                     .out_stride = out_stride});
+    Run(rows * width, cuda::CopyOp{.x = x,
+                                   .x_stride = x_stride,
+                                   .ids = nullptr,
+                                   .rows = rows,
+                                   .width = width,
+                                   .out = out,
+                                   .out_stride = out_stride});
   }
 
   void Gather(const float* x, int64_t width, const int64_t* rows, int64_t count, float* out) noexcept override {
     Run(count * width,
-        cuda::CopyWork{
+        cuda::CopyOp{
             .x = x, .x_stride = width, .ids = rows, .rows = count, .width = width, .out = out, .out_stride = width});
   }
 
-  void Add(float* x, const float* y, int64_t n) noexcept override { Run(n, cuda::AddWork{.x = x, .y = y, .count = n}); }
+  void Add(float* x, const float* y, int64_t n) noexcept override { Run(n, cuda::AddOp{.x = x, .y = y, .count = n}); }
 
   void Rope(float* x, int64_t stride, int64_t rows, int heads, int head_dim, int rotary_dim, const float* cos_sin,
             const int64_t* positions) noexcept override {
-    Run(rows * heads * rotary_dim, cuda::RopeWork{.x = x,
-                                                  .stride = stride,
-                                                  .rows = rows,
-                                                  .heads = heads,
-                                                  .head_dim = head_dim,
-                                                  .rotary_dim = rotary_dim,
-                                                  .cos_sin = cos_sin,
-                                                  .positions = positions});
+    Run(rows * heads * rotary_dim, cuda::RopeOp{.x = x,
+                                                .stride = stride,
+                                                .rows = rows,
+                                                .heads = heads,
+                                                .head_dim = head_dim,
+                                                .rotary_dim = rotary_dim,
+                                                .cos_sin = cos_sin,
+                                                .positions = positions});
   }
 
   void ActivateMul(Activation activation, const float* gate_up, int64_t rows, int64_t width,
                    float* out) noexcept override {
     Run(rows * width,
-        cuda::GateWork{.activation = activation, .gate_up = gate_up, .rows = rows, .width = width, .out = out});
+        cuda::ActivateMulOp{.activation = activation, .gate_up = gate_up, .rows = rows, .width = width, .out = out});
   }
 
   void Scale(float* x, float factor, int64_t n) noexcept override {
-    Run(n, cuda::ScaleWork{.x = x, .factor = factor, .count = n});
+    Run(n, cuda::ScaleOp{.x = x, .factor = factor, .count = n});
   }
 
   void Softcap(float* x, int64_t rows, int64_t width, float softcap, RowArgmax* argmaxes) noexcept override {
-    Run(rows * width, cuda::SoftcapWork{.x = x, .softcap = softcap, .count = rows * width});
+    Run(rows * width, cuda::SoftcapOp{.x = x, .softcap = softcap, .count = rows * width});
     if (argmaxes == nullptr) return;
-    Run(rows, cuda::ArgmaxWork{.x = x, .stride = width, .rows = rows, .width = width, .argmaxes = argmaxes});
+    Run(rows, cuda::ArgmaxOp{.x = x, .stride = width, .rows = rows, .width = width, .argmaxes = argmaxes});
   }
 
   std::unique_ptr<LaunchGraph> Record(const std::function<void()>& launches) override {
-    return context_->gpu->Record(launches);
+    return context_->gpu->Capture(launches);
   }
 
   void Sample(const float* logits, int64_t rows, int64_t width, const RowArgmax* argmaxes, const SampleParams* draws,
-            int32_t* tokens) noexcept override {
+              int32_t* tokens) noexcept override {
     Run(rows,
-        cuda::SampleWork{
-            .logits = logits, .rows = rows, .width = width, .argmaxes = argmaxes, .draws = draws, .tokens = tokens});
+        cuda::SampleOp{
+            .logits = logits, .rows = rows, .width = width, .argmaxes = argmaxes, .params = draws, .tokens = tokens});
   }
 
  private:
-  // A grid of no blocks would be an error.
-  void Run(int64_t values, const cuda::ModelWork& work) noexcept {
-    if (values > 0) context_->gpu->Run(work);
+  // An empty grid would be a launch error.
+  void Run(int64_t values, const cuda::ModelOp& op) noexcept {
+    if (values > 0) context_->gpu->Run(op);
   }
 
   std::shared_ptr<GpuLinearContext> context_;

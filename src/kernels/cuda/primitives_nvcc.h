@@ -1,11 +1,11 @@
-// What kernels are written in, as nvcc has it; tests/emulated/cuda_primitives.h has the same for any compiler. A unit
-// includes one of the two before the kernels.
+// Device primitives of the kernels for nvcc; tests/emulated/cuda_primitives.h implements the same for any host
+// compiler. A unit includes one of the two before the kernels.
 #pragma once
 
 #include <bit>
 #include <cstdint>
 
-#include "kernels/cuda/vec.h"
+#include "kernels/cuda/types.h"
 
 #define KVANTA_DEVICE __device__ __forceinline__
 #define KVANTA_UNROLL _Pragma("unroll")
@@ -43,35 +43,35 @@ KVANTA_DEVICE void AtomicAdd(int64_t* sum, int64_t value) {
 
 // ---- memory
 
-// Global memory that the launch does not write, 16, 8 and 4 bytes, aligned so.
+// Aligned loads of 16, 8 and 4 bytes of global memory that is read-only during the launch.
 KVANTA_DEVICE Vec4 LoadVec4(const uint8_t* from) {
-  const uint4 words = __ldg(reinterpret_cast<const uint4*>(from));
-  return {{words.x, words.y, words.z, words.w}};
+  const uint4 vec = __ldg(reinterpret_cast<const uint4*>(from));
+  return {{vec.x, vec.y, vec.z, vec.w}};
 }
 KVANTA_DEVICE Vec2 LoadVec2(const uint8_t* from) {
-  const uint2 words = __ldg(reinterpret_cast<const uint2*>(from));
-  return {{words.x, words.y}};
+  const uint2 vec = __ldg(reinterpret_cast<const uint2*>(from));
+  return {{vec.x, vec.y}};
 }
 KVANTA_DEVICE uint32_t LoadWord(const uint8_t* from) {
   return __ldg(reinterpret_cast<const uint32_t*>(from));
 }
 
-// Likewise, of what no other block reads soon: it does not push anything out of the first-level cache.
+// The same for data without reuse by other blocks: not allocated in the L1 cache.
 KVANTA_DEVICE Vec4 LoadStreamed4(const uint8_t* from) {
-  Vec4 words;
+  Vec4 vec;
   asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-      : "=r"(words.word[0]), "=r"(words.word[1]), "=r"(words.word[2]), "=r"(words.word[3])
+      : "=r"(vec.word[0]), "=r"(vec.word[1]), "=r"(vec.word[2]), "=r"(vec.word[3])
       : "l"(from));
-  return words;
+  return vec;
 }
 KVANTA_DEVICE Vec2 LoadStreamed2(const uint8_t* from) {
-  Vec2 words;
-  asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(words.word[0]), "=r"(words.word[1]) : "l"(from));
-  return words;
+  Vec2 vec;
+  asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(vec.word[0]), "=r"(vec.word[1]) : "l"(from));
+  return vec;
 }
 
 enum class Access : uint8_t { kRead, kWrite };
-// The block's dynamic shared memory from a byte offset on: `count` bytes of it, for one kind of access.
+// `count` bytes of the block's dynamic shared memory at a byte offset, for one kind of access.
 KVANTA_DEVICE uint8_t* Shared(int offset, int /*count*/, int /*alignment*/, Access /*access*/) {
   extern __shared__ __align__(16) uint8_t shared_memory[];
   return shared_memory + offset;
@@ -85,8 +85,8 @@ KVANTA_DEVICE void StoreShared(int offset, T value) {
   *reinterpret_cast<T*>(Shared(offset, sizeof(T), alignof(T), Access::kWrite)) = value;
 }
 
-// A copy of 16 bytes to shared memory, both aligned so, that the thread does not wait for; those since the last commit
-// are a group. What a thread has waited for its others see after a barrier.
+// Asynchronous copy of 16 aligned bytes to shared memory. Copies since the last commit form a group. Other threads see
+// the data after a wait of the copying thread and a barrier.
 KVANTA_DEVICE void CopyToShared16(int offset, const uint8_t* from) {
   const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(Shared(offset, 16, 16, Access::kWrite)));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(to), "l"(from) : "memory");
@@ -94,13 +94,13 @@ KVANTA_DEVICE void CopyToShared16(int offset, const uint8_t* from) {
 KVANTA_DEVICE void CommitCopies() {
   asm volatile("cp.async.commit_group;" : : : "memory");
 }
-// Until at most kGroups of the newest groups are under way.
+// Waits until at most the kGroups newest groups are in flight.
 template <int kGroups>
 KVANTA_DEVICE void WaitForCopies() {
   asm volatile("cp.async.wait_group %0;" : : "n"(kGroups) : "memory");
 }
 
-// ---- tensor cores: c += a b, 16 x 16 by 16 x 8, fragments as PTX gives them for mma.m16n8k16
+// ---- tensor cores: c += a b, 16 x 16 by 16 x 8, PTX fragments of mma.m16n8k16
 
 KVANTA_DEVICE void MmaF16(float (&c)[4], const Vec4& a, uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
@@ -115,7 +115,7 @@ KVANTA_DEVICE void MmaBf16(float (&c)[4], const Vec4& a, uint32_t b0, uint32_t b
       : "r"(a.word[0]), "r"(a.word[1]), "r"(a.word[2]), "r"(a.word[3]), "r"(b0), "r"(b1));
 }
 
-// ---- pairs of 16-bit floats in a word, the first in the low half
+// ---- pairs of 16-bit floats, the first in the low half of a word
 
 KVANTA_DEVICE uint32_t PermuteBytes(uint32_t low, uint32_t high, uint32_t selector) {
   return __byte_perm(low, high, selector);
@@ -145,7 +145,7 @@ KVANTA_DEVICE uint32_t MultiplyAddF16(uint32_t x, uint32_t y, uint32_t z) {
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(x), "r"(y), "r"(z));
   return sum;
 }
-// The two low bytes as E4M3, where there is an instruction for it.
+// The two low bytes as E4M3; kConvertsE4m3: the GPU has an instruction for it.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
 inline constexpr bool kConvertsE4m3 = true;
 KVANTA_DEVICE uint32_t E4m3ToF16(uint32_t bytes) {

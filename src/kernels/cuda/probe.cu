@@ -1,4 +1,4 @@
-// The machine's GPUs, by the CUDA runtime.
+// ProbeCuda with the CUDA runtime.
 #include "kernels/cuda/probe.h"
 
 #include <cuda_runtime_api.h>
@@ -31,7 +31,7 @@ CudaProbe ProbeCuda() noexcept {
       std::snprintf(probe.name, sizeof(probe.name), "%s", properties.name);
     }
   }
-  cudaGetLastError();  // an error found here is told, not left for the next call
+  cudaGetLastError();  // clears the error, which is in `probe`
   return probe;
 }
 

@@ -1,34 +1,37 @@
-// Append's kernels, one for each format.
+// nvcc unit of the append kernels, one per format.
 #include "kernels/cuda/primitives_nvcc.h"
 // Primitives first.
 #include "kernels/attention/cuda/append_kernel.h"
+#include "kernels/attention/cuda/kernel_list.h"
 #include "kernels/cuda/entries.h"
 
 namespace kvanta::kernels::cuda {
 namespace {
 
 template <class Format>
-__global__ void __launch_bounds__(AppendGrid<Format>::kThreads) AppendEntry(const __grid_constant__ AppendParams side) {
-  AppendGrid<Format>::Run(side);
+__global__ void __launch_bounds__(AppendKernel<Format>::kThreads)
+    AppendEntry(const __grid_constant__ AppendParams params) {
+  AppendKernel<Format>::Run(params);
 }
 
 template <class Format>
-void Launch(const AppendParams& side, int max_blocks, cudaStream_t stream) {
-  const LaunchShape shape = AppendGrid<Format>::Shape(side, max_blocks);
+void Launch(const AppendParams& params, int max_blocks, cudaStream_t stream) {
+  const LaunchShape shape = AppendKernel<Format>::Shape(params, max_blocks);
   AppendEntry<Format><<<static_cast<unsigned>(shape.blocks), static_cast<unsigned>(shape.threads),
-                        static_cast<size_t>(shape.shared_bytes), stream>>>(side);
+                        static_cast<size_t>(shape.shared_bytes), stream>>>(params);
 }
 
 template <class... Format>
-void LaunchOf(TypeList<Format...> /*list*/, int kernel, const AppendParams& side, int max_blocks, cudaStream_t stream) {
+void LaunchFrom(TypeList<Format...> /*list*/, int kernel, const AppendParams& params, int max_blocks,
+                cudaStream_t stream) {
   constexpr void (*kLaunches[])(const AppendParams&, int, cudaStream_t) = {&Launch<Format>...};
-  kLaunches[kernel](side, max_blocks, stream);
+  kLaunches[kernel](params, max_blocks, stream);
 }
 
 }  // namespace
 
-void LaunchAppend(int kernel, const AppendParams& side, int max_blocks, cudaStream_t stream) {
-  LaunchOf(AppendFormats{}, kernel, side, max_blocks, stream);
+void LaunchAppend(int kernel, const AppendParams& params, int max_blocks, cudaStream_t stream) {
+  LaunchFrom(AppendFormats{}, kernel, params, max_blocks, stream);
 }
 
 }  // namespace kvanta::kernels::cuda

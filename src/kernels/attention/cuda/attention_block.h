@@ -1,11 +1,11 @@
-// Attention of tiles of query rows to runs of cached pages, in pages as they are stored, and the merge of a tile's
-// runs. Decode and prefill are the same code. A unit that includes this has included the primitives.
+// Attention of tiles of query rows to KV splits, reading pages as they are stored; the same code for decode and
+// prefill. Include the primitives first.
 //
-// A block attends one tile to one run of 1,024 tokens at absolute positions, each of its four warps to a quarter, chunk
-// by chunk of 32 tokens (of 16 where a page has no more): S = Q K^T by tensor cores, an online softmax in f32, O += P V
-// by tensor cores in f32. Query rows lie on M, tokens and then channels on N: what Q K^T leaves in a lane is what P V
-// wants there. Quarters are merged in ascending order, runs by another launch. A row's operations depend on its
-// position alone: not on the tile it came with, not on the batch.
+// A block computes one tile's attention to one KV split of 1,024 tokens at absolute positions; each of its four warps
+// takes a quarter, in chunks of 32 tokens (16 in pages of 16): S = Q K^T on tensor cores, online softmax in f32, O += P
+// V on tensor cores in f32. Query rows are on M, tokens and then channels on N, so that Q K^T's result is P V's operand
+// in the same lane. Quarters are combined in ascending order, splits by a second kernel. A row's operations depend on
+// its position alone, not on its tile or the batch.
 #pragma once
 
 #include "kernels/attention/cuda/attention_kernels.h"
@@ -16,286 +16,287 @@
 namespace kvanta::kernels::cuda {
 
 template <class Kernel>
-struct AttendBlock {
-  using At = AttendShared<Kernel>;
-  using KeyKvTypes = typename Kernel::KeyKvTypes;
-  using ValueKvTypes = typename Kernel::ValueKvTypes;
+struct AttentionBlock {
+  using Layout = AttentionLayout<Kernel>;
+  using KeyTypes = typename Kernel::KeyTypes;
+  using ValueTypes = typename Kernel::ValueTypes;
   using Outputs = typename Kernel::Outputs;
   static constexpr bool kUnrolled = Outputs::kUnrolled;
 
-  static constexpr int SharedBytes(const AttentionParams& layer) {
-    return At::UnquantizedQueries(layer, Kernel::HeadDim(layer.head_dim)) +
-           (Kernel::kHasUnquantized ? QueryBytes(2, layer.unquantized_dim) : 0);
+  static constexpr int SharedBytes(const AttentionParams& params) {
+    return Layout::UnquantizedQueries(params, Kernel::HeadDim(params.head_dim)) +
+           (Kernel::kHasUnquantized ? QueryBytes(2, params.unquantized_dim) : 0);
   }
 
-  static KVANTA_DEVICE void Run(const AttentionParams& layer) {
-    const int head_dim = Kernel::HeadDim(layer.head_dim);
-    for (int task = BlockIndex(); task < layer.step->task_count; task += Blocks()) {
-      const SplitTask runs = layer.step->tasks[task];
-      const QueryTile tile = layer.step->tiles[runs.tile];
-      const int unquantized_rows = At::kResults + At::ResultBytes(head_dim);
-      QueryRows::Load<Kernel::kHasUnquantized>(layer, tile, head_dim, At::kResults, At::kScales, At::kBias, At::kSums,
-                                               unquantized_rows);
+  static KVANTA_DEVICE void Run(const AttentionParams& params) {
+    const int head_dim = Kernel::HeadDim(params.head_dim);
+    for (int index = BlockIndex(); index < params.metadata->task_count; index += Blocks()) {
+      const SplitTask task = params.metadata->tasks[index];
+      const QueryTile tile = params.metadata->tiles[task.tile];
+      const int unquantized_rows = Layout::kResults + Layout::ResultBytes(head_dim);
+      QueryRows::Load<Kernel::kHasUnquantized>(params, tile, head_dim, Layout::kResults, Layout::kScales, Layout::kBias,
+                                               Layout::kSums, unquantized_rows);
       SyncBlock();
-      KeyKvTypes::Of(layer.k_type.kind, layer.k_type, [&](auto side) {
-        QueryRows::Pack<decltype(side)>(head_dim, At::kResults, At::kScales, At::Queries(head_dim));
+      KeyTypes::Visit(params.k_type.decode, params.k_type, [&](auto type) {
+        QueryRows::Pack<decltype(type)>(head_dim, Layout::kResults, Layout::kScales, Layout::Queries(head_dim));
       });
-      if (Kernel::kHasExact && layer.exact.base != nullptr) {
-        QueryRows::Pack<StaticKvType<formats::Bf16>>(head_dim, At::kResults, At::kScales,
-                                                     At::ExactQueries(layer, head_dim));
+      if (Kernel::kHasExact && params.exact.base != nullptr) {
+        QueryRows::Pack<StaticKvType<formats::Bf16>>(head_dim, Layout::kResults, Layout::kScales,
+                                                     Layout::ExactQueries(params, head_dim));
       }
-      if (Kernel::kHasUnquantized && layer.unquantized_dim != 0) {
-        QueryRows::Pack<StaticKvType<formats::Bf16>>(layer.unquantized_dim, unquantized_rows, At::kScales,
-                                                     At::UnquantizedQueries(layer, head_dim));
+      if (Kernel::kHasUnquantized && params.unquantized_dim != 0) {
+        QueryRows::Pack<StaticKvType<formats::Bf16>>(params.unquantized_dim, unquantized_rows, Layout::kScales,
+                                                     Layout::UnquantizedQueries(params, head_dim));
       }
       SyncBlock();
-      for (int run = runs.first_split; run < runs.last_split; ++run) {
-        AttendQuarter(layer, tile, head_dim, run);
+      for (int split = task.first_split; split < task.last_split; ++split) {
+        AttendQuarter(params, tile, head_dim, split);
         SyncBlock();
-        CombineQuarters(layer, tile, head_dim, runs.slot, run == runs.first_split);
+        CombineQuarters(params, tile, head_dim, task.result_row, split == task.first_split);
         SyncBlock();
       }
     }
   }
 
  private:
-  static KVANTA_DEVICE void AttendQuarter(const AttentionParams& layer, const QueryTile& tile, int head_dim, int run) {
+  static KVANTA_DEVICE void AttendQuarter(const AttentionParams& params, const QueryTile& tile, int head_dim,
+                                          int split) {
     const int lane = ThreadIndex() % kWarp;
     const int quarter = ThreadIndex() / kWarp;
-    const int warp_bytes = At::kResults + quarter * At::WarpBytes(head_dim);
+    const int warp_bytes = Layout::kResults + quarter * Layout::WarpBytes(head_dim);
     Outputs outputs;
     if constexpr (!kUnrolled) outputs.base = warp_bytes + 16 * lane;
     const float zeros[4][4] = {};
     KVANTA_UNROLL
     for (int block = 0; block < Outputs::kMaxBlocks; ++block) {
-      if (32 * block < head_dim) outputs.Put(block, zeros);
+      if (32 * block < head_dim) outputs.Store(block, zeros);
     }
-    TileRows rows;
+    RowState state;
     int tokens[2];
-    BeginRows(tile, layer.v_type.kind, lane, rows, tokens);
-    // Chunks with a token that some row sees.
-    const int step = Kernel::kStaged || layer.page_size > kChunkTokens ? kChunkTokens : layer.page_size;
-    const int quarter_begin = run * kSplitTokens + quarter * kQuarterTokens;
-    const int last = tile.first + tile.tokens - 1;
+    InitRowState(tile, params.v_type.decode, lane, state, tokens);
+    const int step = Kernel::kStaged ? kChunkTokens : ChunkTokens(params);
+    const int quarter_begin = split * kSplitTokens + quarter * kQuarterTokens;
+    const int last = tile.first_position + tile.tokens - 1;
     const int end = last + 1 < quarter_begin + kQuarterTokens ? last + 1 : quarter_begin + kQuarterTokens;
-    const int unseen = layer.sliding_window > 0 ? tile.first - layer.sliding_window + 1 - quarter_begin : 0;
-    const int begin = quarter_begin + (unseen > 0 ? unseen / step * step : 0);
-    const PageWindow pages{At::kPages + quarter * (At::kQuarterPages * 8), quarter_begin >> layer.page_shift};
-    pages.Load(layer, tile, end, lane, At::kQuarterPages);
+    const int begin = FirstVisibleStep(params, tile, quarter_begin, step);
+    const SharedPageTable pages{Layout::kPages + quarter * (Layout::kQuarterPages * 8),
+                                quarter_begin >> params.page_shift};
+    pages.Load(params, tile, end, lane, Layout::kQuarterPages);
     SyncWarp();
-    const auto locate = [&](int position) { return pages.LookUpPage(layer, tile, position); };
+    const auto look_up = [&](int position) { return pages.LookUpPage(params, tile, position); };
     Stage stage;
     if constexpr (Kernel::kStaged) {
-      const auto fetch = [&](int position, auto& cell, const CellPlace& place, const CellPlace& exact_place) {
+      const auto fetch = [&](int position, auto& cell, const CellOffsets& offsets, const CellOffsets& exact_offsets) {
         if (position < end) {
-          const Location at = locate(position);
-          const bool is_exact = at.exact && Kernel::kHasExact;  // is not staged: such pages are few
-          const CellPlace& in_record = at.exact ? exact_place : place;
+          const ChunkLocation location = look_up(position);
+          const bool is_exact = location.exact && Kernel::kHasExact;  // exact pages are few and not staged
+          const CellOffsets& in_record = location.exact ? exact_offsets : offsets;
           if (!is_exact) {
-            cell.Fetch(at.record + in_record.first + tile.kv_head * in_record.stride, in_record, layer.page_size,
-                       at.slot, lane);
+            cell.Fetch(location.record + in_record.Cell(tile.kv_head), in_record, params.page_size, location.token,
+                       lane);
           }
         }
         CommitCopies();
       };
-      const auto fetch_keys = [&](int position) { fetch(position, stage.keys, layer.k, layer.exact_k); };
-      const auto fetch_values = [&](int position) { fetch(position, stage.values, layer.v, layer.exact_v); };
-      for (int ahead = 0; ahead < Kernel::kDepth; ++ahead) {
-        stage.At(warp_bytes, ahead);
-        fetch_keys(begin + ahead * kChunkTokens);
-        fetch_values(begin + ahead * kChunkTokens);
+      const auto fetch_keys = [&](int position) { fetch(position, stage.keys, params.k, params.exact_k); };
+      const auto fetch_values = [&](int position) { fetch(position, stage.values, params.v, params.exact_v); };
+      for (int i = 0; i < Kernel::kStages; ++i) {
+        stage.Select(warp_bytes, i);
+        fetch_keys(begin + i * kChunkTokens);
+        fetch_values(begin + i * kChunkTokens);
       }
-      int which = 0;
+      int current = 0;
       for (int position = begin; position < end; position += kChunkTokens) {
-        stage.At(warp_bytes, which);
+        stage.Select(warp_bytes, current);
         const auto arrived = [] {
-          WaitForCopies<2 * Kernel::kDepth - 1>();
+          WaitForCopies<2 * Kernel::kStages - 1>();
           SyncWarp();
         };
         AttendChunk(
-            layer, tile, head_dim, position, locate(position), tokens, stage, arrived,
+            params, tile, head_dim, position, look_up(position), tokens, stage, arrived,
             [&] {
               SyncWarp();
-              fetch_keys(position + Kernel::kDepth * kChunkTokens);
+              fetch_keys(position + Kernel::kStages * kChunkTokens);
             },
-            lane, rows, outputs);
+            lane, state, outputs);
         SyncWarp();
-        fetch_values(position + Kernel::kDepth * kChunkTokens);
-        which = which + 1 == Kernel::kDepth ? 0 : which + 1;
+        fetch_values(position + Kernel::kStages * kChunkTokens);
+        current = current + 1 == Kernel::kStages ? 0 : current + 1;
       }
       WaitForCopies<0>();
       SyncWarp();
     } else {
       for (int position = begin; position < end; position += step) {
         AttendChunk(
-            layer, tile, head_dim, position, locate(position), tokens, stage, [] {}, [] {}, lane, rows, outputs);
+            params, tile, head_dim, position, look_up(position), tokens, stage, [] {}, [] {}, lane, state, outputs);
       }
     }
-    StoreQuarter(head_dim, warp_bytes + 16 * lane, quarter, lane, rows, outputs);
+    StoreQuarter(head_dim, warp_bytes + 16 * lane, quarter, lane, state, outputs);
   }
 
   template <class K, bool kStaged = K::kStaged>
-  struct StageOf {
+  struct StagedChunk {
     typename K::StagedKeys keys;
     typename K::StagedValues values;
 
-    KVANTA_DEVICE void At(int warp_bytes, int which) {
-      keys.base = warp_bytes + which * K::kChunkBytes;
+    KVANTA_DEVICE void Select(int warp_bytes, int stage) {
+      keys.base = warp_bytes + stage * K::kChunkBytes;
       values.base = keys.base + K::StagedKeys::kBytes;
     }
   };
   template <class K>
-  struct StageOf<K, false> {
-    int keys, values;  // nothing is
+  struct StagedChunk<K, false> {
+    int keys, values;  // unused
   };
-  using Stage = StageOf<Kernel>;
+  using Stage = StagedChunk<Kernel>;
 
-  // `arrived`: waits for what is staged; `keys_read`: they are not needed any more.
+  // `arrived` waits for the staged cells; `keys_read` is called when the staged keys may be overwritten.
   template <class Arrived, class KeysRead>
-  static KVANTA_DEVICE void AttendChunk(const AttentionParams& layer, const QueryTile& tile, int head_dim, int position,
-                                        const Location& at, const int (&tokens)[2], const Stage& stage, Arrived arrived,
-                                        KeysRead keys_read, int lane, TileRows& rows, Outputs& outputs) {
-    const ChunkView chunk = ViewOf(layer, tile, position, tokens);
-    const CellPlace& k = at.exact ? layer.exact_k : layer.k;
-    const CellPlace& v = at.exact ? layer.exact_v : layer.v;
-    // A layer that is bf16 anyway reads its exact cells as its others.
-    const bool exact = Kernel::kHasExact && at.exact;
+  static KVANTA_DEVICE void AttendChunk(const AttentionParams& params, const QueryTile& tile, int head_dim,
+                                        int position, const ChunkLocation& location, const int (&tokens)[2],
+                                        const Stage& stage, Arrived arrived, KeysRead keys_read, int lane,
+                                        RowState& state, Outputs& outputs) {
+    const ChunkView chunk = MakeChunkView(params, tile, position, tokens);
+    const CellOffsets& k = location.exact ? params.exact_k : params.k;
+    const CellOffsets& v = location.exact ? params.exact_v : params.v;
+    // In a bf16 layer, exact cells are read like all others.
+    const bool exact = Kernel::kHasExact && location.exact;
 
-    const float scale = layer.softmax_scale * (layer.softcap > 0 ? 1.0F : kLog2E);
+    const float scale = params.softmax_scale * (params.softcap > 0 ? 1.0F : kLog2E);
     float s[4][4];
     arrived();
-    KeyKvTypes::Of(exact ? DecodeKind::kBf16 : layer.k_type.kind, layer.k_type, [&](auto side) {
-      using Side = decltype(side);
-      using Keys = KeyScores<Side, Outputs::kMaxBlocks, kUnrolled>;
-      const int queries = exact ? At::ExactQueries(layer, head_dim) : At::Queries(head_dim);
+    KeyTypes::Visit(exact ? DecodeKind::kBf16 : params.k_type.decode, params.k_type, [&](auto type) {
+      using KvType = decltype(type);
+      using Keys = KeyScores<KvType, Outputs::kMaxBlocks, kUnrolled>;
+      const int queries = exact ? Layout::ExactQueries(params, head_dim) : Layout::Queries(head_dim);
       RowScales scales;
       KVANTA_UNROLL
       for (int row = 0; row < 2; ++row) {
         const int at_row = 4 * (lane / 4 + 8 * row);
-        const float query = Side::kBf16 ? 1.0F : LoadShared<float>(At::kScales + at_row);
-        scales.row[row] = exact ? scale : query * (scale * (layer.k_scale[tile.kv_head] * layer.k_type.unit));
-        scales.zero[row] = side.TokenOffset() ? LoadShared<float>(At::kSums + at_row) * scale : 0.0F;
+        const float query = KvType::kBf16 ? 1.0F : LoadShared<float>(Layout::kScales + at_row);
+        scales.row[row] = exact ? scale : query * (scale * (params.k_scale[tile.kv_head] * params.k_type.unit));
+        scales.offset[row] = type.HasTokenOffset() ? LoadShared<float>(Layout::kSums + at_row) * scale : 0.0F;
       }
       const auto attend = [&](const auto& cell) {
-        Keys::Scores(side, cell, head_dim, queries, lane, s);
-        Keys::Scale(side, cell, scales, lane % 4, s);
+        Keys::Scores(type, cell, head_dim, queries, lane, s);
+        Keys::Scale(type, cell, scales, lane % 4, s);
       };
-      if constexpr (IsStaged<Side, KeyKvTypes>()) {
+      if constexpr (IsStaged<KvType, KeyTypes>()) {
         attend(stage.keys);
       } else {
-        attend(PageCell(at.record + k.first + tile.kv_head * k.stride, k, CodeBytes(side, head_dim), layer.page_size,
-                        at.slot));
+        attend(PageCell(location.record + k.Cell(tile.kv_head), k, CodeBytes(type, head_dim), params.page_size,
+                        location.token));
       }
     });
     keys_read();
-    if (Kernel::kHasUnquantized && layer.unquantized_dim != 0) {
-      using Side = StaticKvType<formats::Bf16>;
+    if (Kernel::kHasUnquantized && params.unquantized_dim != 0) {
+      using KvType = StaticKvType<formats::Bf16>;
       const float scales[2] = {scale, scale};
-      AddUnquantized<Side, BlocksOf(kMaxOutliers)>(layer, Side(layer.k_type), tile, at,
-                                                   At::UnquantizedQueries(layer, head_dim), scales, lane, s);
+      AddUnquantized<KvType, BlocksOf(kMaxOutliers)>(params, KvType(params.k_type), tile, location,
+                                                     Layout::UnquantizedQueries(params, head_dim), scales, lane, s);
     }
     float bias[2] = {};
     KVANTA_UNROLL
     for (int row = 0; row < 2; ++row) {
-      if (layer.softcap > 0) bias[row] = LoadShared<float>(At::kBias + 4 * (lane / 4 + 8 * row)) * layer.softmax_scale;
+      if (params.softcap > 0)
+        bias[row] = LoadShared<float>(Layout::kBias + 4 * (lane / 4 + 8 * row)) * params.softmax_scale;
     }
-    Logits(layer, chunk, bias, lane % 4, s);
-    float argmaxes[2];
-    Argmaxes(s, argmaxes);
-    float decay[2];
-    Softmax(argmaxes, s, rows, decay);
+    ToLogits(params, chunk, bias, lane % 4, s);
+    float row_max[2];
+    RowMax(s, row_max);
+    float rescale[2];
+    Softmax(row_max, s, state, rescale);
     arrived();
-    ValueKvTypes::Of(exact ? DecodeKind::kBf16 : layer.v_type.kind, layer.v_type, [&](auto side) {
-      using Side = decltype(side);
-      const float value_scale = exact ? 1.0F : layer.v_scale[tile.kv_head] * layer.v_type.unit;
+    ValueTypes::Visit(exact ? DecodeKind::kBf16 : params.v_type.decode, params.v_type, [&](auto type) {
+      using KvType = decltype(type);
+      const float value_scale = exact ? 1.0F : params.v_scale[tile.kv_head] * params.v_type.unit;
       const auto add = [&](const auto& cell) {
-        WeightedValues<Side, Outputs>::Add(layer, side, cell, tile, chunk, position, head_dim, s, decay, value_scale,
-                                           lane, rows, outputs);
+        WeightedValues<KvType, Outputs>::Add(params, type, cell, tile, chunk, position, head_dim, s, rescale,
+                                             value_scale, lane, state, outputs);
       };
-      if constexpr (IsStaged<Side, ValueKvTypes>()) {
+      if constexpr (IsStaged<KvType, ValueTypes>()) {
         add(stage.values);
       } else {
-        add(PageCell(at.record + v.first + tile.kv_head * v.stride, v, CodeBytes(side, head_dim), layer.page_size,
-                     at.slot));
+        add(PageCell(location.record + v.Cell(tile.kv_head), v, CodeBytes(type, head_dim), params.page_size,
+                     location.token));
       }
     });
   }
 
-  // Whether a side's chunks are: those of the first in the list.
-  template <class Side, class Sides>
+  // True for the type whose chunks are staged: the first of the list.
+  template <class KvType, class KvTypes>
   static constexpr KVANTA_DEVICE bool IsStaged() {
-    return Kernel::kStaged && std::is_same_v<Side, typename Sides::Stored>;
+    return Kernel::kStaged && std::is_same_v<KvType, typename KvTypes::Stored>;
   }
 
-  // Results lie in the order of lanes: 16 bytes a tile and lane.
-  static KVANTA_DEVICE void StoreQuarter(int head_dim, int lane_results, int quarter, int lane, TileRows& rows,
+  // Results are stored in lane order: 16 bytes per tile and lane.
+  static KVANTA_DEVICE void StoreQuarter(int head_dim, int lane_results, int quarter, int lane, RowState& state,
                                          const Outputs& outputs) {
     float units[2];
     KVANTA_UNROLL
     for (int row = 0; row < 2; ++row) {
-      rows.sum[row] += ShuffleXor(rows.sum[row], 1);
-      rows.sum[row] += ShuffleXor(rows.sum[row], 2);
+      state.sum[row] += ShuffleXor(state.sum[row], 1);
+      state.sum[row] += ShuffleXor(state.sum[row], 2);
       const int at = quarter * kQueryRows + lane / 4 + 8 * row;
-      if (lane % 4 == 0) StoreShared(At::kStates + at * 8, Vec2{{Bits(rows.max_value[row]), Bits(rows.sum[row])}});
-      units[row] = PowerOfTwo(rows.exponent[row] - kTopExponent);
+      if (lane % 4 == 0) StoreShared(Layout::kStates + at * 8, Vec2{{Bits(state.max[row]), Bits(state.sum[row])}});
+      units[row] = PowerOfTwo(state.exponent[row] - kTopExponent);
     }
     SharedOutputs results{lane_results};
     KVANTA_UNROLL_BY(kUnrolled ? Outputs::kMaxBlocks : 1)
     for (int block = 0; block < Outputs::kMaxBlocks; ++block) {
       if (32 * block >= head_dim) break;
       float out[4][4];
-      outputs.Take(block, out);
+      outputs.Load(block, out);
       KVANTA_UNROLL
       for (int i = 0; i < 16; ++i) out[i / 4][i % 4] *= units[i % 4 / 2];
-      results.Put(block, out);
+      results.Store(block, out);
     }
   }
 
-  // The run's result, into the task's so far. Elements stay with their thread; what they share is written after all
-  // have read it.
-  static KVANTA_DEVICE void CombineQuarters(const AttentionParams& layer, const QueryTile& tile, int head_dim, int slot,
-                                            bool first) {
+  // Combines the split's quarters with the task's result so far. Each element belongs to one thread; the shared row
+  // state is written after all threads have read it.
+  static KVANTA_DEVICE void CombineQuarters(const AttentionParams& params, const QueryTile& tile, int head_dim,
+                                            int result_row, bool first) {
     const int rows = tile.tokens * tile.heads;
-    float* const split_out = layer.step->split_out;
-    float* const states = layer.step->split_state + int64_t{slot} * 2;
-    for (int i = ThreadIndex(); i < At::ResultBytes(head_dim) / 4; i += kAttendWarps * kWarp) {
+    float* const split_out = params.metadata->split_out;
+    float* const states = params.metadata->split_state + int64_t{result_row} * 2;
+    for (int i = ThreadIndex(); i < Layout::ResultBytes(head_dim) / 4; i += kAttendWarps * kWarp) {
       const int lane = i / 4 % kWarp;
-      const int tile_of_head = i / (4 * kWarp);
+      const int out_tile = i / (4 * kWarp);
       const int row = lane / 4 + i % 4 / 2 * 8;
-      const int channel = tile_of_head / 4 * 32 + lane % 4 * 8 + i % 2 * 4 + tile_of_head % 4;
+      const int channel = out_tile / 4 * 32 + lane % 4 * 8 + i % 2 * 4 + out_tile % 4;
       if (row >= rows || channel >= head_dim) continue;
-      float max_value = kMinusInfinity;
+      float max = kMinusInfinity;
       float sum = 0;
       float out = 0;
       for (int quarter = 0; quarter < kAttendWarps; ++quarter) {
-        const auto state = LoadShared<Vec2>(At::kStates + (quarter * kQueryRows + row) * 8);
-        const auto x = LoadShared<float>(At::kResults + quarter * At::WarpBytes(head_dim) + 4 * i);
-        CombineInto(max_value, sum, std::bit_cast<float>(state.word[0]), std::bit_cast<float>(state.word[1]), &out, &x,
-                    1);
+        const auto state = LoadShared<Vec2>(Layout::kStates + (quarter * kQueryRows + row) * 8);
+        const auto x = LoadShared<float>(Layout::kResults + quarter * Layout::WarpBytes(head_dim) + 4 * i);
+        CombineInto(max, sum, std::bit_cast<float>(state.word[0]), std::bit_cast<float>(state.word[1]), &out, &x, 1);
       }
-      float* const total = split_out + (int64_t{slot} + row) * head_dim + channel;
+      float* const total = split_out + (int64_t{result_row} + row) * head_dim + channel;
       if (!first) {
         float total_max = states[2 * row];
         float total_sum = states[2 * row + 1];
         float value = *total;
-        CombineInto(total_max, total_sum, max_value, sum, &value, &out, 1);
+        CombineInto(total_max, total_sum, max, sum, &value, &out, 1);
         out = value;
       }
       *total = out;
     }
     SyncBlock();
     for (int row = ThreadIndex(); row < rows; row += kAttendWarps * kWarp) {
-      float max_value = first ? kMinusInfinity : states[2 * row];
+      float max = first ? kMinusInfinity : states[2 * row];
       float sum = first ? 0.0F : states[2 * row + 1];
       float split_max = kMinusInfinity;
       float split_sum = 0;
       for (int quarter = 0; quarter < kAttendWarps; ++quarter) {
-        const auto state = LoadShared<Vec2>(At::kStates + (quarter * kQueryRows + row) * 8);
+        const auto state = LoadShared<Vec2>(Layout::kStates + (quarter * kQueryRows + row) * 8);
         CombineInto(split_max, split_sum, std::bit_cast<float>(state.word[0]), std::bit_cast<float>(state.word[1]),
                     nullptr, nullptr, 0);
       }
-      CombineInto(max_value, sum, split_max, split_sum, nullptr, nullptr, 0);
-      states[2 * row] = max_value;
+      CombineInto(max, sum, split_max, split_sum, nullptr, nullptr, 0);
+      states[2 * row] = max;
       states[2 * row + 1] = sum;
     }
   }

@@ -1,75 +1,76 @@
-// The kernels that there are, as types: which sides each knows, where its outputs lie, what it copies ahead, and how
-// that lies in shared memory. A unit that includes this has included the primitives.
+// The attention kernels as types: the K/V types each supports, its accumulators, asynchronous copies and shared-memory
+// layout. Include the primitives first.
 //
-// Keys and values meet in the logits alone, so a kernel is made of sides: those of one pair, or all that there are, of
-// which the launch picks two.
+// Keys and values interact through the logits only, so a kernel is composed of a key type and a value type: one fixed
+// pair, or any two, dispatched at run time.
 #pragma once
 
 #include <algorithm>
 
 #include "formats/bf16.h"
 #include "kernels/attention/cuda/kernel_list.h"
+#include "kernels/attention/cuda/queries.h"
 #include "kernels/attention/cuda/staged_cells.h"
 
 namespace kvanta::kernels::cuda {
 
-// One pair of formats and one head_dim: what is common is compiled for itself.
+// Specialized for one pair of formats and one head_dim.
 template <class KeyFormat, class ValueFormat, int kHeadDim>
 struct PairKernel {
   using Keys = KeyFormat;
   using Values = ValueFormat;
   using Exact = StaticKvType<formats::Bf16>;
-  // A layer of bf16 alone has nothing else to read.
+  // A bf16 layer has no other record to read.
   static constexpr bool kHasExact = !StaticKvType<Keys>::kBf16 || !StaticKvType<Values>::kBf16;
-  static constexpr bool kHasUnquantized = false;  // channels of K in a cell of their own
-  template <class Side>
-  using Sides = std::conditional_t<Side::kBf16, KvTypeDispatch<Side>, KvTypeDispatch<Side, Exact>>;
-  using KeyKvTypes = Sides<StaticKvType<Keys>>;
-  using ValueKvTypes = Sides<StaticKvType<Values>>;
+  static constexpr bool kHasUnquantized = false;  // unquantized channels of K
+  template <class KvType>
+  using WithExact = std::conditional_t<KvType::kBf16, KvTypeDispatch<KvType>, KvTypeDispatch<KvType, Exact>>;
+  using KeyTypes = WithExact<StaticKvType<Keys>>;
+  using ValueTypes = WithExact<StaticKvType<Values>>;
   using Outputs = RegisterOutputs<BlocksOf(kHeadDim)>;
-  static constexpr int kResident = 3;  // blocks that a multiprocessor's registers are to hold
+  static constexpr int kBlocksPerSm = 3;  // resident blocks per multiprocessor
 
-  // Chunks of keys, and of values, that are on their way to a warp while it computes: three blocks' fit into an H100's
-  // shared memory, with 40 KB and more in flight.
+  // Key and value chunks copied ahead per warp: three blocks fit into an H100's shared memory, with 40 KB or more in
+  // flight.
   static constexpr bool kStaged = true;
   using StagedKeys = StagedCell<StaticKvType<Keys>, true, kHeadDim>;
   using StagedValues = StagedCell<StaticKvType<Values>, false, kHeadDim>;
   static constexpr int kChunkBytes = StagedKeys::kBytes + StagedValues::kBytes;
-  static constexpr int kDepth = std::clamp((12 << 10) / kChunkBytes, 1, 3);
-  static constexpr int kStageBytes = kDepth * kChunkBytes;
+  static constexpr int kStages = std::clamp((12 << 10) / kChunkBytes, 1, 3);
+  static constexpr int kStageBytes = kStages * kChunkBytes;
 
   static constexpr KVANTA_DEVICE int HeadDim(int /*of_layer*/) { return kHeadDim; }
 };
 
-// All pairs, every head_dim of up to 256, outlier channels, and pages of 16 tokens.
+// Any pair of formats, head_dim up to 256, outlier channels and pages of 16 tokens.
 struct GenericKernel {
   template <DecodeKind... kDecodeKinds>
-  using Sides = KvTypeDispatch<RuntimeKvType<kDecodeKinds>...>;
-  using ValueKvTypes =
-      Sides<DecodeKind::kFields, DecodeKind::kE2M1, DecodeKind::kInt8, DecodeKind::kE4M3, DecodeKind::kE3M2,
-            DecodeKind::kE5M2, DecodeKind::kF16, DecodeKind::kBf16, DecodeKind::kF32>;
-  using KeyKvTypes =
-      Sides<DecodeKind::kFields, DecodeKind::kE2M1, DecodeKind::kInt8, DecodeKind::kE4M3, DecodeKind::kE3M2,
-            DecodeKind::kE5M2, DecodeKind::kF16, DecodeKind::kLloyd, DecodeKind::kBf16, DecodeKind::kF32>;
+  using RuntimeTypes = KvTypeDispatch<RuntimeKvType<kDecodeKinds>...>;
+  using ValueTypes =
+      RuntimeTypes<DecodeKind::kFields, DecodeKind::kE2M1, DecodeKind::kInt8, DecodeKind::kE4M3, DecodeKind::kE3M2,
+                   DecodeKind::kE5M2, DecodeKind::kF16, DecodeKind::kBf16, DecodeKind::kF32>;
+  using KeyTypes =
+      RuntimeTypes<DecodeKind::kFields, DecodeKind::kE2M1, DecodeKind::kInt8, DecodeKind::kE4M3, DecodeKind::kE3M2,
+                   DecodeKind::kE5M2, DecodeKind::kF16, DecodeKind::kLloyd, DecodeKind::kBf16, DecodeKind::kF32>;
   static constexpr bool kHasExact = true;
   static constexpr bool kHasUnquantized = true;
   using Outputs = SharedOutputs;
-  static constexpr int kResident = 3;
+  static constexpr int kBlocksPerSm = 3;
   static constexpr bool kStaged = false;
   static constexpr int kStageBytes = 0;
 
-  static constexpr KVANTA_DEVICE int HeadDim(int of_layer) { return of_layer; }
+  static constexpr KVANTA_DEVICE int HeadDim(int head_dim) { return head_dim; }
 };
 
-// The block's shared memory. A warp's results lie where query rows were, and chunks that were copied.
+// The block's shared memory. A warp's results overwrite the query rows and the staged chunks.
 template <class Kernel>
-struct AttendShared {
+struct AttentionLayout {
   static constexpr int kScales = 0;
   static constexpr int kBias = kScales + 4 * kQueryRows;
   static constexpr int kSums = kBias + 4 * kQueryRows;
   static constexpr int kStates = kSums + 4 * kQueryRows;
   static constexpr int kPages = kStates + kAttendWarps * kQueryRows * 8;
-  static constexpr int kQuarterPages = kQuarterTokens / kMinPage;  // at most
+  static constexpr int kQuarterPages = kQuarterTokens / kMinPage;  // maximum
   static constexpr int kResults = kPages + kAttendWarps * kQuarterPages * 8;
 
   static constexpr KVANTA_DEVICE int ResultBytes(int head_dim) {  // 16 rows of f32
@@ -79,18 +80,17 @@ struct AttendShared {
     return ResultBytes(head_dim) > Kernel::kStageBytes ? ResultBytes(head_dim) : Kernel::kStageBytes;
   }
   static constexpr KVANTA_DEVICE int Queries(int head_dim) { return kResults + kAttendWarps * WarpBytes(head_dim); }
-  // Terms of the queries beside the layer's keys: three take more memory than some GPUs' blocks have, so only f32 has
-  // them.
-  static constexpr KVANTA_DEVICE int KeyTerms(const AttentionParams& layer) {
-    constexpr int kMax = Kernel::KeyKvTypes::kTerms;
-    return kMax > 2 && layer.k_type.kind != DecodeKind::kF32 ? 2 : kMax;
+  // Query terms for the layer's keys. Three exceed the shared memory of some GPUs, so only f32 keys have them.
+  static constexpr KVANTA_DEVICE int KeyTerms(const AttentionParams& params) {
+    constexpr int kMax = Kernel::KeyTypes::kTerms;
+    return kMax > 2 && params.k_type.decode != DecodeKind::kF32 ? 2 : kMax;
   }
-  static constexpr KVANTA_DEVICE int ExactQueries(const AttentionParams& layer, int head_dim) {
-    return Queries(head_dim) + QueryBytes(KeyTerms(layer), head_dim);
+  static constexpr KVANTA_DEVICE int ExactQueries(const AttentionParams& params, int head_dim) {
+    return Queries(head_dim) + QueryBytes(KeyTerms(params), head_dim);
   }
-  static constexpr KVANTA_DEVICE int UnquantizedQueries(const AttentionParams& layer, int head_dim) {
-    const bool exact = Kernel::kHasExact && layer.exact.base != nullptr;
-    return ExactQueries(layer, head_dim) + (exact ? QueryBytes(2, head_dim) : 0);
+  static constexpr KVANTA_DEVICE int UnquantizedQueries(const AttentionParams& params, int head_dim) {
+    const bool exact = Kernel::kHasExact && params.exact.base != nullptr;
+    return ExactQueries(params, head_dim) + (exact ? QueryBytes(2, head_dim) : 0);
   }
 };
 

@@ -1,80 +1,90 @@
-// Chunks of 32 tokens (of 16 where a page has no more) as a tile of query rows sees them: which of their tokens, and
-// in which record of their page. A unit that includes this has included the primitives.
+// Chunks of 32 tokens (16 in pages of 16 tokens): which tokens the rows of a query tile see, and which record of the
+// page they are read from. Include the primitives first.
 #pragma once
 
-#include "kernels/attention/cuda/launch.h"
+#include "kernels/attention/cuda/attention_params.h"
 
 namespace kvanta::kernels::cuda {
 
-// A chunk as a tile sees it.
+// A chunk as seen by a tile.
 struct ChunkView {
-  int token[2];  // which of the tile's rows g and g + 8 are of
-  int begin[2];  // tokens of the chunk that rows g and g + 8 see: [begin, end)
+  int token[2];  // the tile's token of rows g and g + 8
+  int begin[2];  // rows g and g + 8 see tokens [begin, end) of the chunk
   int end[2];
-  int first = 0;  // what some row sees
-  int last = 0;
-  bool whole = false;  // all rows see all of it
+  int visible_begin = 0;  // some row sees tokens [visible_begin, visible_end)
+  int visible_end = 0;
+  bool fully_visible = false;  // every row sees every token
 };
 
-// Slots of the chunk at `position` that a query at `query` sees.
-KVANTA_DEVICE void VisibleRange(const AttentionParams& layer, int query, int position, int& begin, int& end) {
-  const int tokens = layer.page_size < kChunkTokens ? layer.page_size : kChunkTokens;
-  const int first = layer.sliding_window > 0 ? query - layer.sliding_window + 1 - position : 0;
+KVANTA_DEVICE int ChunkTokens(const AttentionParams& params) {
+  return params.page_size < kChunkTokens ? params.page_size : kChunkTokens;
+}
+
+// First position begin + i * step whose `step` tokens some row of the tile may see.
+KVANTA_DEVICE int FirstVisibleStep(const AttentionParams& params, const QueryTile& tile, int begin, int step) {
+  const int hidden = static_cast<int>(params.visibility.First(tile.first_position)) - begin;
+  return begin + (hidden > 0 ? hidden / step * step : 0);
+}
+
+// Tokens [begin, end) of the chunk at `position` that a query at `query` sees.
+KVANTA_DEVICE void VisibleRange(const AttentionParams& params, int query, int position, int& begin, int& end) {
+  const int tokens = ChunkTokens(params);
+  const int first = static_cast<int>(params.visibility.First(query)) - position;
   const int last = query + 1 - position;
   begin = first < 0 ? 0 : first > tokens ? tokens : first;
   end = last < 0 ? 0 : last > tokens ? tokens : last;
 }
 
-// tokens: of rows g and g + 8, which of the tile's; the tile's number for rows that it lacks.
-KVANTA_DEVICE ChunkView ViewOf(const AttentionParams& layer, const QueryTile& tile, int position,
-                               const int (&tokens)[2]) {
+// tokens: the tile's token of rows g and g + 8, at least tile.tokens for rows beyond the tile.
+KVANTA_DEVICE ChunkView MakeChunkView(const AttentionParams& params, const QueryTile& tile, int position,
+                                      const int (&tokens)[2]) {
   ChunkView chunk;
-  int first_end = 0;  // of the first token, whose begin is the least
+  // Both ends of the visible range do not decrease with the query's position.
+  int first_end = 0;
   int last_begin = 0;
-  VisibleRange(layer, tile.first, position, chunk.first, first_end);
-  VisibleRange(layer, tile.first + tile.tokens - 1, position, last_begin, chunk.last);
-  const int all = layer.page_size < kChunkTokens ? layer.page_size : kChunkTokens;
-  chunk.whole = chunk.first == 0 && first_end == all && last_begin == 0 && chunk.last == all;
+  VisibleRange(params, tile.first_position, position, chunk.visible_begin, first_end);
+  VisibleRange(params, tile.first_position + tile.tokens - 1, position, last_begin, chunk.visible_end);
+  const int all = ChunkTokens(params);
+  chunk.fully_visible = first_end == all && last_begin == 0;
   KVANTA_UNROLL
   for (int row = 0; row < 2; ++row) {
     chunk.token[row] = tokens[row];
     chunk.begin[row] = chunk.end[row] = 0;
     if (tokens[row] < tile.tokens) {
-      VisibleRange(layer, tile.first + tokens[row], position, chunk.begin[row], chunk.end[row]);
+      VisibleRange(params, tile.first_position + tokens[row], position, chunk.begin[row], chunk.end[row]);
     }
   }
   return chunk;
 }
 
-// Where a chunk lies.
-struct Location {
+// A chunk's record, and its first token's index in the page.
+struct ChunkLocation {
   const uint8_t* record;
-  int slot;
+  int token;
   bool exact;
 };
 
-// Pages from `first` on, whose ids lie in shared memory.
-struct PageWindow {
-  int ids;
-  int first;
+// A sequence's page ids from page `first_page` on, in shared memory at `offset`.
+struct SharedPageTable {
+  int offset;
+  int first_page;
 
-  // Of pages that have a token before `end`, by the threads from 0 to `count`.
-  KVANTA_DEVICE void Load(const AttentionParams& layer, const QueryTile& tile, int end, int thread, int count) const {
-    if (thread >= count || ((first + thread) << layer.page_shift) >= end) return;
-    const PageIds page = layer.step->pages[tile.pages + first + thread];
-    StoreShared(ids + 8 * thread, Vec2{{static_cast<uint32_t>(page.quantized), static_cast<uint32_t>(page.exact)}});
+  // Loads pages that have a token before `end`, by threads [0, count).
+  KVANTA_DEVICE void Load(const AttentionParams& params, const QueryTile& tile, int end, int thread, int count) const {
+    if (thread >= count || ((first_page + thread) << params.page_shift) >= end) return;
+    const PageIds page = params.metadata->pages[tile.page_table + first_page + thread];
+    StoreShared(offset + 8 * thread, Vec2{{static_cast<uint32_t>(page.quantized), static_cast<uint32_t>(page.exact)}});
   }
 
-  // The page rule.
-  KVANTA_DEVICE Location LookUpPage(const AttentionParams& layer, const QueryTile& tile, int position) const {
-    const int page = position >> layer.page_shift;
-    const auto words = LoadShared<Vec2>(ids + 8 * (page - first));
-    Location at;
-    at.exact = page > (tile.first >> layer.page_shift) - layer.exact_pages || page < layer.exact_sinks;
-    at.slot = position & (layer.page_size - 1);
-    const Records& records = at.exact ? layer.exact : layer.quantized;
-    at.record = records.base + static_cast<int32_t>(at.exact ? words.word[1] : words.word[0]) * records.bytes;
-    return at;
+  KVANTA_DEVICE ChunkLocation LookUpPage(const AttentionParams& params, const QueryTile& tile, int position) const {
+    const int page = position >> params.page_shift;
+    const auto ids = LoadShared<Vec2>(offset + 8 * (page - first_page));
+    ChunkLocation chunk;
+    chunk.exact = params.exact_pages.Reads(tile.first_position >> params.page_shift, page);
+    chunk.token = position & (params.page_size - 1);
+    const PagePool& pool = chunk.exact ? params.exact : params.quantized;
+    chunk.record = pool.Record(static_cast<int32_t>(chunk.exact ? ids.word[1] : ids.word[0]));
+    return chunk;
   }
 };
 

@@ -1,16 +1,15 @@
-// Codes to operands of the tensor cores, in registers. A unit that includes this has included the primitives.
+// Conversion of codes to tensor-core operands, in registers. Include the primitives first.
 //
-// A chunk is 32 tokens of a page. Its cell lies as on the CPU (formats/cell_layout.h), and the order of tokens and
-// channels within a product is free, so a lane loads what it needs in whole vectors, and nothing is shuffled:
+// A chunk is 32 tokens of a page, in the CPU's cell layout (formats/cell_layout.h). The order of tokens and channels
+// within a matrix product is free, so each lane loads whole vectors and no shuffles are needed:
 //
 //   keys     lane (g, t) = (lane / 4, lane % 4): 4-byte units of tokens 4 g .. 4 g + 3, of a block of 32 channels those
-//            of t. Column g of tile j is token 4 g + j; which channels meet in a product is KeyOperand::Channel.
+//            of t. Column g of tile j is token 4 g + j; KeyOperand::Channel gives the order of channels.
 //   values   lane (g, t): of a block of 32 channels, tokens 8 t .. 8 t + 7 of channels 4 g .. 4 g + 3. Column g of tile
-//   i
-//            is channel 4 g + i; pair j of a product's steps is tokens (8 t + j, 8 t + 4 + j), as Q K leaves them.
+//            i is channel 4 g + i; pair j of a product's steps is tokens (8 t + j, 8 t + 4 + j), as in Q K^T's result.
 //
-// Below 8 bits a lane has 8 channels of a key, whatever the width of a plane: equal fields of 4, 2 and 1 bits meet by
-// shifts alone (formats/code.h), and lanes that share a unit of a narrower plane load it several times, from one line.
+// Below 8 bits a lane has 8 channels of a key, whatever the width of a bit section: fields of 4, 2 and 1 bits combine
+// by shifts (formats/element_type.h), and lanes that share a 4-byte unit of a narrow section load it redundantly.
 #pragma once
 
 #include <cstdint>
@@ -22,10 +21,19 @@ namespace kvanta::kernels::cuda {
 
 using formats::ElementType;
 
-// E4M3 without an instruction for it: as f16 with the exponent field unshifted a value is itself times 2^-8; the one
-// code beyond 448 is NaN.
-KVANTA_DEVICE uint32_t E4m3ToF16InSteps(uint32_t bytes) {
-  const uint32_t spread = PermuteBytes(bytes, 0, 0x1404);  // each byte in the upper half of its own 16 bits
+template <bool kBf16>
+KVANTA_DEVICE void Mma(float (&c)[4], const Vec4& a, uint32_t b0, uint32_t b1) {
+  if constexpr (kBf16) {
+    MmaBf16(c, a, b0, b1);
+  } else {
+    MmaF16(c, a, b0, b1);
+  }
+}
+
+// E4M3 to f16 without a conversion instruction: the bits as f16 are the value times 2^-8; the one code above 448 is
+// NaN.
+KVANTA_DEVICE uint32_t E4m3ToF16Emulated(uint32_t bytes) {
+  const uint32_t spread = PermuteBytes(bytes, 0, 0x1404);  // each byte in the upper half of 16 bits
   const uint32_t magnitude = (spread & 0x7f007f00U) >> 1U;
   uint32_t pair = MultiplyF16(magnitude | (spread & 0x80008000U), 0x5c005c00U);
   if ((magnitude & 0x00003f80U) == 0x00003f80U) pair |= 0x00007fffU;
@@ -33,10 +41,10 @@ KVANTA_DEVICE uint32_t E4m3ToF16InSteps(uint32_t bytes) {
   return pair;
 }
 KVANTA_DEVICE uint32_t E4m3Pair(uint32_t bytes) {
-  return kConvertsE4m3 ? E4m3ToF16(bytes) : E4m3ToF16InSteps(bytes);
+  return kConvertsE4m3 ? E4m3ToF16(bytes) : E4m3ToF16Emulated(bytes);
 }
 
-// Nibble i (0 to 3) of each 16 bits of `word` as f16: its level (formats::Levels) / kE2m1Unit where the code is E2M1.
+// Nibble kNibble of each 16 bits of `word` as f16: its level (formats::Levels), or its value / kE2m1Unit for E2M1.
 template <ElementType kElementType, int kNibble>
 KVANTA_DEVICE uint32_t NibblePair(uint32_t word) {
   if constexpr (kElementType == ElementType::kE2M1) {
@@ -45,7 +53,7 @@ KVANTA_DEVICE uint32_t NibblePair(uint32_t word) {
     const uint32_t magnitude = (kShift == 12 ? word >> 3U : word << (9U - kShift)) & 0x0e000e00U;
     return sign | magnitude;
   } else {
-    // 1024 + field, or 1024 + 16 field, less what is too much: exact. Levels are field - 8, or the field itself.
+    // 1024 + field or 1024 + 16 field, minus the bias: exact. Levels are field - 8 (signed) or field.
     constexpr bool kSigned = kElementType == ElementType::kInt4;
     const uint32_t moved = kNibble >= 2 ? word >> 8U : word;
     if constexpr (kNibble % 2 == 0) {
@@ -58,21 +66,21 @@ KVANTA_DEVICE uint32_t NibblePair(uint32_t word) {
   }
 }
 
-// Two's complement bytes in the low halves of each 16 bits.
+// Two's complement bytes in the low half of each 16 bits, as f16.
 KVANTA_DEVICE uint32_t Int8Pair(uint32_t bytes) {
   const uint32_t offset = ((bytes & 0x00ff00ffU) ^ 0x00800080U) | 0x64006400U;  // 1024 + 128 + code
   return MultiplyAddF16(offset, 0x3c003c00U, 0xe480e480U);                      // - 1152
 }
 
-// E5M2 is the upper half of an f16.
+// E5M2 to f16: its bits are the upper byte of an f16.
 KVANTA_DEVICE uint32_t E5m2Pair(uint32_t low_halves) {
   return (low_halves & 0x00ff00ffU) << 8U;
 }
 
-// A field and what it is too much by, in both halves: their difference as f16, exactly.
+// field - offset in both halves as f16, exactly.
 KVANTA_DEVICE uint32_t FieldPair(uint32_t fields, int offset) {
-  const uint32_t less = (0xe400U + static_cast<uint32_t>(offset)) * 0x00010001U;  // - 1024 - offset
-  return MultiplyAddF16(fields | 0x64006400U, 0x3c003c00U, less);
+  const uint32_t bias = (0xe400U + static_cast<uint32_t>(offset)) * 0x00010001U;  // - 1024 - offset
+  return MultiplyAddF16(fields | 0x64006400U, 0x3c003c00U, bias);
 }
 
 // E3M2 fields in both halves as f16: their values / kE3m2Unit, subnormal ones included.
@@ -80,7 +88,7 @@ KVANTA_DEVICE uint32_t E3m2Pair(uint32_t fields) {
   return ((fields & 0x00200020U) << 10U) | ((fields & 0x001f001fU) << 8U);
 }
 
-// Lloyd-Max levels of the fields in both halves, of 4 bits or of 3.
+// Four Lloyd-Max levels from `first` on, as bytes.
 template <ElementType kElementType>
 constexpr uint32_t LevelWord(int first) {
   uint32_t word = 0;
@@ -90,6 +98,7 @@ constexpr uint32_t LevelWord(int first) {
   }
   return word;
 }
+// Lloyd-Max levels of the 3- or 4-bit fields in both halves, as f16.
 KVANTA_DEVICE uint32_t LloydPair(uint32_t fields, bool has_4_bits) {
   const uint32_t selector = (fields & 0x7U) | ((fields >> 8U) & 0x700U);  // bytes 0 and 2
   if (!has_4_bits) {
@@ -105,7 +114,7 @@ KVANTA_DEVICE uint32_t LloydPair(uint32_t fields, bool has_4_bits) {
   return Int8Pair((below & ~mask) | (above & mask));
 }
 
-// Two f32 as bf16: term `term` (0 to 2) of three, which are their value exactly, for bits are cut off, not rounded.
+// Term `term` (0 to 2) of two f32 split into three bf16 terms each: exact, since bits are truncated, not rounded.
 KVANTA_DEVICE uint32_t TermPair(uint32_t first, uint32_t second, int term) {
   KVANTA_UNROLL
   for (int i = 0; i < term; ++i) {
@@ -118,185 +127,185 @@ KVANTA_DEVICE uint32_t TermPair(uint32_t first, uint32_t second, int term) {
   return PermuteBytes(first, second, 0x7632);
 }
 
-// Where 8 channels from `channel` on lie in a plane of `bits` bits: units of 4 bytes, and the shift to them.
-struct PlanePlace {
+// Position of 8 channels from `channel` on in a section of `bits` bits: 4-byte unit, and shift in it.
+struct FieldPosition {
   int unit;
   int shift;
 };
-KVANTA_DEVICE PlanePlace PlaceIn(int bits, int channel) {
-  const int eighths = channel / 8 * bits;  // of 32 bits
-  return {eighths / 4, 2 * (eighths % 4)};
+KVANTA_DEVICE FieldPosition PositionIn(int bits, int channel) {
+  const int bytes = channel / 8 * bits;
+  return {bytes / 4, 2 * (bytes % 4)};
 }
 
-// ---- keys: a block of 32 channels is 4 pairs of channels for each t, two for each product of 16
+// ---- keys: a block of 32 channels is 4 channel pairs per t, two per 16-channel product
 
-template <class Side>
+template <class KvType>
 struct KeyOperand {
-  static constexpr int kLoads = Side::kSubbyte ? 1 : Side::kBits / 4;
-  struct Words {
+  static constexpr int kLoads = KvType::kSubbyte ? 1 : KvType::kBits / 4;
+  struct Raw {
     Vec4 low[kLoads];  // units of tokens 4 g .. 4 g + 3
-    Vec4 high;         // of the second plane
+    Vec4 high;         // of the second bit section
   };
 
-  // Channel in half `half` of pair `pair` of a block. A pair is one of a unit's: of 2, 4 or 8 channels; of f32, of two
-  // units.
+  // Channel of half `half` of pair `pair` of a block. Both halves are in one 4-byte unit, except with f32 codes.
   static KVANTA_DEVICE int Channel(int pair, int half, int t) {
-    if constexpr (Side::kSubbyte) return 8 * t + pair + 4 * half;
-    if constexpr (Side::kBits == 32) return 4 * (2 * pair + half) + t;
-    if constexpr (Side::kBits == 16) return 2 * (4 * pair + t) + half;
+    if constexpr (KvType::kSubbyte) return 8 * t + pair + 4 * half;
+    if constexpr (KvType::kBits == 32) return 4 * (2 * pair + half) + t;
+    if constexpr (KvType::kBits == 16) return 2 * (4 * pair + t) + half;
     const int first = 4 * (4 * (pair / 2) + t);
-    return first + (Side::kDecodeKind == DecodeKind::kE4M3 ? 2 * (pair % 2) + half : pair % 2 + 2 * half);
+    return first + (KvType::kDecodeKind == DecodeKind::kE4M3 ? 2 * (pair % 2) + half : pair % 2 + 2 * half);
   }
 
-  // `lane_line`: where the lane's tokens begin in the line of a unit (4 (g % 4) bytes, of group g / 4 of 16 tokens).
+  // `lane_line`: offset of the lane's tokens in a unit's line (4 (g % 4) bytes into token group g / 4 of 16).
   template <class Cell>
-  static KVANTA_DEVICE void Load(const Side& side, const Cell& cell, int head_dim, int block, int t, int lane_line,
-                                 Words& words) {
-    if constexpr (Side::kSubbyte) {
+  static KVANTA_DEVICE void Load(const KvType& type, const Cell& cell, int head_dim, int block, int t, int lane_line,
+                                 Raw& raw) {
+    if constexpr (KvType::kSubbyte) {
       const int channel = 32 * block + 8 * t;
-      words.low[0] = words.high = {};
+      raw.low[0] = raw.high = {};
       if (channel >= head_dim) return;
-      words.low[0] = cell.Codes4(lane_line + PlaceIn(side.LowBits(), channel).unit * 64);
-      if (side.HighBits() != 0) {
-        const int unit = head_dim * side.LowBits() / 32 + PlaceIn(side.HighBits(), channel).unit;
-        words.high = cell.Codes4(lane_line + unit * 64);
+      raw.low[0] = cell.Codes4(lane_line + PositionIn(type.LowBits(), channel).unit * 64);
+      if (type.HighBits() != 0) {
+        const int unit = head_dim * type.LowBits() / 32 + PositionIn(type.HighBits(), channel).unit;
+        raw.high = cell.Codes4(lane_line + unit * 64);
       }
     } else {
       KVANTA_UNROLL
       for (int n = 0; n < kLoads; ++n) {
         const int unit = 4 * (kLoads * block + n) + t;
-        words.low[n] = unit * (32 / Side::kBits) < head_dim ? cell.Codes4(lane_line + unit * 64) : Vec4{};
+        raw.low[n] = unit * (32 / KvType::kBits) < head_dim ? cell.Codes4(lane_line + unit * 64) : Vec4{};
       }
     }
   }
 
-  // Pair `kPair` of token 4 g + j; its term `term`, where codes have several.
+  // Pair `kPair` of token 4 g + j; term `term` of f32 codes.
   template <int kPair>
-  static KVANTA_DEVICE uint32_t Pair(const Side& side, const Words& words, int j, int t, int term) {
-    if constexpr (Side::kBits == 32) {
-      return TermPair(words.low[2 * kPair].word[j], words.low[2 * kPair + 1].word[j], term);
-    } else if constexpr (Side::kBits == 16) {
-      return words.low[kPair].word[j];
-    } else if constexpr (Side::kBits == 8) {
-      const uint32_t unit = words.low[kPair / 2].word[j];
-      if constexpr (Side::kDecodeKind == DecodeKind::kE4M3) return E4m3Pair(kPair % 2 == 0 ? unit : unit >> 16U);
+  static KVANTA_DEVICE uint32_t Pair(const KvType& type, const Raw& raw, int j, int t, int term) {
+    if constexpr (KvType::kBits == 32) {
+      return TermPair(raw.low[2 * kPair].word[j], raw.low[2 * kPair + 1].word[j], term);
+    } else if constexpr (KvType::kBits == 16) {
+      return raw.low[kPair].word[j];
+    } else if constexpr (KvType::kBits == 8) {
+      const uint32_t unit = raw.low[kPair / 2].word[j];
+      if constexpr (KvType::kDecodeKind == DecodeKind::kE4M3) return E4m3Pair(kPair % 2 == 0 ? unit : unit >> 16U);
       const uint32_t halves = kPair % 2 == 0 ? unit : unit >> 8U;
-      return Side::kDecodeKind == DecodeKind::kInt8 ? Int8Pair(halves) : E5m2Pair(halves);
-    } else if constexpr (formats::CodeBits(Side::kElementType) == 4) {
-      return NibblePair<Side::kElementType, kPair>(words.low[0].word[j]);
+      return KvType::kDecodeKind == DecodeKind::kInt8 ? Int8Pair(halves) : E5m2Pair(halves);
+    } else if constexpr (formats::CodeBits(KvType::kElementType) == 4) {
+      return NibblePair<KvType::kElementType, kPair>(raw.low[0].word[j]);
     } else {
       const auto fields = [&](uint32_t word, int bits, int shift) {
         return (word >> static_cast<unsigned>(shift + bits * (kPair % 2) + 8 * (kPair / 2))) &
                (((1U << static_cast<unsigned>(bits)) - 1U) * 0x00010001U);
       };
-      const int low = side.LowBits();
-      uint32_t both = fields(words.low[0].word[j], low, PlaceIn(low, 8 * t).shift);
-      if (const int high = side.HighBits(); high != 0) {
-        both |= fields(words.high.word[j], high, PlaceIn(high, 8 * t).shift) << static_cast<unsigned>(low);
+      const int low = type.LowBits();
+      uint32_t both = fields(raw.low[0].word[j], low, PositionIn(low, 8 * t).shift);
+      if (const int high = type.HighBits(); high != 0) {
+        both |= fields(raw.high.word[j], high, PositionIn(high, 8 * t).shift) << static_cast<unsigned>(low);
       }
-      if constexpr (Side::kDecodeKind == DecodeKind::kLloyd) return LloydPair(both, low == 4);
-      if constexpr (Side::kDecodeKind == DecodeKind::kE3M2) return E3m2Pair(both);
-      return FieldPair(both, side.Offset());
+      if constexpr (KvType::kDecodeKind == DecodeKind::kLloyd) return LloydPair(both, low == 4);
+      if constexpr (KvType::kDecodeKind == DecodeKind::kE3M2) return E3m2Pair(both);
+      return FieldPair(both, type.Offset());
     }
   }
 };
 
 // ---- values: pairs (token j, token 4 + j) of 8 tokens of 4 channels
 
-template <class Side>
+template <class KvType>
 struct ValueOperand {
-  static constexpr int kTokens = Side::kBits == 32 ? 1 : Side::kBits == 16 ? 2 : 4;  // of a 4-byte unit
-  static constexpr int kLoads = 8 / kTokens;                                         // one for each unit of tokens
-  static constexpr int kLoadWords = Side::kSubbyte ? 2 : 4;  // units of 4 channels; below 8 bits one has several
-  struct Words {
+  static constexpr int kTokens = KvType::kBits == 32 ? 1 : KvType::kBits == 16 ? 2 : 4;  // in a 4-byte unit
+  static constexpr int kLoads = 8 / kTokens;                                             // token units
+  static constexpr int kLoadWords = KvType::kSubbyte ? 2 : 4;                            // words of 4 channels
+  struct Raw {
     uint32_t low[kLoads][kLoadWords];
     uint32_t high[2][2];
   };
 
   template <class Cell>
-  static KVANTA_DEVICE void Load(const Side& side, const Cell& cell, int head_dim, int block, int lane, Words& words) {
+  static KVANTA_DEVICE void Load(const KvType& type, const Cell& cell, int head_dim, int block, int lane, Raw& raw) {
     const int channel = 32 * block + lane / 4 * 4;
-    const int first = cell.Token(lane % 4 * 8) / kTokens;  // unit of tokens
-    words = {};
+    const int first = cell.WrapToken(lane % 4 * 8) / kTokens;  // token unit
+    raw = {};
     if (channel >= head_dim) return;
-    if constexpr (Side::kSubbyte) {
-      const int line = head_dim * (side.LowBits() + side.HighBits()) / 2;  // bytes of 4 tokens
+    if constexpr (KvType::kSubbyte) {
+      const int line = head_dim * (type.LowBits() + type.HighBits()) / 2;  // bytes of 4 tokens
       const auto load = [&](int section, int bits, uint32_t(&to)[2][2]) {
-        const int byte = section + 4 * PlaceIn(bits, channel).unit + channel % 8 / 2;
+        const int byte = section + 4 * PositionIn(bits, channel).unit + channel % 8 / 2;
         KVANTA_UNROLL
         for (int i = 0; i < 2; ++i) {
-          const Vec2 two = cell.Codes2((first + i) * line + 4 * byte);
-          to[i][0] = two.word[0];
-          to[i][1] = two.word[1];
+          const Vec2 vec = cell.Codes2((first + i) * line + 4 * byte);
+          to[i][0] = vec.word[0];
+          to[i][1] = vec.word[1];
         }
       };
-      load(0, side.LowBits(), words.low);
-      if (side.HighBits() != 0) load(head_dim * side.LowBits() / 8, side.HighBits(), words.high);
+      load(0, type.LowBits(), raw.low);
+      if (type.HighBits() != 0) load(head_dim * type.LowBits() / 8, type.HighBits(), raw.high);
     } else {
       KVANTA_UNROLL
       for (int i = 0; i < kLoads; ++i) {
-        const Vec4 four = cell.Codes4((first + i) * head_dim * 4 + 4 * channel);
+        const Vec4 vec = cell.Codes4((first + i) * head_dim * 4 + 4 * channel);
         KVANTA_UNROLL
-        for (int word = 0; word < 4; ++word) words.low[i][word] = four.word[word];
+        for (int word = 0; word < 4; ++word) raw.low[i][word] = vec.word[word];
       }
     }
   }
 
-  // The four pairs of channel 4 g + kChannel; their term `term`, where codes have several.
+  // The four pairs of channel 4 g + kChannel; term `term` of f32 codes.
   template <int kChannel>
-  static KVANTA_DEVICE void Pairs(const Side& side, const Words& words, int g, int term, uint32_t (&pairs)[4]) {
-    const auto& w = words.low;
-    if constexpr (Side::kBits == 32) {
+  static KVANTA_DEVICE void Pairs(const KvType& type, const Raw& raw, int g, int term, uint32_t (&pairs)[4]) {
+    const auto& w = raw.low;
+    if constexpr (KvType::kBits == 32) {
       KVANTA_UNROLL
       for (int j = 0; j < 4; ++j) pairs[j] = TermPair(w[j][kChannel], w[4 + j][kChannel], term);
-    } else if constexpr (Side::kBits == 16) {
+    } else if constexpr (KvType::kBits == 16) {
       pairs[0] = PermuteBytes(w[0][kChannel], w[2][kChannel], 0x5410);
       pairs[1] = PermuteBytes(w[0][kChannel], w[2][kChannel], 0x7632);
       pairs[2] = PermuteBytes(w[1][kChannel], w[3][kChannel], 0x5410);
       pairs[3] = PermuteBytes(w[1][kChannel], w[3][kChannel], 0x7632);
-    } else if constexpr (Side::kDecodeKind == DecodeKind::kE4M3) {
+    } else if constexpr (KvType::kDecodeKind == DecodeKind::kE4M3) {
       const uint32_t low = PermuteBytes(w[0][kChannel], w[1][kChannel], 0x5140);
       const uint32_t high = PermuteBytes(w[0][kChannel], w[1][kChannel], 0x7362);
       pairs[0] = E4m3Pair(low);
       pairs[1] = E4m3Pair(low >> 16U);
       pairs[2] = E4m3Pair(high);
       pairs[3] = E4m3Pair(high >> 16U);
-    } else if constexpr (Side::kBits == 8) {
+    } else if constexpr (KvType::kBits == 8) {
       const auto pair = [](uint32_t halves) {
-        return Side::kDecodeKind == DecodeKind::kInt8 ? Int8Pair(halves) : E5m2Pair(halves);
+        return KvType::kDecodeKind == DecodeKind::kInt8 ? Int8Pair(halves) : E5m2Pair(halves);
       };
       FourPairs(w[0][kChannel], w[1][kChannel], pair, pairs);
-    } else if constexpr (formats::CodeBits(Side::kElementType) == 4) {
+    } else if constexpr (formats::CodeBits(KvType::kElementType) == 4) {
       constexpr int kOdd = kChannel % 2;  // the upper nibble of a byte
       const uint32_t low = PermuteBytes(w[0][kChannel / 2], w[1][kChannel / 2], 0x5410);
       const uint32_t high = PermuteBytes(w[0][kChannel / 2], w[1][kChannel / 2], 0x7632);
-      pairs[0] = NibblePair<Side::kElementType, kOdd>(low);
-      pairs[1] = NibblePair<Side::kElementType, 2 + kOdd>(low);
-      pairs[2] = NibblePair<Side::kElementType, kOdd>(high);
-      pairs[3] = NibblePair<Side::kElementType, 2 + kOdd>(high);
+      pairs[0] = NibblePair<KvType::kElementType, kOdd>(low);
+      pairs[1] = NibblePair<KvType::kElementType, 2 + kOdd>(low);
+      pairs[2] = NibblePair<KvType::kElementType, kOdd>(high);
+      pairs[3] = NibblePair<KvType::kElementType, 2 + kOdd>(high);
     } else {
       const auto fields = [&](uint32_t word, int bits) {
-        const int shift = PlaceIn(bits, 4 * g).shift + bits * (kChannel % 2);
+        const int shift = PositionIn(bits, 4 * g).shift + bits * (kChannel % 2);
         return (word >> static_cast<unsigned>(shift)) & (((1U << static_cast<unsigned>(bits)) - 1U) * 0x01010101U);
       };
       uint32_t both[2];
       KVANTA_UNROLL
       for (int i = 0; i < 2; ++i) {
-        both[i] = fields(w[i][kChannel / 2], side.LowBits());
-        if (side.HighBits() != 0) {
-          both[i] |= fields(words.high[i][kChannel / 2], side.HighBits()) << static_cast<unsigned>(side.LowBits());
+        both[i] = fields(w[i][kChannel / 2], type.LowBits());
+        if (type.HighBits() != 0) {
+          both[i] |= fields(raw.high[i][kChannel / 2], type.HighBits()) << static_cast<unsigned>(type.LowBits());
         }
       }
       const auto pair = [&](uint32_t halves) {
-        if constexpr (Side::kDecodeKind == DecodeKind::kE3M2) return E3m2Pair(halves);
-        return FieldPair(halves & 0x00ff00ffU, side.Offset());
+        if constexpr (KvType::kDecodeKind == DecodeKind::kE3M2) return E3m2Pair(halves);
+        return FieldPair(halves & 0x00ff00ffU, type.Offset());
       };
       FourPairs(both[0], both[1], pair, pairs);
     }
   }
 
  private:
-  // Of bytes of tokens 0 to 3 and 4 to 7; pair takes them in the low halves of 16 bits, beside what it has to mask.
+  // Pairs from the bytes of tokens 0 to 3 and 4 to 7. `pair` converts the low byte of each 16 bits; the high byte is
+  // arbitrary.
   template <class Pair>
   static KVANTA_DEVICE void FourPairs(uint32_t first, uint32_t second, Pair pair, uint32_t (&pairs)[4]) {
     const uint32_t low = PermuteBytes(first, second, 0x5410);

@@ -1,10 +1,10 @@
-// The Hadamard transform of a row in shared memory by one warp: every element's operations and their order are those of
-// formats::Hadamard. A unit that includes this has included the primitives.
+// Hadamard transform of a row in shared memory by one warp, with the operations and order of formats::Hadamard. Include
+// the primitives first.
 #pragma once
 
 namespace kvanta::kernels::cuda {
 
-// f32 [head_dim] from byte `row` of shared memory on; a barrier of the warp before and after.
+// f32 [head_dim] at byte `row` of shared memory. Needs a warp barrier before; ends with one.
 KVANTA_DEVICE void HadamardRow(int row, int head_dim, int block, float norm, int lane) {
   for (int stride = 1; stride < block; stride *= 2) {
     for (int pair = lane; pair < head_dim / 2; pair += kWarp) {

@@ -1,7 +1,7 @@
 #include "kernels/attention/cuda/kernel_list.h"
 
 #include "formats/scheme.h"
-#include "kernels/attention/cuda/launch.h"
+#include "kernels/attention/cuda/attention_params.h"
 
 namespace kvanta::kernels::cuda {
 namespace {
@@ -11,7 +11,7 @@ bool Reads(const formats::Format& format) noexcept {
   return T::kElementType == format.code && T::kScaling == format.scaling;
 }
 
-// The same function writes the same bytes.
+// Formats with the same encoder produce the same bytes.
 template <class T>
 bool Encodes(const formats::Format& format) noexcept {
   if constexpr (T::kScaling.token_group != 0) {
@@ -35,8 +35,8 @@ bool Attends(const PairKernel<Keys, Values, kHeadDim>* /*kernel*/, const formats
          layer.shape.head_dim == kHeadDim && layer.shape.tokens >= kChunkTokens;
 }
 bool Attends(const GenericKernel* /*kernel*/, const formats::LayerScheme& layer) noexcept {
-  return !layer.SharesCell() && HasKeyCode(layer.k.format->code, layer.k.format->scaling) &&
-         HasValueCode(layer.v.format->code, layer.v.format->scaling) && layer.shape.head_dim <= kMaxHeadDim &&
+  return !layer.SharesCell() && CanDecodeKeys(layer.k.format->code, layer.k.format->scaling) &&
+         CanDecodeValues(layer.v.format->code, layer.v.format->scaling) && layer.shape.head_dim <= kMaxHeadDim &&
          layer.k.outliers <= kMaxOutliers;
 }
 
@@ -64,7 +64,7 @@ int FindAppend(const formats::Format& format) noexcept {
 }
 
 int FindAttend(const formats::LayerScheme& layer) noexcept {
-  return FindKernel(AttendPairs{}, layer);
+  return FindKernel(AttentionKernels{}, layer);
 }
 
 }  // namespace kvanta::kernels::cuda

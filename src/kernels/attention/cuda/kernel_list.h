@@ -1,4 +1,4 @@
-// The lists of GPU kernels: encoders of Append, derived from the list of formats, and pairs of K and V of Attend.
+// The lists of CUDA kernels: encoders of Append, derived from the list of formats, and key/value pairs of Attend.
 #pragma once
 
 #include <type_traits>
@@ -67,18 +67,19 @@ struct GenericKernel;
 struct LatentBlock;
 
 template <class Format, int kHeadDim>
-using Alike = PairKernel<Format, Format, kHeadDim>;
+using SameFormat = PairKernel<Format, Format, kHeadDim>;
 
-// Kernels of Attend: one for each common pair, a generic one for the rest, and one for latents. A pair is determined by
-// element types and scales: nvfp4_4over6 is read as nvfp4.
-using AttendPairs = TypeList<Alike<formats::Bf16, 64>, Alike<formats::Bf16, 128>, Alike<formats::Fp8E4m3, 64>,
-                             Alike<formats::Fp8E4m3, 128>, Alike<formats::Int8, 64>, Alike<formats::Int8, 128>,
-                             Alike<formats::Int4, 64>, Alike<formats::Int4, 128>, Alike<formats::Nvfp4, 64>,
-                             Alike<formats::Nvfp4, 128>, GenericKernel, LatentBlock>;
+// Common pairs have specialized kernels; GenericKernel reads all others, LatentBlock latents. Kernels depend on
+// element types and scales only: nvfp4_4over6 reads like nvfp4.
+using AttentionKernels =
+    TypeList<SameFormat<formats::Bf16, 64>, SameFormat<formats::Bf16, 128>, SameFormat<formats::Fp8E4m3, 64>,
+             SameFormat<formats::Fp8E4m3, 128>, SameFormat<formats::Int8, 64>, SameFormat<formats::Int8, 128>,
+             SameFormat<formats::Int4, 64>, SameFormat<formats::Int4, 128>, SameFormat<formats::Nvfp4, 64>,
+             SameFormat<formats::Nvfp4, 128>, GenericKernel, LatentBlock>;
 
 // Index in AppendFormats, or -1.
 int FindAppend(const formats::Format& format) noexcept;
-// Index in AttendPairs, or -1.
+// Index in AttentionKernels, or -1.
 int FindAttend(const formats::LayerScheme& layer) noexcept;
 
 }  // namespace kvanta::kernels::cuda

@@ -1,5 +1,5 @@
-// Description of a side's format for the attention kernels: an argument of a launch, or a constant of a kernel for one
-// format.
+// Description of a K or V format for the attention kernels: a launch argument, or a compile-time constant in a kernel
+// specialized for one format.
 #pragma once
 
 #include <cstdint>
@@ -9,18 +9,18 @@
 
 namespace kvanta::kernels::cuda {
 
-// Conversion of an element to an operand of the tensor cores.
+// Decoding of codes to tensor-core operands: one code path each.
 enum class DecodeKind : uint8_t {
-  kF32,  // in three terms of bf16
+  kF32,  // as three bf16 terms
   kBf16,
   kF16,
   kE4M3,
   kE5M2,
   kInt8,
   kE2M1,
-  kE3M2,    // two bit planes
-  kFields,  // one or two bit planes; field - offset is the level
-  kLloyd,   // the same; the field is an index into the levels
+  kE3M2,    // two bit sections
+  kFields,  // one or two bit sections; level = field - offset
+  kLloyd,   // one or two bit sections; field = index into the levels
 };
 
 constexpr DecodeKind DecodeKindOf(formats::ElementType type) {
@@ -44,33 +44,33 @@ constexpr DecodeKind DecodeKindOf(formats::ElementType type) {
 }
 
 struct KvTypeDesc {
-  DecodeKind kind = DecodeKind::kBf16;
-  int8_t low_bits = 16;  // of the first plane
-  int8_t high_bits = 0;
-  int8_t offset = 0;  // kFields: field - level
-  float unit = 1;     // value = operand * unit * (scales that are not part of the operand)
+  DecodeKind decode = DecodeKind::kBf16;
+  int8_t low_bits = 16;  // first bit section
+  int8_t high_bits = 0;  // second bit section
+  int8_t offset = 0;     // kFields: subtracted from a field
+  float unit = 1;        // value = operand * unit * scales that are not part of the operand
   formats::Scaling scaling;
 };
 
-inline constexpr float kE2m1Unit = 0x1p14F;  // f16's and E2M1's exponents are biased by 15 and 1
-inline constexpr float kE3m2Unit = 0x1p12F;  // E3M2's by 3
-// E4M3 scales as f16 operands are 2^7 too large, so that with E2M1's 2^-14 a product is exact and none overflows.
+inline constexpr float kE2m1Unit = 0x1p14F;  // exponent biases: f16 15, E2M1 1
+inline constexpr float kE3m2Unit = 0x1p12F;  // E3M2 3
+// E4M3 scales enter f16 operands times 2^7: the product with E2M1's 2^-14 is exact and cannot overflow.
 inline constexpr float kE4m3ScaleUnit = 0x1p-7F;
-// Scales and offsets of channels are halved, so that a value just above f16's maximum does not become infinite.
+// Channel scales and offsets are halved: values just above f16's maximum stay finite.
 inline constexpr float kChannelUnit = 2.0F;
-inline constexpr int kGroupTokens = 32;  // tokens that share them
+inline constexpr int kGroupTokens = 32;  // tokens that share a channel's scale and offset
 
-// Use of the scales of 16, 32 or 128 channels of a token in a block of 32 channels.
+// Scales per block of 32 channels of one token.
 enum class BlockScale : uint8_t {
   kNone,
   kFp16,
   kPower,        // E8M0
-  kPowerHalves,  // E8M0 of 16 channels: the block has the greater one, operands are multiplied by the ratio
-  kE4m3Halves,   // E4M3 of 16 channels: operands are multiplied by it, exactly
-  kF32,          // of 128 channels
+  kPowerHalves,  // E8M0 per 16 channels: the larger is the block's scale, the ratio is folded into the operands
+  kE4m3Halves,   // E4M3 per 16 channels: folded into the operands, exactly
+  kF32,          // f32 per 128 channels; latents only
 };
 
-inline constexpr int kBlocksOfF32 = 4;  // blocks of 32 channels that share one
+inline constexpr int kBlocksPerF32Scale = 4;  // blocks of 32 channels
 
 constexpr BlockScale BlockScaleOf(const formats::Scaling& scaling) {
   using formats::ScaleType;
@@ -80,17 +80,17 @@ constexpr BlockScale BlockScaleOf(const formats::Scaling& scaling) {
   return scaling.block == ScaleType::kFp16 ? BlockScale::kFp16 : BlockScale::kNone;
 }
 
-// True if the kernels support the combination.
-constexpr bool HasKvTypeDesc(formats::ElementType code, const formats::Scaling& scaling) {
+// True if the kernels can decode the combination.
+constexpr bool CanDecode(formats::ElementType code, const formats::Scaling& scaling) {
   using formats::ScaleType;
-  const DecodeKind kind = DecodeKindOf(code);
+  const DecodeKind decode = DecodeKindOf(code);
   const BlockScale block = BlockScaleOf(scaling);
-  if (block == BlockScale::kF32) return kind == DecodeKind::kE4M3 && scaling.channels == 32 * kBlocksOfF32;
+  if (block == BlockScale::kF32) return decode == DecodeKind::kE4M3 && scaling.channels == 32 * kBlocksPerF32Scale;
   if (block == BlockScale::kE4m3Halves || block == BlockScale::kPowerHalves) {
-    return kind == DecodeKind::kE2M1 && scaling.channels == 16;
+    return decode == DecodeKind::kE2M1 && scaling.channels == 16;
   }
   if (block != BlockScale::kNone && scaling.channels != 32) return false;
-  switch (kind) {
+  switch (decode) {
     case DecodeKind::kF32:
     case DecodeKind::kBf16:
     case DecodeKind::kF16:
@@ -111,31 +111,32 @@ constexpr bool HasKvTypeDesc(formats::ElementType code, const formats::Scaling& 
   return false;
 }
 
-// Supported by the generic kernel. Only values have block offsets; only keys have token groups and Lloyd-Max levels.
-constexpr bool HasKeyCode(formats::ElementType code, const formats::Scaling& scaling) {
-  return HasKvTypeDesc(code, scaling) && !scaling.block_offset && scaling.block != formats::ScaleType::kF32;
+// Types of the generic kernel. Block offsets are supported for values only; channel scales and Lloyd-Max levels for
+// keys only.
+constexpr bool CanDecodeKeys(formats::ElementType code, const formats::Scaling& scaling) {
+  return CanDecode(code, scaling) && !scaling.block_offset && scaling.block != formats::ScaleType::kF32;
 }
-constexpr bool HasValueCode(formats::ElementType code, const formats::Scaling& scaling) {
-  return HasKvTypeDesc(code, scaling) && scaling.token_group == 0 && scaling.block != formats::ScaleType::kF32 &&
+constexpr bool CanDecodeValues(formats::ElementType code, const formats::Scaling& scaling) {
+  return CanDecode(code, scaling) && scaling.token_group == 0 && scaling.block != formats::ScaleType::kF32 &&
          DecodeKindOf(code) != DecodeKind::kLloyd;
 }
 
 constexpr KvTypeDesc MakeKvTypeDesc(formats::ElementType code, const formats::Scaling& scaling) {
-  KvTypeDesc side;
-  side.kind = DecodeKindOf(code);
-  side.low_bits = static_cast<int8_t>(formats::Info(code).low_bits);
-  side.high_bits = static_cast<int8_t>(formats::Info(code).high_bits);
-  side.scaling = scaling;
-  if (side.kind == DecodeKind::kFields) side.offset = static_cast<int8_t>(-formats::Levels(code).level[0]);
-  if (side.kind == DecodeKind::kE3M2) side.unit = kE3m2Unit;
-  if (side.kind == DecodeKind::kLloyd) side.unit = formats::Levels(code).unit;
-  if (side.kind == DecodeKind::kE2M1) {
+  KvTypeDesc desc;
+  desc.decode = DecodeKindOf(code);
+  desc.low_bits = static_cast<int8_t>(formats::Info(code).low_bits);
+  desc.high_bits = static_cast<int8_t>(formats::Info(code).high_bits);
+  desc.scaling = scaling;
+  if (desc.decode == DecodeKind::kFields) desc.offset = static_cast<int8_t>(-formats::Levels(code).level[0]);
+  if (desc.decode == DecodeKind::kE3M2) desc.unit = kE3m2Unit;
+  if (desc.decode == DecodeKind::kLloyd) desc.unit = formats::Levels(code).unit;
+  if (desc.decode == DecodeKind::kE2M1) {
     const BlockScale block = BlockScaleOf(scaling);
-    if (block != BlockScale::kPowerHalves) side.unit = kE2m1Unit;
-    if (block == BlockScale::kE4m3Halves) side.unit *= kE4m3ScaleUnit;
+    if (block != BlockScale::kPowerHalves) desc.unit = kE2m1Unit;
+    if (block == BlockScale::kE4m3Halves) desc.unit *= kE4m3ScaleUnit;
   }
-  if (scaling.token_group != 0) side.unit = kChannelUnit;
-  return side;
+  if (scaling.token_group != 0) desc.unit = kChannelUnit;
+  return desc;
 }
 
 }  // namespace kvanta::kernels::cuda

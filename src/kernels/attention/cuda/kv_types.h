@@ -1,92 +1,103 @@
-// A side as attention's kernels see it: one format, of which the compiler knows everything, or one family of codes,
-// whose widths and scales the launch says. What is written for the second is the first's source, too: there the
-// questions below are answered while compiling. A unit that includes this has included the primitives.
+// K/V types of the attention kernels: StaticKvType (a compile-time format) or RuntimeKvType (a decode kind whose widths
+// and scales are launch arguments). Both have the same interface, so kernels are written once. Include the primitives
+// first.
 #pragma once
 
 #include <algorithm>
 
 #include "formats/element_type.h"
 #include "formats/format_traits.h"
-#include "kernels/attention/cuda/launch.h"
+#include "kernels/attention/cuda/attention_params.h"
 
 namespace kvanta::kernels::cuda {
 
 static_assert(kGroupTokens == kChunkTokens);
 
-// What is the same for all of a family.
-template <DecodeKind kOf>
+// Properties that follow from the decode kind alone.
+template <DecodeKind kDecode>
 struct KvTypeTraits {
-  static constexpr DecodeKind kDecodeKind = kOf;
-  static constexpr bool kF32 = kOf == DecodeKind::kF32;
-  static constexpr bool kBf16 = kOf == DecodeKind::kBf16 || kF32;  // as operands
-  static constexpr bool kSubbyte =
-      kOf == DecodeKind::kE2M1 || kOf == DecodeKind::kE3M2 || kOf == DecodeKind::kFields || kOf == DecodeKind::kLloyd;
-  static constexpr int kBits = kSubbyte ? 0 : kF32 ? 32 : kBf16 || kOf == DecodeKind::kF16 ? 16 : 8;  // 0: of planes
-  // Codes that may be NaN: of slots that a query does not see they must not be multiplied, not even by 0.
-  static constexpr bool kHasNan = !kSubbyte && kOf != DecodeKind::kInt8;
-  // Codes are kept to the last bit; queries and weights are floats of 8 bits in two terms, or of 11 in one. Beside f32
-  // they have three, as the codes do: of their products, those whose terms are third or less together are f32's bits.
+  static constexpr DecodeKind kDecodeKind = kDecode;
+  static constexpr bool kF32 = kDecode == DecodeKind::kF32;
+  static constexpr bool kBf16 = kDecode == DecodeKind::kBf16 || kF32;  // as operands
+  static constexpr bool kSubbyte = kDecode == DecodeKind::kE2M1 || kDecode == DecodeKind::kE3M2 ||
+                                   kDecode == DecodeKind::kFields || kDecode == DecodeKind::kLloyd;
+  static constexpr int kBits = kSubbyte                               ? 0
+                               : kF32                                 ? 32
+                               : kBf16 || kDecode == DecodeKind::kF16 ? 16
+                                                                      : 8;  // 0: bit sections
+  // Codes may be NaN: masked tokens must not be multiplied, not even by 0.
+  static constexpr bool kHasNan = !kSubbyte && kDecode != DecodeKind::kInt8;
+  // Codes are exact; queries and probabilities are split into two bf16 terms or rounded to one f16 term. With f32 codes
+  // (three bf16 terms) they have three terms as well; products with term indices summing to 2 or less give f32's bits.
   static constexpr int kTerms = kF32 ? 3 : kBf16 ? 2 : 1;
   static constexpr int kCodeTerms = kF32 ? 3 : 1;
 };
 
 template <class Format>
 struct StaticKvType : KvTypeTraits<DecodeKindOf(Format::kElementType)> {
-  static_assert(HasKvTypeDesc(Format::kElementType, Format::kScaling));
+  static_assert(CanDecode(Format::kElementType, Format::kScaling));
   static constexpr bool kFixed = true;
   static constexpr formats::ElementType kElementType = Format::kElementType;
-  static constexpr KvTypeDesc kSide = MakeKvTypeDesc(Format::kElementType, Format::kScaling);
+  static constexpr KvTypeDesc kDesc = MakeKvTypeDesc(Format::kElementType, Format::kScaling);
 
-  explicit KVANTA_DEVICE StaticKvType(const KvTypeDesc& /*code*/) {}
-  static constexpr int LowBits() { return kSide.low_bits; }
-  static constexpr int HighBits() { return kSide.high_bits; }
-  static constexpr int Offset() { return kSide.offset; }
-  static constexpr BlockScale Block() { return BlockScaleOf(kSide.scaling); }
-  static constexpr bool BlockOffset() { return kSide.scaling.block_offset; }
-  static constexpr formats::ScaleType Token() { return kSide.scaling.token; }
-  static constexpr bool TokenOffset() { return kSide.scaling.token_offset; }
-  static constexpr bool Channel() { return kSide.scaling.token_group != 0; }
+  explicit KVANTA_DEVICE StaticKvType(const KvTypeDesc& /*desc*/) {}
+  static constexpr int LowBits() { return kDesc.low_bits; }
+  static constexpr int HighBits() { return kDesc.high_bits; }
+  static constexpr int Offset() { return kDesc.offset; }
+  static constexpr BlockScale BlockScaling() { return BlockScaleOf(kDesc.scaling); }
+  static constexpr bool HasBlockOffset() { return kDesc.scaling.block_offset; }
+  static constexpr formats::ScaleType TokenScaling() { return kDesc.scaling.token; }
+  static constexpr bool HasTokenOffset() { return kDesc.scaling.token_offset; }
+  static constexpr bool HasChannelScales() { return kDesc.scaling.token_group != 0; }
 };
 
-template <DecodeKind kOf>
-struct RuntimeKvType : KvTypeTraits<kOf> {
+template <DecodeKind kDecode>
+struct RuntimeKvType : KvTypeTraits<kDecode> {
   static constexpr bool kFixed = false;
   static constexpr formats::ElementType kElementType =
-      kOf == DecodeKind::kE2M1 ? formats::ElementType::kE2M1 : formats::ElementType::kFp32;
-  static constexpr bool kHasBlocks = kOf == DecodeKind::kE4M3 || kOf == DecodeKind::kInt8 || kOf == DecodeKind::kE2M1 ||
-                                     kOf == DecodeKind::kE3M2 || kOf == DecodeKind::kFields;
-  static constexpr bool kHasTokens =
-      kOf == DecodeKind::kE4M3 || kOf == DecodeKind::kInt8 || kOf == DecodeKind::kFields || kOf == DecodeKind::kLloyd;
-  const KvTypeDesc& code;
+      kDecode == DecodeKind::kE2M1 ? formats::ElementType::kE2M1 : formats::ElementType::kFp32;
+  static constexpr bool kHasBlocks = kDecode == DecodeKind::kE4M3 || kDecode == DecodeKind::kInt8 ||
+                                     kDecode == DecodeKind::kE2M1 || kDecode == DecodeKind::kE3M2 ||
+                                     kDecode == DecodeKind::kFields;
+  static constexpr bool kHasTokens = kDecode == DecodeKind::kE4M3 || kDecode == DecodeKind::kInt8 ||
+                                     kDecode == DecodeKind::kFields || kDecode == DecodeKind::kLloyd;
+  const KvTypeDesc& desc;
 
-  explicit KVANTA_DEVICE RuntimeKvType(const KvTypeDesc& of) : code(of) {}
-  KVANTA_DEVICE int LowBits() const { return kOf == DecodeKind::kE2M1 || kOf == DecodeKind::kE3M2 ? 4 : code.low_bits; }
-  KVANTA_DEVICE int HighBits() const {
-    return kOf == DecodeKind::kE2M1 ? 0 : kOf == DecodeKind::kE3M2 ? 2 : code.high_bits;
+  explicit KVANTA_DEVICE RuntimeKvType(const KvTypeDesc& d) : desc(d) {}
+  KVANTA_DEVICE int LowBits() const {
+    return kDecode == DecodeKind::kE2M1 || kDecode == DecodeKind::kE3M2 ? 4 : desc.low_bits;
   }
-  KVANTA_DEVICE int Offset() const { return code.offset; }
-  KVANTA_DEVICE BlockScale Block() const { return kHasBlocks ? BlockScaleOf(code.scaling) : BlockScale::kNone; }
-  KVANTA_DEVICE bool BlockOffset() const { return kOf == DecodeKind::kFields && code.scaling.block_offset; }
-  KVANTA_DEVICE formats::ScaleType Token() const { return kHasTokens ? code.scaling.token : formats::ScaleType::kNone; }
-  KVANTA_DEVICE bool TokenOffset() const { return kOf == DecodeKind::kFields && code.scaling.token_offset; }
-  KVANTA_DEVICE bool Channel() const { return kOf == DecodeKind::kFields && code.scaling.token_group != 0; }
+  KVANTA_DEVICE int HighBits() const {
+    return kDecode == DecodeKind::kE2M1 ? 0 : kDecode == DecodeKind::kE3M2 ? 2 : desc.high_bits;
+  }
+  KVANTA_DEVICE int Offset() const { return desc.offset; }
+  KVANTA_DEVICE BlockScale BlockScaling() const { return kHasBlocks ? BlockScaleOf(desc.scaling) : BlockScale::kNone; }
+  KVANTA_DEVICE bool HasBlockOffset() const { return kDecode == DecodeKind::kFields && desc.scaling.block_offset; }
+  KVANTA_DEVICE formats::ScaleType TokenScaling() const {
+    return kHasTokens ? desc.scaling.token : formats::ScaleType::kNone;
+  }
+  KVANTA_DEVICE bool HasTokenOffset() const { return kDecode == DecodeKind::kFields && desc.scaling.token_offset; }
+  KVANTA_DEVICE bool HasChannelScales() const {
+    return kDecode == DecodeKind::kFields && desc.scaling.token_group != 0;
+  }
 };
 
-// The sides that a kernel knows. Calls visit with that of the launch's code, which is one for all threads.
+// The K/V types that a kernel supports. Visit calls `visit` with the type for `decode`, which is uniform across
+// threads.
 template <class First, class... More>
 struct KvTypeDispatch {
   using Stored = First;
   static constexpr int kTerms = std::max({First::kTerms, More::kTerms...});
 
-  template <class Visit>
-  static KVANTA_DEVICE void Of(DecodeKind kind, const KvTypeDesc& code, Visit visit) {
+  template <class F>
+  static KVANTA_DEVICE void Visit(DecodeKind decode, const KvTypeDesc& desc, F visit) {
     if constexpr (sizeof...(More) == 0) {
-      visit(First(code));
+      visit(First(desc));
     } else {
-      if (kind == First::kDecodeKind) {
-        visit(First(code));
+      if (decode == First::kDecodeKind) {
+        visit(First(desc));
       } else {
-        KvTypeDispatch<More...>::Of(kind, code, visit);
+        KvTypeDispatch<More...>::Visit(decode, desc, visit);
       }
     }
   }

@@ -1,25 +1,24 @@
-// The kernel of attention over latents.
+// nvcc unit of the latent (MLA) attention kernel.
 #include "kernels/cuda/primitives_nvcc.h"
 // Primitives first.
-#include "kernels/cuda/entries.h"
 #include "kernels/attention/cuda/latent_block.h"
-#include "kernels/cuda/shared_limit.h"
+#include "kernels/cuda/entries.h"
 
 namespace kvanta::kernels::cuda {
 namespace {
 
-__global__ void __launch_bounds__(kAttendWarps* kWarp, LatentBlock::kResident)
-    LatentEntry(const __grid_constant__ AttentionParams layer) {
-  LatentBlock::Run(layer);
+__global__ void __launch_bounds__(kAttendWarps* kWarp, LatentBlock::kBlocksPerSm)
+    LatentEntry(const __grid_constant__ AttentionParams params) {
+  LatentBlock::Run(params);
 }
 
 }  // namespace
 
-void LaunchLatents(const AttentionParams& layer, int blocks, cudaStream_t stream) {
-  static std::atomic<int> allowed{kSharedOfAny};
-  const int shared = LatentBlock::SharedBytes(layer);
-  AllowShared(&LatentEntry, shared, allowed);
-  LatentEntry<<<blocks, kAttendWarps * kWarp, shared, stream>>>(layer);
+void LaunchLatents(const AttentionParams& params, int blocks, cudaStream_t stream) {
+  static std::atomic<int> shared_limit{kDefaultSharedBytes};
+  const int shared = LatentBlock::SharedBytes(params);
+  RaiseSharedLimit(&LatentEntry, shared, shared_limit);
+  LatentEntry<<<blocks, kAttendWarps * kWarp, shared, stream>>>(params);
 }
 
 }  // namespace kvanta::kernels::cuda

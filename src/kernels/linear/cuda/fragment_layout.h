@@ -1,6 +1,6 @@
-// Where a weight's values lie on a GPU. A panel has 16 rows of W, a unit of it 32 channels: the A operands of two
-// products of 16 x 16, in the order in which mma.m16n8k16 wants them, so that a lane loads its part with one or two
-// loads of 8 to 16 bytes, and a warp's loads are one piece. [panels][units][codes | scales].
+// Layout of packed weights on a GPU: [panels][units][codes | scales]. A panel is 16 rows of W, a unit 32 of their
+// channels: the A operands of two 16 x 16 products in mma.m16n8k16's fragment order. A lane takes one or two loads of 8
+// to 16 bytes, and a warp's loads are contiguous.
 //
 //   lane 4 g + t   has rows g and g + 8, channels 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of each 16
 //   16 bits        [2 steps of 16 channels][32 lanes][4 registers of 2]
@@ -12,31 +12,31 @@
 #include <cstdint>
 
 #include "base/host_device.h"
-#include "kernels/cuda/model_work.h"
+#include "kernels/cuda/model_ops.h"
 
 namespace kvanta::kernels::cuda {
 
-inline constexpr int kPanelMultiple = 4;  // panels are padded to it: the most that a block computes
+inline constexpr int kPanelMultiple = 4;  // panel count padding: the maximum per block
 
 struct UnitBytes {
   int codes = 0;
-  int all = 0;
+  int total = 0;
 };
 
-KVANTA_HD constexpr UnitBytes BytesOf(PanelKind kind) {
-  constexpr int kElementTypes = kPanelOuts * kPanelChannels;
-  if (kind == PanelKind::kInt8) return {kElementTypes, kElementTypes + 2 * kPanelOuts};
-  if (kind == PanelKind::kInt4) return {kElementTypes / 2, kElementTypes / 2 + 4 * kPanelOuts};
-  return {2 * kElementTypes, 2 * kElementTypes};
+KVANTA_HD constexpr UnitBytes UnitBytesOf(PanelKind kind) {
+  constexpr int kCount = kPanelRows * kPanelChannels;
+  if (kind == PanelKind::kInt8) return {kCount, kCount + 2 * kPanelRows};
+  if (kind == PanelKind::kInt4) return {kCount / 2, kCount / 2 + 4 * kPanelRows};
+  return {2 * kCount, 2 * kCount};
 }
 
-// Of the value of row `row` and channel `channel` in a unit: its first byte, and bit, from the unit's begin.
+// Position of a value in a unit: first byte, and first bit in it.
 struct FragmentOffset {
   int byte = 0;
   int bit = 0;
 };
 
-KVANTA_HD constexpr FragmentOffset PlaceOf(PanelKind kind, int row, int channel) {
+KVANTA_HD constexpr FragmentOffset FragmentOffsetOf(PanelKind kind, int row, int channel) {
   const int high_row = row / 8;
   const int step = channel / 16;
   const int high_half = channel % 16 / 8;
@@ -51,10 +51,10 @@ KVANTA_HD constexpr FragmentOffset PlaceOf(PanelKind kind, int row, int channel)
   return {step * 512 + lane * 16 + reg * 4 + odd * 2, 0};
 }
 
-// Of a row's fp16 scale; a minimum lies 4 bytes behind it.
-KVANTA_HD constexpr int ScalePlace(PanelKind kind, int row) {
-  const int each = kind == PanelKind::kInt8 ? 4 : 8;
-  return BytesOf(kind).codes + row % 8 * each + row / 8 * 2;
+// Byte offset of a row's fp16 scale in a unit; its minimum is 4 bytes later.
+KVANTA_HD constexpr int ScaleOffset(PanelKind kind, int row) {
+  const int stride = kind == PanelKind::kInt8 ? 4 : 8;
+  return UnitBytesOf(kind).codes + row % 8 * stride + row / 8 * 2;
 }
 
 }  // namespace kvanta::kernels::cuda

@@ -19,12 +19,12 @@ namespace kvanta::kernels {
 namespace {
 
 using cuda::kPanelChannels;
-using cuda::kPanelOuts;
+using cuda::kPanelRows;
 using cuda::kRowTile;
 using cuda::PanelKind;
 using cuda::ProductTile;
 
-// Panels are made here in pieces of about this size, and copied one by one.
+// Panels are packed and uploaded in pieces of about this size.
 constexpr int64_t kUploadPieceBytes = int64_t{16} << 20;
 
 PanelKind PanelKindOf(WeightType type) {
@@ -42,7 +42,7 @@ PanelKind PanelKindOf(WeightType type) {
   return PanelKind::kBf16;
 }
 
-// Row `index` of the stack: its view, and the row's index there.
+// A row of stacked weights: its view, and its index in the view.
 struct StackedRow {
   const WeightView* view = nullptr;
   int64_t index = 0;
@@ -53,43 +53,43 @@ StackedRow FindRow(std::span<const WeightView> stacked, int64_t index) {
   return {&stacked[view], index};
 }
 
-// Writes rows of W into units of panels.
+// Packs rows of W into panel units.
 class UnitWriter {
  public:
   UnitWriter(PanelKind kind, int64_t in) : kind_(kind), in_(in) {
-    for (int row = 0; row < kPanelOuts; ++row) {
-      for (int k = 0; k < kPanelChannels; ++k) places_[row][k] = cuda::PlaceOf(kind, row, k);
+    for (int row = 0; row < kPanelRows; ++row) {
+      for (int k = 0; k < kPanelChannels; ++k) offsets_[row][k] = cuda::FragmentOffsetOf(kind, row, k);
     }
   }
 
-  // `values`: room for f32 [in]. `panel`: the panel's bytes, zeros where nothing was written.
+  // `values`: workspace, f32 [in]. `panel`: the panel's bytes, initially zero.
   void Write(const StackedRow& from, int row, float* values, uint8_t* panel) {
     const bool blocks = kind_ == PanelKind::kInt8 || kind_ == PanelKind::kInt4;
-    const bool kept = blocks && IsKept(from.view->blocks);
-    if (!kept) ReadWeightRow(*from.view, from.index, values);
+    const bool as_stored = blocks && KeepsBlocks(from.view->blocks);
+    if (!as_stored) ReadWeightRow(*from.view, from.index, values);
     const int64_t units = CeilDiv(in_, kPanelChannels);
     for (int64_t unit = 0; unit < units; ++unit) {
-      uint8_t* to = panel + unit * cuda::BytesOf(kind_).all;
+      uint8_t* to = panel + unit * cuda::UnitBytesOf(kind_).total;
       const int n = static_cast<int>(std::min<int64_t>(kPanelChannels, in_ - unit * kPanelChannels));
       if (blocks) {
-        WriteBlock(kept ? Kept(from, unit) : Quantize(values + unit * kPanelChannels, n), row, to);
+        WriteBlock(as_stored ? StoredBlock(from, unit) : Quantize(values + unit * kPanelChannels, n), row, to);
       } else {
         WriteElements(values + unit * kPanelChannels, n, row, to);
       }
     }
   }
 
-  bool Infinite() const noexcept { return infinite_; }
+  bool HasNonFinite() const noexcept { return non_finite_; }
 
  private:
-  bool IsKept(BlockFormat format) const {
+  bool KeepsBlocks(BlockFormat format) const {
     return kind_ == PanelKind::kInt8 ? format == BlockFormat::kQ8_0
                                      : format == BlockFormat::kQ4_0 || format == BlockFormat::kQ4_1;
   }
-  static WeightBlock Kept(const StackedRow& from, int64_t block) {
+  static WeightBlock StoredBlock(const StackedRow& from, int64_t block) {
     const WeightView& view = *from.view;
-    const int64_t at = from.index * (view.in / kBlockWeights) + block;
-    return ReadBlock(static_cast<const uint8_t*>(view.data) + at * BlockBytes(view.blocks), view.blocks);
+    const int64_t index = from.index * (view.in / kBlockWeights) + block;
+    return ReadBlock(static_cast<const uint8_t*>(view.data) + index * BlockBytes(view.blocks), view.blocks);
   }
   WeightBlock Quantize(const float* x, int n) const {
     return kind_ == PanelKind::kInt8 ? QuantizeInt8(x, n) : QuantizeInt4(x, n);
@@ -98,36 +98,36 @@ class UnitWriter {
   void WriteElements(const float* x, int n, int row, uint8_t* unit) const {
     for (int k = 0; k < n; ++k) {
       const uint16_t code = kind_ == PanelKind::kBf16 ? FloatToBf16(x[k]) : FloatToFp16(x[k]);
-      std::memcpy(unit + places_[row][k].byte, &code, sizeof(code));
+      std::memcpy(unit + offsets_[row][k].byte, &code, sizeof(code));
     }
   }
 
   void WriteBlock(WeightBlock block, int row, uint8_t* unit) {
-    // Codes without a sign: of 8 bits as code + 128, which the kernel takes away again; of 4 bits from 0 on, with what
-    // that changes in the minimum (8 times the scale is exact in fp16, too).
+    // Unsigned codes: 8-bit ones plus 128, which the kernel subtracts again; 4-bit ones from 0 on, with the shift moved
+    // into the minimum (8 times the scale is exact in fp16).
     int offset = kind_ == PanelKind::kInt8 ? 128 : 0;
     if (kind_ == PanelKind::kInt4 && *std::min_element(block.codes, block.codes + kBlockWeights) < 0) {
       offset = 8;
       block.offset = FloatToFp16(-8 * Fp16ToFloat(block.scale));
     }
-    if (!std::isfinite(Fp16ToFloat(block.scale)) || !std::isfinite(Fp16ToFloat(block.offset))) infinite_ = true;
+    if (!std::isfinite(Fp16ToFloat(block.scale)) || !std::isfinite(Fp16ToFloat(block.offset))) non_finite_ = true;
     for (int k = 0; k < kPanelChannels; ++k) {
-      const cuda::FragmentOffset place = places_[row][k];
-      unit[place.byte] |= static_cast<uint8_t>((block.codes[k] + offset) << place.bit);
+      const cuda::FragmentOffset offset_in_unit = offsets_[row][k];
+      unit[offset_in_unit.byte] |= static_cast<uint8_t>((block.codes[k] + offset) << offset_in_unit.bit);
     }
-    uint8_t* scale = unit + cuda::ScalePlace(kind_, row);
+    uint8_t* scale = unit + cuda::ScaleOffset(kind_, row);
     std::memcpy(scale, &block.scale, sizeof(block.scale));
     if (kind_ == PanelKind::kInt4) std::memcpy(scale + 4, &block.offset, sizeof(block.offset));
   }
 
   PanelKind kind_;
   int64_t in_;
-  cuda::FragmentOffset places_[kPanelOuts][kPanelChannels];
-  std::atomic<bool> infinite_ = false;
+  cuda::FragmentOffset offsets_[kPanelRows][kPanelChannels];
+  std::atomic<bool> non_finite_ = false;
 };
 
 void CheckShapes(std::span<const WeightView> stacked, std::span<const float> bias) {
-  if (stacked.empty()) throw InputError("a linear layer has no weight");
+  if (stacked.empty()) throw InputError("a linear layer needs at least one weight");
   const int64_t in = stacked.front().in;
   int64_t out = 0;
   for (const WeightView& view : stacked) {
@@ -190,23 +190,22 @@ void GpuLinear::PackUnquantized(std::span<const WeightView> stacked) {
 
 void GpuLinear::PackPanels(std::span<const WeightView> stacked) {
   Device& device = context_->gpu->device();
-  const int64_t panels = CeilDiv(weight_.out, kPanelOuts);
-  const int64_t panel_bytes = weight_.Units() * cuda::BytesOf(weight_.kind).all;
+  const int64_t panels = CeilDiv(weight_.out, kPanelRows);
+  const int64_t panel_bytes = weight_.Units() * cuda::UnitBytesOf(weight_.kind).total;
   weight_bytes_ = panels * panel_bytes;
-  // Zeroed: what pads the last block's panels is a weight of zeros.
-  data_ =
-      device.Allocate(static_cast<size_t>(CeilDiv(panels, cuda::kPanelMultiple) * cuda::kPanelMultiple * panel_bytes));
-  const int64_t at_once = std::clamp<int64_t>(kUploadPieceBytes / panel_bytes, 1, panels);
-  std::vector<uint8_t> piece(static_cast<size_t>(at_once * panel_bytes));
+  // Allocate returns zeros: the padding panels are zero weights.
+  data_ = device.Allocate(static_cast<size_t>(RoundUp(panels, cuda::kPanelMultiple) * panel_bytes));
+  const int64_t panels_at_once = std::clamp<int64_t>(kUploadPieceBytes / panel_bytes, 1, panels);
+  std::vector<uint8_t> piece(static_cast<size_t>(panels_at_once * panel_bytes));
   const auto workers = static_cast<size_t>(context_->threads->Threads());
   std::vector<float> values(workers * static_cast<size_t>(weight_.in));
   UnitWriter writer(weight_.kind, weight_.in);
-  for (int64_t first = 0; first < panels; first += at_once) {
-    const int64_t count = std::min(at_once, panels - first);
+  for (int64_t first = 0; first < panels; first += panels_at_once) {
+    const int64_t count = std::min(panels_at_once, panels - first);
     std::fill(piece.begin(), piece.end(), uint8_t{0});
     auto pack = [&](int64_t panel, int worker) {
-      for (int row = 0; row < kPanelOuts; ++row) {
-        const int64_t out = (first + panel) * kPanelOuts + row;
+      for (int row = 0; row < kPanelRows; ++row) {
+        const int64_t out = (first + panel) * kPanelRows + row;
         if (out >= weight_.out) break;
         writer.Write(FindRow(stacked, out), row, values.data() + worker * weight_.in,
                      piece.data() + panel * panel_bytes);
@@ -215,7 +214,7 @@ void GpuLinear::PackPanels(std::span<const WeightView> stacked) {
     context_->threads->ForEach(count, pack);
     device.CopyIn(data_.data() + first * panel_bytes, piece.data(), static_cast<size_t>(count * panel_bytes));
   }
-  if (writer.Infinite()) {
+  if (writer.HasNonFinite()) {
     throw InputError("a block of weights has a scale or minimum that is not finite in float16; use bf16 weights");
   }
 }
@@ -231,43 +230,43 @@ void GpuLinear::ReserveRows() {
   reserve(context_->factors, kRowBlock * static_cast<int64_t>(sizeof(float)));
 }
 
-// The tile changes no bit. Small ones keep all multiprocessors busy, large ones read x and W less often.
+// The tile does not affect results. Small tiles occupy all multiprocessors, large ones read x and W less often.
 ProductTile GpuLinear::TileFor(int64_t rows) const noexcept {
   if (rows <= kRowTile) return ProductTile::k1x1;
-  const int64_t large = CeilDiv(weight_.out, 4 * kPanelOuts) * CeilDiv(rows, 8 * kRowTile);
+  const int64_t large = CeilDiv(weight_.out, 4 * kPanelRows) * CeilDiv(rows, 8 * kRowTile);
   return rows > 4 * kRowTile && large * 4 >= int64_t{3} * context_->gpu->Multiprocessors() ? ProductTile::k4x8
                                                                                            : ProductTile::k2x4;
 }
 
 void GpuLinear::Forward(const float* x, int64_t rows, float* y, int64_t y_stride, RowArgmax* argmaxes) const noexcept {
   CudaContext& gpu = *context_->gpu;
-  cuda::LinearWork work;
-  work.weight = weight_;
-  work.y_stride = y_stride;
-  work.x = context_->Packed();
+  cuda::LinearOp op;
+  op.weight = weight_;
+  op.y_stride = y_stride;
+  op.x = context_->Packed();
   const int64_t at_once = weight_.panels ? kRowBlock : rows;
   for (int64_t row = 0; row < rows; row += at_once) {
-    work.rows = std::min(at_once, rows - row);
-    work.y = y + row * y_stride;
+    op.rows = std::min(at_once, rows - row);
+    op.y = y + row * y_stride;
     if (weight_.panels) {
-      gpu.Run(cuda::PackWork{.x = x + row * weight_.in,
-                             .x_stride = weight_.in,
-                             .rows = work.rows,
-                             .in = weight_.in,
-                             .kind = weight_.kind,
-                             .out = work.x});
-      work.tile = TileFor(work.rows);
+      gpu.Run(cuda::PackOp{.x = x + row * weight_.in,
+                           .x_stride = weight_.in,
+                           .rows = op.rows,
+                           .in = weight_.in,
+                           .kind = weight_.kind,
+                           .out = op.x});
+      op.tile = TileFor(op.rows);
     } else {
-      work.plain = x + row * weight_.in;
+      op.x_f32 = x + row * weight_.in;
     }
-    gpu.Run(work);
+    gpu.Run(op);
   }
   if (argmaxes == nullptr || rows == 0) return;
-  gpu.Run(cuda::ArgmaxWork{.x = y, .stride = y_stride, .rows = rows, .width = weight_.out, .argmaxes = argmaxes});
+  gpu.Run(cuda::ArgmaxOp{.x = y, .stride = y_stride, .rows = rows, .width = weight_.out, .argmaxes = argmaxes});
 }
 
 void GpuLinear::DequantizeRow(int64_t index, float* out) const noexcept {
-  context_->gpu->Run(cuda::EmbedWork{.table = weight_, .ids = nullptr, .id = index, .rows = 1, .out = out});
+  context_->gpu->Run(cuda::EmbedOp{.table = weight_, .ids = nullptr, .id = index, .rows = 1, .out = out});
 }
 
 std::string_view GpuLinear::Kind() const noexcept {

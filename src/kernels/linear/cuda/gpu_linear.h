@@ -1,4 +1,4 @@
-// A linear layer on a GPU: W is put into panels here and copied there once (weight_places.h).
+// Linear layers on a GPU; weights are packed into panels on the host (fragment_layout.h) and uploaded once.
 #pragma once
 
 #include <memory>
@@ -10,23 +10,23 @@
 
 namespace kvanta::kernels {
 
-// Rows whose x is packed at once; a multiple of every tile.
+// Rows of x packed per launch; a multiple of every tile.
 inline constexpr int64_t kRowBlock = 512;
 
-// What layers of experts compute in (gpu_experts.h, cuda/model_work.h).
+// Workspace of MoE layers (gpu_experts.h, model_ops.h).
 struct ExpertBuffers {
-  Buffer experts, weights, row_slots, slot_rows, tile_experts;
-  Buffer rows, both, gated;  // f32 of the slots
+  Buffer experts, weights, permuted_rows, source_rows, tile_experts;
+  Buffer rows, gate_up, gated;  // f32 [permuted rows]
 };
 
-// Shared by the layers of one Ops, whose launches follow each other.
+// Shared by the layers of one Ops; their launches are in one stream.
 struct GpuLinearContext {
   std::shared_ptr<CudaContext> gpu;
-  std::shared_ptr<ThreadPool> threads;  // pack weights
-  // Large enough for every layer: Forward allocates nothing. As cuda::PackedRows.
+  std::shared_ptr<ThreadPool> threads;  // for packing weights
+  // cuda::PackedRows, large enough for every layer: Forward does not allocate.
   Buffer codes = {}, unit_sums = {}, factors = {};
   ExpertBuffers experts = {};
-  Buffer plain = {};  // f32, rows of one layer of several
+  Buffer f32_rows = {};  // rows of one layer of a group with f32 weights
 
   cuda::PackedRows Packed() const {
     return {.codes = codes.data(), .unit_sums = unit_sums.as<float>(), .factors = factors.as<float>()};

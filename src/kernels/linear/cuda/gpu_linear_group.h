@@ -1,4 +1,4 @@
-// Linear layers of one shape and kind on a GPU, of whose rows each layer has tiles of its own: one launch for all.
+// Grouped GEMM: linear layers of one shape and kind in one launch, each layer with row tiles of its own.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@ namespace kvanta::kernels {
 
 class GpuLinearGroup final : public LinearGroup {
  public:
-  // The layers are of the Ops that `context` is of. Throws ResourceError.
+  // The layers were made by `context`'s Ops. Throws ResourceError.
   GpuLinearGroup(std::shared_ptr<GpuLinearContext> context, std::vector<std::unique_ptr<Linear>> layers);
 
   int64_t In() const noexcept { return Weight(0).in; }
@@ -18,8 +18,8 @@ class GpuLinearGroup final : public LinearGroup {
 
   void Forward(const MemberRows& x, int64_t rows, const MemberOutputs& y) const noexcept override;
 
-  // x: f32 [slots][In()]; y: f32 [slots][Out()]; members: of each tile of slots, or -1 where nobody wants them.
-  void Multiply(const float* x, int64_t slots, cuda::ProductTile tile, const int32_t* members, float* y) const noexcept;
+  // x: f32 [rows][In()]; y: f32 [rows][Out()]; members: layer of each row tile, or -1 to skip it.
+  void Multiply(const float* x, int64_t rows, cuda::ProductTile tile, const int32_t* members, float* y) const noexcept;
 
  private:
   const cuda::Weight& Weight(size_t member) const noexcept {
@@ -29,7 +29,7 @@ class GpuLinearGroup final : public LinearGroup {
 
   std::shared_ptr<GpuLinearContext> context_;
   std::vector<std::unique_ptr<Linear>> layers_;
-  Buffer data_;  // of each layer's W
+  Buffer data_;  // pointers to each layer's W
 };
 
 }  // namespace kvanta::kernels

@@ -1,37 +1,34 @@
-// Linear layers' kernels, one for each way to keep W and each tile.
+// nvcc unit of the linear layers' kernels.
 #include "kernels/cuda/primitives_nvcc.h"
 // Primitives first.
+#include "kernels/cuda/entries.h"
 #include "kernels/linear/cuda/linear_kernels.h"
-#include "kernels/cuda/model_entries.h"
 
 namespace kvanta::kernels::cuda {
 namespace {
 
 template <class Kernel>
-__global__ void __launch_bounds__(kLinearWarps* kWarp) LinearEntry(const __grid_constant__ LinearWork work) {
-  Kernel::Run(work);
+__global__ void __launch_bounds__(kLinearWarps* kWarp) LinearEntry(const __grid_constant__ LinearOp op) {
+  Kernel::Run(op);
 }
 
 struct Launcher {
   cudaStream_t stream;
 
   template <class Kernel>
-  void Launch(const LinearWork& work) const {
-    const LaunchShape shape = Kernel::Shape(work);
-    if (shape.shared_bytes > 48 << 10) {
-      static const cudaError_t raised =
-          cudaFuncSetAttribute(&LinearEntry<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
-      static_cast<void>(raised);  // the launch fails, then
-    }
+  void Launch(const LinearOp& op) const {
+    static std::atomic<int> shared_limit{kDefaultSharedBytes};
+    const LaunchShape shape = Kernel::Shape(op);
+    RaiseSharedLimit(&LinearEntry<Kernel>, shape.shared_bytes, shared_limit);
     LinearEntry<Kernel><<<static_cast<unsigned>(shape.blocks), static_cast<unsigned>(shape.threads),
-                          static_cast<size_t>(shape.shared_bytes), stream>>>(work);
+                          static_cast<size_t>(shape.shared_bytes), stream>>>(op);
   }
 };
 
 }  // namespace
 
-void LaunchLinear(const LinearWork& work, cudaStream_t stream) {
-  LaunchBy(work, Launcher{stream});
+void LaunchLinear(const LinearOp& op, cudaStream_t stream) {
+  LaunchLinearKernel(op, Launcher{stream});
 }
 
 }  // namespace kvanta::kernels::cuda

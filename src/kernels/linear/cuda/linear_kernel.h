@@ -1,9 +1,9 @@
-// y = x W^T + b on tensor cores. W lies on M (16 rows of a panel), rows of x on N (tiles of 8): a decode of up to 8
-// rows fills its products. A unit that includes this has included the primitives.
+// y = x W^T + b on tensor cores. W is on M (16 rows per panel), rows of x on N (tiles of 8), so that a decode step of
+// up to 8 rows wastes no products. Include the primitives first.
 //
-// The 8 warps of a block take an eighth of the units each, of the same panels and rows, and add up in order at the end.
-// That order, and the order of units within an eighth, depend on `in` alone, so a row's bits do not depend on the
-// number of rows nor on the tile. Weights are read straight into registers, every byte once, as whole lines.
+// The 8 warps of a block split the units of the same panels and rows and sum up in order at the end. That order, and
+// the order of units in a warp, depend on `in` alone: a row's bits depend neither on the number of rows nor on the
+// tile. Weights are loaded directly to registers, every byte once, in whole cache lines.
 #pragma once
 
 #include "kernels/linear/cuda/weight_panels.h"
@@ -12,68 +12,66 @@ namespace kvanta::kernels::cuda {
 
 inline constexpr int kLinearWarps = 8;
 
-// W for tile `tile` of rows; none where nobody wants them.
-KVANTA_DEVICE const uint8_t* WeightsFor(const LinearWork& work, int64_t tile) {
-  if (work.group == nullptr) return work.weight.data;
-  if (work.tile_members == nullptr) return work.group[tile * RowsOf(work.tile) / work.members.rows];
-  const int32_t member = work.tile_members[tile];
-  return member < 0 ? nullptr : work.group[member];
+// W for row tile `tile`; null if the tile is not used.
+KVANTA_DEVICE const uint8_t* WeightsFor(const LinearOp& op, int64_t tile) {
+  if (op.group == nullptr) return op.weight.data;
+  if (op.tile_members == nullptr) return op.group[tile * RowsOf(op.tile) / op.grouped.padded_rows];
+  const int32_t member = op.tile_members[tile];
+  return member < 0 ? nullptr : op.group[member];
 }
 
-// Where a row of y begins; none where nobody wants it.
-KVANTA_DEVICE float* OutputRow(const LinearWork& work, int64_t row) {
-  if (work.members.rows == 0) return work.y + row * work.y_stride;
-  const int64_t in_member = row % work.members.rows;
-  if (in_member >= work.members.used) return nullptr;
-  return work.y + row / work.members.rows * work.y_member + in_member * work.y_stride;
+// Row `row` of y; null for padding.
+KVANTA_DEVICE float* OutputRow(const LinearOp& op, int64_t row) {
+  if (op.grouped.padded_rows == 0) return op.y + row * op.y_stride;
+  const int64_t in_member = row % op.grouped.padded_rows;
+  if (in_member >= op.grouped.used_rows) return nullptr;
+  return op.y + row / op.grouped.padded_rows * op.y_member_stride + in_member * op.y_stride;
 }
 
 template <class Panel, ProductTile kTile>
 struct LinearBlock {
   static constexpr int kPanels = PanelsOf(kTile);
   static constexpr int kRowTiles = RowTilesOf(kTile);
-  static constexpr int kOuts = kPanels * kPanelOuts;
+  static constexpr int kOuts = kPanels * kPanelRows;
   static constexpr int kRows = kRowTiles * kRowTile;
-  static constexpr int kRounds = kRows > 32 ? 2 : 1;  // of the sums, for less shared memory
+  static constexpr int kRounds = kRows > 32 ? 2 : 1;  // of the reduction: halves its shared memory
   static constexpr int kRoundTiles = kRowTiles / kRounds;
   static constexpr int kRoundRows = kRows / kRounds;
-  static constexpr int kStride = kOuts + 4;  // floats of a row of sums; the pad keeps the lanes' banks apart
+  static constexpr int kStride = kOuts + 4;  // floats per row of sums, padded against bank conflicts
   static constexpr int kWarpBytes = 4 * kRoundRows * kStride;
   static constexpr int kSharedBytes = kLinearWarps * kWarpBytes;
-  // Units in flight: for a decode about 2 KiB of a warp; a large tile has no registers for more.
+  // Units in flight per warp: about 2 KiB in decode; large tiles have no registers for more.
   static constexpr int kAhead = kPanels > 2 ? 1 : kPanels > 1 ? 2 : Panel::kKind == PanelKind::kInt4 ? 8 : 4;
   static constexpr bool kRowsAhead = kRowTiles == 1;
 
   struct Loaded {
     typename Panel::Raw w[kPanels];
-    Vec4 x[1];  // where kRowsAhead
+    Vec4 x[1];  // if kRowsAhead
   };
   using Sums = float[kPanels][kRowTiles][4];
 
-  static constexpr LaunchShape Shape(const LinearWork& work) {
-    const int64_t columns = (work.weight.out + kOuts - 1) / kOuts;
-    return {columns * ((work.rows + kRows - 1) / kRows), kLinearWarps * kWarp, kSharedBytes};
+  static constexpr LaunchShape Shape(const LinearOp& op) {
+    const int64_t columns = CeilDiv(op.weight.out, kOuts);
+    return {columns * CeilDiv(op.rows, kRows), kLinearWarps * kWarp, kSharedBytes};
   }
 
-  static KVANTA_DEVICE void Run(const LinearWork& work) {
+  static KVANTA_DEVICE void Run(const LinearOp& op) {
     const int lane = ThreadIndex() % kWarp;
     const int warp = ThreadIndex() / kWarp;
-    // Blocks side by side share W, which the second-level cache then reads once for all rows.
-    const auto row_blocks = static_cast<int>((work.rows + kRows - 1) / kRows);
+    // Adjacent blocks share W, so it is read once into the L2 cache for all rows.
+    const auto row_blocks = static_cast<int>(CeilDiv(op.rows, kRows));
     const int64_t first_panel = int64_t{BlockIndex() / row_blocks} * kPanels;
     const int64_t first_tile = int64_t{BlockIndex() % row_blocks} * kRowTiles;
-    const uint8_t* data = WeightsFor(work, BlockIndex() % row_blocks);
+    const uint8_t* data = WeightsFor(op, BlockIndex() % row_blocks);
     if (data == nullptr) return;
-    const int64_t units = work.weight.Units();
-    const int64_t share = (units + kLinearWarps - 1) / kLinearWarps;
+    const int64_t units = op.weight.Units();
+    const int64_t share = CeilDiv(units, kLinearWarps);
     const int64_t begin = warp * share;
     const int64_t end = begin + share < units ? begin + share : units;
 
     Sums sums = {};
     Loaded ahead[kAhead];
-    const auto load = [&](Loaded& to, int64_t unit) {
-      Load(work, data, first_panel, first_tile, units, unit, lane, to);
-    };
+    const auto load = [&](Loaded& to, int64_t unit) { Load(op, data, first_panel, first_tile, units, unit, lane, to); };
     KVANTA_UNROLL
     for (int i = 0; i < kAhead; ++i) {
       if (begin + i < end) load(ahead[i], begin + i);
@@ -82,36 +80,35 @@ struct LinearBlock {
       KVANTA_UNROLL
       for (int i = 0; i < kAhead; ++i) {
         if (unit + i >= end) break;
-        Multiply(work, first_tile, units, unit + i, lane, ahead[i], sums);
+        Multiply(op, first_tile, units, unit + i, lane, ahead[i], sums);
         if (unit + i + kAhead < end) load(ahead[i], unit + i + kAhead);
       }
     }
     for (int round = 0; round < kRounds; ++round) {
       if (round > 0) SyncBlock();
-      Deposit(sums, round, warp, lane);
+      StoreSums(sums, round, warp, lane);
       SyncBlock();
-      AddUp(work, first_panel * kPanelOuts, first_tile * kRowTile + round * kRoundRows);
+      ReduceSums(op, first_panel * kPanelRows, first_tile * kRowTile + round * kRoundRows);
     }
   }
 
  private:
-  static KVANTA_DEVICE const uint8_t* RowsAt(const LinearWork& work, int64_t tile, int64_t units, int64_t unit,
-                                             int lane) {
-    return work.x.codes + ((tile * units + unit) * kWarp + lane) * 16;
+  static KVANTA_DEVICE const uint8_t* RowsAt(const LinearOp& op, int64_t tile, int64_t units, int64_t unit, int lane) {
+    return op.x.codes + ((tile * units + unit) * kWarp + lane) * 16;
   }
 
-  static KVANTA_DEVICE void Load(const LinearWork& work, const uint8_t* data, int64_t first_panel, int64_t first_tile,
+  static KVANTA_DEVICE void Load(const LinearOp& op, const uint8_t* data, int64_t first_panel, int64_t first_tile,
                                  int64_t units, int64_t unit, int lane, Loaded& to) {
-    constexpr int kUnitBytes = BytesOf(Panel::kKind).all;
+    constexpr int kUnitBytes = UnitBytesOf(Panel::kKind).total;
     KVANTA_UNROLL
     for (int panel = 0; panel < kPanels; ++panel) {
       to.w[panel] = Panel::Load(data + ((first_panel + panel) * units + unit) * kUnitBytes, lane);
     }
-    if constexpr (kRowsAhead) to.x[0] = LoadVec4(RowsAt(work, first_tile, units, unit, lane));
+    if constexpr (kRowsAhead) to.x[0] = LoadVec4(RowsAt(op, first_tile, units, unit, lane));
   }
 
-  // One unit: two steps of 16 channels.
-  static KVANTA_DEVICE void Multiply(const LinearWork& work, int64_t first_tile, int64_t units, int64_t unit, int lane,
+  // Multiplies one unit: two steps of 16 channels.
+  static KVANTA_DEVICE void Multiply(const LinearOp& op, int64_t first_tile, int64_t units, int64_t unit, int lane,
                                      const Loaded& loaded, Sums& sums) {
     Vec4 a[kPanels][2];
     KVANTA_UNROLL
@@ -121,11 +118,11 @@ struct LinearBlock {
     }
     KVANTA_UNROLL
     for (int tile = 0; tile < kRowTiles; ++tile) {
-      const Vec4 x = kRowsAhead ? loaded.x[0] : LoadVec4(RowsAt(work, first_tile + tile, units, unit, lane));
+      const Vec4 x = kRowsAhead ? loaded.x[0] : LoadVec4(RowsAt(op, first_tile + tile, units, unit, lane));
       Vec2 row_sums = {};
-      if constexpr (Panel::kMinimum) {
+      if constexpr (Panel::kHasMinimum) {
         row_sums = LoadVec2(reinterpret_cast<const uint8_t*>(
-            work.x.unit_sums + ((first_tile + tile) * units + unit) * kRowTile + lane % 4 * 2));
+            op.x.unit_sums + ((first_tile + tile) * units + unit) * kRowTile + lane % 4 * 2));
       }
       KVANTA_UNROLL
       for (int panel = 0; panel < kPanels; ++panel) {
@@ -133,23 +130,23 @@ struct LinearBlock {
           Panel::Multiply(sums[panel][tile], a[panel][0], x.word[0], x.word[1]);
           Panel::Multiply(sums[panel][tile], a[panel][1], x.word[2], x.word[3]);
         } else {
-          float part[4] = {};
-          Panel::Multiply(part, a[panel][0], x.word[0], x.word[1]);
-          Panel::Multiply(part, a[panel][1], x.word[2], x.word[3]);
-          AddScaled(loaded.w[panel], row_sums, part, sums[panel][tile]);
+          float dots[4] = {};
+          Panel::Multiply(dots, a[panel][0], x.word[0], x.word[1]);
+          Panel::Multiply(dots, a[panel][1], x.word[2], x.word[3]);
+          AddScaled(loaded.w[panel], row_sums, dots, sums[panel][tile]);
         }
       }
     }
   }
 
-  // Of rows g (0, 1) and g + 8 (2, 3) of the panel, and two rows of x.
-  static KVANTA_DEVICE void AddScaled(const typename Panel::Raw& raw, const Vec2& row_sums, const float (&part)[4],
+  // Adds scaled products of the panel's rows g (elements 0, 1) and g + 8 (2, 3) with two rows of x.
+  static KVANTA_DEVICE void AddScaled(const typename Panel::Raw& raw, const Vec2& row_sums, const float (&dots)[4],
                                       float (&sums)[4]) {
     const uint32_t scales = Panel::Scales(raw);
     const float scale[2] = {LowF16(scales), HighF16(scales)};
     KVANTA_UNROLL
-    for (int i = 0; i < 4; ++i) sums[i] = MultiplyAdd(scale[i / 2], part[i], sums[i]);
-    if constexpr (Panel::kMinimum) {
+    for (int i = 0; i < 4; ++i) sums[i] = MultiplyAdd(scale[i / 2], dots[i], sums[i]);
+    if constexpr (Panel::kHasMinimum) {
       const uint32_t minimums = Panel::Minimums(raw);
       const float minimum[2] = {LowF16(minimums), HighF16(minimums)};
       KVANTA_UNROLL
@@ -161,53 +158,53 @@ struct LinearBlock {
 
   static KVANTA_DEVICE int SumAt(int warp, int row, int out) { return warp * kWarpBytes + 4 * (row * kStride + out); }
 
-  static KVANTA_DEVICE void Deposit(const Sums& sums, int round, int warp, int lane) {
+  static KVANTA_DEVICE void StoreSums(const Sums& sums, int round, int warp, int lane) {
     KVANTA_UNROLL
     for (int panel = 0; panel < kPanels; ++panel) {
       KVANTA_UNROLL
       for (int tile = 0; tile < kRowTiles; ++tile) {
-        if (tile / kRoundTiles != round) continue;  // the index stays one that is known when this is compiled
+        if (tile / kRoundTiles != round) continue;  // keeps the register index a compile-time constant
         KVANTA_UNROLL
         for (int i = 0; i < 4; ++i) {
           StoreShared(SumAt(warp, tile % kRoundTiles * kRowTile + lane % 4 * 2 + i % 2,
-                            panel * kPanelOuts + lane / 4 + i / 2 * 8),
+                            panel * kPanelRows + lane / 4 + i / 2 * 8),
                       sums[panel][tile][i]);
         }
       }
     }
   }
 
-  static KVANTA_DEVICE void AddUp(const LinearWork& work, int64_t first_out, int64_t first_row) {
+  static KVANTA_DEVICE void ReduceSums(const LinearOp& op, int64_t first_out, int64_t first_row) {
     for (int i = ThreadIndex(); i < kRoundRows * kOuts; i += kLinearWarps * kWarp) {
       const int64_t out = first_out + i % kOuts;
       const int64_t row = first_row + i / kOuts;
-      if (out >= work.weight.out || row >= work.rows) continue;
-      float* const y = OutputRow(work, row);
+      if (out >= op.weight.out || row >= op.rows) continue;
+      float* const y = OutputRow(op, row);
       if (y == nullptr) continue;
       float sum = LoadShared<float>(SumAt(0, i / kOuts, i % kOuts));
       KVANTA_UNROLL
       for (int warp = 1; warp < kLinearWarps; ++warp) sum += LoadShared<float>(SumAt(warp, i / kOuts, i % kOuts));
-      sum *= work.x.factors[row];
-      y[out] = work.weight.bias == nullptr ? sum : sum + work.weight.bias[out];
+      sum *= op.x.factors[row];
+      y[out] = op.weight.bias == nullptr ? sum : sum + op.weight.bias[out];
     }
   }
 };
 
-// W in f32, for comparisons with other programs: a warp for each row of W, up to 8 rows of x at a time.
-struct PlainLinear {
+// f32 weights, for comparisons: one warp per row of W, up to 8 rows of x at a time.
+struct F32Linear {
   static constexpr int kRows = 8;
 
-  static LaunchShape Shape(const LinearWork& work) {
-    return {(work.weight.out + kLinearWarps - 1) / kLinearWarps, kLinearWarps * kWarp, 0};
+  static LaunchShape Shape(const LinearOp& op) {
+    return {CeilDiv(op.weight.out, kLinearWarps), kLinearWarps * kWarp, 0};
   }
 
-  static KVANTA_DEVICE void Run(const LinearWork& work) {
+  static KVANTA_DEVICE void Run(const LinearOp& op) {
     const int lane = ThreadIndex() % kWarp;
     const int64_t out = int64_t{BlockIndex()} * kLinearWarps + ThreadIndex() / kWarp;
-    if (out >= work.weight.out) return;
-    const int64_t in = work.weight.in;
-    for (int64_t first = 0; first < work.rows; first += kRows) {
-      const uint8_t* data = WeightsFor(work, first / RowsOf(work.tile));
+    if (out >= op.weight.out) return;
+    const int64_t in = op.weight.in;
+    for (int64_t first = 0; first < op.rows; first += kRows) {
+      const uint8_t* data = WeightsFor(op, first / RowsOf(op.tile));
       if (data == nullptr) continue;
       const float* w = reinterpret_cast<const float*>(data) + out * in;
       float sums[kRows] = {};
@@ -215,15 +212,15 @@ struct PlainLinear {
         const float value = w[k];
         KVANTA_UNROLL
         for (int row = 0; row < kRows; ++row) {
-          if (first + row < work.rows) sums[row] = MultiplyAdd(work.plain[(first + row) * in + k], value, sums[row]);
+          if (first + row < op.rows) sums[row] = MultiplyAdd(op.x_f32[(first + row) * in + k], value, sums[row]);
         }
       }
       KVANTA_UNROLL
       for (int row = 0; row < kRows; ++row) {
         float sum = sums[row];
         for (int mask = kWarp / 2; mask > 0; mask /= 2) sum += ShuffleXor(sum, mask);
-        if (lane != 0 || first + row >= work.rows) continue;
-        work.y[(first + row) * work.y_stride + out] = work.weight.bias == nullptr ? sum : sum + work.weight.bias[out];
+        if (lane != 0 || first + row >= op.rows) continue;
+        op.y[(first + row) * op.y_stride + out] = op.weight.bias == nullptr ? sum : sum + op.weight.bias[out];
       }
     }
   }

@@ -1,5 +1,5 @@
-// The kernels of linear layers, by the work that they do: calls launcher.Launch<Kernel>(work) with the one for it,
-// which has its grid (Shape) and what a block runs (Run). nvcc and the emulation launch by this.
+// Kernel dispatch of linear layers: calls launcher.Launch<Kernel>(op) with the kernel for `op`, which has Shape(op) and
+// Run(op). Used by nvcc and the emulation.
 #pragma once
 
 #include "kernels/linear/cuda/linear_kernel.h"
@@ -7,29 +7,29 @@
 namespace kvanta::kernels::cuda {
 
 template <class Panel, class Launcher>
-void LaunchTiles(const LinearWork& work, Launcher launcher) {
-  switch (work.tile) {
+void LaunchTiles(const LinearOp& op, Launcher launcher) {
+  switch (op.tile) {
     case ProductTile::k1x1:
-      return launcher.template Launch<LinearBlock<Panel, ProductTile::k1x1>>(work);
+      return launcher.template Launch<LinearBlock<Panel, ProductTile::k1x1>>(op);
     case ProductTile::k2x4:
-      return launcher.template Launch<LinearBlock<Panel, ProductTile::k2x4>>(work);
+      return launcher.template Launch<LinearBlock<Panel, ProductTile::k2x4>>(op);
     case ProductTile::k4x8:
-      return launcher.template Launch<LinearBlock<Panel, ProductTile::k4x8>>(work);
+      return launcher.template Launch<LinearBlock<Panel, ProductTile::k4x8>>(op);
   }
 }
 
 template <class Launcher>
-void LaunchBy(const LinearWork& work, Launcher launcher) {
-  if (!work.weight.panels) return launcher.template Launch<PlainLinear>(work);
-  switch (work.weight.kind) {
+void LaunchLinearKernel(const LinearOp& op, Launcher launcher) {
+  if (!op.weight.panels) return launcher.template Launch<F32Linear>(op);
+  switch (op.weight.kind) {
     case PanelKind::kBf16:
-      return LaunchTiles<ElementPanel<PanelKind::kBf16>>(work, launcher);
+      return LaunchTiles<ElementPanel<PanelKind::kBf16>>(op, launcher);
     case PanelKind::kF16:
-      return LaunchTiles<ElementPanel<PanelKind::kF16>>(work, launcher);
+      return LaunchTiles<ElementPanel<PanelKind::kF16>>(op, launcher);
     case PanelKind::kInt8:
-      return LaunchTiles<Int8Panel>(work, launcher);
+      return LaunchTiles<Int8Panel>(op, launcher);
     case PanelKind::kInt4:
-      return LaunchTiles<Int4Panel>(work, launcher);
+      return LaunchTiles<Int4Panel>(op, launcher);
   }
 }
 

@@ -1,8 +1,7 @@
-// Units of panels (weight_places.h) in a lane's registers, and as A operands. A unit that includes this has included
-// the primitives.
+// Loads units of weight panels (fragment_layout.h) and decodes them to A operands. Include the primitives first.
 //
-// Codes become f16 by their bits: 0x6400 + u is 1024 + u, from which an exact subtraction leaves the integer. So the
-// products of a unit are exact integers times x, and a scale is multiplied in f32 once for 32 of them.
+// Codes become f16 by bit operations: the f16 0x6400 + u is 1024 + u, and an exact subtraction leaves the integer. A
+// unit's products are then exact integers times x, with one scale multiplication in f32 per 32 channels.
 #pragma once
 
 #include "kernels/linear/cuda/fragment_layout.h"
@@ -21,12 +20,12 @@ KVANTA_DEVICE float HighF16(uint32_t pair) {
   return F16ToFloat(static_cast<uint16_t>(pair >> 16U));
 }
 
-// Elements of 16 bits: what a product takes as it is.
-template <PanelKind kKindOf>
+// 16-bit elements: operands as stored.
+template <PanelKind kPanelKind>
 struct ElementPanel {
-  static constexpr PanelKind kKind = kKindOf;
+  static constexpr PanelKind kKind = kPanelKind;
   static constexpr bool kScaled = false;
-  static constexpr bool kMinimum = false;
+  static constexpr bool kHasMinimum = false;
   struct Raw {
     Vec4 step[2];
   };
@@ -46,13 +45,13 @@ struct ElementPanel {
 struct Int8Panel {
   static constexpr PanelKind kKind = PanelKind::kInt8;
   static constexpr bool kScaled = true;
-  static constexpr bool kMinimum = false;
+  static constexpr bool kHasMinimum = false;
   struct Raw {
     Vec4 codes;
     uint32_t scales;
   };
   static KVANTA_DEVICE Raw Load(const uint8_t* unit, int lane) {
-    return {LoadStreamed4(unit + lane * 16), LoadWord(unit + BytesOf(kKind).codes + lane / 4 * 4)};
+    return {LoadStreamed4(unit + lane * 16), LoadWord(unit + UnitBytesOf(kKind).codes + lane / 4 * 4)};
   }
   static KVANTA_DEVICE Vec4 Operand(const Raw& raw, int step) {
     const uint32_t g = raw.codes.word[2 * step], g8 = raw.codes.word[2 * step + 1];
@@ -68,13 +67,13 @@ struct Int8Panel {
 struct Int4Panel {
   static constexpr PanelKind kKind = PanelKind::kInt4;
   static constexpr bool kScaled = true;
-  static constexpr bool kMinimum = true;
+  static constexpr bool kHasMinimum = true;
   struct Raw {
     Vec2 codes;
-    Vec2 scales;  // of rows g, g + 8; minimums
+    Vec2 scales;  // scales of rows g, g + 8; minimums
   };
   static KVANTA_DEVICE Raw Load(const uint8_t* unit, int lane) {
-    return {LoadStreamed2(unit + lane * 8), LoadVec2(unit + BytesOf(kKind).codes + lane / 4 * 8)};
+    return {LoadStreamed2(unit + lane * 8), LoadVec2(unit + UnitBytesOf(kKind).codes + lane / 4 * 8)};
   }
   static KVANTA_DEVICE Vec4 Operand(const Raw& raw, int step) {
     Vec4 a;
@@ -90,20 +89,20 @@ struct Int4Panel {
   static KVANTA_DEVICE uint32_t Minimums(const Raw& raw) { return raw.scales.word[1]; }
 };
 
-// One value of W, for embeddings.
+// A single value of W, for embeddings.
 KVANTA_DEVICE float WeightValue(const Weight& weight, int64_t row, int64_t channel) {
   if (!weight.panels) return reinterpret_cast<const float*>(weight.data)[row * weight.in + channel];
-  const UnitBytes bytes = BytesOf(weight.kind);
-  const uint8_t* unit = weight.data + (row / kPanelOuts * weight.Units() + channel / kPanelChannels) * bytes.all;
-  const auto in_panel = static_cast<int>(row % kPanelOuts);
-  const FragmentOffset place = PlaceOf(weight.kind, in_panel, static_cast<int>(channel % kPanelChannels));
-  const auto half = [&](int at) { return *reinterpret_cast<const uint16_t*>(unit + at); };
-  if (weight.kind == PanelKind::kBf16) return std::bit_cast<float>(uint32_t{half(place.byte)} << 16U);
-  if (weight.kind == PanelKind::kF16) return F16ToFloat(half(place.byte));
-  const int scale_at = ScalePlace(weight.kind, in_panel);
-  const float scale = F16ToFloat(half(scale_at));
-  if (weight.kind == PanelKind::kInt8) return scale * static_cast<float>(int{unit[place.byte]} - 128);
-  return scale * static_cast<float>((unit[place.byte] >> place.bit) & 15) + F16ToFloat(half(scale_at + 4));
+  const UnitBytes bytes = UnitBytesOf(weight.kind);
+  const uint8_t* unit = weight.data + (row / kPanelRows * weight.Units() + channel / kPanelChannels) * bytes.total;
+  const auto in_panel = static_cast<int>(row % kPanelRows);
+  const FragmentOffset offset = FragmentOffsetOf(weight.kind, in_panel, static_cast<int>(channel % kPanelChannels));
+  const auto half = [&](int byte) { return *reinterpret_cast<const uint16_t*>(unit + byte); };
+  if (weight.kind == PanelKind::kBf16) return std::bit_cast<float>(uint32_t{half(offset.byte)} << 16U);
+  if (weight.kind == PanelKind::kF16) return F16ToFloat(half(offset.byte));
+  const int scale_offset = ScaleOffset(weight.kind, in_panel);
+  const float scale = F16ToFloat(half(scale_offset));
+  if (weight.kind == PanelKind::kInt8) return scale * static_cast<float>(int{unit[offset.byte]} - 128);
+  return scale * static_cast<float>((unit[offset.byte] >> offset.bit) & 15) + F16ToFloat(half(scale_offset + 4));
 }
 
 }  // namespace kvanta::kernels::cuda

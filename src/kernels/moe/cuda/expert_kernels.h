@@ -1,5 +1,5 @@
-// Layers of experts: which experts take a row, where the rows of an expert lie together, and their sum. A unit that
-// includes this has included the primitives.
+// MoE kernels: top-k routing, permutation of rows by expert, combination of the experts' outputs. Include the
+// primitives first.
 #pragma once
 
 #include <limits>
@@ -8,13 +8,13 @@
 
 namespace kvanta::kernels::cuda {
 
-// ---- a warp for each row of logits
+// ---- top-k routing: one warp per row
 
-inline LaunchShape ShapeOf(const RouteWork& work) {
-  return {work.rows, kWarp, 3 * 4 * work.moe.num_experts};
+inline LaunchShape ShapeOf(const TopKOp& op) {
+  return {op.rows, kWarp, 3 * 4 * op.moe.num_experts};
 }
 
-// Of f32 values in shared memory: how many are before value `index`, from the largest on, of equals the first.
+// Rank of value `index` among f32 values in shared memory, in descending order, ties by index.
 KVANTA_DEVICE int RankOf(int values, int count, int index) {
   const auto own = LoadShared<float>(values + 4 * index);
   int rank = 0;
@@ -25,7 +25,7 @@ KVANTA_DEVICE int RankOf(int values, int count, int index) {
   return rank;
 }
 
-// Excludes the experts outside the best groups.
+// Masks experts outside the topk_group best groups.
 KVANTA_DEVICE void KeepBestGroups(const MoeConfig& moe, int choices, int groups, int lane) {
   constexpr float kMin = -std::numeric_limits<float>::infinity();
   const int size = moe.num_experts / moe.n_group;
@@ -47,103 +47,101 @@ KVANTA_DEVICE void KeepBestGroups(const MoeConfig& moe, int choices, int groups,
   SyncWarp();
 }
 
-KVANTA_DEVICE void RunBlock(const RouteWork& work) {
-  constexpr float kLog2E = 1.44269504F;
-  const MoeConfig& moe = work.moe;
+KVANTA_DEVICE void RunBlock(const TopKOp& op) {
+  const MoeConfig& moe = op.moe;
   const int64_t row = BlockIndex();
   const int lane = ThreadIndex();
   const int scores = 0;
   const int choices = 4 * moe.num_experts;
-  const int taken = 8 * moe.num_experts;
-  const float* logits = work.logits + row * moe.num_experts;
-  const auto sum_of = [](float sum) {
+  const int selected = 8 * moe.num_experts;
+  const float* logits = op.logits + row * moe.num_experts;
+  const auto warp_sum = [](float sum) {
     for (int mask = kWarp / 2; mask > 0; mask /= 2) sum += ShuffleXor(sum, mask);
     return sum;
   };
-  float limit = -std::numeric_limits<float>::infinity();
-  for (int i = lane; i < moe.num_experts; i += kWarp) limit = fmaxf(limit, logits[i]);
-  for (int mask = kWarp / 2; mask > 0; mask /= 2) limit = fmaxf(limit, ShuffleXor(limit, mask));
+  float max = -std::numeric_limits<float>::infinity();
+  for (int i = lane; i < moe.num_experts; i += kWarp) max = fmaxf(max, logits[i]);
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) max = fmaxf(max, ShuffleXor(max, mask));
   float sum = 0;
   for (int i = lane; moe.scoring_func == ScoringFunc::kSoftmax && i < moe.num_experts; i += kWarp)
-    sum += Exp2((logits[i] - limit) * kLog2E);
-  sum = sum_of(sum);
+    sum += Exp2((logits[i] - max) * kLog2E);
+  sum = warp_sum(sum);
   for (int i = lane; i < moe.num_experts; i += kWarp) {
     const float score = moe.scoring_func == ScoringFunc::kSigmoid ? 1.0F / (1.0F + Exp2(-logits[i] * kLog2E))
-                                                                  : Exp2((logits[i] - limit) * kLog2E) / sum;
+                                                                  : Exp2((logits[i] - max) * kLog2E) / sum;
     StoreShared(scores + 4 * i, score);
-    StoreShared(choices + 4 * i,
-                work.e_score_correction_bias != nullptr ? score + work.e_score_correction_bias[i] : score);
+    StoreShared(choices + 4 * i, op.e_score_correction_bias != nullptr ? score + op.e_score_correction_bias[i] : score);
   }
   SyncWarp();
-  if (moe.n_group > 1) KeepBestGroups(moe, choices, taken, lane);
+  if (moe.n_group > 1) KeepBestGroups(moe, choices, selected, lane);
   float total = 0;
   for (int i = lane; i < moe.num_experts; i += kWarp) {
-    const bool is_taken = RankOf(choices, moe.num_experts, i) < moe.num_experts_per_tok;
-    StoreShared(taken + 4 * i, is_taken ? 1 : 0);
-    if (is_taken) total += LoadShared<float>(scores + 4 * i);
+    const bool is_selected = RankOf(choices, moe.num_experts, i) < moe.num_experts_per_tok;
+    StoreShared(selected + 4 * i, is_selected ? 1 : 0);
+    if (is_selected) total += LoadShared<float>(scores + 4 * i);
   }
-  total = sum_of(total);
+  total = warp_sum(total);
   SyncWarp();
   for (int i = lane; i < moe.num_experts; i += kWarp) {
-    if (LoadShared<int>(taken + 4 * i) == 0) continue;
-    int place = 0;
-    for (int before = 0; before < i; ++before) place += LoadShared<int>(taken + 4 * before);
-    if (place >= moe.num_experts_per_tok) continue;  // of a row with NaN, which compares with nothing, more are taken
+    if (LoadShared<int>(selected + 4 * i) == 0) continue;
+    int index = 0;
+    for (int before = 0; before < i; ++before) index += LoadShared<int>(selected + 4 * before);
+    if (index >= moe.num_experts_per_tok) continue;  // NaN scores may select more than top_k
     const auto score = LoadShared<float>(scores + 4 * i);
-    work.experts[row * moe.num_experts_per_tok + place] = i;
-    work.weights[row * moe.num_experts_per_tok + place] = RoutingWeight(moe, score, total);
+    op.experts[row * moe.num_experts_per_tok + index] = i;
+    op.weights[row * moe.num_experts_per_tok + index] = RoutingWeight(moe, score, total);
   }
 }
 
-// ---- one block
+// ---- permutation: one block
 
-inline LaunchShape ShapeOf(const SlotWork& work) {
-  return {1, kRowThreads, 4 * work.count};
+inline LaunchShape ShapeOf(const PermuteOp& op) {
+  return {1, kRowThreads, 4 * op.expert_count};
 }
-KVANTA_DEVICE void RunBlock(const SlotWork& work) {
-  const auto entries = static_cast<int>(work.rows * work.chosen);
-  for (int expert = ThreadIndex(); expert < work.count; expert += kRowThreads) {
+KVANTA_DEVICE void RunBlock(const PermuteOp& op) {
+  const auto entries = static_cast<int>(op.rows * op.top_k);
+  for (int expert = ThreadIndex(); expert < op.expert_count; expert += kRowThreads) {
     int rows = 0;
-    for (int i = 0; i < entries; ++i) rows += work.experts[i] == expert ? 1 : 0;
-    StoreShared(4 * expert, (rows + work.tile_rows - 1) / work.tile_rows);
+    for (int i = 0; i < entries; ++i) rows += op.experts[i] == expert ? 1 : 0;
+    StoreShared(4 * expert, (rows + op.tile_rows - 1) / op.tile_rows);
   }
   SyncBlock();
-  for (int expert = ThreadIndex(); expert < work.count; expert += kRowThreads) {
+  for (int expert = ThreadIndex(); expert < op.expert_count; expert += kRowThreads) {
     int tile = 0;
     for (int before = 0; before < expert; ++before) tile += LoadShared<int>(4 * before);
     const int end = tile + LoadShared<int>(4 * expert);
-    int slot = tile * work.tile_rows;
-    for (int i = 0; slot < end * work.tile_rows && i < entries; ++i) {
-      if (work.experts[i] != expert) continue;
-      work.row_slots[i] = slot;
-      work.slot_rows[slot++] = i / work.chosen;
+    int permuted = tile * op.tile_rows;
+    for (int i = 0; permuted < end * op.tile_rows && i < entries; ++i) {
+      if (op.experts[i] != expert) continue;
+      op.permuted_rows[i] = permuted;
+      op.source_rows[permuted++] = i / op.top_k;
     }
-    for (; slot < end * work.tile_rows; ++slot) work.slot_rows[slot] = 0;
-    for (; tile < end; ++tile) work.tile_experts[tile] = expert;
+    for (; permuted < end * op.tile_rows; ++permuted) op.source_rows[permuted] = 0;
+    for (; tile < end; ++tile) op.tile_experts[tile] = expert;
   }
   int used = 0;
-  for (int expert = 0; expert < work.count; ++expert) used += LoadShared<int>(4 * expert);
-  for (int tile = used + ThreadIndex(); tile < work.tiles; tile += kRowThreads) {
-    work.tile_experts[tile] = -1;
-    for (int i = 0; i < work.tile_rows; ++i) work.slot_rows[tile * work.tile_rows + i] = 0;
+  for (int expert = 0; expert < op.expert_count; ++expert) used += LoadShared<int>(4 * expert);
+  for (int tile = used + ThreadIndex(); tile < op.max_tiles; tile += kRowThreads) {
+    op.tile_experts[tile] = -1;
+    for (int i = 0; i < op.tile_rows; ++i) op.source_rows[tile * op.tile_rows + i] = 0;
   }
 }
 
-// ---- values
+// ---- combination
 
-inline LaunchShape ShapeOf(const MixWork& work) {
-  return ValuesShape(work.rows * work.width);
+inline LaunchShape ShapeOf(const CombineOp& op) {
+  return ValuesShape(op.rows * op.width);
 }
-KVANTA_DEVICE void RunBlock(const MixWork& work) {
-  ForValues(work.rows * work.width, [&](int64_t index) {
-    const int64_t row = index / work.width;
+KVANTA_DEVICE void RunBlock(const CombineOp& op) {
+  ForValues(op.rows * op.width, [&](int64_t index) {
+    const int64_t row = index / op.width;
     float sum = 0;
-    for (int i = 0; i < work.chosen; ++i) {
-      const float weight = work.weights[row * work.chosen + i];
+    for (int i = 0; i < op.top_k; ++i) {
+      const float weight = op.weights[row * op.top_k + i];
       if (weight == 0) continue;
-      sum += work.made[work.row_slots[row * work.chosen + i] * work.width + index % work.width] * weight;
+      sum += op.expert_out[op.permuted_rows[row * op.top_k + i] * op.width + index % op.width] * weight;
     }
-    work.out[index] = sum;
+    op.out[index] = sum;
   });
 }
 

@@ -1,5 +1,5 @@
-// A layer of experts on a GPU: the rows of each expert lie together, in tiles of their own, so that all experts are one
-// launch of the linear layers' kernels.
+// An MoE layer on a GPU: rows are permuted by expert into tiles of one expert each, so that all experts are one grouped
+// GEMM.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@
 
 namespace kvanta::kernels {
 
-// The experts are of one shape and kind, made by the same Ops as `context`. Throws ResourceError.
+// The experts have one shape and kind and were made by `context`'s Ops. Throws ResourceError.
 std::unique_ptr<ExpertLayer> MakeGpuExperts(std::shared_ptr<GpuLinearContext> context,
                                             std::vector<ExpertWeights> experts, const MoeConfig& moe,
                                             std::span<const float> e_score_correction_bias);

@@ -1,11 +1,10 @@
-// A token drawn from a row's head: the top_k most likely, those that have top_p of the mass, or both. A unit that
-// includes this has included the primitives.
+// Top-k and top-p sampling. Include the primitives first.
 //
-// As runner::Sampler does it on the host: candidates by descending logit, equal logits by ascending id, masses in
-// doubles and in that order, so that the same token comes out. (But for the mass of all, of which top_p takes its
-// share: its sum has an order of its own.) A row is not sorted: a bar is looked for that enough candidates reach, and
-// not too many, by counting and weighing what reaches each of a few bars in one pass, then between two of these. What
-// reaches it is gathered in shared memory and sorted there.
+// Equivalent to runner::Sampler on the host: candidates by descending logit, ties by ascending id, probabilities summed
+// in doubles in that order, so that both choose the same token (except that the total mass for top_p is summed in
+// another order). Rows are not sorted: a threshold search counts, and sums up, the logits above kThresholds thresholds
+// per pass, then between two of them, until enough but at most kMaxCandidates logits remain. Those are gathered in
+// shared memory and sorted there.
 #pragma once
 
 #include "kernels/cuda/row_kernels.h"
@@ -13,16 +12,16 @@
 
 namespace kvanta::kernels::cuda {
 
-inline constexpr int kBars = 8;     // of a pass
-inline constexpr int kPasses = 14;  // find any bar: each leaves a seventh of 2^32
+inline constexpr int kThresholds = 8;  // per pass
+inline constexpr int kMaxPasses = 14;  // each pass divides the range of 2^32 by 7
 inline constexpr int kMassesAt = 0;
-inline constexpr int kCountsAt = kMassesAt + 8 * kBars * kRowWarps;
-inline constexpr int kPlacesAt = kCountsAt + 4 * kBars * kRowWarps;  // int32 [threads + 1]
-inline constexpr int kEntriesAt = kPlacesAt + 4 * kRowThreads + 16;
+inline constexpr int kCountsAt = kMassesAt + 8 * kThresholds * kRowWarps;
+inline constexpr int kPositionsAt = kCountsAt + 4 * kThresholds * kRowWarps;  // int32 [threads + 1]
+inline constexpr int kEntriesAt = kPositionsAt + 4 * kRowThreads + 16;
 inline constexpr int kTermsAt = kEntriesAt + 8 * kMaxCandidates;
-inline constexpr int kCutBytes = kTermsAt + 4 * kMaxCandidates;
+inline constexpr int kThresholdSearchBytes = kTermsAt + 4 * kMaxCandidates;
 
-// Ordered as the numbers are; zeros are one.
+// Unsigned integer that orders like x; +0 and -0 are equal.
 KVANTA_DEVICE uint32_t OrderedBits(float x) {
   const auto bits = std::bit_cast<uint32_t>(x + 0.0F);
   return (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
@@ -34,95 +33,98 @@ KVANTA_DEVICE float FromOrderedBits(uint32_t ordered) {
 struct ThresholdSearch {
   const float* logits;
   int64_t width;
-  float max_value;
-  SampleParams draw;
+  float max_logit;
+  SampleParams params;
 
-  // Bars, the highest first, and what reaches them: `own` of this thread, `count` and `mass` of all.
-  uint32_t bar[kBars];
-  int32_t own[kBars];
-  int32_t count[kBars];
-  double mass[kBars];
+  // Thresholds in descending order; number and mass of the logits at or above each: `thread_count` of this thread,
+  // `count` and `mass` of the row.
+  uint32_t threshold[kThresholds];
+  int32_t thread_count[kThresholds];
+  int32_t count[kThresholds];
+  double mass[kThresholds];
 
-  KVANTA_DEVICE float Term(float logit) const { return ExpOfNegative((logit - max_value) * draw.scale); }
+  KVANTA_DEVICE float Term(float logit) const { return ExpOfNegative((logit - max_logit) * params.scale); }
 
-  // One pass over the row.
+  // One pass over the row: computes thread_count, count and mass.
   KVANTA_DEVICE void SumProbs() {
     KVANTA_UNROLL
-    for (int i = 0; i < kBars; ++i) {
-      own[i] = 0;
+    for (int i = 0; i < kThresholds; ++i) {
+      thread_count[i] = 0;
       mass[i] = 0;
     }
     for (int64_t token = ThreadIndex(); token < width; token += kRowThreads) {
       const float logit = logits[token];
       const uint32_t ordered = OrderedBits(logit);
-      if (ordered < bar[kBars - 1]) continue;
-      const double term = draw.top_k > 0 ? 0.0 : static_cast<double>(Term(logit));
+      if (ordered < threshold[kThresholds - 1]) continue;
+      const double term = params.top_k > 0 ? 0.0 : static_cast<double>(Term(logit));
       KVANTA_UNROLL
-      for (int i = 0; i < kBars; ++i) {
-        if (ordered < bar[i]) continue;
-        ++own[i];
+      for (int i = 0; i < kThresholds; ++i) {
+        if (ordered < threshold[i]) continue;
+        ++thread_count[i];
         mass[i] += term;
       }
     }
     const int warp = ThreadIndex() / kWarp;
-    SyncBlock();  // the sums of an earlier pass have been read
+    SyncBlock();  // the previous pass's sums have been read
     KVANTA_UNROLL
-    for (int i = 0; i < kBars; ++i) {
-      count[i] = own[i];
+    for (int i = 0; i < kThresholds; ++i) {
+      count[i] = thread_count[i];
       for (int mask = kWarp / 2; mask > 0; mask /= 2) {
         count[i] += ShuffleXor(count[i], mask);
         mass[i] += ShuffleXor(mass[i], mask);
       }
       if (ThreadIndex() % kWarp == 0) {
-        StoreShared(kCountsAt + 4 * (warp * kBars + i), count[i]);
-        StoreShared(kMassesAt + 8 * (warp * kBars + i), mass[i]);
+        StoreShared(kCountsAt + 4 * (warp * kThresholds + i), count[i]);
+        StoreShared(kMassesAt + 8 * (warp * kThresholds + i), mass[i]);
       }
     }
     SyncBlock();
     KVANTA_UNROLL
-    for (int i = 0; i < kBars; ++i) {
+    for (int i = 0; i < kThresholds; ++i) {
       count[i] = 0;
       mass[i] = 0;
       for (int other = 0; other < kRowWarps; ++other) {
-        count[i] += LoadShared<int32_t>(kCountsAt + 4 * (other * kBars + i));
-        mass[i] += LoadShared<double>(kMassesAt + 8 * (other * kBars + i));
+        count[i] += LoadShared<int32_t>(kCountsAt + 4 * (other * kThresholds + i));
+        mass[i] += LoadShared<double>(kMassesAt + 8 * (other * kThresholds + i));
       }
     }
   }
 
-  // Puts what reaches `from` into shared memory, by descending logit, then ascending id. `own_count`: of this thread.
-  KVANTA_DEVICE void Gather(uint32_t from, int32_t own_count, int32_t all) const {
-    StoreShared(kPlacesAt + 4 * ThreadIndex(), own_count);
+  // Gathers logits at or above `from` in shared memory, sorted by descending logit, then ascending id. `own`: number
+  // found by this thread.
+  KVANTA_DEVICE void Gather(uint32_t from, int32_t own, int32_t all) const {
+    StoreShared(kPositionsAt + 4 * ThreadIndex(), own);
     SyncBlock();
     if (ThreadIndex() == 0) {
       int32_t before = 0;
       for (int i = 0; i < kRowThreads; ++i) {
-        const auto more = LoadShared<int32_t>(kPlacesAt + 4 * i);
-        StoreShared(kPlacesAt + 4 * i, before);
+        const auto more = LoadShared<int32_t>(kPositionsAt + 4 * i);
+        StoreShared(kPositionsAt + 4 * i, before);
         before += more;
       }
     }
     SyncBlock();
-    auto place = LoadShared<int32_t>(kPlacesAt + 4 * ThreadIndex());
+    auto position = LoadShared<int32_t>(kPositionsAt + 4 * ThreadIndex());
     for (int64_t token = ThreadIndex(); token < width; token += kRowThreads) {
       const uint32_t ordered = OrderedBits(logits[token]);
       if (ordered < from) continue;
-      StoreShared(kEntriesAt + 8 * place++, (uint64_t{ordered} << 32U) | (0xFFFFFFFFU - static_cast<uint32_t>(token)));
+      StoreShared(kEntriesAt + 8 * position++,
+                  (uint64_t{ordered} << 32U) | (0xFFFFFFFFU - static_cast<uint32_t>(token)));
     }
     int size = 1;
     while (size < all) size *= 2;
     for (int i = all + ThreadIndex(); i < size; i += kRowThreads) StoreShared(kEntriesAt + 8 * i, uint64_t{0});
     SyncBlock();
-    // A bitonic network: the greatest first.
-    for (int run = 2; run <= size; run *= 2) {
-      for (int apart = run / 2; apart > 0; apart /= 2) {
+    // Bitonic sort, descending.
+    for (int length = 2; length <= size; length *= 2) {
+      for (int distance = length / 2; distance > 0; distance /= 2) {
         for (int pair = ThreadIndex(); pair < size / 2; pair += kRowThreads) {
-          const int low = pair / apart * (2 * apart) + pair % apart;
+          const int low = pair / distance * (2 * distance) + pair % distance;
           const auto a = LoadShared<uint64_t>(kEntriesAt + 8 * low);
-          const auto b = LoadShared<uint64_t>(kEntriesAt + 8 * (low + apart));
-          if ((a < b) != ((low & run) == 0)) continue;
+          const auto b = LoadShared<uint64_t>(kEntriesAt + 8 * (low + distance));
+          if ((a < b) != ((low & length) == 0)) continue;
           StoreShared(kEntriesAt + 8 * low, b);
-          StoreShared(kEntriesAt + 8 * (low + apart), a);
+          StoreShared(kEntriesAt + 8 * (low + distance), a);
         }
         SyncBlock();
       }
@@ -135,61 +137,62 @@ struct ThresholdSearch {
   }
 };
 
-// By all threads; the first one's result counts. -1: too many candidates.
-KVANTA_DEVICE int32_t SampleAboveThreshold(const float* logits, int64_t width, float max_value,
-                                           const SampleParams& draw) {
-  const uint32_t floor = OrderedBits(max_value + draw.min_logit_offset);
-  ThresholdSearch cut;
-  cut.logits = logits;
-  cut.width = width;
-  cut.max_value = max_value;
-  cut.draw = draw;
-  // Depths that the head of most rows ends between: in temperatures where masses are looked for, as logits else.
-  constexpr float kDepths[kBars - 1] = {1, 2.5F, 4.5F, 7, 10, 14, 22};
-  const float unit = draw.top_k > 0 ? 1.0F : 1.0F / draw.scale;
+// Called by all threads; thread 0 returns the token, or -1 for too many candidates.
+KVANTA_DEVICE int32_t SampleAboveThreshold(const float* logits, int64_t width, float max_logit,
+                                           const SampleParams& params) {
+  const uint32_t min_threshold = OrderedBits(max_logit + params.min_logit_offset);
+  ThresholdSearch search;
+  search.logits = logits;
+  search.width = width;
+  search.max_logit = max_logit;
+  search.params = params;
+  // Initial distances from the maximum: in temperatures for top_p, in logits for top_k.
+  constexpr float kDistances[kThresholds - 1] = {1, 2.5F, 4.5F, 7, 10, 14, 22};
+  const float unit = params.top_k > 0 ? 1.0F : 1.0F / params.scale;
   KVANTA_UNROLL
-  for (int i = 0; i < kBars; ++i) {
-    const uint32_t bar = i == kBars - 1 ? floor : OrderedBits(max_value - kDepths[i % (kBars - 1)] * unit);
-    cut.bar[i] = bar < floor ? floor : bar;
+  for (int i = 0; i < kThresholds; ++i) {
+    const uint32_t threshold =
+        i == kThresholds - 1 ? min_threshold : OrderedBits(max_logit - kDistances[i % (kThresholds - 1)] * unit);
+    search.threshold[i] = threshold < min_threshold ? min_threshold : threshold;
   }
-  double requested = 0;
-  for (int pass = 0; pass < kPasses; ++pass) {
-    cut.SumProbs();
-    // Above what rounding can make of the same sum in another order.
-    if (pass == 0) requested = static_cast<double>(draw.top_p) * cut.mass[kBars - 1];
-    const double surely = requested * (1 + 1e-12);
-    uint32_t above = 0;   // a bar that too few reach, or the peak
-    uint32_t enough = 0;  // the highest that enough do
-    int32_t all = 0;
-    int32_t own = 0;
+  double min_mass = 0;
+  for (int pass = 0; pass < kMaxPasses; ++pass) {
+    search.SumProbs();
+    // The margin covers rounding differences of the same sum in another order.
+    if (pass == 0) min_mass = static_cast<double>(params.top_p) * search.mass[kThresholds - 1];
+    const double sufficient = min_mass * (1 + 1e-12);
+    uint32_t upper = 0;  // lowest threshold with too few logits, or the maximum
+    uint32_t lower = 0;  // highest threshold with enough logits
+    int32_t all = 0;     // logits at or above `lower`
+    int32_t own = 0;     // of these, this thread's
     KVANTA_UNROLL
-    for (int i = kBars - 1; i >= 0; --i) {
-      const bool reached = draw.top_k > 0 ? cut.count[i] >= draw.top_k : cut.mass[i] >= surely;
-      if (!reached && cut.bar[i] != floor) continue;
-      enough = cut.bar[i];
-      all = cut.count[i];
-      own = cut.own[i];
-      above = i > 0 ? cut.bar[i > 0 ? i - 1 : 0] : OrderedBits(max_value);
+    for (int i = kThresholds - 1; i >= 0; --i) {
+      const bool reached = params.top_k > 0 ? search.count[i] >= params.top_k : search.mass[i] >= sufficient;
+      if (!reached && search.threshold[i] != min_threshold) continue;
+      lower = search.threshold[i];
+      all = search.count[i];
+      own = search.thread_count[i];
+      upper = i > 0 ? search.threshold[i > 0 ? i - 1 : 0] : OrderedBits(max_logit);
     }
     if (all <= kMaxCandidates) {
-      cut.Gather(enough, own, all);
+      search.Gather(lower, own, all);
       if (ThreadIndex() != 0) return -1;
-      const auto prob = [](int32_t i) { return LoadShared<float>(kTermsAt + 4 * i); };
       int32_t count = all;
-      if (draw.top_k > 0) {
-        if (count > draw.top_k) count = draw.top_k;
-        if (draw.top_p < 1) requested = static_cast<double>(draw.top_p) * HeadOfMass(prob, count, kAnyMass).mass;
+      const auto prob = [](int32_t i) { return LoadShared<float>(kTermsAt + 4 * i); };
+      if (params.top_k > 0) {
+        if (count > params.top_k) count = params.top_k;
+        if (params.top_p < 1) min_mass = static_cast<double>(params.top_p) * HeadOfMass(prob, count, kAnyMass).mass;
       }
-      const CandidateHead head = HeadOfMass(prob, count, draw.top_p < 1 ? requested : kAnyMass);
-      const int32_t chosen = PickCandidate(prob, head, draw.uniform);
+      const CandidateHead nucleus = HeadOfMass(prob, count, params.top_p < 1 ? min_mass : kAnyMass);
+      const int32_t chosen = PickCandidate(prob, nucleus, params.uniform);
       return static_cast<int32_t>(0xFFFFFFFFU - static_cast<uint32_t>(LoadShared<uint64_t>(kEntriesAt + 8 * chosen)));
     }
-    if (above <= enough) return -1;  // so many are equal
-    const uint32_t between = above - enough;
+    if (upper <= lower) return -1;  // too many equal logits
+    const uint32_t between = upper - lower;
     if (pass > 0 && between == 1) return -1;
     KVANTA_UNROLL
-    for (uint32_t i = 0; i < kBars; ++i) {
-      cut.bar[i] = above - static_cast<uint32_t>(uint64_t{between} * i / (kBars - 1));
+    for (uint32_t i = 0; i < kThresholds; ++i) {
+      search.threshold[i] = upper - static_cast<uint32_t>(uint64_t{between} * i / (kThresholds - 1));
     }
   }
   return -1;

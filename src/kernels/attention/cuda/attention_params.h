@@ -1,0 +1,173 @@
+// Arguments of the append and attention kernels: plain data, the same for nvcc, the emulation and the host. All
+// pointers are to device memory.
+#pragma once
+
+#include <cstdint>
+
+#include "cache/visibility.h"
+#include "kernels/attention/cuda/kv_type_desc.h"
+#include "kernels/cuda/types.h"
+
+namespace kvanta::kernels::cuda {
+
+inline constexpr int kSplitTokens = 1024;   // KV split (engine-contract 6.5)
+inline constexpr int kQuarterTokens = 256;  // a warp's part of a KV split
+inline constexpr int kChunkTokens = 32;     // tokens of one page that a warp processes at once
+inline constexpr int kMinPage = 16;         // tokens
+inline constexpr int kQueryRows = 16;       // query rows of a tile: M of a matrix product
+inline constexpr int kMaxHeadDim = 256;
+inline constexpr int kMaxOutliers = 64;
+inline constexpr int kMaxLatentRank = 512;
+inline constexpr int kMaxRopeDim = 256;
+inline constexpr int kAttendWarps = kSplitTokens / kQuarterTokens;
+
+// Byte offsets of a side's cells in a page record, and of the sections in a cell.
+struct CellOffsets {
+  int64_t first_cell = 0;   // KV head 0's cell, from the record's start
+  int64_t head_stride = 0;  // between the cells of adjacent KV heads
+  int64_t codes = 0;
+  int64_t block_scales = 0;
+  int64_t block_offsets = 0;
+  int64_t token_scales = 0;
+  int64_t token_offsets = 0;
+  int64_t channel_scales = 0;
+  int64_t channel_offsets = 0;
+
+  KVANTA_HD constexpr int64_t Cell(int kv_head) const { return first_cell + kv_head * head_stride; }
+};
+
+// A pool of page records.
+struct PagePool {
+  uint8_t* base = nullptr;
+  int64_t record_bytes = 0;
+
+  KVANTA_HD constexpr uint8_t* Record(int32_t page) const { return base + page * record_bytes; }
+};
+
+// ---- Append
+
+// Destination of one token's row.
+struct Slot {
+  int32_t quantized = -1;  // page in the quantized pool, -1: none
+  int32_t exact = -1;      // page in the exact pool, -1: none
+  int32_t offset = 0;      // token index in the page
+  int32_t row = 0;         // row of the step's K and V; unused when a closed page is quantized
+};
+
+// A step's rows to write, in device memory.
+struct SlotMapping {
+  const Slot* slots = nullptr;
+  int32_t count = 0;
+};
+
+// Sums over all launches since the backend was created.
+struct AppendSums {
+  int64_t values = 0, saturated = 0, nan = 0, blocks = 0, zero_blocks = 0;
+};
+
+// One side of one layer: rows are transformed and encoded into cells, or (from_exact) re-encoded from exact cells. What
+// changes between steps is reached through `slot_mapping` (and AttentionParams::metadata), so that captured launches
+// stay valid for later steps.
+struct AppendParams {
+  const float* rows = nullptr;  // f32 [rows][stride], KV head after KV head
+  int64_t stride = 0;
+  int32_t row_dim = 0;  // channels of a KV head in `rows`
+  const SlotMapping* slot_mapping = nullptr;
+  int32_t max_slots = 0;  // bound of slot_mapping->count: determines the grid
+  int32_t kv_heads = 0;
+  int32_t head_dim = 0;
+  int32_t page_size = 0;
+  bool is_key = false;
+  bool to_exact = false;    // encode as bf16 into exact records
+  bool from_exact = false;  // input is the exact cells; only saturated values (and blocks) are counted
+  // K's unquantized channels (formats/scheme.h), [kv_heads][outlier_count]: zeros in K's own cell. `is_unquantized`:
+  // this side is their cell; without `outliers` it holds a latent's rotated channels.
+  const int32_t* outliers = nullptr;
+  int32_t outlier_count = 0;
+  bool is_unquantized = false;
+  bool hadamard = false;
+  float hadamard_norm = 0;  // 1 / sqrt(hadamard_block)
+  int32_t hadamard_block = 0;
+  const float* mean = nullptr;   // [kv_heads][row_dim], or null
+  const float* scale = nullptr;  // [kv_heads], static
+  PagePool quantized, exact;
+  CellOffsets cell;        // in quantized records
+  CellOffsets exact_cell;  // in exact records
+  AppendSums* sums = nullptr;
+};
+
+// ---- Attend
+
+struct PageIds {
+  int32_t quantized = -1;
+  int32_t exact = -1;
+};
+
+// Query rows of one KV head: `tokens` tokens of one page, `heads` of the group's query heads, token-major. At most
+// kQueryRows in total.
+struct QueryTile {
+  int32_t page_table = 0;      // index of the sequence's first page in AttentionMetadata::pages
+  int32_t first_position = 0;  // position of the first token
+  int32_t row = 0;             // row of the first token in q and out
+  int16_t tokens = 0;
+  int16_t heads = 0;
+  int16_t kv_head = 0;
+  int16_t first_head = 0;   // query head
+  int32_t num_results = 0;  // split results, each of one or more KV splits, in order
+  int32_t result_row = 0;   // row of the first split result; each takes kQueryRows rows
+};
+
+// KV splits [first_split, last_split) of a tile, accumulated into one split result.
+struct SplitTask {
+  int32_t tile = 0;
+  int32_t result_row = 0;
+  int32_t first_split = 0;
+  int32_t last_split = 0;
+};
+
+// A step's work for layers of one shape, in device memory. Split results: f32 [row][head_dim] and [row] of (max, sum);
+// logits are in powers of 2.
+struct AttentionMetadata {
+  const PageIds* pages = nullptr;
+  const QueryTile* tiles = nullptr;
+  const SplitTask* tasks = nullptr;
+  int32_t tile_count = 0;
+  int32_t task_count = 0;
+  float* split_out = nullptr;
+  float* split_state = nullptr;
+};
+
+// One layer.
+struct AttentionParams {
+  const float* q = nullptr;  // f32 [rows][q_stride], head after head of key_dim channels
+  int64_t q_stride = 0;
+  int32_t key_dim = 0;   // head_dim, plus a latent's rotated channels
+  float* out = nullptr;  // f32 [rows][heads * head_dim]
+  int32_t heads = 0;
+  int32_t kv_heads = 0;
+  int32_t head_dim = 0;
+  int32_t page_size = 0;  // 2^page_shift
+  int32_t page_shift = 0;
+  cache::Visibility visibility;
+  float softmax_scale = 0;
+  float softcap = 0;
+  cache::ExactPageRule exact_pages;
+  bool k_hadamard = false, v_hadamard = false;
+  float hadamard_norm = 0;
+  int32_t hadamard_block = 0;
+  const float* k_mean = nullptr;
+  const float* k_scale = nullptr;  // [kv_heads]; ones where the format has no static scale
+  const float* v_scale = nullptr;
+  KvTypeDesc k_type, v_type;
+  // K's unquantized channels, 0: none. With `outliers` [kv_heads][unquantized_dim]: outlier channels; without: the
+  // rotated channels of a latent.
+  int32_t unquantized_dim = 0;
+  const int32_t* outliers = nullptr;
+  DecodeKind unquantized_decode = DecodeKind::kBf16;
+  PagePool quantized, exact;
+  CellOffsets k, v, exact_k, exact_v, unquantized, exact_unquantized;  // no v for latents
+  const AttentionMetadata* metadata = nullptr;
+  int32_t max_tiles = 0;  // bound of metadata->tile_count: determines the combine kernel's grid
+};
+
+}  // namespace kvanta::kernels::cuda

@@ -1,0 +1,36 @@
+// nvcc unit of a model's operations, except linear layers.
+#include "kernels/cuda/primitives_nvcc.h"
+// Primitives first.
+#include <type_traits>
+#include <variant>
+
+#include "kernels/cuda/entries.h"
+#include "kernels/cuda/row_kernels.h"
+#include "kernels/linear/cuda/pack_kernel.h"
+#include "kernels/moe/cuda/expert_kernels.h"
+#include "kernels/sampling/cuda/sample_kernel.h"
+
+namespace kvanta::kernels::cuda {
+namespace {
+
+template <class Op>
+__global__ void __launch_bounds__(kRowThreads) OpEntry(const __grid_constant__ Op op) {
+  RunBlock(op);
+}
+
+}  // namespace
+
+void LaunchOp(const ModelOp& model_op, cudaStream_t stream) {
+  const auto launch = [&]<class Op>(const Op& op) {
+    if constexpr (std::is_same_v<Op, LinearOp>) {
+      LaunchLinear(op, stream);
+    } else {
+      const LaunchShape shape = ShapeOf(op);
+      OpEntry<<<static_cast<unsigned>(shape.blocks), static_cast<unsigned>(shape.threads),
+                static_cast<size_t>(shape.shared_bytes), stream>>>(op);
+    }
+  };
+  std::visit(launch, model_op);
+}
+
+}  // namespace kvanta::kernels::cuda

@@ -1,0 +1,216 @@
+// Arguments of a model's operations on a GPU (semantics: kernels/ops.h): plain data, the same for nvcc, the emulation
+// and the host. All pointers are to device memory.
+#pragma once
+
+#include <cstdint>
+#include <variant>
+
+#include "base/math.h"
+#include "kernels/activation.h"
+#include "kernels/cuda/types.h"
+#include "kernels/linear/linear.h"
+#include "kernels/moe/moe_layer.h"
+#include "kernels/sampling/sample_params.h"
+
+namespace kvanta::kernels::cuda {
+
+// ---- weights
+
+inline constexpr int kPanelRows = 16;      // rows of W in a panel: M of a matrix product
+inline constexpr int kPanelChannels = 32;  // channels loaded together; one scale per row where W has scales
+inline constexpr int kRowTile = 8;         // rows of x: N of a matrix product
+
+// Element type of packed weights (fragment_layout.h).
+enum class PanelKind : uint8_t { kBf16, kF16, kInt8, kInt4 };
+
+// W in panels of 16 rows, the last ones zero-padded; or f32 [out][in] if `panels` is false.
+struct Weight {
+  const uint8_t* data = nullptr;
+  const float* bias = nullptr;  // [out], or null
+  int64_t in = 0;
+  int64_t out = 0;
+  PanelKind kind = PanelKind::kBf16;
+  bool panels = true;
+
+  constexpr int64_t Units() const { return CeilDiv(in, kPanelChannels); }
+};
+
+// Rows of x as 16-bit B operands: [rows / 8][units][32 lanes][16 bytes].
+struct PackedRows {
+  uint8_t* codes = nullptr;
+  float* unit_sums = nullptr;  // [rows / 8][units][8]: sums of f16 codes
+  float* factors = nullptr;    // [rows]: x = code * factor, a power of two
+};
+
+// ---- operations
+
+struct EmbedOp {
+  Weight table;
+  const int32_t* ids = nullptr;  // [rows]; null: the single row `id`
+  int64_t id = 0;
+  int64_t rows = 0;
+  float* out = nullptr;  // f32 [rows][in]
+};
+
+struct RmsNormOp {
+  const float* x = nullptr;
+  int64_t x_stride = 0;
+  const float* weight = nullptr;
+  float eps = 0;
+  int64_t rows = 0;
+  int64_t width = 0;
+  float* out = nullptr;
+  int64_t out_stride = 0;
+};
+
+// out[r] = x[ids[r]], or x[r] without ids.
+struct CopyOp {
+  const float* x = nullptr;
+  int64_t x_stride = 0;
+  const int64_t* ids = nullptr;
+  int64_t rows = 0;
+  int64_t width = 0;
+  float* out = nullptr;
+  int64_t out_stride = 0;
+};
+
+struct AddOp {
+  float* x = nullptr;
+  const float* y = nullptr;
+  int64_t count = 0;
+};
+
+struct RopeOp {
+  float* x = nullptr;
+  int64_t stride = 0;
+  int64_t rows = 0;
+  int32_t heads = 0;
+  int32_t head_dim = 0;
+  int32_t rotary_dim = 0;
+  const float* cos_sin = nullptr;
+  const int64_t* positions = nullptr;
+};
+
+struct ActivateMulOp {
+  Activation activation = Activation::kSilu;
+  const float* gate_up = nullptr;
+  int64_t rows = 0;
+  int64_t width = 0;
+  float* out = nullptr;
+};
+
+struct ScaleOp {
+  float* x = nullptr;
+  float factor = 1;
+  int64_t count = 0;
+};
+
+struct SoftcapOp {
+  float* x = nullptr;
+  float softcap = 0;
+  int64_t count = 0;
+};
+
+// Rows of several layers, layer after layer: `padded_rows` each (whole tiles), of which the first `used_rows` are
+// computed.
+struct GroupedRows {
+  int64_t padded_rows = 0;  // 0: rows of one layer, all used
+  int64_t used_rows = 0;
+};
+
+// Packs rows of x for a weight of `kind`.
+struct PackOp {
+  const float* x = nullptr;  // f32 [rows][in]
+  int64_t x_stride = 0;
+  int64_t x_member_stride = 0;  // between the layers of `grouped`
+  GroupedRows grouped = {};
+  int64_t rows = 0;
+  int64_t in = 0;
+  PanelKind kind = PanelKind::kBf16;
+  PackedRows out;
+};
+
+// Output tile of a block: panels of W x tiles of 8 rows.
+enum class ProductTile : uint8_t { k1x1, k2x4, k4x8 };
+
+constexpr int PanelsOf(ProductTile tile) {
+  return tile == ProductTile::k1x1 ? 1 : tile == ProductTile::k2x4 ? 2 : 4;
+}
+constexpr int RowTilesOf(ProductTile tile) {
+  return tile == ProductTile::k1x1 ? 1 : tile == ProductTile::k2x4 ? 4 : 8;
+}
+constexpr int RowsOf(ProductTile tile) {
+  return RowTilesOf(tile) * kRowTile;
+}
+
+struct LinearOp {
+  Weight weight;
+  ProductTile tile = ProductTile::k1x1;
+  PackedRows x;                  // for packed weights
+  const float* x_f32 = nullptr;  // for f32 weights: f32 [rows][in]
+  int64_t rows = 0;
+  float* y = nullptr;
+  int64_t y_stride = 0;
+  // Grouped layers, whose weights differ in `data` only and have no bias: data of each layer. A tile's layer comes from
+  // tile_members (-1: skip the tile) or `grouped`.
+  const uint8_t* const* group = nullptr;
+  const int32_t* tile_members = nullptr;
+  GroupedRows grouped = {};
+  int64_t y_member_stride = 0;
+};
+
+// MoE routing: each row's top_k experts, ascending, and their weights, [rows][top_k].
+struct TopKOp {
+  const float* logits = nullptr;  // f32 [rows][experts]
+  int64_t rows = 0;
+  MoeConfig moe;
+  const float* e_score_correction_bias = nullptr;  // [experts], or null
+  int32_t* experts = nullptr;
+  float* weights = nullptr;
+};
+
+// MoE permutation: orders (row, expert) pairs by expert, padded so that each tile of rows has one expert.
+struct PermuteOp {
+  const int32_t* experts = nullptr;  // TopKOp's
+  int64_t rows = 0;
+  int32_t expert_count = 0;
+  int32_t top_k = 0;
+  int32_t tile_rows = 0;
+  int32_t max_tiles = 0;
+  int32_t* permuted_rows = nullptr;  // [rows][top_k]: index of each pair's permuted row
+  int64_t* source_rows = nullptr;    // [max_tiles * tile_rows]: source of each permuted row; any row for padding
+  int32_t* tile_experts = nullptr;   // [max_tiles]: LinearOp's tile_members
+};
+
+// MoE combination: out[r] = sum over i of expert_out[permuted_rows[r][i]] * weights[r][i].
+struct CombineOp {
+  const float* expert_out = nullptr;  // f32 [permuted rows][width]
+  const int32_t* permuted_rows = nullptr;
+  const float* weights = nullptr;
+  int64_t rows = 0;
+  int32_t top_k = 0;
+  int64_t width = 0;
+  float* out = nullptr;
+};
+
+struct ArgmaxOp {
+  const float* x = nullptr;
+  int64_t stride = 0;
+  int64_t rows = 0;
+  int64_t width = 0;
+  RowArgmax* argmaxes = nullptr;
+};
+
+struct SampleOp {
+  const float* logits = nullptr;  // f32 [rows][width]
+  int64_t rows = 0;
+  int64_t width = 0;
+  const RowArgmax* argmaxes = nullptr;
+  const SampleParams* params = nullptr;
+  int32_t* tokens = nullptr;
+};
+
+using ModelOp = std::variant<EmbedOp, RmsNormOp, CopyOp, AddOp, RopeOp, ActivateMulOp, ScaleOp, SoftcapOp, PackOp,
+                             LinearOp, TopKOp, PermuteOp, CombineOp, ArgmaxOp, SampleOp>;
+
+}  // namespace kvanta::kernels::cuda

@@ -19,7 +19,7 @@ struct SplitRange {
   int32_t Count() const { return last - first; }
 };
 SplitRange SplitsOf(const QueryTile& tile, const WorkShape& shape) {
-  return {static_cast<int32_t>(shape.visibility.First(tile.first_position) / kSplitTokens),
+  return {shape.visibility.First(tile.first_position) / kSplitTokens,
           (tile.first_position + tile.tokens - 1) / kSplitTokens + 1};
 }
 

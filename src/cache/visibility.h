@@ -22,8 +22,10 @@ struct Visibility {
   bool operator==(const Visibility&) const = default;
   KVANTA_HD constexpr bool IsFull() const noexcept { return kind == VisibilityKind::kFull; }
 
-  // First key position that a query at `query` sees. Does not decrease with `query`.
-  KVANTA_HD constexpr int64_t First(int64_t query) const noexcept {
+  // First key position that a query at `query` sees. Does not decrease with `query`. GPU kernels use T = int32_t, for a
+  // 32-bit division.
+  template <class T>
+  KVANTA_HD constexpr T First(T query) const noexcept {
     if (kind == VisibilityKind::kFull) return 0;
     if (kind == VisibilityKind::kChunked) return query / span * span;
     return query >= span ? query - span + 1 : 0;

@@ -22,14 +22,14 @@ KVANTA_DEVICE int ChunkTokens(const AttentionParams& params) {
 
 // First position begin + i * step whose `step` tokens some row of the tile may see.
 KVANTA_DEVICE int FirstVisibleStep(const AttentionParams& params, const QueryTile& tile, int begin, int step) {
-  const int hidden = static_cast<int>(params.visibility.First(tile.first_position)) - begin;
+  const int hidden = params.visibility.First(tile.first_position) - begin;
   return begin + (hidden > 0 ? hidden / step * step : 0);
 }
 
 // Tokens [begin, end) of the chunk at `position` that a query at `query` sees.
 KVANTA_DEVICE void VisibleRange(const AttentionParams& params, int query, int position, int& begin, int& end) {
   const int tokens = ChunkTokens(params);
-  const int first = static_cast<int>(params.visibility.First(query)) - position;
+  const int first = params.visibility.First(query) - position;
   const int last = query + 1 - position;
   begin = first < 0 ? 0 : first > tokens ? tokens : first;
   end = last < 0 ? 0 : last > tokens ? tokens : last;

@@ -57,11 +57,11 @@ void MakeGpuSchedule(const WorkShape& shape, const Batch& batch, const std::vect
   work.slots = 0;
   AddTiles(shape, batch, first_pages, page_size, work);
   int64_t runs = 0;
-  for (const QueryTile& tile : work.tiles) runs += RunsOf(tile, shape).last - RunsOf(tile, shape).first;
+  for (const kernels::cuda::QueryTile& tile : work.tiles) runs += RunsOf(tile, shape).last - RunsOf(tile, shape).first;
   const bool spread = runs <= max_parallel_splits;
   // Later tiles of a chunk see more: handed out first, they leave no straggler.
   for (size_t i = work.tiles.size(); i-- > 0;) {
-    QueryTile& tile = work.tiles[i];
+    kernels::cuda::QueryTile& tile = work.tiles[i];
     const Runs all = RunsOf(tile, shape);
     tile.slot = static_cast<int32_t>(work.slots);
     tile.parts = spread ? all.last - all.first : 1;

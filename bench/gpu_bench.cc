@@ -35,7 +35,7 @@ double Median(std::vector<double> values) {
   return *middle;
 }
 
-// What the options say, or, of a format for latents alone, those of DeepSeek V2 and V3.
+// Attention parameters from the options; formats for MLA only use the shape of DeepSeek V2 and V3.
 AttentionSpec LayerOf(const AttentionBench& options, const std::string& scheme) {
   AttentionSpec layer{.heads = options.heads, .kv_heads = options.kv_heads, .head_dim = options.head_dim};
   if (formats::Find(KvScheme::Parse(scheme).k.format).latents == formats::MlaSupport::kRequired) {

@@ -14,7 +14,7 @@ namespace {
 
 using cache::PageKind;
 
-// Rows of `width` values each.
+// Number of rows of `width` values in `values`.
 int64_t RowsOf(std::span<const float> values, int64_t width, const char* name) {
   if (width <= 0 || values.empty() || static_cast<int64_t>(values.size()) % width != 0) {
     throw InputError(
@@ -41,13 +41,13 @@ ArrayAttentionResult RunArrayAttention(const ArrayAttention& options, std::span<
   const formats::CacheLayout layout =
       formats::PlanCache({KvScheme::Parse(options.scheme)}, {{options.kv_heads, options.head_dim}}, options.page_size);
   const int64_t pages = (tokens + options.page_size - 1) / options.page_size;
-  cache::PagePool store(Cpu(), layout,
-                        {.budget_bytes = pages * (layout.page_bytes + layout.exact_page_bytes), .poison_unused = true});
+  cache::PagePool pool(Cpu(), layout,
+                       {.budget_bytes = pages * (layout.page_bytes + layout.exact_page_bytes), .poison_unused = true});
   cache::BlockTable table(static_cast<size_t>(pages));
   const cache::PageRef* const tables[] = {table.data()};
   for (cache::PageRef& page : table) {
-    page.quantized = store.Allocate(0, PageKind::kQuantized);
-    if (layout.exact_page_bytes > 0) page.exact = store.Allocate(0, PageKind::kExact);
+    page.quantized = pool.Allocate(0, PageKind::kQuantized);
+    if (layout.exact_page_bytes > 0) page.exact = pool.Allocate(0, PageKind::kExact);
   }
 
   BackendConfig config;
@@ -61,7 +61,7 @@ ArrayAttentionResult RunArrayAttention(const ArrayAttention& options, std::span<
                            .visibility = cache::SlidingWindow(options.sliding_window)});
   config.scales.push_back(options.scales);
   const std::unique_ptr<Backend> backend =
-      MakeBackend(options.backend, store, std::move(config), std::make_shared<ThreadPool>(options.threads));
+      MakeBackend(options.backend, pool, std::move(config), std::make_shared<ThreadPool>(options.threads));
 
   const auto step = [&](int64_t start, int64_t count, std::unique_ptr<Plan> plan) {
     const SequenceSpan span{.start = start, .tokens = static_cast<int>(count), .pages = tables};
@@ -76,7 +76,7 @@ ArrayAttentionResult RunArrayAttention(const ArrayAttention& options, std::span<
   ArrayAttentionResult result;
   result.out.resize(q.size());
   backend->Run(*plan, 0, q.data(), q_width, result.out.data());
-  result.cache_bytes = store.UsedBytes();
+  result.cache_bytes = pool.UsedBytes();
   const AppendCounts counts = backend->Counts(0);
   result.saturated = counts.k.saturated + counts.v.saturated;
   return result;

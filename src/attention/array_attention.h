@@ -1,5 +1,5 @@
-// Attention on the caller's arrays: writes keys and values into a private cache of a scheme, page by page as an engine
-// would, and attends. For tests and researchers; every backend by name.
+// Attention on dense arrays, for tests and research: writes keys and values into a private KV cache of a given scheme,
+// page by page as the engine does, and runs any backend on it.
 #pragma once
 
 #include <cstdint>
@@ -27,13 +27,13 @@ struct ArrayAttention {
 
 struct ArrayAttentionResult {
   std::vector<float> out;   // [query_tokens][heads][head_dim]
-  int64_t cache_bytes = 0;  // of all pages written, exact records included
-  int64_t saturated = 0;    // values that did not fit the format
+  int64_t cache_bytes = 0;  // all pages written, including exact records
+  int64_t saturated = 0;    // values outside the format's range
 };
 
-// q: f32 [query_tokens][heads][head_dim]; k, v: f32 [tokens][kv_heads][head_dim], dense. The queries are those of the
-// positions [query_start, query_start + query_tokens), and query_start + query_tokens must be `tokens`: every query
-// sees the keys up to its own position. Throws InputError for shapes, names or scales that do not fit.
+// q: f32 [query_tokens][heads][head_dim]; k, v: f32 [tokens][kv_heads][head_dim], dense. Queries have the
+// positions [query_start, query_start + query_tokens), whose end must equal `tokens`. Attention is causal. Throws
+// InputError for mismatched shapes, unknown names and invalid scales.
 ArrayAttentionResult RunArrayAttention(const ArrayAttention& options, std::span<const float> q,
                                        std::span<const float> k, std::span<const float> v, int64_t query_start);
 

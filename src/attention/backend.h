@@ -1,8 +1,8 @@
-// The contract of an attention backend: Info / MakePlan / Append / Run. docs/engine-contract.md is normative.
+// Interface of an attention backend: Info / MakePlan / Append / Run. docs/engine-contract.md is normative.
 //
-// One plan per step describes every sequence of the batch; then, layer by layer, Append writes the new tokens' K and V
-// into the cache (quantizing what closes) and Run attends. A row's output depends only on its own position and the
-// bytes it reads: never on chunking, batch, prefix hits, or the number of threads.
+// MakePlan prepares one step for all sequences of the batch. For each layer, Append then writes the new tokens' K and V
+// into the cache (and quantizes pages that close), and Run computes attention. Results are batch-invariant: a row
+// depends only on its position and the bytes it reads, never on chunking, batch, prefix hits or the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -18,12 +18,12 @@
 
 namespace kvanta::attention {
 
-// What a layer's attention computes; fixed for a model.
+// Attention parameters of a layer; constant for a model.
 struct AttentionSpec {
   int heads = 0;  // query heads; a multiple of kv_heads
   int kv_heads = 0;
-  int head_dim = 0;         // 8..256, a multiple of 8; the rank of latents (MLA): 8..512
-  int rope_dim = 0;         // 0: K and V are apart; else both are one latent, and a key has this many channels more
+  int head_dim = 0;         // 8..256; MLA: rank of the latents, 8..512; a multiple of 8
+  int rope_dim = 0;         // 0: separate K and V; else MLA: K and V share one latent, K has these channels in addition
   float softmax_scale = 0;  // usually 1/sqrt(head_dim)
   float softcap = 0;        // 0: none; else logits = softcap * tanh(logits / softcap)
   cache::Visibility visibility = {};
@@ -31,7 +31,7 @@ struct AttentionSpec {
   int KeyDim() const noexcept { return head_dim + rope_dim; }
 };
 
-// One sequence's part of a step: `tokens` new positions [start, start + tokens), whose pages all exist.
+// New tokens of one sequence in a step: positions [start, start + tokens). All their pages are allocated.
 struct SequenceSpan {
   int64_t start = 0;                   // tokens already in the cache
   int tokens = 0;                      // new tokens, >= 1
@@ -40,13 +40,14 @@ struct SequenceSpan {
 
 struct BatchShape {
   std::span<const SequenceSpan> sequences;  // rows of q, k, v are concatenated in this order
-  // Above 0: what Append and Run launch is to be good for any step of up to so many sequences, of one token each, as
-  // these are (Plan::Version).
+  // CUDA-graph bucket; 0: none. Otherwise each sequence has one token, and launches of Append and Run stay valid for
+  // any such step of up to this many sequences (Plan::Version).
   int64_t bucket = 0;
 };
 
-// Values that saturated or were NaN while quantizing, since the start, and blocks (or rows, where a row has one scale)
-// whose scale is zero, so that they are read as zeros. Blocks are those of symmetric formats whose rows stand alone.
+// Quantization counters since the backend was created: saturated and NaN values, and blocks whose scale is zero (they
+// dequantize to zeros). `blocks` counts blocks, or rows where a row has one scale, of symmetric formats that quantize
+// each row independently.
 struct SideCounts : formats::EncodeCounts {
   int64_t blocks = 0, zero_blocks = 0;
 };
@@ -57,15 +58,15 @@ struct AppendCounts {
 
 struct BackendInfo {
   std::string name;  // "cpu-amx", "cpu-avx512", "cpu-avx2", "cpu-portable", "reference", "cuda-sm90"
-  std::vector<formats::ElementType> codes;  // codes it can read and write
+  std::vector<formats::ElementType> codes;  // supported element types
 };
 
-// Opaque; made by MakePlan of the same backend; reused across steps to keep its memory.
+// Opaque state of a step, created by Backend::MakePlan. Passing it to the next MakePlan reuses its memory.
 class Plan {
  public:
   virtual ~Plan() = default;
-  // Of a GPU's: launches that were recorded (kernels::Ops::Record) with a plan of some bucket compute what they would
-  // for its later steps of that bucket, for as long as this stays the same.
+  // Version of a GPU plan: a CUDA graph captured with a plan of some bucket can be replayed for later steps of that
+  // bucket while the version is unchanged.
   virtual uint64_t Version() const noexcept { return 0; }
 };
 
@@ -74,23 +75,23 @@ class Backend {
   virtual ~Backend() = default;
   virtual BackendInfo Info() const = 0;
 
-  // Validates the batch against the cache's layout and prepares the step (work list, workspace). May throw; everything
-  // after it is noexcept. `plan` may be null or a plan of an earlier step, whose memory is reused.
+  // Validates the batch against the cache's layout and prepares the step (work list, workspace). The only call of a
+  // step that may throw. `plan`: null, or a plan of an earlier step whose memory is reused.
   virtual std::unique_ptr<Plan> MakePlan(const BatchShape& batch, std::unique_ptr<Plan> plan) = 0;
 
-  // k, v: f32 [rows][kv_heads * head_dim], row stride `kv_stride` floats, after RoPE. Quantizes on write. Of latents, k
-  // is f32 [rows][head_dim + rope_dim], the latent and the rotated channels, and v is not read.
+  // k, v: f32 [rows][kv_heads * head_dim], row stride `kv_stride` floats, after RoPE. Quantizes on write. MLA: k is
+  // f32 [rows][head_dim + rope_dim], the latent followed by the RoPE channels; v is not read.
   virtual void Append(Plan& plan, int layer, const float* k, const float* v, int64_t kv_stride) noexcept = 0;
 
   // q: f32 [rows][heads * KeyDim()], row stride `q_stride` floats, after RoPE; out: f32 [rows][heads * head_dim],
   // dense.
   virtual void Run(Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept = 0;
 
-  // From any thread, during a step, too. A GPU's are those of the last FetchCounts, which waits for it and is for the
-  // thread that runs the steps.
+  // Counters of a layer; thread-safe, also during a step. A GPU backend returns the counters of the last FetchCounts,
+  // which synchronizes with the device and must be called by the thread that runs the steps.
   virtual AppendCounts Counts(int layer) const = 0;
   virtual void FetchCounts() {}
-  // The scales that Append uses, read back from where it reads them.
+  // Scales of a layer as Append reads them.
   virtual const formats::LayerScales& Scales(int layer) const = 0;
 };
 

@@ -15,7 +15,8 @@
 namespace kvanta::attention {
 namespace {
 
-// A family of backends: its units on this machine ("" where it has only one), and how to make one.
+// A backend family: lists the instruction-set or GPU units that this machine supports ("" for a family without units)
+// and creates a backend of one.
 struct Family {
   std::string_view name;
   std::vector<std::string> (*units)();
@@ -34,17 +35,17 @@ std::vector<std::string> CudaUnits() {
   return units;
 }
 
-const Family kDecodeKinds[] = {
+const Family kFamilies[] = {
     {"cpu", CpuUnits,
-     [](cache::PagePool& store, BackendConfig config, const std::shared_ptr<ThreadPool>& threads,
-        const std::string& unit) { return MakeCpuBackend(store, std::move(config), threads, unit.c_str()); }},
+     [](cache::PagePool& pool, BackendConfig config, const std::shared_ptr<ThreadPool>& threads,
+        const std::string& unit) { return MakeCpuBackend(pool, std::move(config), threads, unit.c_str()); }},
     {"cuda", CudaUnits,
-     [](cache::PagePool& store, BackendConfig config, const std::shared_ptr<ThreadPool>&, const std::string&) {
-       return MakeGpuBackend(store, std::move(config), kernels::MakeCudaContext());
+     [](cache::PagePool& pool, BackendConfig config, const std::shared_ptr<ThreadPool>&, const std::string&) {
+       return MakeGpuBackend(pool, std::move(config), kernels::MakeCudaContext());
      }},
     {"reference", [] { return std::vector<std::string>{""}; },
-     [](cache::PagePool& store, BackendConfig config, const std::shared_ptr<ThreadPool>&, const std::string&) {
-       return MakeReferenceBackend(store, std::move(config));
+     [](cache::PagePool& pool, BackendConfig config, const std::shared_ptr<ThreadPool>&, const std::string&) {
+       return MakeReferenceBackend(pool, std::move(config));
      }},
 };
 
@@ -56,18 +57,18 @@ std::string NameOf(const Family& family, const std::string& unit) {
 
 std::vector<std::string> BackendNames() {
   std::vector<std::string> names;
-  for (const Family& family : kDecodeKinds) {
+  for (const Family& family : kFamilies) {
     for (const std::string& unit : family.units()) names.push_back(NameOf(family, unit));
   }
   return names;
 }
 
-std::unique_ptr<Backend> MakeBackend(std::string_view name, cache::PagePool& store, BackendConfig config,
+std::unique_ptr<Backend> MakeBackend(std::string_view name, cache::PagePool& pool, BackendConfig config,
                                      std::shared_ptr<ThreadPool> threads) {
-  if (name == "auto") return MakeCpuBackend(store, std::move(config), std::move(threads), "auto");
-  for (const Family& family : kDecodeKinds) {
+  if (name == "auto") return MakeCpuBackend(pool, std::move(config), std::move(threads), "auto");
+  for (const Family& family : kFamilies) {
     for (const std::string& unit : family.units()) {
-      if (name == NameOf(family, unit)) return family.make(store, std::move(config), threads, unit);
+      if (name == NameOf(family, unit)) return family.make(pool, std::move(config), threads, unit);
     }
   }
   throw InputError(

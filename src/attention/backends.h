@@ -1,4 +1,4 @@
-// The list of attention backends. A new one is its file, and its line in backends.cc.
+// Registry of attention backends. A new backend needs one line in backends.cc.
 #pragma once
 
 #include <memory>
@@ -11,13 +11,13 @@
 
 namespace kvanta::attention {
 
-// Names of the backends that this machine runs, best first: "cpu-avx2", "cpu-portable", "cuda-sm90", "reference". Those
-// of a GPU need a store that lies in its memory (kernels/cuda/cuda_context.h).
+// Names of the backends that this machine supports, best first: "cpu-avx2", "cpu-portable", "cuda-sm90", "reference".
+// CUDA backends need a page pool in GPU memory (kernels/cuda/cuda_context.h).
 std::vector<std::string> BackendNames();
 
-// name: one of BackendNames(), or "auto": the best, or what KVANTA_ISA forces. Throws InputError listing the names.
-// `store` must outlive the backend.
-std::unique_ptr<Backend> MakeBackend(std::string_view name, cache::PagePool& store, BackendConfig config,
+// Creates a backend. name: one of BackendNames(), or "auto" for the best CPU backend (KVANTA_ISA overrides it). Throws
+// InputError for an unknown name. `pool` must outlive the backend.
+std::unique_ptr<Backend> MakeBackend(std::string_view name, cache::PagePool& pool, BackendConfig config,
                                      std::shared_ptr<ThreadPool> threads);
 
 }  // namespace kvanta::attention

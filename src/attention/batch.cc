@@ -13,9 +13,9 @@ namespace {
 
 using cache::PageKind;
 
-void CheckRecord(const cache::PagePool& store, int group, PageKind kind, cache::PageId id, size_t sequence,
+void CheckRecord(const cache::PagePool& pool, int group, PageKind kind, cache::PageId id, size_t sequence,
                  int64_t page) {
-  if (id >= 0 && store.References(group, kind, id) > 0) return;
+  if (id >= 0 && pool.References(group, kind, id) > 0) return;
   throw InputError(fmt::format("sequence {} of the batch: page {} has no {} record (KV cache group {}, id {})",
                                sequence, page, kind == PageKind::kExact ? "exact" : "quantized", group, id));
 }
@@ -56,13 +56,13 @@ void CheckScales(const formats::SideScales& side, const AttentionSpec& layer, bo
 
 }  // namespace
 
-cache::KvCacheSpec SpecOf(const cache::PagePool& store, const BackendConfig& config) {
+cache::KvCacheSpec SpecOf(const cache::PagePool& pool, const BackendConfig& config) {
   std::vector<cache::Visibility> layers;
   for (const AttentionSpec& layer : config.layers) layers.push_back(layer.visibility);
-  return cache::KvCacheSpec(store.Layout(), layers);
+  return cache::KvCacheSpec(pool.Layout(), layers);
 }
 
-void MakeBatch(const BatchShape& shape, const cache::PagePool& store, const cache::KvCacheSpec& spec, Batch& batch) {
+void MakeBatch(const BatchShape& shape, const cache::PagePool& pool, const cache::KvCacheSpec& spec, Batch& batch) {
   const int64_t page_size = spec.page_size;
   batch.sequences.clear();
   batch.writes.resize(spec.groups.size());
@@ -83,10 +83,10 @@ void MakeBatch(const BatchShape& shape, const cache::PagePool& store, const cach
       const cache::PageRef* table = span.pages[g];
       for (int64_t page = group.FirstPage(span.start); page * page_size < end; ++page) {
         if (group.NeedsQuantized(page, (page + 1) * page_size <= end)) {
-          CheckRecord(store, static_cast<int>(g), PageKind::kQuantized, table[page].quantized, s, page);
+          CheckRecord(pool, static_cast<int>(g), PageKind::kQuantized, table[page].quantized, s, page);
         }
         if (group.NeedsExact(page, page >= own_page - group.exact_before)) {
-          CheckRecord(store, static_cast<int>(g), PageKind::kExact, table[page].exact, s, page);
+          CheckRecord(pool, static_cast<int>(g), PageKind::kExact, table[page].exact, s, page);
         }
       }
       for (int64_t page = own_page; page * page_size < end; ++page) {

@@ -1,5 +1,5 @@
-// What every backend needs of a step and of its configuration, checked: the part of MakePlan and of the constructors
-// that does not depend on the hardware.
+// Validation of a step and of a backend's configuration: the hardware-independent part of MakePlan and of the backends'
+// constructors.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace kvanta::attention {
 
-// One sequence's part of a step, with its place in the rows of q, k, v and out.
+// One sequence of a step with its first row in q, k, v and out.
 struct SequenceRows {
   SequenceSpan span;
   int64_t first_row = 0;
@@ -18,12 +18,12 @@ struct SequenceRows {
   int64_t End() const noexcept { return span.start + span.tokens; }
 };
 
-// The new tokens of one page of one sequence.
+// New tokens of one page of a sequence.
 struct PageWrite {
   cache::PageRef page;
   int first_slot = 0;  // slots [first_slot, last_slot) of the page are new
   int last_slot = 0;
-  int64_t first_row = 0;  // row of k and v that goes to first_slot
+  int64_t first_row = 0;  // row of k and v for first_slot
 };
 
 struct Batch {
@@ -32,22 +32,22 @@ struct Batch {
   int64_t rows = 0;
 };
 
-// The KV cache groups of a pool, as the layers of `config` see them.
-cache::KvCacheSpec SpecOf(const cache::PagePool& store, const BackendConfig& config);
+// KV cache groups of a pool with the visibility of the layers of `config`.
+cache::KvCacheSpec SpecOf(const cache::PagePool& pool, const BackendConfig& config);
 
-// Checks every sequence against the cache: positions, and that each page that the step writes or that some layer of it
-// reads has its records. Throws InputError naming the sequence, the page and what is missing. Reuses `batch`'s memory.
-void MakeBatch(const BatchShape& shape, const cache::PagePool& store, const cache::KvCacheSpec& spec, Batch& batch);
+// Fills `batch`, reusing its memory. Checks positions, and that each page which the step writes or any layer reads has
+// its records. Throws InputError naming the sequence, the page and the missing record.
+void MakeBatch(const BatchShape& shape, const cache::PagePool& pool, const cache::KvCacheSpec& spec, Batch& batch);
 
-// Checks shapes and scales against the layout, and fills in scales that are absent (1.0). Throws InputError.
+// Checks shapes and scales against the layout; absent scales become 1.0. Throws InputError.
 BackendConfig CheckConfig(BackendConfig config, const formats::CacheLayout& layout);
 
-// The page rule of a layer.
+// Page rule of a layer.
 inline cache::ExactPageRule ExactPagesOf(const formats::LayerScheme& layer) noexcept {
   return {.open = layer.exact_pages, .sinks = layer.sink_pages};
 }
 
-// The bf16 format, in which exact records are kept.
+// Format of exact records: bf16.
 const formats::Format& ExactFormat() noexcept;
 
 }  // namespace kvanta::attention

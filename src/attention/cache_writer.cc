@@ -15,16 +15,16 @@ using formats::EncodeCounts;
 using formats::SideKind;
 using kernels::kMaxHeadDim;
 
-constexpr int64_t kInlineValues = 8192;  // below this, waking threads costs more than the encoding
+constexpr int64_t kInlineValues = 8192;  // below this, waking threads costs more than encoding
 
-constexpr int kLongestTile = 32;
+constexpr int kMaxTokenGroup = 32;
 
-// Of a row as encode_row leaves it.
+// Counts the zero scales of an encoded row.
 void CountZeroScales(const formats::Format& format, int head_dim, const formats::RowSections& row,
                      SideCounts& counts) noexcept {
   const formats::Scaling& scaling = format.scaling;
   const auto count = [&](formats::ScaleType type, const uint8_t* scales, int blocks) {
-    if (type == formats::ScaleType::kE8M0) return;  // has no zero
+    if (type == formats::ScaleType::kE8M0) return;  // cannot represent zero
     const auto bytes = static_cast<size_t>(formats::Bytes(type));
     for (int block = 0; block < blocks; ++block) {
       const uint8_t* scale = scales + static_cast<size_t>(block) * bytes;
@@ -32,7 +32,7 @@ void CountZeroScales(const formats::Format& format, int head_dim, const formats:
     }
     counts.blocks += blocks;
   };
-  // With a zero of its own a block of equal values has scale 0 and loses nothing.
+  // With an offset, a block of equal values has scale 0 without loss: not counted.
   if (scaling.block != formats::ScaleType::kNone && !scaling.block_offset) {
     count(scaling.block, row.block_scales, head_dim / formats::BlockChannels(scaling, head_dim));
   } else if (scaling.block == formats::ScaleType::kNone && scaling.token != formats::ScaleType::kNone &&
@@ -41,7 +41,7 @@ void CountZeroScales(const formats::Format& format, int head_dim, const formats:
   }
 }
 
-// A closed page's rows, from its exact cell to its quantized one.
+// Quantizes a closed page's exact cell into its quantized cell.
 class QuantizeClosedPage {
  public:
   QuantizeClosedPage(SideKind kind, const formats::Side& side, formats::CellShape shape, float static_scale,
@@ -72,7 +72,7 @@ class QuantizeClosedPage {
     const formats::CellSections& sections = side_.sections;
     formats::GroupSections tile =
         formats::CanonicalTokenGroup(format, sections, shape_.head_dim, slot / format.scaling.token_group, quantized);
-    tile.codes = codes_;  // the channel planes lie alike in every layout
+    tile.codes = codes_;  // channel sections are the same in every layout
     format.encode_token_group(x_, shape_.head_dim, tile, counts_);
     for (int row = 0; row < format.scaling.token_group; ++row) {
       formats::StoreRow(kind_, format, shape_, sections, slot + row, {.codes = codes_ + row * sections.row_bytes},
@@ -86,14 +86,14 @@ class QuantizeClosedPage {
   float static_scale_;
   SideCounts& counts_;
   formats::RowBuffer buffer_;
-  alignas(64) float x_[kLongestTile * kMaxHeadDim];
-  uint8_t codes_[kLongestTile * kMaxHeadDim];
+  alignas(64) float x_[kMaxTokenGroup * kMaxHeadDim];
+  uint8_t codes_[kMaxTokenGroup * kMaxHeadDim];
 };
 
 }  // namespace
 
-CacheWriter::CacheWriter(cache::PagePool& store, const BackendConfig& config)
-    : store_(store), config_(config), counts_(std::make_unique<LayerCounts[]>(config.layers.size())) {}
+CacheWriter::CacheWriter(cache::PagePool& pool, const BackendConfig& config)
+    : pool_(pool), config_(config), counts_(std::make_unique<LayerCounts[]>(config.layers.size())) {}
 
 void CacheWriter::AtomicCounts::Add(const SideCounts& counts) noexcept {
   if (counts.blocks != 0) blocks.fetch_add(counts.blocks, std::memory_order_relaxed);
@@ -119,28 +119,28 @@ AppendCounts CacheWriter::Counts(int layer) const noexcept {
 
 void CacheWriter::Write(const Batch& batch, int layer, const float* k, const float* v, int64_t stride,
                         ThreadPool& threads) noexcept {
-  const formats::LayerScheme& scheme = store_.Layout().layers[static_cast<size_t>(layer)];
+  const formats::LayerScheme& scheme = pool_.Layout().layers[static_cast<size_t>(layer)];
   const int64_t head_dim = scheme.shape.head_dim;
   const std::vector<PageWrite>& writes = batch.writes[static_cast<size_t>(scheme.group)];
-  auto write = [&](int64_t task, int) {
-    const PageWrite& touched = writes[static_cast<size_t>(task / scheme.kv_heads)];
+  auto write_side = [&](int64_t task, int) {
+    const PageWrite& write = writes[static_cast<size_t>(task / scheme.kv_heads)];
     const int head = static_cast<int>(task % scheme.kv_heads);
-    const int64_t offset = touched.first_row * stride + head * head_dim;
-    WriteSide(touched, layer, head, SideKind::kK, k + offset, stride);
-    if (!scheme.SharesCell()) WriteSide(touched, layer, head, SideKind::kV, v + offset, stride);
+    const int64_t offset = write.first_row * stride + head * head_dim;
+    WriteSide(write, layer, head, SideKind::kK, k + offset, stride);
+    if (!scheme.SharesCell()) WriteSide(write, layer, head, SideKind::kV, v + offset, stride);
   };
   const int64_t tasks = static_cast<int64_t>(writes.size()) * scheme.kv_heads;
   if (batch.rows * scheme.kv_heads * head_dim * 2 <= kInlineValues) {
-    for (int64_t task = 0; task < tasks; ++task) write(task, 0);
+    for (int64_t task = 0; task < tasks; ++task) write_side(task, 0);
   } else {
-    threads.ForEach(tasks, write);
+    threads.ForEach(tasks, write_side);
   }
 }
 
-void CacheWriter::WriteSide(const PageWrite& touched, int layer, int head, SideKind kind, const float* rows,
+void CacheWriter::WriteSide(const PageWrite& write, int layer, int head, SideKind kind, const float* rows,
                             int64_t stride) noexcept {
   const bool is_key = kind == SideKind::kK;
-  const formats::LayerScheme& scheme = store_.Layout().layers[static_cast<size_t>(layer)];
+  const formats::LayerScheme& scheme = pool_.Layout().layers[static_cast<size_t>(layer)];
   const formats::Side& side = is_key ? scheme.k : scheme.v;
   const formats::SideScales& scales =
       is_key ? config_.scales[static_cast<size_t>(layer)].k : config_.scales[static_cast<size_t>(layer)].v;
@@ -149,53 +149,53 @@ void CacheWriter::WriteSide(const PageWrite& touched, int layer, int head, SideK
   uint8_t* quantized = nullptr;
   const formats::CellShape unquantized_shape{.tokens = scheme.shape.tokens,
                                              .head_dim = is_key ? scheme.UnquantizedShape().head_dim : 0};
-  uint8_t* plain = nullptr;  // the channels of the record that is written first
-  if (touched.page.quantized != cache::kNoPage) {
-    uint8_t* record = store_.Base(scheme.group, PageKind::kQuantized) +
-                      touched.page.quantized * store_.RecordBytes(scheme.group, PageKind::kQuantized);
+  uint8_t* unquantized = nullptr;  // unquantized channels of the exact record, or of the quantized one if there is none
+  if (write.page.quantized != cache::kNoPage) {
+    uint8_t* record = pool_.Base(scheme.group, PageKind::kQuantized) +
+                      write.page.quantized * pool_.RecordBytes(scheme.group, PageKind::kQuantized);
     quantized = record + (is_key ? scheme.KCell(head) : scheme.VCell(head));
-    plain = record + scheme.KUnquantized(head);
+    unquantized = record + scheme.KUnquantized(head);
   }
   uint8_t* exact = nullptr;
   const formats::CellSections exact_sections = formats::Bf16Sections(scheme.shape);
   if (scheme.exact_open) {
-    uint8_t* record = store_.Base(scheme.group, PageKind::kExact) +
-                      touched.page.exact * store_.RecordBytes(scheme.group, PageKind::kExact);
+    uint8_t* record = pool_.Base(scheme.group, PageKind::kExact) +
+                      write.page.exact * pool_.RecordBytes(scheme.group, PageKind::kExact);
     exact = record + (is_key ? scheme.ExactKCell(head) : scheme.ExactVCell(head));
-    plain = record + scheme.ExactKUnquantized(head);
+    unquantized = record + scheme.ExactKUnquantized(head);
   }
 
   formats::RowBuffer buffer;
   alignas(64) float x[kMaxHeadDim];
-  float taken[KvScheme::kMaxOutliers];
+  float outlier_values[KvScheme::kMaxOutliers];
   SideCounts counts;
   EncodeCounts unquantized_counts;
-  for (int slot = touched.first_slot; slot < touched.last_slot; ++slot) {
-    const float* row = rows + (slot - touched.first_slot) * stride;
-    // Not in the unit's vectors, as queries are: where two NaNs meet, which one is stored would be up to the unit.
-    transform.Forward(row, x, taken);
+  for (int slot = write.first_slot; slot < write.last_slot; ++slot) {
+    const float* row = rows + (slot - write.first_slot) * stride;
+    // Scalar, unlike the queries' transform: the NaN payload of an operation on two NaNs depends on the ISA.
+    transform.Forward(row, x, outlier_values);
     const formats::Format& format = exact ? ExactFormat() : *side.format;
     format.encode_row(x, scheme.shape.head_dim, static_scale, buffer.Sections(), counts);
     if (!exact) CountZeroScales(format, scheme.shape.head_dim, buffer.Sections(), counts);
     formats::StoreRow(kind, format, scheme.shape, exact ? exact_sections : side.sections, slot, buffer.Sections(),
                       exact ? exact : quantized);
     if (unquantized_shape.head_dim == 0) continue;
-    const float* channels = scheme.SharesCell() ? row + scheme.shape.head_dim : taken;
+    const float* channels = scheme.SharesCell() ? row + scheme.shape.head_dim : outlier_values;
     scheme.unquantized_format->encode_row(channels, unquantized_shape.head_dim, 1.0F, buffer.Sections(),
                                           unquantized_counts);
     formats::StoreRow(kind, *scheme.unquantized_format, unquantized_shape, scheme.UnquantizedSections(), slot,
-                      buffer.Sections(), plain);
+                      buffer.Sections(), unquantized);
   }
-  if (!scheme.SharesCell()) unquantized_counts.values = 0;  // outliers count among the row's
+  if (!scheme.SharesCell()) unquantized_counts.values = 0;  // outliers are already counted with the row
   counts += unquantized_counts;
-  if (exact && quantized && touched.last_slot == scheme.shape.tokens) {
+  if (exact && quantized && write.last_slot == scheme.shape.tokens) {
     SideCounts closing;
     QuantizeClosedPage(kind, side, scheme.shape, static_scale, closing).Close(exact_sections, exact, quantized);
-    counts.saturated += closing.saturated;  // values and NaN were counted when they were written
+    counts.saturated += closing.saturated;  // values and NaN were counted on write
     counts.blocks += closing.blocks;
     counts.zero_blocks += closing.zero_blocks;
     if (unquantized_shape.head_dim != 0) {
-      std::memcpy(quantized + side.sections.bytes, plain, static_cast<size_t>(scheme.UnquantizedBytes()));
+      std::memcpy(quantized + side.sections.bytes, unquantized, static_cast<size_t>(scheme.UnquantizedBytes()));
     }
   }
   LayerCounts& total = counts_[static_cast<size_t>(layer)];

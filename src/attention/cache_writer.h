@@ -1,5 +1,5 @@
-// Append, for every backend of the host: subtracts the mean, transforms, encodes on write, and encodes a page of an
-// exact layer as a whole when it closes. The bytes depend on positions and values alone.
+// Append of the host backends: subtracts the mean, transforms and encodes rows as they are written; layers with exact
+// pages quantize a page when it closes. The bytes depend only on positions and values.
 #pragma once
 
 #include <atomic>
@@ -14,10 +14,10 @@ namespace kvanta::attention {
 
 class CacheWriter {
  public:
-  // `config` as CheckConfig gives it; it and `store` must outlive the writer.
-  CacheWriter(cache::PagePool& store, const BackendConfig& config);
+  // `config`: returned by CheckConfig. `pool` and `config` must outlive the writer.
+  CacheWriter(cache::PagePool& pool, const BackendConfig& config);
 
-  // k, v: f32 [rows][kv_heads * head_dim], row stride `stride` floats; of latents k alone, as Backend::Append says.
+  // k, v: f32 [rows][kv_heads * head_dim], row stride `stride` floats. MLA: k only, see Backend::Append.
   void Write(const Batch& batch, int layer, const float* k, const float* v, int64_t stride,
              ThreadPool& threads) noexcept;
 
@@ -33,10 +33,10 @@ class CacheWriter {
     AtomicCounts k, v;
   };
 
-  void WriteSide(const PageWrite& touched, int layer, int head, formats::SideKind kind, const float* rows,
+  void WriteSide(const PageWrite& write, int layer, int head, formats::SideKind kind, const float* rows,
                  int64_t stride) noexcept;
 
-  cache::PagePool& store_;
+  cache::PagePool& pool_;
   const BackendConfig& config_;
   std::unique_ptr<LayerCounts[]> counts_;
 };

@@ -17,30 +17,30 @@ namespace {
 
 using cache::PageKind;
 
-// Partial results are kept in f32 beside their softmax state.
+// Plan of the CPU backend. Split results are f32 outputs with their softmax states.
 class CpuPlan final : public Plan {
  public:
   Batch batch;
-  std::vector<WorkList> lists;  // one per distinct shape of the model's layers
+  std::vector<WorkList> lists;  // one per distinct layer shape
   std::vector<SoftmaxState> split_states;
   std::vector<float> split_out;
 };
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(cache::PagePool& store, BackendConfig config, std::shared_ptr<ThreadPool> threads,
+  CpuBackend(cache::PagePool& pool, BackendConfig config, std::shared_ptr<ThreadPool> threads,
              const kernels::IsaTable& isa)
-      : store_(store),
-        config_(CheckConfig(std::move(config), store.Layout())),
-        spec_(SpecOf(store, config_)),
+      : pool_(pool),
+        config_(CheckConfig(std::move(config), pool.Layout())),
+        spec_(SpecOf(pool, config_)),
         threads_(std::move(threads)),
         isa_(isa),
         kernels_(*isa.attention),
-        writer_(store, config_),
+        writer_(pool, config_),
         workspaces_(static_cast<size_t>(threads_->Threads())) {
     int rows = kTileRows;
     for (size_t i = 0; i < config_.layers.size(); ++i) {
-      const formats::LayerScheme& scheme = store.Layout().layers[i];
+      const formats::LayerScheme& scheme = pool.Layout().layers[i];
       const AttentionSpec& attention = config_.layers[i];
       const WorkShape shape{.heads = attention.heads,
                             .kv_heads = attention.kv_heads,
@@ -50,9 +50,9 @@ class CpuBackend final : public Backend {
       list_of_layer_.push_back(static_cast<size_t>(known - shapes_.begin()));
       if (known == shapes_.end()) shapes_.push_back(shape);
       rows = std::max(rows, shape.Group());
-      layers_.emplace_back(scheme, config_.layers[i], config_.scales[i], store);
+      layers_.emplace_back(scheme, config_.layers[i], config_.scales[i], pool);
     }
-    for (TileWorkspace& workspace : workspaces_) workspace.Reserve(store.device(), rows, layers_, kernels_);
+    for (TileWorkspace& workspace : workspaces_) workspace.Reserve(pool.device(), rows, layers_, kernels_);
   }
 
   BackendInfo Info() const override {
@@ -66,13 +66,13 @@ class CpuBackend final : public Backend {
     std::unique_ptr<Plan> plan = reused ? std::move(reused) : std::make_unique<CpuPlan>();
     CpuPlan* cpu_plan = dynamic_cast<CpuPlan*>(plan.get());
     if (cpu_plan == nullptr) throw InputError("MakePlan: the plan to reuse was made by another backend");
-    MakeBatch(batch, store_, spec_, cpu_plan->batch);
+    MakeBatch(batch, pool_, spec_, cpu_plan->batch);
     cpu_plan->lists.resize(shapes_.size());
     size_t rows = 0;
     size_t floats = 0;
     for (size_t i = 0; i < shapes_.size(); ++i) {
       WorkList& list = cpu_plan->lists[i];
-      MakeWorkList(shapes_[i], cpu_plan->batch, store_.Layout().page_size, threads_->Threads(), list);
+      MakeWorkList(shapes_[i], cpu_plan->batch, pool_.Layout().page_size, threads_->Threads(), list);
       rows = std::max(rows, static_cast<size_t>(list.split_rows));
       floats = std::max(floats, static_cast<size_t>(list.split_rows * shapes_[i].head_dim));
     }
@@ -91,7 +91,7 @@ class CpuBackend final : public Backend {
     const WorkList& list = cpu_plan.lists[list_of_layer_[static_cast<size_t>(layer)]];
     const int64_t out_stride = int64_t{view.attention->heads} * view.attention->head_dim;
     for (TileWorkspace& workspace : workspaces_) workspace.InvalidateQueries();
-    const auto attention_of = [&](const Tile& tile, int64_t first_split, int64_t last_split, int worker) {
+    const auto attention_of = [&](const QueryTile& tile, int64_t first_split, int64_t last_split, int worker) {
       const SequenceRows& sequence = cpu_plan.batch.sequences[static_cast<size_t>(tile.sequence)];
       const int64_t row = sequence.first_row + tile.first - sequence.span.start;
       return TileAttention(kernels_, view, tile, first_split, last_split, sequence.span.pages[view.scheme->group],
@@ -112,24 +112,25 @@ class CpuBackend final : public Backend {
         std::optional<TileAttention>& next = task_and_next[(index + 1) % 2];
         if (index + 1 < end) current.SetNext(next.emplace(attention_of_task(index + 1, worker)));
         const SplitTask& task = list.tasks[index];
-        const Tile& tile = list.tiles[static_cast<size_t>(task.tile)];
-        if (tile.partial < 0) {
+        const QueryTile& tile = list.tiles[static_cast<size_t>(task.tile)];
+        if (tile.split_slot < 0) {
           current.Finish();
           continue;
         }
-        const int64_t run_rows = int64_t{tile.kv_heads} * tile.tokens * list.shape.Group();
-        const int64_t slot = tile.partial + (task.first_split - tile.first_split) * run_rows;
-        current.Partial(cpu_plan.split_states.data() + slot, cpu_plan.split_out.data() + slot * list.shape.head_dim);
+        const int64_t split_rows = int64_t{tile.kv_heads} * tile.tokens * list.shape.Group();
+        const int64_t slot = tile.split_slot + (task.first_split - tile.first_split) * split_rows;
+        current.StoreSplitResult(cpu_plan.split_states.data() + slot,
+                                 cpu_plan.split_out.data() + slot * list.shape.head_dim);
       }
     };
     threads_->ForEach(list.Batches(), attend);
     if (list.combines.empty()) return;
     auto combine = [&](int64_t index, int worker) {
-      const CombineTask& merged = list.combines[static_cast<size_t>(index)];
-      const Tile& tile = list.tiles[static_cast<size_t>(merged.tile)];
+      const CombineTask& task = list.combines[static_cast<size_t>(index)];
+      const QueryTile& tile = list.tiles[static_cast<size_t>(task.tile)];
       attention_of(tile, tile.first_split, tile.last_split, worker)
-          .CombineSplits(merged.head, cpu_plan.split_states.data() + tile.partial,
-                         cpu_plan.split_out.data() + tile.partial * list.shape.head_dim);
+          .CombineSplits(task.head, cpu_plan.split_states.data() + tile.split_slot,
+                         cpu_plan.split_out.data() + tile.split_slot * list.shape.head_dim);
     };
     threads_->ForEach(static_cast<int64_t>(list.combines.size()), combine);
   }
@@ -138,7 +139,7 @@ class CpuBackend final : public Backend {
   const formats::LayerScales& Scales(int layer) const override { return config_.scales.at(static_cast<size_t>(layer)); }
 
  private:
-  cache::PagePool& store_;
+  cache::PagePool& pool_;
   const BackendConfig config_;
   const cache::KvCacheSpec spec_;
   std::shared_ptr<ThreadPool> threads_;
@@ -153,14 +154,14 @@ class CpuBackend final : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> MakeCpuBackend(cache::PagePool& store, BackendConfig config,
+std::unique_ptr<Backend> MakeCpuBackend(cache::PagePool& pool, BackendConfig config,
                                         std::shared_ptr<ThreadPool> threads, const char* isa) {
-  return MakeCpuBackend(store, std::move(config), std::move(threads), kernels::SelectIsa(isa));
+  return MakeCpuBackend(pool, std::move(config), std::move(threads), kernels::SelectIsa(isa));
 }
 
-std::unique_ptr<Backend> MakeCpuBackend(cache::PagePool& store, BackendConfig config,
+std::unique_ptr<Backend> MakeCpuBackend(cache::PagePool& pool, BackendConfig config,
                                         std::shared_ptr<ThreadPool> threads, const kernels::IsaTable& isa) {
-  return std::make_unique<CpuBackend>(store, std::move(config), std::move(threads), isa);
+  return std::make_unique<CpuBackend>(pool, std::move(config), std::move(threads), isa);
 }
 
 }  // namespace kvanta::attention

@@ -1,4 +1,4 @@
-// Attention on the host's CPU, in pages of quantized cells, with the kernels of the chosen ISA unit.
+// CPU attention on the paged, quantized KV cache with the kernels of one instruction set.
 #pragma once
 
 #include <memory>
@@ -13,12 +13,12 @@ struct IsaTable;
 namespace kvanta::attention {
 
 // isa: "auto", "amx", "avx512", "avx2" or "portable" (kernels/cpu/select.h). Throws InputError for an unknown or
-// unrunnable unit, or where config and the cache's layout do not fit together. `store` must outlive the backend.
-std::unique_ptr<Backend> MakeCpuBackend(cache::PagePool& store, BackendConfig config,
+// unsupported instruction set and for a config that does not match the cache's layout. `pool` must outlive the backend.
+std::unique_ptr<Backend> MakeCpuBackend(cache::PagePool& pool, BackendConfig config,
                                         std::shared_ptr<ThreadPool> threads, const char* isa = "auto");
 
-// The same with the kernels of a given unit, which this CPU must be able to run.
-std::unique_ptr<Backend> MakeCpuBackend(cache::PagePool& store, BackendConfig config,
+// Same with the given kernels; the CPU must support their instruction set.
+std::unique_ptr<Backend> MakeCpuBackend(cache::PagePool& pool, BackendConfig config,
                                         std::shared_ptr<ThreadPool> threads, const kernels::IsaTable& isa);
 
 }  // namespace kvanta::attention

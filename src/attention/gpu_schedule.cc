@@ -61,11 +61,11 @@ void MakeGpuSchedule(const WorkShape& shape, const Batch& batch, const std::vect
   schedule.result_rows = 0;
   AddTiles(shape, batch, first_pages, page_size, schedule);
   int64_t splits = 0;
-  for (const QueryTile& tile : schedule.tiles) splits += SplitsOf(tile, shape).Count();
+  for (const kernels::cuda::QueryTile& tile : schedule.tiles) splits += SplitsOf(tile, shape).Count();
   const bool parallel = splits <= max_parallel_splits;
   // Later tiles of a chunk see more tokens: longest first.
   for (size_t i = schedule.tiles.size(); i-- > 0;) {
-    QueryTile& tile = schedule.tiles[i];
+    kernels::cuda::QueryTile& tile = schedule.tiles[i];
     const SplitRange range = SplitsOf(tile, shape);
     tile.result_row = static_cast<int32_t>(schedule.result_rows);
     tile.num_results = parallel ? range.Count() : 1;

@@ -38,24 +38,24 @@ CellSide SideOfUnquantized(const formats::LayerScheme& scheme, int64_t cell) {
 }  // namespace
 
 LayerView::LayerView(const formats::LayerScheme& of_scheme, const AttentionSpec& of_attention,
-                     const formats::LayerScales& of_scales, const cache::PagePool& store)
+                     const formats::LayerScales& of_scales, const cache::PagePool& pool)
     : scheme(&of_scheme),
       exact_pages(ExactPagesOf(of_scheme)),
       attention(&of_attention),
       scales(&of_scales),
-      quantized_base(store.Base(scheme->group, cache::PageKind::kQuantized)),
-      exact_base(store.Base(scheme->group, cache::PageKind::kExact)),
-      quantized_bytes(store.RecordBytes(scheme->group, cache::PageKind::kQuantized)),
-      exact_bytes(store.RecordBytes(scheme->group, cache::PageKind::kExact)),
+      quantized_base(pool.Base(scheme->group, cache::PageKind::kQuantized)),
+      exact_base(pool.Base(scheme->group, cache::PageKind::kExact)),
+      quantized_bytes(pool.RecordBytes(scheme->group, cache::PageKind::kQuantized)),
+      exact_bytes(pool.RecordBytes(scheme->group, cache::PageKind::kExact)),
       quantized{.k = SideOf(scheme->k, scheme->shape, scheme->KCell(0)),
                 .v = SideOf(scheme->v, scheme->shape, scheme->VCell(0)),
-                .plain = SideOfUnquantized(*scheme, scheme->KUnquantized(0)),
+                .unquantized = SideOfUnquantized(*scheme, scheme->KUnquantized(0)),
                 .head_bytes = scheme->HeadBytes()} {
   if (!scheme->exact_open) return;
   const int64_t bytes = scheme->ExactCellBytes();
   exact = {.k = SideOfBf16(scheme->shape, bytes, scheme->ExactKCell(0)),
            .v = SideOfBf16(scheme->shape, bytes, scheme->ExactVCell(0)),
-           .plain = SideOfUnquantized(*scheme, scheme->ExactKUnquantized(0)),
+           .unquantized = SideOfUnquantized(*scheme, scheme->ExactKUnquantized(0)),
            .head_bytes = scheme->ExactHeadBytes()};
 }
 

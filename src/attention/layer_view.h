@@ -1,5 +1,5 @@
-// One layer's cache as attention reads it: where the cells of its KV heads lie in the records of a page, and which
-// record the page rule gives to a query.
+// Read view of one layer's KV cache: the offsets of each KV head's cells in a page's records, and the record that the
+// page rule selects for a query.
 #pragma once
 
 #include <cstdint>
@@ -11,22 +11,22 @@
 
 namespace kvanta::attention {
 
-// Where one side of the first KV head lies in a record: offsets in bytes.
+// Layout of the first KV head's K or V cell: byte offsets from the record's start.
 struct CellSide {
   formats::ElementType code = formats::ElementType::kBf16;
   int tokens = 0;
   int head_dim = 0;
-  int64_t bytes = 0;  // of the cell
+  int64_t bytes = 0;  // size of the cell
   int64_t codes = 0;
   formats::Scaling scaling = {};
-  int64_t block_scales = 0;  // the planes that `scaling` names
+  int64_t block_scales = 0;  // sections that `scaling` uses
   int64_t block_offsets = 0;
   int64_t token_scales = 0;
   int64_t token_offsets = 0;
   int64_t channel_scales = 0;
   int64_t channel_offsets = 0;
 
-  // `record`: as many bytes behind the record's start as the KV head's cells are behind the first one's.
+  // `record`: the record's start plus kv_head * PageCells::head_bytes.
   kernels::CellView At(const uint8_t* record) const noexcept;
 };
 
@@ -50,26 +50,26 @@ inline kernels::CellView CellSide::At(const uint8_t* record) const noexcept {
 
 struct PageCells {
   CellSide k, v;
-  CellSide plain;          // channels of K; no bytes without
-  int64_t head_bytes = 0;  // from a KV head's cells to the next one's
+  CellSide unquantized;    // K's unquantized channels; 0 bytes if there are none
+  int64_t head_bytes = 0;  // stride between KV heads
 };
 
-// A page of one KV head as the page rule has a query read it.
+// One KV head's cells of a page, in the record that the page rule selects.
 struct PageView {
   const PageCells* cells;
-  const uint8_t* record;  // for CellSide::At()
+  const uint8_t* record;  // for CellSide::At
   int kv_head;
   bool exact;
 };
 
 struct LayerView {
   LayerView(const formats::LayerScheme& scheme, const AttentionSpec& attention, const formats::LayerScales& scales,
-            const cache::PagePool& store);
+            const cache::PagePool& pool);
 
   PageView View(int64_t own_page, int64_t page, const cache::PageRef& ref, int kv_head) const noexcept {
     const bool reads_exact = exact_pages.Reads(own_page, page);
     const PageCells& cells = reads_exact ? exact : quantized;
-    const uint8_t* record = reads_exact ? exact_base + ref.exact * exact_bytes  // no pointer is formed without a record
+    const uint8_t* record = reads_exact ? exact_base + ref.exact * exact_bytes  // forms no pointer to an absent record
                                         : quantized_base + ref.quantized * quantized_bytes;
     return {&cells, record + kv_head * cells.head_bytes, kv_head, reads_exact};
   }
@@ -78,9 +78,9 @@ struct LayerView {
   cache::ExactPageRule exact_pages;
   const AttentionSpec* attention;
   const formats::LayerScales* scales;
-  const uint8_t* quantized_base;  // of the pool of quantized records
-  const uint8_t* exact_base;      // of the pool of exact records
-  int64_t quantized_bytes;        // of a record
+  const uint8_t* quantized_base;  // start of the quantized pool
+  const uint8_t* exact_base;      // start of the exact pool
+  int64_t quantized_bytes;        // per record
   int64_t exact_bytes;
   PageCells quantized;
   PageCells exact;

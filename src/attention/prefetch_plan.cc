@@ -8,9 +8,9 @@ namespace {
 using kernels::Prefetch;
 
 constexpr int64_t kLine = 64;
-constexpr int64_t kSoftmaxLines = 16;      // of each stream, that a softmax has the time to touch
-constexpr int64_t kValuesAhead = 2 << 10;  // bytes of a cell's values that are touched with its keys: memory's latency
-constexpr int64_t kNearCacheBytes = 20 << 10;  // of a page of a head beside its queries, scores and results
+constexpr int64_t kSoftmaxLines = 16;             // per stream; limit of what softmax can prefetch in its time
+constexpr int64_t kValuePrefetchBytes = 2 << 10;  // bytes of V prefetched with K; hides memory latency
+constexpr int64_t kNearCacheBytes = 20 << 10;  // largest page of a head that L1 holds beside queries, scores, results
 
 Prefetch Lines(const uint8_t* begin, int64_t bytes) noexcept {
   const int64_t half = (bytes + 2 * kLine - 1) / (2 * kLine) * kLine;
@@ -19,8 +19,8 @@ Prefetch Lines(const uint8_t* begin, int64_t bytes) noexcept {
 
 }  // namespace
 
-PrefetchPlan::PrefetchPlan(const LayerView& layer, const Tile& tile, int64_t first_split, int64_t last_split,
-                           const cache::PageRef* pages, TileRows rows) noexcept
+PrefetchPlan::PrefetchPlan(const LayerView& layer, const QueryTile& tile, int64_t first_split, int64_t last_split,
+                           const cache::PageRef* pages, QueryRows rows) noexcept
     : layer_(layer),
       tile_(tile),
       pages_(pages),
@@ -44,7 +44,7 @@ float* PrefetchPlan::ResultOf(int head, int token, int of_head) const noexcept {
   return rows_.out + (int64_t{token} * attention.heads + of_token) * attention.head_dim;
 }
 
-// The queries of a KV head and where its results go, of a tile of one token.
+// Queries and results of a KV head, for a query tile of one token.
 Prefetch PrefetchPlan::RowsOf(int head) const noexcept {
   const auto* queries = reinterpret_cast<const uint8_t*>(QueryOf(head, 0, 0));
   const auto* end = reinterpret_cast<const uint8_t*>(QueryOf(head + 1, 0, 0));
@@ -59,24 +59,24 @@ PrefetchPlan::Spans PrefetchPlan::PrefetchRanges(HeadPage at) const noexcept {
   if (layer_.scheme->SharesCell()) return {.start = {keys, view.cells->head_bytes}};
   const uint8_t* values = view.record + v.codes;
   const int64_t seen = tile_.first + tile_.tokens - at.page * page_size_;
-  if (seen < page_size_) {  // the own page: no more than it holds so far
+  if (seen < page_size_) {  // the open page: only the tokens it holds
     const int64_t groups = (seen + 15) / 16, quads = (seen + 3) / 4;
     return {.start = {keys, k.bytes * 16 * groups / page_size_}, .with = {values, v.bytes * 4 * quads / page_size_}};
   }
-  // All cells of the head, which lie one behind the other. A second-level cache holds them whole, the first one halves.
+  // A head's K and V cells are contiguous. L2 holds them whole, L1 about half.
   const int64_t bytes = view.cells->head_bytes;
-  const int64_t start = bytes <= kNearCacheBytes ? std::min(values - keys + kValuesAhead, bytes) : bytes;
+  const int64_t start = bytes <= kNearCacheBytes ? std::min(values - keys + kValuePrefetchBytes, bytes) : bytes;
   return {.start = {keys, start}, .rest = {keys + start, bytes - start}};
 }
 
 void PrefetchPlan::SetNext(PrefetchPlan& next) noexcept {
   __builtin_prefetch(next.pages_ + next.first_page_);
   next_ = &next;
-  next.touched_ = true;
+  next.start_prefetched_ = true;
 }
 
 void PrefetchPlan::PrefetchFirst() const noexcept {
-  if (touched_) return;
+  if (start_prefetched_) return;
   const Span start = PrefetchRanges({first_page_, 0}).start;
   for (const uint8_t* line = start.begin; line < start.begin + start.bytes; line += kLine) __builtin_prefetch(line);
 }
@@ -88,26 +88,27 @@ PrefetchPlan::Spans PrefetchPlan::NextPrefetchRanges(HeadPage at) const noexcept
   return {};
 }
 
-// Numbers first: a struct that is copied right after its parts were written waits for them.
-Ahead PrefetchPlan::PrefetchOf(HeadPage at) const noexcept {
+// Computes plain numbers before building the result: copying a struct right after its members were written stalls on
+// store forwarding.
+PrefetchStages PrefetchPlan::PrefetchOf(HeadPage at) const noexcept {
   const Spans now = PrefetchRanges(at), after = NextPrefetchRanges(at);
-  const bool touches_rows = at.page + 1 == last_page_ && next_ != nullptr && tile_.tokens == 1;
+  const bool fetches_rows = at.page + 1 == last_page_ && next_ != nullptr && tile_.tokens == 1;
   const bool has_rest = now.rest.bytes != 0;
   const uint8_t* start = after.start.begin;
-  const int64_t lines = (after.start.bytes + 2 * kLine - 1) / (2 * kLine);  // of each of its two streams
-  const int64_t scored = has_rest || touches_rows ? 0 : lines * 3 / 8;
-  const bool weighs_start = after.with.bytes == 0 && !(has_rest && touches_rows);
-  const int64_t weighed = scored + (weighs_start ? std::min((lines - scored) / 5, kSoftmaxLines) : 0);
+  const int64_t lines = (after.start.bytes + 2 * kLine - 1) / (2 * kLine);  // per stream; there are two
+  const int64_t qk_end = has_rest || fetches_rows ? 0 : lines * 3 / 8;
+  const bool softmax_fetches_start = after.with.bytes == 0 && !(has_rest && fetches_rows);
+  const int64_t softmax_end = qk_end + (softmax_fetches_start ? std::min((lines - qk_end) / 5, kSoftmaxLines) : 0);
   const auto part = [&](int64_t first, int64_t last) {
     return Prefetch{.next = start + first * kLine, .end = start + last * kLine, .second = lines * kLine};
   };
   return {.qk = has_rest       ? Lines(now.rest.begin, now.rest.bytes)
-                : touches_rows ? next_->RowsOf(at.head)
-                               : part(0, scored),
-          .softmax = weighs_start            ? part(scored, weighed)
+                : fetches_rows ? next_->RowsOf(at.head)
+                               : part(0, qk_end),
+          .softmax = softmax_fetches_start   ? part(qk_end, softmax_end)
                      : after.with.bytes != 0 ? Lines(after.with.begin, after.with.bytes)
                                              : next_->RowsOf(at.head),
-          .pv = part(weighed, lines)};
+          .pv = part(softmax_end, lines)};
 }
 
 }  // namespace kvanta::attention

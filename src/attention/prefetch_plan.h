@@ -1,5 +1,5 @@
-// What a task reads and where its rows are, and what kernels touch of it ahead of their turn, so that memory never
-// rests.
+// Memory access of a split task: its pages in the order they are read, its query and output rows, and the ranges that
+// kernels prefetch to keep the memory busy.
 #pragma once
 
 #include <cstdint>
@@ -11,71 +11,72 @@
 
 namespace kvanta::attention {
 
-// Where the rows of a tile's first token are: f32 q [tokens][heads * KeyDim()], rows `q_stride` floats apart, and out
-// [tokens][heads * head_dim].
-struct TileRows {
+// Query and output rows, starting at a query tile's first token: f32 q [tokens][heads * KeyDim()] with row stride
+// `q_stride` floats, out [tokens][heads * head_dim].
+struct QueryRows {
   const float* q = nullptr;
   int64_t q_stride = 0;
   float* out = nullptr;
 };
 
-// A page of a KV head of a tile.
+// A page and a KV head of a query tile.
 struct HeadPage {
   int64_t page = 0;
-  int head = 0;  // of the tile's, from 0
+  int head = 0;  // index within the tile
 };
 
-// What the kernels touch while they attend a page of a head: the rest of the page and the start of the next one. No
-// more than that: the first-level cache has no room for a whole page beside the current one.
-struct Ahead {
+// Prefetch ranges of the three stages that process a page of a head: the rest of this page and the start of the next.
+// L1 cannot hold a whole page in addition to the current one.
+struct PrefetchStages {
   kernels::Prefetch qk, softmax, pv;
 };
 
-// Runs [first_split, last_split) of a tile: page by page, and of each page head by head, for so they lie in memory.
+// KV splits [first_split, last_split) of a query tile, read page by page and, within a page, head by head: the order in
+// memory.
 class PrefetchPlan {
  public:
-  PrefetchPlan(const LayerView& layer, const Tile& tile, int64_t first_split, int64_t last_split,
-               const cache::PageRef* pages, TileRows rows) noexcept;
+  PrefetchPlan(const LayerView& layer, const QueryTile& tile, int64_t first_split, int64_t last_split,
+               const cache::PageRef* pages, QueryRows rows) noexcept;
 
   int64_t own_page() const noexcept { return own_page_; }
   int64_t first_page() const noexcept { return first_page_; }
-  int64_t last_page() const noexcept { return last_page_; }  // behind the last one
+  int64_t last_page() const noexcept { return last_page_; }  // exclusive
   PageView View(HeadPage at) const noexcept {
     return layer_.View(own_page_, at.page, pages_[at.page], tile_.kv_head + at.head);
   }
-  // The row of a token, both from the tile's first on, and of a query head of a KV head.
+  // Row of a query head: `token` and `head` are indices within the tile, `of_head` within the KV head's query heads.
   const float* QueryOf(int head, int token, int of_head) const noexcept;
   float* ResultOf(int head, int token, int of_head) const noexcept;
 
-  // `next` is what the same thread reads afterwards.
+  // Sets the task that the same thread processes next.
   void SetNext(PrefetchPlan& next) noexcept;
-  // Touches the start of the first page, unless the task before did.
+  // Prefetches the start of the first page, unless the previous task already did.
   void PrefetchFirst() const noexcept;
-  Ahead PrefetchOf(HeadPage at) const noexcept;
+  PrefetchStages PrefetchOf(HeadPage at) const noexcept;
 
  private:
   struct Span {
     const uint8_t* begin = nullptr;
     int64_t bytes = 0;
   };
-  // What is read of a page of a head: `start` and `with` are touched before its turn, `rest` while it is scored.
+  // Ranges of a page of a head: `start` and `with` are prefetched during the previous page, `rest` during QK.
   struct Spans {
     Span start = {}, with = {}, rest = {};
   };
   Spans PrefetchRanges(HeadPage at) const noexcept;
-  Spans NextPrefetchRanges(HeadPage at) const noexcept;  // of what is read next
+  Spans NextPrefetchRanges(HeadPage at) const noexcept;  // ranges of the page and head read after `at`
   kernels::Prefetch RowsOf(int head) const noexcept;
 
   const LayerView& layer_;
-  const Tile& tile_;
+  const QueryTile& tile_;
   const cache::PageRef* pages_;
-  TileRows rows_;
+  QueryRows rows_;
   int page_size_;
   int64_t own_page_;
   int64_t first_page_;
   int64_t last_page_;
   const PrefetchPlan* next_ = nullptr;
-  bool touched_ = false;
+  bool start_prefetched_ = false;
 };
 
 }  // namespace kvanta::attention

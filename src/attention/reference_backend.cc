@@ -19,8 +19,8 @@ class ReferencePlan final : public Plan {
   Batch batch;
 };
 
-// The keys or values of one KV head of a sequence, decoded: f32 [tokens][width], each page in both forms. A key's plain
-// channels follow its transformed ones.
+// Decoded keys or values of one KV head of a sequence, from quantized and from exact records: f32 [tokens][width]. K's
+// unquantized channels follow the transformed ones.
 struct DecodedSide {
   int64_t width = 0;
   std::vector<float> quantized;
@@ -29,12 +29,12 @@ struct DecodedSide {
 
 class ReferenceBackend final : public Backend {
  public:
-  ReferenceBackend(cache::PagePool& store, BackendConfig config)
-      : store_(store),
-        config_(CheckConfig(std::move(config), store.Layout())),
-        spec_(SpecOf(store, config_)),
+  ReferenceBackend(cache::PagePool& pool, BackendConfig config)
+      : pool_(pool),
+        config_(CheckConfig(std::move(config), pool.Layout())),
+        spec_(SpecOf(pool, config_)),
         threads_(1),
-        writer_(store, config_) {}
+        writer_(pool, config_) {}
 
   BackendInfo Info() const override {
     BackendInfo info{.name = "reference", .codes = {}};
@@ -46,7 +46,7 @@ class ReferenceBackend final : public Backend {
     std::unique_ptr<Plan> plan = reused ? std::move(reused) : std::make_unique<ReferencePlan>();
     ReferencePlan* reference_plan = dynamic_cast<ReferencePlan*>(plan.get());
     if (reference_plan == nullptr) throw InputError("MakePlan: the plan to reuse was made by another backend");
-    MakeBatch(batch, store_, spec_, reference_plan->batch);
+    MakeBatch(batch, pool_, spec_, reference_plan->batch);
     return plan;
   }
 
@@ -65,43 +65,43 @@ class ReferenceBackend final : public Backend {
   const formats::LayerScales& Scales(int layer) const override { return config_.scales.at(static_cast<size_t>(layer)); }
 
  private:
-  const formats::LayerScheme& Scheme(int layer) const { return store_.Layout().layers[static_cast<size_t>(layer)]; }
+  const formats::LayerScheme& Scheme(int layer) const { return pool_.Layout().layers[static_cast<size_t>(layer)]; }
 
-  // The cell of a page, and `plain` channels that follow it: rows f32 [tokens][head_dim + plain].
+  // Decodes a cell and the `unquantized` channels after it: rows f32 [tokens][head_dim + unquantized].
   static void DecodeRows(formats::SideKind kind, const formats::LayerScheme& scheme, const formats::Format& format,
                          const formats::CellSections& sections, const uint8_t* cell, float static_scale, int tokens,
-                         int plain, float* rows) {
+                         int unquantized, float* rows) {
     const int head_dim = scheme.shape.head_dim;
     std::vector<float> main(static_cast<size_t>(tokens * head_dim));
-    std::vector<float> channels(static_cast<size_t>(tokens * plain));
+    std::vector<float> channels(static_cast<size_t>(tokens * unquantized));
     reference::DecodeCell(kind, format, scheme.shape, sections, cell, static_scale, tokens, main.data());
     reference::DecodeCell(kind, *scheme.unquantized_format, scheme.UnquantizedShape(), scheme.UnquantizedSections(),
-                          cell + sections.bytes, 1.0f, plain == 0 ? 0 : tokens, channels.data());
+                          cell + sections.bytes, 1.0f, unquantized == 0 ? 0 : tokens, channels.data());
     for (int token = 0; token < tokens; ++token) {
       rows = std::copy_n(main.data() + token * head_dim, head_dim, rows);
-      rows = std::copy_n(channels.data() + token * plain, plain, rows);
+      rows = std::copy_n(channels.data() + token * unquantized, unquantized, rows);
     }
   }
 
-  // A record, or a copy of it where it lies in a GPU's memory: the oracle of its backend, too.
+  // Returns a record in host memory; copies it first if the pool is in GPU memory.
   const uint8_t* Record(int group, PageKind kind, cache::PageId page, std::vector<uint8_t>& copy) const {
-    const uint8_t* record = store_.Base(group, kind) + page * store_.RecordBytes(group, kind);
-    if (&store_.device() == &Cpu()) return record;
-    copy.resize(static_cast<size_t>(store_.RecordBytes(group, kind)));
-    store_.device().CopyOut(copy.data(), record, copy.size());
+    const uint8_t* record = pool_.Base(group, kind) + page * pool_.RecordBytes(group, kind);
+    if (&pool_.device() == &Cpu()) return record;
+    copy.resize(static_cast<size_t>(pool_.RecordBytes(group, kind)));
+    pool_.device().CopyOut(copy.data(), record, copy.size());
     return copy.data();
   }
 
   DecodedSide Decode(const SequenceRows& sequence, int layer, int head, bool is_key) const {
     const formats::LayerScheme& scheme = Scheme(layer);
     const formats::SideKind kind = is_key || scheme.SharesCell() ? formats::SideKind::kK : formats::SideKind::kV;
-    const int plain = is_key ? scheme.UnquantizedShape().head_dim : 0;
+    const int unquantized = is_key ? scheme.UnquantizedShape().head_dim : 0;
     const formats::Side& side = is_key ? scheme.k : scheme.v;
     const formats::LayerScales& scales = config_.scales[static_cast<size_t>(layer)];
     const float static_scale = (is_key ? scales.k : scales.v).scale[static_cast<size_t>(head)];
     const int64_t page_size = scheme.shape.tokens;
     DecodedSide decoded;
-    decoded.width = scheme.shape.head_dim + plain;
+    decoded.width = scheme.shape.head_dim + unquantized;
     const size_t size = static_cast<size_t>(sequence.End() * decoded.width);
     std::vector<uint8_t> copy;
     decoded.quantized.resize(size);
@@ -115,13 +115,13 @@ class ReferenceBackend final : public Backend {
       if (ref.quantized != cache::kNoPage && (!scheme.exact_open || closed)) {
         const uint8_t* record = Record(scheme.group, PageKind::kQuantized, ref.quantized, copy);
         DecodeRows(kind, scheme, *side.format, side.sections,
-                   record + (is_key ? scheme.KCell(head) : scheme.VCell(head)), static_scale, tokens, plain,
+                   record + (is_key ? scheme.KCell(head) : scheme.VCell(head)), static_scale, tokens, unquantized,
                    decoded.quantized.data() + offset);
       }
       if (ref.exact != cache::kNoPage && scheme.exact_open) {
         const uint8_t* record = Record(scheme.group, PageKind::kExact, ref.exact, copy);
         DecodeRows(kind, scheme, ExactFormat(), formats::Bf16Sections(scheme.shape),
-                   record + (is_key ? scheme.ExactKCell(head) : scheme.ExactVCell(head)), 1.0f, tokens, plain,
+                   record + (is_key ? scheme.ExactKCell(head) : scheme.ExactVCell(head)), 1.0f, tokens, unquantized,
                    decoded.exact.data() + offset);
       }
     }
@@ -138,7 +138,8 @@ class ReferenceBackend final : public Backend {
     const DecodedSide values = Decode(sequence, layer, head, false);
     const std::vector<float>& mean = config_.scales[static_cast<size_t>(layer)].k.mean;
     std::vector<float> row_keys, row_values;
-    // Plain channels meet the query's own channels; the rest meets the query without them, transformed.
+    // Unquantized channels multiply the query's original channels; the others multiply the transformed query, in which
+    // outlier channels are zero.
     std::vector<double> rest(static_cast<size_t>(head_dim)), row_q, row_out(static_cast<size_t>(head_dim));
     const formats::RowTransform transform =
         formats::TransformOf(scheme.k, config_.scales[static_cast<size_t>(layer)].k, head, attention.head_dim);
@@ -178,7 +179,7 @@ class ReferenceBackend final : public Backend {
     }
   }
 
-  cache::PagePool& store_;
+  cache::PagePool& pool_;
   const BackendConfig config_;
   const cache::KvCacheSpec spec_;
   ThreadPool threads_;
@@ -187,8 +188,8 @@ class ReferenceBackend final : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> MakeReferenceBackend(cache::PagePool& store, BackendConfig config) {
-  return std::make_unique<ReferenceBackend>(store, std::move(config));
+std::unique_ptr<Backend> MakeReferenceBackend(cache::PagePool& pool, BackendConfig config) {
+  return std::make_unique<ReferenceBackend>(pool, std::move(config));
 }
 
 }  // namespace kvanta::attention

@@ -45,8 +45,8 @@ void TileWorkspace::Reserve(Device& device, int rows, const std::vector<LayerVie
       query_bytes = std::max(query_bytes, kernel.query_bytes(layer.scheme->shape.head_dim));
     }
     const formats::LayerScheme& scheme = *layer.scheme;
-    const kernels::KeyKernel& plain = KeyKernelOf(kernels, scheme.unquantized_format->code, {});
-    query_bytes = std::max(query_bytes, plain.query_bytes(scheme.UnquantizedShape().head_dim));
+    const kernels::KeyKernel& unquantized = KeyKernelOf(kernels, scheme.unquantized_format->code, {});
+    query_bytes = std::max(query_bytes, unquantized.query_bytes(scheme.UnquantizedShape().head_dim));
     if (!scheme.SharesCell()) continue;
     latent_bytes = std::max({latent_bytes, scheme.k.sections.row_bytes * scheme.shape.tokens, scheme.ExactCellBytes()});
   }
@@ -82,8 +82,8 @@ void TileWorkspace::Reserve(Device& device, int rows, const std::vector<LayerVie
   values_ = take(latent_bytes);
 }
 
-TileAttention::TileAttention(const AttentionKernels& kernels, const LayerView& layer, const Tile& tile,
-                             int64_t first_split, int64_t last_split, const cache::PageRef* pages, TileRows rows,
+TileAttention::TileAttention(const AttentionKernels& kernels, const LayerView& layer, const QueryTile& tile,
+                             int64_t first_split, int64_t last_split, const cache::PageRef* pages, QueryRows rows,
                              TileWorkspace& workspace) noexcept
     : kernels_(kernels),
       layer_(layer),
@@ -96,7 +96,7 @@ TileAttention::TileAttention(const AttentionKernels& kernels, const LayerView& l
       head_dim_(layer.scheme->shape.head_dim),
       page_size_(layer.scheme->shape.tokens) {}
 
-// Transforms and prepares the tile's query rows, but for those that the workspace has from the task before.
+// Transforms and prepares the query rows, unless the workspace still has them from the previous task.
 void TileAttention::PrepareQueries() noexcept {
   bool reads[2] = {};  // quantized records, exact ones
   for (int64_t page = reads_.first_page(); page < reads_.last_page() && !(reads[0] && reads[1]); ++page) {
@@ -117,7 +117,7 @@ void TileAttention::PrepareHead(int head, bool for_quantized, bool for_exact) no
   const float softmax_scale = layer_.attention->softmax_scale * kernels::kLog2E;
   const kernels::KeyKernel& quantized = KeyKernelOf(kernels_, side.format->code, side.format->scaling);
   const kernels::KeyKernel& exact = kernels_.keys[Index(formats::ElementType::kBf16)];
-  const kernels::KeyKernel& plain = kernels_.keys[Index(layer_.scheme->unquantized_format->code)];
+  const kernels::KeyKernel& unquantized = kernels_.keys[Index(layer_.scheme->unquantized_format->code)];
   const float static_scale =
       side.format->scaling.per_head ? layer_.scales->k.scale[static_cast<size_t>(kv_head)] : 1.0f;
   const int block = formats::BlockChannels(side.format->scaling, head_dim_);
@@ -125,7 +125,7 @@ void TileAttention::PrepareHead(int head, bool for_quantized, bool for_exact) no
   const float* mean = std::exchange(transform.mean, nullptr);
   const bool rotated = std::exchange(transform.hadamard, false);
   alignas(64) float transformed[kMaxHeadDim];
-  float taken[KvScheme::kMaxOutliers];
+  float outlier_values[KvScheme::kMaxOutliers];
   for (int of_head = 0; of_head < HeadRows(); ++of_head) {
     const int row = head * HeadRows() + of_head;
     const float* query = reads_.QueryOf(head, of_head / group_, of_head % group_);
@@ -137,7 +137,7 @@ void TileAttention::PrepareHead(int head, bool for_quantized, bool for_exact) no
     }
     const float* x = query;
     if (!transform.outliers.empty()) {
-      transform.Forward(query, transformed, taken);
+      transform.Forward(query, transformed, outlier_values);
       x = transformed;
     }
     if (rotated) {
@@ -152,23 +152,23 @@ void TileAttention::PrepareHead(int head, bool for_quantized, bool for_exact) no
       prepared = work_.queries_[1] + row * work_.query_stride_;
       work_.row_scale_[1][row] = exact.prepare(x, head_dim_, 0, prepared) * softmax_scale;
     }
-    if (const int unquantized_dim = layer_.quantized.plain.head_dim; unquantized_dim != 0) {
+    if (const int unquantized_dim = layer_.quantized.unquantized.head_dim; unquantized_dim != 0) {
       prepared = work_.queries_[2] + row * work_.query_stride_;
-      const float* channels = layer_.scheme->SharesCell() ? query + head_dim_ : taken;
-      work_.row_scale_[2][row] = plain.prepare(channels, unquantized_dim, 0, prepared) * softmax_scale;
+      const float* channels = layer_.scheme->SharesCell() ? query + head_dim_ : outlier_values;
+      work_.row_scale_[2][row] = unquantized.prepare(channels, unquantized_dim, 0, prepared) * softmax_scale;
     }
   }
 }
 
 template <class AfterHead>
-void TileAttention::AttendSplit(int64_t run, AfterHead after_head) noexcept {
+void TileAttention::AttendSplit(int64_t split, AfterHead after_head) noexcept {
   std::fill_n(work_.split_state_, Rows(), kEmpty);
   std::memset(work_.split_out_, 0, sizeof(float) * static_cast<size_t>(Rows()) * static_cast<size_t>(head_dim_));
   const cache::Visibility visibility = layer_.attention->visibility;
   const int64_t pages_of_split = kSplitTokens / page_size_;
-  const int64_t last = std::min(reads_.last_page(), (run + 1) * pages_of_split);
-  for (int64_t page = std::max(reads_.first_page(), run * pages_of_split); page < last; ++page) {
-    int tokens = tile_.tokens;  // those that still see the page
+  const int64_t last = std::min(reads_.last_page(), (split + 1) * pages_of_split);
+  for (int64_t page = std::max(reads_.first_page(), split * pages_of_split); page < last; ++page) {
+    int tokens = tile_.tokens;  // tokens that still see the page
     if (!visibility.IsFull()) {
       const int64_t last_query = visibility.LastQuery((page + 1) * page_size_ - 1);
       tokens = static_cast<int>(std::min<int64_t>(tokens, last_query + 1 - tile_.first));
@@ -180,7 +180,8 @@ void TileAttention::AttendSplit(int64_t run, AfterHead after_head) noexcept {
   }
 }
 
-// Codes of a page of latents as values: tokens beside each other instead of channels. Once for all rows of the tile.
+// Transposes a page of latents from K's order (channels contiguous) to V's (tokens contiguous), once for all rows of
+// the tile.
 void TileAttention::TransposeLatents(int64_t page, const PageView& view, int tokens) noexcept {
   const CellSide& latents = view.cells->k;
   const int64_t seen = std::min<int64_t>(page_size_, tile_.first + tokens - page * page_size_);
@@ -192,8 +193,8 @@ void TileAttention::TransposeLatents(int64_t page, const PageView& view, int tok
                       .values = work_.values_});
 }
 
-void TileAttention::AttendPage(int64_t page, const PageView& view, const Ahead& ahead, int tokens) noexcept {
-  const Ahead* next = &ahead;
+void TileAttention::AttendPage(int64_t page, const PageView& view, const PrefetchStages& ahead, int tokens) noexcept {
+  const PrefetchStages* next = &ahead;
   if (layer_.scheme->SharesCell()) TransposeLatents(page, view, tokens);
   const int64_t start = page * page_size_;
   const auto begin_of = [&](int token) {
@@ -202,7 +203,7 @@ void TileAttention::AttendPage(int64_t page, const PageView& view, const Ahead& 
   const auto end_of = [&](int token) {
     return static_cast<int>(std::min<int64_t>(page_size_, tile_.first + token + 1 - start));
   };
-  // Rows that see the same slots go together; only the own page and the window's edge tell tokens apart.
+  // Processes rows that see the same slots together; tokens differ only in their own page and at the window's edge.
   for (int token = 0; token < tokens;) {
     const int begin = begin_of(token), end = end_of(token);
     int same = token + 1;
@@ -212,13 +213,13 @@ void TileAttention::AttendPage(int64_t page, const PageView& view, const Ahead& 
       WorkspaceUse workspace_use = row == token * group_ ? WorkspaceUse::kFill : WorkspaceUse::kReuse;
       if (workspace_use == WorkspaceUse::kFill && row + rows == same * group_) workspace_use = WorkspaceUse::kNone;
       AttendRows(view, begin, end, (view.kv_head - tile_.kv_head) * HeadRows() + row, rows, workspace_use, *next);
-      next = &kNothingAhead;  // once is enough
+      next = &kNoPrefetch;  // one pass prefetches
     }
     token = same;
   }
 }
 
-// scores_ of `rows` rows from first_row on, for tokens [0, 16 * groups) of the page.
+// Computes the QK scores of `rows` rows from first_row on, for tokens [0, 16 * groups) of the page.
 void TileAttention::ScoreRows(const PageView& view, int groups, int first_row, int rows, WorkspaceUse workspace_use,
                               const kernels::Prefetch& prefetch) noexcept {
   const auto pass = [&](const CellSide& keys, int which, float* scores, WorkspaceUse cell_use,
@@ -236,8 +237,8 @@ void TileAttention::ScoreRows(const PageView& view, int groups, int first_row, i
                 .prefetch = next});
   };
   pass(view.cells->k, view.exact ? 1 : 0, work_.scores_, workspace_use, prefetch);
-  if (view.cells->plain.bytes == 0) return;
-  pass(view.cells->plain, 2, work_.unquantized_scores_, WorkspaceUse::kNone, {});
+  if (view.cells->unquantized.bytes == 0) return;
+  pass(view.cells->unquantized, 2, work_.unquantized_scores_, WorkspaceUse::kNone, {});
   for (int row = 0; row < rows; ++row) {
     float* scores = work_.scores_ + row * kMaxPageTokens;
     const float* more = work_.unquantized_scores_ + row * kMaxPageTokens;
@@ -246,7 +247,7 @@ void TileAttention::ScoreRows(const PageView& view, int groups, int first_row, i
 }
 
 void TileAttention::AttendRows(const PageView& view, int begin, int end, int first_row, int rows,
-                               WorkspaceUse workspace_use, const Ahead& ahead) noexcept {
+                               WorkspaceUse workspace_use, const PrefetchStages& ahead) noexcept {
   const PageCells& cells = *view.cells;
   const formats::LayerScheme& scheme = *layer_.scheme;
   const bool scaled = !view.exact && scheme.v.format->scaling.per_head;
@@ -280,7 +281,7 @@ void TileAttention::AttendRows(const PageView& view, int begin, int end, int fir
 void TileAttention::Finish() noexcept {
   reads_.PrefetchFirst();
   PrepareQueries();
-  if (last_split_ - first_split_ == 1) {  // a merge with nothing would be a copy
+  if (last_split_ - first_split_ == 1) {  // nothing to combine
     AttendSplit(first_split_, [this](int head) {
       for (int row = head * HeadRows(); row < (head + 1) * HeadRows(); ++row) {
         WriteRow(row, work_.split_state_[row], work_.split_out_ + int64_t{row} * head_dim_);
@@ -289,19 +290,19 @@ void TileAttention::Finish() noexcept {
     return;
   }
   std::fill_n(work_.total_state_, Rows(), kEmpty);
-  for (int64_t run = first_split_; run < last_split_; ++run) {
-    AttendSplit(run, [this, run](int head) {
+  for (int64_t split = first_split_; split < last_split_; ++split) {
+    AttendSplit(split, [this, split](int head) {
       for (int row = head * HeadRows(); row < (head + 1) * HeadRows(); ++row) {
         float* total = work_.total_out_ + int64_t{row} * head_dim_;
         kernels_.combine(work_.total_state_[row], total, work_.split_state_[row],
                          work_.split_out_ + int64_t{row} * head_dim_, head_dim_);
-        if (run + 1 == last_split_) WriteRow(row, work_.total_state_[row], total);
+        if (split + 1 == last_split_) WriteRow(row, work_.total_state_[row], total);
       }
     });
   }
 }
 
-void TileAttention::Partial(SoftmaxState* states, float* out) noexcept {
+void TileAttention::StoreSplitResult(SoftmaxState* states, float* out) noexcept {
   reads_.PrefetchFirst();
   PrepareQueries();
   AttendSplit(first_split_, [](int) {});
@@ -309,13 +310,13 @@ void TileAttention::Partial(SoftmaxState* states, float* out) noexcept {
   std::memcpy(out, work_.split_out_, sizeof(float) * static_cast<size_t>(Rows()) * static_cast<size_t>(head_dim_));
 }
 
-void TileAttention::CombineSplits(int head, const SoftmaxState* states, const float* partial) noexcept {
+void TileAttention::CombineSplits(int head, const SoftmaxState* states, const float* split_out) noexcept {
   for (int row = head * HeadRows(); row < (head + 1) * HeadRows(); ++row) {
     SoftmaxState& total = work_.total_state_[0];
     total = kEmpty;
-    for (int64_t run = 0; run < last_split_ - first_split_; ++run) {
-      const int64_t slot = run * Rows() + row;
-      kernels_.combine(total, work_.total_out_, states[slot], partial + slot * head_dim_, head_dim_);
+    for (int64_t split = 0; split < last_split_ - first_split_; ++split) {
+      const int64_t slot = split * Rows() + row;
+      kernels_.combine(total, work_.total_out_, states[slot], split_out + slot * head_dim_, head_dim_);
     }
     WriteRow(row, total, work_.total_out_);
   }
@@ -325,7 +326,7 @@ void TileAttention::WriteRow(int row, const SoftmaxState& state, const float* su
   const int of_head = row % HeadRows();
   float* result = reads_.ResultOf(row / HeadRows(), of_head / group_, of_head % group_);
   if (!layer_.scheme->v.hadamard) return kernels_.normalize(state, sums, head_dim_, result);
-  alignas(64) float rotated[kMaxHeadDim];  // `result` is far away: it is written once
+  alignas(64) float rotated[kMaxHeadDim];  // temporary: `result` is not in L1, write it once
   kernels_.normalize(state, sums, head_dim_, rotated);
   kernels_.transform(rotated, head_dim_, result);
 }

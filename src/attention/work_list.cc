@@ -5,28 +5,28 @@
 namespace kvanta::attention {
 namespace {
 
-// Tasks per thread that let threads finish together; of a chunk's tiles, whose partial results are larger, fewer.
+// Tasks per thread for load balance. Tiles of prefill chunks have larger split results: fewer tasks.
 constexpr int kTasksOfThread = 8;
 constexpr int kChunkTasksOfThread = 4;
-constexpr int64_t kMinIdle = 16;  // of all threads' time, one part in so many
-// Bundles of small tasks per thread, with the same aim.
+constexpr int64_t kMinIdle = 16;  // tolerated idle time: 1 / kMinIdle of the total
+// Batches of small tasks per thread, for load balance.
 constexpr size_t kBatchesOfThread = 64;
 constexpr size_t kMaxTasksOfBatch = 16;
 
-// Pages of cache that a tile reads, times its rows and one more for the reading itself.
-int64_t Cost(const Tile& tile, const WorkShape& shape, int page_size) {
+// Cost model of a tile: pages it reads, times its query rows plus one for loading the page.
+int64_t Cost(const QueryTile& tile, const WorkShape& shape, int page_size) {
   const int64_t seen = tile.first + tile.tokens - shape.visibility.First(tile.first);
   return (seen + page_size - 1) / page_size * (int64_t{tile.tokens} * shape.Group() + 1) * tile.kv_heads;
 }
 
-// Whether threads that take whole tiles finish about together, if all tiles were as costly as the largest: spread runs
-// cost a second region and their merge, more than a little idleness.
+// True if threads that process whole tiles would finish at about the same time, assuming every tile costs as much as
+// the largest. Split-KV needs a second parallel region to combine, which costs more than a little idle time.
 bool IsBalanced(int64_t total, int64_t largest, int threads) {
   const int64_t round = largest * threads, rounds = (total + round - 1) / round;
   return threads == 1 || (rounds * round - total) * kMinIdle <= total;
 }
 
-// Calls visit(Tile) for every tile of one KV head.
+// Calls visit(QueryTile) for every query tile of one KV head.
 template <class Visit>
 void VisitTiles(const WorkShape& shape, const Batch& batch, int page_size, Visit visit) {
   const int tile_tokens = std::max(1, kTileRows / shape.Group());
@@ -35,27 +35,27 @@ void VisitTiles(const WorkShape& shape, const Batch& batch, int page_size, Visit
     for (int64_t first = sequence.span.start; first < sequence.End();) {
       const int64_t page_end = (first / page_size + 1) * page_size;
       const int64_t last = std::min({sequence.End(), page_end, first + tile_tokens});
-      visit(Tile{.sequence = static_cast<int>(s),
-                 .first = first,
-                 .tokens = static_cast<int>(last - first),
-                 .first_split = shape.visibility.First(first) / kSplitTokens,
-                 .last_split = (last - 1) / kSplitTokens + 1});
+      visit(QueryTile{.sequence = static_cast<int>(s),
+                      .first = first,
+                      .tokens = static_cast<int>(last - first),
+                      .first_split = shape.visibility.First(first) / kSplitTokens,
+                      .last_split = (last - 1) / kSplitTokens + 1});
       first = last;
     }
   }
 }
 
 void AddTiles(const WorkShape& shape, const Batch& batch, int page_size, int threads, WorkList& list) {
-  int64_t runs = 0;
-  VisitTiles(shape, batch, page_size, [&](const Tile& tile) { runs += tile.last_split - tile.first_split; });
+  int64_t splits = 0;
+  VisitTiles(shape, batch, page_size, [&](const QueryTile& tile) { splits += tile.last_split - tile.first_split; });
   int max_heads = shape.kv_heads;
   if (threads > 1) {
-    const int64_t heads = runs * shape.kv_heads / (int64_t{kTasksOfThread} * threads);
+    const int64_t heads = splits * shape.kv_heads / (int64_t{kTasksOfThread} * threads);
     const int parts = (shape.kv_heads - 1) / static_cast<int>(std::clamp<int64_t>(heads, 1, shape.kv_heads)) + 1;
-    max_heads = (shape.kv_heads - 1) / parts + 1;  // parts of about the same size
+    max_heads = (shape.kv_heads - 1) / parts + 1;  // parts of similar size
   }
   for (int head = 0; head < shape.kv_heads; ++head) {
-    VisitTiles(shape, batch, page_size, [&](Tile tile) {
+    VisitTiles(shape, batch, page_size, [&](QueryTile tile) {
       const int heads = std::clamp(kTileRows / (tile.tokens * shape.Group()), 1, max_heads);
       if (head % heads != 0) return;
       tile.kv_head = head;
@@ -76,27 +76,27 @@ void MakeWorkList(const WorkShape& shape, const Batch& batch, int page_size, int
   AddTiles(shape, batch, page_size, threads, list);
 
   int64_t total = 0, largest = 1;
-  for (const Tile& tile : list.tiles) {
+  for (const QueryTile& tile : list.tiles) {
     const int64_t cost = Cost(tile, shape, page_size);
     total += cost;
     largest = std::max(largest, cost);
   }
-  const bool comes_out_even = IsBalanced(total, largest, threads);
-  // Later tiles of a chunk see more: handed out first, they leave no straggler.
+  const bool balanced = IsBalanced(total, largest, threads);
+  // Costly tiles first: later tiles of a chunk see more tokens.
   for (size_t i = list.tiles.size(); i-- > 0;) {
-    Tile& tile = list.tiles[i];
+    QueryTile& tile = list.tiles[i];
     const int64_t tasks = int64_t{tile.tokens == 1 ? kTasksOfThread : kChunkTasksOfThread} * threads;
     const bool spread =
-        !comes_out_even && tile.last_split - tile.first_split > 1 && Cost(tile, shape, page_size) * tasks > total;
+        !balanced && tile.last_split - tile.first_split > 1 && Cost(tile, shape, page_size) * tasks > total;
     if (!spread) {
       list.tasks.push_back({static_cast<int32_t>(i), tile.first_split, tile.last_split});
       continue;
     }
-    tile.partial = list.split_rows;
+    tile.split_slot = list.split_rows;
     list.split_rows += (tile.last_split - tile.first_split) * tile.kv_heads * tile.tokens * shape.Group();
     for (int head = 0; head < tile.kv_heads; ++head) list.combines.push_back({static_cast<int32_t>(i), head});
-    for (int64_t run = tile.first_split; run < tile.last_split; ++run) {
-      list.tasks.push_back({static_cast<int32_t>(i), run, run + 1});
+    for (int64_t split = tile.first_split; split < tile.last_split; ++split) {
+      list.tasks.push_back({static_cast<int32_t>(i), split, split + 1});
     }
   }
   list.task_batch =

@@ -1,8 +1,8 @@
-// How a step's attention is cut into pieces: tiles of query rows (all query heads of some KV heads, tokens of one
-// page), each either attended run by run in one task, or with its runs spread over tasks and merged afterwards. The
-// arithmetic is the same both ways: a run is 1,024 tokens at absolute positions, runs are merged in ascending order.
-// Few tokens take all KV heads together where that leaves enough tasks: these lie side by side in a page, and memory is
-// read fastest in order.
+// Work partitioning of a step's attention: query tiles (all query heads of some KV heads, tokens of one page) times KV
+// splits (Flash-Decoding). A tile's splits are either processed in one task or distributed over tasks and combined
+// afterwards. The arithmetic is the same: a split is 1,024 tokens at absolute positions, and splits are combined in
+// ascending order. Tiles of few tokens cover several KV heads if enough tasks remain: the heads are contiguous in a
+// page, and sequential reads are fastest.
 #pragma once
 
 #include <algorithm>
@@ -15,9 +15,9 @@
 namespace kvanta::attention {
 
 inline constexpr int kSplitTokens = 1024;
-inline constexpr int kTileRows = 64;  // query rows of a tile, unless one token has more
+inline constexpr int kTileRows = 64;  // query rows per tile; a single token may have more
 
-// Layers that cut a step in the same way share a work list.
+// Layer parameters that determine the partitioning; layers of equal shape share a work list.
 struct WorkShape {
   int heads = 0;
   int kv_heads = 0;
@@ -28,50 +28,50 @@ struct WorkShape {
   int Group() const noexcept { return heads / kv_heads; }
 };
 
-// Query tokens [first, first + tokens) of a sequence, all in one page, for KV heads [kv_head, kv_head + kv_heads). Rows
-// are in the order [KV head][token][query head of the KV head].
-struct Tile {
+// Query tile: tokens [first, first + tokens) of a sequence, all in one page, for KV heads [kv_head, kv_head +
+// kv_heads). Row order: [KV head][token][query head of the KV head].
+struct QueryTile {
   int sequence = 0;
   int kv_head = 0;
   int kv_heads = 1;
   int64_t first = 0;  // position
   int tokens = 0;
-  int64_t first_split = 0;  // runs [first_split, last_split) hold what its rows see
+  int64_t first_split = 0;  // KV splits [first_split, last_split) hold all visible tokens
   int64_t last_split = 0;
-  int64_t partial = -1;  // of its first run, where runs are spread over tasks: slots of rows(tile) rows per run
+  int64_t split_slot = -1;  // first row of its split results, if distributed; else -1
 };
 
-// A task: runs [first_split, last_split) of a tile.
+// KV splits [first_split, last_split) of a query tile.
 struct SplitTask {
   int32_t tile = 0;
   int64_t first_split = 0;
   int64_t last_split = 0;
 };
 
-// A KV head of a tile whose runs are spread.
+// Combination of the split results of a tile's KV head.
 struct CombineTask {
   int32_t tile = 0;
-  int32_t head = 0;  // of the tile's, from 0
+  int32_t head = 0;  // index within the tile
 };
 
 struct WorkList {
   WorkShape shape;
-  std::vector<Tile> tiles;
-  std::vector<SplitTask> tasks;  // costly ones first
-  size_t task_batch = 1;         // tasks that a thread takes at a time, so that it knows what it reads next
+  std::vector<QueryTile> tiles;
+  std::vector<SplitTask> tasks;  // most expensive first
+  size_t task_batch = 1;         // tasks that a thread takes at a time, so that it can prefetch for the next
   std::vector<CombineTask> combines;
-  int64_t split_rows = 0;  // rows of partial results that they need
+  int64_t split_rows = 0;  // total rows of split results
 
   int64_t Batches() const noexcept { return static_cast<int64_t>((tasks.size() + task_batch - 1) / task_batch); }
-  // Tasks [first, second).
+  // Range of tasks [first, second) of a batch.
   std::pair<size_t, size_t> BatchOf(int64_t index) const noexcept {
     const size_t begin = static_cast<size_t>(index) * task_batch;
     return {begin, std::min(begin + task_batch, tasks.size())};
   }
 };
 
-// Fills `list`, reusing its memory. A tile's runs are spread when leaving it whole could keep the other threads idle,
-// and tiles do not come out even as they are.
+// Fills `list`, reusing its memory. Distributes a tile's splits over tasks if whole tiles are unbalanced and this tile
+// is large enough to leave other threads idle.
 void MakeWorkList(const WorkShape& shape, const Batch& batch, int page_size, int threads, WorkList& list);
 
 }  // namespace kvanta::attention

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
 
-// Names of one version's files, and of memory.stat's line of page cache that the kernel reclaims first.
+// File names of one cgroup version, and memory.stat's key for inactive page cache, which the kernel reclaims first.
 struct Hierarchy {
   std::string mount;
   const char* limit;
@@ -18,14 +18,14 @@ struct Hierarchy {
   std::string_view inactive_file;
 };
 
-// First number of a file, or `missing` ("max" in cgroup files counts as missing).
+// First number of a file; `missing` if there is none ("max" in cgroup files).
 int64_t ReadNumber(const std::string& path, int64_t missing) {
   std::ifstream file(path);
   int64_t value = 0;
   return file >> value ? value : missing;
 }
 
-// The value of `key` in memory.stat, lines of "KEY BYTES"; 0 without.
+// Value of `key` in memory.stat, whose lines are "KEY BYTES"; 0 if absent.
 int64_t ReadStat(const std::string& path, std::string_view key) {
   std::ifstream file(path);
   std::string name;
@@ -36,14 +36,14 @@ int64_t ReadStat(const std::string& path, std::string_view key) {
   return 0;
 }
 
-// Least of what the limits of `group` and its ancestors leave. A container sees its own group at the mount's root.
+// Minimum over `group` and its ancestors of limit minus usage. A container sees its own group at the mount's root.
 int64_t Available(const Hierarchy& hierarchy, std::string group) {
   int64_t available = kUnlimited;
   for (;;) {
     const std::string folder = hierarchy.mount + (group == "/" ? std::string() : group) + "/";
     const int64_t limit = ReadNumber(folder + hierarchy.limit, kUnlimited);
     if (limit != kUnlimited) {
-      // Usage counts page cache, of which a checkpoint that was just read is gigabytes; inactive pages of it are free.
+      // Usage includes page cache (gigabytes after reading a checkpoint), whose inactive pages are reclaimable.
       const int64_t cached = ReadStat(folder + "memory.stat", hierarchy.inactive_file);
       const int64_t used = std::max<int64_t>(0, ReadNumber(folder + hierarchy.usage, 0) - cached);
       available = std::min(available, std::max<int64_t>(0, limit - used));
@@ -53,7 +53,7 @@ int64_t Available(const Hierarchy& hierarchy, std::string group) {
   }
 }
 
-// Whether `list`, names separated by commas, has "memory".
+// True if the comma-separated `list` contains "memory".
 bool HasMemory(std::string_view list) {
   while (!list.empty()) {
     const size_t end = std::min(list.find(','), list.size());

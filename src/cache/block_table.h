@@ -1,5 +1,6 @@
-// The pages of one sequence, in order. A logical page has, per KV cache group, a quantized record, an exact record, or
-// both; pages outside the group's visibility have neither (kv_cache_spec.h, docs/formats.md "The page rule").
+// Block table: the pages of one sequence in order. Per KV cache group, a logical page has a quantized record, an exact
+// record, or both; pages outside the group's visibility have neither (kv_cache_spec.h, docs/formats.md "The page
+// rule").
 #pragma once
 
 #include <vector>
@@ -8,7 +9,7 @@
 
 namespace kvanta::cache {
 
-// A page's records in one group.
+// Record ids of a page in one KV cache group.
 struct PageRef {
   PageId quantized = kNoPage;
   PageId exact = kNoPage;
@@ -18,10 +19,10 @@ struct PageRef {
   PageId Of(PageKind kind) const noexcept { return kind == PageKind::kQuantized ? quantized : exact; }
 };
 
-// One group's pages. Plain data: ownership of the references lies with SequenceCache (sequence_cache.h).
+// Pages of one group. Non-owning: SequenceCache holds the references (sequence_cache.h).
 using BlockTable = std::vector<PageRef>;
 
-// A sequence's block tables as attention reads them: [group][page].
+// Block tables of a sequence as passed to attention: [group][page].
 using BlockTables = const PageRef* const*;
 
 }  // namespace kvanta::cache

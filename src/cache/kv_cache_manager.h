@@ -1,4 +1,4 @@
-// One cache: what every sequence of it shares. Not thread-safe: one owner drives it.
+// KV cache manager: the page pool and prefix cache that all sequences share. Not thread-safe.
 #pragma once
 
 #include <optional>
@@ -11,19 +11,19 @@
 namespace kvanta::cache {
 
 struct KvCacheManager {
-  // layers: each layer's visibility; empty: full. Throws InputError as PagePool does.
+  // layers: visibility per layer; empty: full. Throws InputError as PagePool does.
   KvCacheManager(Device& device, const formats::CacheLayout& layout, std::span<const Visibility> layers,
                  PagePoolConfig config, bool prefix_caching)
       : spec(layout, layers), pool(device, layout, config) {
     if (prefix_caching) prefix.emplace(pool, spec);
   }
 
-  // Bytes that a sequence could get: unused ones, and those that eviction would free.
+  // Bytes available to a sequence: unused bytes plus bytes that eviction would free.
   int64_t AvailableBytes() const noexcept { return pool.BudgetBytes() - pool.UsedBytes() + pool.EvictableBytes(); }
 
   const KvCacheSpec spec;
   PagePool pool;
-  std::optional<PrefixCache> prefix;  // none without prefix caching
+  std::optional<PrefixCache> prefix;  // empty if prefix caching is off
 };
 
 }  // namespace kvanta::cache

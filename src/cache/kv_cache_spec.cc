@@ -32,7 +32,7 @@ KvCacheGroup::KvCacheGroup(const formats::CacheLayout& layout, int group, std::s
 
 int64_t KvCacheGroup::MaxBytes(int64_t tokens, int64_t step_pages) const noexcept {
   const int64_t pages = CeilDiv(tokens, page_size);
-  // A window that begins inside a page touches one page more than its tokens fill.
+  // A window that begins inside a page spans one more page than its tokens fill.
   const int64_t held =
       visibility.IsFull() ? pages : std::min(pages, CeilDiv(visibility.span - 1, page_size) + 1 + step_pages);
   int64_t quantized = held;

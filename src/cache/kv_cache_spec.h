@@ -1,6 +1,6 @@
-// KV cache groups: layers whose pages live equally long (same visibility, same page rule) share a block table and page
-// pools. Groups differ in heads, head_dim, scheme and page bytes; all take their memory from one byte budget (vLLM's
-// hybrid KV cache groups, TensorRT-LLM's pool per window).
+// KV cache groups: layers whose pages have the same lifetime (same visibility and page rule) share a block table and
+// page pools. Layers of a group may differ in heads, head_dim, scheme and page bytes; all groups share one byte budget.
+// Compare vLLM's hybrid KV cache groups and TensorRT-LLM's pool per window.
 #pragma once
 
 #include <cstdint>
@@ -12,19 +12,19 @@
 
 namespace kvanta::cache {
 
-// Records of one group that a sequence keeps. Page j of a step over positions [start, start + tokens) has
-//   a quantized record  if some layer writes it directly, or the page is closed (filled to its last token in this step
-//                       or before) and j >= quantized_from
+// KV cache group: determines which records a sequence keeps. In a step over positions [start, start + tokens), page j
+// has
+//   a quantized record  if some layer writes it directly, or if the page is closed (filled to its last token in this
+//                       step or before) and j >= quantized_from
 //   an exact record     if some layer keeps exact pages, and the page holds one of the step's positions, or is one of
-//   the
-//                       exact_before pages before the first of these, or j < sink_pages
-// and nothing once no later query sees it.
+//                       the exact_before pages before the first of these, or j < sink_pages
+// and neither once no later query sees the page.
 struct KvCacheGroup {
-  // layers: each layer's visibility, [layout.layers.size()].
+  // layers: visibility per layer, [layout.layers.size()].
   KvCacheGroup(const formats::CacheLayout& layout, int group, std::span<const Visibility> layers);
 
   std::vector<int> layers;
-  Visibility visibility;  // of the layers; full where theirs differ
+  Visibility visibility;  // common visibility of the layers; full if they differ
   int page_size = 64;
   int64_t page_bytes = 0;
   int64_t exact_page_bytes = 0;
@@ -32,36 +32,36 @@ struct KvCacheGroup {
   bool exact_while_open = false;      // some layer keeps its open page exact
   int exact_before = 0;               // closed pages before the open one that some layer reads exactly: 0 or 1
   int quantized_from = 0;             // first page that needs a quantized record when closed
-  int sink_pages = 0;                 // pages below keep their exact record
+  int sink_pages = 0;                 // first pages of a sequence, which keep their exact record
 
   bool NeedsQuantized(int64_t page, bool closed) const noexcept {
     return quantized_while_open || (closed && page >= quantized_from);
   }
-  // `active`: the page holds a position of the step.
+  // active: the page holds a position of the step.
   bool NeedsExact(int64_t page, bool active) const noexcept {
     return exact_while_open && (active || page < sink_pages);
   }
-  // First page that a query at `position`, or a later one, sees.
+  // First page visible to queries at `position` or later.
   int64_t FirstPage(int64_t position) const noexcept { return visibility.First(position) / page_size; }
-  // Most bytes that a sequence of `tokens` tokens holds in a step of at most `step_pages` pages.
+  // Maximum bytes of a sequence of `tokens` tokens in a step of up to `step_pages` pages.
   int64_t MaxBytes(int64_t tokens, int64_t step_pages) const noexcept;
 };
 
 struct KvCacheSpec {
-  // layers: each layer's visibility; empty: full.
+  // layers: visibility per layer; empty: full.
   explicit KvCacheSpec(const formats::CacheLayout& layout, std::span<const Visibility> layers = {});
 
   int page_size = 64;
   std::vector<KvCacheGroup> groups;
 
   bool HasExactPages() const noexcept;
-  int64_t ExactPageBytes() const noexcept;  // of all groups
-  int64_t PageBytes() const noexcept;       // quantized, of all groups
-  // Most bytes that a sequence of `tokens` tokens holds in a step of at most `step_pages` pages, over all groups.
+  int64_t ExactPageBytes() const noexcept;  // summed over all groups
+  int64_t PageBytes() const noexcept;       // quantized records, summed over all groups
+  // Maximum bytes of a sequence of `tokens` tokens in a step of up to `step_pages` pages, summed over all groups.
   int64_t MaxBytes(int64_t tokens, int64_t step_pages = 1) const noexcept;
 };
 
-// Each layer's group for formats::PlanCache: layers of the same visibility and page rule, numbered by first appearance.
+// Assigns layers to groups for formats::PlanCache: by visibility and page rule, numbered in order of first appearance.
 std::vector<int> GroupLayers(std::span<const KvScheme> schemes, std::span<const Visibility> layers);
 
 }  // namespace kvanta::cache

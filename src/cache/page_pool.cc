@@ -11,18 +11,18 @@
 
 namespace kvanta::cache {
 
-// Ids are handed out from three places, in this order: free ids whose memory is still committed (last freed first: its
-// bytes are likeliest in a cache), ids whose memory was given back, ids never used.
+// Pool of one group and kind. Allocation order: free ids whose memory is still committed (last freed first, its bytes
+// are most likely in a CPU cache), ids whose memory was decommitted, ids never used.
 struct PagePool::Pool {
   struct Record {
     int32_t references = 0;
-    bool cached = false;  // one of the references is a prefix cache's
+    bool cached = false;  // the prefix cache holds one of the references
   };
   std::unique_ptr<Reservation> memory;
   int64_t record_bytes = 0;
-  int64_t capacity = 0;  // records that the whole budget would hold
+  int64_t capacity = 0;  // records that fit the whole budget
   int64_t used = 0;
-  std::vector<Record> records;  // every id used so far
+  std::vector<Record> records;  // all ids used so far
   std::vector<PageId> free_committed;
   std::vector<PageId> released;
 
@@ -47,7 +47,7 @@ struct PagePool::State {
   }
   bool Fits(int64_t bytes) const { return committed_bytes + bytes <= config.budget_bytes; }
 
-  // Gives free records of the other pools back to the system until `bytes` more may be committed.
+  // Decommits free records of the other pools until `bytes` more can be committed.
   bool ReleaseFree(const Pool& keep, int64_t bytes) {
     for (Pool& pool : pools) {
       while (&pool != &keep && !Fits(bytes) && !pool.free_committed.empty()) {
@@ -68,7 +68,7 @@ struct PagePool::State {
     return true;
   }
 
-  // Applies `change` to a record and keeps evictable_bytes.
+  // Applies `change` to a record and updates evictable_bytes.
   template <class Change>
   void Update(Pool& pool, PageId page, Change change) {
     Pool::Record& record = pool.records[static_cast<size_t>(page)];

@@ -1,6 +1,6 @@
-// Memory of all pages: for every KV cache group a pool of quantized records and one of exact (bf16) records, each of a
-// fixed record size, under one byte budget. Reference-counted. Knows bytes, not tokens. Not thread-safe: one owner
-// drives it.
+// Page pool: memory of all KV cache pages. Each KV cache group has a pool of quantized records and a pool of exact
+// (bf16) records, each with a fixed record size; all share one byte budget. Records are reference-counted and
+// independent of tokens. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -18,40 +18,40 @@ enum class PageKind : uint8_t { kQuantized, kExact };
 inline constexpr PageKind kPageKinds[] = {PageKind::kQuantized, PageKind::kExact};
 
 struct PagePoolConfig {
-  int64_t budget_bytes = 0;    // upper bound of the memory of all records
+  int64_t budget_bytes = 0;    // limit of the memory of all records
   bool poison_unused = false;  // fill fresh and freed records with 0xFF (NaN in every float format); on in debug builds
 };
 
 class PagePool {
  public:
-  // Reserves addresses, commits nothing. Throws InputError if the budget cannot hold one record of each pool, with the
-  // figures.
+  // Reserves address space without committing memory. Throws InputError, with the sizes, if the budget cannot hold one
+  // record of each pool.
   PagePool(Device& device, const formats::CacheLayout& layout, PagePoolConfig config);
   ~PagePool();
   PagePool(const PagePool&) = delete;
   PagePool& operator=(const PagePool&) = delete;
 
-  // A record with one reference, or kNoPage when the budget is used up (the caller evicts and tries again).
-  // Its bytes are undefined (0xFF when poisoned).
+  // Allocates a record with one reference; returns kNoPage when the budget is exhausted (the caller evicts and
+  // retries). The record's bytes are undefined (0xFF if poison_unused).
   PageId Allocate(int group, PageKind kind);
   void Retain(int group, PageKind kind, PageId page) noexcept;
-  // Frees the record when the last reference goes.
+  // Drops a reference; frees the record with the last one.
   void Release(int group, PageKind kind, PageId page) noexcept;
   int References(int group, PageKind kind, PageId page) const noexcept;
-  // Marks the reference that a prefix cache holds: the record counts as evictable while it is the only one.
+  // Sets whether the prefix cache holds a reference. A record is evictable while that is its only reference.
   void SetCached(int group, PageKind kind, PageId page, bool cached) noexcept;
 
-  // Base of a pool; record `id` starts at Base() + id * RecordBytes(). Both are fixed for life.
+  // Base address of a pool; record `id` starts at Base() + id * RecordBytes(). Both are constant.
   uint8_t* Base(int group, PageKind kind) const noexcept;
   int64_t RecordBytes(int group, PageKind kind) const noexcept;  // 0 for kExact when no layer keeps exact pages
 
   int64_t BudgetBytes() const noexcept;
-  int64_t UsedBytes() const noexcept;       // records with references
-  int64_t EvictableBytes() const noexcept;  // of these, records that only a prefix cache references
-  // Used records and free ones whose memory is kept, in the device's granules; never above the budget.
+  int64_t UsedBytes() const noexcept;       // referenced records
+  int64_t EvictableBytes() const noexcept;  // referenced by the prefix cache only; included in UsedBytes
+  // Memory of used records and of free records that stay committed, in the device's granules; within the budget.
   int64_t CommittedBytes() const noexcept;
   int64_t UsedPages(int group, PageKind kind) const noexcept;
-  // How many more of these records could be allocated now if nothing else is.
+  // Number of such records that could be allocated now without allocating others.
   int64_t FreePages(int group, PageKind kind) const noexcept;
   const formats::CacheLayout& Layout() const noexcept;
   int Groups() const noexcept;

@@ -9,7 +9,7 @@
 namespace kvanta::cache {
 namespace {
 
-// Any mixing function will do: equality is decided by the token ids.
+// Hash of a page's token ids; selects the bucket only, lookups compare the ids.
 uint64_t HashPage(std::span<const int32_t> tokens) {
   uint64_t hash = 0x9E3779B97F4A7C15ULL;
   for (const int32_t token : tokens) {
@@ -22,10 +22,10 @@ uint64_t HashPage(std::span<const int32_t> tokens) {
 }  // namespace
 
 struct PrefixCache::Node {
-  Node* parent = nullptr;  // nullptr: a root
-  uint64_t hash = 0;       // of tokens
+  Node* parent = nullptr;  // nullptr for a root
+  uint64_t hash = 0;       // hash of tokens
   int64_t index = 0;       // page number
-  std::string salt;        // of a root
+  std::string salt;        // for a root
   std::vector<int32_t> tokens;
   std::vector<PageRef> records;     // [group]
   std::vector<uint64_t> droppable;  // [group][kind]: key in State::droppable; 0: none
@@ -42,7 +42,7 @@ struct PrefixCache::Node {
 };
 
 struct PrefixCache::State {
-  // A record that may go while its page stays.
+  // A record that can be evicted while its page stays in the tree.
   struct Droppable {
     Node* node;
     int group;
@@ -52,7 +52,7 @@ struct PrefixCache::State {
   PagePool& pool;
   const KvCacheSpec spec;
   std::map<std::string, std::unique_ptr<Node>, std::less<>> roots = {};  // by salt
-  // Both by time of last use. A parent is used no earlier than its children.
+  // LRU orders, keyed by time of last use. A parent's last use is never before its children's.
   std::map<uint64_t, Node*> leaves = {};
   std::map<uint64_t, Droppable> droppable = {};
   uint64_t clock = 0;
@@ -66,7 +66,7 @@ struct PrefixCache::State {
     return tokens.subspan(static_cast<size_t>(index * size), static_cast<size_t>(size));
   }
 
-  // The node `depth` pages below the root of `salt`, or as deep as the tree goes; nullptr if there is no such root.
+  // Deepest node on the path of `tokens` below the root of `salt`, at most `depth` pages deep; nullptr without a root.
   Node* Descend(std::span<const int32_t> tokens, std::string_view salt, int64_t depth, int64_t& reached) const {
     reached = 0;
     const auto root = roots.find(salt);
@@ -180,7 +180,7 @@ struct PrefixCache::State {
     leaves.insert(std::move(entry));
   }
 
-  // A page's records that a hit which ends `pages` pages deep reads, or later queries do.
+  // True if queries after a hit of `pages` pages read the page's record of this kind.
   bool IsRead(const KvCacheGroup& group, int64_t page, int64_t pages, PageKind kind) const {
     if (page < group.FirstPage(pages * spec.page_size)) return false;
     if (kind == PageKind::kQuantized) return group.NeedsQuantized(page, true);
@@ -191,7 +191,7 @@ struct PrefixCache::State {
 PrefixCache::PrefixCache(PagePool& pool, const KvCacheSpec& spec) : state_(new State{.pool = pool, .spec = spec}) {}
 
 PrefixCache::~PrefixCache() {
-  // From the leaves up: a chain that destroyed itself from its root would recurse once per page.
+  // Removes from the leaves up; destroying a chain from its root would recurse once per page.
   while (!state_->leaves.empty()) state_->Remove(state_->leaves.begin()->second);
 }
 
@@ -207,7 +207,7 @@ PrefixCache::Prefix PrefixCache::Match(std::span<const int32_t> tokens, std::str
     at = node;
     node = node->parent;
   }
-  // The deepest end whose records are all there: per group, those without a gap from the first that is read.
+  // Finds the longest hit whose records are all present: per group, no gap from the first record that is read.
   std::vector<int64_t> whole_from(state.spec.groups.size(), 0);
   for (int64_t page = 0; page < prefix.known; ++page) {
     const int64_t pages = page + 1;
@@ -314,7 +314,7 @@ std::span<const PageRef> PrefixCache::Peek(std::span<const int32_t> tokens, std:
 
 bool PrefixCache::EvictOne() {
   State& state = *state_;
-  // Few entries are skipped: what running sequences reference is their own end, or recently used.
+  // The loops skip few entries: running sequences reference their own last pages or recently used ones.
   auto leaf = state.leaves.begin();
   while (leaf != state.leaves.end() && !state.IsUnused(*leaf->second)) ++leaf;
   auto record = state.droppable.begin();
@@ -350,7 +350,7 @@ void PrefixCache::Clear() {
     const PageId page = record.node->records[static_cast<size_t>(record.group)].Of(record.kind);
     if (state.IsUnused(record.group, record.kind, page)) state.Drop(*record.node, record.group, record.kind);
   }
-  // A removed leaf may make its parent one, which was used later.
+  // Removing a leaf may turn its parent, whose last use is later, into a leaf.
   for (auto at = state.leaves.begin(); at != state.leaves.end();) {
     const uint64_t use = at->first;
     if (state.IsUnused(*at->second)) state.Remove(at->second);

@@ -91,7 +91,7 @@ bool SequenceCache::Reserve(int64_t count) {
     PageKind kind;
     PageId* page;
   };
-  std::vector<Taken> taken;  // undone on failure
+  std::vector<Taken> taken;  // rolled back on failure
   const auto pages_before = static_cast<size_t>(PageCount());
   const int64_t pages = (length_ + count - 1) / manager_.spec.page_size + 1;
   Resize(std::max(pages_before, static_cast<size_t>(pages)));
@@ -113,10 +113,10 @@ bool SequenceCache::Reserve(int64_t count) {
   return true;
 }
 
-// Offers a page that has closed to the prefix cache and goes on with the records there.
+// Inserts a closed page into the prefix cache and replaces the sequence's records by the cached ones.
 void SequenceCache::Share(std::span<const int32_t> tokens, int64_t index) {
   const auto at = static_cast<size_t>(index);
-  // The exact record of a page that is exact only for a while stays with the sequence.
+  // A temporary exact record is not shared.
   const auto shares_exact = [&](size_t g) { return manager_.spec.groups[g].NeedsExact(index, false); };
   for (size_t g = 0; g < pages_.size(); ++g) {
     records_[g] = {pages_[g][at].quantized, shares_exact(g) ? pages_[g][at].exact : kNoPage};
@@ -126,7 +126,7 @@ void SequenceCache::Share(std::span<const int32_t> tokens, int64_t index) {
     for (const PageKind kind : kPageKinds) {
       const PageId shared = records_[g].Of(kind);
       PageId& own = pages_[g][at].Of(kind);
-      // Without an own record the page is invisible to this sequence, or the group needs none.
+      // Without a record of its own, the sequence does not see the page or the group needs no record.
       if (shared == own || own == kNoPage || (kind == PageKind::kExact && !shares_exact(g))) continue;
       manager_.pool.Retain(static_cast<int>(g), kind, shared);
       Drop(static_cast<int>(g), kind, own);
@@ -135,7 +135,7 @@ void SequenceCache::Share(std::span<const int32_t> tokens, int64_t index) {
   }
 }
 
-// Lets the prefix cache keep the exact records of closed pages up to `index`, so that a later hit may end there.
+// Adds the exact records of closed pages up to `index` to the prefix cache, so that a later hit can end there.
 void SequenceCache::ShareExact(std::span<const int32_t> tokens, int64_t index) {
   if (sharing_ == Sharing::kPrivate || index >= PageCount()) return;
   for (size_t g = 0; g < pages_.size(); ++g) {
@@ -158,7 +158,7 @@ void SequenceCache::Commit(std::span<const int32_t> tokens) {
     if (sharing_ == Sharing::kShared) Share(tokens, index);
     if (index == exact_miss_) ShareExact(tokens, index);
   }
-  // The next query's page and those before it that it reads exactly stay so.
+  // Frees exact records, except of the next query's page and of the pages before it that it reads exactly.
   for (size_t g = 0; g < pages_.size(); ++g) {
     const KvCacheGroup& group = manager_.spec.groups[g];
     for (int64_t index = std::max<int64_t>(0, first_open - group.exact_before); index < open - group.exact_before;
@@ -176,7 +176,7 @@ void SequenceCache::Finish(std::span<const int32_t> tokens) {
   Clear();
 }
 
-// The next query stands at length_.
+// Frees records that queries from position length_ on do not see.
 void SequenceCache::FreeInvisible() noexcept {
   for (size_t g = 0; g < pages_.size(); ++g) {
     const int64_t visible = std::min(manager_.spec.groups[g].FirstPage(length_), PageCount());

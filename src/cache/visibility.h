@@ -1,5 +1,5 @@
-// Visibility: which keys a query position sees, and which of their pages it reads exactly. A function of positions
-// alone, the same on host and device, so that any chunking, batch, prefix hit or preemption reads the same bytes.
+// Visibility: which keys a query position sees, and which of their pages it reads exactly. Depends only on positions
+// and is shared by host and device, so every chunking, batch, prefix hit or preemption reads the same bytes.
 #pragma once
 
 #include <cstdint>
@@ -30,31 +30,30 @@ struct Visibility {
     if (kind == VisibilityKind::kChunked) return query / span * span;
     return query >= span ? query - span + 1 : 0;
   }
-  // Last query position that sees a key at `key`.
+  // Last query position to which a key at `key` is visible.
   KVANTA_HD constexpr int64_t LastQuery(int64_t key) const noexcept {
     if (kind == VisibilityKind::kFull) return std::numeric_limits<int64_t>::max();
     if (kind == VisibilityKind::kChunked) return (key / span + 1) * span - 1;
     return key + span - 1;
   }
-  // Most keys that one query sees of a sequence of `tokens` tokens.
+  // Maximum number of keys that a query sees in a sequence of `tokens` tokens.
   KVANTA_HD constexpr int64_t MaxKeys(int64_t tokens) const noexcept {
     return kind == VisibilityKind::kFull || tokens < span ? tokens : span;
   }
 };
 
-// Visibility of a layer whose config has `window`: the sliding window, or 0 for none.
+// Sliding-window visibility; window 0: full.
 constexpr Visibility SlidingWindow(int window) noexcept {
   return window > 0 ? Visibility{VisibilityKind::kSlidingWindow, window} : Visibility{};
 }
 
-// The page rule (docs/formats.md): pages that a query reads from their exact (bf16) record instead of the quantized
-// one.
+// Page rule (docs/formats.md): pages that a query reads from their exact (bf16) record instead of the quantized one.
 struct ExactPageRule {
-  int32_t open = 0;   // pages up to the query's own: 0, 1 (the open page) or 2
+  int32_t open = 0;   // pages up to and including the query's own: 0, 1 (the open page) or 2
   int32_t sinks = 0;  // first pages of the sequence
 
   bool operator==(const ExactPageRule&) const = default;
-  // Whether a query in page `own` reads `page` exactly.
+  // True if a query in page `own` reads the exact record of `page`.
   KVANTA_HD constexpr bool Reads(int64_t own, int64_t page) const noexcept {
     return page > own - open || (open != 0 && page < sinks);
   }

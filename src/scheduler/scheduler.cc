@@ -47,14 +47,14 @@ void Scheduler::Remove(Sequence& sequence) {
   sequence.pages.Finish(sequence.tokens);
 }
 
-// Whether the step has a chunk that does more than decode.
+// True if the step has a prefill chunk.
 bool Scheduler::HasPromptChunk() const {
   return std::ranges::any_of(chunks_, [](const Chunk& chunk) { return chunk.tokens > 1 || !chunk.last; });
 }
 
-// The largest chunk within `budget` that ends on a page boundary or at the sequence's end; 0 if there is none. The
-// first prompt of a step takes all of a budget that this would waste the better half of: decoding sequences that leave
-// no whole page must not starve it.
+// Largest chunk within `budget` that ends on a page boundary or at the sequence's end; 0 if there is none. Exception: a
+// step's first prompt takes the whole budget if alignment would waste more than half of it; otherwise decoding
+// sequences that leave less than a page would starve prefill.
 int64_t Scheduler::ChunkTokens(const Sequence& sequence, int64_t budget) const {
   const int64_t remaining = sequence.Remaining();
   if (remaining <= budget) return remaining;
@@ -82,8 +82,8 @@ void Scheduler::Preempt(Sequence& sequence) {
   ++preemptions_;
 }
 
-// Reserves `tokens`; a chunk of a prompt first shrinks page by page, then those behind in line give way. False when
-// `sequence` itself had to go. Never preempts anyone ahead of it.
+// Reserves `tokens`. If pages run out, first shrinks a prefill chunk page by page, then preempts sequences later in the
+// queue, never earlier ones. Returns false if `sequence` itself was preempted.
 bool Scheduler::ReserveOrPreempt(Sequence& sequence, int64_t& tokens) {
   const int64_t start = sequence.pages.Length();
   const int64_t one_page = std::min(tokens, config_.page_size - start % config_.page_size);
@@ -101,7 +101,7 @@ bool Scheduler::ReserveOrPreempt(Sequence& sequence, int64_t& tokens) {
 }
 
 void Scheduler::ScheduleRunning(bool decodes) {
-  // Preemption only takes sequences from the current one's place on, so the index stays good.
+  // Preemption removes only the current and later sequences, so the index stays valid.
   for (size_t i = 0; i < running_.size();) {
     Sequence& sequence = *running_[i];
     const bool decode = sequence.Remaining() == 1;
@@ -121,7 +121,7 @@ Scheduler::Blocked Scheduler::StateOf(const Sequence& sequence) const noexcept {
   return {&sequence, Running(), cache_.prefix ? cache_.prefix->Pages() : 0, cache_.AvailableBytes()};
 }
 
-// Takes what the prefix cache has, and lets the sequence in if the rest of its tokens would fit beside the others.
+// Attaches the cached prefix and admits the sequence if its other tokens fit in the available memory.
 bool Scheduler::Admit(Sequence& sequence) {
   const int64_t matched = sequence.skip_prefix_match ? 0 : sequence.pages.MatchPrefix(sequence.tokens);
   int64_t tokens = ChunkTokens(sequence, budget_);
@@ -134,8 +134,8 @@ bool Scheduler::Admit(Sequence& sequence) {
     blocked_ = StateOf(sequence);
     return false;
   };
-  // Room for all its tokens, and one more page for everyone else (whose exact pages go as new ones come): less would
-  // only preempt someone soon.
+  // Requires memory for all its tokens and one more page per running sequence (whose exact pages are freed as new ones
+  // are allocated); with less, a preemption would soon follow.
   if (!running_.empty()) {
     const auto length = static_cast<int64_t>(sequence.tokens.size());
     const int64_t need =
@@ -164,7 +164,7 @@ std::span<const Chunk> Scheduler::Schedule() {
   const int64_t preemptions = preemptions_;
   ScheduleRunning(true);
   ScheduleRunning(false);
-  // Nobody comes in while others are sent away, and nobody overtakes the first in line.
+  // No admission in a step that preempted, and strictly in queue order.
   while (preemptions == preemptions_ && budget_ > 0 && !waiting_.empty() && Running() < config_.max_sequences) {
     Sequence* first = waiting_.front();
     waiting_.erase(waiting_.begin());
@@ -177,7 +177,8 @@ std::span<const Chunk> Scheduler::Schedule() {
     break;
   }
   if (chunks_.empty() && !waiting_.empty() && running_.empty()) {
-    // Alone in the cache and still no room. If preemption just emptied the line, it gets its try with everything freed.
+    // The first sequence has the cache to itself and does not fit. If preemption just emptied the running queue, it is
+    // tried again with all pages freed.
     Sequence* first = waiting_.front();
     waiting_.erase(waiting_.begin());
     budget_ = config_.max_step_tokens;

@@ -1,9 +1,10 @@
-// Decides what a step computes: decoding sequences first (one token each), then page-aligned chunks of prompts, then
-// newcomers, within a token budget and the pages there are. When pages run out, the sequence that is last in line is
-// preempted: its pages go, and it is computed again later (its closed pages may still be in the prefix tree).
+// Scheduler with continuous batching and chunked prefill. A step contains decoding sequences first (one token each),
+// then page-aligned prefill chunks of running sequences, then newly admitted sequences, within a token budget and the
+// available pages. When pages run out, the last sequence in the queue is preempted: its pages are freed and it is
+// recomputed later (its closed pages may still be in the prefix cache).
 //
-// Progress: the first in line can take every page of the others, and a sequence that does not fit alone is handed back
-// as unschedulable; so every step either computes tokens or shrinks the set of sequences.
+// Progress: the first sequence can preempt all others, and a sequence that does not fit alone is reported as
+// unschedulable; so every step either computes tokens or shrinks the set of sequences.
 #pragma once
 
 #include <cstdint>
@@ -17,17 +18,17 @@
 namespace kvanta::scheduler {
 
 struct SchedulerConfig {
-  int max_sequences = 64;     // running at once
-  int max_step_tokens = 512;  // at least page_size
+  int max_sequences = 64;     // maximum running sequences
+  int max_step_tokens = 512;  // token budget of a step; >= page_size
   int page_size = 64;
 };
 
-// tokens [start, start + tokens) of a sequence, whose pages are reserved.
+// Tokens [start, start + tokens) of a sequence; their pages are reserved.
 struct Chunk {
   Sequence* sequence = nullptr;
   int64_t start = 0;
   int tokens = 0;
-  bool last = false;  // reaches the sequence's last token: the next one can be sampled
+  bool last = false;  // ends at the sequence's last token: sample the next one
 };
 
 class Scheduler {
@@ -35,27 +36,27 @@ class Scheduler {
   // `cache` must outlive the scheduler. Throws InputError when max_step_tokens < page_size.
   Scheduler(SchedulerConfig config, cache::KvCacheManager& cache);
 
-  // Queues by (priority, arrival). The sequence must outlive its stay.
+  // Enqueues by (priority, arrival). The sequence must stay valid until removed.
   void Add(Sequence& sequence);
-  // Takes a sequence out, wherever it is, and frees its pages at once. Not between Schedule and Commit.
+  // Removes a sequence from either queue and frees its pages. Not between Schedule and Commit.
   void Remove(Sequence& sequence);
 
-  // The next step; valid until the next call. Every chunk's pages are reserved.
+  // Chunks of the next step, with pages reserved; valid until the next call.
   std::span<const Chunk> Schedule();
-  // Sequences that no amount of waiting can make fit; out of the queues, pages freed. Filled by Schedule().
+  // Sequences that do not fit even alone, found by the last Schedule(): removed from the queues, pages freed.
   std::span<Sequence* const> Unschedulable() const noexcept { return unschedulable_; }
-  // The step's K and V are in the cache.
+  // Commits the step after its K and V were written to the cache.
   void Commit();
 
   int64_t Running() const noexcept { return static_cast<int64_t>(running_.size()); }
   int64_t Waiting() const noexcept { return static_cast<int64_t>(waiting_.size()); }
   int64_t Preemptions() const noexcept { return preemptions_; }
-  // Tokens of newcomers that were looked up in the prefix tree, and those found.
+  // Prompt tokens looked up in the prefix cache on admission, and tokens found.
   int64_t PrefixQueries() const noexcept { return prefix_queries_; }
   int64_t PrefixHits() const noexcept { return prefix_hits_; }
 
  private:
-  // The state in which the first in line was not admitted; while it gets no better, nothing is looked up again.
+  // State in which the first waiting sequence was not admitted. It is not tried again until the state improves.
   struct Blocked {
     const Sequence* sequence = nullptr;
     int64_t running = 0, prefix_pages = 0, available_bytes = 0;
@@ -77,7 +78,7 @@ class Scheduler {
 
   SchedulerConfig config_;
   cache::KvCacheManager& cache_;
-  std::vector<Sequence*> running_;  // both sorted by (priority, arrival)
+  std::vector<Sequence*> running_;  // both queues are sorted by (priority, arrival)
   std::vector<Sequence*> waiting_;
   std::vector<Chunk> chunks_;
   std::vector<Sequence*> unschedulable_;

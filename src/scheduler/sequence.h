@@ -1,4 +1,4 @@
-// One sequence as the scheduler sees it: tokens, their pages, and its place in line. Knows no tensors.
+// Scheduler state of a sequence: tokens, pages and queue order.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@ struct Sequence {
   Sequence(cache::KvCacheManager& cache, std::string salt) : pages(cache, std::move(salt)) {}
 
   std::vector<int32_t> tokens;     // prompt and output
-  int64_t arrival = 0;             // order of Add, set by the scheduler
+  int64_t arrival = 0;             // order of Add; set by the scheduler
   int priority = 0;                // smaller runs first
-  bool skip_prefix_match = false;  // every token must be computed (its logits are wanted)
-  int64_t cached_tokens = -1;      // taken from the prefix tree at the first admission; -1: not admitted yet
+  bool skip_prefix_match = false;  // compute every token, because its logits are requested
+  int64_t cached_tokens = -1;      // prefix cache hit at the first admission; -1: not admitted yet
   int preemptions = 0;
   cache::SequenceCache pages;
 

@@ -1,4 +1,5 @@
-// The CPU kernels, every unit that can run here, against the double-precision reference on the same bytes.
+// Accuracy of the CPU kernels, for every supported instruction set, against the double-precision reference on the same
+// bytes.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -17,8 +18,8 @@ namespace {
 
 using ::testing::TestParamInfo;
 
-// Every format on each side, beside itself, a float and an integer format. Kernels are chosen per side, so pairs of all
-// with all would find nothing more.
+// Schemes with every format on each side, paired with itself, a float and an integer format. Kernels are selected per
+// side, so the full cross product would cover nothing more.
 std::vector<std::string> Pairs() {
   std::vector<std::string> pairs;
   for (const formats::Format& format : formats::All()) {
@@ -32,7 +33,7 @@ std::vector<std::string> Pairs() {
   return pairs;
 }
 
-// The smallest page that a scheme's tiles fit.
+// Smallest page size that is a multiple of the scheme's tiles.
 int SmallestPage(const std::string& scheme) {
   return formats::Find(KvScheme::Parse(scheme).k.format).scaling.token_group > 16 ? 32 : 16;
 }
@@ -50,7 +51,7 @@ bool Fits(const std::string& scheme, int head_dim) {
 
 class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
  protected:
-  // For tools/support_matrix.py.
+  // Records the results for tools/support_matrix.py.
   void TearDown() override {
     for (const formats::Format& format : formats::All()) {
       for (const bool decode : {true, false}) {
@@ -60,7 +61,7 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
     }
   }
 
-  // Runs the steps, after a step of `first_row` tokens that is not attended to, and compares every row.
+  // Appends `first_row` tokens without attention, then runs the steps and compares every row.
   void Check(const HarnessOptions& requested, const std::vector<Step>& steps, uint32_t seed, int64_t first_row = 0) {
     CacheHarness harness(requested, seed);
     const HarnessOptions& options = harness.options();
@@ -79,8 +80,8 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
       const double q_norm = LargestNorm(sequence.q, harness.KeyDim());
       const std::vector<float>& values = layer.SharesCell() ? sequence.k : sequence.v;
       const int v_head_dim = layer.SharesCell() ? harness.KeyDim() : options.head_dim;
-      // What is stored may be longer than what was given: twice, where a value rounds up to the smallest subnormal; a
-      // row less its zero, about four times.
+      // The stored row's norm may exceed the input's: by 2x if a value rounds up to the smallest subnormal, by about 4x
+      // for a row minus its offset.
       const double k_norm = Growth(layer.k) * LargestNorm(sequence.k, harness.KeyDim()) + (layer.k.mean ? q_norm : 0);
       const double logit = harness.config().layers[0].softmax_scale * q_norm * k_norm;
       const double logit_error = testing::LogitError(KeySteps(layer), harness.KeyDim(), logit, options.softcap);
@@ -101,7 +102,7 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
     }
   }
 
-  // Rows that read pages of `format` as they are stored have been compared, in steps of one token or of several.
+  // True if rows that read quantized pages of `format` were compared, in decode or in prefill steps.
   bool Compared(std::string_view format, bool decode) const { return worst_.contains(Cell(format, decode)); }
 
  private:
@@ -118,15 +119,15 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
   }
   void Note(const std::string& scheme, bool decode, double error, double tolerance) {
     double& worst = worst_[Cell(scheme, decode)];
-    if (tolerance > 0) worst = std::max(worst, error / tolerance);  // of all zeros: equal
+    if (tolerance > 0) worst = std::max(worst, error / tolerance);  // tolerance 0: all zeros, compared exactly
   }
-  // Whether a query at that position sees a page that it does not read exactly.
+  // True if a query at `position` sees a page that it reads in quantized form.
   static bool ReadsPacked(const formats::LayerScheme& layer, const HarnessOptions& options, int64_t position) {
     const int64_t first = options.Visibility().First(position);
     const int64_t last_page = position / options.page_size - layer.exact_pages;
     return last_page >= std::max<int64_t>(first / options.page_size, layer.sink_pages);
   }
-  // Infinite for a row that is not a number.
+  // Largest error of a row; infinite if the row contains NaN.
   static double LargestError(const CacheHarness::Sequence& sequence, int64_t row, int64_t width) {
     double largest = 0;
     for (int64_t i = row * width; i < (row + 1) * width; ++i) {
@@ -145,7 +146,7 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
     for (const float x : values) largest = std::max(largest, std::abs(double{x}));
     return largest;
   }
-  // Of unit normal inputs, that is: q, k and v of standard deviation 1.
+  // Checks the RMS error, for standard normal q, k and v.
   static void CheckRms(CacheHarness& harness, const HarnessOptions& options, const CacheHarness::Sequence& sequence,
                        int64_t first_row) {
     const formats::LayerScheme& layer = harness.layout().layers[0];
@@ -163,7 +164,7 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
   }
 
  protected:
-  // Attention of one row (of a query head) over the keys and values as they were given.
+  // Attention of one row of a query head over the unquantized keys and values.
   static std::vector<double> ExactRow(CacheHarness& harness, int64_t row) {
     const AttentionSpec& layer = harness.config().layers[0];
     const CacheHarness::Sequence& sequence = harness.sequences()[0];
@@ -176,14 +177,13 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
   }
 
  private:
-  std::map<std::string, double> worst_;  // by cell: the largest error, as a share of its tolerance
+  std::map<std::string, double> worst_;  // by cell: largest error relative to its tolerance
 };
 
 INSTANTIATE_TEST_SUITE_P(Units, AccuracyTest, ::testing::ValuesIn(testing::Units()),
                          [](const TestParamInfo<testing::Unit>& unit) { return unit.param.name; });
 
-// A prefill, a decode step, and a chunk that crosses pages; each reads a page that is neither the first nor the open
-// one.
+// A prefill, a decode step, and a chunk that crosses pages; each reads a page other than the first and the open one.
 std::vector<Step> ThreeSteps(int page_size) {
   return {{{0, 2 * page_size + 5}}, {{0, 1}}, {{0, page_size + 4}}};
 }
@@ -294,7 +294,7 @@ TEST_P(AccuracyTest, OutlierChannels) {
   }
 }
 
-// K and V are one cell of latents, with the rotated channels of K beside it.
+// MLA: K and V share a cell of latents, followed by K's RoPE channels.
 TEST_P(AccuracyTest, Latents) {
   uint32_t seed = 570;
   for (const formats::Format& format : formats::All()) {
@@ -330,14 +330,13 @@ TEST_P(AccuracyTest, LargeTinyAndZeroInputs) {
   }
 }
 
-// Keys and queries as a model has them: a spread of logits of `sharpness`. Against what attention over the values as
-// they were would give, a kernel errs hardly more than exact arithmetic on the same bytes.
+// Realistic keys and queries: logits with standard deviation `sharpness`. Relative to attention over the unquantized
+// values, a kernel's error is hardly larger than that of exact arithmetic on the same bytes.
 TEST_P(AccuracyTest, SubbyteOperandsAddLittle) {
   for (const formats::Format& format : formats::All()) {
     if (!formats::IsSubbyte(format.code) || format.latents == formats::MlaSupport::kRequired) continue;
     for (const float sharpness : {0.5f, 2.0f, 4.0f}) {
-      const std::string scheme =
-          std::string(format.name) + "-hadamard";  // the values are without structure as they are
+      const std::string scheme = std::string(format.name) + "-hadamard";  // random values need no Hadamard transform
       CacheHarness harness({.scheme = scheme, .heads = 4, .kv_heads = 1, .page_size = 64, .lengths = {256}}, 800);
       CacheHarness::Sequence& sequence = harness.sequences()[0];
       for (float& x : sequence.q) x *= sharpness;
@@ -360,7 +359,7 @@ TEST_P(AccuracyTest, SubbyteOperandsAddLittle) {
   }
 }
 
-// 8,192 tokens behind one query: sums in f32 do not drift.
+// One query over 8,192 tokens: f32 sums do not drift.
 TEST_P(AccuracyTest, LongContext) {
   for (const char* scheme : {"fp8", "int8", "int4", "nvfp4", "kivi4"}) {
     Check({.scheme = scheme, .heads = 4, .kv_heads = 1, .head_dim = 32, .page_size = 64, .lengths = {8200}},

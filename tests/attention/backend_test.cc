@@ -1,4 +1,4 @@
-// The contract of a backend: what MakePlan and the constructors refuse, what Append writes, the list of backends.
+// Backend interface: validation in MakePlan and the constructors, bytes written by Append, list of backends.
 #include "attention/backend.h"
 
 #include <fmt/format.h>
@@ -36,7 +36,7 @@ TEST(BackendsTest, ListsTheMachinesUnitsAndTheReference) {
   EXPECT_EQ(names.back(), "reference");
   CacheHarness harness({}, 1);
   for (const std::string& name : names) {
-    if (name.starts_with("cuda-")) {  // wants its own memory
+    if (name.starts_with("cuda-")) {  // needs a pool in GPU memory
       EXPECT_THAT(ErrorOf([&] { MakeBackend(name, harness.store(), harness.config(), nullptr); }), HasSubstr("cpu"));
       continue;
     }
@@ -83,10 +83,10 @@ TEST(BackendTest, RefusesBatchesWithoutTheirPages) {
   const cache::PageId closed = table[1].quantized;
   table[1].quantized = cache::kNoPage;
   EXPECT_THAT(error(0, 40), HasSubstr("page 1 has no quantized record"));
-  EXPECT_EQ(error(0, 20), "no error");  // open: it needs no quantized record yet
+  EXPECT_EQ(error(0, 20), "no error");  // an open page needs no quantized record
   table[1].quantized = closed;
   harness.store().Release(0, cache::PageKind::kExact, table[0].exact);
-  EXPECT_THAT(error(32, 1), HasSubstr("page 0 has no exact record"));  // the sink
+  EXPECT_THAT(error(32, 1), HasSubstr("page 0 has no exact record"));  // a sink page
 }
 
 TEST(BackendTest, PlansAreOfTheirBackend) {
@@ -98,7 +98,7 @@ TEST(BackendTest, PlansAreOfTheirBackend) {
   EXPECT_THROW(cpu->MakePlan({.sequences = {&span, 1}}, std::move(plan)), InputError);
 }
 
-// Append's bytes are the encoder's, row by row, of the transformed row less its mean.
+// Append writes the encoder's bytes of each row after mean subtraction and transform.
 TEST(BackendTest, AppendEncodesByTheSpecification) {
   for (const char* scheme : {"fp32", "bf16", "fp8", "int8", "int4+exact=none", "k=int8+mean,v=fp16",
                              "turboquant_3bit_nc", "nvfp4+exact=none", "k=int5_g32+exact=none,v=mxfp8"}) {
@@ -153,7 +153,7 @@ TEST(BackendTest, CountsSaturation) {
   EXPECT_EQ(backend->Scales(0).k.scale, harness.config().scales[0].k.scale);
 }
 
-// Layers of different schemes, windows and heads in one cache: each agrees with the reference, in one plan.
+// Layers with different schemes, windows and heads in one cache and one plan agree with the reference.
 TEST(BackendTest, LayersOfDifferentKinds) {
   const formats::CacheLayout layout =
       formats::PlanCache({KvScheme::Parse("bf16"), KvScheme::Parse("int4"), KvScheme::Parse("fp8")},
@@ -189,14 +189,14 @@ TEST(BackendTest, LayersOfDifferentKinds) {
       for (int layer = 0; layer < 3; ++layer) {
         const AttentionSpec& attention = config.layers[static_cast<size_t>(layer)];
         const int64_t width = int64_t{attention.heads} * attention.head_dim;
-        const int64_t stride = width + 2 * 64;  // q | k | v, as a model's one projection leaves them
+        const int64_t stride = width + 2 * 64;  // q | k | v, the output of a fused QKV projection
         std::vector<float> qkv(static_cast<size_t>(tokens * stride));
         for (float& x : qkv) x = normal(random);
         cpu->Append(*plan, layer, qkv.data() + width, qkv.data() + width + 64, stride);
         std::vector<float> out(static_cast<size_t>(tokens * width)), expected(out.size());
         cpu->Run(*plan, layer, qkv.data(), stride, out.data());
         reference->Run(*reference_plan, layer, qkv.data(), stride, expected.data());
-        // Queries and weights meet int4 within half a step of 1 / 127 each, values reach 3.5.
+        // int4: queries and probabilities are rounded to within half a step of 1 / 127 each; values reach 3.5.
         const double tolerance = layer == 1 ? 3.5 / testing::kSubbyteSteps : 1e-3;
         for (size_t i = 0; i < out.size(); ++i)
           ASSERT_NEAR(out[i], expected[i], tolerance) << unit.name << " " << layer;
@@ -207,7 +207,7 @@ TEST(BackendTest, LayersOfDifferentKinds) {
   }
 }
 
-// A page that no layer sees any more needs no record.
+// A page outside every layer's window needs no record.
 TEST(BackendTest, PagesBeyondTheWindowMayBeGone) {
   CacheHarness harness({.scheme = "int8", .sliding_window = 20, .lengths = {70}}, 1);
   const std::unique_ptr<Backend> backend = harness.CpuBackend(*testing::Units().front().table);
@@ -218,13 +218,13 @@ TEST(BackendTest, PagesBeyondTheWindowMayBeGone) {
     harness.store().Release(0, cache::PageKind::kQuantized, sequence.table[page].quantized);
     sequence.table[page] = {};
   }
-  harness.RunStep(*backend, {{0, 10}}, reference.get());  // position 60 sees 41 to 60: page 2 on
+  harness.RunStep(*backend, {{0, 10}}, reference.get());  // position 60 sees 41 to 60: from page 2
   for (size_t i = static_cast<size_t>(60 * harness.QWidth()); i < sequence.out.size(); ++i) {
     ASSERT_NEAR(sequence.out[i], sequence.expected[i], 1e-3);
   }
 }
 
-// Prepared queries outlive a task, and must not outlive a call: the plan, and with it the tiles, may stay.
+// Prepared queries are reused across tasks but not across calls, even if the plan and its tiles are the same.
 TEST(BackendTest, EveryCallReadsItsOwnQueries) {
   CacheHarness harness({.scheme = "int4", .lengths = {200}}, 4);
   const kernels::IsaTable& unit = *testing::Units().front().table;
@@ -247,7 +247,7 @@ TEST(BackendTest, EveryCallReadsItsOwnQueries) {
   EXPECT_NE(second, first);
 }
 
-// All keys equal: every token counts the same, the output is the mean of the stored values.
+// Equal keys give equal weights: the output is the mean of the stored values.
 TEST(BackendTest, EqualKeysGiveTheMean) {
   for (const char* scheme : {"fp32", "bf16", "int8", "int4+exact=none"}) {
     CacheHarness harness({.scheme = scheme, .heads = 1, .kv_heads = 1, .head_dim = 32, .lengths = {100}}, 3);
@@ -259,8 +259,8 @@ TEST(BackendTest, EqualKeysGiveTheMean) {
       const std::unique_ptr<Backend> backend = harness.CpuBackend(*unit.table);
       harness.RunStep(*backend, {{0, 100}});
       for (size_t i = 0; i < sequence.out.size(); ++i) {
-        // Exact pages are bf16; int4 keeps constants to its scale's 11 bits, its sinks and keys differ from it a
-        // little.
+        // Exact pages are bf16; int4 represents constants to the 11 bits of its scale, so sinks and keys differ
+        // slightly.
         const double mean = static_cast<double>(i / 32) / 2;
         ASSERT_NEAR(sequence.out[i], mean, 0.01 * mean + 1e-4) << scheme << " " << unit.name << " row " << i / 32;
       }
@@ -304,7 +304,7 @@ TEST(AttentionBenchTest, VerifiesAndReports) {
   for (const AttentionBenchRow& row : rows) {
     EXPECT_GT(row.ns_min, 0);
     EXPECT_LE(row.ns_min, row.ns_median);
-    EXPECT_LT(row.max_error, row.format == "int4" ? 5e-2 : 1e-3);  // 8-bit coefficients
+    EXPECT_LT(row.max_error, row.format == "int4" ? 5e-2 : 1e-3);  // 8-bit quantized operands
     EXPECT_NEAR(row.gb_s, static_cast<double>(row.bytes) / row.ns_median, 1e-9 * row.gb_s);
     EXPECT_NEAR(row.share_of_limit * row.ns_median, std::max(row.memory_ns, row.dot_ns), 1e-6 * row.ns_median);
     EXPECT_GT(std::min({row.memory_ns, row.dot_ns, row.in_cache_ns}), 0);

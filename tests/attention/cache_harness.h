@@ -1,6 +1,6 @@
-// Sequences with random queries, keys and values, a cache for them, and steps that a test composes as it likes: any
-// chunking, any batch, any backend. Pages are taken in shuffled order, and the exact records of closed pages are given
-// back after each step, as the engine does; unused slots and freed records are NaN (0xFF).
+// Test harness: sequences with random queries, keys and values, their KV cache, and steps of any chunking, batch and
+// backend. Pages are allocated in shuffled order, and exact records of closed pages are freed after each step, as in
+// the engine; unused slots and freed records are NaN (0xFF).
 #pragma once
 
 #include <algorithm>
@@ -26,18 +26,18 @@ namespace kvanta::attention {
 struct HarnessOptions {
   std::string scheme = "bf16";
   int heads = 4;
-  int kv_heads = 2;  // 1 where there are latents
+  int kv_heads = 2;  // MLA: 1
   int head_dim = 64;
-  int rope_dim = 0;  // above 0: latents of head_dim channels; of formats for nothing else 16 where it is 0
+  int rope_dim = 0;  // > 0: MLA with latents of head_dim channels; 0 becomes 16 for formats that support MLA only
   int page_size = 16;
   int sliding_window = 0;
-  int chunk = 0;  // tokens of a chunked visibility, in place of the window
+  int chunk = 0;  // chunk size of chunked attention, instead of the window
   float softcap = 0;
   float magnitude = 1;  // standard deviation of q, k, v
   float static_scale = 1;
   std::vector<int> lengths = {100};  // tokens of each sequence
   bool poison = true;
-  Device* device = &Cpu();  // where the cache lies
+  Device* device = &Cpu();  // memory of the cache
 
   cache::Visibility Visibility() const {
     return chunk != 0 ? cache::Visibility{cache::VisibilityKind::kChunked, chunk}
@@ -45,7 +45,7 @@ struct HarnessOptions {
   }
 };
 
-// Part of a step: the next `tokens` tokens of a sequence.
+// The next `tokens` tokens of a sequence in a step.
 struct Part {
   int sequence;
   int tokens;
@@ -102,8 +102,8 @@ class CacheHarness {
   const formats::CacheLayout& layout() const { return layout_; }
 
   struct Sequence {
-    std::vector<float> q, k, v, out;  // rows by position; of latents, k is what is stored
-    std::vector<float> expected;      // the reference's rows, where RunStep was asked for them
+    std::vector<float> q, k, v, out;  // rows by position; MLA: k holds latents and RoPE channels
+    std::vector<float> expected;      // the reference's rows, if RunStep was given a reference
     cache::BlockTable table;
     int64_t start = 0;
     const cache::PageRef* table_data = nullptr;
@@ -119,7 +119,7 @@ class CacheHarness {
     return MakeCpuBackend(*store_, config_, std::make_shared<ThreadPool>(threads), isa);
   }
 
-  // Appends and attends one step; with `reference`, that backend attends to the same bytes as well.
+  // Runs Append and Run for one step; `reference`, if given, also runs attention on the same bytes.
   void RunStep(Backend& backend, const Step& step, Backend* reference = nullptr) {
     std::vector<float> q, k, v;
     std::vector<SequenceSpan> spans;
@@ -159,7 +159,7 @@ class CacheHarness {
     }
   }
 
-  // A step whose queries nobody asks for.
+  // Appends without attention.
   void Append(Backend& backend, Part part) {
     Sequence& sequence = sequences_[static_cast<size_t>(part.sequence)];
     ProvideExact(sequence, part.tokens);
@@ -170,7 +170,7 @@ class CacheHarness {
     Gather(sequence.v, sequence.start, part.tokens, KvWidth(), v);
     const Buffer device_k = Upload(k), device_v = Upload(v);
     backend.Append(*plan_, 0, device_k.as<float>(), device_v.as<float>(), KvWidth());
-    options_.device->CopyOut(k.data(), device_k.data(), sizeof(float));  // waits: the buffers go
+    options_.device->CopyOut(k.data(), device_k.data(), sizeof(float));  // synchronizes before the buffers are freed
     sequence.start += part.tokens;
     ReleaseExact(sequence);
   }
@@ -179,7 +179,7 @@ class CacheHarness {
     for (const Step& step : steps) RunStep(backend, step, reference);
   }
 
-  // All bytes that a sequence's quantized pages and kept exact pages hold, in order.
+  // Bytes of a sequence's quantized pages and remaining exact pages, in order.
   std::vector<uint8_t> Bytes(int index) {
     std::vector<uint8_t> bytes;
     const auto add = [&](cache::PageKind kind, cache::PageId page) {
@@ -216,7 +216,7 @@ class CacheHarness {
     return values;
   }
 
-  // Channels of K that are ten times as large, others in every head.
+  // Multiplies some channels of K by ten, different ones in each head.
   void AddOutliers() {
     const int count = layout_.layers[0].k.outliers;
     std::vector<int>& channels = config_.scales[0].k.outliers;
@@ -273,7 +273,7 @@ class CacheHarness {
   std::unique_ptr<Plan> plan_;
 };
 
-// Of rows of head_dim values.
+// Largest L2 norm of the rows of head_dim values.
 inline double LargestNorm(const std::vector<float>& values, int head_dim) {
   double largest = 0;
   for (size_t first = 0; first < values.size(); first += static_cast<size_t>(head_dim)) {

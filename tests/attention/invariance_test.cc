@@ -1,5 +1,5 @@
-// A row's bits depend on its position and on the bytes it reads, on nothing else: not on chunking, batch, threads,
-// prefix pages computed by another step, or what unused slots hold. Pages' bytes depend on positions and values alone.
+// Batch invariance: a row's bits depend only on its position and the bytes it reads, not on chunking, batch, threads,
+// prefix hits or the contents of unused slots. Page bytes depend only on positions and values.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-// Steps in which several sequences advance together, each by chunks of its own.
+// Random steps in which several sequences advance by chunks of random length.
 std::vector<Step> RandomBatches(std::mt19937& random, const std::vector<int>& lengths) {
   std::vector<int> left = lengths;
   std::vector<Step> steps;
@@ -39,16 +39,16 @@ class InvarianceTest : public ::testing::TestWithParam<std::tuple<testing::Unit,
  protected:
   const kernels::IsaTable& Isa() const { return *std::get<0>(GetParam()).table; }
   std::string Scheme() const { return std::get<1>(GetParam()); }
-  // Tiles of 32 tokens do not fit pages of 16.
+  // Page size for the format: tiles of 32 tokens need more than 16.
   int PageSize(int requested) const {
     return std::max(requested, formats::Find(KvScheme::Parse(Scheme()).k.format).scaling.token_group);
   }
-  // The emulated unit is slow: its logic gets fewer cases.
+  // Number of random cases; fewer for the emulated instruction set, which is slow.
   int Cases() const {
     const std::string& unit = std::get<0>(GetParam()).name;
     if (unit.ends_with("_emulated")) return 4;
 #ifdef KVANTA_SANITIZED
-    return 12;  // many times slower, and after other faults
+    return 12;  // sanitizers are many times slower and look for other faults
 #else
     return unit == "portable" ? 100 : 200;
 #endif
@@ -56,7 +56,7 @@ class InvarianceTest : public ::testing::TestWithParam<std::tuple<testing::Unit,
 };
 
 std::vector<std::string> Schemes() {
-#ifdef KVANTA_SANITIZED  // after faults of threads and memory, which formats share
+#ifdef KVANTA_SANITIZED  // sanitizers look for thread and memory faults, which do not depend on the format
   return {"bf16",  "fp8_e4m3",     "int8",           "int4+exact=2", "k=int5_g32,v=turboquant_3bit_nc",
           "nvfp4", "kivi2+sink=3", "int4+outliers=4"};
 #endif
@@ -77,7 +77,7 @@ INSTANTIATE_TEST_SUITE_P(Units, InvarianceTest,
                            return name;
                          });
 
-// The same sequences in the same cache: token by token on one thread, in random batches of random chunks on 1, 2 or 4.
+// Same sequences and cache: token by token on one thread, and random batches of random chunks on 1, 2 or 4 threads.
 TEST_P(InvarianceTest, ChunksBatchesAndThreads) {
   for (int seed = 0; seed < Cases(); ++seed) {
     std::mt19937 random(static_cast<uint32_t>(seed));
@@ -109,7 +109,8 @@ TEST_P(InvarianceTest, ChunksBatchesAndThreads) {
   }
 }
 
-// Contexts of several runs: attended run by run in a chunk, spread over tasks and merged in a decode step.
+// Contexts of several KV splits: one task per tile in a prefill chunk, distributed over tasks and combined in a decode
+// step.
 TEST_P(InvarianceTest, RunsSpreadOverThreads) {
   const int length = Cases() < 100 ? 1100 : 2500;
   for (const int window : {0, 1500}) {
@@ -137,7 +138,7 @@ TEST_P(InvarianceTest, RunsSpreadOverThreads) {
   }
 }
 
-// Sequences of one step whose tasks a thread takes several of at a time, touching the next one's pages.
+// A step of many sequences: threads take batches of tasks and prefetch the next task's pages.
 TEST_P(InvarianceTest, ManySequencesOfAStep) {
   constexpr int kSequences = 140;
   HarnessOptions options{
@@ -161,9 +162,9 @@ TEST_P(InvarianceTest, ManySequencesOfAStep) {
   }
 }
 
-// Heads and pages that units meet by whole tiles: rows that share a page with many others, and rows of a decode step.
+// Head and page sizes that kernels process in whole tiles, for rows of a prefill chunk and of a decode step.
 TEST_P(InvarianceTest, HeadsOfWholeTiles) {
-  constexpr int kLength = 400, kLast = 40;  // pages close among the last ones
+  constexpr int kLength = 400, kLast = 40;  // some pages close in the last steps
   for (const auto& [page, head_dim, heads] : {std::tuple(64, 128, 4), std::tuple(128, 64, 5)}) {
     const HarnessOptions options{.scheme = Scheme(),
                                  .heads = heads,
@@ -184,7 +185,7 @@ TEST_P(InvarianceTest, HeadsOfWholeTiles) {
   }
 }
 
-// Unused slots and freed records: NaN bytes or zero bytes, the rows are the same and finite.
+// Unused slots and freed records do not affect the output: NaN bytes and zero bytes give the same, finite rows.
 TEST_P(InvarianceTest, UnusedSlotsDoNotMatter) {
   for (const int length : {1, 2, 3, 5, 14, 19, 35}) {
     HarnessOptions options{.scheme = Scheme(),
@@ -209,7 +210,7 @@ TEST_P(InvarianceTest, UnusedSlotsDoNotMatter) {
   }
 }
 
-// A NaN in a key or value reaches the rows that see it, and no other.
+// A NaN in a key or value affects only the rows that see it.
 TEST_P(InvarianceTest, NanStaysWithTheRowsThatSeeIt) {
   const HarnessOptions options{.scheme = Scheme(),
                                .heads = 2,
@@ -225,7 +226,7 @@ TEST_P(InvarianceTest, NanStaysWithTheRowsThatSeeIt) {
   const bool keeps_nan = Scheme() == "fp32" || Scheme() == "bf16" || Scheme() == "fp16" || Scheme() == "fp8_e4m3" ||
                          Scheme() == "fp8_e5m2";
   CacheHarness::Sequence& sequence = dirty.sequences()[0];
-  if (latents) {  // one for both heads: with NaN in it, a row that sees it is NaN altogether
+  if (latents) {  // shared by both heads: a row that sees the NaN is NaN in all channels
     sequence.k[static_cast<size_t>(kToken * dirty.KvWidth() + 5)] = std::nanf("");
   } else {
     sequence.v[static_cast<size_t>(kToken * dirty.KvWidth() + 32 + 5)] = std::nanf("");  // KV head 1

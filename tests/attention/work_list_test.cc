@@ -1,4 +1,4 @@
-// How the work of a step is dealt to tasks, and those to threads.
+// Work partitioning: a step's tiles, KV splits, tasks and task batches.
 #include "attention/work_list.h"
 
 #include <gtest/gtest.h>
@@ -29,8 +29,8 @@ TEST(WorkListTest, SpreadsTheRunsOfFewRowsAndKeepsManyWhole) {
   EXPECT_EQ(list.split_rows, 0);
   batch.sequences[0].span.tokens = 512;
   MakeWorkList(shape, batch, 64, 2, list);
-  EXPECT_EQ(list.split_rows, 0);  // workspace stays O(tile): the prefix of a chunk costs none
-  for (const Tile& tile : list.tiles) {
+  EXPECT_EQ(list.split_rows, 0);  // workspace stays O(tile), independent of the chunk's prefix
+  for (const QueryTile& tile : list.tiles) {
     EXPECT_LE(tile.tokens * shape.Group(), kTileRows);
     EXPECT_EQ(tile.first / 64, (tile.first + tile.tokens - 1) / 64);
   }
@@ -62,7 +62,7 @@ TEST(WorkListTest, TakesHeadsOfFewTokensTogetherAndEachOnce) {
   ASSERT_EQ(list.tiles.size(), 1u);
   EXPECT_EQ(list.tiles[0].kv_heads, 6);
   EXPECT_EQ(list.combines.size(), 6u);
-  batch.sequences[0].span.start = 500;  // one run: two threads need several tiles
+  batch.sequences[0].span.start = 500;  // one KV split: two threads need several tiles
   MakeWorkList(shape, batch, 64, 2, list);
   EXPECT_EQ(list.tiles.size(), 6u);
   MakeWorkList(shape, batch, 64, 1, list);
@@ -72,7 +72,7 @@ TEST(WorkListTest, TakesHeadsOfFewTokensTogetherAndEachOnce) {
   for (const int threads : {1, 2, 4}) {
     MakeWorkList(shape, batch, 64, threads, list);
     std::map<std::pair<int, int64_t>, std::vector<int>> times;  // (sequence, token) -> per KV head
-    for (const Tile& tile : list.tiles) {
+    for (const QueryTile& tile : list.tiles) {
       EXPECT_LE(tile.kv_heads * tile.tokens * shape.Group(), kTileRows);
       for (int64_t token = tile.first; token < tile.first + tile.tokens; ++token) {
         std::vector<int>& of_token = times[{tile.sequence, token}];

@@ -59,7 +59,7 @@ TEST(PagePool, MovesBudgetBetweenPools) {
   EXPECT_NE(pool.Allocate(0, PageKind::kQuantized), kNoPage);
 }
 
-// The host's memory, of which at most `limit` bytes are committed at one time.
+// Host memory of which at most `limit` bytes can be committed at a time.
 class ScarceDevice final : public Device {
  public:
   class Part final : public Reservation {
@@ -108,7 +108,7 @@ TEST(PagePool, CommitsWhatItHandsOut) {
   for (const PageId page : pages) pool.Release(0, PageKind::kQuantized, page);
   EXPECT_EQ(device.committed, 5u * 4096) << "free records keep their memory";
 
-  device.limit = 6 * 4096;  // an exact record takes the room of three, of which two are given back for it
+  device.limit = 6 * 4096;  // an exact record is as large as three quantized ones; two are decommitted for it
   const PageId exact = pool.Allocate(0, PageKind::kExact);
   ASSERT_NE(exact, kNoPage);
   EXPECT_EQ(device.committed, 6u * 4096);
@@ -140,7 +140,7 @@ TEST(PagePool, PoisonsFreshAndFreedRecords) {
   }
 }
 
-// A device that maps memory in granules, as GPUs do: a granule is given back when no record of it is committed.
+// Device that maps memory in granules, as GPUs do: a granule is unmapped when none of its records is committed.
 class GranularDevice final : public Device {
  public:
   static constexpr size_t kGranule = 16384;
@@ -186,7 +186,7 @@ class GranularDevice final : public Device {
   size_t mapped = 0;
 };
 
-// Records that are freed here and there leave their granules mapped: the budget is of mapped memory, not of records.
+// Scattered freed records keep their granules mapped: the budget limits mapped memory, not records.
 TEST(PagePool, KeepsItsBudgetInMappedGranules) {
   for (uint64_t seed = 0; seed < 50; ++seed) {
     std::mt19937_64 random(seed);
@@ -195,7 +195,7 @@ TEST(PagePool, KeepsItsBudgetInMappedGranules) {
     PagePool pool(device, Layout(3000, 5000), {.budget_bytes = budget});
     std::vector<std::pair<PageKind, PageId>> held;
     for (int step = 0; step < 1000; ++step) {
-      // Phases of one kind, so that a pool's memory has to go to the other one.
+      // Alternates phases of one kind, so that memory has to move between the pools.
       const PageKind kind = step / 250 % 2 == 0 ? PageKind::kQuantized : PageKind::kExact;
       const PageId page = pool.Allocate(0, kind);
       if (page != kNoPage) held.emplace_back(kind, page);
@@ -236,7 +236,7 @@ TEST(PagePool, GroupsShareTheBudgetAndNothingElse) {
   EXPECT_EQ(pool.UsedBytes() + pool.EvictableBytes(), 0);
 }
 
-// Random traffic against a model of it: counts and bytes are exact, records never overlap, contents survive.
+// Random operations checked against a model: counts and bytes are exact, records never overlap, contents persist.
 TEST(PagePool, AccountsExactlyUnderRandomTraffic) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
     std::mt19937_64 random(seed);

@@ -31,7 +31,7 @@ class PrefixCacheTest : public ::testing::Test {
  protected:
   PageRef Page() { return {pool_.Allocate(0, PageKind::kQuantized), kNoPage}; }
   void Drop(PageRef page) { pool_.Release(0, PageKind::kQuantized, page.quantized); }
-  // Inserts and gives the own reference away.
+  // Inserts a page and releases the caller's reference.
   PageRef Put(const std::vector<int32_t>& tokens, int64_t index, const std::string& salt = "") {
     const PageRef page = Page();
     const PageRef cached = Insert(tokens, index, page, salt);
@@ -104,7 +104,7 @@ TEST_F(PrefixCacheTest, EvictsTheLeastRecentlyUsedLeaf) {
     Put(prompts.back(), 0);
     Put(prompts.back(), 1);
   }
-  for (const PageRef& page : Match(prompts[0], "", 9)) Drop(page);  // the oldest, but used again
+  for (const PageRef& page : Match(prompts[0], "", 9)) Drop(page);  // the oldest, now recently used
   EXPECT_EQ(pool_.EvictableBytes(), cache_.Pages() * 1024);
   ASSERT_TRUE(cache_.EvictOne());
   EXPECT_EQ(pool_.FreePages(0, PageKind::kQuantized), 1);
@@ -131,11 +131,11 @@ TEST_F(PrefixCacheTest, NeverEvictsPagesInUse) {
   EXPECT_EQ(pool_.UsedBytes(), 0);
 }
 
-// Random inserts, matches and evictions against a map of what was inserted: a match is a prefix of what was put there,
-// with the same page, and no reference is lost.
+// Random inserts, matches and evictions checked against a map: a match is an inserted prefix with the same pages, and
+// no reference leaks.
 TEST_F(PrefixCacheTest, AgreesWithAMapUnderRandomTraffic) {
   std::mt19937 random(7);
-  std::map<std::pair<std::string, std::vector<int32_t>>, PageRef> known;  // every page ever inserted, by path
+  std::map<std::pair<std::string, std::vector<int32_t>>, PageRef> known;  // every page inserted so far, by path
   for (int step = 0; step < 3000; ++step) {
     std::vector<int32_t> tokens;
     for (int page = 0; page < 4; ++page) tokens.insert(tokens.end(), kPageSize, static_cast<int32_t>(random() % 3));

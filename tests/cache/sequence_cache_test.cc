@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kPage = 16;
 
-// Layers by (exact_pages, sink_pages), of one group or, with their own visibility, of one each.
+// Layers as (exact_pages, sink_pages): in one group, or in one group each if they have different visibility.
 using Layers = std::vector<std::pair<int, int>>;
 
 formats::CacheLayout Layout(const Layers& layers, bool apart) {
@@ -51,7 +51,7 @@ std::vector<int32_t> Tokens(int64_t count, int32_t value = 5) {
   return std::vector<int32_t>(static_cast<size_t>(count), value);
 }
 
-// The rule of kv_cache_spec.h, written down independently of KvCacheGroup.
+// Checks a sequence's records against the rule of kv_cache_spec.h, implemented independently of KvCacheGroup.
 void ExpectRecords(const World& world, const SequenceCache& sequence, int64_t start, int64_t end) {
   for (int64_t page = 0; page * kPage < end; ++page) {
     bool quantized = false;
@@ -127,12 +127,12 @@ TEST(SequenceCache, SharesClosedPagesAndTheSink) {
   EXPECT_EQ(third.MatchPrefix(std::span(tokens).first(3 * kPage)), 2 * kPage) << "one token must be left to compute";
 }
 
-// exact=2: a hit may end only where the last page's exact record is, at a sequence's end, or, once learned, at a
+// exact=2: a hit ends only at a page whose exact record is cached: at a sequence's end or, after a first miss, at a
 // branch.
 TEST(SequenceCache, HitsEndWhereTheExactRecordIs) {
   World world({{2, 0}});
   const auto long_tokens = Tokens(4 * kPage + 3);
-  auto branched = long_tokens;  // leaves after 2 pages
+  auto branched = long_tokens;  // diverges after 2 pages
   for (size_t i = 2 * kPage; i < branched.size(); ++i) branched[i] = 9;
   const auto run = [&](const std::vector<int32_t>& tokens) {
     SequenceCache sequence(world.manager, "");
@@ -178,7 +178,7 @@ TEST(SequenceCache, FreesPagesBehindTheWindow) {
   for (int64_t length = 1; length <= 10 * kPage; ++length) {
     ASSERT_TRUE(sequence.Reserve(1));
     sequence.Commit(Tokens(length));
-    // The next query stands at `length` and sees (length - window, length].
+    // The next query is at position `length` and sees (length - window, length].
     for (int64_t page = 0; page < sequence.PageCount(); ++page) {
       const bool visible = (page + 1) * kPage - 1 > length - 2 * kPage;
       EXPECT_EQ(sequence.Pages()[0][page] != PageRef{}, visible) << "page " << page << " at " << length;
@@ -187,7 +187,7 @@ TEST(SequenceCache, FreesPagesBehindTheWindow) {
   EXPECT_LE(world.pool.UsedPages(0, PageKind::kQuantized), 2);
 }
 
-// One layer sees everything, the other a window or its chunk: each group keeps what its own layer reads.
+// One layer with full attention, one with a window or chunks: each group keeps the records that its own layer reads.
 TEST(SequenceCache, GroupsKeepWhatTheirOwnLayersSee) {
   for (const Visibility narrow :
        {SlidingWindow(2 * kPage), SlidingWindow(kPage + 5), SlidingWindow(1),
@@ -205,7 +205,7 @@ TEST(SequenceCache, GroupsKeepWhatTheirOwnLayersSee) {
           ASSERT_EQ(sequence.Pages()[1][page] != PageRef{}, visible) << "page " << page << " at " << length;
         }
       }
-      // What the window has passed is evictable, though its page is not: a hit elsewhere may still want it.
+      // Records outside the window are evictable although their page is not: a hit elsewhere may still need the page.
       const int64_t passed = (narrow.First(10 * kPage) / kPage) * 1024;
       EXPECT_EQ(world.pool.EvictableBytes(), sharing == Sharing::kShared ? passed : 0);
       if (sharing == Sharing::kShared) {
@@ -217,8 +217,8 @@ TEST(SequenceCache, GroupsKeepWhatTheirOwnLayersSee) {
   }
 }
 
-// Gemma 3's pattern, five layers with a window of 1,024 to one without, at 131,072 tokens: a budget of 5 % above what
-// the windows need is enough, in chunks of 512 and while the prefix cache keeps what it can.
+// Gemma 3's pattern, five layers with a window of 1,024 per full layer, at 131,072 tokens: a budget of 5 % above the
+// computed need suffices for chunks of 512, while the prefix cache keeps as much as fits.
 TEST(SequenceCache, LongSequencesOfHybridModelsTakeWhatTheirWindowsNeed) {
   constexpr int64_t kTokens = 131072, kPageTokens = 64, kLayerBytes = 4096;
   formats::CacheLayout layout;
@@ -246,7 +246,7 @@ TEST(SequenceCache, LongSequencesOfHybridModelsTakeWhatTheirWindowsNeed) {
   EXPECT_EQ(hit.MatchPrefix(Tokens(kTokens + 1)), kTokens) << "the end of the last sequence";
 }
 
-// A hit needs of a windowed group the pages that the next query reads, and no others.
+// A hit requires only those pages of a windowed group that the next query reads.
 TEST(SequenceCache, HitsNeedOnlyWhatTheNextQueryReads) {
   World world({{0, 0}, {0, 0}}, {{}, SlidingWindow(kPage + 1)});
   const auto tokens = Tokens(8 * kPage + 1);
@@ -267,13 +267,13 @@ TEST(SequenceCache, HitsNeedOnlyWhatTheNextQueryReads) {
   }
   EXPECT_EQ(hit(tokens), 8 * kPage);
   EXPECT_EQ(hit(Tokens(5 * kPage + 3)), 5 * kPage) << "a shorter prompt ends inside";
-  // What windows have passed goes first, oldest first: 7 records, the last page's was just used.
+  // Records outside the window are evicted first, oldest first: 7 records; the last page's was just used.
   for (int i = 0; i < 4; ++i) ASSERT_TRUE(world.prefix.EvictOne());
   EXPECT_EQ(world.pool.UsedPages(0, PageKind::kQuantized), 8);
   EXPECT_EQ(world.pool.UsedPages(1, PageKind::kQuantized), 4);
   EXPECT_EQ(hit(tokens), 8 * kPage) << "the end is still there";
   EXPECT_EQ(hit(Tokens(2 * kPage + 3)), 0) << "its window is gone";
-  // Computing it again puts the records back where they are missing.
+  // Recomputing the prompt restores the missing records.
   {
     SequenceCache again(world.manager, "");
     const auto shorter = Tokens(2 * kPage + 3);
@@ -285,7 +285,7 @@ TEST(SequenceCache, HitsNeedOnlyWhatTheNextQueryReads) {
   EXPECT_EQ(world.pool.UsedPages(0, PageKind::kQuantized), 8);
 }
 
-// Pages of a model whose layers all have windows: skeleton nodes without records vanish with what follows them.
+// All layers with windows: nodes without records are removed with their descendants.
 TEST(SequenceCache, EvictsEverythingWhenEveryLayerHasAWindow) {
   World world({{1, 0}}, {SlidingWindow(kPage)});
   const auto tokens = Tokens(20 * kPage);

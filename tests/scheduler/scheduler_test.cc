@@ -81,7 +81,7 @@ TEST(Scheduler, DecodesGoBeforePrompts) {
   EXPECT_EQ(chunks[1].tokens, kPage) << "31 tokens of budget are one whole page";
 }
 
-// With a budget of one page, a decoding sequence leaves less than that: prompts advance all the same.
+// With a budget of one page, decoding sequences leave less than a page: prefill still advances.
 TEST(Scheduler, DecodesDoNotStarvePrompts) {
   for (const int budget : {kPage, kPage + 1, 2 * kPage}) {
     World world(Config(4, budget), 1 << 20, false, 0);
@@ -102,7 +102,7 @@ TEST(Scheduler, DecodesDoNotStarvePrompts) {
   }
 }
 
-// A full cache: the first in line is looked up again only when something has changed for the better.
+// A full cache: the first waiting sequence is tried again only after the state has improved.
 TEST(Scheduler, ABlockedAdmissionIsTriedAgainWhenASequenceEnds) {
   World world(Config(4, 64), 6 * 1024, false, 0);
   auto first = world.Make(3 * kPage, 1), second = world.Make(2 * kPage, 2), third = world.Make(3 * kPage, 3);
@@ -180,8 +180,8 @@ TEST(Scheduler, RemoveFreesPagesAtOnce) {
   EXPECT_EQ(world.scheduler.Running(), 0);
 }
 
-// Random arrivals, lengths, priorities and aborts in caches that are too small for them: budgets are kept, chunks are
-// aligned, everyone finishes, every page comes back, and there were preemptions.
+// Random arrivals, lengths, priorities and aborts in caches that are too small: budgets hold, chunks are aligned, all
+// sequences finish, all pages are freed, and preemptions occur.
 TEST(Scheduler, EveryoneFinishesUnderRandomTraffic) {
   int64_t preemptions = 0;
   for (uint64_t seed = 0; seed < 300; ++seed) {
@@ -222,7 +222,7 @@ TEST(Scheduler, EveryoneFinishesUnderRandomTraffic) {
         ASSERT_EQ(chunk.start, chunk.sequence->pages.Length());
         const int64_t end = chunk.start + chunk.tokens;
         ASSERT_EQ(chunk.last, end == static_cast<int64_t>(chunk.sequence->tokens.size()));
-        // Only the first prompt of a step may end inside a page, when less than two pages of the budget are left to it.
+        // Only a step's first prompt may end inside a page, if less than two pages of the budget are left.
         const bool aligned = chunk.last || end % kPage == 0;
         ASSERT_TRUE(aligned || (chunk.tokens < 2 * kPage && tokens == config.max_step_tokens));
       }

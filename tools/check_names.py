@@ -26,7 +26,7 @@ from pathlib import Path
 from source_text import CPP_SUFFIXES, Piece, SourceText, read_source, sources
 
 NAME_FOLDERS = ("src", "include", "python", "bench", "benchmarks", "tests", "tools", "examples")
-PROSE_FOLDERS = ("src", "include", "python", "bench", "benchmarks", "tools", "examples")
+PROSE_FOLDERS = ("src", "include", "python", "bench", "benchmarks", "tools", "examples", "tests")
 NAMES = "tools/renamed_names.txt"
 TABLE = "docs/adr/0022-names.md"
 FRAGMENT = re.compile(r"(Of|What|Where|Whether|Those|Who)\b")

@@ -267,7 +267,7 @@ bool PrefixCache::Insert(std::span<const int32_t> tokens, std::string_view salt,
     fresh->tokens.assign(key.begin(), key.end());
     fresh->records.resize(records.size());
     fresh->droppable.resize(2 * records.size());
-    // What may throw comes first; a parent that was a leaf hands its entry on.
+    // Operations that may throw come first. A parent that was a leaf passes its entry on.
     const bool parent_was_leaf = parent->parent != nullptr && parent->children.empty();
     std::map<uint64_t, Node*> entries;
     if (!parent_was_leaf) entries.emplace(0, nullptr);

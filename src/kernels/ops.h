@@ -72,9 +72,9 @@ class Ops {
   virtual void Scale(float* x, float factor, int64_t n) noexcept = 0;
   // x = softcap * tanh(x / softcap), f32 [rows][width]; then argmaxes of the rows [rows] unless null.
   virtual void Softcap(float* x, int64_t rows, int64_t width, float softcap, RowArgmax* argmaxes) noexcept = 0;
-  // What `launches` would begin, none of which begins now (cuda/cuda_context.h); null on the host, where it is not
+  // Captures the launches of `launches` without starting them (cuda/cuda_context.h); null on the host, where it is not
   // called. Throws ResourceError.
-  virtual std::unique_ptr<LaunchGraph> Record(const std::function<void()>& /*launches*/) { return nullptr; }
+  virtual std::unique_ptr<LaunchGraph> Capture(const std::function<void()>& /*launches*/) { return nullptr; }
   // tokens[r]: the token sampled by draws[r] from row r of logits, f32 [rows][width], with the argmaxes of the rows; -1
   // if the row is not finite or has too many candidates (kMaxCandidates). Only for devices whose memory is not the
   // host's: on the CPU the sampler reads the logits.

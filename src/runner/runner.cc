@@ -101,7 +101,7 @@ void Runner::ReplayOrCapture(Graphs& graphs, int64_t rows, uint64_t version, con
   if (captured.graph && captured.version == version) return captured.graph->Run();
   launches();
   try {
-    captured.graph = model_.ops().Record(launches);
+    captured.graph = model_.ops().Capture(launches);
     captured.version = version;
   } catch (const ResourceError&) {  // no memory for a graph; the launches are under way without it
     graphs_ = false;

@@ -147,7 +147,7 @@ TEST(SchemeText, CanonicalTextIsShort) {
   EXPECT_EQ(KvScheme::Parse("k=int4-hadamard,v=int4").ToString(), "k=int4-hadamard,v=int4");
   EXPECT_EQ(KvScheme::Parse("k=int8,v=int4+exact=none").ToString(), "k=int8,v=int4+exact=none");
   EXPECT_EQ(KvScheme::Parse("int4+exact=none").ToString(), "int4+exact=none");
-  // Where the sides' defaults differ, one modifier may be half a default.
+  // With different defaults of the sides, one modifier may be half a default.
   EXPECT_EQ(KvScheme::Parse("turboquant_4bit_nc-hadamard").ToString(), "turboquant_4bit_nc-hadamard");
   EXPECT_EQ(KvScheme::Parse("turboquant_4bit_nc+hadamard").ToString(),
             "k=turboquant_4bit_nc,v=turboquant_4bit_nc+hadamard");

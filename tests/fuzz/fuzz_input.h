@@ -1,4 +1,4 @@
-// What every fuzz target does with the reader it tests.
+// Driver that every fuzz target runs its reader with.
 #pragma once
 
 #include <cstddef>

@@ -15,7 +15,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   config.head_dim = 8;
   fuzz::MustReadOrRefuse([&] {
     const models::KvScales scales = models::ParseScaleFile(fuzz::Text({data, size}), "fuzz", config);
-    // What was accepted must be usable as it is.
+    // Accepted input must be usable as it is.
     if (scales.layers.size() != 2) __builtin_trap();
     for (const formats::LayerScales& layer : scales.layers) {
       for (const formats::SideScales* side : {&layer.k, &layer.v}) {

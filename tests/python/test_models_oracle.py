@@ -155,7 +155,7 @@ def test_logits_in_16_bits(
 
 @pytest.mark.parametrize(("cache", "weights", "inputs"), SIXTEEN_BITS)
 def test_latents_in_16_bits(cache: str, weights: torch.dtype, inputs: torch.dtype, tmp_path: Path) -> None:
-    """What is rounded differs from transformers (the latent instead of keys and values), what it costs does not."""
+    """The latent is rounded where transformers rounds keys and values; the error is as small."""
     model = tiny_models.make_model("DeepseekV2", **LATENTS)
     tiny_models.save(model, tmp_path, weights)
     to_exact, _ = errors_in_16_bits(tmp_path, model, cache, weights, inputs)

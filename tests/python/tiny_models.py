@@ -28,7 +28,7 @@ SIZES = {
     "eos_token_id": 2,
 }
 LAYERS = SIZES["num_hidden_layers"]
-# Where an architecture's defaults are those of a large model.
+# Overrides of defaults that are those of a large model.
 GEMMA = {"head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 24}
 SETTINGS: dict[str, dict[str, Any]] = {
     "Gemma2": GEMMA | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 1.0},

@@ -95,7 +95,7 @@ class GpuOps final : public Ops {
     Run(rows, cuda::ArgmaxOp{.x = x, .stride = width, .rows = rows, .width = width, .argmaxes = argmaxes});
   }
 
-  std::unique_ptr<LaunchGraph> Record(const std::function<void()>& launches) override {
+  std::unique_ptr<LaunchGraph> Capture(const std::function<void()>& launches) override {
     return context_->gpu->Capture(launches);
   }
 

@@ -7,7 +7,7 @@
 #include "stats.h"
 
 namespace nb = nanobind;
-using namespace nb::literals;
+using nb::literals::operator""_a;
 
 namespace kvanta::python {
 
@@ -36,7 +36,9 @@ void BindModelInfo(nb::module_& module) {
       .def_ro("exact_pages_per_sequence", &CachePlan::exact_pages_per_sequence)
       .def_ro("bytes_per_token", &CachePlan::bytes_per_token)
       .def_ro("sequence_bytes", &CachePlan::sequence_bytes)
-      .def_prop_ro("groups", [](const CachePlan& plan) { return GroupDicts(plan.groups); });
+      .def_prop_ro(
+          "groups", [](const CachePlan& plan) { return GroupDicts(plan.groups); },
+          nb::sig("def groups(self) -> list[dict[str, typing.Any]]"));
   module.def("read_model_info", &ReadModelInfo, "model"_a, "dtype"_a = "auto", "weight_dtype"_a = "auto",
              nb::call_guard<nb::gil_scoped_release>(), "Reads the configuration only; weights are not needed.");
   module.def("plan_cache_bytes", &PlanCacheBytes, "config"_a, nb::call_guard<nb::gil_scoped_release>(),

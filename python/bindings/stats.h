@@ -9,6 +9,7 @@
 
 namespace kvanta::python {
 
+// One dictionary per group.
 nanobind::list GroupDicts(const std::vector<CacheGroupStats>& groups);
 nanobind::dict StatsDict(const EngineStats& stats);
 

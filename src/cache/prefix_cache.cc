@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <ranges>
 #include <string>
 #include <unordered_map>
 
@@ -203,10 +202,7 @@ PrefixCache::Prefix PrefixCache::Match(std::span<const int32_t> tokens, std::str
   Node* node = state.Descend(tokens, salt, max_pages, prefix.known);
   if (prefix.known == 0) return prefix;
   std::vector<Node*> path(static_cast<size_t>(prefix.known));
-  for (Node*& at : std::views::reverse(path)) {
-    at = node;
-    node = node->parent;
-  }
+  for (auto at = path.rbegin(); at != path.rend(); ++at, node = node->parent) *at = node;
   // Finds the longest hit whose records are all present: per group, no gap from the first record that is read.
   std::vector<int64_t> whole_from(state.spec.groups.size(), 0);
   for (int64_t page = 0; page < prefix.known; ++page) {

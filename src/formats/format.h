@@ -60,10 +60,8 @@ struct GroupSections {
   uint8_t* channel_scales = nullptr;
   uint8_t* channel_offsets = nullptr;
 
-  operator ConstGroupSections()
-      const noexcept {  // NOLINT(google-explicit-constructor): pointers to const, nothing else
-    return {codes, channel_scales, channel_offsets};
-  }
+  // NOLINTNEXTLINE(google-explicit-constructor): pointers to const, nothing else
+  operator ConstGroupSections() const noexcept { return {codes, channel_scales, channel_offsets}; }
 };
 
 // Support for the latents of MLA: K and V in one cell, followed by the rotated channels of K in bf16.

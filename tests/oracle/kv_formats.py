@@ -152,7 +152,7 @@ def _values(form: Format, codes: U8, head_dim: int) -> F32:
         levels, step = lloyd_max(form.bits)
         return np.asarray(np.array(levels, np.float32)[fields] * step)
     if form.rule == "mxfp6":
-        return fields.view(E3M2).astype(np.float32)
+        return np.asarray(fields.view(E3M2).astype(np.float32))
     if form.rule in {"nvfp4", "nvfp4_4over6", "mxfp4", "fp4_ceil"}:
         return np.asarray(fields.view(E2M1).astype(np.float32) + np.float32(0))  # -0 reads as +0
     return fields.astype(np.float32) + np.float32(form.lowest)

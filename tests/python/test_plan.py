@@ -182,7 +182,7 @@ def test_a_sliding_window_frees_pages() -> None:
 
 
 def test_groups_take_what_their_windows_need() -> None:
-    """Gemma 3: five layers with a window of 1,024 to one without; at 131,072 tokens the cache is that of the windows."""
+    """Gemma 3, five windows of 1,024 to one full layer: at 131,072 tokens the cache is that of the windows."""
     row = rows(plan("gemma-3-27b", 128 * GIB, context=131072))["bf16"]
     layer = row["page_bytes"] / 62 / 64  # bytes of a token
     need = layer * (10 * 131072 + 52 * 1024)

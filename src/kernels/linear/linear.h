@@ -25,8 +25,8 @@ struct LinearKind {
   // instead of one on most instruction sets.
   bool int16_activations = false;
 
-  constexpr LinearKind(WeightType type, bool int16 = false)
-      : weights(type), int16_activations(int16) {}  // NOLINT: meant to convert
+  // NOLINTNEXTLINE(google-explicit-constructor): meant to convert
+  constexpr LinearKind(WeightType type, bool int16 = false) : weights(type), int16_activations(int16) {}
 };
 
 // A weight as stored in the checkpoint: row-major [out][in], elements or blocks (then `in` is a multiple of 32).

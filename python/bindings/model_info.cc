@@ -7,9 +7,10 @@
 #include "stats.h"
 
 namespace nb = nanobind;
-using nb::literals::operator""_a;
 
 namespace kvanta::python {
+
+using nb::literals::operator""_a;
 
 void BindModelInfo(nb::module_& module) {
   nb::class_<ModelInfo>(module, "ModelInfo", "What a model is.")

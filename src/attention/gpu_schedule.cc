@@ -8,7 +8,6 @@ namespace kvanta::attention {
 namespace {
 
 using kernels::cuda::kQueryRows;
-using kernels::cuda::QueryTile;
 
 static_assert(kernels::cuda::kSplitTokens == kSplitTokens);
 
@@ -18,7 +17,7 @@ struct SplitRange {
 
   int32_t Count() const { return last - first; }
 };
-SplitRange SplitsOf(const QueryTile& tile, const WorkShape& shape) {
+SplitRange SplitsOf(const kernels::cuda::QueryTile& tile, const WorkShape& shape) {
   return {shape.visibility.First(tile.first_position) / kSplitTokens,
           (tile.first_position + tile.tokens - 1) / kSplitTokens + 1};
 }

@@ -10,7 +10,7 @@ using kernels::Prefetch;
 constexpr int64_t kLine = 64;
 constexpr int64_t kSoftmaxLines = 16;             // per stream; limit of what softmax can prefetch in its time
 constexpr int64_t kValuePrefetchBytes = 2 << 10;  // bytes of V prefetched with K; hides memory latency
-constexpr int64_t kNearCacheBytes = 20 << 10;  // largest page of a head that L1 holds beside queries, scores, results
+constexpr int64_t kNearCacheBytes = 20 << 10;  // largest page of a head that L1 holds next to queries, scores, results
 
 Prefetch Lines(const uint8_t* begin, int64_t bytes) noexcept {
   const int64_t half = (bytes + 2 * kLine - 1) / (2 * kLine) * kLine;

@@ -1,8 +1,8 @@
-// Integer and e2m1 codes of up to 6 bits, once for all ISAs, over the bytes of codes_<isa>.h: fields become bytes in
-// registers and meet coefficients of 8 bits; sums are exact in 32 bits. Machines multiply unsigned bytes with signed
-// ones: of keys the codes are unsigned, with an offset that a bias takes off again; of values the weights are, which
-// are not negative, and the codes have their signs. 8 bits of a query or a weight are finer than what these codes keep
-// of a key or a value (SubbyteOperandsAddLittle in the tests holds them to that), and cost half of 16.
+// Integer and e2m1 codes of up to 6 bits, one source for all units over the byte vectors of codes_<isa>.h: fields are
+// unpacked to bytes in registers and multiplied by 8-bit operands; sums are exact in int32. Byte products take one
+// unsigned and one signed factor: for keys the codes are unsigned, with an offset that a bias removes; for values the
+// probabilities are unsigned and the codes signed. 8-bit operands lose less than these codes do (test
+// SubbyteOperandsAddLittle) and cost half of 16-bit ones.
 #pragma once
 
 #include <cstdint>

@@ -141,7 +141,7 @@ struct FloatKeys {
 
 struct Bf16Keys : FloatKeys {
   static constexpr UnpackKeyTiles kUnpack = nullptr;  // tiles are loaded from the cell
-  static KVANTA_INLINE float Pack(const float* x, int head_dim, Vec16::F /*peak*/, uint8_t* out) {
+  static KVANTA_INLINE float Pack(const float* x, int head_dim, Vec16::F /*max*/, uint8_t* out) {
     return PackIn<kInOrderWords>(x, head_dim, out);
   }
   static constexpr int kBytes = 2;  // bytes of an element
@@ -149,7 +149,7 @@ struct Bf16Keys : FloatKeys {
 
 template <const ByteTables& kTables>
 struct Fp8Keys : FloatKeys {
-  static KVANTA_INLINE float Pack(const float* x, int head_dim, Vec16::F /*peak*/, uint8_t* out) {
+  static KVANTA_INLINE float Pack(const float* x, int head_dim, Vec16::F /*max*/, uint8_t* out) {
     return PackIn<kCrossedWords>(x, head_dim, out);
   }
   static void Unpack(const CellView& cell, int group, int groups, int chunk, uint8_t* out) {

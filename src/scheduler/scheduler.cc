@@ -44,6 +44,7 @@ void Scheduler::Add(Sequence& sequence) {
 
 void Scheduler::Remove(Sequence& sequence) {
   if (!EraseFrom(running_, &sequence)) EraseFrom(waiting_, &sequence);
+  if (blocked_.sequence == &sequence) blocked_ = {};  // its address may become another sequence's
   sequence.pages.Finish(sequence.tokens);
 }
 

@@ -120,6 +120,23 @@ TEST(Scheduler, ABlockedAdmissionIsTriedAgainWhenASequenceEnds) {
   EXPECT_EQ(world.scheduler.Waiting(), 0);
 }
 
+// A new sequence may have the address of the blocked one that was removed.
+TEST(Scheduler, ABlockedSequenceThatIsRemovedDoesNotBlockTheNext) {
+  World world(Config(4, 64), 9 * 1024, false, 0);
+  auto first = world.Make(3 * kPage, 1), second = world.Make(2 * kPage, 2), third = world.Make(3 * kPage, 3);
+  for (Sequence* sequence : {first.get(), second.get()}) {
+    world.scheduler.Add(*sequence);
+    world.scheduler.Schedule();
+    world.scheduler.Commit();
+  }
+  world.scheduler.Add(*third);
+  EXPECT_TRUE(world.scheduler.Schedule().empty());
+  world.scheduler.Remove(*third);
+  third->tokens.resize(kPage);
+  world.scheduler.Add(*third);
+  EXPECT_EQ(world.scheduler.Schedule().size(), 1u);
+}
+
 TEST(Scheduler, ServesByPriorityThenArrival) {
   World world(Config(1, 64), 1 << 20);
   auto late = world.Make(3, 1);

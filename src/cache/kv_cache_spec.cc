@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <tuple>
 
 #include "base/math.h"
 
@@ -50,16 +49,6 @@ KvCacheSpec::KvCacheSpec(const formats::CacheLayout& layout, std::span<const Vis
   for (int group = 0; group < static_cast<int>(layout.groups.size()); ++group) {
     groups.emplace_back(layout, group, layers);
   }
-}
-
-bool KvCacheSpec::HasExactPages() const noexcept {
-  return std::ranges::any_of(groups, [](const KvCacheGroup& group) { return group.exact_while_open; });
-}
-
-int64_t KvCacheSpec::ExactPageBytes() const noexcept {
-  int64_t bytes = 0;
-  for (const KvCacheGroup& group : groups) bytes += group.exact_page_bytes;
-  return bytes;
 }
 
 int64_t KvCacheSpec::PageBytes() const noexcept {

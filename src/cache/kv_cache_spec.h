@@ -54,9 +54,7 @@ struct KvCacheSpec {
   int page_size = 64;
   std::vector<KvCacheGroup> groups;
 
-  bool HasExactPages() const noexcept;
-  int64_t ExactPageBytes() const noexcept;  // summed over all groups
-  int64_t PageBytes() const noexcept;       // quantized records, summed over all groups
+  int64_t PageBytes() const noexcept;  // quantized records, summed over all groups
   // Maximum bytes of a sequence of `tokens` tokens in a step of up to `step_pages` pages, summed over all groups.
   int64_t MaxBytes(int64_t tokens, int64_t step_pages = 1) const noexcept;
 };

@@ -69,7 +69,7 @@ struct PrefixCache::State {
   Node* Descend(std::span<const int32_t> tokens, std::string_view salt, int64_t depth, int64_t& reached) const {
     reached = 0;
     const auto root = roots.find(salt);
-    if (root == roots.end() || !root->second) return nullptr;
+    if (root == roots.end()) return nullptr;
     Node* node = root->second.get();
     while (reached < depth) {
       const auto page = Page(tokens, reached);
@@ -183,7 +183,7 @@ struct PrefixCache::State {
   bool IsRead(const KvCacheGroup& group, int64_t page, int64_t pages, PageKind kind) const {
     if (page < group.FirstPage(pages * spec.page_size)) return false;
     if (kind == PageKind::kQuantized) return group.NeedsQuantized(page, true);
-    return group.exact_while_open && (page >= pages - group.exact_before || page < group.sink_pages);
+    return group.NeedsExact(page, page >= pages - group.exact_before);
   }
 };
 

@@ -57,19 +57,19 @@ int64_t SequenceCache::MatchPrefix(std::span<const int32_t> tokens) {
 }
 
 template <class Visit>
-void SequenceCache::VisitMissing(int64_t count, Visit visit) {
+void SequenceCache::VisitMissing(int64_t count, Visit visit) const {
   const int64_t size = manager_.spec.page_size;
   for (int64_t index = length_ / size; index * size < length_ + count; ++index) {
     const bool closed = (index + 1) * size <= length_ + count;
     for (size_t g = 0; g < pages_.size(); ++g) {
       const KvCacheGroup& group = manager_.spec.groups[g];
-      PageRef none;
-      PageRef& page = index < PageCount() ? pages_[g][static_cast<size_t>(index)] : none;
+      // By value: visit may fill it in.
+      const PageRef page = index < PageCount() ? pages_[g][static_cast<size_t>(index)] : PageRef{};
       if (page.quantized == kNoPage && group.NeedsQuantized(index, closed)) {
-        if (!visit(static_cast<int>(g), PageKind::kQuantized, page.quantized)) return;
+        if (!visit(g, PageKind::kQuantized, index)) return;
       }
       if (page.exact == kNoPage && group.NeedsExact(index, true)) {
-        if (!visit(static_cast<int>(g), PageKind::kExact, page.exact)) return;
+        if (!visit(g, PageKind::kExact, index)) return;
       }
     }
   }
@@ -77,8 +77,8 @@ void SequenceCache::VisitMissing(int64_t count, Visit visit) {
 
 int64_t SequenceCache::BytesToReserve(int64_t count) const noexcept {
   int64_t bytes = 0;
-  const_cast<SequenceCache*>(this)->VisitMissing(count, [&](int group, PageKind kind, const PageId&) {
-    bytes += manager_.pool.RecordBytes(group, kind);
+  VisitMissing(count, [&](size_t group, PageKind kind, int64_t) {
+    bytes += manager_.pool.RecordBytes(static_cast<int>(group), kind);
     return true;
   });
   return bytes;
@@ -96,7 +96,9 @@ bool SequenceCache::Reserve(int64_t count) {
   const int64_t pages = (length_ + count - 1) / manager_.spec.page_size + 1;
   Resize(std::max(pages_before, static_cast<size_t>(pages)));
   bool complete = true;
-  VisitMissing(count, [&](int group, PageKind kind, PageId& page) {
+  VisitMissing(count, [&](size_t g, PageKind kind, int64_t index) {
+    const int group = static_cast<int>(g);
+    PageId& page = pages_[g][static_cast<size_t>(index)].Of(kind);
     page = manager_.pool.Allocate(group, kind);
     while (page == kNoPage && manager_.prefix && manager_.prefix->EvictOne())
       page = manager_.pool.Allocate(group, kind);

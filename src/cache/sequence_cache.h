@@ -55,9 +55,9 @@ class SequenceCache {
   void FreeInvisible() noexcept;
   void Share(std::span<const int32_t> tokens, int64_t index);
   void ShareExact(std::span<const int32_t> tokens, int64_t index);
-  // Calls visit(group, kind, page's id) for every missing record that the next `count` tokens need.
+  // Calls visit(group, kind, page) for every missing record that the next `count` tokens need, until it returns false.
   template <class Visit>
-  void VisitMissing(int64_t count, Visit visit);
+  void VisitMissing(int64_t count, Visit visit) const;
 
   KvCacheManager& manager_;
   std::string salt_;

@@ -36,10 +36,6 @@ struct Visibility {
     if (kind == VisibilityKind::kChunked) return (key / span + 1) * span - 1;
     return key + span - 1;
   }
-  // Maximum number of keys that a query sees in a sequence of `tokens` tokens.
-  KVANTA_HD constexpr int64_t MaxKeys(int64_t tokens) const noexcept {
-    return kind == VisibilityKind::kFull || tokens < span ? tokens : span;
-  }
 };
 
 // Sliding-window visibility; window 0: full.

@@ -8,14 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from kv_encoders import (
+from kv_cells import (
     BF16,
     E2M1,
     E3M2,
     E4M3,
     E5M2,
     E8M0,
-    ENCODERS,
     F32,
     FP16,
     FP32,
@@ -23,11 +22,9 @@ from kv_encoders import (
     Cell,
     DType,
     Format,
-    cast_saturating,
-    hadamard,
-    lloyd_max,
     unpack_fields,
 )
+from kv_encoders import ENCODERS, cast_saturating, hadamard, lloyd_max
 from numpy.typing import NDArray
 
 __all__ = ["DEFAULT_HADAMARD", "FORMATS", "NAMES", "Cell", "cast_saturating", "decode", "encode", "hadamard"]

@@ -21,7 +21,7 @@ from typing import Any
 import kv_formats
 import ml_dtypes
 import numpy as np
-from kv_encoders import BF16, E2M1, E3M2, E4M3, E5M2, E8M0, F32, FP16
+from kv_cells import BF16, E2M1, E3M2, E4M3, E5M2, E8M0, F32, FP16
 
 FOLDER = Path(__file__).resolve().parent.parent / "data" / "golden"
 CHUNK = 1024

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kv_encoders import F32
+from kv_cells import F32
 
 import kvanta.formats
 from kvanta.errors import InputError

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/math.h"
+
 namespace kvanta::attention {
 namespace {
 
@@ -60,8 +62,8 @@ PrefetchPlan::Spans PrefetchPlan::PrefetchRanges(HeadPage at) const noexcept {
   const uint8_t* values = view.record + v.codes;
   const int64_t seen = tile_.first + tile_.tokens - at.page * page_size_;
   if (seen < page_size_) {  // the open page: only the tokens it holds
-    const int64_t groups = (seen + 15) / 16, quads = (seen + 3) / 4;
-    return {.start = {keys, k.bytes * 16 * groups / page_size_}, .with = {values, v.bytes * 4 * quads / page_size_}};
+    return {.start = {keys, k.bytes * RoundUp(seen, 16) / page_size_},
+            .with = {values, v.bytes * RoundUp(seen, 4) / page_size_}};
   }
   // A head's K and V cells are contiguous. L2 holds them whole, L1 about half.
   const int64_t bytes = view.cells->head_bytes;

@@ -5,6 +5,7 @@
 #include <limits>
 #include <utility>
 
+#include "base/math.h"
 #include "formats/transform.h"
 
 namespace kvanta::attention {
@@ -20,7 +21,7 @@ constexpr int64_t kAlignment = 64;
 constexpr SoftmaxState kEmpty = {-std::numeric_limits<float>::infinity(), 0.0f};
 
 int64_t Align(int64_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return RoundUp(bytes, kAlignment);
 }
 
 constexpr int Index(formats::ElementType code) {
@@ -189,7 +190,7 @@ void TileAttention::TransposeLatents(int64_t page, const PageView& view, int tok
   kernels_.transpose({.keys = view.record + latents.codes,
                       .row_bytes = int64_t{latents.head_dim} * bits / 8,
                       .element_bytes = std::max(8, bits) / 8,
-                      .groups = static_cast<int>((seen + 15) / 16),
+                      .groups = static_cast<int>(CeilDiv(seen, 16)),
                       .values = work_.values_});
 }
 
@@ -251,7 +252,7 @@ void TileAttention::AttendRows(const PageView& view, int begin, int end, int fir
   const PageCells& cells = *view.cells;
   const formats::LayerScheme& scheme = *layer_.scheme;
   const bool scaled = !view.exact && scheme.v.format->scaling.per_head;
-  ScoreRows(view, (end + 15) / 16, first_row, rows, workspace_use, ahead.qk);
+  ScoreRows(view, static_cast<int>(CeilDiv(end, 16)), first_row, rows, workspace_use, ahead.qk);
   kernels_.softmax({.begin = begin,
                     .end = end,
                     .page_tokens = page_size_,

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/math.h"
+
 namespace kvanta::attention {
 namespace {
 
@@ -16,13 +18,13 @@ constexpr size_t kMaxTasksOfBatch = 16;
 // Cost model of a tile: pages it reads, times its query rows plus one for loading the page.
 int64_t Cost(const QueryTile& tile, const WorkShape& shape, int page_size) {
   const int64_t seen = tile.first + tile.tokens - shape.visibility.First(tile.first);
-  return (seen + page_size - 1) / page_size * (int64_t{tile.tokens} * shape.Group() + 1) * tile.kv_heads;
+  return CeilDiv(seen, page_size) * (int64_t{tile.tokens} * shape.Group() + 1) * tile.kv_heads;
 }
 
 // True if threads that process whole tiles would finish at about the same time, assuming every tile costs as much as
 // the largest. Split-KV needs a second parallel region to combine, which costs more than a little idle time.
 bool IsBalanced(int64_t total, int64_t largest, int threads) {
-  const int64_t round = largest * threads, rounds = (total + round - 1) / round;
+  const int64_t round = largest * threads, rounds = CeilDiv(total, round);
   return threads == 1 || (rounds * round - total) * kMinIdle <= total;
 }
 

@@ -5,15 +5,11 @@
 #include <algorithm>
 #include <string>
 
+#include "base/math.h"
 #include "kvanta/error.h"
 
 namespace kvanta::formats {
 namespace {
-
-// A page has a multiple of 16 tokens, so its sections are aligned without padding.
-int64_t AlignSection(int64_t bytes) {
-  return (bytes + 15) / 16 * 16;
-}
 
 // Channels that head_dim must be a multiple of.
 int ChannelStep(const Format& format, int head_dim) {
@@ -89,7 +85,7 @@ CellSections PlanRows(const Format& format, CellShape shape) {
   int64_t end = 0;
   const auto section = [&end](int64_t bytes) {
     const int64_t begin = end;
-    end += AlignSection(bytes);
+    end += RoundUp(bytes, 16);  // no padding in a page, which has a multiple of 16 tokens
     return begin;
   };
   const int64_t tokens = shape.tokens;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/math.h"
 #include "formats/bf16.h"
 #include "formats/transform.h"
 #include "kvanta/error.h"
@@ -47,7 +48,7 @@ float ThroughBf16(float x) {
 
 // Bytes of the bf16 cell of outlier channels, padded to 16 bytes for any number of tokens.
 int64_t OutlierBytes(const KvSide& side, CellShape shape) {
-  return (Bf16Sections({shape.tokens, side.outliers}).bytes + 15) / 16 * 16;
+  return RoundUp(Bf16Sections({shape.tokens, side.outliers}).bytes, 16);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <array>
 #include <memory>
 
+#include "base/math.h"
 #include "formats/bytes.h"
 #include "kvanta/error.h"
 
@@ -71,7 +72,7 @@ std::vector<uint8_t> WritePageFile(const PageHeader& header, std::span<const uin
         fmt::format("scales of {} layers for a page of {}", header.scales.size(), header.layout.layers.size()));
   }
   std::string json = PageHeaderToJson(header);
-  json.resize((json.size() + kAlignment - 1) / kAlignment * kAlignment, ' ');
+  json.resize(static_cast<size_t>(RoundUp(std::ssize(json), kAlignment)), ' ');
   if (json.size() > kMaxHeaderBytes)
     throw InputError(fmt::format("a page header of {} bytes is too long", json.size()));
 

@@ -4,6 +4,7 @@
 #include <cassert>
 #include <cstring>
 
+#include "base/math.h"
 #include "kvanta/error.h"
 
 namespace kvanta::runner {
@@ -28,7 +29,7 @@ void Upload(Device& device, Buffer& to, std::span<const First> first, std::span<
 // Rows of captured graphs: 1, 2, 4, 8, 16, 24, ... Tiles of linear layers have 8 rows, so that padding costs little.
 int64_t BucketOf(int64_t rows, int64_t limit) {
   constexpr int64_t kStep = 8;
-  int64_t bucket = (rows + kStep - 1) / kStep * kStep;
+  int64_t bucket = RoundUp(rows, kStep);
   for (const int64_t small : {4, 2, 1}) {
     if (rows <= small) bucket = small;
   }

@@ -56,7 +56,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Run:
-    """How programs are run: `through` is a command prefix."""
+    """Way of running the programs: `through` is a command prefix."""
 
     gguf: Path
     through: Sequence[str]

@@ -8,8 +8,8 @@ tools/renamed_names.txt, which says how each line is checked; lines that begin w
 right name of something else. CHANGELOG.md and docs/adr may use every name. The table in docs/adr/0022-names.md must
 agree with that file; --write writes it.
 
-Prose: no comment block, end-of-line comment or docstring in PROSE_FOLDERS begins with Of, What, Where, Whether, Those
-or Who. Such a comment is a fragment that hides its subject: begin with the noun or the verb. --count lists the number
+Prose: no comment block, end-of-line comment or docstring in PROSE_FOLDERS begins with Of, What, Where, Whether, Which,
+Why, How, Those or Who. Such a comment is a fragment that hides its subject: begin with the noun or the verb. --count lists the number
 of them in every file of NAME_FOLDERS instead.
 
 Exit status 1 and one line per violation.
@@ -29,7 +29,7 @@ NAME_FOLDERS = ("src", "include", "python", "bench", "benchmarks", "tests", "too
 PROSE_FOLDERS = ("src", "include", "python", "bench", "benchmarks", "tools", "examples", "tests")
 NAMES = "tools/renamed_names.txt"
 TABLE = "docs/adr/0022-names.md"
-FRAGMENT = re.compile(r"(Of|What|Where|Whether|Those|Who)\b")
+FRAGMENT = re.compile(r"(Of|What|Where|Whether|Which|Why|How|Those|Who)\b")
 BLOCK = re.compile(r"(?<=<!-- names -->\n).*(?=<!-- /names -->)", re.DOTALL)
 
 

@@ -66,6 +66,13 @@ def _held_out(result: Mapping[str, Any], _: Path) -> Rows:
     return rows
 
 
+_DISTRIBUTION = (
+    ("median", "kl_median", ".5f"),
+    ("99 %", "kl_p99", ".4f"),
+    ("max", "kl_max", ".2f"),
+    ("same top token", "top1", ".1%"),
+    ("perplexity ratio", "ppl_ratio", ".4f"),
+)
 _LLAMA_CPP = (
     "benchmarks/llama_cpp.py --llama-perplexity PATH --text wiki.test.raw --formats q8_0 q4_0 "
     "--json docs/results/llama-cpp.json"
@@ -142,11 +149,7 @@ TABLES = {
             ("bits", "bits_per_element", ".4g"),
             ("bytes per token", "bytes_per_token", ",.0f"),
             ("mean KL", "kl_mean", ".5f"),
-            ("median", "kl_median", ".5f"),
-            ("99 %", "kl_p99", ".4f"),
-            ("max", "kl_max", ".2f"),
-            ("same top token", "top1", ".1%"),
-            ("perplexity ratio", "ppl_ratio", ".4f"),
+            *_DISTRIBUTION,
             ("clipped", "saturated", "d"),
         ),
     ),
@@ -159,11 +162,7 @@ TABLES = {
             ("bits", "bits_per_element", ".4g"),
             ("mean KL", "kl_mean", ".5f"),
             ("standard error", "kl_mean_error", ".5f"),
-            ("median", "kl_median", ".5f"),
-            ("99 %", "kl_p99", ".4f"),
-            ("max", "kl_max", ".2f"),
-            ("same top token", "top1", ".1%"),
-            ("perplexity ratio", "ppl_ratio", ".4f"),
+            *_DISTRIBUTION,
         ),
     ),
     "llama-cpp-beside": Table(
@@ -232,11 +231,7 @@ TABLES = {
             ("bytes", "weight_bytes", ",d"),
             ("bytes as bf16", "bf16_weight_bytes", ",d"),
             ("mean KL", "kl_mean", ".5f"),
-            ("median", "kl_median", ".5f"),
-            ("99 %", "kl_p99", ".4f"),
-            ("max", "kl_max", ".2f"),
-            ("same top token", "top1", ".1%"),
-            ("perplexity ratio", "ppl_ratio", ".4f"),
+            *_DISTRIBUTION,
         ),
     ),
     "biased-keys": Table(

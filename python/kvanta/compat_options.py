@@ -87,7 +87,7 @@ SHORT_FLAGS = ("tp", "pp", "dp")
 
 
 class Refusal(NamedTuple):
-    """Why an option is refused; `neutral` values, and None, False and empty ones, ask for nothing and are accepted."""
+    """Reason for refusing an option; `neutral` values, and None, False and empty ones, ask for nothing and are accepted."""
 
     reason: str
     neutral: tuple[str, ...] = ()

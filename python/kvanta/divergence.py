@@ -1,4 +1,4 @@
-"""How far the predictions of one cache format are from another's: Kullback-Leibler divergence per token."""
+"""Kullback-Leibler divergence per token of the predictions of one cache format from another's."""
 
 from __future__ import annotations
 

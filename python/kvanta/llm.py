@@ -171,7 +171,7 @@ class LLM:
         return self._loaded.stats()
 
     def measure_quality(self) -> dict[str, Any]:
-        """How far what was generated is from an exact cache's distribution: requests compared, their tokens, kl_mean
+        """Distance of what was generated from an exact cache's distribution: requests compared, their tokens, kl_mean
         and kl_max in nats. Compares now what quality_sample_rate has chosen since the last call.
         """
         with self._lock:

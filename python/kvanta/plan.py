@@ -1,4 +1,4 @@
-"""How many tokens and users fit in a memory: true bytes, from the code that lays out the engine's cache."""
+"""Numbers of tokens and users that fit in a memory: true bytes, from the code that lays out the engine's cache."""
 
 from __future__ import annotations
 

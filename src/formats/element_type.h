@@ -38,7 +38,7 @@ enum class ElementType : uint8_t {
 };
 inline constexpr int kElementTypes = static_cast<int>(ElementType::kLloyd3) + 1;
 
-// How kernels decode an element.
+// Way in which kernels decode an element.
 enum class Decoding : uint8_t {
   kFloat,    // float of 8 bits or more
   kInt8,     // two's complement

@@ -29,7 +29,7 @@ struct Side {
 // One layer's cache: scheme, shape, and offsets of its cells in the page record.
 //
 // Page record (one page of all layers): for each layer, for each KV head: K cell | K's unquantized channels | V cell.
-// Where K and V are one latent (MLA), V is the K cell, stored once.
+// The latents of MLA are K and V in one: V is the K cell, stored once.
 struct LayerScheme {
   KvScheme scheme;
   Side k;

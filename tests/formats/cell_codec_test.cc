@@ -147,7 +147,8 @@ TEST(CellCodec, DistortionIsThatOfTheFormat) {
   }
 }
 
-// Why keys are encoded per channel: a constant per channel costs what it costs a token-wise format, and KIVI nothing.
+// Reason for encoding keys per channel: a constant per channel costs what it costs a token-wise format, and KIVI
+// nothing.
 TEST(CellCodec, BiasedChannelsCostTokenGroupsNothing) {
   const CellShape shape{64, 64};
   auto x = Normal(static_cast<size_t>(64 * 64), 1.0F, 21);

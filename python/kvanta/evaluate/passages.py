@@ -26,7 +26,7 @@ class Passage:
 
     @property
     def rows(self) -> int:
-        """How many rows of logits count."""
+        """Number of rows of logits that count."""
         return len(self.tokens) - 1 - self.first
 
     @property

@@ -26,7 +26,7 @@ class Load:
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """How to talk to a server; see find_target."""
+    """Parameters of requests to a server; see find_target."""
 
     url: str
     model: str | None = None

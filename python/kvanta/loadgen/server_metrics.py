@@ -30,7 +30,7 @@ class ServerMetrics:
     counters: dict[str, float] = field(default_factory=dict)
 
     def since(self, earlier: ServerMetrics) -> dict[str, int]:
-        """How far the counters have gone."""
+        """Increases of the counters since `earlier`."""
         return {name: round(value - earlier.counters.get(name, 0.0)) for name, value in self.counters.items()}
 
 

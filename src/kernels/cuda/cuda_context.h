@@ -41,8 +41,8 @@ class CudaContext {
 // Minimum compute capability, times 10: Ampere.
 inline constexpr int kMinCapability = 80;
 
-// Why this program cannot use a GPU of this machine ("this build has no CUDA support", "no NVIDIA driver ..."), or "".
-// Starts no work on a GPU and allocates nothing there.
+// Returns why this program cannot use a GPU of this machine ("this build has no CUDA support", "no NVIDIA driver ..."),
+// or "". Starts no work on a GPU and allocates nothing there.
 std::string MissingForCuda();
 
 // "sm90" or "sm80", by this machine's best GPU; "" without a usable one.

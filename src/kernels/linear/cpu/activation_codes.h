@@ -1,4 +1,4 @@
-// How the dots of weight blocks (blocks_<isa>.h) store the 32 integer codes of a block of x.
+// Storage of the 32 integer codes of a block of x, as the dots of weight blocks (blocks_<isa>.h) read them.
 #pragma once
 
 #include <cstdint>

@@ -9,10 +9,8 @@ right name of something else. CHANGELOG.md and docs/adr may use every name. The 
 agree with that file; --write writes it.
 
 Prose: no comment block, end-of-line comment or docstring in PROSE_FOLDERS begins with Of, What, Where, Whether, Which,
-Why, How, Those or Who. Such a comment is a fragment that hides its subject: begin with the noun or the verb. --count lists the number
-of them in every file of NAME_FOLDERS instead.
-
-Exit status 1 and one line per violation.
+Why, How, Those or Who. Such a comment is a fragment that hides its subject: begin with the noun or the verb. --count
+lists the number of them in every file of NAME_FOLDERS instead.
 """
 
 from __future__ import annotations

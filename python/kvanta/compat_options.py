@@ -87,7 +87,7 @@ SHORT_FLAGS = ("tp", "pp", "dp")
 
 
 class Refusal(NamedTuple):
-    """Reason for refusing an option; `neutral` values, and None, False and empty ones, ask for nothing and are accepted."""
+    """Reason for refusing an option. `neutral` values ask for nothing and are accepted, as None, False, empty."""
 
     reason: str
     neutral: tuple[str, ...] = ()

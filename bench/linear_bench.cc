@@ -12,6 +12,7 @@
 #include "base/thread_pool.h"
 #include "bench/roofline.h"
 #include "kernels/cpu/select.h"
+#include "kernels/linear/weight_blocks.h"
 #include "kernels/ops.h"
 #include "kvanta/error.h"
 

@@ -121,30 +121,33 @@ float IntegerDotLoop(int64_t rounds, double* operations) noexcept {
 
 // Exact dots of blocks as in the matrix product, without the scales: ones by ones, operands in L1, a register tile of
 // rows at a time.
-template <class Dots, int kBits>
+template <BlockStorage kStorage>
 float BlockDotLoop(int64_t rounds, double* operations) noexcept {
-  uint8_t weights[kPanelColumns * 32 * kBits / 8];
-  for (uint8_t& codes : weights) codes = kBits == 4 ? 0x11 : 1;
+  constexpr BlockLayout kLayout = LayoutOf(kStorage);
+  using Dots = BlockDots<kLayout, false>;
+  constexpr int kRows = Dots::kRowTile;
+  uint8_t weights[kLayout.CodeBytes()];
+  for (uint8_t& codes : weights) codes = kLayout.low_bits == 4 ? 0x11 : 1;
   int32_t ones[32];
   for (int32_t& code : ones) code = 1;
-  typename Dots::X rows[kBlockRowTile];
+  typename Dots::X rows[kRows];
   for (auto& row : rows) Dots::Store(ones, row);
   const uint8_t* w = weights;
   const auto* x = reinterpret_cast<const uint8_t*>(rows);
-  Vec16::F sums[kBlockRowTile];
+  Vec16::F sums[kRows];
 #pragma GCC unroll 16
-  for (int i = 0; i < kBlockRowTile; ++i) sums[i] = Vec16::Zero();
+  for (int i = 0; i < kRows; ++i) sums[i] = Vec16::Zero();
   for (int64_t round = 0; round < rounds; ++round) {
     __asm__ volatile("" : "+r"(w), "+r"(x) : : "memory");  // no dot can be hoisted out of the loop
-    Vec16::I dots[kBlockRowTile];
-    Dots::template Dot<kBlockRowTile>(w, x, sizeof(typename Dots::X), dots);
+    Vec16::I dots[kRows];
+    Dots::template Dot<kRows, 0>(w, x, sizeof(typename Dots::X), dots);
 #pragma GCC unroll 16
-    for (int i = 0; i < kBlockRowTile; ++i) sums[i] = Vec16::Add(sums[i], Vec16::FromInt(dots[i]));
+    for (int i = 0; i < kRows; ++i) sums[i] = Vec16::Add(sums[i], Vec16::FromInt(dots[i]));
   }
-  *operations = 2.0 * kPanelColumns * 32 * kBlockRowTile * static_cast<double>(rounds);
+  *operations = 2.0 * kPanelColumns * 32 * kRows * static_cast<double>(rounds);
   float all = 0;
 #pragma GCC unroll 16
-  for (int i = 0; i < kBlockRowTile; ++i) all += Vec16::Sum(sums[i]);
+  for (int i = 0; i < kRows; ++i) all += Vec16::Sum(sums[i]);
   return all;
 }
 
@@ -155,8 +158,8 @@ constexpr RooflineTable kRooflineTable{.read = ReadAll,
                                        .wide_dot = IntegerDotLoop<WideProducts>,
                                        .subbyte_dot = IntegerDotLoop<SubbyteProducts>,
                                        .operand_terms = WideProducts::kTerms,
-                                       .int8_dot = BlockDotLoop<Int8Dot, 8>,
-                                       .int4_dot = BlockDotLoop<Int4Dot, 4>};
+                                       .int8_dot = BlockDotLoop<BlockStorage::kInt8>,
+                                       .int4_dot = BlockDotLoop<BlockStorage::kInt4>};
 
 }  // namespace
 }  // namespace kvanta::kernels

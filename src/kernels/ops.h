@@ -32,7 +32,8 @@ class Ops {
   // Packs the weights, stacked along `out` (q|k|v as one), for this device. kind selects the storage of W and the
   // arithmetic (kF32: f32; kBf16: x rounded to bf16, f32 sums; kF16: W in f16, x in f32; kInt8, kInt4: x in 8 or 16
   // bits, exact dots of 32, f32 sums). kInt8 keeps Q8_0 and kInt4 keeps Q4_0 and Q4_1 as they are; everything else is
-  // quantized. bias: f32 [sum of out] or empty. The views may be unmapped afterwards.
+  // quantized. kStored keeps every view as it is; on a GPU, blocks other than these become bf16. bias: f32 [sum of out]
+  // or empty. The views may be unmapped afterwards.
   virtual std::unique_ptr<Linear> MakeLinear(std::span<const WeightView> stacked, std::span<const float> bias,
                                              LinearKind kind) = 0;
 

@@ -5,6 +5,7 @@
 #include <array>
 
 #include "base/quote.h"
+#include "kernels/linear/weight_blocks.h"
 #include "kvanta/error.h"
 
 namespace kvanta::models {

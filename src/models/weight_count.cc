@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 
+#include "kernels/linear/weight_blocks.h"
 #include "kvanta/error.h"
 
 namespace kvanta::models {
@@ -21,6 +22,7 @@ int64_t BytesAs(int64_t elements, kernels::WeightType type) noexcept {
       return elements * 4;
     case kernels::WeightType::kBf16:
     case kernels::WeightType::kF16:
+    case kernels::WeightType::kStored:
       break;
   }
   return elements * 2;

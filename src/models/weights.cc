@@ -28,6 +28,7 @@ uint32_t FirstNotFinite(WeightType store) {
     case WeightType::kF32:
     case WeightType::kInt8:
     case WeightType::kInt4:
+    case WeightType::kStored:
       break;
   }
   return 0x7f800000U;

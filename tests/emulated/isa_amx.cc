@@ -3,9 +3,12 @@
 #define KVANTA_EMULATE_AVX512 1
 #include "emulated/avx512.h"
 #define Avx512Table EmulatedAvx512Table
+#define Avx512BlockKernels EmulatedAvx512BlockKernels
 #endif
 #define KVANTA_EMULATE_AMX 1
 #include "emulated/tiles.h"
 
 #define AmxTable EmulatedAmxTable
-#include "kernels/cpu/x86/isa_amx.cc"  // NOLINT(bugprone-suspicious-include): the unit under test
+#define AmxBlockKernels EmulatedAmxBlockKernels
+#include "kernels/cpu/x86/isa_amx.cc"         // NOLINT(bugprone-suspicious-include): the unit under test
+#include "kernels/linear/cpu/x86/isa_amx.cc"  // NOLINT(bugprone-suspicious-include): its other part

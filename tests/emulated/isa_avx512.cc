@@ -3,4 +3,6 @@
 #include "emulated/avx512.h"
 
 #define Avx512Table EmulatedAvx512Table
-#include "kernels/cpu/x86/isa_avx512.cc"  // NOLINT(bugprone-suspicious-include): the unit under test
+#define Avx512BlockKernels EmulatedAvx512BlockKernels
+#include "kernels/cpu/x86/isa_avx512.cc"         // NOLINT(bugprone-suspicious-include): the unit under test
+#include "kernels/linear/cpu/x86/isa_avx512.cc"  // NOLINT(bugprone-suspicious-include): its other part

@@ -10,11 +10,13 @@ namespace kvanta::testing {
 struct EmulatedTiles {
   struct AllRows {
     uint8_t rows[8] = {16, 16, 16, 16, 16, 16, 16, 16};
+    uint8_t row_bytes[8] = {64, 64, 64, 64, 64, 64, 64, 64};
   };
-  template <class Rows = AllRows>
-  static void Configure(const Rows& rows = {}) {
+  template <class Shapes = AllRows>
+  static void Configure(const Shapes& shapes = {}) {
     std::memset(tiles, 0, sizeof tiles);
-    std::memcpy(heights, rows.rows, sizeof heights);
+    std::memcpy(heights, shapes.rows, sizeof heights);
+    std::memcpy(widths, shapes.row_bytes, sizeof widths);
     configured = true;
   }
   static void Release() { configured = false; }
@@ -25,11 +27,11 @@ struct EmulatedTiles {
   }
   template <int kTile>
   static void Load(const uint8_t* rows, int64_t stride) {
-    for (int i = 0; i < heights[kTile]; ++i) std::memcpy(At(kTile)[i], rows + i * stride, 64);
+    for (int i = 0; i < heights[kTile]; ++i) std::memcpy(At(kTile)[i], rows + i * stride, widths[kTile]);
   }
   template <int kTile>
   static void Store(uint8_t* rows, int64_t stride) {
-    for (int i = 0; i < heights[kTile]; ++i) std::memcpy(rows + i * stride, At(kTile)[i], 64);
+    for (int i = 0; i < heights[kTile]; ++i) std::memcpy(rows + i * stride, At(kTile)[i], widths[kTile]);
   }
   template <int kSum, int kRows, int kColumns>
   static void DotSignedSigned() {
@@ -47,7 +49,7 @@ struct EmulatedTiles {
     for (int row = 0; row < heights[kRows]; ++row) {
       for (int column = 0; column < 16; ++column) {
         float chains[2] = {};
-        for (int k = 0; k < 32; ++k) {
+        for (int k = 0; k < widths[kRows] / 2; ++k) {
           const float a = Bf16(rows[row] + 2 * k);
           const float b = Bf16(columns[k / 2] + 4 * column + k % 2 * 2);
           chains[k % 2] = Flush(__builtin_fmaf(a, b, chains[k % 2]));
@@ -69,7 +71,9 @@ struct EmulatedTiles {
     return tiles[tile];
   }
   static void CheckHeights(int sum, int rows, int columns) {
-    if (heights[sum] != heights[rows] || heights[columns] != 16) std::abort();
+    if (heights[sum] != heights[rows] || heights[columns] * 4 != widths[rows] || widths[sum] != widths[columns]) {
+      std::abort();
+    }
   }
   // Flushes subnormals to 0.
   static float Flush(float x) { return __builtin_fabsf(x) < 0x1p-126F ? 0.0F : x; }
@@ -87,7 +91,7 @@ struct EmulatedTiles {
       for (int column = 0; column < 16; ++column) {
         int32_t sum;
         std::memcpy(&sum, sums[row] + 4 * column, sizeof sum);
-        for (int k = 0; k < 64; ++k) {
+        for (int k = 0; k < widths[a_tile]; ++k) {
           sum += static_cast<A>(a[row][k]) * static_cast<B>(b[k / 4][4 * column + k % 4]);
         }
         std::memcpy(sums[row] + 4 * column, &sum, sizeof sum);
@@ -96,7 +100,7 @@ struct EmulatedTiles {
   }
 
   static inline thread_local Tile tiles[8];
-  static inline thread_local uint8_t heights[8];
+  static inline thread_local uint8_t heights[8], widths[8];  // rows, and their bytes
   static inline thread_local bool configured = false;
 };
 

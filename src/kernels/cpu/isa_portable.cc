@@ -1,17 +1,18 @@
 #include "kernels/attention/cpu/codes_portable.h"
 #include "kernels/cpu/vec16_portable.h"
-#include "kernels/linear/cpu/blocks_portable.h"
 // Primitives first, then the kernels written over them.
 #include "kernels/attention/cpu/kernel_table.h"
 #include "kernels/cpu/isa_table.h"
 #include "kernels/cpu/row_kernels.h"
-#include "kernels/linear/cpu/kernels.h"
+#include "kernels/linear/cpu/element_kernels.h"
 
 namespace kvanta::kernels {
 
 const IsaTable& PortableTable() {
-  static constexpr IsaTable kTable{
-      .name = "portable", .linear = kLinearKernels, .rows = kRowKernels, .attention = &kAttentionKernels};
+  static const IsaTable kTable{.name = "portable",
+                               .linear = MakeLinearKernels(PortableBlockKernels()),
+                               .rows = kRowKernels,
+                               .attention = &kAttentionKernels};
   return kTable;
 }
 

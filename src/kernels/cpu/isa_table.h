@@ -43,4 +43,10 @@ const IsaTable& Avx2Table();
 const IsaTable& Avx512Table();
 const IsaTable& AmxTable();
 
+// Parts of the tables, in units of their own.
+const BlockKernels& PortableBlockKernels();
+const BlockKernels& Avx2BlockKernels();
+const BlockKernels& Avx512BlockKernels();
+const BlockKernels& AmxBlockKernels();
+
 }  // namespace kvanta::kernels

@@ -35,10 +35,11 @@ class CpuOps final : public Ops {
                                      LinearKind kind) override {
     if (kind.weights == WeightType::kInt8) return MakeInt8Linear(context_, stacked, bias, kind.int16_activations);
     if (kind.weights == WeightType::kInt4) return MakeInt4Linear(context_, stacked, bias, kind.int16_activations);
+    if (kind.weights == WeightType::kStored) return MakeStoredLinear(context_, stacked, bias, kind.int16_activations);
     for (const auto& [type, make] : kStorages) {
       if (type == kind.weights) return make(context_, stacked, bias);
     }
-    throw InputError("a linear layer's weight type is not one of bf16, f32, f16, int8, int4");
+    throw InputError("a linear layer's weight type is not one of bf16, f32, f16, int8, int4, stored");
   }
 
   void Embed(const Linear& table, const int32_t* ids, int64_t rows, float* out) noexcept override {

@@ -109,6 +109,20 @@ struct Vec16 {
     return Each(
         [&](I4 z) __attribute__((always_inline)) { return z + y; }, x);
   }
+  static KVANTA_INLINE I AndInt(I x, int32_t mask) {
+    return Each(
+        [&](I4 y) __attribute__((always_inline)) { return y & mask; }, x);
+  }
+  static KVANTA_INLINE I RightInt(I x, int bits) {
+    return Each(
+        [&](I4 y) __attribute__((always_inline)) { return (I4)((U4)y >> static_cast<uint32_t>(bits)); }, x);
+  }
+  // 16 bytes as integers.
+  static KVANTA_INLINE I LoadUint8(const uint8_t* p) { return Cast<I4>(WidenBytes(p)); }
+  static KVANTA_INLINE I LoadInt8(const uint8_t* p) {
+    return Each(
+        [](U4 y) __attribute__((always_inline)) { return (I4)(y << 24) >> 24; }, WidenBytes(p));
+  }
   // 256 high + low.
   static KVANTA_INLINE I CombineTerms(I high, I low) {
     return Each(

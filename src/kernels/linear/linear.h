@@ -6,13 +6,14 @@
 #include <string_view>
 
 #include "base/dtype.h"
-#include "kernels/linear/weight_blocks.h"
+#include "kernels/linear/block_format.h"
 
 namespace kvanta::kernels {
 
-// Storage of a layer's W: elements of that type, or blocks of 32 along a row with fp16 scales (weight_blocks.h), of 8
-// bits, or of 4 bits with offsets where a weight has them. With blocks, x is quantized per 32 values.
-enum class WeightType : uint8_t { kF32, kBf16, kF16, kInt8, kInt4 };
+// Storage of a layer's W: elements of that type; blocks of 32 along a row with fp16 scales (weight_blocks.h), of 8
+// bits, or of 4 bits with offsets where a weight has them; or each weight as its view stores it, elements or blocks.
+// With blocks, x is quantized per 32 values.
+enum class WeightType : uint8_t { kF32, kBf16, kF16, kInt8, kInt4, kStored };
 
 constexpr WeightType WeightTypeOf(DType type) noexcept {
   return type == DType::kF32 ? WeightType::kF32 : type == DType::kBf16 ? WeightType::kBf16 : WeightType::kF16;
@@ -29,7 +30,8 @@ struct LinearKind {
   constexpr LinearKind(WeightType type, bool int16 = false) : weights(type), int16_activations(int16) {}
 };
 
-// A weight as stored in the checkpoint: row-major [out][in], elements or blocks (then `in` is a multiple of 32).
+// A weight as stored in the checkpoint: row-major [out][in], elements or blocks (then `in` is a multiple of their
+// size).
 struct WeightView {
   const void* data = nullptr;
   DType dtype = DType::kF32;  // of the elements
@@ -37,6 +39,17 @@ struct WeightView {
   int64_t in = 0;
   BlockFormat blocks = BlockFormat::kNone;
   std::string_view module = {};  // name in the checkpoint, for reports
+  // Heads whose rows are stored in the order of interleaved RoPE, (0, half, 1, half + 1, ...), as GGUF's llama
+  // architecture has them; 0: rows are stored in order.
+  int interleaved_heads = 0;
+
+  // Index in `data` of row `row`.
+  int64_t StoredRow(int64_t row) const noexcept {
+    if (interleaved_heads == 0) return row;
+    const int64_t head_dim = out / interleaved_heads, half = head_dim / 2;
+    const int64_t channel = row % head_dim;
+    return row - channel + channel % half * 2 + channel / half;
+  }
 };
 
 // Maximum of a row of a product, computed while the row is in the caches.
@@ -61,7 +74,7 @@ class Linear {
   // Row `index` of W as f32 [in] (tied embeddings read it).
   virtual void DequantizeRow(int64_t index, float* out) const noexcept = 0;
   virtual int64_t WeightBytes() const noexcept = 0;    // bytes that the forward of one row reads
-  virtual std::string_view Kind() const noexcept = 0;  // "bf16", "f32", "f16", "int8", "int4"
+  virtual std::string_view Kind() const noexcept = 0;  // "bf16", "f32", "f16", "int8", "int4", "Q4_K", ...
 };
 
 // Rows of several layers: those of layer m begin at first + m * member. f32; strides in floats.

@@ -9,7 +9,6 @@
 namespace kvanta::kernels {
 namespace {
 
-constexpr int kHalf = kBlockWeights / 2;
 constexpr float kMaxInt4 = 15;
 
 uint16_t ReadFp16(const uint8_t* bytes) noexcept {
@@ -64,52 +63,14 @@ Fit FitRange(const Four* x, float offset, float inverse_scale) noexcept {
 
 }  // namespace
 
-int BlockBytes(BlockFormat format) noexcept {
-  switch (format) {
-    case BlockFormat::kQ8_0:
-      return 2 + kBlockWeights;
-    case BlockFormat::kQ4_0:
-      return 2 + kHalf;
-    case BlockFormat::kQ4_1:
-      return 4 + kHalf;
-    case BlockFormat::kNone:
-      break;
-  }
-  return 0;
-}
-
-std::string_view Name(BlockFormat format) noexcept {
-  switch (format) {
-    case BlockFormat::kQ8_0:
-      return "Q8_0";
-    case BlockFormat::kQ4_0:
-      return "Q4_0";
-    case BlockFormat::kQ4_1:
-      return "Q4_1";
-    case BlockFormat::kNone:
-      break;
-  }
-  return "none";
-}
-
 WeightBlock ReadBlock(const uint8_t* bytes, BlockFormat format) noexcept {
   WeightBlock block;
   if (format == BlockFormat::kNone) return block;
+  UnpackedBlock unpacked;
+  Info(format).unpack(bytes, unpacked);
   block.scale = ReadFp16(bytes);
-  bytes += 2;
-  if (format == BlockFormat::kQ8_0) {
-    std::memcpy(block.codes, bytes, kBlockWeights);
-    return block;
-  }
-  const int offset = format == BlockFormat::kQ4_0 ? 8 : 0;
-  if (format == BlockFormat::kQ4_1) {
-    block.offset = ReadFp16(bytes);
-    bytes += 2;
-  }
-  for (int i = 0; i < kHalf; ++i) {
-    block.codes[i] = static_cast<int8_t>((bytes[i] & 15) - offset);
-    block.codes[i + kHalf] = static_cast<int8_t>((bytes[i] >> 4) - offset);
-  }
+  if (format == BlockFormat::kQ4_1) block.offset = ReadFp16(bytes + 2);
+  std::memcpy(block.codes, unpacked.codes, kBlockWeights);
   return block;
 }
 

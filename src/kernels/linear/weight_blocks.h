@@ -1,22 +1,14 @@
 // Weights in blocks of 32 along a row of W: a scale, optionally an offset, and a code of 8 or 4 bits each. Read from
-// GGUF files (https://github.com/ggml-org/ggml, ggml-common.h: block_q8_0, block_q4_0, block_q4_1), or quantized here.
+// blocks of the formats Q8_0, Q4_0 and Q4_1 (block_format.h), or quantized here.
 #pragma once
 
 #include <cstdint>
-#include <string_view>
+
+#include "kernels/linear/block_format.h"
 
 namespace kvanta::kernels {
 
 inline constexpr int kBlockWeights = 32;
-
-// NOLINTBEGIN(readability-identifier-naming): GGUF's names
-enum class BlockFormat : uint8_t {
-  kNone,  // elements
-  kQ8_0,  // fp16 scale | int8 [32]
-  kQ4_0,  // fp16 scale | u4 [32], code - 8; byte i holds the weights i and i + 16, low half first
-  kQ4_1,  // fp16 scale | fp16 offset | u4 [32] as in Q4_0, code
-};
-// NOLINTEND(readability-identifier-naming)
 
 // One block, unpacked: weight i is scale * codes[i] + offset.
 struct WeightBlock {
@@ -25,12 +17,7 @@ struct WeightBlock {
   int8_t codes[kBlockWeights] = {};
 };
 
-// Bytes of a block in a file; 0 for kNone.
-int BlockBytes(BlockFormat format) noexcept;
-// "Q8_0", ... or "none".
-std::string_view Name(BlockFormat format) noexcept;
-
-// bytes: BlockBytes(format).
+// bytes: BlockBytes(format) of Q8_0, Q4_0 or Q4_1.
 WeightBlock ReadBlock(const uint8_t* bytes, BlockFormat format) noexcept;
 // out: f32 [32].
 void BlockValues(const WeightBlock& block, float* out) noexcept;

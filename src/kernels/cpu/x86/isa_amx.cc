@@ -132,6 +132,7 @@ const IsaTable& AmxTable() {
     IsaTable result = Avx512Table();
     result.name = "amx";
     result.linear.bf16 = kBf16TileKernels;
+    result.linear.blocks = &AmxBlockKernels();
     result.attention = &attention;
     return result;
   }();

@@ -1,17 +1,18 @@
 #include "kernels/attention/cpu/x86/codes_avx2.h"
 #include "kernels/cpu/x86/vec16_avx2.h"
-#include "kernels/linear/cpu/x86/blocks_avx2.h"
 // Primitives first, then the kernels written over them.
 #include "kernels/attention/cpu/kernel_table.h"
 #include "kernels/cpu/isa_table.h"
 #include "kernels/cpu/row_kernels.h"
-#include "kernels/linear/cpu/kernels.h"
+#include "kernels/linear/cpu/element_kernels.h"
 
 namespace kvanta::kernels {
 
 const IsaTable& Avx2Table() {
-  static constexpr IsaTable kTable{
-      .name = "avx2", .linear = kLinearKernels, .rows = kRowKernels, .attention = &kAttentionKernels};
+  static const IsaTable kTable{.name = "avx2",
+                               .linear = MakeLinearKernels(Avx2BlockKernels()),
+                               .rows = kRowKernels,
+                               .attention = &kAttentionKernels};
   return kTable;
 }
 

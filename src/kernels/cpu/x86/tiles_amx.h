@@ -17,9 +17,11 @@ inline constexpr int kTilesUnroll = 4;    // sums in tiles 0 to 3, enough to hid
 inline constexpr int kSecondOperand = 4;  // and 5
 inline constexpr int kFirstOperand = 6;   // and 7
 
-// Number of rows of each tile register in use. A product takes time proportional to the rows of its first operand.
-struct TileRows {
-  uint8_t of[kTileRegisters] = {16, 16, 16, 16, 16, 16, 16, 16};
+// Rows of each tile register in use, and their bytes: those of a first operand are the rows of the second, times 4. A
+// product takes time proportional to the rows of its first operand.
+struct TileShapes {
+  uint8_t rows[kTileRegisters] = {16, 16, 16, 16, 16, 16, 16, 16};
+  uint8_t row_bytes[kTileRegisters] = {64, 64, 64, 64, 64, 64, 64, 64};
 };
 
 // Calls f(Index<i>) for i < kCount: tile registers are named by constants.
@@ -43,17 +45,19 @@ using Tiles = testing::EmulatedTiles;
 // time, consecutive, by as many of the column, which are consecutive rows of the tile. Sums are int32 or f32. The
 // assembly declares its effects on memory; compilers do not track tile registers.
 struct Tiles {
-  // Sets up tiles with rows of 64 bytes. A thread must call it before it uses tiles; a configuration made by another
-  // library is lost.
-  static KVANTA_INLINE void Configure(const TileRows& rows = {}) {
+  // A thread must call it before it uses tiles; a configuration made by another library is lost.
+  static KVANTA_INLINE void Configure(const TileShapes& shapes = {}) {
     struct alignas(64) {
       uint8_t palette = 1;
       uint8_t start_row = 0;
       uint8_t reserved[14] = {};
-      uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+      uint16_t row_bytes[16] = {};
       uint8_t rows[16] = {};
     } config;
-    for (int tile = 0; tile < kTileRegisters; ++tile) config.rows[tile] = rows.of[tile];
+    for (int tile = 0; tile < kTileRegisters; ++tile) {
+      config.row_bytes[tile] = shapes.row_bytes[tile];
+      config.rows[tile] = shapes.rows[tile];
+    }
     __asm__ volatile("ldtilecfg %0" : : "m"(config));
   }
   // Returns to the initial state, in which context switches cost less.

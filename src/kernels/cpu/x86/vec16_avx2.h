@@ -105,6 +105,21 @@ struct Vec16 {
     const __m256i v = _mm256_set1_epi32(y);
     return {_mm256_add_epi32(x.lo, v), _mm256_add_epi32(x.hi, v)};
   }
+  static KVANTA_INLINE I AndInt(I x, int32_t mask) {
+    const __m256i v = _mm256_set1_epi32(mask);
+    return {_mm256_and_si256(x.lo, v), _mm256_and_si256(x.hi, v)};
+  }
+  static KVANTA_INLINE I RightInt(I x, int bits) {
+    return {_mm256_srli_epi32(x.lo, bits), _mm256_srli_epi32(x.hi, bits)};
+  }
+  // 16 bytes as integers.
+  static KVANTA_INLINE I LoadUint8(const uint8_t* p) { return {Widened(p), Widened(p + 8)}; }
+  static KVANTA_INLINE I LoadInt8(const uint8_t* p) {
+    const auto half = [](const uint8_t* bytes) {
+      return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
+    };
+    return {half(p), half(p + 8)};
+  }
   // 256 high + low.
   static KVANTA_INLINE I CombineTerms(I high, I low) {
     return {_mm256_add_epi32(_mm256_slli_epi32(high.lo, 8), low.lo),

@@ -100,6 +100,13 @@ struct Vec16 {
   static KVANTA_INLINE I RoundToInt(F x) { return _mm512_cvtps_epi32(x); }
   static KVANTA_INLINE F FromInt(I x) { return _mm512_cvtepi32_ps(x); }
   static KVANTA_INLINE I AddInt(I x, int32_t y) { return _mm512_add_epi32(x, _mm512_set1_epi32(y)); }
+  static KVANTA_INLINE I AndInt(I x, int32_t mask) { return _mm512_and_si512(x, _mm512_set1_epi32(mask)); }
+  static KVANTA_INLINE I RightInt(I x, int bits) { return _mm512_srli_epi32(x, static_cast<unsigned>(bits)); }
+  // 16 bytes as integers.
+  static KVANTA_INLINE I LoadUint8(const uint8_t* p) { return Widened(p); }
+  static KVANTA_INLINE I LoadInt8(const uint8_t* p) {
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
   // 256 high + low.
   static KVANTA_INLINE I CombineTerms(I high, I low) { return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low); }
   static KVANTA_INLINE F ScaleByPow2(F value, F n) { return _mm512_scalef_ps(value, n); }

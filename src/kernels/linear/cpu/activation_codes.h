@@ -20,7 +20,8 @@ struct ByteCodes {
 // Codes of magnitude up to 32,512 as two bytes each, for a unit whose dots multiply bytes: 256 high + low, high up to
 // 127, low from -128 to 127. Exact in int32.
 template <class Dots>
-struct TwoTermDot {
+struct TwoTermDots {
+  static constexpr int kRowTile = Dots::kRowTile;
   struct X {
     typename Dots::X high, low;
   };
@@ -35,14 +36,24 @@ struct TwoTermDot {
     Dots::Store(low, out.low);
   }
 
-  template <int kRows>
+  template <int kRows, int kSub>
   static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {
     Vec16::I low[kRows];
-    Dots::template Dot<kRows>(w, x, stride, dots);
-    Dots::template Dot<kRows>(w, x + sizeof(typename Dots::X), stride, low);
+    Dots::template Dot<kRows, kSub>(w, x, stride, dots);
+    Dots::template Dot<kRows, kSub>(w, x + sizeof(typename Dots::X), stride, low);
 #pragma GCC unroll 16
     for (int row = 0; row < kRows; ++row) dots[row] = Vec16::CombineTerms(dots[row], low[row]);
   }
+};
+
+// Codes of activations for the dots of bytes: one byte each, or two where they are wide.
+template <class Dots, bool kIsWide>
+struct WidthOf {
+  using Type = Dots;
+};
+template <class Dots>
+struct WidthOf<Dots, true> {
+  using Type = TwoTermDots<Dots>;
 };
 
 }  // namespace

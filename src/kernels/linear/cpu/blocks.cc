@@ -1,10 +1,12 @@
-// W in blocks of 32 k with fp16 scales: 8 bits, 4 bits, 4 bits with offsets. The layout of a panel is that of
-// block_weight.h.
+// W in blocks: packing into the panels of block_storage.h.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstring>
 
+#include "formats/minifloat.h"
 #include "kernels/linear/cpu/packed_linear.h"
 #include "kernels/linear/weight_blocks.h"
 #include "kvanta/error.h"
@@ -12,120 +14,266 @@
 namespace kvanta::kernels {
 namespace {
 
-enum class Blocks : uint8_t { kInt8, kInt4, kInt4Offset };
-
-// Layout of a step.
-struct StepLayout {
-  int bits;
-  bool has_offset;
-
-  explicit StepLayout(Blocks kind) : bits(kind == Blocks::kInt8 ? 8 : 4), has_offset(kind == Blocks::kInt4Offset) {}
-
-  int CodeOffset() const { return has_offset ? 0 : 1 << (bits - 1); }
-  int64_t CodeBytes() const { return int64_t{kPanelColumns} * kBlockWeights * bits / 8; }
-  int64_t Bytes() const { return CodeBytes() + int64_t{2} * kPanelColumns * (has_offset ? 2 : 1); }
-  // Byte of weight k of a column, and the shift of its code in it.
-  int64_t CodeByte(int k, int column) const {
-    const int per_word = 32 / bits;  // codes in 4 bytes
-    return (k / per_word * kPanelColumns + column) * 4 + k % 4;
-  }
-  int CodeShift(int k) const { return bits == 8 ? 0 : k % 8 / 4 * 4; }
-
-  void Write(const WeightBlock& block, int column, uint8_t* step) const {
-    for (int k = 0; k < kBlockWeights; ++k) {
-      const auto code = static_cast<uint8_t>(block.codes[k] + CodeOffset());
-      step[CodeByte(k, column)] |= static_cast<uint8_t>(code << CodeShift(k));
-    }
-    uint8_t* scales = step + CodeBytes();
-    std::memcpy(scales + 2 * column, &block.scale, 2);
-    if (has_offset) std::memcpy(scales + 2 * (kPanelColumns + column), &block.offset, 2);
-  }
-
-  WeightBlock Read(const uint8_t* step, int column) const {
-    WeightBlock block;
-    for (int k = 0; k < kBlockWeights; ++k) {
-      const int code = step[CodeByte(k, column)] >> CodeShift(k) & ((1 << bits) - 1);
-      block.codes[k] = static_cast<int8_t>(code - CodeOffset());
-    }
-    const uint8_t* scales = step + CodeBytes();
-    std::memcpy(&block.scale, scales + 2 * column, 2);
-    if (has_offset) std::memcpy(&block.offset, scales + 2 * (kPanelColumns + column), 2);
-    return block;
-  }
+struct Storage {
+  BlockFormat format;
+  BlockStorage storage;
 };
+// Storage that keeps each format's blocks.
+constexpr Storage kStorages[] = {
+    {BlockFormat::kQ8_0, BlockStorage::kInt8},       {BlockFormat::kQ4_0, BlockStorage::kInt4},
+    {BlockFormat::kQ4_1, BlockStorage::kInt4Offset}, {BlockFormat::kQ5_0, BlockStorage::kInt5},
+    {BlockFormat::kQ5_1, BlockStorage::kInt5Offset}, {BlockFormat::kQ2_K, BlockStorage::kQ2K},
+    {BlockFormat::kQ3_K, BlockStorage::kQ3K},        {BlockFormat::kQ4_K, BlockStorage::kQ4K},
+    {BlockFormat::kQ5_K, BlockStorage::kQ5K},        {BlockFormat::kQ6_K, BlockStorage::kQ6K},
+    {BlockFormat::kIQ4_NL, BlockStorage::kIq4Nl},    {BlockFormat::kIQ4_XS, BlockStorage::kIq4Xs},
+    {BlockFormat::kMXFP4, BlockStorage::kMxfp4},     {BlockFormat::kNVFP4, BlockStorage::kNvfp4},
+};
+static_assert(std::size(kStorages) == kBlockStorages && std::size(kStorages) == kBlockFormats - 1);
 
-const WeightKernels& KernelsOf(Blocks kind, bool int16_activations, const LinearKernels& kernels) {
-  switch (kind) {
-    case Blocks::kInt8:
-      return int16_activations ? kernels.int8_wide : kernels.int8;
-    case Blocks::kInt4:
-      return int16_activations ? kernels.int4_wide : kernels.int4;
-    case Blocks::kInt4Offset:
-      break;
-  }
-  return int16_activations ? kernels.int4_offset_wide : kernels.int4_offset;
+const Storage& StorageOf(BlockFormat format) {
+  return *std::ranges::find(kStorages, format, &Storage::format);
 }
 
-bool IsKept(BlockFormat format, Blocks kind) {
-  if (kind == Blocks::kInt8) return format == BlockFormat::kQ8_0;
-  return format == BlockFormat::kQ4_0 || (kind == Blocks::kInt4Offset && format == BlockFormat::kQ4_1);
+constexpr uint32_t FourBytes(int byte) {
+  return static_cast<uint32_t>(byte) * 0x01010101U;
+}
+
+// Writes columns of blocks into the steps of a panel, initially zero, and reads them back.
+class PanelCodec {
+ public:
+  explicit PanelCodec(const BlockLayout& layout) : layout_(layout) {
+    const int8_t* values = layout.table == CodeTable::kIq4 ? kIq4Values : kE2m1Values;
+    for (int i = 15; i >= 0; --i) index_[static_cast<uint8_t>(values[i])] = static_cast<uint8_t>(i);
+  }
+
+  // The first `weights` of an unpacked block, at weight `k` of the column. False if a scale is not finite.
+  bool Write(const UnpackedBlock& block, int weights, int64_t k, int column, uint8_t* panel) const {
+    uint8_t* step = panel + k / layout_.StepK() * layout_.StepBytes();
+    const auto first = static_cast<int>(k % layout_.StepK()) / kBlockK;  // block of the step
+    for (int i = 0; i < weights / kBlockK; ++i) {
+      WriteCodes(block.codes + i * kBlockK, column, step + (first + i) * layout_.CodeBytes());
+    }
+    WriteScale(block.scale, column, step + layout_.Scales());
+    if (layout_.has_offset) WriteScale(block.offset, column, step + layout_.Offsets());
+    // As stored: values quantized here may exceed fp16.
+    bool finite = std::isfinite(block.scale) && std::isfinite(ReadScale(column, step + layout_.Scales()));
+    if (layout_.has_offset) finite = finite && std::isfinite(ReadScale(column, step + layout_.Offsets()));
+    for (int sub = 0; sub < weights / layout_.sub; ++sub) {
+      const int from = sub * layout_.sub / kSubBlockWeights;
+      finite = finite && std::isfinite(block.sub_scales[from]);
+      WriteSubScale(block.sub_scales[from], block.sub_offsets[from], first * layout_.Subs() + sub, column, step);
+    }
+    return finite;
+  }
+
+  // Values of the column's block of 32 at weight `k`.
+  void Read(const uint8_t* panel, int64_t k, int column, float* out) const {
+    const uint8_t* step = panel + k / layout_.StepK() * layout_.StepBytes();
+    const auto block = static_cast<int>(k % layout_.StepK()) / kBlockK;
+    const uint8_t* codes = step + block * layout_.CodeBytes();
+    const float scale = ReadScale(column, step + layout_.Scales());
+    const float offset = layout_.has_offset ? ReadScale(column, step + layout_.Offsets()) : 0;
+    for (int i = 0; i < kBlockK; ++i) {
+      const SubScale sub = ReadSubScale(block * layout_.Subs() + i / layout_.sub, column, step);
+      out[i] = scale * sub.scale * static_cast<float>(ReadCode(codes, i, column)) + offset * sub.offset;
+    }
+  }
+
+ private:
+  struct SubScale {
+    float scale = 1, offset = 1;
+  };
+
+  // Quads of `bits` in a plane: quad q is at the field q % (8 / bits) of word q / (8 / bits).
+  static void WritePlane(const uint32_t* quads, int shift, int bits, int column, uint8_t* plane) {
+    const uint32_t mask = FourBytes((1 << bits) - 1);
+    const int fields = 8 / bits;
+    for (int word = 0; word < bits; ++word) {
+      uint32_t packed = 0;
+      for (int field = 0; field < fields; ++field) {
+        packed |= (quads[word * fields + field] >> shift & mask) << (field * bits);
+      }
+      std::memcpy(plane + word * 64 + column * 4, &packed, sizeof packed);
+    }
+  }
+
+  void WriteCodes(const int8_t* codes, int column, uint8_t* block) const {
+    uint8_t bytes[kBlockK];
+    if (layout_.table != CodeTable::kNone) {
+      for (int i = 0; i < kBlockK; ++i) bytes[i] = index_[static_cast<uint8_t>(codes[i])];
+    } else {
+      for (int i = 0; i < kBlockK; ++i) bytes[i] = static_cast<uint8_t>(codes[i] + layout_.code_offset);
+    }
+    uint32_t quads[kBlockK / 4];
+    std::memcpy(quads, bytes, sizeof quads);
+    WritePlane(quads, 0, layout_.low_bits, column, block);
+    if (layout_.high_bits != 0) {
+      WritePlane(quads, layout_.low_bits, layout_.high_bits, column, block + layout_.low_bits * 64);
+    }
+  }
+
+  static int ReadPlane(const uint8_t* plane, int bits, int k, int column) {
+    const int fields = 8 / bits, quad = k / 4;
+    return plane[quad / fields * 64 + column * 4 + k % 4] >> (quad % fields * bits) & ((1 << bits) - 1);
+  }
+  int ReadCode(const uint8_t* block, int k, int column) const {
+    int code = ReadPlane(block, layout_.low_bits, k, column);
+    if (layout_.table == CodeTable::kIq4) return kIq4Values[code];
+    if (layout_.table == CodeTable::kE2m1) return kE2m1Values[code];
+    if (layout_.high_bits != 0) {
+      code |= ReadPlane(block + layout_.low_bits * 64, layout_.high_bits, k, column) << layout_.low_bits;
+    }
+    return code - layout_.code_offset;
+  }
+
+  void WriteScale(float value, int column, uint8_t* scales) const {
+    if (layout_.scale == ScaleType::kFp16) {
+      const uint16_t bits = FloatToFp16(value);
+      std::memcpy(scales + column * 2, &bits, sizeof bits);
+    } else if (layout_.scale == ScaleType::kF32) {
+      std::memcpy(scales + column * 4, &value, sizeof value);
+    } else {  // 2^(e - 128)
+      scales[column] = static_cast<uint8_t>(value == 0x1p-128F ? 0 : std::ilogb(value) + 128);
+    }
+  }
+  float ReadScale(int column, const uint8_t* scales) const {
+    if (layout_.scale == ScaleType::kFp16) {
+      uint16_t bits;
+      std::memcpy(&bits, scales + column * 2, sizeof bits);
+      return Fp16ToFloat(bits);
+    }
+    if (layout_.scale == ScaleType::kE8M0) return std::ldexp(1.0F, scales[column] - 128);
+    float value;
+    std::memcpy(&value, scales + column * 4, sizeof value);
+    return value;
+  }
+
+  void WriteSubScale(float scale, float offset, int sub, int column, uint8_t* step) const {
+    uint8_t& at = step[layout_.SubScales() + sub * kBlockColumns + column];
+    switch (layout_.sub_scale) {
+      case SubScaleType::kNone:
+        return;
+      case SubScaleType::kInt8:
+        at = static_cast<uint8_t>(static_cast<int8_t>(scale));
+        return;
+      case SubScaleType::kUint8:
+        at = static_cast<uint8_t>(scale);
+        step[layout_.SubOffsets() + sub * kBlockColumns + column] = static_cast<uint8_t>(offset);
+        return;
+      case SubScaleType::kTwoUint4:
+        at = static_cast<uint8_t>(static_cast<int>(scale) | static_cast<int>(offset) << 4);
+        return;
+      case SubScaleType::kE4M3:
+        at = formats::E4m3::Encode(scale);
+        return;
+    }
+  }
+  SubScale ReadSubScale(int sub, int column, const uint8_t* step) const {
+    const uint8_t at = step[layout_.SubScales() + sub * kBlockColumns + column];
+    switch (layout_.sub_scale) {
+      case SubScaleType::kNone:
+        break;
+      case SubScaleType::kInt8:
+        return {static_cast<float>(static_cast<int8_t>(at)), 1};
+      case SubScaleType::kUint8:
+        return {static_cast<float>(at), static_cast<float>(step[layout_.SubOffsets() + sub * kBlockColumns + column])};
+      case SubScaleType::kTwoUint4:
+        return {static_cast<float>(at & 15), static_cast<float>(at >> 4)};
+      case SubScaleType::kE4M3:
+        return {formats::E4m3::Decode(at), 1};
+    }
+    return {};
+  }
+
+  const BlockLayout& layout_;
+  uint8_t index_[256] = {};  // of a table's value
+};
+
+// Converts a block quantized here, or read from Q4_0 for a storage with offsets.
+UnpackedBlock ToUnpacked(const WeightBlock& block) {
+  UnpackedBlock unpacked;
+  unpacked.scale = Fp16ToFloat(block.scale);
+  unpacked.offset = Fp16ToFloat(block.offset);
+  for (int sub = 0; sub < 2; ++sub) unpacked.sub_scales[sub] = unpacked.sub_offsets[sub] = 1;
+  std::copy_n(block.codes, kBlockWeights, unpacked.codes);
+  return unpacked;
+}
+
+// Gives a block without an offset codes from 0 on, with the same values.
+void AddOffset(UnpackedBlock& block) {
+  block.offset = -8 * block.scale;
+  for (int i = 0; i < kBlockWeights; ++i) block.codes[i] = static_cast<int8_t>(block.codes[i] + 8);
 }
 
 class BlockLinear final : public PackedLinear {
  public:
+  // `kind`: for reports. Blocks that the storage does not keep, and elements, are quantized to 8 or 4 bits.
   BlockLinear(const std::shared_ptr<LinearContext>& context, std::span<const WeightView> stacked,
-              std::span<const float> bias, Blocks kind, bool int16_activations)
-      : PackedLinear(context, KernelsOf(kind, int16_activations, context->isa.linear), stacked, bias), kind_(kind) {
-    const StepLayout layout(kind);
+              std::span<const float> bias, BlockStorage storage, bool int16_activations, std::string_view kind)
+      : PackedLinear(context, context->isa.linear.Of(storage, int16_activations), stacked, bias),
+        codec_(LayoutOf(storage)),
+        kind_(kind) {
     std::atomic<bool> infinite = false;
     PackRows(stacked, [&](int column, const WeightView& view, int64_t index, float* row, uint8_t* panel) {
-      const bool kept = IsKept(view.blocks, kind);
-      const int64_t size = BlockBytes(view.blocks);
-      const uint8_t* blocks = static_cast<const uint8_t*>(view.data) + index * Steps() * size;
-      if (!kept) ReadWeightRow(view, index, row);
-      for (int64_t step = 0; step < Steps(); ++step) {
-        WeightBlock block;
-        if (kept) {
-          block = ReadBlock(blocks + step * size, view.blocks);
-          if (view.blocks == BlockFormat::kQ4_0 && kind == Blocks::kInt4Offset) ToQ41(block);
-        } else {
-          block = Quantize(row + step * kBlockWeights, In() - step * kBlockWeights);
-        }
-        const float scale = Fp16ToFloat(block.scale), offset = Fp16ToFloat(block.offset);
-        if (!std::isfinite(scale) || !std::isfinite(offset)) infinite = true;
-        layout.Write(block, column, panel + step * layout.Bytes());
-      }
+      const bool written = Keeps(storage, view.blocks) ? WriteBlocks(storage, view, index, column, panel)
+                                                       : WriteValues(storage, view, index, column, row, panel);
+      if (!written) infinite = true;
     });
     if (infinite) {
-      throw InputError("a block of weights has a scale or offset that is not finite in float16; use bf16 weights");
+      throw InputError(fmt::format(
+          "{}: a block of weights has a scale or offset that is not finite (in float16, where it is quantized here); "
+          "use bf16 weights",
+          stacked.front().module.empty() ? "a linear layer" : stacked.front().module));
     }
   }
 
   void DequantizeRow(int64_t index, float* out) const noexcept override {
-    const StepLayout layout(kind_);
     const uint8_t* panel = Panel(index / kPanelColumns);
-    for (int64_t step = 0; step < Steps(); ++step) {
+    for (int64_t k = 0; k < In(); k += kBlockWeights) {
       float values[kBlockWeights];
-      BlockValues(layout.Read(panel + step * layout.Bytes(), static_cast<int>(index % kPanelColumns)), values);
-      const int64_t n = std::min<int64_t>(kBlockWeights, In() - step * kBlockWeights);
-      std::memcpy(out + step * kBlockWeights, values, static_cast<size_t>(n) * sizeof(float));
+      codec_.Read(panel, k, static_cast<int>(index % kPanelColumns), values);
+      const int64_t n = std::min<int64_t>(kBlockWeights, In() - k);
+      std::memcpy(out + k, values, static_cast<size_t>(n) * sizeof(float));
     }
   }
 
-  std::string_view Kind() const noexcept override { return kind_ == Blocks::kInt8 ? "int8" : "int4"; }
+  std::string_view Kind() const noexcept override { return kind_; }
 
  private:
-  // Converts Q4_0 to Q4_1 with the same values.
-  static void ToQ41(WeightBlock& block) {
-    block.offset = FloatToFp16(-8 * Fp16ToFloat(block.scale));
-    for (int8_t& code : block.codes) code = static_cast<int8_t>(code + 8);
-  }
-  WeightBlock Quantize(const float* x, int64_t left) const {
-    const int n = static_cast<int>(std::min<int64_t>(left, kBlockWeights));
-    return kind_ == Blocks::kInt8 ? QuantizeInt8(x, n) : QuantizeInt4(x, n);
+  static bool Keeps(BlockStorage storage, BlockFormat format) {
+    if (format == BlockFormat::kNone) return false;
+    return StorageOf(format).storage == storage ||
+           (storage == BlockStorage::kInt4Offset && format == BlockFormat::kQ4_0);
   }
 
-  Blocks kind_;
+  bool WriteBlocks(BlockStorage storage, const WeightView& view, int64_t index, int column, uint8_t* panel) const {
+    const BlockFormatInfo& info = Info(view.blocks);
+    const uint8_t* bytes = static_cast<const uint8_t*>(view.data) + view.StoredRow(index) * RowBytes(view.blocks, In());
+    bool finite = true;
+    for (int64_t k = 0; k < In(); k += info.weights, bytes += info.bytes) {
+      UnpackedBlock block;
+      info.unpack(bytes, block);
+      if (storage == BlockStorage::kInt4Offset && view.blocks == BlockFormat::kQ4_0) AddOffset(block);
+      finite = codec_.Write(block, info.weights, k, column, panel) && finite;
+    }
+    return finite;
+  }
+
+  // row: buffer for f32 [in].
+  bool WriteValues(BlockStorage storage, const WeightView& view, int64_t index, int column, float* row,
+                   uint8_t* panel) const {
+    ReadWeightRow(view, index, row);
+    bool finite = true;
+    for (int64_t k = 0; k < In(); k += kBlockWeights) {
+      const int n = static_cast<int>(std::min<int64_t>(In() - k, kBlockWeights));
+      const WeightBlock block = storage == BlockStorage::kInt8 ? QuantizeInt8(row + k, n) : QuantizeInt4(row + k, n);
+      finite = codec_.Write(ToUnpacked(block), kBlockWeights, k, column, panel) && finite;
+    }
+    return finite;
+  }
+
+  PanelCodec codec_;
+  std::string_view kind_;
 };
 
 }  // namespace
@@ -133,16 +281,24 @@ class BlockLinear final : public PackedLinear {
 std::unique_ptr<Linear> MakeInt8Linear(const std::shared_ptr<LinearContext>& context,
                                        std::span<const WeightView> stacked, std::span<const float> bias,
                                        bool int16_activations) {
-  return std::make_unique<BlockLinear>(context, stacked, bias, Blocks::kInt8, int16_activations);
+  return std::make_unique<BlockLinear>(context, stacked, bias, BlockStorage::kInt8, int16_activations, "int8");
 }
 
 std::unique_ptr<Linear> MakeInt4Linear(const std::shared_ptr<LinearContext>& context,
                                        std::span<const WeightView> stacked, std::span<const float> bias,
                                        bool int16_activations) {
-  const bool symmetric = std::all_of(stacked.begin(), stacked.end(),
-                                     [](const WeightView& view) { return view.blocks == BlockFormat::kQ4_0; });
-  const Blocks kind = symmetric ? Blocks::kInt4 : Blocks::kInt4Offset;
-  return std::make_unique<BlockLinear>(context, stacked, bias, kind, int16_activations);
+  const bool symmetric =
+      std::ranges::all_of(stacked, [](const WeightView& view) { return view.blocks == BlockFormat::kQ4_0; });
+  const BlockStorage storage = symmetric ? BlockStorage::kInt4 : BlockStorage::kInt4Offset;
+  return std::make_unique<BlockLinear>(context, stacked, bias, storage, int16_activations, "int4");
+}
+
+std::unique_ptr<Linear> MakeBlockLinear(const std::shared_ptr<LinearContext>& context,
+                                        std::span<const WeightView> stacked, std::span<const float> bias,
+                                        bool int16_activations) {
+  const BlockFormat format = stacked.front().blocks;
+  return std::make_unique<BlockLinear>(context, stacked, bias, StorageOf(format).storage, int16_activations,
+                                       Name(format));
 }
 
 }  // namespace kvanta::kernels

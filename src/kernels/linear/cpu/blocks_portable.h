@@ -6,48 +6,63 @@
 #include "kernels/cpu/inline.h"
 #include "kernels/cpu/vec16_portable.h"
 #include "kernels/linear/cpu/activation_codes.h"
+#include "kernels/linear/cpu/block_codes.h"
 
 namespace kvanta::kernels {
 namespace {
 
-inline constexpr int kBlockRowTile = 2;
+// Shifts cross bytes: UnpackQuad() masks what they bring in.
+struct Bytes64 {
+  using V = Vec16::U;
 
-struct Int4Dot : ByteCodes {
-  template <int kRows>
-  static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {
-#pragma GCC unroll 2
-    for (int row = 0; row < kRows; ++row) dots[row] = Vec16::I{};
-    for (int pair = 0; pair < 4; ++pair) {  // of quads, in the low and high halves of the bytes
-      const Vec16::U packed = LoadVectors<U4, 4>(w + pair * 64);
-#pragma GCC unroll 2
-      for (int half = 0; half < 2; ++half) {
-        const Vec16::U codes = Each(
-            [&](U4 b) __attribute__((always_inline)) { return (b >> (half * 4)) & 0x0f0f0f0fU; }, packed);
-#pragma GCC unroll 2
-        for (int row = 0; row < kRows; ++row) {
-          dots[row] = AddBytes<false>(dots[row], codes, SignedBytes(x + row * stride + pair * 8 + half * 4));
-        }
-      }
-    }
+  static KVANTA_INLINE V Load(const uint8_t* p) { return LoadVectors<U4, 4>(p); }
+  static KVANTA_INLINE V And(V x, int mask) {
+    return Each(
+        [&](U4 y) __attribute__((always_inline)) { return y & static_cast<uint32_t>(mask) * 0x01010101U; }, x);
+  }
+  static KVANTA_INLINE V Or(V a, V b) { return a | b; }
+  static KVANTA_INLINE V Right(V x, int bits) {
+    return Each(
+        [&](U4 y) __attribute__((always_inline)) { return y >> static_cast<uint32_t>(bits); }, x);
+  }
+  static KVANTA_INLINE V Left(V x, int bits) {
+    return Each(
+        [&](U4 y) __attribute__((always_inline)) { return y << static_cast<uint32_t>(bits); }, x);
+  }
+  static KVANTA_INLINE V LookUp(V x, const uint8_t* table) {
+    uint8_t bytes[64];
+    std::memcpy(bytes, &x, sizeof bytes);
+    for (uint8_t& byte : bytes) byte = table[byte];
+    return Load(bytes);
   }
 };
 
-struct Int8Dot : ByteCodes {
-  template <int kRows>
+template <BlockLayout kLayout>
+struct ByteDots : ByteCodes {
+  static constexpr int kRowTile = 2;
+  static constexpr int kQuads = 8 / kLayout.Subs();
+
+  template <int kRows, int kSub>
   static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {
 #pragma GCC unroll 2
     for (int row = 0; row < kRows; ++row) dots[row] = Vec16::I{};
-    for (int quad = 0; quad < 8; ++quad) {
-      const Vec16::U codes = LoadVectors<U4, 4>(w + quad * 64);
+    AddQuads<kRows, kSub * kQuads, (kSub + 1) * kQuads>(w, x, stride, dots);
+  }
+
+ private:
+  template <int kRows, int kQuad, int kEnd>
+  static KVANTA_INLINE void AddQuads(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {
+    const Vec16::U codes = UnpackQuad<Bytes64, kLayout, kQuad>(w);
 #pragma GCC unroll 2
-      for (int row = 0; row < kRows; ++row) {
-        dots[row] = AddBytes<false>(dots[row], codes, SignedBytes(x + row * stride + quad * 4));
-      }
+    for (int row = 0; row < kRows; ++row) {
+      dots[row] = AddBytes<false>(dots[row], codes, SignedBytes(x + row * stride + kQuad * 4));
     }
+    if constexpr (kQuad + 1 < kEnd) AddQuads<kRows, kQuad + 1, kEnd>(w, x, stride, dots);
   }
 };
 
-using Int8WideDot = TwoTermDot<Int8Dot>;
+template <BlockLayout kLayout, bool kIsWide>
+using BlockDots = typename WidthOf<ByteDots<kLayout>, kIsWide>::Type;
 
 }  // namespace
 }  // namespace kvanta::kernels

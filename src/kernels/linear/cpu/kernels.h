@@ -8,9 +8,7 @@
 
 #include "base/math.h"
 #include "kernels/cpu/inline.h"
-#include "kernels/linear/cpu/block_weight.h"
 #include "kernels/linear/cpu/table.h"
-#include "kernels/linear/cpu/weights.h"
 
 namespace kvanta::kernels {
 namespace {
@@ -228,16 +226,6 @@ constexpr WeightKernels kWeightKernels{.step_k = W::kStepK,
                                        .panel_step_bytes = W::kPanelStepBytes,
                                        .pack = Pack<W>,
                                        .multiply = Multiply<W>};
-
-constexpr LinearKernels kLinearKernels{.bf16 = kWeightKernels<Bf16Weight>,
-                                       .f32 = kWeightKernels<F32Weight>,
-                                       .f16 = kWeightKernels<F16Weight>,
-                                       .int8 = kWeightKernels<Int8Weight>,
-                                       .int8_wide = kWeightKernels<Int8WideWeight>,
-                                       .int4 = kWeightKernels<Int4Weight>,
-                                       .int4_wide = kWeightKernels<Int4WideWeight>,
-                                       .int4_offset = kWeightKernels<Int4OffsetWeight>,
-                                       .int4_offset_wide = kWeightKernels<Int4OffsetWideWeight>};
 
 }  // namespace
 }  // namespace kvanta::kernels

@@ -49,8 +49,9 @@ PackedLinear::PackedLinear(std::shared_ptr<LinearContext> context, const WeightK
       throw InputError(fmt::format("a linear layer's weight has shape [{}][{}]; expected [1 or more][{}]", view.out,
                                    view.in, std::max<int64_t>(in_, 1)));
     }
-    if (view.blocks != BlockFormat::kNone && view.in % kBlockWeights != 0) {
-      throw InputError(fmt::format("a linear layer's weight has blocks of {} in rows of {}", kBlockWeights, view.in));
+    if (view.in % BlockWeights(view.blocks) != 0) {
+      throw InputError(fmt::format("a linear layer's weight has {} blocks of {} in rows of {}", Name(view.blocks),
+                                   BlockWeights(view.blocks), view.in));
     }
     out_ += view.out;
   }
@@ -138,14 +139,10 @@ void PackedLinear::MultiplyBlock(const float* x, int64_t rows, float* y, int64_t
 }
 
 void ReadWeightRow(const WeightView& view, int64_t row, float* out) noexcept {
+  row = view.StoredRow(row);
   if (view.blocks != BlockFormat::kNone) {
-    const int64_t blocks = view.in / kBlockWeights;
-    const int64_t size = BlockBytes(view.blocks);
-    const uint8_t* bytes = static_cast<const uint8_t*>(view.data) + row * blocks * size;
-    for (int64_t block = 0; block < blocks; ++block) {
-      BlockValues(ReadBlock(bytes + block * size, view.blocks), out + block * kBlockWeights);
-    }
-    return;
+    const int64_t bytes = RowBytes(view.blocks, view.in);
+    return DequantizeBlocks(static_cast<const uint8_t*>(view.data) + row * bytes, view.blocks, view.in, out);
   }
   const uint8_t* bytes = static_cast<const uint8_t*>(view.data) + row * view.in * SizeOf(view.dtype);
   if (view.dtype == DType::kF32) {

@@ -86,6 +86,16 @@ std::unique_ptr<Linear> MakeInt4Linear(const std::shared_ptr<LinearContext>& con
                                        std::span<const WeightView> stacked, std::span<const float> bias,
                                        bool int16_activations);
 
+// Keeps the views' blocks; all have one format.
+std::unique_ptr<Linear> MakeBlockLinear(const std::shared_ptr<LinearContext>& context,
+                                        std::span<const WeightView> stacked, std::span<const float> bias,
+                                        bool int16_activations);
+// Keeps what the views store: blocks of any formats, and elements of any types, of which each run of equal ones is a
+// matrix of its own.
+std::unique_ptr<Linear> MakeStoredLinear(const std::shared_ptr<LinearContext>& context,
+                                         std::span<const WeightView> stacked, std::span<const float> bias,
+                                         bool int16_activations);
+
 template <class PackRow>
 void PackedLinear::PackRows(std::span<const WeightView> stacked, PackRow pack) {
   const auto threads = static_cast<size_t>(context_->threads->Threads());

@@ -1,7 +1,7 @@
 // Matrix kernels of one ISA unit, one entry per storage of W.
 //
-// A step is 1 k (f32, f16), 2 (bf16: the pairs that vdpbf16ps multiplies) or 32 (blocks: block_weight.h). Packed W:
-// panels of 16 columns (outputs), [ceil(out / 16)][steps][bytes of a step]; columns and k beyond W's shape are zero.
+// A step is 1 k (f32, f16), 2 (bf16: the pairs that vdpbf16ps multiplies), 32 or 256 (blocks: block_weight.h). Packed
+// W: panels of 16 columns (outputs), [ceil(out / 16)][steps][bytes of a step]; columns and k beyond W's shape are zero.
 // Packed x: [blocks of steps][rows][x_stride bytes]. The stride is a constant of the kernel, so a tile's rows are at
 // constant distances, and not a power of two, so they do not compete for the same cache sets.
 //
@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "base/math.h"
+#include "kernels/linear/cpu/block_storage.h"
 
 namespace kvanta::kernels {
 
@@ -59,14 +60,20 @@ struct WeightKernels {
   void (*multiply)(const MultiplyTask& task) noexcept = nullptr;
 };
 
+// Kernels of all storages in blocks; x in 8 bits, or in 16 (wide).
+struct BlockKernels {
+  WeightKernels of[kBlockStorages][2];
+};
+
 struct LinearKernels {
   WeightKernels bf16;
   WeightKernels f32;
   WeightKernels f16;
-  // Blocks. wide: x in 16 bits; offset: blocks have offsets.
-  WeightKernels int8, int8_wide;
-  WeightKernels int4, int4_wide;
-  WeightKernels int4_offset, int4_offset_wide;
+  const BlockKernels* blocks = nullptr;
+
+  const WeightKernels& Of(BlockStorage storage, bool wide) const {
+    return blocks->of[static_cast<int>(storage)][wide ? 1 : 0];
+  }
 };
 
 }  // namespace kvanta::kernels

@@ -37,9 +37,27 @@ PanelKind PanelKindOf(WeightType type) {
       return PanelKind::kInt4;
     case WeightType::kBf16:
     case WeightType::kF32:
+    case WeightType::kStored:
       break;
   }
   return PanelKind::kBf16;
+}
+
+// Type that keeps what the views store, where a GPU has one: blocks of 8 and 4 bits with fp16 scales, or elements. All
+// other blocks become bf16.
+WeightType KeptType(std::span<const WeightView> stacked) {
+  const auto all = [&](auto is_kept) { return std::ranges::all_of(stacked, is_kept); };
+  if (all([](const WeightView& view) { return view.blocks == BlockFormat::kQ8_0; })) return WeightType::kInt8;
+  if (all([](const WeightView& view) {
+        return view.blocks == BlockFormat::kQ4_0 || view.blocks == BlockFormat::kQ4_1;
+      })) {
+    return WeightType::kInt4;
+  }
+  const WeightView& first = stacked.front();
+  if (all([&](const WeightView& view) { return view.blocks == BlockFormat::kNone && view.dtype == first.dtype; })) {
+    return WeightTypeOf(first.dtype);
+  }
+  return WeightType::kBf16;
 }
 
 // A row of stacked weights: its view, and its index in the view.
@@ -88,7 +106,7 @@ class UnitWriter {
   }
   static WeightBlock StoredBlock(const StackedRow& from, int64_t block) {
     const WeightView& view = *from.view;
-    const int64_t index = from.index * (view.in / kBlockWeights) + block;
+    const int64_t index = view.StoredRow(from.index) * (view.in / kBlockWeights) + block;
     return ReadBlock(static_cast<const uint8_t*>(view.data) + index * BlockBytes(view.blocks), view.blocks);
   }
   WeightBlock Quantize(const float* x, int n) const {
@@ -135,8 +153,9 @@ void CheckShapes(std::span<const WeightView> stacked, std::span<const float> bia
       throw InputError(fmt::format("a linear layer's weight has shape [{}][{}]; expected [1 or more][{}]", view.out,
                                    view.in, std::max<int64_t>(in, 1)));
     }
-    if (view.blocks != BlockFormat::kNone && view.in % kBlockWeights != 0) {
-      throw InputError(fmt::format("a linear layer's weight has blocks of {} in rows of {}", kBlockWeights, view.in));
+    if (view.in % BlockWeights(view.blocks) != 0) {
+      throw InputError(fmt::format("a linear layer's weight has {} blocks of {} in rows of {}", Name(view.blocks),
+                                   BlockWeights(view.blocks), view.in));
     }
     out += view.out;
   }
@@ -153,8 +172,9 @@ GpuLinear::GpuLinear(std::shared_ptr<GpuLinearContext> context, std::span<const 
   CheckShapes(stacked, bias);
   weight_.in = stacked.front().in;
   for (const WeightView& view : stacked) weight_.out += view.out;
-  weight_.kind = PanelKindOf(kind.weights);
-  weight_.panels = kind.weights != WeightType::kF32;
+  const WeightType type = kind.weights == WeightType::kStored ? KeptType(stacked) : kind.weights;
+  weight_.kind = PanelKindOf(type);
+  weight_.panels = type != WeightType::kF32;
   Device& device = context_->gpu->device();
   if (!bias.empty()) {
     bias_ = device.Allocate(bias.size_bytes());

@@ -182,11 +182,11 @@ KVANTA_INLINE void ForPanelsOf(const MultiplyTask& task, F f) {
 
 template <int kTiles>
 void MultiplyGroups(const MultiplyTask& task, const RowGroups& groups) noexcept {
-  TileRows tile_rows;
+  TileShapes shapes;
   const auto last_rows = static_cast<uint8_t>(groups.last_rows);
-  for (int sum = kTiles - 1; sum < kTilesUnroll; sum += kTiles) tile_rows.of[sum] = last_rows;
-  tile_rows.of[kFirstOperand + kTiles - 1] = last_rows;
-  Tiles::Configure(tile_rows);
+  for (int sum = kTiles - 1; sum < kTilesUnroll; sum += kTiles) shapes.rows[sum] = last_rows;
+  shapes.rows[kFirstOperand + kTiles - 1] = last_rows;
+  Tiles::Configure(shapes);
   // With a single group of rows each weight is used once.
   const bool single_group = groups.end_row - groups.first_row <= kTiles * kTileRows;
   const int64_t blocks_at_once = single_group ? task.steps.blocks : 1;

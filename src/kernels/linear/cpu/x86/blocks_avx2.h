@@ -1,8 +1,9 @@
 // Dots of blocks of 32 k with 16 columns: AVX2. Exact in int32.
 //
-// Dot<kRows>(w, x, stride, dots) computes on every unit: lane c of dots[row] = sum over the block's k of code(c, k) *
-// x(row, k). w: the block's codes of 16 columns (in the order of block_weight.h), unsigned; x: codes stored by Store(),
-// 32 per row, of magnitude up to 127 unless the type says more, rows `stride` bytes apart.
+// BlockDots<kLayout, kIsWide>::Dot<kRows, kSub>(w, x, stride, dots) computes on every unit: lane c of dots[row] = sum
+// over the k of sub-block kSub of code(c, k) * x(row, k). w: the block's codes of 16 columns (block_storage.h),
+// unsigned; x: codes stored by Store(), 32 per row, of magnitude up to 127, or 32,512 if wide, rows `stride` bytes
+// apart.
 #pragma once
 
 #include <immintrin.h>
@@ -13,48 +14,79 @@
 #include "kernels/cpu/x86/bytes_256.h"
 #include "kernels/cpu/x86/vec16_avx2.h"
 #include "kernels/linear/cpu/activation_codes.h"
+#include "kernels/linear/cpu/block_codes.h"
 
 namespace kvanta::kernels {
 namespace {
 
-// Four sums of 16 columns, two halves of weights, the broadcast and a mask.
-inline constexpr int kBlockRowTile = kSmallTiles ? 2 : 4;
+struct Bytes64 {
+  struct V {
+    __m256i lo, hi;
+  };
 
-// Products of unsigned and signed bytes. A lane's sum of 16 products is at most 15 * 128 * 16 < 2^15, so a whole block
-// is added in 16 bits.
-struct Int4Dot : ByteCodes {
-  template <int kRows>
+  static KVANTA_INLINE V Load(const uint8_t* p) { return {Load256(p), Load256(p + 32)}; }
+  static KVANTA_INLINE V And(V x, int mask) { return {Bytes256::And(x.lo, mask), Bytes256::And(x.hi, mask)}; }
+  static KVANTA_INLINE V Or(V a, V b) { return {Bytes256::Or(a.lo, b.lo), Bytes256::Or(a.hi, b.hi)}; }
+  static KVANTA_INLINE V Right(V x, int bits) { return {Bytes256::Right(x.lo, bits), Bytes256::Right(x.hi, bits)}; }
+  static KVANTA_INLINE V Left(V x, int bits) { return {Bytes256::Left(x.lo, bits), Bytes256::Left(x.hi, bits)}; }
+  static KVANTA_INLINE V LookUp(V x, const uint8_t* table) {
+    return {Bytes256::LookUp(x.lo, table), Bytes256::LookUp(x.hi, table)};
+  }
+};
+
+// Products of unsigned and signed bytes, added in 16 bits as far as they fit: a quad adds two products of up to
+// MaxCode() * 128.
+template <BlockLayout kLayout>
+struct ByteDots : ByteCodes {
+  static constexpr int kQuads = 8 / kLayout.Subs();  // of a dot
+  static constexpr int kFit = 32767 / (256 * kLayout.MaxCode());
+  static constexpr int kPart = kFit >= kQuads ? kQuads : kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
+  static_assert(kFit >= 1);
+  // Four sums of 16 columns, two halves of weights, the broadcast and a mask; two where sums have two widths.
+  static constexpr int kRowTile = kSmallTiles || kPart < kQuads ? 2 : 4;
+
+  template <int kRows, int kSub>
   static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {
-    const __m256i mask = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+    AddPart<kRows, kSub * kQuads, (kSub + 1) * kQuads, true>(w, x, stride, dots);
+  }
+
+ private:
+  template <int kRows, int kFirst, int kEnd, bool kIsFirst>
+  static KVANTA_INLINE void AddPart(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {
     __m256i lo[kRows], hi[kRows];
-#pragma GCC unroll 8
-    for (int pair = 0; pair < 4; ++pair) {
-      const __m256i packed_lo = Load256(w + pair * 64), packed_hi = Load256(w + pair * 64 + 32);
-#pragma GCC unroll 2
-      for (int half = 0; half < 2; ++half) {
-        const __m256i w_lo = _mm256_and_si256(half == 0 ? packed_lo : _mm256_srli_epi16(packed_lo, 4), mask);
-        const __m256i w_hi = _mm256_and_si256(half == 0 ? packed_hi : _mm256_srli_epi16(packed_hi, 4), mask);
-#pragma GCC unroll 8
-        for (int row = 0; row < kRows; ++row) {
-          const __m256i codes = BroadcastQuad(x + row * stride + pair * 8 + half * 4);
-          const __m256i products_lo = _mm256_maddubs_epi16(w_lo, codes);
-          const __m256i products_hi = _mm256_maddubs_epi16(w_hi, codes);
-          lo[row] = InOrder(pair + half == 0 ? products_lo : _mm256_add_epi16(lo[row], products_lo));
-          hi[row] = InOrder(pair + half == 0 ? products_hi : _mm256_add_epi16(hi[row], products_hi));
-        }
-      }
-    }
+    AddQuads<kRows, kFirst, kFirst + kPart, true>(w, x, stride, lo, hi);
+    const __m256i ones = _mm256_set1_epi16(1);
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) {
-      dots[row] = {_mm256_madd_epi16(lo[row], ones), _mm256_madd_epi16(hi[row], ones)};
+      const __m256i sum_lo = _mm256_madd_epi16(lo[row], ones), sum_hi = _mm256_madd_epi16(hi[row], ones);
+      dots[row].lo = kIsFirst ? sum_lo : _mm256_add_epi32(dots[row].lo, sum_lo);
+      dots[row].hi = kIsFirst ? sum_hi : _mm256_add_epi32(dots[row].hi, sum_hi);
     }
+    if constexpr (kFirst + kPart < kEnd) AddPart<kRows, kFirst + kPart, kEnd, false>(w, x, stride, dots);
+  }
+
+  template <int kRows, int kQuad, int kEnd, bool kIsFirst>
+  static KVANTA_INLINE void AddQuads(const uint8_t* w, const uint8_t* x, int64_t stride, __m256i* lo, __m256i* hi) {
+    const Bytes64::V codes = UnpackQuad<Bytes64, kLayout, kQuad>(w);
+#pragma GCC unroll 8
+    for (int row = 0; row < kRows; ++row) {
+      const __m256i quad = BroadcastQuad(x + row * stride + kQuad * 4);
+      const __m256i products_lo = _mm256_maddubs_epi16(codes.lo, quad);
+      const __m256i products_hi = _mm256_maddubs_epi16(codes.hi, quad);
+      lo[row] = InOrder(kIsFirst ? products_lo : _mm256_add_epi16(lo[row], products_lo));
+      hi[row] = InOrder(kIsFirst ? products_hi : _mm256_add_epi16(hi[row], products_hi));
+    }
+    if constexpr (kQuad + 1 < kEnd) AddQuads<kRows, kQuad + 1, kEnd, false>(w, x, stride, lo, hi);
   }
 };
 
 // Products of bytes do not fit the 16-bit sums of vpmaddubsw: the even and the odd codes of a quad are widened to 16
 // bits, in the order (0, 2), (1, 3). So x may have 16 bits: up to 32,512.
-struct Int8Dot {
+template <BlockLayout kLayout>
+struct WordDots {
   using X = int16_t[32];
+  static constexpr int kRowTile = kSmallTiles ? 2 : 4;
+  static constexpr int kQuads = 8 / kLayout.Subs();
 
   static KVANTA_INLINE void Store(const int32_t* codes, X& out) {
     for (int i = 0; i < 32; i += 4) {
@@ -65,32 +97,43 @@ struct Int8Dot {
     }
   }
 
-  template <int kRows>
+  template <int kRows, int kSub>
   static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {
+#pragma GCC unroll 8
+    for (int row = 0; row < kRows; ++row) dots[row] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+    AddQuads<kRows, kSub * kQuads, (kSub + 1) * kQuads>(w, x, stride, dots);
+  }
+
+ private:
+  template <int kRows, int kQuad, int kEnd>
+  static KVANTA_INLINE void AddQuads(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {
+    const Bytes64::V codes = UnpackQuad<Bytes64, kLayout, kQuad>(w);
     const __m256i even = _mm256_set1_epi16(255);
-    __m256i lo[kRows], hi[kRows];
-#pragma GCC unroll 8
-    for (int quad = 0; quad < 8; ++quad) {
-      const __m256i bytes_lo = Load256(w + quad * 64), bytes_hi = Load256(w + quad * 64 + 32);
 #pragma GCC unroll 2
-      for (int half = 0; half < 2; ++half) {
-        const __m256i w_lo = half == 0 ? _mm256_and_si256(bytes_lo, even) : _mm256_srli_epi16(bytes_lo, 8);
-        const __m256i w_hi = half == 0 ? _mm256_and_si256(bytes_hi, even) : _mm256_srli_epi16(bytes_hi, 8);
+    for (int half = 0; half < 2; ++half) {
+      const __m256i w_lo = half == 0 ? _mm256_and_si256(codes.lo, even) : _mm256_srli_epi16(codes.lo, 8);
+      const __m256i w_hi = half == 0 ? _mm256_and_si256(codes.hi, even) : _mm256_srli_epi16(codes.hi, 8);
 #pragma GCC unroll 8
-        for (int row = 0; row < kRows; ++row) {
-          const __m256i codes = BroadcastQuad(x + row * stride + quad * 8 + half * 4);
-          const __m256i products_lo = _mm256_madd_epi16(w_lo, codes), products_hi = _mm256_madd_epi16(w_hi, codes);
-          lo[row] = InOrder(quad + half == 0 ? products_lo : _mm256_add_epi32(lo[row], products_lo));
-          hi[row] = InOrder(quad + half == 0 ? products_hi : _mm256_add_epi32(hi[row], products_hi));
-        }
+      for (int row = 0; row < kRows; ++row) {
+        const __m256i pair = BroadcastQuad(x + row * stride + kQuad * 8 + half * 4);
+        dots[row].lo = InOrder(_mm256_add_epi32(dots[row].lo, _mm256_madd_epi16(w_lo, pair)));
+        dots[row].hi = InOrder(_mm256_add_epi32(dots[row].hi, _mm256_madd_epi16(w_hi, pair)));
       }
     }
-#pragma GCC unroll 8
-    for (int row = 0; row < kRows; ++row) dots[row] = {lo[row], hi[row]};
+    if constexpr (kQuad + 1 < kEnd) AddQuads<kRows, kQuad + 1, kEnd>(w, x, stride, dots);
   }
 };
 
-using Int8WideDot = Int8Dot;
+template <BlockLayout kLayout, bool kIsWide, bool kIsByte = (kLayout.MaxCode() < 128)>
+struct DotsOf {
+  using Type = typename WidthOf<ByteDots<kLayout>, kIsWide>::Type;
+};
+template <BlockLayout kLayout, bool kIsWide>
+struct DotsOf<kLayout, kIsWide, false> {
+  using Type = WordDots<kLayout>;
+};
+template <BlockLayout kLayout, bool kIsWide>
+using BlockDots = typename DotsOf<kLayout, kIsWide>::Type;
 
 }  // namespace
 }  // namespace kvanta::kernels

@@ -4,53 +4,41 @@
 #include <cstdint>
 
 #include "kernels/cpu/inline.h"
+#include "kernels/cpu/x86/bytes_512.h"
 #include "kernels/cpu/x86/vec16_avx512.h"
 #include "kernels/linear/cpu/activation_codes.h"
+#include "kernels/linear/cpu/block_codes.h"
 
 namespace kvanta::kernels {
 namespace {
 
-// Sums in int32 and as many in f32, and the weights.
-inline constexpr int kBlockRowTile = kSmallTiles ? 2 : Vec16::kRowTile;
+template <BlockLayout kLayout>
+struct ByteDots : ByteCodes {
+  // Sums in int32 and as many in f32, and the weights; fewer where several registers hold scales.
+  static constexpr int kRowTile = kSmallTiles ? 2 : kLayout.blocks == 1 ? Vec16::kRowTile : 8;
+  static constexpr int kQuads = 8 / kLayout.Subs();  // of a dot
 
-struct Int4Dot : ByteCodes {
-  template <int kRows>
-  static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {
-    const __m512i mask = _mm512_set1_epi32(0x0f0f0f0f);
-#pragma GCC unroll 16
-    for (int row = 0; row < kRows; ++row) dots[row] = _mm512_setzero_si512();
-#pragma GCC unroll 8
-    for (int pair = 0; pair < 4; ++pair) {
-      const __m512i packed = _mm512_loadu_si512(w + pair * 64);
-#pragma GCC unroll 2
-      for (int half = 0; half < 2; ++half) {
-        const __m512i codes = _mm512_and_si512(half == 0 ? packed : _mm512_srli_epi32(packed, 4), mask);
-#pragma GCC unroll 16
-        for (int row = 0; row < kRows; ++row) {
-          dots[row] = _mm512_dpbusd_epi32(dots[row], codes, Broadcast32(x + row * stride + pair * 8 + half * 4));
-        }
-      }
-    }
-  }
-};
-
-struct Int8Dot : ByteCodes {
-  template <int kRows>
+  template <int kRows, int kSub>
   static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {
 #pragma GCC unroll 16
     for (int row = 0; row < kRows; ++row) dots[row] = _mm512_setzero_si512();
-#pragma GCC unroll 8
-    for (int quad = 0; quad < 8; ++quad) {
-      const __m512i codes = _mm512_loadu_si512(w + quad * 64);
+    AddQuads<kRows, kSub * kQuads, (kSub + 1) * kQuads>(w, x, stride, dots);
+  }
+
+ private:
+  template <int kRows, int kQuad, int kEnd>
+  static KVANTA_INLINE void AddQuads(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {
+    const __m512i codes = UnpackQuad<Bytes16, kLayout, kQuad>(w);
 #pragma GCC unroll 16
-      for (int row = 0; row < kRows; ++row) {
-        dots[row] = _mm512_dpbusd_epi32(dots[row], codes, Broadcast32(x + row * stride + quad * 4));
-      }
+    for (int row = 0; row < kRows; ++row) {
+      dots[row] = _mm512_dpbusd_epi32(dots[row], codes, Broadcast32(x + row * stride + kQuad * 4));
     }
+    if constexpr (kQuad + 1 < kEnd) AddQuads<kRows, kQuad + 1, kEnd>(w, x, stride, dots);
   }
 };
 
-using Int8WideDot = TwoTermDot<Int8Dot>;
+template <BlockLayout kLayout, bool kIsWide>
+using BlockDots = typename WidthOf<ByteDots<kLayout>, kIsWide>::Type;
 
 }  // namespace
 }  // namespace kvanta::kernels

@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -62,8 +62,8 @@ class TokenBytes:
         else:
             spell = str.encode
         self._table: list[bytes] = [b"" if token is None else spell(token) for token in tokens]
-        for index, text in added.items():
-            self._table[index] = text.encode()
+        for index, text in added.items():  # SentencePiece's may have blocks for spaces, as Gemma's do
+            self._table[index] = (spell if spell is _sentence_piece else str.encode)(text)
         self.special = frozenset(special)
         # SentencePiece puts a space before a text's first word; decoding takes it away again.
         self.drops_first_space = "Strip" in kinds or "Metaspace" in kinds
@@ -77,11 +77,21 @@ class TokenBytes:
 
 
 class Detokenizer:
-    """Text of one growing sequence. `at_start`: no text stands before it, so a first space is the tokenizer's own."""
+    """Text of one growing sequence. `at_start`: no text stands before it, so a first space is the tokenizer's own.
 
-    def __init__(self, table: TokenBytes, *, skip_special_tokens: bool = True, at_start: bool = False) -> None:
+    `shown`: special tokens that are not skipped.
+    """
+
+    def __init__(
+        self,
+        table: TokenBytes,
+        *,
+        skip_special_tokens: bool = True,
+        at_start: bool = False,
+        shown: Collection[int] = (),
+    ) -> None:
         self._table = table
-        self._skipped: frozenset[int] = table.special if skip_special_tokens else frozenset()
+        self._skipped: frozenset[int] = table.special.difference(shown) if skip_special_tokens else frozenset()
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._drop_space = at_start and table.drops_first_space
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvanta.errors import InputError, ResourceError
+from kvanta.tokenizer_files.files import check_not_a_pointer
 from kvanta.values import one_line
 
 SHIPPED = Path(__file__).parent / "shipped"
@@ -18,6 +19,7 @@ _EXAMPLE_CONFIGS = Path(__file__).parent / "example_configs"
 CONVERTER_VERSION = 3
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "gguf_blocks.kvanta"]
+_HUB_FILES += ["tokenizer.model", "tiktoken.model", "*.tiktoken", "merges.txt"]
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ def resolve_model(model: str | os.PathLike[str]) -> ModelFolder:
             return ModelFolder(name, path)
         if path.is_file():
             if path.suffix.lower() == ".gguf":
+                check_not_a_pointer(path)
                 return ModelFolder(name, _converted_gguf(path))
             raise InputError(f"{name!r} is a file, but neither a folder nor a .gguf file")
     except (OSError, ValueError) as error:

@@ -1,10 +1,10 @@
-"""The tokenizer of a model folder: tokenizer.json through Hugging Face `tokenizers`, and its chat template."""
+"""The tokenizer of a model folder, through Hugging Face `tokenizers`, and its chat template."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +13,10 @@ import tokenizers
 from kvanta.chat_template import ChatTemplate
 from kvanta.detokenize import Detokenizer, TokenBytes
 from kvanta.errors import InputError
+from kvanta.tokenizer_files import read_description
+from kvanta.tokenizer_files.files import read_json
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; {} if there is no such file. Raises InputError for anything else."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError, OSError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
-    if not isinstance(value, dict):
-        raise InputError(f"{path} holds a JSON {type(value).__name__}, not an object")
-    return value
 
 
 @contextlib.contextmanager
@@ -46,21 +35,22 @@ class Tokenizer:
 
     def __init__(self, folder: str | Path) -> None:
         folder = Path(folder)
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise InputError(f"{folder} has no tokenizer.json (only fast tokenizers are read)")
-        description = read_json(path)
-        self._path = path
+        config = read_json(folder / "tokenizer_config.json")
+        description = read_description(folder, config)
+        self._path = path = description.path
         with _input_errors(f"{path} is not a usable tokenizer"):
-            self._fast = tokenizers.Tokenizer.from_str(json.dumps(description))
+            self._fast = tokenizers.Tokenizer.from_str(json.dumps(description.json))
         self._fast.no_truncation()
         self._fast.no_padding()
-        config = read_json(folder / "tokenizer_config.json")
-        self.special_texts = self._read_special_texts(folder, config, read_json(folder / "special_tokens_map.json"))
-        self.bytes = self._token_bytes(path, description)
+        special_map = read_json(folder / "special_tokens_map.json")
+        self.special_texts = self._read_special_texts(folder, config, special_map, description.special_texts)
+        self.bytes = self._token_bytes(path, description.json)
         self.longest_token = max((len(self.bytes[token]) for token in range(len(self.bytes))), default=0)  # in bytes
         add_bos = config.get("add_bos_token")
-        self._add_bos = add_bos if isinstance(add_bos, bool) else None  # None: what tokenizer.json does by itself
+        # None: what tokenizer.json does by itself.
+        self._add_bos = add_bos if isinstance(add_bos, bool) else description.adds_bos
+        self._prefix_space = description.prefix_space
+        self._added_texts = tuple(token.content for token in self._fast.get_added_tokens_decoder().values())
         self.bos_id = self._id_of("bos_token")
         self.eos_id = self._id_of("eos_token")
         self.chat_template = self._read_chat_template(folder, config)
@@ -130,6 +120,8 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise InputError(f"the text is not valid Unicode: lone surrogate at character {error.start}") from None
+        if self._prefix_space and text and not text.startswith(self._added_texts):
+            text = " " + text
         with _input_errors(f"{self._path} cannot encode the text"):
             # As a batch of one: only for batches does the Rust library let other threads of Python run.
             ids = list(self._fast.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids)
@@ -146,10 +138,17 @@ class Tokenizer:
         detokenizer = Detokenizer(self.bytes, skip_special_tokens=skip_special_tokens, at_start=True)
         return detokenizer.add(tokens) + detokenizer.finish()
 
-    def detokenizer(self, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> Detokenizer:
-        """For the text that follows `prompt`."""
+    def detokenizer(
+        self, prompt: Sequence[int], *, skip_special_tokens: bool = True, shown: Collection[int] = ()
+    ) -> Detokenizer:
+        """For the text that follows `prompt`. `shown`: special tokens that are not skipped."""
         at_start = all(token in self.bytes.special for token in prompt)
-        return Detokenizer(self.bytes, skip_special_tokens=skip_special_tokens, at_start=at_start)
+        return Detokenizer(self.bytes, skip_special_tokens=skip_special_tokens, at_start=at_start, shown=shown)
+
+    def token_id(self, text: str) -> int | None:
+        """The id of the token with exactly this text; None if there is none."""
+        token: int | None = self._fast.token_to_id(text)
+        return token
 
     def token_text(self, token: int) -> str:
         """One token by itself, for tables of log-probabilities; unfinished characters show as U+FFFD."""

@@ -97,7 +97,10 @@ def test_a_damaged_tokenizer_is_one_clear_error(data: str | bytes, tmp_path: Pat
 
 
 def test_a_missing_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"has no tokenizer\.json"):
+    names = (
+        r"tokenizer\.json, tekken\.json, tokenizer\.model, \*\.tiktoken, tiktoken\.model, vocab\.json with merges\.txt"
+    )
+    with pytest.raises(InputError, match=f"has no tokenizer: none of {names}"):
         Tokenizer(tmp_path)
 
 

@@ -16,7 +16,7 @@ from kvanta.calibration.calibrate import Calibration
 from kvanta.errors import InputError, ResourceError
 from kvanta.progress import progress_bar
 from kvanta.safetensors_writer import read_tensor_names, write_safetensors
-from kvanta.tokenizer import read_json
+from kvanta.tokenizer_files.files import read_json
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _FIRST, _SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"

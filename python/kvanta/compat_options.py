@@ -38,6 +38,7 @@ IGNORED: Mapping[str, bool] = {
     "enable_metrics": False,
     "enable_mixed_chunk": False,
     "enable_prompt_tokens_details": False,
+    "enable_reasoning": False,
     "enable_request_id_headers": False,
     "enable_torch_compile": False,
     "generation_config": True,
@@ -60,7 +61,6 @@ IGNORED: Mapping[str, bool] = {
     "pipeline_parallel_size": True,
     "pp": True,
     "pp_size": True,
-    "reasoning_parser": True,
     "response_role": True,
     "revision": True,
     "sampling_backend": True,
@@ -111,6 +111,7 @@ REFUSED: Mapping[str, Refusal] = {
     "override_generation_config": Refusal("give the sampling parameters with each request"),
     "quantization": Refusal("weights are stored as --weight-dtype says, the cache as --kv-cache-dtype"),
     "quantization_config": Refusal("weights are stored as --weight-dtype says, the cache as --kv-cache-dtype"),
+    "reasoning_parser": Refusal("kvanta serve separates reasoning from answers; LLM returns texts as they are"),
     "runner": _TEXT_MODELS,
     "skip_tokenizer_init": Refusal("the tokenizer is always loaded; token ids are accepted as prompts as well"),
 }

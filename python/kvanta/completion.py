@@ -25,14 +25,23 @@ def named_logprobs(entries: list[_core.TokenLogprob], tokenizer: Tokenizer) -> T
 class Completion:
     """One of the `n` texts of a request."""
 
-    def __init__(self, index: int, prompt: list[int], params: SamplingParams, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        index: int,
+        prompt: list[int],
+        params: SamplingParams,
+        tokenizer: Tokenizer,
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
+        """`shown`: special tokens that the text has in any case."""
         self.output = CompletionOutput(index=index)
         if params.logprobs is not None:
             self.output.logprobs = []
             self.output.cumulative_logprob = 0.0
         self._params = params
         self._tokenizer = tokenizer
-        self._text = tokenizer.detokenizer(prompt, skip_special_tokens=params.skip_special_tokens)
+        skip = params.skip_special_tokens
+        self._text = tokenizer.detokenizer(prompt, skip_special_tokens=skip, shown=shown)
         self._stops = StopStrings(params.stop_strings, params.include_stop_str_in_output)
 
     def take(self, engine_output: _core.EngineOutput) -> str:

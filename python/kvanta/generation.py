@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from typing import Protocol
 
 from kvanta import _core
 from kvanta.completion import Completion, named_logprobs
 from kvanta.outputs import RequestOutput
 from kvanta.prompts import TokenPrompt
+from kvanta.reasoning_gate import ReasoningGate
 from kvanta.sampling_params import SamplingParams
 from kvanta.structured_output import GrammarCompiler
 from kvanta.tokenizer import Tokenizer
+
+_NONE: frozenset[int] = frozenset()
+
+
+class TextShape(Protocol):
+    """The parts of a text, as far as generating it depends on them."""
+
+    @property
+    def shown(self) -> frozenset[int]:
+        """Special tokens that the text has in any case."""
+
+    def gate(self, prompt: str) -> ReasoningGate | None:
+        """For the grammar of one text, which begins where its reasoning ends; None: at once."""
 
 
 class Generation:
@@ -21,11 +36,18 @@ class Generation:
     """
 
     def __init__(
-        self, name: str, prompt: TokenPrompt, params: SamplingParams, tokenizer: Tokenizer, grammars: GrammarCompiler
+        self,
+        name: str,
+        prompt: TokenPrompt,
+        params: SamplingParams,
+        tokenizer: Tokenizer,
+        grammars: GrammarCompiler,
+        shape: TextShape | None = None,
     ) -> None:
         self.params = params
         self.completions = {
-            f"{name}-{index}": Completion(index, prompt.token_ids, params, tokenizer) for index in range(params.n)
+            f"{name}-{index}": Completion(index, prompt.token_ids, params, tokenizer, shape.shown if shape else _NONE)
+            for index in range(params.n)
         }
         self.output = RequestOutput(
             request_id=name,
@@ -34,7 +56,11 @@ class Generation:
             outputs=[completion.output for completion in self.completions.values()],
         )
         form = params.structured_outputs
-        self._constraints = {} if form is None else {name: grammars.constraint(form) for name in self.completions}
+        self._constraints = {}
+        if form is not None:
+            for request in self.completions:
+                gate = shape.gate(prompt.text or "") if shape else None
+                self._constraints[request] = grammars.constraint(form, gate)
         self._tokenizer = tokenizer
 
     def add_to(

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from kvanta import _core
 from kvanta.errors import InputError
+from kvanta.reasoning_gate import GatedMatcher, ReasoningGate
 from kvanta.values import one_line, text, truth
 
 if TYPE_CHECKING:
@@ -89,8 +90,11 @@ class GrammarCompiler:
         self._vocabulary: LLTokenizer | None = None
         self._matchers: OrderedDict[str, LLMatcher] = OrderedDict()  # by grammar, at their beginning
 
-    def constraint(self, params: StructuredOutputsParams) -> _core.TokenConstraint:
-        """For one request, or one of its `n` texts. Raises InputError when the grammar cannot be used."""
+    def constraint(self, params: StructuredOutputsParams, gate: ReasoningGate | None = None) -> _core.TokenConstraint:
+        """For one request, or one of its `n` texts. Raises InputError when the grammar cannot be used.
+
+        `gate`: for one text, tells where its reasoning ends and the form begins.
+        """
         try:
             import llguidance  # noqa: F401
         except ImportError:
@@ -106,7 +110,11 @@ class GrammarCompiler:
                 if len(self._matchers) > _KEPT:
                     self._matchers.popitem(last=False)
             self._matchers.move_to_end(grammar)
-            return _core.TokenConstraint(matcher.deep_copy())
+            state = matcher.deep_copy()
+        if gate is not None:
+            info = self._info
+            return _core.TokenConstraint(GatedMatcher(state, gate, int(info.vocab), list(info.eos_token_ids)))
+        return _core.TokenConstraint(state)
 
     def _matcher(self, grammar: str, kind: str) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
@@ -169,7 +177,7 @@ class _Vocabulary:
         return ids
 
 
-def fill_masks(states: list[LLMatcher], taken: list[list[int]], masks: NDArray[np.uint32]) -> list[str]:
+def fill_masks(states: list[LLMatcher | GatedMatcher], taken: list[list[int]], masks: NDArray[np.uint32]) -> list[str]:
     """For EngineConfig.set_fill_masks: one step of all constrained requests. Returns an error or "" for each."""
     errors = []
     for matcher, tokens, mask in zip(states, taken, masks, strict=True):

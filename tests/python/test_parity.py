@@ -231,7 +231,13 @@ def test_engine_arguments_that_ask_for_nothing() -> None:
     assert lines == {name for name, value in NEUTRAL_ENGINE.items() if name in IGNORED and value is not None}
 
 
-@pytest.mark.parametrize("name", REFUSED)
+def test_reasoning_is_separated_by_the_server_alone() -> None:
+    with pytest.raises(InputError, match="reasoning_parser is not supported, got 'qwen3': kvanta serve separates"):
+        LLM("stories260k", reasoning_parser="qwen3")
+    assert serve.parser().parse_exactly(["stories260k", "--reasoning-parser", "qwen3"]).reasoning_parser == "qwen3"
+
+
+@pytest.mark.parametrize("name", [name for name in REFUSED if name != "reasoning_parser"])
 def test_what_the_server_refuses_llm_refuses_as_well(name: str) -> None:
     with pytest.raises(InputError, match=f"^{name} is not supported, got 'some': ") as in_python:
         LLM("stories260k", **{name: "some"})

@@ -112,11 +112,12 @@ def add_engine_options(parser: argparse.ArgumentParser, *, own: Sequence[str] = 
         text = "accepted; no code of a model is ever run" if name == "trust_remote_code" else argparse.SUPPRESS
         nargs = None if takes_value else 0
         parser.add_argument(*flags_of(name), dest=f"ignored_{name}", action=_IgnoredOption, nargs=nargs, help=text)
-    for name in REFUSED:
+    refused = [name for name in REFUSED if name not in own]
+    for name in refused:
         parser.add_argument(
             *flags_of(name), dest=f"refused_{name}", action=_RefusedOption, nargs="*", help=argparse.SUPPRESS
         )
-    for name in (*(name for name, takes_value in IGNORED.items() if not takes_value and name not in own), *REFUSED):
+    for name in (*(name for name, takes_value in IGNORED.items() if not takes_value and name not in own), *refused):
         parser.add_argument(flag_of(f"no_{name}"), action=_NoOption, nargs=0, help=argparse.SUPPRESS)
 
 

@@ -23,6 +23,7 @@ from kvanta.prompts import token_list
 from kvanta.server import prompts
 from kvanta.server.access import OPEN_PREFIX, AccessControl, RequestLog
 from kvanta.server.admission import AdmissionLimiter
+from kvanta.server.answer import AnswerShape
 from kvanta.server.chat import ChatResponse
 from kvanta.server.completions import CompletionResponse
 from kvanta.server.errors import ApiError, JsonResponse, api_error, error_response
@@ -126,11 +127,13 @@ def _add_texts(app: FastAPI, service: Service) -> None:
         params = request.sampling_params(
             max_tokens=max_tokens, max_logprobs=service.max_logprobs, logprobs=request.requested_logprobs
         )
+        shape = AnswerShape.read(service.parsers, request)
         return await service.texts(
             *(http, request, params, 1),
             lambda: [prompts.chat_prompt(request, tokenizer, front.max_model_len)],
             prompts.chat_size(request),
-            lambda name, job: ChatResponse(name, service.names[0], request, job, tokenizer, service.tool_call_parser),
+            lambda name, job: ChatResponse(name, service.names[0], request, job, tokenizer, shape),
+            shape,
         )
 
 

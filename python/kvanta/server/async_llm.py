@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from kvanta.errors import QueueFullError
-from kvanta.generation import Generation
+from kvanta.generation import Generation, TextShape
 from kvanta.loaded_model import LoadedModel
 from kvanta.prompts import TokenPrompt
 from kvanta.sampling_params import SamplingParams
@@ -99,18 +99,20 @@ class AsyncLLM:
         at_once: bool = False,
         cache_salt: str = "",
         priority: int = 0,
+        shape: TextShape | None = None,
     ) -> GenerationJob:
         """Queues the `n` texts of every prompt that `encode` makes. When it raises, nothing is queued.
 
         `encode` runs on another thread, unless it is done `at_once`; so does compiling a grammar. `done` is called when
         the engine has no more of the texts. `arrival`: time.perf_counter() when the request came.
+        `shape`: parts of the texts that a parser tells apart.
         """
         name = f"{self._count:x}"
         self._count += 1
 
         def make() -> list[Generation]:
             return [
-                Generation(f"{name}.{index}", prompt, params, self.tokenizer, self.loaded.grammars)
+                Generation(f"{name}.{index}", prompt, params, self.tokenizer, self.loaded.grammars, shape)
                 for index, prompt in enumerate(encode())
             ]
 

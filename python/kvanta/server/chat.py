@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvanta.server.answer import AnswerShape
 from kvanta.server.generation_job import Delta, GenerationJob
 from kvanta.server.logprobs import LogprobsWriter, prompt_logprobs
 from kvanta.server.protocol import ChatRequest
 from kvanta.server.response import GenerationResponse
-from kvanta.server.tool_calls import Found, make_reader, rest_of
+from kvanta.server.tool_calls import rest_of
 from kvanta.tokenizer import Tokenizer
+
+REASONING_FIELDS = ("reasoning_content", "reasoning")
+"""The older name and the newer one: clients know either of them."""
 
 
 class ChatResponse(GenerationResponse):
@@ -26,12 +30,15 @@ class ChatResponse(GenerationResponse):
         request: ChatRequest,
         job: GenerationJob,
         tokenizer: Tokenizer,
-        parser: str = "",
+        shape: AnswerShape,
     ) -> None:
-        """`parser` finds calls where the model decides; empty: they stay text."""
+        """`shape` takes the texts apart."""
         super().__init__(request_id, model, request, job)
         self._named = request.functions.named
-        self._readers = [make_reader(request.functions, parser) for _ in job.outputs]
+        prompt = job.generations[0].output.prompt or ""
+        self._readers = [shape.reader(prompt) for _ in job.outputs]
+        self._counts = [count for _ in job.outputs if (count := shape.count(prompt)) is not None]
+        self._has_reasoning = bool(self._counts) and request.include_reasoning is not False
         as_ids = bool(request.return_tokens_as_token_ids)
         self._logprobs = LogprobsWriter(tokenizer, request.requested_logprobs or 0, as_ids=as_ids)
         self._wants_logprobs = request.requested_logprobs is not None
@@ -60,20 +67,31 @@ class ChatResponse(GenerationResponse):
 
     def _choice(self, index: int) -> dict[str, Any]:
         output = self._job.outputs[index]
-        reader = self._readers[index]
-        found = Found(output.text) if reader is None else rest_of(reader, output.text)
+        found = rest_of(self._readers[index], output.text)
         content = self._begin + found.content
         message: dict[str, Any] = {"role": "assistant", "content": content}
-        if found.calls:
+        if self._has_reasoning:
+            message |= dict.fromkeys(REASONING_FIELDS, found.reasoning or None)
+        if found.calls or (self._counts and not content):
             message["content"] = content if content.strip() else None
+        if found.calls:
             message["tool_calls"] = [{key: call[key] for key in ("id", "type", "function")} for call in found.calls]
         return {**self._common(index, 0, len(output.token_ids)), **self._ending(index), "message": message}
 
     def _ending(self, index: int) -> dict[str, Any]:
         """As OpenAI says it: an answer of calls ends with them, unless the client chose the function itself."""
-        reader, ends = self._readers[index], self._job.outputs[index].finish_reason == "stop"
-        calls = ends and reader is not None and reader.calls > 0 and not self._named
+        ends = self._job.outputs[index].finish_reason == "stop"
+        calls = ends and self._readers[index].calls > 0 and not self._named
         return {"finish_reason": "tool_calls"} if calls else {}
+
+    def usage(self) -> dict[str, Any]:
+        """Usage so far, with the tokens of reasoning if the server separates it."""
+        usage = super().usage()
+        if self._counts:
+            outputs = zip(self._counts, self._job.outputs, strict=True)
+            tokens = sum(count.update(output.token_ids) for count, output in outputs)
+            usage["completion_tokens_details"] = {"reasoning_tokens": tokens}
+        return usage
 
     def _opening(self) -> list[dict[str, Any]]:
         delta = {"role": "assistant", "content": self._begin}
@@ -92,13 +110,14 @@ class ChatResponse(GenerationResponse):
     def _piece(self, delta: Delta) -> dict[str, Any] | None:
         finished = self._job.outputs[delta.choice].finished
         reader = self._readers[delta.choice]
-        if reader is None:
-            found = Found(delta.text)
-        else:
-            found = rest_of(reader, delta.text) if finished else reader.take(delta.text)
-        if not (found.content or found.calls or self._token_ids or self._wants_logprobs or finished):
+        found = rest_of(reader, delta.text) if finished else reader.take(delta.text)
+        if not self._has_reasoning:
+            found.reasoning = ""
+        if not (found or self._token_ids or self._wants_logprobs or finished):
             return None
         new: dict[str, Any] = {"content": found.content} if found.content else {}
+        if found.reasoning:
+            new |= dict.fromkeys(REASONING_FIELDS, found.reasoning)
         if found.calls:
             new["tool_calls"] = found.calls
         ending = self._ending(delta.choice) if finished else {}

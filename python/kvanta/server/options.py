@@ -11,7 +11,8 @@ from typing import Any
 
 from kvanta.errors import InputError
 from kvanta.options import Option, OptionGroup, option, parse_bytes
-from kvanta.server.tool_calls import PARSERS, parser_name
+from kvanta.server.reasoning import FORMATS, HARMONY, format_name
+from kvanta.server.tool_calls import HARMONY_PARSER, PARSERS, parser_name
 from kvanta.values import whole_number
 
 KEY_VARIABLE = "KVANTA_API_KEY"
@@ -105,6 +106,12 @@ class ServerOptions(OptionGroup):
         parser_name,
         metavar="NAME",
     )
+    reasoning_parser: str = option(
+        "",
+        f"format of the model's reasoning: {', '.join(FORMATS)}; without it, it stays part of the text",
+        format_name,
+        metavar="NAME",
+    )
     enable_auto_tool_choice: bool = option(False, "as in vLLM; implied by --tool-call-parser")
     max_body_bytes: int = option(4 << 20, "maximum size of a request's body", parse_bytes, metavar="SIZE")
     allowed_origins: list[str] = option(
@@ -151,6 +158,12 @@ def read_options(given: Mapping[str, Any]) -> ServerOptions:
         raise InputError("api_key: a key has characters that a header cannot carry")
     if options.enable_auto_tool_choice and not options.tool_call_parser:
         raise InputError(f"enable_auto_tool_choice needs tool_call_parser: {', '.join(PARSERS)}")
+    form = FORMATS.get(options.reasoning_parser)
+    if form and options.tool_call_parser and (form is HARMONY) != (options.tool_call_parser == HARMONY_PARSER):
+        raise InputError(
+            f"tool_call_parser {options.tool_call_parser} and reasoning_parser {options.reasoning_parser} exclude each "
+            f"other: {HARMONY_PARSER} and openai_gptoss are for GPT-OSS, which needs no other parser"
+        )
     if bool(options.ssl_keyfile) != bool(options.ssl_certfile):
         raise InputError("HTTPS needs both ssl_keyfile and ssl_certfile")
     whole_number("max_body_bytes", options.max_body_bytes, 1024, 2**40)

@@ -64,7 +64,9 @@ def chat_text(request: ChatFields, tokenizer: Tokenizer) -> str:
     """The conversation as the model reads it."""
     check_messages(request.messages)
     messages = [_plain(index, message) for index, message in enumerate(request.messages)]
-    variables = request.chat_template_kwargs or {}
+    variables = dict(request.chat_template_kwargs or {})
+    if request.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", request.reasoning_effort)
     reserved = sorted(variables.keys() & {"messages", "tools", "add_generation_prompt", "continue_final_message"})
     if reserved:
         raise InputError(f"chat_template_kwargs has {reserved[0]!r}, which is a field of the request itself")
@@ -83,6 +85,11 @@ def _plain(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
     """A message as templates expect it: its content a text, the arguments of its tool calls objects."""
     plain = dict(message)
     plain["content"] = _content(index, message.get("content"))
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    if isinstance(reasoning, str) and message["role"] == "assistant":  # under the names that templates have for it
+        plain["reasoning_content"] = plain["reasoning"] = reasoning
+        if not plain["content"]:
+            plain.setdefault("thinking", reasoning)
     calls = message.get("tool_calls")
     if calls:
         plain["tool_calls"] = _tool_calls(index, calls)

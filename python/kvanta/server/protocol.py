@@ -177,6 +177,7 @@ class ChatFields(_Body):
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
 
     @functools.cached_property
     def functions(self) -> Tools:
@@ -191,6 +192,7 @@ class ChatRequest(ChatFields, SamplingFields):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     echo: bool | None = None
+    include_reasoning: bool | None = None
 
     def _form(self) -> StructuredOutputsParams | None:
         form, functions = super()._form(), self.functions

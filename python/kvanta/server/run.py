@@ -22,6 +22,7 @@ from kvanta.loaded_model import LoadedModel
 from kvanta.server.app import cors_arguments, make_app
 from kvanta.server.async_llm import AsyncLLM
 from kvanta.server.options import ServerOptions
+from kvanta.server.reasoning import HARMONY
 from kvanta.server.service import Service
 
 _log = logging.getLogger("kvanta.server")
@@ -52,7 +53,9 @@ def serve(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> i
             max_body_bytes=options.max_body_bytes,
             log_requests=options.log_requests,
             tool_call_parser=options.tool_call_parser,
+            reasoning_parser=options.reasoning_parser,
         )
+        _log_parsers(service)
         origins = cors_arguments(
             options.allowed_origins,
             credentials=options.allow_credentials,
@@ -215,6 +218,11 @@ def load(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> Lo
     while loaded.warnings:
         _log.warning("%s", loaded.warnings.pop(0))
     return loaded
+
+
+def _log_parsers(service: Service) -> None:
+    if service.parsers.reasoning is HARMONY and not (service.tool_call_parser or service.reasoning_parser):
+        _log.info("the model writes in channels (GPT-OSS): reasoning and tool calls are separated from its answers")
 
 
 def _banner(service: Service, listener: socket.socket, options: ServerOptions, seconds: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from kvanta.generation import TextShape
 from kvanta.prompts import TokenPrompt
 from kvanta.sampling_params import SamplingParams
+from kvanta.server.answer import AnswerParsers
 from kvanta.server.async_llm import AsyncLLM
 from kvanta.server.errors import ApiError, JsonResponse
 from kvanta.server.generation_job import GenerationJob
@@ -34,6 +37,13 @@ class Service:
     log_requests: bool = True
     tool_call_parser: str = ""
     """A name of tool_calls.PARSERS; empty: what a model writes of its own accord stays text."""
+    reasoning_parser: str = ""
+    """A name of reasoning.FORMATS; empty: reasoning stays text, unless the model writes in channels."""
+
+    @functools.cached_property
+    def parsers(self) -> AnswerParsers:
+        """The parsers of chats."""
+        return AnswerParsers(self.front.tokenizer, self.tool_call_parser, self.reasoning_parser)
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError 404 for an unknown model."""
@@ -52,6 +62,7 @@ class Service:
         encode: Callable[[], list[TokenPrompt]],
         characters: int,
         answer: Callable[[str, GenerationJob], GenerationResponse],
+        shape: TextShape | None = None,
     ) -> Response:
         """`encode` makes the `prompts` many prompts of `characters`; `answer` gets the request's id and job."""
         fields = request.engine_fields()
@@ -59,7 +70,9 @@ class Service:
         at_once = characters <= _AT_ONCE  # to hand it to another thread would take longer
         try:
             arrival = http.state.arrival
-            job = await self.front.submit(encode, params, give_back, arrival=arrival, at_once=at_once, **fields)
+            job = await self.front.submit(
+                *(encode, params, give_back), arrival=arrival, at_once=at_once, shape=shape, **fields
+            )
         except BaseException:
             give_back()
             raise

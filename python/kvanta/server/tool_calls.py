@@ -1,81 +1,29 @@
-"""Calls of functions in a model's text, as it grows.
-
-    reader = make_reader(tools, "hermes")
-    for delta in deltas:
-        found = reader.take(delta)
-    rest = reader.end()
-
-Text that turns out not to be a call stays text, so no output of the model is lost.
-"""
+"""Syntaxes of tool calls: `--tool-call-parser`."""
 
 from __future__ import annotations
 
 import json
-import uuid
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvanta.errors import InputError
+from kvanta.server.call_reader import CallReader, Found, TextReader
+from kvanta.server.harmony import HarmonyReader
+from kvanta.server.mistral_calls import MistralCalls
+from kvanta.server.section_calls import DeepSeekV3Calls, DeepSeekV31Calls, KimiK2Calls
+from kvanta.server.text_buffer import overlap
 from kvanta.server.tools import Tools
-
-
-@dataclass
-class Found:
-    """New in a text: what the user sees, and calls as a chunk's `tool_calls` has them."""
-
-    content: str = ""
-    calls: list[dict[str, Any]] = field(default_factory=list)
-
-
-class CallReader(ABC):
-    """The calls in one text. At most one with `parallel` false, since templates may not mention that limit."""
-
-    def __init__(self, *, parallel: bool = True) -> None:
-        self.calls = 0
-        self._max_calls = 1 if not parallel else None
-
-    @abstractmethod
-    def take(self, text: str) -> Found:
-        """Content and calls that are certain after `text`."""
-
-    @abstractmethod
-    def end(self) -> Found:
-        """The rest, when the text is finished."""
-
-    def _new(self, name: str, arguments: str) -> list[dict[str, Any]]:
-        if self.calls == self._max_calls:
-            return []
-        self.calls += 1
-        return [
-            {
-                "index": self.calls - 1,
-                "id": f"call_{uuid.uuid4().hex}",
-                "type": "function",
-                "function": {"name": name, "arguments": arguments},
-            }
-        ]
-
-    def _read(self, values: Sequence[Any]) -> list[dict[str, Any]] | None:
-        """Calls of {"name", "arguments"}, or "parameters"; None if one of the values is something else."""
-        found = []
-        for value in values:
-            if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
-                return None
-            arguments = value.get("arguments", value.get("parameters", {}))
-            written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-            found.append((value["name"], written))
-        return [call for name, written in found for call in self._new(name, written)]
+from kvanta.server.xml_calls import Glm45Calls, QwenCoderCalls
 
 
 class HermesCalls(CallReader):
     """<tool_call>{"name": ..., "arguments": {...}}</tool_call>, or a list of such objects, amid text."""
 
     _BEGIN, _END = "<tool_call>", "</tool_call>"
+    marks = (_BEGIN, _END)
 
-    def __init__(self, *, parallel: bool = True) -> None:
-        super().__init__(parallel=parallel)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self._held = ""
         self._inside = False
 
@@ -96,7 +44,7 @@ class HermesCalls(CallReader):
                 self._show(found, before)
             self._inside = not self._inside
         if not self._inside:
-            sure = len(self._held) - _overlap(self._held, self._BEGIN)
+            sure = len(self._held) - overlap(self._held, self._BEGIN)
             self._show(found, self._held[:sure])
             self._held = self._held[sure:]
         return found
@@ -108,20 +56,16 @@ class HermesCalls(CallReader):
             self._add(found, self._held, "")
         else:
             self._show(found, self._held)
+        self._show_blank(found)
         return found
 
     def _add(self, found: Found, body: str, end: str) -> None:
         values = _values(body)
         calls = self._read(values) if values else None
         if calls is None:
-            found.content += self._BEGIN + body + end
+            self._show(found, self._BEGIN + body + end)
         else:
             found.calls += calls
-
-    def _show(self, found: Found, text: str) -> None:
-        """Line ends between calls are no content."""
-        if not self.calls or text.strip():
-            found.content += text
 
 
 class JsonCalls(CallReader):
@@ -129,8 +73,8 @@ class JsonCalls(CallReader):
 
     _BEGINNINGS = ("{", "[", "<|python_tag|>")
 
-    def __init__(self, *, parallel: bool = True) -> None:
-        super().__init__(parallel=parallel)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self._held: list[str] = []
         self._is_json: bool | None = None
         """None: not enough has come to know."""
@@ -181,13 +125,30 @@ class NamedCall(CallReader):
 
 
 Parser = Callable[..., CallReader]
-PARSERS: Mapping[str, Parser] = {"hermes": HermesCalls, "llama3_json": JsonCalls}
+PARSERS: Mapping[str, Parser] = {
+    "deepseek_v3": DeepSeekV3Calls,
+    "deepseek_v31": DeepSeekV31Calls,
+    "glm45": Glm45Calls,
+    "hermes": HermesCalls,
+    "kimi_k2": KimiK2Calls,
+    "llama3_json": JsonCalls,
+    "mistral": MistralCalls,
+    "openai": HarmonyReader,
+    "qwen3_coder": QwenCoderCalls,
+}
 """By the names of vLLM; those of SGLang are aliases."""
+HARMONY_PARSER = "openai"
 _ALIASES: Mapping[str, str] = {
-    "qwen": "hermes",
-    "qwen25": "hermes",
+    "deepseekv3": "deepseek_v3",
+    "deepseekv31": "deepseek_v31",
+    "glm47": "glm45",
+    "gpt-oss": "openai",
+    "gpt_oss": "openai",
     "llama3": "llama3_json",
     "llama4_json": "llama3_json",
+    "qwen": "hermes",
+    "qwen25": "hermes",
+    "qwen3_xml": "qwen3_coder",
 }
 
 
@@ -205,13 +166,14 @@ def make_reader(tools: Tools, parser: str) -> CallReader | None:
         return NamedCall(tools.choice)
     if tools.forced:
         return JsonCalls(parallel=tools.parallel)
-    return PARSERS[parser](parallel=tools.parallel) if tools.may_call and parser else None
+    return PARSERS[parser](parallel=tools.parallel, schemas=tools.schemas) if tools.may_call and parser else None
 
 
-def rest_of(reader: CallReader, text: str) -> Found:
+def rest_of(reader: TextReader, text: str) -> Found:
     """The last of a text, which may be all of it."""
-    found, rest = reader.take(text), reader.end()
-    return Found(found.content + rest.content, found.calls + rest.calls)
+    found = reader.take(text)
+    found.add(reader.end())
+    return found
 
 
 def _values(text: str) -> list[Any]:
@@ -227,8 +189,3 @@ def _values(text: str) -> list[Any]:
     except (ValueError, RecursionError):
         return []
     return values
-
-
-def _overlap(text: str, mark: str) -> int:
-    """The length of the longest end of `text` that `mark` begins with."""
-    return next((n for n in range(min(len(text), len(mark)), 0, -1) if mark.startswith(text[-n:])), 0)

@@ -57,6 +57,16 @@ class Tools:
         return bool(self.offered) and not self.named and self.choice == AUTO
 
     @property
+    def schemas(self) -> dict[str, Mapping[str, Any]]:
+        """The schemas of the arguments, by the functions' names, as far as they are given."""
+        found = {}
+        for tool in self.offered:
+            function = tool.get("function")
+            if isinstance(function, Mapping) and isinstance(function.get("parameters"), Mapping):
+                found[str(function.get("name"))] = function["parameters"]
+        return found
+
+    @property
     def for_template(self) -> list[Mapping[str, Any]] | None:
         """None: a chat without functions."""
         silent = not self.named and self.choice == NONE

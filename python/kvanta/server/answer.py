@@ -1,0 +1,117 @@
+"""A chat's answer taken apart: the parsers of a server's model, and their state for each text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvanta.reasoning_gate import ReasoningGate
+from kvanta.server.call_reader import CallReader, Found, TextReader
+from kvanta.server.harmony import HarmonyReader
+from kvanta.server.protocol import ChatRequest
+from kvanta.server.reasoning import (
+    HARMONY,
+    Begin,
+    ReasoningCount,
+    ReasoningFormat,
+    ReasoningReader,
+    ThinkReader,
+    first_state,
+    reasoning_format,
+)
+from kvanta.server.tool_calls import HARMONY_PARSER, PARSERS, make_reader
+from kvanta.server.tools import Tools
+from kvanta.tokenizer import Tokenizer
+
+
+class PlainText(CallReader):
+    """A text without calls and reasoning."""
+
+    def take(self, text: str) -> Found:
+        """Everything is content."""
+        return Found(text)
+
+    def end(self) -> Found:
+        """Nothing is held back."""
+        return Found()
+
+
+class AnswerParsers:
+    """`--tool-call-parser` and `--reasoning-parser` for one model."""
+
+    def __init__(self, tokenizer: Tokenizer, tool_parser: str = "", reasoning_parser: str = "") -> None:
+        """Names of PARSERS and FORMATS, or empty."""
+        self.tokenizer = tokenizer
+        form = HARMONY if tool_parser == HARMONY_PARSER else reasoning_format(reasoning_parser, tokenizer)
+        self.reasoning: ReasoningFormat | None = form
+        self.tool_parser = HARMONY_PARSER if form is HARMONY and not tool_parser else tool_parser
+
+    def shown(self, tools: Tools) -> frozenset[int]:
+        """Special tokens that the text must show, because they are marks."""
+        marks = set(self.reasoning.marks if self.reasoning else ())
+        if tools.may_call and self.tool_parser:
+            marks.update(getattr(PARSERS[self.tool_parser], "marks", ()))
+        return frozenset(token for mark in marks if (token := self.tokenizer.token_id(mark)) is not None)
+
+
+@dataclass(frozen=True)
+class AnswerShape:
+    """The parsers for one request."""
+
+    parsers: AnswerParsers
+    tools: Tools
+    variables: Mapping[str, Any]
+    continues: bool
+    """The prompt ends within the answer."""
+
+    @classmethod
+    def read(cls, parsers: AnswerParsers, request: ChatRequest) -> AnswerShape:
+        """Raises InputError for bad tools."""
+        continues = bool(request.continue_final_message)
+        return cls(parsers, request.functions, request.chat_template_kwargs or {}, continues)
+
+    @property
+    def shown(self) -> frozenset[int]:
+        """Special tokens that the text must show."""
+        return self.parsers.shown(self.tools)
+
+    def reader(self, prompt: str) -> TextReader:
+        """For one text of the answer."""
+        form = self.parsers.reasoning
+        inner = make_reader(self.tools, "" if form is HARMONY else self.parsers.tool_parser)
+        return inner or PlainText() if form is None else self._reasoning_reader(form, prompt, inner)
+
+    def gate(self, prompt: str) -> ReasoningGate | None:
+        """For the grammar of one text, which begins where the reasoning ends; None: at once."""
+        form, tokenizer = self.parsers.reasoning, self.parsers.tokenizer
+        if form is None:
+            return None
+        reader = self._reasoning_reader(form, prompt, None)
+        may_begin = None
+        if not form.is_harmony and reader.in_content:
+            if self._begin(form, prompt) is Begin.CONTENT:
+                return None
+            may_begin = tokenizer.token_id(form.start)
+        # Calls of GPT-OSS end the text without a final message.
+        return ReasoningGate(reader, tokenizer.token_text, may_begin=may_begin, may_end=form.is_harmony)
+
+    def count(self, prompt: str) -> ReasoningCount | None:
+        """For one text; None where there is no reasoning to count."""
+        form = self.parsers.reasoning
+        if form is None:
+            return None
+        return ReasoningCount(self._reasoning_reader(form, prompt, None), self.parsers.tokenizer, form)
+
+    def _begin(self, form: ReasoningFormat, prompt: str) -> Begin:
+        return first_state(form, prompt, self.variables, continues=self.continues)
+
+    def _reasoning_reader(self, form: ReasoningFormat, prompt: str, inner: CallReader | None) -> ReasoningReader:
+        if not form.is_harmony:
+            calls = self.tools.may_call and inner is not None
+            return ThinkReader(form, self._begin(form, prompt), inner, ends_at_calls=calls)
+        tools = self.tools
+        may_call = tools.may_call or tools.forced
+        reader = HarmonyReader(inner=inner, may_call=may_call, parallel=tools.parallel, schemas=tools.schemas)
+        reader.prime(prompt)
+        return reader

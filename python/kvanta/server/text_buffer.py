@@ -1,0 +1,97 @@
+"""Text that comes in pieces: its marks are found, and ends of JSON values, wherever the pieces were cut."""
+
+from __future__ import annotations
+
+import re
+
+_JSON_MARKS = re.compile(r'\\.|\\$|["{}\[\]]', re.DOTALL)
+
+
+def overlap(text: str, mark: str) -> int:
+    """The length of the longest end of `text` that `mark` begins with."""
+    return next((n for n in range(min(len(text), len(mark)), 0, -1) if mark.startswith(text[-n:])), 0)
+
+
+class TextBuffer:
+    """Text that has come and has not been taken. No mark of a search may be the beginning of another one."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._marks: tuple[str, ...] = ()
+        self._searched = 0
+        """No mark of `_marks` begins before this place."""
+
+    def add(self, text: str) -> None:
+        """Appends the next piece."""
+        self.text += text
+
+    def take(self, length: int | None = None) -> str:
+        """Removes the first characters and returns them; None: all."""
+        end = len(self.text) if length is None else length
+        taken, self.text = self.text[:end], self.text[end:]
+        self._searched = 0
+        return taken
+
+    def put_back(self, text: str) -> None:
+        """Makes what was taken last the beginning again."""
+        self.text = text + self.text
+        self._searched = 0
+
+    def skip_space(self) -> None:
+        """Removes white space from the beginning."""
+        self.take(len(self.text) - len(self.text.lstrip()))
+
+    def find(self, marks: tuple[str, ...]) -> tuple[int, str] | None:
+        """The place of the first mark, and the mark."""
+        begin = self._searched if marks == self._marks else 0
+        hits = [(at, mark) for mark in marks if (at := self.text.find(mark, begin)) >= 0]
+        if hits:
+            return min(hits)
+        self._marks = marks
+        self._searched = max(begin, len(self.text) - max(map(len, marks)) + 1)
+        return None
+
+    def take_before(self, marks: tuple[str, ...], *, final: bool) -> tuple[str, str]:
+        """Removes the text before the first mark, and the mark, and returns both.
+
+        Without a mark: the text that cannot be the beginning of one, or with `final` all of it, and "".
+        """
+        hit = self.find(marks)
+        if hit is None:
+            kept = 0 if final else max(overlap(self.text, mark) for mark in marks)
+            return self.take(len(self.text) - kept), ""
+        before = self.take(hit[0])
+        return before, self.take(len(hit[1]))
+
+    def may_become(self, *marks: str) -> bool:
+        """True if the text is the beginning of one of the marks, or nothing yet."""
+        return any(mark.startswith(self.text) for mark in marks)
+
+
+class JsonEnd:
+    """Finds the end of one JSON object or array."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    def take(self, text: str) -> str:
+        """The part of the next piece that belongs to the value; all of it for what is neither object nor array."""
+        if self.ended:
+            return ""
+        begin = 1 if self._escaped and text else 0
+        self._escaped = self._escaped and not text
+        for match in _JSON_MARKS.finditer(text, begin):
+            mark = match[0]
+            if mark[0] == "\\":
+                self._escaped = self._in_string and len(mark) == 1
+            elif mark == '"':
+                self._in_string = not self._in_string
+            elif not self._in_string:
+                self._depth += 1 if mark in "{[" else -1
+                if self._depth <= 0:
+                    self.ended = True
+                    return text[: match.end()]
+        return text

@@ -1,0 +1,266 @@
+"""Syntaxes of tool calls: the sum of what a reader finds never depends on how the text was cut."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from kvanta.server.call_reader import CallReader, Found
+from kvanta.server.text_buffer import JsonEnd, TextBuffer, overlap
+from kvanta.server.tool_calls import PARSERS
+
+SCHEMAS = {
+    "paint": {
+        "type": "object",
+        "properties": {
+            "colour": {"type": "string"},
+            "layers": {"type": "integer"},
+            "share": {"type": "number"},
+            "dry": {"type": "boolean"},
+            "tags": {"type": "array"},
+            "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "kind": {"enum": ["a", "b"]},
+        },
+    }
+}
+BEGIN, SEP, END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+ALL_BEGIN, ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+KIMI_BEGIN, KIMI_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+ARGUMENTS = '{"colour": "r\\"é}d", "layers": [1, {"a": "]"}]}'
+PAINT = ("paint", ARGUMENTS)
+
+
+def deepseek(*calls: tuple[str, str]) -> str:
+    written = [f"{BEGIN}function{SEP}{name}\n```json\n{arguments}\n```{END}" for name, arguments in calls]
+    return ALL_BEGIN + "\n".join(written) + ALL_END
+
+
+def kimi(*calls: tuple[str, str]) -> str:
+    written = [
+        f"<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>{arguments}<|tool_call_end|>"
+        for index, (name, arguments) in enumerate(calls)
+    ]
+    return KIMI_BEGIN + "".join(written) + KIMI_END
+
+
+def qwen(name: str, **arguments: str) -> str:
+    written = [f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items()]
+    return f"<tool_call>\n<function={name}>\n{''.join(written)}</function>\n</tool_call>"
+
+
+def glm(name: str, **arguments: str) -> str:
+    pairs = [f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in arguments.items()]
+    return f"<tool_call>{name}\n{''.join(pairs)}</tool_call>"
+
+
+def harmony(*messages: str) -> str:
+    return "<|start|>assistant".join(messages)
+
+
+ANALYSIS = "<|channel|>analysis<|message|>The user wants paint.<|end|>"
+FINAL = "<|channel|>final<|message|>Done.<|return|>"
+
+
+def harmony_call(name: str, arguments: str) -> str:
+    return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}<|call|>"
+
+
+# parser, text, content, calls
+CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
+    ("mistral", "No [TOOL_ call", "No [TOOL_ call", []),
+    ("mistral", f"Yes.[TOOL_CALLS]paint{ARGUMENTS}", "Yes.", [PAINT]),
+    ("mistral", f"[TOOL_CALLS]paint{ARGUMENTS}[TOOL_CALLS]walk{{}}", "", [PAINT, ("walk", "{}")]),
+    ("mistral", f"[TOOL_CALLS]paint[CALL_ID]abc123xyz[ARGS]{ARGUMENTS} ", "", [PAINT]),
+    ("mistral", f'[TOOL_CALLS] [{{"name": "paint", "arguments": {ARGUMENTS}}}]', "", [PAINT]),
+    (
+        "mistral",
+        '[TOOL_CALLS][{"name": "walk", "arguments": {}}, {"name": "run", "arguments": {"to": 1}}]\nOk',
+        "Ok",
+        [("walk", "{}"), ("run", '{"to": 1}')],
+    ),
+    ("mistral", '[TOOL_CALLS]paint{"colour": "r', "", [("paint", '{"colour": "r')]),
+    ("mistral", "[TOOL_CALLS] is a mark", "[TOOL_CALLS] is a mark", []),
+    ("mistral", '[TOOL_CALLS][{"nam": 1}]', '[TOOL_CALLS][{"nam": 1}]', []),
+    ("mistral", "[TOOL_CALLS][1]", "[TOOL_CALLS][1]", []),
+    ("mistral", '[TOOL_CALLS][{"name": "a"', '[TOOL_CALLS][{"name": "a"', []),
+    ("deepseek_v3", f"Well.\n{deepseek(PAINT, ('walk', '{}'))}", "Well.\n", [PAINT, ("walk", "{}")]),
+    ("deepseek_v3", f"{ALL_BEGIN}{BEGIN}function{SEP}walk\n```json\n{{}}\n```", "", [("walk", "{}")]),
+    ("deepseek_v3", f"{ALL_BEGIN}hello", f"{ALL_BEGIN}hello", []),
+    ("deepseek_v3", f"{ALL_BEGIN}{BEGIN}walk{END}{ALL_END}", f"{ALL_BEGIN}{BEGIN}walk{END}{ALL_END}", []),
+    ("deepseek_v3", "a <｜tool▁", "a <｜tool▁", []),
+    ("deepseek_v31", f"{ALL_BEGIN}{BEGIN}paint{SEP}{ARGUMENTS}{END}{ALL_END}", "", [PAINT]),
+    (
+        "deepseek_v31",
+        f"{ALL_BEGIN}{BEGIN}walk{SEP}{{}}{END}{BEGIN}run{SEP}{END}{ALL_END}",
+        "",
+        [("walk", "{}"), ("run", "{}")],
+    ),
+    ("kimi_k2", f"I will.{kimi(PAINT, ('a.b', '{}'))}", "I will.", [PAINT, ("a.b", "{}")]),
+    ("kimi_k2", f"{KIMI_BEGIN}{KIMI_END}", "", []),
+    ("qwen3_coder", "x < y <tool_cal", "x < y <tool_cal", []),
+    (
+        "qwen3_coder",
+        "I paint.\n" + qwen("paint", colour='a "b"\n\n  c </par', layers="3", dry="True", tags='["x"]'),
+        "I paint.\n",
+        [("paint", '{"colour": "a \\"b\\"\\n\\n  c </par", "layers": 3, "dry": true, "tags": ["x"]}')],
+    ),
+    ("qwen3_coder", qwen("walk") + "\n" + qwen("run", to="1"), "", [("walk", "{}"), ("run", '{"to": "1"}')]),
+    (
+        "qwen3_coder",
+        qwen("paint", note="None", share="0.5", kind="a", layers="x"),
+        "",
+        [("paint", '{"note": null, "share": 0.5, "kind": "a", "layers": "x"}')],
+    ),
+    ("qwen3_coder", "<function=walk>\n</function> after", "after", [("walk", "{}")]),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=paint>\n<parameter=colour>\nred\n<parameter=layers>\n2\n</function>\n</tool_call>",
+        "",
+        [("paint", '{"colour": "red", "layers": 2}')],
+    ),
+    ("qwen3_coder", "<tool_call>\n<function=paint>\n<parameter=colour>\nre", "", [("paint", '{"colour": "re')]),
+    ("qwen3_coder", "<tool_call> is a mark", "<tool_call> is a mark", []),
+    ("qwen3_coder", "<tool_call><b></tool_call>", "<tool_call><b></tool_call>", []),
+    (
+        "glm45",
+        "Hm.\n" + glm("paint", colour=" 3 ", layers="3", tags='{"a": NaN}') + "\n" + glm("walk"),
+        "Hm.\n",
+        [("paint", '{"colour": " 3 ", "layers": 3, "tags": "{\\"a\\": NaN}"}'), ("walk", "{}")],
+    ),
+    ("glm45", glm("run", to="1", far="true", why="so"), "", [("run", '{"to": 1, "far": true, "why": "so"}')]),
+    ("glm45", "<tool_call>two words</tool_call>", "<tool_call>two words</tool_call>", []),
+    ("openai", harmony(ANALYSIS, harmony_call(*PAINT)), "", [PAINT]),
+    ("openai", harmony(ANALYSIS, FINAL), "Done.", []),
+    ("openai", harmony(harmony_call("walk", "{}"), harmony_call(*PAINT)), "", [("walk", "{}"), PAINT]),
+    (
+        "openai",
+        " to=functions.walk<|channel|>commentary json<|message|>{}<|call|>",
+        "",
+        [("walk", "{}")],
+    ),
+    (
+        "openai",
+        harmony("<|channel|>commentary<|message|>I look.<|end|>", FINAL),
+        "I look.\nDone.",
+        [],
+    ),
+    ("openai", "Plain text.", "Plain text.", []),
+    ("openai", "<|channel|>ana", "", []),
+]
+
+
+def read(reader: CallReader, pieces: list[str]) -> Found:
+    found = Found()
+    for piece in pieces:
+        found.add(reader.take(piece))
+    found.add(reader.end())
+    return found
+
+
+def summary(found: Found) -> tuple[str, list[tuple[str, str]], str]:
+    assert [call["index"] for call in found.calls] == list(range(len(found.calls)))
+    assert len({call["id"] for call in found.calls}) == len(found.calls)
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in found.calls]
+    return found.content, calls, found.reasoning
+
+
+def cut(text: str, places: set[int]) -> list[str]:
+    ends = sorted({min(place, len(text)) for place in places} | {len(text)})
+    return [text[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+@pytest.mark.parametrize(("parser", "text", "content", "calls"), CASES)
+def test_a_text_whole_and_by_characters(parser: str, text: str, content: str, calls: list[tuple[str, str]]) -> None:
+    whole = summary(read(PARSERS[parser](schemas=SCHEMAS), [text]))
+    assert whole[:2] == (content, calls)
+    assert summary(read(PARSERS[parser](schemas=SCHEMAS), list(text))) == whole
+    first = summary(read(PARSERS[parser](schemas=SCHEMAS, parallel=False), list(text)))
+    assert first[1] == calls[:1]
+
+
+@given(st.sampled_from(CASES), st.sets(st.integers(0, 300)))
+def test_any_cuts(case: tuple[str, str, str, Any], places: set[int]) -> None:
+    parser, text, content, calls = case
+    assert summary(read(PARSERS[parser](schemas=SCHEMAS), cut(text, places)))[:2] == (content, calls)
+
+
+PIECES = [
+    *("[TOOL_CALLS]", "paint", "{", "}", "[", "]", '"', "\\", "\n", " ", "x", ":", ",", "[ARGS]", '{"name": "f"}'),
+    *(ALL_BEGIN, ALL_END, BEGIN, END, SEP, "```json", "```", KIMI_BEGIN, KIMI_END, "<|tool_call_begin|>"),
+    *("<|tool_call_argument_begin|>", "<|tool_call_end|>", "functions.f:0", "<tool_call>", "</tool_call>", "<"),
+    *("<function=paint>", "</function>", "<parameter=colour>", "<parameter=layers>", "</parameter>", ">", "1"),
+    *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<|start|>", "assistant", "<|channel|>", "analysis"),
+    *("final", "commentary", " to=functions.f", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "null", "é"),
+]
+
+
+@given(st.sampled_from(sorted(PARSERS)), st.lists(st.sampled_from(PIECES), max_size=20), st.sets(st.integers(0, 200)))
+@example("mistral", ["[TOOL_CALLS]", "{", "x"], {13})
+def test_nonsense_is_read_the_same_however_it_is_cut(parser: str, pieces: list[str], places: set[int]) -> None:
+    text = "".join(pieces)
+    whole = summary(read(PARSERS[parser](schemas=SCHEMAS), [text]))
+    assert summary(read(PARSERS[parser](schemas=SCHEMAS), cut(text, places))) == whole
+    assert summary(read(PARSERS[parser](schemas=SCHEMAS), list(text))) == whole
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("mistral", f"[TOOL_CALLS]paint{ARGUMENTS}"),
+        ("deepseek_v3", deepseek(PAINT)),
+        ("kimi_k2", kimi(PAINT)),
+        ("openai", harmony_call(*PAINT)),
+        ("qwen3_coder", qwen("paint", colour="a long text, word by word")),
+    ],
+)
+def test_arguments_come_as_they_are_written(parser: str, text: str) -> None:
+    reader = PARSERS[parser](schemas=SCHEMAS)
+    pieces = [reader.take(character) for character in text] + [reader.end()]
+    deltas = [call for found in pieces for call in found.calls]
+    assert len(deltas) > 10
+    assert deltas[0]["function"]["name"] == "paint"
+    assert all("name" not in delta["function"] and "id" not in delta for delta in deltas[1:])
+    json.loads("".join(delta["function"]["arguments"] for delta in deltas))
+    assert not any(found.content for found in pieces)
+
+
+def test_ids() -> None:
+    (call,) = read(PARSERS["mistral"](), ["[TOOL_CALLS]walk{}"]).calls
+    assert len(call["id"]) == 9
+    assert call["id"].isalnum()
+    (call,) = read(PARSERS["mistral"](), ["[TOOL_CALLS]walk[CALL_ID]abc123xyz[ARGS]{}"]).calls
+    assert call["id"] == "abc123xyz"
+    (call,) = read(PARSERS["kimi_k2"](), [kimi(("walk", "{}"))]).calls
+    assert call["id"] == "functions.walk:0"
+
+
+def test_a_function_that_is_not_offered_is_no_call_in_channels() -> None:
+    text = harmony(ANALYSIS, harmony_call("walk", "{}"))
+    found = read(PARSERS["openai"](may_call=False), [text])
+    assert (found.calls, found.content, found.reasoning) == ([], "{}", "The user wants paint.")
+    built_in = "<|channel|>commentary to=python<|message|>1 + 1<|call|>"
+    assert read(PARSERS["openai"](), [built_in]) == Found(reasoning="1 + 1")
+
+
+@given(st.recursive(st.none() | st.text() | st.integers(), st.lists, max_leaves=8), st.text())
+def test_the_end_of_a_json_value(value: Any, rest: str) -> None:
+    text = json.dumps({"value": value}, ensure_ascii=False)
+    assert JsonEnd().take(text + rest) == text
+    by_characters = JsonEnd()
+    assert "".join(map(by_characters.take, text + rest)) == text
+    assert by_characters.ended
+
+
+@given(st.text("ab", max_size=12), st.integers(0, 12))
+def test_a_mark_is_found_where_it_first_stands(text: str, place: int) -> None:
+    buffer = TextBuffer()
+    buffer.add(text[:place])
+    early = buffer.find(("aab",))
+    buffer.add(text[place:])
+    found = early or buffer.find(("aab",))
+    assert (found[0] if found else -1) == text.find("aab")
+    assert overlap(text, "aab") == max(n for n in range(4) if text.endswith("aab"[:n]))

@@ -10,6 +10,7 @@ from typing import Any
 from kvanta import _core
 from kvanta.engine_options import engine_config
 from kvanta.errors import InputError
+from kvanta.model_folder import check_model_folder
 from kvanta.models import resolve_model
 from kvanta.scheme_file import is_scheme_file
 from kvanta.structured_output import GrammarCompiler, fill_masks
@@ -29,6 +30,8 @@ class LoadedModel:
         """`arguments`: EngineOptions by name. `tokenizer`, `chat_template`: in place of the model's own."""
         folder = resolve_model(model)
         self.name = folder.name
+        if folder.path.is_dir():
+            check_model_folder(folder.path)
         config = engine_config(str(folder.path), arguments)
         scheme = arguments.get("kv_cache_dtype")
         self._scheme_file = scheme if is_scheme_file(scheme) else None

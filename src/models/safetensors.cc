@@ -16,6 +16,7 @@ namespace kvanta::models {
 namespace {
 
 constexpr uint64_t kLengthBytes = 8;
+constexpr std::string_view kGitLfsPointer = "version https://git-lfs.github.com/spec/";
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the reference implementation's limit
 
 struct ElementType {
@@ -99,6 +100,9 @@ std::string ShapeText(std::span<const int64_t> shape) {
 TensorMap ParseSafetensors(std::span<const uint8_t> file, const std::string& name) {
   if (file.size() < kLengthBytes) {
     throw InputError(fmt::format("{}: truncated: {} bytes, a safetensors file starts with 8", name, file.size()));
+  }
+  if (std::string_view(reinterpret_cast<const char*>(file.data()), file.size()).starts_with(kGitLfsPointer)) {
+    throw InputError(fmt::format("{}: a Git LFS pointer, not the file itself: run git lfs pull in its folder", name));
   }
   const uint64_t header_bytes = ReadLength(file);
   if (header_bytes > kMaxHeaderBytes) {

@@ -72,6 +72,7 @@ INSTANTIATE_TEST_SUITE_P(
     All, HostileSafetensors,
     testing::ValuesIn(std::vector<Hostile>{
         {"Empty", "", "truncated: 0 bytes"},
+        {"GitLfsPointer", "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n", "run git lfs pull"},
         {"SevenBytes", "\1\0\0\0", "truncated"},
         {"HeaderLongerThanFile", std::string("\x10\0\0\0\0\0\0\0{}", 10), "truncated: a header of 16"},
         {"HeaderTooLong", std::string("\x01\xe1\xf5\x05\0\0\0\0{}", 10), "at most 100000000"},

@@ -27,6 +27,8 @@ struct AttentionSpec {
   float softmax_scale = 0;  // usually 1/sqrt(head_dim)
   float softcap = 0;        // 0: none; else logits = softcap * tanh(logits / softcap)
   cache::Visibility visibility = {};
+  // Attention sinks: [heads] logits that take part in the softmax of every row of a head, without a value; empty: none.
+  std::vector<float> sinks = {};
 
   int KeyDim() const noexcept { return head_dim + rope_dim; }
 };

@@ -138,6 +138,13 @@ BackendConfig CheckConfig(BackendConfig config, const formats::CacheLayout& layo
                       "a window or chunk ({} tokens) at least 1",
                       i, layer.softmax_scale, layer.softcap, layer.visibility.span));
     }
+    const bool finite_sinks = std::ranges::all_of(layer.sinks, [](float sink) { return std::isfinite(sink); });
+    if ((!layer.sinks.empty() && std::ssize(layer.sinks) != layer.heads) || !finite_sinks) {
+      throw InputError(
+          fmt::format("layer {}: {} attention sinks for {} query heads; expected none, or one finite "
+                      "logit for each",
+                      i, layer.sinks.size(), layer.heads));
+    }
     formats::LayerScales& scales = config.scales[i];
     if (scales.k.scale.empty()) scales.k.scale.assign(static_cast<size_t>(layer.kv_heads), 1.0f);
     if (scales.v.scale.empty()) scales.v.scale.assign(static_cast<size_t>(layer.kv_heads), 1.0f);

@@ -85,6 +85,7 @@ GpuLayer GpuLayerBuilder::Build(size_t index, kernels::cuda::AppendSums* sums, c
   params.visibility = spec.visibility;
   params.softmax_scale = spec.softmax_scale;
   params.softcap = spec.softcap;
+  if (!spec.sinks.empty()) params.sinks = Upload(spec.sinks);
   params.exact_pages = ExactPagesOf(scheme);
   params.k_hadamard = scheme.k.hadamard;
   params.v_hadamard = scheme.v.hadamard;

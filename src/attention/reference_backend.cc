@@ -161,6 +161,7 @@ class ReferenceBackend final : public Backend {
         const float* row = q + (sequence.first_row + token) * q_stride + query_head * attention.KeyDim();
         std::copy_n(row, head_dim, rest.begin());
         reference::Logits logits{.scale = attention.softmax_scale, .softcap = attention.softcap};
+        if (!attention.sinks.empty()) logits.sink = double{attention.sinks[static_cast<size_t>(query_head)]};
         if (scheme.k.mean) {
           for (int64_t c = 0; c < head_dim; ++c) {
             logits.bias += double{row[c]} * double{mean[static_cast<size_t>(head * head_dim + c)]};

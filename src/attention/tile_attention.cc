@@ -1,6 +1,7 @@
 #include "attention/tile_attention.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -258,7 +259,7 @@ void TileAttention::AttendRows(const PageView& view, int begin, int end, int fir
                     .page_tokens = page_size_,
                     .rows = rows,
                     .softcap = layer_.attention->softcap,
-                    .bias = layer_.attention->softcap > 0 && scheme.k.mean ? work_.bias_ + first_row : nullptr,
+                    .bias = NeedsBias() ? work_.bias_ + first_row : nullptr,
                     .scores = work_.scores_,
                     .state = work_.split_state_ + first_row,
                     .rescale = work_.rescale_,
@@ -323,8 +324,12 @@ void TileAttention::CombineSplits(int head, const SoftmaxState* states, const fl
   }
 }
 
-void TileAttention::WriteRow(int row, const SoftmaxState& state, const float* sums) noexcept {
+void TileAttention::WriteRow(int row, SoftmaxState state, const float* sums) noexcept {
   const int of_head = row % HeadRows();
+  if (const std::vector<float>& sinks = layer_.attention->sinks; !sinks.empty()) {
+    const int head = (tile_.kv_head + row / HeadRows()) * group_ + of_head % group_;
+    state.sum += std::exp2(sinks[static_cast<size_t>(head)] * kernels::kLog2E - state.max);
+  }
   float* result = reads_.ResultOf(row / HeadRows(), of_head / group_, of_head % group_);
   if (!layer_.scheme->v.hadamard) return kernels_.normalize(state, sums, head_dim_, result);
   alignas(64) float rotated[kMaxHeadDim];  // temporary: `result` is not in L1, write it once

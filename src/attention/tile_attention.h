@@ -35,7 +35,7 @@ class TileWorkspace {
   // Queries prepared for quantized records, for exact records and for K's unquantized channels.
   uint8_t* queries_[3] = {};
   float* row_scale_[3] = {};
-  float* bias_ = nullptr;  // q.mean, used with softcap
+  float* bias_ = nullptr;  // q.mean, used with a softcap or sinks
   SoftmaxState* split_state_ = nullptr;
   SoftmaxState* total_state_ = nullptr;
   float* split_out_ = nullptr;  // [rows][head_dim]
@@ -79,7 +79,11 @@ class TileAttention {
                  const kernels::Prefetch& prefetch) noexcept;
   void AttendRows(const PageView& view, int begin, int end, int first_row, int rows,
                   kernels::WorkspaceUse workspace_use, const PrefetchStages& ahead) noexcept;
-  void WriteRow(int row, const SoftmaxState& state, const float* sums) noexcept;
+  void WriteRow(int row, SoftmaxState state, const float* sums) noexcept;
+  // q.mean of keys that are stored without their mean: it cancels, but for a softcap or beside a sink.
+  bool NeedsBias() const noexcept {
+    return layer_.scheme->k.mean && (layer_.attention->softcap > 0 || !layer_.attention->sinks.empty());
+  }
   int HeadRows() const noexcept { return tile_.tokens * group_; }
   int Rows() const noexcept { return tile_.kv_heads * HeadRows(); }
 

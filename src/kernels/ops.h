@@ -40,13 +40,12 @@ class Ops {
   // Combines layers made by MakeLinear() into a few launches; null on the CPU, which runs them one by one.
   virtual std::unique_ptr<LinearGroup> MakeGroup(std::vector<std::unique_ptr<Linear>>&& /*layers*/) { return nullptr; }
 
-  // A layer of experts in a few launches, of linear layers that MakeLinear gave; null on the host, where models know
-  // which experts a row has (models/experts.cc). correction: [count], added to the scores that choose, or empty. Throws
+  // Throws InputError for experts that the device does not support.
+  virtual void CheckExperts(const MoeConfig& /*moe*/) const {}
+  // A layer of experts, of linear layers that MakeLinear gave. e_score_correction_bias: [num_experts], or empty. Throws
   // ResourceError.
-  virtual std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& /*experts*/, const MoeConfig& /*moe*/,
-                                                   std::span<const float> /*correction*/) {
-    return nullptr;
-  }
+  virtual std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& experts, const MoeConfig& moe,
+                                                   std::span<const float> e_score_correction_bias) = 0;
 
   // out[r] = row ids[r] of table's weight, f32 [rows][table.In()]. ids must be in range (checked by the caller).
   virtual void Embed(const Linear& table, const int32_t* ids, int64_t rows, float* out) noexcept = 0;
@@ -60,6 +59,8 @@ class Ops {
   virtual void Gather(const float* x, int64_t width, const int64_t* rows, int64_t count, float* out) noexcept = 0;
   // x += y, both f32 [n].
   virtual void Add(float* x, const float* y, int64_t n) noexcept = 0;
+  // x[r] += y[r] / (1 + exp(-gate[r])): f32 [rows][width], dense; gate: [rows].
+  virtual void AddGated(float* x, const float* y, const float* gate, int64_t rows, int64_t width) noexcept = 0;
   // Rotates the first rotary_dim channels of each head in place (Hugging Face "half" order: channel i with
   // i + rotary_dim/2). x: f32 [rows][heads * head_dim] with row stride `stride`; cos_sin: f32 [positions][rotary_dim],
   // the first half cos, the second sin; positions: int64 [rows].

@@ -20,6 +20,8 @@ struct Architecture {
   std::string_view activation_key = "hidden_act";
   // read_config reads the layers' ropes and max_position (layers of different kinds have different ropes).
   bool reads_rope = false;
+  // Another model_type of the same architecture; "": none.
+  std::string_view other_model_type = "";
   // Key of the object that holds the language model's config; "": the keys are at the top of the file.
   std::string_view text_config = "";
 };

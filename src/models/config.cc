@@ -161,9 +161,12 @@ ModelConfig ParseConfig(std::string_view text, const std::string& name, bool* dt
   const Architecture& architecture = ReadArchitecture(top);
   ModelConfig config;
   config.architecture = architecture.name;
-  config.model_type = architecture.model_type;
-  if (top.String("model_type", architecture.model_type) != architecture.model_type) {
-    top.Fail("model_type", fmt::format("'{}', the architecture's", architecture.model_type));
+  config.model_type = top.String("model_type", architecture.model_type);
+  const bool is_other = !architecture.other_model_type.empty() && config.model_type == architecture.other_model_type;
+  if (config.model_type != architecture.model_type && !is_other) {
+    const std::string other =
+        architecture.other_model_type.empty() ? "" : fmt::format(" or '{}'", architecture.other_model_type);
+    top.Fail("model_type", fmt::format("'{}'{}, the architecture's", architecture.model_type, other));
   }
   const Json keys = LanguageModelKeys(root, architecture, name);
   const JsonObject json(keys, name, std::string(architecture.text_config));

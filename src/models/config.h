@@ -66,6 +66,9 @@ struct TensorNames {
   // RMS norms of a layer, before and after its two blocks; "" where there is none.
   std::string_view pre_attention_norm = "input_layernorm", post_attention_norm;
   std::string_view pre_mlp_norm = "post_attention_layernorm", post_mlp_norm;
+  std::string_view mlp = "mlp";  // of a layer, dense or of experts
+  std::string_view router = "gate", shared_expert = "shared_experts", shared_expert_gate = "shared_expert_gate";
+  bool interleaved_gate_up = false;  // gate_up_proj of all experts has gate and up in turns; else gate, then up
 };
 
 struct ModelConfig {
@@ -86,6 +89,7 @@ struct ModelConfig {
   double embedding_scale = 1;  // multiplies embeddings, rounded to the type of the weights
   bool qkv_bias = false, o_bias = false;
   bool qk_norm = false;                // RMS norm of each head's q and k before RoPE
+  bool attention_sinks = false;        // of each query head (attention::AttentionSpec)
   double softmax_scale = 0;            // multiplies attention logits
   double attn_logit_softcapping = 0;   // 0: none; else cap * tanh(x / cap)
   double final_logit_softcapping = 0;  // the same, of the output logits

@@ -51,14 +51,15 @@ class Decoder final : public Model {
 
   std::vector<attention::AttentionSpec> AttentionLayers() const override {
     std::vector<attention::AttentionSpec> layers;
-    for (const LayerSpec& layer : config_.layer_specs) {
+    for (size_t i = 0; i < layers_.size(); ++i) {
       layers.push_back({.heads = config_.heads,
                         .kv_heads = config_.kv_heads,
                         .head_dim = config_.head_dim,
                         .rope_dim = config_.mla.qk_rope_head_dim,
                         .softmax_scale = static_cast<float>(config_.softmax_scale),
                         .softcap = static_cast<float>(config_.attn_logit_softcapping),
-                        .visibility = layer.visibility});
+                        .visibility = config_.layer_specs[i].visibility,
+                        .sinks = layers_[i].attention->Sinks()});
     }
     return layers;
   }
@@ -113,8 +114,8 @@ class Decoder final : public Model {
     layer.post_mlp_norm = read_norm(config.names.post_mlp_norm);
     layer.attention =
         config.mla.kv_lora_rank != 0 ? ReadLatentAttention(source, prefix) : ReadGroupedAttention(source, prefix);
-    layer.mlp = spec.moe ? ReadMoe(source, prefix + "mlp.")
-                         : ReadGatedMlp(source, prefix + "mlp.", config.intermediate_size, config.mlp.bias);
+    const std::string mlp = fmt::format("{}{}.", prefix, config.names.mlp);
+    layer.mlp = spec.moe ? ReadMoe(source, mlp) : ReadGatedMlp(source, mlp, config.intermediate_size, config.mlp.bias);
     return layer;
   }
 

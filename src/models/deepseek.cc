@@ -2,18 +2,17 @@
 // transformers: models/deepseek_v2/modeling_deepseek_v2.py, models/deepseek_v3/modeling_deepseek_v3.py.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 
 #include "formats/scheme.h"
 #include "models/architecture.h"
+#include "models/moe_config.h"
 
 namespace kvanta::models {
 namespace {
 
 constexpr int64_t kMaxDim = 1024;  // a head's nope, rope and value channels
 constexpr int64_t kMaxProjection = int64_t{1} << 20;
-constexpr int kMaxExperts = 4096;
 
 void ReadMla(const JsonObject& json, ModelConfig& config) {
   MlaConfig& mla = config.mla;
@@ -36,28 +35,16 @@ void ReadMla(const JsonObject& json, ModelConfig& config) {
   config.qkv_bias = config.o_bias = json.Bool("attention_bias", false);
 }
 
-// Groups of experts; one group where the keys are absent.
-void ReadGroups(const JsonObject& json, kernels::MoeConfig& moe) {
-  moe.n_group = static_cast<int>(json.Int("n_group", 1, moe.num_experts, 1));
-  moe.topk_group = static_cast<int>(json.Int("topk_group", 1, moe.n_group, moe.n_group));
-  if (moe.num_experts % moe.n_group != 0) {
-    json.Fail("n_group", fmt::format("a divisor of n_routed_experts ({})", moe.num_experts));
-  }
-  if (moe.num_experts_per_tok > moe.num_experts / moe.n_group * moe.topk_group) {
-    json.Fail("topk_group",
-              fmt::format("groups with at least num_experts_per_tok ({}) experts", moe.num_experts_per_tok));
-  }
-}
+constexpr const char* kRoutedExperts = "n_routed_experts";
 
 void ReadMoe(const JsonObject& json, ModelConfig& config) {
   kernels::MoeConfig& moe = config.moe;
   const auto first = static_cast<int>(json.Int("first_k_dense_replace", 0, int64_t{1} << 20, 0));
-  if (first >= config.layers || !json.Has("n_routed_experts")) return;
+  if (first >= config.layers || !json.Has(kRoutedExperts)) return;
   for (int layer = first; layer < config.layers; ++layer) config.layer_specs[layer].moe = true;
-  moe.num_experts = static_cast<int>(json.Int("n_routed_experts", 1, kMaxExperts));
-  moe.num_experts_per_tok = static_cast<int>(json.Int("num_experts_per_tok", 1, moe.num_experts));
-  moe.num_shared_experts = static_cast<int>(json.Int("n_shared_experts", 0, kMaxExperts, 0));
-  moe.moe_intermediate_size = static_cast<int>(json.Int("moe_intermediate_size", 1, kMaxProjection));
+  ReadExpertCounts(json, kRoutedExperts, "moe_intermediate_size", config);
+  moe.shared_expert_intermediate_size =
+      static_cast<int>(json.Int("n_shared_experts", 0, kMaxExperts, 0)) * moe.moe_intermediate_size;
   moe.routed_scaling_factor = static_cast<float>(json.Number("routed_scaling_factor", 0, 1e6, 1.0));
   if (json.Int("moe_layer_freq", 1, 1, 1) != 1) json.Fail("moe_layer_freq", "1");
 }
@@ -74,7 +61,7 @@ void ReadDeepseekV2(const JsonObject& json, ModelConfig& config) {
   if (method != "greedy" && method != "group_limited_greedy") {
     json.Fail("topk_method", "greedy or group_limited_greedy");
   }
-  if (method == "group_limited_greedy") ReadGroups(json, config.moe);
+  if (method == "group_limited_greedy") ReadExpertGroups(json, kRoutedExperts, config);
 }
 
 void ReadDeepseekV3(const JsonObject& json, ModelConfig& config) {
@@ -85,9 +72,10 @@ void ReadDeepseekV3(const JsonObject& json, ModelConfig& config) {
   if (config.moe.num_experts == 0) return;
   if (json.String("scoring_func", "sigmoid") != "sigmoid") json.Fail("scoring_func", "sigmoid");
   if (json.String("topk_method", "noaux_tc") != "noaux_tc") json.Fail("topk_method", "noaux_tc");
-  ReadGroups(json, config.moe);
+  ReadExpertGroups(json, kRoutedExperts, config);
   if (config.moe.num_experts / config.moe.n_group < 2) json.Fail("n_group", "groups of at least 2 experts");
   config.moe.scoring_func = kernels::ScoringFunc::kSigmoid;
+  config.moe.has_correction_bias = true;
   config.moe.norm_topk_prob = json.Bool("norm_topk_prob", true);
 }
 
@@ -96,6 +84,10 @@ void ReadDeepseekV3(const JsonObject& json, ModelConfig& config) {
 // Heads have no one size; this one only replaces hidden_size / num_attention_heads.
 constexpr std::string_view kDefaults = R"({"head_dim": 64})";
 extern const Architecture kDeepseekV2 = {"DeepseekV2ForCausalLM", "deepseek_v2", ReadDeepseekV2, kDefaults};
-extern const Architecture kDeepseekV3 = {"DeepseekV3ForCausalLM", "deepseek_v3", ReadDeepseekV3, kDefaults};
+extern const Architecture kDeepseekV3 = {.name = "DeepseekV3ForCausalLM",
+                                         .model_type = "deepseek_v3",
+                                         .read_config = ReadDeepseekV3,
+                                         .defaults = kDefaults,
+                                         .other_model_type = "kimi_k2"};
 
 }  // namespace kvanta::models

@@ -1,4 +1,4 @@
-// Grouped-query attention, with optional biases and q/k norms.
+// Grouped-query attention, with optional biases, q/k norms and sinks.
 #include "models/layer_blocks.h"
 
 namespace kvanta::models {
@@ -8,6 +8,7 @@ class GroupedAttention final : public AttentionBlock {
  public:
   GroupedAttention(const BlockSource& source, const std::string& prefix) : ops_(source.ops), config_(source.config) {
     const std::string module = prefix + "self_attn.";
+    if (config_.attention_sinks) sinks_ = source.reader.KeptValues(module + "sinks", config_.heads);
     if (config_.qk_norm) {
       q_norm_ = source.reader.Vector(module + "q_norm.weight", config_.head_dim, config_.norm_weight_offset);
       k_norm_ = source.reader.Vector(module + "k_norm.weight", config_.head_dim, config_.norm_weight_offset);
@@ -17,6 +18,8 @@ class GroupedAttention final : public AttentionBlock {
         config_.qkv_bias, {source.store, kInt16Activations});
     out_ = source.reader.Linear({{module + "o_proj", config_.hidden}}, QWidth(), config_.o_bias, source.store);
   }
+
+  std::vector<float> Sinks() const override { return sinks_; }
 
   void Place(Scratch& scratch, int64_t rows) noexcept override {
     projected_ = scratch.Take(rows * QkvWidth());
@@ -64,6 +67,7 @@ class GroupedAttention final : public AttentionBlock {
 
   kernels::Ops& ops_;
   const ModelConfig& config_;
+  std::vector<float> sinks_;              // [heads], or empty
   Buffer q_norm_, k_norm_;                // f32 [head_dim]; empty without q/k norms
   std::unique_ptr<kernels::Linear> qkv_;  // hidden -> (heads + 2 kv_heads) * head_dim: q | k | v
   std::unique_ptr<kernels::Linear> out_;  // heads * head_dim -> hidden

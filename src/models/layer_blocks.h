@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "attention/backend.h"
 #include "models/config.h"
@@ -62,6 +63,8 @@ class AttentionBlock {
   virtual void Place(Scratch& scratch, int64_t rows) noexcept = 0;
   // x: f32 [rows][hidden], normed -> out: f32 [rows][hidden], through the cache.
   virtual void Forward(const AttentionStep& step, const float* x, float* out) noexcept = 0;
+  // Attention sinks (attention::AttentionSpec): [heads], or none.
+  virtual std::vector<float> Sinks() const { return {}; }
 };
 
 class MlpBlock {

@@ -89,6 +89,7 @@ std::string ReadQuark(const JsonObject& quantization) {
 std::string ReadQuantizationConfig(const JsonObject& quantization) {
   const std::string method = quantization.String("quant_method", "");
   if (method == "quark") return ReadQuark(quantization);
+  if (method == "mxfp4") return "";  // experts, read as they are (mxfp4_weights.h)
   if (method != "compressed-tensors" && method != "modelopt") {
     RefuseWeights(quantization, "quant_method", method.empty() ? "no method named" : Quote(method));
   }

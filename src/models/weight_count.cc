@@ -40,6 +40,7 @@ BlockCount CountGroupedAttention(const ModelConfig& config) {
   if (config.qkv_bias) count.vectors += q + 2 * kv;
   if (config.o_bias) count.vectors += hidden;
   if (config.qk_norm) count.vectors += int64_t{2} * config.head_dim;
+  if (config.attention_sinks) count.vectors += config.heads;
   return count;
 }
 
@@ -62,11 +63,13 @@ BlockCount CountMlp(int64_t hidden, int64_t intermediate_size, bool bias) {
 BlockCount CountMoe(const ModelConfig& config) {
   const kernels::MoeConfig& moe = config.moe;
   const int64_t hidden = config.hidden;
-  BlockCount count = CountMlp(hidden, int64_t{moe.num_shared_experts} * moe.moe_intermediate_size,
-                              config.mlp.bias && moe.num_shared_experts != 0);
-  count.matrices += moe.num_experts * CountMlp(hidden, moe.moe_intermediate_size, false).matrices;
-  const bool has_correction = moe.scoring_func == kernels::ScoringFunc::kSigmoid;
-  count.vectors += moe.num_experts * (hidden + (has_correction ? 1 : 0));  // the router
+  BlockCount count = CountMlp(hidden, moe.shared_expert_intermediate_size,
+                              config.mlp.bias && moe.shared_expert_intermediate_size != 0);
+  if (moe.shared_expert_gate) count.vectors += hidden;
+  const BlockCount expert = CountMlp(hidden, moe.moe_intermediate_size, moe.bias);
+  count.matrices += moe.num_experts * expert.matrices;
+  const int64_t router = hidden + (moe.has_correction_bias ? 1 : 0) + (moe.bias ? 1 : 0);
+  count.vectors += moe.num_experts * (expert.vectors + router);
   return count;
 }
 

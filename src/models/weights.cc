@@ -104,12 +104,32 @@ void CheckFinite(const kernels::WeightView& weight, const std::string& name, Wei
 
 WeightReader::WeightReader(const Checkpoint& checkpoint, kernels::Ops& ops) : checkpoint_(checkpoint), ops_(ops) {}
 
-kernels::WeightView WeightReader::Read(const std::string& name, std::span<const int64_t> shape) {
+bool WeightReader::HasPrefix(std::string_view prefix) const {
+  const auto found = checkpoint_.Tensors().lower_bound(prefix);
+  return found != checkpoint_.Tensors().end() && found->first.starts_with(prefix);
+}
+
+kernels::WeightView WeightReader::Elements(const std::string& name, std::span<const int64_t> shape, WeightType store) {
+  kernels::WeightView view = Read(name, shape);
+  view.in = shape.back();
+  view.out = 1;
+  for (const int64_t size : shape.first(shape.size() - 1)) view.out *= size;
+  CheckFinite(view, name, store, ops_.threads());
+  return view;
+}
+
+const TensorView& WeightReader::Tensor(const std::string& name, std::span<const int64_t> shape) {
   const TensorView& tensor = checkpoint_.Get(name);
   if (!std::equal(shape.begin(), shape.end(), tensor.shape.begin(), tensor.shape.end())) {
     throw InputError(fmt::format("{}: tensor {} has shape {}; config.json asks for {}", checkpoint_.Folder(),
                                  Quote(name), ShapeText(tensor.shape), ShapeText(shape)));
   }
+  read_.insert(name);
+  return tensor;
+}
+
+kernels::WeightView WeightReader::Read(const std::string& name, std::span<const int64_t> shape) {
+  const TensorView& tensor = Tensor(name, shape);
   const DType dtype = TypeOf(tensor, name);
   const void* data = tensor.data.data();
   if (reinterpret_cast<uintptr_t>(data) % SizeOf(dtype) != 0) {
@@ -117,7 +137,6 @@ kernels::WeightView WeightReader::Read(const std::string& name, std::span<const 
     std::memcpy(aligned_.back().data(), data, tensor.data.size());
     data = aligned_.back().data();
   }
-  read_.insert(name);
   return {data, dtype, shape[0], shape.size() > 1 ? shape[1] : 1};
 }
 
@@ -143,7 +162,11 @@ std::vector<float> WeightReader::Matrix(const std::string& name, int64_t out, in
 std::unique_ptr<kernels::Linear> WeightReader::Pack(std::span<const float> values, int64_t out, int64_t in,
                                                     std::span<const float> bias, kernels::LinearKind kind,
                                                     std::string_view module) {
-  const kernels::WeightView view{.data = values.data(), .dtype = DType::kF32, .out = out, .in = in, .module = module};
+  return Pack({.data = values.data(), .dtype = DType::kF32, .out = out, .in = in, .module = module}, bias, kind);
+}
+
+std::unique_ptr<kernels::Linear> WeightReader::Pack(const kernels::WeightView& view, std::span<const float> bias,
+                                                    kernels::LinearKind kind) {
   std::unique_ptr<kernels::Linear> linear = ops_.MakeLinear({&view, 1}, bias, kind);
   bytes_ += linear->WeightBytes() + static_cast<int64_t>(bias.size_bytes());
   return linear;
@@ -153,6 +176,11 @@ std::vector<float> WeightReader::Values(const std::string& name, int64_t size) {
   std::vector<float> values;
   AppendVector(name, size, values);
   return values;
+}
+
+std::vector<float> WeightReader::KeptValues(const std::string& name, int64_t size) {
+  bytes_ += size * static_cast<int64_t>(sizeof(float));
+  return Values(name, size);
 }
 
 Buffer WeightReader::Vector(const std::string& name, int64_t size, float offset) {

@@ -36,8 +36,18 @@ class WeightReader {
   // Packs values [out][in], with biases [out] or none. `module`: their name in reports.
   std::unique_ptr<kernels::Linear> Pack(std::span<const float> values, int64_t out, int64_t in,
                                         std::span<const float> bias, kernels::LinearKind kind, std::string_view module);
+  std::unique_ptr<kernels::Linear> Pack(const kernels::WeightView& view, std::span<const float> bias,
+                                        kernels::LinearKind kind);
+  // True if the checkpoint has a tensor whose name begins like this.
+  bool HasPrefix(std::string_view prefix) const;
+  // A tensor of any type as it is stored. Throws InputError for another shape.
+  const TensorView& Tensor(const std::string& name, std::span<const int64_t> shape);
+  // The elements of a tensor of any number of dimensions as rows of the last one, finite in `store`.
+  kernels::WeightView Elements(const std::string& name, std::span<const int64_t> shape, kernels::WeightType store);
   // A vector of `size` values as f32 on the host.
   std::vector<float> Values(const std::string& name, int64_t size);
+  // The same, to be kept on the host: counted in Bytes().
+  std::vector<float> KeptValues(const std::string& name, int64_t size);
   // A vector of `size` values plus `offset` as f32 in the device's memory.
   Buffer Vector(const std::string& name, int64_t size, float offset = 0);
   // Throws InputError if the checkpoint has tensors of the decoder that were not read. `spare` layers after the model's

@@ -28,6 +28,7 @@ class ProfiledLinear final : public kernels::Linear {
   ProfiledLinear(std::unique_ptr<kernels::Linear> inner, ProfileRow& row) : inner_(std::move(inner)), row_(row) {}
 
   const kernels::Linear& Inner() const noexcept { return *inner_; }
+  std::unique_ptr<kernels::Linear> TakeInner() noexcept { return std::move(inner_); }
   int64_t In() const noexcept override { return inner_->In(); }
   int64_t Out() const noexcept override { return inner_->Out(); }
   void Forward(const float* x, int64_t rows, float* y, int64_t y_stride,
@@ -41,6 +42,20 @@ class ProfiledLinear final : public kernels::Linear {
 
  private:
   std::unique_ptr<kernels::Linear> inner_;
+  ProfileRow& row_;
+};
+
+class ProfiledExperts final : public kernels::ExpertLayer {
+ public:
+  ProfiledExperts(std::unique_ptr<kernels::ExpertLayer> inner, ProfileRow& row) : inner_(std::move(inner)), row_(row) {}
+
+  void Forward(const float* x, const float* logits, int64_t rows, float* out) noexcept override {
+    const Timer timer(row_);
+    inner_->Forward(x, logits, rows, out);
+  }
+
+ private:
+  std::unique_ptr<kernels::ExpertLayer> inner_;
   ProfileRow& row_;
 };
 
@@ -74,6 +89,17 @@ class ProfiledOps final : public kernels::Ops {
     ProfileRow& row = profile_->Row(LinearName(stacked));
     return std::make_unique<ProfiledLinear>(inner_->MakeLinear(stacked, bias, kind), row);
   }
+  void CheckExperts(const kernels::MoeConfig& moe) const override { inner_->CheckExperts(moe); }
+  std::unique_ptr<kernels::ExpertLayer> MakeExperts(std::vector<kernels::ExpertWeights>&& experts,
+                                                    const kernels::MoeConfig& moe,
+                                                    std::span<const float> e_score_correction_bias) override {
+    for (kernels::ExpertWeights& expert : experts) {  // MakeLinear made them all
+      expert.gate_up = static_cast<ProfiledLinear&>(*expert.gate_up).TakeInner();
+      expert.down = static_cast<ProfiledLinear&>(*expert.down).TakeInner();
+    }
+    return std::make_unique<ProfiledExperts>(inner_->MakeExperts(std::move(experts), moe, e_score_correction_bias),
+                                             profile_->Row("experts"));
+  }
   void Embed(const kernels::Linear& table, const int32_t* ids, int64_t rows, float* out) noexcept override {
     const Timer timer(embed_);
     inner_->Embed(static_cast<const ProfiledLinear&>(table).Inner(), ids, rows, out);  // MakeLinear made them all
@@ -100,6 +126,10 @@ class ProfiledOps final : public kernels::Ops {
   void Add(float* x, const float* y, int64_t n) noexcept override {
     const Timer timer(add_);
     inner_->Add(x, y, n);
+  }
+  void AddGated(float* x, const float* y, const float* gate, int64_t rows, int64_t width) noexcept override {
+    const Timer timer(add_);
+    inner_->AddGated(x, y, gate, rows, width);
   }
   void Rope(float* x, int64_t stride, int64_t rows, int heads, int head_dim, int rotary_dim, const float* cos_sin,
             const int64_t* positions) noexcept override {

@@ -294,6 +294,29 @@ TEST_P(AccuracyTest, OutlierChannels) {
   }
 }
 
+TEST_P(AccuracyTest, Sinks) {
+  uint32_t seed = 650;
+  for (const char* scheme :
+       {"bf16", "fp8_e4m3", "int8", "int4", "nvfp4", "kivi4", "k=int8+mean,v=int8", "k=int4+mean+hadamard,v=int4"}) {
+    for (const auto& [window, softcap] : {std::pair{0, 0.0f}, {33, 0.0f}, {0, 3.0f}}) {
+      Check({.scheme = scheme,
+             .heads = 10,
+             .kv_heads = 2,
+             .head_dim = 32,
+             .page_size = 32,
+             .sliding_window = window,
+             .softcap = softcap,
+             .sinks = true,
+             .lengths = {150}},
+            {{{0, 90}}, {{0, 1}}, {{0, 59}}}, seed++);
+    }
+  }
+  // Several KV splits: the sink counts once.
+  Check(
+      {.scheme = "int4", .heads = 5, .kv_heads = 1, .head_dim = 32, .page_size = 64, .sinks = true, .lengths = {2200}},
+      {{{0, 6}}, {{0, 1}}}, seed, 2190);
+}
+
 // MLA: K and V share a cell of latents, followed by K's RoPE channels.
 TEST_P(AccuracyTest, Latents) {
   uint32_t seed = 570;

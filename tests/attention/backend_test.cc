@@ -11,6 +11,7 @@
 #include "bench/attention_bench.h"
 #include "formats/cell_layout.h"
 #include "formats/transform.h"
+#include "kernels/attention/reference/attention.h"
 #include "kvanta/error.h"
 #include "tolerance.h"
 
@@ -317,6 +318,16 @@ TEST(AttentionBenchTest, VerifiesAndReports) {
   EXPECT_THROW(RunAttentionBench({.formats = {"fp32"}, .threads = {0}}), InputError);
   EXPECT_THROW(RunAttentionBench({.formats = {"fp32"}, .seconds = INFINITY}), InputError);
   EXPECT_THROW(RunAttentionBench({.formats = {"fp32"}, .seconds = NAN}), InputError);
+}
+
+// The reference's own sink: a key that no value follows.
+TEST(Sinks, AreKeysWithoutValues) {
+  const std::vector<double> q = {1, 0.5};
+  const std::vector<float> keys = {0.2f, -1, 0.7f, 0.4f, 1.5f, 0}, values = {3, 1, -2, 4, 0, 0};
+  std::vector<double> with_sink(2), with_key(2);
+  kernels::reference::Attend(q, keys.data(), values.data(), 2, {.scale = 0.7, .sink = 0.7 * 1.5}, with_sink);
+  kernels::reference::Attend(q, keys.data(), values.data(), 3, {.scale = 0.7}, with_key);
+  for (size_t c = 0; c < 2; ++c) EXPECT_NEAR(with_sink[c], with_key[c], 1e-12);
 }
 
 }  // namespace

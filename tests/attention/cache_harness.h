@@ -33,6 +33,7 @@ struct HarnessOptions {
   int sliding_window = 0;
   int chunk = 0;  // chunk size of chunked attention, instead of the window
   float softcap = 0;
+  bool sinks = false;   // attention sinks of random logits, some far above and below those of the keys
   float magnitude = 1;  // standard deviation of q, k, v
   float static_scale = 1;
   std::vector<int> lengths = {100};  // tokens of each sequence
@@ -88,7 +89,8 @@ class CacheHarness {
                               .rope_dim = options_.rope_dim,
                               .softmax_scale = 1.0f / std::sqrt(static_cast<float>(KeyDim())),
                               .softcap = options.softcap,
-                              .visibility = options.Visibility()});
+                              .visibility = options.Visibility(),
+                              .sinks = Sinks(random)});
     config_.scales.resize(1);
     config_.scales[0].k.scale.assign(static_cast<size_t>(options_.kv_heads), options.static_scale);
     config_.scales[0].v.scale.assign(static_cast<size_t>(options_.kv_heads), options.static_scale);
@@ -214,6 +216,15 @@ class CacheHarness {
     std::vector<float> values(static_cast<size_t>(count));
     for (float& value : values) value = options_.magnitude == 0 ? 0.0f : normal(random);
     return values;
+  }
+
+  std::vector<float> Sinks(std::mt19937& random) const {
+    std::vector<float> sinks;
+    if (!options_.sinks) return sinks;
+    constexpr float kShifts[] = {0, 3, -2, 30, -200};
+    std::normal_distribution<float> normal(0, 1);
+    for (int head = 0; head < options_.heads; ++head) sinks.push_back(normal(random) + kShifts[head % 5]);
+    return sinks;
   }
 
   // Multiplies some channels of K by ten, different ones in each head.

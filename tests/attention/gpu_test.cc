@@ -185,7 +185,7 @@ TEST_P(GpuAttentionTest, EveryGroupOfHeads) {
   }
 }
 
-TEST_P(GpuAttentionTest, VisibilitiesSoftcapMeansAndPageRules) {
+TEST_P(GpuAttentionTest, VisibilitiesSoftcapSinksMeansAndPageRules) {
   uint32_t seed = 300;
   for (const char* scheme : kRules) {
     for (const auto& [window, chunk] : {std::pair{0, 0}, {37, 0}, {0, 37}}) {
@@ -195,6 +195,7 @@ TEST_P(GpuAttentionTest, VisibilitiesSoftcapMeansAndPageRules) {
              .sliding_window = window,
              .chunk = chunk,
              .softcap = window == 37 ? 5.0F : 0.0F,
+             .sinks = chunk == 0,
              .lengths = {110, 40}},
             {{{0, 70}, {1, 5}}, {{0, 1}, {1, 1}}, {{1, 34}, {0, 39}}}, seed++);
     }
@@ -212,8 +213,8 @@ TEST_P(GpuAttentionTest, LargeTinyAndZeroInputs) {
 // Several KV splits: parallel in a decode step, serial in one task, combined.
 TEST_P(GpuAttentionTest, LongContext) {
   for (const char* scheme : kFormats) {
-    Check({.scheme = scheme, .heads = 4, .kv_heads = 1, .page_size = 64, .lengths = {2200}}, {{{0, 3}}, {{0, 1}}}, 500,
-          2190);
+    Check({.scheme = scheme, .heads = 4, .kv_heads = 1, .page_size = 64, .sinks = true, .lengths = {2200}},
+          {{{0, 3}}, {{0, 1}}}, 500, 2190);
   }
 }
 

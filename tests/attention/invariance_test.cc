@@ -90,6 +90,7 @@ TEST_P(InvarianceTest, ChunksBatchesAndThreads) {
     options.sliding_window = pick({0, 0, 0, 7, 40});
     options.chunk = options.sliding_window == 0 ? pick({0, 0, 24}) : 0;
     options.softcap = seed % 8 == 0 ? 4.0f : 0.0f;
+    options.sinks = seed % 3 == 0;
     options.lengths = {pick({30, 61, 80}), pick({1, 17, 40}), pick({16, 33})};
     SCOPED_TRACE(fmt::format("seed {}: heads {}/{}, page {}, window {}, chunk {}", seed, options.heads,
                              options.kv_heads, options.page_size, options.sliding_window, options.chunk));
@@ -120,6 +121,7 @@ TEST_P(InvarianceTest, RunsSpreadOverThreads) {
                                  .head_dim = 32,
                                  .page_size = 64,
                                  .sliding_window = window,
+                                 .sinks = window != 0,
                                  .lengths = {length}};
     CacheHarness one(options, 5);
     const std::unique_ptr<Backend> serial = one.CpuBackend(Isa(), 1);

@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
-#include <numeric>
 #include <vector>
 
 #include "emulated/gpus.h"
 #include "kernels/cuda/cuda_context.h"
+#include "kernels/expert_routing.h"
 #include "kernels/random_values.h"
 #include "tolerance.h"
 
@@ -59,47 +59,6 @@ class GpuExpertsTest : public testing::GpuTestBase, public ::testing::WithParamI
 INSTANTIATE_TEST_SUITE_P(Gpus, GpuExpertsTest, ::testing::ValuesIn(testing::Gpus()),
                          [](const auto& param) { return param.param; });
 
-// Expert weights of a row, 0 for unselected ones: the routing rule of models/experts.cc in doubles.
-std::vector<double> Weights(const float* logits, const std::vector<float>& e_score_correction_bias,
-                            const MoeConfig& moe) {
-  const auto count = static_cast<size_t>(moe.num_experts);
-  std::vector<double> scores(count), weights(count);
-  double sum = 0;
-  for (size_t i = 0; i < count; ++i) {
-    scores[i] = moe.scoring_func == ScoringFunc::kSigmoid ? 1 / (1 + std::exp(-double{logits[i]}))
-                                                          : std::exp(double{logits[i]});
-    sum += scores[i];
-  }
-  if (moe.scoring_func == ScoringFunc::kSoftmax) {
-    for (double& score : scores) score /= sum;
-  }
-  std::vector<double> choices = scores;
-  for (size_t i = 0; i < e_score_correction_bias.size(); ++i) choices[i] += double{e_score_correction_bias[i]};
-  const auto best = [](const std::vector<double>& values, int requested) {
-    std::vector<size_t> order(values.size());
-    std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return values[a] > values[b]; });
-    order.resize(static_cast<size_t>(requested));
-    return order;
-  };
-  const size_t size = count / static_cast<size_t>(moe.n_group);
-  std::vector<double> groups;
-  for (size_t first = 0; first < count; first += size) {
-    std::vector<double> group_choices(choices.begin() + static_cast<int64_t>(first),
-                                      choices.begin() + static_cast<int64_t>(first + size));
-    std::sort(group_choices.rbegin(), group_choices.rend());
-    groups.push_back(group_choices[0] + (moe.scoring_func == ScoringFunc::kSigmoid ? group_choices[1] : 0));
-  }
-  const std::vector<size_t> kept = best(groups, moe.topk_group);
-  for (size_t i = 0; i < count; ++i) {
-    if (std::find(kept.begin(), kept.end(), i / size) == kept.end()) choices[i] = -HUGE_VAL;
-  }
-  double total = 0;
-  for (const size_t expert : best(choices, moe.num_experts_per_tok)) total += weights[expert] = scores[expert];
-  for (double& weight : weights) weight *= double{moe.routed_scaling_factor} / (moe.norm_topk_prob ? total : 1);
-  return weights;
-}
-
 struct ExpertCase {
   MoeConfig moe;
   WeightType store;
@@ -140,7 +99,7 @@ TEST_P(GpuExpertsTest, MatchesTheSumOfItsExpertsForAnyRowCount) {
     std::vector<double> expected(x.size()), magnitudes(x.size());
     std::vector<std::vector<double>> weights;
     for (int64_t row = 0; row < rows; ++row) {
-      weights.push_back(Weights(logits.data() + row * moe.num_experts, e_score_correction_bias, moe));
+      weights.push_back(RoutingWeights(logits.data() + row * moe.num_experts, e_score_correction_bias, moe));
       ASSERT_EQ(std::count_if(weights.back().begin(), weights.back().end(), [](double w) { return w != 0; }),
                 moe.num_experts_per_tok);
     }

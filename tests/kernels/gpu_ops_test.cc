@@ -265,14 +265,13 @@ TEST_P(GpuOpsTest, RopeActivateMulAddAndGatherMatchTheCpu) {
 
   const int64_t half = stride / 2;
   std::vector<float> gated(static_cast<size_t>(kRowCount * half));
-  cpu_->ActivateMul(Activation::kSilu, x.data(), kRowCount, half, gated.data());
   const Buffer gate = Upload(x), out = Upload(gated);
-  gpu_->device().Fill(out.data(), 0xFF, out.bytes());
-  ops_->ActivateMul(Activation::kSilu, gate.as<float>(), kRowCount, half, out.as<float>());
-  ExpectClose(Download(out), gated);
-  cpu_->ActivateMul(Activation::kGeluTanh, x.data(), kRowCount, half, gated.data());
-  ops_->ActivateMul(Activation::kGeluTanh, gate.as<float>(), kRowCount, half, out.as<float>());
-  ExpectClose(Download(out), gated);
+  for (const Activation activation : {Activation::kSilu, Activation::kGeluTanh, Activation::kSwigluOai}) {
+    cpu_->ActivateMul(activation, x.data(), kRowCount, half, gated.data());
+    gpu_->device().Fill(out.data(), 0xFF, out.bytes());
+    ops_->ActivateMul(activation, gate.as<float>(), kRowCount, half, out.as<float>());
+    ExpectClose(Download(out), gated);
+  }
 
   std::vector<RowArgmax> argmaxes(kRowCount);
   expected = x;
@@ -294,6 +293,10 @@ TEST_P(GpuOpsTest, RopeActivateMulAddAndGatherMatchTheCpu) {
   const Buffer sum = Upload(x);
   ops_->Add(sum.as<float>(), gate.as<float>(), std::ssize(x));
   EXPECT_EQ(Download(sum), expected);
+
+  cpu_->AddGated(expected.data(), x.data(), x.data() + 7, kRowCount, stride);
+  ops_->AddGated(sum.as<float>(), gate.as<float>(), gate.as<float>() + 7, kRowCount, stride);
+  ExpectClose(Download(sum), expected);
 
   const std::vector<int64_t> rows = {2, 0, 2, 1};
   std::vector<float> gathered(rows.size() * static_cast<size_t>(width));

@@ -118,6 +118,56 @@ TEST_P(RowTest, GeluMulMatchesDouble) {
   }
 }
 
+TEST_P(RowTest, SwigluOaiMulMatchesDouble) {
+  for (const int64_t width : kWidths) {
+    auto gate = RandomValues(width, 3, 6), up = RandomValues(width, 4, 6);
+    gate[0] = -60;
+    std::vector<float> out(static_cast<size_t>(width) + 1, -77.0F);
+    rows().swiglu_oai_mul(gate.data(), up.data(), width, out.data());
+    for (int64_t i = 0; i < width; ++i) {
+      const double g = std::min(double{gate[i]}, 7.0), u = std::clamp(double{up[i]}, -7.0, 7.0);
+      const double expected = (u + 1) * g / (1 + std::exp(-1.702 * g));
+      // 1.702 and its product with g round once each; u + 1 may cancel.
+      const double relative =
+          kvanta::testing::kSiluRelative + kvanta::testing::kUnitF32 * (2 + 2 * 1.702 * std::abs(g));
+      const double cancelled = kvanta::testing::kUnitF32 * std::abs(g);
+      ASSERT_NEAR(out[i], expected, relative * std::abs(expected) + cancelled) << gate[i] << ", " << up[i];
+    }
+    EXPECT_EQ(out[width], -77.0F);
+    gate[width - 1] = std::nanf("");
+    up[0] = std::nanf("");
+    rows().swiglu_oai_mul(gate.data(), up.data(), width, out.data());
+    EXPECT_TRUE(std::isnan(out[0]) && std::isnan(out[width - 1]));
+  }
+}
+
+TEST_P(RowTest, AddScaledRoundsTheProductAndTheSum) {
+  for (const int64_t width : kWidths) {
+    auto x = RandomValues(width, 12);
+    const auto y = RandomValues(width, 13), before = x;
+    x.push_back(-77.0F);
+    rows().add_scaled(x.data(), y.data(), 0.3F, width);
+    for (int64_t i = 0; i < width; ++i) {
+      const float product = y[i] * 0.3F;
+      ASSERT_EQ(x[i], before[i] + product) << width << ", " << i;
+    }
+    EXPECT_EQ(x[width], -77.0F);
+  }
+}
+
+TEST_P(RowTest, AddGatedMatchesDouble) {
+  constexpr int64_t kRows = 5, kWidth = 40;
+  const auto ops = MakeCpuOps(std::make_shared<ThreadPool>(1), *GetParam().table);
+  auto x = RandomValues(kRows * kWidth, 14);
+  const auto y = RandomValues(kRows * kWidth, 15), before = x;
+  const std::vector<float> gate = {-100, -1.5F, 0, 2, 100};
+  ops->AddGated(x.data(), y.data(), gate.data(), kRows, kWidth);
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double expected = before[i] + double{y[i]} / (1 + std::exp(-double{gate[i / kWidth]}));
+    ASSERT_NEAR(x[i], expected, 8 * kvanta::testing::kUnitF32 * (std::abs(before[i]) + std::abs(y[i]))) << i;
+  }
+}
+
 TEST_P(RowTest, SoftcapMatchesDouble) {
   for (const int64_t width : kWidths) {
     const auto x = RandomValues(width, 5, 60);

@@ -164,8 +164,8 @@ TEST(Config, DeepseekV2) {
   EXPECT_DOUBLE_EQ(parsed.softmax_scale, 1 / std::sqrt(40.0));
   EXPECT_EQ(parsed.moe, (kernels::MoeConfig{.num_experts = 8,
                                             .num_experts_per_tok = 3,
-                                            .num_shared_experts = 2,
-                                            .moe_intermediate_size = 24}));  // greedy: no groups
+                                            .moe_intermediate_size = 24,
+                                            .shared_expert_intermediate_size = 48}));  // greedy: no groups
   EXPECT_FALSE(parsed.layer_specs[0].moe);
   EXPECT_TRUE(parsed.layer_specs[1].moe);
   config["topk_method"] = "group_limited_greedy";

@@ -65,7 +65,10 @@ TEST(WeightCount, CountsLatentsAndExperts) {
   config.intermediate_size = 10944;
   config.vocab = 102400;
   config.mla = {.kv_lora_rank = 512, .qk_nope_head_dim = 128, .qk_rope_head_dim = 64, .v_head_dim = 128};
-  config.moe = {.num_experts = 64, .num_experts_per_tok = 6, .num_shared_experts = 2, .moe_intermediate_size = 1408};
+  config.moe = {.num_experts = 64,
+                .num_experts_per_tok = 6,
+                .moe_intermediate_size = 1408,
+                .shared_expert_intermediate_size = 2 * 1408};
   config.layer_specs.resize(27, {.visibility = {}, .rope = {}, .moe = true});
   config.layer_specs[0].moe = false;
   EXPECT_EQ(CountWeights(config).Parameters(), 15'706'484'224);

@@ -13,12 +13,11 @@ import safetensors.torch
 import tiny_models
 import tolerance
 import torch
+from logits_oracle import TOKENS, edit_config, edit_names, edit_tensor, largest_error, logits, rms_error
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 import kvanta
-
-TOKENS = np.random.default_rng(7).integers(0, tiny_models.VOCAB, 150).astype(np.int32)  # three pages, one of them open
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
@@ -79,26 +78,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3_one_group": ("DeepseekV3", EXPERTS | {"n_group": 1, "topk_group": 1, "norm_topk_prob": False}),
     "deepseek_v3_rope_halves": ("DeepseekV3", LATENTS | {"rope_interleave": False, "q_lora_rank": None}),
 }
-
-
-def logits(
-    folder: Path,
-    dtype: str = "float32",
-    kv_cache_dtype: str = "fp32",
-    tokens: NDArray[np.int32] = TOKENS,
-    **options: Any,
-) -> NDArray[np.float32]:
-    options = {"max_model_len": len(TOKENS), "max_num_batched_tokens": 64, "threads": 2, **options}
-    llm = kvanta.LLM(folder, tokenizer="stories260k", dtype=dtype, kv_cache_dtype=kv_cache_dtype, **options)
-    return llm.logits(tokens)
-
-
-def largest_error(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
-
-
-def rms_error(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
-    return float(np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2)))
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -180,14 +159,6 @@ def test_bf16_is_no_farther_from_float32_than_transformers(architecture: str, tm
     assert rms_error(logits(tmp_path, "auto", "bf16"), exact) < rms_error(rounded, exact)
 
 
-def edit_names(folder: Path, rename: Callable[[str], str]) -> None:
-    file = folder / "model.safetensors"
-    tensors = safetensors.torch.load_file(file)
-    safetensors.torch.save_file(
-        {rename(name): value for name, value in tensors.items()}, file, metadata={"format": "pt"}
-    )
-
-
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
 def test_language_model_of_gemma3_multimodal(prefix: str, tmp_path: Path) -> None:
     model = tiny_models.make_gemma3_multimodal()
@@ -220,20 +191,6 @@ def test_dynamic_rope_is_exact_up_to_the_original_length(original: int, tmp_path
 
 
 # --- The power of the comparison: one fault in the checkpoint that Kvanta reads, and it must fail. ---
-
-
-def edit_tensor(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Path], None]:
-    def apply(folder: Path) -> None:
-        file = folder / "model.safetensors"
-        tensors = safetensors.torch.load_file(file)
-        tensors[name] = change(tensors[name]).contiguous()
-        safetensors.torch.save_file(tensors, file, metadata={"format": "pt"})
-
-    return apply
-
-
-def edit_config(**changes: Any) -> Callable[[Path], None]:
-    return lambda folder: tiny_models.edit_config(folder, **changes)
 
 
 def swapped_heads(weight: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import warnings
 from pathlib import Path
@@ -28,6 +29,9 @@ PARAMETERS = {
     "qwen2.5-7b": 7_615_616_512,
     "qwen3-8b": 8_190_735_360,
     "qwen3-32b": 32_762_123_264,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "mixtral-8x7b": 46_702_792_704,
+    "gpt-oss-20b": 20_914_757_184,
     "mistral-7b": 7_248_023_552,
     "mistral-7b-v0.1": 7_241_732_096,
 }
@@ -70,7 +74,9 @@ def test_latents_are_counted_once() -> None:
         plan("llama-3.1-8b", 64 * GIB, formats=["mla_fp8"])
 
 
-@pytest.mark.parametrize("name", sorted(PARAMETERS.keys() - {"deepseek-v2-lite", "gemma-2-9b", "gemma-3-4b"}))
+@pytest.mark.parametrize(
+    "name", sorted(PARAMETERS.keys() - {"deepseek-v2-lite", "gemma-2-9b", "gemma-3-4b", "gpt-oss-20b"})
+)
 def test_known_ratios_to_bf16(name: str) -> None:
     # Only layers in this format count: some names keep the first and last in bf16.
     apart = [row for row in formats.table() if row["latents"] != "only"]
@@ -115,26 +121,37 @@ def test_a_config_that_does_not_say_its_dtype(tmp_path: Path) -> None:
     assert plan(str(tmp_path), GIB, options={"dtype": "float16"})["dtype"] == "float16"
 
 
-@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3"])
+EXPERTS = {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
+LOCAL_EXPERTS = {"num_local_experts": 16, "num_experts_per_tok": 2}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, "truncate": False}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "Llama": {},
+    "Mistral": {"sliding_window": None},
+    "Qwen2": {},
+    "Qwen3": {},
+    "Qwen3Moe": EXPERTS,
+    "Mixtral": LOCAL_EXPERTS,
+    "GptOss": LOCAL_EXPERTS | {"sliding_window": 64, "rope_scaling": YARN},
+}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("tied", [False, True])
-def test_weight_bytes_are_the_engines(tmp_path: Path, model_type: str, tied: bool) -> None:
-    changes: dict[str, Any] = {"model_type": model_type, "tie_word_embeddings": tied, "sliding_window": None}
-    changes["architectures"] = [f"{model_type.capitalize()}ForCausalLM"]
+def test_weight_bytes_are_the_engines(tmp_path: Path, architecture: str, tied: bool) -> None:
+    changes: dict[str, Any] = {"tie_word_embeddings": tied, "architectures": [f"{architecture}ForCausalLM"]}
+    changes["model_type"] = "".join("_" * (c.isupper() and i > 0) + c.lower() for i, c in enumerate(architecture))
+    changes |= ARCHITECTURES[architecture]
     folder = tiny_checkpoints.write_checkpoint(tmp_path / "model", **changes)
     shapes = tiny_checkpoints.shapes(tiny_checkpoints.CONFIG | changes)
     for dtype in ("float32", "bfloat16"):
         report = plan(str(folder), GIB, options={"dtype": dtype})
         llm = engine(folder, "bf16", dtype=dtype)
         assert report["weight_bytes"] == llm.stats()["weight_bytes"] == llm.model_info.weight_bytes
-        assert report["parameters"] == sum(int(_product(shape)) for shape in shapes.values())
+        assert report["parameters"] == sum(math.prod(shape) for shape in shapes.values())
     for weight_dtype in ("int8", "int4"):
         options = {"dtype": "bfloat16", "weight_dtype": weight_dtype}
         smaller = plan(str(folder), GIB, options=options)["weight_bytes"]
         assert smaller == engine(folder, "bf16", **options).stats()["weight_bytes"] < report["weight_bytes"]
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    return shape[0] * (shape[1] if len(shape) > 1 else 1)
 
 
 LAYER_MAPS: dict[str, dict[str, Any]] = {

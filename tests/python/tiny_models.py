@@ -30,7 +30,26 @@ SIZES = {
 LAYERS = SIZES["num_hidden_layers"]
 # Overrides of defaults that are those of a large model.
 GEMMA = {"head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 24}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+LOCAL_EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 32}
 SETTINGS: dict[str, dict[str, Any]] = {
+    "Qwen3Moe": EXPERTS | {"norm_topk_prob": True},
+    "Qwen2Moe": EXPERTS | {"shared_expert_intermediate_size": 40},
+    "Mixtral": LOCAL_EXPERTS,
+    "GptOss": LOCAL_EXPERTS
+    | {
+        "head_dim": 16,
+        "sliding_window": 24,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 150000.0,
+            "factor": 4.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 64,
+        },
+    },
     "Gemma2": GEMMA | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 1.0},
     "Gemma3": GEMMA
     | {
@@ -63,6 +82,10 @@ def fill(model: transformers.PreTrainedModel, seed: int = 0) -> transformers.Pre
                 parameter.copy_(norm_center + 0.3 * noise)
             elif name.endswith("bias"):
                 parameter.copy_(0.5 * noise)
+            elif name.endswith("sinks"):
+                parameter.copy_(noise)
+            elif name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+                parameter.copy_(2.0 * noise / parameter.shape[-1] ** 0.5)  # so that an expert more or less matters
             elif "embed_tokens" in name:
                 parameter.copy_(0.05 * noise)  # small, so that the norms' eps matters in the first block
             elif "lm_head" in name:

@@ -3,11 +3,14 @@
 
 #include <cstdint>
 
+#include "kernels/activation.h"
 #include "kernels/linear/cpu/table.h"
 
 namespace kvanta::kernels {
 
 struct AttentionKernels;
+
+using ActivateMulKernel = void (*)(const float* gate, const float* up, int64_t width, float* out) noexcept;
 
 // Kernels over one row of activations, f32.
 struct RowKernels {
@@ -21,6 +24,10 @@ struct RowKernels {
   void (*silu_mul)(const float* gate, const float* up, int64_t width, float* out) noexcept = nullptr;
   // out = gelu_pytorch_tanh(gate) * up, all [width].
   void (*gelu_mul)(const float* gate, const float* up, int64_t width, float* out) noexcept = nullptr;
+  // out = swiglu_oai(gate, up) of kernels/activation.h, all [width].
+  void (*swiglu_oai_mul)(const float* gate, const float* up, int64_t width, float* out) noexcept = nullptr;
+  // x += y * factor, both [n]: a product, then a sum.
+  void (*add_scaled)(float* x, const float* y, float factor, int64_t n) noexcept = nullptr;
   // x *= factor, [n].
   void (*scale)(float* x, float factor, int64_t n) noexcept = nullptr;
   // x = softcap * tanh(x / softcap), [n].
@@ -29,6 +36,11 @@ struct RowKernels {
   float (*max)(const float* x, int64_t n) noexcept = nullptr;
   // out[i] = exp(x[i]), [n]: the exponential that all kernels of the unit use.
   void (*exp)(const float* x, int64_t n, float* out) noexcept = nullptr;
+
+  ActivateMulKernel ActivateMul(Activation activation) const noexcept {
+    if (activation == Activation::kSwigluOai) return swiglu_oai_mul;
+    return activation == Activation::kSilu ? silu_mul : gelu_mul;
+  }
 };
 
 struct IsaTable {

@@ -7,6 +7,7 @@
 #include "base/math.h"
 #include "kernels/cpu/select.h"
 #include "kernels/linear/cpu/packed_linear.h"
+#include "kernels/moe/cpu/cpu_experts.h"
 #include "kvanta/error.h"
 
 namespace kvanta::kernels {
@@ -75,11 +76,23 @@ class CpuOps final : public Ops {
 
   void ActivateMul(Activation activation, const float* gate_up, int64_t rows, int64_t width,
                    float* out) noexcept override {
-    const auto multiply = activation == Activation::kSilu ? rows_.silu_mul : rows_.gelu_mul;
+    const ActivateMulKernel multiply = rows_.ActivateMul(activation);
     ForRows(rows, width, [&](int64_t row) {
       const float* gate = gate_up + row * 2 * width;
       multiply(gate, gate + width, width, out + row * width);
     });
+  }
+
+  void AddGated(float* x, const float* y, const float* gate, int64_t rows, int64_t width) noexcept override {
+    ForRows(rows, width, [&](int64_t row) {
+      const float factor = 1.0F / (1.0F + std::exp(-gate[row]));
+      rows_.add_scaled(x + row * width, y + row * width, factor, width);
+    });
+  }
+
+  std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& experts, const MoeConfig& moe,
+                                           std::span<const float> e_score_correction_bias) override {
+    return MakeCpuExperts(context_, std::move(experts), moe, e_score_correction_bias);
   }
 
   void Scale(float* x, float factor, int64_t n) noexcept override {

@@ -87,6 +87,27 @@ void GeluMulRow(const float* gate, const float* up, int64_t width, float* out) n
       });
 }
 
+void SwigluOaiMulRow(const float* gate, const float* up, int64_t width, float* out) noexcept {
+  const Vec16::F one = Vec16::Set1(1.0f), alpha = Vec16::Set1(-kSwigluOaiAlpha);
+  const Vec16::F max = Vec16::Set1(kSwigluOaiLimit), min = Vec16::Set1(-kSwigluOaiLimit);
+  ForLanes(
+      width, [&](int64_t i, int n) __attribute__((always_inline)) {
+        const Vec16::F g = Vec16::Min(max, LoadVec16(gate + i, n));  // in this order, NaN stays NaN
+        const Vec16::F u = Vec16::Max(min, Vec16::Min(max, LoadVec16(up + i, n)));
+        const Vec16::F swish = Vec16::Div(g, Vec16::Add(one, Vec16::Exp(Vec16::Mul(g, alpha))));
+        StoreVec16(out + i, Vec16::Mul(Vec16::Add(u, one), swish), n);
+      });
+}
+
+void AddScaledRow(float* x, const float* y, float factor, int64_t n) noexcept {
+  const Vec16::F factors = Vec16::Set1(factor);
+  ForLanes(
+      n, [&](int64_t i, int lanes) __attribute__((always_inline)) {
+        const Vec16::F scaled = Vec16::Mul(LoadVec16(y + i, lanes), factors);
+        StoreVec16(x + i, Vec16::Add(LoadVec16(x + i, lanes), scaled), lanes);
+      });
+}
+
 void ScaleRow(float* x, float factor, int64_t n) noexcept {
   const Vec16::F factors = Vec16::Set1(factor);
   ForLanes(
@@ -135,6 +156,8 @@ constexpr RowKernels kRowKernels{.rms_norm = RmsNormRow,
                                  .rope = RopeRow,
                                  .silu_mul = SiluMulRow,
                                  .gelu_mul = GeluMulRow,
+                                 .swiglu_oai_mul = SwigluOaiMulRow,
+                                 .add_scaled = AddScaledRow,
                                  .scale = ScaleRow,
                                  .softcap = SoftcapRow,
                                  .max = MaxOfRow,

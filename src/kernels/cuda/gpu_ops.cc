@@ -1,8 +1,11 @@
+#include <fmt/format.h>
+
 #include <utility>
 
 #include "kernels/cuda/cuda_context.h"
 #include "kernels/linear/cuda/gpu_linear_group.h"
 #include "kernels/moe/cuda/gpu_experts.h"
+#include "kvanta/error.h"
 
 namespace kvanta::kernels {
 namespace {
@@ -24,6 +27,12 @@ class GpuOps final : public Ops {
 
   std::unique_ptr<LinearGroup> MakeGroup(std::vector<std::unique_ptr<Linear>>&& layers) override {
     return std::make_unique<GpuLinearGroup>(context_, std::move(layers));
+  }
+
+  void CheckExperts(const MoeConfig& moe) const override {
+    if (!moe.bias && !moe.apply_router_weight_on_input) return;
+    throw InputError(fmt::format("{} does not support experts {}; device cpu does", context_->gpu->Name(),
+                                 moe.bias ? "with biases" : "whose inputs are multiplied by the router's weights"));
   }
 
   std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& experts, const MoeConfig& moe,
@@ -66,6 +75,10 @@ class GpuOps final : public Ops {
   }
 
   void Add(float* x, const float* y, int64_t n) noexcept override { Run(n, cuda::AddOp{.x = x, .y = y, .count = n}); }
+
+  void AddGated(float* x, const float* y, const float* gate, int64_t rows, int64_t width) noexcept override {
+    Run(rows * width, cuda::AddOp{.x = x, .y = y, .count = rows * width, .gate = gate, .width = width});
+  }
 
   void Rope(float* x, int64_t stride, int64_t rows, int heads, int head_dim, int rotary_dim, const float* cos_sin,
             const int64_t* positions) noexcept override {

@@ -74,10 +74,13 @@ struct CopyOp {
   int64_t out_stride = 0;
 };
 
+// x += y, or, with a gate, x[r] += y[r] * sigmoid(gate[r]) for rows of `width` values.
 struct AddOp {
   float* x = nullptr;
   const float* y = nullptr;
   int64_t count = 0;
+  const float* gate = nullptr;
+  int64_t width = 0;
 };
 
 struct RopeOp {

@@ -85,7 +85,10 @@ inline LaunchShape ShapeOf(const AddOp& op) {
   return ValuesShape(op.count);
 }
 KVANTA_DEVICE void RunBlock(const AddOp& op) {
-  ForValues(op.count, [&](int64_t index) { op.x[index] += op.y[index]; });
+  ForValues(op.count, [&](int64_t index) {
+    const float gate = op.gate == nullptr ? 1.0F : 1.0F / (1.0F + Exp2(-op.gate[index / op.width] * kLog2E));
+    op.x[index] += op.y[index] * gate;
+  });
 }
 
 inline LaunchShape ShapeOf(const RopeOp& op) {
@@ -110,9 +113,19 @@ KVANTA_DEVICE void RunBlock(const RopeOp& op) {
 inline LaunchShape ShapeOf(const ActivateMulOp& op) {
   return ValuesShape(op.rows * op.width);
 }
+KVANTA_DEVICE float SwigluOai(float gate, float up) {
+  const float x = gate > kSwigluOaiLimit ? kSwigluOaiLimit : gate;  // NaN stays NaN
+  float y = up > kSwigluOaiLimit ? kSwigluOaiLimit : up;
+  y = y < -kSwigluOaiLimit ? -kSwigluOaiLimit : y;
+  return x / (1.0F + Exp2(-kSwigluOaiAlpha * kLog2E * x)) * (y + 1.0F);
+}
 KVANTA_DEVICE void RunBlock(const ActivateMulOp& op) {
   ForValues(op.rows * op.width, [&](int64_t index) {
     const float* gate = op.gate_up + index / op.width * 2 * op.width + index % op.width;
+    if (op.activation == Activation::kSwigluOai) {
+      op.out[index] = SwigluOai(*gate, gate[op.width]);
+      return;
+    }
     const float x = *gate;
     const float exponent = op.activation == Activation::kSilu ? -x : x * (x * x * kGeluCubic + kGeluLinear);
     op.out[index] = x / (1.0F + Exp2(exponent * kLog2E)) * gate[op.width];

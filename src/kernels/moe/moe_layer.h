@@ -1,5 +1,5 @@
 // A mixture of experts: its configuration, the arithmetic of routing that host and device share, and the interface of a
-// layer whose routing happens on the device (on the host, models/experts.cc routes).
+// layer of routed experts.
 #pragma once
 
 #include <cstdint>
@@ -17,16 +17,21 @@ enum class ScoringFunc : uint8_t { kSoftmax, kSigmoid };
 struct MoeConfig {
   int32_t num_experts = 0;            // routed experts (n_routed_experts); 0: none
   int32_t num_experts_per_tok = 0;    // routed experts of one row
-  int32_t num_shared_experts = 0;     // experts that every row passes, as one MLP of that many times the width
   int32_t moe_intermediate_size = 0;  // width of one expert
+  // Width of the MLP that every row passes in addition (all shared experts in one); 0: none.
+  int32_t shared_expert_intermediate_size = 0;
+  bool shared_expert_gate = false;  // its output is multiplied by the sigmoid of a linear layer of the row
   Activation activation = Activation::kSilu;
   int32_t n_group = 1;     // groups of consecutive experts
   int32_t topk_group = 1;  // groups that a row's experts are chosen from: the best
   // Sigmoid scores are chosen after e_score_correction_bias is added, their groups by the sum of the two best
   // (DeepSeek V3); softmax scores as they are, their groups by the best (V2).
   ScoringFunc scoring_func = ScoringFunc::kSoftmax;
-  bool norm_topk_prob = false;  // weights are divided by the chosen scores' sum
+  bool has_correction_bias = false;  // e_score_correction_bias; without it, experts are chosen by their logits
+  bool norm_topk_prob = false;       // weights are divided by the chosen scores' sum
   float routed_scaling_factor = 1;
+  bool apply_router_weight_on_input = false;  // an expert's input is multiplied by the weight, not its output (Llama 4)
+  bool bias = false;                          // of the router and of the experts (GPT-OSS)
 
   bool operator==(const MoeConfig&) const = default;
 };
@@ -46,7 +51,7 @@ KVANTA_HD constexpr float RoutingWeight(const MoeConfig& moe, float score, float
   return (moe.norm_topk_prob ? score / (sum + 1e-20F) : score) * moe.routed_scaling_factor;
 }
 
-// One expert: down(activation(gate(x)) * up(x)).
+// One expert: down(activation(gate(x)) * up(x)), of a device's linear layers.
 struct ExpertWeights {
   std::unique_ptr<Linear> gate_up;  // hidden -> gate | up
   std::unique_ptr<Linear> down;     // -> hidden
@@ -56,7 +61,7 @@ class ExpertLayer {
  public:
   virtual ~ExpertLayer() = default;
   // out[r] = sum over the top-k experts of logits[r], in ascending order, of their outputs for x[r] times their
-  // weights. x, out: f32 [rows][hidden]; logits: f32 [rows][num_experts].
+  // weights. x, out: f32 [rows][hidden]; logits: f32 [rows][num_experts]. A row's result does not depend on `rows`.
   virtual void Forward(const float* x, const float* logits, int64_t rows, float* out) noexcept = 0;
 };
 

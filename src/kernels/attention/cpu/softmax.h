@@ -35,12 +35,10 @@ KVANTA_INLINE float MaskLogits(const SoftmaxPass& pass, int row, int first, int 
   for (int t = first; t < last; t += 16) {
     Vec16::F x = Vec16::Load(scores + t);
     const bool whole = pass.begin <= t && t + 16 <= pass.end;
-    if (pass.softcap > 0) {
-      if (pass.bias) x = Vec16::Add(x, Vec16::Set1(pass.bias[row]));
-      x = Softcap(x, pass.softcap);
-    }
+    if (pass.bias) x = Vec16::Add(x, Vec16::Set1(pass.bias[row]));
+    if (pass.softcap > 0) x = Softcap(x, pass.softcap);
     if (!whole) x = SelectRange(x, kNegativeInfinity, pass.begin - t, pass.end - t);
-    if (!whole || pass.softcap > 0) Vec16::Store(scores + t, x);
+    if (!whole || pass.bias || pass.softcap > 0) Vec16::Store(scores + t, x);
     max = Vec16::Max(max, x);
   }
   return Vec16::MaxOf(max);

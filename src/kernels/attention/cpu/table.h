@@ -126,7 +126,7 @@ struct SoftmaxPass {
   int page_tokens = 0;
   int rows = 0;                   // 1..kPassRows
   float softcap = 0;              // 0: none
-  const float* bias = nullptr;    // [rows] added to the scores before the softcap, or null; cancels without a softcap
+  const float* bias = nullptr;    // [rows] added to the scores before the softcap, or null
   float* scores = nullptr;        // in: scores, out: p; [rows][kMaxPageTokens]
   SoftmaxState* state = nullptr;  // [rows]
   float* rescale = nullptr;       // out: [rows]

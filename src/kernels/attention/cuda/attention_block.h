@@ -198,7 +198,7 @@ struct AttentionBlock {
     float bias[2] = {};
     KVANTA_UNROLL
     for (int row = 0; row < 2; ++row) {
-      if (params.softcap > 0)
+      if (params.softcap > 0 || params.sinks != nullptr)
         bias[row] = LoadShared<float>(Layout::kBias + 4 * (lane / 4 + 8 * row)) * params.softmax_scale;
     }
     ToLogits(params, chunk, bias, lane % 4, s);

@@ -151,6 +151,7 @@ struct AttentionParams {
   cache::Visibility visibility;
   float softmax_scale = 0;
   float softcap = 0;
+  const float* sinks = nullptr;  // [heads] logits without a value, or null
   cache::ExactPageRule exact_pages;
   bool k_hadamard = false, v_hadamard = false;
   float hadamard_norm = 0;

@@ -27,8 +27,8 @@ inline LaunchShape CombineShape(const AttentionParams& params) {
           kCombineWarps * kCombineBytes};
 }
 
-// One warp per row of each tile: combines split results in ascending order, divides by the probability sum and inverts
-// the transform.
+// One warp per row of each tile: combines split results in ascending order, then the head's sink, divides by the
+// probability sum and inverts the transform.
 KVANTA_DEVICE void CombineBlock(const AttentionParams& params) {
   const int lane = ThreadIndex() % kWarp;
   const int warp = ThreadIndex() / kWarp;
@@ -40,6 +40,7 @@ KVANTA_DEVICE void CombineBlock(const AttentionParams& params) {
   if (row >= tile.tokens * tile.heads) return;
   constexpr int kPerLane = 8;
   const int base = warp * kCombineBytes;
+  const int head = tile.first_head + row % tile.heads;
   for (int first = lane; first - lane < params.head_dim; first += kPerLane * kWarp) {
     float out[kPerLane] = {};
     float max = kMinusInfinity;
@@ -53,6 +54,10 @@ KVANTA_DEVICE void CombineBlock(const AttentionParams& params) {
       CombineInto(max, sum, metadata.split_state[int64_t{2} * result_row],
                   metadata.split_state[int64_t{2} * result_row + 1], out, more, kPerLane);
     }
+    if (params.sinks != nullptr) {
+      const float no_value[kPerLane] = {};
+      CombineInto(max, sum, params.sinks[head] * kLog2E, 1.0F, out, no_value, kPerLane);
+    }
     KVANTA_UNROLL
     for (int i = 0; i < kPerLane; ++i) {
       if (first + 32 * i < params.head_dim) StoreShared(base + 4 * (first + 32 * i), out[i] / sum);
@@ -60,7 +65,6 @@ KVANTA_DEVICE void CombineBlock(const AttentionParams& params) {
   }
   SyncWarp();
   if (params.v_hadamard) HadamardRow(base, params.head_dim, params.hadamard_block, params.hadamard_norm, lane);
-  const int head = tile.first_head + row % tile.heads;
   float* to = params.out + ((tile.row + row / tile.heads) * int64_t{params.heads} + head) * params.head_dim;
   for (int c = lane; c < params.head_dim; c += kWarp) to[c] = LoadShared<float>(base + 4 * c);
 }

@@ -15,7 +15,7 @@ struct RowScales {
 };
 
 // Scaled dots to logits in powers of 2; minus infinity for tokens that a row does not see. bias: of rows g and g + 8,
-// added before a softcap.
+// which cancels but for a softcap or beside a sink.
 KVANTA_DEVICE void ToLogits(const AttentionParams& params, const ChunkView& chunk, const float (&bias)[2], int t,
                             float (&s)[4][4]) {
   KVANTA_UNROLL
@@ -24,6 +24,8 @@ KVANTA_DEVICE void ToLogits(const AttentionParams& params, const ChunkView& chun
     for (int i = 0; i < 4; ++i) {
       if (params.softcap > 0) {
         s[j][i] = params.softcap * Tanh((s[j][i] + bias[i / 2]) / params.softcap) * kLog2E;
+      } else if (params.sinks != nullptr) {
+        s[j][i] += bias[i / 2] * kLog2E;
       }
       const int token = 8 * t + j + i % 2 * 4;
       if (token < chunk.begin[i / 2] || token >= chunk.end[i / 2]) s[j][i] = kMinusInfinity;

@@ -52,7 +52,7 @@ void Attend(std::span<const double> q, const float* keys, const float* values, i
             std::span<double> out) {
   const size_t key_dim = q.size(), v_head_dim = out.size();
   std::vector<double> p(static_cast<size_t>(count));
-  double max = -std::numeric_limits<double>::infinity();
+  double max = logits.sink.value_or(-std::numeric_limits<double>::infinity());
   for (size_t t = 0; t < p.size(); ++t) {
     double dot = logits.bias;
     for (size_t c = 0; c < key_dim; ++c) dot += q[c] * double{keys[t * key_dim + c]};
@@ -61,7 +61,7 @@ void Attend(std::span<const double> q, const float* keys, const float* values, i
     p[t] = logit;
     max = std::max(max, logit);
   }
-  double sum = 0;
+  double sum = logits.sink ? std::exp(*logits.sink - max) : 0;
   for (double& value : p) {
     value = std::exp(value - max);
     sum += value;

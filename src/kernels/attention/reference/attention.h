@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "formats/cell_layout.h"
@@ -22,6 +23,7 @@ struct Logits {
   double scale = 1;    // softmax_scale
   double softcap = 0;  // 0: none
   double bias = 0;     // added to <q, k> before the scale (q.mean where keys are stored with their mean subtracted)
+  std::optional<double> sink = {};  // one more logit, without a value
 };
 
 // One query row over keys [count][q.size()] and values [count][out.size()]: out = sum softmax(logits) v. All in the

@@ -214,7 +214,7 @@ class BlockLinear final : public PackedLinear {
         codec_(LayoutOf(storage)),
         kind_(kind) {
     std::atomic<bool> infinite = false;
-    PackRows(stacked, [&](int column, const WeightView& view, int64_t index, float* row, uint8_t* panel) {
+    PackWeightRows(stacked, [&](int column, const WeightView& view, int64_t index, float* row, uint8_t* panel) {
       const bool written = Keeps(storage, view.blocks) ? WriteBlocks(storage, view, index, column, panel)
                                                        : WriteValues(storage, view, index, column, row, panel);
       if (!written) infinite = true;

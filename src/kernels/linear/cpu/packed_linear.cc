@@ -87,6 +87,26 @@ int64_t PackedLinear::Tasks(int64_t rows) const noexcept {
   return std::clamp<int64_t>(std::max(by_threads, by_bytes), 1, panels_);
 }
 
+void PackedLinear::PackRows(const float* x, int64_t rows, int64_t first_row, int64_t end_row,
+                            uint8_t* packed_x) const noexcept {
+  kernels_.pack(
+      {.x = x, .rows = rows, .k = in_, .first_row = first_row, .end_row = end_row, .steps = steps_, .out = packed_x});
+}
+
+void PackedLinear::Multiply(const uint8_t* packed_x, int64_t rows, int64_t task, int64_t tasks, float* y,
+                            int64_t y_stride) const noexcept {
+  kernels_.multiply({.x = packed_x,
+                     .rows = rows,
+                     .w = weights_.data(),
+                     .first_panel = task * panels_ / tasks,
+                     .end_panel = (task + 1) * panels_ / tasks,
+                     .steps = steps_,
+                     .out = out_,
+                     .bias = bias_ ? bias_.as<float>() : nullptr,
+                     .y = y,
+                     .y_stride = y_stride});
+}
+
 void PackedLinear::MultiplyBlock(const float* x, int64_t rows, float* y, int64_t y_stride,
                                  RowArgmax* argmaxes) const noexcept {
   ThreadPool& threads = *context_->threads;
@@ -94,13 +114,7 @@ void PackedLinear::MultiplyBlock(const float* x, int64_t rows, float* y, int64_t
 
   const int64_t pack_tasks = std::clamp<int64_t>(rows * in_ / kMinTaskPackedValues, 1, rows);
   auto pack = [&](int64_t task, int) {
-    kernels_.pack({.x = x,
-                   .rows = rows,
-                   .k = in_,
-                   .first_row = task * rows / pack_tasks,
-                   .end_row = (task + 1) * rows / pack_tasks,
-                   .steps = steps_,
-                   .out = packed_x});
+    PackRows(x, rows, task * rows / pack_tasks, (task + 1) * rows / pack_tasks, packed_x);
   };
   threads.ForEach(pack_tasks, pack);
 
@@ -108,16 +122,7 @@ void PackedLinear::MultiplyBlock(const float* x, int64_t rows, float* y, int64_t
   float* task_argmaxes = context_->task_argmaxes.as<float>();
   const auto first_column = [&](int64_t task) { return std::min(out_, task * panels_ / tasks * kPanelColumns); };
   auto multiply = [&](int64_t task, int) {
-    kernels_.multiply({.x = packed_x,
-                       .rows = rows,
-                       .w = weights_.data(),
-                       .first_panel = task * panels_ / tasks,
-                       .end_panel = (task + 1) * panels_ / tasks,
-                       .steps = steps_,
-                       .out = out_,
-                       .bias = bias_ ? bias_.as<float>() : nullptr,
-                       .y = y,
-                       .y_stride = y_stride});
+    Multiply(packed_x, rows, task, tasks, y, y_stride);
     const int64_t first = first_column(task), end = first_column(task + 1);
     for (int64_t row = 0; argmaxes && row < rows; ++row) {
       task_argmaxes[task * rows + row] = context_->isa.rows.max(y + row * y_stride + first, end - first);

@@ -5,11 +5,15 @@
 #include <span>
 
 #include "base/device.h"
+#include "base/math.h"
 #include "base/thread_pool.h"
 #include "kernels/cpu/isa_table.h"
 #include "kernels/linear/linear.h"
 
 namespace kvanta::kernels {
+
+// Rows of packed x are a multiple of this in memory.
+inline constexpr int64_t kPackedRowMultiple = 16;
 
 // Allocates weights of consecutive layers from large pieces: a layer of a small model alone would not fill a huge page,
 // and TLB misses would cost part of the bandwidth.
@@ -29,6 +33,7 @@ struct LinearContext {
   std::shared_ptr<ThreadPool> threads;
   Buffer packed_x = {};       // large enough for every layer: Forward allocates nothing
   Buffer task_argmaxes = {};  // likewise, f32 [tasks][rows of a block]
+  Buffer expert_rows = {};    // likewise, activations of a layer of experts (moe/cpu/cpu_experts.h)
   WeightMemory weights = {};
 };
 
@@ -38,6 +43,23 @@ class PackedLinear : public Linear {
   int64_t Out() const noexcept override { return out_; }
   int64_t WeightBytes() const noexcept override { return panels_ * panel_bytes_; }
   void Forward(const float* x, int64_t rows, float* y, int64_t y_stride, RowArgmax* argmaxes) const noexcept override;
+
+  // Parts of Forward, for products of several layers in one parallel region (linear_batch.h).
+  LinearContext& Context() const noexcept { return *context_; }
+  int64_t BlockRows() const noexcept { return kernels_.block_rows; }  // maximum rows of a product in parts
+  // Kernels may store and read rows in whole tiles.
+  int64_t PackedBytes(int64_t rows) const noexcept {
+    return steps_.blocks * RoundUp(rows, kPackedRowMultiple) * kernels_.x_stride;
+  }
+  void PackRows(const float* x, int64_t rows, int64_t first_row, int64_t end_row, uint8_t* packed_x) const noexcept;
+  // True if both multiply the same packed rows.
+  bool SharesPackedRows(const PackedLinear& other) const noexcept {
+    return kernels_.pack == other.kernels_.pack && kernels_.block_steps == other.kernels_.block_steps &&
+           in_ == other.in_;
+  }
+  int64_t Tasks(int64_t rows) const noexcept;
+  void Multiply(const uint8_t* packed_x, int64_t rows, int64_t task, int64_t tasks, float* y,
+                int64_t y_stride) const noexcept;
 
  protected:
   // Checks the shapes and allocates; the derived constructor packs. Throws InputError, ResourceError.
@@ -50,14 +72,13 @@ class PackedLinear : public Linear {
   void PackColumns(std::span<const WeightView> stacked, PackColumn pack);
   // Likewise pack(column of the panel, view, row of it, buffer for f32 [in], panel's bytes).
   template <class PackRow>
-  void PackRows(std::span<const WeightView> stacked, PackRow pack);
+  void PackWeightRows(std::span<const WeightView> stacked, PackRow pack);
 
   int64_t Steps() const noexcept { return steps_.steps; }
   const uint8_t* Panel(int64_t panel) const noexcept { return weights_.data() + panel * panel_bytes_; }
 
  private:
   void MultiplyBlock(const float* x, int64_t rows, float* y, int64_t y_stride, RowArgmax* argmaxes) const noexcept;
-  int64_t Tasks(int64_t rows) const noexcept;
 
   std::shared_ptr<LinearContext> context_;
   const WeightKernels& kernels_;
@@ -97,7 +118,7 @@ std::unique_ptr<Linear> MakeStoredLinear(const std::shared_ptr<LinearContext>& c
                                          bool int16_activations);
 
 template <class PackRow>
-void PackedLinear::PackRows(std::span<const WeightView> stacked, PackRow pack) {
+void PackedLinear::PackWeightRows(std::span<const WeightView> stacked, PackRow pack) {
   const auto threads = static_cast<size_t>(context_->threads->Threads());
   const auto rows = std::make_unique<float[]>(threads * static_cast<size_t>(in_));
   auto pack_panel = [&](int64_t panel, int worker) {
@@ -115,7 +136,7 @@ void PackedLinear::PackRows(std::span<const WeightView> stacked, PackRow pack) {
 
 template <class PackColumn>
 void PackedLinear::PackColumns(std::span<const WeightView> stacked, PackColumn pack) {
-  PackRows(stacked, [&](int column, const WeightView& view, int64_t index, float* row, uint8_t* panel) {
+  PackWeightRows(stacked, [&](int column, const WeightView& view, int64_t index, float* row, uint8_t* panel) {
     ReadWeightRow(view, index, row);
     pack(column, row, panel);
   });

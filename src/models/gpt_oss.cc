@@ -1,0 +1,57 @@
+// GPT-OSS: attention sinks, windows in every other layer, experts with biases and a clamped SwiGLU.
+// transformers: models/gpt_oss/modeling_gpt_oss.py.
+#include <fmt/format.h>
+
+#include "models/architecture.h"
+#include "models/moe_config.h"
+#include "models/rope_config.h"
+
+namespace kvanta::models {
+namespace {
+
+// Windows in the even layers where `layer_types` is absent.
+void ReadGptOssWindows(const JsonObject& json, ModelConfig& config) {
+  const auto window = static_cast<int>(json.Int("sliding_window", 1, int64_t{1} << 27));
+  if (ReadLayerTypes(json, window, config)) return;
+  for (int layer = 0; layer < config.layers; layer += 2) {
+    config.layer_specs[layer].visibility = cache::SlidingWindow(window);
+  }
+}
+
+void CheckActivation(const JsonObject& json, std::string_view key, float value) {
+  constexpr double kRounding = 1e-6;  // of the constant to f32
+  const double given = json.Number(key, 0, 1e6, value);
+  if (given < value - kRounding || given > value + kRounding) json.Fail(key, fmt::format("{}", value));
+}
+
+void ReadGptOss(const JsonObject& json, ModelConfig& config) {
+  constexpr double kTheta = 150000;  // the class's
+  if (!json.Has("rope_scaling") && !json.Has("rope_parameters")) json.Fail("rope_scaling", "an object");
+  const int64_t max_position = json.Int("max_position_embeddings", 1, kMaxPositions);
+  SetRope(ReadRopeSpec(json, config.head_dim, max_position, kTheta), max_position, config);
+  config.qkv_bias = config.o_bias = json.Bool("attention_bias", true);
+  config.attention_sinks = true;
+  ReadGptOssWindows(json, config);
+  for (LayerSpec& layer : config.layer_specs) layer.moe = true;
+  ReadExpertCounts(json, "num_local_experts", "intermediate_size", config);
+  CheckActivation(json, "swiglu_alpha", kernels::kSwigluOaiAlpha);
+  CheckActivation(json, "swiglu_limit", kernels::kSwigluOaiLimit);
+  config.moe.activation = kernels::Activation::kSwigluOai;
+  config.moe.norm_topk_prob = true;  // a softmax over the chosen logits
+  config.moe.bias = true;
+  config.names.router = "router";
+  config.names.interleaved_gate_up = true;
+}
+
+constexpr std::string_view kGptOssDefaults = R"({"head_dim": 64, "num_key_value_heads": 8, "num_local_experts": 128,
+  "num_experts_per_tok": 4, "sliding_window": 128, "max_position_embeddings": 131072})";
+
+}  // namespace
+
+extern const Architecture kGptOss = {.name = "GptOssForCausalLM",
+                                     .model_type = "gpt_oss",
+                                     .read_config = ReadGptOss,
+                                     .defaults = kGptOssDefaults,
+                                     .reads_rope = true};
+
+}  // namespace kvanta::models

@@ -1,0 +1,151 @@
+// Configs of architectures with experts.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "kvanta/error.h"
+#include "models/config.h"
+#include "models/weight_count.h"
+
+namespace kvanta::models {
+namespace {
+
+using nlohmann::json;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+// Keys that all have, for 4 layers.
+json MoeBase(const char* architecture, const char* model_type) {
+  json config = json::parse(R"({"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100, "max_position_embeddings": 512,
+    "torch_dtype": "bfloat16", "num_experts_per_tok": 3})");
+  config["architectures"] = {architecture};
+  config["model_type"] = model_type;
+  return config;
+}
+
+json Qwen3MoeJson() {
+  json config = MoeBase("Qwen3MoeForCausalLM", "qwen3_moe");
+  config.update(json::parse(R"({"num_experts": 8, "moe_intermediate_size": 24, "norm_topk_prob": true})"));
+  return config;
+}
+
+json GptOssJson() {
+  json config = MoeBase("GptOssForCausalLM", "gpt_oss");
+  config.update(json::parse(R"({"num_local_experts": 8, "sliding_window": 32, "rope_theta": 150000, "rope_scaling":
+    {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 16, "truncate": false}})"));
+  return config;
+}
+
+ModelConfig ParseMoe(const json& config) {
+  return ParseConfig(config.dump(), "config.json");
+}
+
+std::vector<bool> LayersOfExperts(const ModelConfig& config) {
+  std::vector<bool> layers;
+  for (const LayerSpec& layer : config.layer_specs) layers.push_back(layer.moe);
+  return layers;
+}
+
+std::string MoeError(json config, const std::string& key, const json& value) {
+  config[key] = value;
+  try {
+    ParseMoe(config);
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(MoeConfig, Qwen3Moe) {
+  json config = Qwen3MoeJson();
+  const ModelConfig parsed = ParseMoe(config);
+  EXPECT_TRUE(parsed.qk_norm);
+  EXPECT_EQ(parsed.moe,
+            (kernels::MoeConfig{
+                .num_experts = 8, .num_experts_per_tok = 3, .moe_intermediate_size = 24, .norm_topk_prob = true}));
+  EXPECT_THAT(LayersOfExperts(parsed), ElementsAre(true, true, true, true));
+  config["decoder_sparse_step"] = 2;
+  EXPECT_THAT(LayersOfExperts(ParseMoe(config)), ElementsAre(false, true, false, true));
+  config["mlp_only_layers"] = json::array({1});
+  EXPECT_THAT(LayersOfExperts(ParseMoe(config)), ElementsAre(false, false, false, true));
+  config["use_sliding_window"] = true;
+  config["sliding_window"] = 128;
+  EXPECT_THAT(ParseMoe(config).SlidingWindows(), ElementsAre(128, 128, 128, 128));
+}
+
+TEST(MoeConfig, Qwen2Moe) {
+  json config = MoeBase("Qwen2MoeForCausalLM", "qwen2_moe");
+  config.update(json::parse(R"({"num_experts": 60, "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40, "sliding_window": 64, "use_sliding_window": false})"));
+  const ModelConfig parsed = ParseMoe(config);
+  EXPECT_TRUE(parsed.qkv_bias);
+  EXPECT_FALSE(parsed.o_bias || parsed.qk_norm || parsed.moe.norm_topk_prob);
+  EXPECT_EQ(parsed.moe.shared_expert_intermediate_size, 40);
+  EXPECT_TRUE(parsed.moe.shared_expert_gate);
+  EXPECT_THAT(parsed.SlidingWindows(), ElementsAre(0, 0, 0, 0));
+  config["use_sliding_window"] = true;
+  config["max_window_layers"] = 3;
+  EXPECT_THAT(ParseMoe(config).SlidingWindows(), ElementsAre(64, 0, 64, 0));
+}
+
+TEST(MoeConfig, Mixtral) {
+  json config = MoeBase("MixtralForCausalLM", "mixtral");
+  const ModelConfig parsed = ParseMoe(config);
+  EXPECT_EQ(parsed.moe.num_experts, 8) << "the class's default";
+  EXPECT_EQ(parsed.moe.moe_intermediate_size, 96);
+  EXPECT_TRUE(parsed.moe.norm_topk_prob);
+  EXPECT_EQ(parsed.names.mlp, "block_sparse_moe");
+  EXPECT_EQ(parsed.layer_specs[0].rope.theta, 1e6) << "the class's default";
+  EXPECT_THAT(LayersOfExperts(parsed), ElementsAre(true, true, true, true));
+}
+
+TEST(MoeConfig, GptOss) {
+  json config = GptOssJson();
+  const ModelConfig parsed = ParseMoe(config);
+  EXPECT_TRUE(parsed.attention_sinks && parsed.qkv_bias && parsed.o_bias && parsed.moe.bias);
+  EXPECT_EQ(parsed.head_dim, 64) << "the class's default";
+  EXPECT_THAT(parsed.SlidingWindows(), ElementsAre(32, 0, 32, 0));
+  EXPECT_EQ(parsed.moe.activation, kernels::Activation::kSwigluOai);
+  EXPECT_EQ(parsed.layer_specs[0].rope.type, RopeType::kYarn);
+  EXPECT_FALSE(parsed.layer_specs[0].rope.truncate);
+  EXPECT_EQ(parsed.max_position, 512);
+  EXPECT_THAT(MoeError(config, "swiglu_limit", 6.5), HasSubstr("expected 7"));
+  EXPECT_THAT(MoeError(config, "rope_scaling", nullptr), HasSubstr("'rope_scaling'"));
+  config["quantization_config"] = {{"quant_method", "mxfp4"}};
+  EXPECT_EQ(ParseMoe(config).declared_kv_cache, "");
+  // Per layer: attention, experts and router, the last with biases.
+  const int64_t attention = 64 * (4 + 2 * 2) * 64 + 4 * 64 * 64, expert = 3 * 64 * 96;
+  EXPECT_EQ(CountWeights(parsed).matrices, 4 * (attention + 8 * expert));
+  const int64_t vectors = (4 + 2 * 2) * 64 + 64 + 4 + 8 * (2 * 96 + 64) + 8 * (64 + 1) + 2 * 64;
+  EXPECT_EQ(CountWeights(parsed).vectors, 4 * vectors + 64);
+}
+
+TEST(MoeConfig, KimiK2IsDeepseekV3) {
+  json config = MoeBase("DeepseekV3ForCausalLM", "kimi_k2");
+  config.update(json::parse(R"({"num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 48,
+    "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 20, "first_k_dense_replace": 1,
+    "n_routed_experts": 16, "n_shared_experts": 1, "moe_intermediate_size": 24, "n_group": 1, "topk_group": 1,
+    "num_nextn_predict_layers": 0, "routed_scaling_factor": 2.827, "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc", "norm_topk_prob": true, "rope_theta": 50000.0, "rope_scaling": {"type": "yarn",
+    "factor": 32.0, "original_max_position_embeddings": 16, "beta_fast": 1.0, "beta_slow": 1.0, "mscale": 1.0,
+    "mscale_all_dim": 1.0}})"));
+  const ModelConfig parsed = ParseMoe(config);
+  EXPECT_EQ(parsed.model_type, "kimi_k2");
+  EXPECT_TRUE(parsed.moe.has_correction_bias);
+  EXPECT_EQ(parsed.moe.n_group, 1);
+  EXPECT_THAT(MoeError(config, "model_type", "kimi"), HasSubstr("'deepseek_v3' or 'kimi_k2'"));
+}
+
+TEST(MoeConfig, Errors) {
+  const json config = Qwen3MoeJson();
+  EXPECT_THAT(MoeError(config, "num_experts_per_tok", 9), HasSubstr("from 1 to 8"));
+  EXPECT_THAT(MoeError(config, "num_experts", 0), HasSubstr("from 1 to 4096"));
+  EXPECT_THAT(MoeError(config, "mlp_only_layers", json::array({4})), HasSubstr("a list of layers from 0 to 3"));
+  EXPECT_THAT(MoeError(config, "mlp_only_layers", 1), HasSubstr("a list of layers from 0 to 3"));
+  EXPECT_THAT(MoeError(config, "decoder_sparse_step", 0), HasSubstr("decoder_sparse_step"));
+}
+
+}  // namespace
+}  // namespace kvanta::models

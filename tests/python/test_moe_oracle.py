@@ -1,0 +1,205 @@
+"""Logits of random tiny checkpoints with experts against transformers; and faults that the comparison must notice."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import tiny_models
+import tolerance
+import torch
+from logits_oracle import TOKENS, divergence, edit_config, edit_tensor, largest_error, logits, rms_error
+from transformers import PreTrainedModel
+
+import kvanta
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_moe": ("Qwen3Moe", {"head_dim": 32}),
+    "qwen3_moe_dense_layers": ("Qwen3Moe", {"decoder_sparse_step": 2, "norm_topk_prob": False, "attention_bias": True}),
+    "qwen3_moe_mlp_only_layers": ("Qwen3Moe", {"mlp_only_layers": [0, 2], "num_experts": 16}),
+    "qwen3_moe_window": ("Qwen3Moe", {"use_sliding_window": True, "sliding_window": 24}),
+    "mixtral": ("Mixtral", {}),
+    "mixtral_window": ("Mixtral", {"sliding_window": 24, "head_dim": 32, "num_experts_per_tok": 1}),
+    "qwen2_moe": ("Qwen2Moe", {}),
+    "qwen2_moe_dense_layers": (
+        "Qwen2Moe",
+        {"decoder_sparse_step": 2, "norm_topk_prob": True, "use_sliding_window": True, "sliding_window": 24},
+    ),
+    "gpt_oss": ("GptOss", {}),
+    "gpt_oss_full_attention": ("GptOss", {"layer_types": ["full_attention"] * 3, "num_experts_per_tok": 4}),
+}
+ARCHITECTURES = ["Qwen3Moe", "Mixtral", "Qwen2Moe", "GptOss"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_float32_logits_equal_transformers(name: str, tmp_path: Path) -> None:
+    architecture, settings = MODELS[name]
+    model = tiny_models.make_model(architecture, **settings)
+    tiny_models.save(model, tmp_path)
+    expected = tiny_models.expected_logits(model, TOKENS)
+    found = logits(tmp_path)
+    assert largest_error(found, expected) < tolerance.F32_LOGITS
+    assert divergence(found, expected) < tolerance.F32_DIVERGENCE
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("weights", [torch.bfloat16, torch.float16])
+def test_16_bit_checkpoints_in_float32(architecture: str, weights: torch.dtype, tmp_path: Path) -> None:
+    model = tiny_models.make_model(architecture)
+    tiny_models.save(model, tmp_path, weights)
+    expected = tiny_models.expected_logits(model, TOKENS)
+    assert largest_error(logits(tmp_path), expected) < tolerance.F32_LOGITS
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_bf16_is_no_farther_from_float32_than_transformers(architecture: str, tmp_path: Path) -> None:
+    model = tiny_models.make_model(architecture)
+    tiny_models.save(model, tmp_path, torch.bfloat16)
+    exact = tiny_models.expected_logits(model, TOKENS)
+    rounded = tiny_models.expected_logits(tiny_models.load(tmp_path, torch.bfloat16), TOKENS)
+    assert rms_error(logits(tmp_path, "auto", "bf16"), exact) < rms_error(rounded, exact)
+
+
+KIMI_K2: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 48,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 4,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 24,
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 2.827,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 50000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "beta_fast": 1.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
+}
+
+
+def test_kimi_k2_is_deepseek_v3_by_another_name(tmp_path: Path) -> None:
+    model = tiny_models.make_model("DeepseekV3", **KIMI_K2)
+    tiny_models.save(model, tmp_path)
+    tiny_models.as_first_generation(tmp_path)
+    tiny_models.edit_config(tmp_path, model_type="kimi_k2", rope_interleave=...)
+    expected = tiny_models.expected_logits(model, TOKENS)
+    found = logits(tmp_path)
+    assert largest_error(found, expected) < tolerance.F32_LOGITS
+    assert divergence(found, expected) < tolerance.F32_DIVERGENCE
+
+
+# A tensor of each layout of experts that the hub has, and tiny_models.save writes.
+LAYOUTS = {
+    "Qwen3Moe": "model.layers.1.mlp.experts.7.gate_proj.weight",
+    "Qwen2Moe": "model.layers.1.mlp.shared_expert_gate.weight",
+    "Mixtral": "model.layers.1.block_sparse_moe.experts.5.w3.weight",
+    "GptOss": "model.layers.1.mlp.experts.gate_up_proj",
+}
+
+
+@pytest.mark.parametrize("architecture", LAYOUTS)
+def test_checkpoints_of_experts_have_the_hubs_layout(architecture: str, tmp_path: Path) -> None:
+    tiny_models.save(tiny_models.make_model(architecture), tmp_path)
+    assert LAYOUTS[architecture] in safetensors.torch.load_file(tmp_path / "model.safetensors")
+
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+def as_mxfp4(folder: Path, model: PreTrainedModel) -> None:
+    """Replaces the experts of the model and the checkpoint by random ones in MXFP4, as GPT-OSS publishes them."""
+    random = np.random.default_rng(5)
+    file = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(file)
+    parameters = dict(model.named_parameters())
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        experts, inputs, outputs = tensors.pop(name).shape
+        codes = random.integers(0, 16, (experts, outputs, inputs // 32, 32), dtype=np.uint8)
+        scales = random.integers(121, 126, (experts, outputs, inputs // 32), dtype=np.uint8)
+        tensors[f"{name}_blocks"] = torch.from_numpy(codes[..., ::2] | codes[..., 1::2] << 4)
+        tensors[f"{name}_scales"] = torch.from_numpy(scales)
+        values = E2M1[codes] * np.exp2(scales.astype(np.float32) - 127)[..., None]
+        with torch.no_grad():
+            matrices = torch.from_numpy(values.reshape(experts, outputs, inputs))
+            parameters[name].copy_(matrices.transpose(1, 2))
+    safetensors.torch.save_file(tensors, file, metadata={"format": "pt"})
+    tiny_models.edit_config(folder, quantization_config={"quant_method": "mxfp4"})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_mxfp4_experts_are_read_exactly(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = tiny_models.make_model("GptOss")
+    tiny_models.save(model, tmp_path, dtype)
+    as_mxfp4(tmp_path, model)
+    expected = tiny_models.expected_logits(model, TOKENS)
+    assert largest_error(logits(tmp_path), expected) < tolerance.F32_LOGITS
+
+
+def test_bad_mxfp4_is_refused(tmp_path: Path) -> None:
+    model = tiny_models.make_model("GptOss")
+    tiny_models.save(model, tmp_path)
+    as_mxfp4(tmp_path, model)
+    name = "model.layers.1.mlp.experts.down_proj"
+    shutil.copytree(tmp_path, scaled := tmp_path / "scaled")
+    edit_tensor(f"{name}_scales", lambda scales: scales.clamp(min=253))(scaled)
+    with pytest.raises(kvanta.InputError, match=rf"'{name}_scales': scale 253 \(at 0\) is not finite"):
+        logits(scaled)
+    edit_tensor(f"{name}_blocks", lambda blocks: blocks.to(torch.int16))(tmp_path)
+    with pytest.raises(kvanta.InputError, match=rf"'{name}_blocks' is stored as I16; MXFP4 experts are U8"):
+        logits(tmp_path)
+
+
+ATTENTION = "model.layers.1.self_attn."
+FAULTS: dict[str, tuple[str, dict[str, Any], Callable[[Path], None]]] = {
+    "router": (
+        "Qwen3Moe",
+        {},
+        edit_tensor("model.layers.1.mlp.gate.weight", lambda weight: weight.roll(1, 0)),
+    ),
+    "expert_gate_and_up": (
+        "GptOss",
+        {},
+        edit_tensor("model.layers.1.mlp.experts.gate_up_proj", lambda weight: weight.roll(1, 2)),
+    ),
+    "expert_bias": (
+        "GptOss",
+        {},
+        edit_tensor("model.layers.1.mlp.experts.down_proj_bias", lambda bias: bias.roll(1, 0)),
+    ),
+    "router_bias": ("GptOss", {}, edit_tensor("model.layers.1.mlp.router.bias", lambda bias: bias.roll(1))),
+    "sinks": ("GptOss", {}, edit_tensor(ATTENTION + "sinks", lambda sinks: sinks.roll(1))),
+    "window_of_even_layers": ("GptOss", {}, edit_config(layer_types=["full_attention"] + ["sliding_attention"] * 2)),
+    "yarn_truncate": ("GptOss", {}, edit_config(**{"rope_parameters.truncate": True})),
+    "norm_of_top_k": ("Qwen3Moe", {}, edit_config(norm_topk_prob=False)),
+    "shared_expert_gate": (
+        "Qwen2Moe",
+        {},
+        edit_tensor("model.layers.1.mlp.shared_expert_gate.weight", lambda weight: weight.roll(1, 1)),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_noticed(fault: str, tmp_path: Path) -> None:
+    architecture, settings, inject = FAULTS[fault]
+    model = tiny_models.make_model(architecture, **settings)
+    tiny_models.save(model, tmp_path)
+    expected = tiny_models.expected_logits(model, TOKENS)
+    inject(tmp_path)
+    assert largest_error(logits(tmp_path), expected) > 3 * tolerance.F32_LOGITS

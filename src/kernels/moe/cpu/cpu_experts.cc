@@ -123,11 +123,16 @@ class CpuExperts final : public ExpertLayer {
     for (size_t first = 0; first < entries.size();) {
       size_t end = first + 1;
       while (end < entries.size() && entries[end].expert == entries[first].expert) ++end;
-      const ExpertWeights& expert = experts_[static_cast<size_t>(entries[first].expert)];
-      products_.push_back({.layer = static_cast<const PackedLinear*>((expert.*layer).get()),  // from MakeLinear
-                           .x = x + static_cast<int64_t>(first) * x_stride,
-                           .rows = static_cast<int64_t>(end - first),
-                           .y = y + static_cast<int64_t>(first) * y_stride});
+      const Linear& linear = *(experts_[static_cast<size_t>(entries[first].expert)].*layer);
+      const LinearProduct product{.layer = dynamic_cast<const PackedLinear*>(&linear),
+                                  .x = x + static_cast<int64_t>(first) * x_stride,
+                                  .rows = static_cast<int64_t>(end - first),
+                                  .y = y + static_cast<int64_t>(first) * y_stride};
+      if (product.layer != nullptr) {
+        products_.push_back(product);
+      } else {  // matrices of different storages
+        linear.Forward(product.x, product.rows, product.y, linear.Out());
+      }
       first = end;
     }
     ForwardBatch(products_);

@@ -1,12 +1,14 @@
 #include "bench/linear_bench.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <memory>
 #include <random>
+#include <string_view>
 
 #include "base/dtype.h"
 #include "base/thread_pool.h"
@@ -27,9 +29,10 @@ constexpr int64_t kMaxSide = 1 << 20;
 constexpr int64_t kMaxElements = int64_t{1} << 28;  // 1 GiB of f32
 
 struct Kind {
-  const char* name;
+  std::string_view name;
   WeightType type;
   double (*measure_peak)(int threads, const IsaTable& isa);  // operations per second of its dot
+  BlockFormat blocks = BlockFormat::kNone;                   // of kStored
 };
 
 constexpr Kind kKinds[] = {{"bf16", WeightType::kBf16, MeasureBf16DotPeak},
@@ -38,12 +41,59 @@ constexpr Kind kKinds[] = {{"bf16", WeightType::kBf16, MeasureBf16DotPeak},
                            {"int8", WeightType::kInt8, MeasureInt8DotPeak},
                            {"int4", WeightType::kInt4, MeasureInt4DotPeak}};
 
-const Kind& KindOf(const std::string& name) {
+Kind KindOf(const std::string& name) {
   for (const Kind& kind : kKinds) {
     if (name == kind.name) return kind;
   }
-  throw InputError(fmt::format("bench: unknown weights '{}'; expected bf16, f32, f16, int8 or int4", name));
+  std::vector<std::string_view> formats;
+  for (int i = 1; i < kBlockFormats; ++i) {
+    const auto format = static_cast<BlockFormat>(i);
+    if (name == Name(format)) return {Name(format), WeightType::kStored, MeasureInt8DotPeak, format};
+    formats.push_back(Name(format));
+  }
+  throw InputError(fmt::format("bench: unknown weights '{}'; expected bf16, f32, f16, int8, int4, or blocks of {}",
+                               name, fmt::join(formats, ", ")));
 }
+
+std::vector<float> RandomValues(int64_t n, uint32_t seed) {
+  std::mt19937 generator(seed);
+  std::uniform_real_distribution<float> uniform(-1, 1);
+  std::vector<float> values(static_cast<size_t>(n));
+  for (float& value : values) value = uniform(generator);
+  return values;
+}
+
+// W in memory as a checkpoint has it.
+class RandomWeight {
+ public:
+  RandomWeight(const Kind& kind, LinearShape shape) : shape_(shape), blocks_(kind.blocks) {
+    if (blocks_ == BlockFormat::kNone) {
+      values_ = RandomValues(shape.in * shape.out, 1);
+      return;
+    }
+    if (shape.in % BlockWeights(blocks_) != 0) {
+      throw InputError(fmt::format("bench: rows of {} weights; {} has blocks of {}", shape.in, Name(blocks_),
+                                   BlockWeights(blocks_)));
+    }
+    std::mt19937 generator(1);
+    bytes_.resize(static_cast<size_t>(shape.out * RowBytes(blocks_, shape.in)));
+    for (uint8_t& byte : bytes_) byte = generator() & 0x3bU;  // as any byte of an fp16 scale, a finite one
+    if (blocks_ != BlockFormat::kMXFP4) return;
+    constexpr uint8_t kOne = 127;  // exponents of normal results
+    for (size_t i = 0; i < bytes_.size(); i += static_cast<size_t>(BlockBytes(blocks_))) bytes_[i] = kOne;
+  }
+
+  WeightView View() const {
+    const void* data = values_.empty() ? static_cast<const void*>(bytes_.data()) : values_.data();
+    return {.data = data, .dtype = DType::kF32, .out = shape_.out, .in = shape_.in, .blocks = blocks_};
+  }
+
+ private:
+  LinearShape shape_;
+  BlockFormat blocks_;
+  std::vector<float> values_;
+  std::vector<uint8_t> bytes_;
+};
 
 void Check(const LinearBench& options) {
   const auto [in, out] = options.shape;
@@ -63,16 +113,8 @@ void Check(const LinearBench& options) {
   }
 }
 
-std::vector<float> RandomValues(int64_t n, uint32_t seed) {
-  std::mt19937 generator(seed);
-  std::uniform_real_distribution<float> uniform(-1, 1);
-  std::vector<float> values(static_cast<size_t>(n));
-  for (float& value : values) value = uniform(generator);
-  return values;
-}
-
 bool HasBlocks(WeightType type) {
-  return type == WeightType::kInt8 || type == WeightType::kInt4;
+  return type == WeightType::kInt8 || type == WeightType::kInt4 || type == WeightType::kStored;
 }
 
 // Row x [in] as rounded by the product.
@@ -142,18 +184,18 @@ double TimeCalls(const std::vector<std::unique_ptr<Linear>>& copies, const std::
 }  // namespace
 
 LinearRoofline MeasureLinearRoofline(const std::string& weights, const std::string& isa, int threads) {
-  const Kind& kind = KindOf(weights);
+  const Kind kind = KindOf(weights);
   const IsaTable& unit = SelectIsa(isa);
   return {.read_bytes = MeasureReadBandwidth(threads, unit), .operations = kind.measure_peak(threads, unit)};
 }
 
 std::vector<LinearBenchRow> RunLinearBench(const LinearBench& options) {
   Check(options);
-  const Kind& kind = KindOf(options.weights);
+  const Kind kind = KindOf(options.weights);
   const auto [in, out] = options.shape;
   const auto ops = MakeCpuOps(std::make_shared<ThreadPool>(options.threads), SelectIsa(options.isa));
-  const std::vector<float> w = RandomValues(in * out, 1);
-  const WeightView view{.data = w.data(), .dtype = DType::kF32, .out = out, .in = in};
+  const RandomWeight weight(kind, options.shape);
+  const WeightView view = weight.View();
   std::vector<std::unique_ptr<Linear>> copies;
   copies.push_back(ops->MakeLinear({&view, 1}, {}, kind.type));
   const int64_t bytes = copies.front()->WeightBytes();

@@ -14,7 +14,7 @@ struct LinearShape {
 };
 
 struct LinearBench {
-  std::string weights = "bf16";  // "bf16", "f32", "f16", "int8", "int4"
+  std::string weights = "bf16";  // "bf16", "f32", "f16", "int8", "int4", or a block format ("Q4_K")
   std::string isa = "auto";      // a unit's name, as in MakeCpuOps
   int threads = 1;
   LinearShape shape;

@@ -31,7 +31,11 @@ def parser() -> CommandParser:
     """The command's options."""
     result = CommandParser(prog="kvanta bench linear", description=_DESCRIPTION)
     result.add_argument(
-        "--weights", nargs="+", default=_WEIGHTS, metavar="TYPE", help="bf16, f16, f32, int8, int4 [bf16 int8 int4]"
+        "--weights",
+        nargs="+",
+        default=_WEIGHTS,
+        metavar="TYPE",
+        help="bf16, f16, f32, int8, int4, or blocks of GGUF files: Q4_K, Q6_K, ... [bf16 int8 int4]",
     )
     result.add_argument(
         "--layers",

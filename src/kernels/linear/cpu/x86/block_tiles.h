@@ -45,8 +45,8 @@ class BlockTiles {
   static constexpr int kMaxBlocks = W::kBlockSteps * kLayout.blocks;
   static constexpr int kSubCodeBytes = kLayout.sub * kBlockColumns;
 
-  // Tile registers: sums (of the high terms, and of the low ones), activations, weights.
-  static constexpr int kSums = 0, kLowSums = 1, kX = kFirstOperand, kWeights = kSecondOperand;
+  // Dots in flight, each in a tile register, or in two: of the high terms and of the low ones.
+  static constexpr int kBatch = kIsWide ? kTilesUnroll / 2 : kTilesUnroll;
 
   // A block of steps of a panel, unpacked: second operands of products, and the scales.
   struct Panel {
@@ -58,8 +58,10 @@ class BlockTiles {
 
   static constexpr TileShapes Shapes() {
     TileShapes shapes;
-    shapes.row_bytes[kX] = kLayout.sub;
-    shapes.rows[kWeights] = kLayout.sub / 4;
+    for (int i = 0; i < 2; ++i) {
+      shapes.row_bytes[kFirstOperand + i] = kLayout.sub;
+      shapes.rows[kSecondOperand + i] = kLayout.sub / 4;
+    }
     return shapes;
   }
 
@@ -101,11 +103,10 @@ class BlockTiles {
       sums[r] = block == 0 || r >= rows ? Vec16::Zero() : Vec16::LoadTail(y + r * task.y_stride, columns);
     }
     const uint8_t* x = task.x + (block * task.rows + row) * kXStride<W>;
-    const uint8_t* codes = panel.codes;
-    for (int i = 0; i < panel.blocks; ++i, x += sizeof(Block), codes += kBlockK * kBlockColumns) {
-      AddSub<0>(x, codes, panel, i, sums);
-      if constexpr (kSubs == 2) AddSub<1>(x, codes, panel, i, sums);
-    }
+    const int subs = panel.blocks * kSubs;
+    int sub = 0;
+    for (; sub + kBatch <= subs; sub += kBatch) AddSubs<kBatch>(x, panel, sub, sums);
+    for (; sub < subs; ++sub) AddSubs<1>(x, panel, sub, sums);
     const bool last = block + 1 == task.steps.blocks;
     Vec16::F bias = Vec16::Zero();
     if (last && task.bias != nullptr) bias = Vec16::LoadTail(task.bias + column, columns);
@@ -117,40 +118,59 @@ class BlockTiles {
     }
   }
 
-  template <int kSub>
-  static KVANTA_INLINE void AddSub(const uint8_t* x, const uint8_t* codes, const Panel& panel, int block,
-                                   Vec16::F* sums) {
-    alignas(64) int32_t dots[kTileRows][kPanelColumns];
-    alignas(64) int32_t low[kIsWide ? kTileRows : 1][kPanelColumns];
-    const uint8_t* sub_codes = x + kSub * kLayout.sub;
-    Tiles::Load<kWeights>(codes + kSub * kSubCodeBytes, 64);
-    Dot<kSums>(sub_codes, dots[0]);
-    if constexpr (kIsWide) Dot<kLowSums>(sub_codes + kBlockK, low[0]);
-    const int sub = block * kSubs + kSub;
+  // Codes of sub-block `sub` of the first row of x, and its block.
+  static KVANTA_INLINE const uint8_t* XCodes(const uint8_t* x, int sub) {
+    return x + sub / kSubs * static_cast<int64_t>(sizeof(Block)) + sub % kSubs * kLayout.sub;
+  }
+  static KVANTA_INLINE const Block& XBlock(const uint8_t* x, int sub, int row) {
+    return *reinterpret_cast<const Block*>(x + sub / kSubs * static_cast<int64_t>(sizeof(Block)) + row * kXStride<W>);
+  }
+
+  // Adds the products of kCount sub-blocks from `first` on. All dots are started before the first one is needed.
+  template <int kCount>
+  static KVANTA_INLINE void AddSubs(const uint8_t* x, const Panel& panel, int first, Vec16::F* sums) {
+    alignas(64) int32_t dots[kCount][kTileRows][kPanelColumns];
+    alignas(64) int32_t low[kIsWide ? kCount : 1][kTileRows][kPanelColumns];
+    ForTiles<kCount>([&](auto index) __attribute__((always_inline)) {
+      constexpr int kIndex = decltype(index)::kValue, kWeights = kSecondOperand + kIndex % 2;
+      const uint8_t* codes = XCodes(x, first + kIndex);
+      Tiles::Load<kWeights>(panel.codes + (first + kIndex) * kSubCodeBytes, 64);
+      Dot<kIndex, kWeights, kFirstOperand + kIndex % 2>(codes);
+      if constexpr (kIsWide) Dot<kBatch + kIndex, kWeights, kFirstOperand + kIndex % 2>(codes + kBlockK);
+    });
+    ForTiles<kCount>([&](auto index) __attribute__((always_inline)) {
+      constexpr int kIndex = decltype(index)::kValue;
+      Tiles::Store<kIndex>(reinterpret_cast<uint8_t*>(dots[kIndex][0]), 64);
+      if constexpr (kIsWide) Tiles::Store<kBatch + kIndex>(reinterpret_cast<uint8_t*>(low[kIndex][0]), 64);
+    });
+#pragma GCC unroll 4
+    for (int i = 0; i < kCount; ++i) AddDots(x, panel, first + i, dots[i], low[kIsWide ? i : 0], sums);
+  }
+
+  static KVANTA_INLINE void AddDots(const uint8_t* x, const Panel& panel, int sub, const int32_t (*dots)[kPanelColumns],
+                                    const int32_t (*low)[kPanelColumns], Vec16::F* sums) {
     const Vec16::F scale = Vec16::Load(panel.scales[sub]);
 #pragma GCC unroll 16
     for (int row = 0; row < kTileRows; ++row) {
-      const Block& of_x = *reinterpret_cast<const Block*>(x + row * kXStride<W>);
       Vec16::I dot = _mm512_load_si512(dots[row]);
       if constexpr (kIsWide) dot = Vec16::CombineTerms(dot, _mm512_load_si512(low[row]));
-      sums[row] = Vec16::Fma(Vec16::FromInt(dot), Vec16::Mul(scale, Vec16::Set1(of_x.scale)), sums[row]);
+      const Vec16::F of_x = Vec16::Set1(XBlock(x, sub, row).scale);
+      sums[row] = Vec16::Fma(Vec16::FromInt(dot), Vec16::Mul(scale, of_x), sums[row]);
     }
     if constexpr (kLayout.has_offset) {
       const Vec16::F offset = Vec16::Load(panel.offsets[sub]);
 #pragma GCC unroll 16
       for (int row = 0; row < kTileRows; ++row) {
-        const Block& of_x = *reinterpret_cast<const Block*>(x + row * kXStride<W>);
-        sums[row] = Vec16::Fma(offset, Vec16::Set1(of_x.scaled_sum[kSub]), sums[row]);
+        sums[row] = Vec16::Fma(offset, Vec16::Set1(XBlock(x, sub, row).scaled_sum[sub % kSubs]), sums[row]);
       }
     }
   }
 
-  template <int kSum>
-  static KVANTA_INLINE void Dot(const uint8_t* codes, int32_t* dots) {
+  template <int kSum, int kWeights, int kX>
+  static KVANTA_INLINE void Dot(const uint8_t* codes) {
     Tiles::Zero<kSum>();
     Tiles::Load<kX>(codes, kXStride<W>);
     Tiles::DotSignedSigned<kSum, kX, kWeights>();
-    Tiles::Store<kSum>(reinterpret_cast<uint8_t*>(dots), 64);
   }
 };
 

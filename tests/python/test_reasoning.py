@@ -24,7 +24,8 @@ from kvanta.server.harmony import MARKS, HarmonyReader
 from kvanta.server.options import read_options
 from kvanta.server.protocol import ChatRequest
 from kvanta.server.reasoning import FORMATS, Begin, ReasoningCount, ReasoningFormat, ThinkReader, first_state
-from kvanta.server.tool_calls import HermesCalls, QwenCoderCalls
+from kvanta.server.tool_calls import HermesCalls
+from kvanta.server.xml_calls import QwenCoderCalls
 from kvanta.tokenizer import Tokenizer
 
 CHAT = [{"role": "user", "content": "Where is Lily?"}]

@@ -10,8 +10,9 @@ import pytest
 from live_server import LiveServer, live_server
 
 from kvanta.errors import InputError
+from kvanta.server.call_reader import CallReader, Found
 from kvanta.server.options import read_options
-from kvanta.server.tool_calls import PARSERS, CallReader, Found, NamedCall, parser_name, rest_of
+from kvanta.server.tool_calls import PARSERS, NamedCall, parser_name, rest_of
 from kvanta.server.tools import Tools
 
 CHAT = [{"role": "user", "content": "Where is Lily?"}]

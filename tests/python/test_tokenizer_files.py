@@ -16,7 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_detokenize import TORTURE
 
-from kvanta import InputError
+from kvanta import LLM, InputError, SamplingParams
+from kvanta.detokenize import byte_level_alphabet
+from kvanta.models import SHIPPED
 from kvanta.tokenizer import Tokenizer
 from kvanta.tokenizer_files import tiktoken as tiktoken_files
 
@@ -55,6 +57,7 @@ def trained(kind: str, **_: Any) -> bytes:
             "user_defined_symbols": ["\u2581\u2581", "\u2581\u2581\u2581", "\n\n", "\n", "<mask>"],
         },
         "unknowns": {"model_type": "bpe"},
+        "one_space": {"model_type": "bpe", "byte_fallback": True, "remove_extra_whitespaces": True},
         "unigram": {"model_type": "unigram", "normalization_rule_name": "nmt_nfkc", "remove_extra_whitespaces": True},
         "unigram_bytes": {"model_type": "unigram", "byte_fallback": True},
     }
@@ -78,7 +81,7 @@ def sentencepiece_folder(folder: Path, data: bytes, **config: Any) -> Path:
 
 
 @pytest.mark.parametrize("legacy", [True, False])
-@pytest.mark.parametrize("kind", ["llama", "gemma", "unknowns", "unigram", "unigram_bytes"])
+@pytest.mark.parametrize("kind", ["llama", "gemma", "unknowns", "one_space", "unigram", "unigram_bytes"])
 def test_agreement_with_sentencepiece(kind: str, legacy: bool, tmp_path: Path) -> None:
     sentencepiece = pytest.importorskip("sentencepiece")
     oracle = sentencepiece.SentencePieceProcessor(model_proto=trained(kind))
@@ -127,6 +130,16 @@ def test_added_tokens_of_the_configuration(tmp_path: Path) -> None:
     assert tokenizer.decode([size, size + 1]) == "<|user|>"
 
 
+def test_a_model_with_such_a_tokenizer(tmp_path: Path) -> None:
+    for file in (SHIPPED / "stories260k").iterdir():
+        if not file.name.startswith("tokenizer"):
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    llm = LLM(sentencepiece_folder(tmp_path, trained("llama")), kv_cache_memory_bytes="8MiB")
+    (answer,) = llm.generate("Once upon", SamplingParams(temperature=0.0, max_tokens=8))
+    assert answer.prompt_token_ids == Tokenizer(tmp_path).encode("Once upon")
+    assert len(answer.outputs[0].token_ids) == 8
+
+
 # tiktoken, tekken.json
 
 
@@ -145,7 +158,7 @@ def ranks() -> list[bytes]:
     model = tokenizers.Tokenizer(tokenizers.models.BPE())
     model.pre_tokenizer = cut
     model.train_from_iterator([*CORPUS, *CORPUS, " " * 40], trainer)
-    alphabet = tiktoken_files.byte_level_alphabet()
+    alphabet = byte_level_alphabet()
     merged = [token for token, _ in sorted(model.get_vocab().items(), key=lambda item: item[1]) if len(token) > 1]
     return [*(bytes([byte]) for byte in range(256)), *(bytes(alphabet[letter] for letter in token) for token in merged)]
 

@@ -66,7 +66,7 @@ def _normalizers(model: SentencePieceModel, *, prefix: bool) -> list[Json]:
     if model.character_map:
         steps.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(model.character_map).decode()})
     if model.removes_spaces:
-        steps.append({"type": "Replace", "pattern": {"Regex": "^ +| +$"}, "content": ""})
+        steps.append({"type": "Replace", "pattern": {"Regex": rf"\A +|[ {_BLOCK}]+\z"}, "content": ""})
         steps.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
     if prefix:
         steps.append({"type": "Prepend", "prepend": _BLOCK})

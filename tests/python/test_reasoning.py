@@ -227,6 +227,7 @@ def test_a_vocabulary_with_channels_is_read_as_such(tmp_path: Path) -> None:
     parsers = AnswerParsers(special_tokenizer(tmp_path, *MARKS))
     shape = AnswerShape.read(parsers, ChatRequest(messages=CHAT, tools=TOOLS))
     assert len(shape.shown) == len(MARKS)
+    assert [parsers.tokenizer.token_text(token) for token in shape.stop_tokens] == ["<|return|>", "<|call|>"]
     got = read(shape.reader("<|start|>assistant"), [harmony(ANALYSIS, harmony_call("walk", "{}"))])
     assert summary(got) == ("", [("walk", "{}")], "The user wants paint.")
     forced = AnswerShape.read(parsers, ChatRequest(messages=CHAT, tools=TOOLS, tool_choice="required"))
@@ -239,7 +240,9 @@ def test_a_vocabulary_with_channels_is_read_as_such(tmp_path: Path) -> None:
     gate = forced.gate("<|start|>assistant")
     assert gate is not None
     assert not gate.open
-    assert AnswerParsers(Tokenizer(SHIPPED / "stories260k")).reasoning is None
+    plain = AnswerShape.read(AnswerParsers(Tokenizer(SHIPPED / "stories260k")), ChatRequest(messages=CHAT))
+    assert plain.parsers.reasoning is None
+    assert plain.stop_tokens == []
 
 
 def test_options() -> None:

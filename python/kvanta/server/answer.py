@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvanta.reasoning_gate import ReasoningGate
+from kvanta.server import harmony
 from kvanta.server.call_reader import CallReader, Found, TextReader
 from kvanta.server.harmony import HarmonyReader
 from kvanta.server.protocol import ChatRequest
@@ -75,6 +76,13 @@ class AnswerShape:
     def shown(self) -> frozenset[int]:
         """Special tokens that the text must show."""
         return self.parsers.shown(self.tools)
+
+    @property
+    def stop_tokens(self) -> list[int]:
+        """Tokens that end the text, whatever the model's configuration says: files of GPT-OSS may leave one out."""
+        tokenizer = self.parsers.tokenizer
+        ends = harmony.STOPS if self.parsers.reasoning is HARMONY else ()
+        return [token for end in ends if (token := tokenizer.token_id(end)) is not None]
 
     def reader(self, prompt: str) -> TextReader:
         """For one text of the answer."""

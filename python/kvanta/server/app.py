@@ -128,6 +128,7 @@ def _add_texts(app: FastAPI, service: Service) -> None:
             max_tokens=max_tokens, max_logprobs=service.max_logprobs, logprobs=request.requested_logprobs
         )
         shape = AnswerShape.read(service.parsers, request)
+        params.stop_token_ids = [*(params.stop_token_ids or ()), *shape.stop_tokens] or None
         return await service.texts(
             *(http, request, params, 1),
             lambda: [prompts.chat_prompt(request, tokenizer, front.max_model_len)],

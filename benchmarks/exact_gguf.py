@@ -17,7 +17,7 @@ from biased_twins import Tensors, read_tensors
 from tiny_gguf import gguf_name, interleave
 
 from kvanta.gguf_convert import convert_gguf
-from kvanta.gguf_convert.tokenizer import PRE_TOKENIZERS
+from kvanta.gguf_convert.pre_tokenizers import PRE_TOKENIZERS
 from kvanta.safetensors_writer import to_bf16
 
 _ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -56,7 +56,7 @@ def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any]
     tokenizer = _json(folder / "tokenizer.json")
     steps = tokenizer["pre_tokenizer"] or {}
     steps = steps.get("pretokenizers", [steps])
-    names = [name for name, known in PRE_TOKENIZERS.items() if list(known) == steps]
+    names = [name for name, known in PRE_TOKENIZERS.items() if list(known.steps) == steps]
     if tokenizer["model"]["type"] != "BPE" or not names:
         raise SystemExit(f"error: the tokenizer of {folder} is no byte-level BPE whose cuts have a name in GGUF")
     by_id = {token: text for text, token in tokenizer["model"]["vocab"].items()}

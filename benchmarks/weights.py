@@ -1,11 +1,11 @@
 """Effect of 8- and 4-bit weights, and of the 8-bit activations they are multiplied by, on a model's predictions.
 
-    python benchmarks/weights.py smollm2 --text wiki.test.raw --json docs/results/weights.json
+    python benchmarks/weights.py SmolLM2-135M-Instruct.Q4_1.gguf --text wiki.test.raw --json docs/results/weights.json
 
 Each weight_dtype compared with bf16 weights, both with the bf16 cache: mean KL divergence in nats per token,
-teacher-forced over windows from the start of the text, the second half of each scored. If the model was converted from
-a GGUF file whose blocks are kept, both have the same weights, and the divergence is that of rounding activations; the
-copy without that file has its bf16 weights quantized when it is loaded.
+teacher-forced over windows from the start of the text, the second half of each scored. Of a GGUF file whose blocks are
+kept, both have the same weights, and the divergence is that of rounding activations; of the folder that the file is
+converted to, the bf16 weights are quantized when they are loaded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import kvanta
 from kvanta.evaluate import Settings, evaluate
-from kvanta.gguf_convert.convert import BLOCK_FILE
+from kvanta.gguf_convert import convert_gguf
 from kvanta.models import resolve_model
 
 KEYS = ("kl_mean", "kl_mean_ci95", "kl_median", "kl_p99", "kl_max", "top1", "ppl_ratio")
@@ -42,14 +42,11 @@ def main() -> int:
     folder = resolve_model(options.model).path
     report: dict[str, Any] = {"model": options.model, "text": Path(options.text).name, "rows": []}
     with tempfile.TemporaryDirectory() as work:
-        copy = Path(work) / "model"
-        copy.mkdir()
-        for file in folder.iterdir():
-            if file.name != BLOCK_FILE:
-                (copy / file.name).symlink_to(file.resolve())
-        sources = [(copy, "quantized when loaded")]
-        if (folder / BLOCK_FILE).is_file():
-            sources.insert(0, (folder, "blocks of the GGUF file"))
+        if Path(options.model).suffix == ".gguf":
+            converted = convert_gguf(options.model, Path(work) / "model")
+            sources = [(folder, "blocks of the GGUF file"), (converted, "quantized when loaded")]
+        else:
+            sources = [(folder, "quantized when loaded")]
         for source, origin in sources:
             for weight_dtype in ("int8", "int4"):
                 settings = Settings(

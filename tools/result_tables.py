@@ -223,7 +223,8 @@ TABLES = {
         ),
     ),
     "weights": Table(
-        "benchmarks/weights.py smollm2 --text wiki.test.raw --tokens 4096 --json docs/results/weights.json",
+        "benchmarks/weights.py SmolLM2-135M-Instruct.Q4_1.gguf --text wiki.test.raw --tokens 4096 "
+        "--json docs/results/weights.json",
         "rows",
         (
             ("weights", "weights", ""),

@@ -25,7 +25,7 @@ struct EngineConfig {
   std::string quantization_param_path;                  // scale file, two schemas (docs/scales.md)
   bool calculate_kv_scales = false;                     // static scales from the first prompt
   std::string dtype = "auto";                           // weights: "auto", "bfloat16", "float16", "float32"
-  std::string weight_dtype = "auto";                    // "auto": dtype's; "bf16", "int8", "int4" (docs/weights.md)
+  std::string weight_dtype = "auto";                    // "auto": dtype's, a GGUF file's own; "bf16", "int8", "int4"
   int64_t max_model_len = 0;                            // tokens per sequence; 0: the model's own limit
   int max_num_seqs = 64;                                // sequences that run at once
   int max_num_batched_tokens = 512;                     // tokens per step; at least page_size

@@ -73,7 +73,7 @@ class EngineOptions(OptionGroup):
     )
     weight_dtype: str = option(
         "auto",
-        "storage of the weights: auto (as dtype), bf16, or blocks of int8 or int4; a GGUF file keeps its own blocks",
+        "storage of the weights: auto (as dtype; a GGUF file's own), bf16, or blocks of int8 or int4",
         choices=("auto", "bf16", "int8", "int4"),
         metavar="DTYPE",
     )

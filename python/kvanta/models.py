@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvanta.errors import InputError, ResourceError
+from kvanta.gguf_parts import model_name, part_paths
 from kvanta.tokenizer_files.files import check_not_a_pointer
 from kvanta.values import one_line
 
 SHIPPED = Path(__file__).parent / "shipped"
 NAMES = ("stories260k", "smollm2")
 _EXAMPLE_CONFIGS = Path(__file__).parent / "example_configs"
-# Part of the name of every converted folder: a new converter converts again.
-CONVERTER_VERSION = 3
+# Part of the name of every folder that is made from a GGUF file: a new converter makes another.
+CONVERTER_VERSION = 4
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "gguf_blocks.kvanta"]
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 _HUB_FILES += ["tokenizer.model", "tiktoken.model", "*.tiktoken", "merges.txt"]
 
 
@@ -32,21 +33,24 @@ class ModelFolder:
 
 
 def kvanta_home() -> Path:
-    """Folder of converted models: $KVANTA_HOME, or ~/.cache/kvanta."""
+    """Folder of prepared models: $KVANTA_HOME, or ~/.cache/kvanta."""
     home = os.environ.get("KVANTA_HOME")
     return Path(home).expanduser() if home else Path.home() / ".cache" / "kvanta"
 
 
-def _converted_gguf(file: Path) -> Path:
+def _gguf_folder(file: Path) -> Path:
+    """The folder that describes the GGUF file; made when the file is first used, or has changed."""
     # The whole file is not hashed: it may be tens of gigabytes.
-    status = file.stat()
-    identity = f"{file.resolve()}|{status.st_size}|{status.st_mtime_ns}|{CONVERTER_VERSION}"
+    identity = str(CONVERTER_VERSION)
+    for part in part_paths(file):
+        status = part.stat()
+        identity += f"|{part.resolve()}|{status.st_size}|{status.st_mtime_ns}"
     digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
-    folder = kvanta_home() / "models" / f"{file.stem}-{digest}"
+    folder = kvanta_home() / "models" / f"{model_name(file)}-{digest}"
     if not (folder / "config.json").is_file():
-        from kvanta.gguf_convert import convert_gguf
+        from kvanta.gguf_convert import index_gguf
 
-        convert_gguf(file, folder)
+        index_gguf(file, folder)
     return folder
 
 
@@ -77,7 +81,7 @@ def resolve_model(model: str | os.PathLike[str]) -> ModelFolder:
         if path.is_file():
             if path.suffix.lower() == ".gguf":
                 check_not_a_pointer(path)
-                return ModelFolder(name, _converted_gguf(path))
+                return ModelFolder(name, _gguf_folder(path))
             raise InputError(f"{name!r} is a file, but neither a folder nor a .gguf file")
     except (OSError, ValueError) as error:
         if isinstance(error, InputError):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kvanta.errors import InputError
 
-_ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "U8": 1}
+_ITEM_BYTES = {"BF16": 2, "F32": 4}
 
 
 def to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
@@ -29,23 +29,22 @@ def to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def _encode(values: NDArray[Any], dtype: str) -> NDArray[Any]:
-    if dtype == "BF16":
-        return to_bf16(values)
-    return np.ascontiguousarray(values, dtype=np.uint8 if dtype == "U8" else np.float32)
+    return to_bf16(values) if dtype == "BF16" else np.ascontiguousarray(values, dtype=np.float32)
 
 
 def write_safetensors(
     path: Path,
     shapes: Mapping[str, tuple[int, ...]],
     tensors: Iterable[tuple[str, NDArray[Any]]],
-    dtype: str = "BF16",
+    dtype: str | Mapping[str, str] = "BF16",
 ) -> None:
-    """Writes `tensors` (in the order of `shapes`) as `dtype`: float32 as BF16 or F32, bytes as U8."""
+    """Writes `tensors` (in the order of `shapes`) as `dtype`, one for all or by name: float32 as BF16 or F32."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, shape in shapes.items():
-        size = int(np.prod(shape, dtype=np.int64)) * _ITEM_BYTES[dtype]
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
+        kind = dtype if isinstance(dtype, str) else dtype[name]
+        size = int(np.prod(shape, dtype=np.int64)) * _ITEM_BYTES[kind]
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [offset, offset + size]}
         offset += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the data starts 8-byte aligned
@@ -56,7 +55,7 @@ def write_safetensors(
         for name, values in tensors:
             if (name, values.shape) != next(expected):
                 raise AssertionError(f"tensor {name} {values.shape} is not the one announced")
-            file.write(_encode(values, dtype).tobytes())
+            file.write(_encode(values, dtype if isinstance(dtype, str) else dtype[name]).tobytes())
         if next(expected, None) is not None:
             raise AssertionError("fewer tensors than announced")
 

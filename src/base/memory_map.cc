@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -34,6 +35,7 @@ MemoryMap::MemoryMap(const std::string& path) {
   }
   if (!S_ISREG(status.st_mode)) throw InputError(fmt::format("{}: not a regular file", path));
   bytes_ = static_cast<size_t>(status.st_size);
+  modified_ns_ = int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
   if (bytes_ == 0) return;
   void* data = ::mmap(nullptr, bytes_, PROT_READ, MAP_PRIVATE, file.fd, 0);
   if (data == MAP_FAILED) {
@@ -47,12 +49,25 @@ MemoryMap::~MemoryMap() {
 }
 
 MemoryMap::MemoryMap(MemoryMap&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)),
+      modified_ns_(std::exchange(other.modified_ns_, 0)) {}
 
 MemoryMap& MemoryMap::operator=(MemoryMap&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
+  std::swap(modified_ns_, other.modified_ns_);
   return *this;
+}
+
+void MemoryMap::ReleasePages(std::span<const uint8_t> bytes) const noexcept {
+  if (bytes.empty() || bytes.data() < data_ || bytes.data() + bytes.size() > data_ + bytes_) return;
+  // Linux maps this much around a page that is touched; a neighbour that needs it maps it again.
+  constexpr size_t kFaultAround = size_t{64} << 10;
+  const auto first = static_cast<size_t>(bytes.data() - data_);
+  const size_t begin = first / kFaultAround * kFaultAround;
+  const size_t end = std::min(bytes_, (first + bytes.size() + kFaultAround - 1) / kFaultAround * kFaultAround);
+  ::madvise(const_cast<uint8_t*>(data_) + begin, end - begin, MADV_DONTNEED);
 }
 
 }  // namespace kvanta

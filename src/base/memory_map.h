@@ -22,10 +22,16 @@ class MemoryMap {
   MemoryMap& operator=(const MemoryMap&) = delete;
 
   std::span<const uint8_t> Bytes() const noexcept { return {data_, bytes_}; }
+  // Time of the file's last change, in nanoseconds since 1970.
+  int64_t ModifiedNs() const noexcept { return modified_ns_; }
+  // Gives back the memory of the pages around `bytes`; a later access reads them from the file again. Bytes outside of
+  // the map are ignored.
+  void ReleasePages(std::span<const uint8_t> bytes) const noexcept;
 
  private:
   const uint8_t* data_ = nullptr;
   size_t bytes_ = 0;
+  int64_t modified_ns_ = 0;
 };
 
 }  // namespace kvanta

@@ -53,6 +53,7 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
   EngineComponents components;
   components.layout = PlanLayout(schemes, model, config.page_size);
   const models::Checkpoint checkpoint = models::Checkpoint::Open(config.model);
+  const bool keep_types = KeepsTypes(config.dtype, config.weight_dtype, checkpoint);
   components.model_identity = models::Fingerprint(checkpoint);
   components.scales = models::UnitScales(model);
   if (components.layout.UsesScales()) {
@@ -84,9 +85,11 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
   const cache::KvCacheSpec spec(components.layout, LayerVisibility(model));
   components.positions =
       SizeCache(config, spec, model.max_position, components.ops->device().AvailableBytes()).max_model_len;
-  components.model =
-      models::Load(config.model, *components.ops,
-                   {.store = store, .max_rows = config.max_num_batched_tokens, .max_positions = components.positions});
+  components.model = models::Load(config.model, *components.ops,
+                                  {.store = store,
+                                   .keep_types = keep_types,
+                                   .max_rows = config.max_num_batched_tokens,
+                                   .max_positions = components.positions});
   if (gpu) {
     components.make_backend = [gpu](cache::PagePool& pages, attention::BackendConfig setup) {
       return attention::MakeGpuBackend(pages, std::move(setup), gpu);
@@ -103,7 +106,7 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
   components.info.weight_bytes = components.model->WeightBytes();  // with the padding of packed weights
   components.info.hash = components.model_identity;
   config.dtype = components.info.dtype;
-  if (store == kernels::WeightType::kBf16) config.weight_dtype = "bf16";
+  if (store == kernels::WeightType::kBf16 && !keep_types) config.weight_dtype = "bf16";
   config.device = gpu ? "cuda" : "cpu";
   config.threads = components.threads->Threads();
   if (config.kv_cache_dtype == "auto") {

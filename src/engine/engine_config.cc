@@ -59,6 +59,10 @@ kernels::WeightType ResolveWeights(const std::string& weight_dtype, DType dtype)
   throw InputError(fmt::format("weight_dtype {} is not known; there are: auto, bf16, int8, int4", Quote(weight_dtype)));
 }
 
+bool KeepsTypes(const std::string& dtype, const std::string& weight_dtype, const models::Checkpoint& checkpoint) {
+  return dtype == "auto" && weight_dtype == "auto" && checkpoint.IsGguf();
+}
+
 std::string_view UnquantizedScheme(DType dtype) noexcept {
   switch (dtype) {
     case DType::kF32:

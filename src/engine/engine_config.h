@@ -11,6 +11,7 @@
 #include "kernels/linear/linear.h"
 #include "kvanta/engine.h"
 #include "models/config.h"
+#include "models/safetensors.h"
 
 namespace kvanta::engine {
 
@@ -18,6 +19,9 @@ namespace kvanta::engine {
 DType ResolveDType(const std::string& dtype, const models::ModelConfig& model);
 // Storage of weights: weight_dtype, or the dtype where that is "auto". Throws InputError with the alternatives.
 kernels::WeightType ResolveWeights(const std::string& weight_dtype, DType dtype);
+
+// True if weights keep the types of their GGUF file: where neither dtype nor weight_dtype asks for another.
+bool KeepsTypes(const std::string& dtype, const std::string& weight_dtype, const models::Checkpoint& checkpoint);
 
 // Scheme text of a cache at a weight dtype: "bf16", "fp16", "fp32".
 std::string_view UnquantizedScheme(DType dtype) noexcept;

@@ -1,7 +1,9 @@
-// Checkpoint: the tensors of a folder, from one safetensors file or from shards.
+// Checkpoint: the tensors of a folder, from one safetensors file, from shards, or from GGUF files.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <array>
 #include <filesystem>
 #include <set>
 #include <utility>
@@ -9,6 +11,7 @@
 #include "base/memory_map.h"
 #include "base/quote.h"
 #include "kvanta/error.h"
+#include "models/gguf_index.h"
 #include "models/json.h"
 #include "models/safetensors.h"
 
@@ -53,46 +56,77 @@ void Checkpoint::AddFile(const std::string& path) {
   }
 }
 
-Checkpoint Checkpoint::OpenFile(const std::string& folder, const std::string& file) {
-  Checkpoint checkpoint;
-  checkpoint.folder_ = folder;
-  const std::filesystem::path path = std::filesystem::path(folder) / file;
+// Maps the GGUF files of an index. A file that is not the one that was indexed is refused: offsets would lead anywhere.
+void Checkpoint::AddGgufIndex(const std::string& folder, const std::string& index) {
+  const GgufIndex gguf = ParseGgufIndex(ReadTextFile(index, kMaxIndexBytes), index);
+  is_gguf_ = true;
+  name_ = gguf.files.front().path;
+  for (const GgufFile& file : gguf.files) {
+    mappings_.push_back(std::make_shared<Mapping>(Mapping{MemoryMap(file.path)}));
+    const MemoryMap& map = mappings_.back()->map;
+    if (map.Bytes().size() != file.size || map.ModifiedNs() != file.mtime_ns) {
+      throw InputError(fmt::format(
+          "{}: changed since {} was written ({} bytes then, {} bytes now); give the GGUF file as the model, not this "
+          "folder, or remove the folder",
+          Sanitize(file.path, 400), index, file.size, map.Bytes().size()));
+    }
+  }
+  for (const auto& [name, tensor] : gguf.tensors) {
+    const std::span<const uint8_t> file = mappings_[tensor.file]->map.Bytes();
+    tensors_.emplace(name, TensorView{.dtype = tensor.type,
+                                      .shape = tensor.shape,
+                                      .data = file.subspan(tensor.offset, tensor.bytes),
+                                      .interleaved_heads = tensor.interleaved_heads});
+  }
+  if (gguf.converted.empty()) return;
+  if (!IsPlainFileName(gguf.converted)) {
+    throw InputError(
+        fmt::format("{}: key 'converted' is {}; expected the name of a .safetensors file in the same folder", index,
+                    Quote(gguf.converted)));
+  }
+  AddFile((std::filesystem::path(folder) / gguf.converted).string());
+}
+
+bool Checkpoint::IsGgufFolder(const std::string& folder) {
   std::error_code ignored;
-  if (std::filesystem::exists(path, ignored)) checkpoint.AddFile(path.string());
-  return checkpoint;
+  return std::filesystem::exists(std::filesystem::path(folder) / kGgufIndexFile, ignored);
 }
 
 bool Checkpoint::Exists(const std::string& folder) {
-  namespace fs = std::filesystem;
   std::error_code ignored;
-  return fs::exists(fs::path(folder) / kSingleFile, ignored) || fs::exists(fs::path(folder) / kIndexFile, ignored);
+  return std::ranges::any_of(std::array{kGgufIndexFile, kSingleFile, kIndexFile}, [&](const char* file) {
+    return std::filesystem::exists(std::filesystem::path(folder) / file, ignored);
+  });
 }
 
 Checkpoint Checkpoint::Open(const std::string& folder) {
-  namespace fs = std::filesystem;
   Checkpoint checkpoint;
-  checkpoint.folder_ = folder;
-  const fs::path root(folder);
+  checkpoint.name_ = folder;
+  const auto path = [&](const char* file) { return (std::filesystem::path(folder) / file).string(); };
   std::error_code ignored;
-  if (fs::exists(root / kSingleFile, ignored)) {
-    checkpoint.AddFile((root / kSingleFile).string());
-    return checkpoint;
-  }
-  const std::string index = (root / kIndexFile).string();
-  if (!fs::exists(index, ignored)) {
+  if (IsGgufFolder(folder)) {
+    checkpoint.AddGgufIndex(folder, path(kGgufIndexFile));
+  } else if (std::filesystem::exists(path(kSingleFile), ignored)) {
+    checkpoint.AddFile(path(kSingleFile));
+  } else if (std::filesystem::exists(path(kIndexFile), ignored)) {
+    checkpoint.AddShards(folder, path(kIndexFile));
+  } else {
     throw InputError(
         fmt::format("{}: no {} and no {}; Kvanta reads safetensors checkpoints only", folder, kSingleFile, kIndexFile));
   }
+  return checkpoint;
+}
+
+void Checkpoint::AddShards(const std::string& folder, const std::string& index) {
   const auto shards = ParseShardIndex(ReadTextFile(index, kMaxIndexBytes), index);
   std::set<std::string> files;
   for (const auto& [tensor, file] : shards) files.insert(file);
   std::map<std::string, std::string, std::less<>> found_in;
   for (const std::string& file : files) {
-    const size_t first_new = checkpoint.tensors_.size();
-    checkpoint.AddFile((root / file).string());
-    if (checkpoint.tensors_.size() == first_new)
-      throw InputError(fmt::format("{}: shard {} has no tensor", index, Quote(file)));
-    for (const auto& [tensor, view] : checkpoint.tensors_) found_in.emplace(tensor, file);
+    const size_t first_new = tensors_.size();
+    AddFile((std::filesystem::path(folder) / file).string());
+    if (tensors_.size() == first_new) throw InputError(fmt::format("{}: shard {} has no tensor", index, Quote(file)));
+    for (const auto& [tensor, view] : tensors_) found_in.emplace(tensor, file);
   }
   for (const auto& [tensor, file] : shards) {
     const auto found = found_in.find(tensor);
@@ -101,7 +135,10 @@ Checkpoint Checkpoint::Open(const std::string& folder) {
                                    Quote(file), found == found_in.end() ? "no shard" : Quote(found->second)));
     }
   }
-  return checkpoint;
+}
+
+void Checkpoint::Release(const TensorView& tensor) const noexcept {
+  for (const auto& mapping : mappings_) mapping->map.ReleasePages(tensor.data);
 }
 
 const TensorView* Checkpoint::Find(std::string_view name) const {
@@ -112,7 +149,7 @@ const TensorView* Checkpoint::Find(std::string_view name) const {
 const TensorView& Checkpoint::Get(std::string_view name) const {
   if (const TensorView* view = Find(name)) return *view;
   const std::vector<std::string> names = Names();
-  throw InputError(fmt::format("{}: no tensor {}; the nearest names are {}", folder_, Quote(name),
+  throw InputError(fmt::format("{}: no tensor {}; the nearest names are {}", name_, Quote(name),
                                fmt::join(Nearest(name, names), ", ")));
 }
 

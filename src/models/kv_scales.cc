@@ -221,7 +221,7 @@ KvScales ReadScaleTensors(const TensorMap& tensors, const std::string& name, con
 
 KvScales LoadKvScales(const std::string& quantization_param_path, const Checkpoint& checkpoint,
                       const ModelConfig& config) {
-  if (quantization_param_path.empty()) return ReadScaleTensors(checkpoint.Tensors(), checkpoint.Folder(), config);
+  if (quantization_param_path.empty()) return ReadScaleTensors(checkpoint.Tensors(), checkpoint.Name(), config);
   return ParseScaleFile(ReadTextFile(quantization_param_path), quantization_param_path, config,
                         Fingerprint(checkpoint));
 }

@@ -90,21 +90,15 @@ class LatentAttention final : public AttentionBlock {
   }  // channels of a projected query
   int64_t KeyDim() const { return int64_t{mla_.kv_lora_rank} + mla_.qk_rope_head_dim; }
 
-  // Reorders rotated channels for Ops::Rope: pairs (2 i, 2 i + 1) of the checkpoint become (i, i + half). Queries and
-  // keys are reordered alike, so their products stay.
-  template <class T>
-  void ReorderRotated(std::vector<T>& rows, int64_t in, int64_t first) const {
-    if (!mla_.rope_interleave) return;
-    const std::vector<T> before(rows.begin() + first * in, rows.begin() + (first + mla_.qk_rope_head_dim) * in);
-    const int64_t half = mla_.qk_rope_head_dim / 2;
-    for (int64_t i = 0; i < mla_.qk_rope_head_dim; ++i) {
-      const auto from = before.begin() + (i < half ? 2 * i : 2 * (i - half) + 1) * in;
-      std::copy(from, from + in, rows.begin() + (first + i) * in);
-    }
+  // A matrix of `heads` heads, each of `first` rows and then those that are rotated.
+  StackedWeight RotatedHeads(const std::string& name, int64_t heads, int64_t first) const {
+    return {.module = name,
+            .out = heads * (first + mla_.qk_rope_head_dim),
+            .interleaved_heads = mla_.rope_interleave ? heads : 0,
+            .interleaved_first = first};
   }
 
   void ReadQueries(const BlockSource& source, const std::string& module) {
-    const int64_t rows = config_.heads * HeadDim();
     const int64_t in = mla_.q_lora_rank != 0 ? mla_.q_lora_rank : config_.hidden;
     if (mla_.q_lora_rank != 0) {
       to_low_ = source.reader.Linear({{module + "q_a_proj", mla_.q_lora_rank}}, config_.hidden, config_.qkv_bias,
@@ -112,28 +106,30 @@ class LatentAttention final : public AttentionBlock {
       low_norm_ = source.reader.Vector(module + "q_a_layernorm.weight", mla_.q_lora_rank);
     }
     const std::string name = module + (mla_.q_lora_rank != 0 ? "q_b_proj" : "q_proj");
-    std::vector<float> weight = source.reader.Matrix(name + ".weight", rows, in, source.store);
-    for (int head = 0; head < config_.heads; ++head)
-      ReorderRotated(weight, in, head * HeadDim() + mla_.qk_nope_head_dim);
-    to_queries_ = source.reader.Pack(weight, rows, in, {}, {source.store, kInt16Activations}, name);
+    to_queries_ = source.reader.Linear({RotatedHeads(name, config_.heads, mla_.qk_nope_head_dim)}, in, false,
+                                       {source.store, kInt16Activations});
   }
 
   void ReadLatents(const BlockSource& source, const std::string& module) {
-    const std::string name = module + "kv_a_proj_with_mqa";
-    std::vector<float> weight = source.reader.Matrix(name + ".weight", KeyDim(), config_.hidden, source.store);
-    ReorderRotated(weight, config_.hidden, mla_.kv_lora_rank);
-    std::vector<float> bias;
-    if (config_.qkv_bias) {
-      bias = source.reader.Values(name + ".bias", KeyDim());
-      ReorderRotated(bias, 1, mla_.kv_lora_rank);
-    }
-    to_latent_ = source.reader.Pack(weight, KeyDim(), config_.hidden, bias, {source.store, kInt16Activations}, name);
+    to_latent_ = source.reader.Linear({RotatedHeads(module + "kv_a_proj_with_mqa", 1, mla_.kv_lora_rank)},
+                                      config_.hidden, config_.qkv_bias, {source.store, kInt16Activations});
     latent_norm_ = source.reader.Vector(module + "kv_a_layernorm.weight", mla_.kv_lora_rank);
   }
 
   void ReadHeads(const BlockSource& source, const std::string& module) {
     const std::string name = module + "kv_b_proj";
     const int64_t rank = mla_.kv_lora_rank, nope = mla_.qk_nope_head_dim, value = mla_.v_head_dim;
+    if (source.reader.Has(module + "k_b_proj.0.weight")) {  // GGUF files: transposed and split by head
+      for (int head = 0; head < config_.heads; ++head) {
+        const std::string number = std::to_string(head);
+        to_latent_space_.Add(source.reader.Linear({{module + "k_b_proj." + number, rank}}, nope, false,
+                                                  {source.store, kInt16Activations}));
+        from_latent_.Add(source.reader.Linear({{module + "v_b_proj." + number, value}}, rank, false, source.store));
+      }
+      to_latent_space_.Close(ops_);
+      from_latent_.Close(ops_);
+      return;
+    }
     const std::vector<float> both =
         source.reader.Matrix(name + ".weight", config_.heads * (nope + value), rank, source.store);
     for (int64_t head = 0; head < config_.heads; ++head) {

@@ -15,9 +15,10 @@
 namespace kvanta::models {
 
 struct TensorView {
-  std::string dtype;  // as in the file: "BF16", "F16", "F32", "F8_E4M3", "I64", ...
+  std::string dtype;  // as in the file: "BF16", "F16", "F32", "F8_E4M3", "I64", ...; or a GGUF type: "Q4_0", ...
   std::vector<int64_t> shape;
   std::span<const uint8_t> data;  // in the mapped file; not necessarily aligned to the element
+  int64_t interleaved_heads = 0;  // kernels::WeightView::interleaved_heads
 };
 
 using TensorMap = std::map<std::string, TensorView, std::less<>>;
@@ -33,26 +34,35 @@ std::map<std::string, std::string, std::less<>> ParseShardIndex(std::string_view
 // "[2, 3]"; "[]" for a scalar.
 std::string ShapeText(std::span<const int64_t> shape);
 
-// All tensors of a folder: model.safetensors, or the shards of model.safetensors.index.json.
+// All tensors of a folder: those of the GGUF files in model.gguf.index.json (gguf_index.h), model.safetensors, or the
+// shards of model.safetensors.index.json.
 class Checkpoint {
  public:
   static Checkpoint Open(const std::string& folder);
-  // The tensors of one file in a folder; none if there is no such file.
-  static Checkpoint OpenFile(const std::string& folder, const std::string& file);
-  // True if the folder has one of the two files.
+  // True if the folder has an index of GGUF files.
+  static bool IsGgufFolder(const std::string& folder);
+  // True if the folder has one of the three files.
   static bool Exists(const std::string& folder);
   const TensorView* Find(std::string_view name) const;  // nullptr when absent
   const TensorView& Get(std::string_view name) const;   // throws InputError naming the nearest names
   const TensorMap& Tensors() const { return tensors_; }
   std::vector<std::string> Names() const;
   int64_t TotalBytes() const;
-  const std::string& Folder() const { return folder_; }
+  // The folder, or the GGUF file: for messages.
+  const std::string& Name() const { return name_; }
+  // True if the weights are those of GGUF files.
+  bool IsGguf() const { return is_gguf_; }
+  // Gives back the memory of a tensor's mapped pages, for a tensor that is not needed any more.
+  void Release(const TensorView& tensor) const noexcept;
 
  private:
   struct Mapping;
   void AddFile(const std::string& path);
+  void AddShards(const std::string& folder, const std::string& index);
+  void AddGgufIndex(const std::string& folder, const std::string& index);
 
-  std::string folder_;
+  std::string name_;
+  bool is_gguf_ = false;
   std::vector<std::shared_ptr<Mapping>> mappings_;
   TensorMap tensors_;
 };

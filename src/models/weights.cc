@@ -9,14 +9,31 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/math.h"
 #include "base/quote.h"
 #include "kvanta/error.h"
+#include "models/gguf_index.h"
 #include "models/kv_scales.h"
 
 namespace kvanta::models {
 namespace {
 
+using kernels::BlockFormat;
 using kernels::WeightType;
+using kernels::WeightView;
+
+void SetRowOrder(const StackedWeight& weight, WeightView& view) {
+  if (weight.interleaved_heads == 0) return;
+  view.interleaved_heads = weight.interleaved_heads;
+  view.interleaved_first = weight.interleaved_first;
+}
+
+// True if a linear layer of this type keeps the blocks as they are.
+bool KeepsBlocks(BlockFormat format, WeightType type) {
+  if (type == WeightType::kStored) return format != BlockFormat::kNone;
+  if (type == WeightType::kInt8) return format == BlockFormat::kQ8_0;
+  return type == WeightType::kInt4 && (format == BlockFormat::kQ4_0 || format == BlockFormat::kQ4_1);
+}
 
 // Smallest f32 magnitude, as bits, that is not finite after rounding to `store`.
 uint32_t FirstNotFinite(WeightType store) {
@@ -58,7 +75,7 @@ uint32_t LargestMagnitude(const void* data, int64_t begin, int64_t end) {
   return largest;
 }
 
-uint32_t LargestMagnitude(const kernels::WeightView& weight, int64_t begin, int64_t end) {
+uint32_t LargestMagnitude(const WeightView& weight, int64_t begin, int64_t end) {
   switch (weight.dtype) {
     case DType::kF32:
       return LargestMagnitude<DType::kF32>(weight.data, begin, end);
@@ -78,39 +95,78 @@ DType TypeOf(const TensorView& tensor, const std::string& name) {
       fmt::format("tensor {} is stored as {}; weights are read from BF16, F16 or F32", Quote(name), tensor.dtype));
 }
 
-// Throws at the first value that is NaN or infinite, or becomes so when stored as `store`.
-void CheckFinite(const kernels::WeightView& weight, const std::string& name, WeightType store, ThreadPool& threads) {
-  constexpr int64_t kChunk = int64_t{1} << 20;
-  const int64_t count = weight.out * weight.in;
-  const uint32_t limit = FirstNotFinite(store);
-  std::atomic<int64_t> bad_chunk{count};
-  auto check = [&](int64_t chunk, int) {
-    if (LargestMagnitude(weight, chunk * kChunk, std::min(count, (chunk + 1) * kChunk)) < limit) return;
-    int64_t seen = bad_chunk.load();
-    while (chunk < seen && !bad_chunk.compare_exchange_weak(seen, chunk)) {
+[[noreturn]] void FailNotFinite(const std::string& name, float value, int64_t row, int64_t column, WeightType store) {
+  const char* what = std::isnan(value) ? "is NaN" : std::isinf(value) ? "is infinite" : "is out of range";
+  throw InputError(fmt::format("tensor {}: value {} (row {}, column {}) {} in {}", Quote(name), value, row, column,
+                               what, StoreName(store)));
+}
+
+// Number of the first of `count` parts that has a value of at least `limit`; `count` if none has. `largest_of(part,
+// worker)` is its largest magnitude.
+template <class LargestOf>
+int64_t FirstBadPart(int64_t count, uint32_t limit, ThreadPool& threads, const LargestOf& largest_of) {
+  std::atomic<int64_t> bad{count};
+  auto check = [&](int64_t part, int worker) {
+    if (largest_of(part, worker) < limit) return;
+    int64_t seen = bad.load();
+    while (part < seen && !bad.compare_exchange_weak(seen, part)) {
     }
   };
-  threads.ForEach((count + kChunk - 1) / kChunk, check);
-  if (bad_chunk == count) return;
+  threads.ForEach(count, check);
+  return bad;
+}
+
+void CheckFiniteBlocks(const WeightView& weight, const std::string& name, WeightType store, ThreadPool& threads) {
+  const uint32_t limit = FirstNotFinite(store);
+  std::vector<float> rows(static_cast<size_t>(threads.Threads() * weight.in));
+  const auto read_row = [&](int64_t row, int worker) {
+    float* values = rows.data() + worker * weight.in;
+    ReadWeightRow(weight, row, values);
+    return values;
+  };
+  const int64_t row = FirstBadPart(weight.out, limit, threads, [&](int64_t part, int worker) {
+    return LargestMagnitude<DType::kF32>(read_row(part, worker), 0, weight.in);
+  });
+  if (row == weight.out) return;
+  const float* values = read_row(row, 0);
+  int64_t column = 0;
+  while (LargestMagnitude<DType::kF32>(values, column, column + 1) < limit) ++column;
+  FailNotFinite(name, values[column], row, column, store);
+}
+
+// Throws at the first value that is NaN or infinite, or becomes so when stored as `store`.
+void CheckFinite(const WeightView& weight, const std::string& name, WeightType store, ThreadPool& threads) {
+  if (weight.blocks != BlockFormat::kNone) return CheckFiniteBlocks(weight, name, store, threads);
+  constexpr int64_t kChunk = int64_t{1} << 20;
+  const int64_t count = weight.out * weight.in, chunks = CeilDiv(count, kChunk);
+  const uint32_t limit = FirstNotFinite(store);
+  const int64_t bad_chunk = FirstBadPart(chunks, limit, threads, [&](int64_t chunk, int) {
+    return LargestMagnitude(weight, chunk * kChunk, std::min(count, (chunk + 1) * kChunk));
+  });
+  if (bad_chunk == chunks) return;
   int64_t i = bad_chunk * kChunk;
   while (LargestMagnitude(weight, i, i + 1) < limit) ++i;
-  const float value = ElementValue(weight, i);
-  const char* what = std::isnan(value) ? "is NaN" : std::isinf(value) ? "is infinite" : "is out of range";
-  throw InputError(fmt::format("tensor {}: value {} (row {}, column {}) {} in {}", Quote(name), value, i / weight.in,
-                               i % weight.in, what, StoreName(store)));
+  FailNotFinite(name, ElementValue(weight, i), i / weight.in, i % weight.in, store);
 }
 
 }  // namespace
 
-WeightReader::WeightReader(const Checkpoint& checkpoint, kernels::Ops& ops) : checkpoint_(checkpoint), ops_(ops) {}
+float ElementValue(const WeightView& weight, int64_t i) noexcept {
+  if (weight.dtype == DType::kF32) return static_cast<const float*>(weight.data)[i];
+  const uint16_t code = static_cast<const uint16_t*>(weight.data)[i];
+  return weight.dtype == DType::kBf16 ? Bf16ToFloat(code) : Fp16ToFloat(code);
+}
+
+WeightReader::WeightReader(const Checkpoint& checkpoint, kernels::Ops& ops, bool keep_types)
+    : checkpoint_(checkpoint), ops_(ops), keep_types_(keep_types) {}
 
 bool WeightReader::HasPrefix(std::string_view prefix) const {
   const auto found = checkpoint_.Tensors().lower_bound(prefix);
   return found != checkpoint_.Tensors().end() && found->first.starts_with(prefix);
 }
 
-kernels::WeightView WeightReader::Elements(const std::string& name, std::span<const int64_t> shape, WeightType store) {
-  kernels::WeightView view = Read(name, shape);
+WeightView WeightReader::Elements(const std::string& name, std::span<const int64_t> shape, WeightType store) {
+  WeightView view = Read(name, shape);
   view.in = shape.back();
   view.out = 1;
   for (const int64_t size : shape.first(shape.size() - 1)) view.out *= size;
@@ -121,42 +177,66 @@ kernels::WeightView WeightReader::Elements(const std::string& name, std::span<co
 const TensorView& WeightReader::Tensor(const std::string& name, std::span<const int64_t> shape) {
   const TensorView& tensor = checkpoint_.Get(name);
   if (!std::equal(shape.begin(), shape.end(), tensor.shape.begin(), tensor.shape.end())) {
-    throw InputError(fmt::format("{}: tensor {} has shape {}; config.json asks for {}", checkpoint_.Folder(),
-                                 Quote(name), ShapeText(tensor.shape), ShapeText(shape)));
+    throw InputError(fmt::format("{}: tensor {} has shape {}; config.json asks for {}", checkpoint_.Name(), Quote(name),
+                                 ShapeText(tensor.shape), ShapeText(shape)));
   }
   read_.insert(name);
+  mapped_.push_back(&tensor);
   return tensor;
 }
 
-kernels::WeightView WeightReader::Read(const std::string& name, std::span<const int64_t> shape) {
+WeightView WeightReader::Read(const std::string& name, std::span<const int64_t> shape) {
   const TensorView& tensor = Tensor(name, shape);
-  const DType dtype = TypeOf(tensor, name);
-  const void* data = tensor.data.data();
-  if (reinterpret_cast<uintptr_t>(data) % SizeOf(dtype) != 0) {
-    aligned_.emplace_back((tensor.data.size() + 3) / 4);
-    std::memcpy(aligned_.back().data(), data, tensor.data.size());
-    data = aligned_.back().data();
+  const bool is_vector = shape.size() < 2;
+  WeightView view{.data = tensor.data.data(),
+                  .out = shape[0],
+                  .in = is_vector ? 1 : shape[1],
+                  .blocks = is_vector ? BlockFormat::kNone : kernels::FindBlockFormat(tensor.dtype),
+                  .interleaved_heads = tensor.interleaved_heads};
+  if (view.blocks == BlockFormat::kNone) {
+    view.dtype = TypeOf(tensor, name);
+    if (reinterpret_cast<uintptr_t>(view.data) % SizeOf(view.dtype) != 0) {
+      aligned_.emplace_back((tensor.data.size() + 3) / 4);
+      std::memcpy(aligned_.back().data(), view.data, tensor.data.size());
+      view.data = aligned_.back().data();
+    }
   }
-  return {data, dtype, shape[0], shape.size() > 1 ? shape[1] : 1};
+  return view;
 }
 
-void WeightReader::AppendVector(const std::string& name, int64_t size, std::vector<float>& out) {
-  const kernels::WeightView view = Read(name, std::array{size});
-  CheckFinite(view, name, WeightType::kF32, ops_.threads());
-  for (int64_t i = 0; i < size; ++i) out.push_back(ElementValue(view, i));
+void WeightReader::ReleaseTensors() noexcept {
   aligned_.clear();
+  for (const TensorView* tensor : mapped_) checkpoint_.Release(*tensor);
+  mapped_.clear();
+}
+
+void WeightReader::AppendVector(const std::string& name, const StackedWeight& weight, std::vector<float>& out) {
+  WeightView view = Read(name, std::array{weight.out});
+  SetRowOrder(weight, view);
+  CheckFinite(view, name, WeightType::kF32, ops_.threads());
+  for (int64_t i = 0; i < weight.out; ++i) out.push_back(ElementValue(view, view.StoredRow(i)));
+  ReleaseTensors();
 }
 
 std::vector<float> WeightReader::Matrix(const std::string& name, int64_t out, int64_t in, WeightType store) {
-  const kernels::WeightView view = Read(name, std::array{out, in});
+  const WeightView view = Read(name, std::array{out, in});
   CheckFinite(view, name, store, ops_.threads());
   std::vector<float> values(static_cast<size_t>(out * in));
-  auto read = [&](int64_t row, int) {
-    for (int64_t i = row * in; i < (row + 1) * in; ++i) values[static_cast<size_t>(i)] = ElementValue(view, i);
-  };
+  auto read = [&](int64_t row, int) { ReadWeightRow(view, row, values.data() + row * in); };
   ops_.threads().ForEach(out, read);
-  aligned_.clear();
+  ReleaseTensors();
   return values;
+}
+
+std::unique_ptr<kernels::Linear> WeightReader::Pack(std::span<const WeightView> stacked, std::span<const float> bias,
+                                                    kernels::LinearKind kind) {
+  try {
+    std::unique_ptr<kernels::Linear> linear = ops_.MakeLinear(stacked, bias, kind);
+    bytes_ += linear->WeightBytes() + static_cast<int64_t>(bias.size_bytes());
+    return linear;
+  } catch (const InputError& error) {
+    throw InputError(fmt::format("{}: {}: {}", checkpoint_.Name(), stacked.front().module, error.what()));
+  }
 }
 
 std::unique_ptr<kernels::Linear> WeightReader::Pack(std::span<const float> values, int64_t out, int64_t in,
@@ -165,16 +245,14 @@ std::unique_ptr<kernels::Linear> WeightReader::Pack(std::span<const float> value
   return Pack({.data = values.data(), .dtype = DType::kF32, .out = out, .in = in, .module = module}, bias, kind);
 }
 
-std::unique_ptr<kernels::Linear> WeightReader::Pack(const kernels::WeightView& view, std::span<const float> bias,
+std::unique_ptr<kernels::Linear> WeightReader::Pack(const WeightView& view, std::span<const float> bias,
                                                     kernels::LinearKind kind) {
-  std::unique_ptr<kernels::Linear> linear = ops_.MakeLinear({&view, 1}, bias, kind);
-  bytes_ += linear->WeightBytes() + static_cast<int64_t>(bias.size_bytes());
-  return linear;
+  return Pack(std::span(&view, 1), bias, kind);
 }
 
 std::vector<float> WeightReader::Values(const std::string& name, int64_t size) {
   std::vector<float> values;
-  AppendVector(name, size, values);
+  AppendVector(name, {.module = name, .out = size}, values);
   return values;
 }
 
@@ -197,23 +275,23 @@ std::unique_ptr<kernels::Linear> WeightReader::Linear(std::initializer_list<Stac
                                                       kernels::LinearKind kind) {
   std::vector<float> biases;
   if (bias) {
-    for (const auto& [module, out] : stack) AppendVector(module + ".bias", out, biases);
+    for (const StackedWeight& weight : stack) AppendVector(weight.module + ".bias", weight, biases);
   }
-  std::vector<kernels::WeightView> views;
-  for (const auto& [module, out] : stack) {
-    const std::string name = module + ".weight";
-    kernels::WeightView view = Read(name, std::array{out, in});
-    if (kind.weights == WeightType::kInt8 || kind.weights == WeightType::kInt4) {
-      if (!blocks_) blocks_.emplace(checkpoint_.Folder());
-      view = blocks_->Find(name, view, kind.weights).value_or(view);
-    }
-    if (view.blocks == kernels::BlockFormat::kNone) CheckFinite(view, name, kind.weights, ops_.threads());
-    view.module = module;
-    views.push_back(view);
+  std::vector<WeightView> views;
+  for (const StackedWeight& weight : stack) {
+    views.push_back(Read(weight.module + ".weight", std::array{weight.out, in}));
+    SetRowOrder(weight, views.back());
+    views.back().module = weight.module;
   }
-  std::unique_ptr<kernels::Linear> linear = ops_.MakeLinear(views, biases, kind);
-  aligned_.clear();
-  bytes_ += linear->WeightBytes() + static_cast<int64_t>(biases.size() * sizeof(float));
+  // Routers of experts ask for f32.
+  if (keep_types_ && kind.weights != WeightType::kF32) kind.weights = WeightType::kStored;
+  for (const WeightView& view : views) {
+    // Scales of blocks that are kept are checked while they are packed.
+    if (KeepsBlocks(view.blocks, kind.weights)) continue;
+    CheckFinite(view, fmt::format("{}.weight", view.module), kind.weights, ops_.threads());
+  }
+  std::unique_ptr<kernels::Linear> linear = Pack(views, biases, kind);
+  ReleaseTensors();
   return linear;
 }
 
@@ -231,7 +309,7 @@ void WeightReader::CheckUnusedTensors(const TensorNames::Decoder& names, int lay
     const bool known = name.ends_with(".rotary_emb.inv_freq") || name == head + "weight" || IsKvScaleTensor(name);
     if (!is_decoder || known || read_.contains(name) || is_spare(name)) continue;
     throw InputError(fmt::format("{}: tensor {} would be ignored: config.json describes a model without it",
-                                 checkpoint_.Folder(), Quote(name)));
+                                 checkpoint_.Name(), Quote(name)));
   }
 }
 

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
-#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -12,7 +11,6 @@
 
 #include "kernels/ops.h"
 #include "models/config.h"
-#include "models/gguf_blocks.h"
 #include "models/safetensors.h"
 
 namespace kvanta::models {
@@ -21,14 +19,17 @@ namespace kvanta::models {
 struct StackedWeight {
   std::string module;
   int64_t out = 0;
+  int64_t interleaved_heads = 0, interleaved_first = 0;  // kernels::WeightView's, where the architecture stores rows so
 };
 
 class WeightReader {
  public:
-  WeightReader(const Checkpoint& checkpoint, kernels::Ops& ops);
+  // `keep_types`: linear layers keep the types of a GGUF file where they can; the kinds given below are for the others.
+  WeightReader(const Checkpoint& checkpoint, kernels::Ops& ops, bool keep_types = false);
 
-  // The modules' weights [out][in], and their biases [out] if `bias`, packed as one linear layer of `kind`. For int8
-  // and int4, the blocks of the GGUF file that the model was converted from, where it has them.
+  // True if the checkpoint has the tensor.
+  bool Has(std::string_view name) const { return checkpoint_.Find(name) != nullptr; }
+  // The modules' weights [out][in], and their biases [out] if `bias`, packed as one linear layer of `kind`.
   std::unique_ptr<kernels::Linear> Linear(std::initializer_list<StackedWeight> stack, int64_t in, bool bias,
                                           kernels::LinearKind kind);
   // A matrix [out][in] as f32, to be split or transposed before Pack; finite in `store`.
@@ -57,15 +58,23 @@ class WeightReader {
   int64_t Bytes() const { return bytes_; }
 
  private:
+  std::unique_ptr<kernels::Linear> Pack(std::span<const kernels::WeightView> stacked, std::span<const float> bias,
+                                        kernels::LinearKind kind);
   kernels::WeightView Read(const std::string& name, std::span<const int64_t> shape);
-  void AppendVector(const std::string& name, int64_t size, std::vector<float>& out);
+  void AppendVector(const std::string& name, const StackedWeight& weight, std::vector<float>& out);
+  // Gives back the memory of the tensors that were read since the last call.
+  void ReleaseTensors() noexcept;
 
   const Checkpoint& checkpoint_;
   kernels::Ops& ops_;
-  std::optional<GgufBlocks> blocks_;  // opened when first needed
+  bool keep_types_;
   int64_t bytes_ = 0;
   std::set<std::string, std::less<>> read_;
+  std::vector<const TensorView*> mapped_;       // read, and not released yet
   std::vector<std::vector<uint32_t>> aligned_;  // copies of tensors that are misaligned in the file
 };
+
+// Element `i` of a weight stored by elements, in the order of the file.
+float ElementValue(const kernels::WeightView& weight, int64_t i) noexcept;
 
 }  // namespace kvanta::models

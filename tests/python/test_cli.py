@@ -287,8 +287,9 @@ def test_convert(tmp_path: Path) -> None:
     done = kvanta("convert", str(gguf_file), str(tmp_path / "out"))
     assert done.returncode == 0
     assert (tmp_path / "out" / "model.safetensors").is_file()
-    from_file = kvanta("generate", str(gguf_file), "A", "--max-tokens", "5", *SMALL, KVANTA_HOME=str(tmp_path / "home"))
-    from_folder = kvanta("generate", str(tmp_path / "out"), "A", "--max-tokens", "5", *SMALL)
+    words = ("A", "--max-tokens", "5", "--dtype", "float32", *SMALL)
+    from_file = kvanta("generate", str(gguf_file), *words, KVANTA_HOME=str(tmp_path / "home"))
+    from_folder = kvanta("generate", str(tmp_path / "out"), *words)
     assert from_file.returncode == from_folder.returncode == 0
     assert from_file.stdout == from_folder.stdout
 

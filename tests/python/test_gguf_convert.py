@@ -8,14 +8,11 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-import safetensors.numpy as safetensors_numpy
 from tiny_gguf import TinyModel, byte_vocabulary, write_gguf
 
-from kvanta import LLM, InputError, ResourceError
+from kvanta import InputError, ResourceError
 from kvanta.gguf_convert import convert_gguf
-from kvanta.gguf_convert.convert import BLOCK_FILE
 from kvanta.models import resolve_model
-from kvanta.safetensors_writer import to_bf16
 
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
 
@@ -92,59 +89,6 @@ def test_quantized_tensors_are_dequantized(tmp_path: Path) -> None:
         assert np.abs(values - weights[name]).max() <= bound, name
 
 
-BLOCKS = {"Q8_0": "int8", "Q4_0": "int4", "Q4_1": "int4"}
-
-
-@pytest.mark.parametrize("kind", BLOCKS)
-def test_blocks_are_kept_and_used(kind: str, tmp_path: Path) -> None:
-    model = TinyModel(head_dim=32)
-    kind_id = gguf.GGMLQuantizationType[kind]
-    source = write_gguf(tmp_path / "m.gguf", model, model.weights(), kind=kind_id)
-    folder = convert_gguf(source, tmp_path / "out")
-    values = read_bf16(folder)
-    others_read = [file.name for file in folder.glob("*.safetensors")]
-    assert others_read == ["model.safetensors"], "vLLM takes every such file for weights"
-    blocks = safetensors_numpy.load_file(folder / BLOCK_FILE)
-    assert blocks.keys() == {name for name in values if values[name].ndim == 2}
-    for name, data in blocks.items():
-        rows, columns = values[name].shape
-        assert data.shape == (rows, columns // 32, gguf.GGML_QUANT_SIZES[kind_id][1])
-        exact = gguf.dequantize(data.reshape(rows, -1), kind_id)
-        np.testing.assert_array_equal(to_bf16(exact).astype(np.uint32) << 16, values[name].view(np.uint32))
-
-    # 8-bit activations are all that may differ from the same weights in float32.
-    tokens = [1, *range(60, 120)]
-    exact_logits = LLM(folder, dtype="float32", threads=1).logits(tokens)
-    llm = LLM(folder, weight_dtype=BLOCKS[kind], dtype="float32", threads=1)
-    logits = llm.logits(tokens)
-    spread = exact_logits.std()
-    assert 0 < np.abs(logits - exact_logits).max() < 0.2 * spread
-    assert np.sqrt(np.mean((logits - exact_logits) ** 2)) < 0.03 * spread
-    matrices = sum(value.size for name, value in values.items() if value.ndim == 2)
-    others = 4 * sum(value.size for value in values.values() if value.ndim == 1)
-    embeddings = 2 * model.vocab * model.hidden  # in 8 bits, whatever the file has
-    bits = 8 * gguf.GGML_QUANT_SIZES[kind_id][1] / 32
-    least = (matrices - embeddings) * bits / 8 + embeddings * 34 / 32 + others
-    assert least <= llm.stats()["weight_bytes"] < 1.02 * least, "300 rows fill 19 panels of 16"
-
-
-def test_blocks_of_other_weights_are_refused(tmp_path: Path) -> None:
-    model = TinyModel(head_dim=32)
-    folder = convert_gguf(write_gguf(tmp_path / "m.gguf", model, model.weights(), kind=Q8_0), tmp_path / "out")
-    blocks = safetensors_numpy.load_file(folder / BLOCK_FILE)
-    name = "model.layers.1.mlp.down_proj.weight"
-    blocks[name] = blocks[name].copy()
-    blocks[name][-1, 0, 5] ^= 64
-    safetensors_numpy.save_file(blocks, folder / BLOCK_FILE)
-    with pytest.raises(InputError, match=rf"{BLOCK_FILE}.*row {model.hidden - 1} of tensor '{name}'"):
-        LLM(folder, weight_dtype="int8")
-    LLM(folder, weight_dtype="int4")  # needs none of them
-    blocks[name] = blocks[name][:, :, :30]
-    safetensors_numpy.save_file({name: blocks[name].copy()}, folder / BLOCK_FILE)
-    with pytest.raises(InputError, match=rf"{BLOCK_FILE}.*'{name}' is U8 \[128, 3, 30\]"):
-        LLM(folder, weight_dtype="int4")
-
-
 def test_an_output_stored_twice_is_tied(tmp_path: Path) -> None:
     model = TinyModel()
     weights = model.weights()
@@ -219,14 +163,14 @@ def test_the_converted_folder_loads_as_a_tokenizer(tmp_path: Path) -> None:
 # --- the folder
 
 
-def test_a_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_described_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVANTA_HOME", str(tmp_path / "home"))
     model = TinyModel()
     path = write_gguf(tmp_path / "m.gguf", model, model.weights())
     folder = resolve_model(path).path
-    before = (folder / "model.safetensors").stat().st_mtime_ns
+    before = (folder / "config.json").stat().st_mtime_ns
     assert resolve_model(str(path)).path == folder
-    assert (folder / "model.safetensors").stat().st_mtime_ns == before
+    assert (folder / "config.json").stat().st_mtime_ns == before
     assert sorted(entry.name for entry in folder.parent.iterdir()) == [folder.name]  # no work folders are left
 
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvanta import InputError
-from kvanta.gguf_convert.tokenizer import PRE_TOKENIZERS, byte_level_bpe, sentencepiece_bpe
+from kvanta.gguf_convert.pre_tokenizers import PRE_TOKENIZERS
+from kvanta.gguf_convert.tokenizer import byte_level_bpe, merges_by_order, sentencepiece_bpe
 from kvanta.models import SHIPPED
 
 
@@ -61,6 +62,12 @@ def test_the_shipped_tokenizer_is_what_the_converter_makes() -> None:
 ALPHABET = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
 
 
+SINGLE_DIGITS = {
+    *("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "qwen2", "deepseek-r1-qwen"),
+    *("stablelm2", "hunyuan", "solar-open", "grok-2", "qwen35", "tekken", "deepseek-llm", "deepseek-coder"),
+}
+
+
 @pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS))
 def test_byte_level_bpe_round_trips(pre: str) -> None:
     tokens = ["<|end|>", *ALPHABET, "he", "ll", "hell", "12"]
@@ -73,8 +80,8 @@ def test_byte_level_bpe_round_trips(pre: str) -> None:
     assert encoding.ids[0] == tokens.index("hell")
     assert encoding.ids[-1] == 0
     digits = [piece for piece in encoding.tokens if piece.isdigit()]
-    # Three digits stay together for llama-bpe, all for gpt-2; the others cut every digit off.
-    assert ("12" in digits) == (pre in ("default", "gpt-2", "llama-bpe", "llama3", "llama-v3"))
+    # Three digits stay together for llama-bpe, all for gpt-2; these cut every digit off.
+    assert ("12" in digits) == (pre not in SINGLE_DIGITS)
 
 
 def test_an_unknown_pre_tokenizer_is_refused() -> None:
@@ -94,3 +101,36 @@ def test_an_unknown_pre_tokenizer_is_refused() -> None:
 def test_broken_vocabularies(tokens: list[str], merges: list[str], reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         byte_level_bpe(tokens, [1] * len(tokens), merges, "gpt-2", None)
+
+
+def test_merges_by_the_order_of_tokens() -> None:
+    tokens = [*ALPHABET, "he", "ll", "lo", "hell", "hello"]
+    merges = merges_by_order(tokens, [1] * len(tokens))
+    assert merges == ["h e", "l l", "l o", "he ll", "hell o"]
+    description = byte_level_bpe(tokens, [1] * len(tokens), merges, "kimi-k2", None)
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(description))
+    assert tokenizer.encode("hello hell lo").tokens == ["hello", "\u0120", "hell", "\u0120", "lo"]
+
+
+PIECES = {
+    # Texts as the models' own tokenizers cut them, by their published patterns.
+    "gpt-4o": ("HelloWorld don't 1234 a/b\n", ["Hello", "World", " don't", " ", "123", "4", " a", "/b", "\n"]),
+    "tekken": ("HelloWorld don't 12", ["Hello", "World", " don", "'t", " ", "1", "2"]),
+    "deepseek-v3": ("a1234漢字kana .x", ["a", "123", "4", "漢字", "kana", " .", "x"]),
+    "deepseek-llm": ("Don't 12漢字", ["Don", "'", "t", " ", "1", "2", "漢字"]),
+    "kimi-k2": ("漢字abc 1234 it's", ["漢字", "abc", " ", "123", "4", " it's"]),
+    "glm4": ("it's 1234 x", ["it", "'s", " ", "123", "4", " x"]),
+    "falcon": ("a=b 1234", ["a", "=", "b", " ", "123", "4"]),
+    "qwen35": ("cafe\u0301 12", ["caf\u00e9", " ", "1", "2"]),
+}
+
+
+@pytest.mark.parametrize("pre", PIECES)
+def test_pieces(pre: str) -> None:
+    text, expected = PIECES[pre]
+    description = byte_level_bpe(ALPHABET, [1] * len(ALPHABET), [], pre, None)
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(description))
+    if tokenizer.normalizer is not None:
+        text = tokenizer.normalizer.normalize_str(text)
+    found = [text[begin:end] for _, (begin, end) in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
+    assert found == expected

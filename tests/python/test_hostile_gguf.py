@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from tiny_gguf import TinyModel, write_gguf
 
-from kvanta import InputError
-from kvanta.gguf_convert import convert_gguf
+from kvanta import LLM, InputError, ResourceError
+from kvanta.gguf_convert import convert_gguf, index_gguf
 
 BFLOAT16_MAX = (2 - 2.0**-7) * 2.0**127
 
@@ -27,9 +27,10 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def expect_error(tmp_path: Path, data: bytes, match: str | None = None) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(data)
-    with pytest.raises(InputError, match=match) as caught:
-        convert_gguf(path, tmp_path / "out")
-    assert "\n" not in str(caught.value)
+    for make_folder in (convert_gguf, index_gguf):
+        with pytest.raises(InputError, match=match) as caught:
+            make_folder(path, tmp_path / "out")
+        assert "\n" not in str(caught.value)
     assert [entry.name for entry in tmp_path.iterdir()] == ["m.gguf"]
 
 
@@ -80,6 +81,9 @@ def test_random_damage_gives_an_error_or_a_model(good: bytes, tmp_path: Path) ->
         path.write_bytes(data)
         with contextlib.suppress(InputError):  # anything else fails
             convert_gguf(path, tmp_path / f"out{case}")
+        with contextlib.suppress(InputError, ResourceError):
+            folder = index_gguf(path, tmp_path / f"index{case}")
+            LLM(folder, kv_cache_memory_bytes="8MiB", max_model_len=64, threads=1).logits([1, 2, 3])
 
 
 def test_nan_weights(tmp_path: Path) -> None:
@@ -121,7 +125,8 @@ def test_strange_rope_factors(value: float, tmp_path: Path) -> None:
         ({"attention.head_count": 3}, "do not fit"),
         ({"attention.head_count_kv": 3}, "do not fit"),
         ({"block_count": 2**30}, "layers in"),
-        ({"expert_count": 8}, "mixture of experts"),
+        ({"expert_count": 8}, r"lacks the key 'llama\.expert_used_count'"),
+        ({"expert_count": 8, "expert_used_count": 2}, r"'blk\.0\.ffn_gate\.weight' does not belong"),
         ({"rope.scaling.type": "longrope"}, "longrope.*known"),
         ({"rope.dimension_count": 8}, "part of each head"),
         ({"attention.value_length": 8}, "another size"),
@@ -161,6 +166,30 @@ def test_tokenizers_that_do_not_fit(changes: dict[str, Any], reason: str, tmp_pa
     rewrite(path, changes)
     with pytest.raises(InputError, match=reason):
         convert_gguf(path, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "reason"),
+    [
+        ([("a", [32], 0, 0), ("a", [32], 0, 0)], "two of its tensors have the same name"),
+        ([("a", [0], 0, 0)], r"tensor 'a' has the shape \[0\]"),
+        ([("a", [2**60, 2**60], 0, 0)], "has the shape"),
+        ([("a", [32], 4, 0)], "tensor 'a' has the unknown type 4"),
+        ([("a", [33, 2], 8, 0)], "tensor 'a' has rows of 33, not whole blocks of 32"),
+        ([("a", [32], 0, 2**62)], "do not hold what its header says: 128 bytes of tensor 'a'"),
+    ],
+)
+def test_lying_tables_of_tensors(tensors: list[tuple[str, list[int], int, int]], reason: str, tmp_path: Path) -> None:
+    table = b""
+    for name, shape, kind, offset in tensors:
+        table += struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", len(shape))
+        table += b"".join(struct.pack("<Q", size) for size in shape) + struct.pack("<IQ", kind, offset)
+    expect_error(tmp_path, b"GGUF" + struct.pack("<IQQ", 3, len(tensors), 0) + table + bytes(64), reason)
+
+
+def test_repeated_keys(tmp_path: Path) -> None:
+    key = struct.pack("<Q", 1) + b"a" + struct.pack("<II", 4, 7)
+    expect_error(tmp_path, b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + key + key, "the key 'a' is there twice")
 
 
 def test_a_missing_and_a_strange_tensor(tmp_path: Path) -> None:

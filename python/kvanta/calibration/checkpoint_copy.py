@@ -21,6 +21,7 @@ from kvanta.tokenizer_files.files import read_json
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _FIRST, _SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 _SCALES = "model-kv-scales.safetensors"
+_GGUF_INDEX = "model.gguf.index.json"
 _BLOCK = 1 << 24
 
 
@@ -42,6 +43,11 @@ def check_target(source: Path, folder: str | Path) -> Path:
     folder = Path(folder).expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{str(folder)!r} exists already and is not an empty folder")
+    if (source / _GGUF_INDEX).is_file():
+        raise InputError(
+            f"{str(source)!r} has its weights in a GGUF file: calibrate the folder that `kvanta convert` makes of it, "
+            "or write a scale file (--out)"
+        )
     if "quantization_config" in read_json(source / "config.json"):
         raise InputError(
             f"{str(source)!r} has a quantization_config already; calibrate the checkpoint it was made from"

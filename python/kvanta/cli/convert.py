@@ -9,9 +9,8 @@ from kvanta.gguf_convert import convert_gguf
 from kvanta.text_table import human_bytes
 
 _DESCRIPTION = """\
-A GGUF file (llama, mistral, qwen2 or qwen3 architecture) to a folder in Hugging Face layout: weights dequantized to
-bfloat16, tokenizer and chat template taken along. Q8_0, Q4_0 and Q4_1 blocks are also kept as they
-are, for --weight-dtype.
+A GGUF file to a folder in Hugging Face layout: weights dequantized to bfloat16, tokenizer and chat template taken
+along. Other commands take the file itself and use it in place.
 
   kvanta convert model.Q4_K_M.gguf ./model"""
 

@@ -104,7 +104,7 @@ class EngineFactory:
 
     def identity(self, scheme: str) -> dict[str, Any]:
         """All that the reference on `scheme` depends on but the tokens: files, precision, and this very library."""
-        weights = sorted(path for path in self.folder.iterdir() if path.suffix in (".json", ".safetensors", ".kvanta"))
+        weights = sorted(path for path in self.folder.iterdir() if path.suffix in (".json", ".safetensors"))
         scales = self.options.get("quantization_param_path")
         if scales and Path(scales).is_file():
             weights.append(Path(scales))

@@ -1,5 +1,5 @@
-"""GGUF files to folders in Hugging Face layout."""
+"""GGUF files as folders in Hugging Face layout, in place or converted."""
 
-from kvanta.gguf_convert.convert import convert_gguf
+from kvanta.gguf_convert.convert import convert_gguf, index_gguf
 
-__all__ = ["convert_gguf"]
+__all__ = ["convert_gguf", "index_gguf"]

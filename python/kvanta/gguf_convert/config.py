@@ -1,4 +1,4 @@
-"""config.json from the metadata of a GGUF file."""
+"""config.json from the metadata of a GGUF file: what all architectures have in common."""
 
 from __future__ import annotations
 
@@ -8,15 +8,8 @@ from typing import Any
 import numpy as np
 
 from kvanta.errors import InputError
+from kvanta.gguf_convert.families import ARCHITECTURES
 from kvanta.gguf_convert.metadata import Metadata
-
-# GGUF architecture -> (Hugging Face class, model_type)
-ARCHITECTURES = {
-    "llama": ("LlamaForCausalLM", "llama"),
-    "mistral": ("MistralForCausalLM", "mistral"),
-    "qwen2": ("Qwen2ForCausalLM", "qwen2"),
-    "qwen3": ("Qwen3ForCausalLM", "qwen3"),
-}
 
 
 def _llama3_scaling(metadata: Metadata, factors: np.ndarray[Any, Any], head_dim: int, theta: float) -> dict[str, Any]:
@@ -38,19 +31,36 @@ def _llama3_scaling(metadata: Metadata, factors: np.ndarray[Any, Any], head_dim:
     }
 
 
-def _rope_scaling(metadata: Metadata, head_dim: int, theta: float) -> dict[str, Any] | None:
-    for tensor in metadata.reader.tensors:
-        if tensor.name == "rope_freqs.weight":
-            return _llama3_scaling(metadata, np.asarray(tensor.data, dtype=np.float64).ravel(), head_dim, theta)
+def _rope_scaling(metadata: Metadata, rotated: int, theta: float) -> dict[str, Any] | None:
+    freqs = metadata.tensors.get("rope_freqs.weight")
+    if freqs is not None:
+        return _llama3_scaling(metadata, metadata.values(freqs).astype(np.float64).ravel(), rotated, theta)
     kind = metadata.optional_text(f"{metadata.architecture}.rope.scaling.type")
-    if kind in (None, "none"):
-        return None
+    if kind in (None, "none") or (kind == "longrope" and metadata.architecture == "phi3"):
+        return None  # families.py reads the factors of longrope
     if kind not in ("linear", "yarn"):
-        raise InputError(f"{metadata.path}: rope scaling {kind!r} is not known; known: none, linear, yarn, llama3")
+        raise InputError(
+            f"{metadata.path}: rope scaling {kind!r} is not known; known: none, linear, yarn, llama3, phi3's longrope"
+        )
     scaling: dict[str, Any] = {"rope_type": kind, "factor": metadata.number("rope.scaling.factor")}
     if kind == "yarn":
         scaling["original_max_position_embeddings"] = metadata.size("rope.scaling.original_context_length")
+        for key, name in (("beta_fast", "beta_fast"), ("beta_slow", "beta_slow"), ("attention_factor", "attn_factor")):
+            if metadata.has(f"rope.scaling.yarn_{name}"):
+                scaling[key] = metadata.number(f"rope.scaling.yarn_{name}")
     return scaling
+
+
+def _check_heads(metadata: Metadata, config: dict[str, Any], rotated: int) -> None:
+    heads, kv_heads, head_dim = (config[key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim"))
+    if heads % kv_heads != 0 or head_dim % 2 != 0:
+        raise InputError(f"{metadata.path} has {heads} heads of {head_dim} for {kv_heads} KV heads, which do not fit")
+    if metadata.size("attention.value_length", head_dim) != head_dim:
+        raise InputError(f"{metadata.path} has values of another size than its keys, which is not supported")
+    if rotated != head_dim:
+        if metadata.architecture not in ("phi3", "glm4", "glm4moe"):
+            raise InputError(f"{metadata.path} rotates only a part of each head, which is not supported")
+        config["partial_rotary_factor"] = rotated / head_dim
 
 
 def hugging_face_config(metadata: Metadata, vocabulary: int) -> dict[str, Any]:
@@ -59,46 +69,36 @@ def hugging_face_config(metadata: Metadata, vocabulary: int) -> dict[str, Any]:
     if architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise InputError(f"{metadata.path} has the architecture {architecture!r}; known: {known}")
-    if metadata.has("expert_count") and metadata.size("expert_count") > 1:
-        raise InputError(f"{metadata.path} is a mixture of experts, which is not supported")
-    class_name, model_type = ARCHITECTURES[architecture]
-    window = metadata.size("attention.sliding_window") if metadata.has("attention.sliding_window") else None
-    if architecture == "llama" and window is not None:
-        class_name, model_type = ARCHITECTURES["mistral"]
-
-    hidden, heads = metadata.size("embedding_length"), metadata.size("attention.head_count")
-    kv_heads = metadata.size("attention.head_count_kv", heads)
-    head_dim = metadata.size("attention.key_length", max(1, hidden // heads))
-    if heads % kv_heads != 0 or head_dim % 2 != 0:
-        raise InputError(f"{metadata.path} has {heads} heads of {head_dim} for {kv_heads} KV heads, which do not fit")
-    if metadata.size("attention.value_length", head_dim) != head_dim:
-        raise InputError(f"{metadata.path} has values of another size than its keys, which is not supported")
-    if metadata.size("rope.dimension_count", head_dim) != head_dim:
-        raise InputError(f"{metadata.path} rotates only a part of each head, which is not supported")
+    family = ARCHITECTURES[architecture]
+    if metadata.count("expert_count") > 1 and not family.has_experts:
+        raise InputError(f"{metadata.path} is a mixture of experts, which {architecture!r} models are not")
     if metadata.size("vocab_size", vocabulary) != vocabulary:
         said = metadata.size("vocab_size")
         raise InputError(f"{metadata.path} says a vocabulary of {said} tokens, but lists {vocabulary}")
+
+    hidden, heads = metadata.size("embedding_length"), metadata.size("attention.head_count")
+    head_dim = metadata.size("attention.key_length", max(1, hidden // heads))
+    rotated = metadata.size("rope.dimension_count", head_dim)
     theta = metadata.number("rope.freq_base", 10000.0)
     epsilon = metadata.number("attention.layer_norm_rms_epsilon")
     config: dict[str, Any] = {
-        "architectures": [class_name],
-        "model_type": model_type,
+        "architectures": [family.class_name],
+        "model_type": family.model_type,
         "hidden_size": hidden,
-        "intermediate_size": metadata.size("feed_forward_length"),
+        "intermediate_size": metadata.size("feed_forward_length", 1 if family.has_experts else None),
         "num_hidden_layers": metadata.size("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
+        "num_key_value_heads": metadata.size("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "vocab_size": vocabulary,
         "max_position_embeddings": metadata.size("context_length"),
         "rms_norm_eps": float(f"{epsilon:.6g}"),  # stored as f32: 9.99999975e-06 means 1e-05
         "rope_theta": theta,
-        "rope_scaling": _rope_scaling(metadata, head_dim, theta),
+        "rope_scaling": _rope_scaling(metadata, rotated, theta),
         "hidden_act": "silu",
         "torch_dtype": "bfloat16",
     }
-    if model_type == "mistral":
-        config["sliding_window"] = window
-    if model_type in ("qwen2", "qwen3"):
-        config["use_sliding_window"] = False
+    if not family.is_latent:
+        _check_heads(metadata, config, rotated)
+    family.complete(metadata, config)
     return config

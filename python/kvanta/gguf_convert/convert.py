@@ -1,6 +1,7 @@
-"""A GGUF file becomes a folder in Hugging Face layout, weights in bfloat16. Whole or not at all.
+"""A GGUF file becomes a folder in Hugging Face layout, whole or not at all: used in place, or converted.
 
-Quantized blocks that linear layers can keep are written as well, for weight_dtype int8 and int4.
+`index_gguf` writes config, tokenizer and the places of the tensors in the file (model.gguf.index.json, which the engine
+reads). `convert_gguf` writes the weights, too, in bfloat16, for other programs or to be changed.
 """
 
 from __future__ import annotations
@@ -8,120 +9,87 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from kvanta import _core
 from kvanta.errors import InputError, ResourceError
 from kvanta.gguf_convert.config import hugging_face_config
-from kvanta.gguf_convert.metadata import Metadata
-from kvanta.gguf_convert.tokenizer import byte_level_bpe, sentencepiece_bpe
+from kvanta.gguf_convert.metadata import Metadata, type_name
+from kvanta.gguf_convert.vocabulary import Vocabulary
 from kvanta.gguf_convert.weights import Weights
 from kvanta.safetensors_writer import write_safetensors
 from kvanta.tokenizer import Tokenizer
 
-# Control tokens that end a text or a turn, whatever eos_token_id says (llama.cpp has the same rule).
-_ENDINGS = {"<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>"}
-BLOCK_FILE = "gguf_blocks.kvanta"
-_CONTROL = 3
-_MOST_TOKEN_BYTES = 4096  # far above every vocabulary; splitting a token at every place takes the square of it
+INDEX_FILE = "model.gguf.index.json"
+CONVERTED_FILE = "converted.safetensors"
 
 
-class _Vocabulary:
-    """The tokenizer.ggml.* keys."""
-
-    def __init__(self, metadata: Metadata) -> None:
-        self.tokens: list[str] = metadata.array("tokenizer.ggml.tokens", str)
-        count = len(self.tokens)
-        for index, token in enumerate(self.tokens):
-            if len(token.encode()) > _MOST_TOKEN_BYTES:
-                size = len(token.encode())
-                raise InputError(
-                    f"{metadata.path}: token {index} has {size} bytes; at most {_MOST_TOKEN_BYTES} are read"
-                )
-        self.types: list[int] = metadata.array("tokenizer.ggml.token_type", int, count)
-        self.bos = metadata.token_id("tokenizer.ggml.bos_token_id", count)
-        self.eos = metadata.token_id("tokenizer.ggml.eos_token_id", count)
-        self.unknown = metadata.token_id("tokenizer.ggml.unknown_token_id", count)
-        self.padding = metadata.token_id("tokenizer.ggml.padding_token_id", count)
-        end_of_turn = metadata.token_id("tokenizer.ggml.eot_token_id", count)
-        self.endings = [token for token in (self.eos, end_of_turn) if token is not None]
-        for index, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True)):
-            if kind == _CONTROL and token in _ENDINGS:
-                self.endings.append(index)
-        self.endings = list(dict.fromkeys(self.endings))
-
-        model = metadata.text("tokenizer.ggml.model")
-        if model not in ("gpt2", "llama"):
-            raise InputError(f"{metadata.path} has the tokenizer {model!r}; known: gpt2 (byte-level BPE), llama (BPE)")
-        is_llama3 = metadata.text("tokenizer.ggml.pre", "default") in ("llama-bpe", "llama3", "llama-v3")
-        self.add_bos = metadata.flag("tokenizer.ggml.add_bos_token", model == "llama" or is_llama3)
-        prefix = self.bos if self.add_bos else None
-        if model == "gpt2":
-            self.tokenizer = byte_level_bpe(
-                self.tokens,
-                self.types,
-                metadata.array("tokenizer.ggml.merges", str),
-                metadata.text("tokenizer.ggml.pre", "default"),
-                prefix,
-            )
-        else:
-            self.tokenizer = sentencepiece_bpe(
-                self.tokens,
-                self.types,
-                metadata.array("tokenizer.ggml.scores", float, count),
-                0 if self.unknown is None else self.unknown,
-                prefix,
-                metadata.flag("tokenizer.ggml.add_space_prefix", True),
-            )
-
-    def tokenizer_config(self) -> dict[str, Any]:
-        special = {"bos_token": self.bos, "eos_token": self.eos, "unk_token": self.unknown, "pad_token": self.padding}
-        named = {name: self.tokens[token] for name, token in special.items() if token is not None}
-        return {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "add_bos_token": self.add_bos,
-            "clean_up_tokenization_spaces": False,
-            **named,
-        }
+def _write_json(path: Path, value: object, indent: int | None = 1) -> None:
+    path.write_text(json.dumps(value, indent=indent, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _write_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _write_folder(source: Path, folder: Path) -> None:
-    metadata = Metadata(source)
-    vocabulary = _Vocabulary(metadata)
+def _write_texts(metadata: Metadata, folder: Path) -> tuple[Weights, list[str]]:
+    """All but the weights; returns these, and the names of those that the model has."""
+    vocabulary = Vocabulary(metadata)
     config = hugging_face_config(metadata, len(vocabulary.tokens))
     weights = Weights(metadata, config)
-
     tied = weights.tied()
-    names = [name for name in weights.shapes if not (tied and name == "lm_head.weight")]
     config["tie_word_embeddings"] = tied
-    config["attention_bias"] = "model.layers.0.self_attn.q_proj.bias" in weights and metadata.architecture == "llama"
-    config["mlp_bias"] = False
-    ids = {
-        "bos_token_id": vocabulary.bos,
-        "eos_token_id": vocabulary.endings or None,
-        "pad_token_id": vocabulary.padding,
-    }
-    ids = {name: value for name, value in ids.items() if value is not None}
-    config.update(ids)
+    has_bias = "model.layers.0.self_attn.q_proj.bias" in weights
+    config.setdefault("attention_bias", has_bias and metadata.architecture not in ("qwen2", "qwen2moe"))
+    config["mlp_bias"] = "model.layers.0.mlp.down_proj.bias" in weights
+    config.update(vocabulary.special_ids())
 
     _write_json(folder / "config.json", config)
-    _write_json(folder / "generation_config.json", ids)
-    _write_json(folder / "tokenizer.json", vocabulary.tokenizer)
+    _write_json(folder / "generation_config.json", vocabulary.special_ids())
+    _write_json(folder / "tokenizer.json", vocabulary.tokenizer, indent=None)
     _write_json(folder / "tokenizer_config.json", vocabulary.tokenizer_config())
     template = metadata.optional_text("tokenizer.chat_template")
     if template is not None:
         (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
-    write_safetensors(
-        folder / "model.safetensors", {name: weights.shapes[name] for name in names}, weights.values(names)
-    )
-    block_shapes = weights.block_shapes(names)
-    if block_shapes:
-        write_safetensors(folder / BLOCK_FILE, block_shapes, weights.blocks(block_shapes), "U8")
+    return weights, [name for name in weights.weights if not (tied and name == "lm_head.weight")]
+
+
+def _write_converted(metadata: Metadata, folder: Path) -> None:
+    weights, names = _write_texts(metadata, folder)
+    write_safetensors(folder / "model.safetensors", weights.shapes(names), weights.values(names))
+
+
+def _write_index(metadata: Metadata, folder: Path) -> None:
+    weights, names = _write_texts(metadata, folder)
+    types = set(_core.gguf_types())
+    tensors: dict[str, Any] = {}
+    others = []
+    for name in names:
+        weight = weights.weights[name]
+        if not weight.in_place(types):
+            others.append(name)
+            continue
+        entry: dict[str, Any] = {
+            "file": metadata.files.index(weight.info.path),
+            "offset": weight.info.offset,
+            "type": type_name(weight.info),
+            "shape": list(weight.shape),
+        }
+        if weight.interleaved_heads:
+            entry["interleaved_heads"] = weight.interleaved_heads
+        tensors[name] = entry
+    files = [(path.resolve(), path.stat()) for path in metadata.files]
+    index: dict[str, Any] = {
+        "files": [
+            {"path": str(path), "size": status.st_size, "mtime_ns": status.st_mtime_ns} for path, status in files
+        ],
+        "tensors": tensors,
+    }
+    if others:
+        index["converted"] = CONVERTED_FILE
+        shapes = weights.shapes(others)
+        # Vectors are few, and read as f32 in any case.
+        types_of = {name: "F32" if len(shape) == 1 else "BF16" for name, shape in shapes.items()}
+        write_safetensors(folder / CONVERTED_FILE, shapes, weights.values(others), types_of)
+    _write_json(folder / INDEX_FILE, index)
 
 
 def _check_folder(source: Path, folder: Path) -> None:
@@ -134,24 +102,19 @@ def _check_folder(source: Path, folder: Path) -> None:
         raise InputError(f"{source} makes no usable model: {reason}") from None
 
 
-def convert_gguf(source: str | Path, folder: str | Path) -> Path:
-    """Converts the GGUF file `source` to the new folder `folder` and returns it.
-
-    The folder appears complete or not at all; one that two processes make at once is made by the faster.
-    Raises InputError for a file that is damaged, hostile or of an unknown kind, or when `folder` has files already.
-    """
-    source, folder = Path(source).expanduser(), Path(folder).expanduser()
+def _make_folder(source: Path, folder: Path, write: Callable[[Metadata, Path], None]) -> Path:
     if not source.is_file():
         raise InputError(f"there is no GGUF file {str(source)!r}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{str(folder)!r} exists already and is not an empty folder")
+    metadata = Metadata(source)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     except OSError as error:
         raise ResourceError(f"cannot write to {str(folder.parent)!r}: {error.strerror}") from None
     try:
-        _write_folder(source, work)
+        write(metadata, work)
         _check_folder(source, work)
         work.chmod(0o755)
         try:
@@ -164,3 +127,21 @@ def convert_gguf(source: str | Path, folder: str | Path) -> Path:
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return folder
+
+
+def convert_gguf(source: str | Path, folder: str | Path) -> Path:
+    """Converts the GGUF file `source`, or the split file that it is a part of, to the new folder `folder`; returns it.
+
+    The folder appears complete or not at all; one that two processes make at once is made by the faster.
+    Raises InputError for a file that is damaged, hostile or of an unknown kind, or when `folder` has files already.
+    """
+    return _make_folder(Path(source).expanduser(), Path(folder).expanduser(), _write_converted)
+
+
+def index_gguf(source: str | Path, folder: str | Path) -> Path:
+    """Makes the folder of a model whose weights stay in the GGUF file `source`; else like convert_gguf.
+
+    Tensors of types that the engine does not read, and those that are stored otherwise than Hugging Face does, are
+    written to the folder.
+    """
+    return _make_folder(Path(source).expanduser(), Path(folder).expanduser(), _write_index)

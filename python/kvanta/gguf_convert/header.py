@@ -1,59 +1,92 @@
-"""Checks a GGUF file's header against its size before the `gguf` package reads it.
+"""Reader of a GGUF file's header: keys, values and the table of tensors, every count checked against the file's size.
 
-That package trusts the counts in the file: a lying array length makes it loop for hours or fill the memory.
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+Written for start-up time: the arrays of a vocabulary, 400,000 texts, take a quarter of a second. Format:
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 
 from __future__ import annotations
 
+import mmap
 import struct
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from kvanta.errors import InputError
 
-# GGUF value type -> bytes of one value; 8 is a string, 9 an array.
-_SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+# GGUF value type -> numpy's; 8 is a string, 9 an array.
+_SCALARS = {
+    0: np.dtype("<u1"),
+    1: np.dtype("<i1"),
+    2: np.dtype("<u2"),
+    3: np.dtype("<i2"),
+    4: np.dtype("<u4"),
+    5: np.dtype("<i4"),
+    6: np.dtype("<f4"),
+    7: np.dtype("?"),
+    10: np.dtype("<u8"),
+    11: np.dtype("<i8"),
+    12: np.dtype("<f8"),
+}
 _STRING, _ARRAY = 8, 9
 _MAX_HEADER_BYTES = 1 << 30
 _MAX_COUNT = 1 << 24
+_DEFAULT_ALIGNMENT = 32
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor's entry in the table."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Outermost size first: the reverse of GGUF's order."""
+    type_id: int
+    """ggml's number of the type."""
+    path: Path
+    offset: int
+    """First byte in the file."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """All that is known of a file without its tensors' data."""
+
+    path: Path
+    size: int
+    values: dict[str, Any]
+    tensors: list[TensorInfo]
 
 
 class _Cursor:
     """Reads forward through the header; every read is checked against the end of the file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, data: bytes | mmap.mmap) -> None:
         self.path = path
-        self.size = path.stat().st_size
         self.position = 0
-        self._file = path.open("rb")
-
-    def __enter__(self) -> _Cursor:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+        self.end = min(len(data), _MAX_HEADER_BYTES)
+        self._data = data
 
     def fail(self, reason: str) -> InputError:
-        return InputError(f"{self.path} is not a usable GGUF file: {reason} at byte {self.position} of {self.size}")
+        size = len(self._data)
+        return InputError(f"{self.path} is not a usable GGUF file: {reason} at byte {self.position} of {size}")
 
     def take(self, count: int, what: str) -> bytes:
-        if self.position + count > min(self.size, _MAX_HEADER_BYTES):
+        end = self.position + count
+        if end > self.end:
             raise self.fail(f"{what} needs {count} bytes beyond the end")
-        data = self._file.read(count)
-        self.position += count
+        data = self._data[self.position : end]
+        self.position = end
         return data
 
-    def skip(self, count: int, what: str) -> None:
-        if self.position + count > min(self.size, _MAX_HEADER_BYTES):
-            raise self.fail(f"{what} needs {count} bytes beyond the end")
-        self._file.seek(count, 1)
-        self.position += count
-
     def u32(self, what: str) -> int:
-        return int(struct.unpack("<I", self.take(4, what))[0])
+        return int.from_bytes(self.take(4, what), "little")
 
     def u64(self, what: str) -> int:
-        return int(struct.unpack("<Q", self.take(8, what))[0])
+        return int.from_bytes(self.take(8, what), "little")
 
     def count(self, what: str) -> int:
         value = self.u64(what)
@@ -62,54 +95,90 @@ class _Cursor:
         return value
 
     def text(self, what: str) -> str:
-        data = self.take(self.u64(what), what)
-        try:
-            return data.decode()
-        except UnicodeDecodeError:
-            raise self.fail(f"{what} is not UTF-8") from None
+        return self.texts(1, what)[0]
+
+    def texts(self, count: int, what: str) -> list[str]:
+        data, position, limit = self._data, self.position, self.end
+        length_at: Callable[..., tuple[int]] = struct.Struct("<Q").unpack_from
+        result = []
+        for _ in range(count):
+            begin = position + 8
+            if begin > limit:
+                raise self.fail(f"{what} needs {count} texts, which go beyond the end")
+            end = begin + length_at(data, position)[0]
+            if end > limit:
+                raise self.fail(f"{what} needs {end - begin} bytes beyond the end")
+            try:
+                result.append(data[begin:end].decode())
+            except UnicodeDecodeError:
+                self.position = position
+                raise self.fail(f"{what} is not UTF-8") from None
+            position = end
+        self.position = position
+        return result
+
+    def value(self, kind: int, what: str) -> Any:
+        if kind in _SCALARS:
+            return self._scalars(_SCALARS[kind], 1, what)[0]
+        if kind == _STRING:
+            return self.text(what)
+        if kind != _ARRAY:
+            raise self.fail(f"{what} has the unknown value type {kind}")
+        item = self.u32(what)
+        count = self.count(f"the length of {what}")
+        if item in _SCALARS:
+            return self._scalars(_SCALARS[item], count, what)
+        if item == _STRING:
+            return self.texts(count, what)
+        raise self.fail(f"{what} is an array of unknown type {item}")
+
+    def _scalars(self, kind: np.dtype[Any], count: int, what: str) -> list[Any]:
+        return list(np.frombuffer(self.take(count * kind.itemsize, what), kind).tolist())
 
 
-def _skip_value(cursor: _Cursor, kind: int, key: str) -> None:
-    if kind in _SCALAR_BYTES:
-        cursor.skip(_SCALAR_BYTES[kind], key)
-    elif kind == _STRING:
-        cursor.text(key)
-    elif kind == _ARRAY:
-        item = cursor.u32(key)
-        count = cursor.count(f"the length of {key}")
-        if item in _SCALAR_BYTES:
-            cursor.skip(count * _SCALAR_BYTES[item], key)
-        elif item == _STRING:
-            for _ in range(count):
-                cursor.text(key)
-        else:
-            raise cursor.fail(f"{key} is an array of unknown type {item}")
-    else:
-        raise cursor.fail(f"{key} has the unknown value type {kind}")
+def _tensor(cursor: _Cursor, path: Path) -> TensorInfo:
+    """An entry whose offset is still relative to the data's start."""
+    name = cursor.text("a tensor's name")
+    what = f"tensor {name!r}"
+    dimensions = cursor.u32(what)
+    if not 1 <= dimensions <= 4:
+        raise cursor.fail(f"{what} has {dimensions} dimensions")
+    shape = tuple(cursor.u64(what) for _ in range(dimensions))[::-1]
+    if not all(0 < size < 1 << 48 for size in shape):
+        raise cursor.fail(f"{what} has the shape {list(shape)}")
+    return TensorInfo(name, shape, cursor.u32(what), path, cursor.u64(what))
 
 
-def check_header(path: Path) -> None:
-    """Raises InputError unless every count, string and tensor shape of the header fits into the file."""
-    with _Cursor(path) as cursor:
-        if cursor.take(4, "the magic number") != b"GGUF":
-            raise InputError(f"{path} is not a GGUF file: it does not begin with 'GGUF'")
-        version = cursor.u32("the version")
-        if version not in (2, 3):
-            raise InputError(f"{path} has GGUF version {version}; known: 2, 3 (little endian)")
-        tensors = cursor.count("the number of tensors")
-        for _ in range(cursor.count("the number of keys")):
-            key = cursor.text("a key")
-            _skip_value(cursor, cursor.u32(key), repr(key))
-        for _ in range(tensors):
-            name = repr(cursor.text("a tensor's name"))
-            dimensions = cursor.u32(name)
-            if not 1 <= dimensions <= 4:
-                raise cursor.fail(f"tensor {name} has {dimensions} dimensions")
-            elements = 1
-            for _ in range(dimensions):
-                elements *= cursor.u64(name)
-            cursor.u32(name)  # its type; the gguf package checks it
-            offset = cursor.u64(name)
-            # The densest type has less than 1.6 bits per element; the exact size is checked when it is read.
-            if elements == 0 or elements // 8 > cursor.size or offset > cursor.size:
-                raise cursor.fail(f"tensor {name} with {elements} elements at {offset} lies beyond the end")
+def _read(path: Path, data: bytes | mmap.mmap) -> Header:
+    cursor = _Cursor(path, data)
+    if data[:4] != b"GGUF":
+        raise InputError(f"{path} is not a GGUF file: it does not begin with 'GGUF'")
+    cursor.take(4, "the magic number")
+    version = cursor.u32("the version")
+    if version not in (2, 3):
+        raise InputError(f"{path} has GGUF version {version}; known: 2, 3 (little endian)")
+    tensor_count = cursor.count("the number of tensors")
+    values: dict[str, Any] = {}
+    for _ in range(cursor.count("the number of keys")):
+        key = cursor.text("a key")
+        if key in values:
+            raise cursor.fail(f"the key {key!r} is there twice")
+        values[key] = cursor.value(cursor.u32(repr(key)), repr(key))
+    tensors = [_tensor(cursor, path) for _ in range(tensor_count)]
+    alignment = values.get("general.alignment", _DEFAULT_ALIGNMENT)
+    if not isinstance(alignment, int) or not 0 < alignment <= 1 << 20:
+        raise InputError(f"{path}: key 'general.alignment' must be a number of bytes, got {str(alignment)[:60]!r}")
+    start = -(-cursor.position // alignment) * alignment
+    placed = [TensorInfo(t.name, t.shape, t.type_id, path, start + t.offset) for t in tensors]
+    names = {tensor.name for tensor in placed}
+    if len(names) != len(placed):
+        raise InputError(f"{path} is not a usable GGUF file: two of its tensors have the same name")
+    return Header(path, len(data), values, placed)
+
+
+def read_header(path: Path) -> Header:
+    """Raises InputError unless every count and text of the header fits into the file. Tensors are not checked."""
+    if path.stat().st_size == 0:
+        return _read(path, b"")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return _read(path, data)

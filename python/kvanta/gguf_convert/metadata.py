@@ -1,4 +1,4 @@
-"""Typed access to the metadata of a GGUF file."""
+"""Typed access to the metadata of a GGUF file, and to the bytes of its tensors."""
 
 from __future__ import annotations
 
@@ -7,37 +7,84 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
+from numpy.typing import NDArray
 
 from kvanta.errors import InputError
-from kvanta.gguf_convert.header import check_header
+from kvanta.gguf_convert.files import read_parts
+from kvanta.gguf_convert.header import TensorInfo
+
+
+def type_name(tensor: TensorInfo) -> str:
+    """The tensor's type: "F32", "Q4_K". Its number must be known."""
+    return str(gguf.GGMLQuantizationType(tensor.type_id).name)
+
+
+def tensor_bytes(tensor: TensorInfo) -> int:
+    """Bytes of the tensor by its shape and type."""
+    weights, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(tensor.type_id)]
+    return math.prod(tensor.shape) // weights * size
 
 
 class Metadata:
     """The key-value part of a GGUF file. Keys of the architecture are given without its name: "block_count"."""
 
     def __init__(self, path: Path) -> None:
-        check_header(path)
+        headers = read_parts(path)
         self.path = path
-        try:
-            self.reader = gguf.GGUFReader(path)
-        except Exception:  # the package raises whatever comes, numpy's texts too; all of it means a bad file
-            size = path.stat().st_size
-            raise InputError(
-                f"{path} is not a usable GGUF file: its {size} bytes do not hold what its header says"
-            ) from None
+        self.files = [header.path for header in headers]
+        self._values = headers[0].values
+        self.tensors: dict[str, TensorInfo] = {}
+        for header in headers:
+            for tensor in header.tensors:
+                self._check_extent(tensor, header.size)
+                self.tensors[tensor.name] = tensor
+        self._maps: dict[Path, NDArray[np.uint8]] = {}
         self.architecture = self.text("general.architecture")
 
-    def _value(self, key: str) -> Any:
-        field = self.reader.get_field(key)
-        if field is None:
-            return None
+    @staticmethod
+    def _check_extent(tensor: TensorInfo, file_size: int) -> None:
         try:
-            return field.contents()
-        except Exception as error:
-            raise InputError(f"{self.path}: key {key!r} cannot be read: {error}") from None
+            weights, _ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(tensor.type_id)]
+        except ValueError:
+            raise InputError(f"{tensor.path}: tensor {tensor.name!r} has the unknown type {tensor.type_id}") from None
+        if tensor.shape[-1] % weights != 0:
+            raise InputError(
+                f"{tensor.path}: tensor {tensor.name!r} has rows of {tensor.shape[-1]}, not whole blocks of {weights}"
+            )
+        size = tensor_bytes(tensor)
+        if tensor.offset + size > file_size:
+            raise InputError(
+                f"{tensor.path} is not a usable GGUF file: its {file_size} bytes do not hold what its header says: "
+                f"{size} bytes of tensor {tensor.name!r} at {tensor.offset}"
+            )
+
+    def data(self, tensor: TensorInfo) -> NDArray[np.uint8]:
+        """The tensor's bytes in the mapped file: [rows][bytes of a row]."""
+        if tensor.path not in self._maps:
+            self._maps[tensor.path] = np.memmap(tensor.path, dtype=np.uint8, mode="r")
+        end = tensor.offset + tensor_bytes(tensor)
+        return self._maps[tensor.path][tensor.offset : end].reshape(math.prod(tensor.shape[:-1]), -1)
+
+    def values(self, tensor: TensorInfo, rows: slice = slice(None)) -> NDArray[np.float32]:
+        """Dequantized rows, [rows][last size of the shape]. Raises InputError for a type without a definition."""
+        kind = gguf.GGMLQuantizationType(tensor.type_id)
+        data = np.ascontiguousarray(self.data(tensor)[rows])
+        try:
+            with np.errstate(all="ignore"):  # the caller judges values that are not finite
+                values = gguf.dequantize(data, kind)
+        except NotImplementedError:
+            raise InputError(
+                f"{self.path}: tensor {tensor.name!r} is {kind.name}, which cannot be dequantized"
+            ) from None
+        return np.asarray(values, dtype=np.float32).reshape(len(data), tensor.shape[-1])
+
+    def value(self, key: str) -> Any:
+        """The value as it is; None without one."""
+        return self._values.get(key)
 
     def _typed(self, key: str, kinds: tuple[type, ...], what: str, default: Any) -> Any:
-        value = self._value(key)
+        value = self._values.get(key)
         if value is None:
             if default is _REQUIRED:
                 raise InputError(f"{self.path} lacks the key {key!r}, which is needed")
@@ -84,6 +131,10 @@ class Metadata:
             raise InputError(f"{self.path}: key {key!r} must be in 1..2^31-1, got {value}")
         return value
 
+    def count(self, name: str) -> int:
+        """A whole number under the architecture's name; 0 without one."""
+        return self.size(name) if self.value(f"{self.architecture}.{name}") not in (None, 0) else 0
+
     def number(self, name: str, default: float | None = None) -> float:
         key = f"{self.architecture}.{name}"
         value = float(self._typed(key, (int, float), "a number", _REQUIRED if default is None else default))
@@ -92,7 +143,7 @@ class Metadata:
         return value
 
     def has(self, name: str) -> bool:
-        return self.reader.get_field(f"{self.architecture}.{name}") is not None
+        return f"{self.architecture}.{name}" in self._values
 
 
 _REQUIRED = object()

@@ -6,53 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvanta.errors import InputError
+from kvanta.gguf_convert.pre_tokenizers import PRE_TOKENIZERS
 
 Json = dict[str, Any]
 
 # tokenizer.ggml.token_type
-_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6
-
-_GPT2_SPLIT: Json = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-_BYTES_ONLY: Json = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-_SINGLE_DIGITS: Json = {"type": "Digits", "individual_digits": True}
-
-
-def _split(pattern: str) -> Json:
-    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-
-
-_LLAMA3_PATTERN = "|".join(
-    [
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
-        r"[^\r\n\p{L}\p{N}]?\p{L}+",
-        r"\p{N}{1,3}",
-        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-        r"\s*[\r\n]+",
-        r"\s+(?!\S)",
-        r"\s+",
-    ]
-)
-_QWEN2_PATTERN = _LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
-
-_DIGITS_THEN_GPT2 = [_SINGLE_DIGITS, _GPT2_SPLIT]
-_LLAMA3 = [_split(_LLAMA3_PATTERN), _BYTES_ONLY]
-_QWEN2 = [_split(_QWEN2_PATTERN), _BYTES_ONLY]
-
-# tokenizer.ggml.pre -> how text is cut before byte-pair merges.
-PRE_TOKENIZERS: Mapping[str, Sequence[Json]] = {
-    "default": [_GPT2_SPLIT],
-    "gpt-2": [_GPT2_SPLIT],
-    "smollm": _DIGITS_THEN_GPT2,
-    "starcoder": _DIGITS_THEN_GPT2,
-    "refact": _DIGITS_THEN_GPT2,
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
-}
-_NFC = {"qwen2", "deepseek-r1-qwen"}
-_WHOLE_WORDS_FIRST = {"llama-bpe", "llama3", "llama-v3"}  # a word that is in the vocabulary is taken without merges
+_UNKNOWN, CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6
+_NOT_MERGED = (_UNKNOWN, CONTROL, _UNUSED, _BYTE)
 
 
 def added_tokens(tokens: Sequence[str], types: Sequence[int]) -> list[Json]:
@@ -68,7 +28,7 @@ def added_tokens(tokens: Sequence[str], types: Sequence[int]) -> list[Json]:
             "special": kind != _USER_DEFINED,
         }
         for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
-        if kind in (_CONTROL, _USER_DEFINED, _UNKNOWN) and token
+        if kind in (CONTROL, _USER_DEFINED, _UNKNOWN) and token
     ]
 
 
@@ -110,14 +70,14 @@ def byte_level_bpe(
         if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
             raise InputError(f"GGUF merge {merge!r} does not join two tokens of the vocabulary to a third")
         pairs.append([left, right])
-    steps = PRE_TOKENIZERS[pre]
+    kind = PRE_TOKENIZERS[pre]
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": added_tokens(tokens, types),
-        "normalizer": {"type": "NFC"} if pre in _NFC else None,
-        "pre_tokenizer": steps[0] if len(steps) == 1 else {"type": "Sequence", "pretokenizers": list(steps)},
+        "normalizer": {"type": "NFC"} if kind.nfc else None,
+        "pre_tokenizer": kind.json(),
         "post_processor": _bos_processor(None if bos_id is None else tokens[bos_id], bos_id),
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": {
@@ -128,7 +88,7 @@ def byte_level_bpe(
             "end_of_word_suffix": None,
             "fuse_unk": False,
             "byte_fallback": False,
-            "ignore_merges": pre in _WHOLE_WORDS_FIRST,
+            "ignore_merges": kind.whole_words_first,
             "vocab": vocabulary,
             "merges": pairs,
         },
@@ -146,6 +106,16 @@ def _merges_by_score(vocabulary: Mapping[str, int], scores: Sequence[float], pla
     return [[left, right] for _, _, _, left, right in sorted(found)]
 
 
+def merges_by_order(tokens: Sequence[str], types: Sequence[int]) -> list[str]:
+    """Merges of a vocabulary in the order of its ranks (tiktoken's), which needs no list of them."""
+    vocabulary = _vocabulary(tokens)
+    plain = {token for token, kind in zip(tokens, types, strict=True) if token and kind not in _NOT_MERGED}
+    return [
+        f"{left} {right}"
+        for left, right in _merges_by_score(vocabulary, [-float(i) for i in range(len(tokens))], plain)
+    ]
+
+
 def sentencepiece_bpe(
     tokens: Sequence[str],
     types: Sequence[int],
@@ -156,11 +126,7 @@ def sentencepiece_bpe(
 ) -> Json:
     """The Llama 2 family: spaces are U+2581, unknown characters fall back to byte tokens <0x00>..<0xFF>."""
     vocabulary = _vocabulary(tokens)
-    plain = {
-        token
-        for token, kind in zip(tokens, types, strict=True)
-        if token and kind not in (_UNKNOWN, _CONTROL, _UNUSED, _BYTE)
-    }
+    plain = {token for token, kind in zip(tokens, types, strict=True) if token and kind not in _NOT_MERGED}
     to_blocks: list[Json] = [{"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]
     from_blocks: list[Json] = [
         {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},

@@ -1,62 +1,34 @@
-"""The tensors of a GGUF file under their Hugging Face names, dequantized, in the Hugging Face order of rows."""
+"""The tensors of a GGUF file under their Hugging Face names: where they are, and their dequantized values."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-import gguf
 import numpy as np
 from numpy.typing import NDArray
 
 from kvanta.errors import InputError
-from kvanta.gguf_convert.metadata import Metadata
+from kvanta.gguf_convert.header import TensorInfo
+from kvanta.gguf_convert.metadata import Metadata, tensor_bytes, type_name
+from kvanta.gguf_convert.tensor_names import (
+    BLOCK_NAME,
+    IGNORED,
+    NORMS_PLUS_ONE,
+    PAIRED_ROPE,
+    TOP,
+    Module,
+    modules_of,
+    parse_table,
+    sizes,
+)
 from kvanta.progress import progress_bar
 
-_TOP_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-_BLOCK_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 # From here on float32 values round to infinity in bfloat16.
 _BFLOAT16_END = float(np.uint32(0x7F7F8000).view(np.float32))
-# Formats that linear layers keep (docs/weights.md): blocks of 32 along a row, of this many bytes.
-_BLOCK_BYTES = {
-    kind: gguf.GGML_QUANT_SIZES[kind][1]
-    for kind in (
-        gguf.GGMLQuantizationType.Q8_0,
-        gguf.GGMLQuantizationType.Q4_0,
-        gguf.GGMLQuantizationType.Q4_1,
-    )
-}
-_BLOCK_WEIGHTS = 32
-_IGNORED = {"rope_freqs.weight"}  # read by config.py: Llama 3's rope scaling
-
-
-def hugging_face_name(name: str) -> str | None:
-    """None for tensors that carry no weights."""
-    if name in _IGNORED:
-        return None
-    if name in _TOP_NAMES:
-        return _TOP_NAMES[name]
-    block = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
-    if block is None or block[2] not in _BLOCK_NAMES:
-        raise InputError(f"GGUF tensor {name!r} has no place in a supported architecture")
-    return f"model.layers.{int(block[1])}.{_BLOCK_NAMES[block[2]]}.{block[3]}"
+_ELEMENTS = {"F32", "F16", "BF16"}
+_COMPARED_BYTES = 1 << 20  # at a time
 
 
 def rotate_halves(rows: NDArray[Any], heads: int) -> NDArray[Any]:
@@ -66,118 +38,150 @@ def rotate_halves(rows: NDArray[Any], heads: int) -> NDArray[Any]:
     return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(rows.shape)
 
 
+@dataclass(frozen=True)
+class Weight:
+    """A tensor under its Hugging Face name; with "*" in the name, one for each of the first size."""
+
+    name: str
+    info: TensorInfo
+    shape: tuple[int, ...]
+    interleaved_heads: int = 0
+    """Heads whose rows are in GGUF's llama order; 0: the order is Hugging Face's."""
+    plus_one: bool = False
+    """GGUF's values are Hugging Face's plus one."""
+
+    def in_place(self, types: set[str]) -> bool:
+        """True if the tensor can be used as it is stored, by a reader of `types`."""
+        kind = type_name(self.info)
+        is_vector = len(self.shape) == 1 or ("*" in self.name and len(self.shape) == 2)
+        return not self.plus_one and kind in (_ELEMENTS if is_vector else types)
+
+    def tensors(self) -> list[tuple[str, tuple[int, ...], slice]]:
+        """The tensors that it stands for: name, shape, rows of the stored matrix."""
+        if "*" not in self.name:
+            return [(self.name, self.shape, slice(None))]
+        count, shape = self.shape[0], self.shape[1:]
+        rows = int(np.prod(shape[:-1], dtype=np.int64))
+        if len(shape) == 1:
+            rows = 1
+        return [(self.name.replace("*", str(i)), shape, slice(i * rows, (i + 1) * rows)) for i in range(count)]
+
+
 class Weights:
-    """All tensors: shapes at once, values one at a time."""
+    """All weights of a model, checked against the sizes in its config."""
 
     def __init__(self, metadata: Metadata, config: dict[str, Any]) -> None:
         self.path = metadata.path
-        self._tensors: dict[str, Any] = {}
-        for tensor in metadata.reader.tensors:
-            name = hugging_face_name(tensor.name)
-            if name is not None:
-                self._tensors[name] = tensor
-        self._heads: dict[str, int] = {}
-        if metadata.architecture == "llama":
-            self._heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-        self._check_shapes(config)
-        self.shapes = {name: tuple(int(n) for n in reversed(t.shape)) for name, t in self._tensors.items()}
+        self._metadata = metadata
+        self._sizes = sizes(config)
+        self._layers: int = config["num_hidden_layers"]
+        self._spare: int = config.get("num_nextn_predict_layers") or 0
+        self._plus_one = config["model_type"] in NORMS_PLUS_ONE
+        self._interleaved_heads: dict[str, int] = {}
+        if metadata.architecture in PAIRED_ROPE:
+            heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+            self._interleaved_heads = {"attn_q": heads, "attn_k": kv_heads}
+        self._top = parse_table(TOP)
+        self._modules = modules_of(config["model_type"])
+        self.weights: dict[str, Weight] = {}
+        for info in metadata.tensors.values():
+            weight = self._place(info)
+            if weight is not None:
+                self.weights[weight.name] = weight
+        self._check_complete()
+        if any(".k_b_proj." in name for name in self.weights):  # some files have the whole matrix, too
+            self.weights = {name: weight for name, weight in self.weights.items() if ".kv_b_proj." not in name}
 
     def __contains__(self, name: str) -> bool:
-        return name in self._tensors
+        return name in self.weights
 
-    def _check_shapes(self, config: dict[str, Any]) -> None:
-        hidden, ffn, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
-        q = config["num_attention_heads"] * config["head_dim"]
-        kv = config["num_key_value_heads"] * config["head_dim"]
-        head_dim = config["head_dim"]
-        expected: dict[str, tuple[int, ...]] = {
-            "model.embed_tokens.weight": (vocab, hidden),
-            "model.norm.weight": (hidden,),
-            "lm_head.weight": (vocab, hidden),
-        }
-        required = {"model.embed_tokens.weight", "model.norm.weight"}
-        layer_shapes = {
-            "input_layernorm.weight": (hidden,),
-            "post_attention_layernorm.weight": (hidden,),
-            "self_attn.q_proj.weight": (q, hidden),
-            "self_attn.k_proj.weight": (kv, hidden),
-            "self_attn.v_proj.weight": (kv, hidden),
-            "self_attn.o_proj.weight": (hidden, q),
-            "mlp.gate_proj.weight": (ffn, hidden),
-            "mlp.up_proj.weight": (ffn, hidden),
-            "mlp.down_proj.weight": (hidden, ffn),
-        }
-        optional = {
-            "self_attn.q_proj.bias": (q,),
-            "self_attn.k_proj.bias": (kv,),
-            "self_attn.v_proj.bias": (kv,),
-            "self_attn.o_proj.bias": (hidden,),
-            "self_attn.q_norm.weight": (head_dim,),
-            "self_attn.k_norm.weight": (head_dim,),
-        }
-        if config["num_hidden_layers"] > len(self._tensors):
-            raise InputError(f"{self.path} says {config['num_hidden_layers']} layers in {len(self._tensors)} tensors")
-        for layer in range(config["num_hidden_layers"]):
+    def _place(self, info: TensorInfo) -> Weight | None:
+        """None for tensors that carry no weights of the model's layers."""
+        if info.name in IGNORED:
+            return None
+        block = BLOCK_NAME.fullmatch(info.name)
+        if block is None:
+            name, _, kind = info.name.rpartition(".")
+            module = self._top.get(name) if kind == "weight" else None
+            prefix = ""
+        else:
+            layer, name, kind = int(block[1]), block[2], block[3]
+            if self._layers <= layer < self._layers + self._spare:
+                return None  # layers that predict several tokens
+            if layer >= self._layers:
+                raise InputError(
+                    f"{self.path}: tensor {info.name!r} does not belong to a model of {self._layers} layers"
+                )
+            module = self._modules.get(f"{name}.{kind}") or self._modules.get(name)
             prefix = f"model.layers.{layer}."
-            required.update(prefix + name for name in layer_shapes)
-            expected.update({prefix + name: shape for name, shape in (layer_shapes | optional).items()})
-        for name in sorted(required - self._tensors.keys()):
+        if module is None or (kind == "bias" and not module.name.startswith("=") and "bias" not in module.words):
+            raise InputError(f"{self.path}: GGUF tensor {info.name!r} does not belong to this architecture")
+        return Weight(
+            prefix + module.tensor(kind),
+            info,
+            self._shape(info, module, kind),
+            self._interleaved_heads.get(name, 0),
+            self._plus_one and "norm" in module.words,
+        )
+
+    def _shape(self, info: TensorInfo, module: Module, kind: str) -> tuple[int, ...]:
+        shape = tuple(self._sizes[size] for size in module.shape)
+        if kind == "bias" and not module.name.startswith("="):
+            shape = shape[:-1]
+        if info.shape == shape or (shape[0] == 1 and info.shape == shape[1:]):
+            return shape
+        raise InputError(f"{self.path}: tensor {info.name!r} has shape {info.shape}, not {shape}")
+
+    def _check_complete(self) -> None:
+        if self._layers > len(self.weights):
+            raise InputError(f"{self.path} says {self._layers} layers in {len(self.weights)} tensors")
+        required = [module.tensor("weight") for module in self._top.values() if "optional" not in module.words]
+        for layer in range(self._layers):
+            prefix = f"model.layers.{layer}."
+            has_experts = f"blk.{layer}.ffn_gate_inp.weight" in self._metadata.tensors
+            left_out = {"optional", "dense" if has_experts else "moe"}
+            required += [
+                prefix + module.tensor("weight") for module in self._modules.values() if not module.words & left_out
+            ]
+        for name in sorted(set(required) - self.weights.keys()):
             raise InputError(f"{self.path} lacks the tensor for {name!r}")
-        for name, tensor in self._tensors.items():
-            shape = tuple(int(n) for n in reversed(tensor.shape))
-            if name not in expected:
-                raise InputError(f"{self.path}: tensor {tensor.name!r} does not belong to this architecture")
-            if shape != expected[name]:
-                raise InputError(f"{self.path}: tensor {tensor.name!r} has shape {shape}, not {expected[name]}")
 
     def tied(self) -> bool:
         """True if the output matrix is the embedding: absent, or stored twice."""
-        head, embedding = self._tensors.get("lm_head.weight"), self._tensors["model.embed_tokens.weight"]
+        head, embedding = self.weights.get("lm_head.weight"), self.weights["model.embed_tokens.weight"]
         if head is None:
             return True
-        return head.tensor_type == embedding.tensor_type and np.array_equal(head.data, embedding.data)
+        if head.info.type_id != embedding.info.type_id:
+            return False
+        a, b = (self._metadata.data(weight.info).ravel() for weight in (head, embedding))
+        return all(
+            np.array_equal(a[begin : begin + _COMPARED_BYTES], b[begin : begin + _COMPARED_BYTES])
+            for begin in range(0, a.size, _COMPARED_BYTES)
+        )
 
-    def block_shapes(self, names: list[str]) -> dict[str, tuple[int, ...]]:
-        """The tensors among `names` whose blocks linear layers keep: (rows, blocks of a row, bytes of a block)."""
-        shapes: dict[str, tuple[int, ...]] = {}
-        for name in names:
-            size = _BLOCK_BYTES.get(self._tensors[name].tensor_type)
-            if size is not None and len(self.shapes[name]) == 2:
-                rows, columns = self.shapes[name]
-                shapes[name] = (rows, columns // _BLOCK_WEIGHTS, size)
-        return shapes
-
-    def blocks(self, shapes: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, NDArray[np.uint8]]]:
-        """The tensors of block_shapes() as the file has them, but for the order of rows."""
-        for name, shape in shapes.items():
-            blocks = np.asarray(self._tensors[name].data).view(np.uint8).reshape(shape)
-            yield name, self._in_order(name, blocks)
-
-    def _in_order(self, name: str, rows: NDArray[Any]) -> NDArray[Any]:
-        module = name.split(".")[-2]
-        return rotate_halves(rows, self._heads[module]) if module in self._heads else rows
+    def shapes(self, names: list[str]) -> dict[str, tuple[int, ...]]:
+        """Shapes of the tensors that the weights `names` stand for."""
+        return {name: shape for weight in names for name, shape, _ in self.weights[weight].tensors()}
 
     def values(self, names: list[str]) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        """float32 tensors, one at a time, with a progress bar."""
-        total = sum(int(self._tensors[name].n_bytes) for name in names)
+        """float32 tensors in the order of shapes(), one at a time, with a progress bar."""
+        total = sum(tensor_bytes(self.weights[name].info) for name in names)
         with progress_bar(total, f"converting {self.path.name}") as bar:
-            for name in names:
-                tensor = self._tensors[name]
-                try:
-                    with np.errstate(all="ignore"):  # what is not finite is refused below
-                        values = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
-                    values = values.reshape(self.shapes[name])
-                except NotImplementedError:
-                    raise InputError(
-                        f"{self.path}: tensor {tensor.name!r} is {tensor.tensor_type.name}, which cannot be dequantized"
-                    ) from None
-                except ValueError:
-                    raise InputError(f"{self.path}: tensor {tensor.name!r} does not have its shape's bytes") from None
-                values = self._in_order(name, values)
-                if not np.isfinite(values).all():
-                    raise InputError(f"{self.path}: tensor {tensor.name!r} has values that are not finite")
-                largest = float(max(values.max(), -values.min()))
-                if largest >= _BFLOAT16_END:
-                    raise InputError(f"{self.path}: tensor {tensor.name!r} has the value {largest:g}, beyond bfloat16")
-                yield name, values
-                bar.update(int(tensor.n_bytes))
+            for weight in (self.weights[name] for name in names):
+                tensors = weight.tensors()
+                for name, shape, rows in tensors:
+                    yield name, self._values(weight, shape, rows)
+                    bar.update(tensor_bytes(weight.info) // len(tensors))
+
+    def _values(self, weight: Weight, shape: tuple[int, ...], rows: slice) -> NDArray[np.float32]:
+        values = self._metadata.values(weight.info, rows).reshape(shape)
+        if weight.plus_one:
+            values = values - np.float32(1)
+        if weight.interleaved_heads:
+            values = rotate_halves(values, weight.interleaved_heads)
+        if not np.isfinite(values).all():
+            raise InputError(f"{self.path}: tensor {weight.info.name!r} has values that are not finite")
+        largest = float(np.abs(values).max(initial=0.0))
+        if largest >= _BFLOAT16_END:
+            raise InputError(f"{self.path}: tensor {weight.info.name!r} has the value {largest:g}, beyond bfloat16")
+        return values

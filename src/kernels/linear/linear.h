@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "base/dtype.h"
-#include "kernels/linear/block_format.h"
+#include "kernels/linear/weight_view.h"
 
 namespace kvanta::kernels {
 
@@ -28,28 +28,6 @@ struct LinearKind {
 
   // NOLINTNEXTLINE(google-explicit-constructor): meant to convert
   constexpr LinearKind(WeightType type, bool int16 = false) : weights(type), int16_activations(int16) {}
-};
-
-// A weight as stored in the checkpoint: row-major [out][in], elements or blocks (then `in` is a multiple of their
-// size).
-struct WeightView {
-  const void* data = nullptr;
-  DType dtype = DType::kF32;  // of the elements
-  int64_t out = 0;
-  int64_t in = 0;
-  BlockFormat blocks = BlockFormat::kNone;
-  std::string_view module = {};  // name in the checkpoint, for reports
-  // Heads whose rows are stored in the order of interleaved RoPE, (0, half, 1, half + 1, ...), as GGUF's llama
-  // architecture has them; 0: rows are stored in order.
-  int interleaved_heads = 0;
-
-  // Index in `data` of row `row`.
-  int64_t StoredRow(int64_t row) const noexcept {
-    if (interleaved_heads == 0) return row;
-    const int64_t head_dim = out / interleaved_heads, half = head_dim / 2;
-    const int64_t channel = row % head_dim;
-    return row - channel + channel % half * 2 + channel / half;
-  }
 };
 
 // Maximum of a row of a product, computed while the row is in the caches.

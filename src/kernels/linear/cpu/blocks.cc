@@ -248,7 +248,7 @@ class BlockLinear final : public PackedLinear {
 
   bool WriteBlocks(BlockStorage storage, const WeightView& view, int64_t index, int column, uint8_t* panel) const {
     const BlockFormatInfo& info = Info(view.blocks);
-    const uint8_t* bytes = static_cast<const uint8_t*>(view.data) + view.StoredRow(index) * RowBytes(view.blocks, In());
+    const uint8_t* bytes = view.RowData(index);
     bool finite = true;
     for (int64_t k = 0; k < In(); k += info.weights, bytes += info.bytes) {
       UnpackedBlock block;

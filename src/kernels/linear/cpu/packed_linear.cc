@@ -143,23 +143,4 @@ void PackedLinear::MultiplyBlock(const float* x, int64_t rows, float* y, int64_t
   }
 }
 
-void ReadWeightRow(const WeightView& view, int64_t row, float* out) noexcept {
-  row = view.StoredRow(row);
-  if (view.blocks != BlockFormat::kNone) {
-    const int64_t bytes = RowBytes(view.blocks, view.in);
-    return DequantizeBlocks(static_cast<const uint8_t*>(view.data) + row * bytes, view.blocks, view.in, out);
-  }
-  const uint8_t* bytes = static_cast<const uint8_t*>(view.data) + row * view.in * SizeOf(view.dtype);
-  if (view.dtype == DType::kF32) {
-    std::memcpy(out, bytes, static_cast<size_t>(view.in) * sizeof(float));
-    return;
-  }
-  const bool bf16 = view.dtype == DType::kBf16;
-  for (int64_t k = 0; k < view.in; ++k) {  // a checkpoint's tensor may be unaligned
-    uint16_t code;
-    std::memcpy(&code, bytes + 2 * k, sizeof code);
-    out[k] = bf16 ? Bf16ToFloat(code) : Fp16ToFloat(code);
-  }
-}
-
 }  // namespace kvanta::kernels

@@ -91,9 +91,6 @@ class PackedLinear : public Linear {
   Buffer bias_;  // f32 [out], or none
 };
 
-// Row `row` of a checkpoint's weight as f32 [view.in], blocks dequantized.
-void ReadWeightRow(const WeightView& view, int64_t row, float* out) noexcept;
-
 std::unique_ptr<Linear> MakeBf16Linear(const std::shared_ptr<LinearContext>& context,
                                        std::span<const WeightView> stacked, std::span<const float> bias);
 std::unique_ptr<Linear> MakeF32Linear(const std::shared_ptr<LinearContext>& context,

@@ -106,8 +106,7 @@ class UnitWriter {
   }
   static WeightBlock StoredBlock(const StackedRow& from, int64_t block) {
     const WeightView& view = *from.view;
-    const int64_t index = view.StoredRow(from.index) * (view.in / kBlockWeights) + block;
-    return ReadBlock(static_cast<const uint8_t*>(view.data) + index * BlockBytes(view.blocks), view.blocks);
+    return ReadBlock(view.RowData(from.index) + block * BlockBytes(view.blocks), view.blocks);
   }
   WeightBlock Quantize(const float* x, int n) const {
     return kind_ == PanelKind::kInt8 ? QuantizeInt8(x, n) : QuantizeInt4(x, n);

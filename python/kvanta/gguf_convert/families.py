@@ -1,0 +1,247 @@
+"""GGUF architectures: the Hugging Face class of each, and the keys of config.json that not all have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kvanta.errors import InputError
+from kvanta.gguf_convert.metadata import Metadata
+
+Config = dict[str, Any]
+_SIGMOID = 2  # expert_gating_func
+
+
+@dataclass(frozen=True)
+class Family:
+    """An architecture of GGUF. `complete` adds to the common keys, and may choose another class."""
+
+    class_name: str
+    model_type: str
+    complete: Callable[[Metadata, Config], None]
+    has_experts: bool = False
+    is_latent: bool = False
+    """Multi-head latent attention: heads have no one size."""
+
+
+def _become(config: Config, class_name: str, model_type: str) -> None:
+    config["architectures"], config["model_type"] = [class_name], model_type
+
+
+def _experts(metadata: Metadata, config: Config, count_key: str) -> None:
+    config[count_key] = metadata.size("expert_count")
+    config["num_experts_per_tok"] = metadata.size("expert_used_count")
+    if metadata.has("expert_feed_forward_length"):
+        config["moe_intermediate_size"] = metadata.size("expert_feed_forward_length")
+
+
+def _window_layers(metadata: Metadata, config: Config, default: list[bool]) -> None:
+    """layer_types and sliding_window from a list of flags, or from `default`."""
+    pattern = metadata.value(f"{metadata.architecture}.attention.sliding_window_pattern")
+    layers = config["num_hidden_layers"]
+    if isinstance(pattern, list):
+        default = metadata.array(f"{metadata.architecture}.attention.sliding_window_pattern", bool, layers)
+    config["sliding_window"] = metadata.size("attention.sliding_window")
+    config["layer_types"] = ["sliding_attention" if window else "full_attention" for window in default]
+
+
+def _every(layers: int, step: int) -> list[bool]:
+    """A window in all layers but each `step`-th."""
+    return [(layer + 1) % step != 0 for layer in range(layers)]
+
+
+def _llama(metadata: Metadata, config: Config) -> None:
+    if metadata.count("expert_count") > 1:
+        _become(config, "MixtralForCausalLM", "mixtral")
+        _experts(metadata, config, "num_local_experts")
+    elif metadata.has("attention.sliding_window"):
+        _become(config, "MistralForCausalLM", "mistral")
+    if metadata.has("attention.sliding_window"):
+        config["sliding_window"] = metadata.size("attention.sliding_window")
+
+
+def _mistral(metadata: Metadata, config: Config) -> None:
+    has_window = metadata.has("attention.sliding_window")
+    config["sliding_window"] = metadata.size("attention.sliding_window") if has_window else None
+
+
+def _qwen(_metadata: Metadata, config: Config) -> None:
+    config["use_sliding_window"] = False
+
+
+def _qwen_moe(metadata: Metadata, config: Config) -> None:
+    _qwen(metadata, config)
+    _experts(metadata, config, "num_experts")
+    # Not in the file: every published Qwen3-MoE normalizes the chosen experts' weights, and no Qwen2-MoE does.
+    config["norm_topk_prob"] = metadata.architecture == "qwen3moe"
+    config |= {"decoder_sparse_step": 1, "mlp_only_layers": []}
+    if metadata.architecture == "qwen2moe":
+        config["shared_expert_intermediate_size"] = metadata.size("expert_shared_feed_forward_length")
+
+
+def _gemma(metadata: Metadata, config: Config, layers_of_27b: int) -> None:
+    config["hidden_activation"] = config.pop("hidden_act").replace("silu", "gelu_pytorch_tanh")
+    # The scale of attention is not in the file: models of 27 B alone take hidden_size / heads for the size of a head.
+    is_27b = config["num_hidden_layers"] == layers_of_27b
+    per_head = config["hidden_size"] // config["num_attention_heads"]
+    config["query_pre_attn_scalar"] = per_head if is_27b else config["head_dim"]
+
+
+def _gemma2(metadata: Metadata, config: Config) -> None:
+    _gemma(metadata, config, layers_of_27b=46)
+    _window_layers(metadata, config, _every(config["num_hidden_layers"], 2))
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        config[key] = metadata.number(key) if metadata.has(key) else None
+
+
+def _gemma3(metadata: Metadata, config: Config) -> None:
+    _gemma(metadata, config, layers_of_27b=62)
+    _window_layers(metadata, config, _every(config["num_hidden_layers"], 6))
+    config["rope_local_base_freq"] = metadata.number("rope.freq_base_swa", 10000.0)
+
+
+def _gpt_oss(metadata: Metadata, config: Config) -> None:
+    _experts(metadata, config, "num_local_experts")
+    config["intermediate_size"] = config.pop("moe_intermediate_size", config["intermediate_size"])
+    _window_layers(metadata, config, _every(config["num_hidden_layers"], 2))
+    config |= {"attention_bias": True, "swiglu_limit": 7.0}
+    if config["rope_scaling"] is not None:
+        config["rope_scaling"]["truncate"] = False
+
+
+def _phi3(metadata: Metadata, config: Config) -> None:
+    config["original_max_position_embeddings"] = metadata.size(
+        "rope.scaling.original_context_length", config["max_position_embeddings"]
+    )
+    if metadata.has("attention.sliding_window"):
+        window = metadata.count("attention.sliding_window")
+        config["sliding_window"] = window if 0 < window < config["max_position_embeddings"] else None
+    factors = {f"{name}_factor": metadata.tensors.get(f"rope_factors_{name}.weight") for name in ("short", "long")}
+    if all(tensor is not None for tensor in factors.values()):
+        config["rope_scaling"] = {"rope_type": "longrope"} | {
+            name: metadata.values(tensor).ravel().tolist() for name, tensor in factors.items() if tensor is not None
+        }
+
+
+def _glm4_moe(metadata: Metadata, config: Config) -> None:
+    _deepseek_experts(metadata, config)
+    predicted = metadata.count("nextn_predict_layers")
+    config["num_nextn_predict_layers"] = predicted
+    config["num_hidden_layers"] -= predicted  # the file counts them as blocks
+    config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in metadata.tensors
+    config |= {"n_group": 1, "topk_group": 1}
+
+
+def _granite(metadata: Metadata, config: Config) -> None:
+    head_scale = config["head_dim"] ** -0.5
+    config["embedding_multiplier"] = metadata.number("embedding_scale", 1.0)
+    config["residual_multiplier"] = metadata.number("residual_scale", 1.0)
+    config["attention_multiplier"] = metadata.number("attention.scale", head_scale)
+    config["logits_scaling"] = metadata.number("logit_scale", 1.0)
+
+
+def _olmo2(metadata: Metadata, config: Config) -> None:
+    if metadata.has("attention.sliding_window"):
+        _become(config, "Olmo3ForCausalLM", "olmo3")
+        _window_layers(metadata, config, _every(config["num_hidden_layers"], 4))
+
+
+def _smollm3(_metadata: Metadata, config: Config) -> None:
+    config |= {"no_rope_layer_interval": 4, "use_sliding_window": False}  # of every published SmolLM3
+
+
+def _llama4(metadata: Metadata, config: Config) -> None:
+    _experts(metadata, config, "num_local_experts")
+    config["intermediate_size_mlp"] = config["intermediate_size"]
+    config["intermediate_size"] = config.pop("moe_intermediate_size")
+    config["interleave_moe_layer_step"] = metadata.size("interleave_moe_layer_step", 1)
+    config["shared_expert_intermediate_size"] = config["intermediate_size"]
+    config["attention_chunk_size"] = 8192
+    # Not in the file: Scout, of 16 experts, normalizes q and k; Maverick, of 128, does not.
+    config["use_qk_norm"] = config["num_local_experts"] == 16
+    config |= {"attn_temperature_tuning": True, "floor_scale": 8192, "attn_scale": 0.1}
+
+
+def _mistral3(metadata: Metadata, config: Config) -> None:
+    if metadata.count("expert_count") > 1:
+        raise InputError(f"{metadata.path} is a mixture of experts, which is not supported for 'mistral3'")
+    rope = config.pop("rope_scaling") or {"rope_type": "default"}
+    if rope["rope_type"] == "yarn":
+        # mscale_all_dim, or a tenth of it, by the format of the checkpoint that llama.cpp converted.
+        logarithm = metadata.number("rope.scaling.yarn_log_multiplier", 0.1)
+        mscale = round(logarithm if logarithm > 0.5 else 10 * logarithm, 6)
+        rope |= {"mscale": mscale, "mscale_all_dim": mscale}
+    if metadata.has("attention.temperature_scale"):
+        rope["llama_4_scaling_beta"] = metadata.number("attention.temperature_scale")
+        rope["original_max_position_embeddings"] = metadata.size(
+            "rope.scaling.original_context_length", config["max_position_embeddings"]
+        )
+    config["rope_parameters"] = rope | {"rope_theta": config.pop("rope_theta")}
+
+
+def _deepseek_experts(metadata: Metadata, config: Config) -> None:
+    if metadata.count("expert_count") == 0:
+        return
+    _experts(metadata, config, "n_routed_experts")
+    config["n_shared_experts"] = metadata.count("expert_shared_count")
+    config["first_k_dense_replace"] = metadata.count("leading_dense_block_count")
+    scale = metadata.value(f"{metadata.architecture}.expert_weights_scale")
+    config["routed_scaling_factor"] = metadata.number("expert_weights_scale") if scale else 1.0
+    config["norm_topk_prob"] = metadata.flag(f"{metadata.architecture}.expert_weights_norm", False)
+
+
+def _deepseek_groups(metadata: Metadata, config: Config) -> None:
+    """Groups of experts. Files written before the keys existed are of DeepSeek's own models."""
+    known = {256: (8, 4), 160: (8, 3)}
+    groups, used = known.get(config.get("n_routed_experts", 0), (1, 1))
+    config["n_group"] = metadata.size("expert_group_count", groups)
+    config["topk_group"] = metadata.size("expert_group_used_count", used)
+
+
+def _deepseek2(metadata: Metadata, config: Config) -> None:
+    rank, rope = metadata.size("attention.kv_lora_rank"), metadata.size("rope.dimension_count")
+    has_mla_keys = metadata.has("attention.key_length_mla")  # newer files: the others describe the latent
+    key = metadata.size("attention.key_length_mla" if has_mla_keys else "attention.key_length")
+    value = metadata.size("attention.value_length_mla" if has_mla_keys else "attention.value_length")
+    if key <= rope:
+        raise InputError(f"{metadata.path} has keys of {key} channels, of which {rope} are rotated, which do not fit")
+    config |= {"kv_lora_rank": rank, "qk_rope_head_dim": rope, "qk_nope_head_dim": key - rope, "v_head_dim": value}
+    config["q_lora_rank"] = metadata.count("attention.q_lora_rank") or None
+    config["num_key_value_heads"] = config["num_attention_heads"]
+    config["head_dim"] = rope
+    scaling = config["rope_scaling"]
+    if scaling is not None and metadata.has("rope.scaling.yarn_log_multiplier"):
+        mscale = round(10 * metadata.number("rope.scaling.yarn_log_multiplier"), 6)
+        scaling |= {"mscale": mscale, "mscale_all_dim": mscale}
+    _deepseek_experts(metadata, config)
+    if metadata.count("expert_gating_func") == _SIGMOID:
+        _become(config, "DeepseekV3ForCausalLM", "deepseek_v3")
+        _deepseek_groups(metadata, config)
+        config |= {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+        return
+    config["norm_topk_prob"] = False
+    _deepseek_groups(metadata, config)
+    config["topk_method"] = "greedy" if config["n_group"] == 1 else "group_limited_greedy"
+
+
+ARCHITECTURES = {
+    "llama": Family("LlamaForCausalLM", "llama", _llama, has_experts=True),
+    "mistral": Family("MistralForCausalLM", "mistral", _mistral),
+    "qwen2": Family("Qwen2ForCausalLM", "qwen2", _qwen),
+    "qwen3": Family("Qwen3ForCausalLM", "qwen3", _qwen),
+    "qwen2moe": Family("Qwen2MoeForCausalLM", "qwen2_moe", _qwen_moe, has_experts=True),
+    "qwen3moe": Family("Qwen3MoeForCausalLM", "qwen3_moe", _qwen_moe, has_experts=True),
+    "gemma2": Family("Gemma2ForCausalLM", "gemma2", _gemma2),
+    "gemma3": Family("Gemma3ForCausalLM", "gemma3_text", _gemma3),
+    "gpt-oss": Family("GptOssForCausalLM", "gpt_oss", _gpt_oss, has_experts=True),
+    "phi3": Family("Phi3ForCausalLM", "phi3", _phi3),
+    "deepseek2": Family("DeepseekV2ForCausalLM", "deepseek_v2", _deepseek2, has_experts=True, is_latent=True),
+    "mistral3": Family("Ministral3ForCausalLM", "ministral3", _mistral3),
+    "llama4": Family("Llama4ForCausalLM", "llama4_text", _llama4, has_experts=True),
+    "glm4": Family("Glm4ForCausalLM", "glm4", lambda _metadata, _config: None),
+    "glm4moe": Family("Glm4MoeForCausalLM", "glm4_moe", _glm4_moe, has_experts=True),
+    "granite": Family("GraniteForCausalLM", "granite", _granite),
+    "olmo2": Family("Olmo2ForCausalLM", "olmo2", _olmo2),
+    "smollm3": Family("SmolLM3ForCausalLM", "smollm3", _smollm3),
+}

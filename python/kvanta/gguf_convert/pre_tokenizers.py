@@ -1,0 +1,136 @@
+"""tokenizer.ggml.pre: how text is cut before byte-pair merges, by the names that llama.cpp's conversion writes.
+
+The patterns are those of the models' own tokenizer.json files, in the syntax of the `tokenizers` package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Json = dict[str, Any]
+
+_GPT2_SPLIT: Json = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+_BYTES_ONLY: Json = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+_SINGLE_DIGITS: Json = {"type": "Digits", "individual_digits": True}
+
+
+def _split(pattern: str) -> Json:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = (r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+")
+
+
+def _words(digits: str, contractions: str = _CONTRACTIONS, marks: str = "") -> Json:
+    """Words with the character before them, runs of `digits`, punctuation, spaces: the family of cl100k."""
+    return _split(
+        "|".join(
+            [
+                contractions,
+                rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}{marks}]+",
+                digits,
+                rf" ?[^\s\p{{L}}{marks}\p{{N}}]+[\r\n]*",
+                *_SPACES,
+            ]
+        )
+    )
+
+
+def _cased_words(digits: str, contractions: str = "", without: str = "", punctuation_end: str = r"[\r\n/]*") -> str:
+    """Words cut where lower case turns to upper case: the family of o200k. `without`: characters of no word."""
+    before = r"[^\r\n\p{L}\p{N}]?"
+    upper, lower = (
+        rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{without}]",
+        rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{without}]",
+    )
+    words = [f"{before}{upper}*{lower}+{contractions}", f"{before}{upper}+{lower}*{contractions}"]
+    return "|".join([*words, digits, rf" ?[^\s\p{{L}}\p{{N}}]+{punctuation_end}", *_SPACES])
+
+
+_LLAMA3 = [_words(r"\p{N}{1,3}"), _BYTES_ONLY]
+_QWEN2 = [_words(r"\p{N}"), _BYTES_ONLY]
+_O200K = [_split(_cased_words(r"\p{N}{1,3}", f"{_CONTRACTIONS}?")), _BYTES_ONLY]
+_DIGITS_THEN_GPT2 = [_SINGLE_DIGITS, _GPT2_SPLIT]
+_HAN_AND_KANA = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
+_HAN_AND_HANGUL = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+
+_DEEPSEEK3 = [
+    _split(r"\p{N}{1,3}"),
+    _split(_HAN_AND_KANA),
+    _split(
+        "|".join(
+            [
+                r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+",
+                r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
+                r" ?[\p{P}\p{S}]+[\r\n]*",
+                *_SPACES,
+            ]
+        )
+    ),
+    _BYTES_ONLY,
+]
+# Letters that have a case, by their classes; the model's own file lists them.
+_DEEPSEEK_LLM = [
+    _split(r"[\r\n]"),
+    _split(r"\s?[\p{Lu}\p{Ll}\p{Lt}]+"),
+    _split("\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"),
+    _split(r"\s+$"),
+    _split(_HAN_AND_HANGUL),
+    _SINGLE_DIGITS,
+    _BYTES_ONLY,
+]
+_DEEPSEEK_CODER = [
+    _split(r"[\r\n]"),
+    _split(r"\s?\p{L}+"),
+    _split(r"\s?\p{P}+"),
+    _split(_HAN_AND_HANGUL),
+    _SINGLE_DIGITS,
+    _BYTES_ONLY,
+]
+_KIMI_K2 = [
+    _split(r"[\p{Han}]+|" + _cased_words(r"\p{N}{1,3}", f"{_CONTRACTIONS}?", r"&&[^\p{Han}]", r"[\r\n]*")),
+    _BYTES_ONLY,
+]
+_FALCON = [_split(r"[\p{P}\$\+<=>\^~\|`]+"), _GPT2_SPLIT, _split("[0-9][0-9][0-9]")]
+
+
+@dataclass(frozen=True)
+class PreTokenizer:
+    """Steps of `tokenizers`, and what else the name says."""
+
+    steps: Sequence[Json]
+    nfc: bool = False
+    """Text is normalized."""
+    whole_words_first: bool = False
+    """A word that is in the vocabulary is taken without merges."""
+    adds_bos: bool = False
+    """Where the file does not say it."""
+
+    def json(self) -> Json:
+        """The pre_tokenizer of tokenizer.json."""
+        steps = list(self.steps)
+        return steps[0] if len(steps) == 1 else {"type": "Sequence", "pretokenizers": steps}
+
+
+_NAMES = {
+    "default gpt-2 phi-2 mpt olmo jais trillion granite-docling": PreTokenizer([_GPT2_SPLIT]),
+    "smollm starcoder refact command-r codeshell exaone minerva-7b": PreTokenizer(_DIGITS_THEN_GPT2),
+    "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2": PreTokenizer(
+        _LLAMA3, whole_words_first=True, adds_bos=True
+    ),
+    "dbrx smaug-bpe glm4 chatglm-bpe": PreTokenizer(_LLAMA3),
+    "qwen2 deepseek-r1-qwen": PreTokenizer(_QWEN2, nfc=True),
+    "stablelm2 hunyuan solar-open grok-2": PreTokenizer(_QWEN2),
+    "qwen35": PreTokenizer([_words(r"\p{N}", marks=r"\p{M}"), _BYTES_ONLY], nfc=True),
+    "gpt-4o o200k llama4 kanana2": PreTokenizer(_O200K),
+    "tekken": PreTokenizer([_split(_cased_words(r"\p{N}")), _BYTES_ONLY], whole_words_first=True, adds_bos=True),
+    "deepseek-v3 hunyuan-dense": PreTokenizer(_DEEPSEEK3),
+    "deepseek-llm": PreTokenizer(_DEEPSEEK_LLM),
+    "deepseek-coder": PreTokenizer(_DEEPSEEK_CODER),
+    "kimi-k2": PreTokenizer(_KIMI_K2),
+    "falcon": PreTokenizer(_FALCON),
+}
+PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {name: kind for names, kind in _NAMES.items() for name in names.split()}

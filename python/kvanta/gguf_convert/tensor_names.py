@@ -1,0 +1,281 @@
+"""GGUF's names of tensors, by architecture, with Hugging Face's names and the sizes that config.json asks for.
+
+A line of a table: GGUF's module in a block, the Hugging Face module in a layer, the shape, and words: `bias` (a bias
+may be there), `optional`, `dense` and `moe` (needed in layers without and with experts), `norm`. "*" stands for the
+number of an expert or a head, the first size. A name after "=" is that of the tensor itself. Sizes: see `sizes`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+TOP = """
+token_embd     model.embed_tokens   v,h
+output_norm    model.norm           h     norm
+output         lm_head              v,h   optional
+"""
+
+_ATTENTION = """
+attn_norm      input_layernorm      h     norm
+attn_q         self_attn.q_proj     q,h   bias
+attn_k         self_attn.k_proj     k,h   bias
+attn_v         self_attn.v_proj     k,h   bias
+attn_output    self_attn.o_proj     h,q   bias
+"""
+
+_QK_NORM = """
+attn_q_norm    self_attn.q_norm     d     norm
+attn_k_norm    self_attn.k_norm     d     norm
+"""
+
+_MLP = """
+ffn_norm       post_attention_layernorm  h     norm
+ffn_gate       mlp.gate_proj             f,h   bias dense
+ffn_up         mlp.up_proj               f,h   bias dense
+ffn_down       mlp.down_proj             h,f   bias dense
+"""
+
+_EXPERTS = """
+ffn_gate_inp   mlp.gate                     E,h     moe
+ffn_gate_exps  mlp.experts.*.gate_proj      E,e,h   moe
+ffn_up_exps    mlp.experts.*.up_proj        E,e,h   moe
+ffn_down_exps  mlp.experts.*.down_proj      E,h,e   moe
+"""
+
+_SHARED_EXPERTS = """
+exp_probs_b.bias  =mlp.gate.e_score_correction_bias  E    optional
+ffn_gate_shexp    mlp.shared_experts.gate_proj       s,h  moe
+ffn_up_shexp      mlp.shared_experts.up_proj         s,h  moe
+ffn_down_shexp    mlp.shared_experts.down_proj       h,s  moe
+"""
+
+_LLAMA = _ATTENTION + _MLP
+
+_MIXTRAL = (
+    _ATTENTION
+    + """
+ffn_norm       post_attention_layernorm        h       norm
+ffn_gate_inp   block_sparse_moe.gate           E,h     moe
+ffn_gate_exps  block_sparse_moe.experts.*.w1   E,f,h   moe
+ffn_up_exps    block_sparse_moe.experts.*.w3   E,f,h   moe
+ffn_down_exps  block_sparse_moe.experts.*.w2   E,h,f   moe
+"""
+)
+
+_QWEN2_MOE = (
+    _LLAMA
+    + _EXPERTS
+    + """
+ffn_gate_inp_shexp  mlp.shared_expert_gate        1,h   moe
+ffn_gate_shexp      mlp.shared_expert.gate_proj   s,h   moe
+ffn_up_shexp        mlp.shared_expert.up_proj     s,h   moe
+ffn_down_shexp      mlp.shared_expert.down_proj   h,s   moe
+"""
+)
+
+# Norms before and after both blocks.
+_GEMMA = (
+    _LLAMA
+    + """
+post_attention_norm  post_attention_layernorm    h   norm
+ffn_norm             pre_feedforward_layernorm   h   norm
+post_ffw_norm        post_feedforward_layernorm  h   norm
+"""
+)
+
+_GPT_OSS = (
+    _ATTENTION
+    + """
+attn_sinks.weight    =self_attn.sinks            H
+post_attention_norm  post_attention_layernorm    h       norm
+ffn_gate_inp         mlp.router                  E,h     bias
+ffn_gate_exps        mlp.experts.*.gate_proj     E,e,h   bias
+ffn_up_exps          mlp.experts.*.up_proj       E,e,h   bias
+ffn_down_exps        mlp.experts.*.down_proj     E,h,e   bias
+"""
+)
+
+# One matrix for gate and up, in Hugging Face's checkpoints, too.
+_GATE_UP = """
+ffn_norm       post_attention_layernorm  h      norm
+ffn_up         mlp.gate_up_proj          2f,h
+ffn_down       mlp.down_proj             h,f
+"""
+
+_PHI3 = (
+    """
+attn_norm      input_layernorm           h      norm
+attn_qkv       self_attn.qkv_proj        qkv,h
+attn_output    self_attn.o_proj          h,q
+"""
+    + _GATE_UP
+)
+
+_GLM4 = (
+    _ATTENTION
+    + _GATE_UP
+    + """
+post_attention_norm  post_self_attn_layernorm  h   norm
+post_ffw_norm        post_mlp_layernorm        h   norm
+"""
+)
+
+_GLM4_MOE = (
+    _LLAMA
+    + _EXPERTS
+    + _SHARED_EXPERTS
+    + """
+ffn_norm             post_attention_layernorm  h   norm optional
+post_attention_norm  post_attention_layernorm  h   norm optional
+attn_q_norm          self_attn.q_norm          d   norm optional
+attn_k_norm          self_attn.k_norm          d   norm optional
+"""
+)
+
+_LLAMA4 = (
+    _ATTENTION
+    + """
+ffn_norm        post_attention_layernorm            h       norm
+ffn_gate        feed_forward.gate_proj              f,h     dense
+ffn_up          feed_forward.up_proj                f,h     dense
+ffn_down        feed_forward.down_proj              h,f     dense
+ffn_gate_inp    feed_forward.router                 E,h     moe
+ffn_gate_exps   feed_forward.experts.*.gate_proj    E,e,h   moe
+ffn_up_exps     feed_forward.experts.*.up_proj      E,e,h   moe
+ffn_down_exps   feed_forward.experts.*.down_proj    E,h,e   moe
+ffn_gate_shexp  feed_forward.shared_expert.gate_proj  s,h   moe
+ffn_up_shexp    feed_forward.shared_expert.up_proj    s,h   moe
+ffn_down_shexp  feed_forward.shared_expert.down_proj  h,s   moe
+"""
+)
+
+# Norms after both blocks, and over the whole width of q and k.
+_OLMO2 = """
+attn_q               self_attn.q_proj            q,h
+attn_k               self_attn.k_proj            k,h
+attn_v               self_attn.v_proj            k,h
+attn_output          self_attn.o_proj            h,q
+attn_q_norm          self_attn.q_norm            q   norm
+attn_k_norm          self_attn.k_norm            k   norm
+post_attention_norm  post_attention_layernorm    h   norm
+ffn_gate             mlp.gate_proj               f,h
+ffn_up               mlp.up_proj                 f,h
+ffn_down             mlp.down_proj               h,f
+post_ffw_norm        post_feedforward_layernorm  h   norm
+"""
+
+# kv_b is whole in old files; newer ones have its parts, k_b transposed, by head.
+_DEEPSEEK2 = (
+    _MLP
+    + _EXPERTS
+    + _SHARED_EXPERTS
+    + """
+attn_norm       input_layernorm                h      norm
+attn_q          self_attn.q_proj               qm,h   optional
+attn_q_a        self_attn.q_a_proj             a,h    optional
+attn_q_a_norm   self_attn.q_a_layernorm        a      norm optional
+attn_q_b        self_attn.q_b_proj             qm,a   optional
+attn_kv_a_mqa   self_attn.kv_a_proj_with_mqa   ra,h
+attn_kv_a_norm  self_attn.kv_a_layernorm       r      norm
+attn_kv_b       self_attn.kv_b_proj            kvm,r  optional
+attn_k_b        self_attn.k_b_proj.*           H,r,n  optional
+attn_v_b        self_attn.v_b_proj.*           H,w,r  optional
+attn_output     self_attn.o_proj               h,om
+"""
+)
+
+
+@dataclass(frozen=True)
+class Module:
+    """A line of a table."""
+
+    name: str
+    shape: tuple[str, ...]
+    words: frozenset[str]
+
+    def tensor(self, kind: str) -> str:
+        """Hugging Face's name of the tensor."""
+        return self.name[1:] if self.name.startswith("=") else f"{self.name}.{kind}"
+
+
+def parse_table(text: str) -> dict[str, Module]:
+    """By GGUF's names; a later line replaces an earlier one."""
+    modules = {}
+    for line in text.strip().splitlines():
+        if line.strip():
+            name, module, shape, *words = line.split()
+            modules[name] = Module(module, tuple(shape.split(",")), frozenset(words))
+    return modules
+
+
+_BY_MODEL_TYPE = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "granite", "smollm3", "ministral3"), _LLAMA),
+    "mixtral": _MIXTRAL,
+    "qwen3": _LLAMA + _QK_NORM,
+    "qwen2_moe": _QWEN2_MOE,
+    "qwen3_moe": _LLAMA + _QK_NORM + _EXPERTS,
+    "gemma2": _GEMMA,
+    "gemma3_text": _GEMMA + _QK_NORM,
+    "gpt_oss": _GPT_OSS,
+    "phi3": _PHI3,
+    "glm4": _GLM4,
+    "glm4_moe": _GLM4_MOE,
+    "llama4_text": _LLAMA4,
+    "olmo2": _OLMO2,
+    "olmo3": _OLMO2,
+    "deepseek_v2": _DEEPSEEK2,
+    "deepseek_v3": _DEEPSEEK2,
+    "kimi_k2": _DEEPSEEK2,
+}
+# GGUF architectures whose conversion orders the rows of q and k for RoPE of the pairs (2 i, 2 i + 1).
+PAIRED_ROPE = {"llama", "mistral", "granite", "smollm3", "mistral3"}
+# Model types whose norm weights are stored plus one in GGUF.
+NORMS_PLUS_ONE = {"gemma2", "gemma3_text"}
+
+BLOCK_NAME = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
+# No weights: config.json has what they say.
+IGNORED = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
+
+
+def modules_of(model_type: str) -> dict[str, Module]:
+    """The modules of a layer."""
+    return parse_table(_BY_MODEL_TYPE[model_type])
+
+
+def sizes(config: Mapping[str, Any]) -> dict[str, int]:
+    """The numbers that the letters in tables stand for."""
+    get = config.get
+    heads, head_dim = config["num_attention_heads"], config["head_dim"]
+    nope, rope, rank = get("qk_nope_head_dim", 0), get("qk_rope_head_dim", 0), get("kv_lora_rank", 0)
+    value = get("v_head_dim", 0)
+    experts = get("num_experts") or get("num_local_experts") or get("n_routed_experts") or 0
+    expert = get("moe_intermediate_size") or config["intermediate_size"]
+    shared = get("shared_expert_intermediate_size") or get("n_shared_experts", 0) * expert
+    q, k = heads * head_dim, config["num_key_value_heads"] * head_dim
+    ffn = get("intermediate_size_mlp") or config["intermediate_size"]
+    return {
+        "h": config["hidden_size"],
+        "v": config["vocab_size"],
+        "d": head_dim,
+        "H": heads,
+        "q": q,
+        "k": k,
+        "qkv": q + 2 * k,
+        "f": ffn,
+        "2f": 2 * ffn,
+        "E": experts,
+        "e": expert,
+        "s": shared,
+        "1": 1,
+        "r": rank,
+        "a": get("q_lora_rank") or 0,
+        "n": nope,
+        "w": value,
+        "ra": rank + rope,
+        "qm": heads * (nope + rope),
+        "kvm": heads * (nope + value),
+        "om": heads * value,
+    }

@@ -1,0 +1,43 @@
+// A weight matrix as a checkpoint stores it.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "base/dtype.h"
+#include "kernels/linear/block_format.h"
+
+namespace kvanta::kernels {
+
+// Row-major [out][in], elements or blocks (then `in` is a multiple of their size).
+struct WeightView {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;  // of the elements
+  int64_t out = 0;
+  int64_t in = 0;
+  BlockFormat blocks = BlockFormat::kNone;
+  std::string_view module = {};  // name in the checkpoint, for reports
+  // Heads whose rows, from the `interleaved_first`-th of each on, are stored in the order of interleaved RoPE, (0,
+  // half, 1, half + 1, ...), as GGUF's llama architecture and MLA have them; 0: rows are stored in order.
+  int64_t interleaved_heads = 0;
+  int64_t interleaved_first = 0;
+
+  // Index in `data` of row `row`.
+  int64_t StoredRow(int64_t row) const noexcept {
+    if (interleaved_heads == 0) return row;
+    const int64_t head_dim = out / interleaved_heads, half = (head_dim - interleaved_first) / 2;
+    const int64_t channel = row % head_dim - interleaved_first;
+    if (channel < 0) return row;
+    return row - channel + channel % half * 2 + channel / half;
+  }
+  // Row `row` in `data`.
+  const uint8_t* RowData(int64_t row) const noexcept {
+    const int64_t bytes = blocks == BlockFormat::kNone ? in * SizeOf(dtype) : RowBytes(blocks, in);
+    return static_cast<const uint8_t*>(data) + StoredRow(row) * bytes;
+  }
+};
+
+// Row `row` of the matrix as f32 [view.in], blocks dequantized. The data may be unaligned.
+void ReadWeightRow(const WeightView& view, int64_t row, float* out) noexcept;
+
+}  // namespace kvanta::kernels

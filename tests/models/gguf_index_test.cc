@@ -1,0 +1,139 @@
+#include "models/gguf_index.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "base/memory_map.h"
+#include "kvanta/error.h"
+#include "models/safetensors.h"
+#include "models/safetensors_bytes.h"
+#include "models/temp_folder.h"
+
+namespace kvanta::models {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+// An index of one file of 1000 bytes.
+std::string Index(const std::string& tensors, const std::string& more = "") {
+  return R"({"files":[{"path":"/m.gguf","size":1000,"mtime_ns":5}],"tensors":{)" + tensors + "}" + more + "}";
+}
+
+std::string ErrorOf(const std::string& text) {
+  try {
+    ParseGgufIndex(text, "index");
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(GgufIndex, ReadsTensors) {
+  const GgufIndex index =
+      ParseGgufIndex(Index(R"("q":{"file":0,"offset":96,"type":"Q8_0","shape":[4,64],"interleaved_heads":2},)"
+                           R"("n":{"offset":0,"type":"F32","shape":[3]})",
+                           R"(,"converted":"c.safetensors")"),
+                     "index");
+  EXPECT_EQ(index.files.at(0).path, "/m.gguf");
+  EXPECT_EQ(index.files.at(0).mtime_ns, 5);
+  EXPECT_EQ(index.converted, "c.safetensors");
+  const GgufTensor& q = index.tensors.at("q");
+  EXPECT_EQ(q.offset, 96U);
+  EXPECT_EQ(q.bytes, 4U * 2 * 34);
+  EXPECT_EQ(q.interleaved_heads, 2);
+  EXPECT_THAT(q.shape, ElementsAre(4, 64));
+  EXPECT_EQ(index.tensors.at("n").bytes, 12U);
+}
+
+TEST(GgufIndex, StarsAreTheFirstSize) {
+  const GgufIndex index = ParseGgufIndex(Index(R"("e.*.w":{"offset":8,"type":"Q4_0","shape":[3,2,32]})"), "index");
+  ASSERT_EQ(index.tensors.size(), 3U);
+  EXPECT_EQ(index.tensors.at("e.2.w").offset, 8U + 2 * 36);
+  EXPECT_EQ(index.tensors.at("e.2.w").bytes, 36U);
+  EXPECT_THAT(index.tensors.at("e.2.w").shape, ElementsAre(2, 32));
+}
+
+TEST(GgufIndex, RefusesWhatDoesNotFit) {
+  const auto tensor = [](const std::string& entry) { return ErrorOf(Index("\"t\":{" + entry + "}")); };
+  EXPECT_THAT(ErrorOf("{}"), HasSubstr("files"));
+  EXPECT_THAT(ErrorOf(R"({"files":[],"tensors":{}})"), HasSubstr("a list of GGUF files"));
+  EXPECT_THAT(tensor(R"("offset":0,"type":"Q9","shape":[32])"), HasSubstr("one of F32, F16, BF16, Q8_0"));
+  EXPECT_THAT(tensor(R"("offset":0,"type":"Q8_0","shape":[2,33])"), HasSubstr("whole blocks"));
+  EXPECT_THAT(tensor(R"("offset":0,"type":"F32","shape":[])"), HasSubstr("positive sizes"));
+  EXPECT_THAT(tensor(R"("offset":0,"type":"F32","shape":[0])"), HasSubstr("positive sizes"));
+  EXPECT_THAT(tensor(R"("offset":0,"type":"F32","shape":[1099511627776,1099511627776,1099511627776])"),
+              HasSubstr("more bytes than any file has"));
+  EXPECT_THAT(tensor(R"("offset":989,"type":"F32","shape":[3])"), HasSubstr("end beyond the 1000 bytes of /m.gguf"));
+  EXPECT_EQ(tensor(R"("offset":988,"type":"F32","shape":[3])"), "no error");
+  EXPECT_THAT(tensor(R"("offset":-1,"type":"F32","shape":[3])"), HasSubstr("offset"));
+  EXPECT_THAT(tensor(R"("file":1,"offset":0,"type":"F32","shape":[3])"), HasSubstr("file"));
+  EXPECT_THAT(tensor(R"("offset":0,"type":"F32","shape":[6,1],"interleaved_heads":2)"),
+              HasSubstr("even size in 6 rows"));
+  EXPECT_THAT(ErrorOf(Index(R"("t.*":{"offset":0,"type":"F32","shape":[4]})")), HasSubstr("the shape of each"));
+  EXPECT_THAT(
+      ErrorOf(Index(R"("t.*":{"offset":0,"type":"F32","shape":[2,1]},"t.1":{"offset":0,"type":"F32","shape":[1]})")),
+      HasSubstr("'t.1' is there twice"));
+}
+
+TEST(GgufIndex, TooManyTensorsAreRefusedAtOnce) {
+  EXPECT_THAT(ErrorOf(R"({"files":[{"path":"/m","size":1000000000000,"mtime_ns":5}],)"
+                      R"("tensors":{"t.*":{"offset":0,"type":"F32","shape":[100000000000,1]}}})"),
+              HasSubstr("at most"));
+}
+
+class GgufCheckpoint : public testing::Test {
+ protected:
+  // Writes the file, and an index that says `size` and, added to the file's time, `later`.
+  void Write(const std::string& file, size_t size, int64_t later = 0, const std::string& more = "") {
+    folder_.Write("m.gguf", file);
+    const std::string path = folder_.Path() + "/m.gguf";
+    const int64_t mtime = MemoryMap(path).ModifiedNs() + later;
+    folder_.Write(kGgufIndexFile,
+                  fmt::format(R"({{"files":[{{"path":"{}","size":{},"mtime_ns":{}}}],"tensors":)"
+                              R"({{"a":{{"offset":2,"type":"BF16","shape":[1,2],"interleaved_heads":0}}}}{}}})",
+                              path, size, mtime, more));
+  }
+  std::string OpenError() {
+    try {
+      Checkpoint::Open(folder_.Path());
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return "no error";
+  }
+
+  TempFolder folder_;
+};
+
+TEST_F(GgufCheckpoint, MapsTheFile) {
+  SafetensorsWriter converted;
+  converted.Add("b", {1}, {2.5F});
+  folder_.Write("c.safetensors", converted.File());
+  Write("xxabcd", 6, 0, R"(,"converted":"c.safetensors")");
+  ASSERT_TRUE(Checkpoint::Exists(folder_.Path()));
+  const Checkpoint checkpoint = Checkpoint::Open(folder_.Path());
+  EXPECT_TRUE(checkpoint.IsGguf());
+  EXPECT_THAT(checkpoint.Name(), testing::EndsWith("/m.gguf"));
+  EXPECT_THAT(checkpoint.Get("a").data, ElementsAre('a', 'b', 'c', 'd'));
+  EXPECT_EQ(checkpoint.Get("b").dtype, "F32");
+  checkpoint.Release(checkpoint.Get("a"));
+  EXPECT_THAT(checkpoint.Get("a").data, ElementsAre('a', 'b', 'c', 'd'));  // read again
+}
+
+TEST_F(GgufCheckpoint, RefusesAnotherFile) {
+  Write("xxabcd", 7);
+  EXPECT_THAT(OpenError(), HasSubstr("m.gguf: changed since"));
+  Write("xxabcd", 6, 1);
+  EXPECT_THAT(OpenError(), HasSubstr("m.gguf: changed since"));
+  Write("xxabcd", 6, 0, R"(,"converted":"../c.safetensors")");
+  EXPECT_THAT(OpenError(), HasSubstr("in the same folder"));
+  std::filesystem::remove(folder_.Path() + "/m.gguf");
+  EXPECT_THAT(OpenError(), HasSubstr("m.gguf: cannot open"));
+}
+
+}  // namespace
+}  // namespace kvanta::models

@@ -1,0 +1,284 @@
+"""Checkpoints of transformers as GGUF files, as llama.cpp's convert_hf_to_gguf.py writes them.
+
+Names are those of the gguf package's own table; the transformations (order of rows, norms plus one, stacked experts,
+split projections of latents) are written here again, from that script.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import safetensors.numpy
+import tiny_models
+import torch
+from numpy.typing import NDArray
+from tiny_gguf import interleave, write_tokenizer
+
+Array = NDArray[np.float32]
+Kind = gguf.GGMLQuantizationType
+VOCAB = 300
+
+ARCHITECTURES = {
+    "llama": "LLAMA",
+    "mistral": "LLAMA",
+    "mixtral": "LLAMA",
+    "qwen2": "QWEN2",
+    "qwen3": "QWEN3",
+    "qwen2_moe": "QWEN2MOE",
+    "qwen3_moe": "QWEN3MOE",
+    "gemma2": "GEMMA2",
+    "gemma3_text": "GEMMA3",
+    "gpt_oss": "GPT_OSS",
+    "phi3": "PHI3",
+    "deepseek_v2": "DEEPSEEK2",
+    "deepseek_v3": "DEEPSEEK2",
+    "ministral3": "MISTRAL3",
+    "glm4": "GLM4",
+    "glm4_moe": "GLM4_MOE",
+    "granite": "GRANITE",
+    "olmo2": "OLMO2",
+    "olmo3": "OLMO2",
+    "smollm3": "SMOLLM3",
+}
+_PAIRED_ROPE = {"LLAMA", "GRANITE", "SMOLLM3", "MISTRAL3"}
+_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.(weight|bias)")
+
+
+@dataclass
+class Source:
+    """A saved checkpoint: its config.json, and its tensors by the hub's names."""
+
+    folder: Path
+    config: dict[str, Any] = field(init=False)
+    tensors: dict[str, Array] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.config = json.loads((self.folder / "config.json").read_text())
+        self.tensors = {
+            name: values.copy()
+            for name, values in safetensors.numpy.load_file(self.folder / "model.safetensors").items()
+        }
+
+    @property
+    def arch(self) -> str:
+        return ARCHITECTURES[self.config["model_type"]]
+
+
+def _rounded(values: Array, kind: Kind) -> Array:
+    return np.asarray(gguf.dequantize(gguf.quantize(values, kind), kind), np.float32).reshape(values.shape)
+
+
+def _parts(source: Source) -> dict[str, Array]:
+    """Tensors by names that the gguf package's table knows, in GGUF's shapes; rows in the order of the checkpoint."""
+    config, stacks, parts = source.config, dict[str, dict[int, Array]](), dict[str, Array]()
+    for name, values in source.tensors.items():
+        expert = _EXPERT.fullmatch(name)
+        if expert:
+            stacks.setdefault(f"{expert[1]}.{expert[3]}.{expert[4]}", {})[int(expert[2])] = values
+        elif name.endswith("kv_b_proj.weight"):
+            heads, nope, value = (config[k] for k in ("num_attention_heads", "qk_nope_head_dim", "v_head_dim"))
+            both = values.reshape(heads, nope + value, -1)
+            parts[name.replace("kv_b_proj", "k_b_proj")] = np.ascontiguousarray(both[:, :nope].swapaxes(1, 2))
+            parts[name.replace("kv_b_proj", "v_b_proj")] = np.ascontiguousarray(both[:, nope:])
+        elif name.endswith(".experts.gate_up_proj"):  # [experts][in][out], gate and up in turns
+            both = np.ascontiguousarray(values.swapaxes(1, 2))
+            parts[name.replace("gate_up_proj", "gate_proj.weight")] = np.ascontiguousarray(both[:, ::2])
+            parts[name.replace("gate_up_proj", "up_proj.weight")] = np.ascontiguousarray(both[:, 1::2])
+        elif name.endswith(".experts.gate_up_proj_bias"):
+            parts[name.replace("gate_up_proj_bias", "gate_proj.bias")] = np.ascontiguousarray(values[:, ::2])
+            parts[name.replace("gate_up_proj_bias", "up_proj.bias")] = np.ascontiguousarray(values[:, 1::2])
+        elif name.endswith(".experts.down_proj"):
+            parts[f"{name}.weight"] = np.ascontiguousarray(values.swapaxes(1, 2))
+        elif name.endswith(".experts.down_proj_bias"):
+            parts[name.replace("_bias", ".bias")] = values
+        elif name.endswith(".sinks"):
+            parts[f"{name}.weight"] = values
+        elif name.endswith("e_score_correction_bias"):
+            parts[name.replace("_bias", ".bias")] = values
+        elif name.endswith("shared_expert_gate.weight"):
+            parts[name] = values.reshape(-1)
+        else:
+            parts[name] = values
+    for name, experts in stacks.items():
+        parts[name] = np.stack([experts[i] for i in range(len(experts))])
+    return parts
+
+
+def _back(source: Source, name: str, values: Array) -> None:
+    """Puts a part's values into the checkpoint's tensors."""
+    if name in source.tensors:
+        source.tensors[name] = values.reshape(source.tensors[name].shape)
+        return
+    experts = re.fullmatch(r"(.+\.experts)\.(\w+\.\w+)", name)
+    if experts and f"{experts[1]}.gate_up_proj" in source.tensors:
+        _back_fused(source, experts[1], experts[2], values)
+    elif experts:
+        for i, expert in enumerate(values):
+            source.tensors[f"{experts[1]}.{i}.{experts[2]}"] = np.ascontiguousarray(expert)
+    elif "k_b_proj" in name or "v_b_proj" in name:
+        whole = re.sub("[kv]_b_proj", "kv_b_proj", name)
+        heads, nope = source.config["num_attention_heads"], source.config["qk_nope_head_dim"]
+        both = source.tensors[whole].reshape(heads, -1, source.config["kv_lora_rank"])
+        if "k_b_proj" in name:
+            both[:, :nope] = values.swapaxes(1, 2)
+        else:
+            both[:, nope:] = values
+
+
+def _back_fused(source: Source, experts: str, part: str, values: Array) -> None:
+    """Experts in one tensor; biases are not rounded."""
+    if part == "down_proj.weight":
+        source.tensors[f"{experts}.down_proj"][:] = values.swapaxes(1, 2)
+    elif part.endswith(".weight"):
+        first = 0 if part.startswith("gate") else 1
+        source.tensors[f"{experts}.gate_up_proj"][:, :, first::2] = values.swapaxes(1, 2)
+
+
+def _expert_names(source: Source, name: str) -> str:
+    """Names under which the table has the experts of Mixtral."""
+    return re.sub(r"model\.layers\.(\d+)\.block_sparse_moe\.experts", r"layers.\1.feed_forward.experts", name)
+
+
+def _head_count(source: Source, name: str) -> int:
+    if source.arch not in _PAIRED_ROPE:
+        return 0
+    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
+    return int(source.config[heads]) if heads else 0
+
+
+def write(source: Source, path: Path, kind: Kind = Kind.F32, kinds: dict[str, Kind] | None = None) -> Path:
+    """Writes the file; matrices as `kind`, or as `kinds` says for a part of their name.
+
+    The checkpoint's tensors become the rounded values, in its folder as well.
+    """
+    arch = gguf.MODEL_ARCH[source.arch]
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
+    add_config(writer, source)
+    write_tokenizer(writer, source.config["vocab_size"])
+    names = gguf.get_tensor_name_map(arch, source.config["num_hidden_layers"])
+    plus_one = source.config["model_type"].startswith("gemma")
+    for name, values in _parts(source).items():
+        target = names.get_name(_expert_names(source, name), try_suffixes=(".weight", ".bias"))
+        assert target is not None, name
+        chosen = next((value for part, value in (kinds or {}).items() if part in name), kind)
+        if values.ndim == 1 or name.endswith("bias") or values.shape[-1] % gguf.GGML_QUANT_SIZES[chosen][0] != 0:
+            chosen = Kind.F32
+        rounded = _rounded(values, chosen)
+        _back(source, name, rounded)
+        stored = rounded + 1 if plus_one and name.endswith("norm.weight") else values
+        heads = _head_count(source, name)
+        stored = interleave(stored, heads) if heads else stored
+        writer.add_tensor(target, gguf.quantize(np.ascontiguousarray(stored), chosen), raw_dtype=chosen)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    safetensors.numpy.save_file(source.tensors, source.folder / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+def add_config(writer: gguf.GGUFWriter, source: Source) -> None:
+    """Keys of all architectures, and of the one."""
+    config, get = source.config, source.config.get
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    head_dim = get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    if "kv_lora_rank" in config:
+        _add_latents(writer, config)
+    else:
+        writer.add_head_count_kv(config["num_key_value_heads"])
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+        writer.add_rope_dimension_count(int(head_dim * (get("rope_parameters") or {}).get("partial_rotary_factor", 1)))
+    rope = get("rope_parameters") or {}
+    if "sliding_attention" in rope:
+        rope = rope["full_attention"]
+    if "rope_theta" in rope:
+        writer.add_rope_freq_base(rope["rope_theta"])
+    if rope.get("rope_type") in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope.get("rope_type") == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if rope.get("mscale_all_dim") and source.arch == "DEEPSEEK2":
+            writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+    if get("sliding_window") and not (config["model_type"].startswith("qwen") and not get("use_sliding_window")):
+        writer.add_sliding_window(config["sliding_window"])
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if get(key):
+            getattr(writer, f"add_{key}")(config[key])
+    _add_experts(writer, source)
+    if config["model_type"] == "ministral3":
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+    if config["model_type"] == "granite":
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
+    if config["model_type"] == "olmo3":
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+
+
+def _add_latents(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    rank, rope = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    writer.add_head_count_kv(1)
+    if config.get("q_lora_rank"):
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_kv_lora_rank(rank)
+    writer.add_key_length(rank + rope)
+    writer.add_value_length(rank)
+    writer.add_key_length_mla(config["qk_nope_head_dim"] + rope)
+    writer.add_value_length_mla(config["v_head_dim"])
+    writer.add_rope_dimension_count(rope)
+
+
+def _add_experts(writer: gguf.GGUFWriter, source: Source) -> None:
+    config, get = source.config, source.config.get
+    count = get("num_local_experts") or get("num_experts") or get("n_routed_experts")
+    if not count or get("first_k_dense_replace", 0) >= config["num_hidden_layers"]:
+        return
+    writer.add_expert_count(count)
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    if config["model_type"] == "gpt_oss":
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+    if get("moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if get("shared_expert_intermediate_size"):
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+    if get("n_shared_experts"):
+        writer.add_expert_shared_count(config["n_shared_experts"])
+    if "routed_scaling_factor" in config:
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+        writer.add_expert_weights_norm(bool(get("norm_topk_prob")))
+        writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+        sigmoid = config["model_type"] in ("deepseek_v3", "glm4_moe")
+        writer.add_expert_gating_func(
+            gguf.ExpertGatingFuncType.SIGMOID if sigmoid else gguf.ExpertGatingFuncType.SOFTMAX
+        )
+        if get("n_group"):
+            writer.add_expert_group_count(config["n_group"])
+            writer.add_expert_group_used_count(config["topk_group"])
+
+
+def make_source(folder: Path, architecture: str, **settings: Any) -> Source:
+    """A random checkpoint of transformers, with the vocabulary of the tests' tokenizer."""
+    model = tiny_models.make_model(architecture, **{"vocab_size": VOCAB, "intermediate_size": 96, **settings})
+    tiny_models.save(model, folder)
+    return Source(folder)
+
+
+def expected_logits(source: Source, tokens: NDArray[np.int32]) -> Array:
+    """Logits of transformers from the checkpoint's folder, in float32."""
+    return tiny_models.expected_logits(tiny_models.load(source.folder, torch.float32), tokens)

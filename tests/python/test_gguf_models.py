@@ -1,0 +1,280 @@
+"""GGUF files used in place: the logits of transformers on the checkpoint that they were made of."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import gguf
+import gguf_models
+import numpy as np
+import pytest
+import tolerance
+from gguf_models import Kind
+
+from kvanta import LLM, InputError, _core
+from kvanta.gguf_convert import index_gguf
+from kvanta.models import resolve_model
+
+TOKENS = np.random.default_rng(3).integers(3, gguf_models.VOCAB, 150).astype(np.int32)
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+LATENTS: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 32,
+    "routed_scaling_factor": 1.7,
+}
+GEMMA = {"head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 32}
+GEMMA3_ROPES = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+MINISTRAL3_ROPE = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama_256": ("Llama", {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2}),
+    "llama_biases": ("Llama", {"attention_bias": True, "tie_word_embeddings": True}),
+    "llama_yarn": ("Llama", {"rope_parameters": YARN}),
+    "mistral": ("Mistral", {"sliding_window": 24}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+    "gemma2": ("Gemma2", GEMMA),
+    "gemma3": (
+        "Gemma3",
+        GEMMA | {"num_hidden_layers": 6, "sliding_window_pattern": 6, "rope_parameters": GEMMA3_ROPES},
+    ),
+    "deepseek_v2": ("DeepseekV2", LATENTS),
+    "deepseek_v2_lite": ("DeepseekV2", LATENTS | {"q_lora_rank": None}),
+    "deepseek_v3": ("DeepseekV3", LATENTS | {"n_group": 4, "topk_group": 2}),
+    "mixtral": ("Mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None}),
+    "qwen2_moe": ("Qwen2Moe", EXPERTS | {"shared_expert_intermediate_size": 64, "norm_topk_prob": False}),
+    "qwen3_moe": ("Qwen3Moe", EXPERTS | {"head_dim": 32, "norm_topk_prob": True}),
+    "phi3": ("Phi3", {"pad_token_id": 0, "original_max_position_embeddings": 256}),
+    "glm4": ("Glm4", {"head_dim": 32, "attention_bias": True, "pad_token_id": 0}),
+    "glm4_moe": (
+        "Glm4Moe",
+        {
+            "head_dim": 32,
+            "n_routed_experts": 8,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "first_k_dense_replace": 1,
+            "use_qk_norm": True,
+            "routed_scaling_factor": 1.7,
+            "pad_token_id": 0,
+        },
+    ),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 8.0,
+        },
+    ),
+    "olmo2": ("Olmo2", {}),
+    "olmo3": ("Olmo3", {"num_hidden_layers": 4, "sliding_window": 24}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 4, "no_rope_layer_interval": 4, "pad_token_id": 0}),
+    "ministral3": ("Ministral3", {"head_dim": 32, "pad_token_id": 0, "rope_parameters": MINISTRAL3_ROPE}),
+    "gpt_oss": (
+        "GptOss",
+        {
+            "head_dim": 32,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "sliding_window": 24,
+            "rope_parameters": YARN | {"rope_theta": 150000.0, "truncate": False},
+        },
+    ),
+}
+
+
+def logits(model: Path, **options: Any) -> Any:
+    options = {"max_model_len": 256, "threads": 2, "kv_cache_memory_bytes": "64MiB", **options}
+    return LLM(model, **options).logits(TOKENS)
+
+
+def float32_error(model: Path, source: gguf_models.Source) -> float:
+    """Largest difference to transformers in float32, relative to the largest logit."""
+    expected = gguf_models.expected_logits(source, TOKENS)
+    found = logits(model, dtype="float32", kv_cache_dtype="fp32")
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("KVANTA_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def make(tmp_path: Path, model: str, kind: Kind = Kind.F32, **kinds: Kind) -> tuple[Path, gguf_models.Source]:
+    architecture, settings = MODELS[model]
+    source = gguf_models.make_source(tmp_path / "source", architecture, **settings)
+    try:
+        _core.read_model_info(str(source.folder))
+    except InputError as error:
+        if "unknown architecture" in str(error):
+            pytest.skip(f"{architecture} is not supported")
+        raise
+    return gguf_models.write(source, tmp_path / "m.gguf", kind, kinds), source
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+@pytest.mark.parametrize("model", MODELS)
+def test_float32_logits_equal_transformers(model: str, kind: str, tmp_path: Path) -> None:
+    file, source = make(tmp_path, model, Kind[kind])
+    assert float32_error(file, source) < tolerance.F32_LOGITS
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", *(name for name in _core.gguf_types() if name != "F32")])
+def test_types_of_tensors(kind: str, tmp_path: Path) -> None:
+    try:
+        gguf.quantize(np.zeros((1, 256), np.float32), Kind[kind])
+    except NotImplementedError:
+        pytest.skip(f"the gguf package does not write {kind}")
+    file, source = make(tmp_path, "llama_256", Kind[kind])
+    assert kind in written_types(file)
+    assert float32_error(file, source) < tolerance.F32_LOGITS
+
+
+def test_types_that_are_not_read_are_converted(tmp_path: Path) -> None:
+    file, source = make(tmp_path, "llama_256", Kind.Q8_0, q_proj=Kind.TQ2_0, o_proj=Kind.TQ1_0)
+    index = json.loads((resolve_model(file).path / "model.gguf.index.json").read_text())
+    assert index["tensors"]["model.layers.0.self_attn.k_proj.weight"]["type"] == "Q8_0"
+    assert "model.layers.0.self_attn.q_proj.weight" not in index["tensors"]
+    assert index["converted"] == "converted.safetensors"
+    assert float32_error(file, source) < 0.02  # converted tensors are rounded to bf16
+
+
+def written_types(file: Path) -> set[str]:
+    return {tensor.tensor_type.name for tensor in gguf.GGUFReader(file).tensors}
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
+def test_blocks_are_kept_and_used(kind: str, tmp_path: Path) -> None:
+    file, source = make(tmp_path, "llama", Kind[kind])
+    exact = gguf_models.expected_logits(source, TOKENS)
+    llm = LLM(file, max_model_len=256, threads=2, kv_cache_memory_bytes="64MiB")
+    found = llm.logits(TOKENS)
+    # Activations of 8 and 16 bits, and the cache of bf16, are all that may differ.
+    assert 0 < np.sqrt(np.mean((found - exact) ** 2)) < 0.03 * exact.std()
+    stored = sum(int(tensor.n_bytes) for tensor in gguf.GGUFReader(file).tensors)
+    assert stored <= llm.stats()["weight_bytes"] < 1.03 * stored, "300 rows fill 19 panels of 16"
+    assert llm.config.weight_dtype == "auto"
+    assert abs(_core.read_model_info(str(resolve_model(file).path)).weight_bytes - stored) < 0.03 * stored
+
+
+@pytest.mark.parametrize("weight_dtype", ["bf16", "int8", "int4"])
+def test_other_storages_of_weights(weight_dtype: str, tmp_path: Path) -> None:
+    file, source = make(tmp_path, "qwen3", Kind.Q8_0)
+    exact = gguf_models.expected_logits(source, TOKENS)
+    found = logits(file, weight_dtype=weight_dtype)
+    bound = {"bf16": 0.05, "int8": 0.05, "int4": 0.3}[weight_dtype]
+    assert np.sqrt(np.mean((found - exact) ** 2)) < bound * exact.std()
+
+
+def test_nothing_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, _ = make(tmp_path, "llama", Kind.Q8_0)
+    folder = resolve_model(file).path
+    assert sorted(entry.name for entry in folder.iterdir()) == [
+        "config.json",
+        "generation_config.json",
+        "model.gguf.index.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    assert [entry.name for entry in folder.parent.iterdir()] == [folder.name]
+    # The next start does not read the file's header again.
+    monkeypatch.setattr("kvanta.gguf_convert.index_gguf", lambda *_: pytest.fail("indexed twice"))
+    assert resolve_model(str(file)).path == folder
+    os.utime(file, ns=(1, 1))
+    with pytest.raises(pytest.fail.Exception):
+        resolve_model(file)
+
+
+def test_a_file_that_has_changed(tmp_path: Path) -> None:
+    file, _ = make(tmp_path, "llama")
+    folder = index_gguf(file, tmp_path / "folder")
+    logits(folder)
+    os.utime(file, ns=(1, 1))
+    with pytest.raises(InputError, match=r"m\.gguf: changed since .*model\.gguf\.index\.json was written"):
+        logits(folder)
+    logits(file)  # indexed again
+    file.unlink()
+    with pytest.raises(InputError, match=r"m\.gguf: cannot open: No such file"):
+        logits(folder)
+
+
+def test_scales_that_are_not_finite(tmp_path: Path) -> None:
+    file, _ = make(tmp_path, "llama", Kind.Q8_0)
+    tensor = next(t for t in gguf.GGUFReader(file).tensors if t.name == "blk.1.attn_q.weight")
+    data = bytearray(file.read_bytes())
+    at = int(tensor.data_offset)
+    data[at : at + 2] = np.array([np.inf], "<f2").tobytes()
+    file.write_bytes(data)
+    for options in ({}, {"dtype": "float32"}, {"weight_dtype": "int4"}):
+        with pytest.raises(InputError, match=r"model\.layers\.1\.self_attn\.q_proj.*(not finite|is infinite|is NaN)"):
+            logits(file, **options)
+
+
+# --- split files
+
+
+def split(file: Path, sizes: list[int]) -> list[Path]:
+    """The file in parts with so many tensors each, as llama.cpp's gguf-split writes it."""
+    reader = gguf.GGUFReader(file)
+    architecture = str(reader.fields["general.architecture"].contents())
+    begin, paths = 0, []
+    for number, size in enumerate(sizes):
+        path = file.with_name(f"{file.stem}-{number + 1:05}-of-{len(sizes):05}.gguf")
+        writer = gguf.GGUFWriter(path, architecture)
+        for name, value in reader.fields.items():
+            if number == 0 and not name.startswith("GGUF.") and name != "general.architecture":
+                sub = value.types[-1] if value.types[0] == gguf.GGUFValueType.ARRAY else None
+                writer.add_key_value(name, value.contents(), value.types[0], sub_type=sub)
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", len(sizes))
+        writer.add_int32("split.tensors.count", len(reader.tensors))
+        for tensor in reader.tensors[begin : begin + size]:
+            writer.add_tensor(tensor.name, tensor.data.copy(), raw_dtype=tensor.tensor_type)
+        begin += size
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        paths.append(path)
+    assert begin >= len(reader.tensors)
+    return paths
+
+
+def test_split_files(tmp_path: Path) -> None:
+    file, source = make(tmp_path, "llama", Kind.Q8_0)
+    parts = split(file, [0, 5, 100])
+    assert float32_error(parts[1], source) < tolerance.F32_LOGITS
+    assert resolve_model(parts[0]).path == resolve_model(parts[2]).path
+    assert resolve_model(parts[0]).path.name.startswith("m-")
+
+    (tmp_path / "alone.gguf").write_bytes(parts[1].read_bytes())
+    with pytest.raises(InputError, match=r"alone\.gguf is one of 3 parts, but its name does not end"):
+        resolve_model(tmp_path / "alone.gguf")
+    first, second = (path.read_bytes() for path in parts[1:])
+    parts[1].write_bytes(second)
+    parts[2].write_bytes(first)
+    with pytest.raises(InputError, match=r"by its name part 1 of 3, by its keys part 2 of 3"):
+        resolve_model(parts[0])
+    parts[1].unlink()
+    with pytest.raises(InputError, match=r"a part of 3, of which 'm-00002-of-00003\.gguf' is missing in"):
+        resolve_model(parts[2])

@@ -19,11 +19,11 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 // An index of one file of 1000 bytes.
-std::string Index(const std::string& tensors, const std::string& more = "") {
+std::string GgufIndexText(const std::string& tensors, const std::string& more = "") {
   return R"({"files":[{"path":"/m.gguf","size":1000,"mtime_ns":5}],"tensors":{)" + tensors + "}" + more + "}";
 }
 
-std::string ErrorOf(const std::string& text) {
+std::string GgufIndexError(const std::string& text) {
   try {
     ParseGgufIndex(text, "index");
   } catch (const InputError& error) {
@@ -34,9 +34,9 @@ std::string ErrorOf(const std::string& text) {
 
 TEST(GgufIndex, ReadsTensors) {
   const GgufIndex index =
-      ParseGgufIndex(Index(R"("q":{"file":0,"offset":96,"type":"Q8_0","shape":[4,64],"interleaved_heads":2},)"
-                           R"("n":{"offset":0,"type":"F32","shape":[3]})",
-                           R"(,"converted":"c.safetensors")"),
+      ParseGgufIndex(GgufIndexText(R"("q":{"file":0,"offset":96,"type":"Q8_0","shape":[4,64],"interleaved_heads":2},)"
+                                   R"("n":{"offset":0,"type":"F32","shape":[3]})",
+                                   R"(,"converted":"c.safetensors")"),
                      "index");
   EXPECT_EQ(index.files.at(0).path, "/m.gguf");
   EXPECT_EQ(index.files.at(0).mtime_ns, 5);
@@ -50,7 +50,8 @@ TEST(GgufIndex, ReadsTensors) {
 }
 
 TEST(GgufIndex, StarsAreTheFirstSize) {
-  const GgufIndex index = ParseGgufIndex(Index(R"("e.*.w":{"offset":8,"type":"Q4_0","shape":[3,2,32]})"), "index");
+  const GgufIndex index =
+      ParseGgufIndex(GgufIndexText(R"("e.*.w":{"offset":8,"type":"Q4_0","shape":[3,2,32]})"), "index");
   ASSERT_EQ(index.tensors.size(), 3U);
   EXPECT_EQ(index.tensors.at("e.2.w").offset, 8U + 2 * 36);
   EXPECT_EQ(index.tensors.at("e.2.w").bytes, 36U);
@@ -58,9 +59,9 @@ TEST(GgufIndex, StarsAreTheFirstSize) {
 }
 
 TEST(GgufIndex, RefusesWhatDoesNotFit) {
-  const auto tensor = [](const std::string& entry) { return ErrorOf(Index("\"t\":{" + entry + "}")); };
-  EXPECT_THAT(ErrorOf("{}"), HasSubstr("files"));
-  EXPECT_THAT(ErrorOf(R"({"files":[],"tensors":{}})"), HasSubstr("a list of GGUF files"));
+  const auto tensor = [](const std::string& entry) { return GgufIndexError(GgufIndexText("\"t\":{" + entry + "}")); };
+  EXPECT_THAT(GgufIndexError("{}"), HasSubstr("files"));
+  EXPECT_THAT(GgufIndexError(R"({"files":[],"tensors":{}})"), HasSubstr("a list of GGUF files"));
   EXPECT_THAT(tensor(R"("offset":0,"type":"Q9","shape":[32])"), HasSubstr("one of F32, F16, BF16, Q8_0"));
   EXPECT_THAT(tensor(R"("offset":0,"type":"Q8_0","shape":[2,33])"), HasSubstr("whole blocks"));
   EXPECT_THAT(tensor(R"("offset":0,"type":"F32","shape":[])"), HasSubstr("positive sizes"));
@@ -73,15 +74,16 @@ TEST(GgufIndex, RefusesWhatDoesNotFit) {
   EXPECT_THAT(tensor(R"("file":1,"offset":0,"type":"F32","shape":[3])"), HasSubstr("file"));
   EXPECT_THAT(tensor(R"("offset":0,"type":"F32","shape":[6,1],"interleaved_heads":2)"),
               HasSubstr("even size in 6 rows"));
-  EXPECT_THAT(ErrorOf(Index(R"("t.*":{"offset":0,"type":"F32","shape":[4]})")), HasSubstr("the shape of each"));
-  EXPECT_THAT(
-      ErrorOf(Index(R"("t.*":{"offset":0,"type":"F32","shape":[2,1]},"t.1":{"offset":0,"type":"F32","shape":[1]})")),
-      HasSubstr("'t.1' is there twice"));
+  EXPECT_THAT(GgufIndexError(GgufIndexText(R"("t.*":{"offset":0,"type":"F32","shape":[4]})")),
+              HasSubstr("the shape of each"));
+  EXPECT_THAT(GgufIndexError(GgufIndexText(
+                  R"("t.*":{"offset":0,"type":"F32","shape":[2,1]},"t.1":{"offset":0,"type":"F32","shape":[1]})")),
+              HasSubstr("'t.1' is there twice"));
 }
 
 TEST(GgufIndex, TooManyTensorsAreRefusedAtOnce) {
-  EXPECT_THAT(ErrorOf(R"({"files":[{"path":"/m","size":1000000000000,"mtime_ns":5}],)"
-                      R"("tensors":{"t.*":{"offset":0,"type":"F32","shape":[100000000000,1]}}})"),
+  EXPECT_THAT(GgufIndexError(R"({"files":[{"path":"/m","size":1000000000000,"mtime_ns":5}],)"
+                             R"("tensors":{"t.*":{"offset":0,"type":"F32","shape":[100000000000,1]}}})"),
               HasSubstr("at most"));
 }
 

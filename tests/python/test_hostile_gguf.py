@@ -51,6 +51,7 @@ def test_cut_by_one_byte(good: bytes, tmp_path: Path) -> None:
 def test_other_files(tmp_path: Path) -> None:
     expect_error(tmp_path, b"")
     expect_error(tmp_path, b"PK\x03\x04 a zip file", "does not begin with 'GGUF'")
+    expect_error(tmp_path, b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n", "Git LFS pointer")
     expect_error(tmp_path, b"GGUF" + struct.pack("<I", 1), "version 1")
     expect_error(tmp_path, b"GGUF" + struct.pack(">I", 3), "version")
 

@@ -18,7 +18,7 @@ import numpy as np
 from kvanta.errors import InputError
 
 # GGUF value type -> numpy's; 8 is a string, 9 an array.
-_SCALARS = {
+_SCALARS: dict[int, np.dtype[Any]] = {
     0: np.dtype("<u1"),
     1: np.dtype("<i1"),
     2: np.dtype("<u2"),
@@ -35,6 +35,7 @@ _STRING, _ARRAY = 8, 9
 _MAX_HEADER_BYTES = 1 << 30
 _MAX_COUNT = 1 << 24
 _DEFAULT_ALIGNMENT = 32
+_LFS_POINTER = b"version https://git-lfs"
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,8 @@ def _tensor(cursor: _Cursor, path: Path) -> TensorInfo:
 
 def _read(path: Path, data: bytes | mmap.mmap) -> Header:
     cursor = _Cursor(path, data)
+    if data[: len(_LFS_POINTER)] == _LFS_POINTER:
+        raise InputError(f"{path} is a Git LFS pointer, not the file itself: fetch it with `git lfs pull`")
     if data[:4] != b"GGUF":
         raise InputError(f"{path} is not a GGUF file: it does not begin with 'GGUF'")
     cursor.take(4, "the magic number")

@@ -12,7 +12,6 @@
 #include "base/math.h"
 #include "base/quote.h"
 #include "kvanta/error.h"
-#include "models/gguf_index.h"
 #include "models/kv_scales.h"
 
 namespace kvanta::models {

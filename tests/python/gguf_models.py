@@ -70,8 +70,37 @@ class Source:
         return ARCHITECTURES[self.config["model_type"]]
 
 
-def _rounded(values: Array, kind: Kind) -> Array:
-    return np.asarray(gguf.dequantize(gguf.quantize(values, kind), kind), np.float32).reshape(values.shape)
+# Offsets of the fp16 scales in blocks that the gguf package reads and does not write.
+_SCALES = {
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+}
+
+
+def _random_blocks(values: Array, kind: Kind) -> NDArray[np.uint8]:
+    """Blocks of random codes whose values are as large as `values`."""
+    per_block, size = gguf.GGML_QUANT_SIZES[kind]
+    random = np.random.default_rng(values.size)
+    blocks = random.integers(0, 256, (values.size // per_block, size), dtype=np.uint8)
+    shares = random.uniform(0.5, 1, (len(blocks), 1))
+    scale = 1e-2
+    for _ in range(2):  # the second time with the scale that gives the size
+        for at in _SCALES[kind.name]:
+            blocks[:, at : at + 2] = (shares * scale).astype("<f2").view(np.uint8)
+        scale *= values.std() / gguf.dequantize(blocks, kind).std()
+    return blocks.reshape(*values.shape[:-1], -1)
+
+
+def _encode(values: Array, kind: Kind) -> NDArray[Any]:
+    try:
+        return np.asarray(gguf.quantize(np.ascontiguousarray(values), kind))
+    except NotImplementedError:
+        return _random_blocks(values, kind)
 
 
 def _parts(source: Source) -> dict[str, Array]:
@@ -169,12 +198,12 @@ def write(source: Source, path: Path, kind: Kind = Kind.F32, kinds: dict[str, Ki
         chosen = next((value for part, value in (kinds or {}).items() if part in name), kind)
         if values.ndim == 1 or name.endswith("bias") or values.shape[-1] % gguf.GGML_QUANT_SIZES[chosen][0] != 0:
             chosen = Kind.F32
-        rounded = _rounded(values, chosen)
-        _back(source, name, rounded)
-        stored = rounded + 1 if plus_one and name.endswith("norm.weight") else values
+        data = _encode(values, chosen)
+        _back(source, name, np.asarray(gguf.dequantize(data, chosen), np.float32).reshape(values.shape))
+        if plus_one and name.endswith("norm.weight"):
+            data = data + np.float32(1)
         heads = _head_count(source, name)
-        stored = interleave(stored, heads) if heads else stored
-        writer.add_tensor(target, gguf.quantize(np.ascontiguousarray(stored), chosen), raw_dtype=chosen)
+        writer.add_tensor(target, interleave(data, heads) if heads else data, raw_dtype=chosen)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

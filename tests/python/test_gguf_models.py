@@ -139,12 +139,9 @@ def test_float32_logits_equal_transformers(model: str, kind: str, tmp_path: Path
     assert float32_error(file, source) < tolerance.F32_LOGITS
 
 
-@pytest.mark.parametrize("kind", ["F16", "BF16", *(name for name in _core.gguf_types() if name != "F32")])
+# NVFP4 has scales of whole tensors beside it, which no architecture here has names for.
+@pytest.mark.parametrize("kind", [kind for kind in _core.gguf_types() if kind not in ("F32", "NVFP4")])
 def test_types_of_tensors(kind: str, tmp_path: Path) -> None:
-    try:
-        gguf.quantize(np.zeros((1, 256), np.float32), gguf.GGMLQuantizationType[kind])
-    except NotImplementedError:
-        pytest.skip(f"the gguf package does not write {kind}")
     file, source = make(tmp_path, "llama_256", gguf.GGMLQuantizationType[kind])
     assert kind in written_types(file)
     assert float32_error(file, source) < tolerance.F32_LOGITS
@@ -163,18 +160,20 @@ def written_types(file: Path) -> set[str]:
     return {tensor.tensor_type.name for tensor in gguf.GGUFReader(file).tensors}
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q3_K", "IQ4_XS", "mixed"])
 def test_blocks_are_kept_and_used(kind: str, tmp_path: Path) -> None:
-    file, source = make(tmp_path, "llama", gguf.GGMLQuantizationType[kind])
+    kinds = {"v_proj": Kind.Q6_K, "down_proj": Kind.Q5_0, "embed": Kind.Q8_0} if kind == "mixed" else {}
+    kind = "Q4_K" if kind == "mixed" else kind
+    file, source = make(tmp_path, "llama_256", gguf.GGMLQuantizationType[kind], **kinds)
     exact = gguf_models.expected_logits(source, TOKENS)
     llm = LLM(file, max_model_len=256, threads=2, kv_cache_memory_bytes="64MiB")
     found = llm.logits(TOKENS)
-    # Activations of 8 and 16 bits, and the cache of bf16, are all that may differ. Measured: 0.04.
+    # Activations of 8 and 16 bits, and the cache of bf16, are all that may differ. Measured: up to 0.04.
     assert 0 < np.sqrt(np.mean((found - exact) ** 2)) < 0.06 * exact.std()
     if kind == "Q8_0":
         np.testing.assert_array_equal(found, logits(file, weight_dtype="int8"))
     stored = sum(int(tensor.n_bytes) for tensor in gguf.GGUFReader(file).tensors)
-    assert stored <= llm.stats()["weight_bytes"] < 1.03 * stored, "300 rows fill 19 panels of 16"
+    assert stored <= llm.stats()["weight_bytes"] < 1.15 * stored, "panels are padded, and some sub-scales unpacked"
     assert llm.config.weight_dtype == "auto"
     assert abs(_core.read_model_info(str(resolve_model(file).path)).weight_bytes - stored) < 0.03 * stored
 

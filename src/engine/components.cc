@@ -13,6 +13,7 @@
 #include "kvanta/error.h"
 #include "models/fingerprint.h"
 #include "models/kv_scales.h"
+#include "models/rope.h"
 
 namespace kvanta::engine {
 namespace {
@@ -34,6 +35,16 @@ std::shared_ptr<kernels::CudaContext> FindGpu(const EngineConfig& config, std::s
   if (given) return given;
   if (const std::string missing = kernels::MissingForCuda(); !missing.empty()) refuse(missing);
   return kernels::MakeCudaContext();
+}
+
+// docs/adr/0025
+void WarnOfLongFactors(const EngineConfig& config, const models::ModelConfig& model, int64_t positions) {
+  if (!config.on_warning) return;
+  const int64_t original = model.layer_specs.front().rope.original_max_position;
+  config.on_warning(
+      fmt::format("max_model_len = {}: all sequences get the rope factors for contexts of more than {} tokens "
+                  "(long_factor); a max_model_len of up to {} takes those for short ones",
+                  positions, original, original));
 }
 
 }  // namespace
@@ -105,6 +116,11 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
   components.info = MakeModelInfo(model, dtype, store);
   components.info.weight_bytes = components.model->WeightBytes();  // with the padding of packed weights
   components.info.hash = components.model_identity;
+  if (models::UsesLongFactors(model, components.positions)) {
+    // Keys are rotated by other angles than in an engine for short contexts: the pages of one are not the other's.
+    components.model_identity += "+long_factor";
+    WarnOfLongFactors(config, model, components.positions);
+  }
   config.dtype = components.info.dtype;
   if (store == kernels::WeightType::kBf16 && !keep_types) config.weight_dtype = "bf16";
   config.device = gpu ? "cuda" : "cpu";

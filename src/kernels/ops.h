@@ -61,10 +61,10 @@ class Ops {
   virtual void Add(float* x, const float* y, int64_t n) noexcept = 0;
   // x[r] += y[r] / (1 + exp(-gate[r])): f32 [rows][width], dense; gate: [rows].
   virtual void AddGated(float* x, const float* y, const float* gate, int64_t rows, int64_t width) noexcept = 0;
-  // Rotates the first rotary_dim channels of each head in place (Hugging Face "half" order: channel i with
-  // i + rotary_dim/2). x: f32 [rows][heads * head_dim] with row stride `stride`; cos_sin: f32 [positions][rotary_dim],
-  // the first half cos, the second sin; positions: int64 [rows].
-  virtual void Rope(float* x, int64_t stride, int64_t rows, int heads, int head_dim, int rotary_dim,
+  // Rotates the first rotary_dim channels of each head in place: channel i with i + rotary_dim/2 (Hugging Face "half"
+  // order), or with `interleaved` 2 i with 2 i + 1. x: f32 [rows][heads * head_dim] with row stride `stride`; cos_sin:
+  // f32 [positions][rotary_dim], the first half cos, the second sin; positions: int64 [rows].
+  virtual void Rope(float* x, int64_t stride, int64_t rows, int heads, int head_dim, int rotary_dim, bool interleaved,
                     const float* cos_sin, const int64_t* positions) noexcept = 0;
   // out[r][i] = activation(gate_up[r][i]) * gate_up[r][width + i]; gate_up: f32 [rows][2 * width]; out: f32
   // [rows][width].

@@ -18,6 +18,8 @@ struct Architecture {
   // Defaults of the Hugging Face class for keys that config.json may omit, as a JSON object.
   std::string_view defaults = "{}";
   std::string_view activation_key = "hidden_act";
+  double rope_theta = 10000.0;  // the class's default
+  bool partial_rotary = false;  // takes partial_rotary_factor; else heads are rotated whole
   // read_config reads the layers' ropes and max_position (layers of different kinds have different ropes).
   bool reads_rope = false;
   // Another model_type of the same architecture; "": none.

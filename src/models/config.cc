@@ -118,6 +118,20 @@ void ReadDType(const std::string& folder, ModelConfig& config) {
   config.dtype = dtype == "BF16" ? DType::kBf16 : dtype == "F16" ? DType::kF16 : DType::kF32;
 }
 
+bool IsSameTensor(const TensorView& a, const TensorView& b) {
+  return a.dtype == b.dtype && a.shape == b.shape && std::ranges::equal(a.data, b.data);
+}
+
+// transformers: an output matrix that differs from the embeddings is used, even if config.json ties them.
+void ReadHead(const std::string& folder, ModelConfig& config) {
+  if (!config.tied_embeddings || !Checkpoint::Exists(folder)) return;
+  const Checkpoint checkpoint = Checkpoint::Open(folder);
+  const TensorNames::Decoder& names = DecoderNames(config, checkpoint);
+  const TensorView* head = checkpoint.Find(std::string(names.lm_head) + ".weight");
+  const TensorView* embeddings = checkpoint.Find(std::string(names.prefix) + "embed_tokens.weight");
+  config.tied_embeddings = head == nullptr || embeddings == nullptr || IsSameTensor(*head, *embeddings);
+}
+
 ModelConfig ReadFolder(const std::string& folder) {
   namespace fs = std::filesystem;
   std::error_code ignored;
@@ -135,6 +149,7 @@ ModelConfig ReadFolder(const std::string& folder) {
     AddHfQuantConfig(ReadTextFile(file), file, config);
   }
   if (dtype_missing) ReadDType(folder, config);
+  ReadHead(folder, config);
   return config;
 }
 
@@ -190,7 +205,9 @@ ModelConfig ParseConfig(std::string_view text, const std::string& name, bool* dt
   config.layer_specs.resize(static_cast<size_t>(config.layers));
   if (!architecture.reads_rope) {
     const int64_t max_position = json.Int("max_position_embeddings", 1, kMaxPositions);
-    SetRope(ReadRopeSpec(json, config.head_dim, max_position), max_position, config);
+    const RopeSpec rope =
+        ReadRopeSpec(json, config.head_dim, max_position, architecture.rope_theta, architecture.partial_rotary);
+    SetRope(rope, max_position, config);
   }
   architecture.read_config(json, config);
   AddEosIds(json, config);

@@ -13,20 +13,26 @@
 
 namespace kvanta::models {
 
-enum class RopeType : uint8_t { kDefault, kLinear, kLlama3, kYarn };
+enum class RopeType : uint8_t { kDefault, kLinear, kLlama3, kYarn, kLongRope };
 
 // Rotary position embedding of a layer.
 struct RopeSpec {
-  int rotary_dim = 0;  // rotated channels of a head, from the first on
+  int rotary_dim = 0;        // rotated channels of a head, from the first on; 0: no rope
+  bool interleaved = false;  // rotates the pairs (2 i, 2 i + 1); else (i, i + rotary_dim / 2)
   RopeType type = RopeType::kDefault;
   double theta = 10000.0;
   double factor = 1.0;
   double low_freq_factor = 1.0, high_freq_factor = 4.0;  // llama3
   double beta_fast = 32.0, beta_slow = 1.0;              // yarn
-  double attention_factor = 0.0;                         // yarn; 0: from factor, mscale and mscale_all_dim
+  double attention_factor = 0.0;                         // yarn, longrope; 0: from factor (and mscale)
   double mscale = 0.0, mscale_all_dim = 0.0;             // yarn
   bool truncate = true;                                  // yarn
   int64_t original_max_position = 0;                     // before scaling; never 0 once read
+  // Divisors of the frequencies [rotary_dim / 2], longrope: for contexts up to the original length, and for longer
+  // ones.
+  std::vector<float> short_factor = {}, long_factor = {};
+  // Queries at `position` are multiplied by 1 + beta log(1 + floor(position / original_max_position)).
+  double llama_4_scaling_beta = 0.0;
 
   bool operator==(const RopeSpec&) const = default;
 };
@@ -47,6 +53,7 @@ struct MlaConfig {
 struct MlpSpec {
   kernels::Activation activation = kernels::Activation::kSilu;
   bool bias = false;
+  bool fused = false;  // the checkpoint has gate and up as one matrix, gate_up_proj
 };
 
 // A layer's blocks, as far as they may differ between the layers of a model.
@@ -86,14 +93,19 @@ struct ModelConfig {
   double rms_eps = 1e-6;
   float norm_weight_offset = 0;  // added to the weights of all norms
   bool tied_embeddings = false;
-  double embedding_scale = 1;  // multiplies embeddings, rounded to the type of the weights
+  double embedding_scale = 1;            // multiplies embeddings
+  bool embedding_scale_rounded = false;  // ... after it was rounded to the type of the weights
+  double residual_scale = 1;             // multiplies what a block adds to the hidden states
+  double logits_divisor = 1;             // divides the output logits
+  bool qkv_fused = false;                // the checkpoint has q, k and v as one matrix, qkv_proj
   bool qkv_bias = false, o_bias = false;
   bool qk_norm = false;                // RMS norm of each head's q and k before RoPE
+  bool qk_norm_of_all_heads = false;   // ... over the channels of all heads together
   bool attention_sinks = false;        // of each query head (attention::AttentionSpec)
   double softmax_scale = 0;            // multiplies attention logits
   double attn_logit_softcapping = 0;   // 0: none; else cap * tanh(x / cap)
   double final_logit_softcapping = 0;  // the same, of the output logits
-  int64_t max_position = 0;            // longest context; with linear and yarn rope: after scaling
+  int64_t max_position = 0;            // longest context; with scaled ropes: after scaling
   std::vector<int32_t> eos_token_ids;  // of config.json and generation_config.json
   int32_t bos_token_id = -1;
   std::string declared_kv_cache;  // scheme text declared by quantization_config.kv_cache_scheme or

@@ -20,9 +20,14 @@ using kernels::Ops;
 
 struct Layer {
   Buffer pre_attention_norm, post_attention_norm, pre_mlp_norm, post_mlp_norm;  // f32 [hidden]; empty: no norm
-  int rope_table = 0;                                                           // index
+  int rope_tables = 0;                                                          // index
   std::unique_ptr<AttentionBlock> attention;
   std::unique_ptr<MlpBlock> mlp;
+};
+
+// f32 [positions][rotary_dim], cos | sin; empty without rope.
+struct RopeTables {
+  Buffer keys, queries;
 };
 
 class Decoder final : public Model {
@@ -38,11 +43,13 @@ class Decoder final : public Model {
     for (int layer = 0; layer < config.layers; ++layer) {
       layers_.push_back(ReadLayer(source, config.layer_specs[layer], fmt::format("{}layers.{}.", prefix, layer)));
     }
-    final_norm_ = reader.Vector(prefix + "norm.weight", config.hidden, config.norm_weight_offset);
+    // Dividing the last norm's output divides the logits.
+    final_norm_ =
+        reader.Vector(prefix + "norm.weight", config.hidden, config.norm_weight_offset, 1 / config.logits_divisor);
     if (!config.tied_embeddings) lm_head_ = reader.Linear({{head, config.vocab}}, config.hidden, false, embedding_kind);
     reader.CheckUnusedTensors(names, config.layers, config.num_nextn_predict_layers);
     weight_bytes_ = reader.Bytes();
-    embedding_scale_ = RoundedScale(config.embedding_scale, options.store);
+    embedding_scale_ = EmbeddingScale(options.store);
     MakeRopeTables(options.max_positions == 0 ? config.max_position : options.max_positions);
     AllocateScratch(options.max_rows);
   }
@@ -73,8 +80,9 @@ class Decoder final : public Model {
         .layer = 0, .rows = rows, .positions = batch.positions.data(), .backend = &backend, .plan = &plan};
     for (; step.layer < config_.layers; ++step.layer) {
       Layer& layer = layers_[step.layer];
-      step.rotary_dim = config_.layer_specs[step.layer].rope.rotary_dim;
-      step.rope_table = rope_tables_[layer.rope_table].as<float>();
+      step.rope = &config_.layer_specs[step.layer].rope;
+      step.rope_table = rope_tables_[layer.rope_tables].keys.as<float>();
+      step.query_rope_table = rope_tables_[layer.rope_tables].queries.as<float>();
       layer.attention->Forward(step, Normed(layer.pre_attention_norm, hidden, rows), change_);
       AddChange(layer.post_attention_norm, rows, hidden);
       if (batch.output_rows && step.layer + 1 == config_.layers) rows = KeepRows(*batch.output_rows, hidden);
@@ -119,16 +127,16 @@ class Decoder final : public Model {
     return layer;
   }
 
-  // transformers keeps the scale in the type of the weights.
-  float RoundedScale(double scale, kernels::WeightType store) const {
-    const auto value = static_cast<float>(scale);
+  float EmbeddingScale(kernels::WeightType store) const {
+    const auto value = static_cast<float>(config_.embedding_scale);
+    if (!config_.embedding_scale_rounded) return value;
     const bool elements = store != kernels::WeightType::kInt8 && store != kernels::WeightType::kInt4;
     const kernels::WeightType type = elements ? store : kernels::WeightTypeOf(config_.dtype);
     if (type == kernels::WeightType::kBf16) return Bf16ToFloat(FloatToBf16(value));
     return type == kernels::WeightType::kF16 ? Fp16ToFloat(FloatToFp16(value)) : value;
   }
 
-  // One table for each different rope of the layers.
+  // Tables for each different rope of the layers.
   void MakeRopeTables(int64_t positions) {
     if (positions < 1 || positions > config_.max_position) {
       throw InputError(fmt::format("{} positions; this model takes 1 to {}", positions, config_.max_position));
@@ -137,16 +145,28 @@ class Decoder final : public Model {
     for (size_t i = 0; i < layers_.size(); ++i) {
       const RopeSpec& spec = config_.layer_specs[i].rope;
       const auto found = std::find(specs.begin(), specs.end(), spec);
-      layers_[i].rope_table = static_cast<int>(found - specs.begin());
+      layers_[i].rope_tables = static_cast<int>(found - specs.begin());
       if (found == specs.end()) specs.push_back(spec);
     }
-    for (const RopeSpec& spec : specs) {
-      // The device's memory first: its allocation is checked against what the machine has.
-      rope_tables_.push_back(ops_.device().Allocate(positions * spec.rotary_dim * sizeof(float)));
-      std::vector<float> table(positions * spec.rotary_dim);
-      FillRopeTable(MakeRopeFrequencies(spec), table);
-      ops_.device().CopyIn(rope_tables_.back().data(), table.data(), rope_tables_.back().bytes());
+    for (const RopeSpec& spec : specs) rope_tables_.push_back(MakeTables(spec, positions));
+  }
+
+  RopeTables MakeTables(const RopeSpec& spec, int64_t positions) const {
+    RopeTables tables;
+    if (spec.rotary_dim == 0) return tables;
+    // The device's memory first: its allocation is checked against what the machine has.
+    const bool scales_queries = spec.llama_4_scaling_beta != 0;
+    const size_t bytes = positions * spec.rotary_dim * sizeof(float);
+    tables.keys = ops_.device().Allocate(bytes);
+    tables.queries = scales_queries ? ops_.device().Allocate(bytes) : tables.keys;
+    std::vector<float> table(positions * spec.rotary_dim);
+    FillRopeTable(MakeRopeFrequencies(spec, positions), table);
+    ops_.device().CopyIn(tables.keys.data(), table.data(), bytes);
+    if (scales_queries) {
+      ScaleQueryTable(spec, table);
+      ops_.device().CopyIn(tables.queries.data(), table.data(), bytes);
     }
+    return tables;
   }
 
   // One allocation for the activations of the largest batch. Blocks run one after the other, in the same memory.
@@ -176,9 +196,11 @@ class Decoder final : public Model {
     return normed_;
   }
 
-  // hidden += change_, through a norm if there is one.
+  // hidden += change_, through a norm if there is one, and scaled.
   void AddChange(const Buffer& norm, int64_t rows, float* hidden) noexcept {
     if (norm) RmsNorm(norm, change_, rows, change_);
+    const auto scale = static_cast<float>(config_.residual_scale);
+    if (scale != 1) ops_.Scale(change_, scale, rows * config_.hidden);
     ops_.Add(hidden, change_, rows * config_.hidden);
   }
 
@@ -193,7 +215,7 @@ class Decoder final : public Model {
   Buffer final_norm_;
   std::unique_ptr<Linear> lm_head_;  // null: tied to the embedding
   float embedding_scale_ = 1;
-  std::vector<Buffer> rope_tables_;  // f32 [positions][rotary_dim], cos | sin
+  std::vector<RopeTables> rope_tables_;
   Buffer scratch_;
   // Parts of scratch_, each f32 [max_rows][hidden]:
   float* normed_ = nullptr;

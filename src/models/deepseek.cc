@@ -28,6 +28,7 @@ void ReadMla(const JsonObject& json, ModelConfig& config) {
   for (LayerSpec& layer : config.layer_specs) layer.rope.rotary_dim = mla.qk_rope_head_dim;
   // transformers: with YaRN, mscale_all_dim scales the softmax.
   const RopeSpec& rope = config.layer_specs.front().rope;
+  if (rope.type == RopeType::kLongRope) json.Fail("rope_scaling", "a rope_type other than longrope");
   const double mscale = rope.type == RopeType::kYarn && rope.mscale_all_dim != 0 && rope.factor > 1
                             ? 0.1 * rope.mscale_all_dim * std::log(rope.factor) + 1.0
                             : 1.0;

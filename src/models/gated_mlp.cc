@@ -9,9 +9,14 @@ class GatedMlp final : public MlpBlock {
   GatedMlp(const BlockSource& source, const std::string& module, int64_t intermediate_size, bool bias)
       : ops_(source.ops), activation_(source.config.mlp.activation), intermediate_size_(intermediate_size) {
     const int64_t hidden = source.config.hidden;
-    gate_up_ =
-        source.reader.Linear({{module + "gate_proj", intermediate_size}, {module + "up_proj", intermediate_size}},
-                             hidden, bias, source.store);
+    const auto read_gate_up = [&](std::initializer_list<StackedWeight> stack) {
+      return source.reader.Linear(stack, hidden, bias, source.store);
+    };
+    if (source.config.mlp.fused) {
+      gate_up_ = read_gate_up({{module + "gate_up_proj", 2 * intermediate_size}});
+    } else {
+      gate_up_ = read_gate_up({{module + "gate_proj", intermediate_size}, {module + "up_proj", intermediate_size}});
+    }
     down_ = source.reader.Linear({{module + "down_proj", hidden}}, intermediate_size, bias, source.store);
   }
 

@@ -15,6 +15,7 @@ void ReadGemma(const JsonObject& json, ModelConfig& config) {
   config.names.post_mlp_norm = "post_feedforward_layernorm";
   config.norm_weight_offset = 1;
   config.embedding_scale = std::sqrt(static_cast<double>(config.hidden));
+  config.embedding_scale_rounded = true;
   config.qkv_bias = config.o_bias = json.Bool("attention_bias", false);
   config.softmax_scale = 1 / std::sqrt(json.Number("query_pre_attn_scalar", 1, 1e6));
   config.attn_logit_softcapping = json.Number("attn_logit_softcapping", 1e-3, 1e6, 0);
@@ -42,16 +43,9 @@ void ReadGemma3Ropes(const JsonObject& json, ModelConfig& config) {
   constexpr double kGlobalTheta = 1e6, kLocalTheta = 1e4;
   config.max_position = json.Int("max_position_embeddings", 1, kMaxPositions);  // scaling is included
   RopeSpec global, local;
-  const auto by_type = [&](const char* type) { return json.Object("rope_parameters").Has(type); };
-  if (json.Has("rope_parameters") && (by_type("full_attention") || by_type("sliding_attention"))) {
-    const JsonObject ropes = json.Object("rope_parameters");
-    const auto read = [&](const char* type, double theta) {
-      const Json none = Json::object();
-      const JsonObject rope = ropes.Has(type) ? ropes.Object(type) : JsonObject(none, json.File());
-      return ReadRopeParameters(rope, config.head_dim, config.max_position, theta);
-    };
-    global = read("full_attention", kGlobalTheta);
-    local = read("sliding_attention", kLocalTheta);
+  if (HasRopesByLayerType(json)) {
+    global = ReadRopeOfLayers(json, "full_attention", config.head_dim, config.max_position, kGlobalTheta);
+    local = ReadRopeOfLayers(json, "sliding_attention", config.head_dim, config.max_position, kLocalTheta);
   } else {
     global = ReadRopeSpec(json, config.head_dim, config.max_position, kGlobalTheta);
     local = {.rotary_dim = config.head_dim,

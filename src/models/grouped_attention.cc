@@ -1,4 +1,4 @@
-// Grouped-query attention, with optional biases, q/k norms and sinks.
+// Grouped-query attention, with optional biases, q/k norms, rope and sinks.
 #include "models/layer_blocks.h"
 
 namespace kvanta::models {
@@ -10,12 +10,20 @@ class GroupedAttention final : public AttentionBlock {
     const std::string module = prefix + "self_attn.";
     if (config_.attention_sinks) sinks_ = source.reader.KeptValues(module + "sinks", config_.heads);
     if (config_.qk_norm) {
-      q_norm_ = source.reader.Vector(module + "q_norm.weight", config_.head_dim, config_.norm_weight_offset);
-      k_norm_ = source.reader.Vector(module + "k_norm.weight", config_.head_dim, config_.norm_weight_offset);
+      const bool all = config_.qk_norm_of_all_heads;
+      q_norm_ =
+          source.reader.Vector(module + "q_norm.weight", all ? QWidth() : config_.head_dim, config_.norm_weight_offset);
+      k_norm_ = source.reader.Vector(module + "k_norm.weight", all ? KvWidth() : config_.head_dim,
+                                     config_.norm_weight_offset);
     }
-    qkv_ = source.reader.Linear(
-        {{module + "q_proj", QWidth()}, {module + "k_proj", KvWidth()}, {module + "v_proj", KvWidth()}}, config_.hidden,
-        config_.qkv_bias, {source.store, kInt16Activations});
+    const auto read_qkv = [&](std::initializer_list<StackedWeight> stack) {
+      return source.reader.Linear(stack, config_.hidden, config_.qkv_bias, {source.store, kInt16Activations});
+    };
+    if (config_.qkv_fused) {
+      qkv_ = read_qkv({{module + "qkv_proj", QkvWidth()}});
+    } else {
+      qkv_ = read_qkv({{module + "q_proj", QWidth()}, {module + "k_proj", KvWidth()}, {module + "v_proj", KvWidth()}});
+    }
     out_ = source.reader.Linear({{module + "o_proj", config_.hidden}}, QWidth(), config_.o_bias, source.store);
   }
 
@@ -33,12 +41,13 @@ class GroupedAttention final : public AttentionBlock {
     float* k = q + QWidth();
     float* v = k + KvWidth();
     if (config_.qk_norm) {
-      NormHeads(q_norm_, config_.heads, rows, q);
-      NormHeads(k_norm_, config_.kv_heads, rows, k);
+      Norm(q_norm_, config_.heads, rows, q);
+      Norm(k_norm_, config_.kv_heads, rows, k);
     }
-    ops_.Rope(q, QkvWidth(), rows, config_.heads, config_.head_dim, step.rotary_dim, step.rope_table, step.positions);
-    ops_.Rope(k, QkvWidth(), rows, config_.kv_heads, config_.head_dim, step.rotary_dim, step.rope_table,
-              step.positions);
+    if (step.rope->rotary_dim != 0) {
+      Rotate(step, config_.heads, step.query_rope_table, q);
+      Rotate(step, config_.kv_heads, step.rope_table, k);
+    }
     step.backend->Append(*step.plan, step.layer, k, v, QkvWidth());
     step.backend->Run(*step.plan, step.layer, q, QkvWidth(), attended_);
     out_->Forward(attended_, rows, out, config_.hidden);
@@ -49,12 +58,19 @@ class GroupedAttention final : public AttentionBlock {
   int64_t KvWidth() const { return int64_t{config_.kv_heads} * config_.head_dim; }
   int64_t QkvWidth() const { return QWidth() + 2 * KvWidth(); }
 
-  // Norms every head of x [rows][heads * head_dim], row stride QkvWidth(), in place: one call per row or per head,
-  // whichever is fewer (the bits are the same).
-  void NormHeads(const Buffer& weight, int heads, int64_t rows, float* x) noexcept {
+  void Rotate(const AttentionStep& step, int heads, const float* table, float* x) noexcept {
+    ops_.Rope(x, QkvWidth(), step.rows, heads, config_.head_dim, step.rope->rotary_dim, step.rope->interleaved, table,
+              step.positions);
+  }
+
+  // Norms x [rows][heads * head_dim], row stride QkvWidth(), in place: every head, or all heads together. One call per
+  // row or per head, whichever is fewer (the bits are the same).
+  void Norm(const Buffer& weight, int heads, int64_t rows, float* x) noexcept {
     const auto eps = static_cast<float>(config_.rms_eps);
     const int64_t width = config_.head_dim, stride = QkvWidth();
-    if (rows < heads) {
+    if (config_.qk_norm_of_all_heads) {
+      ops_.RmsNorm(x, stride, weight.as<float>(), eps, rows, heads * width, x, stride);
+    } else if (rows < heads) {
       for (int64_t row = 0; row < rows; ++row) {
         ops_.RmsNorm(x + row * stride, width, weight.as<float>(), eps, heads, width, x + row * stride, width);
       }
@@ -68,7 +84,7 @@ class GroupedAttention final : public AttentionBlock {
   kernels::Ops& ops_;
   const ModelConfig& config_;
   std::vector<float> sinks_;              // [heads], or empty
-  Buffer q_norm_, k_norm_;                // f32 [head_dim]; empty without q/k norms
+  Buffer q_norm_, k_norm_;                // f32 [head_dim] or [heads * head_dim]; empty without q/k norms
   std::unique_ptr<kernels::Linear> qkv_;  // hidden -> (heads + 2 kv_heads) * head_dim: q | k | v
   std::unique_ptr<kernels::Linear> out_;  // heads * head_dim -> hidden
   float* projected_ = nullptr;            // [rows][QkvWidth()]

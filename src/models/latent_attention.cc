@@ -147,7 +147,7 @@ class LatentAttention final : public AttentionBlock {
     to_latent_->Forward(x, step.rows, latents_, KeyDim());
     ops_.RmsNorm(latents_, KeyDim(), latent_norm_.as<float>(), kLatentEps, step.rows, mla_.kv_lora_rank, latents_,
                  KeyDim());
-    ops_.Rope(latents_ + mla_.kv_lora_rank, KeyDim(), step.rows, 1, mla_.qk_rope_head_dim, mla_.qk_rope_head_dim,
+    ops_.Rope(latents_ + mla_.kv_lora_rank, KeyDim(), step.rows, 1, mla_.qk_rope_head_dim, mla_.qk_rope_head_dim, false,
               step.rope_table, step.positions);
   }
 
@@ -164,7 +164,7 @@ class LatentAttention final : public AttentionBlock {
     ops_.Copy(projected_ + mla_.qk_nope_head_dim, HeadDim(), rows * config_.heads, mla_.qk_rope_head_dim,
               queries_ + mla_.kv_lora_rank, KeyDim());
     ops_.Rope(queries_ + mla_.kv_lora_rank, stride, rows, config_.heads, static_cast<int>(KeyDim()),
-              mla_.qk_rope_head_dim, step.rope_table, step.positions);
+              mla_.qk_rope_head_dim, false, step.query_rope_table, step.positions);
   }
 
   kernels::Ops& ops_;

@@ -50,8 +50,10 @@ struct AttentionStep {
   int layer = 0;
   int64_t rows = 0;
   const int64_t* positions = nullptr;  // [rows]
-  const float* rope_table = nullptr;   // the layer's, f32 [positions][rotary_dim], cos | sin
-  int rotary_dim = 0;
+  const RopeSpec* rope = nullptr;      // the layer's
+  // Tables of keys and queries, f32 [positions][rotary_dim], cos | sin; null without rope.
+  const float* rope_table = nullptr;
+  const float* query_rope_table = nullptr;
   attention::Backend* backend = nullptr;
   attention::Plan* plan = nullptr;
 };

@@ -72,6 +72,21 @@ std::vector<float> YarnInverse(const RopeSpec& rope) {
   return inverse;
 }
 
+// LongRoPE (arXiv:2402.13753): every frequency is divided by a factor of its own.
+std::vector<float> LongRopeInverse(const RopeSpec& rope, int64_t positions) {
+  const std::vector<float>& factors = UsesLongFactors(rope, positions) ? rope.long_factor : rope.short_factor;
+  std::vector<float> inverse = Powers(rope.theta, rope.rotary_dim);
+  for (size_t i = 0; i < inverse.size(); ++i) inverse[i] = 1.0F / (factors[i] * inverse[i]);
+  return inverse;
+}
+
+float LongRopeAttentionScaling(const RopeSpec& rope) {
+  if (rope.attention_factor != 0) return static_cast<float>(rope.attention_factor);
+  if (rope.factor <= 1) return 1.0F;
+  const double length = std::log(static_cast<double>(rope.original_max_position));
+  return static_cast<float>(std::sqrt(1 + std::log(rope.factor) / length));
+}
+
 double YarnScale(double factor, double mscale) {
   return factor <= 1 ? 1.0 : 0.1 * mscale * std::log(factor) + 1.0;
 }
@@ -86,7 +101,16 @@ float YarnAttentionScaling(const RopeSpec& rope) {
 
 }  // namespace
 
-RopeFrequencies MakeRopeFrequencies(const RopeSpec& rope) {
+bool UsesLongFactors(const RopeSpec& rope, int64_t positions) {
+  return rope.type == RopeType::kLongRope && positions > rope.original_max_position;
+}
+
+bool UsesLongFactors(const ModelConfig& config, int64_t positions) {
+  return std::any_of(config.layer_specs.begin(), config.layer_specs.end(),
+                     [&](const LayerSpec& layer) { return UsesLongFactors(layer.rope, positions); });
+}
+
+RopeFrequencies MakeRopeFrequencies(const RopeSpec& rope, int64_t positions) {
   RopeFrequencies result;
   switch (rope.type) {
     case RopeType::kDefault:
@@ -104,6 +128,10 @@ RopeFrequencies MakeRopeFrequencies(const RopeSpec& rope) {
       result.inverse = YarnInverse(rope);
       result.attention_scaling = YarnAttentionScaling(rope);
       break;
+    case RopeType::kLongRope:
+      result.inverse = LongRopeInverse(rope, positions);
+      result.attention_scaling = LongRopeAttentionScaling(rope);
+      break;
   }
   return result;
 }
@@ -119,6 +147,15 @@ void FillRopeTable(const RopeFrequencies& frequencies, std::span<float> table) {
       cos[i] = static_cast<float>(std::cos(angle)) * frequencies.attention_scaling;
       sin[i] = static_cast<float>(std::sin(angle)) * frequencies.attention_scaling;
     }
+  }
+}
+
+void ScaleQueryTable(const RopeSpec& rope, std::span<float> table) {
+  const auto length = static_cast<float>(rope.original_max_position);
+  const auto beta = static_cast<float>(rope.llama_4_scaling_beta);
+  for (size_t i = 0; i < table.size(); ++i) {
+    const auto position = static_cast<float>(i / static_cast<size_t>(rope.rotary_dim));
+    table[i] *= 1.0F + beta * std::log(1.0F + std::floor(position / length));
   }
 }
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "kvanta/error.h"
 
@@ -19,16 +20,20 @@ constexpr std::array kTypes = std::to_array<std::pair<std::string_view, RopeType
                                                                                     {"linear", RopeType::kLinear},
                                                                                     {"dynamic", RopeType::kDefault},
                                                                                     {"llama3", RopeType::kLlama3},
-                                                                                    {"yarn", RopeType::kYarn}});
+                                                                                    {"yarn", RopeType::kYarn},
+                                                                                    {"longrope", RopeType::kLongRope},
+                                                                                    {"su", RopeType::kLongRope}});
 
 RopeType ReadType(const JsonObject& rope) {
   // transformers 4 wrote "type" at first, then "rope_type".
   const std::string_view key = rope.Has("rope_type") ? "rope_type" : "type";
   const std::string type = rope.String(key, "default");
+  // The first Phi-3 had "su" and "yarn" for longrope, which alone has factors for long contexts.
+  if (type == "yarn" && rope.Has("long_factor")) return RopeType::kLongRope;
   for (const auto& [name, value] : kTypes) {
     if (name == type) return value;
   }
-  rope.Fail(key, "default, linear, dynamic, llama3 or yarn");
+  rope.Fail(key, "default, linear, dynamic, llama3, yarn or longrope");
 }
 
 void ReadLlama3(const JsonObject& rope, RopeSpec& config) {
@@ -52,6 +57,39 @@ void ReadYarn(const JsonObject& rope, RopeSpec& config) {
   config.truncate = rope.Bool("truncate", true);
 }
 
+std::vector<float> ReadFactors(const JsonObject& rope, std::string_view key, int rotary_dim) {
+  const Json& values = rope.Get(key);
+  const auto is_factor = [](const Json& value) {
+    return value.is_number() && value.get<double>() >= 1e-3 && value.get<double>() <= kMaxFactor;
+  };
+  const bool is_list = values.is_array() && values.size() == static_cast<size_t>(rotary_dim / 2) &&
+                       std::all_of(values.begin(), values.end(), is_factor);
+  if (!is_list) rope.Fail(key, fmt::format("a list of {} numbers from 0.001 to {}", rotary_dim / 2, kMaxFactor));
+  return values.get<std::vector<float>>();
+}
+
+void ReadLongRope(const JsonObject& rope, const JsonObject& json, int64_t max_position, RopeSpec& config) {
+  // transformers: the key at the top, where Phi has it, comes before the one in the object.
+  constexpr const char* kOriginal = "original_max_position_embeddings";
+  const JsonObject& source = json.Has(kOriginal) ? json : rope;
+  config.original_max_position = source.Int(kOriginal, 2, kMaxPositions, std::max<int64_t>(2, max_position));
+  config.factor = rope.Number("factor", 1, kMaxFactor,
+                              static_cast<double>(max_position) / static_cast<double>(config.original_max_position));
+  config.attention_factor = rope.Number("attention_factor", 1e-6, kMaxFactor, 0);
+  config.short_factor = ReadFactors(rope, "short_factor", config.rotary_dim);
+  config.long_factor = ReadFactors(rope, "long_factor", config.rotary_dim);
+}
+
+int ReadRotaryDim(const JsonObject& object, int head_dim, int missing) {
+  constexpr const char* kKey = "partial_rotary_factor";
+  if (!object.Has(kKey)) return missing;
+  const auto rotary_dim = static_cast<int>(head_dim * object.Number(kKey, 0, 1));
+  if (rotary_dim < 2 || rotary_dim % 2 != 0) {
+    object.Fail(kKey, fmt::format("one that gives an even number of the {} channels of a head", head_dim));
+  }
+  return rotary_dim;
+}
+
 void CheckWholeHeads(const JsonObject& object) {
   if (object.Number("partial_rotary_factor", 0, 1, 1) != 1) {
     object.Fail("partial_rotary_factor", "1: heads are rotated whole");
@@ -64,6 +102,7 @@ constexpr double kMinTheta = 1.0 + 1e-6, kMaxTheta = 1e15;
 void ReadScaling(const JsonObject& rope, const JsonObject& json, int64_t max_position, RopeSpec& config) {
   config.type = ReadType(rope);
   if (config.type == RopeType::kDefault) return;
+  if (config.type == RopeType::kLongRope) return ReadLongRope(rope, json, max_position, config);
   if (config.type == RopeType::kLlama3 || config.type == RopeType::kYarn) {
     constexpr const char* kOriginal = "original_max_position_embeddings";  // some files have it at the top
     config.original_max_position =
@@ -90,21 +129,38 @@ RopeSpec ReadRopeParameters(const JsonObject& rope, int head_dim, int64_t max_po
   return config;
 }
 
-RopeSpec ReadRopeSpec(const JsonObject& json, int head_dim, int64_t max_position, double theta) {
-  CheckWholeHeads(json);
+bool HasRopesByLayerType(const JsonObject& json) {
+  if (!json.Has("rope_parameters")) return false;
+  const JsonObject ropes = json.Object("rope_parameters");
+  return ropes.Has("full_attention") || ropes.Has("sliding_attention");
+}
+
+RopeSpec ReadRopeOfLayers(const JsonObject& json, std::string_view type, int head_dim, int64_t max_position,
+                          double theta) {
+  const JsonObject ropes = json.Object("rope_parameters");
+  const Json none = Json::object();
+  return ReadRopeParameters(ropes.Has(type) ? ropes.Object(type) : JsonObject(none, json.File()), head_dim,
+                            max_position, theta);
+}
+
+RopeSpec ReadRopeSpec(const JsonObject& json, int head_dim, int64_t max_position, double theta, bool partial) {
+  if (!partial) CheckWholeHeads(json);
   const auto filled = [&](std::string_view key) { return json.Has(key) && !json.Object(key).Value().empty(); };
   if (filled("rope_scaling") && filled("rope_parameters") && json.Get("rope_scaling") != json.Get("rope_parameters")) {
     json.Fail("rope_scaling", "absent, or the same as rope_parameters");
   }
   const double top_theta = json.Number("rope_theta", kMinTheta, kMaxTheta, theta);
-  RopeSpec config{.rotary_dim = head_dim, .theta = top_theta, .original_max_position = max_position};
+  RopeSpec config{.rotary_dim = partial ? ReadRotaryDim(json, head_dim, head_dim) : head_dim,
+                  .theta = top_theta,
+                  .original_max_position = max_position};
   const std::string_view key = filled("rope_parameters") ? "rope_parameters" : "rope_scaling";
   if (!filled(key)) return config;
   const JsonObject rope = json.Object(key);
   for (const auto& [name, value] : rope.Value().items()) {
     if (value.is_object()) rope.Fail(name, "no nested object (all layers of this architecture have one rope)");
   }
-  CheckWholeHeads(rope);
+  if (!partial) CheckWholeHeads(rope);
+  if (partial) config.rotary_dim = ReadRotaryDim(rope, head_dim, config.rotary_dim);
   config.theta = rope.Number("rope_theta", kMinTheta, kMaxTheta, top_theta);
   if (json.Has("rope_theta") && top_theta != config.theta) {
     rope.Fail("rope_theta", fmt::format("the same as at the top of the file ({})", top_theta));
@@ -116,7 +172,7 @@ RopeSpec ReadRopeSpec(const JsonObject& json, int head_dim, int64_t max_position
 void SetRope(const RopeSpec& rope, int64_t max_position, ModelConfig& config) {
   for (LayerSpec& layer : config.layer_specs) layer.rope = rope;
   config.max_position = max_position;
-  if (rope.type == RopeType::kDefault || rope.type == RopeType::kLlama3) return;
+  if (rope.type != RopeType::kLinear && rope.type != RopeType::kYarn) return;
   const int64_t unscaled = rope.type == RopeType::kLinear ? max_position : rope.original_max_position;
   const auto scaled = static_cast<int64_t>(static_cast<double>(unscaled) * rope.factor);
   config.max_position = std::max(max_position, std::min(kMaxPositions, scaled));

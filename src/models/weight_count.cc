@@ -39,7 +39,7 @@ BlockCount CountGroupedAttention(const ModelConfig& config) {
   BlockCount count{.matrices = hidden * (q + 2 * kv) + q * hidden};
   if (config.qkv_bias) count.vectors += q + 2 * kv;
   if (config.o_bias) count.vectors += hidden;
-  if (config.qk_norm) count.vectors += int64_t{2} * config.head_dim;
+  if (config.qk_norm) count.vectors += config.qk_norm_of_all_heads ? q + kv : int64_t{2} * config.head_dim;
   if (config.attention_sinks) count.vectors += config.heads;
   return count;
 }

@@ -260,9 +260,9 @@ std::vector<float> WeightReader::KeptValues(const std::string& name, int64_t siz
   return Values(name, size);
 }
 
-Buffer WeightReader::Vector(const std::string& name, int64_t size, float offset) {
+Buffer WeightReader::Vector(const std::string& name, int64_t size, float offset, double scale) {
   std::vector<float> values = Values(name, size);
-  for (float& value : values) value += offset;
+  for (float& value : values) value = static_cast<float>(double{value + offset} * scale);
   const size_t bytes = values.size() * sizeof(float);
   Buffer buffer = ops_.device().Allocate(bytes);
   ops_.device().CopyIn(buffer.data(), values.data(), bytes);

@@ -131,10 +131,10 @@ class ProfiledOps final : public kernels::Ops {
     const Timer timer(add_);
     inner_->AddGated(x, y, gate, rows, width);
   }
-  void Rope(float* x, int64_t stride, int64_t rows, int heads, int head_dim, int rotary_dim, const float* cos_sin,
-            const int64_t* positions) noexcept override {
+  void Rope(float* x, int64_t stride, int64_t rows, int heads, int head_dim, int rotary_dim, bool interleaved,
+            const float* cos_sin, const int64_t* positions) noexcept override {
     const Timer timer(rope_);
-    inner_->Rope(x, stride, rows, heads, head_dim, rotary_dim, cos_sin, positions);
+    inner_->Rope(x, stride, rows, heads, head_dim, rotary_dim, interleaved, cos_sin, positions);
   }
   void ActivateMul(kernels::Activation activation, const float* gate_up, int64_t rows, int64_t width,
                    float* out) noexcept override {

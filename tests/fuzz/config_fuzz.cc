@@ -15,10 +15,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (config.layer_specs.size() != static_cast<size_t>(config.layers)) __builtin_trap();
     // Every rope that a config can ask for has a finite table.
     for (const models::LayerSpec& layer : config.layer_specs) {
-      const models::RopeFrequencies rope = models::MakeRopeFrequencies(layer.rope);
-      if (!std::isfinite(rope.attention_scaling)) __builtin_trap();
-      for (const float frequency : rope.inverse) {
-        if (!std::isfinite(frequency * static_cast<float>(config.max_position))) __builtin_trap();
+      for (const int64_t positions : {int64_t{1}, config.max_position}) {
+        const models::RopeFrequencies rope = models::MakeRopeFrequencies(layer.rope, positions);
+        if (!std::isfinite(rope.attention_scaling)) __builtin_trap();
+        for (const float frequency : rope.inverse) {
+          if (!std::isfinite(frequency * static_cast<float>(config.max_position))) __builtin_trap();
+        }
       }
     }
   });

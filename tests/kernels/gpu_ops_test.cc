@@ -257,11 +257,15 @@ TEST_P(GpuOpsTest, RopeActivateMulAddAndGatherMatchTheCpu) {
   const std::vector<float> x = RandomValues(kRowCount * stride, 9), table = RandomValues(20 * kRotary, 10);
   const std::vector<int64_t> positions = {19, 0, 7};
   std::vector<float> expected = x;
-  cpu_->Rope(expected.data(), stride, kRowCount, kHeads, kHeadDim, kRotary, table.data(), positions.data());
-  const Buffer device_x = Upload(x), device_table = Upload(table), device_positions = Upload(positions);
-  ops_->Rope(device_x.as<float>(), stride, kRowCount, kHeads, kHeadDim, kRotary, device_table.as<float>(),
-             device_positions.as<int64_t>());
-  ExpectClose(Download(device_x), expected);
+  for (const bool interleaved : {false, true}) {
+    expected = x;
+    cpu_->Rope(expected.data(), stride, kRowCount, kHeads, kHeadDim, kRotary, interleaved, table.data(),
+               positions.data());
+    const Buffer device_x = Upload(x), device_table = Upload(table), device_positions = Upload(positions);
+    ops_->Rope(device_x.as<float>(), stride, kRowCount, kHeads, kHeadDim, kRotary, interleaved,
+               device_table.as<float>(), device_positions.as<int64_t>());
+    ExpectClose(Download(device_x), expected);
+  }
 
   const int64_t half = stride / 2;
   std::vector<float> gated(static_cast<size_t>(kRowCount * half));

@@ -215,18 +215,21 @@ TEST_P(RowTest, RopeRotatesPairsOfEachHead) {
       cos_sin[i] = std::cos(0.3F * static_cast<float>(i + 1));
       cos_sin[half + i] = std::sin(0.3F * static_cast<float>(i + 1));
     }
-    auto out = x;
-    rows().rope(out.data(), heads, head_dim, half, cos_sin.data());
-    for (int head = 0; head < heads; ++head) {
-      const float* in = x.data() + head * head_dim;
-      const float* got = out.data() + head * head_dim;
-      for (int i = 0; i < half; ++i) {
-        const double a = in[i], b = in[half + i], cos = cos_sin[i], sin = cos_sin[half + i];
-        const double tolerance = kvanta::testing::kRopeAbsolute * (std::abs(a) + std::abs(b));
-        ASSERT_NEAR(got[i], a * cos - b * sin, tolerance);
-        ASSERT_NEAR(got[half + i], b * cos + a * sin, tolerance);
+    for (const bool interleaved : {false, true}) {
+      auto out = x;
+      (interleaved ? rows().rope_interleaved : rows().rope)(out.data(), heads, head_dim, half, cos_sin.data());
+      for (int head = 0; head < heads; ++head) {
+        const float* in = x.data() + head * head_dim;
+        const float* got = out.data() + head * head_dim;
+        for (int i = 0; i < half; ++i) {
+          const int low = interleaved ? 2 * i : i, high = interleaved ? 2 * i + 1 : half + i;
+          const double a = in[low], b = in[high], cos = cos_sin[i], sin = cos_sin[half + i];
+          const double tolerance = kvanta::testing::kRopeAbsolute * (std::abs(a) + std::abs(b));
+          ASSERT_NEAR(got[low], a * cos - b * sin, tolerance);
+          ASSERT_NEAR(got[high], b * cos + a * sin, tolerance);
+        }
+        for (int i = 2 * half; i < head_dim; ++i) ASSERT_EQ(got[i], in[i]);
       }
-      for (int i = 2 * half; i < head_dim; ++i) ASSERT_EQ(got[i], in[i]);
     }
   }
 }
@@ -271,12 +274,15 @@ TEST_P(RowTest, OpsAreBitIdenticalForAnyThreadCount) {
     out = x;
     ops->Scale(out.data(), 3.5F, std::ssize(out));
     for (size_t i = 0; i < out.size(); ++i) ASSERT_EQ(out[i], x[i] * 3.5F);
-    out = x;
-    ops->Rope(out.data(), kWidth, kManyRows, 9, 64, 64, angles.data(), positions.data());
-    for (int64_t row = 0; row < kManyRows; ++row) {
-      alone.assign(x.begin() + row * kWidth, x.begin() + (row + 1) * kWidth);
-      rows().rope(alone.data(), 9, 64, 32, angles.data() + positions[row] * 64);
-      ASSERT_TRUE(std::equal(alone.begin(), alone.end(), out.begin() + row * kWidth));
+    for (const bool interleaved : {false, true}) {
+      const auto rotate = interleaved ? rows().rope_interleaved : rows().rope;
+      out = x;
+      ops->Rope(out.data(), kWidth, kManyRows, 9, 64, 64, interleaved, angles.data(), positions.data());
+      for (int64_t row = 0; row < kManyRows; ++row) {
+        alone.assign(x.begin() + row * kWidth, x.begin() + (row + 1) * kWidth);
+        rotate(alone.data(), 9, 64, 32, angles.data() + positions[row] * 64);
+        ASSERT_TRUE(std::equal(alone.begin(), alone.end(), out.begin() + row * kWidth));
+      }
     }
     out = x;
     ops->Add(out.data(), x.data(), kManyRows * kWidth - 3);

@@ -261,7 +261,7 @@ struct BadValue {
 
 TEST(Config, ErrorsNameKeyValueAndAlternatives) {
   for (const auto& [key, value, message] : std::initializer_list<BadValue>{
-           {"architectures", "[\"GPT2LMHeadModel\"]", "known: LlamaForCausalLM, MistralForCausalLM, Qwen2"},
+           {"architectures", "[\"GPT2LMHeadModel\"]", "known: LlamaForCausalLM, MistralForCausalLM, Ministral"},
            {"architectures", "[]", "a list with one of LlamaForCausalLM"},
            {"model_type", "\"qwen2\"", "expected 'llama'"},
            {"hidden_size", "-64", "key 'hidden_size' is -64; expected an integer from 1 to"},
@@ -284,7 +284,7 @@ TEST(Config, ErrorsNameKeyValueAndAlternatives) {
            {"eos_token_id", "-1", "token ids below vocab_size (100)"},
            {"rope_theta", "0", "'rope_theta' is 0"},
            {"partial_rotary_factor", "0.5", "expected 1"},
-           {"rope_scaling", "{\"type\":\"longrope\"}", "default, linear, dynamic, llama3 or yarn"},
+           {"rope_scaling", "{\"type\":\"ntk\"}", "default, linear, dynamic, llama3, yarn or longrope"},
            {"rope_scaling", "{\"type\":\"linear\"}", "'rope_scaling.factor' is missing"},
            {"rope_scaling", "{\"type\":\"linear\",\"factor\":0.5}", "from 1"},
            {"rope_scaling", "3", "expected an object"},

@@ -18,8 +18,8 @@ int64_t UlpsApart(float a, float b) {
 // transformers' power function errs by up to 1 ulp, the formulas round 2 to 4 times.
 constexpr int64_t kUlps = 4;
 
-void ExpectLike(const RopeSpec& rope, const golden::RopeGolden& expected) {
-  const RopeFrequencies found = MakeRopeFrequencies(rope);
+void ExpectLike(const RopeSpec& rope, const golden::RopeGolden& expected, int64_t positions = 8192) {
+  const RopeFrequencies found = MakeRopeFrequencies(rope, positions);
   ASSERT_EQ(found.inverse.size(), expected.inverse.size());
   EXPECT_LE(UlpsApart(found.attention_scaling, expected.attention_scaling), 1);
   for (size_t i = 0; i < found.inverse.size(); ++i) {
@@ -50,6 +50,13 @@ TEST(Rope, FrequenciesOfTransformers) {
   yarn.mscale_all_dim = 1.1;
   yarn.truncate = false;
   ExpectLike(yarn, golden::kYarnUntruncated);
+  RopeSpec longrope = Rope(RopeType::kLongRope, 10000, 4, 2048);
+  for (int i = 0; i < 32; ++i) {
+    longrope.short_factor.push_back(1 + static_cast<float>(i) / 32);
+    longrope.long_factor.push_back(1 + static_cast<float>(i * i) / 16);
+  }
+  ExpectLike(longrope, golden::kLongRopeShort, 2048);
+  ExpectLike(longrope, golden::kLongRopeLong, 2049);
 }
 
 TEST(Rope, TableHoldsCosThenSin) {

@@ -50,6 +50,9 @@ TEST(WeightCount, CountsWhatArchitecturesAdd) {
   EXPECT_EQ(CountWeights(config).vectors, plain + 3 * (32 + 8 + 2 * 16 + 8));
   config.qk_norm = true;
   EXPECT_EQ(CountWeights(config).vectors, plain + 3 * (32 + 8 + 2 * 16 + 8 + 16));
+  config.qk_norm_of_all_heads = true;
+  EXPECT_EQ(CountWeights(config).vectors, plain + 3 * (32 + 8 + 2 * 16 + 8 + 24));
+  config.qk_norm_of_all_heads = false;
   config.names.post_mlp_norm = "post_feedforward_layernorm";
   EXPECT_EQ(CountWeights(config).vectors, plain + 3 * (32 + 8 + 2 * 16 + 8 + 16 + 8));
   config.tied_embeddings = true;

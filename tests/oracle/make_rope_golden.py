@@ -11,6 +11,13 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 HEAD_DIM = 64
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 2048,
+    "short_factor": [1 + i / 32 for i in range(HEAD_DIM // 2)],
+    "long_factor": [1 + i * i / 16 for i in range(HEAD_DIM // 2)],
+}
 CASES = {
     "kDefault": {"rope_type": "default", "rope_theta": 500000.0},
     "kLinear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
@@ -39,18 +46,22 @@ CASES = {
         "mscale_all_dim": 1.1,
         "truncate": False,
     },
+    "kLongRopeShort": LONG_ROPE,
+    "kLongRopeLong": LONG_ROPE | {"seq_len": 2049},
 }
 
 
 def frequencies(parameters: dict[str, Any]) -> tuple[torch.Tensor, float]:
+    parameters = dict(parameters)
+    seq_len = parameters.pop("seq_len", None)
     config = LlamaConfig(
-        hidden_size=4 * HEAD_DIM, num_attention_heads=4, max_position_embeddings=8192, rope_parameters=dict(parameters)
+        hidden_size=4 * HEAD_DIM, num_attention_heads=4, max_position_embeddings=8192, rope_parameters=parameters
     )
     result: tuple[torch.Tensor, float]
     if parameters["rope_type"] == "default":
         result = LlamaRotaryEmbedding.compute_default_rope_parameters(config)
     else:
-        result = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config)
+        result = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, seq_len=seq_len)
     return result
 
 

@@ -13,11 +13,12 @@ import safetensors.torch
 import tiny_models
 import tolerance
 import torch
-from logits_oracle import TOKENS, edit_config, edit_names, edit_tensor, largest_error, logits, rms_error
+from logits_oracle import TOKENS, divergence, edit_config, edit_names, edit_tensor, largest_error, logits, rms_error
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 import kvanta
+from kvanta.plan import plan
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
@@ -48,6 +49,24 @@ EXPERTS: dict[str, Any] = LATENTS | {
     "routed_scaling_factor": 1.7,
 }
 GROUPS = {"n_group": 4, "topk_group": 2}
+
+
+def long_rope(channels: int) -> dict[str, Any]:
+    return {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1 + i / 10 for i in range(channels // 2)],
+        "long_factor": [1 + i * i / 3 for i in range(channels // 2)],
+    }
+
+
+# The context is four times the original one.
+LONG_ROPE: dict[str, Any] = {"max_position_embeddings": 600, "rope_parameters": long_rope(16)}
+PARTIAL_LONG_ROPE: dict[str, Any] = {
+    "max_position_embeddings": 256,
+    "original_max_position_embeddings": 64,
+    "rope_parameters": long_rope(12) | {"partial_rotary_factor": 0.75},
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"llama_{name}": ("Llama", {"rope_parameters": rope}) for name, rope in ROPES.items()},
     "llama_tied": ("Llama", {"tie_word_embeddings": True}),
@@ -70,6 +89,33 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("Gemma3", {}),
     "gemma3_bias": ("Gemma3", {"attention_bias": True, "sliding_window": 100, "final_logit_softcapping": 1.5}),
     "gemma3_pattern": ("Gemma3", {"sliding_window_pattern": 3, "hidden_size": 48}),
+    "phi3": ("Phi3", {}),
+    "phi3_window": ("Phi3", {"sliding_window": 24, "num_key_value_heads": 4, "hidden_size": 96}),
+    "phi3_longrope_long": ("Phi3", LONG_ROPE | {"original_max_position_embeddings": 64}),
+    "phi3_longrope_short": ("Phi3", LONG_ROPE | {"original_max_position_embeddings": 150}),
+    "phi3_partial": ("Phi3", PARTIAL_LONG_ROPE),
+    "olmo2": ("Olmo2", {}),
+    "olmo2_bias_tied": ("Olmo2", {"attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 4}),
+    "olmo3": ("Olmo3", {}),
+    "olmo3_layers": ("Olmo3", {"layer_types": ["sliding_attention", "full_attention"] * 2, "hidden_size": 96}),
+    "granite": ("Granite", {}),
+    "granite_bias_tied": ("Granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "smollm3": ("SmolLM3", {}),
+    "smollm3_layers": (
+        "SmolLM3",
+        {"no_rope_layers": [0, 1, 1], "tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True},
+    ),
+    "smollm3_windows": (
+        "SmolLM3",
+        {"use_sliding_window": True, "sliding_window": 24, "rope_parameters": ROPES["yarn"]},
+    ),
+    "glm": ("Glm", {}),
+    "glm_no_bias": ("Glm", {"attention_bias": False, "partial_rotary_factor": 0.75, "tie_word_embeddings": True}),
+    "glm4": ("Glm4", {}),
+    "glm4_no_bias": ("Glm4", {"attention_bias": False, "head_dim": 32}),
+    "ministral": ("Ministral", {}),
+    "ministral3": ("Ministral3", {}),
+    "ministral3_window": ("Ministral3", {"sliding_window": 24}),
     "deepseek_v2": ("DeepseekV2", LATENTS | {"q_lora_rank": None}),
     "deepseek_v2_experts": ("DeepseekV2", EXPERTS | {"attention_bias": True, "mlp_bias": True}),
     "deepseek_v2_groups": ("DeepseekV2", EXPERTS | GROUPS | {"topk_method": "group_limited_greedy"}),
@@ -92,7 +138,17 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def test_float32_logits_equal_transformers(case: tuple[Path, NDArray[np.float32]]) -> None:
     folder, expected = case
-    assert largest_error(logits(folder), expected) < tolerance.F32_LOGITS
+    found = logits(folder)
+    assert largest_error(found, expected) < tolerance.F32_LOGITS
+    assert divergence(found, expected) < tolerance.F32_DIVERGENCE
+
+
+@pytest.mark.parametrize("architecture", tiny_models.DENSE)
+def test_plan_counts_the_parameters(architecture: str, tmp_path: Path) -> None:
+    model = tiny_models.make_model(architecture)
+    tiny_models.save(model, tmp_path)
+    expected = sum(parameter.numel() for parameter in model.parameters())
+    assert plan(str(tmp_path), 2**30)["parameters"] == expected
 
 
 def test_first_generation_of_config(case: tuple[Path, NDArray[np.float32]], tmp_path: Path) -> None:
@@ -102,7 +158,7 @@ def test_first_generation_of_config(case: tuple[Path, NDArray[np.float32]], tmp_
     assert largest_error(logits(tmp_path), expected) < tolerance.F32_LOGITS
 
 
-ARCHITECTURES = ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Gemma3"]
+ARCHITECTURES = ["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Gemma3", *tiny_models.DENSE]
 SIXTEEN_BITS = [
     ("bf16", torch.bfloat16, torch.bfloat16),
     ("fp16", torch.float16, torch.float32),
@@ -150,9 +206,11 @@ def test_16_bit_checkpoints_in_float32(architecture: str, weights: torch.dtype, 
     assert largest_error(logits(tmp_path), expected) < tolerance.F32_LOGITS
 
 
-@pytest.mark.parametrize("architecture", ["Gemma2", "Gemma3"])
+@pytest.mark.parametrize("architecture", ["Gemma2", "Gemma3", *tiny_models.DENSE])
 def test_bf16_is_no_farther_from_float32_than_transformers(architecture: str, tmp_path: Path) -> None:
-    model = tiny_models.make_model(architecture, hidden_size=48)  # sqrt(48), the embeddings' scale, is rounded
+    # sqrt(48), the scale of Gemma's embeddings, is rounded.
+    size = {"hidden_size": 48} if architecture.startswith("Gemma") else {}
+    model = tiny_models.make_model(architecture, **size)
     tiny_models.save(model, tmp_path, torch.bfloat16)
     exact = tiny_models.expected_logits(model, TOKENS)
     rounded = tiny_models.expected_logits(tiny_models.load(tmp_path, torch.bfloat16), TOKENS)
@@ -168,6 +226,53 @@ def test_language_model_of_gemma3_multimodal(prefix: str, tmp_path: Path) -> Non
         edit_names(tmp_path, lambda name, saved=saved: name.replace(saved, prefix))  # type: ignore[misc]
     assert any(name.startswith(prefix) for name in safetensors.torch.load_file(tmp_path / "model.safetensors"))
     assert largest_error(logits(tmp_path), expected) < tolerance.F32_LOGITS
+
+
+@pytest.mark.parametrize("text", ["Mistral", "Ministral3"])
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_language_model_of_mistral3(text: str, prefix: str, tmp_path: Path) -> None:
+    model = tiny_models.make_mistral3(text)
+    tiny_models.save(model, tmp_path)
+    expected = tiny_models.expected_logits(model, TOKENS)
+    head = "lm_head.weight" if prefix.startswith("model.") else "language_model.lm_head.weight"
+
+    def rename(name: str) -> str:
+        for saved in ("language_model.model.", "model.language_model."):
+            if name.startswith(saved):
+                return prefix + name.removeprefix(saved)
+        return head if name.endswith("lm_head.weight") else name
+
+    edit_names(tmp_path, rename)
+    assert any(name.startswith(prefix) for name in safetensors.torch.load_file(tmp_path / "model.safetensors"))
+    assert largest_error(logits(tmp_path), expected) < tolerance.F32_LOGITS
+    tiny_models.edit_config(tmp_path, tie_word_embeddings=...)  # as on the hub: by default it is true
+    assert largest_error(logits(tmp_path), expected) < tolerance.F32_LOGITS
+
+
+def test_an_output_matrix_of_its_own_is_used(tmp_path: Path) -> None:
+    """Also where config.json ties it to the embeddings, as transformers does."""
+    model = tiny_models.make_model("Llama")
+    tiny_models.save(model, tmp_path)
+    expected = tiny_models.expected_logits(model, TOKENS)
+    tiny_models.edit_config(tmp_path, tie_word_embeddings=True)
+    loaded = tiny_models.expected_logits(tiny_models.load(tmp_path, torch.float32), TOKENS)
+    assert largest_error(loaded, expected) == 0
+    assert largest_error(logits(tmp_path), expected) < tolerance.F32_LOGITS
+
+
+def test_long_factors_are_those_of_the_longest_sequence(tmp_path: Path) -> None:
+    """A cache cannot change keys that it has: a short sequence has the angles of the long one that it may become
+    (docs/adr/0025)."""
+    model = tiny_models.make_model("Phi3", **LONG_ROPE, original_max_position_embeddings=64)
+    tiny_models.save(model, tmp_path)
+    short, whole = TOKENS[:50], tiny_models.expected_logits(model, TOKENS)
+    with pytest.warns(UserWarning, match=r"max_model_len = 150: all sequences .* more than 64 tokens"):
+        found = logits(tmp_path, tokens=short)
+    assert largest_error(found, whole[:50]) < tolerance.F32_LOGITS
+    found = logits(tmp_path, tokens=short, max_model_len=64)
+    expected = tiny_models.expected_logits(model, short)
+    assert largest_error(found, expected) < tolerance.F32_LOGITS
+    assert largest_error(found, whole[:50]) > 0.01
 
 
 def test_shards(tmp_path: Path) -> None:
@@ -233,7 +338,6 @@ FAULTS: dict[str, tuple[str, dict[str, Any], Callable[[Path], None]]] = {
     "k_heads": ("Llama", {}, edit_tensor(ATTENTION + "k_proj.weight", swapped_heads)),
     "v_heads": ("Llama", {}, edit_tensor(ATTENTION + "v_proj.weight", swapped_heads)),
     "q_heads_of_one_group": ("Llama", {}, edit_tensor(ATTENTION + "q_proj.weight", swapped_heads)),
-    "embeddings_tied": ("Llama", {}, edit_config(tie_word_embeddings=True)),
     "window": ("Mistral", {"sliding_window": 24}, edit_config(sliding_window=25)),
     "window_layer": (
         "Qwen2",
@@ -259,6 +363,49 @@ FAULTS: dict[str, tuple[str, dict[str, Any], Callable[[Path], None]]] = {
         {},
         edit_tensor("model.layers.1.post_feedforward_layernorm.weight", lambda weight: weight.roll(1)),
     ),
+    "long_factor": (
+        "Phi3",
+        PARTIAL_LONG_ROPE,
+        edit_config(**{"rope_parameters.long_factor": [1 + i * i / 3.01 for i in range(6)]}),
+    ),
+    "long_or_short_factor": ("Phi3", PARTIAL_LONG_ROPE, edit_config(original_max_position_embeddings=150)),
+    "longrope_factor": ("Phi3", PARTIAL_LONG_ROPE, edit_config(max_position_embeddings=280)),
+    "fused_qkv": ("Phi3", {}, edit_tensor(ATTENTION + "qkv_proj.weight", lambda weight: weight.roll(16, 0))),
+    "fused_gate_up": (
+        "Phi3",
+        {},
+        edit_tensor("model.layers.1.mlp.gate_up_proj.weight", lambda weight: weight.roll(80, 0)),
+    ),
+    "q_norm_of_all_heads": (
+        "Olmo2",
+        {},
+        edit_tensor(ATTENTION + "q_norm.weight", lambda weight: weight.roll(16)),
+    ),
+    "olmo3_layer_types": (
+        "Olmo3",
+        {},
+        edit_config(layer_types=["sliding_attention", "sliding_attention", "full_attention", "full_attention"]),
+    ),
+    "olmo3_full_rope": ("Olmo3", {}, edit_config(**{"rope_parameters.full_attention.factor": 4.1})),
+    "olmo3_sliding_rope": ("Olmo3", {}, edit_config(**{"rope_parameters.sliding_attention.rope_theta": 5.5e5})),
+    "embedding_multiplier": ("Granite", {}, edit_config(embedding_multiplier=7.4)),
+    "attention_multiplier": ("Granite", {}, edit_config(attention_multiplier=0.215)),
+    "residual_multiplier": ("Granite", {}, edit_config(residual_multiplier=0.371)),
+    "logits_scaling": ("Granite", {}, edit_config(logits_scaling=2.71)),
+    "no_rope_layers": ("SmolLM3", {}, edit_config(no_rope_layers=[1, 0, 0])),
+    "partial_rotary_factor": (
+        "Glm4",
+        {},
+        edit_config(**{"rope_parameters.partial_rotary_factor": 0.625}),
+    ),
+    "rope_interleaved": ("Glm", {}, edit_tensor(ATTENTION + "k_proj.weight", interleaved)),
+    "post_self_attn_norm": (
+        "Glm4",
+        {},
+        edit_tensor("model.layers.1.post_self_attn_layernorm.weight", lambda weight: weight.roll(1)),
+    ),
+    "llama_4_scaling": ("Ministral3", {}, edit_config(**{"rope_parameters.llama_4_scaling_beta": 0.51})),
+    "ministral_layer_types": ("Ministral", {}, edit_config(layer_types=["sliding_attention"] * 3)),
     "latent_rope_pairs": ("DeepseekV3", LATENTS, edit_config(rope_interleave=False)),
     "latent_norm": ("DeepseekV2", LATENTS, edit_tensor(ATTENTION + "kv_a_layernorm.weight", torch.ones_like)),
     "latent_heads": (
@@ -316,7 +463,7 @@ def test_a_small_fault_in_16_bits_is_noticed(
         (edit_config(num_hidden_layers=4), "no tensor 'model.layers.3"),
         (edit_config(num_hidden_layers=2), "'model.layers.2.*would be ignored"),
         (edit_config(architectures=["GPT2LMHeadModel"]), "unknown architecture 'GPT2LMHeadModel'; known: Llama"),
-        (edit_config(**{"rope_parameters.rope_type": "longrope"}), "default, linear, dynamic, llama3 or yarn"),
+        (edit_config(**{"rope_parameters.rope_type": "ntk"}), "default, linear, dynamic, llama3, yarn or longrope"),
     ],
 )
 def test_bad_checkpoints_are_refused(inject: Callable[[Path], None], message: str, tmp_path: Path) -> None:

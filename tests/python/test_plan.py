@@ -17,12 +17,14 @@ from kvanta.models import example_configs, resolve_config
 from kvanta.plan import plan
 
 GIB = 2**30
-# As published; Gemma 3 without its vision tower.
+# As published; Gemma 3 and Ministral 3 without their vision towers.
 PARAMETERS = {
     "deepseek-v2-lite": 15_706_484_224,
     "gemma-2-9b": 9_241_705_984,
     "gemma-3-4b": 3_880_263_168,
     "gemma-3-27b": 27_009_346_304,
+    "glm-4-9b": 9_400_279_040,
+    "granite-3.3-8b": 8_170_864_640,
     "llama-2-7b": 6_738_415_616,
     "llama-3.1-8b": 8_030_261_248,
     "llama-3.1-70b": 70_553_706_496,
@@ -34,6 +36,11 @@ PARAMETERS = {
     "gpt-oss-20b": 20_914_757_184,
     "mistral-7b": 7_248_023_552,
     "mistral-7b-v0.1": 7_241_732_096,
+    "ministral-3-8b": 8_489_553_920,
+    "ministral-8b": 8_019_808_256,
+    "olmo-3-7b": 7_298_011_136,
+    "phi-4": 14_659_507_200,
+    "smollm3-3b": 3_075_098_624,
 }
 # Ratios of the field to bf16, by bits per element at a head size of 128.
 RATIOS = {"fp8_e4m3": 2.0, "int4": 3.56, "nvfp4": 3.56, "int4_per_token_head": 3.76, "mxfp4": 3.76, "kivi2": 5.33}

@@ -50,6 +50,50 @@ SETTINGS: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 64,
         },
     },
+    # Tokens for padding are beyond the vocabulary by default.
+    "Phi3": {"pad_token_id": 0},
+    "Olmo2": {"pad_token_id": 0},
+    "Olmo3": {
+        "pad_token_id": 0,
+        "num_hidden_layers": 4,
+        "sliding_window": 24,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 5e5,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+        },
+    },
+    "Granite": {
+        "embedding_multiplier": 7.3,
+        "attention_multiplier": 0.21,
+        "residual_multiplier": 0.37,
+        "logits_scaling": 2.7,
+    },
+    "SmolLM3": {"pad_token_id": 0, "no_rope_layer_interval": 2},
+    "Glm": {"pad_token_id": 0, "head_dim": 16},
+    "Glm4": {"pad_token_id": 0, "head_dim": 16},
+    "Ministral": {
+        "head_dim": 16,
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "Ministral3": {
+        "pad_token_id": 0,
+        "head_dim": 16,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 40,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.5,
+        },
+    },
     "Gemma2": GEMMA | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 1.0},
     "Gemma3": GEMMA
     | {
@@ -61,6 +105,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
 }
 CONFIGS = {"Gemma3": "Gemma3TextConfig"}
+DENSE = ["Phi3", "Olmo2", "Olmo3", "Granite", "SmolLM3", "Glm", "Glm4", "Ministral", "Ministral3"]
 
 
 def make_model(architecture: str, seed: int = 0, **settings: Any) -> transformers.PreTrainedModel:
@@ -91,7 +136,7 @@ def fill(model: transformers.PreTrainedModel, seed: int = 0) -> transformers.Pre
             elif "lm_head" in name:
                 parameter.copy_(0.3 * noise)
             else:
-                gain = 2.0 if any(part in name for part in ("q_proj", "q_b_proj", "k_proj")) else 1.0
+                gain = 2.0 if any(part in name for part in ("q_proj", "q_b_proj", "k_proj", "qkv_proj")) else 1.0
                 parameter.copy_(gain * noise / parameter.shape[-1] ** 0.5)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
@@ -112,6 +157,25 @@ def make_gemma3_multimodal() -> transformers.PreTrainedModel:
     text = {**SIZES, **SETTINGS["Gemma3"]}
     config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
     return fill(transformers.Gemma3ForConditionalGeneration(config))
+
+
+def make_mistral3(text: str) -> transformers.PreTrainedModel:
+    """With a language model of the class `text`, "Mistral" or "Ministral3"."""
+    vision = {
+        "model_type": "pixtral",
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "head_dim": 8,
+        "image_size": 28,
+        "patch_size": 14,
+    }
+    language = {**SIZES, **SETTINGS.get(text, {}), "model_type": text.lower()}
+    if text == "Mistral":
+        language["sliding_window"] = None
+    config = transformers.Mistral3Config(text_config=language, vision_config=vision, tie_word_embeddings=False)
+    return fill(transformers.Mistral3ForConditionalGeneration(config))
 
 
 def load(folder: Path, dtype: torch.dtype) -> transformers.PreTrainedModel:
@@ -180,11 +244,15 @@ def as_first_generation(folder: Path) -> None:
     """Rewrites config.json as transformers 4 wrote it."""
     config = json.loads((folder / "config.json").read_text())
     rope = config.pop("rope_parameters")
-    if "sliding_attention" in rope:  # Gemma 3
-        config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+    if "sliding_attention" in rope:  # Gemma 3, OLMo 3
+        if config["model_type"] != "olmo3":
+            config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
         rope = rope["full_attention"]
     config["rope_theta"] = rope.pop("rope_theta")
+    if "partial_rotary_factor" in rope:
+        config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
     config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     config["torch_dtype"] = config.pop("dtype")
-    config.pop("layer_types", None)
+    if config["model_type"] not in ("ministral", "olmo3"):
+        config.pop("layer_types", None)
     (folder / "config.json").write_text(json.dumps(config))

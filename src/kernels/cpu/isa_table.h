@@ -20,6 +20,8 @@ struct RowKernels {
   void (*add)(float* x, const float* y, int64_t n) noexcept = nullptr;
   // Rotates the pairs (x[i], x[i + half]) of each head by the angle i. cos_sin: `half` cosines, then `half` sines.
   void (*rope)(float* x, int heads, int head_dim, int half, const float* cos_sin) noexcept = nullptr;
+  // The same for the pairs (x[2 i], x[2 i + 1]).
+  void (*rope_interleaved)(float* x, int heads, int head_dim, int half, const float* cos_sin) noexcept = nullptr;
   // out = silu(gate) * up, all [width].
   void (*silu_mul)(const float* gate, const float* up, int64_t width, float* out) noexcept = nullptr;
   // out = gelu_pytorch_tanh(gate) * up, all [width].

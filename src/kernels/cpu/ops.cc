@@ -67,10 +67,11 @@ class CpuOps final : public Ops {
     ForChunks(n, [&](int64_t first, int64_t count) { rows_.add(x + first, y + first, count); });
   }
 
-  void Rope(float* x, int64_t stride, int64_t rows, int heads, int head_dim, int rotary_dim, const float* cos_sin,
-            const int64_t* positions) noexcept override {
+  void Rope(float* x, int64_t stride, int64_t rows, int heads, int head_dim, int rotary_dim, bool interleaved,
+            const float* cos_sin, const int64_t* positions) noexcept override {
+    const auto rotate = interleaved ? rows_.rope_interleaved : rows_.rope;
     ForRows(rows, int64_t{heads} * rotary_dim, [&](int64_t row) {
-      rows_.rope(x + row * stride, heads, head_dim, rotary_dim / 2, cos_sin + positions[row] * rotary_dim);
+      rotate(x + row * stride, heads, head_dim, rotary_dim / 2, cos_sin + positions[row] * rotary_dim);
     });
   }
 

@@ -66,6 +66,18 @@ void RopeRow(float* x, int heads, int head_dim, int half, const float* cos_sin) 
   }
 }
 
+void RopeInterleavedRow(float* x, int heads, int head_dim, int half, const float* cos_sin) noexcept {
+  for (int head = 0; head < heads; ++head) {
+    float* pair = x + int64_t{head} * head_dim;
+    for (int i = 0; i < half; ++i, pair += 2) {
+      const float cos = cos_sin[i], sin = cos_sin[half + i];
+      const float a = pair[0], b = pair[1];
+      pair[0] = a * cos - b * sin;
+      pair[1] = b * cos + a * sin;
+    }
+  }
+}
+
 void SiluMulRow(const float* gate, const float* up, int64_t width, float* out) noexcept {
   const Vec16::F one = Vec16::Set1(1.0f);
   ForLanes(
@@ -154,6 +166,7 @@ float MaxOfRow(const float* x, int64_t count) noexcept {
 constexpr RowKernels kRowKernels{.rms_norm = RmsNormRow,
                                  .add = AddRow,
                                  .rope = RopeRow,
+                                 .rope_interleaved = RopeInterleavedRow,
                                  .silu_mul = SiluMulRow,
                                  .gelu_mul = GeluMulRow,
                                  .swiglu_oai_mul = SwigluOaiMulRow,

@@ -80,14 +80,15 @@ class GpuOps final : public Ops {
     Run(rows * width, cuda::AddOp{.x = x, .y = y, .count = rows * width, .gate = gate, .width = width});
   }
 
-  void Rope(float* x, int64_t stride, int64_t rows, int heads, int head_dim, int rotary_dim, const float* cos_sin,
-            const int64_t* positions) noexcept override {
+  void Rope(float* x, int64_t stride, int64_t rows, int heads, int head_dim, int rotary_dim, bool interleaved,
+            const float* cos_sin, const int64_t* positions) noexcept override {
     Run(rows * heads * rotary_dim, cuda::RopeOp{.x = x,
                                                 .stride = stride,
                                                 .rows = rows,
                                                 .heads = heads,
                                                 .head_dim = head_dim,
                                                 .rotary_dim = rotary_dim,
+                                                .interleaved = interleaved,
                                                 .cos_sin = cos_sin,
                                                 .positions = positions});
   }

@@ -90,6 +90,7 @@ struct RopeOp {
   int32_t heads = 0;
   int32_t head_dim = 0;
   int32_t rotary_dim = 0;
+  bool interleaved = false;
   const float* cos_sin = nullptr;
   const int64_t* positions = nullptr;
 };

@@ -101,8 +101,8 @@ KVANTA_DEVICE void RunBlock(const RopeOp& op) {
     const auto rest = static_cast<int>(index % (int64_t{op.heads} * half));
     const int channel = rest % half;
     const float* cos_sin = op.cos_sin + op.positions[row] * op.rotary_dim + channel;
-    float* low = op.x + row * op.stride + rest / half * op.head_dim + channel;
-    float* high = low + half;
+    float* low = op.x + row * op.stride + rest / half * op.head_dim + (op.interleaved ? 2 * channel : channel);
+    float* high = low + (op.interleaved ? 1 : half);
     const float cos = cos_sin[0], sin = cos_sin[half];
     const float a = *low, b = *high;
     *low = a * cos - b * sin;

@@ -1,0 +1,38 @@
+// GLM-4: heads that are rotated by half, in pairs of neighbours; gate and up in one matrix. The class Glm4 (since
+// GLM-4-0414) has norms around both blocks as well. transformers: models/glm/modeling_glm.py,
+// models/glm4/modeling_glm4.py.
+#include "models/architecture.h"
+
+namespace kvanta::models {
+namespace {
+
+void ReadGlm(const JsonObject& json, ModelConfig& config) {
+  config.mlp.fused = true;
+  config.qkv_bias = json.Bool("attention_bias", true);
+  for (LayerSpec& layer : config.layer_specs) layer.rope.interleaved = true;
+}
+
+void ReadGlm4(const JsonObject& json, ModelConfig& config) {
+  ReadGlm(json, config);
+  config.names.post_attention_norm = "post_self_attn_layernorm";
+  config.names.pre_mlp_norm = "post_attention_layernorm";
+  config.names.post_mlp_norm = "post_mlp_layernorm";
+}
+
+constexpr std::string_view kDefaults = R"({"num_key_value_heads": 2, "head_dim": 128, "partial_rotary_factor": 0.5,
+  "max_position_embeddings": 131072, "rms_norm_eps": 1.5625e-7, "eos_token_id": [151329, 151336, 151338]})";
+
+}  // namespace
+
+extern const Architecture kGlm = {.name = "GlmForCausalLM",
+                                  .model_type = "glm",
+                                  .read_config = ReadGlm,
+                                  .defaults = kDefaults,
+                                  .partial_rotary = true};
+extern const Architecture kGlm4 = {.name = "Glm4ForCausalLM",
+                                   .model_type = "glm4",
+                                   .read_config = ReadGlm4,
+                                   .defaults = kDefaults,
+                                   .partial_rotary = true};
+
+}  // namespace kvanta::models

@@ -1,0 +1,60 @@
+"""Architectures without experts: scale files, calibration and evaluation know them, and generation with a cache."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_models
+import torch
+
+from kvanta import LLM, SamplingParams
+from kvanta.calibration import calibrate, write_scale_file
+from kvanta.evaluate import Settings, evaluate
+from kvanta.models import SHIPPED
+
+TOKENS = np.random.default_rng(11).integers(3, 512, 150)
+OPTIONS = {"max_model_len": 192, "kv_cache_memory_bytes": "8MiB", "threads": 1}
+
+
+@pytest.fixture(scope="module", params=tiny_models.DENSE)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the tokenizer of stories260k, and heads that every format takes."""
+    folder = tmp_path_factory.mktemp(request.param)
+    model = tiny_models.make_model(request.param, vocab_size=512, hidden_size=128, head_dim=32)
+    tiny_models.save(model, folder, torch.bfloat16)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(SHIPPED / "stories260k" / name, folder / name)
+    return folder
+
+
+def test_scales_of_a_file_reach_the_cache(folder: Path, tmp_path: Path) -> None:
+    reader = LLM(folder, kv_cache_dtype="bf16", **OPTIONS)
+    found = calibrate(reader, TOKENS, granularity="head")
+    write_scale_file(tmp_path / "scales.json", found, reader.model_info)
+    llm = LLM(folder, kv_cache_dtype="fp8", quantization_param_path=str(tmp_path / "scales.json"), **OPTIONS)
+    exact, logits = reader.logits(TOKENS), llm.logits(TOKENS)
+    for layer, stats in enumerate(llm.stats()["layers"]):
+        np.testing.assert_array_equal(stats["k_scale"], found.k_scale[layer])
+        np.testing.assert_array_equal(stats["v_scale"], found.v_scale[layer])
+    error = np.sqrt(np.mean((logits - exact) ** 2) / np.mean(exact**2))
+    assert 0 < error < 0.2, "e4m3 has 4 bits of mantissa"
+
+
+def test_evaluation(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVANTA_HOME", str(tmp_path))
+    settings = Settings(formats=["int8", "int2_g32"], context=128, tokens=256, engine={"threads": 1})
+    rows = {row["name"]: row for row in evaluate(str(folder), settings)["formats"]}
+    assert 0 < rows["int8"]["kl_mean"] < rows["int2_g32"]["kl_mean"]
+
+
+def test_decode_continues_as_a_prompt_of_the_same_tokens(folder: Path) -> None:
+    """Rows of one token, from the cache: the bits are those of one long prompt."""
+    llm = LLM(folder, kv_cache_dtype="int8", **OPTIONS)
+    prompt = [int(token) for token in TOKENS[:100]]
+    greedy = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
+    output = llm.generate([prompt], greedy)[0].outputs[0].token_ids
+    logits = llm.logits(np.array(prompt + list(output)))
+    assert logits.argmax(axis=-1)[len(prompt) - 1 : -1].tolist() == list(output)

@@ -89,6 +89,7 @@ struct ModelConfig {
   MlpSpec mlp;
   MlaConfig mla;  // with MLA, kv_heads is 1 and head_dim is kv_lora_rank: the cache's shape
   kernels::MoeConfig moe;
+  bool mxfp4_experts = false;        // the checkpoint has the routed experts in MXFP4
   int num_nextn_predict_layers = 0;  // multi-token prediction layers at the checkpoint's end, which are not loaded
   double rms_eps = 1e-6;
   float norm_weight_offset = 0;  // added to the weights of all norms

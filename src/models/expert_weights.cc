@@ -6,10 +6,12 @@
 
 #include "base/math.h"
 #include "models/mxfp4_weights.h"
+#include "models/weight_count.h"
 
 namespace kvanta::models {
 namespace {
 
+using kernels::BlockFormat;
 using kernels::ExpertWeights;
 using kernels::Linear;
 using kernels::WeightView;
@@ -78,19 +80,35 @@ std::vector<std::unique_ptr<Linear>> ReadFused(const BlockSource& source, const 
   return layers;
 }
 
-// The same in MXFP4, [experts][out][in / 32][16] of codes and [experts][out][in / 32] of scales.
+// The same in MXFP4, [experts][out][in / 32][16] of codes and [experts][out][in / 32] of scales. Kept as they are in
+// place of 16-bit weights.
 template <class SourceRow>
 std::vector<std::unique_ptr<Linear>> ReadMxfp4(const BlockSource& source, const std::string& name, int64_t out,
                                                int64_t in, const SourceRow& source_row) {
   const std::vector<float> biases = ReadBiases(source, name + "_bias", out);
   const Mxfp4Tensor tensor(source.reader, name, source.config.moe.num_experts, out, in);
-  std::vector<uint16_t> matrix(static_cast<size_t>(out * in));
+  const bool keep = KeepsMxfp4(source.store);
+  const int64_t row_bytes = keep ? kernels::RowBytes(BlockFormat::kMXFP4, in) : in * SizeOf(DType::kBf16);
+  std::vector<uint16_t> matrix(static_cast<size_t>(CeilDiv(out * row_bytes, sizeof(uint16_t))));
+  const WeightView view{.data = matrix.data(),
+                        .dtype = DType::kBf16,
+                        .out = out,
+                        .in = in,
+                        .blocks = keep ? BlockFormat::kMXFP4 : BlockFormat::kNone,
+                        .module = name};
   std::vector<std::unique_ptr<Linear>> layers;
   for (int64_t expert = 0; expert < source.config.moe.num_experts; ++expert) {
-    auto decode = [&](int64_t row, int) { tensor.DecodeRow(expert, source_row(row), matrix.data() + row * in); };
-    source.ops.threads().ForEach(out, decode);
-    const WeightView view{.data = matrix.data(), .dtype = DType::kBf16, .out = out, .in = in, .module = name};
-    layers.push_back(source.reader.Pack(view, Biases(biases, expert, out, source_row), source.store));
+    auto read = [&](int64_t row, int) {
+      uint8_t* bytes = reinterpret_cast<uint8_t*>(matrix.data()) + row * row_bytes;
+      if (keep) {
+        tensor.CopyRow(expert, source_row(row), bytes);
+      } else {
+        tensor.DecodeRow(expert, source_row(row), reinterpret_cast<uint16_t*>(bytes));
+      }
+    };
+    source.ops.threads().ForEach(out, read);
+    layers.push_back(source.reader.Pack(view, Biases(biases, expert, out, source_row),
+                                        keep ? kernels::WeightType::kStored : source.store));
   }
   return layers;
 }

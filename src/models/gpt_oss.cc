@@ -39,6 +39,9 @@ void ReadGptOss(const JsonObject& json, ModelConfig& config) {
   config.moe.activation = kernels::Activation::kSwigluOai;
   config.moe.norm_topk_prob = true;  // a softmax over the chosen logits
   config.moe.bias = true;
+  if (json.Has("quantization_config")) {
+    config.mxfp4_experts = json.Object("quantization_config").String("quant_method", "") == "mxfp4";
+  }
   config.names.router = "router";
   config.names.interleaved_gate_up = true;
 }

@@ -71,4 +71,15 @@ void Mxfp4Tensor::DecodeRow(int64_t expert, int64_t row, uint16_t* values) const
   }
 }
 
+// The same codes in GGUF's order: after the scale, byte i holds the weights i and i + 16, low half first.
+void Mxfp4Tensor::CopyRow(int64_t expert, int64_t row, uint8_t* blocks) const noexcept {
+  const int64_t first = (expert * out_ + row) * row_blocks_;
+  for (int64_t block = first; block < first + row_blocks_; ++block) {
+    const uint8_t* codes = codes_.data() + block * kMxfp4BlockBytes;
+    const auto code = [codes](int i) { return codes[i / 2] >> (i % 2 * 4) & 15; };
+    *blocks++ = scales_[static_cast<size_t>(block)];
+    for (int i = 0; i < kMxfp4BlockBytes; ++i) *blocks++ = static_cast<uint8_t>(code(i) | code(i + 16) << 4);
+  }
+}
+
 }  // namespace kvanta::models

@@ -18,6 +18,8 @@ class Mxfp4Tensor {
 
   // A row as bf16 [in], exact.
   void DecodeRow(int64_t expert, int64_t row, uint16_t* values) const noexcept;
+  // A row as blocks of BlockFormat::kMXFP4, [in / 32].
+  void CopyRow(int64_t expert, int64_t row, uint8_t* blocks) const noexcept;
 
  private:
   int64_t out_, row_blocks_;

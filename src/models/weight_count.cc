@@ -31,6 +31,7 @@ int64_t BytesAs(int64_t elements, kernels::WeightType type) noexcept {
 struct BlockCount {
   int64_t matrices = 0;
   int64_t vectors = 0;
+  int64_t mxfp4 = 0;
 };
 
 BlockCount CountGroupedAttention(const ModelConfig& config) {
@@ -68,6 +69,7 @@ BlockCount CountMoe(const ModelConfig& config) {
   if (moe.shared_expert_gate) count.vectors += hidden;
   const BlockCount expert = CountMlp(hidden, moe.moe_intermediate_size, moe.bias);
   count.matrices += moe.num_experts * expert.matrices;
+  if (config.mxfp4_experts) count.mxfp4 = moe.num_experts * expert.matrices;
   const int64_t router = hidden + (moe.has_correction_bias ? 1 : 0) + (moe.bias ? 1 : 0);
   count.vectors += moe.num_experts * (expert.vectors + router);
   return count;
@@ -97,13 +99,16 @@ WeightCount CountWeights(const ModelConfig& config) {
     return config.layers * attention.*part + (config.layers - moe_layers) * mlp.*part + moe_layers * experts.*part;
   };
   return {.matrices = total(&BlockCount::matrices),
+          .mxfp4 = total(&BlockCount::mxfp4),
           .embeddings = int64_t{config.vocab} * hidden * (config.tied_embeddings ? 1 : 2),
           .vectors = total(&BlockCount::vectors) + (norms * config.layers + 1) * hidden};
 }
 
 int64_t WeightCount::Bytes(kernels::WeightType store) const noexcept {
   constexpr int64_t kVectorBytes = SizeOf(DType::kF32);
-  return BytesAs(matrices, store) + BytesAs(embeddings, EmbeddingType(store)) + vectors * kVectorBytes;
+  const int64_t kept = KeepsMxfp4(store) ? mxfp4 : 0;
+  return kept / BlockWeights(kernels::BlockFormat::kMXFP4) * BlockBytes(kernels::BlockFormat::kMXFP4) +
+         BytesAs(matrices - kept, store) + BytesAs(embeddings, EmbeddingType(store)) + vectors * kVectorBytes;
 }
 
 }  // namespace kvanta::models

@@ -18,7 +18,7 @@ namespace {
 
 using kvanta::testing::Unit;
 
-constexpr int kExpertHidden = 40;
+constexpr int kExpertHidden = 600;  // several blocks of steps of most kernels
 constexpr int kExpertWidth = 24;
 
 struct CpuExpertCase {
@@ -29,6 +29,7 @@ struct CpuExpertCase {
 const CpuExpertCase kCpuExpertCases[] = {
     {{.num_experts = 7, .num_experts_per_tok = 3, .routed_scaling_factor = 1.5F}, WeightType::kBf16, 40},
     {{.num_experts = 128, .num_experts_per_tok = 8, .norm_topk_prob = true}, WeightType::kF32, 150},  // several passes
+    {{.num_experts = 32, .num_experts_per_tok = 8}, WeightType::kBf16, 12},
     {{.num_experts = 12, .num_experts_per_tok = 4, .n_group = 4, .topk_group = 2}, WeightType::kInt4, 9},
     {{.num_experts = 16,
       .num_experts_per_tok = 6,

@@ -115,6 +115,12 @@ TEST(MoeConfig, GptOss) {
   EXPECT_THAT(MoeError(config, "rope_scaling", nullptr), HasSubstr("'rope_scaling'"));
   config["quantization_config"] = {{"quant_method", "mxfp4"}};
   EXPECT_EQ(ParseMoe(config).declared_kv_cache, "");
+  EXPECT_TRUE(ParseMoe(config).mxfp4_experts);
+  const WeightCount plain = CountWeights(parsed), mxfp4 = CountWeights(ParseMoe(config));
+  const int64_t weights = int64_t{4} * 8 * 3 * 64 * 96;
+  EXPECT_EQ(plain.Bytes(kernels::WeightType::kBf16) - mxfp4.Bytes(kernels::WeightType::kBf16),
+            weights * 2 - weights / 32 * 17);
+  EXPECT_EQ(plain.Bytes(kernels::WeightType::kF32), mxfp4.Bytes(kernels::WeightType::kF32));
   // Per layer: attention, experts and router, the last with biases.
   const int64_t attention = 64 * (4 + 2 * 2) * 64 + 4 * 64 * 64, expert = 3 * 64 * 96;
   EXPECT_EQ(CountWeights(parsed).matrices, 4 * (attention + 8 * expert));

@@ -17,6 +17,7 @@ from logits_oracle import TOKENS, divergence, edit_config, edit_tensor, largest_
 from transformers import PreTrainedModel
 
 import kvanta
+from kvanta.plan import plan
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("Qwen3Moe", {"head_dim": 32}),
@@ -149,6 +150,26 @@ def test_mxfp4_experts_are_read_exactly(dtype: torch.dtype, tmp_path: Path) -> N
     as_mxfp4(tmp_path, model)
     expected = tiny_models.expected_logits(model, TOKENS)
     assert largest_error(logits(tmp_path), expected) < tolerance.F32_LOGITS
+
+
+def test_mxfp4_experts_are_kept(tmp_path: Path) -> None:
+    """In place of 16-bit weights: 17 bytes per 32, multiplied by 8-bit activations."""
+    model = tiny_models.make_model("GptOss", num_local_experts=16)
+    tiny_models.save(model, tmp_path, torch.bfloat16)
+    in_16_bits = plan(str(tmp_path), 1 << 30)["weight_bytes"]
+    rounded = tiny_models.load(tmp_path, torch.bfloat16)
+    as_mxfp4(tmp_path, model)
+    with torch.no_grad():
+        for parameter, exact in zip(rounded.parameters(), model.parameters(), strict=True):
+            parameter.copy_(exact)
+    kept = plan(str(tmp_path), 1 << 30)["weight_bytes"]
+    weights = 3 * 16 * 3 * 64 * 32
+    assert in_16_bits - kept == 2 * weights - weights // 32 * 17
+    options: dict[str, Any] = {"threads": 2, "kv_cache_memory_bytes": "8MiB"}
+    assert kvanta.LLM(tmp_path, tokenizer="stories260k", **options).stats()["weight_bytes"] == kept
+    expected = tiny_models.expected_logits(model, TOKENS)
+    error = rms_error(logits(tmp_path, "auto", "bf16"), expected)
+    assert 0 < error < 4 * rms_error(tiny_models.expected_logits(rounded, TOKENS), expected)
 
 
 def test_bad_mxfp4_is_refused(tmp_path: Path) -> None:

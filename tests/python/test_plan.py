@@ -61,6 +61,9 @@ def test_every_example_config_has_the_published_size() -> None:
     for name, parameters in PARAMETERS.items():
         report = plan(name, 256 * GIB)
         assert report["parameters"] == parameters, name
+        if name == "gpt-oss-20b":
+            assert 13.7e9 < report["weight_bytes"] < 13.8e9, "experts in MXFP4"
+            continue
         assert 2 * parameters <= report["weight_bytes"] < 2.001 * parameters, "16 bits, norms and biases 32"
 
 

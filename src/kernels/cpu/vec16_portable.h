@@ -118,11 +118,7 @@ struct Vec16 {
         [&](I4 y) __attribute__((always_inline)) { return (I4)((U4)y >> static_cast<uint32_t>(bits)); }, x);
   }
   // 16 bytes as integers.
-  static KVANTA_INLINE I LoadUint8(const uint8_t* p) { return Cast<I4>(WidenBytes(p)); }
-  static KVANTA_INLINE I LoadInt8(const uint8_t* p) {
-    return Each(
-        [](U4 y) __attribute__((always_inline)) { return (I4)(y << 24) >> 24; }, WidenBytes(p));
-  }
+  static KVANTA_INLINE I LoadBytes(const uint8_t* p) { return Cast<I4>(WidenBytes(p)); }
   // 256 high + low.
   static KVANTA_INLINE I CombineTerms(I high, I low) {
     return Each(
@@ -164,6 +160,38 @@ struct Vec16 {
       return (F4)((x << 23) | ((U4)(x == 0) & 0x00400000U));
     };
     return Each(decode, WidenBytes(p));
+  }
+  // 16 + 16 codes of e4m3, times 2^-8: as fp16 with the exponent field unshifted.
+  static KVANTA_INLINE void LoadE4M3Pair(const uint8_t* p, F& a, F& b) {
+    const auto decode = [](U4 x) __attribute__((always_inline)) {
+      return FromFp16((x & 0x7fU) << 7 | (x & 0x80U) << 8);
+    };
+    a = Each(decode, WidenBytes(p));
+    b = Each(decode, WidenBytes(p + 16));
+  }
+  static KVANTA_INLINE F LoadUint8(const uint8_t* p) { return FromInt(Cast<I4>(WidenBytes(p))); }
+  static KVANTA_INLINE F LoadInt8(const uint8_t* p) {
+    return FromInt(Each(
+        [](U4 x) __attribute__((always_inline)) { return (I4)(x << 24) >> 24; }, WidenBytes(p)));
+  }
+  // Low and high halves of 16 bytes, 0 to 15.
+  static KVANTA_INLINE void LoadNibbles(const uint8_t* p, F& low, F& high) {
+    const U bytes = WidenBytes(p);
+    low = FromInt(Each(
+        [](U4 x) __attribute__((always_inline)) { return (I4)(x & 15U); }, bytes));
+    high = FromInt(Each(
+        [](U4 x) __attribute__((always_inline)) { return (I4)(x >> 4); }, bytes));
+  }
+  // Elements of a table of 16, by the low and the high halves of 16 bytes.
+  static KVANTA_INLINE void LookupNibbles(const uint8_t* p, F table, F& low, F& high) {
+    float values[kLanes], lows[kLanes], highs[kLanes];
+    Store(values, table);
+    for (int i = 0; i < kLanes; ++i) {
+      lows[i] = values[p[i] & 15];
+      highs[i] = values[p[i] >> 4];
+    }
+    low = Load(lows);
+    high = Load(highs);
   }
 
   // bf16 weights: a step of a panel is [16 columns][2 k] codes, multiplied in kBf16Phases phases; a phase broadcasts

@@ -113,13 +113,7 @@ struct Vec16 {
     return {_mm256_srli_epi32(x.lo, bits), _mm256_srli_epi32(x.hi, bits)};
   }
   // 16 bytes as integers.
-  static KVANTA_INLINE I LoadUint8(const uint8_t* p) { return {Widened(p), Widened(p + 8)}; }
-  static KVANTA_INLINE I LoadInt8(const uint8_t* p) {
-    const auto half = [](const uint8_t* bytes) {
-      return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
-    };
-    return {half(p), half(p + 8)};
-  }
+  static KVANTA_INLINE I LoadBytes(const uint8_t* p) { return {Widened(p), Widened(p + 8)}; }
   // 256 high + low.
   static KVANTA_INLINE I CombineTerms(I high, I low) {
     return {_mm256_add_epi32(_mm256_slli_epi32(high.lo, 8), low.lo),
@@ -163,6 +157,32 @@ struct Vec16 {
     };
     return {half(p), half(p + 8)};
   }
+  // 16 + 16 codes of e4m3, times 2^-8: as fp16 with the exponent field unshifted.
+  static KVANTA_INLINE void LoadE4M3Pair(const uint8_t* p, F& a, F& b) {
+    a = FromE4M3(p);
+    b = FromE4M3(p + 16);
+  }
+  static KVANTA_INLINE F LoadUint8(const uint8_t* p) {
+    return {_mm256_cvtepi32_ps(Widened(p)), _mm256_cvtepi32_ps(Widened(p + 8))};
+  }
+  static KVANTA_INLINE F LoadInt8(const uint8_t* p) {
+    const auto half = [](const uint8_t* bytes) {
+      return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes))));
+    };
+    return {half(p), half(p + 8)};
+  }
+  // Low and high halves of 16 bytes, 0 to 15.
+  static KVANTA_INLINE void LoadNibbles(const uint8_t* p, F& low, F& high) {
+    const __m256i a = Widened(p), b = Widened(p + 8), mask = _mm256_set1_epi32(15);
+    low = {_mm256_cvtepi32_ps(_mm256_and_si256(a, mask)), _mm256_cvtepi32_ps(_mm256_and_si256(b, mask))};
+    high = {_mm256_cvtepi32_ps(_mm256_srli_epi32(a, 4)), _mm256_cvtepi32_ps(_mm256_srli_epi32(b, 4))};
+  }
+  // Elements of a table of 16, by the low and the high halves of 16 bytes.
+  static KVANTA_INLINE void LookupNibbles(const uint8_t* p, F table, F& low, F& high) {
+    const __m256i a = Widened(p), b = Widened(p + 8);
+    low = {Lookup(table, a), Lookup(table, b)};
+    high = {Lookup(table, _mm256_srli_epi32(a, 4)), Lookup(table, _mm256_srli_epi32(b, 4))};
+  }
 
   // bf16 weights: a step of a panel is [16 columns][2 k] codes, multiplied in kBf16Phases phases; a phase broadcasts
   // one Bf16X. The even code of a 32-bit pair is shifted into place, the odd one masked: both are then f32 values.
@@ -192,6 +212,18 @@ struct Vec16 {
  private:
   static KVANTA_INLINE __m256i Widened(const uint8_t* p) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  }
+  static KVANTA_INLINE F FromE4M3(const uint8_t* p) {
+    const __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m256i bits = _mm256_or_si256(_mm256_and_si256(_mm256_slli_epi16(x, 7), _mm256_set1_epi16(0x3f80)),
+                                         _mm256_slli_epi16(_mm256_srli_epi16(x, 7), 15));
+    return {_mm256_cvtph_ps(_mm256_castsi256_si128(bits)), _mm256_cvtph_ps(_mm256_extracti128_si256(bits, 1))};
+  }
+  // By the lowest 4 bits of the lanes.
+  static KVANTA_INLINE __m256 Lookup(F table, __m256i index) {
+    const __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28));  // bit 3 as the sign
+    return _mm256_blendv_ps(_mm256_permutevar8x32_ps(table.lo, index), _mm256_permutevar8x32_ps(table.hi, index),
+                            upper);
   }
   // All ones in the first n of 8 lanes.
   static KVANTA_INLINE __m256i Mask(int n) {

@@ -103,10 +103,7 @@ struct Vec16 {
   static KVANTA_INLINE I AndInt(I x, int32_t mask) { return _mm512_and_si512(x, _mm512_set1_epi32(mask)); }
   static KVANTA_INLINE I RightInt(I x, int bits) { return _mm512_srli_epi32(x, static_cast<unsigned>(bits)); }
   // 16 bytes as integers.
-  static KVANTA_INLINE I LoadUint8(const uint8_t* p) { return Widened(p); }
-  static KVANTA_INLINE I LoadInt8(const uint8_t* p) {
-    return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  }
+  static KVANTA_INLINE I LoadBytes(const uint8_t* p) { return Widened(p); }
   // 256 high + low.
   static KVANTA_INLINE I CombineTerms(I high, I low) { return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low); }
   static KVANTA_INLINE F ScaleByPow2(F value, F n) { return _mm512_scalef_ps(value, n); }
@@ -132,6 +129,31 @@ struct Vec16 {
     const __m512i x = Widened(p);
     const __mmask16 zero = _mm512_cmpeq_epi32_mask(x, _mm512_setzero_si512());
     return _mm512_castsi512_ps(_mm512_mask_mov_epi32(_mm512_slli_epi32(x, 23), zero, _mm512_set1_epi32(0x00400000)));
+  }
+  // 16 + 16 codes of e4m3, times 2^-8: as fp16 with the exponent field unshifted.
+  static KVANTA_INLINE void LoadE4M3Pair(const uint8_t* p, F& a, F& b) {
+    const __m512i x = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    const __m512i bits = _mm512_or_si512(_mm512_and_si512(_mm512_slli_epi16(x, 7), _mm512_set1_epi16(0x3f80)),
+                                         _mm512_slli_epi16(_mm512_srli_epi16(x, 7), 15));
+    a = _mm512_cvtph_ps(_mm512_castsi512_si256(bits));
+    b = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(bits, 1));
+  }
+  static KVANTA_INLINE F LoadUint8(const uint8_t* p) { return _mm512_cvtepi32_ps(Widened(p)); }
+  static KVANTA_INLINE F LoadInt8(const uint8_t* p) {
+    const __m512i high = _mm512_slli_epi32(Widened(p), 24);
+    return _mm512_cvtepi32_ps(_mm512_srai_epi32(high, 24));
+  }
+  // Low and high halves of 16 bytes, 0 to 15.
+  static KVANTA_INLINE void LoadNibbles(const uint8_t* p, F& low, F& high) {
+    const __m512i x = Widened(p);
+    low = _mm512_cvtepi32_ps(_mm512_and_si512(x, _mm512_set1_epi32(15)));
+    high = _mm512_cvtepi32_ps(_mm512_srli_epi32(x, 4));
+  }
+  // Elements of a table of 16, by the low and the high halves of 16 bytes.
+  static KVANTA_INLINE void LookupNibbles(const uint8_t* p, F table, F& low, F& high) {
+    const __m512i x = Widened(p);  // the permutation reads the lowest 4 bits of a lane
+    low = _mm512_permutexvar_ps(x, table);
+    high = _mm512_permutexvar_ps(_mm512_srli_epi32(x, 4), table);
   }
 
   // bf16 weights: a step of a panel is [16 columns][2 k] codes, multiplied in kBf16Phases phases; a phase broadcasts

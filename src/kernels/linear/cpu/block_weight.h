@@ -34,20 +34,18 @@ struct StepScales {
   KVANTA_INLINE Vec16::F Scale(int sub) const {
     const uint8_t* at = sub_scales + sub * kBlockColumns;
     if constexpr (kLayout.sub_scale == SubScaleType::kNone) return scale;
-    if constexpr (kLayout.sub_scale == SubScaleType::kInt8)
-      return Vec16::Mul(scale, Vec16::FromInt(Vec16::LoadInt8(at)));
-    if constexpr (kLayout.sub_scale == SubScaleType::kUint8)
-      return Vec16::Mul(scale, Vec16::FromInt(Vec16::LoadUint8(at)));
+    if constexpr (kLayout.sub_scale == SubScaleType::kInt8) return Vec16::Mul(scale, Vec16::LoadInt8(at));
+    if constexpr (kLayout.sub_scale == SubScaleType::kUint8) return Vec16::Mul(scale, Vec16::LoadUint8(at));
     if constexpr (kLayout.sub_scale == SubScaleType::kTwoUint4)
-      return Vec16::Mul(scale, Vec16::FromInt(Vec16::AndInt(Vec16::LoadUint8(at), 15)));
+      return Vec16::Mul(scale, Vec16::FromInt(Vec16::AndInt(Vec16::LoadBytes(at), 15)));
     if constexpr (kLayout.sub_scale == SubScaleType::kE4M3) return Vec16::Mul(scale, Vec16::LoadE4M3(at));
   }
   KVANTA_INLINE Vec16::F Offset(int sub) const {
     const uint8_t* at = sub_scales + sub * kBlockColumns;
     if constexpr (kLayout.sub_scale == SubScaleType::kUint8)
-      return Vec16::Mul(offset, Vec16::FromInt(Vec16::LoadUint8(at + kLayout.SubOffsets() - kLayout.SubScales())));
+      return Vec16::Mul(offset, Vec16::LoadUint8(at + kLayout.SubOffsets() - kLayout.SubScales()));
     if constexpr (kLayout.sub_scale == SubScaleType::kTwoUint4)
-      return Vec16::Mul(offset, Vec16::FromInt(Vec16::RightInt(Vec16::LoadUint8(at), 4)));
+      return Vec16::Mul(offset, Vec16::FromInt(Vec16::RightInt(Vec16::LoadBytes(at), 4)));
     return offset;
   }
 

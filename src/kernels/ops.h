@@ -72,6 +72,9 @@ class Ops {
                            float* out) noexcept = 0;
   // x *= factor, f32 [n].
   virtual void Scale(float* x, float factor, int64_t n) noexcept = 0;
+  // x[r] *= factors[positions[r]]: f32 [rows][width], row stride in floats; positions: int64 [rows].
+  virtual void ScaleRows(float* x, int64_t stride, int64_t rows, int64_t width, const float* factors,
+                         const int64_t* positions) noexcept = 0;
   // x = softcap * tanh(x / softcap), f32 [rows][width]; then argmaxes of the rows [rows] unless null.
   virtual void Softcap(float* x, int64_t rows, int64_t width, float softcap, RowArgmax* argmaxes) noexcept = 0;
   // Captures the launches of `launches` without starting them (cuda/cuda_context.h); null on the host, where it is not

@@ -50,6 +50,13 @@ struct MlaConfig {
   bool operator==(const MlaConfig&) const = default;
 };
 
+// Temperature of attention in layers without rope (Llama 4): queries at `position` are multiplied by
+// 1 + attn_scale log(1 + floor((position + 1) / floor_scale)).
+struct AttentionTemperature {
+  int64_t floor_scale = 0;  // 0: none
+  double attn_scale = 0;
+};
+
 struct MlpSpec {
   kernels::Activation activation = kernels::Activation::kSilu;
   bool bias = false;
@@ -60,7 +67,8 @@ struct MlpSpec {
 struct LayerSpec {
   cache::Visibility visibility;
   RopeSpec rope;
-  bool moe = false;  // mixture of experts in place of the MLP
+  bool moe = false;         // mixture of experts in place of the MLP
+  bool qk_l2_norm = false;  // RMS norm without weights of each head's q and k after RoPE
 };
 
 // Names of tensors that differ between architectures.
@@ -100,9 +108,10 @@ struct ModelConfig {
   double logits_divisor = 1;             // divides the output logits
   bool qkv_fused = false;                // the checkpoint has q, k and v as one matrix, qkv_proj
   bool qkv_bias = false, o_bias = false;
-  bool qk_norm = false;                // RMS norm of each head's q and k before RoPE
-  bool qk_norm_of_all_heads = false;   // ... over the channels of all heads together
-  bool attention_sinks = false;        // of each query head (attention::AttentionSpec)
+  bool qk_norm = false;               // RMS norm of each head's q and k before RoPE
+  bool qk_norm_of_all_heads = false;  // ... over the channels of all heads together
+  bool attention_sinks = false;       // of each query head (attention::AttentionSpec)
+  AttentionTemperature attn_temperature;
   double softmax_scale = 0;            // multiplies attention logits
   double attn_logit_softcapping = 0;   // 0: none; else cap * tanh(x / cap)
   double final_logit_softcapping = 0;  // the same, of the output logits

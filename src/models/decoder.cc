@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -83,6 +84,7 @@ class Decoder final : public Model {
       step.rope = &config_.layer_specs[step.layer].rope;
       step.rope_table = rope_tables_[layer.rope_tables].keys.as<float>();
       step.query_rope_table = rope_tables_[layer.rope_tables].queries.as<float>();
+      step.query_scales = step.rope->rotary_dim == 0 ? query_scales_.as<float>() : nullptr;
       layer.attention->Forward(step, Normed(layer.pre_attention_norm, hidden, rows), change_);
       AddChange(layer.post_attention_norm, rows, hidden);
       if (batch.output_rows && step.layer + 1 == config_.layers) rows = KeepRows(*batch.output_rows, hidden);
@@ -149,6 +151,19 @@ class Decoder final : public Model {
       if (found == specs.end()) specs.push_back(spec);
     }
     for (const RopeSpec& spec : specs) rope_tables_.push_back(MakeTables(spec, positions));
+    MakeQueryScales(positions);
+  }
+
+  void MakeQueryScales(int64_t positions) {
+    const AttentionTemperature& temperature = config_.attn_temperature;
+    if (temperature.floor_scale == 0) return;
+    std::vector<float> scales;
+    for (int64_t position = 0; position < positions; ++position) {
+      const auto steps = static_cast<float>((position + 1) / temperature.floor_scale);
+      scales.push_back(std::log1p(steps) * static_cast<float>(temperature.attn_scale) + 1.0F);
+    }
+    query_scales_ = ops_.device().Allocate(scales.size() * sizeof(float));
+    ops_.device().CopyIn(query_scales_.data(), scales.data(), query_scales_.bytes());
   }
 
   RopeTables MakeTables(const RopeSpec& spec, int64_t positions) const {
@@ -216,6 +231,7 @@ class Decoder final : public Model {
   std::unique_ptr<Linear> lm_head_;  // null: tied to the embedding
   float embedding_scale_ = 1;
   std::vector<RopeTables> rope_tables_;
+  Buffer query_scales_;  // f32 [positions], of layers without rope; empty: none
   Buffer scratch_;
   // Parts of scratch_, each f32 [max_rows][hidden]:
   float* normed_ = nullptr;

@@ -4,7 +4,6 @@
 
 #include "models/architecture.h"
 #include "models/moe_config.h"
-#include "models/rope_config.h"
 
 namespace kvanta::models {
 namespace {
@@ -25,10 +24,7 @@ void CheckActivation(const JsonObject& json, std::string_view key, float value) 
 }
 
 void ReadGptOss(const JsonObject& json, ModelConfig& config) {
-  constexpr double kTheta = 150000;  // the class's
   if (!json.Has("rope_scaling") && !json.Has("rope_parameters")) json.Fail("rope_scaling", "an object");
-  const int64_t max_position = json.Int("max_position_embeddings", 1, kMaxPositions);
-  SetRope(ReadRopeSpec(json, config.head_dim, max_position, kTheta), max_position, config);
   config.qkv_bias = config.o_bias = json.Bool("attention_bias", true);
   config.attention_sinks = true;
   ReadGptOssWindows(json, config);
@@ -55,6 +51,6 @@ extern const Architecture kGptOss = {.name = "GptOssForCausalLM",
                                      .model_type = "gpt_oss",
                                      .read_config = ReadGptOss,
                                      .defaults = kGptOssDefaults,
-                                     .reads_rope = true};
+                                     .rope_theta = 150000};
 
 }  // namespace kvanta::models

@@ -1,4 +1,6 @@
 // Grouped-query attention, with optional biases, q/k norms, rope and sinks.
+#include <algorithm>
+
 #include "models/layer_blocks.h"
 
 namespace kvanta::models {
@@ -16,6 +18,8 @@ class GroupedAttention final : public AttentionBlock {
       k_norm_ = source.reader.Vector(module + "k_norm.weight", all ? KvWidth() : config_.head_dim,
                                      config_.norm_weight_offset);
     }
+    const auto l2 = [](const LayerSpec& layer) { return layer.qk_l2_norm; };
+    if (std::ranges::any_of(config_.layer_specs, l2)) ones_ = Ones(ops_.device(), config_.head_dim);
     const auto read_qkv = [&](std::initializer_list<StackedWeight> stack) {
       return source.reader.Linear(stack, config_.hidden, config_.qkv_bias, {source.store, kInt16Activations});
     };
@@ -48,6 +52,13 @@ class GroupedAttention final : public AttentionBlock {
       Rotate(step, config_.heads, step.query_rope_table, q);
       Rotate(step, config_.kv_heads, step.rope_table, k);
     }
+    if (config_.layer_specs[step.layer].qk_l2_norm) {
+      Norm(ones_, config_.heads, rows, q);
+      Norm(ones_, config_.kv_heads, rows, k);
+    }
+    if (step.query_scales != nullptr) {
+      ops_.ScaleRows(q, QkvWidth(), rows, QWidth(), step.query_scales, step.positions);
+    }
     step.backend->Append(*step.plan, step.layer, k, v, QkvWidth());
     step.backend->Run(*step.plan, step.layer, q, QkvWidth(), attended_);
     out_->Forward(attended_, rows, out, config_.hidden);
@@ -57,6 +68,13 @@ class GroupedAttention final : public AttentionBlock {
   int64_t QWidth() const { return int64_t{config_.heads} * config_.head_dim; }
   int64_t KvWidth() const { return int64_t{config_.kv_heads} * config_.head_dim; }
   int64_t QkvWidth() const { return QWidth() + 2 * KvWidth(); }
+
+  static Buffer Ones(Device& device, int64_t size) {
+    const std::vector<float> ones(static_cast<size_t>(size), 1.0F);
+    Buffer buffer = device.Allocate(ones.size() * sizeof(float));
+    device.CopyIn(buffer.data(), ones.data(), buffer.bytes());
+    return buffer;
+  }
 
   void Rotate(const AttentionStep& step, int heads, const float* table, float* x) noexcept {
     ops_.Rope(x, QkvWidth(), step.rows, heads, config_.head_dim, step.rope->rotary_dim, step.rope->interleaved, table,
@@ -85,6 +103,7 @@ class GroupedAttention final : public AttentionBlock {
   const ModelConfig& config_;
   std::vector<float> sinks_;              // [heads], or empty
   Buffer q_norm_, k_norm_;                // f32 [head_dim] or [heads * head_dim]; empty without q/k norms
+  Buffer ones_;                           // f32 [head_dim]; empty without norms after rope
   std::unique_ptr<kernels::Linear> qkv_;  // hidden -> (heads + 2 kv_heads) * head_dim: q | k | v
   std::unique_ptr<kernels::Linear> out_;  // heads * head_dim -> hidden
   float* projected_ = nullptr;            // [rows][QkvWidth()]

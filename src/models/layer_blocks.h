@@ -54,6 +54,7 @@ struct AttentionStep {
   // Tables of keys and queries, f32 [positions][rotary_dim], cos | sin; null without rope.
   const float* rope_table = nullptr;
   const float* query_rope_table = nullptr;
+  const float* query_scales = nullptr;  // factors of queries by position, f32 [positions]; null: none
   attention::Backend* backend = nullptr;
   attention::Plan* plan = nullptr;
 };

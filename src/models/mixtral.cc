@@ -1,15 +1,11 @@
 // Mixtral: Mistral with experts in all layers. transformers: models/mixtral/modeling_mixtral.py.
 #include "models/architecture.h"
 #include "models/moe_config.h"
-#include "models/rope_config.h"
 
 namespace kvanta::models {
 namespace {
 
 void ReadMixtral(const JsonObject& json, ModelConfig& config) {
-  constexpr double kTheta = 1e6;  // the class's
-  const int64_t max_position = json.Int("max_position_embeddings", 1, kMaxPositions);
-  SetRope(ReadRopeSpec(json, config.head_dim, max_position, kTheta), max_position, config);
   const auto window = static_cast<int>(json.Int("sliding_window", 1, int64_t{1} << 27, 0));
   for (LayerSpec& layer : config.layer_specs) {
     layer.visibility = cache::SlidingWindow(window);
@@ -30,6 +26,6 @@ extern const Architecture kMixtral = {.name = "MixtralForCausalLM",
                                       .model_type = "mixtral",
                                       .read_config = ReadMixtral,
                                       .defaults = kMixtralDefaults,
-                                      .reads_rope = true};
+                                      .rope_theta = 1e6};
 
 }  // namespace kvanta::models

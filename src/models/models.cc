@@ -9,14 +9,36 @@ namespace kvanta::models {
 // NOLINTBEGIN(readability-redundant-declaration): tools/lint.py puts definitions and this list in one unit
 extern const Architecture kLlama, kMistral, kMinistral, kMinistral3, kMistral3, kQwen2, kQwen3, kPhi3, kGlm, kGlm4,
     kGranite, kOlmo2, kOlmo3, kSmolLm3, kDeepseekV2, kDeepseekV3, kGemma2, kGemma3, kGemma3Multimodal, kQwen3Moe,
-    kMixtral, kQwen2Moe, kGptOss;
+    kMixtral, kQwen2Moe, kGptOss, kGlm4Moe, kLlama4, kLlama4Multimodal;
 // NOLINTEND(readability-redundant-declaration)
 
 std::span<const Architecture* const> Architectures() {
-  static constexpr std::array kAll = {
-      &kLlama,  &kMistral, &kMinistral,        &kMinistral3, &kMistral3, &kQwen2,    &kQwen3,      &kPhi3,
-      &kGlm,    &kGlm4,    &kGranite,          &kOlmo2,      &kOlmo3,    &kSmolLm3,  &kDeepseekV2, &kDeepseekV3,
-      &kGemma2, &kGemma3,  &kGemma3Multimodal, &kQwen3Moe,   &kMixtral,  &kQwen2Moe, &kGptOss};
+  static constexpr std::array kAll = {&kLlama,
+                                      &kMistral,
+                                      &kMinistral,
+                                      &kMinistral3,
+                                      &kMistral3,
+                                      &kQwen2,
+                                      &kQwen3,
+                                      &kPhi3,
+                                      &kGlm,
+                                      &kGlm4,
+                                      &kGranite,
+                                      &kOlmo2,
+                                      &kOlmo3,
+                                      &kSmolLm3,
+                                      &kDeepseekV2,
+                                      &kDeepseekV3,
+                                      &kGemma2,
+                                      &kGemma3,
+                                      &kGemma3Multimodal,
+                                      &kQwen3Moe,
+                                      &kMixtral,
+                                      &kQwen2Moe,
+                                      &kGptOss,
+                                      &kGlm4Moe,
+                                      &kLlama4,
+                                      &kLlama4Multimodal};
   return kAll;
 }
 

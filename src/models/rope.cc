@@ -35,7 +35,7 @@ void ScaleLlama3(const RopeSpec& rope, std::vector<float>& inverse) {
   for (float& frequency : inverse) {
     const float wavelength = static_cast<float>(2 * std::numbers::pi) / frequency;
     if (wavelength < high_wavelength) continue;
-    if (wavelength > low_wavelength) {
+    if (wavelength > low_wavelength || low_wavelength == high_wavelength) {
       frequency = frequency / factor;
       continue;
     }

@@ -39,8 +39,8 @@ RopeType ReadType(const JsonObject& rope) {
 void ReadLlama3(const JsonObject& rope, RopeSpec& config) {
   config.low_freq_factor = rope.Number("low_freq_factor", 1e-6, kMaxFactor);
   config.high_freq_factor = rope.Number("high_freq_factor", 1e-6, kMaxFactor);
-  if (config.high_freq_factor <= config.low_freq_factor) {
-    rope.Fail("high_freq_factor", fmt::format("more than low_freq_factor ({})", config.low_freq_factor));
+  if (config.high_freq_factor < config.low_freq_factor) {
+    rope.Fail("high_freq_factor", fmt::format("at least low_freq_factor ({})", config.low_freq_factor));
   }
 }
 

@@ -145,6 +145,11 @@ class ProfiledOps final : public kernels::Ops {
     const Timer timer(embed_);
     inner_->Scale(x, factor, n);
   }
+  void ScaleRows(float* x, int64_t stride, int64_t rows, int64_t width, const float* factors,
+                 const int64_t* positions) noexcept override {
+    const Timer timer(rope_);
+    inner_->ScaleRows(x, stride, rows, width, factors, positions);
+  }
   void Softcap(float* x, int64_t rows, int64_t width, float softcap, kernels::RowArgmax* argmaxes) noexcept override {
     const Timer timer(softcap_);
     inner_->Softcap(x, rows, width, softcap, argmaxes);

@@ -302,6 +302,10 @@ TEST_P(GpuOpsTest, RopeActivateMulAddAndGatherMatchTheCpu) {
   ops_->AddGated(sum.as<float>(), gate.as<float>(), gate.as<float>() + 7, kRowCount, stride);
   ExpectClose(Download(sum), expected);
 
+  cpu_->ScaleRows(expected.data(), stride, kRowCount, width, table.data(), positions.data());
+  ops_->ScaleRows(sum.as<float>(), stride, kRowCount, width, device_table.as<float>(), device_positions.as<int64_t>());
+  ExpectClose(Download(sum), expected);
+
   const std::vector<int64_t> rows = {2, 0, 2, 1};
   std::vector<float> gathered(rows.size() * static_cast<size_t>(width));
   cpu_->Gather(x.data(), width, rows.data(), std::ssize(rows), gathered.data());

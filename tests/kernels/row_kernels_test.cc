@@ -168,6 +168,18 @@ TEST_P(RowTest, AddGatedMatchesDouble) {
   }
 }
 
+TEST_P(RowTest, ScaleRowsByPosition) {
+  const auto ops = MakeCpuOps(std::make_shared<ThreadPool>(1), *GetParam().table);
+  const std::vector<float> before = RandomValues(3 * 24, 16), factors = {1, 2.5F, -3};
+  const std::vector<int64_t> positions = {2, 0, 1};
+  std::vector<float> x = before;
+  ops->ScaleRows(x.data(), 24, 3, 20, factors.data(), positions.data());
+  for (size_t i = 0; i < x.size(); ++i) {
+    const float factor = i % 24 < 20 ? factors[static_cast<size_t>(positions[i / 24])] : 1;
+    EXPECT_EQ(x[i], before[i] * factor) << i;
+  }
+}
+
 TEST_P(RowTest, SoftcapMatchesDouble) {
   for (const int64_t width : kWidths) {
     const auto x = RandomValues(width, 5, 60);

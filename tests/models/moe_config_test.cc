@@ -144,6 +144,56 @@ TEST(MoeConfig, KimiK2IsDeepseekV3) {
   EXPECT_THAT(MoeError(config, "model_type", "kimi"), HasSubstr("'deepseek_v3' or 'kimi_k2'"));
 }
 
+TEST(MoeConfig, Glm4Moe) {
+  json config = MoeBase("Glm4MoeForCausalLM", "glm4_moe");
+  config.update(json::parse(R"({"n_routed_experts": 8, "moe_intermediate_size": 24, "n_shared_experts": 2,
+    "first_k_dense_replace": 3, "use_qk_norm": true, "attention_bias": true, "num_nextn_predict_layers": 1})"));
+  const ModelConfig parsed = ParseMoe(config);
+  EXPECT_TRUE(parsed.qk_norm && parsed.qkv_bias && parsed.moe.has_correction_bias && parsed.moe.norm_topk_prob);
+  EXPECT_FALSE(parsed.o_bias);
+  EXPECT_EQ(parsed.layer_specs[0].rope.rotary_dim, 8) << "half of a head by default";
+  EXPECT_EQ(parsed.moe.shared_expert_intermediate_size, 48);
+  EXPECT_EQ(parsed.num_nextn_predict_layers, 1);
+  EXPECT_THAT(LayersOfExperts(parsed), ElementsAre(false, false, false, true));
+  EXPECT_THAT(MoeError(config, "n_group", 8), HasSubstr("groups of at least 2 experts"));
+}
+
+// As published: empty or absent lists have the class's meaning.
+TEST(MoeConfig, Llama4) {
+  json text = MoeBase("", "llama4_text");
+  text.update(json::parse(R"({"num_experts_per_tok": 1, "num_local_experts": 16, "intermediate_size_mlp": 128,
+    "attention_chunk_size": 32, "no_rope_layers": [], "interleave_moe_layer_step": 2, "rope_theta": 500000.0,
+    "rope_scaling": {"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0,
+    "original_max_position_embeddings": 64}})"));
+  const json config = {
+      {"architectures", {"Llama4ForConditionalGeneration"}}, {"model_type", "llama4"}, {"text_config", text}};
+  const ModelConfig parsed = ParseMoe(config);
+  EXPECT_THAT(LayersOfExperts(parsed), ElementsAre(false, true, false, true));
+  for (int layer = 0; layer < 4; ++layer) {
+    const LayerSpec& spec = parsed.layer_specs[layer];
+    const bool rope = layer != 3;
+    EXPECT_EQ(spec.rope.rotary_dim, rope ? 128 : 0) << layer;
+    EXPECT_EQ(spec.rope.interleaved, rope) << layer;
+    EXPECT_EQ(spec.qk_l2_norm, rope) << layer;
+    const auto chunked = cache::Visibility{cache::VisibilityKind::kChunked, 32};
+    EXPECT_EQ(spec.visibility, rope ? chunked : cache::Visibility{}) << layer;
+  }
+  EXPECT_EQ(parsed.attn_temperature.floor_scale, 8192) << "the class's default";
+  EXPECT_EQ(parsed.intermediate_size, 128);
+  EXPECT_EQ(parsed.moe, (kernels::MoeConfig{.num_experts = 16,
+                                            .num_experts_per_tok = 1,
+                                            .moe_intermediate_size = 96,
+                                            .shared_expert_intermediate_size = 96,
+                                            .scoring_func = kernels::ScoringFunc::kSigmoid,
+                                            .apply_router_weight_on_input = true}));
+  EXPECT_EQ(parsed.names.decoders.front().prefix, "language_model.model.");
+  text["architectures"] = {"Llama4ForCausalLM"};
+  EXPECT_EQ(ParseMoe(text).names.decoders.front().prefix, "model.");
+  EXPECT_THAT(MoeError(text, "no_rope_layers", json::array({1, 0})), HasSubstr("for each of 4 layers"));
+  EXPECT_THAT(MoeError(text, "moe_layers", json::array({4})), HasSubstr("a list of layers from 0 to 3"));
+  EXPECT_THAT(MoeError(text, "layer_types", json::array({"sliding_attention"})), HasSubstr("'chunked_attention' or"));
+}
+
 TEST(MoeConfig, Errors) {
   const json config = Qwen3MoeJson();
   EXPECT_THAT(MoeError(config, "num_experts_per_tok", 9), HasSubstr("from 1 to 8"));

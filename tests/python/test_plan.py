@@ -34,6 +34,7 @@ PARAMETERS = {
     "qwen3-30b-a3b": 30_532_122_624,
     "mixtral-8x7b": 46_702_792_704,
     "gpt-oss-20b": 20_914_757_184,
+    "llama-4-scout": 107_769_861_120,
     "mistral-7b": 7_248_023_552,
     "mistral-7b-v0.1": 7_241_732_096,
     "ministral-3-8b": 8_489_553_920,
@@ -223,7 +224,7 @@ def test_layer_maps_do_not_move_the_reference() -> None:
 
 
 def test_faults_are_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"llama-3\.1-8b, mistral-7b"):
+    with pytest.raises(InputError, match=r"llama-3\.1-8b, llama-4-scout"):
         plan("llama-9")
     with pytest.raises(ResourceError, match="no room for a cache"):
         plan("llama-3.1-70b", 8 * GIB)

@@ -36,6 +36,26 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "Qwen3Moe": EXPERTS | {"norm_topk_prob": True},
     "Qwen2Moe": EXPERTS | {"shared_expert_intermediate_size": 40},
     "Mixtral": LOCAL_EXPERTS,
+    "Glm4Moe": {
+        "head_dim": 32,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 1,
+        "use_qk_norm": True,
+        "routed_scaling_factor": 1.7,
+    },
+    "Llama4": LOCAL_EXPERTS
+    | {
+        "num_experts_per_tok": 1,
+        "head_dim": 16,
+        "intermediate_size_mlp": 80,
+        "attention_chunk_size": 40,
+        "no_rope_layer_interval": 3,
+        "floor_scale": 16,
+        "attn_scale": 0.5,
+    },
     "GptOss": LOCAL_EXPERTS
     | {
         "head_dim": 16,
@@ -104,8 +124,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
         },
     },
 }
-CONFIGS = {"Gemma3": "Gemma3TextConfig"}
+CONFIGS = {"Gemma3": "Gemma3TextConfig", "Llama4": "Llama4TextConfig"}
 DENSE = ["Phi3", "Olmo2", "Olmo3", "Granite", "SmolLM3", "Glm", "Glm4", "Ministral", "Ministral3"]
+WITH_EXPERTS = ["Qwen3Moe", "Mixtral", "Qwen2Moe", "GptOss", "Glm4Moe", "Llama4"]
 
 
 def make_model(architecture: str, seed: int = 0, **settings: Any) -> transformers.PreTrainedModel:
@@ -176,6 +197,22 @@ def make_mistral3(text: str) -> transformers.PreTrainedModel:
         language["sliding_window"] = None
     config = transformers.Mistral3Config(text_config=language, vision_config=vision, tie_word_embeddings=False)
     return fill(transformers.Mistral3ForConditionalGeneration(config))
+
+
+def make_llama4_multimodal() -> transformers.PreTrainedModel:
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+        "vision_output_dim": 16,
+        "projector_input_dim": 16,
+        "projector_output_dim": 16,
+    }
+    config = transformers.Llama4Config(text_config={**SIZES, **SETTINGS["Llama4"]}, vision_config=vision)
+    return fill(transformers.Llama4ForConditionalGeneration(config))
 
 
 def load(folder: Path, dtype: torch.dtype) -> transformers.PreTrainedModel:

@@ -100,6 +100,11 @@ class CpuOps final : public Ops {
     ForChunks(n, [&](int64_t first, int64_t count) { rows_.scale(x + first, factor, count); });
   }
 
+  void ScaleRows(float* x, int64_t stride, int64_t rows, int64_t width, const float* factors,
+                 const int64_t* positions) noexcept override {
+    ForRows(rows, width, [&](int64_t row) { rows_.scale(x + row * stride, factors[positions[row]], width); });
+  }
+
   void Softcap(float* x, int64_t rows, int64_t width, float softcap, RowArgmax* argmaxes) noexcept override {
     ForChunks(rows * width, [&](int64_t first, int64_t count) { rows_.softcap(x + first, softcap, count); });
     if (argmaxes == nullptr) return;

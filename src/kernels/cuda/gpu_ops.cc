@@ -103,6 +103,16 @@ class GpuOps final : public Ops {
     Run(n, cuda::ScaleOp{.x = x, .factor = factor, .count = n});
   }
 
+  void ScaleRows(float* x, int64_t stride, int64_t rows, int64_t width, const float* factors,
+                 const int64_t* positions) noexcept override {
+    Run(rows * width, cuda::ScaleOp{.x = x,
+                                    .count = rows * width,
+                                    .factors = factors,
+                                    .positions = positions,
+                                    .stride = stride,
+                                    .width = width});
+  }
+
   void Softcap(float* x, int64_t rows, int64_t width, float softcap, RowArgmax* argmaxes) noexcept override {
     Run(rows * width, cuda::SoftcapOp{.x = x, .softcap = softcap, .count = rows * width});
     if (argmaxes == nullptr) return;

@@ -103,10 +103,15 @@ struct ActivateMulOp {
   float* out = nullptr;
 };
 
+// x *= factor, or, with factors, x[r] *= factors[positions[r]] for rows of `width` values.
 struct ScaleOp {
   float* x = nullptr;
   float factor = 1;
   int64_t count = 0;
+  const float* factors = nullptr;
+  const int64_t* positions = nullptr;
+  int64_t stride = 0;
+  int64_t width = 0;
 };
 
 struct SoftcapOp {

@@ -136,7 +136,14 @@ inline LaunchShape ShapeOf(const ScaleOp& op) {
   return ValuesShape(op.count);
 }
 KVANTA_DEVICE void RunBlock(const ScaleOp& op) {
-  ForValues(op.count, [&](int64_t index) { op.x[index] *= op.factor; });
+  ForValues(op.count, [&](int64_t index) {
+    if (op.factors == nullptr) {
+      op.x[index] *= op.factor;
+      return;
+    }
+    const int64_t row = index / op.width;
+    op.x[row * op.stride + index % op.width] *= op.factors[op.positions[row]];
+  });
 }
 
 inline LaunchShape ShapeOf(const SoftcapOp& op) {

@@ -1,0 +1,121 @@
+// Llama 4, the language model: chunked attention in layers with rope, full attention without rope but with a
+// temperature in the others; experts, of which a row takes one beside the shared one, in some or all layers.
+// transformers: models/llama4/modeling_llama4.py.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "models/architecture.h"
+#include "models/moe_config.h"
+
+namespace kvanta::models {
+namespace {
+
+// True for layers with rope: `no_rope_layers` has 1 for them, despite its name; without it, every
+// no_rope_layer_interval-th layer has none.
+std::vector<bool> LayersWithRope(const JsonObject& json, int layers) {
+  constexpr const char* kKey = "no_rope_layers";
+  std::vector<bool> rope;
+  if (json.Has(kKey) && !json.Get(kKey).empty()) {
+    const Json& list = json.Get(kKey);
+    const auto is_flag = [](const Json& value) {
+      return value.is_boolean() || (value.is_number_unsigned() && value.get<uint64_t>() <= 1);
+    };
+    if (!list.is_array() || list.size() < static_cast<size_t>(layers) || !std::ranges::all_of(list, is_flag)) {
+      json.Fail(kKey, fmt::format("a list of 0 (no rope) or 1 for each of {} layers", layers));
+    }
+    for (const Json& value : list) rope.push_back(value == 1 || value == true);
+    return rope;
+  }
+  const int64_t interval = json.Int("no_rope_layer_interval", 1, 4096, 4);
+  for (int layer = 0; layer < layers; ++layer) rope.push_back((layer + 1) % interval != 0);
+  return rope;
+}
+
+// Chunks in the layers with rope, or as `layer_types` says.
+void ReadChunks(const JsonObject& json, const std::vector<bool>& rope, ModelConfig& config) {
+  constexpr const char* kKey = "layer_types";
+  const auto chunk = static_cast<int32_t>(json.Int("attention_chunk_size", 1, int64_t{1} << 27));
+  const cache::Visibility chunked{cache::VisibilityKind::kChunked, chunk};
+  const Json types = json.Has(kKey) ? json.Get(kKey) : Json::array();
+  const auto is_type = [](const Json& type) { return type == "chunked_attention" || type == "full_attention"; };
+  const bool fits = types.is_array() && (types.empty() || types.size() == config.layer_specs.size());
+  if (!fits || !std::ranges::all_of(types, is_type)) {
+    json.Fail(kKey, fmt::format("'chunked_attention' or 'full_attention' for each of {} layers", config.layers));
+  }
+  for (size_t layer = 0; layer < config.layer_specs.size(); ++layer) {
+    const bool is_chunked = types.empty() ? rope[layer] : types[layer] == "chunked_attention";
+    if (is_chunked) config.layer_specs[layer].visibility = chunked;
+  }
+}
+
+// Layers of experts: `moe_layers`, or every interleave_moe_layer_step-th one.
+void ReadMoeLayers(const JsonObject& json, ModelConfig& config) {
+  constexpr const char* kKey = "moe_layers";
+  if (!json.Has(kKey)) {
+    const int64_t step = json.Int("interleave_moe_layer_step", 1, int64_t{1} << 20, 1);
+    for (int64_t layer = step - 1; layer < config.layers; layer += step) config.layer_specs[layer].moe = true;
+    return;
+  }
+  const Json& layers = json.Get(kKey);
+  const auto is_layer = [&](const Json& layer) {
+    return layer.is_number_unsigned() && layer.get<uint64_t>() < config.layer_specs.size();
+  };
+  if (!layers.is_array() || !std::ranges::all_of(layers, is_layer)) {
+    json.Fail(kKey, fmt::format("a list of layers from 0 to {}", config.layers - 1));
+  }
+  for (const Json& layer : layers) config.layer_specs[layer.get<size_t>()].moe = true;
+}
+
+void ReadLlama4(const JsonObject& json, ModelConfig& config) {
+  config.qkv_bias = config.o_bias = json.Bool("attention_bias", false);
+  const std::vector<bool> rope = LayersWithRope(json, config.layers);
+  const bool qk_norm = json.Bool("use_qk_norm", true);
+  for (size_t layer = 0; layer < config.layer_specs.size(); ++layer) {
+    LayerSpec& spec = config.layer_specs[layer];
+    spec.rope.interleaved = true;
+    spec.qk_l2_norm = qk_norm && rope[layer];
+    if (!rope[layer]) spec.rope = RopeSpec{};
+  }
+  ReadChunks(json, rope, config);
+  if (json.Bool("attn_temperature_tuning", true)) {
+    config.attn_temperature = {.floor_scale = json.Int("floor_scale", 1, int64_t{1} << 40, 8192),
+                               .attn_scale = json.Number("attn_scale", 0, 1e3, 0.1)};
+  }
+  ReadMoeLayers(json, config);
+  ReadExpertCounts(json, "num_local_experts", "intermediate_size", config);
+  kernels::MoeConfig& moe = config.moe;
+  moe.shared_expert_intermediate_size = moe.moe_intermediate_size;
+  moe.scoring_func = kernels::ScoringFunc::kSigmoid;
+  moe.apply_router_weight_on_input = true;
+  config.intermediate_size = static_cast<int>(json.Int("intermediate_size_mlp", 1, kMaxExpertWidth));
+  config.names.mlp = "feed_forward";
+  config.names.router = "router";
+  config.names.shared_expert = "shared_expert";
+}
+
+void ReadLlama4Multimodal(const JsonObject& json, ModelConfig& config) {
+  ReadLlama4(json, config);
+  config.names.decoders = {{"language_model.model.", "language_model.lm_head"}};
+}
+
+constexpr double kLlama4Theta = 500000;
+constexpr std::string_view kLlama4Defaults = R"({"head_dim": 128, "num_key_value_heads": 8, "num_local_experts": 16,
+  "num_experts_per_tok": 1, "intermediate_size": 8192, "intermediate_size_mlp": 16384, "attention_chunk_size": 8192,
+  "rms_norm_eps": 1e-5, "max_position_embeddings": 131072})";
+
+}  // namespace
+
+extern const Architecture kLlama4 = {.name = "Llama4ForCausalLM",
+                                     .model_type = "llama4_text",
+                                     .read_config = ReadLlama4,
+                                     .defaults = kLlama4Defaults,
+                                     .rope_theta = kLlama4Theta};
+extern const Architecture kLlama4Multimodal = {.name = "Llama4ForConditionalGeneration",
+                                               .model_type = "llama4",
+                                               .read_config = ReadLlama4Multimodal,
+                                               .defaults = kLlama4Defaults,
+                                               .rope_theta = kLlama4Theta,
+                                               .text_config = "text_config"};
+
+}  // namespace kvanta::models

@@ -14,6 +14,7 @@
 #include "kernels/activation.h"
 #include "kernels/launch_graph.h"
 #include "kernels/linear/linear.h"
+#include "kernels/linear/quantized_weight.h"
 #include "kernels/moe/moe_layer.h"
 #include "kernels/sampling/sample_params.h"
 
@@ -36,6 +37,13 @@ class Ops {
   // or empty. The views may be unmapped afterwards.
   virtual std::unique_ptr<Linear> MakeLinear(std::span<const WeightView> stacked, std::span<const float> bias,
                                              LinearKind kind) = 0;
+
+  // Likewise packs weights with codes and scales as they are (quantized_weight.h); x stays f32. Null if this device
+  // does not read their format, or they differ in it: then rows may be read as f32 and given to MakeLinear().
+  virtual std::unique_ptr<Linear> MakeQuantizedLinear(std::span<const QuantizedView> /*stacked*/,
+                                                      std::span<const float> /*bias*/) {
+    return nullptr;
+  }
 
   // Combines layers made by MakeLinear() into a few launches; null on the CPU, which runs them one by one.
   virtual std::unique_ptr<LinearGroup> MakeGroup(std::vector<std::unique_ptr<Linear>>&& /*layers*/) { return nullptr; }

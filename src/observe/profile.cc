@@ -60,7 +60,8 @@ class ProfiledExperts final : public kernels::ExpertLayer {
 };
 
 // "linear q_proj|k_proj|v_proj": the last components of the modules' names.
-std::string LinearName(std::span<const kernels::WeightView> stacked) {
+template <class View>
+std::string LinearName(std::span<const View> stacked) {
   std::string name = "linear ";
   for (size_t i = 0; i < stacked.size(); ++i) {
     if (i > 0) name += '|';
@@ -93,12 +94,21 @@ class ProfiledOps final : public kernels::Ops {
   std::unique_ptr<kernels::ExpertLayer> MakeExperts(std::vector<kernels::ExpertWeights>&& experts,
                                                     const kernels::MoeConfig& moe,
                                                     std::span<const float> e_score_correction_bias) override {
-    for (kernels::ExpertWeights& expert : experts) {  // MakeLinear made them all
-      expert.gate_up = static_cast<ProfiledLinear&>(*expert.gate_up).TakeInner();
-      expert.down = static_cast<ProfiledLinear&>(*expert.down).TakeInner();
+    const auto unwrap = [](std::unique_ptr<kernels::Linear>& linear) {  // of a stack, the parts are profiled
+      if (auto* profiled = dynamic_cast<ProfiledLinear*>(linear.get())) linear = profiled->TakeInner();
+    };
+    for (kernels::ExpertWeights& expert : experts) {
+      unwrap(expert.gate_up);
+      unwrap(expert.down);
     }
     return std::make_unique<ProfiledExperts>(inner_->MakeExperts(std::move(experts), moe, e_score_correction_bias),
                                              profile_->Row("experts"));
+  }
+  std::unique_ptr<kernels::Linear> MakeQuantizedLinear(std::span<const kernels::QuantizedView> stacked,
+                                                       std::span<const float> bias) override {
+    std::unique_ptr<kernels::Linear> linear = inner_->MakeQuantizedLinear(stacked, bias);
+    if (!linear) return nullptr;
+    return std::make_unique<ProfiledLinear>(std::move(linear), profile_->Row(LinearName(stacked)));
   }
   void Embed(const kernels::Linear& table, const int32_t* ids, int64_t rows, float* out) noexcept override {
     const Timer timer(embed_);

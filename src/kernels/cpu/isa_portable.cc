@@ -10,7 +10,7 @@ namespace kvanta::kernels {
 
 const IsaTable& PortableTable() {
   static const IsaTable kTable{.name = "portable",
-                               .linear = MakeLinearKernels(PortableBlockKernels()),
+                               .linear = MakeLinearKernels(PortableBlockKernels(), PortableQuantizedKernels()),
                                .rows = kRowKernels,
                                .attention = &kAttentionKernels};
   return kTable;

@@ -62,5 +62,9 @@ const BlockKernels& PortableBlockKernels();
 const BlockKernels& Avx2BlockKernels();
 const BlockKernels& Avx512BlockKernels();
 const BlockKernels& AmxBlockKernels();
+const QuantizedKernels& PortableQuantizedKernels();
+const QuantizedKernels& Avx2QuantizedKernels();
+const QuantizedKernels& Avx512QuantizedKernels();
+const QuantizedKernels& AmxQuantizedKernels();
 
 }  // namespace kvanta::kernels

@@ -43,6 +43,11 @@ class CpuOps final : public Ops {
     throw InputError("a linear layer's weight type is not one of bf16, f32, f16, int8, int4, stored");
   }
 
+  std::unique_ptr<Linear> MakeQuantizedLinear(std::span<const QuantizedView> stacked,
+                                              std::span<const float> bias) override {
+    return kernels::MakeQuantizedLinear(context_, stacked, bias);
+  }
+
   void Embed(const Linear& table, const int32_t* ids, int64_t rows, float* out) noexcept override {
     const int64_t width = table.In();
     ForRows(rows, width, [&](int64_t row) { table.DequantizeRow(ids[row], out + row * width); });

@@ -133,6 +133,7 @@ const IsaTable& AmxTable() {
     result.name = "amx";
     result.linear.bf16 = kBf16TileKernels;
     result.linear.blocks = &AmxBlockKernels();
+    result.linear.quantized = &AmxQuantizedKernels();
     result.attention = &attention;
     return result;
   }();

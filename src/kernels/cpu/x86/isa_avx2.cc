@@ -10,7 +10,7 @@ namespace kvanta::kernels {
 
 const IsaTable& Avx2Table() {
   static const IsaTable kTable{.name = "avx2",
-                               .linear = MakeLinearKernels(Avx2BlockKernels()),
+                               .linear = MakeLinearKernels(Avx2BlockKernels(), Avx2QuantizedKernels()),
                                .rows = kRowKernels,
                                .attention = &kAttentionKernels};
   return kTable;

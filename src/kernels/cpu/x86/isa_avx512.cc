@@ -10,7 +10,7 @@ namespace kvanta::kernels {
 
 const IsaTable& Avx512Table() {
   static const IsaTable kTable{.name = "avx512",
-                               .linear = MakeLinearKernels(Avx512BlockKernels()),
+                               .linear = MakeLinearKernels(Avx512BlockKernels(), Avx512QuantizedKernels()),
                                .rows = kRowKernels,
                                .attention = &kAttentionKernels};
   return kTable;

@@ -7,11 +7,12 @@
 namespace kvanta::kernels {
 namespace {
 
-constexpr LinearKernels MakeLinearKernels(const BlockKernels& blocks) {
+constexpr LinearKernels MakeLinearKernels(const BlockKernels& blocks, const QuantizedKernels& quantized) {
   return {.bf16 = kWeightKernels<Bf16Weight>,
           .f32 = kWeightKernels<F32Weight>,
           .f16 = kWeightKernels<F16Weight>,
-          .blocks = &blocks};
+          .blocks = &blocks,
+          .quantized = &quantized};
 }
 
 }  // namespace

@@ -107,11 +107,13 @@ void MultiplyTile(const TileTask& t) noexcept {
     const uint8_t* const x_end = x + (t.steps.First(block + 1) - first) * kXStepBytes;
     const uint8_t* w = t.w + first * W::kPanelStepBytes;
     for (; x != x_end; x += kXStepBytes, w += W::kPanelStepBytes) {
+      if constexpr (W::kPrefetchBytes != 0) {
 #pragma GCC unroll 8
-      for (int panel = 0; panel < kPanels; ++panel) {
+        for (int panel = 0; panel < kPanels; ++panel) {
 #pragma GCC unroll 16
-        for (int line = 0; line < W::kPanelStepBytes; line += 64) {
-          __builtin_prefetch(w + panel * t.w_panel + W::kPrefetchBytes + line);
+          for (int line = 0; line < W::kPanelStepBytes; line += 64) {
+            __builtin_prefetch(w + panel * t.w_panel + W::kPrefetchBytes + line);
+          }
         }
       }
       if constexpr (W::kIsBlock) {
@@ -209,8 +211,15 @@ void Pack(const PackTask& task) noexcept {
     const int64_t end = task.steps.First(block + 1) * W::kStepK;
     const int64_t k = (end < task.k ? end : task.k) - begin;
     for (int64_t row = task.first_row; row < task.end_row; ++row) {
-      uint8_t* out = task.out + (block * task.rows + row) * kXStride<W>;
-      W::PackRow(task.x + row * task.k + begin, k, reinterpret_cast<typename W::X*>(out));
+      auto* out = reinterpret_cast<typename W::X*>(task.out + (block * task.rows + row) * kXStride<W>);
+      const float* x = task.x + row * task.k;
+      if constexpr (requires { &W::PackOrderedRow; }) {
+        if (task.order != nullptr) {
+          W::PackOrderedRow(x, task.order + begin, k, out);
+          continue;
+        }
+      }
+      W::PackRow(x + begin, k, out);
     }
   }
 }

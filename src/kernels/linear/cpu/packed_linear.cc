@@ -89,8 +89,14 @@ int64_t PackedLinear::Tasks(int64_t rows) const noexcept {
 
 void PackedLinear::PackRows(const float* x, int64_t rows, int64_t first_row, int64_t end_row,
                             uint8_t* packed_x) const noexcept {
-  kernels_.pack(
-      {.x = x, .rows = rows, .k = in_, .first_row = first_row, .end_row = end_row, .steps = steps_, .out = packed_x});
+  kernels_.pack({.x = x,
+                 .rows = rows,
+                 .k = in_,
+                 .first_row = first_row,
+                 .end_row = end_row,
+                 .steps = steps_,
+                 .order = order_.empty() ? nullptr : order_.data(),
+                 .out = packed_x});
 }
 
 void PackedLinear::Multiply(const uint8_t* packed_x, int64_t rows, int64_t task, int64_t tasks, float* y,

@@ -3,12 +3,14 @@
 
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "base/device.h"
 #include "base/math.h"
 #include "base/thread_pool.h"
 #include "kernels/cpu/isa_table.h"
 #include "kernels/linear/linear.h"
+#include "kernels/linear/quantized_weight.h"
 
 namespace kvanta::kernels {
 
@@ -55,7 +57,7 @@ class PackedLinear : public Linear {
   // True if both multiply the same packed rows.
   bool SharesPackedRows(const PackedLinear& other) const noexcept {
     return kernels_.pack == other.kernels_.pack && kernels_.block_steps == other.kernels_.block_steps &&
-           in_ == other.in_;
+           in_ == other.in_ && order_ == other.order_;
   }
   int64_t Tasks(int64_t rows) const noexcept;
   void Multiply(const uint8_t* packed_x, int64_t rows, int64_t task, int64_t tasks, float* y,
@@ -74,6 +76,13 @@ class PackedLinear : public Linear {
   template <class PackRow>
   void PackWeightRows(std::span<const WeightView> stacked, PackRow pack);
 
+  // Calls pack(row of W, column of the panel, panel's bytes) for every row, panels in parallel. `pack` must not throw.
+  template <class PackIndex>
+  void PackIndices(PackIndex pack);
+  // Sets the order of columns in which W was packed: k is column order[k] of x.
+  void SetOrder(std::span<const int32_t> order) { order_.assign(order.begin(), order.end()); }
+  std::span<const int32_t> Order() const noexcept { return order_; }
+
   int64_t Steps() const noexcept { return steps_.steps; }
   const uint8_t* Panel(int64_t panel) const noexcept { return weights_.data() + panel * panel_bytes_; }
 
@@ -88,7 +97,8 @@ class PackedLinear : public Linear {
   StepBlocks steps_;
   int64_t panel_bytes_ = 0;
   Buffer weights_;
-  Buffer bias_;  // f32 [out], or none
+  Buffer bias_;                 // f32 [out], or none
+  std::vector<int32_t> order_;  // [in], or none
 };
 
 std::unique_ptr<Linear> MakeBf16Linear(const std::shared_ptr<LinearContext>& context,
@@ -113,6 +123,20 @@ std::unique_ptr<Linear> MakeBlockLinear(const std::shared_ptr<LinearContext>& co
 std::unique_ptr<Linear> MakeStoredLinear(const std::shared_ptr<LinearContext>& context,
                                          std::span<const WeightView> stacked, std::span<const float> bias,
                                          bool int16_activations);
+// Null where no kernel reads the weights' format, or they differ in it or in the order of columns.
+std::unique_ptr<Linear> MakeQuantizedLinear(const std::shared_ptr<LinearContext>& context,
+                                            std::span<const QuantizedView> stacked, std::span<const float> bias);
+
+template <class PackIndex>
+void PackedLinear::PackIndices(PackIndex pack) {
+  auto pack_panel = [&](int64_t panel, int) {
+    for (int column = 0; column < kPanelColumns; ++column) {
+      const int64_t index = panel * kPanelColumns + column;
+      if (index < out_) pack(index, column, weights_.data() + panel * panel_bytes_);
+    }
+  };
+  context_->threads->ForEach(panels_, pack_panel);
+}
 
 template <class PackRow>
 void PackedLinear::PackWeightRows(std::span<const WeightView> stacked, PackRow pack) {

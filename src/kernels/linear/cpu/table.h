@@ -1,9 +1,10 @@
 // Matrix kernels of one ISA unit, one entry per storage of W.
 //
-// A step is 1 k (f32, f16), 2 (bf16: the pairs that vdpbf16ps multiplies), 32 or 256 (blocks: block_weight.h). Packed
-// W: panels of 16 columns (outputs), [ceil(out / 16)][steps][bytes of a step]; columns and k beyond W's shape are zero.
-// Packed x: [blocks of steps][rows][x_stride bytes]. The stride is a constant of the kernel, so a tile's rows are at
-// constant distances, and not a power of two, so they do not compete for the same cache sets.
+// A step is 1 k (f32, f16), 2 (bf16: the pairs that vdpbf16ps multiplies), 32 or 256 (blocks: block_weight.h) or
+// 128 (codes with scales apart: quantized_layout.h). Packed W: panels of 16 columns (outputs), [ceil(out /
+// 16)][steps][bytes of a step]; columns and k beyond W's shape are zero. Packed x: [blocks of steps][rows][x_stride
+// bytes]. The stride is a constant of the kernel, so a tile's rows are at constant distances, and not a power of two,
+// so they do not compete for the same cache sets.
 //
 // Every (row, column) is one chain of sums over k in ascending steps, then the bias: bit-identical for any tile, task
 // or thread.
@@ -47,7 +48,8 @@ struct PackTask {
   int64_t first_row = 0;
   int64_t end_row = 0;
   StepBlocks steps;
-  uint8_t* out = nullptr;  // packed x
+  const int32_t* order = nullptr;  // [k]: column of x that is packed as k; null: in order. Only for quantized weights
+  uint8_t* out = nullptr;          // packed x
 };
 
 struct WeightKernels {
@@ -65,11 +67,20 @@ struct BlockKernels {
   WeightKernels of[kBlockStorages][2];
 };
 
+// Kernels of codes with scales apart; the number: weights that share a scale.
+struct QuantizedKernels {
+  WeightKernels e4m3;
+  WeightKernels int8_128, int8_32;
+  WeightKernels int4_128, int4_32;
+  WeightKernels nf4, mxfp4, nvfp4;
+};
+
 struct LinearKernels {
   WeightKernels bf16;
   WeightKernels f32;
   WeightKernels f16;
   const BlockKernels* blocks = nullptr;
+  const QuantizedKernels* quantized = nullptr;
 
   const WeightKernels& Of(BlockStorage storage, bool wide) const {
     return blocks->of[static_cast<int>(storage)][wide ? 1 : 0];

@@ -1,14 +1,20 @@
-// Kernels of weights in blocks of the unit of kernels/cpu/x86/isa_avx2.cc: a file of their own, since they take as long
-// to compile as the rest.
+// Kernels of quantized weights, in blocks or with scales apart, of the unit of kernels/cpu/x86/isa_avx2.cc: a file of
+// their own, since they take as long to compile as the rest.
 #include "kernels/linear/cpu/x86/blocks_avx2.h"
 // Primitives first, then the kernels written over them.
 #include "kernels/cpu/isa_table.h"
 #include "kernels/linear/cpu/block_kernels.h"
+#include "kernels/linear/cpu/quantized_kernel.h"
 
 namespace kvanta::kernels {
 
 const BlockKernels& Avx2BlockKernels() {
   static constexpr BlockKernels kKernels = MakeBlockKernels();
+  return kKernels;
+}
+
+const QuantizedKernels& Avx2QuantizedKernels() {
+  static constexpr QuantizedKernels kKernels = MakeQuantizedKernels();
   return kKernels;
 }
 

@@ -113,7 +113,7 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
     };
   }
 
-  components.info = MakeModelInfo(model, dtype, store);
+  components.info = MakeModelInfo(model, dtype, config.weight_dtype);
   components.info.weight_bytes = components.model->WeightBytes();  // with the padding of packed weights
   components.info.hash = components.model_identity;
   if (models::UsesLongFactors(model, components.positions)) {
@@ -122,7 +122,8 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
     WarnOfLongFactors(config, model, components.positions);
   }
   config.dtype = components.info.dtype;
-  if (store == kernels::WeightType::kBf16 && !keep_types) config.weight_dtype = "bf16";
+  const bool is_quantized = model.quantization.method != models::QuantMethod::kNone;
+  if (store == kernels::WeightType::kBf16 && !keep_types && !is_quantized) config.weight_dtype = "bf16";
   config.device = gpu ? "cuda" : "cpu";
   config.threads = components.threads->Threads();
   if (config.kv_cache_dtype == "auto") {

@@ -59,6 +59,10 @@ kernels::WeightType ResolveWeights(const std::string& weight_dtype, DType dtype)
   throw InputError(fmt::format("weight_dtype {} is not known; there are: auto, bf16, int8, int4", Quote(weight_dtype)));
 }
 
+bool KeepsQuantized(const std::string& weight_dtype, DType dtype) noexcept {
+  return weight_dtype == "auto" && dtype != DType::kF32;
+}
+
 bool KeepsTypes(const std::string& dtype, const std::string& weight_dtype, const models::Checkpoint& checkpoint) {
   return dtype == "auto" && weight_dtype == "auto" && checkpoint.IsGguf();
 }
@@ -189,7 +193,7 @@ CacheSize SizeCache(const EngineConfig& config, const cache::KvCacheSpec& spec, 
   throw ResourceError(figures);
 }
 
-ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype, kernels::WeightType store) {
+ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype, const std::string& weight_dtype) {
   const models::WeightCount weights = models::CountWeights(model);
   ModelInfo info;
   info.architecture = model.architecture;
@@ -206,7 +210,7 @@ ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype, kernels::
   info.eos_token_ids = model.eos_token_ids;
   info.declared_kv_cache = model.declared_kv_cache;
   info.parameters = weights.Parameters();
-  info.weight_bytes = weights.Bytes(store);
+  info.weight_bytes = weights.Bytes(ResolveWeights(weight_dtype, dtype), KeepsQuantized(weight_dtype, dtype));
   return info;
 }
 

@@ -19,6 +19,8 @@ namespace kvanta::engine {
 DType ResolveDType(const std::string& dtype, const models::ModelConfig& model);
 // Storage of weights: weight_dtype, or the dtype where that is "auto". Throws InputError with the alternatives.
 kernels::WeightType ResolveWeights(const std::string& weight_dtype, DType dtype);
+// True if quantized weights of a checkpoint stay as they are.
+bool KeepsQuantized(const std::string& weight_dtype, DType dtype) noexcept;
 
 // True if weights keep the types of their GGUF file: where neither dtype nor weight_dtype asks for another.
 bool KeepsTypes(const std::string& dtype, const std::string& weight_dtype, const models::Checkpoint& checkpoint);
@@ -57,6 +59,6 @@ CacheSize SizeCache(const EngineConfig& config, const cache::KvCacheSpec& spec, 
 int64_t LongestSequence(const cache::KvCacheSpec& spec, int64_t budget_bytes, int64_t limit);
 
 // `store`: storage of the weights.
-ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype, kernels::WeightType store);
+ModelInfo MakeModelInfo(const models::ModelConfig& model, DType dtype, const std::string& weight_dtype);
 
 }  // namespace kvanta::engine

@@ -11,7 +11,7 @@ namespace kvanta {
 ModelInfo ReadModelInfo(const std::string& model, const std::string& dtype, const std::string& weight_dtype) {
   const models::ModelConfig config = models::ReadConfig(model);
   const DType resolved = engine::ResolveDType(dtype, config);
-  ModelInfo info = engine::MakeModelInfo(config, resolved, engine::ResolveWeights(weight_dtype, resolved));
+  ModelInfo info = engine::MakeModelInfo(config, resolved, weight_dtype);
   if (models::Checkpoint::IsGgufFolder(model)) {
     const models::Checkpoint checkpoint = models::Checkpoint::Open(model);
     if (engine::KeepsTypes(dtype, weight_dtype, checkpoint)) info.weight_bytes = checkpoint.TotalBytes();

@@ -76,8 +76,8 @@ Json LanguageModelKeys(const Json& root, const Architecture& architecture, const
     return keys;
   }
   keys.update(JsonObject(root, name).Object(architecture.text_config).Value());
-  for (const char* key :
-       {"dtype", "torch_dtype", "eos_token_id", "bos_token_id", "tie_word_embeddings", "quantization_config"}) {
+  for (const char* key : {"dtype", "torch_dtype", "eos_token_id", "bos_token_id", "tie_word_embeddings",
+                          "quantization_config", "compression_config"}) {
     if (root.contains(key)) keys[key] = root[key];
   }
   return keys;
@@ -99,7 +99,10 @@ void AddEosIds(const JsonObject& json, ModelConfig& config) {
   }
 }
 
-void Declare(const std::string& scheme, const std::string& file, ModelConfig& config) {
+// Adds what a file declares about weights and cache. Both files may describe the same weights.
+void Declare(QuantizationConfig quantization, const std::string& file, ModelConfig& config) {
+  const std::string scheme = std::move(quantization.kv_cache);
+  if (config.quantization.method == QuantMethod::kNone) config.quantization = std::move(quantization);
   if (scheme.empty()) return;
   if (!config.declared_kv_cache.empty() && config.declared_kv_cache != scheme) {
     throw InputError(fmt::format("{}: declares a KV cache in {}, but config.json one in {}", file, scheme,
@@ -212,8 +215,8 @@ ModelConfig ParseConfig(std::string_view text, const std::string& name, bool* dt
   architecture.read_config(json, config);
   AddEosIds(json, config);
   config.bos_token_id = static_cast<int32_t>(json.Int("bos_token_id", 0, config.vocab - 1, -1));
-  if (json.Has("quantization_config")) {
-    Declare(ReadQuantizationConfig(json.Object("quantization_config")), name, config);
+  for (const char* key : {"quantization_config", "compression_config"}) {  // the second: early compressed-tensors
+    if (json.Has(key)) Declare(ReadQuantizationConfig(json.Object(key)), name, config);
   }
   return config;
 }

@@ -10,6 +10,7 @@
 #include "cache/visibility.h"
 #include "kernels/activation.h"
 #include "kernels/moe/moe_layer.h"
+#include "models/quantization_config.h"
 
 namespace kvanta::models {
 
@@ -118,8 +119,9 @@ struct ModelConfig {
   int64_t max_position = 0;            // longest context; with scaled ropes: after scaling
   std::vector<int32_t> eos_token_ids;  // of config.json and generation_config.json
   int32_t bos_token_id = -1;
-  std::string declared_kv_cache;  // scheme text declared by quantization_config.kv_cache_scheme or
-                                  // hf_quant_config.json: "fp8_e4m3", "nvfp4"; "" when none
+  QuantizationConfig quantization;  // of the weights
+  std::string declared_kv_cache;    // scheme text declared by quantization_config.kv_cache_scheme or
+                                    // hf_quant_config.json: "fp8_e4m3", "nvfp4"; "" when none
 
   // Per layer, in tokens; 0: none.
   std::vector<int> SlidingWindows() const;
@@ -141,7 +143,7 @@ ModelConfig ParseConfig(std::string_view text, const std::string& name, bool* dt
 // Adds the eos ids of the text of generation_config.json.
 void AddGenerationConfig(std::string_view text, const std::string& name, ModelConfig& config);
 
-// Adds the declaration in the text of hf_quant_config.json (ModelOpt); refuses quantized weights.
+// Adds the declarations in the text of hf_quant_config.json (ModelOpt).
 void AddHfQuantConfig(std::string_view text, const std::string& name, ModelConfig& config);
 
 }  // namespace kvanta::models

@@ -35,7 +35,7 @@ class Decoder final : public Model {
  public:
   Decoder(const ModelConfig& config, const Checkpoint& checkpoint, Ops& ops, const LoadOptions& options) : ops_(ops) {
     config_ = config;
-    WeightReader reader(checkpoint, ops, options.keep_types);
+    WeightReader reader(checkpoint, ops, options.keep_types, config.quantization, options.keep_quantized);
     const TensorNames::Decoder names = DecoderNames(config, checkpoint);
     const std::string prefix(names.prefix), head(names.lm_head);
     const kernels::LinearKind embedding_kind{EmbeddingType(options.store), kInt16Activations};

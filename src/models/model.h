@@ -46,8 +46,9 @@ class Model {
 struct LoadOptions {
   kernels::WeightType store = kernels::WeightType::kBf16;  // type of matrices; embeddings: EmbeddingType()
   bool keep_types = false;  // matrices of a GGUF file keep their types where linear layers can; `store` for the others
-  int64_t max_rows = 512;   // rows of the largest Forward
-  int64_t max_positions = 0;  // rope table length; 0: config.max_position
+  bool keep_quantized = true;  // quantized weights of a checkpoint stay as they are, unless `store` is kF32
+  int64_t max_rows = 512;      // rows of the largest Forward
+  int64_t max_positions = 0;   // rope table length; 0: config.max_position
 };
 
 // Loads a folder in Hugging Face layout. Throws InputError: unknown architecture (lists the known), missing or

@@ -1,27 +1,36 @@
 #include "models/quantization_config.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cctype>
 
 #include "base/quote.h"
 #include "kvanta/error.h"
+#include "models/quantization_methods.h"
 
 namespace kvanta::models {
 namespace {
 
-[[noreturn]] void RefuseWeights(const JsonObject& where, std::string_view key, std::string_view what) {
-  throw InputError(
-      fmt::format("{}: the weights are quantized ({}), which is not supported; use the unquantized "
-                  "checkpoint (the KV cache is quantized at run time)",
-                  where.Name(key), what));
-}
+struct Method {
+  std::string_view name;
+  QuantMethod method;
+  void (*read)(const JsonObject& quantization, QuantizationConfig& config);
+};
 
-std::string Upper(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::toupper(c); });
-  return text;
-}
+// The one list of methods.
+constexpr std::array kMethods = std::to_array<Method>({
+    {"fp8", QuantMethod::kFp8, ReadFp8Method},
+    {"fbgemm_fp8", QuantMethod::kFp8, ReadFp8Method},
+    {"compressed-tensors", QuantMethod::kCompressedTensors, ReadCompressedTensorsMethod},
+    {"modelopt", QuantMethod::kModelOpt, ReadModelOptMethod},
+    {"quark", QuantMethod::kQuark, ReadQuarkMethod},
+    {"awq", QuantMethod::kAwq, ReadAwqMethod},
+    {"gptq", QuantMethod::kGptq, ReadGptqMethod},
+    {"bitsandbytes", QuantMethod::kBitsAndBytes, ReadBitsAndBytesMethod},
+    {"mxfp4", QuantMethod::kMxfp4, ReadMxfp4Method},
+});
 
 // ModelOpt's kv_cache_quant_algo.
 std::string ReadKvAlgorithm(const JsonObject& object) {
@@ -56,24 +65,7 @@ std::string ReadKvScheme(const JsonObject& quantization) {
   return "fp8_e4m3";
 }
 
-void RefuseQuantizedGroups(const JsonObject& quantization) {
-  constexpr const char* kKey = "config_groups";
-  if (!quantization.Has(kKey)) return;
-  const JsonObject groups = quantization.Object(kKey);
-  for (const auto& [name, value] : groups.Value().items()) {
-    if (value.is_null()) continue;
-    const JsonObject group = groups.Object(name);
-    if (group.Has("weights")) RefuseWeights(group, "weights", "compressed-tensors");
-  }
-}
-
-std::string ReadQuark(const JsonObject& quantization) {
-  if (quantization.Has("global_quant_config") && quantization.Object("global_quant_config").Has("weight")) {
-    RefuseWeights(quantization, "global_quant_config.weight", "Quark");
-  }
-  if (quantization.Has("layer_quant_config") && !quantization.Get("layer_quant_config").empty()) {
-    RefuseWeights(quantization, "layer_quant_config", "Quark");
-  }
+std::string ReadQuarkKvCache(const JsonObject& quantization) {
   if (!quantization.Has("kv_cache_quant_config")) return "";
   const JsonObject layers = quantization.Object("kv_cache_quant_config");
   for (const auto& [pattern, value] : layers.Value().items()) {
@@ -84,18 +76,7 @@ std::string ReadQuark(const JsonObject& quantization) {
   return layers.Value().empty() ? "" : "fp8_e4m3";
 }
 
-}  // namespace
-
-std::string ReadQuantizationConfig(const JsonObject& quantization) {
-  const std::string method = quantization.String("quant_method", "");
-  if (method == "quark") return ReadQuark(quantization);
-  if (method == "mxfp4") return "";  // experts, read as they are (mxfp4_weights.h)
-  if (method != "compressed-tensors" && method != "modelopt") {
-    RefuseWeights(quantization, "quant_method", method.empty() ? "no method named" : Quote(method));
-  }
-  RefuseQuantizedGroups(quantization);
-  const std::string weights = Upper(quantization.String("quant_algo", ""));
-  if (!weights.empty() && weights != "NONE") RefuseWeights(quantization, "quant_algo", Quote(weights));
+std::string ReadKvCache(const JsonObject& quantization) {
   const std::string scheme = ReadKvScheme(quantization);
   const std::string algorithm = ReadKvAlgorithm(quantization);
   if (!scheme.empty() && !algorithm.empty() && scheme != algorithm) {
@@ -104,11 +85,93 @@ std::string ReadQuantizationConfig(const JsonObject& quantization) {
   return scheme.empty() ? algorithm : scheme;
 }
 
-std::string ReadHfQuantConfig(const JsonObject& root) {
+// Matches the whole text; `*` stands for any characters.
+bool MatchesWildcards(std::string_view pattern, std::string_view text) {
+  const size_t star = pattern.find('*');
+  if (star == pattern.npos) return pattern == text;
+  if (!text.starts_with(pattern.substr(0, star))) return false;
+  text.remove_prefix(star);
+  pattern.remove_prefix(star + 1);
+  // The part up to the next star is taken where it occurs first; the last one must end the text.
+  for (size_t next = pattern.find('*'); next != pattern.npos; next = pattern.find('*')) {
+    const size_t found = text.find(pattern.substr(0, next));
+    if (found == text.npos) return false;
+    text.remove_prefix(found + next);
+    pattern.remove_prefix(next + 1);
+  }
+  return text.ends_with(pattern);
+}
+
+// A regular expression of literals, `.*`, `^`, `$` and escaped characters as a pattern with wildcards, to be matched
+// from the beginning of a name; "" for others.
+std::string FromRegularExpression(std::string_view expression) {
+  std::string pattern;
+  for (size_t i = 0; i < expression.size(); ++i) {
+    const char c = expression[i];
+    if (c == '.' && i + 1 < expression.size() && expression[i + 1] == '*') {
+      pattern += '*';
+      ++i;
+    } else if (c == '\\' && i + 1 < expression.size() && std::ispunct(static_cast<unsigned char>(expression[i + 1]))) {
+      pattern += expression[++i];
+    } else if (c == '$' && i + 1 == expression.size()) {
+      return pattern;
+    } else if (std::string_view("*+?()[]{}|\\").find(c) != std::string_view::npos) {
+      return "";
+    } else if (c != '^' || i != 0) {
+      pattern += c;
+    }
+  }
+  return pattern + '*';
+}
+
+}  // namespace
+
+std::string_view Name(QuantMethod method) noexcept {
+  const auto* found = std::ranges::find(kMethods, method, &Method::method);
+  return found == kMethods.end() ? std::string_view() : found->name;
+}
+
+bool QuantizationConfig::IsIgnored(std::string_view module) const {
+  constexpr std::string_view kExpression = "re:";
+  return std::ranges::any_of(ignored, [&](std::string_view pattern) {
+    if (pattern.starts_with(kExpression)) {
+      const std::string wildcards = FromRegularExpression(pattern.substr(kExpression.size()));
+      return !wildcards.empty() && MatchesWildcards(wildcards, module);
+    }
+    if (pattern.find('*') != pattern.npos) return MatchesWildcards(pattern, module);
+    const size_t at = module.find(pattern);
+    if (pattern.empty() || at == module.npos) return false;
+    const size_t end = at + pattern.size();
+    return (at == 0 || module[at - 1] == '.') && (end == module.size() || module[end] == '.');
+  });
+}
+
+QuantizationConfig ReadQuantizationConfig(const JsonObject& quantization) {
+  constexpr const char* kKey = "quant_method";
+  const std::string name = quantization.String(kKey, "");
+  const auto* method = std::ranges::find(kMethods, name, &Method::name);
+  if (method == kMethods.end()) {
+    std::vector<std::string_view> known;
+    for (const Method& each : kMethods) known.push_back(each.name);
+    quantization.Fail(kKey, fmt::format("one of {}; or use the unquantized checkpoint", fmt::join(known, ", ")));
+  }
+  QuantizationConfig config;
+  config.method = method->method;
+  method->read(quantization, config);
+  if (config.format.codes == kernels::CodeType::kNone && config.method != QuantMethod::kMxfp4 && config.bits == 0) {
+    config.method = QuantMethod::kNone;  // only the cache is declared
+  }
+  config.kv_cache = method->method == QuantMethod::kQuark ? ReadQuarkKvCache(quantization) : ReadKvCache(quantization);
+  return config;
+}
+
+QuantizationConfig ReadHfQuantConfig(const JsonObject& root) {
   const JsonObject quantization = root.Object("quantization");
-  const std::string weights = Upper(quantization.String("quant_algo", ""));
-  if (!weights.empty() && weights != "NONE") RefuseWeights(quantization, "quant_algo", Quote(weights));
-  return ReadKvAlgorithm(quantization);
+  QuantizationConfig config;
+  ReadModelOptMethod(quantization, config);
+  if (config.format.codes != kernels::CodeType::kNone) config.method = QuantMethod::kModelOpt;
+  config.kv_cache = ReadKvAlgorithm(quantization);
+  return config;
 }
 
 }  // namespace kvanta::models

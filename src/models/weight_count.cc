@@ -11,6 +11,8 @@
 namespace kvanta::models {
 namespace {
 
+using kernels::CodeType;
+
 int64_t BytesAs(int64_t elements, kernels::WeightType type) noexcept {
   using kernels::BlockFormat;
   switch (type) {
@@ -32,12 +34,14 @@ struct BlockCount {
   int64_t matrices = 0;
   int64_t vectors = 0;
   int64_t mxfp4 = 0;
+  int64_t kept = 0;  // attention: elements of `matrices` that stay as they are where they are quantized
 };
 
 BlockCount CountGroupedAttention(const ModelConfig& config) {
   const int64_t hidden = config.hidden;
   const int64_t q = int64_t{config.heads} * config.head_dim, kv = int64_t{config.kv_heads} * config.head_dim;
   BlockCount count{.matrices = hidden * (q + 2 * kv) + q * hidden};
+  count.kept = count.matrices;
   if (config.qkv_bias) count.vectors += q + 2 * kv;
   if (config.o_bias) count.vectors += hidden;
   if (config.qk_norm) count.vectors += config.qk_norm_of_all_heads ? q + kv : int64_t{2} * config.head_dim;
@@ -52,6 +56,7 @@ BlockCount CountLatentAttention(const ModelConfig& config) {
   BlockCount count{.matrices = hidden * (rank + mla.qk_rope_head_dim) + rank * (heads * mla.qk_nope_head_dim + value) +
                                value * hidden + (low == 0 ? hidden * q : hidden * low + low * q),
                    .vectors = rank + low};
+  count.kept = count.matrices - rank * (heads * mla.qk_nope_head_dim + value);  // kv_b_proj is taken apart
   if (config.qkv_bias) count.vectors += low + rank + mla.qk_rope_head_dim;
   if (config.o_bias) count.vectors += hidden;
   return count;
@@ -72,6 +77,27 @@ BlockCount CountMoe(const ModelConfig& config) {
   if (config.mxfp4_experts) count.mxfp4 = moe.num_experts * expert.matrices;
   const int64_t router = hidden + (moe.has_correction_bias ? 1 : 0) + (moe.bias ? 1 : 0);
   count.vectors += moe.num_experts * (expert.vectors + router);
+  return count;
+}
+
+// Elements of the layers' matrices that a checkpoint has quantized, in formats that kernels read. The attention and the
+// MLP of a layer are taken as a whole; `attention` is what is kept of it.
+int64_t CountQuantized(const ModelConfig& config, int64_t attention, int64_t mlp, int64_t experts) {
+  const QuantizationConfig& quantization = config.quantization;
+  const bool has_codes = quantization.method != QuantMethod::kNone && quantization.method != QuantMethod::kMxfp4;
+  const bool is_kept = has_codes && quantization.format.codes != CodeType::kNone &&
+                       QuantizedStepBytes(quantization.format, config.hidden) != 0;
+  if (!is_kept) return 0;
+  int64_t count = 0;
+  for (int layer = 0; layer < config.layers; ++layer) {
+    const bool moe = config.layer_specs[static_cast<size_t>(layer)].moe;
+    const auto is_quantized = [&](std::string_view module) {
+      return !quantization.IsIgnored(
+          fmt::format("{}layers.{}.{}", config.names.decoders.front().prefix, layer, module));
+    };
+    if (is_quantized("self_attn.o_proj")) count += attention;
+    if (is_quantized(moe ? "mlp.experts.0.down_proj" : "mlp.down_proj")) count += moe ? experts : mlp;
+  }
   return count;
 }
 
@@ -98,17 +124,22 @@ WeightCount CountWeights(const ModelConfig& config) {
   const auto total = [&](int64_t BlockCount::*part) {
     return config.layers * attention.*part + (config.layers - moe_layers) * mlp.*part + moe_layers * experts.*part;
   };
+  const kernels::QuantizedFormat& format = config.quantization.format;
+  constexpr int64_t kStep = 16 * 128;  // weights of QuantizedStepBytes()
   return {.matrices = total(&BlockCount::matrices),
           .mxfp4 = total(&BlockCount::mxfp4),
+          .quantized = CountQuantized(config, attention.kept, mlp.matrices, experts.matrices),
+          .quantized_bits = static_cast<double>(8 * QuantizedStepBytes(format, config.hidden)) / kStep,
           .embeddings = int64_t{config.vocab} * hidden * (config.tied_embeddings ? 1 : 2),
           .vectors = total(&BlockCount::vectors) + (norms * config.layers + 1) * hidden};
 }
 
-int64_t WeightCount::Bytes(kernels::WeightType store) const noexcept {
+int64_t WeightCount::Bytes(kernels::WeightType store, bool keep_quantized) const noexcept {
   constexpr int64_t kVectorBytes = SizeOf(DType::kF32);
-  const int64_t kept = KeepsMxfp4(store) ? mxfp4 : 0;
-  return kept / BlockWeights(kernels::BlockFormat::kMXFP4) * BlockBytes(kernels::BlockFormat::kMXFP4) +
-         BytesAs(matrices - kept, store) + BytesAs(embeddings, EmbeddingType(store)) + vectors * kVectorBytes;
+  const int64_t blocks = KeepsMxfp4(store) ? mxfp4 : 0, codes = keep_quantized ? quantized : 0;
+  return blocks / BlockWeights(kernels::BlockFormat::kMXFP4) * BlockBytes(kernels::BlockFormat::kMXFP4) +
+         static_cast<int64_t>(static_cast<double>(codes) * quantized_bits / 8) +
+         BytesAs(matrices - blocks - codes, store) + BytesAs(embeddings, EmbeddingType(store)) + vectors * kVectorBytes;
 }
 
 }  // namespace kvanta::models

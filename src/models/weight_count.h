@@ -20,15 +20,17 @@ constexpr bool KeepsMxfp4(kernels::WeightType store) noexcept {
 }
 
 struct WeightCount {
-  int64_t matrices = 0;    // elements of the layers' matrices
-  int64_t mxfp4 = 0;       // those of them that the checkpoint has in MXFP4
-  int64_t embeddings = 0;  // elements of the embeddings and, unless tied, the output matrix
-  int64_t vectors = 0;     // elements of norms, biases and routers: f32
+  int64_t matrices = 0;       // elements of the layers' matrices
+  int64_t mxfp4 = 0;          // those of them that the checkpoint has in MXFP4
+  int64_t quantized = 0;      // those that the checkpoint has quantized otherwise
+  double quantized_bits = 0;  // of such an element as kept, with its share of scales
+  int64_t embeddings = 0;     // elements of the embeddings and, unless tied, the output matrix
+  int64_t vectors = 0;        // elements of norms, biases and routers: f32
 
   int64_t Parameters() const noexcept { return matrices + embeddings + vectors; }
   // Bytes of a loaded model without the padding of matrices (Model::WeightBytes has it), and with minimums in all 4-bit
-  // blocks.
-  int64_t Bytes(kernels::WeightType store) const noexcept;
+  // blocks. keep_quantized: quantized weights stay as they are.
+  int64_t Bytes(kernels::WeightType store, bool keep_quantized = false) const noexcept;
 };
 
 // Throws InputError for more weights than any machine holds.

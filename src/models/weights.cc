@@ -156,8 +156,13 @@ float ElementValue(const WeightView& weight, int64_t i) noexcept {
   return weight.dtype == DType::kBf16 ? Bf16ToFloat(code) : Fp16ToFloat(code);
 }
 
-WeightReader::WeightReader(const Checkpoint& checkpoint, kernels::Ops& ops, bool keep_types)
-    : checkpoint_(checkpoint), ops_(ops), keep_types_(keep_types) {}
+WeightReader::WeightReader(const Checkpoint& checkpoint, kernels::Ops& ops, bool keep_types,
+                           const QuantizationConfig& quantization, bool keep_quantized)
+    : checkpoint_(checkpoint),
+      ops_(ops),
+      keep_types_(keep_types),
+      quantization_(quantization),
+      keep_quantized_(keep_quantized) {}
 
 bool WeightReader::HasPrefix(std::string_view prefix) const {
   const auto found = checkpoint_.Tensors().lower_bound(prefix);
@@ -218,6 +223,12 @@ void WeightReader::AppendVector(const std::string& name, const StackedWeight& we
 }
 
 std::vector<float> WeightReader::Matrix(const std::string& name, int64_t out, int64_t in, WeightType store) {
+  const std::string module = name.substr(0, name.size() - std::string_view(".weight").size());
+  if (const auto quantized = FindQuantized({.module = module, .out = out}, in, true)) {
+    std::vector<float> values = Expand(*quantized, module, store);
+    ReleaseTensors();
+    return values;
+  }
   const WeightView view = Read(name, std::array{out, in});
   CheckFinite(view, name, store, ops_.threads());
   std::vector<float> values(static_cast<size_t>(out * in));
@@ -276,22 +287,34 @@ std::unique_ptr<kernels::Linear> WeightReader::Linear(std::initializer_list<Stac
   if (bias) {
     for (const StackedWeight& weight : stack) AppendVector(weight.module + ".bias", weight, biases);
   }
-  std::vector<WeightView> views;
-  for (const StackedWeight& weight : stack) {
-    views.push_back(Read(weight.module + ".weight", std::array{weight.out, in}));
-    SetRowOrder(weight, views.back());
-    views.back().module = weight.module;
-  }
   // Routers of experts ask for f32.
   if (keep_types_ && kind.weights != WeightType::kF32) kind.weights = WeightType::kStored;
-  for (const WeightView& view : views) {
-    // Scales of blocks that are kept are checked while they are packed.
-    if (KeepsBlocks(view.blocks, kind.weights)) continue;
-    CheckFinite(view, fmt::format("{}.weight", view.module), kind.weights, ops_.threads());
+  std::vector<std::unique_ptr<kernels::QuantizedWeight>> quantized;
+  for (const StackedWeight& weight : stack) quantized.push_back(FindQuantized(weight, in, bias));
+  std::unique_ptr<kernels::Linear> linear;
+  if (std::ranges::any_of(quantized, [](const auto& weight) { return weight != nullptr; })) {
+    linear = QuantizedLinear({stack.begin(), stack.size()}, quantized, in, biases, kind);
+  } else {
+    std::vector<WeightView> views;
+    for (const StackedWeight& weight : stack) views.push_back(ReadWeight(weight, in));
+    for (const WeightView& view : views) CheckWeight(view, kind.weights);
+    linear = Pack(views, biases, kind);
   }
-  std::unique_ptr<kernels::Linear> linear = Pack(views, biases, kind);
   ReleaseTensors();
   return linear;
+}
+
+WeightView WeightReader::ReadWeight(const StackedWeight& weight, int64_t in) {
+  WeightView view = Read(weight.module + ".weight", std::array{weight.out, in});
+  SetRowOrder(weight, view);
+  view.module = weight.module;
+  return view;
+}
+
+void WeightReader::CheckWeight(const WeightView& view, WeightType store) const {
+  // Scales of blocks that are kept are checked while they are packed.
+  if (KeepsBlocks(view.blocks, store)) return;
+  CheckFinite(view, fmt::format("{}.weight", view.module), store, ops_.threads());
 }
 
 void WeightReader::CheckUnusedTensors(const TensorNames::Decoder& names, int layers, int spare) const {

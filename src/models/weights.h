@@ -1,4 +1,5 @@
-// Reader of a checkpoint's weights: checks shapes and finite values, and packs.
+// Reader of a checkpoint's weights: checks shapes and finite values, and packs. Quantized weights keep their codes
+// where the device has kernels for them (docs/weights.md).
 #pragma once
 
 #include <cstdint>
@@ -11,6 +12,7 @@
 
 #include "kernels/ops.h"
 #include "models/config.h"
+#include "models/quantization_config.h"
 #include "models/safetensors.h"
 
 namespace kvanta::models {
@@ -25,14 +27,16 @@ struct StackedWeight {
 class WeightReader {
  public:
   // `keep_types`: linear layers keep the types of a GGUF file where they can; the kinds given below are for the others.
-  WeightReader(const Checkpoint& checkpoint, kernels::Ops& ops, bool keep_types = false);
+  // keep_quantized: the same for weights of a quantized Hugging Face checkpoint (docs/weights.md).
+  WeightReader(const Checkpoint& checkpoint, kernels::Ops& ops, bool keep_types = false,
+               const QuantizationConfig& quantization = {}, bool keep_quantized = false);
 
   // True if the checkpoint has the tensor.
   bool Has(std::string_view name) const { return checkpoint_.Find(name) != nullptr; }
   // The modules' weights [out][in], and their biases [out] if `bias`, packed as one linear layer of `kind`.
   std::unique_ptr<kernels::Linear> Linear(std::initializer_list<StackedWeight> stack, int64_t in, bool bias,
                                           kernels::LinearKind kind);
-  // A matrix [out][in] as f32, to be split or transposed before Pack; finite in `store`.
+  // A matrix [out][in] as f32, to be split or transposed before Pack; finite in `store`. `name`: "MODULE.weight".
   std::vector<float> Matrix(const std::string& name, int64_t out, int64_t in, kernels::WeightType store);
   // Packs values [out][in], with biases [out] or none. `module`: their name in reports.
   std::unique_ptr<kernels::Linear> Pack(std::span<const float> values, int64_t out, int64_t in,
@@ -61,6 +65,20 @@ class WeightReader {
   std::unique_ptr<kernels::Linear> Pack(std::span<const kernels::WeightView> stacked, std::span<const float> bias,
                                         kernels::LinearKind kind);
   kernels::WeightView Read(const std::string& name, std::span<const int64_t> shape);
+  kernels::WeightView ReadWeight(const StackedWeight& weight, int64_t in);
+  void CheckWeight(const kernels::WeightView& view, kernels::WeightType store) const;
+  bool KeepsQuantized(kernels::LinearKind kind) const noexcept {
+    return keep_quantized_ && kind.weights != kernels::WeightType::kF32;
+  }
+  // Null for a weight that is stored by elements or in blocks.
+  std::unique_ptr<kernels::QuantizedWeight> FindQuantized(const StackedWeight& weight, int64_t in, bool has_bias);
+  // A quantized weight as f32 [out][in], finite in `store`.
+  std::vector<float> Expand(const kernels::QuantizedWeight& weight, const std::string& module,
+                            kernels::WeightType store) const;
+  // Some or all of `quantized` are not null.
+  std::unique_ptr<kernels::Linear> QuantizedLinear(std::span<const StackedWeight> stack,
+                                                   std::span<const std::unique_ptr<kernels::QuantizedWeight>> quantized,
+                                                   int64_t in, std::span<const float> bias, kernels::LinearKind kind);
   void AppendVector(const std::string& name, const StackedWeight& weight, std::vector<float>& out);
   // Gives back the memory of the tensors that were read since the last call.
   void ReleaseTensors() noexcept;
@@ -68,6 +86,8 @@ class WeightReader {
   const Checkpoint& checkpoint_;
   kernels::Ops& ops_;
   bool keep_types_;
+  const QuantizationConfig quantization_;
+  const bool keep_quantized_;
   int64_t bytes_ = 0;
   std::set<std::string, std::less<>> read_;
   std::vector<const TensorView*> mapped_;       // read, and not released yet

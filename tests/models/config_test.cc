@@ -232,17 +232,23 @@ TEST(Config, HfQuantConfig) {
   EXPECT_EQ(config.declared_kv_cache, "fp8_e4m3");
   EXPECT_THROW(AddHfQuantConfig(R"({"quantization":{"kv_cache_quant_algo":"NVFP4"}})", "h", config), InputError);
   EXPECT_THROW(AddHfQuantConfig(R"({"quantization":{"kv_cache_quant_algo":"INT3"}})", "h", config), InputError);
-  EXPECT_THROW(AddHfQuantConfig(R"({"quantization":{"quant_algo":"FP8"}})", "h", config), InputError);
+  EXPECT_EQ(config.quantization.method, QuantMethod::kNone);
+  AddHfQuantConfig(R"({"quantization":{"quant_algo":"FP8"}})", "h", config);
+  EXPECT_EQ(config.quantization.method, QuantMethod::kModelOpt);
+  EXPECT_THROW(AddHfQuantConfig(R"({"quantization":{"quant_algo":"W4A8_AWQ"}})", "h", config), InputError);
   EXPECT_THROW(AddHfQuantConfig("{}", "h", config), InputError);
 }
 
-TEST(Config, QuantizedWeightsAreRefused) {
-  EXPECT_THAT(ErrorOf(With(Llama(), "quantization_config", {{"quant_method", "awq"}, {"bits", 4}})),
-              HasSubstr("the weights are quantized ('awq')"));
-  EXPECT_THAT(ErrorOf(With(Llama(), "quantization_config",
-                           {{"quant_method", "compressed-tensors"},
-                            {"config_groups", {{"group_0", {{"weights", {{"num_bits", 8}}}}}}}})),
-              HasSubstr("the weights are quantized"));
+TEST(Config, QuantizedWeightsAreDeclaredInEitherFile) {
+  const json awq = {{"quant_method", "awq"}, {"bits", 4}, {"group_size", 128}, {"zero_point", true}};
+  for (const char* key : {"quantization_config", "compression_config"}) {
+    EXPECT_EQ(Parse(With(Llama(), key, awq)).quantization.method, QuantMethod::kAwq) << key;
+  }
+  EXPECT_EQ(Parse(Llama()).quantization.method, QuantMethod::kNone);
+  EXPECT_THAT(ErrorOf(With(Llama(), "quantization_config", {{"quant_method", "aqlm"}})),
+              HasSubstr("'aqlm'; expected one of fp8, fbgemm_fp8, compressed-tensors, modelopt, quark, awq, gptq, "
+                        "bitsandbytes, mxfp4"));
+  EXPECT_THAT(ErrorOf(With(Llama(), "quantization_config", json::object())), HasSubstr("quant_method"));
 }
 
 TEST(Config, EosIdsOfBothFiles) {

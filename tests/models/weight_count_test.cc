@@ -39,6 +39,21 @@ TEST(WeightCount, CountsMatricesAndNorms) {
       << "embeddings keep 8 bits";
 }
 
+// Blocks of 128 columns: a scale of 4 bytes for 128 codes of a column.
+TEST(WeightCount, CountsQuantizedWeightsAsKept) {
+  ModelConfig config = Small();
+  config.layer_specs.resize(3);
+  config.quantization.method = QuantMethod::kFp8;
+  config.quantization.format = {kernels::CodeType::kE4M3, kernels::GroupScale::kF32, 128};
+  const WeightCount count = CountWeights(config);
+  EXPECT_EQ(count.quantized, count.matrices);
+  EXPECT_EQ(count.Bytes(WeightType::kBf16, true),
+            count.matrices * 132 / 128 + 2 * count.embeddings + 4 * count.vectors);
+  EXPECT_EQ(count.Bytes(WeightType::kBf16), CountWeights(Small()).Bytes(WeightType::kBf16));
+  config.quantization.ignored = {"re:.*self_attn.*", "model.layers.1.mlp"};
+  EXPECT_EQ(CountWeights(config).quantized, 2 * 3 * 8 * 16);
+}
+
 TEST(WeightCount, CountsWhatArchitecturesAdd) {
   ModelConfig config = Small();
   const int64_t plain = CountWeights(config).vectors;

@@ -1,0 +1,144 @@
+// Quantized weights in the reader of weights: kept as they are, or expanded.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "base/quote.h"
+#include "kernels/linear/stacked_linear.h"
+#include "kvanta/error.h"
+#include "models/quantized_weights/quantized_weights.h"
+#include "models/weights.h"
+
+namespace kvanta::models {
+namespace {
+
+using kernels::WeightType;
+
+// Largest magnitude that stays finite when stored so.
+float LargestStored(WeightType store) {
+  constexpr float kLargestF16 = 65519.0F;  // rounds to 65504
+  constexpr float kLargestBf16 = 0x1.fep127F;
+  if (store == WeightType::kF16) return kLargestF16;
+  return store == WeightType::kF32 ? std::numeric_limits<float>::max() : kLargestBf16;
+}
+
+// Another weight with its rows in the order of its view.
+class OrderedRows final : public kernels::QuantizedWeight {
+ public:
+  OrderedRows(std::unique_ptr<kernels::QuantizedWeight> weight, const kernels::WeightView& view)
+      : QuantizedWeight(weight->Out(), weight->In(), weight->Format()), weight_(std::move(weight)), view_(view) {
+    order_.assign(weight_->Order().begin(), weight_->Order().end());
+  }
+
+  void ReadCodes(int64_t row, uint8_t* codes) const override { weight_->ReadCodes(view_.StoredRow(row), codes); }
+  void ReadScales(int64_t row, float* scales) const override { weight_->ReadScales(view_.StoredRow(row), scales); }
+  void ReadZeros(int64_t row, uint8_t* zeros) const override { weight_->ReadZeros(view_.StoredRow(row), zeros); }
+  void ReadScaleCodes(int64_t row, uint8_t* codes) const override {
+    weight_->ReadScaleCodes(view_.StoredRow(row), codes);
+  }
+  float TensorScale() const override { return weight_->TensorScale(); }
+  void DequantizeRow(int64_t row, float* out) const override { weight_->DequantizeRow(view_.StoredRow(row), out); }
+
+ private:
+  std::unique_ptr<kernels::QuantizedWeight> weight_;
+  kernels::WeightView view_;
+};
+
+}  // namespace
+
+std::unique_ptr<kernels::QuantizedWeight> WeightReader::FindQuantized(const StackedWeight& weight, int64_t in,
+                                                                      bool has_bias) {
+  if (checkpoint_.IsGguf()) return nullptr;
+  FoundWeight found = FindQuantizedWeight(checkpoint_, quantization_, weight.module, weight.out, in, ops_.threads());
+  if (!found.weight) return nullptr;
+  for (const std::string& name : found.tensors) {
+    read_.insert(name);
+    mapped_.push_back(checkpoint_.Find(name));
+  }
+  // Quantizers write biases of zeros for layers without one; others stay unread, which is an error.
+  const std::string bias = weight.module + ".bias";
+  const TensorView* tensor = has_bias ? nullptr : checkpoint_.Find(bias);
+  if (tensor != nullptr && std::ranges::all_of(tensor->data, [](uint8_t byte) { return byte == 0; })) {
+    read_.insert(bias);
+  }
+  if (weight.interleaved_heads == 0) return std::move(found.weight);
+  return std::make_unique<OrderedRows>(std::move(found.weight),
+                                       kernels::WeightView{.out = weight.out,
+                                                           .in = in,
+                                                           .interleaved_heads = weight.interleaved_heads,
+                                                           .interleaved_first = weight.interleaved_first});
+}
+
+std::unique_ptr<kernels::Linear> WeightReader::QuantizedLinear(
+    std::span<const StackedWeight> stack, std::span<const std::unique_ptr<kernels::QuantizedWeight>> quantized,
+    int64_t in, std::span<const float> bias, kernels::LinearKind kind) {
+  std::vector<std::span<const float>> biases;
+  size_t first = 0;
+  for (const StackedWeight& weight : stack) {
+    biases.push_back(bias.empty() ? bias : bias.subspan(first, static_cast<size_t>(weight.out)));
+    first += static_cast<size_t>(weight.out);
+  }
+  const auto keep = [&](std::span<const kernels::QuantizedView> views, std::span<const float> of_views) {
+    std::unique_ptr<kernels::Linear> linear = ops_.MakeQuantizedLinear(views, of_views);
+    if (linear) bytes_ += linear->WeightBytes() + static_cast<int64_t>(of_views.size_bytes());
+    return linear;
+  };
+  std::vector<std::unique_ptr<kernels::Linear>> kept(stack.size());  // null: expanded, or not quantized
+  if (KeepsQuantized(kind)) {
+    std::vector<kernels::QuantizedView> views;
+    for (size_t i = 0; i < stack.size() && quantized[i]; ++i) views.push_back({quantized[i].get(), stack[i].module});
+    if (views.size() == stack.size()) {
+      if (auto linear = keep(views, bias)) return linear;
+    }
+    for (size_t i = 0; i < stack.size(); ++i) {
+      const kernels::QuantizedView view{quantized[i].get(), stack[i].module};
+      if (quantized[i]) kept[i] = keep({&view, 1}, biases[i]);
+    }
+  }
+  std::vector<std::vector<float>> expanded(stack.size());
+  const auto read = [&](size_t i) {
+    const StackedWeight& weight = stack[i];
+    if (!quantized[i]) {
+      const kernels::WeightView view = ReadWeight(weight, in);
+      CheckWeight(view, kind.weights);
+      return view;
+    }
+    expanded[i] = Expand(*quantized[i], weight.module, kind.weights);
+    return kernels::WeightView{
+        .data = expanded[i].data(), .dtype = DType::kF32, .out = weight.out, .in = in, .module = weight.module};
+  };
+  if (std::ranges::all_of(kept, [](const auto& linear) { return linear == nullptr; })) {
+    std::vector<kernels::WeightView> views;
+    for (size_t i = 0; i < stack.size(); ++i) views.push_back(read(i));
+    return Pack(views, bias, kind);
+  }
+  // Weights whose storages differ are layers side by side.
+  for (size_t i = 0; i < stack.size(); ++i) {
+    if (!kept[i]) kept[i] = Pack(read(i), biases[i], kind);
+  }
+  return kernels::MakeStackedLinear(std::move(kept));
+}
+
+std::vector<float> WeightReader::Expand(const kernels::QuantizedWeight& weight, const std::string& module,
+                                        WeightType store) const {
+  std::vector<float> values(static_cast<size_t>(weight.Out() * weight.In()));
+  const float limit = LargestStored(store);
+  std::atomic<int64_t> bad_row = -1;
+  auto read = [&](int64_t row, int) {
+    float* out = values.data() + row * weight.In();
+    weight.DequantizeRow(row, out);
+    if (!std::all_of(out, out + weight.In(), [&](float value) { return std::abs(value) <= limit; })) bad_row = row;
+  };
+  ops_.threads().ForEach(weight.Out(), read);
+  if (bad_row >= 0) {
+    throw InputError(fmt::format("{}: row {} of the quantized weight of {} has a value beyond {}", checkpoint_.Name(),
+                                 bad_row.load(), Quote(module), limit));
+  }
+  return values;
+}
+
+}  // namespace kvanta::models

@@ -303,7 +303,8 @@ TEST_P(GpuOpsTest, RopeActivateMulAddAndGatherMatchTheCpu) {
   ExpectClose(Download(sum), expected);
 
   cpu_->ScaleRows(expected.data(), stride, kRowCount, width, table.data(), positions.data());
-  ops_->ScaleRows(sum.as<float>(), stride, kRowCount, width, device_table.as<float>(), device_positions.as<int64_t>());
+  const Buffer row_scales = Upload(table), device_positions = Upload(positions);
+  ops_->ScaleRows(sum.as<float>(), stride, kRowCount, width, row_scales.as<float>(), device_positions.as<int64_t>());
   ExpectClose(Download(sum), expected);
 
   const std::vector<int64_t> rows = {2, 0, 2, 1};

@@ -296,8 +296,8 @@ TEST(Config, ErrorsNameKeyValueAndAlternatives) {
            {"rope_scaling", "3", "expected an object"},
            {"rope_parameters", "{\"rope_theta\":5.0}", "the same as at the top"},
            {"rope_parameters", "{\"full_attention\":{\"rope_theta\":1e4}}", "no nested object"},
-           {"rope_scaling", R"({"rope_type":"llama3","factor":8,"low_freq_factor":4,"high_freq_factor":4})",
-            "more than low_freq_factor"}}) {
+           {"rope_scaling", R"({"rope_type":"llama3","factor":8,"low_freq_factor":4,"high_freq_factor":3})",
+            "at least low_freq_factor"}}) {
     json config = Llama();
     std::string text = With(config, key, "@").dump();
     text.replace(text.find("\"@\""), 3, value);

@@ -35,6 +35,7 @@ ARCHITECTURES = {
     "gemma2": "GEMMA2",
     "gemma3_text": "GEMMA3",
     "gpt_oss": "GPT_OSS",
+    "llama4_text": "LLAMA4",
     "phi3": "PHI3",
     "deepseek_v2": "DEEPSEEK2",
     "deepseek_v3": "DEEPSEEK2",
@@ -115,10 +116,10 @@ def _parts(source: Source) -> dict[str, Array]:
             both = values.reshape(heads, nope + value, -1)
             parts[name.replace("kv_b_proj", "k_b_proj")] = np.ascontiguousarray(both[:, :nope].swapaxes(1, 2))
             parts[name.replace("kv_b_proj", "v_b_proj")] = np.ascontiguousarray(both[:, nope:])
-        elif name.endswith(".experts.gate_up_proj"):  # [experts][in][out], gate and up in turns
-            both = np.ascontiguousarray(values.swapaxes(1, 2))
-            parts[name.replace("gate_up_proj", "gate_proj.weight")] = np.ascontiguousarray(both[:, ::2])
-            parts[name.replace("gate_up_proj", "up_proj.weight")] = np.ascontiguousarray(both[:, 1::2])
+        elif name.endswith(".experts.gate_up_proj"):  # [experts][in][out]
+            for part in ("gate", "up"):
+                matrix = values[:, :, _columns(source, part, values.shape[-1])].swapaxes(1, 2)
+                parts[name.replace("gate_up_proj", f"{part}_proj.weight")] = np.ascontiguousarray(matrix)
         elif name.endswith(".experts.gate_up_proj_bias"):
             parts[name.replace("gate_up_proj_bias", "gate_proj.bias")] = np.ascontiguousarray(values[:, ::2])
             parts[name.replace("gate_up_proj_bias", "up_proj.bias")] = np.ascontiguousarray(values[:, 1::2])
@@ -160,13 +161,20 @@ def _back(source: Source, name: str, values: Array) -> None:
             both[:, nope:] = values
 
 
+def _columns(source: Source, part: str, width: int) -> slice:
+    """Gate or up in a matrix of both: one after the other, in turns in GPT-OSS."""
+    if source.config["model_type"] == "gpt_oss":
+        return slice(0 if part == "gate" else 1, None, 2)
+    return slice(0, width // 2) if part == "gate" else slice(width // 2, None)
+
+
 def _back_fused(source: Source, experts: str, part: str, values: Array) -> None:
     """Experts in one tensor; biases are not rounded."""
     if part == "down_proj.weight":
         source.tensors[f"{experts}.down_proj"][:] = values.swapaxes(1, 2)
     elif part.endswith(".weight"):
-        first = 0 if part.startswith("gate") else 1
-        source.tensors[f"{experts}.gate_up_proj"][:, :, first::2] = values.swapaxes(1, 2)
+        both = source.tensors[f"{experts}.gate_up_proj"]
+        both[:, :, _columns(source, part.partition("_")[0], both.shape[-1])] = values.swapaxes(1, 2)
 
 
 def _expert_names(source: Source, name: str) -> str:
@@ -221,7 +229,7 @@ def add_config(writer: gguf.GGUFWriter, source: Source) -> None:
     writer.add_head_count(config["num_attention_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_feed_forward_length(get("intermediate_size_mlp") or config["intermediate_size"])
     head_dim = get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     if "kv_lora_rank" in config:
         _add_latents(writer, config)
@@ -280,8 +288,10 @@ def _add_experts(writer: gguf.GGUFWriter, source: Source) -> None:
         return
     writer.add_expert_count(count)
     writer.add_expert_used_count(config["num_experts_per_tok"])
-    if config["model_type"] == "gpt_oss":
+    if config["model_type"] in ("gpt_oss", "llama4_text"):
         writer.add_expert_feed_forward_length(config["intermediate_size"])
+    if config["model_type"] == "llama4_text":
+        writer.add_interleave_moe_layer_step(config["interleave_moe_layer_step"])
     if get("moe_intermediate_size"):
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if get("shared_expert_intermediate_size"):

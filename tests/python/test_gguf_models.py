@@ -76,6 +76,24 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "pad_token_id": 0,
         },
     ),
+    "llama4": (
+        "Llama4",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 32,
+            "num_local_experts": 16,
+            "num_experts_per_tok": 1,
+            "intermediate_size": 32,
+            "intermediate_size_mlp": 96,
+            "interleave_moe_layer_step": 2,
+            # As in all published models, for the file does not say them.
+            "attention_chunk_size": 8192,
+            "no_rope_layer_interval": 4,
+            "floor_scale": 8192,
+            "attn_scale": 0.1,
+            "pad_token_id": 0,
+        },
+    ),
     "granite": (
         "Granite",
         {
@@ -105,6 +123,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 def logits(model: Path, **options: Any) -> Any:
     options = {"max_model_len": 256, "threads": 2, "kv_cache_memory_bytes": "64MiB", **options}
     return LLM(model, **options).logits(TOKENS)
+
+
+def rms(values: Any) -> float:
+    """Root of the mean square."""
+    return float(np.sqrt(np.mean(values**2)))
 
 
 def float32_error(model: Path, source: gguf_models.Source) -> float:
@@ -168,8 +191,10 @@ def test_blocks_are_kept_and_used(kind: str, tmp_path: Path) -> None:
     exact = gguf_models.expected_logits(source, TOKENS)
     llm = LLM(file, max_model_len=256, threads=2, kv_cache_memory_bytes="64MiB")
     found = llm.logits(TOKENS)
-    # Activations of 8 and 16 bits, and the cache of bf16, are all that may differ. Measured: up to 0.04.
-    assert 0 < np.sqrt(np.mean((found - exact) ** 2)) < 0.06 * exact.std()
+    # Activations of 8 and 16 bits, and the cache of bf16, are all that may differ: as far as bf16 weights and
+    # activations do, which depends on the model. Measured: up to 1.3 times as far.
+    rounded = logits(file, weight_dtype="bf16")
+    assert 0 < rms(found - exact) < 2 * rms(rounded - exact) + 0.005 * exact.std()
     if kind == "Q8_0":
         np.testing.assert_array_equal(found, logits(file, weight_dtype="int8"))
     stored = sum(int(tensor.n_bytes) for tensor in gguf.GGUFReader(file).tensors)
@@ -184,7 +209,7 @@ def test_other_storages_of_weights(weight_dtype: str, tmp_path: Path) -> None:
     exact = gguf_models.expected_logits(source, TOKENS)
     found = logits(file, weight_dtype=weight_dtype)
     bound = {"bf16": 0.05, "int8": 0.05, "int4": 0.5}[weight_dtype]
-    assert np.sqrt(np.mean((found - exact) ** 2)) < bound * exact.std()
+    assert rms(found - exact) < bound * exact.std()
 
 
 def test_nothing_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

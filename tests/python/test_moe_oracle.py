@@ -115,9 +115,9 @@ def test_calibration_and_evaluation(architecture: str, tmp_path: Path, monkeypat
     llm = kvanta.LLM(folder, kv_cache_dtype="fp8", quantization_param_path=str(tmp_path / "scales.json"), **options)
     for layer, stats in enumerate(llm.stats()["layers"]):
         np.testing.assert_array_equal(stats["k_scale"], scales.k_scale[layer])
-    settings = Settings(formats=["int8", "int2_g32"], context=128, tokens=256, engine={"threads": 1})
+    settings = Settings(formats=["int8_g32", "int4"], context=128, tokens=256, engine={"threads": 1})
     rows = evaluate(str(folder), settings)["formats"]
-    assert 0 < rows["int8"]["kl_mean"] < rows["int2_g32"]["kl_mean"]
+    assert all(0 < row["kl_mean"] < 0.5 for row in rows.values()), rows
 
 
 KIMI_K2: dict[str, Any] = {

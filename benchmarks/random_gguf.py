@@ -138,7 +138,8 @@ class Writer:
         if self._kind == "MXFP4":
             return Types.Q8_0, Types.Q8_0
         if self._kind != "Q4_K_M":
-            return Types[self._kind], Types[self._kind]
+            kind = Types.__members__[self._kind]
+            return kind, kind
         eighth = self._shape.layers // 8
         fine = layer < eighth or layer >= 7 * self._shape.layers // 8 or (layer - eighth) % 3 == 2
         return Types.Q4_K, Types.Q6_K if fine else Types.Q4_K

@@ -99,6 +99,7 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
   components.model = models::Load(config.model, *components.ops,
                                   {.store = store,
                                    .keep_types = keep_types,
+                                   .keep_quantized = KeepsQuantized(config.weight_dtype, dtype),
                                    .max_rows = config.max_num_batched_tokens,
                                    .max_positions = components.positions});
   if (gpu) {

@@ -159,8 +159,8 @@ class Decoder final : public Model {
     if (temperature.floor_scale == 0) return;
     std::vector<float> scales;
     for (int64_t position = 0; position < positions; ++position) {
-      const auto steps = static_cast<float>((position + 1) / temperature.floor_scale);
-      scales.push_back(std::log1p(steps) * static_cast<float>(temperature.attn_scale) + 1.0F);
+      const int64_t steps = (position + 1) / temperature.floor_scale;  // whole ones
+      scales.push_back(std::log1p(static_cast<float>(steps)) * static_cast<float>(temperature.attn_scale) + 1.0F);
     }
     query_scales_ = ops_.device().Allocate(scales.size() * sizeof(float));
     ops_.device().CopyIn(query_scales_.data(), scales.data(), query_scales_.bytes());

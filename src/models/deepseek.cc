@@ -83,12 +83,12 @@ void ReadDeepseekV3(const JsonObject& json, ModelConfig& config) {
 }  // namespace
 
 // Heads have no one size; this one only replaces hidden_size / num_attention_heads.
-constexpr std::string_view kDefaults = R"({"head_dim": 64})";
-extern const Architecture kDeepseekV2 = {"DeepseekV2ForCausalLM", "deepseek_v2", ReadDeepseekV2, kDefaults};
+constexpr std::string_view kDeepseekDefaults = R"({"head_dim": 64})";
+extern const Architecture kDeepseekV2 = {"DeepseekV2ForCausalLM", "deepseek_v2", ReadDeepseekV2, kDeepseekDefaults};
 extern const Architecture kDeepseekV3 = {.name = "DeepseekV3ForCausalLM",
                                          .model_type = "deepseek_v3",
                                          .read_config = ReadDeepseekV3,
-                                         .defaults = kDefaults,
+                                         .defaults = kDeepseekDefaults,
                                          .other_model_type = "kimi_k2"};
 
 }  // namespace kvanta::models

@@ -54,7 +54,7 @@ std::vector<GgufFile> ReadFiles(const JsonObject& root) {
   return files;
 }
 
-std::string ReadType(const JsonObject& entry) {
+std::string ReadTensorType(const JsonObject& entry) {
   std::string type = entry.String("type");
   const std::vector<std::string> known = GgufTypes();
   if (std::find(known.begin(), known.end(), type) == known.end()) {
@@ -63,7 +63,7 @@ std::string ReadType(const JsonObject& entry) {
   return type;
 }
 
-std::vector<int64_t> ReadShape(const JsonObject& entry) {
+std::vector<int64_t> ReadTensorShape(const JsonObject& entry) {
   const Json& list = entry.Get("shape");
   std::vector<int64_t> shape;
   bool valid = list.is_array() && !list.empty() && list.size() <= kMaxDimensions;
@@ -95,8 +95,8 @@ GgufTensor ReadTensor(const JsonObject& entry, const std::vector<GgufFile>& file
   GgufTensor tensor;
   tensor.file = static_cast<size_t>(entry.Int("file", 0, std::ssize(files) - 1, 0));
   tensor.offset = static_cast<uint64_t>(entry.Int("offset", 0, kMaxOffset));
-  tensor.type = ReadType(entry);
-  tensor.shape = ReadShape(entry);
+  tensor.type = ReadTensorType(entry);
+  tensor.shape = ReadTensorShape(entry);
   tensor.bytes = ReadBytes(entry, tensor);
   const GgufFile& file = files[tensor.file];
   if (tensor.offset + tensor.bytes > file.size) {

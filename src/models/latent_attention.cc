@@ -1,6 +1,8 @@
 // Multi-head latent attention (MLA, arXiv:2405.04434, section 2.1) with absorbed weights: K = W_UK c and V = W_UV c of
 // a token's latent c are never computed. Queries are projected by W_UK into the latents' space, where attention runs on
 // the latents and on the rotated channels that all heads share; its output is a latent, which W_UV projects to values.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -121,10 +123,10 @@ class LatentAttention final : public AttentionBlock {
     const int64_t rank = mla_.kv_lora_rank, nope = mla_.qk_nope_head_dim, value = mla_.v_head_dim;
     if (source.reader.Has(module + "k_b_proj.0.weight")) {  // GGUF files: transposed and split by head
       for (int head = 0; head < config_.heads; ++head) {
-        const std::string number = std::to_string(head);
-        to_latent_space_.Add(source.reader.Linear({{module + "k_b_proj." + number, rank}}, nope, false,
-                                                  {source.store, kInt16Activations}));
-        from_latent_.Add(source.reader.Linear({{module + "v_b_proj." + number, value}}, rank, false, source.store));
+        const std::string k_b = fmt::format("{}k_b_proj.{}", module, head),
+                          v_b = fmt::format("{}v_b_proj.{}", module, head);
+        to_latent_space_.Add(source.reader.Linear({{k_b, rank}}, nope, false, {source.store, kInt16Activations}));
+        from_latent_.Add(source.reader.Linear({{v_b, value}}, rank, false, source.store));
       }
       to_latent_space_.Close(ops_);
       from_latent_.Close(ops_);

@@ -24,7 +24,7 @@ std::vector<bool> LayersWithRope(const JsonObject& json, int layers) {
     if (!list.is_array() || list.size() < static_cast<size_t>(layers) || !std::ranges::all_of(list, is_flag)) {
       json.Fail(kKey, fmt::format("a list of 0 (no rope) or 1 for each of {} layers", layers));
     }
-    for (const Json& value : list) rope.push_back(value == 1 || value == true);
+    for (const Json& value : list) rope.push_back(value.is_boolean() ? value.get<bool>() : value.get<uint64_t>() == 1);
     return rope;
   }
   const int64_t interval = json.Int("no_rope_layer_interval", 1, 4096, 4);

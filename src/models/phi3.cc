@@ -15,7 +15,7 @@ void ReadPhi3(const JsonObject& json, ModelConfig& config) {
   for (LayerSpec& layer : config.layer_specs) layer.visibility = cache::SlidingWindow(window);
 }
 
-constexpr std::string_view kDefaults = R"({"rms_norm_eps": 1e-5, "max_position_embeddings": 4096,
+constexpr std::string_view kPhi3Defaults = R"({"rms_norm_eps": 1e-5, "max_position_embeddings": 4096,
   "original_max_position_embeddings": 4096, "eos_token_id": 32000, "bos_token_id": 1})";
 
 }  // namespace
@@ -23,7 +23,7 @@ constexpr std::string_view kDefaults = R"({"rms_norm_eps": 1e-5, "max_position_e
 extern const Architecture kPhi3 = {.name = "Phi3ForCausalLM",
                                    .model_type = "phi3",
                                    .read_config = ReadPhi3,
-                                   .defaults = kDefaults,
+                                   .defaults = kPhi3Defaults,
                                    .partial_rotary = true};
 
 }  // namespace kvanta::models

@@ -154,8 +154,8 @@ void ScaleQueryTable(const RopeSpec& rope, std::span<float> table) {
   const auto length = static_cast<float>(rope.original_max_position);
   const auto beta = static_cast<float>(rope.llama_4_scaling_beta);
   for (size_t i = 0; i < table.size(); ++i) {
-    const auto position = static_cast<float>(i / static_cast<size_t>(rope.rotary_dim));
-    table[i] *= 1.0F + beta * std::log(1.0F + std::floor(position / length));
+    const size_t position = i / static_cast<size_t>(rope.rotary_dim);
+    table[i] *= 1.0F + beta * std::log(1.0F + std::floor(static_cast<float>(position) / length));
   }
 }
 

@@ -40,7 +40,7 @@ void ReadSmolLm3(const JsonObject& json, ModelConfig& config) {
   }
 }
 
-constexpr std::string_view kDefaults = R"({"num_key_value_heads": 4, "max_position_embeddings": 32768,
+constexpr std::string_view kSmolLm3Defaults = R"({"num_key_value_heads": 4, "max_position_embeddings": 32768,
   "tie_word_embeddings": true, "eos_token_id": 128001, "bos_token_id": 128000})";
 
 }  // namespace
@@ -48,7 +48,7 @@ constexpr std::string_view kDefaults = R"({"num_key_value_heads": 4, "max_positi
 extern const Architecture kSmolLm3 = {.name = "SmolLM3ForCausalLM",
                                       .model_type = "smollm3",
                                       .read_config = ReadSmolLm3,
-                                      .defaults = kDefaults,
+                                      .defaults = kSmolLm3Defaults,
                                       .rope_theta = 2e6};
 
 }  // namespace kvanta::models

@@ -9,8 +9,8 @@ import gguf
 import numpy as np
 
 # As in kernels::BlockFormat.
-FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
-FORMATS += ("MXFP4", "NVFP4")
+FORMATS = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
+FORMATS += ["MXFP4", "NVFP4"]
 # Byte of each fp16 scale and offset in a block.
 FP16 = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,)}
 FP16 |= {"Q6_K": (208,), "MXFP4": (), "NVFP4": ()}

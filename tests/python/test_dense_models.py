@@ -46,9 +46,9 @@ def test_scales_of_a_file_reach_the_cache(folder: Path, tmp_path: Path) -> None:
 
 def test_evaluation(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVANTA_HOME", str(tmp_path))
-    settings = Settings(formats=["int8", "int2_g32"], context=128, tokens=256, engine={"threads": 1})
+    settings = Settings(formats=["int8", "fp8"], context=128, tokens=256, engine={"threads": 1})
     rows = evaluate(str(folder), settings)["formats"]
-    assert 0 < rows["int8"]["kl_mean"] < rows["int2_g32"]["kl_mean"]
+    assert 0 < rows["int8"]["kl_mean"] < rows["fp8"]["kl_mean"]
 
 
 def test_decode_continues_as_a_prompt_of_the_same_tokens(folder: Path) -> None:

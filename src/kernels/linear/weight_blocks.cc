@@ -11,7 +11,7 @@ namespace {
 
 constexpr float kMaxInt4 = 15;
 
-uint16_t ReadFp16(const uint8_t* bytes) noexcept {
+uint16_t ReadFp16Bits(const uint8_t* bytes) noexcept {
   uint16_t bits;
   std::memcpy(&bits, bytes, sizeof bits);
   return bits;
@@ -68,8 +68,8 @@ WeightBlock ReadBlock(const uint8_t* bytes, BlockFormat format) noexcept {
   if (format == BlockFormat::kNone) return block;
   UnpackedBlock unpacked;
   Info(format).unpack(bytes, unpacked);
-  block.scale = ReadFp16(bytes);
-  if (format == BlockFormat::kQ4_1) block.offset = ReadFp16(bytes + 2);
+  block.scale = ReadFp16Bits(bytes);
+  if (format == BlockFormat::kQ4_1) block.offset = ReadFp16Bits(bytes + 2);
   std::memcpy(block.codes, unpacked.codes, kBlockWeights);
   return block;
 }

@@ -36,8 +36,8 @@ class Int8Weight final : public kernels::QuantizedWeight {
   void DequantizeRow(int64_t row, float* out) const override {
     for (int64_t k = 0; k < In(); ++k) {
       const auto at = static_cast<size_t>(FirstScale(row) + k / parts_.group);
-      const int code = static_cast<int8_t>(codes_[row * In() + k]);
-      out[k] = static_cast<float>(code - (parts_.zeros.empty() ? 0 : parts_.zeros[at])) * parts_.scales[at];
+      const auto code = static_cast<int8_t>(codes_[row * In() + k]);
+      out[k] = static_cast<float>(int{code} - (parts_.zeros.empty() ? 0 : parts_.zeros[at])) * parts_.scales[at];
     }
   }
 

@@ -6,10 +6,10 @@
 #include <cstdint>
 
 #include "base/math.h"
-#include "kernels/attention/cpu/x86/codes_amx.h"
 #include "kernels/cpu/inline.h"
 #include "kernels/cpu/x86/tiles_amx.h"
 #include "kernels/cpu/x86/vec16_avx512.h"
+#include "kernels/cpu/x86/word_order.h"
 #include "kernels/linear/cpu/table.h"
 
 namespace kvanta::kernels {

@@ -1,6 +1,5 @@
 // Kernels of quantized weights, in blocks or with scales apart, of the AMX unit: those of the AVX-512 unit, with tiles
 // for many rows.
-#include "kernels/attention/cpu/x86/codes_avx512.h"
 #include "kernels/linear/cpu/x86/blocks_avx512.h"
 // Primitives first, then the kernels written over them.
 #include "kernels/cpu/isa_table.h"

@@ -39,7 +39,9 @@ class Decoder final : public Model {
     const TensorNames::Decoder names = DecoderNames(config, checkpoint);
     const std::string prefix(names.prefix), head(names.lm_head);
     const kernels::LinearKind embedding_kind{EmbeddingType(options.store), kInt16Activations};
+    // The largest matrices first: while one is packed, it is in memory twice.
     embedding_ = reader.Linear({{prefix + "embed_tokens", config.vocab}}, config.hidden, false, embedding_kind);
+    if (!config.tied_embeddings) lm_head_ = reader.Linear({{head, config.vocab}}, config.hidden, false, embedding_kind);
     const BlockSource source{.reader = reader, .ops = ops, .config = config_, .store = options.store};
     for (int layer = 0; layer < config.layers; ++layer) {
       layers_.push_back(ReadLayer(source, config.layer_specs[layer], fmt::format("{}layers.{}.", prefix, layer)));
@@ -47,7 +49,6 @@ class Decoder final : public Model {
     // Dividing the last norm's output divides the logits.
     final_norm_ =
         reader.Vector(prefix + "norm.weight", config.hidden, config.norm_weight_offset, 1 / config.logits_divisor);
-    if (!config.tied_embeddings) lm_head_ = reader.Linear({{head, config.vocab}}, config.hidden, false, embedding_kind);
     reader.CheckUnusedTensors(names, config.layers, config.num_nextn_predict_layers);
     weight_bytes_ = reader.Bytes();
     embedding_scale_ = EmbeddingScale(options.store);

@@ -77,15 +77,27 @@ Expected Oracle(const UnpackedBlock* w, int weights, const float* x, int64_t in,
 struct BlockCase {
   Unit unit;
   BlockFormat format;
-  bool wide;
 
-  LinearKind Kind() const { return {WeightType::kStored, wide}; }
   // `in` rounded up to whole blocks.
   int64_t Whole(int64_t in) const { return RoundUp(in, BlockWeights(format)); }
 };
 
 class BlockLinearTest : public ::testing::TestWithParam<BlockCase> {
  protected:
+  LinearKind Kind() const { return {WeightType::kStored, wide_}; }
+
+  // Calls test() for activations of 8 bits and of 16.
+  template <class Test>
+  void ForBothWidths(Test test) {
+    for (const bool wide : {false, true}) {
+      SCOPED_TRACE(wide ? "wide" : "narrow");
+      wide_ = wide;
+      test();
+    }
+  }
+
+  bool wide_ = false;
+
   std::unique_ptr<Ops> MakeOps() const { return MakeCpuOps(std::make_shared<ThreadPool>(2), *GetParam().unit.table); }
 
   void ExpectOracle(int64_t out, int64_t in, int64_t rows) const {
@@ -95,13 +107,13 @@ class BlockLinearTest : public ::testing::TestWithParam<BlockCase> {
     const auto bias = RandomValues(out, 3);
     const auto ops = MakeOps();
     const WeightView view = w.View();
-    const auto linear = ops->MakeLinear({&view, 1}, bias, GetParam().Kind());
+    const auto linear = ops->MakeLinear({&view, 1}, bias, Kind());
     const int64_t y_stride = out + 5;
     const auto y = Product(*linear, x, rows, y_stride);
     for (int64_t row = 0; row < rows; ++row) {
       for (int64_t column = 0; column < out; ++column) {
-        const Expected expected = Oracle(&w.blocks[column * w.RowBlocks()], BlockWeights(w.format), &x[row * in], in,
-                                         bias[column], GetParam().wide);
+        const Expected expected =
+            Oracle(&w.blocks[column * w.RowBlocks()], BlockWeights(w.format), &x[row * in], in, bias[column], wide_);
         ASSERT_NEAR(y[row * y_stride + column], expected.value,
                     BlockDotTolerance(in / kSubBlockWeights, expected.magnitude))
             << "row " << row << " column " << column;
@@ -112,28 +124,32 @@ class BlockLinearTest : public ::testing::TestWithParam<BlockCase> {
 };
 
 TEST_P(BlockLinearTest, MatchesTheOracleOnTheSameCodes) {
-  const int64_t block = BlockWeights(GetParam().format);
-  for (const int64_t in : {block, 2 * block, GetParam().Whole(576)}) {
-    for (const int64_t out : {1, 16, 50}) {
-      for (const int64_t rows : {1, 2, 3, 13}) ExpectOracle(out, in, rows);
+  ForBothWidths([&] {
+    const int64_t block = BlockWeights(GetParam().format);
+    for (const int64_t in : {block, 2 * block, GetParam().Whole(576)}) {
+      for (const int64_t out : {1, 16, 50}) {
+        for (const int64_t rows : {1, 2, 3, 13}) ExpectOracle(out, in, rows);
+      }
     }
-  }
-  ExpectOracle(40, GetParam().Whole(2080), 26);  // three blocks of steps, sums carried from one to the next
-  ExpectOracle(33, GetParam().Whole(96), 250);   // three blocks of rows
+    ExpectOracle(40, GetParam().Whole(2080), 26);  // three blocks of steps, sums carried from one to the next
+    ExpectOracle(33, GetParam().Whole(96), 250);   // three blocks of rows
+  });
 }
 
 TEST_P(BlockLinearTest, RowsHaveTheSameBitsInAnyNumber) {
-  const int64_t in = GetParam().Whole(1100), out = 40, rows = 29;
-  const BlockMatrix w = RandomBlocks(out, in, GetParam().format, 11);
-  const WeightView view = w.View();
-  const auto ops = MakeOps();
-  const auto linear = ops->MakeLinear({&view, 1}, {}, GetParam().Kind());
-  const auto x = RandomValues(rows * in, 12);
-  const auto y = Product(*linear, x, rows, out);
-  for (int64_t row = 0; row < rows; ++row) {
-    const auto alone = Product(*linear, {x.begin() + row * in, x.begin() + (row + 1) * in}, 1, out);
-    ASSERT_EQ(std::memcmp(alone.data(), &y[row * out], out * sizeof(float)), 0) << row;
-  }
+  ForBothWidths([&] {
+    const int64_t in = GetParam().Whole(1100), out = 40, rows = 29;
+    const BlockMatrix w = RandomBlocks(out, in, GetParam().format, 11);
+    const WeightView view = w.View();
+    const auto ops = MakeOps();
+    const auto linear = ops->MakeLinear({&view, 1}, {}, Kind());
+    const auto x = RandomValues(rows * in, 12);
+    const auto y = Product(*linear, x, rows, out);
+    for (int64_t row = 0; row < rows; ++row) {
+      const auto alone = Product(*linear, {x.begin() + row * in, x.begin() + (row + 1) * in}, 1, out);
+      ASSERT_EQ(std::memcmp(alone.data(), &y[row * out], out * sizeof(float)), 0) << row;
+    }
+  });
 }
 
 TEST_P(BlockLinearTest, KeepsBlocksOfTheFile) {
@@ -141,7 +157,7 @@ TEST_P(BlockLinearTest, KeepsBlocksOfTheFile) {
   const BlockMatrix w = RandomBlocks(37, in, GetParam().format, 4);
   const WeightView view = w.View();
   const auto ops = MakeOps();
-  const auto linear = ops->MakeLinear({&view, 1}, {}, GetParam().Kind());
+  const auto linear = ops->MakeLinear({&view, 1}, {}, Kind());
   std::vector<float> row(static_cast<size_t>(in)), expected(row.size());
   for (int64_t index = 0; index < 37; ++index) {
     linear->DequantizeRow(index, row.data());
@@ -157,60 +173,63 @@ TEST_P(BlockLinearTest, KeepsBlocksOfTheFile) {
 // The largest codes of one sign with the largest activations (127, or 32,512 = 127 * 256): sums of 16 or 32 bits must
 // not overflow, and all sums are exact in f32.
 TEST_P(BlockLinearTest, ExtremeCodesAreExact) {
-  const int64_t in = GetParam().Whole(64);
-  for (const int code : {255, 0, 127, 128}) {
-    BlockMatrix w{16, in, GetParam().format, {}, {}};
-    w.bytes.assign(static_cast<size_t>(16 * RowBytes(w.format, in)), static_cast<uint8_t>(code));
-    for (size_t at = 0; at < w.bytes.size(); at += static_cast<size_t>(BlockBytes(w.format))) {
-      SetScales(w.format, 1, 0, w.bytes.data() + at);
+  ForBothWidths([&] {
+    const int64_t in = GetParam().Whole(64);
+    for (const int code : {255, 0, 127, 128}) {
+      BlockMatrix w{16, in, GetParam().format, {}, {}};
+      w.bytes.assign(static_cast<size_t>(16 * RowBytes(w.format, in)), static_cast<uint8_t>(code));
+      for (size_t at = 0; at < w.bytes.size(); at += static_cast<size_t>(BlockBytes(w.format))) {
+        SetScales(w.format, 1, 0, w.bytes.data() + at);
+      }
+      w.Unpack();
+      const WeightView view = w.View();
+      const auto ops = MakeOps();
+      const auto linear = ops->MakeLinear({&view, 1}, {}, Kind());
+      std::vector<float> values(in);
+      linear->DequantizeRow(0, values.data());
+      double sum = 0;
+      for (const float value : values) sum += value;
+      for (const float sign : {1.0F, -1.0F}) {
+        const auto y = Product(*linear, std::vector<float>(in, 32512 * sign), 1, 16);
+        for (int64_t column = 0; column < 16; ++column) EXPECT_EQ(y[column], 32512 * sign * sum) << column;
+      }
     }
-    w.Unpack();
-    const WeightView view = w.View();
-    const auto ops = MakeOps();
-    const auto linear = ops->MakeLinear({&view, 1}, {}, GetParam().Kind());
-    std::vector<float> values(in);
-    linear->DequantizeRow(0, values.data());
-    double sum = 0;
-    for (const float value : values) sum += value;
-    for (const float sign : {1.0F, -1.0F}) {
-      const auto y = Product(*linear, std::vector<float>(in, 32512 * sign), 1, 16);
-      for (int64_t column = 0; column < 16; ++column) EXPECT_EQ(y[column], 32512 * sign * sum) << column;
-    }
-  }
+  });
 }
 
 TEST_P(BlockLinearTest, NonFiniteValuesAffectOnlyTheirRow) {
-  const int64_t in = GetParam().Whole(64);
-  const BlockMatrix w = RandomBlocks(20, in, GetParam().format, 5);
-  const WeightView view = w.View();
-  const auto ops = MakeOps();
-  const auto linear = ops->MakeLinear({&view, 1}, {}, GetParam().Kind());
-  auto x = RandomValues(4 * in, 6);
-  x[in + 3] = std::numeric_limits<float>::quiet_NaN();
-  x[2 * in + 40] = -std::numeric_limits<float>::infinity();
-  for (int64_t k = 0; k < in; ++k) x[3 * in + k] = k == 0 ? 1e-38F : 0.0F;
-  const auto y = Product(*linear, x, 4, 20);
-  for (int64_t column = 0; column < 20; ++column) {
-    EXPECT_TRUE(std::isfinite(y[column]));
-    EXPECT_TRUE(std::isnan(y[20 + column]));
-    EXPECT_TRUE(std::isnan(y[40 + column]));
-    EXPECT_EQ(y[60 + column], 0.0F) << "too small to count";
-  }
+  ForBothWidths([&] {
+    const int64_t in = GetParam().Whole(64);
+    const BlockMatrix w = RandomBlocks(20, in, GetParam().format, 5);
+    const WeightView view = w.View();
+    const auto ops = MakeOps();
+    const auto linear = ops->MakeLinear({&view, 1}, {}, Kind());
+    auto x = RandomValues(4 * in, 6);
+    x[in + 3] = std::numeric_limits<float>::quiet_NaN();
+    x[2 * in + 40] = -std::numeric_limits<float>::infinity();
+    for (int64_t k = 0; k < in; ++k) x[3 * in + k] = k == 0 ? 1e-38F : 0.0F;
+    const auto y = Product(*linear, x, 4, 20);
+    for (int64_t column = 0; column < 20; ++column) {
+      EXPECT_TRUE(std::isfinite(y[column]));
+      EXPECT_TRUE(std::isnan(y[20 + column]));
+      EXPECT_TRUE(std::isnan(y[40 + column]));
+      EXPECT_EQ(y[60 + column], 0.0F) << "too small to count";
+    }
+  });
 }
 
 std::vector<BlockCase> BlockCases() {
   std::vector<BlockCase> cases;
   for (const Unit& unit : Units()) {
     for (int format = 1; format < kBlockFormats; ++format) {
-      cases.push_back({unit, static_cast<BlockFormat>(format), false});
-      cases.push_back({unit, static_cast<BlockFormat>(format), true});
+      cases.push_back({unit, static_cast<BlockFormat>(format)});
     }
   }
   return cases;
 }
 
 INSTANTIATE_TEST_SUITE_P(Units, BlockLinearTest, ::testing::ValuesIn(BlockCases()), [](const auto& param) {
-  return param.param.unit.name + "_" + std::string(Name(param.param.format)) + (param.param.wide ? "_wide" : "");
+  return param.param.unit.name + "_" + std::string(Name(param.param.format));
 });
 
 TEST(BlockLinear, StacksKeptAndQuantizedBlocks) {

@@ -149,6 +149,7 @@ class PanelCodec {
   }
 
   void WriteSubScale(float scale, float offset, int sub, int column, uint8_t* step) const {
+    if (layout_.sub_scale == SubScaleType::kNone) return;
     uint8_t& at = step[layout_.SubScales() + sub * kBlockColumns + column];
     switch (layout_.sub_scale) {
       case SubScaleType::kNone:
@@ -169,6 +170,7 @@ class PanelCodec {
     }
   }
   SubScale ReadSubScale(int sub, int column, const uint8_t* step) const {
+    if (layout_.sub_scale == SubScaleType::kNone) return {};
     const uint8_t at = step[layout_.SubScales() + sub * kBlockColumns + column];
     switch (layout_.sub_scale) {
       case SubScaleType::kNone:

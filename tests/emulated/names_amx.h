@@ -1,0 +1,12 @@
+// Other names for the AMX unit's tables, over emulated tiles; on CPUs without AVX-512 over SIMDe, too.
+#pragma once
+
+#ifdef KVANTA_EMULATED_AVX512
+#include "emulated/names_avx512.h"
+#endif
+#define KVANTA_EMULATE_AMX 1
+#include "emulated/tiles.h"
+
+#define AmxTable EmulatedAmxTable
+#define AmxBlockKernels EmulatedAmxBlockKernels
+#define AmxQuantizedKernels EmulatedAmxQuantizedKernels

@@ -1,0 +1,9 @@
+// Other names for the AVX-512 unit's tables, compiled against SIMDe.
+#pragma once
+
+#define KVANTA_EMULATE_AVX512 1
+#include "emulated/avx512.h"
+
+#define Avx512Table EmulatedAvx512Table
+#define Avx512BlockKernels EmulatedAvx512BlockKernels
+#define Avx512QuantizedKernels EmulatedAvx512QuantizedKernels

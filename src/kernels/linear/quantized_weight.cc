@@ -1,7 +1,5 @@
 #include "kernels/linear/quantized_weight.h"
 
-#include <array>
-
 #include "formats/minifloat.h"
 
 namespace kvanta::kernels {
@@ -10,32 +8,13 @@ namespace {
 constexpr int kStepWeights = 128;
 constexpr int kStepColumns = 16;
 
-// arXiv:2305.14314, appendix E.
-constexpr std::array<float, 16> kNormalFloatValues = {
-    -1.0F,
-    -0.6961928009986877F,
-    -0.5250730514526367F,
-    -0.39491748809814453F,
-    -0.28444138169288635F,
-    -0.18477343022823334F,
-    -0.09105003625154495F,
-    0.0F,
-    0.07958029955625534F,
-    0.16093020141124725F,
-    0.24611230194568634F,
-    0.33791524171829224F,
-    0.44070982933044434F,
-    0.5626170039176941F,
-    0.7229568362236023F,
-    1.0F,
-};
-
-constexpr std::array<float, 16> MakeFp4Values() {
-  std::array<float, 16> values{};
-  for (uint8_t code = 0; code < 16; ++code) values[code] = formats::E2m1::Decode(code);
-  return values;
+constexpr bool AreE2m1(const FourBitValues& values) {
+  for (uint8_t code = 0; code < 16; ++code) {
+    if (values.of[code] != formats::E2m1::Decode(code)) return false;
+  }
+  return true;
 }
-constexpr std::array<float, 16> kFp4Values = MakeFp4Values();
+static_assert(AreE2m1(kFp4Values));
 
 constexpr int CodeBits(CodeType type) noexcept {
   return type == CodeType::kE4M3 || type == CodeType::kInt8 ? 8 : 4;
@@ -93,8 +72,8 @@ int64_t QuantizedStepBytes(const QuantizedFormat& format, int64_t in) noexcept {
   return group == 0 ? 0 : StepBytes(format, group);
 }
 
-std::span<const float, 16> FourBitValues(CodeType type) noexcept {
-  return type == CodeType::kNf4 ? kNormalFloatValues : kFp4Values;
+const FourBitValues& ValuesOf(CodeType type) noexcept {
+  return type == CodeType::kNf4 ? kNf4Values : kFp4Values;
 }
 
 void QuantizedWeight::DequantizeRow(int64_t row, float* out) const {
@@ -117,7 +96,7 @@ void QuantizedWeight::DequantizeRow(int64_t row, float* out) const {
       case CodeType::kNone:
         break;
     }
-    return FourBitValues(format_.codes)[code & 15];
+    return ValuesOf(format_.codes).of[code & 15];
   };
   for (int64_t i = 0; i < in_; ++i) {
     const int64_t column = order_.empty() ? i : order_[static_cast<size_t>(i)];

@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "kernels/linear/four_bit_values.h"
+
 namespace kvanta::kernels {
 
 // Value of a code.
@@ -43,7 +45,7 @@ int KernelGroup(const QuantizedFormat& format, int64_t in) noexcept;
 int64_t QuantizedStepBytes(const QuantizedFormat& format, int64_t in) noexcept;
 
 // Values of the 16 codes of kNf4 and kE2M1.
-std::span<const float, 16> FourBitValues(CodeType type) noexcept;
+const FourBitValues& ValuesOf(CodeType type) noexcept;
 
 // Rows of a weight [out][in]. Weight i of a row, in the order of codes, is value(code i) * scale(group i / group).
 class QuantizedWeight {

@@ -32,7 +32,7 @@ class Nf4Weight final : public kernels::QuantizedWeight {
   Nf4Weight(const WeightSource& source, Nf4Parts parts)
       : QuantizedWeight(source.out, source.in, {CodeType::kNone, GroupScale::kF32, parts.block}),
         parts_(std::move(parts)) {
-    const bool is_nf4 = std::ranges::equal(parts_.values, kernels::FourBitValues(CodeType::kNf4));
+    const bool is_nf4 = std::ranges::equal(parts_.values, kernels::kNf4Values.of);
     if (is_nf4 && In() % parts_.block == 0) format_.codes = CodeType::kNf4;
   }
 

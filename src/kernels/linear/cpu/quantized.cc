@@ -101,7 +101,7 @@ class QuantizedLinear final : public PackedLinear {
     if (format_.codes == CodeType::kE4M3) return formats::E4m3::Decode(code) / kE4m3Factor;
     if (format_.codes == CodeType::kInt8) return static_cast<float>(static_cast<int8_t>(code));
     if (format_.codes == CodeType::kInt4) return static_cast<float>((code & 15) - step[layout_.ZeroAt(group, column)]);
-    return FourBitValues(format_.codes)[code & 15];
+    return ValuesOf(format_.codes).of[code & 15];
   }
 
   float Scale(const uint8_t* step, int group, int column) const noexcept {

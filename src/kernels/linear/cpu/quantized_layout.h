@@ -13,6 +13,7 @@
 
 #include "kernels/cpu/inline.h"
 #include "kernels/linear/cpu/table.h"
+#include "kernels/linear/four_bit_values.h"
 
 namespace kvanta::kernels {
 namespace {
@@ -45,33 +46,14 @@ struct Int4Codes {
   }
 };
 
-// Copies of FourBitValues() without external linkage.
-alignas(64) constexpr float kNf4Table[16] = {
-    -1.0F,
-    -0.6961928009986877F,
-    -0.5250730514526367F,
-    -0.39491748809814453F,
-    -0.28444138169288635F,
-    -0.18477343022823334F,
-    -0.09105003625154495F,
-    0.0F,
-    0.07958029955625534F,
-    0.16093020141124725F,
-    0.24611230194568634F,
-    0.33791524171829224F,
-    0.44070982933044434F,
-    0.5626170039176941F,
-    0.7229568362236023F,
-    1.0F,
-};
-alignas(64) constexpr float kE2m1Table[16] = {0.0F,  0.5F,  1.0F,  1.5F,  2.0F,  3.0F,  4.0F,  6.0F,
-                                              -0.0F, -0.5F, -1.0F, -1.5F, -2.0F, -3.0F, -4.0F, -6.0F};
+// Copies without external linkage.
+constexpr FourBitValues kNf4Table = kNf4Values, kFp4Table = kFp4Values;
 
-template <const float* kTable>
+template <const FourBitValues& kTable>
 struct LookupCodes {
   static constexpr int kPairBytes = 16;
   static constexpr bool kHasZeros = false;
-  Vec16::F table = Vec16::Load(kTable);
+  Vec16::F table = Vec16::Load(kTable.of);
 
   KVANTA_INLINE void Load(const uint8_t* p, Vec16::F /*zero*/, Vec16::F& even, Vec16::F& odd) const {
     Vec16::LookupNibbles(p, table, even, odd);
@@ -124,8 +106,8 @@ using Int8Layout = QuantizedLayout<Int8Codes, F32Scales, kGroup>;
 template <int kGroup>
 using Int4Layout = QuantizedLayout<Int4Codes, F32Scales, kGroup>;
 using Nf4Layout = QuantizedLayout<LookupCodes<kNf4Table>, F32Scales, 64>;
-using Mxfp4Layout = QuantizedLayout<LookupCodes<kE2m1Table>, E8m0Scales, 32>;
-using Nvfp4Layout = QuantizedLayout<LookupCodes<kE2m1Table>, E4m3Scales, 16>;
+using Mxfp4Layout = QuantizedLayout<LookupCodes<kFp4Table>, E8m0Scales, 32>;
+using Nvfp4Layout = QuantizedLayout<LookupCodes<kFp4Table>, E4m3Scales, 16>;
 
 }  // namespace
 }  // namespace kvanta::kernels

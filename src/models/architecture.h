@@ -35,6 +35,10 @@ std::span<const Architecture* const> Architectures();
 // error). False without the key.
 bool ReadLayerTypes(const JsonObject& json, int window, ModelConfig& config);
 
+// Likewise, from `layer_types` and `sliding_window`; without the former, full attention in every `pattern`-th layer and
+// the window in the others.
+void ReadAlternatingWindows(const JsonObject& json, int pattern, ModelConfig& config);
+
 // Windows from `sliding_window`, `use_sliding_window` and `layer_types` or `max_window_layers` (Qwen2 and Qwen3).
 void ReadQwenWindows(const JsonObject& json, ModelConfig& config);
 

@@ -23,18 +23,9 @@ void ReadGemma(const JsonObject& json, ModelConfig& config) {
   if (json.Bool("use_bidirectional_attention", false)) json.Fail("use_bidirectional_attention", "false");
 }
 
-// Full attention in every `pattern`-th layer, a window in the others, where `layer_types` is absent.
-void ReadWindows(const JsonObject& json, int pattern, ModelConfig& config) {
-  const auto window = static_cast<int>(json.Int("sliding_window", 1, int64_t{1} << 27));
-  if (ReadLayerTypes(json, window, config)) return;
-  for (int layer = 0; layer < config.layers; ++layer) {
-    if ((layer + 1) % pattern != 0) config.layer_specs[layer].visibility = cache::SlidingWindow(window);
-  }
-}
-
 void ReadGemma2(const JsonObject& json, ModelConfig& config) {
   ReadGemma(json, config);
-  ReadWindows(json, 2, config);
+  ReadAlternatingWindows(json, 2, config);
 }
 
 // Ropes of both generations: rope_parameters by layer type; or rope_theta and rope_scaling for full attention, and
@@ -60,7 +51,7 @@ void ReadGemma3(const JsonObject& json, ModelConfig& config) {
   // transformers reads the key, and does not apply it in the attention of Gemma 3.
   config.attn_logit_softcapping = 0;
   config.qk_norm = true;
-  ReadWindows(json, static_cast<int>(json.Int("sliding_window_pattern", 1, 4096, 6)), config);
+  ReadAlternatingWindows(json, static_cast<int>(json.Int("sliding_window_pattern", 1, 4096, 6)), config);
   ReadGemma3Ropes(json, config);
 }
 

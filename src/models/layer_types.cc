@@ -24,4 +24,12 @@ bool ReadLayerTypes(const JsonObject& json, int window, ModelConfig& config) {
   return true;
 }
 
+void ReadAlternatingWindows(const JsonObject& json, int pattern, ModelConfig& config) {
+  const auto window = static_cast<int>(json.Int("sliding_window", 1, int64_t{1} << 27));
+  if (ReadLayerTypes(json, window, config)) return;
+  for (int layer = 0; layer < config.layers; ++layer) {
+    if ((layer + 1) % pattern != 0) config.layer_specs[layer].visibility = cache::SlidingWindow(window);
+  }
+}
+
 }  // namespace kvanta::models

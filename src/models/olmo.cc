@@ -34,12 +34,7 @@ void ReadOlmo3Ropes(const JsonObject& json, ModelConfig& config) {
 void ReadOlmo3(const JsonObject& json, ModelConfig& config) {
   constexpr int kPattern = 4;  // full attention in every fourth layer
   ReadOlmo2(json, config);
-  const auto window = static_cast<int>(json.Int("sliding_window", 1, int64_t{1} << 27));
-  if (!ReadLayerTypes(json, window, config)) {
-    for (int layer = 0; layer < config.layers; ++layer) {
-      if ((layer + 1) % kPattern != 0) config.layer_specs[layer].visibility = cache::SlidingWindow(window);
-    }
-  }
+  ReadAlternatingWindows(json, kPattern, config);
   ReadOlmo3Ropes(json, config);
 }
 

@@ -15,7 +15,7 @@
 namespace kvanta::kernels {
 
 inline constexpr int kBlockK = 32;
-inline constexpr int kBlockColumns = 16;
+inline constexpr int kPanelColumns = 16;  // of a panel of W, in every storage
 
 enum class ScaleType : uint8_t { kFp16, kE8M0, kF32 };
 enum class SubScaleType : uint8_t {
@@ -41,14 +41,14 @@ struct BlockLayout {
   constexpr KVANTA_INLINE int StepK() const { return blocks * kBlockK; }
   constexpr KVANTA_INLINE int Subs() const { return kBlockK / sub; }
   constexpr KVANTA_INLINE int CodeBytes() const {
-    return kBlockColumns * kBlockK * (low_bits + high_bits) / 8;
+    return kPanelColumns * kBlockK * (low_bits + high_bits) / 8;
   }  // of a block
   constexpr KVANTA_INLINE int ScaleBytes() const {
-    return kBlockColumns * (scale == ScaleType::kFp16 ? 2 : scale == ScaleType::kF32 ? 4 : 1);
+    return kPanelColumns * (scale == ScaleType::kFp16 ? 2 : scale == ScaleType::kF32 ? 4 : 1);
   }
   constexpr KVANTA_INLINE int SubScaleBytes() const {
     if (sub_scale == SubScaleType::kNone) return 0;
-    return blocks * Subs() * kBlockColumns * (sub_scale == SubScaleType::kUint8 ? 2 : 1);
+    return blocks * Subs() * kPanelColumns * (sub_scale == SubScaleType::kUint8 ? 2 : 1);
   }
   // Offsets in a step.
   constexpr KVANTA_INLINE int Scales() const { return blocks * CodeBytes(); }

@@ -32,7 +32,7 @@ struct StepScales {
 
   // `sub`: index of the sub-block in the step.
   KVANTA_INLINE Vec16::F Scale(int sub) const {
-    const uint8_t* at = sub_scales + sub * kBlockColumns;
+    const uint8_t* at = sub_scales + sub * kPanelColumns;
     if constexpr (kLayout.sub_scale == SubScaleType::kNone) return scale;
     if constexpr (kLayout.sub_scale == SubScaleType::kInt8) return Vec16::Mul(scale, Vec16::LoadInt8(at));
     if constexpr (kLayout.sub_scale == SubScaleType::kUint8) return Vec16::Mul(scale, Vec16::LoadUint8(at));
@@ -41,7 +41,7 @@ struct StepScales {
     if constexpr (kLayout.sub_scale == SubScaleType::kE4M3) return Vec16::Mul(scale, Vec16::LoadE4M3(at));
   }
   KVANTA_INLINE Vec16::F Offset(int sub) const {
-    const uint8_t* at = sub_scales + sub * kBlockColumns;
+    const uint8_t* at = sub_scales + sub * kPanelColumns;
     if constexpr (kLayout.sub_scale == SubScaleType::kUint8)
       return Vec16::Mul(offset, Vec16::LoadUint8(at + kLayout.SubOffsets() - kLayout.SubScales()));
     if constexpr (kLayout.sub_scale == SubScaleType::kTwoUint4)

@@ -150,7 +150,7 @@ class PanelCodec {
 
   void WriteSubScale(float scale, float offset, int sub, int column, uint8_t* step) const {
     if (layout_.sub_scale == SubScaleType::kNone) return;
-    uint8_t& at = step[layout_.SubScales() + sub * kBlockColumns + column];
+    uint8_t& at = step[layout_.SubScales() + sub * kPanelColumns + column];
     switch (layout_.sub_scale) {
       case SubScaleType::kNone:
         return;
@@ -159,7 +159,7 @@ class PanelCodec {
         return;
       case SubScaleType::kUint8:
         at = static_cast<uint8_t>(scale);
-        step[layout_.SubOffsets() + sub * kBlockColumns + column] = static_cast<uint8_t>(offset);
+        step[layout_.SubOffsets() + sub * kPanelColumns + column] = static_cast<uint8_t>(offset);
         return;
       case SubScaleType::kTwoUint4:
         at = static_cast<uint8_t>(static_cast<int>(scale) | static_cast<int>(offset) << 4);
@@ -171,14 +171,14 @@ class PanelCodec {
   }
   SubScale ReadSubScale(int sub, int column, const uint8_t* step) const {
     if (layout_.sub_scale == SubScaleType::kNone) return {};
-    const uint8_t at = step[layout_.SubScales() + sub * kBlockColumns + column];
+    const uint8_t at = step[layout_.SubScales() + sub * kPanelColumns + column];
     switch (layout_.sub_scale) {
       case SubScaleType::kNone:
         break;
       case SubScaleType::kInt8:
         return {static_cast<float>(static_cast<int8_t>(at)), 1};
       case SubScaleType::kUint8:
-        return {static_cast<float>(at), static_cast<float>(step[layout_.SubOffsets() + sub * kBlockColumns + column])};
+        return {static_cast<float>(at), static_cast<float>(step[layout_.SubOffsets() + sub * kPanelColumns + column])};
       case SubScaleType::kTwoUint4:
         return {static_cast<float>(at & 15), static_cast<float>(at >> 4)};
       case SubScaleType::kE4M3:

@@ -17,7 +17,6 @@
 
 namespace kvanta::kernels {
 
-inline constexpr int kPanelColumns = 16;
 // Steps of a layer, divided into blocks of at most `block_steps`, as evenly as whole steps allow.
 struct StepBlocks {
   int64_t steps = 0;

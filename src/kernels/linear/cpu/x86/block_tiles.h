@@ -43,16 +43,16 @@ class BlockTiles {
   using Block = typename W::Block;
   static constexpr int kSubs = kLayout.Subs();
   static constexpr int kMaxBlocks = W::kBlockSteps * kLayout.blocks;
-  static constexpr int kSubCodeBytes = kLayout.sub * kBlockColumns;
+  static constexpr int kSubCodeBytes = kLayout.sub * kPanelColumns;
 
   // Dots in flight, each in a tile register, or in two: of the high terms and of the low ones.
   static constexpr int kBatch = kIsWide ? kTilesUnroll / 2 : kTilesUnroll;
 
   // A block of steps of a panel, unpacked: second operands of products, and the scales.
   struct Panel {
-    alignas(64) uint8_t codes[kMaxBlocks * kBlockK * kBlockColumns];
-    alignas(64) float scales[kMaxBlocks * kSubs][kBlockColumns];
-    alignas(64) float offsets[kLayout.has_offset ? kMaxBlocks * kSubs : 1][kBlockColumns];
+    alignas(64) uint8_t codes[kMaxBlocks * kBlockK * kPanelColumns];
+    alignas(64) float scales[kMaxBlocks * kSubs][kPanelColumns];
+    alignas(64) float offsets[kLayout.has_offset ? kMaxBlocks * kSubs : 1][kPanelColumns];
     int blocks = 0;
   };
 
@@ -85,7 +85,7 @@ class BlockTiles {
         if constexpr (kLayout.has_offset) Vec16::Store(panel.offsets[sub], scales.Offset(i));
       }
       for (int line = 0; line < W::kPanelStepBytes; line += 64) __builtin_prefetch(w + kTilePrefetchBytes + line);
-      for (int i = 0; i < kLayout.blocks; ++i, codes += kBlockK * kBlockColumns) {
+      for (int i = 0; i < kLayout.blocks; ++i, codes += kBlockK * kPanelColumns) {
         UnpackBlock(w + i * kLayout.CodeBytes(), codes);
       }
     }

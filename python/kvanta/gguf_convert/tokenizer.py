@@ -7,6 +7,7 @@ from typing import Any
 
 from kvanta.errors import InputError
 from kvanta.gguf_convert.pre_tokenizers import PRE_TOKENIZERS
+from kvanta.tokenizer_files.files import bpe
 
 Json = dict[str, Any]
 
@@ -69,7 +70,7 @@ def byte_level_bpe(
         left, _, right = merge.partition(" ")
         if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
             raise InputError(f"GGUF merge {merge!r} does not join two tokens of the vocabulary to a third")
-        pairs.append([left, right])
+        pairs.append((left, right))
     kind = PRE_TOKENIZERS[pre]
     return {
         "version": "1.0",
@@ -80,22 +81,11 @@ def byte_level_bpe(
         "pre_tokenizer": kind.json(),
         "post_processor": _bos_processor(None if bos_id is None else tokens[bos_id], bos_id),
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": kind.whole_words_first,
-            "vocab": vocabulary,
-            "merges": pairs,
-        },
+        "model": bpe(vocabulary, pairs, ignore_merges=kind.whole_words_first),
     }
 
 
-def _merges_by_score(vocabulary: Mapping[str, int], scores: Sequence[float], plain: set[str]) -> list[list[str]]:
+def _merges_by_score(vocabulary: Mapping[str, int], scores: Sequence[float], plain: set[str]) -> list[tuple[str, str]]:
     """SentencePiece merges the adjacent pair whose union scores highest; BPE wants that order as a list of pairs."""
     found: list[tuple[float, int, int, str, str]] = []
     for piece in plain:
@@ -103,7 +93,7 @@ def _merges_by_score(vocabulary: Mapping[str, int], scores: Sequence[float], pla
             left, right = piece[:cut], piece[cut:]
             if left in plain and right in plain:
                 found.append((-scores[vocabulary[piece]], vocabulary[left], vocabulary[right], left, right))
-    return [[left, right] for _, _, _, left, right in sorted(found)]
+    return [(left, right) for _, _, _, left, right in sorted(found)]
 
 
 def merges_by_order(tokens: Sequence[str], types: Sequence[int]) -> list[str]:
@@ -145,16 +135,11 @@ def sentencepiece_bpe(
         "pre_tokenizer": None,
         "post_processor": _bos_processor(None if bos_id is None else tokens[bos_id], bos_id),
         "decoder": {"type": "Sequence", "decoders": from_blocks},
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": tokens[unknown_id],
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": True,
-            "byte_fallback": True,
-            "ignore_merges": False,
-            "vocab": vocabulary,
-            "merges": _merges_by_score(vocabulary, scores, plain),
-        },
+        "model": bpe(
+            vocabulary,
+            _merges_by_score(vocabulary, scores, plain),
+            unk_token=tokens[unknown_id],
+            fuse_unk=True,
+            byte_fallback=True,
+        ),
     }

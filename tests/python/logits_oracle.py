@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import tiny_models
+import tolerance
 import torch
 from numpy.typing import NDArray
 
@@ -63,3 +64,18 @@ def edit_tensor(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Ca
 
 def edit_config(**changes: Any) -> Callable[[Path], None]:
     return lambda folder: tiny_models.edit_config(folder, **changes)
+
+
+Fault = tuple[str, dict[str, Any], Callable[[Path], None]]
+"""An architecture, the settings of its model, and what changes the checkpoint."""
+
+
+def assert_noticed(fault: Fault, folder: Path) -> None:
+    """The logits are right before the fault is put into the checkpoint in `folder`, and wrong after."""
+    architecture, settings, inject = fault
+    model = tiny_models.make_model(architecture, **settings)
+    tiny_models.save(model, folder)
+    expected = tiny_models.expected_logits(model, TOKENS)
+    assert largest_error(logits(folder), expected) < tolerance.F32_LOGITS
+    inject(folder)
+    assert largest_error(logits(folder), expected) > 3 * tolerance.F32_LOGITS

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tiny_models
 import tolerance
 import torch
-from logits_oracle import TOKENS, edit_config, edit_tensor, largest_error, logits
+from logits_oracle import Fault, assert_noticed, edit_config, edit_tensor, logits
 from test_models_oracle import EXPERTS, GROUPS, LATENTS, PARTIAL_LONG_ROPE, ROPES, SIXTEEN_BITS, errors_in_16_bits
 
 import kvanta
@@ -30,7 +29,7 @@ def interleaved(weight: torch.Tensor) -> torch.Tensor:
 
 
 ATTENTION = "model.layers.1.self_attn."
-FAULTS: dict[str, tuple[str, dict[str, Any], Callable[[Path], None]]] = {
+FAULTS: dict[str, Fault] = {
     "rope_theta": ("Llama", {}, edit_config(**{"rope_parameters.rope_theta": 11000.0})),
     "rope_pairs_of_k": ("Llama", {}, edit_tensor(ATTENTION + "k_proj.weight", interleaved)),
     "rope_factor": (
@@ -150,13 +149,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any], Callable[[Path], None]]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_noticed(fault: str, tmp_path: Path) -> None:
-    architecture, settings, inject = FAULTS[fault]
-    model = tiny_models.make_model(architecture, **settings)
-    tiny_models.save(model, tmp_path)
-    expected = tiny_models.expected_logits(model, TOKENS)
-    assert largest_error(logits(tmp_path), expected) < tolerance.F32_LOGITS
-    inject(tmp_path)
-    assert largest_error(logits(tmp_path), expected) > 3 * tolerance.F32_LOGITS
+    assert_noticed(FAULTS[fault], tmp_path)
 
 
 @pytest.mark.parametrize(("cache", "weights", "inputs"), SIXTEEN_BITS)

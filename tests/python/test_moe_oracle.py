@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,17 @@ import safetensors.torch
 import tiny_models
 import tolerance
 import torch
-from logits_oracle import TOKENS, divergence, edit_config, edit_tensor, largest_error, logits, rms_error
+from logits_oracle import (
+    TOKENS,
+    Fault,
+    assert_noticed,
+    divergence,
+    edit_config,
+    edit_tensor,
+    largest_error,
+    logits,
+    rms_error,
+)
 from transformers import PreTrainedModel
 
 import kvanta
@@ -253,7 +262,7 @@ def test_bad_mxfp4_is_refused(tmp_path: Path) -> None:
 
 
 ATTENTION = "model.layers.1.self_attn."
-FAULTS: dict[str, tuple[str, dict[str, Any], Callable[[Path], None]]] = {
+FAULTS: dict[str, Fault] = {
     "router": (
         "Qwen3Moe",
         {},
@@ -294,9 +303,4 @@ FAULTS: dict[str, tuple[str, dict[str, Any], Callable[[Path], None]]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_noticed(fault: str, tmp_path: Path) -> None:
-    architecture, settings, inject = FAULTS[fault]
-    model = tiny_models.make_model(architecture, **settings)
-    tiny_models.save(model, tmp_path)
-    expected = tiny_models.expected_logits(model, TOKENS)
-    inject(tmp_path)
-    assert largest_error(logits(tmp_path), expected) > 3 * tolerance.F32_LOGITS
+    assert_noticed(FAULTS[fault], tmp_path)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import quantized_checkpoints as layouts
+import quantized_packing
 import safetensors.torch
 import tiny_models
 import tolerance
@@ -262,7 +263,7 @@ def test_packing_is_that_of_compressed_tensors() -> None:
     for bits in (3, 4, 8):
         codes = torch.randint(0, 2**bits, (5, 77), generator=torch.Generator().manual_seed(bits))
         signed = (codes - 2 ** (bits - 1)).to(torch.int8)
-        assert torch.equal(layouts.pack_rows(codes, bits), helpers.pack_to_int32(signed, bits))
+        assert torch.equal(quantized_packing.pack_rows(codes, bits), helpers.pack_to_int32(signed, bits))
 
 
 def test_an_engine_of_a_quantized_folder_reports_its_weights(llama: Path, tmp_path: Path) -> None:

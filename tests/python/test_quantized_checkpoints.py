@@ -17,6 +17,7 @@ import safetensors.torch
 import tiny_models
 import tolerance
 import torch
+from logits_oracle import largest_error
 from numpy.typing import NDArray
 
 import kvanta
@@ -48,8 +49,6 @@ LATENTS: dict[str, Any] = {
     "n_group": 1,
     "topk_group": 1,
 }
-# Logits are of the order of 1; float32 mode computes with the values to which torch dequantizes.
-MAX_ABS = 1e-4
 
 
 def make_source(folder: Path, architecture: str = "Llama", **settings: Any) -> Path:
@@ -84,7 +83,7 @@ def rms(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
 def check(folder: Path, twin: Path, kept: bool, ratio: float = tolerance.ROUNDING_ERROR_RATIO) -> None:
     expected = expected_logits(twin)
     exact = load(folder, dtype="float32").logits(TOKENS)
-    assert np.abs(exact - expected).max() <= MAX_ABS
+    assert largest_error(exact, expected) < tolerance.F32_LOGITS  # the values to which torch dequantizes
     llm = load(folder)
     expanded = load(folder, weight_dtype="bf16")
     cost = rounding_cost(twin, expected)
@@ -120,7 +119,8 @@ def test_latents_and_experts(name: str, tmp_path: Path) -> None:
 def test_weights_of_one_stack_may_be_stored_differently(only: str, llama: Path, tmp_path: Path) -> None:
     layouts.write(llama, tmp_path / "quantized", tmp_path / "twin", layouts.LAYOUTS["awq"], only)
     expected = expected_logits(tmp_path / "twin")
-    assert np.abs(load(tmp_path / "quantized", dtype="float32").logits(TOKENS) - expected).max() <= MAX_ABS
+    exact = load(tmp_path / "quantized", dtype="float32").logits(TOKENS)
+    assert largest_error(exact, expected) < tolerance.F32_LOGITS
     cost = rounding_cost(tmp_path / "twin", expected)
     assert rms(load(tmp_path / "quantized").logits(TOKENS), expected) < tolerance.ROUNDING_ERROR_RATIO * cost
 

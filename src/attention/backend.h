@@ -13,6 +13,7 @@
 
 #include "cache/block_table.h"
 #include "cache/page_pool.h"
+#include "cache/recurrent_state.h"
 #include "cache/visibility.h"
 #include "formats/scheme.h"
 
@@ -20,8 +21,8 @@ namespace kvanta::attention {
 
 // Attention parameters of a layer; constant for a model.
 struct AttentionSpec {
-  int heads = 0;  // query heads; a multiple of kv_heads
-  int kv_heads = 0;
+  int heads = 0;            // query heads; a multiple of kv_heads
+  int kv_heads = 0;         // 0: a recurrent layer, which has no attention (States)
   int head_dim = 0;         // 8..256; MLA: rank of the latents, 8..512; a multiple of 8
   int rope_dim = 0;         // 0: separate K and V; else MLA: K and V share one latent, K has these channels in addition
   float softmax_scale = 0;  // usually 1/sqrt(head_dim)
@@ -88,6 +89,9 @@ class Backend {
   // q: f32 [rows][heads * KeyDim()], row stride `q_stride` floats, after RoPE; out: f32 [rows][heads * head_dim],
   // dense.
   virtual void Run(Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept = 0;
+
+  // States of a recurrent layer that the step reads and writes. Only of backends on the host.
+  virtual cache::StateStep States(const Plan& /*plan*/, int /*layer*/) const noexcept { return {}; }
 
   // Counters of a layer; thread-safe, also during a step. A GPU backend returns the counters of the last FetchCounts,
   // which synchronizes with the device and must be called by the thread that runs the steps.

@@ -54,7 +54,39 @@ void CheckScales(const formats::SideScales& side, const AttentionSpec& layer, bo
   }
 }
 
+// Splits a sequence's rows where the state after a token is stored, and checks the records.
+void AddStates(const SequenceSpan& span, const cache::PagePool& pool, int group, int page_size, size_t sequence,
+               Batch& batch) {
+  const cache::PageRef* table = span.pages[group];
+  const int64_t end = span.start + span.tokens;
+  const int64_t last = (end - 1) / page_size;
+  const auto record = [&](int64_t page) {
+    CheckRecord(pool, group, PageKind::kQuantized, table[page].quantized, sequence, page);
+    return table[page].quantized;
+  };
+  batch.first_segments.push_back(static_cast<int32_t>(batch.state_segments.size()));
+  cache::StateSegment segment{.first_row = batch.rows};
+  if (span.start > 0) segment.from = record((span.start - 1) / page_size);
+  int64_t position = span.start;
+  for (int64_t page = span.start / page_size; page <= last; ++page) {
+    if (page != last && table[page].quantized == cache::kNoPage) continue;
+    segment.to = record(page);
+    segment.tokens = static_cast<int32_t>(std::min(end, (page + 1) * page_size) - position);
+    batch.state_segments.push_back(segment);
+    position += segment.tokens;
+    segment = {.first_row = segment.first_row + segment.tokens, .from = segment.to};
+  }
+}
+
 }  // namespace
+
+cache::StateStep StatesOf(const Batch& batch, const cache::PagePool& pool, int layer) noexcept {
+  const formats::LayerScheme& scheme = pool.Layout().layers[static_cast<size_t>(layer)];
+  return {.segments = batch.state_segments,
+          .first_segments = batch.first_segments,
+          .base = pool.Base(scheme.group, PageKind::kQuantized) + scheme.offset,
+          .record_bytes = pool.RecordBytes(scheme.group, PageKind::kQuantized)};
+}
 
 cache::KvCacheSpec SpecOf(const cache::PagePool& pool, const BackendConfig& config) {
   std::vector<cache::Visibility> layers;
@@ -67,6 +99,8 @@ void MakeBatch(const BatchShape& shape, const cache::PagePool& pool, const cache
   batch.sequences.clear();
   batch.writes.resize(spec.groups.size());
   for (std::vector<PageWrite>& writes : batch.writes) writes.clear();
+  batch.state_segments.clear();
+  batch.first_segments.clear();
   batch.rows = 0;
   for (size_t s = 0; s < shape.sequences.size(); ++s) {
     const SequenceSpan& span = shape.sequences[s];
@@ -80,6 +114,10 @@ void MakeBatch(const BatchShape& shape, const cache::PagePool& pool, const cache
     const int64_t own_page = span.start / page_size;
     for (size_t g = 0; g < spec.groups.size(); ++g) {
       const cache::KvCacheGroup& group = spec.groups[g];
+      if (group.IsRecurrent()) {
+        AddStates(span, pool, static_cast<int>(g), spec.page_size, s, batch);
+        continue;
+      }
       const cache::PageRef* table = span.pages[g];
       for (int64_t page = group.FirstPage(span.start); page * page_size < end; ++page) {
         if (group.NeedsQuantized(page, (page + 1) * page_size <= end)) {
@@ -116,6 +154,7 @@ BackendConfig CheckConfig(BackendConfig config, const formats::CacheLayout& layo
   for (size_t i = 0; i < config.layers.size(); ++i) {
     const AttentionSpec& layer = config.layers[i];
     const formats::LayerScheme& scheme = layout.layers[i];
+    if (layer.kv_heads == 0 && scheme.IsRecurrent()) continue;
     if (layer.kv_heads != scheme.kv_heads || layer.head_dim != scheme.shape.head_dim ||
         layer.rope_dim != scheme.rope_dim) {
       throw InputError(fmt::format("layer {}: attention has {} KV heads of {} + {}, the cache {} of {} + {}", i,

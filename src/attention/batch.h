@@ -29,6 +29,9 @@ struct PageWrite {
 struct Batch {
   std::vector<SequenceRows> sequences;
   std::vector<std::vector<PageWrite>> writes;  // [KV cache group]
+  // States of recurrent layers: segments of all sequences, and the index of each one's first.
+  std::vector<cache::StateSegment> state_segments;
+  std::vector<int32_t> first_segments;
   int64_t rows = 0;
 };
 
@@ -38,6 +41,9 @@ cache::KvCacheSpec SpecOf(const cache::PagePool& pool, const BackendConfig& conf
 // Fills `batch`, reusing its memory. Checks positions, and that each page which the step writes or any layer reads has
 // its records. Throws InputError naming the sequence, the page and the missing record.
 void MakeBatch(const BatchShape& shape, const cache::PagePool& pool, const cache::KvCacheSpec& spec, Batch& batch);
+
+// States of a recurrent layer of `pool` in a step.
+cache::StateStep StatesOf(const Batch& batch, const cache::PagePool& pool, int layer) noexcept;
 
 // Checks shapes and scales against the layout; absent scales become 1.0. Throws InputError.
 BackendConfig CheckConfig(BackendConfig config, const formats::CacheLayout& layout);

@@ -42,15 +42,17 @@ class CpuBackend final : public Backend {
     for (size_t i = 0; i < config_.layers.size(); ++i) {
       const formats::LayerScheme& scheme = pool.Layout().layers[i];
       const AttentionSpec& attention = config_.layers[i];
+      layers_.emplace_back(scheme, config_.layers[i], config_.scales[i], pool);
+      list_of_layer_.push_back(0);
+      if (scheme.IsRecurrent()) continue;
       const WorkShape shape{.heads = attention.heads,
                             .kv_heads = attention.kv_heads,
                             .head_dim = attention.head_dim,
                             .visibility = attention.visibility};
       const auto known = std::find(shapes_.begin(), shapes_.end(), shape);
-      list_of_layer_.push_back(static_cast<size_t>(known - shapes_.begin()));
+      list_of_layer_.back() = static_cast<size_t>(known - shapes_.begin());
       if (known == shapes_.end()) shapes_.push_back(shape);
       rows = std::max(rows, shape.Group());
-      layers_.emplace_back(scheme, config_.layers[i], config_.scales[i], pool);
     }
     for (TileWorkspace& workspace : workspaces_) workspace.Reserve(pool.device(), rows, layers_, kernels_);
   }
@@ -133,6 +135,10 @@ class CpuBackend final : public Backend {
                          cpu_plan.split_out.data() + tile.split_slot * list.shape.head_dim);
     };
     threads_->ForEach(static_cast<int64_t>(list.combines.size()), combine);
+  }
+
+  cache::StateStep States(const Plan& plan, int layer) const noexcept override {
+    return StatesOf(static_cast<const CpuPlan&>(plan).batch, pool_, layer);
   }
 
   AppendCounts Counts(int layer) const override { return writer_.Counts(layer); }

@@ -61,6 +61,10 @@ class ReferenceBackend final : public Backend {
     }
   }
 
+  cache::StateStep States(const Plan& plan, int layer) const noexcept override {
+    return StatesOf(static_cast<const ReferencePlan&>(plan).batch, pool_, layer);
+  }
+
   AppendCounts Counts(int layer) const override { return writer_.Counts(layer); }
   const formats::LayerScales& Scales(int layer) const override { return config_.scales.at(static_cast<size_t>(layer)); }
 

@@ -6,6 +6,11 @@
 #include "base/math.h"
 
 namespace kvanta::cache {
+namespace {
+
+constexpr int64_t kMinSnapshotInterval = 8;  // pages
+
+}  // namespace
 
 KvCacheGroup::KvCacheGroup(const formats::CacheLayout& layout, int group, std::span<const Visibility> visibilities)
     : page_size(layout.page_size),
@@ -15,7 +20,8 @@ KvCacheGroup::KvCacheGroup(const formats::CacheLayout& layout, int group, std::s
   for (size_t i = 0; i < layout.layers.size(); ++i) {
     const formats::LayerScheme& layer = layout.layers[i];
     if (layer.group != group) continue;
-    const Visibility sees = visibilities.empty() ? Visibility{} : visibilities[i];
+    const Visibility given = visibilities.empty() ? Visibility{} : visibilities[i];
+    const Visibility sees = layer.IsRecurrent() ? kRecurrentVisibility : given;
     visibility = layers.empty() || visibility == sees ? sees : Visibility{};
     layers.push_back(static_cast<int>(i));
     if (layer.exact_open) {
@@ -31,6 +37,8 @@ KvCacheGroup::KvCacheGroup(const formats::CacheLayout& layout, int group, std::s
 
 int64_t KvCacheGroup::MaxBytes(int64_t tokens, int64_t step_pages) const noexcept {
   const int64_t pages = CeilDiv(tokens, page_size);
+  // The state before a step and the one after it; snapshots are not reserved.
+  if (IsRecurrent()) return std::min<int64_t>(pages, 2) * page_bytes;
   // A window that begins inside a page spans one more page than its tokens fill.
   const int64_t held =
       visibility.IsFull() ? pages : std::min(pages, CeilDiv(visibility.span - 1, page_size) + 1 + step_pages);
@@ -48,6 +56,14 @@ KvCacheSpec::KvCacheSpec(const formats::CacheLayout& layout, std::span<const Vis
     : page_size(layout.page_size) {
   for (int group = 0; group < static_cast<int>(layout.groups.size()); ++group) {
     groups.emplace_back(layout, group, layers);
+  }
+  int64_t other_bytes = 0;
+  for (const KvCacheGroup& group : groups) other_bytes += group.IsRecurrent() ? 0 : group.page_bytes;
+  for (KvCacheGroup& group : groups) {
+    if (group.IsRecurrent()) {
+      group.snapshot_interval =
+          std::max(kMinSnapshotInterval, CeilDiv(group.page_bytes, std::max<int64_t>(other_bytes, 1)));
+    }
   }
 }
 

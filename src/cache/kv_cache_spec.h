@@ -18,7 +18,8 @@ namespace kvanta::cache {
 //                       step or before) and j >= quantized_from
 //   an exact record     if some layer keeps exact pages, and the page holds one of the step's positions, or is one of
 //                       the exact_before pages before the first of these, or j < sink_pages
-// and neither once no later query sees the page.
+// and neither once no later query sees the page. A group of recurrent layers has a record (recurrent_state.h) of the
+// page of the step's last position, and of closed pages where a prefix hit may end (KeepsSnapshot).
 struct KvCacheGroup {
   // layers: visibility per layer, [layout.layers.size()].
   KvCacheGroup(const formats::CacheLayout& layout, int group, std::span<const Visibility> layers);
@@ -33,7 +34,13 @@ struct KvCacheGroup {
   int exact_before = 0;               // closed pages before the open one that some layer reads exactly: 0 or 1
   int quantized_from = 0;             // first page that needs a quantized record when closed
   int sink_pages = 0;                 // first pages of a sequence, which keep their exact record
+  // Recurrent layers: every so many pages keep their state, so that states take about the memory of the other groups'
+  // pages. 0: no recurrent layers.
+  int64_t snapshot_interval = 0;
 
+  bool IsRecurrent() const noexcept { return visibility.kind == VisibilityKind::kRecurrent; }
+  // True if a recurrent group keeps the state at the end of closed page `page` for prefix hits of any length.
+  bool KeepsSnapshot(int64_t page) const noexcept { return (page + 1) % snapshot_interval == 0; }
   bool NeedsQuantized(int64_t page, bool closed) const noexcept {
     return quantized_while_open || (closed && page >= quantized_from);
   }

@@ -81,8 +81,8 @@ struct PagePool::State {
 
 PagePool::PagePool(Device& device, const formats::CacheLayout& layout, PagePoolConfig config)
     : state_(new State{.device = device, .layout = layout, .config = config, .pools = {}}) {
-  const int64_t one_of_each = layout.page_bytes + layout.exact_page_bytes;
-  if (layout.page_bytes <= 0 || config.budget_bytes < one_of_each) {
+  const int64_t one_of_each = layout.page_bytes + layout.exact_page_bytes + layout.state_bytes;
+  if (layout.page_bytes + layout.state_bytes <= 0 || config.budget_bytes < one_of_each) {
     throw InputError(
         fmt::format("KV cache memory of {} bytes is too small: one page of {} tokens takes {} bytes "
                     "quantized and {} bytes exact; give at least {} bytes",

@@ -299,6 +299,14 @@ void PrefixCache::AttachExact(std::span<const int32_t> tokens, std::string_view 
   state_->Attach(*node, group, PageKind::kExact, exact);
 }
 
+void PrefixCache::DropRecord(std::span<const int32_t> tokens, std::string_view salt, int64_t index, int group,
+                             PageId page) noexcept {
+  int64_t found = 0;
+  Node* node = state_->Descend(tokens, salt, index + 1, found);
+  if (found != index + 1 || node->records[static_cast<size_t>(group)].quantized != page) return;
+  if (state_->IsUnused(group, PageKind::kQuantized, page)) state_->Drop(*node, group, PageKind::kQuantized);
+}
+
 std::span<const PageRef> PrefixCache::Peek(std::span<const int32_t> tokens, std::string_view salt,
                                            int64_t index) const {
   if (index < 0 || (index + 1) * state_->spec.page_size > static_cast<int64_t>(tokens.size())) return {};

@@ -43,6 +43,10 @@ class PrefixCache {
   // cache retains the record.
   void AttachExact(std::span<const int32_t> tokens, std::string_view salt, int64_t index, int group, PageId exact);
 
+  // Drops a group's record of page `index` on the path of `tokens`, if it is `page` and nobody else holds it.
+  void DropRecord(std::span<const int32_t> tokens, std::string_view salt, int64_t index, int group,
+                  PageId page) noexcept;
+
   // Records of page `index` on the path of `tokens`, [group], without retaining them or changing the LRU order; empty
   // if the page is absent.
   std::span<const PageRef> Peek(std::span<const int32_t> tokens, std::string_view salt, int64_t index) const;

@@ -12,7 +12,8 @@ SequenceCache::SequenceCache(KvCacheManager& manager, std::string salt, Sharing 
       pages_(manager.spec.groups.size()),
       tables_(pages_.size()),
       first_page_(pages_.size()),
-      records_(pages_.size()) {}
+      records_(pages_.size()),
+      snapshots_(pages_.size()) {}
 
 SequenceCache::~SequenceCache() {
   Clear();
@@ -38,17 +39,20 @@ void SequenceCache::Clear() noexcept {
     }
     pages_[g].clear();
     first_page_[g] = 0;
+    snapshots_[g] = {};
   }
   length_ = reserved_ = 0;
-  exact_miss_ = -1;
+  missed_page_ = prompt_page_ = -1;
 }
 
 int64_t SequenceCache::MatchPrefix(std::span<const int32_t> tokens) {
   assert(PageCount() == 0);
   if (sharing_ == Sharing::kPrivate || tokens.empty()) return 0;
   const int64_t size = manager_.spec.page_size;
-  PrefixCache::Prefix prefix = manager_.prefix->Match(tokens, salt_, (static_cast<int64_t>(tokens.size()) - 1) / size);
-  exact_miss_ = prefix.pages < prefix.known ? prefix.known - 1 : -1;
+  const int64_t max_pages = (static_cast<int64_t>(tokens.size()) - 1) / size;
+  PrefixCache::Prefix prefix = manager_.prefix->Match(tokens, salt_, max_pages);
+  prompt_page_ = max_pages - 1;
+  missed_page_ = prefix.pages < prefix.known ? prefix.known - 1 : -1;
   pages_ = std::move(prefix.records);
   Resize(static_cast<size_t>(prefix.pages));
   length_ = prefix.pages * size;
@@ -59,12 +63,14 @@ int64_t SequenceCache::MatchPrefix(std::span<const int32_t> tokens) {
 template <class Visit>
 void SequenceCache::VisitMissing(int64_t count, Visit visit) const {
   const int64_t size = manager_.spec.page_size;
-  for (int64_t index = length_ / size; index * size < length_ + count; ++index) {
+  const int64_t last = (length_ + count - 1) / size;
+  for (int64_t index = length_ / size; index <= last; ++index) {
     const bool closed = (index + 1) * size <= length_ + count;
     for (size_t g = 0; g < pages_.size(); ++g) {
       const KvCacheGroup& group = manager_.spec.groups[g];
       // By value: visit may fill it in.
       const PageRef page = index < PageCount() ? pages_[g][static_cast<size_t>(index)] : PageRef{};
+      if (group.IsRecurrent() && index != last) continue;
       if (page.quantized == kNoPage && group.NeedsQuantized(index, closed)) {
         if (!visit(g, PageKind::kQuantized, index)) return;
       }
@@ -111,8 +117,51 @@ bool SequenceCache::Reserve(int64_t count) {
     Resize(pages_before);
     return false;
   }
+  ReserveSnapshots(count);
   reserved_ = count;
   return true;
+}
+
+// True if the state at the end of the page is kept for later prefix hits: at regular intervals, where another prompt
+// left the cached path or may do so again, and at the end of the prompt.
+bool SequenceCache::WantsSnapshot(const KvCacheGroup& group, int64_t page) const noexcept {
+  return page == missed_page_ || page == prompt_page_ || group.KeepsSnapshot(page);
+}
+
+// Records for states inside the reserved range, as far as there is memory: a step works without them.
+void SequenceCache::ReserveSnapshots(int64_t count) {
+  if (sharing_ == Sharing::kPrivate) return;
+  const int64_t size = manager_.spec.page_size;
+  PagePool& pool = manager_.pool;
+  for (size_t g = 0; g < pages_.size(); ++g) {
+    const KvCacheGroup& group = manager_.spec.groups[g];
+    if (!group.IsRecurrent()) continue;
+    const int number = static_cast<int>(g);
+    for (int64_t index = length_ / size; (index + 1) * size <= length_ + count; ++index) {
+      PageId& page = pages_[g][static_cast<size_t>(index)].quantized;
+      if (page != kNoPage || !WantsSnapshot(group, index)) continue;
+      page = pool.Allocate(number, PageKind::kQuantized);
+      while (page == kNoPage && pool.EvictableBytes() >= group.page_bytes && manager_.prefix->EvictOne()) {
+        page = pool.Allocate(number, PageKind::kQuantized);
+      }
+    }
+  }
+}
+
+// Collects states in the prefix cache that were the sequence's last one before the latest closed page.
+void SequenceCache::ReplaceSnapshots(std::span<const int32_t> tokens, int64_t first, int64_t closed) {
+  for (size_t g = 0; g < pages_.size(); ++g) {
+    const KvCacheGroup& group = manager_.spec.groups[g];
+    if (!group.IsRecurrent()) continue;
+    for (int64_t page = first; page < closed; ++page) {
+      const PageId own = pages_[g][static_cast<size_t>(page)].quantized;
+      const std::span<const PageRef> cached = manager_.prefix->Peek(tokens, salt_, page);
+      if (own == kNoPage || cached.empty() || cached[g].quantized != own) continue;
+      Snapshot& last = snapshots_[g];
+      if (last.page >= 0 && !WantsSnapshot(group, last.page)) replaced_.push_back({static_cast<int>(g), last});
+      last = {page, own};
+    }
+  }
 }
 
 // Inserts a closed page into the prefix cache and replaces the sequence's records by the cached ones.
@@ -158,8 +207,9 @@ void SequenceCache::Commit(std::span<const int32_t> tokens) {
   const int64_t open = length_ / size;
   for (int64_t index = first_open; index < open; ++index) {
     if (sharing_ == Sharing::kShared) Share(tokens, index);
-    if (index == exact_miss_) ShareExact(tokens, index);
+    if (index == missed_page_) ShareExact(tokens, index);
   }
+  if (sharing_ == Sharing::kShared) ReplaceSnapshots(tokens, first_open, open);
   // Frees exact records, except of the next query's page and of the pages before it that it reads exactly.
   for (size_t g = 0; g < pages_.size(); ++g) {
     const KvCacheGroup& group = manager_.spec.groups[g];
@@ -171,6 +221,10 @@ void SequenceCache::Commit(std::span<const int32_t> tokens) {
     }
   }
   FreeInvisible();
+  for (const auto& [group, snapshot] : replaced_) {
+    manager_.prefix->DropRecord(tokens, salt_, snapshot.page, group, snapshot.record);
+  }
+  replaced_.clear();
 }
 
 void SequenceCache::Finish(std::span<const int32_t> tokens) {

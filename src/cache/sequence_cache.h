@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cache/block_table.h"
@@ -55,6 +56,9 @@ class SequenceCache {
   void FreeInvisible() noexcept;
   void Share(std::span<const int32_t> tokens, int64_t index);
   void ShareExact(std::span<const int32_t> tokens, int64_t index);
+  bool WantsSnapshot(const KvCacheGroup& group, int64_t page) const noexcept;
+  void ReserveSnapshots(int64_t count);
+  void ReplaceSnapshots(std::span<const int32_t> tokens, int64_t first, int64_t closed);
   // Calls visit(group, kind, page) for every missing record that the next `count` tokens need, until it returns false.
   template <class Visit>
   void VisitMissing(int64_t count, Visit visit) const;
@@ -68,7 +72,15 @@ class SequenceCache {
   std::vector<PageRef> records_;        // [group], scratch of Share
   int64_t length_ = 0;
   int64_t reserved_ = 0;
-  int64_t exact_miss_ = -1;  // page whose missing exact records limited the last prefix hit; -1: none
+  int64_t missed_page_ = -1;  // page whose missing records (exact, or states) limited the last prefix hit; -1: none
+  int64_t prompt_page_ = -1;  // last page at which a hit of the same prompt can end; -1: none
+  // Last state of each recurrent group that this sequence added to the prefix cache: page and record.
+  struct Snapshot {
+    int64_t page = -1;
+    PageId record = kNoPage;
+  };
+  std::vector<Snapshot> snapshots_;                 // [group]
+  std::vector<std::pair<int, Snapshot>> replaced_;  // by group, scratch of Commit
 };
 
 }  // namespace kvanta::cache

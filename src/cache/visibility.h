@@ -13,6 +13,7 @@ enum class VisibilityKind : uint8_t {
   kFull,           // keys [0, query]
   kSlidingWindow,  // keys (query - span, query]
   kChunked,        // keys of the query's own chunk of `span` positions, up to itself (Llama 4)
+  kRecurrent,      // no keys: the state after the token before the query (Gated DeltaNet); span is 2
 };
 
 struct Visibility {
@@ -37,6 +38,9 @@ struct Visibility {
     return key + span - 1;
   }
 };
+
+// Visibility of recurrent layers: like a window of two tokens, a step reads the page that holds the token before it.
+inline constexpr Visibility kRecurrentVisibility{VisibilityKind::kRecurrent, 2};
 
 // Sliding-window visibility; window 0: full.
 constexpr Visibility SlidingWindow(int window) noexcept {

@@ -98,6 +98,9 @@ std::vector<KvScheme> ResolveSchemes(const EngineConfig& config, const models::M
       schemes[static_cast<size_t>(ParseLayerIndex(entry, model.layers))] = KvScheme::Parse(unquantized);
     }
   }
+  for (size_t layer = 0; layer < schemes.size(); ++layer) {
+    if (model.layer_specs[layer].IsRecurrent()) schemes[layer] = KvScheme::Parse(unquantized);
+  }
   return schemes;
 }
 
@@ -108,8 +111,14 @@ std::vector<cache::Visibility> LayerVisibility(const models::ModelConfig& model)
 }
 
 formats::CacheLayout PlanLayout(const std::vector<KvScheme>& schemes, const models::ModelConfig& model, int page_size) {
-  const std::vector<formats::LayerShape> shapes(schemes.size(),
-                                                {model.kv_heads, model.head_dim, model.mla.qk_rope_head_dim});
+  std::vector<formats::LayerShape> shapes;
+  for (const models::LayerSpec& layer : model.layer_specs) {
+    if (layer.IsRecurrent()) {
+      shapes.push_back({.kv_heads = 0, .head_dim = model.head_dim, .state_bytes = model.gated_delta_net.StateBytes()});
+    } else {
+      shapes.push_back({model.kv_heads, model.head_dim, model.mla.qk_rope_head_dim});
+    }
+  }
   return formats::PlanCache(schemes, shapes, page_size, cache::GroupLayers(schemes, LayerVisibility(model)));
 }
 
@@ -117,7 +126,9 @@ std::vector<CacheGroupStats> DescribeGroups(const cache::KvCacheSpec& spec) {
   std::vector<CacheGroupStats> groups;
   for (const cache::KvCacheGroup& group : spec.groups) {
     std::string visibility = "full";
-    if (!group.visibility.IsFull()) {
+    if (group.IsRecurrent()) {
+      visibility = "recurrent";
+    } else if (!group.visibility.IsFull()) {
       const bool window = group.visibility.kind == cache::VisibilityKind::kSlidingWindow;
       visibility = fmt::format("{}={}", window ? "sliding_window" : "chunked", group.visibility.span);
     }

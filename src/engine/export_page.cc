@@ -12,6 +12,9 @@ std::vector<uint8_t> Engine::Impl::ExportPage(std::span<const int32_t> tokens, i
   if (group < 0 || group >= cache_->pool.Groups()) {
     throw InputError(fmt::format("group = {}: the KV cache groups are 0 to {}", group, cache_->pool.Groups() - 1));
   }
+  if (cache_->spec.groups[static_cast<size_t>(group)].IsRecurrent()) {
+    throw InputError(fmt::format("group = {}: the states of recurrent layers are not exported", group));
+  }
   const StepLock step_lock(*this);
   const std::span<const cache::PageRef> records =
       cache_->prefix ? cache_->prefix->Peek(tokens, "", index) : std::span<const cache::PageRef>();

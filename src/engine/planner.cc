@@ -45,7 +45,8 @@ CachePlan PlanCacheBytes(const EngineConfig& config) {
   const int elements = model.mla.kv_lora_rank != 0
                            ? model.mla.kv_lora_rank + model.mla.qk_rope_head_dim  // K and V as one
                            : 2 * model.kv_heads * model.head_dim;
-  plan.bits_per_element = plan.bytes_per_token * 8 / (static_cast<double>(model.layers) * elements);
+  const auto layers = std::ranges::count_if(layout.layers, [](const auto& layer) { return !layer.IsRecurrent(); });
+  plan.bits_per_element = plan.bytes_per_token * 8 / (static_cast<double>(layers) * elements);
   return plan;
 }
 

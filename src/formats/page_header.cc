@@ -16,6 +16,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr int64_t kMaxLayers = 4096;
 constexpr int64_t kMaxKvHeads = 65536;
+constexpr int64_t kMaxStateBytes = int64_t{1} << 40;
 
 // The exact encoding of one side, spelled out: a reader compares it with its own.
 Json SideJson(const Side& side, int head_dim) {
@@ -47,6 +48,15 @@ Json LayersJson(const CacheLayout& layout) {
   for (size_t first = 0; first < layout.layers.size();) {
     const LayerScheme& layer = layout.layers[first];
     const size_t end = layout.RunEnd(first);
+    if (layer.IsRecurrent()) {
+      entries.push_back({{"layers", {first, end - 1}},
+                         {"scheme", layer.scheme.ToString()},
+                         {"head_dim", layer.shape.head_dim},
+                         {"state_bytes", layer.bytes},
+                         {"group", layer.group}});
+      first = end;
+      continue;
+    }
     entries.push_back({{"layers", {first, end - 1}},
                        {"scheme", layer.scheme.ToString()},
                        {"kv_heads", layer.kv_heads},
@@ -146,12 +156,14 @@ CacheLayout ReadLayout(const Json& root) {
     if (Integer(range[0], "layers", 0, kMaxLayers - 1) != next) throw InputError("'layers' leaves a layer out");
     const int64_t last = Integer(range[1], "layers", next, kMaxLayers - 1);
     const KvScheme scheme = KvScheme::Parse(Text(entry, "scheme"));
+    const bool is_recurrent = entry.contains("state_bytes");
     const LayerShape shape = {
-        .kv_heads = static_cast<int>(Integer(Member(entry, "kv_heads"), "kv_heads", 1, kMaxKvHeads)),
+        .kv_heads = is_recurrent ? 0 : static_cast<int>(Integer(Member(entry, "kv_heads"), "kv_heads", 1, kMaxKvHeads)),
         .head_dim = static_cast<int>(Integer(Member(entry, "head_dim"), "head_dim", kMinHeadDim, kMaxHeadDim)),
         .rope_dim = entry.contains("rope_dim")
                         ? static_cast<int>(Integer(entry.at("rope_dim"), "rope_dim", 2, kMaxRopeDim))
-                        : 0};
+                        : 0,
+        .state_bytes = is_recurrent ? Integer(entry.at("state_bytes"), "state_bytes", 1, kMaxStateBytes) : 0};
     const int group =
         entry.contains("group") ? static_cast<int>(Integer(entry.at("group"), "group", 0, kMaxLayers - 1)) : 0;
     groups.insert(groups.end(), static_cast<size_t>(last - next + 1), group);

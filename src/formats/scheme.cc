@@ -4,11 +4,14 @@
 
 #include <algorithm>
 
+#include "base/math.h"
 #include "formats/format.h"
 #include "kvanta/error.h"
 
 namespace kvanta::formats {
 namespace {
+
+constexpr int64_t kStateAlignment = 64;  // bytes of a cache line
 
 Side ResolveSide(const KvSide& side, bool is_key, CellShape shape) {
   const Format& format = OnSide(Find(side.format), is_key);
@@ -107,8 +110,10 @@ CacheLayout PlanCache(const std::vector<KvScheme>& schemes, const std::vector<La
     layer.shape = {.tokens = page_size, .head_dim = shapes[i].head_dim};
     layer.kv_heads = shapes[i].kv_heads;
     layer.rope_dim = shapes[i].rope_dim;
-    if (layer.kv_heads < 1)
+    layer.state_bytes = RoundUp(shapes[i].state_bytes, kStateAlignment);
+    if (layer.kv_heads < 1 && !layer.IsRecurrent()) {
       throw InputError(fmt::format("layer {}: kv_heads {} must be at least 1", i, layer.kv_heads));
+    }
     try {
       if (layer.SharesCell()) {
         CheckLatents(layer.scheme, shapes[i]);
@@ -129,12 +134,12 @@ CacheLayout PlanCache(const std::vector<KvScheme>& schemes, const std::vector<La
     layer.group = groups.empty() ? 0 : groups.at(i);
     GroupBytes& group = layout.groups.at(static_cast<size_t>(layer.group));
     layer.offset = group.page_bytes;
-    layer.bytes = layer.kv_heads * layer.HeadBytes();
+    layer.bytes = layer.IsRecurrent() ? layer.state_bytes : layer.kv_heads * layer.HeadBytes();
     layer.exact_offset = group.exact_page_bytes;
     layer.exact_bytes = layer.exact_open ? layer.kv_heads * layer.ExactHeadBytes() : 0;
     group.page_bytes += layer.bytes;
     group.exact_page_bytes += layer.exact_bytes;
-    layout.page_bytes += layer.bytes;
+    (layer.IsRecurrent() ? layout.state_bytes : layout.page_bytes) += layer.bytes;
     layout.exact_page_bytes += layer.exact_bytes;
     layout.layers.push_back(std::move(layer));
   }
@@ -159,7 +164,7 @@ size_t CacheLayout::RunEnd(size_t first) const {
   const auto same = [&](const LayerScheme& layer) {
     return layer.scheme == layers[first].scheme && layer.shape == layers[first].shape &&
            layer.kv_heads == layers[first].kv_heads && layer.rope_dim == layers[first].rope_dim &&
-           layer.group == layers[first].group;
+           (!layer.IsRecurrent() || layer.bytes == layers[first].bytes) && layer.group == layers[first].group;
   };
   size_t end = first + 1;
   while (end < layers.size() && same(layers[end])) ++end;
@@ -171,8 +176,12 @@ std::string CacheLayout::Identity() const {
   for (size_t first = 0; first < layers.size();) {
     const LayerScheme& layer = layers[first];
     const size_t end = RunEnd(first);
-    text += fmt::format(";layers {}-{}: {} kv_heads={} head_dim={}", first, end - 1, layer.scheme.ToString(),
-                        layer.kv_heads, layer.shape.head_dim);
+    if (layer.IsRecurrent()) {
+      text += fmt::format(";layers {}-{}: recurrent, {} bytes", first, end - 1, layer.bytes);
+    } else {
+      text += fmt::format(";layers {}-{}: {} kv_heads={} head_dim={}", first, end - 1, layer.scheme.ToString(),
+                          layer.kv_heads, layer.shape.head_dim);
+    }
     if (layer.SharesCell()) text += fmt::format(" rope_dim={}", layer.rope_dim);
     if (groups.size() > 1) text += fmt::format(" group={}", layer.group);
     first = end;

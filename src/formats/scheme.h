@@ -37,16 +37,18 @@ struct LayerScheme {
   CellShape shape{};
   int kv_heads = 0;
   int rope_dim = 0;                            // as in LayerShape
+  int64_t state_bytes = 0;                     // of a recurrent layer, which has no cells; 0: not recurrent
   const Format* unquantized_format = nullptr;  // bf16, or the latents' own format if that is a float without scales
   bool exact_open = false;                     // own page read in bf16
   int exact_pages = 0;                         // pages up to a query's own that it reads in bf16: 0, 1, 2
   int sink_pages = 0;                          // first pages read in bf16 by everyone
   int group = 0;                               // KV cache group: layers whose cells lie in one record
   int64_t offset = 0;                          // of this layer in its group's quantized page record
-  int64_t bytes = 0;                           // kv_heads * HeadBytes()
+  int64_t bytes = 0;                           // kv_heads * HeadBytes(); of a recurrent layer: its state
   int64_t exact_offset = 0;  // of this layer in its group's exact (bf16) page record; meaningful if exact_open
   int64_t exact_bytes = 0;   // kv_heads * ExactHeadBytes(); 0 unless exact_open
 
+  bool IsRecurrent() const { return state_bytes != 0; }
   // K and V are one cell, in K's layout: the latents of MLA.
   bool SharesCell() const { return rope_dim != 0; }
   int64_t HeadBytes() const { return k.sections.bytes + UnquantizedBytes() + (SharesCell() ? 0 : v.sections.bytes); }
@@ -83,6 +85,7 @@ struct CacheLayout {
   std::vector<GroupBytes> groups;
   int64_t page_bytes = 0;        // quantized records of all groups
   int64_t exact_page_bytes = 0;  // exact records of all groups
+  int64_t state_bytes = 0;       // records of recurrent layers, which are not pages of K and V: not in page_bytes
   bool UsesScales() const;       // some side of some layer does
   std::string Identity() const;  // everything that changes the bytes of a page, as text (for hashes and headers)
   // Index after the last layer of the run of layers from `first` on that have the same scheme and shape.
@@ -96,6 +99,8 @@ struct LayerShape {
   // 0: K and V are separate. Otherwise they are one latent, shared by all query heads, and a key has this many rotated
   // channels more: in bf16, or in the format of latents that are not quantized.
   int rope_dim = 0;
+  // Recurrent layers, which have no K and V (kv_heads is 0): bytes of a sequence's state, one for each page.
+  int64_t state_bytes = 0;
 };
 
 inline constexpr int kMaxLatentRank = 512;

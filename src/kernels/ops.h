@@ -15,6 +15,7 @@
 #include "kernels/launch_graph.h"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/quantized_weight.h"
+#include "kernels/linear_attention/gated_delta_net.h"
 #include "kernels/moe/moe_layer.h"
 #include "kernels/sampling/sample_params.h"
 
@@ -78,6 +79,12 @@ class Ops {
   // [rows][width].
   virtual void ActivateMul(Activation activation, const float* gate_up, int64_t rows, int64_t width,
                            float* out) noexcept = 0;
+  // x[r] /= 1 + exp(-gate[r]): f32 [rows][width], row strides in floats. Only on the CPU.
+  virtual void MulSigmoid(float* /*x*/, int64_t /*x_stride*/, const float* /*gate*/, int64_t /*gate_stride*/,
+                          int64_t /*rows*/, int64_t /*width*/) noexcept {}
+  // Throws InputError if the device does not support Gated DeltaNet layers.
+  virtual void CheckGatedDeltaNet() const {}
+  virtual void GatedDeltaNet(const GatedDeltaNetOp& /*op*/) noexcept {}
   // x *= factor, f32 [n].
   virtual void Scale(float* x, float factor, int64_t n) noexcept = 0;
   // x[r] *= factors[positions[r]]: f32 [rows][width], row stride in floats; positions: int64 [rows].

@@ -39,6 +39,10 @@ bool ReadLayerTypes(const JsonObject& json, int window, ModelConfig& config);
 // the window in the others.
 void ReadAlternatingWindows(const JsonObject& json, int pattern, ModelConfig& config);
 
+// Sets recurrent layers from `layer_types` ("linear_attention", "full_attention") or `full_attention_interval`, and
+// their shape from the linear_* keys (Qwen3-Next and Qwen3.5).
+void ReadGatedDeltaNetLayers(const JsonObject& json, ModelConfig& config);
+
 // Windows from `sliding_window`, `use_sliding_window` and `layer_types` or `max_window_layers` (Qwen2 and Qwen3).
 void ReadQwenWindows(const JsonObject& json, ModelConfig& config);
 

@@ -9,6 +9,7 @@
 #include "base/dtype.h"
 #include "cache/visibility.h"
 #include "kernels/activation.h"
+#include "kernels/linear_attention/gated_delta_net.h"
 #include "kernels/moe/moe_layer.h"
 #include "models/quantization_config.h"
 
@@ -70,6 +71,9 @@ struct LayerSpec {
   RopeSpec rope;
   bool moe = false;         // mixture of experts in place of the MLP
   bool qk_l2_norm = false;  // RMS norm without weights of each head's q and k after RoPE
+
+  // Gated DeltaNet in place of attention.
+  bool IsRecurrent() const noexcept { return visibility.kind == cache::VisibilityKind::kRecurrent; }
 };
 
 // Names of tensors that differ between architectures.
@@ -85,6 +89,7 @@ struct TensorNames {
   std::string_view mlp = "mlp";  // of a layer, dense or of experts
   std::string_view router = "gate", shared_expert = "shared_experts", shared_expert_gate = "shared_expert_gate";
   bool interleaved_gate_up = false;  // gate_up_proj of all experts has gate and up in turns; else gate, then up
+  bool transposed_experts = true;    // gate_up_proj and down_proj of all experts are [in][out]; else [out][in]
 };
 
 struct ModelConfig {
@@ -97,6 +102,7 @@ struct ModelConfig {
   TensorNames names;
   MlpSpec mlp;
   MlaConfig mla;  // with MLA, kv_heads is 1 and head_dim is kv_lora_rank: the cache's shape
+  kernels::GatedDeltaNetShape gated_delta_net;  // of recurrent layers
   kernels::MoeConfig moe;
   bool mxfp4_experts = false;        // the checkpoint has the routed experts in MXFP4
   int num_nextn_predict_layers = 0;  // multi-token prediction layers at the checkpoint's end, which are not loaded
@@ -112,6 +118,7 @@ struct ModelConfig {
   bool qk_norm = false;               // RMS norm of each head's q and k before RoPE
   bool qk_norm_of_all_heads = false;  // ... over the channels of all heads together
   bool attention_sinks = false;       // of each query head (attention::AttentionSpec)
+  bool attn_output_gate = false;  // q_proj has a gate after each head's q, whose sigmoid multiplies the head's output
   AttentionTemperature attn_temperature;
   double softmax_scale = 0;            // multiplies attention logits
   double attn_logit_softcapping = 0;   // 0: none; else cap * tanh(x / cap)

@@ -61,6 +61,10 @@ class Decoder final : public Model {
   std::vector<attention::AttentionSpec> AttentionLayers() const override {
     std::vector<attention::AttentionSpec> layers;
     for (size_t i = 0; i < layers_.size(); ++i) {
+      if (config_.layer_specs[i].IsRecurrent()) {
+        layers.push_back({.visibility = config_.layer_specs[i].visibility});
+        continue;
+      }
       layers.push_back({.heads = config_.heads,
                         .kv_heads = config_.kv_heads,
                         .head_dim = config_.head_dim,
@@ -123,8 +127,10 @@ class Decoder final : public Model {
     layer.post_attention_norm = read_norm(config.names.post_attention_norm);
     layer.pre_mlp_norm = read_norm(config.names.pre_mlp_norm);
     layer.post_mlp_norm = read_norm(config.names.post_mlp_norm);
-    layer.attention =
-        config.mla.kv_lora_rank != 0 ? ReadLatentAttention(source, prefix) : ReadGroupedAttention(source, prefix);
+    const auto read_attention = spec.IsRecurrent()             ? &ReadGatedDeltaNet
+                                : config.mla.kv_lora_rank != 0 ? &ReadLatentAttention
+                                                               : &ReadGroupedAttention;
+    layer.attention = read_attention(source, prefix);
     const std::string mlp = fmt::format("{}{}.", prefix, config.names.mlp);
     layer.mlp = spec.moe ? ReadMoe(source, mlp) : ReadGatedMlp(source, mlp, config.intermediate_size, config.mlp.bias);
     return layer;

@@ -56,25 +56,29 @@ void Transpose(const Element* in, int64_t rows, int64_t width, const SourceRow& 
   threads.ForEach(CeilDiv(rows, kRows), transpose);
 }
 
-// The matrices of one kind of all experts in one tensor [experts][in][out].
+// The matrices of one kind of all experts in one tensor, [experts][in][out] or [experts][out][in].
 template <class SourceRow>
 std::vector<std::unique_ptr<Linear>> ReadFused(const BlockSource& source, const std::string& name, int64_t out,
                                                int64_t in, const SourceRow& source_row) {
   const int64_t experts = source.config.moe.num_experts;
   const std::vector<float> biases = ReadBiases(source, name + "_bias", out);
-  const WeightView all = source.reader.Elements(name, std::array{experts, in, out}, source.store);
+  const bool transposed = source.config.names.transposed_experts;
+  const WeightView all = source.reader.Elements(
+      name, transposed ? std::array{experts, in, out} : std::array{experts, out, in}, source.store);
   const int64_t bytes = out * in * SizeOf(all.dtype);
-  std::vector<uint32_t> matrix(static_cast<size_t>(CeilDiv(bytes, sizeof(uint32_t))));
+  std::vector<uint32_t> matrix(transposed ? static_cast<size_t>(CeilDiv(bytes, sizeof(uint32_t))) : 0);
   std::vector<std::unique_ptr<Linear>> layers;
   for (int64_t expert = 0; expert < experts; ++expert) {
     const uint8_t* data = static_cast<const uint8_t*>(all.data) + expert * bytes;
-    if (all.dtype == DType::kF32) {
+    WeightView view{.data = matrix.data(), .dtype = all.dtype, .out = out, .in = in, .module = name};
+    if (!transposed) {
+      view.data = data;
+    } else if (all.dtype == DType::kF32) {
       Transpose(reinterpret_cast<const uint32_t*>(data), out, in, source_row, source.ops.threads(), matrix.data());
     } else {
       Transpose(reinterpret_cast<const uint16_t*>(data), out, in, source_row, source.ops.threads(),
                 reinterpret_cast<uint16_t*>(matrix.data()));
     }
-    const WeightView view{.data = matrix.data(), .dtype = all.dtype, .out = out, .in = in, .module = name};
     layers.push_back(source.reader.Pack(view, Biases(biases, expert, out, source_row), source.store));
   }
   return layers;

@@ -92,6 +92,7 @@ struct BlockSource {
 std::unique_ptr<AttentionBlock> ReadGroupedAttention(const BlockSource& source, const std::string& prefix);
 // Multi-head latent attention (config.mla).
 std::unique_ptr<AttentionBlock> ReadLatentAttention(const BlockSource& source, const std::string& prefix);
+std::unique_ptr<AttentionBlock> ReadGatedDeltaNet(const BlockSource& source, const std::string& prefix);
 
 // down(activation(gate(x)) * up(x)), activation by config.mlp; `module`: "model.layers.0.mlp.".
 std::unique_ptr<MlpBlock> ReadGatedMlp(const BlockSource& source, const std::string& module, int64_t intermediate_size,

@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "models/architecture.h"
 
 namespace kvanta::models {
@@ -30,6 +32,45 @@ void ReadAlternatingWindows(const JsonObject& json, int pattern, ModelConfig& co
   for (int layer = 0; layer < config.layers; ++layer) {
     if ((layer + 1) % pattern != 0) config.layer_specs[layer].visibility = cache::SlidingWindow(window);
   }
+}
+
+void ReadGatedDeltaNetLayers(const JsonObject& json, ModelConfig& config) {
+  constexpr const char* kKey = "layer_types";
+  const auto interval = static_cast<int>(json.Int("full_attention_interval", 1, 4096, 4));
+  const Json* types = json.Find(kKey);
+  const bool has_types = types != nullptr && !types->is_null();
+  if (has_types && (!types->is_array() || types->size() != config.layer_specs.size())) {
+    json.Fail(kKey, fmt::format("a list with one entry for each of {} layers", config.layers));
+  }
+  for (size_t layer = 0; layer < config.layer_specs.size(); ++layer) {
+    bool is_recurrent = (layer + 1) % static_cast<size_t>(interval) != 0;
+    if (has_types) {
+      is_recurrent = (*types)[layer] == "linear_attention";
+      if (!is_recurrent && (*types)[layer] != "full_attention") {
+        json.Fail(kKey, "entries 'full_attention' and 'linear_attention' only");
+      }
+    }
+    if (is_recurrent) config.layer_specs[layer].visibility = cache::kRecurrentVisibility;
+  }
+  if (std::ranges::all_of(config.layer_specs, &LayerSpec::IsRecurrent)) {
+    json.Fail(kKey, "at least one layer of full_attention");
+  }
+  constexpr int kMaxHeads = 4096, kUnit = 8;
+  const auto head_dim = [&](const char* key) {
+    const auto dim = static_cast<int>(json.Int(key, kUnit, kernels::kMaxDeltaHeadDim));
+    if (dim % kUnit != 0) json.Fail(key, fmt::format("a multiple of {} up to {}", kUnit, kernels::kMaxDeltaHeadDim));
+    return dim;
+  };
+  kernels::GatedDeltaNetShape& shape = config.gated_delta_net;
+  shape.k_heads = static_cast<int>(json.Int("linear_num_key_heads", 1, kMaxHeads));
+  shape.v_heads = static_cast<int>(json.Int("linear_num_value_heads", 1, kMaxHeads));
+  if (shape.v_heads % shape.k_heads != 0) {
+    json.Fail("linear_num_value_heads", fmt::format("a multiple of linear_num_key_heads ({})", shape.k_heads));
+  }
+  shape.k_dim = head_dim("linear_key_head_dim");
+  shape.v_dim = head_dim("linear_value_head_dim");
+  shape.tiled_v_heads = json.Bool("linear_value_heads_tiled", false);  // not Hugging Face's: of GGUF files
+  shape.conv_width = static_cast<int>(json.Int("linear_conv_kernel_dim", 2, kernels::kMaxConvWidth));
 }
 
 }  // namespace kvanta::models

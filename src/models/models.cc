@@ -9,7 +9,8 @@ namespace kvanta::models {
 // NOLINTBEGIN(readability-redundant-declaration): tools/lint.py puts definitions and this list in one unit
 extern const Architecture kLlama, kMistral, kMinistral, kMinistral3, kMistral3, kQwen2, kQwen3, kPhi3, kGlm, kGlm4,
     kGranite, kOlmo2, kOlmo3, kSmolLm3, kDeepseekV2, kDeepseekV3, kGemma2, kGemma3, kGemma3Multimodal, kQwen3Moe,
-    kMixtral, kQwen2Moe, kGptOss, kGlm4Moe, kLlama4, kLlama4Multimodal;
+    kMixtral, kQwen2Moe, kGptOss, kGlm4Moe, kLlama4, kLlama4Multimodal, kQwen3Next, kQwen35, kQwen35Multimodal,
+    kQwen35Moe, kQwen35MoeMultimodal;
 // NOLINTEND(readability-redundant-declaration)
 
 std::span<const Architecture* const> Architectures() {
@@ -38,7 +39,12 @@ std::span<const Architecture* const> Architectures() {
                                       &kGptOss,
                                       &kGlm4Moe,
                                       &kLlama4,
-                                      &kLlama4Multimodal};
+                                      &kLlama4Multimodal,
+                                      &kQwen3Next,
+                                      &kQwen35,
+                                      &kQwen35Multimodal,
+                                      &kQwen35Moe,
+                                      &kQwen35MoeMultimodal};
   return kAll;
 }
 

@@ -40,12 +40,22 @@ struct BlockCount {
 BlockCount CountGroupedAttention(const ModelConfig& config) {
   const int64_t hidden = config.hidden;
   const int64_t q = int64_t{config.heads} * config.head_dim, kv = int64_t{config.kv_heads} * config.head_dim;
-  BlockCount count{.matrices = hidden * (q + 2 * kv) + q * hidden};
+  const int64_t gates = config.attn_output_gate ? q : 0;
+  BlockCount count{.matrices = hidden * (q + gates + 2 * kv) + q * hidden};
   count.kept = count.matrices;
-  if (config.qkv_bias) count.vectors += q + 2 * kv;
+  if (config.qkv_bias) count.vectors += q + gates + 2 * kv;
   if (config.o_bias) count.vectors += hidden;
   if (config.qk_norm) count.vectors += config.qk_norm_of_all_heads ? q + kv : int64_t{2} * config.head_dim;
   if (config.attention_sinks) count.vectors += config.heads;
+  return count;
+}
+
+BlockCount CountGatedDeltaNet(const ModelConfig& config) {
+  const kernels::GatedDeltaNetShape& shape = config.gated_delta_net;
+  const int64_t projected = shape.ConvWidth() + 2 * shape.ValueWidth() + 2 * shape.v_heads;
+  BlockCount count{.matrices = config.hidden * projected,
+                   .vectors = shape.ConvWidth() * shape.conv_width + 2 * shape.v_heads + shape.v_dim};
+  count.kept = count.matrices;
   return count;
 }
 
@@ -82,7 +92,7 @@ BlockCount CountMoe(const ModelConfig& config) {
 
 // Elements of the layers' matrices that a checkpoint has quantized, in formats that kernels read. The attention and the
 // MLP of a layer are taken as a whole; `attention` is what is kept of it.
-int64_t CountQuantized(const ModelConfig& config, int64_t attention, int64_t mlp, int64_t experts) {
+int64_t CountQuantized(const ModelConfig& config, int64_t attention, int64_t recurrent, int64_t mlp, int64_t experts) {
   const QuantizationConfig& quantization = config.quantization;
   const bool has_codes = quantization.method != QuantMethod::kNone && quantization.method != QuantMethod::kMxfp4;
   const bool is_kept = has_codes && quantization.format.codes != CodeType::kNone &&
@@ -90,12 +100,17 @@ int64_t CountQuantized(const ModelConfig& config, int64_t attention, int64_t mlp
   if (!is_kept) return 0;
   int64_t count = 0;
   for (int layer = 0; layer < config.layers; ++layer) {
-    const bool moe = config.layer_specs[static_cast<size_t>(layer)].moe;
+    const LayerSpec& spec = config.layer_specs[static_cast<size_t>(layer)];
+    const bool moe = spec.moe;
     const auto is_quantized = [&](std::string_view module) {
       return !quantization.IsIgnored(
           fmt::format("{}layers.{}.{}", config.names.decoders.front().prefix, layer, module));
     };
-    if (is_quantized("self_attn.o_proj")) count += attention;
+    if (spec.IsRecurrent()) {
+      if (is_quantized("linear_attn.out_proj")) count += recurrent;
+    } else if (is_quantized("self_attn.o_proj")) {
+      count += attention;
+    }
     if (is_quantized(moe ? "mlp.experts.0.down_proj" : "mlp.down_proj")) count += moe ? experts : mlp;
   }
   return count;
@@ -107,9 +122,10 @@ WeightCount CountWeights(const ModelConfig& config) {
   const int64_t hidden = config.hidden;
   const BlockCount attention =
       config.mla.kv_lora_rank != 0 ? CountLatentAttention(config) : CountGroupedAttention(config);
+  const BlockCount recurrent = CountGatedDeltaNet(config);
   const BlockCount mlp = CountMlp(hidden, config.intermediate_size, config.mlp.bias);
   const BlockCount experts = config.moe.num_experts != 0 ? CountMoe(config) : mlp;
-  const int64_t limit = attention.matrices + std::max(mlp.matrices, experts.matrices);
+  const int64_t limit = std::max(attention.matrices, recurrent.matrices) + std::max(mlp.matrices, experts.matrices);
   constexpr int64_t kMax = int64_t{1} << 50;
   if (limit > kMax / config.layers) {
     throw InputError(fmt::format("config.json describes {} layers of {} weights, more than any machine holds",
@@ -117,18 +133,20 @@ WeightCount CountWeights(const ModelConfig& config) {
   }
   const int64_t moe_layers = std::count_if(config.layer_specs.begin(), config.layer_specs.end(),
                                            [](const LayerSpec& layer) { return layer.moe; });
+  const int64_t recurrent_layers = std::ranges::count_if(config.layer_specs, &LayerSpec::IsRecurrent);
   const int64_t norms =
       std::ranges::count_if(std::array{config.names.pre_attention_norm, config.names.post_attention_norm,
                                        config.names.pre_mlp_norm, config.names.post_mlp_norm},
                             [](std::string_view name) { return !name.empty(); });
   const auto total = [&](int64_t BlockCount::*part) {
-    return config.layers * attention.*part + (config.layers - moe_layers) * mlp.*part + moe_layers * experts.*part;
+    return (config.layers - recurrent_layers) * attention.*part + recurrent_layers * recurrent.*part +
+           (config.layers - moe_layers) * mlp.*part + moe_layers * experts.*part;
   };
   const kernels::QuantizedFormat& format = config.quantization.format;
   constexpr int64_t kStep = 16 * 128;  // weights of QuantizedStepBytes()
   return {.matrices = total(&BlockCount::matrices),
           .mxfp4 = total(&BlockCount::mxfp4),
-          .quantized = CountQuantized(config, attention.kept, mlp.matrices, experts.matrices),
+          .quantized = CountQuantized(config, attention.kept, recurrent.kept, mlp.matrices, experts.matrices),
           .quantized_bits = static_cast<double>(8 * QuantizedStepBytes(format, config.hidden)) / kStep,
           .embeddings = int64_t{config.vocab} * hidden * (config.tied_embeddings ? 1 : 2),
           .vectors = total(&BlockCount::vectors) + (norms * config.layers + 1) * hidden};

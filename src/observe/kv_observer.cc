@@ -35,6 +35,9 @@ class ObservedBackend final : public attention::Backend {
   void Run(attention::Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept override {
     inner_->Run(plan, layer, q, q_stride, out);
   }
+  cache::StateStep States(const attention::Plan& plan, int layer) const noexcept override {
+    return inner_->States(plan, layer);
+  }
   attention::AppendCounts Counts(int layer) const override { return inner_->Counts(layer); }
   const formats::LayerScales& Scales(int layer) const override { return inner_->Scales(layer); }
 
@@ -82,8 +85,12 @@ void ForwardObserved(models::Model& model, const BackendFactory& make_backend, c
                      std::span<const int32_t> tokens, int64_t max_rows, KvObserver& observer) {
   const std::vector<KvScheme> schemes(layout.layers.size(), KvScheme::Parse("bf16"));
   std::vector<formats::LayerShape> shapes;
-  for (const auto& layer : layout.layers) shapes.push_back({layer.kv_heads, layer.shape.head_dim, layer.rope_dim});
-  const formats::CacheLayout unquantized = formats::PlanCache(schemes, shapes, layout.page_size);
+  std::vector<int> groups;
+  for (const auto& layer : layout.layers) {
+    shapes.push_back({layer.kv_heads, layer.shape.head_dim, layer.rope_dim, layer.IsRecurrent() ? layer.bytes : 0});
+    groups.push_back(layer.group);
+  }
+  const formats::CacheLayout unquantized = formats::PlanCache(schemes, shapes, layout.page_size, groups);
   const auto count = static_cast<int64_t>(tokens.size());
   cache::KvCacheManager cache(model.ops().device(), unquantized, {},
                               {.budget_bytes = cache::KvCacheSpec(unquantized).MaxBytes(count), .poison_unused = false},

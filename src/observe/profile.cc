@@ -81,7 +81,8 @@ class ProfiledOps final : public kernels::Ops {
         activation_(profile_->Row("activation")),
         softcap_(profile_->Row("logits softcap")),
         copy_(profile_->Row("copy")),
-        add_(profile_->Row("add")) {}
+        add_(profile_->Row("add")),
+        delta_(profile_->Row("gated delta net")) {}
 
   Device& device() const noexcept override { return inner_->device(); }
   ThreadPool& threads() const noexcept override { return inner_->threads(); }
@@ -123,6 +124,16 @@ class ProfiledOps final : public kernels::Ops {
             int64_t out_stride) noexcept override {
     const Timer timer(copy_);
     inner_->Copy(x, x_stride, rows, width, out, out_stride);
+  }
+  void MulSigmoid(float* x, int64_t x_stride, const float* gate, int64_t gate_stride, int64_t rows,
+                  int64_t width) noexcept override {
+    const Timer timer(activation_);
+    inner_->MulSigmoid(x, x_stride, gate, gate_stride, rows, width);
+  }
+  void CheckGatedDeltaNet() const override { inner_->CheckGatedDeltaNet(); }
+  void GatedDeltaNet(const kernels::GatedDeltaNetOp& op) noexcept override {
+    const Timer timer(delta_);
+    inner_->GatedDeltaNet(op);
   }
   bool OnHost() const noexcept override { return inner_->OnHost(); }
   void Sample(const float* logits, int64_t rows, int64_t width, const kernels::RowArgmax* argmaxes,
@@ -168,7 +179,7 @@ class ProfiledOps final : public kernels::Ops {
  private:
   std::unique_ptr<kernels::Ops> inner_;
   std::shared_ptr<StepProfile> profile_;
-  ProfileRow &embed_, &norm_, &rope_, &activation_, &softcap_, &copy_, &add_;
+  ProfileRow &embed_, &norm_, &rope_, &activation_, &softcap_, &copy_, &add_, &delta_;
 };
 
 class ProfiledBackend final : public attention::Backend {
@@ -193,6 +204,9 @@ class ProfiledBackend final : public attention::Backend {
   void Run(attention::Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept override {
     const Timer timer(run_);
     inner_->Run(plan, layer, q, q_stride, out);
+  }
+  cache::StateStep States(const attention::Plan& plan, int layer) const noexcept override {
+    return inner_->States(plan, layer);
   }
   attention::AppendCounts Counts(int layer) const override { return inner_->Counts(layer); }
   void FetchCounts() override { inner_->FetchCounts(); }

@@ -124,7 +124,29 @@ SETTINGS: dict[str, dict[str, Any]] = {
         },
     },
 }
-CONFIGS = {"Gemma3": "Gemma3TextConfig", "Llama4": "Llama4TextConfig"}
+GATED_DELTA_NET = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+}
+SHARED_EXPERT = EXPERTS | {"shared_expert_intermediate_size": 40}
+SETTINGS |= {
+    "Qwen3Next": GATED_DELTA_NET | SHARED_EXPERT,
+    "Qwen3_5": GATED_DELTA_NET,
+    "Qwen3_5Moe": GATED_DELTA_NET | SHARED_EXPERT,
+}
+CONFIGS = {
+    "Gemma3": "Gemma3TextConfig",
+    "Llama4": "Llama4TextConfig",
+    "Qwen3_5": "Qwen3_5TextConfig",
+    "Qwen3_5Moe": "Qwen3_5MoeTextConfig",
+}
+HYBRIDS = ["Qwen3Next", "Qwen3_5", "Qwen3_5Moe"]
 DENSE = ["Phi3", "Olmo2", "Olmo3", "Granite", "SmolLM3", "Glm", "Glm4", "Ministral", "Ministral3"]
 WITH_EXPERTS = ["Qwen3Moe", "Mixtral", "Qwen2Moe", "GptOss", "Glm4Moe", "Llama4"]
 
@@ -139,12 +161,17 @@ def make_model(architecture: str, seed: int = 0, **settings: Any) -> transformer
 def fill(model: transformers.PreTrainedModel, seed: int = 0) -> transformers.PreTrainedModel:
     """Random values for its parameters, for attention without fused kernels."""
     model.config._attn_implementation = "eager"
-    norm_center = 0 if "Gemma" in type(model).__name__ else 1  # Gemma's norms add 1
+    adds_one = ("Gemma", "Qwen3Next", "Qwen3_5")  # to the weights of norms
+    norm_center = 0 if type(model).__name__.startswith(adds_one) else 1
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if "norm" in name:
+            if name.endswith("linear_attn.norm.weight"):
+                parameter.copy_(1 + 0.3 * noise)
+            elif name.endswith("A_log"):
+                parameter.copy_(noise - 3)  # so that a state remembers dozens of tokens
+            elif "norm" in name:
                 parameter.copy_(norm_center + 0.3 * noise)
             elif name.endswith("bias"):
                 parameter.copy_(0.5 * noise)
@@ -213,6 +240,21 @@ def make_llama4_multimodal() -> transformers.PreTrainedModel:
     }
     config = transformers.Llama4Config(text_config={**SIZES, **SETTINGS["Llama4"]}, vision_config=vision)
     return fill(transformers.Llama4ForConditionalGeneration(config))
+
+
+def make_qwen35_multimodal(with_experts: bool) -> transformers.PreTrainedModel:
+    name = "Qwen3_5Moe" if with_experts else "Qwen3_5"
+    vision = {
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_heads": 2,
+        "patch_size": 4,
+        "out_hidden_size": SIZES["hidden_size"],
+        "num_position_embeddings": 16,
+    }
+    config = getattr(transformers, f"{name}Config")(text_config={**SIZES, **SETTINGS[name]}, vision_config=vision)
+    return fill(getattr(transformers, f"{name}ForConditionalGeneration")(config))
 
 
 def load(folder: Path, dtype: torch.dtype) -> transformers.PreTrainedModel:

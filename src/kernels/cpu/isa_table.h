@@ -5,6 +5,7 @@
 
 #include "kernels/activation.h"
 #include "kernels/linear/cpu/table.h"
+#include "kernels/linear_attention/cpu/table.h"
 
 namespace kvanta::kernels {
 
@@ -32,6 +33,8 @@ struct RowKernels {
   void (*add_scaled)(float* x, const float* y, float factor, int64_t n) noexcept = nullptr;
   // x *= factor, [n].
   void (*scale)(float* x, float factor, int64_t n) noexcept = nullptr;
+  // x /= 1 + exp(-gate), both [n].
+  void (*mul_sigmoid)(float* x, const float* gate, int64_t n) noexcept = nullptr;
   // x = softcap * tanh(x / softcap), [n].
   void (*softcap)(float* x, float softcap, int64_t n) noexcept = nullptr;
   // Maximum of x [n], n > 0; NaN if any element is NaN or infinite.
@@ -49,6 +52,7 @@ struct IsaTable {
   const char* name = nullptr;  // the <isa> of isa_<isa>.cc
   LinearKernels linear;
   RowKernels rows;
+  GatedDeltaKernels gated_delta;
   const AttentionKernels* attention = nullptr;
 };
 

@@ -7,6 +7,7 @@
 #include "base/math.h"
 #include "kernels/cpu/select.h"
 #include "kernels/linear/cpu/packed_linear.h"
+#include "kernels/linear_attention/cpu/gated_delta_net.h"
 #include "kernels/moe/cpu/cpu_experts.h"
 #include "kvanta/error.h"
 
@@ -87,6 +88,15 @@ class CpuOps final : public Ops {
       const float* gate = gate_up + row * 2 * width;
       multiply(gate, gate + width, width, out + row * width);
     });
+  }
+
+  void MulSigmoid(float* x, int64_t x_stride, const float* gate, int64_t gate_stride, int64_t rows,
+                  int64_t width) noexcept override {
+    ForRows(rows, width, [&](int64_t row) { rows_.mul_sigmoid(x + row * x_stride, gate + row * gate_stride, width); });
+  }
+
+  void GatedDeltaNet(const GatedDeltaNetOp& op) noexcept override {
+    CpuGatedDeltaNet(op, context_->isa, *context_->threads);
   }
 
   void AddGated(float* x, const float* y, const float* gate, int64_t rows, int64_t width) noexcept override {

@@ -128,6 +128,15 @@ void ScaleRow(float* x, float factor, int64_t n) noexcept {
       });
 }
 
+void MulSigmoidRow(float* x, const float* gate, int64_t n) noexcept {
+  const Vec16::F one = Vec16::Set1(1.0f);
+  ForLanes(
+      n, [&](int64_t i, int lanes) __attribute__((always_inline)) {
+        const Vec16::F e = Vec16::Exp(Vec16::Sub(Vec16::Zero(), LoadVec16(gate + i, lanes)));
+        StoreVec16(x + i, Vec16::Div(LoadVec16(x + i, lanes), Vec16::Add(one, e)), lanes);
+      });
+}
+
 // tanh(y) = 1 - 2 / (exp(2 y) + 1).
 void SoftcapRow(float* x, float softcap, int64_t n) noexcept {
   const Vec16::F one = Vec16::Set1(1.0f), two = Vec16::Set1(2.0f);
@@ -172,6 +181,7 @@ constexpr RowKernels kRowKernels{.rms_norm = RmsNormRow,
                                  .swiglu_oai_mul = SwigluOaiMulRow,
                                  .add_scaled = AddScaledRow,
                                  .scale = ScaleRow,
+                                 .mul_sigmoid = MulSigmoidRow,
                                  .softcap = SoftcapRow,
                                  .max = MaxOfRow,
                                  .exp = ExpRow};

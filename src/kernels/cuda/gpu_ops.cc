@@ -35,6 +35,10 @@ class GpuOps final : public Ops {
                                  moe.bias ? "with biases" : "whose inputs are multiplied by the router's weights"));
   }
 
+  void CheckGatedDeltaNet() const override {
+    throw InputError(fmt::format("{} does not support Gated DeltaNet layers; device cpu does", context_->gpu->Name()));
+  }
+
   std::unique_ptr<ExpertLayer> MakeExperts(std::vector<ExpertWeights>&& experts, const MoeConfig& moe,
                                            std::span<const float> e_score_correction_bias) override {
     return MakeGpuExperts(context_, std::move(experts), moe, e_score_correction_bias);

@@ -5,6 +5,7 @@
 #include "kernels/cpu/isa_table.h"
 #include "kernels/cpu/row_kernels.h"
 #include "kernels/linear/cpu/element_kernels.h"
+#include "kernels/linear_attention/cpu/delta_kernels.h"
 
 namespace kvanta::kernels {
 
@@ -12,6 +13,7 @@ const IsaTable& Avx2Table() {
   static const IsaTable kTable{.name = "avx2",
                                .linear = MakeLinearKernels(Avx2BlockKernels(), Avx2QuantizedKernels()),
                                .rows = kRowKernels,
+                               .gated_delta = kGatedDeltaKernels,
                                .attention = &kAttentionKernels};
   return kTable;
 }

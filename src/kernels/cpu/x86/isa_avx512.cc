@@ -5,6 +5,7 @@
 #include "kernels/cpu/isa_table.h"
 #include "kernels/cpu/row_kernels.h"
 #include "kernels/linear/cpu/element_kernels.h"
+#include "kernels/linear_attention/cpu/delta_kernels.h"
 
 namespace kvanta::kernels {
 
@@ -12,6 +13,7 @@ const IsaTable& Avx512Table() {
   static const IsaTable kTable{.name = "avx512",
                                .linear = MakeLinearKernels(Avx512BlockKernels(), Avx512QuantizedKernels()),
                                .rows = kRowKernels,
+                               .gated_delta = kGatedDeltaKernels,
                                .attention = &kAttentionKernels};
   return kTable;
 }

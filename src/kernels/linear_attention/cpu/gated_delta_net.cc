@@ -1,0 +1,157 @@
+#include "kernels/linear_attention/cpu/gated_delta_net.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/math.h"
+
+namespace kvanta::kernels {
+namespace {
+
+using cache::StateSegment;
+
+constexpr int64_t kConvChannels = 512;  // of a task
+constexpr float kNormEps = 1e-6F;       // of queries and keys
+
+class GatedDeltaNet {
+ public:
+  GatedDeltaNet(const GatedDeltaNetOp& op, const IsaTable& isa, ThreadPool& threads)
+      : op_(op), shape_(op.shape), isa_(isa), threads_(threads), sequences_(std::ssize(op.states.first_segments)) {}
+
+  void Run() noexcept {
+    int64_t blocks = 0;
+    for (const ChannelRun& run : op_.runs) blocks += CeilDiv(run.count, kConvChannels);
+    auto convolve = [&](int64_t task, int) { Convolve(task / blocks, task % blocks); };
+    threads_.ForEach(sequences_ * blocks, convolve);
+    auto prepare = [&](int64_t row, int) { PrepareRow(row); };
+    threads_.ForEach(op_.rows, prepare);
+    const int64_t columns = CeilDiv(shape_.v_dim, kDeltaColumns);
+    auto update = [&](int64_t task, int) {
+      UpdateState(task / columns / shape_.v_heads, task / columns % shape_.v_heads, task % columns * kDeltaColumns);
+    };
+    threads_.ForEach(sequences_ * shape_.v_heads * columns, update);
+    auto norm = [&](int64_t row, int) { NormRow(row); };
+    threads_.ForEach(op_.rows, norm);
+  }
+
+ private:
+  // A block of channels of a sequence's convolution.
+  void Convolve(int64_t sequence, int64_t block) noexcept {
+    const ChannelRun* run = op_.runs.data();
+    for (; block >= CeilDiv(run->count, kConvChannels); ++run) block -= CeilDiv(run->count, kConvChannels);
+    const int64_t first = block * kConvChannels, count = std::min(kConvChannels, run->count - first);
+    const int64_t channel = run->channel + first;
+    const std::span<const StateSegment> segments = op_.states.OfSequence(static_cast<size_t>(sequence));
+    const int64_t begin = segments.front().first_row, end = segments.back().first_row + segments.back().tokens;
+    const int past = shape_.conv_width - 1;
+    // Inputs before the step: a copy, since a state may be overwritten in place.
+    alignas(64) float history[kMaxConvWidth * kConvChannels];
+    const float* state = op_.states.State(segments.front().from);
+    for (int i = 0; i < past; ++i) {
+      float* to = history + i * kConvChannels;
+      if (state == nullptr) {
+        std::fill_n(to, count, 0.0F);
+      } else {
+        std::copy_n(ConvState(state, i) + channel, count, to);
+      }
+    }
+    const auto input = [&](int64_t row) {
+      if (row < begin) return static_cast<const float*>(history) + (row - begin + past) * kConvChannels;
+      return op_.projected + row * op_.projected_stride + run->projected + first;
+    };
+    for (int64_t row = begin; row < end; ++row) {
+      const float* inputs[kMaxConvWidth];
+      for (int tap = 0; tap <= past; ++tap) inputs[tap] = input(row - past + tap);
+      isa_.gated_delta.conv_silu(inputs, op_.conv + channel, shape_.ConvWidth(), past + 1, count,
+                                 op_.mixed + row * shape_.ConvWidth() + channel);
+    }
+    for (const StateSegment& segment : segments) {
+      float* to = op_.states.State(segment.to);
+      for (int i = 0; i < past; ++i) {
+        std::copy_n(input(segment.first_row + segment.tokens - past + i), count, ConvState(to, i) + channel);
+      }
+    }
+  }
+
+  template <class Float>
+  Float* ConvState(Float* state, int i) const noexcept {
+    return state + shape_.RuleFloats() + i * shape_.ConvWidth();
+  }
+
+  // Norms queries and keys, and computes each head's decay and beta.
+  void PrepareRow(int64_t row) noexcept {
+    float* q = op_.mixed + row * shape_.ConvWidth();
+    float* k = q + shape_.KeyWidth();
+    const float query_scale = 1.0F / std::sqrt(static_cast<float>(shape_.k_dim));
+    for (int head = 0; head < shape_.k_heads; ++head) {
+      isa_.gated_delta.l2_norm(q + head * shape_.k_dim, query_scale, kNormEps, shape_.k_dim);
+      isa_.gated_delta.l2_norm(k + head * shape_.k_dim, 1.0F, kNormEps, shape_.k_dim);
+    }
+    const float* gates = op_.gates + row * op_.gates_stride;
+    float* decay = op_.factors + row * 2 * shape_.v_heads;
+    float* beta = decay + shape_.v_heads;
+    for (int head = 0; head < shape_.v_heads; ++head) {
+      const float x = gates[op_.a.At(head)] + op_.dt_bias[head];
+      const float softplus = x > 20.0F ? x : std::log1p(std::exp(x));  // PyTorch's threshold
+      decay[head] = std::exp(op_.decay[head] * softplus);
+      beta[head] = 1.0F / (1.0F + std::exp(-gates[op_.b.At(head)]));
+    }
+  }
+
+  // The delta rule over all tokens of a sequence, for a head's value channels from `column` on.
+  void UpdateState(int64_t sequence, int64_t head, int64_t column) noexcept {
+    const std::span<const StateSegment> segments = op_.states.OfSequence(static_cast<size_t>(sequence));
+    const int k_dim = shape_.k_dim, v_dim = shape_.v_dim;
+    const auto columns = static_cast<int>(std::min<int64_t>(kDeltaColumns, v_dim - column));
+    const int64_t in_state = head * k_dim * v_dim + column;
+    alignas(64) float block[kMaxDeltaHeadDim * kDeltaColumns];
+    std::fill_n(block, k_dim * kDeltaColumns, 0.0F);
+    if (const float* from = op_.states.State(segments.front().from); from != nullptr) {
+      for (int i = 0; i < k_dim; ++i) std::copy_n(from + in_state + i * v_dim, columns, block + i * kDeltaColumns);
+    }
+    const int64_t k_head = shape_.KeyHead(static_cast<int>(head));
+    for (const StateSegment& segment : segments) {
+      const float* row = op_.mixed + segment.first_row * shape_.ConvWidth();
+      const float* factors = op_.factors + segment.first_row * 2 * shape_.v_heads + head;
+      const DeltaTokens tokens{.q = row + k_head * k_dim,
+                               .k = row + shape_.KeyWidth() + k_head * k_dim,
+                               .v = row + 2 * shape_.KeyWidth() + head * v_dim + column,
+                               .out = op_.out + segment.first_row * shape_.ValueWidth() + head * v_dim + column,
+                               .qk_stride = shape_.ConvWidth(),
+                               .v_stride = shape_.ConvWidth(),
+                               .out_stride = shape_.ValueWidth(),
+                               .decay = factors,
+                               .beta = factors + shape_.v_heads,
+                               .factor_stride = int64_t{2} * shape_.v_heads,
+                               .tokens = segment.tokens,
+                               .k_dim = k_dim,
+                               .columns = columns};
+      isa_.gated_delta.delta_rule(tokens, block);
+      float* to = op_.states.State(segment.to) + in_state;
+      for (int i = 0; i < k_dim; ++i) std::copy_n(block + i * kDeltaColumns, columns, to + i * v_dim);
+    }
+  }
+
+  void NormRow(int64_t row) noexcept {
+    for (int head = 0; head < shape_.v_heads; ++head) {
+      float* out = op_.out + row * shape_.ValueWidth() + head * shape_.v_dim;
+      isa_.rows.rms_norm(out, op_.norm, op_.eps, shape_.v_dim, out);
+      isa_.rows.silu_mul(op_.projected + row * op_.projected_stride + op_.z.At(head), out, shape_.v_dim, out);
+    }
+  }
+
+  const GatedDeltaNetOp& op_;
+  const GatedDeltaNetShape& shape_;
+  const IsaTable& isa_;
+  ThreadPool& threads_;
+  int64_t sequences_;
+};
+
+}  // namespace
+
+void CpuGatedDeltaNet(const GatedDeltaNetOp& op, const IsaTable& isa, ThreadPool& threads) noexcept {
+  GatedDeltaNet(op, isa, threads).Run();
+}
+
+}  // namespace kvanta::kernels

@@ -1,0 +1,33 @@
+// Table of an ISA unit's kernels for Gated DeltaNet.
+#pragma once
+
+#include <cstdint>
+
+namespace kvanta::kernels {
+
+inline constexpr int kDeltaColumns = 32;  // columns of a head's state that are computed together
+
+// Consecutive tokens of one head, and a block of its value channels.
+struct DeltaTokens {
+  const float *q = nullptr, *k = nullptr;  // [k_dim], normed
+  const float* v = nullptr;                // [columns]
+  float* out = nullptr;                    // [columns]
+  int64_t qk_stride = 0, v_stride = 0, out_stride = 0;
+  const float *decay = nullptr, *beta = nullptr;  // one of each per token
+  int64_t factor_stride = 0;
+  int tokens = 0;
+  int k_dim = 0;    // even
+  int columns = 0;  // at most kDeltaColumns
+};
+
+struct GatedDeltaKernels {
+  // out = silu(sum of inputs[i] * weights[i]), [n]; `weights`: [taps], `stride` floats apart.
+  void (*conv_silu)(const float* const* inputs, const float* weights, int64_t stride, int taps, int64_t n,
+                    float* out) noexcept = nullptr;
+  // x *= scale / sqrt(sum(x^2) + eps), [n].
+  void (*l2_norm)(float* x, float scale, float eps, int64_t n) noexcept = nullptr;
+  // For each token: S *= decay; S += k (beta (v - S^T k))^T; out = S^T q. state S: [k_dim][kDeltaColumns].
+  void (*delta_rule)(const DeltaTokens& tokens, float* state) noexcept = nullptr;
+};
+
+}  // namespace kvanta::kernels

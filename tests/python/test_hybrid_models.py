@@ -1,0 +1,220 @@
+"""Qwen3-Next and Qwen3.5, whose layers of Gated DeltaNet have a state: logits against transformers, and the bits of
+every way to a token."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import tiny_models
+import tolerance
+import torch
+from logits_oracle import (
+    TOKENS,
+    Fault,
+    assert_noticed,
+    divergence,
+    edit_config,
+    edit_tensor,
+    largest_error,
+    logits,
+    rms_error,
+)
+
+from kvanta import LLM, SamplingParams
+from kvanta.calibration import calibrate, write_scale_file
+from kvanta.errors import InputError
+from kvanta.evaluate import Settings, evaluate
+from kvanta.models import SHIPPED
+from kvanta.plan import plan
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_next": ("Qwen3Next", {}),
+    "qwen3_next_interval": ("Qwen3Next", {"layer_types": None, "num_hidden_layers": 5, "decoder_sparse_step": 2}),
+    "qwen3_next_one_value_head": ("Qwen3Next", {"linear_num_value_heads": 2, "linear_conv_kernel_dim": 2}),
+    "qwen3_5": ("Qwen3_5", {}),
+    "qwen3_5_wide_heads": (
+        "Qwen3_5",
+        {"linear_value_head_dim": 72, "linear_key_head_dim": 40, "attention_bias": True, "linear_conv_kernel_dim": 5},
+    ),
+    "qwen3_5_moe": ("Qwen3_5Moe", {}),
+}
+PROMPT = [int(token) for token in TOKENS]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_float32_logits_equal_transformers(name: str, tmp_path: Path) -> None:
+    architecture, settings = MODELS[name]
+    model = tiny_models.make_model(architecture, **settings)
+    tiny_models.save(model, tmp_path)
+    expected = tiny_models.expected_logits(model, TOKENS)
+    found = logits(tmp_path)
+    assert largest_error(found, expected) < tolerance.F32_LOGITS
+    assert divergence(found, expected) < tolerance.F32_DIVERGENCE
+
+
+@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512", "amx"])
+def test_every_instruction_set(isa: str, tmp_path: Path) -> None:
+    model = tiny_models.make_model("Qwen3_5", linear_value_head_dim=72)
+    tiny_models.save(model, tmp_path)
+    try:
+        found = logits(tmp_path, isa=isa)
+    except InputError as error:
+        pytest.skip(str(error))
+    assert largest_error(found, tiny_models.expected_logits(model, TOKENS)) < tolerance.F32_LOGITS
+
+
+@pytest.mark.parametrize("architecture", tiny_models.HYBRIDS)
+def test_bf16_is_no_farther_from_float32_than_transformers(architecture: str, tmp_path: Path) -> None:
+    found, transformers = [], []
+    for seed in range(4):
+        folder = tmp_path / str(seed)
+        model = tiny_models.make_model(architecture, seed)
+        tiny_models.save(model, folder, torch.bfloat16)
+        exact = tiny_models.expected_logits(model, TOKENS)
+        rounded = tiny_models.expected_logits(tiny_models.load(folder, torch.bfloat16), TOKENS)
+        found.append(rms_error(logits(folder, "auto", "bf16"), exact))
+        transformers.append(rms_error(rounded, exact))
+    assert np.linalg.norm(found) < np.linalg.norm(transformers)
+
+
+@pytest.mark.parametrize("with_experts", [False, True])
+def test_language_model_of_multimodal_checkpoints(with_experts: bool, tmp_path: Path) -> None:
+    model = tiny_models.make_qwen35_multimodal(with_experts)
+    tiny_models.save(model, tmp_path)
+    found = logits(tmp_path)
+    assert largest_error(found, tiny_models.expected_logits(model, TOKENS)) < tolerance.F32_LOGITS
+
+
+def test_experts_of_one_tensor(tmp_path: Path) -> None:
+    """The hub's Qwen3.5 has the matrices of all experts in one tensor."""
+    model = tiny_models.make_model("Qwen3_5Moe")
+    tiny_models.save(model, tmp_path)
+    expected = tiny_models.expected_logits(model, TOKENS)
+    tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    fused = {name: value for name, value in tensors.items() if ".mlp.experts." not in name}
+    for name, value in model.state_dict().items():
+        if ".mlp.experts." in name:
+            fused[name] = value.contiguous()
+    safetensors.torch.save_file(fused, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert largest_error(logits(tmp_path), expected) < tolerance.F32_LOGITS
+
+
+FAULTS: dict[str, Fault] = {
+    "interval": ("Qwen3_5", {}, edit_config(layer_types=["linear_attention"] * 3 + ["full_attention"])),
+    "decay": ("Qwen3_5", {}, edit_tensor("model.layers.0.linear_attn.A_log", lambda x: x + 0.1)),
+    "dt_bias": ("Qwen3Next", {}, edit_tensor("model.layers.0.linear_attn.dt_bias", lambda x: x.flip(0))),
+    "convolution": ("Qwen3_5", {}, edit_tensor("model.layers.2.linear_attn.conv1d.weight", lambda x: x.flip(2))),
+    "gated norm": ("Qwen3_5Moe", {}, edit_tensor("model.layers.3.linear_attn.norm.weight", lambda x: x - 1)),
+    "order of b and a": (
+        "Qwen3Next",
+        {},
+        edit_tensor("model.layers.0.linear_attn.in_proj_ba.weight", lambda x: x.flip(0)),
+    ),
+    "gate": ("Qwen3_5", {}, edit_tensor("model.layers.1.self_attn.q_proj.weight", lambda x: x.roll(16, 0))),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in FAULTS if name != "interval"])
+def test_faults_are_noticed(name: str, tmp_path: Path) -> None:
+    assert_noticed(FAULTS[name], tmp_path)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the tokenizer of stories260k, and heads that every format takes."""
+    folder = tmp_path_factory.mktemp("hybrid")
+    settings = {"vocab_size": 512, "hidden_size": 128, "head_dim": 32, "max_position_embeddings": 1024}
+    model = tiny_models.make_model("Qwen3_5", **settings)
+    tiny_models.save(model, folder, torch.bfloat16)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(SHIPPED / "stories260k" / name, folder / name)
+    return folder
+
+
+OPTIONS: dict[str, Any] = {"max_model_len": 1024, "kv_cache_memory_bytes": "16MiB", "threads": 2}
+GREEDY = SamplingParams(max_tokens=90, temperature=0, ignore_eos=True)
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["bf16", "int4"])
+@pytest.mark.parametrize("chunk", [64, 128, 512])
+def test_chunks_and_decode_give_the_bits_of_one_pass(folder: Path, kv_cache_dtype: str, chunk: int) -> None:
+    whole = LLM(folder, kv_cache_dtype=kv_cache_dtype, max_num_batched_tokens=512, **OPTIONS)
+    parts = LLM(folder, kv_cache_dtype=kv_cache_dtype, max_num_batched_tokens=chunk, **OPTIONS)
+    tokens = np.random.default_rng(3).integers(3, 512, 400).astype(np.int32)
+    np.testing.assert_array_equal(parts.logits(tokens), whole.logits(tokens))
+    output = parts.generate([tokens[:130].tolist()], GREEDY)[0].outputs[0].token_ids
+    row = whole.logits(np.array(tokens[:130].tolist() + list(output)))
+    assert [int(x) for x in row[129:-1].argmax(-1)] == list(output)
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["bf16", "int8", "kivi4"])
+def test_prefix_hits_give_the_bits_of_a_cold_run(folder: Path, kv_cache_dtype: str) -> None:
+    def generate(llm: LLM, prompts: list[list[int]]) -> list[tuple[int, ...]]:
+        return [tuple(output.outputs[0].token_ids) for output in llm.generate(prompts, GREEDY)]
+
+    random = np.random.default_rng(5)
+    system = random.integers(3, 512, 200).tolist()
+    prompts = [system + random.integers(3, 512, 110 + 50 * i).tolist() for i in range(3)]
+    cold = LLM(folder, kv_cache_dtype=kv_cache_dtype, enable_prefix_caching=False, **OPTIONS)
+    warm = LLM(folder, kv_cache_dtype=kv_cache_dtype, **OPTIONS)
+    expected = [generate(cold, [prompt])[0] for prompt in prompts]
+    found = [generate(warm, [prompt])[0] for prompt in prompts]
+    assert found == expected
+    hits = warm.stats()["cached_tokens"]
+    assert hits == 192, "the third prompt continues where the second one left the first"
+    # A conversation: the answer is part of the next prompt.
+    longer = prompts[0] + list(expected[0]) + random.integers(3, 512, 30).tolist()
+    assert generate(warm, [longer]) == generate(cold, [longer])
+    assert warm.stats()["cached_tokens"] - hits >= (len(longer) - 30 - 1) // 64 * 64 - 64
+    # All at once, in a cache that makes them wait and be computed again.
+    small = LLM(folder, kv_cache_dtype=kv_cache_dtype, **OPTIONS | {"kv_cache_memory_bytes": "700KiB"})
+    assert generate(small, [*prompts, longer]) == [*expected, generate(cold, [longer])[0]]
+
+
+def test_the_state_does_not_grow(folder: Path) -> None:
+    """A hybrid's cache: pages of one layer of attention, and two states."""
+    groups = LLM(folder, kv_cache_dtype="bf16", **OPTIONS).stats()["groups"]
+    kinds = {group["visibility"]: group for group in groups}
+    assert set(kinds) == {"recurrent", "full"}
+    assert kinds["recurrent"]["layers"] == [0, 2, 3]
+    state = 4 * (6 * 16 * 24 + 3 * (2 * 2 * 16 + 6 * 24))
+    assert kinds["recurrent"]["page_bytes"] == 3 * -(-state // 64) * 64
+    assert kinds["full"]["page_bytes"] == 64 * 2 * 2 * 32 * 2
+    sizes = [plan(str(folder), 1 << 30, ["bf16"], context)["formats"][0]["sequence_bytes"] for context in (512, 1024)]
+    assert sizes[1] - sizes[0] == 8 * kinds["full"]["page_bytes"], "eight pages of attention, and no more states"
+
+
+def test_calibration_and_evaluation(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVANTA_HOME", str(tmp_path))
+    options: dict[str, Any] = {"max_model_len": 192, "kv_cache_memory_bytes": "8MiB", "threads": 1}
+    reader = LLM(folder, kv_cache_dtype="bf16", **options)
+    scales = calibrate(reader, np.random.default_rng(11).integers(3, 512, 150), granularity="head")
+    write_scale_file(tmp_path / "scales.json", scales, reader.model_info)
+    llm = LLM(folder, kv_cache_dtype="fp8", quantization_param_path=str(tmp_path / "scales.json"), **options)
+    np.testing.assert_array_equal(llm.stats()["layers"][1]["k_scale"], scales.k_scale[1])
+    settings = Settings(formats=["int8", "int4"], context=128, tokens=256, engine={"threads": 1})
+    rows = evaluate(str(folder), settings)["formats"]
+    assert all(0 < row["kl_mean"] < 0.5 for row in rows.values()), rows
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"linear_num_value_heads": 5}, "multiple of linear_num_key_heads"),
+        ({"linear_key_head_dim": 300}, "linear_key_head_dim"),
+        ({"linear_conv_kernel_dim": 9}, "linear_conv_kernel_dim"),
+        ({"layer_types": ["linear_attention"] * 4}, "at least one layer"),
+        ({"layer_types": ["linear_attention"] * 3}, "one entry for each of 4 layers"),
+        ({"layer_types": ["sliding_attention"] * 4}, "'linear_attention' only"),
+    ],
+)
+def test_bad_configs(changes: dict[str, Any], message: str, folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "model")
+    tiny_models.edit_config(tmp_path / "model", **changes)
+    with pytest.raises(InputError, match=message):
+        LLM(tmp_path / "model", **OPTIONS)

@@ -36,6 +36,13 @@ constexpr double RmsNormRelative(long width) {
   return (static_cast<double>(width) / 32 + 4 + 6) * kUnitF32;
 }
 
+// Gated DeltaNet over `tokens` tokens, root mean square relative to the outputs': each token adds the errors of two
+// chains over k_dim (beside them, exp and silu count little), and a state forgets them with its values. The norm after
+// the rule divides by the outputs' size, which may be a tenth of their terms'.
+constexpr double DeltaRuleRelative(int tokens, int k_dim) {
+  return 10 * (2 * (k_dim / 2 + 3) + tokens) * kUnitF32;
+}
+
 // a cos - b sin: three roundings of magnitudes up to |a| + |b|.
 inline constexpr double kRopeAbsolute = 3 * kUnitF32;
 

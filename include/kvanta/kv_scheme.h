@@ -52,8 +52,9 @@ struct KvScheme {
 std::vector<std::string> FormatNames();
 
 // Applies base.boundary_layers (those layers become bf16), then per-layer overrides: "0,1,-1=bf16;2-5=int8" (indices,
-// negative from the end, ranges).
-// Returns one scheme per layer. Throws InputError on an index out of range or a layer named twice.
-std::vector<KvScheme> ParseLayerSchemes(const KvScheme& base, std::string_view per_layer, int num_layers);
+// negative from the end, ranges). attention_layers: those that have K and V, ascending, among which boundary layers are
+// counted; empty: all. Returns one scheme per layer. Throws InputError on an index out of range or a layer named twice.
+std::vector<KvScheme> ParseLayerSchemes(const KvScheme& base, std::string_view per_layer, int num_layers,
+                                        const std::vector<int>& attention_layers = {});
 
 }  // namespace kvanta

@@ -86,8 +86,12 @@ KvScheme ResolveBaseScheme(const EngineConfig& config, const models::ModelConfig
 
 std::vector<KvScheme> ResolveSchemes(const EngineConfig& config, const models::ModelConfig& model, DType dtype) {
   const std::string unquantized(UnquantizedScheme(dtype));
-  std::vector<KvScheme> schemes =
-      ParseLayerSchemes(ResolveBaseScheme(config, model, dtype), config.kv_cache_dtype_layers, model.layers);
+  std::vector<int> attention_layers;
+  for (int layer = 0; layer < model.layers; ++layer) {
+    if (!model.layer_specs[static_cast<size_t>(layer)].IsRecurrent()) attention_layers.push_back(layer);
+  }
+  std::vector<KvScheme> schemes = ParseLayerSchemes(ResolveBaseScheme(config, model, dtype),
+                                                    config.kv_cache_dtype_layers, model.layers, attention_layers);
   for (const std::string& entry : config.kv_cache_dtype_skip_layers) {
     if (entry == "sliding_window") {
       const std::vector<int> windows = model.SlidingWindows();

@@ -59,13 +59,17 @@ LayerRange TakeRange(std::string_view& text, std::string_view whole, int num_lay
 
 }  // namespace
 
-std::vector<KvScheme> ParseLayerSchemes(const KvScheme& base, std::string_view per_layer, int num_layers) {
+std::vector<KvScheme> ParseLayerSchemes(const KvScheme& base, std::string_view per_layer, int num_layers,
+                                        const std::vector<int>& attention_layers) {
   KvScheme of_layer = base;
   of_layer.boundary_layers = 0;
   std::vector<KvScheme> schemes(static_cast<size_t>(num_layers), of_layer);
-  for (int layer = 0; layer < std::min(base.boundary_layers, num_layers); ++layer) {
-    schemes[static_cast<size_t>(layer)] = schemes[static_cast<size_t>(num_layers - 1 - layer)] =
-        KvScheme::Parse("bf16");
+  const int count = attention_layers.empty() ? num_layers : static_cast<int>(attention_layers.size());
+  const auto attention_layer = [&](int i) {
+    return static_cast<size_t>(attention_layers.empty() ? i : attention_layers[static_cast<size_t>(i)]);
+  };
+  for (int i = 0; i < std::min(base.boundary_layers, count); ++i) {
+    schemes[attention_layer(i)] = schemes[attention_layer(count - 1 - i)] = KvScheme::Parse("bf16");
   }
   std::vector<bool> named(static_cast<size_t>(num_layers), false);
   std::string_view rest = per_layer;

@@ -189,6 +189,13 @@ def test_the_state_does_not_grow(folder: Path) -> None:
     assert sizes[1] - sizes[0] == 8 * kinds["full"]["page_bytes"], "eight pages of attention, and no more states"
 
 
+def test_boundary_layers_are_counted_among_those_of_attention(folder: Path) -> None:
+    layers = LLM(folder, kv_cache_dtype="int8+edges=1", **OPTIONS).stats()["layers"]
+    assert [layer["scheme"] for layer in layers] == ["bf16"] * 4
+    layers = LLM(folder, kv_cache_dtype="int8", kv_cache_dtype_layers="1=int4", **OPTIONS).stats()["layers"]
+    assert layers[1]["scheme"].startswith("int4") and layers[0]["scheme"] == "bf16"
+
+
 def test_calibration_and_evaluation(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVANTA_HOME", str(tmp_path))
     options: dict[str, Any] = {"max_model_len": 192, "kv_cache_memory_bytes": "8MiB", "threads": 1}

@@ -1,16 +1,19 @@
 """Tokenizers from GGUF files give the tokens of the source."""
 
 import json
+from pathlib import Path
 
 import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from test_tokenizer_files import TEXTS, field, piece, trained
 
 from kvanta import InputError
 from kvanta.gguf_convert.pre_tokenizers import PRE_TOKENIZERS
 from kvanta.gguf_convert.tokenizer import byte_level_bpe, merges_by_order, sentencepiece_bpe
 from kvanta.models import SHIPPED
+from kvanta.tokenizer_files.sentencepiece_model import Kind, read_model
 
 
 def greedy_merges(text: str, tokens: list[str], scores: list[float]) -> list[int]:
@@ -57,6 +60,33 @@ def test_the_shipped_tokenizer_is_what_the_converter_makes() -> None:
     made = sentencepiece_bpe(tokens, kinds, scores, unknown_id=0, bos_id=1, add_space_prefix=True)
     text = "Once upon a time, 日本 there was."
     assert tokenizers.Tokenizer.from_str(json.dumps(made)).encode(text).ids == tokenizer.encode(text).ids
+
+
+def runs_of_spaces() -> bytes:
+    """A model of SentencePiece whose pieces for runs of spaces all have one score, as those of added tokens do."""
+    texts = ["\u2581", "a", *("\u2581" * length for length in range(2, 17)), "\u2581a", "\u2581\u2581a"]
+    pieces = piece("<unk>", Kind.UNKNOWN) + b"".join(piece(text, Kind.NORMAL) for text in texts)
+    return pieces + field(2, field(3, 2)) + field(3, field(3, 1) + field(4, 0))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma", "runs_of_spaces"])
+def test_agreement_with_sentencepiece(kind: str, tmp_path: Path) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    data = runs_of_spaces() if kind == "runs_of_spaces" else trained(kind)
+    oracle = sentencepiece.SentencePieceProcessor(model_proto=data)
+    (tmp_path / "tokenizer.model").write_bytes(data)
+    model = read_model(tmp_path / "tokenizer.model")
+    made = sentencepiece_bpe(
+        [each.text for each in model.pieces],
+        [int(each.kind) for each in model.pieces],
+        [each.score for each in model.pieces],
+        unknown_id=oracle.unk_id(),
+        bos_id=None,
+        add_space_prefix=model.adds_prefix,
+    )
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(made))
+    for text in [" " * length + "a" for length in range(70)] + (TEXTS if kind != "runs_of_spaces" else []):
+        assert tokenizer.encode(text).ids == oracle.encode(text), text
 
 
 ALPHABET = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kvanta.errors import InputError
 from kvanta.gguf_convert.pre_tokenizers import PRE_TOKENIZERS
 from kvanta.tokenizer_files.files import bpe
+from kvanta.tokenizer_files.merges import merges_by_rank, merges_by_score
 
 Json = dict[str, Any]
 
@@ -85,25 +86,18 @@ def byte_level_bpe(
     }
 
 
-def _merges_by_score(vocabulary: Mapping[str, int], scores: Sequence[float], plain: set[str]) -> list[tuple[str, str]]:
-    """SentencePiece merges the adjacent pair whose union scores highest; BPE wants that order as a list of pairs."""
-    found: list[tuple[float, int, int, str, str]] = []
-    for piece in plain:
-        for cut in range(1, len(piece)):
-            left, right = piece[:cut], piece[cut:]
-            if left in plain and right in plain:
-                found.append((-scores[vocabulary[piece]], vocabulary[left], vocabulary[right], left, right))
-    return [(left, right) for _, _, _, left, right in sorted(found)]
+def _merged(tokens: Sequence[str], types: Sequence[int]) -> Iterator[tuple[int, str]]:
+    """Tokens that merges make, with their ids."""
+    for index, (token, kind) in enumerate(zip(tokens, types, strict=True)):
+        if token and kind not in _NOT_MERGED:
+            yield index, token
 
 
 def merges_by_order(tokens: Sequence[str], types: Sequence[int]) -> list[str]:
     """Merges of a vocabulary in the order of its ranks (tiktoken's), which needs no list of them."""
-    vocabulary = _vocabulary(tokens)
-    plain = {token for token, kind in zip(tokens, types, strict=True) if token and kind not in _NOT_MERGED}
-    return [
-        f"{left} {right}"
-        for left, right in _merges_by_score(vocabulary, [-float(i) for i in range(len(tokens))], plain)
-    ]
+    _vocabulary(tokens)
+    ranks = {token: index for index, token in _merged(tokens, types)}
+    return [f"{left} {right}" for left, right in merges_by_rank(ranks, ranks)]
 
 
 def sentencepiece_bpe(
@@ -116,7 +110,6 @@ def sentencepiece_bpe(
 ) -> Json:
     """The Llama 2 family: spaces are U+2581, unknown characters fall back to byte tokens <0x00>..<0xFF>."""
     vocabulary = _vocabulary(tokens)
-    plain = {token for token, kind in zip(tokens, types, strict=True) if token and kind not in _NOT_MERGED}
     to_blocks: list[Json] = [{"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]
     from_blocks: list[Json] = [
         {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
@@ -137,7 +130,7 @@ def sentencepiece_bpe(
         "decoder": {"type": "Sequence", "decoders": from_blocks},
         "model": bpe(
             vocabulary,
-            _merges_by_score(vocabulary, scores, plain),
+            merges_by_score({token: scores[index] for index, token in _merged(tokens, types)}),
             unk_token=tokens[unknown_id],
             fuse_unk=True,
             byte_fallback=True,

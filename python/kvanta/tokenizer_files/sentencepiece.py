@@ -18,6 +18,7 @@ from kvanta.tokenizer_files.files import (
     sequence,
     tokenizer_json,
 )
+from kvanta.tokenizer_files.merges import merges_by_score
 from kvanta.tokenizer_files.sentencepiece_model import Kind, SentencePieceModel, read_model
 
 _BLOCK = "\u2581"
@@ -99,21 +100,10 @@ def _added(model: SentencePieceModel, settings: FolderSettings) -> dict[int, Add
 
 
 def _byte_pairs(model: SentencePieceModel, vocabulary: dict[str, int]) -> Json:
-    """Pairs by the scores of their unions.
-
-    Of equal scores SentencePiece takes the leftmost pair, so that what it has merged grows on: longer left parts first.
-    """
-    plain = {piece.text for piece in model.pieces if piece.kind in (Kind.NORMAL, Kind.USER_DEFINED)}
-    found = []
-    for text in plain:
-        score = -model.pieces[vocabulary[text]].score
-        for cut in range(1, len(text)):
-            left, right = text[:cut], text[cut:]
-            if left in plain and right in plain:
-                found.append((score, -len(left), -len(right), left, right))
+    scores = {piece.text: piece.score for piece in model.pieces if piece.kind in (Kind.NORMAL, Kind.USER_DEFINED)}
     return bpe(
         vocabulary,
-        [(left, right) for _, _, _, left, right in sorted(found)],
+        merges_by_score(scores),
         unk_token=model.unknown,
         fuse_unk=True,
         byte_fallback=model.byte_fallback,

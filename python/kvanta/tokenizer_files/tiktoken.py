@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from kvanta.tokenizer_files.files import (
     split_by,
     tokenizer_json,
 )
+from kvanta.tokenizer_files.merges import merges_by_rank
 
 _LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]{1,9}")
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -136,20 +137,12 @@ def byte_pair_json(
     if missing:
         raise InputError(f"{path} has no token for byte 0x{missing[0]:02x}")
     return tokenizer_json(
-        bpe(vocabulary, _merges(spelled, vocabulary), ignore_merges=True),
+        bpe(vocabulary, merges_by_rank(spelled, vocabulary), ignore_merges=True),
         added=added,
         normalizer={"type": "NFC"} if nfc else None,
         pre_tokenizer=split_by(pattern),
         decoder=BYTE_LEVEL_DECODER,
     )
-
-
-def _merges(spelled: list[str], vocabulary: Mapping[str, int]) -> Iterable[tuple[str, str]]:
-    """All pairs that make a token, by its rank: a file of ranks does not say which pair was meant."""
-    for token in spelled:
-        cuts = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
-        pairs = [pair for pair in cuts if pair[0] in vocabulary and pair[1] in vocabulary]
-        yield from sorted(pairs, key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
 
 
 def _read_ranks(path: Path) -> list[bytes]:

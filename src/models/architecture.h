@@ -4,6 +4,7 @@
 
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "models/config.h"
 #include "models/json.h"
@@ -42,6 +43,10 @@ void ReadAlternatingWindows(const JsonObject& json, int pattern, ModelConfig& co
 // Sets recurrent layers from `layer_types` ("linear_attention", "full_attention") or `full_attention_interval`, and
 // their shape from the linear_* keys (Qwen3-Next and Qwen3.5).
 void ReadGatedDeltaNetLayers(const JsonObject& json, ModelConfig& config);
+
+// True for each of `layers` layers with rope: the ones of `no_rope_layers`, despite its name, which may have more
+// entries; without entries, all but every no_rope_layer_interval-th layer.
+std::vector<bool> ReadLayersWithRope(const JsonObject& json, int layers);
 
 // Windows from `sliding_window`, `use_sliding_window` and `layer_types` or `max_window_layers` (Qwen2 and Qwen3).
 void ReadQwenWindows(const JsonObject& json, ModelConfig& config);

@@ -11,27 +11,6 @@
 namespace kvanta::models {
 namespace {
 
-// True for layers with rope: `no_rope_layers` has 1 for them, despite its name; without it, every
-// no_rope_layer_interval-th layer has none.
-std::vector<bool> LayersWithRope(const JsonObject& json, int layers) {
-  constexpr const char* kKey = "no_rope_layers";
-  std::vector<bool> rope;
-  if (json.Has(kKey) && !json.Get(kKey).empty()) {
-    const Json& list = json.Get(kKey);
-    const auto is_flag = [](const Json& value) {
-      return value.is_boolean() || (value.is_number_unsigned() && value.get<uint64_t>() <= 1);
-    };
-    if (!list.is_array() || list.size() < static_cast<size_t>(layers) || !std::ranges::all_of(list, is_flag)) {
-      json.Fail(kKey, fmt::format("a list of 0 (no rope) or 1 for each of {} layers", layers));
-    }
-    for (const Json& value : list) rope.push_back(value.is_boolean() ? value.get<bool>() : value.get<uint64_t>() == 1);
-    return rope;
-  }
-  const int64_t interval = json.Int("no_rope_layer_interval", 1, 4096, 4);
-  for (int layer = 0; layer < layers; ++layer) rope.push_back((layer + 1) % interval != 0);
-  return rope;
-}
-
 // Chunks in the layers with rope, or as `layer_types` says.
 void ReadChunks(const JsonObject& json, const std::vector<bool>& rope, ModelConfig& config) {
   constexpr const char* kKey = "layer_types";
@@ -69,7 +48,7 @@ void ReadMoeLayers(const JsonObject& json, ModelConfig& config) {
 
 void ReadLlama4(const JsonObject& json, ModelConfig& config) {
   config.qkv_bias = config.o_bias = json.Bool("attention_bias", false);
-  const std::vector<bool> rope = LayersWithRope(json, config.layers);
+  const std::vector<bool> rope = ReadLayersWithRope(json, config.layers);
   const bool qk_norm = json.Bool("use_qk_norm", true);
   for (size_t layer = 0; layer < config.layer_specs.size(); ++layer) {
     LayerSpec& spec = config.layer_specs[layer];

@@ -192,8 +192,10 @@ TEST(SmolLm3Config, LayersWithoutRope) {
   EXPECT_THAT(Parse(config).SlidingWindows(), ElementsAre(0, 0, 0, 0)) << "use_sliding_window is false";
   config["use_sliding_window"] = true;
   EXPECT_THAT(Parse(config).SlidingWindows(), ElementsAre(32, 0, 0, 32));
-  ExpectRefused(config, {{"no_rope_layers", {1, 1}, "one entry for each of 4 layers"},
-                         {"no_rope_layers", {1, 1, 2, 1}, "1 (rope) and 0 (none)"},
+  EXPECT_THAT(RotaryDims(Parse(With(config, "no_rope_layers", {false, true, true, true}))), ElementsAre(0, 16, 16, 16));
+  EXPECT_THAT(RotaryDims(Parse(With(config, "no_rope_layers", json::array()))), ElementsAre(16, 16, 16, 0));
+  ExpectRefused(config, {{"no_rope_layers", {1, 1}, "1 (rope) or 0 (none) for each of 4 layers"},
+                         {"no_rope_layers", {1, 1, 2, 1}, "1 (rope) or 0 (none)"},
                          {"no_rope_layers", 3, "is 3; expected a list"}});
 }
 

@@ -6,7 +6,6 @@
 
 #include "base/math.h"
 #include "models/mxfp4_weights.h"
-#include "models/weight_count.h"
 
 namespace kvanta::models {
 namespace {
@@ -84,14 +83,14 @@ std::vector<std::unique_ptr<Linear>> ReadFused(const BlockSource& source, const 
   return layers;
 }
 
-// The same in MXFP4, [experts][out][in / 32][16] of codes and [experts][out][in / 32] of scales. Kept as they are in
-// place of 16-bit weights.
+// The same in MXFP4, [experts][out][in / 32][16] of codes and [experts][out][in / 32] of scales. Kept as they are,
+// or expanded to bf16, which is exact.
 template <class SourceRow>
 std::vector<std::unique_ptr<Linear>> ReadMxfp4(const BlockSource& source, const std::string& name, int64_t out,
                                                int64_t in, const SourceRow& source_row) {
   const std::vector<float> biases = ReadBiases(source, name + "_bias", out);
   const Mxfp4Tensor tensor(source.reader, name, source.config.moe.num_experts, out, in);
-  const bool keep = KeepsMxfp4(source.store);
+  const bool keep = source.reader.KeepsQuantized(source.store);
   const int64_t row_bytes = keep ? kernels::RowBytes(BlockFormat::kMXFP4, in) : in * SizeOf(DType::kBf16);
   std::vector<uint16_t> matrix(static_cast<size_t>(CeilDiv(out * row_bytes, sizeof(uint16_t))));
   const WeightView view{.data = matrix.data(),

@@ -154,7 +154,7 @@ WeightCount CountWeights(const ModelConfig& config) {
 
 int64_t WeightCount::Bytes(kernels::WeightType store, bool keep_quantized) const noexcept {
   constexpr int64_t kVectorBytes = SizeOf(DType::kF32);
-  const int64_t blocks = KeepsMxfp4(store) ? mxfp4 : 0, codes = keep_quantized ? quantized : 0;
+  const int64_t blocks = keep_quantized ? mxfp4 : 0, codes = keep_quantized ? quantized : 0;
   return blocks / BlockWeights(kernels::BlockFormat::kMXFP4) * BlockBytes(kernels::BlockFormat::kMXFP4) +
          static_cast<int64_t>(static_cast<double>(codes) * quantized_bits / 8) +
          BytesAs(matrices - blocks - codes, store) + BytesAs(embeddings, EmbeddingType(store)) + vectors * kVectorBytes;

@@ -14,11 +14,6 @@ constexpr kernels::WeightType EmbeddingType(kernels::WeightType store) noexcept 
   return store == kernels::WeightType::kInt4 ? kernels::WeightType::kInt8 : store;
 }
 
-// True if experts that a checkpoint has in MXFP4 stay so where other matrices are stored as `store`.
-constexpr bool KeepsMxfp4(kernels::WeightType store) noexcept {
-  return store == kernels::WeightType::kBf16 || store == kernels::WeightType::kF16;
-}
-
 struct WeightCount {
   int64_t matrices = 0;       // elements of the layers' matrices
   int64_t mxfp4 = 0;          // those of them that the checkpoint has in MXFP4

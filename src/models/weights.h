@@ -58,6 +58,10 @@ class WeightReader {
   // Throws InputError if the checkpoint has tensors of the decoder that were not read. `spare` layers after the model's
   // `layers` may be left.
   void CheckUnusedTensors(const TensorNames::Decoder& names, int layers, int spare) const;
+  // True if quantized weights of a layer of `kind` keep their codes.
+  bool KeepsQuantized(kernels::LinearKind kind) const noexcept {
+    return keep_quantized_ && kind.weights != kernels::WeightType::kF32;
+  }
   // Bytes of all weights read so far, as packed.
   int64_t Bytes() const { return bytes_; }
 
@@ -67,9 +71,6 @@ class WeightReader {
   kernels::WeightView Read(const std::string& name, std::span<const int64_t> shape);
   kernels::WeightView ReadWeight(const StackedWeight& weight, int64_t in);
   void CheckWeight(const kernels::WeightView& view, kernels::WeightType store) const;
-  bool KeepsQuantized(kernels::LinearKind kind) const noexcept {
-    return keep_quantized_ && kind.weights != kernels::WeightType::kF32;
-  }
   // Null for a weight that is stored by elements or in blocks.
   std::unique_ptr<kernels::QuantizedWeight> FindQuantized(const StackedWeight& weight, int64_t in, bool has_bias);
   // A quantized weight as f32 [out][in], finite in `store`.

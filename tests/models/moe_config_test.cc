@@ -118,8 +118,9 @@ TEST(MoeConfig, GptOss) {
   EXPECT_TRUE(ParseMoe(config).mxfp4_experts);
   const WeightCount plain = CountWeights(parsed), mxfp4 = CountWeights(ParseMoe(config));
   const int64_t weights = int64_t{4} * 8 * 3 * 64 * 96;
-  EXPECT_EQ(plain.Bytes(kernels::WeightType::kBf16) - mxfp4.Bytes(kernels::WeightType::kBf16),
+  EXPECT_EQ(plain.Bytes(kernels::WeightType::kBf16) - mxfp4.Bytes(kernels::WeightType::kBf16, true),
             weights * 2 - weights / 32 * 17);
+  EXPECT_EQ(plain.Bytes(kernels::WeightType::kBf16), mxfp4.Bytes(kernels::WeightType::kBf16)) << "--weight-dtype bf16";
   EXPECT_EQ(plain.Bytes(kernels::WeightType::kF32), mxfp4.Bytes(kernels::WeightType::kF32));
   // Per layer: attention, experts and router, the last with biases.
   const int64_t attention = 64 * (4 + 2 * 2) * 64 + 4 * 64 * 64, expert = 3 * 64 * 96;

@@ -23,6 +23,7 @@ from logits_oracle import (
     logits,
     rms_error,
 )
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 import kvanta
@@ -245,6 +246,29 @@ def test_mxfp4_experts_are_kept(tmp_path: Path) -> None:
     expected = tiny_models.expected_logits(model, TOKENS)
     error = rms_error(logits(tmp_path, "auto", "bf16"), expected)
     assert 0 < error < 4 * rms_error(tiny_models.expected_logits(rounded, TOKENS), expected)
+
+
+@pytest.mark.parametrize("weight_dtype", ["bf16", "int8", "int4"])
+def test_a_weight_dtype_expands_mxfp4_experts(weight_dtype: str, tmp_path: Path) -> None:
+    """The same bytes and bits as of a checkpoint that has the experts' values in bf16; with auto, others."""
+    model = tiny_models.make_model("GptOss")
+    tiny_models.save(model, packed := tmp_path / "packed", torch.bfloat16)
+    as_mxfp4(packed, model)
+    tiny_models.save(model, expanded := tmp_path / "expanded", torch.bfloat16)
+
+    def measure(folder: Path, weight_dtype: str) -> tuple[tuple[int, int], NDArray[np.float32]]:
+        options: dict[str, Any] = {"threads": 2, "kv_cache_memory_bytes": "8MiB", "weight_dtype": weight_dtype}
+        llm = kvanta.LLM(folder, tokenizer="stories260k", **options)
+        planned = plan(str(folder), 1 << 30, options={"weight_dtype": weight_dtype})["weight_bytes"]
+        return (llm.stats()["weight_bytes"], planned), llm.logits(TOKENS)
+
+    sizes, found = measure(packed, weight_dtype)
+    expected_sizes, expected = measure(expanded, weight_dtype)
+    kept_sizes, kept = measure(packed, "auto")
+    assert sizes == expected_sizes
+    assert sizes != kept_sizes
+    np.testing.assert_array_equal(found, expected)
+    assert not np.array_equal(found, kept)
 
 
 def test_bad_mxfp4_is_refused(tmp_path: Path) -> None:

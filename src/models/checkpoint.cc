@@ -87,6 +87,13 @@ void Checkpoint::AddGgufIndex(const std::string& folder, const std::string& inde
   AddFile((std::filesystem::path(folder) / gguf.converted).string());
 }
 
+Checkpoint Checkpoint::OfTensors(TensorMap tensors, std::string name) {
+  Checkpoint checkpoint;
+  checkpoint.name_ = std::move(name);
+  checkpoint.tensors_ = std::move(tensors);
+  return checkpoint;
+}
+
 bool Checkpoint::IsGgufFolder(const std::string& folder) {
   std::error_code ignored;
   return std::filesystem::exists(std::filesystem::path(folder) / kGgufIndexFile, ignored);

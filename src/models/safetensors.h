@@ -39,6 +39,8 @@ std::string ShapeText(std::span<const int64_t> shape);
 class Checkpoint {
  public:
   static Checkpoint Open(const std::string& folder);
+  // Tensors in memory that outlives the checkpoint. `name`: for messages.
+  static Checkpoint OfTensors(TensorMap tensors, std::string name);
   // True if the folder has an index of GGUF files.
   static bool IsGgufFolder(const std::string& folder);
   // True if the folder has one of the three files.

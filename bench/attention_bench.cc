@@ -13,6 +13,7 @@
 #include "attention/cpu_backend.h"
 #include "attention/reference_backend.h"
 #include "bench/bench_caches.h"
+#include "bench/random_values.h"
 #include "bench/roofline.h"
 #include "kernels/cpu/select.h"
 #include "kvanta/error.h"

@@ -7,12 +7,12 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
-#include <random>
 
 #include "attention/batch.h"
 #include "attention/reference_backend.h"
 #include "base/device.h"
 #include "base/math.h"
+#include "bench/random_values.h"
 #include "kvanta/error.h"
 
 namespace kvanta::attention {
@@ -39,14 +39,6 @@ double BenchWork::Products() const noexcept {
   double sum = 0;
   for (const double count : products) sum += count;
   return sum;
-}
-
-std::vector<float> NormalValues(int64_t count, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(static_cast<size_t>(count));
-  for (float& value : values) value = normal(random);
-  return values;
 }
 
 BenchCaches::BenchCaches(const AttentionBench& options, const std::string& format)

@@ -64,7 +64,4 @@ class BenchCaches {
   const cache::PageRef* one_page_data_ = nullptr;
 };
 
-// Random values with the standard normal distribution.
-std::vector<float> NormalValues(int64_t count, uint32_t seed);
-
 }  // namespace kvanta::attention

@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <random>
 #include <utility>
 
 #include "attention/gpu_backend.h"
 #include "attention/reference_backend.h"
 #include "base/math.h"
+#include "bench/random_values.h"
 #include "kvanta/error.h"
 
 namespace kvanta::attention {
@@ -20,14 +20,6 @@ constexpr int kMinRuns = 9;
 constexpr int64_t kVerifiedContext = 1500;  // the reference is slow: double precision, row by row
 constexpr int kVerifiedBatch = 3;
 constexpr double kMaxError = 2e-3;  // for values of standard deviation 1; queries and probabilities are f16, 2^-12
-
-std::vector<float> Normal(size_t count, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(count);
-  for (float& x : values) x = normal(random);
-  return values;
-}
 
 double Median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
@@ -71,9 +63,9 @@ class FilledCache {
       table_data_.push_back(table.data());
     }
     const auto width = static_cast<size_t>(KvWidth());
-    k_ = Upload(Normal(kChunk * width, 1));
-    v_ = Upload(Normal(kChunk * width, 2));
-    q_host_ = Normal(static_cast<size_t>(QueryRows() * QueryWidth()), 3);
+    k_ = Upload(NormalValues(kChunk * width, 1));
+    v_ = Upload(NormalValues(kChunk * width, 2));
+    q_host_ = NormalValues(QueryRows() * QueryWidth(), 3);
     q_ = Upload(q_host_);
     out_ = gpu_.device().Allocate(static_cast<size_t>(QueryRows() * OutWidth()) * sizeof(float));
     Fill();

@@ -10,11 +10,11 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "bench/linear_bench.h"
+#include "bench/random_values.h"
 #include "kernels/ops.h"
 #include "kvanta/error.h"
 
@@ -60,17 +60,9 @@ Options ParseArguments(int argc, char** argv) {
   return options;
 }
 
-std::vector<float> Normal(int64_t count, uint32_t seed, float deviation) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal(0, deviation);
-  std::vector<float> values(static_cast<size_t>(count));
-  for (float& value : values) value = normal(random);
-  return values;
-}
-
 // Experts whose weights are parts of the same random numbers: their speed does not depend on the values.
 std::vector<ExpertWeights> MakeExperts(Ops& ops, int64_t count, int64_t hidden, int64_t width, WeightType type) {
-  const std::vector<float> values = Normal(2 * width * hidden + count, 1, 0.02F);
+  const std::vector<float> values = NormalValues(2 * width * hidden + count, 1, 0.02F);
   const auto make = [&](int64_t first, int64_t out, int64_t in) {
     const WeightView view{.data = values.data() + first, .dtype = DType::kF32, .out = out, .in = in};
     return ops.MakeLinear({&view, 1}, {}, type);
@@ -114,7 +106,7 @@ void Run(const Options& options) {
   fmt::print("{} experts of {} x {}, {} of a row, {}, {} threads; reads {:.1f} GB/s\n", experts, hidden, width, top_k,
              options.weights, threads, limits.read_bytes / 1e9);
   const int64_t all_rows = std::max<int64_t>(max_rows, 64);
-  const std::vector<float> x = Normal(all_rows * hidden, 2, 1), logits = Normal(all_rows * experts, 3, 1);
+  const std::vector<float> x = NormalValues(all_rows * hidden, 2, 1), logits = NormalValues(all_rows * experts, 3, 1);
   std::vector<float> out(static_cast<size_t>(all_rows * hidden)), one(static_cast<size_t>(hidden));
   for (const int64_t rows : options.rows) {
     layer->Forward(x.data(), logits.data(), rows, out.data());

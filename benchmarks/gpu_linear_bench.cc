@@ -11,8 +11,8 @@
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <random>
 
+#include "bench/random_values.h"
 #include "kernels/cuda/cuda_context.h"
 #include "kvanta/error.h"
 
@@ -57,14 +57,6 @@ Options ParseArguments(int argc, char** argv) {
   return options;
 }
 
-std::vector<float> Normal(int64_t count, uint32_t seed, float deviation) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal(0, deviation);
-  std::vector<float> values(static_cast<size_t>(count));
-  for (float& x : values) x = normal(random);
-  return values;
-}
-
 double Median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
@@ -83,7 +75,7 @@ class Bench {
   nlohmann::json Run() {
     nlohmann::json rows = nlohmann::json::array();
     for (const Shape shape : options_.shapes) {
-      const std::vector<float> w = Normal(shape.out * shape.in, 1, 1 / std::sqrt(static_cast<float>(shape.in)));
+      const std::vector<float> w = NormalValues(shape.out * shape.in, 1, 1 / std::sqrt(static_cast<float>(shape.in)));
       const WeightView view{w.data(), DType::kF32, shape.out, shape.in};
       for (const WeightType type : kTypes) Measure(view, type, rows);
     }
@@ -94,7 +86,7 @@ class Bench {
   void Measure(const WeightView& view, WeightType type, nlohmann::json& rows) {
     const int64_t max_rows = *std::max_element(options_.rows.begin(), options_.rows.end());
     const auto linear = ops_->MakeLinear({&view, 1}, {}, type);
-    const std::vector<float> x = Normal(max_rows * view.in, 2, 1);
+    const std::vector<float> x = NormalValues(max_rows * view.in, 2, 1);
     Device& device = gpu_->device();
     const Buffer device_x = device.Allocate(x.size() * sizeof(float));
     device.CopyIn(device_x.data(), x.data(), device_x.bytes());

@@ -14,6 +14,7 @@
 #include "base/thread_pool.h"
 #include "bench/roofline.h"
 #include "kernels/cpu/select.h"
+#include "kernels/linear/quantized_weight.h"
 #include "kernels/linear/weight_blocks.h"
 #include "kernels/ops.h"
 #include "kvanta/error.h"
@@ -33,13 +34,27 @@ struct Kind {
   WeightType type;
   double (*measure_peak)(int threads, const IsaTable& isa);  // operations per second of its dot
   BlockFormat blocks = BlockFormat::kNone;                   // of kStored
+  QuantizedFormat quantized = {};  // of checkpoints: codes and scales apart; a group of 0: a row
+
+  bool IsQuantized() const { return quantized.codes != CodeType::kNone; }
 };
 
-constexpr Kind kKinds[] = {{"bf16", WeightType::kBf16, MeasureBf16DotPeak},
-                           {"f32", WeightType::kF32, MeasureF32FmaPeak},
-                           {"f16", WeightType::kF16, MeasureF32FmaPeak},
-                           {"int8", WeightType::kInt8, MeasureInt8DotPeak},
-                           {"int4", WeightType::kInt4, MeasureInt4DotPeak}};
+constexpr Kind QuantizedKind(std::string_view name, CodeType codes, int64_t group) {
+  return {name, WeightType::kStored, MeasureF32FmaPeak, BlockFormat::kNone, {codes, GroupScale::kF32, group}};
+}
+
+constexpr Kind kKinds[] = {
+    {"bf16", WeightType::kBf16, MeasureBf16DotPeak}, {"f32", WeightType::kF32, MeasureF32FmaPeak},
+    {"f16", WeightType::kF16, MeasureF32FmaPeak},    {"int8", WeightType::kInt8, MeasureInt8DotPeak},
+    {"int4", WeightType::kInt4, MeasureInt4DotPeak}, QuantizedKind("fp8", CodeType::kE4M3, 128),
+    QuantizedKind("w8a16", CodeType::kInt8, 0),      QuantizedKind("w4a16", CodeType::kInt4, 128),
+    QuantizedKind("nf4", CodeType::kNf4, 64)};
+
+// Tiles multiply in bf16; all other units keep x in f32.
+bool RoundsToBf16(const Kind& kind, const IsaTable& isa) {
+  if (kind.IsQuantized()) return kind.quantized.codes != CodeType::kNf4 && std::string_view(isa.name) == "amx";
+  return kind.type == WeightType::kBf16;
+}
 
 Kind KindOf(const std::string& name) {
   for (const Kind& kind : kKinds) {
@@ -51,8 +66,10 @@ Kind KindOf(const std::string& name) {
     if (name == Name(format)) return {Name(format), WeightType::kStored, MeasureInt8DotPeak, format};
     formats.push_back(Name(format));
   }
-  throw InputError(fmt::format("bench: unknown weights '{}'; expected bf16, f32, f16, int8, int4, or blocks of {}",
-                               name, fmt::join(formats, ", ")));
+  throw InputError(
+      fmt::format("bench: unknown weights '{}'; expected bf16, f32, f16, int8, int4, fp8, w8a16, w4a16, nf4, "
+                  "or blocks of {}",
+                  name, fmt::join(formats, ", ")));
 }
 
 std::vector<float> RandomValues(int64_t n, uint32_t seed) {
@@ -63,10 +80,42 @@ std::vector<float> RandomValues(int64_t n, uint32_t seed) {
   return values;
 }
 
+// Random codes; scales and zero points that differ from group to group.
+class RandomCodes final : public QuantizedWeight {
+ public:
+  RandomCodes(LinearShape shape, QuantizedFormat format)
+      : QuantizedWeight(shape.out, shape.in, format), codes_(static_cast<size_t>(shape.in * shape.out)) {
+    std::mt19937 generator(1);
+    for (uint8_t& code : codes_) {
+      code = static_cast<uint8_t>(generator());
+      if (format.codes == CodeType::kInt4 || format.codes == CodeType::kNf4) code &= 15;
+      if (format.codes == CodeType::kE4M3 && (code & 0x7f) == 0x7f) code = 0;  // NaN
+    }
+  }
+
+  void ReadCodes(int64_t row, uint8_t* codes) const override { std::copy_n(&codes_[row * In()], In(), codes); }
+  void ReadScales(int64_t row, float* scales) const override {
+    for (int64_t group = 0; group < Groups(); ++group)
+      scales[group] = 0.01F + 1e-4F * static_cast<float>((row + group) % 32);
+  }
+  void ReadZeros(int64_t row, uint8_t* zeros) const override {
+    for (int64_t group = 0; group < Groups(); ++group) zeros[group] = static_cast<uint8_t>((row + group) % 17);
+  }
+
+ private:
+  std::vector<uint8_t> codes_;
+};
+
 // W in memory as a checkpoint has it.
 class RandomWeight {
  public:
-  RandomWeight(const Kind& kind, LinearShape shape) : shape_(shape), blocks_(kind.blocks) {
+  RandomWeight(const Kind& kind, LinearShape shape) : type_(kind.type), shape_(shape), blocks_(kind.blocks) {
+    if (kind.IsQuantized()) {
+      QuantizedFormat format = kind.quantized;
+      if (format.group == 0) format.group = shape.in;
+      codes_ = std::make_unique<RandomCodes>(shape, format);
+      return;
+    }
     if (blocks_ == BlockFormat::kNone) {
       values_ = RandomValues(shape.in * shape.out, 1);
       return;
@@ -83,16 +132,25 @@ class RandomWeight {
     for (size_t i = 0; i < bytes_.size(); i += static_cast<size_t>(BlockBytes(blocks_))) bytes_[i] = kOne;
   }
 
-  WeightView View() const {
+  std::unique_ptr<Linear> Pack(Ops& ops) const {
+    if (codes_) {
+      const QuantizedView view{codes_.get()};
+      auto linear = ops.MakeQuantizedLinear({&view, 1}, {});
+      if (!linear) throw InputError(fmt::format("bench: rows of {} weights do not have whole groups", shape_.in));
+      return linear;
+    }
     const void* data = values_.empty() ? static_cast<const void*>(bytes_.data()) : values_.data();
-    return {.data = data, .dtype = DType::kF32, .out = shape_.out, .in = shape_.in, .blocks = blocks_};
+    const WeightView view{.data = data, .dtype = DType::kF32, .out = shape_.out, .in = shape_.in, .blocks = blocks_};
+    return ops.MakeLinear({&view, 1}, {}, type_);
   }
 
  private:
+  WeightType type_;
   LinearShape shape_;
   BlockFormat blocks_;
   std::vector<float> values_;
   std::vector<uint8_t> bytes_;
+  std::unique_ptr<RandomCodes> codes_;
 };
 
 void Check(const LinearBench& options) {
@@ -113,17 +171,17 @@ void Check(const LinearBench& options) {
   }
 }
 
-bool HasBlocks(WeightType type) {
-  return type == WeightType::kInt8 || type == WeightType::kInt4 || type == WeightType::kStored;
+bool HasBlocks(const Kind& kind) {
+  return kind.type == WeightType::kInt8 || kind.type == WeightType::kInt4 || kind.blocks != BlockFormat::kNone;
 }
 
 // Row x [in] as rounded by the product.
-std::vector<double> Rounded(const float* x, int64_t in, WeightType type) {
+std::vector<double> Rounded(const float* x, int64_t in, const Kind& kind, const IsaTable& isa) {
   std::vector<double> values(x, x + in);
-  if (type == WeightType::kBf16) {
+  if (RoundsToBf16(kind, isa)) {
     for (double& value : values) value = Bf16ToFloat(FloatToBf16(static_cast<float>(value)));
   }
-  for (int64_t begin = 0; HasBlocks(type) && begin < in; begin += kBlockWeights) {
+  for (int64_t begin = 0; HasBlocks(kind) && begin < in; begin += kBlockWeights) {
     const int64_t end = std::min<int64_t>(in, begin + kBlockWeights);
     float largest = 0;
     for (int64_t k = begin; k < end; ++k) largest = std::max(largest, std::abs(x[k]));
@@ -133,11 +191,11 @@ std::vector<double> Rounded(const float* x, int64_t in, WeightType type) {
 }
 
 // Verifies elements of about seven rows against double on the stored weights, and these rows bit by bit against the
-// product of one row alone. Returns the largest error relative to the bound on the sum's rounding errors. With blocks,
+// product of one row alone. Returns the largest error relative to the bound on the sum's rounding errors. With codes,
 // a term is a code and an offset, each up to twice the largest weight.
 double Verify(const Linear& linear, const std::vector<float>& x, const std::vector<float>& y, int64_t rows,
-              WeightType type) {
-  const double terms = static_cast<double>(linear.In() + 3) * (HasBlocks(type) ? 4 : 1);
+              const Kind& kind, const IsaTable& isa) {
+  const double terms = static_cast<double>(linear.In() + 3) * (HasBlocks(kind) || kind.IsQuantized() ? 4 : 1);
   std::vector<float> w(static_cast<size_t>(linear.In()));
   std::vector<float> alone(static_cast<size_t>(linear.Out()));
   double largest = 0;
@@ -146,7 +204,7 @@ double Verify(const Linear& linear, const std::vector<float>& x, const std::vect
     if (!std::equal(alone.begin(), alone.end(), y.begin() + row * linear.Out())) {
       throw Error(fmt::format("bench: row {} of {} differs from the row alone", row, rows));
     }
-    const std::vector<double> values = Rounded(x.data() + row * linear.In(), linear.In(), type);
+    const std::vector<double> values = Rounded(x.data() + row * linear.In(), linear.In(), kind, isa);
     for (int64_t column = 0; column < linear.Out(); column += std::max<int64_t>(1, linear.Out() / 61)) {
       linear.DequantizeRow(column, w.data());
       double sum = 0;
@@ -186,35 +244,37 @@ double TimeCalls(const std::vector<std::unique_ptr<Linear>>& copies, const std::
 LinearRoofline MeasureLinearRoofline(const std::string& weights, const std::string& isa, int threads) {
   const Kind kind = KindOf(weights);
   const IsaTable& unit = SelectIsa(isa);
-  return {.read_bytes = MeasureReadBandwidth(threads, unit), .operations = kind.measure_peak(threads, unit)};
+  const bool has_bf16_tiles = kind.IsQuantized() && RoundsToBf16(kind, unit);
+  const auto measure_peak = has_bf16_tiles ? MeasureBf16DotPeak : kind.measure_peak;
+  return {.read_bytes = MeasureReadBandwidth(threads, unit), .operations = measure_peak(threads, unit)};
 }
 
 std::vector<LinearBenchRow> RunLinearBench(const LinearBench& options) {
   Check(options);
   const Kind kind = KindOf(options.weights);
   const auto [in, out] = options.shape;
-  const auto ops = MakeCpuOps(std::make_shared<ThreadPool>(options.threads), SelectIsa(options.isa));
+  const IsaTable& isa = SelectIsa(options.isa);
+  const auto ops = MakeCpuOps(std::make_shared<ThreadPool>(options.threads), isa);
   const RandomWeight weight(kind, options.shape);
-  const WeightView view = weight.View();
   std::vector<std::unique_ptr<Linear>> copies;
-  copies.push_back(ops->MakeLinear({&view, 1}, {}, kind.type));
+  copies.push_back(weight.Pack(*ops));
   const int64_t bytes = copies.front()->WeightBytes();
 
   std::vector<LinearBenchRow> results;
   for (const int64_t rows : options.rows) {
     const int64_t num_copies = rows <= kStreamedRows ? std::clamp<int64_t>(kColdBytes / bytes, 2, kMaxCopies) : 1;
-    while (std::ssize(copies) < num_copies) copies.push_back(ops->MakeLinear({&view, 1}, {}, kind.type));
+    while (std::ssize(copies) < num_copies) copies.push_back(weight.Pack(*ops));
     copies.resize(static_cast<size_t>(num_copies));
     const std::vector<float> x = RandomValues(rows * in, 2);
     std::vector<float> y(static_cast<size_t>(rows * out));
     copies.front()->Forward(x.data(), rows, y.data(), out);
     LinearBenchRow row{.weights = options.weights,
-                       .isa = SelectIsa(options.isa).name,
+                       .isa = isa.name,
                        .threads = options.threads,
                        .shape = options.shape,
                        .rows = rows,
                        .weight_bytes = bytes};
-    row.max_error = Verify(*copies.front(), x, y, rows, kind.type);
+    row.max_error = Verify(*copies.front(), x, y, rows, kind, isa);
     row.ns = TimeCalls(copies, x, rows, y, options.seconds);
     row.bytes_per_second = static_cast<double>(bytes) / row.ns * 1e9;
     row.operations_per_second = 2.0 * static_cast<double>(rows * in * out) / row.ns * 1e9;

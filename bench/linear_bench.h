@@ -14,8 +14,10 @@ struct LinearShape {
 };
 
 struct LinearBench {
-  std::string weights = "bf16";  // "bf16", "f32", "f16", "int8", "int4", or a block format ("Q4_K")
-  std::string isa = "auto";      // a unit's name, as in MakeCpuOps
+  // "bf16", "f32", "f16", "int8", "int4"; as quantized checkpoints have them: "fp8" (scales of 128 weights), "w8a16"
+  // (of rows), "w4a16" (of 128 weights), "nf4" (of 64); or a block format ("Q4_K").
+  std::string weights = "bf16";
+  std::string isa = "auto";  // a unit's name, as in MakeCpuOps
   int threads = 1;
   LinearShape shape;
   std::vector<int64_t> rows = {1};

@@ -323,19 +323,18 @@ def test_bench_attention(tmp_path: Path) -> None:
 
 
 def test_bench_linear(tmp_path: Path) -> None:
-    words = ["--layers", "96x40", "--rows", "1", "20", "--threads", "1", "--seconds", "0"]
+    words = ["--layers", "128x40", "--rows", "1", "20", "--threads", "1", "--seconds", "0"]
+    weights = ["bf16", "int4", "fp8", "w8a16", "w4a16", "nf4"]
     report_file = tmp_path / "bench.json"
-    done = kvanta("bench", "linear", "--weights", "bf16", "int4", *words, "--json", str(report_file))
+    done = kvanta("bench", "linear", "--weights", *weights, *words, "--json", str(report_file))
     assert done.returncode == 0, done.stderr
     report = json.loads(report_file.read_text())
-    assert [(row["weights"], row["rows"]) for row in report["rows"]] == [
-        (w, n) for w in ("bf16", "int4") for n in (1, 20)
-    ]
+    assert [(row["weights"], row["rows"]) for row in report["rows"]] == [(w, n) for w in weights for n in (1, 20)]
     for row in report["rows"]:
         assert 0 < row["max_error"] <= 1  # verified: unlike double, but within its roundings
         assert row["share_of_read"] > 0
-        assert row["operations_per_second"] == pytest.approx(2 * row["rows"] * 96 * 40 / row["ns"] * 1e9)
-    assert [limit["weights"] for limit in report["limits"]] == ["bf16", "int4"]
+        assert row["operations_per_second"] == pytest.approx(2 * row["rows"] * 128 * 40 / row["ns"] * 1e9)
+    assert [limit["weights"] for limit in report["limits"]] == weights
 
 
 def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,7 +35,8 @@ def parser() -> CommandParser:
         nargs="+",
         default=_WEIGHTS,
         metavar="TYPE",
-        help="bf16, f16, f32, int8, int4, or blocks of GGUF files: Q4_K, Q6_K, ... [bf16 int8 int4]",
+        help="bf16, f16, f32, int8, int4; codes of checkpoints: fp8, w8a16, w4a16, nf4; or blocks of GGUF files: "
+        "Q4_K, Q6_K, ... [bf16 int8 int4]",
     )
     result.add_argument(
         "--layers",

@@ -56,5 +56,7 @@ std::vector<std::string> FormatNames();
 // counted; empty: all. Returns one scheme per layer. Throws InputError on an index out of range or a layer named twice.
 std::vector<KvScheme> ParseLayerSchemes(const KvScheme& base, std::string_view per_layer, int num_layers,
                                         const std::vector<int>& attention_layers = {});
+// The same overrides of `schemes`, which has one for each layer.
+std::vector<KvScheme> OverrideLayerSchemes(std::vector<KvScheme> schemes, std::string_view per_layer);
 
 }  // namespace kvanta

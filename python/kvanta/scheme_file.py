@@ -20,6 +20,11 @@ def is_scheme_file(value: object) -> bool:
 
 def read_scheme_file(file: str, layers: int) -> str:
     """The file's schemes as kv_cache_dtype_layers has them, for a model of `layers` layers. Raises InputError."""
+    return join_layers(read_layer_schemes(file, layers))
+
+
+def read_layer_schemes(file: str, layers: int) -> list[str]:
+    """The scheme of each layer. Raises InputError."""
     try:
         content = json.loads(Path(file).read_text(encoding="utf-8"))
     except OSError as error:
@@ -36,7 +41,7 @@ def read_scheme_file(file: str, layers: int) -> str:
             raise InputError(f"the scheme file {file!r}: {one_line(scheme)} is not a scheme, such as k=int8,v=int4")
     if len(schemes) != layers:
         raise InputError(f"the scheme file {file!r} is for a model of {len(schemes)} layers; this one has {layers}")
-    return join_layers(schemes)
+    return schemes
 
 
 def join_layers(schemes: Sequence[str]) -> str:

@@ -1,6 +1,7 @@
 #include "engine/components.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cstdlib>
 
@@ -37,6 +38,18 @@ std::shared_ptr<kernels::CudaContext> FindGpu(const EngineConfig& config, std::s
   return kernels::MakeCudaContext();
 }
 
+// The layers whose scheme is not `base`, as kv_cache_dtype_layers has them.
+std::string LayerOverrides(const std::vector<KvScheme>& schemes, const KvScheme& base) {
+  std::vector<std::string> entries;
+  for (size_t first = 0, end = 0; first < schemes.size(); first = end) {
+    while (end < schemes.size() && schemes[end] == schemes[first]) ++end;
+    if (schemes[first] == base) continue;
+    const std::string layers = end == first + 1 ? fmt::to_string(first) : fmt::format("{}-{}", first, end - 1);
+    entries.push_back(fmt::format("{}={}", layers, schemes[first].ToString()));
+  }
+  return fmt::format("{}", fmt::join(entries, ";"));
+}
+
 // docs/adr/0025
 void WarnOfLongFactors(const EngineConfig& config, const models::ModelConfig& model, int64_t positions) {
   if (!config.on_warning) return;
@@ -68,7 +81,8 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
   components.model_identity = models::Fingerprint(checkpoint);
   components.scales = models::UnitScales(model);
   if (components.layout.UsesScales()) {
-    models::KvScales found = models::LoadKvScales(config.quantization_param_path, checkpoint, model);
+    models::KvScales found =
+        models::LoadKvScales(config.quantization_param_path, checkpoint, model, components.layout.layers);
     components.scales_given = found.source != models::ScaleSource::kNone;
     components.scales = std::move(found.layers);
   } else if (!config.quantization_param_path.empty()) {
@@ -130,6 +144,9 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
   if (config.kv_cache_dtype == "auto") {
     config.kv_cache_dtype =
         model.declared_kv_cache.empty() ? std::string(UnquantizedScheme(dtype)) : model.declared_kv_cache;
+    if (!model.declared_kv_cache_layers.empty()) {
+      config.kv_cache_dtype_layers = LayerOverrides(schemes, KvScheme::Parse(config.kv_cache_dtype));
+    }
   }
   components.config = std::move(config);
   return components;

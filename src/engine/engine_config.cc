@@ -90,8 +90,15 @@ std::vector<KvScheme> ResolveSchemes(const EngineConfig& config, const models::M
   for (int layer = 0; layer < model.layers; ++layer) {
     if (!model.layer_specs[static_cast<size_t>(layer)].IsRecurrent()) attention_layers.push_back(layer);
   }
-  std::vector<KvScheme> schemes = ParseLayerSchemes(ResolveBaseScheme(config, model, dtype),
-                                                    config.kv_cache_dtype_layers, model.layers, attention_layers);
+  std::vector<KvScheme> schemes =
+      ParseLayerSchemes(ResolveBaseScheme(config, model, dtype), "", model.layers, attention_layers);
+  if (config.kv_cache_dtype == "auto") {
+    for (size_t layer = 0; layer < model.declared_kv_cache_layers.size(); ++layer) {
+      const std::string& declared = model.declared_kv_cache_layers[layer];
+      if (!declared.empty()) schemes[layer] = KvScheme::Parse(declared);
+    }
+  }
+  schemes = OverrideLayerSchemes(std::move(schemes), config.kv_cache_dtype_layers);
   for (const std::string& entry : config.kv_cache_dtype_skip_layers) {
     if (entry == "sliding_window") {
       const std::vector<int> windows = model.SlidingWindows();

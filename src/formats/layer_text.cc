@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <utility>
 
 #include "base/quote.h"
 #include "formats/parse_text.h"
@@ -71,7 +72,12 @@ std::vector<KvScheme> ParseLayerSchemes(const KvScheme& base, std::string_view p
   for (int i = 0; i < std::min(base.boundary_layers, count); ++i) {
     schemes[attention_layer(i)] = schemes[attention_layer(count - 1 - i)] = KvScheme::Parse("bf16");
   }
-  std::vector<bool> named(static_cast<size_t>(num_layers), false);
+  return OverrideLayerSchemes(std::move(schemes), per_layer);
+}
+
+std::vector<KvScheme> OverrideLayerSchemes(std::vector<KvScheme> schemes, std::string_view per_layer) {
+  const auto num_layers = static_cast<int>(schemes.size());
+  std::vector<bool> named(schemes.size(), false);
   std::string_view rest = per_layer;
   while (!rest.empty()) {
     const std::string_view entry = TakeUntil(rest, ';');

@@ -99,16 +99,41 @@ void AddEosIds(const JsonObject& json, ModelConfig& config) {
   }
 }
 
+// Scheme texts of the layers, as ModelConfig::declared_kv_cache_layers has them; empty without any declaration.
+std::vector<std::string> DeclaredLayers(const QuantizationConfig& quantization, const std::string& file, int layers) {
+  if (quantization.kv_cache_layers.empty()) {
+    if (quantization.kv_cache.empty()) return {};
+    return std::vector(static_cast<size_t>(layers), quantization.kv_cache);
+  }
+  std::vector<std::string> schemes(static_cast<size_t>(layers));
+  for (const auto& [layer, scheme] : quantization.kv_cache_layers) {
+    if (layer >= layers) {
+      throw InputError(
+          fmt::format("{}: kv_cache_quantized_layers has layer {}; the model has {}", file, layer, layers));
+    }
+    schemes[static_cast<size_t>(layer)] = scheme;
+  }
+  return schemes;
+}
+
 // Adds what a file declares about weights and cache. Both files may describe the same weights.
 void Declare(QuantizationConfig quantization, const std::string& file, ModelConfig& config) {
-  const std::string scheme = std::move(quantization.kv_cache);
+  const std::vector<std::string> schemes = DeclaredLayers(quantization, file, config.layers);
   if (config.quantization.method == QuantMethod::kNone) config.quantization = std::move(quantization);
-  if (scheme.empty()) return;
-  if (!config.declared_kv_cache.empty() && config.declared_kv_cache != scheme) {
-    throw InputError(fmt::format("{}: declares a KV cache in {}, but config.json one in {}", file, scheme,
-                                 config.declared_kv_cache));
+  if (schemes.empty()) return;
+  std::vector<std::string> known = config.declared_kv_cache_layers;
+  if (!config.declared_kv_cache.empty()) known.assign(schemes.size(), config.declared_kv_cache);
+  if (!known.empty() && known != schemes) {
+    const auto differing = std::ranges::mismatch(known, schemes);
+    const auto shown = [](const std::string& scheme) { return scheme.empty() ? "no quantized one" : scheme.c_str(); };
+    throw InputError(fmt::format("{}: declares a KV cache in {} for layer {}, but config.json {}", file,
+                                 shown(*differing.in2), differing.in1 - known.begin(), shown(*differing.in1)));
   }
-  config.declared_kv_cache = scheme;
+  if (std::ranges::all_of(schemes, [&](const std::string& scheme) { return scheme == schemes.front(); })) {
+    config.declared_kv_cache = schemes.front();
+  } else {
+    config.declared_kv_cache_layers = schemes;
+  }
 }
 
 // Type of the weights in the folder, if there are any.

@@ -129,6 +129,8 @@ struct ModelConfig {
   QuantizationConfig quantization;  // of the weights
   std::string declared_kv_cache;    // scheme text declared by quantization_config.kv_cache_scheme or
                                     // hf_quant_config.json: "fp8_e4m3", "nvfp4"; "" when none
+  // The same for each layer where they differ ("": not quantized), with an empty declared_kv_cache; else empty.
+  std::vector<std::string> declared_kv_cache_layers;
 
   // Per layer, in tokens; 0: none.
   std::vector<int> SlidingWindows() const;

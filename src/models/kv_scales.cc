@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -82,21 +83,6 @@ bool LooksLikeKvScale(std::string_view tensor) {
   return false;
 }
 
-// The index after "layers." in a tensor's name; nullopt without one.
-std::optional<int64_t> LayerOf(std::string_view tensor) {
-  constexpr std::string_view kMark = "layers.";
-  size_t at = tensor.find(kMark);
-  if (at == std::string_view::npos || (at != 0 && tensor[at - 1] != '.')) return std::nullopt;
-  at += kMark.size();
-  int64_t layer = 0;
-  size_t digits = 0;
-  for (; at < tensor.size() && tensor[at] >= '0' && tensor[at] <= '9' && digits < 9; ++at, ++digits) {
-    layer = layer * 10 + (tensor[at] - '0');
-  }
-  if (digits == 0 || at >= tensor.size() || tensor[at] != '.') return std::nullopt;
-  return layer;
-}
-
 double ReadElement(const TensorView& tensor, int64_t i, const std::string& name) {
   const uint8_t* data = tensor.data.data();
   const auto load = [&]<class T>(T value) {
@@ -148,6 +134,33 @@ void CheckZero(const TensorView& tensor, const std::string& name) {
   }
 }
 
+// Declaration of the cache of one side of a layer.
+enum class Declared : uint8_t {
+  kNothing,
+  kStatic,  // a format with static scales
+  kNvfp4,   // tensors hold amax / (6 * 448), a factor of another format's two-level scale
+};
+
+// [layers][K, V]
+std::vector<std::array<Declared, 2>> DeclaredSides(const ModelConfig& config) {
+  const auto side = [](const std::string& format) { return format == "nvfp4" ? Declared::kNvfp4 : Declared::kStatic; };
+  std::vector<std::array<Declared, 2>> sides;
+  for (int layer = 0; layer < config.layers; ++layer) {
+    const std::string& text =
+        config.declared_kv_cache_layers.empty() ? config.declared_kv_cache : config.declared_kv_cache_layers[layer];
+    sides.emplace_back();
+    if (text.empty()) continue;
+    const KvScheme scheme = KvScheme::Parse(text);
+    sides.back() = {side(scheme.k.format), side(scheme.v.format)};
+  }
+  return sides;
+}
+
+// True for formats whose codes cover a range only with their static scale. NVFP4's blocks have scales of their own.
+bool NeedsStaticScale(const formats::Side& side) {
+  return side.format->scaling.per_head && side.format->scaling.block == formats::ScaleType::kNone;
+}
+
 struct Found {
   std::vector<float> scale;  // empty: none yet
   std::string name;
@@ -162,6 +175,20 @@ void Put(Found& found, const std::string& name, const std::vector<float>& scale)
 
 }  // namespace
 
+std::optional<int64_t> LayerOf(std::string_view tensor) {
+  constexpr std::string_view kMark = "layers.";
+  size_t at = tensor.find(kMark);
+  if (at == std::string_view::npos || (at != 0 && tensor[at - 1] != '.')) return std::nullopt;
+  at += kMark.size();
+  int64_t layer = 0;
+  size_t digits = 0;
+  for (; at < tensor.size() && tensor[at] >= '0' && tensor[at] <= '9' && digits < 9; ++at, ++digits) {
+    layer = layer * 10 + (tensor[at] - '0');
+  }
+  if (digits == 0 || at >= tensor.size() || tensor[at] != '.') return std::nullopt;
+  return layer;
+}
+
 bool IsKvScaleTensor(std::string_view name) {
   return FindName(name) != nullptr && LayerOf(name).has_value();
 }
@@ -173,10 +200,10 @@ std::vector<formats::LayerScales> UnitScales(const ModelConfig& config) {
   return std::vector(config.layers, layer);
 }
 
-KvScales ReadScaleTensors(const TensorMap& tensors, const std::string& name, const ModelConfig& config) {
+KvScales ReadScaleTensors(const TensorMap& tensors, const std::string& name, const ModelConfig& config,
+                          std::span<const formats::LayerScheme> used) {
   KvScales result{ScaleSource::kNone, UnitScales(config)};
-  // NVFP4 checkpoints keep amax/(6*448), a factor of another format's two-level scale.
-  if (config.declared_kv_cache == "nvfp4") return result;
+  const std::vector<std::array<Declared, 2>> declared = DeclaredSides(config);
   std::vector<std::array<Found, 2>> layers(config.layers);
   bool any = false;
   for (const auto& [tensor_name, tensor] : tensors) {
@@ -197,16 +224,27 @@ KvScales ReadScaleTensors(const TensorMap& tensors, const std::string& name, con
       CheckZero(tensor, tensor_name);
       continue;
     }
-    const std::vector<float> scale = ReadScale(tensor, tensor_name, config.kv_heads);
-    if (known->role != Role::kV) Put(layers[*layer][0], tensor_name, scale);
-    if (known->role != Role::kK) Put(layers[*layer][1], tensor_name, scale);
-    any = true;
+    for (const size_t side : {size_t{0}, size_t{1}}) {
+      if (known->role == (side == 0 ? Role::kV : Role::kK)) continue;
+      if (declared[*layer][side] == Declared::kNvfp4) continue;
+      Put(layers[*layer][side], tensor_name, ReadScale(tensor, tensor_name, config.kv_heads));
+      any = true;
+    }
   }
-  if (!any && config.declared_kv_cache.empty()) return result;
+  const bool by_layer = !config.declared_kv_cache_layers.empty();
+  const auto is_static = [](const auto& sides) { return std::ranges::count(sides, Declared::kStatic) != 0; };
+  if (!any && std::ranges::none_of(declared, is_static)) return result;
   result.source = ScaleSource::kCheckpoint;
   for (int layer = 0; layer < config.layers; ++layer) {
-    for (int side = 0; side < 2; ++side) {
+    for (size_t side = 0; side < 2; ++side) {
+      const Declared kind = declared[layer][side];
+      const bool is_needed = kind == Declared::kStatic || (kind == Declared::kNothing && !by_layer) ||
+                             (!used.empty() && NeedsStaticScale(side == 0 ? used[layer].k : used[layer].v));
       if (layers[layer][side].scale.empty()) {
+        if (!is_needed) {
+          layers[layer][side].scale.assign(config.kv_heads, 1.0F);
+          continue;
+        }
         throw InputError(fmt::format(
             "{}: {} but layer {} has no {} scale; give a file by --quantization-param-path, or a format without "
             "static scales by --kv-cache-dtype",
@@ -220,8 +258,8 @@ KvScales ReadScaleTensors(const TensorMap& tensors, const std::string& name, con
 }
 
 KvScales LoadKvScales(const std::string& quantization_param_path, const Checkpoint& checkpoint,
-                      const ModelConfig& config) {
-  if (quantization_param_path.empty()) return ReadScaleTensors(checkpoint.Tensors(), checkpoint.Name(), config);
+                      const ModelConfig& config, std::span<const formats::LayerScheme> used) {
+  if (quantization_param_path.empty()) return ReadScaleTensors(checkpoint.Tensors(), checkpoint.Name(), config, used);
   return ParseScaleFile(ReadTextFile(quantization_param_path), quantization_param_path, config,
                         Fingerprint(checkpoint));
 }

@@ -1,6 +1,8 @@
 // Sources of static KV scales, in order of precedence (docs/scales.md). A declared but missing scale is an error.
 #pragma once
 
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,13 +28,18 @@ KvScales ParseScaleFile(std::string_view json, const std::string& name, const Mo
 
 // The checkpoint's tensors, under every name of docs/scales.md; kNone with 1.0 when it neither has nor declares any, or
 // declares an NVFP4 cache (another convention). Throws InputError when one is declared and missing, or is malformed;
-// `name` is the checkpoint's in messages.
-KvScales ReadScaleTensors(const TensorMap& tensors, const std::string& name, const ModelConfig& config);
+// `name` is the checkpoint's in messages. A checkpoint that declares single layers has scales for these; the others
+// have 1.0, unless a layer of `used` needs one, which is an error. `used`: [layers], or empty.
+KvScales ReadScaleTensors(const TensorMap& tensors, const std::string& name, const ModelConfig& config,
+                          std::span<const formats::LayerScheme> used = {});
 
 // The file if `quantization_param_path` is set, else ReadScaleTensors(). Call it only if some layer has static scales:
 // a checkpoint that declares them and lacks one must not stop a cache that needs none.
 KvScales LoadKvScales(const std::string& quantization_param_path, const Checkpoint& checkpoint,
-                      const ModelConfig& config);
+                      const ModelConfig& config, std::span<const formats::LayerScheme> used = {});
+
+// The index after "layers." in the name of a tensor or module of a layer; nullopt without one.
+std::optional<int64_t> LayerOf(std::string_view name);
 
 // True for names of KV scales (read or deliberately ignored), which are not weights.
 bool IsKvScaleTensor(std::string_view name);

@@ -8,6 +8,7 @@
 
 #include "base/quote.h"
 #include "kvanta/error.h"
+#include "models/kv_scales.h"
 #include "models/quantization_methods.h"
 
 namespace kvanta::models {
@@ -32,14 +33,36 @@ constexpr std::array kMethods = std::to_array<Method>({
     {"mxfp4", QuantMethod::kMxfp4, ReadMxfp4Method},
 });
 
-// ModelOpt's kv_cache_quant_algo.
-std::string ReadKvAlgorithm(const JsonObject& object) {
-  constexpr const char* kKey = "kv_cache_quant_algo";
-  const std::string algorithm = Upper(object.String(kKey, ""));
+// One of ModelOpt's algorithms, in any case; "" for none.
+std::string ReadKvAlgorithm(const JsonObject& object, const char* key) {
+  const std::string algorithm = Upper(object.String(key, ""));
   if (algorithm.empty() || algorithm == "NONE") return "";
   if (algorithm == "FP8") return "fp8_e4m3";
   if (algorithm == "NVFP4") return "nvfp4";
-  object.Fail(kKey, "FP8, NVFP4 or null");
+  if (algorithm == "FP8_K_NVFP4_V") return "k=fp8_e4m3,v=nvfp4";
+  object.Fail(key, "FP8, NVFP4, FP8_K_NVFP4_V or null");
+}
+
+// ModelOpt's kv_cache_quant_algo and, by the layers' attention modules, kv_cache_quantized_layers.
+void ReadModelOptKvCache(const JsonObject& object, QuantizationConfig& config) {
+  constexpr const char *kKey = "kv_cache_quant_algo", *kLayers = "kv_cache_quantized_layers";
+  const bool mixed = Upper(object.String(kKey, "")) == "MIXED_PRECISION";
+  if (!mixed) config.kv_cache = ReadKvAlgorithm(object, kKey);
+  if (!object.Has(kLayers) || object.Get(kLayers).empty()) {
+    if (mixed) object.Fail(kKey, "kv_cache_quantized_layers with the algorithm of each layer beside it");
+    return;
+  }
+  const JsonObject layers = object.Object(kLayers);
+  for (const auto& [module, value] : layers.Value().items()) {
+    const std::optional<int64_t> layer = LayerOf(module);
+    if (!layer) layers.Fail(module, "a module of a layer, such as model.layers.0.self_attn");
+    const std::string scheme = ReadKvAlgorithm(layers.Object(module), "quant_algo");
+    if (scheme.empty()) continue;
+    if (config.kv_cache_layers.emplace(*layer, scheme).first->second != scheme) {
+      layers.Fail(module, fmt::format("the algorithm that layer {} has by another module ({})", *layer,
+                                      config.kv_cache_layers[*layer]));
+    }
+  }
 }
 
 // compressed-tensors' kv_cache_scheme: the arguments of one quantizer.
@@ -49,7 +72,7 @@ std::string ReadKvScheme(const JsonObject& quantization) {
   if (scheme == nullptr) return "";
   if (scheme->is_string()) {  // AutoFP8 wrote the word only
     if (*scheme == "static") return "fp8_e4m3";
-    quantization.Fail(kKey, "\"static\" or an object");
+    return ReadKvAlgorithm(quantization, kKey);  // ModelOpt's name, where compressed-tensors has no description of it
   }
   const JsonObject arguments = quantization.Object(kKey);
   if (arguments.Bool("dynamic", false)) {
@@ -76,13 +99,13 @@ std::string ReadQuarkKvCache(const JsonObject& quantization) {
   return layers.Value().empty() ? "" : "fp8_e4m3";
 }
 
-std::string ReadKvCache(const JsonObject& quantization) {
+void ReadKvCache(const JsonObject& quantization, QuantizationConfig& config) {
+  ReadModelOptKvCache(quantization, config);
   const std::string scheme = ReadKvScheme(quantization);
-  const std::string algorithm = ReadKvAlgorithm(quantization);
-  if (!scheme.empty() && !algorithm.empty() && scheme != algorithm) {
+  if (!scheme.empty() && !config.kv_cache.empty() && scheme != config.kv_cache) {
     quantization.Fail("kv_cache_quant_algo", fmt::format("what kv_cache_scheme declares ({})", scheme));
   }
-  return scheme.empty() ? algorithm : scheme;
+  if (!scheme.empty()) config.kv_cache = scheme;
 }
 
 // Matches the whole text; `*` stands for any characters.
@@ -161,7 +184,11 @@ QuantizationConfig ReadQuantizationConfig(const JsonObject& quantization) {
   if (config.format.codes == kernels::CodeType::kNone && config.method != QuantMethod::kMxfp4 && config.bits == 0) {
     config.method = QuantMethod::kNone;  // only the cache is declared
   }
-  config.kv_cache = method->method == QuantMethod::kQuark ? ReadQuarkKvCache(quantization) : ReadKvCache(quantization);
+  if (method->method == QuantMethod::kQuark) {
+    config.kv_cache = ReadQuarkKvCache(quantization);
+  } else {
+    ReadKvCache(quantization, config);
+  }
   return config;
 }
 
@@ -170,7 +197,7 @@ QuantizationConfig ReadHfQuantConfig(const JsonObject& root) {
   QuantizationConfig config;
   ReadModelOptMethod(quantization, config);
   if (config.format.codes != kernels::CodeType::kNone) config.method = QuantMethod::kModelOpt;
-  config.kv_cache = ReadKvAlgorithm(quantization);
+  ReadModelOptKvCache(quantization, config);
   return config;
 }
 

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -39,6 +40,9 @@ struct QuantizationConfig {
   std::array<int64_t, 2> block = {0, 0};  // rows and columns that share an FP8 scale; {0, 0}: not declared
   std::vector<std::string> ignored;       // patterns of modules whose weights are elements
   std::string kv_cache;                   // scheme text of the declared cache, "" without one
+  // Scheme texts of single layers (ModelOpt's search): the other layers are not quantized. Empty: kv_cache is that of
+  // all layers.
+  std::map<int64_t, std::string> kv_cache_layers;
 
   // True if a pattern of `ignored` covers the module: its name or a part of it of whole components, with `*` as a
   // wildcard; of regular expressions ("re:...") only those of `.`, `*`, `^`, `$` and escapes.

@@ -142,7 +142,9 @@ void ReadModelOptMethod(const JsonObject& quantization, QuantizationConfig& conf
   AddTexts(quantization, "exclude_modules", config.ignored);
   AddTexts(quantization, "ignore", config.ignored);
   const std::string algorithm = Upper(quantization.String(kKey, ""));
-  if (algorithm.empty() || algorithm == "NONE") return ReadConfigGroups(quantization, config);
+  const bool mixes_none = algorithm == "MIXED_PRECISION" && quantization.Has("quantized_layers") &&
+                          quantization.Get("quantized_layers").empty();  // a search of the cache alone
+  if (algorithm.empty() || algorithm == "NONE" || mixes_none) return ReadConfigGroups(quantization, config);
   if (algorithm == "FP8" || algorithm == "FP8_PER_CHANNEL_PER_TOKEN") {
     config.format = kFp8Format;
   } else if (algorithm == "FP8_PB_WO" || algorithm == "FP8_BLOCK_SCALES") {

@@ -226,6 +226,50 @@ TEST(Config, DeclaredKvCache) {
   EXPECT_EQ(Parse(with_scheme()).declared_kv_cache, "nvfp4");
 }
 
+// ModelOpt's search of a scheme for each layer, as hf_quant_config.json and config.json have it.
+json MixedKvCache(const json& layers, const std::string& algorithm = "MIXED_PRECISION") {
+  return {{"quant_method", "modelopt"},      {"quant_algo", "MIXED_PRECISION"},  {"quantized_layers", json::object()},
+          {"config_groups", json::object()}, {"kv_cache_quant_algo", algorithm}, {"kv_cache_quantized_layers", layers},
+          {"kv_cache_schema_version", 1}};
+}
+
+TEST(Config, DeclaredKvCacheOfLayers) {
+  const auto with = [](const json& layers, const std::string& algorithm = "MIXED_PRECISION") {
+    return With(With(Llama(), "num_hidden_layers", 4), "quantization_config", MixedKvCache(layers, algorithm));
+  };
+  const json fp8 = {{"quant_algo", "FP8"}}, nvfp4 = {{"quant_algo", "NVFP4"}},
+             mixed = {{"quant_algo", "FP8_K_NVFP4_V"}};
+  const json layers = {{"model.layers.0.self_attn", fp8},
+                       {"model.layers.2.self_attn", nvfp4},
+                       {"model.language_model.layers.3.self_attn", mixed}};
+  ModelConfig config = Parse(with(layers));
+  EXPECT_THAT(config.declared_kv_cache_layers, ElementsAre("fp8_e4m3", "", "nvfp4", "k=fp8_e4m3,v=nvfp4"));
+  EXPECT_EQ(config.declared_kv_cache, "");
+  EXPECT_EQ(config.quantization.method, QuantMethod::kNone) << "the weights are not quantized";
+  AddHfQuantConfig(json{{"quantization", MixedKvCache(layers)}}.dump(), "h", config);
+  const json other = json{{"quantization", MixedKvCache({{"model.layers.0.self_attn", nvfp4}})}};
+  EXPECT_THROW(AddHfQuantConfig(other.dump(), "h", config), InputError);
+
+  config = Parse(with({{"model.layers.1.self_attn", fp8}}, "FP8"));
+  EXPECT_THAT(config.declared_kv_cache_layers, ElementsAre("", "fp8_e4m3", "", ""));
+  json all;
+  for (int layer = 0; layer < 4; ++layer) all["model.layers." + std::to_string(layer) + ".self_attn"] = mixed;
+  config = Parse(with(all, "FP8_K_NVFP4_V"));
+  EXPECT_THAT(config.declared_kv_cache_layers, ElementsAre());
+  EXPECT_EQ(config.declared_kv_cache, "k=fp8_e4m3,v=nvfp4");
+
+  EXPECT_THAT(ErrorOf(with({{"model.layers.1.self_attn", {{"quant_algo", "INT4"}}}})),
+              HasSubstr("quant_algo' is 'INT4'; expected FP8, NVFP4, FP8_K_NVFP4_V or null"));
+  EXPECT_THAT(ErrorOf(with({{"model.layers.4.self_attn", fp8}})), HasSubstr("has layer 4; the model has 4"));
+  EXPECT_THAT(ErrorOf(with({{"self_attn", fp8}})), HasSubstr("a module of a layer, such as model.layers.0.self_attn"));
+  EXPECT_THAT(ErrorOf(with({{"model.layers.1.self_attn", fp8}, {"model.layers.1.attn", nvfp4}})),
+              HasSubstr("that layer 1 has by another module"));
+  EXPECT_THAT(ErrorOf(with(json::object())), HasSubstr("the algorithm of each layer beside it"));
+  // ModelOpt writes names of algorithms where compressed-tensors has no description.
+  const json named = {{"quant_method", "modelopt"}, {"kv_cache_scheme", "NVFP4"}};
+  EXPECT_EQ(Parse(With(Llama(), "quantization_config", named)).declared_kv_cache, "nvfp4");
+}
+
 TEST(Config, HfQuantConfig) {
   ModelConfig config = Parse(Llama());
   AddHfQuantConfig(R"({"producer":{},"quantization":{"quant_algo":null,"kv_cache_quant_algo":"FP8"}})", "h", config);

@@ -312,6 +312,27 @@ TEST_F(CheckpointScales, NvFp4IsAnotherConvention) {
   EXPECT_EQ(ScalesOf(Make(BothLayers("self_attn.k_scale", "self_attn.v_scale")), config).source, ScaleSource::kNone);
 }
 
+TEST_F(CheckpointScales, OfTheLayersThatDeclareThem) {
+  ModelConfig config = Config();
+  config.declared_kv_cache_layers = {"k=fp8_e4m3,v=nvfp4", ""};
+  const auto tensors = Make({{"model.layers.0.self_attn.k_proj.k_scale", {3}},
+                             {"model.layers.0.self_attn.v_proj.v_scale", {5}}});  // of NVFP4: another convention
+  KvScales scales = ScalesOf(tensors, config);
+  EXPECT_EQ(scales.source, ScaleSource::kCheckpoint);
+  EXPECT_THAT(scales.layers[0].k.scale, ElementsAre(3, 3));
+  EXPECT_THAT(scales.layers[0].v.scale, ElementsAre(1, 1));
+  EXPECT_THAT(scales.layers[1].k.scale, ElementsAre(1, 1));
+  // A cache that needs more of them than the checkpoint declares.
+  const std::vector<formats::LayerShape> shapes(2, {config.kv_heads, config.head_dim});
+  const auto use = [&](const char* scheme) {
+    return formats::PlanCache(std::vector(2, KvScheme::Parse(scheme)), shapes, 64).layers;
+  };
+  EXPECT_THAT(ErrorOf([&] { ReadScaleTensors(tensors.Tensors(), "checkpoint", config, use("fp8_e4m3")); }),
+              HasSubstr("layer 0 has no V scale"));
+  EXPECT_EQ(ReadScaleTensors(tensors.Tensors(), "checkpoint", config, use("bf16")).layers[0].k.scale[0], 3);
+  EXPECT_THAT(Error({}, config), HasSubstr("layer 0 has no K scale"));
+}
+
 TEST_F(CheckpointScales, TheFileComesFirst) {
   const Checkpoint checkpoint = Make(BothLayers("self_attn.k_scale", "self_attn.v_scale"));
   const std::string path = folder_.Write("s.json", ByRank().dump());

@@ -12,11 +12,12 @@ import pytest
 import safetensors.numpy
 import tiny_checkpoints
 
-from kvanta import LLM, InputError, formats
+from kvanta import LLM, InputError, _core, formats
 from kvanta.calibration import Calibration, calibrate, save_checkpoint, write_scale_file
 from kvanta.calibration.checkpoint_copy import quantization_config
 from kvanta.calibration.scale_methods import LARGEST, static_scale
 from kvanta.cli import main
+from kvanta.scheme_file import join_layers, write_scheme_file
 
 TOKENS = np.random.default_rng(5).integers(3, 512, 200)
 
@@ -202,6 +203,57 @@ def test_a_copy_of_shards(reader: LLM, copy: tuple[Path, Calibration], tmp_path:
     assert quiet_llm(again).model_info.hash == reader.model_info.hash
 
 
+def test_a_copy_with_a_scheme_for_each_layer(folder: Path, reader: LLM, tmp_path: Path) -> None:
+    """Declared as ModelOpt does; `auto` gives the same bits as the schemes and scales given by hand."""
+    found = calibrate(reader, TOKENS)
+    schemes = ["fp8", "k=fp8,v=nvfp4"]
+    path = save_checkpoint(folder, tmp_path / "copy", found, schemes)
+    declared = json.loads((path / "hf_quant_config.json").read_text())["quantization"]
+    assert declared["kv_cache_quant_algo"] == "MIXED_PRECISION"
+    assert declared["kv_cache_quantized_layers"] == {
+        "model.layers.0.self_attn": {"quant_algo": "FP8"},
+        "model.layers.1.self_attn": {"quant_algo": "FP8_K_NVFP4_V"},
+    }
+    in_config = json.loads((path / "config.json").read_text())["quantization_config"]
+    assert declared.items() <= in_config.items()
+    assert in_config["quant_method"] == "modelopt"
+
+    write_scale_file(tmp_path / "s.json", found, reader.model_info)
+    scales = json.loads((tmp_path / "s.json").read_text())
+    scales["layers"]["1"]["v_scale"] = 1.0  # NVFP4's blocks have scales of their own
+    (tmp_path / "s.json").write_text(json.dumps(scales))
+    by_hand = {"kv_cache_dtype_layers": join_layers(schemes), "quantization_param_path": str(tmp_path / "s.json")}
+    expected = quiet_llm(folder, kv_cache_dtype="bf16", **by_hand)
+    llm = quiet_llm(path)
+    np.testing.assert_array_equal(llm.logits(TOKENS), expected.logits(TOKENS))
+    assert llm.config.kv_cache_dtype_layers == join_layers([str(_core.KvScheme.parse(each)) for each in schemes])
+    changed = quiet_llm(path, kv_cache_dtype_layers="0=bf16")
+    assert changed.config.kv_cache_dtype_layers == "0=bf16;1=k=fp8_e4m3,v=nvfp4", "layers given by hand come first"
+    with pytest.raises(InputError, match="layer 1 has no V scale"):
+        quiet_llm(path, kv_cache_dtype="fp8")
+
+    # Scales of NVFP4, which Kvanta does not use: the largest value of the tensor is the largest code and block scale.
+    index = json.loads((path / "model.safetensors.index.json").read_text())["weight_map"]
+    name = "model.layers.1.self_attn.v_proj.v_scale"
+    scale = safetensors.numpy.load_file(path / index[name])[name]
+    assert scale == pytest.approx(found.statistics.amax[1, 1].max() / (6 * 448))
+
+
+def test_schemes_that_modelopt_does_not_have(folder: Path, reader: LLM, tmp_path: Path) -> None:
+    found = calibrate(reader, TOKENS[:64])
+    layers = len(found.k_scale)
+    with pytest.raises(
+        InputError, match=r"layer 0: ModelOpt has no algorithm for the scheme 'int4'; there are: fp8_e4m3"
+    ):
+        save_checkpoint(folder, tmp_path / "copy", found, ["int4"] * layers)
+    with pytest.raises(InputError, match="nothing to declare"):
+        save_checkpoint(folder, tmp_path / "copy", found, ["bf16"] * layers)
+    by_head = calibrate(reader, TOKENS[:64], granularity="head")
+    with pytest.raises(InputError, match="one scale for a layer's K"):
+        save_checkpoint(folder, tmp_path / "copy", by_head, ["fp8"] * layers)
+    assert not (tmp_path / "copy").exists()
+
+
 def test_compressed_tensors_reads_the_copy(copy: tuple[Path, Calibration]) -> None:
     """Their own reader of config.json; and loaded by it, the attention of every layer has our scales."""
     quantization = pytest.importorskip("compressed_tensors.quantization")
@@ -240,6 +292,19 @@ def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert quiet_llm(target).stats()["layers"][0]["k_scale"] == pytest.approx(scales)
     assert main([*words, "--out", str(tmp_path / "again.json")]) == 0
     assert (tmp_path / "again.json").read_bytes() == out.read_bytes()
+
+
+def test_the_command_with_a_search_result(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+    write_scheme_file(str(tmp_path / "found.json"), ["bf16"] + ["nvfp4"] * (layers - 1), {})
+    words = ["calibrate", str(folder), "--tokens", "64", "--layer-schemes", str(tmp_path / "found.json")]
+    assert main([*words, "--save-checkpoint", str(tmp_path / "copy")]) == 0
+    with pytest.warns(UserWarning, match="layers 1 use 1.0"):  # as with every NVFP4 cache of a checkpoint
+        llm = LLM(tmp_path / "copy", kv_cache_memory_bytes="8MiB", threads=1)
+    assert llm.config.kv_cache_dtype_layers == "1=nvfp4"
+    capsys.readouterr()
+    assert main([*words, "--out", str(tmp_path / "s.json")]) == 2
+    assert "--layer-schemes is declared in a copy" in capsys.readouterr().err
 
 
 BAD: dict[str, tuple[list[str], str]] = {

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvanta import _core
+from kvanta.calibration import modelopt
 from kvanta.calibration.calibrate import Calibration
 from kvanta.errors import InputError, ResourceError
 from kvanta.progress import progress_bar
@@ -21,6 +23,7 @@ from kvanta.tokenizer_files.files import read_json
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _FIRST, _SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 _SCALES = "model-kv-scales.safetensors"
+_MODELOPT = "hf_quant_config.json"
 _GGUF_INDEX = "model.gguf.index.json"
 _BLOCK = 1 << 24
 
@@ -80,15 +83,24 @@ def _copy_file(source: Path, target: Path, what: str) -> None:
             bar.update(writer.write(block))
 
 
-def _write_copy(source: Path, work: Path, calibration: Calibration) -> None:
+def _write_copy(source: Path, work: Path, calibration: Calibration, schemes: Sequence[str] | None) -> None:
+    if schemes is None:
+        tensors = dict(_scale_tensors(calibration))
+        declaration = quantization_config(calibration.strategy)
+    else:
+        algorithms = modelopt.layer_algorithms(schemes)
+        tensors = modelopt.scale_tensors(calibration, algorithms)
+        declared = modelopt.quantization(algorithms)
+        declaration = {"quant_method": "modelopt", "config_groups": {}, "ignore": [], **declared}
+        content = {"producer": {"name": "kvanta", "version": _core.version()}, "quantization": declared}
+        (work / _MODELOPT).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     weight_map = _weight_map(source)
     single = (source / _SINGLE).is_file()
     scale_file = _SECOND if single else _SCALES
-    tensors = dict(_scale_tensors(calibration))
     taken = sorted(tensors.keys() & weight_map.keys())
     if taken:
         raise InputError(f"{str(source)!r} has KV scales already: tensor {taken[0]!r}")
-    left_out = {"config.json", _INDEX}
+    left_out = {"config.json", _INDEX, _MODELOPT}
     for file in sorted(source.iterdir()):
         if not file.is_file() or file.name in left_out or file.name.startswith("."):
             continue
@@ -104,13 +116,16 @@ def _write_copy(source: Path, work: Path, calibration: Calibration) -> None:
     index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))}
     (work / _INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
     config = read_json(source / "config.json")
-    config["quantization_config"] = quantization_config(calibration.strategy)
+    config["quantization_config"] = declaration
     (work / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
 
 
-def save_checkpoint(source: str | Path, folder: str | Path, calibration: Calibration) -> Path:
+def save_checkpoint(
+    source: str | Path, folder: str | Path, calibration: Calibration, schemes: Sequence[str] | None = None
+) -> Path:
     """Copies the model folder `source` to the new folder `folder`, with the scales as tensors and in config.json.
 
+    `schemes`: one for each layer, which the copy declares as ModelOpt does; by default, fp8 in all layers.
     The folder appears complete or not at all. Key means and outlier channels have no such names and stay out. Raises
     InputError when `folder` has files, or `source` has scales already, and ResourceError when it cannot be written.
     """
@@ -122,7 +137,7 @@ def save_checkpoint(source: str | Path, folder: str | Path, calibration: Calibra
     except OSError as error:
         raise ResourceError(f"cannot write to {str(folder.parent)!r}: {error.strerror}") from None
     try:
-        _write_copy(source, work, calibration)
+        _write_copy(source, work, calibration, schemes)
         work.chmod(0o755)
         work.rename(folder)
     except OSError as error:

@@ -18,6 +18,7 @@ from kvanta.cli.arguments import (
 from kvanta.cli.report import add_json, write_report
 from kvanta.errors import InputError
 from kvanta.models import resolve_model
+from kvanta.scheme_file import read_layer_schemes
 from kvanta.text_table import render_table
 
 _DESCRIPTION = """\
@@ -60,6 +61,11 @@ def parser() -> CommandParser:
     result.add_argument("--out", metavar="FILE", help="write a scale file, for --quantization-param-path")
     result.add_argument(
         "--save-checkpoint", metavar="FOLDER", help="write a copy of the model with its scales, as vLLM reads them"
+    )
+    result.add_argument(
+        "--layer-schemes",
+        metavar="FILE",
+        help="declare the schemes of this file of `kvanta eval --search` in the copy, as ModelOpt does [fp8]",
     )
     add_json(result)
     add_engine_options(result)
@@ -106,6 +112,22 @@ def _tokens(llm: Any, values: argparse.Namespace, default: Path) -> list[int]:
     return tokens[: values.tokens]
 
 
+def _layer_schemes(folder: str, values: argparse.Namespace) -> list[str]:
+    """The schemes of --layer-schemes, checked before minutes of reading."""
+    from kvanta import _core
+    from kvanta.calibration.modelopt import layer_algorithms
+
+    if not values.save_checkpoint:
+        raise InputError("--layer-schemes is declared in a copy of the model: give --save-checkpoint FOLDER")
+    if values.granularity != "tensor":
+        raise InputError(
+            f"--layer-schemes has one scale per layer and side: --granularity {values.granularity} has more"
+        )
+    schemes = read_layer_schemes(values.layer_schemes, int(_core.read_model_info(folder).layers))
+    layer_algorithms(schemes)
+    return schemes
+
+
 def run(values: argparse.Namespace) -> int:
     """Runs the command."""
     from kvanta.calibration import DEFAULT_TEXT, calibrate, save_checkpoint, write_scale_file
@@ -119,6 +141,9 @@ def run(values: argparse.Namespace) -> int:
     if not (values.out or values.save_checkpoint or values.json):
         raise InputError("nothing to write: give --out FILE, --save-checkpoint FOLDER or --json FILE")
     folder = resolve_model(model_of(values))
+    schemes = None
+    if values.layer_schemes:
+        schemes = _layer_schemes(str(folder.path), values)
     if values.save_checkpoint:
         check_target(folder.path, values.save_checkpoint)  # before minutes of reading
     limit = options.pop("max_model_len", None)
@@ -141,7 +166,7 @@ def run(values: argparse.Namespace) -> int:
     if values.out:
         write_scale_file(values.out, found, llm.model_info)
     if values.save_checkpoint:
-        save_checkpoint(folder.path, values.save_checkpoint, found)
+        save_checkpoint(folder.path, values.save_checkpoint, found, schemes)
 
     amax = found.statistics.amax.max(axis=(2, 3))
     constant = found.statistics.mean_shares()[:, 0].max(axis=-1)

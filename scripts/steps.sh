@@ -40,22 +40,25 @@ declare -A step_pid=() step_began=() step_state=()
 step_times=()
 trap 'for name in "${!step_pid[@]}"; do kill -TERM -- "-${step_pid[$name]}" 2>/dev/null; done; exit 130' INT TERM
 
-# start_step NAME LOG: starts a step, which touches its log when it ends.
+# start_step NAME LOG: starts a step, which writes its exit status to LOG.status. The shell's own record of a background
+# process is lost once it has had some thousand others (a long wait is a loop of sleeps).
 start_step() {
   step_began[$1]=$EPOCHSECONDS
   set -m  # its own process group, so that an interrupt ends all of it
-  (trap "touch ${2@Q}" EXIT && set -euo pipefail && "step_$1") >"$2" 2>&1 </dev/null &
+  rm -f "$2.status"
+  (trap "echo \$? >${2@Q}.status" EXIT && set -euo pipefail && "step_$1") >"$2" 2>&1 </dev/null &
   step_pid[$1]=$!
   set +m
 }
 
 # finish_step NAME LOG [background]: waits for a step and prints its result, for a background step with its name.
 finish_step() {
-  local name=$1 log=$2 rc=0 took which=
+  local name=$1 log=$2 rc took which=
   watch_step "${step_pid[$name]}" "$log"
-  wait "${step_pid[$name]}" || rc=$?
   unset "step_pid[$name]"
-  took=$(minutes $(($(stat -c %Y "$log") - step_began[$name])))  # a background step may have ended long ago
+  [[ -e $log.status ]] || echo 137 >"$log.status"  # it was killed
+  rc=$(<"$log.status")
+  took=$(minutes $(($(stat -c %Y "$log.status") - step_began[$name])))  # a background step may have ended long ago
   [[ -z ${3:-} ]] || which="$name: "
   closing_lines "$log" | sed "s/^/      $which/"
   case $rc in

@@ -238,8 +238,9 @@ KvScales ReadScaleTensors(const TensorMap& tensors, const std::string& name, con
   for (int layer = 0; layer < config.layers; ++layer) {
     for (size_t side = 0; side < 2; ++side) {
       const Declared kind = declared[layer][side];
-      const bool is_needed = kind == Declared::kStatic || (kind == Declared::kNothing && !by_layer) ||
-                             (!used.empty() && NeedsStaticScale(side == 0 ? used[layer].k : used[layer].v));
+      const bool is_declared = kind == Declared::kStatic || (kind == Declared::kNothing && !by_layer) ||
+                               (!used.empty() && NeedsStaticScale(side == 0 ? used[layer].k : used[layer].v));
+      const bool is_needed = is_declared && !config.layer_specs[layer].IsRecurrent();
       if (layers[layer][side].scale.empty()) {
         if (!is_needed) {
           layers[layer][side].scale.assign(config.kv_heads, 1.0F);

@@ -189,6 +189,20 @@ def test_the_state_does_not_grow(folder: Path) -> None:
     assert sizes[1] - sizes[0] == 8 * kinds["full"]["page_bytes"], "eight pages of attention, and no more states"
 
 
+def test_scales_of_the_layers_of_attention(folder: Path, tmp_path: Path) -> None:
+    """As FP8 checkpoints have them: recurrent layers have none."""
+    shutil.copytree(folder, tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    tensors = safetensors.torch.load_file(file)
+    for side, scale in (("k", 0.02), ("v", 0.03)):
+        tensors[f"model.layers.1.self_attn.{side}_proj.{side}_scale"] = torch.tensor([scale])
+    safetensors.torch.save_file(tensors, file, metadata={"format": "pt"})
+    layers = LLM(tmp_path / "model", kv_cache_dtype="fp8", **OPTIONS).stats()["layers"]
+    np.testing.assert_allclose(layers[1]["k_scale"], [0.02] * 2)
+    np.testing.assert_allclose(layers[1]["v_scale"], [0.03] * 2)
+    assert not layers[0]["k_scale"]
+
+
 def test_boundary_layers_are_counted_among_those_of_attention(folder: Path) -> None:
     layers = LLM(folder, kv_cache_dtype="int8+edges=1", **OPTIONS).stats()["layers"]
     assert [layer["scheme"] for layer in layers] == ["bf16"] * 4

@@ -11,6 +11,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   config.architecture = "LlamaForCausalLM";
   config.model_type = "llama";
   config.layers = 2;
+  config.layer_specs.resize(2);
   config.kv_heads = 2;
   config.head_dim = 8;
   fuzz::MustReadOrRefuse([&] {

@@ -134,6 +134,13 @@ class IkLlamaCpp(LlamaCpp):
 
     name = "ik_llama.cpp"
 
+    def __init__(self, bench: Path, run: Run, repack: bool = False) -> None:
+        super().__init__(bench, run)
+        self._repack = repack
+
+    def _rows(self, work: Sequence[str], cache: str, flash: bool) -> list[dict[str, Any]]:
+        return super()._rows([*work, "-rtr", "1"] if self._repack else work, cache, flash)
+
     def rates(self, cache: str, flash: bool, works: Sequence[Work]) -> list[list[float]]:
         """Tokens per second of the works at one depth; for a prompt at depth, that of the last batch of a sweep."""
         return [self._rates(cache, flash, work) for work in works]
@@ -147,6 +154,7 @@ class IkLlamaCpp(LlamaCpp):
         sweep = self._bench.with_name("llama-sweep-bench")
         words = ["-m", str(self._run.gguf), "-t", str(self._run.threads), "-c", str(work.depth + _UBATCH), "-n", "1"]
         words += ["-ub", str(_UBATCH), *cache_words(cache, flash), "--output-format", "jsonl"]
+        words += ["-rtr"] if self._repack else []
         written = self._run.output(sweep, *words, log=True)  # versions differ in the stream they write rows to
         rows = [row for row in json_lines(written) if row["n_kv"] == work.depth]
         if not rows:
@@ -235,6 +243,7 @@ def main() -> int:
     parser.add_argument("gguf", type=Path)
     parser.add_argument("--llama-bench", type=Path, required=True, help="path of llama.cpp's llama-bench")
     parser.add_argument("--ik-bench", type=Path, help="the llama-bench of ik_llama.cpp")
+    parser.add_argument("--ik-repack", action="store_true", help="measure it with -rtr (weights repacked), too")
     parser.add_argument("--caches", nargs="+", default=CACHES, help="Kvanta's")
     parser.add_argument("--peer-caches", nargs="+", default=[*PEER_CACHES], choices=[*PEER_CACHES], help="theirs")
     parser.add_argument("--weight-dtype", default="int4", help="of Kvanta; int4 takes the blocks of the file")
@@ -257,6 +266,12 @@ def main() -> int:
         for peer in peers
         for name in options.peer_caches
     ]
+    if options.ik_bench and options.ik_repack:
+        repacked = IkLlamaCpp(options.ik_bench.resolve(), run, repack=True)
+        subjects += [
+            Subject(repacked.name, f"{name}, repacked", partial(repacked.rates, *PEER_CACHES[name]))
+            for name in options.peer_caches
+        ]
     subjects += [Subject(OWN, cache, partial(own_rates, run, options.weight_dtype, cache)) for cache in options.caches]
     rows = measure(works, subjects, options.rounds)
     report = {

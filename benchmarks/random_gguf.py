@@ -11,7 +11,10 @@ forward pass costs what the model's own would; the tokens that it generates mean
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from math import prod
 from pathlib import Path
 
 import gguf
@@ -19,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Types = gguf.GGMLQuantizationType
+Array = NDArray[np.uint8] | NDArray[np.float32]
 # Byte of each fp16 scale in a block, and its magnitude: weights of about 0.02.
 _SCALES = {
     Types.Q8_0: ((0, 3e-4),),
@@ -59,15 +63,18 @@ class Writer:
         self._random = np.random.default_rng(7)
         self._file = gguf.GGUFWriter(path, shape.architecture)
         self._blocks: dict[Types, NDArray[np.uint8]] = {}
-        self._arrays: list[NDArray[np.uint8]] = []
+        self._makers: list[Callable[[], Array]] = []
 
     def write(self) -> None:
+        """Writes the file with one tensor at a time in memory."""
         self._metadata()
         self._tokenizer()
         self._tensors()
         self._file.write_header_to_file()
         self._file.write_kv_data_to_file()
-        self._file.write_tensors_to_file(progress=True)
+        self._file.write_ti_data_to_file()
+        for make in self._makers:
+            self._file.write_tensor_data(make())
         self._file.close()
 
     def _metadata(self) -> None:
@@ -109,9 +116,9 @@ class Writer:
         self._file.add_eos_token_id(2)
         self._file.add_unk_token_id(0)
 
-    def _random_blocks(self, kind: Types, rows: int, columns: int) -> NDArray[np.uint8]:
-        weights, size = gguf.GGML_QUANT_SIZES[kind]
-        count = rows * columns // weights
+    def _random_blocks(self, kind: Types, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+        """Array of `shape`, in bytes."""
+        _, size = gguf.GGML_QUANT_SIZES[kind]
         if kind not in self._blocks:  # a few megabytes, repeated
             blocks = self._random.integers(0, 256, (16381, size), dtype=np.uint8)
             for at, magnitude in _SCALES.get(kind, ()):
@@ -120,18 +127,24 @@ class Writer:
             if kind == Types.MXFP4:
                 blocks[:, 0] = _E8M0
             self._blocks[kind] = blocks
-        return np.resize(self._blocks[kind], (count, size)).reshape(rows, columns // weights * size)
+        return np.resize(self._blocks[kind], shape)
 
-    def _matrix(self, name: str, kind: Types, rows: int, columns: int) -> None:
-        self._file.add_tensor(name + ".weight", self._random_blocks(kind, rows, columns), raw_dtype=kind)
+    def _matrix(self, name: str, kind: Types, *sizes: int) -> None:
+        """Tensor of `sizes`, the last one along its rows."""
+        weights, size = gguf.GGML_QUANT_SIZES[kind]
+        shape = (*sizes[:-1], sizes[-1] // weights * size)
+        self._file.add_tensor_info(name + ".weight", shape, np.dtype(np.uint8), prod(shape), raw_dtype=kind)
+        self._makers.append(partial(self._random_blocks, kind, shape))
 
     def _experts(self, name: str, kind: Types, rows: int, columns: int) -> None:
-        count = self._shape.experts
-        blocks = self._random_blocks(kind, count * rows, columns).reshape(count, rows, -1)
-        self._file.add_tensor(name + ".weight", blocks, raw_dtype=kind)
+        self._matrix(name, kind, self._shape.experts, rows, columns)
+
+    def _floats(self, name: str, values: NDArray[np.float32]) -> None:
+        self._file.add_tensor_info(name, values.shape, values.dtype, values.nbytes)
+        self._makers.append(lambda: values)
 
     def _vector(self, name: str, *sizes: int, value: float = 1.0) -> None:
-        self._file.add_tensor(name, np.full(sizes, value, np.float32))
+        self._floats(name, np.full(sizes, value, np.float32))
 
     def _types(self, layer: int) -> tuple[Types, Types]:
         """Type of a layer's matrices, and of attn_v and ffn_down, which llama.cpp's mix keeps finer in some layers."""
@@ -177,7 +190,7 @@ class Writer:
             self._matrix(prefix + "ffn_down", fine, shape.hidden, shape.ffn)
             return
         router = self._random.normal(0, 0.02, (shape.experts, shape.hidden)).astype(np.float32)
-        self._file.add_tensor(prefix + "ffn_gate_inp.weight", router)
+        self._floats(prefix + "ffn_gate_inp.weight", router)
         if self._kind == "MXFP4":
             kind = fine = Types.MXFP4
         self._experts(prefix + "ffn_gate_exps", kind, shape.ffn, shape.hidden)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -207,8 +207,12 @@ def main() -> None:
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("type", choices=("Q8_0", "Q4_0", "Q4_K_M", "MXFP4"))
     parser.add_argument("file", type=Path)
+    parser.add_argument("--layers", type=int, help="fewer or more than the model has, to measure what a layer costs")
     options = parser.parse_args()
-    Writer(options.file, SHAPES[options.shape], options.type).write()
+    shape = SHAPES[options.shape]
+    if options.layers is not None:
+        shape = replace(shape, layers=options.layers)
+    Writer(options.file, shape, options.type).write()
 
 
 if __name__ == "__main__":

@@ -235,6 +235,22 @@ TABLES = {
             *_DISTRIBUTION,
         ),
     ),
+    "weight-types": Table(
+        "benchmarks/weight_types.py SmolLM2-135M-Instruct.Q4_1.gguf --llama-bin FOLDER --text wiki.test.raw "
+        "--tokens 8192 --json docs/results/weight-types.json",
+        "rows",
+        (
+            ("type", "type", ""),
+            ("bits per weight", "bits", ".4g"),
+            ("Kvanta: mean KL", "kvanta.kl_mean", ".5f"),
+            ("99 %", "kvanta.kl_p99", ".4f"),
+            ("same top token", "kvanta.top1", ".1%"),
+            ("llama.cpp: mean KL", "llama_cpp.kl_mean", ".5f"),
+            ("99 %", "llama_cpp.kl_p99", ".4f"),
+            ("same top token", "llama_cpp.top1", ".1%"),
+            ("times Kvanta's", "times", ".1f"),
+        ),
+    ),
     "biased-keys": Table(
         "benchmarks/biased_keys.py smollm2 --text wiki.test.raw --json docs/results/biased-keys.json",
         "rows",

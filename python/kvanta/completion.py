@@ -6,7 +6,7 @@ from kvanta import _core
 from kvanta.errors import ResourceError
 from kvanta.outputs import CompletionOutput, Logprob, TokenLogprobs
 from kvanta.sampling_params import SamplingParams
-from kvanta.stop_strings import StopStrings
+from kvanta.stop_strings import StopAutomaton, StopStrings
 from kvanta.tokenizer import Tokenizer
 
 _FINISH = {
@@ -32,8 +32,9 @@ class Completion:
         params: SamplingParams,
         tokenizer: Tokenizer,
         shown: frozenset[int] = frozenset(),
+        stops: StopAutomaton | None = None,
     ) -> None:
-        """`shown`: special tokens that the text has in any case."""
+        """`shown`: special tokens that the text has in any case. `stops`: those of `params`, which texts share."""
         self.output = CompletionOutput(index=index)
         if params.logprobs is not None:
             self.output.logprobs = []
@@ -42,7 +43,7 @@ class Completion:
         self._tokenizer = tokenizer
         skip = params.skip_special_tokens
         self._text = tokenizer.detokenizer(prompt, skip_special_tokens=skip, shown=shown)
-        self._stops = StopStrings(params.stop_strings, params.include_stop_str_in_output)
+        self._stops = StopStrings(stops or params.stop_strings, params.include_stop_str_in_output)
 
     def take(self, engine_output: _core.EngineOutput) -> str:
         """Adds one step's output; returns the text that is now certain. Raises ResourceError if the engine failed."""

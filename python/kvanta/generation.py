@@ -12,6 +12,7 @@ from kvanta.outputs import RequestOutput
 from kvanta.prompts import TokenPrompt
 from kvanta.reasoning_gate import ReasoningGate
 from kvanta.sampling_params import SamplingParams
+from kvanta.stop_strings import StopAutomaton
 from kvanta.structured_output import GrammarCompiler
 from kvanta.tokenizer import Tokenizer
 
@@ -45,8 +46,10 @@ class Generation:
         shape: TextShape | None = None,
     ) -> None:
         self.params = params
+        shown = shape.shown if shape else _NONE
+        stops = StopAutomaton(params.stop_strings)
         self.completions = {
-            f"{name}-{index}": Completion(index, prompt.token_ids, params, tokenizer, shape.shown if shape else _NONE)
+            f"{name}-{index}": Completion(index, prompt.token_ids, params, tokenizer, shown, stops)
             for index in range(params.n)
         }
         self.output = RequestOutput(

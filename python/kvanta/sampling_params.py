@@ -18,6 +18,9 @@ from kvanta.values import one_line, real_number, truth, whole_number
 
 _INT32_MAX = 2**31 - 1
 _FLOAT32_MAX = 3.4e38
+MAX_STOPS = 64
+MAX_STOP_CHARACTERS = 1024
+MAX_STOP_TOKENS = 1024
 
 Check = Callable[[str, Any], Any]
 """check(name, value) -> the value as it is stored; raises InputError that names the field."""
@@ -49,13 +52,21 @@ def _stop(name: str, value: Any) -> str | list[str]:
     stops = [value] if isinstance(value, str) or not isinstance(value, Iterable) else list(value)
     if not all(isinstance(stop, str) and stop for stop in stops):
         raise InputError(f"{name} must be a text or a list of texts that are not empty, got {one_line(value)}")
+    if len(stops) > MAX_STOPS:
+        raise InputError(f"{name} must have at most {MAX_STOPS} texts, got {len(stops)}")
+    longest = max(map(len, stops), default=0)
+    if longest > MAX_STOP_CHARACTERS:
+        raise InputError(f"{name} must have texts of at most {MAX_STOP_CHARACTERS} characters, got one of {longest}")
     return value if isinstance(value, str) else stops
 
 
 def _stop_tokens(name: str, value: Any) -> list[int]:
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise InputError(f"{name} must be a list of token ids or None, got {one_line(value)}")
-    return [whole_number(f"a token of {name}", token, 0, _INT32_MAX) for token in value]
+    tokens = list(value)
+    if len(tokens) > MAX_STOP_TOKENS:
+        raise InputError(f"{name} must have at most {MAX_STOP_TOKENS} token ids, got {len(tokens)}")
+    return [whole_number(f"a token of {name}", token, 0, _INT32_MAX) for token in tokens]
 
 
 def _bias(name: str, value: Any) -> dict[int, float]:

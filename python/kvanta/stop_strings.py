@@ -2,16 +2,75 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 
-class StopStrings:
-    """Passes text on as soon as it cannot be part of a stop string any more."""
+class StopAutomaton:
+    """Aho-Corasick automaton of a request's stop strings; its texts share it. State 0: nothing of any has come.
 
-    def __init__(self, stops: Sequence[str], include_in_output: bool = False) -> None:
-        self._stops = list(stops)
+    A state is the longest end of the text that a stop string begins with. A character costs the same for one stop
+    string and for many.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.next: dict[tuple[int, str], int] = {}
+        """(state, character) -> state, where the beginning grows."""
+        self.fallback = [0]
+        """By state: the next shorter beginning that is an end of it."""
+        self.depth = [0]
+        """By state: its number of characters."""
+        self.found: list[str | None] = [None]
+        """By state: the longest stop string that ends here."""
+        for stop in stops:
+            self._insert(stop)
+        self._link()
+
+    def _insert(self, stop: str) -> None:
+        state = 0
+        for character in stop:
+            following = self.next.get((state, character))
+            if following is None:
+                following = self.next[state, character] = len(self.depth)
+                self.fallback.append(0)
+                self.depth.append(self.depth[state] + 1)
+                self.found.append(None)
+            state = following
+        self.found[state] = stop
+
+    def _link(self) -> None:
+        edges: dict[int, list[tuple[str, int]]] = {}
+        for (state, character), following in self.next.items():
+            edges.setdefault(state, []).append((character, following))
+        queue = deque(following for _, following in edges.get(0, ()))
+        while queue:  # by depth: fallbacks are shorter
+            state = queue.popleft()
+            for character, following in edges.get(state, ()):
+                shorter = self.fallback[following] = self.step(self.fallback[state], character)
+                if self.found[following] is None:
+                    self.found[following] = self.found[shorter]
+                queue.append(following)
+
+    def step(self, state: int, character: str) -> int:
+        """The state after one more character."""
+        following = self.next.get((state, character))
+        while following is None and state:
+            state = self.fallback[state]
+            following = self.next.get((state, character))
+        return following or 0
+
+
+class StopStrings:
+    """Passes text on as soon as it cannot be part of a stop string any more. Looks at every character once."""
+
+    def __init__(self, stops: Sequence[str] | StopAutomaton, include_in_output: bool = False) -> None:
+        if not isinstance(stops, StopAutomaton):
+            stops = StopAutomaton(stops)
+        self._automaton = stops
         self._include = include_in_output
+        self._state = 0
         self._held = ""
+        """Text that is the beginning of a stop string: as long as the depth of the state."""
         self.found: str | None = None
 
     def add(self, text: str, final: bool = False) -> str:
@@ -21,23 +80,17 @@ class StopStrings:
         """
         if self.found is not None:
             return ""
-        if not self._stops:
+        automaton, state = self._automaton, self._state
+        if not automaton.next:
             return text
-        text = self._held + text
-        hits = [(position + len(stop), position, stop) for stop in self._stops if (position := text.find(stop)) >= 0]
-        if hits:
-            end, begin, self.found = min(hits)
-            self._held = ""
-            return text[:end] if self._include else text[:begin]
-        keep = 0 if final else self._possible_beginning(text)
+        held, text = len(self._held), self._held + text
+        for end in range(held + 1, len(text) + 1):
+            state = automaton.step(state, text[end - 1])
+            self.found = automaton.found[state]
+            if self.found is not None:
+                self._held = ""
+                return text[:end] if self._include else text[: end - len(self.found)]
+        keep = 0 if final else automaton.depth[state]
+        self._state = state
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
-
-    def _possible_beginning(self, text: str) -> int:
-        """Length of the longest end of `text` that a stop string begins with."""
-        longest = max(len(stop) for stop in self._stops) - 1
-        for length in range(min(longest, len(text)), 0, -1):
-            end = text[-length:]
-            if any(stop.startswith(end) for stop in self._stops):
-                return length
-        return 0

@@ -1,9 +1,12 @@
 """Stop strings across the borders of tokens."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvanta.stop_strings import StopStrings
+from kvanta import InputError, SamplingParams
+from kvanta.sampling_params import MAX_STOPS
+from kvanta.stop_strings import StopAutomaton, StopStrings
 
 letters = st.text("ab", max_size=12)
 stop_lists = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3)
@@ -71,3 +74,44 @@ def test_the_stop_string_can_be_kept() -> None:
     finder = StopStrings(["cd"])
     finder.add("abcd")
     assert finder.add("more") == ""
+
+
+def test_every_character_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many stop strings there are, and however much of them has come."""
+    automaton = StopAutomaton(["a" * 1023 + chr(0x100 + index) for index in range(MAX_STOPS)])
+    steps = 0
+    step = StopAutomaton.step
+
+    def counted(self: StopAutomaton, state: int, character: str) -> int:
+        nonlocal steps
+        steps += 1
+        return step(self, state, character)
+
+    monkeypatch.setattr(StopAutomaton, "step", counted)
+    finder = StopStrings(automaton)
+    shown = "".join(finder.add("a") for _ in range(3000))
+    assert shown == "a" * (3000 - 1023)
+    assert steps == 3000
+    assert finder.add(chr(0x105) + "b") == ""
+    assert finder.found == "a" * 1023 + chr(0x105)
+    assert steps == 3001
+
+
+@given(st.text("abc", max_size=40), st.lists(st.text("abc", min_size=1, max_size=6), min_size=1, max_size=MAX_STOPS))
+def test_many_stop_strings_equal_brute_force(text: str, stops: list[str]) -> None:
+    expected = earliest_end(text, stops)
+    _, found = run([text[:7], text[7:20], text[20:]], stops)
+    assert found == (expected and expected[1])
+
+
+@pytest.mark.parametrize(
+    ("stop", "said"),
+    [
+        (["x"] * (MAX_STOPS + 1), f"stop must have at most {MAX_STOPS} texts, got {MAX_STOPS + 1}"),
+        ("x" * 1025, "stop must have texts of at most 1024 characters, got one of 1025"),
+    ],
+)
+def test_number_and_length_are_limited(stop: object, said: str) -> None:
+    with pytest.raises(InputError, match=f"^{said}$"):
+        SamplingParams(stop=stop)  # type: ignore[arg-type]
+    SamplingParams(stop=["x" * 1024] * MAX_STOPS)

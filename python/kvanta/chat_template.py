@@ -2,66 +2,23 @@
 
 Semantics follow transformers' apply_chat_template: whitespace control, loop controls, the functions raise_exception
 and strftime_now, a tojson that keeps characters as they are, and {% generation %} blocks, which change nothing here.
-Jinja's sandbox keeps a template from the machine, not from running for ever: loops and calls are counted here.
+The sandbox limits its time and its memory (template_sandbox.py).
 """
 
 from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.runtime import Context, LoopContext
-from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 
 from kvanta.errors import InputError
-
-# Budget of one rendering: loop iterations, calls and range lengths. A chat of a thousand messages takes some thousands.
-_MOST_STEPS = 500_000
-_steps_left: ContextVar[list[int]] = ContextVar("steps_left")
-
-
-def _spend(steps: int) -> None:
-    left = _steps_left.get()
-    left[0] -= steps
-    if left[0] < 0:
-        raise jinja2.TemplateError(f"it takes more than {_MOST_STEPS} steps")
-
-
-@jinja2.pass_context  # not to be evaluated while compiling
-def _counted(_: Context, values: Iterable[Any]) -> Iterator[Any]:
-    for value in values:
-        _spend(1)
-        yield value
-
-
-def _range(*arguments: int) -> range:
-    numbers = safe_range(*arguments)
-    _spend(len(numbers))
-    return numbers
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Counts the rounds of every loop and every call."""
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        template = super()._parse(source, name, filename)
-        for loop in template.find_all(nodes.For):
-            loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None)
-        return template
-
-    def call(self, context: Context, target: Any, *arguments: Any, **named: Any) -> Any:
-        """Rewritten calls of a template."""
-        _spend(1)
-        if isinstance(target, LoopContext) and arguments:  # a recursive loop goes down
-            arguments = (_counted(context, arguments[0]), *arguments[1:])
-        return super().call(context, target, *arguments, **named)
+from kvanta.template_sandbox import Sandbox, begin_budget
 
 
 class _GenerationBlock(Extension):
@@ -96,12 +53,10 @@ class ChatTemplate:
     """A compiled template; `special` holds the texts of bos_token, eos_token and so on, if the model has them."""
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
-        environment = _Sandbox(
+        environment = Sandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
         )
-        environment.filters["tojson"] = _tojson
-        environment.filters["counted"] = _counted
-        environment.globals["range"] = _range
+        environment.add_filter("tojson", _tojson)
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         try:
@@ -138,7 +93,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
             **(variables or {}),
         }
-        _steps_left.set([_MOST_STEPS])
+        begin_budget()
         try:
             text = self._template.render(names)
         except Exception as error:  # a template may raise anything that Python can

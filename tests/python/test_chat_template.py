@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,65 @@ def test_functions_that_templates_expect() -> None:
     assert render("{{ x }}", variables={"x": "thinking"}) == "thinking"
     assert render("{{ tools | tojson }}", tools=[{"type": "function"}]) == '[{"type": "function"}]'
     assert json.loads(render("{{ messages | tojson }}")) == HELLO
+
+
+DOUBLING = "{% set ns = namespace(s='x' * 9999, l=[1]) %}{% for i in range(60) %}"
+HOSTILE_SIZES = [
+    "{{ 'a' * 3000000000 }}",
+    "{{ 3000000000 * 'a' }}",
+    "{{ [1] * 1000000000 }}",
+    DOUBLING + "{% set ns.s = ns.s + ns.s %}{% endfor %}",
+    DOUBLING + "{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+    DOUBLING + "{% set ns.l = ns.l + ns.l %}{% endfor %}",
+    DOUBLING + "{% set ns.s = [ns.s, ns.s] | join %}{% endfor %}",
+    DOUBLING + "{% set ns.s = ''.join([ns.s, ns.s]) %}{% endfor %}",
+    DOUBLING + "{% set ns.s = '%s%s' % (ns.s, ns.s) %}{% endfor %}",
+    DOUBLING + "{% set ns.s = '%s%s' | format(ns.s, ns.s) %}{% endfor %}",
+    DOUBLING + "{% set ns.s = '{0}{0}'.format(ns.s) %}{% endfor %}",
+    DOUBLING + "{% set ns.s = ns.s | replace('x', 'xx') %}{% endfor %}",
+    DOUBLING + "{% set ns.s = ns.s.replace('x', new) %}{% endfor %}",
+    DOUBLING + "{% set ns.s = ns.s.replace('', 'xx') %}{% endfor %}",
+    DOUBLING + "{% set s %}{{ ns.s }}{{ ns.s }}{% endset %}{% set ns.s = s %}{% endfor %}",
+    DOUBLING + "{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l }}",
+    DOUBLING + "{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l | tojson }}",
+    DOUBLING + "{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l | string }}",
+    "{% for i in range(99999) %}" + "x" * 9999 + "{% endfor %}",
+    "{% macro m() %}{% for i in range(99999) %}" + "x" * 9999 + "{% endfor %}{% endmacro %}{% set s = m() %}",
+    "{{ '%2000000000d' % 1 }}",
+    "{{ '%*d' % (2000000000, 1) }}",
+    "{{ '{:2000000000}'.format(1) }}",
+    "{{ '{:{}}'.format(1, 2000000000) }}",
+    "{{ 'a' | center(2000000000) }}",
+    "{{ 'a'.ljust(2000000000) }}",
+    "{{ 'a'.zfill(2000000000) }}",
+    "{{ '\\t'.expandtabs(2000000000) }}",
+    "{{ 'a\\nb' | indent(2000000000) }}",
+    "{{ 'a\\nb' | indent(width=2000000000) }}",
+    "{{ [[1]] | tojson(indent=2000000000) }}",
+    "{{ [1] | batch(2000000000, 0) | list }}",
+    "{{ ('a' * 9999999).translate({97: 'b' * 999999}) }}",
+    "{{ (('a' * 9999) * 6000).split('a') }}",
+    "{{ 2 ** 9999999999 }}",
+    "{% set ns = namespace(n=3) %}{% for i in range(60) %}{% set ns.n = ns.n * ns.n %}{% endfor %}",
+]
+
+
+@pytest.mark.parametrize("source", HOSTILE_SIZES)
+def test_a_template_cannot_take_all_memory(source: str) -> None:
+    """Peak of what Python allocates, while it is compiled and rendered."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match=r"^the model's chat template refuses these messages: it "):
+            render(source, variables={"new": "xxxx"})
+        assert tracemalloc.get_traced_memory()[1] < 700e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_long_chat_is_within_the_budget() -> None:
+    chat = [{"role": "user", "content": "word " * 400}] * 2000
+    assert len(render(CHATML, chat)) > 4_000_000
+    assert render("{{ messages | tojson(indent=2) | length }}", chat)
 
 
 @pytest.mark.parametrize(

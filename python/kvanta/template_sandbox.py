@@ -1,0 +1,306 @@
+"""Jinja's sandbox with a budget: it keeps a template from the machine, not from taking all of its time and memory.
+
+Counted are the rounds of loops, calls, and the characters of every text that an operator, a filter, a method or the
+output makes; what could be large is estimated before it is made. Nothing is evaluated while a template is compiled.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.runtime import Context, LoopContext, Undefined
+from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
+from jinja2.visitor import NodeTransformer
+
+# Budget of one rendering. A chat of a thousand messages takes some thousands of steps.
+_MOST_STEPS = 500_000
+_MOST_CHARACTERS = 2**26
+_MOST_BITS = 2**16  # of a number
+_MOST_WIDTH = 10_000  # of a column, an indentation, a group
+_steps_left: ContextVar[list[int]] = ContextVar("steps_left")
+_characters_left: ContextVar[list[int]] = ContextVar("characters_left")
+
+# Widths of five digits, of another field's value, or of an argument.
+_WIDE_FORMAT = re.compile(r"%(?:\([^)]*\))?[-+ #0]*\d*\.?(?:\d{5}|\*)|\{[^{}]*:[^{}]*(?:\d{5}|\{)")
+_ENTRY = 8  # characters that an entry of a list takes as much memory as
+_CONTAINER = 64
+
+
+def begin_budget() -> None:
+    """Before a rendering."""
+    _steps_left.set([_MOST_STEPS])
+    _characters_left.set([_MOST_CHARACTERS])
+
+
+def _spend(steps: int) -> None:
+    left = _steps_left.get()
+    left[0] -= steps
+    if left[0] < 0:
+        raise jinja2.TemplateError(f"it takes more than {_MOST_STEPS} steps")
+
+
+def _make(characters: int) -> None:
+    """Called before a text of that length is made."""
+    left = _characters_left.get()
+    left[0] -= characters
+    if left[0] < 0:
+        raise jinja2.TemplateError(f"it makes more than {_MOST_CHARACTERS} characters")
+
+
+def _length(value: object) -> int:
+    """Characters of a value's text, at least roughly; an object that is in it twice counts twice."""
+    total = 0
+    waiting = [value]
+    most = _characters_left.get()[0]
+    while waiting and total <= most:
+        each = waiting.pop()
+        if isinstance(each, (str, bytes)):
+            total += len(each)
+        elif isinstance(each, Mapping):
+            total += _CONTAINER + _ENTRY * len(each)
+            waiting += [*each.keys(), *each.values()]
+        elif isinstance(each, (list, tuple, set, frozenset)):
+            total += _CONTAINER + _ENTRY * len(each)
+            waiting += each
+        elif isinstance(each, int):
+            total += each.bit_length() // 3 + _ENTRY
+        elif each is not None and not isinstance(each, Undefined):
+            total += 2 * _ENTRY
+    return total
+
+
+def _size(value: object) -> int:
+    return len(value) if isinstance(value, str) else _ENTRY * len(value) if isinstance(value, (list, tuple)) else 0
+
+
+def _bits(value: object) -> int:
+    return value.bit_length() if isinstance(value, int) else 0
+
+
+def _check_operator(operator: str, left: Any, right: Any) -> None:
+    if operator == "+":
+        _make(_size(left) + _size(right))
+    elif operator == "*":
+        if isinstance(left, int) and isinstance(right, int):
+            _check_bits(_bits(left) + _bits(right))
+        elif isinstance(left, int) or isinstance(right, int):
+            times, text = (left, right) if isinstance(left, int) else (right, left)
+            _make(_size(text) * max(0, times))
+    elif operator == "**":
+        if isinstance(left, int) and isinstance(right, int):
+            _check_bits(_bits(left) * max(0, right))
+    elif isinstance(left, str):
+        _check_format(left, right)
+
+
+def _check_bits(bits: int) -> None:
+    if bits > _MOST_BITS:
+        raise jinja2.TemplateError(f"it makes a number of more than {_MOST_BITS} bits")
+
+
+def _check_format(layout: str, values: Any) -> None:
+    if _WIDE_FORMAT.search(layout):
+        raise jinja2.TemplateError("it formats a text with a width of five digits, or of another value")
+    fields = layout.count("%") + layout.count("{")
+    _make(len(layout) + fields * (_length(values) + _MOST_WIDTH))
+
+
+def _check_width(*values: Any) -> None:
+    for value in values:
+        if isinstance(value, int) and abs(value) > _MOST_WIDTH:
+            raise jinja2.TemplateError(f"it uses a width of {value}; at most {_MOST_WIDTH} is allowed")
+
+
+def _check_replacement(text: Any, old: Any, new: Any) -> None:
+    if isinstance(text, str) and isinstance(old, str):
+        _make(len(text) + text.count(old) * _length(new))
+
+
+def _check_join(separator: Any, values: Any) -> None:
+    entries = len(values) if hasattr(values, "__len__") else 0
+    _make(_length(values) + entries * _length(separator))
+
+
+def _check_lines(text: Any, width: Any) -> None:
+    """Every line, or every tab or character of it, grows."""
+    _check_width(width)
+    grows = width if isinstance(width, int) else _length(width)
+    if isinstance(text, str):
+        _make(len(text) + (text.count("\n") + text.count("\t") + 1) * max(0, grows))
+
+
+def _check_translation(text: Any, table: Any) -> None:
+    longest = max(map(_length, table.values()), default=0) if isinstance(table, Mapping) else 1
+    _make(_length(text) * max(1, longest))
+
+
+def _whole(value: Any, *arguments: Any) -> None:
+    _check_width(*arguments)
+    _make(_length(value) + sum(map(_length, arguments)))
+
+
+def _entries(value: Any, *_: Any) -> None:
+    """A list of the parts of a text."""
+    if isinstance(value, str):
+        _make(_ENTRY * len(value))
+
+
+def _padded(value: Any, *arguments: Any) -> None:
+    _check_width(*arguments)
+    _make(_length(value) + _MOST_WIDTH)
+
+
+Check = Callable[..., None]
+# check(value, *arguments), before a filter is applied or a method of a text is called.
+_FILTERS: Mapping[str, Check] = {
+    "batch": lambda _, *arguments: _check_width(*arguments),
+    "center": _padded,
+    "escape": lambda value: _make(6 * _length(value)),
+    "e": lambda value: _make(6 * _length(value)),
+    "forceescape": lambda value: _make(6 * _length(value)),
+    "format": lambda layout, *values: _check_format(str(layout), values),
+    "indent": lambda value, width=4, *_: _check_lines(value, width),
+    "join": lambda values, separator="", *_: _check_join(separator, values),
+    "list": _entries,
+    "pprint": lambda value: _make(4 * _length(value)),
+    "replace": lambda value, old="", new="", *_: _check_replacement(value, old, new),
+    "slice": lambda _, *arguments: _check_width(*arguments),
+    "string": _whole,
+    "sum": lambda values, *_: _make(_length(values)),
+    "tojson": lambda value, *_, indent=0: (_check_width(indent), _make(_length(value) * (2 + (indent or 0)))),  # type: ignore[func-returns-value]
+    "urlencode": lambda value: _make(6 * _length(value)),
+    "urlize": lambda value, *arguments: _make(8 * (_length(value) + 64) * (1 + sum(map(_length, arguments)))),
+    "wordwrap": lambda value, *arguments: _make(_length(value) * (2 + sum(map(_length, arguments)))),
+    "xmlattr": lambda value, *_: _make(8 * _length(value)),
+}
+_METHODS: Mapping[str, Check] = {
+    "center": _padded,
+    "expandtabs": lambda value, width=8: _check_lines(value, width),
+    "format": lambda layout, *values: _check_format(layout, values),
+    "format_map": _check_format,
+    "join": _check_join,
+    "ljust": _padded,
+    "replace": lambda value, old="", new="", *_: _check_replacement(value, old, new),
+    "rjust": _padded,
+    "rsplit": _entries,
+    "split": _entries,
+    "splitlines": _entries,
+    "translate": _check_translation,
+    "zfill": _padded,
+}
+
+
+def _checked(call: Callable[..., Any], check: Check | None) -> Callable[..., Any]:
+    """A filter with a check in front."""
+    passed = getattr(call, "jinja_pass_arg", None)
+
+    @jinja2.pass_context
+    def checked(context: Context, value: Any = "", *arguments: Any, **named: Any) -> Any:
+        if check is not None:
+            _apply(check, value, arguments, named)
+        match getattr(passed, "name", ""):
+            case "context":
+                return call(context, value, *arguments, **named)
+            case "eval_context":
+                return call(context.eval_ctx, value, *arguments, **named)
+            case "environment":
+                return call(context.environment, value, *arguments, **named)
+        return call(value, *arguments, **named)
+
+    return checked
+
+
+def _apply(check: Check, value: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    indent = {"indent": named["indent"]} if check is _FILTERS["tojson"] and "indent" in named else {}
+    others = [each for name, each in named.items() if name not in indent]
+    try:
+        check(value, *arguments, *others, **indent)
+    except TypeError:  # arguments that the filter refuses as well
+        _whole(value, *arguments, *named.values())
+
+
+@jinja2.pass_context
+def _counted(_: Context, values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        _spend(1)
+        yield value
+
+
+@jinja2.pass_context
+def _concatenated(_: Context, values: list[Any]) -> str:
+    _make(sum(map(_length, values)))
+    return "".join(map(str, values))
+
+
+@jinja2.pass_context
+def _finalize(_: Context, value: Any) -> Any:
+    """Counts everything that is written; that it needs the context keeps it from being evaluated early."""
+    _make(_length(value))
+    return value
+
+
+def _range(*arguments: int) -> range:
+    numbers = safe_range(*arguments)
+    _spend(len(numbers))
+    return numbers
+
+
+class _Rewriter(NodeTransformer):
+    def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802  (Jinja finds it by the class of the node)
+        self.generic_visit(node)
+        node.iter = nodes.Filter(node.iter, "counted", [], [], None, None)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:  # noqa: N802  (Jinja finds it by the class of the node)
+        self.generic_visit(node)
+        return nodes.Filter(nodes.List(node.nodes), "concatenated", [], [], None, None)
+
+    def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Const:  # noqa: N802  (Jinja finds it by the class of the node)
+        """Written text counts like any other."""
+        return nodes.Const(node.data)
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """An environment whose templates need `begin_budget` before each rendering."""
+
+    intercepted_binops = frozenset({"+", "*", "%", "**"})
+
+    def __init__(self, **named: Any) -> None:
+        """`named`: as for jinja2.Environment."""
+        super().__init__(optimized=False, finalize=_finalize, **named)
+        self.globals["range"] = _range
+        for name, call in list(self.filters.items()):
+            self.add_filter(name, call)
+        self.filters["counted"] = _counted
+        self.filters["concatenated"] = _concatenated
+
+    def add_filter(self, name: str, call: Callable[..., Any]) -> None:
+        """Adds a filter, with its check."""
+        self.filters[name] = _checked(call, _FILTERS.get(name))
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        template = super()._parse(source, name, filename)
+        rewritten = _Rewriter().visit(template)
+        rewritten.set_environment(self)
+        return rewritten  # type: ignore[no-any-return]
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Rewritten operators of a template."""
+        _check_operator(operator, left, right)
+        return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Context, target: Any, *arguments: Any, **named: Any) -> Any:
+        """Rewritten calls of a template."""
+        _spend(1)
+        if isinstance(target, LoopContext) and arguments:  # a recursive loop goes down
+            arguments = (_counted(context, arguments[0]), *arguments[1:])
+        check = _METHODS.get(getattr(target, "__name__", ""))
+        owner = getattr(getattr(target, "__wrapped__", target), "__self__", None)  # the sandbox wraps format
+        if check is not None and isinstance(owner, (str, bytes)):
+            _apply(check, owner, arguments, named)
+        return super().call(context, target, *arguments, **named)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from kvanta import _core
-from kvanta.errors import ResourceError
+from kvanta.errors import InputError, ResourceError
 from kvanta.outputs import CompletionOutput, Logprob, TokenLogprobs
 from kvanta.sampling_params import SamplingParams
 from kvanta.stop_strings import StopAutomaton, StopStrings
+from kvanta.structured_output import GRAMMAR_FAILED
 from kvanta.tokenizer import Tokenizer
 
 _FINISH = {
@@ -46,11 +47,16 @@ class Completion:
         self._stops = StopStrings(stops or params.stop_strings, params.include_stop_str_in_output)
 
     def take(self, engine_output: _core.EngineOutput) -> str:
-        """Adds one step's output; returns the text that is now certain. Raises ResourceError if the engine failed."""
+        """Adds one step's output; returns the text that is now certain. Raises ResourceError if the engine failed,
+        InputError if a form turned out too complex.
+        """
         output = self.output
         if output.finished:  # a step that the engine had begun before the stop string was found
             return ""
         if engine_output.finish == _core.FinishReason.ERROR:
+            _, marked, reason = engine_output.error.partition(GRAMMAR_FAILED)
+            if marked:  # the form's own limits are reached only within the text
+                raise InputError(f"structured_outputs: {marked}{reason}")
             raise ResourceError(f"the engine failed request {engine_output.id!r}: {engine_output.error}")
         tokens = engine_output.tokens
         output.token_ids += tokens

@@ -44,8 +44,13 @@ class Generation:
         tokenizer: Tokenizer,
         grammars: GrammarCompiler,
         shape: TextShape | None = None,
+        *,
+        defer_prompt_logprobs: bool = False,
     ) -> None:
+        """`defer_prompt_logprobs`: until `name_prompt_logprobs` is called, because they may be many."""
         self.params = params
+        self._deferred = defer_prompt_logprobs
+        self._first_output: _core.EngineOutput | None = None
         shown = shape.shown if shape else _NONE
         stops = StopAutomaton(params.stop_strings)
         self.completions = {
@@ -91,12 +96,20 @@ class Generation:
         completion = self.completions[engine_output.id]
         if completion.output.index == 0:
             self.output.num_cached_tokens = max(self.output.num_cached_tokens, engine_output.cached_tokens)
-            if engine_output.prompt_logprobs:
-                self.output.prompt_logprobs = [
-                    named_logprobs(entries, self._tokenizer) if entries else None
-                    for entries in engine_output.prompt_logprobs
-                ]
+            wanted = self.params.prompt_logprobs is not None
+            if wanted and not completion.output.token_ids and engine_output.tokens:  # they come with the first token
+                self._first_output = engine_output
+                if not self._deferred:
+                    self.name_prompt_logprobs()
         return completion.take(engine_output)
+
+    def name_prompt_logprobs(self) -> None:
+        """Reads the prompt's log-probabilities into the output, if they have come and have not been read."""
+        source, self._first_output = self._first_output, None
+        if source is not None:
+            self.output.prompt_logprobs = [
+                named_logprobs(entries, self._tokenizer) if entries else None for entries in source.prompt_logprobs
+            ]
 
 
 _ENGINE_FIELDS = [name for name in SamplingParams.__dataclass_fields__ if hasattr(_core.SamplingParams, name)]

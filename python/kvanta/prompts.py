@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from kvanta.errors import InputError
 from kvanta.tokenizer import Tokenizer
 from kvanta.values import one_line
@@ -25,6 +27,8 @@ class TokenPrompt:
 def token_list(values: Any, vocab: int = 2**31) -> list[int]:
     """Token ids below `vocab` from any sequence of whole numbers, numpy arrays included."""
     try:
+        if any(isinstance(value, (bool, np.bool_)) for value in values):
+            raise TypeError
         tokens = [operator.index(value) for value in values]
     except TypeError:
         raise InputError(f"token ids must be whole numbers in a row, not {one_line(values, 80)}") from None
@@ -65,6 +69,6 @@ def split_prompts(prompts: Any) -> list[Any]:
     if isinstance(prompts, (bytes, bytearray)) or not hasattr(prompts, "__iter__"):
         raise InputError(f"prompts are texts or token ids, not {type(prompts).__name__}")
     entries = list(prompts)
-    if entries and all(hasattr(entry, "__index__") for entry in entries):
+    if entries and all(hasattr(entry, "__index__") for entry in entries):  # True and False as well: an error later
         return [entries]
     return entries

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from kvanta.tokenizer import Tokenizer
 
 _MAX_CHARACTERS = 2**18  # of a grammar: what is longer is not written by hand
+_MAX_CHOICES = 2**14
+GRAMMAR_FAILED = "the form is too complex: "
 _KEPT = 64  # compiled grammars
 # Between two parts of a JSON text: a space, or a new line with its indentation. Without a bound a weak model would go
 # on with spaces for ever.
@@ -69,6 +71,8 @@ class StructuredOutputsParams:
         if self.choice is not None:
             if isinstance(self.choice, str) or not isinstance(self.choice, Sequence) or not self.choice:
                 raise InputError(f"choice must be a list of texts, got {one_line(self.choice)}")
+            if len(self.choice) > _MAX_CHOICES:
+                raise InputError(f"choice must have at most {_MAX_CHOICES} texts, got {len(self.choice)}")
             self.choice = [text("an entry of choice", entry) for entry in self.choice]
 
     @property
@@ -87,6 +91,7 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._info = info
         self._lock = threading.Lock()
+        self._vocabulary_lock = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
         self._matchers: OrderedDict[str, LLMatcher] = OrderedDict()  # by grammar, at their beginning
 
@@ -104,12 +109,13 @@ class GrammarCompiler:
         grammar = _grammar(params)
         with self._lock:
             matcher = self._matchers.get(grammar)
-            if matcher is None:
-                matcher = self._matcher(grammar, params.kind)
-                self._matchers[grammar] = matcher
-                if len(self._matchers) > _KEPT:
-                    self._matchers.popitem(last=False)
+        if matcher is None:
+            matcher = self._matcher(grammar, params.kind)  # other threads may compile theirs, or copy, meanwhile
+        with self._lock:
+            matcher = self._matchers.setdefault(grammar, matcher)
             self._matchers.move_to_end(grammar)
+            if len(self._matchers) > _KEPT:
+                self._matchers.popitem(last=False)
             state = matcher.deep_copy()
         if gate is not None:
             info = self._info
@@ -119,9 +125,12 @@ class GrammarCompiler:
     def _matcher(self, grammar: str, kind: str) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
 
-        if self._vocabulary is None:
-            self._vocabulary = self._read_vocabulary()
-        matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        with self._vocabulary_lock:
+            if self._vocabulary is None:
+                self._vocabulary = self._read_vocabulary()
+        rows = {"max_items_in_row": 2 * _MAX_CHOICES, "step_max_items": 2**20} if kind == "choice" else {}
+        limits = LLParserLimits(verbose_errors=False, **rows)
+        matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()  # some grammars show only here that they are too large
         if matcher.is_error():
@@ -184,7 +193,7 @@ def fill_masks(states: list[LLMatcher | GatedMatcher], taken: list[list[int]], m
         if matcher.consume_tokens(tokens):
             bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint32)
             mask[:] = bits[: len(mask)]
-        errors.append(_line(matcher.get_error()) if matcher.is_error() else "")
+        errors.append(GRAMMAR_FAILED + _line(matcher.get_error()) if matcher.is_error() else "")
     return errors
 
 
@@ -199,6 +208,8 @@ def _grammar(params: StructuredOutputsParams) -> str:
     from llguidance import LLMatcher, grammar_from
 
     kind = params.kind
+    given = getattr(params, kind)
+    _check_length(kind, len(given) if isinstance(given, str) else sum(map(len, params.choice or ())))
     try:
         if kind in ("json", "json_object"):
             grammar = LLMatcher.grammar_from_json_schema(_schema(params), overrides={"whitespace_pattern": _SPACE})
@@ -206,12 +217,28 @@ def _grammar(params: StructuredOutputsParams) -> str:
             texts = " | ".join(json.dumps(entry, ensure_ascii=False) for entry in params.choice or ())
             grammar = LLMatcher.grammar_from_lark(f"start: {texts}")
         else:
-            grammar = grammar_from("regex" if kind == "regex" else "grammar", getattr(params, kind))
+            grammar = grammar_from("regex" if kind == "regex" else "grammar", given)
     except ValueError as error:
         raise InputError(f"{kind} cannot be used: {_line(str(error))}") from None
-    if len(grammar) > _MAX_CHARACTERS:
-        raise InputError(f"{kind} has {len(grammar)} characters; at most {_MAX_CHARACTERS} are read")
+    _check_length(kind, len(grammar))
     return grammar
+
+
+def _limited_json(schema: Mapping[str, Any]) -> str:
+    """Ends where it becomes too long: a request's schema may have millions of values."""
+    pieces = []
+    size = 0
+    for piece in json.JSONEncoder().iterencode(dict(schema)):
+        pieces.append(piece)
+        size += len(piece)
+        if size > _MAX_CHARACTERS:
+            break
+    return "".join(pieces)
+
+
+def _check_length(kind: str, characters: int) -> None:
+    if characters > _MAX_CHARACTERS:
+        raise InputError(f"{kind} has {characters} characters or more; at most {_MAX_CHARACTERS} are read")
 
 
 def _schema(params: StructuredOutputsParams) -> str:
@@ -221,9 +248,10 @@ def _schema(params: StructuredOutputsParams) -> str:
         schema = params.json
     else:
         try:
-            schema = json.dumps(dict(params.json or {}))
+            schema = _limited_json(params.json or {})
         except (TypeError, ValueError, RecursionError) as error:
             raise InputError(f"json is not a JSON schema: {_line(str(error))}") from None
+    _check_length("json", len(schema))
     try:
         if not isinstance(json.loads(schema), dict):
             raise InputError(f"json must be a JSON schema (an object), got {one_line(schema)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import numbers
 import operator
@@ -15,15 +16,31 @@ from kvanta.errors import InputError
 def one_line(value: object, limit: int = 60) -> str:
     """The first `limit` characters of repr(value), on one line."""
     try:
-        shown = repr(value)
+        shown = repr(_beginning(value, limit))
     except RecursionError:  # JSON nested almost too deeply to be parsed
         shown = f"a deeply nested {type(value).__name__}"
     return " ".join(shown.split())[:limit]
 
 
+def _beginning(value: object, limit: int) -> object:
+    """Enough of a value for that many characters of its repr: a request's may have millions."""
+    if isinstance(value, str):
+        return value[: limit + 1]
+    if type(value) in (list, tuple) and len(value) > 0:  # type: ignore[arg-type]
+        return type(value)(_beginning(each, limit) for each in value[: limit // 2 + 1])  # type: ignore
+    if type(value) is dict:
+        entries = itertools.islice(value.items(), limit // 4 + 1)
+        return {_beginning(key, limit): _beginning(each, limit) for key, each in entries}
+    return value
+
+
 def text(name: str, value: Any) -> str:
     """A text that UTF-8 can encode, for the C++ library."""
-    if not isinstance(value, str) or any("\ud800" <= character <= "\udfff" for character in value):
+    try:
+        encoded = isinstance(value, str) and value.encode()
+    except UnicodeEncodeError:
+        encoded = False
+    if encoded is False:
         raise InputError(f"{name} must be a text of valid Unicode, got {one_line(value)}")
     return value
 

@@ -15,6 +15,7 @@ import uvicorn
 from kvanta.loaded_model import LoadedModel
 from kvanta.server.app import make_app
 from kvanta.server.async_llm import AsyncLLM
+from kvanta.server.connections import MAX_HEADER_BYTES
 from kvanta.server.service import Service
 
 Result = TypeVar("Result")
@@ -71,6 +72,7 @@ def live_server(
     cors: dict[str, Any] | None = None,
     kv_cache_dtype: str = "auto",
     quality_sample_rate: float = 0.0,
+    protocol: Any = "h11",
     **settings: Any,
 ) -> Iterator[LiveServer]:
     """stories260k with a chat template, on a free port. `settings` are fields of Service."""
@@ -85,7 +87,14 @@ def live_server(
     loaded = LoadedModel("stories260k", arguments)
     loaded.tokenizer.use_chat_template(CHAT_TEMPLATE)
     service = Service(AsyncLLM(loaded), ["stories260k", "tiny"], **{"log_requests": False, **settings})
-    config = uvicorn.Config(make_app(service, cors=cors), port=0, http="h11", lifespan="off", log_config=None)
+    config = uvicorn.Config(
+        make_app(service, cors=cors),
+        port=0,
+        http=protocol,
+        h11_max_incomplete_event_size=2 * MAX_HEADER_BYTES,
+        lifespan="off",
+        log_config=None,
+    )
     server = uvicorn.Server(config)
     started = threading.Event()
     place: dict[str, Any] = {}

@@ -43,6 +43,8 @@ def test_no_web_page_may_reset_the_cache(server: LiveServer) -> None:
         ({"prompt": [{"prompt": "a"}]}, "prompt"),
         ({"prompt": ["a", 1]}, "token ids"),
         ({"prompt": [1.5]}, "prompt"),
+        ({"prompt": [True, False]}, "token ids must be whole numbers"),
+        ({"prompt": [[False]]}, "token ids must be whole numbers"),
         ({"prompt": [1, 512]}, "512"),
         ({"prompt": [-1]}, "-1"),
         ({"prompt": [2**70]}, "token id"),
@@ -73,6 +75,7 @@ def test_no_web_page_may_reset_the_cache(server: LiveServer) -> None:
         ({"prompt": "a", "logit_bias": [1]}, "logit_bias"),
         ({"prompt": "a", "min_tokens": 99}, "min_tokens"),
         ({"prompt": "a", "priority": 2**31}, "priority"),
+        ({"prompt": "a", "priority": -1}, "--scheduling-policy priority"),
         ({"prompt": "a", "cache_salt": "\ud800"}, "cache_salt"),
         ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream"),
         ({"prompt": "a", "stream": True, "stream_options": 1}, "stream_options"),
@@ -94,6 +97,7 @@ def test_bad_completions(server: LiveServer, body: dict[str, Any], said: str) ->
     assert response.status_code == 400
     error = error_of(response)
     assert said in error["message"]
+    assert error["param"] in body or error["param"] == "prompt" or "exclude" in error["message"], error
     assert error["type"] == "invalid_request_error"
     assert "\n" not in error["message"]
 
@@ -119,7 +123,9 @@ def test_bad_completions(server: LiveServer, body: dict[str, Any], said: str) ->
 def test_bad_chats(server: LiveServer, body: dict[str, Any], said: str) -> None:
     response = server.post("/v1/chat/completions", **body)
     assert response.status_code == 400
-    assert said in error_of(response)["message"]
+    error = error_of(response)
+    assert said in error["message"]
+    assert error["param"] in body or "exclude" in error["message"], error
 
 
 def test_other_statuses(server: LiveServer) -> None:

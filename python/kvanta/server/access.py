@@ -15,7 +15,9 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kvanta.server.connections import MAX_HEADER_BYTES
 from kvanta.server.errors import ApiError, error_response
+from kvanta.server.hosts import AllowedHosts
 
 _log = logging.getLogger("kvanta.server")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
@@ -87,10 +89,16 @@ def tokens_note(state: dict[str, Any]) -> str:
 
 
 class AccessControl:
-    """Refuses requests without a key (401), and bodies that are too large (413) or arrive too slowly (408)."""
+    """Refuses requests without a key (401), under a foreign name (403), with a header that is too large (431), and
+    bodies that are too large (413) or arrive too slowly (408).
+    """
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[str], max_body_bytes: int) -> None:
+    def __init__(
+        self, app: ASGIApp, api_keys: Sequence[str], max_body_bytes: int, hosts: AllowedHosts | None = None
+    ) -> None:
+        """`hosts`: None for every name."""
         self._app = app
+        self._hosts = hosts
         self._digests = [_digest(key.encode()) for key in api_keys]
         self._max_body_bytes = max_body_bytes
 
@@ -101,12 +109,26 @@ class AccessControl:
             return
         headers = Headers(scope=scope)
         try:
+            self._check_header(scope, headers)
             self._check_key(scope["path"], headers)
             self._check_length(headers)
         except ApiError as error:
             await error_response(error)(scope, receive, send)
             return
         await self._app(scope, self._limited(receive), send)
+
+    def _check_header(self, scope: Scope, headers: Headers) -> None:
+        size = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+        size += sum(len(name) + len(value) for name, value in headers.raw)
+        if size > MAX_HEADER_BYTES:
+            raise ApiError(431, f"the header has {size} bytes; at most {MAX_HEADER_BYTES} are read")
+        host = headers.get("host", "")
+        if self._hosts is not None and not self._hosts.allows(host):
+            raise ApiError(
+                403,
+                f"the server does not answer under the name {host[:100]!r}; its operator can allow it: --allowed-hosts",
+                code="host_not_allowed",
+            )
 
     def _check_key(self, path: str, headers: Headers) -> None:
         if not self._digests or path in OPEN_PATHS or path.startswith(OPEN_PREFIX):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import mimetypes
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from starlette.exceptions import HTTPException
@@ -24,13 +25,16 @@ from kvanta.server import prompts
 from kvanta.server.access import OPEN_PREFIX, AccessControl, RequestLog
 from kvanta.server.admission import AdmissionLimiter
 from kvanta.server.answer import AnswerShape
+from kvanta.server.bites import large_json_bytes, read_json
 from kvanta.server.chat import ChatResponse
 from kvanta.server.completions import CompletionResponse
-from kvanta.server.errors import ApiError, JsonResponse, api_error, error_response
-from kvanta.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from kvanta.server.errors import ApiError, JsonResponse, api_error, error_response, json_bytes
+from kvanta.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, field_of
+from kvanta.server.schema import describe
 from kvanta.server.service import Service
 from kvanta.values import one_line
 
+_SPLIT_AT_ONCE = 4096  # prompts, or token ids of one
 _PAGE = Path(__file__).parent / "page"
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; base-uri 'none'; frame-ancestors 'none'",
@@ -42,14 +46,16 @@ _PAGE_HEADERS = {
 def make_app(service: Service, *, cors: Mapping[str, Any] | None = None) -> ASGIApp:
     """`cors`: arguments of Starlette's CORSMiddleware; None allows no other origin. The engine must be started."""
     app = FastAPI(title="Kvanta", version=__version__, docs_url=None, redoc_url=None)
+    app.router.route_class = _route_class(service)
     _add_error_handlers(app)
     _add_texts(app, service)
     _add_tokenizer(app, service)
     _add_models(app, service)
     _add_state(app, service)
+    describe(app, needs_key=bool(service.api_keys))
     if _PAGE.is_dir():
         app.include_router(page_router(_PAGE))
-    gated: ASGIApp = AccessControl(AdmissionLimiter(app), service.api_keys, service.max_body_bytes)
+    gated: ASGIApp = AccessControl(AdmissionLimiter(app), service.api_keys, service.max_body_bytes, service.hosts)
     if cors is not None:
         gated = CORSMiddleware(gated, **cors)
     known = {getattr(route, "path", "") for route in app.routes}
@@ -61,8 +67,31 @@ def make_app(service: Service, *, cors: Mapping[str, Any] | None = None) -> ASGI
     return RequestLog(gated, answered, log_requests=service.log_requests)
 
 
+def _route_class(service: Service) -> type[APIRoute]:
+    """Routes whose bodies are read in bites."""
+
+    class BodyRequest(Request):
+        async def json(self) -> Any:
+            if not hasattr(self, "_json"):
+                self._json = await read_json(await self.body(), service.front.off_loop)
+            return self._json
+
+    class Route(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handle = super().get_route_handler()
+
+            async def read(request: Request) -> Response:
+                return await handle(BodyRequest(request.scope, request.receive))
+
+            return read
+
+    return Route
+
+
 def _add_error_handlers(app: FastAPI) -> None:
     async def ours(_: Request, error: Exception) -> Response:
+        if isinstance(error, InputError):
+            return error_response(ApiError(400, str(error), param=field_of(str(error))))
         return error_response(api_error(error))
 
     async def too_deep(_: Request, __: Exception) -> Response:
@@ -111,11 +140,13 @@ def _add_texts(app: FastAPI, service: Service) -> None:
             logprobs=request.logprobs,
             echo=echo,
         )
-        entries = prompts.split(request.prompt)
+        large = isinstance(request.prompt, list) and len(request.prompt) > _SPLIT_AT_ONCE
+        split = functools.partial(prompts.split, request.prompt)
+        entries = await front.off_loop(split) if large else split()
         special = request.add_special_tokens is not False
         encode = functools.partial(prompts.encode, entries, tokenizer, front.max_model_len, add_special_tokens=special)
         return await service.texts(
-            *(http, request, params, len(entries), encode, prompts.size(entries)),
+            *(http, request, params, len(entries), encode),
             lambda name, job: CompletionResponse(name, service.names[0], request, job, tokenizer),
         )
 
@@ -132,7 +163,6 @@ def _add_texts(app: FastAPI, service: Service) -> None:
         return await service.texts(
             *(http, request, params, 1),
             lambda: [prompts.chat_prompt(request, tokenizer, front.max_model_len)],
-            prompts.chat_size(request),
             lambda name, job: ChatResponse(name, service.names[0], request, job, tokenizer, shape),
             shape,
         )
@@ -150,15 +180,20 @@ def _add_tokenizer(app: FastAPI, service: Service) -> None:
 
         def encode() -> list[int]:
             if request.messages is not None:
-                text = prompts.chat_text(request, tokenizer)
-                return tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
-            return tokenizer.encode(request.prompt or "", add_special_tokens=request.add_special_tokens is not False)
+                text, special = prompts.chat_text(request, tokenizer), bool(request.add_special_tokens)
+            else:
+                text, special = request.prompt or "", request.add_special_tokens is not False
+            prompts.check_length(text, tokenizer, front.max_model_len)
+            return tokenizer.encode(text, add_special_tokens=special)
 
-        tokens = await front.off_loop(encode)
-        answer = {"count": len(tokens), "max_model_len": front.max_model_len, "tokens": tokens}
-        if request.return_token_strs:
-            answer["token_strs"] = [tokenizer.token_text(token) for token in tokens]
-        return JsonResponse(answer)
+        def answer() -> bytes:
+            tokens = encode()
+            body = {"count": len(tokens), "max_model_len": front.max_model_len, "tokens": tokens}
+            if request.return_token_strs:
+                body["token_strs"] = [tokenizer.token_text(token) for token in tokens]
+            return large_json_bytes(body)
+
+        return Response(await front.off_loop(answer), media_type="application/json")
 
     @app.post("/detokenize")
     async def detokenize(request: DetokenizeRequest) -> Response:
@@ -166,8 +201,15 @@ def _add_tokenizer(app: FastAPI, service: Service) -> None:
         service.check_model(request.model)
         if not isinstance(request.tokens, list):
             raise InputError(f"tokens must be a list of token ids, got {one_line(request.tokens)}")
-        tokens = token_list(request.tokens, int(front.loaded.engine.info.vocab))
-        return JsonResponse({"prompt": tokenizer.decode(tokens, skip_special_tokens=False)})
+        given, most = request.tokens, front.max_model_len
+        if len(given) > most:
+            raise ApiError(400, f"tokens has {len(given)} token ids; max_model_len is {most}", param="tokens")
+
+        def answer() -> bytes:
+            tokens = token_list(given, int(front.loaded.engine.info.vocab))
+            return json_bytes({"prompt": tokenizer.decode(tokens, skip_special_tokens=False)})
+
+        return Response(await front.off_loop(answer), media_type="application/json")
 
 
 def _add_models(app: FastAPI, service: Service) -> None:

@@ -12,11 +12,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from kvanta import _core
 from kvanta.errors import QueueFullError
 from kvanta.generation import Generation, TextShape
 from kvanta.loaded_model import LoadedModel
 from kvanta.prompts import TokenPrompt
 from kvanta.sampling_params import SamplingParams
+from kvanta.server.bites import BITE_SECONDS
 from kvanta.server.errors import ApiError
 from kvanta.server.generation_job import GenerationJob
 from kvanta.server.metrics import Metrics
@@ -26,6 +28,13 @@ Result = TypeVar("Result")
 _FINISHES_REMEMBERED = 64
 _MAX_OUTPUTS = 256
 """Outputs taken in one iteration of the event loop, so that other tasks run in between."""
+_OUTPUTS_AT_ONCE = 16
+"""Outputs taken between two looks at the clock: those with many log-probabilities take longer."""
+_GRAMMAR_SECONDS = 10.0
+"""Longest time that a request waits for its grammar."""
+_ADDED_AT_ONCE = 2**15
+"""Prompt tokens, over all texts, that are handed to the engine on the event loop itself."""
+_STOP_CHARACTERS_AT_ONCE = 2048
 
 
 class AsyncLLM:
@@ -50,6 +59,9 @@ class AsyncLLM:
         self._seeds = random.Random(config.seed)
         self._finishes: deque[float] = deque(maxlen=_FINISHES_REMEMBERED)
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="kvanta-tokenizer")
+        self._compilers = ThreadPoolExecutor(2, thread_name_prefix="kvanta-grammars")
+        self.grammar_seconds = _GRAMMAR_SECONDS
+        self._writers = ThreadPoolExecutor(2, thread_name_prefix="kvanta-answers")
 
     def start(self) -> None:
         """Starts the engine's thread; the running event loop receives its outputs."""
@@ -64,6 +76,8 @@ class AsyncLLM:
         await loop.run_in_executor(self._workers, self.loaded.engine.stop)
         loop.remove_reader(self._mailbox)
         self._workers.shutdown(wait=False)
+        self._writers.shutdown(wait=False)
+        self._compilers.shutdown(wait=False, cancel_futures=True)
 
     def admit(self, sequences: int) -> Callable[[], None]:
         """Reserves capacity for `sequences`; the returned function releases it.
@@ -73,7 +87,8 @@ class AsyncLLM:
         if self.draining:
             raise ApiError(503, "the server is shutting down", headers={"Retry-After": "10"})
         if sequences > self.capacity:
-            raise ApiError(400, f"the request asks for {sequences} texts; this server takes {self.capacity} at once")
+            message = f"the request asks for {sequences} texts; this server takes {self.capacity} at once"
+            raise ApiError(400, message, param="n")
         if self._admitted + sequences > self.capacity:
             taken = f"{self._admitted} of {self.capacity} sequences"
             raise self._queue_full(f"the queue is full: {taken}, {sequences} more do not fit", sequences)
@@ -88,6 +103,27 @@ class AsyncLLM:
     async def off_loop(self, function: Callable[[], Result]) -> Result:
         """Runs a slow function, such as tokenizing, on another thread."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, function)
+
+    async def _compile(self, make: Callable[[], Result]) -> Result:
+        """Runs what compiles a grammar, on threads that do nothing else: prompts of others do not wait for it.
+
+        Raises ApiError when it takes too long. Nothing can stop it, but the next request for it may find it finished.
+        """
+        compiling = self._compilers.submit(make)
+        result = asyncio.wrap_future(compiling)
+        result.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody else reads it
+        try:
+            return await asyncio.wait_for(asyncio.shield(result), self.grammar_seconds)
+        except TimeoutError:
+            if compiling.cancel():  # it had not begun
+                message = "too many other grammars are being compiled"
+                raise ApiError(503, message, headers={"Retry-After": "10"}) from None
+            message = f"structured_outputs: compiling the grammar took more than {self.grammar_seconds:g} s"
+            raise ApiError(400, message, param="structured_outputs") from None
+
+    async def write(self, build: Callable[[], Result]) -> Result:
+        """Runs what makes a large answer of the engine's outputs, on a thread of its own kind."""
+        return await asyncio.get_running_loop().run_in_executor(self._writers, build)
 
     async def submit(
         self,
@@ -110,26 +146,43 @@ class AsyncLLM:
         name = f"{self._count:x}"
         self._count += 1
 
+        prompts: list[TokenPrompt] = []
+
         def make() -> list[Generation]:
             return [
-                Generation(f"{name}.{index}", prompt, params, self.tokenizer, self.loaded.grammars, shape)
-                for index, prompt in enumerate(encode())
+                Generation(*(f"{name}.{index}", prompt, params, *parts, shape), defer_prompt_logprobs=True)
+                for index, prompt in enumerate(prompts)
             ]
 
-        quick = at_once and params.structured_outputs is None
-        generations = make() if quick else await self.off_loop(make)
+        parts = (self.tokenizer, self.loaded.grammars)
+        stop_characters = sum(map(len, params.stop_strings))
+        quick = at_once and stop_characters <= _STOP_CHARACTERS_AT_ONCE
+        prompts += encode() if at_once else await self.off_loop(encode)
+        if params.structured_outputs is not None:
+            generations = await self._compile(make)
+        else:
+            generations = make() if quick and params.n <= 16 else await self.off_loop(make)
         engine = self.loaded.engine
         job = GenerationJob(generations, self._ended, engine.abort, done, arrival)
-        try:
+
+        def add() -> None:
             for generation in generations:
                 generation.add_to(engine, self._seeds, cache_salt, priority, self._time_limit)
-        except QueueFullError as error:
+
+        tokens = sum(len(each.output.prompt_token_ids) * len(each.completions) for each in generations)
+        self._jobs.update(dict.fromkeys(job.open, job))  # first: outputs may come before the last text is added
+        try:
+            if tokens <= _ADDED_AT_ONCE and len(job.outputs) <= 16:
+                add()
+            else:
+                await self.off_loop(add)
+        except BaseException as error:
+            for request in job.open:
+                del self._jobs[request]
             job.cancel()
-            raise self._queue_full(str(error), len(job.outputs)) from None
-        except Exception:
-            job.cancel()
+            if isinstance(error, QueueFullError):
+                raise self._queue_full(str(error), len(job.outputs)) from None
             raise
-        self._jobs.update(dict.fromkeys(job.open, job))
         return job
 
     def abort_all(self) -> None:
@@ -154,9 +207,17 @@ class AsyncLLM:
         return min(60, max(1, math.ceil(pace * sequences)))
 
     def _deliver(self) -> None:
+        end = time.perf_counter() + BITE_SECONDS
+        for _ in range(_MAX_OUTPUTS // _OUTPUTS_AT_ONCE):
+            outputs = self.loaded.engine.take_news(_OUTPUTS_AT_ONCE)
+            self._pass_on(outputs)
+            if len(outputs) < _OUTPUTS_AT_ONCE or time.perf_counter() > end:
+                return
+
+    def _pass_on(self, outputs: Sequence[_core.EngineOutput]) -> None:
         now = time.perf_counter()
         metrics = self.metrics
-        for engine_output in self.loaded.engine.take_news(_MAX_OUTPUTS):
+        for engine_output in outputs:
             job = self._jobs.get(engine_output.id)
             if job is None:  # a disconnected client, or a stop string that was found
                 continue

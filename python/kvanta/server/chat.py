@@ -50,24 +50,24 @@ class ChatResponse(GenerationResponse):
     def _top_level(self) -> dict[str, Any]:
         return {"prompt_token_ids": self._job.generations[0].output.prompt_token_ids} if self._token_ids else {}
 
-    def _common(self, index: int, begin: int, end: int) -> dict[str, Any]:
-        output = self._job.outputs[index]
+    def _common(self, delta: Delta) -> dict[str, Any]:
+        output, begin, end = self._job.outputs[delta.choice], delta.begin, delta.end
         logprobs = None
         if self._wants_logprobs:
             logprobs = self._logprobs.chat(output.token_ids[begin:end], (output.logprobs or [])[begin:end])
         common: dict[str, Any] = {
-            "index": index,
+            "index": delta.choice,
             "logprobs": logprobs,
-            "finish_reason": output.finish_reason,
-            "stop_reason": output.stop_reason,
+            "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
         }
         if self._token_ids:
             common["token_ids"] = output.token_ids[begin:end]
         return common
 
     def _choice(self, index: int) -> dict[str, Any]:
-        output = self._job.outputs[index]
-        found = rest_of(self._readers[index], output.text)
+        delta = self._job.whole(index)
+        found = rest_of(self._readers[index], delta.text)
         content = self._begin + found.content
         message: dict[str, Any] = {"role": "assistant", "content": content}
         if self._has_reasoning:
@@ -76,12 +76,12 @@ class ChatResponse(GenerationResponse):
             message["content"] = content if content.strip() else None
         if found.calls:
             message["tool_calls"] = [{key: call[key] for key in ("id", "type", "function")} for call in found.calls]
-        return {**self._common(index, 0, len(output.token_ids)), **self._ending(index), "message": message}
+        return {**self._common(delta), **self._ending(delta), "message": message}
 
-    def _ending(self, index: int) -> dict[str, Any]:
+    def _ending(self, delta: Delta) -> dict[str, Any]:
         """As OpenAI says it: an answer of calls ends with them, unless the client chose the function itself."""
-        ends = self._job.outputs[index].finish_reason == "stop"
-        calls = ends and self._readers[index].calls > 0 and not self._named
+        ends = delta.finish_reason == "stop"
+        calls = ends and self._readers[delta.choice].calls > 0 and not self._named
         return {"finish_reason": "tool_calls"} if calls else {}
 
     def usage(self) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class ChatResponse(GenerationResponse):
         return answer
 
     def _piece(self, delta: Delta) -> dict[str, Any] | None:
-        finished = self._job.outputs[delta.choice].finished
+        finished = delta.finished
         reader = self._readers[delta.choice]
         found = rest_of(reader, delta.text) if finished else reader.take(delta.text)
         if not self._has_reasoning:
@@ -120,5 +120,5 @@ class ChatResponse(GenerationResponse):
             new |= dict.fromkeys(REASONING_FIELDS, found.reasoning)
         if found.calls:
             new["tool_calls"] = found.calls
-        ending = self._ending(delta.choice) if finished else {}
-        return {**self._common(delta.choice, delta.begin, delta.end), **ending, "delta": new}
+        ending = self._ending(delta) if finished else {}
+        return {**self._common(delta), **ending, "delta": new}

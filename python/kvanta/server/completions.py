@@ -42,8 +42,10 @@ class CompletionResponse(GenerationResponse):
         prompt = self._prompt(index)
         return prompt.prompt if prompt.prompt is not None else self._tokenizer.decode(prompt.prompt_token_ids)
 
-    def _fields(self, index: int, text: str, begin: int, end: int, *, with_prompt: bool) -> dict[str, Any]:
-        """A choice with the new tokens in [begin, end) of its output."""
+    def _fields(self, delta: Delta) -> dict[str, Any]:
+        """A choice with new content; the first has what belongs to the prompt."""
+        index, text, begin, end = delta.choice, delta.text, delta.begin, delta.end
+        with_prompt = begin == 0
         output, prompt = self._job.outputs[index], self._prompt(index)
         if self._prompt_only:
             text, end = "", begin
@@ -62,8 +64,8 @@ class CompletionResponse(GenerationResponse):
             "index": index,
             "text": text,
             "logprobs": logprobs,
-            "finish_reason": output.finish_reason,
-            "stop_reason": output.stop_reason,
+            "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
         }
         if with_prompt and self._wants_prompt_logprobs:
             choice["prompt_logprobs"] = prompt_logprobs(prompt.prompt_logprobs)
@@ -74,8 +76,7 @@ class CompletionResponse(GenerationResponse):
         return choice
 
     def _choice(self, index: int) -> dict[str, Any]:
-        output = self._job.outputs[index]
-        return self._fields(index, output.text, 0, len(output.token_ids), with_prompt=True)
+        return self._fields(self._job.whole(index))
 
     def _opening(self) -> list[dict[str, Any]]:
         return []
@@ -83,6 +84,6 @@ class CompletionResponse(GenerationResponse):
     def _piece(self, delta: Delta) -> dict[str, Any] | None:
         first = delta.begin == 0
         tells = delta.text or self._token_ids or self._logprobs is not None or (first and self._echo)
-        if not tells and not self._job.outputs[delta.choice].finished:
+        if not tells and not delta.finished:
             return None
-        return self._fields(delta.choice, delta.text, delta.begin, delta.end, with_prompt=first)
+        return self._fields(delta)

@@ -22,6 +22,14 @@ class Delta:
     begin: int
     end: int
     """The new tokens: output.token_ids[begin:end]."""
+    finish_reason: str | None = None
+    """As it was when the content came: the output itself goes on growing while a long answer is written."""
+    stop_reason: str | int | None = None
+
+    @property
+    def finished(self) -> bool:
+        """True for the last content of its text."""
+        return self.finish_reason is not None
 
 
 class GenerationJob:
@@ -79,12 +87,10 @@ class GenerationJob:
         if output.finish_reason == "abort":  # requested neither by the client nor by a stop string
             self.fail(ApiError(503, engine_output.error or "the request was aborted"))
             return
-        delta = self._pending.get(choice)
-        if delta is None:
-            self._pending[choice] = Delta(choice, text, begin, len(output.token_ids))
-        else:
-            delta.text += text
-            delta.end = len(output.token_ids)
+        delta = self._pending.setdefault(choice, Delta(choice, "", begin, begin))
+        delta.text += text
+        delta.end = len(output.token_ids)
+        delta.finish_reason, delta.stop_reason = output.finish_reason, output.stop_reason
         if output.finish_reason is not None:
             self._close(engine_output.id, output.finish_reason)
             if engine_output.finish == _core.FinishReason.NONE:  # a stop string
@@ -114,6 +120,12 @@ class GenerationJob:
         if not self.open:
             self._done.set()
             self._when_done()
+
+    def whole(self, choice: int) -> Delta:
+        """All content of a finished text."""
+        output = self.outputs[choice]
+        tokens = len(output.token_ids)
+        return Delta(choice, output.text, 0, tokens, output.finish_reason, output.stop_reason)
 
     async def deltas(self) -> AsyncIterator[list[Delta]]:
         """New content as it arrives; pieces since the last read are joined. Raises ApiError when the job failed."""

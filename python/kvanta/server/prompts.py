@@ -27,16 +27,6 @@ def split(prompt: Any) -> list[Any]:
     return prompts
 
 
-def size(prompts: list[Any]) -> int:
-    """Characters to tokenize."""
-    return sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
-
-
-def chat_size(request: ChatFields) -> int:
-    """Characters of a conversation, roughly; a template may make more of them."""
-    return len(repr((request.messages, request.tools, request.chat_template_kwargs)))
-
-
 def encode(
     prompts: list[Any], tokenizer: Tokenizer, max_model_len: int, *, add_special_tokens: bool = True
 ) -> list[TokenPrompt]:
@@ -44,7 +34,9 @@ def encode(
     entries = []
     for prompt in prompts:
         if isinstance(prompt, str):
-            _check_length(prompt, tokenizer, max_model_len)
+            check_length(prompt, tokenizer, max_model_len)
+        elif len(prompt) >= max_model_len:  # before each of them is looked at
+            raise _too_many_tokens(len(prompt), max_model_len)
         entry = read_prompt(prompt, tokenizer, add_special_tokens=add_special_tokens)
         entries.append(_check_tokens(entry, max_model_len))
     return entries
@@ -53,7 +45,7 @@ def encode(
 def chat_prompt(request: ChatFields, tokenizer: Tokenizer, max_model_len: int) -> TokenPrompt:
     """The prompt that the chat template makes. Raises InputError or ApiError."""
     text = chat_text(request, tokenizer)
-    _check_length(text, tokenizer, max_model_len)
+    check_length(text, tokenizer, max_model_len)
     if not text:
         raise InputError("the model's chat template makes an empty prompt of these messages")
     ids = tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
@@ -140,7 +132,7 @@ def _tool_calls(index: int, calls: Any) -> list[Any]:
     return plain
 
 
-def _check_length(text: str, tokenizer: Tokenizer, max_model_len: int) -> None:
+def check_length(text: str, tokenizer: Tokenizer, max_model_len: int) -> None:
     """Without tokenizing: no token stands for more bytes than the longest one."""
     most = max_model_len * max(1, tokenizer.longest_token)
     if len(text) > most:
@@ -149,9 +141,13 @@ def _check_length(text: str, tokenizer: Tokenizer, max_model_len: int) -> None:
 
 def _check_tokens(entry: TokenPrompt, max_model_len: int) -> TokenPrompt:
     if len(entry.token_ids) >= max_model_len:
-        what = f"the prompt has {len(entry.token_ids)} tokens: with one to generate, max_model_len = {max_model_len} "
-        raise _too_long(f"{what}allows {max_model_len - 1}")
+        raise _too_many_tokens(len(entry.token_ids), max_model_len)
     return entry
+
+
+def _too_many_tokens(tokens: int, max_model_len: int) -> ApiError:
+    what = f"the prompt has {tokens} tokens: with one to generate, max_model_len = {max_model_len} "
+    return _too_long(f"{what}allows {max_model_len - 1}")
 
 
 def _too_long(message: str) -> ApiError:

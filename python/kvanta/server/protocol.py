@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, get_type_hints
 
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, WithJsonSchema, create_
 from kvanta.errors import InputError
 from kvanta.sampling_params import SamplingParams
 from kvanta.server.errors import ApiError
+from kvanta.server.structured import FIELDS as FORM_FIELDS
 from kvanta.server.structured import read_form
 from kvanta.server.tools import Tools
 from kvanta.structured_output import StructuredOutputsParams
@@ -111,12 +113,17 @@ class SamplingFields(_SamplingBody):  # type: ignore[misc, valid-type]
         try:
             return SamplingParams(**given)
         except InputError as error:
-            name = str(error).partition(" ")[0]
-            raise ApiError(400, str(error), param=name if name in given else None) from None
+            raise ApiError(400, str(error), param=field_of(str(error))) from None
 
     def _form(self) -> StructuredOutputsParams | None:
         """The form of every text; None: any."""
         return read_form(self.response_format, self.model_extra or {})
+
+    @property
+    def form_field(self) -> str:
+        """The field that gives the form of the text."""
+        extra = self.model_extra or {}
+        return next((name for name in ("structured_outputs", *FORM_FIELDS) if extra.get(name)), "response_format")
 
     def engine_fields(self) -> dict[str, Any]:
         """Arguments of the engine in addition to the sampling parameters."""
@@ -194,6 +201,11 @@ class ChatRequest(ChatFields, SamplingFields):
     echo: bool | None = None
     include_reasoning: bool | None = None
 
+    @property
+    def form_field(self) -> str:
+        """The field that gives the form of the text."""
+        return "tool_choice" if self.functions.forced else super().form_field
+
     def _form(self) -> StructuredOutputsParams | None:
         form, functions = super()._form(), self.functions
         if not functions.forced:
@@ -224,3 +236,22 @@ class DetokenizeRequest(_Body):
     """POST /detokenize."""
 
     tokens: TokenIds
+
+
+_BODIES = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
+_FIELDS = frozenset().union(*(body.model_fields for body in _BODIES), FORM_FIELDS, _UNSUPPORTED, ["structured_outputs"])
+# Fields whose names are words that a message may have in another sense: they count at its beginning.
+_WORDS = frozenset({"model", "user", "n", "stop", "stream", "seed", "regex", "echo", "tokens", "audio", "documents"})
+_THINGS = (
+    *(("chat message", "messages"), ("a chat ", "messages"), ("the text is not", "prompt"), ("token ", "prompt")),
+    ("salt", "cache_salt"),
+)
+
+
+def field_of(message: str) -> str | None:
+    """The field that an error is about, by its message."""
+    begin = message.partition(", got")[0]
+    for index, word in enumerate(re.findall(r"[a-z_]+", begin)):
+        if word in _FIELDS and (index == 0 or word not in _WORDS):
+            return word
+    return next((name for thing, name in _THINGS if thing in begin), None)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+from kvanta.server.bites import Pace, large_json_bytes
 from kvanta.server.errors import ApiError, json_bytes
 from kvanta.server.generation_job import Delta, GenerationJob
 from kvanta.server.protocol import SamplingFields
 
 DONE = b"data: [DONE]\n\n"
+_MAX_ENTRIES = 2000
+"""Entries of an answer that are written at once; more are written on another thread."""
+
+Build = Callable[[], bytes]
+OffLoop = Callable[[Build], Awaitable[bytes]]
+"""off_loop(build): calls `build` on another thread."""
 
 
 def event(value: object) -> bytes:
@@ -30,6 +38,10 @@ class GenerationResponse(ABC):
         self._job = job
         self._usage_last, self._usage_every = request.usage_in_stream
         self._token_ids = bool(request.return_token_ids)
+        params = job.generations[0].params
+        self._entries_per_token = 0 if params.logprobs is None else params.logprobs + 1
+        prompt_tokens = sum(len(generation.output.prompt_token_ids) for generation in job.generations)
+        self._prompt_entries = 0 if params.prompt_logprobs is None else prompt_tokens * (params.prompt_logprobs + 1)
         self._head = {"id": self.id_prefix + request_id, "created": int(time.time()), "model": model}
 
     @abstractmethod
@@ -63,8 +75,21 @@ class GenerationResponse(ABC):
             "prompt_tokens_details": {"cached_tokens": cached},
         }
 
+    def _entries(self, tokens: int, choices: int) -> int:
+        """Size of a part of the answer: log-probabilities, and what a choice and its text cost in addition."""
+        return tokens * self._entries_per_token + tokens // 8 + 16 * choices
+
+    async def body(self, off_loop: OffLoop) -> bytes:
+        """The whole answer in JSON, when the job is finished."""
+        entries = self._entries(self._completion_tokens(), len(self._job.outputs)) + self._prompt_entries
+        if entries <= _MAX_ENTRIES:
+            return json_bytes(self.whole())
+        return await off_loop(lambda: large_json_bytes(self.whole()))
+
     def whole(self) -> dict[str, Any]:
         """When the job is finished."""
+        for generation in self._job.generations:
+            generation.name_prompt_logprobs()
         choices = [self._choice(index) for index in range(len(self._job.outputs))]
         return {
             **self._head,
@@ -74,23 +99,41 @@ class GenerationResponse(ABC):
             **self._top_level(),
         }
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self, off_loop: OffLoop) -> AsyncIterator[bytes]:
         """Until the job is finished; an error in between is an event, too, since the status has been sent."""
         extra = self._top_level()
+        pace = Pace()
         for choice in self._opening():
             yield event({**self._chunk([choice]), **extra})
             extra = {}
+            await pace.rest()
         try:
             async for deltas in self._job.deltas():
-                pieces = [piece for delta in deltas if (piece := self._piece(delta)) is not None]
-                if pieces:
-                    yield b"".join(event(self._chunk([piece])) for piece in pieces)
+                events = []
+                for delta in deltas:
+                    entries = self._entries(delta.end - delta.begin, 1)
+                    entries += self._prompt_entries if delta.begin == 0 else 0
+                    if entries <= _MAX_ENTRIES:
+                        events.append(self._event(delta, json_bytes))
+                    else:
+                        events.append(await off_loop(functools.partial(self._event, delta, large_json_bytes)))
+                    await pace.rest()
+                data = b"".join(events)
+                if data:
+                    yield data
         except ApiError as error:
             yield event(error.body())
         else:
             if self._usage_last:
                 yield event({**self._chunk([]), "usage": self.usage()})
         yield DONE
+
+    def _event(self, delta: Delta, encode: Callable[[object], bytes]) -> bytes:
+        if delta.begin == 0:
+            for generation in self._job.generations:
+                generation.name_prompt_logprobs()
+        piece = self._piece(delta)
+        return b"" if piece is None else b"data: " + encode(self._chunk([piece])) + b"\n\n"
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chunk = {**self._head, "object": self.chunk_object, "choices": choices}

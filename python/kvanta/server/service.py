@@ -10,18 +10,23 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from kvanta.errors import InputError
 from kvanta.generation import TextShape
 from kvanta.prompts import TokenPrompt
 from kvanta.sampling_params import SamplingParams
 from kvanta.server.answer import AnswerParsers
 from kvanta.server.async_llm import AsyncLLM
-from kvanta.server.errors import ApiError, JsonResponse
+from kvanta.server.errors import ApiError
 from kvanta.server.generation_job import GenerationJob
+from kvanta.server.hosts import AllowedHosts
 from kvanta.server.protocol import SamplingFields
 from kvanta.server.response import GenerationResponse
 from kvanta.server.stream import CLIENT_GONE, EventStream, cancelled_with_client
 
-_AT_ONCE = 2048
+_AT_ONCE = 4096
+"""Bytes of a body that is turned into tokens at once: to hand it to another thread would take longer."""
+
+_TEXTS_AT_ONCE = 16
 
 
 @dataclass
@@ -34,6 +39,10 @@ class Service:
     max_logprobs: int = 20
     api_keys: list[str] = field(default_factory=list)
     max_body_bytes: int = 4 << 20
+    hosts: AllowedHosts | None = None
+    """Names under which clients may call the server; None: any."""
+    priorities: bool = False
+    """Requests may have a priority."""
     log_requests: bool = True
     tool_call_parser: str = ""
     """A name of tool_calls.PARSERS; empty: what a model writes of its own accord stays text."""
@@ -60,35 +69,42 @@ class Service:
         params: SamplingParams,
         prompts: int,
         encode: Callable[[], list[TokenPrompt]],
-        characters: int,
         answer: Callable[[str, GenerationJob], GenerationResponse],
         shape: TextShape | None = None,
     ) -> Response:
-        """`encode` makes the `prompts` many prompts of `characters`; `answer` gets the request's id and job."""
+        """`encode` makes the `prompts` many prompts; `answer` gets the request's id and job."""
         fields = request.engine_fields()
+        if fields["priority"] != 0 and not self.priorities:
+            message = f"priority needs a server with --scheduling-policy priority, got {fields['priority']}"
+            raise ApiError(400, message, param="priority")
         give_back = self.front.admit(prompts * params.n)
-        at_once = characters <= _AT_ONCE  # to hand it to another thread would take longer
+        at_once = len(await http.body()) <= _AT_ONCE
         try:
             arrival = http.state.arrival
             job = await self.front.submit(
                 *(encode, params, give_back), arrival=arrival, at_once=at_once, shape=shape, **fields
             )
-        except BaseException:
+        except BaseException as error:
             give_back()
+            form = params.structured_outputs
+            if isinstance(error, InputError) and form is not None and str(error).startswith(form.kind):
+                field = request.form_field
+                raise ApiError(400, f"{field}: {error}", param=field) from None
             raise
         try:
-            writer = answer(http.state.request_id, job)
+            make = functools.partial(answer, http.state.request_id, job)  # a parser for each text
+            writer = make() if at_once and params.n <= _TEXTS_AT_ONCE else await self.front.write(make)
         except BaseException:
             job.cancel()
             raise
         http.state.answer = writer
         if request.stream:
-            return EventStream(writer.events(), job)
+            return EventStream(writer.events(self.front.write), job)
         async with cancelled_with_client(http.receive, job):
             await job.finish()
             if job.cancelled:
                 return Response(status_code=CLIENT_GONE)
-            return JsonResponse(writer.whole())
+            return Response(await writer.body(self.front.write), media_type="application/json")
 
     def model_card(self, name: str, created: int) -> dict[str, Any]:
         """As /v1/models lists it."""

@@ -10,7 +10,7 @@ from kvanta.structured_output import StructuredOutputsParams
 from kvanta.values import one_line
 
 # Fields of other servers -> ours.
-_FIELDS: Mapping[str, str] = {
+FIELDS: Mapping[str, str] = {
     "guided_json": "json",
     "guided_regex": "regex",
     "guided_choice": "choice",
@@ -32,7 +32,7 @@ def read_form(response_format: Any, others: Mapping[str, Any]) -> StructuredOutp
     outputs = others.get("structured_outputs")
     if outputs is not None:
         requested["structured_outputs"] = _of_vllm(outputs)
-    for name, field in _FIELDS.items():
+    for name, field in FIELDS.items():
         if others.get(name) is not None:
             requested[name] = {field: others[name]}
     if not requested:

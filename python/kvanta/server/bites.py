@@ -1,0 +1,101 @@
+"""Large work in small bites, so that the event loop's other tasks, and other threads of Python, run in between.
+
+A single call of a C function, such as json.loads of a large body, keeps every thread waiting: a thread alone is not
+enough.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from json import decoder, scanner
+from typing import Any
+
+from kvanta.server.errors import ApiError, json_bytes
+
+BITE_SECONDS = 0.005
+_MAX_COMMAS = 2**17
+_MAX_MARKS = 20_000
+"""Brackets and colons of a text that json.loads reads in less than about 20 ms."""
+_MAX_CONTAINERS = 100_000
+_MAX_FIELDS = 1000
+_SLICE = 4096
+_MAX_DEPTH = 6
+
+
+class Pace:
+    """Lets other tasks of the event loop run after some milliseconds of work."""
+
+    def __init__(self) -> None:
+        self._begin = time.perf_counter()
+
+    async def rest(self) -> None:
+        """Between two bites."""
+        if time.perf_counter() - self._begin > BITE_SECONDS:
+            await asyncio.sleep(0)
+            self._begin = time.perf_counter()
+
+
+async def read_json(body: bytes, off_loop: Callable[[Callable[[], Any]], Any]) -> Any:
+    """The value of a request's body. Raises what json.loads raises, or ApiError for too many values."""
+    commas = body.count(b",")
+    marks = body.count(b"[") + body.count(b"{") + body.count(b":")
+    if commas <= _MAX_COMMAS and marks <= _MAX_MARKS:
+        value = json.loads(body)
+    else:
+        value = await off_loop(lambda: _Decoder().decode(body.decode(json.detect_encoding(body), "surrogatepass")))
+    if isinstance(value, dict) and len(value) > _MAX_FIELDS:
+        raise ApiError(400, f"the body has {len(value)} fields; at most {_MAX_FIELDS} are read")
+    return value
+
+
+class _Decoder(json.JSONDecoder):
+    """Written in Python but for its strings; other threads run in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._containers = 0
+        parse_object: Any = decoder.JSONObject  # type: ignore[attr-defined]
+        parse_array: Any = decoder.JSONArray  # type: ignore[attr-defined]
+        self.parse_object = self._counted(parse_object)
+        self.parse_array = self._counted(parse_array)
+        self.scan_once = scanner.py_make_scanner(self)  # type: ignore[attr-defined]
+
+    def _counted(self, parse: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any) -> Any:
+            self._containers += 1
+            if self._containers > _MAX_CONTAINERS:
+                raise ApiError(400, f"the body has more than {_MAX_CONTAINERS} lists and objects")
+            return parse(*arguments)
+
+        return counted
+
+
+def large_json_bytes(value: object) -> bytes:
+    """As json_bytes, on a thread that lets others run in between."""
+    return b"".join(_pieces(value, 0))
+
+
+def _pieces(value: object, depth: int) -> Iterator[bytes]:
+    if (
+        isinstance(value, dict)
+        and depth < _MAX_DEPTH
+        and any(isinstance(each, (dict, list)) for each in value.values())
+    ):
+        for index, (key, each) in enumerate(value.items()):
+            yield (b"," if index else b"{") + json_bytes(str(key)) + b":"
+            yield from _pieces(each, depth + 1)
+        yield b"}"
+    elif isinstance(value, list) and len(value) > _SLICE and not isinstance(value[0], (dict, list)):
+        for begin in range(0, len(value), _SLICE):
+            yield (b"," if begin else b"[") + json_bytes(value[begin : begin + _SLICE])[1:-1]
+        yield b"]"
+    elif isinstance(value, list) and depth < _MAX_DEPTH and any(isinstance(each, (dict, list)) for each in value):
+        for index, each in enumerate(value):
+            yield b"," if index else b"["
+            yield from _pieces(each, depth + 1)
+        yield b"]"
+    else:
+        yield json_bytes(value)

@@ -1,0 +1,154 @@
+"""/openapi.json: what FastAPI finds by itself, with the answers, the errors and the keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+
+from kvanta.server.access import OPEN_PATHS
+
+_TEXT = {"type": "string"}
+_INTEGER = {"type": "integer"}
+_OBJECT: dict[str, Any] = {"type": "object"}
+_ERROR = {"$ref": "#/components/schemas/Error"}
+
+
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def _list(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+def _object(optional: tuple[str, ...] = (), **properties: dict[str, Any]) -> dict[str, Any]:
+    required = [name for name in properties if name not in optional]
+    return {"type": "object", "properties": properties, "required": required}
+
+
+_USAGE = _object(
+    prompt_tokens=_INTEGER,
+    completion_tokens=_INTEGER,
+    total_tokens=_INTEGER,
+    prompt_tokens_details=_object(cached_tokens=_INTEGER),
+    completion_tokens_details=_object(reasoning_tokens=_INTEGER),
+    optional=("completion_tokens_details",),
+)
+_END = {"finish_reason": _or_null(_TEXT), "stop_reason": _or_null({"type": ["string", "integer"]})}
+_MESSAGE = _object(
+    role=_TEXT,
+    content=_or_null(_TEXT),
+    reasoning_content=_or_null(_TEXT),
+    reasoning=_or_null(_TEXT),
+    tool_calls=_list(_OBJECT),
+    optional=("reasoning_content", "reasoning", "tool_calls"),
+)
+
+
+_TOKENS = {"token_ids": _list(_INTEGER), "prompt_token_ids": _list(_INTEGER), "prompt_logprobs": _list(_OBJECT)}
+
+
+def _answer(kind: str, **choice: dict[str, Any]) -> dict[str, Any]:
+    entry = _object(index=_INTEGER, logprobs=_or_null(_OBJECT), **choice, **_END, **_TOKENS, optional=tuple(_TOKENS))
+    head = {"id": _TEXT, "object": {"const": kind}, "created": _INTEGER, "model": _TEXT}
+    extra = {name: schema for name, schema in _TOKENS.items() if name.startswith("prompt")}
+    return _object(**head, choices=_list(entry), usage=_USAGE, **extra, optional=tuple(extra))
+
+
+_CARD = _object(
+    id=_TEXT,
+    object={"const": "model"},
+    created=_INTEGER,
+    owned_by=_TEXT,
+    root=_TEXT,
+    parent={"type": "null"},
+    max_model_len=_INTEGER,
+    kv_cache_dtype=_TEXT,
+)
+ANSWERS: dict[str, dict[str, Any]] = {
+    "/v1/completions": _answer("text_completion", text=_TEXT),
+    "/v1/chat/completions": _answer("chat.completion", message=_MESSAGE),
+    "/v1/models": _object(object={"const": "list"}, data=_list(_CARD)),
+    "/v1/models/{name}": _CARD,
+    "/tokenize": _object(
+        count=_INTEGER,
+        max_model_len=_INTEGER,
+        tokens=_list(_INTEGER),
+        token_strs=_list(_TEXT),
+        optional=("token_strs",),
+    ),
+    "/detokenize": _object(prompt=_TEXT),
+    "/version": _object(version=_TEXT),
+}
+"""Schemas of whole answers in JSON, by path."""
+_STREAMS = ("/v1/completions", "/v1/chat/completions")
+ERRORS: dict[int, str] = {
+    400: "an invalid field or body",
+    401: "the key is missing or wrong",
+    403: "not under this host name, or not for web pages",
+    404: "no such model",
+    408: "the body came too slowly",
+    413: "the body is too large",
+    429: "the queue is full",
+    431: "the header is too large",
+    500: "an internal error",
+    503: "the server is shutting down",
+    504: "the request took longer than --request-timeout",
+}
+_OF_EVERY_REQUEST = (403, 431)
+_OF_BODIES = (400, 404, 408, 413)
+_OF_TEXTS = (429, 500, 503, 504)
+
+
+def describe(app: FastAPI, *, needs_key: bool) -> None:
+    """Completes the document that `app` serves. `needs_key`: the server has API keys."""
+    automatic = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = automatic()
+            components = document.setdefault("components", {})
+            schemas = components.setdefault("schemas", {})
+            for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which are never sent
+                schemas.pop(name, None)
+            fields = _object(message=_TEXT, type=_TEXT, param=_or_null(_TEXT), code=_or_null(_TEXT))
+            schemas["Error"] = _object(error=fields)
+            components["securitySchemes"] = {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "header": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
+            }
+            for path, operations in document["paths"].items():
+                for operation in operations.values():
+                    _complete(path, operation, needs_key=needs_key)
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _complete(path: str, operation: dict[str, Any], *, needs_key: bool) -> None:
+    responses = operation["responses"]
+    responses.pop("422", None)
+    statuses = list(_OF_EVERY_REQUEST)
+    keyed = path not in OPEN_PATHS
+    if keyed:
+        statuses.append(401)
+    operation["security"] = [{"bearer": []}, {"header": []}] if keyed and needs_key else []
+    if "requestBody" in operation:
+        statuses += _OF_BODIES
+    if path in _STREAMS:
+        statuses += _OF_TEXTS
+    elif path.startswith("/v1/models/"):
+        statuses.append(404)
+    elif path == "/health":
+        statuses.append(503)
+    for status in sorted(set(statuses)):
+        content = {"application/json": {"schema": _ERROR}}
+        responses[str(status)] = {"description": ERRORS[status], "content": content}
+    content = {"application/json": {"schema": ANSWERS[path]}} if path in ANSWERS else {}
+    if path in _STREAMS:
+        content["text/event-stream"] = {"schema": _TEXT}
+    elif path == "/metrics":
+        content["text/plain"] = {"schema": _TEXT}
+    responses["200"] = {"description": "success", **({"content": content} if content else {})}

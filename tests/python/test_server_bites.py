@@ -1,0 +1,163 @@
+"""Large requests and answers do not delay other clients: the event loop takes them in small bites."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx2
+import pytest
+from live_server import LiveServer, error_of, events, live_server
+
+from kvanta.server.bites import large_json_bytes
+from kvanta.server.errors import json_bytes
+
+MOST_SECONDS = 0.5
+"""Longest time between two answers to /ping. The work of each request on the event loop itself would take longer, or is
+found by test_nothing_large_is_done_on_the_event_loop.
+"""
+JSON = {"Content-Type": "application/json"}
+LONG = {"max_tokens": 500, "ignore_eos": True, "temperature": 0}
+
+MANY = {**LONG, "prompt": "a", "n": 250, "max_tokens": 20, "logprobs": 20}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    with live_server(max_body_bytes=8 << 20) as running:
+        yield running
+
+
+def longest_gap(server: LiveServer, work: Callable[[], None]) -> float:
+    """Seconds between two answers to /ping while `work` runs."""
+    ended = threading.Event()
+    gaps: list[float] = []
+
+    def ping() -> None:
+        with httpx2.Client(base_url=server.url, timeout=120) as client:
+            last = time.perf_counter()
+            while not ended.is_set():
+                assert client.get("/ping").status_code == 200
+                now = time.perf_counter()
+                gaps.append(now - last)
+                last = now
+
+    thread = threading.Thread(target=ping)
+    thread.start()
+    try:
+        work()
+    finally:
+        ended.set()
+        thread.join()
+    return max(gaps)
+
+
+def large(count: int, value: str) -> str:
+    return "[" + ",".join([value] * count) + "]"
+
+
+REQUESTS: list[tuple[str, str, str, int]] = [
+    ("prompt_logprobs", "/v1/completions", json.dumps({"prompt": [5] * 500, "prompt_logprobs": 20, "n": 8}), 200),
+    ("echo", "/v1/completions", json.dumps({"prompt": [[5] * 450] * 64, "echo": True, "logprobs": 20}), 200),
+    ("many texts", "/v1/completions", json.dumps(MANY), 200),
+    ("many streams", "/v1/completions", json.dumps({**MANY, "stream": True}), 200),
+    ("token ids", "/detokenize", '{"tokens": ' + large(800_000, "7") + "}", 400),
+    ("prompt ids", "/v1/completions", '{"prompt": ' + large(800_000, "7") + "}", 400),
+    ("prompts", "/v1/completions", '{"prompt": ' + large(300_000, '"a"') + "}", 400),
+    ("empty lists", "/v1/completions", '{"prompt": ' + large(900_000, "[]") + "}", 400),
+    ("fields", "/v1/completions", '{"prompt": "a"' + "".join(f',"x{index}":1' for index in range(300_000)) + "}", 400),
+    ("stops", "/v1/completions", '{"prompt": "a", "stop": ' + large(400_000, '"abcde"') + "}", 400),
+    ("stop tokens", "/v1/completions", '{"prompt": "a", "stop_token_ids": ' + large(800_000, "7") + "}", 400),
+    ("choices", "/v1/completions", '{"prompt": "a", "guided_choice": ' + large(400_000, '"abcde"') + "}", 400),
+    ("a regex", "/v1/completions", '{"prompt": "a", "guided_regex": "' + "a" * 4_000_000 + '"}', 400),
+    ("tokenize", "/tokenize", '{"prompt": "' + "a b " * 1_000_000 + '"}', 400),
+    ("messages", "/v1/chat/completions", '{"messages": ' + large(90_000, '{"role":"user","content":"a"}') + "}", 400),
+]
+
+
+@pytest.mark.parametrize(("name", "path", "body", "status"), REQUESTS, ids=[each[0] for each in REQUESTS])
+def test_other_clients_are_served_meanwhile(server: LiveServer, name: str, path: str, body: str, status: int) -> None:
+    def send() -> None:
+        for _ in range(2):
+            response = server.client.post(path, content=body, headers=JSON)
+            assert response.status_code == status, response.text[:500]
+            if status != 200:
+                assert len(error_of(response)["message"]) < 400
+
+    gap = longest_gap(server, send)
+    print(f"longest gap, {name}: {gap * 1e3:.0f} ms")
+    assert gap < MOST_SECONDS
+
+
+def test_stop_strings_at_their_limits(server: LiveServer) -> None:
+    stop = ["a" * 1023 + chr(0x100 + index) for index in range(64)]
+
+    def send() -> None:
+        answer = server.completion(prompt="a", stop=stop, n=50, **{**LONG, "max_tokens": 60})
+        assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}
+
+    assert longest_gap(server, send) < MOST_SECONDS
+
+
+def test_nothing_large_is_done_on_the_event_loop(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries of log-probabilities that are named on the event loop's thread, per turn: few."""
+    from kvanta import generation
+
+    loop_thread = server.on_loop(threading.get_ident)
+    named = generation.named_logprobs
+    on_loop = 0
+
+    def counted(entries: Any, tokenizer: Any) -> Any:
+        nonlocal on_loop
+        on_loop += threading.get_ident() == loop_thread
+        return named(entries, tokenizer)
+
+    monkeypatch.setattr(generation, "named_logprobs", counted)
+    answer = server.completion(prompt=[5] * 500, prompt_logprobs=20, max_tokens=1)
+    assert len(answer["choices"][0]["prompt_logprobs"]) == 500
+    assert on_loop == 0
+
+
+def test_a_large_answer_equals_its_stream(server: LiveServer) -> None:
+    body = {**LONG, "prompt": [5] * 300, "n": 3, "max_tokens": 100, "logprobs": 20, "prompt_logprobs": 20, "seed": 1}
+    whole = server.completion(**body)["choices"]
+    texts = ["", "", ""]
+    reasons: list[list[str]] = [[], [], []]
+    prompt_logprobs: list[Any] = [None] * 3
+    with server.client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+        for data in list(events(response))[:-1]:
+            for choice in json.loads(data)["choices"]:
+                texts[choice["index"]] += choice["text"]
+                reasons[choice["index"]] += [choice["finish_reason"]] if choice["finish_reason"] else []
+                prompt_logprobs[choice["index"]] = choice.get("prompt_logprobs", prompt_logprobs[choice["index"]])
+    assert texts == [choice["text"] for choice in whole]
+    assert reasons == [[choice["finish_reason"]] for choice in whole]
+    assert prompt_logprobs == [choice["prompt_logprobs"] for choice in whole]
+
+
+def test_json_in_bites_is_the_same_json() -> None:
+    values: list[Any] = [
+        {},
+        [],
+        {"a": []},
+        {"a": [1, 2, {"b": "é\ud800"}], "c": {"d": [[], [1]]}},
+        [{"x": None}] * 3,
+        list(range(9999)),
+        [["a"] * 5000, [], {}],
+        {"a": {"a": {"a": {"a": {"a": {"a": {"a": [{}]}}}}}}},
+        "text",
+    ]
+    for value in values:
+        assert large_json_bytes(value) == json_bytes(value)
+
+
+def test_many_token_ids_are_read(server: LiveServer) -> None:
+    """Above what json.loads reads on the event loop, and still right."""
+    chat = [{"role": "user", "content": "Lily"}]
+    other = {"user": "[" * 25_000 + "\\n", "x": [[1, "é", 1.5]]}
+    assert server.post("/v1/chat/completions", messages=chat, max_tokens=1, **other).status_code == 200
+    ids = server.post("/detokenize", tokens=[430] * 400, x=[[]] * 30_000)
+    assert ids.json()["prompt"] == server.post("/detokenize", tokens=[430] * 400).json()["prompt"]

@@ -1,0 +1,75 @@
+"""/openapi.json describes the answers that the server gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from live_server import LiveServer, live_server
+
+CHAT = [{"role": "user", "content": "Lily"}]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    with live_server(api_keys=["key"]) as running:
+        running.client.headers["Authorization"] = "Bearer key"
+        yield running
+
+
+def fits(value: Any, schema: dict[str, Any], where: str = "") -> None:
+    """Checks types and names: nothing required is missing, and objects with properties have no others."""
+    if "anyOf" in schema:
+        if value is not None:
+            fits(value, schema["anyOf"][0], where)
+        return
+    if "const" in schema:
+        assert value == schema["const"], where
+        return
+    kinds = {"object": dict, "array": list, "string": str, "integer": int, "null": type(None)}
+    named = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
+    assert any(isinstance(value, kinds[name]) for name in named), (where, value)
+    if isinstance(value, dict) and "properties" in schema:
+        assert set(schema["required"]) <= value.keys() <= schema["properties"].keys(), (where, value)
+        for name, each in value.items():
+            fits(each, schema["properties"][name], f"{where}.{name}")
+    for each in value if isinstance(value, list) else ():
+        fits(each, schema["items"], where + "[]")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/v1/completions", {"prompt": "a", "max_tokens": 2, "logprobs": 1}),
+        ("POST", "/v1/completions", {"prompt": ["a", "b"], "max_tokens": 2, "stop": "e"}),
+        ("POST", "/v1/chat/completions", {"messages": CHAT, "max_tokens": 2}),
+        ("GET", "/v1/models", None),
+        ("GET", "/v1/models/tiny", None),
+        ("POST", "/tokenize", {"prompt": "a", "return_token_strs": True}),
+        ("POST", "/detokenize", {"tokens": [1]}),
+        ("GET", "/version", None),
+    ],
+)
+def test_answers_are_as_described(server: LiveServer, method: str, path: str, body: Any) -> None:
+    document = server.client.get("/openapi.json").json()
+    operation = document["paths"][path.replace("tiny", "{name}")][method.lower()]
+    response = server.client.request(method, path, json=body)
+    assert response.status_code == 200, response.text
+    fits(response.json(), operation["responses"]["200"]["content"]["application/json"]["schema"])
+
+
+def test_errors_and_keys_are_described(server: LiveServer) -> None:
+    document = server.client.get("/openapi.json").json()
+    (error,) = [document["components"]["schemas"]["Error"]]
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            responses = operation["responses"]
+            assert "422" not in responses
+            keyed = server.client.request(method, path, headers={"Authorization": ""}).status_code == 401
+            assert bool(operation["security"]) == ("401" in responses) == keyed, path
+            if "requestBody" in operation:
+                wrong = server.client.request(method, path, content=b"{", headers={"Content-Type": "application/json"})
+                assert str(wrong.status_code) in responses
+                fits(wrong.json(), error)
+    assert {"429", "503", "504"} <= document["paths"]["/v1/completions"]["post"]["responses"].keys()

@@ -12,8 +12,12 @@ import pytest
 
 from kvanta import InputError
 from kvanta import server as server_package
+from kvanta.cli.arguments import given_options
+from kvanta.cli.serve import parser
 from kvanta.server.app import page_router
-from kvanta.server.options import read_options
+from kvanta.server.hosts import AllowedHosts
+from kvanta.server.options import OPTIONS, read_options
+from kvanta.server.run import allowed_hosts
 
 
 def test_a_page(tmp_path: Path) -> None:
@@ -41,7 +45,7 @@ def test_options() -> None:
     given = {"port": "0", "allowed_origins": ['["https://a", "https://b"]'], "api_key": ["a,b", "c"]}
     options = read_options(given)
     assert (options.port, options.allowed_origins) == (0, ["https://a", "https://b"])
-    assert options.api_key == ["a", "b", "c"]
+    assert options.api_key == ["a,b", "c"]
     for bad in (
         {"port": "70000"},
         {"port": "x"},
@@ -51,15 +55,62 @@ def test_options() -> None:
         {"ssl_keyfile": "key.pem"},
         {"api_key": ["a\nb"]},
         {"api_key": [""]},
+        {"api_key": ["a", ""]},
         {"max_body_bytes": "1"},
+        {"max_connections": "0"},
+        {"header_timeout": "0"},
+        {"scheduling_policy": "random"},
     ):
         with pytest.raises(InputError, match=next(iter(bad))):
             read_options(bad)
 
 
+def test_keys_stay_whole_and_may_be_repeated() -> None:
+    words = ["m", "--api-key", "a,b", "c", "--api-key", "d"]
+    assert read_options(given_options(parser().parse_exactly(words), OPTIONS)).api_key == ["a,b", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed"),
+    [
+        ("localhost", True),
+        ("LOCALHOST.:8000", True),
+        ("page.localhost:1", True),
+        ("127.0.0.1:8000", True),
+        ("127.9.9.9", True),
+        ("[::1]:8000", True),
+        ("", True),
+        ("box.lan:8000", True),
+        ("a.b.example", True),
+        ("example", False),
+        ("evil.example", False),
+        ("b.example.evil", False),
+        ("localhost.evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("[::2]:8000", False),
+        ("192.168.1.1", False),
+    ],
+)
+def test_names_of_the_server(host: str, allowed: bool) -> None:
+    assert AllowedHosts(["box.lan", ".b.example"]).allows(host) == allowed
+    assert AllowedHosts(["*"]).allows(host)
+
+
+def test_the_name_is_checked_where_a_page_could_do_harm() -> None:
+    local = allowed_hosts(read_options({}), "127.0.0.1")
+    assert local is not None
+    assert not local.allows("evil.example")
+    assert allowed_hosts(read_options({"host": "::1"}), "::1") is not None
+    assert allowed_hosts(read_options({"api_key": ["a"]}), "127.0.0.1") is None
+    assert allowed_hosts(read_options({"host": "0.0.0.0"}), "0.0.0.0") is None
+    given = allowed_hosts(read_options({"host": "0.0.0.0", "allowed_hosts": ["a.example,b.example"]}), "0.0.0.0")
+    assert given is not None
+    assert [given.allows(name) for name in ("a.example", "b.example:80", "c.example")] == [True, True, False]
+
+
 def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KVANTA_API_KEY", "secret")
-    assert read_options({}).api_key == ["secret"]
+    monkeypatch.setenv("KVANTA_API_KEY", "secret,with a comma")
+    assert read_options({}).api_key == ["secret,with a comma"]
     assert read_options({"api_key": ["other"]}).api_key == ["other"]
 
 

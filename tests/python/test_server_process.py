@@ -196,7 +196,7 @@ APHRODITE = (
     [
         (VLLM, ["gpu_memory_utilization", "tp"], [], ("127.0.0.1", 8000)),
         (SGLANG, ["mem_fraction_static"], ["a"], ("0.0.0.0", 30000)),
-        (APHRODITE, ["launch_kobold_api"], ["a", "b"], ("127.0.0.1", 8000)),
+        (APHRODITE, ["launch_kobold_api"], ["a,b"], ("127.0.0.1", 8000)),
     ],
 )
 def test_the_command_lines_of_other_servers(

@@ -132,8 +132,8 @@ def add_options(group: Any, options: Sequence[Option], opposites: Mapping[str, s
                 group.add_argument(flag, dest=option.name, action=action, default=None, help=argparse.SUPPRESS)
             continue
         text += f" [{option.default}]" if option.default not in ("", 0, ()) and not option.is_list else ""
-        many = "+" if option.is_list else None
-        group.add_argument(*option.flags, dest=option.name, nargs=many, metavar=option.metavar, help=text)
+        many: Any = {"nargs": "+", "action": "extend"} if option.is_list else {}
+        group.add_argument(*option.flags, dest=option.name, metavar=option.metavar, help=text, **many)
     for name, opposite in opposites.items():
         group.add_argument(flag_of(name), dest=opposite, action="store_false", default=None, help=argparse.SUPPRESS)
 

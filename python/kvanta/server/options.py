@@ -37,6 +37,10 @@ def _whole(value: Any, low: int, high: int) -> int:
     return number
 
 
+def _positive(value: Any) -> int:
+    return _whole(value, 1, 2**31 - 1)
+
+
 def _seconds(value: Any) -> float:
     try:
         seconds = float(value)
@@ -64,6 +68,11 @@ def _words(value: Any) -> list[str]:
     return words
 
 
+def _keys(value: Any) -> list[str]:
+    """Each as it is: a key may have commas."""
+    return [value] if isinstance(value, str) else list(value)
+
+
 @dataclass
 class ServerOptions(OptionGroup):
     """Every server option. To add one: a field here, and its use in server/run.py."""
@@ -72,8 +81,8 @@ class ServerOptions(OptionGroup):
     port: int = option(8000, "port to listen on; 0 takes a free one", _port, metavar="PORT")
     api_key: list[str] = option(
         (),
-        f"keys of clients; ${KEY_VARIABLE} keeps them out of the process list",
-        _words,
+        f"keys of clients; ${KEY_VARIABLE} keeps one out of the process list",
+        _keys,
         aliases=("api_keys",),
         is_list=True,
         metavar="KEY",
@@ -112,8 +121,28 @@ class ServerOptions(OptionGroup):
         format_name,
         metavar="NAME",
     )
+    scheduling_policy: str = option(
+        "fcfs",
+        "fcfs: in order of arrival; priority: requests may have a priority",
+        str.lower,
+        choices=("fcfs", "priority"),
+        metavar="POLICY",
+    )
     enable_auto_tool_choice: bool = option(False, "as in vLLM; implied by --tool-call-parser")
     max_body_bytes: int = option(4 << 20, "maximum size of a request's body", parse_bytes, metavar="SIZE")
+    max_connections: int = option(4096, "maximum connections at one time", _positive, metavar="N")
+    header_timeout: float = option(20, "seconds for a connection to send a request's header", _seconds, metavar="S")
+    allowed_hosts: list[str] = option(
+        (),
+        "names under which clients may call the server, in addition to loopback ones and HOST; * for all; checked on a "
+        "loopback address without keys, and wherever the option is given",
+        _words,
+        is_list=True,
+        metavar="NAME",
+    )
+    forwarded_allow_ips: str = option(
+        "", "addresses of proxies whose X-Forwarded-For is trusted, with commas between; * for all", metavar="ADDRESSES"
+    )
     allowed_origins: list[str] = option(
         (),
         "web origins whose pages may call the server (CORS); * for all",
@@ -151,8 +180,11 @@ def read_options(given: Mapping[str, Any]) -> ServerOptions:
     """The server's settings; absent or None: the default. Raises InputError that names the option."""
     options = ServerOptions.read(given)
     if given.get("api_key") is None:
-        options.api_key = _words(os.environ.get(KEY_VARIABLE, ""))
-    elif not options.api_key:  # such as an unset variable of the shell; it must not open the server
+        key = os.environ.get(KEY_VARIABLE, "")
+        options.api_key = [key] if key else []
+    elif (
+        not all(options.api_key) or not options.api_key
+    ):  # such as an unset variable of the shell; it must not open the server
         raise InputError("api_key is empty; leave the option out for a server without keys")
     if any(not key.isprintable() or key != key.strip() for key in options.api_key):
         raise InputError("api_key: a key has characters that a header cannot carry")
@@ -166,5 +198,7 @@ def read_options(given: Mapping[str, Any]) -> ServerOptions:
         )
     if bool(options.ssl_keyfile) != bool(options.ssl_certfile):
         raise InputError("HTTPS needs both ssl_keyfile and ssl_certfile")
+    if options.header_timeout == 0:
+        raise InputError("header_timeout must be a positive number of seconds, got 0")
     whole_number("max_body_bytes", options.max_body_bytes, 1024, 2**40)
     return options

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import resource
 import signal
 import socket
 import ssl
@@ -21,6 +22,8 @@ from kvanta.errors import InputError, ResourceError
 from kvanta.loaded_model import LoadedModel
 from kvanta.server.app import cors_arguments, make_app
 from kvanta.server.async_llm import AsyncLLM
+from kvanta.server.connections import MAX_HEADER_BYTES, limited
+from kvanta.server.hosts import AllowedHosts, is_loopback
 from kvanta.server.options import ServerOptions
 from kvanta.server.reasoning import HARMONY
 from kvanta.server.service import Service
@@ -32,6 +35,7 @@ _AFTER_ABORT = 5.0  # seconds for the last answers to reach their clients
 _SWITCH_SECONDS = 0.0005
 # uvloop accepts one new connection per listener and iteration of the event loop, which may take 20 ms under load.
 _LISTENERS = 16
+_OTHER_FILES = 64  # that the process may have open besides connections
 _MAX_QUEUED = 1024  # unless --max-queued-requests says otherwise
 
 
@@ -51,11 +55,14 @@ def serve(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> i
             max_logprobs=options.max_logprobs,
             api_keys=options.api_key,
             max_body_bytes=options.max_body_bytes,
+            hosts=allowed_hosts(options, listener.getsockname()[0]),
+            priorities=options.scheduling_policy == "priority",
             log_requests=options.log_requests,
             tool_call_parser=options.tool_call_parser,
             reasoning_parser=options.reasoning_parser,
         )
         _log_parsers(service)
+        _warn_of_strangers(options, listener.getsockname()[0])
         origins = cors_arguments(
             options.allowed_origins,
             credentials=options.allow_credentials,
@@ -109,15 +116,22 @@ class _Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     def _signalled(self) -> None:
-        if not self.should_exit:
+        if not self._front.draining:
             running = self._front.admitted
             if running:
                 limit = self._shutdown_timeout
                 _log.info("finishing %d sequences, at most %g s; another signal ends them", running, limit)
-            self.should_exit = self._front.draining = True
+            self._front.draining = True
+            self._drain = asyncio.create_task(self._exit_when_idle())
             asyncio.get_running_loop().call_later(self._shutdown_timeout, self._end_requests)
         else:
             self._end_requests()
+
+    async def _exit_when_idle(self) -> None:
+        """Until then new requests, and /health, are answered with 503."""
+        while self._front.admitted:
+            await asyncio.sleep(0.05)
+        self.should_exit = True
 
     def _end_requests(self) -> None:
         if self._front.admitted:
@@ -126,7 +140,7 @@ class _Server(uvicorn.Server):
         asyncio.get_running_loop().call_later(_AFTER_ABORT, self._end_connections)
 
     def _end_connections(self) -> None:
-        self.force_exit = True
+        self.should_exit = self.force_exit = True
 
     async def _pass_warnings_on(self) -> None:
         while True:
@@ -142,7 +156,10 @@ class _Server(uvicorn.Server):
 def _uvicorn_config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
-        http="h11",  # bounds a request's header to 64 KiB
+        http=limited(connection_limit(options.max_connections), options.header_timeout),
+        h11_max_incomplete_event_size=2 * MAX_HEADER_BYTES,  # AccessControl refuses what exceeds the limit itself
+        proxy_headers=bool(options.forwarded_allow_ips),
+        forwarded_allow_ips=options.forwarded_allow_ips,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -155,6 +172,34 @@ def _uvicorn_config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
     )
     config.load()
     return config
+
+
+def connection_limit(wanted: int) -> int:
+    """Fewer where the system allows fewer open files: else no connection could be accepted, nor closed for another."""
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + _OTHER_FILES
+    if allowed != resource.RLIM_INFINITY and allowed < needed:
+        allowed = needed if most == resource.RLIM_INFINITY else min(most, needed)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if allowed < needed:
+            limit = max(1, allowed - min(_OTHER_FILES, allowed // 2))
+            _log.warning("at most %d connections at one time: the system allows %d open files", limit, allowed)
+            return limit
+    return wanted
+
+
+def allowed_hosts(options: ServerOptions, address: str) -> AllowedHosts | None:
+    """`address`: the one that the server listens on."""
+    if options.allowed_hosts:
+        return AllowedHosts([options.host, *options.allowed_hosts])
+    return AllowedHosts([options.host]) if is_loopback(address) and not options.api_key else None
+
+
+def _warn_of_strangers(options: ServerOptions, address: str) -> None:
+    if not is_loopback(address) and not options.api_key:
+        _log.warning("no --api-key: everyone who can reach %s may use this server", options.host)
 
 
 def _check_certificate(options: ServerOptions) -> None:

@@ -61,6 +61,8 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _strftime_now
         try:
             self._template = environment.from_string(source)
+            names = environment.parse(source).find_all(nodes.Name)
+            self.names = frozenset(name.name for name in names if name.ctx == "load")
         except Exception as error:  # Jinja2 makes Python of it, so that anything can come of it: SyntaxError, ...
             raise InputError(f"the model's chat template cannot be read: {_one_line(error)}") from None
         self._special = dict(special)

@@ -86,13 +86,16 @@ def _form(name: str, value: Any) -> StructuredOutputsParams:
     return value
 
 
-def _unsupported(*neutral: Any) -> Any:
-    """A field of vLLM without a meaning here. Only its default, the first of `neutral`, and equal requests pass."""
+def _unsupported(*neutral: Any, use: str = "") -> Any:
+    """A field of vLLM without a meaning here. Only its default, the first of `neutral`, and equal requests pass.
+
+    `use`: what exists instead.
+    """
 
     def check(name: str, value: Any) -> Any:
         plain = getattr(value, "value", value)  # of an enum
         if plain is not None and not any(type(plain) is type(each) and plain == each for each in neutral):
-            raise InputError(f"{name} is not supported, got {one_line(value)}")
+            raise InputError(f"{name} is not supported, got {one_line(value)}" + (f": {use}" if use else ""))
         return neutral[0]
 
     return _field(neutral[0], check, repr=False)
@@ -146,28 +149,30 @@ class SamplingParams:
     structured_outputs: StructuredOutputsParams | None = _field(None, _optional(_form), http=False)
     """The form of the text: JSON, a regular expression, a choice, a grammar."""
 
-    best_of: Any = _unsupported(None)
-    use_beam_search: Any = _unsupported(False)
+    best_of: Any = _unsupported(None, use="give n")
+    use_beam_search: Any = _unsupported(False, use="give n, temperature and seed for several texts")
     length_penalty: Any = _unsupported(1.0, 1)
-    guided_decoding: Any = _unsupported(None)
-    allowed_token_ids: Any = _unsupported(None)
-    bad_words: Any = _unsupported(None, [])
+    guided_decoding: Any = _unsupported(None, use="give structured_outputs")
+    allowed_token_ids: Any = _unsupported(None, use="give logit_bias or structured_outputs")
+    bad_words: Any = _unsupported(None, [], use="give logit_bias")
     detokenize: Any = _unsupported(True)
     extra_args: Any = _unsupported(None, {})
     flat_logprobs: Any = _unsupported(False)
-    logits_processors: Any = _unsupported(None, [])
-    logprob_token_ids: Any = _unsupported(None)
+    logits_processors: Any = _unsupported(None, [], use="give logit_bias or structured_outputs")
+    logprob_token_ids: Any = _unsupported(None, use="logprobs are those of the most likely tokens")
     output_kind: Any = _unsupported(0, 2)  # CUMULATIVE, FINAL_ONLY: generate returns finished texts
     output_text_buffer_length: Any = _unsupported(0)
     prompt_logprob_start: Any = _unsupported(None, 0)
-    prompt_logprob_token_ids: Any = _unsupported(None)
+    prompt_logprob_token_ids: Any = _unsupported(None, use="prompt_logprobs are those of the most likely tokens")
     repetition_detection: Any = _unsupported(None)
     routed_experts_prompt_start: Any = _unsupported(0)
     skip_reading_prefix_cache: Any = _unsupported(None, False)
     stream_interval: Any = _unsupported(None, 1)
-    thinking_token_budget: Any = _unsupported(None, -1)
+    thinking_token_budget: Any = _unsupported(
+        None, -1, use="give chat_template_kwargs such as {'enable_thinking': false}, reasoning_effort or max_tokens"
+    )
     trace_decode_token_ids: Any = _unsupported(None)
-    truncate_prompt_tokens: Any = _unsupported(None)
+    truncate_prompt_tokens: Any = _unsupported(None, use="shorten the prompt")
     watermarking: Any = _unsupported(None, False)
 
     def __post_init__(self) -> None:

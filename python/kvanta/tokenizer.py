@@ -54,6 +54,8 @@ class Tokenizer:
         self.bos_id = self._id_of("bos_token")
         self.eos_id = self._id_of("eos_token")
         self.chat_template = self._read_chat_template(folder, config)
+        self.template_defaults: Mapping[str, Any] = {}
+        """Variables of the chat template for chats that do not give them."""
 
     def _id_of(self, name: str) -> int | None:
         text = self.special_texts.get(name)
@@ -171,7 +173,7 @@ class Tokenizer:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=tools,
-            variables=variables,
+            variables={**self.template_defaults, **(variables or {})},
         )
 
     def use_chat_template(self, source: str) -> None:

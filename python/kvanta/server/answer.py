@@ -10,6 +10,7 @@ from kvanta.reasoning_gate import ReasoningGate
 from kvanta.server import harmony
 from kvanta.server.call_reader import CallReader, Found, TextReader
 from kvanta.server.harmony import HarmonyReader
+from kvanta.server.prompts import template_variables
 from kvanta.server.protocol import ChatRequest
 from kvanta.server.reasoning import (
     HARMONY,
@@ -70,7 +71,7 @@ class AnswerShape:
     def read(cls, parsers: AnswerParsers, request: ChatRequest) -> AnswerShape:
         """Raises InputError for bad tools."""
         continues = bool(request.continue_final_message)
-        return cls(parsers, request.functions, request.chat_template_kwargs or {}, continues)
+        return cls(parsers, request.functions, template_variables(request, parsers.tokenizer), continues)
 
     @property
     def shown(self) -> frozenset[int]:

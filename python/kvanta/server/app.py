@@ -140,8 +140,8 @@ def _add_texts(app: FastAPI, service: Service) -> None:
             logprobs=request.logprobs,
             echo=echo,
         )
-        large = isinstance(request.prompt, list) and len(request.prompt) > _SPLIT_AT_ONCE
-        split = functools.partial(prompts.split, request.prompt)
+        large = isinstance(request.prompts, list) and len(request.prompt) > _SPLIT_AT_ONCE
+        split = functools.partial(prompts.split, request.prompts)
         entries = await front.off_loop(split) if large else split()
         special = request.add_special_tokens is not False
         encode = functools.partial(prompts.encode, entries, tokenizer, front.max_model_len, add_special_tokens=special)

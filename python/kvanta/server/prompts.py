@@ -56,9 +56,7 @@ def chat_text(request: ChatFields, tokenizer: Tokenizer) -> str:
     """The conversation as the model reads it."""
     check_messages(request.messages)
     messages = [_plain(index, message) for index, message in enumerate(request.messages)]
-    variables = dict(request.chat_template_kwargs or {})
-    if request.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", request.reasoning_effort)
+    variables = template_variables(request, tokenizer)
     reserved = sorted(variables.keys() & {"messages", "tools", "add_generation_prompt", "continue_final_message"})
     if reserved:
         raise InputError(f"chat_template_kwargs has {reserved[0]!r}, which is a field of the request itself")
@@ -71,6 +69,34 @@ def chat_text(request: ChatFields, tokenizer: Tokenizer) -> str:
         tools=request.functions.for_template,
         variables=variables,
     )
+
+
+def template_variables(request: ChatFields, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Variables of the chat template. Raises ApiError for an effort that the template does not read."""
+    variables = {**tokenizer.template_defaults, **(request.chat_template_kwargs or {})}
+    if request.reasoning_effort is not None:
+        given = dict(request.chat_template_kwargs or {})
+        _set_effort(given, request.reasoning_effort, tokenizer)
+        variables.update(given)
+    return variables
+
+
+def _set_effort(variables: dict[str, Any], effort: str, tokenizer: Tokenizer) -> None:
+    """Adds what the chat template reads. "medium" is OpenAI's default, and asks for nothing where it reads none."""
+    names = tokenizer.chat_template.names if tokenizer.chat_template is not None else frozenset()
+    switches = [name for name in ("enable_thinking", "thinking") if name in names]
+    if "reasoning_effort" in names:
+        variables.setdefault("reasoning_effort", effort)
+    elif effort == "none" and switches:
+        variables.setdefault(switches[0], False)
+    elif effort != "medium":
+        known = ", ".join(switches) or "no such variable"
+        raise ApiError(
+            400,
+            f"reasoning_effort is {one_line(effort)}, and the model's chat template does not read it; for "
+            f"chat_template_kwargs it has: {known}",
+            param="reasoning_effort",
+        )
 
 
 def _plain(index: int, message: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, WithJsonSchema, create_model
@@ -17,11 +18,12 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, WithJsonSchema, create_
 from kvanta.errors import InputError
 from kvanta.sampling_params import SamplingParams
 from kvanta.server.errors import ApiError
+from kvanta.server.request_fields import check_fields
 from kvanta.server.structured import FIELDS as FORM_FIELDS
 from kvanta.server.structured import read_form
 from kvanta.server.tools import Tools
 from kvanta.structured_output import StructuredOutputsParams
-from kvanta.values import one_line, text, whole_number
+from kvanta.values import one_line, text, truth, whole_number
 
 _TOKENS = {"type": "array", "items": {"type": "integer"}}
 _TEXT = {"type": "string"}
@@ -30,19 +32,9 @@ Prompts = Annotated[
     Any,
     WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": _TEXT}, _TOKENS, {"type": "array", "items": _TOKENS}]}),
 ]
+TokenIdLists = Annotated[Any, WithJsonSchema({"anyOf": [_TOKENS, {"type": "array", "items": _TOKENS}]})]
 TokenIds = Annotated[Any, WithJsonSchema(_TOKENS)]
 Messages = Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "object"}, "minItems": 1})]
-# Fields that would change the result and are not supported -> values that ask for nothing.
-_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "suffix": (None, ""),
-    "prompt_embeds": (None,),
-    "audio": (None,),
-    "functions": (None, []),
-    "function_call": (None, "none", "auto"),
-    "documents": (None, []),
-    "chat_template": (None,),
-    "lora_request": (None,),
-}
 
 
 class _Body(BaseModel):
@@ -90,21 +82,30 @@ class SamplingFields(_SamplingBody):  # type: ignore[misc, valid-type]
     user: Any = None
 
     def sampling_params(
-        self, *, max_tokens: int | None, max_logprobs: int, logprobs: int | None, echo: bool = False
+        self,
+        *,
+        max_tokens: int | None,
+        max_logprobs: int,
+        logprobs: int | None,
+        echo: bool = False,
+        defaults: Mapping[str, Any] = MappingProxyType({}),
     ) -> SamplingParams:
         """Raises InputError or ApiError, naming the field.
 
         `max_tokens`: None for as many as the context holds. `logprobs`: of the new tokens, with `echo` of the prompt's.
+        `defaults`: for fields that the request does not give.
         """
-        self._check_unsupported()
+        check_fields(self.model_extra or {})
         given = {name: getattr(self, name) for name in self.model_fields_set & _SAMPLING_FIELDS.keys()}
-        given = {name: value for name, value in given.items() if value is not None}
+        given = {**defaults, **{name: value for name, value in given.items() if value is not None}}
         given["max_tokens"] = max_tokens
         if self.seed is not None:
             given["seed"] = whole_number("seed", self.seed, -(2**63), 2**64 - 1) % 2**64
         if self.logit_bias is not None:
             given["logit_bias"] = _read_bias(self.logit_bias)
         given["structured_outputs"] = self._form()
+        if self._extra_switch("no_stop_trim"):  # SGLang's name
+            given["include_stop_str_in_output"] = True
         given["logprobs"] = logprobs
         given["prompt_logprobs"] = logprobs if echo and self.prompt_logprobs is None else self.prompt_logprobs
         for name in ("logprobs", "prompt_logprobs"):
@@ -125,10 +126,17 @@ class SamplingFields(_SamplingBody):  # type: ignore[misc, valid-type]
         extra = self.model_extra or {}
         return next((name for name in ("structured_outputs", *FORM_FIELDS) if extra.get(name)), "response_format")
 
+    def _extra_switch(self, name: str) -> bool:
+        """A switch of SGLang, which is not among the declared fields."""
+        value = (self.model_extra or {}).get(name)
+        return value is not None and truth(name, value)
+
     def engine_fields(self) -> dict[str, Any]:
         """Arguments of the engine in addition to the sampling parameters."""
+        salt = text("cache_salt", self.cache_salt or "")
+        extra_key = text("extra_key", (self.model_extra or {}).get("extra_key") or "")  # SGLang's name
         return {
-            "cache_salt": text("cache_salt", self.cache_salt or ""),
+            "cache_salt": f"{salt}\0{extra_key}" if salt and extra_key else salt or extra_key,
             "priority": whole_number("priority", self.priority or 0, -(2**31), 2**31 - 1),
         }
 
@@ -142,12 +150,6 @@ class SamplingFields(_SamplingBody):  # type: ignore[misc, valid-type]
             raise InputError("stream_options is only allowed with stream: true")
         every = bool(options.continuous_usage_stats)
         return bool(options.include_usage), bool(options.include_usage) and every
-
-    def _check_unsupported(self) -> None:
-        extra = self.model_extra or {}
-        for name, neutral in _UNSUPPORTED.items():
-            if name in extra and extra[name] not in neutral:
-                raise ApiError(400, f"{name} is not supported, got {one_line(extra[name])}", param=name)
 
 
 def _read_bias(bias: Any) -> dict[int, Any]:
@@ -165,10 +167,19 @@ def _read_bias(bias: Any) -> dict[int, Any]:
 class CompletionRequest(SamplingFields):
     """POST /v1/completions."""
 
-    prompt: Prompts
+    prompt: Prompts = None
+    input_ids: TokenIdLists = None
     echo: bool | None = None
     logprobs: int | None = None
     add_special_tokens: bool | None = None
+
+    @property
+    def prompts(self) -> Any:
+        """`prompt`, or token ids under SGLang's name."""
+        if (self.prompt is None) == (self.input_ids is None):
+            given = "nothing" if self.prompt is None else "both"
+            raise ApiError(400, f"give either prompt or input_ids, got {given}", param="prompt")
+        return self.input_ids if self.prompt is None else self.prompt
 
 
 class ChatFields(_Body):

@@ -12,7 +12,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from kvanta import _core
 from kvanta.errors import InputError
+from kvanta.json_schema import close_objects
 from kvanta.reasoning_gate import GatedMatcher, ReasoningGate
 from kvanta.values import one_line, text, truth
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _MAX_CHARACTERS = 2**18  # of a grammar: what is longer is not written by hand
 _MAX_CHOICES = 2**14
 GRAMMAR_FAILED = "the form is too complex: "
+KINDS = ("json", "json_object", "regex", "choice", "grammar")
 _KEPT = 64  # compiled grammars
 # Between two parts of a JSON text: a space, or a new line with its indentation. Without a bound a weak model would go
 # on with spaces for ever.
@@ -55,6 +57,12 @@ class StructuredOutputsParams:
     """One of these texts."""
     grammar: str | None = None
     """Lark (rule `start`, of llguidance's dialect) or GBNF (rule `root`, of llama.cpp)."""
+    disable_additional_properties: bool | None = None
+    """False: objects of the schema may have properties that it does not list. None: as FormSettings says."""
+    disable_any_whitespace: bool | None = None
+    """True: JSON without spaces between its parts. None: as FormSettings says."""
+    whitespace_pattern: str | None = None
+    """Regular expression of the space between the parts of JSON. None: as FormSettings says."""
 
     def __post_init__(self) -> None:
         """Checks types; the grammar itself is checked by GrammarCompiler."""
@@ -63,8 +71,13 @@ class StructuredOutputsParams:
             raise InputError(f"json must be a JSON schema as a text or an object, got {one_line(self.json)}")
         given = self._given()
         if len(given) != 1:
-            names = ", ".join(field.name for field in fields(self))
+            names = ", ".join(KINDS)
             raise InputError(f"structured_outputs has {' and '.join(given) or 'nothing'}: one of {names} is needed")
+        for name in ("disable_additional_properties", "disable_any_whitespace"):
+            if getattr(self, name) is not None:
+                setattr(self, name, truth(name, getattr(self, name)))
+        if self.whitespace_pattern is not None:
+            text("whitespace_pattern", self.whitespace_pattern)
         for name in ("regex", "grammar"):
             if getattr(self, name) is not None:
                 text(name, getattr(self, name))
@@ -81,13 +94,35 @@ class StructuredOutputsParams:
         return self._given()[0]
 
     def _given(self) -> list[str]:
-        return [field.name for field in fields(self) if getattr(self, field.name) not in (None, False)]
+        return [name for name in KINDS if getattr(self, name) not in (None, False)]
+
+
+@dataclass(frozen=True)
+class FormSettings:
+    """Settings of JSON texts for requests that do not give them (`--structured-outputs-config`)."""
+
+    disable_additional_properties: bool = True
+    disable_any_whitespace: bool = False
+    whitespace_pattern: str | None = None
+
+    def overrides(self, params: StructuredOutputsParams) -> dict[str, Any]:
+        """Options of llguidance for one request."""
+        dense = params.disable_any_whitespace
+        if self.disable_any_whitespace if dense is None else dense:
+            return {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+        return {"whitespace_pattern": params.whitespace_pattern or self.whitespace_pattern or _SPACE}
+
+    def closes(self, params: StructuredOutputsParams) -> bool:
+        """Objects have the properties that the request's schema lists, and no others."""
+        closed = params.disable_additional_properties
+        return self.disable_additional_properties if closed is None else closed
 
 
 class GrammarCompiler:
     """Makes constraints for the requests of one model. Threads may share it; a constraint may take seconds to make."""
 
-    def __init__(self, tokenizer: Tokenizer, info: _core.ModelInfo) -> None:
+    def __init__(self, tokenizer: Tokenizer, info: _core.ModelInfo, settings: FormSettings | None = None) -> None:
+        self._settings = settings or FormSettings()
         self._tokenizer = tokenizer
         self._info = info
         self._lock = threading.Lock()
@@ -106,7 +141,7 @@ class GrammarCompiler:
             raise InputError(
                 "structured_outputs needs the package llguidance; install it with: pip install 'kvanta[structured]'"
             ) from None
-        grammar = _grammar(params)
+        grammar = _grammar(params, self._settings)
         with self._lock:
             matcher = self._matchers.get(grammar)
         if matcher is None:
@@ -148,7 +183,8 @@ class GrammarCompiler:
 class _Vocabulary:
     """The vocabulary as llguidance's TokenizerWrapper reads it."""
 
-    def __init__(self, tokenizer: Tokenizer, info: _core.ModelInfo) -> None:
+    def __init__(self, tokenizer: Tokenizer, info: _core.ModelInfo, settings: FormSettings | None = None) -> None:
+        self._settings = settings or FormSettings()
         self._tokenizer = tokenizer
         self.tokens = [tokenizer.bytes[token] for token in range(info.vocab)]
         self.eos_token_ids = [token for token in info.eos_token_ids if 0 <= token < info.vocab]
@@ -203,7 +239,7 @@ def _line(message: str) -> str:
     return " ".join(message.removesuffix("<non-verbose/>").split())[:300]
 
 
-def _grammar(params: StructuredOutputsParams) -> str:
+def _grammar(params: StructuredOutputsParams, settings: FormSettings) -> str:
     """In llguidance's own form. Raises InputError for what is not even a schema."""
     from llguidance import LLMatcher, grammar_from
 
@@ -212,7 +248,9 @@ def _grammar(params: StructuredOutputsParams) -> str:
     _check_length(kind, len(given) if isinstance(given, str) else sum(map(len, params.choice or ())))
     try:
         if kind in ("json", "json_object"):
-            grammar = LLMatcher.grammar_from_json_schema(_schema(params), overrides={"whitespace_pattern": _SPACE})
+            grammar = LLMatcher.grammar_from_json_schema(
+                _schema(params, settings), overrides=settings.overrides(params)
+            )
         elif kind == "choice":
             texts = " | ".join(json.dumps(entry, ensure_ascii=False) for entry in params.choice or ())
             grammar = LLMatcher.grammar_from_lark(f"start: {texts}")
@@ -241,20 +279,17 @@ def _check_length(kind: str, characters: int) -> None:
         raise InputError(f"{kind} has {characters} characters or more; at most {_MAX_CHARACTERS} are read")
 
 
-def _schema(params: StructuredOutputsParams) -> str:
+def _schema(params: StructuredOutputsParams, settings: FormSettings) -> str:
     if params.json_object:
         return '{"type": "object"}'
-    if isinstance(params.json, str):
-        schema = params.json
-    else:
-        try:
-            schema = _limited_json(params.json or {})
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InputError(f"json is not a JSON schema: {_line(str(error))}") from None
-    _check_length("json", len(schema))
     try:
-        if not isinstance(json.loads(schema), dict):
-            raise InputError(f"json must be a JSON schema (an object), got {one_line(schema)}")
-    except (ValueError, RecursionError) as error:
+        text = params.json if isinstance(params.json, str) else _limited_json(params.json or {})
+        _check_length("json", len(text))
+        schema = json.loads(text)
+        if not isinstance(schema, dict):
+            raise InputError(f"json must be a JSON schema (an object), got {one_line(text)}")
+        return json.dumps(close_objects(schema) if settings.closes(params) else schema)
+    except InputError:
+        raise
+    except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"json is not a JSON schema: {_line(str(error))}") from None
-    return schema

@@ -140,7 +140,7 @@ def _add_texts(app: FastAPI, service: Service) -> None:
             logprobs=request.logprobs,
             echo=echo,
         )
-        large = isinstance(request.prompts, list) and len(request.prompt) > _SPLIT_AT_ONCE
+        large = isinstance(request.prompts, list) and len(request.prompts) > _SPLIT_AT_ONCE
         split = functools.partial(prompts.split, request.prompts)
         entries = await front.off_loop(split) if large else split()
         special = request.add_special_tokens is not False

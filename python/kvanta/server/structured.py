@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvanta.errors import InputError
-from kvanta.structured_output import StructuredOutputsParams
+from kvanta.json_schema import check_strict
+from kvanta.structured_output import KINDS, StructuredOutputsParams
 from kvanta.values import one_line
 
 # Fields of other servers -> ours.
@@ -19,6 +20,7 @@ FIELDS: Mapping[str, str] = {
     "regex": "regex",
     "ebnf": "grammar",
 }
+_SWITCHES = ("disable_additional_properties", "disable_any_whitespace")
 _FORMATS = "{'type': 'text'}, {'type': 'json_object'} or {'type': 'json_schema', 'json_schema': {'schema': ...}}"
 
 
@@ -55,19 +57,25 @@ def _of_openai(requested: Any) -> dict[str, Any]:
     if kind == "json_schema":
         described = requested.get("json_schema")
         schema = described.get("schema") if isinstance(described, Mapping) else None
-        if isinstance(schema, Mapping):
+        if isinstance(described, Mapping) and isinstance(schema, Mapping):
+            if described.get("strict"):
+                check_strict(schema, "response_format")
             return {"json": schema}
     raise InputError(f"response_format is {one_line(requested)}; known: {_FORMATS}")
 
 
 def _of_vllm(requested: Any) -> dict[str, Any]:
-    known = {"json", "json_object", "regex", "choice", "grammar"}
     if not isinstance(requested, Mapping):
         raise InputError(
-            f"structured_outputs must be an object with one of {', '.join(sorted(known))}, got {one_line(requested)}"
+            f"structured_outputs must be an object with one of {', '.join(KINDS)}, got {one_line(requested)}"
         )
-    given = {name: value for name, value in requested.items() if value not in (None, False)}
-    unknown = sorted(given.keys() - known)
+    given = {
+        name: value
+        for name, value in requested.items()
+        if value is not None and (value is not False or name in _SWITCHES)
+    }
+    known = (*KINDS, *_SWITCHES, "whitespace_pattern")
+    unknown = sorted(given.keys() - set(known))
     if unknown:
-        raise InputError(f"structured_outputs has {unknown[0]!r}; known: {', '.join(sorted(known))}")
+        raise InputError(f"structured_outputs has {unknown[0]!r}; known: {', '.join(known)}")
     return given

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvanta.errors import InputError
+from kvanta.json_schema import check_strict
 from kvanta.structured_output import StructuredOutputsParams
 from kvanta.values import one_line, truth
 
 AUTO, NONE, REQUIRED = "auto", "none", "required"
+_NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 _CHOICES = "'auto', 'none', 'required' or {'type': 'function', 'function': {'name': ...}}"
 
 
@@ -44,6 +46,11 @@ class Tools:
         read = cls(tools or [], name if isinstance(name, str) else choice or AUTO, named, several)
         if read.forced:
             read.form()
+        for tool in read.offered:
+            function = tool.get("function")
+            if isinstance(function, Mapping) and truth("strict of a function", function.get("strict") or False):
+                parameters = function.get("parameters", _NO_PARAMETERS)
+                check_strict(parameters, f"tools: the function {one_line(function.get('name'))}")
         return read
 
     @property
@@ -98,7 +105,7 @@ def _function(tool: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     if not isinstance(name, str) or not name or not isinstance(schema, Mapping | None):
         known = "{'type': 'function', 'function': {'name': ..., 'parameters': {...}}}"
         raise InputError(f"tools has {one_line(tool)}, not {known}")
-    return name, schema or {"type": "object", "properties": {}, "additionalProperties": False}
+    return name, schema or _NO_PARAMETERS
 
 
 def _call(name: str, schema: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,136 @@
+"""Schemas of constrained JSON: objects are closed unless they say otherwise, and OpenAI's strict mode is checked."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from live_server import LiveServer, error_of, live_server
+
+from kvanta import LLM, InputError, SamplingParams, StructuredOutputsParams
+from kvanta.json_schema import check_strict, close_objects
+
+CLOSED = {"additionalProperties": False}
+A: dict[str, Any] = {"properties": {"a": {"type": "integer"}}}
+B: dict[str, Any] = {"properties": {"b": {"type": "integer"}}}
+COLOUR: dict[str, Any] = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
+CHAT = [{"role": "user", "content": "Where is Lily?"}]
+REFERENCE: dict[str, Any] = {"$ref": "#/$defs/A"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "closed"),
+    [
+        (A, {**A, **CLOSED}),
+        ({"type": "object"}, {"type": "object"}),
+        ({**A, "additionalProperties": True}, {**A, "additionalProperties": True}),
+        ({**A, "patternProperties": {"^x": A}}, {**A, "patternProperties": {"^x": {**A, **CLOSED}}}),
+        ({"properties": {"properties": A}}, {"properties": {"properties": {**A, **CLOSED}}, **CLOSED}),
+        ({"items": A, "prefixItems": [A]}, {"items": {**A, **CLOSED}, "prefixItems": [{**A, **CLOSED}]}),
+        ({"additionalProperties": A}, {"additionalProperties": {**A, **CLOSED}}),
+        ({"anyOf": [A, B]}, {"anyOf": [{**A, **CLOSED}, {**B, **CLOSED}]}),
+        ({"enum": [A], "const": B, "default": A}, {"enum": [A], "const": B, "default": A}),
+        ({"$ref": "#/$defs/A", "$defs": {"A": A}}, {"$ref": "#/$defs/A", "$defs": {"A": {**A, **CLOSED}}}),
+        ({"allOf": [REFERENCE], "$defs": {"A": A}}, {"allOf": [REFERENCE], "$defs": {"A": {**A, **CLOSED}}}),
+        # Together they describe one object, of which each would forbid the others' properties.
+        ({"allOf": [A, B]}, {"allOf": [A, B]}),
+        ({"allOf": [REFERENCE, B], "$defs": {"A": A}}, {"allOf": [REFERENCE, B], "$defs": {"A": A}}),
+        ({**B, **REFERENCE, "$defs": {"A": A}}, {**B, **REFERENCE, "$defs": {"A": A}}),
+        ({**A, "anyOf": [B, A]}, {**A, "anyOf": [B, A]}),
+        ({**A, "if": A, "then": B}, {**A, "if": A, "then": B}),
+        # Parts that list no further property leave the whole closed.
+        ({**A, "anyOf": [{"required": ["a"]}, A]}, {**A, "anyOf": [{"required": ["a"]}, A], **CLOSED}),
+    ],
+)
+def test_objects_are_closed(schema: dict[str, Any], closed: dict[str, Any]) -> None:
+    before = json.dumps(schema)
+    assert close_objects(schema) == closed
+    assert json.dumps(schema) == before
+
+
+def test_references_in_a_circle_end() -> None:
+    node: dict[str, Any] = {"properties": {"next": {"$ref": "#/$defs/n"}}}
+    assert close_objects({"$ref": "#/$defs/n", "$defs": {"n": node}})["$defs"]["n"] == {**node, **CLOSED}
+    own = {"allOf": [{"$ref": "#"}, A]}
+    assert close_objects(own) == own
+    definitions = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(60)}
+    begin = time.perf_counter()
+    close_objects({"$ref": "#/$defs/d0", "$defs": {**definitions, "d60": A}})
+    assert time.perf_counter() - begin < 5
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("stories260k", kv_cache_memory_bytes="32MiB", threads=2)
+
+
+def texts(llm: LLM, count: int = 10, **form: Any) -> list[Any]:
+    params = SamplingParams(
+        temperature=1.0, seed=1, n=count, max_tokens=60, structured_outputs=StructuredOutputsParams(**form)
+    )
+    return llm.generate("Once upon a time", params)[0].outputs
+
+
+def test_every_answer_ends_with_the_properties_of_the_schema(llm: LLM) -> None:
+    """A weak model never ends an open object: it goes on with properties of its own."""
+    closed = texts(llm, json=COLOUR)
+    assert [text.finish_reason for text in closed] == ["stop"] * 10
+    assert all(json.loads(text.text).keys() == {"colour"} for text in closed)
+    opened = texts(llm, json=COLOUR, disable_additional_properties=False)
+    assert any(text.finish_reason == "length" or len(json.loads(text.text)) > 1 for text in opened)
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({**A, "type": "object", "required": ["a"]}, "the root needs additionalProperties: false"),
+        ({**A, **CLOSED, "type": "object"}, "required of the root must have every property, and lacks 'a'"),
+        ({"type": "array"}, "the root of a strict schema must have the type 'object'"),
+        ({"type": "object", "anyOf": [A]}, "the root of a strict schema must be an object, and has anyOf"),
+        ({"type": "object", **CLOSED, "$defs": {"x": {"allOf": [A]}}}, r"allOf of \$defs.x is not allowed"),
+        (
+            {"type": "object", **CLOSED, "properties": {"p": {"items": A}}, "required": ["p"]},
+            r"properties\.p\.items needs additionalProperties: false",
+        ),
+        ("x", "strict needs a JSON schema"),
+    ],
+)
+def test_what_strict_does_not_allow(schema: Any, message: str) -> None:
+    with pytest.raises(InputError, match=f"^tools: .*{message}"):
+        check_strict(schema, "tools")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    with live_server() as running:
+        yield running
+
+
+def test_strict_in_requests(server: LiveServer) -> None:
+    strict = {**COLOUR, **CLOSED}
+
+    def chat(**body: Any) -> Any:
+        return server.post("/v1/chat/completions", messages=CHAT, max_tokens=120, seed=1, **body)
+
+    def form(schema: Any, **more: Any) -> dict[str, Any]:
+        return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **more}}
+
+    def tool(schema: Any, **more: Any) -> list[dict[str, Any]]:
+        return [{"type": "function", "function": {"name": "paint", "parameters": schema, **more}}]
+
+    for body in (form(strict, strict=True), form(COLOUR), form(COLOUR, strict=False)):
+        answer = chat(response_format=body)
+        assert json.loads(answer.json()["choices"][0]["message"]["content"]).keys() == {"colour"}, answer.text
+    refused = error_of(chat(response_format=form(COLOUR, strict=True)))
+    assert refused["message"].startswith("response_format: with strict, the root needs additionalProperties: false")
+    for choice in ("required", {"type": "function", "function": {"name": "paint"}}):
+        answer = chat(tools=tool(COLOUR), tool_choice=choice, parallel_tool_calls=False)
+        (call,) = answer.json()["choices"][0]["message"]["tool_calls"][:1]
+        assert json.loads(call["function"]["arguments"]).keys() == {"colour"}
+    assert "paint" in error_of(chat(tools=tool(COLOUR, strict=True)))["message"]
+    assert chat(tools=tool(strict, strict=True)).status_code == 200
+    opened = chat(structured_outputs={"json": COLOUR, "disable_additional_properties": False})
+    assert opened.status_code == 200

@@ -6,84 +6,12 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from kvanta.engine_options import by_name
+from kvanta import engine_options, model_options
 from kvanta.errors import InputError
+from kvanta.ignored_options import IGNORED_GROUPS, LISTS_OF_VALUES
 from kvanta.options import flag_of
+from kvanta.refused_options import REFUSED_GROUPS, SHORT_FLAGS
 from kvanta.values import one_line, truth
-
-# Accepted without effect, with one line that says so. True: the flag takes a value.
-IGNORED: Mapping[str, bool] = {
-    "api_server_count": True,
-    "async_scheduling": False,
-    "attention_backend": True,
-    "compilation_config": True,
-    "cpu_offload_gb": True,
-    "cuda_graph_max_bs": True,
-    "data_parallel_size": True,
-    "decode_log_interval": True,
-    "disable_custom_all_reduce": False,
-    "disable_fastapi_docs": False,
-    "disable_frontend_multiprocessing": False,
-    "disable_log_requests": False,
-    "disable_log_stats": False,
-    "disable_overlap_schedule": False,
-    "dist_init_addr": True,
-    "distributed_executor_backend": True,
-    "download_dir": True,
-    "dp": True,
-    "dp_size": True,
-    "enable_cache_report": False,
-    "enable_chunked_prefill": False,
-    "enable_log_requests": False,
-    "enable_metrics": False,
-    "enable_mixed_chunk": False,
-    "enable_prompt_tokens_details": False,
-    "enable_reasoning": False,
-    "enable_request_id_headers": False,
-    "enable_torch_compile": False,
-    "generation_config": True,
-    "gpu_memory_utilization": True,
-    "grammar_backend": True,
-    "guided_decoding_backend": True,
-    "hf_token": True,
-    "launch_kobold_api": False,
-    "load_format": True,
-    "log_level": True,
-    "max_log_len": True,
-    "max_logprobs": True,
-    "max_parallel_loading_workers": True,
-    "max_prefill_tokens": True,
-    "max_total_tokens": True,
-    "mem_fraction_static": True,
-    "nnodes": True,
-    "node_rank": True,
-    "num_gpu_blocks_override": True,
-    "pipeline_parallel_size": True,
-    "pp": True,
-    "pp_size": True,
-    "response_role": True,
-    "revision": True,
-    "sampling_backend": True,
-    "schedule_conservativeness": True,
-    "schedule_policy": True,
-    "scheduling_policy": True,
-    "served_model_name": True,
-    "show_time_cost": False,
-    "skip_server_warmup": False,
-    "speculative_algorithm": True,
-    "speculative_config": True,
-    "stream_interval": True,
-    "structured_outputs_config": True,
-    "swap_space": True,
-    "tensor_parallel_size": True,
-    "tokenizer_mode": True,
-    "tokenizer_revision": True,
-    "tp": True,
-    "tp_size": True,
-    "trust_remote_code": False,
-    "watchdog_timeout": True,
-}
-SHORT_FLAGS = ("tp", "pp", "dp")
 
 
 class Refusal(NamedTuple):
@@ -93,36 +21,48 @@ class Refusal(NamedTuple):
     neutral: tuple[str, ...] = ()
 
 
-_LORA = Refusal("LoRA adapters are not supported; merge them into the weights")
-_CONFIG = Refusal("edit the model's config.json")
-_TEXT_MODELS = Refusal("only models that generate text are supported", ("auto", "generate", "none"))
-
+# Accepted without effect, with one line that says so. True: the flag takes a value; those of LISTS take several.
+IGNORED: Mapping[str, bool] = {
+    name: names is group.values
+    for group in IGNORED_GROUPS
+    for names in (group.switches, group.values)
+    for name in names.split()
+}
+LISTS = frozenset(LISTS_OF_VALUES.split())
+_IGNORED_REASONS: Mapping[str, str] = {
+    name: group.reason for group in IGNORED_GROUPS for name in f"{group.switches} {group.values}".split()
+}
 # Options that would change the results and are not supported.
 REFUSED: Mapping[str, Refusal] = {
-    "convert": _TEXT_MODELS,
-    "disable_sliding_window": Refusal("the model's own windows are always used"),
-    "enable_lora": _LORA,
-    "enable_prompt_embeds": Refusal("prompts are texts or token ids"),
-    "hf_overrides": _CONFIG,
-    "json_model_override_args": _CONFIG,
-    "logits_processors": Refusal("use logit_bias or structured_outputs of a request"),
-    "lora_modules": _LORA,
-    "lora_paths": _LORA,
-    "override_generation_config": Refusal("give the sampling parameters with each request"),
-    "quantization": Refusal("weights are stored as --weight-dtype says, the cache as --kv-cache-dtype"),
-    "quantization_config": Refusal("weights are stored as --weight-dtype says, the cache as --kv-cache-dtype"),
-    "reasoning_parser": Refusal("kvanta serve separates reasoning from answers; LLM returns texts as they are"),
-    "runner": _TEXT_MODELS,
-    "skip_tokenizer_init": Refusal("the tokenizer is always loaded; token ids are accepted as prompts as well"),
+    name: Refusal(group.reason, group.neutral)
+    for group in REFUSED_GROUPS
+    for name in f"{group.switches} {group.values}".split()
 }
 OPPOSITES: Mapping[str, str] = {"disable_radix_cache": "enable_prefix_caching"}
 
 
+class Meaning(NamedTuple):
+    """Fate of an option of another engine."""
+
+    kind: str
+    """"honoured", "accepted", "refused" or "unknown"."""
+    reason: str
+
+
+def meaning(name: str, ours: Iterable[str]) -> Meaning:
+    """Fate of an option, by its name with underscores. `ours`: names of options that have an effect."""
+    if name in ours or name in OPPOSITES:
+        return Meaning("honoured", "")
+    if name in IGNORED:
+        return Meaning("accepted", _IGNORED_REASONS[name])
+    if name in REFUSED:
+        return Meaning("refused", REFUSED[name].reason)
+    return Meaning("unknown", "")
+
+
 def ignored_note(name: str) -> str:
     """The line for an option of IGNORED."""
-    if name == "trust_remote_code":
-        return "trust_remote_code is accepted, but no code of a model is ever run"
-    return f"{name} is accepted for compatibility and does nothing here"
+    return f"{name} is accepted and does nothing here: {_IGNORED_REASONS[name]}"
 
 
 def check_refused(name: str, value: Any) -> None:
@@ -140,11 +80,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def known_arguments(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The engine options under their preferred names, and notes on options without effect.
+    """The options of the engine and of loading under their preferred names, and notes on options without effect.
 
     Raises InputError for an option that is unknown, refused or given twice. None asks for the default.
     """
-    options = by_name()
+    options = {name: each for each in (*engine_options.OPTIONS, *model_options.OPTIONS) for name in each.names}
     arguments: dict[str, Any] = {}
     notes = []
     for name, value in values.items():
@@ -170,4 +110,4 @@ def known_arguments(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
 
 def flags_of(name: str) -> list[str]:
     """Command-line flags of an option of IGNORED or REFUSED."""
-    return [flag_of(name), f"-{name}"] if name in SHORT_FLAGS else [flag_of(name)]
+    return [flag_of(name), *([SHORT_FLAGS[name]] if name in SHORT_FLAGS else [])]

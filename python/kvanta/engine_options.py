@@ -8,9 +8,31 @@ from typing import Any
 
 from kvanta import _core
 from kvanta.errors import InputError
-from kvanta.options import Option, OptionGroup, option, parse_bytes, parse_integer, parse_number, split_list
+from kvanta.options import (
+    Option,
+    OptionGroup,
+    option,
+    parse_bytes,
+    parse_integer,
+    parse_number,
+    parse_tokens,
+    split_list,
+)
 from kvanta.scheme_file import is_scheme_file, read_scheme_file
 from kvanta.values import one_line
+
+_DTYPES = ("auto", "bfloat16", "float16", "float32")
+_DTYPE_NAMES = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32"}
+
+
+def _dtype(value: Any) -> str:
+    name = str(value)
+    return _DTYPE_NAMES.get(name.lower(), name)
+
+
+def _length(value: Any) -> int:
+    """A number of tokens; auto and -1 ask for the model's own limit."""
+    return 0 if str(value).lower() in ("auto", "-1") else parse_tokens(value)
 
 
 @dataclass
@@ -34,8 +56,8 @@ class EngineOptions(OptionGroup):
     calculate_kv_scales: bool = option(False, "take static scales from the first prompt")
     max_model_len: int | None = option(
         0,
-        "maximum tokens of one sequence (default: the model's limit)",
-        parse_integer,
+        "maximum tokens of one sequence, as in 32k (default, auto: the model's limit)",
+        _length,
         aliases=("context_length",),
         metavar="N",
     )
@@ -43,10 +65,14 @@ class EngineOptions(OptionGroup):
         64, "maximum sequences that run at once", parse_integer, aliases=("max_running_requests",), metavar="N"
     )
     max_num_batched_tokens: int | None = option(
-        512, "maximum tokens computed in one step", parse_integer, aliases=("chunked_prefill_size",), metavar="N"
+        512, "maximum tokens computed in one step", parse_tokens, aliases=("chunked_prefill_size",), metavar="N"
     )
     max_queued_requests: int | None = option(
-        0, "maximum requests that wait to run; more are refused (0: no limit)", parse_integer, metavar="N"
+        0,
+        "maximum requests that wait to run; more are refused (0: no limit)",
+        parse_integer,
+        aliases=("max_num_queued_reqs",),
+        metavar="N",
     )
     block_size: int | None = option(
         64,
@@ -68,7 +94,8 @@ class EngineOptions(OptionGroup):
     dtype: str = option(
         "auto",
         "precision of weights and arithmetic",
-        choices=("auto", "bfloat16", "float16", "float32"),
+        _dtype,
+        choices=_DTYPES,
         metavar="DTYPE",
     )
     weight_dtype: str = option(

@@ -20,6 +20,7 @@ from kvanta.engine_options import EngineOptions
 from kvanta.errors import InputError
 from kvanta.generation import Generation
 from kvanta.loaded_model import LoadedModel
+from kvanta.model_options import ModelOptions
 from kvanta.options import accepts_options
 from kvanta.outputs import RequestOutput
 from kvanta.progress import progress_bar
@@ -36,6 +37,7 @@ class LLM:
     Calls may overlap, from several threads or while a stream is open: each step of the engine serves all of them.
     """
 
+    @accepts_options(ModelOptions)
     @accepts_options(EngineOptions)
     def __init__(
         self,
@@ -47,7 +49,8 @@ class LLM:
     ) -> None:
         """`tokenizer`: another model to take it from. `chat_template`: a file, or the Jinja2 template itself.
 
-        `options`: EngineOptions by name or alias; options of other engines are accepted or refused as the server does.
+        `options`: EngineOptions and ModelOptions by name or alias; options of other engines are accepted or refused as
+        the server does.
         """
         arguments, notes = known_arguments(options)
         for note in notes:
@@ -73,6 +76,18 @@ class LLM:
     def model_info(self) -> _core.ModelInfo:
         """Sizes of the model."""
         return self._engine.info
+
+    @property
+    def default_sampling(self) -> dict[str, Any]:
+        """The fields of SamplingParams that generation_config.json, or its override, gives."""
+        return dict(self._loaded.default_sampling)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Parameters of calls that give none: those of the model's generation_config.json, as `generation_config` says.
+
+        A SamplingParams made by the caller is used as it is.
+        """
+        return SamplingParams(**self.default_sampling)
 
     def generate(
         self,
@@ -184,10 +199,9 @@ class LLM:
         """Drops every cached prefix that is not in use."""
         self._engine.reset_prefix_cache()
 
-    @staticmethod
-    def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    def _one_each(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * count
+            params = [params or self.get_default_sampling_params()] * count
         if not isinstance(params, (list, tuple)) or not all(isinstance(entry, SamplingParams) for entry in params):
             raise InputError(f"sampling_params must be a SamplingParams or a list of them, got {one_line(params)}")
         if len(params) != count:

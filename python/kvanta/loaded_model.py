@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -10,11 +11,15 @@ from typing import Any
 from kvanta import _core
 from kvanta.engine_options import engine_config
 from kvanta.errors import InputError
+from kvanta.generation_config import default_sampling, describe
 from kvanta.model_folder import check_model_folder
+from kvanta.model_options import ModelOptions
 from kvanta.models import resolve_model
 from kvanta.scheme_file import is_scheme_file
 from kvanta.structured_output import GrammarCompiler, fill_masks
 from kvanta.tokenizer import Tokenizer
+
+_log = logging.getLogger("kvanta")
 
 
 class LoadedModel:
@@ -27,23 +32,37 @@ class LoadedModel:
         tokenizer: str | PathLike[str] | None = None,
         chat_template: str | PathLike[str] | None = None,
     ) -> None:
-        """`arguments`: EngineOptions by name. `tokenizer`, `chat_template`: in place of the model's own."""
-        folder = resolve_model(model)
+        """`arguments`: EngineOptions and ModelOptions by name. `tokenizer`, `chat_template`: instead of the model's."""
+        options = ModelOptions.read(arguments)
+        forms = options.forms
+        folder = resolve_model(model, options.hub)
+        options.check_format(folder)
         self.name = folder.name
         if folder.path.is_dir():
             check_model_folder(folder.path)
         config = engine_config(str(folder.path), arguments)
         scheme = arguments.get("kv_cache_dtype")
         self._scheme_file = scheme if is_scheme_file(scheme) else None
-        self.tokenizer = Tokenizer(folder.path if tokenizer is None else resolve_model(tokenizer).path)
+        self.default_sampling = default_sampling(
+            folder.path, options.generation_config, options.override_generation_config
+        )
+        """Fields of SamplingParams for requests that do not give them."""
+        if self.default_sampling:
+            _log.info("defaults of requests: %s (--generation-config)", describe(self.default_sampling))
+        if tokenizer is not None or options.tokenizer_revision not in ("", options.revision):
+            source = resolve_model(model if tokenizer is None else tokenizer, options.tokenizer_hub)
+        else:
+            source = folder
+        self.tokenizer = Tokenizer(source.path)
         if chat_template is not None:
             self.tokenizer.use_chat_template(_read_template(str(chat_template)))
+        self.tokenizer.template_defaults = options.default_chat_template_kwargs
         self.warnings: list[str] = []
         """Warnings of the engine that nobody has read yet; its thread may append more."""
         config.set_on_warning(self.warnings.append)
         config.set_fill_masks(fill_masks)
         self.engine = _core.Engine(config)
-        self.grammars = GrammarCompiler(self.tokenizer, self.engine.info)
+        self.grammars = GrammarCompiler(self.tokenizer, self.engine.info, forms)
 
     def stats(self) -> dict[str, Any]:
         """Counters of the engine, with the names of model and cache format."""

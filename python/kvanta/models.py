@@ -32,6 +32,18 @@ class ModelFolder:
     path: Path
 
 
+@dataclass(frozen=True)
+class HubAccess:
+    """Settings of downloads from the hub. Empty: the default of the package huggingface_hub."""
+
+    revision: str = ""
+    token: str | bool = ""
+    folder: str = ""
+
+
+_DEFAULT_ACCESS = HubAccess()
+
+
 def kvanta_home() -> Path:
     """Folder of prepared models: $KVANTA_HOME, or ~/.cache/kvanta."""
     home = os.environ.get("KVANTA_HOME")
@@ -54,13 +66,21 @@ def _gguf_folder(file: Path) -> Path:
     return folder
 
 
-def _from_hub(name: str, files: list[str]) -> Path:
+def _from_hub(name: str, files: list[str], hub: HubAccess = _DEFAULT_ACCESS) -> Path:
     try:
         import huggingface_hub
     except ImportError:
         raise InputError(f"there is no folder {name!r}, and a hub id needs the package huggingface_hub") from None
     try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=files))
+        return Path(
+            huggingface_hub.snapshot_download(
+                name,
+                allow_patterns=files,
+                revision=hub.revision or None,
+                token=hub.token or None,
+                cache_dir=hub.folder or None,
+            )
+        )
     except ValueError as error:
         raise InputError(f"{name!r} is neither a folder nor a hub id: {' '.join(str(error).split())[:300]}") from None
     except Exception as error:  # network, disk, missing repository: the package has no common base for them
@@ -68,8 +88,23 @@ def _from_hub(name: str, files: list[str]) -> Path:
         raise ResourceError(f"there is no folder {name!r}, and the hub does not give it: {reason}") from None
 
 
-def resolve_model(model: str | os.PathLike[str]) -> ModelFolder:
+def resolve_model(model: str | os.PathLike[str], hub: HubAccess = _DEFAULT_ACCESS) -> ModelFolder:
     """Finds, or downloads and converts, what `model` means. Raises InputError or ResourceError."""
+    name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else ""
+    local = _local_model(model)
+    if local is None:
+        return ModelFolder(str(name), _from_hub(str(name), _HUB_FILES, hub))
+    snapshot = local.path.parent.name == "snapshots" and local.path.name == hub.revision  # of the hub's own cache
+    if hub.revision and not snapshot:
+        raise InputError(
+            f"the revision {one_line(hub.revision)} is asked of {name!r}, which is on this machine and used as it is; "
+            "only a hub id (ORGANIZATION/MODEL) has revisions"
+        )
+    return local
+
+
+def _local_model(model: str | os.PathLike[str]) -> ModelFolder | None:
+    """None for a hub id."""
     name = os.fspath(model) if isinstance(model, (str, os.PathLike)) else ""
     if not isinstance(name, str) or not name:
         raise InputError(f"MODEL is {one_line(model)}; give a folder, a .gguf file, or one of: {', '.join(NAMES)}")
@@ -94,7 +129,7 @@ def resolve_model(model: str | os.PathLike[str]) -> ModelFolder:
 
         return ModelFolder(name, smollm2_folder())
     if _HUB_ID.fullmatch(name) and path.suffix.lower() != ".gguf":
-        return ModelFolder(name, _from_hub(name, _HUB_FILES))
+        return None
     raise InputError(f"there is no model {name!r}: not a folder, not a .gguf file, not one of: {', '.join(NAMES)}")
 
 

@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any, Self, TypeVar
 
 from kvanta.errors import InputError
@@ -137,6 +138,14 @@ def parse_integer(value: Any) -> int:
     if isinstance(value, bool) or not re.fullmatch(r"[+-]?[0-9]+", str(value)):
         raise InputError(f"{value!r} is not a whole number")
     return int(value)
+
+
+def parse_tokens(value: Any) -> int:
+    """A number of tokens: "32k" is 32,000 and "32K" is 32,768, as in vLLM; so for m and M."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kKmM])", str(value))
+    if match is None:
+        return parse_integer(value)
+    return int(Decimal(match[1]) * {"k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}[match[2]])
 
 
 def parse_number(value: Any) -> float:

@@ -69,13 +69,15 @@ def error_of(response: httpx2.Response) -> dict[str, Any]:
 @contextmanager
 def live_server(
     *,
+    model: str = "stories260k",
+    options: dict[str, Any] | None = None,
     cors: dict[str, Any] | None = None,
     kv_cache_dtype: str = "auto",
     quality_sample_rate: float = 0.0,
     protocol: Any = "h11",
     **settings: Any,
 ) -> Iterator[LiveServer]:
-    """stories260k with a chat template, on a free port. `settings` are fields of Service."""
+    """A model with a chat template, on a free port. `options`: further ones of LLM; `settings`: fields of Service."""
     sizes: dict[str, Any] = {
         "kv_cache_memory_bytes": "16MiB",
         "threads": 1,
@@ -83,8 +85,8 @@ def live_server(
         "max_queued_requests": 256,
     }
     sizes["quality_sample_rate"] = quality_sample_rate
-    arguments = {"kv_cache_dtype": kv_cache_dtype, **sizes}
-    loaded = LoadedModel("stories260k", arguments)
+    arguments = {"kv_cache_dtype": kv_cache_dtype, **sizes, **(options or {})}
+    loaded = LoadedModel(model, arguments)
     loaded.tokenizer.use_chat_template(CHAT_TEMPLATE)
     service = Service(AsyncLLM(loaded), ["stories260k", "tiny"], **{"log_requests": False, **settings})
     config = uvicorn.Config(

@@ -83,6 +83,23 @@ def test_every_answer_ends_with_the_properties_of_the_schema(llm: LLM) -> None:
     assert any(text.finish_reason == "length" or len(json.loads(text.text)) > 1 for text in opened)
 
 
+def test_the_switch_of_the_model() -> None:
+    options: list[dict[str, Any]] = [
+        {"structured_outputs_config": '{"disable_additional_properties": false, "backend": "guidance"}'},
+        {"structured_outputs_config": {"disable_any_whitespace": True}},
+        {"constrained_json_whitespace_pattern": "[ ]{2}"},
+    ]
+    opened, dense, wide = (
+        LLM("stories260k", kv_cache_memory_bytes="8MiB", threads=1, max_num_seqs=10, **each) for each in options
+    )
+    found = texts(opened, json=COLOUR)
+    assert any(text.finish_reason == "length" or len(json.loads(text.text)) > 1 for text in found)
+    assert {text.finish_reason for text in texts(opened, json=COLOUR, disable_additional_properties=True)} == {"stop"}
+    assert {text.text for text in texts(dense, json=COLOUR)} <= {'{"colour":"red"}', '{"colour":"blue"}'}
+    assert all(text.text.startswith(('{"', '{  "')) for text in texts(wide, json=COLOUR))
+    assert any("  " in text.text for text in texts(wide, json=COLOUR))
+
+
 @pytest.mark.parametrize(
     ("schema", "message"),
     [

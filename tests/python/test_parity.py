@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import inspect
 import warnings
 from collections.abc import Iterator
@@ -113,6 +114,11 @@ NEUTRAL_ENGINE: dict[str, Any] = {
 def server() -> Iterator[LiveServer]:
     with live_server() as running:
         yield running
+
+
+@functools.cache
+def serve_parser() -> CommandParser:
+    return serve.parser()
 
 
 def flags(parser: CommandParser) -> set[str]:
@@ -241,14 +247,15 @@ def test_reasoning_is_separated_by_the_server_alone() -> None:
 def test_what_the_server_refuses_llm_refuses_as_well(name: str) -> None:
     with pytest.raises(InputError, match=f"^{name} is not supported, got 'some': ") as in_python:
         LLM("stories260k", **{name: "some"})
+    parser = serve_parser()
     with pytest.raises(InputError) as on_command_line:
-        serve.parser().parse_exactly(["stories260k", flag_of(name), "some"])
+        parser.parse_exactly(["stories260k", flag_of(name), "some"])
     assert str(on_command_line.value) == str(in_python.value)
     neutrals: list[Any] = [None, False, "", [], {}]
     for neutral in neutrals:
         assert known_arguments({name: neutral}) == ({}, [])
-    serve.parser().parse_exactly(["stories260k", flag_of(name), "None"])
-    serve.parser().parse_exactly(["stories260k", flag_of(f"no_{name}")])
+    parser.parse_exactly(["stories260k", flag_of(name), "None"])
+    parser.parse_exactly(["stories260k", flag_of(f"no_{name}")])
 
 
 def test_every_compatible_name_is_a_flag_of_the_server_and_an_argument_of_llm() -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
-from kvanta.compat_options import IGNORED, OPPOSITES, REFUSED, check_refused, flags_of, ignored_note, nearest
+from kvanta.compat_options import IGNORED, LISTS, OPPOSITES, REFUSED, check_refused, flags_of, ignored_note, nearest
 from kvanta.engine_options import OPTIONS
 from kvanta.errors import InputError
+from kvanta.model_options import OPTIONS as MODEL_OPTIONS
 from kvanta.options import Option, flag_of
 from kvanta.sampling_params import SamplingParams
+from kvanta.values import one_line
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -30,15 +33,52 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse_exactly(self, words: Sequence[str]) -> argparse.Namespace:
         """Like parse_args."""
-        values, unknown = self.parse_known_intermixed_args(self._join_values(words))
+        spelled, model = self._spelled(words), None
+        if "--config" in self._option_string_actions:
+            from kvanta.cli.config_file import with_config
+
+            spelled, model = with_config(self, spelled)
+        values, unknown = self.parse_known_intermixed_args(self._join_values(spelled))
+        if model is not None and values.MODEL is None and values.model_option is None:
+            values.model_option = model
         options = [word for word in unknown if word.startswith("-")]
         if options:
             name = options[0].split("=")[0]
-            known = [flag for action in self._actions for flag in action.option_strings]
-            self.error(f"unknown option {name}{nearest(name, known)}")
+            self.error(f"unknown option {name}{self.nearest(name)}")
         if unknown:
             self.error(f"one argument too many: {unknown[0]!r}")
         return values
+
+    def nearest(self, flag: str) -> str:
+        """The end of a message on an unknown flag."""
+        return nearest(flag, [known for action in self._actions for known in action.option_strings])
+
+    def action_of(self, word: str) -> argparse.Action | None:
+        """The option that a word of the command line is, if it is one."""
+        return self._option_string_actions.get(word.partition("=")[0])
+
+    def _spelled(self, words: Sequence[str]) -> list[str]:
+        """The words with --max_model_len as --max-model-len, and --a-config.key VALUE as JSON for --a-config."""
+        spelled: list[str] = []
+        nested: dict[str, dict[str, Any]] = {}
+        rest = iter(words)
+        for word in rest:
+            name, equals, value = word.partition("=")
+            flag, dot, path = name.replace("_", "-").partition(".") if name.startswith("--") else (name, "", "")
+            if flag not in self._option_string_actions or flag == name:
+                spelled.append(word)
+            elif not dot:
+                spelled.append(flag + equals + value)
+            else:
+                path = name.partition(".")[2]
+                put_nested(nested.setdefault(flag, {}), path.split("."), value if equals else next(rest, ""))
+        for flag, entries in nested.items():
+            given = spelled[spelled.index(flag) + 1] if flag in spelled[:-1] else "{}"
+            try:
+                spelled += [flag, json.dumps({**json.loads(given), **entries})]
+            except (ValueError, TypeError):
+                self.error(f"{flag} is {one_line(given)}, and {flag}.{next(iter(entries))} is given as well")
+        return spelled
 
     def _join_values(self, words: Sequence[str]) -> list[str]:
         """--kv-cache-dtype-layers -1=bf16: argparse takes a value that begins with a dash for an option."""
@@ -49,6 +89,19 @@ class CommandParser(argparse.ArgumentParser):
             else:
                 joined.append(word)
         return joined
+
+
+def put_nested(target: dict[str, Any], path: Sequence[str], value: str) -> None:
+    """Sets target[path[0]][path[1]]... to a value of JSON, or else to the text."""
+    for step in path[:-1]:
+        inner = target.setdefault(step, {})
+        if not isinstance(inner, dict):
+            raise InputError(f"{step} of {'.'.join(path)} is given as {one_line(inner)}, too")
+        target = inner
+    try:
+        target[path[-1]] = json.loads(value)
+    except (ValueError, RecursionError):
+        target[path[-1]] = value
 
 
 _DASHED_VALUES = {
@@ -79,6 +132,16 @@ class _RefusedOption(argparse.Action):
         check_refused(self.dest.removeprefix("refused_"), value)
 
 
+class _NeutralOption(argparse.Action):
+    """An option of loading, for a command without them: its default is accepted."""
+
+    def __call__(self, _: object, __: object, value: Any, option_string: str | None = None) -> None:
+        name = self.dest.removeprefix("neutral_")
+        (option,) = (each for each in MODEL_OPTIONS if each.name == name)
+        if option.is_flag or option.read(value) != option.read(option.default):
+            raise InputError(f"{name} is an option of kvanta serve, kvanta generate and LLM, not of this command")
+
+
 class _NoOption(argparse.Action):
     """--no-X of an ignored or refused switch."""
 
@@ -103,14 +166,24 @@ def model_of(values: argparse.Namespace) -> str:
     return str(values.MODEL if values.model_option is None else values.model_option)
 
 
-def add_engine_options(parser: argparse.ArgumentParser, *, own: Sequence[str] = ()) -> None:
-    """Adds every engine option, and those of other engines except the command's `own` names."""
+def add_engine_options(parser: argparse.ArgumentParser, *, own: Sequence[str] = (), loads: bool = False) -> None:
+    """Adds every engine option, and those of other engines except the command's `own` names.
+
+    `loads`: the command has the options of loading, too; else they are accepted when they ask for nothing.
+    """
     add_options(parser.add_argument_group("engine options"), OPTIONS, OPPOSITES)
+    if loads:
+        add_options(parser.add_argument_group("model options"), MODEL_OPTIONS, {})
+    else:
+        for option in MODEL_OPTIONS:
+            parser.add_argument(
+                *option.flags, dest=f"neutral_{option.name}", action=_NeutralOption, nargs="?", help=argparse.SUPPRESS
+            )
     for name, takes_value in IGNORED.items():
         if name in own:
             continue
         text = "accepted; no code of a model is ever run" if name == "trust_remote_code" else argparse.SUPPRESS
-        nargs = None if takes_value else 0
+        nargs = "+" if name in LISTS else None if takes_value else 0
         parser.add_argument(*flags_of(name), dest=f"ignored_{name}", action=_IgnoredOption, nargs=nargs, help=text)
     refused = [name for name in REFUSED if name not in own]
     for name in refused:
@@ -127,15 +200,19 @@ def add_options(group: Any, options: Sequence[Option], opposites: Mapping[str, s
         text = option.help.replace("%", "%%")
         if option.is_flag:
             action: Any = argparse.BooleanOptionalAction if option.default else "store_true"
-            group.add_argument(option.flags[0], dest=option.name, action=action, default=None, help=text)
-            for flag in option.flags[1:]:
-                group.add_argument(flag, dest=option.name, action=action, default=None, help=argparse.SUPPRESS)
+            for index, flag in enumerate(option.flags):
+                shown = argparse.SUPPRESS if index else text
+                group.add_argument(flag, dest=option.name, action=action, default=None, help=shown)
+                if not option.default:
+                    no = f"--no-{flag.removeprefix('--')}"
+                    group.add_argument(no, dest=option.name, action="store_false", default=None, help=argparse.SUPPRESS)
             continue
         text += f" [{option.default}]" if option.default not in ("", 0, ()) and not option.is_list else ""
         many: Any = {"nargs": "+", "action": "extend"} if option.is_list else {}
         group.add_argument(*option.flags, dest=option.name, metavar=option.metavar, help=text, **many)
     for name, opposite in opposites.items():
-        group.add_argument(flag_of(name), dest=opposite, action="store_false", default=None, help=argparse.SUPPRESS)
+        for flag, action in ((flag_of(name), "store_false"), (flag_of(f"no_{name}"), "store_true")):
+            group.add_argument(flag, dest=opposite, action=action, default=None, help=argparse.SUPPRESS)
 
 
 def given_options(values: argparse.Namespace, options: Sequence[Option]) -> dict[str, Any]:
@@ -145,19 +222,22 @@ def given_options(values: argparse.Namespace, options: Sequence[Option]) -> dict
 
 
 def engine_arguments(values: argparse.Namespace) -> dict[str, Any]:
-    """The engine options that were given, as arguments for LLM."""
-    return given_options(values, OPTIONS)
+    """The engine options that were given, as arguments for LLM; with them those of loading, if the command has them."""
+    loading = [option for option in MODEL_OPTIONS if hasattr(values, option.name)]
+    return given_options(values, [*OPTIONS, *loading])
 
 
 def add_sampling_fields(group: Any, defaults: Mapping[str, Any]) -> None:
-    """Adds a flag for every field of SamplingParams that has a help text. `defaults`: in place of the fields' own."""
+    """Adds a flag for every field of SamplingParams that has a help text. `defaults`: in place of the fields' own, for
+    the help.
+    """
     hints = get_type_hints(SamplingParams)
     for field in _sampling_flags():
         default = defaults.get(field.name, field.default)
         kinds = {bool: "flag", int: whole_number, float: real_number}
         (kind,) = {kinds[each] for each in _types_in(hints[field.name]) if each in kinds} or {str}
         if kind == "flag":
-            group.add_argument(flag_of(field.name), action="store_true", default=default, help=field.metadata["help"])
+            group.add_argument(flag_of(field.name), action="store_true", default=None, help=field.metadata["help"])
             continue
         several = Sequence in {get_origin(each) for each in get_args(hints[field.name])}
         text = field.metadata["help"] + ("" if default is None else f" [{default:g}]")
@@ -165,15 +245,16 @@ def add_sampling_fields(group: Any, defaults: Mapping[str, Any]) -> None:
             flag_of(field.name),
             type=kind,
             nargs="+" if several else None,
-            default=default,
+            default=None,
             metavar=field.metadata["metavar"],
             help=text,
         )
 
 
 def sampling_arguments(values: argparse.Namespace) -> dict[str, Any]:
-    """The sampling fields as arguments of SamplingParams."""
-    return {field.name: getattr(values, field.name) for field in _sampling_flags()}
+    """The sampling fields that were given, as arguments of SamplingParams."""
+    given = {field.name: getattr(values, field.name) for field in _sampling_flags()}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _sampling_flags() -> list[dataclasses.Field[Any]]:

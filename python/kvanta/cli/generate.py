@@ -24,7 +24,8 @@ from kvanta.prompts import TokenPrompt, read_prompt
 from kvanta.sampling_params import SamplingParams
 from kvanta.text_table import human_bytes
 
-_DEFAULTS = {"max_tokens": 256, "temperature": 0.0}  # where they differ from those of SamplingParams
+# Defaults that differ from those of SamplingParams; the model's own defaults only count if --generation-config is given.
+_DEFAULTS = {"max_tokens": 256, "temperature": 0.0}
 
 _DESCRIPTION = """\
 Text from a model, streamed. The text goes to the standard output, everything else to stderr.
@@ -48,7 +49,7 @@ def parser() -> CommandParser:
     add_sampling_fields(result.add_argument_group("sampling"), _DEFAULTS)
     result.add_argument("--tokenizer", metavar="MODEL", help="take the tokenizer and the chat template from there")
     add_json(result)
-    add_engine_options(result)
+    add_engine_options(result, loads=True)
     return result
 
 
@@ -135,12 +136,15 @@ def _closing_line(report: dict[str, Any]) -> str:
 def run(values: argparse.Namespace) -> int:
     """Runs the command."""
     model = model_of(values)
-    params = SamplingParams(**sampling_arguments(values))
+    given = sampling_arguments(values)
+    params = SamplingParams(**{**_DEFAULTS, **given})
     arguments = {"max_num_seqs": 1, "tokenizer": values.tokenizer, **engine_arguments(values)}
     text = _read_prompt(values)
     if not text:
         raise InputError("the prompt is empty: give a text as PROMPT or on the standard input")
     llm = LLM(model, **arguments)
+    if values.generation_config is not None or values.override_generation_config is not None:
+        params = SamplingParams(**{**_DEFAULTS, **llm.default_sampling, **given})
     prompt = _make_prompt(llm, text, values)
 
     to_terminal = values.json != "-"

@@ -13,6 +13,7 @@ from kvanta.cli.arguments import (
     given_options,
     model_of,
 )
+from kvanta.cli.config_file import add_config
 from kvanta.server import check_packages
 from kvanta.server.options import OPPOSITES, OPTIONS, read_options
 
@@ -30,8 +31,9 @@ def parser() -> CommandParser:
     """The command's options."""
     result = CommandParser(prog="kvanta serve", description=_DESCRIPTION)
     add_model(result)
+    add_config(result)
     add_options(result.add_argument_group("server options"), OPTIONS, OPPOSITES)
-    add_engine_options(result, own=[*(name for option in OPTIONS for name in option.names), *OPPOSITES])
+    add_engine_options(result, own=[*(name for option in OPTIONS for name in option.names), *OPPOSITES], loads=True)
     return result
 
 

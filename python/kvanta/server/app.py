@@ -127,18 +127,20 @@ def _add_error_handlers(app: FastAPI) -> None:
 
 def _add_texts(app: FastAPI, service: Service) -> None:
     front, tokenizer = service.front, service.front.tokenizer
+    defaults = front.loaded.default_sampling
 
     @app.post("/v1/completions")
     async def completions(http: Request, request: CompletionRequest) -> Response:
         """Texts that follow prompts."""
         service.check_model(request.model)
         echo = bool(request.echo)
-        max_tokens = 16 if request.max_tokens is None else request.max_tokens
+        max_tokens = defaults.get("max_tokens", 16) if request.max_tokens is None else request.max_tokens
         params = request.sampling_params(
             max_tokens=1 if echo and max_tokens == 0 else max_tokens,  # the engine always makes one token
             max_logprobs=service.max_logprobs,
             logprobs=request.logprobs,
             echo=echo,
+            defaults=defaults,
         )
         large = isinstance(request.prompts, list) and len(request.prompts) > _SPLIT_AT_ONCE
         split = functools.partial(prompts.split, request.prompts)
@@ -156,7 +158,10 @@ def _add_texts(app: FastAPI, service: Service) -> None:
         service.check_model(request.model)
         max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
         params = request.sampling_params(
-            max_tokens=max_tokens, max_logprobs=service.max_logprobs, logprobs=request.requested_logprobs
+            max_tokens=defaults.get("max_tokens") if max_tokens is None else max_tokens,
+            max_logprobs=service.max_logprobs,
+            logprobs=request.requested_logprobs,
+            defaults=defaults,
         )
         shape = AnswerShape.read(service.parsers, request)
         params.stop_token_ids = [*(params.stop_token_ids or ()), *shape.stop_tokens] or None

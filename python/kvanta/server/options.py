@@ -156,7 +156,9 @@ class ServerOptions(OptionGroup):
     allowed_headers: list[str] = option(("*",), "CORS: headers", _words, is_list=True, metavar="HEADER")
     ssl_keyfile: str = option("", "private key for HTTPS", metavar="FILE")
     ssl_certfile: str = option("", "certificate for HTTPS", metavar="FILE")
-    root_path: str = option("", "path prefix at which a proxy serves this server", metavar="PATH")
+    root_path: str = option(
+        "", "path prefix at which a proxy serves this server", aliases=("fastapi_root_path",), metavar="PATH"
+    )
     log_level: str = option(
         "info",
         "debug, info, warning, error or critical",

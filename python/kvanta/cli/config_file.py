@@ -1,0 +1,87 @@
+"""`--config FILE`: options of a command from a YAML or JSON file, as in vLLM and SGLang."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvanta.cli.arguments import CommandParser
+from kvanta.errors import InputError
+from kvanta.options import flag_of
+from kvanta.values import one_line
+
+_MODEL_NAMES = ("model", "model_path", "model_tag")
+
+
+def add_config(parser: CommandParser) -> None:
+    """Adds the option, for --help; `with_config` reads it."""
+    parser.add_argument(
+        "--config", metavar="FILE", help="YAML or JSON file with options, which the command line overrides"
+    )
+
+
+def with_config(parser: CommandParser, words: Sequence[str]) -> tuple[list[str], str | None]:
+    """The words with the file's options behind them, as far as they do not give them; and the file's model."""
+    files = [value for word, value in zip(words, [*words[1:], ""], strict=True) if word == "--config"]
+    files += [word.partition("=")[2] for word in words if word.startswith("--config=")]
+    if not files:
+        return list(words), None
+    if len(files) > 1:
+        raise InputError(f"--config is given {len(files)} times")
+    given = {action.dest for word in words if (action := parser.action_of(word)) is not None}
+    added: list[str] = []
+    model = None
+    for key, value in _read(Path(files[0]).expanduser()).items():
+        name = str(key).lstrip("-").replace("-", "_")
+        if name in _MODEL_NAMES:
+            model = str(value)
+            continue
+        flag = flag_of(name)
+        action = parser.action_of(flag)
+        if action is None:
+            raise InputError(f"--config {files[0]}: unknown option {name}{parser.nearest(flag)}")
+        if value is not None and action.dest not in given:
+            added += _words(parser, flag, value, takes_value=action.nargs != 0)
+    return [*words, *added], model
+
+
+def _words(parser: CommandParser, flag: str, value: Any, *, takes_value: bool) -> Iterator[str]:
+    if isinstance(value, bool) and not takes_value:
+        no = f"--no-{flag.removeprefix('--')}"
+        if value:
+            yield flag
+        elif parser.action_of(no) is not None:
+            yield no
+    elif isinstance(value, Mapping):
+        yield f"{flag}={json.dumps(value)}"
+    elif isinstance(value, list):
+        if any(isinstance(each, (Mapping, list)) for each in value):
+            yield f"{flag}={json.dumps(value)}"
+        elif value:
+            yield from (flag, *map(str, value))
+    else:
+        yield f"{flag}={value}"
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    try:
+        text = file.read_text(encoding="utf-8")
+        content = json.loads(text) if file.suffix.lower() == ".json" else _yaml(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"--config {file}: {' '.join(str(error).split())[:200]}") from None
+    if not isinstance(content, Mapping):
+        raise InputError(f"--config {file} must hold options by name, got {one_line(content)}")
+    return content
+
+
+def _yaml(text: str) -> Any:
+    try:
+        import yaml
+    except ImportError:
+        raise InputError("--config with a YAML file needs the package PyYAML; a .json file needs nothing") from None
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None

@@ -1,0 +1,234 @@
+"""Options of other engines that are refused, and the short flags of all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvanta.ignored_options import Group
+
+# Refused: they would change answers, or how clients reach the server.
+REFUSED_GROUPS: tuple[Group, ...] = (
+    Group(
+        "LoRA adapters are not supported; merge them into the weights",
+        "enable_lora enable_moe_shared_loras enable_tower_connector_lora",
+        "default_mm_loras lora_modules lora_paths uno_lora_path",
+    ),
+    Group(
+        "edit the model's config.json",
+        "",
+        "decrypted_config_file hf_config_path hf_overrides json_model_override_args model_class_overrides",
+    ),
+    Group(
+        "only models that generate text are supported",
+        "dllm_fdfo enable_mis encoder_only is_embedding mm_encoder_only",
+        "convert diffusion_config dllm_algorithm dllm_algorithm_config pooler_config runner",
+        ("auto", "generate", "draft"),
+    ),
+    Group(
+        "requests are texts or token ids, without pictures or sound",
+        "enable_mm_embeds enable_multimodal enable_precise_embedding_interpolation enable_prompt_embeds "
+        "trust_request_mm_kwargs",
+        "",
+    ),
+    Group(
+        "no code of others is run",
+        "enable_custom_logit_processor",
+        "custom_weight_loader forward_hooks io_processor_plugin logits_processors middleware "
+        "reasoning_parser_plugin scheduler_cls sidecar sidecar_args tool_parser_plugin worker_cls "
+        "worker_extension_cls",
+        ("[]",),
+    ),
+    Group(
+        "weights are stored as --weight-dtype says, the cache as --kv-cache-dtype",
+        "quantize_and_serve",
+        "kt_method kt_weight_path modelopt_checkpoint_restore_path modelopt_checkpoint_save_path "
+        "modelopt_export_path modelopt_quant quantization quantization_config rl_quant_profile "
+        "speculative_draft_model_quantization",
+    ),
+    Group(
+        "the model's own windows are always used",
+        "disable_sliding_window",
+        "",
+    ),
+    Group(
+        "the tokenizer is always loaded; token ids are accepted as prompts as well",
+        "skip_tokenizer_init tokens_only",
+        "",
+    ),
+    Group(
+        "the tokenizer is made of the model's own files by the package tokenizers",
+        "",
+        "tokenizer_backend",
+        ("auto", "huggingface", "hf"),
+    ),
+    Group(
+        "config.json in Hugging Face layout is read",
+        "",
+        "config_format model_config_parser model_impl",
+        ("auto", "hf", "vllm", "transformers"),
+    ),
+    Group(
+        "states of layers are kept in float32",
+        "enable_int8_mamba_checkpoint enable_mamba_cache_stochastic_rounding",
+        "mamba_cache_dtype mamba_ssm_cache_dtype mamba_ssm_dtype",
+        ("auto", "float32"),
+    ),
+    Group(
+        "files are read as they are",
+        "",
+        "model_checksum model_loader_extra_config",
+        ("{}",),
+    ),
+    Group(
+        "logprobs are the model's, before any bias or mask",
+        "",
+        "logprobs_mode",
+        ("raw_logprobs",),
+    ),
+    Group(
+        "answers have texts, token ids and logprobs",
+        "enable_return_aux_hidden_states enable_return_hidden_states enable_return_indexer_topk "
+        "enable_return_routed_experts return_sampling_mask",
+        "aux_output_config return_aux_hidden_state_layer_ids return_hidden_states_mode sampling_mask_max_tokens",
+    ),
+    Group(
+        "texts are not marked",
+        "enable_watermark",
+        "watermark watermark_config",
+    ),
+    Group(
+        "a request asks for it: return_token_ids, return_tokens_as_token_ids",
+        "return_input_ids return_output_ids return_tokens_as_token_ids",
+        "",
+    ),
+    Group(
+        "a request asks for it: stream_options",
+        "enable_force_include_usage stream_response_default_include_usage",
+        "",
+    ),
+    Group(
+        "give --generation-config and --override-generation-config",
+        "",
+        "preferred_sampling_params sampling_defaults",
+        ("model",),
+    ),
+    Group(
+        "give --chat-template FILE",
+        "",
+        "completion_template hf_chat_template_name",
+    ),
+    Group(
+        "contents reach the template as one text",
+        "",
+        "chat_template_content_format",
+        ("auto", "string"),
+    ),
+    Group(
+        "the server's template is used for every request",
+        "trust_request_chat_template",
+        "",
+    ),
+    Group(
+        "answers have the role assistant",
+        "",
+        "response_role",
+        ("assistant",),
+    ),
+    Group(
+        "give chat_template_kwargs, or reasoning_effort as the template reads it",
+        "enable_strict_thinking",
+        "reasoning_config reasoning_effort_map",
+    ),
+    Group(
+        "tool_choice required or a function's name constrains calls",
+        "",
+        "tool_strict_level",
+        ("auto",),
+    ),
+    Group(
+        "the server calls no tools itself",
+        "",
+        "tool_server",
+    ),
+    Group(
+        "prompts are never cut",
+        "allow_auto_truncate",
+        "",
+    ),
+    Group(
+        "samples depend on seed, prompt and parameters alone, by this engine's own random numbers",
+        "",
+        "rl_on_policy_target",
+        ("none",),
+    ),
+    Group(
+        "smaller priority always runs first",
+        "abort_on_priority_when_disabled enable_priority_scheduling",
+        "default_priority_value",
+    ),
+    Group(
+        "there is one kind of key, --api-key",
+        "",
+        "admin_api_key",
+    ),
+    Group(
+        "give --ssl-keyfile and --ssl-certfile, and a proxy for more",
+        "enable_ssl_refresh",
+        "ssl_ca_certs ssl_cert_reqs ssl_ciphers ssl_keyfile_password",
+    ),
+    Group(
+        "the server speaks HTTP/1.1 on --host and --port",
+        "enable_http2 grpc grpc_mode headless smg_grpc_mode",
+        "gated_launch_port grpc_http_sidecar_port grpc_port smg_http_sidecar_port uds",
+    ),
+    Group(
+        "caches of other processes are not read or written",
+        "",
+        "decoupled_spec_bind_endpoint decoupled_spec_connect_endpoints decoupled_spec_rank "
+        "decoupled_spec_role disaggregation_mode ec_transfer_config encoder_register_urls encoder_urls "
+        "kv_events_config kv_transfer_config",
+        ("null",),
+    ),
+    Group(
+        "weights are loaded once, at the start",
+        "checkpoint_engine_wait_weights_before_ready remote_instance_weight_loader_start_seed_via_transfer_engine",
+        "weight_transfer_config",
+    ),
+    Group(
+        "kvanta serve separates reasoning from answers; LLM returns texts as they are",
+        "",
+        "reasoning_parser",
+    ),
+    Group(
+        "give --constrained-json-whitespace-pattern",
+        "",
+        "constrained_json_max_whitespace_cnt",
+    ),
+)
+# Short flags of ignored and refused options.
+SHORT_FLAGS: Mapping[str, str] = {
+    "api_server_count": "-asc",
+    "attention_config": "-ac",
+    "compilation_config": "-cc",
+    "data_parallel_address": "-dpa",
+    "data_parallel_backend": "-dpb",
+    "data_parallel_external_lb": "-dpe",
+    "data_parallel_hybrid_lb": "-dph",
+    "data_parallel_multi_port_external_lb": "-dpm",
+    "data_parallel_rank": "-dpn",
+    "data_parallel_rpc_port": "-dpp",
+    "data_parallel_size": "-dp",
+    "data_parallel_size_local": "-dpl",
+    "data_parallel_start_rank": "-dpr",
+    "decode_context_parallel_size": "-dcp",
+    "diffusion_config": "-dc",
+    "enable_expert_parallel": "-ep",
+    "gpu_memory_utilization": "-gmu",
+    "nnodes": "-n",
+    "node_rank": "-r",
+    "pipeline_parallel_size": "-pp",
+    "prefill_context_parallel_size": "-pcp",
+    "quantization": "-q",
+    "speculative_config": "-sc",
+    "tensor_parallel_size": "-tp",
+}

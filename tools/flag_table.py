@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""Compares the options of vLLM, SGLang and Aphrodite with ours, and writes docs/flags.md.
+
+    tools/flag_table.py [--check]
+
+Every option of the lists tools/data/ENGINE_flags.txt (tools/flag_lists.py makes them) must be known to `kvanta serve`:
+honoured, accepted because it means nothing here, or refused; python/kvanta/ignored_options.py and refused_options.py
+have the reasons. --check writes nothing and fails if an option is unknown or the document is out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvanta import engine_options, model_options
+from kvanta.cli import serve
+from kvanta.cli.arguments import CommandParser
+from kvanta.compat_options import Meaning, meaning
+from kvanta.server import options as server_options
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENT = ROOT / "docs" / "flags.md"
+ENGINES = {"vllm": "vLLM 0.33.0", "sglang": "SGLang 0.5.23", "aphrodite": "Aphrodite 0.24.1"}
+KINDS = ("honoured", "accepted", "refused", "unknown")
+_HEAD = """\
+# Options of other servers
+
+`kvanta serve` knows every option of vLLM, SGLang and Aphrodite. It honours an option, accepts it with a one-line
+notice because it means nothing here, or refuses it with the reason, unless its value asks for nothing. `LLM` does the
+same with the names as arguments (underscores for dashes). Underscores, `--no-` forms of switches, vLLM's short flags,
+its `--some-config.key VALUE` for JSON, and `--config FILE` (YAML or JSON) work as there. An honoured option may refuse
+single values: [serve.md](serve.md#options) has the options. Written by `tools/flag_table.py` from the engines' lists.
+"""
+
+
+@dataclass(frozen=True)
+class Flag:
+    """An option of an engine."""
+
+    names: tuple[str, ...]
+    value: str
+    """Empty, "=" or "=+"."""
+
+    @property
+    def name(self) -> str:
+        """As an argument."""
+        return self.names[0].removeprefix("--").replace("-", "_")
+
+
+def read_flags(engine: str) -> list[Flag]:
+    """The options of an engine; long names of one option are options of their own."""
+    flags = []
+    for line in (ROOT / "tools" / "data" / f"{engine}_flags.txt").read_text(encoding="utf-8").splitlines():
+        words = line.split()
+        value = words.pop() if words[-1].startswith("=") else ""
+        short = tuple(word for word in words if not word.startswith("--"))
+        flags += [Flag((word, *short), value) for word in words if word.startswith("--")]
+    return flags
+
+
+def fate(parser: CommandParser, flag: Flag) -> Meaning:
+    """Honoured, accepted, refused; unknown also when the parser lacks a name or takes another number of values."""
+    actions = [parser.action_of(name) for name in flag.names]
+    if flag.name == "config":
+        return Meaning("honoured", "")
+    found = meaning(flag.name, ours())
+    if any(action is None for action in actions):
+        return Meaning("unknown", f"kvanta serve lacks one of {' '.join(flag.names)}")
+    takes_value = actions[0] is not None and actions[0].nargs != 0
+    if found.kind != "refused" and takes_value != bool(flag.value):
+        return Meaning("unknown", f"kvanta serve takes {'a' if takes_value else 'no'} value for {flag.names[0]}")
+    return found
+
+
+def ours() -> set[str]:
+    """Names of options that have an effect."""
+    groups = (engine_options.OPTIONS, model_options.OPTIONS, server_options.OPTIONS)
+    names = {name for options in groups for option in options for name in option.names}
+    return names | {*server_options.OPPOSITES, "model", "model_path"}
+
+
+def fates() -> dict[str, list[tuple[Flag, Meaning]]]:
+    """Every option of every engine with its fate."""
+    parser = serve.parser()
+    return {engine: [(flag, fate(parser, flag)) for flag in read_flags(engine)] for engine in ENGINES}
+
+
+def counts(table: dict[str, list[tuple[Flag, Meaning]]]) -> dict[str, Counter[str]]:
+    """Options by engine and kind."""
+    return {engine: Counter(found.kind for _, found in rows) for engine, rows in table.items()}
+
+
+def render(table: dict[str, list[tuple[Flag, Meaning]]]) -> str:
+    """The document."""
+    lines = [_HEAD, "| engine | options | honoured | accepted | refused | unknown |", "|---|---:|---:|---:|---:|---:|"]
+    for engine, kinds in counts(table).items():
+        numbers = " | ".join(str(kinds[kind]) for kind in KINDS)
+        lines.append(f"| {ENGINES[engine]} | {sum(kinds.values())} | {numbers} |")
+    by_flag: dict[str, tuple[Meaning, list[str]]] = {}
+    for engine, rows in table.items():
+        for flag, found in rows:
+            by_flag.setdefault(flag.names[0], (found, []))[1].append(ENGINES[engine].split()[0])
+    for kind, title in zip(KINDS, ("Honoured", "Accepted without effect", "Refused", "Unknown"), strict=True):
+        rows_of_kind = {flag: row for flag, row in sorted(by_flag.items()) if row[0].kind == kind}
+        if not rows_of_kind:
+            continue
+        lines += ["", f"## {title}"]
+        reasons = dict.fromkeys(found.reason for found, _ in rows_of_kind.values())
+        for reason in sorted(reasons):
+            flags = [f"`{flag}`" for flag, (found, _) in rows_of_kind.items() if found.reason == reason]
+            lines += ["", f"{reason[:1].upper()}{reason[1:]}: {', '.join(flags)}" if reason else ", ".join(flags)]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Writes or checks the document; prints the counts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing, fail if the document is out of date")
+    check = parser.parse_args().check
+    table = fates()
+    for engine, kinds in counts(table).items():
+        print(f"{ENGINES[engine]}: " + ", ".join(f"{kinds[kind]} {kind}" for kind in KINDS))
+    unknown = [
+        (engine, flag, found) for engine, rows in table.items() for flag, found in rows if found.kind == "unknown"
+    ]
+    for engine, flag, found in unknown:
+        print(f"unknown: {flag.names[0]} of {ENGINES[engine]} {found.reason}", file=sys.stderr)
+    text = render(table)
+    if not check:
+        DOCUMENT.write_text(text, encoding="utf-8")
+    elif DOCUMENT.read_text(encoding="utf-8") != text:
+        print("docs/flags.md is out of date: run tools/flag_table.py", file=sys.stderr)
+        return 1
+    return 1 if unknown else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

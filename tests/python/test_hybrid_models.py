@@ -207,7 +207,8 @@ def test_boundary_layers_are_counted_among_those_of_attention(folder: Path) -> N
     layers = LLM(folder, kv_cache_dtype="int8+edges=1", **OPTIONS).stats()["layers"]
     assert [layer["scheme"] for layer in layers] == ["bf16"] * 4
     layers = LLM(folder, kv_cache_dtype="int8", kv_cache_dtype_layers="1=int4", **OPTIONS).stats()["layers"]
-    assert layers[1]["scheme"].startswith("int4") and layers[0]["scheme"] == "bf16"
+    assert layers[1]["scheme"].startswith("int4")
+    assert layers[0]["scheme"] == "bf16"
 
 
 def test_calibration_and_evaluation(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from kvanta.prompts import TokenPrompt, read_prompt
 from kvanta.sampling_params import SamplingParams
 from kvanta.text_table import human_bytes
 
-# Defaults that differ from those of SamplingParams; the model's own defaults only count if --generation-config is given.
+# Defaults that differ from those of SamplingParams; the model's own count only if --generation-config is given.
 _DEFAULTS = {"max_tokens": 256, "temperature": 0.0}
 
 _DESCRIPTION = """\

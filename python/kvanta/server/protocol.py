@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, WithJsonSchema, create_
 from kvanta.errors import InputError
 from kvanta.sampling_params import SamplingParams
 from kvanta.server.errors import ApiError
-from kvanta.server.request_fields import check_fields
+from kvanta.server.request_fields import REFUSED, check_fields
 from kvanta.server.structured import FIELDS as FORM_FIELDS
 from kvanta.server.structured import read_form
 from kvanta.server.tools import Tools
@@ -250,7 +250,7 @@ class DetokenizeRequest(_Body):
 
 
 _BODIES = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
-_FIELDS = frozenset().union(*(body.model_fields for body in _BODIES), FORM_FIELDS, _UNSUPPORTED, ["structured_outputs"])
+_FIELDS = frozenset().union(*(body.model_fields for body in _BODIES), FORM_FIELDS, REFUSED, ["structured_outputs"])
 # Fields whose names are words that a message may have in another sense: they count at its beginning.
 _WORDS = frozenset({"model", "user", "n", "stop", "stream", "seed", "regex", "echo", "tokens", "audio", "documents"})
 _THINGS = (

@@ -90,7 +90,7 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "odd pages": ({"block_size": 48}, "48.*64"),
     "pages twice": ({"block_size": 32, "page_size": 16}, "twice"),
     "longer than the model": ({"max_model_len": 513}, "513.*512"),
-    "negative length": ({"max_model_len": -1}, "-1"),
+    "negative length": ({"max_model_len": -5}, "-5"),
     "no sequences": ({"max_num_seqs": -1}, "-1"),
     "too many threads": ({"threads": 10**6}, "1000000"),
     "negative seed": ({"seed": -1}, "seed"),

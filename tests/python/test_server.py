@@ -246,7 +246,7 @@ def test_prefixes_are_shared_within_a_salt_only(server: LiveServer) -> None:
     prompt = [1, *range(100, 300)]
 
     def cached(salt: str) -> int:
-        body = {"prompt": prompt, "max_tokens": 1, "cache_salt": salt, "priority": -1}
+        body = {"prompt": prompt, "max_tokens": 1, "cache_salt": salt}
         usage = server.completion(**body)["usage"]
         return int(usage["prompt_tokens_details"]["cached_tokens"])
 

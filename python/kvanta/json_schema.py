@@ -17,8 +17,9 @@ _SINGLE = ("items", "additionalItems", "additionalProperties", "contains", "if",
 # Parts that describe the same value as the schema that has them, so that none may forbid the others' properties.
 _COMBINED = ("allOf", "anyOf", "oneOf", "if", "then", "else", "not", "dependentSchemas", "$ref")
 _OPEN = ("additionalProperties", "unevaluatedProperties", "patternProperties")
-_NOT_STRICT = ("allOf", "oneOf", "not", "dependentRequired", "dependentSchemas", "if", "then", "else")
-_NOT_STRICT += ("patternProperties",)
+_NOT_STRICT = (
+    *("allOf", "oneOf", "not", "dependentRequired", "dependentSchemas", "if", "then", "else", "patternProperties"),
+)
 
 
 def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -27,7 +28,8 @@ def close_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
     Objects that several schemas describe together (allOf; properties beside $ref or anyOf) stay open, unless the one
     that has the parts lists every property of theirs.
     """
-    return _Closer(schema).close(schema, alone=True)
+    closed: dict[str, Any] = _Closer(schema).close(schema, alone=True)
+    return closed
 
 
 class _Closer:

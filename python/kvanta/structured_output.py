@@ -26,6 +26,7 @@ from kvanta.values import one_line, text, truth
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
 
     from kvanta.tokenizer import Tokenizer
 
@@ -105,7 +106,7 @@ class FormSettings:
     disable_any_whitespace: bool = False
     whitespace_pattern: str | None = None
 
-    def overrides(self, params: StructuredOutputsParams) -> dict[str, Any]:
+    def overrides(self, params: StructuredOutputsParams) -> JsonCompileOptions:
         """Options of llguidance for one request."""
         dense = params.disable_any_whitespace
         if self.disable_any_whitespace if dense is None else dense:
@@ -163,8 +164,9 @@ class GrammarCompiler:
         with self._vocabulary_lock:
             if self._vocabulary is None:
                 self._vocabulary = self._read_vocabulary()
-        rows = {"max_items_in_row": 2 * _MAX_CHOICES, "step_max_items": 2**20} if kind == "choice" else {}
-        limits = LLParserLimits(verbose_errors=False, **rows)
+        limits = LLParserLimits(verbose_errors=False)
+        if kind == "choice":
+            limits = LLParserLimits(verbose_errors=False, max_items_in_row=2 * _MAX_CHOICES, step_max_items=2**20)
         matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()  # some grammars show only here that they are too large

@@ -156,7 +156,14 @@ def _padded(value: Any, *arguments: Any) -> None:
 
 
 Check = Callable[..., None]
+
+
 # check(value, *arguments), before a filter is applied or a method of a text is called.
+def _to_json(value: Any, *_: Any, indent: int | None = 0) -> None:
+    _check_width(indent)
+    _make(_length(value) * (2 + (indent or 0)))
+
+
 _FILTERS: Mapping[str, Check] = {
     "batch": lambda _, *arguments: _check_width(*arguments),
     "center": _padded,
@@ -172,7 +179,7 @@ _FILTERS: Mapping[str, Check] = {
     "slice": lambda _, *arguments: _check_width(*arguments),
     "string": _whole,
     "sum": lambda values, *_: _make(_length(values)),
-    "tojson": lambda value, *_, indent=0: (_check_width(indent), _make(_length(value) * (2 + (indent or 0)))),  # type: ignore[func-returns-value]
+    "tojson": _to_json,
     "urlencode": lambda value: _make(6 * _length(value)),
     "urlize": lambda value, *arguments: _make(8 * (_length(value) + 64) * (1 + sum(map(_length, arguments)))),
     "wordwrap": lambda value, *arguments: _make(_length(value) * (2 + sum(map(_length, arguments)))),

@@ -37,12 +37,12 @@ def _beginning(value: object, limit: int) -> object:
 def text(name: str, value: Any) -> str:
     """A text that UTF-8 can encode, for the C++ library."""
     try:
-        encoded = isinstance(value, str) and value.encode()
+        if isinstance(value, str):
+            value.encode()
+            return value
     except UnicodeEncodeError:
-        encoded = False
-    if encoded is False:
-        raise InputError(f"{name} must be a text of valid Unicode, got {one_line(value)}")
-    return value
+        pass
+    raise InputError(f"{name} must be a text of valid Unicode, got {one_line(value)}")
 
 
 def truth(name: str, value: Any) -> bool:

@@ -52,7 +52,8 @@ def test_every_field_is_known() -> None:
 @pytest.mark.parametrize("name", [*REFUSED, "thinking_token_budget", "logprob_token_ids"])
 def test_what_cannot_be_honoured_is_refused(server: LiveServer, name: str) -> None:
     body: dict[str, Any] = {"max_tokens": 2, name: [17]}
-    path, prompt = "/v1/completions", {"prompt": "a"}
+    path = "/v1/completions"
+    prompt: dict[str, Any] = {"prompt": "a"}
     if name == "input_ids":  # completions have it
         path, prompt = "/v1/chat/completions", {"messages": CHAT}
     response = server.post(path, **prompt, **body)

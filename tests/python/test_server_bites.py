@@ -107,7 +107,7 @@ def test_nothing_large_is_done_on_the_event_loop(server: LiveServer, monkeypatch
     from kvanta import generation
 
     loop_thread = server.on_loop(threading.get_ident)
-    named = generation.named_logprobs
+    named: Any = vars(generation)["named_logprobs"]
     on_loop = 0
 
     def counted(entries: Any, tokenizer: Any) -> Any:

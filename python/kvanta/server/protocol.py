@@ -250,7 +250,9 @@ class DetokenizeRequest(_Body):
 
 
 _BODIES = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
-_FIELDS = frozenset().union(*(body.model_fields for body in _BODIES), FORM_FIELDS, REFUSED, ["structured_outputs"])
+_FIELDS: frozenset[str] = frozenset().union(
+    *(body.model_fields for body in _BODIES), FORM_FIELDS, REFUSED, ["structured_outputs"]
+)
 # Fields whose names are words that a message may have in another sense: they count at its beginning.
 _WORDS = frozenset({"model", "user", "n", "stop", "stream", "seed", "regex", "echo", "tokens", "audio", "documents"})
 _THINGS = (
@@ -262,7 +264,8 @@ _THINGS = (
 def field_of(message: str) -> str | None:
     """The field that an error is about, by its message."""
     begin = message.partition(", got")[0]
-    for index, word in enumerate(re.findall(r"[a-z_]+", begin)):
+    words: list[str] = re.findall(r"[a-z_]+", begin)
+    for index, word in enumerate(words):
         if word in _FIELDS and (index == 0 or word not in _WORDS):
             return word
     return next((name for thing, name in _THINGS if thing in begin), None)

@@ -1,7 +1,7 @@
 """Checkpoints of transformers as GGUF files, as llama.cpp's convert_hf_to_gguf.py writes them.
 
 Names are those of the gguf package's own table; the transformations (order of rows, norms plus one, stacked experts,
-split projections of latents) are written here again, from that script.
+split projections of latents) are written here again, from that script; those of hybrids in gguf_hybrids.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import gguf_hybrids
 import numpy as np
 import safetensors.numpy
 import tiny_models
@@ -32,6 +33,9 @@ ARCHITECTURES = {
     "qwen3": "QWEN3",
     "qwen2_moe": "QWEN2MOE",
     "qwen3_moe": "QWEN3MOE",
+    "qwen3_next": "QWEN3NEXT",
+    "qwen3_5_text": "QWEN35",
+    "qwen3_5_moe_text": "QWEN35MOE",
     "gemma2": "GEMMA2",
     "gemma3_text": "GEMMA3",
     "gpt_oss": "GPT_OSS",
@@ -47,6 +51,7 @@ ARCHITECTURES = {
     "olmo3": "OLMO2",
     "smollm3": "SMOLLM3",
 }
+_NORMS_PLUS_ONE = ("gemma", "qwen3_next", "qwen3_5")
 _PAIRED_ROPE = {"LLAMA", "GRANITE", "SMOLLM3", "MISTRAL3"}
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.(weight|bias)")
 
@@ -111,6 +116,8 @@ def _parts(source: Source) -> dict[str, Array]:
         expert = _EXPERT.fullmatch(name)
         if expert:
             stacks.setdefault(f"{expert[1]}.{expert[3]}.{expert[4]}", {})[int(expert[2])] = values
+        elif gguf_hybrids.MODULE in name:
+            parts.update(gguf_hybrids.parts(config, name, values))
         elif name.endswith("kv_b_proj.weight"):
             heads, nope, value = (config[k] for k in ("num_attention_heads", "qk_nope_head_dim", "v_head_dim"))
             both = values.reshape(heads, nope + value, -1)
@@ -142,6 +149,8 @@ def _parts(source: Source) -> dict[str, Array]:
 
 def _back(source: Source, name: str, values: Array) -> None:
     """Puts a part's values into the checkpoint's tensors."""
+    if gguf_hybrids.back(source.config, source.tensors, name, values):
+        return
     if name in source.tensors:
         source.tensors[name] = values.reshape(source.tensors[name].shape)
         return
@@ -199,7 +208,7 @@ def write(source: Source, path: Path, kind: Kind = Kind.F32, kinds: dict[str, Ki
     add_config(writer, source)
     write_tokenizer(writer, source.config["vocab_size"])
     names = gguf.get_tensor_name_map(arch, source.config["num_hidden_layers"])
-    plus_one = source.config["model_type"].startswith("gemma")
+    plus_one = source.config["model_type"].startswith(_NORMS_PLUS_ONE)
     for name, values in _parts(source).items():
         target = names.get_name(_expert_names(source, name), try_suffixes=(".weight", ".bias"))
         assert target is not None, name
@@ -208,7 +217,7 @@ def write(source: Source, path: Path, kind: Kind = Kind.F32, kinds: dict[str, Ki
             chosen = Kind.F32
         data = _encode(values, chosen)
         _back(source, name, np.asarray(gguf.dequantize(data, chosen), np.float32).reshape(values.shape))
-        if plus_one and name.endswith("norm.weight"):
+        if plus_one and name.endswith("norm.weight") and gguf_hybrids.MODULE not in name:
             data = data + np.float32(1)
         heads = _head_count(source, name)
         writer.add_tensor(target, interleave(data, heads) if heads else data, raw_dtype=chosen)
@@ -256,6 +265,8 @@ def add_config(writer: gguf.GGUFWriter, source: Source) -> None:
         if get(key):
             getattr(writer, f"add_{key}")(config[key])
     _add_experts(writer, source)
+    if "linear_num_key_heads" in config:
+        gguf_hybrids.add_config(writer, config)
     if config["model_type"] == "ministral3":
         writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])

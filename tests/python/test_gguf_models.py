@@ -11,6 +11,7 @@ import gguf
 import gguf_models
 import numpy as np
 import pytest
+import tiny_models
 import tolerance
 from gguf_models import Kind
 
@@ -41,6 +42,13 @@ GEMMA3_ROPES = {
 }
 MINISTRAL3_ROPE = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
+GATED_DELTA_NET = tiny_models.GATED_DELTA_NET | {
+    "head_dim": 32,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+}
+HYBRID_EXPERTS = GATED_DELTA_NET | EXPERTS | {"shared_expert_intermediate_size": 64}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama_256": ("Llama", {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2}),
@@ -60,6 +68,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None}),
     "qwen2_moe": ("Qwen2Moe", EXPERTS | {"shared_expert_intermediate_size": 64, "norm_topk_prob": False}),
     "qwen3_moe": ("Qwen3Moe", EXPERTS | {"head_dim": 32, "norm_topk_prob": True}),
+    "qwen3_next": ("Qwen3Next", HYBRID_EXPERTS),
+    "qwen3_5": ("Qwen3_5", GATED_DELTA_NET),
+    "qwen3_5_interval": (
+        "Qwen3_5",
+        GATED_DELTA_NET
+        | {
+            "layer_types": None,
+            "linear_num_value_heads": 6,
+            "linear_value_head_dim": 16,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
+        },
+    ),
+    "qwen3_5_moe": ("Qwen3_5Moe", HYBRID_EXPERTS),
     "phi3": ("Phi3", {"pad_token_id": 0, "original_max_position_embeddings": 256}),
     "glm4": ("Glm4", {"head_dim": 32, "attention_bias": True, "pad_token_id": 0}),
     "glm4_moe": (

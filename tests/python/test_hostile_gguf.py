@@ -7,10 +7,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
-from tiny_gguf import TinyModel, write_gguf
+from tiny_gguf import TinyModel, rewrite, write_gguf
 
 from kvanta import LLM, InputError, ResourceError
 from kvanta.gguf_convert import convert_gguf, index_gguf
@@ -203,36 +202,3 @@ def test_a_missing_and_a_strange_tensor(tmp_path: Path) -> None:
     weights["model.layers.7.mlp.up_proj.weight"] = weights["model.layers.1.mlp.up_proj.weight"]
     with pytest.raises(InputError, match=r"'blk\.7\.ffn_up\.weight' does not belong"):
         convert_gguf(write_gguf(tmp_path / "b.gguf", model, weights), tmp_path / "out")
-
-
-def rewrite(path: Path, changes: dict[str, Any], tensors: dict[str, Any] | None = None) -> None:
-    """Replaces keys of a GGUF file, None removes one; adds `tensors`."""
-    reader = gguf.GGUFReader(path)
-    target = path.with_suffix(".new")
-    writer = gguf.GGUFWriter(target, changes.get("general.architecture", "llama"))
-    values = {
-        name: (value.contents(), value.types[0], value.types[-1])
-        for name, value in reader.fields.items()
-        if not name.startswith("GGUF.") and name != "general.architecture"
-    }
-    for name, value in changes.items():
-        if name == "general.architecture":
-            continue
-        if value is None:
-            del values[name]
-            continue
-        kind = gguf.GGUFValueType.get_type(value)
-        kind = gguf.GGUFValueType.UINT32 if kind == gguf.GGUFValueType.INT32 else kind
-        item = gguf.GGUFValueType.get_type(value[0]) if isinstance(value, list) else kind
-        values[name] = (value, kind, item)
-    for name, (contents, kind, sub) in values.items():
-        writer.add_key_value(name, contents, kind, sub_type=sub if kind == gguf.GGUFValueType.ARRAY else None)
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data.copy())
-    for name, values in (tensors or {}).items():
-        writer.add_tensor(name, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    target.replace(path)

@@ -160,3 +160,39 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def rewrite(path: Path, changes: dict[str, Any], tensors: dict[str, Any] | None = None) -> None:
+    """Replaces keys and tensors of a GGUF file, None removes one; adds `tensors` of new names."""
+    reader = gguf.GGUFReader(path)
+    target = path.with_suffix(".new")
+    writer = gguf.GGUFWriter(target, changes.get("general.architecture", "llama"))
+    values = {
+        name: (value.contents(), value.types[0], value.types[-1])
+        for name, value in reader.fields.items()
+        if not name.startswith("GGUF.") and name != "general.architecture"
+    }
+    for name, value in changes.items():
+        if name == "general.architecture":
+            continue
+        if value is None:
+            del values[name]
+            continue
+        kind = gguf.GGUFValueType.get_type(value)
+        kind = gguf.GGUFValueType.UINT32 if kind == gguf.GGUFValueType.INT32 else kind
+        item = gguf.GGUFValueType.get_type(value[0]) if isinstance(value, list) else kind
+        values[name] = (value, kind, item)
+    for name, (contents, kind, sub) in values.items():
+        writer.add_key_value(name, contents, kind, sub_type=sub if kind == gguf.GGUFValueType.ARRAY else None)
+    tensors = tensors or {}
+    for tensor in reader.tensors:
+        if tensor.name not in tensors:
+            writer.add_tensor(tensor.name, tensor.data.copy())
+    for name, data in tensors.items():
+        if data is not None:
+            writer.add_tensor(name, data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    target.replace(path)

@@ -11,6 +11,9 @@ from kvanta.errors import InputError
 from kvanta.gguf_convert.families import ARCHITECTURES
 from kvanta.gguf_convert.metadata import Metadata
 
+# Architectures that may rotate a part of each head.
+_PARTLY_ROTATED = {"phi3", "glm4", "glm4moe", "qwen3next", "qwen35", "qwen35moe"}
+
 
 def _llama3_scaling(metadata: Metadata, factors: np.ndarray[Any, Any], head_dim: int, theta: float) -> dict[str, Any]:
     """Llama 3.1's rope scaling from the per-frequency factors that GGUF stores instead of its parameters."""
@@ -57,10 +60,10 @@ def _check_heads(metadata: Metadata, config: dict[str, Any], rotated: int) -> No
         raise InputError(f"{metadata.path} has {heads} heads of {head_dim} for {kv_heads} KV heads, which do not fit")
     if metadata.size("attention.value_length", head_dim) != head_dim:
         raise InputError(f"{metadata.path} has values of another size than its keys, which is not supported")
-    if rotated != head_dim:
-        if metadata.architecture not in ("phi3", "glm4", "glm4moe"):
-            raise InputError(f"{metadata.path} rotates only a part of each head, which is not supported")
+    if metadata.architecture in _PARTLY_ROTATED:
         config["partial_rotary_factor"] = rotated / head_dim
+    elif rotated != head_dim:
+        raise InputError(f"{metadata.path} rotates only a part of each head, which is not supported")
 
 
 def hugging_face_config(metadata: Metadata, vocabulary: int) -> dict[str, Any]:
@@ -76,6 +79,9 @@ def hugging_face_config(metadata: Metadata, vocabulary: int) -> dict[str, Any]:
         said = metadata.size("vocab_size")
         raise InputError(f"{metadata.path} says a vocabulary of {said} tokens, but lists {vocabulary}")
 
+    layers = metadata.size("block_count")
+    if layers > len(metadata.tensors):
+        raise InputError(f"{metadata.path} says {layers} layers in {len(metadata.tensors)} tensors")
     hidden, heads = metadata.size("embedding_length"), metadata.size("attention.head_count")
     head_dim = metadata.size("attention.key_length", max(1, hidden // heads))
     rotated = metadata.size("rope.dimension_count", head_dim)
@@ -86,7 +92,7 @@ def hugging_face_config(metadata: Metadata, vocabulary: int) -> dict[str, Any]:
         "model_type": family.model_type,
         "hidden_size": hidden,
         "intermediate_size": metadata.size("feed_forward_length", 1 if family.has_experts else None),
-        "num_hidden_layers": metadata.size("block_count"),
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": metadata.size("attention.head_count_kv", heads),
         "head_dim": head_dim,

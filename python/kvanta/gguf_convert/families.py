@@ -47,7 +47,7 @@ def _window_layers(metadata: Metadata, config: Config, default: list[bool]) -> N
 
 
 def _every(layers: int, step: int) -> list[bool]:
-    """A window in all layers but each `step`-th."""
+    """True for all layers but each `step`-th."""
     return [(layer + 1) % step != 0 for layer in range(layers)]
 
 
@@ -73,11 +73,53 @@ def _qwen(_metadata: Metadata, config: Config) -> None:
 def _qwen_moe(metadata: Metadata, config: Config) -> None:
     _qwen(metadata, config)
     _experts(metadata, config, "num_experts")
-    # Not in the file: every published Qwen3-MoE normalizes the chosen experts' weights, and no Qwen2-MoE does.
-    config["norm_topk_prob"] = metadata.architecture == "qwen3moe"
+    # Not in the file: of those that are published, only Qwen2-MoE does not normalize the chosen experts' weights.
+    config["norm_topk_prob"] = metadata.architecture != "qwen2moe"
     config |= {"decoder_sparse_step": 1, "mlp_only_layers": []}
-    if metadata.architecture == "qwen2moe":
+    if metadata.architecture != "qwen3moe":
         config["shared_expert_intermediate_size"] = metadata.size("expert_shared_feed_forward_length")
+
+
+def _leave_out_predicted_layers(metadata: Metadata, config: Config) -> None:
+    """Layers that predict several tokens, which the file counts as blocks."""
+    predicted, blocks = metadata.count("nextn_predict_layers"), config["num_hidden_layers"]
+    if predicted >= blocks:
+        raise InputError(f"{metadata.path} has {blocks} blocks, all of which predict further tokens")
+    config["num_nextn_predict_layers"] = predicted
+    config["num_hidden_layers"] -= predicted
+
+
+def _gated_delta_net(metadata: Metadata, config: Config) -> None:
+    """Layers that have Gated DeltaNet in place of attention, and its sizes."""
+    blocks = config["num_hidden_layers"]
+    _leave_out_predicted_layers(metadata, config)
+    if metadata.has("attention.recurrent_layers"):
+        flags = metadata.array(f"{metadata.architecture}.attention.recurrent_layers", int, blocks)
+    else:
+        flags = _every(blocks, metadata.size("full_attention_interval", 4))
+    flags = flags[: config["num_hidden_layers"]]
+    config["layer_types"] = ["linear_attention" if flag else "full_attention" for flag in flags]
+    key_heads, value_heads = metadata.size("ssm.group_count"), metadata.size("ssm.time_step_rank")
+    values = metadata.size("ssm.inner_size")
+    if values % value_heads != 0:
+        raise InputError(
+            f"{metadata.path} has {value_heads} value heads of {values} channels together, which do not fit"
+        )
+    config |= {
+        "linear_num_key_heads": key_heads,
+        "linear_num_value_heads": value_heads,
+        "linear_key_head_dim": metadata.size("ssm.state_size"),
+        "linear_value_head_dim": values // value_heads,
+        "linear_conv_kernel_dim": metadata.size("ssm.conv_kernel"),
+    }
+    # The value heads of a key head are adjacent in qwen3next, and as many heads apart as there are key heads else.
+    if metadata.architecture != "qwen3next" and value_heads != key_heads:
+        config["linear_value_heads_tiled"] = True
+
+
+def _qwen_hybrid_moe(metadata: Metadata, config: Config) -> None:
+    _qwen_moe(metadata, config)
+    _gated_delta_net(metadata, config)
 
 
 def _gemma(metadata: Metadata, config: Config, layers_of_27b: int) -> None:
@@ -126,9 +168,7 @@ def _phi3(metadata: Metadata, config: Config) -> None:
 
 def _glm4_moe(metadata: Metadata, config: Config) -> None:
     _deepseek_experts(metadata, config)
-    predicted = metadata.count("nextn_predict_layers")
-    config["num_nextn_predict_layers"] = predicted
-    config["num_hidden_layers"] -= predicted  # the file counts them as blocks
+    _leave_out_predicted_layers(metadata, config)
     config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in metadata.tensors
     config |= {"n_group": 1, "topk_group": 1}
 
@@ -232,6 +272,9 @@ ARCHITECTURES = {
     "qwen3": Family("Qwen3ForCausalLM", "qwen3", _qwen),
     "qwen2moe": Family("Qwen2MoeForCausalLM", "qwen2_moe", _qwen_moe, has_experts=True),
     "qwen3moe": Family("Qwen3MoeForCausalLM", "qwen3_moe", _qwen_moe, has_experts=True),
+    "qwen3next": Family("Qwen3NextForCausalLM", "qwen3_next", _qwen_hybrid_moe, has_experts=True),
+    "qwen35": Family("Qwen3_5ForCausalLM", "qwen3_5_text", _gated_delta_net),
+    "qwen35moe": Family("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", _qwen_hybrid_moe, has_experts=True),
     "gemma2": Family("Gemma2ForCausalLM", "gemma2", _gemma2),
     "gemma3": Family("Gemma3ForCausalLM", "gemma3_text", _gemma3),
     "gpt-oss": Family("GptOssForCausalLM", "gpt_oss", _gpt_oss, has_experts=True),

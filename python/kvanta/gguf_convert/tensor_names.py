@@ -1,8 +1,10 @@
 """GGUF's names of tensors, by architecture, with Hugging Face's names and the sizes that config.json asks for.
 
 A line of a table: GGUF's module in a block, the Hugging Face module in a layer, the shape, and words: `bias` (a bias
-may be there), `optional`, `dense` and `moe` (needed in layers without and with experts), `norm`. "*" stands for the
-number of an expert or a head, the first size. A name after "=" is that of the tensor itself. Sizes: see `sizes`.
+may be there), `optional`, `dense` and `moe` (needed in layers without and with experts), `attention` and `recurrent`
+(needed in layers of attention and of Gated DeltaNet), `norm`. "*" stands for the number of an expert or a head, the
+first size. A name after "=" is that of the tensor itself; one that ends with a dot has neither .weight nor .bias behind
+it. Sizes: see `sizes`; GGUF leaves out those of 1.
 """
 
 from __future__ import annotations
@@ -65,14 +67,63 @@ ffn_down_exps  block_sparse_moe.experts.*.w2   E,h,f   moe
 """
 )
 
-_QWEN2_MOE = (
-    _LLAMA
-    + _EXPERTS
+_QWEN2_MOE_MLP = (
+    _EXPERTS
     + """
 ffn_gate_inp_shexp  mlp.shared_expert_gate        1,h   moe
 ffn_gate_shexp      mlp.shared_expert.gate_proj   s,h   moe
 ffn_up_shexp        mlp.shared_expert.up_proj     s,h   moe
 ffn_down_shexp      mlp.shared_expert.down_proj   h,s   moe
+"""
+)
+
+_QWEN2_MOE = _LLAMA + _QWEN2_MOE_MLP
+
+# attn_q has a gate after each head's q. Value heads may be in another order than Hugging Face's: families.py.
+_HYBRID_ATTENTION = """
+attn_norm            input_layernorm           h         norm
+post_attention_norm  post_attention_layernorm  h         norm
+attn_q               self_attn.q_proj          2q,h      attention
+attn_k               self_attn.k_proj          k,h       attention
+attn_v               self_attn.v_proj          k,h       attention
+attn_output          self_attn.o_proj          h,q       attention
+attn_q_norm          self_attn.q_norm          d         norm attention
+attn_k_norm          self_attn.k_norm          d         norm attention
+ssm_conv1d           linear_attn.conv1d        lc,1,lt   recurrent
+ssm_dt.bias          =linear_attn.dt_bias      lH        recurrent
+ssm_a.               =linear_attn.A            lH        recurrent
+ssm_norm             linear_attn.norm          lw        recurrent
+ssm_out              linear_attn.out_proj      h,lv      recurrent
+attn_qkv             linear_attn.in_proj_qkv   lc,h      recurrent
+attn_gate            linear_attn.in_proj_z     lv,h      recurrent
+"""
+
+# q, k, v and z are in one matrix in old files, by head of keys; newer ones have its parts.
+_QWEN3_NEXT = (
+    _QWEN2_MOE_MLP
+    + _HYBRID_ATTENTION
+    + """
+attn_qkv   linear_attn.in_proj_qkv    lc,h     optional
+attn_gate  linear_attn.in_proj_z      lv,h     optional
+ssm_in     linear_attn.in_proj_qkvz   lc+lv,h  optional
+ssm_ba     linear_attn.in_proj_ba     2lH,h    recurrent
+"""
+)
+
+_QWEN3_5_ATTENTION = (
+    _HYBRID_ATTENTION
+    + """
+ssm_beta   linear_attn.in_proj_b   lH,h   recurrent
+ssm_alpha  linear_attn.in_proj_a   lH,h   recurrent
+"""
+)
+
+_QWEN3_5 = (
+    _QWEN3_5_ATTENTION
+    + """
+ffn_gate   mlp.gate_proj   f,h
+ffn_up     mlp.up_proj     f,h
+ffn_down   mlp.down_proj   h,f
 """
 )
 
@@ -217,6 +268,9 @@ _BY_MODEL_TYPE = {
     "qwen3": _LLAMA + _QK_NORM,
     "qwen2_moe": _QWEN2_MOE,
     "qwen3_moe": _LLAMA + _QK_NORM + _EXPERTS,
+    "qwen3_next": _QWEN3_NEXT,
+    "qwen3_5_text": _QWEN3_5,
+    "qwen3_5_moe_text": _QWEN3_5_ATTENTION + _QWEN2_MOE_MLP,
     "gemma2": _GEMMA,
     "gemma3_text": _GEMMA + _QK_NORM,
     "gpt_oss": _GPT_OSS,
@@ -233,9 +287,9 @@ _BY_MODEL_TYPE = {
 # GGUF architectures whose conversion orders the rows of q and k for RoPE of the pairs (2 i, 2 i + 1).
 PAIRED_ROPE = {"llama", "mistral", "granite", "smollm3", "mistral3"}
 # Model types whose norm weights are stored plus one in GGUF.
-NORMS_PLUS_ONE = {"gemma2", "gemma3_text"}
+NORMS_PLUS_ONE = {"gemma2", "gemma3_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
 
-BLOCK_NAME = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
+BLOCK_NAME = re.compile(r"blk\.(\d+)\.(.+?)(?:\.(weight|bias))?")
 # No weights: config.json has what they say.
 IGNORED = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
 
@@ -256,12 +310,16 @@ def sizes(config: Mapping[str, Any]) -> dict[str, int]:
     shared = get("shared_expert_intermediate_size") or get("n_shared_experts", 0) * expert
     q, k = heads * head_dim, config["num_key_value_heads"] * head_dim
     ffn = get("intermediate_size_mlp") or config["intermediate_size"]
+    linear_heads, linear_dim = get("linear_num_value_heads", 0), get("linear_value_head_dim", 0)
+    values = linear_heads * linear_dim
+    channels = 2 * get("linear_num_key_heads", 0) * get("linear_key_head_dim", 0) + values
     return {
         "h": config["hidden_size"],
         "v": config["vocab_size"],
         "d": head_dim,
         "H": heads,
         "q": q,
+        "2q": 2 * q,
         "k": k,
         "qkv": q + 2 * k,
         "f": ffn,
@@ -278,4 +336,11 @@ def sizes(config: Mapping[str, Any]) -> dict[str, int]:
         "qm": heads * (nope + rope),
         "kvm": heads * (nope + value),
         "om": heads * value,
+        "lH": linear_heads,
+        "2lH": 2 * linear_heads,
+        "lw": linear_dim,
+        "lv": values,
+        "lc": channels,
+        "lc+lv": channels + values,
+        "lt": get("linear_conv_kernel_dim", 0),
     }

@@ -76,6 +76,7 @@ class Weights:
         self._sizes = sizes(config)
         self._layers: int = config["num_hidden_layers"]
         self._spare: int = config.get("num_nextn_predict_layers") or 0
+        self._recurrent = [kind == "linear_attention" for kind in config.get("layer_types") or ()]
         self._plus_one = config["model_type"] in NORMS_PLUS_ONE
         self._interleaved_heads: dict[str, int] = {}
         if metadata.architecture in PAIRED_ROPE:
@@ -105,14 +106,14 @@ class Weights:
             module = self._top.get(name) if kind == "weight" else None
             prefix = ""
         else:
-            layer, name, kind = int(block[1]), block[2], block[3]
+            layer, name, kind = int(block[1]), block[2], block[3] or ""
             if self._layers <= layer < self._layers + self._spare:
                 return None  # layers that predict several tokens
             if layer >= self._layers:
                 raise InputError(
                     f"{self.path}: tensor {info.name!r} does not belong to a model of {self._layers} layers"
                 )
-            module = self._modules.get(f"{name}.{kind}") or self._modules.get(name)
+            module = self._modules.get(f"{name}.{kind}") or (self._modules.get(name) if kind else None)
             prefix = f"model.layers.{layer}."
         if module is None or (kind == "bias" and not module.name.startswith("=") and "bias" not in module.words):
             raise InputError(f"{self.path}: GGUF tensor {info.name!r} does not belong to this architecture")
@@ -125,21 +126,19 @@ class Weights:
         )
 
     def _shape(self, info: TensorInfo, module: Module, kind: str) -> tuple[int, ...]:
-        shape = tuple(self._sizes[size] for size in module.shape)
-        if kind == "bias" and not module.name.startswith("="):
-            shape = shape[:-1]
-        if info.shape == shape or (shape[0] == 1 and info.shape == shape[1:]):
+        letters = module.shape[:-1] if kind == "bias" and not module.name.startswith("=") else module.shape
+        shape = tuple(self._sizes[letter] for letter in letters)
+        if info.shape in (shape, tuple(self._sizes[letter] for letter in letters if letter != "1")):
             return shape
         raise InputError(f"{self.path}: tensor {info.name!r} has shape {info.shape}, not {shape}")
 
     def _check_complete(self) -> None:
-        if self._layers > len(self.weights):
-            raise InputError(f"{self.path} says {self._layers} layers in {len(self.weights)} tensors")
         required = [module.tensor("weight") for module in self._top.values() if "optional" not in module.words]
         for layer in range(self._layers):
             prefix = f"model.layers.{layer}."
             has_experts = f"blk.{layer}.ffn_gate_inp.weight" in self._metadata.tensors
-            left_out = {"optional", "dense" if has_experts else "moe"}
+            is_recurrent = bool(self._recurrent) and self._recurrent[layer]
+            left_out = {"optional", "dense" if has_experts else "moe", "attention" if is_recurrent else "recurrent"}
             required += [
                 prefix + module.tensor("weight") for module in self._modules.values() if not module.words & left_out
             ]

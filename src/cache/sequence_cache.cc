@@ -158,7 +158,7 @@ void SequenceCache::ReplaceSnapshots(std::span<const int32_t> tokens, int64_t fi
       const std::span<const PageRef> cached = manager_.prefix->Peek(tokens, salt_, page);
       if (own == kNoPage || cached.empty() || cached[g].quantized != own) continue;
       Snapshot& last = snapshots_[g];
-      if (last.page >= 0 && !WantsSnapshot(group, last.page)) replaced_.push_back({static_cast<int>(g), last});
+      if (last.page >= 0 && !WantsSnapshot(group, last.page)) replaced_.emplace_back(static_cast<int>(g), last);
       last = {page, own};
     }
   }

@@ -76,7 +76,9 @@ void ReadGatedDeltaNetLayers(const JsonObject& json, ModelConfig& config) {
 std::vector<bool> ReadLayersWithRope(const JsonObject& json, int layers) {
   constexpr const char* kKey = "no_rope_layers";
   const Json list = json.Has(kKey) ? json.Get(kKey) : Json::array();
-  const auto is_flag = [](const Json& value) { return value.is_boolean() || value == 0 || value == 1; };
+  const auto is_flag = [](const Json& value) {
+    return value.is_boolean() || (value.is_number_unsigned() && value.get<uint64_t>() <= 1);
+  };
   const bool fits = list.is_array() && (list.empty() || list.size() >= static_cast<size_t>(layers));
   if (!fits || !std::ranges::all_of(list, is_flag)) {
     json.Fail(kKey, fmt::format("a list of 1 (rope) or 0 (none) for each of {} layers", layers));
@@ -85,7 +87,7 @@ std::vector<bool> ReadLayersWithRope(const JsonObject& json, int layers) {
   std::vector<bool> rope;
   for (int layer = 0; layer < layers; ++layer) rope.push_back((layer + 1) % interval != 0);
   for (size_t layer = 0; layer < rope.size() && !list.empty(); ++layer) {
-    rope[layer] = list[layer] == 1 || list[layer] == true;
+    rope[layer] = list[layer].is_boolean() ? list[layer].get<bool>() : list[layer].get<uint64_t>() == 1;
   }
   return rope;
 }

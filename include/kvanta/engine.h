@@ -125,6 +125,7 @@ struct ModelInfo {
 
 // Bytes of a cache, computed by the code that lays out the engine's.
 struct CachePlan {
+  std::string kv_cache_dtype;           // what the name stands for in this model: "mla_int4" for int4 with MLA
   std::vector<CacheGroupStats> groups;  // without counts of pages
   double bits_per_element = 0;
   int64_t page_bytes = 0, exact_page_bytes = 0;

@@ -41,8 +41,10 @@ struct KvScheme {
 
   // Parses a preset name or alias ("int4", "fp8"), or the explicit syntax "k=int8,v=int4+exact=none".
   // Modifiers: +hadamard -hadamard +mean -mean +outliers=N +exact=none|open|2 +sink=N +edges=N.
-  // Throws InputError that names the value and lists the alternatives. "auto" is resolved by the engine, not here.
-  static KvScheme Parse(std::string_view text);
+  // mla: for a layer whose K and V are one latent (MLA), where a name stands for the latent's form of its code: int4
+  // for mla_int4, fp8 for mla_fp8. Throws InputError that names the value and lists the alternatives. "auto" is
+  // resolved by the engine, not here.
+  static KvScheme Parse(std::string_view text, bool mla = false);
 
   // The shortest text that Parse() turns back into this scheme.
   std::string ToString() const;
@@ -53,10 +55,11 @@ std::vector<std::string> FormatNames();
 
 // Applies base.boundary_layers (those layers become bf16), then per-layer overrides: "0,1,-1=bf16;2-5=int8" (indices,
 // negative from the end, ranges). attention_layers: those that have K and V, ascending, among which boundary layers are
-// counted; empty: all. Returns one scheme per layer. Throws InputError on an index out of range or a layer named twice.
+// counted; empty: all. mla: as for KvScheme::Parse. Returns one scheme per layer. Throws InputError on an index out of
+// range or a layer named twice.
 std::vector<KvScheme> ParseLayerSchemes(const KvScheme& base, std::string_view per_layer, int num_layers,
-                                        const std::vector<int>& attention_layers = {});
+                                        const std::vector<int>& attention_layers = {}, bool mla = false);
 // The same overrides of `schemes`, which has one for each layer.
-std::vector<KvScheme> OverrideLayerSchemes(std::vector<KvScheme> schemes, std::string_view per_layer);
+std::vector<KvScheme> OverrideLayerSchemes(std::vector<KvScheme> schemes, std::string_view per_layer, bool mla = false);
 
 }  // namespace kvanta

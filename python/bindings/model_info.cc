@@ -32,6 +32,7 @@ void BindModelInfo(nb::module_& module) {
       .def_ro("declared_kv_cache", &ModelInfo::declared_kv_cache)
       .def_ro("hash", &ModelInfo::hash);
   nb::class_<CachePlan>(module, "CachePlan", "Bytes of a cache.")
+      .def_ro("kv_cache_dtype", &CachePlan::kv_cache_dtype)
       .def_ro("bits_per_element", &CachePlan::bits_per_element)
       .def_ro("page_bytes", &CachePlan::page_bytes)
       .def_ro("exact_page_bytes", &CachePlan::exact_page_bytes)

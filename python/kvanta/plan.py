@@ -69,6 +69,8 @@ def plan(
                 raise
             refusal = error
             continue  # this model's heads do not take this format
+        if not formats and layout.kv_cache_dtype != name:
+            continue  # another name of a format of latents
         exact_bytes = layout.exact_pages_per_sequence * layout.exact_page_bytes
         tokens = max(0, cache_bytes - exact_bytes) // layout.page_bytes * page_size
         if any(group["visibility"] != "full" for group in layout.groups):

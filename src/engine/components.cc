@@ -148,6 +148,7 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
       config.kv_cache_dtype_layers = LayerOverrides(schemes, KvScheme::Parse(config.kv_cache_dtype));
     }
   }
+  if (model.UsesMla()) config.kv_cache_dtype = ResolveBaseScheme(config, model, dtype).ToString();
   components.config = std::move(config);
   return components;
 }

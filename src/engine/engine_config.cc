@@ -80,8 +80,9 @@ std::string_view UnquantizedScheme(DType dtype) noexcept {
 }
 
 KvScheme ResolveBaseScheme(const EngineConfig& config, const models::ModelConfig& model, DType dtype) {
-  if (config.kv_cache_dtype != "auto") return KvScheme::Parse(config.kv_cache_dtype);
-  return KvScheme::Parse(model.declared_kv_cache.empty() ? UnquantizedScheme(dtype) : model.declared_kv_cache);
+  const bool mla = model.UsesMla();
+  if (config.kv_cache_dtype != "auto") return KvScheme::Parse(config.kv_cache_dtype, mla);
+  return KvScheme::Parse(model.declared_kv_cache.empty() ? UnquantizedScheme(dtype) : model.declared_kv_cache, mla);
 }
 
 std::vector<KvScheme> ResolveSchemes(const EngineConfig& config, const models::ModelConfig& model, DType dtype) {
@@ -95,10 +96,10 @@ std::vector<KvScheme> ResolveSchemes(const EngineConfig& config, const models::M
   if (config.kv_cache_dtype == "auto") {
     for (size_t layer = 0; layer < model.declared_kv_cache_layers.size(); ++layer) {
       const std::string& declared = model.declared_kv_cache_layers[layer];
-      if (!declared.empty()) schemes[layer] = KvScheme::Parse(declared);
+      if (!declared.empty()) schemes[layer] = KvScheme::Parse(declared, model.UsesMla());
     }
   }
-  schemes = OverrideLayerSchemes(std::move(schemes), config.kv_cache_dtype_layers);
+  schemes = OverrideLayerSchemes(std::move(schemes), config.kv_cache_dtype_layers, model.UsesMla());
   for (const std::string& entry : config.kv_cache_dtype_skip_layers) {
     if (entry == "sliding_window") {
       const std::vector<int> windows = model.SlidingWindows();

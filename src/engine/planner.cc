@@ -32,6 +32,7 @@ CachePlan PlanCacheBytes(const EngineConfig& config) {
         fmt::format("max_model_len = {}: the model's limit is {} tokens", config.max_model_len, model.max_position));
   }
   CachePlan plan;
+  plan.kv_cache_dtype = engine::ResolveBaseScheme(config, model, dtype).ToString();
   plan.groups = engine::DescribeGroups(spec);
   plan.page_bytes = layout.page_bytes;
   plan.exact_page_bytes = layout.exact_page_bytes;
@@ -42,9 +43,8 @@ CachePlan PlanCacheBytes(const EngineConfig& config) {
   }
   plan.bytes_per_token = static_cast<double>(layout.page_bytes) / layout.page_size;
   plan.sequence_bytes = spec.MaxBytes(config.max_model_len > 0 ? config.max_model_len : model.max_position);
-  const int elements = model.mla.kv_lora_rank != 0
-                           ? model.mla.kv_lora_rank + model.mla.qk_rope_head_dim  // K and V as one
-                           : 2 * model.kv_heads * model.head_dim;
+  const int elements = model.UsesMla() ? model.mla.kv_lora_rank + model.mla.qk_rope_head_dim  // K and V as one
+                                       : 2 * model.kv_heads * model.head_dim;
   const auto layers = std::ranges::count_if(layout.layers, [](const auto& layer) { return !layer.IsRecurrent(); });
   plan.bits_per_element = plan.bytes_per_token * 8 / (static_cast<double>(layers) * elements);
   return plan;

@@ -60,6 +60,8 @@ using FormatList = TypeList<  //
     TurboquantK3V4Nc,         //
     Turboquant3BitNc,         //
     MlaFp8,                   //
+    MlaFp8E5m2,               //
+    MlaInt8,                  //
     MlaInt4,                  //
     MlaNvfp4>;
 

@@ -80,6 +80,7 @@ struct Format {
   int sink_pages;       // default of the preset name
   int boundary_layers;  // first and last layers that the preset name keeps in bf16
   MlaSupport latents;
+  std::string_view latent_format;  // format that the name stands for in layers with MLA; empty: none but itself
 
   // Encodes one token's row of one head, already transformed: x[head_dim] f32 -> sections. `static_scale` is used where
   // scaling.per_head only (stored value = x / static_scale). Bit-exact on every backend; never throws.

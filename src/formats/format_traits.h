@@ -1,8 +1,8 @@
 // Defaults of a format's type, and its run-time view. A format is a type with
 //
 //   kName, kSummary, kRule, kElementType               always
-//   kAliases, kScaling, kHadamard, kExact, kSinkPages, kBoundaryLayers, kMlaSupport, Values
-//                                               if they differ from FormatTraits
+//   kAliases, kScaling, kHadamard, kExact, kSinkPages, kBoundaryLayers, kMlaSupport, kLatentFormat,
+//   Values                                      if they differ from FormatTraits
 //   EncodeRow, DecodeRow                        as Format::encode_row and Format::decode_row, or, for token groups,
 //   EncodeTokenGroup, DecodeTokenGroup                      as Format::encode_token_group and
 //   Format::decode_token_group
@@ -26,6 +26,7 @@ struct FormatTraits {
   static constexpr int kSinkPages = 0;
   static constexpr int kBoundaryLayers = 0;
   static constexpr MlaSupport kMlaSupport = MlaSupport::kNo;
+  static constexpr std::string_view kLatentFormat = {};
   using Values = void;  // type of V, if the name means a different one there
 };
 
@@ -60,6 +61,7 @@ constexpr Format MakeFormat() noexcept {
                 .sink_pages = T::kSinkPages,
                 .boundary_layers = T::kBoundaryLayers,
                 .latents = T::kMlaSupport,
+                .latent_format = T::kLatentFormat,
                 .encode_row = nullptr,
                 .decode_row = nullptr,
                 .encode_token_group = nullptr,

@@ -8,6 +8,7 @@ namespace kvanta::formats {
 
 struct Fp8E4m3 : FormatTraits {
   static constexpr std::string_view kName = "fp8_e4m3";
+  static constexpr std::string_view kLatentFormat = "mla_fp8";
   static constexpr std::array<std::string_view, 1> kAliases = {"fp8"};
   static constexpr std::string_view kSummary = "8-bit float, 4 exponent and 3 mantissa bits, largest 448; static scale";
   static constexpr std::string_view kRule =

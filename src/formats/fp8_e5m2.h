@@ -8,6 +8,7 @@ namespace kvanta::formats {
 
 struct Fp8E5m2 : FormatTraits {
   static constexpr std::string_view kName = "fp8_e5m2";
+  static constexpr std::string_view kLatentFormat = "mla_fp8_e5m2";
   static constexpr std::string_view kSummary =
       "8-bit float, 5 exponent and 2 mantissa bits, largest 57344; static scale";
   static constexpr std::string_view kRule =

@@ -13,6 +13,7 @@ namespace kvanta::formats {
 
 struct Int8 : FormatTraits {
   static constexpr std::string_view kName = "int8";
+  static constexpr std::string_view kLatentFormat = "mla_int8";
   static constexpr std::array<std::string_view, 1> kAliases = {"int8_per_token_head"};
   static constexpr std::string_view kSummary = "8-bit integers, fp16 scale per (token, head), hadamard";
   static constexpr std::string_view kRule = "s = fp16(amax / 127); code = clamp(rne(x / s), -127, 127)";

@@ -61,7 +61,7 @@ LayerRange TakeRange(std::string_view& text, std::string_view whole, int num_lay
 }  // namespace
 
 std::vector<KvScheme> ParseLayerSchemes(const KvScheme& base, std::string_view per_layer, int num_layers,
-                                        const std::vector<int>& attention_layers) {
+                                        const std::vector<int>& attention_layers, bool mla) {
   KvScheme of_layer = base;
   of_layer.boundary_layers = 0;
   std::vector<KvScheme> schemes(static_cast<size_t>(num_layers), of_layer);
@@ -72,10 +72,10 @@ std::vector<KvScheme> ParseLayerSchemes(const KvScheme& base, std::string_view p
   for (int i = 0; i < std::min(base.boundary_layers, count); ++i) {
     schemes[attention_layer(i)] = schemes[attention_layer(count - 1 - i)] = KvScheme::Parse("bf16");
   }
-  return OverrideLayerSchemes(std::move(schemes), per_layer);
+  return OverrideLayerSchemes(std::move(schemes), per_layer, mla);
 }
 
-std::vector<KvScheme> OverrideLayerSchemes(std::vector<KvScheme> schemes, std::string_view per_layer) {
+std::vector<KvScheme> OverrideLayerSchemes(std::vector<KvScheme> schemes, std::string_view per_layer, bool mla) {
   const auto num_layers = static_cast<int>(schemes.size());
   std::vector<bool> named(schemes.size(), false);
   std::string_view rest = per_layer;
@@ -86,7 +86,7 @@ std::vector<KvScheme> OverrideLayerSchemes(std::vector<KvScheme> schemes, std::s
       throw InputError(fmt::format("layers '{}': '{}' has no '=', write LAYERS=SCHEME as in 0,1,-1=bf16;2-5=int8",
                                    Sanitize(per_layer), Sanitize(entry)));
     }
-    KvScheme scheme = KvScheme::Parse(entry.substr(equals + 1));
+    KvScheme scheme = KvScheme::Parse(entry.substr(equals + 1), mla);
     scheme.boundary_layers = 0;  // the layers are named
     std::string_view layers = entry.substr(0, equals);
     do {

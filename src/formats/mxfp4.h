@@ -45,6 +45,7 @@ struct Mxfp4 : FloatBlock<Mxfp4Rule> {
 
 struct Fp4E2m1 : FloatBlock<Fp4CeilRule> {
   static constexpr std::string_view kName = "fp4_e2m1";
+  static constexpr std::string_view kLatentFormat = "mla_nvfp4";
   static constexpr std::array<std::string_view, 1> kAliases = {"fp4_mx_block16"};
   static constexpr std::string_view kSummary =
       "4-bit float E2M1, power-of-two scale per 16 channels, rounded up (SGLang's); open and first page exact";

@@ -45,6 +45,7 @@ struct FourOverSixRule : Nvfp4Rule {
 
 struct Nvfp4 : FloatBlock<Nvfp4Rule> {
   static constexpr std::string_view kName = "nvfp4";
+  static constexpr std::string_view kLatentFormat = "mla_nvfp4";
   static constexpr std::string_view kSummary =
       "4-bit float E2M1, E4M3 scale per 16 channels, static f32 scale; open and first page exact";
   static constexpr std::string_view kRule =

@@ -79,13 +79,14 @@ void ApplyModifier(char sign, std::string_view modifier, std::string_view text, 
                                Sanitize(modifier), kModifiers));
 }
 
-// NAME[+modifier|-modifier]...
-Term ParseTerm(std::string_view term_text, std::string_view text, Exactness& exact) {
+// NAME[+modifier|-modifier]... mla: as for KvScheme::Parse.
+Term ParseTerm(std::string_view term_text, std::string_view text, bool mla, Exactness& exact) {
   const size_t name_end = std::min(term_text.find_first_of("+-"), term_text.size());
   Term term;
   const std::string_view name = Trim(term_text.substr(0, name_end));
   const formats::CompatName* compat = formats::FindCompatName(name);
   term.format = &Find(compat != nullptr && !compat->format.empty() ? compat->format : name);
+  if (mla && !term.format->latent_format.empty()) term.format = &Find(term.format->latent_format);
   for (size_t begin = name_end; begin < term_text.size();) {
     const size_t end = std::min(term_text.find_first_of("+-", begin + 1), term_text.size());
     ApplyModifier(term_text[begin], Trim(term_text.substr(begin + 1, end - begin - 1)), text, term, exact);
@@ -125,7 +126,7 @@ KvScheme Combine(const Term& k, const Term& v, const Exactness& exact, std::stri
   return scheme;
 }
 
-KvScheme ParseExplicit(std::string_view text) {
+KvScheme ParseExplicit(std::string_view text, bool mla) {
   std::optional<Term> k;
   std::optional<Term> v;
   Exactness exact;
@@ -138,7 +139,7 @@ KvScheme ParseExplicit(std::string_view text) {
       throw InputError(fmt::format("KV cache scheme '{}': side '{}' is neither k nor v; write k=NAME,v=NAME",
                                    Sanitize(text), Sanitize(side)));
     }
-    SetOnce(side == "k" ? k : v, ParseTerm(part, text, exact), side, text);
+    SetOnce(side == "k" ? k : v, ParseTerm(part, text, mla, exact), side, text);
   }
   if (!k || !v) {
     throw InputError(fmt::format("KV cache scheme '{}': side {} is missing; name both, as in k=int8,v=int4",
@@ -160,14 +161,14 @@ std::string SideText(const KvSide& side, bool is_key) {
 
 }  // namespace
 
-KvScheme KvScheme::Parse(std::string_view text) {
+KvScheme KvScheme::Parse(std::string_view text, bool mla) {
   text = Trim(text);
   if (text == "auto") throw InputError("KV cache scheme 'auto' depends on the model: the engine resolves it");
   // Only a side's "k=" can come before the first comma or modifier; "exact=open" comes after one.
   const size_t equals = text.find('=');
-  if (equals != std::string_view::npos && equals < text.find_first_of(",+-")) return ParseExplicit(text);
+  if (equals != std::string_view::npos && equals < text.find_first_of(",+-")) return ParseExplicit(text, mla);
   Exactness exact;
-  const Term k = ParseTerm(text, text, exact);
+  const Term k = ParseTerm(text, text, mla, exact);
   Term v = k;
   v.mean.reset();  // key means and outlier channels are K's alone
   v.outliers.reset();

@@ -69,6 +69,7 @@ struct TurboquantValues3 : UnsignedRow<ElementType::kUint3> {
 
 struct TurboquantK8V4 : Fp8E4m3 {
   static constexpr std::string_view kName = "turboquant_k8v4";
+  static constexpr std::string_view kLatentFormat = {};
   static constexpr std::array<std::string_view, 0> kAliases = {};
   static constexpr std::string_view kSummary =
       "K: E4M3, static scale; V: 4-bit steps, fp16 scale and zero per (token, head); two layers at either end bf16";

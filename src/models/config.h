@@ -132,6 +132,7 @@ struct ModelConfig {
   // The same for each layer where they differ ("": not quantized), with an empty declared_kv_cache; else empty.
   std::vector<std::string> declared_kv_cache_layers;
 
+  bool UsesMla() const { return mla.kv_lora_rank != 0; }
   // Per layer, in tokens; 0: none.
   std::vector<int> SlidingWindows() const;
 };

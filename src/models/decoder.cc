@@ -127,9 +127,9 @@ class Decoder final : public Model {
     layer.post_attention_norm = read_norm(config.names.post_attention_norm);
     layer.pre_mlp_norm = read_norm(config.names.pre_mlp_norm);
     layer.post_mlp_norm = read_norm(config.names.post_mlp_norm);
-    const auto read_attention = spec.IsRecurrent()             ? &ReadGatedDeltaNet
-                                : config.mla.kv_lora_rank != 0 ? &ReadLatentAttention
-                                                               : &ReadGroupedAttention;
+    const auto read_attention = spec.IsRecurrent() ? &ReadGatedDeltaNet
+                                : config.UsesMla() ? &ReadLatentAttention
+                                                   : &ReadGroupedAttention;
     layer.attention = read_attention(source, prefix);
     const std::string mlp = fmt::format("{}{}.", prefix, config.names.mlp);
     layer.mlp = spec.moe ? ReadMoe(source, mlp) : ReadGatedMlp(source, mlp, config.intermediate_size, config.mlp.bias);

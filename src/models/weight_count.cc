@@ -120,8 +120,7 @@ int64_t CountQuantized(const ModelConfig& config, int64_t attention, int64_t rec
 
 WeightCount CountWeights(const ModelConfig& config) {
   const int64_t hidden = config.hidden;
-  const BlockCount attention =
-      config.mla.kv_lora_rank != 0 ? CountLatentAttention(config) : CountGroupedAttention(config);
+  const BlockCount attention = config.UsesMla() ? CountLatentAttention(config) : CountGroupedAttention(config);
   const BlockCount recurrent = CountGatedDeltaNet(config);
   const BlockCount mlp = CountMlp(hidden, config.intermediate_size, config.mlp.bias);
   const BlockCount experts = config.moe.num_experts != 0 ? CountMoe(config) : mlp;

@@ -77,7 +77,7 @@ KvStatistics CollectKvStatistics(models::Model& model, const BackendFactory& mak
                                  const formats::CacheLayout& layout, std::span<const int32_t> tokens,
                                  std::span<const float> key_means, int64_t max_rows) {
   const models::ModelConfig& config = model.Config();
-  if (config.mla.kv_lora_rank != 0) {
+  if (config.UsesMla()) {
     throw InputError(
         fmt::format("{} stores latents (MLA), whose formats have no scales to calibrate; statistics are of "
                     "keys and values",

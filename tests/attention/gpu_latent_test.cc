@@ -25,6 +25,8 @@ constexpr LatentCase kLatentCases[] = {
 #ifndef KVANTA_SANITIZED
     {"mla_int4", 512, 64},
     {"mla_nvfp4", 512, 64},
+    {"mla_fp8_e5m2", 512, 64},
+    {"mla_int8", 192, 64},
     {"bf16", 512, 64},
     {"mla_fp8", 64, 16},
     {"mla_fp8+exact=2+sink=1", 256, 32},

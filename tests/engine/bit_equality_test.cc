@@ -62,6 +62,8 @@ const Case kCases[] = {{"fp32", false},
                        {"kivi4+exact=2", true, false, true},
                        {"bf16", false, true},
                        {"mla_fp8", false, true},
+                       {"fp8_e5m2", false, true},
+                       {"int8", false, true},
                        {"mla_int4", false, true},
                        {"mla_nvfp4+exact=none", false, true}};
 #endif

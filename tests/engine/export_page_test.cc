@@ -46,11 +46,10 @@ TEST(ExportPage, IsASelfDescribingFileOfTheAllocatedBytes) {
 
 // Latents are stored once: rank 64 and 16 rotated channels.
 TEST(ExportPage, LatentsHaveTheirBytes) {
-  const std::pair<const char*, int> schemes[] = {{"fp32", 80 * 4},
-                                                 {"bf16", 80 * 2},
-                                                 {"mla_fp8", 64 + 4 + 32},
-                                                 {"mla_int4", 32 + 4 + 32},
-                                                 {"mla_nvfp4", 32 + 4 + 32}};
+  const std::pair<const char*, int> schemes[] = {
+      {"fp32", 80 * 4},          {"bf16", 80 * 2},      {"mla_fp8", 64 + 4 + 32},  {"mla_fp8_e5m2", 64 + 4 + 32},
+      {"mla_int8", 64 + 4 + 32}, {"int8", 64 + 4 + 32}, {"mla_int4", 32 + 4 + 32}, {"int4", 32 + 4 + 32},
+      {"mla_nvfp4", 32 + 4 + 32}};
   for (const auto& [scheme, bytes] : schemes) {
     const EngineConfig config = TinyConfig(LatentModel(), scheme);
     EXPECT_EQ(PlanCacheBytes(config).bytes_per_token, 2.0 * bytes) << scheme;

@@ -255,7 +255,7 @@ TEST(PlanCache, LatentsAreStoredOnce) {
 TEST(PlanCache, RefusesWhatLatentsCannotTake) {
   EXPECT_THAT(Refused("int8", {1, 512, 64}),
               testing::HasSubstr("scheme int8: this model's layers store K and V as one latent (MLA); formats for it: "
-                                 "fp32, bf16, fp16, mla_fp8, mla_int4, mla_nvfp4"));
+                                 "fp32, bf16, fp16, mla_fp8, mla_fp8_e5m2, mla_int8, mla_int4, mla_nvfp4"));
   EXPECT_THAT(Refused("mla_fp8", {3, 64}),
               testing::HasSubstr("mla_fp8 stores the latents of MLA, but this model's "
                                  "layers have K and V apart; formats for them: fp32, bf16"));

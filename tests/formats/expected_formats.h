@@ -44,6 +44,8 @@ inline constexpr ExpectedFormat kExpectedFormats[] = {
     {"turboquant_k3v4_nc", 3.125, 4.25, true, false, false, 0, 3.39e-2, 9.94e-3},
     {"turboquant_3bit_nc", 3.125, 3.25, true, false, false, 0, 3.39e-2, 4.56e-2},
     {"mla_fp8", 8.25, 8.25, false, false, false, 0, 6.62e-4, 6.62e-4},
+    {"mla_fp8_e5m2", 8.25, 8.25, false, false, false, 0, 2.6e-3, 2.6e-3},
+    {"mla_int8", 8.5, 8.5, false, false, false, 0, 2.86e-5, 2.86e-5},
     {"mla_int4", 4.5, 4.5, false, false, true, 1, 7.10e-3, 7.10e-3},
     {"mla_nvfp4", 4.5, 4.5, false, false, true, 1, 9.15e-3, 9.15e-3},
 };

@@ -161,7 +161,7 @@ TEST(SchemeText, UnknownNamesListTheKnownAndSuggestTheNearest) {
   EXPECT_THAT(Refusal("fp8_e4m3fn"), HasSubstr("did you mean 'fp8_e4m3'"));
   EXPECT_THAT(Refusal("zzzzzz"), AllOf(HasSubstr("available: auto, fp32, bf16"), Not(HasSubstr("did you mean"))));
   EXPECT_THAT(Refusal(""), HasSubstr("available"));
-  EXPECT_THAT(Refusal(std::string(10000, 'x')).size(), testing::Lt(500U));
+  EXPECT_THAT(Refusal(std::string(10000, 'x')).size(), testing::Lt(600U));
   EXPECT_THAT(Refusal("int8\nint4"), Not(HasSubstr("\n")));
 }
 
@@ -175,6 +175,30 @@ TEST(SchemeText, FormatsOfOtherVersionsAndEnginesAreRefusedWithTheReason) {
   }
   EXPECT_EQ(KvScheme::Parse("fp8_ds_mla"), KvScheme::Parse("mla_fp8"));
   EXPECT_THAT(Refusal("auto"), HasSubstr("engine"));
+}
+
+TEST(SchemeText, OfLatentsANameStandsForTheirFormOfItsCode) {
+  const std::pair<const char*, const char*> names[] = {
+      {"fp8", "mla_fp8"},           {"fp8_e4m3", "mla_fp8"},   {"fp8_ds_mla", "mla_fp8"}, {"fp8_e5m2", "mla_fp8_e5m2"},
+      {"int8", "mla_int8"},         {"8", "mla_int8"},         {"int4", "mla_int4"},      {"int4_g32", "mla_int4"},
+      {"nvfp4", "mla_nvfp4"},       {"fp4_e2m1", "mla_nvfp4"}, {"bf16", "bf16"},          {"mla_int4", "mla_int4"},
+      {"k=int4,v=int4", "mla_int4"}};
+  for (const auto& [typed, meant] : names) EXPECT_EQ(KvScheme::Parse(typed, true), KvScheme::Parse(meant)) << typed;
+  EXPECT_EQ(KvScheme::Parse("int4+sink=0+exact=2", true), KvScheme::Parse("mla_int4+sink=0+exact=2"));
+  EXPECT_EQ(KvScheme::Parse("kivi4", true), KvScheme::Parse("kivi4")) << "refused with a layer's shape";
+  EXPECT_EQ(KvScheme::Parse("turboquant_k8v4", true), KvScheme::Parse("turboquant_k8v4"));
+  const std::vector<KvScheme> layers = ParseLayerSchemes(KvScheme::Parse("int8", true), "0=int4;-1=bf16", 3, {}, true);
+  EXPECT_EQ(layers, (std::vector{KvScheme::Parse("mla_int4"), KvScheme::Parse("mla_int8"), KvScheme::Parse("bf16")}));
+}
+
+// A format that a name stands for takes latents, and its codes are the name's or of the name's type.
+TEST(SchemeText, LatentFormatsTakeLatents) {
+  for (const formats::Format& format : formats::All()) {
+    if (format.latent_format.empty()) continue;
+    const formats::Format& latents = formats::Find(format.latent_format);
+    EXPECT_EQ(latents.latents, formats::MlaSupport::kRequired) << format.name;
+    EXPECT_EQ(latents.code, format.code) << format.name;
+  }
 }
 
 TEST(SchemeText, BadSyntaxIsRefused) {

@@ -88,6 +88,8 @@ FORMATS: dict[str, tuple[Format, Format]] = {
         "turboquant_k3v4_nc": (_lloyd(3), _row_steps(4)),
         "turboquant_3bit_nc": (_lloyd(3), _row_steps(3)),
         "mla_fp8": Format("fp8_block", float_code=E4M3, block_scale=FP32, block=128, allow_partial_block=True),
+        "mla_fp8_e5m2": Format("fp8_block", float_code=E5M2, block_scale=FP32, block=128, allow_partial_block=True),
+        "mla_int8": Format("int8", block_scale=FP16, block=32),
         "mla_int4": Format("signed", bits=4, lowest=-8, block_scale=FP16, block=32),
         "mla_nvfp4": _e2m1("nvfp4", E4M3, 16),
     }.items()

@@ -160,7 +160,8 @@ def test_bits_per_element_are_those_of_the_specification() -> None:
         for name in kv_formats.NAMES
     }
     # K and V are one latent, followed by rotated channels in bf16: test_plan.py
-    expected |= {"mla_fp8": 656 * 8 / 576, "mla_int4": 416 * 8 / 576, "mla_nvfp4": 416 * 8 / 576}
+    latents = {"mla_fp8": 656, "mla_fp8_e5m2": 656, "mla_int8": 672, "mla_int4": 416, "mla_nvfp4": 416}
+    expected |= {name: size * 8 / 576 for name, size in latents.items()}
     assert bits == expected
 
 

@@ -187,6 +187,29 @@ def test_logits_in_16_bits(
     assert to_rounded < tolerance.ROUNDED_SHARE[cache]
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("fp8", "mla_fp8"),
+        ("fp8_e5m2", "mla_fp8_e5m2"),
+        ("int8", "mla_int8"),
+        ("int4", "mla_int4"),
+        ("nvfp4", "mla_nvfp4"),
+    ],
+)
+def test_latents_take_the_names_that_people_type(typed: str, meant: str, tmp_path: Path) -> None:
+    model = tiny_models.make_model("DeepseekV2", **LATENTS)
+    tiny_models.save(model, tmp_path)
+    engines = [
+        kvanta.LLM(tmp_path, tokenizer="stories260k", kv_cache_dtype=name, page_size=16, max_model_len=len(TOKENS))
+        for name in (typed, meant, "bf16")
+    ]
+    assert engines[0].stats()["kv_cache_dtype"] == meant
+    of_typed, of_meant, exact = (engine.logits(TOKENS) for engine in engines)
+    np.testing.assert_array_equal(of_typed, of_meant)
+    assert not np.array_equal(of_typed, exact)
+
+
 @pytest.mark.parametrize(("cache", "weights", "inputs"), SIXTEEN_BITS)
 def test_latents_in_16_bits(cache: str, weights: torch.dtype, inputs: torch.dtype, tmp_path: Path) -> None:
     """The latent is rounded where transformers rounds keys and values; the error is as small."""

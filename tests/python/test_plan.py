@@ -75,12 +75,16 @@ def test_latents_are_counted_once() -> None:
         "bf16": 576 * 2,
         "fp16": 576 * 2,
         "mla_fp8": 656,
+        "mla_fp8_e5m2": 656,
+        "mla_int8": 512 + 32 + 128,
         "mla_int4": 256 + 32 + 128,
         "mla_nvfp4": 256 + 32 + 128,
     }
     assert found["mla_fp8"]["bits_per_element"] == 656 * 8 / 576
-    with pytest.raises(InputError, match=r"int8: this model's layers store K and V as one latent.*mla_fp8"):
-        plan("deepseek-v2-lite", 64 * GIB, formats=["int8"])
+    short = rows(plan("deepseek-v2-lite", 64 * GIB, formats=["fp8", "int8", "int4"]))
+    assert [row["bytes_per_token"] / 27 for row in short.values()] == [656, 672, 416]
+    with pytest.raises(InputError, match=r"kivi4: this model's layers store K and V as one latent.*mla_fp8"):
+        plan("deepseek-v2-lite", 64 * GIB, formats=["kivi4"])
     with pytest.raises(InputError, match=r"mla_fp8 stores the latents of MLA.*formats for them: fp32, bf16"):
         plan("llama-3.1-8b", 64 * GIB, formats=["mla_fp8"])
 

@@ -85,7 +85,9 @@ constexpr bool CanDecode(formats::ElementType code, const formats::Scaling& scal
   using formats::ScaleType;
   const DecodeKind decode = DecodeKindOf(code);
   const BlockScale block = BlockScaleOf(scaling);
-  if (block == BlockScale::kF32) return decode == DecodeKind::kE4M3 && scaling.channels == 32 * kBlocksPerF32Scale;
+  if (block == BlockScale::kF32) {
+    return (decode == DecodeKind::kE4M3 || decode == DecodeKind::kE5M2) && scaling.channels == 32 * kBlocksPerF32Scale;
+  }
   if (block == BlockScale::kE4m3Halves || block == BlockScale::kPowerHalves) {
     return decode == DecodeKind::kE2M1 && scaling.channels == 16;
   }

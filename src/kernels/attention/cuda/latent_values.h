@@ -62,8 +62,12 @@ struct LatentOperand {
       } else if constexpr (kBits == 16) {
         pairs[j] = PermuteBytes(a, b, kChannel % 2 == 0 ? 0x5410 : 0x7632);
       } else if constexpr (kBits == 8) {
-        static_assert(KvType::kDecodeKind == DecodeKind::kE4M3);
-        pairs[j] = E4m3Pair(PermuteBytes(a, b, kChannel + 0x10U * (4 + kChannel)));
+        if constexpr (KvType::kDecodeKind == DecodeKind::kE4M3) {
+          pairs[j] = E4m3Pair(PermuteBytes(a, b, kChannel + 0x10U * (4 + kChannel)));
+        } else {
+          const uint32_t halves = PermuteBytes(a, b, kChannel + 0x100U * (4 + kChannel));
+          pairs[j] = KvType::kDecodeKind == DecodeKind::kInt8 ? Int8Pair(halves) : E5m2Pair(halves);
+        }
       } else {
         pairs[j] = NibblePair<KvType::kElementType, kChannel>(PermuteBytes(a, b, g % 2 == 0 ? 0x5410 : 0x7632));
       }

@@ -79,15 +79,21 @@ struct BlockWeight {
   static constexpr int kRowTile = Dots::kRowTile;
   static constexpr int kTileSums = Dots::kRowTile;
   static constexpr int kColumnTile = 1;
-  static constexpr int64_t kPrefetchBytes = 3072;  // a single stream: it alone must cover the latency of memory
+  static constexpr int64_t kPrefetchBytes = 0;  // AddStep prefetches: a whole step at once would fill the buffers
   static constexpr float kStepsOfX = kIsWide ? 32512 : 127;
+  static constexpr int64_t kAhead = 6144;  // prefetch distance in bytes: a single stream must cover memory's latency
+  static constexpr int kAheadBytes = kPanelStepBytes / kLayout.blocks;  // prefetched with each block
 
   // x: rows `x_stride` bytes apart, at the step; w: the panel, at the step.
   template <int kRows>
   static KVANTA_INLINE void AddStep(const uint8_t* x, int64_t x_stride, const uint8_t* w, Vec16::F (*sums)[1]) {
     const StepScales<kLayout> scales(w);
+    const uint8_t* ahead = w + kAhead;
 #pragma GCC unroll 1
     for (int block = 0; block < kLayout.blocks; ++block) {
+#pragma GCC unroll 16
+      for (int line = 0; line < kAheadBytes; line += 64) __builtin_prefetch(ahead + line);
+      ahead += kAheadBytes;
       AddSub<kRows, 0>(x, x_stride, w, scales, block, sums);
       if constexpr (kSubs == 2) AddSub<kRows, 1>(x, x_stride, w, scales, block, sums);
       x += sizeof(Block);

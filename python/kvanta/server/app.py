@@ -45,7 +45,8 @@ _PAGE_HEADERS = {
 
 def make_app(service: Service, *, cors: Mapping[str, Any] | None = None) -> ASGIApp:
     """`cors`: arguments of Starlette's CORSMiddleware; None allows no other origin. The engine must be started."""
-    app = FastAPI(title="Kvanta", version=__version__, docs_url=None, redoc_url=None)
+    schema_path = "/openapi.json" if service.has_docs else None
+    app = FastAPI(title="Kvanta", version=__version__, docs_url=None, redoc_url=None, openapi_url=schema_path)
     app.router.route_class = _route_class(service)
     _add_error_handlers(app)
     _add_texts(app, service)
@@ -55,7 +56,10 @@ def make_app(service: Service, *, cors: Mapping[str, Any] | None = None) -> ASGI
     describe(app, needs_key=bool(service.api_keys))
     if _PAGE.is_dir():
         app.include_router(page_router(_PAGE))
-    gated: ASGIApp = AccessControl(AdmissionLimiter(app), service.api_keys, service.max_body_bytes, service.hosts)
+    gated: ASGIApp = AccessControl(
+        *(AdmissionLimiter(app), service.api_keys, service.max_body_bytes, service.hosts),
+        max_headers=service.max_headers,
+    )
     if cors is not None:
         gated = CORSMiddleware(gated, **cors)
     known = {getattr(route, "path", "") for route in app.routes}
@@ -64,7 +68,7 @@ def make_app(service: Service, *, cors: Mapping[str, Any] | None = None) -> ASGI
         path = scope["path"] if scope["path"] in known else "other"
         service.front.metrics.responses[path, str(status)] += 1
 
-    return RequestLog(gated, answered, log_requests=service.log_requests)
+    return RequestLog(gated, answered, log_requests=service.log_requests, unlogged_paths=service.unlogged_paths)
 
 
 def _route_class(service: Service) -> type[APIRoute]:

@@ -58,6 +58,9 @@ def serve(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> i
             hosts=allowed_hosts(options, listener.getsockname()[0]),
             priorities=options.scheduling_policy == "priority",
             log_requests=options.log_requests,
+            unlogged_paths=options.disable_access_log_for_endpoints,
+            max_headers=options.h11_max_header_count,
+            has_docs=not options.disable_fastapi_docs,
             tool_call_parser=options.tool_call_parser,
             reasoning_parser=options.reasoning_parser,
         )

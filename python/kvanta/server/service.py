@@ -44,6 +44,12 @@ class Service:
     priorities: bool = False
     """Requests may have a priority."""
     log_requests: bool = True
+    unlogged_paths: list[str] = field(default_factory=list)
+    """Paths without a line per request, with everything below them."""
+    max_headers: int = 256
+    """Number of headers that a request may have."""
+    has_docs: bool = True
+    """The server answers /openapi.json."""
     tool_call_parser: str = ""
     """A name of tool_calls.PARSERS; empty: what a model writes of its own accord stays text."""
     reasoning_parser: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,6 +22,8 @@ from kvanta.server.hosts import AllowedHosts
 from kvanta.server.protocol import SamplingFields
 from kvanta.server.response import GenerationResponse
 from kvanta.server.stream import CLIENT_GONE, EventStream, cancelled_with_client
+
+Result = TypeVar("Result")
 
 _AT_ONCE = 4096
 """Bytes of a body that is turned into tokens at once: to hand it to another thread would take longer."""
@@ -67,6 +69,10 @@ class Service:
             raise ApiError(
                 404, f"there is no model {name[:100]!r} here; known: {known}", code="model_not_found", param="model"
             )
+
+    async def read(self, http: Request, make: Callable[[], Result]) -> Result:
+        """What `make` reads of a request's fields, which may be large: then on another thread."""
+        return make() if len(await http.body()) <= _AT_ONCE else await self.front.off_loop(make)
 
     async def texts(
         self,

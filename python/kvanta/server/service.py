@@ -71,7 +71,7 @@ class Service:
             )
 
     async def read(self, http: Request, make: Callable[[], Result]) -> Result:
-        """What `make` reads of a request's fields, which may be large: then on another thread."""
+        """Result of `make`, which reads the fields of a request: on another thread where they are large."""
         return make() if len(await http.body()) <= _AT_ONCE else await self.front.off_loop(make)
 
     async def texts(

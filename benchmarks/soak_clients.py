@@ -20,6 +20,10 @@ from kvanta.loadgen.workload import PlannedRequest, Workload, arrival_times
 
 PATH = "/v1/completions"
 LEAVE, MALFORMED, STREAM, SALTED = 0.25, 0.1, 0.5, 0.5  # shares of visits; the last two: of those that stay
+_LEAF = {"type": "object", "additionalProperties": False}
+_SCHEMA = {**_LEAF, "properties": dict.fromkeys(map(str, range(4000)), _LEAF), "required": [*map(str, range(1, 4000))]}
+_STRICT = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": _SCHEMA}}
+# The last four are costly to read, too.
 NONSENSE = (
     b"{",
     b"[]",
@@ -29,6 +33,10 @@ NONSENSE = (
     b'{"prompt": [' + b"9" * 40 + b"]}",
     b'{"prompt": "a", "response_format": {"type": "json_schema"}}',
     b"\xff\xfe\x00",
+    b'{"prompt": "a", "stop": [' + b",".join([b'"abcde"'] * 200_000) + b"]}",
+    b'{"prompt": [' + b",".join([b"[]"] * 300_000) + b"]}",
+    b'{"prompt": [' + b",".join([b"1.797693134862315712345e-308"] * 50_000) + b"]}",
+    json.dumps({"prompt": "a", "response_format": _STRICT}).encode(),
 )
 
 

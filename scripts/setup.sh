@@ -72,11 +72,35 @@ setup_python() {
   done
 }
 
-# setup_package: builds and installs the Python package with the venv's build tools. pip's build isolation is off because
-# its fresh folder for nanobind would force a full rebuild each time.
-setup_package() {
+# build_wheel FOLDER [SOURCE]: builds the Python package into FOLDER with the venv's build tools. pip's build isolation is
+# off because its fresh folder for nanobind would force a full rebuild each time.
+build_wheel() {
+  rm -rf "$1"
   # The path that CMake finds by itself: with another one, ccache would miss.
-  CC=/usr/bin/cc CXX=/usr/bin/c++ .venv/bin/python -m pip install --progress-bar off --no-deps --no-build-isolation --force-reinstall \
+  CC=/usr/bin/cc CXX=/usr/bin/c++ .venv/bin/python -m pip wheel --progress-bar off --no-deps --no-build-isolation \
     --config-settings=cmake.define.CMAKE_CXX_COMPILER_LAUNCHER=ccache \
-    --config-settings=cmake.define.KVANTA_WERROR=ON .
+    --config-settings=cmake.define.KVANTA_WERROR=ON --wheel-dir "$1" "${2:-.}"
+}
+
+# setup_package: builds and installs the Python package; the wheel stays in build/wheel.
+setup_package() {
+  build_wheel build/wheel
+  .venv/bin/python -m pip install --progress-bar off --no-deps --force-reinstall build/wheel/kvanta-*.whl
+}
+
+# repair_wheel: dist/ gets the wheel of build/wheel under the name of the oldest systems that have the symbols it needs.
+repair_wheel() {
+  rm -f dist/*.whl
+  auditwheel repair --wheel-dir dist build/wheel/kvanta-*.whl
+}
+
+# check_sdist: dist/ gets the archive of sources; a wheel is built of it alone.
+check_sdist() {
+  local archive folder
+  rm -rf dist/*.tar.gz build/sdist
+  .venv/bin/python -m build --sdist --no-isolation --outdir dist
+  archive=$(echo dist/kvanta-*.tar.gz)
+  folder=$(basename "$archive" .tar.gz)
+  mkdir -p build/sdist && tar -C build/sdist -xf "$archive"
+  CCACHE_BASEDIR="$PWD/build/sdist/$folder" build_wheel build/sdist/wheel "build/sdist/$folder"
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -88,6 +89,20 @@ class EngineOptions(OptionGroup):
         parse_bytes,
         metavar="SIZE",
     )
+    max_total_tokens: int | None = option(
+        0,
+        "size of the cache in tokens, in place of its bytes; whole pages count",
+        parse_tokens,
+        config_field="kv_cache_memory_bytes",
+        metavar="N",
+    )
+    num_gpu_blocks_override: int | None = option(
+        0,
+        "size of the cache in pages of block_size tokens",
+        parse_integer,
+        config_field="kv_cache_memory_bytes",
+        metavar="N",
+    )
     enable_prefix_caching: bool | None = option(
         True, "share the cache of common prefixes", aliases=("enable_prefix_cache",)
     )
@@ -124,6 +139,8 @@ class EngineOptions(OptionGroup):
 
 
 OPTIONS: tuple[Option, ...] = EngineOptions.options()
+# Sizes of the cache, of which one may be given; the C++ EngineConfig takes bytes.
+_CACHE_SIZES = ("kv_cache_memory_bytes", "max_total_tokens", "num_gpu_blocks_override")
 
 
 def by_name() -> dict[str, Option]:
@@ -137,8 +154,26 @@ def engine_config(folder: str, arguments: Mapping[str, Any]) -> _core.EngineConf
     _set_field(config, "model", "model", folder)
     values = EngineOptions.read(_without_scheme_file(folder, arguments))
     for each in OPTIONS:
-        _set_field(config, each.config_field or each.name, each.name, getattr(values, each.name))
+        if each.name not in _CACHE_SIZES[1:]:
+            _set_field(config, each.config_field or each.name, each.name, getattr(values, each.name))
+    _set_cache_size(config, {name: size for name in _CACHE_SIZES if (size := getattr(values, name))})
     return config
+
+
+def _set_cache_size(config: _core.EngineConfig, sizes: Mapping[str, int]) -> None:
+    """Bytes for the pages that were asked for, and for the exact pages of max_num_seqs sequences in addition."""
+    if len(sizes) > 1:
+        given = " and ".join(f"{name} ({size})" for name, size in sizes.items())
+        raise InputError(f"{given} are sizes of the same cache: give one of them")
+    for name, size in sizes.items():
+        if name == "kv_cache_memory_bytes":
+            continue
+        if size < 0:
+            raise InputError(f"{name} must be a positive integer, got {size}")
+        pages = size if name == "num_gpu_blocks_override" else math.ceil(size / config.page_size)
+        layout = _core.plan_cache_bytes(config)
+        exact = layout.exact_pages_per_sequence * layout.exact_page_bytes * config.max_num_seqs
+        _set_field(config, "kv_cache_memory_bytes", name, pages * layout.page_bytes + exact)
 
 
 def _without_scheme_file(folder: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:

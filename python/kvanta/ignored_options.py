@@ -22,8 +22,8 @@ class Group(NamedTuple):
 IGNORED_GROUPS: tuple[Group, ...] = (
     Group(
         "one process computes everything, and nothing is spread over devices or machines",
-        "data_parallel_external_lb data_parallel_hybrid_lb data_parallel_multi_port_external_lb "
-        "dcp_q_replicate dcp_replicate_q_proj disable_aiter_allreduce_fusion_in_decode "
+        "data_parallel_external_lb data_parallel_hybrid_lb data_parallel_multi_port_external_lb dcp_q_replicate "
+        "dcp_replicate_q_proj disable_aiter_allreduce_fusion_in_decode "
         "disable_aiter_allreduce_fusion_in_prefill disable_attn_tp_gather disable_custom_all_reduce "
         "disable_nccl_for_dp_synchronization disaggregation_decode_enable_offload_kvcache "
         "disaggregation_decode_enable_radix_cache disaggregation_enable_kv_checksum "
@@ -53,19 +53,18 @@ IGNORED_GROUPS: tuple[Group, ...] = (
         "dp_supervisor_probe_failure_threshold dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s "
         "dp_sync_interval dwdp_size elastic_ep_backend elastic_ep_initial_size elastic_ep_join_mode "
         "elastic_ep_join_rank_offset elastic_ep_max_dp_size elastic_ep_scale_timeout encoder_bootstrap_port "
-        "encoder_transfer_backend engine_info_bootstrap_port ep ep_dispatch_algorithm "
-        "ep_num_redundant_experts ep_size eplb_algorithm eplb_config "
-        "eplb_min_rebalancing_utilization_threshold eplb_rebalance_layers_per_chunk "
-        "eplb_rebalance_num_iterations expert_balancedness_report_mode "
+        "encoder_transfer_backend engine_info_bootstrap_port ep ep_dispatch_algorithm ep_num_redundant_experts "
+        "ep_size eplb_algorithm eplb_config eplb_min_rebalancing_utilization_threshold "
+        "eplb_rebalance_layers_per_chunk eplb_rebalance_num_iterations expert_balancedness_report_mode "
         "expert_distribution_recorder_buffer_size expert_distribution_recorder_mode expert_parallel_size "
         "expert_placement_strategy fault_tolerance_config flashinfer_a2a_dispatch_type "
         "flashinfer_allreduce_fusion_backend fuseep_mode gpu_id_step init_expert_location load_balance_method "
-        "load_publish_endpoint load_snapshot_publish_interval master_addr master_port max_ep_size "
-        "max_parallel_loading_workers moe_a2a_backend moe_data_parallel_size moe_dense_tp_size moe_dp_size "
-        "mooncake_ib_device nccl_init_addr nccl_port nnodes node_rank num_reserved_decode_tokens "
-        "numa_bind_cpus numa_bind_nodes numa_node optimistic_prefill_attempts pdmux_config_path "
-        "pipeline_parallel_size pp pp_async_batch_depth pp_max_micro_batch_size pp_size "
-        "prefill_context_parallel_size shared_experts_tp_size tensor_parallel_size tp tp_size",
+        "load_snapshot_publish_interval master_addr master_port max_ep_size max_parallel_loading_workers "
+        "moe_a2a_backend moe_data_parallel_size moe_dense_tp_size moe_dp_size mooncake_ib_device nccl_init_addr "
+        "nccl_port nnodes node_rank num_reserved_decode_tokens numa_bind_cpus numa_bind_nodes numa_node "
+        "optimistic_prefill_attempts pdmux_config_path pipeline_parallel_size pp pp_async_batch_depth "
+        "pp_max_micro_batch_size pp_size prefill_context_parallel_size shared_experts_tp_size "
+        "tensor_parallel_size tp tp_size",
     ),
     Group(
         "nothing is speculated, and answers are the same without",
@@ -116,20 +115,19 @@ IGNORED_GROUPS: tuple[Group, ...] = (
         "disable_flashinfer_autotune disable_flashinfer_cutlass_moe_fp4_allgather "
         "disable_hybrid_kv_cache_manager disable_hybrid_swa_memory disable_overlap_schedule "
         "disable_prefill_cuda_graph disable_shared_experts_fusion enable_amd_monokernel "
-        "enable_bf16x3_router_gemm enable_chunked_prefill enable_cudagraph_gc enable_cumem_allocator "
-        "enable_dbo enable_decoder_swa_bounded_replay enable_deepseek_v4_fp4_indexer "
-        "enable_deterministic_inference enable_dsa_fused_indexer enable_dynamic_batch_tokenizer "
-        "enable_dynamic_chunking enable_encoder_swa_bounded_replay enable_flashinfer_autotune "
-        "enable_fp32_lm_head enable_fused_qk_norm_rope enable_hisparse enable_lean_attention "
+        "enable_bf16x3_router_gemm enable_chunked_prefill enable_cudagraph_gc enable_cumem_allocator enable_dbo "
+        "enable_decoder_swa_bounded_replay enable_deepseek_v4_fp4_indexer enable_dsa_fused_indexer "
+        "enable_dynamic_batch_tokenizer enable_dynamic_chunking enable_encoder_swa_bounded_replay "
+        "enable_flashinfer_autotune enable_fused_qk_norm_rope enable_hisparse enable_lean_attention "
         "enable_linear_replayssm enable_mamba_shared_prefix_checkpoint enable_mixed_chunk "
         "enable_nvidia_megakernel enable_shm_tensor_arena enable_single_batch_overlap enable_tf32_matmul "
-        "enable_torch_compile enable_trace_replay enable_two_batch_overlap enable_w4a4_mxfp4_megamoe "
-        "enforce_shared_experts_fusion flashinfer_mla_disable_ragged jit_monitor_verbose mlx_enable_sampling "
-        "monokernel swa_bounded_replay triton_attention_reduce_in_fp32 use_fp64_gumbel use_replayssm",
-        "additional_config attention_backend attention_config batch_notify_size bf16_gemm_backend "
-        "c128_page_size compilation_config context_bucket cuda_graph_backend_decode "
-        "cuda_graph_backend_prefill cuda_graph_bs_decode cuda_graph_bs_prefill cuda_graph_config "
-        "cuda_graph_max_bs cuda_graph_max_bs_decode cuda_graph_max_bs_prefill cuda_graph_max_seq_len_prefill "
+        "enable_torch_compile enable_two_batch_overlap enable_w4a4_mxfp4_megamoe enforce_shared_experts_fusion "
+        "flashinfer_mla_disable_ragged jit_monitor_verbose mlx_enable_sampling monokernel swa_bounded_replay "
+        "use_fp64_gumbel use_replayssm",
+        "additional_config attention_backend attention_config bf16_gemm_backend c128_page_size "
+        "compilation_config context_bucket cuda_graph_backend_decode cuda_graph_backend_prefill "
+        "cuda_graph_bs_decode cuda_graph_bs_prefill cuda_graph_config cuda_graph_max_bs "
+        "cuda_graph_max_bs_decode cuda_graph_max_bs_prefill cuda_graph_max_seq_len_prefill "
         "cuda_graph_prefill_max_context cudagraph_capture_sizes dbo_decode_token_threshold "
         "dbo_prefill_token_threshold decode_attention_backend dsa_decode_backend dsa_paged_mqa_logits_backend "
         "dsa_prefill_backend dsa_topk_backend dsa_triton_union dsv4_attn_backend dsv4_prefill_backend "
@@ -140,19 +138,17 @@ IGNORED_GROUPS: tuple[Group, ...] = (
         "linear_attn_verify_backend linear_backend linear_replayssm_cache_len mamba_backend mamba_block_size "
         "mamba_cache_mode mamba_cache_philox_rounds mamba_full_memory_ratio mamba_max_states_per_path "
         "mamba_ssu_algorithm mamba_track_interval max_cudagraph_capture_size max_mamba_cache_size moe_backend "
-        "moe_runner_backend monokernel_backend num_continuous_decode_steps optimization_level "
-        "performance_mode prefill_attention_backend qsa_indexer_dtype replayssm_buffer_len sampling_backend "
-        "sm_group_num sparse_indexer_topk_backend swa_full_tokens_ratio swa_prefix_tails "
-        "tbo_token_distribution_threshold torch_compile_max_bs triton_attention_num_kv_splits "
-        "triton_attention_split_tile_size ubatch_size",
+        "moe_runner_backend monokernel_backend num_continuous_decode_steps optimization_level performance_mode "
+        "prefill_attention_backend qsa_indexer_dtype replayssm_buffer_len sampling_backend sm_group_num "
+        "sparse_indexer_topk_backend swa_full_tokens_ratio swa_prefix_tails tbo_token_distribution_threshold "
+        "torch_compile_max_bs triton_attention_num_kv_splits triton_attention_split_tile_size ubatch_size",
     ),
     Group(
         "memory is that of --kv-cache-memory-bytes, and the cache and the weights stay in it",
         "disable_chunked_prefix_cache disable_outlines_disk_cache enable_flexkv enable_hicache "
-        "enable_hierarchical_cache enable_lmcache enable_memory_saver enable_page_major_kv_layout "
-        "enable_paged_experts enable_session_radix_cache enable_sleep_mode "
-        "enable_unified_cache_external_linker enable_unified_memory enable_weights_cpu_backup "
-        "kv_sharing_fast_prefill ple_offload_embedding prefill_only_disable_kv_cache "
+        "enable_hierarchical_cache enable_lmcache enable_page_major_kv_layout enable_paged_experts "
+        "enable_session_radix_cache enable_unified_cache_external_linker enable_unified_memory "
+        "enable_weights_cpu_backup kv_sharing_fast_prefill ple_offload_embedding prefill_only_disable_kv_cache "
         "sleep_mode_offload_cudagraph sleep_on_idle strip_thinking_cache use_tqdm_on_load",
         "cpu_offload_gb cpu_offload_params device_memory_utilization ec_manager_config flexkv_config_file "
         "gpu_memory_utilization hicache_host_memory_fraction hicache_host_memory_mode hicache_io_backend "
@@ -161,14 +157,13 @@ IGNORED_GROUPS: tuple[Group, ...] = (
         "hicache_storage_prefetch_retry_max_attempts hicache_storage_prefetch_retry_poll_interval "
         "hicache_write_policy kt_cpuinfer kt_max_deferred_experts_per_token kt_num_gpu_experts "
         "kt_threadpool_count kv_canary kv_canary_real_data kv_canary_sweep_interval kv_offloading_backend "
-        "kv_offloading_size lmcache_config_file mamba_radix_cache_strategy max_total_tokens "
-        "mem_fraction_static num_gpu_blocks_override offload_backend offload_group_size offload_mode "
-        "offload_num_in_group offload_params offload_prefetch_step paged_experts_num_resident "
-        "ple_offload_backend ple_offload_dir prefill_kv_cache_dequant_dtype prefix_cache_retention_interval "
-        "prefix_caching_hash_algo prefix_match_unit radix_cache_backend radix_eviction_policy "
-        "radix_eviction_policy_config sleep_mode_backend sleep_preserve_parameter_names swap_space "
-        "unified_cache_external_linker_backend unified_cache_external_linker_config weight_cache_mode "
-        "weight_cache_socket weight_cache_timeout",
+        "kv_offloading_size lmcache_config_file mamba_radix_cache_strategy mem_fraction_static offload_backend "
+        "offload_group_size offload_mode offload_num_in_group offload_params offload_prefetch_step "
+        "paged_experts_num_resident ple_offload_backend ple_offload_dir prefill_kv_cache_dequant_dtype "
+        "prefix_cache_retention_interval prefix_caching_hash_algo prefix_match_unit radix_cache_backend "
+        "radix_eviction_policy radix_eviction_policy_config sleep_mode_backend sleep_preserve_parameter_names "
+        "swap_space unified_cache_external_linker_backend unified_cache_external_linker_config "
+        "weight_cache_mode weight_cache_socket weight_cache_timeout",
     ),
     Group(
         "files are mapped and read as they are, and no code of a model is run",
@@ -179,60 +174,38 @@ IGNORED_GROUPS: tuple[Group, ...] = (
         "remote_instance_weight_loader_seed_instance_service_port "
         "remote_instance_weight_loader_send_weights_group_ports safetensors_load_strategy "
         "safetensors_prefetch_block_size safetensors_prefetch_num_threads startup_weight_load_mode "
-        "weight_loader_prefetch_num_threads weight_version",
+        "weight_loader_prefetch_num_threads",
     ),
     Group(
         "the scheduler is this engine's own, and results do not depend on it",
         "disable_frontend_multiprocessing disable_priority_preemption disable_tokenizer_batch_decode "
-        "enable_prefill_delayer enable_streaming_session enable_tokenizer_batch_encode "
-        "incremental_streaming_output long_prefill_token_threshold_adaptive scheduler_reserve_full_isl "
-        "skip_server_warmup",
+        "enable_prefill_delayer enable_tokenizer_batch_encode long_prefill_token_threshold_adaptive "
+        "scheduler_reserve_full_isl skip_server_warmup",
         "detokenizer_worker_num dynamic_batch_tokenizer_batch_size dynamic_batch_tokenizer_batch_timeout "
-        "gc_threshold long_prefill_token_threshold max_num_active_seqs max_num_queued_tokens "
-        "max_num_scheduled_tokens max_prefill_tokens min_free_slots_delay prefill_decode_interval "
-        "prefill_decode_interval_min_bs prefill_delayer_max_delay_ms prefill_delayer_max_delay_passes "
-        "prefill_delayer_queue_min_ratio prefill_delayer_token_usage_low_watermark prefill_max_requests "
-        "prefill_schedule_interval priority_scheduling_preemption_threshold renderer_num_workers "
-        "retraction_policy schedule_conservativeness schedule_policy scheduler_recv_interval "
-        "scheduling_policy stream_interval tokenizer_worker_num warmups",
+        "gc_threshold long_prefill_token_threshold max_num_active_seqs max_num_scheduled_tokens "
+        "max_prefill_tokens min_free_slots_delay prefill_decode_interval prefill_decode_interval_min_bs "
+        "prefill_delayer_max_delay_ms prefill_delayer_max_delay_passes prefill_delayer_queue_min_ratio "
+        "prefill_delayer_token_usage_low_watermark prefill_max_requests prefill_schedule_interval "
+        "priority_scheduling_preemption_threshold renderer_num_workers retraction_policy "
+        "schedule_conservativeness schedule_policy scheduler_recv_interval scheduling_policy "
+        "tokenizer_worker_num warmups",
     ),
     Group(
-        "logs, metrics and usage are as docs/serve.md says",
-        "aggregate_engine_logging cudagraph_metrics debug_cuda_graph disable_log_requests disable_log_stats "
-        "enable_cache_report enable_forward_pass_metrics enable_layerwise_nvtx_marker "
-        "enable_layerwise_nvtx_tracing enable_log_deltas enable_log_outputs enable_log_requests "
-        "enable_logging_iteration_details enable_metrics enable_metrics_for_all_schedulers enable_mfu_metrics "
-        "enable_per_request_metrics enable_profile_cuda_graph enable_prompt_tokens_details "
-        "enable_request_id_headers enable_request_time_stats_logging enable_server_load_tracking "
-        "enable_torch_compile_debug_mode enable_trace export_metrics_to_file kv_cache_metrics log_error_stack "
-        "show_time_cost",
-        "bucket_e2e_request_latency bucket_inter_token_latency bucket_time_to_first_token "
-        "collect_detailed_traces crash_dump_folder custom_histogram_buckets debug_tensor_dump_input_file "
-        "debug_tensor_dump_layers debug_tensor_dump_output_folder decode_log_interval "
-        "disable_access_log_for_endpoints export_metrics_to_file_dir extra_metric_labels fingerprint_mode "
-        "fingerprint_value forward_pass_metrics_ipc_name forward_pass_metrics_worker_id "
-        "gc_warning_threshold_secs generation_tokens_buckets kv_cache_metrics_sample log_config_file "
-        "log_level log_requests_format log_requests_level log_requests_target logging_config max_log_len "
-        "max_logprobs msprobe_dump_config otlp_service_name otlp_traces_endpoint "
-        "per_request_spec_decode_metrics prefill_delayer_forward_passes_buckets "
-        "prefill_delayer_wait_seconds_buckets profiler_config prompt_tokens_buckets "
-        "show_hidden_metrics_for_version soft_watchdog_timeout tokenizer_metrics_allowed_custom_labels "
-        "tokenizer_metrics_custom_labels_header trace_modules uvicorn_access_log_exclude_prefixes "
-        "watchdog_config watchdog_timeout",
+        "they are about records and profiles that are not made",
+        "aggregate_engine_logging debug_cuda_graph disable_log_requests enable_layerwise_nvtx_marker "
+        "enable_layerwise_nvtx_tracing enable_logging_iteration_details enable_metrics_for_all_schedulers "
+        "enable_profile_cuda_graph enable_torch_compile_debug_mode show_time_cost",
+        "debug_tensor_dump_input_file debug_tensor_dump_layers forward_pass_metrics_ipc_name "
+        "forward_pass_metrics_worker_id gc_warning_threshold_secs kv_cache_metrics_sample log_level "
+        "max_logprobs otlp_service_name prefill_delayer_forward_passes_buckets "
+        "prefill_delayer_wait_seconds_buckets show_hidden_metrics_for_version "
+        "tokenizer_metrics_custom_labels_header trace_modules",
     ),
     Group(
         "there is no such endpoint, or no such limit, here",
-        "cohere_is_reasoning_model disable_fastapi_docs enable_http_worker_reuseport enable_offline_docs "
-        "enable_reasoning enable_response_store enable_scale_out enable_tokenizer_info_endpoint "
-        "launch_kobold_api",
+        "cohere_is_reasoning_model enable_http_worker_reuseport enable_reasoning enable_response_store",
         "anthropic_disabled_thinking_effort cohere_format file_storage_path grpc_response_timeout_secs "
-        "h11_max_header_count h11_max_incomplete_event_size http2_initial_connection_window_size "
-        "http2_max_concurrent_streams sse_keep_alive_interval",
-    ),
-    Group(
-        "the prompt has no functions when tool_choice is none",
-        "exclude_tools_when_tool_choice_none",
-        "",
+        "http2_initial_connection_window_size http2_max_concurrent_streams",
     ),
     Group(
         "names are the server's",
@@ -244,14 +217,39 @@ IGNORED_GROUPS: tuple[Group, ...] = (
         "schedule_low_priority_values_first",
         "",
     ),
+    Group(
+        "it is always so here",
+        "enable_cache_report enable_deterministic_inference enable_fp32_lm_head enable_metrics "
+        "enable_prompt_tokens_details enable_request_id_headers exclude_tools_when_tool_choice_none "
+        "incremental_streaming_output triton_attention_reduce_in_fp32",
+        "",
+    ),
+    Group(
+        "tokens are sent as soon as their step ends",
+        "",
+        "batch_notify_size stream_interval",
+    ),
+    Group(
+        "the log has one line per request, with its time and numbers of tokens, and internal errors with their "
+        "stack; no prompts, no answers",
+        "disable_log_stats enable_log_deltas enable_log_requests enable_request_time_stats_logging log_error_stack",
+        "decode_log_interval max_log_len",
+    ),
+    Group(
+        "nothing ends the server but a signal; --request-timeout ends requests",
+        "",
+        "soft_watchdog_timeout watchdog_config watchdog_timeout",
+    ),
+    Group(
+        "headers are limited to 64 KiB",
+        "",
+        "h11_max_incomplete_event_size",
+    ),
 )
 # Names of values above that take several.
 LISTS_OF_VALUES = (
-    "allowed_media_domains bucket_e2e_request_latency bucket_inter_token_latency bucket_time_to_first_token "
-    "collect_detailed_traces cpu_offload_params cuda_graph_bs_decode cuda_graph_bs_prefill "
-    "cudagraph_capture_sizes debug_tensor_dump_layers flashinfer_autotune_skip_ops gc_threshold "
-    "generation_tokens_buckets log_requests_target lora_target_modules numa_bind_cpus numa_bind_nodes "
-    "numa_node offload_params prefill_delayer_forward_passes_buckets prefill_delayer_wait_seconds_buckets "
-    "prompt_tokens_buckets sleep_preserve_parameter_names tokenizer_metrics_allowed_custom_labels "
-    "uvicorn_access_log_exclude_prefixes"
+    "allowed_media_domains cpu_offload_params cuda_graph_bs_decode cuda_graph_bs_prefill cudagraph_capture_sizes "
+    "debug_tensor_dump_layers flashinfer_autotune_skip_ops gc_threshold lora_target_modules numa_bind_cpus "
+    "numa_bind_nodes numa_node offload_params prefill_delayer_forward_passes_buckets "
+    "prefill_delayer_wait_seconds_buckets sleep_preserve_parameter_names"
 )

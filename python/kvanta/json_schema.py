@@ -160,7 +160,8 @@ def _check_strict(schema: Mapping[str, Any], what: str, where: str) -> None:
             raise InputError(f"{what}: with strict, {where} needs additionalProperties: false")
         properties, required = schema.get("properties", {}), schema.get("required", [])
         names = list(properties) if isinstance(properties, Mapping) else []
-        missing = [name for name in names if not isinstance(required, list) or name not in required]
+        listed = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+        missing = [name for name in names if name not in listed]
         if missing:
             raise InputError(
                 f"{what}: with strict, required of {where} must have every property, and lacks {one_line(missing[0])}"

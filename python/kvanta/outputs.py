@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 
-@dataclass
+@dataclass(slots=True)  # there may be a million, and the collector of garbage looks at each object
 class Logprob:
     """One token's log-probability (natural logarithm) at one position."""
 

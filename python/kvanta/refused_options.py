@@ -204,6 +204,59 @@ REFUSED_GROUPS: tuple[Group, ...] = (
         "",
         "constrained_json_max_whitespace_cnt",
     ),
+    Group(
+        "prompts, answers and parameters are never logged",
+        "enable_log_outputs",
+        "log_requests_level",
+        ("0",),
+    ),
+    Group(
+        "the log is written to stderr, one line of text per request",
+        "",
+        "log_config_file log_requests_format log_requests_target logging_config",
+        ("text",),
+    ),
+    Group(
+        "no traces are sent; /metrics and the log have times",
+        "enable_trace",
+        "collect_detailed_traces otlp_traces_endpoint",
+    ),
+    Group(
+        "metrics are those of docs/serve.md, with their labels and buckets",
+        "cudagraph_metrics enable_forward_pass_metrics enable_mfu_metrics export_metrics_to_file kv_cache_metrics",
+        "bucket_e2e_request_latency bucket_inter_token_latency bucket_time_to_first_token "
+        "custom_histogram_buckets export_metrics_to_file_dir extra_metric_labels generation_tokens_buckets "
+        "load_publish_endpoint prompt_tokens_buckets tokenizer_metrics_allowed_custom_labels",
+        ("default",),
+    ),
+    Group(
+        "nothing is dumped or profiled by a server; kvanta bench has profiles",
+        "",
+        "crash_dump_folder debug_tensor_dump_output_folder msprobe_dump_config profiler_config",
+    ),
+    Group(
+        "answers have texts, usage and logprobs, and no such field",
+        "enable_per_request_metrics",
+        "fingerprint_mode fingerprint_value per_request_spec_decode_metrics weight_version",
+        ("default",),
+    ),
+    Group(
+        "there is no such endpoint; docs/serve.md has a list",
+        "enable_memory_saver enable_offline_docs enable_scale_out enable_server_load_tracking enable_sleep_mode "
+        "enable_streaming_session enable_tokenizer_info_endpoint enable_trace_replay launch_kobold_api",
+        "",
+    ),
+    Group(
+        "comments that keep a stream alive are not sent; give a proxy a longer timeout",
+        "",
+        "sse_keep_alive_interval",
+        ("0",),
+    ),
+    Group(
+        "give --max-queued-requests",
+        "",
+        "max_num_queued_tokens",
+    ),
 )
 # Short flags of ignored and refused options.
 SHORT_FLAGS: Mapping[str, str] = {

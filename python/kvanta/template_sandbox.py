@@ -1,12 +1,14 @@
 """Jinja's sandbox with a budget: it keeps a template from the machine, not from taking all of its time and memory.
 
 Counted are the rounds of loops, calls, and the characters of every text that an operator, a filter, a method or the
-output makes; what could be large is estimated before it is made. Nothing is evaluated while a template is compiled.
+output makes; what could be large is estimated before it is made. A step may be slow, so time is limited as well.
+Nothing is evaluated while a template is compiled.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
@@ -22,6 +24,8 @@ _MOST_STEPS = 500_000
 _MOST_CHARACTERS = 2**26
 _MOST_BITS = 2**16  # of a number
 _MOST_WIDTH = 10_000  # of a column, an indentation, a group
+_MOST_SECONDS = 5.0  # of the thread's own time, looked at after each step
+_deadline: ContextVar[float] = ContextVar("deadline")
 _steps_left: ContextVar[list[int]] = ContextVar("steps_left")
 _characters_left: ContextVar[list[int]] = ContextVar("characters_left")
 
@@ -33,6 +37,7 @@ _CONTAINER = 64
 
 def begin_budget() -> None:
     """Before a rendering."""
+    _deadline.set(time.thread_time() + _MOST_SECONDS)
     _steps_left.set([_MOST_STEPS])
     _characters_left.set([_MOST_CHARACTERS])
 
@@ -42,6 +47,8 @@ def _spend(steps: int) -> None:
     left[0] -= steps
     if left[0] < 0:
         raise jinja2.TemplateError(f"it takes more than {_MOST_STEPS} steps")
+    if time.thread_time() > _deadline.get():
+        raise jinja2.TemplateError(f"it takes more than {_MOST_SECONDS:g} seconds")
 
 
 def _make(characters: int) -> None:
@@ -178,10 +185,13 @@ _FILTERS: Mapping[str, Check] = {
     "replace": lambda value, old="", new="", *_: _check_replacement(value, old, new),
     "slice": lambda _, *arguments: _check_width(*arguments),
     "string": _whole,
+    "striptags": _entries,
     "sum": lambda values, *_: _make(_length(values)),
+    "title": _entries,
     "tojson": _to_json,
     "urlencode": lambda value: _make(6 * _length(value)),
     "urlize": lambda value, *arguments: _make(8 * (_length(value) + 64) * (1 + sum(map(_length, arguments)))),
+    "wordcount": _entries,
     "wordwrap": lambda value, *arguments: _make(_length(value) * (2 + sum(map(_length, arguments)))),
     "xmlattr": lambda value, *_: _make(8 * _length(value)),
 }
@@ -281,6 +291,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """`named`: as for jinja2.Environment."""
         super().__init__(optimized=False, finalize=_finalize, **named)
         self.globals["range"] = _range
+        del self.globals["lipsum"]  # texts without a limit, which no chat needs
         for name, call in list(self.filters.items()):
             self.add_filter(name, call)
         self.filters["counted"] = _counted

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvanta import InputError
+from kvanta import InputError, template_sandbox
 from kvanta.chat_template import ChatTemplate
 from kvanta.models import SHIPPED
 from kvanta.tokenizer import Tokenizer
@@ -110,6 +110,7 @@ HOSTILE_SIZES = [
     "{{ ('a' * 9999999).translate({97: 'b' * 999999}) }}",
     "{{ (('a' * 9999) * 6000).split('a') }}",
     "{{ 2 ** 9999999999 }}",
+    "{{ (('a ' * 9999) * 3000) | title }}",
     "{% set ns = namespace(n=3) %}{% for i in range(60) %}{% set ns.n = ns.n * ns.n %}{% endfor %}",
 ]
 
@@ -143,6 +144,7 @@ def test_a_long_chat_is_within_the_budget() -> None:
         "{{ 1 / 0 }}",
         "{{ undefined_name.field }}",
         "{% include 'x' %}",
+        "{{ lipsum(100000) }}",
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
         "{% set r = range(99999) | list %}{% for i in r %}{% for j in r %}{% endfor %}{% endfor %}",
         "{% set s = 'x' * 99999 %}{% for i in s %}{% for j in s %}{% endfor %}{% endfor %}",
@@ -172,6 +174,15 @@ def test_a_hostile_template_is_one_clear_error(source: str) -> None:
 def test_a_template_that_cannot_be_read(source: str) -> None:
     with pytest.raises(InputError, match=r"^the model's chat template cannot be read: [^\n]+$"):
         ChatTemplate(source, {})
+
+
+def test_a_template_has_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few steps, each of them slow."""
+    template = ChatTemplate("{% set s = 'a' * 99999 %}{% for i in range(9) %}{% set t = s.upper() %}{% endfor %}", {})
+    assert template.render(HELLO) == ""
+    monkeypatch.setattr(template_sandbox, "_MOST_SECONDS", 0.0)
+    with pytest.raises(InputError, match="it takes more than 0 seconds"):
+        template.render(HELLO)
 
 
 def test_every_rendering_has_its_own_steps() -> None:

@@ -9,9 +9,22 @@ import numpy as np
 import pytest
 from stories import GREEDY, PROMPT
 
-from kvanta import LLM, SamplingParams
+from kvanta import LLM, InputError, SamplingParams
 from kvanta.divergence import log_softmax
 from kvanta.generation import Generation
+
+
+def test_a_cache_of_so_many_tokens_or_pages() -> None:
+    assert LLM("stories260k", num_gpu_blocks_override=40).stats()["pages_free"] == 40
+    assert LLM("stories260k", max_total_tokens=2500).stats()["pages_free"] == 40
+    smaller = LLM("stories260k", max_total_tokens="1k", kv_cache_dtype="int8", block_size=16, max_model_len=64)
+    assert smaller.stats()["pages_free"] == 63
+    with pytest.raises(
+        InputError, match=r"kv_cache_memory_bytes \(\d+\) and max_total_tokens \(100\) are sizes of the same"
+    ):
+        LLM("stories260k", max_total_tokens=100, kv_cache_memory_bytes="1MiB")
+    with pytest.raises(InputError, match="num_gpu_blocks_override must be a positive integer, got -1"):
+        LLM("stories260k", num_gpu_blocks_override=-1)
 
 
 def test_a_story(llm: LLM) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -12,7 +13,7 @@ import httpx2
 import pytest
 from live_server import LiveServer, error_of, events, live_server
 
-from kvanta.server.bites import large_json_bytes
+from kvanta.server.bites import BodyReader, large_json_bytes
 from kvanta.server.errors import json_bytes
 
 MOST_SECONDS = 5  # the machine that tests run on may be busy
@@ -119,6 +120,74 @@ def test_nothing_large_is_done_on_the_event_loop(server: LiveServer, monkeypatch
     answer = server.completion(prompt=[5] * 500, prompt_logprobs=20, max_tokens=1)
     assert len(answer["choices"][0]["prompt_logprobs"]) == 500
     assert on_loop == 0
+
+
+def read_all(bodies: list[bytes], monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], int, int]:
+    """The values of bodies that have come together; the most that an iteration of the event loop has read of large
+    ones, and how many were left to another thread.
+    """
+    read_whole = json.loads
+    iteration, most, off_loop = 0, 0, 0
+    read: dict[int, int] = {}
+
+    def loads(body: bytes) -> Any:
+        nonlocal most
+        read[iteration] = read.get(iteration, 0) + 1
+        most = max(most, read[iteration])
+        return read_whole(body)
+
+    async def elsewhere(function: Callable[[], Any]) -> Any:
+        nonlocal off_loop
+        off_loop += 1
+        return await asyncio.to_thread(function)
+
+    async def run() -> list[Any]:
+        def count() -> None:
+            nonlocal iteration
+            iteration += 1
+            loop.call_soon(count)
+
+        loop = asyncio.get_running_loop()
+        loop.call_soon(count)
+        reader = BodyReader(elsewhere)
+        return await asyncio.gather(*(reader.read_json(body) for body in bodies))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(json, "loads", loads)
+        values = asyncio.run(run())
+    return values, most, off_loop
+
+
+def test_large_bodies_are_read_one_in_each_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = json.dumps({"prompt": "a b " * 100_000}).encode()
+    assert read_all([body] * 4, monkeypatch) == ([json.loads(body)] * 4, 1, 0)
+
+
+def test_floats_are_read_by_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = b'{"prompt": "a", "x": ' + large(20_000, "1.7976931348623157e-308").encode() + b"}"
+    assert read_all([body], monkeypatch) == ([json.loads(body)], 0, 1)
+
+
+def test_large_fields_are_checked_by_another_thread(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvanta.server import structured
+
+    loop_thread = server.on_loop(threading.get_ident)
+    threads: list[int] = []
+    check: Any = vars(structured)["check_strict"]
+
+    def noted(schema: Any, what: str) -> None:
+        threads.append(threading.get_ident())
+        check(schema, what)
+
+    monkeypatch.setattr(structured, "check_strict", noted)
+    leaf = {"type": "object", "additionalProperties": False}
+    names = [f"name{index}" for index in range(2000)]
+    schema = {**leaf, "properties": dict.fromkeys(names, leaf), "required": names[1:]}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+    response = server.post("/v1/completions", prompt="a", response_format=form)
+    assert error_of(response)["message"].endswith("and lacks 'name0'")
+    assert len(threads) == 1
+    assert threads[0] != loop_thread
 
 
 def test_a_large_answer_equals_its_stream(server: LiveServer) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import fastapi
 import httpx2
 import pytest
+from live_server import error_of, live_server
 
 from kvanta import InputError
 from kvanta import server as server_package
@@ -112,6 +113,45 @@ def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("KVANTA_API_KEY", "secret,with a comma")
     assert read_options({}).api_key == ["secret,with a comma"]
     assert read_options({"api_key": ["other"]}).api_key == ["other"]
+
+
+def test_paths_without_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "kvanta.server")
+    hidden = read_options(
+        {"uvicorn_access_log_exclude_prefixes": None, "disable_access_log_for_endpoints": ["/v1,/ping"]}
+    )
+    paths = hidden.disable_access_log_for_endpoints
+    with live_server(log_requests=True, unlogged_paths=paths, max_headers=16, has_docs=False) as server:
+        for path in ("/health", "/v1/models", "/ping", "/pingpong"):
+            server.client.get(path)
+        assert server.client.get("/openapi.json").status_code == 404
+        many = {f"X-{number}": "1" for number in range(20)}
+        assert error_of(refused := server.client.get("/health", headers=many))["message"].endswith(
+            "(--h11-max-header-count)"
+        )
+        assert refused.status_code == 431
+    logged = [line.partition('"GET ')[2].split('"')[0] for line in caplog.messages if '"GET ' in line]
+    assert logged == ["/health", "/pingpong", "/openapi.json", "/health"]
+
+
+def test_what_would_be_missed_is_refused() -> None:
+    """Options whose value asks an operator something that can be seen; their defaults ask for nothing."""
+    words = parser().parse_exactly
+    asked = ["--log-requests-level 2", "--enable-log-outputs", "--enable-sleep-mode", "--otlp-traces-endpoint x:1"]
+    asked += [
+        "--sse-keep-alive-interval 5",
+        "--fingerprint-mode custom",
+        "--crash-dump-folder /tmp",
+        "--kv-cache-metrics",
+    ]
+    asked += ['--custom-histogram-buckets {"a":[1]}', "--log-requests-target stdout", "--enable-streaming-session"]
+    for line in asked:
+        with pytest.raises(InputError, match="is not supported"):
+            words(["m", *line.split()])
+    neutral = ["--log-requests-level 0", "--sse-keep-alive-interval 0", "--weight-version default"]
+    neutral += ["--log-requests-format text", "--no-enable-log-outputs", "--enable-cache-report", "--stream-interval 1"]
+    for line in neutral:
+        words(["m", *line.split()])
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

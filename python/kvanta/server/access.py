@@ -32,10 +32,18 @@ class RequestLog:
     `answered(scope, status)` is called for every answer.
     """
 
-    def __init__(self, app: ASGIApp, answered: Callable[[Scope, int], None], *, log_requests: bool) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        answered: Callable[[Scope, int], None],
+        *,
+        log_requests: bool,
+        unlogged_paths: Sequence[str] = (),
+    ) -> None:
         self._app = app
         self._answered = answered
         self._log_requests = log_requests
+        self._unlogged = tuple(path.rstrip("/") + "/" for path in unlogged_paths)
         self._ids = random.Random()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,7 +73,7 @@ class RequestLog:
             _log.exception("internal error, request %s", request_id)  # the application has answered with 500
         finally:
             self._answered(scope, status)
-            if self._log_requests:
+            if self._log_requests and not (scope["path"] + "/").startswith(self._unlogged):
                 self._log_line(scope, status, time.perf_counter() - begin)
 
     def _log_line(self, scope: Scope, status: int, seconds: float) -> None:
@@ -94,13 +102,20 @@ class AccessControl:
     """
 
     def __init__(
-        self, app: ASGIApp, api_keys: Sequence[str], max_body_bytes: int, hosts: AllowedHosts | None = None
+        self,
+        app: ASGIApp,
+        api_keys: Sequence[str],
+        max_body_bytes: int,
+        hosts: AllowedHosts | None = None,
+        *,
+        max_headers: int = 256,
     ) -> None:
         """`hosts`: None for every name."""
         self._app = app
         self._hosts = hosts
         self._digests = [_digest(key.encode()) for key in api_keys]
         self._max_body_bytes = max_body_bytes
+        self._max_headers = max_headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -122,6 +137,9 @@ class AccessControl:
         size += sum(len(name) + len(value) for name, value in headers.raw)
         if size > MAX_HEADER_BYTES:
             raise ApiError(431, f"the header has {size} bytes; at most {MAX_HEADER_BYTES} are read")
+        if len(headers.raw) > self._max_headers:
+            message = f"the request has {len(headers.raw)} headers; at most {self._max_headers} are read"
+            raise ApiError(431, f"{message} (--h11-max-header-count)")
         host = headers.get("host", "")
         if self._hosts is not None and not self._hosts.allows(host):
             raise ApiError(

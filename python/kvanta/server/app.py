@@ -21,11 +21,12 @@ from starlette.types import ASGIApp, Scope
 from kvanta import __version__
 from kvanta.errors import InputError, ResourceError
 from kvanta.prompts import token_list
+from kvanta.sampling_params import SamplingParams
 from kvanta.server import prompts
 from kvanta.server.access import OPEN_PREFIX, AccessControl, RequestLog
 from kvanta.server.admission import AdmissionLimiter
 from kvanta.server.answer import AnswerShape
-from kvanta.server.bites import large_json_bytes, read_json
+from kvanta.server.bites import BodyReader, large_json_bytes
 from kvanta.server.chat import ChatResponse
 from kvanta.server.completions import CompletionResponse
 from kvanta.server.errors import ApiError, JsonResponse, api_error, error_response, json_bytes
@@ -45,7 +46,8 @@ _PAGE_HEADERS = {
 
 def make_app(service: Service, *, cors: Mapping[str, Any] | None = None) -> ASGIApp:
     """`cors`: arguments of Starlette's CORSMiddleware; None allows no other origin. The engine must be started."""
-    app = FastAPI(title="Kvanta", version=__version__, docs_url=None, redoc_url=None)
+    schema_path = "/openapi.json" if service.has_docs else None
+    app = FastAPI(title="Kvanta", version=__version__, docs_url=None, redoc_url=None, openapi_url=schema_path)
     app.router.route_class = _route_class(service)
     _add_error_handlers(app)
     _add_texts(app, service)
@@ -55,7 +57,10 @@ def make_app(service: Service, *, cors: Mapping[str, Any] | None = None) -> ASGI
     describe(app, needs_key=bool(service.api_keys))
     if _PAGE.is_dir():
         app.include_router(page_router(_PAGE))
-    gated: ASGIApp = AccessControl(AdmissionLimiter(app), service.api_keys, service.max_body_bytes, service.hosts)
+    gated: ASGIApp = AccessControl(
+        *(AdmissionLimiter(app), service.api_keys, service.max_body_bytes, service.hosts),
+        max_headers=service.max_headers,
+    )
     if cors is not None:
         gated = CORSMiddleware(gated, **cors)
     known = {getattr(route, "path", "") for route in app.routes}
@@ -64,16 +69,17 @@ def make_app(service: Service, *, cors: Mapping[str, Any] | None = None) -> ASGI
         path = scope["path"] if scope["path"] in known else "other"
         service.front.metrics.responses[path, str(status)] += 1
 
-    return RequestLog(gated, answered, log_requests=service.log_requests)
+    return RequestLog(gated, answered, log_requests=service.log_requests, unlogged_paths=service.unlogged_paths)
 
 
 def _route_class(service: Service) -> type[APIRoute]:
     """Routes whose bodies are read in bites."""
+    reader = BodyReader(service.front.off_loop)
 
     class BodyRequest(Request):
         async def json(self) -> Any:
             if not hasattr(self, "_json"):
-                self._json = await read_json(await self.body(), service.front.off_loop)
+                self._json = await reader.read_json(await self.body())
             return self._json
 
     class Route(APIRoute):
@@ -135,13 +141,15 @@ def _add_texts(app: FastAPI, service: Service) -> None:
         service.check_model(request.model)
         echo = bool(request.echo)
         max_tokens = defaults.get("max_tokens", 16) if request.max_tokens is None else request.max_tokens
-        params = request.sampling_params(
+        read = functools.partial(
+            request.sampling_params,
             max_tokens=1 if echo and max_tokens == 0 else max_tokens,  # the engine always makes one token
             max_logprobs=service.max_logprobs,
             logprobs=request.logprobs,
             echo=echo,
             defaults=defaults,
         )
+        params = await service.read(http, read)
         large = isinstance(request.prompts, list) and len(request.prompts) > _SPLIT_AT_ONCE
         split = functools.partial(prompts.split, request.prompts)
         entries = await front.off_loop(split) if large else split()
@@ -157,13 +165,17 @@ def _add_texts(app: FastAPI, service: Service) -> None:
         """The assistant's answer to a conversation."""
         service.check_model(request.model)
         max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
-        params = request.sampling_params(
-            max_tokens=defaults.get("max_tokens") if max_tokens is None else max_tokens,
-            max_logprobs=service.max_logprobs,
-            logprobs=request.requested_logprobs,
-            defaults=defaults,
-        )
-        shape = AnswerShape.read(service.parsers, request)
+
+        def read() -> tuple[SamplingParams, AnswerShape]:
+            params = request.sampling_params(
+                max_tokens=defaults.get("max_tokens") if max_tokens is None else max_tokens,
+                max_logprobs=service.max_logprobs,
+                logprobs=request.requested_logprobs,
+                defaults=defaults,
+            )
+            return params, AnswerShape.read(service.parsers, request)
+
+        params, shape = await service.read(http, read)
         params.stop_token_ids = [*(params.stop_token_ids or ()), *shape.stop_tokens] or None
         return await service.texts(
             *(http, request, params, 1),

@@ -130,6 +130,7 @@ class ServerOptions(OptionGroup):
     )
     enable_auto_tool_choice: bool = option(False, "as in vLLM; implied by --tool-call-parser")
     max_body_bytes: int = option(4 << 20, "maximum size of a request's body", parse_bytes, metavar="SIZE")
+    h11_max_header_count: int = option(256, "maximum number of a request's headers", _positive, metavar="N")
     max_connections: int = option(4096, "maximum connections at one time", _positive, metavar="N")
     header_timeout: float = option(20, "seconds for a connection to send a request's header", _seconds, metavar="S")
     allowed_hosts: list[str] = option(
@@ -168,6 +169,15 @@ class ServerOptions(OptionGroup):
         metavar="LEVEL",
     )
     log_requests: bool = option(True, "one line per request")
+    disable_access_log_for_endpoints: list[str] = option(
+        (),
+        "paths whose requests get no line, such as /health,/metrics, with everything below them",
+        _words,
+        aliases=("uvicorn_access_log_exclude_prefixes",),
+        is_list=True,
+        metavar="PATH",
+    )
+    disable_fastapi_docs: bool = option(False, "no /openapi.json")
 
 
 OPTIONS: tuple[Option, ...] = ServerOptions.options()

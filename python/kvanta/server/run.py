@@ -33,6 +33,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _AFTER_ABORT = 5.0  # seconds for the last answers to reach their clients
 # The engine's thread asks for the interpreter where a text has a form; Python's default would make each step wait 5 ms.
 _SWITCH_SECONDS = 0.0005
+_MAX_DIGITS = 640  # of an integer in a body: the time that one takes grows with their square
 # uvloop accepts one new connection per listener and iteration of the event loop, which may take 20 ms under load.
 _LISTENERS = 16
 _OTHER_FILES = 64  # that the process may have open besides connections
@@ -48,6 +49,7 @@ def serve(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> i
         begin = time.perf_counter()
         loaded = load(model, {"max_queued_requests": _MAX_QUEUED, **arguments}, options)
         sys.setswitchinterval(_SWITCH_SECONDS)
+        sys.set_int_max_str_digits(_MAX_DIGITS)
         front = AsyncLLM(loaded, time_limit=options.request_timeout)
         service = Service(
             front,
@@ -58,6 +60,9 @@ def serve(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> i
             hosts=allowed_hosts(options, listener.getsockname()[0]),
             priorities=options.scheduling_policy == "priority",
             log_requests=options.log_requests,
+            unlogged_paths=options.disable_access_log_for_endpoints,
+            max_headers=options.h11_max_header_count,
+            has_docs=not options.disable_fastapi_docs,
             tool_call_parser=options.tool_call_parser,
             reasoning_parser=options.reasoning_parser,
         )

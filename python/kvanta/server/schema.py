@@ -125,6 +125,8 @@ def describe(app: FastAPI, *, needs_key: bool) -> None:
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+    if app.openapi_url:
+        openapi()  # now, because it takes some 50 ms
 
 
 def _complete(path: str, operation: dict[str, Any], *, needs_key: bool) -> None:

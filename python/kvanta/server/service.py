@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,6 +22,8 @@ from kvanta.server.hosts import AllowedHosts
 from kvanta.server.protocol import SamplingFields
 from kvanta.server.response import GenerationResponse
 from kvanta.server.stream import CLIENT_GONE, EventStream, cancelled_with_client
+
+Result = TypeVar("Result")
 
 _AT_ONCE = 4096
 """Bytes of a body that is turned into tokens at once: to hand it to another thread would take longer."""
@@ -44,6 +46,12 @@ class Service:
     priorities: bool = False
     """Requests may have a priority."""
     log_requests: bool = True
+    unlogged_paths: list[str] = field(default_factory=list)
+    """Paths without a line per request, with everything below them."""
+    max_headers: int = 256
+    """Number of headers that a request may have."""
+    has_docs: bool = True
+    """The server answers /openapi.json."""
     tool_call_parser: str = ""
     """A name of tool_calls.PARSERS; empty: what a model writes of its own accord stays text."""
     reasoning_parser: str = ""
@@ -61,6 +69,10 @@ class Service:
             raise ApiError(
                 404, f"there is no model {name[:100]!r} here; known: {known}", code="model_not_found", param="model"
             )
+
+    async def read(self, http: Request, make: Callable[[], Result]) -> Result:
+        """Result of `make`, which reads the fields of a request: on another thread where they are large."""
+        return make() if len(await http.body()) <= _AT_ONCE else await self.front.off_loop(make)
 
     async def texts(
         self,

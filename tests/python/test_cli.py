@@ -38,11 +38,13 @@ def test_version_and_help() -> None:
     for words in ([], ["--help"]):
         done = kvanta(*words)
         assert done.returncode == 0
-        for command in ("generate", "serve", "eval", "plan", "calibrate", "formats", "convert", "bench"):
+        for command in ("generate", "chat", "serve", "eval", "plan", "calibrate", "formats", "convert", "bench"):
             assert command in done.stdout
 
 
-@pytest.mark.parametrize("command", ["generate", "serve", "eval", "plan", "calibrate", "formats", "convert", "bench"])
+@pytest.mark.parametrize(
+    "command", ["generate", "chat", "serve", "eval", "plan", "calibrate", "formats", "convert", "bench"]
+)
 def test_every_command_has_help(command: str) -> None:
     done = kvanta(command, "--help")
     assert (done.returncode, done.stderr) == (0, "")
@@ -88,11 +90,11 @@ def test_generate_reports_the_bytes_that_were_held() -> None:
 
 @pytest.mark.parametrize(("unit", "ending"), [(True, "clipped: it needs scales]"), (False, "clipped]")])
 def test_what_to_do_about_clipped_values(unit: bool, ending: str) -> None:
-    from kvanta.cli.generate import _closing_line
+    from kvanta.cli.generation_report import closing_line
 
     figures = {"generated_tokens": 1, "tokens_per_second": 0.0, "seconds_to_first_token": 0.0, "cache_bytes": None}
     cache = {"kv_cache_dtype": "fp8", "bytes_per_token": 1, "saturated": 7, "unit_scales": unit}
-    assert _closing_line({**figures, **cache}).endswith(ending)
+    assert closing_line({**figures, **cache}).endswith(ending)
 
 
 def test_generate_with_the_tokenizer_of_another_folder(tmp_path: Path) -> None:

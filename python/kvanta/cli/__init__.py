@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 # Command -> its line in --help. Each is the module of its name here, with parser() and run().
 COMMANDS = {
     "generate": "text from a model, streamed, on any cache format",
+    "chat": "a conversation with a model, in the terminal",
     "serve": "an HTTP server that speaks OpenAI's API",
     "eval": "what each cache format does to a model's predictions",
     "plan": "how many tokens and users fit in a memory, per cache format",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import re
 import sys
@@ -15,7 +14,7 @@ from kvanta.engine_options import OPTIONS
 from kvanta.errors import InputError
 from kvanta.model_options import OPTIONS as MODEL_OPTIONS
 from kvanta.options import Option, flag_of
-from kvanta.sampling_params import SamplingParams
+from kvanta.sampling_params import SamplingParams, flag_fields
 from kvanta.values import one_line
 
 
@@ -139,7 +138,9 @@ class _NeutralOption(argparse.Action):
         name = self.dest.removeprefix("neutral_")
         (option,) = (each for each in MODEL_OPTIONS if each.name == name)
         if option.is_flag or option.read(value) != option.read(option.default):
-            raise InputError(f"{name} is an option of kvanta serve, kvanta generate and LLM, not of this command")
+            raise InputError(
+                f"{name} is an option of kvanta serve, kvanta generate, kvanta chat and LLM, not of this command"
+            )
 
 
 class _NoOption(argparse.Action):
@@ -232,7 +233,7 @@ def add_sampling_fields(group: Any, defaults: Mapping[str, Any]) -> None:
     the help.
     """
     hints = get_type_hints(SamplingParams)
-    for field in _sampling_flags():
+    for field in flag_fields():
         default = defaults.get(field.name, field.default)
         kinds = {bool: "flag", int: whole_number, float: real_number}
         (kind,) = {kinds[each] for each in _types_in(hints[field.name]) if each in kinds} or {str}
@@ -253,12 +254,8 @@ def add_sampling_fields(group: Any, defaults: Mapping[str, Any]) -> None:
 
 def sampling_arguments(values: argparse.Namespace) -> dict[str, Any]:
     """The sampling fields that were given, as arguments of SamplingParams."""
-    given = {field.name: getattr(values, field.name) for field in _sampling_flags()}
+    given = {field.name: getattr(values, field.name) for field in flag_fields()}
     return {name: value for name, value in given.items() if value is not None}
-
-
-def _sampling_flags() -> list[dataclasses.Field[Any]]:
-    return [field for field in dataclasses.fields(SamplingParams) if field.metadata["help"]]
 
 
 def _types_in(hint: Any) -> set[Any]:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from kvanta.cli.generation_report import GenerationMeter, closing_line
-from kvanta.compat_options import nearest
 from kvanta.errors import InputError, ResourceError
 from kvanta.outputs import RequestOutput
 from kvanta.sampling_params import flag_fields
@@ -20,6 +19,7 @@ from kvanta.terminal_chat.conversation import Conversation
 from kvanta.terminal_chat.line_input import QUOTES, LineInput
 from kvanta.terminal_chat.markdown import DIM, RESET, MarkdownRenderer, printable
 from kvanta.text_table import human_bytes
+from kvanta.values import nearest
 
 Answer = Generator[tuple[Found, RequestOutput], None, None]
 # Command -> its arguments and its line in /help.

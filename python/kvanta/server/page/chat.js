@@ -45,6 +45,11 @@ export class Chat {
     $("messages").scrollTop = $("messages").scrollHeight;
   }
 
+  #messages() {
+    const system = $("system").value.trim();
+    return system ? [{ role: "system", content: system }, ...this.#said] : this.#said;
+  }
+
   #request(text) {
     const common = {
       model: this.model(),
@@ -52,7 +57,7 @@ export class Chat {
       temperature: Math.max(0, Number($("temperature").value) || 0),
     };
     if ($("mode").value === "text") return ["v1/completions", { ...common, prompt: text }];
-    return ["v1/chat/completions", { ...common, messages: this.#said }];
+    return ["v1/chat/completions", { ...common, messages: this.#messages() }];
   }
 
   async #ask() {

@@ -70,7 +70,7 @@ class Browser:
 
 
 async def use_page(url: str, folder: Path) -> dict[str, Any]:
-    """What a user does, and what stands on the page then."""
+    """Types a prompt as a user does; returns parts of the page."""
     program = shutil.which("chromium-headless-shell")
     assert program, "the package chromium-headless-shell is missing (scripts/apt-packages.txt)"
     words = [program, "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", f"--user-data-dir={folder}"]

@@ -14,8 +14,8 @@ _DOT_PIXELS = 7
 def _offsets() -> list[tuple[float, float, str]]:
     """Places to try, in points from the dot, nearest first: x, y, and which side of the label is there."""
     places = []
-    sides = (("left", 8), ("right", -8), ("center", 0), ("left", 30), ("right", -30), ("left", 60), ("right", -60))
-    sides += (("left", 100), ("left", 150), ("left", 200))
+    sides = [("left", 8), ("right", -8), ("center", 0), ("left", 30), ("right", -30), ("left", 60), ("right", -60)]
+    sides += [("left", 100), ("left", 150), ("left", 200)]
     for distance, (side, x) in itertools.product((0, 8, 16, 26, 38, 52, 68, 84, 100), sides):
         for sign in (1, -1):
             rise = sign * (distance or (9 if side == "center" else 0))
@@ -38,7 +38,8 @@ def place_labels(
     figure.draw_without_rendering()  # the layout decides where the dots are
     renderer = figure.canvas.get_renderer()
     frame = axes.get_window_extent()
-    taken, labels = [], []
+    taken: list[Any] = []
+    labels: list[Any] = []
     for place in places.values():
         x, y = axes.transData.transform(place)
         taken.append(Bbox.from_bounds(x - _DOT_PIXELS, y - _DOT_PIXELS, 2 * _DOT_PIXELS, 2 * _DOT_PIXELS))

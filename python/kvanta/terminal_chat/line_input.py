@@ -29,8 +29,10 @@ class LineInput:
     def read(self, prompt: str) -> str | None:
         """One line without its end; None at the end of the input."""
         try:
-            if self.interactive:
+            if self.interactive and sys.stdout.isatty():
                 return input(prompt)
+            if self.interactive:  # input would write the prompt between the answers
+                print(prompt, end="", file=sys.stderr, flush=True)
             line = sys.stdin.readline()
         except EOFError:
             return None

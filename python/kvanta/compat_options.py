@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ from kvanta.errors import InputError
 from kvanta.ignored_options import IGNORED_GROUPS, LISTS_OF_VALUES
 from kvanta.options import flag_of
 from kvanta.refused_options import REFUSED_GROUPS, SHORT_FLAGS
-from kvanta.values import one_line, truth
+from kvanta.values import nearest, one_line, truth
 
 
 class Refusal(NamedTuple):
@@ -71,12 +70,6 @@ def check_refused(name: str, value: Any) -> None:
     given = value.lower() if isinstance(value, str) else value
     if given and given not in (*neutral, "none", "null", "false", "{}", "[]"):
         raise InputError(f"{name} is not supported, got {one_line(value)}: {reason}")
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a message: "; did you mean X?", or nothing when no name is similar."""
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {matches[0]}?" if matches else ""
 
 
 def known_arguments(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvanta import _core
-from kvanta.engine_options import engine_config
+from kvanta.engine_options import EngineOptions, engine_config
 from kvanta.errors import InputError
 from kvanta.generation_config import default_sampling, describe
 from kvanta.model_folder import check_model_folder
@@ -35,6 +35,7 @@ class LoadedModel:
         """`arguments`: EngineOptions and ModelOptions by name. `tokenizer`, `chat_template`: instead of the model's."""
         options = ModelOptions.read(arguments)
         forms = options.forms
+        EngineOptions.read(arguments)  # before anything is downloaded
         folder = resolve_model(model, options.hub)
         options.check_format(folder)
         self.name = folder.name

@@ -11,7 +11,7 @@ from pathlib import Path
 from kvanta.errors import InputError, ResourceError
 from kvanta.gguf_parts import model_name, part_paths
 from kvanta.tokenizer_files.files import check_not_a_pointer
-from kvanta.values import one_line
+from kvanta.values import nearest, one_line
 
 SHIPPED = Path(__file__).parent / "shipped"
 NAMES = ("stories260k", "smollm2")
@@ -130,7 +130,10 @@ def _local_model(model: str | os.PathLike[str]) -> ModelFolder | None:
         return ModelFolder(name, smollm2_folder())
     if _HUB_ID.fullmatch(name) and path.suffix.lower() != ".gguf":
         return None
-    raise InputError(f"there is no model {name!r}: not a folder, not a .gguf file, not one of: {', '.join(NAMES)}")
+    raise InputError(
+        f"there is no model {name!r}: not a folder, not a .gguf file, not one of: {', '.join(NAMES)}"
+        f"{nearest(name, NAMES)}"
+    )
 
 
 def example_configs() -> list[str]:
@@ -155,4 +158,6 @@ def resolve_config(model: str | os.PathLike[str]) -> ModelFolder:
     try:
         return resolve_model(model)
     except InputError as error:
-        raise InputError(f"{error}; example configs: {', '.join(example_configs())}") from None
+        names = ", ".join(example_configs())
+        similar = nearest(str(model).lower(), example_configs())
+        raise InputError(f"{error}{similar or f'; example configs: {names}'}") from None

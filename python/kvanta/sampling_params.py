@@ -196,3 +196,8 @@ class SamplingParams:
 
 
 _CHECKS = [(field.name, field.default, field.metadata["check"]) for field in dataclasses.fields(SamplingParams)]
+
+
+def flag_fields() -> list[dataclasses.Field[Any]]:
+    """The fields that commands have as flags."""
+    return [field for field in dataclasses.fields(SamplingParams) if field.metadata["help"]]

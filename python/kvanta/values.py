@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import math
 import numbers
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -73,3 +75,9 @@ def real_number(name: str, value: Any, low: float, high: float, *, open_below: b
         bracket = "(" if open_below else "["
         raise InputError(f"{name} must be a number in {bracket}{low:g}, {high:g}], got {one_line(value)}")
     return number
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a message: "; did you mean X?", or nothing when no name is similar."""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {matches[0]}?" if matches else ""

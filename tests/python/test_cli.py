@@ -38,15 +38,59 @@ def test_version_and_help() -> None:
     for words in ([], ["--help"]):
         done = kvanta(*words)
         assert done.returncode == 0
-        for command in ("generate", "serve", "eval", "plan", "calibrate", "formats", "convert", "bench"):
+        for command in ("generate", "chat", "serve", "eval", "plan", "calibrate", "formats", "convert", "bench"):
             assert command in done.stdout
 
 
-@pytest.mark.parametrize("command", ["generate", "serve", "eval", "plan", "calibrate", "formats", "convert", "bench"])
+@pytest.mark.parametrize(
+    "command", ["generate", "chat", "serve", "eval", "plan", "calibrate", "formats", "convert", "bench"]
+)
 def test_every_command_has_help(command: str) -> None:
     done = kvanta(command, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"kvanta {command}" in done.stdout
+
+
+def test_help_of_a_command_lists_choices() -> None:
+    done = kvanta("help", "generate")
+    assert done.stdout == kvanta("generate", "--help").stdout
+    for choices in ("auto, bfloat16, float16, float32 [auto]", "auto, cpu, cuda [auto]"):
+        assert choices in done.stdout
+
+
+def test_options_are_checked_before_the_model_is_looked_for() -> None:
+    """A hub id would be downloaded first."""
+    for words in (["generate", "organization/model", "x"], ["serve", "organization/model", "--port", "0"]):
+        done = kvanta(*words, "--dtype", "float17", HF_HUB_OFFLINE="1")
+        assert done.returncode == 2
+        assert "dtype must be one of auto" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "words", [["kvanta", "run"], ["kvanta.launch_server"], ["kvanta.entrypoints.openai.api_server"]]
+)
+def test_other_names_of_serve(words: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", *words, "--help"], capture_output=True, text=True, check=True)
+    assert done.stdout == kvanta("serve", "--help").stdout
+
+
+def test_the_table_of_formats_fits_the_terminal() -> None:
+    lines = kvanta("formats", COLUMNS="100").stdout.split("\n\n")[0].splitlines()
+    assert max(map(len, lines)) <= 100
+    whole = kvanta("formats", COLUMNS="400").stdout.split("\n\n")[0].splitlines()
+    assert len(whole) < len(lines)
+    assert " ".join(lines[2:4][0].split()[:1]) == whole[2].split()[0]
+    assert re.search(r"mla_fp8 .* 9\.11 ", whole[-3] + whole[-2] + whole[-1])
+
+
+def test_completion_in_bash() -> None:
+    script = kvanta("completion", "bash").stdout
+    script += 'complete_words() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _kvanta; echo "${COMPREPLY[@]}"; }\n'
+    script += "complete_words kvanta ser; complete_words kvanta run --served\n"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["serve", "--served-model-name --served-model-names"]
+    assert "bashcompinit" in kvanta("completion", "zsh").stdout
+    assert "__fish_seen_subcommand_from chat' -l system" in kvanta("completion", "fish").stdout
 
 
 def test_generate() -> None:
@@ -88,11 +132,11 @@ def test_generate_reports_the_bytes_that_were_held() -> None:
 
 @pytest.mark.parametrize(("unit", "ending"), [(True, "clipped: it needs scales]"), (False, "clipped]")])
 def test_what_to_do_about_clipped_values(unit: bool, ending: str) -> None:
-    from kvanta.cli.generate import _closing_line
+    from kvanta.cli.generation_report import closing_line
 
     figures = {"generated_tokens": 1, "tokens_per_second": 0.0, "seconds_to_first_token": 0.0, "cache_bytes": None}
     cache = {"kv_cache_dtype": "fp8", "bytes_per_token": 1, "saturated": 7, "unit_scales": unit}
-    assert _closing_line({**figures, **cache}).endswith(ending)
+    assert closing_line({**figures, **cache}).endswith(ending)
 
 
 def test_generate_with_the_tokenizer_of_another_folder(tmp_path: Path) -> None:
@@ -137,6 +181,10 @@ BAD: dict[str, tuple[list[str], str]] = {
     "misspelt option": (["generate", "stories260k", "x", "--kv-cache-dtpye", "int8"], "did you mean --kv-cache-dtype"),
     "no model": (["generate"], "MODEL is missing"),
     "no such model": (["generate", "nosuch", "x"], "stories260k, smollm2"),
+    "misspelt model": (["generate", "storys260k", "x"], "did you mean stories260k"),
+    "misspelt config": (["plan", "llama-3.1-8"], "did you mean llama-3.1-8b"),
+    "MODEL behind a list": (["serve", "--api-key", "abc", "stories260k"], "--api-key took 'abc' and 'stories260k'"),
+    "no such shell": (["completion", "cmd"], "cmd.*bash"),
     "no such folder": (["plan", "/no/such/folder"], "/no/such/folder"),
     "model twice": (["plan", "stories260k", "--model", "stories260k"], "twice"),
     "too many words": (["generate", "stories260k", "x", "y"], "'y'"),

@@ -127,7 +127,7 @@ def test_the_scripts_read_metrics_and_streams(tmp_path: Path) -> None:
         r"""
 import { budget, gainedQuantile, parseMetrics, readings } from "./metrics.js";
 import { EventReader, errorMessage } from "./stream.js";
-import { niceCeiling, show } from "./chart.js";
+import { ago, linePaths, niceCeiling, show } from "./chart.js";
 import { figures } from "./chat.js";
 
 const text = (tokens, hits, fast, slow) => `# HELP kvanta:generation_tokens_total New tokens.
@@ -179,6 +179,9 @@ assert.deepEqual([0, 0.3, 1, 99, 100, 101].map(niceCeiling), [1, 0.5, 1, 100, 10
 const values = [null, 0, 0.05415, 12.34, 3005.4];
 assert.deepEqual(values.map((value) => show(value, "")), ["–", "0", "0.0542", "12.3", "3,005"]);
 assert.equal(show(5, "ms"), "5 ms");
+assert.deepEqual([58, 298].map(ago), ["−58 s", "−4.97 min"]);
+assert.deepEqual(linePaths([null, "1 2", null]), { lines: "M1 2", dots: "M1 2h0" }); // a point alone can be seen
+assert.deepEqual(linePaths(["1 2", "3 4", null, "5 6"]), { lines: "M1 2L3 4M5 6", dots: "M5 6h0" });
 const usage = { completion_tokens: 11, prompt_tokens: 9, prompt_tokens_details: { cached_tokens: 4 } };
 const said = "11 tokens · 5.0 per second · first after 500 ms · 4 of 9 prompt tokens from the cache";
 assert.equal(figures(usage, 0, 500, 2500), said);

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 # Command -> its line in --help. Each is the module of its name here, with parser() and run().
 COMMANDS = {
     "generate": "text from a model, streamed, on any cache format",
+    "chat": "a conversation with a model, in the terminal",
     "serve": "an HTTP server that speaks OpenAI's API",
     "eval": "what each cache format does to a model's predictions",
     "plan": "how many tokens and users fit in a memory, per cache format",
@@ -20,7 +21,9 @@ COMMANDS = {
     "formats": "the table of cache formats",
     "convert": "a GGUF file to a folder in Hugging Face layout",
     "bench": "speed of the attention kernels, and of a server under load",
+    "completion": "a script that completes commands and options in bash, zsh or fish",
 }
+ALIASES = {"run": "serve"}
 
 
 def _help() -> str:
@@ -33,16 +36,18 @@ def _help() -> str:
             "",
             *lines,
             "",
-            "kvanta COMMAND --help lists the options of a command; kvanta --version prints the version.",
+            "kvanta help COMMAND, or kvanta COMMAND --help, lists its options; kvanta --version prints the version.",
             "First look, without a network: kvanta generate stories260k 'Once upon a time'",
         ]
     )
 
 
 def _run(words: Sequence[str]) -> int:
-    from kvanta.compat_options import nearest
     from kvanta.errors import InputError
+    from kvanta.values import nearest
 
+    if len(words) > 1 and words[0] == "help":
+        words = [words[1], "--help"]
     if not words or words[0] in ("-h", "--help", "help"):
         print(_help())
         return 0
@@ -51,10 +56,11 @@ def _run(words: Sequence[str]) -> int:
 
         print(f"kvanta {__version__}")
         return 0
-    if words[0] not in COMMANDS:
+    name = ALIASES.get(words[0], words[0])
+    if name not in COMMANDS:
         what = "option" if words[0].startswith("-") else "command"
         raise InputError(f"unknown {what} {words[0]!r}{nearest(words[0], COMMANDS)}; commands: {', '.join(COMMANDS)}")
-    command = importlib.import_module(f"kvanta.cli.{words[0]}")
+    command = importlib.import_module(f"kvanta.cli.{name}")
     return int(command.run(command.parser().parse_exactly(words[1:])))
 
 

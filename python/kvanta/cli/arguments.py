@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
-from kvanta.compat_options import IGNORED, LISTS, OPPOSITES, REFUSED, check_refused, flags_of, ignored_note, nearest
+from kvanta.compat_options import IGNORED, LISTS, OPPOSITES, REFUSED, check_refused, flags_of, ignored_note
 from kvanta.engine_options import OPTIONS
 from kvanta.errors import InputError
 from kvanta.model_options import OPTIONS as MODEL_OPTIONS
 from kvanta.options import Option, flag_of
-from kvanta.sampling_params import SamplingParams
-from kvanta.values import one_line
+from kvanta.sampling_params import SamplingParams, flag_fields
+from kvanta.values import nearest, one_line
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -48,6 +47,11 @@ class CommandParser(argparse.ArgumentParser):
         if unknown:
             self.error(f"one argument too many: {unknown[0]!r}")
         return values
+
+    @property
+    def actions(self) -> list[argparse.Action]:
+        """Every option and argument."""
+        return self._actions
 
     def nearest(self, flag: str) -> str:
         """The end of a message on an unknown flag."""
@@ -139,7 +143,9 @@ class _NeutralOption(argparse.Action):
         name = self.dest.removeprefix("neutral_")
         (option,) = (each for each in MODEL_OPTIONS if each.name == name)
         if option.is_flag or option.read(value) != option.read(option.default):
-            raise InputError(f"{name} is an option of kvanta serve, kvanta generate and LLM, not of this command")
+            raise InputError(
+                f"{name} is an option of kvanta serve, kvanta generate, kvanta chat and LLM, not of this command"
+            )
 
 
 class _NoOption(argparse.Action):
@@ -158,12 +164,20 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 def model_of(values: argparse.Namespace) -> str:
     """Moves a misplaced positional along: with --model, the first positional is what follows MODEL."""
     if values.model_option is None and values.MODEL is None:
-        raise InputError("MODEL is missing: give a folder, a .gguf file, stories260k or smollm2")
+        raise InputError(f"MODEL is missing: {_swallowing(values)}give a folder, a .gguf file, stories260k or smollm2")
     if values.model_option is not None and values.MODEL is not None:
         if getattr(values, "PROMPT", ...) is not None:
             raise InputError(f"MODEL is given twice: {values.MODEL!r} and --model {values.model_option!r}")
         values.PROMPT = values.MODEL
     return str(values.MODEL if values.model_option is None else values.model_option)
+
+
+def _swallowing(values: argparse.Namespace) -> str:
+    """The list option that probably took MODEL for one of its values, as part of a message."""
+    for name, given in vars(values).items():
+        if isinstance(given, list) and len(given) > 1:
+            return f"{flag_of(name)} took {' and '.join(map(repr, given))}; put MODEL before it, or "
+    return ""
 
 
 def add_engine_options(parser: argparse.ArgumentParser, *, own: Sequence[str] = (), loads: bool = False) -> None:
@@ -207,6 +221,8 @@ def add_options(group: Any, options: Sequence[Option], opposites: Mapping[str, s
                     no = f"--no-{flag.removeprefix('--')}"
                     group.add_argument(no, dest=option.name, action="store_false", default=None, help=argparse.SUPPRESS)
             continue
+        if any(choice not in text for choice in option.choices):
+            text += f": {', '.join(option.choices)}"
         text += f" [{option.default}]" if option.default not in ("", 0, ()) and not option.is_list else ""
         many: Any = {"nargs": "+", "action": "extend"} if option.is_list else {}
         group.add_argument(*option.flags, dest=option.name, metavar=option.metavar, help=text, **many)
@@ -232,7 +248,7 @@ def add_sampling_fields(group: Any, defaults: Mapping[str, Any]) -> None:
     the help.
     """
     hints = get_type_hints(SamplingParams)
-    for field in _sampling_flags():
+    for field in flag_fields():
         default = defaults.get(field.name, field.default)
         kinds = {bool: "flag", int: whole_number, float: real_number}
         (kind,) = {kinds[each] for each in _types_in(hints[field.name]) if each in kinds} or {str}
@@ -253,12 +269,8 @@ def add_sampling_fields(group: Any, defaults: Mapping[str, Any]) -> None:
 
 def sampling_arguments(values: argparse.Namespace) -> dict[str, Any]:
     """The sampling fields that were given, as arguments of SamplingParams."""
-    given = {field.name: getattr(values, field.name) for field in _sampling_flags()}
+    given = {field.name: getattr(values, field.name) for field in flag_fields()}
     return {name: value for name, value in given.items() if value is not None}
-
-
-def _sampling_flags() -> list[dataclasses.Field[Any]]:
-    return [field for field in dataclasses.fields(SamplingParams) if field.metadata["help"]]
 
 
 def _types_in(hint: Any) -> set[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from shutil import get_terminal_size
 from typing import Any
 
 from kvanta import attention, formats
@@ -28,8 +29,13 @@ def _text(report: dict[str, Any]) -> str:
         exact = "open page" if row["exact"] == "open" else ""
         if row["sink_pages"]:
             exact += " + first page"
-        rows.append([row["name"], ", ".join(row["aliases"]), f"{row['bits_per_element']:g}", exact, row["summary"]])
-    table = render_table(["format", "also", "bits", "kept in bf16", "what it is"], rows, left=(0, 1, 3, 4))
+        rows.append([row["name"], ", ".join(row["aliases"]), f"{row['bits_per_element']:.2f}", exact, row["summary"]])
+    table = render_table(
+        ["format", "also", "bits", "kept in bf16", "what it is"],
+        rows,
+        left=(0, 1, 3, 4),
+        limit=get_terminal_size((0, 0)).columns,
+    )
     backends = f"Every format is attended to as it is stored by: {', '.join(report['backends'])}"
     sizes = "Bits per element at a head size of 128, scales included; of latents at 512 + 64 rotated channels."
     return f"{table}\n\n{sizes}\n{backends}"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-from typing import Any
 
 from kvanta.cli.arguments import (
     CommandParser,
@@ -16,13 +14,13 @@ from kvanta.cli.arguments import (
     model_of,
     sampling_arguments,
 )
+from kvanta.cli.generation_report import GenerationMeter, closing_line
 from kvanta.cli.report import add_json, write_json_file, write_report
 from kvanta.errors import InputError
 from kvanta.llm import LLM
 from kvanta.outputs import RequestOutput
 from kvanta.prompts import TokenPrompt, read_prompt
 from kvanta.sampling_params import SamplingParams
-from kvanta.text_table import human_bytes
 
 # Defaults that differ from those of SamplingParams; the model's own count only if --generation-config is given.
 _DEFAULTS = {"max_tokens": 256, "temperature": 0.0}
@@ -78,61 +76,6 @@ def _make_prompt(llm: LLM, text: str, values: argparse.Namespace) -> TokenPrompt
     return llm.chat_prompt(messages)
 
 
-class _CachePeak:
-    """The most bytes that the engine held for the sequence: its pages are freed with its last token."""
-
-    def __init__(self, llm: LLM) -> None:
-        self._llm = llm
-        self._page_size = llm.config.page_size
-        self._page = -1
-        self.bytes = 0
-
-    def look(self, output: RequestOutput) -> None:
-        """Asks the engine once per page: what it holds grows by pages."""
-        tokens = len(output.prompt_token_ids) + len(output.outputs[0].token_ids) - 1  # the newest is not in the cache
-        page = (tokens - 1) // self._page_size
-        if page != self._page and not output.finished:
-            self._page = page
-            self.bytes = max(self.bytes, int(self._llm.stats()["cache_used_bytes"]))
-
-
-def _report(
-    llm: LLM, output: RequestOutput, cache_bytes: int, prompt_seconds: float, decode_seconds: float
-) -> dict[str, Any]:
-    stats = llm.stats()
-    text = output.outputs[0]
-    scales = [scale for layer in stats["layers"] for side in ("k_scale", "v_scale") for scale in layer[side]]
-    return {
-        "model": llm.model,
-        "prompt_tokens": len(output.prompt_token_ids),
-        "generated_tokens": len(text.token_ids),
-        "text": text.text,
-        "token_ids": text.token_ids,
-        "finish_reason": text.finish_reason,
-        "seconds_to_first_token": prompt_seconds,
-        "tokens_per_second": (len(text.token_ids) - 1) / decode_seconds if len(text.token_ids) > 1 else 0.0,
-        "kv_cache_dtype": stats["kv_cache_dtype"],
-        "bytes_per_token": stats["bytes_per_token"],
-        "cache_bytes": cache_bytes or None,
-        "saturated": stats["saturated"],
-        "unit_scales": bool(scales) and all(scale == 1.0 for scale in scales),
-        "backend": stats["backend"],
-    }
-
-
-def _closing_line(report: dict[str, Any]) -> str:
-    held = "" if report["cache_bytes"] is None else f", {human_bytes(report['cache_bytes'])} held"
-    line = (
-        f"[{report['generated_tokens']} tokens, {report['tokens_per_second']:.1f} tokens/s, "
-        f"first after {report['seconds_to_first_token']:.2f} s | {report['kv_cache_dtype']} cache: "
-        f"{report['bytes_per_token']:,.0f} bytes/token{held}]"
-    )
-    if report["saturated"]:
-        line += f"\n[{report['saturated']} values did not fit the cache format and were clipped"
-        line += ": it needs scales]" if report["unit_scales"] else "]"
-    return line
-
-
 def run(values: argparse.Namespace) -> int:
     """Runs the command."""
     model = model_of(values)
@@ -148,25 +91,21 @@ def run(values: argparse.Namespace) -> int:
     prompt = _make_prompt(llm, text, values)
 
     to_terminal = values.json != "-"
-    peak = _CachePeak(llm)
-    begin = first = time.perf_counter()
+    meter = GenerationMeter(llm)
     output: RequestOutput | None = None
     for piece, output in llm.stream(prompt, params):
-        if len(output.outputs[0].token_ids) <= 1:
-            first = time.perf_counter()
         if to_terminal:
             sys.stdout.write(piece)
             sys.stdout.flush()
-        peak.look(output)
-    end = time.perf_counter()
+        meter.update(output)
     assert output is not None, "a request ended without an output"
-    report = _report(llm, output, peak.bytes, first - begin, end - first)
+    report = meter.report(output)
     if not to_terminal:
         write_report("-", report, "")
         return 0
     sys.stdout.write("\n")
     sys.stdout.flush()
-    print(_closing_line(report), file=sys.stderr)
+    print(closing_line(report), file=sys.stderr)
     if values.json is not None:
         write_json_file(values.json, report)
     return 0

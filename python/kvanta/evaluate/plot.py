@@ -38,8 +38,8 @@ def write_plot(file: str, report: Mapping[str, Any]) -> None:
     figure = new_figure(13, 5.6)
     left, right = figure.subplots(1, 2)
     figure.suptitle(
-        f"{report['model']}: cache formats against {report['reference']}, {report['scored_tokens']:,} tokens of "
-        f"{Path(report['text']).name} in windows of {report['context']:,}"
+        f"{report['model']}: cache formats against {report['reference']}, {report['tokens']:,} tokens of "
+        f"{Path(report['text']).name} in windows of {report['context']:,}, second halves compared"
     )
     for color, label in ((_FRONT, "Pareto front: none is both smaller and of less divergence"), (_DOT, "others")):
         left.plot([], [], "o", color=color, label=label)
@@ -70,7 +70,7 @@ def _accuracy(axes: Any, rows: Mapping[str, Mapping[str, Any]], front: Sequence[
     axes.set_xlabel("bits per element of the cache, scales included")
     axes.set_ylabel("mean KL divergence (nats per token), bars: 95 %")
     axes.set_title("Accuracy over bits: down and left is better", fontsize=11)
-    place_labels(axes, places)
+    place_labels(axes, places, [places[name] for name in front])
 
 
 def _memory(axes: Any, report: Mapping[str, Any], front: Sequence[str]) -> None:
@@ -84,7 +84,7 @@ def _memory(axes: Any, report: Mapping[str, Any], front: Sequence[str]) -> None:
     axes.set_title("Precision over memory: up and left is better", fontsize=11)
     above = axes.secondary_xaxis("top", functions=(lambda x: x * unit / limit, lambda x: x * limit / unit))
     above.set_xlabel("bytes per token", fontsize=9)
-    place_labels(axes, places)
+    place_labels(axes, places, [places[name] for name in front])
 
 
 def _largest(report: Mapping[str, Any]) -> float:

@@ -17,6 +17,24 @@ def load_axis(reports: Sequence[Report]) -> tuple[str, str]:
     return "most requests at one time", "peak_concurrency"
 
 
+def plain_number(value: float, _: object) -> str:
+    """A tick of a logarithmic axis: 20, 50 or 0.5, and none at digits between 1, 2 and 5 times a power of ten."""
+    digits = f"{value:.0e}"
+    return f"{value:g}" if digits[0] in "125" else ""
+
+
+def spread_ticks(loads: Sequence[float]) -> list[float]:
+    """Loads far enough apart for their labels, the first and the last among them."""
+    gap = (loads[-1] - loads[0]) / 20
+    shown = [loads[0]]
+    for load in loads[1:]:
+        if load - shown[-1] >= gap:
+            shown.append(load)
+    if shown[-1] != loads[-1]:
+        shown[-1] = loads[-1]
+    return shown
+
+
 def write_plot(file: str, reports: Sequence[Report]) -> None:
     """Raises ResourceError if the file cannot be written."""
     figure = new_figure(14, 4.6)
@@ -44,7 +62,13 @@ def write_plot(file: str, reports: Sequence[Report]) -> None:
         axes.set_yscale("log")
         axes.legend(fontsize=8, frameon=False)
     throughput.legend(fontsize=8, frameon=False)
+    loads = sorted({run[key] for report in reports for run in report["runs"]})
+    for axes in (first, others):
+        axes.yaxis.set_major_formatter(plain_number)
+        axes.yaxis.set_minor_formatter(plain_number)
+        axes.tick_params(which="both", labelsize=9)
     for axes in panels:
+        axes.set_xticks(spread_ticks(loads), labels=[f"{load:g}" for load in spread_ticks(loads)])
         axes.set_xlabel(title)
         axes.grid(True, which="both", alpha=0.25, linewidth=0.6)
     save_figure(figure, file)

@@ -1,4 +1,4 @@
-// A line or area chart of the last minutes, in SVG, with its newest values in words below it.
+// A line or area chart of the last minutes, in SVG, with a scale, a time axis, and its newest values in words below it.
 
 const SVG = "http://www.w3.org/2000/svg";
 const [WIDTH, HEIGHT] = [300, 100];
@@ -27,29 +27,57 @@ function element(name, attributes = {}) {
   return made;
 }
 
+function item(text) {
+  const made = document.createElement("li");
+  made.textContent = text;
+  return made;
+}
+
+// A time before now, as the time axis has it.
+export function ago(seconds) {
+  return seconds < 90 ? `−${Math.round(seconds)} s` : `−${show(seconds / 60, "min")}`;
+}
+
+// Paths of one series: a line through neighbouring points, and a dot, which is a line without length, for a point alone.
+export function linePaths(points) {
+  let [lines, dots] = ["", ""];
+  points.forEach((point, index) => {
+    if (point === null) return;
+    const [before, after] = [points[index - 1] ?? null, points[index + 1] ?? null];
+    lines += `${before === null ? "M" : "L"}${point}`;
+    if (before === null && after === null) dots += `M${point}h0`;
+  });
+  return { lines, dots };
+}
+
 export class Chart {
   // title, unit; stacked: areas on top of each other; least: the smallest top of the axis; optional: hidden while it has
-  // nothing to show.
-  constructor(parent, { title, unit = "", stacked = false, least = 0, optional = false }) {
-    Object.assign(this, { title, unit, stacked, least, ceiling: null, points: [], names: [] });
+  // nothing to show; period: seconds between points.
+  constructor(parent, { title, unit = "", stacked = false, least = 0, optional = false, period = 2 }) {
+    Object.assign(this, { title, unit, stacked, least, period, points: [], names: [] });
     this.figure = document.createElement("figure");
     const caption = document.createElement("figcaption");
     caption.textContent = unit ? `${title} (${unit})` : title;
     this.svg = element("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" });
-    this.legend = document.createElement("ul");
-    this.legend.className = "legend";
-    this.figure.append(caption, this.svg, this.legend);
+    [this.scale, this.times, this.legend] = ["scale", "times", "legend"].map((name) => {
+      const list = document.createElement("ul");
+      list.className = name;
+      return list;
+    });
+    const plot = document.createElement("div");
+    plot.className = "plot";
+    plot.append(this.scale, this.svg, this.times);
+    this.figure.append(caption, plot, this.legend);
     this.figure.hidden = optional;
     parent.append(this.figure);
     this.draw();
   }
 
   // `values`: series -> value or null.
-  push(values, ceiling = null) {
+  push(values) {
     for (const name of Object.keys(values)) if (!this.names.includes(name)) this.names.push(name);
     this.points.push(values);
     if (this.points.length > MAX_POINTS) this.points.shift();
-    this.ceiling = ceiling;
     if (Object.values(values).some((value) => value !== null)) this.figure.hidden = false;
     this.draw();
   }
@@ -59,7 +87,7 @@ export class Chart {
       const values = this.names.map((name) => point[name] ?? 0);
       return this.stacked ? values.reduce((sum, value) => sum + value, 0) : Math.max(0, ...values);
     });
-    this.top = this.ceiling ?? niceCeiling(Math.max(this.least, ...sums));
+    this.top = niceCeiling(Math.max(this.least, ...sums));
     this.svg.replaceChildren(...this.grid(), ...(this.stacked ? this.areas() : this.lines()));
     this.describe();
   }
@@ -80,15 +108,14 @@ export class Chart {
   }
 
   lines() {
-    return this.names.map((name, series) => {
-      let path = "";
-      let pen = "M";
-      this.points.forEach((point, index) => {
+    return this.names.flatMap((name, series) => {
+      const places = this.points.map((point, index) => {
         const value = point[name] ?? null;
-        if (value !== null) path += `${pen}${this.x(index).toFixed(1)} ${this.y(value).toFixed(1)}`;
-        pen = value === null ? "M" : "L";
+        return value === null ? null : `${this.x(index).toFixed(1)} ${this.y(value).toFixed(1)}`;
       });
-      return element("path", { class: `lines series${series % SERIES}`, d: path });
+      const { lines, dots } = linePaths(places);
+      const color = `series${series % SERIES}`;
+      return [element("path", { class: `lines ${color}`, d: lines }), element("path", { class: `dots ${color}`, d: dots })];
     });
   }
 
@@ -116,8 +143,9 @@ export class Chart {
       entry.append(color, `${name} `, value);
       return entry;
     });
-    const scale = document.createElement("li");
-    scale.textContent = `axis to ${show(this.top, this.unit)}`;
-    this.legend.replaceChildren(...entries, scale);
+    this.legend.replaceChildren(...entries);
+    const across = (Math.max(MIN_POINTS, this.points.length) - 1) * this.period;
+    this.scale.replaceChildren(...[this.top, this.top / 2, 0].map((value) => item(show(value, ""))));
+    this.times.replaceChildren(...[ago(across), ago(across / 2), "now"].map(item));
   }
 }

@@ -1,5 +1,6 @@
 // The chat: messages, the form, one answer at a time.
 
+import { renderMarkdown } from "./markdown.js";
 import { streamCompletion } from "./stream.js";
 
 const $ = (id) => document.getElementById(id);
@@ -33,7 +34,7 @@ export class Chat {
   #show(role, text) {
     const message = document.createElement("div");
     message.className = `message ${role}`;
-    const body = document.createElement("span");
+    const body = document.createElement("div");
     body.textContent = text;
     message.append(body);
     $("messages").append(message);
@@ -45,6 +46,11 @@ export class Chat {
     $("messages").scrollTop = $("messages").scrollHeight;
   }
 
+  #messages() {
+    const system = $("system").value.trim();
+    return system ? [{ role: "system", content: system }, ...this.#said] : this.#said;
+  }
+
   #request(text) {
     const common = {
       model: this.model(),
@@ -52,7 +58,7 @@ export class Chat {
       temperature: Math.max(0, Number($("temperature").value) || 0),
     };
     if ($("mode").value === "text") return ["v1/completions", { ...common, prompt: text }];
-    return ["v1/chat/completions", { ...common, messages: this.#said }];
+    return ["v1/chat/completions", { ...common, messages: this.#messages() }];
   }
 
   async #ask() {
@@ -60,13 +66,14 @@ export class Chat {
     if (!text.trim()) return;
     $("text").value = "";
     const said = this.#said;
+    const plain = $("mode").value === "text"; // no Markdown in a text that is continued
     said.push({ role: "user", content: text });
     this.#show("user", text);
     const { message, body } = this.#show("assistant", "");
     const note = document.createElement("span");
     note.className = "note";
     message.append(note);
-    body.className = "waiting";
+    body.className = "answer waiting";
     this.#stop = new AbortController();
     $("send").textContent = "Stop";
     const began = performance.now();
@@ -82,7 +89,8 @@ export class Chat {
           if (piece) first ??= performance.now();
           usage = chunk.usage ?? usage;
           answer += piece;
-          body.textContent = answer;
+          if (plain) body.textContent = answer;
+          else body.replaceChildren(...renderMarkdown(answer));
           this.#follow();
         },
       });
@@ -92,7 +100,7 @@ export class Chat {
       note.textContent = stopped ? "stopped" : error.message;
       if (!stopped) message.classList.add("failed");
     }
-    body.className = "";
+    body.className = plain ? "answer plain" : "answer";
     // A question without an answer would make the next one fail, or be answered in its stead.
     if (answer) said.push({ role: "assistant", content: answer });
     else said.pop();

@@ -8,7 +8,7 @@ const PERIOD_MS = 2000;
 const CHARTS = {
   throughput: { title: "Throughput", unit: "tokens/s", least: 1 },
   requests: { title: "Requests", least: 1 },
-  cache: { title: "Cache in use, by format", unit: "MiB", stacked: true, least: 1 },
+  cache: { title: "Cache in use, by format", unit: "MiB", stacked: true },
   prefix: { title: "Prompt tokens found in the prefix cache", unit: "%", least: 100 },
   first: { title: "Time to first token", unit: "ms" },
   next: { title: "Time between tokens", unit: "ms" },
@@ -50,12 +50,12 @@ async function look(charts) {
   const metrics = parseMetrics(await (await read("metrics")).text());
   const at = performance.now();
   const size = budget(metrics);
-  $("facts").textContent = [format && `cache ${format}`, size && `${Math.round(size).toLocaleString("en")} MiB`]
+  $("facts").textContent = [format && `cache ${format}`, size && `budget ${Math.round(size).toLocaleString("en")} MiB`]
     .filter(Boolean)
     .join(" · ");
   if (looked) {
     const shown = readings(looked.metrics, metrics, (at - looked.at) / 1000);
-    for (const [name, values] of Object.entries(shown)) charts[name].push(values, name === "cache" ? size : null);
+    for (const [name, values] of Object.entries(shown)) charts[name].push(values);
   }
   looked = { metrics, at };
 }
@@ -78,5 +78,5 @@ $("key").value = sessionStorage.getItem("kvanta-key") ?? "";
 $("key").addEventListener("change", () => sessionStorage.setItem("kvanta-key", $("key").value.trim()));
 new Chat({ model: () => model, headers });
 keepLooking(
-  Object.fromEntries(Object.entries(CHARTS).map(([name, options]) => [name, new Chart($("charts"), options)])),
+  Object.fromEntries(Object.entries(CHARTS).map(([name, options]) => [name, new Chart($("charts"), { ...options, period: PERIOD_MS / 1000 })])),
 );

@@ -1,0 +1,1 @@
+"""Modules under the names of vLLM."""

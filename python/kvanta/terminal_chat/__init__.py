@@ -1,0 +1,1 @@
+"""`kvanta chat`: a conversation in the terminal."""

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from stories import PROMPT
 
 from kvanta import LLM, BeamSearchParams
@@ -68,9 +69,9 @@ def test_the_model_against_all_pairs(llm: LLM) -> None:
     vocab = llm.model_info.vocab
     prompt = llm.tokenizer.encode(PROMPT)
 
-    def logprobs(tokens: list[int]) -> np.ndarray:
+    def logprobs(tokens: list[int]) -> NDArray[np.float64]:
         row = llm.logits(tokens)[-1].astype(np.float64)
-        return row - row.max() - np.log(np.exp(row - row.max()).sum())
+        return np.asarray(row - row.max() - np.log(np.exp(row - row.max()).sum()))
 
     first = logprobs(prompt)
     candidates = np.argsort(-first)[:12]
@@ -98,4 +99,4 @@ def test_one_beam_is_greedy_and_prompts_do_not_meet(llm: LLM, story: list[int]) 
 @pytest.mark.parametrize("wrong", [{"beam_width": 0}, {"max_tokens": 0}, {"length_penalty": math.nan}])
 def test_parameters_are_checked(wrong: dict[str, float]) -> None:
     with pytest.raises(InputError, match=next(iter(wrong))):
-        BeamSearchParams(**{"beam_width": 2, "max_tokens": 2, **wrong})
+        BeamSearchParams(**{"beam_width": 2, "max_tokens": 2, **wrong})  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from kvanta import __version__
 from kvanta.errors import InputError, ResourceError
 from kvanta.prompts import token_list
 from kvanta.server import prompts
-from kvanta.server.access import OPEN_PREFIX, AccessControl, RequestLog
+from kvanta.server.access import OPEN_PREFIX, AccessControl, RequestLog, refuse_web_pages
 from kvanta.server.admission import AdmissionLimiter
 from kvanta.server.answer import AnswerShape
 from kvanta.server.bites import large_json_bytes, read_json
@@ -32,9 +32,9 @@ from kvanta.server.errors import ApiError, JsonResponse, api_error, error_respon
 from kvanta.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, field_of
 from kvanta.server.schema import describe
 from kvanta.server.service import Service
+from kvanta.server.sglang_router import sglang_router
 from kvanta.values import one_line
 
-_SPLIT_AT_ONCE = 4096  # prompts, or token ids of one
 _PAGE = Path(__file__).parent / "page"
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; base-uri 'none'; frame-ancestors 'none'",
@@ -52,6 +52,7 @@ def make_app(service: Service, *, cors: Mapping[str, Any] | None = None) -> ASGI
     _add_tokenizer(app, service)
     _add_models(app, service)
     _add_state(app, service)
+    sglang_router(service, app.router)
     describe(app, needs_key=bool(service.api_keys))
     if _PAGE.is_dir():
         app.include_router(page_router(_PAGE))
@@ -142,7 +143,7 @@ def _add_texts(app: FastAPI, service: Service) -> None:
             echo=echo,
             defaults=defaults,
         )
-        large = isinstance(request.prompts, list) and len(request.prompts) > _SPLIT_AT_ONCE
+        large = isinstance(request.prompts, list) and len(request.prompts) > prompts.SPLIT_AT_ONCE
         split = functools.partial(prompts.split, request.prompts)
         entries = await front.off_loop(split) if large else split()
         special = request.add_special_tokens is not False
@@ -255,8 +256,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
     @app.post("/reset_prefix_cache")
     async def reset_prefix_cache(http: Request) -> Response:
         """Gives up every cached prefix that no running request uses."""
-        if "origin" in http.headers:  # a browser sends such a request for any page, without asking the server
-            raise ApiError(403, "not for web pages")
+        refuse_web_pages(http)
         await service.front.off_loop(service.front.loaded.engine.reset_prefix_cache)
         return Response()
 

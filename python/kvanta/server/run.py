@@ -49,6 +49,7 @@ def serve(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> i
         loaded = load(model, {"max_queued_requests": _MAX_QUEUED, **arguments}, options)
         sys.setswitchinterval(_SWITCH_SECONDS)
         front = AsyncLLM(loaded, time_limit=options.request_timeout)
+        front.metrics.vllm_names = options.metrics_prefix == "vllm"
         service = Service(
             front,
             options.served_model_name or [model],

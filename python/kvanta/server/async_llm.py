@@ -163,7 +163,7 @@ class AsyncLLM:
 
         parts = (self.tokenizer, self.loaded.grammars)
         stop_characters = sum(map(len, params.stop_strings))
-        quick = at_once and stop_characters <= _STOP_CHARACTERS_AT_ONCE
+        quick = at_once and not params.bad_words and stop_characters <= _STOP_CHARACTERS_AT_ONCE
         prompts += encode() if at_once else await self.off_loop(encode)
         if params.structured_outputs is not None:
             generations = await self._compile(make)

@@ -25,7 +25,7 @@ from kvanta.model_options import ModelOptions
 from kvanta.options import accepts_options
 from kvanta.outputs import RequestOutput, TokenLogprobs
 from kvanta.progress import progress_bar
-from kvanta.prompts import Prompt, TokenPrompt, read_prompt, split_prompts, token_list
+from kvanta.prompts import Prompt, TokenPrompt, read_prompt, split_prompts, token_list, truncated
 from kvanta.sampling_params import SamplingParams
 from kvanta.tokenizer import Tokenizer
 from kvanta.values import one_line, truth, whole_number
@@ -293,6 +293,7 @@ class LLM:
         with self._lock:
             name = str(self._count)
             self._count += 1
+        entry = truncated(entry, params, self.tokenizer, self.config.max_model_len)
         return Generation(name, entry, params, self.tokenizer, self._loaded.grammars)
 
     def _run(self, requests: list[Generation], priorities: list[int]) -> Iterator[tuple[Generation, str]]:

@@ -87,6 +87,16 @@ def _bad_words(name: str, value: Any) -> list[str]:
     return [] if isinstance(value, (list, tuple)) and not value else list(dict.fromkeys(_texts(name, value)))
 
 
+def _truncation(name: str, value: Any) -> int:
+    return whole_number(name, value, -1 if value == -1 else 1, _INT32_MAX, ", -1 or None")
+
+
+def _side(name: str, value: Any) -> str:
+    if value not in ("left", "right"):
+        raise InputError(f"{name} must be left or right, got {one_line(value)}")
+    return str(value)
+
+
 def _bias(name: str, value: Any) -> dict[int, float]:
     if not isinstance(value, Mapping):
         raise InputError(f"{name} must map token ids to numbers or be None, got {one_line(value)}")
@@ -161,6 +171,10 @@ class SamplingParams:
     not sampled in a row. Other spellings in tokens are not found. With either of the two, ignore_eos means that the end
     token is not sampled.
     """
+    truncate_prompt_tokens: int | None = _field(None, _optional(_truncation))
+    """Keeps this many tokens of a longer prompt; -1: as many as the context holds besides max_tokens, or one."""
+    truncation_side: str | None = _field(None, _optional(_side))
+    """The side that is cut off: "left" (None), or "right"."""
     logprobs: int | None = _field(None, _integer_or_none(0), http=False)
     """Log-probabilities of every new token: the chosen one's and those of this many most likely ones."""
     prompt_logprobs: int | None = _field(None, _integer_or_none(0))
@@ -195,7 +209,6 @@ class SamplingParams:
         None, -1, use="give chat_template_kwargs such as {'enable_thinking': false}, reasoning_effort or max_tokens"
     )
     trace_decode_token_ids: Any = _unsupported(None)
-    truncate_prompt_tokens: Any = _unsupported(None, use="shorten the prompt")
     watermarking: Any = _unsupported(None, False)
 
     def __post_init__(self) -> None:

@@ -147,7 +147,9 @@ def _add_texts(app: FastAPI, service: Service) -> None:
         split = functools.partial(prompts.split, request.prompts)
         entries = await front.off_loop(split) if large else split()
         special = request.add_special_tokens is not False
-        encode = functools.partial(prompts.encode, entries, tokenizer, front.max_model_len, add_special_tokens=special)
+        encode = functools.partial(
+            prompts.encode, entries, tokenizer, front.max_model_len, params, add_special_tokens=special
+        )
         return await service.texts(
             *(http, request, params, len(entries), encode),
             lambda name, job: CompletionResponse(name, service.names[0], request, job, tokenizer),
@@ -168,7 +170,7 @@ def _add_texts(app: FastAPI, service: Service) -> None:
         params.stop_token_ids = [*(params.stop_token_ids or ()), *shape.stop_tokens] or None
         return await service.texts(
             *(http, request, params, 1),
-            lambda: [prompts.chat_prompt(request, tokenizer, front.max_model_len)],
+            lambda: [prompts.chat_prompt(request, tokenizer, front.max_model_len, params)],
             lambda name, job: ChatResponse(name, service.names[0], request, job, tokenizer, shape),
             shape,
         )

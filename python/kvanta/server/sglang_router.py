@@ -43,7 +43,7 @@ def sglang_router(service: Service, router: APIRouter) -> APIRouter:
         split = functools.partial(prompts.split, given)
         large = isinstance(given, list) and len(given) > prompts.SPLIT_AT_ONCE
         entries = await front.off_loop(split) if large else split()
-        encode = functools.partial(prompts.encode, entries, tokenizer, front.max_model_len)
+        encode = functools.partial(prompts.encode, entries, tokenizer, front.max_model_len, params)
         eos_tokens = list(engine.info.eos_token_ids)
         return await service.texts(
             *(http, completion, params, len(entries), encode),

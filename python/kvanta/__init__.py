@@ -7,6 +7,7 @@ print(llm.generate("Once upon a time", SamplingParams(max_tokens=64))[0].outputs
 
 from kvanta import attention, formats
 from kvanta._core import version as _version
+from kvanta.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from kvanta.errors import InputError, QueueFullError, ResourceError
 from kvanta.llm import LLM
 from kvanta.outputs import CompletionOutput, Logprob, RequestOutput
@@ -17,6 +18,9 @@ __version__ = _version()
 
 __all__ = [
     "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "InputError",
     "Logprob",

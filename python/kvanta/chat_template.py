@@ -53,6 +53,7 @@ class ChatTemplate:
     """A compiled template; `special` holds the texts of bos_token, eos_token and so on, if the model has them."""
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
+        self.source = source
         environment = Sandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
         )

@@ -14,6 +14,7 @@ from kvanta.reasoning_gate import ReasoningGate
 from kvanta.sampling_params import SamplingParams
 from kvanta.stop_strings import StopAutomaton
 from kvanta.structured_output import GrammarCompiler
+from kvanta.token_mask import TokenMask, bad_word_tokens
 from kvanta.tokenizer import Tokenizer
 
 _NONE: frozenset[int] = frozenset()
@@ -64,11 +65,21 @@ class Generation:
             outputs=[completion.output for completion in self.completions.values()],
         )
         form = params.structured_outputs
+        words = bad_word_tokens(params.bad_words or (), tokenizer)
         self._constraints = {}
-        if form is not None:
-            for request in self.completions:
-                gate = shape.gate(prompt.text or "") if shape else None
-                self._constraints[request] = grammars.constraint(form, gate)
+        for request in self.completions if form or words or params.allowed_token_ids else ():
+            gate = shape.gate(prompt.text or "") if shape else None
+            matcher = None if form is None else grammars.matcher(form, gate)
+            if matcher is None or words or params.allowed_token_ids:
+                info = grammars.info
+                matcher = TokenMask(
+                    int(info.vocab),
+                    allowed=params.allowed_token_ids,
+                    banned=info.eos_token_ids if params.ignore_eos and form is None else (),
+                    bad_words=words,
+                    inner=matcher,
+                )
+            self._constraints[request] = _core.TokenConstraint(matcher)
         self._tokenizer = tokenizer
 
     def add_to(

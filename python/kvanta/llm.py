@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvanta import _core
+from kvanta import _core, beam_search
+from kvanta.beam_search import BeamSearchOutput, BeamSearchParams
 from kvanta.compat_options import known_arguments
 from kvanta.engine_options import EngineOptions
 from kvanta.errors import InputError
@@ -22,10 +23,11 @@ from kvanta.generation import Generation
 from kvanta.loaded_model import LoadedModel
 from kvanta.model_options import ModelOptions
 from kvanta.options import accepts_options
-from kvanta.outputs import RequestOutput
+from kvanta.outputs import RequestOutput, TokenLogprobs
 from kvanta.progress import progress_bar
-from kvanta.prompts import Prompt, TokenPrompt, read_prompt, split_prompts, token_list
+from kvanta.prompts import Prompt, TokenPrompt, read_prompt, split_prompts, token_list, truncated
 from kvanta.sampling_params import SamplingParams
+from kvanta.tokenizer import Tokenizer
 from kvanta.values import one_line, truth, whole_number
 
 Messages = Sequence[Mapping[str, Any]]
@@ -89,19 +91,27 @@ class LLM:
         """
         return SamplingParams(**self.default_sampling)
 
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self.tokenizer
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | None = None,
+        priority: int | Sequence[int] | None = None,
+        lora_request: None = None,
     ) -> list[RequestOutput]:
-        """One output per prompt, in their order. Several parameters: one per prompt.
+        """One output per prompt, in their order. Several parameters: one per prompt; so for priorities.
 
-        `use_tqdm`: a progress bar; None means for several prompts on a terminal.
+        `use_tqdm`: a progress bar; None means for several prompts on a terminal. `priority`: smaller runs first.
+        `lora_request`: for compatibility, None alone.
         """
+        _refuse_lora(lora_request)
         entries = [read_prompt(prompt, self.tokenizer) for prompt in split_prompts(prompts)]
-        return self._generate(entries, self._one_each(sampling_params, len(entries)), use_tqdm)
+        return self._generate(entries, self._one_each(sampling_params, len(entries)), use_tqdm, priority)
 
     def chat(
         self,
@@ -109,23 +119,78 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         use_tqdm: bool | None = None,
+        priority: int | Sequence[int] | None = None,
+        lora_request: None = None,
     ) -> list[RequestOutput]:
-        """The assistant's answers to one conversation, or to several."""
+        """The assistant's answers to one conversation, or to several.
+
+        `chat_template`: a Jinja2 template instead of the model's. `continue_final_message`: the answer continues the
+        last message; needs add_generation_prompt=False. Other arguments: as `generate`.
+        """
+        _refuse_lora(lora_request)
         several = bool(messages) and isinstance(messages, Sequence) and isinstance(messages[0], (list, tuple))
         conversations: Any = messages if several else [messages]
-        entries = [self.chat_prompt(chat, tools, chat_template_kwargs) for chat in conversations]
-        return self._generate(entries, self._one_each(sampling_params, len(entries)), use_tqdm)
+        entries = [
+            self.chat_prompt(
+                chat,
+                tools,
+                chat_template_kwargs,
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+            )
+            for chat in conversations
+        ]
+        return self._generate(entries, self._one_each(sampling_params, len(entries)), use_tqdm, priority)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: bool | None = False
+    ) -> list[BeamSearchOutput]:
+        """The best continuations of every prompt. Each step is a request per beam, which the prefix cache shortens."""
+        if not isinstance(params, BeamSearchParams):
+            raise InputError(f"params must be BeamSearchParams, got {one_line(params)}")
+        entries = [read_prompt(prompt, self.tokenizer) for prompt in split_prompts(prompts)]
+        most = min(2 * params.beam_width, int(self.model_info.vocab))
+        one_token = SamplingParams(max_tokens=1, temperature=0.0, logprobs=most, ignore_eos=True)
+
+        def next_tokens(sequences: list[list[int]]) -> list[TokenLogprobs]:
+            beams = [TokenPrompt(None, tokens) for tokens in sequences]
+            outputs = self._generate(beams, [one_token] * len(beams), use_tqdm)
+            return [(output.outputs[0].logprobs or [{}])[0] for output in outputs]
+
+        ends, limit = self.model_info.eos_token_ids, self.config.max_model_len
+        found = beam_search.search([entry.token_ids for entry in entries], params, next_tokens, ends, limit)
+        for output in found:
+            for beam in output.sequences:
+                beam.text = self.tokenizer.decode(beam.tokens, skip_special_tokens=params.skip_special_tokens)
+        return found
 
     def chat_prompt(
         self,
         messages: Messages,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> TokenPrompt:
-        """The prompt that the model's chat template makes of a conversation."""
-        text = self.tokenizer.apply_chat_template(messages, tools=tools, variables=chat_template_kwargs)
+        """The prompt that the chat template makes of a conversation."""
+        if continue_final_message and add_generation_prompt:
+            raise InputError("continue_final_message needs add_generation_prompt=False, got True")
+        text = self.tokenizer.apply_chat_template(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            variables=chat_template_kwargs,
+            chat_template=chat_template,
+        )
         return TokenPrompt(text, self.tokenizer.encode(text, add_special_tokens=False))
 
     def stream(
@@ -141,7 +206,7 @@ class LLM:
         if params.n != 1:
             raise InputError(f"stream gives one text; n is {params.n}")
         request = self._prepare(entry, params)
-        for _, text in self._run([request]):
+        for _, text in self._run([request], [0]):
             yield text, request.output
 
     def logits(
@@ -209,12 +274,17 @@ class LLM:
         return [dataclasses.replace(each) for each in params]  # checks again: fields may have been assigned since
 
     def _generate(
-        self, entries: list[TokenPrompt], params: list[SamplingParams], use_tqdm: bool | None
+        self,
+        entries: list[TokenPrompt],
+        params: list[SamplingParams],
+        use_tqdm: bool | None,
+        priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
+        priorities = _priorities(priority, len(entries))
         show = use_tqdm if use_tqdm is not None or len(entries) > 1 else False
         requests = [self._prepare(entry, each) for entry, each in zip(entries, params, strict=True)]
         with progress_bar(len(requests), "generating", "prompt", show) as bar:
-            for request, _ in self._run(requests):
+            for request, _ in self._run(requests, priorities):
                 if request.output.finished:
                     bar.update()
         return [request.output for request in requests]
@@ -223,9 +293,10 @@ class LLM:
         with self._lock:
             name = str(self._count)
             self._count += 1
+        entry = truncated(entry, params, self.tokenizer, self.config.max_model_len)
         return Generation(name, entry, params, self.tokenizer, self._loaded.grammars)
 
-    def _run(self, requests: list[Generation]) -> Iterator[tuple[Generation, str]]:
+    def _run(self, requests: list[Generation], priorities: list[int]) -> Iterator[tuple[Generation, str]]:
         """Adds the requests and steps the engine until all are finished; yields each request's new text.
 
         The lock is held for single steps only, never while the caller handles an output.
@@ -234,11 +305,11 @@ class LLM:
         owners: dict[str, Generation] = {}
         try:
             with self._lock:
-                for request in requests:
+                for request, priority in zip(requests, priorities, strict=True):
                     for name in request.completions:
                         owners[name] = request
                         self._inboxes[name] = inbox
-                    request.add_to(self._engine, self._seeds)
+                    request.add_to(self._engine, self._seeds, priority=priority)
             while owners:
                 self._wait_for_output(inbox)
                 engine_output = inbox.popleft()
@@ -285,3 +356,18 @@ class LLM:
         """Issues the engine's warnings on the caller's thread."""
         while self._warnings:
             warnings.warn(self._warnings.pop(0), stacklevel=stacklevel)
+
+
+def _refuse_lora(lora_request: object) -> None:
+    if lora_request is not None:
+        raise InputError(
+            f"lora_request is not supported, got {one_line(lora_request)}: merge the adapter into the weights"
+        )
+
+
+def _priorities(priority: int | Sequence[int] | None, count: int) -> list[int]:
+    """One per prompt."""
+    given = list(priority) if isinstance(priority, (list, tuple)) else [0 if priority is None else priority] * count
+    if len(given) != count:
+        raise InputError(f"priority has {len(given)} entries for {count} prompts")
+    return [whole_number("priority", each, -(2**31), 2**31 - 1) for each in given]

@@ -21,6 +21,7 @@ _FLOAT32_MAX = 3.4e38
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKENS = 1024
+MAX_ALLOWED_TOKENS = 2**14
 
 Check = Callable[[str, Any], Any]
 """check(name, value) -> the value as it is stored; raises InputError that names the field."""
@@ -48,7 +49,7 @@ def _number(low: float, high: float, *, open_below: bool = False) -> Check:
     return lambda name, value: real_number(name, value, low, high, open_below=open_below)
 
 
-def _stop(name: str, value: Any) -> str | list[str]:
+def _texts(name: str, value: Any) -> list[str]:
     stops = [value] if isinstance(value, str) or not isinstance(value, Iterable) else list(value)
     if not all(isinstance(stop, str) and stop for stop in stops):
         raise InputError(f"{name} must be a text or a list of texts that are not empty, got {one_line(value)}")
@@ -57,6 +58,11 @@ def _stop(name: str, value: Any) -> str | list[str]:
     longest = max(map(len, stops), default=0)
     if longest > MAX_STOP_CHARACTERS:
         raise InputError(f"{name} must have texts of at most {MAX_STOP_CHARACTERS} characters, got one of {longest}")
+    return stops
+
+
+def _stop(name: str, value: Any) -> str | list[str]:
+    stops = _texts(name, value)
     return value if isinstance(value, str) else stops
 
 
@@ -67,6 +73,28 @@ def _stop_tokens(name: str, value: Any) -> list[int]:
     if len(tokens) > MAX_STOP_TOKENS:
         raise InputError(f"{name} must have at most {MAX_STOP_TOKENS} token ids, got {len(tokens)}")
     return [whole_number(f"a token of {name}", token, 0, _INT32_MAX) for token in tokens]
+
+
+def _allowed_tokens(name: str, value: Any) -> list[int]:
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence) or not value:
+        raise InputError(f"{name} must be a list of token ids that is not empty, or None, got {one_line(value)}")
+    if len(value) > MAX_ALLOWED_TOKENS:
+        raise InputError(f"{name} must have at most {MAX_ALLOWED_TOKENS} token ids, got {len(value)}")
+    return [whole_number(f"a token of {name}", token, 0, _INT32_MAX) for token in value]
+
+
+def _bad_words(name: str, value: Any) -> list[str]:
+    return [] if isinstance(value, (list, tuple)) and not value else list(dict.fromkeys(_texts(name, value)))
+
+
+def _truncation(name: str, value: Any) -> int:
+    return whole_number(name, value, -1 if value == -1 else 1, _INT32_MAX, ", -1 or None")
+
+
+def _side(name: str, value: Any) -> str:
+    if value not in ("left", "right"):
+        raise InputError(f"{name} must be left or right, got {one_line(value)}")
+    return str(value)
 
 
 def _bias(name: str, value: Any) -> dict[int, float]:
@@ -136,6 +164,17 @@ class SamplingParams:
     )
     ignore_eos: bool = _field(False, truth, help="go on after the model's end token")
     logit_bias: Mapping[int, float] | None = _field(None, _optional(_bias))
+    allowed_token_ids: Sequence[int] | None = _field(None, _optional(_allowed_tokens))
+    """Only these tokens are sampled. The model's end token is one of them only if it is listed."""
+    bad_words: Sequence[str] | None = _field(None, _optional(_bad_words), help="texts not to write", metavar="TEXT")
+    """Texts that are not written, as vLLM has it: their tokens, as at the beginning of a text and behind a space, are
+    not sampled in a row. Other spellings in tokens are not found. With either of the two, ignore_eos means that the end
+    token is not sampled.
+    """
+    truncate_prompt_tokens: int | None = _field(None, _optional(_truncation))
+    """Keeps this many tokens of a longer prompt; -1: as many as the context holds besides max_tokens, or one."""
+    truncation_side: str | None = _field(None, _optional(_side))
+    """The side that is cut off: "left" (None), or "right"."""
     logprobs: int | None = _field(None, _integer_or_none(0), http=False)
     """Log-probabilities of every new token: the chosen one's and those of this many most likely ones."""
     prompt_logprobs: int | None = _field(None, _integer_or_none(0))
@@ -153,8 +192,6 @@ class SamplingParams:
     use_beam_search: Any = _unsupported(False, use="give n, temperature and seed for several texts")
     length_penalty: Any = _unsupported(1.0, 1)
     guided_decoding: Any = _unsupported(None, use="give structured_outputs")
-    allowed_token_ids: Any = _unsupported(None, use="give logit_bias or structured_outputs")
-    bad_words: Any = _unsupported(None, [], use="give logit_bias")
     detokenize: Any = _unsupported(True)
     extra_args: Any = _unsupported(None, {})
     flat_logprobs: Any = _unsupported(False)
@@ -172,7 +209,6 @@ class SamplingParams:
         None, -1, use="give chat_template_kwargs such as {'enable_thinking': false}, reasoning_effort or max_tokens"
     )
     trace_decode_token_ids: Any = _unsupported(None)
-    truncate_prompt_tokens: Any = _unsupported(None, use="shorten the prompt")
     watermarking: Any = _unsupported(None, False)
 
     def __post_init__(self) -> None:

@@ -2,8 +2,8 @@
 
     params = SamplingParams(structured_outputs=StructuredOutputsParams(json={"type": "array"}), max_tokens=200)
 
-A server keeps one GrammarCompiler, gives `compiler.constraint(params)` to Engine.add for every request, and sets
-`config.set_fill_masks(fill_masks)` before it makes the engine; `LLM` does the same.
+A server keeps one GrammarCompiler, gives `TokenConstraint(compiler.matcher(params))` to Engine.add for every request,
+and sets `config.set_fill_masks(fill_masks)` before it makes the engine; `LLM` does the same.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from kvanta import _core
 from kvanta.errors import InputError
 from kvanta.json_schema import close_objects
 from kvanta.reasoning_gate import GatedMatcher, ReasoningGate
+from kvanta.token_mask import Matcher
 from kvanta.values import one_line, text, truth
 
 if TYPE_CHECKING:
@@ -125,14 +126,14 @@ class GrammarCompiler:
     def __init__(self, tokenizer: Tokenizer, info: _core.ModelInfo, settings: FormSettings | None = None) -> None:
         self._settings = settings or FormSettings()
         self._tokenizer = tokenizer
-        self._info = info
+        self.info = info
         self._lock = threading.Lock()
         self._vocabulary_lock = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
         self._matchers: OrderedDict[str, LLMatcher] = OrderedDict()  # by grammar, at their beginning
 
-    def constraint(self, params: StructuredOutputsParams, gate: ReasoningGate | None = None) -> _core.TokenConstraint:
-        """For one request, or one of its `n` texts. Raises InputError when the grammar cannot be used.
+    def matcher(self, params: StructuredOutputsParams, gate: ReasoningGate | None = None) -> Matcher:
+        """The state of one request, or of one of its `n` texts. Raises InputError when the grammar cannot be used.
 
         `gate`: for one text, tells where its reasoning ends and the form begins.
         """
@@ -154,9 +155,9 @@ class GrammarCompiler:
                 self._matchers.popitem(last=False)
             state = matcher.deep_copy()
         if gate is not None:
-            info = self._info
-            return _core.TokenConstraint(GatedMatcher(state, gate, int(info.vocab), list(info.eos_token_ids)))
-        return _core.TokenConstraint(state)
+            info = self.info
+            return GatedMatcher(state, gate, int(info.vocab), list(info.eos_token_ids))
+        return state
 
     def _matcher(self, grammar: str, kind: str) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
@@ -178,7 +179,7 @@ class GrammarCompiler:
         """The bytes of every token as our own detokenizer has them, so that what was checked is what users see."""
         from llguidance import LLTokenizer, TokenizerWrapper
 
-        vocabulary = _Vocabulary(self._tokenizer, self._info)
+        vocabulary = _Vocabulary(self._tokenizer, self.info)
         return LLTokenizer(TokenizerWrapper(vocabulary), eos_token=vocabulary.eos_token_ids)
 
 
@@ -224,7 +225,7 @@ class _Vocabulary:
         return ids
 
 
-def fill_masks(states: list[LLMatcher | GatedMatcher], taken: list[list[int]], masks: NDArray[np.uint32]) -> list[str]:
+def fill_masks(states: list[Matcher], taken: list[list[int]], masks: NDArray[np.uint32]) -> list[str]:
     """For EngineConfig.set_fill_masks: one step of all constrained requests. Returns an error or "" for each."""
     errors = []
     for matcher, tokens, mask in zip(states, taken, masks, strict=True):

@@ -164,11 +164,16 @@ class Tokenizer:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
     ) -> str:
-        """The prompt of a chat as text; encode it with add_special_tokens=False, since it has its own."""
-        if self.chat_template is None:
+        """The prompt of a chat as text; encode it with add_special_tokens=False, since it has its own.
+
+        `chat_template`: Jinja2, instead of the model's.
+        """
+        template = self.chat_template if chat_template is None else ChatTemplate(chat_template, self.special_texts)
+        if template is None:
             raise InputError("this model has no chat template; give a plain prompt instead")
-        return self.chat_template.render(
+        return template.render(
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,

@@ -11,6 +11,7 @@ from stories import GREEDY, PROMPT
 
 from kvanta import LLM, InputError, SamplingParams
 from kvanta.divergence import log_softmax
+from kvanta.errors import InputError
 from kvanta.generation import Generation
 
 
@@ -314,3 +315,35 @@ def test_calls_from_two_threads_take_turns(llm: LLM, story: list[int]) -> None:
     for worker in workers:
         worker.join()
     assert results == [story] * 3
+
+
+def test_chat_templates_and_continued_messages(llm: LLM) -> None:
+    template = (
+        "{% for message in messages %}{{ message.content }}{% endfor %}{% if add_generation_prompt %}!{% endif %}"
+    )
+    messages = [{"role": "user", "content": PROMPT}]
+    (asked,) = llm.chat(messages, GREEDY, chat_template=template)
+    assert asked.prompt == PROMPT + "!"
+    (plain,) = llm.chat(messages, GREEDY, chat_template=template, add_generation_prompt=False)
+    assert plain.prompt == PROMPT
+    continued = [*messages, {"role": "assistant", "content": ", there"}]
+    (longer,) = llm.chat(
+        continued, GREEDY, chat_template=template, add_generation_prompt=False, continue_final_message=True
+    )
+    assert longer.prompt == PROMPT + ", there"
+    with pytest.raises(InputError, match="continue_final_message"):
+        llm.chat(continued, GREEDY, chat_template=template, continue_final_message=True)
+    assert llm.get_tokenizer() is llm.tokenizer
+
+
+def test_priorities(llm: LLM) -> None:
+    ids = [
+        llm.generate([PROMPT, "The dog"], GREEDY, priority=each)[1].outputs[0].token_ids for each in (None, 3, [2, -1])
+    ]
+    assert ids[0] == ids[1] == ids[2]
+    with pytest.raises(InputError, match="priority has 1 entries for 2 prompts"):
+        llm.generate([PROMPT, "The dog"], GREEDY, priority=[1])
+    with pytest.raises(InputError, match="priority"):
+        llm.generate(PROMPT, GREEDY, priority=2**40)
+    with pytest.raises(InputError, match="lora_request"):
+        llm.generate(PROMPT, GREEDY, lora_request="adapter")  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from live_server import LiveServer, error_of, live_server
 
-from kvanta import InputError, _core
+from kvanta import InputError
 from kvanta.structured_output import GrammarCompiler
 
 SHORT = {"prompt": "a", "max_tokens": 4, "temperature": 0}
@@ -83,7 +83,7 @@ def test_a_form_that_turns_out_too_complex(server: LiveServer, monkeypatch: pyte
         def get_error(self) -> str:
             return "Parser Error: too many items"
 
-    monkeypatch.setattr(GrammarCompiler, "constraint", lambda *_: _core.TokenConstraint(Broken()))
+    monkeypatch.setattr(GrammarCompiler, "matcher", lambda *_: Broken())
     answer = server.post("/v1/completions", **SHORT, guided_regex="a+")
     assert answer.status_code == 400
     assert "structured_outputs: the form is too complex: Parser Error" in error_of(answer)["message"]

@@ -49,6 +49,10 @@ def fits(value: Any, schema: dict[str, Any], where: str = "") -> None:
         ("POST", "/tokenize", {"prompt": "a", "return_token_strs": True}),
         ("POST", "/detokenize", {"tokens": [1]}),
         ("GET", "/version", None),
+        ("POST", "/generate", {"text": "a", "sampling_params": {"max_new_tokens": 2}}),
+        ("GET", "/model_info", None),
+        ("GET", "/server_info", None),
+        ("GET", "/tokenizer_info", None),
     ],
 )
 def test_answers_are_as_described(server: LiveServer, method: str, path: str, body: Any) -> None:

@@ -215,7 +215,7 @@ def test_on_the_engines_own_thread(llm: LLM) -> None:
         sampling = _core.SamplingParams()
         sampling.max_tokens = 450
         sampling.seed = number
-        constraint = compiler.constraint(FORMS[names[number % len(names)]])
+        constraint = _core.TokenConstraint(compiler.matcher(FORMS[names[number % len(names)]]))
         engine.add(str(number), llm.tokenizer.encode(PROMPT), sampling, constraint=constraint)
         del constraint
         if number % 8 == 7:

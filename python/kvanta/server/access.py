@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvanta.server.connections import MAX_HEADER_BYTES
@@ -24,6 +25,16 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 _BODY_SECONDS = 60.0
 OPEN_PATHS = frozenset({"/", "/health", "/ping", "/version", "/metrics"})
 OPEN_PREFIX = "/page/"
+
+
+def refuse_web_pages(http: Request) -> None:
+    """For requests that have an effect, and that a browser sends for any page without asking the server.
+
+    Raises ApiError.
+    """
+    site = http.headers.get("sec-fetch-site", "none")
+    if "origin" in http.headers or site not in ("none", "same-origin"):
+        raise ApiError(403, "not for web pages")
 
 
 class RequestLog:

@@ -23,7 +23,7 @@ from kvanta.errors import InputError, ResourceError
 from kvanta.prompts import token_list
 from kvanta.sampling_params import SamplingParams
 from kvanta.server import prompts
-from kvanta.server.access import OPEN_PREFIX, AccessControl, RequestLog
+from kvanta.server.access import OPEN_PREFIX, AccessControl, RequestLog, refuse_web_pages
 from kvanta.server.admission import AdmissionLimiter
 from kvanta.server.answer import AnswerShape
 from kvanta.server.bites import BodyReader, large_json_bytes
@@ -33,9 +33,9 @@ from kvanta.server.errors import ApiError, JsonResponse, api_error, error_respon
 from kvanta.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, field_of
 from kvanta.server.schema import describe
 from kvanta.server.service import Service
+from kvanta.server.sglang_router import sglang_router
 from kvanta.values import one_line
 
-_SPLIT_AT_ONCE = 4096  # prompts, or token ids of one
 _PAGE = Path(__file__).parent / "page"
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; base-uri 'none'; frame-ancestors 'none'",
@@ -54,6 +54,7 @@ def make_app(service: Service, *, cors: Mapping[str, Any] | None = None) -> ASGI
     _add_tokenizer(app, service)
     _add_models(app, service)
     _add_state(app, service)
+    sglang_router(service, app.router)
     describe(app, needs_key=bool(service.api_keys))
     if _PAGE.is_dir():
         app.include_router(page_router(_PAGE))
@@ -150,11 +151,13 @@ def _add_texts(app: FastAPI, service: Service) -> None:
             defaults=defaults,
         )
         params = await service.read(http, read)
-        large = isinstance(request.prompts, list) and len(request.prompts) > _SPLIT_AT_ONCE
+        large = isinstance(request.prompts, list) and len(request.prompts) > prompts.SPLIT_AT_ONCE
         split = functools.partial(prompts.split, request.prompts)
         entries = await front.off_loop(split) if large else split()
         special = request.add_special_tokens is not False
-        encode = functools.partial(prompts.encode, entries, tokenizer, front.max_model_len, add_special_tokens=special)
+        encode = functools.partial(
+            prompts.encode, entries, tokenizer, front.max_model_len, params, add_special_tokens=special
+        )
         return await service.texts(
             *(http, request, params, len(entries), encode),
             lambda name, job: CompletionResponse(name, service.names[0], request, job, tokenizer),
@@ -179,7 +182,7 @@ def _add_texts(app: FastAPI, service: Service) -> None:
         params.stop_token_ids = [*(params.stop_token_ids or ()), *shape.stop_tokens] or None
         return await service.texts(
             *(http, request, params, 1),
-            lambda: [prompts.chat_prompt(request, tokenizer, front.max_model_len)],
+            lambda: [prompts.chat_prompt(request, tokenizer, front.max_model_len, params)],
             lambda name, job: ChatResponse(name, service.names[0], request, job, tokenizer, shape),
             shape,
         )
@@ -267,8 +270,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
     @app.post("/reset_prefix_cache")
     async def reset_prefix_cache(http: Request) -> Response:
         """Gives up every cached prefix that no running request uses."""
-        if "origin" in http.headers:  # a browser sends such a request for any page, without asking the server
-            raise ApiError(403, "not for web pages")
+        refuse_web_pages(http)
         await service.front.off_loop(service.front.loaded.engine.reset_prefix_cache)
         return Response()
 

@@ -50,7 +50,14 @@ class AsyncLLM:
         config = loaded.engine.config
         self.max_model_len = int(config.max_model_len)
         self.capacity = config.max_num_seqs + config.max_queued_requests if config.max_queued_requests else sys.maxsize
-        self.metrics = Metrics(loaded.name, loaded.stats)
+        cache = {
+            "block_size": config.page_size,
+            "cache_dtype": loaded.stats()["kv_cache_dtype"],
+            "enable_prefix_caching": config.enable_prefix_caching,
+            "kv_cache_memory_bytes": loaded.stats()["cache_budget_bytes"],
+            "num_gpu_blocks": loaded.stats()["pages_used"] + loaded.stats()["pages_free"],
+        }
+        self.metrics = Metrics(loaded.name, loaded.stats, cache)
         self.draining = False
         self._time_limit = time_limit
         self._admitted = 0
@@ -156,7 +163,7 @@ class AsyncLLM:
 
         parts = (self.tokenizer, self.loaded.grammars)
         stop_characters = sum(map(len, params.stop_strings))
-        quick = at_once and stop_characters <= _STOP_CHARACTERS_AT_ONCE
+        quick = at_once and not params.bad_words and stop_characters <= _STOP_CHARACTERS_AT_ONCE
         prompts += encode() if at_once else await self.off_loop(encode)
         if params.structured_outputs is not None:
             generations = await self._compile(make)
@@ -170,6 +177,8 @@ class AsyncLLM:
                 generation.add_to(engine, self._seeds, cache_salt, priority, self._time_limit)
 
         tokens = sum(len(each.output.prompt_token_ids) * len(each.completions) for each in generations)
+        for _ in generations:
+            self.metrics.observe_params(params)
         self._jobs.update(dict.fromkeys(job.open, job))  # first: outputs may come before the last text is added
         try:
             if tokens <= _ADDED_AT_ONCE and len(job.outputs) <= 16:
@@ -229,6 +238,7 @@ class AsyncLLM:
                 else:
                     metrics.inter_token.observe(now - last)
                 job.last_token[engine_output.id] = now
+                job.progress[engine_output.id] = (engine_output.times, engine_output.preemptions)
             job.take(engine_output)
 
     def _ended(self, job: GenerationJob, name: str, outcome: str) -> None:
@@ -245,3 +255,6 @@ class AsyncLLM:
         self.metrics.request_seconds.observe(now - job.arrival)
         self.metrics.prompt_tokens.observe(len(generation.output.prompt_token_ids))
         self.metrics.generated_tokens.observe(len(output.token_ids))
+        if name in job.progress:
+            times, preemptions = job.progress[name]
+            self.metrics.observe_times(times, len(output.token_ids), preemptions)

@@ -28,7 +28,7 @@ class LogprobsWriter:
             result["text_offset"].append(self._offset)
             self._offset += len(name)
             result["tokens"].append(name)
-            result["token_logprobs"].append(None if entry is None else _finite(entry[token].logprob))
+            result["token_logprobs"].append(None if entry is None else finite(entry[token].logprob))
             result["top_logprobs"].append(None if entry is None else self._by_name(token, entry))
         return result
 
@@ -44,7 +44,7 @@ class LogprobsWriter:
         """The text's own token and the most likely ones. Among tokens with equal text, the most likely."""
         named: dict[str, float] = {}
         for other, logprob in (*self._top(entry), (token, entry[token])):
-            named.setdefault(self._name(other), _finite(logprob.logprob))
+            named.setdefault(self._name(other), finite(logprob.logprob))
         return named
 
     def _top(self, entry: TokenLogprobs) -> list[tuple[int, Logprob]]:
@@ -53,7 +53,7 @@ class LogprobsWriter:
     def _chat_token(self, token: int, logprob: Logprob) -> dict[str, Any]:
         return {
             "token": self._name(token),
-            "logprob": _finite(logprob.logprob),
+            "logprob": finite(logprob.logprob),
             "bytes": list(self._tokenizer.bytes[token]),
         }
 
@@ -69,12 +69,13 @@ def prompt_logprobs(entries: Sequence[TokenLogprobs | None] | None) -> list[Any]
         None
         if entry is None
         else {
-            str(token): {"logprob": _finite(each.logprob), "rank": each.rank, "decoded_token": each.decoded_token}
+            str(token): {"logprob": finite(each.logprob), "rank": each.rank, "decoded_token": each.decoded_token}
             for token, each in entry.items()
         }
         for entry in entries
     ]
 
 
-def _finite(logprob: float) -> float:
+def finite(logprob: float) -> float:
+    """As JSON can have it."""
     return max(_MIN_LOGPROB, logprob)

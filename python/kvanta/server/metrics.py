@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter as Counts
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from prometheus_client.core import (
@@ -19,8 +20,15 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from kvanta import _core
+from kvanta.sampling_params import SamplingParams
+from kvanta.server.vllm_metrics import with_vllm_names
+
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+
+_TEXTS = (1, 2, 5, 10, 20, 50, 100)
+_PREEMPTIONS = (0, 1, 2, 5, 10, 20, 50)
 
 _STEP_PARTS = {
     "forward": "Of it, in the model itself.",
@@ -66,7 +74,12 @@ class Histogram:
 class Metrics(Collector):
     """Written by the event loop's thread alone; `stats` gives the engine's counters."""
 
-    def __init__(self, model: str, stats: Callable[[], dict[str, Any]]) -> None:
+    def __init__(
+        self, model: str, stats: Callable[[], dict[str, Any]], cache: Mapping[str, object] = MappingProxyType({})
+    ) -> None:
+        """`cache`: settings of the KV cache, for cache_config_info."""
+        self.vllm_names = False
+        self._cache = {name: str(value) for name, value in cache.items()}
         self._model = model
         self._stats = stats
         self.time_to_first_token = Histogram(_SECONDS)
@@ -75,13 +88,41 @@ class Metrics(Collector):
         self.request_seconds = Histogram(_SECONDS)
         self.prompt_tokens = Histogram(_TOKENS)
         self.generated_tokens = Histogram(_TOKENS)
+        self.inference_seconds = Histogram(_SECONDS)
+        self.prefill_seconds = Histogram(_SECONDS)
+        self.decode_seconds = Histogram(_SECONDS)
+        self.seconds_per_token = Histogram(_SECONDS)
+        self.preemptions = Histogram(_PREEMPTIONS)
+        self.requested_texts = Histogram(_TEXTS)
+        self.requested_tokens = Histogram(_TOKENS)
         self.outcomes: Counts[str] = Counts({"stop": 0, "length": 0, "abort": 0, "error": 0})
         """Sequences that the engine has ended, by finish reason."""
         self.responses: Counts[tuple[str, str]] = Counts()
         """HTTP answers by (endpoint, status)."""
 
+    def observe_params(self, params: SamplingParams) -> None:
+        """Counts the parameters of one prompt."""
+        self.requested_texts.observe(params.n)
+        if params.max_tokens is not None:
+            self.requested_tokens.observe(params.max_tokens)
+
+    def observe_times(self, times: _core.RequestTimes, tokens: int, preemptions: int) -> None:
+        """Counts the engine's times of a finished sequence."""
+        self.preemptions.observe(preemptions)
+        if not tokens:
+            return
+        decode = times.last_token - times.first_token
+        self.inference_seconds.observe(times.last_token - times.scheduled)
+        self.prefill_seconds.observe(times.first_token - times.scheduled)
+        self.decode_seconds.observe(decode)
+        if tokens > 1:
+            self.seconds_per_token.observe(decode / (tokens - 1))
+
     def collect(self) -> Iterable[Metric]:
         """Called for every scrape."""
+        return with_vllm_names(self._families()) if self.vllm_names else self._families()
+
+    def _families(self) -> Iterator[Metric]:
         stats = self._stats()
         yield from self._engine_gauges(stats)
         yield from self._engine_counters(stats)
@@ -106,6 +147,11 @@ class Metrics(Collector):
         budget = stats["cache_budget_bytes"]
         share = stats["cache_used_bytes"] / budget
         yield self._gauge("kv_cache_usage_perc", "Share of the cache's memory in use, prefix cache included.", share)
+        info = GaugeMetricFamily(
+            "kvanta:cache_config_info", "Settings of the KV cache.", labels=["model_name", *self._cache]
+        )
+        info.add_metric([self._model, *self._cache.values()], 1)
+        yield info
         yield self._gauge("kv_cache_pages_used", "Pages with tokens, those of the prefix cache included.", used)
         yield self._gauge("kv_cache_pages_free", "Pages that the memory left would hold.", free)
         yield self._gauge("kv_cache_exact_pages_used", "Exact (bf16) records of pages.", stats["exact_pages_used"])
@@ -136,6 +182,7 @@ class Metrics(Collector):
         yield self._counter("prefix_cache_hits", "Prompt tokens found there.", cached)
         yield self._counter("prefix_cache_evictions", "Pages that it gave up for others.", stats["prefix_evictions"])
         yield self._counter("prompt_tokens", "Prompt tokens, cached ones included.", prompt + cached)
+        yield self._counter("prompt_tokens_cached", "Of these, found in the prefix cache.", cached)
         yield self._counter("generation_tokens", "New tokens.", stats["generated_tokens"])
         yield self._counter("engine_steps", "Forward passes.", stats["steps"])
         yield self._counter("engine_step_seconds", "Time in steps.", stats["seconds_total"])
@@ -177,6 +224,16 @@ class Metrics(Collector):
         yield self.request_seconds.family(
             "kvanta:e2e_request_latency_seconds", "From a request's arrival to a sequence's end.", self._model
         )
+        for name, text, histogram in (
+            ("request_inference_time_seconds", "From being scheduled to the last token.", self.inference_seconds),
+            ("request_prefill_time_seconds", "From being scheduled to the first token.", self.prefill_seconds),
+            ("request_decode_time_seconds", "From the first token to the last one.", self.decode_seconds),
+            ("request_time_per_output_token_seconds", "Of it, per token behind the first.", self.seconds_per_token),
+            ("request_num_preemptions", "Preemptions of a sequence.", self.preemptions),
+            ("request_params_n", "Texts that a prompt asked for.", self.requested_texts),
+            ("request_params_max_tokens", "New tokens that a prompt allowed per text.", self.requested_tokens),
+        ):
+            yield histogram.family(f"kvanta:{name}", text, self._model)
         yield self.prompt_tokens.family("kvanta:request_prompt_tokens", "Prompt tokens of a sequence.", self._model)
         yield self.generated_tokens.family("kvanta:request_generation_tokens", "New tokens of a sequence.", self._model)
         outcomes = CounterMetricFamily(

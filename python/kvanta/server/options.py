@@ -121,6 +121,13 @@ class ServerOptions(OptionGroup):
         format_name,
         metavar="NAME",
     )
+    metrics_prefix: str = option(
+        "kvanta",
+        "vllm: /metrics has vLLM's names, too, for its dashboards and autoscalers",
+        str.lower,
+        choices=("kvanta", "vllm"),
+        metavar="PREFIX",
+    )
     scheduling_policy: str = option(
         "fcfs",
         "fcfs: in order of arrival; priority: requests may have a priority",

@@ -8,11 +8,15 @@ from typing import Any
 
 from kvanta.chat_template import check_messages
 from kvanta.errors import InputError
-from kvanta.prompts import TokenPrompt, read_prompt, split_prompts
+from kvanta.prompts import TokenPrompt, read_prompt, split_prompts, truncated
+from kvanta.sampling_params import SamplingParams
 from kvanta.server.errors import ApiError
 from kvanta.server.protocol import ChatFields
 from kvanta.tokenizer import Tokenizer
 from kvanta.values import one_line
+
+SPLIT_AT_ONCE = 4096
+"""Prompts, or token ids of one, that are looked at on the event loop."""
 
 
 def split(prompt: Any) -> list[Any]:
@@ -28,28 +32,36 @@ def split(prompt: Any) -> list[Any]:
 
 
 def encode(
-    prompts: list[Any], tokenizer: Tokenizer, max_model_len: int, *, add_special_tokens: bool = True
+    prompts: list[Any],
+    tokenizer: Tokenizer,
+    max_model_len: int,
+    params: SamplingParams,
+    *,
+    add_special_tokens: bool = True,
 ) -> list[TokenPrompt]:
     """One prompt each. Raises InputError or ApiError."""
     entries = []
     for prompt in prompts:
-        if isinstance(prompt, str):
+        if params.truncate_prompt_tokens is not None:
+            pass  # any length
+        elif isinstance(prompt, str):
             check_length(prompt, tokenizer, max_model_len)
         elif len(prompt) >= max_model_len:  # before each of them is looked at
             raise _too_many_tokens(len(prompt), max_model_len)
         entry = read_prompt(prompt, tokenizer, add_special_tokens=add_special_tokens)
-        entries.append(_check_tokens(entry, max_model_len))
+        entries.append(_check_tokens(truncated(entry, params, tokenizer, max_model_len), max_model_len))
     return entries
 
 
-def chat_prompt(request: ChatFields, tokenizer: Tokenizer, max_model_len: int) -> TokenPrompt:
+def chat_prompt(request: ChatFields, tokenizer: Tokenizer, max_model_len: int, params: SamplingParams) -> TokenPrompt:
     """The prompt that the chat template makes. Raises InputError or ApiError."""
     text = chat_text(request, tokenizer)
-    check_length(text, tokenizer, max_model_len)
+    if params.truncate_prompt_tokens is None:
+        check_length(text, tokenizer, max_model_len)
     if not text:
         raise InputError("the model's chat template makes an empty prompt of these messages")
     ids = tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
-    return _check_tokens(TokenPrompt(text, ids), max_model_len)
+    return _check_tokens(truncated(TokenPrompt(text, ids), params, tokenizer, max_model_len), max_model_len)
 
 
 def chat_text(request: ChatFields, tokenizer: Tokenizer) -> str:

@@ -251,7 +251,7 @@ class DetokenizeRequest(_Body):
 
 _BODIES = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
 _FIELDS: frozenset[str] = frozenset().union(
-    *(body.model_fields for body in _BODIES), FORM_FIELDS, REFUSED, ["structured_outputs"]
+    *(body.model_fields for body in _BODIES), FORM_FIELDS, REFUSED, ["structured_outputs", "sampling_params"]
 )
 # Fields whose names are words that a message may have in another sense: they count at its beginning.
 _WORDS = frozenset({"model", "user", "n", "stop", "stream", "seed", "regex", "echo", "tokens", "audio", "documents"})

@@ -67,7 +67,6 @@ REFUSED: Mapping[str, Refused] = {
     "thinking": Refused("give chat_template_kwargs, such as {'enable_thinking': false}"),
     "token_ids_logprob": Refused("logprobs are those of the most likely tokens"),
     "top_logprobs_num": Refused("give logprobs", (0,)),
-    "truncation_side": Refused("prompts are never cut"),
     "verbosity": Refused("write it into the messages", ("medium",)),
     "vllm_xargs": Refused("there are no extensions that read them", ({},)),
     "watermark": Refused("texts are not marked", (False,)),

@@ -30,9 +30,9 @@ def event(value: object) -> bytes:
 class GenerationResponse(ABC):
     """A response of either endpoint; subclasses give the shape of a choice."""
 
-    whole_object: str
-    chunk_object: str
-    id_prefix: str
+    whole_object = ""
+    chunk_object = ""
+    id_prefix = ""
 
     def __init__(self, request_id: str, model: str, request: SamplingFields, job: GenerationJob) -> None:
         self._job = job
@@ -83,8 +83,12 @@ class GenerationResponse(ABC):
         """The whole answer in JSON, when the job is finished."""
         entries = self._entries(self._completion_tokens(), len(self._job.outputs)) + self._prompt_entries
         if entries <= _MAX_ENTRIES:
-            return json_bytes(self.whole())
-        return await off_loop(lambda: large_json_bytes(self.whole()))
+            return json_bytes(self.document())
+        return await off_loop(lambda: large_json_bytes(self.document()))
+
+    def document(self) -> object:
+        """The whole answer, when the job is finished."""
+        return self.whole()
 
     def whole(self) -> dict[str, Any]:
         """When the job is finished."""

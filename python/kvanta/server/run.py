@@ -51,6 +51,7 @@ def serve(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> i
         sys.setswitchinterval(_SWITCH_SECONDS)
         sys.set_int_max_str_digits(_MAX_DIGITS)
         front = AsyncLLM(loaded, time_limit=options.request_timeout)
+        front.metrics.vllm_names = options.metrics_prefix == "vllm"
         service = Service(
             front,
             options.served_model_name or [model],

@@ -56,6 +56,7 @@ def _answer(kind: str, **choice: dict[str, Any]) -> dict[str, Any]:
     return _object(**head, choices=_list(entry), usage=_USAGE, **extra, optional=tuple(extra))
 
 
+_GENERATED = _object(text=_TEXT, output_ids=_list(_INTEGER), meta_info=_OBJECT)
 _CARD = _object(
     id=_TEXT,
     object={"const": "model"},
@@ -79,10 +80,14 @@ ANSWERS: dict[str, dict[str, Any]] = {
         optional=("token_strs",),
     ),
     "/detokenize": _object(prompt=_TEXT),
+    "/generate": {"anyOf": [_GENERATED, _list(_GENERATED)]},
+    "/model_info": _OBJECT,
+    "/server_info": _OBJECT,
+    "/tokenizer_info": _OBJECT,
     "/version": _object(version=_TEXT),
 }
 """Schemas of whole answers in JSON, by path."""
-_STREAMS = ("/v1/completions", "/v1/chat/completions")
+_STREAMS = ("/v1/completions", "/v1/chat/completions", "/generate")
 ERRORS: dict[int, str] = {
     400: "an invalid field or body",
     401: "the key is missing or wrong",
@@ -143,7 +148,7 @@ def _complete(path: str, operation: dict[str, Any], *, needs_key: bool) -> None:
         statuses += _OF_TEXTS
     elif path.startswith("/v1/models/"):
         statuses.append(404)
-    elif path == "/health":
+    elif path in ("/health", "/health_generate"):
         statuses.append(503)
     for status in sorted(set(statuses)):
         content = {"application/json": {"schema": _ERROR}}

@@ -1,0 +1,227 @@
+"""SGLang's POST /generate: its request, as one of /v1/completions, and its answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
+
+from kvanta.errors import InputError
+from kvanta.outputs import TokenLogprobs
+from kvanta.server.errors import ApiError
+from kvanta.server.generation_job import Delta, GenerationJob
+from kvanta.server.logprobs import finite
+from kvanta.server.protocol import CompletionRequest, Prompts, TokenIdLists
+from kvanta.server.request_fields import check_fields
+from kvanta.server.response import GenerationResponse
+from kvanta.tokenizer import Tokenizer
+from kvanta.values import one_line
+
+MAX_TOKENS = 128
+"""SGLang's default of max_new_tokens."""
+# Names in sampling_params -> fields of a completion. All others are the same there.
+_NAMES: Mapping[str, str] = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "sampling_seed": "seed",
+}
+# Fields of a completion that SGLang has outside of sampling_params.
+_OUTER = frozenset({"prompt", "input_ids", "stream", "logprobs", "prompt_logprobs", "echo", "model", "stream_options"})
+LogprobTuple = tuple[float | None, int, str | None]
+
+
+class GenerateRequest(BaseModel):
+    """POST /generate."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+    model: str | None = None
+    text: Prompts = None
+    input_ids: TokenIdLists = None
+    sampling_params: Annotated[
+        Any, WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "array", "items": {"type": "object"}}]})
+    ] = None
+    stream: bool | None = None
+    return_logprob: bool | None = None
+    logprob_start_len: int | None = None
+    top_logprobs_num: int | None = None
+    return_text_in_logprobs: bool | None = None
+    priority: int | None = None
+    extra_key: str | None = None
+
+    @property
+    def prompts(self) -> Any:
+        """`text` or `input_ids`."""
+        if (self.text is None) == (self.input_ids is None):
+            given = "nothing" if self.text is None else "both"
+            raise ApiError(400, f"give either text or input_ids, got {given}", param="text")
+        return self.input_ids if self.text is None else self.text
+
+    @property
+    def is_batch(self) -> bool:
+        """The answer is a list."""
+        prompts = self.prompts
+        return isinstance(prompts, list) and (not prompts or isinstance(prompts[0], (str, list)))
+
+    @property
+    def logprobs(self) -> int | None:
+        """`logprobs` of SamplingParams."""
+        return (self.top_logprobs_num or 0) if self.return_logprob else None
+
+    @property
+    def prompt_logprobs(self) -> int | None:
+        """`prompt_logprobs` of SamplingParams."""
+        return self.logprobs if self.input_start is not None else None
+
+    @property
+    def input_start(self) -> int | None:
+        """First prompt token whose log-probability is returned; None: none of them."""
+        start = -1 if self.logprob_start_len is None else self.logprob_start_len
+        if start < -1:
+            raise InputError(f"logprob_start_len must be -1 or a position in the prompt, got {start}")
+        return start if self.return_logprob and start >= 0 else None
+
+    def completion(self) -> CompletionRequest:
+        """The same request to /v1/completions. Raises ApiError that names the field."""
+        check_fields(self.model_extra or {})
+        given = self._sampling()
+        wrong = sorted(given.keys() & _OUTER)
+        if wrong:
+            raise ApiError(400, f"sampling_params has {wrong[0]!r}, which belongs outside of it", param=wrong[0])
+        fields = {_NAMES.get(name, name): value for name, value in given.items()}
+        if fields.get("stop") == []:
+            del fields["stop"]
+        outer = {"stream": self.stream, "priority": self.priority, "cache_salt": self.extra_key}
+        try:
+            return CompletionRequest(**{"prompt": self.prompts, **fields, **outer})
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            name = next((theirs for theirs, ours in _NAMES.items() if ours == where), where)
+            message = f"sampling_params.{name}: {first['msg']}, got {one_line(first.get('input'))}"
+            raise ApiError(400, message, param=f"sampling_params.{name}") from None
+
+    def _sampling(self) -> Mapping[str, Any]:
+        """The parameters of every prompt."""
+        given = self.sampling_params
+        if isinstance(given, list):
+            if not self.is_batch or len(given) != len(self.prompts):
+                raise InputError(f"sampling_params has {len(given)} entries, and there are not as many prompts")
+            if any(each != given[0] for each in given):
+                raise InputError("sampling_params must be the same for all prompts of a request: send several requests")
+            given = given[0] if given else None
+        if given is None:
+            return {}
+        if not isinstance(given, Mapping):
+            raise InputError(f"sampling_params must be an object, got {one_line(given)}")
+        return given
+
+
+class GenerateResponse(GenerationResponse):
+    """One object for a prompt and a list for several. Events have the whole text so far, as SGLang's."""
+
+    def __init__(
+        self,
+        request_id: str,
+        model: str,
+        request: GenerateRequest,
+        completion: CompletionRequest,
+        job: GenerationJob,
+        tokenizer: Tokenizer,
+        eos_tokens: Sequence[int],
+    ) -> None:
+        super().__init__(request_id, model, completion, job)
+        self._id = request_id
+        self._tokenizer = tokenizer
+        self._eos_tokens = frozenset(eos_tokens)
+        self._is_list = request.is_batch or len(job.outputs) > 1
+        self._names_tokens = bool(request.return_text_in_logprobs)
+        self._logprobs = request.logprobs
+        self._input_start = request.input_start
+        self._texts = [""] * len(job.outputs)
+
+    def document(self) -> object:
+        """The whole answer."""
+        for generation in self._job.generations:
+            generation.name_prompt_logprobs()
+        choices = [self._choice(index) for index in range(len(self._job.outputs))]
+        return choices if self._is_list else choices[0]
+
+    def _choice(self, index: int) -> dict[str, Any]:
+        whole = self._job.whole(index)
+        return self._fields(whole, whole.text)
+
+    def _opening(self) -> list[dict[str, Any]]:
+        return []
+
+    def _piece(self, delta: Delta) -> dict[str, Any] | None:
+        self._texts[delta.choice] += delta.text
+        piece = self._fields(delta, self._texts[delta.choice])
+        return {**piece, "index": delta.choice} if self._is_list else piece
+
+    def _event(self, delta: Delta, encode: Callable[[object], bytes]) -> bytes:
+        for generation in self._job.generations:
+            generation.name_prompt_logprobs()
+        return b"data: " + encode(self._piece(delta)) + b"\n\n"
+
+    def _entries(self, tokens: int, choices: int) -> int:
+        """Every event has all tokens so far."""
+        longest = max((len(output.token_ids) for output in self._job.outputs), default=0)
+        return super()._entries(max(tokens, longest), choices)
+
+    def _fields(self, delta: Delta, text: str) -> dict[str, Any]:
+        index, end = delta.choice, delta.end
+        output = self._job.outputs[index]
+        texts = len(self._job.outputs) // len(self._job.generations)
+        prompt = self._job.generations[index // texts].output
+        meta: dict[str, Any] = {
+            "id": self._id if len(self._job.outputs) == 1 else f"{self._id}-{index}",
+            "finish_reason": self._finish(delta, output.token_ids),
+            "prompt_tokens": len(prompt.prompt_token_ids),
+            "weight_version": "default",
+            "completion_tokens": end,
+            "cached_tokens": prompt.num_cached_tokens,
+        }
+        if delta.finished:
+            meta["e2e_latency"] = time.perf_counter() - self._job.arrival
+        if self._logprobs is not None:
+            entries: list[TokenLogprobs | None] = [*(output.logprobs or [])[:end]]
+            meta["output_token_logprobs"], meta["output_top_logprobs"] = self._tuples(output.token_ids[:end], entries)
+            start = len(prompt.prompt_token_ids) if self._input_start is None else self._input_start
+            entries = [None, *(prompt.prompt_logprobs or [])[start + 1 :]]  # the first one's is not given
+            tokens = prompt.prompt_token_ids[start:]
+            meta["input_token_logprobs"], meta["input_top_logprobs"] = self._tuples(tokens, entries[: len(tokens)])
+        return {"text": text, "output_ids": output.token_ids[:end], "meta_info": meta}
+
+    def _finish(self, delta: Delta, tokens: list[int]) -> dict[str, Any] | None:
+        if not delta.finished:
+            return None
+        if delta.finish_reason == "length":
+            return {"type": "length", "length": delta.end}
+        matched = delta.stop_reason
+        if matched is None and tokens and tokens[-1] in self._eos_tokens:
+            matched = tokens[-1]
+        return {"type": delta.finish_reason, "matched": matched}
+
+    def _tuples(
+        self, tokens: Sequence[int], entries: Sequence[TokenLogprobs | None]
+    ) -> tuple[list[LogprobTuple], list[list[LogprobTuple] | None]]:
+        """Each token's own, and the most likely ones of its position."""
+        own = [
+            self._tuple(None if entry is None else entry[token].logprob, token)
+            for token, entry in zip(tokens, entries, strict=True)
+        ]
+        most = self._logprobs or 0
+        top = [
+            None
+            if entry is None or not most
+            else [self._tuple(each.logprob, token) for token, each in entry.items() if each.rank <= most]
+            for entry in entries
+        ]
+        return own, top
+
+    def _tuple(self, logprob: float | None, token: int) -> LogprobTuple:
+        name = self._tokenizer.token_text(token) if self._names_tokens else None
+        return None if logprob is None else finite(logprob), token, name

@@ -61,7 +61,7 @@ def chat(**body: Any) -> Any:
 
 def test_create_and_stream(server: LiveServer, client: anthropic.Anthropic) -> None:
     body: dict[str, Any] = {"model": "tiny", "messages": CHAT, "max_tokens": 300, "extra_body": {"temperature": 0}}
-    system = [{"type": "text", "text": "Tell a story.", "cache_control": {"type": "ephemeral"}}]
+    system: Any = [{"type": "text", "text": "Tell a story.", "cache_control": {"type": "ephemeral"}}]
     message = client.messages.create(**body, system=system, stop_sequences=["the"])
     messages = [{"role": "system", "content": "Tell a story."}, {"role": "user", "content": "Lily"}]
     same = server.post("/v1/chat/completions", messages=messages, max_tokens=300, temperature=0, stop="the").json()
@@ -99,7 +99,7 @@ def test_count_tokens(client: anthropic.Anthropic) -> None:
 
 
 def test_the_beginning_of_the_answer_is_continued(server: LiveServer, client: anthropic.Anthropic) -> None:
-    begun: list[MessageParam] = [*CHAT, {"role": "assistant", "content": "Once upon a"}]
+    begun: list[Any] = [*CHAT, {"role": "assistant", "content": "Once upon a"}]
     message = client.messages.create(model="tiny", messages=begun, max_tokens=5, extra_body={"temperature": 0})
     same = server.post(
         "/v1/chat/completions", messages=begun, max_tokens=5, temperature=0, continue_final_message=True
@@ -109,7 +109,7 @@ def test_the_beginning_of_the_answer_is_continued(server: LiveServer, client: an
 
 def test_a_call_and_its_result(client: anthropic.Anthropic) -> None:
     body: dict[str, Any] = {"model": "tiny", "max_tokens": 300, "tools": TOOLS}
-    choice = {"type": "tool", "name": "paint"}
+    choice: Any = {"type": "tool", "name": "paint"}
     message = client.messages.create(**body, messages=CHAT, tool_choice=choice)
     assert message.stop_reason == "tool_use"
     (call,) = message.content
@@ -130,7 +130,7 @@ def test_a_call_and_its_result(client: anthropic.Anthropic) -> None:
     assert made[1]["tool_calls"][0]["function"] == {"name": "paint", "arguments": call.input}
     assert (made[2]["tool_call_id"], made[2]["content"]) == (call.id, "done")
 
-    one = {"type": "any", "disable_parallel_tool_use": True}
+    one: Any = {"type": "any", "disable_parallel_tool_use": True}
     with client.messages.stream(**body, messages=CHAT, tool_choice=one) as stream:
         final = stream.get_final_message()
     assert [block.to_dict()["name"] in ("paint", "walk") for block in final.content] == [True]

@@ -142,17 +142,21 @@ def test_a_call_and_its_result(server: LiveServer, client: openai.OpenAI) -> Non
     assert call.type == "function_call"
     assert call.name == "paint"
     assert json.loads(call.arguments)["colour"] in ("red", "blue")
-    items += [call.to_dict(), {"type": "function_call_output", "call_id": call.call_id, "output": "done"}]  # type: ignore
+    items += [call.to_dict(), {"type": "function_call_output", "call_id": call.call_id, "output": "done"}]
     assert client.responses.create(input=items, tool_choice="none", **body).output_text
     messages = ResponsesRequest(input=items).chat().messages
     assert [message["role"] for message in messages] == ["user", "assistant", "tool"]
     assert messages[1]["tool_calls"][0]["id"] == messages[2]["tool_call_id"] == call.call_id
 
-    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "walk"}]}
+    allowed: Any = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "walk"}]}
     response = client.responses.create(input=items, tool_choice=allowed, parallel_tool_calls=False, **body)
     assert [item.name for item in response.output if item.type == "function_call"] == ["walk"]
     function = {"type": "function", "function": {"name": "walk"}}
-    chat = {"messages": [{"role": "user", "content": "Go."}], "max_tokens": 200, "parallel_tool_calls": False}
+    chat: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "Go."}],
+        "max_tokens": 200,
+        "parallel_tool_calls": False,
+    }
     tools = [{"type": "function", "function": {"name": name}} for name in ("paint", "walk")]
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [function]}}
     message = server.post("/v1/chat/completions", **chat, tools=tools, tool_choice=allowed).json()["choices"][0]

@@ -27,7 +27,7 @@ def fits(value: Any, schema: dict[str, Any], where: str = "") -> None:
     if "const" in schema:
         assert value == schema["const"], where
         return
-    kinds = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float)}
+    kinds: dict[str, Any] = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float)}
     kinds |= {"boolean": bool, "null": type(None)}
     named = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
     assert any(isinstance(value, kinds[name]) for name in named), (where, value)

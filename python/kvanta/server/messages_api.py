@@ -89,7 +89,7 @@ class BlocksResponse(PartsResponse):
         }
 
     def _begin(self) -> Iterator[dict[str, Any]]:
-        nothing = {"content": [], "stop_reason": None, "stop_sequence": None}
+        nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
         yield {"type": "message_start", "message": {**self._head, **nothing, "usage": self._blocks_usage()}}
 
     def _opened(self, part: AnswerPart) -> Iterator[dict[str, Any]]:

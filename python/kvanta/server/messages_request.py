@@ -199,7 +199,7 @@ def _choice(choice: Mapping[str, Any] | None) -> tuple[Any, bool]:
         return None, True
     disabled = choice.get("disable_parallel_tool_use") or False
     parallel = not truth("tool_choice.disable_parallel_tool_use", disabled)
-    kind = choice.get("type")
+    kind = str(choice.get("type"))
     if kind == "tool":
         return {"type": "function", "function": {"name": choice.get("name")}}, parallel
     if kind not in _CHOICES:

@@ -30,7 +30,7 @@ def event(value: object, encode: Encode = json_bytes) -> bytes:
 
 def named_event(value: Mapping[str, Any], encode: Encode = json_bytes) -> bytes:
     """One server-sent event under the name of its type."""
-    return b"event: " + value["type"].encode() + b"\n" + event(value, encode)
+    return b"event: " + str(value["type"]).encode() + b"\n" + event(value, encode)
 
 
 class GenerationResponse(ABC):

@@ -26,7 +26,7 @@ def _list(items: dict[str, Any]) -> dict[str, Any]:
     return {"type": "array", "items": items}
 
 
-def _object(optional: tuple[str, ...] = (), **properties: dict[str, Any]) -> dict[str, Any]:
+def _object(*, optional: tuple[str, ...] = (), **properties: dict[str, Any]) -> dict[str, Any]:
     required = [name for name in properties if name not in optional]
     return {"type": "object", "properties": properties, "required": required}
 
@@ -70,8 +70,7 @@ _CARD = _object(
     max_model_len=_INTEGER,
     kv_cache_dtype=_TEXT,
 )
-_USAGE_DETAILS = {"cached_tokens": _INTEGER, "cache_write_tokens": _INTEGER}
-_RESPONSE = _object(
+_RESPONSE_FIELDS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("id", "model", "status", "service_tier", "truncation"), _TEXT),
     **dict.fromkeys(("instructions", "prompt_cache_key", "safety_identifier", "user"), _or_null(_TEXT)),
     **dict.fromkeys(("created_at", "top_logprobs"), _INTEGER),
@@ -81,17 +80,17 @@ _RESPONSE = _object(
     **dict.fromkeys(("metadata", "reasoning", "text"), _OBJECT),
     **dict.fromkeys(("output", "tools"), _list(_OBJECT)),
     **dict.fromkeys(("error", "incomplete_details"), _or_null(_OBJECT)),
-    object={"const": "response"},
-    previous_response_id={"type": "null"},
-    tool_choice={"type": ["string", "object"]},
-    usage=_object(
+    "object": {"const": "response"},
+    "previous_response_id": {"type": "null"},
+    "tool_choice": {"type": ["string", "object"]},
+    "usage": _object(
         input_tokens=_INTEGER,
-        input_tokens_details=_object(**_USAGE_DETAILS),
+        input_tokens_details=_object(cached_tokens=_INTEGER, cache_write_tokens=_INTEGER),
         output_tokens=_INTEGER,
         output_tokens_details=_object(reasoning_tokens=_INTEGER),
         total_tokens=_INTEGER,
     ),
-)
+}
 _ANTHROPIC_MESSAGE = _object(
     id=_TEXT,
     type={"const": "message"},
@@ -110,7 +109,7 @@ _ANTHROPIC_MESSAGE = _object(
 ANSWERS: dict[str, dict[str, Any]] = {
     "/v1/completions": _answer("text_completion", text=_TEXT),
     "/v1/chat/completions": _answer("chat.completion", message=_MESSAGE),
-    "/v1/responses": _RESPONSE,
+    "/v1/responses": _object(optional=(), **_RESPONSE_FIELDS),
     MESSAGES_PATH: _ANTHROPIC_MESSAGE,
     f"{MESSAGES_PATH}/count_tokens": _object(input_tokens=_INTEGER),
     "/v1/models": _object(object={"const": "list"}, data=_list(_CARD)),

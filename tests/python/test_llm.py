@@ -11,7 +11,6 @@ from stories import GREEDY, PROMPT
 
 from kvanta import LLM, InputError, SamplingParams
 from kvanta.divergence import log_softmax
-from kvanta.errors import InputError
 from kvanta.generation import Generation
 
 

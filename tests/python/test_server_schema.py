@@ -27,7 +27,8 @@ def fits(value: Any, schema: dict[str, Any], where: str = "") -> None:
     if "const" in schema:
         assert value == schema["const"], where
         return
-    kinds = {"object": dict, "array": list, "string": str, "integer": int, "null": type(None)}
+    kinds: dict[str, Any] = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float)}
+    kinds |= {"boolean": bool, "null": type(None)}
     named = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
     assert any(isinstance(value, kinds[name]) for name in named), (where, value)
     if isinstance(value, dict) and "properties" in schema:
@@ -44,6 +45,9 @@ def fits(value: Any, schema: dict[str, Any], where: str = "") -> None:
         ("POST", "/v1/completions", {"prompt": "a", "max_tokens": 2, "logprobs": 1}),
         ("POST", "/v1/completions", {"prompt": ["a", "b"], "max_tokens": 2, "stop": "e"}),
         ("POST", "/v1/chat/completions", {"messages": CHAT, "max_tokens": 2}),
+        ("POST", "/v1/responses", {"input": "a", "max_output_tokens": 2}),
+        ("POST", "/v1/messages", {"messages": CHAT, "max_tokens": 2}),
+        ("POST", "/v1/messages/count_tokens", {"messages": CHAT}),
         ("GET", "/v1/models", None),
         ("GET", "/v1/models/tiny", None),
         ("POST", "/tokenize", {"prompt": "a", "return_token_strs": True}),
@@ -65,7 +69,7 @@ def test_answers_are_as_described(server: LiveServer, method: str, path: str, bo
 
 def test_errors_and_keys_are_described(server: LiveServer) -> None:
     document = server.client.get("/openapi.json").json()
-    (error,) = [document["components"]["schemas"]["Error"]]
+    schemas = document["components"]["schemas"]
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             responses = operation["responses"]
@@ -75,5 +79,7 @@ def test_errors_and_keys_are_described(server: LiveServer) -> None:
             if "requestBody" in operation:
                 wrong = server.client.request(method, path, content=b"{", headers={"Content-Type": "application/json"})
                 assert str(wrong.status_code) in responses
-                fits(wrong.json(), error)
+                described = responses[str(wrong.status_code)]["content"]["application/json"]["schema"]["$ref"]
+                assert described.endswith("/AnthropicError") == path.startswith("/v1/messages")
+                fits(wrong.json(), schemas[described.rpartition("/")[2]])
     assert {"429", "503", "504"} <= document["paths"]["/v1/completions"]["post"]["responses"].keys()

@@ -139,7 +139,7 @@ class AccessControl:
             self._check_key(scope["path"], headers)
             self._check_length(headers)
         except ApiError as error:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope["path"])(scope, receive, send)
             return
         await self._app(scope, self._limited(receive), send)
 

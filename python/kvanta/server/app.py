@@ -21,16 +21,16 @@ from starlette.types import ASGIApp, Scope
 from kvanta import __version__
 from kvanta.errors import InputError, ResourceError
 from kvanta.prompts import token_list
-from kvanta.sampling_params import SamplingParams
 from kvanta.server import prompts
 from kvanta.server.access import OPEN_PREFIX, AccessControl, RequestLog, refuse_web_pages
 from kvanta.server.admission import AdmissionLimiter
-from kvanta.server.answer import AnswerShape
 from kvanta.server.bites import BodyReader, large_json_bytes
 from kvanta.server.chat import ChatResponse
 from kvanta.server.completions import CompletionResponse
 from kvanta.server.errors import ApiError, JsonResponse, api_error, error_response, json_bytes
+from kvanta.server.messages_api import add_messages
 from kvanta.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, field_of
+from kvanta.server.responses_api import add_responses
 from kvanta.server.schema import describe
 from kvanta.server.service import Service
 from kvanta.server.sglang_router import sglang_router
@@ -51,6 +51,8 @@ def make_app(service: Service, *, cors: Mapping[str, Any] | None = None) -> ASGI
     app.router.route_class = _route_class(service)
     _add_error_handlers(app)
     _add_texts(app, service)
+    add_responses(app, service)
+    add_messages(app, service)
     _add_tokenizer(app, service)
     _add_models(app, service)
     _add_state(app, service)
@@ -96,33 +98,42 @@ def _route_class(service: Service) -> type[APIRoute]:
 
 
 def _add_error_handlers(app: FastAPI) -> None:
-    async def ours(_: Request, error: Exception) -> Response:
+    def answer(http: Request, error: ApiError) -> Response:
+        return error_response(error, http.url.path)
+
+    async def ours(http: Request, error: Exception) -> Response:
         if isinstance(error, InputError):
-            return error_response(ApiError(400, str(error), param=field_of(str(error))))
-        return error_response(api_error(error))
+            return answer(http, ApiError(400, str(error), param=field_of(str(error))))
+        return answer(http, api_error(error))
 
-    async def too_deep(_: Request, __: Exception) -> Response:
-        return error_response(ApiError(400, "the body is nested too deeply"))
+    async def too_deep(http: Request, _: Exception) -> Response:
+        return answer(http, ApiError(400, "the body is nested too deeply"))
 
-    async def of_starlette(_: Request, error: Exception) -> Response:
+    async def of_starlette(http: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if isinstance(error, ApiError):
-            return error_response(error)
-        return error_response(ApiError(error.status_code, str(error.detail), headers=error.headers))
+            return answer(http, error)
+        message = str(error.detail)
+        if error.status_code == 404:
+            message = f"there is no endpoint {http.url.path[:100]}; known: {', '.join(app.openapi()['paths'])}"
+        elif error.status_code == 405:
+            allowed = (error.headers or {}).get("Allow", "")
+            message = f"{http.url.path[:100]} does not take {http.method[:20]}; allowed: {allowed}"
+        return answer(http, ApiError(error.status_code, message, headers=error.headers))
 
-    async def of_fastapi(_: Request, error: Exception) -> Response:
+    async def of_fastapi(http: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
         if isinstance(first.get("input"), bytes):
-            return error_response(ApiError(400, "the body must be JSON, with Content-Type: application/json"))
+            return answer(http, ApiError(400, "the body must be JSON, with Content-Type: application/json"))
         where = ".".join(str(part) for part in first["loc"][1:])
         given = "" if first["type"] == "missing" else f", not {one_line(first.get('input'))}"
         message = f"{where or 'the body'}: {first['msg']}{given}"
-        return error_response(ApiError(400, message, param=where or None))
+        return answer(http, ApiError(400, message, param=where or None))
 
     async def fault(http: Request, _: Exception) -> Response:  # raised again afterwards, for the log
         where = f"request {http.state.request_id}; the server's log has the details"
-        return error_response(ApiError(500, f"internal error ({where})"))
+        return answer(http, ApiError(500, f"internal error ({where})"))
 
     app.add_exception_handler(InputError, ours)
     app.add_exception_handler(ResourceError, ours)
@@ -166,25 +177,9 @@ def _add_texts(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions")
     async def chat_completions(http: Request, request: ChatRequest) -> Response:
         """The assistant's answer to a conversation."""
-        service.check_model(request.model)
-        max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
-
-        def read() -> tuple[SamplingParams, AnswerShape]:
-            params = request.sampling_params(
-                max_tokens=defaults.get("max_tokens") if max_tokens is None else max_tokens,
-                max_logprobs=service.max_logprobs,
-                logprobs=request.requested_logprobs,
-                defaults=defaults,
-            )
-            return params, AnswerShape.read(service.parsers, request)
-
-        params, shape = await service.read(http, read)
-        params.stop_token_ids = [*(params.stop_token_ids or ()), *shape.stop_tokens] or None
-        return await service.texts(
-            *(http, request, params, 1),
-            lambda: [prompts.chat_prompt(request, tokenizer, front.max_model_len, params)],
-            lambda name, job: ChatResponse(name, service.names[0], request, job, tokenizer, shape),
-            shape,
+        return await service.chat(
+            *(http, request),
+            lambda name, job, shape: ChatResponse(name, service.names[0], request, job, tokenizer, shape),
         )
 
 

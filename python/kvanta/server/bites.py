@@ -27,6 +27,8 @@ _SMALL = 2**15
 """Bytes of a body that is read in about a millisecond, whatever it has."""
 _SLICE = 4096
 _MAX_DEPTH = 6
+_LONG = 64
+"""Entries of a list that is written in pieces at any depth."""
 
 
 class Pace:
@@ -117,7 +119,11 @@ def _pieces(value: object, depth: int) -> Iterator[bytes]:
         for begin in range(0, len(value), _SLICE):
             yield (b"," if begin else b"[") + json_bytes(value[begin : begin + _SLICE])[1:-1]
         yield b"]"
-    elif isinstance(value, list) and depth < _MAX_DEPTH and any(isinstance(each, (dict, list)) for each in value):
+    elif (
+        isinstance(value, list)
+        and (depth < _MAX_DEPTH or len(value) > _LONG)
+        and any(isinstance(each, (dict, list)) for each in value)
+    ):
         for index, each in enumerate(value):
             yield b"," if index else b"["
             yield from _pieces(each, depth + 1)

@@ -8,7 +8,7 @@ from kvanta.server.answer import AnswerShape
 from kvanta.server.generation_job import Delta, GenerationJob
 from kvanta.server.logprobs import LogprobsWriter, prompt_logprobs
 from kvanta.server.protocol import ChatRequest
-from kvanta.server.response import GenerationResponse
+from kvanta.server.response import ChoicesResponse
 from kvanta.server.tool_calls import rest_of
 from kvanta.tokenizer import Tokenizer
 
@@ -16,7 +16,7 @@ REASONING_FIELDS = ("reasoning_content", "reasoning")
 """The older name and the newer one: clients know either of them."""
 
 
-class ChatResponse(GenerationResponse):
+class ChatResponse(ChoicesResponse):
     """The assistant's messages."""
 
     whole_object = "chat.completion"

@@ -8,11 +8,11 @@ from kvanta.outputs import TokenLogprobs
 from kvanta.server.generation_job import Delta, GenerationJob
 from kvanta.server.logprobs import LogprobsWriter, prompt_logprobs
 from kvanta.server.protocol import CompletionRequest
-from kvanta.server.response import GenerationResponse
+from kvanta.server.response import ChoicesResponse
 from kvanta.tokenizer import Tokenizer
 
 
-class CompletionResponse(GenerationResponse):
+class CompletionResponse(ChoicesResponse):
     """Texts that follow prompts; with `echo`, after the prompt itself."""
 
     whole_object = chunk_object = "text_completion"

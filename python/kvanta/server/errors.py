@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients know them: {"error": {"message", "type", "param", "code"}}."""
+"""Errors as OpenAI's clients know them, {"error": {"message", "type", "param", "code"}}, or Anthropic's."""
 
 from __future__ import annotations
 
@@ -11,12 +11,25 @@ from starlette.responses import Response
 
 from kvanta.errors import InputError
 
+MESSAGES_PATH = "/v1/messages"
+"""Anthropic's endpoints, whose errors have Anthropic's shape."""
+
 _TYPES = {
     401: "authentication_error",
     404: "not_found_error",
     429: "rate_limit_error",
     500: "server_error",
     503: "service_unavailable_error",
+    504: "timeout_error",
+}
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
     504: "timeout_error",
 }
 
@@ -43,6 +56,12 @@ class ApiError(HTTPException):
         error = {"message": self.detail, "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
 
+    def anthropic_body(self) -> dict[str, Any]:
+        """The same in Anthropic's shape."""
+        default = "api_error" if self.status_code >= 500 else "invalid_request_error"
+        error = {"type": _ANTHROPIC_TYPES.get(self.status_code, default), "message": self.detail}
+        return {"type": "error", "error": error}
+
 
 def api_error(error: Exception) -> ApiError:
     """The ApiError for an error of the library: 400 for the client's fault, 500 for ours."""
@@ -68,6 +87,7 @@ class JsonResponse(Response):
         return json_bytes(content)
 
 
-def error_response(error: ApiError) -> JsonResponse:
-    """The whole answer."""
-    return JsonResponse(error.body(), error.status_code, error.headers)
+def error_response(error: ApiError, path: str) -> JsonResponse:
+    """The whole answer, in the shape that clients of the path know."""
+    body = error.anthropic_body() if path.startswith(MESSAGES_PATH) else error.body()
+    return JsonResponse(body, error.status_code, error.headers)

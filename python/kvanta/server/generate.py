@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
@@ -15,7 +15,7 @@ from kvanta.server.generation_job import Delta, GenerationJob
 from kvanta.server.logprobs import finite
 from kvanta.server.protocol import CompletionRequest, Prompts, TokenIdLists
 from kvanta.server.request_fields import check_fields
-from kvanta.server.response import GenerationResponse
+from kvanta.server.response import DONE, Encode, GenerationResponse, event
 from kvanta.tokenizer import Tokenizer
 from kvanta.values import one_line
 
@@ -125,14 +125,12 @@ class GenerateResponse(GenerationResponse):
     def __init__(
         self,
         request_id: str,
-        model: str,
         request: GenerateRequest,
-        completion: CompletionRequest,
         job: GenerationJob,
         tokenizer: Tokenizer,
         eos_tokens: Sequence[int],
     ) -> None:
-        super().__init__(request_id, model, completion, job)
+        super().__init__(job)
         self._id = request_id
         self._tokenizer = tokenizer
         self._eos_tokens = frozenset(eos_tokens)
@@ -142,8 +140,8 @@ class GenerateResponse(GenerationResponse):
         self._input_start = request.input_start
         self._texts = [""] * len(job.outputs)
 
-    def document(self) -> object:
-        """The whole answer."""
+    def whole(self) -> object:
+        """When the job is finished."""
         for generation in self._job.generations:
             generation.name_prompt_logprobs()
         choices = [self._choice(index) for index in range(len(self._job.outputs))]
@@ -153,18 +151,22 @@ class GenerateResponse(GenerationResponse):
         whole = self._job.whole(index)
         return self._fields(whole, whole.text)
 
-    def _opening(self) -> list[dict[str, Any]]:
-        return []
+    def _first_events(self, encode: Encode) -> Iterator[bytes]:
+        return iter(())
 
-    def _piece(self, delta: Delta) -> dict[str, Any] | None:
-        self._texts[delta.choice] += delta.text
-        piece = self._fields(delta, self._texts[delta.choice])
-        return {**piece, "index": delta.choice} if self._is_list else piece
-
-    def _event(self, delta: Delta, encode: Callable[[object], bytes]) -> bytes:
+    def _delta_events(self, delta: Delta, encode: Encode) -> bytes:
         for generation in self._job.generations:
             generation.name_prompt_logprobs()
-        return b"data: " + encode(self._piece(delta)) + b"\n\n"
+        self._texts[delta.choice] += delta.text
+        piece = self._fields(delta, self._texts[delta.choice])
+        return event({**piece, "index": delta.choice} if self._is_list else piece, encode)
+
+    def _last_events(self) -> Iterator[bytes]:
+        yield DONE
+
+    def _error_events(self, error: ApiError) -> Iterator[bytes]:
+        yield event(error.body())
+        yield DONE
 
     def _entries(self, tokens: int, choices: int) -> int:
         """Every event has all tokens so far."""

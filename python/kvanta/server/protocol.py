@@ -37,7 +37,9 @@ TokenIds = Annotated[Any, WithJsonSchema(_TOKENS)]
 Messages = Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "object"}, "minItems": 1})]
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
+    """A body of any endpoint."""
+
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
 
     model: str | None = None
@@ -66,7 +68,7 @@ def _sampling_fields() -> dict[str, Any]:
 
 
 _SAMPLING_FIELDS = _sampling_fields()
-_SamplingBody = create_model("_SamplingBody", __base__=_Body, **_SAMPLING_FIELDS)
+_SamplingBody = create_model("_SamplingBody", __base__=Body, **_SAMPLING_FIELDS)
 
 
 class SamplingFields(_SamplingBody):  # type: ignore[misc, valid-type]
@@ -182,7 +184,7 @@ class CompletionRequest(SamplingFields):
         return self.input_ids if self.prompt is None else self.prompt
 
 
-class ChatFields(_Body):
+class ChatFields(Body):
     """Fields that make a prompt of a conversation."""
 
     messages: Messages
@@ -243,7 +245,7 @@ class TokenizeRequest(ChatFields):
     return_token_strs: bool | None = None
 
 
-class DetokenizeRequest(_Body):
+class DetokenizeRequest(Body):
     """POST /detokenize."""
 
     tokens: TokenIds

@@ -105,6 +105,60 @@ IGNORED = frozenset(
         "video_config",
     )
 )
+_STORED = "answers are not kept; send the earlier items as input"
+_GIVE = "the field of this endpoint is "
+
+# Fields of /v1/responses alone; its further fields are those of chats. So are the names of the next two tables.
+RESPONSES_REFUSED: Mapping[str, Refused] = {
+    "access_programs": Refused("there are none"),
+    "add_generation_prompt": Refused("only chats have it", (True,)),
+    "background": Refused("the answer is sent as soon as it is there; give stream", (False,)),
+    "background_options": Refused("the answer is sent as soon as it is there; give stream", ({},)),
+    "context_management": Refused("prompts are never cut", ([],)),
+    "continue_final_message": Refused("only chats have it", (False,)),
+    "conversation": Refused(_STORED),
+    "echo": Refused("only chats have it", (False,)),
+    "enable_response_messages": Refused("answers do not have them", (False,)),
+    "image": Refused("models read text alone", ({},)),
+    "logprobs": Refused("give include: ['message.output_text.logprobs'] and top_logprobs", (False,)),
+    "max_completion_tokens": Refused(_GIVE + "max_output_tokens"),
+    "max_tokens": Refused(_GIVE + "max_output_tokens"),
+    "messages": Refused(_GIVE + "input"),
+    "moderation": Refused("the server has no moderation"),
+    "n": Refused("an answer has one text", (1,)),
+    "previous_input_messages": Refused(_STORED, ([],)),
+    "previous_response_id": Refused(_STORED),
+    "prompt": Refused("there are no stored prompts; give instructions and input"),
+    "prompt_logprobs": Refused("only chats and completions have it"),
+    "reasoning_effort": Refused(_GIVE + "reasoning.effort"),
+    "response_format": Refused(_GIVE + "text.format"),
+    "return_token_ids": Refused("only chats and completions have it", (False,)),
+    "store": Refused(_STORED, (False,)),
+    "truncation": Refused("prompts are never cut", ("disabled",)),
+}
+RESPONSES_IGNORED = frozenset(("max_tool_calls", "prompt_cache_options"))
+# Fields of /v1/messages.
+MESSAGES_REFUSED: Mapping[str, Refused] = {
+    **{
+        name: RESPONSES_REFUSED[name]
+        for name in ("add_generation_prompt", "continue_final_message", "echo", "prompt_logprobs", "return_token_ids")
+    },
+    "container": Refused("the server runs no code"),
+    "context_management": Refused("prompts are never cut", ({},)),
+    "logprobs": Refused("Anthropic's answers do not have them", (False,)),
+    "max_completion_tokens": Refused(_GIVE + "max_tokens"),
+    "mcp_servers": Refused("the server calls no others", ([],)),
+    "n": Refused("an answer has one text", (1,)),
+    "output_format": Refused(_GIVE + "output_config.format"),
+    "parallel_tool_calls": Refused(_GIVE + "tool_choice.disable_parallel_tool_use", (True,)),
+    "reasoning_effort": Refused(_GIVE + "output_config.effort"),
+    "response_format": Refused(_GIVE + "output_config.format"),
+    "speed": Refused("every request has the same", ("standard",)),
+    "stop": Refused(_GIVE + "stop_sequences", ([],)),
+    "stream_options": Refused("streams always have the usage", ({},)),
+    "top_logprobs": Refused("Anthropic's answers do not have them", (0,)),
+}
+MESSAGES_IGNORED = frozenset(("cache_control", "diagnostics", "inference_geo", "user_profile_id", "workspace_id"))
 # Read elsewhere: structured.py, and the fields that mean the same as another one.
 READ = frozenset(
     (
@@ -126,12 +180,20 @@ _seen: set[str] = set()
 
 def check_fields(extra: Mapping[str, Any]) -> None:
     """Raises ApiError, naming the field, for one that asks for what is not supported. `extra`: undeclared fields."""
-    for name, value in extra.items():
-        refused = REFUSED.get(name)
-        if refused is not None:
-            if value is not None and not any(type(value) is type(each) and value == each for each in refused.neutral):
-                message = f"{name} is not supported, got {one_line(value)}: {refused.reason}"
-                raise ApiError(400, message, param=name)
-        elif name not in IGNORED and name not in READ and name not in _seen and len(_seen) < _MAX_NAMES:
+    check_refused(extra, REFUSED)
+    for name in extra:
+        known = name in REFUSED or name in IGNORED or name in READ
+        if not known and name not in _seen and len(_seen) < _MAX_NAMES:
             _seen.add(name)
             _log.warning("a request has the field %s, which is unknown and ignored", one_line(name))
+
+
+def check_refused(given: Mapping[str, Any], table: Mapping[str, Refused], prefix: str = "") -> None:
+    """Raises ApiError for a field of the table. `prefix`: of the fields' names."""
+    for name, value in given.items():
+        refused = table.get(name)
+        if refused is None or value is None:
+            continue
+        if not any(type(value) is type(each) and value == each for each in refused.neutral):
+            message = f"{prefix}{name} is not supported, got {one_line(value)}: {refused.reason}"
+            raise ApiError(400, message, param=prefix + name)

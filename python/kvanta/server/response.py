@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 from kvanta.server.bites import Pace, large_json_bytes
@@ -18,47 +18,52 @@ _MAX_ENTRIES = 2000
 """Entries of an answer that are written at once; more are written on another thread."""
 
 Build = Callable[[], bytes]
+Encode = Callable[[object], bytes]
 OffLoop = Callable[[Build], Awaitable[bytes]]
 """off_loop(build): calls `build` on another thread."""
 
 
-def event(value: object) -> bytes:
+def event(value: object, encode: Encode = json_bytes) -> bytes:
     """One server-sent event."""
-    return b"data: " + json_bytes(value) + b"\n\n"
+    return b"data: " + encode(value) + b"\n\n"
+
+
+def named_event(value: Mapping[str, Any], encode: Encode = json_bytes) -> bytes:
+    """One server-sent event under the name of its type."""
+    return b"event: " + str(value["type"]).encode() + b"\n" + event(value, encode)
 
 
 class GenerationResponse(ABC):
-    """A response of either endpoint; subclasses give the shape of a choice."""
+    """A response of any endpoint; subclasses write its body and its events."""
 
-    whole_object = ""
-    chunk_object = ""
-    id_prefix = ""
-
-    def __init__(self, request_id: str, model: str, request: SamplingFields, job: GenerationJob) -> None:
+    def __init__(self, job: GenerationJob) -> None:
         self._job = job
-        self._usage_last, self._usage_every = request.usage_in_stream
-        self._token_ids = bool(request.return_token_ids)
+        self._echoed_entries = 0
+        """Size of what a whole answer, and the first and last event, repeat of the request."""
         params = job.generations[0].params
         self._entries_per_token = 0 if params.logprobs is None else params.logprobs + 1
         prompt_tokens = sum(len(generation.output.prompt_token_ids) for generation in job.generations)
         self._prompt_entries = 0 if params.prompt_logprobs is None else prompt_tokens * (params.prompt_logprobs + 1)
-        self._head = {"id": self.id_prefix + request_id, "created": int(time.time()), "model": model}
 
     @abstractmethod
-    def _choice(self, index: int) -> dict[str, Any]:
-        """A finished text."""
+    def whole(self) -> object:
+        """The whole answer, when the job is finished."""
 
     @abstractmethod
-    def _opening(self) -> list[dict[str, Any]]:
-        """Choices of the chunks that come before the first token."""
+    def _first_events(self, encode: Encode) -> Iterator[bytes]:
+        """Events before the first token."""
 
     @abstractmethod
-    def _piece(self, delta: Delta) -> dict[str, Any] | None:
-        """A choice with the new content of a text; None if there is none to send."""
+    def _delta_events(self, delta: Delta, encode: Encode) -> bytes:
+        """Events with the new content of a text."""
 
-    def _top_level(self) -> dict[str, Any]:
-        """Fields next to the choices, in a whole answer and in a stream's first chunk."""
-        return {}
+    @abstractmethod
+    def _last_events(self) -> Iterator[bytes]:
+        """Events after the last token."""
+
+    @abstractmethod
+    def _error_events(self, error: ApiError) -> Iterator[bytes]:
+        """Events instead of the last ones: the status has been sent already."""
 
     def _completion_tokens(self) -> int:
         return sum(len(output.token_ids) for output in self._job.outputs)
@@ -81,14 +86,75 @@ class GenerationResponse(ABC):
 
     async def body(self, off_loop: OffLoop) -> bytes:
         """The whole answer in JSON, when the job is finished."""
-        entries = self._entries(self._completion_tokens(), len(self._job.outputs)) + self._prompt_entries
+        entries = self._entries(self._completion_tokens(), len(self._job.outputs))
+        entries += self._prompt_entries + self._echoed_entries
         if entries <= _MAX_ENTRIES:
-            return json_bytes(self.document())
-        return await off_loop(lambda: large_json_bytes(self.document()))
+            return json_bytes(self.whole())
+        return await off_loop(lambda: large_json_bytes(self.whole()))
 
-    def document(self) -> object:
-        """The whole answer, when the job is finished."""
-        return self.whole()
+    async def events(self, off_loop: OffLoop) -> AsyncIterator[bytes]:
+        """Until the job is finished."""
+        pace = Pace()
+        if self._echoed_entries <= _MAX_ENTRIES:
+            first = self._first_events(json_bytes)
+        else:
+            first = iter([await off_loop(lambda: b"".join(self._first_events(large_json_bytes)))])
+        for data in first:
+            yield data
+            await pace.rest()
+        try:
+            async for deltas in self._job.deltas():
+                events = []
+                for delta in deltas:
+                    if self._delta_entries(delta) <= _MAX_ENTRIES:
+                        events.append(self._delta_events(delta, json_bytes))
+                    else:
+                        events.append(await off_loop(functools.partial(self._delta_events, delta, large_json_bytes)))
+                    await pace.rest()
+                data = b"".join(events)
+                if data:
+                    yield data
+        except ApiError as error:
+            last = self._error_events(error)
+        else:
+            last = self._last_events()
+        for data in last:
+            yield data
+
+    def _delta_entries(self, delta: Delta) -> int:
+        """Size of a delta's events."""
+        entries = self._entries(delta.end - delta.begin, 1) + (self._echoed_entries if delta.finished else 0)
+        return entries + (self._prompt_entries if delta.begin == 0 else 0)
+
+
+class ChoicesResponse(GenerationResponse):
+    """A response of /v1/completions or /v1/chat/completions; subclasses give the shape of a choice."""
+
+    whole_object: str
+    chunk_object: str
+    id_prefix: str
+
+    def __init__(self, request_id: str, model: str, request: SamplingFields, job: GenerationJob) -> None:
+        super().__init__(job)
+        self._usage_last, self._usage_every = request.usage_in_stream
+        self._token_ids = bool(request.return_token_ids)
+        self._head = {"id": self.id_prefix + request_id, "created": int(time.time()), "model": model}
+
+    @abstractmethod
+    def _choice(self, index: int) -> dict[str, Any]:
+        """A finished text."""
+
+    @abstractmethod
+    def _opening(self) -> list[dict[str, Any]]:
+        """Choices of the chunks that come before the first token."""
+
+    @abstractmethod
+    def _piece(self, delta: Delta) -> dict[str, Any] | None:
+        """A choice with the new content of a text; None if there is none to send."""
+
+    def _top_level(self) -> dict[str, Any]:
+        """Fields next to the choices, in a whole answer and in a stream's first chunk."""
+        return {}
 
     def whole(self) -> dict[str, Any]:
         """When the job is finished."""
@@ -103,41 +169,27 @@ class GenerationResponse(ABC):
             **self._top_level(),
         }
 
-    async def events(self, off_loop: OffLoop) -> AsyncIterator[bytes]:
-        """Until the job is finished; an error in between is an event, too, since the status has been sent."""
+    def _first_events(self, encode: Encode) -> Iterator[bytes]:
         extra = self._top_level()
-        pace = Pace()
         for choice in self._opening():
-            yield event({**self._chunk([choice]), **extra})
+            yield event({**self._chunk([choice]), **extra}, encode)
             extra = {}
-            await pace.rest()
-        try:
-            async for deltas in self._job.deltas():
-                events = []
-                for delta in deltas:
-                    entries = self._entries(delta.end - delta.begin, 1)
-                    entries += self._prompt_entries if delta.begin == 0 else 0
-                    if entries <= _MAX_ENTRIES:
-                        events.append(self._event(delta, json_bytes))
-                    else:
-                        events.append(await off_loop(functools.partial(self._event, delta, large_json_bytes)))
-                    await pace.rest()
-                data = b"".join(events)
-                if data:
-                    yield data
-        except ApiError as error:
-            yield event(error.body())
-        else:
-            if self._usage_last:
-                yield event({**self._chunk([]), "usage": self.usage()})
-        yield DONE
 
-    def _event(self, delta: Delta, encode: Callable[[object], bytes]) -> bytes:
+    def _delta_events(self, delta: Delta, encode: Encode) -> bytes:
         if delta.begin == 0:
             for generation in self._job.generations:
                 generation.name_prompt_logprobs()
         piece = self._piece(delta)
-        return b"" if piece is None else b"data: " + encode(self._chunk([piece])) + b"\n\n"
+        return b"" if piece is None else event(self._chunk([piece]), encode)
+
+    def _last_events(self) -> Iterator[bytes]:
+        if self._usage_last:
+            yield event({**self._chunk([]), "usage": self.usage()})
+        yield DONE
+
+    def _error_events(self, error: ApiError) -> Iterator[bytes]:
+        yield event(error.body())
+        yield DONE
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chunk = {**self._head, "object": self.chunk_object, "choices": choices}

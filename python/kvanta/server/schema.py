@@ -7,11 +7,15 @@ from typing import Any
 from fastapi import FastAPI
 
 from kvanta.server.access import OPEN_PATHS
+from kvanta.server.errors import MESSAGES_PATH
 
 _TEXT = {"type": "string"}
 _INTEGER = {"type": "integer"}
+_NUMBER = {"type": "number"}
+_BOOLEAN = {"type": "boolean"}
 _OBJECT: dict[str, Any] = {"type": "object"}
 _ERROR = {"$ref": "#/components/schemas/Error"}
+_ANTHROPIC_ERROR = {"$ref": "#/components/schemas/AnthropicError"}
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
@@ -22,7 +26,7 @@ def _list(items: dict[str, Any]) -> dict[str, Any]:
     return {"type": "array", "items": items}
 
 
-def _object(optional: tuple[str, ...] = (), **properties: dict[str, Any]) -> dict[str, Any]:
+def _object(*, optional: tuple[str, ...] = (), **properties: dict[str, Any]) -> dict[str, Any]:
     required = [name for name in properties if name not in optional]
     return {"type": "object", "properties": properties, "required": required}
 
@@ -67,9 +71,48 @@ _CARD = _object(
     max_model_len=_INTEGER,
     kv_cache_dtype=_TEXT,
 )
+_RESPONSE_FIELDS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("id", "model", "status", "service_tier", "truncation"), _TEXT),
+    **dict.fromkeys(("instructions", "prompt_cache_key", "safety_identifier", "user"), _or_null(_TEXT)),
+    **dict.fromkeys(("created_at", "top_logprobs"), _INTEGER),
+    **dict.fromkeys(("completed_at", "max_output_tokens"), _or_null(_INTEGER)),
+    **dict.fromkeys(("parallel_tool_calls", "background", "store"), _BOOLEAN),
+    **dict.fromkeys(("temperature", "top_p"), _NUMBER),
+    **dict.fromkeys(("metadata", "reasoning", "text"), _OBJECT),
+    **dict.fromkeys(("output", "tools"), _list(_OBJECT)),
+    **dict.fromkeys(("error", "incomplete_details"), _or_null(_OBJECT)),
+    "object": {"const": "response"},
+    "previous_response_id": {"type": "null"},
+    "tool_choice": {"type": ["string", "object"]},
+    "usage": _object(
+        input_tokens=_INTEGER,
+        input_tokens_details=_object(cached_tokens=_INTEGER, cache_write_tokens=_INTEGER),
+        output_tokens=_INTEGER,
+        output_tokens_details=_object(reasoning_tokens=_INTEGER),
+        total_tokens=_INTEGER,
+    ),
+}
+_ANTHROPIC_MESSAGE = _object(
+    id=_TEXT,
+    type={"const": "message"},
+    role={"const": "assistant"},
+    model=_TEXT,
+    content=_list(_OBJECT),
+    stop_reason=_TEXT,
+    stop_sequence=_or_null(_TEXT),
+    usage=_object(
+        input_tokens=_INTEGER,
+        cache_creation_input_tokens=_INTEGER,
+        cache_read_input_tokens=_INTEGER,
+        output_tokens=_INTEGER,
+    ),
+)
 ANSWERS: dict[str, dict[str, Any]] = {
     "/v1/completions": _answer("text_completion", text=_TEXT),
     "/v1/chat/completions": _answer("chat.completion", message=_MESSAGE),
+    "/v1/responses": _object(optional=(), **_RESPONSE_FIELDS),
+    MESSAGES_PATH: _ANTHROPIC_MESSAGE,
+    f"{MESSAGES_PATH}/count_tokens": _object(input_tokens=_INTEGER),
     "/v1/models": _object(object={"const": "list"}, data=_list(_CARD)),
     "/v1/models/{name}": _CARD,
     "/tokenize": _object(
@@ -87,7 +130,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "/version": _object(version=_TEXT),
 }
 """Schemas of whole answers in JSON, by path."""
-_STREAMS = ("/v1/completions", "/v1/chat/completions", "/generate")
+_STREAMS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", MESSAGES_PATH, "/generate")
 ERRORS: dict[int, str] = {
     400: "an invalid field or body",
     401: "the key is missing or wrong",
@@ -119,6 +162,7 @@ def describe(app: FastAPI, *, needs_key: bool) -> None:
                 schemas.pop(name, None)
             fields = _object(message=_TEXT, type=_TEXT, param=_or_null(_TEXT), code=_or_null(_TEXT))
             schemas["Error"] = _object(error=fields)
+            schemas["AnthropicError"] = _object(type={"const": "error"}, error=_object(type=_TEXT, message=_TEXT))
             components["securitySchemes"] = {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "header": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
@@ -151,7 +195,8 @@ def _complete(path: str, operation: dict[str, Any], *, needs_key: bool) -> None:
     elif path in ("/health", "/health_generate"):
         statuses.append(503)
     for status in sorted(set(statuses)):
-        content = {"application/json": {"schema": _ERROR}}
+        shape = _ANTHROPIC_ERROR if path.startswith(MESSAGES_PATH) else _ERROR
+        content = {"application/json": {"schema": shape}}
         responses[str(status)] = {"description": ERRORS[status], "content": content}
     content = {"application/json": {"schema": ANSWERS[path]}} if path in ANSWERS else {}
     if path in _STREAMS:

@@ -14,12 +14,13 @@ from kvanta.errors import InputError
 from kvanta.generation import TextShape
 from kvanta.prompts import TokenPrompt
 from kvanta.sampling_params import SamplingParams
-from kvanta.server.answer import AnswerParsers
+from kvanta.server import prompts
+from kvanta.server.answer import AnswerParsers, AnswerShape
 from kvanta.server.async_llm import AsyncLLM
 from kvanta.server.errors import ApiError
 from kvanta.server.generation_job import GenerationJob
 from kvanta.server.hosts import AllowedHosts
-from kvanta.server.protocol import SamplingFields
+from kvanta.server.protocol import ChatRequest, SamplingFields
 from kvanta.server.response import GenerationResponse
 from kvanta.server.stream import CLIENT_GONE, EventStream, cancelled_with_client
 
@@ -79,17 +80,17 @@ class Service:
         http: Request,
         request: SamplingFields,
         params: SamplingParams,
-        prompts: int,
+        count: int,
         encode: Callable[[], list[TokenPrompt]],
         answer: Callable[[str, GenerationJob], GenerationResponse],
         shape: TextShape | None = None,
     ) -> Response:
-        """`encode` makes the `prompts` many prompts; `answer` gets the request's id and job."""
+        """`encode` makes `count` prompts; `answer` gets the request's id and job."""
         fields = request.engine_fields()
         if fields["priority"] != 0 and not self.priorities:
             message = f"priority needs a server with --scheduling-policy priority, got {fields['priority']}"
             raise ApiError(400, message, param="priority")
-        give_back = self.front.admit(prompts * params.n)
+        give_back = self.front.admit(count * params.n)
         at_once = len(await http.body()) <= _AT_ONCE
         try:
             arrival = http.state.arrival
@@ -117,6 +118,36 @@ class Service:
             if job.cancelled:
                 return Response(status_code=CLIENT_GONE)
             return Response(await writer.body(self.front.write), media_type="application/json")
+
+    async def chat(
+        self,
+        http: Request,
+        request: ChatRequest,
+        answer: Callable[[str, GenerationJob, AnswerShape], GenerationResponse],
+    ) -> Response:
+        """The answer to a conversation, whichever endpoint has taken it."""
+        self.check_model(request.model)
+        front = self.front
+        defaults = front.loaded.default_sampling
+        max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+
+        def read() -> tuple[SamplingParams, AnswerShape]:
+            params = request.sampling_params(
+                max_tokens=defaults.get("max_tokens") if max_tokens is None else max_tokens,
+                max_logprobs=self.max_logprobs,
+                logprobs=request.requested_logprobs,
+                defaults=defaults,
+            )
+            return params, AnswerShape.read(self.parsers, request)
+
+        params, shape = await self.read(http, read)
+        params.stop_token_ids = [*(params.stop_token_ids or ()), *shape.stop_tokens] or None
+        return await self.texts(
+            *(http, request, params, 1),
+            lambda: [prompts.chat_prompt(request, front.tokenizer, front.max_model_len, params)],
+            lambda name, job: answer(name, job, shape),
+            shape,
+        )
 
     def model_card(self, name: str, created: int) -> dict[str, Any]:
         """As /v1/models lists it."""

@@ -49,7 +49,7 @@ def sglang_router(service: Service, router: APIRouter) -> APIRouter:
         eos_tokens = list(engine.info.eos_token_ids)
         return await service.texts(
             *(http, completion, params, len(entries), encode),
-            lambda name, job: GenerateResponse(name, service.names[0], request, completion, job, tokenizer, eos_tokens),
+            lambda name, job: GenerateResponse(name, request, job, tokenizer, eos_tokens),
         )
 
     def model_info() -> dict[str, Any]:

@@ -17,7 +17,10 @@ from kvanta.values import one_line, truth
 
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-_CHOICES = "'auto', 'none', 'required' or {'type': 'function', 'function': {'name': ...}}"
+_CHOICES = (
+    "'auto', 'none', 'required', {'type': 'function', 'function': {'name': ...}} or {'type': 'allowed_tools', ...}"
+)
+_ALLOWED = "{'mode': 'auto' or 'required', 'tools': [{'type': 'function', 'function': {'name': ...}}, ...]}"
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class Tools:
         """From a request's fields; None where it has none."""
         if not isinstance(tools, list | None) or not all(isinstance(tool, dict) for tool in tools or []):
             raise InputError(f"tools must be a list of objects, got {one_line(tools)}")
+        if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+            tools, choice = _allowed(tools or [], choice.get("allowed_tools"))
         function = choice.get("function") if isinstance(choice, Mapping) and choice.get("type") == "function" else None
         name = function.get("name") if isinstance(function, Mapping) else None
         named = isinstance(name, str)
@@ -48,7 +53,7 @@ class Tools:
             read.form()
         for tool in read.offered:
             function = tool.get("function")
-            if isinstance(function, Mapping) and truth("strict of a function", function.get("strict") or False):
+            if isinstance(function, Mapping) and truth("tools: strict of a function", function.get("strict") or False):
                 parameters = function.get("parameters", _NO_PARAMETERS)
                 check_strict(parameters, f"tools: the function {one_line(function.get('name'))}")
         return read
@@ -95,6 +100,20 @@ class Tools:
         if not self.parallel:
             schema["maxItems"] = 1
         return StructuredOutputsParams(json={**schema, **definitions})
+
+
+def _allowed(tools: Sequence[Mapping[str, Any]], allowed: Any) -> tuple[list[Mapping[str, Any]], str]:
+    """The tools that `allowed_tools` leaves, and its mode. The model does not get the others."""
+    mode, chosen = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, Mapping) else (None, None)
+    if mode not in (AUTO, REQUIRED) or not isinstance(chosen, list) or not chosen:
+        raise InputError(f"allowed_tools of tool_choice must be {_ALLOWED}, got {one_line(allowed)}")
+    offered = {_function(tool)[0]: tool for tool in tools}
+    names = dict.fromkeys(_function(tool)[0] if isinstance(tool, Mapping) else one_line(tool) for tool in chosen)
+    for name in names:
+        if name not in offered:
+            known = ", ".join(offered) or "none"
+            raise InputError(f"tool_choice allows the function {one_line(name)}; tools has: {known}")
+    return [offered[name] for name in offered if name in names], mode
 
 
 def _function(tool: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:

@@ -1,0 +1,217 @@
+"""Bodies of POST /v1/messages and /v1/messages/count_tokens, and the chats that they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import WithJsonSchema
+
+from kvanta.errors import InputError
+from kvanta.server.conversation import Conversation, field, not_text, text_of
+from kvanta.server.errors import ApiError
+from kvanta.server.protocol import Body, ChatRequest, Messages
+from kvanta.server.request_fields import MESSAGES_IGNORED, MESSAGES_REFUSED
+from kvanta.server.responses_request import Objects
+from kvanta.server.translated import as_chat, further_fields, kind_of
+from kvanta.tokenizer import Tokenizer
+from kvanta.values import one_line, truth
+
+_TEXTS = ("text",)
+_USER_BLOCKS = ("text", "tool_result")
+_ASSISTANT_BLOCKS = ("text", "thinking", "tool_use")
+_CHOICES: Mapping[str, str] = {"auto": "auto", "any": "required", "none": "none"}
+_THINKING = ("enabled", "adaptive", "disabled")
+_SWITCHES = ("enable_thinking", "thinking")
+
+FIELD_NAMES: Mapping[str, str] = {
+    "parallel_tool_calls": "tool_choice",
+    "prompt": "messages",
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+    "stop": "stop_sequences",
+}
+"""A chat's fields -> those of messages."""
+System = Annotated[
+    Any,
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]}),
+]
+
+
+class CountTokensRequest(Body):
+    """POST /v1/messages/count_tokens."""
+
+    messages: Messages
+    system: System = None
+    tools: Objects = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def chat(self, tokenizer: Tokenizer) -> ChatRequest:
+        """Raises InputError or ApiError."""
+        fields = further_fields(self, MESSAGES_REFUSED, MESSAGES_IGNORED)
+        choice, parallel = _choice(self.tool_choice)
+        messages = self._messages()
+        config = self.output_config or {}
+        fields |= {
+            "model": self.model,
+            "messages": messages,
+            "continue_final_message": messages[-1]["role"] == "assistant",
+            "tools": _tools(self.tools),
+            "tool_choice": choice,
+            "parallel_tool_calls": parallel,
+            "response_format": _format(config.get("format")),
+            "reasoning_effort": config.get("effort"),
+            "include_reasoning": (self.thinking or {}).get("display") != "omitted",
+            "chat_template_kwargs": self._variables(tokenizer),
+        }
+        return as_chat(fields)
+
+    def _messages(self) -> list[dict[str, Any]]:
+        conversation = Conversation()
+        if self.system:
+            conversation.say("system", text_of("system", self.system, _TEXTS))
+        if not isinstance(self.messages, list) or not self.messages:
+            raise InputError(f"messages must be a list of messages, got {one_line(self.messages)}")
+        for index, message in enumerate(self.messages):
+            where = f"messages[{index}]"
+            role = message.get("role") if isinstance(message, Mapping) else None
+            if role == "user":
+                _add_user(conversation, f"{where}.content", message.get("content"))
+            elif role == "assistant":
+                _add_assistant(conversation, f"{where}.content", message.get("content"))
+            elif role == "system":
+                conversation.say(role, text_of(f"{where}.content", message.get("content"), _TEXTS))
+            else:
+                raise InputError(f"{where}.role must be user, assistant or system, got {one_line(role)}")
+        last = conversation.messages[-1] if conversation.messages else {}
+        if not last or (last["role"] == "assistant" and (last.get("tool_calls") or not last.get("content"))):
+            raise InputError("messages must end with a message of the user, or with a text of the assistant")
+        return conversation.messages
+
+    def _variables(self, tokenizer: Tokenizer) -> dict[str, Any]:
+        """Variables of the chat template, with the one that turns thinking on or off."""
+        variables = dict(self.chat_template_kwargs or {})
+        kind = (self.thinking or {}).get("type")
+        if self.thinking is not None and kind not in _THINKING:
+            raise InputError(f"thinking.type must be one of {', '.join(_THINKING)}, got {one_line(kind)}")
+        names = tokenizer.chat_template.names if tokenizer.chat_template is not None else frozenset()
+        switch = next((name for name in _SWITCHES if name in names), None)
+        if switch is not None and kind in ("enabled", "disabled"):
+            variables.setdefault(switch, kind == "enabled")
+        return variables
+
+
+class MessagesRequest(CountTokensRequest):
+    """POST /v1/messages. Further fields are those of chats."""
+
+    max_tokens: int
+    stop_sequences: Annotated[
+        Any, WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]})
+    ] = None
+    stream: bool | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+
+    def chat(self, tokenizer: Tokenizer) -> ChatRequest:
+        """Raises InputError or ApiError."""
+        chat = super().chat(tokenizer)
+        chat.max_tokens, chat.stream = self.max_tokens, self.stream
+        if self.stop_sequences is not None:
+            if not isinstance(self.stop_sequences, list):
+                raise InputError(f"stop_sequences must be a list of texts, got {one_line(self.stop_sequences)}")
+            chat.stop = self.stop_sequences
+        return chat
+
+
+def _blocks(where: str, content: Any) -> list[Any]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise InputError(f"{where} must be a text or a list of blocks, got {one_line(content)}")
+    return content
+
+
+def _add_user(conversation: Conversation, where: str, content: Any) -> None:
+    """Results of calls become messages of their own; the texts between them stay together."""
+    texts: list[str] = []
+
+    def say() -> None:
+        if texts:
+            conversation.say("user", "\n".join(texts))
+            texts.clear()
+
+    for index, block in enumerate(_blocks(where, content)):
+        place = f"{where}[{index}]"
+        if kind_of(block) == "tool_result":
+            say()
+            result = text_of(f"{place}.content", block.get("content") or "", _TEXTS)
+            conversation.result(place, field(place, block, "tool_use_id"), result)
+        elif kind_of(block) == "text":
+            texts.append(field(place, block, "text"))
+        else:
+            raise not_text(place, block, _USER_BLOCKS)
+    say()
+
+
+def _add_assistant(conversation: Conversation, where: str, content: Any) -> None:
+    texts: list[str] = []
+    calls = []
+    for index, block in enumerate(_blocks(where, content)):
+        place = f"{where}[{index}]"
+        kind = kind_of(block)
+        if kind == "text":
+            texts.append(field(place, block, "text"))
+        elif kind == "thinking":
+            conversation.reason(field(place, block, "thinking"))
+        elif kind == "tool_use":
+            arguments = block.get("input")
+            if not isinstance(arguments, Mapping):
+                raise InputError(f"{place}.input must be an object, got {one_line(arguments)}")
+            calls.append((field(place, block, "id"), field(place, block, "name"), arguments))
+        else:
+            raise not_text(place, block, _ASSISTANT_BLOCKS)
+    if texts:
+        conversation.say("assistant", "\n".join(texts))
+    for call_id, name, arguments in calls:
+        conversation.call(call_id, name, arguments)
+
+
+def _tools(tools: Any) -> list[dict[str, Any]] | None:
+    if not isinstance(tools, list | None):
+        raise InputError(f"tools must be a list of objects, got {one_line(tools)}")
+    found = []
+    for index, tool in enumerate(tools or []):
+        schema = tool.get("input_schema") if isinstance(tool, Mapping) else None
+        if kind_of(tool) not in (None, "custom") or not isinstance(schema, Mapping):
+            shown = one_line(kind_of(tool) or tool)
+            raise InputError(f"tools[{index}] is {shown}: only {{'name': ..., 'input_schema': {{...}}}} is supported")
+        function = {name: tool[name] for name in ("name", "description", "strict") if name in tool}
+        found.append({"type": "function", "function": {**function, "parameters": schema}})
+    return found or None
+
+
+def _choice(choice: Mapping[str, Any] | None) -> tuple[Any, bool]:
+    """`tool_choice` and `parallel_tool_calls` of a chat."""
+    if choice is None:
+        return None, True
+    disabled = choice.get("disable_parallel_tool_use") or False
+    parallel = not truth("tool_choice.disable_parallel_tool_use", disabled)
+    kind = str(choice.get("type"))
+    if kind == "tool":
+        return {"type": "function", "function": {"name": choice.get("name")}}, parallel
+    if kind not in _CHOICES:
+        raise InputError(f"tool_choice.type must be one of {', '.join(_CHOICES)}, tool, got {one_line(kind)}")
+    return _CHOICES[kind], parallel
+
+
+def _format(form: Any) -> Any:
+    """As chats have it."""
+    if form is None:
+        return None
+    if kind_of(form) != "json_schema":
+        known = "{'type': 'json_schema', 'schema': {...}}"
+        raise ApiError(400, f"output_config.format must be {known}, got {one_line(form)}", param="output_config")
+    return {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}

@@ -203,7 +203,8 @@ IGNORED_GROUPS: tuple[Group, ...] = (
     ),
     Group(
         "there is no such endpoint, or no such limit, here",
-        "cohere_is_reasoning_model enable_http_worker_reuseport enable_reasoning enable_response_store",
+        "cohere_is_reasoning_model enable_http_worker_reuseport enable_reasoning enable_response_store "
+        "launch_kobold_api",
         "anthropic_disabled_thinking_effort cohere_format file_storage_path grpc_response_timeout_secs "
         "http2_initial_connection_window_size http2_max_concurrent_streams",
     ),
@@ -220,8 +221,8 @@ IGNORED_GROUPS: tuple[Group, ...] = (
     Group(
         "it is always so here",
         "enable_cache_report enable_deterministic_inference enable_fp32_lm_head enable_metrics "
-        "enable_prompt_tokens_details enable_request_id_headers exclude_tools_when_tool_choice_none "
-        "incremental_streaming_output triton_attention_reduce_in_fp32",
+        "enable_prompt_tokens_details enable_request_id_headers enable_tokenizer_info_endpoint "
+        "exclude_tools_when_tool_choice_none incremental_streaming_output triton_attention_reduce_in_fp32",
         "",
     ),
     Group(

@@ -109,7 +109,7 @@ def _cast(x: F32, form: Format, static_scale: np.float32) -> Cell:
 def _fp8_row(x: F32, form: Format, _: np.float32) -> Cell:
     saturated, nan = _count(x, F32_MAX)
     assert form.float_code is not None
-    largest = np.float32(ml_dtypes.finfo(form.float_code).max)
+    largest = np.float32(ml_dtypes.finfo(form.float_code).max)  # type: ignore[no-untyped-call]
     scale = (np.abs(_clean(x, F32_MAX)).max(axis=1) / largest).astype(np.float32)[:, None]
     codes = cast_saturating(np.clip(x, -F32_MAX, F32_MAX) / _divisor(scale), form.float_code)
     return Cell(codes.view(np.uint8), token_scales=scale_bytes(scale, len(x)), saturated=saturated, nan=nan)

@@ -184,5 +184,5 @@ def test_a_file_of_options(tmp_path: Path) -> None:
 def test_other_commands_accept_the_defaults_alone() -> None:
     parser = eval_command.parser()
     parser.parse_exactly(["stories260k", "--load-format", "auto", "--tokenizer-mode", "auto"])
-    with pytest.raises(InputError, match="revision is an option of kvanta serve, kvanta generate and LLM"):
+    with pytest.raises(InputError, match="revision is an option of kvanta serve, kvanta generate, kvanta chat and LLM"):
         parser.parse_exactly(["stories260k", "--revision", "v2"])

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import httpx2
 import pytest
@@ -74,7 +74,8 @@ def test_idle_connections_make_room(server: LiveServer) -> None:
             connection.sendall(HALF[:20])
         with httpx2.Client(base_url=server.url, timeout=30) as client:
             assert client.get("/health").status_code == 200
-        assert held[0].recv(1) == b""
+        with suppress(ConnectionResetError):  # the system may say so of a connection closed with bytes unread
+            assert held[0].recv(1) == b""
 
 
 def test_a_large_header_is_refused(server: LiveServer) -> None:

@@ -66,21 +66,22 @@ def _stop(name: str, value: Any) -> str | list[str]:
     return value if isinstance(value, str) else stops
 
 
+def _token_ids(name: str, tokens: Sequence[Any], most: int) -> list[int]:
+    if len(tokens) > most:
+        raise InputError(f"{name} must have at most {most} token ids, got {len(tokens)}")
+    return [whole_number(f"a token of {name}", token, 0, _INT32_MAX) for token in tokens]
+
+
 def _stop_tokens(name: str, value: Any) -> list[int]:
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise InputError(f"{name} must be a list of token ids or None, got {one_line(value)}")
-    tokens = list(value)
-    if len(tokens) > MAX_STOP_TOKENS:
-        raise InputError(f"{name} must have at most {MAX_STOP_TOKENS} token ids, got {len(tokens)}")
-    return [whole_number(f"a token of {name}", token, 0, _INT32_MAX) for token in tokens]
+    return _token_ids(name, list(value), MAX_STOP_TOKENS)
 
 
 def _allowed_tokens(name: str, value: Any) -> list[int]:
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence) or not value:
         raise InputError(f"{name} must be a list of token ids that is not empty, or None, got {one_line(value)}")
-    if len(value) > MAX_ALLOWED_TOKENS:
-        raise InputError(f"{name} must have at most {MAX_ALLOWED_TOKENS} token ids, got {len(value)}")
-    return [whole_number(f"a token of {name}", token, 0, _INT32_MAX) for token in value]
+    return _token_ids(name, value, MAX_ALLOWED_TOKENS)
 
 
 def _bad_words(name: str, value: Any) -> list[str]:

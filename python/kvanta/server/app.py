@@ -162,16 +162,10 @@ def _add_texts(app: FastAPI, service: Service) -> None:
             defaults=defaults,
         )
         params = await service.read(http, read)
-        large = isinstance(request.prompts, list) and len(request.prompts) > prompts.SPLIT_AT_ONCE
-        split = functools.partial(prompts.split, request.prompts)
-        entries = await front.off_loop(split) if large else split()
-        special = request.add_special_tokens is not False
-        encode = functools.partial(
-            prompts.encode, entries, tokenizer, front.max_model_len, params, add_special_tokens=special
-        )
-        return await service.texts(
-            *(http, request, params, len(entries), encode),
+        return await service.completion(
+            *(http, request, params, request.prompts),
             lambda name, job: CompletionResponse(name, service.names[0], request, job, tokenizer),
+            add_special_tokens=request.add_special_tokens is not False,
         )
 
     @app.post("/v1/chat/completions")

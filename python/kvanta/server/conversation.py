@@ -62,16 +62,21 @@ def text_of(where: str, content: Any, kinds: Sequence[str]) -> str:
         raise InputError(f"{where} must be a text or a list of parts, got {one_line(content)}")
     texts = []
     for index, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, Mapping) else None
+        kind = kind_of(part)
         if kind not in kinds or not isinstance(part.get("text"), str):
             raise not_text(f"{where}[{index}]", part, kinds)
         texts.append(part["text"])
     return "\n".join(texts)
 
 
+def kind_of(item: Any) -> Any:
+    """The `type` of an object."""
+    return item.get("type") if isinstance(item, Mapping) else None
+
+
 def not_text(where: str, part: Any, kinds: Sequence[str]) -> InputError:
     """The error for a part that models do not read."""
-    kind = part.get("type") if isinstance(part, Mapping) else None
+    kind = kind_of(part)
     shown = one_line(part) if kind is None or kind in kinds else one_line(kind)
     return InputError(f"{where} has the part {shown}: models read text alone; known types: {', '.join(kinds)}")
 

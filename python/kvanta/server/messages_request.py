@@ -8,12 +8,12 @@ from typing import Annotated, Any
 from pydantic import WithJsonSchema
 
 from kvanta.errors import InputError
-from kvanta.server.conversation import Conversation, field, not_text, text_of
+from kvanta.server.conversation import Conversation, field, kind_of, not_text, text_of
 from kvanta.server.errors import ApiError
 from kvanta.server.protocol import Body, ChatRequest, Messages
 from kvanta.server.request_fields import MESSAGES_IGNORED, MESSAGES_REFUSED
 from kvanta.server.responses_request import Objects
-from kvanta.server.translated import as_chat, further_fields, kind_of
+from kvanta.server.translated import as_chat, further_fields
 from kvanta.tokenizer import Tokenizer
 from kvanta.values import one_line, truth
 

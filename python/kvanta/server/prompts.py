@@ -15,9 +15,6 @@ from kvanta.server.protocol import ChatFields
 from kvanta.tokenizer import Tokenizer
 from kvanta.values import one_line
 
-SPLIT_AT_ONCE = 4096
-"""Prompts, or token ids of one, that are looked at on the event loop."""
-
 
 def split(prompt: Any) -> list[Any]:
     """The prompts of a completion request: a text, texts, token ids, or lists of them."""

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 from pydantic import WithJsonSchema
 
 from kvanta.errors import InputError
-from kvanta.server.conversation import Conversation, field, text_of
+from kvanta.server.conversation import Conversation, field, kind_of, text_of
 from kvanta.server.protocol import Body, ChatRequest
 from kvanta.server.request_fields import RESPONSES_IGNORED, RESPONSES_REFUSED, Refused, check_refused
-from kvanta.server.translated import as_chat, further_fields, kind_of
+from kvanta.server.translated import as_chat, further_fields
 from kvanta.values import one_line
 
 LOGPROBS = "message.output_text.logprobs"

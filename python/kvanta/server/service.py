@@ -29,6 +29,9 @@ Result = TypeVar("Result")
 _AT_ONCE = 4096
 """Bytes of a body that is turned into tokens at once: to hand it to another thread would take longer."""
 
+_SPLIT_AT_ONCE = 4096
+"""Prompts, or token ids of one, that are looked at on the event loop."""
+
 _TEXTS_AT_ONCE = 16
 
 
@@ -118,6 +121,28 @@ class Service:
             if job.cancelled:
                 return Response(status_code=CLIENT_GONE)
             return Response(await writer.body(self.front.write), media_type="application/json")
+
+    async def completion(
+        self,
+        http: Request,
+        request: SamplingFields,
+        params: SamplingParams,
+        given: Any,
+        answer: Callable[[str, GenerationJob], GenerationResponse],
+        *,
+        add_special_tokens: bool = True,
+    ) -> Response:
+        """The texts that follow `given`, a request's prompts, whichever endpoint has taken it."""
+        front = self.front
+        split = functools.partial(prompts.split, given)
+        large = isinstance(given, list) and len(given) > _SPLIT_AT_ONCE
+        entries = await front.off_loop(split) if large else split()
+        encode = functools.partial(
+            prompts.encode,
+            *(entries, front.tokenizer, front.max_model_len, params),
+            add_special_tokens=add_special_tokens,
+        )
+        return await self.texts(*(http, request, params, len(entries), encode), answer)
 
     async def chat(
         self,

@@ -11,7 +11,6 @@ from fastapi import APIRouter, Request, Response
 from kvanta import __version__
 from kvanta.prompts import TokenPrompt
 from kvanta.sampling_params import SamplingParams
-from kvanta.server import prompts
 from kvanta.server.access import refuse_web_pages
 from kvanta.server.errors import ApiError, JsonResponse
 from kvanta.server.generate import MAX_TOKENS, GenerateRequest, GenerateResponse
@@ -41,14 +40,9 @@ def sglang_router(service: Service, router: APIRouter) -> APIRouter:
         params = await service.read(http, read)
         if request.prompt_logprobs is not None:
             params.prompt_logprobs = request.prompt_logprobs
-        given = request.prompts
-        split = functools.partial(prompts.split, given)
-        large = isinstance(given, list) and len(given) > prompts.SPLIT_AT_ONCE
-        entries = await front.off_loop(split) if large else split()
-        encode = functools.partial(prompts.encode, entries, tokenizer, front.max_model_len, params)
         eos_tokens = list(engine.info.eos_token_ids)
-        return await service.texts(
-            *(http, completion, params, len(entries), encode),
+        return await service.completion(
+            *(http, completion, params, request.prompts),
             lambda name, job: GenerateResponse(name, request, job, tokenizer, eos_tokens),
         )
 

@@ -52,8 +52,3 @@ def _renamed(message: str, names: Mapping[str, str]) -> str:
     begin, colon, rest = message.partition(" ")
     word = begin.rstrip(":")
     return names[word] + begin[len(word) :] + colon + rest if word in names else message
-
-
-def kind_of(item: Any) -> Any:
-    """The `type` of an object."""
-    return item.get("type") if isinstance(item, Mapping) else None

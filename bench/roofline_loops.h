@@ -140,7 +140,9 @@ float BlockDotLoop(int64_t rounds, double* operations) noexcept {
   for (int64_t round = 0; round < rounds; ++round) {
     __asm__ volatile("" : "+r"(w), "+r"(x) : : "memory");  // no dot can be hoisted out of the loop
     Vec16::I dots[kRows];
-    Dots::template Dot<kRows, 0>(w, x, sizeof(typename Dots::X), dots);
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) dots[i] = Vec16::SetInt(0);
+    Dots::template AddDots<kRows, 0>(w, x, sizeof(typename Dots::X), dots);
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i) sums[i] = Vec16::Add(sums[i], Vec16::FromInt(dots[i]));
   }

@@ -105,9 +105,9 @@ struct Vec16 {
     return Each(
         [](I4 y) __attribute__((always_inline)) { return __builtin_convertvector(y, F4); }, x);
   }
-  static KVANTA_INLINE I AddInt(I x, int32_t y) {
+  static KVANTA_INLINE I SetInt(int32_t x) {
     return Each(
-        [&](I4 z) __attribute__((always_inline)) { return z + y; }, x);
+        [&](I4 zero) __attribute__((always_inline)) { return zero + x; }, I{});
   }
   static KVANTA_INLINE I AndInt(I x, int32_t mask) {
     return Each(

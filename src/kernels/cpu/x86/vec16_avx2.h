@@ -101,10 +101,7 @@ struct Vec16 {
   }
   static KVANTA_INLINE I RoundToInt(F x) { return {_mm256_cvtps_epi32(x.lo), _mm256_cvtps_epi32(x.hi)}; }
   static KVANTA_INLINE F FromInt(I x) { return {_mm256_cvtepi32_ps(x.lo), _mm256_cvtepi32_ps(x.hi)}; }
-  static KVANTA_INLINE I AddInt(I x, int32_t y) {
-    const __m256i v = _mm256_set1_epi32(y);
-    return {_mm256_add_epi32(x.lo, v), _mm256_add_epi32(x.hi, v)};
-  }
+  static KVANTA_INLINE I SetInt(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
   static KVANTA_INLINE I AndInt(I x, int32_t mask) {
     const __m256i v = _mm256_set1_epi32(mask);
     return {_mm256_and_si256(x.lo, v), _mm256_and_si256(x.hi, v)};

@@ -99,7 +99,7 @@ struct Vec16 {
   static KVANTA_INLINE F Round(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static KVANTA_INLINE I RoundToInt(F x) { return _mm512_cvtps_epi32(x); }
   static KVANTA_INLINE F FromInt(I x) { return _mm512_cvtepi32_ps(x); }
-  static KVANTA_INLINE I AddInt(I x, int32_t y) { return _mm512_add_epi32(x, _mm512_set1_epi32(y)); }
+  static KVANTA_INLINE I SetInt(int32_t x) { return _mm512_set1_epi32(x); }
   static KVANTA_INLINE I AndInt(I x, int32_t mask) { return _mm512_and_si512(x, _mm512_set1_epi32(mask)); }
   static KVANTA_INLINE I RightInt(I x, int bits) { return _mm512_srli_epi32(x, static_cast<unsigned>(bits)); }
   // 16 bytes as integers.

@@ -21,7 +21,7 @@ struct ByteCodes {
 // 127, low from -128 to 127. Exact in int32.
 template <class Dots>
 struct TwoTermDots {
-  static constexpr int kRowTile = Dots::kRowTile;
+  static constexpr int kRowTile = Dots::kRowTile < 8 ? Dots::kRowTile : 8;  // registers hold two sums of each
   struct X {
     typename Dots::X high, low;
   };
@@ -37,12 +37,14 @@ struct TwoTermDots {
   }
 
   template <int kRows, int kSub>
-  static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {
-    Vec16::I low[kRows];
-    Dots::template Dot<kRows, kSub>(w, x, stride, dots);
-    Dots::template Dot<kRows, kSub>(w, x + sizeof(typename Dots::X), stride, low);
+  static KVANTA_INLINE void AddDots(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {
+    Vec16::I high[kRows];
 #pragma GCC unroll 16
-    for (int row = 0; row < kRows; ++row) dots[row] = Vec16::CombineTerms(dots[row], low[row]);
+    for (int row = 0; row < kRows; ++row) high[row] = Vec16::SetInt(0);
+    Dots::template AddDots<kRows, kSub>(w, x, stride, high);
+    Dots::template AddDots<kRows, kSub>(w, x + sizeof(typename Dots::X), stride, dots);
+#pragma GCC unroll 16
+    for (int row = 0; row < kRows; ++row) dots[row] = Vec16::CombineTerms(high[row], dots[row]);
   }
 };
 

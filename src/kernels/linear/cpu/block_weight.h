@@ -1,9 +1,9 @@
 // W in blocks of 32 k for the matrix kernels, over the Vec16 and the dots of blocks (BlockDots) of the including ISA
 // unit. block_storage.h describes the panels.
 //
-// x is quantized to 127 steps of the maximum of its block, or to 32,512 (wide), to the same codes on every ISA. With s
-// the scale of x's block, for each sub-block in ascending order:
-// y += (scale * sub_scale * s) * (exact dot) + offset * sub_offset * (s * sum of x's codes).
+// x is quantized to 127 steps of the maximum of its block, or to 32,512 (wide), to the same codes on every ISA. For
+// each block in ascending order, t is the sum over its sub-blocks of (scale * sub_scale) * (exact dot), then of (offset
+// * sub_offset) * (sum of x's codes), and y += t * (scale of x's block).
 #pragma once
 
 #include <cstdint>
@@ -65,8 +65,8 @@ struct BlockWeight {
   struct Block {
     typename Dots::X codes;
     float scale;
-    int32_t start[kSubs];  // compensates for the offset of W's codes
-    float scaled_sum[kSubs];
+    int32_t start[kSubs];  // of a dot: compensates for the offset of W's codes
+    float sums[kSubs];     // of the codes
   };
   struct X {
     Block blocks[kLayout.blocks];
@@ -94,8 +94,7 @@ struct BlockWeight {
 #pragma GCC unroll 16
       for (int line = 0; line < kAheadBytes; line += 64) __builtin_prefetch(ahead + line);
       ahead += kAheadBytes;
-      AddSub<kRows, 0>(x, x_stride, w, scales, block, sums);
-      if constexpr (kSubs == 2) AddSub<kRows, 1>(x, x_stride, w, scales, block, sums);
+      AddBlock<kRows>(x, x_stride, w, scales, block, sums);
       x += sizeof(Block);
       w += kLayout.CodeBytes();
     }
@@ -114,25 +113,45 @@ struct BlockWeight {
   }
 
  private:
-  template <int kRows, int kSub>
-  static KVANTA_INLINE void AddSub(const uint8_t* x, int64_t x_stride, const uint8_t* w,
-                                   const StepScales<kLayout>& scales, int block_index, Vec16::F (*sums)[1]) {
-    Vec16::I dots[kRows];
-    Dots::template Dot<kRows, kSub>(w, x, x_stride, dots);
-    const Vec16::F scale = scales.Scale(block_index * kSubs + kSub);
-#pragma GCC unroll 16
-    for (int row = 0; row < kRows; ++row) {
-      const Block& block = *reinterpret_cast<const Block*>(x + row * x_stride);
-      const Vec16::I dot = kLayout.code_offset == 0 ? dots[row] : Vec16::AddInt(dots[row], block.start[kSub]);
-      sums[row][0] = Vec16::Fma(Vec16::FromInt(dot), Vec16::Mul(scale, Vec16::Set1(block.scale)), sums[row][0]);
-    }
-    if constexpr (kLayout.has_offset) {
-      const Vec16::F offset = scales.Offset(block_index * kSubs + kSub);
+  static KVANTA_INLINE const Block& BlockOf(const uint8_t* x, int64_t x_stride, int row) {
+    return *reinterpret_cast<const Block*>(x + row * x_stride);
+  }
+
+  template <int kRows>
+  static KVANTA_INLINE void AddBlock(const uint8_t* x, int64_t x_stride, const uint8_t* w,
+                                     const StepScales<kLayout>& scales, int block_index, Vec16::F (*sums)[1]) {
+    Vec16::F totals[kRows];
+    AddSub<kRows, 0>(x, x_stride, w, scales, block_index * kSubs, totals);
+    if constexpr (kSubs == 2) AddSub<kRows, 1>(x, x_stride, w, scales, block_index * kSubs + 1, totals);
+#pragma GCC unroll 2
+    for (int sub = 0; sub < (kLayout.has_offset ? kSubs : 0); ++sub) {
+      const Vec16::F offset = scales.Offset(block_index * kSubs + sub);
 #pragma GCC unroll 16
       for (int row = 0; row < kRows; ++row) {
-        const Block& block = *reinterpret_cast<const Block*>(x + row * x_stride);
-        sums[row][0] = Vec16::Fma(offset, Vec16::Set1(block.scaled_sum[kSub]), sums[row][0]);
+        totals[row] = Vec16::Fma(offset, Vec16::Set1(BlockOf(x, x_stride, row).sums[sub]), totals[row]);
       }
+    }
+#pragma GCC unroll 16
+    for (int row = 0; row < kRows; ++row) {
+      sums[row][0] = Vec16::Fma(totals[row], Vec16::Set1(BlockOf(x, x_stride, row).scale), sums[row][0]);
+    }
+  }
+
+  // sub_index: of the sub-block, in the step.
+  template <int kRows, int kSub>
+  static KVANTA_INLINE void AddSub(const uint8_t* x, int64_t x_stride, const uint8_t* w,
+                                   const StepScales<kLayout>& scales, int sub_index, Vec16::F* totals) {
+    Vec16::I dots[kRows];
+#pragma GCC unroll 16
+    for (int row = 0; row < kRows; ++row) {
+      dots[row] = Vec16::SetInt(kLayout.code_offset == 0 ? 0 : BlockOf(x, x_stride, row).start[kSub]);
+    }
+    Dots::template AddDots<kRows, kSub>(w, x, x_stride, dots);
+    const Vec16::F scale = scales.Scale(sub_index);
+#pragma GCC unroll 16
+    for (int row = 0; row < kRows; ++row) {
+      const Vec16::F dot = Vec16::FromInt(dots[row]);
+      totals[row] = kSub == 0 ? Vec16::Mul(dot, scale) : Vec16::Fma(dot, scale, totals[row]);
     }
   }
 
@@ -158,7 +177,7 @@ struct BlockWeight {
         sum += codes[i];
       }
       out.start[sub] = -kLayout.code_offset * sum;
-      out.scaled_sum[sub] = out.scale * static_cast<float>(sum);
+      out.sums[sub] = static_cast<float>(sum);
     }
     Dots::Store(codes, out.codes);
   }

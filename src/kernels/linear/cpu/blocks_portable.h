@@ -43,9 +43,7 @@ struct ByteDots : ByteCodes {
   static constexpr int kQuads = 8 / kLayout.Subs();
 
   template <int kRows, int kSub>
-  static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {
-#pragma GCC unroll 2
-    for (int row = 0; row < kRows; ++row) dots[row] = Vec16::I{};
+  static KVANTA_INLINE void AddDots(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {
     AddQuads<kRows, kSub * kQuads, (kSub + 1) * kQuads>(w, x, stride, dots);
   }
 

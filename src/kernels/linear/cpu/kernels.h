@@ -168,6 +168,11 @@ TileFunction FindTile(int rows, int panels) {
   return FindPanels<W, kRows, PanelsOf<W>(kRows)>(panels);
 }
 
+// Panels, a block of steps of each, that fit in a part of the second-level cache. In blocks of few bits they are
+// smaller than the rows of a tile: those stay in the first-level cache while the panels pass.
+template <class W>
+constexpr int64_t kCachedPanels = (192 << 10) / (W::kBlockSteps * W::kPanelStepBytes);
+
 template <class W>
 void Multiply(const MultiplyTask& task) noexcept {
   const int64_t rows = task.rows;
@@ -182,23 +187,27 @@ void Multiply(const MultiplyTask& task) noexcept {
   t.steps = task.steps;
   t.y_stride = task.y_stride;
   const int64_t blocks_at_once = tiles == 1 ? task.steps.blocks : 1;
+  const int64_t groups_at_once = W::kIsBlock ? kCachedPanels<W> : 1;
   for (t.first_block = 0; t.first_block < task.steps.blocks; t.first_block = t.end_block) {
     t.end_block = t.first_block + blocks_at_once;
     const bool last = t.end_block == task.steps.blocks;
-    for (int64_t group = 0; group < groups; ++group) {
-      const int64_t panel = task.first_panel + group * panels / groups;
-      const int64_t end_panel = task.first_panel + (group + 1) * panels / groups;
-      const int64_t column = panel * kPanelColumns;
-      const int64_t end_column = end_panel * kPanelColumns;
-      t.w = task.w + panel * t.w_panel;
-      t.bias = last && task.bias != nullptr ? task.bias + column : nullptr;
-      t.columns = (end_column < task.out ? end_column : task.out) - column;
+    for (int64_t group = 0; group < groups; group += groups_at_once) {
+      const int64_t end_group = group + groups_at_once < groups ? group + groups_at_once : groups;
       for (int64_t tile = 0; tile < tiles; ++tile) {
         const int64_t row = tile * rows / tiles;
         const int64_t end_row = (tile + 1) * rows / tiles;
         t.x = task.x + row * kXStride<W>;
-        t.y = task.y + row * task.y_stride + column;
-        FindTile<W>(static_cast<int>(end_row - row), static_cast<int>(end_panel - panel))(t);
+        for (int64_t g = group; g < end_group; ++g) {
+          const int64_t panel = task.first_panel + g * panels / groups;
+          const int64_t end_panel = task.first_panel + (g + 1) * panels / groups;
+          const int64_t column = panel * kPanelColumns;
+          const int64_t end_column = end_panel * kPanelColumns;
+          t.w = task.w + panel * t.w_panel;
+          t.bias = last && task.bias != nullptr ? task.bias + column : nullptr;
+          t.columns = (end_column < task.out ? end_column : task.out) - column;
+          t.y = task.y + row * task.y_stride + column;
+          FindTile<W>(static_cast<int>(end_row - row), static_cast<int>(end_panel - panel))(t);
+        }
       }
     }
   }

@@ -45,7 +45,7 @@ class BlockTiles {
   static constexpr int kMaxBlocks = W::kBlockSteps * kLayout.blocks;
   static constexpr int kSubCodeBytes = kLayout.sub * kPanelColumns;
 
-  // Dots in flight, each in a tile register, or in two: of the high terms and of the low ones.
+  // Dots in flight, each in a tile register, or in two: of the high terms and of the low ones. Whole blocks.
   static constexpr int kBatch = kIsWide ? kTilesUnroll / 2 : kTilesUnroll;
 
   // A block of steps of a panel, unpacked: second operands of products, and the scales.
@@ -106,7 +106,7 @@ class BlockTiles {
     const int subs = panel.blocks * kSubs;
     int sub = 0;
     for (; sub + kBatch <= subs; sub += kBatch) AddSubs<kBatch>(x, panel, sub, sums);
-    for (; sub < subs; ++sub) AddSubs<1>(x, panel, sub, sums);
+    for (; sub < subs; sub += kSubs) AddSubs<kSubs>(x, panel, sub, sums);
     const bool last = block + 1 == task.steps.blocks;
     Vec16::F bias = Vec16::Zero();
     if (last && task.bias != nullptr) bias = Vec16::LoadTail(task.bias + column, columns);
@@ -144,25 +144,31 @@ class BlockTiles {
       if constexpr (kIsWide) Tiles::Store<kBatch + kIndex>(reinterpret_cast<uint8_t*>(low[kIndex][0]), 64);
     });
 #pragma GCC unroll 4
-    for (int i = 0; i < kCount; ++i) AddDots(x, panel, first + i, dots[i], low[kIsWide ? i : 0], sums);
+    for (int i = 0; i < kCount; i += kSubs) AddBlock(x, panel, first + i, dots + i, low + (kIsWide ? i : 0), sums);
   }
 
-  static KVANTA_INLINE void AddDots(const uint8_t* x, const Panel& panel, int sub, const int32_t (*dots)[kPanelColumns],
-                                    const int32_t (*low)[kPanelColumns], Vec16::F* sums) {
-    const Vec16::F scale = Vec16::Load(panel.scales[sub]);
+  // Adds the block whose first sub-block is `first`, as BlockWeight does.
+  static KVANTA_INLINE void AddBlock(const uint8_t* x, const Panel& panel, int first,
+                                     const int32_t (*dots)[kTileRows][kPanelColumns],
+                                     const int32_t (*low)[kTileRows][kPanelColumns], Vec16::F* sums) {
 #pragma GCC unroll 16
     for (int row = 0; row < kTileRows; ++row) {
-      Vec16::I dot = _mm512_load_si512(dots[row]);
-      if constexpr (kIsWide) dot = Vec16::CombineTerms(dot, _mm512_load_si512(low[row]));
-      const Vec16::F of_x = Vec16::Set1(XBlock(x, sub, row).scale);
-      sums[row] = Vec16::Fma(Vec16::FromInt(dot), Vec16::Mul(scale, of_x), sums[row]);
-    }
-    if constexpr (kLayout.has_offset) {
-      const Vec16::F offset = Vec16::Load(panel.offsets[sub]);
-#pragma GCC unroll 16
-      for (int row = 0; row < kTileRows; ++row) {
-        sums[row] = Vec16::Fma(offset, Vec16::Set1(XBlock(x, sub, row).scaled_sum[sub % kSubs]), sums[row]);
+      const Block& block = XBlock(x, first, row);
+      Vec16::F total;
+#pragma GCC unroll 2
+      for (int sub = 0; sub < kSubs; ++sub) {
+        Vec16::I dot = _mm512_load_si512(dots[sub][row]);
+        if constexpr (kIsWide) dot = Vec16::CombineTerms(dot, _mm512_load_si512(low[sub][row]));
+        const Vec16::F scale = Vec16::Load(panel.scales[first + sub]);
+        total = sub == 0 ? Vec16::Mul(Vec16::FromInt(dot), scale) : Vec16::Fma(Vec16::FromInt(dot), scale, total);
       }
+      if constexpr (kLayout.has_offset) {
+#pragma GCC unroll 2
+        for (int sub = 0; sub < kSubs; ++sub) {
+          total = Vec16::Fma(Vec16::Load(panel.offsets[first + sub]), Vec16::Set1(block.sums[sub]), total);
+        }
+      }
+      sums[row] = Vec16::Fma(total, Vec16::Set1(block.scale), sums[row]);
     }
   }
 

@@ -1,7 +1,7 @@
 // Dots of blocks of 32 k with 16 columns: AVX2. Exact in int32.
 //
-// BlockDots<kLayout, kIsWide>::Dot<kRows, kSub>(w, x, stride, dots) computes on every unit: lane c of dots[row] = sum
-// over the k of sub-block kSub of code(c, k) * x(row, k). w: the block's codes of 16 columns (block_storage.h),
+// BlockDots<kLayout, kIsWide>::AddDots<kRows, kSub>(w, x, stride, dots) computes on every unit: lane c of dots[row] +=
+// sum over the k of sub-block kSub of code(c, k) * x(row, k). w: the block's codes of 16 columns (block_storage.h),
 // unsigned; x: codes stored by Store(), 32 per row, of magnitude up to 127, or 32,512 if wide, rows `stride` bytes
 // apart.
 #pragma once
@@ -46,23 +46,22 @@ struct ByteDots : ByteCodes {
   static constexpr int kRowTile = kSmallTiles || kPart < kQuads ? 2 : 4;
 
   template <int kRows, int kSub>
-  static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {
-    AddPart<kRows, kSub * kQuads, (kSub + 1) * kQuads, true>(w, x, stride, dots);
+  static KVANTA_INLINE void AddDots(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {
+    AddPart<kRows, kSub * kQuads, (kSub + 1) * kQuads>(w, x, stride, dots);
   }
 
  private:
-  template <int kRows, int kFirst, int kEnd, bool kIsFirst>
+  template <int kRows, int kFirst, int kEnd>
   static KVANTA_INLINE void AddPart(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {
     __m256i lo[kRows], hi[kRows];
     AddQuads<kRows, kFirst, kFirst + kPart, true>(w, x, stride, lo, hi);
     const __m256i ones = _mm256_set1_epi16(1);
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) {
-      const __m256i sum_lo = _mm256_madd_epi16(lo[row], ones), sum_hi = _mm256_madd_epi16(hi[row], ones);
-      dots[row].lo = kIsFirst ? sum_lo : _mm256_add_epi32(dots[row].lo, sum_lo);
-      dots[row].hi = kIsFirst ? sum_hi : _mm256_add_epi32(dots[row].hi, sum_hi);
+      dots[row].lo = _mm256_add_epi32(dots[row].lo, _mm256_madd_epi16(lo[row], ones));
+      dots[row].hi = _mm256_add_epi32(dots[row].hi, _mm256_madd_epi16(hi[row], ones));
     }
-    if constexpr (kFirst + kPart < kEnd) AddPart<kRows, kFirst + kPart, kEnd, false>(w, x, stride, dots);
+    if constexpr (kFirst + kPart < kEnd) AddPart<kRows, kFirst + kPart, kEnd>(w, x, stride, dots);
   }
 
   template <int kRows, int kQuad, int kEnd, bool kIsFirst>
@@ -98,9 +97,7 @@ struct WordDots {
   }
 
   template <int kRows, int kSub>
-  static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {
-#pragma GCC unroll 8
-    for (int row = 0; row < kRows; ++row) dots[row] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+  static KVANTA_INLINE void AddDots(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {
     AddQuads<kRows, kSub * kQuads, (kSub + 1) * kQuads>(w, x, stride, dots);
   }
 

@@ -14,14 +14,12 @@ namespace {
 
 template <BlockLayout kLayout>
 struct ByteDots : ByteCodes {
-  // Sums in int32 and as many in f32, and the weights; fewer where several registers hold scales.
-  static constexpr int kRowTile = kSmallTiles ? 2 : kLayout.blocks == 1 ? Vec16::kRowTile : 8;
+  // Sums in int32 and as many in f32, beside the weights and scales; three kinds of sums where blocks have sub-blocks.
+  static constexpr int kRowTile = kSmallTiles ? 2 : kLayout.Subs() == 1 ? Vec16::kRowTile : 8;
   static constexpr int kQuads = 8 / kLayout.Subs();  // of a dot
 
   template <int kRows, int kSub>
-  static KVANTA_INLINE void Dot(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {
-#pragma GCC unroll 16
-    for (int row = 0; row < kRows; ++row) dots[row] = _mm512_setzero_si512();
+  static KVANTA_INLINE void AddDots(const uint8_t* w, const uint8_t* x, int64_t stride, Vec16::I* dots) {
     AddQuads<kRows, kSub * kQuads, (kSub + 1) * kQuads>(w, x, stride, dots);
   }
 

@@ -13,6 +13,7 @@ failed or were skipped show nothing. The rows by CPU unit are those of the tests
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -122,8 +123,14 @@ def main() -> int:
     shown = {"architectures": architecture_rows(cells), "weights": weight_rows(cells)}
     stored = json.loads(options.json.read_text(encoding="utf-8")) if options.json.is_file() else {}
     if options.check:
-        different = [key for key in shown if shown[key] != stored.get(key)]
-        print(f"summary: {len(cells)} tests of models; {', '.join(different) or 'no rows'} differ from the file")
+        different = 0
+        for key, rows in shown.items():
+            pairs = itertools.zip_longest(rows, stored.get(key, []))
+            changed = [(row, old) for row, old in pairs if row != old]
+            different += len(changed)
+            for row, old in changed:
+                print(f"{options.json.name}: {key} has {json.dumps(old)}; the tests show {json.dumps(row)}")
+        print(f"summary: {len(cells)} tests of models, {different} rows of {options.json.name} out of date")
         return 1 if different else 0
     kernels = stored.get("kernels", [])
     if options.kernels:

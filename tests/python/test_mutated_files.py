@@ -14,6 +14,7 @@ import pytest
 import quantized_checkpoints as layouts
 import test_tokenizer_files as tokenizer_files
 import tiny_checkpoints
+import tiny_classes
 import tiny_gguf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,7 +22,8 @@ from hypothesis import strategies as st
 from kvanta import InputError, ResourceError, _core
 from kvanta.gguf_convert import index_gguf
 from kvanta.model_folder import check_model_folder
-from kvanta.scheme_file import read_layer_schemes
+from kvanta.models import SHIPPED
+from kvanta.plan import plan
 from kvanta.tokenizer import Tokenizer
 
 # Values that a reader of JSON may not expect where another one belongs.
@@ -152,8 +154,26 @@ def shards(folder: Path) -> None:
 
 
 def scheme_file(folder: Path) -> None:
-    content = {"kvanta_scheme_version": 1, "model": "x", "layers": ["int8", "k=int8,v=int4"]}
+    layers = ["int8", "k=int8,v=fp8", "bf16", "int8+exact=2", "fp8"]
+    content = {"kvanta_scheme_version": 1, "model": "x", "layers": layers}
     (folder / "scheme.json").write_text(json.dumps(content))
+
+
+def read_schemes(folder: Path) -> None:
+    plan("stories260k", 1 << 30, [str(folder / "scheme.json")])
+
+
+def stories(folder: Path) -> None:
+    shutil.copyfile(SHIPPED / "stories260k/tokenizer.json", folder / "tokenizer.json")
+
+
+def config_of(architecture: str) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        tiny_classes.make_of_class(architecture).config.save_pretrained(folder)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"architectures": [architecture], "dtype": "bfloat16"}))
+
+    return make
 
 
 def gguf_file(folder: Path) -> None:
@@ -188,9 +208,9 @@ PARSERS: dict[str, Parser] = {
     },
     "hf_quant_config.json": Parser("hf_quant_config.json", hf_quant_config, read_info),
     "safetensors index": Parser("model.safetensors.index.json", shards, check_model_folder),
-    "scheme file": Parser(
-        "scheme.json", scheme_file, lambda folder: read_layer_schemes(str(folder / "scheme.json"), 2)
-    ),
+    "scheme file": Parser("scheme.json", scheme_file, read_schemes),
+    "tokenizer.json": tokenizer_of(stories, "tokenizer.json"),
+    **{name: Parser("config.json", config_of(name), read_info, examples=50) for name in _core.architectures()},
 }
 
 

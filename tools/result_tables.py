@@ -73,6 +73,18 @@ _DISTRIBUTION = (
     ("same top token", "top1", ".1%"),
     ("perplexity ratio", "ppl_ratio", ".4f"),
 )
+_UNITS = ("portable", "avx2", "avx512_emulated", "avx512", "amx_emulated", "amx")
+_MODELS = "tools/model_matrix.py build/logs/pytest.xml --kernels build/release/tests/kernels_test"
+_MODEL_COLUMNS = (
+    ("F32, BF16, F16", "floats"),
+    ("FP8", "fp8"),
+    ("INT8", "int8"),
+    ("INT4", "int4"),
+    ("NVFP4, MXFP4", "fp4"),
+    ("NF4", "nf4"),
+    ("GGUF floats", "gguf_floats"),
+    ("GGUF blocks", "gguf_blocks"),
+)
 _LLAMA_CPP = (
     "benchmarks/llama_cpp.py --llama-perplexity PATH --text wiki.test.raw --formats q8_0 q4_0 "
     "--json docs/results/llama-cpp.json"
@@ -187,10 +199,36 @@ TABLES = {
             ("cache", "format", ""),
             *(
                 (f"{unit.replace('_', ' ')}, {phase}", f"{unit}.{phase}", ".2%")
-                for unit in ("portable", "avx2", "avx512_emulated", "avx512", "amx_emulated", "amx")
+                for unit in _UNITS
                 for phase in ("decode", "prefill")
             ),
         ),
+    ),
+    "models": Table(
+        _MODELS,
+        "architectures",
+        (
+            ("architecture", "architecture", ""),
+            *((title, f"cpu.{key}", "") for title, key in _MODEL_COLUMNS),
+            ("GPU, emulated", "gpu_emulated.floats", ""),
+            ("reason", "refusal", ""),
+        ),
+    ),
+    "model-weights": Table(
+        _MODELS,
+        "weights",
+        (
+            ("weights", "weights", ""),
+            ("architectures on a CPU", "cpu", "d"),
+            ("on an emulated GPU", "gpu_emulated", "d"),
+        ),
+        source="models",
+    ),
+    "model-kernels": Table(
+        _MODELS,
+        "kernels",
+        (("storage", "storage", ""), *((unit.replace("_", " "), unit, "") for unit in _UNITS)),
+        source="models",
     ),
     "engine": Table(
         "build/release/benchmarks/engine_bench FOLDER --threads 1 2 --json docs/results/engine.json",

@@ -41,12 +41,12 @@ def read_cells(report: dict[str, Any]) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def run(program: Path) -> dict[str, Any]:
-    """Runs the accuracy tests, which must pass, and returns their report."""
+def run(program: Path, tests: str) -> dict[str, Any]:
+    """Runs the tests of a filter, which must pass, and returns their report."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "report.json"
         done = subprocess.run(
-            [program.resolve(), "--gtest_filter=*AccuracyTest.*", f"--gtest_output=json:{file}"],
+            [program.resolve(), f"--gtest_filter={tests}", f"--gtest_output=json:{file}"],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -63,7 +63,7 @@ def main() -> int:
     parser.add_argument("program", type=Path)
     parser.add_argument("--json", type=Path, default=ROOT / "docs" / "results" / "support.json")
     options = parser.parse_args()
-    report = run(options.program)
+    report = run(options.program, "*AccuracyTest.*")
     rows = read_cells(report)
     options.json.write_text(json.dumps({"tests": report["tests"], "rows": rows}, indent=1) + "\n", encoding="utf-8")
     units = sorted({unit for row in rows for unit in row} - {"format"})

@@ -5,6 +5,7 @@
 #include "bindings.h"
 #include "kvanta/engine.h"
 #include "models/gguf_index.h"
+#include "models/model.h"
 #include "stats.h"
 
 namespace nb = nanobind;
@@ -44,6 +45,8 @@ void BindModelInfo(nb::module_& module) {
           nb::sig("def groups(self) -> list[dict[str, typing.Any]]"));
   module.def("read_model_info", &ReadModelInfo, "model"_a, "dtype"_a = "auto", "weight_dtype"_a = "auto",
              nb::call_guard<nb::gil_scoped_release>(), "Reads the configuration only; weights are not needed.");
+  module.def("architectures", &models::KnownArchitectures,
+             "Classes of models that are read, as config.json names them.");
   module.def("gguf_types", &models::GgufTypes, "Types of GGUF tensors that are used as they are stored.");
   module.def("plan_cache_bytes", &PlanCacheBytes, "config"_a, nb::call_guard<nb::gil_scoped_release>(),
              "Bytes of a cache, without building one.");

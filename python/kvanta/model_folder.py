@@ -16,6 +16,7 @@ _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safete
 _OTHER_WEIGHTS = (".bin", ".pth", ".pt", ".onnx", ".msgpack", ".h5", ".ckpt", ".nemo")
 _OWN_WEIGHTS = "gguf_blocks.kvanta"
 _MAX_NAMES = 3
+_MAX_NAME_BYTES = 255
 
 
 def check_model_folder(folder: Path) -> None:
@@ -90,9 +91,15 @@ def _check_weights(folder: Path) -> None:
 
 
 def _shards_of(index: Path) -> set[str]:
-    """The files that an index names; a malformed one is left to the reader of the weights."""
+    """The files that an index names. Raises InputError for a name that no file can have; other malformed entries are
+    left to the reader of the weights.
+    """
     weights = read_json(index).get("weight_map")
-    return {name for name in weights.values() if isinstance(name, str)} if isinstance(weights, Mapping) else set()
+    names = {name for name in weights.values() if isinstance(name, str)} if isinstance(weights, Mapping) else set()
+    for name in sorted(names):
+        if not name.isprintable() or not 0 < len(name.encode()) <= _MAX_NAME_BYTES:
+            raise InputError(f"{index}: weight_map names the file {one_line(name)}, which no file can be called")
+    return names
 
 
 def _check_shards(folder: Path, names: list[str], source: str) -> None:

@@ -27,7 +27,8 @@ def _input_errors(what: str) -> Iterator[None]:
     except BaseException as error:  # Rust panics arrive as BaseException
         if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
             raise
-        raise InputError(f"{what}: {' '.join(str(error).split())}") from None
+        text = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in " ".join(str(error).split()))
+        raise InputError(f"{what}: {text}") from None
 
 
 class Tokenizer:

@@ -113,6 +113,7 @@ class GatedDeltaNet final : public AttentionBlock {
     const int64_t shape[] = {channels, 1, taps};
     const kernels::WeightView weights = reader.Elements(name, shape, store);
     conv_.resize(static_cast<size_t>(channels * taps));
+    reader.AddBytes(channels * taps * static_cast<int64_t>(sizeof(float)));
     for (int64_t i = 0; i < channels * taps; ++i) {
       conv_[static_cast<size_t>(i % taps * channels + i / taps)] = ElementValue(weights, i);
     }

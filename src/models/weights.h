@@ -64,6 +64,8 @@ class WeightReader {
   }
   // Bytes of all weights read so far, as packed.
   int64_t Bytes() const { return bytes_; }
+  // Counts what a block keeps of Elements().
+  void AddBytes(int64_t bytes) { bytes_ += bytes; }
 
  private:
   std::unique_ptr<kernels::Linear> Pack(std::span<const kernels::WeightView> stacked, std::span<const float> bias,

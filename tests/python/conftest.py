@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from model_support import RecordSupport, recorder
 from stories import GREEDY, PROMPT
 
 from kvanta import LLM
@@ -25,3 +26,8 @@ def llm() -> LLM:
 @pytest.fixture(scope="module")
 def story(llm: LLM) -> list[int]:
     return llm.generate(PROMPT, GREEDY)[0].outputs[0].token_ids
+
+
+@pytest.fixture
+def record_support(request: pytest.FixtureRequest) -> RecordSupport:
+    return recorder(request.node.user_properties)

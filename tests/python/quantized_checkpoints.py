@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -152,14 +153,37 @@ LAYOUTS = {
 }
 
 
+_FUSED_EXPERTS = re.compile(r"(.+\.feed_forward\.experts)\.(gate_up|down)_proj")
+
+
 def is_quantized(name: str, tensor: torch.Tensor) -> bool:
-    """Linear layers of the decoder's layers, except for routers."""
-    return ".layers." in name and name.endswith("_proj.weight") and tensor.dim() == 2
+    """Linear layers of the language model's layers, except for routers and small projections of recurrent layers."""
+    linear = re.search(r"(_proj|_proj_qkvz?|_proj_z|\.w[123])\.weight$", name) is not None
+    return ".layers." in name and "vision" not in name and linear and tensor.dim() == 2
+
+
+def _split_experts(name: str, fused: torch.Tensor) -> Tensors:
+    """Llama 4's experts, [experts][in][out], as modules: so are they when they are quantized."""
+    module, kind = _FUSED_EXPERTS.fullmatch(name).groups()  # type: ignore[union-attr]
+    parts = {"down": fused} if kind == "down" else dict(zip(("gate", "up"), fused.chunk(2, -1), strict=True))
+    return {f"{module}.{i}.{p}_proj.weight": x[i].T.contiguous() for p, x in parts.items() for i in range(len(x))}
+
+
+def _join_experts(name: str, modules: Tensors) -> torch.Tensor:
+    module, kind = _FUSED_EXPERTS.fullmatch(name).groups()  # type: ignore[union-attr]
+    parts = ["down"] if kind == "down" else ["gate", "up"]
+    count = sum(each.startswith(f"{module}.") and each.endswith(f".{parts[0]}_proj.weight") for each in modules)
+    experts = [torch.cat([modules[f"{module}.{i}.{part}_proj.weight"] for part in parts]).T for i in range(count)]
+    return torch.stack(experts)
 
 
 def write(source: Path, folder: Path, twin: Path, layout: Layout, only: str = "") -> None:
     """Writes `source` with quantized layers, those whose names contain `only`, and with the dequantized values."""
-    tensors = safetensors.torch.load_file(source / "model.safetensors")
+    stored = safetensors.torch.load_file(source / "model.safetensors")
+    fused = [name for name in stored if _FUSED_EXPERTS.fullmatch(name)]
+    tensors = {name: tensor for name, tensor in stored.items() if name not in fused}
+    for name in fused:
+        tensors |= _split_experts(name, stored[name])
     quantized: Tensors = {}
     dequantized: Tensors = {}
     for name, tensor in tensors.items():
@@ -169,6 +193,9 @@ def write(source: Path, folder: Path, twin: Path, layout: Layout, only: str = ""
         parts, dequantized[name] = layout.quantize(tensor.float())
         module = name.removesuffix("weight")
         quantized |= {module + part: value.contiguous() for part, value in parts.items()}
+    for name in fused:
+        dequantized[name] = _join_experts(name, dequantized)
+    dequantized = {name: tensor for name, tensor in dequantized.items() if name in stored}
     for target, contents in ((folder, quantized), (twin, dequantized)):
         shutil.copytree(source, target, dirs_exist_ok=True)
         safetensors.torch.save_file(contents, target / "model.safetensors", {"format": "pt"})

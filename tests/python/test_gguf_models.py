@@ -14,6 +14,8 @@ import pytest
 import tiny_models
 import tolerance
 from gguf_models import Kind
+from model_support import RecordSupport
+from tiny_gguf import rewrite
 
 from kvanta import LLM, InputError, _core
 from kvanta.gguf_convert import index_gguf
@@ -178,17 +180,39 @@ def make(tmp_path: Path, model: str, kind: Kind = Kind.F32, **kinds: Kind) -> tu
 
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
 @pytest.mark.parametrize("model", MODELS)
-def test_float32_logits_equal_transformers(model: str, kind: str, tmp_path: Path) -> None:
+def test_float32_logits_equal_transformers(
+    model: str, kind: str, tmp_path: Path, record_support: RecordSupport
+) -> None:
     file, source = make(tmp_path, model, gguf.GGMLQuantizationType[kind])
     assert float32_error(file, source) < tolerance.F32_LOGITS
+    record_support(file, f"GGUF {kind}")
 
 
 # NVFP4 has scales of whole tensors beside it, which no architecture here has names for.
 @pytest.mark.parametrize("kind", [kind for kind in _core.gguf_types() if kind not in ("F32", "NVFP4")])
-def test_types_of_tensors(kind: str, tmp_path: Path) -> None:
+def test_types_of_tensors(kind: str, tmp_path: Path, record_support: RecordSupport) -> None:
     file, source = make(tmp_path, "llama_256", gguf.GGMLQuantizationType[kind])
     assert kind in written_types(file)
     assert float32_error(file, source) < tolerance.F32_LOGITS
+    record_support(file, f"GGUF {kind}")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_blocks_of_4_bits(model: str, tmp_path: Path, record_support: RecordSupport) -> None:
+    """Kept and multiplied in every architecture's layers: Q4_0, and GPT-OSS's experts in MXFP4."""
+    architecture, settings = MODELS[model]
+    # Every row goes to all experts: rounding must not choose others.
+    count = settings.get("num_experts", settings.get("num_local_experts", settings.get("n_routed_experts", 0)))
+    groups = {"num_experts_per_tok": count, "n_group": 1, "topk_group": 1} if count else {}
+    source = gguf_models.make_source(tmp_path / "source", architecture, **settings | groups)
+    kinds = {"experts": Kind.MXFP4} if model == "gpt_oss" else {}
+    file = gguf_models.write(source, tmp_path / "m.gguf", Kind.Q4_0, kinds)
+    assert float32_error(file, source) < tolerance.F32_LOGITS
+    exact = gguf_models.expected_logits(source, TOKENS)
+    found, rounded = logits(file), logits(file, weight_dtype="bf16")
+    assert 0 < rms(found - exact) < 2 * rms(rounded - exact) + 0.005 * exact.std()
+    for kind in written_types(file) - {"F32"}:
+        record_support(file, f"GGUF {kind}")
 
 
 def test_types_that_are_not_read_are_converted(tmp_path: Path) -> None:
@@ -275,6 +299,15 @@ def test_scales_that_are_not_finite(tmp_path: Path) -> None:
     for options in ({}, {"dtype": "float32"}, {"weight_dtype": "int4"}):
         with pytest.raises(InputError, match=r"model\.layers\.1\.self_attn\.q_proj.*(not finite|is infinite|is NaN)"):
             logits(file, **options)
+
+
+@pytest.mark.parametrize("count", [4, 16])
+@pytest.mark.parametrize(("model", "architecture"), [("qwen3_moe", "qwen3moe"), ("gpt_oss", "gpt-oss")])
+def test_a_number_of_experts_that_does_not_fit(model: str, architecture: str, count: int, tmp_path: Path) -> None:
+    file, _ = make(tmp_path, model)
+    rewrite(file, {"general.architecture": architecture, f"{architecture}.expert_count": count})
+    with pytest.raises(InputError, match=rf"m\.gguf: tensor 'blk\.0\.\S+' has shape \(8, .*, not \({count}, "):
+        logits(file)
 
 
 # --- split files

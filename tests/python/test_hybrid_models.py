@@ -24,6 +24,7 @@ from logits_oracle import (
     logits,
     rms_error,
 )
+from model_support import RecordSupport
 
 from kvanta import LLM, SamplingParams
 from kvanta.calibration import calibrate, write_scale_file
@@ -47,7 +48,7 @@ PROMPT = [int(token) for token in TOKENS]
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_float32_logits_equal_transformers(name: str, tmp_path: Path) -> None:
+def test_float32_logits_equal_transformers(name: str, tmp_path: Path, record_support: RecordSupport) -> None:
     architecture, settings = MODELS[name]
     model = tiny_models.make_model(architecture, **settings)
     tiny_models.save(model, tmp_path)
@@ -55,6 +56,7 @@ def test_float32_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     found = logits(tmp_path)
     assert largest_error(found, expected) < tolerance.F32_LOGITS
     assert divergence(found, expected) < tolerance.F32_DIVERGENCE
+    record_support(tmp_path, "F32")
 
 
 @pytest.mark.parametrize("isa", ["portable", "avx2", "avx512", "amx"])
@@ -69,7 +71,9 @@ def test_every_instruction_set(isa: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("architecture", tiny_models.HYBRIDS)
-def test_bf16_is_no_farther_from_float32_than_transformers(architecture: str, tmp_path: Path) -> None:
+def test_bf16_is_no_farther_from_float32_than_transformers(
+    architecture: str, tmp_path: Path, record_support: RecordSupport
+) -> None:
     found, transformers = [], []
     for seed in range(4):
         folder = tmp_path / str(seed)
@@ -80,14 +84,18 @@ def test_bf16_is_no_farther_from_float32_than_transformers(architecture: str, tm
         found.append(rms_error(logits(folder, "auto", "bf16"), exact))
         transformers.append(rms_error(rounded, exact))
     assert np.linalg.norm(found) < np.linalg.norm(transformers)
+    record_support(folder, "BF16")
 
 
 @pytest.mark.parametrize("with_experts", [False, True])
-def test_language_model_of_multimodal_checkpoints(with_experts: bool, tmp_path: Path) -> None:
+def test_language_model_of_multimodal_checkpoints(
+    with_experts: bool, tmp_path: Path, record_support: RecordSupport
+) -> None:
     model = tiny_models.make_qwen35_multimodal(with_experts)
     tiny_models.save(model, tmp_path)
     found = logits(tmp_path)
     assert largest_error(found, tiny_models.expected_logits(model, TOKENS)) < tolerance.F32_LOGITS
+    record_support(tmp_path, "F32")
 
 
 def test_experts_of_one_tensor(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import tiny_models
 import tolerance
 import torch
 from logits_oracle import Fault, assert_noticed, edit_config, edit_tensor, logits
-from test_models_oracle import EXPERTS, GROUPS, LATENTS, PARTIAL_LONG_ROPE, ROPES, SIXTEEN_BITS, errors_in_16_bits
+from test_models_oracle import LATENTS, PARTIAL_LONG_ROPE, ROPES, SIXTEEN_BITS, errors_in_16_bits
 
 import kvanta
 
@@ -139,11 +139,11 @@ FAULTS: dict[str, Fault] = {
     ),
     "expert_correction": (
         "DeepseekV3",
-        EXPERTS | GROUPS,
+        {},
         edit_tensor("model.layers.1.mlp.gate.e_score_correction_bias", lambda bias: bias.roll(1)),
     ),
-    "expert_scale": ("DeepseekV2", EXPERTS, edit_config(routed_scaling_factor=1.8)),
-    "expert_groups": ("DeepseekV3", EXPERTS | GROUPS, edit_config(topk_group=4)),
+    "expert_scale": ("DeepseekV2", {}, edit_config(routed_scaling_factor=1.8)),
+    "expert_groups": ("DeepseekV3", {}, edit_config(topk_group=4)),
 }
 
 

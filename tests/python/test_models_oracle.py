@@ -13,6 +13,7 @@ import tiny_models
 import tolerance
 import torch
 from logits_oracle import TOKENS, divergence, edit_names, largest_error, logits, rms_error
+from model_support import RecordSupport
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
@@ -30,24 +31,7 @@ ROPES: dict[str, dict[str, Any]] = {
     "yarn_factor": YARN | {"rope_theta": 10000.0, "attention_factor": 1.3, "beta_fast": 16.0, "beta_slow": 2.0},
 }
 # Attention over latents; without experts.
-LATENTS: dict[str, Any] = {
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 32,
-    "q_lora_rank": 48,
-    "qk_nope_head_dim": 24,
-    "qk_rope_head_dim": 16,
-    "v_head_dim": 20,
-    "first_k_dense_replace": 3,
-}
-EXPERTS: dict[str, Any] = LATENTS | {
-    "first_k_dense_replace": 1,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 3,
-    "n_shared_experts": 2,
-    "moe_intermediate_size": 24,
-    "routed_scaling_factor": 1.7,
-}
-GROUPS = {"n_group": 4, "topk_group": 2}
+LATENTS: dict[str, Any] = {"first_k_dense_replace": tiny_models.LAYERS}
 
 
 def long_rope(channels: int) -> dict[str, Any]:
@@ -116,11 +100,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "ministral3": ("Ministral3", {}),
     "ministral3_window": ("Ministral3", {"sliding_window": 24}),
     "deepseek_v2": ("DeepseekV2", LATENTS | {"q_lora_rank": None}),
-    "deepseek_v2_experts": ("DeepseekV2", EXPERTS | {"attention_bias": True, "mlp_bias": True}),
-    "deepseek_v2_groups": ("DeepseekV2", EXPERTS | GROUPS | {"topk_method": "group_limited_greedy"}),
+    "deepseek_v2_experts": ("DeepseekV2", {"attention_bias": True, "mlp_bias": True}),
+    "deepseek_v2_groups": ("DeepseekV2", {"n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy"}),
     "deepseek_v2_yarn": ("DeepseekV2", LATENTS | {"rope_parameters": ROPES["yarn_mscale"]}),
-    "deepseek_v3": ("DeepseekV3", EXPERTS | GROUPS | {"rope_parameters": ROPES["yarn_mscale"]}),
-    "deepseek_v3_one_group": ("DeepseekV3", EXPERTS | {"n_group": 1, "topk_group": 1, "norm_topk_prob": False}),
+    "deepseek_v3": ("DeepseekV3", {"rope_parameters": ROPES["yarn_mscale"]}),
+    "deepseek_v3_one_group": ("DeepseekV3", {"n_group": 1, "topk_group": 1, "norm_topk_prob": False}),
     "deepseek_v3_rope_halves": ("DeepseekV3", LATENTS | {"rope_interleave": False, "q_lora_rank": None}),
 }
 
@@ -135,11 +119,14 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return folder, tiny_models.expected_logits(model, TOKENS)
 
 
-def test_float32_logits_equal_transformers(case: tuple[Path, NDArray[np.float32]]) -> None:
+def test_float32_logits_equal_transformers(
+    case: tuple[Path, NDArray[np.float32]], record_support: RecordSupport
+) -> None:
     folder, expected = case
     found = logits(folder)
     assert largest_error(found, expected) < tolerance.F32_LOGITS
     assert divergence(found, expected) < tolerance.F32_DIVERGENCE
+    record_support(folder, "F32")
 
 
 @pytest.mark.parametrize("architecture", tiny_models.DENSE)
@@ -220,12 +207,15 @@ def test_latents_in_16_bits(cache: str, weights: torch.dtype, inputs: torch.dtyp
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("weights", [torch.bfloat16, torch.float16])
-def test_16_bit_checkpoints_in_float32(architecture: str, weights: torch.dtype, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("weights", "name"), [(torch.bfloat16, "BF16"), (torch.float16, "F16")])
+def test_16_bit_checkpoints_in_float32(
+    architecture: str, weights: torch.dtype, name: str, tmp_path: Path, record_support: RecordSupport
+) -> None:
     model = tiny_models.make_model(architecture)
     tiny_models.save(model, tmp_path, weights)
     expected = tiny_models.expected_logits(model, TOKENS)
     assert largest_error(logits(tmp_path), expected) < tolerance.F32_LOGITS
+    record_support(tmp_path, name)
 
 
 @pytest.mark.parametrize("architecture", ["Gemma2", "Gemma3", *tiny_models.DENSE])
@@ -240,7 +230,7 @@ def test_bf16_is_no_farther_from_float32_than_transformers(architecture: str, tm
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
-def test_language_model_of_gemma3_multimodal(prefix: str, tmp_path: Path) -> None:
+def test_language_model_of_gemma3_multimodal(prefix: str, tmp_path: Path, record_support: RecordSupport) -> None:
     model = tiny_models.make_gemma3_multimodal()
     tiny_models.save(model, tmp_path)
     expected = tiny_models.expected_logits(model, TOKENS)
@@ -248,11 +238,12 @@ def test_language_model_of_gemma3_multimodal(prefix: str, tmp_path: Path) -> Non
         edit_names(tmp_path, lambda name, saved=saved: name.replace(saved, prefix))  # type: ignore[misc]
     assert any(name.startswith(prefix) for name in safetensors.torch.load_file(tmp_path / "model.safetensors"))
     assert largest_error(logits(tmp_path), expected) < tolerance.F32_LOGITS
+    record_support(tmp_path, "F32")
 
 
 @pytest.mark.parametrize("text", ["Mistral", "Ministral3"])
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
-def test_language_model_of_mistral3(text: str, prefix: str, tmp_path: Path) -> None:
+def test_language_model_of_mistral3(text: str, prefix: str, tmp_path: Path, record_support: RecordSupport) -> None:
     model = tiny_models.make_mistral3(text)
     tiny_models.save(model, tmp_path)
     expected = tiny_models.expected_logits(model, TOKENS)
@@ -269,6 +260,7 @@ def test_language_model_of_mistral3(text: str, prefix: str, tmp_path: Path) -> N
     assert largest_error(logits(tmp_path), expected) < tolerance.F32_LOGITS
     tiny_models.edit_config(tmp_path, tie_word_embeddings=...)  # as on the hub: by default it is true
     assert largest_error(logits(tmp_path), expected) < tolerance.F32_LOGITS
+    record_support(tmp_path, "F32")
 
 
 def test_an_output_matrix_of_its_own_is_used(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,13 @@ from logits_oracle import (
     assert_noticed,
     divergence,
     edit_config,
+    edit_names,
     edit_tensor,
     largest_error,
     logits,
     rms_error,
 )
+from model_support import RecordSupport
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
@@ -76,7 +79,7 @@ ARCHITECTURES = tiny_models.WITH_EXPERTS
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_float32_logits_equal_transformers(name: str, tmp_path: Path) -> None:
+def test_float32_logits_equal_transformers(name: str, tmp_path: Path, record_support: RecordSupport) -> None:
     architecture, settings = MODELS[name]
     model = tiny_models.make_model(architecture, **settings)
     tiny_models.save(model, tmp_path)
@@ -84,15 +87,19 @@ def test_float32_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     found = logits(tmp_path)
     assert largest_error(found, expected) < tolerance.F32_LOGITS
     assert divergence(found, expected) < tolerance.F32_DIVERGENCE
+    record_support(tmp_path, "F32")
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("weights", [torch.bfloat16, torch.float16])
-def test_16_bit_checkpoints_in_float32(architecture: str, weights: torch.dtype, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("weights", "name"), [(torch.bfloat16, "BF16"), (torch.float16, "F16")])
+def test_16_bit_checkpoints_in_float32(
+    architecture: str, weights: torch.dtype, name: str, tmp_path: Path, record_support: RecordSupport
+) -> None:
     model = tiny_models.make_model(architecture)
     tiny_models.save(model, tmp_path, weights)
     expected = tiny_models.expected_logits(model, TOKENS)
     assert largest_error(logits(tmp_path), expected) < tolerance.F32_LOGITS
+    record_support(tmp_path, name)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -169,7 +176,7 @@ def test_kimi_k2_is_deepseek_v3_by_another_name(tmp_path: Path) -> None:
     assert divergence(found, expected) < tolerance.F32_DIVERGENCE
 
 
-def test_language_model_of_llama4_multimodal(tmp_path: Path) -> None:
+def test_language_model_of_llama4_multimodal(tmp_path: Path, record_support: RecordSupport) -> None:
     model = tiny_models.make_llama4_multimodal()
     tiny_models.save(model, tmp_path)
     assert "language_model.model.layers.1.feed_forward.experts.gate_up_proj" in safetensors.torch.load_file(
@@ -177,6 +184,7 @@ def test_language_model_of_llama4_multimodal(tmp_path: Path) -> None:
     )
     expected = tiny_models.expected_logits(model, TOKENS)
     assert largest_error(logits(tmp_path), expected) < tolerance.F32_LOGITS
+    record_support(tmp_path, "F32")
 
 
 # A tensor of each layout of experts that the hub has, and tiny_models.save writes.
@@ -220,12 +228,13 @@ def as_mxfp4(folder: Path, model: PreTrainedModel) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_mxfp4_experts_are_read_exactly(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_mxfp4_experts_are_read_exactly(dtype: torch.dtype, tmp_path: Path, record_support: RecordSupport) -> None:
     model = tiny_models.make_model("GptOss")
     tiny_models.save(model, tmp_path, dtype)
     as_mxfp4(tmp_path, model)
     expected = tiny_models.expected_logits(model, TOKENS)
     assert largest_error(logits(tmp_path), expected) < tolerance.F32_LOGITS
+    record_support(tmp_path, "mxfp4")
 
 
 def test_mxfp4_experts_are_kept(tmp_path: Path) -> None:
@@ -282,6 +291,25 @@ def test_bad_mxfp4_is_refused(tmp_path: Path) -> None:
         logits(scaled)
     edit_tensor(f"{name}_blocks", lambda blocks: blocks.to(torch.int16))(tmp_path)
     with pytest.raises(kvanta.InputError, match=rf"'{name}_blocks' is stored as I16; MXFP4 experts are U8"):
+        logits(tmp_path)
+
+
+@pytest.mark.parametrize("count", [6, 16])
+@pytest.mark.parametrize(("architecture", "router"), [("Qwen3Moe", "gate.weight"), ("GptOss", "router.bias")])
+def test_a_number_of_experts_that_does_not_fit(architecture: str, router: str, count: int, tmp_path: Path) -> None:
+    tiny_models.save(tiny_models.make_model(architecture, num_local_experts=8), tmp_path)
+    edit_config(num_local_experts=count)(tmp_path)
+    message = rf"'model\.layers\.0\.mlp\.{re.escape(router)}' has shape \[8\D.*config\.json asks for \[{count}\D"
+    with pytest.raises(kvanta.InputError, match=message):
+        logits(tmp_path)
+
+
+def test_an_expert_that_is_missing(tmp_path: Path) -> None:
+    tiny_models.save(tiny_models.make_model("Qwen3Moe"), tmp_path)
+    edit_names(tmp_path, lambda name: name.replace("layers.2.mlp.experts.7.", "layers.2.mlp.experts.8."))
+    with pytest.raises(
+        kvanta.InputError, match=r"no tensor 'model\.layers\.2\.mlp\.experts\.7\.gate_proj\.weight'; the near"
+    ):
         logits(tmp_path)
 
 

@@ -18,6 +18,7 @@ import tiny_models
 import tolerance
 import torch
 from logits_oracle import largest_error
+from model_support import RecordSupport
 from numpy.typing import NDArray
 
 import kvanta
@@ -101,18 +102,22 @@ def check(folder: Path, twin: Path, kept: bool, ratio: float = tolerance.ROUNDIN
 
 
 @pytest.mark.parametrize("name", layouts.LAYOUTS)
-def test_logits_equal_those_of_the_dequantized_weights(name: str, llama: Path, tmp_path: Path) -> None:
+def test_logits_equal_those_of_the_dequantized_weights(
+    name: str, llama: Path, tmp_path: Path, record_support: RecordSupport
+) -> None:
     layout = layouts.LAYOUTS[name]
     layouts.write(llama, tmp_path / "quantized", tmp_path / "twin", layout)
     check(tmp_path / "quantized", tmp_path / "twin", layout.kept)
+    record_support(tmp_path / "quantized", name)
 
 
 @pytest.mark.parametrize("name", ["fp8_blocks", "modelopt_nvfp4", "ct_w4a16"])
-def test_latents_and_experts(name: str, tmp_path: Path) -> None:
+def test_latents_and_experts(name: str, tmp_path: Path, record_support: RecordSupport) -> None:
     source = make_source(tmp_path / "source", "DeepseekV3", **LATENTS)
     layouts.write(source, tmp_path / "quantized", tmp_path / "twin", layouts.LAYOUTS[name])
     # kv_b_proj is expanded, and rounds its own x.
     check(tmp_path / "quantized", tmp_path / "twin", True, 2 * tolerance.LATENT_ROUNDING_RATIO)
+    record_support(tmp_path / "quantized", name)
 
 
 @pytest.mark.parametrize("only", ["q_proj", "up_proj"])
@@ -249,6 +254,16 @@ def test_undeclared_quantization_is_an_error(llama: Path, tmp_path: Path) -> Non
     tiny_models.edit_config(tmp_path / "quantized", quantization_config=...)
     with pytest.raises(InputError, match=r"config\.json declares no method"):
         load(tmp_path / "quantized")
+
+
+def test_an_unknown_method_is_an_error(llama: Path, tmp_path: Path) -> None:
+    shutil.copytree(llama, tmp_path / "model")
+    tiny_models.edit_config(tmp_path / "model", quantization_config={"quant_method": "hqq"})
+    with pytest.raises(
+        InputError,
+        match=r"config\.json: key 'quantization_config\.quant_method' is 'hqq'; expected one of fp8, .*awq, gptq",
+    ):
+        load(tmp_path / "model")
 
 
 def test_a_group_size_that_does_not_divide_is_an_error(llama: Path, tmp_path: Path) -> None:

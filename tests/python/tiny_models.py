@@ -32,7 +32,24 @@ LAYERS = SIZES["num_hidden_layers"]
 GEMMA = {"head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 24}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 LOCAL_EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 32}
+# Attention over latents, and experts in all layers but the first.
+LATENTS: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 48,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 24,
+    "routed_scaling_factor": 1.7,
+}
 SETTINGS: dict[str, dict[str, Any]] = {
+    "DeepseekV2": LATENTS,
+    "DeepseekV3": LATENTS | {"n_group": 4, "topk_group": 2},
     "Qwen3Moe": EXPERTS | {"norm_topk_prob": True},
     "Qwen2Moe": EXPERTS | {"shared_expert_intermediate_size": 40},
     "Mixtral": LOCAL_EXPERTS,
@@ -193,7 +210,7 @@ def fill(model: transformers.PreTrainedModel, seed: int = 0) -> transformers.Pre
     return model
 
 
-def make_gemma3_multimodal() -> transformers.PreTrainedModel:
+def make_gemma3_multimodal(**settings: Any) -> transformers.PreTrainedModel:
     vision = {
         "hidden_size": 16,
         "intermediate_size": 16,
@@ -202,12 +219,12 @@ def make_gemma3_multimodal() -> transformers.PreTrainedModel:
         "image_size": 28,
         "patch_size": 14,
     }
-    text = {**SIZES, **SETTINGS["Gemma3"]}
+    text = {**SIZES, **SETTINGS["Gemma3"], **settings}
     config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
     return fill(transformers.Gemma3ForConditionalGeneration(config))
 
 
-def make_mistral3(text: str) -> transformers.PreTrainedModel:
+def make_mistral3(text: str, **settings: Any) -> transformers.PreTrainedModel:
     """With a language model of the class `text`, "Mistral" or "Ministral3"."""
     vision = {
         "model_type": "pixtral",
@@ -219,14 +236,14 @@ def make_mistral3(text: str) -> transformers.PreTrainedModel:
         "image_size": 28,
         "patch_size": 14,
     }
-    language = {**SIZES, **SETTINGS.get(text, {}), "model_type": text.lower()}
+    language = {**SIZES, **SETTINGS.get(text, {}), **settings, "model_type": text.lower()}
     if text == "Mistral":
         language["sliding_window"] = None
     config = transformers.Mistral3Config(text_config=language, vision_config=vision, tie_word_embeddings=False)
     return fill(transformers.Mistral3ForConditionalGeneration(config))
 
 
-def make_llama4_multimodal() -> transformers.PreTrainedModel:
+def make_llama4_multimodal(**settings: Any) -> transformers.PreTrainedModel:
     vision = {
         "hidden_size": 16,
         "intermediate_size": 64,
@@ -238,22 +255,24 @@ def make_llama4_multimodal() -> transformers.PreTrainedModel:
         "projector_input_dim": 16,
         "projector_output_dim": 16,
     }
-    config = transformers.Llama4Config(text_config={**SIZES, **SETTINGS["Llama4"]}, vision_config=vision)
+    text = {**SIZES, **SETTINGS["Llama4"], **settings}
+    config = transformers.Llama4Config(text_config=text, vision_config=vision)
     return fill(transformers.Llama4ForConditionalGeneration(config))
 
 
-def make_qwen35_multimodal(with_experts: bool) -> transformers.PreTrainedModel:
+def make_qwen35_multimodal(with_experts: bool, **settings: Any) -> transformers.PreTrainedModel:
     name = "Qwen3_5Moe" if with_experts else "Qwen3_5"
+    text = {**SIZES, **SETTINGS[name], **settings}
     vision = {
         "depth": 1,
         "hidden_size": 16,
         "intermediate_size": 16,
         "num_heads": 2,
         "patch_size": 4,
-        "out_hidden_size": SIZES["hidden_size"],
+        "out_hidden_size": text["hidden_size"],
         "num_position_embeddings": 16,
     }
-    config = getattr(transformers, f"{name}Config")(text_config={**SIZES, **SETTINGS[name]}, vision_config=vision)
+    config = getattr(transformers, f"{name}Config")(text_config=text, vision_config=vision)
     return fill(getattr(transformers, f"{name}ForConditionalGeneration")(config))
 
 

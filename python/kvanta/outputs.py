@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import overload
 
 
 @dataclass(slots=True)  # there may be a million, and the collector of garbage looks at each object
@@ -12,11 +14,56 @@ class Logprob:
     logprob: float
     rank: int
     """1: the most likely token."""
-    decoded_token: str
+    decoded_token: str | None
+    """None with detokenize=False."""
 
 
 TokenLogprobs = dict[int, Logprob]
 """By token id: the token that stands there, first, and the most likely ones."""
+
+
+@dataclass
+class FlatLogprobs(Sequence[TokenLogprobs]):
+    """A sequence of TokenLogprobs in a few lists, as vLLM's class has it. The first of a prompt is empty."""
+
+    start_indices: list[int] = field(default_factory=list)
+    end_indices: list[int] = field(default_factory=list)
+    """By position: its entries are [start, end) of the lists below."""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    decoded_tokens: list[str | None] = field(default_factory=list)
+
+    def append(self, entries: TokenLogprobs | None) -> None:
+        """Adds a position."""
+        self.start_indices.append(len(self.token_ids))
+        for token, entry in (entries or {}).items():
+            self.token_ids.append(token)
+            self.logprobs.append(entry.logprob)
+            self.ranks.append(entry.rank)
+            self.decoded_tokens.append(entry.decoded_token)
+        self.end_indices.append(len(self.token_ids))
+
+    def __len__(self) -> int:
+        return len(self.start_indices)
+
+    @overload
+    def __getitem__(self, position: int) -> TokenLogprobs: ...
+
+    @overload
+    def __getitem__(self, position: slice) -> FlatLogprobs: ...
+
+    def __getitem__(self, position: int | slice) -> TokenLogprobs | FlatLogprobs:
+        """The entries of a position, or a copy of several."""
+        if isinstance(position, int):
+            return {
+                self.token_ids[i]: Logprob(self.logprobs[i], self.ranks[i], self.decoded_tokens[i])
+                for i in range(self.start_indices[position], self.end_indices[position])
+            }
+        chosen = FlatLogprobs()
+        for index in range(*position.indices(len(self))):
+            chosen.append(self[index])
+        return chosen
 
 
 @dataclass
@@ -27,13 +74,13 @@ class CompletionOutput:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     cumulative_logprob: float | None = None
-    logprobs: list[TokenLogprobs] | None = None
+    logprobs: list[TokenLogprobs] | FlatLogprobs | None = None
     finish_reason: str | None = None
-    """"stop": a stop string or token, or the end of the sequence; "length": max_tokens or the context; "abort";
-    "timeout".
+    """"stop": a stop string, expression or token, or the end of the sequence; "length": max_tokens or the context;
+    "repetition"; "abort"; "timeout".
     """
     stop_reason: str | int | None = None
-    """The stop string or stop token that ended it; None at an end-of-sequence token."""
+    """The stop string, expression or token that ended it; None at an end-of-sequence token."""
 
     @property
     def finished(self) -> bool:
@@ -49,7 +96,7 @@ class RequestOutput:
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | FlatLogprobs | None = None
     """Per prompt token; None for the first."""
     num_cached_tokens: int = 0
     """Prompt tokens that were taken from the prefix cache."""

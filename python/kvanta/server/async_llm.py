@@ -111,8 +111,8 @@ class AsyncLLM:
         """Runs a slow function, such as tokenizing, on another thread."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, function)
 
-    async def _compile(self, make: Callable[[], Result]) -> Result:
-        """Runs what compiles a grammar, on threads that do nothing else: prompts of others do not wait for it.
+    async def _compile(self, field: str, make: Callable[[], Result]) -> Result:
+        """Runs what compiles the grammar of a field, on threads that do nothing else: prompts of others do not wait.
 
         Raises ApiError when it takes too long. Nothing can stop it, but the next request for it may find it finished.
         """
@@ -125,8 +125,8 @@ class AsyncLLM:
             if compiling.cancel():  # it had not begun
                 message = "too many other grammars are being compiled"
                 raise ApiError(503, message, headers={"Retry-After": "10"}) from None
-            message = f"structured_outputs: compiling the grammar took more than {self.grammar_seconds:g} s"
-            raise ApiError(400, message, param="structured_outputs") from None
+            message = f"{field}: compiling the grammar took more than {self.grammar_seconds:g} s"
+            raise ApiError(400, message, param=field) from None
 
     async def write(self, build: Callable[[], Result]) -> Result:
         """Runs what makes a large answer of the engine's outputs, on a thread of its own kind."""
@@ -165,8 +165,9 @@ class AsyncLLM:
         stop_characters = sum(map(len, params.stop_strings))
         quick = at_once and not params.bad_words and stop_characters <= _STOP_CHARACTERS_AT_ONCE
         prompts += encode() if at_once else await self.off_loop(encode)
-        if params.structured_outputs is not None:
-            generations = await self._compile(make)
+        if params.structured_outputs is not None or params.stop_regex:
+            field = "stop_regex" if params.structured_outputs is None else "structured_outputs"
+            generations = await self._compile(field, make)
         else:
             generations = make() if quick and params.n <= 16 else await self.off_loop(make)
         engine = self.loaded.engine

@@ -12,9 +12,12 @@ _MIN_LOGPROB = -9999.0  # JSON has no minus infinity
 
 
 class LogprobsWriter:
-    """Writes positions of one text. `as_ids`: tokens are called "token_id:17", which is never ambiguous."""
+    """Writes positions of one text. `as_ids`: tokens are called "token_id:17", which is never ambiguous.
 
-    def __init__(self, tokenizer: Tokenizer, most_likely: int, *, as_ids: bool = False) -> None:
+    `most_likely`: number of tokens at each position; None: all that there are, for logprob_token_ids.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, most_likely: int | None, *, as_ids: bool = False) -> None:
         self._tokenizer = tokenizer
         self._most_likely = most_likely
         self._as_ids = as_ids
@@ -48,7 +51,8 @@ class LogprobsWriter:
         return named
 
     def _top(self, entry: TokenLogprobs) -> list[tuple[int, Logprob]]:
-        return [(token, logprob) for token, logprob in entry.items() if logprob.rank <= self._most_likely]
+        most = self._most_likely
+        return [(token, logprob) for token, logprob in entry.items() if most is None or logprob.rank <= most]
 
     def _chat_token(self, token: int, logprob: Logprob) -> dict[str, Any]:
         return {
@@ -61,7 +65,7 @@ class LogprobsWriter:
         return f"token_id:{token}" if self._as_ids else self._tokenizer.token_text(token)
 
 
-def prompt_logprobs(entries: Sequence[TokenLogprobs | None] | None) -> list[Any] | None:
+def prompt_logprobs(entries: Iterable[TokenLogprobs | None] | None) -> list[Any] | None:
     """As vLLM answers `prompt_logprobs`."""
     if entries is None:
         return None

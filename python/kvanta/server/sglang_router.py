@@ -44,6 +44,7 @@ def sglang_router(service: Service, router: APIRouter) -> APIRouter:
         return await service.completion(
             *(http, completion, params, request.prompts),
             lambda name, job: GenerateResponse(name, request, job, tokenizer, eos_tokens),
+            add_special_tokens=completion.add_special_tokens is not False,
         )
 
     def model_info() -> dict[str, Any]:

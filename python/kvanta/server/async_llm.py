@@ -206,6 +206,7 @@ class AsyncLLM:
         return self._admitted
 
     def _queue_full(self, message: str, sequences: int) -> ApiError:
+        self.metrics.rejections["max_num_queued_reqs"] += 1
         headers = {"Retry-After": str(self._retry_after(sequences))}
         return ApiError(429, message, code="queue_full", headers=headers)
 
@@ -239,7 +240,7 @@ class AsyncLLM:
                 else:
                     metrics.inter_token.observe(now - last)
                 job.last_token[engine_output.id] = now
-                job.progress[engine_output.id] = (engine_output.times, engine_output.preemptions)
+                job.progress[engine_output.id] = engine_output
             job.take(engine_output)
 
     def _ended(self, job: GenerationJob, name: str, outcome: str) -> None:
@@ -257,5 +258,7 @@ class AsyncLLM:
         self.metrics.prompt_tokens.observe(len(generation.output.prompt_token_ids))
         self.metrics.generated_tokens.observe(len(output.token_ids))
         if name in job.progress:
-            times, preemptions = job.progress[name]
-            self.metrics.observe_times(times, len(output.token_ids), preemptions)
+            prompt_tokens = len(generation.output.prompt_token_ids)
+            self.metrics.observe_progress(job.progress[name], prompt_tokens, len(output.token_ids))
+        if generation.output.finished:
+            self.metrics.longest_text.observe(max(len(each.token_ids) for each in generation.output.outputs))

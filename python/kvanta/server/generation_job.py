@@ -53,8 +53,8 @@ class GenerationJob:
         self.arrival = arrival
         self.cancelled = False
         self.last_token: dict[str, float] = {}
-        self.progress: dict[str, tuple[_core.RequestTimes, int]] = {}
-        """By request of the engine: its times and preemptions at the last token."""
+        self.progress: dict[str, _core.EngineOutput] = {}
+        """By request of the engine: its last output with a token."""
         self._owners: dict[str, tuple[Generation, int]] = {}
         self.outputs: list[CompletionOutput] = []
         """Indexed by choice."""

@@ -20,11 +20,18 @@ _FINISH = {
 }
 
 
-def named_logprobs(entries: list[_core.TokenLogprob], tokenizer: Tokenizer | None) -> TokenLogprobs:
-    """By token id, in the engine's order: the token that stands there first. `tokenizer`: None for no texts."""
-    if tokenizer is None:
-        return {entry.token: Logprob(entry.logprob, entry.rank, None) for entry in entries}
-    return {entry.token: Logprob(entry.logprob, entry.rank, tokenizer.token_text(entry.token)) for entry in entries}
+def add_logprobs(
+    positions: list[TokenLogprobs] | list[TokenLogprobs | None] | FlatLogprobs,
+    entries: list[_core.TokenLogprob],
+    tokenizer: Tokenizer | None,
+) -> None:
+    """Adds a position, in the engine's order: the token that stands there first. `tokenizer`: None for no texts."""
+    texts = [None if tokenizer is None else tokenizer.token_text(entry.token) for entry in entries]
+    if isinstance(positions, FlatLogprobs):
+        positions.add(entries, texts)
+    else:
+        named = zip(entries, texts, strict=True)
+        positions.append({entry.token: Logprob(entry.logprob, entry.rank, text) for entry, text in named})
 
 
 class Completion:
@@ -73,7 +80,7 @@ class Completion:
         output.token_ids += tokens
         if output.logprobs is not None:
             for entries in engine_output.logprobs[: len(tokens)]:
-                output.logprobs.append(named_logprobs(entries, self._tokenizer))
+                add_logprobs(output.logprobs, entries, self._tokenizer)
                 output.cumulative_logprob = (output.cumulative_logprob or 0.0) + entries[0].logprob
         finished = engine_output.finish != _core.FinishReason.NONE and len(tokens) == len(engine_output.tokens)
         text = self._new_text(tokens, engine_output.stop_token, final=finished or self._repeats)

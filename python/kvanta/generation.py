@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from kvanta import _core
-from kvanta.completion import Completion, named_logprobs
+from kvanta.completion import Completion, add_logprobs
 from kvanta.outputs import FlatLogprobs, RequestOutput, TokenLogprobs
 from kvanta.prompts import TokenPrompt
 from kvanta.reasoning_gate import ReasoningGate
@@ -138,7 +138,9 @@ class Generation:
             tokenizer = self._tokenizer if self.params.detokenize else None
             found: list[TokenLogprobs | None] | FlatLogprobs = FlatLogprobs() if self.params.flat_logprobs else []
             for entries in source.prompt_logprobs:
-                found.append(named_logprobs(entries, tokenizer) if entries else None)
+                add_logprobs(found, entries, tokenizer)
+            if isinstance(found, list):
+                found[0] = None  # of the first token
             self.output.prompt_logprobs = found
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import overload
+
+from kvanta import _core
 
 
 @dataclass(slots=True)  # there may be a million, and the collector of garbage looks at each object
@@ -34,14 +36,14 @@ class FlatLogprobs(Sequence[TokenLogprobs]):
     ranks: list[int] = field(default_factory=list)
     decoded_tokens: list[str | None] = field(default_factory=list)
 
-    def append(self, entries: TokenLogprobs | None) -> None:
-        """Adds a position."""
+    def add(self, entries: Iterable[_core.TokenLogprob], texts: Iterable[str | None]) -> None:
+        """Adds a position, with the texts of its tokens."""
         self.start_indices.append(len(self.token_ids))
-        for token, entry in (entries or {}).items():
-            self.token_ids.append(token)
+        self.decoded_tokens += texts
+        for entry in entries:
+            self.token_ids.append(entry.token)
             self.logprobs.append(entry.logprob)
             self.ranks.append(entry.rank)
-            self.decoded_tokens.append(entry.decoded_token)
         self.end_indices.append(len(self.token_ids))
 
     def __len__(self) -> int:
@@ -60,10 +62,16 @@ class FlatLogprobs(Sequence[TokenLogprobs]):
                 self.token_ids[i]: Logprob(self.logprobs[i], self.ranks[i], self.decoded_tokens[i])
                 for i in range(self.start_indices[position], self.end_indices[position])
             }
-        chosen = FlatLogprobs()
-        for index in range(*position.indices(len(self))):
-            chosen.append(self[index])
-        return chosen
+        starts, ends = self.start_indices[position], self.end_indices[position]
+        low, high = min(starts, default=0), max(ends, default=0)
+        return FlatLogprobs(
+            [start - low for start in starts],
+            [end - low for end in ends],
+            self.token_ids[low:high],
+            self.logprobs[low:high],
+            self.ranks[low:high],
+            self.decoded_tokens[low:high],
+        )
 
 
 @dataclass

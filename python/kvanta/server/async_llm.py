@@ -69,6 +69,8 @@ class AsyncLLM:
         self._compilers = ThreadPoolExecutor(2, thread_name_prefix="kvanta-grammars")
         self.grammar_seconds = _GRAMMAR_SECONDS
         self._writers = ThreadPoolExecutor(2, thread_name_prefix="kvanta-answers")
+        self.writing = 0
+        """Answers that these threads are writing, or are about to."""
 
     def start(self) -> None:
         """Starts the engine's thread; the running event loop receives its outputs."""
@@ -130,7 +132,11 @@ class AsyncLLM:
 
     async def write(self, build: Callable[[], Result]) -> Result:
         """Runs what makes a large answer of the engine's outputs, on a thread of its own kind."""
-        return await asyncio.get_running_loop().run_in_executor(self._writers, build)
+        self.writing += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._writers, build)
+        finally:
+            self.writing -= 1
 
     async def submit(
         self,
@@ -152,6 +158,7 @@ class AsyncLLM:
         """
         name = f"{self._count:x}"
         self._count += 1
+        params.flat_logprobs = True  # few objects for the collector of garbage
 
         prompts: list[TokenPrompt] = []
 

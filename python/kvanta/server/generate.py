@@ -234,13 +234,13 @@ class GenerateResponse(GenerationResponse):
     ) -> tuple[list[LogprobTuple], list[list[LogprobTuple] | None]]:
         """Each token's own, and the most likely ones of its position."""
         own = [
-            self._tuple(None if entry is None else entry[token].logprob, token)
+            self._tuple(entry[token].logprob if entry else None, token)
             for token, entry in zip(tokens, entries, strict=True)
         ]
         most = self._logprobs or 0
         top = [
             None
-            if entry is None or not most
+            if not entry or not most
             else [self._tuple(each.logprob, token) for token, each in entry.items() if each.rank <= most]
             for entry in entries
         ]

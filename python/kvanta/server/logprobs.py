@@ -24,15 +24,15 @@ class LogprobsWriter:
         self._offset = 0
 
     def completions(self, tokens: Sequence[int], entries: Iterable[TokenLogprobs | None]) -> dict[str, Any]:
-        """For /v1/completions. An entry of None is the prompt's first token."""
+        """For /v1/completions. The prompt's first token has no entry."""
         result: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
         for token, entry in zip(tokens, entries, strict=True):
             name = self._name(token)
             result["text_offset"].append(self._offset)
             self._offset += len(name)
             result["tokens"].append(name)
-            result["token_logprobs"].append(None if entry is None else finite(entry[token].logprob))
-            result["top_logprobs"].append(None if entry is None else self._by_name(token, entry))
+            result["token_logprobs"].append(finite(entry[token].logprob) if entry else None)
+            result["top_logprobs"].append(self._by_name(token, entry) if entry else None)
         return result
 
     def chat(self, tokens: Sequence[int], entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
@@ -70,12 +70,12 @@ def prompt_logprobs(entries: Iterable[TokenLogprobs | None] | None) -> list[Any]
     if entries is None:
         return None
     return [
-        None
-        if entry is None
-        else {
+        {
             str(token): {"logprob": finite(each.logprob), "rank": each.rank, "decoded_token": each.decoded_token}
             for token, each in entry.items()
         }
+        if entry
+        else None
         for entry in entries
     ]
 

@@ -85,7 +85,7 @@ class Completion:
         finished = engine_output.finish != _core.FinishReason.NONE and len(tokens) == len(engine_output.tokens)
         text = self._new_text(tokens, engine_output.stop_token, final=finished or self._repeats)
         output.text += text
-        found = self._stops.found or self._patterns.found
+        found = self._patterns.found or self._stops.found
         if found is not None:
             output.finish_reason, output.stop_reason = "stop", found
         elif finished:

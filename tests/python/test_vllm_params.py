@@ -68,6 +68,8 @@ def test_logprobs_of_given_tokens_over_http(server: LiveServer) -> None:
         {"return_logprob": True, "logprob_start_len": 0},
     ):
         assert error_of(server.post("/generate", **request, **wrong))["param"] == "token_ids_logprob"
+    no_list = error_of(server.post("/generate", **{**request, "token_ids_logprob": 5, "return_logprob": True}))
+    assert no_list["message"] == "token_ids_logprob must be a list of token ids or None, got 5"
 
 
 def test_flat_logprobs(llm: LLM) -> None:

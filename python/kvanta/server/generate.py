@@ -27,10 +27,15 @@ SAMPLING_NAMES: Mapping[str, str] = {
     "min_new_tokens": "min_tokens",
     "sampling_seed": "seed",
 }
+FIELD_NAMES: Mapping[str, str] = {
+    "logprob_token_ids": "token_ids_logprob",
+    "thinking_token_budget": "max_thinking_tokens",
+}
+"""A completion's fields -> those of /generate, outside of sampling_params."""
 # Fields of a completion that sampling_params does not have: SGLang has them outside, if at all.
 _OUTER = CompletionRequest.model_fields.keys() - SAMPLING_FIELDS.keys() - {"add_special_tokens", "response_format"}
 SAMPLING_REFUSED: Mapping[str, Refused] = dict.fromkeys(
-    _OUTER | {"prompt_logprobs", "logprob_token_ids", "thinking_token_budget"}, Refused("it is none of its fields")
+    _OUTER | FIELD_NAMES.keys() | {"prompt_logprobs"}, Refused("it is none of its fields")
 )
 LogprobTuple = tuple[float | None, int, str | None]
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,20 +101,23 @@ def render(table: dict[str, list[tuple[Flag, Meaning]]]) -> str:
     for engine, kinds in counts(table).items():
         numbers = " | ".join(str(kinds[kind]) for kind in KINDS)
         lines.append(f"| {ENGINES[engine]} | {sum(kinds.values())} | {numbers} |")
-    by_flag: dict[str, tuple[Meaning, list[str]]] = {}
-    for engine, rows in table.items():
+    by_flag: dict[str, Meaning] = {}
+    for rows in table.values():
         for flag, found in rows:
-            by_flag.setdefault(flag.names[0], (found, []))[1].append(ENGINES[engine].split()[0])
+            by_flag.setdefault(flag.names[0], found)
+    return "\n".join([*lines, *sections(by_flag, "##")]) + "\n"
+
+
+def sections(fates: Mapping[str, Meaning], mark: str) -> Iterator[str]:
+    """Lines with the names of each kind, by the reason. `mark`: of a heading."""
     for kind, title in zip(KINDS, ("Honoured", "Accepted without effect", "Refused", "Unknown"), strict=True):
-        rows_of_kind = {flag: row for flag, row in sorted(by_flag.items()) if row[0].kind == kind}
-        if not rows_of_kind:
+        of_kind = {name: found for name, found in sorted(fates.items()) if found.kind == kind}
+        if not of_kind:
             continue
-        lines += ["", f"## {title}"]
-        reasons = dict.fromkeys(found.reason for found, _ in rows_of_kind.values())
-        for reason in sorted(reasons):
-            flags = [f"`{flag}`" for flag, (found, _) in rows_of_kind.items() if found.reason == reason]
-            lines += ["", f"{reason[:1].upper()}{reason[1:]}: {', '.join(flags)}" if reason else ", ".join(flags)]
-    return "\n".join(lines) + "\n"
+        yield from ("", f"{mark} {title}")
+        for reason in sorted({found.reason for found in of_kind.values()}):
+            names = ", ".join(f"`{name}`" for name, found in of_kind.items() if found.reason == reason)
+            yield from ("", f"{reason[:1].upper()}{reason[1:]}: {names}" if reason else names)
 
 
 def main() -> int:

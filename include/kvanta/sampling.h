@@ -22,8 +22,10 @@ struct SamplingParams {
   std::vector<int32_t> stop_token_ids;  // besides the model's end-of-sequence ids
   bool ignore_eos = false;
   std::vector<std::pair<int32_t, float>> logit_bias;
-  int logprobs = -1;         // -1: none; n >= 0: the sampled token's and the n most likely
-  int prompt_logprobs = -1;  // the same for every prompt token but the first
+  int logprobs = -1;                       // -1: none; n >= 0: the sampled token's and the n most likely
+  int prompt_logprobs = -1;                // the same for every prompt token but the first
+  std::vector<int32_t> logprob_token_ids;  // also returned for every new token, behind the most likely ones
+  bool skip_reading_prefix_cache = false;  // the whole prompt is computed; its pages are cached as always
 
   // Throws InputError naming the field, its value and the range.
   void Validate(int vocab_size) const;
@@ -46,6 +48,8 @@ struct SamplingParams {
     visit("logit_bias", &SamplingParams::logit_bias);
     visit("logprobs", &SamplingParams::logprobs);
     visit("prompt_logprobs", &SamplingParams::prompt_logprobs);
+    visit("logprob_token_ids", &SamplingParams::logprob_token_ids);
+    visit("skip_reading_prefix_cache", &SamplingParams::skip_reading_prefix_cache);
   }
 };
 

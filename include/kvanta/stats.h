@@ -1,6 +1,9 @@
 // Statistics of an engine: counters, cache and layers, profile, cache quality, distributions of keys and values.
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -42,11 +45,21 @@ struct CacheGroupStats {
   int64_t pages_used = 0, exact_pages_used = 0;
 };
 
+// Upper bounds of EngineStats::step_tokens.
+inline constexpr std::array<int64_t, 13> kStepTokenBounds = {1,   8,    16,   32,   64,   128,  256,
+                                                             512, 1024, 2048, 4096, 8192, 16384};
+
 struct EngineStats {
   int64_t running = 0, waiting = 0, preemptions = 0, steps = 0;
   int64_t prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0;  // computed; from the prefix cache; sampled
-  int64_t prefix_queries = 0;                                          // prompt tokens looked up in the prefix cache
-  int64_t prefix_evictions = 0;                                        // pages evicted from the prefix cache
+  // Steps by the sum of their computed prompt tokens and sampled tokens; the last entry: above all bounds.
+  std::array<int64_t, kStepTokenBounds.size() + 1> step_tokens = {};
+  void CountStepTokens(int64_t tokens) noexcept {
+    const auto bound = std::lower_bound(kStepTokenBounds.begin(), kStepTokenBounds.end(), tokens);
+    ++step_tokens[static_cast<size_t>(bound - kStepTokenBounds.begin())];
+  }
+  int64_t prefix_queries = 0;    // prompt tokens looked up in the prefix cache
+  int64_t prefix_evictions = 0;  // pages evicted from the prefix cache
   int64_t finished_stop = 0, finished_length = 0, finished_abort = 0, finished_error = 0, finished_timeout = 0;
   int64_t refused = 0;  // by Add with QueueFullError
   int64_t page_size = 0;

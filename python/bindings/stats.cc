@@ -4,6 +4,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstddef>
+#include <limits>
+
 namespace nb = nanobind;
 
 namespace kvanta::python {
@@ -56,6 +59,13 @@ nb::dict StatsDict(const EngineStats& stats) {
   result["prompt_tokens"] = stats.prompt_tokens;
   result["cached_tokens"] = stats.cached_tokens;
   result["generated_tokens"] = stats.generated_tokens;
+  nb::list step_tokens;  // (upper bound, steps)
+  for (size_t i = 0; i < stats.step_tokens.size(); ++i) {
+    const bool last = i == kStepTokenBounds.size();
+    const double bound = last ? std::numeric_limits<double>::infinity() : static_cast<double>(kStepTokenBounds[i]);
+    step_tokens.append(nb::make_tuple(bound, stats.step_tokens[i]));
+  }
+  result["step_tokens"] = step_tokens;
   result["prefix_queries"] = stats.prefix_queries;
   result["prefix_evictions"] = stats.prefix_evictions;
   result["refused"] = stats.refused;

@@ -10,7 +10,8 @@ from kvanta._core import version as _version
 from kvanta.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from kvanta.errors import InputError, QueueFullError, ResourceError
 from kvanta.llm import LLM
-from kvanta.outputs import CompletionOutput, Logprob, RequestOutput
+from kvanta.outputs import CompletionOutput, FlatLogprobs, Logprob, RequestOutput
+from kvanta.repetition import RepetitionDetectionParams
 from kvanta.sampling_params import SamplingParams
 from kvanta.structured_output import StructuredOutputsParams
 
@@ -22,9 +23,11 @@ __all__ = [
     "BeamSearchParams",
     "BeamSearchSequence",
     "CompletionOutput",
+    "FlatLogprobs",
     "InputError",
     "Logprob",
     "QueueFullError",
+    "RepetitionDetectionParams",
     "RequestOutput",
     "ResourceError",
     "SamplingParams",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from kvanta import _core
 from kvanta.errors import InputError, ResourceError
-from kvanta.outputs import CompletionOutput, Logprob, TokenLogprobs
+from kvanta.outputs import CompletionOutput, FlatLogprobs, Logprob, TokenLogprobs
+from kvanta.repetition import RepetitionDetector
 from kvanta.sampling_params import SamplingParams
+from kvanta.stop_regex import StopPatterns
 from kvanta.stop_strings import StopAutomaton, StopStrings
 from kvanta.structured_output import GRAMMAR_FAILED
 from kvanta.tokenizer import Tokenizer
@@ -18,9 +20,18 @@ _FINISH = {
 }
 
 
-def named_logprobs(entries: list[_core.TokenLogprob], tokenizer: Tokenizer) -> TokenLogprobs:
-    """By token id, in the engine's order: the token that stands there first."""
-    return {entry.token: Logprob(entry.logprob, entry.rank, tokenizer.token_text(entry.token)) for entry in entries}
+def add_logprobs(
+    positions: list[TokenLogprobs] | list[TokenLogprobs | None] | FlatLogprobs,
+    entries: list[_core.TokenLogprob],
+    tokenizer: Tokenizer | None,
+) -> None:
+    """Adds a position, in the engine's order: the token that stands there first. `tokenizer`: None for no texts."""
+    texts = [None if tokenizer is None else tokenizer.token_text(entry.token) for entry in entries]
+    if isinstance(positions, FlatLogprobs):
+        positions.add(entries, texts)
+    else:
+        named = zip(entries, texts, strict=True)
+        positions.append({entry.token: Logprob(entry.logprob, entry.rank, text) for entry, text in named})
 
 
 class Completion:
@@ -34,17 +45,24 @@ class Completion:
         tokenizer: Tokenizer,
         shown: frozenset[int] = frozenset(),
         stops: StopAutomaton | None = None,
+        patterns: StopPatterns | None = None,
     ) -> None:
-        """`shown`: special tokens that the text has in any case. `stops`: those of `params`, which texts share."""
+        """`shown`: special tokens that the text has in any case. `stops`, `patterns`: those of `params`, which texts
+        share.
+        """
         self.output = CompletionOutput(index=index)
-        if params.logprobs is not None:
-            self.output.logprobs = []
+        if params.num_logprobs is not None:
+            self.output.logprobs = FlatLogprobs() if params.flat_logprobs else []
             self.output.cumulative_logprob = 0.0
         self._params = params
-        self._tokenizer = tokenizer
+        self._tokenizer = tokenizer if params.detokenize else None
         skip = params.skip_special_tokens
         self._text = tokenizer.detokenizer(prompt, skip_special_tokens=skip, shown=shown)
         self._stops = StopStrings(stops or params.stop_strings, params.include_stop_str_in_output)
+        self._patterns = (patterns or StopPatterns(params.stop_regex or ())).search()
+        repetition = params.repetition_detection
+        self._repetition = None if repetition is None else RepetitionDetector(repetition)
+        self._repeats = False
 
     def take(self, engine_output: _core.EngineOutput) -> str:
         """Adds one step's output; returns the text that is now certain. Raises ResourceError if the engine failed,
@@ -58,26 +76,45 @@ class Completion:
             if marked:  # the form's own limits are reached only within the text
                 raise InputError(f"structured_outputs: {marked}{reason}")
             raise ResourceError(f"the engine failed request {engine_output.id!r}: {engine_output.error}")
-        tokens = engine_output.tokens
+        tokens = self._until_repetition(engine_output.tokens)
         output.token_ids += tokens
         if output.logprobs is not None:
-            for entries in engine_output.logprobs:
-                output.logprobs.append(named_logprobs(entries, self._tokenizer))
+            for entries in engine_output.logprobs[: len(tokens)]:
+                add_logprobs(output.logprobs, entries, self._tokenizer)
                 output.cumulative_logprob = (output.cumulative_logprob or 0.0) + entries[0].logprob
-        finished = engine_output.finish != _core.FinishReason.NONE
-        shown = tokens
-        if engine_output.stop_token is not None and not self._params.include_stop_str_in_output:
-            shown = [token for token in tokens if token != engine_output.stop_token]
-        text = self._text.add(shown)
-        if finished:
-            text += self._text.finish()
-        if len(output.token_ids) > self._params.min_tokens:
-            text = self._stops.add(text, final=finished)
+        finished = engine_output.finish != _core.FinishReason.NONE and len(tokens) == len(engine_output.tokens)
+        text = self._new_text(tokens, engine_output.stop_token, final=finished or self._repeats)
         output.text += text
-        if self._stops.found is not None:
-            output.finish_reason, output.stop_reason = "stop", self._stops.found
+        found = self._patterns.found or self._stops.found
+        if found is not None:
+            output.finish_reason, output.stop_reason = "stop", found
         elif finished:
             output.finish_reason = _FINISH[engine_output.finish]
             if engine_output.stop_token is not None and engine_output.stop_token in (self._params.stop_token_ids or ()):
                 output.stop_reason = engine_output.stop_token
+        elif self._repeats:
+            output.finish_reason, output.stop_reason = "repetition", "repetition_detected"
+        return text
+
+    def _until_repetition(self, tokens: list[int]) -> list[int]:
+        """The tokens up to the one with which the text repeats itself."""
+        if self._repetition is not None:
+            for index, token in enumerate(tokens, 1):
+                repeats = self._repetition.add(token)
+                if repeats and len(self.output.token_ids) + index >= self._params.min_tokens:
+                    self._repeats = True
+                    return tokens[:index]
+        return tokens
+
+    def _new_text(self, tokens: list[int], stop_token: int | None, *, final: bool) -> str:
+        """The text that is certain with further tokens. `final`: they are the last ones."""
+        if self._tokenizer is None:
+            return ""
+        if stop_token is not None and not self._params.include_stop_str_in_output:
+            tokens = [token for token in tokens if token != stop_token]
+        text = self._text.add(tokens)
+        if final:
+            text += self._text.finish()
+        if len(self.output.token_ids) > self._params.min_tokens:
+            text = self._patterns.add(self._stops.add(text, final=final))
         return text

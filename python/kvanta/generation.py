@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from kvanta import _core
-from kvanta.completion import Completion, named_logprobs
-from kvanta.outputs import RequestOutput
+from kvanta.completion import Completion, add_logprobs
+from kvanta.outputs import FlatLogprobs, RequestOutput, TokenLogprobs
 from kvanta.prompts import TokenPrompt
 from kvanta.reasoning_gate import ReasoningGate
 from kvanta.sampling_params import SamplingParams
+from kvanta.stop_regex import StopPatterns
 from kvanta.stop_strings import StopAutomaton
 from kvanta.structured_output import GrammarCompiler
-from kvanta.token_mask import TokenMask, bad_word_tokens
+from kvanta.thinking_budget import Thinking, ThinkingBudget, thinking_of_vocabulary
+from kvanta.token_mask import Matcher, TokenMask, bad_word_tokens
 from kvanta.tokenizer import Tokenizer
 
 _NONE: frozenset[int] = frozenset()
@@ -29,6 +31,9 @@ class TextShape(Protocol):
 
     def gate(self, prompt: str) -> ReasoningGate | None:
         """For the grammar of one text, which begins where its reasoning ends; None: at once."""
+
+    def thinking(self, prompt: str) -> Thinking | None:
+        """The reasoning of one text; None if nothing is known of it."""
 
 
 class Generation:
@@ -53,9 +58,9 @@ class Generation:
         self._deferred = defer_prompt_logprobs
         self._first_output: _core.EngineOutput | None = None
         shown = shape.shown if shape else _NONE
-        stops = StopAutomaton(params.stop_strings)
+        stops, patterns = StopAutomaton(params.stop_strings), StopPatterns(params.stop_regex or ())
         self.completions = {
-            f"{name}-{index}": Completion(index, prompt.token_ids, params, tokenizer, shown, stops)
+            f"{name}-{index}": Completion(index, prompt.token_ids, params, tokenizer, shown, stops, patterns)
             for index in range(params.n)
         }
         self.output = RequestOutput(
@@ -64,23 +69,35 @@ class Generation:
             prompt_token_ids=list(prompt.token_ids),
             outputs=[completion.output for completion in self.completions.values()],
         )
-        form = params.structured_outputs
-        words = bad_word_tokens(params.bad_words or (), tokenizer)
-        self._constraints = {}
-        for request in self.completions if form or words or params.allowed_token_ids else ():
-            gate = shape.gate(prompt.text or "") if shape else None
-            matcher = None if form is None else grammars.matcher(form, gate)
-            if matcher is None or words or params.allowed_token_ids:
-                info = grammars.info
-                matcher = TokenMask(
-                    int(info.vocab),
-                    allowed=params.allowed_token_ids,
-                    banned=info.eos_token_ids if params.ignore_eos and form is None else (),
-                    bad_words=words,
-                    inner=matcher,
-                )
-            self._constraints[request] = _core.TokenConstraint(matcher)
         self._tokenizer = tokenizer
+        words = bad_word_tokens(params.bad_words or (), tokenizer)
+        constrained = params.structured_outputs or words or params.allowed_token_ids
+        self._constraints = {
+            request: _core.TokenConstraint(self._matcher(prompt, words, grammars, shape))
+            for request in self.completions
+            if constrained or params.thinking_token_budget is not None
+        }
+
+    def _matcher(
+        self, prompt: TokenPrompt, words: list[list[int]], grammars: GrammarCompiler, shape: TextShape | None
+    ) -> Matcher:
+        """The masks of one text. `words`: the tokens of bad_words."""
+        params, info = self.params, grammars.info
+        form, text = params.structured_outputs, prompt.text or ""
+        gate = shape.gate(text) if shape else None
+        matcher = None if form is None else grammars.matcher(form, gate)
+        if matcher is None or words or params.allowed_token_ids:
+            matcher = TokenMask(
+                int(info.vocab),
+                allowed=params.allowed_token_ids,
+                banned=info.eos_token_ids if params.ignore_eos and form is None else (),
+                bad_words=words,
+                inner=matcher,
+            )
+        if params.thinking_token_budget is None:
+            return matcher
+        thinking = (shape and shape.thinking(text)) or thinking_of_vocabulary(self._tokenizer, prompt.token_ids)
+        return ThinkingBudget(params.thinking_token_budget, thinking, self._tokenizer, int(info.vocab), matcher)
 
     def add_to(
         self,
@@ -118,9 +135,13 @@ class Generation:
         """Reads the prompt's log-probabilities into the output, if they have come and have not been read."""
         source, self._first_output = self._first_output, None
         if source is not None:
-            self.output.prompt_logprobs = [
-                named_logprobs(entries, self._tokenizer) if entries else None for entries in source.prompt_logprobs
-            ]
+            tokenizer = self._tokenizer if self.params.detokenize else None
+            found: list[TokenLogprobs | None] | FlatLogprobs = FlatLogprobs() if self.params.flat_logprobs else []
+            for entries in source.prompt_logprobs:
+                add_logprobs(found, entries, tokenizer)
+            if isinstance(found, list):
+                found[0] = None  # of the first token
+            self.output.prompt_logprobs = found
 
 
 _ENGINE_FIELDS = [name for name in SamplingParams.__dataclass_fields__ if hasattr(_core.SamplingParams, name)]
@@ -136,6 +157,8 @@ def _engine_params(params: SamplingParams, index: int, seed: int, max_new_tokens
     sampling.seed = seed
     if params.max_tokens is None:
         sampling.max_tokens = max_new_tokens
+    if params.logprob_token_ids:  # instead of the most likely ones
+        sampling.logprobs = 0
     if index > 0:  # once per prompt
         sampling.prompt_logprobs = -1
     return sampling

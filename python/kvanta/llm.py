@@ -196,7 +196,7 @@ class LLM:
     def stream(
         self, prompt: Prompt | TokenPrompt, sampling_params: SamplingParams | None = None
     ) -> Generator[tuple[str, RequestOutput], None, None]:
-        """Generates for one prompt and yields, step by step, the new text and the output so far.
+        """Generates for one prompt and yields, step by step (or stream_interval tokens), the new text and the output.
 
         The same output object grows and is yielded every time. Leaving the loop early, or closing the generator, aborts
         the request; other calls may go on in between.
@@ -206,8 +206,13 @@ class LLM:
         if params.n != 1:
             raise InputError(f"stream gives one text; n is {params.n}")
         request = self._prepare(entry, params)
+        output, held, yielded = request.output.outputs[0], "", 0
         for _, text in self._run([request], [0]):
-            yield text, request.output
+            held += text
+            tokens = len(output.token_ids)
+            if yielded == 0 or tokens - yielded >= (params.stream_interval or 1) or output.finished:
+                yield held, request.output
+                held, yielded = "", tokens
 
     def logits(
         self,

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import overload
+
+from kvanta import _core
 
 
 @dataclass(slots=True)  # there may be a million, and the collector of garbage looks at each object
@@ -12,11 +16,62 @@ class Logprob:
     logprob: float
     rank: int
     """1: the most likely token."""
-    decoded_token: str
+    decoded_token: str | None
+    """None with detokenize=False."""
 
 
 TokenLogprobs = dict[int, Logprob]
 """By token id: the token that stands there, first, and the most likely ones."""
+
+
+@dataclass
+class FlatLogprobs(Sequence[TokenLogprobs]):
+    """A sequence of TokenLogprobs in a few lists, as vLLM's class has it. The first of a prompt is empty."""
+
+    start_indices: list[int] = field(default_factory=list)
+    end_indices: list[int] = field(default_factory=list)
+    """By position: its entries are [start, end) of the lists below."""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    decoded_tokens: list[str | None] = field(default_factory=list)
+
+    def add(self, entries: Iterable[_core.TokenLogprob], texts: Iterable[str | None]) -> None:
+        """Adds a position, with the texts of its tokens."""
+        self.start_indices.append(len(self.token_ids))
+        self.decoded_tokens += texts
+        for entry in entries:
+            self.token_ids.append(entry.token)
+            self.logprobs.append(entry.logprob)
+            self.ranks.append(entry.rank)
+        self.end_indices.append(len(self.token_ids))
+
+    def __len__(self) -> int:
+        return len(self.start_indices)
+
+    @overload
+    def __getitem__(self, position: int) -> TokenLogprobs: ...
+
+    @overload
+    def __getitem__(self, position: slice) -> FlatLogprobs: ...
+
+    def __getitem__(self, position: int | slice) -> TokenLogprobs | FlatLogprobs:
+        """The entries of a position, or a copy of several."""
+        if isinstance(position, int):
+            return {
+                self.token_ids[i]: Logprob(self.logprobs[i], self.ranks[i], self.decoded_tokens[i])
+                for i in range(self.start_indices[position], self.end_indices[position])
+            }
+        starts, ends = self.start_indices[position], self.end_indices[position]
+        low, high = min(starts, default=0), max(ends, default=0)
+        return FlatLogprobs(
+            [start - low for start in starts],
+            [end - low for end in ends],
+            self.token_ids[low:high],
+            self.logprobs[low:high],
+            self.ranks[low:high],
+            self.decoded_tokens[low:high],
+        )
 
 
 @dataclass
@@ -27,13 +82,13 @@ class CompletionOutput:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     cumulative_logprob: float | None = None
-    logprobs: list[TokenLogprobs] | None = None
+    logprobs: list[TokenLogprobs] | FlatLogprobs | None = None
     finish_reason: str | None = None
-    """"stop": a stop string or token, or the end of the sequence; "length": max_tokens or the context; "abort";
-    "timeout".
+    """"stop": a stop string, expression or token, or the end of the sequence; "length": max_tokens or the context;
+    "repetition"; "abort"; "timeout".
     """
     stop_reason: str | int | None = None
-    """The stop string or stop token that ended it; None at an end-of-sequence token."""
+    """The stop string, expression or token that ended it; None at an end-of-sequence token."""
 
     @property
     def finished(self) -> bool:
@@ -49,7 +104,7 @@ class RequestOutput:
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | FlatLogprobs | None = None
     """Per prompt token; None for the first."""
     num_cached_tokens: int = 0
     """Prompt tokens that were taken from the prefix cache."""

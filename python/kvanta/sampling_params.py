@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvanta.errors import InputError
+from kvanta.repetition import RepetitionDetectionParams
 from kvanta.structured_output import StructuredOutputsParams
-from kvanta.values import one_line, real_number, truth, whole_number
+from kvanta.values import one_line, real_number, text, truth, whole_number
 
 _INT32_MAX = 2**31 - 1
 _FLOAT32_MAX = 3.4e38
@@ -22,14 +23,36 @@ MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKENS = 1024
 MAX_ALLOWED_TOKENS = 2**14
+MAX_SCORED_TOKENS = 128
+MAX_PATTERNS = 32
+MAX_PATTERN_CHARACTERS = 256
 
 Check = Callable[[str, Any], Any]
 """check(name, value) -> the value as it is stored; raises InputError that names the field."""
 
 
-def _field(default: Any, check: Check, *, help: str = "", metavar: str = "X", http: bool = True, **own: Any) -> Any:  # noqa: A002
-    """`http`: the HTTP endpoints have the field under this name and with this type. `own`: for dataclasses.field."""
-    metadata = {"check": check, "help": help, "metavar": metavar, "http": http}
+def _field(
+    default: Any,
+    check: Check,
+    *,
+    help: str = "",  # noqa: A002
+    metavar: str = "X",
+    http: bool = True,
+    accepted: str = "",
+    refused: str = "",
+    **own: Any,
+) -> Any:
+    """`http`: the HTTP endpoints have the field under this name and with this type. `accepted`, `refused`: the reason,
+    if the field has no effect. `own`: for dataclasses.field.
+    """
+    metadata = {
+        "check": check,
+        "help": help,
+        "metavar": metavar,
+        "http": http,
+        "accepted": accepted,
+        "refused": refused,
+    }
     return dataclasses.field(default=default, metadata=metadata, **own)
 
 
@@ -49,16 +72,22 @@ def _number(low: float, high: float, *, open_below: bool = False) -> Check:
     return lambda name, value: real_number(name, value, low, high, open_below=open_below)
 
 
-def _texts(name: str, value: Any) -> list[str]:
+def _texts(name: str, value: Any, most: int = MAX_STOPS, characters: int = MAX_STOP_CHARACTERS) -> list[str]:
     stops = [value] if isinstance(value, str) or not isinstance(value, Iterable) else list(value)
     if not all(isinstance(stop, str) and stop for stop in stops):
         raise InputError(f"{name} must be a text or a list of texts that are not empty, got {one_line(value)}")
-    if len(stops) > MAX_STOPS:
-        raise InputError(f"{name} must have at most {MAX_STOPS} texts, got {len(stops)}")
+    if len(stops) > most:
+        raise InputError(f"{name} must have at most {most} texts, got {len(stops)}")
     longest = max(map(len, stops), default=0)
-    if longest > MAX_STOP_CHARACTERS:
-        raise InputError(f"{name} must have texts of at most {MAX_STOP_CHARACTERS} characters, got one of {longest}")
+    if longest > characters:
+        raise InputError(f"{name} must have texts of at most {characters} characters, got one of {longest}")
     return stops
+
+
+def _patterns(name: str, value: Any) -> list[str]:
+    empty = isinstance(value, (str, list)) and not value
+    patterns = [] if empty else _texts(name, value, MAX_PATTERNS, MAX_PATTERN_CHARACTERS)
+    return [text(f"a pattern of {name}", pattern) for pattern in patterns]
 
 
 def _stop(name: str, value: Any) -> str | list[str]:
@@ -82,6 +111,16 @@ def _allowed_tokens(name: str, value: Any) -> list[int]:
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence) or not value:
         raise InputError(f"{name} must be a list of token ids that is not empty, or None, got {one_line(value)}")
     return _token_ids(name, value, MAX_ALLOWED_TOKENS)
+
+
+def _scored_tokens(name: str, value: Any) -> list[int] | None:
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise InputError(f"{name} must be a list of token ids or None, got {one_line(value)}")
+    return _token_ids(name, list(value), MAX_SCORED_TOKENS) or None
+
+
+def _budget(name: str, value: Any) -> int | None:
+    return None if value == -1 else whole_number(name, value, 0, _INT32_MAX, ", -1 or None")
 
 
 def _bad_words(name: str, value: Any) -> list[str]:
@@ -115,19 +154,35 @@ def _form(name: str, value: Any) -> StructuredOutputsParams:
     return value
 
 
-def _unsupported(*neutral: Any, use: str = "") -> Any:
-    """A field of vLLM without a meaning here. Only its default, the first of `neutral`, and equal requests pass.
+def _repetition(name: str, value: Any) -> RepetitionDetectionParams:
+    try:
+        return RepetitionDetectionParams.read(value)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
 
-    `use`: what exists instead.
+
+def _without_effect(default: Any, check: Check, reason: str, **own: Any) -> Any:
+    """A field that means nothing here."""
+    return _field(default, check, accepted=reason, repr=False, **own)
+
+
+def _unsupported(*neutral: Any, use: str) -> Any:
+    """A field of vLLM that is refused. Only its default, the first of `neutral`, and equal requests pass.
+
+    `use`: the reason, or what exists instead.
     """
 
     def check(name: str, value: Any) -> Any:
         plain = getattr(value, "value", value)  # of an enum
         if plain is not None and not any(type(plain) is type(each) and plain == each for each in neutral):
-            raise InputError(f"{name} is not supported, got {one_line(value)}" + (f": {use}" if use else ""))
+            raise InputError(f"{name} is not supported, got {one_line(value)}: {use}")
         return neutral[0]
 
-    return _field(neutral[0], check, repr=False)
+    return _field(neutral[0], check, refused=use, repr=False)
+
+
+def _output_kind(name: str, value: Any) -> int:
+    return whole_number(name, getattr(value, "value", value), 0, 2)
 
 
 @dataclass(kw_only=True)
@@ -182,38 +237,47 @@ class SamplingParams:
     """The same for every prompt token but the first."""
     skip_special_tokens: bool = _field(True, truth)
     include_stop_str_in_output: bool = _field(False, truth)
-    spaces_between_special_tokens: bool = _field(True, truth)
-    """No effect: tokenizers of `tokenizers` add no spaces."""
-    skip_clone: bool = _field(False, truth)
-    """No effect: parameters are always copied."""
     structured_outputs: StructuredOutputsParams | None = _field(None, _optional(_form), http=False)
     """The form of the text: JSON, a regular expression, a choice, a grammar."""
 
+    stop_regex: str | Sequence[str] | None = _field(
+        None, _optional(_patterns), help="end behind the first match of any of these expressions", metavar="PATTERN"
+    )
+    """As SGLang's: the match stays in the text. kvanta.stop_regex describes the syntax."""
+    logprob_token_ids: Sequence[int] | None = _field(None, _optional(_scored_tokens))
+    """Log-probabilities of every new token: the chosen one's and those of these tokens, instead of the likely ones."""
+    thinking_token_budget: int | None = _field(None, _optional(_budget))
+    """After this many tokens of reasoning its end is written. None or -1: no limit."""
+    repetition_detection: RepetitionDetectionParams | None = _field(None, _optional(_repetition))
+    """The text ends when it repeats itself, with the finish_reason "repetition"."""
+    stream_interval: int | None = _field(None, _integer_or_none(1))
+    """New tokens in an event of a stream, at least, but for the first and the last."""
+    detokenize: bool = _field(True, truth)
+    """False: token ids alone, no text."""
+    flat_logprobs: bool = _field(False, truth, http=False)
+    """Log-probabilities are FlatLogprobs, which have few objects, however many tokens there are."""
+    skip_reading_prefix_cache: bool | None = _field(None, _optional(truth))
+    """Computes the whole prompt. None or False: as prompt_logprobs needs it."""
+
+    output_kind: Any = _without_effect(0, _output_kind, "LLM.generate returns finished texts", http=False)
+    output_text_buffer_length: int = _without_effect(0, _integer(0), "stop strings are held back as needed", http=False)
+    skip_clone: bool = _without_effect(False, truth, "parameters are always copied", http=False)
+    spaces_between_special_tokens: bool = _without_effect(True, truth, "tokenizers of `tokenizers` add no spaces")
+
     best_of: Any = _unsupported(None, use="give n")
     use_beam_search: Any = _unsupported(False, use="give n, temperature and seed for several texts")
-    length_penalty: Any = _unsupported(1.0, 1)
+    length_penalty: Any = _unsupported(1.0, 1, use="it is for beam search: LLM.beam_search")
     guided_decoding: Any = _unsupported(None, use="give structured_outputs")
-    detokenize: Any = _unsupported(True)
-    extra_args: Any = _unsupported(None, {})
-    flat_logprobs: Any = _unsupported(False)
+    extra_args: Any = _unsupported(None, {}, use="there are no extensions that read them")
     logits_processors: Any = _unsupported(None, [], use="give logit_bias or structured_outputs")
-    logprob_token_ids: Any = _unsupported(None, use="logprobs are those of the most likely tokens")
-    output_kind: Any = _unsupported(0, 2)  # CUMULATIVE, FINAL_ONLY: generate returns finished texts
-    output_text_buffer_length: Any = _unsupported(0)
-    prompt_logprob_start: Any = _unsupported(None, 0)
+    prompt_logprob_start: Any = _unsupported(None, 0, use="prompt_logprobs are those of the whole prompt")
     prompt_logprob_token_ids: Any = _unsupported(None, use="prompt_logprobs are those of the most likely tokens")
-    repetition_detection: Any = _unsupported(None)
-    routed_experts_prompt_start: Any = _unsupported(0)
-    skip_reading_prefix_cache: Any = _unsupported(None, False)
-    stream_interval: Any = _unsupported(None, 1)
-    thinking_token_budget: Any = _unsupported(
-        None, -1, use="give chat_template_kwargs such as {'enable_thinking': false}, reasoning_effort or max_tokens"
-    )
-    trace_decode_token_ids: Any = _unsupported(None)
-    watermarking: Any = _unsupported(None, False)
+    routed_experts_prompt_start: Any = _unsupported(0, use="answers do not have the experts")
+    trace_decode_token_ids: Any = _unsupported(None, use="tokens are sampled; prompt_logprobs scores given ones")
+    watermarking: Any = _unsupported(None, False, use="texts are not marked")
 
     def __post_init__(self) -> None:
-        """Checks types and ranges; numpy's numbers become Python's."""
+        """Checks types, ranges and what excludes each other; numpy's numbers become Python's."""
         if type(self.best_of) is int and self.best_of == self.n:
             self.best_of = None
         values = self.__dict__
@@ -223,6 +287,18 @@ class SamplingParams:
                 values[name] = check(name, value)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InputError(f"min_tokens must not exceed max_tokens, {self.max_tokens}, got {self.min_tokens}")
+        if not self.detokenize and (self.stop or self.stop_regex):
+            raise InputError(f"{'stop' if self.stop else 'stop_regex'} needs detokenize=True, got False")
+        scored = len(self.logprob_token_ids or ())
+        if scored and self.logprobs not in (None, scored):
+            raise InputError(f"logprobs must be None or the number of logprob_token_ids, {scored}, got {self.logprobs}")
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Log-probabilities of every new token besides its own; None: not even that."""
+        if self.logprobs is not None:
+            return self.logprobs
+        return len(self.logprob_token_ids) if self.logprob_token_ids else None
 
     @property
     def stop_strings(self) -> list[str]:

@@ -137,12 +137,7 @@ class GrammarCompiler:
 
         `gate`: for one text, tells where its reasoning ends and the form begins.
         """
-        try:
-            import llguidance  # noqa: F401
-        except ImportError:
-            raise InputError(
-                "structured_outputs needs the package llguidance; install it with: pip install 'kvanta[structured]'"
-            ) from None
+        need_llguidance("structured_outputs")
         grammar = _grammar(params, self._settings)
         with self._lock:
             matcher = self._matchers.get(grammar)
@@ -181,6 +176,16 @@ class GrammarCompiler:
 
         vocabulary = _Vocabulary(self._tokenizer, self.info)
         return LLTokenizer(TokenizerWrapper(vocabulary), eos_token=vocabulary.eos_token_ids)
+
+
+def need_llguidance(field: str) -> None:
+    """Raises InputError, which names the field, if the package is missing."""
+    try:
+        import llguidance  # noqa: F401
+    except ImportError:
+        raise InputError(
+            f"{field} needs the package llguidance; install it with: pip install 'kvanta[structured]'"
+        ) from None
 
 
 class _Vocabulary:

@@ -27,7 +27,7 @@ struct RequestState : scheduler::Sequence {
     tokens = request.prompt;
     tokens.reserve(request.prompt.size() + static_cast<size_t>(std::min(request.sampling.max_tokens, 1024)));
     priority = request.priority;
-    skip_prefix_match = WantsPromptLogprobs();
+    skip_prefix_match = WantsPromptLogprobs() || request.sampling.skip_reading_prefix_cache;
     if (WantsPromptLogprobs()) prompt_logprobs.resize(request.prompt.size());
     times.added = Now();
     if (request.timeout_seconds > 0) deadline = times.added + request.timeout_seconds;

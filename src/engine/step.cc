@@ -10,6 +10,7 @@ using engine::ErrorText;
 
 bool Engine::Impl::StepLocked(std::vector<RequestOutput>& outputs) {
   const double start = Now();
+  const int64_t tokens_before = counters_.prompt_tokens + counters_.generated_tokens;
   outputs.clear();
   DrainInbox(outputs);
   ExpireRequests(start, outputs);
@@ -34,6 +35,7 @@ bool Engine::Impl::StepLocked(std::vector<RequestOutput>& outputs) {
   }
   if (sampled) AcceptRows(outputs);
   ++counters_.steps;
+  counters_.CountStepTokens(counters_.prompt_tokens + counters_.generated_tokens - tokens_before);
   counters_.seconds_total += Now() - start;
   return true;
 }
@@ -89,7 +91,10 @@ void Engine::Impl::AddItem(const scheduler::Chunk& chunk) {
     }
   }
   if (chunk.last) {
-    rows_.push_back({.item = items_.size(), .state = &request.sampler, .logprobs = params.logprobs});
+    rows_.push_back({.item = items_.size(),
+                     .state = &request.sampler,
+                     .logprobs = params.logprobs,
+                     .logprob_token_ids = params.logprob_token_ids});
   }
   items_.push_back({.tokens = tokens.subspan(static_cast<size_t>(chunk.start), static_cast<size_t>(chunk.tokens)),
                     .start = chunk.start,

@@ -17,7 +17,9 @@ void RowSampler::RunOne(SampleRow& row, Worker& worker) {
   }
   if (row.logprobs >= 0) worker.raw.assign(row.logits.begin(), row.logits.end());
   row.token = worker.sampler.Sample(row.logits, *row.state, row.mask, row.argmax);
-  if (row.logprobs >= 0 && row.token >= 0) row.result = ComputeLogprobs(worker.raw, row.token, row.logprobs);
+  if (row.logprobs >= 0 && row.token >= 0) {
+    row.result = ComputeLogprobs(worker.raw, row.token, row.logprobs, row.logprob_token_ids);
+  }
 }
 
 void RowSampler::Run(std::span<SampleRow> rows) {

@@ -17,6 +17,7 @@ struct SampleRow {
   int64_t prompt_position = -1;
   std::span<const uint32_t> mask = {};  // as Sampler::Sample takes it
   int logprobs = -1;                    // most likely tokens whose log-probabilities are returned, too; -1: none at all
+  std::span<const int32_t> logprob_token_ids = {};  // with logprobs >= 0: tokens that are returned, too
   // To sample where the logits are, without a copy of them on the host (Runner::SamplesOnDevice).
   std::optional<kernels::SampleParams> device_params = {};
   int32_t token = -1;  // in, without a state; out, with one (negative: a constant of Sampler)

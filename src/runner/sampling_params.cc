@@ -29,9 +29,12 @@ void SamplingParams::Validate(int vocab_size) const {
   Require(logprobs >= -1 && logprobs <= vocab_size, "logprobs", logprobs, "-1 (none) or between 0 and the vocabulary");
   Require(prompt_logprobs >= -1 && prompt_logprobs <= vocab_size, "prompt_logprobs", prompt_logprobs,
           "-1 (none) or between 0 and the vocabulary");
+  Require(logprob_token_ids.empty() || logprobs >= 0, "logprobs", logprobs, "at least 0 with logprob_token_ids");
   const auto token_ok = [&](int32_t token) { return token >= 0 && token < vocab_size; };
   for (const int32_t token : stop_token_ids)
     Require(token_ok(token), "stop_token_ids", token, "token ids of the model");
+  for (const int32_t token : logprob_token_ids)
+    Require(token_ok(token), "logprob_token_ids", token, "token ids of the model");
   for (const auto& [token, bias] : logit_bias) {
     Require(token_ok(token), "logit_bias", token, "token ids of the model");
     Require(std::isfinite(bias), "logit_bias", bias, "finite");

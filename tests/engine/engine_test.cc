@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -228,9 +229,29 @@ TEST(Engine, CountsPrefixHitsAndResetsThePrefixCache) {
   EXPECT_EQ(RunOne(engine, {.id = "c", .prompt = prompt, .sampling = Greedy(3), .cache_salt = "x"}).cached_tokens, 0);
   EXPECT_EQ(engine.Stats().cached_tokens, 48);
   EXPECT_EQ(engine.Stats().prompt_tokens, 50 + 2 + 50);
+  SamplingParams skipping = Greedy(3);
+  skipping.skip_reading_prefix_cache = true;
+  EXPECT_EQ(RunOne(engine, {.id = "e", .prompt = prompt, .sampling = skipping}).cached_tokens, 0);
   engine.ResetPrefixCache();
   EXPECT_EQ(engine.Stats().cache_used_bytes, 0);
   EXPECT_EQ(RunOne(engine, {.id = "d", .prompt = prompt, .sampling = Greedy(3)}).cached_tokens, 0);
+}
+
+TEST(Engine, CountsStepsByTheirTokens) {
+  EngineConfig config = TinyConfig(Model(), "int8");
+  config.max_num_batched_tokens = 32;
+  Engine engine(config);
+  std::mt19937_64 random(6);
+  RunOne(engine, {.id = "a", .prompt = RandomTokens(random, 50), .sampling = Greedy(4)});
+  std::array<int64_t, kStepTokenBounds.size() + 1> expected = {};
+  expected[3] = 2;  // 9 to 32: two chunks of the prompt
+  expected[0] = 3;
+  EXPECT_EQ(engine.Stats().step_tokens, expected);
+  EngineStats stats;
+  for (const int64_t tokens : {1L, 2L, 8L, 9L, 16384L, 16385L}) stats.CountStepTokens(tokens);
+  expected = {1, 2, 1};
+  expected[12] = expected[13] = 1;
+  EXPECT_EQ(stats.step_tokens, expected);
 }
 
 TEST(Engine, NonFiniteLogitsEndOnlyTheirRequest) {

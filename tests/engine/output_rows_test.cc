@@ -51,6 +51,7 @@ TEST(OutputRows, KeepTheirBits) {
       request.sampling = Greedy(5);
       request.sampling.logprobs = 3;
       if (prompt_tokens == 23) request.sampling.prompt_logprobs = 2;
+      if (prompt_tokens == 1) request.sampling.logprob_token_ids = {95, 0};
       requests.push_back(request);
       engine.Add(request);
     }
@@ -61,7 +62,8 @@ TEST(OutputRows, KeepTheirBits) {
       tokens.insert(tokens.end(), got.tokens.begin(), got.tokens.end());
       const std::vector<float> logits = ColdLogits(engine, tokens);
       const auto expected = [&](size_t position, int count) {
-        return runner::ComputeLogprobs(std::span(logits).subspan((position - 1) * 96, 96), tokens[position], count);
+        return runner::ComputeLogprobs(std::span(logits).subspan((position - 1) * 96, 96), tokens[position], count,
+                                       request.sampling.logprob_token_ids);
       };
       for (size_t i = 0; i < got.tokens.size(); ++i) {
         const auto logprobs = expected(request.prompt.size() + i, 3);

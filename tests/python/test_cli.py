@@ -12,50 +12,10 @@ from typing import Any
 
 import pytest
 import tolerance
+from command_line import SMALL, kvanta
 from tiny_gguf import TinyModel, write_gguf
 
-from kvanta import __version__
 from kvanta.cli import report_errors
-
-SMALL = ["--kv-cache-memory-bytes", "8MiB", "--threads", "1"]
-
-
-def kvanta(*words: str, stdin: str | bytes = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    data = stdin if isinstance(stdin, bytes) else stdin.encode()
-    done = subprocess.run(
-        [sys.executable, "-m", "kvanta", *words],
-        input=data,
-        capture_output=True,
-        env={**os.environ, **environment},
-        timeout=300,
-        check=False,
-    )
-    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
-
-
-def test_version_and_help() -> None:
-    assert kvanta("--version").stdout == f"kvanta {__version__}\n"
-    for words in ([], ["--help"]):
-        done = kvanta(*words)
-        assert done.returncode == 0
-        for command in ("generate", "chat", "serve", "eval", "plan", "calibrate", "formats", "convert", "bench"):
-            assert command in done.stdout
-
-
-@pytest.mark.parametrize(
-    "command", ["generate", "chat", "serve", "eval", "plan", "calibrate", "formats", "convert", "bench"]
-)
-def test_every_command_has_help(command: str) -> None:
-    done = kvanta(command, "--help")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert f"kvanta {command}" in done.stdout
-
-
-def test_help_of_a_command_lists_choices() -> None:
-    done = kvanta("help", "generate")
-    assert done.stdout == kvanta("generate", "--help").stdout
-    for choices in ("auto, bfloat16, float16, float32 [auto]", "auto, cpu, cuda [auto]"):
-        assert choices in done.stdout
 
 
 def test_options_are_checked_before_the_model_is_looked_for() -> None:
@@ -66,14 +26,6 @@ def test_options_are_checked_before_the_model_is_looked_for() -> None:
         assert "dtype must be one of auto" in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-    "words", [["kvanta", "run"], ["kvanta.launch_server"], ["kvanta.entrypoints.openai.api_server"]]
-)
-def test_other_names_of_serve(words: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-m", *words, "--help"], capture_output=True, text=True, check=True)
-    assert done.stdout == kvanta("serve", "--help").stdout
-
-
 def test_the_table_of_formats_fits_the_terminal() -> None:
     lines = kvanta("formats", COLUMNS="100").stdout.split("\n\n")[0].splitlines()
     assert max(map(len, lines)) <= 100
@@ -81,16 +33,6 @@ def test_the_table_of_formats_fits_the_terminal() -> None:
     assert len(whole) < len(lines)
     assert " ".join(lines[2:4][0].split()[:1]) == whole[2].split()[0]
     assert re.search(r"mla_fp8 .* 9\.11 ", "\n".join(whole))
-
-
-def test_completion_in_bash() -> None:
-    script = kvanta("completion", "bash").stdout
-    script += 'complete_words() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _kvanta; echo "${COMPREPLY[@]}"; }\n'
-    script += "complete_words kvanta ser; complete_words kvanta run --served\n"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["serve", "--served-model-name --served-model-names"]
-    assert "bashcompinit" in kvanta("completion", "zsh").stdout
-    assert "__fish_seen_subcommand_from chat' -l system" in kvanta("completion", "fish").stdout
 
 
 def test_generate() -> None:
@@ -152,6 +94,7 @@ def test_generate_with_the_tokenizer_of_another_folder(tmp_path: Path) -> None:
 def test_generate_stops() -> None:
     words = ["generate", "stories260k", "Once upon a time", *SMALL, "--max-tokens", "40"]
     assert kvanta(*words, "--stop", "girl", "xyz").stdout == ", there was a little \n"
+    assert kvanta(*words, "--stop-regex", "gi[a-z]l", "xyz").stdout == ", there was a little girl\n"
 
 
 def test_sampling_repeats_with_its_seed() -> None:

@@ -108,15 +108,15 @@ def test_nothing_large_is_done_on_the_event_loop(server: LiveServer, monkeypatch
     from kvanta import generation
 
     loop_thread = server.on_loop(threading.get_ident)
-    named: Any = vars(generation)["named_logprobs"]
+    named: Any = vars(generation)["add_logprobs"]
     on_loop = 0
 
-    def counted(entries: Any, tokenizer: Any) -> Any:
+    def counted(*arguments: Any) -> None:
         nonlocal on_loop
         on_loop += threading.get_ident() == loop_thread
-        return named(entries, tokenizer)
+        named(*arguments)
 
-    monkeypatch.setattr(generation, "named_logprobs", counted)
+    monkeypatch.setattr(generation, "add_logprobs", counted)
     answer = server.completion(prompt=[5] * 500, prompt_logprobs=20, max_tokens=1)
     assert len(answer["choices"][0]["prompt_logprobs"]) == 500
     assert on_loop == 0

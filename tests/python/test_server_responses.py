@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict
 
 from kvanta.server.answer import AnswerShape
 from kvanta.server.errors import ApiError
-from kvanta.server.request_fields import RESPONSES_IGNORED, RESPONSES_REFUSED
 from kvanta.server.responses_request import ResponsesRequest
 
 PAINT: FunctionToolParam = {
@@ -31,13 +30,6 @@ PAINT: FunctionToolParam = {
 }
 WALK: FunctionToolParam = {"type": "function", "name": "walk", "parameters": None, "strict": None}
 ALL = 'She left\\.</think>\n\nFar away\\.<tool_call>\\{"name": "walk", "arguments": \\{\\}\\}</tool_call>'
-# Fields of responses.create in openai 3.54.
-KNOWN = """
-access_programs background background_options context_management conversation image include input instructions
-max_output_tokens max_tool_calls metadata model moderation parallel_tool_calls previous_response_id prompt
-prompt_cache_key prompt_cache_options prompt_cache_retention reasoning safety_identifier service_tier store stream
-stream_options temperature text tool_choice tools top_logprobs top_p truncation user
-"""
 
 
 @pytest.fixture(scope="module")
@@ -195,23 +187,6 @@ def test_reasoning_text_and_a_call(reasoning: LiveServer) -> None:
     assert [message["role"] for message in messages] == ["assistant", "tool"]
     assert messages[0]["reasoning_content"] == "She left."
     assert messages[0]["content"] == "\n\nFar away."
-
-
-def test_every_field_is_known() -> None:
-    declared = {*ResponsesRequest.model_fields}
-    assert not declared & (RESPONSES_REFUSED.keys() | RESPONSES_IGNORED)
-    shared = {"temperature", "top_p", "prompt_cache_retention"}  # by chats
-    assert {*KNOWN.split()} <= declared | RESPONSES_REFUSED.keys() | RESPONSES_IGNORED | shared
-
-
-@pytest.mark.parametrize("name", RESPONSES_REFUSED)
-def test_what_cannot_be_honoured_is_refused(server: LiveServer, name: str) -> None:
-    error = error_of(server.post("/v1/responses", input="a", max_output_tokens=1, **{name: [17]}))
-    assert error["param"] == name
-    assert error["message"].startswith(f"{name} is not supported, got [17]: ")
-    for neutral in (None, *RESPONSES_REFUSED[name].neutral):
-        response = server.post("/v1/responses", input="a", max_output_tokens=1, **{name: neutral})
-        assert response.status_code == 200, response.text
 
 
 @pytest.mark.parametrize(

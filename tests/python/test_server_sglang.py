@@ -48,6 +48,16 @@ def test_batches_and_several_texts(server: LiveServer) -> None:
     assert isinstance(generate(server, text=[PROMPT], sampling_params=GREEDY), list)
 
 
+def test_special_tokens_of_the_prompt(server: LiveServer) -> None:
+    counts = [
+        server.post("/generate", text="a b", sampling_params={"max_new_tokens": 1, "add_special_tokens": each}).json()[
+            "meta_info"
+        ]["prompt_tokens"]
+        for each in (True, False)
+    ]
+    assert counts[0] == counts[1] + 1
+
+
 def test_a_stream_has_the_text_so_far(server: LiveServer) -> None:
     whole = generate(server, text=PROMPT, sampling_params=GREEDY)
     body = {"text": PROMPT, "sampling_params": GREEDY, "stream": True}
@@ -103,7 +113,7 @@ def test_ends(server: LiveServer) -> None:
         ({"text": "a", "input_ids": [1]}, "text"),
         ({"text": "a", "sampling_params": {"max_new_tokens": "x"}}, "sampling_params.max_new_tokens"),
         ({"text": "a", "sampling_params": {"temperature": -1}}, "temperature"),
-        ({"text": "a", "sampling_params": {"stream": True}}, "stream"),
+        ({"text": "a", "sampling_params": {"stream": True}}, "sampling_params.stream"),
         ({"text": "a", "sampling_params": 3}, "sampling_params"),
         ({"text": ["a", "b"], "sampling_params": [{"n": 1}, {"n": 2}]}, "sampling_params"),
         ({"text": "a", "return_logprob": True, "logprob_start_len": -2}, "logprob_start_len"),

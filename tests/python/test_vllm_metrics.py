@@ -11,6 +11,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvanta.server.options import read_options
 from kvanta.server.vllm_metrics import NAMES
 
+# Those with LoRA adapters, drafts, watermarks, parallel or sleeping engines and transfers of caches are not among them.
+VLLM = """
+admission_rejections cache_config_info e2e_request_latency_seconds engine_sleep_state external_prefix_cache_hits
+external_prefix_cache_queries generation_tokens inter_token_latency_seconds iteration_tokens_total kv_cache_usage_perc
+mm_cache_hits mm_cache_queries num_preemptions num_requests_running num_requests_waiting num_requests_waiting_by_reason
+prefix_cache_hits prefix_cache_queries prompt_tokens prompt_tokens_by_source prompt_tokens_cached
+prompt_tokens_cached_by_source request_decode_time_seconds request_generation_tokens request_inference_time_seconds
+request_max_num_generation_tokens request_num_preemptions request_params_max_tokens request_params_n
+request_prefill_kv_computed_tokens request_prefill_time_seconds request_prompt_tokens request_queue_time_seconds
+request_success request_time_per_output_token_seconds time_to_first_token_seconds
+"""
 Samples = dict[tuple[str, str], float]
 
 
@@ -18,6 +29,10 @@ Samples = dict[tuple[str, str], float]
 def server() -> Iterator[LiveServer]:
     with live_server() as running:
         yield running
+
+
+def families_of(server: LiveServer) -> set[str]:
+    return {family.name for family in text_string_to_metric_families(server.client.get("/metrics").text)}
 
 
 def scrape(server: LiveServer) -> tuple[Samples, dict[str, dict[str, str]]]:
@@ -43,9 +58,14 @@ def test_vllm_names_are_added_on_request(server: LiveServer) -> None:
         name.removesuffix("_total").removesuffix("_bucket").removesuffix("_sum").removesuffix("_count")
         for name in families
     }
-    assert {base.removesuffix("_created") for base in bases} == NAMES
+    assert {base.removesuffix("_created") for base in bases} >= NAMES - {"iteration_tokens_total"}
+    # Metrics that vLLM 0.33 has in any configuration (v1/metrics/loggers.py); prometheus_client adds _total.
+    assert {name.removesuffix("_total") for name in families_of(server) if name.startswith("vllm:")} == {
+        f"vllm:{name}".removesuffix("_total") for name in VLLM.split()
+    }
     for (name, key), value in values.items():
-        if name.startswith("vllm:") and not name.endswith("_created"):
+        shared = name.replace("vllm:", "kvanta:"), key
+        if name.startswith("vllm:") and not name.endswith("_created") and shared in values:
             assert value == values[name.replace("vllm:", "kvanta:"), key]
             assert labels[name]["engine"] == "0"
             assert labels[name]["model_name"]
@@ -72,3 +92,25 @@ def test_times_and_parameters_are_counted(server: LiveServer) -> None:
     assert (grown("request_params_n_count"), grown("request_params_n_sum")) == (1, 2)
     assert grown("request_params_max_tokens_sum") == 5
     assert grown("request_num_preemptions_count") == 2
+    assert (grown("request_max_num_generation_tokens_count"), grown("request_max_num_generation_tokens_sum")) == (1, 5)
+    prompt = len(server.post("/tokenize", prompt="Once").json()["tokens"])
+    assert grown("request_prefill_kv_computed_tokens_sum") == 2 * prompt
+    steps = grown("iteration_tokens_total_count")
+    assert 5 <= steps <= 10  # the two texts may be in the same steps
+    assert grown("iteration_tokens_total_sum") == 2 * prompt + 10
+    assert after["kvanta:iteration_tokens_total_bucket", "+Inf"] == after["kvanta:iteration_tokens_total_count", ""]
+
+
+def test_refused_requests_are_counted(server: LiveServer) -> None:
+    def count() -> float:
+        name = "kvanta:admission_rejections_total"
+        return next(value for (each, _), value in scrape(server)[0].items() if each == name)
+
+    before = count()
+    capacity = server.front.capacity
+    give_back = server.on_loop(lambda: server.front.admit(capacity))
+    try:
+        assert server.post("/v1/completions", prompt="a", max_tokens=1).status_code == 429
+    finally:
+        server.on_loop(give_back)
+    assert count() == before + 1

@@ -254,6 +254,22 @@ TEST(Logprobs, AgreeWithDouble) {
   for (size_t i = 2; i < result.size(); ++i) EXPECT_GE(result[i - 1].logprob, result[i].logprob);
 }
 
+TEST(Logprobs, OfGivenTokens) {
+  const auto logits = RandomLogits(5000, 4);
+  const auto alone = ComputeLogprobs(logits, 17, 2);
+  const std::vector<int32_t> tokens = {4999, 17, 0};
+  const auto result = ComputeLogprobs(logits, 17, 2, tokens);
+  ASSERT_EQ(result.size(), alone.size() + tokens.size());
+  for (size_t i = 0; i < alone.size(); ++i) EXPECT_EQ(result[i].token, alone[i].token);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const TokenLogprob& got = result[alone.size() + i];
+    const TokenLogprob own = ComputeLogprobs(logits, tokens[i], 0)[0];
+    EXPECT_EQ(got.token, tokens[i]);
+    EXPECT_EQ(got.logprob, own.logprob);
+    EXPECT_EQ(got.rank, own.rank);
+  }
+}
+
 TEST(Logprobs, EqualLogitsRankById) {
   const auto result = ComputeLogprobs(std::vector<float>{1, 2, 2, 0}, 2, 3);
   ASSERT_EQ(result.size(), 4u);
@@ -289,6 +305,8 @@ TEST(SamplingParams, RefusesWithNameValueAndRange) {
   EXPECT_NE(message([](SamplingParams& p) { p.stop_token_ids = {100}; }), "");
   EXPECT_NE(message([](SamplingParams& p) { p.logit_bias = {{-1, 0.0F}}; }), "");
   EXPECT_NE(message([](SamplingParams& p) { p.logprobs = 101; }), "");
+  EXPECT_NE(message([](SamplingParams& p) { p.logprobs = 0, p.logprob_token_ids = {100}; }), "");
+  EXPECT_NE(message([](SamplingParams& p) { p.logprob_token_ids = {1}; }), "");
 }
 
 TEST(Mask, OnlyAllowedTokensAreSampled) {

@@ -24,6 +24,7 @@ from kvanta.server.reasoning import (
 )
 from kvanta.server.tool_calls import HARMONY_PARSER, PARSERS, make_reader
 from kvanta.server.tools import Tools
+from kvanta.thinking_budget import Thinking, thinking_marks
 from kvanta.tokenizer import Tokenizer
 
 
@@ -49,12 +50,49 @@ class AnswerParsers:
         self.reasoning: ReasoningFormat | None = form
         self.tool_parser = HARMONY_PARSER if form is HARMONY and not tool_parser else tool_parser
 
+    @property
+    def knows_thinking(self) -> bool:
+        """Reasoning can be told from the answer, and so limited."""
+        return self.reasoning is not None or thinking_marks(self.tokenizer) is not None
+
+    def thinking(self, form: ReasoningFormat, reader: ReasoningReader, prompt: str) -> Thinking:
+        """The reasoning of a text that `reader` reads from its beginning."""
+        tokenizer = self.tokenizer
+        marks = {token for mark in form.marks if (token := tokenizer.token_id(mark)) is not None}
+        end = tokenizer.encode(form.ending, add_special_tokens=False)
+        begun = None if form.is_harmony or not reader.in_reasoning else form.unfinished(prompt)
+        return Thinking(reader, end, marks, len(tokenizer.encode(begun or "", add_special_tokens=False)))
+
     def shown(self, tools: Tools) -> frozenset[int]:
         """Special tokens that the text must show, because they are marks."""
         marks = set(self.reasoning.marks if self.reasoning else ())
         if tools.may_call and self.tool_parser:
             marks.update(getattr(PARSERS[self.tool_parser], "marks", ()))
         return frozenset(token for mark in marks if (token := self.tokenizer.token_id(mark)) is not None)
+
+
+@dataclass(frozen=True)
+class ContinuationShape:
+    """A text that follows a prompt as it is: reasoning may be limited, and nothing is taken apart."""
+
+    parsers: AnswerParsers
+    shown: frozenset[int] = frozenset()
+
+    def gate(self, prompt: str) -> None:
+        """The whole text is the grammar's."""
+
+    def thinking(self, prompt: str) -> Thinking | None:
+        """As AnswerShape: from the prompt's mark, or from one that the text itself has."""
+        form = self.parsers.reasoning
+        if form is None:
+            return None
+        reader: ReasoningReader = ThinkReader(
+            form, Begin.EITHER if form.unfinished(prompt) is None else Begin.REASONING
+        )
+        if form.is_harmony:
+            reader = HarmonyReader()
+            reader.prime(prompt)
+        return self.parsers.thinking(form, reader, prompt)
 
 
 @dataclass(frozen=True)
@@ -104,6 +142,11 @@ class AnswerShape:
             may_begin = tokenizer.token_id(form.start)
         # Calls of GPT-OSS end the text without a final message.
         return ReasoningGate(reader, tokenizer.token_text, may_begin=may_begin, may_end=form.is_harmony)
+
+    def thinking(self, prompt: str) -> Thinking | None:
+        """The reasoning of one text, which a budget may limit; None where there is none to tell apart."""
+        form = self.parsers.reasoning
+        return None if form is None else self.parsers.thinking(form, self._reasoning_reader(form, prompt, None), prompt)
 
     def count(self, prompt: str) -> ReasoningCount | None:
         """For one text; None where there is no reasoning to count."""

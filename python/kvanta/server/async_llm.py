@@ -69,6 +69,8 @@ class AsyncLLM:
         self._compilers = ThreadPoolExecutor(2, thread_name_prefix="kvanta-grammars")
         self.grammar_seconds = _GRAMMAR_SECONDS
         self._writers = ThreadPoolExecutor(2, thread_name_prefix="kvanta-answers")
+        self.writing = 0
+        """Answers that these threads are writing, or are about to."""
 
     def start(self) -> None:
         """Starts the engine's thread; the running event loop receives its outputs."""
@@ -111,8 +113,8 @@ class AsyncLLM:
         """Runs a slow function, such as tokenizing, on another thread."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, function)
 
-    async def _compile(self, make: Callable[[], Result]) -> Result:
-        """Runs what compiles a grammar, on threads that do nothing else: prompts of others do not wait for it.
+    async def _compile(self, field: str, make: Callable[[], Result]) -> Result:
+        """Runs what compiles the grammar of a field, on threads that do nothing else: prompts of others do not wait.
 
         Raises ApiError when it takes too long. Nothing can stop it, but the next request for it may find it finished.
         """
@@ -125,12 +127,16 @@ class AsyncLLM:
             if compiling.cancel():  # it had not begun
                 message = "too many other grammars are being compiled"
                 raise ApiError(503, message, headers={"Retry-After": "10"}) from None
-            message = f"structured_outputs: compiling the grammar took more than {self.grammar_seconds:g} s"
-            raise ApiError(400, message, param="structured_outputs") from None
+            message = f"{field}: compiling the grammar took more than {self.grammar_seconds:g} s"
+            raise ApiError(400, message, param=field) from None
 
     async def write(self, build: Callable[[], Result]) -> Result:
         """Runs what makes a large answer of the engine's outputs, on a thread of its own kind."""
-        return await asyncio.get_running_loop().run_in_executor(self._writers, build)
+        self.writing += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._writers, build)
+        finally:
+            self.writing -= 1
 
     async def submit(
         self,
@@ -152,6 +158,7 @@ class AsyncLLM:
         """
         name = f"{self._count:x}"
         self._count += 1
+        params.flat_logprobs = True  # few objects for the collector of garbage
 
         prompts: list[TokenPrompt] = []
 
@@ -165,8 +172,9 @@ class AsyncLLM:
         stop_characters = sum(map(len, params.stop_strings))
         quick = at_once and not params.bad_words and stop_characters <= _STOP_CHARACTERS_AT_ONCE
         prompts += encode() if at_once else await self.off_loop(encode)
-        if params.structured_outputs is not None:
-            generations = await self._compile(make)
+        if params.structured_outputs is not None or params.stop_regex:
+            field = "stop_regex" if params.structured_outputs is None else "structured_outputs"
+            generations = await self._compile(field, make)
         else:
             generations = make() if quick and params.n <= 16 else await self.off_loop(make)
         engine = self.loaded.engine
@@ -205,6 +213,7 @@ class AsyncLLM:
         return self._admitted
 
     def _queue_full(self, message: str, sequences: int) -> ApiError:
+        self.metrics.rejections["max_num_queued_reqs"] += 1
         headers = {"Retry-After": str(self._retry_after(sequences))}
         return ApiError(429, message, code="queue_full", headers=headers)
 
@@ -238,7 +247,7 @@ class AsyncLLM:
                 else:
                     metrics.inter_token.observe(now - last)
                 job.last_token[engine_output.id] = now
-                job.progress[engine_output.id] = (engine_output.times, engine_output.preemptions)
+                job.progress[engine_output.id] = engine_output
             job.take(engine_output)
 
     def _ended(self, job: GenerationJob, name: str, outcome: str) -> None:
@@ -256,5 +265,7 @@ class AsyncLLM:
         self.metrics.prompt_tokens.observe(len(generation.output.prompt_token_ids))
         self.metrics.generated_tokens.observe(len(output.token_ids))
         if name in job.progress:
-            times, preemptions = job.progress[name]
-            self.metrics.observe_times(times, len(output.token_ids), preemptions)
+            prompt_tokens = len(generation.output.prompt_token_ids)
+            self.metrics.observe_progress(job.progress[name], prompt_tokens, len(output.token_ids))
+        if generation.output.finished:
+            self.metrics.longest_text.observe(max(len(each.token_ids) for each in generation.output.outputs))

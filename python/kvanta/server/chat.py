@@ -40,7 +40,8 @@ class ChatResponse(ChoicesResponse):
         self._counts = [count for _ in job.outputs if (count := shape.count(prompt)) is not None]
         self._has_reasoning = bool(self._counts) and request.include_reasoning is not False
         as_ids = bool(request.return_tokens_as_token_ids)
-        self._logprobs = LogprobsWriter(tokenizer, request.requested_logprobs or 0, as_ids=as_ids)
+        most = None if request.logprob_token_ids else request.requested_logprobs or 0
+        self._logprobs = LogprobsWriter(tokenizer, most, as_ids=as_ids)
         self._wants_logprobs = request.requested_logprobs is not None
         self._wants_prompt_logprobs = request.prompt_logprobs is not None
         # With echo, the message that is continued stands at the beginning of its continuation.

@@ -28,7 +28,8 @@ class CompletionResponse(ChoicesResponse):
         self._wants_prompt_logprobs = request.prompt_logprobs is not None
         self._logprobs = request.logprobs
         as_ids = bool(request.return_tokens_as_token_ids)
-        self._writers = [LogprobsWriter(tokenizer, request.logprobs or 0, as_ids=as_ids) for _ in job.outputs]
+        most = None if request.logprob_token_ids else request.logprobs or 0
+        self._writers = [LogprobsWriter(tokenizer, most, as_ids=as_ids) for _ in job.outputs]
 
     def _completion_tokens(self) -> int:
         return 0 if self._prompt_only else super()._completion_tokens()

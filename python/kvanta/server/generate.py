@@ -13,8 +13,8 @@ from kvanta.outputs import TokenLogprobs
 from kvanta.server.errors import ApiError
 from kvanta.server.generation_job import Delta, GenerationJob
 from kvanta.server.logprobs import finite
-from kvanta.server.protocol import CompletionRequest, Prompts, TokenIdLists
-from kvanta.server.request_fields import check_fields
+from kvanta.server.protocol import SAMPLING_FIELDS, CompletionRequest, Prompts, TokenIdLists, TokenIds
+from kvanta.server.request_fields import Refused, check_fields, check_refused
 from kvanta.server.response import DONE, Encode, GenerationResponse, event
 from kvanta.tokenizer import Tokenizer
 from kvanta.values import one_line
@@ -22,13 +22,21 @@ from kvanta.values import one_line
 MAX_TOKENS = 128
 """SGLang's default of max_new_tokens."""
 # Names in sampling_params -> fields of a completion. All others are the same there.
-_NAMES: Mapping[str, str] = {
+SAMPLING_NAMES: Mapping[str, str] = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
     "sampling_seed": "seed",
 }
-# Fields of a completion that SGLang has outside of sampling_params.
-_OUTER = frozenset({"prompt", "input_ids", "stream", "logprobs", "prompt_logprobs", "echo", "model", "stream_options"})
+FIELD_NAMES: Mapping[str, str] = {
+    "logprob_token_ids": "token_ids_logprob",
+    "thinking_token_budget": "max_thinking_tokens",
+}
+"""A completion's fields -> those of /generate, outside of sampling_params."""
+# Fields of a completion that sampling_params does not have: SGLang has them outside, if at all.
+_OUTER = CompletionRequest.model_fields.keys() - SAMPLING_FIELDS.keys() - {"add_special_tokens", "response_format"}
+SAMPLING_REFUSED: Mapping[str, Refused] = dict.fromkeys(
+    _OUTER | FIELD_NAMES.keys() | {"prompt_logprobs"}, Refused("it is none of its fields")
+)
 LogprobTuple = tuple[float | None, int, str | None]
 
 
@@ -47,9 +55,12 @@ class GenerateRequest(BaseModel):
     return_logprob: bool | None = None
     logprob_start_len: int | None = None
     top_logprobs_num: int | None = None
+    token_ids_logprob: TokenIds = None
     return_text_in_logprobs: bool | None = None
+    max_thinking_tokens: int | None = None
     priority: int | None = None
     extra_key: str | None = None
+    cache_salt: str | None = None
 
     @property
     def prompts(self) -> Any:
@@ -87,19 +98,29 @@ class GenerateRequest(BaseModel):
         """The same request to /v1/completions. Raises ApiError that names the field."""
         check_fields(self.model_extra or {})
         given = self._sampling()
-        wrong = sorted(given.keys() & _OUTER)
-        if wrong:
-            raise ApiError(400, f"sampling_params has {wrong[0]!r}, which belongs outside of it", param=wrong[0])
-        fields = {_NAMES.get(name, name): value for name, value in given.items()}
+        check_refused(given, SAMPLING_REFUSED, "sampling_params.")
+        fields = {SAMPLING_NAMES.get(name, name): value for name, value in given.items()}
         if fields.get("stop") == []:
             del fields["stop"]
-        outer = {"stream": self.stream, "priority": self.priority, "cache_salt": self.extra_key}
+        if self.token_ids_logprob and (self.top_logprobs_num or self.input_start is not None):
+            other = "top_logprobs_num" if self.top_logprobs_num else "logprob_start_len"
+            raise ApiError(400, f"token_ids_logprob and {other} exclude each other", param="token_ids_logprob")
+        if self.token_ids_logprob and not self.return_logprob:
+            raise ApiError(400, "token_ids_logprob needs return_logprob: true", param="token_ids_logprob")
+        outer = {
+            "stream": self.stream,
+            "priority": self.priority,
+            "cache_salt": self.cache_salt,
+            "extra_key": self.extra_key,
+            "logprob_token_ids": self.token_ids_logprob,
+            "thinking_token_budget": self.max_thinking_tokens,
+        }
         try:
             return CompletionRequest(**{"prompt": self.prompts, **fields, **outer})
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            name = next((theirs for theirs, ours in _NAMES.items() if ours == where), where)
+            name = next((theirs for theirs, ours in SAMPLING_NAMES.items() if ours == where), where)
             message = f"sampling_params.{name}: {first['msg']}, got {one_line(first.get('input'))}"
             raise ApiError(400, message, param=f"sampling_params.{name}") from None
 
@@ -137,6 +158,7 @@ class GenerateResponse(GenerationResponse):
         self._is_list = request.is_batch or len(job.outputs) > 1
         self._names_tokens = bool(request.return_text_in_logprobs)
         self._logprobs = request.logprobs
+        self._scored = request.token_ids_logprob or ()
         self._input_start = request.input_start
         self._texts = [""] * len(job.outputs)
 
@@ -195,6 +217,11 @@ class GenerateResponse(GenerationResponse):
             entries = [None, *(prompt.prompt_logprobs or [])[start + 1 :]]  # the first one's is not given
             tokens = prompt.prompt_token_ids[start:]
             meta["input_token_logprobs"], meta["input_top_logprobs"] = self._tuples(tokens, entries[: len(tokens)])
+            if self._scored:
+                meta["output_token_ids_logprobs"] = [
+                    [self._tuple(entry[token].logprob, token) for token in self._scored]
+                    for entry in (output.logprobs or [])[:end]
+                ]
         return {"text": text, "output_ids": output.token_ids[:end], "meta_info": meta}
 
     def _finish(self, delta: Delta, tokens: list[int]) -> dict[str, Any] | None:
@@ -212,13 +239,13 @@ class GenerateResponse(GenerationResponse):
     ) -> tuple[list[LogprobTuple], list[list[LogprobTuple] | None]]:
         """Each token's own, and the most likely ones of its position."""
         own = [
-            self._tuple(None if entry is None else entry[token].logprob, token)
+            self._tuple(entry[token].logprob if entry else None, token)
             for token, entry in zip(tokens, entries, strict=True)
         ]
         most = self._logprobs or 0
         top = [
             None
-            if entry is None or not most
+            if not entry or not most
             else [self._tuple(each.logprob, token) for token, each in entry.items() if each.rank <= most]
             for entry in entries
         ]

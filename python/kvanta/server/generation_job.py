@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from kvanta import _core
+from kvanta.errors import InputError
 from kvanta.generation import Generation
 from kvanta.outputs import CompletionOutput
 from kvanta.server.errors import ApiError, api_error
+from kvanta.server.protocol import field_of
 
 
 @dataclass
@@ -51,8 +53,8 @@ class GenerationJob:
         self.arrival = arrival
         self.cancelled = False
         self.last_token: dict[str, float] = {}
-        self.progress: dict[str, tuple[_core.RequestTimes, int]] = {}
-        """By request of the engine: its times and preemptions at the last token."""
+        self.progress: dict[str, _core.EngineOutput] = {}
+        """By request of the engine: its last output with a token."""
         self._owners: dict[str, tuple[Generation, int]] = {}
         self.outputs: list[CompletionOutput] = []
         """Indexed by choice."""
@@ -65,6 +67,7 @@ class GenerationJob:
         self._abort = abort
         self._when_done = done
         self._pending: dict[int, Delta] = {}
+        self._interval = self.generations[0].params.stream_interval or 1
         self._error: ApiError | None = None
         self._wake = asyncio.Event()
         self._done = asyncio.Event()
@@ -80,6 +83,9 @@ class GenerationJob:
         begin = len(output.token_ids)
         try:
             text = generation.take(engine_output)
+        except InputError as error:  # a form or a pattern turned out too complex
+            self.fail(ApiError(400, str(error), param=field_of(str(error))))
+            return
         except Exception as error:  # the engine gave it up, or a fault of ours; other requests must go on
             self.fail(api_error(error))
             return
@@ -97,7 +103,8 @@ class GenerationJob:
             self._close(engine_output.id, output.finish_reason)
             if engine_output.finish == _core.FinishReason.NONE:  # a stop string
                 self._abort(engine_output.id)
-        self._wake.set()
+        if self._is_due(delta):
+            self._wake.set()
 
     def fail(self, error: ApiError) -> None:
         """Ends everything that is not finished; waiting callers get the error."""
@@ -134,13 +141,19 @@ class GenerationJob:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            pending, self._pending = self._pending, {}
-            if pending:
-                yield list(pending.values())
+            due = [delta for delta in self._pending.values() if self._is_due(delta)]
+            for delta in due:
+                del self._pending[delta.choice]
+            if due:
+                yield due
             if self._error is not None:
                 raise self._error
             if not self.open and not self._pending:
                 return
+
+    def _is_due(self, delta: Delta) -> bool:
+        """The content is the first, or the last, or as much as `stream_interval` asks for."""
+        return delta.begin == 0 or delta.finished or delta.end - delta.begin >= self._interval
 
     async def finish(self) -> None:
         """Waits for every text. Raises ApiError when the job failed."""

@@ -14,6 +14,7 @@ from kvanta.server.call_reader import CallReader, Found, StateReader
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _ENDS = ("<|end|>", "<|return|>", "<|call|>", _START, _CHANNEL)
 STOPS = ("<|return|>", "<|call|>")
+FINAL = "<|end|><|start|>assistant<|channel|>final<|message|>"
 MARKS = (*_ENDS, _MESSAGE, "<|constrain|>")
 _MAX_HEADER = 512
 _CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")

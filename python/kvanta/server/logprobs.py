@@ -12,24 +12,27 @@ _MIN_LOGPROB = -9999.0  # JSON has no minus infinity
 
 
 class LogprobsWriter:
-    """Writes positions of one text. `as_ids`: tokens are called "token_id:17", which is never ambiguous."""
+    """Writes positions of one text. `as_ids`: tokens are called "token_id:17", which is never ambiguous.
 
-    def __init__(self, tokenizer: Tokenizer, most_likely: int, *, as_ids: bool = False) -> None:
+    `most_likely`: number of tokens at each position; None: all that there are, for logprob_token_ids.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, most_likely: int | None, *, as_ids: bool = False) -> None:
         self._tokenizer = tokenizer
         self._most_likely = most_likely
         self._as_ids = as_ids
         self._offset = 0
 
     def completions(self, tokens: Sequence[int], entries: Iterable[TokenLogprobs | None]) -> dict[str, Any]:
-        """For /v1/completions. An entry of None is the prompt's first token."""
+        """For /v1/completions. The prompt's first token has no entry."""
         result: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
         for token, entry in zip(tokens, entries, strict=True):
             name = self._name(token)
             result["text_offset"].append(self._offset)
             self._offset += len(name)
             result["tokens"].append(name)
-            result["token_logprobs"].append(None if entry is None else finite(entry[token].logprob))
-            result["top_logprobs"].append(None if entry is None else self._by_name(token, entry))
+            result["token_logprobs"].append(finite(entry[token].logprob) if entry else None)
+            result["top_logprobs"].append(self._by_name(token, entry) if entry else None)
         return result
 
     def chat(self, tokens: Sequence[int], entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
@@ -48,7 +51,8 @@ class LogprobsWriter:
         return named
 
     def _top(self, entry: TokenLogprobs) -> list[tuple[int, Logprob]]:
-        return [(token, logprob) for token, logprob in entry.items() if logprob.rank <= self._most_likely]
+        most = self._most_likely
+        return [(token, logprob) for token, logprob in entry.items() if most is None or logprob.rank <= most]
 
     def _chat_token(self, token: int, logprob: Logprob) -> dict[str, Any]:
         return {
@@ -61,17 +65,17 @@ class LogprobsWriter:
         return f"token_id:{token}" if self._as_ids else self._tokenizer.token_text(token)
 
 
-def prompt_logprobs(entries: Sequence[TokenLogprobs | None] | None) -> list[Any] | None:
+def prompt_logprobs(entries: Iterable[TokenLogprobs | None] | None) -> list[Any] | None:
     """As vLLM answers `prompt_logprobs`."""
     if entries is None:
         return None
     return [
-        None
-        if entry is None
-        else {
+        {
             str(token): {"logprob": finite(each.logprob), "rank": each.rank, "decoded_token": each.decoded_token}
             for token, each in entry.items()
         }
+        if entry
+        else None
         for entry in entries
     ]
 

@@ -29,7 +29,7 @@ def add_messages(app: FastAPI, service: Service) -> None:
         """The assistant's answer, as a list of content blocks."""
         check_refused(request.model_extra or {}, MESSAGES_REFUSED)
         with renamed_errors(request, FIELD_NAMES):
-            chat = await service.read(http, lambda: request.chat(tokenizer))
+            chat = await service.read(http, lambda: request.chat(service.parsers))
             return await service.chat(
                 *(http, chat), lambda name, job, shape: BlocksResponse(name, service.names[0], chat, job, shape)
             )
@@ -40,7 +40,7 @@ def add_messages(app: FastAPI, service: Service) -> None:
         service.check_model(request.model)
 
         def answer() -> bytes:
-            text = prompts.chat_text(request.chat(tokenizer), tokenizer)
+            text = prompts.chat_text(request.chat(service.parsers), tokenizer)
             prompts.check_length(text, tokenizer, front.max_model_len)
             return json_bytes({"input_tokens": len(tokenizer.encode(text, add_special_tokens=False))})
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import WithJsonSchema
 
 from kvanta.errors import InputError
+from kvanta.server.answer import AnswerParsers
 from kvanta.server.conversation import Conversation, field, kind_of, not_text, text_of
 from kvanta.server.errors import ApiError
 from kvanta.server.protocol import Body, ChatRequest, Messages
@@ -30,6 +31,7 @@ FIELD_NAMES: Mapping[str, str] = {
     "reasoning_effort": "output_config.effort",
     "response_format": "output_config.format",
     "stop": "stop_sequences",
+    "thinking_token_budget": "thinking.budget_tokens",
 }
 """A chat's fields -> those of messages."""
 System = Annotated[
@@ -49,7 +51,7 @@ class CountTokensRequest(Body):
     output_config: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    def chat(self, tokenizer: Tokenizer) -> ChatRequest:
+    def chat(self, parsers: AnswerParsers) -> ChatRequest:
         """Raises InputError or ApiError."""
         fields = further_fields(self, MESSAGES_REFUSED, MESSAGES_IGNORED)
         choice, parallel = _choice(self.tool_choice)
@@ -65,7 +67,7 @@ class CountTokensRequest(Body):
             "response_format": _format(config.get("format")),
             "reasoning_effort": config.get("effort"),
             "include_reasoning": (self.thinking or {}).get("display") != "omitted",
-            "chat_template_kwargs": self._variables(tokenizer),
+            "chat_template_kwargs": self._variables(parsers.tokenizer),
         }
         return as_chat(fields)
 
@@ -112,17 +114,18 @@ class MessagesRequest(CountTokensRequest):
         Any, WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]})
     ] = None
     stream: bool | None = None
-    metadata: dict[str, Any] | None = None
-    service_tier: str | None = None
 
-    def chat(self, tokenizer: Tokenizer) -> ChatRequest:
+    def chat(self, parsers: AnswerParsers) -> ChatRequest:
         """Raises InputError or ApiError."""
-        chat = super().chat(tokenizer)
+        chat = super().chat(parsers)
         chat.max_tokens, chat.stream = self.max_tokens, self.stream
         if self.stop_sequences is not None:
             if not isinstance(self.stop_sequences, list):
                 raise InputError(f"stop_sequences must be a list of texts, got {one_line(self.stop_sequences)}")
             chat.stop = self.stop_sequences
+        thinking = self.thinking or {}
+        if thinking.get("type") == "enabled" and parsers.knows_thinking:
+            chat.thinking_token_budget = thinking.get("budget_tokens")
         return chat
 
 

@@ -6,6 +6,8 @@ Names follow vLLM's, with the prefix kvanta: instead of vllm:.
 from __future__ import annotations
 
 import bisect
+import itertools
+import math
 from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -22,7 +24,7 @@ from prometheus_client.registry import Collector
 
 from kvanta import _core
 from kvanta.sampling_params import SamplingParams
-from kvanta.server.vllm_metrics import with_vllm_names
+from kvanta.server.vllm_metrics import vllm_families, with_vllm_names
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
@@ -93,10 +95,14 @@ class Metrics(Collector):
         self.decode_seconds = Histogram(_SECONDS)
         self.seconds_per_token = Histogram(_SECONDS)
         self.preemptions = Histogram(_PREEMPTIONS)
+        self.computed_tokens = Histogram(_TOKENS)
+        self.longest_text = Histogram(_TOKENS)
         self.requested_texts = Histogram(_TEXTS)
         self.requested_tokens = Histogram(_TOKENS)
         self.outcomes: Counts[str] = Counts({"stop": 0, "length": 0, "abort": 0, "error": 0})
         """Sequences that the engine has ended, by finish reason."""
+        self.rejections: Counts[str] = Counts({"max_num_queued_reqs": 0})
+        """Requests that were refused, by the limit."""
         self.responses: Counts[tuple[str, str]] = Counts()
         """HTTP answers by (endpoint, status)."""
 
@@ -106,11 +112,11 @@ class Metrics(Collector):
         if params.max_tokens is not None:
             self.requested_tokens.observe(params.max_tokens)
 
-    def observe_times(self, times: _core.RequestTimes, tokens: int, preemptions: int) -> None:
-        """Counts the engine's times of a finished sequence."""
-        self.preemptions.observe(preemptions)
-        if not tokens:
-            return
+    def observe_progress(self, last: _core.EngineOutput, prompt_tokens: int, tokens: int) -> None:
+        """Counts the engine's times and work of a finished sequence. `last`: its last output with a token."""
+        times = last.times
+        self.preemptions.observe(last.preemptions)
+        self.computed_tokens.observe(prompt_tokens - last.cached_tokens)
         decode = times.last_token - times.first_token
         self.inference_seconds.observe(times.last_token - times.scheduled)
         self.prefill_seconds.observe(times.first_token - times.scheduled)
@@ -120,10 +126,11 @@ class Metrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Called for every scrape."""
-        return with_vllm_names(self._families()) if self.vllm_names else self._families()
-
-    def _families(self) -> Iterator[Metric]:
         stats = self._stats()
+        families = self._families(stats)
+        return [*with_vllm_names(families), *vllm_families(self._model, stats)] if self.vllm_names else families
+
+    def _families(self, stats: dict[str, Any]) -> Iterator[Metric]:
         yield from self._engine_gauges(stats)
         yield from self._engine_counters(stats)
         yield from self._layers(stats)
@@ -176,15 +183,22 @@ class Metrics(Collector):
         yield self._gauge("weight_bytes", "Memory of the weights.", stats["weight_bytes"])
 
     def _engine_counters(self, stats: dict[str, Any]) -> Iterator[Metric]:
-        cached, prompt = stats["cached_tokens"], stats["prompt_tokens"]
+        cached, prompt, generated = (stats[f"{kind}_tokens"] for kind in ("cached", "prompt", "generated"))
         yield self._counter("num_preemptions", "Sequences sent back to wait for pages.", stats["preemptions"])
         yield self._counter("prefix_cache_queries", "Prompt tokens looked up in it.", stats["prefix_queries"])
         yield self._counter("prefix_cache_hits", "Prompt tokens found there.", cached)
         yield self._counter("prefix_cache_evictions", "Pages that it gave up for others.", stats["prefix_evictions"])
         yield self._counter("prompt_tokens", "Prompt tokens, cached ones included.", prompt + cached)
         yield self._counter("prompt_tokens_cached", "Of these, found in the prefix cache.", cached)
-        yield self._counter("generation_tokens", "New tokens.", stats["generated_tokens"])
+        yield self._counter("generation_tokens", "New tokens.", generated)
         yield self._counter("engine_steps", "Forward passes.", stats["steps"])
+        step_tokens = HistogramMetricFamily(
+            "kvanta:iteration_tokens_total", "Prompt tokens and new ones of a step.", labels=["model_name"]
+        )
+        bounds = ("+Inf" if math.isinf(bound) else str(bound) for bound, _ in stats["step_tokens"])
+        counts = itertools.accumulate(steps for _, steps in stats["step_tokens"])
+        step_tokens.add_metric([self._model], list(zip(bounds, counts, strict=True)), prompt + generated)
+        yield step_tokens
         yield self._counter("engine_step_seconds", "Time in steps.", stats["seconds_total"])
         for part, text in _STEP_PARTS.items():
             yield self._counter(f"engine_{part}_seconds", text, stats[f"seconds_{part}"])
@@ -230,6 +244,8 @@ class Metrics(Collector):
             ("request_decode_time_seconds", "From the first token to the last one.", self.decode_seconds),
             ("request_time_per_output_token_seconds", "Of it, per token behind the first.", self.seconds_per_token),
             ("request_num_preemptions", "Preemptions of a sequence.", self.preemptions),
+            ("request_prefill_kv_computed_tokens", "Prompt tokens that the cache did not have.", self.computed_tokens),
+            ("request_max_num_generation_tokens", "New tokens of a prompt's longest text.", self.longest_text),
             ("request_params_n", "Texts that a prompt asked for.", self.requested_texts),
             ("request_params_max_tokens", "New tokens that a prompt allowed per text.", self.requested_tokens),
         ):
@@ -242,6 +258,12 @@ class Metrics(Collector):
         for reason, count in self.outcomes.items():
             outcomes.add_metric([self._model, reason], count)
         yield outcomes
+        rejections = CounterMetricFamily(
+            "kvanta:admission_rejections", "Requests refused for a full queue.", labels=["model_name", "reason"]
+        )
+        for limit, count in self.rejections.items():
+            rejections.add_metric([self._model, limit], count)
+        yield rejections
         responses = CounterMetricFamily(
             "kvanta:http_responses", "HTTP answers.", labels=["model_name", "endpoint", "status"]
         )

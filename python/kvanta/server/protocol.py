@@ -67,8 +67,8 @@ def _sampling_fields() -> dict[str, Any]:
     return fields
 
 
-_SAMPLING_FIELDS = _sampling_fields()
-_SamplingBody = create_model("_SamplingBody", __base__=Body, **_SAMPLING_FIELDS)
+SAMPLING_FIELDS = _sampling_fields()
+_SamplingBody = create_model("_SamplingBody", __base__=Body, **SAMPLING_FIELDS)
 
 
 class SamplingFields(_SamplingBody):  # type: ignore[misc, valid-type]
@@ -81,7 +81,6 @@ class SamplingFields(_SamplingBody):  # type: ignore[misc, valid-type]
     cache_salt: str | None = None
     priority: int | None = None
     response_format: Annotated[Any, WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "null"}]})] = None
-    user: Any = None
 
     def sampling_params(
         self,
@@ -98,7 +97,7 @@ class SamplingFields(_SamplingBody):  # type: ignore[misc, valid-type]
         `defaults`: for fields that the request does not give.
         """
         check_fields(self.model_extra or {})
-        given = {name: getattr(self, name) for name in self.model_fields_set & _SAMPLING_FIELDS.keys()}
+        given = {name: getattr(self, name) for name in self.model_fields_set & SAMPLING_FIELDS.keys()}
         given = {**defaults, **{name: value for name, value in given.items() if value is not None}}
         given["max_tokens"] = max_tokens
         if self.seed is not None:
@@ -113,6 +112,10 @@ class SamplingFields(_SamplingBody):  # type: ignore[misc, valid-type]
         for name in ("logprobs", "prompt_logprobs"):
             if given[name] is not None:
                 whole_number(name, given[name], 0, max_logprobs, " (--max-logprobs) or null")
+        if self.logprob_token_ids:
+            if logprobs is None:
+                raise ApiError(400, "logprob_token_ids needs logprobs, got none", param="logprob_token_ids")
+            given["logprobs"] = None
         try:
             return SamplingParams(**given)
         except InputError as error:
@@ -256,7 +259,7 @@ _FIELDS: frozenset[str] = frozenset().union(
     *(body.model_fields for body in _BODIES), FORM_FIELDS, REFUSED, ["structured_outputs", "sampling_params"]
 )
 # Fields whose names are words that a message may have in another sense: they count at its beginning.
-_WORDS = frozenset({"model", "user", "n", "stop", "stream", "seed", "regex", "echo", "tokens", "audio", "documents"})
+_WORDS = frozenset({"model", "n", "stop", "stream", "seed", "regex", "echo", "tokens", "audio", "documents"})
 _THINGS = (
     *(("chat message", "messages"), ("a chat ", "messages"), ("the text is not", "prompt"), ("token ", "prompt")),
     ("salt", "cache_salt"),

@@ -54,6 +54,16 @@ class ReasoningFormat:
         """Special tokens that the text must show."""
         return harmony.MARKS if self.is_harmony else (self.start, self.end)
 
+    @property
+    def ending(self) -> str:
+        """The text with which reasoning ends and the answer begins."""
+        return harmony.FINAL if self.is_harmony else self.end
+
+    def unfinished(self, prompt: str) -> str | None:
+        """The reasoning that a prompt begins without ending it; None if there is none."""
+        _, start, begun = prompt.rpartition(self.start)
+        return begun if start and self.end not in begun else None
+
 
 HARMONY = ReasoningFormat(is_harmony=True)
 FORMATS: Mapping[str, ReasoningFormat] = {

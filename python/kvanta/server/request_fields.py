@@ -29,22 +29,38 @@ _EFFORT = "only chats have it, because the chat template reads it"
 
 REFUSED: Mapping[str, Refused] = {
     "audio": Refused("answers are texts"),
+    "audio_data": Refused("models read text alone", ([],)),
+    "background": Refused("the answer is sent as soon as it is there; give stream", (False,)),
+    "beam_width": Refused("give n, temperature and seed for several texts", (1,)),
     "chat_template": Refused("the server's own is used (--chat-template); chat_template_kwargs reach it"),
     "custom_logit_processor": Refused("no code of others is run; give logit_bias or structured_outputs"),
     "custom_params": Refused("they are for custom_logit_processor, which is not supported", ({},)),
     "documents": Refused("put them into the messages", ([],)),
     "function_call": Refused("give tool_choice", ("none", "auto")),
     "functions": Refused("give tools", ([],)),
+    "image_data": Refused("models read text alone", ([],)),
+    "input_embeds": Refused("prompts are texts or token ids"),
     "input_ids": Refused("give them as prompt, or as input_ids, of /v1/completions"),
+    "log_metrics": Refused("every request is counted", (True,)),
     "logprob_start_len": Refused("give prompt_logprobs", (-1,)),
+    "lora_id": Refused("LoRA adapters are not supported; merge them into the weights", ("", [])),
     "lora_path": Refused("LoRA adapters are not supported; merge them into the weights", ("", [])),
     "lora_request": Refused("LoRA adapters are not supported; merge them into the weights"),
+    "max_thinking_tokens": Refused("give thinking_token_budget"),
     "modalities": Refused("answers are texts", (["text"], [])),
+    "moderation": Refused("the server has no moderation"),
+    "multi_item_delimiter_indices": Refused("a request scores one text"),
+    "positional_embed_overrides": Refused("prompts are texts or token ids"),
     "prompt_embeds": Refused("prompts are texts or token ids"),
     "reasoning_effort": Refused(_EFFORT),
+    "require_reasoning": Refused("chats tell reasoning from the answer", (False,)),
+    "return_bytes": _NOT_RETURNED,
     "return_cached_tokens_details": Refused("usage.prompt_tokens_details.cached_tokens is always there", (False,)),
+    "return_entropy": _NOT_RETURNED,
     "return_flat_raw_output_top_logprobs": Refused("give logprobs and top_logprobs", (False,)),
+    "return_flat_raw_top_logprobs": Refused("give logprobs and top_logprobs", (False,)),
     "return_hidden_states": _NOT_RETURNED,
+    "return_indexer_topk": _NOT_RETURNED,
     "return_input_ids_in_sglext": Refused(_IDS, (False,)),
     "return_logprob": Refused("give logprobs", (False,)),
     "return_meta_info": _NOT_RETURNED,
@@ -60,59 +76,54 @@ REFUSED: Mapping[str, Refused] = {
     "sampling_logprobs_mode": Refused("logprobs are the model's, before any bias or mask"),
     "separate_reasoning": Refused("--reasoning-parser separates it for every request, or include_reasoning", (True,)),
     "session_params": Refused("the prefix cache finds what earlier requests have computed", ({},)),
-    "stop_regex": Refused("give stop, or structured_outputs with a regex", ("", [])),
     "stream_reasoning": Refused("reasoning is streamed as it is generated", (True,)),
+    "structural_tag": Refused("give structured_outputs, or tools", ("",)),
     "suffix": Refused("models are not asked to fill in the middle", ("",)),
     "task": Refused("write it into the messages"),
     "thinking": Refused("give chat_template_kwargs, such as {'enable_thinking': false}"),
-    "token_ids_logprob": Refused("logprobs are those of the most likely tokens"),
+    "token_ids_logprob": Refused("give logprob_token_ids"),
+    "token_indices_to_pool": Refused("answers are texts"),
     "top_logprobs_num": Refused("give logprobs", (0,)),
     "verbosity": Refused("write it into the messages", ("medium",)),
+    "video_data": Refused("models read text alone", ([],)),
     "vllm_xargs": Refused("there are no extensions that read them", ({},)),
     "watermark": Refused("texts are not marked", (False,)),
     "web_search_options": Refused("the server has no search"),
 }
 
-# Names and labels for the client's own use, pictures that no request has, and the paths of a cluster.
-IGNORED = frozenset(
-    (
-        "bootstrap_host",
-        "bootstrap_port",
-        "bootstrap_room",
-        "custom_labels",
-        "data_parallel_rank",
-        "ec_transfer_params",
-        "images_config",
-        "kv_transfer_params",
-        "max_dynamic_patch",
-        "media_io_kwargs",
-        "metadata",
-        "min_dynamic_patch",
-        "mm_payload",
-        "mm_processor_kwargs",
-        "prediction",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "request_id",
-        "return_flat_raw_top_logprobs_b64",
-        "return_mm_kwargs",
-        "rid",
-        "safety_identifier",
-        "service_tier",
-        "session_id",
-        "store",
-        "use_audio_in_video",
-        "video_config",
-    )
-)
+# Fields without effect, by the reason.
+_IGNORED_GROUPS: Mapping[str, str] = {
+    "it is for the client's own use": (
+        "conversation_id custom_labels external_trace_header metadata received_time request_id rid "
+        "safety_identifier session_id user"
+    ),
+    "requests have no pictures, sounds or films": (
+        "image_max_dynamic_patch images_config max_dynamic_patch media_io_kwargs min_dynamic_patch mm_content_hashes "
+        "mm_hashes mm_payload mm_processor_kwargs need_wait_for_mm_inputs num_items_assigned return_mm_kwargs "
+        "use_audio_in_video video_config video_max_dynamic_patch"
+    ),
+    "there is one server, without parts that pass requests on": (
+        "bootstrap_host bootstrap_pair_key bootstrap_port bootstrap_room data_parallel_rank decode_tp_size "
+        "disagg_prefill_dp_rank ec_transfer_params encoder_urls http_worker_ipc kv_hints kv_transfer_params "
+        "routed_dp_rank routing_key"
+    ),
+    "it is a hint, and the answer is the same without it": (
+        "prediction prompt_cache_key prompt_cache_options prompt_cache_retention service_tier"
+    ),
+    "answers are not kept": "store",
+    "logs have no texts of requests": "no_logs",
+    "it is the form of another field, which is refused": "return_flat_raw_top_logprobs_b64",
+    "answers of JSON have one form of log-probabilities": "flat_logprobs",
+}
+IGNORED: Mapping[str, str] = {name: reason for reason, names in _IGNORED_GROUPS.items() for name in names.split()}
 _STORED = "answers are not kept; send the earlier items as input"
+_UNKEPT = "answers are not kept; send the earlier messages"
 _GIVE = "the field of this endpoint is "
 
 # Fields of /v1/responses alone; its further fields are those of chats. So are the names of the next two tables.
 RESPONSES_REFUSED: Mapping[str, Refused] = {
     "access_programs": Refused("there are none"),
     "add_generation_prompt": Refused("only chats have it", (True,)),
-    "background": Refused("the answer is sent as soon as it is there; give stream", (False,)),
     "background_options": Refused("the answer is sent as soon as it is there; give stream", ({},)),
     "context_management": Refused("prompts are never cut", ([],)),
     "continue_final_message": Refused("only chats have it", (False,)),
@@ -124,7 +135,6 @@ RESPONSES_REFUSED: Mapping[str, Refused] = {
     "max_completion_tokens": Refused(_GIVE + "max_output_tokens"),
     "max_tokens": Refused(_GIVE + "max_output_tokens"),
     "messages": Refused(_GIVE + "input"),
-    "moderation": Refused("the server has no moderation"),
     "n": Refused("an answer has one text", (1,)),
     "previous_input_messages": Refused(_STORED, ([],)),
     "previous_response_id": Refused(_STORED),
@@ -136,15 +146,17 @@ RESPONSES_REFUSED: Mapping[str, Refused] = {
     "store": Refused(_STORED, (False,)),
     "truncation": Refused("prompts are never cut", ("disabled",)),
 }
-RESPONSES_IGNORED = frozenset(("max_tool_calls", "prompt_cache_options"))
+RESPONSES_IGNORED: Mapping[str, str] = {"max_tool_calls": "the server has no tools of its own"}
 # Fields of /v1/messages.
 MESSAGES_REFUSED: Mapping[str, Refused] = {
     **{
         name: RESPONSES_REFUSED[name]
         for name in ("add_generation_prompt", "continue_final_message", "echo", "prompt_logprobs", "return_token_ids")
     },
+    "compaction": Refused("conversations are not summarized"),
     "container": Refused("the server runs no code"),
     "context_management": Refused("prompts are never cut", ({},)),
+    "fallbacks": Refused("there is one model", ("default", [])),
     "logprobs": Refused("Anthropic's answers do not have them", (False,)),
     "max_completion_tokens": Refused(_GIVE + "max_tokens"),
     "mcp_servers": Refused("the server calls no others", ([],)),
@@ -156,9 +168,16 @@ MESSAGES_REFUSED: Mapping[str, Refused] = {
     "speed": Refused("every request has the same", ("standard",)),
     "stop": Refused(_GIVE + "stop_sequences", ([],)),
     "stream_options": Refused("streams always have the usage", ({},)),
+    "thread": Refused(_UNKEPT),
     "top_logprobs": Refused("Anthropic's answers do not have them", (0,)),
 }
-MESSAGES_IGNORED = frozenset(("cache_control", "diagnostics", "inference_geo", "user_profile_id", "workspace_id"))
+MESSAGES_IGNORED: Mapping[str, str] = {
+    "cache_control": "the prefix cache finds what earlier requests have computed",
+    **dict.fromkeys(("billing_policy", "fallback_credit_token"), "nothing is billed"),
+    **dict.fromkeys(
+        ("betas", "diagnostics", "inference_geo", "user_profile_id", "workspace_id"), "there is one server and one user"
+    ),
+}
 # Read elsewhere: structured.py, and the fields that mean the same as another one.
 READ = frozenset(
     (

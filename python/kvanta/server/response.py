@@ -41,7 +41,7 @@ class GenerationResponse(ABC):
         self._echoed_entries = 0
         """Size of what a whole answer, and the first and last event, repeat of the request."""
         params = job.generations[0].params
-        self._entries_per_token = 0 if params.logprobs is None else params.logprobs + 1
+        self._entries_per_token = 0 if params.num_logprobs is None else params.num_logprobs + 1
         prompt_tokens = sum(len(generation.output.prompt_token_ids) for generation in job.generations)
         self._prompt_entries = 0 if params.prompt_logprobs is None else prompt_tokens * (params.prompt_logprobs + 1)
 

@@ -64,7 +64,7 @@ class ItemsResponse(PartsResponse):
         self._events_sent = 0
         self._items: list[dict[str, Any]] = []
         self._wants_logprobs = request.has_logprobs
-        self._logprobs = LogprobsWriter(tokenizer, request.top_logprobs or 0)
+        self._logprobs = LogprobsWriter(tokenizer, None if chat.logprob_token_ids else request.top_logprobs or 0)
         params = job.generations[0].params
         reasoning = {"effort": (request.reasoning or {}).get("effort"), "summary": None}
         self._head = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import resource
 import signal
@@ -24,6 +23,7 @@ from kvanta.server.app import cors_arguments, make_app
 from kvanta.server.async_llm import AsyncLLM
 from kvanta.server.connections import MAX_HEADER_BYTES, limited
 from kvanta.server.hosts import AllowedHosts, is_loopback
+from kvanta.server.idle_collection import IdleCollector, frozen_start
 from kvanta.server.options import ServerOptions
 from kvanta.server.reasoning import HARMONY
 from kvanta.server.service import Service
@@ -77,15 +77,10 @@ def serve(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> i
         )
         app = make_app(service, cors=origins)
         _listen(listener, options)
-        gc.collect()
-        gc.freeze()  # what lives for ever need not be looked at again
         _log.info("%s", _banner(service, listener, options, time.perf_counter() - begin))
         server = _Server(_uvicorn_config(app, options), front, options.shutdown_timeout)
-        try:
-            with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-                runner.run(server.serve_model(listener))
-        finally:
-            gc.unfreeze()  # else the engine would not be freed at exit
+        with frozen_start(), asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+            runner.run(server.serve_model(listener))
     return 0
 
 
@@ -100,11 +95,12 @@ class _Server(uvicorn.Server):
     async def serve_model(self, listener: socket.socket) -> None:
         """Until a signal."""
         self._front.start()
-        warnings = asyncio.create_task(self._pass_warnings_on())
+        tasks = [asyncio.create_task(each) for each in (self._pass_warnings_on(), IdleCollector(self._front).run())]
         try:
             await self.serve(sockets=[listener, *(listener.dup() for _ in range(_LISTENERS - 1))])
         finally:
-            warnings.cancel()
+            for task in tasks:
+                task.cancel()
             await self._front.stop()
             self._log_warnings()
         _log.info("stopped")

@@ -15,7 +15,7 @@ from kvanta.generation import TextShape
 from kvanta.prompts import TokenPrompt
 from kvanta.sampling_params import SamplingParams
 from kvanta.server import prompts
-from kvanta.server.answer import AnswerParsers, AnswerShape
+from kvanta.server.answer import AnswerParsers, AnswerShape, ContinuationShape
 from kvanta.server.async_llm import AsyncLLM
 from kvanta.server.errors import ApiError
 from kvanta.server.generation_job import GenerationJob
@@ -142,7 +142,7 @@ class Service:
             *(entries, front.tokenizer, front.max_model_len, params),
             add_special_tokens=add_special_tokens,
         )
-        return await self.texts(*(http, request, params, len(entries), encode), answer)
+        return await self.texts(*(http, request, params, len(entries), encode), answer, ContinuationShape(self.parsers))
 
     async def chat(
         self,

@@ -1,0 +1,164 @@
+#!/usr/bin/env python3
+"""Compares the fields of others' requests with those of our endpoints, and writes docs/fields.md.
+
+    tools/field_table.py [--check]
+
+Every field of tools/data/request_fields.txt (tools/field_lists.py makes it) must be known to the endpoint: honoured,
+accepted because it means nothing here, or refused. The fates are those of the server's own declarations: the bodies of
+python/kvanta/server, request_fields.py and SamplingParams. --check writes nothing and fails if a field is unknown or
+the document is out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flag_table import KINDS, sections
+
+from kvanta.compat_options import Meaning
+from kvanta.sampling_params import SamplingParams
+from kvanta.server import request_fields as known
+from kvanta.server.generate import SAMPLING_NAMES, SAMPLING_REFUSED, GenerateRequest
+from kvanta.server.messages_request import CountTokensRequest, MessagesRequest
+from kvanta.server.protocol import ChatRequest, CompletionRequest
+from kvanta.server.request_fields import Refused
+from kvanta.server.responses_request import ResponsesRequest
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENT = ROOT / "docs" / "fields.md"
+LISTS = ROOT / "tools" / "data" / "request_fields.txt"
+DISTRIBUTIONS = {
+    "openai": "openai 3.54.0",
+    "anthropic": "anthropic 2.12.0",
+    "vllm": "vLLM 0.33.0",
+    "sglang": "SGLang 0.5.23",
+}
+_HEAD = """\
+# Fields of requests
+
+The server knows every field of the requests of OpenAI's and Anthropic's clients, vLLM and SGLang. It honours a field,
+accepts it because it means nothing here, or refuses it with the reason, unless its value asks for nothing. An honoured
+field may refuse single values: [serve.md](serve.md#endpoints) describes the fields. Unknown fields are ignored, with a
+line in the log. `SamplingParams` is the class of Python. Written by `tools/field_table.py` from the types of the
+clients, the request classes of the servers, and the declarations of ours.
+"""
+
+
+class Endpoint(NamedTuple):
+    """A body of ours: its own fields, its tables, and the endpoint that reads what is in none of them."""
+
+    title: str
+    declared: Collection[str]
+    refused: Mapping[str, Refused] = {}
+    ignored: Mapping[str, str] = {}
+    names: Mapping[str, str] = {}
+    """Other names -> those of `rest`."""
+    rest: str = ""
+
+
+ENDPOINTS: Mapping[str, Endpoint] = {
+    "chat": Endpoint(
+        "/v1/chat/completions", ChatRequest.model_fields.keys() | known.READ, known.REFUSED, known.IGNORED
+    ),
+    "completions": Endpoint(
+        "/v1/completions", CompletionRequest.model_fields.keys() | known.READ, known.REFUSED, known.IGNORED
+    ),
+    "responses": Endpoint(
+        "/v1/responses",
+        ResponsesRequest.model_fields.keys(),
+        known.RESPONSES_REFUSED,
+        known.RESPONSES_IGNORED,
+        rest="chat",
+    ),
+    "messages": Endpoint(
+        "/v1/messages", MessagesRequest.model_fields.keys(), known.MESSAGES_REFUSED, known.MESSAGES_IGNORED, rest="chat"
+    ),
+    "count_tokens": Endpoint(
+        "/v1/messages/count_tokens",
+        CountTokensRequest.model_fields.keys(),
+        known.MESSAGES_REFUSED,
+        known.MESSAGES_IGNORED,
+        rest="chat",
+    ),
+    "generate": Endpoint("/generate", GenerateRequest.model_fields.keys(), known.REFUSED, known.IGNORED),
+    "sampling_params": Endpoint(
+        "sampling_params of /generate", (), SAMPLING_REFUSED, names=SAMPLING_NAMES, rest="completions"
+    ),
+    "SamplingParams": Endpoint("SamplingParams", [field.name for field in fields(SamplingParams)]),
+}
+_SAMPLING = {field.name: field.metadata for field in fields(SamplingParams)}
+
+
+def fate(endpoint: str, name: str) -> Meaning:
+    """Fate of a field."""
+    here = ENDPOINTS[endpoint]
+    name = here.names.get(name, name)
+    if name in here.declared:
+        metadata: Mapping[str, Any] = _SAMPLING.get(name, {})
+        if metadata.get("refused"):
+            return Meaning("refused", metadata["refused"])
+        return Meaning("accepted", metadata["accepted"]) if metadata.get("accepted") else Meaning("honoured", "")
+    if name in here.refused:
+        return Meaning("refused", here.refused[name].reason)
+    if name in here.ignored:
+        return Meaning("accepted", here.ignored[name])
+    return fate(here.rest, name) if here.rest else Meaning("unknown", "")
+
+
+Table = Mapping[tuple[str, str], Mapping[str, Meaning]]
+"""By distribution and endpoint: the fates of the fields."""
+
+
+def fates() -> Table:
+    """Every field of the lists."""
+    table = {}
+    for line in LISTS.read_text(encoding="utf-8").splitlines():
+        source, _, names = line.partition(": ")
+        distribution, endpoint = source.split()
+        table[distribution, endpoint] = {name: fate(endpoint, name) for name in names.split()}
+    return table
+
+
+def render(table: Table) -> str:
+    """The document."""
+    lines = [
+        _HEAD,
+        "| list | of | fields | honoured | accepted | refused | unknown |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for (distribution, endpoint), found in table.items():
+        kinds = Counter(each.kind for each in found.values())
+        numbers = " | ".join(str(kinds[kind]) for kind in KINDS)
+        lines.append(f"| {DISTRIBUTIONS[distribution]} | {ENDPOINTS[endpoint].title} | {len(found)} | {numbers} |")
+    for endpoint, described in ENDPOINTS.items():
+        names = {name: each for (_, other), found in table.items() if other == endpoint for name, each in found.items()}
+        lines += ["", f"## {described.title}", *sections(names, "###")]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Writes or checks the document; prints the counts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing, fail if the document is out of date")
+    check = parser.parse_args().check
+    table = fates()
+    unknown = [(key, name) for key, found in table.items() for name, each in found.items() if each.kind == "unknown"]
+    for (distribution, endpoint), name in unknown:
+        print(f"unknown: {name} of {DISTRIBUTIONS[distribution]}, {ENDPOINTS[endpoint].title}", file=sys.stderr)
+    text = render(table)
+    if not check:
+        DOCUMENT.write_text(text, encoding="utf-8")
+    elif DOCUMENT.read_text(encoding="utf-8") != text:
+        print("docs/fields.md is out of date: run tools/field_table.py", file=sys.stderr)
+        return 1
+    return 1 if unknown else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -163,7 +163,9 @@ class Service:
                 logprobs=request.requested_logprobs,
                 defaults=defaults,
             )
-            return params, AnswerShape.read(self.parsers, request)
+            shape = AnswerShape.read(self.parsers, request, params.structured_outputs)
+            params.structured_outputs = shape.form
+            return params, shape
 
         params, shape = await self.read(http, read)
         params.stop_token_ids = [*(params.stop_token_ids or ()), *shape.stop_tokens] or None

@@ -22,7 +22,7 @@ _MAX_MARKS = 20_000
 _MAX_FLOATS = 8192
 """Numbers that are no integers; each may take a microsecond."""
 _MAX_CONTAINERS = 100_000
-_MAX_FIELDS = 1000
+MAX_FIELDS = 1000
 _SMALL = 2**15
 """Bytes of a body that is read in about a millisecond, whatever it has."""
 _SLICE = 4096
@@ -64,8 +64,8 @@ class BodyReader:
             value = await self._off_loop(
                 lambda: _Decoder().decode(body.decode(json.detect_encoding(body), "surrogatepass"))
             )
-        if isinstance(value, dict) and len(value) > _MAX_FIELDS:
-            raise ApiError(400, f"the body has {len(value)} fields; at most {_MAX_FIELDS} are read")
+        if isinstance(value, dict) and len(value) > MAX_FIELDS:
+            raise ApiError(400, f"the body has {len(value)} fields; at most {MAX_FIELDS} are read")
         return value
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import resource
 import signal
@@ -23,6 +22,7 @@ from kvanta.loaded_model import LoadedModel
 from kvanta.server.app import cors_arguments, make_app
 from kvanta.server.async_llm import AsyncLLM
 from kvanta.server.connections import MAX_HEADER_BYTES, limited
+from kvanta.server.garbage import collect_when_idle, few_collections
 from kvanta.server.hosts import AllowedHosts, is_loopback
 from kvanta.server.options import ServerOptions
 from kvanta.server.reasoning import HARMONY
@@ -77,15 +77,11 @@ def serve(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> i
         )
         app = make_app(service, cors=origins)
         _listen(listener, options)
-        gc.collect()
-        gc.freeze()  # what lives for ever need not be looked at again
-        _log.info("%s", _banner(service, listener, options, time.perf_counter() - begin))
-        server = _Server(_uvicorn_config(app, options), front, options.shutdown_timeout)
-        try:
+        with few_collections():
+            _log.info("%s", _banner(service, listener, options, time.perf_counter() - begin))
+            server = _Server(_uvicorn_config(app, options), front, options.shutdown_timeout)
             with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
                 runner.run(server.serve_model(listener))
-        finally:
-            gc.unfreeze()  # else the engine would not be freed at exit
     return 0
 
 
@@ -101,10 +97,12 @@ class _Server(uvicorn.Server):
         """Until a signal."""
         self._front.start()
         warnings = asyncio.create_task(self._pass_warnings_on())
+        collections = asyncio.create_task(collect_when_idle(lambda: self._front.admitted > 0))
         try:
             await self.serve(sockets=[listener, *(listener.dup() for _ in range(_LISTENERS - 1))])
         finally:
             warnings.cancel()
+            collections.cancel()
             await self._front.stop()
             self._log_warnings()
         _log.info("stopped")

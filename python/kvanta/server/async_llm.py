@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
 import sys
@@ -131,6 +132,11 @@ class AsyncLLM:
     async def write(self, build: Callable[[], Result]) -> Result:
         """Runs what makes a large answer of the engine's outputs, on a thread of its own kind."""
         return await asyncio.get_running_loop().run_in_executor(self._writers, build)
+
+    def discard(self, function: Callable[[], None]) -> None:
+        """Runs what frees the objects of an answer, on a thread of the same kind, some time."""
+        with contextlib.suppress(RuntimeError):  # the server stops
+            self._writers.submit(function)
 
     async def submit(
         self,

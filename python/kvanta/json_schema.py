@@ -80,7 +80,7 @@ class _Closer:
         for key in _COMBINED:
             part = schema.get(key)
             if key == "$ref":
-                part = self._target(part)
+                part = referenced(self._root, part)
             several = part.values() if key == "dependentSchemas" and isinstance(part, Mapping) else part
             for each in several if isinstance(several, list | ValuesView) else [several]:
                 if isinstance(each, Mapping):
@@ -103,20 +103,21 @@ class _Closer:
             names = self._names[id(schema)] = {name for properties in listed for name in properties}
         return names
 
-    def _target(self, reference: Any) -> Any:
-        """The schema that a reference within the document points to."""
-        if not isinstance(reference, str) or not reference.startswith("#"):
+
+def referenced(root: Mapping[str, Any], reference: Any) -> Any:
+    """The schema that a reference within the document points to; None if there is none."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    place: Any = root
+    for step in reference[1:].split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(place, Mapping) and name in place:
+            place = place[name]
+        elif isinstance(place, list) and name.isdecimal() and int(name) < len(place):
+            place = place[int(name)]
+        else:
             return None
-        place: Any = self._root
-        for step in reference[1:].split("/")[1:]:
-            name = step.replace("~1", "/").replace("~0", "~")
-            if isinstance(place, Mapping) and name in place:
-                place = place[name]
-            elif isinstance(place, list) and name.isdecimal() and int(name) < len(place):
-                place = place[int(name)]
-            else:
-                return None
-        return place
+    return place
 
 
 def _schemas(schema: Any) -> Iterator[Mapping[str, Any]]:

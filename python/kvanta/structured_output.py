@@ -22,6 +22,7 @@ from kvanta import _core
 from kvanta.errors import InputError
 from kvanta.json_schema import close_objects
 from kvanta.reasoning_gate import GatedMatcher, ReasoningGate
+from kvanta.structural_tag import StructuralTag, lark_grammar
 from kvanta.token_mask import Matcher
 from kvanta.values import one_line, text, truth
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 _MAX_CHARACTERS = 2**18  # of a grammar: what is longer is not written by hand
 _MAX_CHOICES = 2**14
 GRAMMAR_FAILED = "the form is too complex: "
-KINDS = ("json", "json_object", "regex", "choice", "grammar")
+KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 _KEPT = 64  # compiled grammars
 # Between two parts of a JSON text: a space, or a new line with its indentation. Without a bound a weak model would go
 # on with spaces for ever.
@@ -59,6 +60,10 @@ class StructuredOutputsParams:
     """One of these texts."""
     grammar: str | None = None
     """Lark (rule `start`, of llguidance's dialect) or GBNF (rule `root`, of llama.cpp)."""
+    structural_tag: str | Mapping[str, Any] | StructuralTag | None = None
+    """Any text, in which JSON of a schema follows certain words: {"structures": [{"begin", "schema", "end"}],
+    "triggers"}, as a text or as an object.
+    """
     disable_additional_properties: bool | None = None
     """False: objects of the schema may have properties that it does not list. None: as FormSettings says."""
     disable_any_whitespace: bool | None = None
@@ -89,6 +94,8 @@ class StructuredOutputsParams:
             if len(self.choice) > _MAX_CHOICES:
                 raise InputError(f"choice must have at most {_MAX_CHOICES} texts, got {len(self.choice)}")
             self.choice = [text("an entry of choice", entry) for entry in self.choice]
+        if self.structural_tag is not None and not isinstance(self.structural_tag, StructuralTag):
+            self.structural_tag = StructuralTag.read(self.structural_tag)
 
     @property
     def kind(self) -> str:
@@ -138,7 +145,7 @@ class GrammarCompiler:
         `gate`: for one text, tells where its reasoning ends and the form begins.
         """
         need_llguidance("structured_outputs")
-        grammar = _grammar(params, self._settings)
+        grammar = _grammar(params, self._settings, self._tokenizer, self.info)
         with self._lock:
             matcher = self._matchers.get(grammar)
         if matcher is None:
@@ -191,8 +198,7 @@ def need_llguidance(field: str) -> None:
 class _Vocabulary:
     """The vocabulary as llguidance's TokenizerWrapper reads it."""
 
-    def __init__(self, tokenizer: Tokenizer, info: _core.ModelInfo, settings: FormSettings | None = None) -> None:
-        self._settings = settings or FormSettings()
+    def __init__(self, tokenizer: Tokenizer, info: _core.ModelInfo) -> None:
         self._tokenizer = tokenizer
         self.tokens = [tokenizer.bytes[token] for token in range(info.vocab)]
         self.eos_token_ids = [token for token in info.eos_token_ids if 0 <= token < info.vocab]
@@ -247,7 +253,9 @@ def _line(message: str) -> str:
     return " ".join(message.removesuffix("<non-verbose/>").split())[:300]
 
 
-def _grammar(params: StructuredOutputsParams, settings: FormSettings) -> str:
+def _grammar(
+    params: StructuredOutputsParams, settings: FormSettings, tokenizer: Tokenizer, info: _core.ModelInfo
+) -> str:
     """In llguidance's own form. Raises InputError for what is not even a schema."""
     from llguidance import LLMatcher, grammar_from
 
@@ -256,12 +264,13 @@ def _grammar(params: StructuredOutputsParams, settings: FormSettings) -> str:
     _check_length(kind, len(given) if isinstance(given, str) else sum(map(len, params.choice or ())))
     try:
         if kind in ("json", "json_object"):
-            grammar = LLMatcher.grammar_from_json_schema(
-                _schema(params, settings), overrides=settings.overrides(params)
-            )
+            schema = _schema({"type": "object"} if params.json is None else params.json, params, settings)
+            grammar = LLMatcher.grammar_from_json_schema(schema, overrides=settings.overrides(params))
         elif kind == "choice":
             texts = " | ".join(json.dumps(entry, ensure_ascii=False) for entry in params.choice or ())
             grammar = LLMatcher.grammar_from_lark(f"start: {texts}")
+        elif kind == "structural_tag":
+            grammar = LLMatcher.grammar_from_lark(_tagged(given, params, settings, tokenizer, info))
         else:
             grammar = grammar_from("regex" if kind == "regex" else "grammar", given)
     except ValueError as error:
@@ -287,17 +296,30 @@ def _check_length(kind: str, characters: int) -> None:
         raise InputError(f"{kind} has {characters} characters or more; at most {_MAX_CHARACTERS} are read")
 
 
-def _schema(params: StructuredOutputsParams, settings: FormSettings) -> str:
-    if params.json_object:
-        return '{"type": "object"}'
+def _schema(
+    given: str | Mapping[str, Any], params: StructuredOutputsParams, settings: FormSettings, **more: Any
+) -> str:
+    """`more`: further fields, for llguidance alone."""
     try:
-        text = params.json if isinstance(params.json, str) else _limited_json(params.json or {})
-        _check_length("json", len(text))
+        text = given if isinstance(given, str) else _limited_json(given)
+        _check_length(params.kind, len(text))
         schema = json.loads(text)
         if not isinstance(schema, dict):
             raise InputError(f"json must be a JSON schema (an object), got {one_line(text)}")
-        return json.dumps(close_objects(schema) if settings.closes(params) else schema)
+        return json.dumps({**(close_objects(schema) if settings.closes(params) else schema), **more})
     except InputError:
         raise
     except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"json is not a JSON schema: {_line(str(error))}") from None
+        raise InputError(f"{params.kind} is not a JSON schema: {_line(str(error))}") from None
+
+
+def _tagged(
+    tags: StructuralTag,
+    params: StructuredOutputsParams,
+    settings: FormSettings,
+    tokenizer: Tokenizer,
+    info: _core.ModelInfo,
+) -> str:
+    options = {"x-guidance": settings.overrides(params)}
+    special = {tokenizer.token_text(token): token for token in tokenizer.bytes.special if token < info.vocab}
+    return lark_grammar(tags, special, info.eos_token_ids, lambda schema: _schema(schema, params, settings, **options))

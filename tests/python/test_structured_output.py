@@ -129,7 +129,10 @@ def test_logprobs_are_those_of_the_model(llm: LLM) -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "nothing": ({}, "structured_outputs has nothing: one of json, json_object, regex, choice, grammar is needed"),
+    "nothing": (
+        {},
+        "structured_outputs has nothing: one of json, json_object, regex, choice, grammar, structural_tag is needed",
+    ),
     "two": ({"regex": "a", "json_object": True}, "structured_outputs has json_object and regex"),
     "type": ({"json": 3}, "json must be a JSON schema as a text or an object, got 3"),
     "no json": ({"json": '{"type":'}, "json is not a JSON schema"),

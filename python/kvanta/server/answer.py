@@ -9,6 +9,7 @@ from typing import Any
 from kvanta.reasoning_gate import ReasoningGate
 from kvanta.server import harmony
 from kvanta.server.call_reader import CallReader, Found, TextReader
+from kvanta.server.call_tags import call_form
 from kvanta.server.harmony import HarmonyReader
 from kvanta.server.prompts import template_variables
 from kvanta.server.protocol import ChatRequest
@@ -24,6 +25,7 @@ from kvanta.server.reasoning import (
 )
 from kvanta.server.tool_calls import HARMONY_PARSER, PARSERS, make_reader
 from kvanta.server.tools import Tools
+from kvanta.structured_output import StructuredOutputsParams
 from kvanta.thinking_budget import Thinking, thinking_marks
 from kvanta.tokenizer import Tokenizer
 
@@ -104,12 +106,19 @@ class AnswerShape:
     variables: Mapping[str, Any]
     continues: bool
     """The prompt ends within the answer."""
+    form: StructuredOutputsParams | None = None
+    """The form of the text, with that of the calls that the model decides to make."""
+    free: bool = False
+    """The text around calls has no form."""
 
     @classmethod
-    def read(cls, parsers: AnswerParsers, request: ChatRequest) -> AnswerShape:
-        """Raises InputError for bad tools."""
-        continues = bool(request.continue_final_message)
-        return cls(parsers, request.functions, template_variables(request, parsers.tokenizer), continues)
+    def read(
+        cls, parsers: AnswerParsers, request: ChatRequest, form: StructuredOutputsParams | None = None
+    ) -> AnswerShape:
+        """`form`: that the request gives to the text. Raises InputError for bad tools."""
+        tools, variables = request.functions, template_variables(request, parsers.tokenizer)
+        whole = call_form(tools, parsers.tool_parser, form)
+        return cls(parsers, tools, variables, bool(request.continue_final_message), whole, free=form is None)
 
     @property
     def shown(self) -> frozenset[int]:
@@ -132,7 +141,7 @@ class AnswerShape:
     def gate(self, prompt: str) -> ReasoningGate | None:
         """For the grammar of one text, which begins where the reasoning ends; None: at once."""
         form, tokenizer = self.parsers.reasoning, self.parsers.tokenizer
-        if form is None:
+        if form is None or self.free:  # a call may begin in the reasoning
             return None
         reader = self._reasoning_reader(form, prompt, None)
         may_begin = None

@@ -22,10 +22,14 @@ _MAX_MARKS = 20_000
 _MAX_FLOATS = 8192
 """Numbers that are no integers; each may take a microsecond."""
 _MAX_CONTAINERS = 100_000
-_MAX_FIELDS = 1000
+MAX_FIELDS = 1000
+_DIGITS = 2**14
+_DIGITS_PER_NUMBER = 8
+"""On average; reading a number takes the square of its digits. More than _DIGITS are looked at."""
 _SMALL = 2**15
 """Bytes of a body that is read in about a millisecond, whatever it has."""
 _SLICE = 4096
+_PIECE = 2**19
 _MAX_DEPTH = 6
 _LONG = 64
 """Entries of a list that is written in pieces at any depth."""
@@ -64,8 +68,8 @@ class BodyReader:
             value = await self._off_loop(
                 lambda: _Decoder().decode(body.decode(json.detect_encoding(body), "surrogatepass"))
             )
-        if isinstance(value, dict) and len(value) > _MAX_FIELDS:
-            raise ApiError(400, f"the body has {len(value)} fields; at most {_MAX_FIELDS} are read")
+        if isinstance(value, dict) and len(value) > MAX_FIELDS:
+            raise ApiError(400, f"the body has {len(value)} fields; at most {MAX_FIELDS} are read")
         return value
 
 
@@ -74,6 +78,9 @@ def _is_quick(body: bytes) -> bool:
     commas = body.count(b",")
     marks = body.count(b"[") + body.count(b"{") + body.count(b":")
     if commas > _MAX_COMMAS or marks > _MAX_MARKS:
+        return False
+    digits = len(body) - len(body.translate(None, b"0123456789"))
+    if digits > _DIGITS + _DIGITS_PER_NUMBER * (commas + marks):
         return False
     return commas + marks <= _MAX_FLOATS or sum(map(body.count, (b".", b"e", b"E"))) <= _MAX_FLOATS
 
@@ -103,6 +110,37 @@ class _Decoder(json.JSONDecoder):
 def large_json_bytes(value: object) -> bytes:
     """As json_bytes, on a thread that lets others run in between."""
     return b"".join(_pieces(value, 0))
+
+
+def json_pieces(value: object) -> list[bytes]:
+    """The same in pieces of _PIECE bytes or somewhat more, since to copy all of them at once could take too long."""
+    pieces: list[bytes] = []
+    waiting: list[bytes] = []
+    size = 0
+    for piece in _pieces(value, 0):
+        waiting.append(piece)
+        size += len(piece)
+        if size >= _PIECE:
+            pieces.append(b"".join(waiting))
+            waiting, size = [], 0
+    return [*pieces, b"".join(waiting)]
+
+
+def discard(tree: object) -> None:
+    """Empties the objects and lists of a large tree, on a thread that lets others run in between.
+
+    To free them together would be one step of Python. Lists of plain values stay: others may have them, too.
+    """
+    waiting = [tree]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            waiting += each.values()
+            each.clear()
+        elif isinstance(each, list) and any(isinstance(child, (dict, list)) for child in each[:2]):
+            while each:
+                waiting += each[-_SLICE:]
+                del each[-_SLICE:]
 
 
 def _pieces(value: object, depth: int) -> Iterator[bytes]:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
 
 from kvanta.errors import InputError
 from kvanta.outputs import TokenLogprobs
+from kvanta.server.bites import MAX_FIELDS
 from kvanta.server.errors import ApiError
 from kvanta.server.generation_job import Delta, GenerationJob
 from kvanta.server.logprobs import finite
@@ -137,6 +138,8 @@ class GenerateRequest(BaseModel):
             return {}
         if not isinstance(given, Mapping):
             raise InputError(f"sampling_params must be an object, got {one_line(given)}")
+        if len(given) > MAX_FIELDS:
+            raise InputError(f"sampling_params has {len(given)} fields; at most {MAX_FIELDS} are read")
         return given
 
 

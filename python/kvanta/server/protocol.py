@@ -220,7 +220,9 @@ class ChatRequest(ChatFields, SamplingFields):
     @property
     def form_field(self) -> str:
         """The field that gives the form of the text."""
-        return "tool_choice" if self.functions.forced else super().form_field
+        if self.functions.forced:
+            return "tool_choice"
+        return "tools" if self.functions.strict and super()._form() is None else super().form_field
 
     def _form(self) -> StructuredOutputsParams | None:
         form, functions = super()._form(), self.functions

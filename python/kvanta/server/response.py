@@ -6,9 +6,9 @@ import functools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from kvanta.server.bites import Pace, large_json_bytes
+from kvanta.server.bites import Pace, discard, json_pieces, large_json_bytes
 from kvanta.server.errors import ApiError, json_bytes
 from kvanta.server.generation_job import Delta, GenerationJob
 from kvanta.server.protocol import SamplingFields
@@ -17,10 +17,14 @@ DONE = b"data: [DONE]\n\n"
 _MAX_ENTRIES = 2000
 """Entries of an answer that are written at once; more are written on another thread."""
 
-Build = Callable[[], bytes]
 Encode = Callable[[object], bytes]
-OffLoop = Callable[[Build], Awaitable[bytes]]
-"""off_loop(build): calls `build` on another thread."""
+Result = TypeVar("Result")
+
+
+class OffLoop(Protocol):
+    """Calls a function on another thread."""
+
+    def __call__(self, build: Callable[[], Result]) -> Awaitable[Result]: ...
 
 
 def event(value: object, encode: Encode = json_bytes) -> bytes:
@@ -84,13 +88,19 @@ class GenerationResponse(ABC):
         """Size of a part of the answer: log-probabilities, and what a choice and its text cost in addition."""
         return tokens * self._entries_per_token + tokens // 8 + 16 * choices
 
-    async def body(self, off_loop: OffLoop) -> bytes:
-        """The whole answer in JSON, when the job is finished."""
+    async def body(self, off_loop: OffLoop) -> list[bytes]:
+        """The whole answer in JSON, in pieces, when the job is finished."""
         entries = self._entries(self._completion_tokens(), len(self._job.outputs))
         entries += self._prompt_entries + self._echoed_entries
         if entries <= _MAX_ENTRIES:
-            return json_bytes(self.whole())
-        return await off_loop(lambda: large_json_bytes(self.whole()))
+            return [json_bytes(self.whole())]
+        return await off_loop(self._large_body)
+
+    def _large_body(self) -> list[bytes]:
+        whole = self.whole()
+        pieces = json_pieces(whole)
+        discard(whole)
+        return pieces
 
     async def events(self, off_loop: OffLoop) -> AsyncIterator[bytes]:
         """Until the job is finished."""

@@ -22,7 +22,7 @@ from kvanta.server.generation_job import GenerationJob
 from kvanta.server.hosts import AllowedHosts
 from kvanta.server.protocol import ChatRequest, SamplingFields
 from kvanta.server.response import GenerationResponse
-from kvanta.server.stream import CLIENT_GONE, EventStream, cancelled_with_client
+from kvanta.server.stream import CLIENT_GONE, EventStream, JsonPieces, cancelled_with_client
 
 Result = TypeVar("Result")
 
@@ -115,12 +115,12 @@ class Service:
             raise
         http.state.answer = writer
         if request.stream:
-            return EventStream(writer.events(self.front.write), job)
-        async with cancelled_with_client(http.receive, job):
+            return EventStream(writer.events(self.front.write), job, self.front.discard)
+        async with cancelled_with_client(http.receive, job, self.front.discard):
             await job.finish()
             if job.cancelled:
                 return Response(status_code=CLIENT_GONE)
-            return Response(await writer.body(self.front.write), media_type="application/json")
+            return JsonPieces(await writer.body(self.front.write))
 
     async def completion(
         self,
@@ -163,7 +163,9 @@ class Service:
                 logprobs=request.requested_logprobs,
                 defaults=defaults,
             )
-            return params, AnswerShape.read(self.parsers, request)
+            shape = AnswerShape.read(self.parsers, request, params.structured_outputs)
+            params.structured_outputs = shape.form
+            return params, shape
 
         params, shape = await self.read(http, read)
         params.stop_token_ids = [*(params.stop_token_ids or ()), *shape.stop_tokens] or None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -14,6 +13,7 @@ from kvanta.sampling_params import SamplingParams
 from kvanta.server.access import refuse_web_pages
 from kvanta.server.errors import ApiError, JsonResponse
 from kvanta.server.generate import FIELD_NAMES, MAX_TOKENS, GenerateRequest, GenerateResponse
+from kvanta.server.protocol import CompletionRequest
 from kvanta.server.service import Service
 from kvanta.server.translated import renamed_errors
 
@@ -29,17 +29,19 @@ def sglang_router(service: Service, router: APIRouter) -> APIRouter:
     async def generate(http: Request, request: GenerateRequest) -> Response:
         """SGLang's form of completions."""
         service.check_model(request.model)
-        with renamed_errors(request, FIELD_NAMES):
+
+        def read() -> tuple[CompletionRequest, SamplingParams]:
             completion = request.completion()
             max_tokens = completion.max_tokens
-            read = functools.partial(
-                completion.sampling_params,
+            return completion, completion.sampling_params(
                 max_tokens=defaults.get("max_tokens", MAX_TOKENS) if max_tokens is None else max_tokens,
                 max_logprobs=service.max_logprobs,
                 logprobs=request.logprobs,
                 defaults=defaults,
             )
-            params = await service.read(http, read)
+
+        with renamed_errors(request, FIELD_NAMES):
+            completion, params = await service.read(http, read)
         if request.prompt_logprobs is not None:
             params.prompt_logprobs = request.prompt_logprobs
         eos_tokens = list(engine.info.eos_token_ids)

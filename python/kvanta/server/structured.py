@@ -21,7 +21,10 @@ FIELDS: Mapping[str, str] = {
     "ebnf": "grammar",
 }
 _SWITCHES = ("disable_additional_properties", "disable_any_whitespace")
-_FORMATS = "{'type': 'text'}, {'type': 'json_object'} or {'type': 'json_schema', 'json_schema': {'schema': ...}}"
+_FORMATS = (
+    "{'type': 'text'}, {'type': 'json_object'}, {'type': 'json_schema', 'json_schema': {'schema': ...}} or "
+    "{'type': 'structural_tag', 'structures': [...], 'triggers': [...]}"
+)
 
 
 def read_form(response_format: Any, others: Mapping[str, Any]) -> StructuredOutputsParams | None:
@@ -61,6 +64,8 @@ def _of_openai(requested: Any) -> dict[str, Any]:
             if described.get("strict"):
                 check_strict(schema, "response_format")
             return {"json": schema}
+    if kind == "structural_tag":
+        return {"structural_tag": requested}
     raise InputError(f"response_format is {one_line(requested)}; known: {_FORMATS}")
 
 

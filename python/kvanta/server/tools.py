@@ -6,6 +6,7 @@ trained to write; with "auto" the model decides, and the server's --tool-call-pa
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,11 +52,8 @@ class Tools:
         read = cls(tools or [], name if isinstance(name, str) else choice or AUTO, named, several)
         if read.forced:
             read.form()
-        for tool in read.offered:
-            function = tool.get("function")
-            if isinstance(function, Mapping) and truth("tools: strict of a function", function.get("strict") or False):
-                parameters = function.get("parameters", _NO_PARAMETERS)
-                check_strict(parameters, f"tools: the function {one_line(function.get('name'))}")
+        for name in read.strict:
+            check_strict(read.functions[name], f"tools: the function {one_line(name)}")
         return read
 
     @property
@@ -78,6 +76,21 @@ class Tools:
                 found[str(function.get("name"))] = function["parameters"]
         return found
 
+    @functools.cached_property
+    def strict(self) -> frozenset[str]:
+        """Names of the functions whose arguments must match their schemas."""
+        functions = [tool.get("function") for tool in self.offered]
+        return frozenset(
+            str(each.get("name"))
+            for each in functions
+            if isinstance(each, Mapping) and truth("tools: strict of a function", each.get("strict") or False)
+        )
+
+    @functools.cached_property
+    def functions(self) -> dict[str, Mapping[str, Any]]:
+        """The schema of the arguments of every function. Raises InputError."""
+        return dict(map(_function, self.offered))
+
     @property
     def for_template(self) -> list[Mapping[str, Any]] | None:
         """None: a chat without functions."""
@@ -86,7 +99,7 @@ class Tools:
 
     def form(self) -> StructuredOutputsParams:
         """The form of a forced answer: a named function's arguments, or a list of {"name", "parameters"}."""
-        schemas = dict(map(_function, self.offered))
+        schemas = self.functions
         if self.named:
             if self.choice not in schemas:
                 known = ", ".join(schemas) or "none"
@@ -94,12 +107,8 @@ class Tools:
             return StructuredOutputsParams(json=schemas[self.choice])
         if not schemas:
             raise InputError("tool_choice is 'required', and tools is empty")
-        definitions: dict[str, Any] = {}
-        calls = [_call(name, schema, definitions) for name, schema in schemas.items()]
-        schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
-        if not self.parallel:
-            schema["maxItems"] = 1
-        return StructuredOutputsParams(json={**schema, **definitions})
+        schema = call_list_schema(schemas, ("name", "parameters"))
+        return StructuredOutputsParams(json=schema if self.parallel else {**schema, "maxItems": 1})
 
 
 def _allowed(tools: Sequence[Mapping[str, Any]], allowed: Any) -> tuple[list[Mapping[str, Any]], str]:
@@ -127,7 +136,22 @@ def _function(tool: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     return name, schema or _NO_PARAMETERS
 
 
-def _call(name: str, schema: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+def call_schema(schemas: Mapping[str, Mapping[str, Any]], order: tuple[str, str]) -> dict[str, Any]:
+    """The schema of a call of any of these functions. `order`: the fields, "name" and that of the arguments.
+
+    Raises InputError.
+    """
+    definitions: dict[str, Any] = {}
+    return {"anyOf": [_call(name, schema, definitions, order) for name, schema in schemas.items()], **definitions}
+
+
+def call_list_schema(schemas: Mapping[str, Mapping[str, Any]], order: tuple[str, str]) -> dict[str, Any]:
+    """The schema of a list of calls."""
+    call = call_schema(schemas, order)
+    return {"type": "array", "minItems": 1, "items": {"anyOf": call.pop("anyOf")}, **call}
+
+
+def _call(name: str, schema: Mapping[str, Any], definitions: dict[str, Any], order: tuple[str, str]) -> dict[str, Any]:
     """The schema of a call. References count from the root, so what they point to moves there."""
     own = dict(schema)
     for key in ("$defs", "definitions"):
@@ -138,7 +162,7 @@ def _call(name: str, schema: Mapping[str, Any], definitions: dict[str, Any]) -> 
         there.update(moved)
     return {
         "type": "object",
-        "properties": {"name": {"const": name}, "parameters": own},
-        "required": ["name", "parameters"],
+        "properties": {field: {"const": name} if field == "name" else own for field in order},
+        "required": list(order),
         "additionalProperties": False,
     }

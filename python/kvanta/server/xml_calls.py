@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from kvanta.json_schema import referenced
 from kvanta.server.call_reader import Found, StateReader
 
 _TYPES: Mapping[str, Any] = {"integer": int, "number": (int, float), "boolean": bool, "object": dict, "array": list}
@@ -55,9 +56,7 @@ class XmlCalls(StateReader):
             broken = final or self.header_begin.fullmatch(self._buffer.text) is None
             return self._give_up(found) if broken else False
         self._begin_call(found, match["name"])
-        schema = self._schemas.get(match["name"]) or {}
-        properties = schema.get("properties")
-        self._properties = properties if isinstance(properties, Mapping) else {}
+        self._properties = argument_schemas(self._schemas.get(match["name"]) or {})
         self._buffer.take(match.end())
         self._state = self._arguments
         return True
@@ -136,7 +135,7 @@ class XmlCalls(StateReader):
         return ("{" if not self._has_arguments else ", ") + json.dumps(self._key, ensure_ascii=False) + ": "
 
     def _types(self) -> set[str]:
-        return _types_of(self._properties.get(self._key)) or set(self.untyped)
+        return types_of(self._properties.get(self._key)) or set(self.untyped)
 
 
 class QwenCoderCalls(XmlCalls):
@@ -170,7 +169,19 @@ class Glm45Calls(XmlCalls):
         return bool(self._buffer.text)
 
 
-def _types_of(schema: Any) -> set[str]:
+def argument_schemas(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schemas of a function's arguments, each of which can stand by itself."""
+    properties = schema.get("properties")
+    definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    found = {}
+    for name, each in properties.items() if isinstance(properties, Mapping) else ():
+        target = referenced(schema, each.get("$ref")) if isinstance(each, Mapping) else None
+        own = target if isinstance(target, Mapping) else each
+        found[name] = {**own, **definitions} if isinstance(own, Mapping) else own
+    return found
+
+
+def types_of(schema: Any) -> set[str]:
     """The types that a JSON schema allows, as far as it says so."""
     if not isinstance(schema, Mapping):
         return set()
@@ -183,7 +194,7 @@ def _types_of(schema: Any) -> set[str]:
     if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
         return {"string"}
     parts = schema.get("anyOf") or schema.get("oneOf")
-    return set().union(*map(_types_of, parts)) if isinstance(parts, list) else set()
+    return set().union(*map(types_of, parts)) if isinstance(parts, list) else set()
 
 
 def _convert(text: str, types: set[str]) -> Any:

@@ -1,0 +1,228 @@
+"""Calls of strict functions that a model makes of its own accord: their arguments match the functions' schemas."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from live_server import LiveServer, error_of, live_server
+
+from kvanta.errors import InputError
+from kvanta.server import call_tags
+from kvanta.server.call_tags import call_form
+from kvanta.server.tool_calls import PARSERS, rest_of
+from kvanta.server.tools import Tools
+from kvanta.structural_tag import Json, StructuralTag, Tag, lark_grammar
+from kvanta.structured_output import StructuredOutputsParams
+
+llguidance = pytest.importorskip("llguidance")
+
+PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": ["integer", "null"]},
+        "unit": {"$ref": "#/$defs/Unit"},
+    },
+    "required": ["city", "days", "unit"],
+    "additionalProperties": False,
+    "$defs": {"Unit": {"type": "string", "enum": ["kelvin", "celsius"]}},
+}
+WEATHER = {"type": "function", "function": {"name": "weather", "strict": True, "parameters": PARAMETERS}}
+WALK = {"type": "function", "function": {"name": "walk"}}
+TOOLS = [WEATHER, WALK]
+ARGUMENTS = '{"city": "Ürümqi", "days": 5, "unit": "kelvin"}'
+XML = (
+    "{begin}weather{sep}{key}city{value}Ürümqi{end}{key}days{value}5{end}{key}unit{value}kelvin{end}{close}</tool_call>"
+)
+QWEN = {
+    "begin": "<tool_call>\n<function=",
+    "sep": ">\n",
+    "key": "<parameter=",
+    "value": ">\n",
+    "end": "\n</parameter>\n",
+    "close": "</function>\n",
+}
+GLM = {
+    "begin": "<tool_call>",
+    "sep": "\n",
+    "key": "<arg_key>",
+    "value": "</arg_key>\n<arg_value>",
+    "end": "</arg_value>\n",
+    "close": "",
+}
+DEEPSEEK = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
+KIMI = ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>")
+# A call of `weather` in each syntax, with what may stand around it.
+WRITTEN: list[tuple[str, str]] = [
+    ("hermes", f'So: <tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>\nThat is all.'),
+    ("hermes", f'<tool_call>{{"arguments": {ARGUMENTS}, "name": "weather"}}</tool_call>'),
+    ("llama3_json", f'{{"name": "weather", "parameters": {ARGUMENTS}}}; {{"name": "walk", "parameters": {{}}}}'),
+    ("mistral", f'[TOOL_CALLS] [{{"name": "weather", "arguments": {ARGUMENTS}}}]'),
+    ("mistral", f"[TOOL_CALLS]weather[ARGS]{ARGUMENTS}[TOOL_CALLS]walk{{}}"),
+    ("deepseek_v3", "{0}function{1}weather\n```json\n{3}\n```{2}".format(*DEEPSEEK, ARGUMENTS)),
+    ("deepseek_v31", "{0}weather{1}{3}{2}".format(*DEEPSEEK, ARGUMENTS)),
+    ("kimi_k2", "{0}functions.weather:0{1}{3}{2}".format(*KIMI, ARGUMENTS)),
+    ("openai", f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{ARGUMENTS}<|call|>"),
+    ("openai", f"<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{ARGUMENTS}<|call|>"),
+    ("qwen3_coder", XML.format(**QWEN)),
+    ("glm45", XML.format(**GLM)),
+]
+
+
+class Vocabulary:
+    """A token for each byte, and the marks as special tokens."""
+
+    def __init__(self, marks: Sequence[str]) -> None:
+        self.special = {mark: 257 + index for index, mark in enumerate(marks)}
+        self.tokens = [*(bytes([byte]) for byte in range(256)), b"</s>", *map(str.encode, marks)]
+        self.eos_token_id, self.bos_token_id = 256, None
+        self.special_token_ids = [256, *self.special.values()]
+
+    def __call__(self, text: str) -> list[int]:
+        marks = re.compile("(" + "|".join(map(re.escape, self.special)) + ")") if self.special else None
+        pieces = marks.split(text) if marks else [text]
+        return [
+            token for piece in pieces for token in ([self.special[piece]] if piece in self.special else piece.encode())
+        ]
+
+
+def length_allowed(form: StructuredOutputsParams | None, text: str, marks: Sequence[str]) -> tuple[bool, int]:
+    """The grammar takes the text, as a whole one; tokens of it that it takes."""
+    assert form is not None
+    assert isinstance(form.structural_tag, StructuralTag)
+    vocabulary = Vocabulary(marks)
+    ends = [256, vocabulary.special.get("<|call|>", 256)]  # it ends the texts of GPT-OSS
+    tokens = [token for token in vocabulary(text) if token not in ends]
+    lark = lark_grammar(form.structural_tag, vocabulary.special, ends, json.dumps)
+    tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(vocabulary), eos_token=[256])
+    matcher = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_lark(lark), log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    taken = matcher.try_consume_tokens(tokens)
+    return taken == len(tokens) and matcher.is_accepting(), taken
+
+
+@pytest.mark.parametrize("special", [False, True], ids=["words", "special tokens"])
+@pytest.mark.parametrize(("parser", "text"), WRITTEN)
+def test_calls_match_their_schemas(parser: str, text: str, special: bool) -> None:
+    """The same text with another unit stops where the unit does; so does a function that there is not."""
+    marks = getattr(PARSERS[parser], "marks", ()) if special else ()
+    form = call_form(Tools.read(TOOLS, None, None), parser, None)
+    whole, taken = length_allowed(form, text, marks)
+    assert whole
+    assert not length_allowed(form, text.replace("kelvin", "newton"), marks)[0]
+    assert length_allowed(form, text.replace("kelvin", "newton"), marks)[1] < taken
+    assert not length_allowed(form, text.replace("weather", "whether"), marks)[0]
+    if special or parser != "openai":  # what is read is the call
+        reader = PARSERS[parser](schemas=Tools.read(TOOLS, None, None).schemas)
+        call = rest_of(reader, text).calls[0]["function"]
+        assert (call["name"], json.loads(call["arguments"])) == ("weather", json.loads(ARGUMENTS))
+
+
+def test_every_syntax_can_be_constrained() -> None:
+    assert call_tags.SYNTAXES.keys() == PARSERS.keys()
+    assert {parser for parser, _ in WRITTEN} == PARSERS.keys()
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+def test_other_texts_are_free(parser: str) -> None:
+    form = call_form(Tools.read(TOOLS, "auto", None), parser, None)
+    assert length_allowed(form, 'Nothing <b> {"x": 1}\n[1] functions. é', ())[0]
+    assert length_allowed(form, "", ())[0]
+
+
+def test_arguments_of_other_functions_are_free() -> None:
+    form = call_form(Tools.read(TOOLS, None, None), "hermes", None)
+    walk = '<tool_call>\n{"name": "walk", "arguments": {"far": [1, null]}}\n</tool_call>'
+    assert length_allowed(form, walk, ())[0]
+
+
+def test_calls_are_unconstrained_without_strict_functions_or_a_parser() -> None:
+    assert call_form(Tools.read([WALK], None, None), "hermes", None) is None
+    assert call_form(Tools.read(TOOLS, None, None), "", None) is None
+    assert call_form(Tools.read(TOOLS, "none", None), "hermes", None) is None
+
+
+@pytest.mark.parametrize("parser", ["hermes", "mistral", "qwen3_coder", "glm45"])
+def test_a_text_of_a_form_may_be_a_call_instead(parser: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    text = next(text for name, text in WRITTEN if name == parser).removeprefix("So: ").removesuffix("\nThat is all.")
+    form = call_form(Tools.read(TOOLS, None, None), parser, StructuredOutputsParams(json=schema))
+    for allowed in ('{"a": 5}', text):
+        assert length_allowed(form, allowed, ())[0], allowed
+    for refused in ("No.", '{"a": "b"}', f"No. {text}", text.replace("kelvin", "newton")):
+        assert not length_allowed(form, refused, ())[0], refused
+
+
+def test_a_form_stays_alone_without_functions() -> None:
+    form = StructuredOutputsParams(json_object=True)
+    assert call_form(Tools.read(None, None, None), "hermes", form) is form
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ("{", "JSON"),
+        ({"structures": []}, "structures"),
+        ({"structures": [{"begin": "<a>", "schema": {}, "end": ""}], "triggers": ["<b>"]}, "triggers"),
+        ({"structures": [{"begin": "<a>", "schema": 5, "end": ""}], "triggers": ["<a>"]}, "schema"),
+        ({"structures": [{"begin": "<a>", "end": 5}], "triggers": ["<a>"]}, "end"),
+        ({"structures": [{"begin": "<a>"}] * 1025, "triggers": ["<a>"]}, "1024"),
+    ],
+)
+def test_wrong_structural_tags(given: Any, word: str) -> None:
+    with pytest.raises(InputError, match=word):
+        StructuredOutputsParams(structural_tag=given)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    with live_server(tool_call_parser="hermes") as live:
+        yield live
+
+
+CHAT = [{"role": "user", "content": "Once upon a time, there was a little girl named Lily."}]
+STORY = {"messages": CHAT, "max_tokens": 120, "temperature": 0, "add_generation_prompt": False}
+
+
+def test_a_structural_tag_of_a_request(server: LiveServer) -> None:
+    """JSON of the schema follows the trigger, which the model writes soon; the rest is a story."""
+    structure = {"begin": " to be", "schema": {"enum": ["kelvin"]}, "end": "!"}
+    tag = {"structures": [structure], "triggers": [" to"]}
+    answers = [
+        server.post("/v1/chat/completions", **STORY, structured_outputs={"structural_tag": json.dumps(tag)}),
+        server.post("/v1/chat/completions", **STORY, response_format={"type": "structural_tag", **tag}),
+    ]
+    texts = [answer.json()["choices"][0]["message"]["content"] for answer in answers]
+    assert texts[0] == texts[1]
+    assert ' to be"kelvin"!' in texts[0]
+    assert texts[0].count(" to") == texts[0].count(' to be"kelvin"!')
+    assert "kelvin" not in server.post("/v1/chat/completions", **STORY).json()["choices"][0]["message"]["content"]
+
+
+def test_strict_functions_reach_the_engine(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def syntax(schemas: call_tags.Schemas) -> Iterator[Tag]:
+        for name, schema in schemas.items():
+            yield Tag(" to", (f" {name}", Json(schema)))
+
+    monkeypatch.setattr(call_tags, "SYNTAXES", {"hermes": syntax})
+    answers = [
+        server.post("/v1/chat/completions", **STORY, tools=TOOLS, tool_choice=choice).json()["choices"][0]["message"]
+        for choice in ("auto", "none")
+    ]
+    assert re.search(r' to (weather\{\s*"city"|walk\{)', answers[0]["content"])
+    assert "weather" not in answers[1]["content"]
+
+
+def test_a_schema_that_cannot_be_used_is_told(server: LiveServer) -> None:
+    parameters = {
+        **PARAMETERS,
+        "properties": {**PARAMETERS["properties"], "city": {"type": "string", "pattern": "(?=a)"}},
+    }
+    tool = {"type": "function", "function": {"name": "weather", "strict": True, "parameters": parameters}}
+    error = error_of(server.post("/v1/chat/completions", messages=CHAT, tools=[tool]))
+    assert error["param"] == "tools"
+    assert error["message"].startswith("tools: structural_tag cannot be used")

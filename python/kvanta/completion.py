@@ -58,26 +58,37 @@ class Completion:
             if marked:  # the form's own limits are reached only within the text
                 raise InputError(f"structured_outputs: {marked}{reason}")
             raise ResourceError(f"the engine failed request {engine_output.id!r}: {engine_output.error}")
-        tokens = engine_output.tokens
-        output.token_ids += tokens
-        if output.logprobs is not None:
-            for entries in engine_output.logprobs:
-                output.logprobs.append(named_logprobs(entries, self._tokenizer))
-                output.cumulative_logprob = (output.cumulative_logprob or 0.0) + entries[0].logprob
         finished = engine_output.finish != _core.FinishReason.NONE
-        shown = tokens
-        if engine_output.stop_token is not None and not self._params.include_stop_str_in_output:
-            shown = [token for token in tokens if token != engine_output.stop_token]
-        text = self._text.add(shown)
-        if finished:
-            text += self._text.finish()
-        if len(output.token_ids) > self._params.min_tokens:
-            text = self._stops.add(text, final=finished)
+        tokens = engine_output.tokens
+        logprobs = None if output.logprobs is None else engine_output.logprobs
+        text = "" if tokens or not finished else self._add([], final=True)
+        taken = 0
+        while taken < len(tokens) and self._stops.found is None:  # accepted drafts may go on behind a stop string
+            token = tokens[taken]
+            output.token_ids.append(token)
+            if output.logprobs is not None and logprobs is not None:
+                output.logprobs.append(named_logprobs(logprobs[taken], self._tokenizer))
+                output.cumulative_logprob = (output.cumulative_logprob or 0.0) + logprobs[taken][0].logprob
+            taken += 1
+            ends = finished and taken == len(tokens)
+            hidden = ends and token == engine_output.stop_token and not self._params.include_stop_str_in_output
+            text += self._add([] if hidden else [token], final=ends)
         output.text += text
+        output.num_draft_tokens += engine_output.draft_tokens
+        output.num_accepted_tokens += min(taken, engine_output.accepted_tokens)
         if self._stops.found is not None:
             output.finish_reason, output.stop_reason = "stop", self._stops.found
         elif finished:
             output.finish_reason = _FINISH[engine_output.finish]
             if engine_output.stop_token is not None and engine_output.stop_token in (self._params.stop_token_ids or ()):
                 output.stop_reason = engine_output.stop_token
+        return text
+
+    def _add(self, tokens: list[int], *, final: bool) -> str:
+        """The text that is certain with these tokens, up to a stop string. `final`: none follows."""
+        text = self._text.add(tokens)
+        if final:
+            text += self._text.finish()
+        if len(self.output.token_ids) > self._params.min_tokens:
+            text = self._stops.add(text, final=final)
         return text

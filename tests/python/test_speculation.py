@@ -116,7 +116,8 @@ def test_options_have_the_names_of_others(options: dict[str, Any]) -> None:
 
 
 def test_empty_values_ask_for_nothing() -> None:
-    for value in (None, {}, "", "{}", "null"):
+    values: tuple[Any, ...] = (None, {}, "", "{}", "null")
+    for value in values:
         llm = LLM("stories260k", kv_cache_memory_bytes="8MiB", threads=1, speculative_config=value)
         assert llm.config.speculative_config == ""
 

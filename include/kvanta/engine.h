@@ -38,6 +38,9 @@ struct EngineConfig {
   bool enforce_eager = false;   // on a GPU: no CUDA graphs for decode steps
   std::string isa = "auto";     // "auto", "avx512", "avx2", "portable"; environment KVANTA_ISA overrides "auto"
   uint64_t seed = 0;            // for requests without a seed of their own
+  // Speculative decoding (docs/speculation.md): JSON with vLLM's keys, such as
+  // {"method": "ngram", "num_speculative_tokens": 4}; empty: none. Tokens and log-probabilities keep their bits.
+  std::string speculative_config;
   // Share of the finished requests, in [0, 1], whose served distribution is compared with an exact cache's while the
   // engine is idle (EngineStats::quality).
   double quality_sample_rate = 0;
@@ -72,6 +75,7 @@ struct EngineConfig {
     visit("enforce_eager", &EngineConfig::enforce_eager);
     visit("isa", &EngineConfig::isa);
     visit("seed", &EngineConfig::seed);
+    visit("speculative_config", &EngineConfig::speculative_config);
     visit("quality_sample_rate", &EngineConfig::quality_sample_rate, 0, 1);
     visit("profile", &EngineConfig::profile);
     visit("poison_unused", &EngineConfig::poison_unused);
@@ -99,11 +103,13 @@ struct RequestTimes {
 // One request's output of one step.
 struct RequestOutput {
   std::string id;
-  std::vector<int32_t> tokens;                             // new tokens (0 or 1 today)
+  std::vector<int32_t> tokens;                             // new tokens: 0 or 1, and more where drafts are accepted
   std::vector<std::vector<TokenLogprob>> logprobs;         // per new token: the sampled one first, then the most likely
   std::vector<std::vector<TokenLogprob>> prompt_logprobs;  // once, with the first token; entry 0 is empty
   FinishReason finish = FinishReason::kNone;
   std::optional<int32_t> stop_token;  // the stop token that ended it, if one did
+  int draft_tokens = 0;               // draft tokens that the step verified
+  int accepted_tokens = 0;            // so many of `tokens`, the first ones, were draft tokens
   int cached_tokens = 0;              // prompt tokens taken from the prefix cache
   int preemptions = 0;                // times that its pages were freed and computed again
   RequestTimes times;

@@ -62,6 +62,10 @@ struct EngineStats {
   int64_t prefix_evictions = 0;  // pages evicted from the prefix cache
   int64_t finished_stop = 0, finished_length = 0, finished_abort = 0, finished_error = 0, finished_timeout = 0;
   int64_t refused = 0;  // by Add with QueueFullError
+  // Speculative decoding: drafts verified, their tokens, and those that became output; accepted_per_position[i]: drafts
+  // whose token i did, [num_speculative_tokens].
+  int64_t drafts = 0, draft_tokens = 0, accepted_tokens = 0;
+  std::vector<int64_t> accepted_per_position;
   int64_t page_size = 0;
   int64_t page_bytes = 0, exact_page_bytes = 0;  // one record, all layers
   double bytes_per_token = 0;                    // page_bytes / page_size
@@ -84,7 +88,7 @@ struct EngineStats {
 
 // One step of the engine's own thread.
 struct StepTiming {
-  int sequences = 0;          // requests that got a token
+  int sequences = 0;          // requests that got tokens
   float outside_seconds = 0;  // time outside the model, the callback included
 };
 

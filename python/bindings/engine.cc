@@ -96,6 +96,8 @@ void BindOutputs(nb::module_& module) {
       .def_ro("prompt_logprobs", &RequestOutput::prompt_logprobs)
       .def_ro("finish", &RequestOutput::finish)
       .def_ro("stop_token", &RequestOutput::stop_token)
+      .def_ro("draft_tokens", &RequestOutput::draft_tokens)
+      .def_ro("accepted_tokens", &RequestOutput::accepted_tokens)
       .def_ro("cached_tokens", &RequestOutput::cached_tokens)
       .def_ro("preemptions", &RequestOutput::preemptions)
       .def_ro("times", &RequestOutput::times)
@@ -261,7 +263,7 @@ void BindEngine(nb::module_& module) {
           nb::sig("def stats(self) -> dict[str, typing.Any]"))
       .def(
           "recent_steps", &RecentSteps,
-          "Timings of the last steps of the engine's own thread, at most 4,096: requests that got a token, and seconds "
+          "Timings of the last steps of the engine's own thread, at most 4,096: requests that got tokens, and seconds "
           "outside the model, the callback included.")
       .def(
           "reset_prefix_cache", [](EngineOwner& owner) { owner.engine->ResetPrefixCache(); }, ReleaseGil())

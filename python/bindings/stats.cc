@@ -69,6 +69,12 @@ nb::dict StatsDict(const EngineStats& stats) {
   result["prefix_queries"] = stats.prefix_queries;
   result["prefix_evictions"] = stats.prefix_evictions;
   result["refused"] = stats.refused;
+  nb::dict speculation;
+  speculation["drafts"] = stats.drafts;
+  speculation["draft_tokens"] = stats.draft_tokens;
+  speculation["accepted_tokens"] = stats.accepted_tokens;
+  speculation["accepted_per_position"] = nb::cast(stats.accepted_per_position);
+  result["speculation"] = speculation;
   nb::dict finished;
   finished["stop"] = stats.finished_stop;
   finished["length"] = stats.finished_length;

@@ -77,15 +77,25 @@ class Completion:
                 raise InputError(f"structured_outputs: {marked}{reason}")
             raise ResourceError(f"the engine failed request {engine_output.id!r}: {engine_output.error}")
         tokens = self._until_repetition(engine_output.tokens)
-        output.token_ids += tokens
-        if output.logprobs is not None:
-            for entries in engine_output.logprobs[: len(tokens)]:
+        ends = engine_output.finish != _core.FinishReason.NONE and len(tokens) == len(engine_output.tokens)
+        final = ends or self._repeats
+        text = "" if tokens or not final else self._new_text([], None, final=True)
+        taken = 0
+        while taken < len(tokens) and self._found is None:  # accepted drafts may go on behind a stop string
+            token = tokens[taken]
+            output.token_ids.append(token)
+            if output.logprobs is not None:
+                entries = engine_output.logprobs[taken]
                 add_logprobs(output.logprobs, entries, self._tokenizer)
                 output.cumulative_logprob = (output.cumulative_logprob or 0.0) + entries[0].logprob
-        finished = engine_output.finish != _core.FinishReason.NONE and len(tokens) == len(engine_output.tokens)
-        text = self._new_text(tokens, engine_output.stop_token, final=finished or self._repeats)
+            taken += 1
+            last = taken == len(tokens)
+            text += self._new_text([token], engine_output.stop_token if ends and last else None, final=final and last)
         output.text += text
-        found = self._patterns.found or self._stops.found
+        output.num_draft_tokens += engine_output.draft_tokens
+        output.num_accepted_tokens += min(taken, engine_output.accepted_tokens)
+        finished = ends and taken == len(tokens)
+        found = self._found
         if found is not None:
             output.finish_reason, output.stop_reason = "stop", found
         elif finished:
@@ -95,6 +105,11 @@ class Completion:
         elif self._repeats:
             output.finish_reason, output.stop_reason = "repetition", "repetition_detected"
         return text
+
+    @property
+    def _found(self) -> str | None:
+        """The stop string or expression that ended the text."""
+        return self._patterns.found or self._stops.found
 
     def _until_repetition(self, tokens: list[int]) -> list[int]:
         """The tokens up to the one with which the text repeats itself."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from kvanta.errors import InputError
 from kvanta.options import (
     Option,
     OptionGroup,
+    json_text,
     option,
     parse_bytes,
     parse_integer,
@@ -34,6 +36,12 @@ def _dtype(value: Any) -> str:
 def _length(value: Any) -> int:
     """A number of tokens; auto and -1 ask for the model's own limit."""
     return 0 if str(value).lower() in ("auto", "-1") else parse_tokens(value)
+
+
+def _method(value: Any) -> str:
+    """SGLang writes methods in capitals."""
+    name = str(value).lower()
+    return "" if name == "none" else name
 
 
 @dataclass
@@ -103,6 +111,30 @@ class EngineOptions(OptionGroup):
         config_field="kv_cache_memory_bytes",
         metavar="N",
     )
+    speculative_config: Mapping[str, Any] | str | None = option(
+        "",
+        'speculative decoding: JSON as {"method": "ngram", "num_speculative_tokens": 4}; docs/speculation.md has the '
+        "keys",
+        json_text,
+        metavar="JSON",
+        short_flag="-sc",
+    )
+    speculative_algorithm: str | None = option(
+        "",
+        "its method alone: ngram",
+        _method,
+        aliases=("spec_method",),
+        config_field="speculative_config",
+        metavar="METHOD",
+    )
+    speculative_num_draft_tokens: int | None = option(
+        0,
+        "its maximum draft tokens of a sequence and step",
+        parse_integer,
+        aliases=("spec_tokens",),
+        config_field="speculative_config",
+        metavar="N",
+    )
     enable_prefix_caching: bool | None = option(
         True, "share the cache of common prefixes", aliases=("enable_prefix_cache",)
     )
@@ -141,6 +173,8 @@ class EngineOptions(OptionGroup):
 OPTIONS: tuple[Option, ...] = EngineOptions.options()
 # Sizes of the cache, of which one may be given; the C++ EngineConfig takes bytes.
 _CACHE_SIZES = ("kv_cache_memory_bytes", "max_total_tokens", "num_gpu_blocks_override")
+# Options for single keys of speculative_config.
+_SPECULATIVE_KEYS = {"speculative_algorithm": "method", "speculative_num_draft_tokens": "num_speculative_tokens"}
 
 
 def by_name() -> dict[str, Option]:
@@ -153,11 +187,25 @@ def engine_config(folder: str, arguments: Mapping[str, Any]) -> _core.EngineConf
     config = _core.EngineConfig()
     _set_field(config, "model", "model", folder)
     values = EngineOptions.read(_without_scheme_file(folder, arguments))
+    _merge_speculative_keys(values)
     for each in OPTIONS:
-        if each.name not in _CACHE_SIZES[1:]:
+        if each.name not in (*_CACHE_SIZES[1:], *_SPECULATIVE_KEYS):
             _set_field(config, each.config_field or each.name, each.name, getattr(values, each.name))
     _set_cache_size(config, {name: size for name in _CACHE_SIZES if (size := getattr(values, name))})
     return config
+
+
+def _merge_speculative_keys(values: EngineOptions) -> None:
+    keys = {key: value for name, key in _SPECULATIVE_KEYS.items() if (value := getattr(values, name))}
+    if not keys:
+        return
+    if values.speculative_config:
+        names = " and ".join(name for name in _SPECULATIVE_KEYS if getattr(values, name))
+        raise InputError(f"{names} and speculative_config are given: give the keys of speculative_config alone")
+    if "method" not in keys:
+        given = values.speculative_num_draft_tokens
+        raise InputError(f"speculative_num_draft_tokens is {given}, and speculative_algorithm is missing")
+    values.speculative_config = json.dumps(keys)
 
 
 def _set_cache_size(config: _core.EngineConfig, sizes: Mapping[str, int]) -> None:

@@ -67,14 +67,14 @@ IGNORED_GROUPS: tuple[Group, ...] = (
         "tensor_parallel_size tp tp_size",
     ),
     Group(
-        "nothing is speculated, and answers are the same without",
+        "drafts come from n-grams alone (--speculative-config), and answers are the same without",
         "enable_draft_weights_cpu_backup enable_linear_replayssm_spec enable_multi_layer_eagle "
         "speculative_adaptive speculative_dspark_align_verify_tokens_to_graph_tier "
         "speculative_enable_w4a4_mxfp4_megamoe speculative_use_block_verification "
         "speculative_use_rejection_sampling",
-        "decrypted_draft_config_file spec_method spec_model spec_tokens spec_trace_dir "
+        "decrypted_draft_config_file spec_model spec_trace_dir "
         "speculative_accept_threshold_acc speculative_accept_threshold_single speculative_adaptive_config "
-        "speculative_algorithm speculative_attention_mode speculative_config speculative_dflash_block_size "
+        "speculative_attention_mode speculative_dflash_block_size "
         "speculative_domino_candidate_pool_size speculative_draft_attention_backend "
         "speculative_draft_kv_cache_dtype speculative_draft_load_format speculative_draft_model "
         "speculative_draft_model_path speculative_draft_model_revision speculative_draft_sink_size "
@@ -83,7 +83,7 @@ IGNORED_GROUPS: tuple[Group, ...] = (
         "speculative_moe_a2a_backend speculative_moe_runner_backend speculative_ngram_capacity "
         "speculative_ngram_external_corpus_max_tokens speculative_ngram_external_corpus_path "
         "speculative_ngram_external_sam_budget speculative_ngram_match_type speculative_ngram_max_bfs_breadth "
-        "speculative_ngram_max_trie_depth speculative_ngram_min_bfs_breadth speculative_num_draft_tokens "
+        "speculative_ngram_max_trie_depth speculative_ngram_min_bfs_breadth "
         "speculative_num_steps speculative_token_map",
     ),
     Group(

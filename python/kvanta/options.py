@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ class Option:
     """Field of the C++ EngineConfig, where its name differs."""
     is_list: bool = False
     metavar: str = "X"
+    short_flag: str = ""
 
     @property
     def is_flag(self) -> bool:
@@ -50,7 +52,7 @@ class Option:
     @property
     def flags(self) -> list[str]:
         """Command-line flags, the preferred one first."""
-        return [flag_of(name) for name in self.names]
+        return [*map(flag_of, self.names), *filter(None, [self.short_flag])]
 
     def read(self, value: Any) -> Any:
         """The converted value. Raises InputError that names the option."""
@@ -146,6 +148,18 @@ def parse_tokens(value: Any) -> int:
     if match is None:
         return parse_integer(value)
     return int(Decimal(match[1]) * {"k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}[match[2]])
+
+
+def json_text(value: Any) -> str:
+    """The text of an object in JSON, given as such or as a mapping; empty for None and an empty one."""
+    if isinstance(value, Mapping):
+        try:
+            return json.dumps(dict(value)) if value else ""
+        except (TypeError, ValueError):
+            raise InputError(f"{one_line(value)} is not JSON") from None
+    if not isinstance(value, str):
+        raise InputError(f"{one_line(value)} is neither a mapping nor its JSON")
+    return "" if value.strip().lower() in ("{}", "null", "none") else value
 
 
 def parse_number(value: Any) -> float:

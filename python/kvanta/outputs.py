@@ -89,6 +89,10 @@ class CompletionOutput:
     """
     stop_reason: str | int | None = None
     """The stop string, expression or token that ended it; None at an end-of-sequence token."""
+    num_draft_tokens: int = 0
+    """Draft tokens that were verified; 0 without speculative decoding."""
+    num_accepted_tokens: int = 0
+    """Tokens of the text that were draft tokens."""
 
     @property
     def finished(self) -> bool:

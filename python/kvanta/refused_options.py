@@ -282,6 +282,5 @@ SHORT_FLAGS: Mapping[str, str] = {
     "pipeline_parallel_size": "-pp",
     "prefill_context_parallel_size": "-pcp",
     "quantization": "-q",
-    "speculative_config": "-sc",
     "tensor_parallel_size": "-tp",
 }

@@ -227,6 +227,12 @@ void SequenceCache::Commit(std::span<const int32_t> tokens) {
   replaced_.clear();
 }
 
+void SequenceCache::Extend(int64_t count) noexcept {
+  assert(reserved_ == 0 && length_ > 0);
+  assert(count == 0 || (length_ + count) / manager_.spec.page_size == (length_ - 1) / manager_.spec.page_size);
+  length_ += count;
+}
+
 void SequenceCache::Finish(std::span<const int32_t> tokens) {
   if (length_ > 0) ShareExact(tokens, length_ / manager_.spec.page_size - 1);
   Clear();

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "attention/backends.h"
@@ -10,6 +11,8 @@
 #include "base/device.h"
 #include "base/quote.h"
 #include "engine/engine_config.h"
+#include "engine/ngram_proposer.h"
+#include "engine/speculative_config.h"
 #include "kernels/cuda/cuda_context.h"
 #include "kvanta/error.h"
 #include "models/fingerprint.h"
@@ -60,6 +63,20 @@ void WarnOfLongFactors(const EngineConfig& config, const models::ModelConfig& mo
                   positions, original, original));
 }
 
+// Draft tokens that are rejected leave K and V that later tokens overwrite, but a recurrent state has them mixed in.
+void AddProposer(const EngineConfig& config, const models::ModelConfig& model, EngineComponents& components) {
+  if (config.speculative_config.empty()) return;
+  const SpeculativeConfig speculation = ParseSpeculativeConfig(config.speculative_config);
+  if (std::ranges::count(LayerVisibility(model), cache::kRecurrentVisibility) > 0) {
+    throw InputError(
+        fmt::format("speculative_config = {}: not supported for {}, whose recurrent layers cannot forget rejected "
+                    "tokens; leave it out",
+                    Quote(config.speculative_config), model.architecture));
+  }
+  components.proposer = std::make_unique<NgramProposer>(speculation.prompt_lookup_min, speculation.prompt_lookup_max);
+  components.num_speculative_tokens = speculation.num_speculative_tokens;
+}
+
 }  // namespace
 
 EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::CudaContext> gpu) {
@@ -75,6 +92,7 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
   }
 
   EngineComponents components;
+  AddProposer(config, model, components);
   components.layout = PlanLayout(schemes, model, config.page_size);
   const models::Checkpoint checkpoint = models::Checkpoint::Open(config.model);
   const bool keep_types = KeepsTypes(config.dtype, config.weight_dtype, checkpoint);

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/draft_proposer.h"
 #include "formats/scheme.h"
 #include "kernels/cuda/cuda_context.h"
 #include "kernels/ops.h"
@@ -28,6 +29,8 @@ struct EngineComponents {
   int64_t positions = 0;                     // for which the model was loaded; at least max_model_len
   bool scales_given = true;                  // false: 1.0 is only the default
   observe::BackendFactory make_backend;
+  std::unique_ptr<DraftProposer> proposer;  // null: no speculative decoding
+  int num_speculative_tokens = 0;           // maximum draft tokens of a sequence in a step
   std::string isa;
 };
 

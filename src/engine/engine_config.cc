@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "base/quote.h"
+#include "engine/speculative_config.h"
 #include "kvanta/error.h"
 #include "models/weight_count.h"
 
@@ -163,6 +164,7 @@ void CheckConfig(const EngineConfig& config) {
     throw InputError(fmt::format("max_num_batched_tokens = {}: must be at least the page size, {}",
                                  config.max_num_batched_tokens, config.page_size));
   }
+  if (!config.speculative_config.empty()) ParseSpeculativeConfig(config.speculative_config);
   if (config.device != "auto" && config.device != "cpu" && config.device != "cuda") {
     throw InputError(fmt::format("device {} is unknown; there are: auto, cpu, cuda", Quote(config.device)));
   }

@@ -40,6 +40,7 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
       cache::PagePoolConfig{.budget_bytes = size.budget_bytes, .poison_unused = *config.poison_unused},
       config.enable_prefix_caching);
   counters_.groups = engine::DescribeGroups(spec);
+  counters_.accepted_per_position.resize(static_cast<size_t>(components_.num_speculative_tokens));
   scheduler_ = std::make_unique<scheduler::Scheduler>(
       scheduler::SchedulerConfig{.max_sequences = config.max_num_seqs,
                                  .max_step_tokens = config.max_num_batched_tokens,

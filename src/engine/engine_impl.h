@@ -71,11 +71,16 @@ class Engine::Impl {
   void DrainInbox(std::vector<RequestOutput>& outputs);
   void ExpireRequests(double now, std::vector<RequestOutput>& outputs);
   void Schedule(std::vector<RequestOutput>& outputs);
+  void ProposeDrafts();
+  int Draft(RequestState& request, int limit);
   void RunChunks(double now);
   void AddItem(const scheduler::Chunk& chunk);
   void SampleRows();
   void AcceptRows(std::vector<RequestOutput>& outputs) noexcept;
-  void Accept(RequestState& request, runner::SampleRow& row, double now, std::vector<RequestOutput>& outputs) noexcept;
+  void Accept(RequestState& request, std::span<runner::SampleRow> rows, double now,
+              std::vector<RequestOutput>& outputs) noexcept;
+  FinishReason Append(RequestState& request, runner::SampleRow& row, RequestOutput& output);
+  void CountDraft(RequestState& request, RequestOutput& output, int drafts) noexcept;
   void Fail(RequestState& request, FinishReason finish, std::string error,
             std::vector<RequestOutput>& outputs) noexcept;
   std::unique_ptr<RequestState> Finish(RequestState& request, FinishReason finish) noexcept;

@@ -1,6 +1,7 @@
 // The loop over steps: driven by the caller, or by the engine's own thread.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <system_error>
 
@@ -83,14 +84,11 @@ bool Engine::Impl::LoopStep(const StepCallback& callback, std::vector<RequestOut
   bool worked = false;
   const double begin = Now();
   double forward = 0;
-  int64_t tokens = 0;
   {
     const StepLock step_lock(*this);
     forward -= counters_.seconds_forward;
-    tokens -= counters_.generated_tokens;
     worked = StepLocked(outputs);
     forward += counters_.seconds_forward;
-    tokens += counters_.generated_tokens;
   }
   if (!outputs.empty()) {
     const double start = Now();
@@ -103,7 +101,8 @@ bool Engine::Impl::LoopStep(const StepCallback& callback, std::vector<RequestOut
     }
     seconds_callback_ = seconds_callback_ + (Now() - start);
   }
-  if (tokens > 0) RecordStepTiming({static_cast<int>(tokens), static_cast<float>(Now() - begin - forward)});
+  const auto served = std::ranges::count_if(outputs, [](const auto& output) { return !output.tokens.empty(); });
+  if (served > 0) RecordStepTiming({static_cast<int>(served), static_cast<float>(Now() - begin - forward)});
   return worked || (quality_ && WorkOnQuality());
 }
 

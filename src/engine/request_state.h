@@ -4,11 +4,14 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/clock.h"
+#include "engine/draft_control.h"
+#include "engine/draft_proposer.h"
 #include "kvanta/engine.h"
 #include "runner/sampler.h"
 #include "scheduler/sequence.h"
@@ -16,6 +19,13 @@
 namespace kvanta::engine {
 
 inline constexpr double kNoDeadline = std::numeric_limits<double>::infinity();
+
+// Speculative decoding of one request.
+struct Speculation {
+  std::unique_ptr<DraftProposer::State> state;  // null before the first proposal
+  DraftControl control;
+  std::vector<int32_t> rows;  // of a step with a draft: the sequence's last token, then the draft tokens
+};
 
 struct RequestState : scheduler::Sequence {
   RequestState(Request requested, std::vector<int32_t> stops, uint64_t seed, cache::KvCacheManager& cache)
@@ -42,6 +52,8 @@ struct RequestState : scheduler::Sequence {
   bool Stops(int32_t token) const noexcept {
     return std::find(stop_tokens.begin(), stop_tokens.end(), token) != stop_tokens.end();
   }
+  // True in a decode step, unless a constraint needs each token before it gives the next mask.
+  bool MaySpeculate() const noexcept { return Produced() > 0 && Remaining() == 1 && !request.constraint; }
   RequestOutput Output() const { return OutputOf(request.id); }
   // Takes the id, so that it needs no memory: once, when the request has been released.
   RequestOutput LastOutput(FinishReason finish, std::string error) noexcept {
@@ -57,6 +69,7 @@ struct RequestState : scheduler::Sequence {
   int64_t counted = 0;               // prompt tokens that the statistics include
   std::vector<int32_t> stop_tokens;  // the model's end-of-sequence ids (unless ignored) and the request's
   runner::SamplerState sampler;
+  Speculation speculation;
   int64_t grammar_tokens;  // tokens that are the prompt's or were passed to the constraint
   std::vector<std::vector<TokenLogprob>> prompt_logprobs;  // by position; given out with the first token
   std::string failure;                                     // set when the request cannot go on

@@ -23,8 +23,9 @@ bool Engine::Impl::StepLocked(std::vector<RequestOutput>& outputs) {
   if (chunks_.empty()) return !outputs.empty();
   bool sampled = false;
   try {
+    ProposeDrafts();
     RunChunks(start);
-    scheduler_->Commit();
+    scheduler_->Commit();  // without the drafts, which Accept commits
     SampleRows();
     backend_->FetchCounts();
     sampled = true;
@@ -90,13 +91,17 @@ void Engine::Impl::AddItem(const scheduler::Chunk& chunk) {
                        .token = tokens[static_cast<size_t>(position)]});
     }
   }
-  if (chunk.last) {
+  const std::span<const int32_t> with_draft(request.speculation.rows);
+  for (size_t drafts = 0; chunk.last && drafts <= static_cast<size_t>(chunk.drafts); ++drafts) {
     rows_.push_back({.item = items_.size(),
                      .state = &request.sampler,
+                     .drafts = drafts == 0 ? std::span<const int32_t>() : with_draft.subspan(1, drafts),
                      .logprobs = params.logprobs,
                      .logprob_token_ids = params.logprob_token_ids});
   }
-  items_.push_back({.tokens = tokens.subspan(static_cast<size_t>(chunk.start), static_cast<size_t>(chunk.tokens)),
+  const std::span<const int32_t> own =
+      tokens.subspan(static_cast<size_t>(chunk.start), static_cast<size_t>(chunk.tokens));
+  items_.push_back({.tokens = chunk.drafts > 0 ? with_draft : own,
                     .start = chunk.start,
                     .pages = request.pages.Pages(),
                     .first_output = chunk.tokens - outputs});
@@ -115,7 +120,7 @@ void Engine::Impl::SampleRows() {
     if (row.state == nullptr) continue;
     if (RequestState::Of(*chunks_[row.item].sequence).request.constraint) row.mask = masks_->Mask(mask++);
     if (!runner_->SamplesOnDevice() || !row.mask.empty() || row.logprobs >= 0) continue;
-    row.device_params = row.state->NextSample(components_.info.vocab);
+    row.device_params = row.state->NextSample(components_.info.vocab, std::ssize(row.drafts));
   }
   for (size_t first = 0; first < rows_.size(); first += static_cast<size_t>(runner_->MaxLogitRows())) {
     const size_t count = std::min(static_cast<size_t>(runner_->MaxLogitRows()), rows_.size() - first);
@@ -129,58 +134,52 @@ void Engine::Impl::SampleRows() {
   }
 }
 
-// Gives every request of the batch its sampled token or log-probabilities, or ends it.
+// Gives every request of the batch its sampled tokens or log-probabilities, or ends it.
 void Engine::Impl::AcceptRows(std::vector<RequestOutput>& outputs) noexcept {
   const double now = Now();
   auto row = rows_.begin();
   for (size_t item = 0; item < chunks_.size(); ++item) {
     RequestState& request = RequestState::Of(*chunks_[item].sequence);
-    runner::SampleRow* sampled = nullptr;
+    auto sampled = rows_.end();  // first row of a token to sample
     for (; row != rows_.end() && row->item == item; ++row) {
-      const bool valid = row->state == nullptr ? !row->result.empty() : row->token != runner::Sampler::kInvalidLogits;
-      if (!valid) {
-        request.failure = ErrorText("the model's logits are not finite");
-      } else if (row->state == nullptr) {
-        request.prompt_logprobs[static_cast<size_t>(row->prompt_position)] = std::move(row->result);
-      } else {
-        sampled = &*row;
+      if (row->state != nullptr) {
+        sampled = std::min(sampled, row);
+        continue;
       }
+      if (row->result.empty()) request.failure = ErrorText("the model's logits are not finite");
+      request.prompt_logprobs[static_cast<size_t>(row->prompt_position)] = std::move(row->result);
+    }
+    if (sampled != rows_.end() && sampled->token == runner::Sampler::kInvalidLogits) {
+      request.failure = ErrorText("the model's logits are not finite");
     }
     if (!request.failure.empty()) {
       Fail(request, FinishReason::kError, std::move(request.failure), outputs);
-    } else if (sampled != nullptr) {
-      Accept(request, *sampled, now, outputs);
+    } else if (sampled != rows_.end()) {
+      Accept(request, {sampled, row}, now, outputs);
     }
   }
 }
 
-// Takes a sampled token: output, stop conditions, or the request's end.
-void Engine::Impl::Accept(RequestState& request, runner::SampleRow& row, double now,
+// Takes the sampled token of the first row, and of each further one while the draft token before it is the one that was
+// sampled.
+void Engine::Impl::Accept(RequestState& request, std::span<runner::SampleRow> rows, double now,
                           std::vector<RequestOutput>& outputs) noexcept {
-  const SamplingParams& params = request.sampler.Params();
   FinishReason finish = FinishReason::kNone;
   request.times.last_token = now;
   if (request.Produced() == 0) request.times.first_token = now;
   try {
     RequestOutput output = request.Output();
     if (request.Produced() == 0) output.prompt_logprobs = std::move(request.prompt_logprobs);
-    if (row.token == runner::Sampler::kNothingAllowed) {
-      finish = FinishReason::kStop;
-    } else {
-      output.tokens.push_back(row.token);
-      if (params.logprobs >= 0) output.logprobs.push_back(std::move(row.result));
-      request.tokens.push_back(row.token);
-      request.sampler.Append(row.token);
-      ++counters_.generated_tokens;
-      const bool may_stop = request.Produced() > params.min_tokens || request.request.constraint;
-      if (request.Stops(row.token) && may_stop) {
-        finish = FinishReason::kStop;
-        output.stop_token = row.token;
-      } else if (request.Produced() >= params.max_tokens ||
-                 static_cast<int64_t>(request.tokens.size()) >= components_.config.max_model_len) {
-        finish = FinishReason::kLength;
+    for (runner::SampleRow& row : rows) {
+      // The next step comes upon a fault behind an accepted draft.
+      if (!row.drafts.empty() &&
+          (row.drafts.back() != request.tokens.back() || row.token == runner::Sampler::kInvalidLogits)) {
+        break;
       }
+      finish = Append(request, row, output);
+      if (finish != FinishReason::kNone) break;
     }
+    if (rows.size() > 1) CountDraft(request, output, static_cast<int>(rows.size()) - 1);
     output.finish = finish;
     outputs.push_back(std::move(output));
   } catch (const std::exception& error) {
@@ -188,6 +187,25 @@ void Engine::Impl::Accept(RequestState& request, runner::SampleRow& row, double 
     return;
   }
   if (finish != FinishReason::kNone) Finish(request, finish);
+}
+
+// Adds a sampled token to the request and its output. Returns the reason to stop, if it is one.
+FinishReason Engine::Impl::Append(RequestState& request, runner::SampleRow& row, RequestOutput& output) {
+  const SamplingParams& params = request.sampler.Params();
+  if (row.token == runner::Sampler::kNothingAllowed) return FinishReason::kStop;
+  output.tokens.push_back(row.token);
+  if (params.logprobs >= 0) output.logprobs.push_back(std::move(row.result));
+  request.tokens.push_back(row.token);
+  request.sampler.Append(row.token);
+  ++counters_.generated_tokens;
+  const bool may_stop = request.Produced() > params.min_tokens || request.request.constraint;
+  if (request.Stops(row.token) && may_stop) {
+    output.stop_token = row.token;
+    return FinishReason::kStop;
+  }
+  const bool is_full = request.Produced() >= params.max_tokens ||
+                       static_cast<int64_t>(request.tokens.size()) >= components_.config.max_model_len;
+  return is_full ? FinishReason::kLength : FinishReason::kNone;
 }
 
 }  // namespace kvanta

@@ -16,7 +16,7 @@ void RowSampler::RunOne(SampleRow& row, Worker& worker) {
     return;
   }
   if (row.logprobs >= 0) worker.raw.assign(row.logits.begin(), row.logits.end());
-  row.token = worker.sampler.Sample(row.logits, *row.state, row.mask, row.argmax);
+  row.token = worker.sampler.Sample(row.logits, *row.state, row.mask, row.argmax, row.drafts);
   if (row.logprobs >= 0 && row.token >= 0) {
     row.result = ComputeLogprobs(worker.raw, row.token, row.logprobs, row.logprob_token_ids);
   }

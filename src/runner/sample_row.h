@@ -15,8 +15,9 @@ struct SampleRow {
   size_t item = 0;                      // index of its sequence in the batch
   const SamplerState* state = nullptr;  // null: only the log-probabilities of `token`, at prompt_position
   int64_t prompt_position = -1;
-  std::span<const uint32_t> mask = {};  // as Sampler::Sample takes it
-  int logprobs = -1;                    // most likely tokens whose log-probabilities are returned, too; -1: none at all
+  std::span<const int32_t> drafts = {};  // draft tokens between those of `state` and the one to sample
+  std::span<const uint32_t> mask = {};   // as Sampler::Sample takes it
+  int logprobs = -1;  // most likely tokens whose log-probabilities are returned, too; -1: none at all
   std::span<const int32_t> logprob_token_ids = {};  // with logprobs >= 0: tokens that are returned, too
   // To sample where the logits are, without a copy of them on the host (Runner::SamplesOnDevice).
   std::optional<kernels::SampleParams> device_params = {};

@@ -49,13 +49,14 @@ void SamplerState::Append(int32_t token) {
   if (counts_) ++seen_[token].output;
 }
 
-std::optional<kernels::SampleParams> SamplerState::NextSample(int vocab) const {
+std::optional<kernels::SampleParams> SamplerState::NextSample(int vocab, int64_t drafts) const {
+  const int64_t produced = produced_ + drafts;
   const bool top_k = params_.top_k > 0 && params_.top_k < vocab;
   const bool greedy = params_.temperature < kMinTemperature;
-  if (produced_ < params_.min_tokens || !params_.logit_bias.empty() || counts_) return {};
+  if (produced < params_.min_tokens || !params_.logit_bias.empty() || counts_) return {};
   if (greedy) return kernels::SampleParams{};
   if (top_k && params_.top_k > kernels::kMaxCandidates) return {};
-  kernels::SampleParams sample{.uniform = UniformSample(seed_, static_cast<uint64_t>(produced_)),
+  kernels::SampleParams sample{.uniform = UniformSample(seed_, static_cast<uint64_t>(produced)),
                                .scale = 1.0F / params_.temperature,
                                .top_k = top_k ? params_.top_k : 0,
                                .top_p = params_.top_p};
@@ -64,14 +65,15 @@ std::optional<kernels::SampleParams> SamplerState::NextSample(int vocab) const {
 }
 
 int32_t Sampler::Sample(std::span<float> logits, const SamplerState& state, std::span<const uint32_t> mask,
-                        kernels::RowArgmax argmax) {
+                        kernels::RowArgmax argmax, std::span<const int32_t> drafts) {
   const SamplingParams& params = state.params_;
+  const int64_t produced = state.produced_ + std::ssize(drafts);
   // Checked before masking, which could hide a NaN.
   if (!argmax.finite && !FindRange(logits).valid) return kInvalidLogits;
   const auto at = [&](int32_t token) -> float& { return logits[static_cast<size_t>(token)]; };
-  bool may_stop = state.produced_ >= params.min_tokens;
-  if (mask.empty() && may_stop && params.logit_bias.empty() && state.seen_.empty())
-    return Choose(logits, state, argmax);
+  bool may_stop = produced >= params.min_tokens;
+  if (mask.empty() && may_stop && params.logit_bias.empty() && !state.counts_)
+    return Choose(logits, state, produced, argmax);
   if (!mask.empty()) {
     const int64_t allowed = ApplyMask(mask, logits);
     if (allowed == 0) return kNothingAllowed;
@@ -82,18 +84,26 @@ int32_t Sampler::Sample(std::span<float> logits, const SamplerState& state, std:
     for (const int32_t token : state.stop_tokens_) at(token) = -INFINITY;
   }
   for (const auto& [token, bias] : params.logit_bias) at(token) += bias;
-  for (const auto& [token, occurrence] : state.seen_) {
+  const auto penalize = [&](int32_t token, int64_t output) {
     float& x = at(token);
     x = x > 0 ? x / params.repetition_penalty : x * params.repetition_penalty;
-    if (occurrence.output > 0) {
-      x -= params.frequency_penalty * static_cast<float>(occurrence.output) + params.presence_penalty;
+    if (output > 0) x -= params.frequency_penalty * static_cast<float>(output) + params.presence_penalty;
+  };
+  for (const auto& [token, occurrence] : state.seen_) {
+    penalize(token, occurrence.output + std::ranges::count(drafts, token));
+  }
+  if (state.counts_) {
+    for (size_t i = 0; i < drafts.size(); ++i) {
+      const bool is_first = std::ranges::find(drafts.first(i), drafts[i]) == drafts.first(i).end();
+      if (is_first && !state.seen_.contains(drafts[i])) penalize(drafts[i], std::ranges::count(drafts, drafts[i]));
     }
   }
-  return Choose(logits, state, {});
+  return Choose(logits, state, produced, {});
 }
 
 // Samples from final logits.
-int32_t Sampler::Choose(std::span<const float> logits, const SamplerState& state, kernels::RowArgmax argmax) {
+int32_t Sampler::Choose(std::span<const float> logits, const SamplerState& state, int64_t produced,
+                        kernels::RowArgmax argmax) {
   const bool greedy = state.params_.temperature < kMinTemperature;
   if (!argmax.finite) {
     const LogitRange range = FindRange(logits);
@@ -103,8 +113,7 @@ int32_t Sampler::Choose(std::span<const float> logits, const SamplerState& state
       argmax.column = static_cast<int32_t>(std::find(logits.begin(), logits.end(), range.max) - logits.begin());
   }
   if (greedy) return argmax.column;
-  return SampleToken(logits, argmax.value, state.params_,
-                     UniformSample(state.seed_, static_cast<uint64_t>(state.produced_)));
+  return SampleToken(logits, argmax.value, state.params_, UniformSample(state.seed_, static_cast<uint64_t>(produced)));
 }
 
 // The sampled token of final logits with this maximum, at a temperature above 0.

@@ -25,8 +25,9 @@ class SamplerState {
   const SamplingParams& Params() const noexcept { return params_; }
   uint64_t Seed() const noexcept { return seed_; }
   // Parameters with which kernels::Ops::Sample samples the next token; none if it depends on more than the logits: a
-  // bias, a penalty, or stop tokens to mask. The caller checks for a constraint.
-  std::optional<kernels::SampleParams> NextSample(int vocab) const;
+  // bias, a penalty, or stop tokens to mask. The caller checks for a constraint. drafts: number of draft tokens before
+  // it.
+  std::optional<kernels::SampleParams> NextSample(int vocab, int64_t drafts = 0) const;
   // Counts a sampled token.
   void Append(int32_t token);
 
@@ -49,14 +50,15 @@ class Sampler {
   static constexpr int32_t kInvalidLogits = -1;
   static constexpr int32_t kNothingAllowed = -2;
 
+  // The token after those of `state` and `drafts`, as if they had been appended to it.
   // logits: f32 [vocab], overwritten. Returns kInvalidLogits if one is NaN or +infinity, or none is finite.
   // mask: empty, or bit t % 32 of word t / 32 allows token t; returns kNothingAllowed if it allows none. Where it
   // allows stop tokens only, min_tokens does not mask them. argmax: of the logits; ignored if it is not finite.
   int32_t Sample(std::span<float> logits, const SamplerState& state, std::span<const uint32_t> mask = {},
-                 kernels::RowArgmax argmax = {});
+                 kernels::RowArgmax argmax = {}, std::span<const int32_t> drafts = {});
 
  private:
-  int32_t Choose(std::span<const float> logits, const SamplerState& state, kernels::RowArgmax argmax);
+  int32_t Choose(std::span<const float> logits, const SamplerState& state, int64_t produced, kernels::RowArgmax argmax);
   int32_t SampleToken(std::span<const float> logits, float max, const SamplingParams& params, double uniform);
   std::vector<Candidate> candidates_;
 };

@@ -189,6 +189,11 @@ std::span<const Chunk> Scheduler::Schedule() {
   return chunks_;
 }
 
+int64_t Scheduler::DraftSlots(const Chunk& chunk) const noexcept {
+  const int64_t slots = config_.page_size - (chunk.start + chunk.tokens) % config_.page_size;
+  return slots == config_.page_size ? 0 : slots - 1;
+}
+
 void Scheduler::Commit() {
   for (const Chunk& chunk : chunks_) chunk.sequence->pages.Commit(chunk.sequence->tokens);
   chunks_.clear();

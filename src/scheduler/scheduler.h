@@ -29,6 +29,7 @@ struct Chunk {
   int64_t start = 0;
   int tokens = 0;
   bool last = false;  // ends at the sequence's last token: sample the next one
+  int drafts = 0;     // draft tokens that are computed behind it, set by the caller
 };
 
 class Scheduler {
@@ -43,6 +44,11 @@ class Scheduler {
 
   // Chunks of the next step, with pages reserved; valid until the next call.
   std::span<const Chunk> Schedule();
+  // Draft tokens that may be computed behind a chunk of the last Schedule(). They leave the chunk's last page open, for
+  // a closed page is immutable; so they need no further pages, and rejecting them frees none.
+  int64_t DraftSlots(const Chunk& chunk) const noexcept;
+  // Tokens left in the budget of the last Schedule().
+  int64_t BudgetLeft() const noexcept { return budget_; }
   // Sequences that do not fit even alone, found by the last Schedule(): removed from the queues, pages freed.
   std::span<Sequence* const> Unschedulable() const noexcept { return unschedulable_; }
   // Commits the step after its K and V were written to the cache.

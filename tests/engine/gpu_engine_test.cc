@@ -12,6 +12,7 @@
 #include "emulated/guarded_device.h"
 #include "engine/engine_impl.h"
 #include "engine/requests.h"
+#include "engine/scripted_proposer.h"
 #include "kvanta/error.h"
 #include "runner/divergence.h"
 
@@ -130,6 +131,24 @@ TEST_P(GpuEngineTest, RequestsGetTheirTokensWhateverTheBatch) {
   }
   EXPECT_EQ(engine->Stats().device, "cuda");
   EXPECT_GT(engine->Stats().layers[0].k_values, 0);
+}
+
+// Rows of a draft are sampled on the GPU, too, with the random numbers of their positions.
+TEST_P(GpuEngineTest, DraftsChangeNoToken) {
+  const std::unique_ptr<Engine::Impl> plain = Make(Config("int4"));
+  EngineConfig config = Config("int4");
+  config.device = "cuda";
+  const SpeculatingEngine speculating(LoadComponents(config, gpu_), 0.3);
+  std::mt19937_64 random(12);
+  for (int i = 0; i < 4; ++i) {
+    Request request{.id = std::to_string(i), .prompt = RandomTokens(random, 20 + 3 * i), .sampling = Greedy(20)};
+    request.sampling.temperature = i % 2 == 0 ? 0.0F : 0.9F;
+    if (i == 3) request.sampling.frequency_penalty = 0.5F;  // on the host
+    const Collected want = RunOne(*plain, request);
+    speculating.Teach(request, want);
+    EXPECT_EQ(RunOne(*speculating.engine, request).tokens, want.tokens) << i;
+  }
+  EXPECT_GT(speculating.engine->Stats().accepted_tokens, 20);
 }
 
 // All tokens, and the first log-probability of requests that asked for it.

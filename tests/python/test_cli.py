@@ -77,7 +77,7 @@ def test_what_to_do_about_clipped_values(unit: bool, ending: str) -> None:
     from kvanta.cli.generation_report import closing_line
 
     figures = {"generated_tokens": 1, "tokens_per_second": 0.0, "seconds_to_first_token": 0.0, "cache_bytes": None}
-    cache = {"kv_cache_dtype": "fp8", "bytes_per_token": 1, "saturated": 7, "unit_scales": unit}
+    cache = {"kv_cache_dtype": "fp8", "bytes_per_token": 1, "saturated": 7, "unit_scales": unit, "draft_tokens": 0}
     assert closing_line({**figures, **cache}).endswith(ending)
 
 

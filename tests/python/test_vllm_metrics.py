@@ -27,7 +27,7 @@ Samples = dict[tuple[str, str], float]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
-    with live_server() as running:
+    with live_server(options={"speculative_config": {"method": "ngram"}}) as running:
         yield running
 
 

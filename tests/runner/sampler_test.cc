@@ -40,6 +40,37 @@ SamplingParams Greedy() {
   return params;
 }
 
+// A token behind draft tokens is the one behind the same tokens as output.
+TEST(Sampler, DraftsCountAsOutput) {
+  std::mt19937_64 random(31);
+  Sampler sampler;
+  for (int round = 0; round < 200; ++round) {
+    SamplingParams params;
+    params.temperature = round % 3 == 0 ? 0.0F : 1.0F;
+    if (round % 2 == 0) params.repetition_penalty = 1.5F;
+    if (round % 4 < 2) params.frequency_penalty = 0.7F;
+    if (round % 5 == 0) params.presence_penalty = 1.0F;
+    if (round % 7 == 0) params.min_tokens = 4;
+    const std::vector<int32_t> prompt = {1, 2, 3, 2};
+    const std::vector<int32_t> drafts = {static_cast<int32_t>(random() % 6), static_cast<int32_t>(random() % 6), 4, 2};
+    SamplerState state(params, random(), prompt, {5});
+    state.Append(3);
+    SamplerState appended = state;
+    for (size_t count = 0; count <= drafts.size(); ++count) {
+      std::vector<float> logits = RandomLogits(8, random());
+      std::vector<float> same = logits;
+      const auto before = std::span(drafts).first(count);
+      ASSERT_EQ(sampler.Sample(logits, state, {}, {}, before), sampler.Sample(same, appended));
+      ASSERT_EQ(logits, same) << "penalties differ";
+      const auto ahead = state.NextSample(8, static_cast<int64_t>(count));
+      const auto next = appended.NextSample(8);
+      ASSERT_EQ(ahead.has_value(), next.has_value());
+      ASSERT_EQ(ahead ? ahead->uniform : 0, next ? next->uniform : 0);
+      if (count < drafts.size()) appended.Append(drafts[count]);
+    }
+  }
+}
+
 // Known answers of Random123's kat_vectors, philox4x32-10.
 TEST(Philox, KnownAnswers) {
   EXPECT_EQ(Philox4x32({0, 0, 0, 0}, {0, 0}),

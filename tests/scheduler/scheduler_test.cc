@@ -65,6 +65,27 @@ TEST(Scheduler, ChunksEndOnPageBoundariesExceptTheLast) {
   EXPECT_EQ(sizes, (std::vector<int>{32, 32, 36}));
 }
 
+TEST(Scheduler, DraftsLeaveThePageOpen) {
+  World world(Config(4, 40), 1 << 20);
+  for (int64_t length = 1; length <= 2 * kPage; ++length) {
+    auto sequence = world.Make(length);
+    world.scheduler.Add(*sequence);
+    while (sequence->Remaining() > 0) {
+      const Chunk chunk = world.scheduler.Schedule().front();
+      const int64_t slots = world.scheduler.DraftSlots(chunk);
+      const int64_t end = chunk.start + chunk.tokens;
+      EXPECT_EQ(slots, end % kPage == 0 ? 0 : kPage - 1 - end % kPage) << end;
+      EXPECT_EQ(world.scheduler.BudgetLeft(), 40 - chunk.tokens);
+      world.scheduler.Commit();
+      if (sequence->Remaining() > 0) continue;
+      sequence->tokens.resize(static_cast<size_t>(end + slots), 3);
+      sequence->pages.Extend(slots);
+      EXPECT_EQ(sequence->pages.Length(), end + slots);
+    }
+    world.scheduler.Remove(*sequence);
+  }
+}
+
 TEST(Scheduler, DecodesGoBeforePrompts) {
   World world(Config(4, 2 * kPage), 1 << 20, false, 0);
   auto first = world.Make(5, 1);

@@ -47,6 +47,8 @@ class GenerationMeter:
             "text": text.text,
             "token_ids": text.token_ids,
             "finish_reason": text.finish_reason,
+            "draft_tokens": text.num_draft_tokens,
+            "accepted_tokens": text.num_accepted_tokens,
             "seconds_to_first_token": self._first - self._begin,
             "tokens_per_second": (len(text.token_ids) - 1) / seconds if seconds > 0 else 0.0,
             "kv_cache_dtype": stats["kv_cache_dtype"],
@@ -61,9 +63,11 @@ class GenerationMeter:
 def closing_line(report: Mapping[str, Any]) -> str:
     """The figures in one line, and a second one about clipped values."""
     held = "" if report["cache_bytes"] is None else f", {human_bytes(report['cache_bytes'])} held"
+    drafted = report["draft_tokens"]
+    drafts = f", {report['accepted_tokens']} of {drafted} draft tokens accepted" if drafted else ""
     line = (
         f"[{report['generated_tokens']} tokens, {report['tokens_per_second']:.1f} tokens/s, "
-        f"first after {report['seconds_to_first_token']:.2f} s | {report['kv_cache_dtype']} cache: "
+        f"first after {report['seconds_to_first_token']:.2f} s{drafts} | {report['kv_cache_dtype']} cache: "
         f"{report['bytes_per_token']:,.0f} bytes/token{held}]"
     )
     if report["saturated"]:

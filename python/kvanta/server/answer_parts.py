@@ -76,7 +76,8 @@ class PartsResponse(GenerationResponse):
         """Usage so far, with the tokens of reasoning."""
         usage = super().usage()
         tokens = 0 if self._count is None else self._count.update(self._job.outputs[0].token_ids)
-        return {**usage, "completion_tokens_details": {"reasoning_tokens": tokens}}
+        usage.setdefault("completion_tokens_details", {})["reasoning_tokens"] = tokens
+        return usage
 
     @property
     def _calls(self) -> bool:

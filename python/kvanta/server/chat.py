@@ -91,7 +91,7 @@ class ChatResponse(ChoicesResponse):
         if self._counts:
             outputs = zip(self._counts, self._job.outputs, strict=True)
             tokens = sum(count.update(output.token_ids) for count, output in outputs)
-            usage["completion_tokens_details"] = {"reasoning_tokens": tokens}
+            usage.setdefault("completion_tokens_details", {})["reasoning_tokens"] = tokens
         return usage
 
     def _opening(self) -> list[dict[str, Any]]:

@@ -133,6 +133,7 @@ class Metrics(Collector):
     def _families(self, stats: dict[str, Any]) -> Iterator[Metric]:
         yield from self._engine_gauges(stats)
         yield from self._engine_counters(stats)
+        yield from self._speculation(stats["speculation"])
         yield from self._layers(stats)
         yield from self._quality(stats["quality"])
         yield from self._server()
@@ -202,6 +203,23 @@ class Metrics(Collector):
         yield self._counter("engine_step_seconds", "Time in steps.", stats["seconds_total"])
         for part, text in _STEP_PARTS.items():
             yield self._counter(f"engine_{part}_seconds", text, stats[f"seconds_{part}"])
+
+    def _speculation(self, counts: dict[str, Any]) -> Iterator[Metric]:
+        """Nothing without speculative decoding."""
+        if not counts["accepted_per_position"]:
+            return
+        yield self._counter("spec_decode_num_drafts", "Drafts that were verified.", counts["drafts"])
+        yield self._counter("spec_decode_num_draft_tokens", "Their tokens.", counts["draft_tokens"])
+        accepted = counts["accepted_tokens"]
+        yield self._counter("spec_decode_num_accepted_tokens", "Of these, tokens that were accepted.", accepted)
+        by_position = CounterMetricFamily(
+            "kvanta:spec_decode_num_accepted_tokens_per_pos",
+            "Accepted tokens by their position in the draft.",
+            labels=["model_name", "position"],
+        )
+        for position, count in enumerate(counts["accepted_per_position"]):
+            by_position.add_metric([self._model, str(position)], count)
+        yield by_position
 
     def _layers(self, stats: dict[str, Any]) -> Iterator[Metric]:
         for key, (name, text) in _LAYER_COUNTS.items():

@@ -77,12 +77,20 @@ class GenerationResponse(ABC):
         prompt = sum(len(generation.output.prompt_token_ids) for generation in self._job.generations)
         cached = sum(generation.output.num_cached_tokens for generation in self._job.generations)
         completion = self._completion_tokens()
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
+        drafted = sum(output.num_draft_tokens for output in self._job.outputs)
+        if drafted:
+            accepted = sum(output.num_accepted_tokens for output in self._job.outputs)
+            usage["completion_tokens_details"] = {
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": drafted - accepted,
+            }
+        return usage
 
     def _entries(self, tokens: int, choices: int) -> int:
         """Size of a part of the answer: log-probabilities, and what a choice and its text cost in addition."""

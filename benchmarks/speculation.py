@@ -1,0 +1,126 @@
+"""Speed of speculative decoding with n-grams, next to plain decoding.
+
+    python benchmarks/speculation.py smollm2 --json docs/results/speculation.json
+
+Three kinds of work, several prompts of each, one request at a time or --batch at once: editing and summarising a
+passage (the answer repeats much of the prompt), and writing on from it (sampled with seeds, so that it repeats little).
+Plain and speculative runs alternate, --pairs times; figures are medians, and leave out the prompts but for a page. All
+runs must give the same tokens and log-probabilities to the bit, which is checked first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from kvanta import LLM, SamplingParams
+from kvanta.evaluate.passages import SHIPPED_TEXT
+
+_PASSAGES = 4
+_EDIT = "Copy the following text, and write Jack in place of every Jim. Give the text alone.\n\n"
+_SUMMARY = "Summarise the following text in a few sentences, in its own words.\n\n"
+
+
+def workloads(llm: LLM, tokens: int, characters: int) -> dict[str, list[tuple[list[int], SamplingParams]]]:
+    """Prompts with their parameters, by kind of work."""
+    text = SHIPPED_TEXT.read_text(encoding="utf-8")
+    step = (len(text) - characters) // _PASSAGES
+    passages = [text[start : start + characters] for start in range(0, step * _PASSAGES, step)]
+    greedy = SamplingParams(temperature=0.0, max_tokens=tokens)
+
+    def ask(task: str) -> list[tuple[list[int], SamplingParams]]:
+        if llm.tokenizer.chat_template is None:
+            return [(llm.tokenizer.encode(task + passage), greedy) for passage in passages]
+        chats = ([{"role": "user", "content": task + passage}] for passage in passages)
+        return [(llm.chat_prompt(chat).token_ids, greedy) for chat in chats]
+
+    def write_on(index: int) -> tuple[list[int], SamplingParams]:
+        sampled = SamplingParams(temperature=1.0, seed=index, max_tokens=tokens, ignore_eos=True)
+        return llm.tokenizer.encode(passages[index]), sampled
+
+    return {"editing": ask(_EDIT), "summary": ask(_SUMMARY), "new text": [write_on(i) for i in range(_PASSAGES)]}
+
+
+def decode(llm: LLM, work: Sequence[tuple[list[int], SamplingParams]], batch: int) -> tuple[list[Any], int, float]:
+    """Texts with their log-probabilities, tokens that decode steps made, and seconds of these steps."""
+    llm.reset_prefix_cache()
+    texts, tokens, seconds = [], 0, 0.0
+    for first in range(0, len(work), batch):
+        prompts, params = zip(*work[first : first + batch], strict=True)
+        # The prompts are in the prefix cache afterwards, but for their last page.
+        llm.generate(list(prompts), [SamplingParams(max_tokens=1)] * len(prompts), use_tqdm=False)
+        before = llm.stats()["seconds_total"]
+        outputs = llm.generate(list(prompts), list(params), use_tqdm=False)
+        seconds += llm.stats()["seconds_total"] - before
+        texts += [(output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs]
+        tokens += sum(len(output.outputs[0].token_ids) for output in outputs)
+    return texts, tokens, seconds
+
+
+def verify(plain: LLM, speculating: LLM, work: Sequence[tuple[list[int], SamplingParams]], batch: int) -> None:
+    """Exits unless both give the same bits."""
+    with_logprobs = [(prompt, dataclasses.replace(params, logprobs=2)) for prompt, params in work]
+    if decode(plain, with_logprobs, batch)[0] != decode(speculating, with_logprobs, batch)[0]:
+        raise SystemExit("error: tokens or log-probabilities differ between plain and speculative decoding")
+
+
+def measure(plain: LLM, speculating: LLM, name: str, work: Any, options: argparse.Namespace) -> dict[str, Any]:
+    """One row of the report."""
+    verify(plain, speculating, work, options.batch)
+    before = speculating.stats()
+    rates: dict[str, list[float]] = {"plain": [], "speculative": []}
+    ratios = []
+    for _ in range(options.pairs):
+        for kind, llm in (("plain", plain), ("speculative", speculating)):
+            _, tokens, seconds = decode(llm, work, options.batch)
+            rates[kind].append(tokens / seconds)
+        ratios.append(rates["speculative"][-1] / rates["plain"][-1])
+    after = speculating.stats()
+
+    def gained(key: str) -> int:
+        return int(after["speculation"][key]) - int(before["speculation"][key])
+
+    return {
+        "work": name,
+        "plain_tokens_per_s": median(rates["plain"]),
+        "speculative_tokens_per_s": median(rates["speculative"]),
+        "ratio": median(ratios),
+        "draft_tokens": gained("draft_tokens") // options.pairs,
+        "accepted_tokens": gained("accepted_tokens") // options.pairs,
+        "generated_tokens": (after["generated_tokens"] - before["generated_tokens"]) // options.pairs,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--speculative-config", default='{"method": "ngram"}', metavar="JSON")
+    parser.add_argument("--kv-cache-dtype", default="int4", metavar="FORMAT")
+    parser.add_argument("--tokens", type=int, default=200, metavar="N", help="maximum tokens of a text [200]")
+    parser.add_argument("--characters", type=int, default=1200, metavar="N", help="length of a passage [1200]")
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help="requests at once [1]")
+    parser.add_argument("--threads", type=int, help="CPU threads [all]")
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    common = {"kv_cache_dtype": options.kv_cache_dtype, "max_num_seqs": options.batch, "threads": options.threads}
+    plain = LLM(options.model, **common)
+    speculating = LLM(options.model, speculative_config=options.speculative_config, **common)
+    rows = []
+    for name, work in workloads(plain, options.tokens, options.characters).items():
+        rows.append(measure(plain, speculating, name, work, options))
+        print({key: round(value, 3) if isinstance(value, float) else value for key, value in rows[-1].items()})
+    report = {key: getattr(options, key) for key in ("model", "kv_cache_dtype", "speculative_config", "batch", "pairs")}
+    if options.json:
+        options.json.write_text(json.dumps({**report, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

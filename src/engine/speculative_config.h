@@ -1,0 +1,17 @@
+// EngineConfig::speculative_config: JSON with the keys of vLLM's --speculative-config.
+#pragma once
+
+#include <string>
+
+namespace kvanta::engine {
+
+struct SpeculativeConfig {
+  int num_speculative_tokens = 4;  // maximum draft tokens of a sequence in a step
+  int prompt_lookup_min = 2;       // shortest n-gram that is looked up
+  int prompt_lookup_max = 4;       // longest
+};
+
+// Throws InputError with the key, its value and the alternatives. `text` is not empty.
+SpeculativeConfig ParseSpeculativeConfig(const std::string& text);
+
+}  // namespace kvanta::engine

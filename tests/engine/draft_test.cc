@@ -1,0 +1,122 @@
+// The parts of speculative decoding: n-gram lookup, pauses, options.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "engine/draft_control.h"
+#include "engine/ngram_proposer.h"
+#include "engine/requests.h"
+#include "engine/speculative_config.h"
+#include "kvanta/error.h"
+
+namespace kvanta::engine {
+namespace {
+
+std::vector<int32_t> Propose(NgramProposer& proposer, DraftProposer::State& state, const std::vector<int32_t>& tokens,
+                             int count) {
+  std::vector<int32_t> draft;
+  proposer.Propose(state, tokens, count, draft);
+  return draft;
+}
+
+std::vector<int32_t> ProposeOnce(int min, int max, const std::vector<int32_t>& tokens, int count) {
+  NgramProposer proposer(min, max);
+  return Propose(proposer, *proposer.MakeState(), tokens, count);
+}
+
+TEST(NgramProposer, TakesTheLongestMatchAndTheLatestOfThem) {
+  using Tokens = std::vector<int32_t>;
+  EXPECT_EQ(ProposeOnce(2, 3, {1, 2, 3, 9, 2, 3, 8, 1, 2, 3}, 2), (Tokens{9, 2})) << "three tokens over two";
+  EXPECT_EQ(ProposeOnce(2, 2, {1, 2, 3, 9, 2, 3, 8, 1, 2, 3}, 2), (Tokens{8, 1})) << "the later one";
+  EXPECT_EQ(ProposeOnce(2, 4, {5, 6, 7, 8}, 2), Tokens{});
+  EXPECT_EQ(ProposeOnce(2, 4, {5, 6, 4, 6}, 2), Tokens{}) << "one token is less than min";
+  EXPECT_EQ(ProposeOnce(1, 4, {5, 6, 4, 6}, 2), (Tokens{4, 6}));
+  EXPECT_EQ(ProposeOnce(1, 1, {5}, 2), Tokens{});
+  EXPECT_EQ(ProposeOnce(3, 3, {5, 5}, 2), Tokens{});
+}
+
+TEST(NgramProposer, GoesOnWithItsOwnDraft) {
+  EXPECT_EQ(ProposeOnce(2, 4, {1, 2, 1, 2}, 5), (std::vector<int32_t>{1, 2, 1, 2, 1}));
+  EXPECT_EQ(ProposeOnce(1, 4, {7, 7}, 3), (std::vector<int32_t>{7, 7, 7}));
+}
+
+// The index, token by token and in jumps, against a search over all positions.
+TEST(NgramProposer, AgreesWithASearch) {
+  std::mt19937_64 random(11);
+  for (int round = 0; round < 20; ++round) {
+    const int min = static_cast<int>(random() % 3) + 1;
+    const int max = min + static_cast<int>(random() % 3);
+    NgramProposer proposer(min, max);
+    const auto state = proposer.MakeState();
+    std::vector<int32_t> tokens = RandomTokens(random, 1 + static_cast<int64_t>(random() % 300), 12);
+    for (int step = 0; step < 60; ++step) {
+      int64_t best = -1;
+      int64_t best_length = min - 1;
+      for (auto end = std::ssize(tokens) - 1; end > 0; --end) {
+        int64_t length = 0;
+        while (length < std::min<int64_t>(max, end) && tokens[static_cast<size_t>(end - 1 - length)] ==
+                                                           tokens[tokens.size() - 1 - static_cast<size_t>(length)]) {
+          ++length;
+        }
+        if (length > best_length) {
+          best = end;
+          best_length = length;
+        }
+      }
+      const auto draft = Propose(proposer, *state, tokens, 1);
+      ASSERT_EQ(draft.size(), best < 0 ? 0u : 1u);
+      if (best >= 0 && tokens.size() < 400) {  // a lookup tries a bounded number of positions
+        ASSERT_EQ(draft[0], tokens[static_cast<size_t>(best)]) << tokens.size();
+      }
+      const auto more = RandomTokens(random, static_cast<int64_t>(random() % 4) + 1, 12);
+      tokens.insert(tokens.end(), more.begin(), more.end());
+    }
+  }
+}
+
+TEST(DraftControl, PausesLongerWhileDraftsFail) {
+  DraftControl control;
+  int trials = 0;
+  for (int step = 0; step < 1000; ++step) {
+    if (!control.Speculates()) continue;
+    control.Record(4, 0);
+    ++trials;
+  }
+  EXPECT_LT(trials, 14);
+  EXPECT_GT(trials, 8);
+  int after = 0;
+  for (int step = 0; step < 1000; ++step) {
+    if (!control.Speculates()) continue;
+    control.Record(4, 4);
+    ++after;
+  }
+  EXPECT_GT(after, 700) << "one draft that is accepted ends the pauses";
+}
+
+std::string ErrorOf(const std::string& text) {
+  try {
+    ParseSpeculativeConfig(text);
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(SpeculativeConfig, RefusesWithKeyValueAndAlternatives) {
+  using testing::HasSubstr;
+  EXPECT_THAT(ErrorOf("{"), HasSubstr("speculative_config"));
+  EXPECT_THAT(ErrorOf("[1]"), HasSubstr("expected an object"));
+  EXPECT_THAT(ErrorOf(R"({"method": "eagle"})"), HasSubstr("method 'eagle' is not supported; there are: ngram"));
+  EXPECT_THAT(ErrorOf(R"({"tokens": 4})"), HasSubstr("num_speculative_tokens"));
+  EXPECT_THAT(ErrorOf(R"({"num_speculative_tokens": 0})"), HasSubstr("is 0; expected an integer from 1 to"));
+  EXPECT_THAT(ErrorOf(R"({"num_speculative_tokens": "4"})"), HasSubstr("expected an integer"));
+  EXPECT_THAT(ErrorOf(R"({"prompt_lookup_min": 5, "prompt_lookup_max": 4})"), HasSubstr("above prompt_lookup_max 4"));
+  EXPECT_EQ(ErrorOf(R"({"method": "ngram"})"), "");
+  EXPECT_EQ(ParseSpeculativeConfig(R"({"prompt_lookup_max": 3})").prompt_lookup_min, 3);
+  EXPECT_EQ(ParseSpeculativeConfig(R"({"prompt_lookup_min": 6})").prompt_lookup_max, 6);
+  EngineConfig config = TinyConfig(Model(), "bf16");
+  config.speculative_config = "{}}";
+  EXPECT_THROW(Engine{config}, InputError);
+}
+
+}  // namespace
+}  // namespace kvanta::engine

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvanta.server.options import read_options
 from kvanta.server.vllm_metrics import NAMES
 
-# Those with LoRA adapters, drafts, watermarks, parallel or sleeping engines and transfers of caches are not among them.
+# Metrics of LoRA adapters, watermarks, parallel or sleeping engines and transfers of caches are not among them.
 VLLM = """
 admission_rejections cache_config_info e2e_request_latency_seconds engine_sleep_state external_prefix_cache_hits
 external_prefix_cache_queries generation_tokens inter_token_latency_seconds iteration_tokens_total kv_cache_usage_perc
@@ -20,7 +20,8 @@ prefix_cache_hits prefix_cache_queries prompt_tokens prompt_tokens_by_source pro
 prompt_tokens_cached_by_source request_decode_time_seconds request_generation_tokens request_inference_time_seconds
 request_max_num_generation_tokens request_num_preemptions request_params_max_tokens request_params_n
 request_prefill_kv_computed_tokens request_prefill_time_seconds request_prompt_tokens request_queue_time_seconds
-request_success request_time_per_output_token_seconds time_to_first_token_seconds
+request_success request_time_per_output_token_seconds spec_decode_num_accepted_tokens
+spec_decode_num_accepted_tokens_per_pos spec_decode_num_draft_tokens spec_decode_num_drafts time_to_first_token_seconds
 """
 Samples = dict[tuple[str, str], float]
 

@@ -53,7 +53,7 @@ class Tools:
         if read.forced:
             read.form()
         for name in read.strict:
-            check_strict(read.functions[name], f"tools: the function {one_line(name)}")
+            check_strict(read.schemas.get(name, _NO_PARAMETERS), f"tools: the function {one_line(name)}")
         return read
 
     @property

@@ -113,6 +113,7 @@ class Engine::Impl {
   std::vector<scheduler::Chunk> chunks_;
   std::vector<runner::RunItem> items_;
   std::vector<runner::SampleRow> rows_;
+  float min_acceptance_ = 0;  // of the step's drafts
   std::unique_ptr<engine::GrammarBitmasks> masks_;
   std::unique_ptr<observe::QualityMonitor> quality_;  // null without quality_sample_rate
 

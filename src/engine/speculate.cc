@@ -22,6 +22,7 @@ void Engine::Impl::ProposeDrafts() {
     rows_left -= chunk.tokens;
     requests += RequestState::Of(*chunk.sequence).MaySpeculate() ? 1 : 0;
   }
+  min_acceptance_ = engine::MinAcceptance(requests, kMaxStepRows - rows_left);
   rows_left = std::min(rows_left, scheduler_->BudgetLeft());
   for (scheduler::Chunk& chunk : chunks_) {
     RequestState& request = RequestState::Of(*chunk.sequence);
@@ -61,7 +62,7 @@ void Engine::Impl::CountDraft(RequestState& request, RequestOutput& output, int 
   output.draft_tokens = drafts;
   // A token that ends the request may be a draft token.
   output.accepted_tokens = static_cast<int>(std::ranges::mismatch(draft, output.tokens).in1 - draft.begin());
-  request.speculation.control.Record(drafts, output.accepted_tokens);
+  request.speculation.control.Record(drafts, output.accepted_tokens, min_acceptance_);
   ++counters_.drafts;
   counters_.draft_tokens += drafts;
   counters_.accepted_tokens += output.accepted_tokens;

@@ -73,23 +73,33 @@ TEST(NgramProposer, AgreesWithASearch) {
   }
 }
 
-TEST(DraftControl, PausesLongerWhileDraftsFail) {
-  DraftControl control;
+// Drafts that are verified in `steps` steps.
+int Trials(DraftControl& control, int steps, int accepted, float min_acceptance) {
   int trials = 0;
-  for (int step = 0; step < 1000; ++step) {
+  for (int step = 0; step < steps; ++step) {
     if (!control.Speculates()) continue;
-    control.Record(4, 0);
+    control.Record(4, accepted, min_acceptance);
     ++trials;
   }
-  EXPECT_LT(trials, 14);
-  EXPECT_GT(trials, 8);
-  int after = 0;
-  for (int step = 0; step < 1000; ++step) {
-    if (!control.Speculates()) continue;
-    control.Record(4, 4);
-    ++after;
-  }
-  EXPECT_GT(after, 700) << "one draft that is accepted ends the pauses";
+  return trials;
+}
+
+TEST(DraftControl, PausesLongerWhileDraftsFail) {
+  DraftControl control;
+  const int trials = Trials(control, 1000, 0, 0.1F);
+  EXPECT_GT(trials, 9);
+  EXPECT_LT(trials, 15);
+  EXPECT_GT(Trials(control, 1000, 4, 0.1F), 700) << "one draft that is accepted ends the pauses";
+}
+
+TEST(DraftControl, LoadDecidesHowManyMustBeAccepted) {
+  DraftControl alone;
+  EXPECT_EQ(Trials(alone, 100, 1, MinAcceptance(1, 1)), 100) << "a quarter pays for one sequence";
+  DraftControl in_batch;
+  EXPECT_LT(Trials(in_batch, 100, 1, MinAcceptance(16, 16)), 10) << "and not for 16";
+  EXPECT_GT(Trials(in_batch, 400, 4, MinAcceptance(16, 16)), 200);
+  EXPECT_LT(MinAcceptance(1, 64), MinAcceptance(1, 1)) << "beside a prompt, a row is a smaller part of the step";
+  EXPECT_LT(MinAcceptance(64, 64), 1);
 }
 
 std::string ErrorOf(const std::string& text) {

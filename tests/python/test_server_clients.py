@@ -46,7 +46,13 @@ def test_open_webui(server: LiveServer) -> None:
     """A connection is verified by the list of models; then come a chat as a stream, and tasks as whole answers."""
     (card, _) = server.client.get("/v1/models").json()["data"]
     assert (card["id"], card["object"]) == (MODEL, "model")
-    settings = {"temperature": 0.0, "top_p": 0.9, "min_p": 0.0, "max_tokens": 12, "frequency_penalty": 0.0}
+    settings: dict[str, Any] = {
+        "temperature": 0.0,
+        "top_p": 0.9,
+        "min_p": 0.0,
+        "max_tokens": 12,
+        "frequency_penalty": 0.0,
+    }
     settings |= {
         "presence_penalty": 0.0,
         "seed": 5,

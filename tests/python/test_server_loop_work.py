@@ -147,29 +147,3 @@ def test_a_discarded_tree_is_empty_but_for_lists_of_values() -> None:
     tree = {"ids": ids, "lists": lists, "more": [{"ids": ids}] * 10_000}
     discard(tree)
     assert (tree, ids, lists) == ({}, [1, 2, 3], [])
-
-
-def test_logprobs_are_freed_by_another_thread(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those of a client that has left."""
-    from kvanta.server import generation_job
-
-    loop_thread = server.on_loop(threading.get_ident)
-    threads: list[int] = []
-    freed = threading.Event()
-
-    def noted(tree: object) -> None:
-        threads.append(threading.get_ident())
-        discard(tree)
-        assert tree == []
-        freed.set()
-
-    monkeypatch.setattr(generation_job, "discard", noted)
-    for stream in (False, True):
-        freed.clear()
-        answer = server.post("/v1/completions", prompt=[5] * 400, prompt_logprobs=3, max_tokens=2, stream=stream)
-        assert answer.status_code == 200
-        assert freed.wait(60)
-    assert len(threads) == 2
-    assert loop_thread not in threads
-    assert server.completion(prompt="a", logprobs=3, max_tokens=2)["choices"][0]["logprobs"]
-    assert len(threads) == 2  # a few are freed at once

@@ -118,7 +118,14 @@ class AnswerShape:
         """`form`: that the request gives to the text. Raises InputError for bad tools."""
         tools, variables = request.functions, template_variables(request, parsers.tokenizer)
         whole = call_form(tools, parsers.tool_parser, form)
-        return cls(parsers, tools, variables, bool(request.continue_final_message), whole, free=form is None and not tools.forced)
+        return cls(
+            parsers,
+            tools,
+            variables,
+            bool(request.continue_final_message),
+            whole,
+            free=form is None and not tools.forced,
+        )
 
     @property
     def shown(self) -> frozenset[int]:

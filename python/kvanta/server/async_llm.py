@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import random
 import sys
@@ -138,11 +137,6 @@ class AsyncLLM:
             return await asyncio.get_running_loop().run_in_executor(self._writers, build)
         finally:
             self.writing -= 1
-
-    def discard(self, function: Callable[[], None]) -> None:
-        """Runs what frees the objects of an answer, on a thread of the same kind, some time."""
-        with contextlib.suppress(RuntimeError):  # the server stops
-            self._writers.submit(function)
 
     async def submit(
         self,

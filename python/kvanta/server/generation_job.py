@@ -10,12 +10,8 @@ from kvanta import _core
 from kvanta.errors import InputError
 from kvanta.generation import Generation
 from kvanta.outputs import CompletionOutput
-from kvanta.server.bites import discard
 from kvanta.server.errors import ApiError, api_error
 from kvanta.server.protocol import field_of
-
-_LOGPROBS_AT_ONCE = 256
-"""Positions whose log-probabilities are freed on the event loop."""
 
 
 @dataclass
@@ -120,16 +116,6 @@ class GenerationJob:
         """Cancels the unfinished texts; their pages are freed at once."""
         self.cancelled = self.cancelled or bool(self.open)
         self._drop("abort")
-
-    def discard_logprobs(self, off_loop: Callable[[Callable[[], None]], None]) -> None:
-        """When the answer is sent, or nobody reads it: many log-probabilities take long to be freed."""
-        every = (
-            *(output.logprobs for output in self.outputs),
-            *(each.output.prompt_logprobs for each in self.generations),
-        )
-        found = [each for each in every if each]
-        if sum(map(len, found)) > _LOGPROBS_AT_ONCE:
-            off_loop(lambda: discard(found))
 
     def _drop(self, outcome: str) -> None:
         for name in list(self.open):

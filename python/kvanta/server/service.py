@@ -115,8 +115,8 @@ class Service:
             raise
         http.state.answer = writer
         if request.stream:
-            return EventStream(writer.events(self.front.write), job, self.front.discard)
-        async with cancelled_with_client(http.receive, job, self.front.discard):
+            return EventStream(writer.events(self.front.write), job)
+        async with cancelled_with_client(http.receive, job):
             await job.finish()
             if job.cancelled:
                 return Response(status_code=CLIENT_GONE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from starlette.responses import Response
@@ -14,12 +14,8 @@ from kvanta.server.generation_job import GenerationJob
 CLIENT_GONE = 499  # nginx's status, for logs only: the client has gone
 
 
-Discard = Callable[[Callable[[], None]], None]
-"""discard(function): calls the function on another thread, some time."""
-
-
 @asynccontextmanager
-async def cancelled_with_client(receive: Receive, job: GenerationJob, discard: Discard) -> AsyncIterator[None]:
+async def cancelled_with_client(receive: Receive, job: GenerationJob) -> AsyncIterator[None]:
     """Cancels the job when the client disconnects, and in any case at the end. The body has been read."""
 
     async def watch() -> None:
@@ -33,7 +29,6 @@ async def cancelled_with_client(receive: Receive, job: GenerationJob, discard: D
     finally:
         watcher.cancel()
         job.cancel()
-        job.discard_logprobs(discard)
 
 
 class EventStream(Response):
@@ -41,16 +36,15 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], job: GenerationJob, discard: Discard) -> None:
+    def __init__(self, events: AsyncIterator[bytes], job: GenerationJob) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._job = job
-        self._discard = discard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends every event as it comes."""
-        async with cancelled_with_client(receive, self._job, self._discard):
+        async with cancelled_with_client(receive, self._job):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async for data in self._events:
                 await send({"type": "http.response.body", "body": data, "more_body": True})

@@ -55,7 +55,7 @@ class IdleCollector:
     @staticmethod
     def _young() -> int:
         """Collections of young objects so far: without any, there is nothing to find."""
-        return int(gc.get_stats()[0]["collections"])
+        return sum(int(each["collections"]) for each in gc.get_stats()[:2])
 
     def tick(self) -> bool:
         """True if everything was collected."""

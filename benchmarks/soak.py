@@ -3,13 +3,13 @@
     python benchmarks/soak.py smollm2 --minutes 10 --json docs/results/soak.json
 
 Starts a server. The idle server answers some questions; then its maximum rate is measured; then --clients arrive at
-four times that rate: a quarter of them disconnect before their answer is complete, a tenth send malformed requests.
-At the end
+four times that rate: a quarter of them disconnect before their answer is complete, a tenth send malformed requests of
+every endpoint, and a twentieth proper ones that cost much to read or to answer (soak_attacks.py). At the end
 
 * every answer is that of the idle server, byte for byte, or a proper error,
 * no page of the cache is in use, and no request runs or waits,
 * the server's memory has stopped growing between the second and the last fifth of the time,
-* 99 % of GET /health took less than 100 ms, measured by a separate process.
+* every GET /health took less than 100 ms, measured by a separate process twenty times per second.
 
 Exits with status 1 if one of these fails.
 """
@@ -41,7 +41,7 @@ from kvanta.loadgen.target import find_target
 OVERLOAD = 4
 HEALTH_MS = 100.0
 MOST_GROWTH = 0.03
-_PROBE_SECONDS = 0.2
+_PROBE_SECONDS = 0.05
 
 
 def watch(url: str, pid: int, ends: Connection) -> None:
@@ -116,6 +116,7 @@ async def soak(server: ServerProcess, options: argparse.Namespace) -> dict[str, 
     findings = clients.findings
     health, memory = health_figures(seen), memory_figures(seen)
     return {
+        "command": shlex.join(["benchmarks/soak.py", *sys.argv[1:]]),
         "model": options.model,
         "clients": options.clients,
         "served_rate": rate,
@@ -134,7 +135,7 @@ async def soak(server: ServerProcess, options: argparse.Namespace) -> dict[str, 
             "answers those of an idle server, before and after": findings.count("wrong") == 0 and again == answers,
             "nothing runs, waits or holds a page": not any(left.values()),
             "memory flat": memory["growth"] < MOST_GROWTH,
-            f"p99 of /health below {HEALTH_MS:g} ms": health.get("p99", math.inf) < HEALTH_MS,
+            f"/health below {HEALTH_MS:g} ms": not health["failed"] and health.get("max", math.inf) < HEALTH_MS,
         },
     }
 

@@ -1,4 +1,4 @@
-"""Clients of an overloaded server: most wait for an answer, some disconnect or send malformed requests."""
+"""Clients of an overloaded server: most wait for an answer, some disconnect or attack it."""
 
 from __future__ import annotations
 
@@ -12,32 +12,15 @@ from typing import Any
 
 import aiohttp
 import numpy as np
+from soak_attacks import COMPLETIONS, COSTLY, MALFORMED, Attack
 
 from kvanta.loadgen.records import RequestRecord
 from kvanta.loadgen.runner import Clock, run_load
 from kvanta.loadgen.sse import EventReader
 from kvanta.loadgen.workload import PlannedRequest, Workload, arrival_times
 
-PATH = "/v1/completions"
-LEAVE, MALFORMED, STREAM, SALTED = 0.25, 0.1, 0.5, 0.5  # shares of visits; the last two: of those that stay
-_LEAF = {"type": "object", "additionalProperties": False}
-_SCHEMA = {**_LEAF, "properties": dict.fromkeys(map(str, range(4000)), _LEAF), "required": [*map(str, range(1, 4000))]}
-_STRICT = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": _SCHEMA}}
-# The last four are costly to read, too.
-NONSENSE = (
-    b"{",
-    b"[]",
-    b'{"prompt": 5}',
-    b'{"prompt": "a", "n": -1}',
-    b'{"prompt": "a", "temperature": "hot"}',
-    b'{"prompt": [' + b"9" * 40 + b"]}",
-    b'{"prompt": "a", "response_format": {"type": "json_schema"}}',
-    b"\xff\xfe\x00",
-    b'{"prompt": "a", "stop": [' + b",".join([b'"abcde"'] * 200_000) + b"]}",
-    b'{"prompt": [' + b",".join([b"[]"] * 300_000) + b"]}",
-    b'{"prompt": [' + b",".join([b"1.797693134862315712345e-308"] * 50_000) + b"]}",
-    json.dumps({"prompt": "a", "response_format": _STRICT}).encode(),
-)
+LEAVE, HARM, COST, STREAM, SALTED = 0.25, 0.1, 0.05, 0.5, 0.5
+"""Shares of visits: those that disconnect, send MALFORMED, send COSTLY; the last two are of the others."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +54,11 @@ def make_questions(
     ]
 
 
-OUTCOMES = ("right", "refused", "told", "left", "error", "wrong", "improper")
-"""told: a malformed one's 400. error: a proper one. What must not be: wrong (another answer than an idle server's),
-improper (no answer, or none of OpenAI's form)."""
+OUTCOMES = ("right", "refused", "told", "served", "left", "error", "wrong", "improper")
+"""told: a malformed one's 400. served: a costly one's answer. error: a proper one.
+
+Never: wrong (another answer than an idle server's), improper (no answer, or none of OpenAI's form).
+"""
 
 
 @dataclass
@@ -114,7 +99,7 @@ class Clients:
         polite: bool = False,
     ) -> None:
         self._session = session
-        self._url = url + PATH
+        self._url = url
         self._questions = questions
         self._answers = answers
         self._seed = seed
@@ -140,8 +125,8 @@ class Clients:
             if fate < LEAVE:
                 async with asyncio.timeout(chance.random() * self._patience_s):
                     await self._ask(number, question.body(**more), record, clock)
-            elif fate < LEAVE + MALFORMED:
-                await self._ask(None, chance.choice(NONSENSE), record, clock)
+            elif fate < LEAVE + HARM + COST:
+                await self._attack(chance.choice(MALFORMED if fate < LEAVE + HARM else COSTLY))
             else:
                 await self._ask(number, question.body(**more), record, clock)
         except TimeoutError:
@@ -149,28 +134,35 @@ class Clients:
         except (aiohttp.ClientError, ValueError, KeyError, IndexError, TypeError) as error:
             self.findings.add("improper", repr(error))
 
-    async def _ask(self, number: int | None, body: dict[str, Any] | bytes, record: RequestRecord, clock: Clock) -> None:
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json"}
-        async with self._session.post(self._url, data=data, headers=headers) as response:
+    async def _ask(self, number: int, body: dict[str, Any], record: RequestRecord, clock: Clock) -> None:
+        async with self._session.post(self._url + COMPLETIONS, json=body) as response:
             if response.status != 200:
-                error = (await response.json())["error"]
-                self._refused(number, response, error)
-            elif number is None:
-                self.findings.add("improper", f"an answer to {data!r}")
+                await self._refused(response)
             elif response.content_type == "text/event-stream":
                 self._compare(number, await _read_stream(response, record, clock))
             else:
                 self._compare(number, answer_of((await response.json())["choices"]))
 
-    def _refused(self, number: int | None, response: aiohttp.ClientResponse, error: dict[str, Any]) -> None:
-        said = f"{response.status} {error['message']}"
+    async def _attack(self, attack: Attack) -> None:
+        headers = {"Content-Type": "application/json"}
+        async with self._session.post(self._url + attack.path, data=attack.body, headers=headers) as response:
+            if response.status != 200:
+                await self._refused(response, attack)
+                return
+            async for _ in response.content.iter_any():
+                pass
+            expected = attack.status == 200
+            self.findings.add("served" if expected else "improper", "" if expected else f"an answer to {attack!r}")
+
+    async def _refused(self, response: aiohttp.ClientResponse, attack: Attack | None = None) -> None:
+        said = f"{response.status} {(await response.json())['error']['message']}"
         if response.status == 429 and int(response.headers["Retry-After"]) > 0:
             self.findings.add("refused")
-        elif number is None and response.status == 400:
+        elif attack is not None and response.status == attack.status:
             self.findings.add("told")
         else:
-            self.findings.add("error" if response.status in (503, 504) else "improper", said)
+            proper = response.status in (503, 504)
+            self.findings.add("error" if proper else "improper", said if attack is None else f"{said}: {attack!r}")
 
     def _compare(self, number: int, answer: Answer | str) -> None:
         if isinstance(answer, str):
@@ -211,7 +203,7 @@ async def idle_answers(session: aiohttp.ClientSession, url: str, questions: Sequ
     """Answers of the idle server, one by one, each computed without the prefix cache."""
     answers = []
     for number, question in enumerate(questions):
-        async with session.post(url + PATH, json=question.body(cache_salt=f"idle {number}")) as response:
+        async with session.post(url + COMPLETIONS, json=question.body(cache_salt=f"idle {number}")) as response:
             response.raise_for_status()
             answers.append(answer_of((await response.json())["choices"]))
     return answers

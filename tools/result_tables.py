@@ -337,6 +337,7 @@ TABLES = {
             ("improper ones", "outcomes.improper", ",d"),
             ("refused (429)", "outcomes.refused", ",d"),
             ("malformed (400)", "outcomes.told", ",d"),
+            ("costly ones", "outcomes.served", ",d"),
             ("left", "outcomes.left", ",d"),
             ("/health p50 (ms)", "health_ms.p50", ".1f"),
             ("p99", "health_ms.p99", ".1f"),

@@ -168,6 +168,24 @@ def test_floats_are_read_by_another_thread(monkeypatch: pytest.MonkeyPatch) -> N
     assert read_all([body], monkeypatch) == ([json.loads(body)], 0, 1)
 
 
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b'{"prompt": "a", "x": ' + b"9" * 5000 + b"}", "a number of more than 4300 digits"),
+        (b'{"prompt": "a", "x": ' + large(20, "9" * 5000).encode() + b"}", "a number of more than 4300 digits"),
+        (b'{"prompt": "\xe9"}', "UTF-8: invalid continuation byte at byte 12"),
+        (b'{"prompt": "a", "x": ' + b"[" * 5_000, "nested too deeply"),
+        (b'{"prompt": "a", "x": ' + b"[" * 500_000, "nested too deeply"),
+        (b'{"prompt": "a", ', "JSON decode error"),
+    ],
+    ids=["a number", "numbers", "no UTF-8", "deep", "very deep", "cut off"],
+)
+def test_bodies_that_cannot_be_read(server: LiveServer, body: bytes, reason: str) -> None:
+    response = server.client.post("/v1/completions", content=body, headers=JSON)
+    assert response.status_code == 400
+    assert reason in error_of(response)["message"]
+
+
 def test_large_fields_are_checked_by_another_thread(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     from kvanta.server import structured
 

@@ -40,7 +40,7 @@ def test_a_crowd_gets_the_answers_of_an_idle_server_and_leaves_nothing_behind(dt
     found = clients.findings
     assert found.count("wrong", "improper", "error") == 0, found.examples
     # The numbers of refused clients and of those that leave in time depend on the machine.
-    assert min(found.count(outcome) for outcome in ("right", "told")) > 0, found.outcomes
+    assert min(found.count(outcome) for outcome in ("right", "told", "served")) > 0, found.outcomes
     assert sum(found.outcomes.values()) == 320
     assert not any(left.values()), left
     assert again == answers

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from json import decoder, scanner
@@ -57,7 +58,24 @@ class BodyReader:
         self._turn = asyncio.Lock()
 
     async def read_json(self, body: bytes) -> Any:
-        """The value of a body. Raises what json.loads raises, or ApiError for too many values."""
+        """The value of a body. Raises JSONDecodeError, or ApiError for too many values and too long numbers."""
+        try:
+            value = await self._read(body)
+        except json.JSONDecodeError:
+            raise
+        except UnicodeDecodeError as error:
+            raise ApiError(400, f"the body must be JSON in UTF-8: {error.reason} at byte {error.start}") from None
+        except ValueError:
+            most = sys.get_int_max_str_digits()
+            raise ApiError(400, f"the body has a number of more than {most} digits") from None
+        except RecursionError:
+            raise ApiError(400, "the body is nested too deeply") from None
+        if isinstance(value, dict) and len(value) > MAX_FIELDS:
+            raise ApiError(400, f"the body has {len(value)} fields; at most {MAX_FIELDS} are read")
+        return value
+
+    async def _read(self, body: bytes) -> Any:
+        value: Any
         if len(body) <= _SMALL:
             value = json.loads(body)
         elif _is_quick(body):
@@ -68,8 +86,6 @@ class BodyReader:
             value = await self._off_loop(
                 lambda: _Decoder().decode(body.decode(json.detect_encoding(body), "surrogatepass"))
             )
-        if isinstance(value, dict) and len(value) > MAX_FIELDS:
-            raise ApiError(400, f"the body has {len(value)} fields; at most {MAX_FIELDS} are read")
         return value
 
 

@@ -53,7 +53,9 @@ class EmbeddingJob(EngineJob):
 
     def observe_end(self, name: str, metrics: Metrics) -> None:
         """Counts the prompt."""
-        metrics.prompt_tokens.observe(len(self._embeddings[name].output.prompt_token_ids))
+        output = self._embeddings[name].output
+        metrics.prompt_tokens.observe(len(output.prompt_token_ids))
+        metrics.computed_tokens.observe(len(output.prompt_token_ids) - output.num_cached_tokens)
         metrics.preemptions.observe(self._preemptions[name])
 
 

@@ -16,9 +16,8 @@ from kvanta.embedding import paired, similarity
 from kvanta.outputs import PoolingRequestOutput
 from kvanta.prompts import TokenPrompt
 from kvanta.server import prompts
-from kvanta.server.bites import large_json_bytes
 from kvanta.server.embedding_job import EmbeddingRun
-from kvanta.server.errors import json_bytes
+from kvanta.server.errors import JsonResponse
 from kvanta.server.pooling_protocol import (
     EmbeddingRequest,
     PoolingRequest,
@@ -26,8 +25,9 @@ from kvanta.server.pooling_protocol import (
     ScoreRequest,
     check_number,
 )
+from kvanta.server.response import large_body
 from kvanta.server.service import Service
-from kvanta.server.stream import CLIENT_GONE, cancelled_with_client
+from kvanta.server.stream import CLIENT_GONE, JsonPieces, cancelled_with_client
 from kvanta.server.translated import renamed_errors
 
 _VALUES_AT_ONCE = 4096
@@ -152,12 +152,12 @@ async def _pooled(
         give_back()
     http.state.answer = PoolingAnswer(outputs)
 
-    def body(encode: Callable[[object], bytes]) -> bytes:
-        return encode({**answer(outputs), "usage": http.state.answer.usage()})
+    def body() -> dict[str, Any]:
+        return {**answer(outputs), "usage": http.state.answer.usage()}
 
     if len(entries) * int(front.loaded.engine.info.hidden) <= _VALUES_AT_ONCE:
-        return Response(body(json_bytes), media_type="application/json")
-    return Response(await front.write(lambda: body(large_json_bytes)), media_type="application/json")
+        return JsonResponse(body())
+    return JsonPieces(await front.write(lambda: large_body(body())))
 
 
 def _head(kind: str, http: Request, model: str) -> dict[str, Any]:

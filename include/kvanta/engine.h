@@ -12,6 +12,7 @@
 #include "kvanta/constraint.h"
 #include "kvanta/error.h"
 #include "kvanta/kv_scheme.h"
+#include "kvanta/pooling.h"
 #include "kvanta/sampling.h"
 #include "kvanta/stats.h"
 
@@ -86,6 +87,8 @@ struct Request {
   std::string id = {};               // unique among unfinished requests
   std::vector<int32_t> prompt = {};  // at least one token
   SamplingParams sampling = {};
+  // An embedding instead of tokens; of `sampling`, only skip_reading_prefix_cache has an effect then.
+  std::optional<PoolingParams> pooling = {};
   std::string cache_salt = {};                       // isolates prefix sharing
   int priority = 0;                                  // smaller runs first
   std::shared_ptr<TokenConstraint> constraint = {};  // needs EngineConfig::fill_masks; null: any token
@@ -106,6 +109,7 @@ struct RequestOutput {
   std::vector<int32_t> tokens;                             // new tokens: 0 or 1, and more where drafts are accepted
   std::vector<std::vector<TokenLogprob>> logprobs;         // per new token: the sampled one first, then the most likely
   std::vector<std::vector<TokenLogprob>> prompt_logprobs;  // once, with the first token; entry 0 is empty
+  std::vector<float> embedding;                            // with pooling: once, with kStop
   FinishReason finish = FinishReason::kNone;
   std::optional<int32_t> stop_token;  // the stop token that ended it, if one did
   int draft_tokens = 0;               // draft tokens that the step verified
@@ -161,8 +165,8 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   // Validates and queues. Throws InputError (empty prompt, token id out of range, prompt longer than the model or than
-  // the whole cache, duplicate id, bad sampling parameter), QueueFullError (max_queued_requests are waiting), and
-  // ResourceError while Stop() drains.
+  // the whole cache, duplicate id, bad sampling or pooling parameter), QueueFullError (max_queued_requests are
+  // waiting), and ResourceError while Stop() drains.
   void Add(Request request);
   // Ends a request; its last output has FinishReason::kAbort and the reason. Unknown ids are ignored.
   void Abort(const std::string& id, const std::string& reason = "");

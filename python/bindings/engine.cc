@@ -94,6 +94,12 @@ void BindOutputs(nb::module_& module) {
       .def_ro("tokens", &RequestOutput::tokens)
       .def_ro("logprobs", &RequestOutput::logprobs)
       .def_ro("prompt_logprobs", &RequestOutput::prompt_logprobs)
+      .def_prop_ro(
+          "embedding",
+          [](const RequestOutput& self) {
+            return ToNumpy(std::vector<float>(self.embedding), {self.embedding.size()});
+          },
+          nb::sig("def embedding(self) -> numpy.typing.NDArray[numpy.float32]"), "A copy.")
       .def_ro("finish", &RequestOutput::finish)
       .def_ro("stop_token", &RequestOutput::stop_token)
       .def_ro("draft_tokens", &RequestOutput::draft_tokens)
@@ -132,10 +138,12 @@ struct EngineOwner {
 };
 
 void Add(EngineOwner& owner, std::string id, std::vector<int32_t> prompt, SamplingParams sampling,
-         std::string cache_salt, int priority, double timeout_seconds, const ConstraintHandle* constraint) {
+         std::string cache_salt, int priority, double timeout_seconds, const ConstraintHandle* constraint,
+         std::optional<PoolingParams> pooling) {
   owner.engine->Add({.id = std::move(id),
                      .prompt = std::move(prompt),
                      .sampling = std::move(sampling),
+                     .pooling = pooling,
                      .cache_salt = std::move(cache_salt),
                      .priority = priority,
                      .constraint = constraint == nullptr ? nullptr : constraint->constraint,
@@ -228,7 +236,7 @@ void BindEngine(nb::module_& module) {
   nb::class_<EngineOwner>(module, "Engine", "See include/kvanta/engine.h. Calls that may take long release the GIL.")
       .def(nb::init<EngineConfig>(), "config"_a, ReleaseGil())
       .def("add", &Add, "id"_a, "prompt"_a, "sampling"_a, "cache_salt"_a = "", "priority"_a = 0,
-           "timeout_seconds"_a = 0.0, "constraint"_a.none() = nb::none(), ReleaseGil(),
+           "timeout_seconds"_a = 0.0, "constraint"_a.none() = nb::none(), "pooling"_a.none() = nb::none(), ReleaseGil(),
            "Queues a request. Raises InputError, QueueFullError, or ResourceError while stop(drain=True) waits.")
       .def(
           "abort",

@@ -6,6 +6,7 @@
 
 #include "bindings.h"
 #include "fields.h"
+#include "kvanta/pooling.h"
 
 namespace nb = nanobind;
 
@@ -15,6 +16,10 @@ void BindSampling(nb::module_& module) {
   nb::class_<SamplingParams> params(module, "SamplingParams", "The engine's part of kvanta.SamplingParams.");
   params.def(nb::init<>());
   SamplingParams::VisitFields(FieldBinder<SamplingParams>{params});
+  nb::enum_<PoolingType>(module, "PoolingType").value("MEAN", PoolingType::kMean).value("LAST", PoolingType::kLast);
+  nb::class_<PoolingParams> pooling(module, "PoolingParams", "The engine's part of kvanta.PoolingParams.");
+  pooling.def(nb::init<>());
+  PoolingParams::VisitFields(FieldBinder<PoolingParams>{pooling});
 }
 
 }  // namespace kvanta::python

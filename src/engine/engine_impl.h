@@ -76,11 +76,13 @@ class Engine::Impl {
   void RunChunks(double now);
   void AddItem(const scheduler::Chunk& chunk);
   void SampleRows();
+  void PoolRows();
   void AcceptRows(std::vector<RequestOutput>& outputs) noexcept;
   void Accept(RequestState& request, std::span<runner::SampleRow> rows, double now,
               std::vector<RequestOutput>& outputs) noexcept;
   FinishReason Append(RequestState& request, runner::SampleRow& row, RequestOutput& output);
   void CountDraft(RequestState& request, RequestOutput& output, int drafts) noexcept;
+  void AcceptEmbedding(RequestState& request, std::vector<RequestOutput>& outputs) noexcept;
   void Fail(RequestState& request, FinishReason finish, std::string error,
             std::vector<RequestOutput>& outputs) noexcept;
   std::unique_ptr<RequestState> Finish(RequestState& request, FinishReason finish) noexcept;
@@ -109,7 +111,8 @@ class Engine::Impl {
   std::unique_ptr<runner::RowSampler> row_sampler_;
   bool measure_scales_ = false;  // on the first prompt
 
-  // The step's batch and rows of logits, in the batch's order; members for their memory.
+  // The step's batch and rows of logits, in the batch's order; members for their memory. Requests with pooling come
+  // last, so that the output rows of the forward pass begin with those of logits.
   std::vector<scheduler::Chunk> chunks_;
   std::vector<runner::RunItem> items_;
   std::vector<runner::SampleRow> rows_;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "engine/draft_control.h"
 #include "engine/draft_proposer.h"
 #include "kvanta/engine.h"
+#include "runner/pooler.h"
 #include "runner/sampler.h"
 #include "scheduler/sequence.h"
 
@@ -70,7 +72,8 @@ struct RequestState : scheduler::Sequence {
   std::vector<int32_t> stop_tokens;  // the model's end-of-sequence ids (unless ignored) and the request's
   runner::SamplerState sampler;
   Speculation speculation;
-  int64_t grammar_tokens;  // tokens that are the prompt's or were passed to the constraint
+  std::optional<runner::Pooler> pooler;  // of a request with pooling
+  int64_t grammar_tokens;                // tokens that are the prompt's or were passed to the constraint
   std::vector<std::vector<TokenLogprob>> prompt_logprobs;  // by position; given out with the first token
   std::string failure;                                     // set when the request cannot go on
 

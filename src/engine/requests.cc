@@ -47,9 +47,20 @@ void Engine::Impl::CheckRequest(const Request& request) const {
     throw InputError(
         fmt::format("timeout_seconds = {}: must be finite and at least 0 (none)", request.timeout_seconds));
   }
-  if (static_cast<int64_t>(request.prompt.size()) >= components_.config.max_model_len) {
+  const auto prompt_tokens = static_cast<int64_t>(request.prompt.size());
+  if (request.pooling) {
+    request.pooling->Validate(components_.info.hidden);
+    if (request.constraint || request.sampling.prompt_logprobs >= 0) {
+      throw InputError(fmt::format("a request with pooling has no tokens: it cannot have {}",
+                                   request.constraint ? "a constraint" : "prompt_logprobs"));
+    }
+    if (prompt_tokens > components_.config.max_model_len) {
+      throw InputError(fmt::format("the prompt has {} tokens, max_model_len is {}", prompt_tokens,
+                                   components_.config.max_model_len));
+    }
+  } else if (prompt_tokens >= components_.config.max_model_len) {
     throw InputError(fmt::format("the prompt has {} tokens: with one token to generate, max_model_len = {} allows {}",
-                                 request.prompt.size(), components_.config.max_model_len,
+                                 prompt_tokens, components_.config.max_model_len,
                                  components_.config.max_model_len - 1));
   }
 }
@@ -84,6 +95,11 @@ void Engine::Impl::Add(Request request) {
   const uint64_t seed = request.sampling.seed.value_or(DeriveSeed(components_.config.seed, request.id));
   std::vector<int32_t> stops = StopTokens(request);
   auto state = std::make_unique<RequestState>(std::move(request), std::move(stops), seed, *cache_);
+  if (state->request.pooling) {
+    const models::ModelConfig& model = components_.model->Config();
+    state->pooler.emplace(*state->request.pooling, model.hidden, model.logits_divisor);
+    if (state->pooler->ReadsEveryToken()) state->skip_prefix_match = true;
+  }
   const std::lock_guard lock(mutex_);
   if (draining_) throw ResourceError("the engine is stopping: it finishes what runs and takes no more requests");
   if (ids_.contains(state->request.id)) {
@@ -156,7 +172,7 @@ std::unique_ptr<engine::RequestState> Engine::Impl::ReleaseRequest(RequestState&
 
 std::unique_ptr<engine::RequestState> Engine::Impl::Finish(RequestState& request, FinishReason finish) noexcept {
   CountFinish(finish);
-  if (quality_ && (finish == FinishReason::kStop || finish == FinishReason::kLength)) {
+  if (quality_ && !request.pooler && (finish == FinishReason::kStop || finish == FinishReason::kLength)) {
     quality_->Enqueue(request.tokens, request.PromptTokens(), request.sampler.Seed());
   }
   {

@@ -27,6 +27,7 @@ bool Engine::Impl::StepLocked(std::vector<RequestOutput>& outputs) {
     RunChunks(start);
     scheduler_->Commit();  // without the drafts, which Accept commits
     SampleRows();
+    PoolRows();
     backend_->FetchCounts();
     sampled = true;
   } catch (const std::exception& error) {
@@ -45,6 +46,9 @@ void Engine::Impl::Schedule(std::vector<RequestOutput>& outputs) {
   const double start = Now();
   const auto scheduled = scheduler_->Schedule();
   chunks_.assign(scheduled.begin(), scheduled.end());
+  std::stable_partition(chunks_.begin(), chunks_.end(), [](const scheduler::Chunk& chunk) {
+    return !RequestState::Of(*chunk.sequence).pooler.has_value();
+  });
   counters_.seconds_schedule += Now() - start;
   for (scheduler::Sequence* sequence : scheduler_->Unschedulable()) {
     Fail(RequestState::Of(*sequence), FinishReason::kError,
@@ -75,13 +79,16 @@ void Engine::Impl::RunChunks(double now) {
   counters_.seconds_forward += Now() - start;
 }
 
-// Adds the chunk to the batch, with its rows of logits: one per log-probability of a prompt token, and one to sample.
+// Adds the chunk to the batch, with its rows of logits: one per log-probability of a prompt token, and one to sample;
+// or with the rows that are pooled.
 void Engine::Impl::AddItem(const scheduler::Chunk& chunk) {
   const RequestState& request = RequestState::Of(*chunk.sequence);
   const SamplingParams& params = request.sampler.Params();
   const std::span<const int32_t> tokens(request.tokens);
   int64_t outputs = chunk.last ? 1 : 0;
-  if (request.WantsPromptLogprobs() && request.Produced() == 0) {
+  if (request.pooler) {
+    outputs = chunk.tokens - request.pooler->FirstRow(chunk.tokens, chunk.last);
+  } else if (request.WantsPromptLogprobs() && request.Produced() == 0) {
     outputs = chunk.tokens;
     const int64_t end = std::min(chunk.start + chunk.tokens, request.PromptTokens() - 1);
     for (int64_t position = chunk.start + 1; position <= end; ++position) {
@@ -92,7 +99,7 @@ void Engine::Impl::AddItem(const scheduler::Chunk& chunk) {
     }
   }
   const std::span<const int32_t> with_draft(request.speculation.rows);
-  for (size_t drafts = 0; chunk.last && drafts <= static_cast<size_t>(chunk.drafts); ++drafts) {
+  for (size_t drafts = 0; chunk.last && !request.pooler && drafts <= static_cast<size_t>(chunk.drafts); ++drafts) {
     rows_.push_back({.item = items_.size(),
                      .state = &request.sampler,
                      .drafts = drafts == 0 ? std::span<const int32_t>() : with_draft.subspan(1, drafts),
@@ -134,7 +141,19 @@ void Engine::Impl::SampleRows() {
   }
 }
 
-// Gives every request of the batch its sampled tokens or log-probabilities, or ends it.
+// Gives every request with pooling its rows: the output rows after those of logits.
+void Engine::Impl::PoolRows() {
+  int64_t first = std::ssize(rows_);
+  for (size_t item = 0; item < items_.size(); ++item) {
+    std::optional<runner::Pooler>& pooler = RequestState::Of(*chunks_[item].sequence).pooler;
+    const int64_t rows = std::ssize(items_[item].tokens) - items_[item].first_output;
+    if (!pooler || rows == 0) continue;
+    pooler->Add(items_[item].start, runner_->HiddenStates(first, rows));
+    first += rows;
+  }
+}
+
+// Gives every request of the batch its sampled tokens, log-probabilities or embedding, or ends it.
 void Engine::Impl::AcceptRows(std::vector<RequestOutput>& outputs) noexcept {
   const double now = Now();
   auto row = rows_.begin();
@@ -156,8 +175,27 @@ void Engine::Impl::AcceptRows(std::vector<RequestOutput>& outputs) noexcept {
       Fail(request, FinishReason::kError, std::move(request.failure), outputs);
     } else if (sampled != rows_.end()) {
       Accept(request, {sampled, row}, now, outputs);
+    } else if (request.pooler && chunks_[item].last) {
+      AcceptEmbedding(request, outputs);
     }
   }
+}
+
+void Engine::Impl::AcceptEmbedding(RequestState& request, std::vector<RequestOutput>& outputs) noexcept {
+  try {
+    RequestOutput output = request.Output();
+    output.embedding = request.pooler->Finish();
+    output.finish = FinishReason::kStop;
+    if (output.embedding.empty()) {
+      Fail(request, FinishReason::kError, ErrorText("the model's hidden states are not finite"), outputs);
+      return;
+    }
+    outputs.push_back(std::move(output));
+  } catch (const std::exception& error) {
+    Fail(request, FinishReason::kError, ErrorText(error), outputs);
+    return;
+  }
+  Finish(request, FinishReason::kStop);
 }
 
 // Takes the sampled token of the first row, and of each further one while the draft token before it is the one that was

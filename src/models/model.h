@@ -31,7 +31,8 @@ class Model {
   virtual kernels::Ops& ops() const noexcept = 0;
   // One per layer, for the attention backend.
   virtual std::vector<attention::AttentionSpec> AttentionLayers() const = 0;
-  // Final hidden states after the last norm of the output rows, f32 [output rows][hidden]; `hidden` has [rows][hidden].
+  // Final hidden states after the last norm of the output rows, divided by config.logits_divisor, f32
+  // [output rows][hidden]; `hidden` has [rows][hidden].
   // rows <= LoadOptions::max_rows. No allocation.
   virtual void Forward(const ForwardBatch& batch, attention::Backend& backend, attention::Plan& plan,
                        float* hidden) noexcept = 0;

@@ -131,6 +131,16 @@ void Runner::Logits(int64_t first, int64_t count, float* out) {
   model_.ops().device().CopyOut(out, logits_.data(), floats * sizeof(float));
 }
 
+std::span<const float> Runner::HiddenStates(int64_t first, int64_t count) {
+  const int64_t hidden = model_.Config().hidden;
+  const float* rows = hidden_.as<float>() + first * hidden;
+  const auto floats = static_cast<size_t>(count * hidden);
+  if (!SamplesOnDevice()) return {rows, floats};
+  host_hidden_.resize(floats);
+  model_.ops().device().CopyOut(host_hidden_.data(), rows, floats * sizeof(float));
+  return host_hidden_;
+}
+
 void Runner::Logits(int64_t first, std::span<SampleRow> rows) {
   assert(std::ssize(rows) <= max_logit_rows_);
   const auto vocab = static_cast<size_t>(model_.Config().vocab);

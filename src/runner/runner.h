@@ -45,6 +45,9 @@ class Runner {
   void Logits(int64_t first, std::span<SampleRow> rows);
   // Logits of output rows [first, first + count) of the last Forward into `out`, f32 [count][vocab].
   void Logits(int64_t first, int64_t count, float* out);
+  // Hidden states of output rows [first, first + count) of the last Forward, as Model::Forward gives them, f32
+  // [count][hidden], valid until the next call.
+  std::span<const float> HiddenStates(int64_t first, int64_t count);
 
  private:
   // Launches for a number of rows; valid while the plan that they were captured with has the same version.
@@ -81,7 +84,8 @@ class Runner {
   std::vector<attention::SequenceSpan> spans_;
   std::vector<kernels::RowArgmax> argmaxes_;
   std::vector<kernels::SampleParams> sample_params_;
-  std::vector<uint8_t> staged_;  // inputs_ or sample_inputs_, on the host
+  std::vector<float> host_hidden_;  // copy of rows of hidden_ on the host
+  std::vector<uint8_t> staged_;     // inputs_ or sample_inputs_, on the host
 };
 
 }  // namespace kvanta::runner

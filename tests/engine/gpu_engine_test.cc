@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -330,6 +331,37 @@ TEST(GpuEngine, NamesWhatIsMissing) {
     FAIL() << "an engine without a GPU";
   } catch (const InputError& error) {
     EXPECT_THAT(error.what(), HasSubstr("device cuda: " + kernels::MissingForCuda() + "; there are: auto, cpu"));
+  }
+}
+
+TEST_P(GpuEngineTest, EmbeddingsAreBatchInvariantAndNearTheCpus) {
+  std::mt19937_64 random(12);
+  std::vector<Request> requests;
+  for (const auto& [id, tokens, type] :
+       {std::tuple("mean", 45, PoolingType::kMean), std::tuple("last", 40, PoolingType::kLast),
+        std::tuple("one", 1, PoolingType::kLast)}) {
+    requests.push_back({.id = id,
+                        .prompt = RandomTokens(random, tokens),
+                        .pooling = PoolingParams{.pooling_type = type, .normalize = false}});
+  }
+  Engine cpu(Config("int4"));
+  const std::unique_ptr<Engine::Impl> alone = Make(Config("int4")), together = Make(Config("int4"));
+  together->Add({.id = "text", .prompt = RandomTokens(random, 5), .sampling = Greedy(3)});
+  for (const Request& request : requests) together->Add(request);
+  const auto found = RunAll(*together);
+  EXPECT_EQ(found.at("text").tokens.size(), 3u);
+  for (const Request& request : requests) {
+    const std::vector<float> expected = RunOne(*alone, request).embedding, near = RunOne(cpu, request).embedding;
+    const std::vector<float>& got = found.at(request.id).embedding;
+    ASSERT_EQ(got.size(), 64u) << request.id << ": " << found.at(request.id).error;
+    ASSERT_EQ(expected.size(), got.size());
+    EXPECT_EQ(std::memcmp(got.data(), expected.data(), got.size() * sizeof(float)), 0) << request.id;
+    double error = 0, size = 0;
+    for (size_t i = 0; i < got.size(); ++i) {
+      error += std::pow(static_cast<double>(got[i]) - static_cast<double>(near[i]), 2);
+      size += std::pow(static_cast<double>(near[i]), 2);
+    }
+    EXPECT_LT(std::sqrt(error / size), 0.05) << request.id;  // another row gives about 1
   }
 }
 

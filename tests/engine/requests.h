@@ -15,9 +15,11 @@ struct Collected {
   std::vector<int32_t> tokens;
   std::vector<std::vector<TokenLogprob>> logprobs;
   std::vector<std::vector<TokenLogprob>> prompt_logprobs;
+  std::vector<float> embedding;
   FinishReason finish = FinishReason::kNone;
   std::optional<int32_t> stop_token;
   int cached_tokens = 0;
+  int preemptions = 0;
   std::string error;
 };
 
@@ -27,9 +29,11 @@ inline void Collect(std::span<const RequestOutput> outputs, std::map<std::string
     result.tokens.insert(result.tokens.end(), output.tokens.begin(), output.tokens.end());
     result.logprobs.insert(result.logprobs.end(), output.logprobs.begin(), output.logprobs.end());
     if (!output.prompt_logprobs.empty()) result.prompt_logprobs = output.prompt_logprobs;
+    if (!output.embedding.empty()) result.embedding = output.embedding;
     result.finish = output.finish;
     result.stop_token = output.stop_token;
     result.cached_tokens = output.cached_tokens;
+    result.preemptions = output.preemptions;
     result.error = output.error;
   }
 }

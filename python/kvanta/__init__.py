@@ -10,7 +10,19 @@ from kvanta._core import version as _version
 from kvanta.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from kvanta.errors import InputError, QueueFullError, ResourceError
 from kvanta.llm import LLM
-from kvanta.outputs import CompletionOutput, FlatLogprobs, Logprob, RequestOutput
+from kvanta.outputs import (
+    CompletionOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    FlatLogprobs,
+    Logprob,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
+from kvanta.pooling_params import PoolingParams
 from kvanta.repetition import RepetitionDetectionParams
 from kvanta.sampling_params import SamplingParams
 from kvanta.structured_output import StructuredOutputsParams
@@ -23,14 +35,21 @@ __all__ = [
     "BeamSearchParams",
     "BeamSearchSequence",
     "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "FlatLogprobs",
     "InputError",
     "Logprob",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "QueueFullError",
     "RepetitionDetectionParams",
     "RequestOutput",
     "ResourceError",
     "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
     "__version__",
     "attention",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from kvanta import _core
 from kvanta.errors import InputError, ResourceError
 from kvanta.outputs import CompletionOutput, FlatLogprobs, Logprob, TokenLogprobs
@@ -12,12 +14,17 @@ from kvanta.stop_strings import StopAutomaton, StopStrings
 from kvanta.structured_output import GRAMMAR_FAILED
 from kvanta.tokenizer import Tokenizer
 
-_FINISH = {
+FINISH_REASONS = {
     _core.FinishReason.STOP: "stop",
     _core.FinishReason.LENGTH: "length",
     _core.FinishReason.ABORT: "abort",
     _core.FinishReason.TIMEOUT: "timeout",
 }
+
+
+def raise_failure(engine_output: _core.EngineOutput) -> NoReturn:
+    """Raises the ResourceError of a request that the engine failed."""
+    raise ResourceError(f"the engine failed request {engine_output.id!r}: {engine_output.error}")
 
 
 def add_logprobs(
@@ -75,7 +82,7 @@ class Completion:
             _, marked, reason = engine_output.error.partition(GRAMMAR_FAILED)
             if marked:  # the form's own limits are reached only within the text
                 raise InputError(f"structured_outputs: {marked}{reason}")
-            raise ResourceError(f"the engine failed request {engine_output.id!r}: {engine_output.error}")
+            raise_failure(engine_output)
         tokens = self._until_repetition(engine_output.tokens)
         ends = engine_output.finish != _core.FinishReason.NONE and len(tokens) == len(engine_output.tokens)
         final = ends or self._repeats
@@ -99,7 +106,7 @@ class Completion:
         if found is not None:
             output.finish_reason, output.stop_reason = "stop", found
         elif finished:
-            output.finish_reason = _FINISH[engine_output.finish]
+            output.finish_reason = FINISH_REASONS[engine_output.finish]
             if engine_output.stop_token is not None and engine_output.stop_token in (self._params.stop_token_ids or ()):
                 output.stop_reason = engine_output.stop_token
         elif self._repeats:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from kvanta import _core
@@ -98,6 +98,15 @@ class Generation:
             return matcher
         thinking = (shape and shape.thinking(text)) or thinking_of_vocabulary(self._tokenizer, prompt.token_ids)
         return ThinkingBudget(params.thinking_token_budget, thinking, self._tokenizer, int(info.vocab), matcher)
+
+    @property
+    def names(self) -> Iterable[str]:
+        """The engine's requests."""
+        return self.completions
+
+    def finished(self, name: str) -> bool:
+        """True when one of them has no more to come."""
+        return self.completions[name].output.finished
 
     def add_to(
         self,

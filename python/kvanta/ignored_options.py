@@ -67,6 +67,11 @@ IGNORED_GROUPS: tuple[Group, ...] = (
         "tensor_parallel_size tp tp_size",
     ),
     Group(
+        "every model has embeddings, and generates text",
+        "is_embedding",
+        "",
+    ),
+    Group(
         "drafts come from n-grams alone (--speculative-config), and answers are the same without",
         "enable_draft_weights_cpu_backup enable_linear_replayssm_spec enable_multi_layer_eagle "
         "speculative_adaptive speculative_dspark_align_verify_tokens_to_graph_tier "

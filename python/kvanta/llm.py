@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
-import threading
 import warnings
-from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
@@ -16,14 +13,26 @@ from numpy.typing import NDArray
 
 from kvanta import _core, beam_search
 from kvanta.beam_search import BeamSearchOutput, BeamSearchParams
+from kvanta.call_arguments import one_each, read_priorities, refuse_lora
 from kvanta.compat_options import known_arguments
+from kvanta.embedding import Embedding, paired, similarity
 from kvanta.engine_options import EngineOptions
+from kvanta.engine_runner import EngineRunner
 from kvanta.errors import InputError
 from kvanta.generation import Generation
 from kvanta.loaded_model import LoadedModel
 from kvanta.model_options import ModelOptions
 from kvanta.options import accepts_options
-from kvanta.outputs import RequestOutput, TokenLogprobs
+from kvanta.outputs import (
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+    TokenLogprobs,
+)
+from kvanta.pooling_params import PoolingParams
 from kvanta.progress import progress_bar
 from kvanta.prompts import Prompt, TokenPrompt, read_prompt, split_prompts, token_list, truncated
 from kvanta.sampling_params import SamplingParams
@@ -60,12 +69,9 @@ class LLM:
         self._loaded = LoadedModel(model, arguments, tokenizer, chat_template)
         self.model = self._loaded.name
         self.tokenizer = self._loaded.tokenizer
-        self._warnings = self._loaded.warnings
         self._engine = self._loaded.engine
-        self._warn(stacklevel=3)
-        # Reentrant: a forgotten stream may be collected, and so closed, while this thread holds the lock.
-        self._lock = threading.RLock()
-        self._inboxes: dict[str, deque[_core.EngineOutput]] = {}  # by request id: outputs for open calls
+        self._runner = EngineRunner(self._engine, self._loaded.warnings)
+        self._runner.warn(stacklevel=3)
         self._count = 0
         self._seeds = random.Random(self.config.seed)
 
@@ -109,7 +115,7 @@ class LLM:
         `use_tqdm`: a progress bar; None means for several prompts on a terminal. `priority`: smaller runs first.
         `lora_request`: for compatibility, None alone.
         """
-        _refuse_lora(lora_request)
+        refuse_lora(lora_request)
         entries = [read_prompt(prompt, self.tokenizer) for prompt in split_prompts(prompts)]
         return self._generate(entries, self._one_each(sampling_params, len(entries)), use_tqdm, priority)
 
@@ -132,7 +138,7 @@ class LLM:
         `chat_template`: a Jinja2 template instead of the model's. `continue_final_message`: the answer continues the
         last message; needs add_generation_prompt=False. Other arguments: as `generate`.
         """
-        _refuse_lora(lora_request)
+        refuse_lora(lora_request)
         several = bool(messages) and isinstance(messages, Sequence) and isinstance(messages[0], (list, tuple))
         conversations: Any = messages if several else [messages]
         entries = [
@@ -169,6 +175,67 @@ class LLM:
             for beam in output.sequences:
                 beam.text = self.tokenizer.decode(beam.tokens, skip_special_tokens=params.skip_special_tokens)
         return found
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        use_tqdm: bool | None = None,
+        lora_request: None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """The embedding of every prompt: its pooled hidden states, as PoolingParams says."""
+        refuse_lora(lora_request)
+        return [
+            EmbeddingRequestOutput(
+                each.request_id,
+                EmbeddingOutput(each.outputs.data.tolist()),
+                each.prompt_token_ids,
+                each.num_cached_tokens,
+            )
+            for each in self._embed(prompts, pooling_params, use_tqdm)
+        ]
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        pooling_task: str = "embed",
+        use_tqdm: bool | None = None,
+        lora_request: None = None,
+    ) -> list[PoolingRequestOutput]:
+        """As `embed`, as float32 arrays. `pooling_task`: for compatibility, "embed" alone."""
+        refuse_lora(lora_request)
+        if pooling_task != "embed":
+            raise InputError(f"pooling_task must be embed, got {one_line(pooling_task)}: there are embeddings alone")
+        return self._embed(prompts, pooling_params, use_tqdm)
+
+    def score(
+        self,
+        text_1: Prompt | Sequence[Prompt],
+        text_2: Prompt | Sequence[Prompt],
+        /,
+        *,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool | None = None,
+        lora_request: None = None,
+    ) -> list[ScoringRequestOutput]:
+        """Cosine similarities of embeddings, as vLLM's for embedding models: of pairs, or of one text with several."""
+        refuse_lora(lora_request)
+        left, right = split_prompts(text_1), split_prompts(text_2)
+        if len(left) not in (1, len(right)):
+            raise InputError(f"score needs pairs, or one text and several, got {len(left)} and {len(right)} texts")
+        outputs = self._embed([*left, *right], pooling_params, use_tqdm)
+        return [
+            ScoringRequestOutput(
+                b.request_id,
+                ScoringOutput(similarity(a, b)),
+                a.prompt_token_ids + b.prompt_token_ids,
+                a.num_cached_tokens + b.num_cached_tokens,
+            )
+            for a, b in paired(outputs, len(left))
+        ]
 
     def chat_prompt(
         self,
@@ -207,7 +274,7 @@ class LLM:
             raise InputError(f"stream gives one text; n is {params.n}")
         request = self._prepare(entry, params)
         output, held, yielded = request.output.outputs[0], "", 0
-        for _, text in self._run([request], [0]):
+        for _, text in self._runner.run([request], lambda _: request.add_to(self._engine, self._seeds)):
             held += text
             tokens = len(output.token_ids)
             if yielded == 0 or tokens - yielded >= (params.stream_interval or 1) or output.finished:
@@ -231,10 +298,10 @@ class LLM:
             raise InputError(f"the sequence has {len(tokens)} tokens, max_model_len is {limit}")
         chunk = 0 if chunk_tokens is None else whole_number("chunk_tokens", chunk_tokens, 1, 2**31 - 1, " or None")
         from_cache = truth("use_prefix_cache", use_prefix_cache)
-        with self._lock:
+        with self._runner.lock:
             out = np.empty((len(tokens), vocab), dtype=np.float32)
             self._engine.logits(tokens, chunk, out, from_cache)
-            self._warn(stacklevel=3)
+            self._runner.warn(stacklevel=3)
         return out
 
     def kv_statistics(
@@ -248,7 +315,7 @@ class LLM:
         """
         tokens = np.asarray(token_list(token_ids, self.model_info.vocab), dtype=np.int32)
         means = None if key_means is None else np.ascontiguousarray(key_means, dtype=np.float32)
-        with self._lock:
+        with self._runner.lock:
             return self._engine.statistics(tokens, means)
 
     def stats(self) -> dict[str, Any]:
@@ -259,7 +326,7 @@ class LLM:
         """Distance of what was generated from an exact cache's distribution: requests compared, their tokens, kl_mean
         and kl_max in nats. Compares now what quality_sample_rate has chosen since the last call.
         """
-        with self._lock:
+        with self._runner.lock:
             while self._engine.measure_quality():
                 pass
         quality: dict[str, Any] = self._engine.stats()["quality"]
@@ -270,13 +337,26 @@ class LLM:
         self._engine.reset_prefix_cache()
 
     def _one_each(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-        if params is None or isinstance(params, SamplingParams):
-            params = [params or self.get_default_sampling_params()] * count
-        if not isinstance(params, (list, tuple)) or not all(isinstance(entry, SamplingParams) for entry in params):
-            raise InputError(f"sampling_params must be a SamplingParams or a list of them, got {one_line(params)}")
-        if len(params) != count:
-            raise InputError(f"there are {len(params)} sampling parameters for {count} prompts")
-        return [dataclasses.replace(each) for each in params]  # checks again: fields may have been assigned since
+        return one_each("sampling_params", params, self.get_default_sampling_params(), count)
+
+    def _embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None,
+        use_tqdm: bool | None,
+    ) -> list[PoolingRequestOutput]:
+        entries = [read_prompt(prompt, self.tokenizer) for prompt in split_prompts(prompts)]
+        params_of_each = one_each("pooling_params", pooling_params, PoolingParams(), len(entries))
+        requests = []
+        for entry, given in zip(entries, params_of_each, strict=True):
+            params = given.with_defaults(self._loaded.default_pooling)
+            cut = truncated(entry, params, self.tokenizer, self.config.max_model_len)
+            requests.append(Embedding(self._next_name(), cut, params))
+        show = use_tqdm if use_tqdm is not None or len(entries) > 1 else False
+        with progress_bar(len(requests), "embedding", "prompt", show) as bar:
+            for _ in self._runner.run(requests, lambda index: requests[index].add_to(self._engine)):
+                bar.update()
+        return [request.output for request in requests]
 
     def _generate(
         self,
@@ -285,94 +365,23 @@ class LLM:
         use_tqdm: bool | None,
         priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        priorities = _priorities(priority, len(entries))
+        priorities = read_priorities(priority, len(entries))
         show = use_tqdm if use_tqdm is not None or len(entries) > 1 else False
         requests = [self._prepare(entry, each) for entry, each in zip(entries, params, strict=True)]
         with progress_bar(len(requests), "generating", "prompt", show) as bar:
-            for request, _ in self._run(requests, priorities):
+            for request, _ in self._runner.run(
+                requests, lambda index: requests[index].add_to(self._engine, self._seeds, priority=priorities[index])
+            ):
                 if request.output.finished:
                     bar.update()
         return [request.output for request in requests]
 
-    def _prepare(self, entry: TokenPrompt, params: SamplingParams) -> Generation:
-        with self._lock:
-            name = str(self._count)
+    def _next_name(self) -> str:
+        with self._runner.lock:
             self._count += 1
+            return str(self._count - 1)
+
+    def _prepare(self, entry: TokenPrompt, params: SamplingParams) -> Generation:
+        name = self._next_name()
         entry = truncated(entry, params, self.tokenizer, self.config.max_model_len)
         return Generation(name, entry, params, self.tokenizer, self._loaded.grammars)
-
-    def _run(self, requests: list[Generation], priorities: list[int]) -> Iterator[tuple[Generation, str]]:
-        """Adds the requests and steps the engine until all are finished; yields each request's new text.
-
-        The lock is held for single steps only, never while the caller handles an output.
-        """
-        inbox: deque[_core.EngineOutput] = deque()
-        owners: dict[str, Generation] = {}
-        try:
-            with self._lock:
-                for request, priority in zip(requests, priorities, strict=True):
-                    for name in request.completions:
-                        owners[name] = request
-                        self._inboxes[name] = inbox
-                    request.add_to(self._engine, self._seeds, priority=priority)
-            while owners:
-                self._wait_for_output(inbox)
-                engine_output = inbox.popleft()
-                if engine_output.id not in owners:  # the final output of a request that a stop string has ended
-                    continue
-                request = owners[engine_output.id]
-                text = request.take(engine_output)
-                if request.completions[engine_output.id].output.finished:
-                    del owners[engine_output.id]
-                    self._leave(
-                        [engine_output.id], abort=engine_output.finish == _core.FinishReason.NONE
-                    )  # a stop string ended it
-                yield request, text
-        finally:
-            self._leave(list(owners), abort=True)  # an error, Ctrl-C, or a caller that has left the loop
-
-    def _wait_for_output(self, inbox: deque[_core.EngineOutput]) -> None:
-        """Steps until `inbox` is not empty; steps of other calls may fill it as well."""
-        while not inbox:
-            with self._lock:
-                if not inbox and not self._step():
-                    raise RuntimeError("the engine has nothing to do, but requests are not finished")
-
-    def _step(self) -> bool:
-        """Runs one step of the engine and distributes its outputs; False when there was nothing to do."""
-        step = self._engine.step()
-        for engine_output in step or ():
-            if engine_output.id in self._inboxes:
-                self._inboxes[engine_output.id].append(engine_output)
-        self._warn(stacklevel=7)
-        return step is not None
-
-    def _leave(self, names: list[str], *, abort: bool) -> None:
-        """Removes requests; the last call drains the engine, so that it is idle afterwards."""
-        with self._lock:
-            for name in names:
-                self._inboxes.pop(name, None)
-                if abort:
-                    self._engine.abort(name)
-            while not self._inboxes and self._step():
-                pass
-
-    def _warn(self, stacklevel: int) -> None:
-        """Issues the engine's warnings on the caller's thread."""
-        while self._warnings:
-            warnings.warn(self._warnings.pop(0), stacklevel=stacklevel)
-
-
-def _refuse_lora(lora_request: object) -> None:
-    if lora_request is not None:
-        raise InputError(
-            f"lora_request is not supported, got {one_line(lora_request)}: merge the adapter into the weights"
-        )
-
-
-def _priorities(priority: int | Sequence[int] | None, count: int) -> list[int]:
-    """One per prompt."""
-    given = list(priority) if isinstance(priority, (list, tuple)) else [0 if priority is None else priority] * count
-    if len(given) != count:
-        raise InputError(f"priority has {len(given)} entries for {count} prompts")
-    return [whole_number("priority", each, -(2**31), 2**31 - 1) for each in given]

@@ -15,6 +15,7 @@ from kvanta.generation_config import default_sampling, describe
 from kvanta.model_folder import check_model_folder
 from kvanta.model_options import ModelOptions
 from kvanta.models import resolve_model
+from kvanta.pooler_config import default_pooling
 from kvanta.scheme_file import is_scheme_file
 from kvanta.structured_output import GrammarCompiler, fill_masks
 from kvanta.tokenizer import Tokenizer
@@ -34,7 +35,7 @@ class LoadedModel:
     ) -> None:
         """`arguments`: EngineOptions and ModelOptions by name. `tokenizer`, `chat_template`: instead of the model's."""
         options = ModelOptions.read(arguments)
-        forms = options.forms
+        forms, pooling = options.forms, options.pooling
         EngineOptions.read(arguments)  # before anything is downloaded
         folder = resolve_model(model, options.hub)
         options.check_format(folder)
@@ -50,6 +51,8 @@ class LoadedModel:
         """Fields of SamplingParams for requests that do not give them."""
         if self.default_sampling:
             _log.info("defaults of requests: %s (--generation-config)", describe(self.default_sampling))
+        self.default_pooling = default_pooling(folder.path, pooling)
+        """PoolingParams of embeddings, without None for what has a default."""
         if tokenizer is not None or options.tokenizer_revision not in ("", options.revision):
             source = resolve_model(model if tokenizer is None else tokenizer, options.tokenizer_hub)
         else:
@@ -63,6 +66,9 @@ class LoadedModel:
         config.set_on_warning(self.warnings.append)
         config.set_fill_masks(fill_masks)
         self.engine = _core.Engine(config)
+        hidden, dimensions = int(self.engine.info.hidden), self.default_pooling.dimensions
+        if dimensions is not None and dimensions > hidden:
+            raise InputError(f"pooler_config: dimensions must be at most the hidden size, {hidden}, got {dimensions}")
         self.grammars = GrammarCompiler(self.tokenizer, self.engine.info, forms)
 
     def stats(self) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from typing import Any
 from kvanta.errors import InputError
 from kvanta.models import HubAccess, ModelFolder
 from kvanta.options import Option, OptionGroup, option
+from kvanta.pooler_config import read_pooler_config
+from kvanta.pooling_params import PoolingParams
 from kvanta.structured_output import FormSettings
 from kvanta.values import one_line, text, truth
 
@@ -121,6 +123,19 @@ class ModelOptions(OptionGroup):
     constrained_json_whitespace_pattern: str = option(
         "", "regular expression of the space between the parts of JSON", metavar="REGEX"
     )
+
+    pooler_config: Mapping[str, Any] = option(
+        "",
+        "JSON with pooling_type (MEAN or LAST), normalize or dimensions: defaults of embeddings",
+        _json_object,
+        aliases=("override_pooler_config",),
+        metavar="JSON",
+    )
+
+    @property
+    def pooling(self) -> PoolingParams:
+        """Defaults of embeddings; None: the model's. Raises InputError that names the option."""
+        return read_pooler_config(self.pooler_config)
 
     @property
     def hub(self) -> HubAccess:

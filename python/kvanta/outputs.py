@@ -1,10 +1,13 @@
-"""Results of LLM.generate."""
+"""Results of LLM: texts, embeddings, scores."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvanta import _core
 
@@ -117,3 +120,63 @@ class RequestOutput:
     def finished(self) -> bool:
         """True when every text is finished."""
         return all(output.finished for output in self.outputs)
+
+
+@dataclass
+class PoolingOutput:
+    """A pooled hidden state."""
+
+    data: NDArray[np.float32]
+
+
+@dataclass
+class PoolingRequestOutput:
+    """Result of LLM.encode for a prompt."""
+
+    request_id: str
+    outputs: PoolingOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = False
+
+
+@dataclass
+class EmbeddingOutput:
+    """The same as a list."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """Number of dimensions."""
+        return len(self.embedding)
+
+
+@dataclass
+class EmbeddingRequestOutput:
+    """Result of LLM.embed for a prompt."""
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+
+
+@dataclass
+class ScoringOutput:
+    """Similarity of two texts."""
+
+    score: float
+
+
+@dataclass
+class ScoringRequestOutput:
+    """Result of LLM.score for a pair of texts."""
+
+    request_id: str
+    outputs: ScoringOutput
+    prompt_token_ids: list[int]
+    """Of both texts, one after the other."""
+    num_cached_tokens: int = 0
+    finished: bool = True

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvanta.errors import InputError
+from kvanta.pooling_params import PoolingParams
 from kvanta.sampling_params import SamplingParams
 from kvanta.tokenizer import Tokenizer
 from kvanta.values import one_line
@@ -63,11 +64,13 @@ def read_prompt(prompt: Any, tokenizer: Tokenizer, *, add_special_tokens: bool =
     return TokenPrompt(text, ids)
 
 
-def truncated(prompt: TokenPrompt, params: SamplingParams, tokenizer: Tokenizer, max_model_len: int) -> TokenPrompt:
+def truncated(
+    prompt: TokenPrompt, params: SamplingParams | PoolingParams, tokenizer: Tokenizer, max_model_len: int
+) -> TokenPrompt:
     """The prompt cut to `truncate_prompt_tokens`."""
     most = params.truncate_prompt_tokens
     if most == -1:
-        most = max(1, max_model_len - (params.max_tokens or 1))
+        most = max(1, max_model_len - params.reserved_tokens)
     if most is None or len(prompt.token_ids) <= most:
         return prompt
     ids = prompt.token_ids[:most] if params.truncation_side == "right" else prompt.token_ids[-most:]

@@ -20,9 +20,14 @@ REFUSED_GROUPS: tuple[Group, ...] = (
     ),
     Group(
         "only models that generate text are supported",
-        "dllm_fdfo enable_mis encoder_only is_embedding mm_encoder_only",
-        "convert diffusion_config dllm_algorithm dllm_algorithm_config pooler_config runner",
-        ("auto", "generate", "draft"),
+        "dllm_fdfo enable_mis encoder_only mm_encoder_only",
+        "diffusion_config dllm_algorithm dllm_algorithm_config",
+    ),
+    Group(
+        "models generate text and have embeddings, and no classification heads",
+        "",
+        "convert runner",
+        ("auto", "draft", "embed", "generate", "pooling"),
     ),
     Group(
         "requests are texts or token ids, without pictures or sound",

@@ -8,16 +8,27 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from kvanta.errors import InputError
+from kvanta.parameter_fields import (
+    INT32_MAX,
+    Check,
+    Parameters,
+    check_output_kind,
+    check_side,
+    check_truncation,
+    optional,
+    parameter,
+    unsupported,
+    without_effect,
+)
 from kvanta.repetition import RepetitionDetectionParams
 from kvanta.structured_output import StructuredOutputsParams
 from kvanta.values import one_line, real_number, text, truth, whole_number
 
-_INT32_MAX = 2**31 - 1
 _FLOAT32_MAX = 3.4e38
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1024
@@ -27,45 +38,13 @@ MAX_SCORED_TOKENS = 128
 MAX_PATTERNS = 32
 MAX_PATTERN_CHARACTERS = 256
 
-Check = Callable[[str, Any], Any]
-"""check(name, value) -> the value as it is stored; raises InputError that names the field."""
 
-
-def _field(
-    default: Any,
-    check: Check,
-    *,
-    help: str = "",  # noqa: A002
-    metavar: str = "X",
-    http: bool = True,
-    accepted: str = "",
-    refused: str = "",
-    **own: Any,
-) -> Any:
-    """`http`: the HTTP endpoints have the field under this name and with this type. `accepted`, `refused`: the reason,
-    if the field has no effect. `own`: for dataclasses.field.
-    """
-    metadata = {
-        "check": check,
-        "help": help,
-        "metavar": metavar,
-        "http": http,
-        "accepted": accepted,
-        "refused": refused,
-    }
-    return dataclasses.field(default=default, metadata=metadata, **own)
-
-
-def _optional(check: Check) -> Check:
-    return lambda name, value: None if value is None else check(name, value)
-
-
-def _integer(low: int, high: int = _INT32_MAX) -> Check:
+def _integer(low: int, high: int = INT32_MAX) -> Check:
     return lambda name, value: whole_number(name, value, low, high)
 
 
-def _integer_or_none(low: int, high: int = _INT32_MAX) -> Check:
-    return _optional(lambda name, value: whole_number(name, value, low, high, " or None"))
+def _integer_or_none(low: int, high: int = INT32_MAX) -> Check:
+    return optional(lambda name, value: whole_number(name, value, low, high, " or None"))
 
 
 def _number(low: float, high: float, *, open_below: bool = False) -> Check:
@@ -98,7 +77,7 @@ def _stop(name: str, value: Any) -> str | list[str]:
 def _token_ids(name: str, tokens: Sequence[Any], most: int) -> list[int]:
     if len(tokens) > most:
         raise InputError(f"{name} must have at most {most} token ids, got {len(tokens)}")
-    return [whole_number(f"a token of {name}", token, 0, _INT32_MAX) for token in tokens]
+    return [whole_number(f"a token of {name}", token, 0, INT32_MAX) for token in tokens]
 
 
 def _stop_tokens(name: str, value: Any) -> list[int]:
@@ -120,28 +99,18 @@ def _scored_tokens(name: str, value: Any) -> list[int] | None:
 
 
 def _budget(name: str, value: Any) -> int | None:
-    return None if value == -1 else whole_number(name, value, 0, _INT32_MAX, ", -1 or None")
+    return None if value == -1 else whole_number(name, value, 0, INT32_MAX, ", -1 or None")
 
 
 def _bad_words(name: str, value: Any) -> list[str]:
     return [] if isinstance(value, (list, tuple)) and not value else list(dict.fromkeys(_texts(name, value)))
 
 
-def _truncation(name: str, value: Any) -> int:
-    return whole_number(name, value, -1 if value == -1 else 1, _INT32_MAX, ", -1 or None")
-
-
-def _side(name: str, value: Any) -> str:
-    if value not in ("left", "right"):
-        raise InputError(f"{name} must be left or right, got {one_line(value)}")
-    return str(value)
-
-
 def _bias(name: str, value: Any) -> dict[int, float]:
     if not isinstance(value, Mapping):
         raise InputError(f"{name} must map token ids to numbers or be None, got {one_line(value)}")
     return {
-        whole_number(f"a token of {name}", token, 0, _INT32_MAX): real_number(
+        whole_number(f"a token of {name}", token, 0, INT32_MAX): real_number(
             f"{name} of token {token}", bias, -_FLOAT32_MAX, _FLOAT32_MAX
         )
         for token, bias in value.items()
@@ -161,130 +130,102 @@ def _repetition(name: str, value: Any) -> RepetitionDetectionParams:
         raise InputError(f"{name}: {error}") from None
 
 
-def _without_effect(default: Any, check: Check, reason: str, **own: Any) -> Any:
-    """A field that means nothing here."""
-    return _field(default, check, accepted=reason, repr=False, **own)
-
-
-def _unsupported(*neutral: Any, use: str) -> Any:
-    """A field of vLLM that is refused. Only its default, the first of `neutral`, and equal requests pass.
-
-    `use`: the reason, or what exists instead.
-    """
-
-    def check(name: str, value: Any) -> Any:
-        plain = getattr(value, "value", value)  # of an enum
-        if plain is not None and not any(type(plain) is type(each) and plain == each for each in neutral):
-            raise InputError(f"{name} is not supported, got {one_line(value)}: {use}")
-        return neutral[0]
-
-    return _field(neutral[0], check, refused=use, repr=False)
-
-
-def _output_kind(name: str, value: Any) -> int:
-    return whole_number(name, getattr(value, "value", value), 0, 2)
-
-
 @dataclass(kw_only=True)
-class SamplingParams:
+class SamplingParams(Parameters):
     """Raises InputError, naming the field and its range, when a value is out of range or not supported."""
 
-    n: int = _field(1, _integer(1, 1024))
+    n: int = parameter(1, _integer(1, 1024))
     """Texts per prompt; with a seed, text i uses seed + i."""
-    max_tokens: int | None = _field(16, _integer_or_none(1), help="maximum new tokens", metavar="N")
+    max_tokens: int | None = parameter(16, _integer_or_none(1), help="maximum new tokens", metavar="N")
     """None: as many as the context holds."""
-    min_tokens: int = _field(0, _integer(0), help="new tokens before the model may stop", metavar="N")
+    min_tokens: int = parameter(0, _integer(0), help="new tokens before the model may stop", metavar="N")
     """No end-of-sequence or stop token is sampled, and no stop string searched, before."""
-    temperature: float = _field(1.0, _number(0.0, math.inf), help="0: the most likely token", metavar="T")
-    top_k: int = _field(0, _integer(-1), help="sample from the K most likely tokens; 0 or -1: all", metavar="K")
-    top_p: float = _field(1.0, _number(0.0, 1.0, open_below=True), help="nucleus sampling, in (0, 1]", metavar="P")
-    min_p: float = _field(
+    temperature: float = parameter(1.0, _number(0.0, math.inf), help="0: the most likely token", metavar="T")
+    top_k: int = parameter(0, _integer(-1), help="sample from the K most likely tokens; 0 or -1: all", metavar="K")
+    top_p: float = parameter(1.0, _number(0.0, 1.0, open_below=True), help="nucleus sampling, in (0, 1]", metavar="P")
+    min_p: float = parameter(
         0.0, _number(0.0, 1.0), help="minimum probability, as a share of the most likely token's", metavar="P"
     )
-    repetition_penalty: float = _field(
+    repetition_penalty: float = parameter(
         1.0, _number(0.0, math.inf, open_below=True), help="penalty of tokens in prompt and text; 1: none", metavar="X"
     )
-    presence_penalty: float = _field(
+    presence_penalty: float = parameter(
         0.0, _number(-2.0, 2.0), help="penalty of tokens in the text; 0: none", metavar="X"
     )
-    frequency_penalty: float = _field(
+    frequency_penalty: float = parameter(
         0.0, _number(-2.0, 2.0), help="penalty of tokens in the text, per occurrence; 0: none", metavar="X"
     )
-    seed: int | None = _field(None, _integer_or_none(0, 2**64 - 1))
+    seed: int | None = parameter(None, _integer_or_none(0, 2**64 - 1))
     """The same seed and prompt give the same tokens, whatever else is in the batch."""
-    stop: str | Sequence[str] | None = _field(
-        None, _optional(_stop), help="end before any of these texts", metavar="TEXT"
+    stop: str | Sequence[str] | None = parameter(
+        None, optional(_stop), help="end before any of these texts", metavar="TEXT"
     )
-    stop_token_ids: Sequence[int] | None = _field(
-        None, _optional(_stop_tokens), help="end at any of these tokens", metavar="ID"
+    stop_token_ids: Sequence[int] | None = parameter(
+        None, optional(_stop_tokens), help="end at any of these tokens", metavar="ID"
     )
-    ignore_eos: bool = _field(False, truth, help="go on after the model's end token")
-    logit_bias: Mapping[int, float] | None = _field(None, _optional(_bias))
-    allowed_token_ids: Sequence[int] | None = _field(None, _optional(_allowed_tokens))
+    ignore_eos: bool = parameter(False, truth, help="go on after the model's end token")
+    logit_bias: Mapping[int, float] | None = parameter(None, optional(_bias))
+    allowed_token_ids: Sequence[int] | None = parameter(None, optional(_allowed_tokens))
     """Only these tokens are sampled. The model's end token is one of them only if it is listed."""
-    bad_words: Sequence[str] | None = _field(None, _optional(_bad_words), help="texts not to write", metavar="TEXT")
+    bad_words: Sequence[str] | None = parameter(None, optional(_bad_words), help="texts not to write", metavar="TEXT")
     """Texts that are not written, as vLLM has it: their tokens, as at the beginning of a text and behind a space, are
     not sampled in a row. Other spellings in tokens are not found. With either of the two, ignore_eos means that the end
     token is not sampled.
     """
-    truncate_prompt_tokens: int | None = _field(None, _optional(_truncation))
+    truncate_prompt_tokens: int | None = parameter(None, optional(check_truncation))
     """Keeps this many tokens of a longer prompt; -1: as many as the context holds besides max_tokens, or one."""
-    truncation_side: str | None = _field(None, _optional(_side))
+    truncation_side: str | None = parameter(None, optional(check_side))
     """The side that is cut off: "left" (None), or "right"."""
-    logprobs: int | None = _field(None, _integer_or_none(0), http=False)
+    logprobs: int | None = parameter(None, _integer_or_none(0), http=False)
     """Log-probabilities of every new token: the chosen one's and those of this many most likely ones."""
-    prompt_logprobs: int | None = _field(None, _integer_or_none(0))
+    prompt_logprobs: int | None = parameter(None, _integer_or_none(0))
     """The same for every prompt token but the first."""
-    skip_special_tokens: bool = _field(True, truth)
-    include_stop_str_in_output: bool = _field(False, truth)
-    structured_outputs: StructuredOutputsParams | None = _field(None, _optional(_form), http=False)
+    skip_special_tokens: bool = parameter(True, truth)
+    include_stop_str_in_output: bool = parameter(False, truth)
+    structured_outputs: StructuredOutputsParams | None = parameter(None, optional(_form), http=False)
     """The form of the text: JSON, a regular expression, a choice, a grammar."""
 
-    stop_regex: str | Sequence[str] | None = _field(
-        None, _optional(_patterns), help="end behind the first match of any of these expressions", metavar="PATTERN"
+    stop_regex: str | Sequence[str] | None = parameter(
+        None, optional(_patterns), help="end behind the first match of any of these expressions", metavar="PATTERN"
     )
     """As SGLang's: the match stays in the text. kvanta.stop_regex describes the syntax."""
-    logprob_token_ids: Sequence[int] | None = _field(None, _optional(_scored_tokens))
+    logprob_token_ids: Sequence[int] | None = parameter(None, optional(_scored_tokens))
     """Log-probabilities of every new token: the chosen one's and those of these tokens, instead of the likely ones."""
-    thinking_token_budget: int | None = _field(None, _optional(_budget))
+    thinking_token_budget: int | None = parameter(None, optional(_budget))
     """After this many tokens of reasoning its end is written. None or -1: no limit."""
-    repetition_detection: RepetitionDetectionParams | None = _field(None, _optional(_repetition))
+    repetition_detection: RepetitionDetectionParams | None = parameter(None, optional(_repetition))
     """The text ends when it repeats itself, with the finish_reason "repetition"."""
-    stream_interval: int | None = _field(None, _integer_or_none(1))
+    stream_interval: int | None = parameter(None, _integer_or_none(1))
     """New tokens in an event of a stream, at least, but for the first and the last."""
-    detokenize: bool = _field(True, truth)
+    detokenize: bool = parameter(True, truth)
     """False: token ids alone, no text."""
-    flat_logprobs: bool = _field(False, truth, http=False)
+    flat_logprobs: bool = parameter(False, truth, http=False)
     """Log-probabilities are FlatLogprobs, which have few objects, however many tokens there are."""
-    skip_reading_prefix_cache: bool | None = _field(None, _optional(truth))
+    skip_reading_prefix_cache: bool | None = parameter(None, optional(truth))
     """Computes the whole prompt. None or False: as prompt_logprobs needs it."""
 
-    output_kind: Any = _without_effect(0, _output_kind, "LLM.generate returns finished texts", http=False)
-    output_text_buffer_length: int = _without_effect(0, _integer(0), "stop strings are held back as needed", http=False)
-    skip_clone: bool = _without_effect(False, truth, "parameters are always copied", http=False)
-    spaces_between_special_tokens: bool = _without_effect(True, truth, "tokenizers of `tokenizers` add no spaces")
+    output_kind: Any = without_effect(0, check_output_kind, "LLM.generate returns finished texts", http=False)
+    output_text_buffer_length: int = without_effect(0, _integer(0), "stop strings are held back as needed", http=False)
+    skip_clone: bool = without_effect(False, truth, "parameters are always copied", http=False)
+    spaces_between_special_tokens: bool = without_effect(True, truth, "tokenizers of `tokenizers` add no spaces")
 
-    best_of: Any = _unsupported(None, use="give n")
-    use_beam_search: Any = _unsupported(False, use="give n, temperature and seed for several texts")
-    length_penalty: Any = _unsupported(1.0, 1, use="it is for beam search: LLM.beam_search")
-    guided_decoding: Any = _unsupported(None, use="give structured_outputs")
-    extra_args: Any = _unsupported(None, {}, use="there are no extensions that read them")
-    logits_processors: Any = _unsupported(None, [], use="give logit_bias or structured_outputs")
-    prompt_logprob_start: Any = _unsupported(None, 0, use="prompt_logprobs are those of the whole prompt")
-    prompt_logprob_token_ids: Any = _unsupported(None, use="prompt_logprobs are those of the most likely tokens")
-    routed_experts_prompt_start: Any = _unsupported(0, use="answers do not have the experts")
-    trace_decode_token_ids: Any = _unsupported(None, use="tokens are sampled; prompt_logprobs scores given ones")
-    watermarking: Any = _unsupported(None, False, use="texts are not marked")
+    best_of: Any = unsupported(None, use="give n")
+    use_beam_search: Any = unsupported(False, use="give n, temperature and seed for several texts")
+    length_penalty: Any = unsupported(1.0, 1, use="it is for beam search: LLM.beam_search")
+    guided_decoding: Any = unsupported(None, use="give structured_outputs")
+    extra_args: Any = unsupported(None, {}, use="there are no extensions that read them")
+    logits_processors: Any = unsupported(None, [], use="give logit_bias or structured_outputs")
+    prompt_logprob_start: Any = unsupported(None, 0, use="prompt_logprobs are those of the whole prompt")
+    prompt_logprob_token_ids: Any = unsupported(None, use="prompt_logprobs are those of the most likely tokens")
+    routed_experts_prompt_start: Any = unsupported(0, use="answers do not have the experts")
+    trace_decode_token_ids: Any = unsupported(None, use="tokens are sampled; prompt_logprobs scores given ones")
+    watermarking: Any = unsupported(None, False, use="texts are not marked")
 
     def __post_init__(self) -> None:
-        """Checks types, ranges and what excludes each other; numpy's numbers become Python's."""
+        """Checks what excludes each other, too."""
         if type(self.best_of) is int and self.best_of == self.n:
             self.best_of = None
-        values = self.__dict__
-        for name, default, check in _CHECKS:
-            value = values[name]
-            if value is not default:
-                values[name] = check(name, value)
+        super().__post_init__()
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InputError(f"min_tokens must not exceed max_tokens, {self.max_tokens}, got {self.min_tokens}")
         if not self.detokenize and (self.stop or self.stop_regex):
@@ -292,6 +233,13 @@ class SamplingParams:
         scored = len(self.logprob_token_ids or ())
         if scored and self.logprobs not in (None, scored):
             raise InputError(f"logprobs must be None or the number of logprob_token_ids, {scored}, got {self.logprobs}")
+
+    fewest_new_tokens: ClassVar[int] = 1
+
+    @property
+    def reserved_tokens(self) -> int:
+        """Tokens of the context that truncate_prompt_tokens=-1 leaves free."""
+        return self.max_tokens or 1
 
     @property
     def num_logprobs(self) -> int | None:
@@ -306,9 +254,6 @@ class SamplingParams:
         if self.stop is None:
             return []
         return [self.stop] if isinstance(self.stop, str) else list(self.stop)
-
-
-_CHECKS = [(field.name, field.default, field.metadata["check"]) for field in dataclasses.fields(SamplingParams)]
 
 
 def flag_fields() -> list[dataclasses.Field[Any]]:

@@ -131,3 +131,17 @@ def events(response: httpx2.Response) -> Iterator[str]:
         if line:
             assert line.startswith("data: "), line
             yield line.removeprefix("data: ")
+
+
+def wait_until_idle(server: LiveServer) -> None:
+    """And checks that nothing is left behind: every page is free or a prefix's."""
+    patience = threading.Event()
+    for _ in range(600):
+        stats = server.front.loaded.stats()
+        if stats["running"] == stats["waiting"] == 0 and server.on_loop(lambda: server.front.admitted) == 0:
+            break
+        patience.wait(0.1)
+    stats = server.front.loaded.stats()
+    assert stats["running"] == stats["waiting"] == 0
+    assert stats["pages_used"] == stats["prefix_pages"]
+    assert server.on_loop(lambda: server.front.admitted) == 0

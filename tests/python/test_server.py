@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from live_server import CHAT_TEMPLATE, LiveServer, events, live_server
+from live_server import CHAT_TEMPLATE, LiveServer, events, live_server, wait_until_idle
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvanta import LLM, SamplingParams
@@ -288,20 +288,6 @@ def test_a_client_that_leaves_before_a_whole_answer(server: LiveServer) -> None:
     wait_until_idle(server)
     assert server.front.loaded.stats()["generated_tokens"] - before < 200 * 400
     assert server.on_loop(lambda: server.front.metrics.responses["/v1/completions", "499"]) == 1
-
-
-def wait_until_idle(server: LiveServer) -> None:
-    """And checks that nothing is left behind: every page is free or a prefix's."""
-    patience = threading.Event()
-    for _ in range(600):
-        stats = server.front.loaded.stats()
-        if stats["running"] == stats["waiting"] == 0 and server.on_loop(lambda: server.front.admitted) == 0:
-            break
-        patience.wait(0.1)
-    stats = server.front.loaded.stats()
-    assert stats["running"] == stats["waiting"] == 0
-    assert stats["pages_used"] == stats["prefix_pages"]
-    assert server.on_loop(lambda: server.front.admitted) == 0
 
 
 def test_models_version_health(server: LiveServer) -> None:

@@ -75,6 +75,10 @@ REQUESTS: list[tuple[str, str, str, int]] = [
     ("choices", "/v1/completions", '{"prompt": "a", "guided_choice": ' + large(400_000, '"abcde"') + "}", 400),
     ("a regex", "/v1/completions", '{"prompt": "a", "guided_regex": "' + "a" * 4_000_000 + '"}', 400),
     ("tokenize", "/tokenize", '{"prompt": "' + "a b " * 1_000_000 + '"}', 400),
+    ("embeddings", "/v1/embeddings", json.dumps({"input": ["a"] * 2048}), 200),
+    ("base64", "/v1/embeddings", json.dumps({"input": [[5] * 100] * 500, "encoding_format": "base64"}), 200),
+    ("documents", "/rerank", '{"query": "a", "documents": ' + large(300_000, '"a"') + "}", 400),
+    ("scores", "/score", json.dumps({"text_1": "a", "text_2": ["a b"] * 2048}), 200),
     ("messages", "/v1/chat/completions", '{"messages": ' + large(90_000, '{"role":"user","content":"a"}') + "}", 400),
 ]
 

@@ -29,6 +29,7 @@ from kvanta.server.chat import ChatResponse
 from kvanta.server.completions import CompletionResponse
 from kvanta.server.errors import ApiError, JsonResponse, api_error, error_response, json_bytes
 from kvanta.server.messages_api import add_messages
+from kvanta.server.pooling_api import add_pooling
 from kvanta.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, field_of
 from kvanta.server.responses_api import add_responses
 from kvanta.server.schema import describe
@@ -53,6 +54,7 @@ def make_app(service: Service, *, cors: Mapping[str, Any] | None = None) -> ASGI
     _add_texts(app, service)
     add_responses(app, service)
     add_messages(app, service)
+    add_pooling(app, service)
     _add_tokenizer(app, service)
     _add_models(app, service)
     _add_state(app, service)

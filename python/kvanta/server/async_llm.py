@@ -13,12 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from kvanta import _core
+from kvanta.embedding import Embedding
 from kvanta.errors import QueueFullError
 from kvanta.generation import Generation, TextShape
 from kvanta.loaded_model import LoadedModel
+from kvanta.pooling_params import PoolingParams
 from kvanta.prompts import TokenPrompt
 from kvanta.sampling_params import SamplingParams
 from kvanta.server.bites import BITE_SECONDS
+from kvanta.server.embedding_job import EmbeddingJob
+from kvanta.server.engine_job import EngineJob
 from kvanta.server.errors import ApiError
 from kvanta.server.generation_job import GenerationJob
 from kvanta.server.metrics import Metrics
@@ -34,6 +38,7 @@ _GRAMMAR_SECONDS = 10.0
 """Longest time that a request waits for its grammar."""
 _ADDED_AT_ONCE = 2**15
 """Prompt tokens, over all texts, that are handed to the engine on the event loop itself."""
+_SEQUENCES_AT_ONCE = 16
 _STOP_CHARACTERS_AT_ONCE = 2048
 
 
@@ -61,7 +66,7 @@ class AsyncLLM:
         self.draining = False
         self._time_limit = time_limit
         self._admitted = 0
-        self._jobs: dict[str, GenerationJob] = {}  # by the engine's request id
+        self._jobs: dict[str, EngineJob] = {}  # by the engine's request id
         self._count = 0
         self._seeds = random.Random(config.seed)
         self._finishes: deque[float] = deque(maxlen=_FINISHES_REMEMBERED)
@@ -176,7 +181,7 @@ class AsyncLLM:
             field = "stop_regex" if params.structured_outputs is None else "structured_outputs"
             generations = await self._compile(field, make)
         else:
-            generations = make() if quick and params.n <= 16 else await self.off_loop(make)
+            generations = make() if quick and params.n <= _SEQUENCES_AT_ONCE else await self.off_loop(make)
         engine = self.loaded.engine
         job = GenerationJob(generations, self._ended, engine.abort, done, arrival)
 
@@ -184,12 +189,49 @@ class AsyncLLM:
             for generation in generations:
                 generation.add_to(engine, self._seeds, cache_salt, priority, self._time_limit)
 
-        tokens = sum(len(each.output.prompt_token_ids) * len(each.completions) for each in generations)
         for _ in generations:
             self.metrics.observe_params(params)
-        self._jobs.update(dict.fromkeys(job.open, job))  # first: outputs may come before the last text is added
+        tokens = sum(len(each.output.prompt_token_ids) * len(each.completions) for each in generations)
+        await self._queue(job, add, tokens)
+        return job
+
+    async def submit_embeddings(
+        self,
+        prompts: Sequence[TokenPrompt],
+        params: PoolingParams,
+        *,
+        arrival: float,
+        cache_salt: str = "",
+        priority: int = 0,
+    ) -> EmbeddingJob:
+        """Queues prompts whose hidden states are pooled. When it raises, nothing is queued.
+
+        ApiError 504: the time limit has passed.
+
+        `params`: without None for what has a default. `arrival`: time.perf_counter() when the request came.
+        """
+        name = f"{self._count:x}"
+        self._count += 1
+        engine = self.loaded.engine
+        embeddings = [Embedding(f"{name}.{index}", prompt, params) for index, prompt in enumerate(prompts)]
+        job = EmbeddingJob(embeddings, self._ended, engine.abort, arrival)
+        limit = self._time_limit and self._time_limit - (time.perf_counter() - arrival)
+        if limit < 0:  # earlier portions have taken it
+            raise ApiError(504, f"not finished within {self._time_limit:g} s", code="request_timeout")
+
+        def add() -> None:
+            for embedding in embeddings:
+                embedding.add_to(engine, cache_salt, priority, limit)
+
+        await self._queue(job, add, sum(len(prompt.token_ids) for prompt in prompts))
+        return job
+
+    async def _queue(self, job: EngineJob, add: Callable[[], None], tokens: int) -> None:
+        """Queues a job's sequences, which have so many prompt tokens. When it raises, nothing is queued."""
+        sequences = len(job.open)
+        self._jobs.update(dict.fromkeys(job.open, job))  # first: outputs may come before the last one is added
         try:
-            if tokens <= _ADDED_AT_ONCE and len(job.outputs) <= 16:
+            if tokens <= _ADDED_AT_ONCE and sequences <= _SEQUENCES_AT_ONCE:
                 add()
             else:
                 await self.off_loop(add)
@@ -198,9 +240,8 @@ class AsyncLLM:
                 del self._jobs[request]
             job.cancel()
             if isinstance(error, QueueFullError):
-                raise self._queue_full(str(error), len(job.outputs)) from None
+                raise self._queue_full(str(error), sequences) from None
             raise
-        return job
 
     def abort_all(self) -> None:
         """Ends every request; its client gets an error."""
@@ -234,23 +275,14 @@ class AsyncLLM:
 
     def _pass_on(self, outputs: Sequence[_core.EngineOutput]) -> None:
         now = time.perf_counter()
-        metrics = self.metrics
         for engine_output in outputs:
             job = self._jobs.get(engine_output.id)
             if job is None:  # a disconnected client, or a stop string that was found
                 continue
-            if engine_output.tokens:
-                last = job.last_token.get(engine_output.id)
-                if last is None:
-                    metrics.time_to_first_token.observe(now - job.arrival)
-                    metrics.queue_seconds.observe(engine_output.times.scheduled - engine_output.times.added)
-                else:
-                    metrics.inter_token.observe(now - last)
-                job.last_token[engine_output.id] = now
-                job.progress[engine_output.id] = engine_output
+            job.observe(engine_output, self.metrics, now)
             job.take(engine_output)
 
-    def _ended(self, job: GenerationJob, name: str, outcome: str) -> None:
+    def _ended(self, job: EngineJob, name: str, outcome: str) -> None:
         """Called when a job's sequence needs no more outputs."""
         if self._jobs.pop(name, None) is None:  # it was never queued
             return
@@ -259,13 +291,5 @@ class AsyncLLM:
             return
         now = time.perf_counter()
         self._finishes.append(now)
-        generation, _ = job.owner(name)
-        output = generation.completions[name].output
         self.metrics.request_seconds.observe(now - job.arrival)
-        self.metrics.prompt_tokens.observe(len(generation.output.prompt_token_ids))
-        self.metrics.generated_tokens.observe(len(output.token_ids))
-        if name in job.progress:
-            prompt_tokens = len(generation.output.prompt_token_ids)
-            self.metrics.observe_progress(job.progress[name], prompt_tokens, len(output.token_ids))
-        if generation.output.finished:
-            self.metrics.longest_text.observe(max(len(each.token_ids) for each in generation.output.outputs))
+        job.observe_end(name, self.metrics)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +9,9 @@ from kvanta import _core
 from kvanta.errors import InputError
 from kvanta.generation import Generation
 from kvanta.outputs import CompletionOutput
+from kvanta.server.engine_job import EngineJob
 from kvanta.server.errors import ApiError, api_error
+from kvanta.server.metrics import Metrics
 from kvanta.server.protocol import field_of
 
 
@@ -34,26 +35,20 @@ class Delta:
         return self.finish_reason is not None
 
 
-class GenerationJob:
-    """Written by AsyncLLM, read by the one who answers the client; both on the event loop's thread.
-
-    `ended(job, name, outcome)` is called once for each sequence, with its finish reason, "abort" or "error";
-    `abort(name)` for those that the engine must drop; `done()` when none is open any more.
-    """
+class GenerationJob(EngineJob):
+    """Texts, with what is new since the last read."""
 
     def __init__(
         self,
         generations: Sequence[Generation],
-        ended: Callable[[GenerationJob, str, str], None],
+        ended: Callable[[EngineJob, str, str], None],
         abort: Callable[[str], None],
         done: Callable[[], None],
         arrival: float,
     ) -> None:
         self.generations = list(generations)
-        self.arrival = arrival
-        self.cancelled = False
-        self.last_token: dict[str, float] = {}
-        self.progress: dict[str, _core.EngineOutput] = {}
+        self._last_token: dict[str, float] = {}
+        self._progress: dict[str, _core.EngineOutput] = {}
         """By request of the engine: its last output with a token."""
         self._owners: dict[str, tuple[Generation, int]] = {}
         self.outputs: list[CompletionOutput] = []
@@ -62,19 +57,9 @@ class GenerationJob:
             for name, completion in generation.completions.items():
                 self._owners[name] = (generation, len(self.outputs))
                 self.outputs.append(completion.output)
-        self.open = set(self._owners)
-        self._ended = ended
-        self._abort = abort
-        self._when_done = done
         self._pending: dict[int, Delta] = {}
         self._interval = self.generations[0].params.stream_interval or 1
-        self._error: ApiError | None = None
-        self._wake = asyncio.Event()
-        self._done = asyncio.Event()
-
-    def owner(self, name: str) -> tuple[Generation, int]:
-        """The generation of one of the engine's requests, and its choice."""
-        return self._owners[name]
+        super().__init__(self._owners, ended, abort, done, arrival)
 
     def take(self, engine_output: _core.EngineOutput) -> None:
         """Adds one step's output of one sequence."""
@@ -89,11 +74,7 @@ class GenerationJob:
         except Exception as error:  # the engine gave it up, or a fault of ours; other requests must go on
             self.fail(api_error(error))
             return
-        if output.finish_reason == "timeout":
-            self.fail(ApiError(504, engine_output.error, code="request_timeout"))
-            return
-        if output.finish_reason == "abort":  # requested neither by the client nor by a stop string
-            self.fail(ApiError(503, engine_output.error or "the request was aborted"))
+        if self._failed(engine_output, output.finish_reason):
             return
         delta = self._pending.setdefault(choice, Delta(choice, "", begin, begin))
         delta.text += text
@@ -106,29 +87,30 @@ class GenerationJob:
         if self._is_due(delta):
             self._wake.set()
 
-    def fail(self, error: ApiError) -> None:
-        """Ends everything that is not finished; waiting callers get the error."""
-        if self.open:
-            self._error = error
-            self._drop("error")
+    def observe(self, engine_output: _core.EngineOutput, metrics: Metrics, now: float) -> None:
+        """Counts the time until a token."""
+        if not engine_output.tokens:
+            return
+        name, times = engine_output.id, engine_output.times
+        last = self._last_token.get(name)
+        if last is None:
+            metrics.time_to_first_token.observe(now - self.arrival)
+            metrics.queue_seconds.observe(times.scheduled - times.added)
+        else:
+            metrics.inter_token.observe(now - last)
+        self._last_token[name] = now
+        self._progress[name] = engine_output
 
-    def cancel(self) -> None:
-        """Cancels the unfinished texts; their pages are freed at once."""
-        self.cancelled = self.cancelled or bool(self.open)
-        self._drop("abort")
-
-    def _drop(self, outcome: str) -> None:
-        for name in list(self.open):
-            self._close(name, outcome)
-            self._abort(name)
-        self._wake.set()
-
-    def _close(self, name: str, outcome: str) -> None:
-        self.open.discard(name)
-        self._ended(self, name, outcome)
-        if not self.open:
-            self._done.set()
-            self._when_done()
+    def observe_end(self, name: str, metrics: Metrics) -> None:
+        """Counts the tokens and times of a text."""
+        generation, choice = self._owners[name]
+        tokens = len(self.outputs[choice].token_ids)
+        metrics.prompt_tokens.observe(len(generation.output.prompt_token_ids))
+        metrics.generated_tokens.observe(tokens)
+        if name in self._progress:
+            metrics.observe_progress(self._progress[name], len(generation.output.prompt_token_ids), tokens)
+        if generation.output.finished:
+            metrics.longest_text.observe(max(len(each.token_ids) for each in generation.output.outputs))
 
     def whole(self, choice: int) -> Delta:
         """All content of a finished text."""
@@ -154,9 +136,3 @@ class GenerationJob:
     def _is_due(self, delta: Delta) -> bool:
         """The content is the first, or the last, or as much as `stream_interval` asks for."""
         return delta.begin == 0 or delta.finished or delta.end - delta.begin >= self._interval
-
-    async def finish(self) -> None:
-        """Waits for every text. Raises ApiError when the job failed."""
-        await self._done.wait()
-        if self._error is not None:
-            raise self._error

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvanta.chat_template import check_messages
 from kvanta.errors import InputError
+from kvanta.pooling_params import PoolingParams
 from kvanta.prompts import TokenPrompt, read_prompt, split_prompts, truncated
 from kvanta.sampling_params import SamplingParams
 from kvanta.server.errors import ApiError
@@ -16,15 +17,16 @@ from kvanta.tokenizer import Tokenizer
 from kvanta.values import one_line
 
 
-def split(prompt: Any) -> list[Any]:
-    """The prompts of a completion request: a text, texts, token ids, or lists of them."""
+def split(prompt: Any, name: str = "prompt") -> list[Any]:
+    """The prompts of a request: a text, texts, token ids, or lists of them. `name`: of the field."""
+    wrong = f"{name} must be a text, texts, token ids or lists of token ids, got "
     if not isinstance(prompt, (str, list)):
-        raise InputError(f"prompt must be a text, texts, token ids or lists of token ids, got {one_line(prompt)}")
+        raise InputError(wrong + one_line(prompt))
     prompts = split_prompts(prompt)
     if not prompts:
-        raise InputError("prompt is an empty list")
+        raise InputError(f"{name} is an empty list")
     if not all(isinstance(entry, (str, list)) for entry in prompts):
-        raise InputError(f"prompt must be a text, texts, token ids or lists of token ids, got {one_line(prompt)}")
+        raise InputError(wrong + one_line(prompt))
     return prompts
 
 
@@ -32,7 +34,7 @@ def encode(
     prompts: list[Any],
     tokenizer: Tokenizer,
     max_model_len: int,
-    params: SamplingParams,
+    params: SamplingParams | PoolingParams,
     *,
     add_special_tokens: bool = True,
 ) -> list[TokenPrompt]:
@@ -43,10 +45,10 @@ def encode(
             pass  # any length
         elif isinstance(prompt, str):
             check_length(prompt, tokenizer, max_model_len)
-        elif len(prompt) >= max_model_len:  # before each of them is looked at
-            raise _too_many_tokens(len(prompt), max_model_len)
+        else:
+            _check_count(len(prompt), params, max_model_len)  # before each of them is looked at
         entry = read_prompt(prompt, tokenizer, add_special_tokens=add_special_tokens)
-        entries.append(_check_tokens(truncated(entry, params, tokenizer, max_model_len), max_model_len))
+        entries.append(_check_tokens(truncated(entry, params, tokenizer, max_model_len), params, max_model_len))
     return entries
 
 
@@ -58,7 +60,7 @@ def chat_prompt(request: ChatFields, tokenizer: Tokenizer, max_model_len: int, p
     if not text:
         raise InputError("the model's chat template makes an empty prompt of these messages")
     ids = tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
-    return _check_tokens(truncated(TokenPrompt(text, ids), params, tokenizer, max_model_len), max_model_len)
+    return _check_tokens(truncated(TokenPrompt(text, ids), params, tokenizer, max_model_len), params, max_model_len)
 
 
 def chat_text(request: ChatFields, tokenizer: Tokenizer) -> str:
@@ -174,15 +176,16 @@ def check_length(text: str, tokenizer: Tokenizer, max_model_len: int) -> None:
         raise _too_long(f"the prompt has {len(text)} characters")
 
 
-def _check_tokens(entry: TokenPrompt, max_model_len: int) -> TokenPrompt:
-    if len(entry.token_ids) >= max_model_len:
-        raise _too_many_tokens(len(entry.token_ids), max_model_len)
+def _check_tokens(entry: TokenPrompt, params: SamplingParams | PoolingParams, max_model_len: int) -> TokenPrompt:
+    _check_count(len(entry.token_ids), params, max_model_len)
     return entry
 
 
-def _too_many_tokens(tokens: int, max_model_len: int) -> ApiError:
-    what = f"the prompt has {tokens} tokens: with one to generate, max_model_len = {max_model_len} "
-    return _too_long(f"{what}allows {max_model_len - 1}")
+def _check_count(tokens: int, params: SamplingParams | PoolingParams, max_model_len: int) -> None:
+    longest = max_model_len - params.fewest_new_tokens
+    if tokens > longest:
+        reason = ": with one to generate" if params.fewest_new_tokens else ""
+        raise _too_long(f"the prompt has {tokens} tokens{reason}, max_model_len = {max_model_len} allows {longest}")
 
 
 def _too_long(message: str) -> ApiError:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, get_type_hints
 from pydantic import BaseModel, ConfigDict, TypeAdapter, WithJsonSchema, create_model
 
 from kvanta.errors import InputError
+from kvanta.parameter_fields import Parameters
 from kvanta.sampling_params import SamplingParams
 from kvanta.server.errors import ApiError
 from kvanta.server.request_fields import REFUSED, check_fields
@@ -54,11 +55,28 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = None
 
 
-def _sampling_fields() -> dict[str, Any]:
-    """HTTP fields from SamplingParams: name -> (type, None). Numbers and switches have their own types."""
-    hints = get_type_hints(SamplingParams)
+class QueueFields(Body):
+    """Fields of requests that the engine queues."""
+
+    cache_salt: str | None = None
+    priority: int | None = None
+    user: Any = None
+
+    def engine_fields(self) -> dict[str, Any]:
+        """Arguments of the engine in addition to the parameters."""
+        salt = text("cache_salt", self.cache_salt or "")
+        extra_key = text("extra_key", (self.model_extra or {}).get("extra_key") or "")  # SGLang's name
+        return {
+            "cache_salt": f"{salt}\0{extra_key}" if salt and extra_key else salt or extra_key,
+            "priority": whole_number("priority", self.priority or 0, -(2**31), 2**31 - 1),
+        }
+
+
+def parameter_fields(parameters: type[Parameters]) -> dict[str, Any]:
+    """HTTP fields from a class of parameters: name -> (type, None). Numbers and switches have their own types."""
+    hints = get_type_hints(parameters)
     fields: dict[str, Any] = {}
-    for field in dataclasses.fields(SamplingParams):
+    for field in dataclasses.fields(parameters):  # type: ignore[arg-type]
         hint = hints[field.name] | None
         if hint not in (int | None, float | None, bool | None):
             hint = Annotated[Any, WithJsonSchema(TypeAdapter(hint).json_schema())]
@@ -67,8 +85,8 @@ def _sampling_fields() -> dict[str, Any]:
     return fields
 
 
-SAMPLING_FIELDS = _sampling_fields()
-_SamplingBody = create_model("_SamplingBody", __base__=Body, **SAMPLING_FIELDS)
+SAMPLING_FIELDS = parameter_fields(SamplingParams)
+_SamplingBody = create_model("_SamplingBody", __base__=QueueFields, **SAMPLING_FIELDS)
 
 
 class SamplingFields(_SamplingBody):  # type: ignore[misc, valid-type]
@@ -78,8 +96,6 @@ class SamplingFields(_SamplingBody):  # type: ignore[misc, valid-type]
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    cache_salt: str | None = None
-    priority: int | None = None
     response_format: Annotated[Any, WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "null"}]})] = None
 
     def sampling_params(
@@ -135,15 +151,6 @@ class SamplingFields(_SamplingBody):  # type: ignore[misc, valid-type]
         """A switch of SGLang, which is not among the declared fields."""
         value = (self.model_extra or {}).get(name)
         return value is not None and truth(name, value)
-
-    def engine_fields(self) -> dict[str, Any]:
-        """Arguments of the engine in addition to the sampling parameters."""
-        salt = text("cache_salt", self.cache_salt or "")
-        extra_key = text("extra_key", (self.model_extra or {}).get("extra_key") or "")  # SGLang's name
-        return {
-            "cache_salt": f"{salt}\0{extra_key}" if salt and extra_key else salt or extra_key,
-            "priority": whole_number("priority", self.priority or 0, -(2**31), 2**31 - 1),
-        }
 
     @property
     def usage_in_stream(self) -> tuple[bool, bool]:

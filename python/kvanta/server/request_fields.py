@@ -178,6 +178,31 @@ MESSAGES_IGNORED: Mapping[str, str] = {
         ("betas", "diagnostics", "inference_geo", "user_profile_id", "workspace_id"), "there is one server and one user"
     ),
 }
+# Fields of /v1/embeddings, /rerank and /score.
+_TEXTS_ALONE = "give texts; /tokenize makes token ids of a conversation, which /v1/embeddings takes as input"
+_WHOLE = "documents are never split; give truncate_prompt_tokens"
+POOLING_REFUSED: Mapping[str, Refused] = {
+    "add_generation_prompt": Refused(_TEXTS_ALONE, (False,)),
+    "chat_template": Refused(_TEXTS_ALONE),
+    "chat_template_kwargs": Refused(_TEXTS_ALONE, ({},)),
+    "continue_final_message": Refused(_TEXTS_ALONE, (False,)),
+    "embed_dtype": Refused("embeddings are float32", ("float32",)),
+    "embedding_type": Refused("give encoding_format", ("float",)),
+    "embedding_types": Refused("give encoding_format", (["float"],)),
+    "endianness": Refused("base64 is little-endian", ("native", "little")),
+    "input_type": Refused("write the instruction into the texts"),
+    "instruction": Refused("write it into the texts", ("",)),
+    "late_chunking": Refused("every text is embedded alone", (False,)),
+    "max_chunks_per_doc": Refused(_WHOLE),
+    "max_tokens_per_doc": Refused(_WHOLE),
+    "messages": Refused(_TEXTS_ALONE),
+    "overlap_tokens": Refused(_WHOLE),
+    "padding": Refused("prompts are never padded", ("do_not_pad",)),
+    "rank_fields": Refused("give each document's text"),
+    "return_embeddings": Refused("/v1/embeddings returns them", (False,)),
+    "truncate": Refused("give truncate_prompt_tokens and truncation_side", ("NONE",)),
+    "truncation": Refused("give truncate_prompt_tokens", (False,)),
+}
 # Read elsewhere: structured.py, and the fields that mean the same as another one.
 READ = frozenset(
     (

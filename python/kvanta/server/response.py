@@ -37,6 +37,13 @@ def named_event(value: Mapping[str, Any], encode: Encode = json_bytes) -> bytes:
     return b"event: " + str(value["type"]).encode() + b"\n" + event(value, encode)
 
 
+def large_body(whole: object) -> list[bytes]:
+    """A large answer in pieces of JSON, on a thread that lets others run in between; `whole` is emptied."""
+    pieces = json_pieces(whole)
+    discard(whole)
+    return pieces
+
+
 class GenerationResponse(ABC):
     """A response of any endpoint; subclasses write its body and its events."""
 
@@ -102,13 +109,7 @@ class GenerationResponse(ABC):
         entries += self._prompt_entries + self._echoed_entries
         if entries <= _MAX_ENTRIES:
             return [json_bytes(self.whole())]
-        return await off_loop(self._large_body)
-
-    def _large_body(self) -> list[bytes]:
-        whole = self.whole()
-        pieces = json_pieces(whole)
-        discard(whole)
-        return pieces
+        return await off_loop(lambda: large_body(self.whole()))
 
     async def events(self, off_loop: OffLoop) -> AsyncIterator[bytes]:
         """Until the job is finished."""

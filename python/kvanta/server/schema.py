@@ -112,7 +112,34 @@ _ANTHROPIC_MESSAGE = _object(
         output_tokens=_INTEGER,
     ),
 )
+_EMBEDDINGS = _list(
+    _object(index=_INTEGER, object={"const": "embedding"}, embedding={"anyOf": [_list(_NUMBER), _TEXT]})
+)
+_SCORES = _object(
+    id=_TEXT,
+    created=_INTEGER,
+    model=_TEXT,
+    object={"const": "list"},
+    data=_list(_object(index=_INTEGER, object={"const": "score"}, score=_NUMBER)),
+    usage=_USAGE,
+)
+_RANKS = _object(
+    id=_TEXT,
+    model=_TEXT,
+    results=_list(
+        _object(index=_INTEGER, relevance_score=_NUMBER, document=_object(text=_TEXT), optional=("document",))
+    ),
+    usage=_USAGE,
+)
+_POOLED: dict[str, dict[str, Any]] = {
+    "/v1/embeddings": _object(
+        id=_TEXT, created=_INTEGER, model=_TEXT, object={"const": "list"}, data=_EMBEDDINGS, usage=_USAGE
+    ),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), _RANKS),
+    **dict.fromkeys(("/score", "/v1/score"), _SCORES),
+}
 ANSWERS: dict[str, dict[str, Any]] = {
+    **_POOLED,
     "/v1/completions": _answer("text_completion", text=_TEXT),
     "/v1/chat/completions": _answer("chat.completion", message=_MESSAGE),
     "/v1/responses": _object(optional=(), **_RESPONSE_FIELDS),
@@ -193,7 +220,7 @@ def _complete(path: str, operation: dict[str, Any], *, needs_key: bool) -> None:
     operation["security"] = [{"bearer": []}, {"header": []}] if keyed and needs_key else []
     if "requestBody" in operation:
         statuses += _OF_BODIES
-    if path in _STREAMS:
+    if path in _STREAMS or path in _POOLED:
         statuses += _OF_TEXTS
     elif path.startswith("/v1/models/"):
         statuses.append(404)

@@ -20,7 +20,7 @@ from kvanta.server.async_llm import AsyncLLM
 from kvanta.server.errors import ApiError
 from kvanta.server.generation_job import GenerationJob
 from kvanta.server.hosts import AllowedHosts
-from kvanta.server.protocol import ChatRequest, SamplingFields
+from kvanta.server.protocol import ChatRequest, QueueFields, SamplingFields
 from kvanta.server.response import GenerationResponse
 from kvanta.server.stream import CLIENT_GONE, EventStream, JsonPieces, cancelled_with_client
 
@@ -78,6 +78,20 @@ class Service:
         """Result of `make`, which reads the fields of a request: on another thread where they are large."""
         return make() if len(await http.body()) <= _AT_ONCE else await self.front.off_loop(make)
 
+    def engine_fields(self, request: QueueFields) -> dict[str, Any]:
+        """Arguments of the engine in addition to the parameters. Raises ApiError or InputError."""
+        fields = request.engine_fields()
+        if fields["priority"] != 0 and not self.priorities:
+            message = f"priority needs a server with --scheduling-policy priority, got {fields['priority']}"
+            raise ApiError(400, message, param="priority")
+        return fields
+
+    async def split(self, given: Any, name: str = "prompt") -> list[Any]:
+        """The prompts of the field `name`, as prompts.split has them."""
+        split = functools.partial(prompts.split, given, name)
+        large = isinstance(given, list) and len(given) > _SPLIT_AT_ONCE
+        return await self.front.off_loop(split) if large else split()
+
     async def texts(
         self,
         http: Request,
@@ -89,10 +103,7 @@ class Service:
         shape: TextShape | None = None,
     ) -> Response:
         """`encode` makes `count` prompts; `answer` gets the request's id and job."""
-        fields = request.engine_fields()
-        if fields["priority"] != 0 and not self.priorities:
-            message = f"priority needs a server with --scheduling-policy priority, got {fields['priority']}"
-            raise ApiError(400, message, param="priority")
+        fields = self.engine_fields(request)
         give_back = self.front.admit(count * params.n)
         at_once = len(await http.body()) <= _AT_ONCE
         try:
@@ -134,9 +145,7 @@ class Service:
     ) -> Response:
         """The texts that follow `given`, a request's prompts, whichever endpoint has taken it."""
         front = self.front
-        split = functools.partial(prompts.split, given)
-        large = isinstance(given, list) and len(given) > _SPLIT_AT_ONCE
-        entries = await front.off_loop(split) if large else split()
+        entries = await self.split(given)
         encode = functools.partial(
             prompts.encode,
             *(entries, front.tokenizer, front.max_model_len, params),

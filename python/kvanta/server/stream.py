@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from kvanta.server.generation_job import GenerationJob
-
 CLIENT_GONE = 499  # nginx's status, for logs only: the client has gone
 
 
+class Cancellable(Protocol):
+    """A request's work."""
+
+    def cancel(self) -> None:
+        """Ends what is not finished."""
+
+
 @asynccontextmanager
-async def cancelled_with_client(receive: Receive, job: GenerationJob) -> AsyncIterator[None]:
+async def cancelled_with_client(receive: Receive, job: Cancellable) -> AsyncIterator[None]:
     """Cancels the job when the client disconnects, and in any case at the end. The body has been read."""
 
     async def watch() -> None:
@@ -36,7 +42,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], job: GenerationJob) -> None:
+    def __init__(self, events: AsyncIterator[bytes], job: Cancellable) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events

@@ -30,7 +30,11 @@ _WIDE = {**_LEAF, "properties": dict.fromkeys(map(str, range(4000)), _LEAF), "re
 _STRICT = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": _WIDE}}
 _USER = {"role": "user", "content": "a"}
 _SHORT = {"max_tokens": 2, "temperature": 0}
-_CITY: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 8}}, "required": ["city"]}
+_CITY: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 8}},
+    "required": ["city"],
+}
 _CITY["additionalProperties"] = False
 _TOOLS = [
     {"type": "function", "function": {"name": f"f{index}", "strict": True, "parameters": _CITY}} for index in range(64)

@@ -269,10 +269,9 @@ void BindEngine(nb::module_& module) {
       .def(
           "stats", [](const EngineOwner& owner) { return StatsDict(owner.engine->Stats()); },
           nb::sig("def stats(self) -> dict[str, typing.Any]"))
-      .def(
-          "recent_steps", &RecentSteps,
-          "Timings of the last steps of the engine's own thread, at most 4,096: requests that got tokens, and seconds "
-          "outside the model, the callback included.")
+      .def("recent_steps", &RecentSteps,
+           "Timings of the last steps of the engine's own thread, at most 4,096: requests that got tokens, and seconds "
+           "outside the model, the callback included.")
       .def(
           "reset_prefix_cache", [](EngineOwner& owner) { owner.engine->ResetPrefixCache(); }, ReleaseGil())
       .def_prop_ro("info", [](const EngineOwner& owner) { return owner.engine->Info(); })

@@ -61,10 +61,23 @@ def _sampling_fields() -> dict[str, Any]:
     for field in dataclasses.fields(SamplingParams):
         hint = hints[field.name] | None
         if hint not in (int | None, float | None, bool | None):
-            hint = Annotated[Any, WithJsonSchema(TypeAdapter(hint).json_schema())]
+            schema = TypeAdapter(hint).json_schema()
+            hint = Annotated[Any, WithJsonSchema(_inlined(schema, schema.pop("$defs", {})))]
         if field.metadata["http"]:
             fields[field.name] = (hint, None)
     return fields
+
+
+def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
+    """The schema without references: it becomes a part of another document."""
+    if isinstance(schema, list):
+        return [_inlined(each, definitions) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    name = schema.get("$ref", "").removeprefix("#/$defs/")
+    if name:
+        return _inlined(definitions[name], definitions)
+    return {key: _inlined(each, definitions) for key, each in schema.items()}
 
 
 SAMPLING_FIELDS = _sampling_fields()

@@ -87,3 +87,23 @@ def test_errors_and_keys_are_described(server: LiveServer) -> None:
                 assert described.endswith("/AnthropicError") == path.startswith("/v1/messages")
                 fits(wrong.json(), schemas[described.rpartition("/")[2]])
     assert {"429", "503", "504"} <= document["paths"]["/v1/completions"]["post"]["responses"].keys()
+
+
+def references(value: Any) -> Iterator[str]:
+    """All that a document refers to."""
+    if isinstance(value, dict):
+        if isinstance(value.get("$ref"), str):
+            yield value["$ref"]
+        value = list(value.values())
+    for each in value if isinstance(value, list) else ():
+        yield from references(each)
+
+
+def test_references_lead_somewhere(server: LiveServer) -> None:
+    document = server.client.get("/openapi.json").json()
+    found = set(references(document))
+    assert "#/components/schemas/Error" in found
+    for reference in found:
+        place = document
+        for step in reference.removeprefix("#/").split("/"):
+            place = place[step]

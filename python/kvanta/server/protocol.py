@@ -78,10 +78,23 @@ def parameter_fields(parameters: type[Parameters]) -> dict[str, Any]:
     for field in dataclasses.fields(parameters):  # type: ignore[arg-type]
         hint = hints[field.name] | None
         if hint not in (int | None, float | None, bool | None):
-            hint = Annotated[Any, WithJsonSchema(TypeAdapter(hint).json_schema())]
+            schema = TypeAdapter(hint).json_schema()
+            hint = Annotated[Any, WithJsonSchema(_inlined(schema, schema.pop("$defs", {})))]
         if field.metadata["http"]:
             fields[field.name] = (hint, None)
     return fields
+
+
+def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
+    """The schema without references: it becomes a part of another document."""
+    if isinstance(schema, list):
+        return [_inlined(each, definitions) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    name = schema.get("$ref", "").removeprefix("#/$defs/")
+    if name:
+        return _inlined(definitions[name], definitions)
+    return {key: _inlined(each, definitions) for key, each in schema.items()}
 
 
 SAMPLING_FIELDS = parameter_fields(SamplingParams)

@@ -22,16 +22,33 @@ void RowSampler::RunOne(SampleRow& row, Worker& worker) {
   }
 }
 
+// rows: of one sequence, each with one draft token more. One after the other: sampling from a large vocabulary may take
+// as long as the row's share of the forward pass, and most drafts that fail do so at once.
+void RowSampler::RunUntilRejection(std::span<SampleRow> rows, Worker& worker) {
+  for (size_t row = 0; row < rows.size(); ++row) {
+    if (row > 0 && rows[row - 1].token != rows[row].drafts.back()) return;
+    RunOne(rows[row], worker);
+  }
+}
+
 void RowSampler::Run(std::span<SampleRow> rows) {
+  first_rows_.clear();
+  for (size_t row = 0; row < rows.size(); ++row) {
+    // The rows of a draft may have begun in an earlier call.
+    if (row == 0 || rows[row].drafts.empty()) first_rows_.push_back(row);
+  }
   std::atomic<bool> failed = false;  // ForEach takes no exceptions
-  auto run = [&](int64_t row, int worker) {
+  auto run = [&](int64_t task, int worker) {
+    const auto index = static_cast<size_t>(task);
+    const size_t first = first_rows_[index];
+    const size_t end = index + 1 < first_rows_.size() ? first_rows_[index + 1] : rows.size();
     try {
-      RunOne(rows[static_cast<size_t>(row)], workers_[static_cast<size_t>(worker)]);
+      RunUntilRejection(rows.subspan(first, end - first), workers_[static_cast<size_t>(worker)]);
     } catch (...) {
       failed = true;
     }
   };
-  threads_.ForEach(static_cast<int64_t>(rows.size()), run);
+  threads_.ForEach(static_cast<int64_t>(first_rows_.size()), run);
   if (failed) throw std::bad_alloc();
 }
 

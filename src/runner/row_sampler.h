@@ -13,7 +13,8 @@ namespace kvanta::runner {
 class RowSampler {
  public:
   explicit RowSampler(ThreadPool& threads);
-  // Sets each row's token and log-probabilities. Throws std::bad_alloc; the rows are undefined then.
+  // Sets each row's token and log-probabilities. Rows behind a draft token that is not the one sampled before it are
+  // left as they are. Throws std::bad_alloc; the rows are undefined then.
   void Run(std::span<SampleRow> rows);
 
  private:
@@ -22,9 +23,11 @@ class RowSampler {
     std::vector<float> raw;  // copy of the logits, where the log-probabilities of a sampled token are asked for
   };
   static void RunOne(SampleRow& row, Worker& worker);
+  static void RunUntilRejection(std::span<SampleRow> rows, Worker& worker);
 
   ThreadPool& threads_;
   std::vector<Worker> workers_;
+  std::vector<size_t> first_rows_;  // of each sequence's rows to sample, or of a row without a draft
 };
 
 }  // namespace kvanta::runner

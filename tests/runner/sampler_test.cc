@@ -12,6 +12,7 @@
 #include "kvanta/error.h"
 #include "runner/logprobs.h"
 #include "runner/philox.h"
+#include "runner/row_sampler.h"
 #include "runner/softmax.h"
 #include "runner/token_mask.h"
 
@@ -69,6 +70,23 @@ TEST(Sampler, DraftsCountAsOutput) {
       if (count < drafts.size()) appended.Append(drafts[count]);
     }
   }
+}
+
+TEST(RowSampler, SamplesADraftUpToItsFirstWrongToken) {
+  ThreadPool threads(2);
+  RowSampler sampler(threads);
+  const SamplerState state(Greedy(), 1, std::vector<int32_t>{1}, {});
+  const std::vector<int32_t> draft = {3, 4, 9};
+  const std::vector<int32_t> best = {3, 4, 5, 6};  // of the rows behind 0, 1, 2 and 3 draft tokens
+  std::vector<std::vector<float>> logits(8, std::vector<float>(10, 0.0F));
+  std::vector<SampleRow> rows;
+  for (size_t i = 0; i < 8; ++i) {  // two sequences
+    logits[i][static_cast<size_t>(best[i % 4])] = 1;
+    rows.push_back({.item = i / 4, .state = &state, .drafts = std::span(draft).first(i % 4)});
+    rows.back().logits = logits[i];
+  }
+  sampler.Run(rows);
+  for (size_t i = 0; i < 8; ++i) EXPECT_EQ(rows[i].token, i % 4 == 3 ? -1 : best[i % 4]) << i;
 }
 
 // Known answers of Random123's kat_vectors, philox4x32-10.

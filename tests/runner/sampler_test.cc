@@ -311,11 +311,8 @@ TEST(Logprobs, OfGivenTokens) {
   ASSERT_EQ(result.size(), alone.size() + tokens.size());
   for (size_t i = 0; i < alone.size(); ++i) EXPECT_EQ(result[i].token, alone[i].token);
   for (size_t i = 0; i < tokens.size(); ++i) {
-    const TokenLogprob& got = result[alone.size() + i];
-    const TokenLogprob own = ComputeLogprobs(logits, tokens[i], 0)[0];
-    EXPECT_EQ(got.token, tokens[i]);
-    EXPECT_EQ(got.logprob, own.logprob);
-    EXPECT_EQ(got.rank, own.rank);
+    const TokenLogprob &got = result[alone.size() + i], own = ComputeLogprobs(logits, tokens[i], 0)[0];
+    EXPECT_EQ(std::tuple(got.token, got.logprob, got.rank), std::tuple(tokens[i], own.logprob, own.rank));
   }
 }
 

@@ -1,5 +1,6 @@
 // One step: schedule, forward, sample, accept.
 #include <algorithm>
+#include <iterator>
 
 #include "engine/engine_impl.h"
 #include "engine/error_text.h"
@@ -45,10 +46,12 @@ bool Engine::Impl::StepLocked(std::vector<RequestOutput>& outputs) {
 void Engine::Impl::Schedule(std::vector<RequestOutput>& outputs) {
   const double start = Now();
   const auto scheduled = scheduler_->Schedule();
-  chunks_.assign(scheduled.begin(), scheduled.end());
-  std::stable_partition(chunks_.begin(), chunks_.end(), [](const scheduler::Chunk& chunk) {
-    return !RequestState::Of(*chunk.sequence).pooler.has_value();
-  });
+  chunks_.clear();
+  for (const bool pooled : {false, true}) {  // embeddings are the last ones
+    std::ranges::copy_if(scheduled, std::back_inserter(chunks_), [&](const scheduler::Chunk& chunk) {
+      return RequestState::Of(*chunk.sequence).pooler.has_value() == pooled;
+    });
+  }
   counters_.seconds_schedule += Now() - start;
   for (scheduler::Sequence* sequence : scheduler_->Unschedulable()) {
     Fail(RequestState::Of(*sequence), FinishReason::kError,

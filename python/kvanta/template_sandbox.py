@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextvars import ContextVar
 from typing import Any
 
@@ -82,7 +82,9 @@ def _length(value: object) -> int:
 
 
 def _size(value: object) -> int:
-    return len(value) if isinstance(value, str) else _ENTRY * len(value) if isinstance(value, (list, tuple)) else 0
+    if isinstance(value, str):
+        return len(value)
+    return _ENTRY * len(value) if isinstance(value, (list, tuple, Mapping)) else 0
 
 
 def _bits(value: object) -> int:
@@ -152,9 +154,21 @@ def _whole(value: Any, *arguments: Any) -> None:
 
 
 def _entries(value: Any, *_: Any) -> None:
-    """A list of the parts of a text."""
-    if isinstance(value, str):
+    """A list of the parts of a text, or of the entries of another collection."""
+    if isinstance(value, Sized):
         _make(_ENTRY * len(value))
+
+
+def _same(value: Any, *_: Any) -> None:
+    """A text or a list as long as this one."""
+    _make(_size(value))
+
+
+def _groups(value: Any, *arguments: Any) -> None:
+    """The entries in lists that are filled up to a width."""
+    _check_width(*arguments)
+    _make(_ENTRY * sum(each for each in arguments if isinstance(each, int)))
+    _entries(value)
 
 
 def _padded(value: Any, *arguments: Any) -> None:
@@ -172,23 +186,31 @@ def _to_json(value: Any, *_: Any, indent: int | None = 0) -> None:
 
 
 _FILTERS: Mapping[str, Check] = {
-    "batch": lambda _, *arguments: _check_width(*arguments),
+    "batch": _groups,
+    "capitalize": _same,
     "center": _padded,
+    "dictsort": _entries,
     "escape": lambda value: _make(6 * _length(value)),
     "e": lambda value: _make(6 * _length(value)),
     "forceescape": lambda value: _make(6 * _length(value)),
     "format": lambda layout, *values: _check_format(str(layout), values),
+    "groupby": _entries,
     "indent": lambda value, width=4, *_: _check_lines(value, width),
     "join": lambda values, separator="", *_: _check_join(separator, values),
     "list": _entries,
+    "lower": _same,
     "pprint": lambda value: _make(4 * _length(value)),
     "replace": lambda value, old="", new="", *_: _check_replacement(value, old, new),
-    "slice": lambda _, *arguments: _check_width(*arguments),
+    "reverse": _same,
+    "slice": _groups,
+    "sort": _entries,
     "string": _whole,
     "striptags": _entries,
     "sum": lambda values, *_: _make(_length(values)),
     "title": _entries,
     "tojson": _to_json,
+    "trim": _same,
+    "upper": _same,
     "urlencode": lambda value: _make(6 * _length(value)),
     "urlize": lambda value, *arguments: _make(8 * (_length(value) + 64) * (1 + sum(map(_length, arguments)))),
     "wordcount": _entries,
@@ -196,6 +218,13 @@ _FILTERS: Mapping[str, Check] = {
     "xmlattr": lambda value, *_: _make(8 * _length(value)),
 }
 _METHODS: Mapping[str, Check] = {
+    **dict.fromkeys(
+        (
+            *("capitalize", "casefold", "encode", "lower", "lstrip", "partition", "removeprefix", "removesuffix"),
+            *("rpartition", "rstrip", "strip", "swapcase", "title", "upper"),
+        ),
+        _same,
+    ),
     "center": _padded,
     "expandtabs": lambda value, width=8: _check_lines(value, width),
     "format": lambda layout, *values: _check_format(layout, values),
@@ -249,6 +278,13 @@ def _counted(_: Context, values: Iterable[Any]) -> Iterator[Any]:
 
 
 @jinja2.pass_context
+def _sized(_: Context, value: Any) -> Any:
+    """A collection that a template writes, or a part of one or of a text."""
+    _same(value)
+    return value
+
+
+@jinja2.pass_context
 def _concatenated(_: Context, values: list[Any]) -> str:
     _make(sum(map(_length, values)))
     return "".join(map(str, values))
@@ -277,6 +313,20 @@ class _Rewriter(NodeTransformer):
         self.generic_visit(node)
         return nodes.Filter(nodes.List(node.nodes), "concatenated", [], [], None, None)
 
+    def visit_List(self, node: nodes.List) -> nodes.Filter:  # noqa: N802  (Jinja finds it by the class of the node)
+        self.generic_visit(node)
+        return nodes.Filter(node, "sized", [], [], None, None)
+
+    visit_Dict = visit_List  # noqa: N815
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:  # noqa: N802  (Jinja finds it by the class of the node)
+        self.generic_visit(node)
+        return nodes.Filter(node, "sized", [], [], None, None) if isinstance(node.arg, nodes.Slice) else node
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:  # noqa: N802  (Jinja finds it by the class of the node)
+        self.generic_visit(node)
+        return nodes.Filter(node, "sized", [], [], None, None) if node.ctx == "load" else node
+
     def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Const:  # noqa: N802  (Jinja finds it by the class of the node)
         """Written text counts like any other."""
         return nodes.Const(node.data)
@@ -296,6 +346,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self.add_filter(name, call)
         self.filters["counted"] = _counted
         self.filters["concatenated"] = _concatenated
+        self.filters["sized"] = _sized
 
     def add_filter(self, name: str, call: Callable[..., Any]) -> None:
         """Adds a filter, with its check."""
@@ -321,4 +372,6 @@ class Sandbox(ImmutableSandboxedEnvironment):
         owner = getattr(getattr(target, "__wrapped__", target), "__self__", None)  # the sandbox wraps format
         if check is not None and isinstance(owner, (str, bytes)):
             _apply(check, owner, arguments, named)
+        elif target is dict or getattr(target, "__name__", "") == "copy":
+            _entries(owner if target is not dict else arguments[0] if arguments else named)
         return super().call(context, target, *arguments, **named)

@@ -74,7 +74,21 @@ def test_functions_that_templates_expect() -> None:
 
 
 DOUBLING = "{% set ns = namespace(s='x' * 9999, l=[1]) %}{% for i in range(60) %}"
+HOARDING = (
+    "{% set ns = namespace(l=[]) %}{% set s = 'x' * 99999 %}{% set r = range(99999) | list %}{% set d = dict(a=r) %}"
+)
+HOARDED = [
+    *(
+        "[1] | batch(9999, 0) | list",
+        "r | batch(9) | list",
+        "[1] | slice(9999, 0) | list",
+        "r | reverse | list",
+    ),
+    *("s | reverse", "s | upper", "s | trim", "s.upper()", "s.strip('y')", "s.encode()", "s.partition('y')"),
+    *("s[1:]", "r[:]", "r[::-1]", "r.copy()", "dict(d, b=r | list)", "[" + "1," * 9999 + "1]", "(s ~ i) | lower"),
+]
 HOSTILE_SIZES = [
+    *(HOARDING + f"{{% for i in range(99999) %}}{{% set ns.l = [ns.l, {each}] %}}{{% endfor %}}" for each in HOARDED),
     "{{ 'a' * 3000000000 }}",
     "{{ 3000000000 * 'a' }}",
     "{{ [1] * 1000000000 }}",

@@ -60,7 +60,6 @@ class QueueFields(Body):
 
     cache_salt: str | None = None
     priority: int | None = None
-    user: Any = None
 
     def engine_fields(self) -> dict[str, Any]:
         """Arguments of the engine in addition to the parameters."""

@@ -33,6 +33,7 @@ TEST(Pooling, SameBitsInAnyBatchAndChunks) {
     config.max_num_batched_tokens = 40;
     config.threads = 3;
     config.kv_cache_memory_bytes = 2 * PlanCacheBytes(config).sequence_bytes;
+    config.speculative_config = R"({"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1})";
     Engine crowded(config);
     std::mt19937_64 random(5);
     std::map<std::string, Collected> expected;
@@ -60,6 +61,7 @@ TEST(Pooling, SameBitsInAnyBatchAndChunks) {
       if (!want.tokens.empty()) continue;
       ExpectSameBits(got.embedding, want.embedding, fmt::format("{} {}", format, id));
     }
+    EXPECT_GT(crowded.Stats().draft_tokens, 0) << format;
     EXPECT_EQ(crowded.Stats().pages_used, 0);
   }
 }

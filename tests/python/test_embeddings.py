@@ -57,6 +57,8 @@ def test_batch_chunks_and_prefix_hits_change_no_bit(llm: LLM) -> None:
         np.testing.assert_array_equal(alone, arrays(chunked, prompts, params))
     (hit,) = llm.encode(prompts[0], PoolingParams(pooling_type="last"))
     assert hit.num_cached_tokens >= 64
+    (whole,) = llm.encode(prompts[0], PoolingParams(pooling_type="last", skip_reading_prefix_cache=True))
+    assert whole.num_cached_tokens == 0
     np.testing.assert_array_equal(hit.outputs.data, alone[0])
     assert llm.encode(prompts[0], PoolingParams(pooling_type="mean"))[0].num_cached_tokens == 0
 

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -115,6 +116,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path: Path) -> None:
         terminal.wait_for(r"\w+ \w+ \w+")
         os.kill(terminal.process.pid, signal.SIGINT)
         assert "[cut off" not in terminal.wait_for(r"tokens/s.*\| stopped.*>>> ")
+        time.sleep(0.5)  # the prompt is shown before its line is read
         os.kill(terminal.process.pid, signal.SIGINT)
         terminal.wait_for("/exit or Ctrl-D leaves.*>>> ")
         terminal.type("/stats\r")

@@ -19,7 +19,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flag_table import KINDS, sections
+from flag_table import KINDS, sections, write_or_check
 
 from kvanta.compat_options import Meaning
 from kvanta.sampling_params import SamplingParams
@@ -151,13 +151,8 @@ def main() -> int:
     unknown = [(key, name) for key, found in table.items() for name, each in found.items() if each.kind == "unknown"]
     for (distribution, endpoint), name in unknown:
         print(f"unknown: {name} of {DISTRIBUTIONS[distribution]}, {ENDPOINTS[endpoint].title}", file=sys.stderr)
-    text = render(table)
-    if not check:
-        DOCUMENT.write_text(text, encoding="utf-8")
-    elif DOCUMENT.read_text(encoding="utf-8") != text:
-        print("docs/fields.md is out of date: run tools/field_table.py", file=sys.stderr)
-        return 1
-    return 1 if unknown else 0
+    current = write_or_check(render(table), DOCUMENT, "field_table.py", check=check)
+    return 0 if current and not unknown else 1
 
 
 if __name__ == "__main__":

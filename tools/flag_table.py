@@ -120,6 +120,16 @@ def sections(fates: Mapping[str, Meaning], mark: str) -> Iterator[str]:
             yield from ("", f"{reason[:1].upper()}{reason[1:]}: {names}" if reason else names)
 
 
+def write_or_check(text: str, document: Path, tool: str, *, check: bool) -> bool:
+    """Writes the document; with `check` writes nothing. False, and says so, if it is out of date."""
+    if not check:
+        document.write_text(text, encoding="utf-8")
+    elif document.read_text(encoding="utf-8") != text:
+        print(f"docs/{document.name} is out of date: run tools/{tool}", file=sys.stderr)
+        return False
+    return True
+
+
 def main() -> int:
     """Writes or checks the document; prints the counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -133,13 +143,8 @@ def main() -> int:
     ]
     for engine, flag, found in unknown:
         print(f"unknown: {flag.names[0]} of {ENGINES[engine]} {found.reason}", file=sys.stderr)
-    text = render(table)
-    if not check:
-        DOCUMENT.write_text(text, encoding="utf-8")
-    elif DOCUMENT.read_text(encoding="utf-8") != text:
-        print("docs/flags.md is out of date: run tools/flag_table.py", file=sys.stderr)
-        return 1
-    return 1 if unknown else 0
+    current = write_or_check(render(table), DOCUMENT, "flag_table.py", check=check)
+    return 0 if current and not unknown else 1
 
 
 if __name__ == "__main__":

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kvanta.errors import InputError
+from kvanta.json_file import read_json_file
 from kvanta.sampling_params import SamplingParams
 from kvanta.values import one_line
 
@@ -35,7 +35,8 @@ def default_sampling(model: Path, source: str, override: Mapping[str, Any]) -> d
     if unknown:
         raise InputError(f"override_generation_config has {one_line(unknown[0])}; known: {', '.join(FIELDS)}")
     file = _file_of(model, source)
-    values = {} if file is None else {name: value for name, value in _read(file).items() if name in FIELDS}
+    stored = {} if file is None else read_json_file(file, dict)
+    values = {name: value for name, value in stored.items() if name in FIELDS}
     given = {FIELDS[name]: value for name, value in {**values, **override}.items() if value is not None}
     try:
         params = SamplingParams(**given)
@@ -66,13 +67,3 @@ def _file_of(model: Path, source: str) -> Path | None:
             f"file itself, {AUTO} (the model's own), or kvanta (none)"
         )
     return file
-
-
-def _read(file: Path) -> Mapping[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{file} cannot be read: {' '.join(str(error).split())[:200]}") from None
-    if not isinstance(content, Mapping):
-        raise InputError(f"{file} must hold an object, got {one_line(content)}")
-    return content

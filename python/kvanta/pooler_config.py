@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kvanta.errors import InputError
+from kvanta.json_file import read_json_file
 from kvanta.pooling_params import PoolingParams
 from kvanta.values import one_line
 
@@ -62,7 +62,7 @@ def default_pooling(model: Path, given: PoolingParams) -> PoolingParams:
     stored: dict[str, Any] = {}
     if file.is_file():
         stored["normalize"] = False
-        for module in _read(file, list):
+        for module in read_json_file(file, list):
             kind = str(module.get("type", "")).rpartition(".")[2] if isinstance(module, Mapping) else ""
             if kind == "Normalize":
                 stored["normalize"] = True
@@ -72,19 +72,9 @@ def default_pooling(model: Path, given: PoolingParams) -> PoolingParams:
 
 
 def _stored_type(file: Path) -> str:
-    config = _read(file, dict)
+    config = read_json_file(file, dict)
     modes = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
     if len(modes) == 1 and modes[0] in _MODES:
         return _MODES[modes[0]]
     known = ", ".join(_MODES)
     raise InputError(f"{file} asks for {', '.join(modes) or 'no pooling'}; supported: {known}; give pooler_config")
-
-
-def _read(file: Path, kind: type[Any]) -> Any:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{file} cannot be read: {' '.join(str(error).split())[:200]}") from None
-    if not isinstance(content, kind):
-        raise InputError(f"{file} must hold {'an object' if kind is dict else 'a list'}, got {one_line(content)}")
-    return content

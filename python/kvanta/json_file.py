@@ -1,0 +1,21 @@
+"""Reading of JSON files in a model's folder, or beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from kvanta.errors import InputError
+from kvanta.values import one_line
+
+
+def read_json_file(file: Path, kind: type[dict[str, Any]] | type[list[Any]]) -> Any:
+    """The file's object or list, as `kind` says. Raises InputError with the file's name."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{file} cannot be read: {' '.join(str(error).split())[:200]}") from None
+    if not isinstance(content, kind):
+        raise InputError(f"{file} must hold {'an object' if kind is dict else 'a list'}, got {one_line(content)}")
+    return content

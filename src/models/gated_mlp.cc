@@ -17,7 +17,9 @@ class GatedMlp final : public MlpBlock {
     } else {
       gate_up_ = read_gate_up({{module + "gate_proj", intermediate_size}, {module + "up_proj", intermediate_size}});
     }
-    down_ = source.reader.Linear({{module + "down_proj", hidden}}, intermediate_size, bias, source.store);
+    const std::string down = module + "down_proj";
+    down_ = source.reader.Linear({{down, hidden}}, intermediate_size, bias,
+                                 {source.store, source.reader.AmplifiesRounding(down)});
   }
 
   void Place(Scratch& scratch, int64_t rows) noexcept override {

@@ -15,7 +15,7 @@
 namespace kvanta::models {
 
 // With weights in blocks, q, k, v and logits take 16-bit activations: the largest gain for the least work
-// (docs/weights.md).
+// (docs/weights.md). So do the down projections of dense MLPs in the formats that amplify rounding.
 inline constexpr bool kInt16Activations = true;
 
 // Allocates parts of one piece of memory, each aligned to a cache line; without memory it only counts.

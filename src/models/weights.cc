@@ -304,6 +304,11 @@ std::unique_ptr<kernels::Linear> WeightReader::Linear(std::initializer_list<Stac
   return linear;
 }
 
+bool WeightReader::AmplifiesRounding(std::string_view module) const {
+  const TensorView* tensor = keep_types_ ? checkpoint_.Find(fmt::format("{}.weight", module)) : nullptr;
+  return tensor != nullptr && kernels::AmplifiesRounding(kernels::FindBlockFormat(tensor->dtype));
+}
+
 WeightView WeightReader::ReadWeight(const StackedWeight& weight, int64_t in) {
   WeightView view = Read(weight.module + ".weight", std::array{weight.out, in});
   SetRowOrder(weight, view);

@@ -36,6 +36,8 @@ class WeightReader {
   // The modules' weights [out][in], and their biases [out] if `bias`, packed as one linear layer of `kind`.
   std::unique_ptr<kernels::Linear> Linear(std::initializer_list<StackedWeight> stack, int64_t in, bool bias,
                                           kernels::LinearKind kind);
+  // True if a linear layer keeps the module's weights in blocks that amplify the rounding of 8-bit activations.
+  bool AmplifiesRounding(std::string_view module) const;
   // A matrix [out][in] as f32, to be split or transposed before Pack; finite in `store`. `name`: "MODULE.weight".
   std::vector<float> Matrix(const std::string& name, int64_t out, int64_t in, kernels::WeightType store);
   // Packs values [out][in], with biases [out] or none. `module`: their name in reports.

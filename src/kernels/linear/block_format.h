@@ -63,6 +63,11 @@ inline int BlockBytes(BlockFormat format) noexcept {
 inline int BlockWeights(BlockFormat format) noexcept {
   return Info(format).weights;
 }
+// Formats so coarse that a model in them amplifies the rounding of 8-bit activations: the mean KL divergence from bf16
+// activations passes .002 unless the layer with the widest range of inputs takes 16 bits (docs/weights.md).
+constexpr bool AmplifiesRounding(BlockFormat format) noexcept {
+  return format == BlockFormat::kQ2_K || format == BlockFormat::kQ3_K || format == BlockFormat::kMXFP4;
+}
 // Bytes of a row of `in` weights, a multiple of BlockWeights(format).
 inline int64_t RowBytes(BlockFormat format, int64_t in) noexcept {
   return in / BlockWeights(format) * BlockBytes(format);

@@ -16,12 +16,16 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+_POOLING = "vllm/entrypoints/pooling/base/protocol.py"
+_SCORING = "vllm/entrypoints/pooling/scoring/protocol.py"
+
 # By distribution and endpoint: sources and classes. Bases in the same source are read as well.
 SOURCES: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
     "openai": {
         "chat": (("openai/types/chat/completion_create_params.py", "CompletionCreateParamsStreaming"),),
         "completions": (("openai/types/completion_create_params.py", "CompletionCreateParamsStreaming"),),
         "responses": (("openai/types/responses/response_create_params.py", "ResponseCreateParamsStreaming"),),
+        "embeddings": (("openai/types/embedding_create_params.py", "EmbeddingCreateParams"),),
     },
     "anthropic": {
         "messages": (
@@ -39,6 +43,27 @@ SOURCES: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
         "responses": (("vllm/entrypoints/openai/responses/protocol.py", "ResponsesRequest"),),
         "messages": (("vllm/entrypoints/anthropic/protocol.py", "AnthropicMessagesRequest"),),
         "count_tokens": (("vllm/entrypoints/anthropic/protocol.py", "AnthropicCountTokensRequest"),),
+        "embeddings": (
+            ("vllm/entrypoints/pooling/embed/protocol.py", "EmbeddingCompletionRequest"),
+            ("vllm/entrypoints/pooling/embed/protocol.py", "EmbeddingChatRequest"),
+            (_POOLING, "PoolingBasicRequestMixin"),
+            (_POOLING, "CompletionRequestMixin"),
+            (_POOLING, "ChatRequestMixin"),
+            (_POOLING, "EmbedRequestMixin"),
+        ),
+        "rerank": (
+            (_SCORING, "RerankRequest"),
+            (_POOLING, "PoolingBasicRequestMixin"),
+            (_POOLING, "ClassifyRequestMixin"),
+        ),
+        "score": (
+            (_SCORING, "ScoreDataRequest"),
+            (_SCORING, "ScoreQueriesDocumentsRequest"),
+            (_SCORING, "ScoreQueriesItemsRequest"),
+            (_SCORING, "ScoreTextRequest"),
+            (_POOLING, "PoolingBasicRequestMixin"),
+            (_POOLING, "ClassifyRequestMixin"),
+        ),
         "SamplingParams": (("vllm/sampling_params.py", "SamplingParams"),),
     },
     "sglang": {
@@ -46,6 +71,9 @@ SOURCES: Mapping[str, Mapping[str, tuple[tuple[str, str], ...]]] = {
         "completions": (("sglang/srt/entrypoints/openai/protocol.py", "CompletionRequest"),),
         "responses": (("sglang/srt/entrypoints/openai/protocol.py", "ResponsesRequest"),),
         "messages": (("sglang/srt/entrypoints/anthropic/protocol.py", "AnthropicMessagesRequest"),),
+        "embeddings": (("sglang/srt/entrypoints/openai/protocol.py", "EmbeddingRequest"),),
+        "rerank": (("sglang/srt/entrypoints/openai/protocol.py", "V1RerankReqInput"),),
+        "score": (("sglang/srt/entrypoints/openai/protocol.py", "ScoringRequest"),),
         "generate": (("sglang/srt/managers/io_struct.py", "GenerateReqInput"),),
         "sampling_params": (("sglang/srt/sampling/sampling_params.py", "SamplingParams"),),
     },

@@ -26,6 +26,7 @@ from kvanta.sampling_params import SamplingParams
 from kvanta.server import request_fields as known
 from kvanta.server.generate import SAMPLING_NAMES, SAMPLING_REFUSED, GenerateRequest
 from kvanta.server.messages_request import CountTokensRequest, MessagesRequest
+from kvanta.server.pooling_protocol import EmbeddingRequest, PoolingRequest, RerankRequest, ScoreRequest
 from kvanta.server.protocol import ChatRequest, CompletionRequest
 from kvanta.server.request_fields import Refused
 from kvanta.server.responses_request import ResponsesRequest
@@ -62,6 +63,11 @@ class Endpoint(NamedTuple):
     rest: str = ""
 
 
+def pooling_endpoint(title: str, body: type[PoolingRequest]) -> Endpoint:
+    """An endpoint of hidden states: its own refusals before those of every request."""
+    return Endpoint(title, body.model_fields.keys(), known.REFUSED | body.refused, known.IGNORED)
+
+
 ENDPOINTS: Mapping[str, Endpoint] = {
     "chat": Endpoint(
         "/v1/chat/completions", ChatRequest.model_fields.keys() | known.READ, known.REFUSED, known.IGNORED
@@ -86,6 +92,9 @@ ENDPOINTS: Mapping[str, Endpoint] = {
         known.MESSAGES_IGNORED,
         rest="chat",
     ),
+    "embeddings": pooling_endpoint("/v1/embeddings", EmbeddingRequest),
+    "rerank": pooling_endpoint("/rerank", RerankRequest),
+    "score": pooling_endpoint("/score", ScoreRequest),
     "generate": Endpoint("/generate", GenerateRequest.model_fields.keys(), known.REFUSED, known.IGNORED),
     "sampling_params": Endpoint(
         "sampling_params of /generate", (), SAMPLING_REFUSED, names=SAMPLING_NAMES, rest="completions"

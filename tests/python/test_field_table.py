@@ -30,6 +30,9 @@ BODIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "responses": ("/v1/responses", {"input": "a", "max_output_tokens": 2}),
     "messages": ("/v1/messages", {"messages": CHAT, "max_tokens": 2}),
     "count_tokens": ("/v1/messages/count_tokens", {"messages": CHAT}),
+    "embeddings": ("/v1/embeddings", {"input": "a"}),
+    "rerank": ("/rerank", {"query": "a", "documents": ["b"]}),
+    "score": ("/score", {"text_1": "a", "text_2": ["b"]}),
     "generate": ("/generate", {"text": "a", "sampling_params": {"max_new_tokens": 2}}),
 }
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -47,7 +50,12 @@ VALUES: Mapping[str, Any] = {
     **dict.fromkeys(["stop", "stop_regex", "user", "cache_salt", "extra_key", "instructions", "system"], "zzz"),
     **dict.fromkeys(["prompt_cache_key", "safety_identifier", "service_tier", "text", "prompt", "input"], "zzz"),
     **dict.fromkeys(["regex", "bad_words"], "z+"),
+    **dict.fromkeys(["text_1", "text_2", "query", "documents"], "zzz"),
+    **dict.fromkeys(["return_documents", "use_activation"], True),
     "add_generation_prompt": True,
+    "dimensions": 8,
+    "encoding_format": "base64",
+    "top_n": 1,
     "allowed_token_ids": [300, 301],
     "chat_template_kwargs": {"enable_thinking": False},
     "ebnf": 'root ::= "a"',
@@ -92,6 +100,12 @@ TOGETHER: Mapping[tuple[str, str], dict[str, Any]] = {
     ("responses", "text"): {"text": {"format": {"type": "text"}}},
     ("responses", "tools"): {"tools": [{"type": "function", **FUNCTION}]},
     ("responses", "top_logprobs"): {"top_logprobs": 1, "include": ["message.output_text.logprobs"]},
+    ("embeddings", "input"): {"input": "zzz"},
+    ("score", "data_1"): {"data_1": "a", "text_1": None},
+    ("score", "data_2"): {"data_2": "b", "text_2": None},
+    ("score", "documents"): {"documents": "b", "text_2": None},
+    ("score", "items"): {"items": "b", "text_2": None},
+    ("score", "queries"): {"queries": "a", "text_1": None},
     ("generate", "input_ids"): {"input_ids": [300], "text": None},
     ("generate", "logprob_start_len"): {"logprob_start_len": 0, "return_logprob": True},
     ("generate", "token_ids_logprob"): {"token_ids_logprob": [5], "return_logprob": True},
@@ -214,4 +228,4 @@ def test_lists_are_read_from_sources(tmp_path: Path) -> None:
         for sources in SOURCES["openai"].values():
             for path, name in sources:
                 archive.writestr(path, text.replace("{name}", name))
-    assert [*read_wheel(wheel)] == ["openai chat: a c", "openai completions: a c", "openai responses: a c"]
+    assert [*read_wheel(wheel)] == [f"openai {endpoint}: a c" for endpoint in SOURCES["openai"]]

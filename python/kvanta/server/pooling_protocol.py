@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import WithJsonSchema, create_model
 
@@ -11,7 +11,7 @@ from kvanta.errors import InputError
 from kvanta.pooling_params import PoolingParams
 from kvanta.server.errors import ApiError
 from kvanta.server.protocol import Prompts, QueueFields, parameter_fields
-from kvanta.server.request_fields import POOLING_REFUSED, check_fields, check_refused
+from kvanta.server.request_fields import POOLING_REFUSED, SCORE_REFUSED, Refused, check_fields, check_refused
 from kvanta.values import one_line, whole_number
 
 MAX_INPUTS = 2048
@@ -28,13 +28,16 @@ _PoolingBody = create_model("_PoolingBody", __base__=QueueFields, **_POOLING_FIE
 class PoolingRequest(_PoolingBody):  # type: ignore[misc, valid-type]
     """Fields of the three endpoints. null means the default."""
 
+    refused: ClassVar[Mapping[str, Refused]] = POOLING_REFUSED
+    """Fields that the endpoint cannot honour."""
+
     add_special_tokens: bool | None = None
 
     def pooling_params(self, defaults: PoolingParams) -> PoolingParams:
         """Raises ApiError, naming the field. `defaults`: for fields that the request does not give."""
         extra = self.model_extra or {}
-        check_refused(extra, POOLING_REFUSED)
-        check_fields({name: value for name, value in extra.items() if name not in POOLING_REFUSED})
+        check_refused(extra, self.refused)
+        check_fields({name: value for name, value in extra.items() if name not in self.refused})
         given = {name: getattr(self, name) for name in self.model_fields_set & _POOLING_FIELDS.keys()}
         try:
             params = PoolingParams(**{name: value for name, value in given.items() if value is not None})
@@ -87,6 +90,8 @@ class RerankRequest(PoolingRequest):
 
 class ScoreRequest(PoolingRequest):
     """POST /score; vLLM has several names for the two fields."""
+
+    refused = SCORE_REFUSED
 
     text_1: Texts = None
     text_2: Texts = None

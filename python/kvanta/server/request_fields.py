@@ -180,21 +180,27 @@ MESSAGES_IGNORED: Mapping[str, str] = {
 }
 # Fields of /v1/embeddings, /rerank and /score.
 _TEXTS_ALONE = "give texts; /tokenize makes token ids of a conversation, which /v1/embeddings takes as input"
-_WHOLE = "documents are never split; give truncate_prompt_tokens"
+_WHOLE = "texts are never split; give truncate_prompt_tokens"
+_LABELS = "scores are similarities; logprob_token_ids of /v1/completions gives probabilities of label tokens"
+_HIDDEN = "prompts are tokens"
 POOLING_REFUSED: Mapping[str, Refused] = {
     "add_generation_prompt": Refused(_TEXTS_ALONE, (False,)),
     "chat_template": Refused(_TEXTS_ALONE),
     "chat_template_kwargs": Refused(_TEXTS_ALONE, ({},)),
     "continue_final_message": Refused(_TEXTS_ALONE, (False,)),
     "embed_dtype": Refused("embeddings are float32", ("float32",)),
+    "embed_override_token_id": Refused(_HIDDEN),
+    "embed_overrides": Refused(_HIDDEN),
     "embedding_type": Refused("give encoding_format", ("float",)),
     "embedding_types": Refused("give encoding_format", (["float"],)),
     "endianness": Refused("base64 is little-endian", ("native", "little")),
     "input_type": Refused("write the instruction into the texts"),
+    "instruct": Refused("write it into the texts", ("",)),
     "instruction": Refused("write it into the texts", ("",)),
     "late_chunking": Refused("every text is embedded alone", (False,)),
     "max_chunks_per_doc": Refused(_WHOLE),
-    "max_tokens_per_doc": Refused(_WHOLE),
+    "max_tokens_per_doc": Refused(_WHOLE, (0,)),
+    "max_tokens_per_query": Refused(_WHOLE, (0,)),
     "messages": Refused(_TEXTS_ALONE),
     "overlap_tokens": Refused(_WHOLE),
     "padding": Refused("prompts are never padded", ("do_not_pad",)),
@@ -202,6 +208,19 @@ POOLING_REFUSED: Mapping[str, Refused] = {
     "return_embeddings": Refused("/v1/embeddings returns them", (False,)),
     "truncate": Refused("give truncate_prompt_tokens and truncation_side", ("NONE",)),
     "truncation": Refused("give truncate_prompt_tokens", (False,)),
+}
+# Fields of SGLang's /v1/score, which compares probabilities of tokens.
+SCORE_REFUSED: Mapping[str, Refused] = POOLING_REFUSED | {
+    "apply_softmax": Refused(_LABELS, (False,)),
+    "item_embed_overrides": Refused(_HIDDEN),
+    "item_first": Refused(_LABELS, (False,)),
+    "label_token_ids": Refused(_LABELS),
+    "query": Refused(_LABELS),
+    "query_embed_overrides": Refused(_HIDDEN),
+    "return_pooled_hidden_states": Refused("/v1/embeddings returns them", (False,)),
+    "return_token_logprobs": Refused(_LABELS, (False,)),
+    "score_extraction_token": Refused(_LABELS),
+    "temperature": Refused(_LABELS, (1,)),
 }
 # Read elsewhere: structured.py, and the fields that mean the same as another one.
 READ = frozenset(

@@ -134,7 +134,11 @@ def test_other_statuses(server: LiveServer) -> None:
     assert error_of(missing)["code"] == "model_not_found"
     assert "stories260k" in error_of(missing)["message"]
     assert error_of(server.client.get("/v1/other"))["type"] == "not_found_error"
-    assert server.client.get("/v1/completions").status_code == 405
+    assert server.client.get("/v1/completions").headers["Allow"] == "POST"
+    both = server.client.delete("/flush_cache")
+    assert both.status_code == 405
+    assert both.headers["Allow"] == "GET, POST"
+    assert error_of(both)["message"] == "/flush_cache does not take DELETE; allowed: GET, POST"
     too_long = server.post("/v1/completions", prompt=[1] * 600)
     assert error_of(too_long)["code"] == "context_length_exceeded"
     for data in (b"", b"{", b"[]", b"nul", b"\xff\xfe", b"[" * 100_000, b'{"prompt": ' + b"9" * 5000 + b"}"):

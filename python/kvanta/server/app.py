@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Scope
 
 from kvanta import __version__
@@ -119,8 +120,9 @@ def _add_error_handlers(app: FastAPI) -> None:
         if error.status_code == 404:
             message = f"there is no endpoint {http.url.path[:100]}; known: {', '.join(app.openapi()['paths'])}"
         elif error.status_code == 405:
-            allowed = (error.headers or {}).get("Allow", "")
+            allowed = ", ".join(_methods(app, http))
             message = f"{http.url.path[:100]} does not take {http.method[:20]}; allowed: {allowed}"
+            return answer(http, ApiError(405, message, headers={"Allow": allowed}))
         return answer(http, ApiError(error.status_code, message, headers=error.headers))
 
     async def of_fastapi(http: Request, error: Exception) -> Response:
@@ -143,6 +145,13 @@ def _add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, fault)
     app.add_exception_handler(HTTPException, of_starlette)
     app.add_exception_handler(RequestValidationError, of_fastapi)
+
+
+def _methods(app: FastAPI, http: Request) -> list[str]:
+    """Methods of a path: those of all routes, where Starlette's error has those of the first one alone."""
+    routes = [route for route in app.router.routes if isinstance(route, Route)]
+    matching = [route for route in routes if route.matches(http.scope)[0] is not Match.NONE]
+    return sorted({method for route in matching for method in route.methods or ()})
 
 
 def _add_texts(app: FastAPI, service: Service) -> None:

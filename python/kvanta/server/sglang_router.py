@@ -94,7 +94,7 @@ def sglang_router(service: Service, router: APIRouter) -> APIRouter:
         )
 
     @router.post("/flush_cache")
-    @router.get("/flush_cache", include_in_schema=False)
+    @router.get("/flush_cache")
     async def flush_cache(http: Request) -> Response:
         """Drops every cached prefix that no running request uses."""
         refuse_web_pages(http)

@@ -106,8 +106,8 @@ KVANTA_INLINE void StoreSums(const TileTask& t, const Sums<kRows, kPanels>& sums
 #pragma GCC unroll 24
         for (int row = 0; row < kRows; ++row) {
           const Vec16::F sum = sums.v[row][panel];
-          Vec16::StoreTail(y + row * y_stride + panel * kPanelColumns,
-                           bias != nullptr ? Vec16::Add(sum, added) : sum, n);
+          Vec16::StoreTail(y + row * y_stride + panel * kPanelColumns, bias != nullptr ? Vec16::Add(sum, added) : sum,
+                           n);
         }
       });
 }
@@ -314,13 +314,14 @@ void MultiplyElements(const MultiplyTask& task, const TileGrid& grid) noexcept {
   for (; t.first_block < task.steps.blocks; t.first_block = t.end_block) {
     t.end_block = t.first_block + 1;
     const uint8_t* const block_x = task.x + t.first_block * t.x_block;
+    const int64_t first_step = task.steps.First(t.first_block), end_step = task.steps.First(t.end_block);
     for (int64_t g = 0; g < grid.groups; ++g) {
       const bool last = g + 1 == grid.groups;
       const PanelGroup group(task, grid, g), next(task, grid, last ? 0 : g + 1);
       SetPanels(task, 0, group, t);
       const float* const next_y = task.y + next.Column();
-      const uint8_t* const next_w = task.w + next.panel * t.w_panel +
-                                    task.steps.First(last ? t.end_block : t.first_block) * W::kPanelStepBytes;
+      const uint8_t* const next_w =
+          task.w + next.panel * t.w_panel + (last ? end_step : first_step) * W::kPanelStepBytes;
       for (int64_t tile = 0, row = 0, end_row = 0; tile < grid.tiles; ++tile, row = end_row) {
         end_row = (tile + 1) * task.rows / grid.tiles;
         const int64_t rows = end_row - row;
@@ -328,7 +329,7 @@ void MultiplyElements(const MultiplyTask& task, const TileGrid& grid) noexcept {
         t.x = task.x + row * kXStride<W>;
         t.next_x = last_tile ? block_x : block_x + end_row * kXStride<W>;
         t.next_y = last_tile ? next_y : t.y + rows * t.y_stride;
-        t.next_w = tile < next.panels ? next_w + tile * t.w_panel : t.w;
+        t.next_w = tile < next.panels ? next_w + tile * t.w_panel : t.w + first_step * W::kPanelStepBytes;
         FindTileOfMany<W>(static_cast<int>(rows), group.panels)(t);
         t.y += rows * t.y_stride;
       }
@@ -369,7 +370,7 @@ void Pack(const PackTask& task) noexcept {
 
 // Rows whose packed x (a block of steps) fits in half of a 512 KiB L2, in whole tiles.
 template <class W>
-constexpr int64_t kBlockRows = W::kIsBlock ? 120 : (int64_t{256} << 10) / kXStride<W> / W::kRowTile * W::kRowTile;
+constexpr int64_t kBlockRows = W::kIsBlock ? 120 : (256 << 10) / (kXStride<W> * W::kRowTile) * int64_t{W::kRowTile};
 
 template <class W>
 constexpr WeightKernels kWeightKernels{.step_k = W::kStepK,

@@ -223,22 +223,6 @@ double Verify(const Linear& linear, const std::vector<float>& x, const std::vect
   return largest;
 }
 
-// Nanoseconds per copy of the fastest pass over all copies of the layer; timing whole passes averages out single copies
-// that happen to be cached.
-double TimeCalls(const std::vector<std::unique_ptr<Linear>>& copies, const std::vector<float>& x, int64_t rows,
-                 std::vector<float>& y, double seconds) {
-  using Clock = std::chrono::steady_clock;
-  const auto end = Clock::now() + std::chrono::duration<double>(seconds);
-  double best = 0;
-  for (int pass = 0; pass < 3 || Clock::now() < end; ++pass) {
-    const auto start = Clock::now();
-    for (const auto& linear : copies) linear->Forward(x.data(), rows, y.data(), linear->Out());
-    const double ns = std::chrono::duration<double, std::nano>(Clock::now() - start).count();
-    if (pass == 0 || ns < best) best = ns;
-  }
-  return best / static_cast<double>(copies.size());
-}
-
 }  // namespace
 
 LinearRoofline MeasureLinearRoofline(const std::string& weights, const std::string& isa, int threads) {
@@ -249,34 +233,76 @@ LinearRoofline MeasureLinearRoofline(const std::string& weights, const std::stri
   return {.read_bytes = MeasureReadBandwidth(threads, unit), .operations = measure_peak(threads, unit)};
 }
 
-std::vector<LinearBenchRow> RunLinearBench(const LinearBench& options) {
+struct LinearTimer::State {
+  Kind kind;
+  LinearShape shape;
+  const IsaTable& isa;
+  std::unique_ptr<Ops> ops;
+  RandomWeight weight;
+  std::vector<std::unique_ptr<Linear>> copies = {};
+  int64_t rows = 0;
+  std::vector<float> x = {}, y = {};
+};
+
+LinearTimer::LinearTimer(const LinearBench& options) {
   Check(options);
   const Kind kind = KindOf(options.weights);
-  const auto [in, out] = options.shape;
   const IsaTable& isa = SelectIsa(options.isa);
-  const auto ops = MakeCpuOps(std::make_shared<ThreadPool>(options.threads), isa);
-  const RandomWeight weight(kind, options.shape);
-  std::vector<std::unique_ptr<Linear>> copies;
-  copies.push_back(weight.Pack(*ops));
-  const int64_t bytes = copies.front()->WeightBytes();
+  state_ = std::make_unique<State>(State{.kind = kind,
+                                         .shape = options.shape,
+                                         .isa = isa,
+                                         .ops = MakeCpuOps(std::make_shared<ThreadPool>(options.threads), isa),
+                                         .weight = {kind, options.shape}});
+  state_->copies.push_back(state_->weight.Pack(*state_->ops));
+}
 
+LinearTimer::~LinearTimer() = default;
+
+double LinearTimer::Verify(int64_t rows) {
+  State& s = *state_;
+  Check({.shape = s.shape, .rows = {rows}});
+  const int64_t num_copies = rows <= kStreamedRows ? std::clamp<int64_t>(kColdBytes / WeightBytes(), 2, kMaxCopies) : 1;
+  while (std::ssize(s.copies) < num_copies) s.copies.push_back(s.weight.Pack(*s.ops));
+  s.copies.resize(static_cast<size_t>(num_copies));
+  s.rows = rows;
+  s.x = RandomValues(rows * s.shape.in, 2);
+  s.y.assign(static_cast<size_t>(rows * s.shape.out), 0);
+  s.copies.front()->Forward(s.x.data(), rows, s.y.data(), s.shape.out);
+  return kernels::Verify(*s.copies.front(), s.x, s.y, rows, s.kind, s.isa);
+}
+
+// Whole passes over all copies average out single copies that happen to be cached.
+double LinearTimer::Time() {
+  using Clock = std::chrono::steady_clock;
+  State& s = *state_;
+  const auto start = Clock::now();
+  for (const auto& linear : s.copies) linear->Forward(s.x.data(), s.rows, s.y.data(), s.shape.out);
+  return std::chrono::duration<double, std::nano>(Clock::now() - start).count() / static_cast<double>(s.copies.size());
+}
+
+int64_t LinearTimer::WeightBytes() const {
+  return state_->copies.front()->WeightBytes();
+}
+
+std::vector<LinearBenchRow> RunLinearBench(const LinearBench& options) {
+  using Clock = std::chrono::steady_clock;
+  LinearTimer timer(options);
+  const auto [in, out] = options.shape;
   std::vector<LinearBenchRow> results;
   for (const int64_t rows : options.rows) {
-    const int64_t num_copies = rows <= kStreamedRows ? std::clamp<int64_t>(kColdBytes / bytes, 2, kMaxCopies) : 1;
-    while (std::ssize(copies) < num_copies) copies.push_back(weight.Pack(*ops));
-    copies.resize(static_cast<size_t>(num_copies));
-    const std::vector<float> x = RandomValues(rows * in, 2);
-    std::vector<float> y(static_cast<size_t>(rows * out));
-    copies.front()->Forward(x.data(), rows, y.data(), out);
     LinearBenchRow row{.weights = options.weights,
-                       .isa = isa.name,
+                       .isa = SelectIsa(options.isa).name,
                        .threads = options.threads,
                        .shape = options.shape,
                        .rows = rows,
-                       .weight_bytes = bytes};
-    row.max_error = Verify(*copies.front(), x, y, rows, kind, isa);
-    row.ns = TimeCalls(copies, x, rows, y, options.seconds);
-    row.bytes_per_second = static_cast<double>(bytes) / row.ns * 1e9;
+                       .weight_bytes = timer.WeightBytes()};
+    row.max_error = timer.Verify(rows);
+    const auto end = Clock::now() + std::chrono::duration<double>(options.seconds);
+    for (int pass = 0; pass < 3 || Clock::now() < end; ++pass) {
+      const double ns = timer.Time();
+      if (pass == 0 || ns < row.ns) row.ns = ns;
+    }
+    row.bytes_per_second = static_cast<double>(row.weight_bytes) / row.ns * 1e9;
     row.operations_per_second = 2.0 * static_cast<double>(rows * in * out) / row.ns * 1e9;
     results.push_back(row);
   }

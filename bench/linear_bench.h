@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -45,6 +46,28 @@ struct LinearBenchRow {
 
 // Throws InputError for an unknown name.
 LinearRoofline MeasureLinearRoofline(const std::string& weights, const std::string& isa, int threads);
+
+// A layer of random weights whose products are timed one by one, to be compared in turns with another library's.
+class LinearTimer {
+ public:
+  // Throws InputError for invalid options; `rows` has every number of rows that is timed.
+  explicit LinearTimer(const LinearBench& options);
+  ~LinearTimer();
+  LinearTimer(const LinearTimer&) = delete;
+  LinearTimer& operator=(const LinearTimer&) = delete;
+
+  // Makes random rows and compares their product with double and with those of the rows alone; throws Error if they
+  // differ. Returns the largest error relative to the bound on the sum's rounding errors.
+  double Verify(int64_t rows);
+  // Nanoseconds of a product of the rows that were verified last; with few rows, mean over copies of the layer that
+  // together exceed the caches.
+  double Time();
+  int64_t WeightBytes() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 // One row per number of rows. With up to 16 rows, runs cycle through copies of the layer that together exceed the
 // caches. Throws InputError for invalid options, and Error, before anything is timed, if a row differs from double or

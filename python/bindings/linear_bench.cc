@@ -19,6 +19,7 @@ using nb::literals::operator""_a;
 
 using kernels::LinearBench;
 using kernels::LinearBenchRow;
+using kernels::LinearTimer;
 
 nb::dict RowDict(const LinearBenchRow& row) {
   nb::dict result;
@@ -69,6 +70,21 @@ void BindLinearBench(nb::module_& module) {
   module.def("run_linear_bench", &Run, "weights"_a, "isa"_a, "threads"_a, "in_"_a, "out"_a, "rows"_a, "seconds"_a,
              nb::sig("def run_linear_bench(weights: str, isa: str, threads: int, in_: int, out: int, rows: "
                      "collections.abc.Sequence[int], seconds: float) -> list[dict[str, typing.Any]]"));
+  nb::class_<LinearTimer>(module, "LinearTimer",
+                          "A layer of random weights whose products are timed one by one, in turns with others.")
+      .def(
+          "__init__",
+          [](LinearTimer* self, std::string weights, std::string isa, int threads, int64_t in, int64_t out) {
+            new (self) LinearTimer({.weights = std::move(weights),
+                                    .isa = std::move(isa),
+                                    .threads = threads,
+                                    .shape = {.in = in, .out = out}});
+          },
+          "weights"_a, "isa"_a, "threads"_a, "in_"_a, "out"_a)
+      .def("verify", &LinearTimer::Verify, "rows"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "Makes random rows and verifies their product; returns the largest error relative to its bound.")
+      .def("time", &LinearTimer::Time, nb::call_guard<nb::gil_scoped_release>(),
+           "Nanoseconds of a product of the rows verified last; with few rows, weights are read from memory.");
 }
 
 }  // namespace kvanta::python

@@ -1,7 +1,8 @@
 // Matrix product, written once over the Vec16 of the including ISA unit for every storage of W. A register tile is
-// kRows rows x kPanels panels of 16 columns. Decode (one tile of rows) runs through all of k with the sums in registers
-// and several panels in flight; with more tiles, a block of steps of the panels stays in the cache while the row tiles
-// pass over it.
+// kRows rows x kPanels panels of 16 columns. Few rows are one tile, which runs through all of k with the sums in
+// registers while weights stream from memory. Of more rows, a block of steps of x stays in the second-level cache and
+// one of a group of panels in the first-level cache while the row tiles pass over it; sums continue in y, and each tile
+// prefetches what the next one reads.
 #pragma once
 
 #include <cstdint>
@@ -29,6 +30,10 @@ struct TileTask {
   float* y = nullptr;           // the tile's first element
   int64_t y_stride = 0;
   int64_t columns = 0;  // valid, of 16 * panels
+  // Operands of tiles to come, which a tile of many prefetches: of x and W a line per step.
+  const uint8_t* next_x = nullptr;
+  const uint8_t* next_w = nullptr;
+  const float* next_y = nullptr;
 };
 
 template <int kRows, int kPanels>
@@ -57,19 +62,19 @@ KVANTA_INLINE void AddPhase(const uint8_t* x, const uint8_t* w, int64_t w_panel,
   };
   if constexpr (kRows < kPanels) {
     decltype(load_x(0)) values[kRows];
-#pragma GCC unroll 16
+#pragma GCC unroll 24
     for (int row = 0; row < kRows; ++row) values[row] = load_x(row);
 #pragma GCC unroll 8
     for (int panel = 0; panel < kPanels; ++panel) {
       const auto weight = load_w(panel);
-#pragma GCC unroll 16
+#pragma GCC unroll 24
       for (int row = 0; row < kRows; ++row) sums.v[row][panel] = W::Dot(values[row], weight, sums.v[row][panel]);
     }
   } else {
     decltype(load_w(0)) weights[kPanels];
 #pragma GCC unroll 8
     for (int panel = 0; panel < kPanels; ++panel) weights[panel] = load_w(panel);
-#pragma GCC unroll 16
+#pragma GCC unroll 24
     for (int row = 0; row < kRows; ++row) {
       const auto value = load_x(row);
 #pragma GCC unroll 8
@@ -80,12 +85,52 @@ KVANTA_INLINE void AddPhase(const uint8_t* x, const uint8_t* w, int64_t w_panel,
   }
 }
 
-template <class W, int kRows, int kPanels>
+template <int kRows, int kPanels>
+KVANTA_INLINE void StoreSums(const TileTask& t, const Sums<kRows, kPanels>& sums) {
+  float* const y = t.y;
+  const int64_t y_stride = t.y_stride;
+  if (t.bias == nullptr && t.columns == kPanels * kPanelColumns) {
+#pragma GCC unroll 24
+    for (int row = 0; row < kRows; ++row) {
+#pragma GCC unroll 8
+      for (int panel = 0; panel < kPanels; ++panel) {
+        Vec16::Store(y + row * y_stride + panel * kPanelColumns, sums.v[row][panel]);
+      }
+    }
+    return;
+  }
+  ForPanels<kPanels>(
+      t.columns, [&](int panel, int n) __attribute__((always_inline)) {
+        const float* const bias = t.bias;
+        const Vec16::F added = bias != nullptr ? Vec16::LoadTail(bias + panel * kPanelColumns, n) : Vec16::Zero();
+#pragma GCC unroll 24
+        for (int row = 0; row < kRows; ++row) {
+          const Vec16::F sum = sums.v[row][panel];
+          Vec16::StoreTail(y + row * y_stride + panel * kPanelColumns, bias != nullptr ? Vec16::Add(sum, added) : sum,
+                           n);
+        }
+      });
+}
+
+// Prefetches a step of the panels of a single tile of rows, which streams them from memory.
+template <class W, int kPanels>
+KVANTA_INLINE void PrefetchWeights(const uint8_t* w, int64_t w_panel) {
+#pragma GCC unroll 8
+  for (int panel = 0; panel < kPanels; ++panel) {
+#pragma GCC unroll 24
+    for (int line = 0; line < W::kPanelStepBytes; line += 64) {
+      __builtin_prefetch(w + panel * w_panel + W::kPrefetchBytes / kPanels + line);
+    }
+  }
+}
+
+// kOneOfMany: one of several tiles of rows, over a block of steps.
+template <class W, int kRows, int kPanels, bool kOneOfMany>
 void MultiplyTile(const TileTask& t) noexcept {
   constexpr int64_t kXStepBytes = W::kPhases * static_cast<int64_t>(sizeof(typename W::X));
   Sums<kRows, kPanels> sums;
   if (t.first_block == 0) {
-#pragma GCC unroll 16
+#pragma GCC unroll 24
     for (int row = 0; row < kRows; ++row) {
 #pragma GCC unroll 8
       for (int panel = 0; panel < kPanels; ++panel) sums.v[row][panel] = Vec16::Zero();
@@ -93,7 +138,7 @@ void MultiplyTile(const TileTask& t) noexcept {
   } else {
     ForPanels<kPanels>(
         t.columns, [&](int panel, int n) __attribute__((always_inline)) {
-#pragma GCC unroll 16
+#pragma GCC unroll 24
           for (int row = 0; row < kRows; ++row) {
             const float* y = t.y + row * t.y_stride + panel * kPanelColumns;
             sums.v[row][panel] = n == Vec16::kLanes ? Vec16::Load(y) : Vec16::LoadTail(y, n);
@@ -101,20 +146,31 @@ void MultiplyTile(const TileTask& t) noexcept {
         });
   }
 
+  if constexpr (kOneOfMany) {
+#pragma GCC unroll 24
+    for (int row = 0; row < kRows; ++row) {
+#pragma GCC unroll 8
+      for (int panel = 0; panel < kPanels; ++panel) {
+        __builtin_prefetch(t.next_y + row * t.y_stride + panel * kPanelColumns, 1);
+      }
+    }
+  }
+
+  const uint8_t* next_x = t.next_x;
+  const uint8_t* next_w = t.next_w;
   for (int64_t block = t.first_block; block < t.end_block; ++block) {
     const int64_t first = t.steps.First(block);
     const uint8_t* x = t.x + block * t.x_block;
     const uint8_t* const x_end = x + (t.steps.First(block + 1) - first) * kXStepBytes;
     const uint8_t* w = t.w + first * W::kPanelStepBytes;
     for (; x != x_end; x += kXStepBytes, w += W::kPanelStepBytes) {
-      if constexpr (W::kPrefetchBytes != 0) {
-#pragma GCC unroll 8
-        for (int panel = 0; panel < kPanels; ++panel) {
-#pragma GCC unroll 16
-          for (int line = 0; line < W::kPanelStepBytes; line += 64) {
-            __builtin_prefetch(w + panel * t.w_panel + W::kPrefetchBytes + line);
-          }
-        }
+      if constexpr (kOneOfMany) {
+        __builtin_prefetch(next_x);
+        __builtin_prefetch(next_w, 0, 2);  // into the second-level cache
+        next_x += 64;
+        next_w += W::kPanelStepBytes;
+      } else if constexpr (W::kPrefetchBytes != 0) {
+        PrefetchWeights<W, kPanels>(w, t.w_panel);
       }
       if constexpr (W::kIsBlock) {
         W::template AddStep<kRows>(x, kXStride<W>, w, sums.v);
@@ -125,21 +181,7 @@ void MultiplyTile(const TileTask& t) noexcept {
     }
   }
 
-  ForPanels<kPanels>(
-      t.columns, [&](int panel, int n) __attribute__((always_inline)) {
-        Vec16::F bias = Vec16::Zero();
-        if (t.bias != nullptr) bias = Vec16::LoadTail(t.bias + panel * kPanelColumns, n);
-#pragma GCC unroll 16
-        for (int row = 0; row < kRows; ++row) {
-          float* y = t.y + row * t.y_stride + panel * kPanelColumns;
-          const Vec16::F sum = t.bias != nullptr ? Vec16::Add(sums.v[row][panel], bias) : sums.v[row][panel];
-          if (n == Vec16::kLanes) {
-            Vec16::Store(y, sum);
-          } else {
-            Vec16::StoreTail(y, sum, n);
-          }
-        }
-      });
+  StoreSums(t, sums);
 }
 
 // Maximum panels of a tile with `rows` rows.
@@ -152,20 +194,36 @@ constexpr int PanelsOf(int rows) {
 using TileFunction = void (*)(const TileTask&) noexcept;
 
 // Finds the instance for rows x panels by counting down.
-template <class W, int kRows, int kPanels>
+template <class W, int kRows, int kPanels, bool kOneOfMany>
 TileFunction FindPanels(int panels) {
   if constexpr (kPanels > 1) {
-    if (panels < kPanels) return FindPanels<W, kRows, kPanels - 1>(panels);
+    if (panels < kPanels) return FindPanels<W, kRows, kPanels - 1, kOneOfMany>(panels);
   }
-  return MultiplyTile<W, kRows, kPanels>;
+  return MultiplyTile<W, kRows, kPanels, kOneOfMany>;
 }
 
-template <class W, int kRows = W::kRowTile>
+template <class W, int kMinRows, bool kOneOfMany, int kRows>
 TileFunction FindTile(int rows, int panels) {
-  if constexpr (kRows > 1) {
-    if (rows < kRows) return FindTile<W, kRows - 1>(rows, panels);
+  if constexpr (kRows > kMinRows) {
+    if (rows < kRows) return FindTile<W, kMinRows, kOneOfMany, kRows - 1>(rows, panels);
   }
-  return FindPanels<W, kRows, PanelsOf<W>(kRows)>(panels);
+  return FindPanels<W, kRows, PanelsOf<W>(kRows), kOneOfMany>(panels);
+}
+
+// Maximum rows that are one tile. A single panel can have as many as there are sums: then each weight is read once.
+template <class W>
+constexpr int kSingleTileRows = W::kTileSums > W::kRowTile ? W::kTileSums : W::kRowTile;
+
+template <class W>
+TileFunction FindSingleTile(int rows, int panels) {
+  return FindTile<W, 1, false, kSingleTileRows<W>>(rows, panels);
+}
+
+template <class W>
+TileFunction FindTileOfMany(int rows, int panels) {
+  constexpr int kFewest = kSingleTileRows<W> + 1;
+  constexpr int kMinRows = kFewest / static_cast<int>(CeilDiv(kFewest, W::kRowTile));
+  return FindTile<W, kMinRows, !W::kIsBlock, W::kRowTile>(rows, panels);
 }
 
 // Panels, a block of steps of each, that fit in a part of the second-level cache. In blocks of few bits they are
@@ -173,43 +231,120 @@ TileFunction FindTile(int rows, int panels) {
 template <class W>
 constexpr int64_t kCachedPanels = (192 << 10) / (W::kBlockSteps * W::kPanelStepBytes);
 
-template <class W>
-void Multiply(const MultiplyTask& task) noexcept {
-  const int64_t rows = task.rows;
-  const int64_t tiles = CeilDiv(rows, W::kRowTile);
-  const int max_rows = static_cast<int>(CeilDiv(rows, tiles));
-  const int64_t panels = task.end_panel - task.first_panel;
-  const int64_t groups = CeilDiv(panels, PanelsOf<W>(max_rows));
+// A task's rows in tiles, as even as possible, and its panels in groups.
+struct TileGrid {
+  int64_t tiles = 0;
+  int64_t groups = 0;
+};
 
-  TileTask t;
-  t.x_block = rows * kXStride<W>;
-  t.w_panel = task.steps.steps * W::kPanelStepBytes;
-  t.steps = task.steps;
-  t.y_stride = task.y_stride;
-  const int64_t blocks_at_once = tiles == 1 ? task.steps.blocks : 1;
-  const int64_t groups_at_once = W::kIsBlock ? kCachedPanels<W> : 1;
-  for (t.first_block = 0; t.first_block < task.steps.blocks; t.first_block = t.end_block) {
-    t.end_block = t.first_block + blocks_at_once;
-    const bool last = t.end_block == task.steps.blocks;
-    for (int64_t group = 0; group < groups; group += groups_at_once) {
-      const int64_t end_group = group + groups_at_once < groups ? group + groups_at_once : groups;
-      for (int64_t tile = 0; tile < tiles; ++tile) {
-        const int64_t row = tile * rows / tiles;
-        const int64_t end_row = (tile + 1) * rows / tiles;
+template <class W>
+TileGrid GridOf(const MultiplyTask& task) {
+  const int64_t tiles = task.rows <= kSingleTileRows<W> ? 1 : CeilDiv(task.rows, W::kRowTile);
+  const auto max_rows = static_cast<int>(CeilDiv(task.rows, tiles));
+  return {tiles, CeilDiv(task.end_panel - task.first_panel, PanelsOf<W>(max_rows))};
+}
+
+// Adjacent panels of a task.
+struct PanelGroup {
+  int64_t panel = 0;
+  int panels = 0;
+
+  PanelGroup(const MultiplyTask& task, const TileGrid& grid, int64_t group) {
+    const int64_t all = task.end_panel - task.first_panel;
+    panel = task.first_panel + group * all / grid.groups;
+    panels = static_cast<int>(task.first_panel + (group + 1) * all / grid.groups - panel);
+  }
+  int64_t Column() const { return panel * kPanelColumns; }
+};
+
+TileTask FirstTile(const MultiplyTask& task, int64_t x_stride, int64_t panel_step_bytes, int64_t end_block) {
+  return {.x = task.x,
+          .x_block = task.rows * x_stride,
+          .w_panel = task.steps.steps * panel_step_bytes,
+          .steps = task.steps,
+          .end_block = end_block,
+          .y_stride = task.y_stride};
+}
+
+// Sets a tile's panels; its rows begin with `row`.
+void SetPanels(const MultiplyTask& task, int64_t row, const PanelGroup& group, TileTask& t) {
+  const int64_t column = group.Column(), columns = int64_t{group.panels} * kPanelColumns;
+  t.w = task.w + group.panel * t.w_panel;
+  t.bias = t.end_block == task.steps.blocks && task.bias != nullptr ? task.bias + column : nullptr;
+  t.columns = columns < task.out - column ? columns : task.out - column;
+  t.y = task.y + row * task.y_stride + column;
+}
+
+template <class W>
+void MultiplySingleTile(const MultiplyTask& task, const TileGrid& grid) noexcept {
+  TileTask t = FirstTile(task, kXStride<W>, W::kPanelStepBytes, task.steps.blocks);
+  for (int64_t g = 0; g < grid.groups; ++g) {
+    const PanelGroup group(task, grid, g);
+    SetPanels(task, 0, group, t);
+    FindSingleTile<W>(static_cast<int>(task.rows), group.panels)(t);
+  }
+}
+
+// Tiles of a block of steps stay in the first-level cache while panels pass.
+template <class W>
+void MultiplyBlocks(const MultiplyTask& task, const TileGrid& grid) noexcept {
+  TileTask t = FirstTile(task, kXStride<W>, W::kPanelStepBytes, 0);
+  for (; t.first_block < task.steps.blocks; t.first_block = t.end_block) {
+    t.end_block = t.first_block + 1;
+    for (int64_t first = 0; first < grid.groups; first += kCachedPanels<W>) {
+      const int64_t end = first + kCachedPanels<W> < grid.groups ? first + kCachedPanels<W> : grid.groups;
+      for (int64_t tile = 0; tile < grid.tiles; ++tile) {
+        const int64_t row = tile * task.rows / grid.tiles, end_row = (tile + 1) * task.rows / grid.tiles;
         t.x = task.x + row * kXStride<W>;
-        for (int64_t g = group; g < end_group; ++g) {
-          const int64_t panel = task.first_panel + g * panels / groups;
-          const int64_t end_panel = task.first_panel + (g + 1) * panels / groups;
-          const int64_t column = panel * kPanelColumns;
-          const int64_t end_column = end_panel * kPanelColumns;
-          t.w = task.w + panel * t.w_panel;
-          t.bias = last && task.bias != nullptr ? task.bias + column : nullptr;
-          t.columns = (end_column < task.out ? end_column : task.out) - column;
-          t.y = task.y + row * task.y_stride + column;
-          FindTile<W>(static_cast<int>(end_row - row), static_cast<int>(end_panel - panel))(t);
+        for (int64_t g = first; g < end; ++g) {
+          const PanelGroup group(task, grid, g);
+          SetPanels(task, row, group, t);
+          FindTileOfMany<W>(static_cast<int>(end_row - row), group.panels)(t);
         }
       }
     }
+  }
+}
+
+// A group of panels of a block of steps stays in the first-level cache while tiles pass. A tile prefetches the next
+// tile's rows and sums; each of the first tiles also a panel of the next group.
+template <class W>
+void MultiplyElements(const MultiplyTask& task, const TileGrid& grid) noexcept {
+  TileTask t = FirstTile(task, kXStride<W>, W::kPanelStepBytes, 0);
+  for (; t.first_block < task.steps.blocks; t.first_block = t.end_block) {
+    t.end_block = t.first_block + 1;
+    const uint8_t* const block_x = task.x + t.first_block * t.x_block;
+    const int64_t first_step = task.steps.First(t.first_block), end_step = task.steps.First(t.end_block);
+    for (int64_t g = 0; g < grid.groups; ++g) {
+      const bool last = g + 1 == grid.groups;
+      const PanelGroup group(task, grid, g), next(task, grid, last ? 0 : g + 1);
+      SetPanels(task, 0, group, t);
+      const float* const next_y = task.y + next.Column();
+      const uint8_t* const next_w =
+          task.w + next.panel * t.w_panel + (last ? end_step : first_step) * W::kPanelStepBytes;
+      for (int64_t tile = 0, row = 0, end_row = 0; tile < grid.tiles; ++tile, row = end_row) {
+        end_row = (tile + 1) * task.rows / grid.tiles;
+        const int64_t rows = end_row - row;
+        const bool last_tile = end_row == task.rows;
+        t.x = task.x + row * kXStride<W>;
+        t.next_x = last_tile ? block_x : block_x + end_row * kXStride<W>;
+        t.next_y = last_tile ? next_y : t.y + rows * t.y_stride;
+        t.next_w = tile < next.panels ? next_w + tile * t.w_panel : t.w + first_step * W::kPanelStepBytes;
+        FindTileOfMany<W>(static_cast<int>(rows), group.panels)(t);
+        t.y += rows * t.y_stride;
+      }
+    }
+  }
+}
+
+template <class W>
+void Multiply(const MultiplyTask& task) noexcept {
+  const TileGrid grid = GridOf<W>(task);
+  if (grid.tiles == 1) return MultiplySingleTile<W>(task, grid);
+  if constexpr (W::kIsBlock) {
+    MultiplyBlocks<W>(task, grid);
+  } else {
+    MultiplyElements<W>(task, grid);
   }
 }
 
@@ -233,13 +368,15 @@ void Pack(const PackTask& task) noexcept {
   }
 }
 
-// Rows whose packed x (a block of steps) fits in half of a 512 KiB L2; a multiple of every unit's row tile.
-inline constexpr int64_t kBlockRows = 120;
+// Rows whose packed x (a block of steps) fits in half of a 512 KiB L2, in whole tiles.
+template <class W>
+constexpr int64_t kBlockRows = W::kIsBlock ? 120 : (256 << 10) / (kXStride<W> * W::kRowTile) * int64_t{W::kRowTile};
 
 template <class W>
 constexpr WeightKernels kWeightKernels{.step_k = W::kStepK,
                                        .block_steps = W::kBlockSteps,
-                                       .block_rows = kBlockRows,
+                                       .block_rows = kBlockRows<W>,
+                                       .tile_panels = PanelsOf<W>(W::kRowTile),
                                        .x_stride = kXStride<W>,
                                        .panel_step_bytes = W::kPanelStepBytes,
                                        .pack = Pack<W>,

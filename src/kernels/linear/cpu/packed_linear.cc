@@ -18,6 +18,8 @@ constexpr int64_t kMinTaskPackedValues = 1 << 14;
 // Several tasks per thread, and a limit of the weights per task, so that a preempted thread does not delay the others.
 constexpr int64_t kTasksPerThread = 4;
 constexpr int64_t kMaxTaskBytes = 512 << 10;
+// But not fewer panels than this for their sake: each task reads all of x.
+constexpr int64_t kMinTaskPanels = 8;
 
 // Bytes that WeightMemory allocates at a time, and the range of sizes that it serves: larger layers fill huge pages
 // alone, and the smallest ones, of tiny models, are not worth one.
@@ -83,8 +85,13 @@ void PackedLinear::Forward(const float* x, int64_t rows, float* y, int64_t y_str
 // Number of tasks of a product of `rows` rows; at most that of a whole block.
 int64_t PackedLinear::Tasks(int64_t rows) const noexcept {
   const int64_t by_threads = std::min(context_->threads->Threads() * kTasksPerThread, rows * in_ * out_ / kMinTaskMacs);
-  const int64_t by_bytes = CeilDiv(panels_ * panel_bytes_, kMaxTaskBytes);
-  return std::clamp<int64_t>(std::max(by_threads, by_bytes), 1, panels_);
+  const int64_t by_bytes = std::min(CeilDiv(panels_ * panel_bytes_, kMaxTaskBytes), panels_ / kMinTaskPanels);
+  return std::clamp<int64_t>(std::max(by_threads, by_bytes), 1, CeilDiv(panels_, kernels_.tile_panels));
+}
+
+// First panel of a task: whole register tiles.
+int64_t PackedLinear::FirstPanel(int64_t task, int64_t tasks) const noexcept {
+  return std::min(panels_, task * CeilDiv(panels_, kernels_.tile_panels) / tasks * kernels_.tile_panels);
 }
 
 void PackedLinear::PackRows(const float* x, int64_t rows, int64_t first_row, int64_t end_row,
@@ -104,8 +111,8 @@ void PackedLinear::Multiply(const uint8_t* packed_x, int64_t rows, int64_t task,
   kernels_.multiply({.x = packed_x,
                      .rows = rows,
                      .w = weights_.data(),
-                     .first_panel = task * panels_ / tasks,
-                     .end_panel = (task + 1) * panels_ / tasks,
+                     .first_panel = FirstPanel(task, tasks),
+                     .end_panel = FirstPanel(task + 1, tasks),
                      .steps = steps_,
                      .out = out_,
                      .bias = bias_ ? bias_.as<float>() : nullptr,
@@ -126,7 +133,7 @@ void PackedLinear::MultiplyBlock(const float* x, int64_t rows, float* y, int64_t
 
   const int64_t tasks = Tasks(rows);
   float* task_argmaxes = context_->task_argmaxes.as<float>();
-  const auto first_column = [&](int64_t task) { return std::min(out_, task * panels_ / tasks * kPanelColumns); };
+  const auto first_column = [&](int64_t task) { return std::min(out_, FirstPanel(task, tasks) * kPanelColumns); };
   auto multiply = [&](int64_t task, int) {
     Multiply(packed_x, rows, task, tasks, y, y_stride);
     const int64_t first = first_column(task), end = first_column(task + 1);

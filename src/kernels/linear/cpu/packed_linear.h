@@ -87,6 +87,7 @@ class PackedLinear : public Linear {
   const uint8_t* Panel(int64_t panel) const noexcept { return weights_.data() + panel * panel_bytes_; }
 
  private:
+  int64_t FirstPanel(int64_t task, int64_t tasks) const noexcept;
   void MultiplyBlock(const float* x, int64_t rows, float* y, int64_t y_stride, RowArgmax* argmaxes) const noexcept;
 
   std::shared_ptr<LinearContext> context_;

@@ -55,6 +55,7 @@ struct WeightKernels {
   int step_k = 0;       // k per step
   int block_steps = 0;  // maximum steps of a block: a panel's part that stays in the cache while row tiles pass over it
   int64_t block_rows = 0;        // maximum rows of x packed at a time
+  int64_t tile_panels = 1;       // panels of a register tile of many rows
   int64_t x_stride = 0;          // bytes of a row in one block of packed x
   int64_t panel_step_bytes = 0;  // bytes of a panel per step
   void (*pack)(const PackTask& task) noexcept = nullptr;

@@ -27,7 +27,7 @@ struct ElementTile {
   static constexpr int kRowTile = Vec16::kRowTile;
   static constexpr int kTileSums = Vec16::kTileSums;
   static constexpr int kColumnTile = Vec16::kColumnTile;
-  static constexpr int64_t kPrefetchBytes = 768;  // ahead in each panel's stream
+  static constexpr int64_t kPrefetchBytes = 8192;  // ahead, of all panels together: must cover memory's latency
 };
 
 struct Bf16Weight : ElementTile {

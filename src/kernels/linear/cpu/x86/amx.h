@@ -63,6 +63,9 @@ struct StepRange {
   int64_t w_panel = 0;         // bytes from panel to panel
   int64_t steps = 0;
   bool streams = false;  // the weights are read from memory
+  // Weights of the next panels, of which each step prefetches so many lines.
+  const uint8_t* next_w = nullptr;
+  int64_t next_lines = 0;
 };
 
 template <int kTiles, int kPanels>
@@ -71,6 +74,9 @@ KVANTA_INLINE void AddSteps(const StepRange& range) {
     const uint8_t* x = range.x + step * kTileBytes;
     Tiles::Load<kFirstOperand>(x, 64);
     if constexpr (kTiles == 2) Tiles::Load<kFirstOperand + 1>(x + range.steps * kTileBytes, 64);
+    for (int64_t line = step * range.next_lines; line < (step + 1) * range.next_lines; ++line) {
+      __builtin_prefetch(range.next_w + line * 64, 0, 2);  // into the second-level cache
+    }
     ForTiles<kPanels>([&](auto panel) __attribute__((always_inline)) {
       constexpr int kPanel = decltype(panel)::kValue, kOfPanel = kSecondOperand + kPanel % 2;
       const uint8_t* w = range.w + kPanel * range.w_panel + step * kTileBytes;
@@ -140,7 +146,15 @@ void MultiplyPanels(const MultiplyTask& task, const RowGroups& groups, const Pan
   const int64_t w_panel = task.steps.steps * kTileBytes;
   const int64_t group_rows = (kTiles - 1) * kTileRows + groups.last_rows;
   const float* bias = at.end_block == task.steps.blocks ? task.bias : nullptr;
-  for (int64_t row = groups.first_row; row < groups.end_row; row += group_rows) {
+  // While groups of rows pass over these panels' block, each prefetches a part of one of the next panels'.
+  const int64_t passes = (groups.end_row - groups.first_row) / group_rows;
+  const bool same_block = at.panel + int64_t{2} * kPanels <= task.end_panel;
+  const int64_t next_block = same_block ? at.first_block : at.end_block;
+  const int64_t next_panel = same_block ? at.panel + kPanels : task.first_panel;
+  const bool prefetches = kTiles == 2 && passes > 1 && next_block < task.steps.blocks;
+  const int64_t next_lines = prefetches ? CeilDiv(kTileRows, CeilDiv(passes, kPanels)) : 0;
+  int64_t passed = 0;
+  for (int64_t row = groups.first_row; row < groups.end_row; row += group_rows, ++passed) {
     const auto sums = [&](int tile) __attribute__((always_inline)) {
       const int64_t tile_row = row + tile % kTiles * kTileRows, tile_column = column + tile / kTiles * kPanelColumns;
       const int64_t columns = task.out - tile_column;
@@ -163,7 +177,11 @@ void MultiplyPanels(const MultiplyTask& task, const RowGroups& groups, const Pan
                                  .w = task.w + at.panel * w_panel + step * kTileBytes,
                                  .w_panel = w_panel,
                                  .steps = task.steps.First(block + 1) - step,
-                                 .streams = kTiles == 1});
+                                 .streams = kTiles == 1,
+                                 .next_w = task.w + (next_panel + passed % kPanels) * w_panel +
+                                           task.steps.First(next_block) * kTileBytes +
+                                           passed / kPanels * next_lines * (task.steps.First(block + 1) - step) * 64,
+                                 .next_lines = next_lines});
     }
     ForTiles<kTiles * kPanels>([&](auto tile) __attribute__((always_inline)) {
       constexpr int kTile = decltype(tile)::kValue;
@@ -306,6 +324,7 @@ void MultiplyTiles(const MultiplyTask& task) noexcept {
 constexpr WeightKernels kBf16TileKernels{.step_k = kTileK,
                                          .block_steps = kTileBlockSteps,
                                          .block_rows = kTileBlockRows,
+                                         .tile_panels = 2,
                                          .x_stride = int64_t{kTileBlockSteps} * 64,
                                          .panel_step_bytes = kTileBytes,
                                          .pack = PackTiles,

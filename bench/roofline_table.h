@@ -29,8 +29,12 @@ struct RooflineTable {
 
 const RooflineTable& PortableRooflineTable();
 const RooflineTable& Avx2RooflineTable();
+const RooflineTable& Avx512VnniRooflineTable();
 const RooflineTable& Avx512RooflineTable();
 const RooflineTable& AmxRooflineTable();
+const RooflineTable& NeonRooflineTable();
+const RooflineTable& DotprodRooflineTable();
+const RooflineTable& I8mmRooflineTable();
 
 // The loops of a unit of the library. Throws InputError for a unit that has none.
 const RooflineTable& RooflineOf(const IsaTable& isa);

@@ -1,5 +1,5 @@
 # kvanta_layer(NAME): the object library kvanta_NAME from every .cc below src/NAME (fuzzers and tests live elsewhere).
-# Files named isa_<isa>.cc are compiled with that ISA's flags; files below x86/ only for x86-64.
+# Files named isa_<isa>.cc are compiled with that ISA's flags; files below x86/ only for x86-64, below arm/ for aarch64.
 set(KVANTA_LAYERS "" CACHE INTERNAL "")
 
 # fmt's headers. Its implementation is compiled in one file where that file knows the version.
@@ -30,10 +30,15 @@ endif()
 set(KVANTA_ISA_FLAGS_portable "")
 set(KVANTA_ISA_FLAGS_avx2 -mavx2 -mfma -mf16c -mbmi2)
 # GCC 12's own AVX-512 headers start from undefined registers on purpose and then warn about them.
-set(KVANTA_ISA_FLAGS_avx512 -Wno-uninitialized $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>
-                            -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vbmi -mavx512vnni
-                            -mavx512bf16 -mfma -mf16c -mbmi2 -mprefer-vector-width=512)
+set(KVANTA_ISA_FLAGS_avx512vnni -Wno-uninitialized $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>
+                                -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vbmi -mavx512vnni
+                                -mfma -mf16c -mbmi2 -mprefer-vector-width=512)
+set(KVANTA_ISA_FLAGS_avx512 ${KVANTA_ISA_FLAGS_avx512vnni} -mavx512bf16)
 set(KVANTA_ISA_FLAGS_amx ${KVANTA_ISA_FLAGS_avx512})  # tile instructions are inline assembly
+
+set(KVANTA_ISA_FLAGS_neon "")
+set(KVANTA_ISA_FLAGS_dotprod -march=armv8.2-a+dotprod)
+set(KVANTA_ISA_FLAGS_i8mm -march=armv8.2-a+dotprod+i8mm+bf16)
 
 set(KVANTA_RUNS_AVX512 FALSE)
 set(KVANTA_RUNS_AMX FALSE)
@@ -53,16 +58,19 @@ function(kvanta_isa_sources variable)
   if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
     list(FILTER sources EXCLUDE REGEX "/x86/")
   endif()
+  if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
+    list(FILTER sources EXCLUDE REGEX "/arm/")
+  endif()
   foreach(source IN LISTS sources)
     if(source MATCHES "/isa_([a-z0-9]+)\\.cc$")
       set(isa ${CMAKE_MATCH_1})
       set(options ${KVANTA_ISA_FLAGS_${isa}} -O3)
-      if(isa STREQUAL "portable")
+      if(isa MATCHES "^(portable|neon|dotprod|i8mm)$")
         list(APPEND options -O2 -ftree-vectorize)  # as fast, and compiled in two thirds of the time
       endif()
       if(KVANTA_SANITIZE)
         list(APPEND options -O1)  # with -O3 these few files alone would take minutes each
-        if((isa STREQUAL "avx512" AND NOT KVANTA_RUNS_AVX512) OR (isa STREQUAL "amx" AND NOT KVANTA_RUNS_AMX))
+        if((isa MATCHES "^avx512" AND NOT KVANTA_RUNS_AVX512) OR (isa STREQUAL "amx" AND NOT KVANTA_RUNS_AMX))
           list(APPEND options -fno-sanitize=all)  # the unit never runs on this machine
         endif()
       endif()

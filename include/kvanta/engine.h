@@ -34,10 +34,10 @@ struct EngineConfig {
   int page_size = 64;                                   // tokens: 16, 32, 64, 128
   int64_t kv_cache_memory_bytes = 0;  // 0: what max_num_seqs full sequences need, at most 40 % of available memory
   bool enable_prefix_caching = true;
-  int threads = 0;              // 0: one per CPU of the affinity mask
+  int threads = 0;              // 0: one per CPU of the affinity mask and the cgroup's quota
   std::string device = "auto";  // "auto", "cpu", "cuda"
   bool enforce_eager = false;   // on a GPU: no CUDA graphs for decode steps
-  std::string isa = "auto";     // "auto", "avx512", "avx2", "portable"; environment KVANTA_ISA overrides "auto"
+  std::string isa = "auto";     // a unit's name (docs/support.md) or "auto", which environment KVANTA_ISA overrides
   uint64_t seed = 0;            // for requests without a seed of their own
   // Speculative decoding (docs/speculation.md): JSON with vLLM's keys, such as
   // {"method": "ngram", "num_speculative_tokens": 4}; empty: none. Tokens and log-probabilities keep their bits.

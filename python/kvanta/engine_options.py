@@ -155,9 +155,11 @@ class EngineOptions(OptionGroup):
     enforce_eager: bool = option(
         False, "on a GPU: launch every kernel by itself, without CUDA graphs", aliases=("disable_cuda_graph",)
     )
-    isa: str = option("auto", "CPU instruction set: auto, amx, avx512, avx2 or portable", metavar="ISA")
+    isa: str = option(
+        "auto", "CPU instruction set: auto, or a unit of docs/support.md such as avx2 or neon", metavar="ISA"
+    )
     threads: int | None = option(
-        0, "CPU threads (default: every CPU that this process may use)", parse_integer, metavar="N"
+        0, "CPU threads (default: the CPUs of its affinity mask and cgroup)", parse_integer, metavar="N"
     )
     quality_sample_rate: float | None = option(
         0.0,

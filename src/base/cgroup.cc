@@ -36,53 +36,91 @@ int64_t ReadStat(const std::string& path, std::string_view key) {
   return 0;
 }
 
-// Minimum over `group` and its ancestors of limit minus usage. A container sees its own group at the mount's root.
-int64_t Available(const Hierarchy& hierarchy, std::string group) {
-  int64_t available = kUnlimited;
+// Calls visit(folder + "/") for `group` and its ancestors. A container sees its own group at the mount's root.
+template <class Visit>
+void ForAncestors(const std::string& mount, std::string group, Visit visit) {
   for (;;) {
-    const std::string folder = hierarchy.mount + (group == "/" ? std::string() : group) + "/";
-    const int64_t limit = ReadNumber(folder + hierarchy.limit, kUnlimited);
-    if (limit != kUnlimited) {
-      // Usage includes page cache (gigabytes after reading a checkpoint), whose inactive pages are reclaimable.
-      const int64_t cached = ReadStat(folder + "memory.stat", hierarchy.inactive_file);
-      const int64_t used = std::max<int64_t>(0, ReadNumber(folder + hierarchy.usage, 0) - cached);
-      available = std::min(available, std::max<int64_t>(0, limit - used));
-    }
-    if (group.empty() || group == "/") return available;
+    visit(mount + (group == "/" ? std::string() : group) + "/");
+    if (group.empty() || group == "/") return;
     group.resize(group.find_last_of('/'));
   }
 }
 
-// True if the comma-separated `list` contains "memory".
-bool HasMemory(std::string_view list) {
+// Minimum over `group` and its ancestors of limit minus usage.
+int64_t Available(const Hierarchy& hierarchy, const std::string& group) {
+  int64_t available = kUnlimited;
+  ForAncestors(hierarchy.mount, group, [&](const std::string& folder) {
+    const int64_t limit = ReadNumber(folder + hierarchy.limit, kUnlimited);
+    if (limit == kUnlimited) return;
+    // Usage includes page cache (gigabytes after reading a checkpoint), whose inactive pages are reclaimable.
+    const int64_t cached = ReadStat(folder + "memory.stat", hierarchy.inactive_file);
+    const int64_t used = std::max<int64_t>(0, ReadNumber(folder + hierarchy.usage, 0) - cached);
+    available = std::min(available, std::max<int64_t>(0, limit - used));
+  });
+  return available;
+}
+
+// Whole CPUs of a quota per period, at least one; `kUnlimited` without a quota.
+int64_t CpusOf(int64_t quota, int64_t period) {
+  if (quota <= 0 || quota == kUnlimited || period <= 0) return kUnlimited;
+  return std::max<int64_t>(1, quota / period);
+}
+
+// True if the comma-separated `list` contains `name`.
+bool Contains(std::string_view list, std::string_view name) {
   while (!list.empty()) {
     const size_t end = std::min(list.find(','), list.size());
-    if (list.substr(0, end) == "memory") return true;
+    if (list.substr(0, end) == name) return true;
     list.remove_prefix(std::min(end + 1, list.size()));
   }
   return false;
+}
+
+// Calls visit(version, group) for each hierarchy that may limit `controller`. A line of `membership` is
+// "ID:CONTROLLERS:GROUP"; version 2: "0::GROUP".
+template <class Visit>
+void ForHierarchies(const std::string& membership, std::string_view controller, Visit visit) {
+  std::ifstream file(membership);
+  for (std::string line; std::getline(file, line);) {
+    const size_t first = line.find(':');
+    const size_t second = first == std::string::npos ? first : line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string_view controllers = std::string_view(line).substr(first + 1, second - first - 1);
+    if (controllers.empty() || Contains(controllers, controller)) {
+      visit(controllers.empty() ? 2 : 1, line.substr(second + 1));
+    }
+  }
 }
 
 }  // namespace
 
 int64_t CgroupAvailable(const std::string& membership, const std::string& mount) {
   int64_t available = kUnlimited;
-  std::ifstream file(membership);
-  for (std::string line; std::getline(file, line);) {  // "ID:CONTROLLERS:GROUP"; version 2: "0::GROUP"
-    const size_t first = line.find(':');
-    const size_t second = first == std::string::npos ? first : line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const std::string_view controllers = std::string_view(line).substr(first + 1, second - first - 1);
-    const std::string group = line.substr(second + 1);
-    if (controllers.empty()) {
-      available = std::min(available, Available({mount, "memory.max", "memory.current", "inactive_file"}, group));
-    } else if (HasMemory(controllers)) {
-      available = std::min(available, Available({mount + "/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
-                                                 "total_inactive_file"},
-                                                group));
-    }
-  }
+  ForHierarchies(membership, "memory", [&](int version, const std::string& group) {
+    const Hierarchy hierarchy = version == 2 ? Hierarchy{mount, "memory.max", "memory.current", "inactive_file"}
+                                             : Hierarchy{mount + "/memory", "memory.limit_in_bytes",
+                                                         "memory.usage_in_bytes", "total_inactive_file"};
+    available = std::min(available, Available(hierarchy, group));
+  });
   return available;
+}
+
+int64_t CgroupCpus(const std::string& membership, const std::string& mount) {
+  int64_t cpus = kUnlimited;
+  ForHierarchies(membership, "cpu", [&](int version, const std::string& group) {
+    ForAncestors(version == 2 ? mount : mount + "/cpu", group, [&](const std::string& folder) {
+      int64_t quota = kUnlimited, period = 0;
+      if (version == 2) {
+        std::ifstream file(folder + "cpu.max");  // "QUOTA PERIOD", or "max PERIOD"
+        if (!(file >> quota >> period)) return;
+      } else {
+        quota = ReadNumber(folder + "cpu.cfs_quota_us", kUnlimited);  // -1: none
+        period = ReadNumber(folder + "cpu.cfs_period_us", 0);
+      }
+      cpus = std::min(cpus, CpusOf(quota, period));
+    });
+  });
+  return cpus;
 }
 
 }  // namespace kvanta

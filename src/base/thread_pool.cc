@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/cgroup.h"
 #include "kvanta/error.h"
 
 namespace kvanta {
@@ -29,6 +30,8 @@ constexpr int kGenerationShift = 32;
 void Pause() noexcept {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("isb");  // as long as x86's pause; yield takes a cycle on most CPUs
 #endif
 }
 
@@ -37,6 +40,11 @@ int AffinityCpus() noexcept {
   CPU_ZERO(&set);
   if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
   return std::max(1U, std::thread::hardware_concurrency());
+}
+
+// Threads beyond a cgroup's quota would be throttled, each while the others wait for it.
+int AvailableCpus() {
+  return static_cast<int>(std::min<int64_t>(AffinityCpus(), CgroupCpus()));
 }
 
 }  // namespace
@@ -85,7 +93,7 @@ ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
   if (threads < 0 || threads > kMaxThreads) {
     throw InputError(fmt::format("threads is {}; expected 1 to {}, or 0 for one per CPU", threads, kMaxThreads));
   }
-  state_->threads = threads == 0 ? AffinityCpus() : threads;
+  state_->threads = threads == 0 ? AvailableCpus() : threads;
   try {
     for (int worker = 1; worker < state_->threads; ++worker) {
       state_->workers.emplace_back([state = state_.get(), worker] { state->Work(worker); });

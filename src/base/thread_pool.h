@@ -23,7 +23,8 @@ class TaskRef {
 
 class ThreadPool {
  public:
-  // threads >= 1, the calling thread included; 0 = one per CPU of the process's affinity mask.
+  // threads >= 1, the calling thread included; 0 = one per CPU of the process's affinity mask, at
+  // most as many as the quota of its cgroup allows.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

@@ -43,10 +43,13 @@ class InvarianceTest : public ::testing::TestWithParam<std::tuple<testing::Unit,
   int PageSize(int requested) const {
     return std::max(requested, formats::Find(KvScheme::Parse(Scheme()).k.format).scaling.token_group);
   }
-  // Number of random cases; fewer for the emulated instruction set, which is slow.
+  // Number of random cases; fewer for an emulated instruction set or processor, which is slow.
   int Cases() const {
     const std::string& unit = std::get<0>(GetParam()).name;
     if (unit.ends_with("_emulated")) return 4;
+#ifdef KVANTA_CROSS_COMPILED
+    return 2;
+#endif
 #ifdef KVANTA_SANITIZED
     return 12;  // sanitizers are many times slower and look for other faults
 #else

@@ -30,6 +30,10 @@ class CgroupTest : public testing::Test {
     Write("membership", membership);
     return CgroupAvailable(root_ + "/membership", root_);
   }
+  int64_t Cpus(const std::string& membership) const {
+    Write("membership", membership);
+    return CgroupCpus(root_ + "/membership", root_);
+  }
 
  private:
   std::string root_;
@@ -71,6 +75,36 @@ TEST_F(CgroupTest, NoLimit) {
   Write("memory.max", "max");
   Write("memory.current", "900");
   EXPECT_EQ(Available("0::/a"), kUnlimited);
+}
+
+TEST_F(CgroupTest, CpusOfVersionTwoAreTheLeastOfGroupAndAncestors) {
+  Write("pod/cpu.max", "400000 100000");
+  Write("pod/box/cpu.max", "250000 100000");
+  EXPECT_EQ(Cpus("0::/pod/box"), 2);
+  Write("pod/cpu.max", "50000 100000");
+  EXPECT_EQ(Cpus("0::/pod/box"), 1);
+  Write("pod/cpu.max", "max 100000");
+  Write("pod/box/cpu.max", "max 100000");
+  EXPECT_EQ(Cpus("0::/pod/box"), kUnlimited);
+}
+
+TEST_F(CgroupTest, CpusOfVersionOne) {
+  Write("cpu/box/cpu.cfs_quota_us", "600000");
+  Write("cpu/box/cpu.cfs_period_us", "100000");
+  Write("cpu/cpu.cfs_quota_us", "-1");
+  Write("cpu/cpu.cfs_period_us", "100000");
+  const std::string membership = "4:memory:/other\n3:cpu,cpuacct:/box\n0::/";
+  EXPECT_EQ(Cpus(membership), 6);
+  Write("cpu/box/cpu.cfs_quota_us", "-1");
+  EXPECT_EQ(Cpus(membership), kUnlimited);
+}
+
+TEST_F(CgroupTest, CpusWithoutOrWithMalformedFiles) {
+  EXPECT_EQ(Cpus("0::/a"), kUnlimited);
+  Write("a/cpu.max", "100000");
+  EXPECT_EQ(Cpus("0::/a"), kUnlimited);
+  Write("a/cpu.max", "100000 0");
+  EXPECT_EQ(Cpus("0::/a\nnonsense"), kUnlimited);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #define KVANTA_EMULATE_AVX512 1
 #include "emulated/avx512.h"
 
+#define Avx512VnniTable EmulatedAvx512VnniTable
 #define Avx512Table EmulatedAvx512Table
 #define Avx512BlockKernels EmulatedAvx512BlockKernels
 #define Avx512QuantizedKernels EmulatedAvx512QuantizedKernels

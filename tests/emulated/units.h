@@ -1,6 +1,7 @@
 // ISA units that a test can run: the machine's, and emulated AVX-512 and AMX on machines without them.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -21,15 +22,31 @@ struct Unit {
   const kernels::IsaTable* table;
 };
 
+// Units that differ in more than the products of bf16 weights.
 inline std::vector<Unit> Units() {
   std::vector<Unit> units;
-  for (const char* isa : kernels::RunnableIsas()) units.push_back({isa, &kernels::SelectIsa(isa)});
+  for (const char* isa : kernels::RunnableIsas()) {
+    const kernels::IsaTable& table = kernels::SelectIsa(isa);
+    const bool is_new =
+        std::ranges::none_of(units, [&](const Unit& u) { return u.table->attention == table.attention; });
+    if (is_new) units.push_back({isa, &table});
+  }
 #ifdef KVANTA_EMULATED_AVX512
   units.push_back({"avx512_emulated", &kernels::EmulatedAvx512Table()});
 #endif
 #ifdef KVANTA_EMULATED_AMX
   units.push_back({"amx_emulated", &kernels::EmulatedAmxTable()});
 #endif
+  return units;
+}
+
+// All units.
+inline std::vector<Unit> ElementUnits() {
+  std::vector<Unit> units = Units();
+  for (const char* isa : kernels::RunnableIsas()) {
+    const bool is_new = std::ranges::none_of(units, [&](const Unit& unit) { return unit.name == isa; });
+    if (is_new) units.push_back({isa, &kernels::SelectIsa(isa)});
+  }
   return units;
 }
 

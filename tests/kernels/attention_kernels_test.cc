@@ -318,6 +318,17 @@ TEST_P(AttentionKernelsTest, IntegerScoresAreBitIdenticalOnEveryUnit) {
                .prefetch = {}});
   }
   EXPECT_EQ(scores[0], scores[1]);
+  // The same bits on every processor: those of a scalar dot of the query, rounded to 16 bits, with the codes.
+  const auto largest = *std::ranges::max_element(q, {}, [](float x) { return std::abs(x); });
+  const float inverse = 32512.0f / std::abs(largest), row_scale = std::abs(largest) / 32512.0f;
+  for (size_t t = 0; t < 16; ++t) {
+    const float scale = 1.0f + static_cast<float>(t % 7) / 1024.0f;  // FillScales()
+    int64_t dot = 0;
+    for (size_t c = 0; c < q.size(); ++c) {
+      dot += std::lround(keys.values[t * q.size() + c] / scale) * std::lround(std::nearbyint(q[c] * inverse));
+    }
+    EXPECT_EQ(scores[0][t], static_cast<float>(dot) * scale * row_scale) << t;
+  }
 }
 
 }  // namespace

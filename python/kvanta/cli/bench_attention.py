@@ -62,7 +62,7 @@ def parser() -> CommandParser:
     result.add_argument("--page-size", "--block-size", type=whole_number, default=64, metavar="N", help="[64]")
     result.add_argument("--threads", type=whole_number, nargs="+", metavar="N", help="numbers of threads [1 and all]")
     result.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="[cpu]")
-    result.add_argument("--isa", default="auto", metavar="ISA", help="auto, amx, avx512, avx2 or portable [auto]")
+    result.add_argument("--isa", default="auto", metavar="ISA", help="auto or a unit of docs/support.md [auto]")
     result.add_argument("--seconds", type=real_number, default=0.5, metavar="S", help="measured per row [0.5]")
     result.add_argument("--plot", metavar="FILE", help="plot of shares and of speed against bf16: .png, .svg or .pdf")
     add_json(result)

@@ -49,7 +49,7 @@ def parser() -> CommandParser:
         "--rows", type=whole_number, nargs="+", default=[1, 8, 64, 1024], metavar="N", help="1: decode [1 8 64 1024]"
     )
     result.add_argument("--threads", type=whole_number, nargs="+", metavar="N", help="numbers of threads [1 and all]")
-    result.add_argument("--isa", default="auto", metavar="ISA", help="auto, amx, avx512, avx2 or portable [auto]")
+    result.add_argument("--isa", default="auto", metavar="ISA", help="auto or a unit of docs/support.md [auto]")
     result.add_argument("--seconds", type=real_number, default=0.3, metavar="S", help="measured per row [0.3]")
     add_json(result)
     return result

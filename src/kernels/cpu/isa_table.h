@@ -58,17 +58,27 @@ struct IsaTable {
 
 const IsaTable& PortableTable();
 const IsaTable& Avx2Table();
+const IsaTable& Avx512VnniTable();
 const IsaTable& Avx512Table();
 const IsaTable& AmxTable();
+const IsaTable& NeonTable();
+const IsaTable& DotprodTable();
+const IsaTable& I8mmTable();
 
 // Parts of the tables, in units of their own.
 const BlockKernels& PortableBlockKernels();
 const BlockKernels& Avx2BlockKernels();
 const BlockKernels& Avx512BlockKernels();
 const BlockKernels& AmxBlockKernels();
+const BlockKernels& NeonBlockKernels();
+const BlockKernels& DotprodBlockKernels();
+const BlockKernels& I8mmBlockKernels();
 const QuantizedKernels& PortableQuantizedKernels();
 const QuantizedKernels& Avx2QuantizedKernels();
 const QuantizedKernels& Avx512QuantizedKernels();
 const QuantizedKernels& AmxQuantizedKernels();
+const QuantizedKernels& NeonQuantizedKernels();
+const QuantizedKernels& DotprodQuantizedKernels();
+const QuantizedKernels& I8mmQuantizedKernels();
 
 }  // namespace kvanta::kernels

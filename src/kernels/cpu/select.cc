@@ -10,6 +10,8 @@
 #include "kvanta/error.h"
 #if defined(__x86_64__)
 #include "kernels/cpu/x86/cpu_features.h"
+#elif defined(__aarch64__)
+#include "kernels/cpu/arm/cpu_features.h"
 #endif
 
 namespace kvanta::kernels {
@@ -28,7 +30,12 @@ constexpr Unit kUnits[] = {
 #if defined(__x86_64__)
     {AmxTable, [] { return DetectCpuFeatures().amx; }, RequestAmxPermission},
     {Avx512Table, [] { return DetectCpuFeatures().avx512; }, nullptr},
+    {Avx512VnniTable, [] { return DetectCpuFeatures().avx512vnni; }, nullptr},
     {Avx2Table, [] { return DetectCpuFeatures().avx2; }, nullptr},
+#elif defined(__aarch64__)
+    {I8mmTable, [] { return DetectCpuFeatures().i8mm; }, nullptr},
+    {DotprodTable, [] { return DetectCpuFeatures().dotprod; }, nullptr},
+    {NeonTable, [] { return true; }, nullptr},
 #endif
     {PortableTable, [] { return true; }, nullptr},
 };

@@ -1,4 +1,4 @@
-// Compiler vectors of 16 bytes, which every x86-64 CPU supports, in groups of two or four; for the portable unit. The
+// Compiler vectors of 16 bytes, which every x86-64 and every aarch64 CPU supports, in groups of two or four. The
 // compiler keeps larger vectors in memory.
 #pragma once
 
@@ -6,6 +6,8 @@
 #include <cstring>
 #if defined(__SSE2__)
 #include <emmintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
 #endif
 
 #include "kernels/cpu/inline.h"
@@ -123,6 +125,20 @@ KVANTA_INLINE B16 PackUnsigned(S8 a, S8 b) {
 }
 KVANTA_INLINE C16 PackSigned(S8 a, S8 b) {
   return (C16)_mm_packs_epi16((__m128i)a, (__m128i)b);
+}
+#elif defined(__ARM_NEON)
+KVANTA_INLINE I4 AddProducts(I4 sum, S8 a, S8 b) {
+  const int32x4_t low = vmull_s16(vget_low_s16((int16x8_t)a), vget_low_s16((int16x8_t)b));
+  return sum + (I4)vpaddq_s32(low, vmull_high_s16((int16x8_t)a, (int16x8_t)b));
+}
+KVANTA_INLINE S8 PackShorts(I4 a, I4 b) {
+  return (S8)vqmovn_high_s32(vqmovn_s32((int32x4_t)a), (int32x4_t)b);
+}
+KVANTA_INLINE B16 PackUnsigned(S8 a, S8 b) {
+  return (B16)vqmovun_high_s16(vqmovun_s16((int16x8_t)a), (int16x8_t)b);
+}
+KVANTA_INLINE C16 PackSigned(S8 a, S8 b) {
+  return (C16)vqmovn_high_s16(vqmovn_s16((int16x8_t)a), (int16x8_t)b);
 }
 #else
 KVANTA_INLINE int32_t Clamp(int32_t x, int32_t min, int32_t max) {

@@ -205,6 +205,16 @@ struct SubbyteValue : Base {
   }
 
  private:
+  // Sums are of fields, which are not negative, or of levels.
+  template <class B, class Probs>
+  static KVANTA_INLINE typename B::Accumulator MulAdd(typename B::Accumulator partial, Probs probs, typename B::V x) {
+    if constexpr (kHasInitialSums) {
+      return B::MulAddFields(partial, probs, x);
+    } else {
+      return B::MulAddSigned(partial, probs, x);
+    }
+  }
+
   template <int kRows, bool kTail, int kCount, int kWords>
   static KVANTA_INLINE void SumValues(const uint8_t* words, int head_dim, int column, int count,
                                       const uint8_t* const (*probs)[kRows], const uint8_t* const* signs,
@@ -245,8 +255,8 @@ struct SubbyteValue : Base {
           for (int r = 0; r < kRows; ++r) {
             const auto w = B::template LoadProbs<kSmallBlocks>(probs[c * kVectors][r] + i * 4,
                                                                probs[(c + 1) * kVectors - 1][r] + i * 4);
-            partial_even[c * kRows + r] = B::MulAddSigned(partial_even[c * kRows + r], w, x);
-            partial_odd[c * kRows + r] = B::MulAddSigned(partial_odd[c * kRows + r], w, y);
+            partial_even[c * kRows + r] = MulAdd<B>(partial_even[c * kRows + r], w, x);
+            partial_odd[c * kRows + r] = MulAdd<B>(partial_odd[c * kRows + r], w, y);
           }
         }
       }

@@ -121,7 +121,7 @@ KVANTA_INLINE void SetInitialSums(const ValuePass& pass, SlotRange range, int mi
         const auto code_offsets = B::template CodeOffsets<kScaleSigns>(
             midpoint, slots.signs + b * pass.cell.page_tokens + t, range.Last() - t);
         for (int i = 0; i < 4 && row + i < pass.rows; ++i) {
-          sums[i] = B::MulAddSigned(sums[i], B::Load(pass.workspace + probs.ByteOffset(row + i, b, t)), code_offsets);
+          sums[i] = B::MulAddFields(sums[i], B::Load(pass.workspace + probs.ByteOffset(row + i, b, t)), code_offsets);
         }
       }
       int32_t excess[4];

@@ -59,6 +59,10 @@ struct Bytes16 {
   static KVANTA_INLINE Accumulator MulAddSigned(Accumulator partial, V probs, V x) {
     return DotBytes(partial, probs, x);
   }
+  // x is not negative.
+  static KVANTA_INLINE Accumulator MulAddFields(Accumulator partial, V probs, V x) {
+    return MulAddSigned(partial, probs, x);
+  }
   static KVANTA_INLINE Sum Set(int32_t x) { return _mm512_set1_epi32(x); }
   static KVANTA_INLINE Sum Add(Sum sum, Accumulator partial) { return _mm512_add_epi32(sum, partial); }
   static KVANTA_INLINE Vec16::F ToFloat(Sum sum) { return _mm512_cvtepi32_ps(sum); }

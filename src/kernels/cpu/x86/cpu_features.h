@@ -5,9 +5,10 @@ namespace kvanta::kernels {
 
 // Instruction sets that the CPU has and whose registers the operating system saves.
 struct CpuFeatures {
-  bool avx2 = false;    // AVX2, FMA, F16C, BMI2
-  bool avx512 = false;  // AVX2 and AVX-512 F, BW, VL, DQ, VBMI, VNNI, BF16
-  bool amx = false;     // AVX-512 and AMX TILE, INT8, BF16
+  bool avx2 = false;        // AVX2, FMA, F16C, BMI2
+  bool avx512vnni = false;  // AVX2 and AVX-512 F, BW, VL, DQ, VBMI, VNNI: Ice Lake
+  bool avx512 = false;      // the same and BF16: Zen 4, Sapphire Rapids
+  bool amx = false;         // AVX-512 and AMX TILE, INT8, BF16
 };
 
 const CpuFeatures& DetectCpuFeatures();

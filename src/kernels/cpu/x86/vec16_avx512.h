@@ -1,4 +1,4 @@
-// 16 lanes in one zmm register: AVX-512 F, BW, VL, DQ, VBMI, VNNI, BF16.
+// 16 lanes in one zmm register: AVX-512 F, BW, VL, DQ, VBMI, VNNI; BF16 where the including unit has it.
 #pragma once
 
 #ifndef KVANTA_EMULATE_AVX512  // the tests replace it by SIMDe, to run this unit on any CPU
@@ -157,7 +157,8 @@ struct Vec16 {
   }
 
   // bf16 weights: a step of a panel is [16 columns][2 k] codes, multiplied in kBf16Phases phases; a phase broadcasts
-  // one Bf16X, here a pair of codes for vdpbf16ps.
+  // one Bf16X: a pair of codes for vdpbf16ps, else one as f32, as on AVX2 and with the same bits.
+#if defined(__AVX512BF16__) || defined(KVANTA_EMULATE_AVX512)
   using Bf16X = uint32_t;
   using Bf16W = __m512bh;
   static constexpr int kBf16Phases = 1;
@@ -165,8 +166,28 @@ struct Vec16 {
   static KVANTA_INLINE Bf16W LoadBf16Block(const uint16_t* block) {
     return (Bf16W)_mm512_loadu_si512(block);
   }
-  static KVANTA_INLINE Bf16W SetBf16X(const Bf16X* x) { return (Bf16W)_mm512_set1_epi32(static_cast<int32_t>(*x)); }
-  static KVANTA_INLINE F DotBf16(Bf16W x, Bf16W w, F sum) { return _mm512_dpbf16_ps(sum, x, w); }
+  static KVANTA_INLINE Bf16W SetBf16X(const Bf16X* x) {
+    return (Bf16W)_mm512_set1_epi32(static_cast<int32_t>(*x));
+  }
+  static KVANTA_INLINE F DotBf16(Bf16W x, Bf16W w, F sum) {
+    return _mm512_dpbf16_ps(sum, x, w);
+  }
+#else
+  using Bf16X = float;
+  using Bf16W = F;
+  static constexpr int kBf16Phases = 2;
+  template <int kPhase>
+  static KVANTA_INLINE Bf16W LoadBf16Block(const uint16_t* block) {
+    const I pairs = _mm512_loadu_si512(block);
+    return _mm512_castsi512_ps(kPhase == 0 ? _mm512_slli_epi32(pairs, 16) : AndInt(pairs, -0x10000));
+  }
+  static KVANTA_INLINE F SetBf16X(const Bf16X* x) {
+    return Set1(*x);
+  }
+  static KVANTA_INLINE F DotBf16(F x, Bf16W w, F sum) {
+    return Fma(x, w, sum);
+  }
+#endif
 
   // Register tile of matrix kernels: at most kTileSums sums, kRowTile rows, kColumnTile columns of 16 lanes.
   static constexpr int kTileSums = kSmallTiles ? 8 : 24;
@@ -182,9 +203,15 @@ struct Vec16 {
   static KVANTA_INLINE __m512i Widened(const uint8_t* p) {
     return _mm512_cvtepu16_epi32(_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
   }
-  static KVANTA_INLINE __mmask16 Mask(int n) { return static_cast<__mmask16>((1U << n) - 1U); }
-  static KVANTA_INLINE __m256 LowHalf(F v) { return _mm512_castps512_ps256(v); }
-  static KVANTA_INLINE __m256 HighHalf(F v) { return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1)); }
+  static KVANTA_INLINE __mmask16 Mask(int n) {
+    return static_cast<__mmask16>((1U << n) - 1U);
+  }
+  static KVANTA_INLINE __m256 LowHalf(F v) {
+    return _mm512_castps512_ps256(v);
+  }
+  static KVANTA_INLINE __m256 HighHalf(F v) {
+    return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1));
+  }
 };
 
 }  // namespace

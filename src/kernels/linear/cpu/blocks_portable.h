@@ -7,28 +7,13 @@
 #include "kernels/cpu/vec16_portable.h"
 #include "kernels/linear/cpu/activation_codes.h"
 #include "kernels/linear/cpu/block_codes.h"
+// After the Vec16.
+#include "kernels/linear/cpu/compiler_bytes64.h"
 
 namespace kvanta::kernels {
 namespace {
 
-// Shifts cross bytes: UnpackQuad() masks what they bring in.
-struct Bytes64 {
-  using V = Vec16::U;
-
-  static KVANTA_INLINE V Load(const uint8_t* p) { return LoadVectors<U4, 4>(p); }
-  static KVANTA_INLINE V And(V x, int mask) {
-    return Each(
-        [&](U4 y) __attribute__((always_inline)) { return y & static_cast<uint32_t>(mask) * 0x01010101U; }, x);
-  }
-  static KVANTA_INLINE V Or(V a, V b) { return a | b; }
-  static KVANTA_INLINE V Right(V x, int bits) {
-    return Each(
-        [&](U4 y) __attribute__((always_inline)) { return y >> static_cast<uint32_t>(bits); }, x);
-  }
-  static KVANTA_INLINE V Left(V x, int bits) {
-    return Each(
-        [&](U4 y) __attribute__((always_inline)) { return y << static_cast<uint32_t>(bits); }, x);
-  }
+struct Bytes64 : CompilerBytes64 {
   static KVANTA_INLINE V LookUp(V x, const uint8_t* table) {
     uint8_t bytes[64];
     std::memcpy(bytes, &x, sizeof bytes);

@@ -1,6 +1,6 @@
-// Kernels of quantized weights, in blocks or with scales apart, of the unit of kernels/cpu/x86/isa_avx512.cc: a file of
+// Kernels of quantized weights, in blocks or with scales apart, of the unit of kernels/cpu/arm/isa_neon.cc: a file of
 // their own, since they take as long to compile as the rest.
-#include "kernels/linear/cpu/x86/blocks_avx512.h"
+#include "kernels/linear/cpu/arm/blocks_neon.h"
 // Primitives first, then the kernels written over them.
 #include "kernels/cpu/isa_table.h"
 #include "kernels/linear/cpu/block_kernels.h"
@@ -8,12 +8,12 @@
 
 namespace kvanta::kernels {
 
-const BlockKernels& Avx512BlockKernels() {
+const BlockKernels& NeonBlockKernels() {
   static constexpr BlockKernels kKernels = MakeBlockKernels();
   return kKernels;
 }
 
-const QuantizedKernels& Avx512QuantizedKernels() {
+const QuantizedKernels& NeonQuantizedKernels() {
   static constexpr QuantizedKernels kKernels = MakeQuantizedKernels();
   return kKernels;
 }

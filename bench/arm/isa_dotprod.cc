@@ -1,0 +1,11 @@
+#include "bench/arm/products_neon.h"
+// After the products.
+#include "bench/roofline_loops.h"
+
+namespace kvanta::kernels {
+
+const RooflineTable& DotprodRooflineTable() {
+  return kRooflineTable;
+}
+
+}  // namespace kvanta::kernels

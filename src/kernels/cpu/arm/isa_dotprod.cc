@@ -1,0 +1,21 @@
+#include "kernels/attention/cpu/arm/codes_neon.h"
+#include "kernels/cpu/arm/vec16_neon.h"
+// Primitives first, then the kernels written over them.
+#include "kernels/attention/cpu/kernel_table.h"
+#include "kernels/cpu/isa_table.h"
+#include "kernels/cpu/row_kernels.h"
+#include "kernels/linear/cpu/element_kernels.h"
+#include "kernels/linear_attention/cpu/delta_kernels.h"
+
+namespace kvanta::kernels {
+
+const IsaTable& DotprodTable() {
+  static const IsaTable kTable{.name = "dotprod",
+                               .linear = MakeLinearKernels(DotprodBlockKernels(), DotprodQuantizedKernels()),
+                               .rows = kRowKernels,
+                               .gated_delta = kGatedDeltaKernels,
+                               .attention = &kAttentionKernels};
+  return kTable;
+}
+
+}  // namespace kvanta::kernels

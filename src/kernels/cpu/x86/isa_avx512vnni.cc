@@ -1,0 +1,21 @@
+#include "kernels/attention/cpu/x86/codes_avx512.h"
+#include "kernels/cpu/x86/vec16_avx512.h"
+// Primitives first, then the kernels written over them.
+#include "kernels/attention/cpu/kernel_table.h"
+#include "kernels/cpu/isa_table.h"
+#include "kernels/cpu/row_kernels.h"
+#include "kernels/linear/cpu/element_kernels.h"
+#include "kernels/linear_attention/cpu/delta_kernels.h"
+
+namespace kvanta::kernels {
+
+const IsaTable& Avx512VnniTable() {
+  static const IsaTable kTable{.name = "avx512vnni",
+                               .linear = MakeLinearKernels(Avx512BlockKernels(), Avx512QuantizedKernels()),
+                               .rows = kRowKernels,
+                               .gated_delta = kGatedDeltaKernels,
+                               .attention = &kAttentionKernels};
+  return kTable;
+}
+
+}  // namespace kvanta::kernels

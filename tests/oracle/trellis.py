@@ -84,7 +84,7 @@ def levels_of(packed: U8, bits: int) -> I64:
     head_dim = string.shape[1] // bits
     places = (np.arange(head_dim)[:, None] * bits + np.arange(8)) % string.shape[1]
     window = (string[:, places] << np.arange(8)).sum(axis=2)
-    return tables()[bits][1][window]
+    return np.asarray(tables()[bits][1][window])
 
 
 def sum_of(terms: NDArray[np.float64]) -> NDArray[np.float64]:

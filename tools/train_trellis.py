@@ -99,6 +99,7 @@ def header(tables: dict[int, NDArray[np.int64]]) -> str:
         "};",
         "",
         f"inline constexpr int kMinTrellisBits = {min(tables)};",
+        "// clang-format off",
         f"inline constexpr TrellisLevelTable kTrellisLevels[{len(tables)}] = {{",
     ]
     for bits, levels in sorted(tables.items()):
@@ -108,7 +109,7 @@ def header(tables: dict[int, NDArray[np.int64]]) -> str:
             opening = "     {" if first == 0 else "      "
             closing = "}}," if first == STATES - 16 else ","
             lines.append(opening + row + closing)
-    lines += ["};", "", "}  // namespace kvanta::formats", ""]
+    lines += ["};", "// clang-format on", "", "}  // namespace kvanta::formats", ""]
     return "\n".join(lines)
 
 

@@ -11,6 +11,7 @@ struct TrellisLevelTable {
 };
 
 inline constexpr int kMinTrellisBits = 2;
+// clang-format off
 inline constexpr TrellisLevelTable kTrellisLevels[3] = {
     {42,  // 2 bits
      {47, 29, -30, 0, -14, -66, 73, 49, 10, -32, 41, -75, -40, 44, -1, 118,
@@ -64,5 +65,6 @@ inline constexpr TrellisLevelTable kTrellisLevels[3] = {
       57, 39, -18, 26, 43, -74, -25, 49, 94, -43, -59, 8, 18, -4, -10, 33,
       10, 0, 43, -25, 55, -9, 70, 26, 15, -75, -36, 33, 107, 2, -58, 95}},
 };
+// clang-format on
 
 }  // namespace kvanta::formats

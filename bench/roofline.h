@@ -15,7 +15,7 @@ namespace kvanta::kernels {
 //   dot        codes                            amx                     avx512, dotprod, i8mm     avx2, neon, portable
 //   kF32       fp32, fp16                       f32 multiply-add        the same                  the same
 //   kBf16      bf16, fp8, e3m2                  bf16, two per product   f32 multiply-add          the same
-//   kWide      8 bits, Lloyd-Max levels         int8, two per product   bytes, two per product    int16
+//   kWide      8 bits, Lloyd-Max, trellis       int8, two per product   bytes, two per product    int16
 //   kSubbyte   integers up to 6 bits, e2m1      int8                    bytes                     bytes (not portable)
 enum class Dot : uint8_t { kF32, kBf16, kWide, kSubbyte };
 inline constexpr int kDots = static_cast<int>(Dot::kSubbyte) + 1;

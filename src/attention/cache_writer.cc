@@ -41,12 +41,19 @@ void CountZeroScales(const formats::Format& format, int head_dim, const formats:
   }
 }
 
+// format.encode_row, where a search takes most of the time by the given one.
+void EncodeRow(const formats::Format& format, const float* x, int head_dim, float static_scale,
+               formats::TrellisSearch search, const formats::RowSections& out, SideCounts& counts) noexcept {
+  if (!formats::IsTrellis(format.code)) return format.encode_row(x, head_dim, static_scale, out, counts);
+  formats::EncodeTrellisRow(format.code_bits, x, head_dim, out, counts, search);
+}
+
 // Quantizes a closed page's exact cell into its quantized cell.
 class QuantizeClosedPage {
  public:
   QuantizeClosedPage(SideKind kind, const formats::Side& side, formats::CellShape shape, float static_scale,
-                     SideCounts& counts) noexcept
-      : kind_(kind), side_(side), shape_(shape), static_scale_(static_scale), counts_(counts) {}
+                     formats::TrellisSearch search, SideCounts& counts) noexcept
+      : kind_(kind), side_(side), shape_(shape), static_scale_(static_scale), search_(search), counts_(counts) {}
 
   void Close(const formats::CellSections& exact_sections, const uint8_t* exact, uint8_t* quantized) noexcept {
     const formats::Format& format = *side_.format;
@@ -59,7 +66,7 @@ class QuantizeClosedPage {
       if (format.encode_token_group != nullptr) {
         QuantizeTokenGroup(slot, quantized);
       } else {
-        format.encode_row(x_, shape_.head_dim, static_scale_, buffer_.Sections(), counts_);
+        EncodeRow(format, x_, shape_.head_dim, static_scale_, search_, buffer_.Sections(), counts_);
         CountZeroScales(format, shape_.head_dim, buffer_.Sections(), counts_);
         formats::StoreRow(kind_, format, shape_, side_.sections, slot, buffer_.Sections(), quantized);
       }
@@ -84,6 +91,7 @@ class QuantizeClosedPage {
   const formats::Side& side_;
   formats::CellShape shape_;
   float static_scale_;
+  formats::TrellisSearch search_;
   SideCounts& counts_;
   formats::RowBuffer buffer_;
   alignas(64) float x_[kMaxTokenGroup * kMaxHeadDim];
@@ -92,8 +100,8 @@ class QuantizeClosedPage {
 
 }  // namespace
 
-CacheWriter::CacheWriter(cache::PagePool& pool, const BackendConfig& config)
-    : pool_(pool), config_(config), counts_(std::make_unique<LayerCounts[]>(config.layers.size())) {}
+CacheWriter::CacheWriter(cache::PagePool& pool, const BackendConfig& config, formats::TrellisSearch search)
+    : pool_(pool), config_(config), search_(search), counts_(std::make_unique<LayerCounts[]>(config.layers.size())) {}
 
 void CacheWriter::AtomicCounts::Add(const SideCounts& counts) noexcept {
   if (counts.blocks != 0) blocks.fetch_add(counts.blocks, std::memory_order_relaxed);
@@ -175,7 +183,7 @@ void CacheWriter::WriteSide(const PageWrite& write, int layer, int head, SideKin
     // Scalar, unlike the queries' transform: the NaN payload of an operation on two NaNs depends on the ISA.
     transform.Forward(row, x, outlier_values);
     const formats::Format& format = exact ? ExactFormat() : *side.format;
-    format.encode_row(x, scheme.shape.head_dim, static_scale, buffer.Sections(), counts);
+    EncodeRow(format, x, scheme.shape.head_dim, static_scale, search_, buffer.Sections(), counts);
     if (!exact) CountZeroScales(format, scheme.shape.head_dim, buffer.Sections(), counts);
     formats::StoreRow(kind, format, scheme.shape, exact ? exact_sections : side.sections, slot, buffer.Sections(),
                       exact ? exact : quantized);
@@ -190,7 +198,8 @@ void CacheWriter::WriteSide(const PageWrite& write, int layer, int head, SideKin
   counts += unquantized_counts;
   if (exact && quantized && write.last_slot == scheme.shape.tokens) {
     SideCounts closing;
-    QuantizeClosedPage(kind, side, scheme.shape, static_scale, closing).Close(exact_sections, exact, quantized);
+    QuantizeClosedPage(kind, side, scheme.shape, static_scale, search_, closing)
+        .Close(exact_sections, exact, quantized);
     counts.saturated += closing.saturated;  // values and NaN were counted on write
     counts.blocks += closing.blocks;
     counts.zero_blocks += closing.zero_blocks;

@@ -9,13 +9,15 @@
 #include "attention/batch.h"
 #include "base/thread_pool.h"
 #include "formats/cell_layout.h"
+#include "formats/trellis.h"
 
 namespace kvanta::attention {
 
 class CacheWriter {
  public:
-  // `config`: returned by CheckConfig. `pool` and `config` must outlive the writer.
-  CacheWriter(cache::PagePool& pool, const BackendConfig& config);
+  // `config`: returned by CheckConfig. `pool` and `config` must outlive the writer. `search`: an instruction set's.
+  CacheWriter(cache::PagePool& pool, const BackendConfig& config,
+              formats::TrellisSearch search = formats::PortableTrellisSearch);
 
   // k, v: f32 [rows][kv_heads * head_dim], row stride `stride` floats. MLA: k only, see Backend::Append.
   void Write(const Batch& batch, int layer, const float* k, const float* v, int64_t stride,
@@ -38,6 +40,7 @@ class CacheWriter {
 
   cache::PagePool& pool_;
   const BackendConfig& config_;
+  const formats::TrellisSearch search_;
   std::unique_ptr<LayerCounts[]> counts_;
 };
 

@@ -24,6 +24,7 @@
 #include "formats/mxfp6_e3m2.h"
 #include "formats/mxfp8.h"
 #include "formats/nvfp4.h"
+#include "formats/trellis.h"
 #include "formats/turboquant.h"
 
 namespace kvanta::formats {
@@ -46,8 +47,11 @@ using FormatList = TypeList<  //
     Int5Block,                //
     Int4,                     //
     Int4PerTokenHead,         //
+    Trellis4,                 //
     Int3Block,                //
+    Trellis3,                 //
     Int2Block,                //
+    Trellis2,                 //
     Nvfp4,                    //
     Nvfp4FourOverSix,         //
     Mxfp4,                    //

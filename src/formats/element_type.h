@@ -35,8 +35,11 @@ enum class ElementType : uint8_t {
   kE2M1,
   kLloyd4,  // Lloyd-Max levels of a normal distribution, field = index in ascending order
   kLloyd3,
+  kTrellis4,  // window of 8 bits over the row's codes = index of a level (formats/trellis.h)
+  kTrellis3,
+  kTrellis2,
 };
-inline constexpr int kElementTypes = static_cast<int>(ElementType::kLloyd3) + 1;
+inline constexpr int kElementTypes = static_cast<int>(ElementType::kTrellis2) + 1;
 
 // Way in which kernels decode an element.
 enum class Decoding : uint8_t {
@@ -45,6 +48,7 @@ enum class Decoding : uint8_t {
   kSubbyte,  // field + `lowest`: an integer, multiplied in integer arithmetic
   kTable,    // small integer from a table of 16 levels, likewise
   kLookup8,  // byte from a table of levels: an element of type `expanded`
+  kTrellis,  // int8 from a table of 256 levels, by a window that neighbouring elements share
 };
 
 struct ElementTypeInfo {
@@ -134,7 +138,19 @@ constexpr ElementTypeInfo Info(ElementType type) noexcept {
        .low_bits = 2,
        .high_bits = 1,
        .decoding = kLookup8,
-       .layout = "ll + h                                 planes of 2 and 1 bits; field: index of the level"}};
+       .layout = "ll + h                                 planes of 2 and 1 bits; field: index of the level"},
+      {.name = "trellis4",
+       .low_bits = 4,
+       .decoding = kTrellis,
+       .layout = "cccc                                   string of 4-bit codes; level: the 8 bits from the code on"},
+      {.name = "trellis3",
+       .low_bits = 3,
+       .decoding = kTrellis,
+       .layout = "ccc                                    string of 3-bit codes; level: the 8 bits from the code on"},
+      {.name = "trellis2",
+       .low_bits = 2,
+       .decoding = kTrellis,
+       .layout = "cc                                     string of 2-bit codes; level: the 8 bits from the code on"}};
   return kInfos[static_cast<int>(type)];
 }
 
@@ -154,6 +170,11 @@ constexpr bool IsSubbyte(ElementType type) noexcept {
   return Info(type).decoding == Decoding::kSubbyte || Info(type).decoding == Decoding::kTable;
 }
 
+// Codes whose levels depend on the codes that follow: see formats/trellis.h.
+constexpr bool IsTrellis(ElementType type) noexcept {
+  return Info(type).decoding == Decoding::kTrellis;
+}
+
 // Unsigned integers, which formats use with an offset.
 constexpr bool IsUnsigned(ElementType type) noexcept {
   return Info(type).decoding == Decoding::kSubbyte && Info(type).lowest == 0;
@@ -164,9 +185,10 @@ constexpr int CodeBits(ElementType code) noexcept {
   return Info(code).low_bits + Info(code).high_bits;
 }
 
-// Channels that head_dim must be a multiple of, so that both planes end with a unit.
+// Channels that head_dim must be a multiple of, so that both planes, or the string of codes, end with a unit.
 constexpr int CodeChannels(ElementType code) noexcept {
   const int narrow = Info(code).high_bits != 0 ? Info(code).high_bits : Info(code).low_bits;
+  if (narrow == 3) return 32;
   return narrow >= 4 ? 8 : 32 / narrow;
 }
 

@@ -42,12 +42,12 @@ struct CodeConstant {
 template <class T>
 class BitPlanes : public testing::Test {};
 
-// Every element type below 8 bits.
+// Every element type below 8 bits that is stored in planes.
 template <int kIndex, class... T>
 auto PlaneTypes() {
   if constexpr (kIndex == kElementTypes) {
     return testing::Types<T...>{};
-  } else if constexpr (CodeBits(static_cast<ElementType>(kIndex)) < 8) {
+  } else if constexpr (CodeBits(static_cast<ElementType>(kIndex)) < 8 && !IsTrellis(static_cast<ElementType>(kIndex))) {
     return PlaneTypes<kIndex + 1, T..., CodeConstant<static_cast<ElementType>(kIndex)>>();
   } else {
     return PlaneTypes<kIndex + 1, T...>();

@@ -13,6 +13,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import trellis
 from kv_cells import (
     E2M1,
     E3M2,
@@ -282,6 +283,16 @@ def _lloyd(x: F32, form: Format, _: np.float32) -> Cell:
     return Cell(codes, token_scales=scale_bytes(scale, len(x)), saturated=saturated, nan=nan)
 
 
+def _trellis(x: F32, form: Format, _: np.float32) -> Cell:
+    largest = np.float32(32) * FP16_MAX
+    saturated, nan = _count(x, largest)
+    packed, unrounded = trellis.encode(_clean(x, largest), form.bits)
+    scale, above = fp16_scale(unrounded)
+    saturated += int(np.sum(above & ~np.any(np.abs(x) > largest, axis=1)))
+    packed[scale == 0] = 0
+    return Cell(packed, token_scales=scale_bytes(scale, len(x)), saturated=saturated, nan=nan)
+
+
 ENCODERS: dict[str, Callable[[F32, Format, np.float32], Cell]] = {
     "cast": _cast,
     "fp8_row": _fp8_row,
@@ -296,4 +307,5 @@ ENCODERS: dict[str, Callable[[F32, Format, np.float32], Cell]] = {
     "nvfp4": _nvfp4,
     "nvfp4_4over6": _nvfp4,
     "lloyd": _lloyd,
+    "trellis": _trellis,
 }

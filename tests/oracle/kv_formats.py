@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import trellis
 from kv_cells import (
     BF16,
     E2M1,
@@ -51,6 +52,10 @@ def _lloyd(bits: int) -> Format:
     return Format("lloyd", bits=bits, token_scale=FP16, hadamard=True)
 
 
+def _trellis(bits: int) -> Format:
+    return Format("trellis", bits=bits, token_scale=FP16, hadamard=True)
+
+
 def _e2m1(rule: str, scale: DType, block: int, *, per_head: bool = False) -> Format:
     return Format(rule, bits=4, block_scale=scale, block=block, per_head=per_head)
 
@@ -74,8 +79,11 @@ FORMATS: dict[str, tuple[Format, Format]] = {
         "int5_g32": _signed(5),
         "int4": _signed(4),
         "int4_per_token_head": _row_steps(4, rotated=True),
+        "t4": _trellis(4),
         "int3_g32": _signed(3),
+        "t3": _trellis(3),
         "int2_g32": _signed(2),
+        "t2": _trellis(2),
         "nvfp4": _e2m1("nvfp4", E4M3, 16, per_head=True),
         "nvfp4_4over6": _e2m1("nvfp4_4over6", E4M3, 16, per_head=True),
         "mxfp4": _e2m1("mxfp4", E8M0, 32),
@@ -146,6 +154,8 @@ def _values(form: Format, codes: U8, head_dim: int) -> F32:
         return codes.view(form.float_code).astype(np.float32)
     if form.bits == 8:
         return codes.view(np.int8).astype(np.float32)
+    if form.rule == "trellis":
+        return trellis.levels_of(codes, form.bits).astype(np.float32)
     fields = unpack_fields(codes, head_dim, form.bits)
     if form.rule == "lloyd":
         levels, step = lloyd_max(form.bits)

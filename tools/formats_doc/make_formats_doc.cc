@@ -23,8 +23,9 @@ std::string ReadFile(const std::string& path) {
 std::string Fill(std::string text) {
   using namespace kvanta::formats_doc;
   const std::vector<std::pair<std::string, std::string (*)()>> sections = {
-      {"@FORMATS@", &FormatTable}, {"@DETAILS@", &FormatDetails}, {"@LEVELS@", &LevelTable},
-      {"@SCHEMES@", &SchemeTable}, {"@COMPAT@", &CompatTable},    {"@GOLDEN@", &GoldenVectors}};
+      {"@FORMATS@", &FormatTable},   {"@DETAILS@", &FormatDetails}, {"@LEVELS@", &LevelTable},
+      {"@TRELLIS@", &TrellisLevels}, {"@SCHEMES@", &SchemeTable},   {"@COMPAT@", &CompatTable},
+      {"@GOLDEN@", &GoldenVectors}};
   for (const auto& [mark, make] : sections) {
     const size_t at = text.find(mark);
     if (at == std::string::npos) throw std::runtime_error("the template lacks " + mark);

@@ -10,6 +10,7 @@
 
 #include "formats/cell_codec.h"
 #include "formats/names.h"
+#include "formats/trellis_levels.h"
 
 namespace kvanta::formats_doc {
 namespace {
@@ -160,7 +161,7 @@ std::string LevelTable() {
   for (int i = 0; i < formats::kElementTypes; ++i) {
     const auto code = static_cast<ElementType>(i);
     const formats::ElementTypeInfo info = formats::Info(code);
-    if (info.low_bits >= 8) continue;
+    if (info.low_bits >= 8 || formats::IsTrellis(code)) continue;
     const formats::CodeLevels table = formats::Levels(code);
     const int count = 1 << formats::CodeBits(code);
     std::vector<int> levels(table.level, table.level + count);
@@ -177,6 +178,18 @@ std::string LevelTable() {
         "| `{}` | {} | {} | {} |\n", info.name,
         info.high_bits == 0 ? fmt::format("{}", info.low_bits) : fmt::format("{} + {}", info.low_bits, info.high_bits),
         listed, unit);
+  }
+  return text;
+}
+
+std::string TrellisLevels() {
+  std::string text;
+  for (int bits = formats::kMinTrellisBits; bits <= 4; ++bits) {
+    const formats::TrellisLevelTable& table = formats::kTrellisLevels[bits - formats::kMinTrellisBits];
+    text += fmt::format("    t{}, rms {}:\n", bits, table.rms);
+    for (int first = 0; first < 256; first += 16) {
+      text += fmt::format("      {:>4}\n", fmt::join(table.levels + first, table.levels + first + 16, " "));
+    }
   }
   return text;
 }

@@ -11,6 +11,7 @@
 #include "kernels/attention/cpu/table.h"
 #include "kernels/attention/cpu/transform.h"
 #include "kernels/attention/cpu/transpose.h"
+#include "kernels/attention/cpu/trellis.h"
 #include "kernels/attention/cpu/values.h"
 
 namespace kvanta::kernels {
@@ -51,6 +52,11 @@ constexpr void SetDerived(AttentionKernels& kernels) {
     }
     if constexpr (IsUnsigned(kType))
       kernels.channel_scaled_keys[kIndex] = {ChannelScaledQueryBytes, PrepareChannelScaled, ScoreChannelScaled<kType>};
+    if constexpr (formats::IsTrellis(kType)) {
+      constexpr int kBits = formats::CodeBits(kType);
+      kernels.keys[kIndex] = {QueryBytes<CodeInt8>, PrepareQuery<CodeInt8>, ScoreTrellis<kBits>};
+      kernels.values[kIndex] = {AccumulateTrellis<kBits>};
+    }
     if constexpr (formats::Info(kType).decoding == formats::Decoding::kLookup8) {
       if constexpr (formats::IsInteger(kType)) {
         kernels.keys[kIndex] = {QueryBytes<CodeInt8>, PrepareLookup8<kType, PrepareQuery<CodeInt8>>,
@@ -77,6 +83,7 @@ constexpr AttentionKernels MakeAttentionKernels() {
   Set<CodeE5M2>(kernels, ElementType::kE5M2);
   Set<CodeInt8, CodeInt8Values>(kernels, ElementType::kInt8);
   SetDerived(kernels);
+  kernels.search_trellis = kTrellisSearch;
   kernels.transform = TransformRow;
   kernels.transpose = Transpose;
   kernels.softmax = Softmax;

@@ -14,6 +14,7 @@
 
 #include "formats/element_type.h"
 #include "formats/scale_type.h"
+#include "formats/trellis.h"
 
 namespace kvanta::kernels {
 
@@ -150,6 +151,7 @@ struct AttentionKernels {
   KeyKernel keys[formats::kElementTypes];                 // by formats::ElementType
   KeyKernel channel_scaled_keys[formats::kElementTypes];  // keys with scales per channel: uint4 and uint2 only
   ValueKernel values[formats::kElementTypes];
+  formats::TrellisSearch search_trellis;
   // out = formats::Hadamard(x), bit-identical; f32 [head_dim]; out may be x.
   void (*transform)(const float* x, int head_dim, float* out);
   void (*transpose)(const TransposePass& pass);

@@ -32,7 +32,7 @@ constexpr bool ReadAlike() {
   return T::kElementType == U::kElementType && T::kScaling == U::kScaling;
 }
 
-// Encoders of the formats in a list, each once; V's of a name follow K's.
+// Encoders of the formats in a list, each once; V's of a name follow K's. The search for trellis codes has no kernel.
 template <class Found, class... T>
 struct Encoders {
   using Type = Found;
@@ -41,7 +41,8 @@ template <class... Found, class... More>
 struct Encoders<TypeList<Found...>, void, More...> : Encoders<TypeList<Found...>, More...> {};
 template <class... Found, class T, class... More>
 struct Encoders<TypeList<Found...>, T, More...>
-    : Encoders<std::conditional_t<(EncodeAlike<Found, T>() || ...), TypeList<Found...>, TypeList<Found..., T>>,
+    : Encoders<std::conditional_t<formats::IsTrellis(T::kElementType) || (EncodeAlike<Found, T>() || ...),
+                                  TypeList<Found...>, TypeList<Found..., T>>,
                More...> {};
 template <class... T>
 auto EncodersOf(TypeList<T...>) -> typename Encoders<TypeList<>, T..., typename T::Values...>::Type;

@@ -34,6 +34,7 @@ constexpr DecodeKind DecodeKindOf(formats::ElementType type) {
       return DecodeKind::kE2M1;
     case formats::Decoding::kLookup8:
       return formats::IsInteger(type) ? DecodeKind::kLloyd : DecodeKind::kE3M2;
+    case formats::Decoding::kTrellis:  // not supported: CanDecode
     case formats::Decoding::kFloat:
       break;
   }
@@ -83,6 +84,7 @@ constexpr BlockScale BlockScaleOf(const formats::Scaling& scaling) {
 // True if the kernels can decode the combination.
 constexpr bool CanDecode(formats::ElementType code, const formats::Scaling& scaling) {
   using formats::ScaleType;
+  if (formats::IsTrellis(code)) return false;
   const DecodeKind decode = DecodeKindOf(code);
   const BlockScale block = BlockScaleOf(scaling);
   if (block == BlockScale::kF32) {

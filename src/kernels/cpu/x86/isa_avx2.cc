@@ -1,4 +1,5 @@
 #include "kernels/attention/cpu/x86/codes_avx2.h"
+#include "kernels/attention/cpu/x86/trellis_avx2.h"
 #include "kernels/cpu/x86/vec16_avx2.h"
 // Primitives first, then the kernels written over them.
 #include "kernels/attention/cpu/kernel_table.h"

@@ -1,0 +1,41 @@
+// Trellis codes (formats/trellis.h): a page is decoded to int8 in the workspace, once for all rows that read it, then
+// the int8 kernels run over it. Included by isa_<isa>.cc after its TrellisCodes and values.h.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/attention/cpu/keys.h"
+#include "kernels/attention/cpu/table.h"
+#include "kernels/attention/cpu/values.h"
+
+namespace kvanta::kernels {
+namespace {
+
+template <int kBits>
+void ScoreTrellis(const KeyPass& pass) {
+  uint8_t* bytes = pass.workspace + kCallWorkspaceBytes;
+  const int head_dim = pass.cell.head_dim;
+  if (pass.workspace_use != WorkspaceUse::kReuse) {
+    for (int group = 0; group < pass.groups; ++group) {
+      TrellisCodes<kBits>::UnpackKeys(pass.cell.codes + int64_t{group} * 2 * kBits * head_dim, head_dim,
+                                      bytes + int64_t{group} * 16 * head_dim);
+    }
+  }
+  KeyPass decoded = pass;
+  decoded.cell.codes = bytes;
+  Score<CodeInt8>(decoded);
+}
+
+template <int kBits>
+void AccumulateTrellis(const ValuePass& pass) {
+  uint8_t* bytes = pass.workspace + kCallWorkspaceBytes + kReusedCodeBytes;
+  if (pass.workspace_use != WorkspaceUse::kReuse) {
+    TrellisCodes<kBits>::UnpackValues(pass.cell.codes, pass.cell.head_dim, pass.begin / 4, (pass.end + 3) / 4, bytes);
+  }
+  ValuePass decoded = pass;
+  decoded.cell.codes = bytes;
+  Accumulate<CodeInt8Values>(decoded);
+}
+
+}  // namespace
+}  // namespace kvanta::kernels

@@ -22,7 +22,7 @@ if limit:
 from kvanta import LLM, SamplingParams
 import warnings
 warnings.showwarning = lambda message, *_, **__: print(json.dumps({"warning": str(message)}), flush=True)
-llm = LLM("stories260k", kv_cache_dtype="int4", max_model_len=512, block_size=16, threads=1,
+llm = LLM("stories260k", kv_cache_dtype="int8", max_model_len=512, block_size=16, threads=1,
           kv_cache_memory_bytes="1MiB", kv_cache_dir=folder)
 if limit:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
@@ -51,7 +51,7 @@ def _answers(lines: list[str]) -> list[dict]:
 @pytest.fixture(scope="module")
 def cold() -> LLM:
     return LLM(
-        "stories260k", kv_cache_dtype="int4", max_model_len=512, block_size=16, threads=1, enable_prefix_caching=False
+        "stories260k", kv_cache_dtype="int8", max_model_len=512, block_size=16, threads=1, enable_prefix_caching=False
     )
 
 
@@ -127,7 +127,7 @@ def test_the_commands_show_and_clear_a_folder(tmp_path: Path) -> None:
 
 
 def test_statistics_and_bad_options(tmp_path: Path) -> None:
-    options = {"kv_cache_dtype": "int4", "block_size": 16, "max_model_len": 256, "kv_cache_dir": str(tmp_path)}
+    options = {"kv_cache_dtype": "int8", "block_size": 16, "max_model_len": 256, "kv_cache_dir": str(tmp_path)}
     prompt = [{"prompt_token_ids": list(range(3, 103))}]
     LLM("stories260k", **options).generate(prompt, SamplingParams(max_tokens=1))
     llm = LLM("stories260k", **options)

@@ -79,6 +79,8 @@ def measure(options: argparse.Namespace, name: str, folder: Path) -> dict[str, A
         "max_num_batched_tokens": options.batched_tokens,
         "block_size": page,
         "threads": 1,
+        "kv_cache_dir": str(options.kv_cache_dir / name) if options.kv_cache_dir else "",
+        "kv_cache_dir_bytes": options.kv_cache_dir_bytes,
     }
     engine = _core.Engine(engine_config(str(folder), arguments))
     talks = Conversations(options.users, options.first_tokens, _core.read_model_info(str(folder)).vocab)
@@ -106,6 +108,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--memory", default="96MiB")
+    parser.add_argument("--kv-cache-dir", type=Path, help="prefix cache on disk, in a folder for each format")
+    parser.add_argument("--kv-cache-dir-bytes", default="16GiB")
     parser.add_argument("--users", type=int, default=6)
     parser.add_argument("--first-tokens", type=int, default=1600)
     parser.add_argument("--turn-tokens", type=int, default=96)

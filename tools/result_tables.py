@@ -324,6 +324,18 @@ TABLES = {
             ("times bf16's", "times.turns", ".1f"),
         ),
     ),
+    "prefix-cache": Table(
+        "benchmarks/prefix_cache.py smollm2 --json docs/results/prefix-cache.json",
+        "rows",
+        (
+            ("cache", "format", ""),
+            ("files (MiB)", "stored_mib", ".0f"),
+            ("first token, cold (s)", "cold_s", ".2f"),
+            ("after a restart (s)", "warm_s", ".3f"),
+            ("times faster", "times", ".0f"),
+            ("read with its checks (GB/s)", "read_gb_s", ".1f"),
+        ),
+    ),
     "soak": Table(
         "benchmarks/soak.py smollm2 --minutes 10 --warm-up 64 --questions 16 --json docs/results/soak.json",
         lambda result, _: [result],

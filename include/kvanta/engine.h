@@ -34,11 +34,14 @@ struct EngineConfig {
   int page_size = 64;                                   // tokens: 16, 32, 64, 128
   int64_t kv_cache_memory_bytes = 0;  // 0: what max_num_seqs full sequences need, at most 40 % of available memory
   bool enable_prefix_caching = true;
-  int threads = 0;              // 0: one per CPU of the affinity mask and the cgroup's quota
-  std::string device = "auto";  // "auto", "cpu", "cuda"
-  bool enforce_eager = false;   // on a GPU: no CUDA graphs for decode steps
-  std::string isa = "auto";     // a unit's name (docs/support.md) or "auto", which environment KVANTA_ISA overrides
-  uint64_t seed = 0;            // for requests without a seed of their own
+  // Folder in which closed pages outlive the process (docs/prefix-cache.md); several engines may share it. Empty: none.
+  std::string kv_cache_dir;
+  int64_t kv_cache_dir_bytes = int64_t{16} << 30;  // limit of the folder's files; least recently used ones go first
+  int threads = 0;                                 // 0: one per CPU of the affinity mask and the cgroup's quota
+  std::string device = "auto";                     // "auto", "cpu", "cuda"
+  bool enforce_eager = false;                      // on a GPU: no CUDA graphs for decode steps
+  std::string isa = "auto";  // a unit's name (docs/support.md) or "auto", which environment KVANTA_ISA overrides
+  uint64_t seed = 0;         // for requests without a seed of their own
   // Speculative decoding (docs/speculation.md): JSON with vLLM's keys, such as
   // {"method": "ngram", "num_speculative_tokens": 4}; empty: none. Tokens and log-probabilities keep their bits.
   std::string speculative_config;
@@ -71,6 +74,8 @@ struct EngineConfig {
     visit("page_size", &EngineConfig::page_size);
     visit("kv_cache_memory_bytes", &EngineConfig::kv_cache_memory_bytes, 0);
     visit("enable_prefix_caching", &EngineConfig::enable_prefix_caching);
+    visit("kv_cache_dir", &EngineConfig::kv_cache_dir);
+    visit("kv_cache_dir_bytes", &EngineConfig::kv_cache_dir_bytes, 1);
     visit("threads", &EngineConfig::threads, 0);
     visit("device", &EngineConfig::device);
     visit("enforce_eager", &EngineConfig::enforce_eager);
@@ -155,7 +160,8 @@ CachePlan PlanCacheBytes(const EngineConfig& config);
 // step.
 using StepCallback = std::function<void(std::span<const RequestOutput>)>;
 
-// Thread-safe: Add, Abort, Stop, Stats, RecentSteps, ExportPage and ResetPrefixCache may be called from any thread.
+// Thread-safe: Add, Abort, Stop, Stats, RecentSteps, ExportPage, ResetPrefixCache and
+// FlushPrefixCache may be called from any thread.
 class Engine {
  public:
   // Loads the model and reserves the cache. Throws InputError / ResourceError.
@@ -204,8 +210,10 @@ class Engine {
   std::vector<StepTiming> RecentSteps() const;
   const ModelInfo& Info() const;
   const EngineConfig& Config() const;  // with "auto" and 0 resolved
-  // Drops every cached prefix that no running request uses.
+  // Drops every cached prefix in memory that no running request uses.
   void ResetPrefixCache();
+  // Waits until all closed pages are in kv_cache_dir, or cannot be written.
+  void FlushPrefixCache();
 
   class Impl;  // engine/engine_impl.h
 

@@ -11,6 +11,7 @@ void BindSampling(nanobind::module_& module);
 void BindAttention(nanobind::module_& module);
 void BindLinearBench(nanobind::module_& module);
 void BindConstraint(nanobind::module_& module);
+void BindCacheFolder(nanobind::module_& module);
 void BindModelInfo(nanobind::module_& module);
 void BindEngine(nanobind::module_& module);
 

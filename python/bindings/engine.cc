@@ -274,6 +274,9 @@ void BindEngine(nb::module_& module) {
            "outside the model, the callback included.")
       .def(
           "reset_prefix_cache", [](EngineOwner& owner) { owner.engine->ResetPrefixCache(); }, ReleaseGil())
+      .def(
+          "flush_prefix_cache", [](EngineOwner& owner) { owner.engine->FlushPrefixCache(); }, ReleaseGil(),
+          "Waits until all closed pages are in kv_cache_dir, or cannot be written.")
       .def_prop_ro("info", [](const EngineOwner& owner) { return owner.engine->Info(); })
       .def_prop_ro("config", [](const EngineOwner& owner) { return owner.engine->Config(); });
 }

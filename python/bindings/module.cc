@@ -11,6 +11,7 @@ NB_MODULE(_core, module) {
   kvanta::python::BindAttention(module);
   kvanta::python::BindLinearBench(module);
   kvanta::python::BindConstraint(module);
+  kvanta::python::BindCacheFolder(module);
   kvanta::python::BindModelInfo(module);
   kvanta::python::BindEngine(module);
 }

@@ -23,6 +23,26 @@ nb::dict Quality(const QualityStats& quality) {
   return result;
 }
 
+nb::dict Disk(const CacheFolderStats& disk) {
+  nb::dict result;
+  result["files"] = disk.files;
+  result["bytes"] = disk.bytes;
+  result["limit_bytes"] = disk.limit_bytes;
+  result["lookup_tokens"] = disk.lookup_tokens;
+  result["hit_tokens"] = disk.hit_tokens;
+  result["declined_tokens"] = disk.declined_tokens;
+  result["read_bytes"] = disk.read_bytes;
+  result["written_bytes"] = disk.written_bytes;
+  result["read_seconds"] = disk.read_seconds;
+  result["write_seconds"] = disk.write_seconds;
+  result["evictions"] = disk.evictions;
+  result["read_errors"] = disk.read_errors;
+  result["write_errors"] = disk.write_errors;
+  result["damaged_files"] = disk.damaged_files;
+  result["dropped_records"] = disk.dropped_records;
+  return result;
+}
+
 nb::dict Counts(int64_t values, int64_t saturated, int64_t nan, int64_t blocks, int64_t zero_blocks) {
   nb::dict counts;
   counts["values"] = values;
@@ -115,6 +135,8 @@ nb::dict StatsDict(const EngineStats& stats) {
   }
   result["profile"] = profile;
   result["quality"] = Quality(stats.quality);
+  result["disk"] = Disk(stats.disk);
+  result["loading"] = stats.loading;
   int64_t saturated = 0;
   int64_t nan = 0;
   nb::list layers;

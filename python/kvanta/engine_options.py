@@ -138,6 +138,15 @@ class EngineOptions(OptionGroup):
     enable_prefix_caching: bool | None = option(
         True, "share the cache of common prefixes", aliases=("enable_prefix_cache",)
     )
+    kv_cache_dir: str = option(
+        "", "folder in which cached prefixes outlive the process; several processes may share it", metavar="DIR"
+    )
+    kv_cache_dir_bytes: int | str | None = option(
+        16 << 30,
+        "limit of the files of kv_cache_dir (default: 16GiB); the least recently used go first",
+        parse_bytes,
+        metavar="SIZE",
+    )
     dtype: str = option(
         "auto",
         "precision of weights and arithmetic",

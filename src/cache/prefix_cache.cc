@@ -5,6 +5,8 @@
 #include <string>
 #include <unordered_map>
 
+#include "cache/prefix_hit.h"
+
 namespace kvanta::cache {
 namespace {
 
@@ -24,6 +26,7 @@ struct PrefixCache::Node {
   Node* parent = nullptr;  // nullptr for a root
   uint64_t hash = 0;       // hash of tokens
   int64_t index = 0;       // page number
+  PageKey key = {};        // by the listener, if there is one
   std::string salt;        // for a root
   std::vector<int32_t> tokens;
   std::vector<PageRef> records;     // [group]
@@ -57,6 +60,7 @@ struct PrefixCache::State {
   uint64_t clock = 0;
   int64_t nodes = 0;
   int64_t evictions = 0;
+  RecordListener* listener = nullptr;
 
   int Groups() const { return static_cast<int>(spec.groups.size()); }
 
@@ -119,6 +123,13 @@ struct PrefixCache::State {
 
   // ---- records
 
+  void Report(void (RecordListener::*event)(const CachedRecord&) noexcept, const Node& node, int group,
+              PageKind kind) const noexcept {
+    if (listener == nullptr) return;
+    const PageId page = node.records[static_cast<size_t>(group)].Of(kind);
+    (listener->*event)({node.key, node.tokens, node.index, group, kind, page});
+  }
+
   void Attach(Node& node, int group, PageKind kind, PageId page) {
     if (IsDroppable(node, group, kind)) {
       droppable.emplace(clock + 1, Droppable{&node, group, kind});  // first, since it may throw
@@ -127,6 +138,7 @@ struct PrefixCache::State {
     pool.Retain(group, kind, page);
     pool.SetCached(group, kind, page, true);
     node.records[static_cast<size_t>(group)].Of(kind) = page;
+    Report(&RecordListener::OnAttach, node, group, kind);
   }
 
   void Drop(Node& node, int group, PageKind kind) noexcept {
@@ -178,13 +190,6 @@ struct PrefixCache::State {
     entry.mapped() = leaf;
     leaves.insert(std::move(entry));
   }
-
-  // True if queries after a hit of `pages` pages read the page's record of this kind.
-  bool IsRead(const KvCacheGroup& group, int64_t page, int64_t pages, PageKind kind) const {
-    if (page < group.FirstPage(pages * spec.page_size)) return false;
-    if (kind == PageKind::kQuantized) return group.NeedsQuantized(page, true);
-    return group.NeedsExact(page, page >= pages - group.exact_before);
-  }
 };
 
 PrefixCache::PrefixCache(PagePool& pool, const KvCacheSpec& spec) : state_(new State{.pool = pool, .spec = spec}) {}
@@ -203,24 +208,9 @@ PrefixCache::Prefix PrefixCache::Match(std::span<const int32_t> tokens, std::str
   if (prefix.known == 0) return prefix;
   std::vector<Node*> path(static_cast<size_t>(prefix.known));
   for (auto at = path.rbegin(); at != path.rend(); ++at, node = node->parent) *at = node;
-  // Finds the longest hit whose records are all present: per group, no gap from the first record that is read.
-  std::vector<int64_t> whole_from(state.spec.groups.size(), 0);
-  for (int64_t page = 0; page < prefix.known; ++page) {
-    const int64_t pages = page + 1;
-    bool ends_here = true;
-    for (size_t g = 0; g < state.spec.groups.size(); ++g) {
-      const KvCacheGroup& group = state.spec.groups[g];
-      const PageRef record = path[static_cast<size_t>(page)]->records[g];
-      const bool whole = (record.quantized != kNoPage || !group.NeedsQuantized(page, true)) &&
-                         (record.exact != kNoPage || !group.NeedsExact(page, false));
-      if (!whole) whole_from[g] = pages;
-      ends_here = ends_here && whole_from[g] <= group.FirstPage(pages * state.spec.page_size);
-      for (int64_t exact = std::max<int64_t>(0, pages - group.exact_before); exact < pages; ++exact) {
-        ends_here = ends_here && path[static_cast<size_t>(exact)]->records[g].exact != kNoPage;
-      }
-    }
-    if (ends_here) prefix.pages = pages;
-  }
+  prefix.pages = LongestHit(state.spec, prefix.known, [&](int64_t page, int group, PageKind kind) {
+    return path[static_cast<size_t>(page)]->records[static_cast<size_t>(group)].Of(kind) != kNoPage;
+  });
   if (prefix.pages == 0) return prefix;
   for (BlockTable& table : prefix.records) table.resize(static_cast<size_t>(prefix.pages));
   // Nothing throws from here on.
@@ -231,10 +221,11 @@ PrefixCache::Prefix PrefixCache::Match(std::span<const int32_t> tokens, std::str
     for (int64_t page = group.FirstPage(prefix.pages * state.spec.page_size); page < prefix.pages; ++page) {
       for (const PageKind kind : kPageKinds) {
         const PageId id = path[static_cast<size_t>(page)]->records[g].Of(kind);
-        if (id == kNoPage || !state.IsRead(group, page, prefix.pages, kind)) continue;
+        if (id == kNoPage || !ReadsAfterHit(group, page, prefix.pages, kind)) continue;
         state.pool.Retain(static_cast<int>(g), kind, id);
         table[static_cast<size_t>(page)].Of(kind) = id;
         state.TouchRecord(*path[static_cast<size_t>(page)], static_cast<int>(g), kind);
+        state.Report(&RecordListener::OnUse, *path[static_cast<size_t>(page)], static_cast<int>(g), kind);
       }
     }
   }
@@ -247,6 +238,7 @@ bool PrefixCache::Insert(std::span<const int32_t> tokens, std::string_view salt,
   if (index == 0 && !state.roots.contains(salt)) {
     auto root = std::make_unique<Node>();
     root->salt = salt;
+    if (state.listener != nullptr) root->key = state.listener->RootKey(salt);
     state.roots.emplace(salt, std::move(root));
   }
   int64_t found = 0;
@@ -261,6 +253,7 @@ bool PrefixCache::Insert(std::span<const int32_t> tokens, std::string_view salt,
     fresh->hash = hash;
     fresh->index = index;
     fresh->tokens.assign(key.begin(), key.end());
+    if (state.listener != nullptr) fresh->key = state.listener->ChildKey(parent->key, key);
     fresh->records.resize(records.size());
     fresh->droppable.resize(2 * records.size());
     // Operations that may throw come first. A parent that was a leaf passes its entry on.
@@ -304,7 +297,9 @@ void PrefixCache::DropRecord(std::span<const int32_t> tokens, std::string_view s
   int64_t found = 0;
   Node* node = state_->Descend(tokens, salt, index + 1, found);
   if (found != index + 1 || node->records[static_cast<size_t>(group)].quantized != page) return;
-  if (state_->IsUnused(group, PageKind::kQuantized, page)) state_->Drop(*node, group, PageKind::kQuantized);
+  if (!state_->IsUnused(group, PageKind::kQuantized, page)) return;
+  state_->Report(&RecordListener::OnDrop, *node, group, PageKind::kQuantized);
+  state_->Drop(*node, group, PageKind::kQuantized);
 }
 
 std::span<const PageRef> PrefixCache::Peek(std::span<const int32_t> tokens, std::string_view salt,
@@ -314,6 +309,27 @@ std::span<const PageRef> PrefixCache::Peek(std::span<const int32_t> tokens, std:
   const Node* node = state_->Descend(tokens, salt, index + 1, found);
   if (found != index + 1) return {};
   return node->records;
+}
+
+int64_t PrefixCache::Present(std::span<const int32_t> tokens, std::string_view salt, int64_t max_pages,
+                             std::vector<uint8_t>& present) const {
+  const auto per_page = 2 * state_->spec.groups.size();
+  present.assign(static_cast<size_t>(max_pages) * per_page, 0);
+  int64_t known = 0;
+  const Node* node = state_->Descend(tokens, salt, max_pages, known);
+  for (int64_t page = known - 1; page >= 0; --page, node = node->parent) {
+    for (size_t g = 0; g < node->records.size(); ++g) {
+      for (const PageKind kind : kPageKinds) {
+        const size_t at = static_cast<size_t>(page) * per_page + 2 * g + (kind == PageKind::kExact ? 1 : 0);
+        present[at] = node->records[g].Of(kind) != kNoPage ? 1 : 0;
+      }
+    }
+  }
+  return known;
+}
+
+void PrefixCache::SetListener(RecordListener* listener) noexcept {
+  state_->listener = listener;
 }
 
 bool PrefixCache::EvictOne() {

@@ -14,6 +14,7 @@
 
 #include "cache/block_table.h"
 #include "cache/kv_cache_spec.h"
+#include "cache/record_listener.h"
 
 namespace kvanta::cache {
 
@@ -50,6 +51,15 @@ class PrefixCache {
   // Records of page `index` on the path of `tokens`, [group], without retaining them or changing the LRU order; empty
   // if the page is absent.
   std::span<const PageRef> Peek(std::span<const int32_t> tokens, std::string_view salt, int64_t index) const;
+
+  // Sets `present`, 0 or 1 for each record of the first max_pages pages of `tokens`: [page][group][kind]. Returns the
+  // number of pages in the tree.
+  int64_t Present(std::span<const int32_t> tokens, std::string_view salt, int64_t max_pages,
+                  std::vector<uint8_t>& present) const;
+
+  // Reports records that come, are used and go to `listener` (null: nobody), while the cache is empty only: the
+  // listener gives pages their keys.
+  void SetListener(RecordListener* listener) noexcept;
 
   // Evicts the least recently used unreferenced entry: a leaf page, or a record that only hits ending near its page
   // read (outside a window, or an exact copy). Returns false if there is none.

@@ -97,6 +97,9 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
   const models::Checkpoint checkpoint = models::Checkpoint::Open(config.model);
   const bool keep_types = KeepsTypes(config.dtype, config.weight_dtype, checkpoint);
   components.model_identity = models::Fingerprint(checkpoint);
+  if (!config.kv_cache_dir.empty()) {
+    components.weights_hash = models::ContentHash(checkpoint, models::ReadConfigText(config.model));
+  }
   components.scales = models::UnitScales(model);
   if (components.layout.UsesScales()) {
     models::KvScales found =

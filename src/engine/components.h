@@ -1,6 +1,7 @@
 // Components of an engine. Engine(config) loads them from a folder; tests provide a GPU or change them.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,6 +25,7 @@ struct EngineComponents {
   std::unique_ptr<kernels::Ops> ops;              // operations that the model was loaded with
   std::unique_ptr<models::Model> model;
   std::string model_identity;  // of page files
+  std::string weights_hash;    // of weights and config.json, with EngineConfig::kv_cache_dir
   formats::CacheLayout layout;
   std::vector<formats::LayerScales> scales;  // per layer
   int64_t positions = 0;                     // for which the model was loaded; at least max_model_len
@@ -32,6 +34,7 @@ struct EngineComponents {
   std::unique_ptr<DraftProposer> proposer;  // null: no speculative decoding
   int num_speculative_tokens = 0;           // maximum draft tokens of a sequence in a step
   std::string isa;
+  std::function<void()> before_read;  // for tests: store::RecordStoreConfig::before_read
 };
 
 // Reads, checks and loads everything that `config` names. Throws InputError / ResourceError. gpu: the GPU of device

@@ -49,5 +49,8 @@ const EngineConfig& Engine::Config() const {
 void Engine::ResetPrefixCache() {
   impl_->ResetPrefixCache();
 }
+void Engine::FlushPrefixCache() {
+  impl_->FlushPrefixCache();
+}
 
 }  // namespace kvanta

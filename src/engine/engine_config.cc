@@ -164,6 +164,9 @@ void CheckConfig(const EngineConfig& config) {
     throw InputError(fmt::format("max_num_batched_tokens = {}: must be at least the page size, {}",
                                  config.max_num_batched_tokens, config.page_size));
   }
+  if (!config.kv_cache_dir.empty() && !config.enable_prefix_caching) {
+    throw InputError(fmt::format("kv_cache_dir = {}: needs enable_prefix_caching", Quote(config.kv_cache_dir)));
+  }
   if (!config.speculative_config.empty()) ParseSpeculativeConfig(config.speculative_config);
   if (config.device != "auto" && config.device != "cpu" && config.device != "cuda") {
     throw InputError(fmt::format("device {} is unknown; there are: auto, cpu, cuda", Quote(config.device)));

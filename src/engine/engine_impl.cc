@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <random>
 
+#include "engine/cache_identity.h"
 #include "kvanta/error.h"
 
 namespace kvanta {
@@ -68,12 +69,31 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
   MakeBackend();  // checks the scales before the probe uses them
   if (!measure_scales_ && !components_.scales_given && observe::HasStaticScales(components_.layout))
     WarnAboutUnitScales();
+  if (!measure_scales_) OpenDiskTier();
   const std::lock_guard lock(mutex_);
   RefreshStats();
 }
 
 Engine::Impl::~Impl() {
   Stop();
+  disk_.reset();  // its threads report to this object
+}
+
+void Engine::Impl::OpenDiskTier() {
+  const EngineConfig& config = components_.config;
+  if (config.kv_cache_dir.empty()) return;
+  disk_ = std::make_unique<engine::DiskTier>(*cache_,
+                                             store::RecordStoreConfig{.folder = config.kv_cache_dir,
+                                                                      .limit_bytes = config.kv_cache_dir_bytes,
+                                                                      .identity = engine::CacheIdentity(components_),
+                                                                      .record_bytes = {},
+                                                                      .on_progress =
+                                                                          [this] {
+                                                                            const std::lock_guard lock(mutex_);
+                                                                            loads_progressed_ = true;
+                                                                            work_available_.notify_all();
+                                                                          },
+                                                                      .before_read = components_.before_read});
 }
 
 void Engine::Impl::MakeBackend() {
@@ -120,6 +140,7 @@ void Engine::Impl::MeasureScales(std::span<const int32_t> tokens) {
                                       components_.scales, tokens, components_.config.max_num_batched_tokens);
   observe::ApplyProbe(probe, components_.layout, components_.scales);
   MakeBackend();
+  OpenDiskTier();
   measure_scales_ = false;
   float min_scale = INFINITY;
   float max_scale = 0;
@@ -140,6 +161,15 @@ void Engine::Impl::MeasureScales(std::span<const int32_t> tokens) {
 void Engine::Impl::ResetPrefixCache() {
   const StepLock step_lock(*this);
   if (cache_->prefix) cache_->prefix->Clear();
+}
+
+void Engine::Impl::FlushPrefixCache() {
+  engine::DiskTier* disk = nullptr;
+  {
+    const StepLock step_lock(*this);
+    disk = disk_.get();
+  }
+  if (disk != nullptr) disk->Flush();
 }
 
 }  // namespace kvanta

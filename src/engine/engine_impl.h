@@ -17,6 +17,7 @@
 
 #include "cache/kv_cache_manager.h"
 #include "engine/components.h"
+#include "engine/disk_tier.h"
 #include "engine/engine_config.h"
 #include "engine/grammar_bitmasks.h"
 #include "engine/request_state.h"
@@ -50,6 +51,7 @@ class Engine::Impl {
   const ModelInfo& Info() const noexcept { return components_.info; }
   const EngineConfig& Config() const noexcept { return components_.config; }
   void ResetPrefixCache();
+  void FlushPrefixCache();
 
  private:
   using RequestState = engine::RequestState;
@@ -91,6 +93,9 @@ class Engine::Impl {
   void MeasureScales(std::span<const int32_t> tokens);
   void WarnAboutUnitScales();
   void MakeBackend();
+  void OpenDiskTier();
+  void WorkOnLoads();
+  bool IsLoading() const noexcept { return disk_ && disk_->Loading() > 0; }
 
   // With the mutex, and with the step lock or while nobody has it.
   void AbortNow(PendingAbort abort) noexcept;
@@ -109,7 +114,8 @@ class Engine::Impl {
   std::unique_ptr<scheduler::Scheduler> scheduler_;
   std::unique_ptr<runner::Runner> runner_;
   std::unique_ptr<runner::RowSampler> row_sampler_;
-  bool measure_scales_ = false;  // on the first prompt
+  std::unique_ptr<engine::DiskTier> disk_;  // null without kv_cache_dir, and until the scales are known
+  bool measure_scales_ = false;             // on the first prompt
 
   // The step's batch and rows of logits, in the batch's order; members for their memory. Requests with pooling come
   // last, so that the output rows of the forward pass begin with those of logits.
@@ -130,8 +136,9 @@ class Engine::Impl {
   mutable std::mutex mutex_;  // never held during a forward pass
   engine::TicketLock step_lock_;
   std::condition_variable_any work_available_;
-  bool started_ = false;   // the engine's own thread runs
-  bool draining_ = false;  // it ends with the last request
+  bool started_ = false;           // the engine's own thread runs
+  bool draining_ = false;          // it ends with the last request
+  bool loads_progressed_ = false;  // since the last step
   int64_t refused_ = 0;
   std::vector<std::unique_ptr<RequestState>> inbox_;  // added, not yet in requests_
   std::vector<PendingAbort> aborts_;                  // enqueued while the step lock was held

@@ -13,6 +13,7 @@ namespace kvanta {
 namespace {
 
 constexpr size_t kRecentSteps = 4096;
+constexpr std::chrono::milliseconds kLoadPoll(20);    // to give up loads and end requests in time
 constexpr std::chrono::milliseconds kRetryDelay(10);  // when there was no memory to begin a step
 
 }  // namespace
@@ -69,7 +70,14 @@ void Engine::Impl::Loop(const std::stop_token& stop, const StepCallback& callbac
     try {
       if (LoopStep(callback, outputs)) continue;
       std::unique_lock lock(mutex_);
-      work_available_.wait(lock, stop, [&] { return !inbox_.empty() || !pending_.empty() || draining_; });
+      const auto has_work = [&] {
+        return !inbox_.empty() || !pending_.empty() || loads_progressed_ || (draining_ && ids_.empty());
+      };
+      if (IsLoading()) {
+        work_available_.wait_for(lock, stop, kLoadPoll, has_work);
+      } else {
+        work_available_.wait(lock, stop, has_work);
+      }
       if (draining_ && ids_.empty() && pending_.empty()) return;
     } catch (const std::exception& error) {  // no memory for a step that has not begun, or for a warning
       Warn(engine::ErrorText(error));
@@ -136,8 +144,16 @@ bool Engine::Impl::MeasureQuality() {
 
 bool Engine::Impl::Step(std::vector<RequestOutput>& outputs) {
   CheckStopped("Step");
-  const StepLock step_lock(*this);
-  return StepLocked(outputs);
+  for (;;) {
+    {
+      const StepLock step_lock(*this);
+      if (StepLocked(outputs)) return true;
+      if (!IsLoading()) return false;
+    }
+    std::unique_lock lock(mutex_);
+    work_available_.wait_for(lock, kLoadPoll,
+                             [&] { return !inbox_.empty() || !pending_.empty() || loads_progressed_; });
+  }
 }
 
 }  // namespace kvanta

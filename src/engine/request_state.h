@@ -17,6 +17,7 @@
 #include "runner/pooler.h"
 #include "runner/sampler.h"
 #include "scheduler/sequence.h"
+#include "store/record_store.h"
 
 namespace kvanta::engine {
 
@@ -27,6 +28,12 @@ struct Speculation {
   std::unique_ptr<DraftProposer::State> state;  // null before the first proposal
   DraftControl control;
   std::vector<int32_t> rows;  // of a step with a draft: the sequence's last token, then the draft tokens
+};
+
+// Load of a waiting request's prefix from disk.
+struct PrefixLoad {
+  store::RecordStore::LoadHandle handle;  // null: none
+  double deadline = 0, progress = 0;      // on the clock of Now(): end of patience, time of the last page
 };
 
 struct RequestState : scheduler::Sequence {
@@ -72,6 +79,7 @@ struct RequestState : scheduler::Sequence {
   std::vector<int32_t> stop_tokens;  // the model's end-of-sequence ids (unless ignored) and the request's
   runner::SamplerState sampler;
   Speculation speculation;
+  PrefixLoad load;
   std::optional<runner::Pooler> pooler;  // of a request with pooling
   int64_t grammar_tokens;                // tokens that are the prompt's or were passed to the constraint
   std::vector<std::vector<TokenLogprob>> prompt_logprobs;  // by position; given out with the first token

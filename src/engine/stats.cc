@@ -52,6 +52,8 @@ void Engine::Impl::RefreshStats() noexcept {
   counters_.cache_used_bytes = pool.UsedBytes();
   counters_.cache_evictable_bytes = pool.EvictableBytes();
   counters_.cache_budget_bytes = pool.BudgetBytes();
+  if (disk_) counters_.disk = disk_->Stats();
+  counters_.loading = disk_ ? disk_->Loading() : 0;
   if (quality_) counters_.quality = quality_->Stats();
   try {
     if (components_.profile) counters_.profile = components_.profile->Rows();

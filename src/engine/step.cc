@@ -16,6 +16,7 @@ bool Engine::Impl::StepLocked(std::vector<RequestOutput>& outputs) {
   DrainInbox(outputs);
   ExpireRequests(start, outputs);
   try {
+    WorkOnLoads();
     Schedule(outputs);
   } catch (const std::exception& error) {  // out of memory, which no single request can be blamed for
     while (!requests_.empty()) Fail(*requests_.begin()->second, FinishReason::kError, ErrorText(error), outputs);
@@ -61,13 +62,22 @@ void Engine::Impl::Schedule(std::vector<RequestOutput>& outputs) {
   }
 }
 
+void Engine::Impl::WorkOnLoads() {
+  if (!disk_) return;
+  disk_->Work(scheduler_->WaitingSequences(), scheduler_->Running() > 0);
+  if (const std::string warning = disk_->TakeWarning(); !warning.empty()) Warn(warning);
+}
+
 void Engine::Impl::RunChunks(double now) {
   if (measure_scales_) MeasureScales(chunks_.front().sequence->tokens);
   items_.clear();
   rows_.clear();
+  int64_t step_tokens = 0;
   for (const scheduler::Chunk& chunk : chunks_) {
     RequestState& request = RequestState::Of(*chunk.sequence);
     AddItem(chunk);
+    request.load = {};
+    step_tokens += chunk.tokens;
     if (request.times.scheduled == 0) {
       request.times.scheduled = now;
       request.counted = chunk.start;  // tokens before it came from the prefix cache
@@ -80,6 +90,7 @@ void Engine::Impl::RunChunks(double now) {
   const double start = Now();
   runner_->Forward(items_, *backend_);
   counters_.seconds_forward += Now() - start;
+  if (disk_) disk_->RecordStep(step_tokens, Now() - start);
 }
 
 // Adds the chunk to the batch, with its rows of logits: one per log-probability of a prompt token, and one to sample;

@@ -20,6 +20,7 @@ namespace kvanta::models {
 namespace {
 
 constexpr const char* kConfigFile = "config.json";
+constexpr const char* kHfQuantConfigFile = "hf_quant_config.json";
 // Far above every model; products of two do not overflow.
 constexpr int64_t kMaxWidth = int64_t{1} << 24, kMaxLayers = 4096;
 
@@ -173,7 +174,7 @@ ModelConfig ReadFolder(const std::string& folder) {
   if (const std::string file = path("generation_config.json"); fs::exists(file, ignored)) {
     AddGenerationConfig(ReadTextFile(file), file, config);
   }
-  if (const std::string file = path("hf_quant_config.json"); fs::exists(file, ignored)) {
+  if (const std::string file = path(kHfQuantConfigFile); fs::exists(file, ignored)) {
     AddHfQuantConfig(ReadTextFile(file), file, config);
   }
   if (dtype_missing) ReadDType(folder, config);
@@ -254,6 +255,15 @@ void AddGenerationConfig(std::string_view text, const std::string& name, ModelCo
 void AddHfQuantConfig(std::string_view text, const std::string& name, ModelConfig& config) {
   const Json root = ParseJson(text, name);
   Declare(ReadHfQuantConfig(JsonObject(root, name)), name, config);
+}
+
+std::string ReadConfigText(const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::string text = ReadTextFile((fs::path(folder) / kConfigFile).string());
+  const std::string file = (fs::path(folder) / kHfQuantConfigFile).string();
+  std::error_code ignored;
+  if (fs::exists(file, ignored)) text += ReadTextFile(file);
+  return text;
 }
 
 ModelConfig ReadConfig(const std::string& path) {

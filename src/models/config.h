@@ -147,6 +147,9 @@ const TensorNames::Decoder& DecoderNames(const ModelConfig& config, const Checkp
 // Throws InputError naming the file, the key, the value and the alternatives.
 ModelConfig ReadConfig(const std::string& path);
 
+// The text of a folder's config.json and, where it exists, hf_quant_config.json. Throws InputError.
+std::string ReadConfigText(const std::string& folder);
+
 // The text of config.json alone. `dtype_missing` is set when it does not say how the weights are stored.
 ModelConfig ParseConfig(std::string_view text, const std::string& name, bool* dtype_missing = nullptr);
 

@@ -2,7 +2,12 @@
 
 #include <fmt/format.h>
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include <algorithm>
+#include <memory>
+#include <new>
 
 #include "models/kv_scales.h"
 
@@ -23,6 +28,22 @@ std::string Fingerprint(const Checkpoint& checkpoint) {
     add(tensor.data.last(edge));
   }
   return fmt::format("fnv1a-{:016x}", hash);
+}
+
+std::string ContentHash(const Checkpoint& checkpoint, std::string_view config) {
+  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), &XXH3_freeState);
+  if (state == nullptr) throw std::bad_alloc();
+  XXH3_128bits_reset(state.get());
+  XXH3_128bits_update(state.get(), config.data(), config.size());
+  for (const auto& [name, tensor] : checkpoint.Tensors()) {
+    if (IsKvScaleTensor(name)) continue;
+    const std::string head = fmt::format("\n{}\n{} {}\n", name, tensor.dtype, ShapeText(tensor.shape));
+    XXH3_128bits_update(state.get(), head.data(), head.size());
+    XXH3_128bits_update(state.get(), tensor.data.data(), tensor.data.size());
+    checkpoint.Release(tensor);
+  }
+  const XXH128_hash_t hash = XXH3_128bits_digest(state.get());
+  return fmt::format("xxh3-{:016x}{:016x}", hash.high64, hash.low64);
 }
 
 }  // namespace kvanta::models

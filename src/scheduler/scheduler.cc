@@ -158,6 +158,14 @@ bool Scheduler::Admit(Sequence& sequence) {
   return true;
 }
 
+Sequence* Scheduler::TakeWaiting() {
+  const auto first = std::ranges::find(waiting_, false, &Sequence::loading);
+  if (first == waiting_.end()) return nullptr;
+  Sequence* sequence = *first;
+  waiting_.erase(first);
+  return sequence;
+}
+
 std::span<const Chunk> Scheduler::Schedule() {
   chunks_.clear();
   unschedulable_.clear();
@@ -165,23 +173,22 @@ std::span<const Chunk> Scheduler::Schedule() {
   const int64_t preemptions = preemptions_;
   ScheduleRunning(true);
   ScheduleRunning(false);
-  // No admission in a step that preempted, and strictly in queue order.
-  while (preemptions == preemptions_ && budget_ > 0 && !waiting_.empty() && Running() < config_.max_sequences) {
-    Sequence* first = waiting_.front();
-    waiting_.erase(waiting_.begin());
+  // No admission in a step that preempted, and strictly in queue order, except that loading sequences let others pass.
+  while (preemptions == preemptions_ && budget_ > 0 && Running() < config_.max_sequences) {
+    Sequence* first = TakeWaiting();
+    if (first == nullptr) break;
     if (cache_.spec.MaxBytes(static_cast<int64_t>(first->tokens.size())) > cache_.pool.BudgetBytes()) {
       unschedulable_.push_back(first);
       continue;
     }
     if (!StateOf(*first).NoBetterThan(blocked_) && Admit(*first)) continue;
-    waiting_.insert(waiting_.begin(), first);
+    InsertInQueue(waiting_, first);
     break;
   }
-  if (chunks_.empty() && !waiting_.empty() && running_.empty()) {
-    // The first sequence has the cache to itself and does not fit. If preemption just emptied the running queue, it is
-    // tried again with all pages freed.
-    Sequence* first = waiting_.front();
-    waiting_.erase(waiting_.begin());
+  if (!chunks_.empty() || !running_.empty()) return chunks_;
+  // The first sequence has the cache to itself and does not fit. If preemption just emptied the running queue, it is
+  // tried again with all pages freed.
+  if (Sequence* first = TakeWaiting(); first != nullptr) {
     budget_ = config_.max_step_tokens;
     const bool fits = cache_.spec.MaxBytes(static_cast<int64_t>(first->tokens.size())) <= cache_.pool.BudgetBytes();
     if (!fits || !Admit(*first)) unschedulable_.push_back(first);

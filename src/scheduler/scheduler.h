@@ -54,6 +54,8 @@ class Scheduler {
   // Commits the step after its K and V were written to the cache.
   void Commit();
 
+  // In the order in which they will run; those that are loading let others pass.
+  std::span<Sequence* const> WaitingSequences() const noexcept { return waiting_; }
   int64_t Running() const noexcept { return static_cast<int64_t>(running_.size()); }
   int64_t Waiting() const noexcept { return static_cast<int64_t>(waiting_.size()); }
   int64_t Preemptions() const noexcept { return preemptions_; }
@@ -73,6 +75,8 @@ class Scheduler {
     }
   };
 
+  // Removes the first waiting sequence that can be admitted; null if there is none.
+  Sequence* TakeWaiting();
   Blocked StateOf(const Sequence& sequence) const noexcept;
   bool HasPromptChunk() const;
   int64_t ChunkTokens(const Sequence& sequence, int64_t budget) const;

@@ -17,6 +17,7 @@ struct Sequence {
   int64_t arrival = 0;             // order of Add; set by the scheduler
   int priority = 0;                // smaller runs first
   bool skip_prefix_match = false;  // compute every token, because its logits are requested
+  bool loading = false;            // waits for pages of its prefix: not admitted yet
   int64_t cached_tokens = -1;      // prefix cache hit at the first admission; -1: not admitted yet
   int preemptions = 0;
   cache::SequenceCache pages;

@@ -184,6 +184,21 @@ def test_prefix_hits_give_the_bits_of_a_cold_run(folder: Path, kv_cache_dtype: s
     assert generate(small, [*prompts, longer]) == [*expected, generate(cold, [longer])[0]]
 
 
+@pytest.mark.parametrize("kv_cache_dtype", ["bf16", "kivi4"])
+def test_states_are_found_on_disk_after_a_restart(folder: Path, kv_cache_dtype: str, tmp_path: Path) -> None:
+    random = np.random.default_rng(6)
+    prompt = random.integers(3, 512, 330).tolist()
+    options = OPTIONS | {"kv_cache_dtype": kv_cache_dtype, "kv_cache_dir": str(tmp_path)}
+    [cold] = LLM(folder, **options).generate([prompt], GREEDY)
+    history = prompt + list(cold.outputs[0].token_ids) + random.integers(3, 512, 20).tolist()
+    [found] = LLM(folder, **options).generate([history], GREEDY)
+    assert found.num_cached_tokens == (330 + 90 - 1) // 64 * 64, "continues from the last page's state"
+    [expected] = LLM(folder, **OPTIONS, kv_cache_dtype=kv_cache_dtype, enable_prefix_caching=False).generate(
+        [history], GREEDY
+    )
+    assert found.outputs[0].token_ids == expected.outputs[0].token_ids
+
+
 def test_the_state_does_not_grow(folder: Path) -> None:
     """A hybrid's cache: pages of one layer of attention, and two states."""
     groups = LLM(folder, kv_cache_dtype="bf16", **OPTIONS).stats()["groups"]

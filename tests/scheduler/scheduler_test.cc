@@ -50,6 +50,27 @@ TEST(Scheduler, RefusesABudgetBelowAPage) {
   EXPECT_THROW(World(Config(0, kPage), 1 << 20), InputError);
 }
 
+TEST(Scheduler, LoadingSequencesLetOthersPass) {
+  World world(Config(2, 64), 1 << 20);
+  auto first = world.Make(20);
+  auto second = world.Make(20, 4);
+  first->loading = true;
+  world.scheduler.Add(*first);
+  EXPECT_TRUE(world.scheduler.Schedule().empty());
+  EXPECT_TRUE(world.scheduler.Unschedulable().empty());
+  world.scheduler.Add(*second);
+  auto chunks = world.scheduler.Schedule();
+  ASSERT_EQ(chunks.size(), 1u);
+  EXPECT_EQ(chunks[0].sequence, second.get());
+  world.scheduler.Commit();
+  first->loading = false;
+  second->tokens.push_back(5);
+  chunks = world.scheduler.Schedule();
+  ASSERT_EQ(chunks.size(), 2u);
+  EXPECT_EQ(chunks[1].sequence, first.get());
+  world.scheduler.Commit();
+}
+
 TEST(Scheduler, ChunksEndOnPageBoundariesExceptTheLast) {
   World world(Config(4, 40), 1 << 20);
   auto sequence = world.Make(100);

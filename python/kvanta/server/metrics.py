@@ -73,6 +73,28 @@ class Histogram:
         return family
 
 
+# Metric of the prefix cache on disk -> the engine's counter, and its help.
+_DISK_GAUGES = {
+    "files": ("files", "Files in kv_cache_dir."),
+    "used_bytes": ("bytes", "Their bytes, those of other processes included."),
+    "limit_bytes": ("limit_bytes", "Limit of these bytes."),
+}
+_DISK_COUNTERS = {
+    "queries": ("lookup_tokens", "Prompt tokens that the memory lacked, looked up on disk."),
+    "hits": ("hit_tokens", "Of these, read from disk."),
+    "declined": ("declined_tokens", "Of these, on disk but cheaper to compute."),
+    "read_bytes": ("read_bytes", "Bytes of pages read."),
+    "written_bytes": ("written_bytes", "Bytes of pages written."),
+    "read_seconds": ("read_seconds", "Time of reading."),
+    "write_seconds": ("write_seconds", "Time of writing."),
+    "evictions": ("evictions", "Files removed for others."),
+    "read_errors": ("read_errors", "Reads that failed or took too long."),
+    "write_errors": ("write_errors", "Writes that failed."),
+    "damaged_files": ("damaged_files", "Files that were not whole, or another's: removed, never used."),
+    "dropped": ("dropped_records", "Records not written: the disk was behind or failed."),
+}
+
+
 class Metrics(Collector):
     """Written by the event loop's thread alone; `stats` gives the engine's counters."""
 
@@ -133,6 +155,7 @@ class Metrics(Collector):
     def _families(self, stats: dict[str, Any]) -> Iterator[Metric]:
         yield from self._engine_gauges(stats)
         yield from self._engine_counters(stats)
+        yield from self._disk(stats["disk"], stats["loading"])
         yield from self._speculation(stats["speculation"])
         yield from self._layers(stats)
         yield from self._quality(stats["quality"])
@@ -203,6 +226,16 @@ class Metrics(Collector):
         yield self._counter("engine_step_seconds", "Time in steps.", stats["seconds_total"])
         for part, text in _STEP_PARTS.items():
             yield self._counter(f"engine_{part}_seconds", text, stats[f"seconds_{part}"])
+
+    def _disk(self, disk: dict[str, Any], loading: int) -> Iterator[Metric]:
+        """Nothing without kv_cache_dir."""
+        if not disk["limit_bytes"]:
+            return
+        for name, (key, text) in _DISK_GAUGES.items():
+            yield self._gauge(f"disk_cache_{name}", text, disk[key])
+        yield self._gauge("num_requests_loading", "Waiting requests whose pages are read from disk.", loading)
+        for name, (key, text) in _DISK_COUNTERS.items():
+            yield self._counter(f"disk_cache_{name}", text, disk[key])
 
     def _speculation(self, counts: dict[str, Any]) -> Iterator[Metric]:
         """Nothing without speculative decoding."""

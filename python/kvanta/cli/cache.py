@@ -1,0 +1,84 @@
+"""`kvanta cache`: what a folder of --kv-cache-dir holds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from kvanta import _core
+from kvanta.cli.arguments import CommandParser
+from kvanta.cli.report import add_json, write_report
+from kvanta.text_table import human_bytes, render_table
+
+_DESCRIPTION = """\
+The folder of --kv-cache-dir, in which cached prefixes outlive the process.
+
+  kvanta cache ls DIR       models and cache formats, with their pages
+  kvanta cache verify DIR   reads every file; exit status 1 if one is damaged
+  kvanta cache clear DIR    removes all pages; servers that use the folder go on"""
+
+
+def parser() -> CommandParser:
+    """The command's options."""
+    result = CommandParser(prog="kvanta cache", description=_DESCRIPTION)
+    result.add_argument("ACTION", choices=("ls", "verify", "clear"), help="ls, verify or clear")
+    result.add_argument("DIR", help="the folder")
+    add_json(result)
+    return result
+
+
+def _row(entry: _core.CacheFolderEntry) -> dict[str, Any]:
+    try:
+        identity = json.loads(entry.identity)
+    except ValueError:  # lost or damaged: its pages are of no use either
+        identity = {}
+    return {
+        "name": entry.name,
+        "architecture": identity.get("architecture", "?"),
+        "kv_cache_dtype": identity.get("kv_cache_dtype", "?"),
+        "dtype": identity.get("dtype", "?"),
+        "isa": identity.get("isa", "?"),
+        "page_size": identity.get("pages", {}).get("page_size"),
+        "pages": entry.pages,
+        "files": entry.files,
+        "bytes": entry.bytes,
+        "last_used": entry.last_used,
+        "damaged": list(entry.damaged),
+    }
+
+
+def _text(rows: Sequence[dict[str, Any]], verified: bool) -> str:
+    cells = [
+        [
+            row["architecture"],
+            row["kv_cache_dtype"],
+            row["isa"],
+            str(row["pages"] * (row["page_size"] or 0)),
+            str(row["files"]),
+            human_bytes(row["bytes"]),
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(row["last_used"])),
+        ]
+        for row in rows
+    ]
+    table = render_table(["model", "format", "isa", "tokens", "files", "size", "last used"], cells, left=(0, 1, 2))
+    lines = [table if rows else "no cached prefixes"]
+    if verified:
+        damaged = [each for row in rows for each in row["damaged"]]
+        lines += [*damaged, f"{sum(row['files'] for row in rows)} files read, {len(damaged)} damaged"]
+    return "\n".join(lines)
+
+
+def run(values: argparse.Namespace) -> int:
+    """Runs the command."""
+    if values.ACTION == "clear":
+        removed = _core.clear_cache_folder(values.DIR)
+        write_report(values.json, {"removed_files": removed}, f"{removed} files removed")
+        return 0
+    verified = values.ACTION == "verify"
+    look = _core.verify_cache_folder if verified else _core.list_cache_folder
+    rows = [_row(entry) for entry in look(values.DIR)]
+    write_report(values.json, {"entries": rows}, _text(rows, verified))
+    return 1 if any(row["damaged"] for row in rows) else 0

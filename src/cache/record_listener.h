@@ -1,0 +1,36 @@
+// Listener of the prefix cache's records: how a tier below the memory learns of them.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "cache/page_pool.h"
+
+namespace kvanta::cache {
+
+// Key of a page on the path from the root of a salt: depends on all token ids from the first on.
+using PageKey = std::array<uint8_t, 32>;
+
+struct CachedRecord {
+  const PageKey& key;
+  std::span<const int32_t> tokens;  // the page's own
+  int64_t index = 0;                // page number
+  int group = 0;
+  PageKind kind = PageKind::kQuantized;
+  PageId page = kNoPage;
+};
+
+// Called by the owner of the prefix cache, inside its methods; must not change the cache.
+class RecordListener {
+ public:
+  virtual ~RecordListener() = default;
+  virtual PageKey RootKey(std::string_view salt) = 0;
+  virtual PageKey ChildKey(const PageKey& parent, std::span<const int32_t> tokens) = 0;
+  virtual void OnAttach(const CachedRecord& record) noexcept = 0;  // a new record
+  virtual void OnUse(const CachedRecord& record) noexcept = 0;     // part of a hit
+  virtual void OnDrop(const CachedRecord& record) noexcept = 0;    // replaced by a later one; not called on eviction
+};
+
+}  // namespace kvanta::cache

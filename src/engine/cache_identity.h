@@ -1,0 +1,17 @@
+// Identity of cached pages outside of the engine: all that their bytes depend on besides their token ids.
+#pragma once
+
+#include <string>
+
+#include "engine/components.h"
+
+namespace kvanta::engine {
+
+// Version of the arithmetic: to be raised whenever a page's bytes for the same weights and tokens change, so that pages
+// of earlier builds are not found any more. A test compares the bytes with those recorded for this version.
+inline constexpr int kNumericsVersion = 1;
+
+// JSON. Requires components.weights_hash.
+std::string CacheIdentity(const EngineComponents& components);
+
+}  // namespace kvanta::engine

@@ -1,0 +1,243 @@
+#include "engine/disk_tier.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "base/clock.h"
+
+namespace kvanta::engine {
+namespace {
+
+constexpr int kLoadsAhead = 2;                         // waiting requests whose pages are loaded before they can run
+constexpr int64_t kBusyBytes = int64_t{16} << 20;      // moved into memory between two steps: a few milliseconds
+constexpr double kLookupSeconds = 2;                   // after which a request is computed instead
+constexpr double kMinPatience = 0.25;                  // seconds
+constexpr double kUnmeasuredPatience = 10;             // seconds, while the cost of computing is unknown
+constexpr double kPatience = 2;                        // times the cost of computing
+constexpr double kStallSeconds = 2;                    // without a page
+constexpr int64_t kMeasuredTokens = 64;                // steps of fewer tokens say little about prompts
+constexpr double kRateShare = 0.2;                     // of the latest step in the mean rate
+constexpr std::chrono::milliseconds kPollInterval(1);  // of LoadNow
+
+store::RecordStoreConfig WithRecordBytes(store::RecordStoreConfig config, const cache::KvCacheManager& cache) {
+  for (int group = 0; group < cache.pool.Groups(); ++group) {
+    config.record_bytes.push_back({cache.pool.RecordBytes(group, cache::PageKind::kQuantized),
+                                   cache.pool.RecordBytes(group, cache::PageKind::kExact)});
+  }
+  return config;
+}
+
+store::RecordId IdOf(const cache::CachedRecord& record) {
+  return {record.key, record.group, record.kind};
+}
+
+}  // namespace
+
+DiskTier::DiskTier(cache::KvCacheManager& cache, store::RecordStoreConfig config)
+    : cache_(cache), store_(WithRecordBytes(std::move(config), cache), cache.spec), records_(cache.spec.groups.size()) {
+  cache_.prefix->SetListener(this);
+}
+
+DiskTier::~DiskTier() {
+  cache_.prefix->SetListener(nullptr);
+}
+
+cache::PageKey DiskTier::RootKey(std::string_view salt) {
+  return store::RootKey(store_.Identity(), salt);
+}
+
+cache::PageKey DiskTier::ChildKey(const cache::PageKey& parent, std::span<const int32_t> tokens) {
+  return store::ChildKey(parent, tokens);
+}
+
+void DiskTier::Copy(const cache::CachedRecord& record) {
+  const store::RecordId id = IdOf(record);
+  if (!store_.Wants(id)) {
+    store_.Touch(id, record.index);
+    return;
+  }
+  cache::PagePool& pool = cache_.pool;
+  const int64_t bytes = pool.RecordBytes(record.group, record.kind);
+  std::vector<uint8_t> payload(static_cast<size_t>(bytes));
+  pool.device().CopyOut(payload.data(), pool.Base(record.group, record.kind) + record.page * bytes, payload.size());
+  store_.Write(id, record.index, record.tokens, std::move(payload));
+}
+
+void DiskTier::OnAttach(const cache::CachedRecord& record) noexcept {
+  OnUse(record);
+}
+
+void DiskTier::OnUse(const cache::CachedRecord& record) noexcept {
+  if (inserting_) return;
+  try {
+    Copy(record);
+  } catch (const std::exception&) {  // no memory: the record stays in memory alone
+  }
+}
+
+void DiskTier::OnDrop(const cache::CachedRecord& record) noexcept {
+  try {
+    store_.Drop(IdOf(record));
+  } catch (const std::exception&) {  // it is evicted in its time
+  }
+}
+
+store::RecordStore::LoadHandle DiskTier::Find(std::span<const int32_t> tokens, std::string_view salt) {
+  const int64_t max_pages = (std::ssize(tokens) - 1) / cache_.spec.page_size;
+  if (max_pages == 0) return nullptr;
+  std::vector<uint8_t> present;
+  cache_.prefix->Present(tokens, salt, max_pages, present);
+  return store_.Lookup(tokens, salt, max_pages, std::move(present));
+}
+
+void DiskTier::Lookup(RequestState& request) {
+  if (request.skip_prefix_match) return;
+  request.load = {.handle = Find(request.tokens, request.request.cache_salt), .deadline = Now() + kLookupSeconds};
+  if (!request.load.handle) return;
+  request.loading = true;
+  ++loading_;
+}
+
+void DiskTier::End(RequestState& request) noexcept {
+  if (!request.loading) return;
+  request.loading = false;
+  --loading_;
+}
+
+void DiskTier::Cancel(RequestState& request) noexcept {
+  if (request.load.handle) store_.Cancel(*request.load.handle);
+  request.load = {};
+  End(request);
+}
+
+double DiskTier::Patience(int64_t tokens) const noexcept {
+  if (seconds_per_token_ == 0) return kUnmeasuredPatience;
+  return std::max(kMinPatience, kPatience * static_cast<double>(tokens) * seconds_per_token_);
+}
+
+void DiskTier::RecordStep(int64_t tokens, double seconds) {
+  if (tokens < kMeasuredTokens) return;
+  const double rate = seconds / static_cast<double>(tokens);
+  seconds_per_token_ += (seconds_per_token_ == 0 ? 1 : kRateShare) * (rate - seconds_per_token_);
+  store_.SetComputeRate(seconds_per_token_);
+}
+
+void DiskTier::Work(std::span<scheduler::Sequence* const> waiting, bool busy) {
+  const double now = Now();
+  int64_t budget = busy ? kBusyBytes : std::numeric_limits<int64_t>::max();
+  int ahead = 0;
+  for (scheduler::Sequence* sequence : waiting) {
+    RequestState& request = RequestState::Of(*sequence);
+    if (!request.load.handle) continue;
+    bool goes_on = false;
+    try {
+      goes_on = Advance(request, now, ahead, budget);
+    } catch (const std::exception&) {  // no memory for a page
+    }
+    if (!goes_on) Cancel(request);
+  }
+}
+
+// One request's part of Work(). False to give its load up.
+bool DiskTier::Advance(RequestState& request, double now, int& ahead, int64_t& budget) {
+  PrefixLoad& load = request.load;
+  const store::LoadState state = store_.State(*load.handle);
+  switch (state) {
+    case store::LoadState::kLookup:
+      break;
+    case store::LoadState::kFound:
+      if (++ahead > kLoadsAhead) return true;
+      store_.Begin(load.handle);
+      load.deadline = now + Patience(store_.Tokens(*load.handle));
+      load.progress = now;
+      return true;
+    case store::LoadState::kLoading:
+    case store::LoadState::kDone: {
+      if (store_.Tokens(*load.handle) == 0) return false;  // a lookup that found nothing
+      ++ahead;
+      const int64_t before = budget;
+      if (budget > 0 && !TakePages(*load.handle, request.tokens, request.request.cache_salt, budget)) return false;
+      if (budget != before) load.progress = now;
+      if (budget <= 0) return true;
+      if (state == store::LoadState::kDone) {
+        End(request);  // keeps the handle: its pages count as loaded ahead until it runs
+        return true;
+      }
+      break;
+    }
+  }
+  const bool stalled = state == store::LoadState::kLoading && now - load.progress > kStallSeconds;
+  if (now <= load.deadline && !stalled) return true;
+  store_.Cancel(*load.handle, true);
+  return false;
+}
+
+bool DiskTier::TakePages(store::RecordStore::Load& load, std::span<const int32_t> tokens, std::string_view salt,
+                         int64_t& budget) {
+  while (budget > 0) {
+    const std::optional<store::LoadedPage> page = store_.Take(load);
+    if (!page) return true;
+    if (!Insert(*page, tokens, salt)) return false;
+    --budget;  // a page without records is progress, too
+    for (const store::LoadedPage::Record& record : page->records) budget -= std::ssize(record.bytes);
+  }
+  return true;
+}
+
+// Inserts a page behind those before it. False if there is no memory, or these have been evicted.
+bool DiskTier::Insert(const store::LoadedPage& page, std::span<const int32_t> tokens, std::string_view salt) {
+  cache::PagePool& pool = cache_.pool;
+  struct Taken {
+    int group;
+    cache::PageKind kind;
+    cache::PageId page;
+  };
+  std::vector<Taken> taken;
+  taken.reserve(page.records.size());
+  std::ranges::fill(records_, cache::PageRef{});
+  bool complete = true;
+  for (const store::LoadedPage::Record& record : page.records) {
+    cache::PageId id = pool.Allocate(record.group, record.kind);
+    while (id == cache::kNoPage && cache_.prefix->EvictOne()) id = pool.Allocate(record.group, record.kind);
+    if (id == cache::kNoPage) {
+      complete = false;
+      break;
+    }
+    taken.push_back({record.group, record.kind, id});
+    records_[static_cast<size_t>(record.group)].Of(record.kind) = id;
+    const int64_t bytes = pool.RecordBytes(record.group, record.kind);
+    pool.device().CopyIn(pool.Base(record.group, record.kind) + id * bytes, record.bytes.data(), record.bytes.size());
+  }
+  if (complete) {
+    const auto end = static_cast<size_t>((page.index + 1) * cache_.spec.page_size);
+    inserting_ = true;
+    try {
+      complete = cache_.prefix->Insert(tokens.first(end), salt, page.index, records_);
+    } catch (const std::exception&) {
+      complete = false;
+    }
+    inserting_ = false;
+  }
+  for (const Taken& record : taken) pool.Release(record.group, record.kind, record.page);
+  return complete;
+}
+
+void DiskTier::LoadNow(std::span<const int32_t> tokens, std::string_view salt) {
+  const store::RecordStore::LoadHandle load = Find(tokens, salt);
+  if (!load) return;
+  const double deadline = Now() + kUnmeasuredPatience;
+  for (;;) {
+    const store::LoadState state = store_.State(*load);
+    if (state == store::LoadState::kFound) store_.Begin(load);
+    int64_t budget = std::numeric_limits<int64_t>::max();
+    if (!TakePages(*load, tokens, salt, budget) || Now() > deadline) {
+      store_.Cancel(*load);
+      return;
+    }
+    if (state == store::LoadState::kDone) return;
+    std::this_thread::sleep_for(kPollInterval);
+  }
+}
+
+}  // namespace kvanta::engine

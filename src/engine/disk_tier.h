@@ -1,0 +1,69 @@
+// Disk tier of the prefix cache: copies closed pages to the page store as they enter the cache in memory, and moves
+// stored pages of waiting requests into that cache, where their prefix match finds them. Needs the step lock, except
+// for Loading().
+#pragma once
+
+#include <atomic>
+#include <limits>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cache/kv_cache_manager.h"
+#include "engine/request_state.h"
+#include "store/record_store.h"
+
+namespace kvanta::engine {
+
+class DiskTier final : public cache::RecordListener {
+ public:
+  // Requires an empty prefix cache. config.record_bytes is filled in. Throws InputError if the folder cannot be
+  // created.
+  DiskTier(cache::KvCacheManager& cache, store::RecordStoreConfig config);
+  ~DiskTier() override;
+
+  cache::PageKey RootKey(std::string_view salt) override;
+  cache::PageKey ChildKey(const cache::PageKey& parent, std::span<const int32_t> tokens) override;
+  void OnAttach(const cache::CachedRecord& record) noexcept override;
+  void OnUse(const cache::CachedRecord& record) noexcept override;
+  void OnDrop(const cache::CachedRecord& record) noexcept override;
+
+  // Looks up a request's prompt; the request is loading until Work() or Cancel() ends that.
+  void Lookup(RequestState& request);
+  void Cancel(RequestState& request) noexcept;
+  // Moves pages that have been read into memory, begins the loads of the next ones of `waiting`, and gives up those
+  // that take longer than computing. busy: other requests run, which must not wait for long.
+  void Work(std::span<scheduler::Sequence* const> waiting, bool busy);
+  // Loads what is stored of `tokens`, and waits for it.
+  void LoadNow(std::span<const int32_t> tokens, std::string_view salt);
+  // Requests that are loading. Any thread.
+  int Loading() const noexcept { return loading_; }
+  // Measures what a prompt token costs: a step of `tokens` tokens took `seconds` in the model.
+  void RecordStep(int64_t tokens, double seconds);
+  // Waits until everything is written.
+  void Flush() { store_.Flush(); }
+
+  CacheFolderStats Stats() const { return store_.Stats(); }
+  std::string TakeWarning() { return store_.TakeWarning(); }
+
+ private:
+  store::RecordStore::LoadHandle Find(std::span<const int32_t> tokens, std::string_view salt);
+  void Copy(const cache::CachedRecord& record);
+  // Seconds that a load of `tokens` tokens may take.
+  double Patience(int64_t tokens) const noexcept;
+  bool Advance(RequestState& request, double now, int& ahead, int64_t& budget);
+  // Takes pages of the load, at most about `budget` bytes. False if there is no memory for more.
+  bool TakePages(store::RecordStore::Load& load, std::span<const int32_t> tokens, std::string_view salt,
+                 int64_t& budget);
+  bool Insert(const store::LoadedPage& page, std::span<const int32_t> tokens, std::string_view salt);
+  void End(RequestState& request) noexcept;
+
+  cache::KvCacheManager& cache_;
+  store::RecordStore store_;
+  bool inserting_ = false;  // records that enter the prefix cache come from the store
+  double seconds_per_token_ = 0;
+  std::atomic<int> loading_ = 0;
+  std::vector<cache::PageRef> records_;  // [group], scratch of Insert
+};
+
+}  // namespace kvanta::engine

@@ -1,0 +1,28 @@
+// Load of a prefix from the store. Until it is done, the loading thread owns all but what the store's mutex guards.
+#pragma once
+
+#include "store/record_store.h"
+
+namespace kvanta::store {
+
+struct RecordStore::Load {
+  std::vector<int32_t> tokens;  // of max_pages pages
+  std::string salt;
+  int64_t max_pages = 0;
+  std::vector<uint8_t> present;  // [page][group][kind]: in memory, or read
+  std::vector<uint8_t> stored;   // likewise: has a file
+  std::vector<PageKey> keys;     // [page]
+  int64_t memory_pages = 0;      // pages of which the memory has a record
+  int64_t memory_hit = 0;        // pages of the hit without the store
+  int64_t hit = 0;               // and with it
+  int64_t next_page = 0;         // first page that may lack a record
+
+  // Guarded by the mutex.
+  LoadState state = LoadState::kLookup;
+  bool cancelled = false;
+  std::deque<LoadedPage> ready;
+  int64_t ready_bytes = 0;
+  int64_t added_tokens = 0;  // by which the hit is longer
+};
+
+}  // namespace kvanta::store

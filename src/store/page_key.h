@@ -1,0 +1,24 @@
+// Keys of stored pages: SHA-256, chained from an identity over the token ids of all pages from the first on. A salt
+// keys the chain (HMAC), so that pages of one salt are never found with another.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "cache/record_listener.h"
+
+namespace kvanta::store {
+
+using cache::PageKey;
+
+// identity: text of all that the bytes of a page depend on besides its token ids.
+PageKey IdentityKey(std::string_view identity) noexcept;
+// Key of the empty prefix.
+PageKey RootKey(const PageKey& identity, std::string_view salt) noexcept;
+PageKey ChildKey(const PageKey& parent, std::span<const int32_t> tokens) noexcept;
+
+std::string Hex(std::span<const uint8_t> bytes);
+
+}  // namespace kvanta::store

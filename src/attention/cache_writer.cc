@@ -92,8 +92,11 @@ class QuantizeClosedPage {
 
 }  // namespace
 
-CacheWriter::CacheWriter(cache::PagePool& pool, const BackendConfig& config)
-    : pool_(pool), config_(config), counts_(std::make_unique<LayerCounts[]>(config.layers.size())) {}
+CacheWriter::CacheWriter(cache::PagePool& pool, const BackendConfig& config, formats::MultiplyRowFn multiply)
+    : pool_(pool),
+      config_(config),
+      multiply_(multiply),
+      counts_(std::make_unique<LayerCounts[]>(config.layers.size())) {}
 
 void CacheWriter::AtomicCounts::Add(const SideCounts& counts) noexcept {
   if (counts.blocks != 0) blocks.fetch_add(counts.blocks, std::memory_order_relaxed);
@@ -145,7 +148,8 @@ void CacheWriter::WriteSide(const PageWrite& write, int layer, int head, SideKin
   const formats::SideScales& scales =
       is_key ? config_.scales[static_cast<size_t>(layer)].k : config_.scales[static_cast<size_t>(layer)].v;
   const float static_scale = scales.scale[static_cast<size_t>(head)];
-  const formats::RowTransform transform = formats::TransformOf(side, scales, head, scheme.shape.head_dim);
+  formats::RowTransform transform = formats::TransformOf(side, scales, head, scheme.shape.head_dim);
+  transform.multiply = multiply_;
   uint8_t* quantized = nullptr;
   const formats::CellShape unquantized_shape{.tokens = scheme.shape.tokens,
                                              .head_dim = is_key ? scheme.UnquantizedShape().head_dim : 0};

@@ -14,8 +14,10 @@ namespace kvanta::attention {
 
 class CacheWriter {
  public:
-  // `config`: returned by CheckConfig. `pool` and `config` must outlive the writer.
-  CacheWriter(cache::PagePool& pool, const BackendConfig& config);
+  // `config`: returned by CheckConfig. `pool` and `config` must outlive the writer. multiply: formats::MultiplyRow, or
+  // an instruction set's own, which gives the same bits.
+  CacheWriter(cache::PagePool& pool, const BackendConfig& config,
+              formats::MultiplyRowFn multiply = formats::MultiplyRow);
 
   // k, v: f32 [rows][kv_heads * head_dim], row stride `stride` floats. MLA: k only, see Backend::Append.
   void Write(const Batch& batch, int layer, const float* k, const float* v, int64_t stride,
@@ -38,6 +40,7 @@ class CacheWriter {
 
   cache::PagePool& pool_;
   const BackendConfig& config_;
+  const formats::MultiplyRowFn multiply_;
   std::unique_ptr<LayerCounts[]> counts_;
 };
 

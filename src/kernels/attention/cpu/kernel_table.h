@@ -78,6 +78,7 @@ constexpr AttentionKernels MakeAttentionKernels() {
   Set<CodeInt8, CodeInt8Values>(kernels, ElementType::kInt8);
   SetDerived(kernels);
   kernels.transform = TransformRow;
+  kernels.multiply = MultiplyRow;
   kernels.transpose = Transpose;
   kernels.softmax = Softmax;
   kernels.combine = Combine;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +32,8 @@ def mix_tokens(llm: LLM) -> list[int]:
 
 def _file_name(fingerprint: str, config: _core.EngineConfig) -> str:
     """Name made of all that the matrices depend on, the computing unit included."""
-    unit = config.device if config.device == "cuda" else _core.backend_names()[0]
-    if config.isa != "auto":
-        unit = f"cpu-{config.isa}"
+    isa = os.environ.get("KVANTA_ISA", "") if config.isa == "auto" else config.isa
+    unit = "cuda" if config.device == "cuda" else f"cpu-{isa}" if isa else _core.backend_names()[0]
     what = (
         fingerprint,
         unit,

@@ -87,7 +87,8 @@ def _hadamard(size: int) -> _Float64:
     block = np.ones((1, 1))
     while size % (2 * len(block)) == 0:
         block = np.block([[block, block], [block, -block]]) / np.sqrt(2)
-    return np.kron(np.eye(size // len(block)), block)
+    result: _Float64 = np.kron(np.eye(size // len(block)), block)
+    return result
 
 
 def query_matrix(keys: _Float64, queries: _Float64) -> NDArray[np.float32]:

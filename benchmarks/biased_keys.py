@@ -3,8 +3,8 @@
     python benchmarks/biased_keys.py smollm2 --text wiki.test.raw --json docs/results/biased-keys.json
 
 The twins are equivalent to the base model (tests/python/biased_twins.py), which is verified first, in float32. Scales,
-key means and outlier channels are calibrated per twin on the shipped text. Windows of --context tokens from the start
-of the text; the second half of each is scored, teacher-forced, in nats per token.
+key means, outlier channels and matrices of +query are calibrated per twin on the shipped text. Windows of --context
+tokens from the start of the text; the second half of each is scored, teacher-forced, in nats per token.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ FORMATS = (
     "int4-hadamard",
     "int4",
     "int4+mean",
+    "int4+query",
     "int4+outliers=4",
     "int4+mean+outliers=4",
     "kivi4",
@@ -69,7 +70,7 @@ class Reader:
 def calibrated(folder: Path, file: Path) -> Path:
     llm = LLM(folder, kv_cache_dtype="bf16", max_model_len=2048, max_num_seqs=1)
     tokens = llm.tokenizer.encode(DEFAULT_TEXT.read_text(encoding="utf-8"))
-    found = calibrate(llm, tokens, granularity="head", key_mean=True, outliers=2 * OUTLIER_PAIRS)
+    found = calibrate(llm, tokens, granularity="head", key_mean=True, outliers=2 * OUTLIER_PAIRS, query=True)
     write_scale_file(file, found, llm.model_info)
     return file
 
@@ -111,13 +112,15 @@ def main() -> int:
         reference = reader.logits(base, "bf16")
         plain: dict[str, float] = {}
         for keys, folder in twins.items():
-            scales = calibrated(folder, place / f"{folder.name}.json")
+            scales = calibrated(folder, place / f"{folder.name}.safetensors")
             for name in options.formats:
                 logits = reader.logits(folder, name, scales)
                 kl = float(kl_divergence(reference, logits).mean())
                 if folder is base:
                     plain[name] = kl
-                without = name.split("+mean")[0].split("+outliers")[0]  # the base model needs no remedy
+                without = (
+                    name.split("+mean")[0].split("+query")[0].split("+outliers")[0]
+                )  # the base model needs no remedy
                 top1 = float((reference.argmax(axis=-1) == logits.argmax(axis=-1)).mean())
                 rows.append(
                     {"keys": keys, "format": name, "kl_mean": kl, "times_base": kl / plain[without], "top1": top1}

@@ -156,6 +156,10 @@ ModelInfo ReadModelInfo(const std::string& model, const std::string& dtype = "au
                         const std::string& weight_dtype = "auto");
 CachePlan PlanCacheBytes(const EngineConfig& config);
 
+// Hash of the model's weights if an engine of this configuration needs matrices of +query that neither
+// quantization_param_path nor the checkpoint gives; "" if it has all that it needs. Throws InputError.
+std::string MissingQueryMatrices(const EngineConfig& config);
+
 // Called once per step on the engine's thread, with the outputs of all requests. Must not call methods that wait for a
 // step.
 using StepCallback = std::function<void(std::span<const RequestOutput>)>;
@@ -200,6 +204,10 @@ class Engine {
   // of its own, freed afterwards. key_means: f32 [layers][kv_heads][head_dim] to subtract from K first, or empty.
   // Throws InputError after Start(), and when a key or value is not finite.
   KvStatistics CollectStatistics(std::span<const int32_t> tokens, std::span<const float> key_means = {});
+
+  // Second moments of the keys and queries of `tokens`, collected likewise. Throws InputError after Start(), for a
+  // model with latents (MLA), and when a key or query is not finite.
+  QueryMoments CollectQueryMoments(std::span<const int32_t> tokens);
 
   // Computes one chunk of the comparisons of quality_sample_rate; false when none is left. The engine's own thread does
   // so while it is idle. Throws InputError after Start().

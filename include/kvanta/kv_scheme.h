@@ -21,6 +21,7 @@ struct KvSide {
   std::string format;     // canonical format name, e.g. "int8"; a name of kvanta::FormatNames()
   bool hadamard = false;  // orthonormal Walsh-Hadamard over head_dim before encoding
   bool mean = false;      // K only: a calibrated mean per (head, channel) is subtracted first
+  bool query = false;     // K only, with hadamard: a calibrated matrix that knows the queries in place of the rotation
   int outliers = 0;       // K only: calibrated channels per head stored in bf16 in addition to the codes; even
 
   bool operator==(const KvSide&) const = default;
@@ -40,7 +41,7 @@ struct KvScheme {
   bool operator==(const KvScheme&) const = default;
 
   // Parses a preset name or alias ("int4", "fp8"), or the explicit syntax "k=int8,v=int4+exact=none".
-  // Modifiers: +hadamard -hadamard +mean -mean +outliers=N +exact=none|open|2 +sink=N +edges=N.
+  // Modifiers: +hadamard -hadamard +mean -mean +query -query +outliers=N +exact=none|open|2 +sink=N +edges=N.
   // mla: for a layer whose K and V are one latent (MLA), where a name stands for the latent's form of its code: int4
   // for mla_int4, fp8 for mla_fp8. Throws InputError that names the value and lists the alternatives. "auto" is
   // resolved by the engine, not here.

@@ -107,4 +107,15 @@ struct KvStatistics {
   std::vector<double> sum, square_sum;
 };
 
+// Second moments of the keys and queries of a text, after RoPE, for +query. Those of several texts combine by +,
+// amax by max.
+struct QueryMoments {
+  int64_t tokens = 0;  // counted ones: a sequence's first page is left out, since it is always read exactly
+  int layers = 0, kv_heads = 0, head_dim = 0;
+  std::vector<float> amax;           // [layers][2][kv_heads]: largest magnitudes of all tokens' K and V
+  std::vector<double> key_sum;       // [layers][kv_heads][head_dim]
+  std::vector<double> key_moment;    // [layers][kv_heads][head_dim][head_dim]: sums of k k^T
+  std::vector<double> query_moment;  // likewise, of q q^T over the query heads of a KV head
+};
+
 }  // namespace kvanta

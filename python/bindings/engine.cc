@@ -219,6 +219,24 @@ nb::dict Statistics(EngineOwner& owner, const TokenVector& tokens, const std::op
   return result;
 }
 
+// The arrays of QueryMoments with their shapes.
+nb::dict Moments(EngineOwner& owner, const TokenVector& tokens) {
+  QueryMoments found;
+  {
+    nb::gil_scoped_release release;
+    found = owner.engine->CollectQueryMoments({tokens.data(), tokens.size()});
+  }
+  const auto layers = static_cast<size_t>(found.layers), heads = static_cast<size_t>(found.kv_heads);
+  const auto channels = static_cast<size_t>(found.head_dim);
+  nb::dict result;
+  result["tokens"] = found.tokens;
+  result["amax"] = ToNumpy(std::move(found.amax), {layers, 2, heads});
+  result["key_sum"] = ToNumpy(std::move(found.key_sum), {layers, heads, channels});
+  result["key_moment"] = ToNumpy(std::move(found.key_moment), {layers, heads, channels, channels});
+  result["query_moment"] = ToNumpy(std::move(found.query_moment), {layers, heads, channels, channels});
+  return result;
+}
+
 nb::bytes ExportPage(EngineOwner& owner, const TokenVector& tokens, int index, int group) {
   std::vector<uint8_t> bytes;
   {
@@ -261,6 +279,9 @@ void BindEngine(nb::module_& module) {
            nb::sig("def statistics(self, tokens: numpy.typing.NDArray[numpy.int32], "
                    "key_means: numpy.typing.NDArray[numpy.float32] | None = None) -> dict[str, typing.Any]"),
            "KvStatistics of include/kvanta/stats.h as a dictionary of numpy arrays.")
+      .def("query_moments", &Moments, "tokens"_a,
+           nb::sig("def query_moments(self, tokens: numpy.typing.NDArray[numpy.int32]) -> dict[str, typing.Any]"),
+           "QueryMoments of include/kvanta/stats.h as a dictionary of numpy arrays.")
       .def(
           "measure_quality", [](EngineOwner& owner) { return owner.engine->MeasureQuality(); }, ReleaseGil(),
           "One chunk of the comparisons of quality_sample_rate; False when none is left.")

@@ -89,6 +89,7 @@ void BindFormats(nb::module_& module) {
       .def_ro("format", &KvSide::format)
       .def_ro("hadamard", &KvSide::hadamard)
       .def_ro("mean", &KvSide::mean)
+      .def_ro("query", &KvSide::query)
       .def_ro("outliers", &KvSide::outliers);
   nb::class_<KvScheme>(module, "KvScheme", "How K and V are stored.")
       .def_static(

@@ -50,6 +50,8 @@ void BindModelInfo(nb::module_& module) {
   module.def("gguf_types", &models::GgufTypes, "Types of GGUF tensors that are used as they are stored.");
   module.def("plan_cache_bytes", &PlanCacheBytes, "config"_a, nb::call_guard<nb::gil_scoped_release>(),
              "Bytes of a cache, without building one.");
+  module.def("missing_query_matrices", &MissingQueryMatrices, "config"_a, nb::call_guard<nb::gil_scoped_release>(),
+             "Hash of the model's weights if +query lacks its matrices, else an empty text.");
 }
 
 }  // namespace kvanta::python

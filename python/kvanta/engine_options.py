@@ -61,7 +61,7 @@ class EngineOptions(OptionGroup):
         is_list=True,
         metavar="LAYER",
     )
-    quantization_param_path: str = option("", "JSON file with the scales of the cache", metavar="FILE")
+    quantization_param_path: str = option("", "file with scales, or matrices of +query", metavar="FILE")
     calculate_kv_scales: bool = option(False, "take static scales from the first prompt")
     max_model_len: int | None = option(
         0,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvanta import _core
+from kvanta.auto_query import add_query_matrices
 from kvanta.engine_options import EngineOptions, engine_config
 from kvanta.errors import InputError
 from kvanta.generation_config import default_sampling, describe
@@ -63,6 +64,7 @@ class LoadedModel:
         self.tokenizer.template_defaults = options.default_chat_template_kwargs
         self.warnings: list[str] = []
         """Warnings of the engine that nobody has read yet; its thread may append more."""
+        add_query_matrices(config, folder.name, arguments, options.auto_calibrate)
         config.set_on_warning(self.warnings.append)
         config.set_fill_masks(fill_masks)
         self.engine = _core.Engine(config)

@@ -124,6 +124,9 @@ class ModelOptions(OptionGroup):
         "", "regular expression of the space between the parts of JSON", metavar="REGEX"
     )
 
+    auto_calibrate: bool = option(
+        True, "calibrate +query on included texts when a model has no matrices for it, once; kept in $KVANTA_HOME"
+    )
     pooler_config: Mapping[str, Any] = option(
         "",
         "JSON with pooling_type (MEAN or LAST), normalize or dimensions: defaults of embeddings",

@@ -37,9 +37,13 @@ def write_safetensors(
     shapes: Mapping[str, tuple[int, ...]],
     tensors: Iterable[tuple[str, NDArray[Any]]],
     dtype: str | Mapping[str, str] = "BF16",
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes `tensors` (in the order of `shapes`) as `dtype`, one for all or by name: float32 as BF16 or F32."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    """Writes `tensors` (in the order of `shapes`) as `dtype`, one for all or by name: float32 as BF16 or F32.
+
+    `metadata`: further entries of the header's __metadata__.
+    """
+    header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     offset = 0
     for name, shape in shapes.items():
         kind = dtype if isinstance(dtype, str) else dtype[name]

@@ -37,7 +37,9 @@ void CheckOutliers(const std::vector<int>& channels, const AttentionSpec& layer,
   }
 }
 
-void CheckScales(const formats::SideScales& side, const AttentionSpec& layer, bool mean, size_t index, char name) {
+// `needed_by`: the modifier that needs key means, or null.
+void CheckScales(const formats::SideScales& side, const AttentionSpec& layer, const char* needed_by, size_t index,
+                 char name) {
   if (side.scale.size() != static_cast<size_t>(layer.kv_heads)) {
     throw InputError(
         fmt::format("layer {}: {} {} scales for {} KV heads", index, side.scale.size(), name, layer.kv_heads));
@@ -47,10 +49,24 @@ void CheckScales(const formats::SideScales& side, const AttentionSpec& layer, bo
       throw InputError(fmt::format("layer {}: {} scale {} is not a finite number above 0", index, name, scale));
     }
   }
-  const size_t expected = mean ? static_cast<size_t>(layer.kv_heads) * static_cast<size_t>(layer.head_dim) : 0;
-  if (mean && side.mean.size() != expected) {
-    throw InputError(fmt::format("layer {}: the scheme says +mean, but there are {} mean values instead of {}", index,
-                                 side.mean.size(), expected));
+  if (needed_by == nullptr) return;
+  const auto expected = static_cast<size_t>(layer.kv_heads) * static_cast<size_t>(layer.head_dim);
+  if (side.mean.size() != expected) {
+    throw InputError(fmt::format("layer {}: the scheme says +{}, but there are {} mean values instead of {}", index,
+                                 needed_by, side.mean.size(), expected));
+  }
+}
+
+void CheckQueryTransform(const formats::SideScales& side, const AttentionSpec& layer, size_t index) {
+  if (side.query == nullptr) {
+    throw InputError(
+        fmt::format("layer {}: the scheme says +query, but there are no matrices for it; `kvanta calibrate MODEL "
+                    "--query --out FILE.safetensors` makes them, for --quantization-param-path FILE.safetensors",
+                    index));
+  }
+  if (side.query->kv_heads() != layer.kv_heads || side.query->head_dim() != layer.head_dim) {
+    throw InputError(fmt::format("layer {}: +query matrices of {} KV heads of {} for {} of {}", index,
+                                 side.query->kv_heads(), side.query->head_dim(), layer.kv_heads, layer.head_dim));
   }
 }
 
@@ -187,8 +203,9 @@ BackendConfig CheckConfig(BackendConfig config, const formats::CacheLayout& layo
     formats::LayerScales& scales = config.scales[i];
     if (scales.k.scale.empty()) scales.k.scale.assign(static_cast<size_t>(layer.kv_heads), 1.0f);
     if (scales.v.scale.empty()) scales.v.scale.assign(static_cast<size_t>(layer.kv_heads), 1.0f);
-    CheckScales(scales.k, layer, scheme.k.mean, i, 'k');
-    CheckScales(scales.v, layer, false, i, 'v');
+    if (scheme.k.query) CheckQueryTransform(scales.k, layer, i);
+    CheckScales(scales.k, layer, scheme.k.query ? "query" : scheme.k.mean ? "mean" : nullptr, i, 'k');
+    CheckScales(scales.v, layer, nullptr, i, 'v');
     if (scheme.k.outliers != 0) CheckOutliers(scales.k.outliers, layer, scheme.k.outliers, i);
   }
   return config;

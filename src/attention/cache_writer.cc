@@ -100,8 +100,8 @@ class QuantizeClosedPage {
 
 }  // namespace
 
-CacheWriter::CacheWriter(cache::PagePool& pool, const BackendConfig& config, formats::TrellisSearch search)
-    : pool_(pool), config_(config), search_(search), counts_(std::make_unique<LayerCounts[]>(config.layers.size())) {}
+CacheWriter::CacheWriter(cache::PagePool& pool, const BackendConfig& config, const RowKernels& kernels)
+    : pool_(pool), config_(config), kernels_(kernels), counts_(std::make_unique<LayerCounts[]>(config.layers.size())) {}
 
 void CacheWriter::AtomicCounts::Add(const SideCounts& counts) noexcept {
   if (counts.blocks != 0) blocks.fetch_add(counts.blocks, std::memory_order_relaxed);
@@ -153,7 +153,8 @@ void CacheWriter::WriteSide(const PageWrite& write, int layer, int head, SideKin
   const formats::SideScales& scales =
       is_key ? config_.scales[static_cast<size_t>(layer)].k : config_.scales[static_cast<size_t>(layer)].v;
   const float static_scale = scales.scale[static_cast<size_t>(head)];
-  const formats::RowTransform transform = formats::TransformOf(side, scales, head, scheme.shape.head_dim);
+  formats::RowTransform transform = formats::TransformOf(side, scales, head, scheme.shape.head_dim);
+  transform.multiply = kernels_.multiply;
   uint8_t* quantized = nullptr;
   const formats::CellShape unquantized_shape{.tokens = scheme.shape.tokens,
                                              .head_dim = is_key ? scheme.UnquantizedShape().head_dim : 0};
@@ -183,7 +184,7 @@ void CacheWriter::WriteSide(const PageWrite& write, int layer, int head, SideKin
     // Scalar, unlike the queries' transform: the NaN payload of an operation on two NaNs depends on the ISA.
     transform.Forward(row, x, outlier_values);
     const formats::Format& format = exact ? ExactFormat() : *side.format;
-    EncodeRow(format, x, scheme.shape.head_dim, static_scale, search_, buffer.Sections(), counts);
+    EncodeRow(format, x, scheme.shape.head_dim, static_scale, kernels_.search_trellis, buffer.Sections(), counts);
     if (!exact) CountZeroScales(format, scheme.shape.head_dim, buffer.Sections(), counts);
     formats::StoreRow(kind, format, scheme.shape, exact ? exact_sections : side.sections, slot, buffer.Sections(),
                       exact ? exact : quantized);
@@ -198,7 +199,7 @@ void CacheWriter::WriteSide(const PageWrite& write, int layer, int head, SideKin
   counts += unquantized_counts;
   if (exact && quantized && write.last_slot == scheme.shape.tokens) {
     SideCounts closing;
-    QuantizeClosedPage(kind, side, scheme.shape, static_scale, search_, closing)
+    QuantizeClosedPage(kind, side, scheme.shape, static_scale, kernels_.search_trellis, closing)
         .Close(exact_sections, exact, quantized);
     counts.saturated += closing.saturated;  // values and NaN were counted on write
     counts.blocks += closing.blocks;

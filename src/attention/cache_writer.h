@@ -13,11 +13,16 @@
 
 namespace kvanta::attention {
 
+// Kernels of rows before they are written: an instruction set's, which give the same bits as these.
+struct RowKernels {
+  formats::TrellisSearch search_trellis = formats::PortableTrellisSearch;
+  formats::MultiplyRowFn multiply = formats::MultiplyRow;
+};
+
 class CacheWriter {
  public:
-  // `config`: returned by CheckConfig. `pool` and `config` must outlive the writer. `search`: an instruction set's.
-  CacheWriter(cache::PagePool& pool, const BackendConfig& config,
-              formats::TrellisSearch search = formats::PortableTrellisSearch);
+  // `config`: returned by CheckConfig. `pool` and `config` must outlive the writer.
+  CacheWriter(cache::PagePool& pool, const BackendConfig& config, const RowKernels& kernels = {});
 
   // k, v: f32 [rows][kv_heads * head_dim], row stride `stride` floats. MLA: k only, see Backend::Append.
   void Write(const Batch& batch, int layer, const float* k, const float* v, int64_t stride,
@@ -40,7 +45,7 @@ class CacheWriter {
 
   cache::PagePool& pool_;
   const BackendConfig& config_;
-  const formats::TrellisSearch search_;
+  const RowKernels kernels_;
   std::unique_ptr<LayerCounts[]> counts_;
 };
 

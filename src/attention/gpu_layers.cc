@@ -92,6 +92,7 @@ GpuLayer GpuLayerBuilder::Build(size_t index, kernels::cuda::AppendSums* sums, c
   params.hadamard_norm = k.hadamard_norm;
   params.hadamard_block = k.hadamard_block;
   params.k_mean = k.mean;
+  if (scheme.k.query) params.query_matrices = Upload(scales.k.query->query_matrices());
   params.k_scale = static_scales(scheme.k, scales.k);
   params.k_type = kernels::cuda::MakeKvTypeDesc(scheme.k.format->code, scheme.k.format->scaling);
   params.quantized = k.quantized;
@@ -134,6 +135,7 @@ GpuCell GpuLayerBuilder::BuildSide(size_t index, bool is_key) {
   params.hadamard_norm = static_cast<float>(1.0 / std::sqrt(static_cast<double>(block)));
   params.hadamard_block = block;
   if (side.mean) params.mean = Upload(scales.mean);
+  if (side.query) params.query_matrices = Upload(scales.query->key_matrices());
   if (side.outliers != 0) {
     params.outliers = Upload(std::vector<int32_t>(scales.outliers.begin(), scales.outliers.end()));
   }
@@ -161,6 +163,7 @@ GpuCell GpuLayerBuilder::BuildUnquantized(size_t index, const AppendParams& k) c
   params.is_unquantized = true;
   params.head_dim = scheme.UnquantizedShape().head_dim;
   params.hadamard = false;
+  params.query_matrices = nullptr;
   params.cell = MakeOffsets(scheme.UnquantizedSections(), scheme.KUnquantized(0), scheme.HeadBytes());
   if (scheme.exact_open) {
     params.exact_cell = MakeOffsets(scheme.UnquantizedSections(), scheme.ExactKUnquantized(0), scheme.ExactHeadBytes());

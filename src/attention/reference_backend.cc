@@ -27,6 +27,17 @@ struct DecodedSide {
   std::vector<float> exact;
 };
 
+// q = A^-T q
+void MultiplyQuery(const formats::QueryTransform& transform, int head, std::vector<double>& q) {
+  const float* matrix = transform.QueryMatrix(head);
+  std::vector<double> product(q.size());
+  for (size_t j = 0; j < q.size(); ++j) {
+    for (size_t i = 0; i < q.size(); ++i) product[i] += q[j] * double{matrix[i]};
+    matrix += formats::MatrixStride(transform.head_dim());
+  }
+  q = product;
+}
+
 class ReferenceBackend final : public Backend {
  public:
   ReferenceBackend(cache::PagePool& pool, BackendConfig config)
@@ -173,6 +184,7 @@ class ReferenceBackend final : public Backend {
         }
         for (const int channel : transform.outliers) rest[static_cast<size_t>(channel)] = 0;
         if (scheme.k.hadamard) reference::Hadamard(rest);
+        if (scheme.k.query) MultiplyQuery(*config_.scales[static_cast<size_t>(layer)].k.query, head, rest);
         row_q = rest;
         for (const int channel : transform.outliers) row_q.push_back(double{row[channel]});
         row_q.insert(row_q.end(), row + head_dim, row + attention.KeyDim());

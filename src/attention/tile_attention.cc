@@ -126,6 +126,8 @@ void TileAttention::PrepareHead(int head, bool for_quantized, bool for_exact) no
   formats::RowTransform transform = formats::TransformOf(side, layer_.scales->k, kv_head, head_dim_);
   const float* mean = std::exchange(transform.mean, nullptr);
   const bool rotated = std::exchange(transform.hadamard, false);
+  transform.key_matrix = transform.query_matrix;
+  transform.multiply = kernels_.multiply;
   alignas(64) float transformed[kMaxHeadDim];
   float outlier_values[KvScheme::kMaxOutliers];
   for (int of_head = 0; of_head < HeadRows(); ++of_head) {
@@ -138,7 +140,7 @@ void TileAttention::PrepareHead(int head, bool for_quantized, bool for_exact) no
       work_.bias_[row] = static_cast<float>(dot * double{softmax_scale});
     }
     const float* x = query;
-    if (!transform.outliers.empty()) {
+    if (!transform.outliers.empty() || side.query) {
       transform.Forward(query, transformed, outlier_values);
       x = transformed;
     }

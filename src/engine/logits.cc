@@ -7,6 +7,7 @@
 #include "engine/engine_impl.h"
 #include "kvanta/error.h"
 #include "observe/kv_statistics.h"
+#include "observe/query_moments.h"
 
 namespace kvanta {
 
@@ -24,6 +25,14 @@ KvStatistics Engine::Impl::CollectStatistics(std::span<const int32_t> tokens, st
   const StepLock step_lock(*this);
   return observe::CollectKvStatistics(*components_.model, components_.make_backend, components_.layout, tokens,
                                       key_means, components_.config.max_num_batched_tokens);
+}
+
+QueryMoments Engine::Impl::CollectQueryMoments(std::span<const int32_t> tokens) {
+  CheckStopped("CollectQueryMoments");
+  CheckSequence(tokens);
+  const StepLock step_lock(*this);
+  return observe::CollectQueryMoments(*components_.model, components_.make_backend, components_.layout, tokens,
+                                      components_.config.max_num_batched_tokens, *components_.threads);
 }
 
 int64_t Engine::Impl::Logits(std::span<const int32_t> tokens, int chunk_tokens, std::span<float> out,

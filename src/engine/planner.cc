@@ -5,6 +5,8 @@
 
 #include "engine/engine_config.h"
 #include "kvanta/error.h"
+#include "models/fingerprint.h"
+#include "models/kv_scales.h"
 
 namespace kvanta {
 
@@ -48,6 +50,22 @@ CachePlan PlanCacheBytes(const EngineConfig& config) {
   const auto layers = std::ranges::count_if(layout.layers, [](const auto& layer) { return !layer.IsRecurrent(); });
   plan.bits_per_element = plan.bytes_per_token * 8 / (static_cast<double>(layers) * elements);
   return plan;
+}
+
+std::string MissingQueryMatrices(const EngineConfig& config) {
+  if (!config.quantization_param_path.empty()) return "";
+  engine::CheckConfig(config);
+  const models::ModelConfig model = models::ReadConfig(config.model);
+  const std::vector<KvScheme> schemes =
+      engine::ResolveSchemes(config, model, engine::ResolveDType(config.dtype, model));
+  const formats::CacheLayout layout = engine::PlanLayout(schemes, model, config.page_size);
+  if (std::ranges::none_of(layout.layers, [](const auto& layer) { return layer.k.query; })) return "";
+  const models::Checkpoint checkpoint = models::Checkpoint::Open(config.model);
+  const models::KvScales scales = models::LoadKvScales("", checkpoint, model, layout.layers);
+  for (size_t i = 0; i < layout.layers.size(); ++i) {
+    if (layout.layers[i].k.query && scales.layers[i].k.query == nullptr) return models::Fingerprint(checkpoint);
+  }
+  return "";
 }
 
 }  // namespace kvanta

@@ -20,8 +20,16 @@ void CheckParameters(const CellParameters& parameters, const KvSide& side, CellS
   if (!parameters.mean.empty() && parameters.mean.size() != static_cast<size_t>(shape.head_dim)) {
     throw InputError(fmt::format("mean of {} channels for head_dim {}", parameters.mean.size(), shape.head_dim));
   }
-  if (!parameters.mean.empty() && !side.mean)
+  if (!parameters.mean.empty() && !side.mean && !side.query)
     throw InputError("a mean is given, but the scheme has no +mean on this side");
+  if ((parameters.query != nullptr) != side.query || (side.query && parameters.mean.empty())) {
+    throw InputError(side.query ? "the scheme has +query on this side: give its matrix and the mean"
+                                : "a +query matrix is given, but the scheme has no +query on this side");
+  }
+  if (side.query && (parameters.query->kv_heads() != 1 || parameters.query->head_dim() != shape.head_dim)) {
+    throw InputError(fmt::format("+query matrices of {} heads of {} for one head of {}", parameters.query->kv_heads(),
+                                 parameters.query->head_dim(), shape.head_dim));
+  }
   if (parameters.outliers.size() != static_cast<size_t>(side.outliers)) {
     throw InputError(fmt::format("{} outlier channels are given, but the scheme has +outliers={} on this side",
                                  parameters.outliers.size(), side.outliers));
@@ -37,9 +45,11 @@ void CheckParameters(const CellParameters& parameters, const KvSide& side, CellS
 
 RowTransform TransformOf(const KvSide& side, const CellParameters& parameters, CellShape shape) {
   return {.head_dim = shape.head_dim,
-          .hadamard = side.hadamard,
+          .hadamard = side.hadamard && !side.query,
           .mean = parameters.mean.empty() ? nullptr : parameters.mean.data(),
-          .outliers = parameters.outliers};
+          .outliers = parameters.outliers,
+          .key_matrix = side.query ? parameters.query->KeyMatrix(0) : nullptr,
+          .query_matrix = side.query ? parameters.query->QueryMatrix(0) : nullptr};
 }
 
 float ThroughBf16(float x) {

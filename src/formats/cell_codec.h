@@ -8,6 +8,7 @@
 
 #include "formats/cell.h"
 #include "formats/cell_layout.h"
+#include "formats/query_transform.h"
 #include "kvanta/kv_scheme.h"
 
 namespace kvanta::formats {
@@ -16,9 +17,10 @@ namespace kvanta::formats {
 SideKind ParseSideKind(std::string_view text);
 
 struct CellParameters {
-  float static_scale = 1.0F;           // for formats with scaling.per_head: stored value = x / static_scale; > 0
-  std::span<const float> mean = {};    // [head_dim], for sides with +mean; empty: none
-  std::span<const int> outliers = {};  // ascending channels, as many as the side's +outliers
+  float static_scale = 1.0F;              // for formats with scaling.per_head: stored value = x / static_scale; > 0
+  std::span<const float> mean = {};       // [head_dim], for sides with +mean; empty: none
+  const QueryTransform* query = nullptr;  // of one head, for sides with +query, which take a mean as well
+  std::span<const int> outliers = {};     // ascending channels, as many as the side's +outliers
   // Rounds each transformed row to bf16 before encoding. The cache does so for schemes with exact pages, where a page
   // is written in bf16 first and quantized from that when it closes; without, the row is encoded as it is.
   bool via_bf16 = false;

@@ -38,6 +38,7 @@ Json SideJson(const Side& side, int head_dim) {
   }
   json["hadamard_block"] = side.hadamard ? HadamardBlock(head_dim) : 0;
   json["mean"] = side.mean;
+  if (side.query) json["query"] = "f32";
   if (side.outliers != 0) json["outliers"] = side.outliers;
   return json;
 }
@@ -81,6 +82,7 @@ Json ScalesJson(const PageHeader& header) {
     const auto add = [&](const char* prefix, const Side& side, const SideScales& scales) {
       if (side.format->scaling.per_head) json[std::string(prefix) + "_scale"] = scales.scale;
       if (side.mean) json[std::string(prefix) + "_mean"] = scales.mean;
+      if (side.query) json[std::string(prefix) + "_query"] = scales.query ? scales.query->Hash() : scales.query_hash;
       if (side.outliers != 0) json[std::string(prefix) + "_outliers"] = scales.outliers;
     };
     add("k", layer.k, header.scales[i].k);
@@ -142,6 +144,14 @@ std::vector<int> Channels(const Json& object, const std::string& key, const Laye
   return channels;
 }
 
+std::string QueryHash(const Json& object, const std::string& key) {
+  std::string hash = Text(object, key.c_str());
+  if (hash.size() != 22 || !hash.starts_with("xxh64-")) {
+    throw InputError(fmt::format("'{}' is not a hash xxh64- of 16 digits", key));
+  }
+  return hash;
+}
+
 CacheLayout ReadLayout(const Json& root) {
   const int64_t page_size = Integer(Member(root, "page_size"), "page_size", 16, 128);
   const Json& entries = Member(root, "layers");
@@ -192,6 +202,7 @@ std::vector<LayerScales> ReadScales(const Json& root, const CacheLayout& layout)
       if (side.mean) {
         out.mean = Floats(json, prefix + "_mean", int64_t{layer.kv_heads} * layer.shape.head_dim, false);
       }
+      if (side.query) out.query_hash = QueryHash(json, prefix + "_query");
       if (side.outliers != 0) out.outliers = Channels(json, prefix + "_outliers", layer, side.outliers);
     };
     read("k", layer.k, layers[i].k);

@@ -16,17 +16,44 @@ constexpr int64_t kStateAlignment = 64;  // bytes of a cache line
 Side ResolveSide(const KvSide& side, bool is_key, CellShape shape) {
   const Format& format = OnSide(Find(side.format), is_key);
   return Side{.format = &format,
-              .hadamard = side.hadamard,
-              .mean = side.mean,
+              .hadamard = side.hadamard && !side.query,
+              .mean = side.mean || side.query,
+              .query = side.query,
               .outliers = side.outliers,
               .sections = PlanCell(format, shape)};
 }
 
-void CheckScheme(const KvScheme& scheme, CellShape shape) {
-  if (scheme.v.mean || scheme.v.outliers != 0) {
+void CheckQuery(const KvScheme& scheme) {
+  if (!scheme.k.hadamard) {
     throw InputError(
-        fmt::format("scheme {}: only K takes +{}", scheme.ToString(), scheme.v.mean ? "mean" : "outliers"));
+        fmt::format("scheme {}: +query takes the place of K's Hadamard transform, which {} does not have; "
+                    "add +hadamard to K, or leave +query out",
+                    scheme.ToString(), scheme.k.format));
   }
+  if (Find(scheme.k.format).scaling.per_head) {
+    throw InputError(
+        fmt::format("scheme {}: +query does not go with the static scales of {}, which are of keys as they "
+                    "are; formats with scales of their own for each token do",
+                    scheme.ToString(), scheme.k.format));
+  }
+  if (scheme.k.mean) {
+    throw InputError(
+        fmt::format("scheme {}: +query subtracts the key mean already; leave +mean out", scheme.ToString()));
+  }
+  if (scheme.exact == ExactPages::kNone || scheme.sink_pages < 1) {
+    throw InputError(
+        fmt::format("scheme {}: +query needs an exact first page (+exact=open or +exact=2, +sink=1 or "
+                    "more): the key of the first token, which all queries attend to, is far from the mean",
+                    scheme.ToString()));
+  }
+}
+
+void CheckScheme(const KvScheme& scheme, CellShape shape) {
+  if (scheme.v.mean || scheme.v.query || scheme.v.outliers != 0) {
+    const char* modifier = scheme.v.mean ? "mean" : scheme.v.query ? "query" : "outliers";
+    throw InputError(fmt::format("scheme {}: only K takes +{}", scheme.ToString(), modifier));
+  }
+  if (scheme.k.query) CheckQuery(scheme);
   const int outliers = scheme.k.outliers;
   if (outliers < 0 || outliers > std::min(KvScheme::kMaxOutliers, shape.head_dim) || outliers % 2 != 0) {
     throw InputError(fmt::format("scheme {}: outliers={} must be an even number from 0 to {} at head_dim {}",
@@ -75,10 +102,11 @@ void CheckLatents(const KvScheme& scheme, const LayerShape& shape) {
     throw InputError(fmt::format("scheme {}: this model's layers store K and V as one latent (MLA); formats for it: {}",
                                  scheme.ToString(), FormatsFor(true)));
   }
-  if (scheme.k.hadamard || scheme.v.hadamard || scheme.k.mean || scheme.k.outliers != 0) {
+  if (scheme.k.hadamard || scheme.v.hadamard || scheme.k.mean || scheme.k.query || scheme.k.outliers != 0) {
     throw InputError(
-        fmt::format("scheme {}: latents (MLA) are stored as they are, without +hadamard, +mean or "
+        fmt::format("scheme {}: latents (MLA) are stored as they are, without +hadamard, +mean, +query or "
                     "+outliers",
+
                     scheme.ToString()));
   }
   if (format.latents == MlaSupport::kYes && scheme.exact != ExactPages::kNone) {
@@ -149,6 +177,10 @@ CacheLayout PlanCache(const std::vector<KvScheme>& schemes, const std::vector<La
 RowTransform TransformOf(const Side& side, const SideScales& scales, int head, int head_dim) noexcept {
   RowTransform transform{.head_dim = head_dim, .hadamard = side.hadamard};
   if (side.mean) transform.mean = scales.mean.data() + int64_t{head} * head_dim;
+  if (side.query) {
+    transform.key_matrix = scales.query->KeyMatrix(head);
+    transform.query_matrix = scales.query->QueryMatrix(head);
+  }
   if (side.outliers != 0) {
     const auto count = static_cast<size_t>(side.outliers);
     transform.outliers = std::span(scales.outliers).subspan(static_cast<size_t>(head) * count, count);

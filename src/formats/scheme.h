@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "formats/cell.h"
+#include "formats/query_transform.h"
 #include "formats/transform.h"
 #include "kvanta/kv_scheme.h"
 
@@ -14,15 +16,17 @@ namespace kvanta::formats {
 // One side of one layer, resolved.
 struct Side {
   const Format* format = nullptr;
-  bool hadamard = false;
-  bool mean = false;
+  bool hadamard = false;  // false with `query`, whose matrix includes the rotation
+  bool mean = false;      // +mean or +query: the key mean is subtracted first
+  bool query = false;
   int outliers = 0;  // channels per head in a bf16 cell after the side's; their codes are zero
   CellSections sections;
 
   // True if the side's bytes depend on calibrated parameters (SideScales).
-  bool UsesScales() const { return format->scaling.per_head || mean || outliers != 0; }
+  bool UsesScales() const { return format->scaling.per_head || mean || query || outliers != 0; }
   bool operator==(const Side& other) const {
-    return format == other.format && hadamard == other.hadamard && mean == other.mean && outliers == other.outliers;
+    return format == other.format && hadamard == other.hadamard && mean == other.mean && query == other.query &&
+           outliers == other.outliers;
   }
 };
 
@@ -111,12 +115,14 @@ inline constexpr int kMaxRopeDim = 256;
 CacheLayout PlanCache(const std::vector<KvScheme>& schemes, const std::vector<LayerShape>& shapes, int page_size,
                       const std::vector<int>& groups = {});
 
-// Static parameters of one side of one layer, used by formats with scaling.per_head, key means and outlier channels.
-// Index = KV head.
+// Static parameters of one side of one layer, used by formats with scaling.per_head, key means, query-aware matrices
+// and outlier channels. Index = KV head.
 struct SideScales {
-  std::vector<float> scale;   // [kv_heads]; 1.0 when nothing was given
-  std::vector<float> mean;    // [kv_heads * head_dim], empty without
-  std::vector<int> outliers;  // [kv_heads * n], each head's channels ascending; empty without
+  std::vector<float> scale;                     // [kv_heads]; 1.0 when nothing was given
+  std::vector<float> mean;                      // [kv_heads * head_dim], empty without
+  std::vector<int> outliers;                    // [kv_heads * n], each head's channels ascending; empty without
+  std::shared_ptr<const QueryTransform> query;  // null without
+  std::string query_hash;  // QueryTransform::Hash() in scales read from the header of a page, which has no matrices
 };
 
 struct LayerScales {

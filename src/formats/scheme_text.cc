@@ -21,13 +21,15 @@ using formats::TakeUntil;
 using formats::Trim;
 
 constexpr std::string_view kModifiers =
-    "+hadamard, -hadamard, +mean, -mean, +outliers=N, +exact=none, +exact=open, +exact=2, +sink=N, +edges=N";
+    "+hadamard, -hadamard, +mean, -mean, +query, -query, +outliers=N, +exact=none, +exact=open, +exact=2, +sink=N, "
+    "+edges=N";
 
 // One name with its modifiers, before defaults. Absent: the format's default.
 struct Term {
   const Format* format = nullptr;
   std::optional<bool> hadamard;
   std::optional<bool> mean;
+  std::optional<bool> query;
   std::optional<int> outliers;
 };
 struct Exactness {
@@ -56,6 +58,7 @@ int ParseCount(std::string_view modifier, int max, std::string_view text) {
 
 void ApplyModifier(char sign, std::string_view modifier, std::string_view text, Term& term, Exactness& exact) {
   if (modifier == "hadamard") return SetOnce(term.hadamard, sign == '+', modifier, text);
+  if (modifier == "query") return SetOnce(term.query, sign == '+', modifier, text);
   if (modifier == "mean") return SetOnce(term.mean, sign == '+', modifier, text);
   if (sign == '+') {
     if (modifier.starts_with("outliers=")) {
@@ -99,6 +102,7 @@ KvSide Resolve(const Term& term, bool is_key) {
   return {.format = std::string(term.format->name),
           .hadamard = term.hadamard.value_or(formats::OnSide(*term.format, is_key).hadamard),
           .mean = term.mean.value_or(false),
+          .query = term.query.value_or(false),
           .outliers = term.outliers.value_or(0)};
 }
 
@@ -106,8 +110,9 @@ KvSide Resolve(const Term& term, bool is_key) {
 ExactPages DefaultExact(const Format& k, const Format& v) {
   return std::max(k.exact, v.exact);
 }
-int DefaultSink(const Format& k, const Format& v, ExactPages exact) {
-  return exact == ExactPages::kNone ? 0 : std::max(k.sink_pages, v.sink_pages);
+// +query needs an exact first page.
+int DefaultSink(const Format& k, const Format& v, ExactPages exact, bool query) {
+  return exact == ExactPages::kNone ? 0 : std::max({k.sink_pages, v.sink_pages, query ? 1 : 0});
 }
 // Only a name for both sides is a preset of the whole model.
 int DefaultBoundaryLayers(const Format& k, const Format& v) {
@@ -117,7 +122,7 @@ int DefaultBoundaryLayers(const Format& k, const Format& v) {
 KvScheme Combine(const Term& k, const Term& v, const Exactness& exact, std::string_view text) {
   KvScheme scheme{.k = Resolve(k, true), .v = Resolve(v, false)};
   scheme.exact = exact.pages.value_or(DefaultExact(*k.format, *v.format));
-  scheme.sink_pages = exact.sink_pages.value_or(DefaultSink(*k.format, *v.format, scheme.exact));
+  scheme.sink_pages = exact.sink_pages.value_or(DefaultSink(*k.format, *v.format, scheme.exact, scheme.k.query));
   scheme.boundary_layers = exact.boundary_layers.value_or(DefaultBoundaryLayers(*k.format, *v.format));
   if (scheme.sink_pages > 0 && scheme.exact == ExactPages::kNone) {
     throw InputError(fmt::format("KV cache scheme '{}': +sink={} keeps exact pages, so it needs exact=open or exact=2",
@@ -146,6 +151,7 @@ KvScheme ParseExplicit(std::string_view text, bool mla) {
                                  Sanitize(text), k ? "v" : "k"));
   }
   if (v->mean) throw InputError(fmt::format("KV cache scheme '{}': only K takes +mean or -mean", Sanitize(text)));
+  if (v->query) throw InputError(fmt::format("KV cache scheme '{}': only K takes +query or -query", Sanitize(text)));
   if (v->outliers) throw InputError(fmt::format("KV cache scheme '{}': only K takes +outliers", Sanitize(text)));
   return Combine(*k, *v, exact, text);
 }
@@ -155,6 +161,7 @@ std::string SideText(const KvSide& side, bool is_key) {
   std::string text(side.format);
   if (side.hadamard != format.hadamard) text += side.hadamard ? "+hadamard" : "-hadamard";
   if (side.mean) text += "+mean";
+  if (side.query) text += "+query";
   if (side.outliers != 0) text += fmt::format("+outliers={}", side.outliers);
   return text;
 }
@@ -170,7 +177,8 @@ KvScheme KvScheme::Parse(std::string_view text, bool mla) {
   Exactness exact;
   const Term k = ParseTerm(text, text, mla, exact);
   Term v = k;
-  v.mean.reset();  // key means and outlier channels are K's alone
+  v.mean.reset();  // key means, query-aware matrices and outlier channels are K's alone
+  v.query.reset();
   v.outliers.reset();
   return Combine(k, v, exact, text);
 }
@@ -183,8 +191,8 @@ std::string KvScheme::ToString() const {
     return side.hadamard == formats::OnSide(format, is_key).hadamard;
   };
   const bool both_default = is_default(k_format, k, true) && is_default(v_format, v, false);
-  const bool one_name =
-      k_format.name == v_format.name && !v.mean && v.outliers == 0 && (both_default || k.hadamard == v.hadamard);
+  const bool one_name = k_format.name == v_format.name && !v.mean && !v.query && v.outliers == 0 &&
+                        (both_default || k.hadamard == v.hadamard);
   std::string text = one_name && (both_default || !is_default(k_format, k, true))
                          ? SideText(k, true)
                          : "k=" + SideText(k, true) + ",v=" + SideText(v, false);
@@ -192,7 +200,7 @@ std::string KvScheme::ToString() const {
   if (exact != DefaultExact(k_format, v_format)) {
     text += exact == ExactPages::kNone ? "+exact=none" : exact == ExactPages::kOpen ? "+exact=open" : "+exact=2";
   }
-  if (sink_pages != DefaultSink(k_format, v_format, exact)) text += fmt::format("+sink={}", sink_pages);
+  if (sink_pages != DefaultSink(k_format, v_format, exact, k.query)) text += fmt::format("+sink={}", sink_pages);
   if (boundary_layers != DefaultBoundaryLayers(k_format, v_format)) text += fmt::format("+edges={}", boundary_layers);
   return text;
 }

@@ -1,7 +1,10 @@
 #include "formats/transform.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+
+#include "formats/cell.h"
 
 namespace kvanta::formats {
 namespace {
@@ -95,6 +98,20 @@ void Hadamard(float* x, int head_dim) noexcept {
   for (int i = 0; i < head_dim; ++i) x[i] *= norm;
 }
 
+void MultiplyRow(const float* x, const float* matrix, int head_dim, float* out) noexcept {
+  const int64_t stride = MatrixStride(head_dim);
+  for (int64_t first = 0; first < stride; first += 16) {
+    Four sums[4] = {};
+    for (int64_t j = 0; j < head_dim; ++j) {
+      Four row[4];
+      std::memcpy(row, matrix + j * stride + first, sizeof(row));
+      const Four factor = {x[j], x[j], x[j], x[j]};
+      for (int i = 0; i < 4; ++i) sums[i] += row[i] * factor;
+    }
+    std::memcpy(out + first, sums, sizeof(sums));
+  }
+}
+
 void RowTransform::Forward(const float* row, float* x, float* outlier_values) const noexcept {
   for (int c = 0; c < head_dim; ++c) x[c] = mean != nullptr ? row[c] - mean[c] : row[c];
   for (const int channel : outliers) {
@@ -102,10 +119,26 @@ void RowTransform::Forward(const float* row, float* x, float* outlier_values) co
     x[channel] = 0;
   }
   if (hadamard) Hadamard(x, head_dim);
+  if (key_matrix != nullptr) {
+    alignas(64) float product[kMaxHeadDim];
+    multiply(x, key_matrix, head_dim, product);
+    // The sign and payload of a NaN depend on the instruction set.
+    for (int c = 0; c < head_dim; ++c) x[c] = std::isnan(product[c]) ? std::nanf("") : product[c];
+  }
 }
 
 void RowTransform::Inverse(float* x, const float* outlier_values) const noexcept {
   if (hadamard) Hadamard(x, head_dim);
+  if (query_matrix != nullptr) {  // the inverse: its rows, where queries take its columns
+    float stored[kMaxHeadDim];
+    std::copy_n(x, head_dim, stored);
+    for (int i = 0; i < head_dim; ++i) {
+      const float* row = query_matrix + i * MatrixStride(head_dim);
+      double sum = 0;
+      for (int j = 0; j < head_dim; ++j) sum += double{row[j]} * double{stored[j]};
+      x[i] = static_cast<float>(sum);
+    }
+  }
   for (const int channel : outliers) x[channel] = *outlier_values++;
   for (int c = 0; mean != nullptr && c < head_dim; ++c) x[c] += mean[c];
 }

@@ -23,8 +23,12 @@ enum class Role : uint8_t {
   kV,
   kBoth,
   kZero,     // zero point or bias of an affine quantizer: must be 0, the formats are symmetric
+  kKeyMean,  // with kKeyQuery: Kvanta's own, for +query
+  kKeyQuery,
   kIgnored,  // scales of queries and probabilities, which are not cached
 };
+
+constexpr size_t kMaxScaleFileBytes = size_t{1} << 30;
 
 struct ScaleName {
   std::string_view tail;  // whole components at the end of the tensor's name
@@ -40,6 +44,8 @@ constexpr std::array kNames = std::to_array<ScaleName>({
     {"self_attn.qkv_proj.v_scale", Role::kV},
     {"self_attn.qkqkv_proj.k_scale", Role::kK},
     {"self_attn.qkqkv_proj.v_scale", Role::kV},
+    {"self_attn.k_mean", Role::kKeyMean},
+    {"self_attn.k_query", Role::kKeyQuery},
     {"self_attn.q_scale", Role::kIgnored},
     {"self_attn.k_scale", Role::kK},  // llm-compressor
     {"self_attn.v_scale", Role::kV},
@@ -134,6 +140,21 @@ void CheckZero(const TensorView& tensor, const std::string& name) {
   }
 }
 
+// [kv_heads, head_dim], finite.
+std::vector<float> ReadKeyMeans(const TensorView& tensor, const std::string& name, const ModelConfig& config) {
+  const int64_t count = int64_t{config.kv_heads} * config.head_dim;
+  if (tensor.shape != std::vector<int64_t>{config.kv_heads, config.head_dim}) {
+    throw InputError(fmt::format("key means {} have shape {}; expected [{}, {}]", Quote(name), ShapeText(tensor.shape),
+                                 config.kv_heads, config.head_dim));
+  }
+  std::vector<float> means;
+  for (int64_t i = 0; i < count; ++i) {
+    means.push_back(static_cast<float>(ReadElement(tensor, i, name)));
+    if (!std::isfinite(means.back())) throw InputError(fmt::format("key means {} are not finite", Quote(name)));
+  }
+  return means;
+}
+
 // Declaration of the cache of one side of a layer.
 enum class Declared : uint8_t {
   kNothing,
@@ -220,6 +241,12 @@ KvScales ReadScaleTensors(const TensorMap& tensors, const std::string& name, con
       throw InputError(fmt::format("{}: KV scale {} of layer {}; the model has {}", name, Quote(tensor_name), *layer,
                                    config.layers));
     }
+    if (known->role == Role::kKeyMean || known->role == Role::kKeyQuery) {
+      formats::SideScales& k = result.layers[*layer].k;
+      if (known->role == Role::kKeyMean) k.mean = ReadKeyMeans(tensor, tensor_name, config);
+      if (known->role == Role::kKeyQuery) k.query = ReadQueryMatrices(tensor, tensor_name, config);
+      continue;
+    }
     if (known->role == Role::kZero) {
       CheckZero(tensor, tensor_name);
       continue;
@@ -258,10 +285,26 @@ KvScales ReadScaleTensors(const TensorMap& tensors, const std::string& name, con
   return result;
 }
 
+std::shared_ptr<const formats::QueryTransform> ReadQueryMatrices(const TensorView& tensor, const std::string& name,
+                                                                 const ModelConfig& config) {
+  if (tensor.dtype != "F32" ||
+      tensor.shape != std::vector<int64_t>{config.kv_heads, config.head_dim, config.head_dim}) {
+    throw InputError(fmt::format("{} is {} {}; expected F32 [{}, {}, {}]", Quote(name), tensor.dtype,
+                                 ShapeText(tensor.shape), config.kv_heads, config.head_dim, config.head_dim));
+  }
+  std::vector<float> matrices(tensor.data.size() / sizeof(float));
+  std::memcpy(matrices.data(), tensor.data.data(), tensor.data.size());
+  try {
+    return std::make_shared<formats::QueryTransform>(std::move(matrices), config.kv_heads, config.head_dim);
+  } catch (const InputError& error) {
+    throw InputError(fmt::format("{}: {}", Quote(name), error.what()));
+  }
+}
+
 KvScales LoadKvScales(const std::string& quantization_param_path, const Checkpoint& checkpoint,
                       const ModelConfig& config, std::span<const formats::LayerScheme> used) {
   if (quantization_param_path.empty()) return ReadScaleTensors(checkpoint.Tensors(), checkpoint.Name(), config, used);
-  return ParseScaleFile(ReadTextFile(quantization_param_path), quantization_param_path, config,
+  return ParseScaleFile(ReadTextFile(quantization_param_path, kMaxScaleFileBytes), quantization_param_path, config,
                         Fingerprint(checkpoint));
 }
 

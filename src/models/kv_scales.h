@@ -1,6 +1,7 @@
 // Sources of static KV scales, in order of precedence (docs/scales.md). A declared but missing scale is an error.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -17,13 +18,15 @@ enum class ScaleSource : uint8_t { kNone, kFile, kCheckpoint };
 
 struct KvScales {
   ScaleSource source = ScaleSource::kNone;
-  std::vector<formats::LayerScales> layers;  // per layer; scale.size() == kv_heads; means, outliers: K's, where given
+  std::vector<formats::LayerScales>
+      layers;  // per layer; scale.size() == kv_heads; means, matrices, outliers: K's, where given
 };
 
-// Scale file: the known schema (kv_cache.scaling_factor by TP rank and layer) or Kvanta's own ("kvanta_kv_scales": 1).
+// Scale file: the known schema (kv_cache.scaling_factor by TP rank and layer), Kvanta's own ("kvanta_kv_scales": 1), or
+// a safetensors file whose metadata holds Kvanta's own and whose tensors are the matrices of +query.
 // `fingerprint` is the model's (fingerprint.h); "" skips the comparison with the file's.
 // Throws InputError with the reason: unknown schema, missing layer or rank, not finite, not > 0, wrong model.
-KvScales ParseScaleFile(std::string_view json, const std::string& name, const ModelConfig& config,
+KvScales ParseScaleFile(std::string_view file, const std::string& name, const ModelConfig& config,
                         std::string_view fingerprint = "");
 
 // The checkpoint's tensors, under every name of docs/scales.md; kNone with 1.0 when it neither has nor declares any, or
@@ -37,6 +40,10 @@ KvScales ReadScaleTensors(const TensorMap& tensors, const std::string& name, con
 // a checkpoint that declares them and lacks one must not stop a cache that needs none.
 KvScales LoadKvScales(const std::string& quantization_param_path, const Checkpoint& checkpoint,
                       const ModelConfig& config, std::span<const formats::LayerScheme> used = {});
+
+// Matrices of +query from a tensor [kv_heads, head_dim, head_dim], F32. Throws InputError naming the tensor.
+std::shared_ptr<const formats::QueryTransform> ReadQueryMatrices(const TensorView& tensor, const std::string& name,
+                                                                 const ModelConfig& config);
 
 // The index after "layers." in the name of a tensor or module of a layer; nullopt without one.
 std::optional<int64_t> LayerOf(std::string_view name);

@@ -93,6 +93,17 @@ void CheckMetadata(const JsonObject& header) {
 
 }  // namespace
 
+std::optional<std::string> SafetensorsMetadata(std::span<const uint8_t> file, const std::string& name,
+                                               const std::string& key) {
+  const std::string_view text(reinterpret_cast<const char*>(file.data()) + kLengthBytes, ReadLength(file));
+  const Json json = ParseJson(text, name);
+  const JsonObject header(json, name);
+  if (!header.Has("__metadata__")) return std::nullopt;
+  const JsonObject metadata = header.Object("__metadata__");
+  if (!metadata.Has(key)) return std::nullopt;
+  return metadata.String(key);
+}
+
 std::string ShapeText(std::span<const int64_t> shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
 }

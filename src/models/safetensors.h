@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -26,6 +27,10 @@ using TensorMap = std::map<std::string, TensorView, std::less<>>;
 // Parses a file held in memory: name -> view into it. Throws InputError for lengths and offsets out of range, tensors
 // that overlap or leave gaps, shapes whose product is not the byte count, duplicate names.
 TensorMap ParseSafetensors(std::span<const uint8_t> file, const std::string& name);
+
+// Text of a key of the file's __metadata__, of a file that ParseSafetensors accepts; nullopt without it.
+std::optional<std::string> SafetensorsMetadata(std::span<const uint8_t> file, const std::string& name,
+                                               const std::string& key);
 
 // Shards of an index (the text of model.safetensors.index.json): tensor name -> file name in the same folder. Throws
 // InputError on names that are not plain file names (a path could leave the folder).

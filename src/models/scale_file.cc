@@ -10,6 +10,7 @@
 #include "kvanta/error.h"
 #include "models/json.h"
 #include "models/kv_scales.h"
+#include "models/safetensors.h"
 
 namespace kvanta::models {
 namespace {
@@ -187,11 +188,54 @@ KvScales ReadOwn(const JsonObject& root, const ModelConfig& config, std::string_
   return scales;
 }
 
+// Metadata "kvanta_kv_scales": the text of Kvanta's own schema; tensors "layers.N.k_query" of all layers that have K.
+KvScales ReadSafetensors(std::string_view file, const std::string& name, const ModelConfig& config,
+                         std::string_view fingerprint) {
+  const std::span<const uint8_t> bytes(reinterpret_cast<const uint8_t*>(file.data()), file.size());
+  const TensorMap tensors = ParseSafetensors(bytes, name);
+  const std::optional<std::string> text = SafetensorsMetadata(bytes, name, "kvanta_kv_scales");
+  if (!text) {
+    throw InputError(
+        fmt::format("{}: not a scale file: its metadata has no key 'kvanta_kv_scales' (`kvanta calibrate "
+                    "--query` writes it)",
+                    name));
+  }
+  const Json value = ParseJson(*text, name);
+  KvScales scales = ReadOwn(JsonObject(value, name), config, fingerprint);
+  size_t used = 0;
+  for (int i = 0; i < config.layers; ++i) {
+    const auto layer = static_cast<size_t>(i);
+    const bool has_keys = !config.layer_specs[layer].IsRecurrent();
+    const std::string tensor = fmt::format("layers.{}.k_query", i);
+    const auto found = tensors.find(tensor);
+    if (found == tensors.end() && has_keys) {
+      throw InputError(fmt::format("{}: tensor {} is missing; all layers with keys must have theirs", name, tensor));
+    }
+    if (found == tensors.end()) continue;
+    ++used;
+    if (!has_keys) continue;
+    formats::SideScales& k = scales.layers[layer].k;
+    if (k.mean.empty()) throw InputError(fmt::format("{}: layer {} has a k_query, but no k_mean", name, i));
+    k.query = ReadQueryMatrices(found->second, fmt::format("{}: {}", name, tensor), config);
+  }
+  if (used != tensors.size()) {
+    throw InputError(fmt::format("{}: {} tensors; only the {} layers.N.k_query of this model are known", name,
+                                 tensors.size(), used));
+  }
+  return scales;
+}
+
+// A safetensors file begins with the 8 bytes of a length below 2^56; JSON has no zero bytes.
+bool IsSafetensors(std::string_view file) {
+  return file.size() >= 8 && file[7] == '\0';
+}
+
 }  // namespace
 
-KvScales ParseScaleFile(std::string_view json, const std::string& name, const ModelConfig& config,
+KvScales ParseScaleFile(std::string_view file, const std::string& name, const ModelConfig& config,
                         std::string_view fingerprint) {
-  const Json value = ParseJson(json, name);
+  if (IsSafetensors(file)) return ReadSafetensors(file, name, config, fingerprint);
+  const Json value = ParseJson(file, name);
   const JsonObject root(value, name);
   if (value.contains("kvanta_kv_scales")) return ReadOwn(root, config, fingerprint);
   if (value.contains("kv_cache")) return ReadByRank(root, config);

@@ -14,8 +14,9 @@ namespace {
 class ObservedBackend final : public attention::Backend {
  public:
   ObservedBackend(std::unique_ptr<attention::Backend> inner, kernels::Ops& ops,
-                  const std::vector<formats::LayerScheme>& layers, KvObserver& observer)
-      : inner_(std::move(inner)), ops_(ops), layers_(layers), observer_(observer) {}
+                  const std::vector<formats::LayerScheme>& layers, std::vector<attention::AttentionSpec> attention,
+                  KvObserver& observer)
+      : inner_(std::move(inner)), ops_(ops), layers_(layers), attention_(std::move(attention)), observer_(observer) {}
 
   attention::BackendInfo Info() const override { return inner_->Info(); }
   std::unique_ptr<attention::Plan> MakePlan(const attention::BatchShape& batch,
@@ -33,6 +34,13 @@ class ObservedBackend final : public attention::Backend {
     inner_->Append(plan, layer, k, v, kv_stride);
   }
   void Run(attention::Plan& plan, int layer, const float* q, int64_t q_stride, float* out) noexcept override {
+    if (observer_.ObservesQueries()) {
+      if (ops_.OnHost()) {
+        observer_.OnRun(layer, q, q_stride, rows_);
+      } else {
+        ObserveQueryCopies(layer, q, q_stride);
+      }
+    }
     inner_->Run(plan, layer, q, q_stride, out);
   }
   cache::StateStep States(const attention::Plan& plan, int layer) const noexcept override {
@@ -53,24 +61,38 @@ class ObservedBackend final : public attention::Backend {
     try {
       const formats::LayerScheme& scheme = layers_[static_cast<size_t>(layer)];
       const int64_t width = int64_t{scheme.kv_heads} * scheme.shape.head_dim;
-      const auto copy = [&](const float* rows, std::vector<float>& to) {
-        to.resize(static_cast<size_t>(rows_ * width));
-        const size_t bytes = to.size() * sizeof(float);
-        if (dense_.bytes() < bytes) dense_ = ops_.device().Allocate(bytes);
-        ops_.Copy(rows, stride, rows_, width, dense_.as<float>(), width);
-        ops_.device().CopyOut(to.data(), dense_.data(), bytes);
-      };
-      copy(k, k_);
-      copy(v, v_);
+      CopyRows(k, stride, width, k_);
+      CopyRows(v, stride, width, v_);
       observer_.OnAppend(layer, k_.data(), v_.data(), width, rows_);
     } catch (...) {  // Append may not throw
       failed_ = std::current_exception();
     }
   }
 
+  void ObserveQueryCopies(int layer, const float* q, int64_t stride) noexcept {
+    if (failed_) return;
+    try {
+      const attention::AttentionSpec& spec = attention_[static_cast<size_t>(layer)];
+      const int64_t width = int64_t{spec.heads} * spec.KeyDim();
+      CopyRows(q, stride, width, k_);
+      observer_.OnRun(layer, k_.data(), width, rows_);
+    } catch (...) {  // Run may not throw
+      failed_ = std::current_exception();
+    }
+  }
+
+  void CopyRows(const float* rows, int64_t stride, int64_t width, std::vector<float>& to) {
+    to.resize(static_cast<size_t>(rows_ * width));
+    const size_t bytes = to.size() * sizeof(float);
+    if (dense_.bytes() < bytes) dense_ = ops_.device().Allocate(bytes);
+    ops_.Copy(rows, stride, rows_, width, dense_.as<float>(), width);
+    ops_.device().CopyOut(to.data(), dense_.data(), bytes);
+  }
+
   std::unique_ptr<attention::Backend> inner_;
   kernels::Ops& ops_;
   const std::vector<formats::LayerScheme>& layers_;
+  const std::vector<attention::AttentionSpec> attention_;
   KvObserver& observer_;
   int64_t rows_ = 0;
   // For a device whose memory the host cannot read: dense rows there, and their copies on the host.
@@ -97,7 +119,7 @@ void ForwardObserved(models::Model& model, const BackendFactory& make_backend, c
                               false);
   cache::SequenceCache pages(cache, "");
   ObservedBackend backend(make_backend(cache.pool, {.layers = model.AttentionLayers(), .scales = {}}), model.ops(),
-                          unquantized.layers, observer);
+                          unquantized.layers, model.AttentionLayers(), observer);
   runner::Runner runner(model, max_rows, 1);
   while (pages.Length() < count) {
     const int64_t rows = std::min(max_rows, count - pages.Length());

@@ -19,6 +19,10 @@ class KvObserver {
   virtual ~KvObserver() = default;
   // K and V of `rows` new tokens of one layer, after RoPE: f32 [rows][kv_heads * head_dim], row stride `stride` floats.
   virtual void OnAppend(int layer, const float* k, const float* v, int64_t stride, int64_t rows) noexcept = 0;
+  // True to be called with queries as well.
+  virtual bool ObservesQueries() const noexcept { return false; }
+  // Queries of `rows` new tokens of one layer, after RoPE: f32 [rows][heads * head_dim], row stride `stride` floats.
+  virtual void OnRun(int /*layer*/, const float* /*q*/, int64_t /*stride*/, int64_t /*rows*/) noexcept {}
 };
 
 // Forwards `tokens` as one sequence, at most max_rows at a time, through an unquantized cache of its own of `layout`'s

@@ -83,7 +83,7 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
       // The stored row's norm may exceed the input's: by 2x if a value rounds up to the smallest subnormal, by about 4x
       // for a row minus its offset.
       const double k_norm = Growth(layer.k) * LargestNorm(sequence.k, harness.KeyDim()) + (layer.k.mean ? q_norm : 0);
-      const double logit = harness.config().layers[0].softmax_scale * q_norm * k_norm;
+      const double logit = harness.config().layers[0].softmax_scale * q_norm * k_norm * (layer.k.query ? 4 : 1);
       const double logit_error = testing::LogitError(KeySteps(layer), harness.KeyDim(), logit, options.softcap);
       const double tolerance = testing::AttentionTolerance(logit_error, ValueSteps(layer), options.page_size,
                                                            Growth(layer.v) * LargestNorm(values, v_head_dim));
@@ -156,7 +156,8 @@ class AccuracyTest : public ::testing::TestWithParam<testing::Unit> {
       const double error = double{sequence.out[static_cast<size_t>(i)]} - sequence.expected[static_cast<size_t>(i)];
       sum += error * error;
     }
-    const double k_norm = std::sqrt(harness.KeyDim()) * (layer.k.mean ? 1.5 : 1.0) * Growth(layer.k) / 2;
+    const double k_norm =
+        std::sqrt(harness.KeyDim()) * (layer.k.mean ? 1.5 : 1.0) * (layer.k.query ? 4 : 1) * Growth(layer.k) / 2;
     EXPECT_LE(std::sqrt(sum / static_cast<double>(count)),
               testing::AttentionRms(KeySteps(layer), ValueSteps(layer),
                                     double{harness.config().layers[0].softmax_scale}, Max(sequence.q),
@@ -211,9 +212,10 @@ TEST_P(AccuracyTest, EveryPairOfFormats) {
 
 TEST_P(AccuracyTest, EveryHeadDim) {
   uint32_t seed = 100;
-  for (const formats::Format& format : formats::All()) {
+  std::vector<std::string> schemes = {"k=int8+hadamard+query,v=int8+exact=open"};
+  for (const formats::Format& format : formats::All()) schemes.emplace_back(format.name);
+  for (const std::string& scheme : schemes) {
     for (const int head_dim : {8, 16, 24, 32, 40, 64, 80, 96, 128, 192, 256}) {
-      const std::string scheme(format.name);
       if (!Fits(scheme, head_dim)) continue;
       Check({.scheme = scheme,
              .heads = 2,
@@ -276,10 +278,12 @@ TEST_P(AccuracyTest, KeyMeanWithAndWithoutSoftcap) {
   }
 }
 
-TEST_P(AccuracyTest, OutlierChannels) {
+TEST_P(AccuracyTest, OutlierChannelsAndQueryAwareKeys) {
   uint32_t seed = 550;
   for (const char* scheme : {"int4+outliers=2", "int4+mean+outliers=4+exact=none", "fp8+outliers=8", "int8+outliers=32",
-                             "k=kivi2+outliers=6,v=int4+exact=2+sink=2", "k=nvfp4+outliers=4,v=bf16"}) {
+                             "k=kivi2+outliers=6,v=int4+exact=2+sink=2", "k=nvfp4+outliers=4,v=bf16", "int4+query",
+                             "k=int5_g32+query+outliers=4,v=int4+exact=2+sink=2", "k=kivi2+hadamard+query,v=int4",
+                             "k=fp16+hadamard+query,v=int8+exact=open"}) {
     for (const int window : {0, 33}) {
       Check({.scheme = scheme,
              .heads = 6,
@@ -296,8 +300,8 @@ TEST_P(AccuracyTest, OutlierChannels) {
 
 TEST_P(AccuracyTest, Sinks) {
   uint32_t seed = 650;
-  for (const char* scheme :
-       {"bf16", "fp8_e4m3", "int8", "int4", "nvfp4", "kivi4", "k=int8+mean,v=int8", "k=int4+mean+hadamard,v=int4"}) {
+  for (const char* scheme : {"bf16", "fp8_e4m3", "int8", "int4", "nvfp4", "kivi4", "k=int8+mean,v=int8",
+                             "k=int4+mean+hadamard,v=int4", "int4+query"}) {
     for (const auto& [window, softcap] : {std::pair{0, 0.0f}, {33, 0.0f}, {0, 3.0f}}) {
       Check({.scheme = scheme,
              .heads = 10,

@@ -95,6 +95,7 @@ class CacheHarness {
     config_.scales[0].k.scale.assign(static_cast<size_t>(options_.kv_heads), options.static_scale);
     config_.scales[0].v.scale.assign(static_cast<size_t>(options_.kv_heads), options.static_scale);
     if (layout_.layers[0].k.mean) config_.scales[0].k.mean = Normal(random, KvWidth());
+    if (layout_.layers[0].k.query) AddQueryTransform(random);
     AddOutliers();
   }
 
@@ -225,6 +226,31 @@ class CacheHarness {
     std::normal_distribution<float> normal(0, 1);
     for (int head = 0; head < options_.heads; ++head) sinks.push_back(normal(random) + kShifts[head % 5]);
     return sinks;
+  }
+
+  // Random matrices with singular values from 1/2 to 2: a diagonal between two reflections.
+  void AddQueryTransform(std::mt19937& random) {
+    const auto size = static_cast<size_t>(options_.head_dim);
+    std::vector<float> matrices;
+    std::uniform_real_distribution<float> exponent(-1, 1);
+    for (int head = 0; head < options_.kv_heads; ++head) {
+      std::vector<float> matrix(size * size, 0.0F);
+      for (size_t i = 0; i < size; ++i) matrix[i * size + i] = std::exp2(exponent(random));
+      for (const bool rows : {true, false}) {
+        const std::vector<float> u = Normal(random, options_.head_dim);
+        float norm = 0;
+        for (const float x : u) norm += x * x;
+        for (size_t i = 0; i < size; ++i) {
+          const auto at = [&](size_t j) -> float& { return matrix[rows ? i * size + j : j * size + i]; };
+          float dot = 0;
+          for (size_t j = 0; j < size; ++j) dot += at(j) * u[j];
+          for (size_t j = 0; j < size; ++j) at(j) -= 2 * dot / norm * u[j];
+        }
+      }
+      matrices.insert(matrices.end(), matrix.begin(), matrix.end());
+    }
+    config_.scales[0].k.query =
+        std::make_shared<formats::QueryTransform>(std::move(matrices), options_.kv_heads, options_.head_dim);
   }
 
   // Multiplies some channels of K by ten, different ones in each head.

@@ -51,6 +51,7 @@ constexpr const char* kRules[] = {"nvfp4",
                                   "int4+exact=none",
                                   "bf16+exact=open",
                                   "int4+outliers=6",
+                                  "int4+query",
                                   "k=int8+mean+outliers=10,v=int8"
 #endif
 };
@@ -96,6 +97,8 @@ constexpr GenericCase kGenericCases[] = {
     {"k=bf16,v=int4", 64},
     {"k=kivi4,v=int2_g32", 64},
     {"k=int4+mean,v=fp16", 64},
+    {"int4+query", 64},
+    {"k=int5_g32+query+outliers=4,v=int4", 96},
     {"k=fp16,v=mxfp4", 64},
     {"k=nvfp4,v=bf16+exact=2", 80},
     {"k=mxfp8,v=kivi2", 64},
@@ -116,10 +119,26 @@ constexpr std::pair<int, int> kHeads[] = {{18, 1},
 
 TEST_P(GpuAttentionTest, AppendWritesTheBytesOfTheCpu) {
   uint32_t seed = 1;
-  for (const char* scheme : {"bf16", "fp8_e4m3", "int8", "int4", "int4+exact=none", "nvfp4", "nvfp4_4over6+exact=none",
-                             "k=int8+mean,v=int8+exact=2", "nvfp4+hadamard+sink=2", "kivi4", "kivi2", "int5_g32+mean",
-                             "int3_g32", "k=kivi4,v=int4_per_token_head", "mxfp4", "int4+outliers=4",
-                             "k=int8+mean+outliers=10,v=fp8_e4m3", "kivi4+outliers=2"}) {
+  for (const char* scheme : {"bf16",
+                             "fp8_e4m3",
+                             "int8",
+                             "int4",
+                             "int4+exact=none",
+                             "nvfp4",
+                             "nvfp4_4over6+exact=none",
+                             "k=int8+mean,v=int8+exact=2",
+                             "nvfp4+hadamard+sink=2",
+                             "kivi4",
+                             "kivi2",
+                             "int5_g32+mean",
+                             "int3_g32",
+                             "k=kivi4,v=int4_per_token_head",
+                             "mxfp4",
+                             "int4+outliers=4",
+                             "int4+query",
+                             "k=int5_g32+query+outliers=2,v=int4",
+                             "k=int8+mean+outliers=10,v=fp8_e4m3",
+                             "kivi4+outliers=2"}) {
     HarnessOptions options{.scheme = scheme, .heads = 3, .kv_heads = 3, .page_size = 32, .static_scale = 0.37F};
     options.head_dim = seed % 2 == 0 ? 64 : 128;
     CheckBytes(options, seed++);

@@ -60,13 +60,14 @@ class InvarianceTest : public ::testing::TestWithParam<std::tuple<testing::Unit,
 
 std::vector<std::string> Schemes() {
 #ifdef KVANTA_SANITIZED  // sanitizers look for thread and memory faults, which do not depend on the format
-  return {"bf16",  "fp8_e4m3",     "int8",           "int4+exact=2", "k=int5_g32,v=turboquant_3bit_nc",
-          "nvfp4", "kivi2+sink=3", "int4+outliers=4"};
+  return {"bf16",         "fp8_e4m3",        "int8",      "int4+exact=2", "k=int5_g32,v=turboquant_3bit_nc", "nvfp4",
+          "kivi2+sink=3", "int4+outliers=4", "int4+query"};
 #endif
   std::vector<std::string> schemes;
   for (const formats::Format& format : formats::All()) schemes.emplace_back(format.name);
-  schemes.insert(schemes.end(), {"k=int8,v=int4", "int4+exact=none", "fp8+exact=open", "int8+exact=open+sink=1",
-                                 "int4+exact=2", "kivi2+exact=2+sink=3", "int4+outliers=4", "int8+mean+outliers=2"});
+  schemes.insert(schemes.end(),
+                 {"k=int8,v=int4", "int4+exact=none", "fp8+exact=open", "int8+exact=open+sink=1", "int4+exact=2",
+                  "kivi2+exact=2+sink=3", "int4+outliers=4", "int8+mean+outliers=2", "int4+query+outliers=2"});
   return schemes;
 }
 

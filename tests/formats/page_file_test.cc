@@ -129,6 +129,31 @@ TEST(PageFile, OutlierChannelsAreCarriedAndChecked) {
   }
 }
 
+TEST(PageFile, QueryMatricesAreComparedByTheirHash) {
+  PageHeader header = Header({"int4+query"});
+  header.scales.resize(1);
+  header.scales[0].k.mean.assign(64, 0.5F);
+  std::vector<float> matrices(2048, 0.0F);
+  for (size_t i = 0; i < 64; ++i) matrices[i * 32 + i % 32] = 1;
+  header.scales[0].k.query = std::make_shared<QueryTransform>(matrices, 2, 32);
+  const auto file = WritePageFile(header, Payload(header));
+  EXPECT_EQ(HeaderJson(file)["layers"][0]["k"]["query"], "f32");
+  EXPECT_EQ(HeaderJson(file)["layers"][0]["k"]["hadamard_block"], 0);
+  const PageHeader read = ReadPageFile(file, "x").header;
+  EXPECT_EQ(read.scales[0].k.query_hash, header.scales[0].k.query->Hash());
+  EXPECT_EQ(read.scales[0].k.mean, header.scales[0].k.mean);
+  EXPECT_NO_THROW(CheckPageFits(read, header, "x"));
+  PageHeader other = header;
+  matrices[7] = 0.25F;
+  other.scales[0].k.query = std::make_shared<QueryTransform>(matrices, 2, 32);
+  EXPECT_THROW(CheckPageFits(read, other, "x"), InputError);
+  Json json = HeaderJson(file);
+  for (const char* hash : {"", "xxh64-0", "fnv1a-0123456789abcdef"}) {
+    json["scales"]["0"]["k_query"] = hash;
+    EXPECT_THAT(Refusal(Forge(json.dump(), Payload(header))), HasSubstr("k_query"));
+  }
+}
+
 TEST(PageFile, HeaderSpellsOutTheEncoding) {
   const PageHeader header = Header({"k=int8,v=int4", "k=int8,v=int4"});
   const Json json = HeaderJson(WritePageFile(header, Payload(header)));

@@ -118,18 +118,35 @@ TEST(SchemeText, ModifiersOfAPresetApplyToBothSidesMeanAndOutliersToKeysOnly) {
   EXPECT_EQ(KvScheme::Parse("int8+exact=open+sink=1").sink_pages, 1);
 }
 
+TEST(SchemeText, QueryIsOfKeysAndKeepsTheFirstPage) {
+  const KvScheme scheme = KvScheme::Parse("int4+query");
+  EXPECT_TRUE(scheme.k.query && scheme.k.hadamard);
+  EXPECT_FALSE(scheme.v.query);
+  EXPECT_EQ(scheme.ToString(), "int4+query");
+  EXPECT_EQ(KvScheme::Parse("int4-query"), KvScheme::Parse("int4"));
+  const KvScheme apart = KvScheme::Parse("k=int5_g32+query,v=int8");  // neither keeps its first page by default
+  EXPECT_EQ(apart.sink_pages, 1);
+  EXPECT_EQ(apart.ToString(), "k=int5_g32+query,v=int8");
+  EXPECT_EQ(KvScheme::Parse("int4+query+sink=0").ToString(), "int4+query+sink=0");  // refused by the layout
+  EXPECT_THAT(Refusal("k=int4,v=int4+query"), HasSubstr("only K takes +query"));
+  EXPECT_THAT(Refusal("int4+query+query"), HasSubstr("query is given twice"));
+}
+
 // Every scheme that can be written: all pairs of formats, all modifiers.
 TEST(SchemeText, ParseUndoesToStringForEveryScheme) {
   int schemes = 0;
   for (const std::string& k : FormatNames()) {
     for (const std::string& v : FormatNames()) {
-      for (int bits = 0; bits < 32; ++bits) {
+      for (int bits = 0; bits < 64; ++bits) {
         const bool open = (bits & 8) != 0;
-        const KvScheme scheme{
-            .k = {.format = k, .hadamard = (bits & 1) != 0, .mean = (bits & 2) != 0, .outliers = bits & 2},
-            .v = {.format = v, .hadamard = (bits & 4) != 0},
-            .exact = open ? ExactPages::kOpen : ExactPages::kNone,
-            .sink_pages = open && (bits & 16) != 0 ? 1 : 0};
+        const KvScheme scheme{.k = {.format = k,
+                                    .hadamard = (bits & 1) != 0,
+                                    .mean = (bits & 2) != 0,
+                                    .query = (bits & 32) != 0,
+                                    .outliers = bits & 2},
+                              .v = {.format = v, .hadamard = (bits & 4) != 0},
+                              .exact = open ? ExactPages::kOpen : ExactPages::kNone,
+                              .sink_pages = open && (bits & 16) != 0 ? 1 : 0};
         const std::string text = scheme.ToString();
         EXPECT_EQ(KvScheme::Parse(text), scheme) << text;
         EXPECT_EQ(KvScheme::Parse(text).ToString(), text);
@@ -138,7 +155,7 @@ TEST(SchemeText, ParseUndoesToStringForEveryScheme) {
     }
   }
   const auto names = std::ssize(formats::kExpectedFormats);
-  EXPECT_EQ(schemes, 32 * names * names);
+  EXPECT_EQ(schemes, 64 * names * names);
 }
 
 TEST(SchemeText, CanonicalTextIsShort) {

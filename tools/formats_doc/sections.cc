@@ -198,10 +198,10 @@ std::string SchemeTable() {
   std::string text = "| text | means | exact | sink |\n|---|---|---|---|\n";
   for (const char* typed :
        {"int8", "int4", "fp8", "int4+exact=none", "int4+sink=0", "int8-hadamard", "int8+exact=open", "int4+exact=2",
-        "k=int8,v=int4", "k=int4+mean,v=int4", "int4+outliers=4", "k=bf16,v=int8+exact=none"}) {
+        "k=int8,v=int4", "k=int4+mean,v=int4", "int4+outliers=4", "int4+query", "k=bf16,v=int8+exact=none"}) {
     const KvScheme scheme = KvScheme::Parse(typed);
     const auto side = [](const KvSide& s) {
-      return fmt::format("{}{}{}{}", s.format, s.hadamard ? " + hadamard" : "", s.mean ? " + mean" : "",
+      return fmt::format("{}{}{}{}", s.format, s.query ? " + query" : s.hadamard ? " + hadamard" : "", s.mean ? " + mean" : "",
                          s.outliers != 0 ? fmt::format(" + {} outliers", s.outliers) : "");
     };
     text += fmt::format("| `{}` | K {}, V {} | {} | {} |\n", typed, side(scheme.k), side(scheme.v),

@@ -1,4 +1,4 @@
-"""Static scales, key means and outlier channels of a model's keys and values, measured on a text."""
+"""Static scales, key means, query-aware matrices and outlier channels, measured on a text."""
 
 from kvanta.calibration.calibrate import DEFAULT_TEXT, Calibration, calibrate
 from kvanta.calibration.checkpoint_copy import save_checkpoint

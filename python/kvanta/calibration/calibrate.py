@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kvanta.calibration.scale_methods import METHODS, static_scale
+from kvanta.calibration.query_matrices import collect_query_moments, query_matrices
+from kvanta.calibration.scale_methods import LARGEST, METHODS, static_scale
 from kvanta.calibration.statistics import KvStatistics, collect_statistics
 from kvanta.errors import InputError
 from kvanta.llm import LLM
@@ -37,12 +38,35 @@ class Calibration:
     """[layers, kv_heads, head_dim]"""
     k_outliers: NDArray[np.int64] | None
     """[layers, kv_heads, n]: channels, ascending."""
-    statistics: KvStatistics
+    tokens: int
+    statistics: KvStatistics | None
+    """None of calibrate_query()."""
+    k_query: NDArray[np.float32] | None = None
+    """[layers, kv_heads, head_dim, head_dim]: matrices of +query."""
 
     @property
     def strategy(self) -> str:
         """The granularity as compressed-tensors calls it."""
         return "attn_head" if self.granularity == "head" else "tensor"
+
+
+def calibrate_query(llm: LLM, token_ids: Sequence[int] | NDArray[np.integer], window: int) -> Calibration:
+    """The matrices and means of +query, and scales by "amax" per head, from one reading of the text."""
+    found = collect_query_moments(llm, token_list(token_ids, llm.model_info.vocab), window)
+    means, matrices = query_matrices(found)
+    scales = np.maximum(found.amax / np.float32(LARGEST), np.finfo(np.float32).tiny)
+    return Calibration(
+        granularity="head",
+        method="amax",
+        window=window,
+        k_scale=scales[:, 0],
+        v_scale=scales[:, 1],
+        k_mean=means,
+        k_outliers=None,
+        tokens=len(token_ids),
+        statistics=None,
+        k_query=matrices,
+    )
 
 
 def _scales(found: KvStatistics, side: int, granularity: str, method: str, percentile: float) -> NDArray[np.float32]:
@@ -73,6 +97,7 @@ def calibrate(
     key_mean: bool = False,
     outliers: int = 0,
     outliers_by: str = "amax",
+    query: bool = False,
 ) -> Calibration:
     """Static E4M3 scales, and with `key_mean` the key means, from the keys and values that `llm` makes of a text.
 
@@ -80,7 +105,8 @@ def calibrate(
     `llm`. `method`: "amax", "percentile" (that share of the values, in per cent, does not saturate) or "mse" (least
     squared error). With `key_mean` the text is read twice, and a scale of K is the larger of what K and K - mean need:
     it serves a cache with +mean and one without. `outliers`: that many channels of K per head, those with the largest
-    magnitude or (`outliers_by` "variance") the largest variance. Raises InputError.
+    magnitude or (`outliers_by` "variance") the largest variance. `query`: the matrices of +query, and with them key
+    means, from a text of at least 8,192 tokens, which is read once more. Raises InputError.
     """
     info, longest = llm.model_info, llm.config.max_model_len
     tokens = token_list(token_ids, info.vocab)
@@ -97,10 +123,12 @@ def calibrate(
         if value not in known:
             raise InputError(f"{name} is {value!r}; known: {', '.join(known)}")
 
+    means = matrices = None
+    if query:
+        means, matrices = query_matrices(collect_query_moments(llm, tokens, window))
     found = collect_statistics(llm, tokens, window)
     k_scale = _scales(found, 0, granularity, method, percentile)
-    means = None
-    if key_mean:
+    if key_mean and not query:
         means = np.ascontiguousarray(found.means()[:, 0], dtype=np.float32)
         centred = collect_statistics(llm, tokens, window, means, "reading again without the key means")
         k_scale = np.maximum(k_scale, _scales(centred, 0, granularity, method, percentile))
@@ -112,5 +140,7 @@ def calibrate(
         v_scale=_scales(found, 1, granularity, method, percentile),
         k_mean=means,
         k_outliers=_outlier_channels(found, outliers, outliers_by) if outliers else None,
+        tokens=found.tokens,
         statistics=found,
+        k_query=matrices,
     )

@@ -77,6 +77,15 @@ def _scale_tensors(calibration: Calibration) -> Iterator[tuple[str, NDArray[np.f
             yield f"model.layers.{layer}.self_attn.{side}_scale", shaped
 
 
+def _query_tensors(calibration: Calibration) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Kvanta's own names: key means and matrices of +query."""
+    if calibration.k_query is None or calibration.k_mean is None:
+        return
+    for layer in range(len(calibration.k_query)):
+        yield f"model.layers.{layer}.self_attn.k_mean", calibration.k_mean[layer]
+        yield f"model.layers.{layer}.self_attn.k_query", calibration.k_query[layer]
+
+
 def _copy_file(source: Path, target: Path, what: str) -> None:
     with source.open("rb") as reader, target.open("wb") as writer, progress_bar(source.stat().st_size, what) as bar:
         while block := reader.read(_BLOCK):
@@ -94,6 +103,7 @@ def _write_copy(source: Path, work: Path, calibration: Calibration, schemes: Seq
         declaration = {"quant_method": "modelopt", "config_groups": {}, "ignore": [], **declared}
         content = {"producer": {"name": "kvanta", "version": _core.version()}, "quantization": declared}
         (work / _MODELOPT).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    tensors |= dict(_query_tensors(calibration))
     weight_map = _weight_map(source)
     single = (source / _SINGLE).is_file()
     scale_file = _SECOND if single else _SCALES
@@ -126,7 +136,8 @@ def save_checkpoint(
     """Copies the model folder `source` to the new folder `folder`, with the scales as tensors and in config.json.
 
     `schemes`: one for each layer, which the copy declares as ModelOpt does; by default, fp8 in all layers.
-    The folder appears complete or not at all. Key means and outlier channels have no such names and stay out. Raises
+    The folder appears complete or not at all. Outlier channels, and key means without matrices of
+    +query, have no such names and stay out. Raises
     InputError when `folder` has files, or `source` has scales already, and ResourceError when it cannot be written.
     """
     source = Path(source)

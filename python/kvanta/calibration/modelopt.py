@@ -51,6 +51,8 @@ def scale_tensors(calibration: Calibration, algorithms: Mapping[str, str]) -> di
         raise InputError(
             "ModelOpt's checkpoints have one scale for a layer's K and one for its V: granularity 'tensor'"
         )
+    if calibration.statistics is None:
+        raise InputError("ModelOpt's scales need statistics: calibrate()")
     amax = calibration.statistics.amax.max(axis=(2, 3))
     tensors = {}
     for module, algorithm in algorithms.items():

@@ -1,4 +1,4 @@
-"""Kvanta's own scale file (docs/scales.md)."""
+"""Kvanta's own scale files (docs/scales.md)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from kvanta import _core
 from kvanta.calibration.calibrate import Calibration
-from kvanta.errors import ResourceError
+from kvanta.errors import InputError, ResourceError
+from kvanta.safetensors_writer import write_safetensors
 
 
 def _numbers(values: NDArray[np.float32]) -> Any:
@@ -33,10 +34,10 @@ def scale_file(calibration: Calibration, info: _core.ModelInfo) -> dict[str, Any
         if calibration.k_outliers is not None:
             entry["k_outliers"] = calibration.k_outliers[layer].tolist()
         layers[str(layer)] = entry
-    tokens = calibration.statistics.tokens
+    source = f"{calibration.method} of {calibration.tokens} tokens in windows of {calibration.window}"
     return {
         "kvanta_kv_scales": 1,
-        "comment": f"kvanta calibrate: {calibration.method} of {tokens} tokens in windows of {calibration.window}",
+        "comment": f"kvanta calibrate: {source}",
         "model": {
             "architecture": info.architecture,
             "layers": info.layers,
@@ -49,12 +50,32 @@ def scale_file(calibration: Calibration, info: _core.ModelInfo) -> dict[str, Any
     }
 
 
+def check_scale_file_name(path: str | Path, has_matrices: bool) -> None:
+    """Raises InputError unless the name's ending is that of the file's kind."""
+    if has_matrices != (Path(path).suffix == ".safetensors"):
+        raise InputError(
+            f"{str(path)!r}: a scale file with the matrices of +query is FILE.safetensors"
+            if has_matrices
+            else f"{str(path)!r}: a scale file without the matrices of +query is JSON; choose another ending"
+        )
+
+
 def write_scale_file(path: str | Path, calibration: Calibration, info: _core.ModelInfo) -> None:
-    """Writes the file, whole or not at all. Raises ResourceError."""
+    """Writes the file, whole or not at all: JSON, or safetensors with the matrices of +query and the JSON as metadata.
+
+    Raises InputError if a calibration with matrices has another name than *.safetensors, and ResourceError.
+    """
     path = Path(path).expanduser()
+    check_scale_file_name(path, calibration.k_query is not None)
     partial = path.with_name(f".{path.name}.partial")
     try:
-        partial.write_text(json.dumps(scale_file(calibration, info)) + "\n", encoding="utf-8")
+        text = json.dumps(scale_file(calibration, info))
+        if calibration.k_query is None:
+            partial.write_text(text + "\n", encoding="utf-8")
+        else:
+            tensors = {f"layers.{layer}.k_query": matrices for layer, matrices in enumerate(calibration.k_query)}
+            shapes = {name: values.shape for name, values in tensors.items()}
+            write_safetensors(partial, shapes, tensors.items(), "F32", {"kvanta_kv_scales": text})
         partial.replace(path)
     except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
         partial.unlink(missing_ok=True)

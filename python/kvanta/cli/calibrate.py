@@ -1,4 +1,4 @@
-"""`kvanta calibrate`: static scales, key means and outlier channels of a model's keys and values, from a text."""
+"""`kvanta calibrate`: scales, key means, query-aware matrices and outlier channels of a model, from a text."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ from kvanta.scheme_file import read_layer_schemes
 from kvanta.text_table import render_table
 
 _DESCRIPTION = """\
-Static scales for an fp8 cache, and key means for +mean, measured on a text through the model's own prefill.
+Static scales for an fp8 cache, matrices for +query and key means for +mean, measured on a text through the model's own
+prefill.
 
   kvanta calibrate smollm2 --out scales.json --key-mean
   kvanta generate smollm2 "Once" --kv-cache-dtype fp8 --quantization-param-path scales.json
+  kvanta calibrate smollm2 --query --text my.txt --out query.safetensors
+  kvanta generate smollm2 "Once" --kv-cache-dtype int4+query --quantization-param-path query.safetensors
   kvanta calibrate ./model --granularity head --method mse --save-checkpoint ./model-fp8"""
 _MOST_TOKENS = 16384
 _WINDOW = 2048
@@ -52,6 +55,11 @@ def parser() -> CommandParser:
         "--percentile", type=real_number, default=99.99, metavar="P", help="percentile of --method percentile [99.99]"
     )
     result.add_argument("--key-mean", action="store_true", help="also the mean of every channel of K, for +mean")
+    result.add_argument(
+        "--query",
+        action="store_true",
+        help="also a matrix per layer and KV head that knows keys and queries, for +query; --out is FILE.safetensors",
+    )
     result.add_argument(
         "--outliers", type=whole_number, default=0, metavar="N", help="also the N channels of K with the largest values"
     )
@@ -132,6 +140,7 @@ def run(values: argparse.Namespace) -> int:
     """Runs the command."""
     from kvanta.calibration import DEFAULT_TEXT, calibrate, save_checkpoint, write_scale_file
     from kvanta.calibration.checkpoint_copy import check_target
+    from kvanta.calibration.scale_file import check_scale_file_name
     from kvanta.llm import LLM
 
     options = engine_arguments(values)
@@ -140,6 +149,8 @@ def run(values: argparse.Namespace) -> int:
             raise InputError(f"--{name.replace('_', '-')} has no meaning here: calibration reads the exact cache")
     if not (values.out or values.save_checkpoint or values.json):
         raise InputError("nothing to write: give --out FILE, --save-checkpoint FOLDER or --json FILE")
+    if values.out:
+        check_scale_file_name(values.out, values.query)  # before minutes of reading
     folder = resolve_model(model_of(values))
     schemes = None
     if values.layer_schemes:
@@ -162,12 +173,15 @@ def run(values: argparse.Namespace) -> int:
         key_mean=values.key_mean,
         outliers=values.outliers,
         outliers_by=values.outliers_by,
+        query=values.query,
     )
     if values.out:
         write_scale_file(values.out, found, llm.model_info)
     if values.save_checkpoint:
         save_checkpoint(folder.path, values.save_checkpoint, found, schemes)
 
+    if found.statistics is None:
+        raise AssertionError("calibrate() has statistics")
     amax = found.statistics.amax.max(axis=(2, 3))
     constant = found.statistics.mean_shares()[:, 0].max(axis=-1)
     rows = [
@@ -186,11 +200,12 @@ def run(values: argparse.Namespace) -> int:
     report = {
         "model": folder.name,
         "hash": llm.model_info.hash,
-        "tokens": found.statistics.tokens,
+        "tokens": found.tokens,
         "window": found.window,
         "granularity": found.granularity,
         "method": found.method,
         "key_mean": found.k_mean is not None,
+        "query": found.k_query is not None,
         "outliers": values.outliers,
         "out": values.out,
         "checkpoint": values.save_checkpoint,

@@ -13,7 +13,7 @@ from kvanta.text_table import render_table
 
 _DESCRIPTION = """\
 The cache formats that --kv-cache-dtype takes. K and V may differ: k=int8,v=int4. Modifiers: +hadamard -hadamard +mean
-+outliers=N +exact=none|open|2 +sink=N +edges=N, as in int8-hadamard or k=int8+mean,v=int4."""
++query +outliers=N +exact=none|open|2 +sink=N +edges=N, as in int8-hadamard or k=int8+mean,v=int4."""
 
 
 def parser() -> CommandParser:

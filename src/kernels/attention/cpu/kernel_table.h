@@ -85,6 +85,7 @@ constexpr AttentionKernels MakeAttentionKernels() {
   SetDerived(kernels);
   kernels.search_trellis = kTrellisSearch;
   kernels.transform = TransformRow;
+  kernels.multiply = MultiplyRow;
   kernels.transpose = Transpose;
   kernels.softmax = Softmax;
   kernels.combine = Combine;

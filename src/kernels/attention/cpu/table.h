@@ -154,6 +154,8 @@ struct AttentionKernels {
   formats::TrellisSearch search_trellis;
   // out = formats::Hadamard(x), bit-identical; f32 [head_dim]; out may be x.
   void (*transform)(const float* x, int head_dim, float* out);
+  // formats::MultiplyRow, bit-identical but for NaN payloads.
+  void (*multiply)(const float* x, const float* matrix, int head_dim, float* out);
   void (*transpose)(const TransposePass& pass);
   void (*softmax)(const SoftmaxPass& pass);
   // (state, out) = combination of itself and `other` by log-sum-exp; an empty state (max -infinity) is the identity.

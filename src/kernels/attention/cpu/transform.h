@@ -1,4 +1,5 @@
-// Hadamard transform of queries and outputs, over the Vec16 of the including ISA unit.
+// Hadamard transform of queries and outputs, and the matrix product of +query, over the Vec16 of the including ISA
+// unit.
 #pragma once
 
 #include <cstdint>
@@ -69,6 +70,32 @@ void TransformRow(const float* x, int head_dim, float* out) {
       if (out != x) std::memcpy(out, x, sizeof(float) * static_cast<size_t>(head_dim));
       formats::Hadamard(out, head_dim);
   }
+}
+
+// Columns [first, first + 16 kVectors) of the product, in registers.
+template <int kVectors>
+KVANTA_INLINE void MultiplyColumns(const float* x, const float* matrix, int head_dim, int64_t first, float* out) {
+  const int64_t stride = formats::MatrixStride(head_dim);
+  Vec16::F sums[kVectors];
+#pragma GCC unroll 8
+  for (int i = 0; i < kVectors; ++i) sums[i] = Vec16::Zero();
+  for (int64_t j = 0; j < head_dim; ++j) {
+    const Vec16::F factor = Vec16::Set1(x[j]);
+    const float* row = matrix + j * stride + first;
+#pragma GCC unroll 8
+    for (int i = 0; i < kVectors; ++i) {  // no Fma: keys are bit-exact on every instruction set
+      sums[i] = Vec16::Add(sums[i], Vec16::Mul(Vec16::Load(row + 16 * i), factor));
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < kVectors; ++i) Vec16::Store(out + first + 16 * i, sums[i]);
+}
+
+void MultiplyRow(const float* x, const float* matrix, int head_dim, float* out) {
+  const int64_t stride = formats::MatrixStride(head_dim);
+  int64_t first = 0;
+  for (; first + 64 <= stride; first += 64) MultiplyColumns<4>(x, matrix, head_dim, first, out);
+  for (; first < stride; first += 16) MultiplyColumns<1>(x, matrix, head_dim, first, out);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "formats/unsigned_group.h"
 #include "kernels/attention/cuda/attention_params.h"
 #include "kernels/attention/cuda/hadamard_rows.h"
+#include "kernels/attention/cuda/matrix_rows.h"
 
 namespace kvanta::kernels::cuda {
 
@@ -167,6 +168,10 @@ KVANTA_DEVICE void LoadRow(const AppendParams& params, int row, int head, int ba
     SyncWarp();
   }
   if (params.hadamard) HadamardRow(base, params.head_dim, params.hadamard_block, params.hadamard_norm, lane);
+  if (params.query_matrices != nullptr) {
+    MultiplyRow(base, params.query_matrices + int64_t{head} * params.head_dim * formats::MatrixStride(params.head_dim),
+                params.head_dim, lane);
+  }
 }
 
 // Encodes item `item` of (slots x KV heads) with one warp, whose shared memory starts at `base`.

@@ -88,8 +88,9 @@ struct AppendParams {
   bool hadamard = false;
   float hadamard_norm = 0;  // 1 / sqrt(hadamard_block)
   int32_t hadamard_block = 0;
-  const float* mean = nullptr;   // [kv_heads][row_dim], or null
-  const float* scale = nullptr;  // [kv_heads], static
+  const float* mean = nullptr;            // [kv_heads][row_dim], or null
+  const float* query_matrices = nullptr;  // QueryTransform::key_matrices() of +query, or null
+  const float* scale = nullptr;           // [kv_heads], static
   PagePool quantized, exact;
   CellOffsets cell;        // in quantized records
   CellOffsets exact_cell;  // in exact records
@@ -157,7 +158,8 @@ struct AttentionParams {
   float hadamard_norm = 0;
   int32_t hadamard_block = 0;
   const float* k_mean = nullptr;
-  const float* k_scale = nullptr;  // [kv_heads]; ones where the format has no static scale
+  const float* query_matrices = nullptr;  // QueryTransform::query_matrices() of +query, or null
+  const float* k_scale = nullptr;         // [kv_heads]; ones where the format has no static scale
   const float* v_scale = nullptr;
   KvTypeDesc k_type, v_type;
   // K's unquantized channels, 0: none. With `outliers` [kv_heads][unquantized_dim]: outlier channels; without: the

@@ -5,6 +5,7 @@
 #include "kernels/attention/cuda/attention_params.h"
 #include "kernels/attention/cuda/codes.h"
 #include "kernels/attention/cuda/hadamard_rows.h"
+#include "kernels/attention/cuda/matrix_rows.h"
 
 namespace kvanta::kernels::cuda {
 
@@ -72,6 +73,10 @@ struct QueryRows {
         SyncWarp();
       }
       if (params.k_hadamard) HadamardRow(at, head_dim, params.hadamard_block, params.hadamard_norm, lane);
+      if (params.query_matrices != nullptr) {
+        MultiplyRow(at, params.query_matrices + int64_t{tile.kv_head} * head_dim * formats::MatrixStride(head_dim),
+                    head_dim, lane);
+      }
       float sum = 0;
       for (int c = lane; c < head_dim; c += kWarp) {
         const auto x = LoadShared<float>(at + 4 * c);

@@ -1,0 +1,119 @@
+"""Matrices of +query: for each layer and KV head a transform of keys that knows the queries (docs/adr/0042)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvanta.errors import InputError
+from kvanta.llm import LLM
+from kvanta.progress import progress_bar
+
+MIN_TOKENS = 8192
+"""Fewer do not determine the second moments of a head of 128 channels well."""
+_REGULARIZATION = 1e-3
+_Float64 = NDArray[np.float64]
+
+
+@dataclass
+class QueryMoments:
+    """See QueryMoments in include/kvanta/stats.h."""
+
+    tokens: int
+    amax: NDArray[np.float32]
+    """[layers, 2, kv_heads]"""
+    key_sum: _Float64
+    """[layers, kv_heads, head_dim]"""
+    key_moment: _Float64
+    """[layers, kv_heads, head_dim, head_dim], as query_moment."""
+    query_moment: _Float64
+
+    def add(self, other: QueryMoments) -> None:
+        """Adds the sums of another text of the same model."""
+        self.tokens += other.tokens
+        self.amax = np.maximum(self.amax, other.amax)
+        self.key_sum += other.key_sum
+        self.key_moment += other.key_moment
+        self.query_moment += other.query_moment
+
+
+def collect_query_moments(
+    llm: LLM, token_ids: Sequence[int], window: int, what: str = "reading keys and queries"
+) -> QueryMoments:
+    """Forwards the text in windows of `window` tokens, each a sequence of its own. Raises InputError if it is short."""
+    if len(token_ids) < MIN_TOKENS:
+        raise InputError(
+            f"the text has {len(token_ids):,} tokens: +query needs at least {MIN_TOKENS:,} to know keys and queries"
+        )
+    total: QueryMoments | None = None
+    with progress_bar(len(token_ids), what, "token") as bar:
+        for begin in range(0, len(token_ids), window):
+            tokens = token_ids[begin : begin + window]
+            part = QueryMoments(**llm.query_moments(tokens))
+            bar.update(len(tokens))
+            if total is None:
+                total = part
+            else:
+                total.add(part)
+    if total is None or total.tokens < MIN_TOKENS // 2:
+        raise InputError(
+            f"windows of {window:,} tokens leave too few behind the first page, which is always exact; give longer "
+            "ones (--max-model-len)"
+        )
+    return total
+
+
+def _power(matrix: _Float64, exponent: float) -> _Float64:
+    """A power of a symmetric positive definite matrix."""
+    values, vectors = np.linalg.eigh(matrix)
+    result: _Float64 = (vectors * values**exponent) @ vectors.T
+    return result
+
+
+def _regularized(moment: _Float64) -> _Float64:
+    size = len(moment)
+    trace = float(np.trace(moment))
+    if not trace > 0:  # a dead head: nothing to know
+        return np.eye(size)
+    result: _Float64 = (moment + moment.T) / (2 * trace / size) + _REGULARIZATION * np.eye(size)
+    return result
+
+
+def _hadamard(size: int) -> _Float64:
+    """The orthonormal transform of formats::Hadamard: blocks of the largest power of two that divides `size`."""
+    block = np.ones((1, 1))
+    while size % (2 * len(block)) == 0:
+        block = np.block([[block, block], [block, -block]]) / np.sqrt(2)
+    result: _Float64 = np.kron(np.eye(size // len(block)), block)
+    return result
+
+
+def query_matrix(keys: _Float64, queries: _Float64) -> NDArray[np.float32]:
+    """A = H M^1/2 with M = S^-1/2 (S^1/2 Q S^1/2)^1/2 S^-1/2, scaled to the norm of a rotation.
+
+    `keys` S, `queries` Q: second moments [d, d], keys about their mean; both are regularized here. M is the geometric
+    mean of S^-1 and Q: in its space keys and queries have the same moments, so the error of a rounded key, which is
+    alike in all directions after H, weighs least on the logits. Scales of the moments have no influence.
+    """
+    s, q = _regularized(keys), _regularized(queries)
+    root, inverse_root = _power(s, 0.5), _power(s, -0.5)
+    mean = inverse_root @ _power(root @ q @ root, 0.5) @ inverse_root
+    result = _hadamard(len(s)) @ _power((mean + mean.T) / 2, 0.5)
+    result *= np.sqrt(len(s) / np.sum(result**2))
+    return result.astype(np.float32)
+
+
+def query_matrices(found: QueryMoments) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """The key means [layers, kv_heads, head_dim] and matrices [layers, kv_heads, head_dim, head_dim] of +query."""
+    means = found.key_sum / found.tokens
+    matrices = np.empty(found.key_moment.shape, dtype=np.float32)
+    for place in np.ndindex(*means.shape[:2]):
+        mean = means[place]
+        covariance = found.key_moment[place] / found.tokens - np.outer(mean, mean)
+        matrices[place] = query_matrix(covariance, found.query_moment[place] / found.tokens)
+    if not np.isfinite(matrices).all():
+        raise InputError("cannot calibrate +query: the moments of keys and queries are not finite")
+    return means.astype(np.float32), matrices

@@ -1,0 +1,89 @@
+#include "formats/query_transform.h"
+
+#define XXH_INLINE_ALL
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+
+#include "kvanta/error.h"
+
+namespace kvanta::formats {
+namespace {
+
+double Norm(std::span<const double> values) {
+  double sum = 0;
+  for (const double x : values) sum += x * x;
+  return std::sqrt(sum);
+}
+
+// Inverse of a [n][n] matrix by Gauss-Jordan elimination with partial pivoting; not finite if it has none.
+std::vector<double> Inverse(std::vector<double> matrix, int n) {
+  const auto size = static_cast<size_t>(n);
+  std::vector<double> inverse(size * size, 0.0);
+  for (size_t i = 0; i < size; ++i) inverse[i * size + i] = 1;
+  for (size_t column = 0; column < size; ++column) {
+    size_t pivot = column;
+    for (size_t row = column + 1; row < size; ++row) {
+      if (std::abs(matrix[row * size + column]) > std::abs(matrix[pivot * size + column])) pivot = row;
+    }
+    for (std::vector<double>* rows : {&matrix, &inverse}) {
+      double* const a = rows->data() + column * size;
+      double* const b = rows->data() + pivot * size;
+      if (a != b) std::swap_ranges(a, a + size, b);
+    }
+    const double scale = 1 / matrix[column * size + column];
+    for (std::vector<double>* rows : {&matrix, &inverse}) {
+      for (size_t i = 0; i < size; ++i) (*rows)[column * size + i] *= scale;
+    }
+    for (size_t row = 0; row < size; ++row) {
+      const double factor = matrix[row * size + column];
+      if (row == column || factor == 0) continue;
+      for (std::vector<double>* rows : {&matrix, &inverse}) {
+        double* const to = rows->data() + row * size;
+        const double* const from = rows->data() + column * size;
+        for (size_t i = 0; i < size; ++i) to[i] -= factor * from[i];
+      }
+    }
+  }
+  return inverse;
+}
+
+}  // namespace
+
+QueryTransform::QueryTransform(std::vector<float> matrices, int kv_heads, int head_dim)
+    : kv_heads_(kv_heads), head_dim_(head_dim), matrices_(std::move(matrices)) {
+  const auto size = static_cast<size_t>(head_dim);
+  const auto stride = static_cast<size_t>(MatrixStride(head_dim));
+  if (matrices_.size() != static_cast<size_t>(kv_heads) * size * size) {
+    throw InputError(
+        fmt::format("+query: {} values for {} matrices of {} x {}", matrices_.size(), kv_heads, head_dim, head_dim));
+  }
+  key_matrices_.assign(static_cast<size_t>(kv_heads) * size * stride, 0.0F);
+  query_matrices_ = key_matrices_;
+  for (size_t head = 0; head < static_cast<size_t>(kv_heads); ++head) {
+    const std::span<const float> given(matrices_.data() + head * size * size, size * size);
+    const std::vector<double> matrix(given.begin(), given.end());
+    const double norm = Norm(matrix);
+    if (!std::isfinite(norm)) throw InputError(fmt::format("+query: the matrix of KV head {} is not finite", head));
+    const std::vector<double> inverse = Inverse(matrix, head_dim);
+    const double condition = norm * Norm(inverse);
+    if (!(condition <= kMaxCondition)) {
+      throw InputError(
+          fmt::format("+query: the matrix of KV head {} is singular or nearly so (condition {:.3g}, at most "
+                      "{:.0e} is accepted)",
+                      head, condition, kMaxCondition));
+    }
+    for (size_t i = 0; i < size; ++i) {
+      for (size_t j = 0; j < size; ++j) {
+        key_matrices_[(head * size + j) * stride + i] = given[i * size + j];
+        query_matrices_[(head * size + i) * stride + j] = static_cast<float>(inverse[i * size + j]);
+      }
+    }
+  }
+  hash_ = fmt::format("xxh64-{:016x}", XXH64(matrices_.data(), matrices_.size() * sizeof(float), 0));
+}
+
+}  // namespace kvanta::formats

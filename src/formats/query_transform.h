@@ -1,0 +1,47 @@
+// Matrices of +query: for each KV head a calibrated, invertible matrix A. A key is stored as y = A (k - mean), and a
+// query reads it as A^-T q, so that their product is that of q and k - mean (docs/adr/0042).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "formats/transform.h"
+
+namespace kvanta::formats {
+
+// Largest |A|_F |A^-1|_F, a bound on A's condition, of a matrix that is accepted: f32 products are accurate to some
+// 1e-7 of it. Calibrated matrices stay below 1e4.
+inline constexpr double kMaxCondition = 1e5;
+
+// The matrices of one layer, as given and as the kernels read them. One object may serve any number of backends.
+class QueryTransform {
+ public:
+  // matrices: f32 [kv_heads][head_dim][head_dim], row-major. Inverts them in double. Throws InputError if a value is
+  // not finite or a matrix is singular or nearly so, naming the head.
+  QueryTransform(std::vector<float> matrices, int kv_heads, int head_dim);
+
+  int kv_heads() const noexcept { return kv_heads_; }
+  int head_dim() const noexcept { return head_dim_; }
+  const std::vector<float>& matrices() const noexcept { return matrices_; }
+  // For MultiplyRow: A of a head for its keys, A^-T for its queries, one head after the other.
+  const std::vector<float>& key_matrices() const noexcept { return key_matrices_; }
+  const std::vector<float>& query_matrices() const noexcept { return query_matrices_; }
+  const float* KeyMatrix(int head) const noexcept { return key_matrices_.data() + head * HeadFloats(); }
+  const float* QueryMatrix(int head) const noexcept { return query_matrices_.data() + head * HeadFloats(); }
+  // "xxh64-0123456789abcdef" of the matrices' bytes: stands for them in headers of pages.
+  const std::string& Hash() const noexcept { return hash_; }
+
+ private:
+  int64_t HeadFloats() const noexcept { return head_dim_ * MatrixStride(head_dim_); }
+
+  int kv_heads_;
+  int head_dim_;
+  std::vector<float> matrices_;
+  std::vector<float> key_matrices_;    // [kv_heads][head_dim][stride]: A transposed
+  std::vector<float> query_matrices_;  // [kv_heads][head_dim][stride]: the inverse of A
+  std::string hash_;
+};
+
+}  // namespace kvanta::formats

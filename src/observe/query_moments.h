@@ -1,0 +1,20 @@
+// Second moments of a text's keys and queries, from which `kvanta calibrate --query` makes the matrices of +query.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "base/thread_pool.h"
+#include "kvanta/stats.h"
+#include "observe/kv_observer.h"
+
+namespace kvanta::observe {
+
+// Forwards `tokens` as one sequence. Sums are in double, in the order of positions, so they depend neither on threads
+// nor on chunks. Throws InputError for models without separate K and V, and naming the layer when a value is
+// not finite.
+QueryMoments CollectQueryMoments(models::Model& model, const BackendFactory& make_backend,
+                                 const formats::CacheLayout& layout, std::span<const int32_t> tokens, int64_t max_rows,
+                                 ThreadPool& threads);
+
+}  // namespace kvanta::observe

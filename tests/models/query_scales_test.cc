@@ -1,0 +1,157 @@
+// Matrices of +query in scale files (safetensors) and in checkpoints: read as they are, or refused with the reason.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "kvanta/error.h"
+#include "models/kv_scales.h"
+#include "models/safetensors_bytes.h"
+#include "models/temp_folder.h"
+
+namespace kvanta::models::query_scales {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+constexpr int kLayers = 2, kKvHeads = 2, kHeadDim = 8;
+
+ModelConfig Config() {
+  ModelConfig config;
+  config.architecture = "LlamaForCausalLM";
+  config.model_type = "llama";
+  config.layers = kLayers;
+  config.layer_specs.resize(kLayers);
+  config.kv_heads = kKvHeads;
+  config.heads = 4;
+  config.head_dim = kHeadDim;
+  return config;
+}
+
+template <class F>
+std::string ErrorOf(const F& f) {
+  try {
+    f();
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+std::vector<float> Matrices(float corner = 1) {
+  std::vector<float> matrices(kKvHeads * kHeadDim * kHeadDim, 0.0F);
+  for (size_t i = 0; i < kKvHeads * kHeadDim; ++i) matrices[i * kHeadDim + i % kHeadDim] = 2;
+  matrices[0] = corner;
+  return matrices;
+}
+
+json Own() {
+  json mean = json::array({std::vector<float>(kHeadDim, 0.5F), std::vector<float>(kHeadDim, -1.0F)});
+  json layer = {{"k_scale", 1}, {"v_scale", 1}, {"k_mean", mean}};
+  return {{"kvanta_kv_scales", 1},
+          {"model",
+           {{"architecture", "LlamaForCausalLM"},
+            {"layers", kLayers},
+            {"kv_heads", kKvHeads},
+            {"head_dim", kHeadDim},
+            {"hash", "fnv1a-0"}}},
+          {"granularity", "tensor"},
+          {"layers", {{"0", layer}, {"1", layer}}}};
+}
+
+using Tensors = std::vector<std::tuple<std::string, std::vector<int64_t>, std::vector<float>>>;
+
+Tensors BothLayers(const std::string& prefix = "layers.") {
+  Tensors tensors;
+  for (int layer = 0; layer < kLayers; ++layer) {
+    tensors.emplace_back(fmt::format("{}{}.k_query", prefix, layer), std::vector<int64_t>{kKvHeads, kHeadDim, kHeadDim},
+                         Matrices(static_cast<float>(layer + 1)));
+  }
+  return tensors;
+}
+
+// A scale file; `own`: its metadata, or null for none.
+std::string File(const Tensors& tensors, const json& own = Own()) {
+  std::string header, data;
+  for (const auto& [name, shape, values] : tensors) {
+    const size_t begin = data.size();
+    data.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
+    header += fmt::format(R"(,"{}":{{"dtype":"F32","shape":{},"data_offsets":[{},{}]}})", name, json(shape).dump(),
+                          begin, data.size());
+  }
+  const json metadata = own.is_null() ? json{{"format", "pt"}} : json{{"kvanta_kv_scales", own.dump()}};
+  return SafetensorsFile(fmt::format(R"({{"__metadata__":{}{}}})", metadata.dump(), header), data);
+}
+
+std::string FileError(const Tensors& tensors, const json& own = Own(), const char* fingerprint = "") {
+  return ErrorOf([&] { ParseScaleFile(File(tensors, own), "q.safetensors", Config(), fingerprint); });
+}
+
+TEST(QueryScaleFile, HasMatricesBesideScalesAndMeans) {
+  const KvScales scales = ParseScaleFile(File(BothLayers()), "q.safetensors", Config(), "fnv1a-0");
+  EXPECT_EQ(scales.source, ScaleSource::kFile);
+  for (size_t layer = 0; layer < kLayers; ++layer) {
+    const formats::SideScales& k = scales.layers[layer].k;
+    EXPECT_EQ(k.query->matrices(), Matrices(static_cast<float>(layer + 1)));
+    EXPECT_EQ(k.mean.size(), kKvHeads * kHeadDim);
+    EXPECT_EQ(scales.layers[layer].v.query, nullptr);
+  }
+}
+
+TEST(QueryScaleFile, RefusesWhatIsMissingOrAnother) {
+  EXPECT_EQ(FileError(BothLayers()), "no error");
+  EXPECT_THAT(FileError(BothLayers(), Own(), "fnv1a-1"), HasSubstr("the file belongs to another model"));
+  EXPECT_THAT(FileError(BothLayers(), json()), HasSubstr("its metadata has no key 'kvanta_kv_scales'"));
+  Tensors one = BothLayers();
+  one.pop_back();
+  EXPECT_THAT(FileError(one), HasSubstr("layers.1.k_query is missing"));
+  Tensors more = BothLayers();
+  more.emplace_back("layers.2.k_query", std::vector<int64_t>{1}, std::vector<float>{1});
+  EXPECT_THAT(FileError(more), HasSubstr("only the 2 layers.N.k_query"));
+  json own = Own();
+  own["layers"]["1"].erase("k_mean");
+  EXPECT_THAT(FileError(BothLayers(), own), HasSubstr("layer 1 has a k_query, but no k_mean"));
+}
+
+TEST(QueryScaleFile, RefusesMatricesThatCannotBeUsed) {
+  const auto with = [](std::vector<int64_t> shape, std::vector<float> values) {
+    Tensors tensors = BothLayers();
+    tensors[0] = {"layers.0.k_query", std::move(shape), std::move(values)};
+    return FileError(tensors);
+  };
+  EXPECT_THAT(with({kKvHeads, kHeadDim, kHeadDim}, Matrices(0)), HasSubstr("layers.0.k_query"));
+  EXPECT_THAT(with({kKvHeads, kHeadDim, kHeadDim}, Matrices(0)), HasSubstr("KV head 0 is singular"));
+  EXPECT_THAT(with({kKvHeads, kHeadDim, kHeadDim}, Matrices(NAN)), HasSubstr("not finite"));
+  EXPECT_THAT(with({kKvHeads * kHeadDim, kHeadDim}, Matrices()), HasSubstr("expected F32 [2, 8, 8]"));
+}
+
+TEST(QueryScaleFile, CheckpointsHaveThemToo) {
+  const TempFolder folder;
+  SafetensorsWriter writer;
+  for (const char* layer : {"0", "1"}) {
+    const std::string prefix = fmt::format("model.layers.{}.self_attn.", layer);
+    writer.Add(prefix + "k_mean", {kKvHeads, kHeadDim}, std::vector<float>(kKvHeads * kHeadDim, 0.25F));
+    writer.Add(prefix + "k_query", {kKvHeads, kHeadDim, kHeadDim}, Matrices());
+    EXPECT_TRUE(IsKvScaleTensor(prefix + "k_query")) << "no weight: left out of the model's hash";
+  }
+  folder.Write("model.safetensors", writer.File());
+  const auto read = [&] {
+    const Checkpoint checkpoint = Checkpoint::Open(folder.Path());
+    return ReadScaleTensors(checkpoint.Tensors(), checkpoint.Name(), Config());
+  };
+  const KvScales scales = read();
+  EXPECT_EQ(scales.layers[1].k.query->matrices(), Matrices());
+  EXPECT_EQ(scales.layers[1].k.mean, std::vector<float>(kKvHeads * kHeadDim, 0.25F));
+  SafetensorsWriter wrong;
+  wrong.Add("model.layers.0.self_attn.k_mean", {kHeadDim}, std::vector<float>(kHeadDim, 0.25F));
+  folder.Write("model.safetensors", wrong.File());
+  EXPECT_THAT(ErrorOf(read), HasSubstr("expected [2, 8]"));
+}
+
+}  // namespace
+}  // namespace kvanta::models::query_scales

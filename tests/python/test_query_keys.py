@@ -1,0 +1,165 @@
+"""+query: the closed form, what a calibration keeps and refuses, and matrices that are made when a model is loaded."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import biased_twins
+import numpy as np
+import pytest
+import safetensors.numpy
+import tiny_checkpoints
+from numpy.typing import NDArray
+
+from kvanta import LLM, InputError
+from kvanta.calibration import calibrate, save_checkpoint, write_scale_file
+from kvanta.calibration.query_matrices import query_matrix
+from kvanta.divergence import kl_divergence
+
+RANDOM = np.random.default_rng(21)
+TEXT = RANDOM.integers(3, 512, 8192)
+TOKENS = RANDOM.integers(3, 512, 384)
+
+
+def moments(size: int, rank: int, seed: int) -> NDArray[np.float64]:
+    rows = np.random.default_rng(seed).normal(size=(rank, size)) * np.exp2(np.linspace(-3, 3, size))
+    result: NDArray[np.float64] = rows.T @ rows / rank
+    return result
+
+
+def quiet_llm(folder: Path, **options: Any) -> LLM:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return LLM(folder, **{"max_model_len": 512, "kv_cache_memory_bytes": "8MiB", "threads": 1, **options})
+
+
+@pytest.mark.parametrize("size", [8, 24, 64])
+def test_keys_and_queries_get_the_same_moments(size: int) -> None:
+    keys, queries = moments(size, 4 * size, 1), moments(size, 4 * size, 2)
+    matrix = query_matrix(keys, queries).astype(np.float64)
+    assert np.sum(matrix**2) == pytest.approx(size)
+    inverse = np.linalg.inv(matrix)
+    stored, read = matrix @ keys @ matrix.T, inverse.T @ queries @ inverse
+    # But for the regularization, which adds a thousandth to each.
+    assert (
+        np.abs(stored / np.trace(stored) - read / np.trace(read)).max() < 0.01 * np.abs(stored / np.trace(stored)).max()
+    )
+
+
+def test_scales_of_the_moments_have_no_influence() -> None:
+    keys, queries = moments(16, 64, 3), moments(16, 64, 4)
+    np.testing.assert_allclose(query_matrix(keys, queries), query_matrix(1e6 * keys, 1e-6 * queries), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("keys", "queries"),
+    [
+        (moments(64, 3, 5), moments(64, 256, 6)),
+        (moments(64, 256, 5), moments(64, 1, 6)),
+        (np.zeros((64, 64)), moments(64, 256, 6)),
+        (moments(64, 256, 5) * (np.arange(64) != 7) * (np.arange(64) != 7)[:, None], moments(64, 256, 6)),
+    ],
+    ids=["rank 3", "rank 1", "dead head", "dead channel"],
+)
+def test_deficient_moments_give_a_matrix_that_the_engine_takes(
+    keys: NDArray[np.float64], queries: NDArray[np.float64]
+) -> None:
+    matrix = query_matrix(keys, queries).astype(np.float64)
+    assert np.isfinite(matrix).all()
+    assert np.linalg.norm(matrix) * np.linalg.norm(np.linalg.inv(matrix)) < 1e5
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose keys have a bias that int4 does not bear."""
+    work = tmp_path_factory.mktemp("query")
+    base = biased_twins.still_pairs(tiny_checkpoints.write_checkpoint(work / "source"), work / "base", 3)
+    return biased_twins.biased_keys(base, work / "biased", 3, 64.0)
+
+
+@pytest.fixture(scope="module")
+def file(folder: Path) -> Path:
+    reader = quiet_llm(folder, kv_cache_dtype="bf16")
+    result = folder.parent / "query.safetensors"
+    write_scale_file(result, calibrate(reader, TEXT, query=True), reader.model_info)
+    return result
+
+
+def divergence(folder: Path, file: Path | None, kv_cache_dtype: str, **options: Any) -> float:
+    exact = quiet_llm(folder, kv_cache_dtype="fp32", dtype="float32").logits(TOKENS)
+    path = "" if file is None else str(file)
+    llm = quiet_llm(folder, kv_cache_dtype=kv_cache_dtype, dtype="float32", quantization_param_path=path, **options)
+    return float(kl_divergence(exact, llm.logits(TOKENS))[192:].mean())
+
+
+def test_biased_keys_are_mended(folder: Path, file: Path) -> None:
+    assert divergence(folder, file, "int4+query") < 0.1 * divergence(folder, None, "int4")
+    assert divergence(folder, file, "fp32+hadamard+query+exact=open") < 1e-4  # its exact pages are bf16
+
+
+def test_moments_do_not_depend_on_threads_or_chunks(folder: Path) -> None:
+    found = [
+        quiet_llm(folder, kv_cache_dtype="bf16", threads=threads, max_num_batched_tokens=rows).query_moments(TOKENS)
+        for threads, rows in ((1, 512), (2, 64))
+    ]
+    assert found[0]["tokens"] == len(TOKENS) - 64
+    for key in ("amax", "key_sum", "key_moment", "query_moment"):
+        np.testing.assert_array_equal(found[0][key], found[1][key], err_msg=key)
+    np.testing.assert_array_equal(found[0]["key_moment"], found[0]["key_moment"].swapaxes(-1, -2))
+
+
+def test_moments_are_those_of_the_keys(folder: Path) -> None:
+    """Against the sums of squares that the statistics of scales have, of a text whose first page is left out."""
+    llm = quiet_llm(folder, kv_cache_dtype="bf16")
+    found, whole, first = llm.query_moments(TOKENS), llm.kv_statistics(TOKENS), llm.kv_statistics(TOKENS[:64])
+    diagonal = np.einsum("lhii->lhi", found["key_moment"])
+    np.testing.assert_allclose(diagonal, (whole["square_sum"] - first["square_sum"])[:, 0], rtol=1e-9)
+    np.testing.assert_allclose(found["amax"], whole["amax"].max(axis=-1))
+
+
+def test_a_copy_of_the_checkpoint_has_them(folder: Path, file: Path, tmp_path: Path) -> None:
+    reader = quiet_llm(folder, kv_cache_dtype="bf16")
+    copy = save_checkpoint(folder, tmp_path / "copy", calibrate(reader, TEXT, query=True))
+    given = quiet_llm(folder, kv_cache_dtype="int4+query", quantization_param_path=str(file)).logits(TOKENS)
+    own = quiet_llm(copy, kv_cache_dtype="int4+query", auto_calibrate=False).logits(TOKENS)
+    np.testing.assert_array_equal(given, own)
+
+
+def test_without_a_file_they_are_made_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("KVANTA_HOME", str(tmp_path))
+    with pytest.raises(InputError, match=r"no matrices for \+query.*--no-auto-calibrate"):
+        quiet_llm(folder, kv_cache_dtype="int4+query", auto_calibrate=False)
+    with caplog.at_level(logging.WARNING, "kvanta"):
+        first = quiet_llm(folder, kv_cache_dtype="int4+query").logits(TOKENS)
+    assert "calibrating +query on 8,192 tokens" in caplog.text
+    (kept,) = (tmp_path / "query").iterdir()
+    data = kept.read_bytes()
+    caplog.clear()
+    again = quiet_llm(folder, kv_cache_dtype="int4+query", auto_calibrate=False).logits(TOKENS)
+    assert not caplog.text
+    np.testing.assert_array_equal(first, again)
+    kept.unlink()
+    quiet_llm(folder, kv_cache_dtype="int4+query", threads=2)
+    assert kept.read_bytes() == data, "the same bytes, whatever the number of threads"
+
+
+def test_refusals(folder: Path, file: Path, tmp_path: Path) -> None:
+    reader = quiet_llm(folder, kv_cache_dtype="bf16")
+    with pytest.raises(InputError, match=r"100 tokens: \+query needs at least 8,192"):
+        calibrate(reader, TEXT[:100], query=True)
+    with pytest.raises(InputError, match=r"FILE.safetensors"):
+        write_scale_file(tmp_path / "query.json", calibrate(reader, TEXT, query=True), reader.model_info)
+    other = tiny_checkpoints.write_checkpoint(tmp_path / "other")
+    with pytest.raises(InputError, match="the file belongs to another model"):
+        quiet_llm(other, kv_cache_dtype="int4+query", quantization_param_path=str(file))
+    tensors = safetensors.numpy.load_file(file)
+    assert set(tensors) == {"layers.0.k_query", "layers.1.k_query"}
+    stripped = tmp_path / "stripped.safetensors"
+    safetensors.numpy.save_file(tensors, stripped)
+    with pytest.raises(InputError, match="kvanta_kv_scales"):
+        quiet_llm(folder, kv_cache_dtype="int4+query", quantization_param_path=str(stripped))

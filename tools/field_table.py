@@ -65,7 +65,7 @@ class Endpoint(NamedTuple):
 
 def pooling_endpoint(title: str, body: type[PoolingRequest]) -> Endpoint:
     """An endpoint of hidden states: its own refusals before those of every request."""
-    return Endpoint(title, body.model_fields.keys(), known.REFUSED | body.refused, known.IGNORED)
+    return Endpoint(title, body.model_fields.keys(), {**known.REFUSED, **body.refused}, known.IGNORED)
 
 
 ENDPOINTS: Mapping[str, Endpoint] = {

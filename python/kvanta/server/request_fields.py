@@ -210,7 +210,8 @@ POOLING_REFUSED: Mapping[str, Refused] = {
     "truncation": Refused("give truncate_prompt_tokens", (False,)),
 }
 # Fields of SGLang's /v1/score, which compares probabilities of tokens.
-SCORE_REFUSED: Mapping[str, Refused] = POOLING_REFUSED | {
+SCORE_REFUSED: Mapping[str, Refused] = {
+    **POOLING_REFUSED,
     "apply_softmax": Refused(_LABELS, (False,)),
     "item_embed_overrides": Refused(_HIDDEN),
     "item_first": Refused(_LABELS, (False,)),

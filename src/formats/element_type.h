@@ -233,9 +233,10 @@ constexpr CodeLevels Levels(ElementType code) noexcept {
       levels.unit = 2.1519F / 127.0F;
       break;
     }
-    default:
-      for (int i = 0; i < 64 && i < 1 << CodeBits(code); ++i)
-        levels.level[i] = static_cast<int8_t>(i + Info(code).lowest);
+    default: {
+      const int count = 1 << CodeBits(code), lowest = Info(code).lowest;  // once: a call costs a compiler many steps
+      for (int i = 0; i < 64 && i < count; ++i) levels.level[i] = static_cast<int8_t>(i + lowest);
+    }
   }
   return levels;
 }

@@ -74,6 +74,7 @@ bool RecordFolder::Exists(const RecordId& id) const {
 
 void RecordFolder::Erase(const std::string& name) {
   const std::lock_guard lock(mutex_);
+  if (scanning_) erased_during_scan_.push_back(name);
   const auto found = files_.find(name);
   if (found == files_.end()) return;
   usage_.bytes -= found->second.bytes;
@@ -204,6 +205,11 @@ void RecordFolder::EvictTo(int64_t bytes) {
 }
 
 FileError RecordFolder::Scan() {
+  {
+    const std::lock_guard lock(mutex_);
+    scanning_ = true;
+    erased_during_scan_.clear();
+  }
   std::vector<FileEntry> found;
   const FileError error = ListFiles(config_.folder, kFolderDepth, found);
   const int64_t now = WallClockNs();
@@ -221,6 +227,14 @@ FileError RecordFolder::Scan() {
   }
   {
     const std::lock_guard lock(mutex_);
+    // Files that a reader removed after they were listed: they would count as written and never be written again.
+    for (const std::string& name : erased_during_scan_) {
+      const auto gone = files.find(name);
+      if (gone == files.end()) continue;
+      bytes -= gone->second.bytes;
+      files.erase(gone);
+    }
+    scanning_ = false;
     files_ = std::move(files);
     usage_.files = std::ssize(files_);
     usage_.bytes = bytes;

@@ -83,6 +83,8 @@ class RecordFolder {
   std::string identity_name_;
   mutable std::mutex mutex_;
   std::unordered_map<std::string, Entry> files_;  // by name
+  bool scanning_ = false;
+  std::vector<std::string> erased_during_scan_;
   FolderUsage usage_;
   int64_t written_since_scan_ = 0;
   double scanned_at_ = 0;

@@ -191,10 +191,11 @@ assert.equal(figures(null, 0, null, 1), "");
 
 
 @pytest.fixture(scope="module")
-def served() -> set[str]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """The names of the samples of /metrics; of a counter also while nothing was counted."""
     metrics = pytest.importorskip("kvanta.server.metrics")
-    llm = LLM("stories260k", kv_cache_dtype="int8", kv_cache_memory_bytes="8MiB", threads=1)
+    folder = str(tmp_path_factory.mktemp("pages"))
+    llm = LLM("stories260k", kv_cache_dtype="int8", kv_cache_memory_bytes="8MiB", threads=1, kv_cache_dir=folder)
     families = list(metrics.Metrics("m", llm.stats).collect())
     counters = {f"{family.name}_total" for family in families if family.type == "counter"}
     return counters | {sample.name for family in families for sample in family.samples}

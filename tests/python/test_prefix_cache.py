@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import kvanta
@@ -44,7 +45,7 @@ def _start(folder: Path, seed: int, rounds: int, limit: int = 0) -> subprocess.P
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
 
 
-def _answers(lines: list[str]) -> list[dict]:
+def _answers(lines: list[str]) -> list[dict[str, Any]]:
     return [row for row in (json.loads(line) for line in lines if line.endswith("}\n")) if "tokens" in row]
 
 
@@ -55,7 +56,7 @@ def cold() -> LLM:
     )
 
 
-def _check(answers: list[dict], cold: LLM) -> None:
+def _check(answers: list[dict[str, Any]], cold: LLM) -> None:
     params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
     for row in answers:
         prompt = [3 + (row["stem"] * 7 + i * i) % 400 for i in range(row["length"])]
@@ -127,7 +128,12 @@ def test_the_commands_show_and_clear_a_folder(tmp_path: Path) -> None:
 
 
 def test_statistics_and_bad_options(tmp_path: Path) -> None:
-    options = {"kv_cache_dtype": "int8", "block_size": 16, "max_model_len": 256, "kv_cache_dir": str(tmp_path)}
+    options: dict[str, Any] = {
+        "kv_cache_dtype": "int8",
+        "block_size": 16,
+        "max_model_len": 256,
+        "kv_cache_dir": str(tmp_path),
+    }
     prompt = [{"prompt_token_ids": list(range(3, 103))}]
     LLM("stories260k", **options).generate(prompt, SamplingParams(max_tokens=1))
     llm = LLM("stories260k", **options)

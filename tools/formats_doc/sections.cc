@@ -201,8 +201,11 @@ std::string SchemeTable() {
         "k=int8,v=int4", "k=int4+mean,v=int4", "int4+outliers=4", "int4+query", "k=bf16,v=int8+exact=none"}) {
     const KvScheme scheme = KvScheme::Parse(typed);
     const auto side = [](const KvSide& s) {
-      return fmt::format("{}{}{}{}", s.format, s.query ? " + query" : s.hadamard ? " + hadamard" : "", s.mean ? " + mean" : "",
-                         s.outliers != 0 ? fmt::format(" + {} outliers", s.outliers) : "");
+      return fmt::format("{}{}{}{}", s.format,
+                         s.query      ? " + query"
+                         : s.hadamard ? " + hadamard"
+                                      : "",
+                         s.mean ? " + mean" : "", s.outliers != 0 ? fmt::format(" + {} outliers", s.outliers) : "");
     };
     text += fmt::format("| `{}` | K {}, V {} | {} | {} |\n", typed, side(scheme.k), side(scheme.v),
                         scheme.exact == ExactPages::kNone   ? "none"

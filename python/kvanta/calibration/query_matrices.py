@@ -102,8 +102,7 @@ def query_matrix(keys: _Float64, queries: _Float64) -> NDArray[np.float32]:
     root, inverse_root = _power(s, 0.5), _power(s, -0.5)
     mean = inverse_root @ _power(root @ q @ root, 0.5) @ inverse_root
     result = _hadamard(len(s)) @ _power((mean + mean.T) / 2, 0.5)
-    result *= np.sqrt(len(s) / np.sum(result**2))
-    return result.astype(np.float32)
+    return (result * np.sqrt(len(s) / np.sum(result**2))).astype(np.float32)
 
 
 def query_matrices(found: QueryMoments) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

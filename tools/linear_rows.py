@@ -1,4 +1,4 @@
-"""Rows of `kvanta bench linear` for documents: two instruction sets compared, with columns per number of threads."""
+"""Tables of linear layers in documents: two instruction sets compared, and torch beside Kvanta."""
 
 from __future__ import annotations
 
@@ -6,6 +6,24 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+ISA_COLUMNS = (
+    ("layer", "layer", ""),
+    ("rows", "rows", ",d"),
+    ("1 thread: of memory", "t1.share_of_read", ".0%"),
+    ("of the dot's peak", "t1.share_of_peak", ".0%"),
+    ("times avx512's time", "t1.of_other", ".2f"),
+    ("2 threads: of memory", "t2.share_of_read", ".0%"),
+    ("of the dot's peak", "t2.share_of_peak", ".0%"),
+    ("times avx512's time", "t2.of_other", ".2f"),
+)
+TORCH_COLUMNS = (
+    ("layer (in x out)", "layer", ""),
+    ("rows", "rows", ",d"),
+    ("torch's time over Kvanta's", "times_torch", ".2f"),
+    ("Kvanta: of the dot's peak", "share_of_peak", ".0%"),
+    ("torch: of the dot's peak", "torch_share_of_peak", ".0%"),
+)
 
 
 def compare_isa(other: str) -> Callable[[Mapping[str, Any], Path], Sequence[Mapping[str, Any]]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attention_rows import rows_of_shape
-from linear_rows import compare_isa
+from linear_rows import ISA_COLUMNS, TORCH_COLUMNS, compare_isa
 from peer_rows import compare
 from result_table import Rows, Table
 
@@ -90,16 +90,12 @@ TABLES = {
         "kvanta bench linear --weights bf16 --isa amx --layers 576x3072 576x49152 4096x4096 --rows 1 16 64 1024 "
         "--json docs/results/linear-amx.json` and the same with `--isa avx512",
         compare_isa("avx512"),
-        (
-            ("layer", "layer", ""),
-            ("rows", "rows", ",d"),
-            ("1 thread: of memory", "t1.share_of_read", ".0%"),
-            ("of the dot's peak", "t1.share_of_peak", ".0%"),
-            ("times avx512's time", "t1.of_other", ".2f"),
-            ("2 threads: of memory", "t2.share_of_read", ".0%"),
-            ("of the dot's peak", "t2.share_of_peak", ".0%"),
-            ("times avx512's time", "t2.of_other", ".2f"),
-        ),
+        ISA_COLUMNS,
+    ),
+    "linear-torch": Table(
+        "python benchmarks/linear_vs_torch.py --turns 3 --seconds 0.06 --json docs/results/linear-torch.json",
+        "rows",
+        TORCH_COLUMNS,
     ),
     "eval-tasks": Table(
         "kvanta eval smollm2 --tasks needle generation --context 512 --needles 1 --generation-tokens 96 "

@@ -368,9 +368,9 @@ void Pack(const PackTask& task) noexcept {
   }
 }
 
-// Rows whose packed x (a block of steps) fits in half of a 512 KiB L2, in whole tiles.
+// Rows whose packed x (a block of steps) takes about half of a 512 KiB L2, in whole tiles; 264 for vdpbf16ps and f32.
 template <class W>
-constexpr int64_t kBlockRows = W::kIsBlock ? 120 : (256 << 10) / (kXStride<W> * W::kRowTile) * int64_t{W::kRowTile};
+constexpr int64_t kBlockRows = W::kIsBlock ? 120 : (288 << 10) / (kXStride<W> * W::kRowTile) * int64_t{W::kRowTile};
 
 template <class W>
 constexpr WeightKernels kWeightKernels{.step_k = W::kStepK,

@@ -76,9 +76,11 @@ PackedLinear::PackedLinear(std::shared_ptr<LinearContext> context, const WeightK
 
 void PackedLinear::Forward(const float* x, int64_t rows, float* y, int64_t y_stride,
                            RowArgmax* argmaxes) const noexcept {
-  for (int64_t row = 0; row < rows; row += kernels_.block_rows) {
-    MultiplyBlock(x + row * in_, std::min(kernels_.block_rows, rows - row), y + row * y_stride, y_stride,
-                  argmaxes ? argmaxes + row : nullptr);
+  // Even blocks: a small rest would wait for the weights.
+  const int64_t blocks = CeilDiv(rows, kernels_.block_rows);
+  for (int64_t block = 0, row = 0, end = 0; block < blocks; ++block, row = end) {
+    end = (block + 1) * rows / blocks;
+    MultiplyBlock(x + row * in_, end - row, y + row * y_stride, y_stride, argmaxes ? argmaxes + row : nullptr);
   }
 }
 

@@ -53,8 +53,9 @@ struct Bf16Weight : ElementTile {
       }
       if (k % 2 != 0) out[k] = X{0};
     } else {  // pairs of codes
-      for (int64_t i = 0; i + 1 < k; i += 2) out[i / 2] = RoundToBf16(x[i]) | (RoundToBf16(x[i + 1]) << 16);
-      if (k % 2 != 0) out[k / 2] = RoundToBf16(x[k - 1]);
+      auto* codes = reinterpret_cast<uint16_t*>(out);
+      for (int64_t i = 0; i < k; ++i) codes[i] = static_cast<uint16_t>(RoundToBf16(x[i]));
+      if (k % 2 != 0) codes[k] = 0;
     }
   }
 };

@@ -68,11 +68,11 @@ void ListBelow(const std::string& folder, const std::string& prefix, int depth, 
     if (name == "." || name == "..") continue;
     struct stat status = {};
     if (::fstatat(::dirfd(entries.get()), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) continue;
-    const std::string path = prefix.empty() ? name : prefix + "/" + name;
+    const std::string path = prefix.empty() ? name : fmt::format("{}/{}", prefix, name);
     if (S_ISREG(status.st_mode)) {
       files.push_back({.path = path, .bytes = status.st_size, .modified_ns = NsOf(status.st_mtim)});
     } else if (S_ISDIR(status.st_mode) && depth > 0) {
-      ListBelow(folder + "/" + name, path, depth - 1, files);
+      ListBelow(fmt::format("{}/{}", folder, name), path, depth - 1, files);
     }
   }
 }

@@ -84,10 +84,10 @@ def _regularized(moment: _Float64) -> _Float64:
 
 def _hadamard(size: int) -> _Float64:
     """The orthonormal transform of formats::Hadamard: blocks of the largest power of two that divides `size`."""
-    block = np.ones((1, 1))
+    block: _Float64 = np.ones((1, 1))
     while size % (2 * len(block)) == 0:
-        block = np.block([[block, block], [block, -block]]) / np.sqrt(2)
-    result: _Float64 = np.kron(np.eye(size // len(block)), block)
+        block = np.kron(np.array([[1.0, 1.0], [1.0, -1.0]]), block)
+    result: _Float64 = np.kron(np.eye(size // len(block)), block / np.sqrt(len(block)))
     return result
 
 
@@ -102,7 +102,8 @@ def query_matrix(keys: _Float64, queries: _Float64) -> NDArray[np.float32]:
     root, inverse_root = _power(s, 0.5), _power(s, -0.5)
     mean = inverse_root @ _power(root @ q @ root, 0.5) @ inverse_root
     result = _hadamard(len(s)) @ _power((mean + mean.T) / 2, 0.5)
-    return (result * np.sqrt(len(s) / np.sum(result**2))).astype(np.float32)
+    scaled: NDArray[np.float32] = (result * np.sqrt(len(s) / np.sum(result**2))).astype(np.float32)
+    return scaled
 
 
 def query_matrices(found: QueryMoments) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

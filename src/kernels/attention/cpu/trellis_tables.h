@@ -16,7 +16,8 @@ struct TrellisTables {
 constexpr TrellisTables MakeTrellisTables(int bits) {
   TrellisTables tables{};
   for (int w = 0; w < 256; ++w) {
-    const auto level = static_cast<int16_t>(formats::kTrellisLevels[bits - formats::kMinTrellisBits].levels[w]);
+    // NOLINTNEXTLINE(bugprone-signed-char-misuse): a level is a number
+    const int level = formats::kTrellisLevels[bits - formats::kMinTrellisBits].levels[w];
     tables.level[w] = static_cast<int16_t>(level * 256);
     tables.square[w] = static_cast<int16_t>((level * level + 1) >> 1);
   }

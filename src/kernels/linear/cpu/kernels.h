@@ -221,8 +221,12 @@ TileFunction FindSingleTile(int rows, int panels) {
 
 template <class W>
 TileFunction FindTileOfMany(int rows, int panels) {
+  // Rows are divided evenly, so the smallest tile is that of the fewest rows, or of the fewest that leave one row over.
   constexpr int kFewest = kSingleTileRows<W> + 1;
-  constexpr int kMinRows = kFewest / static_cast<int>(CeilDiv(kFewest, W::kRowTile));
+  constexpr int kFull = static_cast<int>(CeilDiv(kFewest - 1, W::kRowTile));
+  constexpr int kOneOver = (kFull * W::kRowTile + 1) / (kFull + 1);
+  constexpr int kOfFewest = kFewest / static_cast<int>(CeilDiv(kFewest, W::kRowTile));
+  constexpr int kMinRows = kOneOver < kOfFewest ? kOneOver : kOfFewest;
   return FindTile<W, kMinRows, !W::kIsBlock, W::kRowTile>(rows, panels);
 }
 

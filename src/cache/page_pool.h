@@ -16,6 +16,10 @@ inline constexpr PageId kNoPage = -1;
 
 enum class PageKind : uint8_t { kQuantized, kExact };
 inline constexpr PageKind kPageKinds[] = {PageKind::kQuantized, PageKind::kExact};
+// Place of a kind in arrays [kind].
+constexpr size_t KindIndex(PageKind kind) noexcept {
+  return static_cast<size_t>(kind);
+}
 
 struct PagePoolConfig {
   int64_t budget_bytes = 0;    // limit of the memory of all records

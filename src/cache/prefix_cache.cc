@@ -113,7 +113,7 @@ struct PrefixCache::State {
   }
 
   static uint64_t& DroppableKey(Node& node, int group, PageKind kind) {
-    return node.droppable[2 * static_cast<size_t>(group) + (kind == PageKind::kExact ? 1 : 0)];
+    return node.droppable[2 * static_cast<size_t>(group) + KindIndex(kind)];
   }
 
   void TouchRecord(Node& node, int group, PageKind kind) noexcept {
@@ -313,15 +313,15 @@ std::span<const PageRef> PrefixCache::Peek(std::span<const int32_t> tokens, std:
 
 int64_t PrefixCache::Present(std::span<const int32_t> tokens, std::string_view salt, int64_t max_pages,
                              std::vector<uint8_t>& present) const {
-  const auto per_page = 2 * state_->spec.groups.size();
-  present.assign(static_cast<size_t>(max_pages) * per_page, 0);
+  const KvCacheSpec& spec = state_->spec;
+  present.assign(RecordIndex(spec, max_pages, 0, PageKind::kQuantized), 0);
   int64_t known = 0;
   const Node* node = state_->Descend(tokens, salt, max_pages, known);
   for (int64_t page = known - 1; page >= 0; --page, node = node->parent) {
-    for (size_t g = 0; g < node->records.size(); ++g) {
+    for (int group = 0; group < state_->Groups(); ++group) {
       for (const PageKind kind : kPageKinds) {
-        const size_t at = static_cast<size_t>(page) * per_page + 2 * g + (kind == PageKind::kExact ? 1 : 0);
-        present[at] = node->records[g].Of(kind) != kNoPage ? 1 : 0;
+        const bool has = node->records[static_cast<size_t>(group)].Of(kind) != kNoPage;
+        present[RecordIndex(spec, page, group, kind)] = has ? 1 : 0;
       }
     }
   }

@@ -4,12 +4,19 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <vector>
 
 #include "cache/kv_cache_spec.h"
 #include "cache/page_pool.h"
 
 namespace kvanta::cache {
+
+// Place of a record in arrays [page][group][kind].
+inline size_t RecordIndex(const KvCacheSpec& spec, int64_t page, int group, PageKind kind) noexcept {
+  return (static_cast<size_t>(page) * spec.groups.size() + static_cast<size_t>(group)) * std::size(kPageKinds) +
+         KindIndex(kind);
+}
 
 // True if queries after a hit of `pages` pages read the record of this kind of page `page`.
 inline bool ReadsAfterHit(const KvCacheGroup& group, int64_t page, int64_t pages, PageKind kind) noexcept {

@@ -179,8 +179,7 @@ bool DiskTier::TakePages(store::RecordStore::Load& load, std::span<const int32_t
     const std::optional<store::LoadedPage> page = store_.Take(load);
     if (!page) return true;
     if (!Insert(*page, tokens, salt)) return false;
-    --budget;  // a page without records is progress, too
-    for (const store::LoadedPage::Record& record : page->records) budget -= std::ssize(record.bytes);
+    budget -= 1 + page->Bytes();  // a page without records is progress, too
   }
   return true;
 }

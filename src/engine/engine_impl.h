@@ -97,6 +97,8 @@ class Engine::Impl {
   void OpenDiskTier();
   void WorkOnLoads();
   bool IsLoading() const noexcept { return disk_ && disk_->Loading() > 0; }
+  // With the mutex: something for the next step has come.
+  bool HasNews() const noexcept { return !inbox_.empty() || !pending_.empty() || loads_progressed_; }
 
   // With the mutex, and with the step lock or while nobody has it.
   void AbortNow(PendingAbort abort) noexcept;

@@ -70,9 +70,7 @@ void Engine::Impl::Loop(const std::stop_token& stop, const StepCallback& callbac
     try {
       if (LoopStep(callback, outputs)) continue;
       std::unique_lock lock(mutex_);
-      const auto has_work = [&] {
-        return !inbox_.empty() || !pending_.empty() || loads_progressed_ || (draining_ && ids_.empty());
-      };
+      const auto has_work = [&] { return HasNews() || (draining_ && ids_.empty()); };
       if (IsLoading()) {
         work_available_.wait_for(lock, stop, kLoadPoll, has_work);
       } else {
@@ -151,8 +149,7 @@ bool Engine::Impl::Step(std::vector<RequestOutput>& outputs) {
       if (!IsLoading()) return false;
     }
     std::unique_lock lock(mutex_);
-    work_available_.wait_for(lock, kLoadPoll,
-                             [&] { return !inbox_.empty() || !pending_.empty() || loads_progressed_; });
+    work_available_.wait_for(lock, kLoadPoll, [&] { return HasNews(); });
   }
 }
 

@@ -13,11 +13,6 @@ constexpr double kStallSeconds = 2;   // a read that takes longer: the disk hang
 constexpr double kRetrySeconds = 30;  // between loads that the rates speak against, which measure them anew
 constexpr double kRateShare = 0.1;    // of the latest measurement in the mean rate
 
-size_t At(const cache::KvCacheSpec& spec, int64_t page, int group, cache::PageKind kind) {
-  return (static_cast<size_t>(page) * spec.groups.size() + static_cast<size_t>(group)) * 2 +
-         (kind == cache::PageKind::kExact ? 1 : 0);
-}
-
 // True if some hit reads the record.
 bool MayBeRead(const cache::KvCacheGroup& group, int64_t page, cache::PageKind kind) {
   return kind == cache::PageKind::kQuantized ? group.NeedsQuantized(page, true)
@@ -26,8 +21,9 @@ bool MayBeRead(const cache::KvCacheGroup& group, int64_t page, cache::PageKind k
 
 template <class Has>
 int64_t Hit(const cache::KvCacheSpec& spec, int64_t pages, Has has) {
-  return cache::LongestHit(
-      spec, pages, [&](int64_t page, int group, cache::PageKind kind) { return has(At(spec, page, group, kind)); });
+  return cache::LongestHit(spec, pages, [&](int64_t page, int group, cache::PageKind kind) {
+    return has(cache::RecordIndex(spec, page, group, kind));
+  });
 }
 
 }  // namespace
@@ -73,10 +69,8 @@ std::optional<LoadedPage> RecordStore::Take(Load& load) {
   if (load.ready.empty()) return std::nullopt;
   LoadedPage page = std::move(load.ready.front());
   load.ready.pop_front();
-  int64_t bytes = 0;
-  for (const LoadedPage::Record& record : page.records) bytes += std::ssize(record.bytes);
-  load.ready_bytes -= bytes;
-  buffered_bytes_ -= bytes;
+  load.ready_bytes -= page.Bytes();
+  buffered_bytes_ -= page.Bytes();
   load_work_.notify_one();
   return page;
 }
@@ -130,10 +124,8 @@ void RecordStore::LoadLoop(const std::stop_token& stop) {
     if (is_lookup) {
       load->state = found;
     } else if (page) {
-      int64_t bytes = 0;
-      for (const LoadedPage::Record& record : page->records) bytes += std::ssize(record.bytes);
-      buffered_bytes_ += bytes;
-      load->ready_bytes += bytes;
+      buffered_bytes_ += page->Bytes();
+      load->ready_bytes += page->Bytes();
       load->ready.push_back(std::move(*page));
     } else {
       loads_.pop_front();
@@ -160,13 +152,13 @@ LoadState RecordStore::FindRecords(Load& load) {
     for (int g = 0; g < static_cast<int>(spec_.groups.size()); ++g) {
       const cache::KvCacheGroup& group = spec_.groups[static_cast<size_t>(g)];
       for (const cache::PageKind kind : cache::kPageKinds) {
-        const size_t at = At(spec_, pages, g, kind);
+        const size_t at = cache::RecordIndex(spec_, pages, g, kind);
         if (load.present[at] != 0) load.memory_pages = pages + 1;
         if (load.present[at] == 0 && MayBeRead(group, pages, kind)) load.stored[at] = folder_.Exists({key, g, kind});
       }
       // All hits beyond this page read it.
       const bool ends = group.visibility.IsFull() && group.NeedsQuantized(pages, true) &&
-                        !has(At(spec_, pages, g, cache::PageKind::kQuantized));
+                        !has(cache::RecordIndex(spec_, pages, g, cache::PageKind::kQuantized));
       may_continue = may_continue && !ends;
     }
   }
@@ -178,8 +170,8 @@ LoadState RecordStore::FindRecords(Load& load) {
     for (size_t g = 0; g < spec_.groups.size(); ++g) {
       for (const cache::PageKind kind : cache::kPageKinds) {
         const bool is_read = ReadsAfterHit(spec_.groups[g], page, load.hit, kind) &&
-                             load.present[At(spec_, page, static_cast<int>(g), kind)] == 0;
-        if (is_read) bytes += config_.record_bytes[g][kind == cache::PageKind::kExact ? 1 : 0];
+                             load.present[cache::RecordIndex(spec_, page, static_cast<int>(g), kind)] == 0;
+        if (is_read) bytes += RecordBytes(static_cast<int>(g), kind);
       }
     }
   }
@@ -213,7 +205,7 @@ std::optional<LoadedPage> RecordStore::ReadPage(Load& load) {
     for (size_t g = 0; g < spec_.groups.size() && load.hit == hit; ++g) {
       for (const cache::PageKind kind : cache::kPageKinds) {
         LoadedPage::Record record{.group = static_cast<int>(g), .kind = kind, .bytes = {}};
-        const size_t at = At(spec_, page.index, record.group, kind);
+        const size_t at = cache::RecordIndex(spec_, page.index, record.group, kind);
         if (load.present[at] != 0 || !ReadsAfterHit(spec_.groups[g], page.index, hit, kind)) continue;
         if (ReadRecordOf(load, page.index, record)) {
           load.present[at] = 1;
@@ -235,8 +227,7 @@ std::optional<LoadedPage> RecordStore::ReadPage(Load& load) {
 }
 
 bool RecordStore::ReadRecordOf(Load& load, int64_t page, LoadedPage::Record& record) {
-  const auto bytes =
-      config_.record_bytes[static_cast<size_t>(record.group)][record.kind == cache::PageKind::kExact ? 1 : 0];
+  const int64_t bytes = RecordBytes(record.group, record.kind);
   record.bytes.resize(static_cast<size_t>(bytes));
   const auto tokens = std::span<const int32_t>(load.tokens)
                           .subspan(static_cast<size_t>(page * spec_.page_size), static_cast<size_t>(spec_.page_size));

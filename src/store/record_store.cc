@@ -62,7 +62,7 @@ CacheFolderStats RecordStore::Stats() const {
 
 bool RecordStore::Wants(const RecordId& id) {
   if (folder_.Knows(id)) return false;
-  const int64_t bytes = config_.record_bytes[static_cast<size_t>(id.group)][id.kind == cache::PageKind::kExact ? 1 : 0];
+  const int64_t bytes = RecordBytes(id.group, id.kind);
   const std::lock_guard lock(mutex_);
   if (queued_.contains(FileName(id))) return false;
   if (queued_bytes_ + bytes <= kMaxQueuedBytes && Now() >= write_again_at_) return true;

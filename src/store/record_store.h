@@ -41,6 +41,12 @@ struct LoadedPage {
   };
   int64_t index = 0;
   std::vector<Record> records;  // may be empty: a page of which later queries read nothing
+
+  int64_t Bytes() const noexcept {
+    int64_t bytes = 0;
+    for (const Record& record : records) bytes += std::ssize(record.bytes);
+    return bytes;
+  }
 };
 
 enum class LoadState : uint8_t {
@@ -107,6 +113,10 @@ class RecordStore {
     std::vector<int32_t> tokens;
     std::vector<uint8_t> payload;
   };
+
+  int64_t RecordBytes(int group, cache::PageKind kind) const {
+    return config_.record_bytes[static_cast<size_t>(group)][cache::KindIndex(kind)];
+  }
 
   // With the mutex.
   bool IsStalled() const;

@@ -11,6 +11,15 @@
 namespace kvanta::engine {
 namespace {
 
+// An engine's, whose reads from disk do not end while `hangs`.
+EngineComponents HangingComponents(const EngineConfig& config, const std::atomic<bool>& hangs) {
+  EngineComponents components = LoadComponents(config);
+  components.before_read = [&hangs] {
+    while (hangs) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  return components;
+}
+
 TEST_F(DiskTierTest, AFolderThatGoesAwayIsMadeAgain) {
   EngineConfig config = StoredConfig(folder_.Path() + "/cache");
   Engine engine(config);
@@ -66,11 +75,7 @@ TEST_F(DiskTierTest, AHangingDiskHoldsNobodyUpForLong) {
   std::vector<std::string> warnings;
   EngineConfig config = StoredConfig(folder_.Path());
   config.on_warning = [&](const std::string& text) { warnings.push_back(text); };
-  EngineComponents components = LoadComponents(config);
-  components.before_read = [&] {
-    while (hangs) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  };
-  Engine::Impl engine(std::move(components));
+  Engine::Impl engine(HangingComponents(config, hangs));
   engine.Add(GreedyRequest("stored", tokens_, 2));
   engine.Add(GreedyRequest("other", Tokens(3, 40), 2));
   const double start = Now();
@@ -95,11 +100,7 @@ TEST_F(DiskTierTest, AHangingDiskHoldsNobodyUpForLong) {
 TEST_F(DiskTierTest, AbortEndsARequestThatLoads) {
   Fill();
   std::atomic<bool> hangs = true;
-  EngineComponents components = LoadComponents(StoredConfig(folder_.Path()));
-  components.before_read = [&] {
-    while (hangs) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  };
-  Engine::Impl engine(std::move(components));
+  Engine::Impl engine(HangingComponents(StoredConfig(folder_.Path()), hangs));
   std::atomic<int> aborted = 0;
   engine.Start([&](std::span<const RequestOutput> outputs) {
     for (const RequestOutput& output : outputs) aborted += output.finish == FinishReason::kAbort ? 1 : 0;
@@ -117,11 +118,7 @@ TEST_F(DiskTierTest, AbortEndsARequestThatLoads) {
 TEST_F(DiskTierTest, TimeoutsHoldWhileLoading) {
   Fill();
   std::atomic<bool> hangs = true;
-  EngineComponents components = LoadComponents(StoredConfig(folder_.Path()));
-  components.before_read = [&] {
-    while (hangs) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  };
-  Engine::Impl engine(std::move(components));
+  Engine::Impl engine(HangingComponents(StoredConfig(folder_.Path()), hangs));
   Request request = GreedyRequest("stored", tokens_);
   request.timeout_seconds = 0.05;
   EXPECT_EQ(RunOne(engine, request).finish, FinishReason::kTimeout);

@@ -9,6 +9,7 @@
 #include <limits>
 #include <random>
 
+#include "error_of.h"
 #include "formats/cell_codec.h"
 #include "formats/scheme.h"
 #include "kvanta/error.h"
@@ -27,16 +28,6 @@ std::vector<float> RandomMatrices(int kv_heads, int head_dim, uint32_t seed) {
   for (int row = 0; row < kv_heads * head_dim; ++row)
     matrices[static_cast<size_t>(row * head_dim + row % head_dim)] += 1;
   return matrices;
-}
-
-template <class F>
-std::string ErrorOf(const F& f) {
-  try {
-    f();
-  } catch (const InputError& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(QueryTransform, StoredKeysTimesTransformedQueriesAreTheProduct) {

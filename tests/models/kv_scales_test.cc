@@ -9,6 +9,7 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 
+#include "error_of.h"
 #include "kvanta/error.h"
 #include "models/fingerprint.h"
 #include "models/safetensors_bytes.h"
@@ -31,16 +32,6 @@ ModelConfig Config(int layers = 2, int kv_heads = 2) {
   config.heads = 4;
   config.head_dim = 8;
   return config;
-}
-
-template <class F>
-std::string ErrorOf(const F& f) {
-  try {
-    f();
-  } catch (const InputError& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 // --- Scale files ---

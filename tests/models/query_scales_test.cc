@@ -8,6 +8,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "error_of.h"
 #include "kvanta/error.h"
 #include "models/kv_scales.h"
 #include "models/safetensors_bytes.h"
@@ -31,16 +32,6 @@ ModelConfig Config() {
   config.heads = 4;
   config.head_dim = kHeadDim;
   return config;
-}
-
-template <class F>
-std::string ErrorOf(const F& f) {
-  try {
-    f();
-  } catch (const InputError& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 std::vector<float> Matrices(float corner = 1) {

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from kvanta import _core
+from kvanta.auto_query import add_query_matrices
 from kvanta.engine_options import engine_config
 from kvanta.models import resolve_model
 
@@ -132,7 +133,9 @@ def measure(folder: Path, cache: str, works: Sequence[Work], options: argparse.N
         "threads": options.threads,
         "max_num_seqs": 2,  # pages for two sequences: a repeat's prompt must not evict the shared prefix
     }
-    engine = _core.Engine(engine_config(str(folder), arguments))
+    config = engine_config(str(folder), arguments)
+    add_query_matrices(config, folder.name, arguments, allowed=True)
+    engine = _core.Engine(config)
     subject = Subject(engine)
     rows = []
     for work in works:

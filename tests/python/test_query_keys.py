@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import tiny_checkpoints
+from command_line import kvanta
 from numpy.typing import NDArray
 
 from kvanta import LLM, InputError
@@ -143,6 +144,9 @@ def test_without_a_file_they_are_made_once(
     again = quiet_llm(folder, kv_cache_dtype="int4+query", auto_calibrate=False).logits(TOKENS)
     assert not caplog.text
     np.testing.assert_array_equal(first, again)
+    load = ("--requests", "1", "--input-len", "8", "--output-len", "2", "--threads", "1")
+    timed = kvanta("bench", "engine", str(folder), "--kv-cache-dtype", "int4+query", *load, KVANTA_HOME=str(tmp_path))
+    assert timed.returncode == 0, timed.stderr
     kept.unlink()
     quiet_llm(folder, kv_cache_dtype="int4+query", threads=2)
     assert kept.read_bytes() == data, "the same bytes, whatever the number of threads"

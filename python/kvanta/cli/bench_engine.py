@@ -6,6 +6,7 @@ import argparse
 import math
 from typing import Any
 
+from kvanta.auto_query import add_query_matrices
 from kvanta.cli.arguments import (
     CommandParser,
     add_engine_options,
@@ -82,8 +83,10 @@ def run(values: argparse.Namespace) -> int:
     rates: list[float | None] = values.rate or [None]
     loads = [_load(values, rate) for rate in rates]
     folder = resolve_model(model_of(values))
-    config = engine_config(str(folder.path), engine_arguments(values))
+    arguments = engine_arguments(values)
+    config = engine_config(str(folder.path), arguments)
     config.profile = values.profile
+    add_query_matrices(config, folder.name, arguments, allowed=True)
     with progress_bar(sum(len(load.workload.requests) for load in loads), "requests", "request") as bar:
         engine, runs = bench_engine(config, loads, seed=values.load_seed, targets=targets, finished=bar.update)
     result = {

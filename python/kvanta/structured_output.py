@@ -8,6 +8,7 @@ and sets `config.set_fill_masks(fill_masks)` before it makes the engine; `LLM` d
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections import OrderedDict
@@ -139,6 +140,12 @@ class GrammarCompiler:
         self._vocabulary: LLTokenizer | None = None
         self._matchers: OrderedDict[str, LLMatcher] = OrderedDict()  # by grammar, at their beginning
 
+    def prepare(self) -> None:
+        """Reads the vocabulary, which the first constraint would do otherwise: other threads of Python stand still."""
+        with contextlib.suppress(ImportError), self._vocabulary_lock:
+            if self._vocabulary is None:
+                self._vocabulary = self._read_vocabulary()
+
     def matcher(self, params: StructuredOutputsParams, gate: ReasoningGate | None = None) -> Matcher:
         """The state of one request, or of one of its `n` texts. Raises InputError when the grammar cannot be used.
 
@@ -164,9 +171,7 @@ class GrammarCompiler:
     def _matcher(self, grammar: str, kind: str) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
 
-        with self._vocabulary_lock:
-            if self._vocabulary is None:
-                self._vocabulary = self._read_vocabulary()
+        self.prepare()
         limits = LLParserLimits(verbose_errors=False)
         if kind == "choice":
             limits = LLParserLimits(verbose_errors=False, max_items_in_row=2 * _MAX_CHOICES, step_max_items=2**20)

@@ -13,6 +13,7 @@ import httpx2
 import pytest
 from live_server import LiveServer, error_of, events, live_server
 
+from kvanta import _core
 from kvanta.server.bites import BodyReader, large_json_bytes
 from kvanta.server.errors import json_bytes
 
@@ -128,24 +129,17 @@ def test_nothing_large_is_done_on_the_event_loop(server: LiveServer, monkeypatch
     assert on_loop == 0
 
 
-def read_all(bodies: list[bytes], monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], int, int]:
-    """The values of bodies that have come together; the most that an iteration of the event loop has read of large
-    ones, and how many were left to another thread.
-    """
+def read_all(bodies: list[bytes], monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], int]:
+    """The values of bodies that have come together, and the most that an iteration of the event loop has read."""
     read_whole = json.loads
-    iteration, most, off_loop = 0, 0, 0
+    iteration, most = 0, 0
     read: dict[int, int] = {}
 
-    def loads(body: bytes) -> Any:
+    def loads(body: str) -> Any:
         nonlocal most
         read[iteration] = read.get(iteration, 0) + 1
         most = max(most, read[iteration])
         return read_whole(body)
-
-    async def elsewhere(function: Callable[[], Any]) -> Any:
-        nonlocal off_loop
-        off_loop += 1
-        return await asyncio.to_thread(function)
 
     async def run() -> list[Any]:
         def count() -> None:
@@ -155,23 +149,32 @@ def read_all(bodies: list[bytes], monkeypatch: pytest.MonkeyPatch) -> tuple[list
 
         loop = asyncio.get_running_loop()
         loop.call_soon(count)
-        reader = BodyReader(elsewhere)
+        reader = BodyReader()
         return await asyncio.gather(*(reader.read_json(body) for body in bodies))
 
     with monkeypatch.context() as patch:
         patch.setattr(json, "loads", loads)
         values = asyncio.run(run())
-    return values, most, off_loop
+    return values, most
 
 
 def test_large_bodies_are_read_one_in_each_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
     body = json.dumps({"prompt": "a b " * 100_000}).encode()
-    assert read_all([body] * 4, monkeypatch) == ([json.loads(body)] * 4, 1, 0)
+    assert read_all([body] * 4, monkeypatch) == ([json.loads(body)] * 4, 1)
 
 
-def test_floats_are_read_by_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    body = b'{"prompt": "a", "x": ' + large(20_000, "1.7976931348623157e-308").encode() + b"}"
-    assert read_all([body], monkeypatch) == ([json.loads(body)], 0, 1)
+def test_values_are_counted_outside_of_strings() -> None:
+    text = '{"a,\\\\": [1.5, -2e7, true, "[{:,\\"1"], "b": {}} , "open [\\'
+    assert _core.count_json(text.encode()) == (3, 2, 5, 4, 2)
+    assert _core.count_json(b"") == (0, 0, 0, 0, 0)
+    assert _core.count_json(b'"' + b"\\" * 8 + b'"[') == (1, 0, 0, 0, 0)
+    assert _core.count_json(b'"\\') == (0, 0, 0, 0, 0)
+    assert _core.count_json(bytes(range(256)) * 2) == (2, 1, 1, 10, 0)
+
+
+def test_colons_and_brackets_of_a_text_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = json.dumps({"prompt": '{"a": [1.5, 2]}, ' * 200_000}).encode()
+    assert read_all([body], monkeypatch) == ([json.loads(body)], 1)
 
 
 @pytest.mark.parametrize(
@@ -181,10 +184,14 @@ def test_floats_are_read_by_another_thread(monkeypatch: pytest.MonkeyPatch) -> N
         (b'{"prompt": "a", "x": ' + large(20, "9" * 5000).encode() + b"}", "a number of more than 4300 digits"),
         (b'{"prompt": "\xe9"}', "UTF-8: invalid continuation byte at byte 12"),
         (b'{"prompt": "a", "x": ' + b"[" * 5_000, "nested too deeply"),
-        (b'{"prompt": "a", "x": ' + b"[" * 500_000, "nested too deeply"),
+        (b'{"prompt": "a", "x": ' + b"[" * 90_000, "nested too deeply"),
+        (b'{"prompt": "a", "x": ' + b"[" * 500_000, "more than 100000 lists and objects"),
+        (b'{"x": ' + large(100_000, "1.7976931348623157e-308").encode() + b"}", "200000 fractions or exponents"),
+        ('{"x":1}'.encode("utf-16"), "UTF-8: invalid start byte at byte 0"),
+        (b'\xef\xbb\xbf{"prompt": ', "JSON decode error"),
         (b'{"prompt": "a", ', "JSON decode error"),
     ],
-    ids=["a number", "numbers", "no UTF-8", "deep", "very deep", "cut off"],
+    ids=lambda value: value[:24] if isinstance(value, str) else "",
 )
 def test_bodies_that_cannot_be_read(server: LiveServer, body: bytes, reason: str) -> None:
     response = server.client.post("/v1/completions", content=body, headers=JSON)
@@ -248,7 +255,6 @@ def test_json_in_bites_is_the_same_json() -> None:
 
 
 def test_many_token_ids_are_read(server: LiveServer) -> None:
-    """Above what json.loads reads on the event loop, and still right."""
     chat = [{"role": "user", "content": "Lily"}]
     other = {"user": "[" * 25_000 + "\\n", "x": [[1, "é", 1.5]]}
     assert server.post("/v1/chat/completions", messages=chat, max_tokens=1, **other).status_code == 200

@@ -80,7 +80,7 @@ def make_app(service: Service, *, cors: Mapping[str, Any] | None = None) -> ASGI
 
 def _route_class(service: Service) -> type[APIRoute]:
     """Routes whose bodies are read in bites."""
-    reader = BodyReader(service.front.off_loop)
+    reader = BodyReader()
 
     class BodyRequest(Request):
         async def json(self) -> Any:

@@ -72,6 +72,7 @@ class AsyncLLM:
         self._finishes: deque[float] = deque(maxlen=_FINISHES_REMEMBERED)
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="kvanta-tokenizer")
         self._compilers = ThreadPoolExecutor(2, thread_name_prefix="kvanta-grammars")
+        self._compilers.submit(loaded.grammars.prepare)
         self.grammar_seconds = _GRAMMAR_SECONDS
         self._writers = ThreadPoolExecutor(2, thread_name_prefix="kvanta-answers")
         self.writing = 0

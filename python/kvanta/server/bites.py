@@ -7,26 +7,23 @@ enough.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
-from json import decoder, scanner
+from collections.abc import Iterator
 from typing import Any
 
+from kvanta import _core
 from kvanta.server.errors import ApiError, json_bytes
 
 BITE_SECONDS = 0.005
-_MAX_COMMAS = 2**17
-_MAX_MARKS = 20_000
-"""Brackets and colons of a text that json.loads reads in less than about 20 ms."""
-_MAX_FLOATS = 8192
-"""Numbers that are no integers; each may take a microsecond."""
-_MAX_CONTAINERS = 100_000
+MAX_CONTAINERS = 100_000
 MAX_FIELDS = 1000
-_DIGITS = 2**14
-_DIGITS_PER_NUMBER = 8
-"""On average; reading a number takes the square of its digits. More than _DIGITS are looked at."""
+_MAX_READ_NS = 30_000_000
+_CONTAINER_NS, _FIELD_NS, _COMMA_NS, _DIGIT_NS, _FRACTION_NS = 250, 130, 50, 3, 500
+"""Estimates from above of json.loads on a Zen 5: of a list or object, a field, a value behind a comma, a digit, and the
+point or exponent of a number."""
 _SMALL = 2**15
 """Bytes of a body that is read in about a millisecond, whatever it has."""
 _SLICE = 4096
@@ -52,9 +49,7 @@ class Pace:
 class BodyReader:
     """Reads the bodies of requests, large ones one after the other."""
 
-    def __init__(self, off_loop: Callable[[Callable[[], Any]], Any]) -> None:
-        """`off_loop(function)`: calls it on another thread."""
-        self._off_loop = off_loop
+    def __init__(self) -> None:
         self._turn = asyncio.Lock()
 
     async def read_json(self, body: bytes) -> Any:
@@ -75,52 +70,31 @@ class BodyReader:
         return value
 
     async def _read(self, body: bytes) -> Any:
-        value: Any
         if len(body) <= _SMALL:
-            value = json.loads(body)
-        elif _is_quick(body):
-            async with self._turn:  # one in each iteration of the event loop
-                value = json.loads(body)
-                await asyncio.sleep(0)
-        else:
-            value = await self._off_loop(
-                lambda: _Decoder().decode(body.decode(json.detect_encoding(body), "surrogatepass"))
-            )
+            return _loads(body)
+        async with self._turn:  # one in each iteration of the event loop
+            _check_counts(*_core.count_json(body))
+            value = _loads(body)
+            await asyncio.sleep(0)
         return value
 
 
-def _is_quick(body: bytes) -> bool:
-    """True for a body that json.loads reads in less than about 20 ms."""
-    commas = body.count(b",")
-    marks = body.count(b"[") + body.count(b"{") + body.count(b":")
-    if commas > _MAX_COMMAS or marks > _MAX_MARKS:
-        return False
-    digits = len(body) - len(body.translate(None, b"0123456789"))
-    if digits > _DIGITS + _DIGITS_PER_NUMBER * (commas + marks):
-        return False
-    return commas + marks <= _MAX_FLOATS or sum(map(body.count, (b".", b"e", b"E"))) <= _MAX_FLOATS
+def _loads(body: bytes) -> Any:
+    return json.loads(body.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogatepass"))
 
 
-class _Decoder(json.JSONDecoder):
-    """Written in Python but for its strings; other threads run in between."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._containers = 0
-        parse_object: Any = decoder.JSONObject  # type: ignore[attr-defined]
-        parse_array: Any = decoder.JSONArray  # type: ignore[attr-defined]
-        self.parse_object = self._counted(parse_object)
-        self.parse_array = self._counted(parse_array)
-        self.scan_once = scanner.py_make_scanner(self)  # type: ignore[attr-defined]
-
-    def _counted(self, parse: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*arguments: Any) -> Any:
-            self._containers += 1
-            if self._containers > _MAX_CONTAINERS:
-                raise ApiError(400, f"the body has more than {_MAX_CONTAINERS} lists and objects")
-            return parse(*arguments)
-
-        return counted
+def _check_counts(containers: int, fields: int, commas: int, digits: int, fractions: int) -> None:
+    """Raises ApiError unless json.loads, which no other thread interrupts, takes less than _MAX_READ_NS or so."""
+    if containers > MAX_CONTAINERS:
+        raise ApiError(400, f"the body has more than {MAX_CONTAINERS} lists and objects")
+    parts = (containers * _CONTAINER_NS, fields * _FIELD_NS, commas * _COMMA_NS, digits * _DIGIT_NS)
+    if sum(parts) + fractions * _FRACTION_NS > _MAX_READ_NS:
+        raise ApiError(
+            400,
+            f"the body is too large to be read: {containers} lists and objects, {fields} fields, {commas + 1} values, "
+            f"{digits} digits, {fractions} fractions or exponents; at most {_MAX_READ_NS // _COMMA_NS} short values "
+            "are read, fewer of the others",
+        )
 
 
 def large_json_bytes(value: object) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import logging
 import resource
 import signal
@@ -37,6 +38,8 @@ _MAX_DIGITS = 640  # of an integer in a body: the time that one takes grows with
 # uvloop accepts one new connection per listener and iteration of the event loop, which may take 20 ms under load.
 _LISTENERS = 16
 _OTHER_FILES = 64  # that the process may have open besides connections
+_M_MMAP_THRESHOLD = -3  # malloc.h
+_LARGE_BLOCK = 2**18
 _MAX_QUEUED = 1024  # unless --max-queued-requests says otherwise
 
 
@@ -48,6 +51,7 @@ def serve(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> i
         _log.info("loading %s", model)
         begin = time.perf_counter()
         loaded = load(model, {"max_queued_requests": _MAX_QUEUED, **arguments}, options)
+        _return_large_blocks()
         sys.setswitchinterval(_SWITCH_SECONDS)
         sys.set_int_max_str_digits(_MAX_DIGITS)
         front = AsyncLLM(loaded, time_limit=options.request_timeout)
@@ -220,6 +224,12 @@ def _set_up_log(level: str) -> None:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr, level=level.upper())
     logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.getLogger().level))
     logging.getLogger("asyncio").setLevel(max(logging.WARNING, logging.getLogger().level))
+
+
+def _return_large_blocks() -> None:
+    """Makes glibc return large blocks, such as bodies of requests, at once; else it keeps ever larger ones."""
+    with contextlib.suppress(OSError, AttributeError):  # another libc
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK)
 
 
 def _bind(options: ServerOptions) -> socket.socket:

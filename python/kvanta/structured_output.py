@@ -142,9 +142,8 @@ class GrammarCompiler:
 
     def prepare(self) -> None:
         """Reads the vocabulary, which the first constraint would do otherwise: other threads of Python stand still."""
-        with contextlib.suppress(ImportError), self._vocabulary_lock:
-            if self._vocabulary is None:
-                self._vocabulary = self._read_vocabulary()
+        with contextlib.suppress(ImportError):
+            self._read_vocabulary()
 
     def matcher(self, params: StructuredOutputsParams, gate: ReasoningGate | None = None) -> Matcher:
         """The state of one request, or of one of its `n` texts. Raises InputError when the grammar cannot be used.
@@ -171,11 +170,11 @@ class GrammarCompiler:
     def _matcher(self, grammar: str, kind: str) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
 
-        self.prepare()
+        vocabulary = self._read_vocabulary()
         limits = LLParserLimits(verbose_errors=False)
         if kind == "choice":
             limits = LLParserLimits(verbose_errors=False, max_items_in_row=2 * _MAX_CHOICES, step_max_items=2**20)
-        matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits)
+        matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()  # some grammars show only here that they are too large
         if matcher.is_error():
@@ -186,8 +185,11 @@ class GrammarCompiler:
         """The bytes of every token as our own detokenizer has them, so that what was checked is what users see."""
         from llguidance import LLTokenizer, TokenizerWrapper
 
-        vocabulary = _Vocabulary(self._tokenizer, self.info)
-        return LLTokenizer(TokenizerWrapper(vocabulary), eos_token=vocabulary.eos_token_ids)
+        with self._vocabulary_lock:
+            if self._vocabulary is None:
+                vocabulary = _Vocabulary(self._tokenizer, self.info)
+                self._vocabulary = LLTokenizer(TokenizerWrapper(vocabulary), eos_token=vocabulary.eos_token_ids)
+            return self._vocabulary
 
 
 def need_llguidance(field: str) -> None:

@@ -317,6 +317,20 @@ TABLES = {
             ("times bf16's", "times.turns", ".1f"),
         ),
     ),
+    "page-packing": Table(
+        "benchmarks/page_packing.py smollm2 --text wiki.test.raw --json docs/results/page-packing.json",
+        "rows",
+        (
+            ("cache", "format", ""),
+            ("zstd -1 leaves", "zstd.1.left", ".0%"),
+            ("its halves", "halves.left", ".0%"),
+            ("an ideal coder", "entropy", ".0%"),
+            ("packs (GB/s)", "zstd.1.pack_gb_s", ".2f"),
+            ("unpacks (GB/s)", "zstd.1.unpack_gb_s", ".1f"),
+            ("halves (GB/s)", "halves.unpack_gb_s", ".1f"),
+            ("pages are read (GB/s)", "read_gb_s", ".1f"),
+        ),
+    ),
     "soak": Table(
         "benchmarks/soak.py smollm2 --minutes 10 --warm-up 64 --questions 16 --json docs/results/soak.json",
         lambda result, _: [result],

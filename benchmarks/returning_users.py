@@ -7,6 +7,10 @@
 again. --rounds turns of every user are measured, after the first one has filled the cache.
 
 The engine has one thread, and rates are per second of its CPU time, independent of other load on the machine.
+
+With --kv-cache-dir, every format is measured without and with a prefix cache on disk of --kv-cache-dir-bytes, in a new
+folder each. Rates are then per second of the wall clock, since threads of the disk work beside the engine's, and a turn
+ends when its pages are written.
 """
 
 from __future__ import annotations
@@ -14,9 +18,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
+import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from more_users import REFERENCE, page_size, steps
@@ -30,6 +38,23 @@ from kvanta.plan import plan
 FORMATS = ("bf16", "int8", "int4")
 
 
+class Exchange(NamedTuple):
+    """One turn of every user, or several."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    cpu_seconds: float = 0.0
+    wall_seconds: float = 0.0
+
+    def plus(self, more: Exchange) -> Exchange:
+        return Exchange(
+            self.prompt_tokens + more.prompt_tokens,
+            self.cached_tokens + more.cached_tokens,
+            self.cpu_seconds + more.cpu_seconds,
+            self.wall_seconds + more.wall_seconds,
+        )
+
+
 class Conversations:
     """Histories of all users."""
 
@@ -41,8 +66,9 @@ class Conversations:
     def _tokens(self, count: int) -> list[int]:
         return [int(token) for token in self._random.integers(0, self._vocab, size=count)]
 
-    def turn(self, engine: _core.Engine, round_: int, output_tokens: int) -> tuple[int, int, float]:
-        """Runs the next turn of every user: prompt tokens, cached prompt tokens, CPU seconds."""
+    def turn(self, engine: _core.Engine, round_: int, output_tokens: int) -> Exchange:
+        """Runs the next turn of every user."""
+        begin = time.monotonic()
         prompts = {f"{round_}-{user}": history for user, history in enumerate(self.histories)}
         for name, prompt in prompts.items():
             sampling = _core.SamplingParams()
@@ -57,7 +83,8 @@ class Conversations:
                     raise SystemExit(f"error: {each.error}")
                 prompts[each.id].extend(each.tokens)
                 cached[each.id] = max(cached[each.id], each.cached_tokens)
-        return count, sum(cached.values()), spent
+        engine.flush_prefix_cache()
+        return Exchange(count, sum(cached.values()), spent, time.monotonic() - begin)
 
     def say(self, turn_tokens: int) -> None:
         """Appends a message to the history of every user."""
@@ -65,50 +92,80 @@ class Conversations:
             history.extend(self._tokens(turn_tokens))
 
 
-def measure(options: argparse.Namespace, name: str, folder: Path) -> dict[str, Any]:
-    """One row of the report."""
+@contextmanager
+def new_folder(parent: Path | None) -> Iterator[str]:
+    """Folder for a prefix cache on disk, or none."""
+    if parent is None:
+        yield ""
+        return
+    parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=parent) as folder:
+        yield folder
+
+
+def measure(options: argparse.Namespace, name: str, model: str, parent: Path | None) -> dict[str, Any]:
+    """One row of the report. parent: where the prefix cache on disk gets its folder, if there is one."""
     page = page_size(name, options.page_size)
     longest = options.first_tokens + (options.rounds + 1) * (options.turn_tokens + options.output_tokens)
-    planned = plan(str(folder), formats=[name], context=longest, options={"block_size": page})["formats"][0]
+    planned = plan(model, formats=[name], context=longest, options={"block_size": page})["formats"][0]
     remembered = min(options.users, parse_bytes(options.memory) // planned["sequence_bytes"])
-    arguments = {
-        "kv_cache_dtype": name,
-        "kv_cache_memory_bytes": options.memory,
-        "max_model_len": longest,
-        "max_num_seqs": remembered,
-        "max_num_batched_tokens": options.batched_tokens,
-        "block_size": page,
-        "threads": 1,
-        "kv_cache_dir": str(options.kv_cache_dir / name) if options.kv_cache_dir else "",
-        "kv_cache_dir_bytes": options.kv_cache_dir_bytes,
-    }
-    engine = _core.Engine(engine_config(str(folder), arguments))
-    talks = Conversations(options.users, options.first_tokens, _core.read_model_info(str(folder)).vocab)
-    talks.turn(engine, 0, options.output_tokens)
-    prompts, cached, seconds = 0, 0, 0.0
-    for round_ in range(1, options.rounds + 1):
-        talks.say(options.turn_tokens)
-        more = talks.turn(engine, round_, options.output_tokens)
-        prompts, cached, seconds = prompts + more[0], cached + more[1], seconds + more[2]
+    if remembered == 0:
+        raise SystemExit(
+            f"error: --memory {options.memory} holds no user of {name}: {planned['sequence_bytes']:,} bytes"
+        )
+    with new_folder(parent) as folder:
+        arguments = {
+            "kv_cache_dtype": name,
+            "kv_cache_memory_bytes": options.memory,
+            "max_model_len": longest,
+            "max_num_seqs": remembered,
+            "max_num_batched_tokens": options.batched_tokens,
+            "block_size": page,
+            "threads": 1,
+            "kv_cache_dir": folder,
+            "kv_cache_dir_bytes": options.kv_cache_dir_bytes,
+        }
+        engine = _core.Engine(engine_config(model, arguments))
+        talks = Conversations(options.users, options.first_tokens, _core.read_model_info(model).vocab)
+        talks.turn(engine, 0, options.output_tokens)
+        total = Exchange()
+        for round_ in range(1, options.rounds + 1):
+            talks.say(options.turn_tokens)
+            total = total.plus(talks.turn(engine, round_, options.output_tokens))
+        stored_bytes = engine.stats()["disk"]["bytes"]
+        del engine
     turns = options.rounds * options.users
+    seconds = total.wall_seconds if options.kv_cache_dir else total.cpu_seconds
     row = {
         "format": name,
+        "disk": parent is not None,
         "page_size": page,
         "fitting_users": remembered,
-        "prompt_tokens": prompts,
-        "cached_share": cached / prompts,
+        "prompt_tokens": total.prompt_tokens,
+        "cached_share": total.cached_tokens / total.prompt_tokens,
+        "stored_mib": stored_bytes / 2**20,
         "turns_per_s": turns / seconds,
-        "tokens_per_s": (prompts + turns * options.output_tokens) / seconds,
+        "tokens_per_s": (total.prompt_tokens + turns * options.output_tokens) / seconds,
     }
-    print(f"{name:18} {row['cached_share']:6.1%} from the cache, {row['turns_per_s']:.3f} turns/s", flush=True)
+    place = "with the disk" if parent else ""
+    print(f"{name:8} {place:14} {row['cached_share']:6.1%} cached, {row['turns_per_s']:.3f} turns/s", flush=True)
     return row
+
+
+def beside_others(rows: list[dict[str, Any]]) -> None:
+    """Adds each rate as a multiple of the reference's with the same tiers, and of the same format's without a disk."""
+    rates = {(row["format"], row["disk"]): row["turns_per_s"] for row in rows}
+    for row in rows:
+        row["times"] = {"turns": row["turns_per_s"] / rates[REFERENCE, row["disk"]]}
+        if row["disk"]:
+            row["times"]["without_disk"] = row["turns_per_s"] / rates[row["format"], False]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--memory", default="96MiB")
-    parser.add_argument("--kv-cache-dir", type=Path, help="prefix cache on disk, in a folder for each format")
+    parser.add_argument("--kv-cache-dir", type=Path, help="also with a prefix cache on disk in a new folder below")
     parser.add_argument("--kv-cache-dir-bytes", default="16GiB")
     parser.add_argument("--users", type=int, default=6)
     parser.add_argument("--first-tokens", type=int, default=1600)
@@ -124,14 +181,14 @@ def main() -> int:
         parser.error(f"--formats lacks {REFERENCE}, to which all others are compared")
 
     warnings.simplefilter("ignore")
-    folder = resolve_model(options.model).path
-    rows = [measure(options, name, folder) for name in options.formats]
-    first = next(row for row in rows if row["format"] == REFERENCE)
-    for row in rows:
-        row["times"] = {"turns": row["turns_per_s"] / first["turns_per_s"]}
+    model = str(resolve_model(options.model).path)
+    parents = [None, options.kv_cache_dir] if options.kv_cache_dir else [None]
+    rows = [measure(options, name, model, parent) for name in options.formats for parent in parents]
+    beside_others(rows)
     report = {
         "model": options.model,
         "memory_bytes": parse_bytes(options.memory),
+        "kv_cache_dir_bytes": parse_bytes(options.kv_cache_dir_bytes) if options.kv_cache_dir else 0,
         **{
             name: getattr(options, name) for name in ("users", "first_tokens", "turn_tokens", "output_tokens", "rounds")
         },

@@ -10,6 +10,7 @@ namespace kvanta {
 // The tier of the prefix cache on disk, as one engine uses it.
 struct CacheFolderStats {
   int64_t files = 0, bytes = 0, limit_bytes = 0;  // of all processes, as of the last count
+  int64_t own_bytes = 0;                          // of these, of this engine's model and cache format
   int64_t lookup_tokens = 0, hit_tokens = 0;      // prompt tokens that the memory lacked; of these, read
   int64_t declined_tokens = 0;                    // present, but cheaper to compute
   int64_t read_bytes = 0, written_bytes = 0;      // records

@@ -37,6 +37,7 @@ struct EngineConfig {
   // Folder in which closed pages outlive the process (docs/prefix-cache.md); several engines may share it. Empty: none.
   std::string kv_cache_dir;
   int64_t kv_cache_dir_bytes = int64_t{16} << 30;  // limit of the folder's files; least recently used ones go first
+  double max_cache_ttl = 0;                        // limit of SamplingParams::cache_ttl, seconds; 0: none may have one
   int threads = 0;                                 // 0: one per CPU of the affinity mask and the cgroup's quota
   std::string device = "auto";                     // "auto", "cpu", "cuda"
   bool enforce_eager = false;                      // on a GPU: no CUDA graphs for decode steps
@@ -76,6 +77,7 @@ struct EngineConfig {
     visit("enable_prefix_caching", &EngineConfig::enable_prefix_caching);
     visit("kv_cache_dir", &EngineConfig::kv_cache_dir);
     visit("kv_cache_dir_bytes", &EngineConfig::kv_cache_dir_bytes, 1);
+    visit("max_cache_ttl", &EngineConfig::max_cache_ttl, 0, 86400);
     visit("threads", &EngineConfig::threads, 0);
     visit("device", &EngineConfig::device);
     visit("enforce_eager", &EngineConfig::enforce_eager);

@@ -26,6 +26,8 @@ struct SamplingParams {
   int prompt_logprobs = -1;                // the same for every prompt token but the first
   std::vector<int32_t> logprob_token_ids;  // also returned for every new token, behind the most likely ones
   bool skip_reading_prefix_cache = false;  // the whole prompt is computed; its pages are cached as always
+  double cache_ttl =
+      0;  // seconds for which prompt and output stay cached, at most EngineConfig::max_cache_ttl; 0: none
 
   // Throws InputError naming the field, its value and the range.
   void Validate(int vocab_size) const;
@@ -50,6 +52,7 @@ struct SamplingParams {
     visit("prompt_logprobs", &SamplingParams::prompt_logprobs);
     visit("logprob_token_ids", &SamplingParams::logprob_token_ids);
     visit("skip_reading_prefix_cache", &SamplingParams::skip_reading_prefix_cache);
+    visit("cache_ttl", &SamplingParams::cache_ttl);
   }
 };
 

@@ -77,6 +77,7 @@ struct EngineStats {
   int64_t cache_used_bytes = 0, cache_budget_bytes = 0;
   int64_t cache_evictable_bytes = 0;  // used bytes that only the prefix cache holds
   int64_t prefix_pages = 0;           // pages held by the prefix cache
+  int64_t prefix_pinned_bytes = 0;    // of these, kept for a time (SamplingParams::cache_ttl)
   CacheFolderStats disk;              // zeros without EngineConfig::kv_cache_dir
   int64_t loading = 0;                // waiting requests whose pages are looked up or read there
   int64_t weight_bytes = 0;

@@ -28,6 +28,7 @@ nb::dict Disk(const CacheFolderStats& disk) {
   result["files"] = disk.files;
   result["bytes"] = disk.bytes;
   result["limit_bytes"] = disk.limit_bytes;
+  result["own_bytes"] = disk.own_bytes;
   result["lookup_tokens"] = disk.lookup_tokens;
   result["hit_tokens"] = disk.hit_tokens;
   result["declined_tokens"] = disk.declined_tokens;
@@ -114,6 +115,7 @@ nb::dict StatsDict(const EngineStats& stats) {
   result["cache_evictable_bytes"] = stats.cache_evictable_bytes;
   result["groups"] = GroupDicts(stats.groups);
   result["prefix_pages"] = stats.prefix_pages;
+  result["prefix_pinned_bytes"] = stats.prefix_pinned_bytes;
   result["weight_bytes"] = stats.weight_bytes;
   result["backend"] = stats.backend;
   result["isa"] = stats.isa;

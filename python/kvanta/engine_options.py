@@ -147,6 +147,12 @@ class EngineOptions(OptionGroup):
         parse_bytes,
         metavar="SIZE",
     )
+    max_cache_ttl: float | None = option(
+        0.0,
+        "limit of a request's cache_ttl, for which its prefix stays cached, in seconds (0: none may have one)",
+        parse_number,
+        metavar="SECONDS",
+    )
     dtype: str = option(
         "auto",
         "precision of weights and arithmetic",

@@ -203,6 +203,8 @@ class SamplingParams(Parameters):
     """Log-probabilities are FlatLogprobs, which have few objects, however many tokens there are."""
     skip_reading_prefix_cache: bool | None = parameter(None, optional(truth))
     """Computes the whole prompt. None or False: as prompt_logprobs needs it."""
+    cache_ttl: float | None = parameter(None, optional(_number(0.0, math.inf)))
+    """Seconds for which prompt and text stay cached, at most the engine's max_cache_ttl. None or 0: none."""
 
     output_kind: Any = without_effect(0, check_output_kind, "LLM.generate returns finished texts", http=False)
     output_text_buffer_length: int = without_effect(0, _integer(0), "stop strings are held back as needed", http=False)

@@ -1,196 +1,12 @@
 #include "cache/prefix_cache.h"
 
 #include <algorithm>
-#include <map>
-#include <string>
-#include <unordered_map>
 
+#include "base/clock.h"
 #include "cache/prefix_hit.h"
+#include "cache/prefix_tree.h"
 
 namespace kvanta::cache {
-namespace {
-
-// Hash of a page's token ids; selects the bucket only, lookups compare the ids.
-uint64_t HashPage(std::span<const int32_t> tokens) {
-  uint64_t hash = 0x9E3779B97F4A7C15ULL;
-  for (const int32_t token : tokens) {
-    hash = (hash ^ static_cast<uint32_t>(token)) * 0xFF51AFD7ED558CCDULL;
-    hash ^= hash >> 32;
-  }
-  return hash;
-}
-
-}  // namespace
-
-struct PrefixCache::Node {
-  Node* parent = nullptr;  // nullptr for a root
-  uint64_t hash = 0;       // hash of tokens
-  int64_t index = 0;       // page number
-  PageKey key = {};        // by the listener, if there is one
-  std::string salt;        // for a root
-  std::vector<int32_t> tokens;
-  std::vector<PageRef> records;     // [group]
-  std::vector<uint64_t> droppable;  // [group][kind]: key in State::droppable; 0: none
-  uint64_t last_use = 0;            // key in State::leaves while it has no children
-  std::unordered_multimap<uint64_t, std::unique_ptr<Node>> children;
-
-  Node* Child(uint64_t child_hash, std::span<const int32_t> child_tokens) const {
-    const auto [first, last] = children.equal_range(child_hash);
-    for (auto it = first; it != last; ++it) {
-      if (std::ranges::equal(it->second->tokens, child_tokens)) return it->second.get();
-    }
-    return nullptr;
-  }
-};
-
-struct PrefixCache::State {
-  // A record that can be evicted while its page stays in the tree.
-  struct Droppable {
-    Node* node;
-    int group;
-    PageKind kind;
-  };
-
-  PagePool& pool;
-  const KvCacheSpec spec;
-  std::map<std::string, std::unique_ptr<Node>, std::less<>> roots = {};  // by salt
-  // LRU orders, keyed by time of last use. A parent's last use is never before its children's.
-  std::map<uint64_t, Node*> leaves = {};
-  std::map<uint64_t, Droppable> droppable = {};
-  uint64_t clock = 0;
-  int64_t nodes = 0;
-  int64_t evictions = 0;
-  RecordListener* listener = nullptr;
-
-  int Groups() const { return static_cast<int>(spec.groups.size()); }
-
-  std::span<const int32_t> Page(std::span<const int32_t> tokens, int64_t index) const {
-    const int64_t size = spec.page_size;
-    return tokens.subspan(static_cast<size_t>(index * size), static_cast<size_t>(size));
-  }
-
-  // Deepest node on the path of `tokens` below the root of `salt`, at most `depth` pages deep; nullptr without a root.
-  Node* Descend(std::span<const int32_t> tokens, std::string_view salt, int64_t depth, int64_t& reached) const {
-    reached = 0;
-    const auto root = roots.find(salt);
-    if (root == roots.end()) return nullptr;
-    Node* node = root->second.get();
-    while (reached < depth) {
-      const auto page = Page(tokens, reached);
-      Node* child = node->Child(HashPage(page), page);
-      if (child == nullptr) break;
-      node = child;
-      ++reached;
-    }
-    return node;
-  }
-
-  // ---- order of use. Entries are re-keyed, so that nothing is allocated when something is used.
-
-  template <class Map>
-  void Rekey(Map& map, uint64_t& key) noexcept {
-    auto entry = map.extract(key);
-    entry.key() = key = ++clock;
-    map.insert(std::move(entry));
-  }
-
-  // From the leaf up, so that every parent ends up more recent than its children.
-  void Touch(Node* node) noexcept {
-    for (; node->parent != nullptr; node = node->parent) {
-      if (node->children.empty()) {
-        Rekey(leaves, node->last_use);
-      } else {
-        node->last_use = ++clock;
-      }
-    }
-  }
-
-  // A record may go before its page does where hits elsewhere can do without it: outside a window, or an exact copy
-  // that only a hit which ends here reads.
-  bool IsDroppable(const Node& node, int group, PageKind kind) const {
-    const KvCacheGroup& of = spec.groups[static_cast<size_t>(group)];
-    return !of.visibility.IsFull() || (kind == PageKind::kExact && node.index >= of.sink_pages);
-  }
-
-  static uint64_t& DroppableKey(Node& node, int group, PageKind kind) {
-    return node.droppable[2 * static_cast<size_t>(group) + KindIndex(kind)];
-  }
-
-  void TouchRecord(Node& node, int group, PageKind kind) noexcept {
-    uint64_t& key = DroppableKey(node, group, kind);
-    if (key != 0) Rekey(droppable, key);
-  }
-
-  // ---- records
-
-  void Report(void (RecordListener::*event)(const CachedRecord&) noexcept, const Node& node, int group,
-              PageKind kind) const noexcept {
-    if (listener == nullptr) return;
-    const PageId page = node.records[static_cast<size_t>(group)].Of(kind);
-    (listener->*event)({node.key, node.tokens, node.index, group, kind, page});
-  }
-
-  void Attach(Node& node, int group, PageKind kind, PageId page) {
-    if (IsDroppable(node, group, kind)) {
-      droppable.emplace(clock + 1, Droppable{&node, group, kind});  // first, since it may throw
-      DroppableKey(node, group, kind) = ++clock;
-    }
-    pool.Retain(group, kind, page);
-    pool.SetCached(group, kind, page, true);
-    node.records[static_cast<size_t>(group)].Of(kind) = page;
-    Report(&RecordListener::OnAttach, node, group, kind);
-  }
-
-  void Drop(Node& node, int group, PageKind kind) noexcept {
-    PageId& page = node.records[static_cast<size_t>(group)].Of(kind);
-    if (page == kNoPage) return;
-    pool.SetCached(group, kind, page, false);
-    pool.Release(group, kind, page);
-    page = kNoPage;
-    uint64_t& key = DroppableKey(node, group, kind);
-    droppable.erase(key);
-    key = 0;
-  }
-
-  bool IsUnused(int group, PageKind kind, PageId page) const {
-    return page == kNoPage || pool.References(group, kind, page) == 1;
-  }
-  bool IsUnused(const Node& node) const {
-    for (int group = 0; group < Groups(); ++group) {
-      for (const PageKind kind : kPageKinds) {
-        if (!IsUnused(group, kind, node.records[static_cast<size_t>(group)].Of(kind))) return false;
-      }
-    }
-    return true;
-  }
-  static bool IsEmpty(const Node& node) {
-    return std::ranges::all_of(node.records, [](const PageRef& page) { return page == PageRef{}; });
-  }
-
-  // Removes a leaf and those of its ancestors that then have neither records nor children.
-  void Remove(Node* leaf) noexcept {
-    auto entry = leaves.extract(leaf->last_use);
-    for (;;) {
-      for (int group = 0; group < Groups(); ++group) {
-        for (const PageKind kind : kPageKinds) Drop(*leaf, group, kind);
-      }
-      --nodes;
-      Node* parent = leaf->parent;
-      const auto [first, last] = parent->children.equal_range(leaf->hash);
-      parent->children.erase(std::find_if(first, last, [&](const auto& child) { return child.second.get() == leaf; }));
-      if (!parent->children.empty()) return;
-      if (parent->parent == nullptr) {
-        roots.erase(roots.find(parent->salt));
-        return;
-      }
-      leaf = parent;
-      if (!IsEmpty(*leaf)) break;
-    }
-    entry.key() = leaf->last_use;
-    entry.mapped() = leaf;
-    leaves.insert(std::move(entry));
-  }
-};
 
 PrefixCache::PrefixCache(PagePool& pool, const KvCacheSpec& spec) : state_(new State{.pool = pool, .spec = spec}) {}
 
@@ -262,7 +78,7 @@ bool PrefixCache::Insert(std::span<const int32_t> tokens, std::string_view salt,
     if (!parent_was_leaf) entries.emplace(0, nullptr);
     node = parent->children.emplace(hash, std::move(fresh))->second.get();
     auto entry = parent_was_leaf ? state.leaves.extract(parent->last_use) : entries.extract(entries.begin());
-    entry.key() = node->last_use = ++state.clock;
+    entry.key() = node->last_use = state.NextKey(*node);
     entry.mapped() = node;
     state.leaves.insert(std::move(entry));
     ++state.nodes;
@@ -334,6 +150,7 @@ void PrefixCache::SetListener(RecordListener* listener) noexcept {
 
 bool PrefixCache::EvictOne() {
   State& state = *state_;
+  state.ExpirePins(Now());
   // The loops skip few entries: running sequences reference their own last pages or recently used ones.
   auto leaf = state.leaves.begin();
   while (leaf != state.leaves.end() && !state.IsUnused(*leaf->second)) ++leaf;

@@ -61,8 +61,13 @@ class PrefixCache {
   // listener gives pages their keys.
   void SetListener(RecordListener* listener) noexcept;
 
+  // Keeps the first `pages` pages of `tokens` for `seconds`: other pages are evicted before them. Together, pages that
+  // are kept take at most max_bytes; beyond it, the last ones of this prefix are not.
+  void Pin(std::span<const int32_t> tokens, std::string_view salt, int64_t pages, double seconds, int64_t max_bytes);
+  int64_t PinnedBytes() noexcept;
+
   // Evicts the least recently used unreferenced entry: a leaf page, or a record that only hits ending near its page
-  // read (outside a window, or an exact copy). Returns false if there is none.
+  // read (outside a window, or an exact copy); a pinned one only if there is no other. Returns false if there is none.
   bool EvictOne();
 
   int64_t Pages() const noexcept;      // pages in the tree

@@ -31,6 +31,8 @@ class RecordListener {
   virtual void OnAttach(const CachedRecord& record) noexcept = 0;  // a new record
   virtual void OnUse(const CachedRecord& record) noexcept = 0;     // part of a hit
   virtual void OnDrop(const CachedRecord& record) noexcept = 0;    // replaced by a later one; not called on eviction
+  // To be kept for this time.
+  virtual void OnPin(const CachedRecord& record, double seconds) noexcept = 0;
 };
 
 }  // namespace kvanta::cache

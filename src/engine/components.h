@@ -34,7 +34,7 @@ struct EngineComponents {
   std::unique_ptr<DraftProposer> proposer;  // null: no speculative decoding
   int num_speculative_tokens = 0;           // maximum draft tokens of a sequence in a step
   std::string isa;
-  std::function<void()> before_read;  // for tests: store::RecordStoreConfig::before_read
+  std::function<void()> before_read, before_write;  // for tests: those of store::RecordStoreConfig
 };
 
 // Reads, checks and loads everything that `config` names. Throws InputError / ResourceError. gpu: the GPU of device

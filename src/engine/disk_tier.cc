@@ -35,16 +35,19 @@ store::RecordId IdOf(const cache::CachedRecord& record) {
 }  // namespace
 
 DiskTier::DiskTier(cache::KvCacheManager& cache, store::RecordStoreConfig config)
-    : cache_(cache), store_(WithRecordBytes(std::move(config), cache), cache.spec), records_(cache.spec.groups.size()) {
+    : cache_(cache),
+      store_(store::RecordStore::Open(WithRecordBytes(std::move(config), cache), cache.spec)),
+      records_(cache.spec.groups.size()) {
   cache_.prefix->SetListener(this);
 }
 
 DiskTier::~DiskTier() {
   cache_.prefix->SetListener(nullptr);
+  store_->Close();
 }
 
 cache::PageKey DiskTier::RootKey(std::string_view salt) {
-  return store::RootKey(store_.Identity(), salt);
+  return store::RootKey(store_->Identity(), salt);
 }
 
 cache::PageKey DiskTier::ChildKey(const cache::PageKey& parent, std::span<const int32_t> tokens) {
@@ -53,15 +56,15 @@ cache::PageKey DiskTier::ChildKey(const cache::PageKey& parent, std::span<const 
 
 void DiskTier::Copy(const cache::CachedRecord& record) {
   const store::RecordId id = IdOf(record);
-  if (!store_.Wants(id)) {
-    store_.Touch(id, record.index);
+  if (!store_->Wants(id)) {
+    store_->Touch(id, record.index);
     return;
   }
   cache::PagePool& pool = cache_.pool;
   const int64_t bytes = pool.RecordBytes(record.group, record.kind);
   std::vector<uint8_t> payload(static_cast<size_t>(bytes));
   pool.device().CopyOut(payload.data(), pool.Base(record.group, record.kind) + record.page * bytes, payload.size());
-  store_.Write(id, record.index, record.tokens, std::move(payload));
+  store_->Write(id, record.index, record.tokens, std::move(payload));
 }
 
 void DiskTier::OnAttach(const cache::CachedRecord& record) noexcept {
@@ -78,25 +81,53 @@ void DiskTier::OnUse(const cache::CachedRecord& record) noexcept {
 
 void DiskTier::OnDrop(const cache::CachedRecord& record) noexcept {
   try {
-    store_.Drop(IdOf(record));
+    store_->Drop(IdOf(record));
   } catch (const std::exception&) {  // it is evicted in its time
   }
 }
 
-store::RecordStore::LoadHandle DiskTier::Find(std::span<const int32_t> tokens, std::string_view salt) {
+void DiskTier::OnPin(const cache::CachedRecord& record, double seconds) noexcept {
+  try {
+    store_->Pin(IdOf(record), record.index, seconds);
+  } catch (const std::exception&) {  // it is evicted in its time
+  }
+}
+
+store::RecordStore::LoadHandle DiskTier::Find(std::span<const int32_t> tokens, std::string_view salt, int64_t& known) {
   const int64_t max_pages = (std::ssize(tokens) - 1) / cache_.spec.page_size;
   if (max_pages == 0) return nullptr;
   std::vector<uint8_t> present;
-  cache_.prefix->Present(tokens, salt, max_pages, present);
-  return store_.Lookup(tokens, salt, max_pages, std::move(present));
+  known = cache_.prefix->Present(tokens, salt, max_pages, present);
+  return store_->Lookup(tokens, salt, max_pages, std::move(present));
 }
 
 void DiskTier::Lookup(RequestState& request) {
   if (request.skip_prefix_match) return;
-  request.load = {.handle = Find(request.tokens, request.request.cache_salt), .deadline = Now() + kLookupSeconds};
+  request.last_lookup = {.preemptions = request.preemptions, .evictions = cache_.prefix->Evictions()};
+  request.load = {.handle = Find(request.tokens, request.request.cache_salt, request.last_lookup.pages),
+                  .deadline = Now() + kLookupSeconds};
   if (!request.load.handle) return;
   request.loading = true;
   ++loading_;
+}
+
+// True if a request can be admitted, but the memory lacks pages that it had at the last lookup: the request has been
+// preempted since, or waited while others evicted them.
+bool DiskTier::LostPages(RequestState& request, int64_t running) const {
+  LastLookup& last = request.last_lookup;
+  const int64_t evictions = cache_.prefix->Evictions();
+  const bool preempted = request.preemptions > last.preemptions;
+  if (request.skip_prefix_match || (!preempted && evictions == last.evictions)) return false;
+  const cache::KvCacheSpec& spec = cache_.spec;
+  const auto tokens = std::ssize(request.tokens);
+  std::vector<uint8_t> present;
+  const int64_t known =
+      cache_.prefix->Present(request.tokens, request.request.cache_salt, (tokens - 1) / spec.page_size, present);
+  // As the scheduler admits it.
+  const int64_t need = spec.MaxBytes(tokens) - spec.MaxBytes(known * spec.page_size, 0) + running * spec.PageBytes();
+  if (running > 0 && need > cache_.AvailableBytes()) return false;
+  last.evictions = evictions;
+  return preempted || known < last.pages;
 }
 
 void DiskTier::End(RequestState& request) noexcept {
@@ -106,7 +137,7 @@ void DiskTier::End(RequestState& request) noexcept {
 }
 
 void DiskTier::Cancel(RequestState& request) noexcept {
-  if (request.load.handle) store_.Cancel(*request.load.handle);
+  if (request.load.handle) store_->Cancel(*request.load.handle);
   request.load = {};
   End(request);
 }
@@ -120,16 +151,21 @@ void DiskTier::RecordStep(int64_t tokens, double seconds) {
   if (tokens < kMeasuredTokens) return;
   const double rate = seconds / static_cast<double>(tokens);
   seconds_per_token_ += (seconds_per_token_ == 0 ? 1 : kRateShare) * (rate - seconds_per_token_);
-  store_.SetComputeRate(seconds_per_token_);
+  store_->SetComputeRate(seconds_per_token_);
 }
 
-void DiskTier::Work(std::span<scheduler::Sequence* const> waiting, bool busy) {
+void DiskTier::Work(std::span<scheduler::Sequence* const> waiting, int64_t running) {
   const double now = Now();
-  int64_t budget = busy ? kBusyBytes : std::numeric_limits<int64_t>::max();
+  int64_t budget = running > 0 ? kBusyBytes : std::numeric_limits<int64_t>::max();
   int ahead = 0;
+  bool is_next = true;
   for (scheduler::Sequence* sequence : waiting) {
     RequestState& request = RequestState::Of(*sequence);
-    if (!request.load.handle) continue;
+    if (!request.load.handle) {
+      if (is_next && LostPages(request, running)) Lookup(request);
+      is_next = false;
+      if (!request.load.handle) continue;
+    }
     bool goes_on = false;
     try {
       goes_on = Advance(request, now, ahead, budget);
@@ -142,19 +178,19 @@ void DiskTier::Work(std::span<scheduler::Sequence* const> waiting, bool busy) {
 // One request's part of Work(). False to give its load up.
 bool DiskTier::Advance(RequestState& request, double now, int& ahead, int64_t& budget) {
   PrefixLoad& load = request.load;
-  const store::LoadState state = store_.State(*load.handle);
+  const store::LoadState state = store_->State(*load.handle);
   switch (state) {
     case store::LoadState::kLookup:
       break;
     case store::LoadState::kFound:
       if (++ahead > kLoadsAhead) return true;
-      store_.Begin(load.handle);
-      load.deadline = now + Patience(store_.Tokens(*load.handle));
+      store_->Begin(load.handle);
+      load.deadline = now + Patience(store_->Tokens(*load.handle));
       load.progress = now;
       return true;
     case store::LoadState::kLoading:
     case store::LoadState::kDone: {
-      if (store_.Tokens(*load.handle) == 0) return false;  // a lookup that found nothing
+      if (store_->Tokens(*load.handle) == 0) return false;  // a lookup that found nothing
       ++ahead;
       const int64_t before = budget;
       if (budget > 0 && !TakePages(*load.handle, request.tokens, request.request.cache_salt, budget)) return false;
@@ -169,14 +205,14 @@ bool DiskTier::Advance(RequestState& request, double now, int& ahead, int64_t& b
   }
   const bool stalled = state == store::LoadState::kLoading && now - load.progress > kStallSeconds;
   if (now <= load.deadline && !stalled) return true;
-  store_.Cancel(*load.handle, true);
+  store_->Cancel(*load.handle, true);
   return false;
 }
 
 bool DiskTier::TakePages(store::RecordStore::Load& load, std::span<const int32_t> tokens, std::string_view salt,
                          int64_t& budget) {
   while (budget > 0) {
-    const std::optional<store::LoadedPage> page = store_.Take(load);
+    const std::optional<store::LoadedPage> page = store_->Take(load);
     if (!page) return true;
     if (!Insert(*page, tokens, salt)) return false;
     budget -= 1 + page->Bytes();  // a page without records is progress, too
@@ -223,15 +259,16 @@ bool DiskTier::Insert(const store::LoadedPage& page, std::span<const int32_t> to
 }
 
 void DiskTier::LoadNow(std::span<const int32_t> tokens, std::string_view salt) {
-  const store::RecordStore::LoadHandle load = Find(tokens, salt);
+  int64_t known = 0;
+  const store::RecordStore::LoadHandle load = Find(tokens, salt, known);
   if (!load) return;
   const double deadline = Now() + kUnmeasuredPatience;
   for (;;) {
-    const store::LoadState state = store_.State(*load);
-    if (state == store::LoadState::kFound) store_.Begin(load);
+    const store::LoadState state = store_->State(*load);
+    if (state == store::LoadState::kFound) store_->Begin(load);
     int64_t budget = std::numeric_limits<int64_t>::max();
     if (!TakePages(*load, tokens, salt, budget) || Now() > deadline) {
-      store_.Cancel(*load);
+      store_->Cancel(*load);
       return;
     }
     if (state == store::LoadState::kDone) return;

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <limits>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -27,13 +28,14 @@ class DiskTier final : public cache::RecordListener {
   void OnAttach(const cache::CachedRecord& record) noexcept override;
   void OnUse(const cache::CachedRecord& record) noexcept override;
   void OnDrop(const cache::CachedRecord& record) noexcept override;
+  void OnPin(const cache::CachedRecord& record, double seconds) noexcept override;
 
   // Looks up a request's prompt; the request is loading until Work() or Cancel() ends that.
   void Lookup(RequestState& request);
   void Cancel(RequestState& request) noexcept;
   // Moves pages that have been read into memory, begins the loads of the next ones of `waiting`, and gives up those
-  // that take longer than computing. busy: other requests run, which must not wait for long.
-  void Work(std::span<scheduler::Sequence* const> waiting, bool busy);
+  // that take longer than computing. running: other requests, which must not wait for long.
+  void Work(std::span<scheduler::Sequence* const> waiting, int64_t running);
   // Loads what is stored of `tokens`, and waits for it.
   void LoadNow(std::span<const int32_t> tokens, std::string_view salt);
   // Requests that are loading. Any thread.
@@ -41,13 +43,15 @@ class DiskTier final : public cache::RecordListener {
   // Measures what a prompt token costs: a step of `tokens` tokens took `seconds` in the model.
   void RecordStep(int64_t tokens, double seconds);
   // Waits until everything is written.
-  void Flush() { store_.Flush(); }
+  void Flush() { store_->Flush(); }
 
-  CacheFolderStats Stats() const { return store_.Stats(); }
-  std::string TakeWarning() { return store_.TakeWarning(); }
+  CacheFolderStats Stats() const { return store_->Stats(); }
+  std::string TakeWarning() { return store_->TakeWarning(); }
 
  private:
-  store::RecordStore::LoadHandle Find(std::span<const int32_t> tokens, std::string_view salt);
+  // known: pages that the memory has.
+  store::RecordStore::LoadHandle Find(std::span<const int32_t> tokens, std::string_view salt, int64_t& known);
+  bool LostPages(RequestState& request, int64_t running) const;
   void Copy(const cache::CachedRecord& record);
   // Seconds that a load of `tokens` tokens may take.
   double Patience(int64_t tokens) const noexcept;
@@ -59,7 +63,7 @@ class DiskTier final : public cache::RecordListener {
   void End(RequestState& request) noexcept;
 
   cache::KvCacheManager& cache_;
-  store::RecordStore store_;
+  const std::shared_ptr<store::RecordStore> store_;
   bool inserting_ = false;  // records that enter the prefix cache come from the store
   double seconds_per_token_ = 0;
   std::atomic<int> loading_ = 0;

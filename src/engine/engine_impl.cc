@@ -93,7 +93,8 @@ void Engine::Impl::OpenDiskTier() {
                                                                             loads_progressed_ = true;
                                                                             work_available_.notify_all();
                                                                           },
-                                                                      .before_read = components_.before_read});
+                                                                      .before_read = components_.before_read,
+                                                                      .before_write = components_.before_write});
 }
 
 void Engine::Impl::MakeBackend() {

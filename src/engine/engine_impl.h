@@ -90,6 +90,7 @@ class Engine::Impl {
             std::vector<RequestOutput>& outputs) noexcept;
   std::unique_ptr<RequestState> Finish(RequestState& request, FinishReason finish) noexcept;
   std::unique_ptr<RequestState> ReleaseRequest(RequestState& request) noexcept;
+  void PinPrefix(const RequestState& request) noexcept;
   bool WorkOnQuality();
   void MeasureScales(std::span<const int32_t> tokens);
   void WarnAboutUnitScales();

@@ -36,6 +36,13 @@ struct PrefixLoad {
   double deadline = 0, progress = 0;      // on the clock of Now(): end of patience, time of the last page
 };
 
+// State of the memory when a request was last looked up on disk.
+struct LastLookup {
+  int preemptions = 0;    // of the request
+  int64_t evictions = 0;  // of the prefix cache
+  int64_t pages = 0;      // of the request that the prefix cache had
+};
+
 struct RequestState : scheduler::Sequence {
   RequestState(Request requested, std::vector<int32_t> stops, uint64_t seed, cache::KvCacheManager& cache)
       : Sequence(cache, requested.cache_salt),
@@ -80,6 +87,7 @@ struct RequestState : scheduler::Sequence {
   runner::SamplerState sampler;
   Speculation speculation;
   PrefixLoad load;
+  LastLookup last_lookup;
   std::optional<runner::Pooler> pooler;  // of a request with pooling
   int64_t grammar_tokens;                // tokens that are the prompt's or were passed to the constraint
   std::vector<std::vector<TokenLogprob>> prompt_logprobs;  // by position; given out with the first token

@@ -16,6 +16,8 @@ using engine::ErrorText;
 
 namespace {
 
+constexpr int64_t kPinnedShare = 2;  // part of the cache's memory that prefixes with a cache_ttl may take
+
 // Seeds of requests without their own: from the engine's seed and the id, so that a run can be repeated.
 uint64_t DeriveSeed(uint64_t seed, const std::string& id) {
   uint64_t hash = 0xCBF29CE484222325ULL ^ seed;
@@ -46,6 +48,10 @@ void Engine::Impl::CheckRequest(const Request& request) const {
   if (!(std::isfinite(request.timeout_seconds) && request.timeout_seconds >= 0)) {
     throw InputError(
         fmt::format("timeout_seconds = {}: must be finite and at least 0 (none)", request.timeout_seconds));
+  }
+  if (request.sampling.cache_ttl > 0 && components_.config.max_cache_ttl == 0) {
+    throw InputError(fmt::format("cache_ttl = {}: no prefix is kept for a time, since max_cache_ttl is 0",
+                                 request.sampling.cache_ttl));
   }
   const auto prompt_tokens = static_cast<int64_t>(request.prompt.size());
   if (request.pooling) {
@@ -185,7 +191,21 @@ std::unique_ptr<engine::RequestState> Engine::Impl::Finish(RequestState& request
     // A pending abort must not end a later request of the same id.
     std::erase_if(aborts_, [&](const PendingAbort& abort) { return abort.id == request.request.id; });
   }
-  return ReleaseRequest(request);
+  std::unique_ptr<RequestState> state = ReleaseRequest(request);
+  PinPrefix(*state);
+  return state;
+}
+
+// Keeps the pages of a request that ends for its cache_ttl.
+void Engine::Impl::PinPrefix(const RequestState& request) noexcept {
+  const double seconds = std::min(request.request.sampling.cache_ttl, components_.config.max_cache_ttl);
+  if (seconds <= 0 || !cache_->prefix || request.pooler) return;
+  try {
+    const auto pages = std::ssize(request.tokens) / components_.config.page_size;
+    cache_->prefix->Pin(request.tokens, request.request.cache_salt, pages, seconds,
+                        cache_->pool.BudgetBytes() / kPinnedShare);
+  } catch (const std::exception&) {  // no memory: they stay cached as others do
+  }
 }
 
 void Engine::Impl::Fail(RequestState& request, FinishReason finish, std::string error,

@@ -35,6 +35,7 @@ void Engine::Impl::RefreshStats() noexcept {
   counters_.cached_tokens = scheduler_->PrefixHits();
   const cache::PagePool& pool = cache_->pool;
   counters_.prefix_evictions = cache_->prefix ? cache_->prefix->Evictions() : 0;
+  counters_.prefix_pinned_bytes = cache_->prefix ? cache_->prefix->PinnedBytes() : 0;
   counters_.prefix_pages = cache_->prefix ? cache_->prefix->Pages() : 0;
   counters_.page_size = components_.layout.page_size;
   counters_.page_bytes = components_.layout.page_bytes;

@@ -64,7 +64,7 @@ void Engine::Impl::Schedule(std::vector<RequestOutput>& outputs) {
 
 void Engine::Impl::WorkOnLoads() {
   if (!disk_) return;
-  disk_->Work(scheduler_->WaitingSequences(), scheduler_->Running() > 0);
+  disk_->Work(scheduler_->WaitingSequences(), scheduler_->Running());
   if (const std::string warning = disk_->TakeWarning(); !warning.empty()) Warn(warning);
 }
 

@@ -30,6 +30,7 @@ void SamplingParams::Validate(int vocab_size) const {
   Require(prompt_logprobs >= -1 && prompt_logprobs <= vocab_size, "prompt_logprobs", prompt_logprobs,
           "-1 (none) or between 0 and the vocabulary");
   Require(logprob_token_ids.empty() || logprobs >= 0, "logprobs", logprobs, "at least 0 with logprob_token_ids");
+  Require(std::isfinite(cache_ttl) && cache_ttl >= 0, "cache_ttl", cache_ttl, "finite and at least 0 seconds (none)");
   const auto token_ok = [&](int32_t token) { return token >= 0 && token < vocab_size; };
   for (const int32_t token : stop_token_ids)
     Require(token_ok(token), "stop_token_ids", token, "token ids of the model");

@@ -16,12 +16,15 @@ namespace kvanta::store {
 namespace {
 
 constexpr int64_t kBlockBytes = 4096;  // of file systems: a file takes whole ones
-constexpr double kScanSeconds = 30;    // between scans, while this process writes
+constexpr double kScanSeconds = 30;    // between scans, while this process writes, at least
+constexpr double kScanShare = 100;     // times the time of a scan, which may be long, at least
 // A folder that is full is emptied by this share, which bounds what others write between this process's scans.
 constexpr int64_t kSlack = 16;
 constexpr int64_t kSecondNs = 1'000'000'000;
 constexpr int64_t kTemporaryNs = 600 * kSecondNs;  // age at which a temporary file has no owner any more
 constexpr int64_t kTouchNs = 60 * kSecondNs;       // a use within this time of the last one is not recorded
+constexpr int64_t kMaxPinNs = 86400 * kSecondNs;   // in the future; a later time is of a clock that has been set back
+constexpr int64_t kPinnedShare = 2;                // part of the limit that pinned files may take
 constexpr int64_t kPageNs = 1000;                  // a page's time of use before that of the page before it
 constexpr size_t kIdentityDigits = 32;
 
@@ -72,12 +75,17 @@ bool RecordFolder::Exists(const RecordId& id) const {
   return FileExists(config_.folder + "/" + NameOf(id));
 }
 
+void RecordFolder::Count(const std::string& name, int64_t bytes) {
+  usage_.bytes += bytes;
+  if (name.starts_with(identity_name_)) usage_.own_bytes += bytes;
+}
+
 void RecordFolder::Erase(const std::string& name) {
   const std::lock_guard lock(mutex_);
   if (scanning_) erased_during_scan_.push_back(name);
   const auto found = files_.find(name);
   if (found == files_.end()) return;
-  usage_.bytes -= found->second.bytes;
+  Count(name, -found->second.bytes);
   --usage_.files;
   files_.erase(found);
 }
@@ -86,7 +94,7 @@ void RecordFolder::Add(const std::string& name, Entry entry) {
   const std::lock_guard lock(mutex_);
   const auto [at, fresh] = files_.try_emplace(name);
   usage_.files += fresh ? 1 : 0;
-  usage_.bytes += entry.bytes - at->second.bytes;
+  Count(name, entry.bytes - at->second.bytes);
   at->second = entry;
 }
 
@@ -113,7 +121,7 @@ FileError RecordFolder::Write(const RecordId& id, int64_t index, std::span<const
   bool scan = false;
   {
     const std::lock_guard lock(mutex_);
-    scan = written_since_scan_ >= config_.limit_bytes / kSlack || Now() - scanned_at_ > kScanSeconds;
+    scan = written_since_scan_ >= config_.limit_bytes / kSlack || Now() - scanned_at_ > scan_pause_;
     written_since_scan_ += bytes;
   }
   if (scan) Scan();  // its error is that of the write to come
@@ -165,18 +173,30 @@ bool RecordFolder::IsStale(const RecordId& id) const {
   const int64_t now = WallClockNs();
   const std::lock_guard lock(mutex_);
   const auto found = files_.find(NameOf(id));
-  return found != files_.end() && std::abs(now - found->second.modified_ns) >= kTouchNs;
+  return found != files_.end() && now - found->second.modified_ns >= kTouchNs;
+}
+
+void RecordFolder::SetUse(const std::string& name, int64_t modified_ns) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = files_.find(name); found != files_.end()) found->second.modified_ns = modified_ns;
+  }
+  if (SetModified(config_.folder + "/" + name, modified_ns) == ENOENT) Erase(name);
 }
 
 void RecordFolder::Touch(const RecordId& id, int64_t index) {
-  if (!IsStale(id)) return;
+  if (IsStale(id)) SetUse(NameOf(id), WallClockNs() - index * kPageNs);
+}
+
+void RecordFolder::Pin(const RecordId& id, int64_t index, int64_t until_ns) {
   const std::string name = NameOf(id);
-  const int64_t now = WallClockNs() - index * kPageNs;
+  const int64_t modified_ns = std::min(until_ns, WallClockNs() + kMaxPinNs) - index * kPageNs;
   {
     const std::lock_guard lock(mutex_);
-    if (const auto found = files_.find(name); found != files_.end()) found->second.modified_ns = now;
+    const auto found = files_.find(name);
+    if (found != files_.end() && found->second.modified_ns >= modified_ns - kSecondNs) return;
   }
-  if (SetModified(config_.folder + "/" + name, now) == ENOENT) Erase(name);
+  SetUse(name, modified_ns);
 }
 
 void RecordFolder::Remove(const RecordId& id) {
@@ -185,16 +205,37 @@ void RecordFolder::Remove(const RecordId& id) {
   Erase(name);
 }
 
-void RecordFolder::EvictTo(int64_t bytes) {
-  std::vector<std::pair<int64_t, std::string>> oldest;
+// Files by their time of last use, the first to go at the beginning: those that are pinned beyond their share, then the
+// others.
+std::vector<std::string> RecordFolder::EvictionOrder() const {
+  struct Use {
+    int64_t modified_ns;
+    std::string name;
+    int64_t bytes;
+  };
+  std::vector<Use> uses;
   {
     const std::lock_guard lock(mutex_);
+    uses.reserve(files_.size());
     for (const auto& [name, entry] : files_) {
-      if (Classify(name) != StoreFile::kIdentity) oldest.emplace_back(entry.modified_ns, name);
+      if (Classify(name) != StoreFile::kIdentity) uses.push_back({entry.modified_ns, name, entry.bytes});
     }
   }
-  std::ranges::sort(oldest);
-  for (const auto& [modified, name] : oldest) {
+  std::ranges::sort(uses, {}, &Use::modified_ns);
+  const auto pinned = std::ranges::upper_bound(uses, WallClockNs(), {}, &Use::modified_ns);
+  int64_t excess = -config_.limit_bytes / kPinnedShare;
+  for (auto at = pinned; at != uses.end(); ++at) excess += at->bytes;
+  auto kept = pinned;
+  for (; kept != uses.end() && excess > 0; ++kept) excess -= kept->bytes;
+  std::rotate(uses.begin(), pinned, kept);
+  std::vector<std::string> names;
+  names.reserve(uses.size());
+  for (Use& use : uses) names.push_back(std::move(use.name));
+  return names;
+}
+
+void RecordFolder::EvictTo(int64_t bytes) {
+  for (const std::string& name : EvictionOrder()) {
     if (Usage().bytes <= bytes) return;
     const FileError error = RemoveFile(config_.folder + "/" + name);
     if (error != 0 && error != ENOENT) continue;
@@ -204,7 +245,23 @@ void RecordFolder::EvictTo(int64_t bytes) {
   }
 }
 
+// Files that were used further in the future than any is pinned, by a clock that has been set back since, would stay
+// too long: they count as used now, in their order.
+void RecordFolder::AgeFuture(std::vector<FileEntry>& files, int64_t now) const {
+  std::vector<FileEntry*> future;
+  for (FileEntry& file : files) {
+    if (file.modified_ns > now + kMaxPinNs + kTouchNs && Classify(file.path) == StoreFile::kRecord)
+      future.push_back(&file);
+  }
+  std::ranges::sort(future, {}, [](const FileEntry* file) { return file->modified_ns; });
+  for (size_t i = 0; i < future.size(); ++i) {
+    future[i]->modified_ns = now - static_cast<int64_t>(future.size() - i) * kPageNs;
+    SetModified(config_.folder + "/" + future[i]->path, future[i]->modified_ns);
+  }
+}
+
 FileError RecordFolder::Scan() {
+  const double start = Now();
   {
     const std::lock_guard lock(mutex_);
     scanning_ = true;
@@ -213,35 +270,33 @@ FileError RecordFolder::Scan() {
   std::vector<FileEntry> found;
   const FileError error = ListFiles(config_.folder, kFolderDepth, found);
   const int64_t now = WallClockNs();
+  AgeFuture(found, now);
   std::unordered_map<std::string, Entry> files;
-  int64_t bytes = 0;
   for (const FileEntry& file : found) {
     const StoreFile kind = Classify(file.path);
     if (kind == StoreFile::kForeign) continue;
-    if (kind == StoreFile::kTemporary && now - file.modified_ns > kTemporaryNs) {
+    if (kind == StoreFile::kTemporary && std::abs(now - file.modified_ns) > kTemporaryNs) {
       RemoveFile(config_.folder + "/" + file.path);
       continue;
     }
     files.emplace(file.path, Entry{.bytes = DiskBytes(file.bytes), .modified_ns = file.modified_ns});
-    bytes += DiskBytes(file.bytes);
   }
+  bool full = false;
   {
     const std::lock_guard lock(mutex_);
     // Files that a reader removed after they were listed: they would count as written and never be written again.
-    for (const std::string& name : erased_during_scan_) {
-      const auto gone = files.find(name);
-      if (gone == files.end()) continue;
-      bytes -= gone->second.bytes;
-      files.erase(gone);
-    }
+    for (const std::string& name : erased_during_scan_) files.erase(name);
     scanning_ = false;
     files_ = std::move(files);
     usage_.files = std::ssize(files_);
-    usage_.bytes = bytes;
+    usage_.bytes = usage_.own_bytes = 0;
+    for (const auto& [name, entry] : files_) Count(name, entry.bytes);
+    full = usage_.bytes > config_.limit_bytes;
     written_since_scan_ = 0;
     scanned_at_ = Now();
+    scan_pause_ = std::max(kScanSeconds, kScanShare * (scanned_at_ - start));
   }
-  if (bytes > config_.limit_bytes) EvictTo(config_.limit_bytes - config_.limit_bytes / kSlack);
+  if (full) EvictTo(config_.limit_bytes - config_.limit_bytes / kSlack);
   return error;
 }
 

@@ -35,6 +35,7 @@ struct RecordFolderConfig {
 
 struct FolderUsage {
   int64_t files = 0, bytes = 0, evictions = 0;
+  int64_t own_bytes = 0;  // of this identity
 };
 
 class RecordFolder {
@@ -61,6 +62,9 @@ class RecordFolder {
   // Renews the time of last use if it is stale. Within a prefix, earlier pages count as used later, so
   // that they are evicted after those that depend on them.
   void Touch(const RecordId& id, int64_t index);
+  // Gives the file a time of use in the future, at most a day from now: until then, others are evicted before it. Such
+  // files may take half of the limit; beyond it, those that are kept for the shortest time are the first to go.
+  void Pin(const RecordId& id, int64_t index, int64_t until_ns);
   void Remove(const RecordId& id);
 
   // Counts the files, those of other processes included, removes what died processes left, and evicts.
@@ -73,9 +77,14 @@ class RecordFolder {
   };
 
   std::string NameOf(const RecordId& id) const;  // relative to the folder
+  void SetUse(const std::string& name, int64_t modified_ns);
   void Erase(const std::string& name);
   void Add(const std::string& name, Entry entry);
+  std::vector<std::string> EvictionOrder() const;
   void EvictTo(int64_t bytes);
+  // With the mutex.
+  void Count(const std::string& name, int64_t bytes);
+  void AgeFuture(std::vector<FileEntry>& files, int64_t now) const;
   FileError WriteOnce(const std::string& name, std::span<const std::span<const uint8_t>> parts, int64_t modified_ns);
 
   RecordFolderConfig config_;
@@ -87,7 +96,7 @@ class RecordFolder {
   std::vector<std::string> erased_during_scan_;
   FolderUsage usage_;
   int64_t written_since_scan_ = 0;
-  double scanned_at_ = 0;
+  double scanned_at_ = 0, scan_pause_ = 0;
 };
 
 }  // namespace kvanta::store

@@ -100,7 +100,7 @@ void RecordStore::LoadLoop(const std::stop_token& stop) {
       return !lookups_.empty() ||
              (!loads_.empty() && (loads_.front()->cancelled || buffered_bytes_ < kMaxBufferedBytes));
     });
-    if (stop.stop_requested()) return;
+    if (stop.stop_requested()) break;
     const bool is_lookup = !lookups_.empty();  // lookups first: most find nothing, and their owners wait
     std::deque<LoadHandle>& queue = is_lookup ? lookups_ : loads_;
     const LoadHandle load = queue.front();
@@ -120,6 +120,7 @@ void RecordStore::LoadLoop(const std::stop_token& stop) {
     }
     lock.lock();
     read_since_ = 0;
+    if (stop.stop_requested()) break;  // the owner may be gone
     if (load->cancelled) continue;
     if (is_lookup) {
       load->state = found;
@@ -136,6 +137,8 @@ void RecordStore::LoadLoop(const std::stop_token& stop) {
     config_.on_progress();
     lock.lock();
   }
+  loader_ended_ = true;
+  thread_ended_.notify_all();
 }
 
 // Finds the longest hit with the store's records. kDone if it is no longer than without, or not worth loading.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <utility>
 
@@ -14,7 +15,12 @@ namespace kvanta::store {
 namespace {
 
 constexpr int64_t kMaxQueuedBytes = int64_t{256} << 20;
+constexpr size_t kMaxJobs = 65536;                         // beyond it, times of use are not recorded
 constexpr double kMinWritePause = 1, kMaxWritePause = 60;  // seconds without writes after a failure
+constexpr double kHangSeconds = 10;                        // of one file's write: the disk hangs
+constexpr double kCloseSeconds = 10;                       // of writing what is queued at the end
+constexpr double kReadEndSeconds = 1;                      // of waiting for a read at the end
+constexpr std::chrono::milliseconds kPollInterval(10);     // of waiting for what may hang
 
 size_t MaxFileBytes(const RecordStoreConfig& config, const cache::KvCacheSpec& spec) {
   int64_t longest = 0;
@@ -32,11 +38,47 @@ RecordStore::RecordStore(RecordStoreConfig config, const cache::KvCacheSpec& spe
                .identity = config_.identity,
                .max_file_bytes = MaxFileBytes(config_, spec)}) {
   stats_.limit_bytes = config_.limit_bytes;
-  loader_ = std::jthread([this](const std::stop_token& stop) { LoadLoop(stop); });
-  writer_ = std::jthread([this](const std::stop_token& stop) { WriteLoop(stop); });
+}
+
+std::shared_ptr<RecordStore> RecordStore::Open(RecordStoreConfig config, const cache::KvCacheSpec& spec) {
+  const std::shared_ptr<RecordStore> store(new RecordStore(std::move(config), spec));
+  store->loader_ = std::jthread([store](const std::stop_token& stop) { store->LoadLoop(stop); });
+  try {
+    store->writer_ = std::jthread([store](const std::stop_token& stop) { store->WriteLoop(stop); });
+  } catch (...) {
+    store->loader_ = {};
+    throw;
+  }
+  return store;
 }
 
 RecordStore::~RecordStore() = default;
+
+void RecordStore::End(std::jthread& thread, const bool& ended, const double& in_system_since,
+                      double deadline) noexcept {
+  {
+    std::unique_lock lock(mutex_);
+    while (!ended && (Now() < deadline || in_system_since == 0)) thread_ended_.wait_for(lock, kPollInterval);
+    if (!ended) {
+      lock.unlock();
+      thread.detach();
+      return;
+    }
+  }
+  thread.join();
+}
+
+void RecordStore::Close() noexcept {
+  const double now = Now();
+  {
+    const std::lock_guard lock(mutex_);
+    close_by_ = now + kCloseSeconds;
+  }
+  loader_.request_stop();
+  writer_.request_stop();
+  End(loader_, loader_ended_, read_since_, now + kReadEndSeconds);
+  End(writer_, writer_ended_, write_since_, now + kCloseSeconds);
+}
 
 // One line for the operator, until the trouble is over.
 void RecordStore::Warn(bool& warned, const char* what, const std::string& why) {
@@ -56,6 +98,7 @@ CacheFolderStats RecordStore::Stats() const {
   CacheFolderStats stats = stats_;
   stats.files = usage.files;
   stats.bytes = usage.bytes;
+  stats.own_bytes = usage.own_bytes;
   stats.evictions = usage.evictions;
   return stats;
 }
@@ -65,7 +108,11 @@ bool RecordStore::Wants(const RecordId& id) {
   const int64_t bytes = RecordBytes(id.group, id.kind);
   const std::lock_guard lock(mutex_);
   if (queued_.contains(FileName(id))) return false;
-  if (queued_bytes_ + bytes <= kMaxQueuedBytes && Now() >= write_again_at_) return true;
+  if (WriterHangs()) {
+    Warn(write_trouble_, "pages cannot be written in time", "the disk is slow or does not answer");
+  } else if (queued_bytes_ + bytes <= kMaxQueuedBytes && Now() >= write_again_at_) {
+    return true;
+  }
   ++stats_.dropped_records;
   return false;
 }
@@ -94,31 +141,51 @@ void RecordStore::Write(const RecordId& id, int64_t index, std::span<const int32
 void RecordStore::Touch(const RecordId& id, int64_t index) {
   if (!folder_.IsStale(id)) return;
   const std::lock_guard lock(mutex_);
-  jobs_.push_back({.kind = Job::Kind::kTouch, .id = id, .index = index, .tokens = {}, .payload = {}});
-  write_work_.notify_one();
+  Queue({.kind = Job::Kind::kTouch, .id = id, .index = index, .tokens = {}, .payload = {}});
+}
+
+void RecordStore::Pin(const RecordId& id, int64_t index, double seconds) {
+  const int64_t until_ns = WallClockNs() + static_cast<int64_t>(seconds * 1e9);
+  const std::lock_guard lock(mutex_);
+  Queue({.kind = Job::Kind::kPin, .id = id, .index = index, .tokens = {}, .payload = {}, .until_ns = until_ns});
 }
 
 void RecordStore::Drop(const RecordId& id) {
   const std::lock_guard lock(mutex_);
-  jobs_.push_back({.kind = Job::Kind::kRemove, .id = id, .index = 0, .tokens = {}, .payload = {}});
+  Queue({.kind = Job::Kind::kRemove, .id = id, .index = 0, .tokens = {}, .payload = {}});
+}
+
+// Jobs without a payload: while the disk hangs, their number is what needs a bound.
+void RecordStore::Queue(Job job) {
+  if (jobs_.size() >= kMaxJobs) return;
+  jobs_.push_back(std::move(job));
   write_work_.notify_one();
+}
+
+bool RecordStore::WriterHangs() const {
+  return write_since_ != 0 && Now() - write_since_ > kHangSeconds;
 }
 
 void RecordStore::Flush() {
   std::unique_lock lock(mutex_);
-  write_idle_.wait(lock, [this] { return jobs_.empty(); });
+  while (!jobs_.empty() && !WriterHangs()) write_idle_.wait_for(lock, kPollInterval);
 }
 
 void RecordStore::WriteLoop(const std::stop_token& stop) {
-  folder_.Scan();  // before the first write, which may have to evict
   std::unique_lock lock(mutex_);
+  const auto in_system = [&](auto work) {
+    write_since_ = Now();
+    lock.unlock();
+    work();
+    lock.lock();
+    write_since_ = 0;
+  };
+  in_system([this] { folder_.Scan(); });  // before the first write, which may have to evict
   for (;;) {
     write_work_.wait(lock, stop, [this] { return !jobs_.empty(); });
-    if (jobs_.empty()) return;
+    if (jobs_.empty() || (stop.stop_requested() && Now() > close_by_)) break;
     Job& job = jobs_.front();  // others only append
-    lock.unlock();
-    Perform(job);
-    lock.lock();
+    in_system([&] { Perform(job); });
     if (job.kind == Job::Kind::kWrite) {
       queued_bytes_ -= std::ssize(job.payload);
       queued_.erase(FileName(job.id));
@@ -126,6 +193,8 @@ void RecordStore::WriteLoop(const std::stop_token& stop) {
     jobs_.pop_front();
     if (jobs_.empty()) write_idle_.notify_all();
   }
+  writer_ended_ = true;
+  thread_ended_.notify_all();
 }
 
 void RecordStore::Perform(const Job& job) {
@@ -135,6 +204,9 @@ void RecordStore::Perform(const Job& job) {
       break;
     case Job::Kind::kTouch:
       folder_.Touch(job.id, job.index);
+      break;
+    case Job::Kind::kPin:
+      folder_.Pin(job.id, job.index, job.until_ns);
       break;
     case Job::Kind::kRemove:
       folder_.Remove(job.id);
@@ -152,6 +224,7 @@ void RecordStore::WriteRecord(const Job& job) {
   }
   const double start = Now();
   FileError error = 0;
+  if (config_.before_write) config_.before_write();
   if (!folder_.Exists(job.id)) {  // another process may have written it
     try {
       error = folder_.Write(job.id, job.index, job.tokens, job.payload);

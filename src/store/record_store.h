@@ -31,6 +31,7 @@ struct RecordStoreConfig {
   std::vector<std::array<int64_t, 2>> record_bytes;  // [group][kind]
   std::function<void()> on_progress;                 // a load has news; called on a thread of the store
   std::function<void()> before_read;                 // for tests: before each file is read, on the loading thread
+  std::function<void()> before_write;                // likewise: before each file is written, on the writing thread
 };
 
 struct LoadedPage {
@@ -56,14 +57,17 @@ enum class LoadState : uint8_t {
   kDone,     // nothing more will come
 };
 
+// Its threads share its ownership: one that hangs in the system is left behind by Close().
 class RecordStore {
  public:
   struct Load;
   using LoadHandle = std::shared_ptr<Load>;
 
   // Throws InputError if the folder cannot be created.
-  RecordStore(RecordStoreConfig config, const cache::KvCacheSpec& spec);
-  // Writes what is queued, as long as the disk works.
+  static std::shared_ptr<RecordStore> Open(RecordStoreConfig config, const cache::KvCacheSpec& spec);
+  // Writes what is queued, as long as the disk works, and ends the threads; bounded in time, whatever the disk does.
+  // Required once; nothing may be called afterwards.
+  void Close() noexcept;
   ~RecordStore();
   RecordStore(const RecordStore&) = delete;
   RecordStore& operator=(const RecordStore&) = delete;
@@ -78,9 +82,11 @@ class RecordStore {
   void Write(const RecordId& id, int64_t index, std::span<const int32_t> tokens, std::vector<uint8_t> payload);
   // Renews the time of last use of a stored record, unless that was a moment ago.
   void Touch(const RecordId& id, int64_t index);
+  // Keeps a record, written or queued, for a time: others are evicted before it.
+  void Pin(const RecordId& id, int64_t index, double seconds);
   // Removes a record, written or queued, that a later one replaces.
   void Drop(const RecordId& id);
-  // Waits until the queue is empty.
+  // Waits until the queue is empty, or the disk hangs.
   void Flush();
 
   // ---- load
@@ -106,21 +112,28 @@ class RecordStore {
 
  private:
   struct Job {
-    enum class Kind : uint8_t { kWrite, kTouch, kRemove };
+    enum class Kind : uint8_t { kWrite, kTouch, kPin, kRemove };
     Kind kind = Kind::kWrite;
     RecordId id;
     int64_t index = 0;
     std::vector<int32_t> tokens;
     std::vector<uint8_t> payload;
+    int64_t until_ns = 0;  // of kPin, since 1970
   };
 
   int64_t RecordBytes(int group, cache::PageKind kind) const {
     return config_.record_bytes[static_cast<size_t>(group)][cache::KindIndex(kind)];
   }
 
+  RecordStore(RecordStoreConfig config, const cache::KvCacheSpec& spec);
   // With the mutex.
+  void Queue(Job job);
   bool IsStalled() const;
+  bool WriterHangs() const;
   void Warn(bool& warned, const char* what, const std::string& why);
+
+  // Joins a thread, or leaves it behind if it is in the system after `deadline`.
+  void End(std::jthread& thread, const bool& ended, const double& in_system_since, double deadline) noexcept;
 
   // On the writing thread.
   void WriteLoop(const std::stop_token& stop);
@@ -139,7 +152,7 @@ class RecordStore {
   RecordFolder folder_;
 
   mutable std::mutex mutex_;
-  std::condition_variable_any write_work_, write_idle_, load_work_;
+  std::condition_variable_any write_work_, write_idle_, load_work_, thread_ended_;
   std::deque<Job> jobs_;  // the first is the one in progress
   int64_t queued_bytes_ = 0;
   std::unordered_set<std::string> queued_;  // names of queued records
@@ -148,6 +161,9 @@ class RecordStore {
   std::deque<LoadHandle> lookups_, loads_;
   int64_t buffered_bytes_ = 0;  // read and not yet taken
   double read_since_ = 0;       // begin of the read in progress; 0: none
+  double write_since_ = 0;      // likewise of the job that the writing thread performs
+  double close_by_ = 0;         // end of writing what is queued, after Close()
+  bool loader_ended_ = false, writer_ended_ = false;
   double seconds_per_byte_ = 0;
   double seconds_per_token_ = 0;
   double tried_at_ = 0;  // time of the last load that the rates spoke against

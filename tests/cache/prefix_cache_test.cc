@@ -6,26 +6,10 @@
 #include <random>
 #include <string>
 
+#include "cache/small_pages.h"
+
 namespace kvanta::cache {
 namespace {
-
-constexpr int kPageSize = 16;
-
-formats::CacheLayout Layout() {
-  formats::CacheLayout layout;
-  layout.page_size = kPageSize;
-  layout.page_bytes = 1024;
-  layout.exact_page_bytes = 2048;
-  layout.groups = {{1024, 2048}};
-  layout.layers.emplace_back();
-  return layout;
-}
-
-std::vector<int32_t> Tokens(int count, int salt = 0) {
-  std::vector<int32_t> tokens;
-  for (int i = 0; i < count; ++i) tokens.push_back(i * 7 + salt);
-  return tokens;
-}
 
 class PrefixCacheTest : public ::testing::Test {
  protected:
@@ -46,12 +30,12 @@ class PrefixCacheTest : public ::testing::Test {
     return cache_.Match(tokens, salt, max_pages).records[0];
   }
 
-  PagePool pool_{Cpu(), Layout(), {.budget_bytes = 64 * 1024, .poison_unused = true}};
-  PrefixCache cache_{pool_, KvCacheSpec(Layout())};
+  PagePool pool_{Cpu(), SmallPages(), {.budget_bytes = 64 * 1024, .poison_unused = true}};
+  PrefixCache cache_{pool_, KvCacheSpec(SmallPages())};
 };
 
 TEST_F(PrefixCacheTest, FindsWholePagesOnly) {
-  const auto tokens = Tokens(3 * kPageSize);
+  const auto tokens = PageTokens(3 * kPageSize);
   const PageRef first = Put(tokens, 0);
   const PageRef second = Put(tokens, 1);
   EXPECT_EQ(Match(std::span(tokens).first(kPageSize - 1), "", 9).size(), 0u);
@@ -62,14 +46,14 @@ TEST_F(PrefixCacheTest, FindsWholePagesOnly) {
 }
 
 TEST_F(PrefixCacheTest, KeepsSaltsApart) {
-  const auto tokens = Tokens(kPageSize);
+  const auto tokens = PageTokens(kPageSize);
   Put(tokens, 0, "one");
   EXPECT_EQ(Match(tokens, "", 9).size(), 0u);
   EXPECT_EQ(Match(tokens, "one", 9).size(), 1u);
 }
 
 TEST_F(PrefixCacheTest, RefusesAPageWithoutItsPredecessors) {
-  const auto tokens = Tokens(2 * kPageSize);
+  const auto tokens = PageTokens(2 * kPageSize);
   const PageRef page = Page();
   EXPECT_EQ(Insert(tokens, 1, page), page);
   EXPECT_EQ(cache_.Pages(), 0);
@@ -77,7 +61,7 @@ TEST_F(PrefixCacheTest, RefusesAPageWithoutItsPredecessors) {
 }
 
 TEST_F(PrefixCacheTest, TheFirstOfEqualPagesWins) {
-  const auto tokens = Tokens(kPageSize);
+  const auto tokens = PageTokens(kPageSize);
   const PageRef first = Put(tokens, 0);
   const PageRef second = Page();
   EXPECT_EQ(Insert(tokens, 0, second), first);
@@ -88,10 +72,10 @@ TEST_F(PrefixCacheTest, TheFirstOfEqualPagesWins) {
 TEST_F(PrefixCacheTest, ComparesTokensNotHashes) {
   std::mt19937 random(1);
   for (int i = 0; i < 60; ++i) {
-    auto tokens = Tokens(kPageSize);
+    auto tokens = PageTokens(kPageSize);
     tokens[random() % kPageSize] ^= 1 << (random() % 20);
     Put(tokens, 0);
-    const auto other = Tokens(kPageSize, i + 1);
+    const auto other = PageTokens(kPageSize, i + 1);
     EXPECT_EQ(Match(other, "", 1).size(), 0u);
     cache_.EvictOne();
   }
@@ -100,7 +84,7 @@ TEST_F(PrefixCacheTest, ComparesTokensNotHashes) {
 TEST_F(PrefixCacheTest, EvictsTheLeastRecentlyUsedLeaf) {
   std::vector<std::vector<int32_t>> prompts;
   while (pool_.FreePages(0, PageKind::kQuantized) >= 2) {
-    prompts.push_back(Tokens(2 * kPageSize, static_cast<int>(prompts.size()) + 1));
+    prompts.push_back(PageTokens(2 * kPageSize, static_cast<int>(prompts.size()) + 1));
     Put(prompts.back(), 0);
     Put(prompts.back(), 1);
   }
@@ -114,7 +98,7 @@ TEST_F(PrefixCacheTest, EvictsTheLeastRecentlyUsedLeaf) {
 }
 
 TEST_F(PrefixCacheTest, NeverEvictsPagesInUse) {
-  const auto tokens = Tokens(2 * kPageSize);
+  const auto tokens = PageTokens(2 * kPageSize);
   Put(tokens, 0);
   Put(tokens, 1);
   const auto held = Match(tokens, "", 9);

@@ -1,6 +1,8 @@
 // The prefix cache on a disk that goes away, cannot be written, hangs or is slow, and under several engines.
 #include <gtest/gtest.h>
 
+#include <sys/mount.h>
+
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -11,12 +13,22 @@
 namespace kvanta::engine {
 namespace {
 
-// An engine's, whose reads from disk do not end while `hangs`.
-EngineComponents HangingComponents(const EngineConfig& config, const std::atomic<bool>& hangs) {
-  EngineComponents components = LoadComponents(config);
-  components.before_read = [&hangs] {
-    while (hangs) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+// A disk that hangs until it is told otherwise. Shared with threads that an engine leaves behind.
+using Hanging = std::shared_ptr<std::atomic<bool>>;
+
+Hanging MakeHanging() {
+  return std::make_shared<std::atomic<bool>>(true);
+}
+
+std::function<void()> WaitWhile(const Hanging& hangs) {
+  return [hangs] {
+    while (*hangs) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   };
+}
+
+EngineComponents HangingComponents(const EngineConfig& config, const Hanging& hangs) {
+  EngineComponents components = LoadComponents(config);
+  components.before_read = WaitWhile(hangs);
   return components;
 }
 
@@ -71,7 +83,7 @@ TEST_F(DiskTierTest, AFolderThatCannotBeIsAnInputError) {
 // A read that hangs: the request that waits for it is computed in the end, others do not wait at all.
 TEST_F(DiskTierTest, AHangingDiskHoldsNobodyUpForLong) {
   const std::vector<float> cold = Fill();
-  std::atomic<bool> hangs = true;
+  const Hanging hangs = MakeHanging();
   std::vector<std::string> warnings;
   EngineConfig config = StoredConfig(folder_.Path());
   config.on_warning = [&](const std::string& text) { warnings.push_back(text); };
@@ -92,14 +104,14 @@ TEST_F(DiskTierTest, AHangingDiskHoldsNobodyUpForLong) {
   EXPECT_LT(ended["other"], ended["stored"]);
   EXPECT_LT(ended["stored"], 8);
   EXPECT_EQ(warnings.size(), 1u);
-  hangs = false;
+  *hangs = false;
   Engine alone(ConfigOf({"int4", false}));
   EXPECT_EQ(results["stored"].tokens, RunOne(alone, GreedyRequest("alone", tokens_, 2)).tokens);
 }
 
 TEST_F(DiskTierTest, AbortEndsARequestThatLoads) {
   Fill();
-  std::atomic<bool> hangs = true;
+  const Hanging hangs = MakeHanging();
   Engine::Impl engine(HangingComponents(StoredConfig(folder_.Path()), hangs));
   std::atomic<int> aborted = 0;
   engine.Start([&](std::span<const RequestOutput> outputs) {
@@ -110,19 +122,19 @@ TEST_F(DiskTierTest, AbortEndsARequestThatLoads) {
   engine.Abort("stored", "");
   while (aborted == 0) std::this_thread::yield();
   EXPECT_EQ(engine.Stats().loading, 0);
-  hangs = false;
+  *hangs = false;
   engine.Stop();
 }
 
 // Requests of timed-out clients end on time even while nothing else wakes the engine.
 TEST_F(DiskTierTest, TimeoutsHoldWhileLoading) {
   Fill();
-  std::atomic<bool> hangs = true;
+  const Hanging hangs = MakeHanging();
   Engine::Impl engine(HangingComponents(StoredConfig(folder_.Path()), hangs));
   Request request = GreedyRequest("stored", tokens_);
   request.timeout_seconds = 0.05;
   EXPECT_EQ(RunOne(engine, request).finish, FinishReason::kTimeout);
-  hangs = false;
+  *hangs = false;
 }
 
 // Once both are measured, what is cheaper to compute is not loaded.
@@ -146,6 +158,114 @@ TEST_F(DiskTierTest, PagesOfASlowDiskAreComputed) {
   EXPECT_EQ(RunOne(engine, GreedyRequest("computes", tokens_, 1)).cached_tokens, 0);
   EXPECT_EQ(reads, before);
   EXPECT_GT(engine.Stats().disk.declined_tokens, 0);
+}
+
+// A read that hangs for good, as on a network file system whose server is gone, is left behind.
+TEST_F(DiskTierTest, AHangingReadDoesNotHoldUpTheEnd) {
+  Fill();
+  const Hanging hangs = MakeHanging();
+  double start = 0;
+  {
+    Engine::Impl engine(HangingComponents(StoredConfig(folder_.Path()), hangs));
+    Request request = GreedyRequest("stored", tokens_);
+    request.timeout_seconds = 0.05;
+    EXPECT_EQ(RunOne(engine, request).finish, FinishReason::kTimeout);
+    start = Now();
+  }
+  EXPECT_LT(Now() - start, 3);
+  *hangs = false;
+  while (hangs.use_count() > 1) std::this_thread::yield();  // the thread ends by itself
+}
+
+TEST_F(DiskTierTest, AHangingWriteHoldsNobodyUpForLong) {
+  const std::vector<float> cold = StoredLogits(*std::make_unique<Engine>(ConfigOf({"int4", false})), tokens_).logits;
+  const Hanging hangs = MakeHanging();
+  double start = 0;
+  {
+    EngineComponents components = LoadComponents(StoredConfig(folder_.Path()));
+    components.before_write = WaitWhile(hangs);
+    Engine::Impl engine(std::move(components));
+    start = Now();
+    std::vector<float> logits(tokens_.size() * kVocab);
+    engine.Logits(tokens_, 0, logits, true);
+    EXPECT_EQ(logits, cold);
+    EXPECT_LT(Now() - start, 2) << "a step waited for the disk";
+    start = Now();
+  }
+  EXPECT_LT(Now() - start, 13);
+  *hangs = false;
+  while (hangs.use_count() > 1) std::this_thread::yield();
+  EXPECT_LE(RecordFiles(folder_.Path()).size(), 1u) << "only the write that hung went on";
+}
+
+// A disk of a second per read costs a request the least patience there is, once the cost of computing is known.
+TEST_F(DiskTierTest, ReadsOfSecondsAreGivenUp) {
+  const std::vector<float> cold = Fill();
+  EngineConfig config = StoredConfig(folder_.Path());
+  config.max_num_batched_tokens = 128;
+  EngineComponents components = LoadComponents(config);
+  components.before_read = [] { std::this_thread::sleep_for(std::chrono::seconds(1)); };
+  Engine::Impl engine(std::move(components));
+  RunOne(engine, GreedyRequest("measures", Tokens(5, 100), 1));
+  const double start = Now();
+  const Collected late = RunOne(engine, GreedyRequest("stored", tokens_, 2));
+  EXPECT_LT(Now() - start, 0.9);
+  Engine alone(ConfigOf({"int4", false}));
+  EXPECT_EQ(late.tokens, RunOne(alone, GreedyRequest("alone", tokens_, 2)).tokens);
+  EXPECT_GT(engine.Stats().disk.read_errors, 0);
+}
+
+// A file system of its own, which fills up and which can be made read-only even for root.
+class SmallDisk : public DiskTierTest {
+ protected:
+  void SetUp() override {
+    if (::mount("tmpfs", folder_.Path().c_str(), "tmpfs", 0, "size=32k") != 0) GTEST_SKIP() << "mount needs root";
+    mounted_ = true;
+  }
+  void TearDown() override {
+    if (mounted_) ::umount2(folder_.Path().c_str(), MNT_DETACH);
+  }
+  bool mounted_ = false;
+};
+
+TEST_F(SmallDisk, AFullDiskCostsItsWritesAlone) {
+  std::vector<std::string> warnings;
+  EngineConfig config = StoredConfig(folder_.Path());
+  config.on_warning = [&](const std::string& text) { warnings.push_back(text); };
+  Engine engine(config);
+  Engine alone(ConfigOf({"int4", false}));
+  for (uint64_t i = 0; i < 4; ++i) {
+    engine.ResetPrefixCache();
+    const Scored run = StoredLogits(engine, Tokens(i % 2, 100));
+    EXPECT_TRUE(SameRows(ColdLogits(alone, Tokens(i % 2, 100)), run.logits, run.cached));
+    engine.FlushPrefixCache();
+  }
+  RunOne(engine, GreedyRequest("tells", Tokens(9, 20)));
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_NE(warnings[0].find("No space left on device"), std::string::npos) << warnings[0];
+  EXPECT_GT(engine.Stats().disk.write_errors, 0);
+  for (const CacheFolderEntry& entry : VerifyCacheFolder(folder_.Path())) EXPECT_TRUE(entry.damaged.empty());
+  for (const fs::path& path : RecordFiles(folder_.Path())) {
+    EXPECT_FALSE(path.filename().string().starts_with(".tmp")) << "a part of a file stays";
+  }
+}
+
+TEST_F(SmallDisk, AReadOnlyFolderIsRead) {
+  tokens_.resize(40);  // two pages, which fit
+  const std::vector<float> cold = Fill();
+  ASSERT_EQ(::mount("tmpfs", folder_.Path().c_str(), "tmpfs", MS_REMOUNT | MS_RDONLY, "size=32k"), 0);
+  std::vector<std::string> warnings;
+  EngineConfig config = StoredConfig(folder_.Path());
+  config.on_warning = [&](const std::string& text) { warnings.push_back(text); };
+  Engine engine(config);
+  const Scored run = StoredLogits(engine, tokens_);
+  EXPECT_EQ(run.cached, 32);
+  EXPECT_TRUE(SameRows(cold, run.logits, run.cached));
+  StoredLogits(engine, Tokens(2, 100));
+  engine.FlushPrefixCache();
+  RunOne(engine, GreedyRequest("tells", Tokens(9, 20)));
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_NE(warnings[0].find("Read-only file system"), std::string::npos) << warnings[0];
 }
 
 TEST_F(DiskTierTest, TwoEnginesWriteAndReadOneFolder) {

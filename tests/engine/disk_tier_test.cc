@@ -82,6 +82,44 @@ TEST_P(DiskTierFormats, RequestsInBatchesHaveTheBitsOfColdOnes) {
 
 INSTANTIATE_TEST_SUITE_P(Formats, DiskTierFormats, testing::ValuesIn(kCases), NameOf);
 
+// A request that was preempted, and whose pages were evicted from memory since, finds them on disk.
+class DiskTierPreemptions : public testing::TestWithParam<FormatCase> {};
+
+TEST_P(DiskTierPreemptions, FindTheirPages) {
+  const models::TempFolder folder;
+  EngineConfig config = StoredConfig(GetParam(), folder.Path());
+  config.max_num_batched_tokens = 2 * config.page_size - 1;  // too few to measure: all that is found is loaded
+  config.kv_cache_memory_bytes = ScarceMemory(PlanCacheBytes(config));
+  Engine crowd(config);
+  EngineConfig alone_config = ConfigOf(GetParam());
+  alone_config.enable_prefix_caching = false;
+  Engine alone(alone_config);
+  std::mt19937_64 random(700);
+  std::vector<Request> requests;
+  for (int i = 0; i < 6; ++i) {
+    requests.push_back(GreedyRequest(std::to_string(i), RandomTokens(random, 40), 80));
+    requests.back().sampling.ignore_eos = true;
+    crowd.Add(requests.back());
+  }
+  std::map<std::string, Collected> results;
+  std::vector<RequestOutput> outputs;
+  while (crowd.Step(outputs)) {
+    Collect(outputs, results);
+    crowd.FlushPrefixCache();  // pages of a model so small are preempted before they are written
+  }
+  EXPECT_GT(crowd.Stats().preemptions, 0);
+  EXPECT_GT(crowd.Stats().disk.hit_tokens, 0);
+  for (const Request& request : requests) {
+    ASSERT_EQ(results.at(request.id).error, "");
+    ASSERT_EQ(results.at(request.id).tokens, RunOne(alone, request).tokens) << request.id;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, DiskTierPreemptions,
+                         testing::Values(FormatCase{"bf16", false}, FormatCase{"int4", false},
+                                         FormatCase{"mla_fp8", false, true}),
+                         NameOf);
+
 TEST_F(DiskTierTest, AnotherFormatModelSaltOrPageSizeFindsNothing) {
   Fill();
   for (const char* format : {"int8", "bf16", "int4+hadamard"}) {
@@ -102,6 +140,7 @@ TEST_F(DiskTierTest, AnotherFormatModelSaltOrPageSizeFindsNothing) {
   salted.cache_salt = "tenant";
   EXPECT_EQ(RunOne(same, salted).cached_tokens, 0);
   EXPECT_EQ(RunOne(same, GreedyRequest("plain", tokens_)).cached_tokens, 96);
+  same.FlushPrefixCache();
   Engine again(StoredConfig(folder_.Path()));
   salted.id = "again";
   EXPECT_EQ(RunOne(again, salted).cached_tokens, 96) << "its own pages are found";
@@ -209,6 +248,38 @@ TEST_F(DiskTierTest, TheFolderStaysWithinItsBytes) {
   // The last prompt is there as a whole: first pages are not evicted before those that depend on them.
   Engine engine(config);
   EXPECT_EQ(StoredLogits(engine, Tokens(139, 100)).cached, 96);
+}
+
+// A prefix with a cache_ttl stays, in memory and on disk, while many others come.
+TEST_F(DiskTierTest, APrefixIsKeptForItsTime) {
+  EngineConfig config = StoredConfig(folder_.Path());
+  config.kv_cache_dir_bytes = 40 * 4096;
+  config.kv_cache_memory_bytes = ScarceMemory(PlanCacheBytes(config));
+  Request request = GreedyRequest("kept", tokens_, 2);
+  request.sampling.cache_ttl = 1000;
+  EXPECT_THROW(Engine(config).Add(request), InputError) << "no operator has allowed it";
+  config.max_cache_ttl = 500;
+  Engine engine(config);
+  RunOne(engine, request);
+  EXPECT_GT(engine.Stats().prefix_pinned_bytes, 0);
+  EXPECT_LE(engine.Stats().prefix_pinned_bytes, engine.Stats().cache_budget_bytes / 2);
+  for (uint64_t i = 0; i < 30; ++i) {
+    RunOne(engine, GreedyRequest("other", Tokens(100 + i, 60), 2));
+    engine.FlushPrefixCache();
+  }
+  EXPECT_GT(engine.Stats().prefix_evictions, 0);
+  EXPECT_GT(engine.Stats().disk.evictions, 0);
+  EXPECT_GT(engine.Stats().prefix_pinned_bytes, 0);
+  request.sampling.cache_ttl = 0;
+  EXPECT_EQ(RunOne(engine, request).cached_tokens, 96);
+  Engine again(config);
+  EXPECT_EQ(RunOne(again, request).cached_tokens, 96);
+  Request other = GreedyRequest("other", Tokens(100, 60), 1);
+  EXPECT_EQ(RunOne(again, other).cached_tokens, 0);
+  for (const double wrong : {-1.0, std::numeric_limits<double>::infinity(), std::nan("")}) {
+    request.sampling.cache_ttl = wrong;
+    EXPECT_THROW(engine.Add(request), InputError);
+  }
 }
 
 TEST_F(DiskTierTest, ListsAndVerifiesWhatIsThere) {

@@ -57,6 +57,7 @@ VALUES: Mapping[str, Any] = {
     "encoding_format": "base64",
     "top_n": 1,
     "allowed_token_ids": [300, 301],
+    "cache_control": {"type": "ephemeral"},
     "chat_template_kwargs": {"enable_thinking": False},
     "ebnf": 'root ::= "a"',
     "include": ["message.output_text.logprobs"],

@@ -147,6 +147,21 @@ damaged{ 7
 kvanta:odd{name="a \\"b\\\\ }"} 5 1700000000
 kvanta:none NaN
 `;
+const tiers = (bytes, hits) => text(0, 0, 0, 0) + `
+kvanta:prompt_tokens_total{model_name="a"} ${100 * hits}
+kvanta:prompt_tokens_cached_total{model_name="a"} ${70 * hits}
+kvanta:disk_cache_hits_total{model_name="a"} ${20 * hits}
+kvanta:disk_cache_limit_bytes{model_name="a"} 1073741824
+kvanta:disk_cache_used_bytes{model_name="a"} ${3 * bytes}
+kvanta:disk_cache_own_bytes{model_name="a"} ${bytes}
+kvanta:disk_cache_read_bytes_total{model_name="a"} ${bytes}
+kvanta:disk_cache_damaged_files_total{model_name="a"} 2
+`;
+const disk = readings(parseMetrics(tiers(0, 0)), parseMetrics(tiers(2097152, 2)), 2, "int4");
+assert.deepEqual(disk.tiers, { memory: 50, disk: 20, computed: 30 });
+assert.deepEqual(disk.disk, { int4: 2, others: 4 });
+assert.deepEqual(disk.traffic, { read: 1, written: null });
+assert.deepEqual(disk.faults, { reads: null, writes: null, "damaged files": 2, "not written": null });
 const [before, now] = [parseMetrics(text(100, 10, 0, 0)), parseMetrics(text(160, 40, 5, 10))];
 assert.deepEqual(now.get("kvanta:odd"), [{ labels: { name: 'a "b\\ }' }, value: 5 }]);
 assert.ok(!now.has("kvanta:none"));
@@ -154,6 +169,9 @@ const shown = readings(before, now, 2);
 assert.equal(shown.throughput.answers, 30);
 assert.equal(shown.throughput.prompts, null); // which this server does not tell
 assert.equal(shown.requests.running, 3);
+for (const chart of ["tiers", "disk", "traffic", "faults"]) { // without a disk
+  assert.ok(Object.values(shown[chart]).every((value) => value === null), chart);
+}
 assert.equal(shown.prefix.hit, 50);
 assert.deepEqual(shown.cache, { int4: 2, exact: 1 });
 assert.ok(Math.abs(shown.first.median - 200) < 1e-6); // 7.5 of 15: a quarter of the way from 0.1 to 0.5

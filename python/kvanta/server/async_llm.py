@@ -54,6 +54,7 @@ class AsyncLLM:
         self.tokenizer = loaded.tokenizer
         config = loaded.engine.config
         self.max_model_len = int(config.max_model_len)
+        self.max_cache_ttl = float(config.max_cache_ttl)
         self.capacity = config.max_num_seqs + config.max_queued_requests if config.max_queued_requests else sys.maxsize
         cache = {
             "block_size": config.page_size,

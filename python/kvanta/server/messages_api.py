@@ -30,6 +30,9 @@ def add_messages(app: FastAPI, service: Service) -> None:
         check_refused(request.model_extra or {}, MESSAGES_REFUSED)
         with renamed_errors(request, FIELD_NAMES):
             chat = await service.read(http, lambda: request.chat(service.parsers))
+            ttl = request.cache_ttl()
+            if front.max_cache_ttl > 0 and chat.cache_ttl is None:
+                chat.cache_ttl = ttl
             return await service.chat(
                 *(http, chat), lambda name, job, shape: BlocksResponse(name, service.names[0], chat, job, shape)
             )

@@ -24,6 +24,7 @@ _ASSISTANT_BLOCKS = ("text", "thinking", "tool_use")
 _CHOICES: Mapping[str, str] = {"auto": "auto", "any": "required", "none": "none"}
 _THINKING = ("enabled", "adaptive", "disabled")
 _SWITCHES = ("enable_thinking", "thinking")
+_TTLS: Mapping[str, float] = {"5m": 300.0, "1h": 3600.0}
 
 FIELD_NAMES: Mapping[str, str] = {
     "parallel_tool_calls": "tool_choice",
@@ -114,6 +115,15 @@ class MessagesRequest(CountTokensRequest):
         Any, WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]})
     ] = None
     stream: bool | None = None
+    cache_control: Any = None
+
+    def cache_ttl(self) -> float:
+        """The longest time of any cache_control; 0 without one. Raises InputError."""
+        contents = [message.get("content") for message in self.messages if isinstance(message, Mapping)]
+        lists = [content for content in (*contents, self.system, self.tools) if isinstance(content, list)]
+        blocks = [("", {"cache_control": self.cache_control})]
+        blocks += [("a block's ", block) for each in lists for block in each if isinstance(block, Mapping)]
+        return max(_seconds(where, block.get("cache_control")) for where, block in blocks)
 
     def chat(self, parsers: AnswerParsers) -> ChatRequest:
         """Raises InputError or ApiError."""
@@ -127,6 +137,17 @@ class MessagesRequest(CountTokensRequest):
         if thinking.get("type") == "enabled" and parsers.knows_thinking:
             chat.thinking_token_budget = thinking.get("budget_tokens")
         return chat
+
+
+def _seconds(where: str, control: Any) -> float:
+    if control is None:
+        return 0.0
+    if kind_of(control) != "ephemeral":
+        raise InputError(f"cache_control: {where}type must be ephemeral, got {one_line(control)}")
+    ttl = control.get("ttl", "5m")
+    if not isinstance(ttl, str) or ttl not in _TTLS:
+        raise InputError(f"cache_control: {where}ttl must be one of {', '.join(_TTLS)}, got {one_line(ttl)}")
+    return _TTLS[ttl]
 
 
 def _blocks(where: str, content: Any) -> list[Any]:

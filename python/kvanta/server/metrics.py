@@ -78,6 +78,7 @@ _DISK_GAUGES = {
     "files": ("files", "Files in kv_cache_dir."),
     "used_bytes": ("bytes", "Their bytes, those of other processes included."),
     "limit_bytes": ("limit_bytes", "Limit of these bytes."),
+    "own_bytes": ("own_bytes", "Of these bytes, of this model in this cache format."),
 }
 _DISK_COUNTERS = {
     "queries": ("lookup_tokens", "Prompt tokens that the memory lacked, looked up on disk."),
@@ -187,6 +188,8 @@ class Metrics(Collector):
         yield self._gauge("kv_cache_pages_free", "Pages that the memory left would hold.", free)
         yield self._gauge("kv_cache_exact_pages_used", "Exact (bf16) records of pages.", stats["exact_pages_used"])
         yield self._gauge("kv_cache_prefix_pages", "Pages in the prefix cache.", stats["prefix_pages"])
+        pinned = stats["prefix_pinned_bytes"]
+        yield self._gauge("kv_cache_pinned_bytes", "Bytes of these that a cache_ttl keeps.", pinned)
         yield self._gauge("kv_cache_budget_bytes", "Memory of the cache.", budget)
         yield self._gauge("kv_cache_bytes_per_token", "Cache bytes of one token, all layers.", stats["bytes_per_token"])
         used_bytes = GaugeMetricFamily(

@@ -10,6 +10,10 @@ const CHARTS = {
   requests: { title: "Requests", least: 1 },
   cache: { title: "Cache in use, by format", unit: "MiB", stacked: true },
   prefix: { title: "Prompt tokens found in the prefix cache", unit: "%", least: 100 },
+  tiers: { title: "Prompt tokens by where they came from", unit: "tokens/s", stacked: true, optional: true },
+  disk: { title: "Cache on disk, by format", unit: "MiB", stacked: true, optional: true },
+  traffic: { title: "Traffic of the disk", unit: "MiB/s", optional: true },
+  faults: { title: "Faults of the disk since the start", optional: true },
   first: { title: "Time to first token", unit: "ms" },
   next: { title: "Time between tokens", unit: "ms" },
   divergence: { title: "Divergence from the exact cache, sampled", unit: "nats", optional: true },
@@ -54,7 +58,7 @@ async function look(charts) {
     .filter(Boolean)
     .join(" · ");
   if (looked) {
-    const shown = readings(looked.metrics, metrics, (at - looked.at) / 1000);
+    const shown = readings(looked.metrics, metrics, (at - looked.at) / 1000, format);
     for (const [name, values] of Object.entries(shown)) charts[name].push(values);
   }
   looked = { metrics, at };

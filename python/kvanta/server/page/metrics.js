@@ -76,8 +76,8 @@ function scaled(value, factor) {
   return value === null ? null : value * factor;
 }
 
-// Values of each chart after `seconds`: chart -> series -> value, or null.
-export function readings(before, now, seconds) {
+// Values of each chart after `seconds`: chart -> series -> value, or null. format: the cache's.
+export function readings(before, now, seconds, format = "this format") {
   const rate = (name) => scaled(gained(before, now, name), 1 / seconds);
   const gainedAs = (name) => gained(before, now, `kvanta:${name}`);
   const milliseconds = (name, quantile) => scaled(gainedQuantile(before, now, `kvanta:${name}`, quantile), 1000);
@@ -91,6 +91,7 @@ export function readings(before, now, seconds) {
       "waiting": total(now, "kvanta:num_requests_waiting"),
     },
     cache: cacheBytes(now),
+    ...diskReadings(before, now, seconds, format),
     prefix: { "hit": share(gainedAs("prefix_cache_hits_total"), gainedAs("prefix_cache_queries_total")) },
     first: {
       "median": milliseconds("time_to_first_token_seconds", 0.5),
@@ -106,6 +107,35 @@ export function readings(before, now, seconds) {
     },
     clipped: { "values": scaled(share(gainedAs("kv_saturated_values_total"), gainedAs("kv_values_total")), 1e4) },
     zeros: { "blocks": share(gainedAs("kv_zero_blocks_total"), gainedAs("kv_blocks_total")) },
+  };
+}
+
+// Charts of the disk, by tier and format; all values are null without one.
+function diskReadings(before, now, seconds, format) {
+  const limit = total(now, "kvanta:disk_cache_limit_bytes");
+  const here = (value) => (limit === null ? null : value);
+  const rate = (name, unit = 1) => here(scaled(gained(before, now, name), 1 / seconds / unit));
+  const mebibytes = (name) => scaled(total(now, name), 2 ** -20);
+  const [own, all] = [mebibytes("kvanta:disk_cache_own_bytes"), mebibytes("kvanta:disk_cache_used_bytes")];
+  const cached = rate("kvanta:prompt_tokens_cached_total");
+  const read = rate("kvanta:disk_cache_hits_total");
+  return {
+    tiers: {
+      "memory": here(Math.max(0, cached - read)),
+      "disk": read,
+      "computed": here(Math.max(0, rate("kvanta:prompt_tokens_total") - cached)),
+    },
+    disk: { [format || "this format"]: own, "others": here(Math.max(0, all - own)) },
+    traffic: {
+      "read": rate("kvanta:disk_cache_read_bytes_total", 2 ** 20),
+      "written": rate("kvanta:disk_cache_written_bytes_total", 2 ** 20),
+    },
+    faults: {
+      "reads": total(now, "kvanta:disk_cache_read_errors_total"),
+      "writes": total(now, "kvanta:disk_cache_write_errors_total"),
+      "damaged files": total(now, "kvanta:disk_cache_damaged_files_total"),
+      "not written": total(now, "kvanta:disk_cache_dropped_total"),
+    },
   };
 }
 

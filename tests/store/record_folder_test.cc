@@ -1,0 +1,161 @@
+// The folder of stored records: times of use by clocks that jump, and many files.
+#include "store/record_folder.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "base/clock.h"
+#include "models/temp_folder.h"
+
+namespace kvanta::store {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kDayNs = int64_t{86400} * 1'000'000'000;
+constexpr int64_t kFileBytes = 4096;  // that a small record takes
+
+class RecordFolderTest : public testing::Test {
+ protected:
+  RecordFolder Open(int64_t limit_bytes = 1 << 30) {
+    return RecordFolder(
+        {.folder = folder_.Path(), .limit_bytes = limit_bytes, .identity = "{}", .max_file_bytes = 1024});
+  }
+  static RecordId Id(int number) { return {ChildKey(IdentityKey("{}"), std::vector<int32_t>{number}), 0}; }
+  std::string PathOf(int number) const {
+    const std::string name = FileName(Id(number));
+    return folder_.Path() + "/" + Hex(IdentityKey("{}")).substr(0, 32) + "/" + name.substr(0, 2) + "/" + name;
+  }
+  void Write(RecordFolder& folder, int number) const {
+    ASSERT_EQ(folder.Write(Id(number), 0, std::vector<int32_t>{number}, std::vector<uint8_t>(100)), 0);
+  }
+  RecordFolder::Outcome Read(RecordFolder& folder, int number) const {
+    std::vector<uint8_t> payload(100);
+    std::string fault;
+    return folder.Read(Id(number), std::vector<int32_t>{number}, payload, fault);
+  }
+  static int64_t ModifiedNs(const std::string& path) {
+    std::vector<FileEntry> files;
+    EXPECT_EQ(ListFiles(fs::path(path).parent_path(), 0, files), 0);
+    for (const FileEntry& file : files) {
+      if (file.path == fs::path(path).filename()) return file.modified_ns;
+    }
+    return -1;
+  }
+
+  models::TempFolder folder_;
+};
+
+// A file that was used "in ten years" would otherwise stay for ten years, whatever is used since.
+TEST_F(RecordFolderTest, TimesInTheFutureAgeFromNowOn) {
+  {
+    RecordFolder folder = Open();
+    for (int i = 0; i < 4; ++i) Write(folder, i);
+  }
+  const int64_t now = WallClockNs();
+  ASSERT_EQ(SetModified(PathOf(0), now + 3650 * kDayNs), 0);
+  ASSERT_EQ(SetModified(PathOf(1), now + 3651 * kDayNs), 0);
+  RecordFolder folder = Open(32 * kFileBytes);
+  ASSERT_EQ(folder.Scan(), 0);
+  EXPECT_LE(ModifiedNs(PathOf(0)), WallClockNs());
+  EXPECT_LT(ModifiedNs(PathOf(0)), ModifiedNs(PathOf(1))) << "their order stays";
+  EXPECT_GT(ModifiedNs(PathOf(0)), now - kDayNs);
+  EXPECT_EQ(Read(folder, 0), RecordFolder::Outcome::kRead);
+  for (int i = 100; i < 132; ++i) Write(folder, i);
+  EXPECT_EQ(Read(folder, 0), RecordFolder::Outcome::kMissing) << "evicted before files that were written since";
+  EXPECT_EQ(Read(folder, 131), RecordFolder::Outcome::kRead);
+  EXPECT_LE(folder.Usage().bytes, 32 * kFileBytes);
+}
+
+TEST_F(RecordFolderTest, TimesInThePastGoFirstAndAreReadUntilThen) {
+  RecordFolder folder = Open(16 * kFileBytes);
+  for (int i = 0; i < 8; ++i) Write(folder, i);
+  ASSERT_EQ(SetModified(PathOf(7), 0), 0);  // 1970
+  ASSERT_EQ(folder.Scan(), 0);
+  EXPECT_EQ(Read(folder, 7), RecordFolder::Outcome::kRead);
+  for (int i = 100; i < 109; ++i) Write(folder, i);
+  EXPECT_EQ(Read(folder, 7), RecordFolder::Outcome::kMissing);
+  EXPECT_EQ(Read(folder, 6), RecordFolder::Outcome::kRead);
+  EXPECT_TRUE(folder.IsStale(Id(6)) || ModifiedNs(PathOf(6)) > WallClockNs() - kDayNs);
+}
+
+TEST_F(RecordFolderTest, TemporaryFilesOfAnyOtherTimeAreRemoved) {
+  RecordFolder folder = Open();
+  Write(folder, 1);
+  const std::string below = fs::path(PathOf(1)).parent_path();
+  for (const char* name : {"/.tmp-past", "/.tmp-future", "/.tmp-now"}) std::ofstream(below + name) << "x";
+  ASSERT_EQ(SetModified(below + "/.tmp-past", 0), 0);
+  ASSERT_EQ(SetModified(below + "/.tmp-future", WallClockNs() + kDayNs), 0);
+  ASSERT_EQ(folder.Scan(), 0);
+  EXPECT_FALSE(fs::exists(below + "/.tmp-past"));
+  EXPECT_FALSE(fs::exists(below + "/.tmp-future"));
+  EXPECT_TRUE(fs::exists(below + "/.tmp-now")) << "another process writes it";
+}
+
+TEST_F(RecordFolderTest, PinnedFilesStayWithinHalfOfTheLimit) {
+  RecordFolder folder = Open(16 * kFileBytes);
+  const int64_t now = WallClockNs();
+  constexpr int64_t kMinuteNs = int64_t{60} * 1'000'000'000;
+  for (int i = 0; i < 12; ++i) {
+    Write(folder, i);
+    folder.Pin(Id(i), 0, now + (i + 1) * kMinuteNs);
+  }
+  folder.Touch(Id(11), 0);
+  EXPECT_EQ(ModifiedNs(PathOf(11)), now + 12 * kMinuteNs) << "a use does not end a pin";
+  for (int i = 100; i < 120; ++i) Write(folder, i);
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(Read(folder, i), RecordFolder::Outcome::kMissing) << i;
+  for (int i = 4; i < 12; ++i) EXPECT_EQ(Read(folder, i), RecordFolder::Outcome::kRead) << i;
+  EXPECT_EQ(Read(folder, 119), RecordFolder::Outcome::kRead);
+  RecordFolder other = Open(16 * kFileBytes);
+  ASSERT_EQ(other.Scan(), 0);
+  for (int i = 200; i < 220; ++i) Write(other, i);
+  EXPECT_EQ(Read(other, 4), RecordFolder::Outcome::kRead) << "after a restart";
+  folder.Pin(Id(4), 0, now + 365 * kDayNs);
+  EXPECT_LE(ModifiedNs(PathOf(4)), WallClockNs() + kDayNs);
+}
+
+int64_t ResidentBytes() {
+  std::ifstream file("/proc/self/statm");
+  int64_t total = 0;
+  int64_t resident = 0;
+  file >> total >> resident;
+  return resident * ::sysconf(_SC_PAGESIZE);
+}
+
+TEST_F(RecordFolderTest, ManyFilesAreCountedInSecondsAndBoundedMemory) {
+#ifdef KVANTA_SANITIZED
+  constexpr int kFiles = 2000;
+#else
+  constexpr int kFiles = 100'000;
+#endif
+  const std::string root = folder_.Path() + "/" + Hex(IdentityKey("{}")).substr(0, 32) + "/";
+  for (int i = 0; i < 256; ++i) fs::create_directories(root + Hex({{static_cast<uint8_t>(i)}}));
+  for (int i = 0; i < kFiles; ++i) {
+    const int fd = ::open(PathOf(i).c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+    ASSERT_GE(fd, 0);
+    ASSERT_EQ(::ftruncate(fd, 200), 0);
+    ::close(fd);
+  }
+  const int64_t before = ResidentBytes();
+  const double start = Now();
+  RecordFolder folder = Open(kFileBytes * kFiles / 2);
+  ASSERT_EQ(folder.Scan(), 0);  // and evicts
+  EXPECT_LT(Now() - start, 10);
+  EXPECT_LE(folder.Usage().files, kFiles / 2);
+  EXPECT_GE(folder.Usage().files, kFiles / 4);
+#ifndef KVANTA_SANITIZED
+  EXPECT_LT(ResidentBytes() - before, int64_t{600} * kFiles);
+#else
+  (void)before;
+#endif
+  const double steps = Now();
+  for (int i = 0; i < 1000; ++i) folder.Knows(Id(i));
+  EXPECT_LT(Now() - steps, 0.5) << "a step's question";
+}
+
+}  // namespace
+}  // namespace kvanta::store

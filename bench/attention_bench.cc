@@ -35,10 +35,11 @@ void Check(const AttentionBench& options) {
   for (const int threads : options.threads) {
     if (threads < 1) throw InputError(fmt::format("bench: threads must be at least 1, got {}", threads));
   }
-  if (options.batch < 1 || options.query_tokens < 1 || options.context < 0) {
+  if (options.layers < 1 || options.batch < 1 || options.query_tokens < 1 || options.context < 0) {
     throw InputError(
-        fmt::format("bench: batch and query_tokens must be at least 1 and context at least 0, got {}, {} and {}",
-                    options.batch, options.query_tokens, options.context));
+        fmt::format("bench: layers, batch and query_tokens must be at least 1 and context at least 0, got {}, {}, {} "
+                    "and {}",
+                    options.layers, options.batch, options.query_tokens, options.context));
   }
   if (!(options.seconds >= 0 && options.seconds <= 3600)) {
     throw InputError(fmt::format("bench: seconds must be from 0 to 3600, got {}", options.seconds));
@@ -53,11 +54,12 @@ double Median(std::vector<double> values) {
 // Times attention over one format's caches with one number of threads.
 class TimedAttention {
  public:
-  // spans: of every batch; successive runs cycle through the batches.
+  // spans: of every batch; successive runs cycle through the layers of a batch, then through the batches.
   TimedAttention(BenchCaches& caches, std::vector<std::vector<SequenceSpan>> spans, const AttentionBench& options,
                  const std::vector<float>& q, int threads)
       : q_(q),
         width_(int64_t{options.heads} * options.head_dim),
+        layers_(static_cast<size_t>(options.layers)),
         backend_(MakeCpuBackend(caches.store(), caches.config(), std::make_shared<ThreadPool>(threads),
                                 options.isa.c_str())),
         out_(q.size()),
@@ -78,11 +80,12 @@ class TimedAttention {
     return sum;
   }
 
-  // Runs attention over the next batch; returns nanoseconds. The constructor's run was over the first batch.
+  // Runs attention over the next layer; returns nanoseconds. The constructor's run was over the first one.
   double Run() {
     using Clock = std::chrono::steady_clock;
     const Clock::time_point begin = Clock::now();
-    backend_->Run(*plans_[runs_ % plans_.size()], 0, q_.data(), width_, out_.data());
+    Plan& plan = *plans_[runs_ / layers_ % plans_.size()];
+    backend_->Run(plan, static_cast<int>(runs_ % layers_), q_.data(), width_, out_.data());
     ++runs_;
     return std::chrono::duration<double, std::nano>(Clock::now() - begin).count();
   }
@@ -93,6 +96,7 @@ class TimedAttention {
  private:
   const std::vector<float>& q_;
   int64_t width_;
+  size_t layers_;
   std::unique_ptr<Backend> backend_;
   std::vector<float> out_;
   std::vector<std::vector<SequenceSpan>> spans_;
@@ -172,8 +176,12 @@ class Bench {
         first = timed.out();
         error = Verify(caches, options_, format, q_, first);
       }
-      if (std::memcmp(first.data(), timed.out().data(), first.size() * sizeof(float)) != 0) {
-        throw Error(fmt::format("bench: the result of {} changes with {} threads", format, threads));
+      for (int layer = 0; layer < options_.layers; ++layer) {  // all hold the same rows
+        if (layer != 0) timed.Run();
+        if (std::memcmp(first.data(), timed.out().data(), first.size() * sizeof(float)) != 0) {
+          throw Error(
+              fmt::format("bench: the result of {} changes in layer {} with {} threads", format, layer, threads));
+        }
       }
       TimedAttention in_cache(caches, {caches.SpansOfOnePage()}, options_, q_, threads);
       rows.push_back(Time(timed, in_cache, format, threads, caches.Work()));

@@ -18,6 +18,7 @@ struct AttentionBench {
   int kv_heads = 8;
   int head_dim = 128;
   int page_size = 64;
+  int layers = 1;  // of a page, which holds those of all layers one after another, as in a model
   int batch = 1;
   int64_t context = 32768;  // cached tokens before the query tokens
   int query_tokens = 1;
@@ -48,10 +49,10 @@ struct AttentionBenchRow {
   double max_error = 0;           // against the reference, relative to its largest output
 };
 
-// One row per format and number of threads; `measured` is called after each. Runs cycle through at least 2 caches,
-// together larger than twice the last-level cache. Throws InputError for invalid options, ResourceError if they need
-// more memory than is available, and Error, before anything is timed, if a result differs from the reference by more
-// than 1e-3 of its largest value (5e-2 with 8-bit operands) or depends on the number of threads.
+// One row per format and number of threads; `measured` is called after each. Runs cycle through the layers of at least
+// 2 caches, together larger than twice the last-level cache. Throws InputError for invalid options, ResourceError if
+// they need more memory than is available, and Error, before anything is timed, if a result differs from the reference
+// by more than 1e-3 of its largest value (5e-2 with 8-bit operands) or depends on the threads or the layer.
 std::vector<AttentionBenchRow> RunAttentionBench(const AttentionBench& options,
                                                  const std::function<void()>& measured = {});
 

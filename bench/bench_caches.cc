@@ -43,8 +43,10 @@ double BenchWork::Products() const noexcept {
 
 BenchCaches::BenchCaches(const AttentionBench& options, const std::string& format)
     : options_(options),
-      layout_(
-          formats::PlanCache({KvScheme::Parse(format)}, {{options.kv_heads, options.head_dim}}, options.page_size)) {
+      layout_(formats::PlanCache(
+          std::vector<KvScheme>(static_cast<size_t>(options.layers), KvScheme::Parse(format)),
+          std::vector<formats::LayerShape>(static_cast<size_t>(options.layers), {options.kv_heads, options.head_dim}),
+          options.page_size)) {
   tokens_ = options.context + options.query_tokens;
   pages_ = CeilDiv(tokens_, options.page_size);
   const int64_t batch_bytes = options.batch * pages_ * layout_.page_bytes;
@@ -62,10 +64,11 @@ BenchCaches::BenchCaches(const AttentionBench& options, const std::string& forma
                     sequences, tokens_, format, budget, Cpu().AvailableBytes()));
   }
   store_.emplace(Cpu(), layout_, cache::PagePoolConfig{.budget_bytes = budget});
-  config_.layers.push_back({.heads = options.heads,
-                            .kv_heads = options.kv_heads,
-                            .head_dim = options.head_dim,
-                            .softmax_scale = 1.0f / std::sqrt(static_cast<float>(options.head_dim))});
+  config_.layers.assign(static_cast<size_t>(options.layers),
+                        {.heads = options.heads,
+                         .kv_heads = options.kv_heads,
+                         .head_dim = options.head_dim,
+                         .softmax_scale = 1.0f / std::sqrt(static_cast<float>(options.head_dim))});
   Fill();
 }
 
@@ -135,7 +138,7 @@ void BenchCaches::Write(Backend& backend, const cache::BlockTable& table, int64_
   const cache::PageRef* const pages = table.data();
   const SequenceSpan span{.start = start, .tokens = static_cast<int>(count), .pages = &pages};
   const std::unique_ptr<Plan> plan = backend.MakePlan({.sequences = {&span, 1}}, nullptr);
-  backend.Append(*plan, 0, k.data(), v.data(), width);
+  for (int layer = 0; layer < options_.layers; ++layer) backend.Append(*plan, layer, k.data(), v.data(), width);
 }
 
 void BenchCaches::Fill() {

@@ -128,11 +128,12 @@ auto RowsOf(const nb::callable& measured, Run&& run) {
 }
 
 std::vector<nb::dict> RunBench(std::vector<std::string> formats, const std::string& isa, std::vector<int> threads,
-                               int heads, int kv_heads, int head_dim, int page_size, int batch, int64_t context,
-                               int query_tokens, double seconds, const nb::callable& measured) {
+                               int heads, int kv_heads, int head_dim, int page_size, int layers, int batch,
+                               int64_t context, int query_tokens, double seconds, const nb::callable& measured) {
   AttentionBench options =
       BenchOptions(std::move(formats), heads, kv_heads, head_dim, page_size, batch, context, query_tokens, seconds);
   options.isa = isa;
+  options.layers = layers;
   options.threads = std::move(threads);
   const std::vector<AttentionBenchRow> rows =
       RowsOf(measured, [&](const auto& after) { return attention::RunAttentionBench(options, after); });
@@ -196,11 +197,11 @@ void BindAttention(nb::module_& module) {
       "(out [query_tokens, heads, head_dim], cache_bytes, saturated)");
   module.def(
       "run_attention_bench", &RunBench, "formats"_a, "isa"_a, "threads"_a, "heads"_a, "kv_heads"_a, "head_dim"_a,
-      "page_size"_a, "batch"_a, "context"_a, "query_tokens"_a, "seconds"_a, "measured"_a,
+      "page_size"_a, "layers"_a, "batch"_a, "context"_a, "query_tokens"_a, "seconds"_a, "measured"_a,
       nb::sig("def run_attention_bench(formats: collections.abc.Sequence[str], isa: str, threads: "
-              "collections.abc.Sequence[int], heads: int, kv_heads: int, head_dim: int, page_size: int, batch: int, "
-              "context: int, query_tokens: int, seconds: float, measured: collections.abc.Callable[[], object]) "
-              "-> list[dict[str, typing.Any]]"));
+              "collections.abc.Sequence[int], heads: int, kv_heads: int, head_dim: int, page_size: int, layers: int, "
+              "batch: int, context: int, query_tokens: int, seconds: float, measured: "
+              "collections.abc.Callable[[], object]) -> list[dict[str, typing.Any]]"));
   module.def("run_gpu_attention_bench", &RunGpu, "formats"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "page_size"_a,
              "batch"_a, "context"_a, "query_tokens"_a, "seconds"_a, "measured"_a,
              nb::sig("def run_gpu_attention_bench(formats: collections.abc.Sequence[str], heads: int, kv_heads: int, "

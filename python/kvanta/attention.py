@@ -89,6 +89,7 @@ def bench(
     kv_heads: int = 8,
     head_dim: int = 128,
     page_size: int = 64,
+    layers: int = 1,
     batch: int = 1,
     context: int = 32768,
     query_tokens: int = 1,
@@ -100,10 +101,11 @@ def bench(
 
     `share_of_limit`: the larger of `memory_ns` (the stored bytes at the rate that the machine reads at) and `dot_ns`
     (the multiply-adds at their peak) / `ns_median`. `in_cache_ns`: the same run where all pages are one, which the
-    CPU's caches keep: what is left where memory takes no time. `measured` is called after each row.
+    CPU's caches keep: what is left where memory takes no time. A run is one layer's; `layers` sets how many a page
+    holds, one after another, as a model's pages do. `measured` is called after each row.
     """
     shape = _checked(heads=heads, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size)
-    work = _checked(batch=batch, context=context, query_tokens=query_tokens)
+    work = _checked(layers=layers, batch=batch, context=context, query_tokens=query_tokens)
     for count in threads:
         whole_number("threads", count, 1, 2**31 - 1)
     text("isa", isa)

@@ -316,8 +316,17 @@ TEST(AttentionBenchTest, VerifiesAndReports) {
   EXPECT_LT(rows[2].dot_ns, rows[0].dot_ns);
   EXPECT_THROW(RunAttentionBench({.formats = {"fp32"}, .context = int64_t{1} << 32}), ResourceError);
   EXPECT_THROW(RunAttentionBench({.formats = {"fp32"}, .threads = {0}}), InputError);
+  EXPECT_THROW(RunAttentionBench({.formats = {"fp32"}, .layers = 0}), InputError);
   EXPECT_THROW(RunAttentionBench({.formats = {"fp32"}, .seconds = INFINITY}), InputError);
   EXPECT_THROW(RunAttentionBench({.formats = {"fp32"}, .seconds = NAN}), InputError);
+}
+
+// A run is over one layer, however many a page holds; the benchmark compares the layers' results.
+TEST(AttentionBenchTest, TakesLayersInTurn) {
+  const AttentionBenchRow row =
+      RunAttentionBench({.heads = 4, .kv_heads = 2, .head_dim = 64, .layers = 3, .context = 4100, .seconds = 0})
+          .front();
+  EXPECT_EQ(row.bytes, int64_t{4101} * 2 * 64 * 2 * 2);
 }
 
 // The reference's own sink: a key that no value follows.

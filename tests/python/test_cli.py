@@ -159,6 +159,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "too large a layer": (["bench", "linear", "--threads", "1", "--layers", "1x9999999"], "1 x 9999999"),
     "no rows": (["bench", "linear", "--rows", "0"], "rows are"),
     "no threads": (["bench", "attention", "--threads", "0"], "threads"),
+    "no layers": (["bench", "attention", "--threads", "1", "--layers", "0"], "layers"),
     "two shapes": (["bench", "attention", "--shapes", "short", "--context", "9"], "--shapes and --context"),
 }
 
@@ -298,7 +299,7 @@ def test_bench_attention_of_a_gpu() -> None:
 def test_bench_attention(tmp_path: Path) -> None:
     words = ["--heads", "4", "--kv-heads", "2", "--head-dim", "64", "--context", "256", "--threads", "1"]
     report_file, picture = tmp_path / "bench.json", tmp_path / "bench.png"
-    words += ["--seconds", "0.01", "--json", str(report_file), "--plot", str(picture)]
+    words += ["--layers", "2", "--seconds", "0.01", "--json", str(report_file), "--plot", str(picture)]
     done = kvanta("bench", "attention", "--formats", "bf16", "int4", *words)
     assert done.returncode == 0, done.stderr
     report = json.loads(report_file.read_text())

@@ -47,6 +47,9 @@ def parser() -> CommandParser:
     result.add_argument("--heads", type=whole_number, default=32, metavar="N", help="query heads [32]")
     result.add_argument("--kv-heads", type=whole_number, default=8, metavar="N", help="key and value heads [8]")
     result.add_argument("--head-dim", type=whole_number, default=128, metavar="N", help="size of a head [128]")
+    result.add_argument(
+        "--layers", type=whole_number, metavar="N", help="layers that a page holds; each run is over the next one [1]"
+    )
     result.add_argument("--context", type=whole_number, metavar="N", help="tokens in the cache [32768]")
     result.add_argument("--batch", type=whole_number, metavar="N", help="sequences [1]")
     result.add_argument("--query-tokens", type=whole_number, metavar="N", help="1: decode; more: prefill [1]")
@@ -125,7 +128,7 @@ def _shapes(values: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 
 def _run_gpu(values: argparse.Namespace) -> int:
-    for name in ("threads", "plot"):
+    for name in ("threads", "plot", "layers"):
         if getattr(values, name) is not None:
             raise InputError(f"--{name} is of the CPU's bench, not of --device cuda")
     if values.isa != "auto":
@@ -187,6 +190,7 @@ def run(values: argparse.Namespace) -> int:
                 kv_heads=values.kv_heads,
                 head_dim=values.head_dim,
                 page_size=values.page_size,
+                layers=1 if values.layers is None else values.layers,
                 batch=shape["batch"],
                 context=shape["context"],
                 query_tokens=shape["query_tokens"],

@@ -164,6 +164,7 @@ struct ValueLanes : Base {
   using Sum = typename Base::Sum;
   static constexpr int kChannels = 16;
   static constexpr int kUnroll = 1;
+  static constexpr int kManyRows = 0;
 
   // As Bytes256::LoadSets (x86/bytes_256.h).
   template <int kWidth, bool kTail>

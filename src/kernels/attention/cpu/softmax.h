@@ -27,11 +27,18 @@ KVANTA_INLINE float Exp2One(float x) {
   return lanes[0];
 }
 
-// Applies bias and softcap to the logits of a row and masks those outside [begin, end); returns the maximum.
-KVANTA_INLINE float MaskLogits(const SoftmaxPass& pass, int row, int first, int last, Prefetcher& prefetch) {
+// Applies bias and softcap to the logits of a row and masks those outside [begin, end), all of which `changes` says is
+// needed; returns the maximum.
+KVANTA_INLINE float MaskLogits(const SoftmaxPass& pass, int row, int first, int last, bool changes,
+                               Prefetcher& prefetch) {
   prefetch.Step();
   float* scores = pass.scores + row * kMaxPageTokens;
   Vec16::F max = Vec16::Set1(kNegativeInfinity);
+  if (!changes) {  // most pages
+#pragma GCC unroll 4
+    for (int t = first; t < last; t += 16) max = Vec16::Max(max, Vec16::Load(scores + t));
+    return Vec16::MaxOf(max);
+  }
   for (int t = first; t < last; t += 16) {
     Vec16::F x = Vec16::Load(scores + t);
     const bool whole = pass.begin <= t && t + 16 <= pass.end;
@@ -51,10 +58,11 @@ void Softmax(const SoftmaxPass& pass) {
   const int first = pass.begin / 16 * 16, last = static_cast<int>(RoundUp(pass.end, 16));
   Prefetcher prefetch{pass.prefetch, pass.rows * (1 + (last - first + 31) / 32)};
   // Two loops over the rows, so that the dependency chains of one row's reductions overlap with the next row's.
+  const bool changes = pass.bias || pass.softcap > 0 || pass.begin != first || pass.end != last;
   float new_max[16] = {};
   float delta[16] = {};
   for (int row = 0; row < pass.rows; ++row) {
-    const float page_max = MaskLogits(pass, row, first, last, prefetch);
+    const float page_max = MaskLogits(pass, row, first, last, changes, prefetch);
     const float old_max = pass.state[row].max;
     new_max[row] = old_max > page_max ? old_max : page_max;
     delta[row] = old_max - new_max[row];  // -infinity on the first page, and 2^-infinity is 0

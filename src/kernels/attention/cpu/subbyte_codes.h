@@ -90,6 +90,8 @@ struct SubbyteQuery {
 
 // Maximum of a scaled probability: an unsigned byte.
 inline constexpr float kMaxScaledProb = 255;
+// Distance between the scaled probabilities of consecutive rows: constant, so that one register addresses all rows.
+inline constexpr int64_t kProbRowBytes = kMaxPageTokens;
 
 // K: a line holds one word of each of 16 tokens; equal fields of its bytes are four channels.
 template <class Base>
@@ -101,11 +103,11 @@ struct SubbyteKey : Base {
   static constexpr int kMaxByte = Base::kLevelsOfE2M1 ? Base::kLevels.max_byte : (1 << Base::kBits) - 1;
 
   // Dot products of channels [0, kChannels), a multiple of kStep, of 16 tokens with `operands`. low, high: the sections
-  // from the first channel on. initial[r]: initial value of row r's sums. sums[r * kGroups + g]: row r with the g-th
+  // from the first channel on. *initial[r]: initial value of row r's sums. sums[r * kGroups + g]: row r with the g-th
   // group of tokens, whose lines begin group_bytes after the previous group's.
   template <int kGroups, int kRows, int kChannels, class B = Bytes16>
   static KVANTA_INLINE void Dot(const uint8_t* low, const uint8_t* high, int64_t group_bytes,
-                                const uint8_t* const* operands, const int32_t* initial, typename B::Sum* sums,
+                                const uint8_t* const* operands, const int32_t* const* initial, typename B::Sum* sums,
                                 Prefetcher& prefetch) {
     constexpr int kPartialLength = Base::template PartialLength<B>(kMaxByte, 127);  // in lines
     constexpr int kLines = kChannels / 4;
@@ -113,7 +115,7 @@ struct SubbyteKey : Base {
     typename B::Accumulator partial[kRows * kGroups];
 #pragma GCC unroll 8
     for (int line = 0; line < kLines; ++line) {
-      if (line % 2 == 0) prefetch.Step();
+      if (line == 0) prefetch.template Steps<kChannels / kChannelsOfStep>();
       typename B::V x[kGroups];
 #pragma GCC unroll 2
       for (int g = 0; g < kGroups; ++g) {
@@ -131,7 +133,7 @@ struct SubbyteKey : Base {
       for (int i = 0; i < kRows * kGroups; ++i) {
         const uint8_t* four = operands[i / kGroups] + line * 4;
         if constexpr (B::kSumsAreWide) {
-          partial[i] = B::MulAdd(line == 0 ? B::Set(initial[i / kGroups]) : partial[i], x[i % kGroups], four);
+          partial[i] = B::MulAdd(line == 0 ? B::Set(*initial[i / kGroups]) : partial[i], x[i % kGroups], four);
         } else {
           partial[i] = B::MulAdd(line % kPartialLength == 0 ? B::Start() : partial[i], x[i % kGroups], four);
         }
@@ -142,7 +144,7 @@ struct SubbyteKey : Base {
           if constexpr (B::kSumsAreWide) {
             sums[i] = partial[i];
           } else {
-            sums[i] = line < kPartialLength ? B::Plus(B::Widen(partial[i]), initial[i / kGroups])
+            sums[i] = line < kPartialLength ? B::Plus(B::Widen(partial[i]), *initial[i / kGroups])
                                             : B::Add(sums[i], partial[i]);
           }
         }
@@ -167,6 +169,7 @@ struct SubbyteValue : Base {
   static constexpr int kChannels = ValueBytes::kChannels;  // channels in a register, 16 or 32
   static constexpr int kVectors = kChannels / 16;
   static constexpr int kUnroll = ValueBytes::kUnroll;  // registers per call where possible
+  static constexpr int kManyRows = ValueBytes::kManyRows;
 
   // Levels of the even (kField 0) or odd (1) channels.
   template <class B, int kField>
@@ -189,13 +192,14 @@ struct SubbyteValue : Base {
   }
 
   // Channels [column, column + kCount * kChannels). dots[(r * kCount + c) * kVectors + v]: row r with the v-th 16
-  // channels of register c. kTail: fewer than kChannels are left. probs[c * kVectors + v][r]: operands of row r for
-  // these channels; all channels of a register share them unless blocks are small. signs[c]: signs of register c's
-  // scales. initial[c][r]: initial values of the sums, where kHasInitialSums.
+  // channels of register c. kTail: fewer than kChannels are left. probs[c * kVectors + v]: operands of row 0 for these
+  // channels, those of the next row kProbRowBytes after them; all channels of a register share them unless blocks are
+  // small. signs[c]: signs of register c's scales. initial[c]: initial values of the sums, where kHasInitialSums,
+  // those of the next row kMaxBlocks after them.
   template <int kRows, bool kTail, int kCount>
   static KVANTA_INLINE void DotValues(const uint8_t* words, int head_dim, int column, int count,
-                                      const uint8_t* const (*probs)[kRows], const uint8_t* const* signs,
-                                      const int32_t (*initial)[kRows], Vec16::F* dots, Prefetcher& prefetch) {
+                                      const uint8_t* const* probs, const uint8_t* const* signs,
+                                      const int32_t* const* initial, Vec16::F* dots, Prefetcher& prefetch) {
     // 64 slots, the most common count, as a compile-time constant.
     if (count == 16 && !kTail) {
       SumValues<kRows, kTail, kCount, 16>(words, head_dim, column, count, probs, signs, initial, dots, prefetch);
@@ -217,8 +221,8 @@ struct SubbyteValue : Base {
 
   template <int kRows, bool kTail, int kCount, int kWords>
   static KVANTA_INLINE void SumValues(const uint8_t* words, int head_dim, int column, int count,
-                                      const uint8_t* const (*probs)[kRows], const uint8_t* const* signs,
-                                      const int32_t (*initial)[kRows], Vec16::F* dots, Prefetcher& prefetch) {
+                                      const uint8_t* const* probs, const uint8_t* const* signs,
+                                      const int32_t* const* initial, Vec16::F* dots, Prefetcher& prefetch) {
     if constexpr (kWords != 0) count = kWords;
     using B = ValueBytes;
     // Words whose products a partial sum can hold: all of a page with wide sums.
@@ -230,7 +234,9 @@ struct SubbyteValue : Base {
     const int group = column / kChannels, left = head_dim - column;
     constexpr int kSums = kCount * kRows;
     typename B::Sum even[kSums], odd[kSums];
-    for (int i = 0; i < kSums; ++i) even[i] = odd[i] = B::Set(kHasInitialSums ? initial[i / kRows][i % kRows] : 0);
+    for (int i = 0; i < kSums; ++i) {
+      even[i] = odd[i] = B::Set(kHasInitialSums ? initial[i / kRows][i % kRows * kMaxBlocks] : 0);
+    }
     for (int begin = 0; begin < count; begin += kPartialLength) {
       typename B::Accumulator partial_even[kSums], partial_odd[kSums];
       for (int i = 0; i < kSums; ++i) {
@@ -238,10 +244,8 @@ struct SubbyteValue : Base {
         if constexpr (B::kSumsAreWide) partial_even[i] = even[i], partial_odd[i] = odd[i];
       }
       const int end = begin + kPartialLength < count ? begin + kPartialLength : count;
-#pragma GCC unroll 4
-      for (int i = begin; i < end; ++i) {
+      const auto add = [&](int i) __attribute__((always_inline)) {
         const uint8_t* word = words + i * stride;
-        prefetch.Step();
 #pragma GCC unroll 2
         for (int c = 0; c < kCount; ++c) {
           const typename B::V low = B::template LoadSets<Base::kLow, kTail>(word, group + c, left);
@@ -251,21 +255,32 @@ struct SubbyteValue : Base {
           }
           const typename B::V x = Levels<B, 0>(low, top, signs[c] + i * 4);
           const typename B::V y = Levels<B, 1>(low, top, signs[c] + i * 4);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
           for (int r = 0; r < kRows; ++r) {
-            const auto w = B::template LoadProbs<kSmallBlocks>(probs[c * kVectors][r] + i * 4,
-                                                               probs[(c + 1) * kVectors - 1][r] + i * 4);
+            const int64_t four = r * kProbRowBytes + i * 4;
+            const auto w =
+                B::template LoadProbs<kSmallBlocks>(probs[c * kVectors] + four, probs[(c + 1) * kVectors - 1] + four);
             partial_even[c * kRows + r] = MulAdd<B>(partial_even[c * kRows + r], w, x);
             partial_odd[c * kRows + r] = MulAdd<B>(partial_odd[c * kRows + r], w, y);
           }
         }
+      };
+      int i = begin;
+      for (; i + 4 <= end; i += 4) {
+        prefetch.template Steps<4>();
+        add(i);
+        add(i + 1);
+        add(i + 2);
+        add(i + 3);
       }
-      for (int i = 0; i < kSums; ++i) {
+      for (; i < end; ++i) add(i);
+#pragma GCC unroll 16
+      for (int j = 0; j < kSums; ++j) {
         if constexpr (B::kSumsAreWide) {
-          even[i] = partial_even[i], odd[i] = partial_odd[i];
+          even[j] = partial_even[j], odd[j] = partial_odd[j];
         } else {
-          even[i] = B::Add(even[i], partial_even[i]);
-          odd[i] = B::Add(odd[i], partial_odd[i]);
+          even[j] = B::Add(even[j], partial_even[j]);
+          odd[j] = B::Add(odd[j], partial_odd[j]);
         }
       }
     }

@@ -66,13 +66,15 @@ KVANTA_INLINE void ScoreSubbyteTile(const KeyPass& pass, const KeyScales& scales
     query[r] = pass.query + (row + r) * pass.query_stride;
     bias[r] = reinterpret_cast<const int32_t*>(query[r] + bias_offset);
   }
+#pragma GCC unroll 8
   for (int i = 0; i < kSums; ++i) sums[i] = Vec16::Zero();
+  const int32_t zero = 0;
   const float* block_scale = scales.scale + group * 16;
   for (int first = 0, channel_of_block = 0, b = 0; first < cell.head_dim;) {
     // A block may be summed in parts: integers below 2^24 are exact in f32.
     Bytes16::Sum dots[kSums];
-    int32_t initial[kRows];
-    for (int r = 0; r < kRows; ++r) initial[r] = channel_of_block == 0 ? bias[r][b] : 0;
+    const int32_t* initial[kRows];
+    for (int r = 0; r < kRows; ++r) initial[r] = channel_of_block == 0 ? bias[r] + b : &zero;
     const bool whole = block - channel_of_block >= Key::kBlock;
     if (whole) {
       Key::template Dot<kGroups, kRows, Key::kBlock>(low, high, group_bytes, query, initial, dots, prefetch);
@@ -80,6 +82,7 @@ KVANTA_INLINE void ScoreSubbyteTile(const KeyPass& pass, const KeyScales& scales
       Key::template Dot<kGroups, kRows, Key::kStep>(low, high, group_bytes, query, initial, dots, prefetch);
     }
     const int channels = whole ? Key::kBlock : Key::kStep;
+#pragma GCC unroll 8
     for (int i = 0; i < kSums; ++i) {
       sums[i] = Vec16::Fma(Bytes16::ToFloat(dots[i]), Vec16::Load(block_scale + 16 * (i % kGroups)), sums[i]);
     }
@@ -96,19 +99,33 @@ KVANTA_INLINE void ScoreSubbyteTile(const KeyPass& pass, const KeyScales& scales
   }
   for (int b = 0; cell.block_offsets && b < cell.head_dim / block; ++b) {
     const float* offsets = scales.offset + b * cell.page_tokens + group * 16;
+#pragma GCC unroll 8
     for (int i = 0; i < kSums; ++i) {
       const Vec16::F total = Vec16::Set1(QuerySums<Key>(pass, row + i / kGroups)[b]);
       sums[i] = Vec16::Fma(total, Vec16::Load(offsets + 16 * (i % kGroups)), sums[i]);
     }
   }
-  for (int i = 0; i < kSums; ++i) {
-    const int r = row + i / kGroups, first = (group + i % kGroups) * 16;
-    if (cell.token_scales) sums[i] = Vec16::Mul(sums[i], LoadScales(cell.token_scales, first));
-    if (cell.token_offsets) {
-      sums[i] =
-          Vec16::Fma(Vec16::Set1(QuerySums<Key>(pass, r)[0]), Vec16::LoadFp16(cell.token_offsets + first), sums[i]);
+  // Apart and unrolled, so that the sums stay in registers.
+  if (cell.token_scales) {
+    Vec16::F scale[kGroups];
+    for (int g = 0; g < kGroups; ++g) scale[g] = LoadScales(cell.token_scales, (group + g) * 16);
+#pragma GCC unroll 8
+    for (int i = 0; i < kSums; ++i) sums[i] = Vec16::Mul(sums[i], scale[i % kGroups]);
+  }
+  if (cell.token_offsets) {
+    Vec16::F offset[kGroups];
+    for (int g = 0; g < kGroups; ++g) offset[g] = Vec16::LoadFp16(cell.token_offsets + (group + g) * 16);
+#pragma GCC unroll 8
+    for (int i = 0; i < kSums; ++i) {
+      sums[i] = Vec16::Fma(Vec16::Set1(QuerySums<Key>(pass, row + i / kGroups)[0]), offset[i % kGroups], sums[i]);
     }
-    Vec16::Store(pass.scores + r * kMaxPageTokens + first, Vec16::Mul(sums[i], Vec16::Set1(pass.row_scale[r])));
+  }
+  float* scores = pass.scores + row * kMaxPageTokens + group * 16;
+  const float* row_scale = pass.row_scale + row;
+#pragma GCC unroll 8
+  for (int i = 0; i < kSums; ++i) {
+    Vec16::Store(scores + i / kGroups * kMaxPageTokens + i % kGroups * 16,
+                 Vec16::Mul(sums[i], Vec16::Set1(row_scale[i / kGroups])));
   }
 }
 

@@ -75,6 +75,9 @@ KVANTA_INLINE void LoadSlotsOf(const CellView& cell, SlotRange range, int midpoi
     }
     maxima[b] = max;
   }
+  for (int b = blocks; offsets && b % 4 != 0; ++b) {  // ScaleOffsets() reads four blocks at a time
+    for (int t = first; t < last; t += 16) Vec16::Store(slots.offset[b] + t, Vec16::Zero());
+  }
 }
 
 // midpoint: subtracted from codes that have offsets.
@@ -88,6 +91,8 @@ __attribute__((noinline)) void LoadSlots(const CellView& cell, SlotRange range, 
         LoadSlotsOf<kScaleSigns, CodeOffsets, decltype(type)::kScale>(cell, range, midpoint, slots, maxima);
       });
   for (int b = blocks; b % 4 != 0; ++b) maxima[b] = Vec16::Zero();
+  // ScaleSlots() multiplies by whole vectors: leftovers that happen to be subnormal would cost it 80 cycles a row.
+  for (int b = 0; b < blocks; b += 16) Vec16::Store(slots.largest + b, Vec16::Zero());
   float inverse[kMaxBlocks];
   // By four: loads match the stores of MaximaOf(), which avoids store-forwarding stalls.
   for (int b = 0; b < blocks; b += 4) {
@@ -115,18 +120,21 @@ KVANTA_INLINE void SetInitialSums(const ValuePass& pass, SlotRange range, int mi
                                   ScaledProbs& probs) {
   const int blocks = ScaleBlocks(pass.cell);
   for (int b = 0; b < blocks; ++b) {
-    for (int row = 0; row < pass.rows; row += 4) {
+    for (int row = 0; row < pass.rows; row += 4) {  // rows beyond the last are computed but never read
       typename B::Sum sums[4] = {B::Start(), B::Start(), B::Start(), B::Start()};
       for (int t = range.First(); t < range.Last(); t += 64) {
         const auto code_offsets = B::template CodeOffsets<kScaleSigns>(
             midpoint, slots.signs + b * pass.cell.page_tokens + t, range.Last() - t);
-        for (int i = 0; i < 4 && row + i < pass.rows; ++i) {
-          sums[i] = B::MulAddFields(sums[i], B::Load(pass.workspace + probs.ByteOffset(row + i, b, t)), code_offsets);
+        const uint8_t* operands = pass.workspace + probs.ByteOffset(row, b, t);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+          sums[i] = B::MulAddFields(sums[i], B::Load(operands + i * kProbRowBytes), code_offsets);
         }
       }
       int32_t excess[4];
       B::SumsOf(sums, excess);
-      for (int i = 0; i < 4 && row + i < pass.rows; ++i) probs.bias[row + i][b] = -excess[i];
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) probs.bias[row + i][b] = -excess[i];
     }
   }
 }
@@ -154,7 +162,7 @@ __attribute__((noinline)) void ScaleOffsets(const ValuePass& pass, SlotRange ran
   const int first = range.First(), last = range.Last(), blocks = ScaleBlocks(pass.cell);
   for (int row = 0; row < pass.rows; ++row) {
     const float* p = pass.p + row * kMaxPageTokens;
-    for (int b = 0; b < blocks; b += 4) {  // blocks beyond the last are computed but never read
+    for (int b = 0; b < blocks; b += 4) {  // blocks beyond the last are zero
       Vec16::F offsets[4] = {Vec16::Zero(), Vec16::Zero(), Vec16::Zero(), Vec16::Zero()};
       for (int t = first; t < last; t += 16) {
         const Vec16::F prob = Vec16::Load(p + t);
@@ -235,7 +243,8 @@ void AccumulateSubbyte(const ValuePass& pass) {
                       pass.rows * ((blocks + 1) / 2) * ((tokens + 63) / 64) + AddSteps<Value>(pass, tokens / 4)};
   SlotScales slots;
   ScaledProbs probs;
-  probs.Place(pass.workspace, kScaledProbBytes, pass.cell.page_tokens, 64);
+  probs.Place(pass.workspace, kProbRowBytes, kPassRows * kProbRowBytes, 64);
+  probs.SetBlocks(pass.cell);
   probs.signs = slots.signs;
   SlotRange range{pass.begin, pass.begin};
   for (; range.begin < pass.end; range.begin = range.end) {

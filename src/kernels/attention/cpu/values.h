@@ -20,12 +20,21 @@ struct ScaledProbs {
   const uint8_t* rows;
   int64_t row_stride;
   int64_t block_stride;
-  int64_t tile_stride;   // per 64 slots, or per AMX tile of slots
-  const uint8_t* signs;  // signs of the scales, the same for all rows; sub-byte codes only
+  int64_t tile_stride;                 // per 64 slots, or per AMX tile of slots
+  uint8_t block_of[kMaxHeadDim / 16];  // block of the scales of every 16 channels
+  const uint8_t* signs;  // signs of the scales, the same for all rows: [blocks][page_tokens]; sub-byte codes only
   float scale[kPassRows][kMaxBlocks];
   int32_t bias[kPassRows][kMaxBlocks];
   float offset[kPassRows][kMaxBlocks];  // sum of p times the offsets
 
+  // Assigns channels to the blocks of scales of a cell.
+  KVANTA_INLINE void SetBlocks(const CellView& cell) {
+    const int block = cell.block_scales ? cell.block : cell.head_dim;
+    for (int c = 0, b = 0, end = block; c < cell.head_dim; c += 16) {
+      if (c >= end) ++b, end += block;
+      block_of[c / 16] = static_cast<uint8_t>(b);
+    }
+  }
   KVANTA_INLINE void Place(const uint8_t* first, int64_t row_bytes, int64_t block_bytes, int64_t tile_bytes) {
     rows = first;
     row_stride = row_bytes;
@@ -47,6 +56,7 @@ KVANTA_INLINE void ScaleProbs(const ValuePass& pass, ScaledProbs& probs) {
   const ScaleSection& scales = cell.block_scales ? cell.block_scales : cell.token_scales;
   const int64_t block_bytes = int64_t{cell.page_tokens} * Decoder::kOperandBytes;
   probs.Place(pass.workspace, kScaledProbBytes, block_bytes, int64_t{64} * Decoder::kOperandBytes);
+  probs.SetBlocks(cell);
   alignas(64) float w[kPassRows][kMaxPageTokens];  // for integer codes
   alignas(64) float scale[kMaxPageTokens];         // of the block, shared by all rows
   for (int b = 0; b < blocks; ++b) {
@@ -99,13 +109,6 @@ KVANTA_INLINE constexpr int ColumnsOf() {
   return 16 * DotUnroll<Decoder>();  // all in one block: blocks of these codes are not smaller
 }
 
-// True if integer sums start from the bias of the operands.
-template <class Decoder>
-KVANTA_INLINE constexpr bool HasInitialSums() {
-  if constexpr (requires { Decoder::kHasInitialSums; }) return Decoder::kHasInitialSums;
-  return true;
-}
-
 // Columns of ColumnsOf() channels that one call covers where possible.
 template <class Decoder>
 KVANTA_INLINE constexpr int ColumnsUnroll() {
@@ -113,49 +116,71 @@ KVANTA_INLINE constexpr int ColumnsUnroll() {
   return 1;
 }
 
+// Rows of a tile that covers one column, where codes that cost much to decode have such a tile; else 0.
+template <class Decoder>
+KVANTA_INLINE constexpr int ManyRows() {
+  if constexpr (requires { Decoder::kManyRows; }) return Decoder::kManyRows;
+  return 0;
+}
+
 // Accumulates kCount columns of ColumnsOf<Decoder>() channels. kTail: a column with fewer channels left.
 template <class Decoder, int kRows, bool kTail, int kCount>
 KVANTA_INLINE void AddColumns(const ValuePass& pass, const ScaledProbs& probs, const TokenRange& range, int column,
                               int row, Prefetcher& prefetch) {
   constexpr int kPerColumn = ColumnsOf<Decoder>() / 16, kVectors = kCount * kPerColumn;
-  int blocks[kVectors];
-  const uint8_t* operands[kVectors][kRows];
+  // Locals, for the compiler cannot know that stores of results leave the structs as they are. Rows are constant
+  // distances apart where possible: many pointers would not fit in the registers.
+  const int64_t out_stride = pass.out_stride;
+  float* out = pass.out + row * out_stride + column;
+  const float* rescale_of = pass.rescale + row;
+  const bool rescales = range.rescale;
+  const int head_dim = pass.cell.head_dim;
+  int64_t blocks[kVectors];
+  const uint8_t* operands[kVectors];  // of the first row
+  const float *scales[kVectors], *offsets[kVectors];
   for (int v = 0; v < kVectors; ++v) {
-    const int channel = !kTail || column + 16 * v < pass.cell.head_dim ? column + 16 * v : column;
-    blocks[v] = pass.cell.block_scales ? channel / pass.cell.block : 0;
-    const int64_t first_operand = blocks[v] * probs.block_stride + range.first * Decoder::kOperandBytes;
-    for (int r = 0; r < kRows; ++r) operands[v][r] = probs.rows + (row + r) * probs.row_stride + first_operand;
+    const int channel = !kTail || column + 16 * v < head_dim ? column + 16 * v : column;
+    blocks[v] = probs.block_of[channel / 16];
+    operands[v] =
+        probs.rows + row * probs.row_stride + blocks[v] * probs.block_stride + range.first * Decoder::kOperandBytes;
+    scales[v] = probs.scale[row] + blocks[v];
+    offsets[v] = probs.offset[row] + blocks[v];
   }
+  const int32_t* bias[kCount];
+  for (int c = 0; c < kCount; ++c) bias[c] = probs.bias[row] + blocks[c * kPerColumn];
   Vec16::F dots[kRows * kVectors];
-  int32_t bias[kCount][kRows] = {};
-  for (int i = 0; HasInitialSums<Decoder>() && i < kCount * kRows; ++i) {
-    bias[i / kRows][i % kRows] = probs.bias[row + i % kRows][blocks[i / kRows * kPerColumn]];
-  }
   if constexpr (requires { Decoder::kBits; }) {
     const uint8_t* signs[kCount];
     for (int c = 0; c < kCount; ++c) {
-      signs[c] = probs.signs + blocks[c * kPerColumn] * probs.block_stride + range.first;
+      signs[c] = probs.signs + blocks[c * kPerColumn] * pass.cell.page_tokens + range.first;
     }
-    Decoder::template DotValues<kRows, kTail, kCount>(range.lines, pass.cell.head_dim, column, range.words, operands,
-                                                      signs, bias, dots, prefetch);
+    Decoder::template DotValues<kRows, kTail, kCount>(range.lines, head_dim, column, range.words, operands, signs, bias,
+                                                      dots, prefetch);
   } else {
-    const StridedLines columns{range.lines + int64_t{column} * 4, int64_t{pass.cell.head_dim} * 4, range.words, 64,
-                               pass.cell.head_dim - column};
-    Decoder::template Dot<kVectors, kRows, kTail>(columns, operands[0], bias[0], dots, prefetch);
+    const StridedLines columns{range.lines + int64_t{column} * 4, int64_t{head_dim} * 4, range.words, 64,
+                               head_dim - column};
+    const uint8_t* of_row[kRows];
+    int32_t bias_of[kRows];
+    for (int r = 0; r < kRows; ++r) {
+      of_row[r] = operands[0] + r * probs.row_stride;
+      bias_of[r] = bias[0][r * kMaxBlocks];
+    }
+    Decoder::template Dot<kVectors, kRows, kTail>(columns, of_row, bias_of, dots, prefetch);
   }
-  for (int r = 0; r < kRows; ++r) {
-    const Vec16::F rescale = Vec16::Set1(range.rescale ? pass.rescale[row + r] : 1.0f);
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r, out += out_stride) {
+    const Vec16::F rescale = Vec16::Set1(rescales ? rescale_of[r] : 1.0f);
+#pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      const Vec16::F scale = Vec16::Set1(probs.scale[row + r][blocks[v]]);
-      const Vec16::F offset = Vec16::Set1(probs.offset[row + r][blocks[v]]);
-      float* out = pass.out + (row + r) * pass.out_stride + column + 16 * v;
+      const Vec16::F scale = Vec16::Set1(scales[v][r * kMaxBlocks]);
+      const Vec16::F offset = Vec16::Set1(offsets[v][r * kMaxBlocks]);
       const Vec16::F dot = dots[r * kVectors + v];
       const Vec16::F sum = Decoder::kInteger ? Vec16::Fma(dot, scale, offset) : dot;
-      const int left = pass.cell.head_dim - column - 16 * v;
+      const int left = head_dim - column - 16 * v;
       if (!kTail || left >= 16) {
-        Vec16::Store(out, Vec16::Fma(Vec16::Load(out), rescale, sum));
+        Vec16::Store(out + 16 * v, Vec16::Fma(Vec16::Load(out + 16 * v), rescale, sum));
       } else if (left > 0) {
-        Vec16::StoreTail(out, Vec16::Fma(Vec16::LoadTail(out, left), rescale, sum), left);
+        Vec16::StoreTail(out + 16 * v, Vec16::Fma(Vec16::LoadTail(out + 16 * v, left), rescale, sum), left);
       }
     }
   }
@@ -170,7 +195,8 @@ __attribute__((noinline)) void AddTailColumns(const ValuePass& pass, const Scale
 template <class Decoder, int kRows>
 KVANTA_INLINE void AddTile(const ValuePass& pass, const ScaledProbs& probs, const TokenRange& range, int row,
                            Prefetcher& prefetch) {
-  constexpr int kColumns = ColumnsOf<Decoder>(), kUnroll = ColumnsUnroll<Decoder>();
+  constexpr int kColumns = ColumnsOf<Decoder>();
+  constexpr int kUnroll = kRows == ManyRows<Decoder>() ? 1 : ColumnsUnroll<Decoder>();
   int column = 0;
   for (; kUnroll > 1 && column + kUnroll * kColumns <= pass.cell.head_dim; column += kUnroll * kColumns) {
     AddColumns<Decoder, kRows, false, kUnroll>(pass, probs, range, column, row, prefetch);
@@ -188,6 +214,9 @@ template <class Decoder>
 KVANTA_INLINE void AddTokenRange(const ValuePass& pass, const ScaledProbs& probs, const TokenRange& range,
                                  Prefetcher& prefetch) {
   int row = 0;
+  if constexpr (constexpr int kRows = ManyRows<Decoder>(); kRows != 0) {
+    for (; row + kRows <= pass.rows; row += kRows) AddTile<Decoder, kRows>(pass, probs, range, row, prefetch);
+  }
   for (; row + kQueryTile <= pass.rows; row += kQueryTile) {
     AddTile<Decoder, kQueryTile>(pass, probs, range, row, prefetch);
   }

@@ -28,6 +28,7 @@ struct Bytes256 {
   using V = __m256i;
   static constexpr int kChannels = 16;  // channels of values in a register
   static constexpr int kUnroll = 1;
+  static constexpr int kManyRows = 0;
 
   static KVANTA_INLINE V Load(const uint8_t* bytes) { return Load256(bytes); }
   static KVANTA_INLINE V And(V x, int mask) { return _mm256_and_si256(x, _mm256_set1_epi8(static_cast<char>(mask))); }

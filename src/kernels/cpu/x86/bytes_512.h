@@ -33,6 +33,7 @@ struct Bytes16 {
   static constexpr int64_t kMaxSum = int64_t{1} << 30;
   static constexpr int kChannels = 32;  // channels of values in a register
   static constexpr int kUnroll = 2;     // registers of values at a time, to hide the latency of their sums
+  static constexpr int kManyRows = kSmallTiles ? 0 : 8;  // rows that hide it with one register
   // Sums have 32 bits from the first product on, so that the midpoint of codes, and the complement that a negative
   // scale makes of a code, can be subtracted from the sum instead of from each code.
   static constexpr bool kSumsAreWide = true;

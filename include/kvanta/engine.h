@@ -222,7 +222,7 @@ class Engine {
   const EngineConfig& Config() const;  // with "auto" and 0 resolved
   // Drops every cached prefix in memory that no running request uses.
   void ResetPrefixCache();
-  // Waits until all closed pages are in kv_cache_dir, or cannot be written.
+  // Waits until all closed pages are in kv_cache_dir, or cannot be written; 10 s for a write that hangs.
   void FlushPrefixCache();
 
   class Impl;  // engine/engine_impl.h

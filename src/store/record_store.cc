@@ -41,7 +41,7 @@ RecordStore::RecordStore(RecordStoreConfig config, const cache::KvCacheSpec& spe
 }
 
 std::shared_ptr<RecordStore> RecordStore::Open(RecordStoreConfig config, const cache::KvCacheSpec& spec) {
-  const std::shared_ptr<RecordStore> store(new RecordStore(std::move(config), spec));
+  std::shared_ptr<RecordStore> store(new RecordStore(std::move(config), spec));
   store->loader_ = std::jthread([store](const std::stop_token& stop) { store->LoadLoop(stop); });
   try {
     store->writer_ = std::jthread([store](const std::stop_token& stop) { store->WriteLoop(stop); });

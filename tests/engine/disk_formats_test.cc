@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <memory>
 
+#include "base/math.h"
 #include "engine/stored_prefixes.h"
 
 namespace kvanta::engine {
@@ -91,7 +92,7 @@ class Tiers {
 TEST(DiskFormats, EveryFormatHasTheBitsOfAColdRun) {
   std::vector<std::string> schemes = {"k=int5_g32,v=int4", "int4+exact=2+sink=2", "t3+exact=2"};
   for (const formats::Format& format : formats::All()) schemes.emplace_back(format.name);
-  const int cases = std::max(1, RandomCases() / static_cast<int>(schemes.size()));
+  const int64_t cases = CeilDiv(RandomCases(), std::ssize(schemes));
   std::mt19937_64 random(800);
   int number = 0;
   for (const std::string& scheme : schemes) {
@@ -100,10 +101,12 @@ TEST(DiskFormats, EveryFormatHasTheBitsOfAColdRun) {
     std::vector<std::vector<int32_t>> stems;
     for (int i = 0; i < 2; ++i) stems.push_back(RandomTokens(random, 100));
     for (const auto& stem : stems) ASSERT_TRUE(tiers.SameLogits(stem, 0));
-    for (int i = 0; i < cases; ++i) {
+    for (int64_t i = 0; i < cases; ++i) {
       std::vector<Request> batch;
       for (uint64_t size = random() % 3 + 1; size > 0; --size) {
         batch.push_back(RandomRequest(random, stems, number++));
+        std::vector<int32_t>& tokens = batch.back().prompt;
+        tokens.resize(std::min<size_t>(tokens.size(), 120));
         batch.back().sampling.max_tokens = 4;
         batch.back().cache_salt = "";
       }

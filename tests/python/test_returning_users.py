@@ -13,7 +13,18 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "returning_users.p
 
 def _rows(file: Path, *words: str) -> list[dict[str, Any]]:
     sizes = ["--first-tokens", "256", "--turn-tokens", "32", "--output-tokens", "16", "--users", "4"]
-    command = [sys.executable, SCRIPT, "stories260k", *sizes, *words, "--formats", "bf16", "int8", "--json", file]
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        "stories260k",
+        *sizes,
+        *words,
+        "--formats",
+        "bf16",
+        "int8",
+        "--json",
+        str(file),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     rows: list[dict[str, Any]] = json.loads(file.read_text())["rows"]

@@ -121,7 +121,7 @@ class MessagesRequest(CountTokensRequest):
         """The longest time of any cache_control; 0 without one. Raises InputError."""
         contents = [message.get("content") for message in self.messages if isinstance(message, Mapping)]
         lists = [content for content in (*contents, self.system, self.tools) if isinstance(content, list)]
-        blocks = [("", {"cache_control": self.cache_control})]
+        blocks: list[tuple[str, Mapping[Any, Any]]] = [("", {"cache_control": self.cache_control})]
         blocks += [("a block's ", block) for each in lists for block in each if isinstance(block, Mapping)]
         return max(_seconds(where, block.get("cache_control")) for where, block in blocks)
 

@@ -167,6 +167,11 @@ class GrammarCompiler:
             return GatedMatcher(state, gate, int(info.vocab), list(info.eos_token_ids))
         return state
 
+    def constraint(self, matcher: Matcher, recipe: object) -> _core.TokenConstraint:
+        """The constraint of a request of the engine. `recipe`: a ConstraintRecipe, for engines in other processes."""
+        del recipe
+        return _core.TokenConstraint(matcher)
+
     def _matcher(self, grammar: str, kind: str) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
 

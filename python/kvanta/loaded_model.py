@@ -38,13 +38,14 @@ class LoadedModel:
         chat_template: str | PathLike[str] | None = None,
         *,
         make_engine: Callable[[_core.EngineConfig], _core.Engine] | None = None,
+        compiler: type[GrammarCompiler] = GrammarCompiler,
         on_kv_events: EventConsumer | None = None,
         rank: int = 0,
     ) -> None:
         """`arguments`: EngineOptions and ModelOptions by name. `tokenizer`, `chat_template`: instead of the model's.
 
-        `make_engine`: gives an engine elsewhere, so that no weights are read here. `on_kv_events`: takes the changes of
-        the prefix cache. `rank`: of several engines, for the ports of KV events.
+        `make_engine`: gives an engine elsewhere, so that no weights are read here, with its `compiler` of grammars.
+        `on_kv_events`: takes the changes of the prefix cache. `rank`: of several engines, for the ports of KV events.
         """
         options = ModelOptions.read(arguments)
         forms, pooling, kv_events = options.forms, options.pooling, options.kv_events
@@ -88,7 +89,7 @@ class LoadedModel:
         hidden, dimensions = int(self.engine.info.hidden), self.default_pooling.dimensions
         if dimensions is not None and dimensions > hidden:
             raise InputError(f"pooler_config: dimensions must be at most the hidden size, {hidden}, got {dimensions}")
-        self.grammars = GrammarCompiler(self.tokenizer, self.engine.info, forms)
+        self.grammars = compiler(self.tokenizer, self.engine.info, forms)
 
     def _give_out_events(self, config: KvEventsConfig | None, consumer: EventConsumer | None, rank: int) -> None:
         consumers = [] if consumer is None else [consumer]

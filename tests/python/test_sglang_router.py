@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 from live_server import LiveServer, live_server
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from server_process import free_port
+
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("sglang_router") is None, reason="sglang-router is not installed"
 )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="module")

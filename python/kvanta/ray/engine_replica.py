@@ -24,15 +24,8 @@ class EngineReplica:
         from ray import serve
 
         self._index = PrefixIndex()
-        context = serve.get_replica_context()
-        rank = context.rank
-        self._loaded = LoadedModel(
-            model,
-            arguments,
-            tokenizer,
-            on_kv_events=self._index,
-            rank=rank if isinstance(rank, int) else rank.rank if rank is not None else 0,
-        )
+        rank = serve.get_replica_context().rank.rank
+        self._loaded = LoadedModel(model, arguments, tokenizer, on_kv_events=self._index, rank=rank)
         self._engine = self._loaded.engine
         self._outputs: dict[str, asyncio.Queue[_core.EngineOutput]] = {}
         self._count = 0

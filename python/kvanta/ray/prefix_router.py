@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
+from kvanta.ray import replica_stats
 from kvanta.ray.messages import EngineRequest
 from kvanta.ray.prefix_index import ReplicaPages, page_hashes
-
-LATEST_STATS: dict[str, dict[str, Any]] = {}
-"""The engine's counters of every replica, as this process's routers have last seen them."""
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
@@ -34,9 +30,9 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
             stats = running.routing_stats or {}
             self._pages[replica].report(stats.get("pages", b""))
             if "engine" in stats:
-                LATEST_STATS[replica.unique_id] = stats["engine"]
-        for gone in LATEST_STATS.keys() - {replica.unique_id for replica in known}:
-            del LATEST_STATS[gone]
+                replica_stats.LATEST[replica.unique_id] = stats["engine"]
+        for gone in replica_stats.LATEST.keys() - {replica.unique_id for replica in known}:
+            del replica_stats.LATEST[gone]
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

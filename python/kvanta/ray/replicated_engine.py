@@ -20,8 +20,8 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from kvanta import _core
+from kvanta.ray import replica_stats
 from kvanta.ray.messages import EngineRequest, RemoteOutput, fields_of, set_fields
-from kvanta.ray.prefix_router import LATEST_STATS
 
 _log = logging.getLogger("kvanta.server")
 _RETRY_SECONDS = 0.1
@@ -127,12 +127,12 @@ class ReplicatedEngine:
 
     def stats(self) -> dict[str, Any]:
         """Counters, summed over the replicas as far as they have reported them; others are one replica's."""
-        reported = list(LATEST_STATS.values()) or [self._stats]
+        reported = list(replica_stats.LATEST.values()) or [self._stats]
         total = copy.copy(reported[0])
         for name in _ADDED:
             total[name] = sum(each[name] for each in reported)
         finished = [each["finished"] for each in reported]
-        total["moved"], total["replicas"] = self.moved, len(LATEST_STATS)
+        total["moved"], total["replicas"] = self.moved, len(replica_stats.LATEST)
         total["finished"] = {reason: sum(each[reason] for each in finished) for reason in finished[0]}
         return total
 

@@ -83,7 +83,14 @@ def front_app(
 ) -> serve.Application:
     """The HTTP server's application in front of the engines."""
     ingress = serve.ingress(Front(model, arguments, server, max_replicas))(_Ingress)
-    deployment = serve.deployment(ingress).options(name="Front", num_replicas=fronts, max_ongoing_requests=10_000)
+    deployment = serve.deployment(ingress).options(
+        name="Front",
+        num_replicas=fronts,
+        max_ongoing_requests=10_000,
+        graceful_shutdown_wait_loop_s=_DRAIN_LOOP_SECONDS,
+        graceful_shutdown_timeout_s=_DRAIN_SECONDS,
+        logging_config={"enable_access_log": False},
+    )
     return deployment.bind(engines)
 
 

@@ -51,7 +51,7 @@ class Fleet:
     def wait_for(self, count: int) -> None:
         """Waits until so many replicas have reported."""
         pause = threading.Event()
-        for _ in range(600):
+        for _ in range(1800):
             if len(replicas(self.pid)) == count and self.metric("replicas") == count:
                 return
             pause.wait(0.1)
@@ -145,6 +145,22 @@ def read_stream(url: httpx2.URL, body: dict[str, Any], begun: threading.Event) -
                 finish = choice["finish_reason"]
             begun.set()
     return {"text": text, "tokens": tokens, "finish": finish}
+
+
+def test_a_client_that_goes_away_frees_its_pages(fleet: Fleet) -> None:
+    """The replica stops: it has made fewer tokens than were asked for."""
+    before = fleet.metric("generation_tokens_total")
+    body = {"prompt": [9], "max_tokens": 500, "temperature": 0, "ignore_eos": True, "stream": True}
+    with fleet.client.stream("POST", "/v1/completions", json=body) as response:
+        assert next(events(response))
+    pause = threading.Event()
+    for _ in range(100):
+        if fleet.metric("num_requests_running") == 0 and fleet.metric("generation_tokens_total") > before:
+            break
+        pause.wait(0.1)
+    pause.wait(1.0)  # another report
+    assert fleet.metric("num_requests_running") == 0
+    assert fleet.metric("generation_tokens_total") - before < 500
 
 
 def test_nobody_notices_that_replicas_die(fleet: Fleet, quiet: LiveServer) -> None:

@@ -142,13 +142,16 @@ class ReplicatedEngine:
         limit = request.timeout_seconds
         try:
             while True:
+                response = self._handle.options(stream=True).generate.remote(request)
                 try:
-                    async for outputs in self._handle.options(stream=True).generate.remote(request):
+                    async for outputs in response:
                         last = time.monotonic()
                         if self._take(request, outputs):
                             return
                 except _LOST as error:
                     reason = type(error).__name__
+                finally:
+                    response.cancel()  # of a client that has gone: the replica frees its pages
                 now = time.monotonic()
                 if limit and now - begin > limit:
                     self._end(request, _core.FinishReason.TIMEOUT, f"not finished within {limit:g} s")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -48,6 +49,26 @@ def descendants(pid: int) -> list[int]:
         for child in map(int, task.read_text(encoding="ascii").split()):
             found += [child, *descendants(child)]
     return found
+
+
+def replicas(pid: int) -> list[int]:
+    """Processes of the engines of `kvanta serve --replicas`."""
+    found = []
+    for child in descendants(pid):
+        try:
+            if b"EngineReplica" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(child)
+        except OSError:
+            pass
+    return found
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def health_seconds(url: str, timeout_s: float = 60.0) -> float:

@@ -11,6 +11,7 @@
 
 #include "kvanta/constraint.h"
 #include "kvanta/error.h"
+#include "kvanta/kv_events.h"
 #include "kvanta/kv_scheme.h"
 #include "kvanta/pooling.h"
 #include "kvanta/sampling.h"
@@ -38,11 +39,13 @@ struct EngineConfig {
   std::string kv_cache_dir;
   int64_t kv_cache_dir_bytes = int64_t{16} << 30;  // limit of the folder's files; least recently used ones go first
   double max_cache_ttl = 0;                        // limit of SamplingParams::cache_ttl, seconds; 0: none may have one
-  int threads = 0;                                 // 0: one per CPU of the affinity mask and the cgroup's quota
-  std::string device = "auto";                     // "auto", "cpu", "cuda"
-  bool enforce_eager = false;                      // on a GPU: no CUDA graphs for decode steps
-  std::string isa = "auto";  // a unit's name (docs/support.md) or "auto", which environment KVANTA_ISA overrides
-  uint64_t seed = 0;         // for requests without a seed of their own
+  // Changes of the prefix cache that are kept for TakeKvEvents; beyond them it begins again with all pages. 0: none.
+  int64_t kv_events_queue_size = 0;
+  int threads = 0;              // 0: one per CPU of the affinity mask and the cgroup's quota
+  std::string device = "auto";  // "auto", "cpu", "cuda"
+  bool enforce_eager = false;   // on a GPU: no CUDA graphs for decode steps
+  std::string isa = "auto";     // a unit's name (docs/support.md) or "auto", which environment KVANTA_ISA overrides
+  uint64_t seed = 0;            // for requests without a seed of their own
   // Speculative decoding (docs/speculation.md): JSON with vLLM's keys, such as
   // {"method": "ngram", "num_speculative_tokens": 4}; empty: none. Tokens and log-probabilities keep their bits.
   std::string speculative_config;
@@ -78,6 +81,7 @@ struct EngineConfig {
     visit("kv_cache_dir", &EngineConfig::kv_cache_dir);
     visit("kv_cache_dir_bytes", &EngineConfig::kv_cache_dir_bytes, 1);
     visit("max_cache_ttl", &EngineConfig::max_cache_ttl, 0, 86400);
+    visit("kv_events_queue_size", &EngineConfig::kv_events_queue_size, 0);
     visit("threads", &EngineConfig::threads, 0);
     visit("device", &EngineConfig::device);
     visit("enforce_eager", &EngineConfig::enforce_eager);
@@ -93,6 +97,10 @@ struct EngineConfig {
 struct Request {
   std::string id = {};               // unique among unfinished requests
   std::vector<int32_t> prompt = {};  // at least one token
+  // Tokens that an engine has already generated for this request, which goes on behind them as if it had never been
+  // interrupted: with the same seed, the tokens that follow have the same bits. Outputs have the new tokens alone, and
+  // no prompt_logprobs.
+  std::vector<int32_t> generated = {};
   SamplingParams sampling = {};
   // An embedding instead of tokens; of `sampling`, only skip_reading_prefix_cache has an effect then.
   std::optional<PoolingParams> pooling = {};
@@ -166,8 +174,8 @@ std::string MissingQueryMatrices(const EngineConfig& config);
 // step.
 using StepCallback = std::function<void(std::span<const RequestOutput>)>;
 
-// Thread-safe: Add, Abort, Stop, Stats, RecentSteps, ExportPage, ResetPrefixCache and
-// FlushPrefixCache may be called from any thread.
+// Thread-safe: Add, Abort, Stop, Stats, RecentSteps, ExportPage, ResetPrefixCache, FlushPrefixCache, TakeKvEvents and
+// CachedPages may be called from any thread.
 class Engine {
  public:
   // Loads the model and reserves the cache. Throws InputError / ResourceError.
@@ -224,6 +232,12 @@ class Engine {
   void ResetPrefixCache();
   // Waits until all closed pages are in kv_cache_dir, or cannot be written; 10 s for a write that hangs.
   void FlushPrefixCache();
+  // Changes of the prefix cache in memory since the last call, the oldest first; waits at most timeout_seconds for one.
+  // After a gap (more than kv_events_queue_size of them): kCleared, and every page. Applied in order, they give the
+  // pages of the cache. Throws InputError without kv_events_queue_size.
+  std::vector<KvEvent> TakeKvEvents(double timeout_seconds = 0);
+  // Every page of the prefix cache in memory, after the step in progress, as kStored; parents first. Throws likewise.
+  std::vector<KvEvent> CachedPages();
 
   class Impl;  // engine/engine_impl.h
 

@@ -14,6 +14,7 @@ void BindConstraint(nanobind::module_& module);
 void BindCacheFolder(nanobind::module_& module);
 void BindJsonCounts(nanobind::module_& module);
 void BindModelInfo(nanobind::module_& module);
+void BindKvEvents(nanobind::module_& module);
 void BindEngine(nanobind::module_& module);
 
 }  // namespace kvanta::python

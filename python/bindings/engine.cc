@@ -139,9 +139,10 @@ struct EngineOwner {
 
 void Add(EngineOwner& owner, std::string id, std::vector<int32_t> prompt, SamplingParams sampling,
          std::string cache_salt, int priority, double timeout_seconds, const ConstraintHandle* constraint,
-         std::optional<PoolingParams> pooling) {
+         std::optional<PoolingParams> pooling, std::vector<int32_t> generated) {
   owner.engine->Add({.id = std::move(id),
                      .prompt = std::move(prompt),
+                     .generated = std::move(generated),
                      .sampling = std::move(sampling),
                      .pooling = pooling,
                      .cache_salt = std::move(cache_salt),
@@ -254,7 +255,8 @@ void BindEngine(nb::module_& module) {
   nb::class_<EngineOwner>(module, "Engine", "See include/kvanta/engine.h. Calls that may take long release the GIL.")
       .def(nb::init<EngineConfig>(), "config"_a, ReleaseGil())
       .def("add", &Add, "id"_a, "prompt"_a, "sampling"_a, "cache_salt"_a = "", "priority"_a = 0,
-           "timeout_seconds"_a = 0.0, "constraint"_a.none() = nb::none(), "pooling"_a.none() = nb::none(), ReleaseGil(),
+           "timeout_seconds"_a = 0.0, "constraint"_a.none() = nb::none(), "pooling"_a.none() = nb::none(),
+           "generated"_a = std::vector<int32_t>(), ReleaseGil(),
            "Queues a request. Raises InputError, QueueFullError, or ResourceError while stop(drain=True) waits.")
       .def(
           "abort",
@@ -298,6 +300,14 @@ void BindEngine(nb::module_& module) {
       .def(
           "flush_prefix_cache", [](EngineOwner& owner) { owner.engine->FlushPrefixCache(); }, ReleaseGil(),
           "Waits until all closed pages are in kv_cache_dir, or cannot be written.")
+      .def(
+          "take_kv_events",
+          [](EngineOwner& owner, double timeout_seconds) { return owner.engine->TakeKvEvents(timeout_seconds); },
+          "timeout_seconds"_a = 0.0, ReleaseGil(),
+          "Changes of the prefix cache since the last call; after a gap CLEARED and every page.")
+      .def(
+          "cached_pages", [](EngineOwner& owner) { return owner.engine->CachedPages(); }, ReleaseGil(),
+          "Every page of the prefix cache in memory, as STORED.")
       .def_prop_ro("info", [](const EngineOwner& owner) { return owner.engine->Info(); })
       .def_prop_ro("config", [](const EngineOwner& owner) { return owner.engine->Config(); });
 }

@@ -14,5 +14,6 @@ NB_MODULE(_core, module) {
   kvanta::python::BindCacheFolder(module);
   kvanta::python::BindJsonCounts(module);
   kvanta::python::BindModelInfo(module);
+  kvanta::python::BindKvEvents(module);
   kvanta::python::BindEngine(module);
 }

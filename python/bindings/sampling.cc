@@ -12,9 +12,12 @@ namespace nb = nanobind;
 
 namespace kvanta::python {
 
+using nb::literals::operator""_a;
+
 void BindSampling(nb::module_& module) {
   nb::class_<SamplingParams> params(module, "SamplingParams", "The engine's part of kvanta.SamplingParams.");
   params.def(nb::init<>());
+  params.def("validate", &SamplingParams::Validate, "vocab"_a, "Raises InputError, as Engine.add does.");
   SamplingParams::VisitFields(FieldBinder<SamplingParams>{params});
   nb::enum_<PoolingType>(module, "PoolingType").value("MEAN", PoolingType::kMean).value("LAST", PoolingType::kLast);
   nb::class_<PoolingParams> pooling(module, "PoolingParams", "The engine's part of kvanta.PoolingParams.");

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from kvanta import _core
@@ -34,6 +35,38 @@ class TextShape(Protocol):
 
     def thinking(self, prompt: str) -> Thinking | None:
         """The reasoning of one text; None if nothing is known of it."""
+
+
+@dataclass(frozen=True)
+class ConstraintRecipe:
+    """All that the masks of one text are made of, besides tokenizer and grammars."""
+
+    prompt: TokenPrompt
+    params: SamplingParams
+    words: list[list[int]]
+    """The tokens of bad_words."""
+    shape: TextShape | None
+
+    def matcher(self, tokenizer: Tokenizer, grammars: GrammarCompiler) -> Matcher:
+        """The masks. Raises InputError for a form that cannot be used."""
+        params, info = self.params, grammars.info
+        form, text = params.structured_outputs, self.prompt.text or ""
+        gate = self.shape.gate(text) if self.shape else None
+        matcher = None if form is None else grammars.matcher(form, gate)
+        if matcher is None or self.words or params.allowed_token_ids:
+            matcher = TokenMask(
+                int(info.vocab),
+                allowed=params.allowed_token_ids,
+                banned=info.eos_token_ids if params.ignore_eos and form is None else (),
+                bad_words=self.words,
+                inner=matcher,
+            )
+        if params.thinking_token_budget is None:
+            return matcher
+        thinking = (self.shape and self.shape.thinking(text)) or thinking_of_vocabulary(
+            tokenizer, self.prompt.token_ids
+        )
+        return ThinkingBudget(params.thinking_token_budget, thinking, tokenizer, int(info.vocab), matcher)
 
 
 class Generation:
@@ -72,32 +105,12 @@ class Generation:
         self._tokenizer = tokenizer
         words = bad_word_tokens(params.bad_words or (), tokenizer)
         constrained = params.structured_outputs or words or params.allowed_token_ids
+        recipe = ConstraintRecipe(prompt, params, words, shape)
         self._constraints = {
-            request: _core.TokenConstraint(self._matcher(prompt, words, grammars, shape))
+            request: grammars.constraint(recipe.matcher(tokenizer, grammars), recipe)
             for request in self.completions
             if constrained or params.thinking_token_budget is not None
         }
-
-    def _matcher(
-        self, prompt: TokenPrompt, words: list[list[int]], grammars: GrammarCompiler, shape: TextShape | None
-    ) -> Matcher:
-        """The masks of one text. `words`: the tokens of bad_words."""
-        params, info = self.params, grammars.info
-        form, text = params.structured_outputs, prompt.text or ""
-        gate = shape.gate(text) if shape else None
-        matcher = None if form is None else grammars.matcher(form, gate)
-        if matcher is None or words or params.allowed_token_ids:
-            matcher = TokenMask(
-                int(info.vocab),
-                allowed=params.allowed_token_ids,
-                banned=info.eos_token_ids if params.ignore_eos and form is None else (),
-                bad_words=words,
-                inner=matcher,
-            )
-        if params.thinking_token_budget is None:
-            return matcher
-        thinking = (shape and shape.thinking(text)) or thinking_of_vocabulary(self._tokenizer, prompt.token_ids)
-        return ThinkingBudget(params.thinking_token_budget, thinking, self._tokenizer, int(info.vocab), matcher)
 
     @property
     def names(self) -> Iterable[str]:

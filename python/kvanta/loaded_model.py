@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from kvanta.auto_query import add_query_matrices
 from kvanta.engine_options import EngineOptions, engine_config
 from kvanta.errors import InputError
 from kvanta.generation_config import default_sampling, describe
+from kvanta.kv_events.config import KvEventsConfig
+from kvanta.kv_events.event_thread import EventConsumer, KvEventThread
 from kvanta.model_folder import check_model_folder
 from kvanta.model_options import ModelOptions
 from kvanta.models import resolve_model
@@ -33,10 +36,19 @@ class LoadedModel:
         arguments: Mapping[str, Any],
         tokenizer: str | PathLike[str] | None = None,
         chat_template: str | PathLike[str] | None = None,
+        *,
+        make_engine: Callable[[_core.EngineConfig], _core.Engine] | None = None,
+        compiler: type[GrammarCompiler] = GrammarCompiler,
+        on_kv_events: EventConsumer | None = None,
+        rank: int = 0,
     ) -> None:
-        """`arguments`: EngineOptions and ModelOptions by name. `tokenizer`, `chat_template`: instead of the model's."""
+        """`arguments`: EngineOptions and ModelOptions by name. `tokenizer`, `chat_template`: instead of the model's.
+
+        `make_engine`: gives an engine elsewhere, so that no weights are read here, with its `compiler` of grammars.
+        `on_kv_events`: takes the changes of the prefix cache. `rank`: of several engines, for the ports of KV events.
+        """
         options = ModelOptions.read(arguments)
-        forms, pooling = options.forms, options.pooling
+        forms, pooling, kv_events = options.forms, options.pooling, options.kv_events
         EngineOptions.read(arguments)  # before anything is downloaded
         folder = resolve_model(model, options.hub)
         options.check_format(folder)
@@ -64,14 +76,32 @@ class LoadedModel:
         self.tokenizer.template_defaults = options.default_chat_template_kwargs
         self.warnings: list[str] = []
         """Warnings of the engine that nobody has read yet; its thread may append more."""
-        add_query_matrices(config, folder.name, arguments, options.auto_calibrate)
-        config.set_on_warning(self.warnings.append)
-        config.set_fill_masks(fill_masks)
-        self.engine = _core.Engine(config)
+        if make_engine is not None:
+            self.engine = make_engine(config)
+        else:
+            add_query_matrices(config, folder.name, arguments, options.auto_calibrate)
+            config.set_on_warning(self.warnings.append)
+            config.set_fill_masks(fill_masks)
+            if kv_events is not None or on_kv_events is not None:
+                config.kv_events_queue_size = (kv_events or KvEventsConfig()).max_queue_size
+            self.engine = _core.Engine(config)
+            self._give_out_events(kv_events, on_kv_events, rank)
         hidden, dimensions = int(self.engine.info.hidden), self.default_pooling.dimensions
         if dimensions is not None and dimensions > hidden:
             raise InputError(f"pooler_config: dimensions must be at most the hidden size, {hidden}, got {dimensions}")
-        self.grammars = GrammarCompiler(self.tokenizer, self.engine.info, forms)
+        self.grammars = compiler(self.tokenizer, self.engine.info, forms)
+
+    def _give_out_events(self, config: KvEventsConfig | None, consumer: EventConsumer | None, rank: int) -> None:
+        consumers = [] if consumer is None else [consumer]
+        if config is not None:
+            from kvanta.kv_events.publisher import KvEventPublisher
+
+            publisher = KvEventPublisher(self.engine, config, rank=rank)
+            replay = f", replay on {publisher.replay_endpoint}" if publisher.replay_endpoint else ""
+            _log.info("KV events on %s%s: they have the token ids of prompts", publisher.endpoint, replay)
+            consumers.append(publisher)
+        if consumers:
+            weakref.finalize(self, KvEventThread(self.engine, consumers).close)
 
     def stats(self) -> dict[str, Any]:
         """Counters of the engine, with the names of model and cache format."""

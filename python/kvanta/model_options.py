@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvanta.errors import InputError
+from kvanta.kv_events.config import KvEventsConfig, read_kv_events_config
 from kvanta.models import HubAccess, ModelFolder
 from kvanta.options import Option, OptionGroup, option
 from kvanta.pooler_config import read_pooler_config
@@ -134,6 +135,20 @@ class ModelOptions(OptionGroup):
         aliases=("override_pooler_config",),
         metavar="JSON",
     )
+
+    kv_events_config: Mapping[str, Any] = option(
+        "",
+        'events of the prefix cache for routers: JSON as {"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}; '
+        "docs/fleet.md has the keys",
+        _json_object,
+        metavar="JSON",
+    )
+    kv_events_endpoint: str = option("", "its endpoint alone, as in tcp://*:5557", metavar="ADDRESS")
+
+    @property
+    def kv_events(self) -> KvEventsConfig | None:
+        """Settings of KV events; None: there are none. Raises InputError."""
+        return read_kv_events_config(self.kv_events_config, self.kv_events_endpoint)
 
     @property
     def pooling(self) -> PoolingParams:

@@ -191,7 +191,7 @@ REFUSED_GROUPS: tuple[Group, ...] = (
         "",
         "decoupled_spec_bind_endpoint decoupled_spec_connect_endpoints decoupled_spec_rank "
         "decoupled_spec_role disaggregation_mode ec_transfer_config encoder_register_urls encoder_urls "
-        "kv_events_config kv_transfer_config",
+        "kv_transfer_config",
         ("null",),
     ),
     Group(

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
     from llguidance._lib import JsonCompileOptions
 
+    from kvanta.generation import ConstraintRecipe
     from kvanta.tokenizer import Tokenizer
 
 _MAX_CHARACTERS = 2**18  # of a grammar: what is longer is not written by hand
@@ -166,6 +167,11 @@ class GrammarCompiler:
             info = self.info
             return GatedMatcher(state, gate, int(info.vocab), list(info.eos_token_ids))
         return state
+
+    def constraint(self, matcher: Matcher, recipe: ConstraintRecipe) -> _core.TokenConstraint:
+        """The constraint of a request of the engine. `recipe`: for engines in other processes."""
+        del recipe
+        return _core.TokenConstraint(matcher)
 
     def _matcher(self, grammar: str, kind: str) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits

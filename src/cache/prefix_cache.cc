@@ -54,7 +54,7 @@ bool PrefixCache::Insert(std::span<const int32_t> tokens, std::string_view salt,
   if (index == 0 && !state.roots.contains(salt)) {
     auto root = std::make_unique<Node>();
     root->salt = salt;
-    if (state.listener != nullptr) root->key = state.listener->RootKey(salt);
+    if (!state.listeners.empty()) root->key = state.listeners.front()->RootKey(salt);
     state.roots.emplace(salt, std::move(root));
   }
   int64_t found = 0;
@@ -69,7 +69,7 @@ bool PrefixCache::Insert(std::span<const int32_t> tokens, std::string_view salt,
     fresh->hash = hash;
     fresh->index = index;
     fresh->tokens.assign(key.begin(), key.end());
-    if (state.listener != nullptr) fresh->key = state.listener->ChildKey(parent->key, key);
+    if (!state.listeners.empty()) fresh->key = state.listeners.front()->ChildKey(parent->key, key);
     fresh->records.resize(records.size());
     fresh->droppable.resize(2 * records.size());
     // Operations that may throw come first. A parent that was a leaf passes its entry on.
@@ -144,8 +144,29 @@ int64_t PrefixCache::Present(std::span<const int32_t> tokens, std::string_view s
   return known;
 }
 
-void PrefixCache::SetListener(RecordListener* listener) noexcept {
-  state_->listener = listener;
+void PrefixCache::AddListener(RecordListener& listener) {
+  state_->listeners.push_back(&listener);
+}
+
+void PrefixCache::RemoveListener(RecordListener& listener) noexcept {
+  std::erase(state_->listeners, &listener);
+}
+
+void PrefixCache::VisitRecords(const std::function<void(const CachedRecord&)>& visit) const {
+  std::vector<const Node*> open;  // a stack: a long path would recurse once per page
+  for (const auto& [salt, root] : state_->roots) open.push_back(root.get());
+  while (!open.empty()) {
+    const Node* node = open.back();
+    open.pop_back();
+    for (const auto& [hash, child] : node->children) open.push_back(child.get());
+    if (node->parent == nullptr) continue;
+    for (int group = 0; group < state_->Groups(); ++group) {
+      for (const PageKind kind : kPageKinds) {
+        const CachedRecord record = State::Record(*node, group, kind);
+        if (record.page != kNoPage) visit(record);
+      }
+    }
+  }
 }
 
 bool PrefixCache::EvictOne() {

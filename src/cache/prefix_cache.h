@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -57,9 +58,13 @@ class PrefixCache {
   int64_t Present(std::span<const int32_t> tokens, std::string_view salt, int64_t max_pages,
                   std::vector<uint8_t>& present) const;
 
-  // Reports records that come, are used and go to `listener` (null: nobody), while the cache is empty only: the
-  // listener gives pages their keys.
-  void SetListener(RecordListener* listener) noexcept;
+  // Reports records that come, are used and go to `listener`. Listeners are added while the cache is empty: the first
+  // one gives pages their keys.
+  void AddListener(RecordListener& listener);
+  void RemoveListener(RecordListener& listener) noexcept;
+
+  // Calls visit for every record, a page's before those of the pages after it.
+  void VisitRecords(const std::function<void(const CachedRecord&)>& visit) const;
 
   // Keeps the first `pages` pages of `tokens` for `seconds`: other pages are evicted before them. Together, pages that
   // are kept take at most max_bytes; beyond it, the last ones of this prefix are not.

@@ -58,8 +58,7 @@ void PrefixCache::Pin(std::span<const int32_t> tokens, std::string_view salt, in
         const PageId page = node->records[static_cast<size_t>(group)].Of(kind);
         if (page == kNoPage) continue;
         state.TouchRecord(*node, group, kind);
-        if (state.listener == nullptr) continue;
-        state.listener->OnPin({node->key, node->tokens, node->index, group, kind, page}, seconds);
+        for (RecordListener* listener : state.listeners) listener->OnPin(State::Record(*node, group, kind), seconds);
       }
     }
   }

@@ -32,7 +32,7 @@ struct PrefixCache::Node {
   Node* parent = nullptr;  // nullptr for a root
   uint64_t hash = 0;       // hash of tokens
   int64_t index = 0;       // page number
-  PageKey key = {};        // by the listener, if there is one
+  PageKey key = {};        // by the first listener, if there is one
   std::string salt;        // for a root
   std::vector<int32_t> tokens;
   std::vector<PageRef> records;     // [group]
@@ -70,7 +70,7 @@ struct PrefixCache::State {
   int64_t pinned_bytes = 0;
   int64_t nodes = 0;
   int64_t evictions = 0;
-  RecordListener* listener = nullptr;
+  std::vector<RecordListener*> listeners = {};
 
   int Groups() const { return static_cast<int>(spec.groups.size()); }
 
@@ -151,11 +151,21 @@ struct PrefixCache::State {
 
   // ---- records
 
+  static CachedRecord Record(const Node& node, int group, PageKind kind) {
+    const bool first = node.index == 0;
+    return {.key = node.key,
+            .parent = first ? nullptr : &node.parent->key,
+            .salt = first ? std::string_view(node.parent->salt) : std::string_view(),
+            .tokens = node.tokens,
+            .index = node.index,
+            .group = group,
+            .kind = kind,
+            .page = node.records[static_cast<size_t>(group)].Of(kind)};
+  }
+
   void Report(void (RecordListener::*event)(const CachedRecord&) noexcept, const Node& node, int group,
               PageKind kind) const noexcept {
-    if (listener == nullptr) return;
-    const PageId page = node.records[static_cast<size_t>(group)].Of(kind);
-    (listener->*event)({node.key, node.tokens, node.index, group, kind, page});
+    for (RecordListener* listener : listeners) (listener->*event)(Record(node, group, kind));
   }
 
   void Attach(Node& node, int group, PageKind kind, PageId page) {
@@ -174,6 +184,7 @@ struct PrefixCache::State {
   void Drop(Node& node, int group, PageKind kind) noexcept {
     PageId& page = node.records[static_cast<size_t>(group)].Of(kind);
     if (page == kNoPage) return;
+    Report(&RecordListener::OnRelease, node, group, kind);
     pool.SetCached(group, kind, page, false);
     pool.Release(group, kind, page);
     page = kNoPage;

@@ -1,4 +1,4 @@
-// Listener of the prefix cache's records: how a tier below the memory learns of them.
+// Listeners of the prefix cache's records: how tiers below the memory and routers outside of the process learn of them.
 #pragma once
 
 #include <array>
@@ -15,6 +15,8 @@ using PageKey = std::array<uint8_t, 32>;
 
 struct CachedRecord {
   const PageKey& key;
+  const PageKey* parent = nullptr;  // key of the page before it; null for the first page
+  std::string_view salt;            // of the first page; empty for later ones
   std::span<const int32_t> tokens;  // the page's own
   int64_t index = 0;                // page number
   int group = 0;
@@ -22,7 +24,8 @@ struct CachedRecord {
   PageId page = kNoPage;
 };
 
-// Called by the owner of the prefix cache, inside its methods; must not change the cache.
+// Called by the owner of the prefix cache, inside its methods; must not change the cache. All listeners of a cache give
+// its pages the same keys.
 class RecordListener {
  public:
   virtual ~RecordListener() = default;
@@ -33,6 +36,7 @@ class RecordListener {
   virtual void OnDrop(const CachedRecord& record) noexcept = 0;    // replaced by a later one; not called on eviction
   // To be kept for this time.
   virtual void OnPin(const CachedRecord& record, double seconds) noexcept = 0;
+  virtual void OnRelease(const CachedRecord& record) noexcept = 0;  // leaves the memory, for whatever reason
 };
 
 }  // namespace kvanta::cache

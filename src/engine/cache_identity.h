@@ -11,7 +11,7 @@ namespace kvanta::engine {
 // of earlier builds are not found any more. A test compares the bytes with those recorded for this version.
 inline constexpr int kNumericsVersion = 1;
 
-// JSON. Requires components.weights_hash.
+// JSON. Of weights without components.weights_hash, it has the fast hash of page files alone.
 std::string CacheIdentity(const EngineComponents& components);
 
 }  // namespace kvanta::engine

@@ -38,11 +38,11 @@ DiskTier::DiskTier(cache::KvCacheManager& cache, store::RecordStoreConfig config
     : cache_(cache),
       store_(store::RecordStore::Open(WithRecordBytes(std::move(config), cache), cache.spec)),
       records_(cache.spec.groups.size()) {
-  cache_.prefix->SetListener(this);
+  cache_.prefix->AddListener(*this);
 }
 
 DiskTier::~DiskTier() {
-  cache_.prefix->SetListener(nullptr);
+  cache_.prefix->RemoveListener(*this);
   store_->Close();
 }
 

@@ -29,6 +29,7 @@ class DiskTier final : public cache::RecordListener {
   void OnUse(const cache::CachedRecord& record) noexcept override;
   void OnDrop(const cache::CachedRecord& record) noexcept override;
   void OnPin(const cache::CachedRecord& record, double seconds) noexcept override;
+  void OnRelease(const cache::CachedRecord& /*record*/) noexcept override {}
 
   // Looks up a request's prompt; the request is loading until Work() or Cancel() ends that.
   void Lookup(RequestState& request);

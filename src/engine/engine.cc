@@ -56,4 +56,11 @@ void Engine::FlushPrefixCache() {
   impl_->FlushPrefixCache();
 }
 
+std::vector<KvEvent> Engine::TakeKvEvents(double timeout_seconds) {
+  return impl_->TakeKvEvents(timeout_seconds);
+}
+std::vector<KvEvent> Engine::CachedPages() {
+  return impl_->CachedPages();
+}
+
 }  // namespace kvanta

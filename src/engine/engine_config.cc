@@ -167,6 +167,9 @@ void CheckConfig(const EngineConfig& config) {
   if (!config.kv_cache_dir.empty() && !config.enable_prefix_caching) {
     throw InputError(fmt::format("kv_cache_dir = {}: needs enable_prefix_caching", Quote(config.kv_cache_dir)));
   }
+  if (config.kv_events_queue_size > 0 && !config.enable_prefix_caching) {
+    throw InputError("KV events need enable_prefix_caching: without it there are no pages to announce");
+  }
   if (!config.speculative_config.empty()) ParseSpeculativeConfig(config.speculative_config);
   if (config.device != "auto" && config.device != "cpu" && config.device != "cuda") {
     throw InputError(fmt::format("device {} is unknown; there are: auto, cpu, cuda", Quote(config.device)));

@@ -69,7 +69,10 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
   MakeBackend();  // checks the scales before the probe uses them
   if (!measure_scales_ && !components_.scales_given && observe::HasStaticScales(components_.layout))
     WarnAboutUnitScales();
-  if (!measure_scales_) OpenDiskTier();
+  if (config.kv_events_queue_size > 0) {
+    kv_events_ = std::make_unique<engine::KvEventLog>(static_cast<size_t>(config.kv_events_queue_size));
+  }
+  if (!measure_scales_) AddListeners();
   const std::lock_guard lock(mutex_);
   RefreshStats();
 }
@@ -77,6 +80,12 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
 Engine::Impl::~Impl() {
   Stop();
   disk_.reset();  // its threads report to this object
+}
+
+// The scales, which pages depend on, are known.
+void Engine::Impl::AddListeners() {
+  OpenDiskTier();
+  if (kv_events_) kv_events_->Attach(*cache_, engine::CacheIdentity(components_));
 }
 
 void Engine::Impl::OpenDiskTier() {
@@ -141,7 +150,7 @@ void Engine::Impl::MeasureScales(std::span<const int32_t> tokens) {
                                       components_.scales, tokens, components_.config.max_num_batched_tokens);
   observe::ApplyProbe(probe, components_.layout, components_.scales);
   MakeBackend();
-  OpenDiskTier();
+  AddListeners();
   measure_scales_ = false;
   float min_scale = INFINITY;
   float max_scale = 0;
@@ -161,7 +170,9 @@ void Engine::Impl::MeasureScales(std::span<const int32_t> tokens) {
 
 void Engine::Impl::ResetPrefixCache() {
   const StepLock step_lock(*this);
-  if (cache_->prefix) cache_->prefix->Clear();
+  if (!cache_->prefix) return;
+  cache_->prefix->Clear();
+  if (kv_events_ && cache_->prefix->Pages() == 0) kv_events_->Clear();
 }
 
 void Engine::Impl::FlushPrefixCache() {
@@ -171,6 +182,19 @@ void Engine::Impl::FlushPrefixCache() {
     disk = disk_.get();
   }
   if (disk != nullptr) disk->Flush();
+}
+
+std::vector<KvEvent> Engine::Impl::TakeKvEvents(double timeout_seconds) {
+  if (!kv_events_) throw InputError("TakeKvEvents needs kv_events_queue_size");
+  if (auto events = kv_events_->Take(timeout_seconds)) return *std::move(events);
+  const StepLock step_lock(*this);
+  return kv_events_->Restart();
+}
+
+std::vector<KvEvent> Engine::Impl::CachedPages() {
+  if (!kv_events_) throw InputError("CachedPages needs kv_events_queue_size");
+  const StepLock step_lock(*this);
+  return kv_events_->Pages();
 }
 
 }  // namespace kvanta

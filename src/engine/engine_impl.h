@@ -20,6 +20,7 @@
 #include "engine/disk_tier.h"
 #include "engine/engine_config.h"
 #include "engine/grammar_bitmasks.h"
+#include "engine/kv_event_log.h"
 #include "engine/request_state.h"
 #include "engine/ticket_lock.h"
 #include "observe/quality.h"
@@ -53,6 +54,8 @@ class Engine::Impl {
   const EngineConfig& Config() const noexcept { return components_.config; }
   void ResetPrefixCache();
   void FlushPrefixCache();
+  std::vector<KvEvent> TakeKvEvents(double timeout_seconds);
+  std::vector<KvEvent> CachedPages();
 
  private:
   using RequestState = engine::RequestState;
@@ -95,6 +98,7 @@ class Engine::Impl {
   void MeasureScales(std::span<const int32_t> tokens);
   void WarnAboutUnitScales();
   void MakeBackend();
+  void AddListeners();
   void OpenDiskTier();
   void WorkOnLoads();
   bool IsLoading() const noexcept { return disk_ && disk_->Loading() > 0; }
@@ -118,8 +122,9 @@ class Engine::Impl {
   std::unique_ptr<scheduler::Scheduler> scheduler_;
   std::unique_ptr<runner::Runner> runner_;
   std::unique_ptr<runner::RowSampler> row_sampler_;
-  std::unique_ptr<engine::DiskTier> disk_;  // null without kv_cache_dir, and until the scales are known
-  bool measure_scales_ = false;             // on the first prompt
+  std::unique_ptr<engine::DiskTier> disk_;         // null without kv_cache_dir, and until the scales are known
+  std::unique_ptr<engine::KvEventLog> kv_events_;  // null without kv_events_queue_size
+  bool measure_scales_ = false;                    // on the first prompt
 
   // The step's batch and rows of logits, in the batch's order; members for their memory. Requests with pooling come
   // last, so that the output rows of the forward pass begin with those of logits.

@@ -51,7 +51,10 @@ struct RequestState : scheduler::Sequence {
         sampler(request.sampling, seed, request.prompt, stop_tokens),
         grammar_tokens(PromptTokens()) {
     tokens = request.prompt;
+    for (const int32_t token : request.generated) sampler.Append(token);
+    if (!request.generated.empty()) request.sampling.prompt_logprobs = -1;  // given out before
     tokens.reserve(request.prompt.size() + static_cast<size_t>(std::min(request.sampling.max_tokens, 1024)));
+    tokens.insert(tokens.end(), request.generated.begin(), request.generated.end());
     priority = request.priority;
     skip_prefix_match = WantsPromptLogprobs() || request.sampling.skip_reading_prefix_cache;
     if (WantsPromptLogprobs()) prompt_logprobs.resize(request.prompt.size());

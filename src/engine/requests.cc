@@ -54,6 +54,17 @@ void Engine::Impl::CheckRequest(const Request& request) const {
                                  request.sampling.cache_ttl));
   }
   const auto prompt_tokens = static_cast<int64_t>(request.prompt.size());
+  const auto generated = static_cast<int64_t>(request.generated.size());
+  if (generated > 0) {
+    CheckTokens(request.generated, "generated tokens");
+    const int64_t max_tokens = request.pooling ? 0 : request.sampling.max_tokens;
+    if (generated >= max_tokens || prompt_tokens + generated >= components_.config.max_model_len) {
+      throw InputError(
+          fmt::format("the request has {} generated tokens: nothing can follow them, for max_tokens = {} and "
+                      "max_model_len = {}",
+                      generated, max_tokens, components_.config.max_model_len));
+    }
+  }
   if (request.pooling) {
     request.pooling->Validate(components_.info.hidden);
     if (request.constraint || request.sampling.prompt_logprobs >= 0) {

@@ -218,7 +218,7 @@ void Engine::Impl::Accept(RequestState& request, std::span<runner::SampleRow> ro
                           std::vector<RequestOutput>& outputs) noexcept {
   FinishReason finish = FinishReason::kNone;
   request.times.last_token = now;
-  if (request.Produced() == 0) request.times.first_token = now;
+  if (request.times.first_token == 0) request.times.first_token = now;
   try {
     RequestOutput output = request.Output();
     if (request.Produced() == 0) output.prompt_logprobs = std::move(request.prompt_logprobs);

@@ -212,6 +212,9 @@ class Metrics(Collector):
     def _engine_counters(self, stats: dict[str, Any]) -> Iterator[Metric]:
         cached, prompt, generated = (stats[f"{kind}_tokens"] for kind in ("cached", "prompt", "generated"))
         yield self._counter("num_preemptions", "Sequences sent back to wait for pages.", stats["preemptions"])
+        if "moved" in stats:  # of several engines
+            yield self._gauge("replicas", "Engines that have reported lately.", stats["replicas"])
+            yield self._counter("requests_moved", "Requests that went on at another replica.", stats["moved"])
         yield self._counter("prefix_cache_queries", "Prompt tokens looked up in it.", stats["prefix_queries"])
         yield self._counter("prefix_cache_hits", "Prompt tokens found there.", cached)
         yield self._counter("prefix_cache_evictions", "Pages that it gave up for others.", stats["prefix_evictions"])

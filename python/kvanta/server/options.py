@@ -102,6 +102,12 @@ class ServerOptions(OptionGroup):
         metavar="MODEL",
     )
     chat_template: str = option("", "file with a Jinja2 template in place of the model's own", metavar="FILE")
+    replicas: int = option(
+        1,
+        "engines with a cache each, by Ray Serve (pip install 'kvanta[ray]'); requests go where their prefix is cached",
+        _positive,
+        metavar="N",
+    )
     request_timeout: float = option(
         0, "seconds until a request is ended with status 504; 0: never", _seconds, metavar="S"
     )

@@ -40,52 +40,78 @@ _LISTENERS = 16
 _OTHER_FILES = 64  # that the process may have open besides connections
 _M_MMAP_THRESHOLD = -3  # malloc.h
 _LARGE_BLOCK = 2**18
-_MAX_QUEUED = 1024  # unless --max-queued-requests says otherwise
+MAX_QUEUED = 1024  # unless --max-queued-requests says otherwise
 
 
 def serve(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> int:
     """Returns the exit status. Raises InputError or ResourceError before it listens."""
     _set_up_log(options.log_level)
     _check_certificate(options)
-    with contextlib.closing(_bind(options)) as listener:
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(contextlib.closing(_bind(options)))
         _log.info("loading %s", model)
         begin = time.perf_counter()
-        loaded = load(model, {"max_queued_requests": _MAX_QUEUED, **arguments}, options)
+        loaded = stack.enter_context(_models(model, {"max_queued_requests": MAX_QUEUED, **arguments}, options))
         _return_large_blocks()
         sys.setswitchinterval(_SWITCH_SECONDS)
         sys.set_int_max_str_digits(_MAX_DIGITS)
         front = AsyncLLM(loaded, time_limit=options.request_timeout)
-        front.metrics.vllm_names = options.metrics_prefix == "vllm"
-        service = Service(
-            front,
-            options.served_model_name or [model],
-            max_logprobs=options.max_logprobs,
-            api_keys=options.api_key,
-            max_body_bytes=options.max_body_bytes,
-            hosts=allowed_hosts(options, listener.getsockname()[0]),
-            priorities=options.scheduling_policy == "priority",
-            log_requests=options.log_requests,
-            unlogged_paths=options.disable_access_log_for_endpoints,
-            max_headers=options.h11_max_header_count,
-            has_docs=not options.disable_fastapi_docs,
-            tool_call_parser=options.tool_call_parser,
-            reasoning_parser=options.reasoning_parser,
-        )
+        address = listener.getsockname()[0]
+        service = make_service(front, model, options, allowed_hosts(options, address))
         _log_parsers(service)
-        _warn_of_strangers(options, listener.getsockname()[0])
-        origins = cors_arguments(
-            options.allowed_origins,
-            credentials=options.allow_credentials,
-            methods=options.allowed_methods,
-            headers=options.allowed_headers,
-        )
-        app = make_app(service, cors=origins)
+        _warn_of_strangers(options, address)
+        app = make_app(service, cors=cors_of(options))
         _listen(listener, options)
         _log.info("%s", _banner(service, listener, options, time.perf_counter() - begin))
         server = _Server(_uvicorn_config(app, options), front, options.shutdown_timeout)
         with frozen_start(), asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             runner.run(server.serve_model(listener))
     return 0
+
+
+@contextlib.contextmanager
+def _models(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> Iterator[LoadedModel]:
+    """The model in this process, or in replicas."""
+    if options.replicas == 1:
+        yield load(model, arguments, options)
+        return
+    from kvanta.ray import check_ray
+
+    check_ray()
+    from kvanta.ray.local import replicated_model
+
+    with replicated_model(model, arguments, options) as loaded:
+        yield loaded
+
+
+def make_service(front: AsyncLLM, model: str, options: ServerOptions, hosts: AllowedHosts | None) -> Service:
+    """The state of the application. `hosts`: None for a server whose proxy checks them."""
+    front.metrics.vllm_names = options.metrics_prefix == "vllm"
+    return Service(
+        front,
+        options.served_model_name or [model],
+        max_logprobs=options.max_logprobs,
+        api_keys=options.api_key,
+        max_body_bytes=options.max_body_bytes,
+        hosts=hosts,
+        priorities=options.scheduling_policy == "priority",
+        log_requests=options.log_requests,
+        unlogged_paths=options.disable_access_log_for_endpoints,
+        max_headers=options.h11_max_header_count,
+        has_docs=not options.disable_fastapi_docs,
+        tool_call_parser=options.tool_call_parser,
+        reasoning_parser=options.reasoning_parser,
+    )
+
+
+def cors_of(options: ServerOptions) -> dict[str, Any] | None:
+    """Arguments of make_app for other origins."""
+    return cors_arguments(
+        options.allowed_origins,
+        credentials=options.allow_credentials,
+        methods=options.allowed_methods,
+        headers=options.allowed_headers,
+    )
 
 
 class _Server(uvicorn.Server):

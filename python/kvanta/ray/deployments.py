@@ -1,0 +1,171 @@
+"""Deployments of Ray Serve: engines, and fronts that run the HTTP application."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Mapping
+from typing import Any, cast
+
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kvanta import _core
+from kvanta.engine_options import EngineOptions
+from kvanta.errors import InputError
+from kvanta.generation import ConstraintRecipe
+from kvanta.loaded_model import LoadedModel
+from kvanta.ray.engine_replica import EngineReplica
+from kvanta.ray.messages import pack_recipe
+from kvanta.ray.prefix_router import PrefixRouter
+from kvanta.ray.replicated_engine import ReplicatedEngine
+from kvanta.server.app import make_app
+from kvanta.server.async_llm import AsyncLLM
+from kvanta.server.options import ServerOptions, read_options
+from kvanta.server.run import MAX_QUEUED, cors_of, make_service
+from kvanta.structured_output import GrammarCompiler
+from kvanta.token_mask import Matcher
+
+_STATS_SECONDS = 0.5
+"""Between two reports of a replica's pages and counters."""
+_HEALTH_SECONDS = 2.0
+"""Between two checks of a replica; a dead one is replaced after the next."""
+_DRAIN_LOOP_SECONDS = 0.2
+"""Between two looks whether they have finished."""
+_DRAIN_SECONDS = 120.0
+"""For the requests of a replica that is to end, as in a rolling update; afterwards they go on elsewhere."""
+
+
+def engine_app(
+    model: str,
+    arguments: Mapping[str, Any],
+    server: Mapping[str, Any],
+    replicas: int | str,
+    autoscaling_config: Mapping[str, Any] | None = None,
+    ray_actor_options: Mapping[str, Any] | None = None,
+) -> serve.Application:
+    """The engines. `arguments`: EngineOptions and ModelOptions; `server`: ServerOptions. Raises InputError."""
+    automatic = replicas == "auto"
+    if not automatic and not (isinstance(replicas, int) and replicas > 0):
+        raise InputError(f"replicas must be a positive integer or auto, got {replicas!r}")
+    if automatic != (autoscaling_config is not None):
+        raise InputError("replicas = auto and autoscaling_config need each other")
+    values = EngineOptions.read(arguments)
+    actor = {"num_cpus": values.threads or 1, **(ray_actor_options or {})}
+    deployment = serve.deployment(EngineReplica).options(
+        name="EngineReplica",
+        num_replicas=None if automatic else replicas,
+        autoscaling_config=dict(autoscaling_config) if autoscaling_config is not None else None,
+        ray_actor_options=actor,
+        max_ongoing_requests=(values.max_num_seqs or 64) + (values.max_queued_requests or MAX_QUEUED),
+        health_check_period_s=_HEALTH_SECONDS,
+        logging_config={"enable_access_log": False},
+        graceful_shutdown_wait_loop_s=_DRAIN_LOOP_SECONDS,
+        graceful_shutdown_timeout_s=_DRAIN_SECONDS,
+        request_router_config=RequestRouterConfig(
+            request_router_class=PrefixRouter,
+            request_router_kwargs={"page_size": values.block_size or 64},
+            request_routing_stats_period_s=_STATS_SECONDS,
+        ),
+    )
+    return deployment.bind(model, arguments, read_options(server).tokenizer or None)
+
+
+def front_app(
+    engines: serve.Application,
+    model: str,
+    arguments: Mapping[str, Any],
+    server: Mapping[str, Any],
+    fronts: int,
+    max_replicas: int,
+) -> serve.Application:
+    """The HTTP server's application in front of the engines."""
+    ingress = serve.ingress(Front(model, arguments, server, max_replicas))(_Ingress)
+    deployment = serve.deployment(ingress).options(
+        name="Front",
+        num_replicas=fronts,
+        max_ongoing_requests=10_000,
+        graceful_shutdown_wait_loop_s=_DRAIN_LOOP_SECONDS,
+        graceful_shutdown_timeout_s=_DRAIN_SECONDS,
+        logging_config={"enable_access_log": False},
+    )
+    return deployment.bind(engines)
+
+
+class _Ingress:
+    """Ties the engines to the front's application; Front asks for their handle itself."""
+
+    def __init__(self, engines: DeploymentHandle) -> None:
+        self._engines = engines
+
+
+class Front:
+    """The HTTP application; it loads the tokenizer with the first request, and no weights."""
+
+    def __init__(self, model: str, arguments: Mapping[str, Any], server: Mapping[str, Any], max_replicas: int) -> None:
+        self._settings = (model, arguments, server)
+        self._max_replicas = max_replicas
+        self._app: asyncio.Future[ASGIApp] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An ASGI application."""
+        if scope["type"] != "http":
+            return
+        if self._app is None:
+            self._app = asyncio.ensure_future(self._make())
+        try:
+            app = await asyncio.shield(self._app)
+        except Exception:
+            self._app = None  # the next request tries again
+            raise
+        await app(scope, receive, send)
+
+    async def _make(self) -> ASGIApp:
+        model, arguments, server = self._settings
+        options = read_options(server)
+        handle = serve.get_deployment_handle("EngineReplica", serve.get_replica_context().app_name)
+        description = await handle.describe.remote()
+        make = functools.partial(remote_model, handle, description, model, arguments, options, self._max_replicas)
+        loaded = await asyncio.to_thread(make)
+        front = AsyncLLM(loaded, time_limit=options.request_timeout)
+        service = make_service(front, model, options, None)
+        front.start()
+        return make_app(service, cors=cors_of(options))
+
+
+def remote_model(
+    handle: DeploymentHandle,
+    description: Mapping[str, Any],
+    model: str,
+    arguments: Mapping[str, Any],
+    options: ServerOptions,
+    replicas: int,
+) -> LoadedModel:
+    """The model as a front has it: tokenizer, template and grammars, and the replicas as its engine.
+
+    `replicas`: at most, for the number of requests that the front takes.
+    """
+
+    def make_engine(config: _core.EngineConfig) -> _core.Engine:
+        info = _core.read_model_info(config.model, config.dtype, config.weight_dtype)
+        return cast("_core.Engine", ReplicatedEngine(handle, dict(description), info, replicas=replicas))
+
+    return LoadedModel(
+        model,
+        arguments,
+        options.tokenizer or None,
+        options.chat_template or None,
+        make_engine=make_engine,
+        compiler=_Recipes,
+    )
+
+
+class _Recipes(GrammarCompiler):
+    """Checks a grammar here, and gives the engine its recipe: the masks are made where the request runs."""
+
+    def constraint(self, matcher: Matcher, recipe: ConstraintRecipe) -> _core.TokenConstraint:
+        """The recipe, packed."""
+        del matcher
+        return cast("_core.TokenConstraint", pack_recipe(recipe))

@@ -1,0 +1,44 @@
+"""Replicas of `kvanta serve --replicas N`: a Ray of this machine's own, or the one that RAY_ADDRESS names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from kvanta.loaded_model import LoadedModel
+from kvanta.server.options import ServerOptions
+
+
+def cpus_of_each(replicas: int) -> int:
+    """CPU threads of one of several engines on this machine."""
+    return max(1, len(os.sched_getaffinity(0)) // replicas)
+
+
+@contextmanager
+def replicated_model(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> Iterator[LoadedModel]:
+    """The model with options.replicas engines, which end with the context. Raises InputError or ResourceError."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+    from ray import serve
+
+    from kvanta.ray.deployments import engine_app, remote_model
+
+    address = os.environ.get("RAY_ADDRESS")
+    local = not address
+    if local:
+        arguments = {"threads": cpus_of_each(options.replicas), **arguments}
+    server = {"tokenizer": options.tokenizer}
+    engines = engine_app(
+        model, arguments, server, options.replicas, ray_actor_options={"num_cpus": 0} if local else None
+    )
+    ray.init(address or "local", log_to_driver=True, include_dashboard=False if local else None)
+    try:
+        serve.start(proxy_location="Disabled")
+        handle = serve.run(engines, name="kvanta", route_prefix=None)
+        description = handle.describe.remote().result(timeout_s=600)
+        yield remote_model(handle, description, model, arguments, options, options.replicas)
+    finally:
+        serve.shutdown()
+        ray.shutdown()

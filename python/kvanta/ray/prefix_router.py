@@ -1,0 +1,59 @@
+"""Request router of the replicas: a prompt goes where it begins first, by the pages that they hold and their load."""
+
+from __future__ import annotations
+
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from kvanta.ray import replica_stats
+from kvanta.ray.messages import EngineRequest
+from kvanta.ray.prefix_index import ReplicaPages, page_hashes
+
+
+class PrefixRouter(RequestRouter):  # type: ignore[misc]
+    """Costs a replica what it would have to compute before the prompt's first token, in tokens, and takes the least.
+
+    That is the part of the prompt that it does not hold, and `tokens_per_request` for each of its requests.
+    """
+
+    def initialize_state(self, *, page_size: int = 64, tokens_per_request: int = 128) -> None:
+        """request_router_kwargs. `page_size`: of the replicas' caches."""
+        self._page_size = page_size
+        self._tokens_per_request = tokens_per_request
+        self._pages: dict[ReplicaID, ReplicaPages] = {}
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Reads what the replicas have reported (record_routing_stats)."""
+        super().update_replicas(replicas)
+        known = {each.replica_id: each for each in replicas}
+        self._pages = {replica: self._pages.get(replica) or ReplicaPages() for replica in known}
+        for replica, running in known.items():
+            stats = running.routing_stats or {}
+            self._pages[replica].report(stats.get("pages", b""))
+            if "engine" in stats:
+                replica_stats.LATEST[replica.unique_id] = stats["engine"]
+        for gone in replica_stats.LATEST.keys() - {replica.unique_id for replica in known}:
+            del replica_stats.LATEST[gone]
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """The replicas by their costs, of equal ones the emptier first; one that is full is passed over."""
+        hashes: list[bytes] = []
+        tokens = 0
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True
+            request = next((each for each in pending_request.args if isinstance(each, EngineRequest)), None)
+            if request is not None:
+                prompt = request.prompt + request.generated
+                hashes, tokens = list(page_hashes(prompt, self._page_size, request.cache_salt)), len(prompt)
+
+        def cost(replica: RunningReplica) -> tuple[int, int]:
+            pages = self._pages.get(replica.replica_id) or ReplicaPages()
+            running = self.replica_queue_len_cache.get(replica.replica_id) or 0
+            missing = tokens - pages.matched(hashes) * self._page_size
+            return missing + running * self._tokens_per_request, pages.count
+
+        ranked = sorted(candidate_replicas, key=cost)
+        if ranked and ranked[0].replica_id in self._pages:
+            self._pages[ranked[0].replica_id].send(hashes)
+        return [[replica] for replica in ranked]

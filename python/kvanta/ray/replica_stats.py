@@ -1,0 +1,11 @@
+"""The engine's counters of every replica, as this process's routers have last seen them.
+
+A module of its own: Ray sends the router's class to handles by value, with copies of its module's variables.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+LATEST: dict[str, dict[str, Any]] = {}
+"""By Ray's id of the replica."""

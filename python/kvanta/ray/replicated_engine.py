@@ -1,0 +1,192 @@
+"""An engine whose requests run on replicas. The server uses it as it uses an engine of its own.
+
+A request whose replica dies goes on at another one: with the tokens that have come, and so with the same bits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import copy
+import logging
+import os
+import threading
+import time
+from collections import deque
+from typing import Any
+
+import ray.exceptions
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle
+
+from kvanta import _core
+from kvanta.ray import replica_stats
+from kvanta.ray.messages import EngineRequest, RemoteOutput, fields_of, set_fields
+
+_log = logging.getLogger("kvanta.server")
+_RETRY_SECONDS = 0.1
+"""Between two attempts of a request."""
+_LOST = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError, DeploymentUnavailableError, BackPressureError)
+"""The replica, or the way to it, is gone; another attempt may succeed."""
+_ADDED = (
+    *("running", "waiting", "preemptions", "steps", "prompt_tokens", "cached_tokens", "generated_tokens", "refused"),
+    *("prefix_queries", "prefix_evictions", "prefix_pages", "pages_used", "pages_free", "exact_pages_used", "loading"),
+    *("cache_used_bytes", "cache_budget_bytes", "cache_evictable_bytes"),
+)
+"""Counters that add up over replicas."""
+
+
+class ReplicatedEngine:
+    """The methods of _core.Engine that the server calls. `start_queued` is called on the event loop's thread."""
+
+    def __init__(
+        self,
+        handle: DeploymentHandle,
+        description: dict[str, Any],
+        info: _core.ModelInfo,
+        *,
+        replicas: int,
+        give_up: float = 120.0,
+    ) -> None:
+        """`description`: of one of at most `replicas` replicas.
+
+        `give_up`: seconds without a replica that answers, after which a request fails.
+        """
+        self.info = info
+        self.config: _core.EngineConfig = set_fields(_core.EngineConfig(), description["config"])
+        if self.config.max_queued_requests:
+            one = self.config.max_num_seqs + self.config.max_queued_requests
+            self.config.max_queued_requests = replicas * one - self.config.max_num_seqs
+        self._handle = handle
+        self._stats = description["engine"]
+        self._give_up = give_up
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._outputs: deque[RemoteOutput] = deque()
+        self._ready = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._signalled = False
+        self._lock = threading.Lock()
+        self._requests: dict[str, concurrent.futures.Future[None]] = {}
+        self.moved = 0
+        """Requests that went on at another replica."""
+
+    def start_queued(self) -> int:
+        """A descriptor that is readable while take_news has outputs."""
+        self._loop = asyncio.get_running_loop()
+        return self._ready
+
+    def take_news(self, most: int) -> list[RemoteOutput]:
+        """The oldest outputs."""
+        outputs = [self._outputs.popleft() for _ in range(min(most, len(self._outputs)))]
+        if not self._outputs and self._signalled:
+            self._signalled = False
+            os.eventfd_read(self._ready)
+        return outputs
+
+    def add(
+        self,
+        name: str,
+        prompt: list[int],
+        sampling: _core.SamplingParams,
+        cache_salt: str = "",
+        priority: int = 0,
+        timeout_seconds: float = 0.0,
+        constraint: bytes | None = None,
+        pooling: _core.PoolingParams | None = None,
+    ) -> None:
+        """Queues a request; from any thread. Raises InputError for bad parameters."""
+        sampling.validate(int(self.info.vocab))
+        request = EngineRequest(
+            name,
+            prompt,
+            fields_of(sampling),
+            cache_salt,
+            priority,
+            timeout_seconds,
+            constraint or b"",
+            None if pooling is None else fields_of(pooling),
+        )
+        assert self._loop is not None
+        with self._lock:
+            self._requests[name] = asyncio.run_coroutine_threadsafe(self._run(request), self._loop)
+
+    def abort(self, name: str) -> None:
+        """Ends a request; its pages are freed where it runs."""
+        with self._lock:
+            running = self._requests.pop(name, None)
+        if running is not None:
+            running.cancel()
+
+    def stop(self, _drain: bool = False) -> None:
+        """Ends what runs."""
+        for name in list(self._requests):
+            self.abort(name)
+
+    def reset_prefix_cache(self) -> None:
+        """Empties every replica's. Off the event loop."""
+        self._handle.broadcast("reset_prefix_cache").results(timeout_s=60)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters, summed over the replicas as far as they have reported them; others are one replica's."""
+        reported = list(replica_stats.LATEST.values()) or [self._stats]
+        total = copy.copy(reported[0])
+        for name in _ADDED:
+            total[name] = sum(each[name] for each in reported)
+        finished = [each["finished"] for each in reported]
+        total["moved"], total["replicas"] = self.moved, len(replica_stats.LATEST)
+        total["finished"] = {reason: sum(each[reason] for each in finished) for reason in finished[0]}
+        return total
+
+    async def _run(self, request: EngineRequest) -> None:
+        begin = time.monotonic()
+        last, reason = begin, "the stream ended"
+        limit = request.timeout_seconds
+        try:
+            while True:
+                response = self._handle.options(stream=True).generate.remote(request)
+                try:
+                    async for outputs in response:
+                        last = time.monotonic()
+                        if self._take(request, outputs):
+                            return
+                except _LOST as error:
+                    reason = type(error).__name__
+                finally:
+                    response.cancel()  # of a client that has gone: the replica frees its pages
+                now = time.monotonic()
+                if limit and now - begin > limit:
+                    self._end(request, _core.FinishReason.TIMEOUT, f"not finished within {limit:g} s")
+                    return
+                if now - last > self._give_up:
+                    self._end(request, _core.FinishReason.ERROR, f"no replica answers: {reason}")
+                    return
+                _log.warning("%s: %d tokens have come, another replica goes on", reason, len(request.generated))
+                self.moved += 1
+                if limit:
+                    request.timeout_seconds = max(0.001, limit - (now - begin))
+                await asyncio.sleep(_RETRY_SECONDS)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # a fault of the replica's or of ours
+            _log.exception("request %s", request.name)
+            self._end(request, _core.FinishReason.ERROR, f"{type(error).__name__} at the replica")
+        finally:
+            with self._lock:
+                self._requests.pop(request.name, None)
+
+    def _take(self, request: EngineRequest, outputs: list[RemoteOutput]) -> bool:
+        """True when there is no more to come."""
+        for each in outputs:
+            if request.generated:
+                each.cached_tokens = 0 if not each.tokens else min(each.cached_tokens, len(request.prompt))
+            request.generated += each.tokens
+            self._put(each)
+        return outputs[-1].finish != _core.FinishReason.NONE
+
+    def _end(self, request: EngineRequest, finish: _core.FinishReason, error: str) -> None:
+        self._put(RemoteOutput(request.name, finish=finish, error=error))
+
+    def _put(self, output: RemoteOutput) -> None:
+        self._outputs.append(output)
+        if not self._signalled:
+            self._signalled = True
+            os.eventfd_write(self._ready, 1)

@@ -1,0 +1,114 @@
+"""Choice of a replica, without Ray's cluster: by the pages that it holds and by its load."""
+
+from __future__ import annotations
+
+import importlib.util
+import types
+from typing import Any
+
+import pytest
+
+from kvanta import LLM, SamplingParams
+
+if importlib.util.find_spec("ray") is None:
+    pytest.skip("ray is not installed", allow_module_level=True)
+
+import asyncio
+
+from kvanta import _core
+from kvanta.ray.messages import EngineRequest, fields_of, set_fields
+from kvanta.ray.prefix_index import PrefixIndex, ReplicaPages, page_hashes
+from kvanta.ray.prefix_router import PrefixRouter
+
+PAGE = 16
+
+
+def events_engine() -> _core.Engine:
+    config = _core.EngineConfig()
+    config.model = LLM("stories260k", kv_cache_memory_bytes="1MiB", max_model_len=64).config.model
+    config.kv_cache_memory_bytes, config.page_size, config.threads, config.max_model_len = 400_000, PAGE, 1, 256
+    config.kv_events_queue_size = 1000
+    return _core.Engine(config)
+
+
+def run(engine: _core.Engine, tokens: list[int], salt: str = "") -> int:
+    """Cached tokens of a prompt."""
+    params = _core.SamplingParams()
+    params.max_tokens = 1
+    engine.add("one", tokens, params, salt)
+    cached = 0
+    while (outputs := engine.step()) is not None:
+        cached = max([cached, *(each.cached_tokens for each in outputs)])
+    return cached
+
+
+def test_the_index_foretells_hits() -> None:
+    """With evictions and salts: what a router computes of tokens is what the engine finds."""
+    engine, index, pages = events_engine(), PrefixIndex(), ReplicaPages()
+    removed = 0
+    for number in range(120):
+        tokens = [number % 7 + 3] * 40 + [number % 11 + 3] * 60
+        salt = "tenant" if number % 5 == 0 else ""
+        events = engine.take_kv_events()
+        removed += sum(each.kind == _core.KvEventKind.REMOVED for each in events)
+        index.apply(events)
+        pages.report(index.pages())
+        expected = pages.matched(page_hashes(tokens[:-1], PAGE, salt)) * PAGE
+        assert run(engine, tokens, salt) == expected, number
+    assert removed > 50
+
+
+def test_prompts_that_were_just_sent_count_for_some_seconds() -> None:
+    now = [0.0]
+    pages = ReplicaPages(lambda: now[0])
+    hashes = list(page_hashes([5] * 64, PAGE))
+    assert pages.matched(hashes) == 0
+    pages.send(hashes)
+    pages.report(b"another1")
+    assert pages.matched(hashes) == 4
+    now[0] = 6.0
+    pages.report(b"another2")
+    assert pages.matched(hashes) == 0
+
+
+class Router(PrefixRouter):
+    """Without a cluster."""
+
+    def __init__(self, loads: dict[str, int]) -> None:
+        self.initialize_state(page_size=PAGE, tokens_per_request=100)
+        self.loads = loads
+        self._pages = {name: ReplicaPages() for name in loads}
+
+    @property
+    def replica_queue_len_cache(self) -> Any:
+        return self.loads
+
+
+def choose(router: Router, tokens: list[int]) -> list[str]:
+    context = types.SimpleNamespace(should_backoff=False)
+    pending: Any = types.SimpleNamespace(args=[EngineRequest("x", tokens, {})], routing_context=context)
+    replicas: Any = [types.SimpleNamespace(replica_id=name) for name in router.loads]
+    ranks = asyncio.run(router.choose_replicas(replicas, pending))
+    return [str(each.replica_id) for (each,) in ranks]
+
+
+def test_the_replica_with_the_least_to_do_is_first() -> None:
+    router = Router({"a": 0, "b": 0, "c": 0})
+    first, second = [5] * 160, [6] * 160
+    assert choose(router, first)[0] == "a"
+    assert choose(router, second)[0] == "b", "a holds pages already"
+    assert choose(router, [*first, 9])[0] == "a", "its pages are there"
+    router.loads["a"] = 1
+    assert choose(router, [*first, 9])[0] == "a", "160 tokens outweigh a request"
+    router.loads["a"] = 2
+    assert choose(router, [*first, 9]) == ["c", "b", "a"], "but not two"
+
+
+def test_structures_of_the_engine_pass_on_whole() -> None:
+    params = _core.SamplingParams()
+    params.temperature, params.seed, params.logit_bias, params.max_tokens = 0.5, 7, [(3, 1.5)], 9
+    copy = set_fields(_core.SamplingParams(), fields_of(params))
+    assert fields_of(copy) == fields_of(params)
+    assert {"temperature", "seed", "stop_token_ids", "prompt_logprobs"} <= fields_of(params).keys()
+    assert "validate" not in fields_of(params)
+    assert set(SamplingParams.__dataclass_fields__) & set(fields_of(params))

@@ -102,7 +102,7 @@ TEST(DraftControl, LoadDecidesHowManyMustBeAccepted) {
   EXPECT_LT(MinAcceptance(64, 64), 1);
 }
 
-std::string ErrorOf(const std::string& text) {
+std::string ConfigErrorOf(const std::string& text) {
   try {
     ParseSpeculativeConfig(text);
   } catch (const InputError& error) {
@@ -113,14 +113,14 @@ std::string ErrorOf(const std::string& text) {
 
 TEST(SpeculativeConfig, RefusesWithKeyValueAndAlternatives) {
   using testing::HasSubstr;
-  EXPECT_THAT(ErrorOf("{"), HasSubstr("speculative_config"));
-  EXPECT_THAT(ErrorOf("[1]"), HasSubstr("expected an object"));
-  EXPECT_THAT(ErrorOf(R"({"method": "eagle"})"), HasSubstr("method 'eagle' is not supported; there are: ngram"));
-  EXPECT_THAT(ErrorOf(R"({"tokens": 4})"), HasSubstr("num_speculative_tokens"));
-  EXPECT_THAT(ErrorOf(R"({"num_speculative_tokens": 0})"), HasSubstr("is 0; expected an integer from 1 to"));
-  EXPECT_THAT(ErrorOf(R"({"num_speculative_tokens": "4"})"), HasSubstr("expected an integer"));
-  EXPECT_THAT(ErrorOf(R"({"prompt_lookup_min": 5, "prompt_lookup_max": 4})"), HasSubstr("above prompt_lookup_max 4"));
-  EXPECT_EQ(ErrorOf(R"({"method": "ngram"})"), "");
+  EXPECT_THAT(ConfigErrorOf("{"), HasSubstr("speculative_config"));
+  EXPECT_THAT(ConfigErrorOf("[1]"), HasSubstr("expected an object"));
+  EXPECT_THAT(ConfigErrorOf(R"({"method": "eagle"})"), HasSubstr("method 'eagle' is not supported; there are: ngram"));
+  EXPECT_THAT(ConfigErrorOf(R"({"tokens": 4})"), HasSubstr("num_speculative_tokens"));
+  EXPECT_THAT(ConfigErrorOf(R"({"num_speculative_tokens": 0})"), HasSubstr("is 0; expected an integer from 1 to"));
+  EXPECT_THAT(ConfigErrorOf(R"({"num_speculative_tokens": "4"})"), HasSubstr("expected an integer"));
+  EXPECT_THAT(ConfigErrorOf(R"({"prompt_lookup_min": 5, "prompt_lookup_max": 4})"), HasSubstr("above prompt_lookup_max 4"));
+  EXPECT_EQ(ConfigErrorOf(R"({"method": "ngram"})"), "");
   EXPECT_EQ(ParseSpeculativeConfig(R"({"prompt_lookup_max": 3})").prompt_lookup_min, 3);
   EXPECT_EQ(ParseSpeculativeConfig(R"({"prompt_lookup_min": 6})").prompt_lookup_max, 6);
   EngineConfig config = TinyConfig(Model(), "bf16");

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attention_rows import rows_of_shape
+from cache_tables import CACHE_TABLES
 from linear_rows import ISA_COLUMNS, TORCH_COLUMNS, compare_isa
 from peer_rows import compare
 from result_table import Rows, Table
@@ -264,73 +265,7 @@ TABLES = {
             ("same most likely token", "top1", ".1%"),
         ),
     ),
-    "more-users": Table(
-        "benchmarks/more_users.py smollm2 --json docs/results/more-users.json --plot docs/results/more-users.png",
-        "rows",
-        (
-            ("cache", "format", ""),
-            ("page (tokens)", "page_size", "d"),
-            ("bytes per token", "bytes_per_token", ",.0f"),
-            ("users", "users", "d"),
-            ("times bf16's", "times.users", ".2f"),
-            ("new tokens/s while all decode (times bf16's)", "times.decode", ".2f"),
-            ("all tokens/s at saturation (times bf16's)", "times.saturated", ".2f"),
-        ),
-    ),
-    "returning-users": Table(
-        "benchmarks/returning_users.py smollm2 --json docs/results/returning-users.json",
-        "rows",
-        (
-            ("cache", "format", ""),
-            ("users that it holds", "fitting_users", "d"),
-            ("prompt tokens from the cache", "cached_share", ".0%"),
-            ("turns per second", "turns_per_s", ".3f"),
-            ("times bf16's", "times.turns", ".1f"),
-        ),
-    ),
-    "prefix-cache": Table(
-        "benchmarks/prefix_cache.py smollm2 --json docs/results/prefix-cache.json --plot docs/results/prefix-cache.png",
-        "rows",
-        (
-            ("cache", "format", ""),
-            ("files (MiB)", "stored_mib", ".0f"),
-            ("first token, cold (s)", "cold_s", ".2f"),
-            ("after a restart (s)", "warm_s", ".3f"),
-            ("times faster", "times", ".0f"),
-            ("read with its checks (GB/s)", "read_gb_s", ".1f"),
-            ("prompts while writing (of without)", "prompt_share", ".1%"),
-            ("decode while writing (of without)", "decode_share", ".1%"),
-        ),
-    ),
-    "returning-users-disk": Table(
-        "benchmarks/returning_users.py smollm2 --kv-cache-dir /var/tmp --kv-cache-dir-bytes 512MiB --formats bf16 int4 "
-        "--memory 48MiB --users 40 --first-tokens 1200 --rounds 1 --json docs/results/returning-users-disk.json",
-        "rows",
-        (
-            ("cache", "format", ""),
-            ("on disk", "disk", ""),
-            ("users that memory holds", "fitting_users", "d"),
-            ("files (MiB)", "stored_mib", ".0f"),
-            ("prompt tokens from the cache", "cached_share", ".0%"),
-            ("turns per second", "turns_per_s", ".3f"),
-            ("times without disk", "times.without_disk", ".1f"),
-            ("times bf16's", "times.turns", ".1f"),
-        ),
-    ),
-    "page-packing": Table(
-        "benchmarks/page_packing.py smollm2 --text wiki.test.raw --json docs/results/page-packing.json",
-        "rows",
-        (
-            ("cache", "format", ""),
-            ("zstd -1 leaves", "zstd.1.left", ".0%"),
-            ("its halves", "halves.left", ".0%"),
-            ("an ideal coder", "entropy", ".0%"),
-            ("packs (GB/s)", "zstd.1.pack_gb_s", ".2f"),
-            ("unpacks (GB/s)", "zstd.1.unpack_gb_s", ".1f"),
-            ("halves (GB/s)", "halves.unpack_gb_s", ".1f"),
-            ("pages are read (GB/s)", "read_gb_s", ".1f"),
-        ),
-    ),
+    **CACHE_TABLES,
     "soak": Table(
         "benchmarks/soak.py smollm2 --minutes 10 --warm-up 64 --questions 16 --json docs/results/soak.json",
         lambda result, _: [result],

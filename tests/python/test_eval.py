@@ -271,6 +271,21 @@ def test_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert layers == [row["scheme"] for row in engine("bf16", kv_cache_dtype_layers=map_of(scheme)).stats()["layers"]]
 
 
+def test_modifiers_of_keys_go_to_the_keys_that_take_them() -> None:
+    found = Search(
+        EngineFactory.find(MODEL, 128, 1, {"threads": 1}),
+        Evaluation(MODEL, SMALL).calibration_passages(256),
+        [16.0],
+        ["int8", "fp8_e4m3"],
+        "+exact=2+query+sink=1",
+    )
+    keys, values = ([choice.name for choice in choices] for choices in found._sides)
+    assert keys == ["bf16", "int8+query", "fp8_e4m3"]
+    assert values == ["bf16", "int8", "fp8_e4m3"]
+    assert found._scheme("int8+query", "int8") == "k=int8+query,v=int8+exact=2+sink=1"
+    assert found._scheme("bf16", "bf16") == "bf16"
+
+
 def map_of(scheme: dict[str, Any]) -> str:
     return ";".join(f"{index}={text}" for index, text in enumerate(scheme["layers"]))
 

@@ -114,7 +114,7 @@ def parser() -> CommandParser:
         "--search-modifiers",
         default="",
         metavar="MODIFIERS",
-        help="modifiers of every scheme of --search, such as +exact=2",
+        help="modifiers of every scheme of --search, such as +exact=2; +query goes to the keys that take it",
     )
     add_json(result)
     add_engine_options(result)

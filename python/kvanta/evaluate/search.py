@@ -7,6 +7,7 @@ competes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +28,8 @@ from kvanta.scheme_file import join_layers
 
 _SIDES = ("k", "v")
 _EXACT = "bf16"
+_OF_KEYS = re.compile(r"[+-](?:query|mean|outliers=\d+)")
+"""Modifiers that only K takes."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +60,14 @@ class Search:
     ) -> None:
         """`budgets`: bits per element. `names`: the candidate formats, in addition to bf16; None: all.
 
-        `modifiers`: of every scheme, such as +exact=2.
+        `modifiers`: of every scheme, such as +exact=2; those of K alone, such as +query, of every K that takes them.
         """
         mixed = ("kv_cache_dtype_layers", "kv_cache_dtype_skip_layers")
         self._subject = replace(factory, options={n: v for n, v in factory.options.items() if n not in mixed})
         self._passages = list(passages)
         self._budgets = list(dict.fromkeys(budgets))
-        self._modifiers = modifiers
+        self._key_modifiers = "".join(_OF_KEYS.findall(modifiers))
+        self._modifiers = _OF_KEYS.sub("", modifiers)
         info = factory.info()
         if info.rope_dim:
             raise InputError(f"{info.architecture} stores K and V as one latent: there are no sides to search apart")
@@ -85,13 +89,16 @@ class Search:
     def _candidates(self, side: str, names: Sequence[str] | None) -> list[Choice]:
         """Formats that this side supports and that are smaller than bf16; their divergence is not measured yet."""
         choices = [Choice(_EXACT, 16.0, 0.0)]
+        modified = (self._key_modifiers, "") if side == "k" and self._key_modifiers else ("",)
         for name in dict.fromkeys(names or formats.names()):
-            try:
-                bits = 2 * self._subject.plan(self._one_side(side, name)).bits_per_element - 16
-            except InputError:
-                continue
-            if bits < 16:
-                choices.append(Choice(name, bits, 0.0))
+            for modifiers in modified:
+                try:
+                    bits = 2 * self._subject.plan(self._one_side(side, name + modifiers)).bits_per_element - 16
+                except InputError:
+                    continue
+                if bits < 16:
+                    choices.append(Choice(name + modifiers, bits, 0.0))
+                break
         return choices
 
     def run(self) -> list[Found]:

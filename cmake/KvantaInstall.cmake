@@ -1,5 +1,5 @@
 # cmake --install: public headers, one static library, and the files of find_package(kvanta). JSON and text formatting are
-# compiled in, so a program that links kvanta::kvanta needs only threads and libsodium.
+# compiled in, so a program that links kvanta::kvanta needs only threads, libsodium, hiredis and OpenSSL.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 

@@ -38,7 +38,11 @@ struct EngineConfig {
   // Folder in which closed pages outlive the process (docs/prefix-cache.md); several engines may share it. Empty: none.
   std::string kv_cache_dir;
   int64_t kv_cache_dir_bytes = int64_t{16} << 30;  // limit of the folder's files; least recently used ones go first
-  double max_cache_ttl = 0;                        // limit of SamplingParams::cache_ttl, seconds; 0: none may have one
+  // Server that keeps closed pages for several machines: redis://[[user]:password@]host[:port][/database], or rediss://
+  // with TLS. Empty: none. Config() has it without user and password.
+  std::string kv_store;
+  int kv_store_ttl = 0;      // seconds that the server keeps a page after its last use; 0: its own
+  double max_cache_ttl = 0;  // limit of SamplingParams::cache_ttl, seconds; 0: none may have one
   // Changes of the prefix cache that are kept for TakeKvEvents; beyond them it begins again with all pages. 0: none.
   int64_t kv_events_queue_size = 0;
   int threads = 0;              // 0: one per CPU of the affinity mask and the cgroup's quota
@@ -80,6 +84,8 @@ struct EngineConfig {
     visit("enable_prefix_caching", &EngineConfig::enable_prefix_caching);
     visit("kv_cache_dir", &EngineConfig::kv_cache_dir);
     visit("kv_cache_dir_bytes", &EngineConfig::kv_cache_dir_bytes, 1);
+    visit("kv_store", &EngineConfig::kv_store);
+    visit("kv_store_ttl", &EngineConfig::kv_store_ttl, 0);
     visit("max_cache_ttl", &EngineConfig::max_cache_ttl, 0, 86400);
     visit("kv_events_queue_size", &EngineConfig::kv_events_queue_size, 0);
     visit("threads", &EngineConfig::threads, 0);
@@ -230,7 +236,7 @@ class Engine {
   const EngineConfig& Config() const;  // with "auto" and 0 resolved
   // Drops every cached prefix in memory that no running request uses.
   void ResetPrefixCache();
-  // Waits until all closed pages are in kv_cache_dir, or cannot be written; 10 s for a write that hangs.
+  // Waits until all closed pages are in kv_cache_dir and kv_store, or cannot be written; 10 s for a write that hangs.
   void FlushPrefixCache();
   // Changes of the prefix cache in memory since the last call, the oldest first; waits at most timeout_seconds for one.
   // After a gap (more than kv_events_queue_size of them): kCleared, and every page. Applied in order, they give the

@@ -23,24 +23,38 @@ nb::dict Quality(const QualityStats& quality) {
   return result;
 }
 
-nb::dict Disk(const CacheFolderStats& disk) {
+// Zeros for a tier that there is not.
+nb::dict Tier(const CacheTierStats& tier) {
   nb::dict result;
+  result["enabled"] = tier.enabled;
+  result["lookup_tokens"] = tier.lookup_tokens;
+  result["hit_tokens"] = tier.hit_tokens;
+  result["declined_tokens"] = tier.declined_tokens;
+  result["read_bytes"] = tier.read_bytes;
+  result["written_bytes"] = tier.written_bytes;
+  result["read_seconds"] = tier.read_seconds;
+  result["write_seconds"] = tier.write_seconds;
+  result["read_errors"] = tier.read_errors;
+  result["write_errors"] = tier.write_errors;
+  result["dropped_records"] = tier.dropped_records;
+  return result;
+}
+
+nb::dict Disk(const CacheTierStats& disk) {
+  nb::dict result = Tier(disk);
   result["files"] = disk.files;
   result["bytes"] = disk.bytes;
   result["limit_bytes"] = disk.limit_bytes;
   result["own_bytes"] = disk.own_bytes;
-  result["lookup_tokens"] = disk.lookup_tokens;
-  result["hit_tokens"] = disk.hit_tokens;
-  result["declined_tokens"] = disk.declined_tokens;
-  result["read_bytes"] = disk.read_bytes;
-  result["written_bytes"] = disk.written_bytes;
-  result["read_seconds"] = disk.read_seconds;
-  result["write_seconds"] = disk.write_seconds;
   result["evictions"] = disk.evictions;
-  result["read_errors"] = disk.read_errors;
-  result["write_errors"] = disk.write_errors;
   result["damaged_files"] = disk.damaged_files;
-  result["dropped_records"] = disk.dropped_records;
+  return result;
+}
+
+nb::dict Store(const CacheTierStats& store) {
+  nb::dict result = Tier(store);
+  result["connects"] = store.connects;
+  result["damaged_records"] = store.damaged_files;
   return result;
 }
 
@@ -138,6 +152,7 @@ nb::dict StatsDict(const EngineStats& stats) {
   result["profile"] = profile;
   result["quality"] = Quality(stats.quality);
   result["disk"] = Disk(stats.disk);
+  result["store"] = Store(stats.store);
   result["loading"] = stats.loading;
   int64_t saturated = 0;
   int64_t nan = 0;

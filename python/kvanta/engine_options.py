@@ -44,6 +44,14 @@ def _method(value: Any) -> str:
     return "" if name == "none" else name
 
 
+def _store_url(value: Any) -> str:
+    """Checked here, because it may have a password, which no message may show."""
+    url = str(value)
+    if not url.isprintable():
+        raise InputError("a URL has no control characters or surrogates")
+    return url
+
+
 @dataclass
 class EngineOptions(OptionGroup):
     """Every engine option. To add one: a field here, and its meaning in the C++ EngineConfig."""
@@ -146,6 +154,18 @@ class EngineOptions(OptionGroup):
         "limit of the files of kv_cache_dir (default: 16GiB); the least recently used go first",
         parse_bytes,
         metavar="SIZE",
+    )
+    kv_store: str = option(
+        "",
+        "server in which several machines share cached prefixes: redis[s]://[[user]:password@]host[:port][/database]",
+        _store_url,
+        metavar="URL",
+    )
+    kv_store_ttl: int | None = option(
+        0,
+        "seconds that kv_store keeps pages after their last use (default, 0: until it evicts them)",
+        parse_integer,
+        metavar="SECONDS",
     )
     max_cache_ttl: float | None = option(
         0.0,

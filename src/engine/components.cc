@@ -18,6 +18,7 @@
 #include "models/fingerprint.h"
 #include "models/kv_scales.h"
 #include "models/rope.h"
+#include "store/record_servers.h"
 
 namespace kvanta::engine {
 namespace {
@@ -97,7 +98,9 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
   const models::Checkpoint checkpoint = models::Checkpoint::Open(config.model);
   const bool keep_types = KeepsTypes(config.dtype, config.weight_dtype, checkpoint);
   components.model_identity = models::Fingerprint(checkpoint);
-  if (!config.kv_cache_dir.empty()) {
+  components.kv_store = config.kv_store;
+  config.kv_store = store::RedactUrl(config.kv_store);
+  if (!config.kv_cache_dir.empty() || !config.kv_store.empty()) {
     components.weights_hash = models::ContentHash(checkpoint, models::ReadConfigText(config.model));
   }
   components.scales = models::UnitScales(model);

@@ -25,7 +25,8 @@ struct EngineComponents {
   std::unique_ptr<kernels::Ops> ops;              // operations that the model was loaded with
   std::unique_ptr<models::Model> model;
   std::string model_identity;  // of page files
-  std::string weights_hash;    // of weights and config.json, with EngineConfig::kv_cache_dir
+  std::string weights_hash;    // of weights and config.json, with EngineConfig::kv_cache_dir or kv_store
+  std::string kv_store;        // with its password; config.kv_store is without
   formats::CacheLayout layout;
   std::vector<formats::LayerScales> scales;  // per layer
   int64_t positions = 0;                     // for which the model was loaded; at least max_model_len

@@ -55,16 +55,13 @@ cache::PageKey DiskTier::ChildKey(const cache::PageKey& parent, std::span<const 
 }
 
 void DiskTier::Copy(const cache::CachedRecord& record) {
-  const store::RecordId id = IdOf(record);
-  if (!store_->Wants(id)) {
-    store_->Touch(id, record.index);
-    return;
-  }
-  cache::PagePool& pool = cache_.pool;
-  const int64_t bytes = pool.RecordBytes(record.group, record.kind);
-  std::vector<uint8_t> payload(static_cast<size_t>(bytes));
-  pool.device().CopyOut(payload.data(), pool.Base(record.group, record.kind) + record.page * bytes, payload.size());
-  store_->Write(id, record.index, record.tokens, std::move(payload));
+  store_->WriteBehind(IdOf(record), record.index, record.tokens, [&] {
+    cache::PagePool& pool = cache_.pool;
+    const int64_t bytes = pool.RecordBytes(record.group, record.kind);
+    std::vector<uint8_t> payload(static_cast<size_t>(bytes));
+    pool.device().CopyOut(payload.data(), pool.Base(record.group, record.kind) + record.page * bytes, payload.size());
+    return payload;
+  });
 }
 
 void DiskTier::OnAttach(const cache::CachedRecord& record) noexcept {

@@ -1,6 +1,6 @@
-// Disk tier of the prefix cache: copies closed pages to the page store as they enter the cache in memory, and moves
-// stored pages of waiting requests into that cache, where their prefix match finds them. Needs the step lock, except
-// for Loading().
+// Tiers of the prefix cache below the memory, on disk and in a server: copies closed pages to the page store as they
+// enter the cache in memory, and moves stored pages of waiting requests into that cache, where their prefix match finds
+// them. Needs the step lock, except for Loading().
 #pragma once
 
 #include <atomic>
@@ -46,7 +46,8 @@ class DiskTier final : public cache::RecordListener {
   // Waits until everything is written.
   void Flush() { store_->Flush(); }
 
-  CacheFolderStats Stats() const { return store_->Stats(); }
+  CacheTierStats FolderStats() const { return store_->FolderStats(); }
+  CacheTierStats ServerStats() const { return store_->ServerStats(); }
   std::string TakeWarning() { return store_->TakeWarning(); }
 
  private:

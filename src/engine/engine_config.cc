@@ -10,6 +10,7 @@
 #include "engine/speculative_config.h"
 #include "kvanta/error.h"
 #include "models/weight_count.h"
+#include "store/record_servers.h"
 
 namespace kvanta::engine {
 namespace {
@@ -166,6 +167,13 @@ void CheckConfig(const EngineConfig& config) {
   }
   if (!config.kv_cache_dir.empty() && !config.enable_prefix_caching) {
     throw InputError(fmt::format("kv_cache_dir = {}: needs enable_prefix_caching", Quote(config.kv_cache_dir)));
+  }
+  if (!config.kv_store.empty()) {
+    store::CheckServerUrl(config.kv_store);
+    if (!config.enable_prefix_caching) {
+      throw InputError(
+          fmt::format("kv_store = {}: needs enable_prefix_caching", Quote(store::RedactUrl(config.kv_store))));
+    }
   }
   if (config.kv_events_queue_size > 0 && !config.enable_prefix_caching) {
     throw InputError("KV events need enable_prefix_caching: without it there are no pages to announce");

@@ -90,18 +90,20 @@ void Engine::Impl::AddListeners() {
 
 void Engine::Impl::OpenDiskTier() {
   const EngineConfig& config = components_.config;
-  if (config.kv_cache_dir.empty()) return;
+  if (config.kv_cache_dir.empty() && config.kv_store.empty()) return;
+  const auto on_progress = [this] {
+    const std::lock_guard lock(mutex_);
+    loads_progressed_ = true;
+    work_available_.notify_all();
+  };
   disk_ = std::make_unique<engine::DiskTier>(*cache_,
                                              store::RecordStoreConfig{.folder = config.kv_cache_dir,
                                                                       .limit_bytes = config.kv_cache_dir_bytes,
+                                                                      .server = components_.kv_store,
+                                                                      .server_ttl_seconds = config.kv_store_ttl,
                                                                       .identity = engine::CacheIdentity(components_),
                                                                       .record_bytes = {},
-                                                                      .on_progress =
-                                                                          [this] {
-                                                                            const std::lock_guard lock(mutex_);
-                                                                            loads_progressed_ = true;
-                                                                            work_available_.notify_all();
-                                                                          },
+                                                                      .on_progress = on_progress,
                                                                       .before_read = components_.before_read,
                                                                       .before_write = components_.before_write});
 }

@@ -122,7 +122,7 @@ class Engine::Impl {
   std::unique_ptr<scheduler::Scheduler> scheduler_;
   std::unique_ptr<runner::Runner> runner_;
   std::unique_ptr<runner::RowSampler> row_sampler_;
-  std::unique_ptr<engine::DiskTier> disk_;         // null without kv_cache_dir, and until the scales are known
+  std::unique_ptr<engine::DiskTier> disk_;  // null without kv_cache_dir or kv_store, and until the scales are known
   std::unique_ptr<engine::KvEventLog> kv_events_;  // null without kv_events_queue_size
   bool measure_scales_ = false;                    // on the first prompt
 

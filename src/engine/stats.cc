@@ -53,7 +53,10 @@ void Engine::Impl::RefreshStats() noexcept {
   counters_.cache_used_bytes = pool.UsedBytes();
   counters_.cache_evictable_bytes = pool.EvictableBytes();
   counters_.cache_budget_bytes = pool.BudgetBytes();
-  if (disk_) counters_.disk = disk_->Stats();
+  if (disk_) {
+    counters_.disk = disk_->FolderStats();
+    counters_.store = disk_->ServerStats();
+  }
   counters_.loading = disk_ ? disk_->Loading() : 0;
   if (quality_) counters_.quality = quality_->Stats();
   try {

@@ -50,4 +50,8 @@ std::string Hex(std::span<const uint8_t> bytes) {
   return text;
 }
 
+std::string IdentityName(const PageKey& identity) {
+  return Hex(identity).substr(0, kIdentityDigits);
+}
+
 }  // namespace kvanta::store

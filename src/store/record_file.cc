@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstring>
 #include <memory>
 #include <new>
 
@@ -110,6 +111,19 @@ RecordView ReadRecord(std::span<const uint8_t> file, const PageKey& identity, co
     return refuse("it is the record of another page");
   }
   view.tokens = head.subspan(kRecordHeaderBytes);
+  return view;
+}
+
+RecordView ReadRecord(std::span<const uint8_t> file, const PageKey& identity, const RecordId& id,
+                      std::span<const int32_t> tokens, size_t payload_bytes) {
+  RecordView view = ReadRecord(file, identity, id);
+  if (!view.fault.empty()) return view;
+  if (view.payload.size() != payload_bytes) {
+    view.fault = fmt::format("a payload of {} bytes, the record has {}", view.payload.size(), payload_bytes);
+  } else if (view.tokens.size() != tokens.size_bytes() ||
+             std::memcmp(view.tokens.data(), tokens.data(), tokens.size_bytes()) != 0) {
+    view.fault = "it has other token ids";
+  }
   return view;
 }
 

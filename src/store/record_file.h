@@ -55,5 +55,8 @@ struct RecordView {
 };
 
 RecordView ReadRecord(std::span<const uint8_t> file, const PageKey& identity, const RecordId& id);
+// The same for a record whose page has these token ids, and whose payload has `payload_bytes`.
+RecordView ReadRecord(std::span<const uint8_t> file, const PageKey& identity, const RecordId& id,
+                      std::span<const int32_t> tokens, size_t payload_bytes);
 
 }  // namespace kvanta::store

@@ -26,7 +26,6 @@ constexpr int64_t kTouchNs = 60 * kSecondNs;       // a use within this time of 
 constexpr int64_t kMaxPinNs = 86400 * kSecondNs;   // in the future; a later time is of a clock that has been set back
 constexpr int64_t kPinnedShare = 2;                // part of the limit that pinned files may take
 constexpr int64_t kPageNs = 1000;                  // a page's time of use before that of the page before it
-constexpr size_t kIdentityDigits = 32;
 
 int64_t DiskBytes(int64_t bytes) {
   return RoundUp(bytes, kBlockBytes);
@@ -52,13 +51,15 @@ StoreFile Classify(const std::string& path) {
 }
 
 RecordFolder::RecordFolder(RecordFolderConfig config)
-    : config_(std::move(config)),
-      identity_(IdentityKey(config_.identity)),
-      identity_name_(Hex(identity_).substr(0, kIdentityDigits)) {
+    : config_(std::move(config)), identity_name_(IdentityName(IdentityKey(config_.identity))) {
   while (config_.folder.size() > 1 && config_.folder.ends_with('/')) config_.folder.pop_back();
   if (const FileError error = MakeFolder(config_.folder)) {
-    throw InputError(fmt::format("kv_cache_dir = {}: {}", Quote(config_.folder), std::strerror(error)));
+    throw InputError(fmt::format("{}: {}", RecordFolder::Name(), std::strerror(error)));
   }
+}
+
+std::string RecordFolder::Name() const {
+  return fmt::format("kv_cache_dir = {}", Quote(config_.folder));
 }
 
 std::string RecordFolder::NameOf(const RecordId& id) const {
@@ -71,13 +72,29 @@ bool RecordFolder::Knows(const RecordId& id) const {
   return files_.contains(NameOf(id));
 }
 
-bool RecordFolder::Exists(const RecordId& id) const {
-  return FileExists(config_.folder + "/" + NameOf(id));
+void RecordFolder::Describe(CacheTierStats& stats) const {
+  const std::lock_guard lock(mutex_);
+  stats.enabled = true;
+  stats.files = std::ssize(files_);
+  stats.bytes = used_bytes_;
+  stats.own_bytes = own_bytes_;
+  stats.limit_bytes = config_.limit_bytes;
+  stats.evictions = evictions_;
+}
+
+int64_t RecordFolder::UsedBytes() const {
+  const std::lock_guard lock(mutex_);
+  return used_bytes_;
+}
+
+std::string RecordFolder::Find(std::span<const RecordId> ids, std::span<uint8_t> found) {
+  for (size_t i = 0; i < ids.size(); ++i) found[i] = FileExists(PathOf(NameOf(ids[i]))) ? 1 : 0;
+  return {};
 }
 
 void RecordFolder::Count(const std::string& name, int64_t bytes) {
-  usage_.bytes += bytes;
-  if (name.starts_with(identity_name_)) usage_.own_bytes += bytes;
+  used_bytes_ += bytes;
+  if (name.starts_with(identity_name_)) own_bytes_ += bytes;
 }
 
 void RecordFolder::Erase(const std::string& name) {
@@ -86,21 +103,19 @@ void RecordFolder::Erase(const std::string& name) {
   const auto found = files_.find(name);
   if (found == files_.end()) return;
   Count(name, -found->second.bytes);
-  --usage_.files;
   files_.erase(found);
 }
 
 void RecordFolder::Add(const std::string& name, Entry entry) {
   const std::lock_guard lock(mutex_);
-  const auto [at, fresh] = files_.try_emplace(name);
-  usage_.files += fresh ? 1 : 0;
-  Count(name, entry.bytes - at->second.bytes);
-  at->second = entry;
+  Entry& known = files_[name];
+  Count(name, entry.bytes - known.bytes);
+  known = entry;
 }
 
 FileError RecordFolder::WriteOnce(const std::string& name, std::span<const std::span<const uint8_t>> parts,
                                   int64_t modified_ns) {
-  const std::string path = config_.folder + "/" + name;
+  const std::string path = PathOf(name);
   FileError error = WriteFile(path, parts, modified_ns);
   if (error != ENOENT) return error;
   if ((error = MakeFolder(path.substr(0, path.rfind('/'))))) return error;
@@ -113,10 +128,16 @@ FileError RecordFolder::WriteOnce(const std::string& name, std::span<const std::
   return WriteFile(path, parts, modified_ns);
 }
 
-FileError RecordFolder::Write(const RecordId& id, int64_t index, std::span<const int32_t> tokens,
-                              std::span<const uint8_t> payload) {
-  const std::vector<uint8_t> header = RecordHeader(identity_, id, tokens, payload);
-  const int64_t bytes = DiskBytes(std::ssize(header) + std::ssize(payload));
+std::string RecordFolder::Write(std::span<const RecordToWrite> records) {
+  for (const RecordToWrite& record : records) {
+    if (FileExists(PathOf(NameOf(record.use.id)))) continue;  // another process may have written it
+    if (const FileError error = WriteFileOf(record)) return std::strerror(error);
+  }
+  return {};
+}
+
+FileError RecordFolder::WriteFileOf(const RecordToWrite& record) {
+  const int64_t bytes = DiskBytes(std::ssize(record.header) + std::ssize(record.payload));
   if (bytes > config_.limit_bytes) return EFBIG;
   bool scan = false;
   {
@@ -125,48 +146,40 @@ FileError RecordFolder::Write(const RecordId& id, int64_t index, std::span<const
     written_since_scan_ += bytes;
   }
   if (scan) Scan();  // its error is that of the write to come
-  if (Usage().bytes + bytes > config_.limit_bytes) {
+  if (UsedBytes() + bytes > config_.limit_bytes) {
     EvictTo(std::max<int64_t>(0, config_.limit_bytes - config_.limit_bytes / kSlack - bytes));
   }
-  const std::span<const uint8_t> parts[] = {header, payload};
-  const std::string name = NameOf(id);
-  const int64_t modified_ns = WallClockNs() - index * kPageNs;
+  const std::span<const uint8_t> parts[] = {record.header, record.payload};
+  const std::string name = NameOf(record.use.id);
+  const int64_t modified_ns = WallClockNs() - record.use.index * kPageNs;
   if (const FileError error = WriteOnce(name, parts, modified_ns)) return error;
   Add(name, {.bytes = bytes, .modified_ns = modified_ns});
   return 0;
 }
 
-RecordFolder::Outcome RecordFolder::Read(const RecordId& id, std::span<const int32_t> tokens,
-                                         std::span<uint8_t> payload, std::string& fault) {
+std::vector<ReadResult> RecordFolder::Read(std::span<const RecordId> ids) {
+  std::vector<ReadResult> results;
+  for (const RecordId& id : ids) results.push_back(ReadFileOf(id));
+  return results;
+}
+
+ReadResult RecordFolder::ReadFileOf(const RecordId& id) {
+  using enum ReadResult::Outcome;
   const std::string name = NameOf(id);
-  const std::string path = config_.folder + "/" + name;
-  std::vector<uint8_t> file;
-  const FileError error = ReadFile(path, config_.max_file_bytes, file);
-  if (error == ENOENT || error == ENOTDIR) {
+  ReadResult result;
+  const FileError error = ReadFile(PathOf(name), config_.max_file_bytes, result.bytes);
+  if (error == 0) {
+    result.outcome = kRead;
+  } else if (error == ENOENT || error == ENOTDIR) {
     Erase(name);
-    return Outcome::kMissing;
+  } else if (error == EFBIG || error == EINVAL) {
+    result.outcome = kDamaged;
+    result.fault = "it is no regular file of a record's size";
+  } else {
+    result.outcome = kFailed;
+    result.fault = std::strerror(error);
   }
-  if (error != 0 && error != EFBIG && error != EINVAL) {
-    fault = std::strerror(error);
-    return Outcome::kFailed;
-  }
-  RecordView record;
-  if (error == 0) record = ReadRecord(file, identity_, id);
-  if (error != 0) {
-    record.fault = "it is no regular file of a record's size";
-  } else if (record.fault.empty() && record.payload.size() != payload.size()) {
-    record.fault = fmt::format("a payload of {} bytes, the record has {}", record.payload.size(), payload.size());
-  } else if (record.fault.empty() && !(record.tokens.size() == tokens.size_bytes() &&
-                                       std::memcmp(record.tokens.data(), tokens.data(), tokens.size_bytes()) == 0)) {
-    record.fault = "it has other token ids";
-  }
-  if (!record.fault.empty()) {
-    fault = fmt::format("{}: {}", Sanitize(name), record.fault);
-    Remove(id);
-    return Outcome::kDamaged;
-  }
-  std::ranges::copy(record.payload, payload.begin());
-  return Outcome::kRead;
+  return result;
 }
 
 bool RecordFolder::IsStale(const RecordId& id) const {
@@ -181,28 +194,34 @@ void RecordFolder::SetUse(const std::string& name, int64_t modified_ns) {
     const std::lock_guard lock(mutex_);
     if (const auto found = files_.find(name); found != files_.end()) found->second.modified_ns = modified_ns;
   }
-  if (SetModified(config_.folder + "/" + name, modified_ns) == ENOENT) Erase(name);
+  if (SetModified(PathOf(name), modified_ns) == ENOENT) Erase(name);
 }
 
-void RecordFolder::Touch(const RecordId& id, int64_t index) {
-  if (IsStale(id)) SetUse(NameOf(id), WallClockNs() - index * kPageNs);
-}
-
-void RecordFolder::Pin(const RecordId& id, int64_t index, int64_t until_ns) {
-  const std::string name = NameOf(id);
-  const int64_t modified_ns = std::min(until_ns, WallClockNs() + kMaxPinNs) - index * kPageNs;
-  {
-    const std::lock_guard lock(mutex_);
-    const auto found = files_.find(name);
-    if (found != files_.end() && found->second.modified_ns >= modified_ns - kSecondNs) return;
+void RecordFolder::Touch(std::span<const RecordUse> records) {
+  for (const RecordUse& use : records) {
+    if (IsStale(use.id)) SetUse(NameOf(use.id), WallClockNs() - use.index * kPageNs);
   }
-  SetUse(name, modified_ns);
 }
 
-void RecordFolder::Remove(const RecordId& id) {
-  const std::string name = NameOf(id);
-  RemoveFile(config_.folder + "/" + name);
-  Erase(name);
+void RecordFolder::Pin(std::span<const RecordUse> records, std::span<const int64_t> until_ns) {
+  for (size_t i = 0; i < records.size(); ++i) {
+    const std::string name = NameOf(records[i].id);
+    const int64_t modified_ns = std::min(until_ns[i], WallClockNs() + kMaxPinNs) - records[i].index * kPageNs;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto found = files_.find(name);
+      if (found != files_.end() && found->second.modified_ns >= modified_ns - kSecondNs) continue;
+    }
+    SetUse(name, modified_ns);
+  }
+}
+
+void RecordFolder::Remove(std::span<const RecordId> ids) {
+  for (const RecordId& id : ids) {
+    const std::string name = NameOf(id);
+    RemoveFile(PathOf(name));
+    Erase(name);
+  }
 }
 
 // Files by their time of last use, the first to go at the beginning: those that are pinned beyond their share, then the
@@ -236,12 +255,12 @@ std::vector<std::string> RecordFolder::EvictionOrder() const {
 
 void RecordFolder::EvictTo(int64_t bytes) {
   for (const std::string& name : EvictionOrder()) {
-    if (Usage().bytes <= bytes) return;
-    const FileError error = RemoveFile(config_.folder + "/" + name);
+    if (UsedBytes() <= bytes) return;
+    const FileError error = RemoveFile(PathOf(name));
     if (error != 0 && error != ENOENT) continue;
     Erase(name);
     const std::lock_guard lock(mutex_);
-    ++usage_.evictions;
+    ++evictions_;
   }
 }
 
@@ -256,7 +275,7 @@ void RecordFolder::AgeFuture(std::vector<FileEntry>& files, int64_t now) const {
   std::ranges::sort(future, {}, [](const FileEntry* file) { return file->modified_ns; });
   for (size_t i = 0; i < future.size(); ++i) {
     future[i]->modified_ns = now - static_cast<int64_t>(future.size() - i) * kPageNs;
-    SetModified(config_.folder + "/" + future[i]->path, future[i]->modified_ns);
+    SetModified(PathOf(future[i]->path), future[i]->modified_ns);
   }
 }
 
@@ -276,7 +295,7 @@ FileError RecordFolder::Scan() {
     const StoreFile kind = Classify(file.path);
     if (kind == StoreFile::kForeign) continue;
     if (kind == StoreFile::kTemporary && std::abs(now - file.modified_ns) > kTemporaryNs) {
-      RemoveFile(config_.folder + "/" + file.path);
+      RemoveFile(PathOf(file.path));
       continue;
     }
     files.emplace(file.path, Entry{.bytes = DiskBytes(file.bytes), .modified_ns = file.modified_ns});
@@ -288,21 +307,15 @@ FileError RecordFolder::Scan() {
     for (const std::string& name : erased_during_scan_) files.erase(name);
     scanning_ = false;
     files_ = std::move(files);
-    usage_.files = std::ssize(files_);
-    usage_.bytes = usage_.own_bytes = 0;
+    used_bytes_ = own_bytes_ = 0;
     for (const auto& [name, entry] : files_) Count(name, entry.bytes);
-    full = usage_.bytes > config_.limit_bytes;
+    full = used_bytes_ > config_.limit_bytes;
     written_since_scan_ = 0;
     scanned_at_ = Now();
     scan_pause_ = std::max(kScanSeconds, kScanShare * (scanned_at_ - start));
   }
   if (full) EvictTo(config_.limit_bytes - config_.limit_bytes / kSlack);
   return error;
-}
-
-FolderUsage RecordFolder::Usage() const {
-  const std::lock_guard lock(mutex_);
-  return usage_;
 }
 
 }  // namespace kvanta::store

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "store/file_system.h"
-#include "store/record_file.h"
+#include "store/record_backend.h"
 
 namespace kvanta::store {
 
@@ -33,50 +33,43 @@ struct RecordFolderConfig {
   size_t max_file_bytes{};  // longer files are not read
 };
 
-struct FolderUsage {
-  int64_t files = 0, bytes = 0, evictions = 0;
-  int64_t own_bytes = 0;  // of this identity
-};
-
-class RecordFolder {
+class RecordFolder final : public RecordBackend {
  public:
   // Creates the folder; throws InputError if that fails.
   explicit RecordFolder(RecordFolderConfig config);
 
-  const PageKey& Identity() const noexcept { return identity_; }
-  const std::string& Path() const noexcept { return config_.folder; }
+  std::string Name() const override;
+  std::string NameOf(const RecordId& id) const override;  // relative to the folder
+  int64_t BatchBytes() const noexcept override { return 0; }
 
-  // True if this process has seen or written the file and not seen it go.
-  bool Knows(const RecordId& id) const;
-  bool Exists(const RecordId& id) const;
-  // True if this process knows the file, and its time of last use is not of the last moments.
-  bool IsStale(const RecordId& id) const;
+  bool Knows(const RecordId& id) const override;
+  bool IsStale(const RecordId& id) const override;
+  void Invalidate(const RecordId& id) override { Erase(NameOf(id)); }
+  void Describe(CacheTierStats& stats) const override;
 
-  // Writes a record of page `index`, evicting others as needed. Creates folders that have gone.
-  FileError Write(const RecordId& id, int64_t index, std::span<const int32_t> tokens, std::span<const uint8_t> payload);
+  void Open() override { Scan(); }  // before the first write, which may have to evict
+  // Evicts others as needed, and creates folders that have gone.
+  std::string Write(std::span<const RecordToWrite> records) override;
+  void Touch(std::span<const RecordUse> records) override;
+  // Gives files a time of use in the future, at most a day from now. They may take half of the limit; beyond it, those
+  // that are kept for the shortest time are the first to go.
+  void Pin(std::span<const RecordUse> records, std::span<const int64_t> until_ns) override;
+  void Remove(std::span<const RecordId> ids) override;
 
-  enum class Outcome : uint8_t { kRead, kMissing, kDamaged, kFailed };
-  // Reads a record whose page has these token ids; `payload` must have the record's size. A damaged file is removed.
-  Outcome Read(const RecordId& id, std::span<const int32_t> tokens, std::span<uint8_t> payload, std::string& fault);
-
-  // Renews the time of last use if it is stale. Within a prefix, earlier pages count as used later, so
-  // that they are evicted after those that depend on them.
-  void Touch(const RecordId& id, int64_t index);
-  // Gives the file a time of use in the future, at most a day from now: until then, others are evicted before it. Such
-  // files may take half of the limit; beyond it, those that are kept for the shortest time are the first to go.
-  void Pin(const RecordId& id, int64_t index, int64_t until_ns);
-  void Remove(const RecordId& id);
-
-  // Counts the files, those of other processes included, removes what died processes left, and evicts.
-  FileError Scan();
-  FolderUsage Usage() const;
+  std::string Find(std::span<const RecordId> ids, std::span<uint8_t> found) override;
+  std::vector<ReadResult> Read(std::span<const RecordId> ids) override;
 
  private:
   struct Entry {
     int64_t bytes = 0, modified_ns = 0;
   };
 
-  std::string NameOf(const RecordId& id) const;  // relative to the folder
+  std::string PathOf(const std::string& name) const { return config_.folder + "/" + name; }
+  FileError WriteFileOf(const RecordToWrite& record);
+  ReadResult ReadFileOf(const RecordId& id);
+  // Counts the files, those of other processes included, removes what died processes left, and evicts.
+  FileError Scan();
+  int64_t UsedBytes() const;
   void SetUse(const std::string& name, int64_t modified_ns);
   void Erase(const std::string& name);
   void Add(const std::string& name, Entry entry);
@@ -88,13 +81,12 @@ class RecordFolder {
   FileError WriteOnce(const std::string& name, std::span<const std::span<const uint8_t>> parts, int64_t modified_ns);
 
   RecordFolderConfig config_;
-  PageKey identity_;
-  std::string identity_name_;
+  const std::string identity_name_;
   mutable std::mutex mutex_;
   std::unordered_map<std::string, Entry> files_;  // by name
   bool scanning_ = false;
   std::vector<std::string> erased_during_scan_;
-  FolderUsage usage_;
+  int64_t used_bytes_ = 0, own_bytes_ = 0, evictions_ = 0;
   int64_t written_since_scan_ = 0;
   double scanned_at_ = 0, scan_pause_ = 0;
 };

@@ -1,4 +1,6 @@
 // The loading thread of the page store.
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/clock.h"
@@ -9,27 +11,13 @@ namespace kvanta::store {
 namespace {
 
 constexpr int64_t kMaxBufferedBytes = int64_t{64} << 20;
-constexpr double kStallSeconds = 2;   // a read that takes longer: the disk hangs
-constexpr double kRetrySeconds = 30;  // between loads that the rates speak against, which measure them anew
-constexpr double kRateShare = 0.1;    // of the latest measurement in the mean rate
-
-// True if some hit reads the record.
-bool MayBeRead(const cache::KvCacheGroup& group, int64_t page, cache::PageKind kind) {
-  return kind == cache::PageKind::kQuantized ? group.NeedsQuantized(page, true)
-                                             : group.NeedsExact(page, group.exact_before > 0);
-}
-
-template <class Has>
-int64_t Hit(const cache::KvCacheSpec& spec, int64_t pages, Has has) {
-  return cache::LongestHit(spec, pages, [&](int64_t page, int group, cache::PageKind kind) {
-    return has(cache::RecordIndex(spec, page, group, kind));
-  });
-}
+constexpr double kStallSeconds = 2;  // a read that takes longer hangs
+constexpr double kRateShare = 0.1;   // of the latest measurement in the mean rate
 
 }  // namespace
 
 bool RecordStore::IsStalled() const {
-  return read_since_ != 0 && Now() - read_since_ > kStallSeconds;
+  return loader_.Hangs(kStallSeconds);
 }
 
 RecordStore::LoadHandle RecordStore::Lookup(std::span<const int32_t> tokens, std::string_view salt, int64_t max_pages,
@@ -84,8 +72,9 @@ void RecordStore::Cancel(Load& load, bool overdue) {
   load.ready.clear();
   load_work_.notify_one();
   if (!overdue) return;
-  ++stats_.read_errors;
-  Warn(read_trouble_, "pages cannot be read in time", "the disk is slow or does not answer");
+  Tier& tier = tiers_[read_tier_];
+  ++tier.stats.read_errors;
+  tier.trouble.Tell(tier.backend->Name(), "pages cannot be read in time", "it is slow or does not answer");
 }
 
 void RecordStore::SetComputeRate(double seconds_per_token) {
@@ -93,34 +82,31 @@ void RecordStore::SetComputeRate(double seconds_per_token) {
   seconds_per_token_ = seconds_per_token;
 }
 
-void RecordStore::LoadLoop(const std::stop_token& stop) {
-  std::unique_lock lock(mutex_);
+void RecordStore::LoadLoop(const std::stop_token& stop, IoThread::Lock& lock) {
   for (;;) {
     load_work_.wait(lock, stop, [this] {
       return !lookups_.empty() ||
              (!loads_.empty() && (loads_.front()->cancelled || buffered_bytes_ < kMaxBufferedBytes));
     });
-    if (stop.stop_requested()) break;
+    if (stop.stop_requested()) return;
     const bool is_lookup = !lookups_.empty();  // lookups first: most find nothing, and their owners wait
     std::deque<LoadHandle>& queue = is_lookup ? lookups_ : loads_;
     const LoadHandle load = queue.front();
     if (is_lookup || load->cancelled) queue.pop_front();
     if (load->cancelled) continue;
-    read_since_ = Now();
-    lock.unlock();
     LoadState found = LoadState::kDone;
     std::optional<LoadedPage> page;
-    try {
-      if (is_lookup) {
-        found = FindRecords(*load);
-      } else {
-        page = ReadPage(*load);
+    loader_.Call(lock, [&] {
+      try {
+        if (is_lookup) {
+          found = FindRecords(*load);
+        } else {
+          page = ReadPage(*load);
+        }
+      } catch (const std::exception&) {  // no memory: the hit ends here
       }
-    } catch (const std::exception&) {  // no memory: the hit ends here
-    }
-    lock.lock();
-    read_since_ = 0;
-    if (stop.stop_requested()) break;  // the owner may be gone
+    });
+    if (stop.stop_requested()) return;  // the owner may be gone
     if (load->cancelled) continue;
     if (is_lookup) {
       load->state = found;
@@ -131,72 +117,12 @@ void RecordStore::LoadLoop(const std::stop_token& stop) {
     } else {
       loads_.pop_front();
       load->state = LoadState::kDone;
-      stats_.hit_tokens += std::max<int64_t>(0, load->hit - load->memory_hit) * spec_.page_size;
+      CountHit(*load);
     }
     lock.unlock();
     config_.on_progress();
     lock.lock();
   }
-  loader_ended_ = true;
-  thread_ended_.notify_all();
-}
-
-// Finds the longest hit with the store's records. kDone if it is no longer than without, or not worth loading.
-LoadState RecordStore::FindRecords(Load& load) {
-  load.stored.assign(load.present.size(), 0);
-  PageKey key = RootKey(folder_.Identity(), load.salt);
-  const auto has = [&](size_t at) { return (load.present[at] | load.stored[at]) != 0; };
-  bool may_continue = true;
-  int64_t pages = 0;
-  for (; pages < load.max_pages && may_continue; ++pages) {
-    const auto page = static_cast<size_t>(pages * spec_.page_size);
-    key = ChildKey(key, std::span(load.tokens).subspan(page, static_cast<size_t>(spec_.page_size)));
-    load.keys.push_back(key);
-    for (int g = 0; g < static_cast<int>(spec_.groups.size()); ++g) {
-      const cache::KvCacheGroup& group = spec_.groups[static_cast<size_t>(g)];
-      for (const cache::PageKind kind : cache::kPageKinds) {
-        const size_t at = cache::RecordIndex(spec_, pages, g, kind);
-        if (load.present[at] != 0) load.memory_pages = pages + 1;
-        if (load.present[at] == 0 && MayBeRead(group, pages, kind)) load.stored[at] = folder_.Exists({key, g, kind});
-      }
-      // All hits beyond this page read it.
-      const bool ends = group.visibility.IsFull() && group.NeedsQuantized(pages, true) &&
-                        !has(cache::RecordIndex(spec_, pages, g, cache::PageKind::kQuantized));
-      may_continue = may_continue && !ends;
-    }
-  }
-  load.max_pages = pages;
-  load.memory_hit = Hit(spec_, pages, [&](size_t at) { return load.present[at] != 0; });
-  load.hit = Hit(spec_, pages, has);
-  int64_t bytes = 0;
-  for (int64_t page = 0; page < load.hit; ++page) {
-    for (size_t g = 0; g < spec_.groups.size(); ++g) {
-      for (const cache::PageKind kind : cache::kPageKinds) {
-        const bool is_read = ReadsAfterHit(spec_.groups[g], page, load.hit, kind) &&
-                             load.present[cache::RecordIndex(spec_, page, static_cast<int>(g), kind)] == 0;
-        if (is_read) bytes += RecordBytes(static_cast<int>(g), kind);
-      }
-    }
-  }
-  const int64_t tokens = (load.hit - load.memory_hit) * spec_.page_size;
-  const std::lock_guard lock(mutex_);
-  stats_.lookup_tokens += std::ssize(load.tokens) - load.memory_hit * spec_.page_size;
-  if (tokens == 0 || !IsWorthLoading(bytes, tokens)) return LoadState::kDone;
-  load.added_tokens = tokens;
-  return LoadState::kFound;
-}
-
-// With the mutex.
-bool RecordStore::IsWorthLoading(int64_t bytes, int64_t tokens) {
-  const double load_seconds = static_cast<double>(bytes) * seconds_per_byte_;
-  const double compute_seconds = static_cast<double>(tokens) * seconds_per_token_;
-  if (seconds_per_token_ == 0 || load_seconds <= compute_seconds) return true;
-  if (Now() - tried_at_ > kRetrySeconds) {
-    tried_at_ = Now();
-    return true;
-  }
-  stats_.declined_tokens += tokens;
-  return false;
 }
 
 // Next page with what a hit reads of it and the memory lacks; empty when all were read. Where a record turns out to be
@@ -216,8 +142,8 @@ std::optional<LoadedPage> RecordStore::ReadPage(Load& load) {
           continue;
         }
         load.stored[at] = 0;
-        load.hit =
-            Hit(spec_, load.max_pages, [&](size_t each) { return (load.present[each] | load.stored[each]) != 0; });
+        load.hit = Load::Hit(spec_, load.max_pages,
+                             [&](size_t each) { return (load.present[each] | load.stored[each]) != 0; });
         load.next_page = 0;
         break;
       }
@@ -229,40 +155,104 @@ std::optional<LoadedPage> RecordStore::ReadPage(Load& load) {
   return std::nullopt;
 }
 
-bool RecordStore::ReadRecordOf(Load& load, int64_t page, LoadedPage::Record& record) {
-  const int64_t bytes = RecordBytes(record.group, record.kind);
-  record.bytes.resize(static_cast<size_t>(bytes));
-  const auto tokens = std::span<const int32_t>(load.tokens)
-                          .subspan(static_cast<size_t>(page * spec_.page_size), static_cast<size_t>(spec_.page_size));
-  const RecordId id{load.keys[static_cast<size_t>(page)], record.group, record.kind};
-  std::string fault;
+// Reads the records from `page` on that the hit needs of a tier, as many as are best read at once.
+void RecordStore::Fetch(size_t tier, Load& load, int64_t page) {
+  RecordBackend& backend = *tiers_[tier].backend;
+  std::vector<RecordId> ids;
+  std::vector<size_t> places;
+  int64_t bytes = 0;
+  for (; page < load.hit && (ids.empty() || bytes < backend.BatchBytes()); ++page) {
+    for (int g = 0; g < static_cast<int>(spec_.groups.size()); ++g) {
+      for (const cache::PageKind kind : cache::kPageKinds) {
+        const size_t at = cache::RecordIndex(spec_, page, g, kind);
+        if (load.present[at] != 0 || load.stored[at] != tier + 1 || load.fetched.contains(at)) continue;
+        if (!ReadsAfterHit(spec_.groups[static_cast<size_t>(g)], page, load.hit, kind)) continue;
+        if (!ids.empty() && bytes >= backend.BatchBytes()) continue;
+        ids.push_back({load.keys[static_cast<size_t>(page)], g, kind});
+        places.push_back(at);
+        bytes += RecordBytes(g, kind);
+      }
+    }
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    read_tier_ = tier;
+  }
   const double start = Now();
   if (config_.before_read) config_.before_read();
-  const RecordFolder::Outcome outcome = folder_.Read(id, tokens, record.bytes, fault);
+  std::vector<ReadResult> results = backend.Read(ids);
   const double seconds = Now() - start;
-  if (outcome == RecordFolder::Outcome::kRead) folder_.Touch(id, page);
+  const bool failed = results[0].outcome == ReadResult::Outcome::kFailed;
+  const std::string fault = results[0].fault;
+  int64_t read_bytes = 0;
+  for (size_t i = 0; i < results.size(); ++i) {
+    read_bytes += std::ssize(results[i].bytes);
+    load.fetched.insert_or_assign(places[i], std::move(results[i]));
+  }
   const std::lock_guard lock(mutex_);
-  stats_.read_seconds += seconds;
-  switch (outcome) {
-    case RecordFolder::Outcome::kRead: {
-      stats_.read_bytes += bytes;
-      const double rate = seconds / static_cast<double>(bytes);
-      seconds_per_byte_ += (seconds_per_byte_ == 0 ? 1 : kRateShare) * (rate - seconds_per_byte_);
-      read_trouble_ = false;
+  Tier& from = tiers_[tier];
+  from.stats.read_seconds += seconds;
+  if (read_bytes > 0) {
+    const double rate = seconds / static_cast<double>(read_bytes);
+    from.seconds_per_byte += (from.seconds_per_byte == 0 ? 1 : kRateShare) * (rate - from.seconds_per_byte);
+  }
+  if (!failed) return;
+  ++from.stats.read_errors;
+  from.trouble.Tell(from.backend->Name(), "pages cannot be read", fault);
+}
+
+bool RecordStore::ReadRecordOf(Load& load, int64_t page, LoadedPage::Record& record) {
+  const size_t at = cache::RecordIndex(spec_, page, record.group, record.kind);
+  if (load.stored[at] == 0) return false;
+  const size_t index = load.stored[at] - size_t{1};
+  if (!load.fetched.contains(at)) Fetch(index, load, page);
+  const ReadResult result = std::move(load.fetched.extract(at).mapped());
+  const RecordId id{load.keys[static_cast<size_t>(page)], record.group, record.kind};
+  Tier& tier = tiers_[index];
+  std::string fault = result.fault;
+  if (result.outcome == ReadResult::Outcome::kRead) {
+    const auto bytes = static_cast<size_t>(RecordBytes(record.group, record.kind));
+    const RecordView view = ReadRecord(result.bytes, identity_, id, load.TokensOf(spec_, page), bytes);
+    if (view.fault.empty()) {
+      record.bytes.assign(view.payload.begin(), view.payload.end());
+      tier.writer->Touch({id, page});
+      const std::lock_guard lock(mutex_);
+      tier.stats.read_bytes += std::ssize(record.bytes);
+      tier.trouble.End();
       return true;
     }
-    case RecordFolder::Outcome::kDamaged:
-      ++stats_.damaged_files;
-      Warn(read_trouble_, "a damaged file was removed", fault);
-      break;
-    case RecordFolder::Outcome::kFailed:
-      ++stats_.read_errors;
-      Warn(read_trouble_, "pages cannot be read", fault);
-      break;
-    case RecordFolder::Outcome::kMissing:
-      break;
+    fault = view.fault;
+  } else if (result.outcome != ReadResult::Outcome::kDamaged) {
+    if (result.outcome == ReadResult::Outcome::kFailed) GiveUp(index, load);
+    return false;
   }
+  tier.writer->Drop(id);
+  const std::lock_guard lock(mutex_);
+  ++tier.stats.damaged_files;
+  tier.trouble.Tell(tier.backend->Name(), "a damaged record was removed",
+                    fmt::format("{}: {}", tier.backend->NameOf(id), fault));
   return false;
+}
+
+// Reads nothing more of a tier that does not answer.
+void RecordStore::GiveUp(size_t tier, Load& load) {
+  for (size_t at = 0; at < load.stored.size(); ++at) {
+    if (load.present[at] == 0 && load.stored[at] == tier + 1) load.stored[at] = 0;
+  }
+}
+
+// With the mutex. A page counts as one of the farthest tier that it needed.
+void RecordStore::CountHit(const Load& load) {
+  for (int64_t page = load.memory_hit; page < load.hit; ++page) {
+    uint8_t farthest = 1;
+    for (int g = 0; g < static_cast<int>(spec_.groups.size()); ++g) {
+      for (const cache::PageKind kind : cache::kPageKinds) {
+        if (!ReadsAfterHit(spec_.groups[static_cast<size_t>(g)], page, load.hit, kind)) continue;
+        farthest = std::max(farthest, load.stored[cache::RecordIndex(spec_, page, g, kind)]);
+      }
+    }
+    tiers_[farthest - size_t{1}].stats.hit_tokens += spec_.page_size;
+  }
 }
 
 }  // namespace kvanta::store

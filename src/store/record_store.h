@@ -1,5 +1,6 @@
-// Store of closed pages below the memory: writes behind and loads ahead on threads of its own, so that no step waits
-// for a disk. Its owner copies records in and out; nothing here knows of requests.
+// Store of closed pages below the memory, in places of which the nearer come first: a folder, then a server that
+// machines share. Writes behind and loads ahead on threads of its own, so that no step waits for them. Its owner copies
+// records in and out; nothing here knows of requests.
 //
 // Loading has two parts: a lookup finds how much longer a prefix's hit would be with the store's records, and whether
 // loading them is worth it by the rates measured so far; then the owner begins the load, and takes pages as they come.
@@ -14,24 +15,24 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
-#include <unordered_set>
 #include <vector>
 
 #include "cache/kv_cache_spec.h"
 #include "kvanta/cache_folder.h"
-#include "store/record_folder.h"
+#include "store/record_writer.h"
 
 namespace kvanta::store {
 
 struct RecordStoreConfig {
-  std::string folder;
+  std::string folder;  // empty: none
   int64_t limit_bytes = 0;
+  std::string server;  // URL, with its password (record_servers.h); empty: none
+  int64_t server_ttl_seconds = 0;
   std::string identity;                              // as in RecordFolderConfig
   std::vector<std::array<int64_t, 2>> record_bytes;  // [group][kind]
   std::function<void()> on_progress;                 // a load has news; called on a thread of the store
-  std::function<void()> before_read;                 // for tests: before each file is read, on the loading thread
-  std::function<void()> before_write;                // likewise: before each file is written, on the writing thread
+  std::function<void()> before_read;                 // for tests: before each read, on the loading thread
+  std::function<void()> before_write;                // likewise: before each write, on the writing threads
 };
 
 struct LoadedPage {
@@ -63,36 +64,34 @@ class RecordStore {
   struct Load;
   using LoadHandle = std::shared_ptr<Load>;
 
-  // Throws InputError if the folder cannot be created.
+  // Throws InputError if the folder cannot be created, or the server's URL is none.
   static std::shared_ptr<RecordStore> Open(RecordStoreConfig config, const cache::KvCacheSpec& spec);
-  // Writes what is queued, as long as the disk works, and ends the threads; bounded in time, whatever the disk does.
-  // Required once; nothing may be called afterwards.
+  // Writes what is queued, as long as the places take it, and ends the threads; bounded in time, whatever the places
+  // do. Required once; nothing may be called afterwards.
   void Close() noexcept;
   ~RecordStore();
   RecordStore(const RecordStore&) = delete;
   RecordStore& operator=(const RecordStore&) = delete;
 
-  const PageKey& Identity() const noexcept { return folder_.Identity(); }
+  const PageKey& Identity() const noexcept { return identity_; }
 
   // ---- write behind
 
-  // True if the record should be written: it is not stored, and neither is the queue full nor does the disk fail.
-  bool Wants(const RecordId& id);
-  // Queues a record of page `index`.
-  void Write(const RecordId& id, int64_t index, std::span<const int32_t> tokens, std::vector<uint8_t> payload);
-  // Renews the time of last use of a stored record, unless that was a moment ago.
-  void Touch(const RecordId& id, int64_t index);
-  // Keeps a record, written or queued, for a time: others are evicted before it.
+  // Takes a record of page `index` that entered the memory or was used there: it is written where it is not stored,
+  // and its time of last use is renewed where it is. `copy` gives its bytes, and is called only if they are needed.
+  void WriteBehind(const RecordId& id, int64_t index, std::span<const int32_t> tokens,
+                   const std::function<std::vector<uint8_t>()>& copy);
+  // Keeps a record, written or queued, for a time, in the places that can.
   void Pin(const RecordId& id, int64_t index, double seconds);
   // Removes a record, written or queued, that a later one replaces.
   void Drop(const RecordId& id);
-  // Waits until the queue is empty, or the disk hangs.
+  // Waits until everything is written, or a place hangs.
   void Flush();
 
   // ---- load
 
   // Looks up the first max_pages pages of `tokens`, of which the memory has the records `present`: [page][group][kind].
-  // Null while the disk hangs.
+  // Null while a read hangs.
   LoadHandle Lookup(std::span<const int32_t> tokens, std::string_view salt, int64_t max_pages,
                     std::vector<uint8_t> present);
   LoadState State(const Load& load) const;
@@ -106,71 +105,61 @@ class RecordStore {
   // Seconds per prompt token that the owner measured, for the decision; 0: unknown.
   void SetComputeRate(double seconds_per_token);
 
-  CacheFolderStats Stats() const;
+  // Zeros for a place that there is not.
+  CacheTierStats FolderStats() const;
+  CacheTierStats ServerStats() const;
   // Message for the operator, one per trouble; empty: none.
   std::string TakeWarning();
 
  private:
-  struct Job {
-    enum class Kind : uint8_t { kWrite, kTouch, kPin, kRemove };
-    Kind kind = Kind::kWrite;
-    RecordId id;
-    int64_t index = 0;
-    std::vector<int32_t> tokens;
-    std::vector<uint8_t> payload;
-    int64_t until_ns = 0;  // of kPin, since 1970
+  // A place, and what is known of it. But for the first two, guarded by the mutex.
+  struct Tier {
+    std::unique_ptr<RecordBackend> backend;
+    std::unique_ptr<RecordWriter> writer;
+    double seconds_per_byte = 0;
+    double tried_at = 0;  // time of the last load that the rates spoke against
+    CacheTierStats stats;
+    Trouble trouble;
   };
 
+  RecordStore(RecordStoreConfig config, const cache::KvCacheSpec& spec);
   int64_t RecordBytes(int group, cache::PageKind kind) const {
     return config_.record_bytes[static_cast<size_t>(group)][cache::KindIndex(kind)];
   }
+  size_t MaxRecordBytes() const;
+  void AddTier(std::unique_ptr<RecordBackend> backend);
+  CacheTierStats StatsOf(size_t tier) const;
 
-  RecordStore(RecordStoreConfig config, const cache::KvCacheSpec& spec);
   // With the mutex.
-  void Queue(Job job);
   bool IsStalled() const;
-  bool WriterHangs() const;
-  void Warn(bool& warned, const char* what, const std::string& why);
-
-  // Joins a thread, or leaves it behind if it is in the system after `deadline`.
-  void End(std::jthread& thread, const bool& ended, const double& in_system_since, double deadline) noexcept;
-
-  // On the writing thread.
-  void WriteLoop(const std::stop_token& stop);
-  void Perform(const Job& job);
-  void WriteRecord(const Job& job);
 
   // On the loading thread, without the mutex.
-  void LoadLoop(const std::stop_token& stop);
+  void LoadLoop(const std::stop_token& stop, IoThread::Lock& lock);
   LoadState FindRecords(Load& load);
-  bool IsWorthLoading(int64_t bytes, int64_t tokens);
+  void FindIn(size_t tier, Load& load, int64_t first, int64_t end);
+  bool MayContinue(const Load& load, int64_t page) const;
+  LoadState ChooseTiers(Load& load);
+  std::vector<int64_t> BytesByTier(const Load& load, int64_t hit) const;
+  bool IsWorthLoading(size_t tier, std::span<const int64_t> bytes, int64_t tokens);
   std::optional<LoadedPage> ReadPage(Load& load);
   bool ReadRecordOf(Load& load, int64_t page, LoadedPage::Record& record);
+  void Fetch(size_t tier, Load& load, int64_t page);
+  static void GiveUp(size_t tier, Load& load);
+  void CountHit(const Load& load);
 
   const RecordStoreConfig config_;
   const cache::KvCacheSpec spec_;
-  RecordFolder folder_;
+  const PageKey identity_;
 
   mutable std::mutex mutex_;
-  std::condition_variable_any write_work_, write_idle_, load_work_, thread_ended_;
-  std::deque<Job> jobs_;  // the first is the one in progress
-  int64_t queued_bytes_ = 0;
-  std::unordered_set<std::string> queued_;  // names of queued records
-  double write_again_at_ = 0;               // writes are off until then
-  double write_pause_ = 0;
+  std::condition_variable_any load_work_;
+  std::vector<Tier> tiers_;  // nearest first; at least one
+  bool has_folder_ = false;
   std::deque<LoadHandle> lookups_, loads_;
   int64_t buffered_bytes_ = 0;  // read and not yet taken
-  double read_since_ = 0;       // begin of the read in progress; 0: none
-  double write_since_ = 0;      // likewise of the job that the writing thread performs
-  double close_by_ = 0;         // end of writing what is queued, after Close()
-  bool loader_ended_ = false, writer_ended_ = false;
-  double seconds_per_byte_ = 0;
+  size_t read_tier_ = 0;        // of the latest read
   double seconds_per_token_ = 0;
-  double tried_at_ = 0;  // time of the last load that the rates spoke against
-  CacheFolderStats stats_;
-  std::string warning_;
-  bool write_trouble_ = false, read_trouble_ = false;  // the operator has been warned
-  std::jthread loader_, writer_;
+  IoThread loader_{mutex_};
 };
 
 }  // namespace kvanta::store

@@ -119,7 +119,8 @@ TEST(SpeculativeConfig, RefusesWithKeyValueAndAlternatives) {
   EXPECT_THAT(ConfigErrorOf(R"({"tokens": 4})"), HasSubstr("num_speculative_tokens"));
   EXPECT_THAT(ConfigErrorOf(R"({"num_speculative_tokens": 0})"), HasSubstr("is 0; expected an integer from 1 to"));
   EXPECT_THAT(ConfigErrorOf(R"({"num_speculative_tokens": "4"})"), HasSubstr("expected an integer"));
-  EXPECT_THAT(ConfigErrorOf(R"({"prompt_lookup_min": 5, "prompt_lookup_max": 4})"), HasSubstr("above prompt_lookup_max 4"));
+  EXPECT_THAT(ConfigErrorOf(R"({"prompt_lookup_min": 5, "prompt_lookup_max": 4})"),
+              HasSubstr("above prompt_lookup_max 4"));
   EXPECT_EQ(ConfigErrorOf(R"({"method": "ngram"})"), "");
   EXPECT_EQ(ParseSpeculativeConfig(R"({"prompt_lookup_max": 3})").prompt_lookup_min, 3);
   EXPECT_EQ(ParseSpeculativeConfig(R"({"prompt_lookup_min": 6})").prompt_lookup_max, 6);

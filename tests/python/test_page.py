@@ -213,7 +213,15 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """The names of the samples of /metrics; of a counter also while nothing was counted."""
     metrics = pytest.importorskip("kvanta.server.metrics")
     folder = str(tmp_path_factory.mktemp("pages"))
-    llm = LLM("stories260k", kv_cache_dtype="int8", kv_cache_memory_bytes="8MiB", threads=1, kv_cache_dir=folder)
+    store = "redis://127.0.0.1:1"  # needs no server: nothing is asked of it
+    llm = LLM(
+        "stories260k",
+        kv_cache_dtype="int8",
+        kv_cache_memory_bytes="8MiB",
+        threads=1,
+        kv_cache_dir=folder,
+        kv_store=store,
+    )
     families = list(metrics.Metrics("m", llm.stats).collect())
     counters = {f"{family.name}_total" for family in families if family.type == "counter"}
     return counters | {sample.name for family in families for sample in family.samples}

@@ -31,12 +31,24 @@ class RecordFolderTest : public testing::Test {
     return folder_.Path() + "/" + Hex(IdentityKey("{}")).substr(0, 32) + "/" + name.substr(0, 2) + "/" + name;
   }
   void Write(RecordFolder& folder, int number) const {
-    ASSERT_EQ(folder.Write(Id(number), 0, std::vector<int32_t>{number}, std::vector<uint8_t>(100)), 0);
+    const std::vector<uint8_t> payload(100);
+    const std::vector<uint8_t> header =
+        RecordHeader(IdentityKey("{}"), Id(number), std::vector<int32_t>{number}, payload);
+    const RecordToWrite record{.use = {.id = Id(number)}, .header = header, .payload = payload};
+    ASSERT_EQ(folder.Write({&record, 1}), "");
   }
-  RecordFolder::Outcome Read(RecordFolder& folder, int number) const {
-    std::vector<uint8_t> payload(100);
-    std::string fault;
-    return folder.Read(Id(number), std::vector<int32_t>{number}, payload, fault);
+  ReadResult::Outcome Read(RecordFolder& folder, int number) const {
+    const RecordId id = Id(number);
+    return folder.Read({&id, 1})[0].outcome;
+  }
+  static void Pin(RecordFolder& folder, int number, int64_t until_ns) {
+    const RecordUse use{.id = Id(number)};
+    folder.Pin({&use, 1}, {&until_ns, 1});
+  }
+  static CacheTierStats Stats(const RecordFolder& folder) {
+    CacheTierStats stats;
+    folder.Describe(stats);
+    return stats;
   }
   static int64_t ModifiedNs(const std::string& path) {
     std::vector<FileEntry> files;
@@ -60,26 +72,26 @@ TEST_F(RecordFolderTest, TimesInTheFutureAgeFromNowOn) {
   ASSERT_EQ(SetModified(PathOf(0), now + 3650 * kDayNs), 0);
   ASSERT_EQ(SetModified(PathOf(1), now + 3651 * kDayNs), 0);
   RecordFolder folder = Open(32 * kFileBytes);
-  ASSERT_EQ(folder.Scan(), 0);
+  folder.Open();
   EXPECT_LE(ModifiedNs(PathOf(0)), WallClockNs());
   EXPECT_LT(ModifiedNs(PathOf(0)), ModifiedNs(PathOf(1))) << "their order stays";
   EXPECT_GT(ModifiedNs(PathOf(0)), now - kDayNs);
-  EXPECT_EQ(Read(folder, 0), RecordFolder::Outcome::kRead);
+  EXPECT_EQ(Read(folder, 0), ReadResult::Outcome::kRead);
   for (int i = 100; i < 132; ++i) Write(folder, i);
-  EXPECT_EQ(Read(folder, 0), RecordFolder::Outcome::kMissing) << "evicted before files that were written since";
-  EXPECT_EQ(Read(folder, 131), RecordFolder::Outcome::kRead);
-  EXPECT_LE(folder.Usage().bytes, 32 * kFileBytes);
+  EXPECT_EQ(Read(folder, 0), ReadResult::Outcome::kMissing) << "evicted before files that were written since";
+  EXPECT_EQ(Read(folder, 131), ReadResult::Outcome::kRead);
+  EXPECT_LE(Stats(folder).bytes, 32 * kFileBytes);
 }
 
 TEST_F(RecordFolderTest, TimesInThePastGoFirstAndAreReadUntilThen) {
   RecordFolder folder = Open(16 * kFileBytes);
   for (int i = 0; i < 8; ++i) Write(folder, i);
   ASSERT_EQ(SetModified(PathOf(7), 0), 0);  // 1970
-  ASSERT_EQ(folder.Scan(), 0);
-  EXPECT_EQ(Read(folder, 7), RecordFolder::Outcome::kRead);
+  folder.Open();
+  EXPECT_EQ(Read(folder, 7), ReadResult::Outcome::kRead);
   for (int i = 100; i < 109; ++i) Write(folder, i);
-  EXPECT_EQ(Read(folder, 7), RecordFolder::Outcome::kMissing);
-  EXPECT_EQ(Read(folder, 6), RecordFolder::Outcome::kRead);
+  EXPECT_EQ(Read(folder, 7), ReadResult::Outcome::kMissing);
+  EXPECT_EQ(Read(folder, 6), ReadResult::Outcome::kRead);
   EXPECT_TRUE(folder.IsStale(Id(6)) || ModifiedNs(PathOf(6)) > WallClockNs() - kDayNs);
 }
 
@@ -90,7 +102,7 @@ TEST_F(RecordFolderTest, TemporaryFilesOfAnyOtherTimeAreRemoved) {
   for (const char* name : {"/.tmp-past", "/.tmp-future", "/.tmp-now"}) std::ofstream(below + name) << "x";
   ASSERT_EQ(SetModified(below + "/.tmp-past", 0), 0);
   ASSERT_EQ(SetModified(below + "/.tmp-future", WallClockNs() + kDayNs), 0);
-  ASSERT_EQ(folder.Scan(), 0);
+  folder.Open();
   EXPECT_FALSE(fs::exists(below + "/.tmp-past"));
   EXPECT_FALSE(fs::exists(below + "/.tmp-future"));
   EXPECT_TRUE(fs::exists(below + "/.tmp-now")) << "another process writes it";
@@ -102,19 +114,20 @@ TEST_F(RecordFolderTest, PinnedFilesStayWithinHalfOfTheLimit) {
   constexpr int64_t kMinuteNs = int64_t{60} * 1'000'000'000;
   for (int i = 0; i < 12; ++i) {
     Write(folder, i);
-    folder.Pin(Id(i), 0, now + (i + 1) * kMinuteNs);
+    Pin(folder, i, now + (i + 1) * kMinuteNs);
   }
-  folder.Touch(Id(11), 0);
+  const RecordUse used{.id = Id(11)};
+  folder.Touch({&used, 1});
   EXPECT_EQ(ModifiedNs(PathOf(11)), now + 12 * kMinuteNs) << "a use does not end a pin";
   for (int i = 100; i < 120; ++i) Write(folder, i);
-  for (int i = 0; i < 4; ++i) EXPECT_EQ(Read(folder, i), RecordFolder::Outcome::kMissing) << i;
-  for (int i = 4; i < 12; ++i) EXPECT_EQ(Read(folder, i), RecordFolder::Outcome::kRead) << i;
-  EXPECT_EQ(Read(folder, 119), RecordFolder::Outcome::kRead);
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(Read(folder, i), ReadResult::Outcome::kMissing) << i;
+  for (int i = 4; i < 12; ++i) EXPECT_EQ(Read(folder, i), ReadResult::Outcome::kRead) << i;
+  EXPECT_EQ(Read(folder, 119), ReadResult::Outcome::kRead);
   RecordFolder other = Open(16 * kFileBytes);
-  ASSERT_EQ(other.Scan(), 0);
+  other.Open();
   for (int i = 200; i < 220; ++i) Write(other, i);
-  EXPECT_EQ(Read(other, 4), RecordFolder::Outcome::kRead) << "after a restart";
-  folder.Pin(Id(4), 0, now + 365 * kDayNs);
+  EXPECT_EQ(Read(other, 4), ReadResult::Outcome::kRead) << "after a restart";
+  Pin(folder, 4, now + 365 * kDayNs);
   EXPECT_LE(ModifiedNs(PathOf(4)), WallClockNs() + kDayNs);
 }
 
@@ -143,10 +156,10 @@ TEST_F(RecordFolderTest, ManyFilesAreCountedInSecondsAndBoundedMemory) {
   const int64_t before = ResidentBytes();
   const double start = Now();
   RecordFolder folder = Open(kFileBytes * kFiles / 2);
-  ASSERT_EQ(folder.Scan(), 0);  // and evicts
+  folder.Open();  // and evicts
   EXPECT_LT(Now() - start, 10);
-  EXPECT_LE(folder.Usage().files, kFiles / 2);
-  EXPECT_GE(folder.Usage().files, kFiles / 4);
+  EXPECT_LE(Stats(folder).files, kFiles / 2);
+  EXPECT_GE(Stats(folder).files, kFiles / 4);
 #ifndef KVANTA_SANITIZED
   EXPECT_LT(ResidentBytes() - before, int64_t{600} * kFiles);
 #else

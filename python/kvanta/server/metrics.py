@@ -73,26 +73,43 @@ class Histogram:
         return family
 
 
-# Metric of the prefix cache on disk -> the engine's counter, and its help.
-_DISK_GAUGES = {
-    "files": ("files", "Files in kv_cache_dir."),
-    "used_bytes": ("bytes", "Their bytes, those of other processes included."),
-    "limit_bytes": ("limit_bytes", "Limit of these bytes."),
-    "own_bytes": ("own_bytes", "Of these bytes, of this model in this cache format."),
-}
-_DISK_COUNTERS = {
-    "queries": ("lookup_tokens", "Prompt tokens that the memory lacked, looked up on disk."),
-    "hits": ("hit_tokens", "Of these, read from disk."),
-    "declined": ("declined_tokens", "Of these, on disk but cheaper to compute."),
+# Metric of a tier of the prefix cache below the memory -> the engine's counter, and its help.
+_TIER_COUNTERS = {
+    "queries": ("lookup_tokens", "Prompt tokens that nearer tiers lacked, looked up."),
+    "hits": ("hit_tokens", "Of these, read."),
+    "declined": ("declined_tokens", "Of these, there but cheaper to compute."),
     "read_bytes": ("read_bytes", "Bytes of pages read."),
     "written_bytes": ("written_bytes", "Bytes of pages written."),
     "read_seconds": ("read_seconds", "Time of reading."),
     "write_seconds": ("write_seconds", "Time of writing."),
-    "evictions": ("evictions", "Files removed for others."),
     "read_errors": ("read_errors", "Reads that failed or took too long."),
     "write_errors": ("write_errors", "Writes that failed."),
-    "damaged_files": ("damaged_files", "Files that were not whole, or another's: removed, never used."),
-    "dropped": ("dropped_records", "Records not written: the disk was behind or failed."),
+    "dropped": ("dropped_records", "Records not written: the tier was behind or failed."),
+}
+
+
+_DAMAGED = "Records that were not whole, or another's: removed, never used."
+# The tiers by their names in LLM.stats(), with gauges and counters of their own; the metrics are <name>_cache_*.
+_TIERS: dict[str, tuple[dict[str, tuple[str, str]], dict[str, tuple[str, str]]]] = {
+    "disk": (
+        {
+            "files": ("files", "Files in kv_cache_dir."),
+            "used_bytes": ("bytes", "Their bytes, those of other processes included."),
+            "limit_bytes": ("limit_bytes", "Limit of these bytes."),
+            "own_bytes": ("own_bytes", "Of these bytes, of this model in this cache format."),
+        },
+        {
+            "evictions": ("evictions", "Files removed for others."),
+            "damaged_files": ("damaged_files", _DAMAGED),
+        },
+    ),
+    "store": (
+        {},
+        {
+            "connects": ("connects", "Connections made to kv_store."),
+            "damaged_records": ("damaged_records", _DAMAGED),
+        },
+    ),
 }
 
 
@@ -156,7 +173,7 @@ class Metrics(Collector):
     def _families(self, stats: dict[str, Any]) -> Iterator[Metric]:
         yield from self._engine_gauges(stats)
         yield from self._engine_counters(stats)
-        yield from self._disk(stats["disk"], stats["loading"])
+        yield from self._tiers(stats)
         yield from self._speculation(stats["speculation"])
         yield from self._layers(stats)
         yield from self._quality(stats["quality"])
@@ -233,15 +250,17 @@ class Metrics(Collector):
         for part, text in _STEP_PARTS.items():
             yield self._counter(f"engine_{part}_seconds", text, stats[f"seconds_{part}"])
 
-    def _disk(self, disk: dict[str, Any], loading: int) -> Iterator[Metric]:
-        """Nothing without kv_cache_dir."""
-        if not disk["limit_bytes"]:
-            return
-        for name, (key, text) in _DISK_GAUGES.items():
-            yield self._gauge(f"disk_cache_{name}", text, disk[key])
-        yield self._gauge("num_requests_loading", "Waiting requests whose pages are read from disk.", loading)
-        for name, (key, text) in _DISK_COUNTERS.items():
-            yield self._counter(f"disk_cache_{name}", text, disk[key])
+    def _tiers(self, stats: dict[str, Any]) -> Iterator[Metric]:
+        """Nothing of tiers that there are not."""
+        names = [name for name in _TIERS if stats[name]["enabled"]]
+        for name in names:
+            gauges, counters = _TIERS[name]
+            for metric, (key, text) in gauges.items():
+                yield self._gauge(f"{name}_cache_{metric}", text, stats[name][key])
+            for metric, (key, text) in (_TIER_COUNTERS | counters).items():
+                yield self._counter(f"{name}_cache_{metric}", text, stats[name][key])
+        if names:
+            yield self._gauge("num_requests_loading", "Waiting requests whose pages are read.", stats["loading"])
 
     def _speculation(self, counts: dict[str, Any]) -> Iterator[Metric]:
         """Nothing without speculative decoding."""

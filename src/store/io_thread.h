@@ -1,0 +1,54 @@
+// A thread whose calls may hang in the system, as on a network file system whose server is gone. It is then left
+// behind, so that its function must share the ownership of all that it uses.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <stop_token>
+#include <thread>
+
+#include "base/clock.h"
+
+namespace kvanta::store {
+
+inline constexpr std::chrono::milliseconds kPollInterval(10);  // of waiting for what may hang
+
+class IoThread {
+ public:
+  using Lock = std::unique_lock<std::mutex>;
+
+  // mutex: its owner's, which guards the state of this object.
+  explicit IoThread(std::mutex& mutex) : mutex_(mutex) {}
+
+  // `loop` runs with the mutex.
+  void Start(std::function<void(const std::stop_token& stop, Lock& lock)> loop);
+
+  // On the thread, with the mutex: performs `work`, which may hang, without it.
+  template <class Work>
+  void Call(Lock& lock, Work work) {
+    since_ = Now();
+    lock.unlock();
+    work();
+    lock.lock();
+    since_ = 0;
+  }
+  // With the mutex. True if a call has taken longer.
+  bool Hangs(double seconds) const { return since_ != 0 && Now() - since_ > seconds; }
+
+  // ---- end; the owner's loop ends when it is told to stop
+
+  void RequestStop() { thread_.request_stop(); }
+  // Waits for the loop's end; after `deadline`, no longer for a call. Nothing without a loop.
+  void End(double deadline) noexcept;
+
+ private:
+  std::mutex& mutex_;
+  double since_ = 0;  // begin of the call in progress; 0: none
+  bool ended_ = false;
+  std::condition_variable end_;
+  std::jthread thread_;
+};
+
+}  // namespace kvanta::store

@@ -1,0 +1,79 @@
+// A place where records of closed pages are kept: a folder, or a server that several machines share. Its owner checks
+// what comes from it (record_file.h), and has one thread that loads and one that writes; a place may hang for a while
+// in the functions that these call, but not in others. Thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kvanta/cache_folder.h"
+#include "store/record_file.h"
+
+namespace kvanta::store {
+
+// A record of page `index`.
+struct RecordUse {
+  RecordId id;
+  int64_t index = 0;
+};
+
+struct RecordToWrite {
+  RecordUse use;
+  std::span<const uint8_t> header;  // RecordHeader()
+  std::span<const uint8_t> payload;
+};
+
+struct ReadResult {
+  enum class Outcome : uint8_t { kRead, kMissing, kDamaged, kFailed };
+  Outcome outcome = Outcome::kMissing;
+  std::vector<uint8_t> bytes;  // kRead: header and payload, not checked
+  std::string fault;           // kDamaged, kFailed
+};
+
+class RecordBackend {
+ public:
+  virtual ~RecordBackend() = default;
+
+  // Option and value, for messages: without passwords.
+  virtual std::string Name() const = 0;
+  // Name of a record in messages.
+  virtual std::string NameOf(const RecordId& id) const = 0;
+  // Bytes of records that are best read at once; 0: one at a time.
+  virtual int64_t BatchBytes() const noexcept = 0;
+
+  // ---- never wait
+
+  // True if this process has seen or written the record and not seen it go.
+  virtual bool Knows(const RecordId& id) const = 0;
+  // True if the record is known, and its time of last use is not of the last moments.
+  virtual bool IsStale(const RecordId& id) const = 0;
+  // The record will be removed.
+  virtual void Invalidate(const RecordId& id) = 0;
+  // Fills in what the place knows of its size and connection.
+  virtual void Describe(CacheTierStats& stats) const = 0;
+  // The process ends: calls of the loading thread should fail now, those of the writing thread after `write_by`.
+  virtual void EndCalls(double /*write_by*/) noexcept {}
+
+  // ---- on the writing thread
+
+  // Called first.
+  virtual void Open() = 0;
+  // Writes the records that are not there yet, in order. Returns the first error's text; empty: all are there.
+  virtual std::string Write(std::span<const RecordToWrite> records) = 0;
+  // Renews times of last use. Within a prefix, earlier pages count as used later, so that they are evicted after those
+  // that depend on them.
+  virtual void Touch(std::span<const RecordUse> records) = 0;
+  // Keeps records[i] until until_ns[i], in nanoseconds since 1970, if the place can: others are evicted before it.
+  virtual void Pin(std::span<const RecordUse> records, std::span<const int64_t> until_ns) = 0;
+  virtual void Remove(std::span<const RecordId> ids) = 0;
+
+  // ---- on the loading thread
+
+  // Sets found[i] where ids[i] is there; nothing if the place does not answer. Returns the error's text.
+  virtual std::string Find(std::span<const RecordId> ids, std::span<uint8_t> found) = 0;
+  virtual std::vector<ReadResult> Read(std::span<const RecordId> ids) = 0;
+};
+
+}  // namespace kvanta::store

@@ -1,0 +1,25 @@
+// Servers that keep records for several machines, by the scheme of their URL.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "store/record_backend.h"
+
+namespace kvanta::store {
+
+struct RecordServerConfig {
+  std::string url;
+  int64_t ttl_seconds = 0;  // after the last use; 0: as the server evicts
+  PageKey identity = {};
+  size_t max_record_bytes = 0;  // with its header; longer values are not read
+};
+
+// Throws InputError for a URL that is none.
+void CheckServerUrl(const std::string& url);
+// Throws InputError for a URL that is none. Connects later, and again when a connection is lost.
+std::unique_ptr<RecordBackend> MakeRecordServer(const RecordServerConfig& config);
+// Without user and password, for messages.
+std::string RedactUrl(std::string_view url);
+
+}  // namespace kvanta::store

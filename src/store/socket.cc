@@ -1,0 +1,112 @@
+#include "store/socket.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "base/clock.h"
+
+namespace kvanta::store {
+namespace {
+
+class TcpConnection final : public Connection {
+ public:
+  explicit TcpConnection(int socket) : socket_(socket) {}
+  ~TcpConnection() override { close(socket_); }
+  TcpConnection(const TcpConnection&) = delete;
+  TcpConnection& operator=(const TcpConnection&) = delete;
+
+  void Connect(const addrinfo& address, double deadline) {
+    if (connect(socket_, address.ai_addr, address.ai_addrlen) == 0) return;
+    if (errno != EINPROGRESS) throw ConnectionError(std::strerror(errno));
+    Wait(POLLOUT, deadline);
+    int error = 0;
+    socklen_t size = sizeof error;
+    getsockopt(socket_, SOL_SOCKET, SO_ERROR, &error, &size);
+    if (error != 0) throw ConnectionError(std::strerror(error));
+    const int on = 1;
+    setsockopt(socket_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  }
+
+  void Send(std::span<const uint8_t> bytes, double deadline) override {
+    while (!bytes.empty()) {
+      const ssize_t sent = send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      if (sent >= 0) {
+        bytes = bytes.subspan(static_cast<size_t>(sent));
+      } else {
+        WaitAfterError(POLLOUT, deadline);
+      }
+    }
+  }
+
+  size_t Receive(std::span<uint8_t> bytes, double deadline) override {
+    for (;;) {
+      const ssize_t received = recv(socket_, bytes.data(), bytes.size(), 0);
+      if (received > 0) return static_cast<size_t>(received);
+      if (received == 0) throw ConnectionError("the connection was closed");
+      WaitAfterError(POLLIN, deadline);
+    }
+  }
+
+ private:
+  void WaitAfterError(short events, double deadline) const {
+    if (errno == EINTR) return;
+    if (errno != EAGAIN && errno != EWOULDBLOCK) throw ConnectionError(std::strerror(errno));
+    Wait(events, deadline);
+  }
+
+  void Wait(short events, double deadline) const {
+    pollfd waited = {.fd = socket_, .events = events, .revents = 0};
+    for (;;) {
+      const double seconds = deadline - Now();
+      if (seconds <= 0) throw ConnectionError("no answer in time");
+      const int ready = poll(&waited, 1, static_cast<int>(std::ceil(seconds * 1e3)));
+      if (ready > 0) return;
+      if (ready < 0 && errno != EINTR) throw ConnectionError(std::strerror(errno));
+    }
+  }
+
+  const int socket_;
+};
+
+}  // namespace
+
+std::unique_ptr<Connection> ConnectTcp(const std::string& host, int port, double deadline) {
+  addrinfo hints = {};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* first = nullptr;
+  if (const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &first)) {
+    throw ConnectionError(gai_strerror(error));
+  }
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(first, &freeaddrinfo);
+  std::string why = "the host has no address";
+  for (const addrinfo* address = first; address != nullptr; address = address->ai_next) {
+    const int opened = socket(address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, address->ai_protocol);
+    if (opened < 0) {
+      why = std::strerror(errno);
+      continue;
+    }
+    auto connection = std::make_unique<TcpConnection>(opened);
+    try {
+      connection->Connect(*address, deadline);
+      return connection;
+    } catch (const ConnectionError& error) {
+      why = error.what();
+    }
+  }
+  throw ConnectionError(why);
+}
+
+}  // namespace kvanta::store

@@ -1,0 +1,26 @@
+// One line for the operator per trouble, until it is over. Guarded by its owner's mutex.
+#pragma once
+
+#include <string>
+#include <utility>
+
+namespace kvanta::store {
+
+class Trouble {
+ public:
+  // place: RecordBackend::Name().
+  void Tell(const std::string& place, const std::string& what, const std::string& why) {
+    if (!std::exchange(told_, true)) {
+      text_ = place + ": " + what + ": " + why + "; the engine goes on without it and tries again";
+    }
+  }
+  void End() { told_ = false; }
+  // Empty: nothing new.
+  std::string Take() { return std::exchange(text_, {}); }
+
+ private:
+  bool told_ = false;
+  std::string text_;
+};
+
+}  // namespace kvanta::store

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import math
 from typing import Any
 
-from kvanta.cli.arguments import CommandParser, add_engine_options, add_model, engine_arguments, model_of, whole_number
+from kvanta.cli.arguments import (
+    CommandParser,
+    add_engine_options,
+    add_model,
+    engine_arguments,
+    model_of,
+    real_number,
+    whole_number,
+)
 from kvanta.cli.report import add_json, write_report
 from kvanta.engine_options import by_name
+from kvanta.errors import InputError
+from kvanta.fleet.report import DEFAULT_FORMATS, FleetQuestion, costs_by_format, draw_fleet, fleet_text, plan_fleet
+from kvanta.fleet.simulate import ROUTINGS
+from kvanta.loadgen.traces import read_trace
 from kvanta.models import example_configs
 from kvanta.options import parse_bytes
+from kvanta.picture import check_picture
 from kvanta.plan import plan
 from kvanta.text_table import human_bytes, render_table
 
@@ -20,7 +34,11 @@ weights are needed: MODEL may be a config.json, or the name of an example config
 
   kvanta plan llama-3.1-8b --memory 24GiB --context 32768
   kvanta plan ./my-model/config.json
-  kvanta plan smollm2 --memory 2GiB --formats bf16 int8 'k=int8,v=int4' --json plan.json"""
+  kvanta plan smollm2 --memory 2GiB --formats bf16 int8 'k=int8,v=int4' --json plan.json
+
+With --fleet, the time to the first token of a trace over several replicas, simulated:
+
+  kvanta plan llama-3.1-8b --memory 24GiB --fleet conversation_trace.jsonl --costs costs.json --target-ttft 2"""
 
 
 def parser() -> CommandParser:
@@ -33,8 +51,52 @@ def parser() -> CommandParser:
     result.add_argument("--context", type=whole_number, metavar="N", help="tokens per user [the model's limit]")
     result.add_argument("--formats", nargs="+", metavar="FORMAT", help="cache formats [all that the model can take]")
     add_json(result)
+    _add_fleet(result)
     add_engine_options(result)
     return result
+
+
+def _add_fleet(result: CommandParser) -> None:
+    group = result.add_argument_group("a fleet of replicas")
+    group.add_argument("--fleet", metavar="TRACE", help="replays a trace of Azure's or Mooncake's over replicas")
+    group.add_argument("--costs", metavar="FILE", help="costs of a replica, as benchmarks/fleet_costs.py writes them")
+    group.add_argument("--replicas", nargs="+", type=whole_number, default=[1, 3, 10], metavar="N", help="[1 3 10]")
+    group.add_argument("--routing", nargs="+", choices=tuple(ROUTINGS), default=list(ROUTINGS), help="[all]")
+    group.add_argument("--target-ttft", type=real_number, metavar="S", help="asks how many replicas it takes, too")
+    group.add_argument("--store-bytes", metavar="SIZE", help="size of the shared store [no limit]")
+    group.add_argument("--requests", type=whole_number, metavar="N", help="the first requests of the trace [all]")
+    group.add_argument(
+        "--time-scale", type=real_number, default=1.0, metavar="X", help="multiplies times of arrival [1]"
+    )
+    group.add_argument("--length-scale", type=real_number, default=1.0, metavar="X", help="multiplies lengths [1]")
+    group.add_argument("--max-input-len", type=whole_number, metavar="N", help="cuts prompts")
+    group.add_argument("--max-output-len", type=whole_number, metavar="N", help="cuts answers")
+    group.add_argument("--plot", metavar="FILE", help="picture of the fleet: .png, .svg or .pdf")
+
+
+def _fleet(values: argparse.Namespace, report: dict[str, Any]) -> None:
+    if values.costs is None:
+        raise InputError("--fleet needs --costs FILE; benchmarks/fleet_costs.py MODEL --json FILE measures them")
+    if values.plot is not None:
+        check_picture(values.plot)
+    workload = read_trace(
+        values.fleet,
+        requests=values.requests,
+        length_scale=values.length_scale,
+        max_input=values.max_input_len,
+        max_output=values.max_output_len,
+    ).stretched(values.time_scale)
+    question = FleetQuestion(
+        replicas=values.replicas,
+        routings=values.routing,
+        target_ttft_s=values.target_ttft,
+        store_bytes=math.inf if values.store_bytes is None else parse_bytes(values.store_bytes),
+    )
+    costs = costs_by_format(values.costs, [row["name"] for row in report["formats"]])
+    fleet = plan_fleet(report, workload, costs, question)
+    write_report(values.json, fleet, fleet_text(fleet))
+    if values.plot is not None:
+        draw_fleet(values.plot, fleet)
 
 
 def _text(report: dict[str, Any]) -> str:
@@ -64,11 +126,16 @@ def run(values: argparse.Namespace) -> int:
     options = engine_arguments(values)
     named = options.pop("kv_cache_dtype", None)
     formats = values.formats or ([named] if named else None)
+    if values.fleet is not None:
+        formats = formats or DEFAULT_FORMATS
     longest = options.pop("max_model_len", None)
     context = values.context
     if context is None and longest is not None:
         context = by_name()["max_model_len"].read(longest)
     memory = None if values.memory is None else parse_bytes(values.memory)
     report = plan(model_of(values), memory, formats, context, options)
+    if values.fleet is not None:
+        _fleet(values, report)
+        return 0
     write_report(values.json, report, _text(report))
     return 0

@@ -1,0 +1,175 @@
+"""One replica of the simulation: continuous batching with chunked prefill, as the engine's scheduler does it."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from kvanta.fleet.cache import BlockCache
+from kvanta.fleet.costs import ReplicaCosts
+from kvanta.loadgen.workload import PlannedRequest
+
+
+@dataclass
+class SimulatedRequest:
+    """A request on its way."""
+
+    planned: PlannedRequest
+    cached_tokens: int = 0
+    loaded_tokens: int = 0
+    """Part of cached_tokens that came from the shared store."""
+    computed: int = 0
+    decoded: int = 0
+    ready_s: float | None = None
+    """Its pages have been loaded by then; None: not looked up."""
+    first_token_s: float = math.inf
+    finished_s: float = math.inf
+
+    @property
+    def depth(self) -> int:
+        """Tokens in the cache."""
+        return self.cached_tokens + self.computed + self.decoded
+
+    @property
+    def tokens_to_compute(self) -> int:
+        """Prompt tokens that are still to be computed."""
+        return self.planned.input_tokens - self.cached_tokens - self.computed
+
+    @property
+    def ttft_s(self) -> float:
+        """Time to the first token."""
+        return self.first_token_s - self.planned.arrival_s
+
+
+class SharedStore(BlockCache):
+    """A store that all replicas write to and read from."""
+
+    def __init__(self, capacity: int, bytes_per_token: float) -> None:
+        super().__init__(capacity)
+        self.bytes_per_token = bytes_per_token
+
+
+@dataclass
+class Replica:
+    """Runs its requests step by step; `now_s` is the time up to which it has run."""
+
+    costs: ReplicaCosts
+    cache: BlockCache
+    capacity_tokens: int
+    store: SharedStore | None = None
+    now_s: float = 0.0
+    waiting: deque[SimulatedRequest] = field(default_factory=deque)
+    running: list[SimulatedRequest] = field(default_factory=list)
+    pending_tokens: int = 0
+    """Prompt tokens of requests that have no first token, a measure of the load."""
+    _running_tokens: int = 0
+
+    def enqueue(self, request: SimulatedRequest) -> None:
+        """Takes a request that arrives at or after now_s."""
+        if not self.waiting and not self.running:
+            self.now_s = max(self.now_s, request.planned.arrival_s)
+        self.pending_tokens += request.planned.input_tokens
+        self.waiting.append(request)
+
+    def run_until(self, time_s: float) -> None:
+        """Steps that begin before `time_s`."""
+        while self.now_s < time_s and (self.waiting or self.running):
+            self._admit()
+            if not self.running:
+                self.now_s = min(request.ready_s or 0.0 for request in self.waiting)  # all wait for their pages
+                continue
+            self._step(time_s)
+
+    def _admit(self) -> None:
+        """Starts waiting requests in order; those whose pages are on their way let others pass."""
+        for request in list(self.waiting):
+            if len(self.running) >= self.costs.max_num_seqs:
+                return
+            needed = request.planned.input_tokens + request.planned.output_tokens
+            if self.running and self._running_tokens + needed > self.capacity_tokens:
+                return
+            if request.ready_s is None:
+                request.ready_s = self.now_s + self._look_up(request)
+            if request.ready_s > self.now_s:
+                continue
+            self.waiting.remove(request)
+            self.running.append(request)
+            self._running_tokens += needed
+            self._reserve()
+
+    def _look_up(self, request: SimulatedRequest) -> float:
+        """Finds its cached tokens; the seconds until they are in memory."""
+        seconds = 0.0
+        planned = request.planned
+        size = planned.block_tokens
+        # The last token is always computed: it gives the first logits.
+        limit = (planned.input_tokens - 1) // size if size else 0
+        blocks = planned.blocks[:limit]
+        found = self.cache.match(blocks)
+        if self.store is not None:
+            stored = self.store.match(blocks)
+            loaded = max(0, stored - found) * size
+            load_s = self.costs.load_s + loaded * self.store.bytes_per_token / self.costs.load_bytes_per_s
+            # As the engine does: what is cheaper to compute is not loaded.
+            if loaded and load_s < self.costs.prefill_s(loaded, found * size):
+                seconds, found = load_s, stored
+                request.loaded_tokens = loaded
+        request.cached_tokens = found * size
+        return seconds
+
+    def _reserve(self) -> None:
+        own = sum(
+            request.planned.input_tokens - len(request.planned.blocks) * request.planned.block_tokens + request.decoded
+            for request in self.running
+        )
+        size = max((request.planned.block_tokens for request in self.running), default=0)
+        self.cache.reserved = math.ceil(max(0, own) / size) if size else 0
+
+    def _step(self, time_s: float) -> None:
+        """One step, or as many equal ones as nothing happens in between."""
+        costs = self.costs
+        decoding = [request for request in self.running if request.tokens_to_compute == 0]
+        prefilling = [request for request in self.running if request.tokens_to_compute > 0]
+        depth = float(sum(request.depth for request in decoding))
+        seconds = costs.decode_s(len(decoding), depth)
+        seconds += costs.step_s if decoding else 0.0
+        if not prefilling:
+            steps = min(request.planned.output_tokens - request.decoded for request in decoding)
+            grown = costs.decode_depth_s * len(decoding)  # each step is longer than the one before
+            wanted = math.ceil((time_s - self.now_s) / seconds) if seconds > 0 and time_s < math.inf else steps
+            steps = max(1, min(steps, wanted))
+            self.now_s += steps * seconds + grown * steps * (steps - 1) / 2
+            self._decode(decoding, steps)
+            return
+        budget = costs.max_num_batched_tokens - len(decoding)
+        prefill_s = 0.0
+        done = []
+        for request in prefilling:
+            if budget <= 0:
+                break
+            tokens = min(budget, request.tokens_to_compute)
+            prefill_s += costs.prefill_s(tokens, request.depth)
+            request.computed += tokens
+            budget -= tokens
+            if request.tokens_to_compute == 0:
+                done.append(request)
+        # Weights are read once for all: few prompt tokens cost no less than a step.
+        self.now_s += max(seconds + prefill_s, costs.step_s)
+        self._decode(decoding, 1)
+        for request in done:
+            self.pending_tokens -= request.planned.input_tokens
+            self.cache.add(request.planned.blocks)
+            if self.store is not None:
+                self.store.add(request.planned.blocks)
+            request.first_token_s = self.now_s
+            self._decode([request], 1)
+
+    def _decode(self, requests: list[SimulatedRequest], steps: int) -> None:
+        for request in requests:
+            request.decoded += steps
+            if request.decoded >= request.planned.output_tokens:
+                request.finished_s = self.now_s
+                self.running.remove(request)
+                self._running_tokens -= request.planned.input_tokens + request.planned.output_tokens
+                self._reserve()

@@ -1,0 +1,139 @@
+"""The simulation of a fleet: a workload's requests, routed to replicas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvanta.errors import InputError
+from kvanta.fleet.cache import BlockCache
+from kvanta.fleet.costs import ReplicaCosts
+from kvanta.fleet.replica import Replica, SharedStore, SimulatedRequest
+from kvanta.loadgen.workload import PlannedRequest, Workload
+
+MAX_REPLICAS = 1000
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Replicas of one kind, and how requests come to them."""
+
+    replicas: int
+    routing: str
+    capacity_tokens: int
+    """That the cache of a replica holds."""
+    bytes_per_token: float
+    costs: ReplicaCosts
+    store_bytes: float = math.inf
+    """Size of the shared store."""
+
+
+class _RoundRobin:
+    def __init__(self) -> None:
+        self._next = -1
+
+    def __call__(self, replicas: Sequence[Replica], _request: PlannedRequest) -> int:
+        self._next = (self._next + 1) % len(replicas)
+        return self._next
+
+
+def _prefix_aware(replicas: Sequence[Replica], request: PlannedRequest) -> int:
+    """The replica that has the fewest prompt tokens to compute before this one's first token."""
+    size = request.block_tokens
+    best, min_work = 0, math.inf
+    for index, replica in enumerate(replicas):
+        found = replica.cache.match(request.blocks) * size if size else 0
+        work = replica.pending_tokens + max(1, request.input_tokens - found)
+        if work < min_work:
+            best, min_work = index, work
+    return best
+
+
+# Router of a routing, and true where replicas share a store.
+ROUTINGS: dict[str, tuple[Callable[[], Callable[[Sequence[Replica], PlannedRequest], int]], bool]] = {
+    "round-robin": (_RoundRobin, False),
+    "prefix-aware": (lambda: _prefix_aware, False),
+    "shared-store": (_RoundRobin, True),
+}
+
+
+def _percentile(values: Sequence[float], share: float) -> float:
+    """Nearest rank; `values` are sorted."""
+    return values[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def simulate(workload: Workload, fleet: Fleet) -> dict[str, Any]:
+    """Figures of one fleet. Raises InputError for a fleet that cannot be."""
+    if not 1 <= fleet.replicas <= MAX_REPLICAS:
+        raise InputError(f"replicas must be in 1..{MAX_REPLICAS}, got {fleet.replicas}")
+    if fleet.routing not in ROUTINGS:
+        raise InputError(f"routing {fleet.routing!r} is unknown; there are: {', '.join(ROUTINGS)}")
+    make_router, shares = ROUTINGS[fleet.routing]
+    route = make_router()
+    size = max((request.block_tokens for request in workload.requests), default=0) or 1
+    store = None
+    if shares:
+        blocks = fleet.store_bytes / fleet.bytes_per_token / size
+        store = SharedStore(int(min(blocks, 2**62)), fleet.bytes_per_token)
+    replicas = [
+        Replica(fleet.costs, BlockCache(fleet.capacity_tokens // size), fleet.capacity_tokens, store)
+        for _ in range(fleet.replicas)
+    ]
+    requests = []
+    for planned in workload.requests:
+        for replica in replicas:
+            replica.run_until(planned.arrival_s)
+        request = SimulatedRequest(planned)
+        replicas[route(replicas, planned)].enqueue(request)
+        requests.append(request)
+    for replica in replicas:
+        replica.run_until(math.inf)
+    return _report(fleet, requests)
+
+
+def _report(fleet: Fleet, requests: Sequence[SimulatedRequest]) -> dict[str, Any]:
+    times = sorted(request.ttft_s for request in requests)
+    prompt = sum(request.planned.input_tokens for request in requests)
+    cached = sum(request.cached_tokens for request in requests)
+    finished = max(request.finished_s for request in requests)
+    return {
+        "replicas": fleet.replicas,
+        "routing": fleet.routing,
+        "requests": len(requests),
+        "prompt_tokens": prompt,
+        "cached_tokens": cached,
+        "loaded_tokens": sum(request.loaded_tokens for request in requests),
+        "hit_rate": cached / prompt,
+        "ttft_mean_s": sum(times) / len(times),
+        "ttft_p50_s": _percentile(times, 0.5),
+        "ttft_p99_s": _percentile(times, 0.99),
+        "seconds": finished,
+        "output_tokens_per_s": sum(request.planned.output_tokens for request in requests) / finished,
+    }
+
+
+def replicas_needed(
+    workload: Workload, fleet: Fleet, target_s: float, limit: int = MAX_REPLICAS
+) -> tuple[int | None, list[dict[str, Any]]]:
+    """Fewest replicas whose 99th percentile of the time to the first token is at most `target_s`.
+
+    None if `limit` do not suffice. Also the reports of the fleets that were simulated, by size.
+    """
+    seen: dict[int, dict[str, Any]] = {}
+
+    def suffices(count: int) -> bool:
+        seen[count] = simulate(workload, Fleet(**{**vars(fleet), "replicas": count}))
+        return bool(seen[count]["ttft_p99_s"] <= target_s)
+
+    high = 1
+    while not suffices(high):
+        if high >= limit:
+            return None, [seen[count] for count in sorted(seen)]
+        high = min(2 * high, limit)
+    low = high // 2  # too few, or 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if suffices(middle) else (middle, high)
+    return high, [seen[count] for count in sorted(seen)]

@@ -56,9 +56,17 @@ struct EngineConfig {
   // Share of the finished requests, in [0, 1], whose served distribution is compared with an exact cache's while the
   // engine is idle (EngineStats::quality).
   double quality_sample_rate = 0;
+  // Tensor parallelism on CPUs (docs/parallel.md): so many processes, of which each computes with a part of the weights
+  // and of the KV heads; kv_cache_memory_bytes and threads are a process's own. Rank 0 is an Engine, the others call
+  // RunRank() with the same options. They find each other in a folder that is empty and private to them.
+  int tensor_parallel_size = 1;
+  int tensor_parallel_rank = 0;
+  std::string tensor_parallel_folder;
   bool profile = false;               // measures EngineStats::profile
   std::optional<bool> poison_unused;  // fill unused cache memory with NaN; default: debug builds only
   BitmaskFn fill_masks;               // masks of requests with a constraint (kvanta/constraint.h)
+  // Called once by rank 0 before it waits for the other ranks, after options and model were checked.
+  std::function<void()> start_ranks;
   // Operator warnings: default or measured scales, reduced limits. May be called on the engine's thread; must not call
   // the engine. The library itself never prints.
   std::function<void(const std::string&)> on_warning;
@@ -95,6 +103,9 @@ struct EngineConfig {
     visit("seed", &EngineConfig::seed);
     visit("speculative_config", &EngineConfig::speculative_config);
     visit("quality_sample_rate", &EngineConfig::quality_sample_rate, 0, 1);
+    visit("tensor_parallel_size", &EngineConfig::tensor_parallel_size, 1, 16);
+    visit("tensor_parallel_rank", &EngineConfig::tensor_parallel_rank, 0);
+    visit("tensor_parallel_folder", &EngineConfig::tensor_parallel_folder);
     visit("profile", &EngineConfig::profile);
     visit("poison_unused", &EngineConfig::poison_unused);
   }
@@ -154,7 +165,7 @@ struct ModelInfo {
   std::string hash;               // of the weights, as in scale files; "" where no weights were read
 };
 
-// Bytes of a cache, computed by the code that lays out the engine's.
+// Bytes of a cache, of one rank's with tensor parallelism, computed by the code that lays out the engine's.
 struct CachePlan {
   std::string kv_cache_dtype;           // what the name stands for in this model: "mla_int4" for int4 with MLA
   std::vector<CacheGroupStats> groups;  // without counts of pages
@@ -175,6 +186,10 @@ CachePlan PlanCacheBytes(const EngineConfig& config);
 // Hash of the model's weights if an engine of this configuration needs matrices of +query that neither
 // quantization_param_path nor the checkpoint gives; "" if it has all that it needs. Throws InputError.
 std::string MissingQueryMatrices(const EngineConfig& config);
+
+// Serves a rank above 0 of tensor parallelism; comes back when rank 0's Engine ends. Throws InputError / ResourceError,
+// also when another rank is lost.
+void RunRank(EngineConfig config);
 
 // Called once per step on the engine's thread, with the outputs of all requests. Must not call methods that wait for a
 // step.

@@ -50,6 +50,22 @@ std::function<void(Arguments...)> WrapCallback(nb::callable callable) {
   };
 }
 
+// Wraps a callable whose exceptions end what calls it.
+std::function<void()> PythonStart(nb::callable callable) {
+  std::shared_ptr<nb::callable> shared(new nb::callable(std::move(callable)), [](nb::callable* owned) {
+    const nb::gil_scoped_acquire gil;
+    delete owned;
+  });
+  return [shared] {
+    const nb::gil_scoped_acquire gil;
+    try {
+      (*shared)();
+    } catch (nb::python_error& error) {  // must be destroyed while the GIL is held
+      throw ResourceError(error.what());
+    }
+  };
+}
+
 void BindConfig(nb::module_& module) {
   nb::class_<EngineConfig> config(module, "EngineConfig", "See include/kvanta/engine.h.");
   EngineConfig::VisitOptions(FieldBinder<EngineConfig>{config});
@@ -61,6 +77,11 @@ void BindConfig(nb::module_& module) {
           },
           "hear"_a, nb::sig("def set_on_warning(self, hear: collections.abc.Callable[[str], object]) -> None"),
           "`hear` is called with one line at a time, possibly on the engine's thread.")
+      .def(
+          "set_start_ranks",
+          [](EngineConfig& self, nb::callable start) { self.start_ranks = PythonStart(std::move(start)); }, "start"_a,
+          nb::sig("def set_start_ranks(self, start: collections.abc.Callable[[], object]) -> None"),
+          "`start` is called once, before the engine waits for the other ranks of tensor parallelism.")
       .def(
           "set_fill_masks",
           [](EngineConfig& self, nb::callable fill) { self.fill_masks = PythonBitmaskFn(std::move(fill)); }, "fill"_a,
@@ -252,6 +273,8 @@ nb::bytes ExportPage(EngineOwner& owner, const TokenVector& tokens, int index, i
 void BindEngine(nb::module_& module) {
   BindConfig(module);
   BindOutputs(module);
+  module.def("run_rank", &RunRank, "config"_a, ReleaseGil(),
+             "Serves a rank above 0 of tensor parallelism, until rank 0's Engine ends.");
   nb::class_<EngineOwner>(module, "Engine", "See include/kvanta/engine.h. Calls that may take long release the GIL.")
       .def(nb::init<EngineConfig>(), "config"_a, ReleaseGil())
       .def("add", &Add, "id"_a, "prompt"_a, "sampling"_a, "cache_salt"_a = "", "priority"_a = 0,

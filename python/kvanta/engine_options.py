@@ -196,6 +196,15 @@ class EngineOptions(OptionGroup):
     threads: int | None = option(
         0, "CPU threads (default: the CPUs of its affinity mask and cgroup)", parse_integer, metavar="N"
     )
+    tensor_parallel_size: int | None = option(
+        1,
+        "processes that compute the model together, each with a part of its weights and of the cache; "
+        "kv_cache_memory_bytes and threads are each one's (docs/parallel.md)",
+        parse_integer,
+        aliases=("tp_size", "tp"),
+        metavar="N",
+        short_flag="-tp",
+    )
     quality_sample_rate: float | None = option(
         0.0,
         "share of the served requests, 0 to 1, compared with an exact cache while the engine is idle",

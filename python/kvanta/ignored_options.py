@@ -63,8 +63,7 @@ IGNORED_GROUPS: tuple[Group, ...] = (
         "moe_a2a_backend moe_data_parallel_size moe_dense_tp_size moe_dp_size mooncake_ib_device nccl_init_addr "
         "nccl_port nnodes node_rank num_reserved_decode_tokens numa_bind_cpus numa_bind_nodes numa_node "
         "optimistic_prefill_attempts pdmux_config_path pipeline_parallel_size pp pp_async_batch_depth "
-        "pp_max_micro_batch_size pp_size prefill_context_parallel_size shared_experts_tp_size "
-        "tensor_parallel_size tp tp_size",
+        "pp_max_micro_batch_size pp_size prefill_context_parallel_size shared_experts_tp_size",
     ),
     Group(
         "every model has embeddings, and generates text",

@@ -22,6 +22,7 @@ from kvanta.models import resolve_model
 from kvanta.pooler_config import default_pooling
 from kvanta.scheme_file import is_scheme_file
 from kvanta.structured_output import GrammarCompiler, fill_masks
+from kvanta.tensor_parallel import RankProcesses, engine_with_ranks
 from kvanta.tokenizer import Tokenizer
 
 _log = logging.getLogger("kvanta")
@@ -76,6 +77,7 @@ class LoadedModel:
         self.tokenizer.template_defaults = options.default_chat_template_kwargs
         self.warnings: list[str] = []
         """Warnings of the engine that nobody has read yet; its thread may append more."""
+        self._ranks: RankProcesses | None = None
         if make_engine is not None:
             self.engine = make_engine(config)
         else:
@@ -84,7 +86,7 @@ class LoadedModel:
             config.set_fill_masks(fill_masks)
             if kv_events is not None or on_kv_events is not None:
                 config.kv_events_queue_size = (kv_events or KvEventsConfig()).max_queue_size
-            self.engine = _core.Engine(config)
+            self.engine, self._ranks = engine_with_ranks(config)
             self._give_out_events(kv_events, on_kv_events, rank)
         hidden, dimensions = int(self.engine.info.hidden), self.default_pooling.dimensions
         if dimensions is not None and dimensions > hidden:
@@ -102,6 +104,11 @@ class LoadedModel:
             consumers.append(publisher)
         if consumers:
             weakref.finalize(self, KvEventThread(self.engine, consumers).close)
+
+    @property
+    def lost_rank(self) -> str:
+        """The rank of tensor parallelism without which the engine cannot go on, and the reason; empty: none."""
+        return self._ranks.lost if self._ranks else ""
 
     def stats(self) -> dict[str, Any]:
         """Counters of the engine, with the names of model and cache format."""

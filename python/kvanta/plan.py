@@ -56,7 +56,13 @@ def plan(
         arguments = {**others, "kv_cache_dtype": name, "max_model_len": context}
         return _core.plan_cache_bytes(engine_config(path, arguments))
 
-    page_size = engine_config(path, options).page_size
+    config = engine_config(path, options)
+    if config.tensor_parallel_size != 1:
+        raise InputError(
+            f"tensor_parallel_size is {config.tensor_parallel_size}: a plan is for one process; of N, each has 1/N of "
+            "the weights and of the cache's bytes"
+        )
+    page_size = config.page_size
     of_layers = ("kv_cache_dtype_layers", "kv_cache_dtype_skip_layers")
     reference = cache_plan("bf16", {name: value for name, value in options.items() if name not in of_layers})
     rows = []

@@ -287,5 +287,4 @@ SHORT_FLAGS: Mapping[str, str] = {
     "pipeline_parallel_size": "-pp",
     "prefill_context_parallel_size": "-pcp",
     "quantization": "-q",
-    "tensor_parallel_size": "-tp",
 }

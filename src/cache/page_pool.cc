@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cassert>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "kvanta/error.h"
@@ -38,6 +39,7 @@ struct PagePool::State {
   int64_t used_bytes = 0;
   int64_t evictable_bytes = 0;
   int64_t committed_bytes = 0;
+  std::vector<RecordId> released = {};  // with lists_released
 
   Pool& Of(int group, PageKind kind) {
     return pools[2 * static_cast<size_t>(group) + static_cast<size_t>(static_cast<uint8_t>(kind))];
@@ -56,6 +58,9 @@ struct PagePool::State {
         committed_bytes -= static_cast<int64_t>(pool.memory->BytesToRelease(pool.Offset(page), pool.Bytes()));
         pool.memory->Release(pool.Offset(page), pool.Bytes());
         pool.released.push_back(page);
+        if (!config.lists_released) continue;
+        const auto index = static_cast<int32_t>(&pool - pools.data());
+        released.push_back({.group = index / 2, .kind = kPageKinds[index % 2], .page = page});
       }
     }
     return Fits(bytes);
@@ -149,6 +154,7 @@ void PagePool::Release(int group, PageKind kind, PageId page) noexcept {
 
 int PagePool::References(int group, PageKind kind, PageId page) const noexcept {
   const Pool& pool = state_->Of(group, kind);
+  if (state_->config.borrowed) return page >= 0 && page < pool.capacity ? 1 : 0;
   return page >= 0 && page < static_cast<PageId>(pool.records.size())
              ? pool.records[static_cast<size_t>(page)].references
              : 0;
@@ -187,6 +193,15 @@ int64_t PagePool::FreePages(int group, PageKind kind) const noexcept {
   const Pool& pool = state_->Of(group, kind);
   if (pool.record_bytes == 0) return 0;
   return std::min((BudgetBytes() - UsedBytes()) / pool.record_bytes, pool.capacity - pool.used);
+}
+
+std::vector<RecordId> PagePool::TakeReleased() {
+  return std::exchange(state_->released, {});
+}
+
+void PagePool::ReleaseMemory(const RecordId& record) noexcept {
+  Pool& pool = state_->Of(record.group, record.kind);
+  pool.memory->Release(pool.Offset(record.page), pool.Bytes());
 }
 
 const formats::CacheLayout& PagePool::Layout() const noexcept {

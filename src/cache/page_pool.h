@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "base/device.h"
 #include "formats/scheme.h"
@@ -24,6 +25,17 @@ constexpr size_t KindIndex(PageKind kind) noexcept {
 struct PagePoolConfig {
   int64_t budget_bytes = 0;    // limit of the memory of all records
   bool poison_unused = false;  // fill fresh and freed records with 0xFF (NaN in every float format); on in debug builds
+  // With tensor parallelism, records have the same numbers in every rank. Rank 0's pool allocates them and lists those
+  // whose memory it released; the others' are `borrowed`: every record counts as referenced.
+  bool lists_released = false;
+  bool borrowed = false;
+};
+
+// Record of a pool.
+struct RecordId {
+  int32_t group = 0;
+  PageKind kind = PageKind::kQuantized;
+  PageId page = kNoPage;
 };
 
 class PagePool {
@@ -57,6 +69,10 @@ class PagePool {
   int64_t UsedPages(int group, PageKind kind) const noexcept;
   // Number of such records that could be allocated now without allocating others.
   int64_t FreePages(int group, PageKind kind) const noexcept;
+  // Records whose memory was released since the last call, with `lists_released`.
+  std::vector<RecordId> TakeReleased();
+  // Releases the memory of a record of a borrowed pool.
+  void ReleaseMemory(const RecordId& record) noexcept;
   const formats::CacheLayout& Layout() const noexcept;
   int Groups() const noexcept;
   Device& device() const noexcept;

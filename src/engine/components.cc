@@ -13,6 +13,7 @@
 #include "engine/engine_config.h"
 #include "engine/ngram_proposer.h"
 #include "engine/speculative_config.h"
+#include "engine/tensor_parallel.h"
 #include "kernels/cuda/cuda_context.h"
 #include "kvanta/error.h"
 #include "models/fingerprint.h"
@@ -83,6 +84,7 @@ void AddProposer(const EngineConfig& config, const models::ModelConfig& model, E
 EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::CudaContext> gpu) {
   CheckConfig(config);
   const models::ModelConfig model = models::ReadConfig(config.model);
+  CheckTensorParallel(config, model);
   const DType dtype = ResolveDType(config.dtype, model);
   const kernels::WeightType store = ResolveWeights(config.weight_dtype, dtype);
   const std::vector<KvScheme> schemes = ResolveSchemes(config, model, dtype);
@@ -117,6 +119,11 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
                                     Quote(config.quantization_param_path)));
     }
   }
+  if (config.tensor_parallel_size > 1) {
+    components.ranks = JoinRanks(config, components.model_identity);
+    for (formats::LayerScales& layer : components.scales) layer = ScalesOfRank(layer, *components.ranks);
+    components.layout = PlanLayout(schemes, ConfigOfRank(model, config.tensor_parallel_size), config.page_size);
+  }
   components.threads = std::make_shared<ThreadPool>(config.threads);
   if (config.device == "cuda") {
     gpu = FindGpu(config, std::move(gpu));
@@ -132,14 +139,17 @@ EngineComponents LoadComponents(EngineConfig config, std::shared_ptr<kernels::Cu
   components.isa = gpu ? gpu->Name() : ChosenIsa(config.isa);
   // The rope table is made for what the cache can hold at most; a model may claim any number of positions.
   const cache::KvCacheSpec spec(components.layout, LayerVisibility(model));
-  components.positions =
-      SizeCache(config, spec, model.max_position, components.ops->device().AvailableBytes()).max_model_len;
+  const int64_t available = components.ops->device().AvailableBytes() / config.tensor_parallel_size;
+  const bool is_rank_0 = config.tensor_parallel_rank == 0;
+  components.positions = ValueOfRank0(
+      *components.ranks, is_rank_0 ? SizeCache(config, spec, model.max_position, available).max_model_len : 0);
   components.model = models::Load(config.model, *components.ops,
                                   {.store = store,
                                    .keep_types = keep_types,
                                    .keep_quantized = KeepsQuantized(config.weight_dtype, dtype),
                                    .max_rows = config.max_num_batched_tokens,
-                                   .max_positions = components.positions});
+                                   .max_positions = components.positions,
+                                   .ranks = components.ranks.get()});
   if (gpu) {
     components.make_backend = [gpu](cache::PagePool& pages, attention::BackendConfig setup) {
       return attention::MakeGpuBackend(pages, std::move(setup), gpu);

@@ -14,12 +14,14 @@
 #include "models/model.h"
 #include "observe/profile.h"
 #include "observe/scale_probe.h"
+#include "parallel/communicator.h"
 
 namespace kvanta::engine {
 
 struct EngineComponents {
   EngineConfig config;  // resolved, except max_model_len and kv_cache_memory_bytes
   ModelInfo info;
+  std::shared_ptr<parallel::Communicator> ranks = std::make_shared<parallel::Communicator>();
   std::shared_ptr<ThreadPool> threads;
   std::shared_ptr<observe::StepProfile> profile;  // null without EngineConfig::profile
   std::unique_ptr<kernels::Ops> ops;              // operations that the model was loaded with

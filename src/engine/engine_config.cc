@@ -184,6 +184,10 @@ void CheckConfig(const EngineConfig& config) {
   }
 }
 
+int64_t MaxLogitRows(const EngineConfig& config) noexcept {
+  return std::clamp<int64_t>(config.max_num_seqs, 16, 256);
+}
+
 int64_t LongestSequence(const cache::KvCacheSpec& spec, int64_t budget_bytes, int64_t limit) {
   int64_t fits = 0;
   int64_t too_long = limit + 1;

@@ -55,6 +55,9 @@ struct CacheSize {
 CacheSize SizeCache(const EngineConfig& config, const cache::KvCacheSpec& spec, int64_t model_max_position,
                     int64_t available_bytes);
 
+// Rows of logits that are computed at once: bounds their memory.
+int64_t MaxLogitRows(const EngineConfig& config) noexcept;
+
 // Longest sequence, at most `most` tokens, that fits in `budget_bytes` alone.
 int64_t LongestSequence(const cache::KvCacheSpec& spec, int64_t budget_bytes, int64_t limit);
 

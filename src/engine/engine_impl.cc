@@ -6,12 +6,12 @@
 #include <random>
 
 #include "engine/cache_identity.h"
+#include "engine/tensor_parallel.h"
 #include "kvanta/error.h"
 
 namespace kvanta {
 namespace {
 
-constexpr int64_t kMaxLogitRows = 256;  // at once: bounds the logits' memory
 constexpr int64_t kProbeTokens = 64;
 
 bool PoisonByDefault() {
@@ -30,16 +30,17 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
   const std::vector<cache::Visibility> visibility = engine::LayerVisibility(components_.model->Config());
   const cache::KvCacheSpec spec(components_.layout, visibility);
   Device& device = components_.model->ops().device();
-  const engine::CacheSize size =
-      engine::SizeCache(config, spec, components_.model->Config().max_position, device.AvailableBytes());
+  const engine::CacheSize size = engine::SizeCache(config, spec, components_.model->Config().max_position,
+                                                   device.AvailableBytes() / config.tensor_parallel_size);
   if (!size.warning.empty()) Warn(size.warning);
   config.max_model_len = std::min(size.max_model_len, components_.positions);
   config.kv_cache_memory_bytes = size.budget_bytes;
   config.poison_unused = config.poison_unused.value_or(PoisonByDefault());
-  cache_ = std::make_unique<cache::KvCacheManager>(
-      device, components_.layout, visibility,
-      cache::PagePoolConfig{.budget_bytes = size.budget_bytes, .poison_unused = *config.poison_unused},
-      config.enable_prefix_caching);
+  cache_ = std::make_unique<cache::KvCacheManager>(device, components_.layout, visibility,
+                                                   cache::PagePoolConfig{.budget_bytes = size.budget_bytes,
+                                                                         .poison_unused = *config.poison_unused,
+                                                                         .lists_released = !components_.ranks->Alone()},
+                                                   config.enable_prefix_caching);
   counters_.groups = engine::DescribeGroups(spec);
   counters_.accepted_per_position.resize(static_cast<size_t>(components_.num_speculative_tokens));
   scheduler_ = std::make_unique<scheduler::Scheduler>(
@@ -47,9 +48,12 @@ Engine::Impl::Impl(engine::EngineComponents components) : components_(std::move(
                                  .max_step_tokens = config.max_num_batched_tokens,
                                  .page_size = config.page_size},
       *cache_);
-  const int64_t logit_rows = std::clamp<int64_t>(config.max_num_seqs, 16, kMaxLogitRows);
-  runner_ = std::make_unique<runner::Runner>(*components_.model, config.max_num_batched_tokens, logit_rows,
-                                             !config.enforce_eager);
+  runner_ = std::make_unique<runner::Runner>(*components_.model, config.max_num_batched_tokens,
+                                             engine::MaxLogitRows(config), !config.enforce_eager);
+  if (!components_.ranks->Alone()) {
+    engine::ValueOfRank0(*components_.ranks, size.budget_bytes);
+    runner_->Share(std::make_unique<runner::StepSender>(*components_.ranks, cache_->pool));
+  }
   masks_ = std::make_unique<engine::GrammarBitmasks>(config.fill_masks, components_.info.vocab);
   if (config.quality_sample_rate > 0) {
     const models::ModelConfig& model = components_.model->Config();
@@ -125,6 +129,10 @@ void Engine::Impl::Warn(const std::string& message) const noexcept {
 
 // Warns with the share of values that saturate without scales. Random tokens suffice to produce such values.
 void Engine::Impl::WarnAboutUnitScales() {
+  if (!components_.ranks->Alone()) {  // other ranks would have to take part in a probe
+    return Warn(fmt::format("no KV scales were given: layers {} use 1.0; see quantization_param_path",
+                            observe::StaticLayers(components_.layout)));
+  }
   std::mt19937 random(1);
   std::vector<int32_t> tokens(static_cast<size_t>(std::min(kProbeTokens, components_.config.max_model_len)));
   for (int32_t& token : tokens) token = static_cast<int32_t>(random() % static_cast<uint32_t>(components_.info.vocab));

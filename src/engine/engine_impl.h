@@ -68,6 +68,7 @@ class Engine::Impl {
   void CheckTokens(std::span<const int32_t> tokens, const char* what) const;
   void CheckSequence(std::span<const int32_t> tokens) const;
   void CheckStopped(const char* what) const;
+  void CheckAlone(const char* what) const;
   void Warn(const std::string& message) const noexcept;
   std::vector<int32_t> StopTokens(const Request& request) const;
 

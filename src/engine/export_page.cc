@@ -8,6 +8,7 @@
 namespace kvanta {
 
 std::vector<uint8_t> Engine::Impl::ExportPage(std::span<const int32_t> tokens, int index, int group) {
+  CheckAlone("ExportPage");
   CheckTokens(tokens, "prefix");
   if (group < 0 || group >= cache_->pool.Groups()) {
     throw InputError(fmt::format("group = {}: the KV cache groups are 0 to {}", group, cache_->pool.Groups() - 1));

@@ -21,6 +21,7 @@ void Engine::Impl::CheckSequence(std::span<const int32_t> tokens) const {
 
 KvStatistics Engine::Impl::CollectStatistics(std::span<const int32_t> tokens, std::span<const float> key_means) {
   CheckStopped("CollectStatistics");
+  CheckAlone("CollectStatistics");
   CheckSequence(tokens);
   const StepLock step_lock(*this);
   return observe::CollectKvStatistics(*components_.model, components_.make_backend, components_.layout, tokens,
@@ -29,6 +30,7 @@ KvStatistics Engine::Impl::CollectStatistics(std::span<const int32_t> tokens, st
 
 QueryMoments Engine::Impl::CollectQueryMoments(std::span<const int32_t> tokens) {
   CheckStopped("CollectQueryMoments");
+  CheckAlone("CollectQueryMoments");
   CheckSequence(tokens);
   const StepLock step_lock(*this);
   return observe::CollectQueryMoments(*components_.model, components_.make_backend, components_.layout, tokens,

@@ -23,6 +23,12 @@ void Engine::Impl::CheckStopped(const char* what) const {
   if (started_) throw InputError(fmt::format("{} while the engine's own thread runs: Stop() it first", what));
 }
 
+void Engine::Impl::CheckAlone(const char* what) const {
+  if (components_.ranks->Alone()) return;
+  throw InputError(
+      fmt::format("{} with tensor_parallel_size = {}: use 1", what, components_.config.tensor_parallel_size));
+}
+
 void Engine::Impl::Start(StepCallback callback) {
   if (!callback) throw InputError("Start needs a callback");
   const std::lock_guard lock(mutex_);

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "engine/engine_config.h"
+#include "engine/tensor_parallel.h"
 #include "kvanta/error.h"
 #include "models/fingerprint.h"
 #include "models/kv_scales.h"
@@ -23,7 +24,9 @@ ModelInfo ReadModelInfo(const std::string& model, const std::string& dtype, cons
 
 CachePlan PlanCacheBytes(const EngineConfig& config) {
   engine::CheckConfig(config);
-  const models::ModelConfig model = models::ReadConfig(config.model);
+  const models::ModelConfig whole = models::ReadConfig(config.model);
+  engine::CheckTensorParallel(config, whole);
+  const models::ModelConfig model = engine::ConfigOfRank(whole, config.tensor_parallel_size);
   const DType dtype = engine::ResolveDType(config.dtype, model);
   engine::ResolveWeights(config.weight_dtype, dtype);  // throws as an engine would
   const std::vector<KvScheme> schemes = engine::ResolveSchemes(config, model, dtype);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -33,16 +34,17 @@ struct RopeTables {
 
 class Decoder final : public Model {
  public:
-  Decoder(const ModelConfig& config, const Checkpoint& checkpoint, Ops& ops, const LoadOptions& options) : ops_(ops) {
+  Decoder(const ModelConfig& config, const Checkpoint& checkpoint, Ops& ops, const LoadOptions& options)
+      : ops_(ops), ranks_(options.ranks == nullptr ? alone_ : *options.ranks), vocab_(ranks_.Divide(config.vocab)) {
     config_ = config;
-    WeightReader reader(checkpoint, ops, options.keep_types, config.quantization, options.keep_quantized);
+    WeightReader reader(checkpoint, ops, options.keep_types, config.quantization, options.keep_quantized, &ranks_);
     const TensorNames::Decoder names = DecoderNames(config, checkpoint);
     const std::string prefix(names.prefix), head(names.lm_head);
     const kernels::LinearKind embedding_kind{EmbeddingType(options.store), kInt16Activations};
     // The largest matrices first: while one is packed, it is in memory twice.
     embedding_ = reader.Linear({{prefix + "embed_tokens", config.vocab}}, config.hidden, false, embedding_kind);
     if (!config.tied_embeddings) lm_head_ = reader.Linear({{head, config.vocab}}, config.hidden, false, embedding_kind);
-    const BlockSource source{.reader = reader, .ops = ops, .config = config_, .store = options.store};
+    const BlockSource source{.reader = reader, .ops = ops, .config = config_, .store = options.store, .ranks = ranks_};
     for (int layer = 0; layer < config.layers; ++layer) {
       layers_.push_back(ReadLayer(source, config.layer_specs[layer], fmt::format("{}layers.{}.", prefix, layer)));
     }
@@ -65,8 +67,8 @@ class Decoder final : public Model {
         layers.push_back({.visibility = config_.layer_specs[i].visibility});
         continue;
       }
-      layers.push_back({.heads = config_.heads,
-                        .kv_heads = config_.kv_heads,
+      layers.push_back({.heads = config_.heads / ranks_.Size(),
+                        .kv_heads = config_.kv_heads / ranks_.Size(),
                         .head_dim = config_.head_dim,
                         .rope_dim = config_.mla.qk_rope_head_dim,
                         .softmax_scale = static_cast<float>(config_.softmax_scale),
@@ -80,7 +82,7 @@ class Decoder final : public Model {
   void Forward(const ForwardBatch& batch, attention::Backend& backend, attention::Plan& plan,
                float* hidden) noexcept override {
     auto rows = static_cast<int64_t>(batch.tokens.size());
-    ops_.Embed(*embedding_, batch.tokens.data(), rows, hidden);
+    Embed(batch.tokens, hidden);
     if (embedding_scale_ != 1) ops_.Scale(hidden, embedding_scale_, rows * config_.hidden);
     AttentionStep step{
         .layer = 0, .rows = rows, .positions = batch.positions.data(), .backend = &backend, .plan = &plan};
@@ -103,11 +105,74 @@ class Decoder final : public Model {
   void Logits(const float* hidden, int64_t rows, float* out, kernels::RowArgmax* argmaxes) noexcept override {
     const Linear& head = lm_head_ ? *lm_head_ : *embedding_;
     const auto softcap = static_cast<float>(config_.final_logit_softcapping);
-    head.Forward(hidden, rows, out, config_.vocab, softcap == 0 ? argmaxes : nullptr);
+    // Rank 0 computes its columns in their place, the others side by side, to be sent.
+    const int64_t stride = ranks_.Rank() == 0 ? config_.vocab : head.Out();
+    kernels::RowArgmax* own_argmaxes = ranks_.Alone() ? argmaxes : PartArgmaxes(ranks_.Rank());
+    head.Forward(hidden, rows, out, stride, softcap == 0 ? own_argmaxes : nullptr);
+    if (!ranks_.Alone()) {
+      ranks_.GatherColumns(out, rows, vocab_, out);
+      if (softcap == 0) GatherArgmaxes(rows, argmaxes);
+      if (ranks_.Rank() != 0) return;
+    }
     if (softcap != 0) ops_.Softcap(out, rows, config_.vocab, softcap, argmaxes);
   }
 
  private:
+  // Embeddings of all tokens, each from the rank that has its row.
+  void Embed(std::span<const int32_t> tokens, float* hidden) noexcept {
+    const auto rows = static_cast<int64_t>(tokens.size());
+    if (ranks_.Alone()) return ops_.Embed(*embedding_, tokens.data(), rows, hidden);
+    const int64_t width = config_.hidden;
+    std::array<int64_t, parallel::kMaxRanks> counts{};
+    for (const int32_t token : tokens) ++counts[static_cast<size_t>(vocab_.RankOf(token))];
+    std::array<parallel::Destination, parallel::kMaxRanks> to;
+    std::array<int64_t, parallel::kMaxRanks> next{};  // place of each rank's next row
+    int64_t first = 0;
+    for (size_t rank = 0; rank < static_cast<size_t>(vocab_.ranks); ++rank) {
+      next[rank] = first;
+      to[rank] = {.first = reinterpret_cast<uint8_t*>(normed_ + first * width),
+                  .rows = 1,
+                  .row_bytes = counts[rank] * width * static_cast<int64_t>(sizeof(float))};
+      first += counts[rank];
+    }
+    int64_t own = 0;
+    for (size_t row = 0; row < tokens.size(); ++row) {
+      const int rank = vocab_.RankOf(tokens[row]);
+      embedded_rows_[row] = next[static_cast<size_t>(rank)]++;
+      if (rank != ranks_.Rank()) continue;
+      own_tokens_[static_cast<size_t>(own++)] = tokens[row] - static_cast<int32_t>(vocab_.Begin(rank));
+    }
+    ops_.Embed(*embedding_, own_tokens_.data(), own, change_);
+    ranks_.AllGather(change_, std::span(to).first(static_cast<size_t>(vocab_.ranks)));
+    ops_.Gather(normed_, width, embedded_rows_.data(), rows, hidden);
+  }
+
+  kernels::RowArgmax* PartArgmaxes(int rank) noexcept {
+    return part_argmaxes_.data() + static_cast<size_t>(rank) * own_tokens_.size();
+  }
+
+  // Rank 0's argmaxes of rows, from those of each rank's columns.
+  void GatherArgmaxes(int64_t rows, kernels::RowArgmax* argmaxes) noexcept {
+    std::array<parallel::Destination, parallel::kMaxRanks> to;
+    for (int rank = 0; rank < vocab_.ranks; ++rank) {
+      to[static_cast<size_t>(rank)] = {.first = reinterpret_cast<uint8_t*>(PartArgmaxes(rank)),
+                                       .rows = 1,
+                                       .row_bytes = rows * static_cast<int64_t>(sizeof(kernels::RowArgmax))};
+    }
+    ranks_.Gather(PartArgmaxes(ranks_.Rank()), std::span(to).first(static_cast<size_t>(vocab_.ranks)));
+    if (ranks_.Rank() != 0 || argmaxes == nullptr) return;
+    for (int64_t row = 0; row < rows; ++row) {
+      argmaxes[row] = PartArgmaxes(0)[row];
+      for (int rank = 1; rank < vocab_.ranks; ++rank) {
+        const kernels::RowArgmax& part = PartArgmaxes(rank)[row];
+        argmaxes[row].finite = argmaxes[row].finite && part.finite;
+        if (!(part.value > argmaxes[row].value)) continue;
+        argmaxes[row].value = part.value;
+        argmaxes[row].column = part.column + static_cast<int32_t>(vocab_.Begin(rank));
+      }
+    }
+  }
+
   // Moves the rows to the front of `hidden` and returns their number.
   int64_t KeepRows(std::span<const int64_t> rows, float* hidden) noexcept {
     const auto count = static_cast<int64_t>(rows.size());
@@ -196,6 +261,11 @@ class Decoder final : public Model {
     if (max_rows < 1) throw InputError(fmt::format("{} rows in a batch; at least 1 is needed", max_rows));
     const int64_t floats = Place(nullptr, max_rows);
     scratch_ = ops_.device().Allocate(floats * sizeof(float));
+    if (!ranks_.Alone()) {
+      own_tokens_.resize(static_cast<size_t>(max_rows));
+      embedded_rows_.resize(static_cast<size_t>(max_rows));
+      part_argmaxes_.resize(static_cast<size_t>(max_rows) * static_cast<size_t>(ranks_.Size()));
+    }
     Place(scratch_.as<float>(), max_rows);
   }
 
@@ -232,6 +302,9 @@ class Decoder final : public Model {
   }
 
   Ops& ops_;
+  parallel::Communicator alone_;
+  parallel::Communicator& ranks_;
+  parallel::Partition vocab_;
   std::unique_ptr<Linear> embedding_;
   std::vector<Layer> layers_;
   Buffer final_norm_;
@@ -239,6 +312,11 @@ class Decoder final : public Model {
   float embedding_scale_ = 1;
   std::vector<RopeTables> rope_tables_;
   Buffer query_scales_;  // f32 [positions], of layers without rope; empty: none
+  // With several ranks, for max_rows rows: tokens that this one embeds, the place of each token's embedding among those
+  // of all ranks, and argmaxes of each rank's columns.
+  std::vector<int32_t> own_tokens_;
+  std::vector<int64_t> embedded_rows_;
+  std::vector<kernels::RowArgmax> part_argmaxes_;
   Buffer scratch_;
   // Parts of scratch_, each f32 [max_rows][hidden]:
   float* normed_ = nullptr;

@@ -1,4 +1,6 @@
 // Gated MLP of one layer, or of one expert.
+#include <optional>
+
 #include "models/layer_blocks.h"
 
 namespace kvanta::models {
@@ -7,40 +9,55 @@ namespace {
 class GatedMlp final : public MlpBlock {
  public:
   GatedMlp(const BlockSource& source, const std::string& module, int64_t intermediate_size, bool bias)
-      : ops_(source.ops), activation_(source.config.mlp.activation), intermediate_size_(intermediate_size) {
+      : ops_(source.ops),
+        activation_(source.config.mlp.activation),
+        width_(source.ranks.Divide(intermediate_size).Size(source.ranks.Rank())),
+        gathered_(source.ranks, intermediate_size) {
     const int64_t hidden = source.config.hidden;
     const auto read_gate_up = [&](std::initializer_list<StackedWeight> stack) {
       return source.reader.Linear(stack, hidden, bias, source.store);
     };
     if (source.config.mlp.fused) {
-      gate_up_ = read_gate_up({{module + "gate_up_proj", 2 * intermediate_size}});
+      const std::string fused = module + "gate_up_proj";
+      const int64_t both = 2 * intermediate_size;
+      gate_up_ = source.ranks.Alone() ? read_gate_up({{fused, both}})
+                                      : read_gate_up({{.module = fused, .out = intermediate_size, .tensor_out = both},
+                                                      {.module = fused,
+                                                       .out = intermediate_size,
+                                                       .tensor_out = both,
+                                                       .tensor_first = intermediate_size}});
     } else {
       gate_up_ = read_gate_up({{module + "gate_proj", intermediate_size}, {module + "up_proj", intermediate_size}});
     }
     const std::string down = module + "down_proj";
-    down_ = source.reader.Linear({{down, hidden}}, intermediate_size, bias,
-                                 {source.store, source.reader.AmplifiesRounding(down)});
+    down_.emplace(source.ranks,
+                  source.reader.Linear({{down, hidden}}, intermediate_size, bias,
+                                       {source.store, source.reader.AmplifiesRounding(down)}),
+                  hidden);
   }
 
   void Place(Scratch& scratch, int64_t rows) noexcept override {
-    both_ = scratch.Take(rows * 2 * intermediate_size_);
-    gated_ = scratch.Take(rows * intermediate_size_);
+    both_ = scratch.Take(rows * 2 * width_);
+    gated_ = scratch.Take(rows * width_);
+    gathered_.Place(scratch, rows);
+    down_->Place(scratch, rows);
   }
 
   void Forward(const float* x, int64_t rows, float* out) noexcept override {
-    gate_up_->Forward(x, rows, both_, 2 * intermediate_size_);
-    ops_.ActivateMul(activation_, both_, rows, intermediate_size_, gated_);
-    down_->Forward(gated_, rows, out, down_->Out());
+    gate_up_->Forward(x, rows, both_, 2 * width_);
+    ops_.ActivateMul(activation_, both_, rows, width_, gated_);
+    down_->Forward(gathered_.Gather(gated_, rows), rows, out);
   }
 
  private:
   kernels::Ops& ops_;
   kernels::Activation activation_;
-  int64_t intermediate_size_;
-  std::unique_ptr<kernels::Linear> gate_up_;  // hidden -> 2 intermediate_size: gate | up
-  std::unique_ptr<kernels::Linear> down_;     // intermediate_size -> hidden
-  float* both_ = nullptr;                     // [rows][2 intermediate_size]
-  float* gated_ = nullptr;                    // [rows][intermediate_size]
+  int64_t width_;                             // this rank's part of intermediate_size
+  std::unique_ptr<kernels::Linear> gate_up_;  // hidden -> 2 width: gate | up
+  GatheredColumns gathered_;                  // of intermediate_size
+  std::optional<GatheredLinear> down_;        // intermediate_size -> hidden
+  float* both_ = nullptr;                     // [rows][2 width]
+  float* gated_ = nullptr;                    // [rows][width]
 };
 
 }  // namespace

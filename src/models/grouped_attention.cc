@@ -1,5 +1,6 @@
 // Grouped-query attention, with optional biases, q/k norms, rope and sinks.
 #include <algorithm>
+#include <optional>
 
 #include "models/layer_blocks.h"
 
@@ -8,9 +9,14 @@ namespace {
 
 class GroupedAttention final : public AttentionBlock {
  public:
-  GroupedAttention(const BlockSource& source, const std::string& prefix) : ops_(source.ops), config_(source.config) {
+  GroupedAttention(const BlockSource& source, const std::string& prefix)
+      : ops_(source.ops),
+        config_(source.config),
+        heads_(source.config.heads / source.ranks.Size()),
+        kv_heads_(source.config.kv_heads / source.ranks.Size()),
+        gathered_(source.ranks, int64_t{source.config.heads} * source.config.head_dim) {
     const std::string module = prefix + "self_attn.";
-    if (config_.attention_sinks) sinks_ = source.reader.KeptValues(module + "sinks", config_.heads);
+    if (config_.attention_sinks) sinks_ = ReadSinks(source, module);
     if (config_.qk_norm) {
       const bool all = config_.qk_norm_of_all_heads;
       q_norm_ =
@@ -23,13 +29,23 @@ class GroupedAttention final : public AttentionBlock {
     const auto read_qkv = [&](std::initializer_list<StackedWeight> stack) {
       return source.reader.Linear(stack, config_.hidden, config_.qkv_bias, {source.store, kInt16Activations});
     };
-    if (config_.qkv_fused) {
-      qkv_ = read_qkv({{module + "qkv_proj", QkvWidth()}});
+    const int64_t ranks = source.ranks.Size();
+    const int64_t queries = ranks * QueryProjection(), keys = ranks * KvWidth();
+    if (!config_.qkv_fused) {
+      qkv_ = read_qkv({{module + "q_proj", queries}, {module + "k_proj", keys}, {module + "v_proj", keys}});
     } else {
-      qkv_ = read_qkv(
-          {{module + "q_proj", QueryProjection()}, {module + "k_proj", KvWidth()}, {module + "v_proj", KvWidth()}});
+      const std::string fused = module + "qkv_proj";
+      const int64_t all = queries + 2 * keys;
+      qkv_ = source.ranks.Alone()
+                 ? read_qkv({{fused, all}})
+                 : read_qkv({{.module = fused, .out = queries, .tensor_out = all},
+                             {.module = fused, .out = keys, .tensor_out = all, .tensor_first = queries},
+                             {.module = fused, .out = keys, .tensor_out = all, .tensor_first = queries + keys}});
     }
-    out_ = source.reader.Linear({{module + "o_proj", config_.hidden}}, QWidth(), config_.o_bias, source.store);
+    out_.emplace(
+        source.ranks,
+        source.reader.Linear({{module + "o_proj", config_.hidden}}, ranks * QWidth(), config_.o_bias, source.store),
+        config_.hidden);
   }
 
   std::vector<float> Sinks() const override { return sinks_; }
@@ -38,6 +54,8 @@ class GroupedAttention final : public AttentionBlock {
     projected_ = scratch.Take(rows * QkvWidth());
     attended_ = scratch.Take(rows * QWidth());
     if (config_.attn_output_gate) queries_ = scratch.Take(rows * QWidth());
+    gathered_.Place(scratch, rows);
+    out_->Place(scratch, rows);
   }
 
   void Forward(const AttentionStep& step, const float* x, float* out) noexcept override {
@@ -50,16 +68,16 @@ class GroupedAttention final : public AttentionBlock {
     float* q = gated ? queries_ : projected_;
     const int64_t q_stride = gated ? QWidth() : QkvWidth();
     if (config_.qk_norm) {
-      Norm(q_norm_, config_.heads, rows, q, q_stride);
-      Norm(k_norm_, config_.kv_heads, rows, k, QkvWidth());
+      Norm(q_norm_, heads_, rows, q, q_stride);
+      Norm(k_norm_, kv_heads_, rows, k, QkvWidth());
     }
     if (step.rope->rotary_dim != 0) {
-      Rotate(step, config_.heads, step.query_rope_table, q, q_stride);
-      Rotate(step, config_.kv_heads, step.rope_table, k, QkvWidth());
+      Rotate(step, heads_, step.query_rope_table, q, q_stride);
+      Rotate(step, kv_heads_, step.rope_table, k, QkvWidth());
     }
     if (config_.layer_specs[step.layer].qk_l2_norm) {
-      Norm(ones_, config_.heads, rows, q, q_stride);
-      Norm(ones_, config_.kv_heads, rows, k, QkvWidth());
+      Norm(ones_, heads_, rows, q, q_stride);
+      Norm(ones_, kv_heads_, rows, k, QkvWidth());
     }
     if (step.query_scales != nullptr) {
       ops_.ScaleRows(q, q_stride, rows, QWidth(), step.query_scales, step.positions);
@@ -67,15 +85,22 @@ class GroupedAttention final : public AttentionBlock {
     step.backend->Append(*step.plan, step.layer, k, v, QkvWidth());
     step.backend->Run(*step.plan, step.layer, q, q_stride, attended_);
     if (gated) GateHeads(rows);
-    out_->Forward(attended_, rows, out, config_.hidden);
+    out_->Forward(gathered_.Gather(attended_, rows), rows, out);
   }
 
  private:
-  int64_t QWidth() const { return int64_t{config_.heads} * config_.head_dim; }
-  int64_t KvWidth() const { return int64_t{config_.kv_heads} * config_.head_dim; }
+  int64_t QWidth() const { return int64_t{heads_} * config_.head_dim; }
+  int64_t KvWidth() const { return int64_t{kv_heads_} * config_.head_dim; }
   // A head's q, and after it its gate if there is one.
   int64_t QueryProjection() const { return QWidth() * (config_.attn_output_gate ? 2 : 1); }
   int64_t QkvWidth() const { return QueryProjection() + 2 * KvWidth(); }
+
+  // This rank's heads' sinks.
+  static std::vector<float> ReadSinks(const BlockSource& source, const std::string& module) {
+    const std::vector<float> sinks = source.reader.KeptValues(module + "sinks", source.config.heads);
+    const parallel::Partition heads = source.ranks.Divide(source.config.heads);
+    return {sinks.begin() + heads.Begin(source.ranks.Rank()), sinks.begin() + heads.Begin(source.ranks.Rank() + 1)};
+  }
 
   static Buffer Ones(Device& device, int64_t size) {
     const std::vector<float> ones(static_cast<size_t>(size), 1.0F);
@@ -92,10 +117,10 @@ class GroupedAttention final : public AttentionBlock {
   // Calls visit(first row, rows, head, heads) for all rows of each head or all heads of each row, whichever are fewer.
   template <class Visit>
   void ForHeads(int64_t rows, Visit visit) const noexcept {
-    if (rows < config_.heads) {
-      for (int64_t row = 0; row < rows; ++row) visit(row, 1, 0, config_.heads);
+    if (rows < heads_) {
+      for (int64_t row = 0; row < rows; ++row) visit(row, 1, 0, heads_);
     } else {
-      for (int head = 0; head < config_.heads; ++head) visit(0, rows, head, 1);
+      for (int head = 0; head < heads_; ++head) visit(0, rows, head, 1);
     }
   }
 
@@ -139,11 +164,13 @@ class GroupedAttention final : public AttentionBlock {
 
   kernels::Ops& ops_;
   const ModelConfig& config_;
+  int heads_, kv_heads_;                  // this rank's
   std::vector<float> sinks_;              // [heads], or empty
   Buffer q_norm_, k_norm_;                // f32 [head_dim] or [heads * head_dim]; empty without q/k norms
   Buffer ones_;                           // f32 [head_dim]; empty without norms after rope
   std::unique_ptr<kernels::Linear> qkv_;  // hidden -> q (and gates) | k | v
-  std::unique_ptr<kernels::Linear> out_;  // heads * head_dim -> hidden
+  GatheredColumns gathered_;              // of all ranks' heads * head_dim
+  std::optional<GatheredLinear> out_;     // all ranks' heads * head_dim -> hidden
   float* projected_ = nullptr;            // [rows][QkvWidth()]
   float* attended_ = nullptr;             // [rows][QWidth()]
   float* queries_ = nullptr;              // the same, with gates; else in projected_

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attention/backend.h"
@@ -84,6 +85,52 @@ struct BlockSource {
   kernels::Ops& ops;
   const ModelConfig& config;
   kernels::WeightType store;  // how matrices are kept
+  parallel::Communicator& ranks;
+};
+
+// A linear layer of whose outputs each rank computes a part; all ranks get all of them.
+class GatheredLinear {
+ public:
+  // `read`: this rank's rows of the weight.
+  GatheredLinear(parallel::Communicator& ranks, std::unique_ptr<kernels::Linear> read, int64_t out)
+      : ranks_(ranks), linear_(std::move(read)), columns_(ranks.Divide(out)) {}
+
+  void Place(Scratch& scratch, int64_t rows) noexcept {
+    if (!ranks_.Alone()) part_ = scratch.Take(rows * linear_->Out());
+  }
+  // x: f32 [rows][in]; out: f32 [rows][out], dense.
+  void Forward(const float* x, int64_t rows, float* out) noexcept {
+    if (ranks_.Alone()) return linear_->Forward(x, rows, out, columns_.count);
+    linear_->Forward(x, rows, part_, linear_->Out());
+    ranks_.AllGatherColumns(part_, rows, columns_, out);
+  }
+
+ private:
+  parallel::Communicator& ranks_;
+  std::unique_ptr<kernels::Linear> linear_;
+  parallel::Partition columns_;
+  float* part_ = nullptr;  // [rows][this rank's columns]
+};
+
+// Columns of which each rank has computed a part: the whole ones.
+class GatheredColumns {
+ public:
+  GatheredColumns(parallel::Communicator& ranks, int64_t count) : ranks_(ranks), columns_(ranks.Divide(count)) {}
+
+  void Place(Scratch& scratch, int64_t rows) noexcept {
+    if (!ranks_.Alone()) whole_ = scratch.Take(rows * columns_.count);
+  }
+  // part: f32 [rows][this rank's columns], dense -> f32 [rows][all columns].
+  const float* Gather(const float* part, int64_t rows) noexcept {
+    if (ranks_.Alone()) return part;
+    ranks_.AllGatherColumns(part, rows, columns_, whole_);
+    return whole_;
+  }
+
+ private:
+  parallel::Communicator& ranks_;
+  parallel::Partition columns_;
+  float* whole_ = nullptr;
 };
 
 // `prefix` of the layer's tensors: "model.layers.0.".

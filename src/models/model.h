@@ -11,6 +11,7 @@
 #include "attention/backend.h"
 #include "kernels/ops.h"
 #include "models/config.h"
+#include "parallel/communicator.h"
 
 namespace kvanta::models {
 
@@ -29,14 +30,15 @@ class Model {
   const ModelConfig& Config() const noexcept { return config_; }
   int64_t WeightBytes() const noexcept { return weight_bytes_; }
   virtual kernels::Ops& ops() const noexcept = 0;
-  // One per layer, for the attention backend.
+  // One per layer, for the attention backend: with this rank's heads.
   virtual std::vector<attention::AttentionSpec> AttentionLayers() const = 0;
   // Final hidden states after the last norm of the output rows, divided by config.logits_divisor, f32
   // [output rows][hidden]; `hidden` has [rows][hidden].
   // rows <= LoadOptions::max_rows. No allocation.
   virtual void Forward(const ForwardBatch& batch, attention::Backend& backend, attention::Plan& plan,
                        float* hidden) noexcept = 0;
-  // Logits: hidden f32 [rows][hidden] -> out f32 [rows][vocab], and argmaxes of its rows [rows] unless null.
+  // Logits: hidden f32 [rows][hidden] -> out f32 [rows][vocab], and argmaxes of its rows [rows] unless null. Only of
+  // rank 0; the others must call it as well.
   virtual void Logits(const float* hidden, int64_t rows, float* out, kernels::RowArgmax* argmaxes) noexcept = 0;
 
  protected:
@@ -50,6 +52,7 @@ struct LoadOptions {
   bool keep_quantized = true;  // quantized weights of a checkpoint stay as they are, unless `store` is kF32
   int64_t max_rows = 512;      // rows of the largest Forward
   int64_t max_positions = 0;   // rope table length; 0: config.max_position
+  parallel::Communicator* ranks = nullptr;  // that share the model, of which each loads its part; null: this one alone
 };
 
 // Loads a folder in Hugging Face layout. Throws InputError: unknown architecture (lists the known), missing or

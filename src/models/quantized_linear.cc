@@ -26,26 +26,28 @@ float LargestStored(WeightType store) {
   return store == WeightType::kF32 ? std::numeric_limits<float>::max() : kLargestBf16;
 }
 
-// Another weight with its rows in the order of its view.
+// Rows [first, first + count) of another weight, in the order of its view.
 class OrderedRows final : public kernels::QuantizedWeight {
  public:
-  OrderedRows(std::unique_ptr<kernels::QuantizedWeight> weight, const kernels::WeightView& view)
-      : QuantizedWeight(weight->Out(), weight->In(), weight->Format()), weight_(std::move(weight)), view_(view) {
+  OrderedRows(std::unique_ptr<kernels::QuantizedWeight> weight, const kernels::WeightView& view, int64_t first,
+              int64_t count)
+      : QuantizedWeight(count, weight->In(), weight->Format()), weight_(std::move(weight)), view_(view), first_(first) {
     order_.assign(weight_->Order().begin(), weight_->Order().end());
   }
 
-  void ReadCodes(int64_t row, uint8_t* codes) const override { weight_->ReadCodes(view_.StoredRow(row), codes); }
-  void ReadScales(int64_t row, float* scales) const override { weight_->ReadScales(view_.StoredRow(row), scales); }
-  void ReadZeros(int64_t row, uint8_t* zeros) const override { weight_->ReadZeros(view_.StoredRow(row), zeros); }
-  void ReadScaleCodes(int64_t row, uint8_t* codes) const override {
-    weight_->ReadScaleCodes(view_.StoredRow(row), codes);
-  }
+  void ReadCodes(int64_t row, uint8_t* codes) const override { weight_->ReadCodes(Stored(row), codes); }
+  void ReadScales(int64_t row, float* scales) const override { weight_->ReadScales(Stored(row), scales); }
+  void ReadZeros(int64_t row, uint8_t* zeros) const override { weight_->ReadZeros(Stored(row), zeros); }
+  void ReadScaleCodes(int64_t row, uint8_t* codes) const override { weight_->ReadScaleCodes(Stored(row), codes); }
   float TensorScale() const override { return weight_->TensorScale(); }
-  void DequantizeRow(int64_t row, float* out) const override { weight_->DequantizeRow(view_.StoredRow(row), out); }
+  void DequantizeRow(int64_t row, float* out) const override { weight_->DequantizeRow(Stored(row), out); }
 
  private:
+  int64_t Stored(int64_t row) const noexcept { return view_.StoredRow(first_ + row); }
+
   std::unique_ptr<kernels::QuantizedWeight> weight_;
   kernels::WeightView view_;
+  int64_t first_;
 };
 
 }  // namespace
@@ -53,7 +55,8 @@ class OrderedRows final : public kernels::QuantizedWeight {
 std::unique_ptr<kernels::QuantizedWeight> WeightReader::FindQuantized(const StackedWeight& weight, int64_t in,
                                                                       bool has_bias) {
   if (checkpoint_.IsGguf()) return nullptr;
-  FoundWeight found = FindQuantizedWeight(checkpoint_, quantization_, weight.module, weight.out, in, ops_.threads());
+  FoundWeight found =
+      FindQuantizedWeight(checkpoint_, quantization_, weight.module, weight.TensorOut(), in, ops_.threads());
   if (!found.weight) return nullptr;
   for (const std::string& name : found.tensors) {
     read_.insert(name);
@@ -65,12 +68,14 @@ std::unique_ptr<kernels::QuantizedWeight> WeightReader::FindQuantized(const Stac
   if (tensor != nullptr && std::ranges::all_of(tensor->data, [](uint8_t byte) { return byte == 0; })) {
     read_.insert(bias);
   }
-  if (weight.interleaved_heads == 0) return std::move(found.weight);
+  const Rows rows = RowsOf(weight);
+  if (weight.interleaved_heads == 0 && rows.count == weight.TensorOut()) return std::move(found.weight);
   return std::make_unique<OrderedRows>(std::move(found.weight),
-                                       kernels::WeightView{.out = weight.out,
+                                       kernels::WeightView{.out = weight.TensorOut(),
                                                            .in = in,
                                                            .interleaved_heads = weight.interleaved_heads,
-                                                           .interleaved_first = weight.interleaved_first});
+                                                           .interleaved_first = weight.interleaved_first},
+                                       weight.tensor_first + rows.first, rows.count);
 }
 
 std::unique_ptr<kernels::Linear> WeightReader::QuantizedLinear(
@@ -79,8 +84,9 @@ std::unique_ptr<kernels::Linear> WeightReader::QuantizedLinear(
   std::vector<std::span<const float>> biases;
   size_t first = 0;
   for (const StackedWeight& weight : stack) {
-    biases.push_back(bias.empty() ? bias : bias.subspan(first, static_cast<size_t>(weight.out)));
-    first += static_cast<size_t>(weight.out);
+    const auto count = static_cast<size_t>(RowsOf(weight).count);
+    biases.push_back(bias.empty() ? bias : bias.subspan(first, count));
+    first += count;
   }
   const auto keep = [&](std::span<const kernels::QuantizedView> views, std::span<const float> of_views) {
     std::unique_ptr<kernels::Linear> linear = ops_.MakeQuantizedLinear(views, of_views);
@@ -108,8 +114,11 @@ std::unique_ptr<kernels::Linear> WeightReader::QuantizedLinear(
       return view;
     }
     expanded[i] = Expand(*quantized[i], weight.module, kind.weights);
-    return kernels::WeightView{
-        .data = expanded[i].data(), .dtype = DType::kF32, .out = weight.out, .in = in, .module = weight.module};
+    return kernels::WeightView{.data = expanded[i].data(),
+                               .dtype = DType::kF32,
+                               .out = quantized[i]->Out(),
+                               .in = in,
+                               .module = weight.module};
   };
   if (std::ranges::all_of(kept, [](const auto& linear) { return linear == nullptr; })) {
     std::vector<kernels::WeightView> views;

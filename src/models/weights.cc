@@ -157,12 +157,20 @@ float ElementValue(const WeightView& weight, int64_t i) noexcept {
 }
 
 WeightReader::WeightReader(const Checkpoint& checkpoint, kernels::Ops& ops, bool keep_types,
-                           const QuantizationConfig& quantization, bool keep_quantized)
+                           const QuantizationConfig& quantization, bool keep_quantized,
+                           const parallel::Communicator* ranks)
     : checkpoint_(checkpoint),
       ops_(ops),
       keep_types_(keep_types),
       quantization_(quantization),
-      keep_quantized_(keep_quantized) {}
+      keep_quantized_(keep_quantized),
+      ranks_(ranks) {}
+
+WeightReader::Rows WeightReader::RowsOf(const StackedWeight& weight) const noexcept {
+  if (ranks_ == nullptr) return {.first = 0, .count = weight.out};
+  const parallel::Partition rows = ranks_->Divide(weight.out);
+  return {.first = rows.Begin(ranks_->Rank()), .count = rows.Size(ranks_->Rank())};
+}
 
 bool WeightReader::HasPrefix(std::string_view prefix) const {
   const auto found = checkpoint_.Tensors().lower_bound(prefix);
@@ -214,11 +222,13 @@ void WeightReader::ReleaseTensors() noexcept {
   mapped_.clear();
 }
 
-void WeightReader::AppendVector(const std::string& name, const StackedWeight& weight, std::vector<float>& out) {
-  WeightView view = Read(name, std::array{weight.out});
+void WeightReader::AppendVector(const std::string& name, const StackedWeight& weight, Rows rows,
+                                std::vector<float>& out) {
+  WeightView view = Read(name, std::array{weight.TensorOut()});
   SetRowOrder(weight, view);
   CheckFinite(view, name, WeightType::kF32, ops_.threads());
-  for (int64_t i = 0; i < weight.out; ++i) out.push_back(ElementValue(view, view.StoredRow(i)));
+  const int64_t first = weight.tensor_first + rows.first;
+  for (int64_t i = first; i < first + rows.count; ++i) out.push_back(ElementValue(view, view.StoredRow(i)));
   ReleaseTensors();
 }
 
@@ -262,7 +272,7 @@ std::unique_ptr<kernels::Linear> WeightReader::Pack(const WeightView& view, std:
 
 std::vector<float> WeightReader::Values(const std::string& name, int64_t size) {
   std::vector<float> values;
-  AppendVector(name, {.module = name, .out = size}, values);
+  AppendVector(name, {.module = name, .out = size}, {.first = 0, .count = size}, values);
   return values;
 }
 
@@ -285,7 +295,7 @@ std::unique_ptr<kernels::Linear> WeightReader::Linear(std::initializer_list<Stac
                                                       kernels::LinearKind kind) {
   std::vector<float> biases;
   if (bias) {
-    for (const StackedWeight& weight : stack) AppendVector(weight.module + ".bias", weight, biases);
+    for (const StackedWeight& weight : stack) AppendVector(weight.module + ".bias", weight, RowsOf(weight), biases);
   }
   // Routers of experts ask for f32.
   if (keep_types_ && kind.weights != WeightType::kF32) kind.weights = WeightType::kStored;
@@ -310,8 +320,10 @@ bool WeightReader::AmplifiesRounding(std::string_view module) const {
 }
 
 WeightView WeightReader::ReadWeight(const StackedWeight& weight, int64_t in) {
-  WeightView view = Read(weight.module + ".weight", std::array{weight.out, in});
+  WeightView view = Read(weight.module + ".weight", std::array{weight.TensorOut(), in});
   SetRowOrder(weight, view);
+  const Rows rows = RowsOf(weight);
+  view = view.Rows(weight.tensor_first + rows.first, rows.count);
   view.module = weight.module;
   return view;
 }

@@ -14,6 +14,7 @@
 #include "models/config.h"
 #include "models/quantization_config.h"
 #include "models/safetensors.h"
+#include "parallel/communicator.h"
 
 namespace kvanta::models {
 
@@ -22,6 +23,10 @@ struct StackedWeight {
   std::string module;
   int64_t out = 0;
   int64_t interleaved_heads = 0, interleaved_first = 0;  // kernels::WeightView's, where the architecture stores rows so
+  // Rows of the module's tensor, and the first of these that is a row of the weight, where it is a part of the tensor.
+  int64_t tensor_out = 0, tensor_first = 0;
+
+  int64_t TensorOut() const noexcept { return tensor_out == 0 ? out : tensor_out; }
 };
 
 class WeightReader {
@@ -29,11 +34,13 @@ class WeightReader {
   // `keep_types`: linear layers keep the types of a GGUF file where they can; the kinds given below are for the others.
   // keep_quantized: the same for weights of a quantized Hugging Face checkpoint (docs/weights.md).
   WeightReader(const Checkpoint& checkpoint, kernels::Ops& ops, bool keep_types = false,
-               const QuantizationConfig& quantization = {}, bool keep_quantized = false);
+               const QuantizationConfig& quantization = {}, bool keep_quantized = false,
+               const parallel::Communicator* ranks = nullptr);
 
   // True if the checkpoint has the tensor.
   bool Has(std::string_view name) const { return checkpoint_.Find(name) != nullptr; }
-  // The modules' weights [out][in], and their biases [out] if `bias`, packed as one linear layer of `kind`.
+  // The modules' weights [out][in], and their biases [out] if `bias`, packed as one linear layer of `kind`: of each,
+  // the rows of this rank (parallel::Partition).
   std::unique_ptr<kernels::Linear> Linear(std::initializer_list<StackedWeight> stack, int64_t in, bool bias,
                                           kernels::LinearKind kind);
   // True if a linear layer keeps the module's weights in blocks that amplify the rounding of 8-bit activations.
@@ -84,7 +91,12 @@ class WeightReader {
   std::unique_ptr<kernels::Linear> QuantizedLinear(std::span<const StackedWeight> stack,
                                                    std::span<const std::unique_ptr<kernels::QuantizedWeight>> quantized,
                                                    int64_t in, std::span<const float> bias, kernels::LinearKind kind);
-  void AppendVector(const std::string& name, const StackedWeight& weight, std::vector<float>& out);
+  // Rows of a StackedWeight.
+  struct Rows {
+    int64_t first = 0, count = 0;
+  };
+  Rows RowsOf(const StackedWeight& weight) const noexcept;  // this rank's
+  void AppendVector(const std::string& name, const StackedWeight& weight, Rows rows, std::vector<float>& out);
   // Gives back the memory of the tensors that were read since the last call.
   void ReleaseTensors() noexcept;
 
@@ -93,6 +105,7 @@ class WeightReader {
   bool keep_types_;
   const QuantizationConfig quantization_;
   const bool keep_quantized_;
+  const parallel::Communicator* ranks_;  // null: alone
   int64_t bytes_ = 0;
   std::set<std::string, std::less<>> read_;
   std::vector<const TensorView*> mapped_;       // read, and not released yet

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
+#include <optional>
 
 #include "base/math.h"
 #include "kvanta/error.h"
@@ -80,6 +81,11 @@ void Runner::Forward(std::span<const RunItem> items, attention::Backend& backend
   if (planned_for_ != &backend) plan_.reset();  // a plan belongs to its backend
   planned_for_ = &backend;
   plan_ = backend.MakePlan({.sequences = spans_, .bucket = bucket}, std::move(plan_));
+  std::optional<CpuScope> cpus;
+  if (sender_) {
+    cpus.emplace(sender_->Cpus());
+    sender_->SendForward(items);
+  }
   if (decodes) {  // padding
     tokens_.resize(static_cast<size_t>(bucket), 0);
     positions_.resize(static_cast<size_t>(bucket), 0);
@@ -92,8 +98,22 @@ void Runner::Forward(std::span<const RunItem> items, attention::Backend& backend
       .positions = numbers.first(tokens_.size())};
   if (!all_output) batch.output_rows = numbers.subspan(tokens_.size());
   const auto forward = [&] { model_.Forward(batch, backend, *plan_, hidden_.as<float>()); };
-  if (!decodes) return forward();
-  ReplayOrCapture(forward_graphs_, bucket, plan_->Version(), forward);
+  if (decodes) {
+    ReplayOrCapture(forward_graphs_, bucket, plan_->Version(), forward);
+  } else {
+    forward();
+  }
+  if (sender_) sender_->Check();
+}
+
+void Runner::ModelLogits(int64_t first, int64_t count, float* out, kernels::RowArgmax* argmaxes) {
+  std::optional<CpuScope> cpus;
+  if (sender_) {
+    cpus.emplace(sender_->Cpus());
+    sender_->SendLogits(first, count);
+  }
+  model_.Logits(hidden_.as<float>() + first * model_.Config().hidden, count, out, argmaxes);
+  if (sender_) sender_->Check();
 }
 
 // The first launches are not captured: they load the kernels, which a capture may not.
@@ -112,7 +132,7 @@ void Runner::ReplayOrCapture(Graphs& graphs, int64_t rows, uint64_t version, con
 
 std::span<float> Runner::Logits(int64_t first, int64_t count) {
   assert(count <= max_logit_rows_);
-  model_.Logits(hidden_.as<float>() + first * model_.Config().hidden, count, logits_.as<float>(), nullptr);
+  ModelLogits(first, count, logits_.as<float>(), nullptr);
   const size_t floats = static_cast<size_t>(count * model_.Config().vocab);
   if (!SamplesOnDevice()) return {logits_.as<float>(), floats};
   model_.ops().device().CopyOut(host_logits_.data(), logits_.data(), floats * sizeof(float));
@@ -120,13 +140,9 @@ std::span<float> Runner::Logits(int64_t first, int64_t count) {
 }
 
 void Runner::Logits(int64_t first, int64_t count, float* out) {
-  const float* hidden = hidden_.as<float>() + first * model_.Config().hidden;
-  if (!SamplesOnDevice()) {
-    model_.Logits(hidden, count, out, nullptr);
-    return;
-  }
+  if (!SamplesOnDevice()) return ModelLogits(first, count, out, nullptr);
   assert(count <= max_logit_rows_);
-  model_.Logits(hidden, count, logits_.as<float>(), nullptr);
+  ModelLogits(first, count, logits_.as<float>(), nullptr);
   const auto floats = static_cast<size_t>(count * model_.Config().vocab);
   model_.ops().device().CopyOut(out, logits_.data(), floats * sizeof(float));
 }
@@ -147,8 +163,7 @@ void Runner::Logits(int64_t first, std::span<SampleRow> rows) {
   if (SamplesOnDevice()) {
     SampleOnDevice(first, rows);
   } else {
-    const float* hidden = hidden_.as<float>() + first * model_.Config().hidden;
-    model_.Logits(hidden, std::ssize(rows), logits_.as<float>(), argmaxes_.data());
+    ModelLogits(first, std::ssize(rows), logits_.as<float>(), argmaxes_.data());
   }
   float* logits = SamplesOnDevice() ? host_logits_.as<float>() : logits_.as<float>();
   for (size_t row = 0; row < rows.size(); ++row) {

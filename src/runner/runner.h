@@ -6,11 +6,13 @@
 #include <memory>
 #include <span>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "attention/backend.h"
 #include "base/device.h"
 #include "models/model.h"
+#include "runner/rank_steps.h"
 #include "runner/sample_row.h"
 
 namespace kvanta::runner {
@@ -29,6 +31,9 @@ class Runner {
   // decode steps and sampling are captured as CUDA graphs, padded to a few numbers of rows, with the same bits;
   // disabled when memory for them runs out.
   Runner(models::Model& model, int64_t max_rows, int64_t max_logit_rows, bool graphs = false);
+
+  // Other ranks repeat every step from now on. Methods then also throw ResourceError, once a rank is lost.
+  void Share(std::unique_ptr<StepSender> sender) noexcept { sender_ = std::move(sender); }
 
   // Computes the output rows: those of the items' tokens from first_output on, in order. Throws what MakePlan throws;
   // nothing is written then.
@@ -50,6 +55,9 @@ class Runner {
   std::span<const float> HiddenStates(int64_t first, int64_t count);
 
  private:
+  // Computes logits on this rank, and on the others if they repeat its steps.
+  void ModelLogits(int64_t first, int64_t count, float* out, kernels::RowArgmax* argmaxes);
+
   // Launches for a number of rows; valid while the plan that they were captured with has the same version.
   struct CapturedGraph {
     uint64_t version = 0;
@@ -62,6 +70,7 @@ class Runner {
   void FetchSamples(std::span<SampleRow> rows);
 
   models::Model& model_;
+  std::unique_ptr<StepSender> sender_;  // null: no other rank repeats the steps
   int64_t max_rows_;
   int64_t max_logit_rows_;
   bool graphs_;

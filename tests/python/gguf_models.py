@@ -102,7 +102,8 @@ def _random_blocks(values: Array, kind: Kind) -> NDArray[np.uint8]:
     return blocks.reshape(*values.shape[:-1], -1)
 
 
-def _encode(values: Array, kind: Kind) -> NDArray[Any]:
+def encode(values: Array, kind: Kind) -> NDArray[Any]:
+    """The values in blocks; random blocks of their size for kinds that the gguf package does not write."""
     try:
         return np.asarray(gguf.quantize(np.ascontiguousarray(values), kind))
     except NotImplementedError:
@@ -215,7 +216,7 @@ def write(source: Source, path: Path, kind: Kind = Kind.F32, kinds: dict[str, Ki
         chosen = next((value for part, value in (kinds or {}).items() if part in name), kind)
         if values.ndim == 1 or name.endswith("bias") or values.shape[-1] % gguf.GGML_QUANT_SIZES[chosen][0] != 0:
             chosen = Kind.F32
-        data = _encode(values, chosen)
+        data = encode(values, chosen)
         _back(source, name, np.asarray(gguf.dequantize(data, chosen), np.float32).reshape(values.shape))
         if plus_one and name.endswith("norm.weight") and gguf_hybrids.MODULE not in name:
             data = data + np.float32(1)

@@ -42,6 +42,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "kuberay" / "rayser
             "autoscaling_config need each other",
         ),
         ({"model": "m", "kv_cache_dtyp": "int4"}, "kv_cache_dtyp"),
+        ({"model": "m", "tensor_parallel_size": 2}, "tensor_parallel_size = 2: not supported with replicas"),
         ({"model": "m", "max_num_seqs": "many"}, "max_num_seqs"),
         ({"model": "m", "max_body_bytes": "x"}, "max_body_bytes"),
     ],

@@ -194,7 +194,7 @@ APHRODITE = (
 @pytest.mark.parametrize(
     ("line", "notes", "keys", "address"),
     [
-        (VLLM, ["gpu_memory_utilization", "tensor_parallel_size"], [], ("127.0.0.1", 8000)),
+        (VLLM, ["gpu_memory_utilization"], [], ("127.0.0.1", 8000)),
         (SGLANG, ["mem_fraction_static"], ["a"], ("0.0.0.0", 30000)),
         (APHRODITE, ["launch_kobold_api"], ["a,b"], ("127.0.0.1", 8000)),
     ],

@@ -16,6 +16,7 @@ from kvanta.loadgen.records import LoadError, RequestRecord
 from kvanta.loadgen.runner import Clock, run_load
 from kvanta.loadgen.summary import summarize
 from kvanta.loadgen.workload import PlannedRequest, Workload
+from kvanta.tensor_parallel import engine_with_ranks
 
 _MAX_OUTPUTS = 256  # taken at once
 # Time of a run by the engine's counters: parts of a step, except the last, which follows the step.
@@ -40,7 +41,7 @@ def bench_engine(
     finished: Callable[[], object] = lambda: None,
 ) -> tuple[_core.Engine, list[dict[str, Any]]]:
     """The engine, stopped, and a run for each load: the keys of docs/bench-serve.md, and those of _engine_figures."""
-    engine = _core.Engine(config)
+    engine, _ranks = engine_with_ranks(config)  # the other ranks, if any, end with this call
     for load in loads:
         for request in load.workload.requests:
             if request.input_tokens + request.output_tokens > engine.config.max_model_len:

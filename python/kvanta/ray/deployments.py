@@ -53,6 +53,11 @@ def engine_app(
     if automatic != (autoscaling_config is not None):
         raise InputError("replicas = auto and autoscaling_config need each other")
     values = EngineOptions.read(arguments)
+    if (values.tensor_parallel_size or 1) != 1:
+        raise InputError(
+            f"tensor_parallel_size = {values.tensor_parallel_size}: not supported with replicas, each of which is one "
+            "process; use 1"
+        )
     actor = {"num_cpus": values.threads or 1, **(ray_actor_options or {})}
     deployment = serve.deployment(EngineReplica).options(
         name="EngineReplica",

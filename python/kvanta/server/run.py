@@ -66,7 +66,7 @@ def serve(model: str, arguments: Mapping[str, Any], options: ServerOptions) -> i
         server = _Server(_uvicorn_config(app, options), front, options.shutdown_timeout)
         with frozen_start(), asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             runner.run(server.serve_model(listener))
-    return 0
+    return 1 if loaded.lost_rank else 0
 
 
 @contextlib.contextmanager
@@ -177,6 +177,9 @@ class _Server(uvicorn.Server):
     async def _pass_warnings_on(self) -> None:
         while True:
             self._log_warnings()
+            if self._front.loaded.lost_rank:  # the engine cannot go on: its requests have failed
+                _log.error("%s", self._front.loaded.lost_rank)
+                return self._signalled()
             await asyncio.sleep(1)
 
     def _log_warnings(self) -> None:

@@ -35,6 +35,16 @@ struct WeightView {
     const int64_t bytes = blocks == BlockFormat::kNone ? in * SizeOf(dtype) : RowBytes(blocks, in);
     return static_cast<const uint8_t*>(data) + StoredRow(row) * bytes;
   }
+  // Rows [first, first + count), whole heads where heads are interleaved.
+  WeightView Rows(int64_t first, int64_t count) const noexcept {
+    if (first == 0 && count == out) return *this;
+    WeightView rows = *this;
+    const int64_t bytes = blocks == BlockFormat::kNone ? in * SizeOf(dtype) : RowBytes(blocks, in);
+    rows.data = static_cast<const uint8_t*>(data) + first * bytes;
+    rows.interleaved_heads = interleaved_heads * count / out;
+    rows.out = count;
+    return rows;
+  }
 };
 
 // Row `row` of the matrix as f32 [view.in], blocks dequantized. The data may be unaligned.

@@ -1,0 +1,43 @@
+"""Process of one rank of tensor parallelism, started by kvanta.tensor_parallel.
+
+Reads one line of JSON, {"config": fields of EngineConfig, "cpus": [...]}, from its standard input, which stays open as
+long as the parent lives.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+
+from kvanta import _core
+
+
+def _end_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+def main() -> int:
+    """Returns the exit status. The parent tells its user why a rank has ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    order = json.loads(sys.stdin.buffer.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if order["cpus"]:
+        os.sched_setaffinity(0, order["cpus"])
+    config = _core.EngineConfig()
+    for name, value in order["config"].items():
+        setattr(config, name, value)
+    try:
+        _core.run_rank(config)
+    except (ValueError, RuntimeError, MemoryError):
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # a thread that waits for the parent must not delay the end

@@ -1,0 +1,64 @@
+// Ranks: processes that compute one model together, each with a part of its weights and of the cache. A communicator
+// moves values between them and never adds any up, so that results do not depend on the number of ranks
+// (docs/adr/0052).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace kvanta::parallel {
+
+inline constexpr int kMaxRanks = 16;
+
+// Division of `count` rows or columns into consecutive parts, one per rank.
+struct Partition {
+  int64_t count = 0;
+  int ranks = 1;
+
+  int64_t Begin(int rank) const noexcept { return count * rank / ranks; }
+  int64_t Size(int rank) const noexcept { return Begin(rank + 1) - Begin(rank); }
+  int RankOf(int64_t index) const noexcept { return static_cast<int>(((index + 1) * ranks - 1) / count); }
+};
+
+// Place of a rank's dense [rows][row_bytes] in a receiver's memory.
+struct Destination {
+  uint8_t* first = nullptr;
+  int64_t rows = 0;
+  int64_t row_bytes = 0;
+  int64_t stride = 0;  // in bytes
+
+  int64_t Bytes() const noexcept { return rows * row_bytes; }
+};
+
+// The only rank: nothing to communicate. Other communicators: gloo_communicator.h. All ranks must make the same calls
+// in the same order. Gathers come back with undefined values after a rank is lost; Check() then tells so.
+class Communicator {
+ public:
+  Communicator() = default;
+  virtual ~Communicator() = default;
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  virtual int Rank() const noexcept { return 0; }
+  virtual int Size() const noexcept { return 1; }
+  bool Alone() const noexcept { return Size() == 1; }
+  Partition Divide(int64_t count) const noexcept { return {count, Size()}; }
+
+  // Every rank gets every rank's bytes, its own included unless they are there already. `to`: one for each rank; `own`
+  // has as many bytes as this rank's says.
+  virtual void AllGather(const void* /*own*/, std::span<const Destination> /*to*/) noexcept {}
+  // The same for rank 0 alone.
+  virtual void Gather(const void* /*own*/, std::span<const Destination> /*to*/) noexcept {}
+  // Gives rank 0's message to the others, which wait for it without limit. Throws ResourceError once a rank is lost.
+  virtual void Broadcast(std::vector<uint8_t>& /*message*/) {}
+  // Throws ResourceError, naming the rank and the reason, once one is lost.
+  virtual void Check() const {}
+
+  // own: f32 [rows][part] dense, this rank's columns -> out: f32 [rows][columns.count] on every rank.
+  void AllGatherColumns(const float* own, int64_t rows, const Partition& columns, float* out) noexcept;
+  // The same for rank 0 alone, whose own columns are in `out` already.
+  void GatherColumns(const float* own, int64_t rows, const Partition& columns, float* out) noexcept;
+};
+
+}  // namespace kvanta::parallel

@@ -1,0 +1,29 @@
+// Ranks on one machine, connected by Gloo over TCP on the loopback interface.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "parallel/communicator.h"
+
+namespace kvanta::parallel {
+
+struct GlooConfig {
+  int rank = 0;
+  int size = 2;
+  std::string folder;     // in which ranks find each other; private to the group
+  std::string identity;   // of build, model and options; all ranks must have the same
+  bool busy_poll = true;  // receives without sleeping: for ranks that have their CPUs to themselves
+};
+
+// Waits until all ranks have joined. Throws InputError for ranks that differ, and ResourceError for one that does not
+// come.
+std::unique_ptr<Communicator> JoinGloo(const GlooConfig& config);
+
+// The reason for which JoinGloo fails in this build; empty: it can succeed.
+std::string MissingForGloo();
+
+// Writes the reason for which a rank ends, which the others then report.
+void ReportLostRank(const std::string& folder, int rank, const std::string& reason) noexcept;
+
+}  // namespace kvanta::parallel

@@ -1,0 +1,45 @@
+// Steps of rank 0's runner, which the other ranks repeat with their parts of the model and of the cache.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "attention/backend.h"
+#include "base/cpu_scope.h"
+#include "cache/page_pool.h"
+#include "parallel/communicator.h"
+
+namespace kvanta::runner {
+
+struct RunItem;
+class Runner;
+
+// Sends steps from rank 0. The records of `pool` have the same numbers in all ranks (cache::PagePoolConfig). Send
+// methods throw ResourceError once a rank is lost.
+class StepSender {
+ public:
+  StepSender(parallel::Communicator& ranks, cache::PagePool& pool) : ranks_(ranks), pool_(pool) {}
+  ~StepSender();  // ends the others' FollowSteps
+  StepSender(const StepSender&) = delete;
+  StepSender& operator=(const StepSender&) = delete;
+
+  void SendForward(std::span<const RunItem> items);
+  void SendLogits(int64_t first, int64_t count);
+  // CPUs of the thread that made this object. Steps stay on them: on another rank's CPU, a thread would have to wait
+  // for one that polls for its results.
+  const CpuSet& Cpus() const noexcept { return cpus_; }
+  // Throws ResourceError if a rank was lost in a step.
+  void Check() const { ranks_.Check(); }
+
+ private:
+  parallel::Communicator& ranks_;
+  cache::PagePool& pool_;
+  const CpuSet cpus_;
+  std::vector<uint8_t> message_;
+};
+
+// Repeats rank 0's steps until its StepSender ends. Throws what the steps throw, and ResourceError once a rank is lost.
+void FollowSteps(parallel::Communicator& ranks, cache::PagePool& pool, Runner& runner, attention::Backend& backend);
+
+}  // namespace kvanta::runner

@@ -1,0 +1,146 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "kvanta/error.h"
+#include "parallel/gloo_communicator.h"
+
+namespace kvanta::parallel {
+namespace {
+
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+TEST(Partition, PartsAreConsecutiveAndRankOfInvertsThem) {
+  for (const int64_t count : {1, 2, 7, 16, 1000}) {
+    for (int ranks = 1; ranks <= 5; ++ranks) {
+      const Partition partition{count, ranks};
+      EXPECT_EQ(partition.Begin(0), 0);
+      EXPECT_EQ(partition.Begin(ranks), count);
+      for (int64_t index = 0; index < count; ++index) {
+        const int rank = partition.RankOf(index);
+        EXPECT_LE(partition.Begin(rank), index);
+        EXPECT_LT(index, partition.Begin(rank + 1)) << count << " " << ranks;
+      }
+    }
+  }
+}
+
+// Ranks as threads of this process.
+class Ranks : public testing::TestWithParam<bool> {
+ protected:
+  Ranks() {
+    std::string name = testing::TempDir() + "ranks-XXXXXX";
+    folder_ = mkdtemp(name.data());
+  }
+  ~Ranks() override { std::filesystem::remove_all(folder_); }
+
+  GlooConfig ConfigOf(int rank, int size) const {
+    return {.rank = rank, .size = size, .folder = folder_, .identity = "model = a\n", .busy_poll = GetParam()};
+  }
+
+  void Run(int size, const std::function<void(Communicator&)>& body) const {
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < size; ++rank) {
+      threads.emplace_back([this, rank, size, &body] { body(*JoinGloo(ConfigOf(rank, size))); });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  std::string folder_;
+};
+
+// Values that tell rank, row and column apart.
+float Value(int64_t row, int64_t column) {
+  return static_cast<float>(row * 100000 + column);
+}
+
+std::vector<float> OwnColumns(const Communicator& ranks, int64_t rows, const Partition& columns) {
+  std::vector<float> own;
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t column = columns.Begin(ranks.Rank()); column < columns.Begin(ranks.Rank() + 1); ++column) {
+      own.push_back(Value(row, column));
+    }
+  }
+  return own;
+}
+
+std::vector<float> AllColumns(int64_t rows, int64_t count) {
+  return OwnColumns(Communicator(), rows, {count, 1});
+}
+
+TEST_P(Ranks, GatherColumnsOfAnySize) {
+  Run(3, [](Communicator& ranks) {
+    // Parts of different sizes, empty ones, and rows that cross messages.
+    for (const auto& [rows, count] : std::vector<std::pair<int64_t, int64_t>>{{1, 8}, {1, 2}, {5, 7}, {33, 5003}}) {
+      const Partition columns = ranks.Divide(count);
+      const std::vector<float> own = OwnColumns(ranks, rows, columns);
+      std::vector<float> all(static_cast<size_t>(rows * count));
+      ranks.AllGatherColumns(own.data(), rows, columns, all.data());
+      EXPECT_EQ(all, AllColumns(rows, count));
+      std::vector<float> root(all.size());
+      if (ranks.Rank() == 0) {
+        for (int64_t row = 0; row < rows; ++row) {
+          std::copy_n(all.data() + row * count, columns.Size(0), root.data() + row * count);
+        }
+      }
+      ranks.GatherColumns(own.data(), rows, columns, root.data());
+      EXPECT_EQ(root, ranks.Rank() == 0 ? all : std::vector<float>(all.size()));
+    }
+    ranks.Check();
+  });
+}
+
+TEST_P(Ranks, BroadcastMessagesOfAnyLength) {
+  Run(3, [](Communicator& ranks) {
+    for (const size_t bytes : {0, 1, 4088, 4089, 100000}) {
+      std::vector<uint8_t> expected(bytes);
+      std::iota(expected.begin(), expected.end(), uint8_t{1});
+      std::vector<uint8_t> message = ranks.Rank() == 0 ? expected : std::vector<uint8_t>{9};
+      ranks.Broadcast(message);
+      EXPECT_EQ(message, expected);
+    }
+  });
+}
+
+TEST_P(Ranks, ALostRankIsNamed) {
+  Run(2, [this](Communicator& ranks) {
+    if (ranks.Rank() == 1) return ReportLostRank(folder_, 1, "out of memory");
+    const std::vector<float> own(4);
+    std::vector<float> all(8);
+    ranks.AllGatherColumns(own.data(), 1, ranks.Divide(8), all.data());
+    const std::string lost = "rank 1 of 2 is lost, and the engine ends: out of memory";
+    EXPECT_THAT([&] { ranks.Check(); }, ThrowsMessage<ResourceError>(HasSubstr(lost)));
+    std::vector<uint8_t> message;
+    EXPECT_THAT([&] { ranks.Broadcast(message); }, ThrowsMessage<ResourceError>(HasSubstr(lost)));
+  });
+}
+
+TEST_P(Ranks, ThatDifferDoNotJoin) {
+  std::thread other([this] {
+    GlooConfig config = ConfigOf(1, 2);
+    config.identity = "model = b\n";
+    EXPECT_THAT([&] { JoinGloo(config); }, ThrowsMessage<InputError>(HasSubstr("model = ")));
+  });
+  EXPECT_THAT([&] { JoinGloo(ConfigOf(0, 2)); },
+              ThrowsMessage<InputError>(HasSubstr("rank 1 of 2 has model = b, and rank 0 has model = a")));
+  other.join();
+}
+
+TEST_P(Ranks, OneThatEndsBeforeItJoins) {
+  ReportLostRank(folder_, 1, "no memory");
+  EXPECT_THAT([&] { JoinGloo(ConfigOf(0, 2)); }, ThrowsMessage<ResourceError>(HasSubstr("rank 1 of 2 is lost")));
+}
+
+INSTANTIATE_TEST_SUITE_P(BusyPoll, Ranks, testing::Bool());
+
+}  // namespace
+}  // namespace kvanta::parallel

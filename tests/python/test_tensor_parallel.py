@@ -1,0 +1,206 @@
+"""Tensor parallelism: the bits of one process, with each rank's part of weights and cache; ranks that are lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import quantized_checkpoints as layouts
+import tiny_models
+import torch
+from gguf_models import encode
+from numpy.typing import NDArray
+from test_server_process import SMALL, serving
+from tiny_checkpoints import write_checkpoint
+from tiny_gguf import TinyModel, write_gguf
+
+from kvanta import LLM, InputError, ResourceError, SamplingParams
+
+TOKENS = np.random.default_rng(5).integers(3, tiny_models.VOCAB, 90).astype(np.int32)
+PARAMS = SamplingParams(max_tokens=12, temperature=1.0, seed=3, logprobs=4, ignore_eos=True)
+FOUR = {"num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 256}
+
+
+def saved(architecture: str, folder: Path, **settings: Any) -> Path:
+    tiny_models.save(tiny_models.make_model(architecture, **FOUR, **settings), folder, torch.bfloat16)
+    return folder
+
+
+def quantized(folder: Path, layout: str) -> Path:
+    source = saved("Llama", folder / "source", intermediate_size=192)
+    layouts.write(source, folder / "quantized", folder / "twin", layouts.LAYOUTS[layout])
+    return folder / "quantized"
+
+
+def blocks(folder: Path, kind: str) -> Path:
+    """A GGUF file, whose rows of q and k are in llama.cpp's order."""
+    model = TinyModel(heads=8, kv_heads=4, head_dim=32, ffn=256, vocab=tiny_models.VOCAB + 205)
+    path = folder / "model.gguf"
+    return write_gguf(path, model, model.weights(), kind=gguf.GGMLQuantizationType[kind], encode=encode)
+
+
+def scale_file(folder: Path) -> Path:
+    """Scales, means and outliers that differ between KV heads."""
+    path = saved("Llama", folder / "model")
+    heads = {
+        "k_scale": [0.5, 0.25, 2.0, 1.0],
+        "v_scale": [1.0, 4.0, 0.5, 0.125],
+        "k_mean": np.random.default_rng(1).normal(size=(4, 32)).round(3).tolist(),
+        "k_outliers": [[0, 3], [1, 2], [5, 15], [7, 8]],
+    }
+    scales = {
+        "kvanta_kv_scales": 1,
+        "model": {"architecture": "LlamaForCausalLM", "layers": tiny_models.LAYERS, "kv_heads": 4, "head_dim": 32},
+        "granularity": "head",
+        "layers": {str(layer): heads for layer in range(int(tiny_models.LAYERS))},
+    }
+    (folder / "scales.json").write_text(json.dumps(scales))
+    return path
+
+
+# Each: a checkpoint, and options. Together all kinds of weights and of caches that ranks divide.
+CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
+    "Llama": (lambda folder: saved("Llama", folder), {"kv_cache_dtype": "int4+hadamard"}),
+    "Qwen2": (lambda folder: saved("Qwen2", folder), {"weight_dtype": "int8", "kv_cache_dtype": "kivi4"}),
+    "Qwen3": (lambda folder: saved("Qwen3", folder, tie_word_embeddings=True), {"kv_cache_dtype": "int8"}),
+    "Phi3": (lambda folder: saved("Phi3", folder), {"weight_dtype": "int4", "kv_cache_dtype": "t4"}),
+    "Gemma2": (lambda folder: saved("Gemma2", folder), {"dtype": "float32", "kv_cache_dtype": "k=int8,v=int4"}),
+    "Gemma3": (lambda folder: saved("Gemma3", folder), {"kv_cache_dtype": "kivi2"}),
+    "Q8_0": (lambda folder: blocks(folder, "Q8_0"), {}),
+    "Q4_K": (lambda folder: blocks(folder, "Q4_K"), {"kv_cache_dtype": "int4"}),
+    "AWQ": (lambda folder: quantized(folder, "awq"), {}),
+    "FP8": (lambda folder: quantized(folder, "ct_fp8_channel"), {"kv_cache_dtype": "nvfp4"}),
+    "scales": (scale_file, {"kv_cache_dtype": "k=fp8_e4m3+mean+outliers=2,v=fp8_e4m3"}),
+}
+
+
+def run(model: Path, size: int, **options: Any) -> tuple[NDArray[np.float32], list[Any], list[Any]]:
+    """Logits of a text, and tokens and log-probabilities of requests that share steps and a prefix."""
+    llm = LLM(
+        model,
+        tokenizer="stories260k",
+        tensor_parallel_size=size,
+        max_model_len=160,
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        block_size=32,
+        kv_cache_memory_bytes=1 << 22,
+        threads=1,
+        **options,
+    )
+    prompts = [{"prompt_token_ids": TOKENS[:count].tolist()} for count in (70, 33, 5, 1)]
+    outputs = [output.outputs[0] for output in llm.generate(prompts, PARAMS)]
+    found = llm.logits(TOKENS), [output.token_ids for output in outputs], [output.logprobs for output in outputs]
+    children = list(llm._loaded._ranks.processes) if llm._loaded._ranks else []
+    assert len(children) == size - 1
+    del llm
+    for child in children:
+        assert child.wait(10) == 0
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_give_the_bits_of_one_process(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVANTA_HOME", str(tmp_path / "home"))
+    make, options = CASES[case]
+    model = make(tmp_path)
+    if case == "scales":
+        options = {**options, "quantization_param_path": str(tmp_path / "scales.json")}
+    logits, tokens, logprobs = run(model, 1, **options)
+    for size in (2, 4):
+        found = run(model, size, **options)
+        np.testing.assert_array_equal(found[0].view(np.uint32), logits.view(np.uint32))
+        assert found[1:] == (tokens, logprobs)
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "reason"),
+    [
+        ({"num_key_value_heads": 3, "num_attention_heads": 3}, {}, "the 3 KV heads of LlamaForCausalLM .* 1, 3 do"),
+        ({}, {"tensor_parallel_size": 17}, "tensor_parallel_size = 17: must be between 1 and 16"),
+        (
+            {},
+            {"tensor_parallel_size": 3},
+            "the 2 KV heads of LlamaForCausalLM do not divide among so many ranks; 1, 2 do",
+        ),
+        ({}, {"tensor_parallel_size": 0}, "tensor_parallel_size = 0: must be between 1 and 16"),
+        ({}, {"kv_cache_dir": "pages"}, "tensor_parallel_size = 2: not supported with kv_cache_dir"),
+        ({}, {"kv_store": "redis://127.0.0.1:1"}, "tensor_parallel_size = 2: not supported with kv_store"),
+        ({}, {"quality_sample_rate": 0.5}, "not supported with quality_sample_rate"),
+        ({}, {"calculate_kv_scales": True}, "not supported with calculate_kv_scales"),
+    ],
+)
+def test_what_ranks_cannot_divide_is_refused(
+    settings: dict[str, Any], options: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    model = write_checkpoint(tmp_path / "model", **settings)
+    with pytest.raises(InputError, match=reason):
+        LLM(model, **{"tensor_parallel_size": 2, **options})
+
+
+@pytest.mark.parametrize("architecture", ["DeepseekV3", "Qwen3Moe", "Qwen3_5", "Olmo2"])
+def test_architectures_without_a_division_are_refused(architecture: str, tmp_path: Path) -> None:
+    tiny_models.save(tiny_models.make_model(architecture), tmp_path, torch.bfloat16)
+    with pytest.raises(InputError, match="which are not divided among ranks yet; use 1"):
+        LLM(tmp_path, tokenizer="stories260k", tensor_parallel_size=2)
+
+
+def test_each_rank_has_its_part_of_weights_and_cache() -> None:
+    whole = LLM("stories260k", threads=1, kv_cache_memory_bytes=1 << 22)
+    part = LLM("stories260k", threads=1, kv_cache_memory_bytes=1 << 22, tensor_parallel_size=2)
+    assert part.stats()["weight_bytes"] <= 0.55 * whole.stats()["weight_bytes"]
+    page, whole_page = (llm.stats()["groups"][0]["page_bytes"] for llm in (part, whole))
+    assert 2 * page == whole_page
+
+
+def test_a_rank_that_is_killed_ends_the_engine() -> None:
+    llm = LLM("stories260k", threads=1, kv_cache_memory_bytes=1 << 22, tensor_parallel_size=2)
+    ranks = llm._loaded._ranks
+    assert ranks is not None
+    stream = llm.stream("Once upon a time", SamplingParams(max_tokens=400, ignore_eos=True))
+    next(stream)
+    os.kill(ranks.processes[0].pid, signal.SIGKILL)
+    start = time.monotonic()
+    lost = "rank 1 of 2 is lost, and the engine ends: its process was ended by SIGKILL"
+    with pytest.raises(ResourceError, match=lost):
+        list(stream)
+    with pytest.raises(ResourceError, match=lost):  # nor is anything else served
+        llm.generate("Once upon a time", SamplingParams(max_tokens=4))
+    assert time.monotonic() - start < 5
+    assert "SIGKILL" in llm._loaded.lost_rank
+
+
+def test_ranks_end_with_their_parent() -> None:
+    script = (
+        "import kvanta, time; llm = kvanta.LLM('stories260k', tensor_parallel_size=2, threads=1);"
+        "print(llm._loaded._ranks.processes[0].pid, flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{child}").exists()
+
+
+def test_a_server_ends_with_a_rank() -> None:
+    log: list[str] = []
+    with serving("stories260k", *SMALL, "-tp", "2", log=log) as (process, client):
+        assert client.post("/v1/completions", json={"prompt": "Once", "max_tokens": 4}).status_code == 200
+        (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(child), signal.SIGKILL)
+        assert process.wait(10) == 1
+    assert any("ERROR rank 1 of 2 is lost: its process was ended by SIGKILL" in line for line in log)

@@ -313,6 +313,20 @@ TABLES = {
             ("times of their prefill", "times", ".2f"),
         ),
     ),
+    "tensor-parallel": Table(
+        "benchmarks/tensor_parallel.py llama-1b.gguf --json docs/results/tensor-parallel.json",
+        "rows",
+        (
+            ("processes", "ranks", "d"),
+            ("threads of each", "threads_of_each", "d"),
+            ("prompt tokens/s", "prompt_tokens_per_s", ",.0f"),
+            ("times", "times.prompt_tokens_per_s", ".2f"),
+            ("generated tokens/s", "tokens_per_s", ".1f"),
+            ("times", "times.tokens_per_s", ".2f"),
+            ("weights in each (MiB)", "weights_mib", ",.0f"),
+            ("memory of the largest (MiB)", "largest_pss_mib", ",.0f"),
+        ),
+    ),
     "vllm-cpu": Table(
         "benchmarks/vllm_cpu.py --vllm V --vllm-threads 0-1 --pairs 1 --json docs/results/vllm-cpu.json",
         "rows",

@@ -77,7 +77,7 @@ MALFORMED = (
     _malformed(GENERATE, '{"text": ' + _list(20_000, '"a"') + ', "sampling_params": [{}]}'),
 )
 COSTLY = (
-    Attack(COMPLETIONS, b'{"prompt": "a", "max_tokens": 1, "x": ' + _list(6000, "9" * 600).encode() + b"}", 200),
+    Attack(COMPLETIONS, b'{"prompt": "a", "max_tokens": 1, "x": ' + _list(1000, "9" * 600).encode() + b"}", 200),
     _proper(COMPLETIONS, prompt="a", n=8, logprobs=20, stop=["a" * 1000 + chr(256 + i) for i in range(64)], **_SHORT),
     _proper(COMPLETIONS, prompt=[5] * 200, prompt_logprobs=20, n=4, **_SHORT),
     _proper(COMPLETIONS, prompt="a", guided_choice=[f"word{index}" for index in range(2000)], **_SHORT),

@@ -38,15 +38,19 @@ size_t StringEnd(std::string_view text, size_t at) {
   return text.size();
 }
 
-// Lists and objects, fields, commas, digits, and signs of fractions, all outside of strings.
+constexpr int kShortNumber = 19;  // digits that are free: an integer of 64 bits
+
+// Lists and objects, fields, commas, digits of long numbers, and signs of fractions, all outside of strings.
 std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t> CountJson(std::string_view text) {
   static constexpr std::array<Kind, 256> kKindOf = Kinds();
   std::array<int64_t, kKinds> counts{};
   Kind before = kOther;
+  int64_t digits = 0;  // of this number so far
   for (size_t at = 0; at < text.size();) {
     const Kind kind = kKindOf[static_cast<unsigned char>(text[at++])];
     if (kind == kFraction && before != kDigit) continue;  // true, false
-    ++counts[kind];
+    digits = kind == kDigit ? digits + 1 : 0;
+    if (kind != kDigit || digits > kShortNumber) ++counts[kind];
     if (kind == kQuote) at = StringEnd(text, at);
     before = kind;
   }
@@ -64,8 +68,9 @@ void BindJsonCounts(nb::module_& module) {
         return CountJson(view);
       },
       nb::arg("text"),
-      "Lists and objects, fields, commas, digits, and signs of fractions (. e E) outside of strings. Other threads run "
-      "meanwhile. The text may be anything.");
+      "Lists and objects, fields, commas, digits behind the 19th of a number, and signs of fractions (. e E) outside "
+      "of "
+      "strings. Other threads run meanwhile. The text may be anything.");
 }
 
 }  // namespace kvanta::python
